@@ -11,7 +11,7 @@ first, in the norm; what is further off than CLOSE is not timed.  Gates are slow
 
 A call is timed by events on each GPU.  Ahead of it, every stream waits long enough for the host to issue the call, and
 then for all the others, by a small all-reduce.  A call lasts as long as on its slowest rank; milliseconds, medians.
-`map` and `map_bwd` are the maps of a rank's tokens alone: what several GPUs compute and one does not.  `send` is the
+`map` and `map_bwd` are what a rank in the middle computes beyond its own tokens' forward and backward.  `send` is the
 all-gather of the maps.
 """
 
@@ -159,7 +159,7 @@ def sides_of(device: torch.device, offsets: Tensor, fla: bool) -> dict[str, Side
 
 
 def maps(rank: Rank, mine: dict[str, Tensor], do: Tensor) -> Row:
-    """What a rank in the middle computes beyond its own tokens' forward and backward, and the all-gather of one map."""
+    """The maps of a rank's tokens alone, and the all-gather of one map."""
     inputs = Inputs(**mine)
     problem = problem_of(Call("chunk_kda", inputs, Options(scale=mine["k"].shape[-1] ** -0.5, **GATE)))
     context = kda.parallel.build_cp_context(torch.tensor([0, rank.world * do.shape[1]], device=rank.device))
@@ -167,7 +167,7 @@ def maps(rank: Rank, mine: dict[str, Tensor], do: Tensor) -> Row:
     both = torch.cat([one.M, one.added], -1)
     return {
         "map": rank.milliseconds(lambda: segment_map(problem, inputs, "auto", True)),
-        "map_bwd": rank.milliseconds(lambda: segment_map_bwd(problem, inputs, do, None, "auto", True)),
+        "map_bwd": rank.milliseconds(lambda: segment_map_bwd(problem, inputs, do, None, "auto")),
         "send": rank.milliseconds(lambda: exchange.gather(context, both, "chunk_kda")),
         "bytes": both.nbytes,
     }

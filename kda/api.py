@@ -530,7 +530,7 @@ def _keeps_nothing(device: str, settings: tuple, K: int, V: int, *dtypes: torch.
     shapes = dict(q=(*rows, heads, K), k=(*rows, heads, K), v=(*rows, heads, V), g=(*rows, heads, K),
                   beta=(*rows, heads), A_log=(heads,), dt_bias=(heads * K,), initial_state=state,
                   cu_seqlens=offsets, cu_seqlens_cpu=offsets)  # fmt: skip
-    outlines = [dtype and Outline(shapes[name], dtype, device)
+    outlines = [Outline(shapes[name], dtype, device) if dtype else None
                 for name, dtype in zip(autograd.INPUTS, dtypes, strict=True)]  # fmt: skip
     try:
         return what_is_kept(problem_of_outlines(outlines, options), backend_asked(options.backend)) is Save.NOTHING

@@ -40,11 +40,9 @@ class Launcher(Protocol):
         x.initial_state if given; without `transition` M is meaningless.  Of backends whose `maps` have
         "forward"."""
 
-    def segment_map_bwd(
-        self, p: Problem, x: Inputs, do: Tensor, dht: Tensor | None, transition: bool
-    ) -> SegmentSummary:
-        """The same for the gradient of a state, M transposed; `added` is the gradient of the initial state, from dht
-        (1, HV, K, V) if given.  No other gradient is computed.  Of backends whose `maps` have "backward"."""
+    def segment_map_bwd(self, p: Problem, x: Inputs, do: Tensor, dht: Tensor | None) -> Tensor:
+        """The gradient of the state that enters that sequence, (1, HV, K, V) in float32, from dht (1, HV, K, V) if
+        given.  No other gradient is computed.  Of backends whose `maps` have "backward"."""
 
     def prefill(self, p: Problem, x: Inputs) -> Tensor:
         """o of a forward from and to slots of a pool, x.initial_state.  Of backends whose rules let such calls pass."""

@@ -44,7 +44,8 @@ def segment_map(p: Problem, x: Inputs, asked: str, transition: bool) -> SegmentS
     """
     p = problem_of_piece(p, x.q.shape[1], x.initial_state is not None)
     if p.T == 0:
-        return _nothing(p, x, x.initial_state)
+        eye = torch.eye(p.K, dtype=wide_of(p), device=x.q.device).expand(1, p.HV, p.K, p.K)
+        return SegmentSummary(eye, _zeros(p, x, p.V) if x.initial_state is None else x.initial_state)
     backend = choose(p, asked).backend
     with autocast_off(x.q):
         if "forward" in capability(backend).maps:
@@ -54,29 +55,25 @@ def segment_map(p: Problem, x: Inputs, asked: str, transition: bool) -> SegmentS
     return SegmentSummary(M, added)
 
 
-def segment_map_bwd(
-    p: Problem, x: Inputs, do: Tensor, dht: Tensor | None, asked: str, transition: bool
-) -> SegmentSummary:
-    """The mirror: how the piece maps the gradient of its final state, for do (1, T, HV, V); M is transposed.
+def segment_map_bwd(p: Problem, x: Inputs, do: Tensor, dht: Tensor | None, asked: str) -> Tensor:
+    """The gradient (1, HV, K, V) of the state that enters the piece, for do (1, T, HV, V) and `dht` (1, HV, K, V).
 
-    Given `dht` (1, HV, K, V), `added` is the gradient of the state that enters.
+    The piece maps a gradient dS of its final state to M^T dS + this, with the M of `segment_map`.
     """
     p = _mirrored(problem_of_piece(p, x.q.shape[1], state=True))
     if p.T == 0:
-        return _nothing(p, x, dht)
+        return _zeros(p, x, p.V) if dht is None else dht
     backend = choose(p, asked).backend                                         # the backend of the backward
     with autocast_off(x.q):
         if "backward" in capability(backend).maps:
-            return launcher(backend).segment_map_bwd(p, x, do, dht, transition)
+            return launcher(backend).segment_map_bwd(p, x, do, dht)
         y, M = _from_identity(p, x, asked)
         added = _zeros(p, x, p.V)
         exact = torch.float32 if p.dtype in ("bfloat16", "float16") else torch.float64
         for i in range(0, p.T, ROWS):
             rows, gradients = (t[0, i:i + ROWS].to(exact).transpose(0, 1) for t in (y, do))
             added += (rows.mT @ gradients).to(added.dtype)
-    if dht is not None:
-        added = fold([SegmentSummary(M.mT, added)], dht)
-    return SegmentSummary(M.mT, added, transposed=True)
+    return added if dht is None else fold([SegmentSummary(M.mT, added)], dht)
 
 
 def _mirrored(p: Problem) -> Problem:
@@ -123,11 +120,6 @@ def _from_identity(p: Problem, x: Inputs, asked: str) -> tuple[Tensor, Tensor]:
 
 def _identity(p: Problem) -> Problem:
     return dataclasses.replace(p, direction="forward", V=p.K, state_dtype=_name(wide_of(p)))
-
-
-def _nothing(p: Problem, x: Inputs, S: Tensor | None) -> SegmentSummary:
-    eye = torch.eye(p.K, dtype=wide_of(p), device=x.q.device).expand(1, p.HV, p.K, p.K)
-    return SegmentSummary(eye, _zeros(p, x, p.V) if S is None else S)
 
 
 def _zeros(p: Problem, x: Inputs, columns: int) -> Tensor:

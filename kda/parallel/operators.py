@@ -1,7 +1,8 @@
 """torch.ops.kda.parallel_forward and parallel_backward: chunk_kda on a rank, with its exchanges.
 
 They have the arguments of `chunk_forward` and `chunk_backward`, always initial states, and a context's handle. The
-forward also returns `entering`, the states that entered the rank's parts, for the backward:
+forward also returns `carried`, (parts, HV, K, K + V), for the backward: beside the state that entered each part, M of
+the part if one sequence spans it, because the backward's map of it is M^T.
 
   forward   maps of the parts' last sequences -> all-gather -> states entering the first ones -> the ordinary forward
   backward  mirrored maps of the first ones   -> all-gather -> gradients after the last ones -> the ordinary backward
@@ -99,16 +100,18 @@ def _forward(*arguments: Any):
     rank = _rank(handle, call, "forward")
     context = rank.context
     _agree(rank)
+    own: list[SegmentSummary | None] = [None] * context.num_parts
     if context.exchange == "hops":
         entering, out = _hop_forward(rank, Save(word))
     else:
-        entering = _entering(rank)
+        if context.crosses:
+            own = [_map_of(rank, part) for part in context.parts]
+        entering = _entering(rank, own)
         out = autograd.forward(_with_states(rank, entering), Save(word))
     q, o = call.inputs.q, call.options
-    kept = torch.cat([entering.get(part.first, _no_state(rank)) for part in context.parts])
     empty = autograd.or_empty
     ht = out.final_state if o.output_final_state else None
-    return out.o, empty(ht, q), empty(out.h, q), kept, list(out.saved or ())
+    return out.o, empty(ht, q), empty(out.h, q), _carried(rank, own, entering), list(out.saved or ())
 
 
 def _agree(rank: Rank) -> None:
@@ -126,9 +129,9 @@ def _meaning(p: Problem) -> str:
     return ", ".join(words + [word for word, given in flags.items() if given])
 
 
-def _no_state(rank: Rank) -> Tensor:
+def _no_state(rank: Rank, columns: int | None = None) -> Tensor:
     p = rank.problem
-    return rank.call.inputs.q.new_zeros(1, p.HV, p.K, p.V, dtype=rank.wide)
+    return rank.call.inputs.q.new_zeros(1, p.HV, p.K, columns or p.V, dtype=rank.wide)
 
 
 def _with_states(rank: Rank, entering: dict[int, Tensor], **others: Any) -> Call:
@@ -137,20 +140,32 @@ def _with_states(rank: Rank, entering: dict[int, Tensor], **others: Any) -> Call
     return rank.call._replace(inputs=rank.call.inputs._replace(initial_state=h0), **others)
 
 
-def _entering(rank: Rank) -> dict[int, Tensor]:
+def _map_of(rank: Rank, part: Part) -> SegmentSummary | None:
+    """How a part maps the state that enters its last sequence, if that continues on another rank."""
+    if not part.after:
+        return None
+    begun = part.last == part.first and part.before                            # on another rank
+    h0 = None if begun else rank.row(rank.call.inputs.initial_state, part.last)
+    _, x = rank.pieces(part, first=False, h0=h0)
+    return maps.segment_map(rank.problem, x, rank.asked, transition=part.spanned)
+
+
+def _carried(rank: Rank, own: Sequence[SegmentSummary | None], entering: dict[int, Tensor]) -> Tensor:
+    """What the backward needs again, of each part."""
+    K, parts = rank.problem.K, rank.context.parts
+    carried = torch.cat([torch.cat([_no_state(rank, K), entering.get(part.first, _no_state(rank))], -1)
+                         for part in parts])  # fmt: skip
+    for row, part, m in zip(carried, parts, own, strict=True):
+        if m is not None and part.spanned:
+            row[..., :K] = m.M[0]
+    return carried
+
+
+def _entering(rank: Rank, mine: Sequence[SegmentSummary | None]) -> dict[int, Tensor]:
     """The states (1, HV, K, V) that enter this rank's parts, by the sequence that they enter."""
     context = rank.context
     if not context.crosses:
         return {}
-    mine: list[Any] = []
-    for part in context.parts:
-        if not part.after:
-            mine.append(None)
-            continue
-        begun = part.last == part.first and part.before                        # on another rank
-        h0 = None if begun else rank.row(rank.call.inputs.initial_state, part.last)
-        _, x = rank.pieces(part, first=False, h0=h0)
-        mine.append(maps.segment_map(rank.problem, x, rank.asked, transition=part.spanned))
     if context.exchange in ONE_BY_ONE:
         (part,), (own,) = context.parts, mine
         came = ONE_BY_ONE[context.exchange](rank, part.before[::-1], part.after, own, part.spanned)
@@ -159,7 +174,7 @@ def _entering(rank: Rank) -> dict[int, Tensor]:
     return {part.first: _folded(rank, found, part.before) for part in context.parts if part.before}
 
 
-def _gathered(rank: Rank, mine: list[SegmentSummary | None]) -> Tensor:
+def _gathered(rank: Rank, mine: Sequence[SegmentSummary | None]) -> Tensor:
     """The maps of all ranks' parts, (parts, HV, K, K + V): M beside added."""
     p = rank.problem
     message = rank.call.inputs.q.new_zeros(len(mine), p.HV, p.K, p.K + p.V, dtype=rank.wide)
@@ -178,16 +193,17 @@ def _folded(rank: Rank, found: Tensor, numbers: tuple[int, ...]) -> Tensor:
 
 
 def _backward(*arguments: Any):
-    *args, do, dht, entering, saved, _, handle = arguments
+    *args, do, dht, carried, saved, _, handle = arguments
     call = autograd.call_of(args, OP, do=do, dht=dht)  # type: ignore[arg-type]
     rank = _rank(handle, call, "backward")
     context = rank.context
     _agree(rank)
-    entered = {part.first: x.unsqueeze(0) for part, x in zip(context.parts, entering) if part.before}
+    K = rank.problem.K
+    entered = {part.first: row[None, ..., K:] for part, row in zip(context.parts, carried) if part.before}
     if context.exchange == "hops":
         grads = _hop_backward(rank, entered, saved)
     else:
-        behind = _behind(rank)
+        behind = _behind(rank, carried[..., :K].mT)
         if behind:
             dht = rank.with_rows(torch.zeros_like(call.inputs.initial_state) if dht is None else dht, behind)
         grads = autograd.backward(_with_states(rank, entered, dht=dht), saved)
@@ -196,20 +212,23 @@ def _backward(*arguments: Any):
     return tuple(autograd.or_empty(x, call.inputs.q) for x in grads)
 
 
-def _behind(rank: Rank) -> dict[int, Tensor]:
-    """The gradients (1, HV, K, V) of the states that leave this rank's parts, by the sequence that they leave."""
+def _behind(rank: Rank, transposed: Tensor) -> dict[int, Tensor]:
+    """The gradients (1, HV, K, V) of the states that leave this rank's parts, by the sequence that they leave.
+
+    `transposed` is M^T of the parts that one sequence spans, (parts, HV, K, K).
+    """
     context, call = rank.context, rank.call
     if not context.crosses:
         return {}
-    mine: list[Any] = []
-    for part in context.parts:
+    mine: list[SegmentSummary | None] = []
+    for part, M in zip(context.parts, transposed):
         if not part.before:
             mine.append(None)
             continue
         tokens, x = rank.pieces(part, first=True)
         do = torch.zeros_like(x.v) if call.do is None else call.do[:, tokens]
-        dht = rank.row(call.dht, part.first)
-        mine.append(maps.segment_map_bwd(rank.problem, x, do, dht, rank.asked, transition=part.spanned))
+        added = maps.segment_map_bwd(rank.problem, x, do, rank.row(call.dht, part.first), rank.asked)
+        mine.append(SegmentSummary(M[None], added, transposed=True))
     if context.exchange in ONE_BY_ONE:
         (part,), (own,) = context.parts, mine
         came = ONE_BY_ONE[context.exchange](rank, part.after, part.before[::-1], own, part.spanned)
@@ -295,7 +314,7 @@ def _forward_fake(*arguments: Any):
     o, ht, h, saved = autograd.chunk_forward_fake(*args, word)
     c = autograd.call_of(args)  # type: ignore[arg-type]
     dtype = autograd.wide_dtype(o.dtype)
-    return o, ht, h, o.new_empty(parts, c.HV, c.K, c.V, dtype=dtype), saved
+    return o, ht, h, o.new_empty(parts, c.HV, c.K, c.K + c.V, dtype=dtype), saved
 
 
 def _backward_fake(*arguments: Any):
@@ -305,21 +324,21 @@ def _backward_fake(*arguments: Any):
 
 def _setup(ctx: Any, inputs: tuple, output: tuple) -> None:
     *args, _, parts, handle = inputs
-    *_, entering, saved = output
+    *_, carried, saved = output
     tensors, options = args[: len(INPUTS)], Options(**dict(zip(OPTIONS, args[len(INPUTS):])))
-    ctx.mark_non_differentiable(entering, *saved)
+    ctx.mark_non_differentiable(carried, *saved)
     asked = backend_of_backward(backend_asked(options.backend))
     ctx.options, ctx.parts = options._replace(backend=asked), parts
     ctx.set_materialize_grads(False)
-    ctx.save_for_backward(*tensors, handle, entering, *saved)
+    ctx.save_for_backward(*tensors, handle, carried, *saved)
 
 
 def _link(ctx: Any, do: Tensor | None, dht: Tensor | None, *_: Any):
     kept = ctx.saved_tensors                                                   # a checkpoint returns them only once
-    tensors, (handle, entering, *saved) = kept[: len(INPUTS)], kept[len(INPUTS):]
+    tensors, (handle, carried, *saved) = kept[: len(INPUTS)], kept[len(INPUTS):]
     options = [getattr(ctx.options, name) for name in OPTIONS]
     grads = torch.ops.kda.parallel_backward(
-        *tensors, *options, do, autograd.or_none(dht), entering, saved, ctx.parts, handle
+        *tensors, *options, do, autograd.or_none(dht), carried, saved, ctx.parts, handle
     )
     found = [x if need else None for x, need in zip(grads, ctx.needs_input_grad)]
     return *found, *[None] * (len(ctx.needs_input_grad) - len(found))
@@ -332,7 +351,7 @@ def _register() -> None:
         f"parallel_forward({chunk}, str save, {of_context}) -> "
         "(Tensor, Tensor, Tensor, Tensor, Tensor[])":
             (_forward, _forward_fake, Links(_setup, _link, None)),
-        f"parallel_backward({chunk}, Tensor? do, Tensor? dht, Tensor entering, Tensor[] saved, {of_context}) -> "
+        f"parallel_backward({chunk}, Tensor? do, Tensor? dht, Tensor carried, Tensor[] saved, {of_context}) -> "
         f"({', '.join(['Tensor'] * 8)})":
             (_backward, _backward_fake, Links.none(no_second("chunk_kda", "torch.ops.kda.parallel_backward"))),
     }  # fmt: skip

@@ -23,11 +23,11 @@ from kda.host import detect
 from kda.problem import Inputs, Problem
 
 from .arguments import Launch, Launched
-from .cute.configs import RUN, ChunkTable, SegmentTable, TablesConfig
+from .cute.configs import RUN, ChunkTable, ComposeConfig, SegmentTable, TablesConfig
 from .cute.recorded import TOKENS
 from .cute.tile import BF16, C, swizzle_128B
 from .launcher import chunks_of, inputs_of, launch_of, offsets_dtype, outputs, rows_of, segment_summary
-from .recorded_plan import BACKWARD_OF, COLUMNS, RecordedPlan, states_table
+from .recorded_plan import BACKWARD_OF, COLUMNS, MapPlan, RecordedPlan, states_table
 from .tensors import aligned, laid_out, offsets_on
 
 Tensor = torch.Tensor
@@ -58,6 +58,7 @@ class Backend(NamedTuple):
     plan: Callable[[Problem, int], RecordedPlan]                               # of so many SMs
     kernel: Callable[[Launched, tuple[int, int]], Kernel]                      # of a compute capability
     v_first: bool                                                              # rows of kept states are those of v
+    map_plan: Callable[[Problem, int], MapPlan] | None = None                  # where there is a segment_map
 
 
 class Parts(NamedTuple):
@@ -197,11 +198,52 @@ def backward(of: Backend, p: Problem, x: Inputs, do: Tensor, dht: Tensor | None,
     return Grads(dq, dk, dv, dg, dbeta, dA_log, ddt_bias, dh0)
 
 
-def segment_map_bwd(
-    of: Backend, p: Problem, x: Inputs, do: Tensor, dht: Tensor | None, transition: bool
-) -> SegmentSummary:
-    """For one sequence on several GPUs: the walk back over tiles, without grads; M is the result from the identity
-    without gradients of outputs.  K and V are equal."""
+class MapSteps(NamedTuple):
+    plan: MapPlan
+    prepare: Launch | None
+    carry: Launch | None
+    compose: Launch | None
+    compose_M: Launch | None
+
+
+@functools.lru_cache(maxsize=1024)
+def map_steps(of: Backend, p: Problem, cc: tuple[int, int], sms: int) -> MapSteps:
+    assert of.map_plan
+    pl = of.map_plan(p, sms)
+    step = functools.partial(launch_of, lambda config: of.kernel(config, cc))
+
+    def composer(config: ComposeConfig) -> Launch | None:                      # one more segment: see segment_map
+        return step(config, (config.strips, p.HV, 1), segments=pl.segments + 1, HV=p.HV)
+
+    return MapSteps(
+        pl,
+        step(pl.prepare, (p.HV, pl.chunks, 1), chunks=pl.chunks, T=p.T, H=p.H, HV=p.HV, scale=p.scale,
+             lower_bound=p.lower_bound or 0.0),
+        step(pl.carry, (pl.carry.strips, p.HV, pl.segments), T=p.T, chunks=pl.chunks, segments=pl.segments,
+             segment=pl.segment, HV=p.HV),
+        composer(pl.compose), composer(pl.compose_M),
+    )  # fmt: skip
+
+
+def segment_map(of: Backend, p: Problem, x: Inputs) -> SegmentSummary:
+    """For one sequence on several GPUs: M and what is added of its segments, composed.  What `compose` says of the
+    state that enters one segment more is what leaves the sequence."""
+    host, inputs = detect(p.device), laid_out(x)
+    at = map_steps(of, p, host.cc, host.sms)
+    like, v, h0 = x.q, inputs.pop("v"), inputs.pop("h0")
+    tiles = like.new_empty(at.plan.tiles, dtype=torch.uint8)
+    at.prepare(**inputs, tiles=tiles, o=v)                                     # o is of packed sequences alone
+    of_segments = segment_summary(p, like, at.plan.segments)
+    at.carry(tiles=tiles, v=v, ht=of_segments.added, M=of_segments.M)
+    added, M = (like.new_empty(at.plan.segments + 1, p.HV, p.K, n, dtype=torch.float32) for n in (p.V, p.K))
+    at.compose(M=of_segments.M, added=of_segments.added, h0=h0, edge=added)
+    eye = torch.eye(p.K, device=like.device).repeat(1, p.HV, 1, 1)
+    at.compose_M(M=of_segments.M, added=torch.zeros_like(M), h0=eye, edge=M)
+    return SegmentSummary(M[-1:], added[-1:])
+
+
+def segment_map_bwd(of: Backend, p: Problem, x: Inputs, do: Tensor, dht: Tensor | None) -> Tensor:
+    """For one sequence on several GPUs: the walk back over tiles, without grads."""
     p = dataclasses.replace(p, direction="backward", state_dtype="float32")    # dh0 is requested
     like, inputs = x.q, laid_out(x)
     inputs.pop("h0")
@@ -210,27 +252,17 @@ def segment_map_bwd(
     tiles, M = places_in(like.new_empty(sum(made), dtype=torch.uint8), made)
     of_walks = at.plan.scratch[:3]
     dh, added, edge = places_in(like.new_empty(sum(of_walks), dtype=torch.uint8), of_walks)
+    do, dht = aligned(do, like.dtype), aligned(dht, torch.float32)
     dv, v = torch.empty_like(inputs["v"]), inputs.pop("v")
+    dh0 = like.new_empty(1, p.HV, p.K, p.V, dtype=torch.float32)
     at.prepare(**inputs, tiles=tiles, o=dv)
     if at.carry:
         at.carry(tiles=tiles, v=v, ht=added, M=M)
-
-    def back(at: Steps, do: Tensor, dht: Tensor | None) -> Tensor:
-        dh0 = like.new_empty(1, p.HV, p.K, p.V, dtype=torch.float32)
-        if at.carry_back:
-            at.carry_back(tiles=tiles, do=do, dh0=added)
-            at.compose_back(M=M, added=added, h0=dht, edge=edge)
-            dht = edge  # type: ignore[assignment]
-        at.walk(tiles=tiles, do=do, dht=dht, dv=dv, dh=dh, dh0=dh0)
-        return dh0
-
-    do = aligned(do, like.dtype)
-    found = back(at, do, aligned(dht, torch.float32))
-    if not transition:
-        return SegmentSummary(torch.zeros_like(found), found, transposed=True)
-    eye = torch.eye(p.K, device=like.device).expand_as(found).contiguous()
-    at = steps_here(of, with_dht(p, True), x, "map of a backward")
-    return SegmentSummary(back(at, torch.zeros_like(do), eye), found, transposed=True)
+        at.carry_back(tiles=tiles, do=do, dh0=added)
+        at.compose_back(M=M, added=added, h0=dht, edge=edge)
+        dht = edge  # type: ignore[assignment]
+    at.walk(tiles=tiles, do=do, dht=dht, dv=dv, dh=dh, dh0=dh0)
+    return dh0
 
 
 def tables(p: Problem, at: Steps, x: Inputs) -> Tables:

@@ -152,6 +152,33 @@ def plan_of(make: Makers, p: Problem, sms: int) -> RecordedPlan:
     )  # fmt: skip
 
 
+@dataclass(frozen=True)
+class MapPlan:
+    """Of M and what is added of one sequence, whose parts are on several GPUs: those of its segments, composed."""
+
+    chunks: int
+    segments: int
+    segment: int                             # chunks of a segment
+    tiles: int                               # bytes
+    prepare: Launched
+    carry: Any
+    compose: ComposeConfig                   # of what is added
+    compose_M: ComposeConfig                 # of M: of a state that enters as the identity, and nothing is added
+
+
+def map_plan_of(make: Makers, p: Problem, sms: int) -> MapPlan:
+    """Segments for two CTAs on each SM."""
+    chunks, ctas = -(-p.T // C), (p.K + p.V) // COLUMNS * p.HV
+    wanted = 1 if p.batch_invariant else max(1, 2 * sms // ctas)
+    segment = max(SHORTEST, -(-chunks // wanted) + 1 & -2)                     # whole chunks of 64
+    segments = -(-chunks // segment)
+    square = dataclasses.replace(p, V=p.K, state_dtype="float32")
+    return MapPlan(
+        chunks, segments, segment, chunks * p.HV * make.tile_bytes(p.K), make.prepare(p),
+        make.carry(p, ctas * segments <= sms), compose_config(p), compose_config(square),
+    )  # fmt: skip
+
+
 def all_configs(make: Makers, p: Problem) -> Iterator[Launched | None]:
     """Of every kernel that a recorded call of this class can want, some of them twice."""
     yield from (make.prepare(p), make.grads(p), shares_config(p))

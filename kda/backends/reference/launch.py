@@ -200,7 +200,8 @@ def backward(p: Problem, x: Inputs, do: Tensor, dht: Tensor | None, saved: Saved
 
 def segment_map(p: Problem, x: Inputs, transition: bool) -> SegmentSummary:
     walk, zero = _Walk(p, x), x.q.new_zeros
-    added, M = _states(p, x.initial_state, x.q), _transition(p, walk, transition)
+    added = _states(p, x.initial_state, x.q)
+    M = torch.eye(p.K, dtype=walk.dtype, device=added.device).repeat(1, p.HV, 1, 1)
     for slab in walk.slabs:
         setup, env = _setup(p, slab.table), walk.inputs(slab, added)
         env = run(FORWARD, setup, env, ("w", "u", "kg", "gc_last"))
@@ -211,24 +212,13 @@ def segment_map(p: Problem, x: Inputs, transition: bool) -> SegmentSummary:
     return SegmentSummary(M, added)
 
 
-def segment_map_bwd(p: Problem, x: Inputs, do: Tensor, dht: Tensor | None, transition: bool) -> SegmentSummary:
-    walk, zero = _Walk(p, x), x.q.new_zeros
-    added, M = _states(p, dht, x.q), _transition(p, walk, transition)
-    do = do.flatten(0, 1)
+def segment_map_bwd(p: Problem, x: Inputs, do: Tensor, dht: Tensor | None) -> Tensor:
+    walk, dh, do = _Walk(p, x), _states(p, dht, x.q), do.flatten(0, 1)
     for slab in reversed(walk.slabs):
-        setup, env = _setup(p, slab.table), walk.inputs(slab, added) | walk.chunks(slab, do=do)
+        setup, env = _setup(p, slab.table), walk.inputs(slab, dh) | walk.chunks(slab, do=do)
         env = run(FORWARD + BACKWARD, setup, env, ("w", "qg", "kg", "gc_last", "dv_local"))
-        added = run_stage(find("bwd/state"), setup, env | {"dht": added})["dh0"]
-        if transition:
-            nothing = zero(*env["do"].shape[:-1], p.K, dtype=walk.dtype)
-            M = run_stage(find("bwd/state"), setup, env | {"do": nothing, "dv_local": nothing, "dht": M})["dh0"]
-    return SegmentSummary(M, added, transposed=True)
-
-
-def _transition(p: Problem, walk: _Walk, asked: bool) -> Tensor:
-    """The identity, where M begins; zero if it is not requested."""
-    M = torch.eye(p.K, dtype=walk.dtype, device=walk.table.device) * asked
-    return M.expand(1, p.HV, p.K, p.K).contiguous()
+        dh = run_stage(find("bwd/state"), setup, env | {"dht": dh})["dh0"]
+    return dh
 
 
 def stage(

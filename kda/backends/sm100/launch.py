@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import torch
 
-from kda.bundles import Grads, Outputs, Own, Products, Save, Saved, SegmentSummary
+from kda.bundles import Grads, Outputs, Own, Products, Save, Saved
 from kda.compile.errors import BuildError
 from kda.compile.fetching import build_together, fetch_here
 from kda.compile.kernel import Kernel
@@ -118,8 +118,8 @@ def backward(
 
 
 @on_its_device
-def segment_map_bwd(p: Problem, x: Inputs, do: Tensor, dht: Tensor | None, transition: bool) -> SegmentSummary:
-    return recorded.segment_map_bwd(RECORDED, p, x, do, dht, transition)
+def segment_map_bwd(p: Problem, x: Inputs, do: Tensor, dht: Tensor | None) -> Tensor:
+    return recorded.segment_map_bwd(RECORDED, p, x, do, dht)
 
 
 def kept_bytes(p: Problem, save: Save) -> int:

@@ -180,7 +180,7 @@ def _within_chunks(
     return Grads(dq, dk, dv, dg, dbeta, dA_log, ddt_bias, dh0)
 
 
-# maps of a sequence on several GPUs: the chains once more, from the identity and with nothing to add
+# maps of a sequence on several GPUs, by the kernels of calls
 
 
 @on_its_device
@@ -193,28 +193,21 @@ def segment_map(p: Problem, x: Inputs, transition: bool) -> SegmentSummary:
     at("chain", **room, h0=zero if h0 is None else h0, o=out.o, ht=out.final_state)
     if transition:
         room["u"].zero_()
-        at("chain", **room, h0=identity(p, zero), o=out.o, ht=zero)
+        eye = torch.eye(p.K, device=zero.device).repeat(1, p.HV, 1, 1)         # K and V are equal
+        at("chain", **room, h0=eye, o=out.o, ht=zero)
     return SegmentSummary(zero, out.final_state)
 
 
 @on_its_device
-def segment_map_bwd(p: Problem, x: Inputs, do: Tensor, dht: Tensor | None, transition: bool) -> SegmentSummary:
+def segment_map_bwd(p: Problem, x: Inputs, do: Tensor, dht: Tensor | None) -> Tensor:
     p = dataclasses.replace(p, direction="backward", state_dtype="float32")
     at, inputs = steps(p, detect(p.device), None, Save.NOTHING), laid_out(x)
     inputs.pop("h0")
     room, _ = _prepared_for_backward(at, p, inputs, {})
     do, dht = aligned(do, torch.float32), aligned(dht, torch.float32)
-    zero = do.new_zeros(1, p.HV, p.K, p.V)
-    added, dv_new, dh = torch.empty_like(zero), torch.empty_like(do), do.new_empty(at.plan.tiles * p.K * p.V)
-    _chain_bwd(at, room, {}, d_o=do, dht=dht, dv_new=dv_new, dh=dh, dh0=added)
-    if transition:
-        _chain_bwd(at, room, {}, d_o=torch.zeros_like(do), dht=identity(p, zero), dv_new=dv_new, dh=dh, dh0=zero)
-    return SegmentSummary(zero, added, transposed=True)
-
-
-def identity(p: Problem, like: Tensor) -> Tensor:
-    """Of every head; K and V are the same."""
-    return torch.eye(p.K, dtype=like.dtype, device=like.device).expand_as(like).contiguous()
+    dh0, dh = do.new_empty(1, p.HV, p.K, p.V), do.new_empty(at.plan.tiles * p.K * p.V)
+    _chain_bwd(at, room, {}, d_o=do, dht=dht, dv_new=torch.empty_like(do), dh=dh, dh0=dh0)
+    return dh0
 
 
 # stages alone

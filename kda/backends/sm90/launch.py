@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -33,10 +32,10 @@ from ..common.pool.launch import prefill as of_pool
 from ..common.tensors import laid_out, offsets_on, on_its_device
 from .configs import tile
 from .kernels import kernel
-from .plan import Plan, join_config, plan, recipes_of_step, recorded_plan
+from .plan import Plan, join_config, map_plan, plan, recipes_of_step, recorded_plan
 
 Tensor = torch.Tensor
-RECORDED = recorded.Backend(recorded_plan, lambda config, cc: kernel(config), v_first=True)
+RECORDED = recorded.Backend(recorded_plan, lambda config, cc: kernel(config), v_first=True, map_plan=map_plan)
 
 
 def rounded_to(p: Problem) -> dict[str, str]:
@@ -59,9 +58,9 @@ class Steps(NamedTuple):
 
 
 @functools.lru_cache(maxsize=1024)
-def steps(p: Problem, sms: int, kept: bool, offsets: str | None, apart: bool = False) -> Steps:
+def steps(p: Problem, sms: int, kept: bool, offsets: str | None) -> Steps:
     """For `cu_seqlens` of dtype `offsets`."""
-    pl = plan(p, sms, kept, apart)
+    pl = plan(p, sms, kept)
     step = functools.partial(launch_of, kernel)
     runs, walks = max(1, -(-p.T // (C * RUN))), pl.all_segments if p.N else 0
     gate = dict(T=p.T, H=p.H, HV=p.HV, scale=p.scale, lower_bound=p.lower_bound or 0.0)
@@ -186,20 +185,9 @@ def chain(p: Problem, at: Steps, tiles: Tensor, v: Tensor, h0: Tensor | None, ou
 
 @on_its_device
 def segment_map(p: Problem, x: Inputs, transition: bool) -> SegmentSummary:
-    """M is the final state from the identity with v = 0, on the tiles of the forward that gives what is added."""
-    sms, inputs, out = detect(p.device).sms, laid_out(x), outputs(p, x)
-    at = steps(p, sms, False, None, apart=True)
-    v, h0 = inputs.pop("v"), inputs.pop("h0")
-    tiles = v.new_empty(at.plan.scratch, dtype=torch.uint8)
-    at.prepare(**inputs, tiles=tiles, A_qk=None, A_inv=None, o=out.o, chunk_table=None)
-    chain(p, at, tiles, v, h0, out)
-    if not transition:
-        return SegmentSummary(v.new_zeros(1, p.HV, p.K, p.K, dtype=torch.float32), out.final_state)
-    square = dataclasses.replace(p, V=p.K, state_dtype="float32")
-    nothing, eye = v.new_zeros(1, p.T, p.HV, p.K), torch.eye(p.K, device=v.device).repeat(1, p.HV, 1, 1)
-    again = outputs(square, x)
-    chain(square, steps(square, sms, False, None, apart=True), tiles, nothing, eye, again)
-    return SegmentSummary(again.final_state, out.final_state)
+    if transition:
+        return recorded.segment_map(RECORDED, p, x)
+    return SegmentSummary(x.q.new_zeros(1, p.HV, p.K, p.K, dtype=torch.float32), forward(p, x).final_state)
 
 
 @on_its_device
@@ -211,8 +199,8 @@ def backward(
 
 
 @on_its_device
-def segment_map_bwd(p: Problem, x: Inputs, do: Tensor, dht: Tensor | None, transition: bool) -> SegmentSummary:
-    return recorded.segment_map_bwd(RECORDED, p, x, do, dht, transition)
+def segment_map_bwd(p: Problem, x: Inputs, do: Tensor, dht: Tensor | None) -> Tensor:
+    return recorded.segment_map_bwd(RECORDED, p, x, do, dht)
 
 
 def tables(p: Problem, at: Steps, cu_seqlens: Tensor, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:

@@ -34,12 +34,14 @@ from ..common.recorded_plan import (
     OFFSETS,
     Clusters,
     Makers,
+    MapPlan,
     RecordedPlan,
     all_configs,
     compose_config,
     configs_in,
     configs_of_step,
     grid,
+    map_plan_of,
     plan_of,
     segment_length,
 )
@@ -128,11 +130,10 @@ class Plan:
 
 
 @functools.lru_cache(maxsize=1024)
-def plan(p: Problem, sms: int, kept: bool = False, apart: bool = False) -> Plan:
-    """`apart`: more than one chain needs the tiles."""
+def plan(p: Problem, sms: int, kept: bool = False) -> Plan:
     length, chunks = segment_length(p, sms), -(-p.T // C)
     all_chunks = p.T // C + p.N if p.packed else p.B * chunks
-    one, can_stream = (None, False) if kept or apart else (fused_config(p), stream_config(p) is not None)
+    one, can_stream = (None, False) if kept else (fused_config(p), stream_config(p) is not None)
     cost = costs_of(p, costs.STATES if p.intermediate_states else costs.FORWARD)
     times, makers, in_stream, stream = Times(p, sms, all_chunks, length, cost), 0, 0, None
     clusters = clusters_of_one_kernel(times) if one else NO_CLUSTERS
@@ -219,6 +220,11 @@ RECORDED = Makers(
 @functools.lru_cache(maxsize=1024)
 def recorded_plan(p: Problem, sms: int) -> RecordedPlan:
     return plan_of(RECORDED, p, sms)
+
+
+@functools.lru_cache(maxsize=1024)
+def map_plan(p: Problem, sms: int) -> MapPlan:
+    return map_plan_of(RECORDED, p, sms)
 
 
 def recipe(config: Config) -> cutedsl.Recipe:

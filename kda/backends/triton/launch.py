@@ -201,14 +201,14 @@ def segment_map(p: Problem, x: Inputs, transition: bool) -> SegmentSummary:
 
 
 @on_its_device
-def segment_map_bwd(p: Problem, x: Inputs, do: Tensor, dht: Tensor | None, transition: bool) -> SegmentSummary:
+def segment_map_bwd(p: Problem, x: Inputs, do: Tensor, dht: Tensor | None) -> Tensor:
     p = dataclasses.replace(p, direction="backward", state_dtype="float32")    # dh0 is requested
-    c = Call.of(p, Save.NOTHING, x, cut=transition, do=aligned(do, x.q.dtype), dht=aligned(dht, torch.float32))
-    added = c.env["dh0"] = c.empty(1, p.HV, p.K, p.V, dtype=torch.float32)
+    c = Call.of(p, Save.NOTHING, x, do=aligned(do, x.q.dtype), dht=aligned(dht, torch.float32))
+    dh0 = c.env["dh0"] = c.empty(1, p.HV, p.K, p.V, dtype=torch.float32)
     gate_intra_wy(c, keep=True)
     c.drop("gc q_norm k_norm A_inv u")
     output_state_bwd(c)
-    return SegmentSummary(whole_transition(c, transition).mT, added, transposed=True)
+    return dh0
 
 
 def whole_transition(c: Call, asked: bool) -> Tensor:
