@@ -1,6 +1,5 @@
-"""What a training step on Blackwell costs on paper: counted in the simulator, at published rates.  No GPU:
-
-    python benchmarks/counted_step.py
+"""What a training step on Blackwell costs on paper: counted in the simulator, at published rates.
+`python benchmarks/tables.py` writes the tables of docs/stages/sm100_backward.md.
 
 Counts are of 64 tokens and one value head, of a bounded gate with l2norms and a sigmoid: those of a longer sequence
 less those of a shorter one.  A kernel takes as long as the resource that it uses most; record and walk, where a CTA
@@ -22,6 +21,8 @@ from kda.backends.common.cute.recorded import TOKENS
 from kda.backends.sm100 import plan
 from kda.problem import Problem
 from kda.simulator import capture
+from kda.simulator.capturing.session import Session
+from kda.simulator.report import Run
 from kda.verify.cases import make_inputs
 
 FORWARD, BACKWARD = ("operands", "record"), ("walk", "grads", "shares")
@@ -31,6 +32,10 @@ PRODUCTS = {                                 # clocks of those between a state a
     "record": 2 * 128 * (64 * 128 + 128 * 32) / MMA[128], "walk": 2 * 128 * (32 * 128 + 128 * 32) / MMA[128],
 }  # fmt: skip
 COMPOSE = 2.4e-6                             # seconds of a segment, as on an H200
+SHORT, LONG = 256, 512                       # tokens of the sequences that are compared
+OF_KERNELS = ("| kernel | warp instructions | MUFU | MFLOP | wavefronts of shared memory | bytes per token | "
+              "launches |")  # fmt: skip
+OF_HEADS = "| heads | operands | record | walk | grads | shares | forward | backward |"
 
 
 class Counts(NamedTuple):
@@ -55,28 +60,33 @@ class Counts(NamedTuple):
         }  # fmt: skip
 
 
-def runs(T: int, kept: bool) -> list:
-    case = make_inputs(T=T, H=1, K=128, V=128, gate="bounded", initial_state=False)
-    keywords = case.keywords | {"backend": "sm100", "output_final_state": False}
-    with capture(arch="sm100") as session:
+def step(T: int, kept: bool, backend: str = "sm100", K: int = 128) -> Session:
+    """A forward that keeps, and its backward; or a backward alone, that nothing was kept for."""
+    case = make_inputs(T=T, H=1, K=K, V=K, gate="bounded", initial_state=False)
+    keywords = case.keywords | {"backend": backend, "output_final_state": False}
+    with capture(arch=backend) as session:
         saved = kda.chunk_kda_fwd(**keywords, disable_recompute=True).saved if kept else None
         kda.chunk_kda_bwd(do=case.do, saved=saved, **keywords)
-    return session.runs
+    return session
 
 
-def counts(shorter: int = 256, longer: int = 512) -> dict[str, Counts]:
+def between(short: Run, long: Run, tokens: int) -> Counts:
+    """What so many more tokens take, for each block of them."""
+    a, b = values(short), values(long)
+    found = Counts(*((y - x) * TOKENS / tokens for x, y in zip(a, b)))
+    return found._replace(bytes=found.bytes / TOKENS)
+
+
+def counts(shorter: int = SHORT, longer: int = LONG) -> dict[str, Counts]:
     """Of each kernel."""
     found = {}
     for kept, names in ((True, FORWARD + BACKWARD), (False, AGAIN)):
-        pairs = list(zip(runs(shorter, kept), runs(longer, kept)))
-        for name, pair in zip(names, pairs, strict=kept):
-            if name not in found:
-                a, b = (values(run) for run in pair)
-                found[name] = Counts(*((y - x) * TOKENS / (longer - shorter) for x, y in zip(a, b)))
-    return {name: x._replace(bytes=x.bytes / TOKENS) for name, x in found.items()}
+        pairs = list(zip(step(shorter, kept).runs, step(longer, kept).runs))
+        found = {name: between(*of, longer - shorter) for name, of in zip(names, pairs, strict=kept)} | found
+    return {name: found[name] for name in (*FORWARD, *BACKWARD, *AGAIN)}
 
 
-def values(run) -> Counts:
+def values(run: Run) -> Counts:
     of = run.counters
     mufu = sum(run.instructions.get(name, 0) for name in ("ex2", "rcp", "rsqrt", "lg2"))
     moved = of["global_bytes_read"] + of["global_bytes_written"]
@@ -129,15 +139,3 @@ def of_heads(found: dict[str, Counts], T: int = 8192) -> list[str]:
         each = [f"{times[name][0] * 1e3:.3f} {times[name][1]}" for name in (*FORWARD, *BACKWARD)]
         rows.append(f"| {H} | {' | '.join(each)} | {both[0]:.3f} | {both[1]:.3f} |")
     return rows
-
-
-def main() -> None:
-    found = counts()
-    print("| kernel | warp instructions | MUFU | MFLOP | wavefronts of shared memory | bytes per token | launches |",
-          "|---|---|---|---|---|---|---|", *of_kernels(found), sep="\n")  # fmt: skip
-    print("", "| heads | operands | record | walk | grads | shares | forward | backward |",
-          "|---|---|---|---|---|---|---|---|", *of_heads(found), sep="\n")  # fmt: skip
-
-
-if __name__ == "__main__":
-    main()

@@ -1,0 +1,77 @@
+"""What the kernels of a training step on Hopper take, for the tables of docs/stages/sm90_backward.md, which `python
+benchmarks/tables.py` writes.
+
+Instructions and bytes are counted in the simulator, of 64 tokens and one value head, as `counted_step` does it for
+Blackwell; registers and spills are ptxas'.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Iterator
+from unittest import mock
+
+from counted_step import LONG, SHORT, Counts, between, step
+
+from kda.backends.common.recorded_plan import RecordedPlan
+from kda.backends.sm90 import launch, plan
+from kda.backends.sm90.bwd.grads import REGISTERS
+from kda.backends.sm90.kernels import kernel
+from kda.compile.launching import Launch
+from kda.problem import Problem
+
+SMS, DIMS = 132, (128, 64)
+BACK = "walk", "grads", "shares"
+FUSED = "fused"                              # instead of prepare and record, in clusters of two
+NAMES = {"record": "chain", "again": "chain without o"}                        # on the page
+HEADER = "| kernel, K = V | warp instructions | bytes per token | registers | spills | shared memory, KiB |"
+GATES = {
+    "bounded by -5": "bounded dt_bias=true", "bounded by -8": "bounded lower_bound=-8 dt_bias=true",
+    "softplus": "softplus dt_bias=true", "given decays": "gate=given",
+}  # fmt: skip
+SPILLS = f"| bytes that grads spills | {' | '.join(f'K = V = {K}' for K in DIMS)} |"
+
+
+def planned(K: int, H: int, words: str = GATES["bounded by -5"]) -> RecordedPlan:
+    p = Problem.parse(f"bfloat16 K={K} V={K} T={LONG} H={H} {words} l2norm beta=sigmoid backward")
+    return plan.recorded_plan(p, SMS)
+
+
+def of_step(K: int, kept: bool, names: tuple[str, ...]) -> dict[str, tuple[Counts, Launch]]:
+    """By name: what a kernel takes, and its launch."""
+    with mock.patch.multiple(plan, FUSED=FUSED in names, CTAS=2):
+        launch.forget_plans()
+        short, long = (step(T, kept, "sm90", K) for T in (SHORT, LONG))
+    launch.forget_plans()
+    runs = zip(names, short.runs, long.runs, long.launches, strict=True)
+    return {name: (between(a, b, LONG - SHORT), at) for name, a, b, at in runs}
+
+
+def shared(name: str, K: int, at: Launch) -> str:
+    """KiB: of a CTA that has an SM to itself, and of one that shares it with another."""
+    both = [at.config] if name == FUSED else [getattr(planned(K, H), name) for H in (1, 2 * SMS)]
+    return " or ".join(dict.fromkeys(f"{config.shared / 1024:.0f}" for config in both))
+
+
+def row(name: str, K: int, found: Counts, at: Launch) -> str:
+    taken = at.kernel.registers
+    if name == "grads":
+        taken = "MATH {}, LOAD {}".format(*REGISTERS[at.config.panels])
+    cells = (f"{NAMES.get(name, name)}, {K}", f"{found.warp_instructions:,.0f}", f"{found.bytes:,.0f}", taken,
+             at.kernel.spills, shared(name, K, at))  # fmt: skip
+    return f"| {' | '.join(map(str, cells))} |"
+
+
+def rows(dims: Iterable[int] = DIMS) -> Iterator[str]:
+    for K in dims:
+        found = of_step(K, True, (FUSED, *BACK)) | of_step(K, False, ("prepare", "again", *BACK))
+        found |= of_step(K, True, ("prepare", "record", *BACK))
+        yield from (row(name, K, *found[name]) for name in ("prepare", "record", "again", FUSED, *BACK))
+
+
+def spills(gates: Iterable[str] = GATES) -> Iterator[str]:
+    """Rows for each gate, with g in the dtype of q and in float32."""
+    for dtype, more in (("", ""), (", g in float32", "g_dtype=float32")):
+        for name in gates:
+            taken = (kernel(planned(K, 1, f"{GATES[name]} {more}").grads).spills for K in DIMS)
+            yield f"| {name}{dtype} | {' | '.join(map(str, taken))} |"

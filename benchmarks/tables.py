@@ -1,0 +1,94 @@
+"""Figures on pages that the simulator counts and ptxas gives.  No GPU:
+
+    python benchmarks/tables.py                   what differs from the pages
+    python benchmarks/tables.py --write           write them anew
+    python benchmarks/tables.py --only sm90       those of the pages whose name has this word
+
+`FIGURES` says which page has which, and what counts them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import re
+import sys
+from collections.abc import Callable, Iterable
+from itertools import takewhile
+from pathlib import Path
+from typing import NamedTuple
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+import counted_sm89
+import counted_sm90
+import counted_step
+import counted_triton
+
+DOCS = Path(__file__).resolve().parents[1] / "docs"
+
+
+class Table(NamedTuple):
+    """What stands under the two lines of its header."""
+
+    page: str
+    header: str
+    count: Callable[[], Iterable[str]]       # its rows
+
+    def renewed(self, text: str, rows: Iterable[str]) -> str:
+        above, header, below = text.partition(f"\n{self.header}\n")
+        if not header:
+            raise LookupError(f"docs/{self.page} has no table {self.header}")
+        rule, *lines = below.split("\n")
+        old = len(list(takewhile(lambda line: line.startswith("|"), lines)))
+        return above + header + "\n".join([rule, *rows, *lines[old:]])
+
+
+class Sentence(NamedTuple):
+    """What the groups of a pattern match; a space of it is any white space."""
+
+    page: str
+    pattern: str
+    count: Callable[[], Iterable[str]]       # what each group matches
+
+    def renewed(self, text: str, figures: Iterable[str]) -> str:
+        found = re.search(self.pattern.replace(" ", r"\s+"), text, re.DOTALL)
+        if not found:
+            raise LookupError(f"docs/{self.page} does not say {self.pattern}")
+        for group, figure in reversed([*enumerate(figures, 1)]):
+            text = text[: found.start(group)] + figure + text[found.end(group) :]
+        return text
+
+
+SM89, SM90, SM100, TRITON = "stages/sm89.md", "stages/sm90_backward.md", "stages/sm100_backward.md", "triton.md"
+FIGURES = (
+    Table(SM89, counted_sm89.HEADER, counted_sm89.rows),
+    Table(SM90, counted_sm90.HEADER, counted_sm90.rows),
+    Table(SM90, counted_sm90.SPILLS, counted_sm90.spills),
+    Table(SM100, counted_step.OF_KERNELS, lambda: counted_step.of_kernels(counted_step.counts())),
+    Table(SM100, counted_step.OF_HEADS, lambda: counted_step.of_heads(counted_step.counts())),
+    Table(TRITON, counted_triton.HEADER, counted_triton.rows),
+    Sentence(TRITON, r"the forward writes (\S+) more, .*? cumulative decays: (\S+) less", counted_triton.kept),
+)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--write", action="store_true")
+    parser.add_argument("--only", metavar="WORD", default="")
+    asked = parser.parse_args()
+    differs = False
+    for page in dict.fromkeys(figures.page for figures in FIGURES if asked.only in figures.page):
+        before = now = (DOCS / page).read_text()
+        for figures in FIGURES:
+            if figures.page == page:
+                now = figures.renewed(now, figures.count())
+        print(*difflib.unified_diff(before.splitlines(), now.splitlines(), page, "now", "", "", 0, ""), sep="\n")
+        differs |= now != before
+        if asked.write:
+            (DOCS / page).write_text(now)
+    sys.exit(differs and not asked.write)
+
+
+if __name__ == "__main__":
+    main()
