@@ -7,7 +7,6 @@ Blackwell; registers and spills are ptxas'.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterable, Iterator
 from unittest import mock
 
@@ -21,8 +20,12 @@ from kda.compile.launching import Launch
 from kda.problem import Problem
 
 SMS, DIMS = 132, (128, 64)
-BACK = "walk", "grads", "shares"
 FUSED = "fused"                              # instead of prepare and record, in clusters of two
+BACK = "walk", "grads", "shares"
+KERNELS = "prepare", "record", "again", FUSED, *BACK
+STEPS = {                                    # by the forward's kernels: whether the backward has what they keep
+    ("prepare", "record"): True, ("prepare", "again"): False, (FUSED,): True,
+}  # fmt: skip
 NAMES = {"record": "chain", "again": "chain without o"}                        # on the page
 HEADER = "| kernel, K = V | warp instructions | bytes per token | registers | spills | shared memory, KiB |"
 GATES = {
@@ -62,11 +65,12 @@ def row(name: str, K: int, found: Counts, at: Launch) -> str:
     return f"| {' | '.join(map(str, cells))} |"
 
 
-def rows(dims: Iterable[int] = DIMS) -> Iterator[str]:
+def rows(dims: Iterable[int] = DIMS, forwards: Iterable[tuple[str, ...]] = STEPS) -> Iterator[str]:
     for K in dims:
-        found = of_step(K, True, (FUSED, *BACK)) | of_step(K, False, ("prepare", "again", *BACK))
-        found |= of_step(K, True, ("prepare", "record", *BACK))
-        yield from (row(name, K, *found[name]) for name in ("prepare", "record", "again", FUSED, *BACK))
+        found: dict[str, tuple[Counts, Launch]] = {}
+        for names in forwards:
+            found |= of_step(K, STEPS[names], names + BACK)
+        yield from (row(name, K, *found[name]) for name in KERNELS if name in found)
 
 
 def spills(gates: Iterable[str] = GATES) -> Iterator[str]:

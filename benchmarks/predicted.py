@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch
+from pages import with_figures
 
 import kda.backends.sm90.launch as sm90_launch
 import kda.backends.sm90.plan as sm90_plan
@@ -173,9 +174,72 @@ def table(rows: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
+def sentences(rows: list[dict[str, Any]]) -> dict[str, list[str]]:
+    """What the page says of the rows, with # for a figure, and the figures."""
+    errors = summary(rows)
+
+    def of(shape: str, *kernels: str, backend: str = "sm90") -> list[dict[str, Any]]:
+        known = {r["kernel"]: r for r in rows if (r["backend"], r["shape"]) == (backend, shape)}
+        return [known[kernel] for kernel in kernels]
+
+    def off(some: list[dict[str, Any]], places: int = 0) -> list[str]:
+        return [f"{abs(r['error']):.{places}f}" for r in some]
+
+    def span(some: list[dict[str, Any]]) -> list[str]:
+        return [f"{of([abs(r['error']) for r in some]):.0f}" for of in (min, max)]
+
+    def both(some: list[dict[str, Any]]) -> list[float]:
+        return [sum(r[key] for r in some) for key in ("predicted", "measured")]
+
+    def sums(some: list[dict[str, Any]]) -> list[str]:
+        predicted, measured = both(some)
+        return [f"{predicted / 1e3:.2f}", f"{measured / 1e3:.2f}", f"{100 * (1 - predicted / measured):.0f}"]
+
+    def busy(some: list[dict[str, Any]]) -> list[str]:
+        return [r["binds"].split()[1].rstrip("%") for r in some]
+
+    back = ("prepare, backward", "chain, backward", "walk, backward", "grads, backward")
+    many, few = of("h64-8k", *back), of("kimi-8k", *back)
+    chains = [*of("h64-8k", "chain, alone"), *of("h8-32k", "chain 2"), *of("h16-8k", "chain 2")]
+    chains += [r for shape in ("kimi-8k", "h96-8k", "h64-64x128") for r in of(shape, "chain")]
+    makers = [r for r in rows if r["family"] == "sm90 prepare" and r["shape"] != "h64-64x128"]
+    triton = of("h64-8k", *(f"{name}_bwd, backward" for name in ("state", "wy", "intra", "norms")), backend="triton")
+    of_triton = [f"{r[key]:,.0f}" for r in triton for key in ("predicted", "measured")]
+    forms = [of("h64-8k", "fused"), of("h64-8k", "prepare, alone", "chain, alone")]
+    medians = [errors["all"]["median of families"], errors["all"]["median"], errors["backends"]["sm90"]["median"]]
+    return {
+        "The worst is #%, `stream` at T4096 H12, then #%, `walk`":
+            off([*of("h12-4k", "stream"), *of("kimi-8k", "walk, backward")], 1),
+        "median over the families is #%; the median over rows is #%, over Hopper's rows #%":
+            [f"{median:.0f}" for median in medians],
+        "`stream` is predicted #% and #% too short": off([*of("h16-8k", "stream"), *of("h12-4k", "stream")]),
+        "Its eight rows are # to #% off: `prepare` is # and #% too long":
+            [*span(many + few), *off([many[0], few[0]])],
+        "at 64 heads `chain` and `walk` are # and #% too short, at 32 heads # and #%; `grads` is # "
+        "and #% too short": off([*many[1:3], *few[1:3], many[3], few[3]]),
+        "The sum of the four is # ms instead of # at 64 heads (#% short), and # instead of # at 32 (#%)":
+            [*sums(many), *sums(few)],
+        "At 64 heads HBM limits both walks (# and #% busy); at 32 it does not (# and #%)":
+            busy([*many[1:3], *few[1:3]]),
+        "as in the forward's `chain` (#% short at 32 heads)": off(of("kimi-8k", "chain")),
+        "(`chain`) are # to #% too short in the forward": span(chains),
+        "and # and #% too long where they carry a state": off([*of("h16-8k", "chain"), *of("h8-32k", "chain")]),
+        "`prepare` of Hopper is # to #% too long**, in one shape #%.":
+            [*span(makers), *off(of("h64-64x128", "prepare"))],
+        "one kernel is correctly faster than two: # and # us measured, # and # predicted":
+            [f"{both(form)[n]:.0f}" for n in (1, 0) for form in forms],
+        "`fused` #% too long at this length": off(forms[0]),
+        "state_bwd # us (# measured), wy_bwd # (#), intra_bwd # (#), norms_bwd # (#).": of_triton,
+        "The sum is # ms instead of #, #% short": sums(triton),
+    }  # fmt: skip
+
+
 def written(page: str, rows: list[dict[str, Any]]) -> str:
     before, rest = page.split(MARKERS[0])
-    return f"{before}{MARKERS[0]}\n\n{table(rows)}\n\n{MARKERS[1]}{rest.split(MARKERS[1])[1]}"
+    page = f"{before}{MARKERS[0]}\n\n{table(rows)}\n\n{MARKERS[1]}{rest.split(MARKERS[1])[1]}"
+    for words, figures in sentences(rows).items():
+        page = with_figures(page, words, figures)
+    return page
 
 
 def calls() -> list[dict[str, Any]]:

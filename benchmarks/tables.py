@@ -11,10 +11,8 @@ from __future__ import annotations
 
 import argparse
 import difflib
-import re
 import sys
 from collections.abc import Callable, Iterable
-from itertools import takewhile
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,40 +22,27 @@ import counted_sm89
 import counted_sm90
 import counted_step
 import counted_triton
+from pages import with_figures, with_rows
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 
 
 class Table(NamedTuple):
-    """What stands under the two lines of its header."""
-
     page: str
     header: str
     count: Callable[[], Iterable[str]]       # its rows
 
     def renewed(self, text: str, rows: Iterable[str]) -> str:
-        above, header, below = text.partition(f"\n{self.header}\n")
-        if not header:
-            raise LookupError(f"docs/{self.page} has no table {self.header}")
-        rule, *lines = below.split("\n")
-        old = len(list(takewhile(lambda line: line.startswith("|"), lines)))
-        return above + header + "\n".join([rule, *rows, *lines[old:]])
+        return with_rows(text, self.header, rows)
 
 
 class Sentence(NamedTuple):
-    """What the groups of a pattern match; a space of it is any white space."""
-
     page: str
-    pattern: str
-    count: Callable[[], Iterable[str]]       # what each group matches
+    words: str                               # with # for a figure
+    count: Callable[[], Iterable[str]]       # its figures
 
     def renewed(self, text: str, figures: Iterable[str]) -> str:
-        found = re.search(self.pattern.replace(" ", r"\s+"), text, re.DOTALL)
-        if not found:
-            raise LookupError(f"docs/{self.page} does not say {self.pattern}")
-        for group, figure in reversed([*enumerate(figures, 1)]):
-            text = text[: found.start(group)] + figure + text[found.end(group) :]
-        return text
+        return with_figures(text, self.words, figures)
 
 
 SM89, SM90, SM100, TRITON = "stages/sm89.md", "stages/sm90_backward.md", "stages/sm100_backward.md", "triton.md"
@@ -68,7 +53,10 @@ FIGURES = (
     Table(SM100, counted_step.OF_KERNELS, lambda: counted_step.of_kernels(counted_step.counts())),
     Table(SM100, counted_step.OF_HEADS, lambda: counted_step.of_heads(counted_step.counts())),
     Table(TRITON, counted_triton.HEADER, counted_triton.rows),
-    Sentence(TRITON, r"the forward writes (\S+) more, .*? cumulative decays: (\S+) less", counted_triton.kept),
+    Sentence(
+        TRITON, "the forward writes # more, and of its first two launches the backward needs only the cumulative "
+        "decays: # less", counted_triton.kept,
+    ),
 )
 
 

@@ -68,6 +68,13 @@ def test_the_page_holds_the_table_of_the_rows():
     assert page != predicted.written(page, worse)
 
 
+@pytest.mark.parametrize("words", predicted.sentences(FOUND["rows"]))
+def test_a_sentence_of_the_page_has_the_figures_of_the_rows(words):
+    page, figures = predicted.PAGE.read_text(), predicted.sentences(FOUND["rows"])[words]
+    wrong = predicted.with_figures(page, words, ["77", *figures[1:]])
+    assert wrong != page == predicted.written(wrong, FOUND["rows"])
+
+
 @pytest.mark.parametrize("shape, kernel", CHEAP)
 def test_a_cheap_row_is_predicted_again(shape, kernel):
     holds(*next((call, name) for call, name in rows() if (call.shape, name) == (shape, kernel)))
