@@ -24,7 +24,7 @@ import kda.backends.triton.call as call
 import kda.backends.triton.configs as configs
 import kda.backends.triton.launch as launch
 import kda.backends.triton.plan as plan
-from kda.measure.predicted import predict
+from kda.measure import predicted as predictions
 from kda.measure.shapes import SHAPES
 
 APART = 0.03                                 # pairs closer than this were not told apart
@@ -67,7 +67,7 @@ def predicted(way: Way) -> float:
     forget()
     try:
         step = way.kernel.endswith("_bwd")
-        found = predict(rows.ARCH, rows.CHIP, "triton", SHAPES["h64-8k"], step)
+        found = predictions.predict(rows.ARCH, rows.CHIP, "triton", SHAPES["h64-8k"], step)
     finally:
         configs.TABLE = shipped
         forget()
@@ -75,6 +75,7 @@ def predicted(way: Way) -> float:
 
 
 def forget() -> None:
+    predictions.forget()
     for module in (call, configs, plan, launch):
         for thing in vars(module).values():
             if hasattr(thing, "cache_clear"):
