@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from unittest import mock
 
-from counted_step import LONG, SHORT, Counts, between, step
+from counted_step import GATES, LONG, SHORT, Counts, between, step
 
 from kda.backends.common.recorded_plan import RecordedPlan
 from kda.backends.sm90 import launch, plan
@@ -28,10 +28,6 @@ STEPS = {                                    # by the forward's kernels: whether
 }  # fmt: skip
 NAMES = {"record": "chain", "again": "chain without o"}                        # on the page
 HEADER = "| kernel, K = V | warp instructions | bytes per token | registers | spills | shared memory, KiB |"
-GATES = {
-    "bounded by -5": "bounded dt_bias=true", "bounded by -8": "bounded lower_bound=-8 dt_bias=true",
-    "softplus": "softplus dt_bias=true", "given decays": "gate=given",
-}  # fmt: skip
 SPILLS = f"| bytes that grads spills | {' | '.join(f'K = V = {K}' for K in DIMS)} |"
 
 
@@ -73,9 +69,8 @@ def rows(dims: Iterable[int] = DIMS, forwards: Iterable[tuple[str, ...]] = STEPS
         yield from (row(name, K, *found[name]) for name in KERNELS if name in found)
 
 
-def spills(gates: Iterable[str] = GATES) -> Iterator[str]:
-    """Rows for each gate, with g in the dtype of q and in float32."""
-    for dtype, more in (("", ""), (", g in float32", "g_dtype=float32")):
-        for name in gates:
-            taken = (kernel(planned(K, 1, f"{GATES[name]} {more}").grads).spills for K in DIMS)
-            yield f"| {name}{dtype} | {' | '.join(map(str, taken))} |"
+def spills() -> Iterator[str]:
+    """Rows for each gate, and for each with g in float32."""
+    for name, words in GATES.items():
+        taken = (kernel(planned(K, 1, words).grads).spills for K in DIMS)
+        yield f"| {name} | {' | '.join(map(str, taken))} |"

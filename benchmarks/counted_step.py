@@ -9,6 +9,7 @@ has a head, at least the latency of their chunks, one after the other.
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,7 +19,11 @@ from counted import GHZ, HBM, HEADS, HOP, HOPS, ISSUED, LAUNCH, MMA, MUFU, SMS
 
 import kda
 from kda.backends.common.cute.recorded import TOKENS
-from kda.backends.sm100 import plan
+from kda.backends.common.recorded_plan import all_configs
+from kda.backends.sm100 import launch, plan
+from kda.backends.sm100.configs import GradsConfig, OperandsConfig, RecordConfig, WalkConfig
+from kda.compile.kernel import Kernel
+from kda.compile.target import parse
 from kda.problem import Problem
 from kda.simulator import capture
 from kda.simulator.capturing.session import Session
@@ -35,6 +40,14 @@ COMPOSE = 2.4e-6                             # seconds of a segment, as on an H2
 SHORT, LONG = 256, 512                       # tokens of the sequences that are compared
 OF_KERNELS = ("| kernel | warp instructions | MUFU | MFLOP | wavefronts of shared memory | bytes per token | "
               "launches |")  # fmt: skip
+STATES = "state_dtype=float32 final_state=true"
+OF_CODE = "| registers | bounded by -5 | any other gate |"
+OF_SPILLS = "| bytes that grads spills | whole sequences | packed |"
+GATES = {
+    "bounded by -5": "bounded dt_bias=true", "bounded by -8": "bounded lower_bound=-8 dt_bias=true",
+    "softplus": "softplus dt_bias=true", "given decays": "gate=given",
+}  # fmt: skip
+GATES |= {f"{name}, g in float32": f"{words} g_dtype=float32" for name, words in GATES.items()}
 OF_HEADS = "| heads | operands | record | walk | grads | shares | forward | backward |"
 
 
@@ -139,3 +152,30 @@ def of_heads(found: dict[str, Counts], T: int = 8192) -> list[str]:
         each = [f"{times[name][0] * 1e3:.3f} {times[name][1]}" for name in (*FORWARD, *BACKWARD)]
         rows.append(f"| {H} | {' | '.join(each)} | {both[0]:.3f} | {both[1]:.3f} |")
     return rows
+
+
+def built(words: str, packed: bool) -> dict[type, list[Kernel]]:
+    """All kernels of a class of calls, by their configurations' types."""
+    p = Problem.parse(f"bfloat16 {words} l2norm beta=sigmoid {STATES}{' packed' * packed}")
+    found: dict[type, list[Kernel]] = {}
+    for config in filter(None, dict.fromkeys(all_configs(plan.RECORDED, p))):
+        found.setdefault(type(config), []).append(launch.kernel(config, parse("sm100")))
+    return found
+
+
+def of_code() -> Iterator[str]:
+    """Registers of a thread, the least and the most."""
+    for name, kind in {"operands": OperandsConfig, "record": RecordConfig, "walk": WalkConfig}.items():
+        cells = [name]
+        for bounded in (True, False):
+            gates = [words for gate, words in GATES.items() if gate.startswith("bounded by -5") == bounded]
+            found = {k.registers for words in gates for packed in (False, True) for k in built(words, packed)[kind]}
+            cells.append(" to ".join(map(str, sorted({min(found), max(found)}))))
+        yield f"| {' | '.join(cells)} |"
+
+
+def of_spills() -> Iterator[str]:
+    """Of a thread of grads."""
+    for name, words in GATES.items():
+        taken = [k.spills for packed in (False, True) for k in built(words, packed)[GradsConfig]]
+        yield f"| {name} | {' | '.join(map(str, taken))} |"

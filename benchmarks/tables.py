@@ -52,6 +52,8 @@ FIGURES = (
     Table(SM90, counted_sm90.SPILLS, counted_sm90.spills),
     Table(SM100, counted_step.OF_KERNELS, lambda: counted_step.of_kernels(counted_step.counts())),
     Table(SM100, counted_step.OF_HEADS, lambda: counted_step.of_heads(counted_step.counts())),
+    Table(SM100, counted_step.OF_CODE, counted_step.of_code),
+    Table(SM100, counted_step.OF_SPILLS, counted_step.of_spills),
     Table(TRITON, counted_triton.HEADER, counted_triton.rows),
     Sentence(
         TRITON, "the forward writes # more, and of its first two launches the backward needs only the cumulative "
