@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
+import counted
 import counted_sm89
 import counted_sm90
 import counted_step
@@ -45,7 +46,8 @@ class Sentence(NamedTuple):
         return with_figures(text, self.words, figures)
 
 
-SM89, SM90, SM100, TRITON = "stages/sm89.md", "stages/sm90_backward.md", "stages/sm100_backward.md", "triton.md"
+SM89, SM90, TRITON, CLOCK = "stages/sm89.md", "stages/sm90_backward.md", "triton.md", "clock.md"
+FORWARD, SM100 = "stages/sm100_forward.md", "stages/sm100_backward.md"
 FIGURES = (
     Table(SM89, counted_sm89.HEADER, counted_sm89.rows),
     Table(SM90, counted_sm90.HEADER, counted_sm90.rows),
@@ -54,6 +56,21 @@ FIGURES = (
     Table(SM100, counted_step.OF_HEADS, lambda: counted_step.of_heads(counted_step.counts())),
     Table(SM100, counted_step.OF_CODE, counted_step.of_code),
     Table(SM100, counted_step.OF_SPILLS, counted_step.of_spills),
+    Sentence(
+        FORWARD, "columns of tensor memory in use | # bytes; # | # bytes; # (all are allocated)", counted.memory_of_dims
+    ),
+    Sentence(
+        FORWARD, "MUFU, wavefronts per chunk, bounded gate | #, #, # | #, #, # |", lambda: counted.of_dims("bounded")
+    ),
+    Sentence(FORWARD, "| the same, given decays | #, #, # | #, #, # |", lambda: counted.of_dims("given")),
+    Sentence(FORWARD, "| bytes of HBM per token | # | # |", counted.bytes_of_dims),
+    Sentence(FORWARD, "at B1 T8192 H64: bounded gate, given decays | #, # | #, # |", counted.clocks_of_dims),
+    Table(CLOCK, counted.HEADER, counted.of_clock),
+    Sentence(
+        CLOCK, "which is # clocks for a chunk of 32 tokens and a head. In the clock a chunk takes #,",
+        counted.clocks_of_a_chunk,
+    ),
+    Sentence(CLOCK, "`compose` and `join`: `fused` alone takes # and # ms", counted.fused_alone),
     Table(TRITON, counted_triton.HEADER, counted_triton.rows),
     Sentence(
         TRITON, "the forward writes # more, and of its first two launches the backward needs only the cumulative "
