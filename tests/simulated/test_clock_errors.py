@@ -88,6 +88,13 @@ def test_every_row_is_predicted_again(call, name):
 
 
 @pytest.mark.exhaustive
+@pytest.mark.parametrize("header", predicted.TABLES)
+def test_every_row_of_the_other_tables_is_predicted_again(header):
+    page = predicted.PAGE.read_text()
+    assert predicted.with_rows(page, header, predicted.TABLES[header]()) == page, "run benchmarks/predicted.py"
+
+
+@pytest.mark.exhaustive
 def test_every_row_of_pairs_is_predicted_again():
     page, found = predicted.PAGE.read_text(), [(way, predicted_pairs.predicted(way)) for way in predicted_pairs.WAYS]
     assert predicted_pairs.written(page, found) == page, "run benchmarks/predicted_pairs.py"
