@@ -1,4 +1,4 @@
-"""What the kernels of a training step on Hopper take, for the tables of docs/stages/sm90_backward.md, which `python
+"""What Hopper's kernels take, for the tables of docs/stages/sm90_backward.md and sm90_forward.md, which `python
 benchmarks/tables.py` writes.
 
 Instructions and bytes are counted in the simulator, of 64 tokens and one value head, as `counted_step` does it for
@@ -12,12 +12,18 @@ from unittest import mock
 
 from counted_step import GATES, LONG, SHORT, Counts, between, step
 
+import kda
+from kda.backends.common.cute.recorded import TOKENS
+from kda.backends.common.cute.tile import C
 from kda.backends.common.recorded_plan import RecordedPlan
 from kda.backends.sm90 import launch, plan
 from kda.backends.sm90.bwd.grads import REGISTERS
 from kda.backends.sm90.kernels import kernel
 from kda.compile.launching import Launch
 from kda.problem import Problem
+from kda.simulator import capture
+from kda.simulator.capturing.session import Session
+from kda.verify.cases import make_inputs
 
 SMS, DIMS = 132, (128, 64)
 FUSED = "fused"                              # instead of prepare and record, in clusters of two
@@ -74,3 +80,36 @@ def spills() -> Iterator[str]:
     for name, words in GATES.items():
         taken = (kernel(planned(K, 1, words).grads).spills for K in DIMS)
         yield f"| {name} | {' | '.join(map(str, taken))} |"
+
+
+FORMS = {                                    # of a forward: its kernels' names, and constants of the plan
+    ("prepare", "chain"): dict(FUSED=False, CTAS=2), ("fused, two CTAs",): dict(FUSED=True, CTAS=2),
+    ("fused, four CTAs",): dict(FUSED=True, CTAS=4),
+}  # fmt: skip
+FLOORS = "global_floor_read", "global_floor_written"
+OF_FORWARD = ("| kernel, gate | warp instructions | bytes per token: requested, touched | registers | spills | shared "
+              "memory, KiB |")  # fmt: skip
+
+
+def forward(T: int, gate: str) -> Session:
+    case = make_inputs(T=T, H=1, K=128, V=128, gate=gate, initial_state=False)
+    with capture(arch="sm90", checks=False) as session:
+        kda.chunk_kda_fwd(**case.keywords | {"backend": "sm90", "output_final_state": False})
+    return session
+
+
+def of_forward() -> Iterator[str]:
+    """Of a chunk of 32 tokens."""
+    for names, constants in FORMS.items():
+        for gate in ("bounded", "softplus", "given"):
+            with mock.patch.multiple(plan, STREAM=False, **constants):
+                launch.forget_plans()
+                short, long = (forward(T, gate) for T in (SHORT, LONG))
+            launch.forget_plans()
+            for name, a, b, at in zip(names, short.runs, long.runs, long.launches, strict=True):
+                found = between(a, b, LONG - SHORT)
+                touched = sum(b.counters[of] - a.counters[of] for of in FLOORS) / (LONG - SHORT)
+                cells = (f"{name}, {gate}", f"{found.warp_instructions * C / TOKENS:,.0f}",
+                         f"{found.bytes:,.0f}, {touched:,.0f}", at.kernel.registers, at.kernel.spills,
+                         f"{at.config.shared / 1024:.0f}")  # fmt: skip
+                yield f"| {' | '.join(map(str, cells))} |"

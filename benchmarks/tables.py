@@ -52,6 +52,7 @@ FIGURES = (
     Table(SM89, counted_sm89.HEADER, counted_sm89.rows),
     Table(SM90, counted_sm90.HEADER, counted_sm90.rows),
     Table(SM90, counted_sm90.SPILLS, counted_sm90.spills),
+    Table("stages/sm90_forward.md", counted_sm90.OF_FORWARD, counted_sm90.of_forward),
     Table(SM100, counted_step.OF_KERNELS, lambda: counted_step.of_kernels(counted_step.counts())),
     Table(SM100, counted_step.OF_HEADS, lambda: counted_step.of_heads(counted_step.counts())),
     Table(SM100, counted_step.OF_CODE, counted_step.of_code),
