@@ -7,12 +7,16 @@ A chunk's counts are those of a longer sequence less those of a shorter one, ove
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import kda
 from kda.backends.common.cute.tile import C
 from kda.backends.sm100 import plan
 from kda.backends.sm100.configs import CTAS
+from kda.measure.predicted import Prediction, predict
+from kda.measure.shapes import Shape
 from kda.problem import Problem
 from kda.simulator import capture
 from kda.verify.cases import make_inputs
@@ -48,8 +52,8 @@ class Chunk(NamedTuple):
         return max(self._fields[:-1], key=lambda name: getattr(self, name))
 
 
-def counters(T: int, gate: str = "bounded") -> dict[str, float]:
-    case = make_inputs(T=T, H=1, K=128, V=128, gate=gate, initial_state=False)
+def counters(T: int, gate: str = "bounded", K: int = 128) -> dict[str, float]:
+    case = make_inputs(T=T, H=1, K=K, V=K, gate=gate, initial_state=False)
     keywords = case.keywords | {"output_final_state": False, "backend": "sm100", "batch_invariant": True}
     with capture(arch="sm100") as session:
         kda.chunk_kda_fwd(**keywords)
@@ -61,8 +65,8 @@ def counters(T: int, gate: str = "bounded") -> dict[str, float]:
     return found
 
 
-def of_a_chunk(shorter: int = 512, longer: int = 1024, gate: str = "bounded") -> dict[str, float]:
-    a, b = counters(shorter, gate), counters(longer, gate)
+def of_a_chunk(shorter: int = 512, longer: int = 1024, gate: str = "bounded", K: int = 128) -> dict[str, float]:
+    a, b = counters(shorter, gate, K), counters(longer, gate, K)
     return {name: (b[name] - a[name]) / ((longer - shorter) / C) for name in b}
 
 
@@ -98,6 +102,56 @@ def seconds(one: Chunk, T: int, H: int) -> tuple[float, int]:
     walked = waves * -(-chunks // pieces) * one.clocks / (GHZ * 1e9)
     joined = LAUNCH + EDGE * pieces + 6 * 256 * H * T / HBM if pieces > 1 else 0.0
     return walked + joined, pieces
+
+
+# What pages say of heads of 128 and of 64 channels, and of times that the clock predicts; `tables.py` writes it.
+
+DIMS, T = (128, 64), 8192
+HEADER = "| H | counted, ms | clock, ms |"
+
+
+@functools.cache
+def clocked(H: int, K: int = 128, gate: str = "bounded") -> Prediction:
+    return predict("sm_100a", "b200", "sm100", Shape(T=T, H=H, K=K, V=K), False, gate)
+
+
+def of_clock() -> Iterator[str]:
+    one = chunk(of_a_chunk())
+    for H in HEADS:
+        yield f"| {H} | {1e3 * seconds(one, T, H)[0]:.3f} | {clocked(H).milliseconds():.3f} |"
+
+
+def fused_alone() -> list[str]:
+    """Milliseconds, where sequences are cut."""
+    return [f"{clocked(H).kernel('fused').milliseconds:.3f}" for H in (8, 16)]
+
+
+def of_dims(gate: str) -> list[str]:
+    found = (of_a_chunk(gate=gate, K=K) for K in DIMS)
+    return [f"{of[name]:,.0f}" for of in found for name in ("warp_instructions", "mufu", "shared_wavefronts")]
+
+
+def bytes_of_dims() -> list[str]:
+    return [f"{of_a_chunk(K=K)['bytes'] / C:,.0f}" for K in DIMS]
+
+
+def memory_of_dims() -> list[str]:
+    configs = (plan.fused_config(Problem.parse(f"bounded l2norm bfloat16 K={K} V={K}"), None) for K in DIMS)
+    return [f"{n:,}" for config in configs for n in (config.shared, config.tmem.end)]
+
+
+def clocks_of(K: int, gate: str = "bounded") -> str:
+    """Of a chunk in a cluster that walks along a row by itself."""
+    return f"{clocked(64, K, gate).kernel('fused').clocks / (T // C):,.0f}"
+
+
+def clocks_of_dims() -> list[str]:
+    return [clocks_of(K, gate) for K in DIMS for gate in ("bounded", "given")]
+
+
+def clocks_of_a_chunk() -> list[str]:
+    """Counted, and predicted."""
+    return [f"{chunk(of_a_chunk()).clocks:,.0f}", clocks_of(128)]
 
 
 def main() -> None:

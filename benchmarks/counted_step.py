@@ -1,6 +1,5 @@
-"""What a training step on Blackwell costs on paper: counted in the simulator, at published rates.  No GPU:
-
-    python benchmarks/counted_step.py
+"""What a training step on Blackwell costs on paper: counted in the simulator, at published rates.
+`python benchmarks/tables.py` writes the tables of docs/stages/sm100_backward.md.
 
 Counts are of 64 tokens and one value head, of a bounded gate with l2norms and a sigmoid: those of a longer sequence
 less those of a shorter one.  A kernel takes as long as the resource that it uses most; record and walk, where a CTA
@@ -10,6 +9,7 @@ has a head, at least the latency of their chunks, one after the other.
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,9 +19,15 @@ from counted import GHZ, HBM, HEADS, HOP, HOPS, ISSUED, LAUNCH, MMA, MUFU, SMS
 
 import kda
 from kda.backends.common.cute.recorded import TOKENS
-from kda.backends.sm100 import plan
+from kda.backends.common.recorded_plan import all_configs
+from kda.backends.sm100 import launch, plan
+from kda.backends.sm100.configs import GradsConfig, OperandsConfig, RecordConfig, WalkConfig
+from kda.compile.kernel import Kernel
+from kda.compile.target import parse
 from kda.problem import Problem
 from kda.simulator import capture
+from kda.simulator.capturing.session import Session
+from kda.simulator.report import Run
 from kda.verify.cases import make_inputs
 
 FORWARD, BACKWARD = ("operands", "record"), ("walk", "grads", "shares")
@@ -31,6 +37,18 @@ PRODUCTS = {                                 # clocks of those between a state a
     "record": 2 * 128 * (64 * 128 + 128 * 32) / MMA[128], "walk": 2 * 128 * (32 * 128 + 128 * 32) / MMA[128],
 }  # fmt: skip
 COMPOSE = 2.4e-6                             # seconds of a segment, as on an H200
+SHORT, LONG = 256, 512                       # tokens of the sequences that are compared
+OF_KERNELS = ("| kernel | warp instructions | MUFU | MFLOP | wavefronts of shared memory | bytes per token | "
+              "launches |")  # fmt: skip
+STATES = "state_dtype=float32 final_state=true"
+OF_CODE = "| registers | bounded by -5 | any other gate |"
+OF_SPILLS = "| bytes that grads spills | whole sequences | packed |"
+GATES = {
+    "bounded by -5": "bounded dt_bias=true", "bounded by -8": "bounded lower_bound=-8 dt_bias=true",
+    "softplus": "softplus dt_bias=true", "given decays": "gate=given",
+}  # fmt: skip
+GATES |= {f"{name}, g in float32": f"{words} g_dtype=float32" for name, words in GATES.items()}
+OF_HEADS = "| heads | operands | record | walk | grads | shares | forward | backward |"
 
 
 class Counts(NamedTuple):
@@ -55,28 +73,33 @@ class Counts(NamedTuple):
         }  # fmt: skip
 
 
-def runs(T: int, kept: bool) -> list:
-    case = make_inputs(T=T, H=1, K=128, V=128, gate="bounded", initial_state=False)
-    keywords = case.keywords | {"backend": "sm100", "output_final_state": False}
-    with capture(arch="sm100") as session:
+def step(T: int, kept: bool, backend: str = "sm100", K: int = 128) -> Session:
+    """A forward that keeps, and its backward; or a backward alone, that nothing was kept for."""
+    case = make_inputs(T=T, H=1, K=K, V=K, gate="bounded", initial_state=False)
+    keywords = case.keywords | {"backend": backend, "output_final_state": False}
+    with capture(arch=backend) as session:
         saved = kda.chunk_kda_fwd(**keywords, disable_recompute=True).saved if kept else None
         kda.chunk_kda_bwd(do=case.do, saved=saved, **keywords)
-    return session.runs
+    return session
 
 
-def counts(shorter: int = 256, longer: int = 512) -> dict[str, Counts]:
+def between(short: Run, long: Run, tokens: int) -> Counts:
+    """What so many more tokens take, for each block of them."""
+    a, b = values(short), values(long)
+    found = Counts(*((y - x) * TOKENS / tokens for x, y in zip(a, b)))
+    return found._replace(bytes=found.bytes / TOKENS)
+
+
+def counts(shorter: int = SHORT, longer: int = LONG) -> dict[str, Counts]:
     """Of each kernel."""
     found = {}
     for kept, names in ((True, FORWARD + BACKWARD), (False, AGAIN)):
-        pairs = list(zip(runs(shorter, kept), runs(longer, kept)))
-        for name, pair in zip(names, pairs, strict=kept):
-            if name not in found:
-                a, b = (values(run) for run in pair)
-                found[name] = Counts(*((y - x) * TOKENS / (longer - shorter) for x, y in zip(a, b)))
-    return {name: x._replace(bytes=x.bytes / TOKENS) for name, x in found.items()}
+        pairs = list(zip(step(shorter, kept).runs, step(longer, kept).runs))
+        found = {name: between(*of, longer - shorter) for name, of in zip(names, pairs, strict=kept)} | found
+    return {name: found[name] for name in (*FORWARD, *BACKWARD, *AGAIN)}
 
 
-def values(run) -> Counts:
+def values(run: Run) -> Counts:
     of = run.counters
     mufu = sum(run.instructions.get(name, 0) for name in ("ex2", "rcp", "rsqrt", "lg2"))
     moved = of["global_bytes_read"] + of["global_bytes_written"]
@@ -131,13 +154,28 @@ def of_heads(found: dict[str, Counts], T: int = 8192) -> list[str]:
     return rows
 
 
-def main() -> None:
-    found = counts()
-    print("| kernel | warp instructions | MUFU | MFLOP | wavefronts of shared memory | bytes per token | launches |",
-          "|---|---|---|---|---|---|---|", *of_kernels(found), sep="\n")  # fmt: skip
-    print("", "| heads | operands | record | walk | grads | shares | forward | backward |",
-          "|---|---|---|---|---|---|---|---|", *of_heads(found), sep="\n")  # fmt: skip
+def built(words: str, packed: bool) -> dict[type, list[Kernel]]:
+    """All kernels of a class of calls, by their configurations' types."""
+    p = Problem.parse(f"bfloat16 {words} l2norm beta=sigmoid {STATES}{' packed' * packed}")
+    found: dict[type, list[Kernel]] = {}
+    for config in filter(None, dict.fromkeys(all_configs(plan.RECORDED, p))):
+        found.setdefault(type(config), []).append(launch.kernel(config, parse("sm100")))
+    return found
 
 
-if __name__ == "__main__":
-    main()
+def of_code() -> Iterator[str]:
+    """Registers of a thread, the least and the most."""
+    for name, kind in {"operands": OperandsConfig, "record": RecordConfig, "walk": WalkConfig}.items():
+        cells = [name]
+        for bounded in (True, False):
+            gates = [words for gate, words in GATES.items() if gate.startswith("bounded by -5") == bounded]
+            found = {k.registers for words in gates for packed in (False, True) for k in built(words, packed)[kind]}
+            cells.append(" to ".join(map(str, sorted({min(found), max(found)}))))
+        yield f"| {' | '.join(cells)} |"
+
+
+def of_spills() -> Iterator[str]:
+    """Of a thread of grads."""
+    for name, words in GATES.items():
+        taken = [k.spills for packed in (False, True) for k in built(words, packed)[GradsConfig]]
+        yield f"| {name} | {' | '.join(map(str, taken))} |"

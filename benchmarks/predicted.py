@@ -1,6 +1,6 @@
 """The clock against every H200 time on record that the simulator can run.  No GPU:
 
-    python benchmarks/predicted.py                # writes the table of docs/clock.md, and the errors that kda quotes
+    python benchmarks/predicted.py                # writes the tables of docs/clock.md, and the errors that kda quotes
     python benchmarks/predicted.py --only h96-8k  # prints rows, writes nothing; --json FILE keeps them,
     python benchmarks/predicted.py --merge FILE   # and this puts them in instead of the old ones
 
@@ -15,12 +15,14 @@ import functools
 import json
 import statistics
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch
+from pages import with_figures, with_rows
 
 import kda.backends.sm90.launch as sm90_launch
 import kda.backends.sm90.plan as sm90_plan
@@ -173,9 +175,121 @@ def table(rows: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
+def sentences(rows: list[dict[str, Any]]) -> dict[str, list[str]]:
+    """What the page says of the rows, with # for a figure, and the figures."""
+    errors = summary(rows)
+
+    def of(shape: str, *kernels: str, backend: str = "sm90") -> list[dict[str, Any]]:
+        known = {r["kernel"]: r for r in rows if (r["backend"], r["shape"]) == (backend, shape)}
+        return [known[kernel] for kernel in kernels]
+
+    def off(some: list[dict[str, Any]], places: int = 0) -> list[str]:
+        return [f"{abs(r['error']):.{places}f}" for r in some]
+
+    def span(some: list[dict[str, Any]]) -> list[str]:
+        return [f"{of([abs(r['error']) for r in some]):.0f}" for of in (min, max)]
+
+    def both(some: list[dict[str, Any]]) -> list[float]:
+        return [sum(r[key] for r in some) for key in ("predicted", "measured")]
+
+    def sums(some: list[dict[str, Any]]) -> list[str]:
+        predicted, measured = both(some)
+        return [f"{predicted / 1e3:.2f}", f"{measured / 1e3:.2f}", f"{100 * (1 - predicted / measured):.0f}"]
+
+    def busy(some: list[dict[str, Any]]) -> list[str]:
+        return [r["binds"].split()[1].rstrip("%") for r in some]
+
+    back = ("prepare, backward", "chain, backward", "walk, backward", "grads, backward")
+    many, few = of("h64-8k", *back), of("kimi-8k", *back)
+    chains = [*of("h64-8k", "chain, alone"), *of("h8-32k", "chain 2"), *of("h16-8k", "chain 2")]
+    chains += [r for shape in ("kimi-8k", "h96-8k", "h64-64x128") for r in of(shape, "chain")]
+    makers = [r for r in rows if r["family"] == "sm90 prepare" and r["shape"] != "h64-64x128"]
+    triton = of("h64-8k", *(f"{name}_bwd, backward" for name in ("state", "wy", "intra", "norms")), backend="triton")
+    of_triton = [f"{r[key]:,.0f}" for r in triton for key in ("predicted", "measured")]
+    forms = [of("h64-8k", "fused"), of("h64-8k", "prepare, alone", "chain, alone")]
+    medians = [errors["all"]["median of families"], errors["all"]["median"], errors["backends"]["sm90"]["median"]]
+    return {
+        "The worst is #%, `stream` at T4096 H12, then #%, `walk`":
+            off([*of("h12-4k", "stream"), *of("kimi-8k", "walk, backward")], 1),
+        "median over the families is #%; the median over rows is #%, over Hopper's rows #%":
+            [f"{median:.0f}" for median in medians],
+        "`stream` is predicted #% and #% too short": off([*of("h16-8k", "stream"), *of("h12-4k", "stream")]),
+        "Its eight rows are # to #% off: `prepare` is # and #% too long":
+            [*span(many + few), *off([many[0], few[0]])],
+        "at 64 heads `chain` and `walk` are # and #% too short, at 32 heads # and #%; `grads` is # "
+        "and #% too short": off([*many[1:3], *few[1:3], many[3], few[3]]),
+        "The sum of the four is # ms instead of # at 64 heads (#% short), and # instead of # at 32 (#%)":
+            [*sums(many), *sums(few)],
+        "At 64 heads HBM limits both walks (# and #% busy); at 32 it does not (# and #%)":
+            busy([*many[1:3], *few[1:3]]),
+        "as in the forward's `chain` (#% short at 32 heads)": off(of("kimi-8k", "chain")),
+        "(`chain`) are # to #% too short in the forward": span(chains),
+        "and # and #% too long where they carry a state": off([*of("h16-8k", "chain"), *of("h8-32k", "chain")]),
+        "`prepare` of Hopper is # to #% too long**, in one shape #%.":
+            [*span(makers), *off(of("h64-64x128", "prepare"))],
+        "one kernel is correctly faster than two: # and # us measured, # and # predicted":
+            [f"{both(form)[n]:.0f}" for n in (1, 0) for form in forms],
+        "`fused` #% too long at this length": off(forms[0]),
+        "state_bwd # us (# measured), wy_bwd # (#), intra_bwd # (#), norms_bwd # (#).": of_triton,
+        "The sum is # ms instead of #, #% short": sums(triton),
+    }  # fmt: skip
+
+
 def written(page: str, rows: list[dict[str, Any]]) -> str:
     before, rest = page.split(MARKERS[0])
-    return f"{before}{MARKERS[0]}\n\n{table(rows)}\n\n{MARKERS[1]}{rest.split(MARKERS[1])[1]}"
+    page = f"{before}{MARKERS[0]}\n\n{table(rows)}\n\n{MARKERS[1]}{rest.split(MARKERS[1])[1]}"
+    for words, figures in sentences(rows).items():
+        page = with_figures(page, words, figures)
+    return page
+
+
+H100 = {                                     # at B1 T8192: heads, a step or a forward, milliseconds measured
+    "H64, forward": (64, False, 0.323), "H64, step, nothing kept": (64, True, 1.987), "H96, step": (96, True, 2.996),
+    "H32, step": (32, True, 1.137),
+}  # fmt: skip
+
+
+def of_h100() -> Iterator[str]:
+    for name, (heads, step, measured) in H100.items():
+        found = predict(ARCH, "h100", "sm90", Shape(T=8192, H=heads), step).milliseconds()
+        yield f"| {name} | {found:.3f} | {measured} | {100 * (found / measured - 1):+.0f}% |"
+
+
+WAITS = (                                    # the clock's reasons, as the columns of ncu's have them together
+    ("long", "copies"), ("barrier", "mbarrier", "cluster"), ("wait",), ("short", "mio"), ("math",), ("not selected",),
+)  # fmt: skip
+NCU = {                                      # kernel: its call's shape and name; percent of issue slots, then WAITS
+    "sm90 fused": ("h64-8k", "fused", 57, 1.70, 1.98, 1.13, 1.04, 0.68, 1.02),
+    "sm90 prepare, H32": ("kimi-8k", "prepare", 60, 1.66, 0.93, 1.06, 1.04, 0.75, 1.23),
+    "sm90 chain, H32": ("kimi-8k", "chain", 28, 1.04, 0.48, 0.79, 0.66, 0.14, 0.02),
+    "Triton prepare": ("h64-8k", "prepare", 26, 3.25, 0.62, 1.45, 0.73, 0.14, 0.14),
+    "Triton state_bwd": ("h64-8k", "state_bwd, backward", 19, 1.66, 1.35, 0.57, 0.39, 0.08, 0.00),
+    "Triton wy_bwd": ("h64-8k", "wy_bwd, backward", 24, 3.78, 0.65, 0.77, 1.28, 0.23, 0.17),
+    "Triton intra_bwd": ("h64-8k", "intra_bwd, backward", 33, 4.12, 1.02, 1.05, 1.08, 0.25, 0.33),
+    "Triton norms_bwd": ("h64-8k", "norms_bwd, backward", 42, 7.60, 0.00, 0.91, 0.63, 0.43, 0.52),
+}  # fmt: skip
+
+
+def of_stalls() -> Iterator[str]:
+    for kernel, (shape, name, slots, *waits) in NCU.items():
+        backend = kernel.split()[0].lower()
+        call = next(c for c in CALLS if (c.backend, c.shape) == (backend, shape) and name in c.times)
+        one = launched(call, name, call.step)
+        found, issue = dict(one.stalls), dict(one.of.binds())["issue"]
+        cells = [f"{ncu:.2f}; {sum(found[why] for why in whys):.1f}" for ncu, whys in zip(waits, WAITS)]
+        yield f"| {kernel} | {slots}%; {issue:.0%} | {' | '.join(cells)} |"
+
+
+TABLES = {                                   # beside that of the rows, by header
+    "| H100, B1 T8192 | predicted, ms | measured | error |": of_h100,
+    "| kernel | issue slots used | long | barriers, mbarriers | fixed latency | short, MIO | math, dispatch | not "
+    "selected |": of_stalls,
+}  # fmt: skip
+
+
+def write_tables() -> None:
+    for header, count in TABLES.items():
+        PAGE.write_text(with_rows(PAGE.read_text(), header, count()))
 
 
 def calls() -> list[dict[str, Any]]:
@@ -228,6 +342,7 @@ def main() -> None:
                 Path(options.json).write_text(json.dumps(rows, indent=1) + "\n")
     if not only:
         write(rows)
+        write_tables()
 
 
 if __name__ == "__main__":

@@ -119,7 +119,7 @@ def launch(
     timeline: also record what warps and units do over time, for Run.timeline(); needs a clock.
     config: the kernel's configuration. A timeline names warps by its `roles` ({"LOAD": range(4, 5)}), if it has any,
         and mbarriers by its `struct` of shared memory.
-    accesses: also tell which bytes were read and written (Run.accesses).
+    accesses: also tell which bytes were read and written (Run.accesses), and which sectors (Run.sectors).
     """
     _check_types(ptx, args, schedule=schedule, early=early, clock=clock, timeline=timeline)
     p = program(ptx, kernel, arch)
@@ -176,7 +176,9 @@ def launch(
         binding.simulate(record)
     run = Run(p, record, counters, touched, _worded(record, p, spans, config, strict))
     run.left = grids.left(record.triggered)
-    run.accesses, run.spans = grids.own, spans if accesses else []
+    if accesses:
+        run.accesses, run.spans = grids.own, spans
+        run.sectors = [(region.address, torch.frombuffer(t, dtype=torch.uint8)) for region, t in zip(regions, touched)]
     run.clock = timer.clock() if timer else None
     if timer and timeline:
         run.recorded = Recorded(timer.records(), p, config)

@@ -15,6 +15,7 @@ import kda
 from kda.backends.reference import chunked
 from kda.backends.sm90 import costs, plan
 from kda.commands import findings
+from kda.problem import Problem
 from kda.stages import BACKWARD, FORWARD, SHAPES, STAGES
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -169,6 +170,32 @@ def test_thresholds_on_a_page_are_those_of_the_plan(pattern):
     said = re.search(pattern, " ".join(ONE_KERNEL.read_text().split()))
     known = vars(plan) | vars(costs)
     assert [float(number) for number in said.groups()] == [eval(name, known) for name in QUOTED[pattern]]
+
+
+KEPT = {                                     # what a page says a forward keeps -> bytes of a token and value head
+    ("sm90", 128, r'="states"` \|.*\| (\S+) bytes: r, h'): "h + r",
+    ("sm90", 128, r"(\S+) bytes: tiles, r, h"): "tiles + h + r",
+    ("sm90", 128, r"tiles: .* \| (\d+) \| prepare"): "tiles",
+    ("sm90", 128, r"h, one per 64 .* \| (\d+) \| chain"): "h",
+    ("sm90", 128, r"\| r \| (\d+) \| chain"): "r",
+    ("sm90", 128, r"read it again: (\d+) bytes per token"): "tiles",
+    ("sm90", 128, r"CTAs of a head read it: (\S+)\."): "3 * tiles",
+    ("sm90", 64, r"`disable_recompute` keeps (\d+) bytes"): "tiles + h + r",
+    ("sm100", 128, r"(\d+) bytes: h \d+, r"): "h + r",
+    ("sm100", 128, r"(\S+) bytes: tiles"): "tiles + h + r",
+    ("sm100", 128, r"bytes: tiles (\d+), h"): "tiles",
+    ("sm100", 128, r"bytes: tiles \d+, h (\d+), r"): "h",
+    ("sm100", 128, r"bytes: tiles .*, r (\d+)"): "r",
+}
+
+
+@pytest.mark.parametrize("backend, K, pattern", KEPT)
+def test_bytes_that_a_page_says_are_kept_are_those_of_the_plan(backend, K, pattern):
+    text = (ROOT / "docs" / "stages" / f"{backend}_backward.md").read_text()
+    said = int(re.search(pattern, text)[1].replace(",", ""))
+    p = Problem.parse(f"bounded l2norm bfloat16 K={K} V={K} T=8192 H=1")
+    kept = importlib.import_module(f"kda.backends.{backend}.plan").recorded_plan(p, 132).kept._asdict()
+    assert said == eval(KEPT[backend, K, pattern], kept) / p.T
 
 
 def test_pages_name_only_what_the_plan_of_hopper_has():

@@ -11,6 +11,7 @@ pytest.importorskip("cutlass", reason="nvidia-cutlass-dsl is not installed")
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
 import predicted
+import predicted_pairs
 
 from kda.measure.predicted import ERRORS
 
@@ -68,6 +69,13 @@ def test_the_page_holds_the_table_of_the_rows():
     assert page != predicted.written(page, worse)
 
 
+@pytest.mark.parametrize("words", predicted.sentences(FOUND["rows"]))
+def test_a_sentence_of_the_page_has_the_figures_of_the_rows(words):
+    page, figures = predicted.PAGE.read_text(), predicted.sentences(FOUND["rows"])[words]
+    wrong = predicted.with_figures(page, words, ["77", *figures[1:]])
+    assert wrong != page == predicted.written(wrong, FOUND["rows"])
+
+
 @pytest.mark.parametrize("shape, kernel", CHEAP)
 def test_a_cheap_row_is_predicted_again(shape, kernel):
     holds(*next((call, name) for call, name in rows() if (call.shape, name) == (shape, kernel)))
@@ -77,3 +85,25 @@ def test_a_cheap_row_is_predicted_again(shape, kernel):
 @pytest.mark.parametrize("call, name", rows(), ids=lambda x: getattr(x, "shape", x))
 def test_every_row_is_predicted_again(call, name):
     holds(call, name)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("header", predicted.TABLES)
+def test_every_row_of_the_other_tables_is_predicted_again(header):
+    page = predicted.PAGE.read_text()
+    assert predicted.with_rows(page, header, predicted.TABLES[header]()) == page, "run benchmarks/predicted.py"
+
+
+@pytest.mark.exhaustive
+def test_every_row_of_pairs_is_predicted_again():
+    page, found = predicted.PAGE.read_text(), [(way, predicted_pairs.predicted(way)) for way in predicted_pairs.WAYS]
+    assert predicted_pairs.written(page, found) == page, "run benchmarks/predicted_pairs.py"
+
+
+def test_the_page_says_how_many_pairs_of_its_table_are_right():
+    page = predicted.PAGE.read_text()
+    table = page.partition(f"{predicted_pairs.HEADER}\n")[2].partition("\n\n")[0]
+    figures = [float(row.split(" | ")[-1].rstrip(" |").replace(",", "")) for row in table.split("\n")[1:]]
+    ways = predicted_pairs.WAYS
+    assert predicted_pairs.written(page, list(zip(ways, figures, strict=True))) == page
+    assert "0 of 24 such pairs" in predicted_pairs.written(page, [(way, -way.measured) for way in ways])

@@ -295,6 +295,16 @@ def test_global_bytes_are_counted_and_compared_with_what_was_touched():
     assert result.report().splitlines()[1:] == others
 
 
+def test_sectors_that_a_launch_reads_writes_or_both_are_told_apart():
+    body = MY.format(n=4) + "ld.global.u32 %r2, [%rd10]; st.global.u32 [%rd11], %r2; {more}"
+    for more, flag in (("", 2), ("ld.global.u32 %r3, [%rd11];", 3)):
+        a, b = torch.arange(64, dtype=torch.int32), torch.zeros(64, dtype=torch.int32)
+        ptx, how = kernel(body.format(more=more), pointers=2), dict(grid=1, block=64, args=[a, b])
+        found = dict(launch(ptx, accesses=True, **how).sectors)
+        assert [set(found[x.data_ptr()][1:7].tolist()) for x in (a, b)] == [{1}, {flag}]
+        assert not launch(ptx, **how).sectors
+
+
 # ---- arguments
 
 

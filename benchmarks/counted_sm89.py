@@ -1,4 +1,4 @@
-"""What the float32 kernels take, without a GPU: `python benchmarks/static.py` prints the table of docs/stages/sm89.md.
+"""What the float32 kernels take, for the table of docs/stages/sm89.md, which `python benchmarks/tables.py` writes.
 
 Registers are ptxas' for sm_89.  Instructions (PTX, without mov) and bytes are counted in the simulator, those of 192
 tokens less those of 64: a chunk of a value head, all CTAs that share it, in a recorded step.
@@ -7,10 +7,8 @@ tokens less those of 64: a chunk of a value head, all CTAs that share it, in a r
 from __future__ import annotations
 
 import dataclasses
-import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from collections.abc import Iterable, Iterator
+from unittest import mock
 
 from kda.backends.sm89 import launch, plan
 from kda.bundles import Save
@@ -22,6 +20,7 @@ from kda.verify.cases import Case, make_inputs
 LONG, SHORT, C = 192, 64, 64
 HEADS, SMS = 16, 132                         # whose columns of a state are counted
 AGAIN = {"chain": "chain, backward", "prepare": "prepare, backward"}
+HEADER = "| launch | registers | shared, KiB | instructions | mma | fma | bytes per token: read, touched | written |"
 
 
 def case_of(T: int, D: int) -> Case:
@@ -65,21 +64,12 @@ def row(name: str, config, long: Run, short: Run) -> str:
     return f"| {' | '.join(map(str, cells))} |"
 
 
-def main() -> None:
-    print("| launch | registers | shared, KiB | instructions | mma | fma | bytes a token: read, touched | written |")
-    print("|" + "---|" * 8)
-    planned = plan.columns
-    for D in (64, 128):
+def rows(dims: Iterable[int] = (64, 128)) -> Iterator[str]:
+    for D in dims:
         few = case_of(SHORT, D).problem()
-        columns = planned(dataclasses.replace(few, H=HEADS, HV=HEADS), SMS)
-        plan.columns = lambda p, sms, columns=columns: columns
+        columns = plan.columns(dataclasses.replace(few, H=HEADS, HV=HEADS), SMS)
         launch.steps.cache_clear()
-        long, short, configs = runs(case_of(LONG, D)), runs(case_of(SHORT, D)), kernels(few)
-        for name, run in long.items():
-            if name in configs and name != "sum_chunks":
-                print(row(name, configs[name], run, short[name]), flush=True)
-    plan.columns = planned
-
-
-if __name__ == "__main__":
-    main()
+        with mock.patch.object(plan, "columns", lambda p, sms, columns=columns: columns):
+            long, short, configs = runs(case_of(LONG, D)), runs(case_of(SHORT, D)), kernels(few)
+        launch.steps.cache_clear()
+        yield from (row(name, configs[name], run, short[name]) for name, run in long.items() if name != "sum_chunks")

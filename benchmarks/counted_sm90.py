@@ -1,0 +1,115 @@
+"""What Hopper's kernels take, for the tables of docs/stages/sm90_backward.md and sm90_forward.md, which `python
+benchmarks/tables.py` writes.
+
+Instructions and bytes are counted in the simulator, of 64 tokens and one value head, as `counted_step` does it for
+Blackwell; registers and spills are ptxas'.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from unittest import mock
+
+from counted_step import GATES, LONG, SHORT, Counts, between, step
+
+import kda
+from kda.backends.common.cute.recorded import TOKENS
+from kda.backends.common.cute.tile import C
+from kda.backends.common.recorded_plan import RecordedPlan
+from kda.backends.sm90 import launch, plan
+from kda.backends.sm90.bwd.grads import REGISTERS
+from kda.backends.sm90.kernels import kernel
+from kda.compile.launching import Launch
+from kda.problem import Problem
+from kda.simulator import capture
+from kda.simulator.capturing.session import Session
+from kda.verify.cases import make_inputs
+
+SMS, DIMS = 132, (128, 64)
+FUSED = "fused"                              # instead of prepare and record, in clusters of two
+BACK = "walk", "grads", "shares"
+KERNELS = "prepare", "record", "again", FUSED, *BACK
+STEPS = {                                    # by the forward's kernels: whether the backward has what they keep
+    ("prepare", "record"): True, ("prepare", "again"): False, (FUSED,): True,
+}  # fmt: skip
+NAMES = {"record": "chain", "again": "chain without o"}                        # on the page
+HEADER = "| kernel, K = V | warp instructions | bytes per token | registers | spills | shared memory, KiB |"
+SPILLS = f"| bytes that grads spills | {' | '.join(f'K = V = {K}' for K in DIMS)} |"
+
+
+def planned(K: int, H: int, words: str = GATES["bounded by -5"]) -> RecordedPlan:
+    p = Problem.parse(f"bfloat16 K={K} V={K} T={LONG} H={H} {words} l2norm beta=sigmoid backward")
+    return plan.recorded_plan(p, SMS)
+
+
+def of_step(K: int, kept: bool, names: tuple[str, ...]) -> dict[str, tuple[Counts, Launch]]:
+    """By name: what a kernel takes, and its launch."""
+    with mock.patch.multiple(plan, FUSED=FUSED in names, CTAS=2):
+        launch.forget_plans()
+        short, long = (step(T, kept, "sm90", K) for T in (SHORT, LONG))
+    launch.forget_plans()
+    runs = zip(names, short.runs, long.runs, long.launches, strict=True)
+    return {name: (between(a, b, LONG - SHORT), at) for name, a, b, at in runs}
+
+
+def shared(name: str, K: int, at: Launch) -> str:
+    """KiB: of a CTA that has an SM to itself, and of one that shares it with another."""
+    both = [at.config] if name == FUSED else [getattr(planned(K, H), name) for H in (1, 2 * SMS)]
+    return " or ".join(dict.fromkeys(f"{config.shared / 1024:.0f}" for config in both))
+
+
+def row(name: str, K: int, found: Counts, at: Launch) -> str:
+    taken = at.kernel.registers
+    if name == "grads":
+        taken = "MATH {}, LOAD {}".format(*REGISTERS[at.config.panels])
+    cells = (f"{NAMES.get(name, name)}, {K}", f"{found.warp_instructions:,.0f}", f"{found.bytes:,.0f}", taken,
+             at.kernel.spills, shared(name, K, at))  # fmt: skip
+    return f"| {' | '.join(map(str, cells))} |"
+
+
+def rows(dims: Iterable[int] = DIMS, forwards: Iterable[tuple[str, ...]] = STEPS) -> Iterator[str]:
+    for K in dims:
+        found: dict[str, tuple[Counts, Launch]] = {}
+        for names in forwards:
+            found |= of_step(K, STEPS[names], names + BACK)
+        yield from (row(name, K, *found[name]) for name in KERNELS if name in found)
+
+
+def spills() -> Iterator[str]:
+    """Rows for each gate, and for each with g in float32."""
+    for name, words in GATES.items():
+        taken = (kernel(planned(K, 1, words).grads).spills for K in DIMS)
+        yield f"| {name} | {' | '.join(map(str, taken))} |"
+
+
+FORMS = {                                    # of a forward: its kernels' names, and constants of the plan
+    ("prepare", "chain"): dict(FUSED=False, CTAS=2), ("fused, two CTAs",): dict(FUSED=True, CTAS=2),
+    ("fused, four CTAs",): dict(FUSED=True, CTAS=4),
+}  # fmt: skip
+FLOORS = "global_floor_read", "global_floor_written"
+OF_FORWARD = ("| kernel, gate | warp instructions | bytes per token: requested, touched | registers | spills | shared "
+              "memory, KiB |")  # fmt: skip
+
+
+def forward(T: int, gate: str) -> Session:
+    case = make_inputs(T=T, H=1, K=128, V=128, gate=gate, initial_state=False)
+    with capture(arch="sm90", checks=False) as session:
+        kda.chunk_kda_fwd(**case.keywords | {"backend": "sm90", "output_final_state": False})
+    return session
+
+
+def of_forward() -> Iterator[str]:
+    """Of a chunk of 32 tokens."""
+    for names, constants in FORMS.items():
+        for gate in ("bounded", "softplus", "given"):
+            with mock.patch.multiple(plan, STREAM=False, **constants):
+                launch.forget_plans()
+                short, long = (forward(T, gate) for T in (SHORT, LONG))
+            launch.forget_plans()
+            for name, a, b, at in zip(names, short.runs, long.runs, long.launches, strict=True):
+                found = between(a, b, LONG - SHORT)
+                touched = sum(b.counters[of] - a.counters[of] for of in FLOORS) / (LONG - SHORT)
+                cells = (f"{name}, {gate}", f"{found.warp_instructions * C / TOKENS:,.0f}",
+                         f"{found.bytes:,.0f}, {touched:,.0f}", at.kernel.registers, at.kernel.spills,
+                         f"{at.config.shared / 1024:.0f}")  # fmt: skip
+                yield f"| {' | '.join(map(str, cells))} |"

@@ -1,0 +1,33 @@
+"""Puts figures into the text of a page."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from itertools import takewhile
+
+
+def with_rows(text: str, header: str, rows: Iterable[str]) -> str:
+    """Other rows under the two lines of a table's header."""
+    above, here, below = text.partition(f"\n{header}\n")
+    if not here:
+        raise LookupError(f"the page has no table {header}")
+    rule, *lines = below.split("\n")
+    old = len(list(takewhile(lambda line: line.startswith("|"), lines)))
+    return above + here + "\n".join([rule, *rows, *lines[old:]])
+
+
+def found(text: str, sentence: str) -> re.Match[str]:
+    """Where a page says that, with a figure for each `#`, on as many lines as it takes."""
+    pattern = re.escape(sentence).replace(r"\#", r"([\d.,]*\d)").replace(r"\ ", r"\s+")
+    if match := re.search(pattern, text):
+        return match
+    raise LookupError(f"the page does not say {sentence}")
+
+
+def with_figures(text: str, sentence: str, figures: Iterable[str]) -> str:
+    """Other figures in that sentence."""
+    match = found(text, sentence)
+    for group, figure in reversed(list(enumerate(figures, 1))):
+        text = text[: match.start(group)] + figure + text[match.end(group) :]
+    return text
