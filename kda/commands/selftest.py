@@ -83,7 +83,8 @@ class NotInstalled(CannotJudge):
 @click.command()
 @click.option("--arch", type=ARCH, help="The backends with kernels for this arch or card, such as sm100 or h100.")
 @click.option("--backend", type=BACKEND, help="One backend; without --arch and --backend, the one that auto picks.")
-@click.option("--level", type=click.Choice(list(LEVELS)), help="How far to go; left out, as far as possible.")
+@click.option("--level", type=click.Choice(list(LEVELS)),
+              help="How far to go.  [default: as far as possible; without --arch the last level alone]")
 @click.option("--stage", type=StageName(), help="One stage alone, such as fwd/state.")
 @click.option("--quick", is_flag=True, help="Fewer whole calls; all stages are checked.")
 @click.option("--verbose", "-v", is_flag=True, help="Print the calls that passed, too.")
@@ -178,8 +179,8 @@ def is_here(c: Capability, target: Target | None) -> bool:
 def levels_of(c: Capability, target: Target | None, wanted: Evidence | None) -> tuple[Evidence, ...]:
     provable, present = evidence.provable(c), is_here(c, target)
     possible = [e for e in provable if present or e is not Evidence.EXECUTED]
-    if wanted is None:
-        return tuple(possible)
+    if wanted is None:                                                         # without --arch the first verdict is soon
+        return tuple(possible if target else possible[-1:])
     if wanted not in provable:
         why = "kernels; --arch, such as h100, names a GPU that is simulated" if c.stages else "stages"
         raise CannotJudge(f"{c.backend} cannot be {wanted.word}: it has no {why}")
@@ -281,9 +282,18 @@ def text(screen: Screen, results: Sequence[Result], target: Target | None, verbo
             lines += ["", *stage_lines(screen, result, f"{result.backend}: " if len(judged) > 1 else "")]
         if cases := [case for case in result.cases if verbose or not case.passed]:
             lines += ["", *case_lines(screen, cases)]
+    hints = []
     if not verbose and any(result.cases for result in judged):
-        lines += ["", "-v prints each call, and why some were not accepted."]
-    return lines
+        hints.append("-v prints each call, and why some were not accepted.")
+    if any(could_be_simulated(result) for result in judged):
+        hints.append("--level execute simulates the kernels, too, which finds races and takes some minutes.")
+    return [*lines, *([""] if hints else []), *hints]
+
+
+def could_be_simulated(result: Result) -> bool:
+    """Whether kernels were executed alone, which the simulator can look into as well."""
+    provable = evidence.provable(dispatch.capability(result.backend))
+    return Evidence.SIMULATED in provable and result.levels == (Evidence.EXECUTED,)
 
 
 def heading(results: Sequence[Result], target: Target | None) -> str:

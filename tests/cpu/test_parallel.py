@@ -1,5 +1,10 @@
 """Sequences over several processes: the same results as one, forward and backward."""
 
+import json
+import pathlib
+import subprocess
+import sys
+
 import processes
 import pytest
 import torch
@@ -103,3 +108,14 @@ def test_a_call_may_be_made_again_in_the_backward_and_autocast():
     for found in processes.run(2, checkpointed):
         assert max(found["checkpointed"].values()) < 1e-13
         assert max(found["autocast"].values()) < 0.1
+
+
+@pytest.mark.exhaustive
+def test_the_benchmark_of_several_gpus_compares_every_exchange_and_times_it(tmp_path):
+    script = pathlib.Path(__file__).parents[2] / "benchmarks" / "several_gpus.py"
+    options = "--device cpu --ranks 3 --shape 192x2 --dim 16 --calls 1 --json".split()
+    subprocess.run([sys.executable, script, *options, tmp_path / "found.json"], check=True, timeout=100)
+    alone, part, *ways = json.loads((tmp_path / "found.json").read_text())["rows"]
+    assert alone["side"] == "one GPU" and part["map"] > 0 and part["map_bwd"] > 0 and part["send"] > 0
+    assert [row["side"] for row in ways] == ["gather", "chain", "tree", "hops"]
+    assert all(row["apart"] < 1e-5 and row["forward"] > 0 and row["step"] > 0 for row in ways)

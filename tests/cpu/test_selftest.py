@@ -110,9 +110,20 @@ def test_nothing_is_executed_and_nothing_says_so_without_the_gpu(made_up):
 
 def test_with_the_gpu_there_is_one_more_column_and_the_verdict_says_so(made_up, with_the_gpu):
     made_up(BLACKWELL)
-    result = kda_selftest("--backend", "blackwell", "--stage", "fwd/gate")
-    assert result.exit_code == 0 and "executed (of budget)" in result.stdout
+    result = kda_selftest("--arch", "sm100", "--stage", "fwd/gate")
+    assert result.exit_code == 0 and "simulated (of budget)" in result.stdout
+    assert "executed (of budget)" in result.stdout and "--level" not in result.stdout
     assert "1 of 1 stages within budget; executed on " in result.stdout.splitlines()[1]
+
+
+def test_without_an_arch_the_gpu_alone_gives_the_first_verdict_and_a_hint_says_how_to_go_on(made_up, with_the_gpu):
+    made_up(BLACKWELL)
+    printed = kda_selftest("--backend", "blackwell", "--stage", "fwd/gate").stdout
+    assert {level for level, *_ in asked} == {Evidence.EXECUTED} and "simulated (of budget)" not in printed
+    assert printed.endswith("--level execute simulates the kernels, too, which finds races and takes some minutes.\n")
+    asked.clear()
+    printed = kda_selftest("--backend", "blackwell", "--stage", "fwd/gate", "--level", "execute").stdout
+    assert [level for level, *_ in asked] == [Evidence.SIMULATED, Evidence.EXECUTED] and "finds races" not in printed
 
 
 @pytest.mark.parametrize(("level", "last"), LEVELS.items())
