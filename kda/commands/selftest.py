@@ -179,7 +179,7 @@ def is_here(c: Capability, target: Target | None) -> bool:
 def levels_of(c: Capability, target: Target | None, wanted: Evidence | None) -> tuple[Evidence, ...]:
     provable, present = evidence.provable(c), is_here(c, target)
     possible = [e for e in provable if present or e is not Evidence.EXECUTED]
-    if wanted is None:                                                         # without --arch the first verdict is soon
+    if wanted is None:                                                         # without --arch the verdict is soon
         return tuple(possible if target else possible[-1:])
     if wanted not in provable:
         why = "kernels; --arch, such as h100, names a GPU that is simulated" if c.stages else "stages"

@@ -113,7 +113,7 @@ def test_a_call_may_be_made_again_in_the_backward_and_autocast():
 @pytest.mark.exhaustive
 def test_the_benchmark_of_several_gpus_compares_every_exchange_and_times_it(tmp_path):
     script = pathlib.Path(__file__).parents[2] / "benchmarks" / "several_gpus.py"
-    options = "--device cpu --ranks 3 --shape 192x2 --dim 16 --calls 1 --json".split()
+    options = ["--device", "cpu", "--ranks", "3", "--shape", "192x2", "--dim", "16", "--calls", "1", "--json"]
     subprocess.run([sys.executable, script, *options, tmp_path / "found.json"], check=True, timeout=100)
     alone, part, *ways = json.loads((tmp_path / "found.json").read_text())["rows"]
     assert alone["side"] == "one GPU" and part["map"] > 0 and part["map_bwd"] > 0 and part["send"] > 0
