@@ -8,7 +8,7 @@ pytest.importorskip("triton", reason="needs triton")
 from triton_calls import built_here
 
 from kda import nn
-from kda.autograd import INPUTS, OPTIONS
+from kda.autograd import INPUTS, OPTIONS, RECURRENT_INPUTS, RECURRENT_OPTIONS
 from kda.backends.triton.layer import launch
 from kda.bundles import Save
 from kda.nn.sequences import Sequences
@@ -96,3 +96,16 @@ def test_of_a_backend_both_ways(backend, words, v_first):
     arguments = (*(inputs.get(name) for name in INPUTS), *(getattr(Options(**options), name) for name in OPTIONS))
     saved = assert_told(torch.ops.kda.chunk_forward, (*arguments, Save.NOTHING.value), BACKENDS[backend])[3]
     assert_told(torch.ops.kda.chunk_backward, (*arguments, case.do, inputs["dht"], saved), BACKENDS[backend])
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("v_first", [False, True], ids=["K by V", "V by K"])
+@pytest.mark.parametrize("words", [dict(B=2, T=2), dict(lengths=(3, 0, 1))], ids=["rows", "packed"])
+def test_of_the_recurrence(words, v_first):
+    case = make_inputs(**dict(H=1, K=16, V=24) | words)
+    named = {name: case.keywords[name] for name in RECURRENT_OPTIONS if name in case.keywords}
+    named |= {"scale": 0.25, "backend": "triton", "output_final_state": True, "state_v_first": v_first}
+    options = Options(**named)
+    given = case.keywords | {"initial_state": case.dht.mT.contiguous() if v_first else case.dht}
+    arguments = (*map(given.get, RECURRENT_INPUTS), *(getattr(options, name) for name in RECURRENT_OPTIONS))
+    assert_told(torch.ops.kda.recurrent, arguments, "sm90")
