@@ -5,6 +5,7 @@ import dataclasses
 import pytest
 import torch
 
+import kda
 from kda.backends.common import recorded_plan
 from kda.backends.sm90.launch import forget_plans
 from kda.dispatch import backend_of_backward, capability
@@ -77,6 +78,41 @@ def test_maps_are_those_of_the_definition_and_nothing_is_wrong_on_the_way(name, 
     assert error(alone, wanted.added) < limit
     if back is not None:
         assert error(back, exact(maps.segment_map_bwd, p, x, do, dht, "reference")) < limit
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("kept", [True, False], ids=["kept", "made again"])
+@pytest.mark.parametrize("backend", ["triton", "sm90"])
+def test_states_that_are_handed_on_give_the_bits_of_one_call(backend, kept, request):
+    """As exchange="hops" does it.  Hopper's backward that makes states again begins with one of another rounding."""
+    if backend == "triton":
+        request.getfixturevalue("kernels_built_here")
+    else:
+        pytest.importorskip("cutlass")
+    T, K, half = 256, 64, 128
+    case = make_inputs(T=T, H=1, K=K, V=K, gate="bounded", regime="slow")
+    options = dict(backend=backend, batch_invariant=True, disable_recompute=kept)
+    zero = torch.zeros_like(case.dht)
+
+    def forward(begin, end, h0):
+        rows = {n: x[:, begin:end] if n in ("q", "k", "v", "g", "beta") else x for n, x in case.keywords.items()}
+        keywords = rows | options | {"initial_state": h0}
+        return keywords, kda.chunk_kda_fwd(**keywords)
+
+    def backward(keywords, out, do, dht):
+        return kda.chunk_kda_bwd(**keywords, do=do, dht=dht, saved=out.saved)
+
+    with capture(arch="sm90", checks=False):
+        whole, first = (forward(0, end, case.keywords["initial_state"]) for end in (T, half))
+        second = forward(half, T, first[1].final_state)
+        expected = backward(*whole, case.do, zero)
+        late = backward(*second, case.do[:, half:], zero)
+        early = backward(*first, case.do[:, :half], late.dh0)
+    assert torch.equal(whole[1].o, torch.cat([first[1].o, second[1].o], 1))
+    assert torch.equal(whole[1].final_state, second[1].final_state)
+    same = {n for n in ("dq", "dk", "dv", "dg", "dbeta")
+            if torch.equal(getattr(expected, n), torch.cat([getattr(early, n), getattr(late, n)], 1))}  # fmt: skip
+    assert same == ({"dv"} if backend == "sm90" and not kept else {"dq", "dk", "dv", "dg", "dbeta"})
 
 
 def test_who_has_maps_of_its_own_declares_it():
