@@ -75,7 +75,7 @@ def _halo(x: Tensor, rows: int, cu_seqlens: Tensor, handle: Tensor) -> Tensor:
         n = min(rows, part.end - part.begin)
         tail[rows - n:] = x[0, part.end - n:part.end]
     places = _places(context, rows, x.device)
-    return _select(exchange.gather(context, tails, OP), places.forward).view(context.num_seqs, rows, -1)
+    return _select(exchange.gather(context, tails, OP), places.forward).view(context.num_seqs, rows, x.shape[2])
 
 
 def _halo_backward(d: Tensor, tokens: int, cu_seqlens: Tensor, handle: Tensor) -> Tensor:
