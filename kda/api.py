@@ -362,9 +362,8 @@ def fused_recurrent_kda(
         transpose_state_layout, ssm_state_indices, None, None, None, unknown, inplace_final_state, num_accepted_tokens,
     )  # fmt: skip
     if _sharded(inputs):
-        o, ht = parallel().mesh.run("fused_recurrent_kda", inputs, functools.partial(_recurrent, options=options))
-        if out is not None:
-            out.copy_(o)
+        of = functools.partial(_recurrent, options=options)
+        o, ht = parallel().mesh.run("fused_recurrent_kda", inputs, of, out=out)
     else:
         o, ht = _recurrent(inputs, options, out)
     return (o if out is None else out), initial_state if options.inplace_final_state else ht
