@@ -60,7 +60,7 @@ def run(op: str, inputs: Inputs, function: Callable[..., tuple], context: CPCont
         out: Any = None) -> tuple:  # fmt: skip
     """function(local inputs) -> o, final states, h, as DTensors again; `out` is placed as o and passed on."""
     if not isinstance(inputs.v, DTensor):
-        given = next(name for name, x in zip(Inputs._fields, inputs) if isinstance(x, DTensor))
+        given = next(name for name, x in zip((*Inputs._fields, "out"), (*inputs, out)) if isinstance(x, DTensor))
         _refuse(op, "v", f"a DTensor beside {given}, which is one", type(inputs.v).__name__,
                 "Distribute all tensors of a call, or pass x.to_local() of each.", "mesh.plain")  # fmt: skip
     mesh = inputs.v.device_mesh

@@ -91,6 +91,10 @@ def refusals(mesh, line):
         "an out of another shape": distribute_tensor(o[:, :1], line, [Shard(0)]),
         "an out of another dtype": distribute_tensor(o.float(), line, [Shard(0)]),
     }
+    by_name = {n: x.detach() for n, x in call.tensors.items()}
+    o = distribute_tensor(o, line, [Shard(0)])
+    calls["an out that is a DTensor alone"] = kda.fused_recurrent_kda, by_name | {"out": o}, words
+    calls["a do that is a DTensor alone"] = kda.chunk_kda_bwd, by_name | {"do": o}, options
     calls |= {name: (kda.fused_recurrent_kda, plain | {"out": x}, words) for name, x in outs.items()}
     return {name: refused(*call) for name, call in calls.items()}
 

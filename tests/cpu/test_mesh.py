@@ -11,7 +11,8 @@ REFUSED = {
     "a parameter that is a DTensor alone": "mesh.plain", "two meshes": "mesh.same", "explain": "mesh.op",
     "an out that is a plain tensor": "mesh.plain", "an out that is no tensor": "mesh.plain",
     "an out that lies elsewhere": "mesh.placement", "an out of another shape": "out.shape",
-    "an out of another dtype": "out.dtype",
+    "an out of another dtype": "out.dtype", "an out that is a DTensor alone": "mesh.plain",
+    "a do that is a DTensor alone": "mesh.op",
 }  # fmt: skip
 
 
