@@ -277,6 +277,9 @@ def chunk_kda_bwd(
         (torch.Size([1, 70, 2, 16]), torch.Size([1, 70, 2]), None)
     """
     inputs, options = _bind("chunk_kda_bwd", q, k, v, g, beta, **keywords)
+    for name, x in (("do", do), ("dht", dht)):
+        if _sharded((x,)):
+            raise _without_mesh("chunk_kda_bwd", name)
     options = options._replace(disable_recompute=isinstance(saved, Kept) and isinstance(saved.tensors, Saved))
     call = Call("chunk_kda_bwd", inputs, options, do=do, dht=dht)
     if saved is not None:
@@ -361,10 +364,9 @@ def fused_recurrent_kda(
         state_v_first, cu_seqlens, cu_seqlens_cpu, None, False, None, A_log, dt_bias, 64, backend, batch_invariant,
         transpose_state_layout, ssm_state_indices, None, None, None, unknown, inplace_final_state, num_accepted_tokens,
     )  # fmt: skip
-    if _sharded(inputs):
-        o, ht = parallel().mesh.run("fused_recurrent_kda", inputs, functools.partial(_recurrent, options=options))
-        if out is not None:
-            out.copy_(o)
+    if _sharded((*inputs, out)):
+        of = functools.partial(_recurrent, options=options)
+        o, ht = parallel().mesh.run("fused_recurrent_kda", inputs, of, out=out)
     else:
         o, ht = _recurrent(inputs, options, out)
     return (o if out is None else out), initial_state if options.inplace_final_state else ht
@@ -556,6 +558,11 @@ def _sharded(inputs: Iterable[Any]) -> bool:
     return "DTensor" in [type(x).__name__ for x in inputs]
 
 
+def _without_mesh(op: str, name: str) -> InputError:
+    return InputError(op, name, "given without DTensors", "a DTensor", "Use chunk_kda, or pass x.to_local() of each.",
+                      "mesh.op")  # fmt: skip
+
+
 def parallel() -> Any:
     from . import parallel
 
@@ -687,8 +694,7 @@ def prepare(
     if type(chunk_size) is not int:
         chunk_size = number(chunk_size)
     if op not in _ON_A_MESH and _sharded((q, k, v, g, beta, A_log, dt_bias, initial_state)):
-        raise InputError(op, "q", "given without DTensors", "a DTensor", "Use chunk_kda, or pass x.to_local() of each.",
-                         "mesh.op")  # fmt: skip
+        raise _without_mesh(op, "q")
     if inplace_final_state is None:                                            # of chunk_kda
         inplace_final_state = ssm_state_indices is not None
     inputs = Inputs(

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from kda.errors import InputError, InputTypeError
+from kda.checks import is_finite, is_number, number
+from kda.errors import InputError, InputTypeError, in_words
 from kda.offsets import ASKED, FIX, bad_offsets
 
 from .agreement import Ask, group_of
@@ -99,7 +100,8 @@ def build_cp_context(
         exchange: for a contiguous layout; a zigzag layout uses "gather". "gather": one all-gather of the parts' maps
             per direction. "chain": states go from rank to rank through the maps, with the fewest bytes. "tree": maps
             are composed in log2 W steps, for very many ranks. "hops": no maps; each rank waits for the previous one:
-            slow, but with the same bits as one process if cuts are multiples of the chunk (docs/parallel.md).
+            slow, but on the reference with the bits of one process, given `batch_invariant` and cuts at multiples of
+            the chunk (docs/parallel.md).
         timeout: seconds to wait for missing ranks; None is the time-out of the group's store.
 
     Returns:
@@ -113,10 +115,19 @@ def build_cp_context(
     group = _group(op, group)
     world, rank = dist.get_world_size(group), dist.get_rank(group)
     if layout not in LAYOUTS:
-        raise InputError(op, "layout", _either(LAYOUTS), repr(layout), "Or leave it out.", "cp_layout.value")
+        raise InputError(op, "layout", _either(LAYOUTS), repr(layout), "Pass one of them, or leave it out.",
+                         "cp_layout.value")  # fmt: skip
     if exchange not in EXCHANGES or (exchange != "gather" and layout == "zigzag"):
-        raise InputError(op, "exchange", _either(EXCHANGES) + ', "gather" with a zigzag layout', repr(exchange),
-                         "Or leave it out.", "cp_exchange.value")  # fmt: skip
+        raise InputError(op, "exchange", _either(EXCHANGES) + '; with a zigzag layout only "gather"',
+                         f"{exchange!r} with a {layout} layout", 'Leave it out for "gather".',
+                         "cp_exchange.value")  # fmt: skip
+    conv1d_kernel_size, timeout = number(conv1d_kernel_size), number(timeout)
+    if conv1d_kernel_size is not None and not (is_number(conv1d_kernel_size, int) and conv1d_kernel_size > 0):
+        raise InputError(op, "conv1d_kernel_size", "an int of at least 1, or None", in_words(conv1d_kernel_size),
+                         "Pass the number of tokens that the convolution reads.", "cp_conv.value")  # fmt: skip
+    if timeout is not None and not (is_number(timeout, int, float) and is_finite(timeout) and timeout > 0):
+        raise InputError(op, "timeout", "a positive number of seconds, or None", in_words(timeout),
+                         "None means the time-out of the group's store.", "cp_timeout.value")  # fmt: skip
     offsets = _offsets(op, cu_seqlens, cu_seqlens_cpu)
     edges = _edges(op, offsets, lengths, layout, world)
     found = bad_offsets(offsets, edges[-1])
@@ -152,13 +163,18 @@ def _either(words: Sequence[str]) -> str:
 def _offsets(op: str, cu_seqlens: Any, cu_seqlens_cpu: Any) -> list[int]:
     source = cu_seqlens if cu_seqlens_cpu is None else cu_seqlens_cpu
     for name, x in (("cu_seqlens", cu_seqlens), ("cu_seqlens_cpu", source)):
-        good = isinstance(x, Tensor) and x.dim() == 1 and len(x) > 1 and x.dtype in (torch.int32, torch.int64)
-        if not good or x.shape != cu_seqlens.shape:
+        if not (isinstance(x, Tensor) and x.dim() == 1 and len(x) > 1 and x.dtype in (torch.int32, torch.int64)):
             found = f"{x.dtype} of shape {list(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
             raise InputTypeError(op, name, "[N + 1] offsets of dtype int32 or int64", found,
                                  "Pass the offsets of the packed sequences of all ranks.",
                                  "cp_offsets.type")  # fmt: skip
-    return source.tolist()
+    found = source.tolist()
+    beside = cu_seqlens.tolist() if cu_seqlens.device.type == "cpu" else None    # no wait for a GPU
+    if len(cu_seqlens) != len(found) or beside not in (None, found):
+        raise InputError(op, "cu_seqlens_cpu", "equal to cu_seqlens",
+                         f"{found} beside {beside or f'{len(cu_seqlens)} offsets'}", "Pass cu_seqlens.cpu().",
+                         "cp_offsets.differs")  # fmt: skip
+    return found
 
 
 def _edges(op: str, offsets: list[int], lengths: Any, layout: str, world: int) -> list[int]:
@@ -170,11 +186,13 @@ def _edges(op: str, offsets: list[int], lengths: Any, layout: str, world: int) -
                              f"{offsets[-1]} tokens", "Pad the row, or pass lengths with a contiguous layout.",
                              "cp_offsets.parts")  # fmt: skip
         return equal_edges(offsets[-1], parts)
-    numbers = isinstance(lengths, Iterable) and not isinstance(lengths, str)
-    lengths = [int(n) for n in lengths] if numbers else repr(lengths)
-    if not numbers or layout == "zigzag" or len(lengths) != world or min(lengths) < 0:
-        raise InputError(op, "lengths", f"{world} numbers of tokens, one per rank, for a contiguous layout",
-                         f"{lengths} for a {layout} one", "Leave it out for equal parts.",
+    listed = isinstance(lengths, Iterable) and not isinstance(lengths, str)
+    if listed:
+        lengths = [number(n) for n in (lengths.flatten().tolist() if isinstance(lengths, Tensor) else lengths)]
+    good = listed and len(lengths) == world and all(is_number(n, int) and n >= 0 for n in lengths)
+    if not good or layout == "zigzag":
+        raise InputError(op, "lengths", f"{world} ints of 0 or more, one per rank, for a contiguous layout",
+                         f"{lengths!r} for a {layout} one", "Leave it out for equal parts.",
                          "cp_lengths.value")  # fmt: skip
     return edges_of(lengths)
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 
 from kda.autograd import Links, no_second
-from kda.errors import InputError
+from kda.errors import InputError, InputTypeError, in_words
 
 from . import exchange
 from .context import CPContext, adopt, context_of, on
@@ -43,7 +43,7 @@ def conv_halo(x: Tensor, cp_context: Any, rows: int | None = None) -> Tensor:
         (N, rows, D) for the N sequences of this rank, in x's dtype.
 
     Raises:
-        InputError: x is not (1, T, D) with the context's tokens, or the number of rows is unknown.
+        InputError: x is no tensor (1, T, D) with the context's tokens, or the number of rows is unknown.
         RankLost: not all ranks called within the time-out.
     """
     context = adopt(cp_context, OP)
@@ -52,6 +52,11 @@ def conv_halo(x: Tensor, cp_context: Any, rows: int | None = None) -> Tensor:
     if not isinstance(rows, int) or isinstance(rows, bool) or rows < 0:
         raise InputError(OP, "rows", "at least 0, or left out for a context with a conv1d_kernel_size", repr(rows),
                          "Pass rows, or conv1d_kernel_size to build_cp_context.", "halo.rows")  # fmt: skip
+    if not isinstance(x, Tensor):
+        found = in_words(x)
+        if context.crosses:
+            exchange.object_to(context, f"error: x of {found}")
+        raise InputTypeError(OP, "x", "a tensor", found, "Pass this rank's tokens, (1, T, D).", "halo.type")
     return torch.ops.kda.halo(x, rows, context.cu_seqlens, context.handle)
 
 
@@ -75,7 +80,7 @@ def _halo(x: Tensor, rows: int, cu_seqlens: Tensor, handle: Tensor) -> Tensor:
         n = min(rows, part.end - part.begin)
         tail[rows - n:] = x[0, part.end - n:part.end]
     places = _places(context, rows, x.device)
-    return _select(exchange.gather(context, tails, OP), places.forward).view(context.num_seqs, rows, -1)
+    return _select(exchange.gather(context, tails, OP), places.forward).view(context.num_seqs, rows, x.shape[2])
 
 
 def _halo_backward(d: Tensor, tokens: int, cu_seqlens: Tensor, handle: Tensor) -> Tensor:

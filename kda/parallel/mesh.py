@@ -8,6 +8,7 @@ ranks' gradients.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -32,12 +33,12 @@ class Way(NamedTuple):
     """Placements along a dimension of the mesh: the sharded axis of each tensor; other tensors are replicated."""
 
     name: str
-    axes: dict[str, int]                     # "rows" are the five tensors of tokens, and o
+    axes: dict[str, int]                     # "rows" are the five tensors of tokens, o and out
     shared: str = ""                         # the size that ranks share evenly: "B" or "H"
     summed: bool = False                     # ranks have different tokens of the heads of a parameter
 
     def placement(self, name: str, x: Any = None) -> Placement:
-        axis = self.axes.get(name, self.axes.get("rows") if name in (*ROWS, "o") else None)
+        axis = self.axes.get(name, self.axes.get("rows") if name in (*ROWS, "o", "out") else None)
         if axis is not None and name in PARAMETERS and isinstance(x, Tensor):
             axis = next((i for i, n in enumerate(x.shape) if n == x.numel()), 0)
         return Replicate() if axis is None else Shard(axis)
@@ -55,15 +56,18 @@ WAYS = {
 _FIX = "Redistribute the tensors; along the sequence pass cp_context."
 
 
-def run(op: str, inputs: Inputs, function: Callable[..., tuple], context: CPContext | None = None) -> tuple:
-    """function(local inputs) -> o, final states, h, as DTensors again."""
+def run(op: str, inputs: Inputs, function: Callable[..., tuple], context: CPContext | None = None,
+        out: Any = None) -> tuple:  # fmt: skip
+    """function(local inputs) -> o, final states, h, as DTensors again; `out` is placed as o and passed on."""
     if not isinstance(inputs.v, DTensor):
-        given = next(name for name, x in zip(Inputs._fields, inputs) if isinstance(x, DTensor))
+        given = next(name for name, x in zip((*Inputs._fields, "out"), (*inputs, out)) if isinstance(x, DTensor))
         _refuse(op, "v", f"a DTensor beside {given}, which is one", type(inputs.v).__name__,
                 "Distribute all tensors of a call, or pass x.to_local() of each.", "mesh.plain")  # fmt: skip
     mesh = inputs.v.device_mesh
     ways = [_way(op, inputs, i, context) for i in range(mesh.ndim)]
     local = [_local(op, name, x, mesh, ways) for name, x in zip(Inputs._fields, inputs)]
+    if out is not None:
+        function = functools.partial(function, out=_local(op, "out", out, mesh, ways))
     results = function(Inputs(*local))
     return tuple(
         x if x is None else DTensor.from_local(x, mesh, [way.placement(name) for way in ways], run_check=False)
@@ -106,14 +110,14 @@ def _check_sequence(op: str, inputs: Inputs, mesh: Any, dim: int, named: str, co
                 "mesh.states")  # fmt: skip
 
 
-def _local(op: str, name: str, x: Any, mesh: Any, ways: list[Way]) -> Any:
+def _local(op: str, name: str, x: Any, mesh: Any, ways: list[Way], beside: str = "v") -> Any:
     if x is None or (name in OFFSETS and not isinstance(x, DTensor)):
         return x
     if not isinstance(x, DTensor):
-        _refuse(op, name, "a DTensor beside v, which is one", type(x).__name__,
+        _refuse(op, name, f"a DTensor beside {beside}, which is one", type(x).__name__,
                 "Distribute all tensors of a call, or pass x.to_local() of each.", "mesh.plain")  # fmt: skip
     if x.device_mesh != mesh:
-        _refuse(op, name, f"on v's mesh, of {tuple(mesh.shape)} ranks", f"one of {tuple(x.device_mesh.shape)}",
+        _refuse(op, name, f"on {beside}'s mesh, of {tuple(mesh.shape)} ranks", f"one of {tuple(x.device_mesh.shape)}",
                 "Use one mesh.", "mesh.same")  # fmt: skip
     for dim, (way, found) in enumerate(zip(ways, x.placements)):
         wanted = way.placement(name, x)
@@ -146,7 +150,7 @@ def gate(op: str, g: Any, A_log: Any, dt_bias: Any, function: Callable[..., Tens
                     "Redistribute it: channels of a head stay together.", "mesh.way")  # fmt: skip
     ways = [way._replace(axes={n: a for n, a in way.axes.items()}) for way in ways]
     local = [
-        _local(op, name, x, g.device_mesh, ways)
+        _local(op, name, x, g.device_mesh, ways, beside="g")
         for name, x in (("g", g), ("A_log", A_log), ("dt_bias", dt_bias))
     ]
     return DTensor.from_local(function(*local), g.device_mesh, g.placements, run_check=False)

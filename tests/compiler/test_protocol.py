@@ -48,6 +48,15 @@ def test_a_backend_of_forwards_alone_needs_no_backward():
     assert of == {"launch": ("forward", "stage", "rounded_to")}
 
 
+@pytest.mark.parametrize("protocol", [Launcher, Planner])
+def test_the_page_on_backends_has_every_function_with_its_arguments(protocol):
+    page = (Path(__file__).parents[2] / "docs" / "backends.md").read_text()
+    on_page = dict(re.findall(r"`(\w+)\(([^`]*)\)`", page))
+    for name, function in inspect.getmembers(protocol, inspect.isfunction):
+        if not name.startswith("_"):
+            assert [x.partition("=")[0] for x in on_page.get(name, "").split(", ")] == arguments(function), name
+
+
 def declared_in_cuda(config):
     """Names of a kernel's parameters, from its source."""
     from kda.backends.sm89 import plan

@@ -75,7 +75,7 @@ def disagreeing():
 def halo(*shape, rows=None):
     with alone() as group:
         context = kda.parallel.build_cp_context(torch.tensor([0, 8]), group)
-        return kda.parallel.conv_halo(torch.zeros(shape), context, rows)
+        return kda.parallel.conv_halo(torch.zeros(shape) if shape else [1.0], context, rows)
 
 
 def meshed(axis, sizes=None, world=2, **replaced):
@@ -122,6 +122,14 @@ def two_meshes():
         return kda.chunk_kda(**tensors, **call.options)
 
 
+def gate_on_a_mesh(A_log):
+    from torch.distributed.tensor import Shard, distribute_tensor, init_device_mesh
+
+    with alone():
+        mesh = init_device_mesh("cpu", (1,))
+        return kda.fused_kda_gate(distribute_tensor(torch.zeros(1, 8, 2, 5), mesh, [Shard(2)]), A_log)
+
+
 def pooled():
     from torch.distributed.tensor import Shard, distribute_tensor, init_device_mesh
 
@@ -149,10 +157,14 @@ CASES = {
     "cp_group.type": lambda: building(0, 8, group="world"),
     "cp_layout.value": lambda: building(0, 8, layout="striped"),
     "cp_exchange.value": lambda: building(0, 8, layout="zigzag", exchange="hops"),
+    "cp_conv.value": lambda: building(0, 8, conv1d_kernel_size=0),
+    "cp_timeout.value": lambda: building(0, 8, timeout=0),
     "cp_offsets.type": lambda: building([0, 8]),
     "cp_offsets.values": lambda: building(0, 5, 9, lengths=[8]),
+    "cp_offsets.differs": lambda: building(0, 8, cu_seqlens_cpu=torch.tensor([0, 4, 8])),
     "cp_offsets.parts": lambda: building(0, 9, layout="zigzag"),
     "cp_lengths.value": lambda: building(0, 8, lengths=[4, 4]),
+    "halo.type": lambda: halo(rows=2),
     "halo.rows": lambda: halo(1, 8, 3),
     "halo.shape": lambda: halo(1, 9, 3, rows=2),
     "mesh.op": lambda: meshed(0, sizes={}),

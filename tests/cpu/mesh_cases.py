@@ -81,7 +81,22 @@ def refusals(mesh, line):
         "two meshes": (chunk, by_batch | elsewhere, options),
         "explain": (kda.explain, by_batch, options),
     }
-    return {name: refused(*words) for name, words in calls.items()}
+    words = {n: x for n, x in options.items() if n != "chunk_size"}
+    plain = {n: x.detach() for n, x in by_batch.items()}
+    o = torch.zeros(4, 70, 4, 6, dtype=torch.float64)
+    outs = {
+        "an out that is a plain tensor": o,
+        "an out that is no tensor": [o],
+        "an out that lies elsewhere": distribute_tensor(o, line, [Replicate()]),
+        "an out of another shape": distribute_tensor(o[:, :1], line, [Shard(0)]),
+        "an out of another dtype": distribute_tensor(o.float(), line, [Shard(0)]),
+    }
+    by_name = {n: x.detach() for n, x in call.tensors.items()}
+    o = distribute_tensor(o, line, [Shard(0)])
+    calls["an out that is a DTensor alone"] = kda.fused_recurrent_kda, by_name | {"out": o}, words
+    calls["a do that is a DTensor alone"] = kda.chunk_kda_bwd, by_name | {"do": o}, options
+    calls |= {name: (kda.fused_recurrent_kda, plain | {"out": x}, words) for name, x in outs.items()}
+    return {name: refused(*call) for name, call in calls.items()}
 
 
 def refused(function, tensors, options):
@@ -91,6 +106,8 @@ def refused(function, tensors, options):
             found = "nothing"
         except kda.InputError as error:
             found = error.check
+        except Exception as error:
+            found = f"{type(error).__name__}: {error}"
     return found + (", after communication" if watched.get_total_counts() else "")
 
 
@@ -107,7 +124,10 @@ def others(mesh):
         pairs += zip(kda.fused_recurrent_kda(**tensors, **options), kda.fused_recurrent_kda(**call.tensors, **options))
         state = tensors["initial_state"].clone()
         written = kda.fused_recurrent_kda(**tensors | {"initial_state": state}, **options, inplace_final_state=True)[1]
+        out = torch.zeros_like(pairs[-2][0])
+        given = kda.fused_recurrent_kda(**tensors, **options, out=out)[0]
     found = {i: (x.full_tensor() - y).abs().max().item() for i, (x, y) in enumerate(pairs)}
+    found["out"] = (out.full_tensor() - pairs[-2][1]).abs().max().item() + (given is not out)
     return found | {"in place": (pairs[-1][1] - state.full_tensor()).abs().max().item() + (written is not state)}
 
 

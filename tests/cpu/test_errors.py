@@ -3,10 +3,11 @@
 import contextlib
 import pickle
 
+import numpy as np
 import pytest
 import torch
 from broken import CASES, PAGE, SPARSE, chunk, message, page
-from broken_parallel import alone, halo
+from broken_parallel import building, gate_on_a_mesh, halo
 from naive import make
 
 import kda
@@ -217,11 +218,32 @@ def test_rows_of_a_halo_that_are_no_number_are_named(rows):
     assert (error.check, error.found) == ("halo.rows", repr(rows))
 
 
-@pytest.mark.parametrize("lengths", ["8", 8])
-def test_lengths_that_are_no_list_are_named(lengths):
-    with alone() as group:
-        error = message(lambda: kda.parallel.build_cp_context(torch.tensor([0, 8]), group, lengths=lengths))
-    assert error.check == "cp_lengths.value"
+@pytest.mark.parametrize("lengths", ["8", 8, ["8"], [None], [8.5], [-8], [True]])
+def test_lengths_that_are_no_list_of_whole_numbers_are_named(lengths):
+    error = message(lambda: building(0, 8, lengths=lengths))
+    assert (error.check, error.found) == ("cp_lengths.value", f"{lengths!r} for a contiguous one")
+
+
+def test_a_gate_of_dtensors_with_a_plain_rate_names_its_own_argument():
+    error = message(lambda: gate_on_a_mesh(torch.zeros(2)))
+    assert (error.check, error.asked) == ("mesh.plain", "a DTensor beside g, which is one")
+
+
+def test_lengths_may_be_a_tensor_and_numbers_of_numpy():
+    for lengths in (torch.tensor([8]), [np.int64(8)]):
+        assert building(0, 8, lengths=lengths, conv1d_kernel_size=np.int64(4)).lengths == (8,)
+
+
+@pytest.mark.parametrize(("name", "value", "check"), [
+    ("conv1d_kernel_size", "4", "cp_conv.value"), ("conv1d_kernel_size", 4.0, "cp_conv.value"),
+    ("conv1d_kernel_size", True, "cp_conv.value"), ("conv1d_kernel_size", -2, "cp_conv.value"),
+    ("timeout", "5", "cp_timeout.value"), ("timeout", float("nan"), "cp_timeout.value"),
+    ("timeout", -1, "cp_timeout.value"), ("timeout", True, "cp_timeout.value"),
+    ("cu_seqlens_cpu", torch.tensor([0, 4]), "cp_offsets.differs"),
+])  # fmt: skip
+def test_what_a_context_cannot_be_built_of_is_named(name, value, check):
+    error = message(lambda: building(0, 8, **{name: value}))
+    assert (error.check, error.argument) == (check, name)
 
 
 def chunk_kda_bwd(q, k, v, *args, **keywords):

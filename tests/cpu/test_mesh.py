@@ -9,6 +9,10 @@ REFUSED = {
     "the sequence, of another group": "mesh.group", "the sequence, with states": "mesh.states", "channels": "mesh.way",
     "q by batch, v by heads": "mesh.placement", "a plain tensor": "mesh.plain",
     "a parameter that is a DTensor alone": "mesh.plain", "two meshes": "mesh.same", "explain": "mesh.op",
+    "an out that is a plain tensor": "mesh.plain", "an out that is no tensor": "mesh.plain",
+    "an out that lies elsewhere": "mesh.placement", "an out of another shape": "out.shape",
+    "an out of another dtype": "out.dtype", "an out that is a DTensor alone": "mesh.plain",
+    "a do that is a DTensor alone": "mesh.op",
 }  # fmt: skip
 
 
