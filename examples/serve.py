@@ -29,6 +29,7 @@ import codecs
 import json
 import random
 import socket
+import sys
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable
@@ -152,7 +153,7 @@ class Engine:
             raise self._refuse(400, "prompt must not be empty and max_tokens at least 1")
         if total > self.longest:
             raise self._refuse(413, f"prompt and max_tokens must be at most {self.longest} tokens together; found "
-                                    f"{total}. Send a shorter prompt.")  # fmt: skip
+                                    f"{total}. Send a shorter prompt, or a smaller max_tokens.")  # fmt: skip
         if len(self.waiting) >= self.queue:
             raise self._refuse(503, f"{len(self.running)} requests run and {len(self.waiting)} wait, as many as may. "
                                     "Try again later.")  # fmt: skip
@@ -471,7 +472,8 @@ def main() -> None:
     options.add_argument("--host", default="127.0.0.1")
     options.add_argument("--port", type=int, default=8000)
     options.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    options.add_argument("--dtype", default="bfloat16" if torch.cuda.is_available() else "float32")
+    options.add_argument("--dtype", choices=("bfloat16", "float16", "float32", "float64"),
+                         default="bfloat16" if torch.cuda.is_available() else "float32")
     for name, value, meaning in (
         ("hidden", 128, "channels of the model"), ("heads", 4, "heads of a layer"), ("layers", 2, "layers"),
         ("slots", 32, "states that are kept: requests that run, and prefixes"),
@@ -499,8 +501,10 @@ def main() -> None:
     seen, seconds = asyncio.run(load(engine, of.load, of.clients, of.max_tokens))
     print(report(engine, seen, seconds, of.clients))
     lost = engine.slots - len(engine.pool.free) - len(engine.prefixes)
-    wrong = [prompt for prompt, text in seen.texts.items() if text != alone(model, prompt, of.max_tokens)] * of.check
+    wrong = []
     if of.check:
+        print(f"making {len(seen.texts)} answers by the model alone, to compare ...", file=sys.stderr, flush=True)
+        wrong = [prompt for prompt, text in seen.texts.items() if text != alone(model, prompt, of.max_tokens)]
         print(f"{'check':18} {len(seen.texts) - len(wrong)} of {len(seen.texts)} answers are those of the model alone")
     failed = engine.counts["failed"]
     if lost or wrong or failed:
