@@ -36,6 +36,8 @@ def header_of(path: Path) -> tuple[dict[str, Any], int]:
     """What a file of safetensors says of its tensors, and where their bytes begin."""
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
+        if length > path.stat().st_size - 8:
+            raise SystemExit(f"{path} is no complete safetensors file: the header is longer than it. Copy it again.")
         return json.loads(file.read(length)), 8 + length
 
 
@@ -125,7 +127,7 @@ def of_transformers(config: dict[str, Any], layer: KimiDeltaAttention) -> torch.
         for name in ("chunk_kimi_delta_attention", "causal_conv1d_fn"):        # torch's, whatever else is installed
             setattr(found, name, getattr(getattr(found, name), "__wrapped__", getattr(found, name)))
     except ImportError as error:
-        return f"transformers is not installed, or lacks the model ({error})"
+        return f"transformers or its model is missing ({error})"
     theirs.load_state_dict(layer.to_checkpoint(f"transformers.{model.removesuffix('_text')}"))
     return theirs
 
@@ -141,6 +143,8 @@ def main() -> None:
     args = parser.parse_args()
     if (args.folder is None) == (args.demo is None):
         parser.error("give a folder, or --demo")
+    if args.to and not args.out.parent.is_dir():
+        parser.error(f"--out: there is no folder {args.out.parent}. Create it, or name another file.")
     with tempfile.TemporaryDirectory() as temporary:
         folder = args.folder or Path(temporary)
         if args.demo:
@@ -154,7 +158,7 @@ def main() -> None:
 def convert(tensors: Checkpoint, config: dict[str, Any], args: argparse.Namespace) -> int:
     config = config.get("text_config", config)
     prefixes = prefixes_of(tensors)
-    if args.layer >= len(prefixes):
+    if not 0 <= args.layer < len(prefixes):
         many = f"{len(prefixes)} KDA layer{'s' * (len(prefixes) != 1)}"
         raise SystemExit(f"the checkpoint has {many}; --layer counts them from 0, found {args.layer}.")
     prefix = prefixes[args.layer]
@@ -174,7 +178,7 @@ def convert(tensors: Checkpoint, config: dict[str, Any], args: argparse.Namespac
     layer = layer.float()
     theirs = of_transformers(config, layer)
     if isinstance(theirs, str):
-        print(f"not compared with another layer: {theirs}")
+        print(f"not compared with another layer:\n  {theirs}")
     else:
         x = torch.randn(1, 100, layer.hidden_size, generator=torch.Generator().manual_seed(0))
         with torch.no_grad():

@@ -131,8 +131,8 @@ def compare(model: Model, loss: float, x: torch.Tensor, offsets: torch.Tensor) -
     alone = step(model, x, x.shape[1], None, offsets).item()
     apart = {name: ((found[name] - p.grad).norm() / p.grad.norm()).item() for name, p in model.named_parameters()}
     name = max(apart, key=apart.get)
-    print(f"beside one process: loss {abs(loss - alone) / alone:.1e} apart, relative; the worst gradient, of {name}, "
-          f"{apart[name]:.1e}")  # fmt: skip
+    print(f"beside one process: loss {abs(loss - alone) / alone:.1e} apart, relative;\n"
+          f"  the worst gradient, of {name}, {apart[name]:.1e}")  # fmt: skip
     return int(abs(loss - alone) > 1e-5 * alone or apart[name] > 1e-3)
 
 

@@ -29,6 +29,7 @@ import codecs
 import json
 import random
 import socket
+import sys
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable
@@ -152,7 +153,7 @@ class Engine:
             raise self._refuse(400, "prompt must not be empty and max_tokens at least 1")
         if total > self.longest:
             raise self._refuse(413, f"prompt and max_tokens must be at most {self.longest} tokens together; found "
-                                    f"{total}. Send a shorter prompt.")  # fmt: skip
+                                    f"{total}. Send a shorter prompt, or a smaller max_tokens.")  # fmt: skip
         if len(self.waiting) >= self.queue:
             raise self._refuse(503, f"{len(self.running)} requests run and {len(self.waiting)} wait, as many as may. "
                                     "Try again later.")  # fmt: skip
@@ -466,12 +467,29 @@ def positive(text: str) -> int:
     return int(text)
 
 
+def port(text: str) -> int:
+    if not 0 <= int(text) < 1 << 16:
+        raise argparse.ArgumentTypeError(f"{text} is not a port: 0, for any free one, to 65535")
+    return int(text)
+
+
+def refuse_a_port_in_use(host: str, number: int) -> None:
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as tried:
+        tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)            # as uvicorn does: one just closed is free
+        try:
+            tried.bind((host, number))
+        except OSError as error:
+            fix = "Name another --port or --host."
+            raise SystemExit(f"cannot listen at {host}:{number}: {error.strerror}. {fix}") from None
+
+
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--host", default="127.0.0.1")
-    options.add_argument("--port", type=int, default=8000)
+    options.add_argument("--port", type=port, default=8000)
     options.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    options.add_argument("--dtype", default="bfloat16" if torch.cuda.is_available() else "float32")
+    options.add_argument("--dtype", choices=("bfloat16", "float16", "float32", "float64"),
+                         default="bfloat16" if torch.cuda.is_available() else "float32")
     for name, value, meaning in (
         ("hidden", 128, "channels of the model"), ("heads", 4, "heads of a layer"), ("layers", 2, "layers"),
         ("slots", 32, "states that are kept: requests that run, and prefixes"),
@@ -494,13 +512,16 @@ def main() -> None:
     model = Model(of.hidden, of.heads, of.layers).to(of.device, getattr(torch, of.dtype))
     engine = Engine(model, of.slots, of.queue, of.longest, of.batch)
     if not of.load:
+        refuse_a_port_in_use(of.host, of.port)
         uvicorn.run(application(engine), host=of.host, port=of.port)
         return
     seen, seconds = asyncio.run(load(engine, of.load, of.clients, of.max_tokens))
     print(report(engine, seen, seconds, of.clients))
     lost = engine.slots - len(engine.pool.free) - len(engine.prefixes)
-    wrong = [prompt for prompt, text in seen.texts.items() if text != alone(model, prompt, of.max_tokens)] * of.check
+    wrong = []
     if of.check:
+        print(f"making {len(seen.texts)} answers by the model alone, to compare ...", file=sys.stderr, flush=True)
+        wrong = [prompt for prompt, text in seen.texts.items() if text != alone(model, prompt, of.max_tokens)]
         print(f"{'check':18} {len(seen.texts) - len(wrong)} of {len(seen.texts)} answers are those of the model alone")
     failed = engine.counts["failed"]
     if lost or wrong or failed:

@@ -170,12 +170,17 @@ def main() -> None:
         model.load_state_dict(kept["model"])
         optimizer.load_state_dict(kept["optimizer"])
         losses = kept["losses"]
+    try:                                                   # now, not after hours of training
+        args.out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise SystemExit(f"there can be no folder {args.out}: {error.strerror}. Name another --out.") from None
     trained = nn.parallel.DistributedDataParallel(model) if world > 1 else model
     text, first = text_of_the_repository(), len(losses)
+    loss = logits = None                                   # where the checkpoint has all steps already
     began = time.perf_counter()
     if rank == 0:
-        print(f"{sum(p.numel() for p in model.parameters()):,} parameters, {len(text):,} bytes of text, "
-              f"{world} x {args.batch} sequences of {args.length} per step, on {device}")  # fmt: skip
+        print(f"{sum(p.numel() for p in model.parameters()):,} parameters, {len(text):,} bytes of text, on {device}; "
+              f"a step has\n{world} x {args.batch} sequences of {args.length} bytes")  # fmt: skip
     for step in range(first, args.steps):
         tokens = batch_of(text, step, rank, args.batch, args.length).to(device)
         with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
@@ -198,7 +203,6 @@ def main() -> None:
             says = f", about {left:.0f} s left" if left >= 1 else ""
             print(f"step {step:5d}  loss {losses[-1]:.4f}  {now - began:.1f} s{says}", flush=True)
     if rank == 0:
-        args.out.mkdir(parents=True, exist_ok=True)
         torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "losses": losses}, checkpoint)
         (args.out / "losses.json").write_text(json.dumps(losses))
         picture(losses, args.out / "losses.png")

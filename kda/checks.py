@@ -22,9 +22,8 @@ import torch
 
 from . import offsets
 from .errors import InputError, InputTypeError, in_words
-from .problem import DTYPES, Inputs, Options, Problem
+from .problem import DTYPES, MAX_K, Inputs, Options, Problem
 
-MAX_K = 256                                  # of chunk_kda; fused_recurrent_kda has no limit of its own
 CHUNK_SIZES = (32, 64)
 
 

@@ -26,7 +26,7 @@ Tensor = torch.Tensor
 MODELS = ("kimi_linear", "glm5_next", "bailing_hybrid")
 FUNCTIONS = {"chunk_kimi_delta_attention": chunk_kda, "recurrent_kimi_delta_attention": fused_recurrent_kda}
 CONVOLUTION = "causal_conv1d_fn"
-_INSTALL = "pip install 'transformers>=5.23'"
+_INSTALL = "pip install 'transformers>=5.20'"             # 5.20.2 is the last one for Python 3.10
 _replaced: dict[tuple[ModuleType, str], tuple[Callable, Callable]] = {}      # transformers' own, ours
 
 

@@ -18,7 +18,10 @@ AT_LEAST = {"B": 0, "T": 0, "N": 0, "slots": 0, "H": 1, "HV": 1, "K": 1, "V": 1}
 ONE_OF: dict[str, tuple[Any, ...]] = {
     "op": ("chunk", "recurrent", "decode"), "direction": ("forward", "backward"), "C": (32, 64), "dtype": DTYPES,
     "gate": ("given", "softplus", "bounded"), "beta": ("given", "sigmoid", "2*sigmoid"),
+    "g_dtype": DTYPES, "beta_dtype": DTYPES, "state_dtype": DTYPES, "checkpoints": DTYPES,
 }  # fmt: skip
+DEVICES = ("cpu", "cuda", "xpu", "mps", "hpu", "npu", "mtia", "xla", "meta")                     # with or without ":0"
+MAX_K = 256                                  # of chunk_kda; fused_recurrent_kda has no limit of its own
 
 
 class Inputs(NamedTuple):
@@ -208,7 +211,19 @@ class Problem:
             B, N = fields.get("B", cls.B), fields["N"]
             raise ValueError(f"--problem: {N=} sequences need `packed`; without it there are {B=} of T tokens")
         fields.setdefault("scale", fields.get("K", cls.K) ** -0.5)
-        return cls(**fields)
+        problem = cls(**fields)
+        _check_callable(problem)
+        return problem
+
+
+def _check_callable(p: Problem) -> None:
+    """What the checks of a call refuse before any backend is asked, no backend accepts either."""
+    if p.op == "chunk" and p.K > MAX_K:
+        raise ValueError(f"--problem: K={p.K} is over {MAX_K}, which chunk_kda permits; `recurrent` has no such limit")
+    if p.op == "chunk" and p.packed and p.B != 1:
+        raise ValueError(f"--problem: B={p.B} is not 1, and `packed` sequences lie in one row: leave one out")
+    if p.op != "chunk" and p.direction == "backward":
+        raise ValueError(f"--problem: `{p.op}` has no `backward`: leave one out")
 
 
 def _meant(word: str, words: Iterable[str], fields: Iterable[str]) -> str:
@@ -232,6 +247,8 @@ def _parsed(field: dataclasses.Field, text: str, word: str) -> Any:
         raise ValueError(f"--problem: {word!r} needs {name} of at least {AT_LEAST[name]}")
     if name in ONE_OF and value not in ONE_OF[name]:
         raise ValueError(f"--problem: {word!r} needs {name} to be one of {', '.join(map(str, ONE_OF[name]))}")
+    if name == "device" and value.partition(":")[0] not in DEVICES:
+        raise ValueError(f"--problem: {word!r} needs a device of torch, such as cpu or cuda:0")
     if name == "lower_bound" and not -math.inf < value < 0:
         raise ValueError(f"--problem: {word!r} needs a finite negative number")
     if name == "scale" and not math.isfinite(value):

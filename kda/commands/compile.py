@@ -9,7 +9,7 @@ import dataclasses
 import functools
 import importlib
 import itertools
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -308,7 +308,7 @@ def names(lines: Sequence[Line]) -> dict[AnyRecipe, str]:
     """Kernels by name, and by what tells those of a backend of one name apart: constants, or else types."""
     found = {line.recipe: line.recipe.name for line in lines}
     backends = {line.recipe: line.backend for line in lines}
-    for facts in (lambda r: {**r.constants, **r.options}, lambda r: dict(r.signature)):
+    for facts in (lambda r: flat({**r.constants, **r.options}), lambda r: dict(r.signature)):
         alike: dict[tuple, list[AnyRecipe]] = {}
         for recipe, name in found.items():
             alike.setdefault((name, recipe.target, backends[recipe]), []).append(recipe)
@@ -316,6 +316,15 @@ def names(lines: Sequence[Line]) -> dict[AnyRecipe, str]:
             for recipe in same:
                 apart = [word for word in facts(recipe).items() if any(word not in facts(r).items() for r in same)]
                 found[recipe] += "".join(f" {name}={value}" for name, value in apart if value is not None)
+    return found
+
+
+def flat(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """With the entries of a nested configuration one by one, so that those that are alike can be left out."""
+    found: dict[str, Any] = {}
+    for name, value in facts.items():
+        inner = flat(value) if isinstance(value, dict) else {}
+        found |= {f"{name}.{each}": it for each, it in inner.items()} or {name: value}
     return found
 
 

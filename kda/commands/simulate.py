@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -60,6 +63,7 @@ def command(
     compiler()                               # the script would fail where it first launches
     with screen.lent():
         found = run(script, args, arch=arch.spelling, schedules=schedules, keep=mutants, strict=strict,
+                    watch=partial(_watched, screen),
                     **({"clock": chip_for(arch)[0].name} if clock else {}))  # fmt: skip
     judged = _mutants(screen, found, strict, workers) if mutants else None
     code = _code(found, judged)
@@ -84,6 +88,15 @@ def command(
     elif not found.session.runs:
         screen.line(NO_LAUNCH.format(script=found.script), err=True)
     return code
+
+
+@contextmanager
+def _watched(screen: Screen, kernel: str, runs: int) -> Iterator[Callable[[], None]]:
+    """Shows a launch that takes long: the script, whose own output comes before and after it, waits meanwhile."""
+    from kda.simulator.findings import shortened
+
+    with screen.progress(f"simulating {shortened(kernel)}", total=runs if runs > 1 else None) as shown:
+        yield shown.count
 
 
 def _mutants(screen: Screen, found: Simulated, strict: bool, workers: int) -> Mutants | None:

@@ -89,6 +89,20 @@ def test_kernels_are_built_once_and_kept(asked):
         assert k["registers"] > 0 and k["spills"] == 0 and k["seconds"] > 0 and k["kept"] and not k["built"]
 
 
+def test_kernels_with_nested_configurations_are_distinguished_by_what_differs_in_them():
+    def line(ht, cut):
+        config = {"chain": {"K": 128, "ht": ht, "h0": None}, "cut": cut}
+        of = types.SimpleNamespace(name="stream", target="sm90", constants={}, options=config, signature=())
+        return types.SimpleNamespace(backend="sm90", recipe=Hashed(of))
+
+    class Hashed:
+        def __init__(self, of):
+            self.__dict__ = of.__dict__
+
+    named = command.names([line(True, False), line(False, False)])
+    assert [*named.values()] == ["stream chain.ht=True", "stream chain.ht=False"]
+
+
 def test_kernels_of_one_name_are_distinguished(asked):
     words = ("K=64 V=64", "K=128 V=128", "K=128 V=128 float32")
     problems = [f"--problem={w}" for w in words]

@@ -320,8 +320,9 @@ def test_wrong_words_are_refused(text):
 
 
 @pytest.mark.parametrize(
-    "word", ["K=0", "V=0", "H=0", "T=-1", "C=48", "dtype=int8", "op=foo", "gate=none", "lower_bound=5", "scale=nan"]
-)
+    "word", ["K=0", "V=0", "H=0", "T=-1", "C=48", "dtype=int8", "op=foo", "gate=none", "lower_bound=5", "scale=nan",
+             "device=gpu", "g_dtype=int8", "state_dtype=uint8"]
+)  # fmt: skip
 def test_words_that_no_call_accepts_are_refused(word):
     with pytest.raises(ValueError, match=f"--problem: '{word}' needs"):
         Problem.parse(f"{word} float32")
@@ -330,6 +331,17 @@ def test_words_that_no_call_accepts_are_refused(word):
     with pytest.raises(ValueError, match="--problem: N=5 sequences need `packed`; without it there are B=1 of"):
         Problem.parse("N=5")
     assert Problem.parse("B=0 T=0").T == 0 and Problem.parse("N=5 packed").N == 5
+
+
+@pytest.mark.parametrize("text, why", [
+    ("K=300", "K=300 is over 256, which chunk_kda permits; `recurrent` has no such limit"),
+    ("packed B=2", "B=2 is not 1, and `packed` sequences lie in one row"),
+    ("recurrent backward", "`recurrent` has no `backward`"), ("backward decode", "`decode` has no `backward`"),
+])  # fmt: skip
+def test_words_that_each_are_right_and_together_make_no_call_are_refused(text, why):
+    with pytest.raises(ValueError, match=re.escape(f"--problem: {why}")):
+        Problem.parse(text)
+    assert Problem.parse("recurrent packed K=300 device=cuda:1").K == 300
 
 
 def test_a_field_that_is_named_is_not_what_a_name_for_several_says():

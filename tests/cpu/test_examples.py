@@ -5,6 +5,7 @@ import json
 import math
 import os
 import runpy
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -70,6 +71,17 @@ def test_the_server_says_what_it_needs_installed(monkeypatch, capsys):
     assert "starlette is not installed: pip install starlette uvicorn" in capsys.readouterr().err
 
 
+def test_the_server_says_that_a_port_is_in_use():
+    names = runpy.run_path(str(ROOT / "examples" / "serve.py"))
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        number = other.getsockname()[1]
+        with pytest.raises(SystemExit, match=f"cannot listen at 127.0.0.1:{number}: .* Name another --port or --host."):
+            names["refuse_a_port_in_use"]("127.0.0.1", number)
+    names["refuse_a_port_in_use"]("127.0.0.1", number)
+
+
 @pytest.mark.parametrize(
     ("program", "arguments", "code", "says"),
     [
@@ -78,7 +90,12 @@ def test_the_server_says_what_it_needs_installed(monkeypatch, capsys):
         ("train", ["--steps", "0"], 2, "--steps: 0 is not a positive number"),
         ("train", ["--resume", "--out", "nowhere"], "there is no nowhere/checkpoint.pt to resume from", ""),
         ("long_context", ["--lengths", "100,x"], 2, "--lengths: invalid numbers value: '100,x'"),
+        ("train", ["--out", f"{__file__}/a"], f"there can be no folder {__file__}/a: Not a directory.", ""),
+        ("serve", ["--dtype", "int8"], 2, "--dtype: invalid choice: 'int8'"),
+        ("serve", ["--port", "99999"], 2, "--port: 99999 is not a port: 0, for any free one, to 65535"),
         ("convert", ["nowhere"], "nowhere is no folder", ""),
+        ("convert", ["--demo", "fla", "--layer", "-1"], "the checkpoint has 1 KDA layer; --layer counts them", ""),
+        ("convert", ["--demo", "fla", "--to", "fla", "--out", "no/x"], 2, "--out: there is no folder no. Create it"),
     ],
 )
 def test_what_an_example_cannot_do_is_said_without_a_traceback(monkeypatch, capsys, program, arguments, code, says):
@@ -108,6 +125,9 @@ def test_two_ranks_train_as_one_process_with_the_batches_of_both(tmp_path):
                          env=os.environ | {"OMP_NUM_THREADS": "1"})  # fmt: skip
     assert ran.returncode == 0, ran.stderr
     assert "2 x 2 sequences" in ran.stdout
+    again = subprocess.run([*map(str, command), "--resume"], capture_output=True, text=True, timeout=300,
+                           env=os.environ | {"OMP_NUM_THREADS": "1"})  # fmt: skip
+    assert again.returncode == 0, again.stderr             # all steps are made
     names, expected = runpy.run_path(str(program)), []
     torch.manual_seed(0)
     model, text = names["Model"](32, 2, 4), names["text_of_the_repository"]()
@@ -121,6 +141,12 @@ def test_two_ranks_train_as_one_process_with_the_batches_of_both(tmp_path):
         optimizer.step()
         expected.append(loss.item())
     assert losses(tmp_path) == pytest.approx(expected, rel=1e-4)
+
+
+def test_a_file_that_ends_in_its_header_is_told_from_a_checkpoint(monkeypatch, tmp_path):
+    (tmp_path / "cut.safetensors").write_bytes((1000).to_bytes(8, "little") + b"{")
+    said = run(monkeypatch, "examples/convert.py", tmp_path)
+    assert said.startswith(f"{tmp_path / 'cut.safetensors'} is no complete safetensors file")
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

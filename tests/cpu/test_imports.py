@@ -245,3 +245,16 @@ def test_all_names_can_be_reached():
 def test_the_simulator_is_there_after_import_kda_and_costs_nothing_until_used():
     code = "import sys, kda; print('kda.simulator' in sys.modules, 'simulator' in dir(kda), kda.simulator.capture)"
     assert fresh(code).stdout.startswith("False True <function capture")
+
+
+def test_tests_of_peers_are_skipped_where_neither_the_peers_nor_a_newer_python_are_there():
+    """Python 3.10 has no tomllib: a file that cannot be imported would end a run of all tests."""
+    code = f"""
+import sys, pytest
+class Without:                               # pytest itself reads its options with tomllib, before
+    def pytest_collection(self):
+        sys.modules.update(dict.fromkeys(("tomllib", "fla.layers", "sglang", "transformers", "vllm")))
+pytest.main(["--co", "-q", {str(ROOT.parent / "tests" / "peers")!r}], [Without()])
+"""
+    found = fresh(code).stdout
+    assert "tests/peers/test_in_sglang.py:8: needs sglang" in found and "ERROR" not in found

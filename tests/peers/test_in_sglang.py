@@ -4,10 +4,10 @@
 
 import pytest
 import torch
-from plugged import declare_entry_points, found
 
 pytest.importorskip("sglang", reason="needs sglang; .ci/engine sglang installs it")
 
+from plugged import declare_entry_points, found
 from sglang.srt.arg_groups.choices import LINEAR_ATTN_KERNEL_BACKEND_CHOICES
 from sglang.srt.layers.attention.linear.kda_backend import KDAKernelDispatcher
 from sglang.srt.layers.attention.linear.kernels.kda_triton import TritonKDAKernel

@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-pytest.importorskip("fla", reason="needs fla-core, as in tests/peers/requirements.txt")
+pytest.importorskip("fla.layers", reason="needs flash-linear-attention, as in tests/peers/requirements.txt")
 
 import fla.layers.kda as theirs_module
 from small_models import distance

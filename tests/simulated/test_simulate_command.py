@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ from click.testing import CliRunner
 
 pytest.importorskip("cuda.bindings.driver", reason="cuda-python is not installed")
 
+import kda
 from kda.cli import cli
 from kda.commands.simulate import command
 from kda.simulator import engine, scripts
@@ -43,6 +45,7 @@ KERNELS = {
     "swap": "st.shared.b32 [%r3], %r1; bar.sync 0; ld.shared.b32 %r5, [%r4]; st.global.b32 [%rd3], %r5;",
     "idle": ".loc 1 19 0\\nbar.sync 0;",
     "last": "shr.u32 %r6, %r1, 5; atom.global.exch.b32 %r5, [%rd1], %r6;",
+    "endless": ".reg .pred %p;\\nAGAIN: ld.volatile.global.b32 %r5, [%rd1]; setp.eq.u32 %p, %r5, 1;\\n@%p bra AGAIN;",
 }
 
 def launch(name, x):
@@ -71,6 +74,21 @@ def here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     yield tmp_path
     sys.modules.pop("beside", None)
+
+
+def test_a_kernel_that_does_not_end_is_told_of_and_interrupted(here):
+    words = [sys.executable, "-m", "kda", "simulate", "--arch", "sm90", "script.py", "endless"]
+    path = os.pathsep.join([str(Path(kda.__file__).parents[1]), *os.environ.get("PYTHONPATH", "").split(os.pathsep)])
+    with subprocess.Popen(words, stderr=subprocess.PIPE, text=True, env=os.environ | {"PYTHONPATH": path}) as program:
+        told = next(line for line in program.stderr if "simulating" in line)
+        program.send_signal(signal.SIGINT)
+        try:
+            program.wait(timeout=60)
+        finally:
+            program.kill()                   # also where Ctrl-C did not end it
+        rest = program.stderr.read()
+    assert re.fullmatch(r"simulating endless; 0 of 3 done; \d+ s \.\.\.\n", told)
+    assert (program.returncode, rest) == (130, "kda: interrupted\n")
 
 
 def simulate(*words):

@@ -205,5 +205,26 @@ _ONE = threading.Lock()  # the engine keeps the sets of readers for one launch a
 
 
 def simulate(launch):
+    """Run a launch.  Python hears of Ctrl-C only between calls of C, so the main thread lets another one call."""
+    run = engine().simulate
     with _ONE:
-        engine().simulate(ctypes.byref(launch))
+        if threading.current_thread() is not threading.main_thread():
+            run(ctypes.byref(launch))
+            return
+        over = threading.Event()
+
+        def call():
+            try:
+                run(ctypes.byref(launch))
+            finally:
+                over.set()
+
+        thread = threading.Thread(target=call)
+        thread.start()
+        try:
+            over.wait()
+        except BaseException:  # KeyboardInterrupt, or what a handler of signals raises
+            launch.limit = 1  # of instructions: it ends after those that it is at
+            raise
+        finally:
+            thread.join()

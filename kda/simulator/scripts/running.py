@@ -8,6 +8,7 @@ import runpy
 import sys
 import traceback
 from collections.abc import Callable, Container, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -95,6 +96,10 @@ def _again(kept: tuple[Launch, Kept]) -> Callable[[], list[torch.Tensor]]:
     return call
 
 
+def _unseen() -> None:
+    """Nobody watches the runs of a launch."""
+
+
 def _all(run: Any) -> list[Finding]:
     return [*run.findings, *run.notes]
 
@@ -112,12 +117,14 @@ def run(
     schedules: int = 1,
     keep: bool = False,
     clock: Any = None,
+    watch: Callable[[str, int], AbstractContextManager[Callable[[], None]]] | None = None,
     **options: Any,
 ) -> Simulated:
     """Run a script's `__main__` in a capture; each launch runs under `schedules` schedules, from the same memory.
 
     With `clock` the script's memory and times are those of a run with a clock, beside the schedules. `keep` remembers
-    the first launch of each kernel, for `mutants`.  `options` are those of `capture`.
+    the first launch of each kernel, for `mutants`.  `watch(kernel, runs)` is entered for each launch, and what it gives
+    is called after each run of it.  `options` are those of `capture`.
     """
     path = Path(script)
     if not path.is_file():
@@ -130,6 +137,10 @@ def run(
         result = Simulated(str(script), arch, schedules, session)
 
         def launched(launch: Launch, simulate: Callable[..., Any]) -> Any:
+            with watch(launch.kernel.name, len(numbers) + 1) if watch else contextlib.nullcontext(_unseen) as ran:
+                return under_schedules(launch, simulate, ran)
+
+        def under_schedules(launch: Launch, simulate: Callable[..., Any], ran: Callable[[], None]) -> Any:
             key = launch.kernel.ptx, launch.kernel.name
             fresh = keep and key not in result.first
             before = Kept.of(launch, foreign) if numbers or fresh else None
@@ -140,6 +151,7 @@ def run(
                 assert before is not None
                 with _having(session, {"clock": None, "timeline": False} | schedule(number)):
                     result.add(_all(simulate()), number)
+                ran()
                 outcomes.append([x.detach().clone() for x in before.tensors.values()])
                 before.restore()
             run = simulate()
