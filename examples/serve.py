@@ -475,7 +475,7 @@ def port(text: str) -> int:
 
 def refuse_a_port_in_use(host: str, number: int) -> None:
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as tried:
-        tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)            # as uvicorn does: one just closed is free
+        tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)            # as uvicorn: one just closed is free
         try:
             tried.bind((host, number))
         except OSError as error:
