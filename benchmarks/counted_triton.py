@@ -59,7 +59,8 @@ def touched(session: Session, results: list[torch.Tensor]) -> list[Bytes]:
     """By each launch.  The session holds all tensors, so that none has the address of another."""
 
     def sectors(run: Run, flag: int) -> torch.Tensor:
-        return torch.cat([at // SECTOR + (flags & flag).nonzero()[:, 0] for at, flags in run.sectors])
+        regions = ((at, torch.frombuffer(bytearray(flags), dtype=torch.uint8)) for at, flags in run.sectors)
+        return torch.cat([at // SECTOR + (flags & flag).nonzero()[:, 0] for at, flags in regions])
 
     def without(some: torch.Tensor, others: list[torch.Tensor]) -> torch.Tensor:
         return some[~torch.isin(some, torch.cat([some[:0], *others]))]

@@ -178,7 +178,7 @@ def launch(
     run.left = grids.left(record.triggered)
     if accesses:
         run.accesses, run.spans = grids.own, spans
-        run.sectors = [(region.address, torch.frombuffer(t, dtype=torch.uint8)) for region, t in zip(regions, touched)]
+        run.sectors = [(region.address, flags.raw) for region, flags in zip(regions, touched)]
     run.clock = timer.clock() if timer else None
     if timer and timeline:
         run.recorded = Recorded(timer.records(), p, config)

@@ -27,7 +27,7 @@ class Run:
         self.recorded = None  # what warps and units did when, if requested
         self.left = []  # its memory accesses, for a launch that may begin before this one has ended
         self.accesses, self.spans = [], []  # if requested: (address, a flag per byte) of what it touched; its memory
-        self.sectors = []  # if requested: (address, for each 32 bytes 1 if it read them, 2 if it wrote them, or 3)
+        self.sectors = []  # the same: (address, a byte for each 32: 1 if it read them, 2 if it wrote them, or 3)
         self._program, self._counters = program, counters
         table = torch.frombuffer(counters, dtype=torch.int64).view(-1, len(TOTALS))
         total = dict(zip(TOTALS, table.sum(0).tolist()))

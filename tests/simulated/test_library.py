@@ -9,6 +9,7 @@ import torch
 import kda.simulator
 from kda.compile.errors import BuildError
 from kda.simulator import CaptureError
+from kda.simulator.capturing import memory
 
 pytestmark = pytest.mark.skipif(not shutil.which("nvcc"), reason="needs nvcc")
 PROGRAM = """
@@ -179,6 +180,15 @@ def test_streams_of_a_program_need_an_order(program, order, flags, clean):
     with kda.simulator.capture(arch="sm_80") as session:
         assert program.in_two_streams(x, y, 32, order, flags) == 0
     assert {f.kind for f in session.findings} == (set() if clean else {"race-streams"})
+
+
+def test_launches_that_know_no_arguments_leave_little_memory_for_the_next(program):
+    """Every tensor of the process is what they may touch; what is said of them must not be more such tensors."""
+    x, y, kept = torch.arange(1.0, 33), torch.zeros(32), [torch.zeros(1) for _ in range(50)]
+    with kda.simulator.capture(arch="sm_80") as session:
+        before = len(memory.live())
+        program.in_two_streams(x, y, 32, EVENT, NON_BLOCKING)
+        assert len(session.runs) >= 2 and len(memory.live()) < before + len(kept)
 
 
 @pytest.mark.parametrize(("sms", "answer"), [(None, 10802), (3, 302)])

@@ -8,6 +8,7 @@ freed in between nothing is said.
 
 from __future__ import annotations
 
+import bisect
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
@@ -82,9 +83,9 @@ class Order:
         number = self._known[stream][stream] = self._launched[stream]
         self._seen = [a for a in self._seen if not a.storage.expired()]
         found: dict[tuple[str, int], Finding] = {}
-        mine = []
+        mine, storages = [], Storages(tensors)
         for address, flags in run.accesses:
-            if (storage := _storage_at(address, tensors)) is None or not flags.any():
+            if not flags.any() or (storage := storages.at(address)) is None:
                 continue
             for other in self._seen:
                 if other.stream != stream and other.number > known.get(other.stream, 0) and other.storage == storage:
@@ -101,12 +102,19 @@ def _join(into: Mark, other: Mapping[int, int]) -> None:
         into[stream] = max(into.get(stream, 0), number)
 
 
-def _storage_at(address: int, tensors: Iterable[torch.Tensor]) -> StorageWeakRef | None:
-    for tensor in tensors:
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() <= address < storage.data_ptr() + storage.nbytes():
-            return StorageWeakRef(storage)
-    return None
+class Storages:
+    """The memory of tensors, by address: a process may have as many tensors as a launch has regions."""
+
+    def __init__(self, tensors: Iterable[torch.Tensor]):
+        found = {storage.data_ptr(): storage for storage in (x.untyped_storage() for x in tensors) if storage.nbytes()}
+        self.begins = sorted(found)
+        self.found = [found[begin] for begin in self.begins]
+
+    def at(self, address: int) -> StorageWeakRef | None:
+        i = bisect.bisect_right(self.begins, address) - 1
+        if i >= 0 and address < self.begins[i] + self.found[i].nbytes():
+            return StorageWeakRef(self.found[i])
+        return None
 
 
 def _clash(address: int, flags: torch.Tensor, other: Accesses) -> tuple[int, int, int] | None:
