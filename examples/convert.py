@@ -142,7 +142,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("layer.safetensors"), help="the file that --to writes")
     args = parser.parse_args()
     if (args.folder is None) == (args.demo is None):
-        parser.error("give a folder, or --demo")
+        parser.error("give a folder, or --demo" + (", and not both" if args.demo else ""))
     if args.to and not args.out.parent.is_dir():
         parser.error(f"--out: there is no folder {args.out.parent}. Create it, or name another file.")
     with tempfile.TemporaryDirectory() as temporary:

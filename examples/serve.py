@@ -455,7 +455,7 @@ def report(engine: Engine, seen: Load, seconds: float, clients: int) -> str:
         "token after token": f"{ms(seen.between, 0.5)}, the slowest percent {ms(seen.between, 0.99)}",
         "steps": f"{health['steps']:,}, {health['halved']} of them in parts",
         "prefixes": f"{health['hits']} prompt{'s' * (health['hits'] != 1)} went on from one",
-        "hung up": f"{health['cancelled']}, their slots free for others",
+        "cancelled": f"{health['cancelled']}, whose clients hung up: their slots are free for others",
         "slots": f"{health['free']} free, {health['prefixes']} with prefixes, of {engine.slots}",
     }
     return "\n".join(f"{name:18} {text}" for name, text in rows.items())
@@ -501,13 +501,19 @@ def main() -> None:
         options.add_argument(f"--{name}", type=positive, default=value, help=f"{meaning}; {value} by default")
     options.add_argument("--load", type=positive, metavar="REQUESTS",
                          help="a load test of so many requests, then the end")  # fmt: skip
-    options.add_argument("--check", action="store_true", help="compare each answer of a load test with the model alone")
+    options.add_argument("--check", action="store_true", help="with --load: compare each answer with the model alone")
     of = options.parse_args()
     try:
         import starlette  # noqa: F401
         import uvicorn
     except ModuleNotFoundError as error:
         options.error(f"{error.name} is not installed: pip install starlette uvicorn")
+    if of.hidden < of.heads:
+        options.error(f"--hidden {of.hidden} leaves no channel for each of --heads {of.heads}")
+    try:
+        torch.empty(0, device=of.device)
+    except (RuntimeError, AssertionError) as error:                            # a torch without CUDA asserts
+        options.error(f"--device {of.device}: {str(error).splitlines()[0]}")
     torch.manual_seed(0)
     model = Model(of.hidden, of.heads, of.layers).to(of.device, getattr(torch, of.dtype))
     engine = Engine(model, of.slots, of.queue, of.longest, of.batch)

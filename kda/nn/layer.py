@@ -303,6 +303,12 @@ class KimiDeltaAttention(nn.Module):
             return self.mode == "recurrent"
         return T <= SHORT                    # last, because a compiled or exported call is one for such T from here on
 
+    def _computes(self, x: Tensor) -> bool:
+        """Whether x has the dtype of the weights; of another kind of projection or weight nothing is known."""
+        proj = self.q_proj
+        known = type(proj) is nn.Linear and type(proj.weight) is nn.Parameter
+        return not known or x.dtype == proj.weight.dtype or torch.is_autocast_enabled(x.device.type)
+
     def _check_call(self, x: Any, mask: Any, cache: Any, cu_seqlens: Any, copy: Any, cp_context: Any) -> Any:
         """The context as one of kda's, as chunk_kda takes it."""
         shape = list(x.shape) if isinstance(x, Tensor) else []
@@ -317,8 +323,11 @@ class KimiDeltaAttention(nn.Module):
         for option, holds, asked, found, fix in (                              # torch.compile cannot print a size
             ("x", rows, f"[B, T, {self.hidden_size}]", lambda: _shape_or_type(x),
              "Pass hidden states, batch first."),
-            ("attention_mask", masked, "[B, S] with S >= T, of 0 and 1", lambda: _shape_or_type(mask),
-             "KDA is causal by itself: pass a padding mask."),
+            ("x", not rows or self._computes(x), "of the dtype of the layer's weights", lambda: _dtypes(x, self),
+             "Cast x, move the layer to its dtype with layer.to(x.dtype), or call it inside of torch.autocast."),
+            ("attention_mask", masked, "[B, S] with S >= T, of 0 and 1",
+             lambda: f"{_shape_or_type(mask)} beside x {_shape_or_type(x)}",
+             "Pass a padding mask with a row for each of x; KDA is causal by itself."),
             ("attention_mask", not masked or not _is_additive(mask), "[B, S] with S >= T, of 0 and 1",
              lambda: "other numbers", "1 is a real token, 0 padding; this may be a mask that is added to logits."),
             ("cu_seqlens", offsets, "a tensor of N + 1 offsets", lambda: _shape_or_type(cu_seqlens, with_dtype=True),
@@ -352,6 +361,10 @@ def _shape_or_type(x: Any, with_dtype: bool = False) -> str:
     if not isinstance(x, Tensor):
         return type(x).__name__
     return shape_of(x) + (f" of {dtype_name(x)}" if with_dtype else "")
+
+
+def _dtypes(x: Tensor, layer: KimiDeltaAttention) -> str:
+    return f"{dtype_name(x)} beside weights in {dtype_name(layer.q_proj.weight)}"
 
 
 def _without_numbers(x: Any, **read: Any) -> tuple[str, bool, str, Callable[[], str]]:

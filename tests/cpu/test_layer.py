@@ -419,10 +419,12 @@ def test_a_checkpoint_of_another_layout_says_what_was_asked_found_and_what_to_do
 
 WRONG = {
     "x": (lambda: make()(hidden(3)[0]), "x must be .B, T, 24.; found .3, 24."),
-    "attention_mask": (lambda: make()(hidden(3), torch.ones(2, 2)), "S >= T"),
+    "attention_mask": (lambda: make()(hidden(3), torch.ones(2, 2)), r"of 0 and 1; found \[2, 2\] beside x \[2, 3"),
+    "half precision": (lambda: make()(hidden(3).half()), "weights; found float16 beside weights in float64. Cast x"),
+    "numbers of tokens": (lambda: make()(hidden(3).long()), "weights; found int64 beside weights in float64. Cast x"),
     "cu_seqlens": (lambda: make()(hidden(3), cu_seqlens=torch.tensor([0, 3])), "with B = 1; found B = 2"),
     "x is a list": (lambda: make()([[0.0] * D]), "found list. Pass hidden states"),
-    "a mask is a list": (lambda: make()(hidden(3), [[1, 1, 1]] * 2), "found list. KDA is causal"),
+    "a mask is a list": (lambda: make()(hidden(3), [[1, 1, 1]] * 2), "found list beside x"),
     "offsets are a list": (lambda: make()(hidden(3, 1), cu_seqlens=[0, 3]), "found list. Pass a tensor of int32"),
     "both": (lambda: make()(hidden(3, 1), torch.ones(1, 3), cu_seqlens=torch.tensor([0, 3])), "pass one"),
     "cache": (lambda: make()(hidden(3), cache={}), "a kda.nn.Cache; found dict"),
