@@ -135,10 +135,11 @@ def of_transformers(config: dict[str, Any], layer: KimiDeltaAttention) -> torch.
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=Path, nargs="?", help="of a checkpoint: its .safetensors and config.json")
-    parser.add_argument("--demo", choices=LAYOUTS, help="instead of a folder")
+    parser.add_argument("--demo", choices=LAYOUTS, metavar="LAYOUT",
+                        help=f"instead of a folder: {', '.join(LAYOUTS)}")  # fmt: skip
     parser.add_argument("--layer", type=int, default=0, help="number of the KDA layer in the checkpoint, from 0")
     parser.add_argument("--lower-bound", type=float, help="of the gate, where the config does not say it")
-    parser.add_argument("--to", choices=LAYOUTS, help="write it in this layout")
+    parser.add_argument("--to", choices=LAYOUTS, metavar="LAYOUT", help="write it in this layout, one of the same")
     parser.add_argument("--out", type=Path, default=Path("layer.safetensors"), help="the file that --to writes")
     args = parser.parse_args()
     if (args.folder is None) == (args.demo is None):

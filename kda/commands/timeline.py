@@ -48,10 +48,11 @@ def command(
     chip, which = chip_for(arch)
     with screen.progress(f"running a forward for {arch.name} in the simulator"):
         session = forward(arch, chip, backends[0].backend, tokens, heads)
-    timelines = timelines_of(session)
-    out.write_text(json.dumps(trace(timelines)), encoding="utf-8")
-    if html:
-        html.write_text(page(timelines), encoding="utf-8")
+    with screen.progress("writing what its warps and units do"):
+        timelines = timelines_of(session)
+        out.write_text(json.dumps(trace(timelines)), encoding="utf-8")
+        if html:
+            html.write_text(page(timelines), encoding="utf-8")
     if screen.json:
         files = {"trace": str(out), **({"html": str(html)} if html else {})}
         screen.emit_json({"schema": 1, "kda": kda_version(), "command": "timeline", "exit": OK, "chip": chip.name,

@@ -102,7 +102,7 @@ def simulate(*words):
     (["twice", "fail"], 2, "AssertionError: x is wrong"),
     (["racy", "fail"], 2, "race-write-write: racy"),
     (["twice", "leave"], 2, "script.py failed: it ended with 3"),
-    ([], 3, "script.py launched no kernel that a capture sees"),
+    ([], 3, "script.py launched no kernel in the capture of this command"),
 ])  # fmt: skip
 def test_the_exit_code_says_how_it_ended(here, names, code, says):
     argv, path = sys.argv, [*sys.path]
