@@ -100,8 +100,8 @@ def build_cp_context(
         exchange: for a contiguous layout; a zigzag layout uses "gather". "gather": one all-gather of the parts' maps
             per direction. "chain": states go from rank to rank through the maps, with the fewest bytes. "tree": maps
             are composed in log2 W steps, for very many ranks. "hops": no maps; each rank waits for the previous one:
-            slow, but on the reference with the bits of one process, given `batch_invariant` and cuts at multiples of
-            the chunk (docs/parallel.md).
+            slow, but with the bits of one process, given `batch_invariant` and cuts at multiples of the chunk, with
+            an exception (docs/parallel.md).
         timeout: seconds to wait for missing ranks; None is the time-out of the group's store.
 
     Returns:

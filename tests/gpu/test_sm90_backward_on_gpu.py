@@ -18,6 +18,7 @@ from kda.verify.parity import describe, whole_call
 DEVICE = "cuda"
 pytestmark = [
     pytest.mark.gpu,
+    pytest.mark.usefixtures("fresh_memory_is_poisoned"),
     pytest.mark.skipif(not torch.cuda.is_available() or detect(DEVICE).cc != (9, 0), reason="needs a Hopper GPU"),
 ]
 
@@ -50,14 +51,6 @@ def gradients(case, kept=False):
     saved = kda.chunk_kda_fwd(**x, disable_recompute=True, backend="sm90").saved if kept else None
     found = kda.chunk_kda_bwd(do=case.do.to(DEVICE), dht=case.dht.to(DEVICE), **x, saved=saved, backend="sm90")
     return {name: y for name, y in found._asdict().items() if y is not None}
-
-
-@pytest.fixture(autouse=True)
-def fresh_memory_is_poisoned():
-    """What nobody has written is nan."""
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    yield
-    torch.use_deterministic_algorithms(False)
 
 
 @pytest.mark.parametrize("regime", REGIMES)

@@ -19,6 +19,7 @@ from kda.verify.parity import describe, packed_vs_alone, run_vs_run, whole_call
 DEVICE = "cuda"
 pytestmark = [
     pytest.mark.gpu,
+    pytest.mark.usefixtures("fresh_memory_is_poisoned"),
     pytest.mark.skipif(not torch.cuda.is_available() or detect(DEVICE).cc != (9, 0), reason="needs a Hopper GPU"),
 ]
 
@@ -38,14 +39,6 @@ SERVED = dict(lengths=(1300, 547, 0, 1, 963), padding=3, H=2, HV=4, K=128, V=128
 
 def assert_right(rows):
     assert not any(row.wrong for row in rows), "\n".join(describe(row) for row in rows if row.wrong)
-
-
-@pytest.fixture(autouse=True)
-def fresh_memory_is_poisoned():
-    """What nobody has written is nan."""
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    yield
-    torch.use_deterministic_algorithms(False)
 
 
 @pytest.mark.parametrize("regime", REGIMES)

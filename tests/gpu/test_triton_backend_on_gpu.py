@@ -42,14 +42,6 @@ class Calls(Door):
         return o, ht.mT
 
 
-@pytest.fixture
-def fresh_memory_is_poisoned():
-    """What nobody has written is nan."""
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    yield
-    torch.use_deterministic_algorithms(False)
-
-
 def changed(case, **given):
     """The case with some inputs replaced: by None, or by what a function makes of them."""
     new = {name: change and change(case.keywords[name]) for name, change in given.items()}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 
@@ -35,6 +36,16 @@ def segment_summary(p: Problem, like: Tensor, segments: int) -> SegmentSummary:
 def offsets_dtype(x: Inputs) -> str | None:
     """The dtype of cu_seqlens, of packed sequences."""
     return None if x.cu_seqlens is None else str(x.cu_seqlens.dtype).removeprefix("torch.")
+
+
+def gate_numbers(p: Problem) -> dict[str, float]:
+    """What kernels that make tiles are launched with, beside chunks."""
+    return dict(T=p.T, H=p.H, HV=p.HV, scale=p.scale, lower_bound=p.lower_bound or 0.0)
+
+
+def walk_numbers(p: Problem, plan: Any) -> dict[str, float]:
+    """What kernels that walk over tiles are launched with; a plan has chunks and segments."""
+    return dict(T=p.T, chunks=plan.chunks, segments=plan.segments, segment=plan.segment, HV=p.HV)
 
 
 def launch_of(

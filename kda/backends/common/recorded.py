@@ -26,7 +26,17 @@ from .arguments import Launch, Launched
 from .cute.configs import RUN, ChunkTable, ComposeConfig, SegmentTable, TablesConfig
 from .cute.recorded import TOKENS
 from .cute.tile import BF16, C, swizzle_128B
-from .launcher import chunks_of, inputs_of, launch_of, offsets_dtype, outputs, rows_of, segment_summary
+from .launcher import (
+    chunks_of,
+    gate_numbers,
+    inputs_of,
+    launch_of,
+    offsets_dtype,
+    outputs,
+    rows_of,
+    segment_summary,
+    walk_numbers,
+)
 from .recorded_plan import BACKWARD_OF, COLUMNS, MapPlan, RecordedPlan, states_table
 from .tensors import aligned, laid_out, offsets_on
 
@@ -102,8 +112,7 @@ def steps(
     pl = of.plan(p, sms)
     kernels = pl.kernels(what)
     step = functools.partial(launch_of, lambda config: of.kernel(config, cc))
-    gate = dict(T=p.T, H=p.H, HV=p.HV, scale=p.scale, lower_bound=p.lower_bound or 0.0)
-    walk = dict(T=p.T, chunks=pl.chunks, segments=pl.segments, segment=pl.segment, HV=p.HV)
+    gate, walk = gate_numbers(p), walk_numbers(p, pl)
     compose = dict(segments=pl.segments, HV=p.HV)
     walks = pl.all_segments if p.N else 0
 
@@ -217,10 +226,8 @@ def map_steps(of: Backend, p: Problem, cc: tuple[int, int], sms: int) -> MapStep
 
     return MapSteps(
         pl,
-        step(pl.prepare, (p.HV, pl.chunks, 1), chunks=pl.chunks, T=p.T, H=p.H, HV=p.HV, scale=p.scale,
-             lower_bound=p.lower_bound or 0.0),
-        step(pl.carry, (pl.carry.strips, p.HV, pl.segments), T=p.T, chunks=pl.chunks, segments=pl.segments,
-             segment=pl.segment, HV=p.HV),
+        step(pl.prepare, (p.HV, pl.chunks, 1), chunks=pl.chunks, **gate_numbers(p)),
+        step(pl.carry, (pl.carry.strips, p.HV, pl.segments), **walk_numbers(p, pl)),
         composer(pl.compose), composer(pl.compose_M),
     )  # fmt: skip
 

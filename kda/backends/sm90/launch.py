@@ -22,10 +22,12 @@ from ..common.cute.tile import C
 from ..common.launcher import (
     backward_as_stage,
     forward_as_stage,
+    gate_numbers,
     launch_of,
     offsets_dtype,
     outputs,
     segment_summary,
+    walk_numbers,
 )
 from ..common.pool.launch import Checkpoints
 from ..common.pool.launch import prefill as of_pool
@@ -63,8 +65,7 @@ def steps(p: Problem, sms: int, kept: bool, offsets: str | None) -> Steps:
     pl = plan(p, sms, kept)
     step = functools.partial(launch_of, kernel)
     runs, walks = max(1, -(-p.T // (C * RUN))), pl.all_segments if p.N else 0
-    gate = dict(T=p.T, H=p.H, HV=p.HV, scale=p.scale, lower_bound=p.lower_bound or 0.0)
-    walk = dict(T=p.T, chunks=pl.chunks, segments=pl.segments, segment=pl.segment, HV=p.HV)
+    gate, walk = gate_numbers(p), walk_numbers(p, pl)
     tables = step(
         TablesConfig(offsets) if offsets else None, (runs, 1, 1), T=p.T, N=p.N, segment=pl.segment, every=p.C // C,
         chunk_entries=pl.entries, segment_entries=pl.all_segments,
