@@ -55,8 +55,8 @@ def step(model: Model, x: torch.Tensor, total: int, context: Context, cu_seqlens
 
 
 def positive(text: str) -> int:
-    if int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not a positive number")
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a positive whole number")
     return int(text)
 
 

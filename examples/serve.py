@@ -1,24 +1,29 @@
-"""A small server of a language model of KDA layers: continuous batching, streaming, a prefix cache, cancellation.
+"""A small server of a language model of KDA layers, on a GPU if there is one.
 
     pip install starlette uvicorn
-    python examples/serve.py                                         # on a GPU if there is one; http://127.0.0.1:8000
-    curl -N 127.0.0.1:8000/generate -d '{"prompt": "The state", "max_tokens": 20}'
-    python examples/serve.py --load 200 --clients 16                 # a load test against loopback; ends by itself
+    python examples/serve.py                          # http://127.0.0.1:8000
+    python examples/serve.py --load 200 --clients 16  # a load test; it ends
+    curl -N 127.0.0.1:8000/generate \\
+        -d '{"prompt": "The state", "max_tokens": 20}'
 
-POST /generate streams lines of JSON: {"text": ...} for each token, at last {"done": ..., "cached": tokens that a prefix
-brought}, or {"error": ...}.  GET /health counts what there is.  The weights are random: the text is noise.
+It has continuous batching, streaming, a prefix cache and cancellation.  POST
+/generate streams lines of JSON: {"text": ...} for each token, at last {"done":
+..., "cached": tokens that a prefix brought}, or {"error": ...}.  GET /health
+counts what there is.  The weights are random: the text is noise.
 
-Every step packs pieces of prompts into one row, and gives each request that decodes a row of one token.  A request has
-a slot of the pool of states from its first token to its last; prompts are cut at multiples of 64 tokens, and the states
-there are kept until their slots are needed.
+Every step packs pieces of prompts into one row, and gives each request that
+decodes a row of one token.  A request has a slot of the pool of states from its
+first token to its last; prompts are cut at multiples of 64 tokens, and the
+states there are kept until their slots are needed.
 
-  a request is too long      status 413, before it gets a slot
-  all slots and the queue    status 503; running requests are not affected
+  a request is too long    status 413, before it gets a slot
+  all slots and the queue  status 503; running requests are not affected
     are taken
-  the client disconnects     its slot is free before the next step
-  memory runs out, or a      the batch is halved; where memory ran out, prefixes are given up; a request that fails
-    step fails               alone ends with an error; states are only written when a step has succeeded, so others go
-                             on as if nothing had been
+  the client disconnects   its slot is free before the next step
+  memory runs out, or a    the batch is halved; where memory ran out, prefixes
+    step fails             are given up; a request that fails alone ends with an
+                           error; states are only written when a step has
+                           succeeded, so others go on as if nothing had been
 """
 
 from __future__ import annotations
@@ -155,8 +160,8 @@ class Engine:
             raise self._refuse(413, f"prompt and max_tokens must be at most {self.longest} tokens together; found "
                                     f"{total}. Send a shorter prompt, or a smaller max_tokens.")  # fmt: skip
         if len(self.waiting) >= self.queue:
-            raise self._refuse(503, f"{len(self.running)} requests run and {len(self.waiting)} wait, as many as may. "
-                                    "Try again later.")  # fmt: skip
+            raise self._refuse(503, f"All slots and the queue are taken. Requests that run: {len(self.running)}, "
+                                    f"that wait: {len(self.waiting)}. Try again later.")  # fmt: skip
         request = Request(list(prompt), limit)
         self.waiting.append(request)
         self.work.set()
@@ -341,6 +346,13 @@ def application(engine: Engine) -> Any:
 # the load test
 
 
+async def tell(what: Callable[[], str]) -> None:
+    """Says on stderr every two seconds how far it is."""
+    while True:
+        await asyncio.sleep(2)
+        print(what(), file=sys.stderr, flush=True)
+
+
 async def post(port: int, body: dict, on_line: Callable[[dict], bool]) -> int:
     """Status of a request; `on_line` gets each line of the answer, and hangs up by returning False."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -420,7 +432,9 @@ async def load(engine: Engine, requests: int, clients: int, limit: int, seed: in
                 await seen.client(port, prompt, limit, patience)
 
         begun = time.perf_counter()
+        told = asyncio.create_task(tell(lambda: f"{sum(seen.statuses.values())} of {requests} requests are done"))
         await asyncio.gather(*(one_after_another() for _ in range(clients)))
+        told.cancel()
         seconds = time.perf_counter() - begun
         while engine.running or engine.waiting:                                # those whose clients have gone
             await asyncio.sleep(0.01)
@@ -439,6 +453,16 @@ def alone(model: Model, prompt: str, limit: int) -> str:
             tokens = made[-1:]
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     return "".join(decoder.decode(bytes([each])) for each in made)
+
+
+async def differ_from_alone(model: Model, texts: dict[str, str], limit: int) -> list[str]:
+    """Prompts whose answers differ from those that the model makes of each alone."""
+    found: list[bool] = []
+    told = asyncio.create_task(tell(lambda: f"{len(found)} of {len(texts)} answers are compared"))
+    for prompt, text in texts.items():
+        found.append(text != await asyncio.to_thread(alone, model, prompt, limit))
+    told.cancel()
+    return [prompt for prompt, wrong in zip(texts, found) if wrong]
 
 
 def report(engine: Engine, seen: Load, seconds: float, clients: int) -> str:
@@ -462,14 +486,14 @@ def report(engine: Engine, seen: Load, seconds: float, clients: int) -> str:
 
 
 def positive(text: str) -> int:
-    if int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not a positive number")
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a positive whole number")
     return int(text)
 
 
 def port(text: str) -> int:
-    if not 0 <= int(text) < 1 << 16:
-        raise argparse.ArgumentTypeError(f"{text} is not a port: 0, for any free one, to 65535")
+    if not text.isdecimal() or int(text) >= 1 << 16:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a port: 0, for any free one, to 65535")
     return int(text)
 
 
@@ -485,11 +509,13 @@ def refuse_a_port_in_use(host: str, number: int) -> None:
 
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("--host", default="127.0.0.1")
-    options.add_argument("--port", type=port, default=8000)
-    options.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    options.add_argument("--dtype", choices=("bfloat16", "float16", "float32", "float64"),
-                         default="bfloat16" if torch.cuda.is_available() else "float32")
+    options.add_argument("--host", default="127.0.0.1", help="%(default)s by default")
+    options.add_argument("--port", type=port, default=8000, help="%(default)s by default")
+    options.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu",
+                         help="%(default)s by default, on this machine")  # fmt: skip
+    options.add_argument("--dtype", choices=("bfloat16", "float16", "float32", "float64"), metavar="DTYPE",
+                         default="bfloat16" if torch.cuda.is_available() else "float32",
+                         help="%(choices)s; %(default)s by default, on this machine")  # fmt: skip
     for name, value, meaning in (
         ("hidden", 128, "channels of the model"), ("heads", 4, "heads of a layer"), ("layers", 2, "layers"),
         ("slots", 32, "states that are kept: requests that run, and prefixes"),
@@ -526,8 +552,7 @@ def main() -> None:
     lost = engine.slots - len(engine.pool.free) - len(engine.prefixes)
     wrong = []
     if of.check:
-        print(f"making {len(seen.texts)} answers by the model alone, to compare ...", file=sys.stderr, flush=True)
-        wrong = [prompt for prompt, text in seen.texts.items() if text != alone(model, prompt, of.max_tokens)]
+        wrong = asyncio.run(differ_from_alone(model, seen.texts, of.max_tokens))
         print(f"{'check':18} {len(seen.texts) - len(wrong)} of {len(seen.texts)} answers are those of the model alone")
     failed = engine.counts["failed"]
     if lost or wrong or failed:

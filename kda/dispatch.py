@@ -64,7 +64,7 @@ class Choice:
 
     def __str__(self) -> str:
         """Which backend accepts the call and why others do not; if a named backend does not, only its reasons."""
-        where = f"{self.problem} on {self.host}"
+        where = f"{self.problem} on {self.host}" if self.host.name != self.problem.device else str(self.problem)
         if self.backend:
             named = "" if self.asked == "auto" else f" (requested: {self._named})"
             return "\n".join([f"{self.backend} accepts {where}{named}", *self._reasons(self.tried)])

@@ -81,7 +81,7 @@ def explain(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, *args: Any
         >>> q, k, v, g = torch.randn(4, 1, 70, 2, 16).unbind()
         >>> found = explain(q, k, v, -g.abs(), torch.rand(1, 70, 2))
         >>> print(found)
-        reference accepts chunk forward B=1 T=70 N=1 H=2 K=16 V=16 C=64 float32, cpu, given gate on cpu
+        reference accepts chunk forward B=1 T=70 N=1 H=2 K=16 V=16 C=64 float32, cpu, given gate
         ...
         * reference  accepts it
         >>> found.backend

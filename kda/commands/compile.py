@@ -168,7 +168,8 @@ def offered(
 
     Of every backend those of `problems`, and of the backend that is picked those of a model's `calls`.  Where neither
     is there, those of what is usual, of the backends that are made for the arch.  `alone`: problems whose calls
-    record no gradients.  Why others offer none is of interest only if there are no kernels at all.
+    record no gradients.  Why others offer none is of interest only if there are no kernels at all; others are those
+    made for another arch, and of a decoding step, which has no chunks, all.
     """
     lines: dict[tuple[str, AnyRecipe], Line] = {}
     refused: dict[str, str] = {}
@@ -185,7 +186,8 @@ def offered(
         for recipe in recipes:
             lines.setdefault((c.backend, recipe), Line(c.backend, recipe))
         if not recipes and (backend or c.archs):
-            told = refused if backend or target.name in c.archs else others
+            own = target.name in c.archs and any(problem.op == "chunk" for problem in asked)
+            told = refused if backend or own else others
             told[f"kernels of the backend {c.backend} for the arch {target.name}"] = why
     return list(lines.values()), refused if lines else refused | others
 

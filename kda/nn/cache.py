@@ -66,14 +66,19 @@ class Cache:
         return Cache(self._states)
 
     def select(self, sequences: Tensor) -> Cache:
-        """The states of some sequences, in the order of their numbers (M,)."""
-        if isinstance(sequences, int) or (isinstance(sequences, Tensor) and sequences.dim() != 1):
-            what = f"shape {list(sequences.shape)}" if isinstance(sequences, Tensor) else f"int {sequences}"
-            raise InputError("kda.nn.Cache.select", "sequences", "the numbers of some sequences (M,)", what,
-                             "Pass a tensor of one axis, also for one sequence.", "nn.cache.select")  # fmt: skip
+        """The states of some sequences, in the order of their numbers (M,), or those where a mask (N,) is True.
+
+        Numbers on a GPU are not compared with N, which would wait for the GPU.
+        """
+        if isinstance(sequences, (list, tuple, range)):
+            sequences = torch.tensor(sequences, dtype=None if len(sequences) else torch.long)
+        N = min((state.N for state in self._states.values()), default=None)
+        if what := _no_numbers(sequences, N):
+            expected = "the numbers of some sequences (M,)" + (f", from 0 to {N - 1}" if N else "")
+            fix = "Pass a tensor of one axis, also for one sequence."
+            raise InputError("kda.nn.Cache.select", "sequences", expected, what, fix, "nn.cache.select")
         found = Cache({layer: state.select(sequences) for layer, state in self._states.items()})
-        if isinstance(sequences, Tensor) and sequences.dim():                  # copies
-            found._own = dict.fromkeys(found._states)
+        found._own = dict.fromkeys(found._states)                              # they are copies
         return found
 
     def clear(self) -> None:
@@ -125,3 +130,19 @@ def state_of(
             "Move the states, or use a new Cache().", "nn.cache.device",
         )  # fmt: skip
     return state
+
+
+def _no_numbers(x: object, N: int | None) -> str:
+    """Why x does not number sequences, of which there are N; empty if it does."""
+    if not isinstance(x, Tensor):
+        return f"{type(x).__name__} {x}"
+    if x.dim() != 1:
+        return f"shape {list(x.shape)}"
+    if x.is_floating_point() or x.is_complex():
+        return str(x.dtype).removeprefix("torch.")
+    if x.dtype == torch.bool:
+        return f"a mask of {len(x)}" if N not in (None, len(x)) else ""
+    if N is None or x.device.type != "cpu" or not len(x):
+        return ""
+    low, high = map(int, x.aminmax())
+    return f"{low if low < -N else high}" if low < -N or high >= N else ""

@@ -59,9 +59,13 @@ EITHER = "if that access should come first: {first}; if this one should: {last}"
 PROXY = "{other} runs fence.proxy.async after its write and before what orders the two (a barrier, an arrival)"
 LANES = "run bar.warp.sync (__syncwarp) between the two"
 ONE_ADDRESS = "give each lane an address of its own, or let one lane do it"
-RELEASE = "the lanes run bar.warp.sync (__syncwarp) after that access and before one of them arrives or releases"
-GRIDS = "run griddepcontrol.wait before this access"
-UNWRITTEN = "write it first; if a copy or another warp fills it, wait for that before this"
+OUTSIDE = "correct the index or the strides, or let lanes that have no element there skip the access (by a mask, an if)"
+OF_KIND = {  # by the engine's FindingKind: what does not depend on who did the other access
+    3: "write it first; if a copy or another warp fills it, wait for that before this",
+    28: "the lanes run bar.warp.sync (__syncwarp) after that access and before one of them arrives or releases",
+    30: "run griddepcontrol.wait before this access",
+    31: "run tcgen05.wait::ld.sync.aligned between the two",
+}
 AT_EXIT = (  # of a copy in a bulk group; of one that an mbarrier tracks
     "the thread commits it (cp.async.bulk.commit_group) and runs cp.async.bulk.wait_group.read before it exits",
     "the CTA that waits for the phase (mbarrier.try_wait) then meets this one at the cluster's barrier "

@@ -271,14 +271,12 @@ class Wording:
 
     def _advice(self, record, this, by, async_):
         number = record.kind
-        if number == 3:
-            return advice.UNWRITTEN
+        if number == 1 and record.space == 1 and record.size and not record.text.strip():
+            return advice.OUTSIDE
+        if number in advice.OF_KIND:
+            return advice.OF_KIND[number]
         if number == 8:
             return advice.ONE_ADDRESS if record.ins == record.other_ins else advice.LANES
-        if number == 28:
-            return advice.RELEASE
-        if number == 30:
-            return advice.GRIDS
         if number == 33:
             return advice.AT_EXIT[record.detail[0]]
         if number not in ORDERLESS | {7} or record.other_actor < 0:

@@ -229,6 +229,12 @@ def test_without_the_dsl_the_others_are_built_and_it_says_how_to_get_it(beside, 
     assert "pip install" in run(*WITHOUT, "--backend", "sm90", code=3).stderr
 
 
+def test_a_backend_that_works_in_chunks_is_not_missed_where_a_decoding_step_is_built(beside):
+    assert "not built" not in run("compile", "--arch", "sm90", "--problem", "bfloat16 decode").stdout
+    assert "works in chunks" in run("compile", "--arch", "sm90", "--problem", "bfloat16 decode", "--backend", "sm90",
+                                    code=3).stderr  # fmt: skip
+
+
 @needs_dsl
 def test_with_a_broken_dsl_the_others_are_built_and_it_says_so_once(beside, monkeypatch):
     monkeypatch.setitem(sys.modules, "cutlass", None)

@@ -82,17 +82,26 @@ def test_the_server_says_that_a_port_is_in_use():
     names["refuse_a_port_in_use"]("127.0.0.1", number)
 
 
+@pytest.mark.parametrize("program", ["convert", "long_context", "serve", "train"])
+def test_the_help_of_an_example_fits_a_terminal_of_80_columns(monkeypatch, capsys, program):
+    monkeypatch.setenv("COLUMNS", "80")
+    assert run(monkeypatch, f"examples/{program}.py", "--help") == 0
+    assert [line for line in capsys.readouterr().out.splitlines() if len(line) > 80] == []
+
+
 @pytest.mark.parametrize(
     ("program", "arguments", "code", "says"),
     [
-        ("serve", ["--slots", "0"], 2, "--slots: 0 is not a positive number"),
-        ("serve", ["--load", "0"], 2, "--load: 0 is not a positive number"),
-        ("train", ["--steps", "0"], 2, "--steps: 0 is not a positive number"),
+        ("serve", ["--slots", "0"], 2, "--slots: '0' is not a positive whole number"),
+        ("serve", ["--load", "0"], 2, "--load: '0' is not a positive whole number"),
+        ("train", ["--steps", "0"], 2, "--steps: '0' is not a positive whole number"),
+        ("long_context", ["--tokens", "many"], 2, "--tokens: 'many' is not a positive whole number"),
         ("train", ["--resume", "--out", "nowhere"], "there is no nowhere/checkpoint.pt to resume from", ""),
         ("long_context", ["--lengths", "100,x"], 2, "--lengths: invalid numbers value: '100,x'"),
         ("train", ["--out", f"{__file__}/a"], f"there can be no folder {__file__}/a: Not a directory.", ""),
         ("serve", ["--dtype", "int8"], 2, "--dtype: invalid choice: 'int8'"),
-        ("serve", ["--port", "99999"], 2, "--port: 99999 is not a port: 0, for any free one, to 65535"),
+        ("serve", ["--port", "99999"], 2, "--port: '99999' is not a port: 0, for any free one, to 65535"),
+        ("serve", ["--port", "abc"], 2, "--port: 'abc' is not a port: 0, for any free one, to 65535"),
         ("convert", ["nowhere"], "nowhere is no folder", ""),
         ("convert", ["--demo", "fla", "--layer", "-1"], "the checkpoint has 1 KDA layer; --layer counts them", ""),
         ("convert", ["--demo", "fla", "--to", "fla", "--out", "no/x"], 2, "--out: there is no folder no. Create it"),

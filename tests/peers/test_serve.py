@@ -47,7 +47,7 @@ def test_answers_are_those_of_the_model_alone_though_some_hang_up_and_some_are_t
 def test_who_finds_all_slots_and_the_queue_taken_is_told_so():
     _, seen = loaded(slots=1, queue=1)
     assert seen.statuses[503] > 0 and len(seen.texts) > 0
-    assert any("as many as may. Try again later." in error for error in seen.errors)
+    assert any("Requests that run: 1, that wait: 1. Try again later." in error for error in seen.errors)
 
 
 class SmallMemory(torch.nn.Module):

@@ -144,11 +144,11 @@ def test_host_functions_launch_their_kernels(program):
     assert len(session.runs) == 2 and not session.findings
 
 
-def test_findings_have_lines_of_the_file(program):
+def test_findings_have_lines_of_the_file_and_a_remedy(program):
     with kda.simulator.capture(arch="sm_80") as session:
         program.shifted(torch.zeros(40), torch.zeros(30), 1.0, 40)
     (found,) = [f for f in session.findings if f.kind == "out-of-bounds"]
-    assert "program.cu:8" in str(found)
+    assert "program.cu:8" in str(found) and "let lanes that have no element there skip the access" in str(found)
 
 
 def test_an_instance_of_a_template_is_called_by_its_plain_name(program):

@@ -578,7 +578,10 @@ FAULTS = {
         "race-write-read", "any gate",
     ),
     "tensor memory is given back before pairs were read": Fault(
-        MADE, "                umma.fence_before_thread_sync()\n", "", "tcgen05-fence", "operands"
+        MADE, "umma.fence_before_thread_sync()", "pass", "tcgen05-fence", "operands"
+    ),
+    "tensor memory is given back before pairs by halving were read": Fault(
+        MADE, "umma.fence_before_thread_sync()", "pass", "tcgen05-fence", "any gate"
     ),
     "dh is multiplied before all is rounded": Fault(WALK, "IMAGE_THERE.sync()", "pass", "race-write-read", "back"),
     "dv is multiplied before all have it": Fault(WALK, "ROWS_THERE.sync()", "pass", "race-write-read", "back"),

@@ -131,9 +131,9 @@ class Operands(entry.Entry):
         if warp < 4:
             if cutlass.const_expr(c.one_product):
                 self.tensor_core.one_product(acc, 0)
-                umma.fence_before_thread_sync()
             else:
                 self.tensor_core.gather(acc)
+            umma.fence_before_thread_sync()                                    # before umma.free_at, by warp 1
         if warp < 4:
             if warp < 2:
                 store_A_kk(acc, A_kk, b, self.team.thread(), on_keys=True)
