@@ -329,7 +329,7 @@ FAULTS = {
         PAIRS, "apart >> number - 1 == 1 if", "apart >> number == 1 if", "wrong answer", case="any gate"
     ),
     "operands across blocks are written over those within": Fault(
-        ROWS, "self.tensor_core.wait(0)", "pass", "race-read-write", case="any gate"
+        ROWS, "self.tensor_core.wait_until_read(0)", "pass", "race-read-write", case="any gate"
     ),
     "kE and qg are written over operands across blocks": Fault(
         ROWS, "self.tensor_core.wait(1)", "pass", "race-read-write", case="any gate"
@@ -428,17 +428,20 @@ def test_no_kernel_of_heads_of_64_channels_spills(arch):
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("arch", ["sm100", "sm103"])
-def test_kernels_but_grads_and_fused_of_any_gate_spill_8_bytes_at_most(arch):
-    """A part of all classes, that has each word many times.  What grads spills, its page says: docs/stages."""
+def test_kernels_spill_what_their_pages_say_at_most(arch):
+    """A part of all classes, that has each word many times.  Pages: docs/stages."""
     recipes = {}
     for words in CLASSES[:: 31 if arch == "sm100" else 71]:
         for recipe in plan.recipes(Problem.parse(f"K=128 V=128 bfloat16 {words}"), host_of(arch)):
             recipes.setdefault(recipe.key, recipe)
     spilt = {recipe.config: launch.kernel(recipe.config, recipe.target).spills for recipe in recipes.values()}
-    any_gate = [config for config in spilt if type(config) is FusedConfig and not config.one_product]
-    assert len(recipes) > 6 and all(spilt[config] <= 64 for config in any_gate)
-    assert all(spilt[config] <= 8 for config in spilt if type(config) is not GradsConfig and config not in any_gate)
-    assert all(spills <= 136 for spills in spilt.values())
+    most: dict[object, int] = {}
+    for config, spills in spilt.items():
+        of = (config.one_product, config.cut) if type(config) is FusedConfig else type(config)
+        most[of] = max(most.get(of, 0), spills)
+    allowed = {GradsConfig: 136, (True, False): 8, (True, True): 16, (False, False): 48, (False, True): 88}
+    assert len(recipes) > 6
+    assert all(spills <= allowed.get(of, 0) for of, spills in most.items()), most
 
 
 @pytest.mark.parametrize("K", OFTEN_128)

@@ -128,7 +128,9 @@ FAULTS = {
     "the segment before is left out": Fault(
         "common/cute/compose", "begin + 1, end + 1", "begin + 1, end", "wrong answer"
     ),
-    "a segment's tokens are another's": Fault(WALKS, "return begin + first,", "return begin,", "wrong answer"),
+    "a segment's tokens are another's": Fault(
+        "common/cute/segments", "return begin + first,", "return begin,", "wrong answer"
+    ),
 }  # fmt: skip
 
 

@@ -1,0 +1,33 @@
+"""Faults that tests plant into kernels stand where they say: most of them are planted only in exhaustive tests."""
+
+import importlib
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("cutlass", reason="nvidia-cutlass-dsl is not installed")
+
+from cute_calls import Fault
+
+import kda.backends
+
+BACKENDS = Path(kda.backends.__file__).parent
+FILES = sorted(file.stem for file in Path(__file__).parent.glob("test_sm*.py") if " Fault(" in file.read_text())
+
+
+def faults_of(module):
+    """All of a module's tables, in which a fault may stand beside what its call needs."""
+    for table in (value for name, value in vars(module).items() if "FAULTS" in name and isinstance(value, dict)):
+        for row in table.values():
+            yield from [row] if isinstance(row, Fault) else [each for each in row if isinstance(each, Fault)]
+
+
+def source_of(file):
+    return BACKENDS / "sm89" / file if "." in file else BACKENDS / f"{file}.py"
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_the_text_of_a_fault_stands_once_in_its_file(name):
+    faults = list(faults_of(importlib.import_module(name)))
+    times = {fault.old: source_of(fault.file).read_text().count(fault.old) for fault in faults}
+    assert faults and [text for text, n in times.items() if n != 1] == []
