@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from . import gates, transforms
+from . import ahead, gates, transforms
 from .bundles import Grads, Outputs, Own, Products, Save, Saved, saved_dtypes, saved_shapes
 from .checks import (
     INTERMEDIATE_STATES,
@@ -233,7 +233,7 @@ class Recorded(torch.autograd.Function):
         offsets = None if x.cu_seqlens is None else str(x.cu_seqlens.dtype).removeprefix("torch.")
         if offsets not in of.route.built:
             of.route.built.add(offsets)
-            _build_step(of.route, x)
+            _build_step(of.route, offsets)
         with autocast_off(x.q):
             out = launcher(of.route.backend).forward(of.route.forward, x, of.route.save)
         ctx.of = of
@@ -255,12 +255,11 @@ class Recorded(torch.autograd.Function):
         return None, *_wanted(grads, needs)
 
 
-def _build_step(of: Route, x: Inputs) -> None:
-    """If one backend has kernels for both directions and keeps its own layout: those of other backends are built
-    together anyway."""
-    backward = choose(of.backward, of.asked).backend
-    if backward == of.backend and capability(backward).keeps_own and stand_in() is None:
-        launcher(backward).build_step(of.forward, x, of.save)
+def _build_step(of: Route, offsets: str | None) -> None:
+    """The kernels of a recorded call and of its backward."""
+    if stand_in() is None:
+        calls = (of.backend, of.forward), (choose(of.backward, of.asked).backend, of.backward)
+        ahead.build(calls, of.save, offsets)
 
 
 class Recording(NamedTuple):

@@ -27,7 +27,7 @@ from .host import Host, detect, stand_in
 from .problem import Problem
 
 if TYPE_CHECKING:
-    from .backends.protocol import Launcher
+    from .backends.protocol import Launcher, Planner
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 _named_by_context: contextvars.ContextVar[str | None] = contextvars.ContextVar("kda_backend", default=None)
@@ -326,3 +326,10 @@ def _route(problem: Problem, asked: str, save: Save, host: Host | None) -> Route
 def launcher(backend: str) -> Launcher:
     """The backend's launch module, imported at its first use."""
     return importlib.import_module(capability(backend).launch_module)
+
+
+@functools.cache
+def planner(backend: str) -> Planner | None:
+    """The backend's plan module; None if it has no kernels."""
+    c = capability(backend)
+    return importlib.import_module(f"{c.launch_module.rpartition('.')[0]}.plan") if c.archs else None

@@ -31,10 +31,6 @@ class Launcher(Protocol):
     def kept_bytes(self, p: Problem, save: Save) -> int:
         """Of bundles.Own, for Save.OWN and Save.STATES.  Of backends that declare `keeps_own`."""
 
-    def build_step(self, p: Problem, x: Inputs, save: Save) -> None:
-        """Build all kernels of a recorded forward and of its backward at once, where that takes less time than each at
-        its first launch.  Of backends that declare `keeps_own`."""
-
     def segment_map(self, p: Problem, x: Inputs, transition: bool) -> SegmentSummary:
         """How one sequence (B = 1, T >= 1, not packed) maps a state, (1, HV, K, ..): `added` is its final state, from
         x.initial_state if given; without `transition` M is meaningless.  Of backends whose `maps` have
@@ -71,12 +67,19 @@ class Planner(Protocol):
         """Every kernel that a call of this class can want, however long and many its sequences are; unless it is
         `recorded`, without those that only gradients need."""
 
+    def recipes_of_call(self, p: Problem, host: Host, offsets: str | None, save: Save) -> Sequence[Any]:
+        """The kernels of this forward, which keeps `save`, or of this backward, for which that was kept; `offsets`:
+        dtype of cu_seqlens.  Lengths of sequences are not known: some may not be launched."""
+
+    def call_of_stage(self, name: str, p: Problem, packed: bool) -> tuple[Problem, Save]:
+        """The call whose kernels a stage launches, if `p` is that of the whole call; and what it saves."""
+
 
 def functions_of(capability: Capability) -> dict[str, tuple[str, ...]]:
     """Module -> functions that every backend of this capability has."""
     optional = {"backward": capability.backward, "kept_bytes": capability.keeps_own,
-                "build_step": capability.keeps_own,
                 "segment_map": "forward" in capability.maps,
                 "segment_map_bwd": "backward" in capability.maps}  # fmt: skip
     of_launch = ("forward", "stage", "rounded_to", *(name for name, there in optional.items() if there))
-    return {"launch": of_launch} | ({"plan": ("recipes",)} if capability.archs else {})
+    of_plan = ("recipes", "recipes_of_call", "call_of_stage")
+    return {"launch": of_launch} | ({"plan": of_plan} if capability.archs else {})

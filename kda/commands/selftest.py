@@ -211,11 +211,14 @@ def prove(
         if executes:
             trials = importlib.import_module("kda.verify.trials")             # torch takes its time
             total += 0 if stage else len(trials.trials(quick))
-            from kda.verify.doors import here
+            from kda.verify.doors import Door, here
 
             result.device = here()
         began = time.monotonic()
         tell.expect(total)
+        if executes:
+            together = importlib.import_module("kda.verify.together")
+            together.build(Door(c.backend), names, () if stage else trials.trials(quick))
         for name in names:
             line = StageLine(name)
             result.stages.append(line)

@@ -61,7 +61,8 @@ def shaken(x: Tensor, shake: int = 0) -> Tensor:
 def dithered(x: Tensor, dtype: torch.dtype, seed: int) -> Tensor:
     """x with an error as large as its rounding error in `dtype`, drawn by `seed`; none where x needs no rounding."""
     info, (integers, exponent) = torch.finfo(dtype), EXPONENT[x.dtype]
-    ulps = (x.contiguous().view(integers) & exponent).view(x.dtype).clamp_(info.tiny, info.max).mul_(info.eps)
+    least = max(info.tiny, torch.finfo(x.dtype).tiny / info.eps**3)            # subnormal errors take 30 times as long
+    ulps = (x.contiguous().view(integers) & exponent).view(x.dtype).clamp_(least, info.max).mul_(info.eps)
     drawn = noise if x.numel() <= KEPT else noise.__wrapped__
     inexact = torch.ne(x.to(dtype).to(x.dtype), x, out=torch.empty_like(x))    # 0 or 1; torch.where is much slower
     return ulps.mul_(drawn(x.shape, x.dtype, seed)).mul_(inexact).add_(x)

@@ -46,7 +46,11 @@ CALLS = {
         "sequences cut into segments": Call(Spec((400, 40), **GROUPED), dict(SEGMENTS=3), sms=2),
         "clusters of two, heads of 64 channels": Call(Spec((230, 0, 70), K=64, V=64, **GROUPED), sms=2, states=True),
         "a forward that keeps its own": Call(Spec((230, 0, 70), **GROUPED), save=Save.OWN),
+        "a forward of any gate that keeps its own": Call(Spec((70, 0, 33), gate="softplus", **GROUPED), save=Save.OWN),
         "backward, one item after the other": Call(Spec((230, 0, 40, 20), **GROUPED), sms=2, backward=True),
+        "backward of any gate": Call(
+            Spec((70, 0, 33), gate="softplus", **GROUPED), sms=2, backward=True
+        ),
         "backward of segments": Call(Spec((390,), **GROUPED), dict(SHORTEST=6), backward=True),
         "backward of segments, one without tokens": Call(Spec((290, 0), **GROUPED), dict(SHORTEST=2), backward=True),
         "tables of more sequences than threads": Call(Spec(MANY, H=1), tables=True),

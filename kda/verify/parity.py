@@ -405,6 +405,10 @@ PROOFS = (                                   # drawn in each of the backend's `p
 )
 
 
+def proof_specs(door: Door) -> list[Spec]:
+    return [dataclasses.replace(spec, dtype=dtype) for dtype in door.capability.proof_dtypes for spec in PROOFS]
+
+
 @functools.lru_cache(maxsize=8)
 def _oracle(spec: Spec, door: Door) -> Oracle:
     case = make(spec)
@@ -419,7 +423,7 @@ def prove_executed(backend: str, stage: str, target: Target | None) -> Proof:
 @one_thread()
 def prove(door: Door, stage: str) -> Proof:
     """A stage behind a door, fed by the oracle."""
-    specs = [dataclasses.replace(spec, dtype=dtype) for dtype in door.capability.proof_dtypes for spec in PROOFS]
+    specs = proof_specs(door)
     way = "backward" if find(stage).backward else "forward"
     refused = {spec: door.against(make(spec), way) for spec in specs}
     if all(refused.values()):

@@ -2,12 +2,13 @@
 
 import dataclasses
 import importlib
+import itertools
 import types
 
 import pytest
 import torch
 
-from kda import autograd, dispatch
+from kda import ahead, autograd, dispatch
 from kda.backends.common import recorded
 from kda.backends.common.cute.configs import TablesConfig
 from kda.backends.common.recorded_plan import BACKWARD_OF
@@ -56,7 +57,8 @@ def test_what_a_step_launches_is_what_is_built_ahead_of_it(arch, words, save, mo
     p = Problem.parse(words)
     offsets = "int32" if p.packed else None
     plan, needed = importlib.import_module(f"kda.backends.{arch}.plan"), launched(arch, p, save, offsets, monkeypatch)
-    built = {recipe.config for recipe in plan.recipes_of_step(p, host_of(arch), offsets, save)}
+    calls = (dataclasses.replace(p, direction=direction) for direction in ("forward", "backward"))
+    built = {recipe.config for call in calls for recipe in plan.recipes_of_call(call, host_of(arch), offsets, save)}
     assert not needed - built and (built == needed or not p.T), built ^ needed
 
 
@@ -81,11 +83,11 @@ def outputs(p, x, save):
 
 @pytest.mark.parametrize("keeps", [False, True])
 @pytest.mark.parametrize("asked", ["sm90", "triton"])
-def test_a_recorded_call_builds_its_step_once_where_one_backend_keeps_its_own(asked, keeps, monkeypatch):
+def test_a_recorded_call_builds_its_step_once(asked, keeps, monkeypatch):
     built, tensors = [], [torch.zeros(1, 3, 2, 4, requires_grad=True) for _ in range(4)]
-    backend = types.SimpleNamespace(forward=outputs, build_step=lambda p, x, save: built.append(save))
-    monkeypatch.setattr(autograd, "launcher", lambda name: backend)
+    monkeypatch.setattr(autograd, "launcher", lambda name: types.SimpleNamespace(forward=outputs))
     monkeypatch.setattr(autograd, "stand_in", lambda: None)
+    monkeypatch.setattr(ahead, "build_together", lambda recipes: built.append([*recipes]))
     with standing_in(host_of("sm90")):
         p = Problem.parse("T=8192 H=4 cuda")
         save = dispatch.what_is_kept(dataclasses.replace(p, disable_recompute=keeps), asked)
@@ -94,4 +96,14 @@ def test_a_recorded_call_builds_its_step_once_where_one_backend_keeps_its_own(as
         for cu_seqlens in (None, None, torch.tensor([0, 3]), torch.tensor([0, 3])):
             given = x._replace(cu_seqlens=cu_seqlens)[: len(autograd.INPUTS)]
             autograd.Recorded.apply(autograd.Recording(Options(scale=None), of), *given)
-    assert built == ([save] * 2 if asked == "sm90" else [])
+        calls = [of.forward, of.backward]
+        step = [[*itertools.chain(*(ahead.recipes_of(asked, call, save, offsets) for call in calls))]
+                for offsets in (None, "int64")]  # fmt: skip
+    assert built == step and len(set(built[0])) > 3
+
+
+def test_no_kernel_is_built_for_a_call_that_has_none(monkeypatch):
+    p, built = Problem.parse("T=8 H=4 cpu"), []
+    monkeypatch.setattr(ahead, "build_together", lambda recipes: built.extend(recipes))
+    ahead.build((("reference", p), (None, p)), Save.NOTHING, None)
+    assert built == []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -62,11 +61,7 @@ def forward_as_stage(
     tensors: Mapping[str, Tensor | None],
 ) -> dict[str, Tensor | None]:
     """A forward in one piece with all its results, on tensors in chunks: rows (NC, heads, C, D),
-    states (N, HV, K, V)."""
-    p = dataclasses.replace(
-        p, final_state=True, intermediate_states=True, state_v_first=False, state_dtype=p.state_dtype or "float32",
-        packed=offsets is not None,
-    )  # fmt: skip
+    states (N, HV, K, V).  `p` is that of the backend's `call_of_stage`."""
     table = chunks_of(p, offsets, tensors)
     out = forward(p, inputs_of(p, table, offsets, tensors), save)
     kept = {} if out.saved is None else {n: table.chunks(x) for n, x in out.saved._asdict().items()}
@@ -77,9 +72,6 @@ def backward_as_stage(
     backward: Callable[..., Grads], p: Problem, offsets: list[int] | None, tensors: Mapping[str, Tensor | None]
 ) -> dict[str, Tensor | None]:
     """A backward for which nothing was kept, on tensors in the layout of `forward_as_stage`."""
-    p = dataclasses.replace(
-        p, final_state=True, state_v_first=False, state_dtype=p.state_dtype or "float32", packed=offsets is not None
-    )
     table = chunks_of(p, offsets, tensors)
     do = rows_of(p, table, tensors["do"], p.dtype)
     grads = backward(p, inputs_of(p, table, offsets, tensors), do, tensors["dht"])._asdict()

@@ -373,7 +373,6 @@ def grads_as_stage(
     """bwd/grads alone, on tensors as they lie in chunks."""
     if p.C != TOKENS:
         raise BuildError(f"bwd/grads: chunk_size must be {TOKENS}; found {p.C}. Leave it out.")
-    p = dataclasses.replace(p, final_state=False, state_dtype=None, state_v_first=False, packed=offsets is not None)
     table = chunks_of(p, offsets, tensors)
     x = inputs_of(p, table, offsets, dict(tensors, v=tensors["do"], h0=None))
     at, inputs = steps_here(of, p, x), laid_out(x)

@@ -201,18 +201,30 @@ def configs_in(plan: Any) -> Iterator[Any]:
     return (config for config in vars(plan).values() if isinstance(config, Launched))
 
 
-def configs_of_step(
+def configs_of_call(
     planned: Callable[[Problem, int], RecordedPlan], p: Problem, sms: int, save: Save, offsets: str | None
 ) -> Iterator[Any]:
-    """Of a forward that keeps something of its own and its backward, or of the backward alone, which then makes again
-    what it reads; final states may turn out to have gradients or not."""
-    backward = dataclasses.replace(p, direction="backward")
-    pl, without = planned(backward, sms), planned(dataclasses.replace(backward, final_state=False), sms)
-    yield from (config for config in (without.walk, without.compose_back) if config)
-    for of in ("forward", BACKWARD_OF[save]) if save in BACKWARD_OF else ("backward",):
-        yield from (config for config in pl.kernels(of).values() if isinstance(config, Launched))
+    """Of a forward that keeps something of its own, or of a backward, which makes again what was not kept; its final
+    states may turn out to have gradients or not."""
+    backward = p.direction == "backward"
+    of = BACKWARD_OF.get(save, "backward") if backward else "forward"
+    yield from (config for config in planned(p, sms).kernels(of).values() if isinstance(config, Launched))
+    if backward:
+        without = planned(dataclasses.replace(p, final_state=False), sms)
+        yield from (config for config in (without.walk, without.compose_back) if config)
     if offsets:
         yield from (TablesConfig(offsets), states_table(offsets))
+
+
+def call_in_one_piece(name: str, p: Problem, packed: bool, save: Save) -> tuple[Problem, Save]:
+    """Stages that are a forward in one piece, with all its results and what it saves; or a backward in one piece, for
+    which nothing was kept."""
+    p = dataclasses.replace(
+        p, final_state=True, state_v_first=False, state_dtype=p.state_dtype or "float32", packed=packed
+    )
+    if name.startswith("fwd"):
+        return dataclasses.replace(p, direction="forward", intermediate_states=True), save
+    return dataclasses.replace(p, direction="backward"), Save.NOTHING
 
 
 def compose_config(p: Problem) -> ComposeConfig:

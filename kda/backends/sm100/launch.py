@@ -10,7 +10,7 @@ import torch
 
 from kda.bundles import Grads, Outputs, Own, Products, Save, Saved
 from kda.compile.errors import BuildError
-from kda.compile.fetching import build_together, fetch_here
+from kda.compile.fetching import fetch_here
 from kda.compile.kernel import Kernel
 from kda.compile.target import Target
 from kda.host import detect
@@ -24,7 +24,7 @@ from ..common.launcher import backward_as_stage, forward_as_stage, launch_of, of
 from ..common.pool.launch import Checkpoints
 from ..common.pool.launch import prefill as of_pool
 from ..common.tensors import laid_out, offsets_on, on_its_device
-from .plan import Config, Plan, plan, recipe, recipes_of_step, recorded_plan, target
+from .plan import Config, Plan, call_of_stage, plan, recipe, recorded_plan, target
 
 Tensor = torch.Tensor
 
@@ -66,10 +66,6 @@ def steps(p: Problem, cc: tuple[int, int], sms: int, offsets: str | None) -> Ste
         step(pl.compose, (pl.compose.strips, p.HV, p.N), segments=pl.segments, HV=p.HV) if pl.compose else None,
         step(pl.join, (pl.blocks, p.HV, p.N * (pl.segments - 1)), **shape),
     )
-
-
-def build_step(p: Problem, x: Inputs, save: Save) -> None:
-    build_together(recipes_of_step(p, detect(p.device), offsets_dtype(x), save))
 
 
 def forward(p: Problem, x: Inputs, save: Save = Save.NOTHING) -> Outputs:
@@ -130,8 +126,9 @@ def stage(
     name: str, p: Problem, offsets: list[int] | None, tensors: Mapping[str, Tensor | None]
 ) -> dict[str, Tensor | None]:
     """The forward in one piece; the backward, with all that it makes again; its second kernel alone."""
+    p, save = call_of_stage(name, p, offsets is not None)
     if name == "bwd/grads":
         return recorded.grads_as_stage(RECORDED, p, offsets, tensors)
     if name.startswith("bwd"):
         return backward_as_stage(backward, p, offsets, tensors)
-    return forward_as_stage(forward, Save.NOTHING, p, offsets, tensors)
+    return forward_as_stage(forward, save, p, offsets, tensors)

@@ -32,8 +32,9 @@ from ..common.recorded_plan import (
     Makers,
     RecordedPlan,
     all_configs,
+    call_in_one_piece,
     configs_in,
-    configs_of_step,
+    configs_of_call,
     plan_of,
 )
 from .capability import BACKWARD
@@ -139,11 +140,15 @@ def recipe(config: Config, arch: Target) -> cutedsl.Recipe:
     return cutedsl.Recipe(f"kda.backends.{KERNELS[type(config)]}:build", config, arch)
 
 
-def recipes_of_step(p: Problem, host: Host, offsets: str | None, save: Save) -> list[AnyRecipe]:
-    """The kernels of a recorded call and of its backward, for `cu_seqlens` of dtype `offsets`."""
-    configs = [*configs_of_step(recorded_plan, p, host.sms, save, offsets)]
-    if save not in BACKWARD_OF:
-        configs += configs_in(plan(p, host.sms, offsets))
+def call_of_stage(name: str, p: Problem, packed: bool) -> tuple[Problem, Save]:
+    return call_in_one_piece(name, p, packed, Save.NOTHING)
+
+
+def recipes_of_call(p: Problem, host: Host, offsets: str | None, save: Save) -> list[AnyRecipe]:
+    if p.direction == "backward" or save in BACKWARD_OF:
+        configs = configs_of_call(recorded_plan, p, host.sms, save, offsets)
+    else:
+        configs = configs_in(plan(p, host.sms, offsets))
     return [recipe(config, target(host.cc)) for config in dict.fromkeys(configs)]
 
 

@@ -21,7 +21,7 @@ from ..common.chunks import Chunks
 from ..common.launcher import offsets_dtype, outputs
 from ..common.tensors import aligned, laid_out, offsets_on, on_its_device
 from .configs import SLICE, Config
-from .plan import BACKWARD, FORWARD, WITHIN, Plan, check_memory, plan, recipe, sizes
+from .plan import BACKWARD, FORWARD, WITHIN, Plan, call_of_stage, check_memory, plan, recipe, sizes
 
 Tensor = torch.Tensor
 Tensors = Mapping[str, Tensor | None]
@@ -217,14 +217,10 @@ def stage(
     name: str, p: Problem, offsets: list[int] | None, tensors: Tensors
 ) -> dict[str, Tensor | None]:
     """A run of stages on tensors as they lie in chunks: rows (NC, HV, C, D), states (NC or N, HV, K, V)."""
-    p = dataclasses.replace(
-        p, packed=offsets is not None, final_state=True, state_v_first=False, state_dtype="float32",
-        direction="forward" if name.startswith("fwd") else "backward",
-    )  # fmt: skip
+    p, save = call_of_stage(name, p, offsets is not None)
     device = next(x.device for x in tensors.values() if x is not None)
     run = {"fwd/gate+intra+wy": _prepare, "fwd/state+output": _chain, "bwd/output+state": _state_bwd,
            "bwd/wy+intra+gate": _wy_bwd}[name]  # fmt: skip
-    save = Save.PRODUCTS if p.direction == "forward" else Save.NOTHING
     at = steps(p, detect(p.device), "int64" if p.packed else None, save)
     cu_seqlens = None if offsets is None else torch.tensor(offsets, device=device)
     return run(at, p, Chunks(p, offsets, device), located(at, p, cu_seqlens, device), tensors)

@@ -102,6 +102,17 @@ def recipes(p: Problem, host: Host, recorded: bool = True) -> list[nvrtc.Recipe]
     return [recipe(config) for config in found]
 
 
+def call_of_stage(name: str, p: Problem, packed: bool) -> tuple[Problem, Save]:
+    p = dataclasses.replace(p, final_state=True, state_v_first=False, state_dtype="float32", packed=packed)
+    if name.startswith("fwd"):
+        return dataclasses.replace(p, direction="forward"), Save.PRODUCTS
+    return dataclasses.replace(p, direction="backward"), Save.NOTHING
+
+
+def recipes_of_call(p: Problem, host: Host, offsets: str | None, save: Save) -> list[nvrtc.Recipe]:
+    return [recipe(config) for config, _ in plan(p, host.sms, offsets, save).steps.values()]
+
+
 def check_memory(config: Any, host: Host) -> None:
     """A GPU may allow a CTA less than a kernel needs."""
     allowed = host.smem or SMALLEST

@@ -10,7 +10,6 @@ import torch
 
 from kda.bundles import Grads, Outputs, Own, Products, Save, Saved, SegmentSummary
 from kda.compile.errors import BuildError
-from kda.compile.fetching import build_together
 from kda.host import detect
 from kda.problem import Inputs, Problem
 
@@ -34,7 +33,7 @@ from ..common.pool.launch import prefill as of_pool
 from ..common.tensors import laid_out, offsets_on, on_its_device
 from .configs import tile
 from .kernels import kernel
-from .plan import Plan, join_config, map_plan, plan, recipes_of_step, recorded_plan
+from .plan import Plan, call_of_stage, join_config, map_plan, plan, recorded_plan
 
 Tensor = torch.Tensor
 RECORDED = recorded.Backend(recorded_plan, lambda config, cc: kernel(config), v_first=True, map_plan=map_plan)
@@ -106,10 +105,6 @@ def forget_plans() -> None:
 
 def kept_bytes(p: Problem, save: Save) -> int:
     return recorded.kept_bytes(RECORDED, p, save)
-
-
-def build_step(p: Problem, x: Inputs, save: Save) -> None:
-    build_together(recipes_of_step(p, detect(p.device), offsets_dtype(x), save))
 
 
 def forward(p: Problem, x: Inputs, save: Save = Save.NOTHING) -> Outputs:
@@ -221,8 +216,9 @@ def stage(
 ) -> dict[str, Tensor | None]:
     """The forward in one piece, with what it keeps for others; the backward, with all that it makes again; its second
     kernel alone."""
+    p, save = call_of_stage(name, p, offsets is not None)
     if name == "bwd/grads":
         return recorded.grads_as_stage(RECORDED, p, offsets, tensors)
     if name.startswith("bwd"):
         return backward_as_stage(backward, p, offsets, tensors)
-    return forward_as_stage(forward, Save.PRODUCTS, p, offsets, tensors)
+    return forward_as_stage(forward, save, p, offsets, tensors)

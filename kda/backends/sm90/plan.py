@@ -37,9 +37,10 @@ from ..common.recorded_plan import (
     MapPlan,
     RecordedPlan,
     all_configs,
+    call_in_one_piece,
     compose_config,
     configs_in,
-    configs_of_step,
+    configs_of_call,
     grid,
     map_plan_of,
     plan_of,
@@ -253,11 +254,16 @@ def recipes(p: Problem, host: Host, recorded: bool = True) -> list[AnyRecipe]:
     return [recipe(config) for config in dict.fromkeys(configs) if config]
 
 
-def recipes_of_step(p: Problem, host: Host, offsets: str | None, save: Save) -> list[AnyRecipe]:
-    """The kernels of a recorded call and of its backward, for `cu_seqlens` of dtype `offsets`."""
-    configs = [*configs_of_step(recorded_plan, p, host.sms, save, offsets)]
-    if save not in BACKWARD_OF:
-        forward = plan(p, host.sms)
+def call_of_stage(name: str, p: Problem, packed: bool) -> tuple[Problem, Save]:
+    return call_in_one_piece(name, p, packed, Save.PRODUCTS)
+
+
+def recipes_of_call(p: Problem, host: Host, offsets: str | None, save: Save) -> list[AnyRecipe]:
+    if p.direction == "backward" or save in BACKWARD_OF:
+        configs: list[Any] = [*configs_of_call(recorded_plan, p, host.sms, save, offsets)]
+    else:
+        forward = plan(p, host.sms, save is Save.PRODUCTS)
+        configs = [TablesConfig(offsets)] if offsets else []
         if forward.stream:
             configs += [forward.stream, forward.compose, join_config(p, offsets) if forward.compose else None]
         else:

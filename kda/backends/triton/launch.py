@@ -24,6 +24,7 @@ from ..common.tensors import aligned, chunks_of_a_row, on_its_device
 from .call import Call, dtype_of
 from .decode.launch import recurrent as recurrent
 from .decode.step_launch import decode_step as decode_step
+from .plan import call_of_stage
 
 Tensor = torch.Tensor
 
@@ -233,10 +234,7 @@ def stage(
 ) -> dict[str, Tensor | None]:
     """One of the four runs, on tensors as they lie in chunks: rows (NC, heads, C, D), states (NC or N, HV, K, V)."""
     run = find(name)
-    p = dataclasses.replace(
-        p, direction="forward" if name.startswith("fwd") else "backward", final_state=True,
-        state_dtype=p.state_dtype or "float32", packed=offsets is not None,
-    )  # fmt: skip
+    p, save = call_of_stage(name, p, offsets is not None)
     device = next(x.device for x in tensors.values() if x is not None)
     table, given = Chunks(p, offsets, device), {}
     for n in run.reads:
@@ -247,7 +245,7 @@ def stage(
             given[n] = given[n].view(shape)
     if offsets is not None:
         given["cu_seqlens"] = torch.tensor(offsets, device=device)
-    c = Call(p, Save.ALL, device, given)
+    c = Call(p, save, device, given)
     if name == "fwd/gate+intra+wy":
         c.make("o")                                                            # cleared past the sequences
         gate_intra_wy(c, keep=True)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from kda.bundles import Save, chunk_bound
@@ -80,6 +80,16 @@ def plan(p: Problem, host: Host, saved: Save = Save.NOTHING, cut: bool = False) 
         segment = -(-p.T // p.C) // 2
     kernels = (make.forward if p.direction == "forward" else make.backward)(segment, saved)
     return Plan(p, make.target, host.sms, kernels, segment)
+
+
+def call_of_stage(name: str, p: Problem, packed: bool) -> tuple[Problem, Save]:
+    direction = "forward" if name.startswith("fwd") else "backward"
+    state_dtype = p.state_dtype or "float32"
+    return replace(p, direction=direction, final_state=True, state_dtype=state_dtype, packed=packed), Save.ALL
+
+
+def recipes_of_call(p: Problem, host: Host, offsets: str | None, save: Save) -> list[Recipe]:
+    return [*plan(p, host, save).kernels.values()]
 
 
 def split(p: Problem, sms: int, BV: int) -> int:

@@ -1,0 +1,23 @@
+"""Kernels of calls that are about to come: built together, which takes less time than each when it is launched."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from .bundles import Save
+from .compile.fetching import build_together
+from .compile.recipes import AnyRecipe
+from .dispatch import planner
+from .host import detect
+from .problem import Problem
+
+
+def build(calls: Iterable[tuple[str | None, Problem]], save: Save, offsets: str | None) -> None:
+    """Of calls, each by a backend, that keep `save` or for which it was kept; `offsets`: dtype of cu_seqlens."""
+    build_together(recipe for backend, p in calls for recipe in recipes_of(backend, p, save, offsets))
+
+
+def recipes_of(backend: str | None, p: Problem, save: Save, offsets: str | None) -> Iterable[AnyRecipe]:
+    """None where no backend accepts the call, or it has no kernels."""
+    plan = planner(backend) if backend else None
+    return plan.recipes_of_call(p, detect(p.device), offsets, save) if plan else ()

@@ -1,0 +1,48 @@
+"""The kernels of what `kda selftest` executes, built together before the first of them is launched."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Iterator
+
+from kda import ahead
+from kda.bundles import Save
+from kda.compile.fetching import build_together
+from kda.compile.recipes import AnyRecipe
+from kda.dispatch import planner, what_is_kept
+
+from .cases import make
+from .doors import Door
+from .parity import proof_specs
+from .trials import Trial, against
+
+
+def build(door: Door, stages: Iterable[str], trials: Iterable[Trial]) -> None:
+    build_together(recipes_of(door, stages, trials))
+
+
+def recipes_of(door: Door, stages: Iterable[str], trials: Iterable[Trial]) -> Iterator[AnyRecipe]:
+    """Of a backend with kernels.  A decoding trial launches a single one, which is built when it comes."""
+    if (plan := planner(door.name)) is None:
+        return
+    for stage in stages:
+        for spec in proof_specs(door):
+            case = make(spec)
+            whole = dataclasses.replace(case.problem("forward"), device=door.device)
+            p, save = plan.call_of_stage(stage, whole, spec.lengths is not None)
+            if not door.against(case, p.direction):
+                yield from ahead.recipes_of(door.name, p, save, "int64" if p.packed else None)
+    for trial in trials:
+        if not trial.decode and not against(door, trial):
+            yield from _of_call(door, trial)
+
+
+def _of_call(door: Door, trial: Trial) -> Iterator[AnyRecipe]:
+    case = make(trial.spec)
+    forward, backward = (dataclasses.replace(case.problem(way), device=door.device) for way in ("forward", "backward"))
+    offsets = case.inputs.cu_seqlens
+    dtype = None if offsets is None else str(offsets.dtype).removeprefix("torch.")
+    recorded = not door.against(case, "backward")
+    save = what_is_kept(forward, door.name) if recorded else Save.NOTHING
+    for p in (forward, backward)[: 1 + recorded]:
+        yield from ahead.recipes_of(door.name, p, save, dtype)

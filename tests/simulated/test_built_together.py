@@ -1,0 +1,55 @@
+"""What `kda selftest` builds together is what stages and calls launch then."""
+
+import functools
+import gc
+
+import pytest
+
+pytest.importorskip("cutlass", reason="nvidia-cutlass-dsl is not installed")
+pytest.importorskip("triton", reason="triton is not installed")
+
+from kda.compile import fetching
+from kda.compile.target import parse
+from kda.dispatch import capability
+from kda.host import standing_in
+from kda.simulator.chips import host_of
+from kda.verify import parity, together
+from kda.verify.simulated import SimulatedDoor
+from kda.verify.trials import TRIALS, attempt
+
+TRIAL = next(trial for trial in TRIALS if trial.name == "empty and one-token sequences")
+BACKENDS = {"triton": "sm90", "sm90": "sm90", "sm100": "sm100", "sm89": "sm89"}
+
+
+@pytest.fixture
+def looked_up(monkeypatch):
+    """Recipes of kernels that were looked for in the store; nothing is remembered from before."""
+    found, opened = set(), fetching._opened
+    for cached in [x for x in gc.get_objects() if type(x) is functools._lru_cache_wrapper]:
+        if cached.__module__.startswith("kda.backends"):
+            cached.cache_clear()
+    monkeypatch.setattr(fetching, "_FETCHED", {})
+    monkeypatch.setattr(fetching, "_opened", lambda kept, recipe: found.add(recipe) or opened(kept, recipe))
+    return found
+
+
+def built(door, stages, trials):
+    with standing_in(host_of(door.target.spelling)):
+        return set(together.recipes_of(door, stages, trials))
+
+
+@pytest.mark.parametrize("backend", [backend for backend in BACKENDS if backend != "sm89"])        # only bfloat16
+def test_kernels_of_a_trial_are_built_before_it(backend, looked_up):
+    door = SimulatedDoor(backend, parse(BACKENDS[backend]))
+    attempt(door, TRIAL)
+    assert looked_up and looked_up <= built(door, (), [TRIAL])
+
+
+@pytest.mark.parametrize(("backend", "stage"), [
+    (backend, stage) for backend in BACKENDS for stage in capability(backend).stages
+])  # fmt: skip
+def test_kernels_of_a_stage_are_built_before_it(backend, stage, looked_up, monkeypatch):
+    monkeypatch.setattr(parity, "PROOFS", parity.PROOFS[:1])
+    door = SimulatedDoor(backend, parse(BACKENDS[backend]))
+    assert parity.prove(door, stage).passed
+    assert looked_up and looked_up <= built(door, [stage], ())
