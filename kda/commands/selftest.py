@@ -211,14 +211,13 @@ def prove(
         if executes:
             trials = importlib.import_module("kda.verify.trials")             # torch takes its time
             total += 0 if stage else len(trials.trials(quick))
-            from kda.verify.doors import Door, here
+            from kda.verify.doors import here
 
             result.device = here()
         began = time.monotonic()
         tell.expect(total)
         if executes:
-            together = importlib.import_module("kda.verify.together")
-            together.build(Door(c.backend), names, () if stage else trials.trials(quick))
+            build_together(c.backend, names, () if stage else trials.trials(quick))
         for name in names:
             line = StageLine(name)
             result.stages.append(line)
@@ -231,6 +230,14 @@ def prove(
             result.cases = list(tried(c.backend, quick, tell))
         result.seconds = time.monotonic() - began
     return result
+
+
+def build_together(backend: str, stages: Sequence[str], trials: Sequence[Any]) -> None:
+    """The kernels that stages and trials launch here: all at once takes less time than each when it comes."""
+    from kda.verify import together
+    from kda.verify.doors import Door
+
+    together.build(Door(backend), stages, trials)
 
 
 def needs_a_c_compiler(c: Capability) -> None:

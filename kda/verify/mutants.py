@@ -49,7 +49,7 @@ CALLS = {
         "a forward of any gate that keeps its own": Call(Spec((70, 0, 33), gate="softplus", **GROUPED), save=Save.OWN),
         "backward, one item after the other": Call(Spec((230, 0, 40, 20), **GROUPED), sms=2, backward=True),
         "backward of any gate": Call(
-            Spec((70, 0, 33), gate="softplus", **GROUPED), sms=2, backward=True
+            Spec((230, 0, 40, 20), gate="softplus", **GROUPED), sms=2, backward=True
         ),
         "backward of segments": Call(Spec((390,), **GROUPED), dict(SHORTEST=6), backward=True),
         "backward of segments, one without tokens": Call(Spec((290, 0), **GROUPED), dict(SHORTEST=2), backward=True),

@@ -29,6 +29,7 @@ DEADLOCK = (
 )
 
 asked = []
+together = []                                # what kernels were built for
 
 
 def prover(level: Evidence):
@@ -57,6 +58,7 @@ PLAIN = Capability("plain", 30, "made up", stages=("fwd/gate",))
 def made_up(monkeypatch):
     """Backends of a test's own, beside the reference."""
     asked.clear()
+    together.clear()
     monkeypatch.setattr(evidence, "PROVERS", {level: (__name__, f"prove_{level.word}") for level in Evidence})
 
     def make(*backends: Capability) -> None:
@@ -70,6 +72,7 @@ def made_up(monkeypatch):
 def with_the_gpu(monkeypatch):
     monkeypatch.setattr(selftest, "is_here", lambda c, target: True)
     monkeypatch.setattr(selftest, "tried", lambda backend, quick, tell: [])
+    monkeypatch.setattr(selftest, "build_together", lambda *what: together.append(what))
 
 
 def kda_selftest(*args: str):
@@ -94,11 +97,13 @@ def test_the_levels_make_the_columns_and_a_failure_has_its_details_under_its_row
     assert [line.strip() for line in lines[at + 1 : at + 3]] == [f"✗ {DEADLOCK[0]}", DEADLOCK[1]]
     assert rows["bwd/wy"].endswith("CRASH") and "MemoryError: no room" in result.stdout
     assert lines[1].startswith("[✗] blackwell: 8 of 10 stages within budget; executed on ")
+    assert together == [("blackwell", tuple(STAGES), trials.trials(quick=False))]
 
 
 def test_nothing_is_executed_and_nothing_says_so_without_the_gpu(made_up):
     made_up(BLACKWELL)
     printed = kda_selftest("--arch", "sm_100a").stdout
+    assert not together
     first, second, *_ = printed.splitlines()
     assert "blackwell, arch sm_100a, on a host without one" in first and first.endswith(": simulated")
     assert second == (
