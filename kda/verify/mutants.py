@@ -51,6 +51,7 @@ CALLS = {
         "backward of any gate": Call(
             Spec((230, 0, 40, 20), gate="softplus", **GROUPED), sms=2, backward=True
         ),
+        "the same, a CTA for each item": Call(Spec((70,), gate="softplus", **GROUPED), backward=True),
         "backward of segments": Call(Spec((390,), **GROUPED), dict(SHORTEST=6), backward=True),
         "backward of segments, one without tokens": Call(Spec((290, 0), **GROUPED), dict(SHORTEST=2), backward=True),
         "tables of more sequences than threads": Call(Spec(MANY, H=1), tables=True),
