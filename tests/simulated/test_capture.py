@@ -527,6 +527,13 @@ def test_every_living_storage_is_found_once():
     assert [t.numel() for t in found] == [400] and len(views) == 2
 
 
+def test_a_tensor_of_a_trace_which_has_no_memory_is_no_living_storage():
+    traced = torch._to_functional_tensor(torch.zeros(100))
+    with pytest.raises(RuntimeError, match="invalid python storage"):
+        traced.untyped_storage().data_ptr()
+    assert all(t.untyped_storage().data_ptr() for t in memory.live().values())
+
+
 def test_a_captured_kernel_really_runs(xy):
     x, y = xy
     with kda.simulator.capture(arch="sm_100a") as session:

@@ -101,7 +101,15 @@ def _storages() -> list[torch.Tensor]:
     with torch._C.DisableTorchFunction():    # a capture would be asked where each of them lies
         for thing in tensors:
             plain = thing.layout == torch.strided and thing.device.type == "cpu"
-            if plain and (size := thing.untyped_storage().nbytes()):
+            if plain and (size := thing.untyped_storage().nbytes()) and _has_memory(thing):
                 whole = torch.empty(0, dtype=torch.uint8).set_(thing.untyped_storage(), 0, (size,))  # type: ignore[call-overload]
                 found.setdefault(whole.data_ptr(), whole)
     return list(found.values())
+
+
+def _has_memory(tensor: torch.Tensor) -> bool:
+    """Tensors that torch.compile traced with may have none, whatever size they say."""
+    try:
+        return tensor.untyped_storage().data_ptr() != 0
+    except RuntimeError:
+        return False
