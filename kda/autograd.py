@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from . import ahead, gates, transforms
+from . import gates, transforms
 from .bundles import Grads, Outputs, Own, Products, Save, Saved, saved_dtypes, saved_shapes
 from .checks import (
     INTERMEDIATE_STATES,
@@ -258,6 +258,8 @@ class Recorded(torch.autograd.Function):
 def _build_step(of: Route, offsets: str | None) -> None:
     """The kernels of a recorded call and of its backward."""
     if stand_in() is None:
+        from . import ahead                                                    # `import kda` needs no compiler
+
         calls = (of.backend, of.forward), (choose(of.backward, of.asked).backend, of.backward)
         ahead.build(calls, of.save, offsets)
 
