@@ -256,9 +256,9 @@ class Recorded(torch.autograd.Function):
 
 
 def _build_step(of: Route, offsets: str | None) -> None:
-    """The kernels of a recorded call and of its backward."""
+    """The kernels of a recorded call and of its backward; only here is a compiler needed."""
     if stand_in() is None:
-        from . import ahead                                                    # `import kda` needs no compiler
+        from . import ahead
 
         calls = (of.backend, of.forward), (choose(of.backward, of.asked).backend, of.backward)
         ahead.build(calls, of.save, offsets)
