@@ -440,7 +440,8 @@ KIND: tuple[Check, ...] = (
     Check(
         "beta.shape", "beta",
         lambda c: f"[B={c.B}, T={c.T}, HV={c.HV}]" + (f" or [.., V={c.V}]" if c.recurrent else ""), _bad_beta,
-        "One beta per token and value head; only fused_recurrent_kda accepts one per value channel.",
+        "One beta per token and value head; heads come after tokens, in all inputs. Only fused_recurrent_kda accepts "
+        "one per value channel.",
     ),
     dtype_row("beta", "a tensor of a float dtype"),
     numel_row("A_log", "HV", "One rate per value head."),

@@ -64,7 +64,8 @@ class Choice:
 
     def __str__(self) -> str:
         """Which backend accepts the call and why others do not; if a named backend does not, only its reasons."""
-        where = f"{self.problem} on {self.host}" if self.host.name != self.problem.device else str(self.problem)
+        seen = _as_seen(self.problem, self.host)
+        where = f"{seen} on {self.host}" if self.host.name != seen.device else str(seen)
         if self.backend:
             named = "" if self.asked == "auto" else f" (requested: {self._named})"
             return "\n".join([f"{self.backend} accepts {where}{named}", *self._reasons(self.tried)])
@@ -223,14 +224,20 @@ def use_backend(name: str) -> _Named:
     return _Named(name)
 
 
+def _as_seen(problem: Problem, host: Host) -> Problem:
+    """On a simulated GPU, CPU tensors are its own."""
+    return dataclasses.replace(problem, device=host.device) if host.simulated and not problem.is_gpu else problem
+
+
 def weigh(problem: Problem, host: Host, asked: str = "auto") -> Choice:
     """Check every backend's rules; raises no error if no backend accepts the call, nor if none is called `asked`."""
     tried, able, winner = [], [], None
+    seen = _as_seen(problem, host)
     for capability in capabilities():
         name = capability.backend
-        if not capability.rejections(problem, host, named=True):
+        if not capability.rejections(seen, host, named=True):
             able.append(name)
-        reasons = capability.rejections(problem, host, named=asked == name)
+        reasons = capability.rejections(seen, host, named=asked == name)
         if not reasons and winner is None and asked in ("auto", name):
             winner = name
         tried.append((name, tuple(reasons)))

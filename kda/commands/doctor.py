@@ -313,6 +313,8 @@ def paste_lines(report: Report) -> list[str]:
         ("GPUs", gpus), ("driver", facts.driver or "-"), *facts.versions.items(), *facts.env.items(),
     ]  # fmt: skip
     parts = [table(facts_table), finding_lines(plain, report.findings), backend_lines(plain, report.rows)]
+    refused = [(row.name, reason) for row in report.rows for reason in row.rejections]
+    parts += [plain.table(refused, ("refused", "every reason"))] * bool(refused)
     parts += [models.lines(plain, report.ways)] * bool(report.ways)
     return ["```", *(anonymous(line) for part in parts for line in [*part, ""]), "```"]
 

@@ -68,6 +68,9 @@ class Arch(click.ParamType):
         except ValueError as error:
             self.fail(str(error), param, ctx)
 
+    def get_missing_message(self, param: click.Parameter, ctx: click.Context | None) -> str:
+        return "Name a GPU, such as --arch h100."
+
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
         return [CompletionItem(t.name, help=t.examples) for t in TARGETS.values() if t.name.startswith(incomplete)]
 

@@ -93,9 +93,10 @@ class Progress:
         return left if left >= 1 else None
 
     @contextlib.contextmanager
-    def of_builds(self, recipes: Sequence[watching.Named]) -> Iterator[watching.Built]:
+    def of_builds(self, what: Sequence[watching.Named] | str) -> Iterator[watching.Built]:
         """A watcher of builds (kda.compile.watching) that shows them here."""
-        self.builds = builds = Progress("building kernels", len(recipes))
+        one = isinstance(what, str)
+        self.builds = builds = Progress(f"building {what}") if one else Progress("building kernels", len(what))
         try:
             yield lambda recipe: builds.count()
         finally:

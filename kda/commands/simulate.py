@@ -37,7 +37,8 @@ NO_LAUNCH = (
 @click.command(context_settings={"allow_interspersed_args": False, "ignore_unknown_options": False})
 @click.argument("script", type=click.Path(path_type=Path))
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
-@click.option("--arch", type=ARCH, default="sm100", show_default=True, help="The arch or card that is simulated.")
+@click.option("--arch", type=ARCH, default="sm100", show_default=True,
+              help="The arch or card that is simulated. A script sees one chip for each arch, such as H200 for h100.")
 @click.option("--schedules", type=Count(1), default=SCHEDULES, show_default=True,
               help="Orders of warps and copies under which each launch runs.")
 @click.option("--strict", is_flag=True, help="Rules that hardware tolerates count as findings, not as notes.")

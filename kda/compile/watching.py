@@ -36,7 +36,7 @@ class Named(Protocol):
 
 
 Built = Callable[[Named], None]              # called for each kernel that is done, from any thread
-Watcher = Callable[[Sequence[Named]], AbstractContextManager[Built]]
+Watcher = Callable[[Sequence[Named] | str], AbstractContextManager[Built]]      # kernels, or what is built once
 _watchers: list[Watcher] = []                # the last one is told
 _explained = False                           # by this process
 
@@ -75,8 +75,12 @@ def on_stderr(recipes: Sequence[Named]) -> Iterator[Built]:
 
 @contextlib.contextmanager
 def once(what: str) -> Iterator[None]:
-    """Around a build that a machine needs once; a command that shows its progress goes on with that."""
-    silent = bool(_watchers) or _silent()
+    """Around a build that a machine needs once."""
+    if _watchers:
+        with _watchers[-1](what):
+            yield
+        return
+    silent = _silent()
     if not silent:
         _say(f"kda: building {what} ({_where()}; KDA_QUIET=1 silences this)")
     began = time.monotonic()

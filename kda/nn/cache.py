@@ -145,4 +145,4 @@ def _no_numbers(x: object, N: int | None) -> str:
     if N is None or x.device.type != "cpu" or not len(x):
         return ""
     low, high = map(int, x.aminmax())
-    return f"{low if low < -N else high}" if low < -N or high >= N else ""
+    return f"{low if low < 0 else high}" if low < 0 or high >= N else ""

@@ -58,6 +58,8 @@ def of_a_race(distance, actor, this, other, *, fence=False, tensor=False):
 EITHER = "if that access should come first: {first}; if this one should: {last}"
 PROXY = "{other} runs fence.proxy.async after its write and before what orders the two (a barrier, an arrival)"
 LANES = "run bar.warp.sync (__syncwarp) between the two"
+ATOMIC = "; or, where a number is read, changed and written back, one atomic (red, atom) does that"
+OF_ITS_OWN = "; or, where each should have an element of its own, the index is corrected"
 ONE_ADDRESS = "give each lane an address of its own, or let one lane do it"
 OUTSIDE = "correct the index or the strides, or let lanes that have no element there skip the access (by a mask, an if)"
 OF_KIND = {  # by the engine's FindingKind: what does not depend on who did the other access

@@ -82,6 +82,7 @@ ACTORS = (
 LONGEST = 200  # characters of an instruction: some list hundreds of registers
 LONGEST_NAME = 80  # characters of a kernel's name
 OF_THE_DSL = re.compile(r"kernel_cutlass_(.+?)_(tensorptr|object_at)")
+GLOBAL = 1  # the engine's number of a space
 LISTED = 4  # of the findings that one at the same instruction stands for
 RACES, ORDERLESS = {4, 5, 6, 7, 8, 28, 30}, {4, 5, 6}
 IN_MEMORY = {3, 26} | RACES
@@ -217,7 +218,8 @@ class Wording:
         by = self._other(record, other) if number in RACES | {26} else None
         memory = self.names.memory(record.space, record.address) if number in IN_MEMORY else None
         says = record.text.decode(errors="replace")
-        if (number in (1, 2) and not says.strip()) or (number == 1 and record.space == 1 and record.detail[0] >= 0):
+        outside = number == 1 and record.space == GLOBAL
+        if (number in (1, 2) and not says.strip()) or (outside and record.detail[0] >= 0):
             says = self._outside(record, says)
         async_ = bool(record.detail[2]) if number in RACES else False
         first = number if number < 7 else record.detail[3]  # the race, were it one
@@ -271,12 +273,14 @@ class Wording:
 
     def _advice(self, record, this, by, async_):
         number = record.kind
-        if number == 1 and record.space == 1 and record.size and not record.text.strip():
+        if number == 1 and record.space == GLOBAL and record.size and not record.text.strip():
             return advice.OUTSIDE
         if number in advice.OF_KIND:
             return advice.OF_KIND[number]
         if number == 8:
-            return advice.ONE_ADDRESS if record.ins == record.other_ins else advice.LANES
+            if record.ins == record.other_ins:
+                return advice.ONE_ADDRESS
+            return advice.LANES + (advice.ATOMIC if record.space == GLOBAL else "")
         if number == 33:
             return advice.AT_EXIT[record.detail[0]]
         if number not in ORDERLESS | {7} or record.other_actor < 0:
@@ -292,6 +296,8 @@ class Wording:
         tensor = record.space == 2
         first = advice.of_a_race(distance, record.other_actor, this, other, fence=fence, tensor=tensor)
         if record.actor == advice.WARP:
+            if record.other_actor == advice.WARP and record.space == GLOBAL:
+                first += advice.OF_ITS_OWN if distance == "grid" else advice.ATOMIC + advice.OF_ITS_OWN
             return first
         last = advice.of_a_race(distance, record.actor, other, this, tensor=tensor)
         return advice.EITHER.format(first=first, last=last) if first else last

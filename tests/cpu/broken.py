@@ -12,7 +12,7 @@ import kda
 
 PAGE = pathlib.Path(__file__).parents[2] / "docs" / "errors.md"
 
-HEAD = """# Every error a call can raise
+HEAD = """# Every error that a function can raise
 
 One row for each check of `kda/checks.py` and, with `gate.` and `decode.` in front, of `kda/gate_checks.py` and
 `kda/decoding/checks.py`, with the message of a call that fails it. All are `kda.InputError` (a `ValueError`); rows that
@@ -23,7 +23,8 @@ of the named backend, or of each if none was named, and the backends that would 
 Values in tensors are read only on the CPU: a call never waits for the GPU. Pass `cu_seqlens_cpu` to have offsets
 checked that are on a GPU. A precomputed `g` is assumed to be <= 0 and is not checked.
 
-Ids of errors of the layers in `kda.nn` begin with `nn.`; they have no row here.
+The layer has checks of its own, `kda.nn` and `kda.parallel`, with ids that begin with `nn.` and `parallel.`; their
+messages are made in the same way, and they have no row here.
 
 `python tests/cpu/broken.py` writes this page; a test breaks every row and compares.
 

@@ -78,7 +78,11 @@ def _built(texts):
         for file, text in texts.items():
             (folder / file).write_text(text)
         with concurrent.futures.ThreadPoolExecutor(os.cpu_count() or 1) as pool:
-            objects = list(pool.map(lambda file: _object(file, folder), (f for f in texts if f.endswith(".c"))))
+            try:
+                objects = list(pool.map(lambda file: _object(file, folder), (f for f in texts if f.endswith(".c"))))
+            except BaseException:            # Ctrl-C waits for files that are being compiled, not for all
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise
         _run([compiler(), "-shared", "-fPIC", *objects, "-lm", "-o", "engine.so"], folder)
         return (folder / "engine.so").read_bytes()
 
