@@ -86,9 +86,11 @@ def command(
     else:
         _print(screen, found, mutants, judged, files)
     if found.failed:
-        screen.line(f"{found.script} failed: {found.failed}{_misplaced(args)}", err=True)
+        screen.line(f"{found.script} failed: {found.failed}", err=True)
     elif not found.session.runs:
         screen.line(NO_LAUNCH.format(script=found.script), err=True)
+    if hint := _misplaced(args):
+        screen.line(hint, err=True)
     return code
 
 
@@ -133,7 +135,7 @@ def _misplaced(args: tuple[str, ...]) -> str:
     """A hint, where the script was given an option of ours."""
     own = {option for parameter in command.params for option in parameter.opts if option.startswith("--")}
     mine = [arg for arg in args if arg.split("=")[0] in own]
-    return f"\n{', '.join(mine)} went to the script; options of kda simulate come before it" if mine else ""
+    return f"{', '.join(mine)} went to the script; options of kda simulate come before it" if mine else ""
 
 
 def as_json(found: Simulated, judged: Mutants | None, code: int, files: dict[str, str]) -> dict[str, Any]:

@@ -2,6 +2,8 @@
 
 import ctypes
 import shutil
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -142,6 +144,26 @@ def test_host_functions_launch_their_kernels(program):
         program.doubled(y, ctypes.c_double(1), 32)
     assert torch.equal(y[:32], x[:32] + 3.5) and torch.equal(y[32:], x[32:] + 2.5)
     assert len(session.runs) == 2 and not session.findings
+
+
+OTHER_RUNTIME = "int cudaLaunchKernel() { return 35; } int cudaGetLastError() { return 35; }"
+CALLS_IT = """
+import ctypes, sys, torch, kda.simulator
+other, file = sys.argv[1:]
+ctypes.CDLL(other, mode=ctypes.RTLD_GLOBAL)
+program = kda.simulator.library(file, arch="sm_80", options=["-std=c++17"])
+with kda.simulator.capture(arch="sm_80") as session:
+    print(program.shifted(torch.ones(40), torch.zeros(40), 2.5, 40), len(session.runs))
+"""
+
+
+def test_a_program_calls_the_simulator_also_where_a_cuda_runtime_is_loaded_for_all(tmp_path):
+    """As a torch with CUDA loads its own."""
+    (tmp_path / "other.c").write_text(OTHER_RUNTIME)
+    (tmp_path / "program.cu").write_text(PROGRAM)
+    subprocess.run(["cc", "-shared", "-fPIC", "other.c", "-o", "other.so"], cwd=tmp_path, check=True)
+    words = [sys.executable, "-c", CALLS_IT, tmp_path / "other.so", tmp_path / "program.cu"]
+    assert subprocess.run(words, capture_output=True, text=True, check=True).stdout.split() == ["0", "1"]
 
 
 def test_findings_have_lines_of_the_file_and_a_remedy(program):

@@ -149,6 +149,12 @@ def test_an_option_behind_the_script_is_the_scripts_and_the_message_says_so(here
     assert result.exit_code == 2 and says in result.output
 
 
+def test_that_is_said_also_where_the_script_does_not_mind(here):
+    Path("deaf.py").write_text("import runpy, sys\nsys.argv[1:] = ['twice']\nrunpy.run_path('script.py', run_name='__main__')\n")
+    result = simulate("deaf.py", "--strict", "--html=page.html")
+    assert result.exit_code == 0 and "--strict, --html=page.html went to the script; options of kda" in result.stderr
+
+
 def test_json_is_one_object_and_what_the_script_prints_goes_to_stderr(here):
     result = simulate("--json", "--clock", "script.py", "twice", "racy")
     found = json.loads(result.stdout)

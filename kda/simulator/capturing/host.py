@@ -344,11 +344,12 @@ def _built(text: str, file: str, target: Target, flags: list[str], included: dic
             functions = _symbols("given.o", folder, "--defined-only", "--extern-only")
             (folder / "answers.c").write_text(REGISTRATION + _trampolines(names, functions))
             _run([compiler(), "-c", "-O1", "-fPIC", "-w", "answers.c", "-o", "answers.o"], folder, file)
-            _run(["g++", "-shared", "given.o", "answers.o", "-o", "library.so"], folder, file)
+            symbolic = "-Wl,-Bsymbolic"      # it calls its own answers, also where torch has loaded the CUDA runtime
+            _run(["g++", "-shared", symbolic, "given.o", "answers.o", "-o", "library.so"], folder, file)
             ptx = next(folder.glob("given*.ptx")).read_bytes()
             return {"ptx": ptx, "library.so": (folder / "library.so").read_bytes()}
 
-    key = store.digest("nvcc library 1", version, text, flags, included, file, target.name)
+    key = store.digest("nvcc library 2", version, text, flags, included, file, target.name)
     return store.default().fetch(key, build, {"kernel": os.path.basename(file), "arch": target.name, "file": file})
 
 
