@@ -150,7 +150,8 @@ def test_an_option_behind_the_script_is_the_scripts_and_the_message_says_so(here
 
 
 def test_that_is_said_also_where_the_script_does_not_mind(here):
-    Path("deaf.py").write_text("import runpy, sys\nsys.argv[1:] = ['twice']\nrunpy.run_path('script.py', run_name='__main__')\n")
+    runs_it = "runpy.run_path('script.py', run_name='__main__')"
+    Path("deaf.py").write_text(f"import runpy, sys\nsys.argv[1:] = ['twice']\n{runs_it}\n")
     result = simulate("deaf.py", "--strict", "--html=page.html")
     assert result.exit_code == 0 and "--strict, --html=page.html went to the script; options of kda" in result.stderr
 
