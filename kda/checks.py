@@ -499,7 +499,7 @@ KIND: tuple[Check, ...] = (
         "initial_state.shape", "initial_state",
         _states_asked,
         _bad_state,
-        "One state per sequence and value head, all in one layout; of a pool of states, name slots in ssm_state_indices.",
+        "One state per sequence and value head, all in one layout; of a pool, name slots in ssm_state_indices.",
     ),
     Check(
         "initial_state.dtype", "initial_state",
