@@ -101,15 +101,16 @@ def _storages() -> list[torch.Tensor]:
     with torch._C.DisableTorchFunction():    # a capture would be asked where each of them lies
         for thing in tensors:
             plain = thing.layout == torch.strided and thing.device.type == "cpu"
-            if plain and (size := thing.untyped_storage().nbytes()) and _has_memory(thing):
-                whole = torch.empty(0, dtype=torch.uint8).set_(thing.untyped_storage(), 0, (size,))  # type: ignore[call-overload]
+            if plain and (storage := _storage_of(thing)) is not None:
+                whole = torch.empty(0, dtype=torch.uint8).set_(storage, 0, (storage.nbytes(),))  # type: ignore[call-overload]
                 found.setdefault(whole.data_ptr(), whole)
     return list(found.values())
 
 
-def _has_memory(tensor: torch.Tensor) -> bool:
-    """Tensors that torch.compile traced with may have none, whatever size they say."""
+def _storage_of(tensor: torch.Tensor) -> torch.UntypedStorage | None:
+    """None of a tensor without memory: tensors of a trace or of torch.func may have none, whatever size they say."""
     try:
-        return tensor.untyped_storage().data_ptr() != 0
-    except RuntimeError:
-        return False
+        storage = tensor.untyped_storage()
+        return storage if storage.nbytes() and storage.data_ptr() else None
+    except RuntimeError:                     # a NotImplementedError, too
+        return None

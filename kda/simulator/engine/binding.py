@@ -220,11 +220,12 @@ def simulate(launch):
                 over.set()
 
         thread = threading.Thread(target=call)
-        thread.start()
         try:
+            thread.start()
             over.wait()
-        except BaseException:  # KeyboardInterrupt, or what a handler of signals raises
+        except BaseException:  # KeyboardInterrupt, or what a handler of signals raises, also while the thread starts
             launch.limit = 1  # of instructions: it ends after those that it is at
             raise
         finally:
-            thread.join()
+            if thread.is_alive():
+                thread.join()
