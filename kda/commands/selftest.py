@@ -234,10 +234,11 @@ def prove(
 
 def build_together(backend: str, stages: Sequence[str], trials: Sequence[Any]) -> None:
     """The kernels that stages and trials launch here: all at once takes less time than each when it comes."""
+    from kda.compile import fetching
     from kda.verify import together
     from kda.verify.doors import Door
 
-    together.build(Door(backend), stages, trials)
+    fetching.build_together(together.recipes_of(Door(backend), stages, trials))
 
 
 def needs_a_c_compiler(c: Capability) -> None:

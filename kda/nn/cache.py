@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
+from ..checks import dtype_name
 from ..errors import InputError, InputTypeError
 
 Tensor = torch.Tensor
@@ -139,7 +140,7 @@ def _no_numbers(x: object, N: int | None) -> str:
     if x.dim() != 1:
         return f"shape {list(x.shape)}"
     if x.is_floating_point() or x.is_complex():
-        return str(x.dtype).removeprefix("torch.")
+        return dtype_name(x)
     if x.dtype == torch.bool:
         return f"a mask of {len(x)}" if N not in (None, len(x)) else ""
     if N is None or x.device.type != "cpu" or not len(x):

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from kda.simulator import advice
-from kda.simulator.naming import Memory, function_of
+from kda.simulator.naming import GLOBAL, Memory, function_of
 
 
 class Kind(NamedTuple):
@@ -82,7 +82,6 @@ ACTORS = (
 LONGEST = 200  # characters of an instruction: some list hundreds of registers
 LONGEST_NAME = 80  # characters of a kernel's name
 OF_THE_DSL = re.compile(r"kernel_cutlass_(.+?)_(tensorptr|object_at)")
-GLOBAL = 1  # the engine's number of a space
 LISTED = 4  # of the findings that one at the same instruction stands for
 RACES, ORDERLESS = {4, 5, 6, 7, 8, 28, 30}, {4, 5, 6}
 IN_MEMORY = {3, 26} | RACES
@@ -296,7 +295,7 @@ class Wording:
         tensor = record.space == 2
         first = advice.of_a_race(distance, record.other_actor, this, other, fence=fence, tensor=tensor)
         if record.actor == advice.WARP:
-            if record.other_actor == advice.WARP and record.space == GLOBAL:
+            if first and record.other_actor == advice.WARP and record.space == GLOBAL:
                 first += advice.OF_ITS_OWN if distance == "grid" else advice.ATOMIC + advice.OF_ITS_OWN
             return first
         last = advice.of_a_race(distance, record.actor, other, this, tensor=tensor)

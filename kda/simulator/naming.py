@@ -13,6 +13,7 @@ import torch
 
 _OF_A_FUNCTION = re.compile(r"_ZZ.*E(\d+)(\w+)$")
 SPACES = ("shared", "global", "tensor")
+GLOBAL = SPACES.index("global")
 RANK_BITS = 24  # of an address of shared memory the rank of its CTA lies above
 
 

@@ -1,4 +1,4 @@
-"""The kernels of what `kda selftest` executes, built together before the first of them is launched."""
+"""The kernels of what `kda selftest` executes, which are built together before the first of them is launched."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import dataclasses
 from collections.abc import Iterable, Iterator
 
 from kda import ahead
+from kda.backends.common.launcher import offsets_dtype
 from kda.bundles import Save
-from kda.compile.fetching import build_together
 from kda.compile.recipes import AnyRecipe
 from kda.dispatch import planner, what_is_kept
 
@@ -15,10 +15,6 @@ from .cases import make
 from .doors import Door
 from .parity import proof_specs
 from .trials import Trial, against
-
-
-def build(door: Door, stages: Iterable[str], trials: Iterable[Trial]) -> None:
-    build_together(recipes_of(door, stages, trials))
 
 
 def recipes_of(door: Door, stages: Iterable[str], trials: Iterable[Trial]) -> Iterator[AnyRecipe]:
@@ -40,9 +36,7 @@ def recipes_of(door: Door, stages: Iterable[str], trials: Iterable[Trial]) -> It
 def _of_call(door: Door, trial: Trial) -> Iterator[AnyRecipe]:
     case = make(trial.spec)
     forward, backward = (dataclasses.replace(case.problem(way), device=door.device) for way in ("forward", "backward"))
-    offsets = case.inputs.cu_seqlens
-    dtype = None if offsets is None else str(offsets.dtype).removeprefix("torch.")
     recorded = not door.against(case, "backward")
     save = what_is_kept(forward, door.name) if recorded else Save.NOTHING
     for p in (forward, backward)[: 1 + recorded]:
-        yield from ahead.recipes_of(door.name, p, save, dtype)
+        yield from ahead.recipes_of(door.name, p, save, offsets_dtype(case.inputs))

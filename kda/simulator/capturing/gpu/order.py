@@ -17,10 +17,9 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from ...findings import Finding, Place
-from ...naming import Names
+from ...naming import GLOBAL, Names
 
 READS, WRITES = 1, 2                         # of a byte, as the engine flags it
-GLOBAL = 1                                   # of naming.SPACES
 DEFAULT = 0                                  # the legacy default stream
 KIND = "race-streams"
 ADVICE = (
