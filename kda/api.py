@@ -11,7 +11,6 @@ KDA keeps one matrix-valued state S (K, V) for each value head and updates it wi
 
 from __future__ import annotations
 
-import difflib
 import functools
 import inspect
 import numbers
@@ -52,6 +51,7 @@ from .errors import InputError, InputTypeError, KdaError, NoBackendError
 from .gate_checks import GATE, GateCall
 from .gates import wide_dtype
 from .host import stand_in
+from .keywords import names_of, refuse_unknown
 from .problem import Inputs, Options, Problem
 
 Tensor = torch.Tensor
@@ -203,12 +203,11 @@ def _chunk(inputs: Inputs, options: Options, context: Any) -> tuple[Tensor, Tens
     return out.o, out.final_state, out.h
 
 
-def _names_of(function: Any) -> list[str]:
-    return [name for name, p in inspect.signature(function).parameters.items() if p.kind is not p.VAR_KEYWORD]
-
-
 _CHUNK_SIGNATURE = inspect.signature(chunk_kda)
-_KEYWORDS = _names_of(chunk_kda)
+_KEYWORDS = names_of(chunk_kda)
+OF_FLA = {                                   # until 2025
+    "head_first": "Leave it out: tensors are (B, T, H, D); use x.transpose(1, 2) if heads come first.",
+}  # fmt: skip
 CHUNK_DEFAULTS = {name: _CHUNK_SIGNATURE.parameters[name].default for name in _KEYWORDS[5:]}
 
 
@@ -448,6 +447,7 @@ def fused_kda_gate(
     dt_bias: Tensor | None = None,
     lower_bound: float | None = None,
     output_dtype: torch.dtype = torch.float32,
+    **unknown: Any,
 ) -> Tensor:
     """The gate alone, differentiable: logits (.., HV, K) to natural-log decays of the same shape.
 
@@ -471,6 +471,8 @@ def fused_kda_gate(
         >>> decays.shape, -5 <= decays.min() and decays.max() <= 0
         (torch.Size([1, 10, 2, 16]), tensor(True))
     """
+    if unknown:
+        refuse_unknown("fused_kda_gate", unknown, _KNOWN["fused_kda_gate"])
     lower_bound = number(lower_bound)
     if _sharded((g, A_log, dt_bias)):
         of = functools.partial(fused_kda_gate, lower_bound=lower_bound, output_dtype=output_dtype)
@@ -674,7 +676,7 @@ def prepare(
 ) -> tuple[Inputs, Options]:  # fmt: skip
     """What every function does first: it checks keywords that are not tensors."""
     if unknown:
-        _refuse_unknown(op, next(iter(unknown)))
+        refuse_unknown(op, unknown, _KNOWN.get(op, _KEYWORDS), OF_FLA)
     if cp_context is not None:
         raise InputError(op, "cp_context", "None", type(cp_context).__name__,
                          "Use chunk_kda, whose backward is the mirror of its forward.", "cp_context.none")  # fmt: skip
@@ -757,28 +759,6 @@ def _check_graph(op: str, use_graph: Any, max_num_seqs: Any, cu_seqlens: Any) ->
                          "Raise it, or leave it out: kda does not need it.", "max_num_seqs.value")  # fmt: skip
 
 
-def _refuse_unknown(op: str, name: str) -> None:
-    fix = _nearest_keyword(op, name)
-    if torch.compiler.is_compiling():                                          # it does not know kda's errors
-        raise TypeError(f"{op}: {name} is not a keyword. {fix}")
-    raise InputTypeError(op, name, "an existing keyword", "an unknown one", fix, "keyword.unknown")
-
-
-def _nearest_keyword(op: str, name: str) -> str:
-    if name == "head_first":                 # of FLA, until 2025
-        return "Leave it out: tensors are (B, T, H, D); use x.transpose(1, 2) if heads come first."
-    known = _KEYWORDS
-    if op == "fused_recurrent_kda":
-        known = _names_of(fused_recurrent_kda)
-    elif op == "chunk_kda_bwd":
-        known = [*_names_of(chunk_kda_bwd), *_KEYWORDS[5:]]
-    near = [each for each in known if each.startswith(name)] or difflib.get_close_matches(name, known, n=1)
-    return f"Did you mean {near[0]!r}?" if near else f"Known: {', '.join(known)}."
-
-
-vars(_nearest_keyword)["_dynamo_marked_constant"] = True                        # torch.compile calls it untraced
-
-
 def _old_layout_name(op: str, state_v_first: bool, transpose_state_layout: bool) -> bool:
     if state_v_first:
         raise InputError(op, "transpose_state_layout", "left out beside state_v_first", "both",
@@ -792,3 +772,10 @@ def _autocast(x: Any, dtype: torch.dtype) -> Any:
     if isinstance(x, Tensor) and x.is_floating_point() and x.dtype != torch.float64:
         return x.to(dtype)
     return x
+
+
+_KNOWN = {                                   # keywords, if they are not those of chunk_kda
+    "chunk_kda_bwd": [*names_of(chunk_kda_bwd), *_KEYWORDS[5:]],
+    "fused_recurrent_kda": names_of(fused_recurrent_kda),
+    "fused_kda_gate": names_of(fused_kda_gate),
+}  # fmt: skip

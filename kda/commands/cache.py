@@ -89,7 +89,8 @@ def command(screen: Screen, action: str, stale: bool, days: float | None, everyt
             tell.step()
             lines.append(Line.of(each))
     if action == "clean":
-        return clean(screen, kept, [line for line in lines if goes(line, days, everything)], len(lines))
+        go = [line for line in lines if goes(line, days, everything)]
+        return clean(screen, kept, go, len(lines) - len(go), "" if sum(asked) else "; --all removes them, too")
     return show(screen, kept, lines, verbose)
 
 
@@ -107,19 +108,21 @@ def goes(line: Line, days: float | None, everything: bool) -> bool:
     return everything or line.status != "current"
 
 
-def clean(screen: Screen, kept: store.Store, lines: Sequence[Line], count: int) -> int:
-    """Remove what `lines` hold."""
+def clean(screen: Screen, kept: store.Store, lines: Sequence[Line], others: int, hint: str) -> int:
+    """Remove what `lines` hold, of all but `others`; `hint`: what removes those."""
     why = kept.distrusted()
     gone = [] if why else [line for line in lines if kept.remove(line.kept.path)]
     freed = sum(line.kept.bytes for line in gone) + (0 if why else kept.sweep())
+    left = others + len(lines) - len(gone)
     code = FINDING if why or len(gone) < len(lines) else OK
     if screen.json:
-        found = {"action": "clean", "removed": len(gone), "left": count - len(gone), "bytes": freed}
+        found = {"action": "clean", "removed": len(gone), "left": left, "bytes": freed}
         screen.emit_json({**json_heading(kept, code), **found})
     elif why:
         screen.line(f"{screen.mark('fail')} nothing is removed: {why}")
     else:
-        screen.line(f"{kept.folder}: {entries(len(gone))} removed, {in_bytes(freed)}; {count - len(gone)} left")
+        about = f"{left} left{hint if others else ''}"
+        screen.line(f"{kept.folder}: {entries(len(gone))} removed, {in_bytes(freed)}; {about}")
         if len(gone) < len(lines):
             screen.line(f"{screen.mark('fail')} {entries(len(lines) - len(gone))} cannot be removed")
     return code

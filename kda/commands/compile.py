@@ -251,7 +251,7 @@ def text_lines(
     """The result first; then a row for each name of a kernel, or for each kernel."""
     out = [f"{screen.mark('fail' if broken(lines) else 'ok')} {summary(screen, lines)}", *models]
     out += [f"{screen.sign('fail')} {error}" for error in dict.fromkeys(line.error for line in lines) if error]
-    out += not_built(refused)
+    out += without_kernels(refused)
     if verbose:
         named = names(lines)
         groups = [(named[line.recipe], [line]) for line in lines]
@@ -268,8 +268,8 @@ def text_lines(
     return [*out, "", *printed, *more]
 
 
-def not_built(refused: dict[str, str]) -> list[str]:
-    return [f"not built: {what}: {why}" for what, why in refused.items()]
+def without_kernels(refused: dict[str, str]) -> list[str]:
+    return [f"no {what}: {why}" for what, why in refused.items()]
 
 
 def broken(lines: Sequence[Line]) -> bool:
@@ -344,7 +344,7 @@ def summary(screen: Screen, lines: Sequence[Line]) -> str:
 
 
 def cannot(screen: Screen, targets: Sequence[Target], refused: dict[str, str]) -> int:
-    why = [no_kernels(target) for target in targets] if not refused else not_built(refused)
+    why = [no_kernels(target) for target in targets] if not refused else without_kernels(refused)
     if screen.json:
         screen.emit_json({**json_heading(targets, CANNOT_JUDGE), "why": why, "kernels": []})
     else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -26,7 +27,7 @@ TARGETS = {
         Target("sm120", (12, 0), "sm_120a", "RTX 50, RTX PRO 6000"),
     )
 }
-
+NAMES = [*TARGETS, *(card.lower() for t in TARGETS.values() for card in t.examples.split(", "))]
 
 # arch -> its cards, as a pattern of a name without "NVIDIA", "GeForce", spaces and hyphens
 CARDS = {
@@ -52,7 +53,9 @@ def parse(text: str) -> Target:
     found = TARGETS.get(name) or of_card(asked)
     if found is None:
         known = ", ".join(f"{t.name} ({t.examples})" for t in TARGETS.values())
-        raise ValueError(f"no GPU arch or card is called {text!r}; kda knows {known}")
+        near = difflib.get_close_matches(asked, NAMES, n=1, cutoff=0.8)
+        hint = f"did you mean {near[0]!r}? " if near else ""
+        raise ValueError(f"no GPU arch or card is called {text!r}; {hint}kda knows {known}")
     return found
 
 

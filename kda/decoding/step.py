@@ -10,6 +10,7 @@ import torch
 from ..checks import check, dtype_name, number
 from ..dispatch import backend_asked, choose, launcher
 from ..errors import InputError, InputTypeError, KdaError
+from ..keywords import names_of, refuse_unknown
 from ..problem import Problem, Step, StepInputs
 from .checks import FLAGS, KIND, OF_TYPES, RECORDING, VALUES, StepCall, StepOptions
 
@@ -48,6 +49,7 @@ def decode_step(
     parents: Tensor | None = None,
     out: Tensor | None = None,
     backend: str | None = None,
+    **unknown: Any,
 ) -> Tensor:
     """All that a layer does with a token between its projections, for every running sequence, in one kernel.
 
@@ -114,6 +116,8 @@ def decode_step(
         >>> o.shape, (o[2] == 0).all().item(), states[5].any().item(), states[0].any().item()
         (torch.Size([3, 1, 2, 16]), True, True, False)
     """
+    if unknown:
+        refuse_unknown("decode_step", unknown, _KNOWN)
     if isinstance(conv_weight, Tensor) and conv_weight.dim() == 3 and conv_weight.shape[1] == 1:
         conv_weight = conv_weight.squeeze(1)
     if not state_v_first and isinstance(states, Tensor) and states.dim() > 1:
@@ -141,6 +145,7 @@ def decode_step(
     return x.out if out is None else out
 
 
+_KNOWN = names_of(decode_step)
 NO_VMAP = (
     "decode_step: torch.func.vmap was requested; its calls would write into the same states. Its first axis is one of "
     "sequences: put them together there, each with a slot of its own."

@@ -52,6 +52,11 @@ class Cache:
         self._own.pop(layer_idx, None)
         self._states[layer_idx] = state
 
+    def __repr__(self) -> str:
+        batches = sorted({state.N for state in self._states.values()})
+        of = f", of {' or '.join(map(str, batches))} sequence{'s' * (batches != [1])}" if batches else ""
+        return f"Cache({len(self)} layer{'s' * (len(self) != 1)}{of})"
+
     def __len__(self) -> int:
         return len(self._states)
 

@@ -13,6 +13,7 @@ from ..api import chunk_kda, fused_recurrent_kda
 from ..checks import bad_bound, dtype_name, is_index, is_number, number, on_cpu, shape_of
 from ..dispatch import check_backend_name
 from ..errors import InputError
+from ..keywords import names_of, refuse_unknown
 from . import checkpoints, step
 from .cache import Cache, LayerState, state_of
 from .convolution import ShortConvolution, next_state
@@ -22,6 +23,18 @@ from .sequences import Padded, Sequences
 Tensor = torch.Tensor
 
 MODES = ("auto", "chunk", "recurrent")
+_ALONE = "Leave it out: the layer returns y alone, and updates the cache that it is given."
+ARGUMENTS_OF_FLA = {
+    "hidden_states": "It is called x.",
+    "past_key_values": "It is called cache: pass a kda.nn.Cache().",
+    "use_cache": _ALONE,
+    "output_attentions": _ALONE,
+}
+OPTIONS_OF_FLA = {
+    "expand_v": "Pass head_v_dim, in channels: it is head_dim * expand_v.",
+    "use_short_conv": "Leave it out: the layer has convolutions always.",
+    "safe_gate": "Leave it out: lower_bound says by itself whether the gate is bounded.",
+}
 SHORT = 64                                   # up to so many tokens "auto" runs token by token, without gradients
 
 
@@ -78,8 +91,11 @@ class KimiDeltaAttention(nn.Module):
         backend: str | None = None,
         device: Any = None,
         dtype: torch.dtype | None = None,
+        **unknown: Any,
     ):
         super().__init__()
+        if unknown:
+            refuse_unknown("KimiDeltaAttention", unknown, _OPTIONS, OPTIONS_OF_FLA)
         self.hidden_size, self.num_heads, self.head_dim = hidden_size, num_heads, head_dim
         self.num_v_heads = num_heads if num_v_heads is None else num_v_heads
         self.head_v_dim = head_dim if head_v_dim is None else head_v_dim
@@ -200,6 +216,7 @@ class KimiDeltaAttention(nn.Module):
         cu_seqlens: Tensor | None = None,
         cu_seqlens_cpu: Tensor | None = None,
         cp_context: Any = None,
+        **unknown: Any,
     ) -> Tensor:
         """y (B, T, D).
 
@@ -212,6 +229,8 @@ class KimiDeltaAttention(nn.Module):
             cu_seqlens_cpu: a copy on the CPU.
             cp_context: from kda.parallel, for a sequence that spans several ranks.
         """
+        if unknown:
+            refuse_unknown("KimiDeltaAttention", unknown, _ARGUMENTS, ARGUMENTS_OF_FLA)
         cp_context = self._check_call(x, attention_mask, cache, cu_seqlens, cu_seqlens_cpu, cp_context)
         B, T = x.shape[:2]
         if cache is not None and cu_seqlens is None:
@@ -255,8 +274,11 @@ class KimiDeltaAttention(nn.Module):
         cp_context: Any = None,
         *,
         cu_seqlens_cpu: Tensor | None = None,
+        **unknown: Any,
     ) -> str:
         """Whether such a call is one `kda.decode_step`, and which rule of `kda.nn.step` refuses it if not."""
+        if unknown:
+            refuse_unknown("KimiDeltaAttention.explain", unknown, _ARGUMENTS, ARGUMENTS_OF_FLA)
         cp_context = self._check_call(x, attention_mask, cache, cu_seqlens, cu_seqlens_cpu, cp_context)
         N = x.shape[0] if cu_seqlens is None else cu_seqlens.numel() - 1
         state = self._state(cache, N, x)
@@ -355,6 +377,9 @@ class KimiDeltaAttention(nn.Module):
     def extra_repr(self) -> str:
         names = ("num_heads", "head_dim", "num_v_heads", "head_v_dim", "lower_bound")
         return ", ".join([str(self.hidden_size), *(f"{name}={getattr(self, name)}" for name in names)])
+
+
+_OPTIONS, _ARGUMENTS = names_of(KimiDeltaAttention.__init__), names_of(KimiDeltaAttention.forward)
 
 
 def _shape_or_type(x: Any, with_dtype: bool = False) -> str:

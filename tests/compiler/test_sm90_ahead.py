@@ -222,7 +222,7 @@ def test_without_the_dsl_the_others_are_built_and_it_says_how_to_get_it(beside, 
     monkeypatch.setattr("kda.simulator.chips.installed_versions", lambda: ())
     summary, refused, _, _, row = run(*WITHOUT).stdout.splitlines()
     assert row.split() == ["plain", "sm90", "scale", "1", "8", "0", "64", "B", "0.0"]
-    assert refused.startswith("not built: kernels of the backend sm90 for the arch sm90: chunk forward B=1 ")
+    assert refused.startswith("no kernels of the backend sm90 for the arch sm90: chunk forward B=1 ")
     assert "sm90.installed: needs the package nvidia-cutlass-dsl" in refused
     assert refused.endswith("pip install 'nvidia-cutlass-dsl[cu13]'")
     assert summary.startswith("[✓] 1 kernel: 0 already there, 1 built now")

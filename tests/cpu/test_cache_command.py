@@ -126,7 +126,8 @@ def test_cleaning_removes_what_was_named_and_what_cannot_be_read(kept, options, 
 def test_cleaning_says_what_it_freed(kept):
     assert run("clean") == f"{kept.folder}: 0 entries removed, 0 KiB; 0 left\n"
     fill(kept)
-    assert run("clean") == f"{kept.folder}: 2 entries removed, 3 KiB; 4 left\n"
+    assert run("clean") == f"{kept.folder}: 2 entries removed, 3 KiB; 4 left; --all removes them, too\n"
+    assert run("clean", "--stale") == f"{kept.folder}: 0 entries removed, 0 KiB; 4 left\n"
 
 
 @pytest.mark.parametrize("arguments", [["--all"], ["list", "--stale"], ["clean", "--all", "--stale"], ["clear"]])

@@ -133,6 +133,13 @@ def test_a_card_that_kda_does_not_know_is_refused_with_those_that_it_does(name):
         parse(name)
 
 
+def test_a_card_is_suggested_only_if_it_is_near():
+    with pytest.raises(ValueError, match="called 'h1000'; did you mean 'h100'\\? kda knows"):
+        parse("h1000")
+    with pytest.raises(ValueError, match="called 'sm42'; kda knows"):
+        parse("sm42")
+
+
 @pytest.mark.parametrize("command", ["selftest", "verify"])
 def test_commands_accept_a_card(command, no_kernels):
     result = CliRunner().invoke(cli, [command, "--arch", "h100"])

@@ -77,6 +77,13 @@ def test_an_unknown_keyword_suggests_the_nearest(function):
     assert {"cu_seqlens", "backend"} < set(error.value.fix.rstrip(".").split(", ")) and "unknown" not in error.value.fix
 
 
+def test_an_unknown_keyword_of_a_gate_and_of_a_step_suggests_theirs():
+    with pytest.raises(kda.InputError, match=r"fused_kda_gate: .* Did you mean 'lower_bound'"):
+        kda.fused_kda_gate(torch.zeros(1, 2, 2, 16), bound=-5.0)
+    with pytest.raises(kda.InputError, match=r"decode_step: .* Did you mean 'conv_states'"):
+        kda.decode_step(*torch.zeros(4, 1, 1, 1, 16), torch.zeros(1, 1, 1), torch.zeros(1, 1, 16, 16), conv_state=None)
+
+
 @pytest.mark.parametrize("places", ["initial_state_indices", "checkpoint_offsets"])
 def test_a_pool_without_its_slots_is_not_called_a_state_of_a_wrong_shape(places):
     call, index = make(B=1, T=64), torch.zeros(1, 1, dtype=torch.long)

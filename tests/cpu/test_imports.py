@@ -28,18 +28,19 @@ ARROWS = {
     "dispatch": {"backends", "bundles", "capability", "compile", "errors", "host", "notices", "problem"},
     "checks": {"errors", "offsets", "problem"},
     "gate_checks": {"checks"},
+    "keywords": {"errors"},
     "transforms": {"errors"},
     "parallel": {"autograd", "bundles", "checks", "dispatch", "errors", "gates", "offsets", "problem"},
     "ahead": {"bundles", "compile", "dispatch", "host", "problem"},
     "autograd": {"ahead", "bundles", "checks", "dispatch", "errors", "gates", "host", "problem", "transforms"},
-    "api": {"autograd", "bundles", "checks", "dispatch", "errors", "gate_checks", "gates", "host", "parallel",
-            "problem"},
-    "decoding": {"checks", "dispatch", "errors", "problem"},
+    "api": {"autograd", "bundles", "checks", "dispatch", "errors", "gate_checks", "gates", "host", "keywords",
+            "parallel", "problem"},
+    "decoding": {"checks", "dispatch", "errors", "keywords", "problem"},
     "rehearsal": {"api", "bundles", "checks", "dispatch", "errors", "gates", "host", "problem"},
     "notices": {"errors"},
     "fla": {"api", "errors", "notices", "rehearsal"},
-    "nn": {"api", "backends", "checks", "decoding", "dispatch", "errors", "gates", "host", "parallel", "problem",
-           "transforms"},
+    "nn": {"api", "backends", "checks", "decoding", "dispatch", "errors", "gates", "host", "keywords", "parallel",
+           "problem", "transforms"},
     "hf": {"api", "errors", "nn", "notices"},
     "engines": {"api", "dispatch", "errors", "host", "nn", "notices", "problem"},
     "__init__": {"api", "bundles", "decoding", "dispatch", "errors", "hf", "nn", "parallel", "problem", "rehearsal",
@@ -224,7 +225,7 @@ def test_import_kda_costs_a_few_files_of_its_own_over_import_torch():
     """None that belongs to a backend, a compiler, the simulator or a command, and no other package."""
     loaded = fresh("import torch, sys; before = set(sys.modules); import kda; print(*(set(sys.modules) - before))")
     parts = ("api", "autograd", "bundles", "capability", "checks", "dispatch", "errors", "gate_checks", "gates", "host",
-             "offsets", "problem", "transforms")  # fmt: skip
+             "keywords", "offsets", "problem", "transforms")  # fmt: skip
     assert set(loaded.stdout.split()) == {"kda", *(f"kda.{part}" for part in parts)}
 
 

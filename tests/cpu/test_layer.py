@@ -486,6 +486,38 @@ def test_a_cache_with_the_state_of_a_layer_of_other_sizes_is_refused(other):
     assert caught.value.check == "nn.cache.layer"
 
 
+def test_a_cache_says_what_it_has():
+    cache = Cache()
+    assert repr(cache) == "Cache(0 layers)"
+    make()(hidden(3), cache=cache)
+    assert repr(cache) == "Cache(1 layer, of 2 sequences)"
+
+
+def test_an_unknown_option_suggests_the_nearest_or_says_what_the_one_of_fla_is_here():
+    with pytest.raises(kda.InputError, match=r"head_size must be an existing keyword.* Did you mean 'head_dim'"):
+        KimiDeltaAttention(D, 2, head_size=8)
+    with pytest.raises(TypeError, match="Pass head_v_dim, in channels: it is head_dim"):
+        KimiDeltaAttention(D, 2, expand_v=2)
+    with pytest.raises(kda.InputError, match=r"Known: hidden_size, num_heads, .*dtype") as caught:
+        KimiDeltaAttention(D, 2, wombat=True)
+    assert "self" not in caught.value.fix and "unknown," not in caught.value.fix
+
+
+@pytest.mark.parametrize("way", ["forward", "explain"])
+def test_so_does_an_unknown_argument_of_a_call(way):
+    call = getattr(make(), way)
+    with pytest.raises(kda.InputError, match=r"past_key_values .* It is called cache: pass a kda\.nn\.Cache\(\)"):
+        call(hidden(3), past_key_values=None)
+    with pytest.raises(kda.InputError, match="Did you mean 'attention_mask'"):
+        call(hidden(3), attention=None)
+
+
+def test_an_unknown_argument_is_named_where_torch_compile_traces_the_call():
+    compiled = torch.compile(make(), backend="eager", fullgraph=True)
+    with pytest.raises(Exception, match="It is called cache"):
+        compiled(hidden(3), past_key_values=None)
+
+
 # parts
 
 

@@ -1,0 +1,36 @@
+"""Keywords that a function does not have: the error says which one was probably meant."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from typing import NoReturn
+
+import torch
+
+from .errors import InputTypeError
+
+
+def names_of(function: Callable) -> list[str]:
+    parameters = inspect.signature(function).parameters.items()
+    return [name for name, p in parameters if p.kind is not p.VAR_KEYWORD and name != "self"]
+
+
+def refuse_unknown(
+    op: str, unknown: Iterable[str], known: Iterable[str], elsewhere: Mapping[str, str] | None = None
+) -> NoReturn:
+    """Raise an error for the first of `unknown`; `elsewhere`: keywords of other packages, and what to do instead."""
+    name = next(iter(unknown))
+    fix = (elsewhere or {}).get(name) or _nearest(name, tuple(known))
+    if torch.compiler.is_compiling():                                          # it does not know kda's errors
+        raise TypeError(f"{op}: {name} is not a keyword. {fix}")
+    raise InputTypeError(op, name, "an existing keyword", "an unknown one", fix, "keyword.unknown")
+
+
+def _nearest(name: str, known: tuple[str, ...]) -> str:
+    near = [each for each in known if each.startswith(name)] or difflib.get_close_matches(name, known, n=1)
+    return f"Did you mean {near[0]!r}?" if near else f"Known: {', '.join(known)}."
+
+
+vars(_nearest)["_dynamo_marked_constant"] = True                               # torch.compile calls it untraced
