@@ -31,6 +31,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import codecs
+import contextlib
 import json
 import random
 import socket
@@ -346,11 +347,20 @@ def application(engine: Engine) -> Any:
 # the load test
 
 
-async def tell(what: Callable[[], str]) -> None:
+@contextlib.asynccontextmanager
+async def telling(what: Callable[[], str]) -> AsyncIterator[None]:
     """Says on stderr every two seconds how far it is."""
-    while True:
-        await asyncio.sleep(2)
-        print(what(), file=sys.stderr, flush=True)
+
+    async def tell() -> None:
+        while True:
+            await asyncio.sleep(2)
+            print(what(), file=sys.stderr, flush=True)
+
+    task = asyncio.create_task(tell())
+    try:
+        yield
+    finally:
+        task.cancel()
 
 
 async def post(port: int, body: dict, on_line: Callable[[dict], bool]) -> int:
@@ -432,9 +442,8 @@ async def load(engine: Engine, requests: int, clients: int, limit: int, seed: in
                 await seen.client(port, prompt, limit, patience)
 
         begun = time.perf_counter()
-        told = asyncio.create_task(tell(lambda: f"{sum(seen.statuses.values())} of {requests} requests are done"))
-        await asyncio.gather(*(one_after_another() for _ in range(clients)))
-        told.cancel()
+        async with telling(lambda: f"{sum(seen.statuses.values())} of {requests} requests are done"):
+            await asyncio.gather(*(one_after_another() for _ in range(clients)))
         seconds = time.perf_counter() - begun
         while engine.running or engine.waiting:                                # those whose clients have gone
             await asyncio.sleep(0.01)
@@ -458,10 +467,9 @@ def alone(model: Model, prompt: str, limit: int) -> str:
 async def differ_from_alone(model: Model, texts: dict[str, str], limit: int) -> list[str]:
     """Prompts whose answers differ from those that the model makes of each alone."""
     found: list[bool] = []
-    told = asyncio.create_task(tell(lambda: f"{len(found)} of {len(texts)} answers are compared"))
-    for prompt, text in texts.items():
-        found.append(text != await asyncio.to_thread(alone, model, prompt, limit))
-    told.cancel()
+    async with telling(lambda: f"{len(found)} of {len(texts)} answers are compared"):
+        for prompt, text in texts.items():
+            found.append(text != await asyncio.to_thread(alone, model, prompt, limit))
     return [prompt for prompt, wrong in zip(texts, found) if wrong]
 
 

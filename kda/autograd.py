@@ -44,6 +44,7 @@ from .dispatch import Route, backend_asked, backend_of_backward, capability, cho
 from .errors import KdaError
 from .gates import wide_dtype
 from .host import stand_in
+from .offsets import offsets_dtype
 from .problem import Inputs, Options, Problem
 
 if TYPE_CHECKING:
@@ -230,7 +231,7 @@ class Recorded(torch.autograd.Function):
     @staticmethod
     def forward(ctx, of: Recording, *tensors):
         x = Inputs(*tensors)
-        offsets = None if x.cu_seqlens is None else str(x.cu_seqlens.dtype).removeprefix("torch.")
+        offsets = offsets_dtype(x)
         if offsets not in of.route.built:
             of.route.built.add(offsets)
             _build_step(of.route, offsets)

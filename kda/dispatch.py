@@ -335,7 +335,6 @@ def launcher(backend: str) -> Launcher:
     return importlib.import_module(capability(backend).launch_module)
 
 
-@functools.cache
 def planner(backend: str) -> Planner | None:
     """The backend's plan module; None if it has no kernels."""
     c = capability(backend)

@@ -20,6 +20,11 @@ def bad_offsets(ends: list[int], T: int) -> str | None:
     return f"a last offset of {ends[-1]}" if ends[-1] > T else None
 
 
+def offsets_dtype(x: Inputs) -> str | None:
+    """The dtype of cu_seqlens, of packed sequences."""
+    return None if x.cu_seqlens is None else str(x.cu_seqlens.dtype).removeprefix("torch.")
+
+
 def host_offsets(x: Inputs) -> list[int] | None:
     """cu_seqlens as a list, if it is on a CPU."""
     source = x.cu_seqlens_cpu if x.cu_seqlens_cpu is not None else x.cu_seqlens

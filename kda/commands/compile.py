@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import importlib
 import itertools
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -207,9 +206,10 @@ def usual(c: Capability) -> list[Problem]:
 def offers(
     c: Capability, target: Target, problems: Iterable[Problem], alone: Collection[Problem] = ()
 ) -> tuple[list[AnyRecipe], str]:
-    if not c.archs:
+    plan = dispatch.planner(c.backend)
+    if plan is None:
         return [], "it has no kernels"
-    offer = getattr(importlib.import_module(f"{c.launch_module.rpartition('.')[0]}.plan"), "recipes", None)
+    offer = getattr(plan, "recipes", None)
     if offer is None:
         return [], "it offers no kernels to be built ahead of time"
     host, found, why = host_of(target), [], "nothing was requested"

@@ -6,10 +6,10 @@ import dataclasses
 from collections.abc import Iterable, Iterator
 
 from kda import ahead
-from kda.backends.common.launcher import offsets_dtype
 from kda.bundles import Save
 from kda.compile.recipes import AnyRecipe
 from kda.dispatch import planner, what_is_kept
+from kda.offsets import offsets_dtype
 
 from .cases import make
 from .doors import Door

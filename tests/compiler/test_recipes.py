@@ -271,7 +271,10 @@ def test_an_entry_that_is_whole_and_holds_something_else_is_built_again(made_up)
 def test_an_interrupt_ends_the_builds(made_up):
     (made_up / "slow.py").write_text("import time, pathlib\npathlib.Path(__file__ + '.began').touch()\ntime.sleep(100)")
     texts = [recipe(module="slow", block=block).text for block in (32, 64, 128)]
-    code = f"from kda.compile import fetching as f, triton as r; f.fetch_all(map(r.Recipe.read, {texts!r}), workers=2)"
+    code = f"""import signal
+from kda.compile import fetching, triton
+signal.signal(signal.SIGINT, signal.default_int_handler)                       # nohup and a job in background ignore it
+fetching.fetch_all(map(triton.Recipe.read, {texts!r}), workers=2)"""
     process = subprocess.Popen([sys.executable, "-c", code], env=environment(made_up), stderr=subprocess.PIPE)
     while not (made_up / "slow.py.began").exists():
         assert process.poll() is None, process.stderr.read()

@@ -32,11 +32,6 @@ def segment_summary(p: Problem, like: Tensor, segments: int) -> SegmentSummary:
     return SegmentSummary(M, added, transposed=True)
 
 
-def offsets_dtype(x: Inputs) -> str | None:
-    """The dtype of cu_seqlens, of packed sequences."""
-    return None if x.cu_seqlens is None else str(x.cu_seqlens.dtype).removeprefix("torch.")
-
-
 def gate_numbers(p: Problem) -> dict[str, float]:
     """What kernels that make tiles are launched with, beside chunks."""
     return dict(T=p.T, H=p.H, HV=p.HV, scale=p.scale, lower_bound=p.lower_bound or 0.0)

@@ -20,6 +20,7 @@ from kda.compile.errors import BuildError
 from kda.compile.kernel import Kernel
 from kda.compile.launching import taker
 from kda.host import detect
+from kda.offsets import offsets_dtype
 from kda.problem import Inputs, Problem
 
 from .arguments import Launch, Launched
@@ -31,7 +32,6 @@ from .launcher import (
     gate_numbers,
     inputs_of,
     launch_of,
-    offsets_dtype,
     outputs,
     rows_of,
     segment_summary,

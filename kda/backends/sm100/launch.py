@@ -14,13 +14,14 @@ from kda.compile.fetching import fetch_here
 from kda.compile.kernel import Kernel
 from kda.compile.target import Target
 from kda.host import detect
+from kda.offsets import offsets_dtype
 from kda.problem import Inputs, Problem
 
 from ..common import recorded
 from ..common.arguments import Launch
 from ..common.cute.configs import ROUNDED_TO
 from ..common.cute.tile import C
-from ..common.launcher import backward_as_stage, forward_as_stage, launch_of, offsets_dtype, outputs, segment_summary
+from ..common.launcher import backward_as_stage, forward_as_stage, launch_of, outputs, segment_summary
 from ..common.pool.launch import Checkpoints
 from ..common.pool.launch import prefill as of_pool
 from ..common.tensors import laid_out, offsets_on, on_its_device

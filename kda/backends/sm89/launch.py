@@ -14,11 +14,12 @@ from kda.compile.errors import BuildError
 from kda.compile.fetching import fetch_here
 from kda.compile.kernel import Kernel
 from kda.host import Host, detect
+from kda.offsets import offsets_dtype
 from kda.problem import Inputs, Problem
 
 from ..common.arguments import Launch
 from ..common.chunks import Chunks
-from ..common.launcher import offsets_dtype, outputs
+from ..common.launcher import outputs
 from ..common.tensors import aligned, laid_out, offsets_on, on_its_device
 from .configs import SLICE, Config
 from .plan import BACKWARD, FORWARD, WITHIN, Plan, call_of_stage, check_memory, plan, recipe, sizes

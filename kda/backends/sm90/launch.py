@@ -11,6 +11,7 @@ import torch
 from kda.bundles import Grads, Outputs, Own, Products, Save, Saved, SegmentSummary
 from kda.compile.errors import BuildError
 from kda.host import detect
+from kda.offsets import offsets_dtype
 from kda.problem import Inputs, Problem
 
 from ..common import recorded
@@ -23,7 +24,6 @@ from ..common.launcher import (
     forward_as_stage,
     gate_numbers,
     launch_of,
-    offsets_dtype,
     outputs,
     segment_summary,
     walk_numbers,
