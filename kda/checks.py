@@ -625,6 +625,15 @@ def _bad_checkpoint(c: Call) -> str | None:
     return None
 
 
+def _checkpoint_twice(c: Call) -> str | None:
+    x, slots = c.inputs.checkpoint_offsets, c.inputs.checkpoint_indices
+    for n, (at, to) in enumerate(zip(x.tolist(), slots.tolist())) if on_cpu(x) and on_cpu(slots) else ():
+        stored = [offset for offset, slot in zip(at, to) if slot >= 0]
+        if twice := [offset for offset in stored if stored.count(offset) > 1]:
+            return f"{twice[0]} twice in sequence {n}"
+    return None
+
+
 def _gaps_in_states(c: Call) -> str | None:
     x = c.inputs.initial_state
     if c.recurrent or x is None or c.inputs.ssm_state_indices is None or x.shape[0] == 0 or x[0].is_contiguous():
@@ -669,6 +678,10 @@ VALUES: tuple[Check, ...] = (
     Check(
         "checkpoint_offsets.values", "checkpoint_offsets", "multiples of chunk_size from 0 to the sequence's length",
         _bad_checkpoint, "States exist between chunks; use -1 in checkpoint_indices for entries that are not wanted.",
+    ),
+    Check(
+        "checkpoint_offsets.twice", "checkpoint_offsets", "different for every state that is stored of a sequence",
+        _checkpoint_twice, "A state is stored in one slot: copy it from there, or use -1 in checkpoint_indices.",
     ),
     Check(
         "ssm_state_indices.layout", "initial_state", "a pool whose slots are each contiguous", _gaps_in_states,

@@ -205,6 +205,8 @@ CASES = {
     "checkpoint_offsets.pool": lambda: chunk(checkpoint_offsets=index([0]), checkpoint_indices=index([0])),
     "checkpoint_offsets.values": lambda: pool([40, 5], checkpoint_offsets=index([20], [0]),
                                               checkpoint_indices=index([2], [-1])),
+    "checkpoint_offsets.twice": lambda: pool([40, 5], (0, -1), checkpoint_offsets=index([0, 32, 0], [0, 0, 0]),
+                                             checkpoint_indices=index([2, -1, 1], [-1, -1, -1])),
     "checkpoint_indices.shape": lambda: pool(checkpoint_offsets=index([0], [0])),
     "checkpoint_indices.range": lambda: pool(**AT, checkpoint_indices=index([3], [-1])),
     "checkpoint_indices.shared": lambda: pool(**AT, checkpoint_indices=index([1], [-1])),

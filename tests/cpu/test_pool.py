@@ -89,8 +89,8 @@ def test_slots_may_lie_apart_in_memory():
 def test_checkpoints_are_the_final_states_of_what_comes_before():
     call, slots = make(LENGTHS), index(0, 1, 2, 3, 4)
     pool = torch.cat((call.tensors["initial_state"].clone(), torch.zeros(6, 2, 5, 3, dtype=torch.float64)))
-    offsets = torch.tensor([[32, 64], [0, 32], [32, 0], [32, -5], [96, 0]])
-    to = torch.tensor([[5, 6], [7, -1], [-1, -1], [8, -1], [9, 10]])
+    offsets = torch.tensor([[32, 64, 32], [0, 32, 0], [32, 0, 0], [32, -5, 32], [96, 0, 96]])
+    to = torch.tensor([[5, 6, -1], [7, -1, -1], [-1, -1, -1], [8, -1, -1], [9, 10, -1]])
     exact = definition(call)[0]
     o, _ = run(call, pool, slots, checkpoint_offsets=offsets, checkpoint_indices=to)
     assert distance(o, exact) < 1e-12

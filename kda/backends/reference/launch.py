@@ -124,7 +124,7 @@ def _checkpoints(table: Ragged, offsets: Tensor, slots: Tensor) -> tuple[Tensor,
         for e, (offset, slot) in enumerate(zip(at, to)):
             if offset == table.lengths[n]:
                 at_the_end[n, e] = slot
-            elif 0 <= offset < table.lengths[n] and offset % table.C == 0:
+            elif slot >= 0 and 0 <= offset < table.lengths[n] and offset % table.C == 0:
                 chunk_slots[table.first[n] + offset // table.C] = slot
     return chunk_slots, at_the_end
 
