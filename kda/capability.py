@@ -22,6 +22,10 @@ class Rule(NamedTuple):
         return f"{self.id}: {self.why.format(p=p, h=h)}{fix}"
 
 
+def computes_no_gradients(p: Problem, h: Host) -> bool:
+    return p.direction != "backward"
+
+
 @dataclass(frozen=True)
 class Capability:
     """One backend's declaration, found as `CAPABILITY` in `kda/backends/<name>/capability.py`.
@@ -47,6 +51,8 @@ class Capability:
     def rejections(self, p: Problem, h: Host, named: bool = False) -> list[str]:
         """The message of every broken rule; empty means that this backend accepts the call."""
         rules = self.rules if named else self.rules + self.auto_rules
+        if not self.backward:
+            rules = (Rule(f"{self.backend}.backward", computes_no_gradients, "it has no backward"), *rules)
         return [r.refusal(p, h) for r in rules if not r.holds(p, h)]
 
     def broken(self, kind: str, p: Problem, h: Host) -> list[str]:

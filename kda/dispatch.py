@@ -14,10 +14,10 @@ import functools
 import importlib
 import inspect
 import os
-import pkgutil
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from .bundles import Save
@@ -38,11 +38,9 @@ def capabilities() -> tuple[Capability, ...]:
     """Every backend of the package, in the order in which they are tried."""
     from . import backends
 
-    found = []
-    for module in pkgutil.iter_modules(backends.__path__):
-        if module.ispkg and module.name != "common":
-            found.append(importlib.import_module(f"{backends.__name__}.{module.name}.capability").CAPABILITY)
-    return tuple(sorted(found, key=lambda c: c.rank))
+    names = [path.parent.name for folder in backends.__path__ for path in Path(folder).glob("*/capability.py")]
+    found = [importlib.import_module(f"{backends.__name__}.{name}.capability").CAPABILITY for name in names]
+    return tuple(sorted(found, key=lambda c: (c.rank, c.backend)))
 
 
 def backend_names() -> list[str]:

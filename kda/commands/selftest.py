@@ -194,9 +194,9 @@ def levels_of(c: Capability, target: Target | None, wanted: Evidence | None) -> 
 def prove(
     screen: Screen, c: Capability, target: Target | None, wanted: Evidence | None, stage: str | None, quick: bool
 ) -> Result:
-    levels = levels_of(c, target, wanted)
-    if stage and stage not in c.stages:
-        raise CannotJudge(f"{c.backend} {not_alone(stage, c.stages)}")
+    levels, stages = levels_of(c, target, wanted), evidence.stages_of(c)
+    if stage and stage not in stages:
+        raise CannotJudge(f"{c.backend} {not_alone(stage, stages)}")
     from kda.host import detect
 
     if reasons := c.broken("installed", Problem(), detect()):
@@ -205,7 +205,7 @@ def prove(
         needs_a_c_compiler(c)
     executes = Evidence.EXECUTED in levels
     result = Result(c.backend, levels, "")
-    names = [stage] if stage else c.stages
+    names = [stage] if stage else stages
     with screen.progress(c.backend) as tell:
         total = len(names) * len(levels)
         if executes:

@@ -20,6 +20,7 @@ from kda.stages import OPERANDS, SHAPES
 from .budget import Rounding
 from .cases import Case
 from .definition import by_gradient
+from .evidence import stages_of
 
 Tensor = torch.Tensor
 
@@ -58,7 +59,7 @@ class Door:
 
     @property
     def stages(self) -> tuple[str, ...]:
-        return self.capability.stages
+        return stages_of(self.capability)
 
     def against(self, case: Case, direction: str = "forward") -> tuple[str, ...]:
         """Reasons why this backend does not accept the case here."""

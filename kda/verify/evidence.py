@@ -8,6 +8,8 @@ from typing import NamedTuple
 
 from kda.capability import Capability
 from kda.compile.target import Target
+from kda.errors import KdaError
+from kda.stages import find
 
 
 class Evidence(enum.IntEnum):
@@ -37,6 +39,16 @@ PROVERS = {
 def provable(c: Capability) -> tuple[Evidence, ...]:
     """What can be proven of a backend: each stage can be executed, and simulated if it consists of kernels."""
     return tuple(level for level in Evidence if c.stages and (c.archs or level is not Evidence.SIMULATED))
+
+
+def stages_of(c: Capability) -> tuple[str, ...]:
+    """The stages and runs of stages that it declares."""
+    for name in c.stages:
+        try:
+            find(name)
+        except ValueError as error:
+            raise KdaError(f"the backend {c.backend}, `stages` in its capability.py: {error}") from None
+    return c.stages
 
 
 def prove(level: Evidence, backend: str, stage: str, target: Target | None) -> Proof:

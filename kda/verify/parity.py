@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -324,8 +325,10 @@ def _examined(
         report.rows = alone(door, case, find(only_stage), oracle)             # no stage of its own feeds it
         return report
     if stages:
-        tell(_unbroken(stages)[0].name)
-    for rows in walk(door, case, _unbroken(stages), oracle) if stages else ():
+        tell(stages[0].name)
+    chained = _unbroken(stages)
+    others = (alone(door, case, stage, oracle) for stage in stages[len(chained) :])
+    for rows in itertools.chain(walk(door, case, chained, oracle), others):
         tell(f"after {rows[0].stage}")
         if only_stage in (None, rows[0].stage):
             report.rows += rows
@@ -350,11 +353,11 @@ def parts(door: Door, case: Case, only_stage: str | None = None, exact: bool = F
     stages = [s for s in in_order(door.stages) if s not in WALK and (backward or not s.backward)]
     if only_stage is not None:
         stages = stages[: stages.index(find(only_stage)) + 1]
-    return len(_unbroken(stages)) + bool(stages) + (only_stage is None)
+    return len(stages) + bool(stages) + (only_stage is None)
 
 
 def _unbroken(stages: list[Stage]) -> list[Stage]:
-    """The stages up to the first gap: stages after it cannot be chained."""
+    """The stages up to the first gap: those after it have no input of the backend's own."""
     kept: list[Stage] = []
     made: set[Any] = set()
     order = FORWARD + BACKWARD

@@ -53,6 +53,31 @@ def test_the_reference_is_found_by_walking_the_folder():
     assert [c.rank for c in dispatch.capabilities()] == sorted(c.rank for c in dispatch.capabilities())
 
 
+def test_a_folder_with_a_capability_is_a_backend(tmp_path, monkeypatch):
+    from kda import backends
+
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "capability.py").write_text(
+        "from kda.capability import Capability\nCAPABILITY = Capability('mine', rank=5, summary='')\n"
+    )
+    (tmp_path / "notes").mkdir()
+    monkeypatch.setattr(backends, "__path__", [*backends.__path__, str(tmp_path)])
+    names = [c.backend for c in dispatch.capabilities.__wrapped__()]
+    assert names == ["mine", *dispatch.backend_names()]
+    monkeypatch.delitem(sys.modules, "kda.backends.mine.capability")
+    monkeypatch.delitem(sys.modules, "kda.backends.mine")
+
+
+def test_a_backend_without_a_backward_accepts_none(monkeypatch):
+    forward = dataclasses.replace(FAST, rules=(), backward=False)
+    others = dispatch.capabilities()
+    monkeypatch.setattr(dispatch, "capabilities", lambda: (forward, *others))
+    assert dispatch.weigh(problem(), detect("cpu")).backend == "fast"
+    backward = dispatch.weigh(problem(direction="backward"), detect("cpu"))
+    assert backward.backend == "reference" and dict(backward.tried)["fast"] == ("fast.backward: it has no backward",)
+    assert dispatch.weigh(problem(direction="backward"), detect("cpu"), "fast").backend is None
+
+
 def test_auto_takes_the_lowest_rank_whose_rules_hold(with_fast):
     assert dispatch.weigh(problem(device="cuda:0"), H200).backend == "fast"
     assert dispatch.weigh(problem(), detect("cpu")).backend == "reference"

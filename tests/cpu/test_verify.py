@@ -18,6 +18,7 @@ from click.testing import CliRunner
 from kda import dispatch
 from kda.bundles import Saved
 from kda.capability import Capability, Rule
+from kda.cli import cli
 from kda.commands.verify import command
 from kda.compile.target import parse
 from kda.stages import BACKWARD, FORWARD, STAGES
@@ -505,6 +506,51 @@ def test_a_backend_whose_gpu_is_missing_can_be_judged_in_the_simulator(backend, 
     assert result.exit_code == 3
     assert result.stdout.endswith(f"--arch {arch} runs its kernels in the simulator, without such a GPU.\n")
     assert "--arch" not in kda_verify(*asked, "-K", "24").stdout  # no GPU would accept that
+
+
+@pytest.fixture
+def late(monkeypatch):
+    """A function of stages: the reference with a wrong fwd/output, which declares those."""
+    from kda.backends.reference import launch
+
+    class Wrong:
+        def __getattr__(self, name):
+            return getattr(launch, name)
+
+        def stage(self, name, *args):
+            found = launch.stage(name, *args)
+            return found | {"o": 1.05 * found["o"]} if name == "fwd/output" else found
+
+    real, others = dispatch.launcher, dispatch.capabilities()
+
+    def declare(*stages):
+        backends = (Capability("late", 1, "", stages=stages), *others)
+        for module in ("kda.dispatch", "kda.verify.doors"):
+            monkeypatch.setattr(f"{module}.capabilities", lambda: backends)
+            monkeypatch.setattr(f"{module}.launcher", lambda name: Wrong() if name == "late" else real(name))
+        monkeypatch.setattr("kda.autograd.launcher", lambda name: launch if name == "late" else real(name))
+        monkeypatch.setattr("kda.dispatch._decided", {})
+
+    return declare
+
+
+@pytest.mark.parametrize("stages", [("fwd/gate", "fwd/output"), ("fwd/output",)], ids=" ".join)
+def test_a_stage_that_no_stage_of_its_own_feeds_is_verified_alone(late, stages):
+    late(*stages)
+    result = kda_verify("--backend", "late", "--keep-going", "-v")
+    assert result.exit_code == 1 and "First wrong stage: fwd/output" in result.stdout
+    said, case = [], make(Spec(lengths=(33,), K=8, V=8, C=32, H=1, dtype="float32"))
+    report = examine(Door("late"), case, tell=said.append, keep_going=True)
+    assert {row.stage for row in report.rows} == {*stages, "forward", "backward"}
+    assert len(said) == parity.parts(Door("late"), case)
+
+
+@pytest.mark.parametrize("command", [["verify"], ["selftest"]], ids="".join)
+def test_a_misspelt_stage_of_a_backend_is_named_with_its_file(late, command):
+    late("fwd/outptu")
+    result = CliRunner().invoke(cli, [*command, "--backend", "late"])
+    assert result.exit_code == 2
+    assert "the backend late, `stages` in its capability.py: no stage is called 'fwd/outptu'" in result.stderr
 
 
 def test_a_backend_without_stages_is_verified_as_a_whole(picky):
