@@ -42,6 +42,7 @@ NO_LAUNCH = (
 @click.option("--schedules", type=Count(1), default=SCHEDULES, show_default=True,
               help="Orders of warps and copies under which each launch runs.")
 @click.option("--strict", is_flag=True, help="Rules that hardware tolerates count as findings, not as notes.")
+@click.option("--limit", type=Count(1), help="Warp instructions after which a launch is given up.  [default: none]")
 @click.option("--mutants", is_flag=True, help="Weaken each synchronising instruction: is it noticed?")
 @click.option("--workers", type=Count(1), default=1, show_default=True, help="Processes for --mutants.")
 @click.option("--clock", is_flag=True, help="Predict the time of each launch, too.")
@@ -49,8 +50,8 @@ NO_LAUNCH = (
 @click.option("--sarif", type=FILE, help="A SARIF 2.1.0 file, which code hosts show at the lines of a change.")
 @common_options
 def command(
-    screen: Screen, script: Path, args: tuple[str, ...], arch: Target, schedules: int, strict: bool, mutants: bool,
-    workers: int, clock: bool, html: Path | None, sarif: Path | None,
+    screen: Screen, script: Path, args: tuple[str, ...], arch: Target, schedules: int, strict: bool,
+    limit: int | None, mutants: bool, workers: int, clock: bool, html: Path | None, sarif: Path | None,
 ) -> int:  # fmt: skip
     """Run a Python SCRIPT with a GPU that is simulated: races, missing fences, counters, time.
 
@@ -65,7 +66,7 @@ def command(
     compiler()                               # the script would fail where it first launches
     with screen.lent():
         found = run(script, args, arch=arch.spelling, schedules=schedules, keep=mutants, strict=strict,
-                    watch=partial(_watched, screen),
+                    limit=limit, watch=partial(_watched, screen),
                     **({"clock": chip_for(arch)[0].name} if clock else {}))  # fmt: skip
     judged = _mutants(screen, found, strict, workers) if mutants else None
     code = _code(found, judged)

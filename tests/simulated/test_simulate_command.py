@@ -46,6 +46,8 @@ KERNELS = {
     "idle": ".loc 1 19 0\\nbar.sync 0;",
     "last": "shr.u32 %r6, %r1, 5; atom.global.exch.b32 %r5, [%rd1], %r6;",
     "endless": ".reg .pred %p;\\nAGAIN: ld.volatile.global.b32 %r5, [%rd1]; setp.eq.u32 %p, %r5, 1;\\n@%p bra AGAIN;",
+    "counts": ".reg .pred %p;\\nAGAIN: add.u32 %r4, %r4, 1; ld.volatile.global.b32 %r5, [%rd1];\\n"
+              "setp.eq.u32 %p, %r5, 1; @%p bra AGAIN;",
 }
 
 def launch(name, x):
@@ -78,7 +80,7 @@ def here(tmp_path, monkeypatch):
 
 def test_a_kernel_that_does_not_end_is_told_of_and_interrupted(here):
     begin = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); from kda.cli import main; main()"
-    words = [sys.executable, "-c", begin, "simulate", "--arch", "sm90", "script.py", "endless"]   # nohup ignores SIGINT
+    words = [sys.executable, "-c", begin, "simulate", "--arch", "sm90", "script.py", "counts"]    # nohup ignores SIGINT
     path = os.pathsep.join([str(Path(kda.__file__).parents[1]), *os.environ.get("PYTHONPATH", "").split(os.pathsep)])
     with subprocess.Popen(words, stderr=subprocess.PIPE, text=True, env=os.environ | {"PYTHONPATH": path}) as program:
         told = next(line for line in program.stderr if "simulating" in line)
@@ -89,7 +91,7 @@ def test_a_kernel_that_does_not_end_is_told_of_and_interrupted(here):
             program.kill()                   # also where Ctrl-C did not end it
         rest = program.stderr.read()
     engine = "building the engine of kda.simulator, once for this machine"
-    assert re.fullmatch(rf"simulating endless; (0 of 3 done|{engine}); \d+ s \.\.\.\n", told)
+    assert re.fullmatch(rf"simulating counts; (0 of 3 done|{engine}); \d+ s \.\.\.\n", told)
     assert (program.returncode, rest) == (130, "kda: interrupted\n")
 
 
@@ -104,11 +106,14 @@ def simulate(*words):
     (["twice", "fail"], 2, "AssertionError: x is wrong"),
     (["racy", "fail"], 2, "race-write-write: racy"),
     (["twice", "leave"], 2, "script.py failed: it ended with 3"),
+    (["endless"], 1, "livelock: endless"),
+    (["--limit", "9000", "counts"], 1, "too-many-instructions: counts"),
     ([], 3, "script.py launched no kernel in the capture of this command"),
 ])  # fmt: skip
 def test_the_exit_code_says_how_it_ended(here, names, code, says):
     argv, path = sys.argv, [*sys.path]
-    result = simulate("script.py", *names)
+    options, names = (names[:2], names[2:]) if names[:1] == ["--limit"] else ([], names)
+    result = simulate(*options, "script.py", *names)
     assert (result.exit_code, says in result.output) == (code, True), result.output
     assert (sys.argv, sys.path) == (argv, path)
 

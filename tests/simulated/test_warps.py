@@ -135,9 +135,93 @@ END:
     assert "bar.sync 1, 64" in finding.place.ptx
 
 
-def test_a_launch_that_never_ends_is_given_up_at_its_limit():
-    _, result = run("TOP:\n bra TOP;", limit=10_000)
+def test_a_launch_that_does_not_end_is_given_up_at_its_limit():
+    _, result = run("TOP:\n add.u32 %r1, %r1, 1;\n bra TOP;", limit=10_000)
     assert kinds(result) == ["too-many-instructions"]
+
+
+def test_a_loop_that_can_never_end_is_a_livelock_without_a_limit():
+    _, result = run("TOP:\n bra TOP;")
+    (finding,) = result.findings
+    assert finding.kind == "livelock" and finding.place.ptx == "bra TOP;"
+
+
+def spinning(read, threads, others="bra END;", **options):
+    """Warp 0 reads until there is no zero, of which nobody makes anything else; the other warps run `others`."""
+    body = f"""
+    setp.ge.u32 %p1, %r0, 32;
+    @%p1 bra OTHERS;
+SPIN:
+    {read}
+    setp.eq.u32 %p2, %r3, 0;
+    @%p2 bra SPIN;
+    bra END;
+OTHERS:
+    {others}
+END:
+    mov.u32 %r9, 1;
+""" + STORE
+    out, flags = torch.zeros(threads, dtype=torch.int32), torch.zeros(2, dtype=torch.int32)
+    return launch(kernel(body, pointers=2), grid=1, block=threads, args=[out, flags], **options)
+
+
+@pytest.mark.parametrize("options", [{}, {"clock": True}, *({"schedule": seed} for seed in SEEDS)], ids=str)
+@pytest.mark.parametrize("read", [
+    "ld.acquire.gpu.global.u32 %r3, [%rd2];", "atom.acquire.gpu.global.add.u32 %r3, [%rd2], 0;",
+    "not.b32 %r4, %r4; ld.volatile.global.u32 %r3, [%rd2];",                   # registers are the same every other time
+    "st.global.u32 [%rd2+4], 7; ld.relaxed.gpu.global.u32 %r3, [%rd2];",
+], ids=["a load", "an atomic", "two turns", "a store"])  # fmt: skip
+def test_a_lock_that_nobody_releases_is_a_livelock_at_the_loop(read, options):
+    result = spinning(read, 64, **options)
+    (finding,) = result.findings
+    assert finding.kind == "livelock" and "never ends" in finding.says
+    assert finding.place.ptx in read + "setp.eq.u32 %p2, %r3, 0; @%p2 bra SPIN;"
+
+
+def test_who_waits_for_a_warp_that_never_ends_is_named_too():
+    result = spinning("ld.acquire.gpu.global.u32 %r3, [%rd2];", 64, others="bar.sync 1, 64;")
+    assert kinds(result) == ["deadlock", "livelock"]
+
+
+@pytest.mark.parametrize("options", [{}, {"clock": True}], ids=str)
+def test_a_long_loop_that_counts_is_no_livelock(options):
+    body = """
+    mov.u32 %r9, 0;
+TOP:
+    add.u32 %r9, %r9, 1;
+    setp.lt.u32 %p1, %r9, 1000000;
+    @%p1 bra TOP;
+""" + STORE
+    out, result = run(body, **options)
+    assert (out == 1_000_000).all() and not result.findings
+
+
+def test_a_loop_whose_wait_may_give_up_is_none_before_it_has():
+    """try_wait returns false after a while, and then the warp releases the other one."""
+    body = """
+    .shared .align 8 .b64 barrier;
+    mov.u32 %r5, barrier;
+    setp.ne.u32 %p3, %r0, 0;
+    @%p3 bra READY;
+    mbarrier.init.shared.b64 [%r5], 2;
+READY:
+    bar.sync 0;
+    setp.ge.u32 %p1, %r0, 32;
+    @%p1 bra WAITER;
+SPIN:
+    ld.acquire.gpu.global.u32 %r3, [%rd2];
+    setp.eq.u32 %p2, %r3, 0;
+    @%p2 bra SPIN;
+    bra END;
+WAITER:
+    mbarrier.try_wait.parity.shared.b64 %p4, [%r5], 0;
+    st.release.gpu.global.u32 [%rd2], 1;
+END:
+    mov.u32 %r9, 1;
+""" + STORE
+    out, flags = torch.zeros(64, dtype=torch.int32), torch.zeros(2, dtype=torch.int32)
+    result = launch(kernel(body, pointers=2), grid=1, block=64, args=[out, flags])
+    assert (out == 1).all() and "livelock" not in kinds(result)
 
 
 @pytest.mark.parametrize("seed", [0, *SEEDS])

@@ -521,9 +521,11 @@ bool barriers_explain_block(Warp *w, const Ins *i, int l, char *text, size_t siz
         Cta *cta = cta_at(w->cluster, operand_address(w, i, 1, l));
         u32 at = operand_address(w, i, 1, l) & 0xffffff;
         const Mbarrier *b = cta ? cta->mbarrier[at / 8] : NULL;
+        char ended[40] = "";
+        if (b && b->phase) snprintf(ended, sizeof ended, " (phases that have ended: %llu)", (unsigned long long)b->phase);
         if (b)
-            snprintf(text, size, "waits for the mbarrier at 0x%x: phase %llu, %lld of %lld arrivals and %lld bytes are missing", at, (unsigned long long)b->phase,
-                     (long long)b->pending, (long long)b->expected, (long long)b->tx);
+            snprintf(text, size, "waits for the mbarrier at 0x%x: phase %llu%s, %lld of %lld arrivals and %lld bytes are missing", at,
+                     (unsigned long long)b->phase, ended, (long long)b->pending, (long long)b->expected, (long long)b->tx);
     } else if (i->run == op_cluster_wait) {
         s32 missing = 0;
         for (s32 t = 0; t < w->cluster->nctas; t++)

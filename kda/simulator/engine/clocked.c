@@ -7,6 +7,7 @@
 #include "clocked.h"
 #include "clock.h"
 #include "clusters.h"
+#include "loops.h"
 #include "schedule.h"
 #include "warps.h"
 #include "work.h"
@@ -98,6 +99,7 @@ static void run_turn(Warp *w, double until) {
     do run_one(w);
     while (w->nsplits && !current_split(w)->blocked && !current_split(w)->gathering && w->time->now <= until && events == m->events &&
            changes == m->work_changes && !m->launch->stopped && clock_settled(w, at_hand(w)));
+    note_turn(w);
 }
 
 /* ---- clusters ----------------------------------------------------------------------------------------------------------- */
@@ -202,7 +204,13 @@ void run_clocked(Machine *m) {
             if (launch->limit && launch->issued > launch->limit) report_limit(m);
             continue;
         }
-        if (!begin_others(m, all) && !asks && !give_up_a_wait(m)) report_deadlock(m);
+        if (begin_others(m, all)) continue;
+        if (asks && !spins_for_ever(m)) continue;
+        if (give_up_a_wait(m)) continue;
+        if (asks)
+            report_livelock(m);
+        else
+            report_deadlock(m);
     }
     m->total_clusters = p->alone ? m->next_cluster : all;
     for (Cluster *c = m->clusters; c; c = m->clusters) { /* after a finding that ends the launch */

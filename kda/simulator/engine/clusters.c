@@ -4,6 +4,7 @@
 #include "clock.h"
 #include "functions.h"
 #include "knowledge.h"
+#include "loops.h"
 #include "memory.h"
 #include "registers.h"
 #include "tmem.h"
@@ -153,6 +154,7 @@ static void end_warp(Warp *w) {
     clock_end_warp(w);
     wgmma_at_exit(w);
     registers_at_exit(w);
+    forget_turns(w);
     free(w->regs);
     free(w->local);
     free_knowledge(w->cluster, &w->know);

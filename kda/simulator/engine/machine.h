@@ -141,6 +141,7 @@ struct Warp {
     u32 cluster_clock;  /* its clock then */
     void *registers;    /* owned by registers.c */
     void *wgmma;        /* owned by wgmma.c */
+    void *seen;         /* owned by loops.c */
     WarpTime *time;     /* NULL without a clock */
 };
 

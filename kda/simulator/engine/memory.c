@@ -105,9 +105,9 @@ bool shared_write(Warp *w, const Ins *i, const Access *a, u32 address, const voi
     guard_mbarriers(w, i, a->lane, cta, at, n);
     if (!a->async) note_visit(w, i, cta);
     if (cta->shared_history) bytes_written(cta->shared_history, at, n, a, shared_address(cta, at), p, from);
+    if (memcmp(p, from, n)) w->machine->progress++;
     memcpy(p, from, n);
     counter(w, i)->shared_written += n;
-    w->machine->progress++;
     return true;
 }
 
@@ -134,10 +134,10 @@ bool global_write(Warp *w, const Ins *i, const Access *a, u64 address, const voi
     u8 *p = global_bytes(w, i, a->lane, address, n, align, true, &r);
     if (!p) return false;
     if (w->machine->launch->checks) region_history(r, address - r->address, n, a, p, from, true);
+    if (memcmp(p, from, n)) w->machine->progress++;
     memcpy(p, from, n);
     touch(r, address, n, 2);
     counter(w, i)->global_written += n;
-    w->machine->progress++;
     return true;
 }
 

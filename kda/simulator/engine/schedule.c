@@ -8,6 +8,7 @@
 #include "clusters.h"
 #include "copies.h"
 #include "findings.h"
+#include "loops.h"
 #include "tmem.h"
 #include "visits.h"
 #include "warps.h"
@@ -50,6 +51,7 @@ void report_deadlock(Machine *m) {
     for (Warp *w = warp_after(m, NULL); w; w = warp_after(m, w))
         for (s32 k = 0; k < w->nsplits; k++) {
             Split *s = &w->split[k];
+            if (!s->blocked && !s->gathering) continue;
             const Ins *i = &m->program->ins[s->pc];
             FindingKind kind = s->gathering && i->gather == 1 ? DIVERGED : DEADLOCK;
             Finding *f = find_at(m, kind, w, first_lane(s->lanes), s->pc, -1, 0, 0);
@@ -121,6 +123,7 @@ static bool run_round(Machine *m) { /* every warp gets a turn; did anything run?
                 u64 quantum = launch->seed ? 1 + machine_random(m) % launch->quantum : launch->quantum;
                 u64 before = m->ran;
                 if (run_warp(w, quantum)) ran = true;
+                note_turn(w);
                 launch->issued += m->ran - before;
                 if (!w->nsplits && w->born) retire(w);
                 if (launch->early) run_early_work(m);
@@ -142,7 +145,12 @@ void run_machine(Machine *m) {
             reap(m);
             if (m->ran - m->last_work > PATIENCE && m->ran - looked > PATIENCE) {
                 looked = m->ran;
-                if (!run_some_work(m) && m->next_cluster < m->total_clusters) add_cluster(m);
+                if (!run_some_work(m)) {
+                    if (m->next_cluster < m->total_clusters)
+                        add_cluster(m);
+                    else if (spins_for_ever(m) && !give_up_a_wait(m))
+                        report_livelock(m);
+                }
             }
             if (launch->limit && launch->issued > launch->limit) report_limit(m);
             continue;

@@ -1,0 +1,92 @@
+/* Warps that spin for ever.
+ *
+ * A warp that comes back to the same place with the same registers, while no memory and no barrier has changed, does the same again. When
+ * all warps that run are like that, and no asynchronous work is left, the launch never ends. A loop that counts, or that reads a clock, comes
+ * back with other registers: it may end.
+ */
+#include "loops.h"
+#include "findings.h"
+#include "schedule.h"
+
+#include <stdio.h>
+
+typedef struct {
+    u64 changes;    /* of the machine, when this was seen */
+    u64 at, window; /* when, and for how many instructions of the machine it is kept */
+    bool repeats;   /* the warp was the same again */
+    s32 nsplits;
+    Split split[MAX_SPLITS];
+    u8 bytes[]; /* registers, local memory */
+} Seen;
+
+static u64 changes(const Machine *m) { return m->progress + m->work_changes; }
+static u64 local_size(const Machine *m) { return m->program->local_bytes * LANES; }
+
+static bool calls(const Warp *w) { /* the registers of a device function's callers are elsewhere */
+    for (s32 j = 0; j < w->njoins; j++)
+        if (w->join[j].open && w->join[j].call) return true;
+    return false;
+}
+
+static const Split *running(const Warp *w) { /* lanes that wait for nobody; NULL: there are none */
+    for (s32 k = 0; k < w->nsplits; k++)
+        if (!w->split[k].blocked && !w->split[k].gathering) return &w->split[k];
+    return NULL;
+}
+
+static void see(Warp *w) {
+    const Machine *m = w->machine;
+    enum { WINDOW = 1 << 19 };
+    Seen *s = w->seen;
+    bool again = s && s->changes == changes(m);
+    if (again && (s->repeats || m->ran - s->at < s->window)) return;
+    if (!s) s = w->seen = calloc(1, sizeof *s + m->program->register_bytes + local_size(m));
+    s->window = again ? 2 * s->window : WINDOW; /* a loop of many turns needs a longer look */
+    s->changes = changes(m);
+    s->at = m->ran;
+    s->repeats = false;
+    s->nsplits = w->nsplits;
+    memcpy(s->split, w->split, w->nsplits * sizeof *w->split);
+    memcpy(s->bytes, w->regs, m->program->register_bytes);
+    if (w->local) memcpy(s->bytes + m->program->register_bytes, w->local, local_size(m));
+}
+
+static bool same(const Warp *w, const Seen *s) {
+    const Machine *m = w->machine;
+    if (s->nsplits != w->nsplits || calls(w)) return false;
+    for (s32 k = 0; k < w->nsplits; k++)
+        if (s->split[k].pc != w->split[k].pc || s->split[k].lanes != w->split[k].lanes) return false;
+    return !memcmp(s->bytes, w->regs, m->program->register_bytes) &&
+           (!w->local || !memcmp(s->bytes + m->program->register_bytes, w->local, local_size(m)));
+}
+
+void note_turn(Warp *w) {
+    Seen *s = w->seen;
+    if (s && !s->repeats && s->changes == changes(w->machine)) s->repeats = same(w, s);
+}
+
+void forget_turns(Warp *w) { free(w->seen); }
+
+bool spins_for_ever(Machine *m) {
+    bool all = true;
+    for (const Cluster *c = m->clusters; c; c = c->next)
+        if (c->pending_work) return false;
+    for (Warp *w = warp_after(m, NULL); w; w = warp_after(m, w)) {
+        if (!running(w)) continue;
+        const Seen *s = w->seen;
+        if (s && s->repeats && s->changes == changes(m)) continue;
+        see(w);
+        all = false;
+    }
+    return all;
+}
+
+void report_livelock(Machine *m) {
+    for (Warp *w = warp_after(m, NULL); w; w = warp_after(m, w)) {
+        const Split *s = running(w);
+        Finding *f = s ? find_at(m, LIVELOCK, w, first_lane(s->lanes), s->pc, -1, 0, 0) : NULL;
+        if (f && f->count == 1)
+            snprintf(f->text, sizeof f->text, "this loop never ends: nothing that it reads can change any more");
+    }
+    report_deadlock(m);
+}
