@@ -118,7 +118,7 @@ class Actor:
 @dataclass(frozen=True)
 class Finding:
     """What is wrong at an instruction. It stands for `count` occurrences, and for the findings in `alike`: of the same
-    kind at the same instruction, against other instructions or by other warps."""
+    kind at the same instruction or source line, against other instructions or by other warps."""
 
     kind: str
     says: str
@@ -148,16 +148,22 @@ class Finding:
         if self.advice:
             lines.append(f"to fix it: {self.advice}")
         if self.alike:
-            lines.append(_more(self.alike))
+            lines.append(_more(self.place, self.alike))
         return "\n    ".join(lines)
 
 
-def _more(alike):
-    """What else happened at the instruction of a finding, in a line."""
+def _more(place, alike):
+    """What else happened at the instruction or the source line of a finding, in a line."""
+    at = list(dict.fromkeys(f"PTX line {f.place.line}" for f in alike if f.place != place))
+    if at:
+        return f"{len(alike)} more of this kind at this line of the source: {_listed(at)}"
     against = list(dict.fromkeys(f"PTX line {f.other.line}" for f in alike if f.other))
     found = against or list(dict.fromkeys(f"CTA {f.cta}, warp {f.warp}" for f in alike))
-    listed = "; ".join(found[:LISTED]) + ("; ..." if len(found) > LISTED else "")
-    return f"{len(alike)} more of this kind at this instruction: {'against' if against else 'in'} {listed}"
+    return f"{len(alike)} more of this kind at this instruction: {'against' if against else 'in'} {_listed(found)}"
+
+
+def _listed(names):
+    return "; ".join(names[:LISTED]) + ("; ..." if len(names) > LISTED else "")
 
 
 def shortened(name):
@@ -169,10 +175,11 @@ def shortened(name):
 
 
 def folded(findings):
-    """One finding of a kind per instruction, the first; `alike` has the others."""
+    """One finding of a kind per source line, or per instruction without one, the first; `alike` has the others."""
     sites = {}
     for finding in findings:
-        sites.setdefault((finding.kind, finding.grade, finding.place), []).append(finding)
+        site = finding.place.source or finding.place
+        sites.setdefault((finding.kind, finding.grade, finding.kernel, site), []).append(finding)
     return [replace(first, alike=tuple(alike)) if alike else first for first, *alike in sites.values()]
 
 

@@ -119,7 +119,7 @@ class Names:
         return Memory("shared", address, rank=rank)
 
     def _of_a_tensor(self, address):
-        around = [s for s in self.spans if s.address <= address < s.address + s.size]
+        around = sorted((s for s in self.spans if s.address <= address < s.address + s.size), key=lambda s: s.size)
         for s in around:
             index = s.layout.index(address - s.address) if s.layout else None
             if index is not None:
@@ -129,9 +129,13 @@ class Names:
         return Memory("global", address, around[0], None, offset=address - around[0].address)
 
     def nearest(self, address):
-        """The Span that begins last at or before an address; None: there is none."""
+        """The Span that begins before an address and ends last, or the last tensor in it; None: there is none."""
         before = [s for s in self.spans if s.address <= address]
-        return max(before, key=lambda s: (s.address + s.size, s.size)) if before else None
+        if not before:
+            return None
+        last = max(before, key=lambda s: (s.address + s.size, s.size))
+        inside = [s for s in before if s.layout and last.address <= s.address]
+        return max(inside, key=lambda s: (s.address + s.size, s.size)) if inside and not last.layout else last
 
 
 def _variables(program, config):

@@ -284,7 +284,8 @@ def test_a_deadlock_at_an_mbarrier_says_what_is_missing():
 
 def test_a_deadlock_at_an_mbarrier_that_counts_too_few_says_how_many_phases_have_ended():
     halves = f"setp.lt.u32 %p3, %r0, 16; @%p3 {ARRIVE} @!%p3 {ARRIVE}"         # each ends a phase
-    _, result = run(ADDRESS + INIT.format(count=16, after="bar.sync 0;") + halves + WAIT.format(n=1, parity=0), threads=32)
+    body = INIT.format(count=16, after="bar.sync 0;") + halves + WAIT.format(n=1, parity=0)
+    _, result = run(ADDRESS + body, threads=32)
     (finding,) = result.findings
     assert "phase 2 (phases that have ended: 2), 16 of 16 arrivals and 0 bytes are missing" in finding.says
 

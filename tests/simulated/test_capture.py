@@ -527,6 +527,43 @@ def test_every_living_storage_is_found_once():
     assert [t.numel() for t in found] == [400] and len(views) == 2
 
 
+def test_living_memory_has_the_names_of_variables_and_of_the_largest_tensor():
+    whole, two = torch.zeros(100), torch.zeros(2, 50)
+    part, (first, second) = whole[10:20], two.unbind()
+    del two
+    padded = torch.zeros(200, dtype=torch.uint8)[8:88].view(torch.float32)
+    here = {id(x): (x.data_ptr(), x.nbytes) for x in (whole, part, first, second, padded)}
+    regions = memory.with_tensors(memory.live())
+    ours = [r for r in regions if r.layout and (r.address, r.size) in here.values()]
+    named = {region.name: region for region in ours}
+    assert set(named) == {"whole", "first", "second", "padded"}
+    assert named["padded"].layout.shape == (20,) and named["padded"].layout.dtype == "float32"
+    around = [r for r in regions if not r.layout and r.address + 8 == padded.data_ptr()]
+    assert [r.size for r in around] == [200] and around[0].name.startswith("storage")
+
+
+@cute.kernel
+def far(x: cute.Tensor, y: cute.Tensor, n: cutlass.Int32):
+    t = cute.arch.thread_idx()[0]
+    y[t + n] = x[t] + cutlass.Float32(cute.arch.block_idx()[0])
+
+
+@cute.jit
+def wrote_far(x: cute.Tensor, y: cute.Tensor, n: cutlass.Int32):
+    far(x, y, n).launch(grid=(2, 1, 1), block=(32, 1, 1))
+
+
+@pytest.mark.parametrize(("n", "says"), [
+    (0, "writes result[0] (float32 [32]), which"),
+    (4096, "16384 bytes into result (float32 [32]), which has 128 bytes"),
+], ids=["a race", "out of bounds"])  # fmt: skip
+def test_a_finding_names_the_tensor_behind_a_dlpack_capsule_as_the_program_does(n, says):
+    source, result = torch.arange(32.0), torch.zeros(32)
+    with capture("sm_90a") as session:
+        wrote_far(from_dlpack(source), from_dlpack(result), n)
+    assert says in session.findings[0].says
+
+
 def test_a_tensor_of_a_trace_which_has_no_memory_is_no_living_storage():
     traced = torch._to_functional_tensor(torch.zeros(100))
     with pytest.raises(RuntimeError, match="invalid python storage"):

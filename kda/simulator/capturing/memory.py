@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import bisect
 import gc
 import itertools
 import numbers
-from collections.abc import Mapping
+import sys
+from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any
 
@@ -17,6 +19,7 @@ Region = Span
 
 LOWEST_ADDRESS = 1 << 22                     # programs lie there, their memory above; a larger number may be an address
 ADDRESSES_END = 1 << 57                      # no address is as large
+LIBRARIES = frozenset({"kda", "cutlass", "tvm_ffi", "torch", "triton"})
 PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
 
 
@@ -93,18 +96,51 @@ def live() -> dict[str, torch.Tensor]:
     return {f"storage {i}": whole for i, whole in enumerate(_storages())}
 
 
+def with_tensors(storages: Mapping[str, torch.Tensor]) -> list[Region]:
+    """What storages cover, and the largest tensors that lie there, by the names that the program's variables have."""
+    wholes = sorted(Span(whole.data_ptr(), whole.numel(), name) for name, whole in storages.items())
+    starts = [whole.address for whole in wholes]
+    with torch._C.DisableTorchFunction():
+        tensors = {id(tensor): tensor for tensor, _ in _with_memory() if tensor.numel()}
+        spans = {number: span(tensor, "a tensor") for number, tensor in tensors.items()}
+    names, found = _names_of_variables(tensors), dict[int, list[Region]]()
+    for number, each in sorted(spans.items(), key=lambda x: (x[0] not in names, -x[1].size)):
+        inside = found.setdefault(bisect.bisect_right(starts, each.address), [])
+        if all(each.address >= s.address + s.size or s.address >= each.address + each.size for s in inside):
+            inside.append(each._replace(name=names.get(number, each.name)))
+    return [*itertools.chain(*found.values()), *wholes]
+
+
+def _names_of_variables(tensors: Mapping[int, torch.Tensor]) -> dict[int, str]:
+    """By id; those of functions that were called last come first, of functions that are no library's."""
+    found: dict[int, str] = {}
+    frame = sys._getframe()
+    while frame is not None:
+        if frame.f_globals.get("__name__", "").partition(".")[0] not in LIBRARIES:
+            for name, value in [*frame.f_locals.items()]:
+                if type(value) in PLAIN and id(value) in tensors:
+                    found.setdefault(id(value), name)
+        frame = frame.f_back  # type: ignore[assignment]
+    return found
+
+
 def _storages() -> list[torch.Tensor]:
     """As bytes."""
     found: dict[int, torch.Tensor] = {}
-    objects = gc.get_objects()               # hundreds of thousands: no line of Python for each
-    tensors = itertools.compress(objects, map(PLAIN.__contains__, map(type, objects)))
     with torch._C.DisableTorchFunction():    # a capture would be asked where each of them lies
-        for thing in tensors:
-            plain = thing.layout == torch.strided and thing.device.type == "cpu"
-            if plain and (storage := _storage_of(thing)) is not None:
-                whole = torch.empty(0, dtype=torch.uint8).set_(storage, 0, (storage.nbytes(),))  # type: ignore[call-overload]
-                found.setdefault(whole.data_ptr(), whole)
+        for _, storage in _with_memory():
+            whole = torch.empty(0, dtype=torch.uint8).set_(storage, 0, (storage.nbytes(),))  # type: ignore[call-overload]
+            found.setdefault(whole.data_ptr(), whole)
     return list(found.values())
+
+
+def _with_memory() -> Iterator[tuple[torch.Tensor, torch.UntypedStorage]]:
+    """Every tensor on the CPU that Python can reach."""
+    objects = gc.get_objects()               # hundreds of thousands: no line of Python for each
+    for thing in itertools.compress(objects, map(PLAIN.__contains__, map(type, objects))):
+        plain = thing.layout == torch.strided and thing.device.type == "cpu"
+        if plain and (storage := _storage_of(thing)) is not None:
+            yield thing, storage
 
 
 def _storage_of(tensor: torch.Tensor) -> torch.UntypedStorage | None:

@@ -79,7 +79,7 @@ class Session:
         self.launches.append(launch)
         order = self.gpu.order if self.gpu is not None else None
         watching = order is not None and order.watching
-        regions = memory.regions(tensors)
+        regions = memory.with_tensors(tensors) if launch.tensors is None else memory.regions(tensors)
         run = self.around(launch, functools.partial(self._simulated, launch, regions, accesses=watching))
         if self.runs:
             self.runs[-1].left = []          # no other launch can overlap with it
