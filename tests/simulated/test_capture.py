@@ -543,25 +543,21 @@ def test_living_memory_has_the_names_of_variables_and_of_the_largest_tensor():
 
 
 @cute.kernel
-def far(x: cute.Tensor, y: cute.Tensor, n: cutlass.Int32):
+def copied_by_all(x: cute.Tensor, y: cute.Tensor):
     t = cute.arch.thread_idx()[0]
-    y[t + n] = x[t] + cutlass.Float32(cute.arch.block_idx()[0])
+    y[t] = x[t] + cutlass.Float32(cute.arch.block_idx()[0])
 
 
 @cute.jit
-def wrote_far(x: cute.Tensor, y: cute.Tensor, n: cutlass.Int32):
-    far(x, y, n).launch(grid=(2, 1, 1), block=(32, 1, 1))
+def copied_twice(x: cute.Tensor, y: cute.Tensor):
+    copied_by_all(x, y).launch(grid=(2, 1, 1), block=(32, 1, 1))
 
 
-@pytest.mark.parametrize(("n", "says"), [
-    (0, "writes result[0] (float32 [32]), which"),
-    (4096, "16384 bytes into result (float32 [32]), which has 128 bytes"),
-], ids=["a race", "out of bounds"])  # fmt: skip
-def test_a_finding_names_the_tensor_behind_a_dlpack_capsule_as_the_program_does(n, says):
+def test_a_finding_names_the_tensor_behind_a_dlpack_capsule_as_the_program_does():
     source, result = torch.arange(32.0), torch.zeros(32)
     with capture("sm_90a") as session:
-        wrote_far(from_dlpack(source), from_dlpack(result), n)
-    assert says in session.findings[0].says
+        copied_twice(from_dlpack(source), from_dlpack(result))
+    assert "writes result[0] (float32 [32]), which" in session.findings[0].says
 
 
 def test_a_tensor_of_a_trace_which_has_no_memory_is_no_living_storage():

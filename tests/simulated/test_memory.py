@@ -1,12 +1,14 @@
 """Loads, stores, atomics: every width and space, and accesses that must not be."""
 
 import pathlib
+import struct
 
 import pytest
 import torch
 from assembly import SEEDS, kernel, kinds
 
 from kda.simulator.launches import LaunchError, launch
+from kda.simulator.naming import span
 
 MY = """
     mul.wide.u32 %rd9, %r0, {n};
@@ -113,6 +115,17 @@ def test_an_access_that_must_not_be_is_reported_and_goes_nowhere(what, kind, say
     assert kind in kinds(result)
     assert says in next(f for f in result.findings if f.kind == kind).says
     assert data.tolist() == list(range(64))
+
+
+@pytest.mark.parametrize("what, says", [
+    ("ld.global.u32 %r2, [%rd1+400];", "384 bytes into part (int32 [10]), which has 40 bytes"),
+    ("ld.global.u32 %r2, [%rd1+-4];", "no memory below it"),
+], ids=["behind", "before"])  # fmt: skip
+def test_memory_without_a_layout_is_called_as_the_last_tensor_that_lies_in_it(what, says):
+    whole = torch.arange(100, dtype=torch.int32)
+    known = [span(whole[4:14], "part"), (whole.data_ptr(), 400, "storage 0"), span(whole[:2], "head")]
+    result = launch(kernel(what), grid=1, block=1, args=struct.pack("Q", whole.data_ptr()), memory=known)
+    assert says in result.findings[0].says
 
 
 def test_a_launch_may_raise_its_errors():
