@@ -15,6 +15,7 @@ This package is outside of `kda` so that loading it costs nothing: importing kda
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +36,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", MARKER)
+    if arch := _arch(config):
+        from kda.compile.target import parse
+
+        try:
+            parse(arch)
+        except ValueError as error:
+            raise pytest.UsageError(f"--simulate-arch: {error}") from None
+
+
+def _arch(config: pytest.Config) -> str | None:
+    return config.getoption("--simulate-arch") or config.getini("simulate_arch")
 
 
 @pytest.fixture
@@ -46,15 +58,14 @@ def simulated(request: pytest.FixtureRequest) -> Iterator[Capture]:
     options: dict[str, Any] = {}
     for marker in reversed([*request.node.iter_markers("simulated")]):       # the nearest one decides
         if marker.args:
-            raise pytest.UsageError("pytest.mark.simulated takes options by name, such as simulated(arch='sm_90a')")
+            pytest.fail("pytest.mark.simulated takes options by name, such as simulated(arch='sm_90a')", pytrace=False)
         options |= marker.kwargs
-    config = request.config
-    arch = options.pop("arch", None) or config.getoption("--simulate-arch") or config.getini("simulate_arch") or ARCH
-    try:
-        target = parse(str(arch))
-    except ValueError as error:
-        raise pytest.UsageError(f"simulated: {error}") from None
-    with capture(arch=target.spelling, **options) as session:
+    arch = options.pop("arch", None) or _arch(request.config) or ARCH
+    with contextlib.ExitStack() as stack:
+        try:
+            session = stack.enter_context(capture(arch=parse(str(arch)).spelling, **options))
+        except (TypeError, ValueError) as error:                             # of the marker
+            raise pytest.fail.Exception(f"pytest.mark.simulated: {error}", pytrace=False) from None
         yield session
 
 

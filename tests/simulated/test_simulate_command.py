@@ -402,6 +402,45 @@ def test_findings_fail_the_test_that_has_them(here):
     assert "race-write-write: racy" in watching.reasons["both"] and "wrong as well" in watching.reasons["both"]
 
 
+WRONG = '''
+import pytest
+
+@pytest.mark.simulated(strct=True)
+def test_option(simulated):
+    pass
+
+@pytest.mark.simulated(arch="h1000")
+def test_arch(simulated):
+    pass
+
+@pytest.mark.simulated("h100")
+def test_place(simulated):
+    pass
+'''
+
+
+def test_a_wrong_marker_fails_its_test_in_a_line(here):
+    (here / "test_wrong_markers.py").write_text(WRONG)
+    (here / "pytest.ini").write_text("[pytest]\n")
+    watching = Watching()
+    pytest.main(["-p", "kda_pytest", "-p", "no:cacheprovider", "-q", "-c", "pytest.ini", "test_wrong_markers.py"],
+                plugins=[watching])  # fmt: skip
+    assert set(watching.verdicts.values()) == {"setup failed"} and len(watching.verdicts) == 3
+    says = {"option": "capture has no option 'strct'", "arch": "did you mean 'h100'", "place": "options by name"}
+    for name, part in says.items():
+        assert part in watching.reasons[name] and "\n" not in watching.reasons[name].strip()
+
+
+def test_a_wrong_arch_of_the_command_line_is_one_usage_error(here):
+    (here / "pytest.ini").write_text("[pytest]\n")
+    words = ["-m", "pytest", "-p", "kda_pytest", "-c", "pytest.ini", "--simulate-arch", "h10"]
+    path = os.environ | {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[2]), *sys.path])}
+    ran = subprocess.run([sys.executable, *words], capture_output=True, text=True, timeout=60, env=path)
+    assert ran.returncode == pytest.ExitCode.USAGE_ERROR
+    assert "--simulate-arch: no GPU arch or card is called 'h10'; did you mean 'h100'" in ran.stderr
+    assert "Traceback" not in ran.stderr
+
+
 def test_the_plug_in_costs_nothing_until_it_is_used():
     code = "import sys, kda_pytest; print(sorted({'torch', 'kda', 'triton', 'cutlass'} & set(sys.modules)))"
     path = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
