@@ -295,7 +295,8 @@ def text(screen: Screen, results: Sequence[Result], target: Target | None, verbo
             lines += ["", *case_lines(screen, cases)]
     hints = []
     if not verbose and any(result.cases for result in judged):
-        hints.append("-v prints each call, and why some were not accepted.")
+        refused = any(case.refused for result in judged for case in result.cases)
+        hints.append(f"-v prints each call{', and why some were not accepted' * refused}.")
     if any(could_be_simulated(result) for result in judged):
         hints.append("--level execute simulates the kernels, too, which finds races and takes some minutes.")
     return [*lines, *([""] if hints else []), *hints]
@@ -381,8 +382,11 @@ def ending(result: Result, target: Target | None) -> str:
     passed = f"{result.backend}: {' and '.join(counts)}"
     if result.device:
         return f"{passed} within budget{skipped}; executed on {result.device} in {result.seconds:.1f} s"
-    where = target.spelling if target else "a GPU"
-    return f"{passed} within budget in the simulator; nothing was executed on {where}"
+    if target:
+        return f"{passed} within budget in the simulator; nothing was executed on {target.spelling}"
+    stands_for = evidence.simulated_as(dispatch.capability(result.backend), None)
+    where = f"{stands_for.name} ({stands_for.examples})"
+    return f"{passed} within budget in the simulator, as on {where}; nothing was executed on a GPU"
 
 
 def refusal(result: Result) -> str:
@@ -409,13 +413,16 @@ def json_heading(target: Target | None, code: int) -> dict[str, Any]:
 
 
 def as_json(results: Sequence[Result], target: Target | None, code: int) -> dict[str, Any]:
-    return {**json_heading(target, code), "backends": [result_json(result) for result in results]}
+    return {**json_heading(target, code), "backends": [result_json(result, target) for result in results]}
 
 
-def result_json(result: Result) -> dict[str, Any]:
+def result_json(result: Result, target: Target | None) -> dict[str, Any]:
+    simulated = None
+    if Evidence.SIMULATED in result.levels:
+        simulated = evidence.simulated_as(dispatch.capability(result.backend), target).name
     return {
         "name": result.backend, "passed": result.passed, "levels": [level.word for level in result.levels],
-        "device": result.device or None, "seconds": round(result.seconds, 3),
+        "device": result.device or None, "simulated_as": simulated, "seconds": round(result.seconds, 3),
         "stages": [
             {"stage": line.stage, "passed": line.passed, "evidence": reached(line),
              "proofs": {level.word: p._asdict() for level, p in line.proofs.items()}}

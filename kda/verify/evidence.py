@@ -7,7 +7,7 @@ import importlib
 from typing import NamedTuple
 
 from kda.capability import Capability
-from kda.compile.target import Target
+from kda.compile.target import Target, parse
 from kda.errors import KdaError
 from kda.stages import find
 
@@ -39,6 +39,11 @@ PROVERS = {
 def provable(c: Capability) -> tuple[Evidence, ...]:
     """What can be proven of a backend: each stage can be executed, and simulated if it consists of kernels."""
     return tuple(level for level in Evidence if c.stages and (c.archs or level is not Evidence.SIMULATED))
+
+
+def simulated_as(c: Capability, target: Target | None) -> Target:
+    """The arch that the simulator stands in for: the backend's first one if none is named."""
+    return target or parse(c.archs[0])
 
 
 def stages_of(c: Capability) -> tuple[str, ...]:

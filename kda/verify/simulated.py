@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 
 import torch
 
-from kda.compile.target import Target, parse
+from kda.compile.target import Target
 from kda.dispatch import Choice
 from kda.host import standing_in
 from kda.problem import Problem
@@ -15,7 +15,7 @@ from kda.simulator.chips import host_of
 
 from .cases import Case
 from .doors import Door
-from .evidence import Proof
+from .evidence import Proof, simulated_as
 from .parity import prove
 
 Tensor = torch.Tensor
@@ -59,7 +59,7 @@ class SimulatedDoor(Door):
 
 def prove_simulated(backend: str, stage: str, target: Target | None) -> Proof:
     """A stage from its PTX, fed by the oracle: results within budget and no findings."""
-    door = SimulatedDoor(backend, target or parse(Door(backend).capability.archs[0]))
+    door = SimulatedDoor(backend, simulated_as(Door(backend).capability, target))
     proof = prove(door, stage)
     if not door.launches:
         return Proof(False, "FAIL", (f"{stage}: no kernel was launched: nothing was simulated",))

@@ -113,6 +113,14 @@ def test_nothing_is_executed_and_nothing_says_so_without_the_gpu(made_up):
     assert {target for *_, target in asked} == {"sm100"}
 
 
+def test_without_an_arch_the_verdict_names_the_gpu_that_the_simulator_stood_in_for(made_up):
+    made_up(BLACKWELL)
+    printed = kda_selftest("--backend", "blackwell", "--level", "simulate").stdout
+    assert "in the simulator, as on sm100 (B200, GB200); nothing was executed on a GPU" in printed
+    (backend,) = json.loads(kda_selftest("--backend", "blackwell", "--level", "simulate", "--json").stdout)["backends"]
+    assert backend["simulated_as"] == "sm100"
+
+
 def test_with_the_gpu_there_is_one_more_column_and_the_verdict_says_so(made_up, with_the_gpu):
     made_up(BLACKWELL)
     result = kda_selftest("--arch", "sm100", "--stage", "fwd/gate")
