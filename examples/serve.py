@@ -467,7 +467,7 @@ def alone(model: Model, prompt: str, limit: int) -> str:
 async def differ_from_alone(model: Model, texts: dict[str, str], limit: int) -> list[str]:
     """Prompts whose answers differ from those that the model makes of each alone."""
     found: list[bool] = []
-    async with telling(lambda: f"{len(found)} of {len(texts)} answers are compared"):
+    async with telling(lambda: f"{len(found)} of {len(texts)} prompts are compared"):
         for prompt, text in texts.items():
             found.append(text != await asyncio.to_thread(alone, model, prompt, limit))
     return [prompt for prompt, wrong in zip(texts, found) if wrong]
@@ -561,7 +561,8 @@ def main() -> None:
     wrong = []
     if of.check:
         wrong = asyncio.run(differ_from_alone(model, seen.texts, of.max_tokens))
-        print(f"{'check':18} {len(seen.texts) - len(wrong)} of {len(seen.texts)} answers are those of the model alone")
+        same, prompts = len(seen.texts) - len(wrong), len(seen.texts)
+        print(f"{'check':18} {same} of {prompts} prompts have the answers of the model alone")
     failed = engine.counts["failed"]
     if lost or wrong or failed:
         raise SystemExit(f"{lost} slots lost, {len(wrong)} wrong answers, {failed} failed: {seen.errors[-1:]}")

@@ -130,6 +130,10 @@ def picture(losses: list[float], path: Path) -> None:
     print(f"wrote {path}")
 
 
+def in_words(sizes: dict[str, int]) -> str:
+    return " ".join(f"--{name} {size}" for name, size in sizes.items())
+
+
 def positive(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a positive whole number")
@@ -150,6 +154,12 @@ def main() -> None:
                         help="folder of the checkpoint and the losses; runs/train by default")  # fmt: skip
     parser.add_argument("--resume", action="store_true", help="from the checkpoint in --out")
     args = parser.parse_args()
+    if args.hidden % args.heads:
+        parser.error(f"--hidden {args.hidden} must be a multiple of --heads {args.heads}")
+    try:
+        torch.empty(0, device=args.device)
+    except (RuntimeError, AssertionError) as error:
+        parser.error(f"--device {args.device}: {str(error).splitlines()[0]}")
     args.steps = args.steps or (60 if args.device == "cpu" else 300)
 
     rank, world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
@@ -160,13 +170,17 @@ def main() -> None:
     if world > 1:
         dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
     torch.manual_seed(0)
-    model = Model(args.hidden, args.heads, args.layers).to(device)
+    sizes = {name: getattr(args, name) for name in ("hidden", "heads", "layers")}
+    model = Model(**sizes).to(device)
     optimizer, losses = optimizer_of(model, args.lr), []
     checkpoint = args.out / "checkpoint.pt"
     if args.resume and not checkpoint.exists():
         raise SystemExit(f"there is no {checkpoint} to resume from. Leave out --resume, or name another --out.")
     if args.resume:
         kept = torch.load(checkpoint, map_location=device, weights_only=True)
+        if kept["sizes"] != sizes:
+            raise SystemExit(f"{checkpoint} is of a model with {in_words(kept['sizes'])}, and this one has "
+                             f"{in_words(sizes)}. Pass those, or name another --out.")  # fmt: skip
         model.load_state_dict(kept["model"])
         optimizer.load_state_dict(kept["optimizer"])
         losses = kept["losses"]
@@ -181,6 +195,8 @@ def main() -> None:
     if rank == 0:
         print(f"{sum(p.numel() for p in model.parameters()):,} parameters, {len(text):,} bytes of text, on {device}; "
               f"a step has\n{world} x {args.batch} sequences of {args.length} bytes")  # fmt: skip
+        if first >= args.steps:
+            print(f"the checkpoint has {first} steps already; more --steps go on from there")
     for step in range(first, args.steps):
         tokens = batch_of(text, step, rank, args.batch, args.length).to(device)
         with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
@@ -203,7 +219,8 @@ def main() -> None:
             says = f", about {left:.0f} s left" if left >= 1 else ""
             print(f"step {step:5d}  loss {losses[-1]:.4f}  {now - began:.1f} s{says}", flush=True)
     if rank == 0:
-        torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "losses": losses}, checkpoint)
+        states = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+        torch.save({"sizes": sizes, **states, "losses": losses}, checkpoint)
         (args.out / "losses.json").write_text(json.dumps(losses))
         picture(losses, args.out / "losses.png")
         print(repr(model.eval().continued(b"The state ", 60)))

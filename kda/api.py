@@ -111,8 +111,9 @@ def chunk_kda(
         use_beta_sigmoid_in_kernel: beta is sigmoid(beta), twice that with `allow_neg_eigval`.
         safe_gate: accepted, not needed: every gate is fast and safe.
         lower_bound: of the gate, negative; with a precomputed g, the caller's promise that g >= lower_bound.
-        disable_recompute: keep the forward's intermediates for the backward: faster, more memory. "states" keeps less
-            than half as much, where `explain` says so: what costs a walk over the sequence.
+        disable_recompute: keep the forward's intermediates for the backward: faster, more memory. They are kept in the
+            dtype of q, so in 16 bits all gradients carry that rounding. "states" keeps less than half as much, where
+            `explain` says so: what costs a walk over the sequence.
         return_intermediate_states: return h (B, chunks, HV, K, V), the states entering the chunks, as a third value.
         state_v_first: all states are (V, K).
         cu_seqlens: (N + 1,) int32 or int64 offsets of sequences packed in one row (B = 1), on the CPU or the GPU.

@@ -47,6 +47,22 @@ def test_training_learns_and_a_resumed_one_goes_on_as_if_it_had_not_stopped(monk
     assert "'The state " in capsys.readouterr().out
 
 
+def test_training_that_cannot_go_on_says_so(monkeypatch, tmp_path, capsys):
+    def train(*words):
+        code = run(monkeypatch, "examples/train.py", *SMALL, "--steps", 2, "--out", tmp_path, *words)
+        return code, "".join(capsys.readouterr())
+
+    train()
+    code, says = train("--resume")
+    assert code == 0 and "the checkpoint has 2 steps already; more --steps go on from there" in says
+    code, _ = train("--resume", "--layers", 3)
+    assert "--layers 4, and this one has" in code and "--layers 3. Pass those, or name another --out." in code
+    code, says = train("--hidden", 33)
+    assert code == 2 and "--hidden 33 must be a multiple of --heads" in says
+    code, says = train("--device", "cuda:99")
+    assert code == 2 and "error: --device cuda:99: " in says
+
+
 def test_training_says_how_much_time_is_left_while_there_is_some(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr("time.perf_counter", itertools.count().__next__)      # a step takes a second
     run(monkeypatch, "examples/train.py", *SMALL, "--steps", 4, "--out", tmp_path)
