@@ -25,7 +25,17 @@ from kda.host import detect
 from kda.measure.shapes import DIRECTIONS, SHAPES, Shape, too_large
 
 from . import bench_decode
-from .bench_asked import CannotJudge, backend_for, both, problem_of, setting, shapes_asked, spec_of, ways
+from .bench_asked import (
+    CannotJudge,
+    backend_for,
+    both,
+    names_a_shape,
+    problem_of,
+    setting,
+    shapes_asked,
+    spec_of,
+    ways,
+)
 from .bench_report import (
     KEY,
     Change,
@@ -216,6 +226,9 @@ def doors_for(spec: Spec, options: dict[str, Any], device: str) -> list[Door]:
     except NoBackendError as error:
         forward_runs = problem is not problems[0]
         more = ["--direction forward times what there is"] if forward_runs else predictable(options["backend"], device)
+        if not names_a_shape(options):
+            here = "a CPU" if device == "cpu" else "a GPU"
+            more = [f"no shape was named, so this is one for {here}; --list shows all, for --shape", *more]
         raise CannotJudge(*str(error).splitlines(), *more) from None
     doors = [Door(asked, device)]
     reasons: Sequence[str] = ()

@@ -19,6 +19,10 @@ class CannotJudge(Exception):
         self.reasons = list(reasons)
 
 
+def names_a_shape(options: dict[str, Any]) -> bool:
+    return bool(options["names"] or options["tokens"] or options["lengths"] is not None)
+
+
 def shapes_asked(options: dict[str, Any], on: str, default: dict[str, Shape] | None = None) -> dict[str, Shape]:
     if options["names"]:
         return {name: SHAPES[name] for name in options["names"]}

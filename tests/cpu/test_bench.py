@@ -470,6 +470,8 @@ def test_a_backend_whose_gpus_are_not_here_can_be_predicted(asked, device, hint)
 def test_the_prediction_is_mentioned_where_timing_is_refused():
     result = run(*ONE, "--backend", "sm90")
     assert result.exit_code == 3 and "--predicted --arch sm90" in result.stdout.splitlines()[-1]
+    assert "no shape was named" not in result.stdout
+    assert "no shape was named, so this is one for a CPU" in run("--backend", "sm90").stdout.splitlines()[-2]
 
 
 def test_a_baseline_that_cannot_run_here_is_refused():
