@@ -183,6 +183,51 @@ def test_who_waits_for_a_warp_that_never_ends_is_named_too():
     assert kinds(result) == ["deadlock", "livelock"]
 
 
+def test_loops_with_barriers_in_them_never_end_either():
+    """As Triton's scalar atomics: one lane reads, and hands the number to all warps through shared memory."""
+    read = """
+    setp.ne.u32 %p5, %r0, 0;
+    @!%p5 atom.acquire.gpu.global.cas.b32 %r3, [%rd2], 1, 1;
+    @!%p5 st.shared.u32 [smem], %r3;
+    bar.sync 0;
+    ld.shared.u32 %r3, [smem];
+    bar.sync 0;
+"""
+    assert kinds(spinning(read, 32)) == ["livelock"]
+    _, result = run("mov.u64 %rd2, %rd1; SPIN:" + read + "setp.ne.u32 %p2, %r3, 0; @%p2 bra SPIN;", threads=160)
+    assert kinds(result) == ["livelock"]
+
+
+def test_a_warp_at_a_barrier_that_spinning_warps_arrive_at_may_go_on():
+    """Warps 0 and 1 meet again and again, and every 400,000th time warp 0 arrives where warp 2 waits, which goes on
+    and ends the loops."""
+    body = """
+    mov.u32 %r2, 0;
+    setp.ge.u32 %p1, %r0, 64;
+    @%p1 bra THIRD;
+SPIN:
+    bar.sync 1, 64;
+    add.u32 %r2, %r2, 1;
+    setp.eq.u32 %p4, %r2, 400000;
+    @%p4 mov.u32 %r2, 0;
+    setp.lt.u32 %p3, %r0, 32;
+    and.pred %p4, %p4, %p3;
+    @%p4 bar.arrive 2, 64;
+    ld.volatile.global.u32 %r3, [%rd1+512];
+    setp.eq.u32 %p2, %r3, 0;
+    @%p2 bra SPIN;
+    bra END;
+THIRD:
+    bar.sync 2, 64;
+    st.volatile.global.u32 [%rd1+512], 1;
+END:
+    mov.u32 %r9, 1;
+""" + STORE
+    out = torch.zeros(160, dtype=torch.int32)
+    result = launch(kernel(body), grid=1, block=96, args=[out])
+    assert (out[:96] == 1).all() and not {"livelock", "deadlock"} & set(kinds(result))
+
+
 @pytest.mark.parametrize("options", [{}, {"clock": True}], ids=str)
 def test_a_long_loop_that_counts_is_no_livelock(options):
     body = """

@@ -23,7 +23,7 @@ static u32 live_threads(const Cta *cta) { /* a warp with live lanes counts as 32
     return n;
 }
 
-static void complete_bar(Cta *cta, NamedBarrier *b) {
+static void complete_bar(Cta *cta, NamedBarrier *b, bool meeting) {
     learn(cta->cluster, &b->done, &b->gathering);
     b->generation++;
     b->arrived = 0;
@@ -32,6 +32,7 @@ static void complete_bar(Cta *cta, NamedBarrier *b) {
     b->done_at = time_of(cta->machine);
     trace_barrier(cta, TRACE_BARRIER, b->ins, (s32)(b - cta->barrier), b->begun_at, b->done_at);
     machine_event(cta->machine);
+    cta->machine->meetings += meeting;
 }
 
 /* operands: destination (-1), id, thread count (-1), predicate of a reduction (-1); mod[0]: BarOp */
@@ -74,9 +75,10 @@ static Outcome op_bar(Warp *w, const Ins *i, u32 lanes) {
         release_to(w, &b->gathering);
         s->ticket = b->generation + 1;
         w->machine->progress++;
+        w->machine->meetings += op < BAR_POPC;
     }
     u32 required = count ? count : live_threads(w->cta);
-    if (b->generation + 1 == s->ticket && b->arrived >= required) complete_bar(w->cta, b);
+    if (b->generation + 1 == s->ticket && b->arrived >= required) complete_bar(w->cta, b, op < BAR_POPC);
     if (op == BAR_ARRIVE) return NEXT;
     if (b->generation < s->ticket) return BLOCK;
     w->machine->launch->barrier_waits++;

@@ -265,6 +265,7 @@ struct Machine {
     u64 next_cluster, total_clusters;
     u64 events;   /* grows whenever something may have unblocked someone */
     u64 progress; /* grows whenever memory or a barrier changed */
+    u64 meetings; /* how much of that was bar.sync and bar.arrive, which tell a warp nothing */
     u64 random;
     u64 ran;       /* warp instructions */
     u64 last_work; /* how many had run when asynchronous work last did */

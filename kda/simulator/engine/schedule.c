@@ -47,19 +47,22 @@ static void explain_block(Warp *w, const Split *s, char *text, size_t size) {
         snprintf(text, size, "waits");
 }
 
+void report_wait(Warp *w) {
+    Machine *m = w->machine;
+    for (s32 k = 0; k < w->nsplits; k++) {
+        Split *s = &w->split[k];
+        const Ins *i = &m->program->ins[s->pc];
+        FindingKind kind = s->gathering && i->gather == 1 ? DIVERGED : DEADLOCK;
+        Finding *f = find_at(m, kind, w, first_lane(s->lanes), s->pc, -1, 0, 0);
+        if (!f || f->count != 1) continue;
+        f->detail[0] = s->lanes;
+        f->detail[1] = w->live;
+        explain_block(w, s, f->text, sizeof f->text);
+    }
+}
+
 void report_deadlock(Machine *m) {
-    for (Warp *w = warp_after(m, NULL); w; w = warp_after(m, w))
-        for (s32 k = 0; k < w->nsplits; k++) {
-            Split *s = &w->split[k];
-            if (!s->blocked && !s->gathering) continue;
-            const Ins *i = &m->program->ins[s->pc];
-            FindingKind kind = s->gathering && i->gather == 1 ? DIVERGED : DEADLOCK;
-            Finding *f = find_at(m, kind, w, first_lane(s->lanes), s->pc, -1, 0, 0);
-            if (!f || f->count != 1) continue;
-            f->detail[0] = s->lanes;
-            f->detail[1] = w->live;
-            explain_block(w, s, f->text, sizeof f->text);
-        }
+    for (Warp *w = warp_after(m, NULL); w; w = warp_after(m, w)) report_wait(w);
     stop(m);
 }
 
@@ -122,8 +125,10 @@ static bool run_round(Machine *m) { /* every warp gets a turn; did anything run?
                 }
                 u64 quantum = launch->seed ? 1 + machine_random(m) % launch->quantum : launch->quantum;
                 u64 before = m->ran;
-                if (run_warp(w, quantum)) ran = true;
-                note_turn(w);
+                if (run_warp(w, quantum)) {
+                    ran = true;
+                    note_turn(w);
+                }
                 launch->issued += m->ran - before;
                 if (!w->nsplits && w->born) retire(w);
                 if (launch->early) run_early_work(m);
