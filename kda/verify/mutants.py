@@ -84,10 +84,10 @@ CALLS = {
             Spec((600, 0, 65), gate="softplus", **GROUPED), sms=2, backward=True
         ),
         "backward of any gate, a CTA for each item": Call(
-            Spec((300, 0, 65), gate="softplus", **GROUPED), backward=True
+            Spec((600, 0, 65), gate="softplus", **GROUPED), backward=True
         ),
         "backward of heads of 64 channels": Call(Spec((400, 0, 65), K=64, V=64, **GROUPED), sms=2, backward=True),
-        "heads of 64 channels, a CTA for each item": Call(Spec((300, 0, 65), K=64, V=64, **GROUPED), backward=True),
+        "heads of 64 channels, a CTA for each item": Call(Spec((600, 0, 65), K=64, V=64, **GROUPED), backward=True),
         "backward of segments": Call(Spec((930,), **GROUPED), dict(SHORTEST=14), backward=True),
         "tables of more sequences than threads": Call(Spec(MANY, H=1), tables=True),
         "a forward that keeps its own": Call(Spec((300, 0, 65), **GROUPED), dict(FUSED=False), save=Save.OWN),
