@@ -29,8 +29,8 @@ SCHEDULE_OF_MUTANTS = -1                     # in --json: the finding is of no s
 FILE = OutputFile(path_type=Path)
 NO_LAUNCH = (
     "{script} launched no kernel in the capture of this command, which sees those of Triton, of the CuTe DSL, of "
-    "kda.compile, and PTX that cuda-python loads. If it calls kda.simulator.run or opens kda.simulator.capture, run it "
-    "with python instead."
+    "kda.compile, of kda.simulator.run, and PTX that cuda-python loads. If it calls kda.simulator.launch or opens "
+    "kda.simulator.capture, run it with python instead."
 )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import os
 import pathlib
@@ -12,11 +13,15 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
+
 from kda.compile import nvrtc, store
+from kda.compile.code import Code, dim3
 from kda.compile.errors import BuildError, MissingCompilerError
+from kda.compile.launching import Launch, Taker, taker
 from kda.compile.target import Target, parse
 
-from .launches import launch
+from .launches import LaunchError, bind, launch, program
 from .report import Run
 
 COMPILERS = ("nvrtc", "nvcc")
@@ -46,7 +51,10 @@ def run(
         is searched as well, and so are the CUDA headers that are installed (of nvcc or of Triton).
     compiler: "nvrtc" needs no toolkit and sees device code alone; "nvcc" accepts a file with its host code.
     launched: arguments of `launch`: grid, block, args, and so on.
+
+    Inside of `capture`, `mutants` or `kda simulate` it is one of their launches, with their options.
     """
+    check_defines(defines)
     text, file = text_of(source)
     target = parse(arch.replace("compute", "sm"))
     own = [os.path.dirname(os.path.abspath(file))] if file else []
@@ -57,14 +65,39 @@ def run(
         built = nvrtc.compile(
             text, kernel, target=target, defines=defines, headers=included, options=flags, file=file or TEXT
         )
-        ptx, name = _IN_A_FOLDER.sub(TEXT, built.ptx), built.name
+        code = dataclasses.replace(built, ptx=_IN_A_FOLDER.sub(TEXT, built.ptx))
     elif compiler == "nvcc":
         flags = [*(f"-D{k}={v}" for k, v in (defines or {}).items()), *flags]
         ptx = _nvcc(text, file or TEXT, target, flags, included)
-        name = _named(ptx, kernel)
+        code = Code.of(_named(ptx, kernel), ptx, None, target)
     else:
         raise ValueError(f"compiler={compiler!r}; there are {', '.join(map(repr, COMPILERS))}")
-    return launch(ptx, name, arch=target.spelling, **launched)
+    if (session := taker()) is not None:
+        return _launched_in(session, code, **launched)
+    return launch(code.ptx, code.name, arch=target.spelling, **launched)
+
+
+def _launched_in(
+    session: Taker, code: Code, *, grid: Any, block: Any, cluster: Any = 1, dynamic_shared: int = 0, args: Any = (),
+    config: Any = None, **options: Any,
+) -> Run:  # fmt: skip
+    """As a launch of an open capture, whose options hold."""
+    if options:
+        raise LaunchError(f"{', '.join(options)} beside an open capture, whose options hold: pass them to capture, or "
+                          "call run outside of it.")  # fmt: skip
+    loaded = program(code.ptx, code.name, code.target.spelling)
+    _, buffer, _ = bind(loaded, args)
+    tensors = None                           # where an argument may bring other memory: a map, bytes
+    if all(isinstance(arg, (torch.Tensor, bool, int, float)) for arg in args):
+        named = zip((param.name for param in loaded.kernel.params), args)
+        tensors = {name: arg for name, arg in named if isinstance(arg, torch.Tensor)}
+    return session.launch(Launch(code, dim3(grid), dim3(block), dim3(cluster), dynamic_shared, buffer, tensors,
+                                 config=config))  # fmt: skip
+
+
+def check_defines(defines: Any) -> None:
+    if defines is not None and not isinstance(defines, Mapping):
+        raise TypeError(f"defines: macros and their values, such as {{'N': 4}}; found {type(defines).__name__}")
 
 
 def text_of(source: str | os.PathLike[str]) -> tuple[str, str]:

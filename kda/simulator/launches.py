@@ -132,7 +132,7 @@ def launch(
             f"{shared_end - p.builder.shared_base} bytes of shared memory ({dynamic_shared} dynamic); "
             f"a CTA of sm_{p.arch} has {chip.shared}"
         )
-    kept, params, spans = _bind(p, args)
+    kept, params, spans = bind(p, args)
     spans += [span(m) for m in memory or ()] + [
         Span(at, size, f"variable {name}") for name, _, at, size in p.builder.buffers
     ]
@@ -290,7 +290,7 @@ def _check_shape(p, grid, block, cluster, most_ctas):
 # ---- arguments
 
 
-def _bind(p, args):
+def bind(p, args):
     """(objects to keep alive, parameter buffer, memory spans) for the arguments of a launch."""
     params = p.kernel.params
     size = max((q.offset + q.size for q in params), default=0)

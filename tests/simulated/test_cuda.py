@@ -129,3 +129,40 @@ def test_a_grid_barrier_of_cooperative_groups_orders_all_of_a_grid():
 def test_an_unknown_compiler_is_named():
     with pytest.raises(ValueError, match="compiler='clang'; there are 'nvrtc', 'nvcc'"):
         run(TRIGONOMETRY, "k", compiler="clang")
+
+
+SWAP = """
+extern "C" __global__ void k(const int *x, int *out) {
+    __shared__ int kept[64];
+    kept[threadIdx.x] = x[threadIdx.x];
+    SYNC
+    out[threadIdx.x] = kept[threadIdx.x ^ 32];
+}
+"""
+
+
+def swap(**options):
+    x, out = torch.arange(64, dtype=torch.int32), torch.zeros(64, dtype=torch.int32)
+    run = kda.simulator.run(SWAP, "k", grid=1, block=64, args=[x, out], arch="sm_90a", **options)
+    return run, out
+
+
+@pytest.mark.parametrize("compiler", ["nvrtc", pytest.param("nvcc", marks=NEEDS_NVCC)])
+def test_inside_of_a_capture_it_is_a_launch_of_that(compiler):
+    with kda.simulator.capture(arch="sm_90a", schedule=3) as session:
+        run, _ = swap(defines={"SYNC": ""}, compiler=compiler)
+        assert session.runs == [run] and {f.kind for f in session.findings} >= {"uninitialised"}
+        with pytest.raises(kda.simulator.LaunchError, match="schedule beside an open capture, whose options hold"):
+            swap(defines={"SYNC": "__syncthreads();"}, schedule=1)
+
+
+def test_its_synchronisation_has_mutants():
+    found = kda.simulator.mutants(lambda: swap(defines={"SYNC": "__syncthreads();"})[1], arch="sm_90a")
+    assert len(found.outcomes) >= 1 and not found.survivors
+
+
+def test_macros_that_are_no_mapping_are_named():
+    with pytest.raises(TypeError, match=r"defines: macros and their values, such as \{'N': 4\}; found list"):
+        swap(defines=["SYNC"])
+    with pytest.raises(TypeError, match="defines: macros and their values"):
+        kda.simulator.library(SWAP, arch="sm_90a", defines=["SYNC"])

@@ -55,6 +55,7 @@ def library(
 
     source: the path of a file, or the text itself; defines, include and options are those of `run`. It needs nvcc.
     """
+    cuda.check_defines(defines)
     text, file = cuda.text_of(source)
     target = parse(arch.replace("compute", "sm"))
     folders = [*([os.path.dirname(os.path.abspath(file))] if file else []), *(os.fspath(each) for each in include)]

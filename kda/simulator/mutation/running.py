@@ -132,7 +132,7 @@ def _standard(run_it: Callable[[], Any], arch: str, options: dict[str, Any]) -> 
     if not session.runs:
         raise MutantsError(
             "kda.simulator.mutants: a call launched no kernel that a capture accepts. Launch kernels without opening a "
-            "capture of your own."
+            "capture of your own, and not by kda.simulator.launch, which runs PTX beside any capture."
         )
     most = max(run.counters["warp_instructions"] for run in session.runs)
     return Standard(run_it, {"limit": PATIENCE * most + SPARE} | options, results, recorder.launches)
