@@ -366,6 +366,49 @@ def compiled(rank):
     return found, counters["stats"]["unique_graphs"]
 
 
+def left_to_autograd(rank):
+    """Differences of gradients if nobody but autograd has the context, of what makes them; and how many contexts are
+    left in the end."""
+    import gc
+
+    from kda.nn import KimiDeltaAttention
+    from kda.parallel import context as contexts
+
+    group, before = dist.group.WORLD, len(contexts._contexts)
+    call = called({"lengths": [70, 170]})
+    layer = KimiDeltaAttention(8, 2, 4).double()
+    context = context_of({}, call, group)
+    view = view_of(context, call.tensors["cu_seqlens"].tolist())
+    mine = {name: x for name, x in part_of(call, context, view).arguments.items() if name != "cp_context"}
+    names = [name for name, x in mine.items() if isinstance(x, torch.Tensor) and x.is_floating_point()]
+    x = torch.randn(1, context.tokens, 8, dtype=torch.float64, requires_grad=True)
+
+    def of_function(function):
+        def run(context):
+            given = {name: mine[name].detach().requires_grad_() for name in names}
+            return function(**mine | given | {"cp_context": context})[0], [*given.values()]
+        return run
+
+    makes = {
+        "chunk_kda": of_function(kda.chunk_kda),
+        "compiled": of_function(torch.compile(lambda **words: kda.chunk_kda(**words), backend="aot_eager")),
+        "halo": lambda context: (kda.parallel.conv_halo(x, context, 3), [x]),
+        "layer": lambda context: (layer(x, cp_context=context), [x, *layer.parameters()]),
+    }
+    found = {}
+    for name, make in makes.items():
+        y, given = make(context)
+        exact = torch.autograd.grad(y.square().sum(), given)
+        y, given = make(context_of({}, call, group))
+        gc.collect()
+        got = torch.autograd.grad(y.square().sum(), given)
+        found[name] = max((a - b).abs().max().item() for a, b in zip(exact, got))
+    del context, makes, make, y, given, got, exact
+    torch._dynamo.reset()
+    gc.collect()
+    return found, len(contexts._contexts) - before
+
+
 def checkpointed(rank):
     """Differences of a call that is made again in the backward, and of one under autocast."""
     from torch.utils.checkpoint import checkpoint

@@ -8,7 +8,7 @@ import sys
 import processes
 import pytest
 import torch
-from parallel_cases import CASES, checkpointed, compiled, everything, many
+from parallel_cases import CASES, checkpointed, compiled, everything, left_to_autograd, many
 
 WORLDS = (2, 3, 4)
 world = pytest.mark.parametrize("world", WORLDS)
@@ -101,6 +101,12 @@ def test_a_compiled_call_is_one_graph_and_not_one_for_each_context():
     for found, graphs in processes.run(2, compiled):
         assert worst(found.values()) < 1e-13
         assert graphs <= 5
+
+
+def test_a_context_lives_as_long_as_a_backward_needs_it():
+    for found, left in processes.run(2, left_to_autograd):
+        assert max(found.values()) == 0 and len(found) == 4
+        assert left == 0
 
 
 @pytest.mark.exhaustive
