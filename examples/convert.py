@@ -22,7 +22,8 @@ from typing import Any
 
 import torch
 
-from kda.nn import LAYOUTS, CheckpointError, KimiDeltaAttention, layout_of, prefixes_of
+from kda.errors import KdaError
+from kda.nn import LAYOUTS, KimiDeltaAttention, layout_of, prefixes_of
 
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 MODULES = {                                  # model_type -> module of transformers, its layer, its config
@@ -167,6 +168,9 @@ def convert(tensors: Checkpoint, config: dict[str, Any], args: argparse.Namespac
     layout = layout_of(own, prefix)
     options = options_of(config if args.lower_bound is None else config | {"lower_bound": args.lower_bound})
     layer = KimiDeltaAttention.from_checkpoint(own, prefix, **options)
+    if args.lower_bound not in (None, layer.lower_bound):
+        raise SystemExit(f"--lower-bound {args.lower_bound:g} is for a config that does not say it; this one means "
+                         f"{layer.lower_bound}.")  # fmt: skip
     print(f"{prefix}: {len(own)} tensors, in the layout {layout}\n{layer}")
     wrong = 0
     if layout is None:
@@ -196,5 +200,5 @@ def convert(tensors: Checkpoint, config: dict[str, Any], args: argparse.Namespac
 if __name__ == "__main__":
     try:
         main()
-    except CheckpointError as error:
+    except KdaError as error:
         sys.exit(str(error))

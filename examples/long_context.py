@@ -86,6 +86,9 @@ def main() -> int:
     if "RANK" not in os.environ:
         parser.error("start it with torchrun --nproc-per-node RANKS examples/long_context.py")
 
+    parts = int(os.environ["WORLD_SIZE"]) * (1 if args.layout == "contiguous" else 2)
+    if total % parts:
+        parser.error(f"{total} tokens cannot be cut into {parts} equal parts: change --lengths or --tokens")
     device = torch.device(args.device)
     if device.type == "cuda":
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
@@ -97,7 +100,6 @@ def main() -> int:
 
     offsets = torch.tensor([0, *lengths]).cumsum(0)
     context = parallel.build_cp_context(offsets.to(device), cu_seqlens_cpu=offsets, layout=args.layout)
-    parts = world if args.layout == "contiguous" else 2 * world
     edges = [n * total // parts for n in range(parts + 1)]
     mine = [tokens_between(edges[p.number], edges[p.number + 1], args.hidden) for p in context.parts]
     x = torch.cat(mine)[None].to(device)

@@ -530,13 +530,20 @@ def main() -> None:
         ("queue", 64, "requests that may wait for a slot"),
         ("longest", 4096, "tokens of a prompt and its answer together, at most"),
         ("batch", 512, "tokens of prompts in a step, at most"),
-        ("clients", 16, "with --load: requests at once"), ("max-tokens", 32, "with --load: tokens of an answer"),
     ):  # fmt: skip
         options.add_argument(f"--{name}", type=positive, default=value, help=f"{meaning}; {value} by default")
+    of_load = {"clients": (16, "requests at once"), "max-tokens": (32, "tokens of an answer")}
+    for name, (value, meaning) in of_load.items():
+        options.add_argument(f"--{name}", type=positive, help=f"with --load: {meaning}; {value} by default")
     options.add_argument("--load", type=positive, metavar="REQUESTS",
                          help="a load test of so many requests, then the end")  # fmt: skip
     options.add_argument("--check", action="store_true", help="with --load: compare each answer with the model alone")
     of = options.parse_args()
+    if not of.load and (of.check or of.clients or of.max_tokens):
+        options.error("--check, --clients and --max-tokens are for --load")
+    if of.batch < CHUNK:
+        options.error(f"--batch {of.batch} is less than the {CHUNK} tokens by which a prompt advances")
+    clients, max_tokens = of.clients or of_load["clients"][0], of.max_tokens or of_load["max-tokens"][0]
     try:
         import starlette  # noqa: F401
         import uvicorn
@@ -555,12 +562,12 @@ def main() -> None:
         refuse_a_port_in_use(of.host, of.port)
         uvicorn.run(application(engine), host=of.host, port=of.port)
         return
-    seen, seconds = asyncio.run(load(engine, of.load, of.clients, of.max_tokens))
-    print(report(engine, seen, seconds, of.clients))
+    seen, seconds = asyncio.run(load(engine, of.load, clients, max_tokens))
+    print(report(engine, seen, seconds, clients))
     lost = engine.slots - len(engine.pool.free) - len(engine.prefixes)
     wrong = []
     if of.check:
-        wrong = asyncio.run(differ_from_alone(model, seen.texts, of.max_tokens))
+        wrong = asyncio.run(differ_from_alone(model, seen.texts, max_tokens))
         same, prompts = len(seen.texts) - len(wrong), len(seen.texts)
         print(f"{'check':18} {same} of {prompts} prompts have the answers of the model alone")
     failed = engine.counts["failed"]

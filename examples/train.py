@@ -140,6 +140,16 @@ def positive(text: str) -> int:
     return int(text)
 
 
+def rate(text: str) -> float:
+    try:
+        found = float(text)
+    except ValueError:
+        found = -1.0
+    if not 0 < found < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a positive number")
+    return found
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=positive, help="300 by default, 60 on a CPU")
@@ -148,7 +158,7 @@ def main() -> None:
     parser.add_argument("--hidden", type=positive, default=128)
     parser.add_argument("--heads", type=positive, default=4)
     parser.add_argument("--layers", type=positive, default=4)
-    parser.add_argument("--lr", type=float, default=2e-3)
+    parser.add_argument("--lr", type=rate, default=2e-3)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--out", type=Path, default=Path("runs/train"),
                         help="folder of the checkpoint and the losses; runs/train by default")  # fmt: skip
@@ -160,6 +170,9 @@ def main() -> None:
         torch.empty(0, device=args.device)
     except (RuntimeError, AssertionError) as error:
         parser.error(f"--device {args.device}: {str(error).splitlines()[0]}")
+    text = text_of_the_repository()
+    if args.length >= len(text):
+        parser.error(f"--length {args.length}: the text has {len(text)} bytes")
     args.steps = args.steps or (60 if args.device == "cpu" else 300)
 
     rank, world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
@@ -189,7 +202,7 @@ def main() -> None:
     except OSError as error:
         raise SystemExit(f"there can be no folder {args.out}: {error.strerror}. Name another --out.") from None
     trained = nn.parallel.DistributedDataParallel(model) if world > 1 else model
-    text, first = text_of_the_repository(), len(losses)
+    first = len(losses)
     loss = logits = None                                   # where the checkpoint has all steps already
     began = time.perf_counter()
     if rank == 0:

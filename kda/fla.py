@@ -22,6 +22,8 @@ try:
     import fla.ops.kda
     import fla.ops.kda.chunk
 except ModuleNotFoundError as error:
+    if str(error.name).startswith("fla."):
+        raise PackageError(f"kda.fla: FLA is installed only in part: {error}. {_INSTALL}", name="fla") from error
     if error.name != "fla":
         raise PackageError(f"kda.fla: importing fla failed: {error}. `{_INSTALL}` again, or install {error.name}.",
                            name=error.name) from error  # fmt: skip

@@ -48,7 +48,7 @@ class CPContext:
         self.places: dict[Any, Any] = {}     # of `halo`, once computed
         number = next(_numbers)
         self.handle = torch.tensor(number)   # passed to operators: no graph is specialised to a context
-        self.handle.context = self           # alive as long as a backward that has saved its handle
+        self.handle.context = self  # type: ignore[attr-defined]  # alive as long as a backward that saved its handle
         _contexts[number] = self
 
     def __repr__(self) -> str:

@@ -396,14 +396,14 @@ def left_to_autograd(rank):
         "layer": lambda context: (layer(x, cp_context=context), [x, *layer.parameters()]),
     }
     found = {}
-    for name, make in makes.items():
-        y, given = make(context)
+    for name, run in makes.items():
+        y, given = run(context)
         exact = torch.autograd.grad(y.square().sum(), given)
-        y, given = make(context_of({}, call, group))
+        y, given = run(context_of({}, call, group))
         gc.collect()
         got = torch.autograd.grad(y.square().sum(), given)
         found[name] = max((a - b).abs().max().item() for a, b in zip(exact, got))
-    del context, makes, make, y, given, got, exact
+    del context, makes, run, y, given, got, exact
     torch._dynamo.reset()
     gc.collect()
     return found, len(contexts._contexts) - before

@@ -119,6 +119,16 @@ def test_an_fla_that_cannot_be_imported_is_reported_as_such(monkeypatch, tmp_pat
         importlib.import_module("kda.fla")
 
 
+def test_an_fla_of_which_a_part_is_missing_is_reported_as_such(monkeypatch, tmp_path):
+    (tmp_path / "fla").mkdir()
+    (tmp_path / "fla" / "__init__.py").touch()             # as of flash-linear-attention without fla-core
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in [name for name in sys.modules if name.partition(".")[0] == "fla" or name == "kda.fla"]:
+        monkeypatch.delitem(sys.modules, name)
+    with pytest.raises(kda.PackageError, match=r"only in part: No module named 'fla\.ops'\. pip install 'fla-core>=.*'$"):
+        importlib.import_module("kda.fla")
+
+
 def test_looking_at_kda_does_not_register_it_anywhere():
     with warnings.catch_warnings(), pytest.raises(AttributeError):
         warnings.simplefilter("error")
