@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from .bundles import Save
 from .capability import Capability
-from .errors import InputError, NoBackendError
+from .errors import InputError, KdaError, NoBackendError
 from .host import Host, detect, stand_in
 from .problem import Problem
 
@@ -38,8 +38,13 @@ def capabilities() -> tuple[Capability, ...]:
     """Every backend of the package, in the order in which they are tried."""
     from . import backends
 
-    names = [path.parent.name for folder in backends.__path__ for path in Path(folder).glob("*/capability.py")]
-    found = [importlib.import_module(f"{backends.__name__}.{name}.capability").CAPABILITY for name in names]
+    found = []
+    for path in (path for folder in backends.__path__ for path in Path(folder).glob("*/capability.py")):
+        name = f"{backends.__name__}.{path.parent.name}.capability"
+        try:
+            found.append(importlib.import_module(name).CAPABILITY)
+        except Exception as error:
+            raise KdaError(f"{name} declares no backend: {type(error).__name__}: {error}") from error
     return tuple(sorted(found, key=lambda c: (c.rank, c.backend)))
 
 

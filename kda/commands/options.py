@@ -13,7 +13,7 @@ from click.shell_completion import CompletionItem
 from kda import dispatch
 from kda.capability import Capability
 from kda.compile.store import accepts_files
-from kda.compile.target import TARGETS, Target, parse
+from kda.compile.target import NAMES, TARGETS, Target, parse
 from kda.problem import DTYPES, SHORT_DTYPES
 
 from .render import CANNOT_JUDGE
@@ -72,7 +72,9 @@ class Arch(click.ParamType):
         return "Name a GPU, such as --arch h100."
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        return [CompletionItem(t.name, help=t.examples) for t in TARGETS.values() if t.name.startswith(incomplete)]
+        archs = [CompletionItem(t.name, help=t.examples) for t in TARGETS.values()]
+        cards = [CompletionItem(name) for name in NAMES if name not in TARGETS and " " not in name]
+        return [each for each in archs + cards if each.value.startswith(incomplete)]
 
 
 class OutputFile(click.Path):

@@ -391,7 +391,8 @@ def ending(result: Result, target: Target | None) -> str:
 
 def refusal(result: Result) -> str:
     if not result.levels:
-        return f"{result.backend} declares nothing that can be proven here"
+        return (f"{result.backend} declares no `stages` that can be proven here; "
+                f"`kda verify --backend {result.backend}` compares whole calls")  # fmt: skip
     return "\n".join(
         [f"{result.backend} accepts no call here", *(f"  {case.name}: {case.refused}" for case in result.cases)]
     )

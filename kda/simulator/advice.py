@@ -63,7 +63,12 @@ OF_ITS_OWN = "; or, where each should have an element of its own, the index is c
 ONE_ADDRESS = "give each lane an address of its own, or let one lane do it"
 OUTSIDE = "correct the index or the strides, or let lanes that have no element there skip the access (by a mask, an if)"
 OF_KIND = {  # by the engine's FindingKind: what does not depend on who did the other access
+    2: "align the address to the size of the access, or use smaller accesses",
     3: "write it first; if a copy or another warp fills it, wait for that before this",
+    11: "compare who arrives with what is waited for: an arrival on every path, the count, the bytes, the parity",
+    12: "change what the loop reads on every path: release the lock, set the flag; CTAs may run one after another",
+    13: "let all lanes of the warp reach it, on one path",
+    14: "name in the mask exactly the lanes that run it",
     28: "the lanes run bar.warp.sync (__syncwarp) after that access and before one of them arrives or releases",
     30: "run griddepcontrol.wait before this access",
     31: "run tcgen05.wait::ld.sync.aligned between the two",

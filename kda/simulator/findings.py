@@ -294,7 +294,10 @@ class Wording:
         distance = self._distance(record, by)
         near = distance in ("warp", "cta")
         this, other = (
-            str(replace(a, doing="")) + ("" if near or a.cta is None else f" of CTA {a.cta}") for a in (this, by)
+            "whoever made that access"
+            if a.warp is None and a.doing
+            else str(replace(a, doing="")) + ("" if near or a.cta is None else f" of CTA {a.cta}")
+            for a in (this, by)
         )
         if number == 7:
             return advice.PROXY.format(other=other)

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import importlib.util
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
 
 import kda
 from kda.dispatch import Choice, backend_of_backward, capabilities, launcher, weigh
+from kda.errors import KdaError
 from kda.gates import wide_dtype
 from kda.host import detect
 from kda.problem import Problem
@@ -79,6 +81,17 @@ class Door:
             gradients = stored_by(other, backward)
         return Rounding(wide_dtype(case.inputs.q.dtype), stored_by(self.name, forward), gradients=gradients)
 
+    @contextlib.contextmanager
+    def blamed(self, what: str) -> Iterator[None]:
+        """An exception that is none of kda's own says whose fault it is."""
+        try:
+            yield
+        except KdaError:
+            raise
+        except Exception as error:
+            raise KdaError(f"{what} of the backend {self.name} failed: {type(error).__name__}: {error} "
+                           "(--debug shows where)") from error  # fmt: skip
+
     def sees(self, case: Case) -> Case:
         """The inputs as they reach the backend."""
         return case
@@ -90,12 +103,17 @@ class Door:
             name: x.detach().clone().requires_grad_(backward) if isinstance(x, Tensor) and x.is_floating_point() else x
             for name, x in case.keywords.items()
         }
-        o, ht = self.chunk_kda(**leaves, **keywords)
+        with self.blamed("a forward"):
+            o, ht = self.chunk_kda(**leaves, **keywords)
+            for name, x, shape in (("o", o, case.do.shape), ("ht", ht, case.dht.shape)):
+                if x.shape != shape:
+                    raise ValueError(f"{name} must have the shape {list(shape)}, and has {list(x.shape)}")
         found = {"o": o.detach(), "ht": ht.detach()}
         if backward:
             wanted, cotangents = by_gradient(leaves), (case.do, case.dht)
-            grads = torch.autograd.grad((o, ht), list(wanted.values()), cotangents, allow_unused=True,
-                                        materialize_grads=True)  # fmt: skip
+            with self.blamed("a backward"):
+                grads = torch.autograd.grad((o, ht), list(wanted.values()), cotangents, allow_unused=True,
+                                            materialize_grads=True)  # fmt: skip
             found |= dict(zip(wanted, grads))
         return {name: x.cpu() for name, x in found.items()}
 
@@ -110,7 +128,8 @@ class Door:
 
     def stage(self, name: str, case: Case, tensors: Mapping[str, Tensor | None]) -> dict[str, Tensor | None]:
         there = {n: None if x is None else x.to(self.device) for n, x in tensors.items()}
-        found = self.stage_call(name, case)(there)
+        with self.blamed(f"the stage {name}"):
+            found = self.stage_call(name, case)(there)
         return {n: None if x is None else x.cpu() for n, x in found.items()}
 
 

@@ -192,7 +192,7 @@ def walk(door: Door, case: Case, stages: Iterable[Stage], oracle: Oracle) -> Ite
         oracle.advance(stage)
         rows = []
         for n, budget in oracle.budgets_chained(stage).items():
-            row = judge(stage.name, n, budget, masked(n, env[n], case), case)
+            row = judge(stage.name, n, budget, masked(n, env.get(n), case), case)
             if by_itself[n].wrong:
                 row = row._replace(itself=True) if row.wrong else by_itself[n]
             if row.wrong:

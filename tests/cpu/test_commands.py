@@ -193,6 +193,7 @@ def test_a_file_that_cannot_be_written_is_refused_before_the_work(arguments, say
     [
         ("kda ver", {"verify"}),
         ("kda selftest --arch sm1", {"sm100", "sm103", "sm120"}),
+        ("kda selftest --arch h", {"h100", "h200", "h20"}),
         ("kda verify --backend tr", {"triton"}),
         ("kda verify --stage fwd/w", {"fwd/wy"}),
         ("kda selftest --stage fwd/g", {"fwd/gate"}),

@@ -68,6 +68,22 @@ def test_a_folder_with_a_capability_is_a_backend(tmp_path, monkeypatch):
     monkeypatch.delitem(sys.modules, "kda.backends.mine")
 
 
+@pytest.mark.parametrize(("text", "says"), [
+    ("from kda.capability import Capability\nCAPABILITY = Capability('broken', rnak=5)", "keyword argument 'rnak'"),
+    ("capability = 1", "has no attribute 'CAPABILITY'"),
+], ids=["a misspelt field", "no declaration"])  # fmt: skip
+def test_a_capability_that_is_none_is_named(tmp_path, monkeypatch, text, says):
+    from kda import backends
+
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "capability.py").write_text(text)
+    monkeypatch.setattr(backends, "__path__", [*backends.__path__, str(tmp_path)])
+    with pytest.raises(kda.KdaError, match=rf"kda\.backends\.broken\.capability declares no backend: .*{says}"):
+        dispatch.capabilities.__wrapped__()
+    for name in ("kda.backends.broken.capability", "kda.backends.broken"):
+        sys.modules.pop(name, None)
+
+
 def test_a_backend_without_a_backward_accepts_none(monkeypatch):
     forward = dataclasses.replace(FAST, rules=(), backward=False)
     others = dispatch.capabilities()

@@ -125,7 +125,8 @@ def test_an_fla_of_which_a_part_is_missing_is_reported_as_such(monkeypatch, tmp_
     monkeypatch.syspath_prepend(tmp_path)
     for name in [name for name in sys.modules if name.partition(".")[0] == "fla" or name == "kda.fla"]:
         monkeypatch.delitem(sys.modules, name)
-    with pytest.raises(kda.PackageError, match=r"only in part: No module named 'fla\.ops'\. pip install 'fla-core>=.*'$"):
+    says = r"only in part: No module named 'fla\.ops'\. pip install 'fla-core>=.*'$"
+    with pytest.raises(kda.PackageError, match=says):
         importlib.import_module("kda.fla")
 
 

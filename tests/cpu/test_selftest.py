@@ -191,7 +191,7 @@ def test_colour_only_repeats_what_the_words_say(made_up):
 def test_a_backend_without_stages_cannot_be_judged(made_up):
     made_up(BARE)
     result = kda_selftest("--backend", "bare")
-    assert result.exit_code == 3 and "bare declares nothing that can be proven here" in result.stdout
+    assert result.exit_code == 3 and "bare declares no `stages` that can be proven here" in result.stdout
 
 
 def without_its_compiler(*args):

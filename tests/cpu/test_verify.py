@@ -545,6 +545,35 @@ def test_a_stage_that_no_stage_of_its_own_feeds_is_verified_alone(late, stages):
     assert len(said) == parity.parts(Door("late"), case)
 
 
+def raises(*args):
+    raise IndexError("of mine")
+
+
+@pytest.mark.parametrize(("name", "wrong", "says"), [
+    ("stage", raises, "the stage fwd/gate of the backend reference failed: IndexError: of mine (--debug"),
+    ("forward", raises, "a forward of the backend reference failed: IndexError: of mine (--debug"),
+    ("backward", raises, "a backward of the backend reference failed: IndexError: of mine (--debug"),
+    ("forward", lambda out: out._replace(o=out.o[:, 1:]), "o must have the shape [1, 98, 2, 32], and has [1, 97, "),
+], ids=["stage", "forward", "backward", "a shape"])  # fmt: skip
+def test_a_mistake_of_a_backend_is_called_one(monkeypatch, name, wrong, says):
+    from kda.backends.reference import launch
+
+    real = getattr(launch, name)
+    monkeypatch.setattr(launch, name, raises if wrong is raises else lambda *args: wrong(real(*args)))
+    result = kda_verify()
+    assert result.exit_code == 2 and says in result.stderr and "internal error" not in result.stderr
+
+
+def test_a_tensor_that_a_stage_does_not_write_is_a_finding(monkeypatch):
+    from kda.backends.reference import launch
+
+    real = launch.stage
+    monkeypatch.setattr(launch, "stage", lambda *args: {n: x for n, x in real(*args).items() if n != "h"})
+    result = kda_verify()
+    assert result.exit_code == 1 and "First wrong stage: fwd/state" in result.stdout
+    assert "nothing was written" in result.stdout
+
+
 @pytest.mark.parametrize("command", [["verify"], ["selftest"]], ids="".join)
 def test_a_misspelt_stage_of_a_backend_is_named_with_its_file(late, command):
     late("fwd/outptu")

@@ -526,8 +526,9 @@ bool barriers_explain_block(Warp *w, const Ins *i, int l, char *text, size_t siz
         char ended[40] = "";
         if (b && b->phase) snprintf(ended, sizeof ended, " (phases that have ended: %llu)", (unsigned long long)b->phase);
         if (b)
-            snprintf(text, size, "waits for the mbarrier at 0x%x: phase %llu%s, %lld of %lld arrivals and %lld bytes are missing", at,
-                     (unsigned long long)b->phase, ended, (long long)b->pending, (long long)b->expected, (long long)b->tx);
+            snprintf(text, size, "waits for the mbarrier at 0x%x: phase %llu%s, %lld of %lld arrivals %s %lld bytes %s", at, (unsigned long long)b->phase,
+                     ended, (long long)b->pending, (long long)b->expected, b->tx < 0 ? "are missing, and" : "and",
+                     (long long)(b->tx < 0 ? -b->tx : b->tx), b->tx < 0 ? "more than expected have come" : "are missing");
     } else if (i->run == op_cluster_wait) {
         s32 missing = 0;
         for (s32 t = 0; t < w->cluster->nctas; t++)
