@@ -444,6 +444,8 @@ def prove(door: Door, stage: str) -> Proof:
 
 def describe(row: Row) -> str:
     """One line about a wrong row."""
+    if row.measure.kind in ("shape", "missing"):
+        return f"{row.tensor}: {worst(row)}"
     return f"{row.tensor}: {used_words(row.measure)} of its budget, {worst(row)}"
 
 
