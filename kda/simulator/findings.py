@@ -45,7 +45,9 @@ KINDS = {
     21: Kind("register-in-flight", "{t}"),
     22: Kind("group", "{t}"),
     23: Kind("mbarrier-overwritten", "{t}"),
-    24: Kind("too-many-instructions", "the launch ran {n} warp-instructions and has not ended; a larger limit allows more"),
+    24: Kind(
+        "too-many-instructions", "the launch ran {n} warp-instructions and has not ended; a larger limit allows more"
+    ),
     25: Kind("unsupported", "{t}"),
     26: Kind("tcgen05-fence", "uses {a}, which {o} {u}: {t} is missing between", forgiven=True),
     27: Kind("mbarrier-fence", "{t}", forgiven=True),
