@@ -290,6 +290,14 @@ def test_a_deadlock_at_an_mbarrier_that_counts_too_few_says_how_many_phases_have
     assert "phase 2 (phases that have ended: 2), 16 of 16 arrivals and 0 bytes are missing" in finding.says
 
 
+def test_an_arrival_too_many_is_found_where_it_happens():
+    first, all_at_once = ARRIVE.replace("[smem]", "[smem], 2"), "mbarrier.arrive.shared::cta.b64 %rd5, [smem], 4;"
+    one = f"setp.eq.u32 %p3, %r0, 0; @%p3 {first} @%p3 {all_at_once}"
+    _, result = run(ADDRESS + INIT.format(count=4, after="bar.sync 0;") + one, threads=32)
+    finding = next(f for f in result.findings if "more arrivals than are pending" in f.says)
+    assert finding.kind == "mbarrier" and "[smem], 4" in finding.place.ptx and "mbarrier.init" in finding.other.ptx
+
+
 def test_phases_follow_the_documented_order():
     """init 2; arrive.expect_tx 64; complete 48; arrive; complete 16: only then is phase 0 over."""
     step = lambda n: f"mbarrier.test_wait.parity.shared::cta.b64 %p2, [smem], 0; selp.u32 %r{n}, 1, 0, %p2;"  # noqa: E731

@@ -212,9 +212,8 @@ Mbarrier *mbarrier_at(Warp *w, const Ins *i, int lane, u32 address, bool must_li
     return b;
 }
 
-static void broken_count(Mbarrier *b, const char *what, s64 value) {
-    Machine *m = b->cta->machine;
-    Finding *f = find_at(m, BAD_MBARRIER, &b->cta->warp[0], 0, b->ins, -1, shared_address(b->cta, b->address), 8);
+static void broken_count(Mbarrier *b, const Warp *w, const Ins *i, int lane, const char *what, s64 value) {
+    Finding *f = find_at(b->cta->machine, BAD_MBARRIER, w, lane, i->index, b->ins, shared_address(b->cta, b->address), 8);
     if (f && f->count == 1)
         snprintf(f->text, sizeof f->text, "%s of the mbarrier at shared address 0x%x is %lld in phase %llu (arrivals expected: %lld)", what, b->address,
                  (long long)value, (unsigned long long)b->phase, (long long)b->expected);
@@ -238,11 +237,11 @@ static void note_arrival(Mbarrier *b) {
     if (at > b->arrived_at) b->arrived_at = at;
 }
 
-void mbarrier_arrive(Mbarrier *b, u32 count, const Knowledge *from) {
+void mbarrier_arrive(Mbarrier *b, const Warp *w, const Ins *i, int lane, u32 count, const Knowledge *from) {
     note_arrival(b);
     if (from) learn(b->cta->cluster, &b->arriving, from);
     if (count > b->pending) {
-        broken_count(b, "more arrivals than are pending: the count", b->pending - (s64)count);
+        broken_count(b, w, i, lane, "more arrivals than are pending: the count", b->pending - (s64)count);
         b->pending = 0;
     } else
         b->pending -= count;
@@ -250,11 +249,10 @@ void mbarrier_arrive(Mbarrier *b, u32 count, const Knowledge *from) {
     end_phase_if_due(b);
 }
 
-void mbarrier_complete_tx(Mbarrier *b, s64 bytes, const Knowledge *from) {
+void mbarrier_complete_tx(Mbarrier *b, const Warp *w, const Ins *i, int lane, s64 bytes) {
     note_arrival(b);
-    if (from) learn(b->cta->cluster, &b->arriving, from);
     b->tx -= bytes;
-    if (b->tx < -MOST_ARRIVALS) broken_count(b, "the count of bytes", b->tx);
+    if (b->tx < -MOST_ARRIVALS) broken_count(b, w, i, lane, "the count of bytes", b->tx);
     end_phase_if_due(b);
 }
 
@@ -263,10 +261,10 @@ void mbarrier_too_few(const Mbarrier *b, Warp *w, const Ins *i, int lane) {
          "lane %d arrives after other lanes of the same instruction have ended the phase: %lld arrivals are too few", lane, (long long)b->expected);
 }
 
-static void expect_tx(Mbarrier *b, u32 bytes) {
+static void expect_tx(Mbarrier *b, const Warp *w, const Ins *i, int lane, u32 bytes) {
     b->tx += bytes;
-    if (b->tx > MOST_ARRIVALS) broken_count(b, "the count of bytes", b->tx);
-    if (!b->tx && !b->pending) broken_count(b, "expect_tx came after its phase's last arrival: the count of bytes", 0);
+    if (b->tx > MOST_ARRIVALS) broken_count(b, w, i, lane, "the count of bytes", b->tx);
+    if (!b->tx && !b->pending) broken_count(b, w, i, lane, "expect_tx came after its phase's last arrival: the count of bytes", 0);
 }
 
 u32 mbarrier_next_clock(const Mbarrier *b) { return (u32)b->phase + 1; }
@@ -354,10 +352,10 @@ static Outcome op_mbarrier_arrive(Warp *w, const Ins *i, u32 lanes) {
         if (!b) continue;
         if (b == ended) mbarrier_too_few(b, w, i, l);
         note_visit(w, i, b->cta);
-        if (i->arg[3] >= 0) expect_tx(b, R32(w, i->arg[3])[l]);
+        if (i->arg[3] >= 0) expect_tx(b, w, i, l, R32(w, i->arg[3])[l]);
         if (i->mod[2]) b->expected -= count;
         u64 before = state_of(b), phase = b->phase;
-        mbarrier_arrive(b, count, i->mod[3] ? (w->has_released ? &w->released : NULL) : &w->know);
+        mbarrier_arrive(b, w, i, l, count, i->mod[3] ? (w->has_released ? &w->released : NULL) : &w->know);
         released |= !i->mod[3];
         if (b->phase != phase) ended = b;
         if (i->arg[0] >= 0) R64(w, i->arg[0])[l] = before;
@@ -376,9 +374,9 @@ static Outcome op_mbarrier_tx(Warp *w, const Ins *i, u32 lanes) {
         u32 bytes = R32(w, i->arg[1])[l];
         note_visit(w, i, b->cta);
         if (i->mod[2])
-            mbarrier_complete_tx(b, bytes, NULL);
+            mbarrier_complete_tx(b, w, i, l, bytes);
         else
-            expect_tx(b, bytes);
+            expect_tx(b, w, i, l, bytes);
     }
     return NEXT;
 }

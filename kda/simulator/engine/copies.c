@@ -93,7 +93,7 @@ bool copy_to_shared(Work *work, const Access *a, u32 address, const void *from, 
 
 void landed(Work *work, Mbarrier *b, s64 bytes) {
     if (b->live)
-        mbarrier_complete_tx(b, bytes, NULL);
+        mbarrier_complete_tx(b, work->warp, work->ins, work->lane, bytes);
     else
         find(work->warp, work->ins, work->lane, BAD_MBARRIER, shared_address(b->cta, b->address), 8,
              "the mbarrier at shared address 0x%x was invalidated while it tracked this copy", b->address);
@@ -270,7 +270,7 @@ static void run_arrivals(Work *work) {
         if (b == ended) mbarrier_too_few(b, work->warp, work->ins, l);
         u64 phase = b->phase;
         knows_cp_async(work->warp, &b->arriving, work->clock);
-        mbarrier_arrive(b, 1, NULL);
+        mbarrier_arrive(b, work->warp, work->ins, l, 1, NULL);
         if (b->phase != phase) ended = b;
     }
 }

@@ -672,7 +672,7 @@ static void arrive_at(Work *work, u32 address, const Knowledge *done) {
     }
     check_initialised(work, cta, at);
     mbarrier_fenced(b, w, work->ins, work->lane, &work->know);
-    mbarrier_arrive(b, 1, done);
+    mbarrier_arrive(b, w, work->ins, work->lane, 1, done);
 }
 
 static void run_commit(Work *work) {
