@@ -372,7 +372,17 @@ class KimiDeltaAttention(nn.Module):
             return None
         from ..parallel import adopt
 
-        return adopt(cp_context, "KimiDeltaAttention")
+        context = adopt(cp_context, "KimiDeltaAttention")
+        if not torch.compiler.is_compiling() and context.tokens != T:          # a graph is for any T
+            error = InputError("KimiDeltaAttention", "x", f"[1, {context.tokens}, {self.hidden_size}], this rank's "
+                               "tokens", _shape_or_type(x), "Cut the row as the context does: context.tokens per rank.",
+                               "nn.cp_context")  # fmt: skip
+            if context.crosses:
+                from ..parallel import exchange
+
+                exchange.object_to(context, f"error: {error}")
+            raise error
+        return context
 
     def extra_repr(self) -> str:
         names = ("num_heads", "head_dim", "num_v_heads", "head_v_dim", "lower_bound")

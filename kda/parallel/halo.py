@@ -47,8 +47,8 @@ def conv_halo(x: Tensor, cp_context: Any, rows: int | None = None) -> Tensor:
         RankLost: not all ranks called within the time-out.
     """
     context = adopt(cp_context, OP)
-    if rows is None:
-        rows = (context.conv1d_kernel_size or 0) - 1
+    if rows is None and context.conv1d_kernel_size:
+        rows = context.conv1d_kernel_size - 1
     if not isinstance(rows, int) or isinstance(rows, bool) or rows < 0:
         raise InputError(OP, "rows", "at least 0, or left out for a context with a conv1d_kernel_size", repr(rows),
                          "Pass rows, or conv1d_kernel_size to build_cp_context.", "halo.rows")  # fmt: skip

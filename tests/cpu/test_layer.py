@@ -269,7 +269,7 @@ def with_halo(monkeypatch, exchange):
 def test_a_context_brings_what_came_before_into_the_convolutions(monkeypatch):
     """Two ranks by hand: the second is given the last inputs of the first, and the state."""
     layer, x = make(), hidden(30, B=1)
-    context, asked = types.SimpleNamespace(cu_seqlens=torch.tensor([0, 14])), []
+    context, asked = types.SimpleNamespace(cu_seqlens=torch.tensor([0, 14]), tokens=14), []
     others = torch.cat([p(x[:, :16]) for p in (layer.q_proj, layer.k_proj, layer.v_proj)], -1)
 
     def exchange(made, cp_context, rows):

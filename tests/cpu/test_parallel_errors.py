@@ -61,6 +61,12 @@ def too_many_tokens(rank):
     return outcome(called(T=31 if rank == 1 else 30))
 
 
+def tokens_of_all_ranks_to_a_layer(rank):
+    context = kda.parallel.build_cp_context(torch.tensor([0, 90]), None, 4, timeout=LIMIT)
+    x = torch.zeros(1, 90 if rank == 1 else 30, 8)
+    return outcome(lambda: kda.nn.KimiDeltaAttention(8, 2, 4)(x, cp_context=context))
+
+
 def another_width_of_halo(rank):
     context = kda.parallel.build_cp_context(torch.tensor([0, 90]), None, 4, timeout=LIMIT)
     return outcome(lambda: kda.parallel.conv_halo(torch.zeros(1, 30, 5 + (rank == 1)), context))
@@ -130,6 +136,12 @@ def test_a_call_that_is_wrong_on_one_rank_is_an_error_there_and_the_others_hear_
     first, second, third = (found for found, _ in results(too_many_tokens))
     assert "found T=31" in second and "cp_context.tokens" in second
     assert first == third and "cp_context.agreed" in first and "found T=31" in first
+
+
+def test_so_is_one_of_a_layer():
+    first, second, third = (found for found, _ in results(tokens_of_all_ranks_to_a_layer))
+    assert "InputError: KimiDeltaAttention: x must be [1, 30, 8], this rank's tokens; found [1, 90, 8]" in second
+    assert first == third and "KimiDeltaAttention: x must be [1, 30, 8]" in first
 
 
 LOST = [another_shape_later, dead, absent_from_the_backward,

@@ -348,7 +348,28 @@ def test_the_page_has_the_source_with_counts_and_findings_at_their_lines(here):
     assert not re.search(r'(src|href)=|url\(|@import', page)                  # it needs no network
 
 
+def test_lines_of_no_file_and_code_of_no_line_are_shown_as_ptx(here):
+    (here / "script.py").write_text(CUDA)
+    result = simulate("--html", "page.html", "--sarif", "log.sarif", "script.py")
+    assert result.exit_code == 1 and "uninitialised" in result.output, result.output
+    page = (here / "page.html").read_text()
+    assert "PTX (it names no source)" in page and "&lt;string&gt;" not in page
+    (run,) = json.loads((here / "log.sarif").read_text())["runs"]
+    assert run["results"] and "<string>" not in json.dumps(run["results"])
+
+
 # ---- the plug-in for pytest
+
+CUDA = '''
+import torch, kda.simulator
+SOURCE = """extern "C" __global__ void k(const int *x, int *out) {
+    __shared__ int kept[64];
+    for (int n = 0; n < x[0]; n++) kept[threadIdx.x] += x[threadIdx.x];
+    out[threadIdx.x] = kept[threadIdx.x ^ 32];
+}"""
+x, out = torch.ones(64, dtype=torch.int32), torch.zeros(64, dtype=torch.int32)
+kda.simulator.run(SOURCE, "k", grid=1, block=64, args=[x, out], arch="sm_90a")
+'''
 
 TESTS = '''
 import pytest

@@ -20,9 +20,11 @@ _FRAME = re.compile(r"(.+):(\d+)")
 
 
 def frames(source: str) -> list[Line]:
-    """A line and those it was inlined at, innermost first, as a Place writes them."""
+    """A line and those it was inlined at, innermost first, as a Place writes them; without line 0, which stands for
+    code of no line, and without lines of a text that no file has, such as "<string>"."""
     found = (_FRAME.fullmatch(part) for part in source.split(" < "))
-    return [Line(match[1], int(match[2])) for match in found if match]
+    lines = [Line(match[1], int(match[2])) for match in found if match]
+    return [at for at in lines if at.line and not str(at.file).startswith("<")]
 
 
 def line_of(source: str | None, ptx_line: int, home: Path) -> Line:

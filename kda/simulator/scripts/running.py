@@ -75,8 +75,8 @@ class Simulated:
 
     def add(self, findings: Sequence[Finding], schedule: int) -> None:
         for finding in findings:
-            other = finding.other.line if finding.other else 0
-            key = finding.kind, finding.grade, finding.kernel, finding.place.line, other
+            at = [place and (place.source or place.line) for place in (finding.place, finding.other)]
+            key = finding.kind, finding.grade, finding.kernel, *at
             self.found.setdefault(key, (finding, schedule))
 
     def mutants(self, **options: Any) -> Mutants:
