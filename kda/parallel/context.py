@@ -38,7 +38,8 @@ class CPContext:
     def __init__(self, group: dist.ProcessGroup, local: Local, lengths: Sequence[int], device: torch.device,
                  layout: str, exchange: str, crosses: bool, timeout: float,
                  conv1d_kernel_size: int | None = None):  # fmt: skip
-        self.group, self.rank, self.world_size = group, dist.get_rank(group), dist.get_world_size(group)
+        self._group = weakref.ref(group)     # it ends with destroy_process_group, whoever has a context still
+        self.rank, self.world_size = dist.get_rank(group), dist.get_world_size(group)
         self.layout, self.exchange, self.crosses, self.timeout = layout, exchange, crosses, timeout
         self.conv1d_kernel_size = conv1d_kernel_size
         self.parts, self.lengths, self.tokens = local.parts, tuple(lengths), local.parts[-1].end
@@ -54,6 +55,11 @@ class CPContext:
     def __repr__(self) -> str:
         return (f"CPContext(rank {self.rank} of {self.world_size}, {self.layout}, {self.tokens} tokens, "
                 f"{self.num_seqs} sequences, exchange={self.exchange!r})")  # fmt: skip
+
+    @property
+    def group(self) -> dist.ProcessGroup | None:
+        """None once it was destroyed."""
+        return self._group()
 
     pre_num_ranks = property(lambda c: _scalar(c, len(c.parts[0].before)))
     post_num_ranks = property(lambda c: _scalar(c, len(c.parts[0].after)))

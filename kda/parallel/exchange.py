@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -26,14 +27,15 @@ def agree(context: CPContext, op: str, text: str) -> None:
 
 def object_to(context: CPContext, text: str) -> None:
     """Tell waiting ranks that this one raises an error, and why."""
-    group_of(context.group).object_to(text)
+    if context.group is not None:
+        group_of(context.group).object_to(text)
 
 
 def check_world(context: CPContext, op: str) -> None:
-    try:
-        found = dist.get_world_size(context.group), dist.get_rank(context.group)
-    except ValueError:                                                         # the group was destroyed
-        found = 0, -1
+    found, group = (0, -1), context.group
+    if group is not None:                                                      # to torch, None is the default group
+        with contextlib.suppress(ValueError):                                  # it was destroyed
+            found = dist.get_world_size(group), dist.get_rank(group)
     if found != (context.world_size, context.rank):
         raise InputError(op, "cp_context", f"a context of the group as it is now, rank {found[1]} of {found[0]}",
                          repr(context), "Build a new context for the group that uses it.",
