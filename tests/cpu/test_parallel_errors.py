@@ -2,6 +2,7 @@
 
 import os
 import time
+import weakref
 
 import processes
 import pytest
@@ -136,6 +137,22 @@ def test_a_call_that_is_wrong_on_one_rank_is_an_error_there_and_the_others_hear_
     first, second, third = (found for found, _ in results(too_many_tokens))
     assert "found T=31" in second and "cp_context.tokens" in second
     assert first == third and "cp_context.agreed" in first and "found T=31" in first
+
+
+def a_group_that_has_ended(rank):
+    """Whether the context keeps it, and what a call with that context says."""
+    group = dist.new_group()
+    kept, function = weakref.ref(group), called(group)
+    function()
+    dist.destroy_process_group(group)
+    del group
+    return kept() is None, outcome(function)[0]
+
+
+def test_a_context_does_not_keep_a_group_that_was_destroyed():
+    """Destroyed later, when Python ends, a group of gloo aborts the process."""
+    for ended, found in results(a_group_that_has_ended):
+        assert ended and found.startswith("InputError") and "Build a new context" in found
 
 
 def test_so_is_one_of_a_layer():
