@@ -207,7 +207,8 @@ def _chunk(inputs: Inputs, options: Options, context: Any) -> tuple[Tensor, Tens
 
 _CHUNK_SIGNATURE = inspect.signature(chunk_kda)
 _KEYWORDS = names_of(chunk_kda)
-OF_FLA = {                                   # until 2025
+OF_FLA = {                                   # and of other packages
+    "return_final_state": "It is called output_final_state.",
     "head_first": "Leave it out: tensors are (B, T, H, D); use x.transpose(1, 2) if heads come first.",
 }  # fmt: skip
 CHUNK_DEFAULTS = {name: _CHUNK_SIGNATURE.parameters[name].default for name in _KEYWORDS[5:]}

@@ -424,7 +424,7 @@ KIND: tuple[Check, ...] = (
     dtype_row("k", "a tensor of q's dtype"),
     Check(
         "v.shape", "v", lambda c: f"[B={c.B}, T={c.T}, HV, V] with HV, V >= 1", _bad_v,
-        "Give v the batch and the tokens of q.",
+        "Give v the batch and the tokens of q; heads come behind the tokens.",
     ),
     dtype_row("v", "a tensor of q's dtype"),
     Check(

@@ -283,7 +283,7 @@ class KimiDeltaAttention(nn.Module):
         N = x.shape[0] if cu_seqlens is None else cu_seqlens.numel() - 1
         state = self._state(cache, N, x)
         why = step.refusal(step.LayerCall(self, x, state, attention_mask, cu_seqlens, cp_context))
-        return "kda.decode_step accepts it" if why is None else f"kda.decode_step does not accept it: {why}"
+        return "the layer uses kda.decode_step" if why is None else f"the layer does not use kda.decode_step: {why}"
 
     def _state(self, cache: Cache | None, N: int, x: Tensor) -> LayerState | None:
         """This layer's state of N sequences, if the cache has one."""

@@ -486,6 +486,19 @@ def test_a_cache_with_the_state_of_a_layer_of_other_sizes_is_refused(other):
     assert caught.value.check == "nn.cache.layer"
 
 
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_padding_may_hold_anything(value):
+    """Neither outputs nor gradients of weights know of it."""
+    layer, mask = make(gate_bias=True, conv_bias=True), torch.ones(2, 9)
+    mask[0, :3], mask[1, 7:] = 0, 0
+    found = []
+    for filler in (0.0, value):
+        x = hidden(9).masked_fill(mask[..., None] == 0, filler).requires_grad_()
+        y = layer(x, attention_mask=mask)
+        found.append([y, *torch.autograd.grad(y.square().sum(), [x, *layer.parameters()])])
+    assert all(torch.equal(a, b) for a, b in zip(*found)) and not found[1][0][mask == 0].any()
+
+
 def test_a_cache_says_what_it_has():
     cache = Cache()
     assert repr(cache) == "Cache(0 layers)"
@@ -658,7 +671,7 @@ def test_a_copy_of_offsets_needs_offsets_and_explain_accepts_it():
     layer, x, offsets = make(), hidden(3, B=1), torch.tensor([0, 3])
     with pytest.raises(kda.InputError, match="cu_seqlens_cpu must be a copy of cu_seqlens"):
         layer(x, cu_seqlens_cpu=offsets)
-    assert "does not accept" in layer.explain(x, cu_seqlens=offsets, cu_seqlens_cpu=offsets)
+    assert "does not use" in layer.explain(x, cu_seqlens=offsets, cu_seqlens_cpu=offsets)
 
 
 def test_a_cache_holds_states_of_layers_on_the_device_of_the_call():

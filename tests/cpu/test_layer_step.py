@@ -168,7 +168,7 @@ def test_a_call_that_a_rule_refuses_runs_by_its_parts_and_says_why(name, steps):
     call = dict(x=hidden(1), cache=state(layer)) | given
     with torch.no_grad():
         said = layer.explain(**call)
-        assert said.startswith(f"kda.decode_step does not accept it: nn.step.{name}: ") and words in said
+        assert said.startswith(f"the layer does not use kda.decode_step: nn.step.{name}: ") and words in said
         layer(**call)
     assert steps == []
 
@@ -179,7 +179,7 @@ def test_a_call_that_records_gradients_runs_by_its_parts(steps):
     assert "nn.step.gradients" in layer.explain(hidden(1), cache=cache)
     assert layer(hidden(1), cache=cache).requires_grad and steps == []
     with torch.no_grad():
-        assert layer.explain(hidden(1), cache=state(layer)) == "kda.decode_step accepts it"
+        assert layer.explain(hidden(1), cache=state(layer)) == "the layer uses kda.decode_step"
 
 
 def test_every_rule_has_a_call_that_it_refuses():
