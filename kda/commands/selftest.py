@@ -85,7 +85,7 @@ class NotInstalled(CannotJudge):
 @click.option("--backend", type=BACKEND, help="One backend; without --arch and --backend, the one that auto picks.")
 @click.option("--level", type=click.Choice(list(LEVELS)),
               help="How far to go.  [default: with --arch all levels that this host can; without it the last of them]")
-@click.option("--stage", type=StageName(), help="One stage alone, such as fwd/state.")
+@click.option("--stage", type=StageName(), help="One stage of the backend alone, such as fwd/gate+intra+wy.")
 @click.option("--quick", is_flag=True, help="Fewer whole calls; all stages are checked.")
 @click.option("--verbose", "-v", is_flag=True, help="Print the calls that passed, too.")
 @common_options
