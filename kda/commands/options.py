@@ -221,7 +221,8 @@ def known(kind: str, name: str, names: Sequence[str]) -> None:
         raise click.UsageError(f"{name} is {is_what}, and no backend is called so; kernels for it: {builders}.")
     near = nearest(name, names)
     hint = f" Did you mean {near!r}?" if near else ""
-    all_of_them = f"{LISTED[kind]} lists them." if kind in LISTED else f"There are {', '.join(names)}."
+    runs = ", and runs of them, such as fwd/gate+intra+wy" if kind == "stage" else ""
+    all_of_them = f"{LISTED[kind]} lists them." if kind in LISTED else f"There are {', '.join(names)}{runs}."
     raise click.UsageError(f"there is no {kind} {name!r}.{hint} {all_of_them}")
 
 

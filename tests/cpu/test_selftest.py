@@ -113,6 +113,11 @@ def test_nothing_is_executed_and_nothing_says_so_without_the_gpu(made_up):
     assert {target for *_, target in asked} == {"sm100"}
 
 
+def test_a_stage_that_does_not_exist_is_told_of_runs_too():
+    result = kda_selftest("--arch", "sm89", "--stage", "nope")
+    assert result.exit_code == 2 and "such as fwd/gate+intra+wy." in " ".join(result.stderr.split())
+
+
 def test_without_an_arch_the_verdict_names_the_gpu_that_the_simulator_stood_in_for(made_up):
     made_up(BLACKWELL)
     printed = kda_selftest("--backend", "blackwell", "--level", "simulate").stdout
