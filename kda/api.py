@@ -137,8 +137,8 @@ def chunk_kda(
             n starts from slot [n] and its final state is written back there; -1 starts from zero and drops it.
         initial_state_indices: (N,), with a pool: start from these slots instead; -1 starts from zero.
         checkpoint_offsets: (N, E), with a pool: the state of sequence n after its first [n, e] tokens, a multiple of
-            `chunk_size`, is written to slot `checkpoint_indices[n, e]`, which may be -1 for none. Of a
-            sequence, these numbers are all different where the slot is not -1.
+            `chunk_size`, is written to slot `checkpoint_indices[n, e]`, which may be -1 for none. The
+            entries of a sequence that are stored name different numbers of tokens.
         checkpoint_indices: (N, E), slots that no other state of the call is written to.
 
     Returns:

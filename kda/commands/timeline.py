@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from kda.compile.target import Target, code_for
+from kda.dispatch import capability
 
 from .options import ARCH, Count, NoKernelsYet, OutputFile, archs_with_clock, built_for, chip_for, needs_a_clock
 from .render import OK, Screen, common_options, kda_version
@@ -60,9 +61,8 @@ def command(
         return OK
     for timeline in timelines:
         screen.line(f"{timeline.kernel}: {1e3 * timeline.clock.milliseconds:,.1f} us on {chip}, predicted")
-    name = backends[0].backend
-    shape = f"B=1 T={tokens} H={heads} K=128 V=128 {dtype_of(name)}, bounded gate"
-    screen.line(f"a forward of {shape}, by {name}")
+    shape = f"B=1 T={tokens} H={heads} K=128 V=128 {backends[0].usual_dtype}, bounded gate"
+    screen.line(f"a forward of {shape}, by {backends[0].backend}")
     screen.line(f"predicted for {which}")
     screen.line(f"{out}: open it at https://ui.perfetto.dev or in chrome://tracing")
     if html:
@@ -90,17 +90,13 @@ def timelines_of(session: Capture) -> list[Timeline]:
     return [run.timeline(sms=math.prod(run.cluster)) for run in session.runs if run.recorded]
 
 
-def dtype_of(backend: str) -> str:
-    return "float32" if backend == "sm89" else "bfloat16"
-
-
 def forward(target: Target, chip: Chip, backend: str, tokens: int, heads: int) -> Capture:
     """The capture of a call, timed and recorded."""
     import kda
     from kda.simulator import capture
     from kda.verify.cases import make_inputs
 
-    dtype = dtype_of(backend)
+    dtype = capability(backend).usual_dtype
     case = make_inputs(T=tokens, H=heads, K=128, V=128, gate="bounded", initial_state=False, dtype=dtype)
     with capture(arch=target.spelling, checks=False, clock=chip.name, timeline=True) as session:
         kda.chunk_kda_fwd(**case.keywords, backend=backend)

@@ -88,8 +88,15 @@ def version() -> tuple[int, int]:
     return _checked(nvrtc, code) or (major, minor)
 
 
+def macros(defines: Mapping[str, Any] | None) -> list[str]:
+    """As flags, which nvcc knows, too."""
+    if defines is not None and not isinstance(defines, Mapping):
+        raise TypeError(f"defines: macros and their values, such as {{'N': 4}}; found {type(defines).__name__}")
+    return [f"-D{name}={value}" for name, value in (defines or {}).items()]
+
+
 def _flags(target: Target, defines: Mapping[str, Any] | None, options: Sequence[str]) -> list[str]:
-    given = [f"-D{name}={value}" for name, value in (defines or {}).items()]
+    given = macros(defines)
     return [f"--gpu-architecture={target.spelling}", "--std=c++17", "-lineinfo", *given, *options]
 
 

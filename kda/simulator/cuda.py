@@ -54,7 +54,6 @@ def run(
 
     Inside of `capture`, `mutants` or `kda simulate` it is one of their launches, with their options.
     """
-    check_defines(defines)
     text, file = text_of(source)
     target = parse(arch.replace("compute", "sm"))
     own = [os.path.dirname(os.path.abspath(file))] if file else []
@@ -67,8 +66,7 @@ def run(
         )
         code = dataclasses.replace(built, ptx=_IN_A_FOLDER.sub(TEXT, built.ptx))
     elif compiler == "nvcc":
-        flags = [*(f"-D{k}={v}" for k, v in (defines or {}).items()), *flags]
-        ptx = _nvcc(text, file or TEXT, target, flags, included)
+        ptx = _nvcc(text, file or TEXT, target, [*nvrtc.macros(defines), *flags], included)
         code = Code.of(_named(ptx, kernel), ptx, None, target)
     else:
         raise ValueError(f"compiler={compiler!r}; there are {', '.join(map(repr, COMPILERS))}")
@@ -93,11 +91,6 @@ def _launched_in(
         tensors = {name: arg for name, arg in named if isinstance(arg, torch.Tensor)}
     return session.launch(Launch(code, dim3(grid), dim3(block), dim3(cluster), dynamic_shared, buffer, tensors,
                                  config=config))  # fmt: skip
-
-
-def check_defines(defines: Any) -> None:
-    if defines is not None and not isinstance(defines, Mapping):
-        raise TypeError(f"defines: macros and their values, such as {{'N': 4}}; found {type(defines).__name__}")
 
 
 def text_of(source: str | os.PathLike[str]) -> tuple[str, str]:

@@ -367,8 +367,7 @@ def compiled(rank):
 
 
 def left_to_autograd(rank):
-    """Differences of gradients if nobody but autograd has the context, of what makes them; and how many contexts are
-    left in the end."""
+    """How far gradients are off if autograd alone holds the context, by function; and how many contexts stay alive."""
     import gc
 
     from kda.nn import KimiDeltaAttention

@@ -147,7 +147,7 @@ def test_a_loop_that_can_never_end_is_a_livelock_without_a_limit():
 
 
 def spinning(read, threads, others="bra END;", **options):
-    """Warp 0 reads until there is no zero, of which nobody makes anything else; the other warps run `others`."""
+    """Warp 0 reads a zero until it changes, which never happens; the other warps run `others`."""
     body = f"""
     setp.ge.u32 %p1, %r0, 32;
     @%p1 bra OTHERS;
@@ -184,7 +184,7 @@ def test_who_waits_for_a_warp_that_never_ends_is_named_too():
 
 
 def test_loops_with_barriers_in_them_never_end_either():
-    """As Triton's scalar atomics: one lane reads, and hands the number to all warps through shared memory."""
+    """Triton's scalar atomics are such loops: one lane reads, and all warps get the number from shared memory."""
     read = """
     setp.ne.u32 %p5, %r0, 0;
     @!%p5 atom.acquire.gpu.global.cas.b32 %r3, [%rd2], 1, 1;

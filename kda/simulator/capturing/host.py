@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from ctypes import POINTER, c_char_p, c_float, c_int, c_size_t, c_uint, c_uint32, c_uint64, c_void_p
 from typing import Any
 
-from ...compile import store
+from ...compile import nvrtc, store
 from ...compile.code import entries
 from ...compile.errors import BuildError, MissingCompilerError
 from ...compile.kernel import Kernel
@@ -55,11 +55,10 @@ def library(
 
     source: the path of a file, or the text itself; defines, include and options are those of `run`. It needs nvcc.
     """
-    cuda.check_defines(defines)
     text, file = cuda.text_of(source)
     target = parse(arch.replace("compute", "sm"))
     folders = [*([os.path.dirname(os.path.abspath(file))] if file else []), *(os.fspath(each) for each in include)]
-    flags = [*(f"-D{k}={v}" for k, v in (defines or {}).items()), *(f"-I{folder}" for folder in folders), *options]
+    flags = [*nvrtc.macros(defines), *(f"-I{folder}" for folder in folders), *options]
     built = _built(text, file or "program.cu", target, flags, cuda.included_by(text, folders))
     return Library(built["library.so"], built["ptx"].decode(), target)
 
