@@ -207,7 +207,7 @@ def _chunk(inputs: Inputs, options: Options, context: Any) -> tuple[Tensor, Tens
 
 _CHUNK_SIGNATURE = inspect.signature(chunk_kda)
 _KEYWORDS = names_of(chunk_kda)
-OF_FLA = {                                   # and of other packages
+OF_OTHERS = {                                # keywords of other packages, and of FLA until 2025
     "return_final_state": "It is called output_final_state.",
     "head_first": "Leave it out: tensors are (B, T, H, D); use x.transpose(1, 2) if heads come first.",
 }  # fmt: skip
@@ -679,7 +679,7 @@ def prepare(
 ) -> tuple[Inputs, Options]:  # fmt: skip
     """What every function does first: it checks keywords that are not tensors."""
     if unknown:
-        refuse_unknown(op, unknown, _KNOWN.get(op, _KEYWORDS), OF_FLA)
+        refuse_unknown(op, unknown, _KNOWN.get(op, _KEYWORDS), OF_OTHERS)
     if cp_context is not None:
         raise InputError(op, "cp_context", "None", type(cp_context).__name__,
                          "Use chunk_kda, whose backward is the mirror of its forward.", "cp_context.none")  # fmt: skip

@@ -24,13 +24,13 @@ def names_a_shape(options: dict[str, Any]) -> bool:
 
 
 def shapes_asked(options: dict[str, Any], on: str, default: dict[str, Shape] | None = None) -> dict[str, Shape]:
+    if not names_a_shape(options):
+        return default or {name: shape for name, shape in SHAPES.items() if shape.on == on}
     if options["names"]:
         return {name: SHAPES[name] for name in options["names"]}
-    if options["tokens"] or options["lengths"] is not None:
-        names = {"B": "batch", "T": "tokens", "H": "heads", "HV": "value_heads", "K": "k", "V": "v", "dtype": "dtype"}
-        fields = {field: options[name] for field, name in names.items() if options[name] is not None}
-        return {"given": Shape(**fields, lengths=options["lengths"] or ())}
-    return default or {name: shape for name, shape in SHAPES.items() if shape.on == on}
+    names = {"B": "batch", "T": "tokens", "H": "heads", "HV": "value_heads", "K": "k", "V": "v", "dtype": "dtype"}
+    fields = {field: options[name] for field, name in names.items() if options[name] is not None}
+    return {"given": Shape(**fields, lengths=options["lengths"] or ())}
 
 
 def spec_of(shape: Shape, regime: str) -> Spec:
