@@ -10,7 +10,7 @@
 
 static bool local_value(Warp *w, int lane, u64 at, void *to, u64 n) {
     u64 size = w->machine->program->local_bytes;
-    if (at + n > size) return false;
+    if (!lies_within(at, n, 0, size)) return false;
     memcpy(to, w->local + lane * size + at, n);
     return true;
 }

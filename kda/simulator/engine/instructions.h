@@ -22,6 +22,11 @@ typedef int64_t s64;
 enum { LANES = 32, ALL = -1 };
 #define FULL 0xffffffffu
 
+/* Do all n bytes from an address on lie in the `size` bytes from `start` on? No sum is formed, so none wraps around. */
+static inline bool lies_within(u64 address, u64 n, u64 start, u64 size) {
+    return address >= start && n <= size && address - start <= size - n;
+}
+
 typedef struct Warp Warp;
 typedef struct Ins Ins;
 

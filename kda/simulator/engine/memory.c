@@ -26,7 +26,7 @@ u8 *shared_bytes(Warp *w, const Ins *i, int lane, u32 address, u64 n, u64 align,
         find(w, i, lane, OUT_OF_BOUNDS, address, n, "shared address 0x%x names CTA %u of a cluster of %d", address, address >> 24, w->cluster->nctas);
         return NULL;
     }
-    if (at < launch->shared_base || at + n > launch->shared_end) {
+    if (!lies_within(at, n, launch->shared_base, launch->shared_end - launch->shared_base)) {
         find(w, i, lane, OUT_OF_BOUNDS, address, n, "%llu bytes at shared address 0x%x; the CTA has 0x%x to 0x%x", (unsigned long long)n, at,
              launch->shared_base, launch->shared_end);
         return NULL;
@@ -46,7 +46,7 @@ u8 *shared_bytes(Warp *w, const Ins *i, int lane, u32 address, u64 n, u64 align,
 
 u8 *global_bytes(Warp *w, const Ins *i, int lane, u64 address, u64 n, u64 align, bool write, Region **region) {
     Region *r = region_at(w->machine->launch, address);
-    if (!r || address + n > r->address + r->size) {
+    if (!r || !lies_within(address, n, r->address, r->size)) {
         Finding *f = find(w, i, lane, OUT_OF_BOUNDS, address, n, "%s", "");
         if (f && f->count == 1) { /* Python names the nearest tensor */
             f->space = SPACE_GLOBAL;
@@ -73,7 +73,7 @@ u8 *global_bytes(Warp *w, const Ins *i, int lane, u64 address, u64 n, u64 align,
 
 const u8 *param_bytes(Warp *w, u64 offset, u64 n) {
     const Launch *launch = w->machine->launch;
-    return offset + n <= launch->params_size ? launch->params + offset : NULL;
+    return lies_within(offset, n, 0, launch->params_size) ? launch->params + offset : NULL;
 }
 
 bool shared_read(Warp *w, const Ins *i, const Access *a, u32 address, void *to, u64 n, u64 align) {
@@ -208,7 +208,7 @@ static Space space_of(Space named, u64 *address) { /* a generic address becomes 
 
 static u8 *local_bytes(Warp *w, const Ins *i, int lane, u64 address, u64 n, u64 align) {
     u64 size = w->machine->program->local_bytes;
-    if (address + n > size || address & (align - 1)) {
+    if (!lies_within(address, n, 0, size) || address & (align - 1)) {
         find(w, i, lane, address & (align - 1) ? MISALIGNED : OUT_OF_BOUNDS, address, n, "%llu bytes at local address 0x%llx of %llu",
              (unsigned long long)n, (unsigned long long)address, (unsigned long long)size);
         return NULL;

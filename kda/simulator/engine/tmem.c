@@ -60,7 +60,7 @@ bool tmem_held(Warp *w, const Ins *i, int lane, const Cta *cta, u32 column, u32 
         return false;
     }
     const Tmem *t = cta->tmem;
-    if (column + columns <= TMEM_COLUMNS && t && !(units(column, columns) & ~t->held)) {
+    if (lies_within(column, columns, 0, TMEM_COLUMNS) && t && !(units(column, columns) & ~t->held)) {
         after_allocation(w, i, lane, cta, column, know);
         return true;
     }
