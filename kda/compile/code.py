@@ -103,6 +103,23 @@ def _describe(arg: Any) -> str:
     return f"{len(arg)} bytes" if isinstance(arg, bytes | bytearray) else f"{type(arg).__name__} {arg!r:.60}"
 
 
+class Place:
+    """A part of a tensor's memory as an argument of a launch: cheaper to make than a tensor, and it holds the memory as
+    a tensor would, for as long as somebody may launch a kernel with it."""
+
+    __slots__ = ("address", "memory", "size")
+
+    def __init__(self, memory: Any, address: int, size: int):
+        self.memory, self.address, self.size = memory, address, size           # a tensor of bytes; where, how many
+
+    def data_ptr(self) -> int:
+        return self.address
+
+    def tensor(self) -> Any:
+        """The same as a tensor, for whoever wants to know its bounds."""
+        return self.memory.narrow(0, self.address - self.memory.data_ptr(), self.size)
+
+
 @dataclass(frozen=True)
 class Code:
     """One entry of a PTX text, for one target."""

@@ -38,9 +38,7 @@ class Kernel(Code):
         grid, values = dim3(grid), addresses(args)
         if (found := taker()) is None:
             return driver.launch(self, grid, shape, values, args, stream)
-        if tensors is None:
-            tensors = {f"argument {i}": arg for i, arg in enumerate(args) if hasattr(arg, "data_ptr")}
-        return found.launch(self._described(grid, shape, values, args, tensors, config))
+        return found.launch(self._described(grid, shape, values, args, _tensors(args, tensors), config))
 
     def bound(
         self,
@@ -77,8 +75,16 @@ class Bound:
         self._ready: dict[int, Any] = {}                                     # device -> the driver's part
 
     def __call__(self, *tensors: Any) -> Any:
-        """`tensors` may be None, or addresses."""
-        if taker() is not None:
-            return self.kernel.launch(self.grid, *tensors, *self.numbers, **self.shape._asdict(), config=self.config)
-        values = [0 if x is None else x if type(x) is int else x.data_ptr() for x in tensors] + self.numbers
-        return driver.launch(self.kernel, self.grid, self.shape, values, values, kept=self._ready)
+        """Tensors, Places or None.  An address alone is refused: nothing would hold its memory."""
+        values = [0 if x is None else x.data_ptr() for x in tensors] + self.numbers
+        if (found := taker()) is None:
+            return driver.launch(self.kernel, self.grid, self.shape, values, values, kept=self._ready)
+        described = self.kernel._described(self.grid, self.shape, values, values, _tensors(tensors), self.config)
+        return found.launch(described)
+
+
+def _tensors(args: Sequence[Any], known: Mapping[str, Any] | None = None) -> Mapping[str, Any]:
+    """What the addresses among arguments may point into: what is known of that, or else the arguments that have one."""
+    if known is not None:
+        return known
+    return {f"argument {i}": arg for i, arg in enumerate(args) if hasattr(arg, "data_ptr")}

@@ -13,7 +13,9 @@ from ctypes import c_int, c_ubyte, c_uint, c_uint32, c_uint64, c_void_p
 
 import pytest
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 
+from kda.backends.common.recorded import fresh_places
 from kda.compile import driver
 from kda.compile.errors import BuildError
 from kda.compile.kernel import Kernel
@@ -177,6 +179,28 @@ def test_what_is_bound_is_called_with_tensors(libcuda, monkeypatch):
     assert len(driver._READY) == 2 and [told[-1] for told in libcuda.told] == [0, 1]
     with pytest.raises(BuildError, match="needs 4 arguments; found 3"):
         twice[0](x)
+
+
+def test_parts_of_a_memory_are_launched_by_their_addresses_and_hold_the_memory(libcuda, monkeypatch):
+    kernel = kernel_of("bound")
+    libcuda.expect(kernel)
+    use_torch(monkeypatch, 0)
+    start = kernel.bound(8, -5, 1.5, block=128)
+    early, late = fresh_places(torch.zeros(1), (48, 16))
+    memory = StorageWeakRef(early.memory.untyped_storage())
+    start(early, late)
+    launch = libcuda.launches[-1]
+    expected = struct.pack("<QQif", early.address, early.address + 48, -5, 1.5)
+    assert bytes(launch.params[: launch.size]) == expected
+    assert [(part.tensor().data_ptr(), part.tensor().numel()) for part in (early, late)] == [
+        (early.address, 48), (early.address + 48, 16)
+    ]  # fmt: skip
+    del early
+    assert not memory.expired()
+    del late
+    assert memory.expired()
+    with pytest.raises(AttributeError):
+        start(1 << 40, None)                 # an address alone holds nothing
 
 
 def test_threads_that_launch_at_once_do_not_share_a_buffer(libcuda):

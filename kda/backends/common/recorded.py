@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 import torch
 
 from kda.bundles import Grads, Outputs, Own, Save, SegmentSummary
+from kda.compile.code import Place
 from kda.compile.errors import BuildError
 from kda.compile.kernel import Kernel
-from kda.compile.launching import taker
 from kda.host import detect
 from kda.offsets import offsets_dtype
 from kda.problem import Inputs, Problem
@@ -72,7 +72,7 @@ class Backend(NamedTuple):
 
 
 class Parts(NamedTuple):
-    """What a backward reads beside the inputs: tensors or addresses; in the order of `Kept`."""
+    """What a backward reads beside the inputs: tensors or Places; in the order of `Kept`."""
 
     tiles: Any
     M: Any
@@ -170,7 +170,7 @@ def with_dht(p: Problem, dht: bool) -> Problem:
 def forward(of: Backend, p: Problem, x: Inputs, save: Save) -> Outputs:
     at = steps_here(of, p, x)
     out, inputs = outputs(p, x), laid_out(x)
-    parts, _, memory = parts_in(out.o, at.plan.kept, NOT_KEPT[save])
+    parts, memory = parts_in(out.o, at.plan.kept, NOT_KEPT[save])
     crossing = edges_of(p, out.o, at)
     up(p, at, at.record, inputs, parts, tables(p, at, x), crossing, cleared=out.o, o=out.o, ht=out.final_state)
     return out._replace(saved=Own(memory))
@@ -187,21 +187,20 @@ def backward(of: Backend, p: Problem, x: Inputs, do: Tensor, dht: Tensor | None,
     dv = (like.new_zeros if save is Save.OWN and p.packed else like.new_empty)(p.B, p.T, p.HV, p.V)
     dh0 = None if inputs["h0"] is None else torch.empty_like(inputs["h0"])
     if own is None:
-        parts, of_walks, _ = parts_in(like, kept, 2)                           # tiles and M are needed only briefly
+        parts, _ = parts_in(like, kept, 2)                                     # tiles and M are needed only briefly
         up(p, at, at.again, inputs, parts, found, crossing, cleared=dv)
     else:
-        parts, of_walks, _ = parts_in(like, kept, NOT_KEPT[save], own.memory)
+        parts, _ = parts_in(like, kept, NOT_KEPT[save], own.memory)
         if save is Save.STATES:
             make_tiles(at, inputs, parts, found, cleared=dv)
-    scratch = like.new_empty(sum(at.plan.scratch), dtype=torch.uint8)
-    dh, added, edge, *shares = places_in(scratch, at.plan.scratch)
+    dh, added, edge, *shares = fresh_places(like, at.plan.scratch)
     if at.carry_back:
         at.carry_back(tiles=parts.tiles, do=do, dh0=added, segment_table=found.segment)
         at.compose_back(M=parts.M, added=added, h0=dht, edge=edge, first_segment=found.first_segment)
         dht = edge  # type: ignore[assignment]
     if at.walk:
         at.walk(tiles=parts.tiles, do=do, dht=dht, dv=dv, dh=dh, dh0=dh0, segment_table=found.segment)
-    del of_walks                                                               # dq and dk may reuse its memory
+    parts = parts._replace(tiles=None, M=None)                                 # dq and dk may reuse their memory
     dq, dk, dg, dbeta = grads(p, at, x, inputs, parts, found, shares, do=do, dv=dv, dh=dh)
     dA_log, ddt_bias = sums(at, x, shares)
     return Grads(dq, dk, dv, dg, dbeta, dA_log, ddt_bias, dh0)
@@ -255,10 +254,8 @@ def segment_map_bwd(of: Backend, p: Problem, x: Inputs, do: Tensor, dht: Tensor 
     like, inputs = x.q, laid_out(x)
     inputs.pop("h0")
     at = steps_here(of, with_dht(p, dht is not None), x, "map of a backward")
-    made = at.plan.kept[:2]
-    tiles, M = places_in(like.new_empty(sum(made), dtype=torch.uint8), made)
-    of_walks = at.plan.scratch[:3]
-    dh, added, edge = places_in(like.new_empty(sum(of_walks), dtype=torch.uint8), of_walks)
+    tiles, M = fresh_places(like, at.plan.kept[:2])
+    dh, added, edge = fresh_places(like, at.plan.scratch[:3])
     do, dht = aligned(do, like.dtype), aligned(dht, torch.float32)
     dv, v = torch.empty_like(inputs["v"]), inputs.pop("v")
     dh0 = like.new_empty(1, p.HV, p.K, p.V, dtype=torch.float32)
@@ -287,22 +284,23 @@ def tables(p: Problem, at: Steps, x: Inputs) -> Tables:
     return Tables(chunk, segment, state, first_segment)
 
 
-def parts_in(like: Tensor, sizes: Sequence[int], first: int, memory: Tensor | None = None) -> tuple:
-    """Parts, the memory of the `first` of them and the memory of the others, if that is not given."""
+def parts_in(like: Tensor, sizes: Sequence[int], first: int, memory: Tensor | None = None) -> tuple[Parts, Tensor]:
+    """Parts: the first of them in memory of their own, which ends with them, the others in `memory`, which is returned
+    and made if it is not given."""
     early, late = sizes[:first], sizes[first:]
-    of_walks = like.new_empty(sum(early), dtype=torch.uint8)
     memory = like.new_empty(sum(late), dtype=torch.uint8) if memory is None else memory
-    return Parts(*places_in(of_walks, early), *places_in(memory, late)), of_walks, memory
+    return Parts(*fresh_places(like, early), *places_in(memory, late)), memory
 
 
-def places_in(memory: Tensor, sizes: Sequence[int]) -> Sequence[Tensor | int]:
-    """The addresses of parts of these sizes, without creating tensors; in the simulator tensors, so that it notices
-    accesses outside them."""
-    if not sizes:
-        return []
-    if taker() is not None:
-        return memory.split(sizes)
-    return [memory.data_ptr() + offset for offset in itertools.accumulate(sizes[:-1], initial=0)]
+def fresh_places(like: Tensor, sizes: Sequence[int]) -> list[Place]:
+    """Parts of these sizes in memory that lives as long as one of them."""
+    return places_in(like.new_empty(sum(sizes), dtype=torch.uint8), sizes)
+
+
+def places_in(memory: Tensor, sizes: Sequence[int]) -> list[Place]:
+    """Parts of these sizes, one after the other, without creating tensors."""
+    first = memory.data_ptr() if sizes else 0
+    return [Place(memory, first + begin, size) for begin, size in zip(itertools.accumulate(sizes, initial=0), sizes)]
 
 
 class Edges(NamedTuple):

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from ...compile.code import Place
 from ..naming import Span, span
 
 Region = Span
@@ -61,7 +62,11 @@ def _collect(name: str, value: Any, found: dict[str, torch.Tensor]) -> bool:
 
 
 def behind(given: Mapping[str, Any]) -> Mapping[str, torch.Tensor]:
-    """Tensors; of another object with an address, as Triton takes it, the storage that the address lies in."""
+    """Tensors, Places as tensors; of another object with an address, as Triton takes it, the storage that the address
+    lies in."""
+    if all(isinstance(thing, torch.Tensor) for thing in given.values()):
+        return given
+    given = {name: thing.tensor() if isinstance(thing, Place) else thing for name, thing in given.items()}
     others = {name: thing.data_ptr() for name, thing in given.items() if not isinstance(thing, torch.Tensor)}
     if not others:
         return given
