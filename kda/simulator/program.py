@@ -9,7 +9,7 @@ from array import array
 from kda.simulator import isa
 from kda.simulator.engine import binding
 from kda.simulator.isa import calls
-from kda.simulator.isa.common import WIDTHS, Op, Place
+from kda.simulator.isa.common import BITS, WIDTHS, Op, Place
 from kda.simulator.linking import link
 from kda.simulator.ptx import PtxError
 from kda.simulator.ptx.syntax import Address, Immediate, Negated, Register, Sink, Special, Symbol, Vector
@@ -171,13 +171,20 @@ class Builder:
 
     # ---- operands
 
-    def value(self, operand, type_):
+    def check_width(self, register, type_, wider=False):
+        """Refuses a register that has not the bits of `type_`; some instructions take one that has more (`wider`)."""
+        declared, needed = BITS[self.type_of(register)], BITS[type_]
+        if declared < needed or (declared > needed and not wider):
+            bits = "a predicate" if type_ == "pred" else f"a register of {needed} bits"
+            more = " or more" if wider else ""
+            self.fail(f"{register.name} is declared .{self.type_of(register)}; .{type_} needs {bits}{more}")
+
+    def value(self, operand, type_, wider=False):
         """Offset of a source operand read as `type_`: register, immediate, special register, address of a variable."""
         width = WIDTHS[type_]
         match operand:
             case Register(name=name):
-                if WIDTHS[self.kernel.registers.get(name, "b32")] < width:
-                    self.fail(f"{name} is declared .{self.kernel.registers[name]}, too narrow for .{type_}")
+                self.check_width(operand, type_, wider)
                 return self.register(name)
             case Immediate():
                 return self.constant(encode(operand, type_), width)
@@ -224,27 +231,28 @@ class Builder:
             self.fail(f"{name} is not declared")
         return self.symbols[name]
 
-    def values(self, operand, type_):
+    def values(self, operand, type_, wider=False):
         """Offsets of a vector's items; a lone operand counts as a vector of one; `_` gives -1."""
         items = operand.items if isinstance(operand, Vector) else (operand,)
-        return [-1 if isinstance(item, Sink) else self.value(item, type_) for item in items]
+        return [-1 if isinstance(item, Sink) else self.value(item, type_, wider) for item in items]
 
-    def target(self, operand):
-        """Offset of a destination register; -1 for `_`."""
+    def target(self, operand, type_, wider=False):
+        """Offset of a destination register of `type_`; -1 for `_`."""
         if isinstance(operand, Sink):
             return -1
         if not isinstance(operand, Register):
             self.fail(f"{operand} cannot be written to")
+        self.check_width(operand, type_, wider)
         return self.register(operand.name)
 
-    def targets(self, operand):
+    def targets(self, operand, type_, wider=False):
         items = operand.items if isinstance(operand, Vector) else (operand,)
-        return [self.target(item) for item in items]
+        return [self.target(item, type_, wider) for item in items]
 
     def predicate(self, operand):
         """(offset, negated) of a source predicate: `p`, `!p` or an immediate 0 or 1."""
         if isinstance(operand, Negated):
-            return self.register(operand.register.name), True
+            return self.value(operand.register, "pred"), True
         return self.value(operand, "pred"), False
 
     def place(self, operand):
@@ -253,7 +261,10 @@ class Builder:
             self.fail(f"{operand} is not an address")
         base, offset = operand.base, operand.offset
         if isinstance(base, Register):
-            return Place(self.register(base.name), WIDTHS[self.type_of(base)] == 8, offset)
+            declared = self.type_of(base)
+            if BITS[declared] not in (16, 32, 64):
+                self.fail(f"{base.name} is declared .{declared}; an address needs a register of 32 or 64 bits")
+            return Place(self.register(base.name), WIDTHS[declared] == 8, offset)
         if isinstance(base, Symbol) and base.name in self.on_stack:
             return Place(self._stack_pointer(base.name, 0), True, base.offset + offset)
         if isinstance(base, Symbol):

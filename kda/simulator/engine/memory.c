@@ -277,11 +277,11 @@ static Outcome op_ld(Warp *w, const Ins *i, u32 lanes) {
         }
         for (u32 e = 0; e < count; e++) {
             s32 reg = i->arg[e];
-            if (reg >= 0 && m[M_DECLARED] == 8 && bytes < 8) {
-                u64 x = 0;
-                memcpy(&x, value + e * bytes, bytes);
-                if (m[M_SIGNED]) x = (u64)((s64)(x << (64 - 8 * bytes)) >> (64 - 8 * bytes));
-                R64(w, reg)[l] = x;
+            if (reg >= 0 && m[M_DECLARED] > 4 && bytes < m[M_DECLARED]) {
+                u64 x[2] = {0};
+                memcpy(x, value + e * bytes, bytes);
+                if (m[M_SIGNED]) x[0] = (u64)((s64)(x[0] << (64 - 8 * bytes)) >> (64 - 8 * bytes)), x[1] = -(x[0] >> 63);
+                memcpy(w->regs + reg + l * m[M_DECLARED], x, (size_t)m[M_DECLARED]);
             } else
                 put_element(w, reg, l, value + e * bytes, bytes, m[M_SIGNED]);
         }
@@ -302,8 +302,8 @@ static Outcome op_st(Warp *w, const Ins *i, u32 lanes) {
         Space space = space_of(m[M_SPACE], &address);
         u8 value[128];
         for (u32 e = 0; e < count; e++) {
-            if (m[M_DECLARED] == 8 && bytes < 8)
-                memcpy(value + e * bytes, &R64(w, i->arg[e])[l], bytes);
+            if (m[M_DECLARED] > 4 && bytes < m[M_DECLARED])
+                memcpy(value + e * bytes, w->regs + i->arg[e] + l * m[M_DECLARED], bytes);
             else
                 get_element(w, i->arg[e], l, value + e * bytes, bytes);
         }
@@ -334,7 +334,7 @@ static Outcome op_st_bulk(Warp *w, const Ins *i, u32 lanes) {
     static const u8 zeros[PIECE];
     for (u32 rest = lanes; rest; rest &= rest - 1) {
         int l = first_lane(rest);
-        u64 address = lane_address(w, i, 0, i->mod[1], i->mod[0], l), n = R32(w, i->arg[1])[l];
+        u64 address = lane_address(w, i, 0, i->mod[1], i->mod[0], l), n = R64(w, i->arg[1])[l];
         if (i->mod[2] && address >> 56 != WINDOW_SHARED) {
             find(w, i, l, OUT_OF_BOUNDS, address, n, "generic address 0x%llx is not in shared memory", (unsigned long long)address);
             continue;

@@ -20,7 +20,7 @@ def lower_bar(b, ins):
     if kind not in BAR:
         b.fail(f"no barrier operation .{kind}", ", ".join(BAR))
     operands = list(ins.operands)
-    target = b.target(operands.pop(0)) if parts[0] == "red" else -1
+    target = b.target(operands.pop(0), "u32" if kind == "popc" else "pred") if parts[0] == "red" else -1
     predicate = -1
     if parts[0] == "red":
         predicate, negated = b.predicate(operands.pop())
@@ -74,17 +74,19 @@ def lower_mbarrier(b, ins):
         b.fail(f"unknown modifiers {unknown}", ", ".join(sorted(MBARRIER_MODIFIERS)))
     relaxed = int("relaxed" in parts)
     if what == "pending_count":
-        return Op("pending_count", [b.target(operands[0]), b.value(operands[1], "b64")])
+        return Op("pending_count", [b.target(operands[0], "u32"), b.value(operands[1], "b64")])
     if what in ("test_wait", "try_wait"):
-        target, address, phase = operands[:3]  # a fourth one is a hint of how long to wait
+        target, address, phase, *hint = operands
+        for time in hint:  # how long to wait at most, which has no effect here
+            b.value(time, "u32")
         place = b.place(address)
         parity = "parity" in parts
-        args = [b.target(target), place.register, b.value(phase, "u32" if parity else "b64")]
+        args = [b.target(target, "pred"), place.register, b.value(phase, "u32" if parity else "b64")]
         return Op(what, args, [place.offset, int(place.wide), int(parity), relaxed])
     if what in ("arrive", "arrive_drop"):
         state = -1
         if isinstance(operands[0], Sink) or (len(operands) > 1 and not hasattr(operands[0], "base")):
-            state = b.target(operands.pop(0))
+            state = b.target(operands.pop(0), "b64")
         place = b.place(operands.pop(0))
         expects = "expect_tx" in parts
         count = b.value(operands[0], "u32") if operands and not expects else -1

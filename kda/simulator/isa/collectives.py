@@ -33,8 +33,8 @@ def _form(b, ins, *choices):
 def _results(b, operand):
     """Offsets of the register and of the predicate that `d|p`, or d alone, names."""
     if isinstance(operand, Pair):
-        return [b.target(operand.first), b.target(operand.second)]
-    return [b.target(operand), -1]
+        return [b.target(operand.first, "b32"), b.target(operand.second, "pred")]
+    return [b.target(operand, "b32"), -1]
 
 
 def lower_shfl(b, ins):
@@ -50,7 +50,8 @@ def lower_vote(b, ins):
     mode, _ = _form(b, ins, VOTE, ("b32",) if ballot else ("pred",))
     target, source, mask = operands(b, ins, "d", "{!}a", "membermask")
     predicate, negated = b.predicate(source)
-    return Op("vote", [b.target(target), predicate, b.value(mask, "b32")], [2, VOTE[mode], int(negated)], SYNC)
+    args = [b.target(target, "b32" if ballot else "pred"), predicate, b.value(mask, "b32")]
+    return Op("vote", args, [2, VOTE[mode], int(negated)], SYNC)
 
 
 def lower_match(b, ins):
@@ -73,7 +74,7 @@ def lower_redux(b, ins):
     if type_ == "f32" and b.arch not in (100, 103):
         b.fail(f"redux.sync of f32 does not exist on sm_{b.arch}", "sm_100a, sm_103a")
     target, source, mask = operands(b, ins, "d", "a", "membermask")
-    args = [b.target(target), b.value(source, type_), b.value(mask, "b32")]
+    args = [b.target(target, type_), b.value(source, type_), b.value(mask, "b32")]
     return Op("redux", args, [2, REDUX[operation], REDUX_TYPES[type_], int("abs" in flags), int("NaN" in flags)], SYNC)
 
 
@@ -91,7 +92,7 @@ def lower_elect(b, ins):
 def lower_activemask(b, ins):
     _form(b, ins, ("b32",))
     (target,) = operands(b, ins, "d")
-    return Op("activemask", [b.target(target)])
+    return Op("activemask", [b.target(target, "b32")])
 
 
 LOWERINGS = {

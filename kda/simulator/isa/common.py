@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from kda.simulator.isa.rows import KINDS
+
+# type -> bits of its values, and of a register that is declared with it
+BITS = {**{name: kind.bits for name, kind in KINDS.items()}, "e4m3x4": 32, "e5m2x4": 32, "b128": 128}
 # type -> bytes a lane takes in a register; 0: a predicate, one mask for the warp
-WIDTHS = {
-    "pred": 0,
-    **dict.fromkeys(("b8", "u8", "s8", "b16", "u16", "s16", "f16", "bf16", "b32", "u32", "s32", "f32", "tf32"), 4),
-    **dict.fromkeys(("f16x2", "bf16x2", "e4m3x2", "e5m2x2", "e4m3x4", "e5m2x4", "u16x2", "s16x2"), 4),
-    **dict.fromkeys(("b64", "u64", "s64", "f64", "f32x2"), 8),
-    "b128": 16,
-}
+WIDTHS = {name: 0 if name == "pred" else max(bits, 32) // 8 for name, bits in BITS.items()}
 # type -> bytes in memory
 SIZES = {
     **dict.fromkeys(("b8", "u8", "s8"), 1),

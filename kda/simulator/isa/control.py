@@ -1,6 +1,6 @@
 """Branches, exits, and instructions without an effect here."""
 
-from kda.simulator.isa.common import Op
+from kda.simulator.isa.common import Op, operands
 
 
 def lower_bra(b, ins):
@@ -26,6 +26,8 @@ def lower_nothing(b, ins):
 
 
 def lower_nanosleep(b, ins):
+    (time,) = operands(b, ins, "t")
+    b.value(time, "u32")
     return Op("nanosleep")
 
 

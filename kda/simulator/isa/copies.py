@@ -48,7 +48,10 @@ def operands_of(b, ins, *names):
     wanted = [name for name in names if name]
     if len(ins.operands) != len(wanted):
         b.fail(f"{len(ins.operands)} operands", f"{len(wanted)} with these modifiers: {', '.join(wanted)}")
-    return dict(zip(wanted, ins.operands))
+    found = dict(zip(wanted, ins.operands))
+    if "policy" in found:
+        b.value(found["policy"], "b64")  # which has no effect here
+    return found
 
 
 def cta_mask(b, found):
@@ -307,8 +310,8 @@ def _lower_query_cancel(b, ins):
     found = operands_of(b, ins, "result", "answer")
     answer = b.value(found["answer"], "b128")
     if "is_canceled" in ins.parts:
-        return Op("is_canceled", [b.target(found["result"]), answer])
-    targets = b.targets(found["result"])
+        return Op("is_canceled", [b.target(found["result"], "pred"), answer])
+    targets = b.targets(found["result"], "b32")
     dimension = one_of(ins.parts, DIMENSIONS)
     if dimension is not None:
         if len(targets) != 1 or isinstance(found["result"], Sink):

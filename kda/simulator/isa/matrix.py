@@ -52,7 +52,7 @@ def _lower_move(b, ins, table, first_arch, vector, address):
         since = f"sm_{needed}a and later" if needed >= 100 else f"sm_{needed} and later"
         b.fail(f"{ins.parts[0]} of {type_} does not exist on sm_{b.arch}", since)
     n = COUNTS[count]
-    given = b.targets(vector) if table is LOADS else b.values(vector, "b32")
+    given = (b.targets if table is LOADS else b.values)(vector, "b32")
     if len(given) != n * registers or (table is STORES and -1 in given):
         b.fail(f"{len(given)} registers", f"{n * registers}")
     place = b.place(address)
@@ -75,7 +75,7 @@ def lower_movmatrix(b, ins):
     if ins.parts[1:] != ("sync", "aligned", "m8n8", "trans", "b16"):
         b.fail(f"modifiers {'.'.join(ins.parts[1:])}", "sync.aligned.m8n8.trans.b16")
     d, a = operands(b, ins, "d", "a")
-    return Op("movmatrix", [b.target(d), b.value(a, "b32")], gather=ALIGNED)
+    return Op("movmatrix", [b.target(d, "b32"), b.value(a, "b32")], gather=ALIGNED)
 
 
 # types of A and B -> (types of D, shape -> the first arch that has it)
@@ -177,7 +177,7 @@ def _fragments(b, given, types, shape, bits, type_, sparse=0):
     if len(given) != 4:
         b.fail(f"{len(given)} operands", "D, A, B, C")
     into, *sources = given
-    registers = [b.targets(into), *(b.values(v, type_) for v in sources)]
+    registers = [b.targets(into, type_), *(b.values(v, type_) for v in sources)]
     if [len(g) for g in registers] != wanted or any(-1 in g for g in registers):
         b.fail(f"{_numbers(map(len, registers))} registers for D, A, B, C", _numbers(wanted))
     return registers

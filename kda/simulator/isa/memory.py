@@ -38,7 +38,7 @@ def _semantics(b, ins, default_scope="gpu"):
     return sem, one_of(ins.parts, SCOPES, SCOPES[default_scope]) if sem else 0
 
 
-def _access(b, ins, values, address, to_registers):
+def _access(b, ins, values, address, to_registers, wider=True):
     _refuse_unknown(b, ins, SPACES, VECTORS, SIZES, SEMANTICS, SCOPES, STRONG, CACHE)
     type_ = ins.parts[-1]
     if type_ not in SIZES:
@@ -48,16 +48,16 @@ def _access(b, ins, values, address, to_registers):
     if b.space_of(address) in ("param", "local"):  # a kernel's parameter, or an argument of a call
         space = SPACES[b.space_of(address)]
     size = SIZES[type_]
-    registers = b.targets(values) if to_registers else b.values(values, type_)
+    registers = (b.targets if to_registers else b.values)(values, type_, wider)
     count = one_of(ins.parts, VECTORS, 1)
     if len(registers) != count:
         b.fail(f"{len(registers)} registers for {count} elements")
     held = [v for v in getattr(values, "items", (values,)) if isinstance(v, Register)]
     widths = {WIDTHS[b.type_of(v)] for v in held} or {4}  # a register may be wider than what is moved
-    if 0 in widths or len(widths) > 1:
-        b.fail("predicates, or registers of several widths, cannot be loaded or stored together")
+    if len(widths) > 1:
+        b.fail("registers of several widths cannot be loaded or stored together")
     declared = widths.pop()
-    if declared == 8 and size < 8 and len(held) < count and not to_registers:
+    if declared > max(size, 4) and len(held) < count and not to_registers:
         b.fail("immediates beside registers that are wider than what is stored")
     sem, scope = _semantics(b, ins)
     signed = int(type_[0] == "s")
@@ -65,8 +65,8 @@ def _access(b, ins, values, address, to_registers):
     return [*registers, place.register], mods
 
 
-def lower_ld(b, ins):
-    args, mods = _access(b, ins, ins.operands[0], ins.operands[1], True)
+def lower_ld(b, ins, wider=True):
+    args, mods = _access(b, ins, ins.operands[0], ins.operands[1], True, wider)
     return Op("ld", args, mods)
 
 
@@ -78,7 +78,7 @@ def _lower_st_bulk(b, ins):
         b.fail(f"modifiers {'.'.join(ins.parts[2:])} and value {getattr(value, 'text', value)}", "st.bulk of 0")
     place = b.place(address)
     generic = "shared::cta" not in ins.parts and b.space_of(address) != "shared"
-    return Op("st_bulk", [place.register, b.value(size, "u32")], [place.offset, int(place.wide), int(generic)])
+    return Op("st_bulk", [place.register, b.value(size, "u64")], [place.offset, int(place.wide), int(generic)])
 
 
 def lower_st(b, ins):
@@ -108,7 +108,7 @@ def _atomic(b, ins, target, address, operands):
     place = b.place(address)
     space = one_of(ins.parts, SPACES, 0)
     sem = one_of(ins.parts, SEMANTICS, SEMANTICS["relaxed"])
-    targets = [-1] * count if target is None else b.targets(target)
+    targets = [-1] * count if target is None else b.targets(target, type_)
     values = b.values(operands[0], type_)
     if len(values) != count or len(targets) != count:
         b.fail(f"{len(values)} values and {len(targets)} results for {count} elements")
@@ -144,24 +144,31 @@ def lower_multimem(b, ins):
     what, *parts = ins.parts[1:]
     parts = [MULTIMEM_TYPES.get(p, p) for p in parts if not p.startswith("acc::")]
     if what == "ld_reduce":
-        return lower_ld(b, replace(ins, parts=("ld", *(p for p in parts if p not in ATOMICS))))
+        return lower_ld(b, replace(ins, parts=("ld", *(p for p in parts if p not in ATOMICS))), wider=False)
     if what in ("st", "red"):
         return {"st": lower_st, "red": lower_red}[what](b, replace(ins, parts=(what, *parts)))
     b.fail(f"multimem.{what}", "multimem.ld_reduce, multimem.st, multimem.red")
 
 
+def _address_type(b, ins):
+    """(the type of the address that mapa and getctarank take, is it generic)."""
+    *parts, type_ = ins.parts[1:]
+    if parts not in ([], ["shared::cluster"]) or type_ not in ("u32", "u64"):
+        b.fail(f"modifiers {'.'.join(ins.parts[1:])}", "{.shared::cluster}.u32, {.shared::cluster}.u64")
+    return type_, not parts
+
+
 def lower_mapa(b, ins):
-    wide = ins.parts[-1] == "u64"
-    generic = not any(p.startswith("shared") for p in ins.parts)
-    target, address, rank = ins.operands
-    return Op(
-        "mapa", [b.target(target), b.value(address, ins.parts[-1]), b.value(rank, "u32")], [int(wide), int(generic)]
-    )
+    type_, generic = _address_type(b, ins)
+    target, address, rank = operands(b, ins, "d", "a", "rank")
+    args = [b.target(target, type_), b.value(address, type_), b.value(rank, "u32")]
+    return Op("mapa", args, [int(type_ == "u64"), int(generic)])
 
 
 def lower_getctarank(b, ins):
-    target, address = ins.operands
-    return Op("getctarank", [b.target(target), b.value(address, ins.parts[-1])], [int(ins.parts[-1] == "u64")])
+    type_, _ = _address_type(b, ins)
+    target, address = operands(b, ins, "d", "a")
+    return Op("getctarank", [b.target(target, "u32"), b.value(address, type_)], [int(type_ == "u64")])
 
 
 WINDOWS = {
@@ -179,7 +186,8 @@ WINDOWS = {
 def lower_isspacep(b, ins):
     if ins.parts[1] not in WINDOWS:
         b.fail(f".{ins.parts[1]} is no space", ", ".join(WINDOWS))
-    return Op("isspacep", [b.target(ins.operands[0]), b.value(ins.operands[1], "u64")], list(WINDOWS[ins.parts[1]]))
+    target, address = operands(b, ins, "p", "a")
+    return Op("isspacep", [b.target(target, "pred"), b.value(address, "u64")], list(WINDOWS[ins.parts[1]]))
 
 
 LOWERINGS = {

@@ -1,39 +1,32 @@
 """Operands of scalar instructions: registers of the width that the instruction works on."""
 
 from kda.simulator.isa.common import WIDTHS
-from kda.simulator.isa.rows import KINDS
 from kda.simulator.ptx.syntax import Immediate, Register, Sink
-
-WORD_BYTES = {"pred": 0, "u32": 4, "u64": 8}
-
-
-def bytes_of(kind):
-    """Bytes a lane takes in a register of this kind (rows.KINDS, or a PTX type)."""
-    return WORD_BYTES[KINDS[kind].word] if kind in KINDS else WIDTHS[kind]
 
 
 def is_wide(b, operand, kind):
     """Is it a register of 64 bits where the kind takes 32?"""
-    return isinstance(operand, Register) and bytes_of(kind) == 4 and WIDTHS[b.type_of(operand)] == 8
+    return isinstance(operand, Register) and WIDTHS[kind] == 4 and WIDTHS[b.type_of(operand)] == 8
 
 
-def _check(b, operand, kind):
-    if isinstance(operand, Register) and WIDTHS[b.type_of(operand)] != bytes_of(kind):
-        b.fail(f"{operand.name} is declared .{b.type_of(operand)}", f"a register of .{kind}'s width")
+def _check_word(b, operand, kind):
+    """A handler of a row reads and writes words: even a register that may be wider has the word of its kind."""
+    if isinstance(operand, Register) and WIDTHS[b.type_of(operand)] > WIDTHS[kind]:
+        b.check_width(operand, kind)
 
 
-def source(b, operand, kind):
+def source(b, operand, kind, wider=False):
     """Offset of a source operand."""
-    _check(b, operand, kind)
-    if bytes_of(kind) == 8 and isinstance(operand, Immediate) and isinstance(operand.value, float):
+    _check_word(b, operand, kind)
+    if WIDTHS[kind] == 8 and isinstance(operand, Immediate) and isinstance(operand.value, float):
         return b.value(operand, "f64")
-    return b.value(operand, kind if kind in WIDTHS else "b64" if bytes_of(kind) == 8 else "b32")
+    return b.value(operand, kind, wider)
 
 
-def target(b, operand, kind):
+def target(b, operand, kind, wider=False):
     """Offset of a destination register."""
-    _check(b, operand, kind)
-    offset = b.target(operand)
+    _check_word(b, operand, kind)
+    offset = b.target(operand, kind, wider)
     if offset < 0:
         b.fail("`_` as the only result")
     return offset

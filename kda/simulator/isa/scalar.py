@@ -53,9 +53,12 @@ def lower_row(b, ins):
     if not found:
         b.fail(f"{ins.opcode} with {len(ins.operands)} operands", _spellings(ins.parts[0]))
     row, kinds, handler, mods, carries, masked = found
-    if ins.parts[0] == "cvt" and len(kinds) == 2 and any(is_wide(b, o, k) for o, k in zip(ins.operands, kinds)):
-        return _through_wide_registers(b, ins, row, handler, mods)
-    args = [place(b, operand, kind) for place, operand, kind in zip(PLACES, ins.operands, kinds)]
+    wider = ins.parts[0] == "cvt"
+    if wider and len(kinds) == 2:  # conversions between other types may share the handler: these are the instruction's
+        kinds = [p for p in ins.parts[1:] if p in TYPES]
+        if any(is_wide(b, o, k) for o, k in zip(ins.operands, kinds)):
+            return _through_wide_registers(b, ins, row, kinds, handler, mods)
+    args = [place(b, operand, kind, wider) for place, operand, kind in zip(PLACES, ins.operands, kinds)]
     if carries:
         args.append(hidden(b, CARRY, 0))
     if masked:
@@ -63,14 +66,14 @@ def lower_row(b, ins):
     return Op(handler, args, list(mods))
 
 
-def _through_wide_registers(b, ins, row, handler, mods):
+def _through_wide_registers(b, ins, row, types, handler, mods):
     """A cvt with a register of 64 bits where its type has fewer: a stand-in of 32 takes its place."""
     outer, inner = [], []
-    for operand, kind, place, name in zip(ins.operands, (row.target, *row.sources), PLACES, STAND_INS):
+    for operand, kind, place, name in zip(ins.operands, types, PLACES, STAND_INS):
         wide = is_wide(b, operand, kind)
-        inner.append(hidden(b, name, 4) if wide else place(b, operand, kind))
+        inner.append(hidden(b, name, 4) if wide else place(b, operand, kind, True))
         outer += [b.register(operand.name), inner[-1]] if wide else [-1, -1]
-    is_signed = next(p for p in ins.parts[1:] if p in TYPES)[0] == "s"
+    is_signed = types[0][0] == "s"
     masks = [FULL] if row.masked else []
     return Op("through_wide_registers", outer + inner, [generate.order().index(handler), int(is_signed), *mods, *masks])
 

@@ -145,8 +145,8 @@ def _lower_move(b, ins, parts, handler, packing):
     if count > MOST_REGISTERS or len(vectors[0].items) != count:
         b.fail(f"{len(vectors[0].items)} registers", f"{count} for .{shape}.x{repeat}, of at most {MOST_REGISTERS}")
     register, offset = _tmem(b, addresses[0])
-    values = b.targets(vectors[0]) if handler == "tmem_ld" else b.values(vectors[0], "b32")
-    result = b.target(rest[0]) if rest else -1
+    values = (b.targets if handler == "tmem_ld" else b.values)(vectors[0], "b32")
+    result = b.target(rest[0], "b32") if rest else -1
     return Op(handler, [register, result, *values], [offset, number, count, half, int(packed), *reduction], ALIGNED)
 
 

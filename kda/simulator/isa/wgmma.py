@@ -66,7 +66,7 @@ def _lower_mma(b, ins, parts):
     def literal(what, choices):  # the first choice is what an absent operand stands for
         return _literal(b, given[what], what, choices) if what in given else choices[0]
 
-    targets = b.targets(given["D"])
+    targets = b.targets(given["D"], "b32")
     from_a = b.values(given["A"], "b32") if in_registers else [b.value(given["A"], "b64")]
     wanted = {"D": n // 4 if d == "f16" else n // 2, "A": 4 if in_registers else 1}
     for what, registers in (("D", targets), ("A", from_a)):
