@@ -1,5 +1,8 @@
 """Control flow: lanes part and meet, warps take turns, and nobody waits for ever in silence."""
 
+import subprocess
+import sys
+
 import pytest
 import torch
 from assembly import SEEDS, kernel, kinds
@@ -135,15 +138,38 @@ END:
     assert "bar.sync 1, 64" in finding.place.ptx
 
 
-def test_a_launch_that_does_not_end_is_given_up_at_its_limit():
-    _, result = run("TOP:\n add.u32 %r1, %r1, 1;\n bra TOP;", limit=10_000)
+COUNTS = "TOP:\n add.u32 %r1, %r1, 1;\n bra TOP;"
+
+
+@pytest.mark.parametrize("clock", [None, True])
+@pytest.mark.parametrize("loop", [COUNTS, "TOP:\n nanosleep.u32 100;\n bra TOP;"])
+def test_a_launch_that_does_not_end_is_given_up_at_its_limit(loop, clock):
+    _, result = run(loop, limit=10_000, clock=clock)
     assert kinds(result) == ["too-many-instructions"]
 
 
-def test_a_loop_that_can_never_end_is_a_livelock_without_a_limit():
-    _, result = run("TOP:\n bra TOP;")
+@pytest.mark.parametrize("clock", [None, True])
+@pytest.mark.parametrize("body", ["", "nanosleep.u32 100;", "ld.param.u64 %rd5, [p1];"])
+def test_a_loop_that_can_never_end_is_a_livelock_without_a_limit(body, clock):
+    _, result = run(f"TOP:\n {body} bra TOP;", clock=clock)
     (finding,) = result.findings
-    assert finding.kind == "livelock" and finding.place.ptx == "bra TOP;"
+    assert finding.kind == "livelock" and finding.place.ptx in ("bra TOP;", body)
+
+
+def test_ctrl_c_ends_a_launch_with_a_clock_that_would_not_end():
+    program = """
+import os, signal, sys, threading
+import torch
+signal.signal(signal.SIGINT, signal.default_int_handler)
+from kda.simulator.launches import launch, program
+ptx = sys.stdin.read()
+program(ptx, None, None)
+threading.Timer(0.2, os.kill, [os.getpid(), signal.SIGINT]).start()
+launch(ptx, grid=1, block=32, args=[torch.zeros(1)], clock=True)
+"""
+    words = [sys.executable, "-c", program]
+    done = subprocess.run(words, input=kernel(COUNTS), capture_output=True, text=True, timeout=100)
+    assert done.stderr.splitlines()[-1] == "KeyboardInterrupt"
 
 
 def spinning(read, threads, others="bra END;", **options):

@@ -92,13 +92,18 @@ static Warp *earliest(Machine *m, double *second) { /* that can run; when the on
     return first;
 }
 
-/* As long as nobody else is earlier; what has moved its time goes back to the queue. */
+static bool past_limit(const Launch *launch) { return launch->limit && launch->issued > launch->limit; }
+
+/* As long as nobody else is earlier; what has moved its time goes back to the queue. A warp that nobody else waits for would never come back
+ * from an endless loop: its turn ends after LONGEST instructions, so that somebody looks whether it spins. */
 static void run_turn(Warp *w, double until) {
+    enum { LONGEST = 1 << 16 };
     Machine *m = w->machine;
-    u64 events = m->events, changes = m->work_changes;
+    u64 events = m->events, changes = m->work_changes, began = m->ran;
     do run_one(w);
     while (w->nsplits && !current_split(w)->blocked && !current_split(w)->gathering && w->time->now <= until && events == m->events &&
-           changes == m->work_changes && !m->launch->stopped && clock_settled(w, at_hand(w)));
+           changes == m->work_changes && m->ran - began < LONGEST && !m->launch->stopped && !past_limit(m->launch) &&
+           clock_settled(w, at_hand(w)));
     note_turn(w);
 }
 
@@ -201,7 +206,7 @@ void run_clocked(Machine *m) {
         }
         bool asks = spinning(m, &watch);
         if (!asks && run_event(m, &next)) {
-            if (launch->limit && launch->issued > launch->limit) report_limit(m);
+            if (past_limit(launch)) report_limit(m);
             continue;
         }
         if (begin_others(m, all)) continue;
