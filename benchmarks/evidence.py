@@ -1,0 +1,436 @@
+"""Runs on a GPU what the ledger of evidence lacks (kda/verify/ledger.py), the most important first.
+
+    python benchmarks/evidence.py --list                   what has no evidence, and the cases that would give it
+    python benchmarks/evidence.py --minutes 9              run as many of them as fit, on all GPUs of this machine
+    python benchmarks/evidence.py --merge FILE             put the rows of a run into the ledger, then as --write
+    python benchmarks/evidence.py --write                  the ledger's kernels and paths, its page and README's table
+
+Rows go to FOLDER/evidence.json (--out; $OUT, or benchmarks/results) after each case, and a later call with the same
+folder, or with a ledger that they were merged into, goes on where they end.  Kernels are built by all CPUs while the
+first cases run.  Each GPU has --workers processes; one that crashes, or takes too long, is started again without the
+case that it had.  With two GPUs or more, the matrix of benchmarks/parallel_matrix.py comes first.
+
+--device cpu --tokens 80 --only WORDS runs cases in the simulator, to see that this program runs: its rows are of no GPU
+and cannot be merged.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import datetime
+import json
+import os
+import queue
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from evidence_cases import GROUPS, TESTS, Case, covering, covers, matches, paths_of
+
+from kda.compile import fetching
+from kda.compile.target import Target, parse
+from kda.verify import digests
+from kda.verify.ledger import FAILED, FILE, RAN, SIMULATED, Known, Ledger, host_code
+
+HERE = Path(__file__).resolve().parents[1]
+DIGESTS = HERE / "tests" / "compiler" / "digests.json"
+RESULTS = HERE / "benchmarks" / "results"
+TOGETHER = 48                                # kernels that are built in one go
+SIMULATOR = "simulator"                      # the card of a row that is of no GPU
+TWO_GPUS = "parallel: two GPUs of one host"  # the path of benchmarks/parallel_matrix.py
+Row = dict[str, Any]
+Job = Case | str                             # a case, or the path of tests
+
+
+# ---- the ledger
+
+
+def shipped() -> dict[str, dict[str, dict[str, str]]]:
+    """{"sm90 sm90": {words of a class of problems: {"chain 0": digest}}}, as tests/compiler/digests.json has them."""
+    found: dict[str, dict[str, dict[str, str]]] = {}
+    for label, known in json.loads(DIGESTS.read_text())["kernels"].items():
+        group, _, rest = label.partition(": ")
+        kernel, _, words = rest.partition(" of ")
+        found.setdefault(group, {}).setdefault(words, {})[kernel] = known["code"]
+    return found
+
+
+def document(runs: Iterable[Row]) -> dict[str, Any]:
+    """A ledger of the kernels and paths of this tree, with the last run of each case."""
+    compilers = json.loads(DIGESTS.read_text())["compilers"]
+    latest = {run["case"]: run for run in sorted(runs, key=lambda run: run["date"])}
+    names = [*paths_of(), *TESTS, TWO_GPUS]
+    runs = [latest[name] for name in sorted(latest) if latest[name]["path"] in names]
+    return {"compilers": compilers, "kernels": shipped(), "paths": names, "runs": runs}
+
+
+def written(document: Mapping[str, Any]) -> str:
+    """One line for each class of problems and each run, so that changes can be read."""
+    def lines(items: Iterable[str]) -> str:
+        return ",\n  ".join(items)
+
+    kernels = lines(f"{json.dumps(group)}: {{\n   " + ",\n   ".join(
+        f"{json.dumps(words)}: {json.dumps(codes)}" for words, codes in found.items()) + "}"
+        for group, found in document["kernels"].items())  # fmt: skip
+    paths, runs = (lines(json.dumps(each) for each in document[name]) for name in ("paths", "runs"))
+    return (f'{{"compilers": {json.dumps(document["compilers"])},\n "kernels": {{\n  {kernels}}},\n'
+            f' "paths": [\n  {paths}],\n "runs": [\n  {runs}]}}\n')  # fmt: skip
+
+
+def rows_of(file: Path) -> list[Row]:
+    return json.loads(file.read_text())["runs"] if file.exists() else []
+
+
+def merge(files: Iterable[Path]) -> None:
+    runs = rows_of(FILE)
+    for file in files:
+        rows = rows_of(file)
+        if simulated := [row["case"] for row in rows if row["card"] == SIMULATOR]:
+            sys.exit(f"{file}: {len(simulated)} rows are of the simulator, not of a GPU. Merge rows of a GPU alone.")
+        runs += rows
+    write(runs)
+
+
+def write(runs: Iterable[Row]) -> None:
+    from ledger_page import renew
+
+    FILE.write_text(written(document(runs)))
+    renew(Ledger.read())
+
+
+# ---- what is lacking
+
+
+def groups_for(target: Target) -> list[tuple[str, str]]:
+    """Backends and archs whose kernels run on a GPU, the most important first.  The driver finishes older code of
+    Triton and of sm89."""
+    order = {group: (parse(group[1]).cc != target.cc, number) for number, group in enumerate(GROUPS)}
+    older = (group for group in GROUPS if group[0] in ("triton", "sm89") and parse(group[1]).cc < target.cc)
+    same = (group for group in GROUPS if parse(group[1]).cc == target.cc)
+    return sorted({*older, *same}, key=lambda group: order[group])
+
+
+def lacking(ledger: Ledger, target: Target, again: bool = False) -> list[Job]:
+    """What to run, in this order: cases that take a path for the first time, tests of other paths, cases of kernels.
+    What failed with the same host code is left out, but for `again`."""
+    failed = {run["case"] for run in ledger.runs if run["outcome"] != "ok" and run["host"] == host_code(run["path"])}
+    failed = set() if again else failed
+    without = {each.name for each in ledger.paths() if each.state == SIMULATED or (again and each.state == FAILED)}
+    first: list[Job] = []
+    later: list[Job] = []
+    for backend, arch in groups_for(target):
+        codes = {each.code for each in ledger.kernels(f"{backend} {arch}") if each.state != RAN}
+        taken: set[str] = set()
+        for case in covering(backend, arch, codes, without,
+                             codes_of(ledger, backend, arch), failed):
+            (later if case.path in taken or case.path not in without else first).append(case)
+            taken.add(case.path)
+    tests = [path for path in TESTS if path in without]
+    return [*first, *tests, *later]
+
+
+def codes_of(ledger: Ledger, backend: str, arch: str) -> dict[Any, str]:
+    found = ledger.shipped[f"{backend} {arch}"]
+    labels = digests.labelled(backend, arch)
+    return {recipe: found[words][kernel] for label, recipe in labels.items()
+            for kernel, _, words in [label.partition(": ")[2].partition(" of ")]}  # fmt: skip
+
+
+def listing(ledger: Ledger, target: Target) -> Iterator[str]:
+    for group in ledger.groups:
+        kernels = [*ledger.kernels(group)]
+        yield f"{group}: {count(kernels)} kernels"
+        backend, arch = group.split()
+        if (backend, arch) in groups_for(target):
+            launched = covers(backend, arch, codes_of(ledger, backend, arch))
+            yield from (f"    no case launches {each.name}" for each in kernels
+                        if each.state != RAN and each.code not in launched)  # fmt: skip
+    for each in ledger.paths():
+        if each.state != RAN:
+            yield f"{each.name}: {each.state}"
+    jobs = lacking(ledger, target)
+    yield f"{len(jobs)} cases for {target.name}:"
+    yield from (f"    {name_of(job)}" for job in jobs)
+
+
+def count(known: list[Known]) -> str:
+    return f"{sum(each.state == RAN for each in known)} of {len(known)}"
+
+
+def name_of(job: Job) -> str:
+    return job if isinstance(job, str) else job.name
+
+
+# ---- running
+
+
+class Worker:
+    """A process that is told the names of cases and answers with rows, one a line; "" is its end."""
+
+    def __init__(self, process: subprocess.Popen[str]):
+        self.process = process
+        self.lines: queue.Queue[str] = queue.Queue()
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def say(self, name: str) -> None:
+        assert self.process.stdin
+        with contextlib.suppress(OSError):   # then it has ended, as its lines will say
+            self.process.stdin.write(json.dumps(name) + "\n")
+            self.process.stdin.flush()
+
+    def _read(self) -> None:
+        for line in self.process.stdout or ():
+            self.lines.put(line)
+        self.lines.put("")
+
+
+class Runner:
+    """A queue of jobs, a thread that builds their kernels, a thread for each worker process, and the rows so far."""
+
+    def __init__(self, asked: argparse.Namespace, jobs: list[Job], out: Path):
+        self.asked, self.jobs, self.out = asked, jobs, out
+        self.ends = time.monotonic() + 60 * asked.minutes
+        self.ready: queue.Queue[Job | None] = queue.Queue()
+        self.rows = {row["case"]: row for row in rows_of(out / "evidence.json")}
+        self.lock = threading.Lock()
+
+    @property
+    def left(self) -> float:
+        return self.ends - time.monotonic()
+
+    def run(self, devices: list[str]) -> None:
+        threads = [threading.Thread(target=self.work, args=(device,), daemon=True)
+                   for device in devices for _ in range(self.asked.workers)]  # fmt: skip
+        for thread in (building := threading.Thread(target=self.build, args=(len(threads),), daemon=True), *threads):
+            thread.start()
+        for thread in (building, *threads):
+            thread.join(max(0.0, self.left) + 5)
+
+    def build(self, workers: int) -> None:
+        """Kernels of the next cases, which are ready then."""
+        waiting = list(self.jobs)
+        while waiting and self.left > 0:
+            some, recipes = [], set[Any]()
+            while waiting and len(recipes) < TOGETHER:
+                job = waiting.pop(0)
+                some.append(job)
+                recipes |= set() if isinstance(job, str) else {*job.recipes()}
+            fetching.attempt_all(recipes, self.asked.builders)
+            for job in some:
+                self.ready.put(job)
+        for _ in range(workers):
+            self.ready.put(None)
+
+    def work(self, device: str) -> None:
+        """Give jobs to a process of its own, and start it anew when it ends."""
+        worker = None
+        while self.left > 15:
+            try:
+                job = self.ready.get(timeout=max(0.1, self.left))
+            except queue.Empty:
+                break
+            if job is None:
+                break
+            if worker is None or worker.process.poll() is not None:
+                worker = Worker(self.start(device))
+            ended = self.ask(worker, job, min(self.limit(job), self.left))
+            if ended is not None:
+                worker.process.kill()
+                worker = None
+                if self.left > 1:            # else the slice is over, which says nothing of the case
+                    self.add(failure(job, ended, device))
+        if worker is not None:
+            worker.process.kill()
+
+    def limit(self, job: Job) -> float:
+        """Seconds that a case, or a file of tests, may take."""
+        return 300.0 if isinstance(job, str) else 150.0
+
+    def start(self, device: str) -> subprocess.Popen[str]:
+        environment = os.environ | {"KDA_QUIET": "1", "PYTHONUNBUFFERED": "1"}
+        if device != "cpu":
+            environment |= {"CUDA_VISIBLE_DEVICES": device, "PYTORCH_CUDA_ALLOC_CONF": ""}
+        argv = [sys.executable, __file__, "--worker", "--out", str(self.out), "--tokens", str(self.asked.tokens),
+                "--device", "cpu" if device == "cpu" else "cuda"]  # fmt: skip
+        return subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
+
+    def ask(self, worker: Worker, job: Job, limit: float) -> str | None:
+        """Take the rows of a job; why it ended without its end."""
+        ends = time.monotonic() + limit
+        worker.say(name_of(job))
+        while True:
+            try:
+                line = worker.lines.get(timeout=max(0.0, ends - time.monotonic()))
+            except queue.Empty:
+                return f"took longer than {limit:.0f} s"
+            if not line:
+                return f"the process ended with {worker.process.wait()}"
+            if (row := json.loads(line)) is None:
+                return None
+            self.add(row)
+
+    def add(self, row: Row) -> None:
+        with self.lock:
+            self.rows[row["case"]] = row
+            print(f"{row['outcome']:7} {row.get('seconds', 0):6.1f} s  {row['case']}", *row["errors"][:6],
+                  sep="\n        ", flush=True)  # fmt: skip
+            save(self.out / "evidence.json", [*self.rows.values()])
+
+
+def save(file: Path, rows: list[Row]) -> None:
+    new = file.with_suffix(".new")
+    new.write_text(json.dumps({"runs": rows}, indent=1) + "\n")
+    new.replace(file)
+
+
+def failure(job: Job, why: str, device: str) -> Row:
+    path = job if isinstance(job, str) else job.path
+    row: Row = {"case": name_of(job), "path": path, "outcome": "crash", "errors": [why], "launches": [], "codes": []}
+    return signed(row, device)
+
+
+def signed(row: Row, device: str) -> Row:
+    """A row with what is the same for all of a machine and a day."""
+    return row | {"host": host_code(row["path"]), "card": card() if device != "cpu" else SIMULATOR,
+                  "date": str(datetime.date.today()), "versions": versions()}  # fmt: skip
+
+
+def card() -> str:
+    import torch
+
+    return torch.cuda.get_device_name().removeprefix("NVIDIA ").split()[0]
+
+
+def versions() -> dict[str, str]:
+    import torch
+
+    from kda.compile.recipes import COMPILERS
+
+    found = {name: version() for name, version in COMPILERS.values()}
+    return {"torch": str(torch.__version__)} | {name: version for name, version in found.items() if version}
+
+
+def matrix(asked: argparse.Namespace, runner: Runner, gpus: int) -> None:
+    """The rows of two GPUs together."""
+    program = HERE / "benchmarks" / "parallel_matrix.py"
+    if gpus < 2 or not program.exists() or asked.no_matrix:
+        return
+    file, minutes = runner.out / "parallel_matrix.json", asked.minutes / 2
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        subprocess.run([sys.executable, str(program), "--json", str(file), "--minutes", f"{minutes:.1f}"],
+                       timeout=60 * minutes + 30, check=False)  # fmt: skip
+    for row in json.loads(file.read_text()) if file.exists() else ():
+        errors = [row["errors"]] if isinstance(row["errors"], str) else [*(row["errors"] or ())]
+        known: Row = {"case": f"parallel: {row['case']}", "path": TWO_GPUS, "outcome": row["outcome"], "errors": errors,
+                      "launches": [], "codes": [], "seconds": row.get("seconds", 0)}  # fmt: skip
+        runner.add(signed(known, "cuda"))
+
+
+# ---- a worker
+
+
+def serve(asked: argparse.Namespace) -> None:
+    """Cases by name from stdin, one a line; their rows to stdout, then null."""
+    import torch
+    from evidence_run import run, run_tests
+
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)                            # what others print does not belong to the answers
+    device = "cpu" if asked.device == "cpu" else "cuda:0"
+
+    def add(row: Row | None) -> None:
+        answers.write(json.dumps(row and signed(row, device)) + "\n")
+        answers.flush()
+
+    for line in sys.stdin:
+        name = json.loads(line)
+        job = name if name in TESTS else Case.named(name, asked.tokens)
+        try:
+            if isinstance(job, str):
+                run_tests(job, HERE / "tests" / "gpu" / TESTS[job], add)
+            else:
+                add(run(job, device, asked.out / "budgets"))
+        except Exception as error:
+            add(failure(job, f"{type(error).__name__}: {error}"[:2000], device) | {"outcome": "error"})
+            job = ""                         # a GPU's error stays with its process
+        add(None)
+        if isinstance(job, str):
+            os._exit(0)
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+
+
+# ---- the command
+
+
+def target_of(device: str) -> Target:
+    """What this machine's GPU runs; without one, Hopper."""
+    import torch
+
+    if device == "cpu" or not torch.cuda.is_available():
+        return parse("sm90")
+    major, minor = torch.cuda.get_device_capability()
+    return parse(f"sm{major}{minor}")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--list", action="store_true")
+    parser.add_argument("--minutes", type=float, default=9.0)
+    parser.add_argument("--merge", metavar="FILE", type=Path, nargs="+")
+    parser.add_argument("--write", action="store_true")
+    parser.add_argument("--out", metavar="FOLDER", type=Path, default=Path(os.environ.get("OUT") or RESULTS))
+    parser.add_argument("--only", metavar="WORDS", default="", help="cases whose names have these words, in this order")
+    parser.add_argument("--no-matrix", action="store_true", help="not the matrix of several GPUs")
+    parser.add_argument("--again", action="store_true", help="also what failed, with the same code")
+    parser.add_argument("--workers", type=int, default=4, help="processes of a GPU  [default: 4]")
+    parser.add_argument("--builders", type=int, help="processes that build kernels  [default: a CPU each, at most 16]")
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--tokens", type=int, default=0, help="of a row, instead of the case's, with --device cpu")
+    parser.add_argument("--most", type=int, help="run so many cases at most")
+    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
+    asked = parser.parse_args()
+    if asked.worker:
+        serve(asked)
+        return 0
+    if asked.merge:
+        merge(asked.merge)
+        return 0
+    if asked.write:
+        write(rows_of(FILE))
+        return 0
+    asked.out.mkdir(parents=True, exist_ok=True)
+    target = target_of(asked.device)
+    rows = rows_of(asked.out / "evidence.json")
+    ledger = Ledger(document([*rows_of(FILE), *rows]))
+    if asked.list:
+        print("\n".join(listing(ledger, target)))
+        return 0
+    jobs = [job for job in lacking(ledger, target, asked.again) if matches(name_of(job), asked.only)]
+    if asked.device == "cpu":
+        jobs, devices = [job for job in jobs if isinstance(job, Case)], ["cpu"]
+    else:
+        import torch
+
+        devices = [str(n) for n in range(torch.cuda.device_count())]
+        if not devices:
+            sys.exit("There is no GPU here. --device cpu runs cases in the simulator; --list says what is lacking.")
+    runner = Runner(asked, jobs[: asked.most], asked.out)
+    if asked.device == "cuda":
+        matrix(asked, runner, len(devices))
+    runner.run(devices)
+    done = [row for row in runner.rows.values() if row["case"] in {name_of(job) for job in jobs}]
+    print(f"{len(done)} rows of {len(jobs)} cases, {sum(row['outcome'] != 'ok' for row in done)} not ok")
+    sys.stdout.flush()
+    os._exit(int(any(row["outcome"] != "ok" for row in done)))                 # threads may still build
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,240 @@
+"""The cases that `benchmarks/evidence.py` chooses from: what they call, and the kernels that they launch.
+
+A case is a class of problems (kda/verify/digests.py), a path (what is called, and the form in which host code launches
+a plan), and a shape.  `candidates` has many more cases than are necessary; `covering` takes those that launch what has
+no evidence yet, the most important first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import importlib
+import itertools
+import re
+from collections.abc import Container, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from kda import ahead
+from kda.bundles import Save
+from kda.compile.recipes import AnyRecipe
+from kda.dispatch import backend_of_backward, weigh, what_is_kept
+from kda.host import Host, standing_in
+from kda.problem import Problem
+from kda.simulator.chips import host_of
+from kda.verify import digests
+
+FORWARD, APART, RECOMPUTED, STATES, ALL = "forward", "backward alone", "step", "step, states kept", "step, all kept"
+KEEPS = {RECOMPUTED: False, STATES: "states", ALL: True}       # of a step -> disable_recompute
+
+class Form(NamedTuple):
+    """A way in which host code launches a plan."""
+
+    kernel: str                              # by which a call that takes this form is known; "": any will do
+    T: int                                   # tokens and heads with which it exists
+    heads: int
+    constants: Mapping[str, Any] = {}        # of kda/backends/sm90/plan.py, which choose it
+    sms: tuple[int, ...] = (0,)              # numbers of SMs that plans are told; 0: as many as there are
+
+
+TWO = dict(FUSED=False, STREAM=False)
+# The first forms are those that most calls take.
+HOPPER = {
+    "as the plan says": Form("", 150, 1),
+    "one kernel, clusters of two": Form("fused", 150, 3, dict(FUSED=True, CTAS=2)),
+    "one kernel, clusters of four": Form("fused", 150, 3, dict(FUSED=True, CTAS=4)),
+    "one kernel, CTAs alone": Form("fused", 150, 3, dict(FUSED=True, CTAS=1, CLUSTERS=2)),
+    "kernels apart": Form("prepare", 150, 3, TWO, (0, 2)),
+    "kernels apart, cut into segments": Form("compose", 2200, 1, TWO, (0, 12, 8, 6, 3)),
+    "one kernel, clusters of two that share walks": Form("fused", 150, 3, dict(FUSED=True, CTAS=2, CLUSTERS=2)),
+    "one kernel, clusters of four that share walks": Form("fused", 150, 3, dict(FUSED=True, CTAS=4, CLUSTERS=2)),
+    "some CTAs make and others walk": Form("stream", 150, 1, dict(STREAM=True, STREAM_SEGMENTS=1)),
+    "some CTAs make and others walk, in segments": Form("join", 150, 1, dict(STREAM=True, STREAM_SEGMENTS=2)),
+    "kernels apart, cut, more walks than SMs": Form("compose", 3072, 1, TWO, (12, 6)),
+}
+BLACKWELL = {"as the plan says": Form("", 150, 1), "cut into segments": Form("compose", 2200, 1)}
+TRITON = {"as the plan says": Form("", 150, 1), "cut into segments": Form("compose", 2200, 1)}
+FLOAT32 = {
+    "as the plan says": Form("", 150, 1),
+    "a state's columns in fewer CTAs": Form("chain", 150, 3, sms=(2, 4, 8, 16, 32, 100)),
+}
+PATHS: dict[str, tuple[dict[str, Form], tuple[str, ...]]] = {  # and what is called
+    "sm90": (HOPPER, (FORWARD, RECOMPUTED, ALL, STATES, APART)),
+    "sm100": (BLACKWELL, (FORWARD, RECOMPUTED, ALL, STATES, APART)),
+    "triton": (TRITON, (FORWARD, RECOMPUTED, ALL, APART)),
+    "sm89": (FLOAT32, (FORWARD, RECOMPUTED, ALL, APART)),
+}  # fmt: skip
+GROUPS = tuple(group for group in digests.PROBLEMS if group[0] in PATHS)
+# Tests of tests/gpu: they call what is no plan of chunk_kda, and much of what is.
+TESTS = {
+    "triton: decode_step": "test_triton_decode_step_on_gpu.py", "triton: recurrent": "test_triton_recurrent_on_gpu.py",
+    "pool: prefill from and to slots": "test_pool_on_gpu.py", "layer: nn.KimiDeltaAttention": "test_layer_on_gpu.py",
+    "sm90: tests of the forward": "test_sm90_forward_on_gpu.py",
+    "sm90: tests of the backward": "test_sm90_backward_on_gpu.py",
+    "triton: tests of chunk_kda": "test_triton_backend_on_gpu.py", "sm89: tests": "test_sm89_on_gpu.py",
+    "reference: tests of the API": "test_api.py", "reference: tests of selftest and verify": "test_evidence.py",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Case:
+    """One call, or a forward and its backward."""
+
+    backend: str
+    arch: str
+    words: str                               # of its class of problems
+    form: str                                # a key of PATHS
+    keeps: str                               # FORWARD, or what a step keeps
+    sms: int = 0                             # that plans are told; 0: as many as there are
+    states: bool = True                      # final states are requested, and have gradients
+    every: bool = False                      # the same of states that enter chunks, without gradients
+    offsets: str = "int64"                   # dtype of cu_seqlens
+    tokens: int = 0                          # instead of the form's, for the simulator
+
+    @property
+    def path(self) -> str:
+        return f"{self.backend}: {self.keeps}, {self.form}"
+
+    @property
+    def name(self) -> str:
+        other = [f"{self.sms} SMs"] * (self.sms > 0) + ["no final states"] * (not self.states)
+        other += ["states of chunks"] * self.every + [f"{self.offsets} offsets"] * (self.offsets != "int64")
+        return ", ".join([f"{self.path} | {self.arch} {self.words}", *other])
+
+    @classmethod
+    def named(cls, name: str, tokens: int = 0) -> Case:
+        return dataclasses.replace(_by_name()[name], tokens=tokens)
+
+    @property
+    def as_form(self) -> Form:
+        return PATHS[self.backend][0][self.form]
+
+    @functools.cached_property
+    def problem(self) -> Problem:
+        """Of its forward."""
+        p, form = Problem.parse(self.words), self.as_form
+        T = self.tokens or form.T
+        return dataclasses.replace(
+            p, direction="forward", B=1, T=T, N=len(lengths(T)) if p.packed else 1, H=form.heads,
+            HV=form.heads * (p.HV // p.H), final_state=self.states, scale=p.K**-0.5,
+            intermediate_states=self.every, disable_recompute=False,
+        )  # fmt: skip
+
+    def told(self, host: Host) -> Host:
+        return dataclasses.replace(host, sms=self.sms or host.sms)
+
+    def recipes(self) -> list[AnyRecipe]:
+        """Of the kernels that it launches, on a GPU of its arch."""
+        host = self.told(host_of(self.arch))
+        with standing_in(host), planned(self.backend, self.as_form.constants):
+            return list(dict.fromkeys(self._recipes(host)))
+
+    def _recipes(self, host: Host) -> Iterator[AnyRecipe]:
+        p, offsets = self.problem, self.offsets if self.problem.packed else None
+        if self.keeps == FORWARD:
+            yield from ahead.recipes_of(self.backend, p, Save.NOTHING, offsets)
+            return
+        if self.keeps == APART:
+            save = Save.NOTHING
+        else:
+            asked = dataclasses.replace(p, disable_recompute=self.keeps == ALL)
+            save = what_is_kept(asked, self.backend, self.keeps == STATES)
+            yield from ahead.recipes_of(self.backend, p, save, offsets)
+        back = dataclasses.replace(p, direction="backward")
+        to = weigh(back, host, backend_of_backward(self.backend)).backend
+        yield from ahead.recipes_of(to, back, save, offsets)
+
+
+def lengths(T: int) -> tuple[int, ...]:
+    """Of packed sequences in a row of T tokens, the last nine of which belong to none.  A long one is alone: it would
+    not be cut beside others."""
+    return (65, 0, 1, T - 75) if T < 1000 else (T - 9,)
+
+
+@contextlib.contextmanager
+def planned(backend: str, constants: Mapping[str, Any]) -> Iterator[None]:
+    """Inside of the block the Hopper backend's plan has these constants."""
+    if backend != "sm90" or not constants:
+        yield
+        return
+    plan, launch = (importlib.import_module(f"kda.backends.sm90.{name}") for name in ("plan", "launch"))
+    before = {name: getattr(plan, name) for name in constants}
+
+    def say(values: Mapping[str, Any]) -> None:
+        for name in constants:
+            setattr(plan, name, values[name])
+        launch.forget_plans()
+
+    say(constants)
+    try:
+        yield
+    finally:
+        say(before)
+
+
+def _cases(backend: str, arch: str, form: str, calls: Iterable[str]) -> Iterator[tuple[Case, list[AnyRecipe]]]:
+    """Those that take a form, with the kernels that they launch."""
+    kernel, *_, numbers = PATHS[backend][0][form]
+    for words in digests.PROBLEMS[backend, arch]:
+        if (p := Problem.parse(words)).op == "chunk":
+            offsets = ("int64", "int32")[: 1 + p.packed]
+            for what in itertools.product(calls, numbers, (True, False), (False, True), offsets):
+                recipes = (case := Case(backend, arch, words, form, *what)).recipes()
+                if not kernel or any(recipe.name == kernel for recipe in recipes):
+                    yield case, recipes
+
+
+@functools.cache
+def candidates(backend: str, arch: str) -> dict[Case, list[AnyRecipe]]:
+    """Many more cases than are necessary, the most important ones first, with the kernels that they launch."""
+    forms, calls = PATHS[backend]
+    return {case: recipes for form in forms for case, recipes in _cases(backend, arch, form, calls)}
+
+
+@functools.cache
+def _by_name() -> dict[str, Case]:
+    return {case.name: case for backend, arch in GROUPS for case in candidates(backend, arch)}
+
+
+def paths_of() -> list[str]:
+    """All paths that cases take, each once."""
+    found: dict[str, None] = {}
+    for backend, arch in GROUPS:
+        forms, calls = PATHS[backend]
+        for form, call in itertools.product(forms, calls):
+            found |= {case.path: None for case, _ in itertools.islice(_cases(backend, arch, form, [call]), 1)}
+    return list(found)
+
+
+def covers(backend: str, arch: str, codes: Mapping[AnyRecipe, str]) -> set[str]:
+    """The kernels that some case launches."""
+    return {codes[r] for recipes in candidates(backend, arch).values() for r in recipes if r in codes}
+
+
+def covering(
+    backend: str, arch: str, wanted: set[str], paths: set[str], codes: Mapping[AnyRecipe, str], without: Container[str]
+) -> list[Case]:
+    """Cases that take each of `paths` and launch each kernel of `wanted`, by the digests `codes`, as far as there are
+    any: first one for each path, then those that launch most of what is left.  None of `without`, which failed."""
+    launched = {case: {codes[r] for r in recipes if r in codes}
+                for case, recipes in candidates(backend, arch).items() if case.name not in without}  # fmt: skip
+    chosen, left, paths = [], set(wanted), set(paths)
+    for case, found in launched.items():
+        if case.path in paths:
+            chosen.append(case)
+            paths.remove(case.path)
+            left -= found
+    while left:
+        case = max(launched, key=lambda case: len(launched[case] & left))
+        if not launched[case] & left:
+            break
+        chosen.append(case)
+        left -= launched[case]
+    return chosen
+
+
+def matches(name: str, words: str) -> bool:
+    """Whether the words stand in a name, in this order."""
+    return re.search(".*".join(map(re.escape, words.split())), name) is not None

@@ -1,0 +1,328 @@
+"""One case of `benchmarks/evidence_cases.py`, on a GPU or in the simulator: whether it is right, and what it launched.
+
+Results are compared with float64 on the same device, in both gate regimes, within the budgets of kda.verify.  The same
+call is made again with other contents in fresh and freed memory, and once more from a CUDA graph that was captured with
+other numbers: its bits may not change.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import hashlib
+import json
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from evidence_cases import APART, FORWARD, KEEPS, Case, lengths, planned
+
+import kda
+from kda.compile import driver
+from kda.compile.target import parse
+from kda.host import detect, standing_in
+from kda.simulator import capture
+from kda.simulator.chips import host_of
+from kda.verify import cases
+from kda.verify.budget import Budget
+from kda.verify.cases import REGIMES, Spec
+from kda.verify.definition import budgets, by_gradient
+from kda.verify.digests import digest
+from kda.verify.doors import Door
+from kda.verify.literal import one_thread
+
+Tensor = torch.Tensor
+Tensors = dict[str, Tensor]
+PADDING = 9                                  # tokens of packed rows that belong to no sequence
+MARKS = "not exhaustive and not slow"
+BLOCKS = {16 << 20: 40, 1 << 20: 256, 64 << 10: 512}           # bytes -> how many blocks of poison
+
+
+# ---- what is called
+
+
+def drawn(case: Case, regime: str, seed: int) -> cases.Case:
+    """Its inputs, on the CPU, with states (K, V)."""
+    p = case.problem
+    spec = Spec(
+        lengths=lengths(p.T) if p.packed else None, B=p.B, T=p.T, H=p.H, HV=p.HV, K=p.K, V=p.V, C=p.C, dtype=p.dtype,
+        gate=p.gate, regime=regime, beta=p.beta, l2norm=p.qk_l2norm, initial_state=p.state_dtype is not None,
+        padding=PADDING if p.packed else 0, seed=seed,
+    )  # fmt: skip
+    made = cases.make(spec)
+    x = dict(made.keywords)
+    for name, dtype in (("g", p.g_dtype), ("beta", p.beta_dtype), ("initial_state", p.state_dtype)):
+        if x.get(name) is not None:
+            x[name] = x[name].to(getattr(torch, dtype))
+    if p.packed:
+        x["cu_seqlens"] = x["cu_seqlens"].to(getattr(torch, case.offsets))
+    if not p.dt_bias:
+        x.pop("dt_bias", None)
+    return cases.Case(spec, x, made.do, made.dht if p.final_state else torch.zeros_like(made.dht))
+
+
+def named(outputs: tuple[Tensor | None, ...], final_state: bool) -> Tensors:
+    found = dict(zip(("o", "ht", "h"), outputs))
+    return {name: x for name, x in found.items() if x is not None and (name != "ht" or final_state)}
+
+
+def exactly(case: Case, given: cases.Case, device: str) -> Tensors:
+    """All results in float64, by the reference."""
+    there = given.map(lambda x: x.to(device, torch.float64) if x.is_floating_point() else x.to(device))
+    leaves = leaves_of(there.keywords)
+    options = dict(backend="reference", output_final_state=True, return_intermediate_states=case.every)
+    outputs = kda.chunk_kda(**there.keywords | leaves | options)
+    wanted = by_gradient(leaves)
+    grads = torch.autograd.grad(outputs[:2], list(wanted.values()), (there.do, there.dht), allow_unused=True,
+                                materialize_grads=True)  # fmt: skip
+    return {n: x.detach() for n, x in (named(outputs, True) | dict(zip(wanted, grads))).items()}
+
+
+def leaves_of(x: dict[str, Any]) -> Tensors:
+    return {n: t.detach().requires_grad_() for n, t in x.items() if isinstance(t, Tensor) and t.is_floating_point()}
+
+
+def called(case: Case, given: cases.Case) -> Tensors:
+    """The results of the backend; states come and go as the class of problems has them."""
+    p, x = case.problem, dict(given.keywords)
+    flip = p.state_v_first
+    x |= dict(backend=case.backend, batch_invariant=p.batch_invariant, state_v_first=flip,
+              output_final_state=p.final_state)  # fmt: skip
+    dht = given.dht.mT.contiguous() if flip else given.dht
+    if flip and "initial_state" in x:
+        x["initial_state"] = x["initial_state"].mT.contiguous()
+    if case.keeps == APART:
+        grads = kda.chunk_kda_bwd(**x, do=given.do, dht=dht if p.final_state else None)
+        found = {name: y for name, y in grads._asdict().items() if y is not None}
+    else:
+        x["return_intermediate_states"] = case.every
+        if case.keeps == FORWARD:
+            with torch.no_grad():
+                found = named(kda.chunk_kda(**x), p.final_state)
+        else:
+            leaves = leaves_of(x)
+            outputs = kda.chunk_kda(**x | leaves, disable_recompute=KEEPS[case.keeps])
+            found, wanted = named(outputs, p.final_state), by_gradient(leaves)
+            ends = (outputs[0], outputs[1]) if p.final_state else (outputs[0],)
+            grads = torch.autograd.grad(ends, list(wanted.values()), (given.do, dht)[: len(ends)], allow_unused=True,
+                                        materialize_grads=True)  # fmt: skip
+            found = {name: y.detach() for name, y in found.items()} | dict(zip(wanted, grads))
+    return {name: y.mT if flip and name in ("ht", "h", "dh0") else y for name, y in found.items()}
+
+
+# ---- what is right
+
+
+@functools.lru_cache(maxsize=8)
+@one_thread()
+def right(case: Case, regime: str, device: str, kept: Path | None) -> tuple[cases.Case, dict[str, Budget]]:
+    """The inputs, and every result in float64 with its budget.  `kept`: a folder for budgets, which take a while."""
+    given = drawn(case, regime, seed=1)
+    exact = {name: x.cpu() for name, x in exactly(case, given, device).items()}
+    rounding = Door(case.backend, device).rounding(given)
+    key = repr((given.spec, rounding, case.problem.final_state, [str(x.dtype) for x in given.inputs if x is not None]))
+    file = kept / f"{hashlib.sha256(key.encode()).hexdigest()[:16]}.json" if kept else None
+    if file and file.exists():
+        limits = {name: Budget(exact[name], *numbers) for name, numbers in json.loads(file.read_text()).items()}
+    else:
+        whole = {name: x for name, x in exact.items() if name != "h"}
+        limits = budgets(given, rounding, exact=whole)
+        if file:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            whole_file = file.with_suffix(f".{time.monotonic_ns()}")
+            whole_file.write_text(json.dumps({name: limit[1:] for name, limit in limits.items()}))
+            whole_file.replace(file)
+    if "h" in exact:                         # states between chunks, in the dtype of q
+        of_states = limits["ht"]
+        limits["h"] = Budget(exact["h"], of_states.norm + 2.0**-8, of_states.peak + 0.1)
+    return given, limits
+
+
+def reused(case: Case) -> Case:
+    """The case with which it shares inputs and budgets."""
+    return dataclasses.replace(case, keeps=FORWARD, sms=0)
+
+
+# ---- memory and launches
+
+
+def poison(device: str) -> None:
+    """Fill memory that the allocator holds with nan: small blocks and large ones, which it gives to the next calls."""
+    if device == "cpu" or not torch.cuda.is_available():
+        return
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    blocks = [torch.full((size // 2,), torch.nan, dtype=torch.bfloat16, device=device)
+              for size, count in BLOCKS.items() for _ in range(count)]  # fmt: skip
+    del blocks
+
+
+@contextlib.contextmanager
+def fresh_memory_is_nan() -> Iterator[None]:
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+@contextlib.contextmanager
+def launches(session: Any = None) -> Iterator[dict[str, str]]:
+    """The digest of the code of each kernel that is launched inside of the block, with the kernel's name."""
+    found: dict[str, str] = {}
+    if session is not None:
+        before = len(session.launches)
+        yield found
+        found |= {_code(each.kernel): each.kernel.name for each in session.launches[before:]}
+        return
+    launch = driver.launch
+
+    def seen(kernel: Any, *args: Any, **keywords: Any) -> None:
+        found[_code(kernel)] = kernel.name
+        return launch(kernel, *args, **keywords)
+
+    driver.launch = seen
+    try:
+        yield found
+    finally:
+        driver.launch = launch
+
+
+_CODES: dict[int, tuple[Any, str]] = {}
+
+
+def _code(kernel: Any) -> str:
+    if id(kernel) not in _CODES:
+        _CODES[id(kernel)] = kernel, digest(kernel.ptx).code
+    return _CODES[id(kernel)][1]
+
+
+# ---- tests
+
+
+def run_tests(path: str, file: Path, add: Callable[[dict[str, Any]], None]) -> None:
+    """Add a row for each test of a file: whether its cases passed, and what those that passed launched."""
+    import pytest
+
+    with launches() as found:
+        watch = Watch(path, file.name, found, add)
+        code = pytest.main([str(file), "-q", "--maxfail=30", "-p", "no:cacheprovider", "-m", MARKS], plugins=[watch])
+    watch.end()
+    if not watch.ended:
+        raise RuntimeError(f"no test of {file.name} ran; pytest ended with {int(code)}")
+
+
+class Watch:
+    """A plugin of pytest that adds up the cases of a test, which come one after another."""
+
+    def __init__(self, path: str, file: str, found: dict[str, str], add: Callable[[dict[str, Any]], None]):
+        self.path, self.file, self.found, self.add, self.ended = path, file, found, add, 0
+        self.row: dict[str, Any] = {}
+
+    def pytest_runtest_setup(self, item: Any) -> None:
+        case = f"{self.file}::{item.originalname}"
+        if self.row.get("case") != case:
+            self.end()
+            self.row = {"case": case, "path": self.path, "outcome": "ok", "errors": [], "cases": 0, "launches": [],
+                        "codes": [], "seconds": 0.0}  # fmt: skip
+        poison("cuda")
+        self.found.clear()
+
+    def pytest_runtest_logreport(self, report: Any) -> None:
+        self.row["seconds"] = round(self.row["seconds"] + report.duration, 2)
+        if report.failed:
+            text = report.longreprtext.strip().splitlines() or [""]
+            self.row["outcome"] = "wrong"
+            self.row["errors"].append(f"{report.nodeid.partition('::')[2]}: {text[-1]}"[:300])
+        elif report.when == "call" and report.passed:
+            self.row["cases"] += 1
+            self.row["launches"] = sorted({*self.row["launches"], *self.found.values()})
+            self.row["codes"] = sorted({*self.row["codes"], *self.found})
+
+    def end(self) -> None:
+        if self.row.get("cases") or self.row.get("errors"):
+            self.ended += 1
+            self.add(self.row)
+        self.row = {}
+
+
+# ---- one case
+
+
+def run(case: Case, device: str, kept: Path | None = None) -> dict[str, Any]:
+    """A row of the ledger, without what is the same for all cases of a machine."""
+    began, session = time.monotonic(), None
+    with contextlib.ExitStack() as stack:
+        if device == "cpu":
+            session = stack.enter_context(capture(arch=parse(case.arch).spelling, sms=case.sms or None))
+            device = "cuda"
+        else:
+            chip, host = host_of(case.arch), case.told(detect(device))
+            if host.cc != chip.cc and case.backend != "sm89":                  # older code, which the driver finishes
+                host = dataclasses.replace(host, cc=chip.cc, smem=chip.smem)
+            stack.enter_context(standing_in(host))
+        stack.enter_context(planned(case.backend, case.as_form.constants))
+        found = stack.enter_context(launches(session))
+        worst, errors = {}, []
+        for regime in REGIMES:
+            given, limits = right(reused(case), regime, device, kept)
+            there = given.map(lambda x: x.to(device))
+            errors += [f"{regime} gates: {line}" for line in checked(case, there, limits, device, worst)]
+        if session is not None:
+            errors += [str(finding) for finding in session.findings]
+    return {
+        "case": case.name, "path": case.path, "outcome": "wrong" if errors else "ok", "errors": errors, **worst,
+        "launches": sorted(set(found.values())), "codes": sorted(found), "seconds": round(time.monotonic() - began, 2),
+    }  # fmt: skip
+
+
+def checked(
+    case: Case, given: cases.Case, limits: dict[str, Budget], device: str, worst: dict[str, Any]
+) -> Iterator[str]:
+    """What is wrong; `worst` gets the result that is closest to its budget."""
+    poison(device)
+    first = {name: x.clone() for name, x in called(case, given).items()}
+    for name, x in first.items():
+        measure = limits[name].measure(x.float() if x.dtype == torch.float16 else x)
+        if not measure.used <= worst.get("used", -1.0):
+            worst |= {"result": name, "used": round(measure.used, 3), "error": measure.error, "budget": measure.budget}
+        if not measure.used <= 1:
+            yield f"{name} is {measure.used:.3g} times its budget ({measure.kind} {measure.error:.3g})"
+    with fresh_memory_is_nan():
+        yield from differ("a second call, with nan in fresh memory,", called(case, given), first)
+    if torch.cuda.is_available():
+        yield from from_a_graph(case, given, first, device)
+
+
+def from_a_graph(case: Case, given: cases.Case, first: Tensors, device: str) -> Iterator[str]:
+    """Captured with other numbers, then replayed with those of the case."""
+    others = drawn(case, "slow", seed=2).map(lambda x: x.to(device))
+    static = others.map(torch.clone)
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        called(case, static)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = called(case, static)
+    pairs = [(static.keywords[name], x) for name, x in given.keywords.items() if isinstance(x, Tensor)]
+    for to, x in [*pairs, (static.do, given.do), (static.dht, given.dht)]:
+        to.copy_(x)
+    poison(device)
+    for time_ in ("first", "second"):
+        graph.replay()
+        torch.cuda.synchronize()
+        yield from differ(f"the {time_} replay of a graph", found, first)
+
+
+def differ(what: str, found: Tensors, first: Tensors) -> Iterator[str]:
+    names = [name for name, x in first.items() if name not in found or not torch.equal(bits(found[name]), bits(x))]
+    if names or found.keys() != first.keys():
+        yield f"{what} gives other bits: {', '.join(names) or 'other results'}"
+
+
+def bits(x: Tensor) -> Tensor:
+    return x.contiguous().view(torch.uint8)

@@ -1,0 +1,106 @@
+"""The page of the ledger, and README's column of it: what ran on which GPU, and what has not since its code changed.
+
+`benchmarks/evidence.py --write` and `--merge` call it; a test compares.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from pages import with_rows
+
+from kda.verify.ledger import FAILED, RAN, SIMULATED, Known, Ledger, cards, last_date
+
+HERE = Path(__file__).resolve().parents[1]
+PAGE, README = HERE / "docs" / "results" / "evidence.md", HERE / "README.md"
+KERNELS = "| backend | built for | kernels | ran | on | last | compiler |"
+PATHS = "| host path | evidence | cases | closest to its budget |"
+MISSING = "| built for | class of problems | kernels without evidence |"
+BACKENDS = "| GPU | backend | forward | backward | has run on | this code |"
+
+
+def renew(ledger: Ledger) -> None:
+    for file, text in pages(ledger).items():
+        file.write_text(text)
+
+
+def pages(ledger: Ledger) -> dict[Path, str]:
+    page = PAGE.read_text()
+    for header, rows in ((KERNELS, kernels(ledger)), (PATHS, paths(ledger)), (MISSING, missing(ledger))):
+        page = with_rows(page, header, rows)
+    return {PAGE: page, README: with_states(README.read_text(), ledger)}
+
+
+def kernels(ledger: Ledger) -> Iterator[str]:
+    for group in ledger.groups:
+        backend, arch = group.split()
+        known = [*ledger.kernels(group)]
+        ran = sum(each.state == RAN for each in known)
+        yield (f"| `{backend}` | {arch} | {len(known)} | {ran or SIMULATED} | {', '.join(cards(known)) or '-'} "
+               f"| {last_date(known) or '-'} | {ledger.compilers[backend]} |")  # fmt: skip
+
+
+def paths(ledger: Ledger) -> Iterator[str]:
+    for each in ledger.paths():
+        runs = [run for run in ledger.runs if run["path"] == each.name and run["host"] == (each.run or {}).get("host")]
+        used = max((run for run in runs if "used" in run), key=lambda run: run["used"], default=None)
+        closest = f"{used['result']}: {used['used']:.2f}" if used else "-"
+        yield f"| {each.name} | {state(each)} | {len(runs) or '-'} | {closest} |"
+
+
+def state(known: Known) -> str:
+    if known.run is None:
+        return SIMULATED
+    where = f"{known.run['card']}, {known.run['date']}"
+    return {RAN: where, FAILED: f"failed: {where}", SIMULATED: f"{SIMULATED} since its code changed (before: {where})"}[
+        known.state
+    ]
+
+
+def missing(ledger: Ledger) -> Iterator[str]:
+    """By class of problems, so that a row is readable: names of kernels with their numbers."""
+    for group in ledger.groups:
+        found: dict[str, list[str]] = {}
+        for each in ledger.kernels(group):
+            if each.state != RAN:
+                kernel, _, words = each.name.partition(" of ")
+                found.setdefault(words, []).append(kernel)
+        if found and not any(each.state == RAN for each in ledger.kernels(group)):
+            yield f"| {group} | all | all |"
+            continue
+        yield from (f"| {group} | {words} | {', '.join(numbered(names))} |" for words, names in found.items())
+
+
+def numbered(names: Iterable[str]) -> Iterator[str]:
+    """chain 1, chain 3, walk 0 -> chain 1 3, walk 0"""
+    numbers: dict[str, list[str]] = {}
+    for name in names:
+        kernel, _, number = name.rpartition(" ")
+        numbers.setdefault(kernel, []).append(number)
+    return (f"{kernel} {' '.join(sorted(found, key=int))}" for kernel, found in numbers.items())
+
+
+# ---- README
+
+
+def with_states(text: str, ledger: Ledger) -> str:
+    """README's table of backends with the last cell of each row anew."""
+    below = text.partition(f"\n{BACKENDS}\n")[2]
+    rows = [row for row in below.split("\n\n")[0].splitlines() if row.startswith("|") and not row.startswith("|---")]
+    return with_rows(text, BACKENDS, (f"{row.rsplit('|', 2)[0]}| {of_backend(row, ledger)} |" for row in rows))
+
+
+def of_backend(row: str, ledger: Ledger) -> str:
+    backend = re.findall(r"`(\w+)`", row)[0]
+    kernels = [each for group in ledger.groups if group.split()[0] == backend for each in ledger.kernels(group)]
+    paths = [*ledger.paths(backend)]
+    counts = [f"{sum(each.state == RAN for each in known)} of {len(known)} {what}"
+              for what, known in (("kernels", kernels), ("host paths", paths)) if known]  # fmt: skip
+    where = cards([*kernels, *paths])
+    if not where:
+        return SIMULATED if kernels else "ran on CPUs, in the tests"
+    failed = sum(each.state == FAILED for each in paths)
+    words = [*counts, *([f"{failed} failed"] if failed else [])]
+    return f"{', '.join(words)} ran on {', '.join(where)}, last on {last_date([*kernels, *paths])}"

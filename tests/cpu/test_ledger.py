@@ -1,0 +1,169 @@
+"""The ledger of what ran on a GPU, its page and README's table, and the program that fills it."""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+
+import evidence
+import ledger_page
+from evidence_cases import TESTS, Case, candidates, covering, covers, matches
+
+from kda.verify import ledger
+from kda.verify.ledger import FAILED, FILE, RAN, SIMULATED, Ledger
+
+ROOT = Path(__file__).parents[2]
+SAID = "python benchmarks/evidence.py --write writes it anew"
+PATH, CODE = "sm89: forward, as the plan says", "0123456789abcdef"
+
+
+def row(case=f"{PATH} | one", path=PATH, outcome="ok", codes=(CODE,), host=None, card="H100", date="2026-11-28"):
+    return {"case": case, "path": path, "outcome": outcome, "errors": [], "codes": list(codes), "launches": [],
+            "host": host or ledger.host_code(path), "card": card, "date": date, "versions": {}}  # fmt: skip
+
+
+def ledger_of(*runs, codes=(CODE,)):
+    kernels = {"sm89 sm89": {"float32": {f"chain {n}": code for n, code in enumerate(codes)}}}
+    return Ledger({"compilers": {"sm89": "NVRTC 13"}, "kernels": kernels, "paths": [PATH], "runs": runs})
+
+
+def states(*runs, **words):
+    found = ledger_of(*runs, **words)
+    return [each.state for each in found.kernels("sm89 sm89")], [each.state for each in found.paths()]
+
+
+# the committed ones
+
+
+def test_the_ledger_names_the_kernels_and_paths_of_this_tree():
+    assert evidence.written(evidence.document(evidence.rows_of(FILE))) == FILE.read_text(), SAID
+
+
+def test_the_page_and_readme_say_what_the_ledger_says():
+    for file, text in ledger_page.pages(Ledger.read()).items():
+        assert file.read_text() == text, f"{file.name} is not that of the ledger: {SAID}"
+
+
+def test_no_run_of_the_ledger_is_of_the_simulator():
+    assert not [run["case"] for run in Ledger.read().runs if run["card"] == evidence.SIMULATOR]
+
+
+# what is evidence
+
+
+def test_a_run_is_evidence_for_its_path_and_for_the_kernels_that_it_launched():
+    assert states(row(), codes=(CODE, "other")) == ([RAN, SIMULATED], [RAN])
+
+
+def test_a_kernel_whose_code_changed_has_no_evidence():
+    assert states(row(codes=["what it was"])) == ([SIMULATED], [RAN])
+
+
+def test_a_path_whose_host_code_changed_has_no_evidence_and_its_kernels_do():
+    assert states(row(host="what it was")) == ([RAN], [SIMULATED])
+
+
+def test_a_case_that_failed_is_told_until_it_passes_and_is_no_evidence_for_its_kernels():
+    failed = row(outcome="wrong", case="another")
+    assert states(row(codes=[]), failed) == ([SIMULATED], [FAILED])
+    document = evidence.document([failed, row(case="another", date="2026-11-29")])
+    assert [run["outcome"] for run in document["runs"]] == ["ok"]
+
+
+def test_the_page_says_what_a_path_was_before_its_code_changed():
+    found = ledger_of(row(host="what it was"))
+    assert [*map(ledger_page.state, found.paths())] == ["simulated since its code changed (before: H100, 2026-11-28)"]
+
+
+def test_readme_counts_what_ran():
+    text = ledger_page.of_backend("| `sm89`: float32 |", ledger_of(row(), codes=(CODE, "other")))
+    assert text == "1 of 2 kernels, 1 of 1 host paths ran on H100, last on 2026-11-28"
+    assert ledger_page.of_backend("| `sm89`: float32 |", ledger_of()) == "simulated"
+
+
+def test_words_are_not_host_code():
+    code = 'def f(x):\n    return f"#{x}", "#", x\n'
+    words = '"""Says."""\n# one\ndef f(x):  # another\n    """Says."""\n\n    return f"#{x}", "#", x  # a third\n'
+    assert ledger.without_words(words) == ledger.without_words(code)
+    assert ledger.without_words(code) != ledger.without_words(code.replace('"#"', '"# "'))
+
+
+# what is run
+
+
+def test_cases_cover_every_kernel_and_path_of_float32():
+    codes = {recipe: str(n) for n, recipe in enumerate(evidence.digests.labelled("sm89", "sm89").values())}
+    paths = {case.path for case in candidates("sm89", "sm89")}
+    chosen = covering("sm89", "sm89", set(codes.values()), paths, codes, ())
+    assert {case.path for case in chosen} == paths
+    launched = {codes.get(recipe) for case in chosen for recipe in case.recipes()}
+    assert launched >= set(codes.values()) == covers("sm89", "sm89", codes)
+    without = covering("sm89", "sm89", set(), {chosen[0].path}, codes, {chosen[0].name})
+    assert [case.path for case in without] == [chosen[0].path] and without[0].name != chosen[0].name
+
+
+def test_a_case_is_known_by_its_name_and_the_tests_exist():
+    case = next(iter(candidates("sm89", "sm89")))
+    assert matches(case.name, "sm89 forward K=64") and not matches(case.name, "K=64 sm89: forward")
+    assert all((ROOT / "tests" / "gpu" / file).exists() for file in TESTS.values())
+    assert {path.partition(":")[0] for path in [*TESTS, evidence.TWO_GPUS]} <= set(ledger.HOST_CODE)
+
+
+WORKER = """
+import json, os, sys, time
+for line in sys.stdin:
+    name = json.loads(line)
+    if name.endswith("crash"):
+        os._exit(9)
+    if name.endswith("hang"):
+        time.sleep(60)
+    print(json.dumps(dict(json.loads(sys.argv[1]), case=name)))
+    print("null", flush=True)
+"""
+
+
+class Runner(evidence.Runner):
+    started = 0
+
+    def limit(self, job):
+        return 0.5 if job.endswith("hang") else 300.0
+
+    def start(self, device):
+        self.started += 1
+        argv = [sys.executable, "-c", WORKER, json.dumps(row())]
+        pipe = evidence.subprocess.PIPE
+        return evidence.subprocess.Popen(argv, stdin=pipe, stdout=pipe, text=True)
+
+
+def test_a_case_that_crashes_or_hangs_does_not_lose_the_others(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(evidence, "failure", lambda job, why, device: row(case=job, outcome=why))
+    names = [f"{PATH} {word}" for word in ("first", "crash", "second", "hang", "third")]
+    asked = argparse.Namespace(minutes=5, workers=1, builders=1, tokens=0)
+    runner = Runner(asked, names, tmp_path)
+    runner.run(["cpu"])
+    outcomes = {run["case"].rpartition(" ")[2]: run["outcome"] for run in evidence.rows_of(tmp_path / "evidence.json")}
+    assert outcomes == {"first": "ok", "second": "ok", "third": "ok", "crash": "the process ended with 9",
+                        "hang": "took longer than 0 s"}  # fmt: skip
+    assert runner.started == 3
+
+
+def test_what_ran_or_failed_with_this_code_is_not_run_again():
+    jobs = evidence.lacking(Ledger(evidence.document([])), evidence.parse("sm89"))
+    case = next(job for job in jobs if isinstance(job, Case))
+    codes = evidence.codes_of(Ledger(evidence.document([])), case.backend, case.arch)
+    for outcome in ("ok", "wrong"):
+        run = row(case=case.name, path=case.path, outcome=outcome, codes=[codes[recipe] for recipe in case.recipes()])
+        known = Ledger(evidence.document([run]))
+        later = evidence.lacking(known, evidence.parse("sm89"))
+        assert later and case not in later
+    assert case in evidence.lacking(known, evidence.parse("sm89"), again=True)
+
+
+def test_rows_of_the_simulator_cannot_be_merged(tmp_path):
+    evidence.save(tmp_path / "evidence.json", [row(card=evidence.SIMULATOR)])
+    with pytest.raises(SystemExit, match="not of a GPU"):
+        evidence.merge([tmp_path / "evidence.json"])
