@@ -22,6 +22,7 @@ import datetime
 import json
 import os
 import queue
+import re
 import subprocess
 import sys
 import threading
@@ -256,7 +257,7 @@ class Runner:
     def start(self, device: str) -> subprocess.Popen[str]:
         environment = os.environ | {"KDA_QUIET": "1", "PYTHONUNBUFFERED": "1"}
         if device != "cpu":
-            environment |= {"CUDA_VISIBLE_DEVICES": device, "PYTORCH_CUDA_ALLOC_CONF": ""}
+            environment["CUDA_VISIBLE_DEVICES"] = device
         argv = [sys.executable, __file__, "--worker", "--out", str(self.out), "--tokens", str(self.asked.tokens),
                 "--device", "cpu" if device == "cpu" else "cuda"]  # fmt: skip
         return subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
@@ -305,7 +306,7 @@ def signed(row: Row, device: str) -> Row:
 def card() -> str:
     import torch
 
-    return torch.cuda.get_device_name().removeprefix("NVIDIA ").split()[0]
+    return re.sub(r"NVIDIA |GeForce |\s*\d+ ?GB.*", "", torch.cuda.get_device_name())
 
 
 def versions() -> dict[str, str]:

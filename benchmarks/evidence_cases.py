@@ -20,7 +20,8 @@ from typing import Any, NamedTuple
 from kda import ahead
 from kda.bundles import Save
 from kda.compile.recipes import AnyRecipe
-from kda.dispatch import backend_of_backward, weigh, what_is_kept
+from kda.dispatch import backend_of_backward, choose, route, what_is_kept
+from kda.errors import NoBackendError
 from kda.host import Host, standing_in
 from kda.problem import Problem
 from kda.simulator.chips import host_of
@@ -64,7 +65,7 @@ PATHS: dict[str, tuple[dict[str, Form], tuple[str, ...]]] = {  # and what is cal
     "sm90": (HOPPER, (FORWARD, RECOMPUTED, ALL, STATES, APART)),
     "sm100": (BLACKWELL, (FORWARD, RECOMPUTED, ALL, STATES, APART)),
     "triton": (TRITON, (FORWARD, RECOMPUTED, ALL, APART)),
-    "sm89": (FLOAT32, (FORWARD, RECOMPUTED, ALL, APART)),
+    "sm89": (FLOAT32, (FORWARD, RECOMPUTED, APART)),
 }  # fmt: skip
 GROUPS = tuple(group for group in digests.PROBLEMS if group[0] in PATHS)
 # Tests of tests/gpu: they call what is no plan of chunk_kda, and much of what is.
@@ -89,7 +90,7 @@ class Case:
     keeps: str                               # FORWARD, or what a step keeps
     sms: int = 0                             # that plans are told; 0: as many as there are
     states: bool = True                      # final states are requested, and have gradients
-    every: bool = False                      # the same of states that enter chunks, without gradients
+    every: bool = False                      # of a forward: states that enter chunks are requested
     offsets: str = "int64"                   # dtype of cu_seqlens
     tokens: int = 0                          # instead of the form's, for the simulator
 
@@ -126,25 +127,27 @@ class Case:
         return dataclasses.replace(host, sms=self.sms or host.sms)
 
     def recipes(self) -> list[AnyRecipe]:
-        """Of the kernels that it launches, on a GPU of its arch."""
-        host = self.told(host_of(self.arch))
-        with standing_in(host), planned(self.backend, self.as_form.constants):
-            return list(dict.fromkeys(self._recipes(host)))
+        """Of the kernels that it launches, on a GPU of its arch; none where its backend does not accept the call."""
+        with standing_in(self.told(host_of(self.arch))), planned(self.backend, self.as_form.constants):
+            try:
+                return list(dict.fromkeys(self._recipes()))
+            except NoBackendError:
+                return []
 
-    def _recipes(self, host: Host) -> Iterator[AnyRecipe]:
+    def _recipes(self) -> Iterator[AnyRecipe]:
         p, offsets = self.problem, self.offsets if self.problem.packed else None
         if self.keeps == FORWARD:
-            yield from ahead.recipes_of(self.backend, p, Save.NOTHING, offsets)
+            yield from ahead.recipes_of(choose(p, self.backend).backend, p, Save.NOTHING, offsets)
             return
         if self.keeps == APART:
-            save = Save.NOTHING
-        else:
-            asked = dataclasses.replace(p, disable_recompute=self.keeps == ALL)
-            save = what_is_kept(asked, self.backend, self.keeps == STATES)
-            yield from ahead.recipes_of(self.backend, p, save, offsets)
-        back = dataclasses.replace(p, direction="backward")
-        to = weigh(back, host, backend_of_backward(self.backend)).backend
-        yield from ahead.recipes_of(to, back, save, offsets)
+            back = dataclasses.replace(p, direction="backward")
+            to = backend_of_backward(self.backend)
+            yield from ahead.recipes_of(choose(back, to).backend, back, Save.NOTHING, offsets)
+            return
+        p = dataclasses.replace(p, disable_recompute=self.keeps == ALL)
+        way = route(p, self.backend, what_is_kept(p, self.backend, self.keeps == STATES))
+        yield from ahead.recipes_of(way.backend, way.forward, way.save, offsets)
+        yield from ahead.recipes_of(choose(way.backward, way.asked).backend, way.backward, way.save, offsets)
 
 
 def lengths(T: int) -> tuple[int, ...]:
@@ -181,8 +184,10 @@ def _cases(backend: str, arch: str, form: str, calls: Iterable[str]) -> Iterator
         if (p := Problem.parse(words)).op == "chunk":
             offsets = ("int64", "int32")[: 1 + p.packed]
             for what in itertools.product(calls, numbers, (True, False), (False, True), offsets):
+                if what[3] and what[0] != FORWARD:
+                    continue                 # such a call records no gradients
                 recipes = (case := Case(backend, arch, words, form, *what)).recipes()
-                if not kernel or any(recipe.name == kernel for recipe in recipes):
+                if recipes and (not kernel or any(recipe.name == kernel for recipe in recipes)):
                     yield case, recipes
 
 

@@ -73,12 +73,15 @@ def exactly(case: Case, given: cases.Case, device: str) -> Tensors:
     """All results in float64, by the reference."""
     there = given.map(lambda x: x.to(device, torch.float64) if x.is_floating_point() else x.to(device))
     leaves = leaves_of(there.keywords)
-    options = dict(backend="reference", output_final_state=True, return_intermediate_states=case.every)
-    outputs = kda.chunk_kda(**there.keywords | leaves | options)
-    wanted = by_gradient(leaves)
+    options = dict(backend="reference")
+    outputs, wanted = kda.chunk_kda(**there.keywords | leaves | options), by_gradient(leaves)
     grads = torch.autograd.grad(outputs[:2], list(wanted.values()), (there.do, there.dht), allow_unused=True,
                                 materialize_grads=True)  # fmt: skip
-    return {n: x.detach() for n, x in (named(outputs, True) | dict(zip(wanted, grads))).items()}
+    found = {n: x.detach() for n, x in (named(outputs, True) | dict(zip(wanted, grads))).items()}
+    if case.every:
+        with torch.no_grad():
+            found["h"] = kda.chunk_kda(**there.keywords, **options, return_intermediate_states=True)[2]
+    return found
 
 
 def leaves_of(x: dict[str, Any]) -> Tensors:
@@ -98,10 +101,11 @@ def called(case: Case, given: cases.Case) -> Tensors:
         grads = kda.chunk_kda_bwd(**x, do=given.do, dht=dht if p.final_state else None)
         found = {name: y for name, y in grads._asdict().items() if y is not None}
     else:
-        x["return_intermediate_states"] = case.every
         if case.keeps == FORWARD:
+            if case.every and p.packed:      # how many chunks there are: a graph cannot wait for the GPU to say so
+                x["cu_seqlens_cpu"] = torch.tensor(given.spec.offsets, dtype=x["cu_seqlens"].dtype)
             with torch.no_grad():
-                found = named(kda.chunk_kda(**x), p.final_state)
+                found = named(kda.chunk_kda(**x, return_intermediate_states=case.every), p.final_state)
         else:
             leaves = leaves_of(x)
             outputs = kda.chunk_kda(**x | leaves, disable_recompute=KEEPS[case.keeps])
