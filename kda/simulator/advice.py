@@ -62,6 +62,7 @@ ATOMIC = "; or, where a number is read, changed and written back, one atomic (re
 OF_ITS_OWN = "; or, where each should have an element of its own, the index is corrected"
 ONE_ADDRESS = "give each lane an address of its own, or let one lane do it"
 OUTSIDE = "correct the index or the strides, or let lanes that have no element there skip the access (by a mask, an if)"
+FREED = "hold the tensor for as long as kernels are launched with its address: an address alone keeps no memory"
 OF_KIND = {  # by the engine's FindingKind: what does not depend on who did the other access
     2: "align the address to the size of the access, or use smaller accesses",
     3: "write it first; if a copy or another warp fills it, wait for that before this",

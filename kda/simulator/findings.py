@@ -68,6 +68,7 @@ KINDS = {
         "copy-at-exit", "its CTA may end before this has read the CTA's shared memory: {t}", forgiven=True
     ),
 }
+FREED = Kind("freed", "{t}")  # what the engine calls out-of-bounds, where it is known whose memory that was
 # what a warp did, by the engine's ActorKind
 ACTORS = (
     "",
@@ -213,19 +214,20 @@ def sourced(loc):
 class Wording:
     """Turns the engine's records of one launch into findings."""
 
-    def __init__(self, program, names, grid=(1, 1, 1), cluster=(1, 1, 1), warps=1, strict=False):
-        self.program, self.names, self.strict = program, names, strict
+    def __init__(self, program, names, grid=(1, 1, 1), cluster=(1, 1, 1), warps=1, strict=False, heap=None):
+        self.program, self.names, self.strict, self.heap = program, names, strict, heap
         self.grid, self.cluster, self.warps = grid, cluster, warps  # warps of a CTA
 
     def finding(self, record):
+        gone = self._gone(record)
         number = record.kind
-        kind = KINDS[number]
+        kind = FREED if gone else KINDS[number]
         place = place_of(self.program, record.ins)
         other = place_of(self.program, record.other_ins) if record.other_ins >= 0 else None
         this = Actor(record.cta, record.warp, self._role(record.warp, place))
         by = self._other(record, other) if number in RACES | {26} else None
         memory = self.names.memory(record.space, record.address) if number in IN_MEMORY else None
-        says = record.text.decode(errors="replace")
+        says = gone or record.text.decode(errors="replace")
         outside = number == 1 and record.space == GLOBAL
         if (number in (1, 2) and not says.strip()) or (outside and record.detail[0] >= 0):
             says = self._outside(record, says)
@@ -260,7 +262,7 @@ class Wording:
             this.role,
             memory,
             by,
-            self._advice(record, this, by, async_),
+            advice.FREED if gone else self._advice(record, this, by, async_),
         )
 
     def _role(self, warp, place):
@@ -278,6 +280,14 @@ class Wording:
         rank, warp = divmod(record.other_warp, self.warps)
         cta = _linear(record.other_cluster, rank, self.grid, self.cluster) if record.other_cluster >= 0 else None
         return Actor(cta, warp, self._role(warp, place), doing)
+
+    def _gone(self, record):
+        """What is said of an access outside of all memory that was freed before; None of another one."""
+        if record.kind != 1 or record.space != GLOBAL or self.heap is None:
+            return None
+        block = self.heap.gone(record.address)
+        does = "writes" if record.detail[3] else "reads"
+        return block and f"{does} {record.size} bytes, {record.address - block.address} bytes into memory of {block}"
 
     def _advice(self, record, this, by, async_):
         number = record.kind

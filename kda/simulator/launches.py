@@ -99,6 +99,7 @@ def launch(
     timeline=False,
     config=None,
     accesses=False,
+    heap=None,
 ):
     """Runs a kernel on the CPU.
 
@@ -120,6 +121,7 @@ def launch(
     config: the kernel's configuration. A timeline names warps by its `roles` ({"LOAD": range(4, 5)}), if it has any,
         and mbarriers by its `struct` of shared memory.
     accesses: also tell which bytes were read and written (Run.accesses), and which sectors (Run.sectors).
+    heap: what knows the allocations of a capture (capturing.arena.Heap).
     """
     _check_types(ptx, args, schedule=schedule, early=early, clock=clock, timeline=timeline)
     p = program(ptx, kernel, arch)
@@ -174,7 +176,7 @@ def launch(
         record.clock = ctypes.addressof(timer.record)
     if grid[0] * grid[1] * grid[2]:
         binding.simulate(record)
-    run = Run(p, record, counters, touched, _worded(record, p, spans, config, strict))
+    run = Run(p, record, counters, touched, _worded(record, p, spans, config, strict, heap))
     run.left = grids.left(record.triggered)
     if accesses:
         run.accesses, run.spans = grids.own, spans
@@ -188,13 +190,13 @@ def launch(
     return run
 
 
-def _worded(record, program, spans, config, strict):
+def _worded(record, program, spans, config, strict, heap):
     """The engine's findings as values."""
     if not record.nfindings:
         return []
     grid, block, cluster = tuple(record.grid), record.block, tuple(record.cluster)
     names = Names(spans, program, config, cluster[0] * cluster[1] * cluster[2])
-    wording = Wording(program, names, grid, cluster, -(-block[0] * block[1] * block[2] // 32), strict)
+    wording = Wording(program, names, grid, cluster, -(-block[0] * block[1] * block[2] // 32), strict, heap)
     return [wording.finding(f) for f in record.findings[: record.nfindings]]
 
 

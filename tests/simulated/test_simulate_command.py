@@ -19,7 +19,7 @@ from kda.cli import cli
 from kda.commands.simulate import command
 from kda.simulator import engine, scripts
 from kda.simulator.capturing.gpu import order
-from kda.simulator.findings import KINDS, Finding, Place, SimulationError
+from kda.simulator.findings import FREED, KINDS, Finding, Place, SimulationError
 from kda.simulator.scripts import places, sarif
 from kda.simulator.scripts.places import Line
 
@@ -320,7 +320,7 @@ def test_every_kind_of_finding_has_a_rule():
     of_the_engine = re.findall(r"\w+", re.search(r"typedef enum \{(.*?)\} FindingKind", header, re.DOTALL)[1])
     of_the_engine.remove("1")                                                # the first one's number
     assert sorted(KINDS) == [*range(1, len(of_the_engine) + 1)]
-    assert {kind.id for kind in KINDS.values()} | {sarif.SURVIVED, order.KIND} == set(sarif.RULES)
+    assert {kind.id for kind in (*KINDS.values(), FREED)} | {sarif.SURVIVED, order.KIND} == set(sarif.RULES)
 
 
 def test_a_finding_is_shown_at_the_innermost_line_of_the_users_own_files(tmp_path):

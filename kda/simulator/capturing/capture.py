@@ -22,7 +22,7 @@ _ONE = threading.RLock()                     # the DSL's arch and Triton's drive
 
 _OPTIONS = frozenset(inspect.signature(launches.launch).parameters) - {
     "ptx", "kernel", "grid", "block", "cluster", "dynamic_shared", "args", "arch", "memory", "registers", "behind",
-    "accesses",
+    "accesses", "heap",
 }  # fmt: skip
 
 

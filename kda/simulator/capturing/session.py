@@ -10,11 +10,12 @@ from typing import Any
 from ...compile.call_sites import CallSites
 from ...compile.launching import Launch
 from ...errors import KdaError
-from .. import launches, tensormap
+from .. import advice, launches, tensormap
 from ..chips import Chip
-from ..findings import SimulationError
+from ..findings import FREED, Finding, Place, SimulationError
 from ..timing.clock import together
 from . import memory
+from .arena import Heap
 from .devices import runs
 
 
@@ -57,15 +58,15 @@ class Session:
             raise CaptureError("this capture has no clock. Use capture(..., clock=True), or the name of a chip.")
         return 1e3 * together([run for run in self.runs if run.clock])
 
-    def launch(self, launch: Launch) -> Any:
-        """Simulate a launch; its tensors are written in place."""
+    def launch(self, launch: Launch, lost: frozenset[int] = frozenset()) -> Any:
+        """Simulate a launch; its tensors are written in place.  `lost` is Heap's."""
         kernel = launch.kernel
         if not runs(kernel.ptx, self.device.target):
             raise CaptureError(
                 f"{kernel.name} was built for {kernel.target.spelling}; this capture stands in for {self.arch}, which "
                 f"cannot run it. Build it for {self.arch}, or capture(arch={kernel.target.spelling!r})."
             )
-        if self.gpu is not None and self.gpu.graph is not None:
+        if self.gpu.graph is not None:
             self.gpu.graph.launched(launch)
             return None
         if launch.tensors is not None and (known := memory.behind(launch.tensors)) is not launch.tensors:
@@ -76,31 +77,45 @@ class Session:
                 raise CaptureError(
                     f"{kernel.name} was given {name} on {tensor.device}; a capture needs CPU tensors. Use .cpu()."
                 )
-        self.launches.append(launch)
-        order = self.gpu.order if self.gpu is not None else None
-        watching = order is not None and order.watching
+        self.launches.append(replace(launch, tensors=None))                    # they would keep memory
+        order, heap = self.gpu.order, Heap.of(self.gpu.arena, launch.args, lost)
+        watching = order.watching
         regions = memory.with_tensors(tensors) if launch.tensors is None else memory.regions(tensors)
-        run = self.around(launch, functools.partial(self._simulated, launch, regions, accesses=watching))
+        regions = heap.regions(regions)
+        run = self.around(launch, functools.partial(self._simulated, launch, regions, heap, accesses=watching))
         if self.runs:
             self.runs[-1].left = []          # no other launch can overlap with it
         if run is not None:
             self.runs.append(run)
-        if run is not None and order is not None and watching:
+        if run is not None and watching:
             stream = self.gpu.stream_number if launch.stream is None else launch.stream
-            found = order.launched(stream, run, tensors.values())
+            found = order.launched(stream, run, tensors.values(), heap.arena)
             run.findings = [*run.findings, *found]
             run.accesses = []                # they are the order's now
             if found and self.options.get("raises"):
                 raise SimulationError(found)
         return run
 
+    def _lost_arguments(self, run: Any, heap: Heap) -> list[Finding]:
+        """Arguments that point into freed memory which the kernel has not touched."""
+        if not (lost := [block for block in heap.given if heap.is_gone(block)]):
+            return []
+        touched = [*heap.arena.among(finding.address for finding in run.findings if finding.kind == FREED.id)]
+        place = Place(run._program.kernel.line, f".entry {run.kernel}", None)
+        return [
+            Finding(FREED.id, f"an argument points into memory of {block}", run.kernel, 0, 0, 0, place, None, 1,
+                    block.address, advice=advice.FREED)
+            for block in lost if block not in touched
+        ]  # fmt: skip
+
     def _simulated(
-        self, launch: Launch, regions: list[memory.Region], ptx: str | None = None, accesses: bool = False
-    ) -> Any:
+        self, launch: Launch, regions: list[memory.Region], heap: Heap, ptx: str | None = None,
+        accesses: bool = False,
+    ) -> Any:  # fmt: skip
         kernel, behind = launch.kernel, self.runs[-1] if launch.pdl and self.runs else None
         gpu, self.gpu = self.gpu, None       # what simulates sees the machine as it is
         try:
-            return launches.launch(
+            run = launches.launch(
                 ptx or kernel.ptx,
                 kernel.name,
                 grid=launch.grid,
@@ -113,10 +128,16 @@ class Session:
                 registers=kernel.registers,
                 behind=behind,
                 accesses=accesses,
+                heap=heap,
                 **{"config": launch.config} | self.options,
             )
         finally:
             self.gpu = gpu
+        if lost := self._lost_arguments(run, heap):
+            run.findings = [*run.findings, *lost]
+            if self.options.get("raises"):
+                raise SimulationError(run.findings)
+        return run
 
     def tensor_map(self, **fields: Any) -> bytes:
         return tensormap.encode(**fields)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any, NamedTuple
 
-from ..findings import KINDS
+from ..findings import FREED, KINDS
 from ..ptx import Loc, parse
 from .sites import Mutant
 from .sources import reason, shown
@@ -42,7 +42,7 @@ class Outcome:
             return "race"
         if ENDLESS & set(self.noticed):
             return "deadlock"
-        return "rule" if set(self.noticed) <= {kind.id for kind in KINDS.values()} else "result"
+        return "rule" if set(self.noticed) <= {kind.id for kind in (*KINDS.values(), FREED)} else "result"
 
     @property
     def status(self) -> str:

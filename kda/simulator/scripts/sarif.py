@@ -17,6 +17,7 @@ SURVIVED = "mutant-survived"
 # kinds of findings, in a few words
 RULES = {
     "out-of-bounds": "an access outside of all memory of the launch",
+    "freed": "a launch with an address of memory that has been freed",
     "misaligned": "an address that is not a multiple of the size of its access",
     "uninitialised": "a read of memory that was never written",
     "race-write-write": "two writes that nothing orders",

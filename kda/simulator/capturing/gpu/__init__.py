@@ -3,6 +3,7 @@
 | part | stands in for |
 |---|---|
 | `tensors.py` | tensors of the GPU, which lie in the CPU's memory; `device="cuda"`, `.cuda()`, `.is_cuda` |
+| `allocations.py` | the memory of tensors: it comes from the capture's arena |
 | `operators.py` | custom operators with a kernel for CUDA alone |
 | `torch_cuda.py` | torch.cuda: the device, its streams and events (`streams.py`), graphs (`graphs.py`) |
 | `bindings.py` | cuda.bindings.driver and cuda.bindings.runtime (`driver.py`, `images.py`) |
@@ -18,6 +19,7 @@ from collections.abc import Iterator
 
 from ..session import Session
 from . import bindings, torch_cuda
+from .allocations import Allocations
 from .patching import Patches
 from .state import Gpu
 from .tensors import standing_in
@@ -27,7 +29,7 @@ from .tensors import standing_in
 def present(session: Session) -> Iterator[None]:
     """Inside the block there is a GPU."""
     gpu = session.gpu = Gpu(session)
-    with Patches() as patches, standing_in(gpu, patches):
+    with Patches() as patches, standing_in(gpu, patches), Allocations(gpu.arena):
         torch_cuda.put(patches)
         bindings.put(patches)
         yield

@@ -13,7 +13,7 @@ from . import images
 from .graphs import CUDAGraph
 from .images import Function
 from .order import Mark
-from .state import Gpu, room
+from .state import Gpu
 from .streams import milliseconds
 
 CONTEXT = 1                                  # the one handle of a context
@@ -99,7 +99,7 @@ def replay(gpu: Gpu, graph: Any, stream: Any) -> None:
 
 
 def allocate(gpu: Gpu, size: int, *more: Any) -> int:
-    whole = room(max(int(size), 1))
+    whole = gpu.arena.memory(max(int(size), 1))
     gpu.allocations[whole.data_ptr()] = whole
     return whole.data_ptr()
 

@@ -16,8 +16,14 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ....compile.launching import Launch
+from .. import memory
+from ..arena import Arena, Heap
 from .streams import gpu_of
 from .tensors import BUILTIN
+
+
+class Pool:
+    """What a graph allocates: its memory stays the graph's when its tensors end."""
 
 
 class CUDAGraph:
@@ -26,27 +32,32 @@ class CUDAGraph:
     def __init__(self, keep_graph: bool = False):
         self.gpu = gpu_of("CUDAGraph")
         self.steps: list[Callable[[], Any]] = []
+        self._pool: Pool | None = None
         self._noting: contextlib.ExitStack | None = None
         self._inside = 0                     # of an operator that is noted as a whole
 
     def capture_begin(self, pool: Any = None, capture_error_mode: str = "global") -> None:
         if self.gpu.graph is not None:
             raise RuntimeError("a CUDA graph is being captured already")
-        self.steps = []
-        self.gpu.graph, self._noting = self, contextlib.ExitStack()
+        self.steps, self._pool = [], Pool()
+        self.gpu.graph, self.gpu.arena.pool, self._noting = self, self._pool, contextlib.ExitStack()
         self._noting.enter_context(_Noted(self))
 
     def capture_end(self) -> None:
         if self.gpu.graph is not self or self._noting is None:
             raise RuntimeError("capture_end() without capture_begin()")
         self._noting.close()
-        self.gpu.graph = self._noting = None
+        self.gpu.graph = self.gpu.arena.pool = self._noting = None
 
     def launched(self, launch: Launch) -> None:
         """A launch while the graph is captured: it waits for a replay."""
-        if not self._inside:
-            again = replace(launch, stream=None)                             # a replay is in one stream
-            self.steps.append(lambda: self.gpu.session.launch(again))
+        if self._inside:
+            return
+        arena, tensors = self.gpu.arena, launch.tensors and memory.behind(launch.tensors)
+        lost = frozenset(block.address for block in Heap.of(arena, launch.args).given if block.freed is not None)
+        known = tensors and {name: arena.without_owner(tensor) for name, tensor in tensors.items()}
+        again = replace(launch, stream=None, tensors=known)                  # a replay is in one stream
+        self.steps.append(lambda: self.gpu.session.launch(again, lost))
 
     def replay(self) -> None:
         if self.gpu.graph is not None:
@@ -55,7 +66,7 @@ class CUDAGraph:
             step()
 
     def reset(self) -> None:
-        self.steps = []
+        self.steps, self._pool = [], None
 
     def instantiate(self) -> None:
         """It always is."""
@@ -86,8 +97,20 @@ class _Noted(TorchDispatchMode):
         finally:
             self.graph._inside -= own
         if not func.is_view and not func.__name__.startswith(("empty", "new_empty", "detach")):
-            self.graph.steps.append(lambda: _repeated(func, args, kwargs, found))
+            step = [_without_owners(self.graph.gpu.arena, each) for each in (args, kwargs, found)]
+            self.graph.steps.append(lambda: _repeated(func, *step))
         return found
+
+
+def _without_owners(arena: Arena, found: Any) -> Any:
+    """The same, with tensors that keep no memory."""
+    if type(found) is torch.Tensor:
+        return arena.without_owner(found)
+    if isinstance(found, tuple | list):
+        return type(found)([_without_owners(arena, each) for each in found])
+    if isinstance(found, dict):
+        return {name: _without_owners(arena, each) for name, each in found.items()}
+    return found
 
 
 def _repeated(func: Any, args: tuple, kwargs: dict, found: Any) -> None:

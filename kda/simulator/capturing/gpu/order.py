@@ -18,6 +18,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from ...findings import Finding, Place
 from ...naming import GLOBAL, Names
+from ..arena import Arena, Block
 
 READS, WRITES = 1, 2                         # of a byte, as the engine flags it
 DEFAULT = 0                                  # the legacy default stream
@@ -38,7 +39,7 @@ class Accesses(NamedTuple):
     kernel: str
     address: int
     flags: torch.Tensor                      # by byte
-    storage: StorageWeakRef
+    storage: StorageWeakRef | Block
 
 
 class Order:
@@ -75,14 +76,14 @@ class Order:
         _join(self._host, self._launched if mark is None else mark)
         self._seen = [a for a in self._seen if a.number > self._host.get(a.stream, 0)]
 
-    def launched(self, stream: int, run: Any, tensors: Iterable[torch.Tensor]) -> list[Finding]:
+    def launched(self, stream: int, run: Any, tensors: Iterable[torch.Tensor], arena: Arena) -> list[Finding]:
         """Enters a launch; what it touches without an order behind launches of other streams."""
         known = self.reached(stream)
         self._launched[stream] += 1
         number = self._known[stream][stream] = self._launched[stream]
         self._seen = [a for a in self._seen if not a.storage.expired()]
         found: dict[tuple[str, int], Finding] = {}
-        mine, storages = [], Storages(tensors)
+        mine, storages = [], Storages(tensors, arena)
         for address, flags in run.accesses:
             if not flags.any() or (storage := storages.at(address)) is None:
                 continue
@@ -104,12 +105,15 @@ def _join(into: Mark, other: Mapping[int, int]) -> None:
 class Storages:
     """The memory of tensors, by address: a process may have as many tensors as a launch has regions."""
 
-    def __init__(self, tensors: Iterable[torch.Tensor]):
+    def __init__(self, tensors: Iterable[torch.Tensor], arena: Arena):
+        self.arena = arena
         found = {storage.data_ptr(): storage for storage in (x.untyped_storage() for x in tensors) if storage.nbytes()}
         self.begins = sorted(found)
         self.found = [found[begin] for begin in self.begins]
 
-    def at(self, address: int) -> StorageWeakRef | None:
+    def at(self, address: int) -> StorageWeakRef | Block | None:
+        if (block := self.arena.at(address)) is not None:
+            return block
         i = bisect.bisect_right(self.begins, address) - 1
         if i >= 0 and address < self.begins[i] + self.found[i].nbytes():
             return StorageWeakRef(self.found[i])

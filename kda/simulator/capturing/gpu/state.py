@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import itertools
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +10,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from ...chips import Chip, host_of
 from .. import memory
-from ..aligned import ALIGNMENT
+from ..arena import Arena
 from .order import DEFAULT, Order
 
 if TYPE_CHECKING:
@@ -31,6 +30,7 @@ class Gpu:
         self.stream: Any = None              # the current one; None: the default stream
         self.graph: Any = None  # that records launches now
         self.order = Order()
+        self.arena = Arena(session.options.get("schedule", 0))
         self.peak = 0                        # bytes of memory in use when somebody asked
         self.allocations: dict[int, torch.Tensor] = {}  # by address, for cudaMalloc and its like
         self.objects: dict[int, Any] = {}    # what cuda-python made: modules, kernels, events, by handle
@@ -77,28 +77,3 @@ def only(device: Any) -> int:
     if index not in (0, None, -1):
         raise RuntimeError(f"CUDA error: invalid device ordinal {index}: a capture stands in for one GPU, cuda:0")
     return 0
-
-
-def room(size: int) -> torch.Tensor:
-    """Bytes of their own, aligned as CUDA aligns memory."""
-    if not size:
-        return torch.empty(0, dtype=torch.uint8)
-    whole = torch.empty(size + ALIGNMENT, dtype=torch.uint8)
-    part = (ctypes.c_char * size).from_address(whole.data_ptr() + -whole.data_ptr() % ALIGNMENT)
-    part.owner = whole                       # type: ignore[attr-defined]  # lives as long as its bytes are used
-    return torch.frombuffer(part, dtype=torch.uint8)
-
-
-def aligned(x: torch.Tensor) -> torch.Tensor:
-    """A fresh tensor whose memory begins where CUDA's would: itself, moved if need be."""
-    if x.layout != torch.strided or x.device.type != "cpu" or not x.numel() or x.data_ptr() % ALIGNMENT == 0:
-        return x
-    if type(x) not in (torch.Tensor, torch.nn.Parameter) or x.grad_fn is not None:
-        return x
-    with torch.no_grad():                    # a graph notes the copy: a replay computes in the memory of before
-        own = x.untyped_storage()
-        bytes_of = torch.empty(0, dtype=torch.uint8).set_(own, 0, (own.nbytes(),))  # type: ignore[call-overload]
-        storage = room(own.nbytes()).copy_(bytes_of).untyped_storage()
-        moved = torch.empty(0, dtype=x.dtype).set_(storage, x.storage_offset(), x.shape, x.stride())
-        x.data = moved
-    return x

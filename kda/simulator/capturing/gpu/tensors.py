@@ -25,12 +25,11 @@ from torch.utils._device import _device_constructors
 from ..dlpack import Disguised, unmasked
 from .operators import Operators
 from .patching import Patches, current, knows
-from .state import CUDA, Gpu, aligned, only
+from .state import CUDA, Gpu, only
 
 Answer = Callable[["Tensors", Callable, tuple, dict], Any]
 BUILTIN = ("aten", "prim", "prims")          # torch's own operators: they run on the CPU
 PLAIN = (torch.Tensor, torch.nn.Parameter)
-ALIASING = {torch.as_tensor, torch.asarray}  # may return what they were given
 
 
 class Tensors(TorchFunctionMode):
@@ -75,8 +74,6 @@ class Tensors(TorchFunctionMode):
         if isinstance(result, torch.Tensor):
             if place is None:
                 place = self._of_arguments(args)
-            elif place == "cuda" and func not in ALIASING:
-                result = aligned(result)
             self.placed(result, place)
         elif isinstance(result, tuple | list) and self.places and (place := self._of_arguments(args)):
             for each in result:
@@ -104,7 +101,7 @@ class Tensors(TorchFunctionMode):
         if place in (None, told) or (told is None and place == "cuda" and type(x) not in PLAIN):
             return self.placed(x.to(dtype=dtype, copy=copy, **form), told)
         result = torch.empty_like(x, dtype=dtype, requires_grad=False, **form)
-        return self.placed(aligned(result).copy_(x), place)
+        return self.placed(result.copy_(x), place)
 
     def _of_arguments(self, args: tuple) -> str | None:
         """Where the result of tensors lies: on the GPU if one of them does, on the CPU if all that are known do."""

@@ -1,0 +1,130 @@
+"""What torch allocates during a capture lies in the capture's arena.
+
+A dispatch mode sees each operator of the capture's thread, below autograd and wherever it is called from.  Memory that
+an operator returns and that is nobody's yet is moved into the arena; memory that an operator writes is noted as
+written, so that a kernel that reads what nobody wrote is found.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ..arena import Arena
+
+BUILTIN = ("aten", "prim", "prims")          # torch's own operators: they run on the CPU
+PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
+EMPTY = {"empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided"}
+UNOWNED = {"lift_fresh"}                     # they return what torch.tensor has just made
+CPU = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
+CANNOT_GROW = "resize storage that is not resizable"
+
+
+class Facts(NamedTuple):
+    """About an operator."""
+
+    program: bool                            # it is the program's own: what it calls is seen, too
+    empty: bool                              # it writes nothing
+    fresh: bool                              # it may return new memory
+    unowned: bool                            # that of its argument is new, too
+    written: tuple[tuple[int, str], ...]     # arguments that it writes: positions and names
+
+
+@functools.lru_cache(maxsize=4096)
+def _facts(func: Any) -> Facts:
+    name, schema = func._schema.name.partition("::")[2], func._schema
+    written = tuple(
+        (i, argument.name)
+        for i, argument in enumerate(schema.arguments)
+        if argument.alias_info is not None and argument.alias_info.is_write
+    )
+    unowned = name in UNOWNED
+    fresh = unowned or any(result.alias_info is None for result in schema.returns)
+    own = func.namespace not in BUILTIN and torch._C._dispatch_has_computed_kernel_for_dispatch_key(func.name(), "CPU")
+    return Facts(own, name in EMPTY, fresh, unowned, written)
+
+
+class Allocations(TorchDispatchMode):
+    """The mode of one capture."""
+
+    def __init__(self, arena: Arena):
+        super().__init__()
+        self.arena = arena
+
+    @classmethod
+    def is_infra_mode(cls) -> bool:
+        """torch.compile works as it does without the mode."""
+        return True
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        if not PLAIN.issuperset(types):      # tensors of another kind call operators on plain ones
+            return NotImplemented
+        kwargs, facts = kwargs or {}, _facts(func)
+        if facts.program:
+            with self:                       # torch switches a mode off inside of itself
+                found = func.redispatch(CPU, *args, **kwargs)
+        else:
+            found = self._called(func, facts, args, kwargs)
+        for tensor in _written(facts, args, kwargs):
+            if (block := self.arena.at(tensor.data_ptr())) is not None:
+                block.wrote(tensor)
+        if facts.fresh:
+            self._take_in(found, facts.empty, () if facts.unowned else args)
+        return found
+
+    def _called(self, func: Any, facts: Facts, args: tuple, kwargs: dict) -> Any:
+        try:
+            return func(*args, **kwargs)
+        except RuntimeError as error:
+            if CANNOT_GROW not in str(error):
+                raise
+        for tensor in _written(facts, args, kwargs):                           # torch's own memory can grow
+            if self.arena.at(tensor.data_ptr()) is not None:
+                tensor.set_(tensor.clone(memory_format=torch.preserve_format))  # type: ignore[call-overload]
+        return func(*args, **kwargs)
+
+    def _take_in(self, found: Any, empty: bool, args: tuple) -> None:
+        """Move memory that nobody has yet into the arena."""
+        moved: dict[int, torch.UntypedStorage] = {}
+        given = None
+        for x in _tensors(found):
+            if type(x) is not torch.Tensor or not _plain(x):
+                continue
+            storage = x.untyped_storage()
+            size = storage.nbytes()
+            if not size or self.arena.at(begin := storage.data_ptr()) is not None:
+                continue
+            if given is None:
+                given = {y.untyped_storage().data_ptr() for y in _tensors(args) if _plain(y)}
+            if begin in given:
+                continue
+            if begin not in moved:
+                memory = self.arena.memory(size, written=not empty)
+                if not empty:
+                    ctypes.memmove(memory.data_ptr(), begin, size)
+                moved[begin] = memory.untyped_storage()
+            x.set_(moved[begin], x.storage_offset(), x.shape, x.stride())  # type: ignore[call-overload]
+
+
+def _written(facts: Facts, args: tuple, kwargs: dict) -> Iterator[torch.Tensor]:
+    for i, name in facts.written:
+        given = args[i] if i < len(args) else kwargs.get(name)
+        yield from filter(_plain, _tensors(given))
+
+
+def _plain(x: torch.Tensor) -> bool:
+    """Whether it has memory here."""
+    return x.device.type == "cpu" and x.layout == torch.strided and not x._is_zerotensor()
+
+
+def _tensors(found: Any) -> Iterator[torch.Tensor]:
+    if isinstance(found, torch.Tensor):
+        yield found
+    elif isinstance(found, tuple | list):
+        for each in found:
+            yield from _tensors(each)
