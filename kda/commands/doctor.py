@@ -23,6 +23,7 @@ from kda.problem import Problem
 from kda.verify.evidence import Evidence
 
 from . import models, probes
+from . import ran as ledger
 from .findings import CHECKS, Finding, backends_with_kernels
 from .hosts import default_device, host_for
 from .layout import table
@@ -57,6 +58,7 @@ class Report:
     findings: tuple[Finding, ...]
     rows: tuple[Row, ...] = ()
     ways: tuple[models.Way, ...] = ()        # in which models would use kda; empty: not looked for
+    ran: tuple[ledger.Ran, ...] = ()         # of the backends of this machine's GPU
     choice: Choice | None = None             # of the table's problem
     unmet: tuple[str, ...] = ()              # --require that does not hold
     strict: bool = False
@@ -168,7 +170,8 @@ def examine(screen: Screen, checks: Sequence[str] = (), problem: str | None = No
     choice = weigh(asked, host_for(asked.device, facts))
     says = tuple(f"{row.name} is required and not usable: {row.why}" for row in unmet)
     ways = models.ways(facts) if with_models else ()
-    return Report(facts, tuple(findings), rows, ways, choice, says, strict)
+    ran = ledger.found([row.name for row in rows], facts.gpus[0].cc) if with_models and facts.gpus else ()
+    return Report(facts, tuple(findings), rows, ways, ran, choice, says, strict)
 
 
 def _checks_to_run(checks: Sequence[str], problem: str | None) -> list:
@@ -267,6 +270,8 @@ def text_lines(screen: Screen, report: Report, verbose: bool, for_problem: bool)
         lines += ["", *backend_lines(screen, report.rows, not for_problem)]
     if report.choice and not for_problem:
         lines += [line for line in (legend(report.choice), archs_line()) if line]
+    if report.ran:
+        lines += ["", *ledger.lines(screen, report.ran)]
     if any(way.version for way in report.ways):
         lines += ["", *models.lines(screen, report.ways)]
     return lines
@@ -291,6 +296,7 @@ def as_json(report: Report) -> dict:
         },
         "findings": [{"id": f.id, "status": f.status, "says": f.says, "fix": list(f.fix)} for f in report.findings],
         "backends": [_row_json(row) for row in report.rows],
+        "ran": [each.as_json() for each in report.ran],
         "models": [way.as_json() for way in report.ways],
     }
     return out if report.choice is None else {**out, "problem": str(report.choice.problem)}
@@ -315,7 +321,7 @@ def paste_lines(report: Report) -> list[str]:
     parts = [table(facts_table), finding_lines(plain, report.findings), backend_lines(plain, report.rows)]
     refused = [(row.name, reason) for row in report.rows for reason in row.rejections]
     parts += [plain.table(refused, ("refused", "every reason"))] * bool(refused)
-    parts += [models.lines(plain, report.ways)] * bool(report.ways)
+    parts += [lines for lines in (ledger.lines(plain, report.ran), models.lines(plain, report.ways)) if lines]
     return ["```", *(anonymous(line) for part in parts for line in [*part, ""]), "```"]
 
 

@@ -15,7 +15,7 @@ import torch
 from click.testing import CliRunner
 
 from kda.capability import Capability, Rule
-from kda.commands import doctor, findings, probes
+from kda.commands import doctor, findings, probes, ran
 from kda.commands.findings import CHECKS, Check
 from kda.commands.layout import strip_ansi
 from kda.commands.probes import Cache, Facts, Gpu, Probe, Ptxas
@@ -438,6 +438,34 @@ def test_json_is_one_object_with_stable_words_and_no_colour(machine):
     swift, plain = data["backends"]
     assert (swift["name"], swift["usable"], swift["auto"], swift["evidence"]) == ("swift", True, True, "executed")
     assert plain["rejections"] == []
+
+
+SWIFT_RAN = {
+    "compilers": {"swift": "Triton 3.7.1"}, "paths": ["sm90: forward, of a test"],
+    "kernels": {"swift sm90": {"bfloat16": {"chain 0": "a", "chain 1": "b"}}, "swift sm100": {}},
+    "runs": [{"case": "one", "path": "sm90: forward, of a test", "host": "other code", "outcome": "ok", "codes": ["a"],
+              "card": "H100", "date": "2026-11-28"}],
+}  # fmt: skip
+
+
+def test_on_a_gpu_doctor_says_how_much_of_what_it_runs_has_run_on_one(machine, monkeypatch):
+    monkeypatch.setattr(ran.Ledger, "read", classmethod(lambda cls: cls(SWIFT_RAN)))
+    monkeypatch.setitem(ran.COMPILERS, "triton", ("Triton", lambda: "3.7.1"))
+    machine()
+    assert re.search(r"^  swift, sm90 +1 of 2 +0 of 0 +H100 +2026-11-28$", kda_doctor().stdout, re.MULTILINE)
+    assert json.loads(kda_doctor("--json").stdout)["ran"] == [
+        {"backend": "swift", "arch": "sm90", "kernels": [1, 2], "paths": [0, 0], "cards": ["H100"],
+         "last": "2026-11-28", "why": ""}
+    ]  # fmt: skip
+    assert "1 of 2" in kda_doctor("--paste").stdout
+    monkeypatch.setitem(ran.COMPILERS, "triton", ("Triton", lambda: "3.9.0"))
+    other = "the ledger has kernels of Triton 3.7.1; here they are built by Triton 3.9.0"
+    assert re.search(rf"^  swift, sm90 +0 of 2 +0 of 0 +- +- +{other}$", kda_doctor().stdout, re.MULTILINE)
+
+
+def test_without_a_gpu_doctor_does_not_say_what_ran(machine):
+    machine(made_up(**CPU_ONLY))
+    assert "Ran on a GPU" not in kda_doctor().stdout and json.loads(kda_doctor("--json").stdout)["ran"] == []
 
 
 def test_the_models_that_would_use_kda_have_a_table_of_their_own(machine):
