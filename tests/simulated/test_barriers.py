@@ -182,6 +182,103 @@ END:
     assert not result.findings
 
 
+@pytest.mark.parametrize("seed", [0, *SEEDS])
+def test_a_warp_that_arrives_and_then_waits_is_counted_twice(seed):
+    """Both warps give what they have written; warp 0 then waits for both, as the third of 96 threads."""
+    body = ADDRESS + """
+    setp.ge.u32 %p2, %r0, 64;
+    @%p2 bra END;
+    st.shared.u32 [%r11], %r0;
+    mov.u32 %r9, 7;
+    bar.arrive 1, {count};
+    setp.ge.u32 %p1, %r0, 32;
+    @%p1 bra END;
+    bar.sync 1, {count};
+    ld.shared.u32 %r9, [%r11+128];
+END:
+""" + STORE.replace("st.global", "@!%p2 st.global")
+    out, result = run(body.format(count=96), threads=96, schedule=seed)
+    assert out[:64].tolist() == [*range(32, 64), *[7] * 32]
+    assert not result.findings
+    _, too_few = run(body.format(count=64), threads=96, schedule=seed)
+    assert {"deadlock", "race-write-read", "uninitialised"} & set(kinds(too_few))
+
+
+PATHS = """
+    setp.lt.u32 %p1, %r0, {lanes};
+    mov.u32 %r9, 1;
+    @%p1 bra LOW;
+    setp.ne.u32 %p2, %r0, 100;
+    @%p2 bra {high};
+    bra END;
+LOW:
+    mov.u32 %r9, 2;
+    setp.lt.u32 %p3, %r0, 1;
+    @%p3 bra {low};
+    mov.u32 %r9, 3;
+    bra {low};
+"""
+
+
+@pytest.mark.parametrize("seed", [0, *SEEDS])
+@pytest.mark.parametrize("meeting", ["bar.sync 0;", "barrier.sync 0;", "bar.red.popc.u32 %r12, 0, %p1;"])
+def test_parts_of_a_warp_may_take_different_paths_to_one_barrier(meeting, seed):
+    """A compiler gives them such paths where a branch on one thread is followed by one that all of them take alike."""
+    body = ADDRESS + PATHS.format(lanes=2, low="MEET", high="MEET") + f"""
+MEET:
+    st.shared.u32 [%r11], %r9;
+    {meeting}
+    xor.b32 %r12, %r10, 4;
+    mov.u32 %r13, smem;
+    add.u32 %r13, %r13, %r12;
+    ld.shared.u32 %r9, [%r13];
+END:
+""" + STORE
+    out, result = run(body, threads=64, schedule=seed)
+    assert out.tolist() == [3, 2, *[1] * 62]
+    assert not result.findings
+
+
+@pytest.mark.parametrize("seed", [0, *SEEDS])
+@pytest.mark.parametrize(("low", "high", "found"), [
+    ("barrier.sync 1;", "barrier.sync 1;", []),
+    ("barrier.cta.sync 1, 64;", "barrier.arrive 1, 64; barrier.sync 2;", ["deadlock"]),
+    ("barrier.sync 1;", "barrier.sync 2;", ["deadlock"]),
+    ("barrier.sync 1;", "", ["deadlock"]),
+    ("bar.sync 1;", "bar.sync 1;", ["diverged"]),
+    ("bar.sync 1;", "", ["diverged"]),
+    ("barrier.sync.aligned 1;", "barrier.sync.aligned 1;", ["diverged"]),
+    ("barrier.sync 1;", "exit;", []),
+    ("barrier.sync 1, 64; barrier.arrive 2, 64;", "barrier.sync 1, 64; barrier.arrive 2, 64;", []),
+    ("barrier.red.popc.u32 %r9, 1, 64, %p1;", "barrier.red.popc.u32 %r9, 1, 64, %p1;", []),
+])  # fmt: skip
+def test_threads_arrive_one_by_one_at_a_barrier_that_is_not_aligned(low, high, found, seed):
+    body = f"""
+    and.b32 %r2, %r0, 31;
+    setp.lt.u32 %p1, %r2, 5;
+    mov.u32 %r9, 10;
+    @%p1 bra LOW;
+    {high}
+    bra END;
+LOW:
+    {low}
+END:
+""" + STORE
+    out, result = run(body, schedule=seed)
+    assert kinds(result) == found
+    if not found:
+        assert out[:5].tolist() == [10] * 5
+    if low == "barrier.sync 1;" and found:
+        assert any("lanes ffffffe0 of its warp have not" in f.says for f in result.findings)
+
+
+def test_a_guard_parts_a_warp_at_a_barrier_that_is_not_aligned():
+    out, result = run(f"mov.u32 %r9, %r0; {ONE_HALF} barrier.sync 1; @!%p3 barrier.sync 1;" + STORE)
+    assert out.tolist() == [*range(64)]
+    assert not result.findings
+    assert "diverged" in kinds(run(f"{ONE_HALF} bar.sync 1; @!%p3 bar.sync 1;")[1])
+
+
 @pytest.mark.parametrize(
     "what, wrong",
     [
@@ -189,6 +286,7 @@ END:
         ("bar.sync 1, 33;", "barrier"),
         ("bar.arrive 1, 128;", "barrier"),
         ("bar.arrive 1, 64; bar.arrive 1, 64;", "barrier"),
+        ("setp.lt.u32 %p3, %r0, 32; @%p3 bar.arrive 1, 64; @!%p3 bar.red.popc.u32 %r9, 1, 64, %p3;", "barrier"),
         ("barrier.cluster.wait.aligned;", "barrier"),
         ("barrier.cluster.arrive.aligned; barrier.cluster.arrive.aligned;", "barrier"),
         (f"barrier.cluster.arrive; {ONE_HALF} barrier.cluster.wait; barrier.cluster.arrive;", "barrier"),

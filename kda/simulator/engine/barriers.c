@@ -1,7 +1,7 @@
 /* Barriers and fences: bar (16 named barriers of a CTA), barrier.cluster, mbarrier, fence, griddepcontrol, setmaxnreg.
  *
- * All but mbarrier count warps: a warp arrives when all its live lanes have come (Ins.gather == 1). Whoever arrives gives what it
- * knows; whoever waits takes what all arrivals gave. An mbarrier's phase ends when its pending arrivals and its pending bytes are both
+ * All but mbarrier count warps: a warp arrives when all its live lanes have come, together (Ins.gather == 1) or one after the other.
+ * Whoever arrives gives what it knows; whoever waits takes what all arrivals gave. An mbarrier's phase ends when its pending arrivals and its pending bytes are both
  * zero; its clock then stands for the copies that the phase tracked.
  */
 #include "barriers.h"
@@ -10,6 +10,7 @@
 #include "knowledge.h"
 #include "memory.h"
 #include "visits.h"
+#include "warps.h"
 
 #include <stdio.h>
 
@@ -26,8 +27,9 @@ static u32 live_threads(const Cta *cta) { /* a warp with live lanes counts as 32
 static void complete_bar(Cta *cta, NamedBarrier *b, bool meeting) {
     learn(cta->cluster, &b->done, &b->gathering);
     b->generation++;
+    b->begun = false;
     b->arrived = 0;
-    b->arrived_warps = 0;
+    b->ahead = 0;
     b->reduced_last = b->reduced;
     b->done_at = time_of(cta->machine);
     trace_barrier(cta, TRACE_BARRIER, b->ins, (s32)(b - cta->barrier), b->begun_at, b->done_at);
@@ -35,8 +37,52 @@ static void complete_bar(Cta *cta, NamedBarrier *b, bool meeting) {
     cta->machine->meetings += meeting;
 }
 
+/* Lanes come to a barrier, which nothing forbids: their votes, if it reduces, and their warp's place in it. */
+static void lanes_come(const Warp *w, NamedBarrier *b, const Ins *i, u32 lanes, u32 count) {
+    BarOp op = i->mod[0];
+    u32 p = op >= BAR_POPC ? *PRED(w, i->arg[3]) & lanes : 0;
+    u32 votes = op == BAR_POPC ? (u32)__builtin_popcount(p) : op == BAR_AND ? p == lanes : p != 0;
+    b->reduced = !b->begun ? votes : op == BAR_POPC ? b->reduced + votes : op == BAR_AND ? b->reduced & votes : b->reduced | votes;
+    if (!b->begun) b->begun_at = time_of(w->machine);
+    b->begun = true;
+    b->reducing = op >= BAR_POPC;
+    b->expected = count;
+    b->here[w->index] |= lanes;
+    b->ins = i->index;
+}
+
+/* A warp arrives once all of its live lanes are here. */
+static void arrive_if_whole(Warp *w, NamedBarrier *b, BarOp op, u32 lanes) {
+    u32 *here = &b->here[w->index], whole = *here & w->live;
+    if (!whole || w->live & ~whole) return;
+    w->acting = whole;
+    if (op != BAR_ARRIVE) lanes_meet(w, whole);
+    release_to(w, &b->gathering);
+    b->arrived += LANES;
+    if (op == BAR_ARRIVE) b->ahead |= 1ull << w->index;
+    *here = 0;
+    w->machine->progress++;
+    w->machine->meetings += op < BAR_POPC;
+    if (whole != lanes) machine_event(w->machine); /* for its other parts, which wait */
+}
+
+static bool misuse(const Warp *w, const Ins *i, int l, u32 id, u32 count) {
+    const NamedBarrier *b = &w->cta->barrier[id];
+    BarOp op = i->mod[0];
+    if (op == BAR_ARRIVE && b->ahead >> w->index & 1)
+        find(w, i, l, BAD_BARRIER, id, count, "warp %d runs bar.arrive twice at barrier %u before that completes: it is a round ahead", w->index, id);
+    else if (b->begun && b->expected != count)
+        find(w, i, l, BAD_BARRIER, id, count, "barrier %u is used with counts %u and %u at once", id, b->expected, count);
+    else if (b->begun && b->reducing != (op >= BAR_POPC))
+        find(w, i, l, BAD_BARRIER, id, count, "barrier %u is used by bar.red and by bar.sync or bar.arrive at once", id);
+    else
+        return false;
+    return true;
+}
+
 /* operands: destination (-1), id, thread count (-1), predicate of a reduction (-1); mod[0]: BarOp */
 static Outcome op_bar(Warp *w, const Ins *i, u32 lanes) {
+    if (lanes != w->live) leave_others(w, lanes);
     Split *s = current_split(w);
     BarOp op = i->mod[0];
     int l = first_lane(lanes);
@@ -50,36 +96,17 @@ static Outcome op_bar(Warp *w, const Ins *i, u32 lanes) {
     NamedBarrier *b = &w->cta->barrier[id];
     if (!b->done.clock[0]) b->gathering = new_knowledge(w->cluster), b->done = new_knowledge(w->cluster);
     if (!s->ticket) {
-        if (b->arrived_warps >> w->index & 1) {
-            find(w, i, l, BAD_BARRIER, id, count, "warp %d arrives twice at barrier %u before it completes", w->index, id);
+        if (misuse(w, i, l, id, count)) {
             stop(w->machine);
             return YIELD;
         }
-        if (b->arrived && b->expected != count) {
-            find(w, i, l, BAD_BARRIER, id, count, "barrier %u is used with counts %u and %u at once", id, b->expected, count);
-            stop(w->machine);
-            return YIELD;
-        }
-        u32 votes = 0;
-        if (op >= BAR_POPC) {
-            u32 p = *PRED(w, i->arg[3]) & lanes;
-            votes = op == BAR_POPC ? (u32)__builtin_popcount(p) : op == BAR_AND ? p == lanes : p != 0;
-        }
-        b->reduced = !b->arrived ? votes : op == BAR_POPC ? b->reduced + votes : op == BAR_AND ? b->reduced & votes : b->reduced | votes;
-        if (!b->arrived) b->begun_at = time_of(w->machine);
-        b->expected = count;
-        b->arrived += LANES;
-        b->arrived_warps |= 1ull << w->index;
-        b->ins = i->index;
-        if (op != BAR_ARRIVE) lanes_meet(w, lanes);
-        release_to(w, &b->gathering);
+        lanes_come(w, b, i, lanes, count);
         s->ticket = b->generation + 1;
-        w->machine->progress++;
-        w->machine->meetings += op < BAR_POPC;
     }
+    arrive_if_whole(w, b, op, lanes);
     u32 required = count ? count : live_threads(w->cta);
     if (b->generation + 1 == s->ticket && b->arrived >= required) complete_bar(w->cta, b, op < BAR_POPC);
-    if (op == BAR_ARRIVE) return NEXT;
+    if (op == BAR_ARRIVE) return b->here[w->index] & lanes ? BLOCK : NEXT;
     if (b->generation < s->ticket) return BLOCK;
     w->machine->launch->barrier_waits++;
     acquire_from(w, &b->done);
@@ -516,7 +543,10 @@ bool barriers_explain_block(Warp *w, const Ins *i, int l, char *text, size_t siz
     if (i->run == op_bar) {
         u32 id = R32(w, i->arg[1])[l];
         const NamedBarrier *b = &w->cta->barrier[id];
-        snprintf(text, size, "waits at barrier %u: %u of %u threads have arrived", id, b->arrived, b->expected ? b->expected : live_threads(w->cta));
+        u32 away = b->here[w->index] ? w->live & ~b->here[w->index] : 0;
+        int n = snprintf(text, size, "waits at barrier %u: %u of %u threads have arrived", id, b->arrived,
+                         b->expected ? b->expected : live_threads(w->cta));
+        if (away) snprintf(text + n, size - n, "; lanes %08x of its warp have not", away);
     } else if (i->run == op_try_wait) {
         Cta *cta = cta_at(w->cluster, operand_address(w, i, 1, l));
         u32 at = operand_address(w, i, 1, l) & 0xffffff;

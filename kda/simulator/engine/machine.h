@@ -145,12 +145,15 @@ struct Warp {
     WarpTime *time;     /* NULL without a clock */
 };
 
-enum { NAMED_BARRIERS = 16 };
+enum { NAMED_BARRIERS = 16, MOST_WARPS = 32 };
 typedef struct {
-    u32 arrived;      /* threads */
-    u32 expected;     /* threads; 0: idle */
+    bool begun;       /* lanes have come in this generation, */
+    bool reducing;    /* with bar.red */
+    u32 arrived;      /* threads of whole warps */
+    u32 expected;     /* threads; 0: all */
+    u32 here[MOST_WARPS]; /* lanes of a warp that have come, while others of it have not */
     u64 generation;
-    u64 arrived_warps; /* bit for each warp that has arrived in this generation */
+    u64 ahead;        /* bit for each warp that has run bar.arrive in this generation, and did not wait */
     u32 reduced, reduced_last; /* bar.red */
     Knowledge gathering, done;
     s32 ins;

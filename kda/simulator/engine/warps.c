@@ -33,6 +33,16 @@ void add_split(Warp *w, s32 pc, u32 lanes, s32 join) {
     w->split[w->nsplits++] = (Split){.pc = pc, .lanes = lanes, .join = join};
 }
 
+/* The current split keeps these lanes alone; the others, for which the guard of its instruction does not hold, go on. */
+void leave_others(Warp *w, u32 lanes) {
+    Split *s = current_split(w);
+    u32 others = s->lanes & ~lanes;
+    s->lanes &= lanes;
+    if (!others) return;
+    add_split(w, s->pc + 1, others, s->join);
+    settle(w, w->nsplits - 1);
+}
+
 /* A join whose lanes have all come, or exited, lets them go on together. */
 static void complete_join(Warp *w, s32 j) {
     while (j >= 0) {
@@ -223,23 +233,39 @@ void finish(Warp *w, s32 k, Outcome o) { /* of a split whose handler did not mov
     settle(w, k);
 }
 
+/* The same of all splits at an instruction that have some of these lanes. */
+static void finish_all(Warp *w, s32 pc, u32 lanes, Outcome o) {
+    for (s32 k = 0; k < w->nsplits;) {
+        if (w->split[k].pc == pc && w->split[k].lanes & lanes) {
+            finish(w, k, o);
+            k = 0; /* a split that arrived at its join has left the array */
+        } else
+            k++;
+    }
+}
+
 static bool skip(Warp *w, const Ins *i) { /* its guard holds for no lane */
     if (w->time) clock_skip(w, i);
     finish(w, w->current, NEXT);
     return true;
 }
 
-/* .aligned: every live lane runs it together. */
+/* .aligned: all live lanes run it together, from whatever splits they come in: a compiler may give parts of a warp different paths to one
+ * instruction, and the hardware lets them meet there. */
 static bool step_aligned(Warp *w, const Ins *i) {
-    Split *s = current_split(w);
-    u32 lanes = passing(w, s, i);
-    if (!lanes) return skip(w, i);
-    if (lanes != w->live) {
-        s->gathering = true;
+    u32 here = 0;
+    if (!passing(w, current_split(w), i)) return skip(w, i);
+    for (s32 k = 0; k < w->nsplits; k++)
+        if (w->split[k].pc == i->index) here |= passing(w, &w->split[k], i);
+    if (here != w->live) {
+        current_split(w)->gathering = true;
         return true;
     }
-    Outcome o = run_counted(w, i, lanes);
-    finish(w, w->current, o);
+    Outcome o = run_counted(w, i, here);
+    if (o == BLOCK || w->nsplits == 1)
+        finish(w, w->current, o);
+    else
+        finish_all(w, i->index, here, o);
     return o != BLOCK && o != YIELD;
 }
 
@@ -277,15 +303,7 @@ static bool step_sync(Warp *w, const Ins *i) {
         run_counted(w, i, group);
         rest &= ~group;
     }
-    for (s32 k = 0; k < w->nsplits; k++)
-        if (w->split[k].pc == pc && (passing(w, &w->split[k], i) & taking)) w->split[k].ticket = 1; /* has taken part */
-    for (s32 k = 0; k < w->nsplits;) {
-        if (w->split[k].pc == pc && w->split[k].ticket == 1) {
-            finish(w, k, NEXT);
-            k = 0; /* a split that arrived at its join has left the array */
-        } else
-            k++;
-    }
+    finish_all(w, pc, taking, NEXT);
     return true;
 }
 

@@ -10,7 +10,8 @@ TO_ASYNC, TO_CTAS = 1, 2  # to whom a fence makes mbarriers known
 
 
 def lower_bar(b, ins):
-    """bar{.cta}.{sync,arrive,red} and bar.warp.sync; barrier is the same, and barrier.cluster."""
+    """bar{.cta}.{sync,arrive,red}, bar.warp.sync, barrier.cluster; and barrier{.cta}, where threads arrive one by one
+    unless it is .aligned."""
     parts = [p for p in ins.parts[1:] if p not in ("cta", "aligned")]
     if parts[0] == "warp":
         return Op("warp_sync", [b.value(ins.operands[0], "b32")], [0], SYNC)
@@ -30,7 +31,8 @@ def lower_bar(b, ins):
     count = b.value(operands[1], "u32") if len(operands) > 1 else -1
     if kind == "arrive" and count < 0:
         b.fail("bar.arrive needs a thread count")
-    return Op("bar", [target, barrier, count, predicate], [BAR[kind]], ALIGNED)
+    gather = ALIGNED if ins.parts[0] == "bar" or "aligned" in ins.parts else NOT_GATHERED
+    return Op("bar", [target, barrier, count, predicate], [BAR[kind]], gather)
 
 
 def _lower_cluster(b, ins, parts):
