@@ -1,4 +1,5 @@
 import os
+import sys
 from collections import Counter
 
 import pytest
@@ -13,6 +14,13 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 def same_draws():
     """Every test draws the same numbers whatever ran before it in the process."""
     torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def nothing_compiled_before():
+    """torch.compile gives up on a function that earlier tests compiled too often."""
+    if "torch._dynamo" in sys.modules:
+        torch._dynamo.reset()
 
 
 @pytest.fixture

@@ -71,6 +71,15 @@ class Cache:
         self._own.clear()
         return Cache(self._states)
 
+    __copy__ = copy
+
+    def __getstate__(self) -> dict[str, dict[int, LayerState]]:
+        """What pickle, torch.save and copy.deepcopy keep: states alone, because pickle separates views."""
+        return {"_states": self._states}
+
+    def __setstate__(self, kept: dict[str, dict[int, LayerState]]) -> None:
+        Cache.__init__(self, kept["_states"])
+
     def select(self, sequences: Tensor) -> Cache:
         """The states of some sequences, in the order of their numbers (M,), or those where a mask (N,) is True.
 
@@ -93,11 +102,13 @@ class Cache:
 
     def own(self, layer_idx: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """A layer's recurrent states (N, HV, V, K) and its tails of q, k and v side by side (N, W - 1, C) in `dtype`,
-        to be updated in place: copies if somebody else may hold the cache's tensors."""
+        to be updated in place: copies if somebody else may hold the cache's tensors, or if they come from
+        `torch.inference_mode`, outside of which nothing may update them."""
         state, tails = self._states[layer_idx], self._own.get(layer_idx)
         wide = torch.promote_types(dtype, torch.float32)
-        if tails is None or tails.dtype != dtype or state.recurrent.dtype != wide:
-            mine = layer_idx in self._own
+        fixed = _is_fixed(state.recurrent)
+        if fixed or tails is None or tails.dtype != dtype or state.recurrent.dtype != wide:
+            mine = layer_idx in self._own and not fixed
             recurrent = state.recurrent.detach().to(wide, copy=not mine, memory_format=torch.contiguous_format)
             tails = torch.cat(state.conv, -1).detach().to(dtype)
             state = LayerState(recurrent, tails.split([each.shape[-1] for each in state.conv], -1))  # type: ignore
@@ -136,6 +147,11 @@ def state_of(
             "Move the states, or use a new Cache().", "nn.cache.device",
         )  # fmt: skip
     return state
+
+
+def _is_fixed(x: Tensor) -> bool:
+    """Whether x was created in inference mode and nothing may update it here; torch.compile traces no such question."""
+    return not torch.compiler.is_compiling() and x.is_inference() and not torch.is_inference_mode_enabled()
 
 
 def _no_numbers(x: object, N: int | None) -> str:

@@ -119,12 +119,17 @@ class KimiDeltaAttention(nn.Module):
         self.b_proj = nn.Linear(hidden_size, self.num_v_heads, bias=False, **made)
         self.A_log = nn.Parameter(torch.empty(self.num_v_heads, device=device, dtype=torch.float32))
         self.dt_bias = nn.Parameter(torch.empty(decays, device=device, dtype=torch.float32))
-        self.A_log._no_weight_decay = self.dt_bias._no_weight_decay = True  # type: ignore[attr-defined]
         self._two_projections("g", self.gate_rank, values, gate_bias, made)  # type: ignore[arg-type]
         self.o_norm = GatedRMSNorm(self.head_v_dim, norm_eps, **made)
         self.o_proj = nn.Linear(values, hidden_size, bias=False, **made)
         self.reset_gate()
+        _exempt_from_weight_decay(self)
         self.register_load_state_dict_pre_hook(checkpoints.translate)
+        self.register_load_state_dict_post_hook(_exempt_from_weight_decay)     # assign=True brings other parameters
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        _exempt_from_weight_decay(self)                                        # copy.deepcopy drops attributes
 
     def _two_projections(self, letter: str, rank: int | None, size: int, bias: bool, made: dict[str, Any]) -> None:
         """Low rank: `letter`_a_proj and _b_proj; full: `letter`_proj."""
@@ -247,6 +252,7 @@ class KimiDeltaAttention(nn.Module):
             sequences = Sequences.of_offsets(cu_seqlens, T, x.device, cu_seqlens_cpu)
         else:
             sequences = Sequences.of_rows(B)
+        x = sequences.cleared(x)
         before = self._state(cache, sequences.N, x)
         made = [proj(x) for proj in (self.q_proj, self.k_proj, self.v_proj)]
         convolutions = (self.q_conv1d, self.k_conv1d, self.v_conv1d)
@@ -387,6 +393,12 @@ class KimiDeltaAttention(nn.Module):
     def extra_repr(self) -> str:
         names = ("num_heads", "head_dim", "num_v_heads", "head_v_dim", "lower_bound")
         return ", ".join([str(self.hidden_size), *(f"{name}={getattr(self, name)}" for name in names)])
+
+
+def _exempt_from_weight_decay(layer: nn.Module, *_: Any) -> None:
+    """Marks the parameters of the gate, as optimizers of FLA and others read it."""
+    for x in (layer.A_log, layer.dt_bias):
+        x._no_weight_decay = True  # type: ignore[union-attr]
 
 
 _OPTIONS, _ARGUMENTS = names_of(KimiDeltaAttention.__init__), names_of(KimiDeltaAttention.forward)

@@ -40,6 +40,10 @@ class Sequences:
         numbers = numbers.clamp(0, max(N - 1, 0))
         return cls(N, offsets, cpu, starts.to(torch.int32), numbers.to(torch.int32))
 
+    def cleared(self, x: Tensor) -> Tensor:
+        """x (B, T, D) with zeros outside every sequence, where memory may hold anything."""
+        return x if self.starts is None else x.masked_fill((self.starts == x.shape[1])[:, None], 0)
+
 
 class Permuted(torch.autograd.Function):
     """Rows of x (T, ..) in another order, each once; the backward permutes them back instead of summing."""
@@ -67,7 +71,6 @@ class Padded:
     sequences: Sequences
     order: Tensor                            # (B * T,): the position in the batch of each token of the row
     inverse: Tensor
-    padding: Tensor                          # (B * T, 1): of each token of the row
 
     @classmethod
     def of(cls, mask: Tensor, device: torch.device) -> Padded:
@@ -77,12 +80,11 @@ class Padded:
         order = torch.argsort((~row).to(torch.uint8), stable=True)
         t, count = torch.arange(row.numel(), device=device), row.cumsum(0)     # real tokens up to each
         inverse = torch.where(row, count - 1, offsets[-1] + t - count)         # scatter_ has no rule of vmap
-        return cls(Sequences.of_offsets(offsets, real.numel(), device), order, inverse, (t >= offsets[-1])[:, None])
+        return cls(Sequences.of_offsets(offsets, real.numel(), device), order, inverse)
 
     def packed(self, x: Tensor) -> Tensor:
-        """(B, T, D) to (1, B * T, D), zero in padding, whose memory may hold anything."""
-        rows = permuted(x.flatten(0, 1), self.order, self.inverse)
-        return rows.masked_fill(self.padding, 0).unsqueeze(0)
+        """(B, T, D) to (1, B * T, D)."""
+        return permuted(x.flatten(0, 1), self.order, self.inverse).unsqueeze(0)
 
     def padded(self, x: Tensor, B: int) -> Tensor:
         """(1, B * T, ..) to (B, T, ..)."""

@@ -170,7 +170,7 @@ def _either(words: Sequence[str]) -> str:
 def _offsets(op: str, cu_seqlens: Any, cu_seqlens_cpu: Any) -> list[int]:
     source = cu_seqlens if cu_seqlens_cpu is None else cu_seqlens_cpu
     for name, x in (("cu_seqlens", cu_seqlens), ("cu_seqlens_cpu", source)):
-        if not (isinstance(x, Tensor) and x.dim() == 1 and len(x) > 1 and x.dtype in (torch.int32, torch.int64)):
+        if not (isinstance(x, Tensor) and x.dim() == 1 and len(x) > 0 and x.dtype in (torch.int32, torch.int64)):
             found = f"{x.dtype} of shape {list(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
             raise InputTypeError(op, name, "[N + 1] offsets of dtype int32 or int64", found,
                                  "Pass the offsets of the packed sequences of all ranks.",

@@ -1,5 +1,6 @@
 """Where such kernels break: no tokens, one token, saturated gates, identical keys, foreign memory, others' tokens."""
 
+import broken_parallel
 import pytest
 import torch
 from naive import DIFFERENTIABLE, definition, distance, gradients, make
@@ -33,6 +34,15 @@ NOTHING = {
     "no sequence": {"lengths": []},
     "only a tail": {"lengths": [0, 0], "tail": 4},
 }
+
+
+def test_no_sequence_on_ranks_is_as_on_one():
+    call = make(lengths=[], tail=4)
+    alone = {name: x for name, x in call.arguments.items() if name != "cu_seqlens"}
+    with broken_parallel.alone() as group:
+        context = kda.parallel.build_cp_context(call.tensors["cu_seqlens"], group, lengths=[4])
+        found = kda.chunk_kda(**alone, output_final_state=True, cp_context=context)
+    assert all(map(torch.equal, found, run(call)))
 
 
 @pytest.mark.parametrize("shape", NOTHING.values(), ids=NOTHING)

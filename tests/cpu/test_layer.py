@@ -2,6 +2,7 @@
 
 import copy
 import math
+import pickle
 import re
 import sys
 import types
@@ -206,6 +207,28 @@ def test_no_tokens_and_no_sequences():
         assert close(layer(x[:, 5:], cache=cache), layer(x)[:, 5:])
 
 
+@pytest.mark.parametrize("mode", ["auto", "chunk"])
+def test_no_packed_sequences_go_on_through_a_cache(mode):
+    layer, cache, none = make(mode=mode), Cache(), torch.tensor([0])
+    with torch.no_grad():
+        for _ in range(3):
+            y = layer(hidden(4, B=1), cu_seqlens=none, cache=cache)
+            assert y.shape == (1, 4, D) and not y.any()
+    assert cache[0].N == 0
+
+
+def test_a_rank_whose_tokens_are_all_padding_has_zeros(monkeypatch):
+    """Of its halo, there is a row for each of no sequences."""
+    layer, x = make(), hidden(7, B=1)
+    context = types.SimpleNamespace(cu_seqlens=torch.tensor([0]), tokens=7, crosses=True)
+    with_halo(monkeypatch, lambda made, cp_context, rows: made.new_zeros(0, rows, made.shape[-1]))
+    monkeypatch.setattr(sys.modules["kda.nn.layer"], "chunk_kda", lambda *tensors, cp_context, **options: kda.chunk_kda(
+        *tensors, **options, cu_seqlens=cp_context.cu_seqlens))  # fmt: skip
+    y = layer(x.fill_(math.nan), cp_context=context)
+    grads = torch.autograd.grad(y.sum(), [*layer.parameters()])
+    assert not y.any() and not any(grad.any() for grad in grads)
+
+
 def test_short_calls_without_gradients_go_token_by_token(monkeypatch):
     made = []
     layer = make()
@@ -253,6 +276,10 @@ def test_gates_start_where_models_are_trained_from():
     half = KimiDeltaAttention(D, 2, 8, dtype=torch.bfloat16)
     assert (half.q_proj.weight.dtype, half.A_log.dtype) == (torch.bfloat16, torch.float32)
     before = copy.deepcopy(half)
+    assigned = make()
+    assigned.load_state_dict({name: x.clone() for name, x in make(1).state_dict().items()}, assign=True)
+    for layer in (before, assigned, pickle.loads(pickle.dumps(half))):         # where torch drops attributes, and not
+        assert layer.A_log._no_weight_decay and layer.dt_bias._no_weight_decay
     half.reset_parameters()
     assert not torch.equal(before.q_proj.weight, half.q_proj.weight)
 
@@ -497,6 +524,18 @@ def test_padding_may_hold_anything(value):
         y = layer(x, attention_mask=mask)
         found.append([y, *torch.autograd.grad(y.square().sum(), [x, *layer.parameters()])])
     assert all(torch.equal(a, b) for a, b in zip(*found)) and not found[1][0][mask == 0].any()
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_tokens_past_the_last_offset_may_hold_anything(value):
+    layer, offsets, found = make(gate_bias=True, conv_bias=True), torch.tensor([0, 3, 3, 6]), []
+    past = torch.arange(9) >= 6
+    for filler in (0.0, value):
+        x = hidden(9, B=1).masked_fill(past[:, None], filler).requires_grad_()
+        y = layer(x, cu_seqlens=offsets)
+        found.append([y, *torch.autograd.grad(y.square().sum(), [x, *layer.parameters()])])
+    assert all(torch.equal(a, b) for a, b in zip(*found))
+    assert not found[1][0][:, past].any() and not found[1][1][:, past].any()
 
 
 def test_a_cache_says_what_it_has():

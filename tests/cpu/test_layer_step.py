@@ -1,5 +1,9 @@
 """The layer's decoding steps by `kda.decode_step`: the same as by its parts, in place, and why not where it is not."""
 
+import copy
+import io
+import pickle
+
 import pytest
 import torch
 
@@ -113,6 +117,52 @@ def test_states_are_updated_in_place_where_nobody_else_holds_them(steps):
         y = layer(x[:, 11:12], cache=cache)
         assert close(layer(x[[1, 0, 1], 11:12], cache=chosen), y[[1, 0, 1]])
     assert len(steps) == 7
+
+
+def saved_and_loaded(cache):
+    file = io.BytesIO()
+    torch.save(cache, file)
+    file.seek(0)
+    return torch.load(file, weights_only=False)
+
+
+COPIES = {"pickle": lambda cache: pickle.loads(pickle.dumps(cache)), "torch.save": saved_and_loaded,
+          "copy.deepcopy": copy.deepcopy, "copy.copy": copy.copy}  # fmt: skip
+WAYS = {"chunks": ("chunk", 3), "token by token": ("auto", 9), "packed": ("auto", 3)}
+
+
+@pytest.mark.parametrize("copied", COPIES.values(), ids=COPIES)
+@pytest.mark.parametrize("way", WAYS)
+def test_a_copy_of_a_cache_goes_on_as_the_original_does(copied, way, steps):
+    layer, x, cache = make(), hidden(24, B=1), Cache()
+    mode, T = WAYS[way]
+    with torch.no_grad():
+        layer(x[:, :10], cache=cache)
+        layer(x[:, 10:11], cache=cache)
+        other = copied(cache)
+        for each in (cache, other):                                            # a step each, then by the parts
+            layer.mode = "auto"
+            layer(x[:, 11:12], cache=each)
+            layer.mode = mode
+            offsets = torch.tensor([0, T]) if way == "packed" else None
+            y = layer(x[:, 12 : 12 + T], cache=each, cu_seqlens=offsets)
+            assert close(y, layer(x[:, : 12 + T])[:, 12:])
+    assert steps == [1, 1, 1] and len(copied(Cache())) == 0
+
+
+@pytest.mark.parametrize("selected", [False, True], ids=["its own", "selected"])
+def test_steps_in_inference_mode_go_on_outside_of_it(selected, steps):
+    layer, x, cache = make(), hidden(14), Cache()
+    with torch.inference_mode():
+        layer(x[:, :10], cache=cache)
+        layer(x[:, 10:11], cache=cache)
+        cache = cache.select([0, 1]) if selected else cache
+    with torch.no_grad():
+        y = [layer(x[:, t : t + 1], cache=cache) for t in (11, 12)]
+        place = cache.own(0, torch.float64)[0].data_ptr()
+        y.append(layer(x[:, 13:], cache=cache))
+        assert close(torch.cat(y, 1), layer(x)[:, 11:])
+    assert steps == [1] * 4 and cache.own(0, torch.float64)[0].data_ptr() == place
 
 
 def test_a_padded_batch_steps_over_its_padding(steps):
