@@ -139,10 +139,11 @@ END:
 
 
 COUNTS = "TOP:\n add.u32 %r1, %r1, 1;\n bra TOP;"
+COUNTS_AND_SLEEPS = COUNTS.replace("bra", "nanosleep.u32 100; nanosleep.u32 100; bra")  # it waits for no operand
 
 
 @pytest.mark.parametrize("clock", [None, True])
-@pytest.mark.parametrize("loop", [COUNTS, "TOP:\n nanosleep.u32 100;\n bra TOP;"])
+@pytest.mark.parametrize("loop", [COUNTS, COUNTS_AND_SLEEPS])
 def test_a_launch_that_does_not_end_is_given_up_at_its_limit(loop, clock):
     _, result = run(loop, limit=10_000, clock=clock)
     assert kinds(result) == ["too-many-instructions"]
@@ -168,7 +169,7 @@ threading.Timer(0.2, os.kill, [os.getpid(), signal.SIGINT]).start()
 launch(ptx, grid=1, block=32, args=[torch.zeros(1)], clock=True)
 """
     words = [sys.executable, "-c", program]
-    done = subprocess.run(words, input=kernel(COUNTS), capture_output=True, text=True, timeout=100)
+    done = subprocess.run(words, input=kernel(COUNTS_AND_SLEEPS), capture_output=True, text=True, timeout=100)
     assert done.stderr.splitlines()[-1] == "KeyboardInterrupt"
 
 
