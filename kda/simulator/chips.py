@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from kda.compile.target import TARGETS, Target, parse
 from kda.host import Host, installed_versions
+from kda.simulator import limits
 
 
 class Chip(NamedTuple):
@@ -56,7 +57,7 @@ def host_of(arch: str) -> Host:
         cc=chip.target.cc,
         sms=chip.sms,
         smem=chip.shared,
-        memory=1 << 36,
+        memory=limits.GLOBAL,
         system=(platform.system(), platform.machine()),
         versions=installed_versions(),
         simulated=True,

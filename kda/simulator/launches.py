@@ -11,6 +11,7 @@ from collections.abc import Hashable, Iterable
 
 import torch
 
+from kda.simulator import limits
 from kda.simulator.chips import CHIPS, number_of
 from kda.simulator.engine import binding
 from kda.simulator.findings import KINDS, SimulationError, Wording
@@ -123,7 +124,8 @@ def launch(
     accesses: also tell which bytes were read and written (Run.accesses), and which sectors (Run.sectors).
     heap: what knows the allocations of a capture (capturing.arena.Heap).
     """
-    _check_types(ptx, args, schedule=schedule, early=early, clock=clock, timeline=timeline)
+    _check_types(ptx, args, schedule=schedule, early=early, clock=clock, timeline=timeline, limit=limit,
+                 dynamic_shared=dynamic_shared, registers=registers)  # fmt: skip
     p = program(ptx, kernel, arch)
     grid, block, cluster = (_three(n, v) for n, v in (("grid", grid), ("block", block), ("cluster", cluster)))
     chip = CHIPS[p.arch]
@@ -135,7 +137,7 @@ def launch(
             f"a CTA of sm_{p.arch} has {chip.shared}"
         )
     kept, params, spans = bind(p, args)
-    spans += [span(m) for m in memory or ()] + [
+    spans += [_declared(span(m)) for m in memory or ()] + [
         Span(at, size, f"variable {name}") for name, _, at, size in p.builder.buffers
     ]
     regions, touched = _regions(spans)
@@ -253,6 +255,10 @@ def check_options(options):
         raise LaunchError("timeline=True without a clock -> clock=True, or the name of a chip")
 
 
+def _whole(x, end):
+    return isinstance(x, int) and 0 <= x < end
+
+
 def _check_types(ptx, args, **options):
     if not isinstance(ptx, str):
         raise LaunchError(f"ptx must be the text of a module; found {type(ptx).__name__} -> read it, or .decode()")
@@ -262,7 +268,13 @@ def _check_types(ptx, args, **options):
 
 
 _OPTIONS = {
-    "schedule": ("0, or the seed of a random schedule", lambda x: isinstance(x, int) and 0 <= x < 2**64),
+    "dynamic_shared": ("a whole number of bytes, 0 or more", lambda x: _whole(x, 2**32)),
+    "limit": ("a number of warp instructions, 1 or more, or None", lambda x: x is None or (_whole(x, 2**64) and x > 0)),
+    "registers": (
+        f"the registers of a thread, 1 to {limits.REGISTERS}, or None",
+        lambda x: x is None or (_whole(x, limits.REGISTERS + 1) and x > 0),
+    ),
+    "schedule": ("0, or the seed of a random schedule", lambda x: _whole(x, 2**64)),
     "early": ("True or False", lambda x: isinstance(x, int)),
     "timeline": ("True or False", lambda x: isinstance(x, int)),
     "clock": ("the name of a chip, True, a Setting or None", lambda x: isinstance(x, Hashable) and x != ""),
@@ -271,8 +283,11 @@ _OPTIONS = {
 
 def _check_shape(p, grid, block, cluster, most_ctas):
     threads, ctas = block[0] * block[1] * block[2], cluster[0] * cluster[1] * cluster[2]
-    if not 1 <= threads <= 1024:
-        raise LaunchError(f"block={block} has {threads} threads; a CTA has 1 to 1024")
+    if not 1 <= threads <= limits.THREADS:
+        raise LaunchError(f"block={block} has {threads} threads; a CTA has 1 to {limits.THREADS}")
+    for name, asked, most in (("grid", grid, limits.GRID), ("block", block, limits.BLOCK)):
+        if any(n > limit for n, limit in zip(asked, most)):
+            raise LaunchError(f"{name}={asked}; at most {most} along x, y and z")
     if not 1 <= ctas <= most_ctas:
         raise LaunchError(f"cluster={cluster} has {ctas} CTAs; sm_{p.arch} allows 1 to {most_ctas}")
     if any(g % c for g, c in zip(grid, cluster)):
@@ -336,7 +351,9 @@ def _encoded(n, param, value):
         if param.count > 1:
             raise LaunchError(f"{what}: a number for an array of {param.count}; pass bytes or a TensorMap")
         if param.type in FORMATS:
-            return struct.pack(FORMATS[param.type], value), []
+            with contextlib.suppress(OverflowError):
+                return struct.pack(FORMATS[param.type], value), []
+            raise LaunchError(f"{what}: {value!r} does not fit into .{param.type}")
         if isinstance(value, float) and not value.is_integer():
             raise LaunchError(f"{what}: {value!r} is not a whole number")
         if not -(1 << 8 * param.size - 1) <= value < 1 << 8 * param.size:
@@ -359,6 +376,12 @@ def _mapped(map_, what, name, n):
     return found._replace(layout=Layout(map_.dtype, map_.dims[::-1], strides, map_.itemsize))
 
 
+def _declared(found):
+    if not 0 <= found.address <= found.address + found.size <= limits.ADDRESSES or found.size < 0:
+        raise LaunchError(f"memory={found.name!r}: there are no {found.size:,} bytes at {found.address:#x}")
+    return found
+
+
 def _regions(spans):
     """The engine's regions: sorted, with overlapping spans merged."""
     merged = []
@@ -371,7 +394,10 @@ def _regions(spans):
     regions = (binding.Region * max(len(merged), 1))()
     touched = []
     for n, (address, size) in enumerate(merged):
-        flags = ctypes.create_string_buffer(size // 32 + 3)
+        try:
+            flags = ctypes.create_string_buffer(size // 32 + 3)
+        except (MemoryError, OverflowError):
+            raise LaunchError(f"{size:,} bytes of memory at {address:#x}: no room to keep account of so many") from None
         touched.append(flags)
         regions[n] = binding.Region(
             address=address, size=size, host=address, touched=ctypes.addressof(flags), writable=1, label=n

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import ctypes
+import mmap
 import struct
 from array import array
 
-from kda.simulator import isa
+from kda.simulator import isa, limits
 from kda.simulator.engine import binding
 from kda.simulator.isa import calls
 from kda.simulator.isa.common import BITS, WIDTHS, Op, Place
@@ -48,6 +49,12 @@ def align_up(n, to):
     return -(-n // to) * to
 
 
+def zeros(size):
+    """(object to keep alive, address) of memory that the system provides where it is first touched."""
+    kept = ctypes.c_char.from_buffer(mmap.mmap(-1, max(size, 1)))
+    return kept, ctypes.addressof(kept)
+
+
 def encode(value, type_):
     """The bits of an immediate, as an operand of this type."""
     if isinstance(value.value, float) or type_ in FLOATS:
@@ -87,10 +94,27 @@ class Builder:
         self.buffers = []  # module-scope .global and .const variables: (name, ctypes buffer)
         self.dynamic_start = self.shared_base
         self.local_bytes = 0
+        self._check_sizes()
         self._place_variables()
         self._place_addresses()
 
     # ---- variables
+
+    def _check_sizes(self):
+        """All that is declared against the limits of the hardware; shared memory is the launch's affair."""
+        found = dict.fromkeys(("local", "const", "global"), 0)
+        for v in (*self.module.variables, *self.kernel.variables):
+            if v.space in found:
+                found[v.space] = align_up(found[v.space], v.align) + v.size
+        params = max((q.offset + q.size for q in self.kernel.params), default=0)
+        for what, size, limit in (
+            (".local variables of a thread", found["local"], limits.LOCAL),
+            (".const variables", found["const"], limits.CONSTANT),
+            (".global variables", found["global"], limits.GLOBAL),
+            ("parameters", params, limits.PARAMETERS),
+        ):
+            if size > limit:
+                self.fail(f"{self.kernel.name} needs {size:,} bytes of {what}; there are {limit:,}")
 
     def _place_variables(self):
         shared, local, dynamic = self.shared_base, 0, []
@@ -114,9 +138,12 @@ class Builder:
                 self.symbols[v.name] = ("local", local)
                 local += v.size
             elif v.space in ("global", "const"):
-                buffer = ctypes.create_string_buffer(v.size + 256)
-                at = align_up(ctypes.addressof(buffer), 256)
-                ctypes.memmove(at, v.init or bytes(v.size), v.size)
+                try:
+                    buffer, at = zeros(v.size)
+                except OSError as error:
+                    self.fail(f"{v.name} needs {v.size:,} bytes, which this machine does not have: {error}")
+                if v.init:
+                    ctypes.memmove(at, v.init, v.size)
                 self.buffers.append((v.name, buffer, at, v.size))
                 self.symbols[v.name] = ("global", at)
         self.dynamic_start = align_up(shared, max((v.align for v in dynamic), default=1))
@@ -187,7 +214,10 @@ class Builder:
                 self.check_width(operand, type_, wider)
                 return self.register(name)
             case Immediate():
-                return self.constant(encode(operand, type_), width)
+                try:
+                    return self.constant(encode(operand, type_), width)
+                except OverflowError:
+                    self.fail(f"{operand.text} does not fit into .{type_}")
             case Special(name=name) if name in SOURCES:
                 value = self.dynamic_size if name == "%dynamic_smem_size" else 0
                 return self._constant(width, SOURCES[name], value)
@@ -207,8 +237,7 @@ class Builder:
     def _grid_workspace(self):
         """The address that the driver keeps in %envreg1 and 2: zeros, for grid barriers of cooperative groups."""
         if "%envreg1" not in self.symbols:
-            buffer = ctypes.create_string_buffer(GRID_WORKSPACE + 256)
-            at = align_up(ctypes.addressof(buffer), 256)
+            buffer, at = zeros(GRID_WORKSPACE)
             self.buffers.append(("%envreg1", buffer, at, GRID_WORKSPACE))
             self.symbols["%envreg1"] = ("global", at)
         return self.symbols["%envreg1"][1]
@@ -386,6 +415,8 @@ class Program:
             b.current, b.in_function = ins, n >= functions_from
             if ins.parts[0] not in table:
                 b.fail(f"opcode {ins.parts[0]} is unknown", ", ".join(sorted(table)))
+            if len(ins.parts) == 1 and ins.opcode not in isa.BARE:
+                b.fail(f"opcode {ins.opcode} without modifiers, such as its type")
             ops.append(table[ins.parts[0]](b, ins))
         ops.append(Op("exit"))  # a kernel may end without ret
         b.current = None

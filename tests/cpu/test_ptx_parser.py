@@ -363,6 +363,10 @@ def test_an_indexed_branch_keeps_to_the_labels_that_its_table_saw():
         (".reg .b32 x; .reg .b32 x;", "`x` is declared twice in one scope"),
         (".reg .b32 %r<3>;", "`%r<3>` is declared twice in one scope"),
         (".reg .b32 x; .shared .b32 x;", "`x` is declared twice in one scope"),
+        (".shared .align 3 .b8 x[4];", ".align 3; an alignment is a power of two"),
+        (".shared .align 0 .b8 x[4];", ".align 0; an alignment is a power of two"),
+        ("mov.u64 %rd1, 99999999999999999999;", "`99999999999999999999` does not fit into 64 bits"),
+        ("ld.b32 %r1, [%r2+0x10000000000000000];", "`0x10000000000000000` does not fit into 64 bits"),
         ("mov.b32 %r1, x; .reg .b32 x;", "`x` is neither declared"),
         ("mov.b32 %r1, %r300;", "`%r300` is neither declared"),
         ("mov.b32 %r1, %r07;", "`%r07` is neither declared"),
@@ -400,6 +404,12 @@ def test_a_statement_that_is_not_taken_is_quoted_with_its_line(body, found):
     message = refusal(body)
     assert found in message
     assert message.startswith(f"PTX line {BODY_LINE}: ") and message.endswith(f"{BODY_LINE} | {body}")
+
+
+@pytest.mark.parametrize("body", ["mov.u64 %rd1, {0};", ".reg .b32 x<{0}>;", ".shared .align {0} .b8 x[4];"])
+def test_a_number_of_thousands_of_digits_is_refused_with_its_line(body):
+    message = f"PTX line {BODY_LINE}: a number of 5,000 digits; no number of PTX has so many"
+    assert refusal(body.format("9" * 5000)) == message
 
 
 # Operands

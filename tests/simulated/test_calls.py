@@ -71,6 +71,65 @@ def test_printf_prints_what_each_lane_has(capfd):
     assert not run.findings
 
 
+def printed(text, *values, word="words"):
+    """The output of one lane's printf and what the launch found; values are (type, number), in their order."""
+    at, stores = 0, []
+    for type_, value in values:
+        size = int(type_[1:]) // 8
+        at = -(-at // size) * size
+        stores.append(f"st.local.{type_} [values+{at}], {value};")
+        at += size
+    ptx = program("\n".join(stores) + PRINT, text=text, word=word)
+    return launch(ptx, grid=1, block=32, args=[])
+
+
+@pytest.mark.simulated_only
+@pytest.mark.parametrize(
+    "text, values, out",
+    [
+        ("[%*d]", [("u32", 5), ("u32", 42)], "[   42]"),
+        ("[%-*d]", [("u32", 5), ("u32", 42)], "[42   ]"),
+        ("[%*d]", [("s32", -5), ("u32", 42)], "[42   ]"),
+        ("[%.*f]", [("u32", 3), ("f64", "0d40091EB851EB851F")], "[3.140]"),
+        ("[%+08.2f]", [("f64", "0d40091EB851EB851F")], "[+0003.14]"),
+        ("[%05d|%+d|%#x]", [("u32", 7), ("u32", 8), ("u32", 255)], "[00007|+8|0xff]"),
+        ("[%lld %hd %hhu]", [("s64", -(2**40)), ("u32", 65537), ("u32", 257)], f"[{-(2**40)} 1 1]"),
+        ("[%3c%-3c]", [("u32", 65), ("u32", 66)], "[  AB  ]"),
+        ("[%lc]", [("u32", 65)], "[A]"),
+        ("[%12p]", [("u64", 4660)], "[      0x1234]"),
+        ("[%Lf]", [("f64", "0d4004000000000000")], "[2.500000]"),
+    ],
+)
+def test_printf_knows_the_conversions_of_cuda(capfd, text, values, out):
+    run = printed(text, *values)
+    assert capfd.readouterr().out == out and not run.findings
+
+
+@pytest.mark.simulated_only
+@pytest.mark.parametrize("conversion, out", [("%s", "[words]"), ("%ls", "[words]"), ("%8.3ls", "[     wor]")])
+def test_printf_reads_no_string_beyond_its_end(capfd, conversion, out):
+    call = PRINT.replace(".param .b64 a;", "st.local.u64 [values], %rd4; .param .b64 a;")
+    run = launch(program(call, text=f"[{conversion}]"), grid=1, block=32, args=[])
+    assert capfd.readouterr().out == out and not run.findings
+
+
+@pytest.mark.simulated_only
+@pytest.mark.parametrize("text", ["abc%nd", "abc%ln", "100%", "%k"])
+def test_printf_prints_what_is_no_conversion_and_says_so(capfd, text):
+    run = printed(text, ("u64", 4096), ("u64", 4096))
+    assert capfd.readouterr().out == text
+    (finding,) = run.findings
+    assert finding.kind == "operand" and "is no conversion" in finding.says
+
+
+@pytest.mark.simulated_only
+@pytest.mark.parametrize("text", ["%2000000000d", "%.2000000000d", "%99999999999999999999999d"])
+def test_a_field_of_printf_has_a_limit(capfd, text):
+    run = printed(text, ("u32", 7))
+    assert capfd.readouterr().out == "7"
+    assert "more than 4096 characters" in run.findings[0].says
+
+
 def test_a_string_without_an_end_is_found(capfd):
     run = launch(program(PRINT).replace(", 0};", ", 1};"), grid=1, block=32, args=[])
     assert any("does not end" in f.says for f in run.findings)

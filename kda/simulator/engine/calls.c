@@ -42,35 +42,64 @@ static u64 next_value(Values *v, u64 size) {
     return x;
 }
 
-/* One conversion, from its '%' to its letter; where it ends. */
+/* ---- printf: %[flags][width][.precision][size]letter ------------------------------------------------------------------------ */
+
+enum { MOST_WIDE = 4096 }; /* characters that a width or a precision may ask for */
+
+/* The number at *p, digits or `*` for one of the values; without either `absent`. */
+static s32 number_at(Values *v, const char **p, s32 absent) {
+    s64 n = absent;
+    if (**p == '*') {
+        ++*p;
+        n = (s32)next_value(v, 4);
+    } else if (**p >= '0' && **p <= '9')
+        for (n = 0; **p >= '0' && **p <= '9'; ++*p)
+            if (n <= MOST_WIDE) n = 10 * n + (**p - '0');
+    if (n >= -MOST_WIDE && n <= MOST_WIDE) return (s32)n;
+    find(v->w, v->i, v->lane, BAD_OPERAND, 0, 0, "printf: a width or precision of more than %d characters", MOST_WIDE);
+    return absent;
+}
+
+/* One conversion, from its '%' on; where it ends. What the host's printf gets is put together here: nothing of the kernel's text but flags. */
 static const char *print_conversion(Values *v, const char *format) {
-    char one[32];
-    u64 n = 0, wide = 0;
-    do {
-        char c = format[n];
-        one[n < sizeof one - 1 ? n : sizeof one - 1] = c;
-        wide += c == 'l' || c == 'j' || c == 'z' || c == 't';
-        n++;
-    } while (format[n] && !strchr("diouxXcfFeEgGaAsp%", format[n]) && n < sizeof one - 2);
-    char letter = one[n] = format[n];
-    one[n + 1] = 0;
-    if (!letter) return format + n;
-    if (letter == '%')
-        putchar('%');
-    else if (strchr("fFeEgGaA", letter)) {
+    static const char known[] = "-+ #0";
+    const char *p = format + 1;
+    char flags[sizeof known] = "", host[32];
+    for (; *p && strchr(known, *p); p++)
+        if (!strchr(flags, *p)) strncat(flags, p, 1);
+    s32 width = number_at(v, &p, 0), precision = -1; /* -1: as if there were none */
+    if (*p == '.') p++, precision = number_at(v, &p, 0);
+    int halves = 0, wide = 0;
+    for (; *p && strchr("hlLjzt", *p); p++) halves += *p == 'h', wide += *p != 'h' && *p != 'L';
+    const char letter = *p;
+    if (letter && strchr("diouxX", letter)) {
+        snprintf(host, sizeof host, "%%%s*.*%s%c", flags, wide ? "ll" : halves > 1 ? "hh" : halves ? "h" : "", letter);
+        if (wide)
+            printf(host, width, precision, next_value(v, 8));
+        else
+            printf(host, width, precision, (s32)next_value(v, 4));
+    } else if (letter && strchr("fFeEgGaA", letter)) {
         u64 bits = next_value(v, 8);
         double x;
         memcpy(&x, &bits, 8);
-        printf(one, x);
+        snprintf(host, sizeof host, "%%%s*.*%c", flags, letter);
+        printf(host, width, precision, x);
     } else if (letter == 's')
-        printf(one, text_at(v->w, v->i, v->lane, next_value(v, 8)));
-    else if (letter == 'p')
-        printf("0x%llx", (unsigned long long)next_value(v, 8));
-    else if (wide)
-        printf(one, next_value(v, 8));
-    else
-        printf(one, (s32)next_value(v, 4));
-    return format + n + 1;
+        printf(strchr(flags, '-') ? "%-*.*s" : "%*.*s", width, precision, text_at(v->w, v->i, v->lane, next_value(v, 8)));
+    else if (letter == 'c')
+        printf(strchr(flags, '-') ? "%-*c" : "%*c", width, (s32)next_value(v, 4));
+    else if (letter == 'p') {
+        snprintf(host, sizeof host, "0x%llx", (unsigned long long)next_value(v, 8));
+        printf(strchr(flags, '-') ? "%-*s" : "%*s", width, host);
+    } else if (letter == '%')
+        putchar('%');
+    else { /* printed as it is */
+        find(v->w, v->i, v->lane, BAD_OPERAND, 0, 0, "printf: `%.*s` is no conversion; there are %%d i o u x X c s p f F e E g G a A and %%%%",
+             (int)(p - format) + (letter != 0), format);
+        putchar('%');
+        return format + 1;
+    }
+    return p + 1;
 }
 
 /* mod: where the format's address, the address of the values and the result lie in local memory */

@@ -2,6 +2,7 @@
 #include "clusters.h"
 #include "barriers.h"
 #include "clock.h"
+#include "findings.h"
 #include "functions.h"
 #include "knowledge.h"
 #include "loops.h"
@@ -10,6 +11,8 @@
 #include "tmem.h"
 #include "visits.h"
 #include "wgmma.h"
+
+#include <stdio.h>
 
 enum { MBARRIERS_OF_A_CTA = 128, WARPS_TOGETHER = 4 /* registers are given to so many at once */ };
 
@@ -77,6 +80,23 @@ static void fill_constants(Warp *w) {
 
 enum { POISON = 0xff }; /* not a number in every float format, and no address */
 
+static void give_memory(Warp *w) { /* registers and local memory; where the host has no more, that ends the launch */
+    Machine *m = w->machine;
+    u64 registers = (m->program->register_bytes + 63) & ~63ull, local = m->program->local_bytes * LANES; /* program.py has limited the size */
+    w->regs = aligned_alloc(64, registers);
+    w->local = local ? malloc(local) : NULL;
+    if (!w->regs || (local && !w->local)) {
+        Finding *f = find_at(m, UNSUPPORTED, w, 0, 0, -1, 0, registers + local);
+        if (f) snprintf(f->text, sizeof f->text, "this machine has no memory left for a warp's registers and .local memory, %llu bytes",
+                        (unsigned long long)(registers + local));
+        stop(m);
+        return;
+    }
+    memset(w->regs, POISON, registers);
+    if (local) memset(w->local, POISON, local);
+    fill_constants(w);
+}
+
 static void start_warp(Cta *cta, s32 index) {
     Machine *m = cta->machine;
     const Launch *launch = m->launch;
@@ -88,13 +108,7 @@ static void start_warp(Cta *cta, s32 index) {
     w->index = index;
     w->actor = cta->rank * cta->nwarps + index;
     w->born = w->live = here >= LANES ? FULL : (1u << here) - 1;
-    w->regs = aligned_alloc(64, (m->program->register_bytes + 63) & ~63ull);
-    memset(w->regs, POISON, m->program->register_bytes);
-    if (m->program->local_bytes) {
-        w->local = malloc(m->program->local_bytes * LANES);
-        memset(w->local, POISON, m->program->local_bytes * LANES);
-    }
-    fill_constants(w);
+    give_memory(w);
     w->split[0] = (Split){.pc = 0, .lanes = w->live, .join = -1};
     w->nsplits = 1;
     w->know = new_knowledge(cta->cluster);

@@ -145,7 +145,7 @@ void run_machine(Machine *m) {
         u64 resident = 0;
         for (Cluster *c = m->clusters; c; c = c->next) resident++;
         while (resident < launch->resident && m->next_cluster < m->total_clusters) add_cluster(m), resident++;
-        if (!m->clusters) return;
+        if (!m->clusters || launch->stopped) return;
         if (run_round(m)) {
             reap(m);
             if (m->ran - m->last_work > PATIENCE && m->ran - looked > PATIENCE) {

@@ -9,6 +9,7 @@ FAMILIES = (
     *("control", "calls", "memory", "barriers", "scalar", "collectives"),
     *("copies", "tma", "matrix", "wmma", "wgmma", "tcgen05"),
 )
+BARE = frozenset(("bra", "ret", "exit", "trap", "brkpt", "call", "pmevent"))  # opcodes that may have no modifier
 
 
 @functools.cache

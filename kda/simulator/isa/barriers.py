@@ -1,7 +1,7 @@
 """bar, barrier.cluster, mbarrier, fence, griddepcontrol, setmaxnreg."""
 
-from kda.simulator.isa.common import ALIGNED, NOT_GATHERED, SYNC, Op
-from kda.simulator.ptx.syntax import Immediate, Sink
+from kda.simulator.isa.common import ALIGNED, NOT_GATHERED, SYNC, Op, operands
+from kda.simulator.ptx.syntax import Address, Immediate
 
 BAR = {"sync": 0, "arrive": 1, "popc": 2, "and": 3, "or": 4}
 SHARED, GLOBAL = 1 << 1, 1 << 2  # the engine's views FENCED_SHARED and FENCED_GLOBAL
@@ -13,22 +13,28 @@ def lower_bar(b, ins):
     """bar{.cta}.{sync,arrive,red}, bar.warp.sync, barrier.cluster; and barrier{.cta}, where threads arrive one by one
     unless it is .aligned."""
     parts = [p for p in ins.parts[1:] if p not in ("cta", "aligned")]
-    if parts[0] == "warp":
-        return Op("warp_sync", [b.value(ins.operands[0], "b32")], [0], SYNC)
-    if parts[0] == "cluster":
+    if parts[:1] == ["warp"]:
+        (mask,) = operands(b, ins, "membermask")
+        return Op("warp_sync", [b.value(mask, "b32")], [0], SYNC)
+    if parts[:1] == ["cluster"]:
         return _lower_cluster(b, ins, parts[1:])
-    kind = parts[1] if parts[0] == "red" else parts[0]
-    if kind not in BAR:
-        b.fail(f"no barrier operation .{kind}", ", ".join(BAR))
-    operands = list(ins.operands)
-    target = b.target(operands.pop(0), "u32" if kind == "popc" else "pred") if parts[0] == "red" else -1
-    predicate = -1
-    if parts[0] == "red":
-        predicate, negated = b.predicate(operands.pop())
+    red = parts[:1] == ["red"]
+    kind = (*parts[red:], "")[0]
+    if kind not in BAR or red != (kind in ("popc", "and", "or")):
+        b.fail(f"no barrier operation .{'.'.join(parts)}", ".sync, .arrive, .red.popc, .red.and, .red.or")
+    target = predicate = -1
+    if red:
+        result, *which, predicate = operands(b, ins, "d", "a", "p") if len(ins.operands) < 4 else operands(
+            b, ins, "d", "a", "b", "p"
+        )  # fmt: skip
+        target = b.target(result, "u32" if kind == "popc" else "pred")
+        predicate, negated = b.predicate(predicate)
         if negated:
             b.fail("a negated predicate is not supported here")
-    barrier = b.value(operands[0], "u32")
-    count = b.value(operands[1], "u32") if len(operands) > 1 else -1
+    else:
+        which = operands(b, ins, "a", optional=["b"])
+    barrier = b.value(which[0], "u32")
+    count = b.value(which[1], "u32") if len(which) > 1 else -1
     if kind == "arrive" and count < 0:
         b.fail("bar.arrive needs a thread count")
     gather = ALIGNED if ins.parts[0] == "bar" or "aligned" in ins.parts else NOT_GATHERED
@@ -38,8 +44,8 @@ def lower_bar(b, ins):
 def _lower_cluster(b, ins, parts):
     known = {"arrive", "wait", "release", "relaxed", "acquire"}
     gather = ALIGNED if "aligned" in ins.parts else NOT_GATHERED
-    if not set(parts) <= known:
-        b.fail(f"unknown modifiers {set(parts) - known}", ", ".join(sorted(known)))
+    if not set(parts) <= known or len({"arrive", "wait"} & {*parts}) != 1:
+        b.fail(f"modifiers {'.'.join(parts)}", ", ".join(sorted(known)))
     if "arrive" in parts:
         return Op("cluster_arrive", [], [int("relaxed" in parts)], gather)
     return Op("cluster_wait", [], [], gather)
@@ -70,38 +76,64 @@ MBARRIER_MODIFIERS = {
 
 
 def lower_mbarrier(b, ins):
-    what, parts, operands = ins.parts[1], ins.parts[2:], list(ins.operands)
+    what, parts = ins.parts[1], ins.parts[2:]
     unknown = [p for p in ins.parts[1:] if p not in MBARRIER_MODIFIERS]
-    if unknown:
-        b.fail(f"unknown modifiers {unknown}", ", ".join(sorted(MBARRIER_MODIFIERS)))
-    relaxed = int("relaxed" in parts)
-    if what == "pending_count":
-        return Op("pending_count", [b.target(operands[0], "u32"), b.value(operands[1], "b64")])
-    if what in ("test_wait", "try_wait"):
-        target, address, phase, *hint = operands
-        for time in hint:  # how long to wait at most, which has no effect here
-            b.value(time, "u32")
-        place = b.place(address)
-        parity = "parity" in parts
-        args = [b.target(target, "pred"), place.register, b.value(phase, "u32" if parity else "b64")]
-        return Op(what, args, [place.offset, int(place.wide), int(parity), relaxed])
-    if what in ("arrive", "arrive_drop"):
-        state = -1
-        if isinstance(operands[0], Sink) or (len(operands) > 1 and not hasattr(operands[0], "base")):
-            state = b.target(operands.pop(0), "b64")
-        place = b.place(operands.pop(0))
-        expects = "expect_tx" in parts
-        count = b.value(operands[0], "u32") if operands and not expects else -1
-        bytes_ = b.value(operands[0], "u32") if expects else -1
-        mods = [place.offset, int(place.wide), int(what == "arrive_drop"), relaxed, int("noComplete" in parts)]
-        return Op("mbarrier_arrive", [state, place.register, count, bytes_], mods)
-    place = b.place(operands[0])
+    if unknown or what not in MBARRIER:
+        b.fail(f"unknown modifiers {unknown or what}", ", ".join(sorted(MBARRIER_MODIFIERS)))
+    return MBARRIER[what](b, ins, what, parts, int("relaxed" in parts))
+
+
+def _lower_pending_count(b, ins, what, parts, relaxed):
+    count, state = operands(b, ins, "d", "state")
+    return Op("pending_count", [b.target(count, "u32"), b.value(state, "b64")])
+
+
+def _lower_wait(b, ins, what, parts, relaxed):
+    target, address, phase, *hint = operands(b, ins, "p", "[a]", "phase", optional=["time"])
+    for time in hint:  # how long to wait at most, which has no effect here
+        b.value(time, "u32")
+    place = b.place(address)
+    parity = "parity" in parts
+    args = [b.target(target, "pred"), place.register, b.value(phase, "u32" if parity else "b64")]
+    return Op(what, args, [place.offset, int(place.wide), int(parity), relaxed])
+
+
+def _lower_arrive(b, ins, what, parts, relaxed):
+    """Of a local mbarrier the state comes first: `arrive d, [a]{, count}`; of another CTA's there is none."""
+    counted = ["count"] if "expect_tx" not in parts else []
+    needed = ["bytes"] if "expect_tx" in parts else []
+    state, given = -1, ins.operands
+    if given and not isinstance(given[0], Address):
+        given = operands(b, ins, "state", "[a]", *needed, optional=counted)
+        state, given = b.target(given[0], "b64"), given[1:]
+    else:
+        operands(b, ins, "[a]", *needed, optional=counted)
+    address, *number = given
+    place = b.place(address)
+    value = b.value(number[0], "u32") if number else -1
+    mods = [place.offset, int(place.wide), int(what == "arrive_drop"), relaxed, int("noComplete" in parts)]
+    return Op("mbarrier_arrive", [state, place.register, *((-1, value) if needed else (value, -1))], mods)
+
+
+def _lower_mbarrier_memory(b, ins, what, parts, relaxed):
+    """init, inval, expect_tx, complete_tx"""
+    address, *number = operands(b, ins, "[a]", *({"init": ["count"], "inval": []}.get(what, ["bytes"])))
+    place = b.place(address)
     where = [place.offset, int(place.wide)]
-    if what == "init":
-        return Op("mbarrier_init", [place.register, b.value(operands[1], "u32")], where)
     if what == "inval":
         return Op("mbarrier_inval", [place.register], where)
-    return Op("mbarrier_tx", [place.register, b.value(operands[1], "u32")], [*where, int(what == "complete_tx")])
+    args = [place.register, b.value(number[0], "u32")]
+    return Op("mbarrier_init", args, where) if what == "init" else Op(
+        "mbarrier_tx", args, [*where, int(what == "complete_tx")]
+    )  # fmt: skip
+
+
+MBARRIER = {
+    "pending_count": _lower_pending_count,
+    **dict.fromkeys(("test_wait", "try_wait"), _lower_wait),
+    **dict.fromkeys(("arrive", "arrive_drop"), _lower_arrive),
+    **dict.fromkeys(("init", "inval", "expect_tx", "complete_tx"), _lower_mbarrier_memory),
+}
 
 
 def lower_fence(b, ins):
@@ -141,9 +173,10 @@ def lower_griddepcontrol(b, ins):
 
 
 def lower_setmaxnreg(b, ins):
-    if not isinstance(ins.operands[0], Immediate):
+    (count,) = operands(b, ins, "count")
+    if not isinstance(count, Immediate):
         b.fail("setmaxnreg needs an immediate")
-    return Op("setmaxnreg", [], [int("inc" in ins.parts), int(ins.operands[0].value)], ALIGNED)
+    return Op("setmaxnreg", [], [int("inc" in ins.parts), int(count.value)], ALIGNED)
 
 
 LOWERINGS = {

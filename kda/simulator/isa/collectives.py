@@ -66,7 +66,8 @@ def lower_match(b, ins):
 
 def lower_redux(b, ins):
     _sync(b, ins)
-    operation, *flags, type_ = [p for p in ins.parts[1:] if p != "sync"] if len(ins.parts) > 3 else ("", "")
+    given = [p for p in ins.parts[1:] if p != "sync"]
+    operation, *flags, type_ = given if len(given) > 1 else ("", "")
     known_flags = ("abs", "NaN") if type_ == "f32" else ()
     if operation not in REDUX_FORMS.get(type_, ()) or not all(flag in known_flags for flag in flags):
         forms = "; ".join(f".{{{', '.join(operations)}}}.{t}" for t, operations in REDUX_FORMS.items())

@@ -1,6 +1,6 @@
 """cp.async, cp.async.bulk, cp.reduce.async.bulk, st.async, red.async, clusterlaunchcontrol; tma.py: tensor copies."""
 
-from kda.simulator.isa.common import ATOMIC_TYPES, ATOMICS, SCOPES, SIZES, Op, one_of
+from kda.simulator.isa.common import ATOMIC_TYPES, ATOMICS, SCOPES, SIZES, Op, one_of, operands
 from kda.simulator.ptx.syntax import Immediate, Negated, Register, Sink
 
 PLAIN = -1  # in the place of an atomic operation: a copy
@@ -73,7 +73,7 @@ def lower_cp_async(b, ins):
     refuse_unknown(
         b, ins, {"async", "ca", "cg", "shared", "shared::cta", "global", HINT, "L2::64B", "L2::128B", "L2::256B"}
     )
-    to, source, size, *rest = ins.operands
+    to, source, size, *rest = operands(b, ins, "destination", "source", "size", optional=["ignore", "policy"])
     sizes = (16,) if "cg" in ins.parts else (4, 8, 16)
     if not isinstance(size, Immediate) or int(size.value) not in sizes:
         b.fail(f"a copy of {getattr(size, 'text', size)} bytes", f"an immediate {' or '.join(map(str, sizes))}")

@@ -65,8 +65,18 @@ def _access(b, ins, values, address, to_registers, wider=True):
     return [*registers, place.register], mods
 
 
+def _without_policy(b, ins, *names):
+    """The operands, of which the last is a cache policy where the modifiers say so; it has no effect here."""
+    if "L2::cache_hint" not in ins.parts:
+        return operands(b, ins, *names)
+    *rest, policy = operands(b, ins, *names, "policy")
+    b.value(policy, "b64")
+    return rest
+
+
 def lower_ld(b, ins, wider=True):
-    args, mods = _access(b, ins, ins.operands[0], ins.operands[1], True, wider)
+    values, address = _without_policy(b, ins, "d", "[a]")
+    args, mods = _access(b, ins, values, address, True, wider)
     return Op("ld", args, mods)
 
 
@@ -86,7 +96,8 @@ def lower_st(b, ins):
         return lower_st_async(b, ins)
     if ins.parts[1] == "bulk":
         return _lower_st_bulk(b, ins)
-    args, mods = _access(b, ins, ins.operands[1], ins.operands[0], False)
+    address, values = _without_policy(b, ins, "[a]", "b")
+    args, mods = _access(b, ins, values, address, False)
     return Op("st", args, mods)
 
 
@@ -128,13 +139,15 @@ def _atomic(b, ins, target, address, operands):
 
 
 def lower_atom(b, ins):
-    return _atomic(b, ins, ins.operands[0], ins.operands[1], ins.operands[2:])
+    target, address, *values = _without_policy(b, ins, "d", "[a]", "b", *(["c"] if "cas" in ins.parts else []))
+    return _atomic(b, ins, target, address, values)
 
 
 def lower_red(b, ins):
     if ins.parts[1] == "async":
         return lower_red_async(b, ins)
-    return _atomic(b, ins, None, ins.operands[0], ins.operands[1:])
+    address, *values = _without_policy(b, ins, "[a]", "b")
+    return _atomic(b, ins, None, address, values)
 
 
 def lower_multimem(b, ins):

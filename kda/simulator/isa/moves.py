@@ -24,7 +24,7 @@ def lower_mov(b, ins):
         return _pack(b, type_, d, a)
     if type_ == "b128":
         return Op("mov_b128", [target(b, d, type_), source(b, a, type_)])
-    if isinstance(a, Special) and a.name in CLOCKS:
+    if isinstance(a, Special) and a.name in CLOCKS and type_ in KINDS:
         mods = [int(KINDS[type_].word == "u64"), CLOCKS[a.name], int("globaltimer" in a.name)]
         return Op("read_clock", [target(b, d, type_)], mods)
     return None
@@ -99,4 +99,5 @@ def lower_createpolicy(b, ins):
     """Cache policies have no effect here: the policy is 0."""
     if ins.parts[1:2] not in (("fractional",), ("range",), ("cvt",)) or ins.parts[-1] != "b64":
         b.fail(ins.opcode, "createpolicy with .fractional, .range or .cvt, ending in .b64")
-    return Op(MOV_B64, [target(b, ins.operands[0], "b64"), b.constant(0, 8)])
+    policy, *_ = operands(b, ins, "d", optional=["a", "b", "c"])
+    return Op(MOV_B64, [target(b, policy, "b64"), b.constant(0, 8)])

@@ -41,7 +41,7 @@ def _shape(b, ins, parts, sparse):
 
 
 def _literal(b, operand, what, choices):
-    if not isinstance(operand, Immediate) or operand.value not in choices:
+    if not isinstance(operand, Immediate) or isinstance(operand.value, float) or operand.value not in choices:
         b.fail(f"{what} must be one of {', '.join(map(str, choices))}")
     return operand.value
 

@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 
 from kda.compile import call_sites
 
-from .lexer import LINKING, NAME, Statement, integer, number, split_list, statements, without_comments
+from .lexer import LINKING, NAME, Statement, number, split_list, statements, without_comments
 from .syntax import (
     TYPE_SIZES,
     Address,
@@ -86,6 +86,7 @@ DIRECTIVES = (
     *("maxntid", "reqntid", "minnctapersm", "maxnctapersm", "maxnreg"),
     *("reqnctapercluster", "maxclusterrank", "explicitcluster", "blocksareclusters", "noreturn"),
 )
+_ENDLESS_NUMBER = re.compile(r"\d{1000,}")
 _SECTION_LABEL_OR_BYTES = re.compile(r"([\w$]+)\s*:|\.b8\s+(\d+(?:\s*,\s*\d+)*)")
 
 
@@ -114,9 +115,27 @@ class _Reader:
         found = split_list(text)
         return self.fail(f"brackets do not pair up in `{_one_line(text)}`") if found is None else found
 
+    def number(self, text: str) -> tuple[int | float, int | None] | None:
+        """As the lexer's, of at most 64 bits."""
+        found = number(text)
+        if found and isinstance(found[0], int) and not -(1 << 63) <= found[0] < 1 << 64:
+            self.fail(f"`{text}` does not fit into 64 bits")
+        return found
+
+    def integer(self, text: str) -> int | None:
+        found = self.number(text)
+        return found[0] if found and isinstance(found[0], int) else None
+
     def count(self, text: str) -> int:
-        found = integer(text)
+        found = self.integer(text)
         return self.fail(f"`{text}` is not a size") if found is None or found < 0 else found
+
+    def alignment(self, text: str | None) -> int:
+        """0 where none is given."""
+        found = self.count(text) if text else 0
+        if text and found.bit_count() != 1:
+            self.fail(f".align {text}; an alignment is a power of two")
+        return found
 
     def element_size(self, type_: str) -> int:
         return TYPE_SIZES.get(type_) or self.fail(f"type .{type_}; supported here are {_dotted(TYPE_SIZES)}")
@@ -141,7 +160,7 @@ class _Reader:
         size = count * element
         if data is not None and len(data) > size:
             self.fail(f"{len(data)} bytes of values for `{name}`, which holds {size}")
-        align = int(head["align"] or element * lanes)
+        align = self.alignment(head["align"]) or element * lanes
         data = None if data is None else data.ljust(size, b"\0")
         return Variable(name, head["space"], head["type"], align, size, count, data, extern, self.at.line, addresses)
 
@@ -157,7 +176,7 @@ class _Reader:
         return data, tuple(addresses)
 
     def _value_bytes(self, text: str, type_: str, size: int) -> bytes:
-        found = number(text)
+        found = self.number(text)
         if found is None:
             self.fail(f"`{text}` as an initial value; supported are numbers, and addresses in 64 bits: symbol+bytes")
         value, bits = found
@@ -175,6 +194,9 @@ class _Module(_Reader):
 
     def __init__(self, text: str):
         super().__init__(text.split("\n"))
+        if endless := _ENDLESS_NUMBER.search(text):  # Python does not read numbers of thousands of digits
+            self.at = Statement("", "", 1 + text.count("\n", 0, endless.start()))
+            raise PtxError(self.at.line, f"a number of {len(endless[0]):,} digits; no number of PTX has so many")
         self.statements = statements(without_comments(text))
         self.single = {"version": "", "target": ""}
         self.files: dict[int, str] = {}
@@ -291,7 +313,7 @@ class _Module(_Reader):
             found = self.match(_PARAM, item, ".param [.align N] .type [.ptr ...] name or name[count]")
             element = self.element_size(found["type"])
             count = 1 if found["count"] is None else self.count(found["count"] or "0")
-            align = int(found["align"] or element)
+            align = self.alignment(found["align"]) or element
             offset = -(-end // align) * align
             end = offset + count * element
             params.append(Param(found["name"], found["type"], count * element, align, offset, count))
@@ -508,7 +530,7 @@ class _Body(_Reader):
             return Sink()
         if text == "WARP_SZ":
             return Immediate(WARP_SIZE, None, text)
-        if found := number(text):
+        if found := self.number(text):
             return Immediate(*found, text)
         return self._pair(text) if "|" in text else self._named(text)
 
@@ -529,7 +551,7 @@ class _Body(_Reader):
             self.fail(f"`{name}` is neither declared in this or an outer scope nor a special register of PTX")
         if sign is None:
             return base, 0
-        offset = integer(digits)
+        offset = self.integer(digits)
         if offset is None:
             self.fail(f"`{digits}` is not an offset in bytes")
         return base, -offset if "-" in sign else offset
@@ -553,7 +575,7 @@ class _Body(_Reader):
         if len(rest) > 1 or not all(isinstance(item, Vector) for item in coordinates):
             self.fail(f"`{_one_line(text)}`; supported are [base], [base+bytes] and [base, {{coordinates}}]")
         items = coordinates[0].items if coordinates else ()  # type: ignore[union-attr]
-        if found := number(inner):
+        if found := self.number(inner):
             return Address(Immediate(*found, inner), 0, items)
         base, offset = self._base_and_offset(self.match(_WORD, inner, "a register, symbol or number, plus bytes"))
         if not isinstance(base, Register | Symbol):

@@ -28,6 +28,7 @@ from kda.simulator.timing.chips import Chip, chip_of
 REGISTERS_OF_AN_SM, WARPS_OF_AN_SM, CTAS_OF_AN_SM = 1 << 16, 64, 32
 SHARED_OF_A_CTA = 1024  # reserved by the system
 SMS_IN_DETAIL = 8
+MOST_IN_DETAIL = 1 << 24  # clusters: each has a record
 
 
 class Setting(NamedTuple):
@@ -115,6 +116,11 @@ class Timer:
         deep = min(self.share, waves * self._used or self.share)  # clusters of an SM that run in detail
         self._side_by_side = max(1, min(sms // size, here // deep))
         self.detailed = min(self._side_by_side * deep, here)
+        if self.detailed > MOST_IN_DETAIL:
+            raise ValueError(
+                f"a clock would run {self.detailed:,} clusters in detail, and there may be {MOST_IN_DETAIL:,}: launch "
+                "part of the grid, with clock=Setting(chip, clusters, waves=...)"
+            )
         at_once = min(total, slots * self._used)  # clusters of the whole launch that share L2 and HBM
         self.begins, ahead = _behind(behind)
 
