@@ -19,6 +19,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import datetime
+import importlib.util
 import json
 import os
 import queue
@@ -328,10 +329,10 @@ def matrix(asked: argparse.Namespace, runner: Runner, gpus: int) -> None:
         subprocess.run([sys.executable, str(program), "--json", str(file), "--minutes", f"{minutes:.1f}"],
                        timeout=60 * minutes + 30, check=False)  # fmt: skip
     for row in json.loads(file.read_text()) if file.exists() else ():
-        errors = [row["errors"]] if isinstance(row["errors"], str) else [*(row["errors"] or ())]
-        known: Row = {"case": f"parallel: {row['case']}", "path": TWO_GPUS, "outcome": row["outcome"], "errors": errors,
-                      "launches": [], "codes": [], "seconds": row.get("seconds", 0)}  # fmt: skip
-        runner.add(signed(known, "cuda"))
+        known: Row = {"case": f"parallel: {row['case']}", "path": TWO_GPUS, "outcome": row["outcome"], "launches": [],
+                      "codes": [], "errors": [] if row["outcome"] == "ok" else [str(row["errors"])],
+                      "seconds": row["seconds"]}  # fmt: skip
+        runner.add(signed(known, "cuda") | {name: row[name] for name in ("card", "date") if name in row})
 
 
 # ---- a worker
@@ -381,6 +382,15 @@ def target_of(device: str) -> Target:
     return parse(f"sm{major}{minor}")
 
 
+def visible() -> list[str]:
+    """The GPUs that this process sees, as CUDA_VISIBLE_DEVICES spells them."""
+    import torch
+
+    numbers = range(torch.cuda.device_count())
+    named = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
+    return [named[n] if named else str(n) for n in numbers]
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--list", action="store_true")
@@ -394,7 +404,7 @@ def main() -> int:
     parser.add_argument("--workers", type=int, default=4, help="processes of a GPU  [default: 4]")
     parser.add_argument("--builders", type=int, help="processes that build kernels  [default: a CPU each, at most 16]")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--tokens", type=int, default=0, help="of a row, instead of the case's, with --device cpu")
+    parser.add_argument("--tokens", type=int, default=0, help="of a row, at least 80, with --device cpu")
     parser.add_argument("--most", type=int, help="run so many cases at most")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     asked = parser.parse_args()
@@ -418,11 +428,12 @@ def main() -> int:
     if asked.device == "cpu":
         jobs, devices = [job for job in jobs if isinstance(job, Case)], ["cpu"]
     else:
-        import torch
-
-        devices = [str(n) for n in range(torch.cuda.device_count())]
+        devices = visible()
         if not devices:
             sys.exit("There is no GPU here. --device cpu runs cases in the simulator; --list says what is lacking.")
+        if importlib.util.find_spec("pytest") is None:
+            print("pytest is not installed: the tests of tests/gpu are left out")
+            jobs = [job for job in jobs if isinstance(job, Case)]
     runner = Runner(asked, jobs[: asked.most], asked.out)
     if asked.device == "cuda":
         matrix(asked, runner, len(devices))
