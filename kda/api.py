@@ -52,6 +52,7 @@ from .gate_checks import GATE, GateCall
 from .gates import wide_dtype
 from .host import stand_in
 from .keywords import names_of, refuse_unknown
+from .offsets import host_offsets
 from .problem import Inputs, Options, Problem
 
 Tensor = torch.Tensor
@@ -230,6 +231,7 @@ def chunk_kda_fwd(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, *arg
         (torch.Size([1, 70, 2, 16]), torch.Size([1, 2, 16, 16]), None)
     """
     inputs, options = _bind("chunk_kda_fwd", q, k, v, g, beta, *args, **keywords)
+    _refuse_gradients("chunk_kda_fwd", inputs)
     try:
         if inputs.ssm_state_indices is not None:
             return Outputs(_prefill(inputs, options), inputs.initial_state, None, None)
@@ -240,7 +242,7 @@ def chunk_kda_fwd(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, *arg
         raise error.as_of("chunk_kda_fwd") from None
     if not isinstance(out.saved, Saved | Own):
         return out
-    return out._replace(saved=Kept(out.saved, MadeWith.of(inputs, options)))
+    return out._replace(saved=Kept(out.saved, MadeWith.of(inputs, options, host_offsets(inputs))))
 
 
 def chunk_kda_bwd(
@@ -282,6 +284,7 @@ def chunk_kda_bwd(
     for name, x in (("do", do), ("dht", dht)):
         if _sharded((x,)):
             raise _without_mesh("chunk_kda_bwd", name)
+    _refuse_gradients("chunk_kda_bwd", (*inputs, do, dht))
     options = options._replace(disable_recompute=isinstance(saved, Kept) and isinstance(saved.tensors, Saved))
     call = Call("chunk_kda_bwd", inputs, options, do=do, dht=dht)
     if saved is not None:
@@ -293,7 +296,14 @@ def chunk_kda_bwd(
     kept = saved.tensors if saved else ()
     with torch.no_grad():
         grads = operate(autograd.call, call, "chunk_backward", *tensors, *settings, do, dht, *kept)
-    return Grads(*(None if x is None else grad for x, grad in zip(inputs, grads)))
+    given = (q, k, v, *inputs[3:])                                             # before autocast
+    return Grads(*(None if x is None else grad.to(x.dtype) for x, grad in zip(given, grads)))
+
+
+def _refuse_gradients(op: str, tensors: Iterable[Any]) -> None:
+    """Raise an error where torch.func.grad would get zeros from a function without autograd."""
+    if autograd.transforms.differentiated() and True in [getattr(x, "requires_grad", False) for x in tensors]:
+        raise KdaError(f"{op}: torch.func.grad was requested of a function without autograd. Use kda.chunk_kda.")
 
 
 def fused_recurrent_kda(
@@ -611,8 +621,12 @@ def _check_saved(call: Call, kept: Any) -> None:
         raise refuse(kind, "Pass Outputs.saved, or None to recompute.", "saved.kind")
     check(call, (*CALLER, *KIND))
     saved, same = kept.tensors, "Pass both functions the same arguments."
-    for name, had, given in zip(MadeWith._fields, kept.made_with, MadeWith.of(call.inputs, call.options)):
+    ours = MadeWith.of(call.inputs, call.options, host_offsets(call.inputs))
+    for name, had, given in zip(MadeWith._fields, kept.made_with, ours):
+        if name == "offsets" and None in (had, given):
+            continue                                                           # a GPU alone knows them
         if had != given:
+            had, given = (f"{x[0]} {[*x[1]]}" if isinstance(x, tuple) else x for x in (had, given))
             raise refuse(f"what it returned for {name}={had}, beside {name}={given} here", same, "saved.options")
     if isinstance(saved, Own):
         problem = problem_of(call, "backward")

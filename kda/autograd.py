@@ -19,7 +19,7 @@ import contextlib
 import functools
 import typing
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
@@ -46,6 +46,7 @@ from .gates import wide_dtype
 from .host import stand_in
 from .offsets import offsets_dtype
 from .problem import Inputs, Options, Problem
+from .transforms import Links
 
 if TYPE_CHECKING:
     from .backends.protocol import Launcher
@@ -107,7 +108,6 @@ def or_none(x: Tensor | None) -> Tensor | None:
 
 
 def call_of(args: tuple, op: str = "chunk_kda", **others: Tensor | None) -> Call:
-    transforms.refuse_tangents(op)
     options = Options(**dict(zip(OPTIONS, args[len(INPUTS):])))
     return Call(op, Inputs(*args[: len(INPUTS)]), options, **others)
 
@@ -189,6 +189,8 @@ def _gradients(
     tensors: Sequence[Tensor], options: Options, do: Tensor | None, dht: Tensor | None, needs: Sequence[bool]
 ) -> list[Tensor | None]:
     """Of the inputs, by the operator; `tensors` are those that the forward saved."""
+    if transforms.batched((do, dht)):
+        return transforms.one_by_one(lambda *d: _gradients(tensors, options, *d, needs), (do, dht))
     settings = [getattr(options, name) for name in OPTIONS]
     inputs, saved = tensors[: len(INPUTS)], tensors[len(INPUTS):]
     return _wanted(call("chunk_backward", *inputs, *settings, do, or_none(dht), *saved), needs)
@@ -245,7 +247,7 @@ class Recorded(torch.autograd.Function):
     @staticmethod
     def backward(ctx, do, dht):
         needs, tensors, (options, route) = ctx.needs_input_grad[1:], ctx.saved_tensors, ctx.of
-        if not _nothing_else_looks():
+        if not _nothing_else_looks() or transforms.batched((do, dht)):
             options = options._replace(backend=route.asked, disable_recompute=route.save is Save.ALL)
             return None, *_gradients(tensors, options, do, dht, needs)
         x, saved = Inputs(*tensors[: len(INPUTS)]), tensors[len(INPUTS):]
@@ -318,7 +320,6 @@ def chunk_backward_fake(*args):
 
 
 def _pool_call(args: tuple) -> Call:
-    transforms.refuse_tangents("chunk_kda")
     options = Options(**dict(zip(POOL_OPTIONS, args[len(POOL_INPUTS):])), inplace_final_state=True)
     return Call("chunk_kda", Inputs(**dict(zip(POOL_INPUTS, args))), options)
 
@@ -351,7 +352,6 @@ def _chunk_forward_fake_(*args):
 
 
 def _recurrent_call(args: tuple, inplace: bool) -> Call:
-    transforms.refuse_tangents("fused_recurrent_kda")
     options = Options(**dict(zip(RECURRENT_OPTIONS, args[len(RECURRENT_INPUTS):])), inplace_final_state=inplace)
     return Call("fused_recurrent_kda", Inputs(*args[: len(RECURRENT_INPUTS)]), options)
 
@@ -429,7 +429,6 @@ def _gate_tensors(g: Tensor, A_log: Tensor | None, dt_bias: Tensor | None):
 
 
 def _gate(g, A_log, dt_bias, lower_bound, dtype):
-    transforms.refuse_tangents("fused_kda_gate")
     return _gate_formula(g, A_log, dt_bias, lower_bound, dtype)
 
 
@@ -439,7 +438,6 @@ def _gate_formula(g, A_log, dt_bias, lower_bound, dtype):
 
 
 def _gate_fake(g, A_log, dt_bias, lower_bound, dtype):
-    transforms.refuse_tangents("fused_kda_gate")
     return torch.empty_like(g, dtype=dtype, memory_format=torch.contiguous_format)
 
 
@@ -509,29 +507,14 @@ _NO_DERIVATIVE = {
                       "chunk_kda initial_state=pool[slots] to train.",
     **{f"{name}_{kind}": message for name, message in _NO_SECOND.items() for kind in ("backward", "tangent")},
 }  # fmt: skip
+_NOT_TRACED = (
+    "kda: torch.func was requested inside of torch.compile, which cannot trace it through kernels. Leave out "
+    "fullgraph=True, so that this call runs in eager mode, or compile without torch.func."
+)
 _NO_TANGENT = (
     "chunk_kda: forward-mode AD was requested; found backend {!r}, whose kernels have no such derivative. Pass "
     "backend='reference', or use reverse mode: backward(), torch.func.vjp or torch.func.jacrev."
 )
-
-
-def _refusing(message: str) -> Callable:
-    def link(ctx, *grads):
-        raise KdaError(message)
-
-    return link
-
-
-class Links(NamedTuple):
-    """What torch.autograd.Function documents under these names."""
-
-    setup: Callable
-    backward: Callable
-    jvp: Callable
-
-    @classmethod
-    def none(cls, message: str) -> Links:
-        return cls(lambda ctx, inputs, output: None, _refusing(message), _refusing(message))
 
 
 _LINKS = {
@@ -589,7 +572,11 @@ _FUNCTIONS = {
 
 def call(name: str, *args):
     """The outputs of an operator, through an autograd.Function where torch.func or forward-mode AD is active."""
-    if torch.compiler.is_compiling() or not transforms.active():
+    if torch.compiler.is_compiling():
+        if transforms.transforming():
+            raise KdaError(_NOT_TRACED)                                        # torch.compile leaves this call out
+        return _FLAT[name](*args)
+    if not transforms.active():
         return _FLAT[name](*args)
     return _FUNCTIONS[name].apply(*args)
 
@@ -601,32 +588,24 @@ def _register() -> None:
     gate = "Tensor g, Tensor? A_log, Tensor? dt_bias, float? lower_bound"
     operators = {
         f"chunk_forward({chunk}, str save) -> (Tensor, Tensor, Tensor, Tensor[])":
-            (_chunk_forward, chunk_forward_fake),
+            ("chunk_kda", _chunk_forward, chunk_forward_fake),
         f"chunk_backward({chunk}, Tensor? do, Tensor? dht, Tensor[] saved) -> ({', '.join(['Tensor'] * 8)})":
-            (_chunk_backward, chunk_backward_fake),
+            ("chunk_kda_bwd", _chunk_backward, chunk_backward_fake),
         f"chunk_forward_({pool}) -> Tensor":
-            (_chunk_forward_, _chunk_forward_fake_),
+            ("chunk_kda", _chunk_forward_, _chunk_forward_fake_),
         f"recurrent({schema_of_tensors(RECURRENT_INPUTS)}, {recurrent_options}) -> (Tensor, Tensor)":
-            (_recurrent, _recurrent_fake),
+            ("fused_recurrent_kda", _recurrent, _recurrent_fake),
         f"recurrent_({schema_of_tensors(RECURRENT_INPUTS, 'initial_state')}, {recurrent_options}) -> Tensor":
-            (_recurrent_, _recurrent_fake_),
+            ("fused_recurrent_kda", _recurrent_, _recurrent_fake_),
         "put(Tensor(a!) out, Tensor o, bool recorded) -> ()":
-            (_put_real, _put),
-        f"gate({gate}, ScalarType dtype) -> Tensor": (_gate, _gate_fake),
-        f"gate_backward(Tensor dy, {gate}) -> (Tensor, Tensor, Tensor)": (_gate_backward, _gate_backward_fake),
+            ("fused_recurrent_kda", _put_real, _put),
+        f"gate({gate}, ScalarType dtype) -> Tensor": ("fused_kda_gate", _gate, _gate_fake),
+        f"gate_backward(Tensor dy, {gate}) -> (Tensor, Tensor, Tensor)":
+            ("fused_kda_gate", _gate_backward, _gate_backward_fake),
     }  # fmt: skip
-    real: Any
-    fake: Any
-    for schema, (real, fake) in operators.items():
+    for schema, (op, real, fake) in operators.items():
         name = schema.partition("(")[0]
-        torch.library.define("kda::" + name, schema[schema.index("("):])
-        torch.library.impl("kda::" + name, "CompositeExplicitAutograd")(real)
-        torch.library.register_fake("kda::" + name)(fake)
-        if name in _WRITTEN:
-            torch.library.impl("kda::" + name, "Autograd")(_AUTOGRAD[name])
-        elif name in _LINKS:
-            links = _LINKS[name]
-            torch.library.register_autograd("kda::" + name, links.backward, setup_context=links.setup)
+        transforms.register(schema, op, real, fake, _LINKS.get(name), _AUTOGRAD.get(name))
 
 
 _register()

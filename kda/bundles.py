@@ -44,8 +44,8 @@ class Own(NamedTuple):
 
 
 class MadeWith(NamedTuple):
-    """What a backward must have in common with the forward that kept something for it, under the names of arguments.
-    Of a tensor that may be left out, it says whether there was one."""
+    """What a backward must have in common with the forward that kept something for it, under the names of arguments:
+    options, and the dtype and shape of each tensor.  `offsets` are the numbers in cu_seqlens, if a CPU holds them."""
 
     scale: float
     lower_bound: float | None
@@ -56,17 +56,23 @@ class MadeWith(NamedTuple):
     allow_neg_eigval: bool
     state_v_first: bool
     batch_invariant: bool
-    A_log: str
-    dt_bias: str
-    initial_state: str
-    cu_seqlens: str
+    q: Any
+    k: Any
+    v: Any
+    g: Any
+    beta: Any
+    A_log: Any
+    dt_bias: Any
+    initial_state: Any
+    cu_seqlens: Any
+    offsets: list[int] | None
 
     @classmethod
-    def of(cls, x: Inputs, o: Options) -> MadeWith:
-        tensors = ["None" if t is None else "a tensor" for t in (x.A_log, x.dt_bias, x.initial_state, x.cu_seqlens)]
+    def of(cls, x: Inputs, o: Options, offsets: list[int] | None) -> MadeWith:
+        tensors = [None if t is None else (t.dtype, tuple(t.shape)) for t in x[:9]]
         return cls(
             o.scale, o.lower_bound, o.chunk_size, o.use_qk_l2norm_in_kernel, o.use_gate_in_kernel,
-            o.use_beta_sigmoid_in_kernel, o.allow_neg_eigval, o.state_v_first, o.batch_invariant, *tensors,
+            o.use_beta_sigmoid_in_kernel, o.allow_neg_eigval, o.state_v_first, o.batch_invariant, *tensors, offsets,
         )  # fmt: skip
 
 

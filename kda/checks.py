@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, NoReturn
 
 import torch
 
-from . import offsets
+from . import offsets, written
 from .errors import InputError, InputTypeError, in_words
 from .problem import DTYPES, MAX_K, Inputs, Options, Problem
 
@@ -243,22 +243,12 @@ def _logits_only_row(name: str) -> Check:
     )  # fmt: skip
 
 
-def may_overlap(x: torch.Tensor) -> bool:
-    """Whether the stride of some axis is smaller than the extent of the axes with smaller strides."""
-    reach = 0
-    for stride, size in sorted((s, n) for s, n in zip(x.stride(), x.shape) if n > 1):
-        if stride <= reach:
-            return x.numel() > 0
-        reach += stride * (size - 1)
-    return False
-
-
-def _own_memory_row(name: str, id: str, written: Callable[[Call], bool]) -> Check:
+def _own_memory_row(name: str, id: str, is_written: Callable[[Call], bool]) -> Check:
     def found(c: Call) -> str | None:
         x = c.tensor(name)
-        if x is None or not written(c) or x.is_contiguous():
+        if x is None or not is_written(c) or x.is_contiguous():
             return None
-        return when(may_overlap(x), f"strides {tuple(x.stride())} of shape {shape_of(x)}")
+        return when(written.may_overlap(x), f"strides {tuple(x.stride())} of shape {shape_of(x)}")
 
     return Check(id, name, "a tensor without overlap, because it is written", found, f"Use {name}.contiguous().")
 
@@ -659,6 +649,16 @@ def _bad_count(c: Call) -> str | None:
     return next((f"{n} for sequence {i} with S={S}" for i, n in enumerate(x.tolist()) if not 1 <= n <= S), None)
 
 
+def _negated_state(c: Call) -> str | None:
+    return written.negated(c.inputs.initial_state) if c.options.inplace_final_state else None
+
+
+def _shared_state(c: Call) -> str | None:
+    if not c.options.inplace_final_state:
+        return None
+    return written.shared((*c.inputs, c.out), (*Inputs._fields, "out"), ["initial_state"])
+
+
 VALUES: tuple[Check, ...] = (
     Check(
         offsets.CHECK, "cu_seqlens", offsets.ASKED, lambda c: _bad_offsets(c, "cu_seqlens"), offsets.FIX,
@@ -701,6 +701,8 @@ VALUES: tuple[Check, ...] = (
     ),
     _own_memory_row("initial_state", "inplace_final_state.overlap", lambda c: c.options.inplace_final_state),
     _own_memory_row("out", "out.overlap", lambda c: True),
+    Check("inplace_final_state.negated", "initial_state", written.NEGATED, _negated_state, written.NEGATED_FIX),
+    Check("inplace_final_state.shared", "initial_state", written.SHARED, _shared_state, written.SHARED_FIX),
 )  # fmt: skip
 
 OUT = tuple(row for row in (*CALLER, *KIND, *VALUES) if row.argument == "out")

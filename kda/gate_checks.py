@@ -40,7 +40,7 @@ GATE: tuple[Check, ...] = (
     *(type_row(name, needed=name == "g", id=f"gate.{name}.type") for name in ("g", "A_log", "dt_bias")),
     Check("gate.device", "g", "on one device with A_log and dt_bias", _gate_device, "Move them to one device."),
     Check(
-        "gate.g.shape", "g", "[.., HV, K]", lambda c: when(c.g.dim() < 2, f"shape {shape_of(c.g)}"),
+        "gate.g.shape", "g", "[.., HV, K]", lambda c: f"shape {shape_of(c.g)}" if c.g.dim() < 2 else None,
         "The last two axes are heads and channels.",
     ),
     *(dtype_row(name, "a tensor of a float dtype", id=f"gate.{name}.dtype") for name in ("g", "A_log", "dt_bias")),

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from .. import written
 from ..checks import (
     Check,
     bad_bound,
@@ -16,7 +17,6 @@ from ..checks import (
     is_float,
     is_index,
     is_number,
-    may_overlap,
     not_dense,
     on_cpu,
     shape_of,
@@ -98,8 +98,10 @@ class StepCall(NamedTuple):
 
 
 NAMES = {"slots": "ssm_state_indices", "accepted": "num_accepted_tokens", "path": "accepted_path"}
+_NAMES = [NAMES.get(name, name) for name in StepInputs._fields]
 REQUIRED = StepInputs._fields[:6]
 INDICES = ("slots", "accepted", "path", "parents")
+WRITTEN = ("states", "conv_states", "records", "out")
 
 
 def _id(name: str, what: str) -> str:
@@ -202,12 +204,17 @@ def _logits_only_row(name: str) -> Check:
 def _own_memory_row(name: str) -> Check:
     def found(c: StepCall) -> str | None:
         x = getattr(c.x, name)
-        if x is None or x.is_contiguous() or (name in ("states", "conv_states") and not may_overlap(x)):
+        if x is None or x.is_contiguous() or (name in ("states", "conv_states") and not written.may_overlap(x)):
             return None
         return f"strides {tuple(x.stride())} of shape {shape_of(x)}"
 
     asked = "contiguous" if name in ("records", "out") else "memory of its own to be written"
     return Check(_id(name, "memory"), name, asked, found, f"Use {name}.contiguous() once, for all calls.")
+
+
+def _negated_row(name: str) -> Check:
+    return Check(_id(name, "negated"), name, written.NEGATED, lambda c: written.negated(getattr(c.x, name)),
+                 written.NEGATED_FIX)  # fmt: skip
 
 
 def _bad_v(c: StepCall) -> str | None:
@@ -379,7 +386,10 @@ VALUES: tuple[Check, ...] = (
           "It begins with the root, 0, and each token comes after the one before it."),
     Check("decode.parents.values", "parents", "the number of an earlier token", _bad_parent,
           "Put each token after its parent."),
-    *map(_own_memory_row, ("states", "conv_states", "records", "out")),
+    *map(_own_memory_row, WRITTEN),
+    *map(_negated_row, WRITTEN),
+    Check("decode.memory.shared", "what is written", written.SHARED,
+          lambda c: written.shared(c.x, _NAMES, WRITTEN), written.SHARED_FIX),
 )  # fmt: skip
 
 ALL = (*OF_TYPES, RECORDING, *KIND, *VALUES)

@@ -7,6 +7,7 @@ from typing import Any, NoReturn
 
 import torch
 
+from .. import transforms
 from ..checks import check, dtype_name, number
 from ..dispatch import backend_asked, choose, launcher
 from ..errors import InputError, InputTypeError, KdaError
@@ -137,11 +138,11 @@ def decode_step(
     if out is None and isinstance(q, Tensor) and isinstance(v, Tensor) and q.dim() == v.dim() == 4:
         x = x._replace(out=q.new_empty(*q.shape[:2], *v.shape[2:]))
     if torch.compiler.is_compiling() or _watched():
-        if not torch.compiler.is_compiling() and _mapped():
-            raise KdaError(NO_VMAP)
+        if not torch.compiler.is_compiling():
+            _refuse_transforms()
         torch.ops.kda.decode_step_(*x, *options)
     else:
-        _run(StepCall(x, options))
+        _run_or_explain(StepCall(x, options))
     return x.out if out is None else out
 
 
@@ -152,15 +153,31 @@ NO_VMAP = (
 )
 
 
-def _mapped() -> bool:
-    """Whether torch.func.vmap is the innermost transform."""
+NO_TANGENT = (
+    "decode_step: forward-mode AD was requested, of a function that writes its states; it has no derivative. Use "
+    "kda.chunk_kda, whose outputs and states have one."
+)
+
+
+def _refuse_transforms() -> None:
     top = torch._C._functorch.peek_interpreter_stack()
-    return top is not None and top.key() == torch._C._functorch.TransformType.Vmap
+    if top is not None and top.key() == torch._C._functorch.TransformType.Vmap:
+        raise KdaError(NO_VMAP)
+    if transforms.tangents():
+        raise KdaError(NO_TANGENT)
 
 
 def _watched() -> bool:
     """Whether a mode or a transform has to see the call."""
-    return bool(torch._C._len_torch_dispatch_stack()) or torch._C._functorch.peek_interpreter_stack() is not None
+    return bool(torch._C._len_torch_dispatch_stack()) or transforms.active()
+
+
+def _run_or_explain(c: StepCall) -> None:
+    try:
+        _run(c)
+    except Exception:
+        check(c, OF_TYPES)                                                     # a known kind of call skips these
+        raise
 
 
 def _run(c: StepCall) -> None:
@@ -260,13 +277,4 @@ def _operator_autograd(*args: Any) -> None:
         torch.ops.kda.decode_step_(*args)
 
 
-def _registered() -> torch.library.Library:
-    library = torch.library.Library("kda", "FRAGMENT")
-    library.define("decode_step_" + _schema(), tags=[torch.Tag.pt2_compliant_tag])
-    library.impl("decode_step_", _operator, "CompositeExplicitAutograd")
-    library.impl("decode_step_", _operator_autograd, "Autograd")
-    torch.library.register_fake("kda::decode_step_", _operator_fake, lib=library)
-    return library
-
-
-_LIBRARY = _registered()
+transforms.register(f"decode_step_{_schema()}", "decode_step", _operator, _operator_fake, autograd=_operator_autograd)

@@ -14,7 +14,7 @@ from ..checks import shape_of
 from ..errors import InputError
 from ..gates import wide_dtype
 from ..host import stand_in
-from ..transforms import untransformed
+from ..transforms import Links, register, untransformed
 from .sequences import Sequences
 
 Tensor = torch.Tensor
@@ -138,7 +138,7 @@ class Convolution(torch.autograd.Function):
     def forward(ctx, x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor | None, s: Sequences) -> Tensor:
         ctx.save_for_backward(x, weight, bias, state, s.starts, s.numbers, s.cu_seqlens)
         if torch.compiler.is_compiling():                                      # it does not trace an operator
-            return _convolve(x, weight, bias, state, s.starts, s.numbers)
+            return torch.ops.kda.convolve(x, weight, bias, state, s.starts, s.numbers)
         return _launch().convolve(x, weight, bias, state, s.starts, s.numbers)
 
     @staticmethod
@@ -147,35 +147,38 @@ class Convolution(torch.autograd.Function):
         tensors = ctx.saved_tensors
         if not torch.compiler.is_compiling():
             return *_launch().convolve_bwd(*tensors, dy), None
-        found = _convolve_bwd(*tensors, dy)
+        found = torch.ops.kda.convolve_bwd(*tensors, dy)
         return *(None if given is None else each for given, each in zip(tensors[:4], found)), None
 
 
-@torch.library.custom_op("kda::convolve", mutates_args=())
-def _convolve(
-    x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor | None, starts: Tensor | None, numbers: Tensor | None
-) -> Tensor:
-    return _launch().convolve(x, weight, bias, state, starts, numbers)
+def _convolve(*tensors: Tensor | None) -> Tensor:
+    return _launch().convolve(*tensors)
 
 
-@_convolve.register_fake
-def _(x, weight, bias, state, starts, numbers):
+def _convolve_fake(x: Tensor, *others: Tensor | None) -> Tensor:
     return torch.empty_like(x, memory_format=torch.contiguous_format)
 
 
-@torch.library.custom_op("kda::convolve_bwd", mutates_args=())
-def _convolve_bwd(
-    x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor | None, starts: Tensor | None,
-    numbers: Tensor | None, cu_seqlens: Tensor | None, dy: Tensor,
-) -> list[Tensor]:  # fmt: skip
-    found = _launch().convolve_bwd(x, weight, bias, state, starts, numbers, cu_seqlens, dy)
-    return [x.new_empty(0) if each is None else each for each in found]
+def _convolve_bwd(x: Tensor, *others: Tensor | None) -> list[Tensor]:
+    return [x.new_empty(0) if each is None else each for each in _launch().convolve_bwd(x, *others)]
 
 
-@_convolve_bwd.register_fake
-def _(x, weight, bias, state, starts, numbers, cu_seqlens, dy):
+def _convolve_bwd_fake(*tensors: Tensor | None) -> list[Tensor]:
+    x: Any = tensors[0]
     return [x.new_empty(0) if each is None else torch.empty_like(each, memory_format=torch.contiguous_format)
-            for each in (x, weight, bias, state)]  # fmt: skip
+            for each in tensors[:4]]  # fmt: skip
+
+
+_TENSORS = "Tensor x, Tensor weight, Tensor? bias, Tensor? state, Tensor? starts, Tensor? numbers"
+_NO_DERIVATIVE = Links.none(
+    "torch.ops.kda.convolve and torch.ops.kda.convolve_bwd have no derivative. Call kda.nn.short_convolution, which "
+    "has a first one."
+)
+for _schema, _real, _fake in (
+    (f"convolve({_TENSORS}) -> Tensor", _convolve, _convolve_fake),
+    (f"convolve_bwd({_TENSORS}, Tensor? cu_seqlens, Tensor dy) -> Tensor[]", _convolve_bwd, _convolve_bwd_fake),
+):
+    register(_schema, "nn.short_convolution", _real, _fake, _NO_DERIVATIVE)
 
 
 class ShortConvolution(nn.Module):

@@ -14,6 +14,7 @@ from ..checks import bad_bound, dtype_name, is_index, is_number, number, on_cpu,
 from ..dispatch import check_backend_name
 from ..errors import InputError
 from ..keywords import names_of, refuse_unknown
+from ..transforms import untransformed
 from . import checkpoints, step
 from .cache import Cache, LayerState, state_of
 from .convolution import ShortConvolution, next_state
@@ -327,7 +328,7 @@ class KimiDeltaAttention(nn.Module):
             raise InputError("KimiDeltaAttention", "mode", "'chunk' or 'auto' here", f"'recurrent' and {found}",
                              "Token by token there is neither a backward nor several ranks: set layer.mode = 'auto', "
                              "or use torch.no_grad().", "nn.mode.recorded")  # fmt: skip
-        if self.mode != "auto" or recorded or cp_context is not None:
+        if self.mode != "auto" or recorded or cp_context is not None or not untransformed():
             return self.mode == "recurrent"
         return T <= SHORT                    # last, because a compiled or exported call is one for such T from here on
 

@@ -12,6 +12,7 @@ from torch.autograd.function import once_differentiable
 from ..checks import shape_of
 from ..errors import InputError
 from ..gates import wide_dtype
+from ..transforms import Links, register
 from .convolution import takes_kernels
 
 Tensor = torch.Tensor
@@ -60,34 +61,39 @@ class GatedNorm(torch.autograd.Function):
         ctx.save_for_backward(x, gate, weight)
         ctx.eps = eps
         if torch.compiler.is_compiling():
-            return _norm_gate(x, gate, weight, eps)
+            return torch.ops.kda.norm_gate(x, gate, weight, eps)
         return _launch().norm_gate(x, gate, weight, eps)
 
     @staticmethod
     @once_differentiable
     def backward(ctx, dy: Tensor):
-        operator = _norm_gate_bwd if torch.compiler.is_compiling() else _launch().norm_gate_bwd
+        operator = torch.ops.kda.norm_gate_bwd if torch.compiler.is_compiling() else _launch().norm_gate_bwd
         return *operator(*ctx.saved_tensors, ctx.eps, dy), None
 
 
-@torch.library.custom_op("kda::norm_gate", mutates_args=())
 def _norm_gate(x: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tensor:
     return _launch().norm_gate(x, gate, weight, eps)
 
 
-@_norm_gate.register_fake
-def _(x, gate, weight, eps):
-    return torch.empty_like(x, memory_format=torch.contiguous_format)
-
-
-@torch.library.custom_op("kda::norm_gate_bwd", mutates_args=())
 def _norm_gate_bwd(x: Tensor, gate: Tensor, weight: Tensor, eps: float, dy: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return _launch().norm_gate_bwd(x, gate, weight, eps, dy)
 
 
-@_norm_gate_bwd.register_fake
-def _(x, gate, weight, eps, dy):
-    return tuple(torch.empty_like(each, memory_format=torch.contiguous_format) for each in (x, gate, weight))
+def _like(*tensors: Tensor) -> tuple[Tensor, ...]:
+    return tuple(torch.empty_like(each, memory_format=torch.contiguous_format) for each in tensors)
+
+
+_TENSORS = "Tensor x, Tensor gate, Tensor weight, float eps"
+_NO_DERIVATIVE = Links.none(
+    "torch.ops.kda.norm_gate and torch.ops.kda.norm_gate_bwd have no derivative. Call kda.nn.gated_rms_norm, which has "
+    "a first one."
+)
+for _schema, _real, _fake in (
+    (f"norm_gate({_TENSORS}) -> Tensor", _norm_gate, lambda x, gate, weight, eps: _like(x)[0]),
+    (f"norm_gate_bwd({_TENSORS}, Tensor dy) -> (Tensor, Tensor, Tensor)", _norm_gate_bwd,
+     lambda x, gate, weight, eps, dy: _like(x, gate, weight)),
+):
+    register(_schema, "nn.gated_rms_norm", _real, _fake, _NO_DERIVATIVE)
 
 
 class GatedRMSNorm(nn.Module):

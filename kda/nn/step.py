@@ -16,6 +16,7 @@ from ..decoding.step import decode_step
 from ..dispatch import backend_asked, weigh
 from ..host import Host, detect
 from ..problem import Problem
+from ..transforms import untransformed
 from .cache import Cache, LayerState
 
 Tensor = torch.Tensor
@@ -61,6 +62,7 @@ RULES = (
              "needs one token with an attention_mask, got {c.T}"),
     StepRule("nn.step.width", lambda c: c.layer.conv_size <= WIDTHS[1],
              f"needs a convolution over at most {WIDTHS[1]} tokens, got {{c.layer.conv_size}}"),
+    StepRule("nn.step.transforms", lambda c: untransformed(), "runs by its parts under torch.func and forward-mode AD"),
     StepRule("nn.step.gradients", lambda c: not c.records, "has no backward, and this call records gradients"),
     StepRule("nn.step.backend", lambda c: has_kernel(c),
              "needs a backend with a kernel for it, or backend='reference'"),

@@ -81,12 +81,3 @@ def _together(op: str, function: Callable, *args: Any, **keywords: Any) -> None:
         function(*args, **keywords)
     except (dist.DistError, RuntimeError) as error:
         raise lost(op, f"{type(error).__name__}: {error}") from error
-
-
-def register(schema: str, real: Callable, fake: Callable, links: Any) -> None:
-    """An operator of torch.ops.kda."""
-    name = "kda::" + schema.partition("(")[0]
-    torch.library.define(name, schema[schema.index("("):])
-    torch.library.impl(name, "CompositeExplicitAutograd")(real)
-    torch.library.register_fake(name)(fake)
-    torch.library.register_autograd(name, links.backward, setup_context=links.setup)

@@ -7,8 +7,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from kda.autograd import Links, no_second
+from kda.autograd import no_second
 from kda.errors import InputError, InputTypeError, in_words
+from kda.transforms import Links, register
 
 from . import exchange
 from .context import CPContext, adopt, context_of, on
@@ -170,7 +171,7 @@ def _register() -> None:
         ),
     }  # fmt: skip
     for schema, (real, fake, links) in operators.items():
-        exchange.register(schema, real, fake, links)
+        register(schema, "parallel.conv_halo", real, fake, links)
 
 
 _register()

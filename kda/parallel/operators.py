@@ -19,12 +19,13 @@ from typing import Any, NamedTuple
 import torch
 
 from kda import autograd
-from kda.autograd import INPUTS, OPTIONS, Links, no_second
+from kda.autograd import INPUTS, OPTIONS, no_second
 from kda.bundles import Save, SegmentSummary
 from kda.checks import Call, problem_of
 from kda.dispatch import backend_asked, backend_of_backward
 from kda.errors import InputError, KdaError
 from kda.problem import Inputs, Options, Problem
+from kda.transforms import Links, register
 
 from . import exchange, maps
 from .context import CPContext, context_of
@@ -356,7 +357,7 @@ def _register() -> None:
             (_backward, _backward_fake, Links.none(no_second("chunk_kda", "torch.ops.kda.parallel_backward"))),
     }  # fmt: skip
     for schema, (real, fake, links) in operators.items():
-        exchange.register(schema, real, fake, links)
+        register(schema, OP, real, fake, links)
 
 
 _register()

@@ -47,6 +47,9 @@ def chunk(lengths=None, drop=(), options=None, make_options=None, function=None,
         return function(**arguments)
 
 
+BUFFER = torch.zeros(48)
+
+
 def recurrent(*args, **keywords):
     return chunk(*args, function=kda.fused_recurrent_kda, **keywords)
 
@@ -100,7 +103,8 @@ def both_layouts():
 
 def other_saved():
     saved = chunk([3, 5], function=kda.chunk_kda_fwd, options={"disable_recompute": True}).saved
-    return backward([1, 3, 4], options={"disable_recompute": True}, saved=saved)
+    cut = saved.tensors._replace(w=saved.tensors.w[1:])
+    return backward([3, 5], options={"disable_recompute": True}, saved=saved._replace(tensors=cut))
 
 
 def saved_at_another_scale():
@@ -230,6 +234,12 @@ CASES = {
     ),
     "inplace_final_state.overlap": lambda: recurrent(
         initial_state=zeros(1, 1, 5, 3).expand(1, 2, 5, 3), inplace_final_state=True
+    ),
+    "inplace_final_state.negated": lambda: recurrent(
+        initial_state=torch._neg_view(zeros(1, 2, 5, 3)), inplace_final_state=True
+    ),
+    "inplace_final_state.shared": lambda: recurrent(
+        v=BUFFER[:48].view(1, 8, 2, 3), initial_state=BUFFER[18:].view(1, 2, 5, 3), inplace_final_state=True
     ),
     "out.overlap": lambda: recurrent(out=zeros(1, 8, 1, 3).expand(1, 8, 2, 3)),
     **{f"gate.{n}.type": lambda n=n: gate(**{n: 1.0}) for n in ("g", "A_log", "dt_bias")},

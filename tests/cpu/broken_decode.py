@@ -117,4 +117,7 @@ CASES = {
     "decode.conv_states.memory": lambda: step(conv_states=zeros(4, 1, 26).expand(4, 5, 26)),
     "decode.records.memory": lambda: step(records=zeros(4, 2, 13, 2).mT),
     "decode.out.memory": lambda: step(out=zeros(2, 3, 3, 2).mT),
+    **{f"decode.{n}.negated": lambda n=n: step(**{n: torch._neg_view(good()[n])})
+       for n in ("states", "conv_states", "records", "out")},
+    "decode.memory.shared": lambda: step(v=(x := zeros(2, 3, 2, 3)), out=x),
 }  # fmt: skip

@@ -95,7 +95,7 @@ def test_what_is_saved_has_the_dtype_of_q_but_for_the_sums_of_the_gate(dtype):
 def test_what_another_dtype_saved_is_refused():
     call, other = (make([3], dtype=dtype, disable_recompute=True) for dtype in (torch.float32, torch.bfloat16))
     saved = kda.chunk_kda_fwd(**other.arguments).saved
-    with pytest.raises(kda.InputError, match=r"A_qk of dtype torch\.bfloat16, not torch\.float32"):
+    with pytest.raises(kda.InputError, match=r"for q=torch\.bfloat16 \[1, 3, 2, 5\], beside q=torch\.float32 \[1"):
         kda.chunk_kda_bwd(do=call.do, saved=saved, **call.arguments)
 
 
@@ -106,7 +106,7 @@ OTHER_OPTIONS = {  # what the backward is given -> what the error says of both
     "use_beta_sigmoid_in_kernel": (True, "use_beta_sigmoid_in_kernel=False, beside use_beta_sigmoid_in_kernel=True"),
     "lower_bound": (-2.0, "for lower_bound=None, beside lower_bound=-2.0 here"),
     "batch_invariant": (True, "for batch_invariant=False, beside batch_invariant=True here"),
-    "initial_state": (None, "for initial_state=a tensor, beside initial_state=None here"),
+    "initial_state": (None, r"for initial_state=torch\.float32 \[1, 2, 5, 3\], beside initial_state=None here"),
 }
 
 
@@ -358,3 +358,42 @@ def test_numbers_and_flags_of_numpy_are_those_of_python():
     assert torch.equal(kda.fused_kda_gate(x, lower_bound=numpy.float32(-4)), kda.fused_kda_gate(x, lower_bound=-4.0))
     with pytest.raises(kda.InputTypeError, match="True or False"):
         kda.chunk_kda(**call.arguments, output_final_state=numpy.float32(1.0))
+
+
+@pytest.mark.parametrize("change", [
+    lambda x: {n: t.reshape(1, 128, *t.shape[2:]) for n, t in x.items()}, lambda x: x | {"g": x["g"].float()},
+    lambda x: x | {n: x[n][:, :, :1] for n in ("q", "k")},
+], ids=["B and T", "dtype", "heads"])  # fmt: skip
+def test_what_another_call_saved_is_refused(change):
+    x = make(B=2, T=64, H=2, HV=2, K=4, V=4).tensors
+    x = {name: x[name] for name in ("q", "k", "v", "g", "beta")}
+    saved = kda.chunk_kda_fwd(**x, disable_recompute=True).saved
+    with pytest.raises(kda.InputError, match=r"saved must be what .* for (q|g)="):
+        kda.chunk_kda_bwd(**change(x), do=None, saved=saved)
+
+
+def test_what_was_saved_for_other_lengths_of_as_many_sequences_is_refused():
+    call = make([3, 5])
+    saved = kda.chunk_kda_fwd(**call.arguments | {"disable_recompute": True}).saved
+    other = call.arguments | {"cu_seqlens": torch.tensor([0, 4, 8])}
+    with pytest.raises(kda.InputError, match=r"offsets=\[0, 3, 8\], beside offsets=\[0, 4, 8\]"):
+        kda.chunk_kda_bwd(**other, do=call.do, saved=saved)
+
+
+def test_gradients_have_the_dtype_of_the_inputs_under_autocast():
+    call = make(B=1, T=6, dtype=torch.float32)
+    with torch.autocast("cpu", torch.bfloat16):
+        grads = kda.chunk_kda_bwd(**call.arguments, do=call.do)
+    assert {grads.dq.dtype, grads.dk.dtype, grads.dv.dtype} == {torch.float32}
+
+
+def test_a_pool_works_beside_another_default_device():
+    call = make(B=1, T=6)
+    pool = call.tensors.pop("initial_state")
+    torch.set_default_device("meta")
+    try:
+        slots = torch.tensor([0], device="cpu")
+        o, _ = kda.chunk_kda(**call.arguments, initial_state=pool.clone(), ssm_state_indices=slots)
+    finally:
+        torch.set_default_device(None)
+    assert torch.equal(o, kda.chunk_kda(**call.arguments, initial_state=pool)[0])

@@ -244,3 +244,11 @@ def test_vmap_is_refused():
     q = torch.stack([x.pop("q")] * 2)
     with pytest.raises(kda.KdaError, match="vmap"):
         torch.func.vmap(lambda each: kda.decode_step(each, **x))(q)
+
+
+@pytest.mark.parametrize("name", ["q", "states", "norm_gate"])
+def test_a_sparse_tensor_is_named_also_after_a_call_of_the_same_kind(name):
+    x = make_step(N=2, T=1, H=2, K=5, V=3)
+    kda.decode_step(**copied(x))
+    with pytest.raises(kda.InputTypeError, match=f"{name} must be a dense torch.Tensor.*; found a tensor of layout"):
+        kda.decode_step(**copied(x) | {name: x[name].to_sparse()})

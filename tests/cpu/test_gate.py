@@ -78,3 +78,11 @@ def test_it_compiles_in_one_graph():
     g, A_log, dt_bias = inputs(2)
     compiled = torch.compile(fused_kda_gate, fullgraph=True, backend="aot_eager")
     assert torch.equal(compiled(g, A_log, dt_bias), fused_kda_gate(g, A_log, dt_bias))
+
+
+def test_a_compiled_gate_takes_any_number_of_tokens():
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda g: fused_kda_gate(g, lower_bound=-5.0), fullgraph=True, backend="eager")
+    for T in (3, 5, 8):
+        g = torch.randn(1, T, 2, 4)
+        assert torch.equal(compiled(g), fused_kda_gate(g, lower_bound=-5.0))

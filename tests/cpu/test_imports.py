@@ -26,17 +26,19 @@ ARROWS = {
     "simulator": {"compile", "errors", "host"},
     "capability": {"host", "problem"},
     "dispatch": {"backends", "bundles", "capability", "compile", "errors", "host", "notices", "problem"},
-    "checks": {"errors", "offsets", "problem"},
+    "checks": {"errors", "offsets", "problem", "written"},
     "gate_checks": {"checks"},
     "keywords": {"errors"},
     "transforms": {"errors"},
-    "parallel": {"autograd", "bundles", "checks", "dispatch", "errors", "gates", "offsets", "problem"},
+    "written": set(),
+    "parallel": {"autograd", "bundles", "checks", "dispatch", "errors", "gates", "offsets", "problem",
+                 "transforms"},
     "ahead": {"bundles", "compile", "dispatch", "host", "problem"},
     "autograd": {"ahead", "bundles", "checks", "dispatch", "errors", "gates", "host", "offsets", "problem",
                  "transforms"},
     "api": {"autograd", "bundles", "checks", "dispatch", "errors", "gate_checks", "gates", "host", "keywords",
-            "parallel", "problem"},
-    "decoding": {"checks", "dispatch", "errors", "keywords", "problem"},
+            "offsets", "parallel", "problem"},
+    "decoding": {"checks", "dispatch", "errors", "keywords", "problem", "transforms", "written"},
     "rehearsal": {"api", "bundles", "checks", "dispatch", "errors", "gates", "host", "problem"},
     "notices": {"errors"},
     "fla": {"api", "errors", "notices", "rehearsal"},
@@ -226,7 +228,7 @@ def test_import_kda_costs_a_few_files_of_its_own_over_import_torch():
     """None that belongs to a backend, a compiler, the simulator or a command, and no other package."""
     loaded = fresh("import torch, sys; before = set(sys.modules); import kda; print(*(set(sys.modules) - before))")
     parts = ("api", "autograd", "bundles", "capability", "checks", "dispatch", "errors", "gate_checks", "gates", "host",
-             "keywords", "offsets", "problem", "transforms")  # fmt: skip
+             "keywords", "offsets", "problem", "transforms", "written")  # fmt: skip
     assert set(loaded.stdout.split()) == {"kda", *(f"kda.{part}" for part in parts)}
 
 

@@ -1,6 +1,7 @@
 """torch.func, forward-mode AD, and what has no derivative in them."""
 
 import contextlib
+import importlib
 
 import pytest
 import torch
@@ -224,5 +225,100 @@ def test_a_compiled_call_refuses_tangents(function):
     torch._dynamo.reset()
     q, tangent = q_and_tangent()
     compiled = torch.compile(lambda q: jvp(function, (q,), (tangent,))[1], fullgraph=True, backend="aot_eager")
-    with pytest.raises(Exception, match="tangents would be lost"):
+    with pytest.raises(Exception, match=r"was requested inside of torch\.compile"):
         compiled(q)
+
+
+def arguments_of(schema):
+    """Something for every argument of an operator."""
+    values = {"Tensor": torch.zeros(1, 2, 1, 4), "float": 1.0, "bool": False, "int": 0, "SymInt": 0, "str": "nothing",
+              "List[Tensor]": [], "number": 1.0}  # fmt: skip
+    return [None if str(a.type).startswith("Optional") else values[str(a.type)] for a in schema.arguments]
+
+
+def operators():
+    importlib.import_module("kda.nn")
+    importlib.import_module("kda.parallel")
+
+    return {s.name: s for s in torch._C._jit_get_all_schemas() if s.name.startswith("kda::")}
+
+
+def test_every_registered_operator_refuses_tangents():
+    assert len(operators()) >= 17
+    for name, schema in operators().items():
+        operator = getattr(torch.ops.kda, name.removeprefix("kda::"))
+        with forward_ad.dual_level(), pytest.raises(kda.KdaError, match="forward-mode AD must not be used"):
+            operator(*arguments_of(schema))
+
+
+def step_of_one_token():
+    q, k, v, g = torch.randn(4, 1, 1, 1, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64).unbind()
+    given = dict(q=q, k=k, g=g, beta=q[..., 0], lower_bound=-5.0, backend="reference")
+    return lambda v: kda.decode_step(**given, v=v, states=torch.zeros(1, 1, 4, 4, dtype=torch.float64)), v
+
+
+def test_decode_step_refuses_forward_mode_instead_of_losing_tangents():
+    step, v = step_of_one_token()
+    with pytest.raises(kda.KdaError, match="decode_step: forward-mode AD"):
+        jvp(step, (v,), (torch.ones_like(v),))
+    with forward_ad.dual_level(), pytest.raises(kda.KdaError, match="decode_step: forward-mode AD"):
+        step(forward_ad.make_dual(v, torch.ones_like(v)))
+    with pytest.raises(kda.KdaError):
+        grad(lambda v: step(v).sum())(v)
+
+
+def test_a_step_of_the_layer_has_the_tangent_of_its_parts():
+    torch.manual_seed(0)
+    layer = kda.nn.KimiDeltaAttention(32, 2, 8, layer_idx=0, backend="reference").double()
+    x = torch.randn(1, 12, 32, dtype=torch.float64)
+    cache = kda.nn.Cache()
+    with torch.no_grad():
+        layer(x[:, :10], cache=cache)
+        layer(x[:, 10:11], cache=cache)
+
+        def step(token):
+            return layer(token, cache=cache.copy())
+
+        tangent = torch.ones_like(x[:, 11:])
+        _, found = jvp(step, (x[:, 11:],), (tangent,))
+        exact = (step(x[:, 11:] + 1e-6 * tangent) - step(x[:, 11:] - 1e-6 * tangent)) / 2e-6
+    assert distance(found, exact) < 1e-7 and exact.abs().max() > 0.1
+
+
+@pytest.mark.parametrize("function", [kda.chunk_kda_fwd, lambda *x: kda.chunk_kda_bwd(*x, do=torch.ones_like(x[2]))])
+def test_functions_without_autograd_refuse_torch_func_grad(function):
+    q, k, v, g, beta = (SMALL.tensors[n] for n in ("q", "k", "v", "g", "beta"))
+    with pytest.raises(kda.KdaError, match=r"torch\.func\.grad was requested"):
+        grad(lambda v: function(q, k, v, g, beta)[0].sum())(v)
+    assert function(q, k, v, g, beta)[0].isfinite().all()
+
+
+def test_vmap_over_a_batch_of_none():
+    q = SMALL.tensors["q"]
+    rest = SMALL.arguments
+    found = vmap(lambda q: kda.chunk_kda(**rest | {"q": q})[0])(q.new_zeros(0, *q.shape))
+    assert found.shape == (0, *SMALL.tensors["v"].shape)
+
+
+def test_gradients_of_a_batch_of_outputs_are_those_one_by_one():
+    call = make([3, 4], H=1, gate="bounded", beta="sigmoid")
+    names, tensors, _ = differentiable(call)
+    tensors = [x.clone().requires_grad_() for x in tensors]
+    o, ht = outputs(call, names)(*tensors)
+    do, dht = torch.randn(3, *o.shape, dtype=o.dtype), torch.randn(3, *ht.shape, dtype=o.dtype)
+    many = torch.autograd.grad((o, ht), tensors, (do, dht), is_grads_batched=True, retain_graph=True)
+    for i in range(3):
+        one = torch.autograd.grad((o, ht), tensors, (do[i], dht[i]), retain_graph=True)
+        assert all(torch.equal(x[i], y) for x, y in zip(many, one))
+    jacobian = torch.autograd.functional.jacobian(loss, SMALL.tensors["q"], vectorize=True)
+    assert torch.equal(jacobian, grad(loss)(SMALL.tensors["q"]))
+
+
+def test_torch_func_inside_of_torch_compile_runs_in_eager_mode_or_says_why_not():
+    q = SMALL.tensors["q"]
+    compiled = torch.compile(lambda q: grad(loss)(q), backend="eager")
+    assert torch.equal(compiled(q), grad(loss)(q))
+    torch._dynamo.reset()
+    with pytest.raises(Exception, match=r"torch\.func was requested inside of torch\.compile"):
+        torch.compile(lambda q: grad(loss)(q), backend="eager", fullgraph=True)(q)
+    torch._dynamo.reset()

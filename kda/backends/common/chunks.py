@@ -14,12 +14,12 @@ class Chunks:
     """Rows of tokens as chunks (NC, heads, C, D), zero in rows of no token, and back."""
 
     def __init__(self, p: Problem, offsets: list[int] | None, device: torch.device):
-        ends = torch.tensor(offsets if offsets is not None else [b * p.T for b in range(p.B + 1)])
+        ends = torch.tensor(offsets if offsets is not None else [b * p.T for b in range(p.B + 1)], device="cpu")
         starts, lengths = ends[:-1], ends.diff()
         chunks = (lengths + p.C - 1) // p.C
         self.C, self.NC, self.tokens = p.C, int(chunks.sum()), p.B * p.T
         shift = (chunks.cumsum(0) - chunks) * p.C - starts
-        self.at = (torch.arange(int(ends[-1])) + shift.repeat_interleave(lengths)).to(device)
+        self.at = (torch.arange(int(ends[-1]), device="cpu") + shift.repeat_interleave(lengths)).to(device)
 
     def rows(self, x: Tensor) -> Tensor:
         out = x.new_zeros(self.tokens, x.shape[1], x.shape[3])

@@ -391,7 +391,8 @@ def grads_as_stage(
 def image_of(state: Tensor) -> Tensor:
     """(.., rows, columns), rounded, in the order in which kernels keep it: swizzle_128B."""
     rows, columns = state.shape[-2:]
-    at = swizzle_128B(torch.arange(rows)[:, None], torch.arange(columns)[None], rows).flatten() // BF16
+    row, column = (torch.arange(n, device="cpu") for n in (rows, columns))
+    at = swizzle_128B(row[:, None], column[None], rows).flatten() // BF16
     image = state.new_empty(*state.shape[:-2], rows * columns, dtype=torch.bfloat16)
     image[..., at.to(state.device)] = state.flatten(-2).to(torch.bfloat16)
     return image

@@ -27,6 +27,11 @@ def on_its_device(function: Callable) -> Callable:
     return run
 
 
+def in_memory(x: Tensor) -> Tensor:
+    """x, or a copy where memory does not hold its numbers: torch has only noted that they are negated, or all zero."""
+    return x.clone() if x.is_neg() or (not x.data_ptr() and x.numel()) else x
+
+
 def aligned(x: Tensor | None, dtype: torch.dtype | None = None) -> Tensor | None:
     """Contiguous, at a multiple of 16 bytes."""
     if x is None:
@@ -35,7 +40,7 @@ def aligned(x: Tensor | None, dtype: torch.dtype | None = None) -> Tensor | None
         x = x.to(dtype)
     if not x.is_contiguous():
         x = x.contiguous()
-    return x if x.data_ptr() % 16 == 0 else x.clone()
+    return in_memory(x) if x.data_ptr() % 16 == 0 else x.clone()
 
 
 def laid_out(x: Inputs) -> dict[str, Tensor | None]:

@@ -105,8 +105,8 @@ def prefill(p: Problem, x: Inputs) -> Tensor:
     walk, pool = _Walk(p, x), x.initial_state
     start = x.ssm_state_indices if x.initial_state_indices is None else x.initial_state_indices
     S = _from_slots(p, pool, start, x.q)
-    chunk_slots = torch.full((walk.table.NC,), -1)
-    at_the_end = torch.full((p.N, 0), -1)
+    chunk_slots = torch.full((walk.table.NC,), -1, device="cpu")
+    at_the_end = torch.full((p.N, 0), -1, device="cpu")
     if p.checkpoints:
         chunk_slots, at_the_end = _checkpoints(walk.table, x.checkpoint_offsets, x.checkpoint_indices)
     entering = chunk_slots.to(pool.device)
@@ -119,7 +119,7 @@ def prefill(p: Problem, x: Inputs) -> Tensor:
 
 def _checkpoints(table: Ragged, offsets: Tensor, slots: Tensor) -> tuple[Tensor, Tensor]:
     """The slot of the state that enters each chunk, and slots of final states (N, E); -1: none."""
-    chunk_slots, at_the_end = torch.full((table.NC,), -1), torch.full(slots.shape, -1)
+    chunk_slots, at_the_end = (torch.full(shape, -1, device="cpu") for shape in ((table.NC,), slots.shape))
     for n, (at, to) in enumerate(zip(offsets.tolist(), slots.tolist())):
         for e, (offset, slot) in enumerate(zip(at, to)):
             if offset == table.lengths[n]:

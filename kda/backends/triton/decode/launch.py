@@ -13,6 +13,7 @@ from kda.host import Host, detect
 from kda.problem import Inputs, Problem
 
 from ...common.targets import target_of
+from ...common.tensors import in_memory
 from .plan import ROWS, Memory, config, grid, numbers, recipe, tensors
 
 Tensor = torch.Tensor
@@ -41,8 +42,9 @@ def recurrent(p: Problem, x: Inputs) -> tuple[Tensor, Tensor | None]:
         ht = torch.empty(p.N, p.HV, *last, dtype=torch.float32, device=device)
     if not p.N:
         return o.zero_(), ht
-    given = {row: getattr(x, row) for row in ROWS} | {
-        "A_log": _dense(x.A_log), "dt_bias": _dense(x.dt_bias), "state": x.initial_state,
+    state = x.initial_state if p.inplace or x.initial_state is None else in_memory(x.initial_state)
+    given = {row: in_memory(getattr(x, row)) for row in ROWS} | {
+        "A_log": _dense(x.A_log), "dt_bias": _dense(x.dt_bias), "state": state,
         "cu_seqlens": _dense(x.cu_seqlens, device), "slots": x.ssm_state_indices,
         "accepted": _dense(x.num_accepted_tokens),
     }  # fmt: skip
@@ -65,4 +67,4 @@ def _prepared(p: Problem, names: tuple[str, ...], lie: tuple, host: Host) -> Pre
 
 
 def _dense(x: Tensor | None, device: torch.device | None = None) -> Tensor | None:
-    return None if x is None else x.to(device or x.device, non_blocking=True).contiguous()
+    return None if x is None else in_memory(x.to(device or x.device, non_blocking=True).contiguous())

@@ -13,7 +13,7 @@ from kda.host import Host, detect
 from kda.problem import Step, StepInputs
 
 from ...common.targets import target_of
-from ...common.tensors import aligned
+from ...common.tensors import aligned, in_memory
 from . import step_plan
 from .plan import Memory
 from .step_plan import ROWS
@@ -40,8 +40,9 @@ def decode_step(s: Step, x: StepInputs) -> None:
     for name in FLAT:
         given[name] = aligned(given[name])
     for name in ROWS:
-        if given[name] is not None and given[name].stride(-1) != 1:
-            given[name] = given[name].contiguous()
+        if given[name] is not None:
+            given[name] = in_memory(given[name] if given[name].stride(-1) == 1 else given[name].contiguous())
+    given["beta"] = in_memory(x.beta)
     lie = tuple(
         None if t is None else (t.dtype, t.shape, t.stride(), t.data_ptr() % 16) for t in given.values()
     )
