@@ -232,8 +232,18 @@ def test_a_call_that_records_gradients_runs_by_its_parts(steps):
         assert layer.explain(hidden(1), cache=state(layer)) == "the layer uses kda.decode_step"
 
 
+def test_a_call_under_forward_mode_runs_by_its_parts(steps):
+    layer = make()
+    cache = state(layer)
+    with torch.no_grad(), torch.autograd.forward_ad.dual_level():
+        assert "nn.step.transforms" in layer.explain(hidden(1), cache=cache)
+        layer(hidden(1), cache=cache)
+    assert steps == []
+
+
 def test_every_rule_has_a_call_that_it_refuses():
-    assert {f"nn.step.{name}" for name in REFUSED} | {"nn.step.gradients"} == {rule.id for rule in step.RULES}
+    elsewhere = {"nn.step.gradients", "nn.step.transforms"}
+    assert {f"nn.step.{name}" for name in REFUSED} | elsewhere == {rule.id for rule in step.RULES}
 
 
 def test_a_step_whose_tails_stay_behind_is_noticed(monkeypatch):
