@@ -39,7 +39,7 @@ from evidence_cases import GROUPS, TESTS, Case, covering, covers, matches, paths
 from kda.compile import fetching
 from kda.compile.target import Target, parse
 from kda.verify import digests
-from kda.verify.ledger import FAILED, FILE, RAN, SIMULATED, Known, Ledger, host_code
+from kda.verify.ledger import FILE, RAN, SIMULATED, Known, Ledger, host_code
 
 HERE = Path(__file__).resolve().parents[1]
 DIGESTS = HERE / "tests" / "compiler" / "digests.json"
@@ -121,14 +121,14 @@ def groups_for(target: Target) -> list[tuple[str, str]]:
 
 def lacking(ledger: Ledger, target: Target, again: bool = False) -> list[Job]:
     """What to run, in this order: cases that take a path for the first time, tests of other paths, cases of kernels.
-    What failed with the same host code is left out, but for `again`."""
+    What failed with the same host code is left out; `again`: whatever has run counts as lacking."""
     failed = {run["case"] for run in ledger.runs if run["outcome"] != "ok" and run["host"] == host_code(run["path"])}
     failed = set() if again else failed
-    without = {each.name for each in ledger.paths() if each.state == SIMULATED or (again and each.state == FAILED)}
+    without = {each.name for each in ledger.paths() if again or each.state == SIMULATED}
     first: list[Job] = []
     later: list[Job] = []
     for backend, arch in groups_for(target):
-        codes = {each.code for each in ledger.kernels(f"{backend} {arch}") if each.state != RAN}
+        codes = {each.code for each in ledger.kernels(f"{backend} {arch}") if again or each.state != RAN}
         taken: set[str] = set()
         for case in covering(backend, arch, codes, without,
                              codes_of(ledger, backend, arch), failed):
@@ -400,7 +400,7 @@ def main() -> int:
     parser.add_argument("--out", metavar="FOLDER", type=Path, default=Path(os.environ.get("OUT") or RESULTS))
     parser.add_argument("--only", metavar="WORDS", default="", help="cases whose names have these words, in this order")
     parser.add_argument("--no-matrix", action="store_true", help="not the matrix of several GPUs")
-    parser.add_argument("--again", action="store_true", help="also what failed, with the same code")
+    parser.add_argument("--again", action="store_true", help="also what has run with this code, or failed")
     parser.add_argument("--workers", type=int, default=4, help="processes of a GPU  [default: 4]")
     parser.add_argument("--builders", type=int, help="processes that build kernels  [default: a CPU each, at most 16]")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")

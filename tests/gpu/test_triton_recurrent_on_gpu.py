@@ -64,6 +64,32 @@ def test_it_is_the_definition(B, T, states, v_first):
     check(call(B, T, states=states, v_first=v_first) | {"ssm_state_indices": slots_of(B)})
 
 
+def plain(x):
+    """The call with normal keys and step sizes as they come, a softplus gate, and without a bias."""
+    k, beta = torch.nn.functional.normalize(x["k"].float(), dim=-1).to(x["k"].dtype), x["beta"].sigmoid()
+    switches = dict(use_qk_l2norm_in_kernel=False, use_beta_sigmoid_in_kernel=False, lower_bound=None)
+    return x | switches | {"k": k, "beta": beta, "dt_bias": None}
+
+
+@pytest.mark.parametrize("N", [3, 64], ids=["few", "many"])
+@pytest.mark.parametrize("slots", [torch.int32, torch.int64], ids=str)
+@pytest.mark.parametrize("offsets", [torch.int32, torch.int64], ids=str)
+def test_every_dtype_of_offsets_and_slots_is_the_definition(offsets, slots, N):
+    x = plain(call(1, 2 * N, N=N))
+    check(x | {"cu_seqlens": torch.arange(0, 2 * N + 1, 2, dtype=offsets, device="cuda"),
+               "ssm_state_indices": slots_of(N, slots)})  # fmt: skip
+
+
+@pytest.mark.parametrize("B", [3, 64], ids=["few", "many"])
+def test_decays_in_float32_and_no_state_are_the_definition(B):
+    x = plain(call(B, 3, dtype=torch.float16)) | {"A_log": None, "initial_state": None, "use_gate_in_kernel": False}
+    x["g"] = -x["g"].float().abs()
+    doubled = {name: t.double() for name, t in x.items() if isinstance(t, torch.Tensor)}
+    o, exact = (kda.fused_recurrent_kda(**x | other)[0].double() for other in
+                (dict(backend="triton"), doubled | dict(backend="reference")))  # fmt: skip
+    assert (o - exact).norm() < 1e-3 * exact.norm()
+
+
 @pytest.mark.parametrize("K,V", [(60, 100), (256, 64), (16, 16)])
 def test_any_head_dims(K, V):
     check(call(3, 9, H=2, HV=6, K=K, V=V) | {"ssm_state_indices": slots_of(3)})
