@@ -438,8 +438,8 @@ def main() -> int:
     if asked.device == "cuda":
         matrix(asked, runner, len(devices))
     runner.run(devices)
-    done = [row for row in runner.rows.values() if row["case"] in {name_of(job) for job in jobs}]
-    print(f"{len(done)} rows of {len(jobs)} cases, {sum(row['outcome'] != 'ok' for row in done)} not ok")
+    done = [row for row in runner.rows.values() if row["case"] not in {before["case"] for before in rows}]
+    print(f"{len(done)} new rows, {sum(row['outcome'] != 'ok' for row in done)} not ok; {len(jobs)} cases were lacking")
     sys.stdout.flush()
     os._exit(int(any(row["outcome"] != "ok" for row in done)))                 # threads may still build
 
