@@ -1,7 +1,8 @@
 """Draw the picture of the README out of benchmarks/results: `python benchmarks/picture.py`.
 
 Two files, for light and for dark pages: docs/pictures/h200-light.svg and h200-dark.svg.  Nothing in them is typed by
-hand: our times are those of h200-sm90.json and h200-sm90-step.json, those of others are in kda/measure/peers.json.
+hand: our times are those of h200-sm90.json and h200-sm90-step.json, those of others are in kda/measure/peers.json,
+which says which gate was timed.  `gates` are the rows of README's table of gates.
 """
 
 from __future__ import annotations
@@ -31,8 +32,12 @@ def read(name: str) -> list[dict]:
     return json.loads((RESULTS / f"{name}.json").read_text())["rows"]
 
 
+def saved() -> dict:
+    return json.loads((ROOT / "kda" / "measure" / "peers.json").read_text())
+
+
 def peers() -> list[dict]:
-    return json.loads((ROOT / "kda" / "measure" / "peers.json").read_text())["rows"]
+    return saved()["rows"]
 
 
 def of_peers(direction: str, key: str | None = None) -> list[Bar]:
@@ -65,6 +70,18 @@ def memory() -> list[Bar]:
     return [*of_peers("step", "GiB"), *(Bar(name, x, x, True) for name, x in mine)]
 
 
+def gates() -> list[str]:
+    """Milliseconds on an H100 with each gate: forward and step, at 64 heads and at 32."""
+    steps = {row["shape"]: row for row in read("h100-sm90-step") if row["regime"] == "slow"}
+    forwards = {(row["shape"], row["gate"]): row["forward"] for row in read("h100-gates")}
+    rows = []
+    for gate, suffix, model in (("bounded", "", "Kimi-K3"), ("softplus", " softplus", "Kimi-Linear")):
+        cells = [f"{forwards[shape, gate]:.3f}" for shape in ("h64-8k", "h32-8k")]
+        cells += [f"{steps[shape + suffix]['kept graph']:.2f}" for shape in ("h64-8k", "h32-8k")]
+        rows.append(f"| {gate}, as in {model} | {' | '.join(cells)} |")
+    return rows
+
+
 def draw(theme: dict[str, str], file: Path) -> None:
     import matplotlib
 
@@ -75,7 +92,9 @@ def draw(theme: dict[str, str], file: Path) -> None:
         "font.family": "sans-serif", "font.size": 10, "svg.hashsalt": "kda", "text.color": theme["text"],
         "axes.labelcolor": theme["text"], "xtick.color": theme["faint"], "ytick.color": theme["text"],
     })  # fmt: skip
-    panels = {"forward, ms": forward(), "training step, ms": step(), "peak memory of a step, GiB": memory()}
+    gate = f"{saved()['gate']} gate"
+    panels = {f"forward, ms, {gate}": forward(), f"training step, ms, {gate}": step(),
+              "peak memory of a step, GiB": memory()}  # fmt: skip
     heights = [len(bars) + 1.2 for bars in panels.values()]
     figure, axes = plt.subplots(len(panels), figsize=(8.4, 0.3 * sum(heights)), height_ratios=heights)
     for ax, (title, bars) in zip(axes, panels.items()):

@@ -129,7 +129,7 @@ def peers_line(groups: Sequence[Group]) -> str:
     if "peer" not in kinds_of(groups):
         return ""
     versions = ", ".join(f"{name} {version}" for name, version in saved()["versions"].items())
-    return f"Others: saved on {saved()['date']} with {versions}"
+    return f"Others: saved on {saved()['date']} with a {saved()['gate']} gate, {versions}"
 
 
 # ---------------------------------------------------------------------------------------------- a picture
