@@ -10,8 +10,11 @@ import dataclasses
 import pytest
 import torch
 from cute_calls import assert_right, changed
+from naive import definition, make
 
+import kda
 from kda.compile.target import parse
+from kda.simulator import capture
 from kda.verify.cases import make_inputs
 from kda.verify.definition import budgets
 from kda.verify.parity import judge
@@ -98,3 +101,15 @@ def test_decays_that_grow_by_e8_in_a_chunk_are_the_definition(backend):
     growing = case_of(backend, "given", dict(T=64), dict(g=spread(0, 0.25)))
     assert growing.keywords["g"].float().sum(1).mean() > 7.9
     assert_is_the_definition(backend, growing)
+
+
+@pytest.mark.parametrize(("backend", "exponent", "most"), [
+    ("sm90", -20, 0.005), ("sm90", -60, 0.05), ("triton", -60, 0.007),
+])  # fmt: skip
+def test_small_rows_of_q_keep_the_accuracy_that_the_page_of_numerics_states(backend, exponent, most):
+    call = make(B=1, T=64, H=1, K=64, V=64, dtype=torch.bfloat16, gate="bounded", beta="sigmoid", chunk_size=64)
+    call.tensors["q"] = (call.tensors["q"].float() * 2.0**exponent).bfloat16()
+    with capture(arch="sm_90a"):
+        o, _ = kda.chunk_kda(**call.arguments, backend=backend)
+    exact = definition(call)[0]
+    assert (o - exact).norm() < most * exact.norm()
