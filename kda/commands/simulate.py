@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 HEAD = ("", "kernel", "launches", "findings", "warp instructions", "global bytes", "bank conflicts", "us")
 SCHEDULES = 3
+LIMIT = 100_000_000                          # warp instructions: at 0.3 to 10 million a second, minutes
 SCHEDULE_OF_MUTANTS = -1                     # in --json: the finding is of no schedule of ours
 FILE = OutputFile(path_type=Path)
 NO_LAUNCH = (
@@ -42,7 +43,8 @@ NO_LAUNCH = (
 @click.option("--schedules", type=Count(1), default=SCHEDULES, show_default=True,
               help="Orders of warps and copies under which each launch runs.")
 @click.option("--strict", is_flag=True, help="Rules that hardware tolerates count as findings, not as notes.")
-@click.option("--limit", type=Count(1), help="Warp instructions after which a launch is given up.  [default: none]")
+@click.option("--limit", type=Count(1), default=LIMIT, show_default=f"{LIMIT:,}",
+              help="Warp instructions after which a launch is given up: for loops that never end.")
 @click.option("--mutants", is_flag=True, help="Weaken each synchronising instruction: is it noticed?")
 @click.option("--workers", type=Count(1), default=1, show_default=True, help="Processes for --mutants.")
 @click.option("--clock", is_flag=True, help="Predict the time of each launch, too.")
@@ -51,7 +53,7 @@ NO_LAUNCH = (
 @common_options
 def command(
     screen: Screen, script: Path, args: tuple[str, ...], arch: Target, schedules: int, strict: bool,
-    limit: int | None, mutants: bool, workers: int, clock: bool, html: Path | None, sarif: Path | None,
+    limit: int, mutants: bool, workers: int, clock: bool, html: Path | None, sarif: Path | None,
 ) -> int:  # fmt: skip
     """Run a Python SCRIPT with a GPU that is simulated: races, missing fences, counters, time.
 
@@ -147,7 +149,8 @@ def as_json(found: Simulated, judged: Mutants | None, code: int, files: dict[str
         "milliseconds": found.session.milliseconds if found.session.options.get("clock") and runs else None,
         "launches": [
             {"kernel": run.kernel, "grid": run.grid, "block": run.block, "cluster": run.cluster,
-             "counters": run.counters, "milliseconds": run.clock.milliseconds if run.clock else None}
+             "counters": run.counters, "incomplete": run.incomplete,
+             "milliseconds": run.clock.milliseconds if run.clock else None}
             for run in runs
         ],
         "findings": [

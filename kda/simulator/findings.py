@@ -46,7 +46,9 @@ KINDS = {
     22: Kind("group", "{t}"),
     23: Kind("mbarrier-overwritten", "{t}"),
     24: Kind(
-        "too-many-instructions", "the launch ran {n} warp-instructions and has not ended; a larger limit allows more"
+        "too-many-instructions",
+        "the launch ran {n} warp-instructions and has not ended; a larger limit "
+        "(limit=, kda simulate --limit) allows more",
     ),
     25: Kind("unsupported", "{t}"),
     26: Kind("tcgen05-fence", "uses {a}, which {o} {u}: {t} is missing between", forgiven=True),
@@ -86,6 +88,8 @@ LONGEST = 200  # characters of an instruction: some list hundreds of registers
 LONGEST_NAME = 80  # characters of a kernel's name
 OF_THE_DSL = re.compile(r"kernel_cutlass_(.+?)_(tensorptr|object_at)")
 LISTED = 4  # of the findings that one at the same instruction stands for
+ENDINGS = {11, 12, 13, 24}  # nobody can go on: each that is found is one of those that end a launch
+ENDED = "it ended the launch, whose results are incomplete"
 RACES, ORDERLESS = {4, 5, 6, 7, 8, 28, 30}, {4, 5, 6}
 IN_MEMORY = {3, 26} | RACES
 
@@ -138,6 +142,7 @@ class Finding:
     memory: Memory | None = None
     by: Actor | None = None  # who did the other access
     advice: str | None = None  # what to do
+    ended: bool = False  # the launch, whose results are incomplete
     alike: tuple[Finding, ...] = field(default=(), repr=False)
 
     def __str__(self):
@@ -148,6 +153,8 @@ class Finding:
         lines = [f"{kind}: {who}: {self.says}{times}", f"at {self.place}"]
         if self.other:
             lines.append(f"and {self.other}")
+        if self.ended:
+            lines.append(ENDED)
         if self.advice:
             lines.append(f"to fix it: {self.advice}")
         if self.alike:
@@ -183,7 +190,10 @@ def folded(findings):
     for finding in findings:
         site = finding.place.source or finding.place
         sites.setdefault((finding.kind, finding.grade, finding.kernel, site), []).append(finding)
-    return [replace(first, alike=tuple(alike)) if alike else first for first, *alike in sites.values()]
+    return [
+        replace(first, alike=tuple(alike), ended=first.ended or any(f.ended for f in alike)) if alike else first
+        for first, *alike in sites.values()
+    ]
 
 
 class SimulationError(RuntimeError):
@@ -217,6 +227,11 @@ class Wording:
     def __init__(self, program, names, grid=(1, 1, 1), cluster=(1, 1, 1), warps=1, strict=False, heap=None):
         self.program, self.names, self.strict, self.heap = program, names, strict, heap
         self.grid, self.cluster, self.warps = grid, cluster, warps  # warps of a CTA
+
+    def findings(self, records, stopped):
+        """Those of a launch; `stopped`: the number of the one that ended it, from 1 on."""
+        for n, record in enumerate(records, 1):
+            yield replace(self.finding(record), ended=bool(stopped) and (n == stopped or record.kind in ENDINGS))
 
     def finding(self, record):
         gone = self._gone(record)

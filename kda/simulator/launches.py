@@ -111,7 +111,7 @@ def launch(
     checks: keep the history of every byte, to find races, missing fences and uninitialised reads.
     strict: a broken rule that hardware and compilers tolerate is an error instead of a note.
     raises: raise SimulationError if an error was found; a note never raises.
-    limit: the number of warp instructions after which the launch is abandoned.
+    limit: the number of warp instructions after which the launch is abandoned; None: it runs until it ends, or Ctrl-C.
     registers: per thread at the start, as ptxas chose them; setmaxnreg is checked against it.
     behind: the Run of a kernel that may still run when this one begins (a programmatic dependent launch): only
         griddepcontrol.wait orders that kernel's memory accesses before those of this one.
@@ -199,7 +199,7 @@ def _worded(record, program, spans, config, strict, heap):
     grid, block, cluster = tuple(record.grid), record.block, tuple(record.cluster)
     names = Names(spans, program, config, cluster[0] * cluster[1] * cluster[2])
     wording = Wording(program, names, grid, cluster, -(-block[0] * block[1] * block[2] // 32), strict, heap)
-    return [wording.finding(f) for f in record.findings[: record.nfindings]]
+    return [*wording.findings(record.findings[: record.nfindings], record.stopped)]
 
 
 class _Grids:

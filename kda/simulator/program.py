@@ -450,7 +450,7 @@ class Program:
                 )
             )
             args.extend(op.args)
-            mods.extend(m - (1 << 64) if m >= 1 << 63 else m for m in op.mods)
+            mods.extend((m + (1 << 63)) % (1 << 64) - (1 << 63) for m in op.mods)  # 64 bits, signed
         self.ops = ops
         self.triggers = any(op.handler == "grid" and op.mods == [0] for op in ops)  # lets the next grid begin
         self.count = len(ops)

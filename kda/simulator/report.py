@@ -23,6 +23,7 @@ class Run:
         self.grid, self.block, self.cluster = tuple(record.grid), tuple(record.block), tuple(record.cluster)
         self.findings = [f for f in findings if f.grade == "error"]
         self.notes = [f for f in findings if f.grade == "note"]
+        self.incomplete = bool(record.stopped)  # a finding ended the launch: see its `ended`
         self.clock = None  # the predicted time, if requested
         self.recorded = None  # what warps and units did when, if requested
         self.left = []  # its memory accesses, for a launch that may begin before this one has ended
@@ -131,6 +132,7 @@ class Run:
             rows += [None, ("bank conflicts", "passes, needed")]
             rows += [(f"  {at}", f"{passes:,}, {needed:,}") for at, passes, needed in conflicts[:10]]
         rows += self._timed() if self.clock else []
+        rows += [None, ("results", "incomplete: a finding ended the launch")] if self.incomplete else []
         rows += [None, ("findings, notes", f"{len(self.findings)}, {len(self.notes)}")]
         width = max(len(row[0]) for row in rows if row)
         lines = ["" if row is None else f"{row[0]:<{width}}  {row[1]}".rstrip() for row in rows]

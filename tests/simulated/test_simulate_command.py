@@ -118,6 +118,25 @@ def test_the_exit_code_says_how_it_ended(here, names, code, says):
     assert (sys.argv, sys.path) == (argv, path)
 
 
+def test_a_script_has_a_limit_without_being_asked(here, monkeypatch):
+    (limit,) = (option for option in command.params if option.name == "limit")
+    assert limit.default >= 10**7 and f"{limit.default:,}" in simulate("--help").output
+    monkeypatch.setattr(limit, "default", 9000)
+    result = simulate("script.py", "counts")
+    assert result.exit_code == 1 and "--limit) allows more" in result.output.replace("\n", " ").replace("    ", "")
+
+
+def test_every_output_says_that_a_launch_was_ended_by_a_finding(here):
+    said = "it ended the launch, whose results are incomplete"
+    options = ("--limit", "9000", "--html", "page.html", "--sarif", "log.sarif")
+    text = simulate(*options, "script.py", "counts", "twice").output
+    assert text.count(said) == 1
+    assert said in (here / "page.html").read_text() and said in results(here / "log.sarif")[0]["message"]["text"]
+    found = json.loads(simulate("--json", *options, "script.py", "counts", "twice").stdout)
+    assert [launch["incomplete"] for launch in found["launches"]] == [True, False]
+    assert [finding["ended"] for finding in found["findings"]] == [True]
+
+
 def test_a_script_that_cannot_be_parsed_is_shown_without_frames_of_others(here):
     (here / "script.py").write_text("print(1\n")
     result = simulate("script.py")

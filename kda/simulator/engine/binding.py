@@ -90,7 +90,7 @@ class Launch(ctypes.Structure):
         ("barrier_waits", U64),
         ("tmem_columns", U64),
         ("triggered", S32),
-        ("padding", S32),
+        ("newest", S32),
         ("clock", ctypes.c_void_p),
     ]
 

@@ -19,6 +19,7 @@ Finding *find_at(Machine *m, FindingKind kind, const Warp *w, int lane, s32 ins,
         if (f->kind == (s32)kind && same_place && same_warp) {
             last = k;
             f->count++;
+            launch->newest = k + 1;
             return f;
         }
         if (n && f->kind == (s32)kind) of_kind++;
@@ -32,7 +33,8 @@ Finding *find_at(Machine *m, FindingKind kind, const Warp *w, int lane, s32 ins,
     Finding *f = &launch->findings[launch->nfindings++];
     *f = (Finding){.kind = kind, .ins = ins, .other_ins = other_ins, .cta = (s32)w->cta->linear, .warp = w->index, .lane = lane,
                    .other_actor = -1, .other_cluster = -1, .other_warp = -1, .address = address, .size = size, .count = 1};
-    if (launch->fatal >> kind & 1) launch->stopped = 1;
+    launch->newest = launch->nfindings;
+    if (launch->fatal >> kind & 1) stop(m);
     return f;
 }
 
@@ -47,4 +49,6 @@ Finding *find(Warp *w, const Ins *i, int lane, FindingKind kind, u64 address, u6
     return f;
 }
 
-void stop(Machine *m) { m->launch->stopped = 1; }
+void stop(Machine *m) {
+    if (!m->launch->stopped) m->launch->stopped = m->launch->newest ? m->launch->newest : -1;
+}

@@ -251,12 +251,12 @@ typedef struct {
     /* results */
     Finding *findings;
     s32 nfindings;
-    s32 stopped;           /* a finding ended the launch */
+    s32 stopped;           /* the finding that ended the launch, from 1 on; -1: one that there was no room for; 0: none did */
     Counter *counters;
     u64 issued, launched_clusters, async_work, barrier_waits;
     u64 tmem_columns;      /* most that were allocated at once in a CTA */
     s32 triggered;         /* griddepcontrol.launch_dependents has run; TRIGGERED_EARLY: while grids ahead may still run */
-    s32 padding;
+    s32 newest;            /* the finding that was there last, or again, from 1 on */
     ClockSetting *clock;   /* NULL: nobody asks for the time */
 } Launch;
 enum { TRIGGERED = 1, TRIGGERED_EARLY = 2 };

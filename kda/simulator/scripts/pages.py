@@ -8,7 +8,7 @@ from html import escape
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..findings import Finding
+from ..findings import ENDED, Finding
 from ..mutation import Outcome
 from ..mutation.table import frames
 from ..timing.pages import document
@@ -89,7 +89,7 @@ def _told(finding: Finding, home: Path) -> str:
     if finding.other:
         at = places.of(finding.other, home)
         text += f"; the other is {places.shown(at.file, home) if at.file else 'PTX'}:{at.line}"
-    return text
+    return f"{text}; {ENDED}" if finding.ended else text
 
 
 def _kernel(

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from ..findings import Finding, Place
+from ..findings import ENDED, Finding, Place
 from ..mutation.sources import text_of
 from ..mutation.table import Outcome, frames
 from . import places
@@ -78,7 +78,8 @@ def _rule(name: str) -> dict[str, Any]:
 
 def _of_finding(finding: Finding, home: Path) -> dict[str, Any]:
     times = f", {finding.count} times" if finding.count > 1 else ""
-    text = f"{finding.says}{times} (kernel {finding.kernel}, at {finding.place.ptx})"
+    ended = f"; {ENDED}" if finding.ended else ""
+    text = f"{finding.says}{times}{ended} (kernel {finding.kernel}, at {finding.place.ptx})"
     result = _result(finding.kind, LEVELS.get(finding.grade, "warning"), text, finding.kernel,
                      places.of(finding.place, home), home)  # fmt: skip
     if finding.other:
