@@ -34,7 +34,19 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from evidence_cases import GROUPS, TESTS, Case, covering, covers, matches, paths_of
+from evidence_cases import (
+    GROUPS,
+    MORE_TESTS,
+    ON_GPU,
+    TESTS,
+    Case,
+    GpuTest,
+    covering,
+    covers,
+    gpu_tests,
+    matches,
+    paths_of,
+)
 
 from kda.compile import fetching
 from kda.compile.target import Target, parse
@@ -45,10 +57,11 @@ HERE = Path(__file__).resolve().parents[1]
 DIGESTS = HERE / "tests" / "compiler" / "digests.json"
 RESULTS = HERE / "benchmarks" / "results"
 TOGETHER = 48                                # kernels that are built in one go
+ALL_TESTS = TESTS | MORE_TESTS
 SIMULATOR = "simulator"                      # the card of a row that is of no GPU
 TWO_GPUS = "parallel: two GPUs of one host"  # the path of benchmarks/parallel_matrix.py
 Row = dict[str, Any]
-Job = Case | str                             # a case, or the path of tests
+Job = Case | GpuTest
 
 
 # ---- the ledger
@@ -68,9 +81,10 @@ def document(runs: Iterable[Row]) -> dict[str, Any]:
     """A ledger of the kernels and paths of this tree, with the last run of each case."""
     compilers = json.loads(DIGESTS.read_text())["compilers"]
     latest = {run["case"]: run for run in sorted(runs, key=lambda run: run["date"])}
-    names = [*paths_of(), *TESTS, TWO_GPUS]
-    runs = [latest[name] for name in sorted(latest) if latest[name]["path"] in names]
-    return {"compilers": compilers, "kernels": shipped(), "paths": names, "runs": runs}
+    paths = {path: [] for path in paths_of()} | {path: [test.name for test in gpu_tests(path)] for path in ALL_TESTS}
+    paths[TWO_GPUS] = []
+    runs = [latest[name] for name in sorted(latest) if latest[name]["path"] in paths]
+    return {"compilers": compilers, "kernels": shipped(), "paths": paths, "runs": runs}
 
 
 def written(document: Mapping[str, Any]) -> str:
@@ -81,9 +95,10 @@ def written(document: Mapping[str, Any]) -> str:
     kernels = lines(f"{json.dumps(group)}: {{\n   " + ",\n   ".join(
         f"{json.dumps(words)}: {json.dumps(codes)}" for words, codes in found.items()) + "}"
         for group, found in document["kernels"].items())  # fmt: skip
-    paths, runs = (lines(json.dumps(each) for each in document[name]) for name in ("paths", "runs"))
+    paths = lines(f"{json.dumps(path)}: {json.dumps(cases)}" for path, cases in document["paths"].items())
+    runs = lines(map(json.dumps, document["runs"]))
     return (f'{{"compilers": {json.dumps(document["compilers"])},\n "kernels": {{\n  {kernels}}},\n'
-            f' "paths": [\n  {paths}],\n "runs": [\n  {runs}]}}\n')  # fmt: skip
+            f' "paths": {{\n  {paths}}},\n "runs": [\n  {runs}]}}\n')  # fmt: skip
 
 
 def rows_of(file: Path) -> list[Row]:
@@ -134,8 +149,10 @@ def lacking(ledger: Ledger, target: Target, again: bool = False) -> list[Job]:
                              codes_of(ledger, backend, arch), failed):
             (later if case.path in taken or case.path not in without else first).append(case)
             taken.add(case.path)
-    tests = [path for path in TESTS if path in without]
-    return [*first, *tests, *later]
+    ran = {run["case"] for run in ledger.runs if run["host"] == host_code(run["path"])}
+    tests, more = ([test for path in some for test in gpu_tests(path) if again or test.name not in ran]
+                   for some in (TESTS, MORE_TESTS))  # fmt: skip
+    return [*first, *tests, *later, *more]
 
 
 def codes_of(ledger: Ledger, backend: str, arch: str) -> dict[Any, str]:
@@ -159,15 +176,11 @@ def listing(ledger: Ledger, target: Target) -> Iterator[str]:
             yield f"{each.name}: {each.state}"
     jobs = lacking(ledger, target)
     yield f"{len(jobs)} cases for {target.name}:"
-    yield from (f"    {name_of(job)}" for job in jobs)
+    yield from (f"    {job.name}" for job in jobs)
 
 
 def count(known: list[Known]) -> str:
     return f"{sum(each.state == RAN for each in known)} of {len(known)}"
-
-
-def name_of(job: Job) -> str:
-    return job if isinstance(job, str) else job.name
 
 
 # ---- running
@@ -223,7 +236,7 @@ class Runner:
             while waiting and len(recipes) < TOGETHER:
                 job = waiting.pop(0)
                 some.append(job)
-                recipes |= set() if isinstance(job, str) else {*job.recipes()}
+                recipes |= {*job.recipes()} if isinstance(job, Case) else set()
             fetching.attempt_all(recipes, self.asked.builders)
             for job in some:
                 self.ready.put(job)
@@ -252,8 +265,8 @@ class Runner:
             worker.process.kill()
 
     def limit(self, job: Job) -> float:
-        """Seconds that a case, or a file of tests, may take."""
-        return 300.0 if isinstance(job, str) else 150.0
+        """Seconds that a case may take, or a test with all its cases."""
+        return 150.0 if isinstance(job, Case) else 300.0
 
     def start(self, device: str) -> subprocess.Popen[str]:
         environment = os.environ | {"KDA_QUIET": "1", "PYTHONUNBUFFERED": "1"}
@@ -266,7 +279,7 @@ class Runner:
     def ask(self, worker: Worker, job: Job, limit: float) -> str | None:
         """Take the rows of a job; why it ended without its end."""
         ends = time.monotonic() + limit
-        worker.say(name_of(job))
+        worker.say(job.name)
         while True:
             try:
                 line = worker.lines.get(timeout=max(0.0, ends - time.monotonic()))
@@ -293,8 +306,7 @@ def save(file: Path, rows: list[Row]) -> None:
 
 
 def failure(job: Job, why: str, device: str) -> Row:
-    path = job if isinstance(job, str) else job.path
-    row: Row = {"case": name_of(job), "path": path, "outcome": "crash", "errors": [why], "launches": [], "codes": []}
+    row: Row = {"case": job.name, "path": job.path, "outcome": "crash", "errors": [why], "launches": [], "codes": []}
     return signed(row, device)
 
 
@@ -341,30 +353,27 @@ def matrix(asked: argparse.Namespace, runner: Runner, gpus: int) -> None:
 def serve(asked: argparse.Namespace) -> None:
     """Cases by name from stdin, one a line; their rows to stdout, then null."""
     import torch
-    from evidence_run import run, run_tests
+    from evidence_run import run, run_test
 
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)                            # what others print does not belong to the answers
     device = "cpu" if asked.device == "cpu" else "cuda:0"
-
-    def add(row: Row | None) -> None:
-        answers.write(json.dumps(row and signed(row, device)) + "\n")
-        answers.flush()
-
+    tests = {test.name: test for path in ALL_TESTS for test in gpu_tests(path)}
     for line in sys.stdin:
         name = json.loads(line)
-        job = name if name in TESTS else Case.named(name, asked.tokens)
+        job = tests.get(name) or Case.named(name, asked.tokens)
         try:
-            if isinstance(job, str):
-                run_tests(job, HERE / "tests" / "gpu" / TESTS[job], add)
+            if isinstance(job, Case):
+                row = run(job, device, asked.out / "budgets")
             else:
-                add(run(job, device, asked.out / "budgets"))
+                row = run_test(job.path, ON_GPU / ALL_TESTS[job.path], name.partition("::")[2])
+            row = signed(row, device)
         except Exception as error:
-            add(failure(job, f"{type(error).__name__}: {error}"[:2000], device) | {"outcome": "error"})
-            job = ""                         # a GPU's error stays with its process
-        add(None)
-        if isinstance(job, str):
-            os._exit(0)
+            row = failure(job, f"{type(error).__name__}: {error}"[:2000], device) | {"outcome": "error"}
+        answers.write(json.dumps(row) + "\nnull\n")
+        answers.flush()
+        if row["outcome"] not in ("ok", "skipped"):
+            os._exit(0)                      # an error of the GPU stays with its process
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
 
@@ -424,7 +433,7 @@ def main() -> int:
     if asked.list:
         print("\n".join(listing(ledger, target)))
         return 0
-    jobs = [job for job in lacking(ledger, target, asked.again) if matches(name_of(job), asked.only)]
+    jobs = [job for job in lacking(ledger, target, asked.again) if matches(job.name, asked.only)]
     if asked.device == "cpu":
         jobs, devices = [job for job in jobs if isinstance(job, Case)], ["cpu"]
     else:

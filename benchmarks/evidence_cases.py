@@ -7,6 +7,7 @@ no evidence yet, the most important first.
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import dataclasses
 import functools
@@ -15,6 +16,7 @@ import itertools
 import re
 from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from kda import ahead
@@ -68,15 +70,26 @@ PATHS: dict[str, tuple[dict[str, Form], tuple[str, ...]]] = {  # and what is cal
     "sm89": (FLOAT32, (FORWARD, RECOMPUTED, APART)),
 }  # fmt: skip
 GROUPS = tuple(group for group in digests.PROBLEMS if group[0] in PATHS)
-# Tests of tests/gpu: they call what is no plan of chunk_kda, and much of what is.
+# Tests of tests/gpu: what is no plan of chunk_kda, and what else they say of its plans.
 TESTS = {
     "triton: decode_step": "test_triton_decode_step_on_gpu.py", "triton: recurrent": "test_triton_recurrent_on_gpu.py",
     "pool: prefill from and to slots": "test_pool_on_gpu.py", "layer: nn.KimiDeltaAttention": "test_layer_on_gpu.py",
+}  # fmt: skip
+MORE_TESTS = {
     "sm90: tests of the forward": "test_sm90_forward_on_gpu.py",
     "sm90: tests of the backward": "test_sm90_backward_on_gpu.py",
     "triton: tests of chunk_kda": "test_triton_backend_on_gpu.py", "sm89: tests": "test_sm89_on_gpu.py",
     "reference: tests of the API": "test_api.py", "reference: tests of selftest and verify": "test_evidence.py",
 }  # fmt: skip
+ON_GPU = Path(__file__).resolve().parents[1] / "tests" / "gpu"
+LEFT_OUT = (".slow", ".exhaustive")          # marks of tests
+
+
+class GpuTest(NamedTuple):
+    """A test with all its cases, which is evidence for a path together with the others of its file."""
+
+    path: str
+    name: str                                # "file.py::test"
 
 
 @dataclass(frozen=True)
@@ -211,6 +224,16 @@ def paths_of() -> list[str]:
         for form, call in itertools.product(forms, calls):
             found |= {case.path: None for case, _ in itertools.islice(_cases(backend, arch, form, [call]), 1)}
     return list(found)
+
+
+def gpu_tests(path: str) -> list[GpuTest]:
+    file = (TESTS | MORE_TESTS)[path]
+    functions = [node for node in ast.parse((ON_GPU / file).read_text()).body if isinstance(node, ast.FunctionDef)]
+    return [
+        GpuTest(path, f"{file}::{node.name}") for node in functions
+        if node.name.startswith("test_") and not any(mark in ast.unparse(each) for each in node.decorator_list
+                                                     for mark in LEFT_OUT)
+    ]  # fmt: skip
 
 
 def covers(backend: str, arch: str, codes: Mapping[AnyRecipe, str]) -> set[str]:

@@ -13,7 +13,7 @@ import functools
 import hashlib
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +21,9 @@ import torch
 from evidence_cases import APART, FORWARD, KEEPS, Case, lengths, planned
 
 import kda
+from kda import host
 from kda.compile import driver
 from kda.compile.target import parse
-from kda.host import detect, standing_in
 from kda.simulator import capture
 from kda.simulator.chips import host_of
 from kda.verify import cases
@@ -207,36 +207,35 @@ def _code(kernel: Any) -> str:
 # ---- tests
 
 
-def run_tests(path: str, file: Path, add: Callable[[dict[str, Any]], None]) -> None:
-    """Add a row for each test of a file: whether its cases passed, and what those that passed launched."""
+def run_test(path: str, file: Path, name: str) -> dict[str, Any]:
+    """A row for a test: whether all its cases passed, and what those that passed launched."""
     import pytest
 
     with launches() as found:
-        watch = Watch(path, file.name, found, add)
-        code = pytest.main([str(file), "-q", "--maxfail=30", "-p", "no:cacheprovider", "-m", MARKS], plugins=[watch])
-    watch.end()
-    if not watch.ended:
-        raise RuntimeError(f"no test of {file.name} ran; pytest ended with {int(code)}")
+        watch = Watch({"case": f"{file.name}::{name}", "path": path}, found)
+        argv = [f"{file}::{name}", "-q", "--maxfail=8", "-p", "no:cacheprovider", "-m", MARKS]
+        code = int(pytest.main(argv, plugins=[watch]))
+    if code not in (0, 1) or not watch.row["cases"] + len(watch.row["errors"]) + watch.skipped:
+        raise RuntimeError(f"pytest ended with {code}")
+    if not watch.row["cases"] and not watch.row["errors"]:
+        watch.row["outcome"] = "skipped"
+    return watch.row
 
 
 class Watch:
-    """A plugin of pytest that adds up the cases of a test, which come one after another."""
+    """A plugin of pytest that adds up the cases of a test."""
 
-    def __init__(self, path: str, file: str, found: dict[str, str], add: Callable[[dict[str, Any]], None]):
-        self.path, self.file, self.found, self.add, self.ended = path, file, found, add, 0
-        self.row: dict[str, Any] = {}
+    def __init__(self, row: dict[str, Any], found: dict[str, str]):
+        self.found, self.skipped = found, 0
+        self.row = row | {"outcome": "ok", "errors": [], "cases": 0, "launches": [], "codes": [], "seconds": 0.0}
 
     def pytest_runtest_setup(self, item: Any) -> None:
-        case = f"{self.file}::{item.originalname}"
-        if self.row.get("case") != case:
-            self.end()
-            self.row = {"case": case, "path": self.path, "outcome": "ok", "errors": [], "cases": 0, "launches": [],
-                        "codes": [], "seconds": 0.0}  # fmt: skip
         poison("cuda")
         self.found.clear()
 
     def pytest_runtest_logreport(self, report: Any) -> None:
         self.row["seconds"] = round(self.row["seconds"] + report.duration, 2)
+        self.skipped += report.skipped
         if report.failed:
             text = report.longreprtext.strip().splitlines() or [""]
             self.row["outcome"] = "wrong"
@@ -246,14 +245,19 @@ class Watch:
             self.row["launches"] = sorted({*self.row["launches"], *self.found.values()})
             self.row["codes"] = sorted({*self.row["codes"], *self.found})
 
-    def end(self) -> None:
-        if self.row.get("cases") or self.row.get("errors"):
-            self.ended += 1
-            self.add(self.row)
-        self.row = {}
-
 
 # ---- one case
+
+
+@contextlib.contextmanager
+def on(stated: host.Host) -> Iterator[None]:
+    """Inside of the block every GPU looks like this one: in all threads, since autograd has one for each GPU."""
+    asked = host._asked
+    host._asked = lambda device: stated                                        # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        host._asked = asked
 
 
 def run(case: Case, device: str, kept: Path | None = None) -> dict[str, Any]:
@@ -264,10 +268,10 @@ def run(case: Case, device: str, kept: Path | None = None) -> dict[str, Any]:
             session = stack.enter_context(capture(arch=parse(case.arch).spelling, sms=case.sms or None))
             device = "cuda"
         else:
-            chip, host = host_of(case.arch), case.told(detect(device))
-            if host.cc != chip.cc and case.backend != "sm89":                  # older code, which the driver finishes
-                host = dataclasses.replace(host, cc=chip.cc, smem=chip.smem)
-            stack.enter_context(standing_in(host))
+            chip, gpu = host_of(case.arch), case.told(host.detect(device))
+            if gpu.cc != chip.cc and case.backend != "sm89":                   # older code, which the driver finishes
+                gpu = dataclasses.replace(gpu, cc=chip.cc, smem=chip.smem)
+            stack.enter_context(on(gpu))
         stack.enter_context(planned(case.backend, case.as_form.constants))
         found = stack.enter_context(launches(session))
         worst, errors = {}, []

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from pages import with_rows
 
-from kda.verify.ledger import FAILED, RAN, SIMULATED, Known, Ledger, cards, last_date
+from kda.verify.ledger import FAILED, RAN, SIMULATED, Known, Ledger, cards, host_code, last_date
 
 HERE = Path(__file__).resolve().parents[1]
 PAGE, README = HERE / "docs" / "results" / "evidence.md", HERE / "README.md"
@@ -44,19 +44,27 @@ def kernels(ledger: Ledger) -> Iterator[str]:
 
 def paths(ledger: Ledger) -> Iterator[str]:
     for each in ledger.paths():
-        runs = [run for run in ledger.runs if run["path"] == each.name and run["host"] == (each.run or {}).get("host")]
+        runs = [run for run in ledger.runs if run["path"] == each.name and run["outcome"] == "ok"
+                and run["host"] == (each.run or {}).get("host")]  # fmt: skip
         used = max((run for run in runs if "used" in run), key=lambda run: run["used"], default=None)
         closest = f"{used['result']}: {used['used']:.2f}" if used else "-"
-        yield f"| {each.name} | {state(each)} | {len(runs) or '-'} | {closest} |"
+        yield f"| {each.name} | {state(each)} | {cases(ledger, each, len(runs))} | {closest} |"
+
+
+def cases(ledger: Ledger, known: Known, ran: int) -> str:
+    needed = len(ledger.needed[known.name])
+    return f"{ran} of {needed}" if needed else str(ran or "-")
 
 
 def state(known: Known) -> str:
     if known.run is None:
         return SIMULATED
     where = f"{known.run['card']}, {known.run['date']}"
-    return {RAN: where, FAILED: f"failed: {where}", SIMULATED: f"{SIMULATED} since its code changed (before: {where})"}[
-        known.state
-    ]
+    if known.state != SIMULATED:
+        return f"failed: {where}" if known.state == FAILED else where
+    if known.run["host"] == host_code(known.name):
+        return f"in part: {where}"
+    return f"{SIMULATED} since its code changed (before: {where})"
 
 
 def missing(ledger: Ledger) -> Iterator[str]:

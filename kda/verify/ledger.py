@@ -99,7 +99,8 @@ class Ledger:
     def __init__(self, document: Mapping[str, Any]):
         self.compilers: Mapping[str, str] = document.get("compilers", {})
         self.shipped: Mapping[str, Mapping[str, Mapping[str, str]]] = document.get("kernels", {})
-        self.names: list[str] = list(document.get("paths", []))
+        # a path: the cases that it takes; none: any case of the path is evidence for it
+        self.needed: Mapping[str, list[str]] = document.get("paths", {})
         self.runs: list[Mapping[str, Any]] = sorted(document.get("runs", []), key=lambda run: run["date"])
 
     @classmethod
@@ -120,16 +121,18 @@ class Ledger:
 
     def paths(self, backend: str | None = None) -> Iterator[Known]:
         """Host paths, of one backend or all."""
-        for name in self.names:
+        for name in self.needed:
             if backend in (None, name.partition(":")[0]):
                 yield self._path(name)
 
     def _path(self, name: str) -> Known:
         runs = [run for run in self.runs if run["path"] == name]
         current = [run for run in runs if run["host"] == host_code(name)]
-        if failed := [run for run in current if run["outcome"] != "ok"]:
+        if failed := [run for run in current if run["outcome"] not in ("ok", "skipped")]:
             return Known(name, FAILED, failed[-1])
-        return Known(name, RAN if current else SIMULATED, (current or runs or [None])[-1])
+        ran = [run for run in current if run["outcome"] == "ok"]
+        whole = ran and {run["case"] for run in ran}.issuperset(self.needed[name])
+        return Known(name, RAN if whole else SIMULATED, (ran or runs or [None])[-1])
 
 
 def cards(known: Iterable[Known]) -> list[str]:

@@ -441,7 +441,7 @@ def test_json_is_one_object_with_stable_words_and_no_colour(machine):
 
 
 SWIFT_RAN = {
-    "compilers": {"swift": "Triton 3.7.1"}, "paths": ["sm90: forward, of a test"],
+    "compilers": {"swift": "Triton 3.7.1"}, "paths": {"sm90: forward, of a test": []},
     "kernels": {"swift sm90": {"bfloat16": {"chain 0": "a", "chain 1": "b"}}, "swift sm100": {}},
     "runs": [{"case": "one", "path": "sm90: forward, of a test", "host": "other code", "outcome": "ok", "codes": ["a"],
               "card": "H100", "date": "2026-11-28"}],

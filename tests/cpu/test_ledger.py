@@ -11,7 +11,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
 import evidence
 import ledger_page
-from evidence_cases import TESTS, Case, candidates, covering, covers, matches
+from evidence_cases import ON_GPU, Case, GpuTest, candidates, covering, covers, gpu_tests, matches
 
 from kda.verify import ledger
 from kda.verify.ledger import FAILED, FILE, RAN, SIMULATED, Ledger
@@ -28,7 +28,7 @@ def row(case=f"{PATH} | one", path=PATH, outcome="ok", codes=(CODE,), host=None,
 
 def ledger_of(*runs, codes=(CODE,)):
     kernels = {"sm89 sm89": {"float32": {f"chain {n}": code for n, code in enumerate(codes)}}}
-    return Ledger({"compilers": {"sm89": "NVRTC 13"}, "kernels": kernels, "paths": [PATH], "runs": runs})
+    return Ledger({"compilers": {"sm89": "NVRTC 13"}, "kernels": kernels, "paths": {PATH: []}, "runs": runs})
 
 
 def states(*runs, **words):
@@ -109,8 +109,19 @@ def test_cases_cover_every_kernel_and_path_of_float32():
 def test_a_case_is_known_by_its_name_and_the_tests_exist():
     case = next(iter(candidates("sm89", "sm89")))
     assert matches(case.name, "sm89 forward K=64") and not matches(case.name, "K=64 sm89: forward")
-    assert all((ROOT / "tests" / "gpu" / file).exists() for file in TESTS.values())
-    assert {path.partition(":")[0] for path in [*TESTS, evidence.TWO_GPUS]} <= set(ledger.HOST_CODE)
+    assert all((ON_GPU / file).exists() for file in evidence.ALL_TESTS.values())
+    assert {path.partition(":")[0] for path in [*evidence.ALL_TESTS, evidence.TWO_GPUS]} <= set(ledger.HOST_CODE)
+
+
+def test_a_path_of_tests_ran_when_each_of_them_did():
+    first, *others = gpu_tests("pool: prefill from and to slots")
+    document = evidence.document([row(case=first.name, path=first.path, codes=[])])
+    known = next(each for each in Ledger(document).paths() if each.name == first.path)
+    assert known.state == SIMULATED and ledger_page.state(known) == "in part: H100, 2026-11-28"
+    left = evidence.lacking(Ledger(document), evidence.parse("sm90"))
+    assert first not in left and all(test in left for test in others)
+    document = evidence.document([row(case=test.name, path=test.path, codes=[]) for test in (first, *others)])
+    assert [each.state for each in Ledger(document).paths() if each.name == first.path] == [RAN]
 
 
 WORKER = """
@@ -130,7 +141,7 @@ class Runner(evidence.Runner):
     started = 0
 
     def limit(self, job):
-        return 0.5 if job.endswith("hang") else 300.0
+        return 0.5 if job.name.endswith("hang") else 300.0
 
     def start(self, device):
         self.started += 1
@@ -140,10 +151,10 @@ class Runner(evidence.Runner):
 
 
 def test_a_case_that_crashes_or_hangs_does_not_lose_the_others(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(evidence, "failure", lambda job, why, device: row(case=job, outcome=why))
-    names = [f"{PATH} {word}" for word in ("first", "crash", "second", "hang", "third")]
+    monkeypatch.setattr(evidence, "failure", lambda job, why, device: row(case=job.name, outcome=why))
+    jobs = [GpuTest(PATH, f"{PATH} {word}") for word in ("first", "crash", "second", "hang", "third")]
     asked = argparse.Namespace(minutes=5, workers=1, builders=1, tokens=0)
-    runner = Runner(asked, names, tmp_path)
+    runner = Runner(asked, jobs, tmp_path)
     runner.run(["cpu"])
     outcomes = {run["case"].rpartition(" ")[2]: run["outcome"] for run in evidence.rows_of(tmp_path / "evidence.json")}
     assert outcomes == {"first": "ok", "second": "ok", "third": "ok", "crash": "the process ended with 9",
