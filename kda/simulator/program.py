@@ -266,9 +266,9 @@ class Builder:
         return [-1 if isinstance(item, Sink) else self.value(item, type_, wider) for item in items]
 
     def target(self, operand, type_, wider=False):
-        """Offset of a destination register of `type_`; -1 for `_`."""
+        """Offset of a destination register of `type_`; `_` stands for one that nothing reads."""
         if isinstance(operand, Sink):
-            return -1
+            return self.room(WIDTHS[type_])
         if not isinstance(operand, Register):
             self.fail(f"{operand} cannot be written to")
         self.check_width(operand, type_, wider)

@@ -105,6 +105,11 @@ def test_a_definition_replaces_its_extern_declaration():
     assert not x.extern and x.init == b"\x03\0\0\0"
 
 
+def test_a_common_variable_is_one_of_this_module():
+    (x,) = parse(HEAD + ".common .global .align 8 .u64 x[2];").variables
+    assert (x.name, x.space, x.size, x.extern) == ("x", "global", 16, False)
+
+
 @pytest.mark.parametrize(
     "text, found",
     [

@@ -157,6 +157,46 @@ def test_movmatrix_transposes():
     assert not run.findings
 
 
+@pytest.mark.parametrize(("product", "wanted"), [
+    ("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {{{d}}}, {{%r1, %r2, %r3, %r4}}, {{%r5, %r6}}, {{{c}}};", 4),
+    ("mma.sp.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {{{d}}}, {{%r1, %r2}}, {{%r5, %r6}}, {{{c}}}, %r9, 0;", 4),
+    ("mma.sync.aligned.m16n8k8.row.col.f16.f16.f16.f16 {{{d}}}, {{%r1, %r2}}, {{%r5}}, {{%r10, %r11}};", 2),
+], ids=["f32", "sparse", "f16"])  # fmt: skip
+def test_a_part_of_d_that_nobody_reads_may_be_a_sink(product, wanted):
+    inputs = "".join(f"mov.b32 %r{n}, 0x{0x3C003C00 + n:x};\n" for n in range(1, 12)) + "mov.b32 %r9, 0x44444444;\n"
+    names = [f"%f{n}" for n in range(4)] if wanted == 4 else ["%r12", "%r13"]
+    moves = "".join(f"mov.b32 {name}, 7;\n" for name in names)
+
+    def results(d):
+        text = inputs + moves + product.format(d=", ".join(d), c=", ".join(names)) + "\n"
+        text += "".join(f"mov.b32 %r{40 + n}, {name};\n" for n, name in enumerate(names))
+        return through_shared(text, IMAGE, outputs=wanted, target="sm_90a")[0]
+
+    whole, parts = results(names), results([name if n % 2 else "_" for n, name in enumerate(names)])
+    assert parts[1::2] == whole[1::2] and 7 not in parts[1]
+    assert parts[0::2] == [[7] * 32] * (wanted // 2)
+
+
+@pytest.mark.parametrize("instruction", [
+    "movmatrix.sync.aligned.m8n8.trans.b16 _, %r1;", "vote.sync.any.pred _, %p1, -1;", "activemask.b32 _;",
+    "bar.red.popc.u32 _, 0, %p1;",
+    "wmma.load.c.sync.aligned.m16n16k16.global.row.f32 {%f1, _, %f3, _, _, _, _, _}, [%rd1];",
+    "ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%r1, _}, [smem];", "match.all.sync.b32 _|%p1, %r1, -1;",
+    "isspacep.global _, %rd1;", "atom.global.add.u32 _, [%rd1], 1;",
+])  # fmt: skip
+def test_a_sink_takes_any_result(instruction):
+    launch(kernel(f"    {instruction}\n"), grid=1, block=32, args=[torch.zeros(1024)])
+
+
+@pytest.mark.parametrize("instruction", [
+    "mma.sync.aligned.m16n8k8.row.col.f16.f16.f16.f16 {%r12, %r13}, {%r1, _}, {%r5}, {%r10, %r11};",
+    "wgmma.mma_async.sync.aligned.m64n8k16.f32.f16.f16 {%f1, _, %f3, %f4}, %rd1, %rd2, 1, 1, 1, 0, 0;",
+    "wmma.store.d.sync.aligned.m16n16k16.global.row.f32 [%rd1], {%f1, _, %f3, %f4, %f5, %f6, %f7, %f8};",
+])  # fmt: skip
+def test_a_sink_is_nothing_to_read(instruction):
+    assert "`_` in " in refused(instruction)
+
+
 def test_another_lanes_row_needs_a_barrier():
     body = ROW_ADDRESS + "st.shared.u32 [%r2], %r0;\n" + ldmatrix(1)
     assert kinds(through_shared(body, IMAGE, outputs=1)[2]) == ["race-lanes"]

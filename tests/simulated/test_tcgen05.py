@@ -416,6 +416,14 @@ def test_cp_copies_rows_to_their_lanes(shape, lbo, sbo, swizzle):
     assert torch.equal(out, copied(shape, image, pattern(1, 64), 8, lbo, sbo, swizzle))
 
 
+@pytest.mark.parametrize("shape", [shape for shape in COPIES if "." in shape])
+def test_a_cp_may_name_its_shape_behind_its_warps_as_triton_does(shape):
+    image = random_image(37)
+    (one, other) = shape.split(".")
+    out, _ = run(copy(f"{other}.{one}", SOURCE), image=image)
+    assert torch.equal(out, copied(shape, image, pattern(1, 64), 8))
+
+
 def test_the_address_picks_the_lane_of_4x256b_in_each_slab():
     image, wanted = random_image(38), pattern(1, 64)
     out, _ = run(copy("4x256b", SOURCE, f"%r8+{31 << 16}"), image=image)

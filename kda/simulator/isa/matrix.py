@@ -178,7 +178,9 @@ def _fragments(b, given, types, shape, bits, type_, sparse=0):
         b.fail(f"{len(given)} operands", "D, A, B, C")
     into, *sources = given
     registers = [b.targets(into, type_), *(b.values(v, type_) for v in sources)]
-    if [len(g) for g in registers] != wanted or any(-1 in g for g in registers):
+    if -1 in _flat(registers[1:]):
+        b.fail("`_` in A, B or C", "`_` in D")
+    if [len(g) for g in registers] != wanted:
         b.fail(f"{_numbers(map(len, registers))} registers for D, A, B, C", _numbers(wanted))
     return registers
 

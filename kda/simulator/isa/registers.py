@@ -26,10 +26,9 @@ def source(b, operand, kind, wider=False):
 def target(b, operand, kind, wider=False):
     """Offset of a destination register."""
     _check_word(b, operand, kind)
-    offset = b.target(operand, kind, wider)
-    if offset < 0:
+    if isinstance(operand, Sink):
         b.fail("`_` as the only result")
-    return offset
+    return b.target(operand, kind, wider)
 
 
 def predicate_target(b, operand):

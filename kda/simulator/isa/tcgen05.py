@@ -22,6 +22,7 @@ MOST_REGISTERS = 128
 REDUCTIONS, REDUCED_TYPES = {"min": 1, "max": 2}, {"f32": 0, "u32": 1, "s32": 2}
 COPIES = {("128x256b",): 0, ("128x128b",): 1, ("4x256b",): 2, ("64x128b", "warpx2::02_13"): 3,
           ("64x128b", "warpx2::01_23"): 4, ("32x128b", "warpx4"): 5}  # fmt: skip
+MULTICASTS = {key[1] for key in COPIES if len(key) == 2}
 FORMATS = {(): 0, ("b8x16", "b6x16_p32"): 1, ("b8x16", "b4x16_p64"): 2}
 
 
@@ -246,7 +247,8 @@ def _scale(b, operand, kind):
 def lower_cp(b, ins, parts):
     group = _group(b, parts)
     formats = tuple(p for p in parts if p in {name for key in FORMATS for name in key})
-    shape = tuple(p for p in parts if p not in formats)
+    in_any_order = (p for p in parts if p not in formats)  # as ptxas takes them
+    shape = tuple(sorted(in_any_order, key=MULTICASTS.__contains__))
     if shape not in COPIES or formats not in FORMATS:
         b.fail(f"modifiers {', '.join(parts)}", "; ".join(".".join(key) for key in (*COPIES, *FORMATS) if key))
     taddr, source = _operands(b, ins, 2)

@@ -3,7 +3,7 @@
 import re
 
 from kda.simulator.isa.common import ALIGNED, MATRIX_TYPES, Op, operands
-from kda.simulator.ptx.syntax import Immediate, Vector
+from kda.simulator.ptx.syntax import Immediate, Sink, Vector
 
 # type of A -> (k, types that B may have, types that D may have)
 FORMS = {
@@ -69,8 +69,10 @@ def _lower_mma(b, ins, parts):
     targets = b.targets(given["D"], "b32")
     from_a = b.values(given["A"], "b32") if in_registers else [b.value(given["A"], "b64")]
     wanted = {"D": n // 4 if d == "f16" else n // 2, "A": 4 if in_registers else 1}
+    if any(isinstance(v, Sink) for m in ("D", "A") for v in getattr(given[m], "items", ())):
+        b.fail("`_` in D or A, which are read", "registers")
     for what, registers in (("D", targets), ("A", from_a)):
-        if len(registers) != wanted[what] or -1 in registers:
+        if len(registers) != wanted[what]:
             b.fail(f"{len(registers)} registers for {what}", str(wanted[what]))
     scale, negated = b.predicate(given["scale-d"])
     types = [MATRIX_TYPES[t] for t in (a, type_b, d)]

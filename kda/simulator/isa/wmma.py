@@ -54,7 +54,9 @@ def _check(b, ins, shape, type_, accumulator):
 def _vector(b, operand, shape, matrix, type_, write=False):
     kind = {"f64": "f64", "f32": "f32"}.get(type_, "b32")
     registers, wanted = (b.targets if write else b.values)(operand, kind), _registers(shape, matrix, type_)
-    if len(registers) != wanted or -1 in registers:
+    if -1 in registers:
+        b.fail(f"`_` in {matrix.upper()}, which is read", "`_` in what is written")
+    if len(registers) != wanted:
         b.fail(f"{len(registers)} registers for {matrix.upper()}", f"{wanted} of .{shape} and .{type_}")
     return registers
 

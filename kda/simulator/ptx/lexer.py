@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 NAME = r"(?:[A-Za-z][\w$]*|[_$%][\w$]+)"  # a lone `_` is the sink, not a name
-LINKING = r"(?:\.(?:visible|extern|weak)\s+)*"
+LINKING = r"(?:\.(?:visible|extern|weak|common)\s+)*"
 
 # Tried in this order at every place of the text; only `unknown` takes what PTX does not allow.
 # No `instruction` runs across a brace that opens or closes a scope: its own braces hold no `;`.
