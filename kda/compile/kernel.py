@@ -38,7 +38,7 @@ class Kernel(Code):
         grid, values = dim3(grid), addresses(args)
         if (found := taker()) is None:
             return driver.launch(self, grid, shape, values, args, stream)
-        return found.launch(self._described(grid, shape, values, args, _tensors(args, tensors), config))
+        return found.launch(self._described(grid, shape, values, args, _tensors(args, tensors), config, stream))
 
     def bound(
         self,
@@ -57,13 +57,14 @@ class Kernel(Code):
 
     def _described(
         self, grid: Dim3, shape: Shape, values: Sequence[Any], args: Sequence[Any], tensors: Mapping[str, Any],
-        config: Any = None,
-    ) -> Launch:
+        config: Any = None, stream: int | None = None,
+    ) -> Launch:  # fmt: skip
         """For a replacement of the driver; `values` are `addresses(args)`."""
         buffer = bytearray(self.layout.size)
         self.write(buffer, values, args)
         block, cluster, dynamic_shared, pdl, cooperative = shape
-        return Launch(self, grid, block, cluster, dynamic_shared, bytes(buffer), tensors, pdl, cooperative, config)
+        args = bytes(buffer)
+        return Launch(self, grid, block, cluster, dynamic_shared, args, tensors, pdl, cooperative, config, stream)
 
 
 class Bound:

@@ -172,7 +172,7 @@ class TritonKernel(Kernel):
             return driver.launch(self, grid, self._shape, values, flat, stream)
         tensors = dict(_tensors(zip(self.names, args)))
         tensors |= {"global scratch": scratch} if self.scratch else {}
-        return found.launch(self._described(grid, self._shape, values, flat, tensors))
+        return found.launch(self._described(grid, self._shape, values, flat, tensors, stream=stream))
 
     def _hold(self, values: Sequence[Any]) -> None:
         """Hold what was promised of the arguments."""
@@ -209,7 +209,7 @@ class TritonKernel(Kernel):
         _, first = next(_tensors(zip(self.names, args)))
         size = programs * self.num_ctas * self.scratch
         memory = torch.empty(size + self.scratch_align, dtype=torch.int8, device=first.device)
-        if stream is not None and memory.is_cuda:
+        if stream is not None:
             memory.record_stream(torch.cuda.ExternalStream(stream))
         return memory[-memory.data_ptr() % self.scratch_align :][:size]
 

@@ -72,6 +72,7 @@ OF_KIND = {  # by the engine's FindingKind: what does not depend on who did the 
     14: "name in the mask exactly the lanes that run it",
     28: "the lanes run bar.warp.sync (__syncwarp) after that access and before one of them arrives or releases",
     30: "run griddepcontrol.wait before this access",
+    34: "write it first, by a kernel or by torch (zeros instead of empty); or let nobody read it",
     31: "run tcgen05.wait::ld.sync.aligned between the two",
 }
 AT_EXIT = (  # of a copy in a bulk group; of one that an mbarrier tracks

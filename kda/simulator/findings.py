@@ -69,7 +69,9 @@ KINDS = {
     33: Kind(
         "copy-at-exit", "its CTA may end before this has read the CTA's shared memory: {t}", forgiven=True
     ),
+    34: Kind("uninitialised", "reads {a}, which nothing has written since it was allocated at {s}"),
 }
+UNWRITTEN = 34
 FREED = Kind("freed", "{t}")  # what the engine calls out-of-bounds, where it is known whose memory that was
 # what a warp did, by the engine's ActorKind
 ACTORS = (
@@ -91,7 +93,7 @@ LISTED = 4  # of the findings that one at the same instruction stands for
 ENDINGS = {11, 12, 13, 24}  # nobody can go on: each that is found is one of those that end a launch
 ENDED = "it ended the launch, whose results are incomplete"
 RACES, ORDERLESS = {4, 5, 6, 7, 8, 28, 30}, {4, 5, 6}
-IN_MEMORY = {3, 26} | RACES
+IN_MEMORY = {3, 26, 34} | RACES
 
 
 @dataclass(frozen=True)
@@ -260,6 +262,7 @@ class Wording:
             x="reads" if first == 5 else "writes",
             l=record.detail[1],
             v="may still read" if first == 6 else "writes",
+            s=self.heap.arena.at(record.address).allocated if number == UNWRITTEN else "",
             u="used" if record.other_actor else "allocated",
         )
         return Finding(

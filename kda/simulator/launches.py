@@ -14,7 +14,7 @@ import torch
 from kda.simulator import limits
 from kda.simulator.chips import CHIPS, number_of
 from kda.simulator.engine import binding
-from kda.simulator.findings import KINDS, SimulationError, Wording
+from kda.simulator.findings import KINDS, UNWRITTEN, SimulationError, Wording
 from kda.simulator.naming import Layout, Names, Span, span
 from kda.simulator.program import Program, align_up
 from kda.simulator.ptx import parse
@@ -141,6 +141,7 @@ def launch(
         Span(at, size, f"variable {name}") for name, _, at, size in p.builder.buffers
     ]
     regions, touched = _regions(spans)
+    kept = kept, heap and heap.mark_unwritten(regions[: len(touched)])
     grids = _Grids(p, regions[: len(touched)], behind, accesses)
 
     record = binding.Launch(
@@ -236,7 +237,7 @@ def _covering(spans, address, size):
 
 def _errors(strict):
     """One bit per kind of finding that is an error."""
-    return sum(1 << n for n, kind in KINDS.items() if strict or not kind.forgiven)
+    return sum(1 << n for n, kind in KINDS.items() if n != UNWRITTEN and (strict or not kind.forgiven))
 
 
 def _three(name, value):

@@ -7,7 +7,6 @@ line of JSON a launch.
 import os
 
 import pytest
-import torch
 
 from kda.verify import literal
 
@@ -66,18 +65,3 @@ def libnvrtc():
         nvrtc.version()
     except nvrtc.MissingCompilerError as error:
         pytest.skip(str(error))
-
-
-@pytest.fixture
-def fresh_memory_is_poisoned(monkeypatch):
-    """What a kernel does not write is nan, or a number far outside of every tensor."""
-
-    def poisoned(empty):
-        def make(*args, **how):
-            x = empty(*args, **how)
-            return x.fill_(torch.nan if x.is_floating_point() else torch.iinfo(x.dtype).max)
-
-        return make
-
-    for home, name in ((torch, "empty"), (torch, "empty_like"), (torch.Tensor, "new_empty")):
-        monkeypatch.setattr(home, name, poisoned(getattr(home, name)))

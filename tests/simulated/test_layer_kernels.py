@@ -13,7 +13,7 @@ from kda.nn import convolution
 from kda.nn.sequences import Sequences
 from kda.simulator import capture
 
-pytestmark = pytest.mark.usefixtures("one_thread", "fresh_memory_is_poisoned")
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 C = 40                                       # one block of channels that is not full
 OFFSETS = [0, 7, 7, 9, 10, 75, 90]           # an empty sequence, some shorter than the convolution, a padded tail

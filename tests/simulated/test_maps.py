@@ -15,7 +15,7 @@ from kda.simulator import capture
 from kda.verify.cases import make_inputs
 
 maps = operators.maps
-pytestmark = pytest.mark.usefixtures("one_thread", "fresh_memory_is_poisoned")
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 SHAPES = dict(HV=2, H=1, K=32, V=16)
 CASES = {

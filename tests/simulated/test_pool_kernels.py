@@ -20,7 +20,7 @@ from kda.problem import Problem
 from kda.simulator import capture
 from kda.simulator.chips import host_of
 
-pytestmark = pytest.mark.usefixtures("one_thread", "fresh_memory_is_poisoned")
+pytestmark = pytest.mark.usefixtures("one_thread")
 T = 150
 
 

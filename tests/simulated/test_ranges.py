@@ -20,7 +20,7 @@ from kda.verify.definition import budgets
 from kda.verify.parity import judge
 from kda.verify.simulated import SimulatedDoor
 
-pytestmark = pytest.mark.usefixtures("one_thread", "libnvrtc", "fresh_memory_is_poisoned", "kernels_built_here")
+pytestmark = pytest.mark.usefixtures("one_thread", "libnvrtc", "kernels_built_here")
 
 
 def spread(low, high):

@@ -44,7 +44,7 @@ from kda.simulator.chips import host_of
 from kda.verify.cases import make_inputs
 from kda.verify.simulated import SimulatedDoor
 
-pytestmark = pytest.mark.usefixtures("one_thread", "fresh_memory_is_poisoned")
+pytestmark = pytest.mark.usefixtures("one_thread")
 MANY = dict(lengths=(5, 33) * 20, HV=2)      # more sequences and heads than 74 clusters
 WALK = dict(lengths=(130, 1, 0, 70, 200))
 # Channels, and columns: one code handles both, and is proven with both.

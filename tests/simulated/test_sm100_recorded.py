@@ -25,7 +25,7 @@ from kda.stages import LOG2_E
 from kda.verify.cases import make_inputs
 from kda.verify.literal import l2norm, log_decay, step_size
 
-pytestmark = pytest.mark.usefixtures("one_thread", "fresh_memory_is_poisoned")
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 HOMES = {OperandsConfig: "fwd.operands", RecordConfig: "fwd.record", WalkConfig: "bwd.walk"}
 SHARED_OF_SM = 228 * 1024

@@ -21,7 +21,7 @@ from kda.problem import Problem
 from kda.simulator.chips import host_of
 from kda.verify.cases import make_inputs
 
-pytestmark = pytest.mark.usefixtures("one_thread", "three_segments", "fresh_memory_is_poisoned")
+pytestmark = pytest.mark.usefixtures("one_thread", "three_segments")
 
 
 @pytest.fixture

@@ -26,7 +26,7 @@ from kda.verify.doors import Door
 from kda.verify.parity import Oracle, alone
 from kda.verify.simulated import SimulatedDoor
 
-pytestmark = pytest.mark.usefixtures("one_thread", "libnvrtc", "fresh_memory_is_poisoned")
+pytestmark = pytest.mark.usefixtures("one_thread", "libnvrtc")
 
 
 # every option

@@ -33,7 +33,7 @@ from kda.simulator.chips import host_of
 from kda.verify.definition import definition
 from kda.verify.simulated import SimulatedDoor
 
-pytestmark = pytest.mark.usefixtures("one_thread", "libnvrtc", "fresh_memory_is_poisoned")
+pytestmark = pytest.mark.usefixtures("one_thread", "libnvrtc")
 
 
 def forget_steps():

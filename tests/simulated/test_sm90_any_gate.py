@@ -23,7 +23,7 @@ from kda.backends.sm90 import launch, plan
 from kda.backends.sm90.configs import GROUPS, TILES, tile
 from kda.verify.cases import make_inputs
 
-pytestmark = pytest.mark.usefixtures("one_thread", "fresh_memory_is_poisoned")
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def case_of(**options):

@@ -40,7 +40,7 @@ from kda.simulator.chips import host_of
 from kda.verify.parity import examine, prove
 from kda.verify.simulated import SimulatedDoor
 
-pytestmark = pytest.mark.usefixtures("one_thread", "kernels_apart", "fresh_memory_is_poisoned")
+pytestmark = pytest.mark.usefixtures("one_thread", "kernels_apart")
 
 
 gradients = functools.partial(cute_calls.gradients, backend="sm90")

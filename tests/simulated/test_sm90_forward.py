@@ -37,7 +37,7 @@ from kda.simulator.chips import host_of
 from kda.verify.cases import make_inputs
 from kda.verify.simulated import SimulatedDoor
 
-pytestmark = pytest.mark.usefixtures("one_thread", "kernels_apart", "fresh_memory_is_poisoned")
+pytestmark = pytest.mark.usefixtures("one_thread", "kernels_apart")
 
 OPTIONS = {
     "one chunk and a part of one": dict(T=33),

@@ -28,7 +28,7 @@ from kda.backends.sm90 import launch, plan
 from kda.verify.cases import make_inputs
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-pytestmark = pytest.mark.usefixtures("one_thread", "fresh_memory_is_poisoned")
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture

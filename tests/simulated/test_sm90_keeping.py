@@ -29,7 +29,7 @@ from kda.bundles import Save
 from kda.compile.recipes import imported
 from kda.simulator import capture
 
-pytestmark = pytest.mark.usefixtures("one_thread", "fresh_memory_is_poisoned")
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def keeping(case, save=Save.OWN, **options):

@@ -24,7 +24,7 @@ from kda.verify.doors import Door
 from kda.verify.parity import Oracle, describe, judge, masked
 from kda.verify.simulated import SimulatedDoor
 
-pytestmark = pytest.mark.usefixtures("one_thread", "kernels_apart", "fresh_memory_is_poisoned")
+pytestmark = pytest.mark.usefixtures("one_thread", "kernels_apart")
 
 MADE = find("fwd/gate+intra+wy")
 

@@ -12,7 +12,7 @@ from kda.backends.sm90.launch import forget_plans
 from kda.problem import Problem
 from kda.verify.cases import make_inputs
 
-pytestmark = pytest.mark.usefixtures("one_thread", "kernels_apart", "short_segments", "fresh_memory_is_poisoned")
+pytestmark = pytest.mark.usefixtures("one_thread", "kernels_apart", "short_segments")
 
 
 @pytest.fixture

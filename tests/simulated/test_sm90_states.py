@@ -10,7 +10,7 @@ pytest.importorskip("cutlass", reason="nvidia-cutlass-dsl is not installed")
 
 from kda.backends.sm90 import plan
 
-pytestmark = pytest.mark.usefixtures("one_thread", "fresh_memory_is_poisoned")
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 ROWS = dict(lengths=(130, 0, 65, 1), padding=5)
 SHARES = "packed, GVA, walks shared out"

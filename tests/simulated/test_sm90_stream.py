@@ -31,7 +31,7 @@ from kda.problem import Problem
 from kda.verify.cases import make_inputs
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
-pytestmark = pytest.mark.usefixtures("one_thread", "fresh_memory_is_poisoned")
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def case_of(**options):

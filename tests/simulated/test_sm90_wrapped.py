@@ -19,7 +19,7 @@ pytest.importorskip("cutlass", reason="nvidia-cutlass-dsl is not installed")
 from kda.backends.sm90 import plan
 from kda.verify.cases import make_inputs
 
-pytestmark = pytest.mark.usefixtures("one_thread", "fresh_memory_is_poisoned")
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def case_of(**options):

@@ -143,3 +143,102 @@ def test_a_program_of_one_stream_is_not_watched():
 def test_a_finding_raises_if_asked():
     with pytest.raises(kda.simulator.SimulationError, match="race-streams"):
         found(two, raises=True)
+
+
+# memory that is freed in one stream while another one may use it
+
+
+def workspace(x, stream, after=lambda room, stream: None, within=False):
+    """The last stream that uses it is not the one that allocated it."""
+    with torch.cuda.stream(stream if within else None):
+        room = torch.empty_like(x)
+    with torch.cuda.stream(stream):
+        copy(x, room)
+    after(room, stream)
+
+
+def allocates_again(x, stream):
+    workspace(x, stream)
+    torch.empty_like(x)
+
+
+def ends(x, stream):
+    workspace(x, stream)
+
+
+def waits_too_late(x, stream):
+    workspace(x, stream)
+    kept = torch.empty_like(x)
+    torch.cuda.current_stream().wait_stream(stream)
+    del kept
+
+
+def of_the_driver(x, stream):
+    driver = pytest.importorskip("cuda.bindings.driver")
+    _, room = driver.cuMemAlloc(256)
+    with torch.cuda.stream(stream):
+        copy(x, int(room))
+    driver.cuMemFreeAsync(room, 0)
+
+
+def recorded(x, stream):
+    workspace(x, stream, lambda room, stream: room.record_stream(stream))
+
+
+def waited_for(x, stream):
+    workspace(x, stream, lambda room, stream: torch.cuda.current_stream().wait_stream(stream))
+    torch.empty_like(x)
+
+
+def awaited_by_the_host(x, stream):
+    workspace(x, stream, lambda room, stream: stream.synchronize())
+
+
+def waited_for_before_it_is_used_again(x, stream):
+    workspace(x, stream)
+    torch.cuda.current_stream().wait_stream(stream)
+    torch.empty_like(x)
+
+
+def of_the_same_stream(x, stream):
+    workspace(x, stream, within=True)
+    torch.empty_like(x)
+
+
+def used_again_in_the_other_stream(x, stream):
+    workspace(x, stream)
+    with torch.cuda.stream(stream):
+        torch.empty_like(x)
+    torch.cuda.synchronize()
+
+
+@pytest.mark.parametrize("program", [allocates_again, ends, waits_too_late, of_the_driver], ids=lambda p: p.__name__)
+def test_a_workspace_that_another_stream_may_still_use_when_it_is_freed_is_found(program):
+    (freed,) = found(lambda x, y, z, first, second: program(x, first))
+    assert freed.kind == "freed" and freed.says.startswith("may still use 256 bytes that were allocated at ")
+    assert freed.says.count(__file__) == 2 and "record_stream" in freed.advice
+
+
+@pytest.mark.parametrize("program", [
+    recorded, waited_for, awaited_by_the_host, waited_for_before_it_is_used_again, of_the_same_stream,
+    used_again_in_the_other_stream,
+], ids=lambda program: program.__name__)  # fmt: skip
+def test_a_workspace_whose_last_use_is_ordered_before_the_next_one_is_clean(program):
+    assert not found(lambda x, y, z, first, second: program(x, first))
+
+
+def test_scratch_of_a_triton_kernel_in_another_stream_is_recorded():
+    pytest.importorskip("triton")
+    from kda.compile.triton import TritonKernel
+
+    text = kernel("mul.wide.u32 %rd5, %r0, 4; add.s64 %rd4, %rd2, %rd5; st.global.u32 [%rd4], %r0;", pointers=3)
+    scratch = TritonKernel.of(
+        next(iter(entries(text))), text, None, parse("sm_90a"), signature=("*i32",), names=("x",), num_warps=1,
+        scratch=128, scratch_align=128,
+    )  # fmt: skip
+
+    def program(x, y, z, first, second):
+        scratch.launch(1, x, stream=first.cuda_stream)
+        torch.empty_like(x)
+
+    assert not found(program)

@@ -30,7 +30,7 @@ from kda.verify.simulated import SimulatedDoor
 
 DIFFERENTIABLE = ("q", "k", "v", "g", "beta", "A_log", "dt_bias", "initial_state")
 
-pytestmark = pytest.mark.usefixtures("one_thread", "fresh_memory_is_poisoned", "kernels_built_here")
+pytestmark = pytest.mark.usefixtures("one_thread", "kernels_built_here")
 
 
 # calls

@@ -21,7 +21,7 @@ from kda.simulator import capture
 from kda.simulator.chips import host_of
 from kda.verify.steps import beside_plain_decoding, budgets, bytes_moved, copied, make_step, run_step
 
-pytestmark = pytest.mark.usefixtures("one_thread", "fresh_memory_is_poisoned")
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 archs = pytest.mark.parametrize("arch", ["sm90", "sm80", "sm100"])
 

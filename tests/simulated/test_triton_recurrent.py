@@ -22,7 +22,7 @@ from kda.simulator.chips import host_of
 from kda.verify.budget import Budget, shaken, shakes
 from kda.verify.cases import make_inputs
 
-pytestmark = pytest.mark.usefixtures("one_thread", "fresh_memory_is_poisoned")
+pytestmark = pytest.mark.usefixtures("one_thread")
 OPTIONS = dict(scale=None, final=True, v_first=False, inplace=False, batch_invariant=False)
 
 

@@ -16,7 +16,7 @@ import random
 import sys
 import weakref
 from collections import defaultdict, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from types import FrameType
 from typing import Any, NamedTuple
 
@@ -72,13 +72,17 @@ class Chunk:
 class Block:
     """One allocation."""
 
-    __slots__ = ("__weakref__", "address", "allocated", "chunk", "ends", "freed", "pool", "room", "size", "written")
+    __slots__ = ("__weakref__", "address", "allocated", "chunk", "ends", "freed", "pool", "recorded", "room", "size",
+                 "stream", "used", "written")  # fmt: skip
 
-    def __init__(self, chunk: Chunk, address: int, size: int, room: int, pool: Any):
+    def __init__(self, chunk: Chunk, address: int, size: int, room: int, pool: Any, stream: int):
         self.chunk, self.address, self.size, self.room = chunk, address, size, room
         self.allocated = Site(sys._getframe(2))
         self.freed: Site | None = None
         self.pool = None if pool is None else weakref.ref(pool)
+        self.stream = stream                 # that was current when it was allocated
+        self.used: dict[int, tuple[int, Any]] = {}  # by other streams: the number of the last launch, and its Run
+        self.recorded: set[int] = set()      # streams whose work the allocator waits for: Tensor.record_stream
         self.ends: Any = None                # the weak reference that notices the end
         self.written: bytearray | None = None  # a flag for each byte; None: all of them
 
@@ -91,17 +95,24 @@ class Block:
         """As a StorageWeakRef says it."""
         return self.gone
 
-    def wrote(self, tensor: torch.Tensor) -> None:
+    def wrote(self, address: int, size: int) -> None:
+        """Something has written these bytes."""
+        if self.written is not None:
+            begin, end = address - self.address, min(address - self.address + size, self.size)
+            self.written[begin:end] = b"\1" * (end - begin)
+
+    def wrote_tensor(self, tensor: torch.Tensor) -> None:
         """Something has written all of a tensor that lies here."""
         if self.written is None or not tensor.numel():
             return
-        begin, size = tensor.data_ptr() - self.address, tensor.element_size()
+        address, size = tensor.data_ptr(), tensor.element_size()
         if tensor.is_contiguous() or (dtype := FLAGS.get(size)) is None:
             last = sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride()))
-            self.written[begin : begin + (last + 1) * size] = b"\1" * ((last + 1) * size)
+            self.wrote(address, (last + 1) * size)
         else:
             flags = torch.frombuffer(self.written, dtype=dtype)
-            flags.as_strided(tensor.shape, tensor.stride(), begin // size).fill_(-1 if size > 1 else 1)
+            first = (address - self.address) // size
+            flags.as_strided(tensor.shape, tensor.stride(), first).fill_(-1 if size > 1 else 1)
 
     def unwritten(self) -> bytearray | None:
         """The flags, if some byte has not been written."""
@@ -115,10 +126,13 @@ class Block:
 
 
 class Arena:
-    """The memory of one capture.  `seed` varies which address an allocation gets."""
+    """The memory of one capture.  `seed` varies which address an allocation gets; `stream` says which one is current;
+    `reused` is called before an allocation that may get memory which other streams have used."""
 
-    def __init__(self, seed: int = 0):
+    def __init__(self, seed: int, stream: Callable[[], int], reused: Callable[[], None]):
+        self.stream, self.reused = stream, reused
         self.pool: Any = None                # of the CUDA graph that is captured now
+        self.left: list[Block] = []          # freed blocks that other streams have used
         self._random = random.Random(seed) if seed else None
         self._blocks: dict[int, Block] = {}  # by address
         self._begins: list[int] = []         # the addresses, sorted
@@ -133,10 +147,12 @@ class Arena:
         """So many bytes, aligned as CUDA aligns memory; poisoned unless the caller writes all of them."""
         if not size:
             return torch.empty(0, dtype=torch.uint8)
-        self._settle()
+        self.settle()
+        if self.left:
+            self.reused()
         room = -(-size // ALIGNMENT) * ALIGNMENT + GAP
         chunk, address = self._place(room)
-        block = Block(chunk, address, size, room, self.pool)
+        block = Block(chunk, address, size, room, self.pool, self.stream())
         view = chunk.view(address, size)
         block.ends = weakref.ref(view, functools.partial(self._end, block))
         self._blocks[address] = block
@@ -153,6 +169,11 @@ class Arena:
             return None
         block = self._blocks[self._begins[i]]
         return block if address < block.address + block.size else None
+
+    def wrote(self, address: int, size: int) -> None:
+        """The host has written these bytes."""
+        if (block := self.at(address)) is not None:
+            block.wrote(address, size)
 
     def among(self, numbers: Iterable[int]) -> Iterator[Block]:
         """The blocks that numbers point into, each once."""
@@ -197,12 +218,14 @@ class Arena:
         block.freed, block.ends = Site(sys._getframe(1)), None
         self._ended.append(block)
 
-    def _settle(self) -> None:
+    def settle(self) -> None:
         """Poison what has been freed, and let go of what has been kept back for long enough."""
         while self._ended:
             block = self._ended.popleft()
             if block.pool is not None and not block.gone:
                 continue                     # replays of its graph still use it
+            if block.used.keys() - block.recorded:
+                self.left.append(block)
             if block.size < LARGE:
                 ctypes.memset(block.address, POISON, block.size)
             self._kept.append(block)
@@ -242,3 +265,15 @@ class Heap(NamedTuple):
         covered = {block.address for block in self.arena.among(each.address for each in named)}
         more = [block for block in self.given if not self.is_gone(block) and block.address not in covered]
         return named + [Span(each.address, each.size, f"memory allocated at {each.allocated}") for each in more]
+
+    def mark_unwritten(self, regions: Iterable[Any]) -> list[Any]:
+        """Tell the engine's regions what has not been written yet; what must live as long as they do."""
+        kept = []
+        for region in regions:
+            block = self.arena.at(region.address)
+            if block is None or (flags := block.unwritten()) is None:
+                continue
+            first = (ctypes.c_char * len(flags)).from_buffer(flags)
+            region.written = ctypes.addressof(first) + region.address - block.address
+            kept.append(first)
+        return kept

@@ -17,6 +17,9 @@ from ..timing.clock import together
 from . import memory
 from .arena import Heap
 from .devices import runs
+from .unwritten import Trial
+
+PATIENCE = 100_000                           # instructions that a launch may run more when it is repeated
 
 
 class CaptureError(KdaError, RuntimeError):
@@ -113,9 +116,10 @@ class Session:
         accesses: bool = False,
     ) -> Any:  # fmt: skip
         kernel, behind = launch.kernel, self.runs[-1] if launch.pdl and self.runs else None
-        gpu, self.gpu = self.gpu, None       # what simulates sees the machine as it is
-        try:
-            run = launches.launch(
+        trial, options = Trial(heap, regions), {"config": launch.config} | self.options | {"raises": False}
+
+        def simulate(**more: Any) -> Any:
+            return launches.launch(
                 ptx or kernel.ptx,
                 kernel.name,
                 grid=launch.grid,
@@ -127,16 +131,19 @@ class Session:
                 memory=regions,
                 registers=kernel.registers,
                 behind=behind,
-                accesses=accesses,
-                heap=heap,
-                **{"config": launch.config} | self.options,
+                **options | more,
             )
+
+        gpu, self.gpu = self.gpu, None       # what simulates sees the machine as it is
+        try:
+            run = simulate(accesses=accesses, heap=heap)
+            trial.judge(run, lambda: simulate(timeline=False, limit=PATIENCE + 2 * run.counters["warp_instructions"]))
         finally:
             self.gpu = gpu
         if lost := self._lost_arguments(run, heap):
             run.findings = [*run.findings, *lost]
-            if self.options.get("raises"):
-                raise SimulationError(run.findings)
+        if run.findings and self.options.get("raises"):
+            raise SimulationError(run.findings)
         return run
 
     def tensor_map(self, **fields: Any) -> bytes:

@@ -49,6 +49,7 @@ class Region(ctypes.Structure):
         ("touched", ctypes.c_void_p),
         ("ahead", ctypes.c_void_p),
         ("left", ctypes.c_void_p),
+        ("written", ctypes.c_void_p),
         ("writable", S32),
         ("label", S32),
     ]

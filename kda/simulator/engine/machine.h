@@ -220,6 +220,7 @@ typedef struct {
     u8 *touched;    /* for each 32-byte sector: 1 read, 2 written */
     const u8 *ahead; /* for each byte, what grids do that may still run: AHEAD_*; NULL: there are none */
     u8 *left;       /* the same of this grid, for the next one; NULL: that begins when this one has ended */
+    u8 *written;    /* for each byte, whether anything has written it; NULL: all of them were */
     s32 writable, label;
 } Region;
 enum { PAGE = 4096, AHEAD_READS = 1, AHEAD_WRITES = 2 };

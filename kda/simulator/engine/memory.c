@@ -115,6 +115,14 @@ static void touch(Region *r, u64 address, u64 n, u8 how) { /* sectors of the add
     for (u64 s = address / 32; s <= (address + n - 1) / 32; s++) r->touched[s - r->address / 32] |= how;
 }
 
+/* A read of global memory that nothing has written since it was allocated: whether a result depends on it, Python finds out. */
+static void read_unwritten(Warp *w, const Ins *i, int lane, const Region *r, u64 address, u64 n) {
+    const u8 *first = memchr(r->written + (address - r->address), 0, n);
+    if (!first) return;
+    Finding *f = find(w, i, lane, UNWRITTEN, r->address + (u64)(first - r->written), n, "%s", "");
+    if (f) f->space = SPACE_GLOBAL;
+}
+
 bool global_read(Warp *w, const Ins *i, const Access *a, u64 address, void *to, u64 n, u64 align) {
     Region *r;
     u8 *p = global_bytes(w, i, a->lane, address, n, align, false, &r);
@@ -123,6 +131,7 @@ bool global_read(Warp *w, const Ins *i, const Access *a, u64 address, void *to, 
         return false;
     }
     if (w->machine->launch->checks) region_history(r, address - r->address, n, a, NULL, NULL, false);
+    if (r->written && w->machine->launch->checks) read_unwritten(w, i, a->lane, r, address, n);
     memcpy(to, p, n);
     touch(r, address, n, 1);
     counter(w, i)->global_read += n;
@@ -136,6 +145,7 @@ bool global_write(Warp *w, const Ins *i, const Access *a, u64 address, const voi
     if (w->machine->launch->checks) region_history(r, address - r->address, n, a, p, from, true);
     if (memcmp(p, from, n)) w->machine->progress++;
     memcpy(p, from, n);
+    if (r->written) memset(r->written + (address - r->address), 1, n);
     touch(r, address, n, 2);
     counter(w, i)->global_written += n;
     return true;

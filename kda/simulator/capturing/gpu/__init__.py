@@ -33,3 +33,4 @@ def present(session: Session) -> Iterator[None]:
         torch_cuda.put(patches)
         bindings.put(patches)
         yield
+        gpu.reused(all_streams=True)

@@ -72,7 +72,7 @@ class Allocations(TorchDispatchMode):
             found = self._called(func, facts, args, kwargs)
         for tensor in _written(facts, args, kwargs):
             if (block := self.arena.at(tensor.data_ptr())) is not None:
-                block.wrote(tensor)
+                block.wrote_tensor(tensor)
         if facts.fresh:
             self._take_in(found, facts.empty, () if facts.unowned else args)
         return found

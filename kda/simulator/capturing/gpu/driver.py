@@ -113,6 +113,7 @@ def copy(gpu: Gpu, to: Any, of: Any, size: int, *more: Any) -> None:
     await_all(gpu)                           # asynchronous copies, too: races with them are not looked for
     if size:
         ctypes.memmove(_address(to), _address(of), int(size))
+        gpu.arena.wrote(_address(to), int(size))
 
 
 def _address(what: Any) -> int:
@@ -132,6 +133,7 @@ def fill(gpu: Gpu, to: Any, value: int, count: int, width: int) -> None:
     if count:
         pattern = (int(value) & ((1 << 8 * width) - 1)).to_bytes(width, "little") * int(count)
         ctypes.memmove(int(to), pattern, len(pattern))
+        gpu.arena.wrote(int(to), len(pattern))
 
 
 def memory_info(gpu: Gpu) -> tuple[int, int]:

@@ -2,8 +2,8 @@
 
 Launches run here one after the other, so a missing wait between streams changes no result. Once a program has made a
 stream, every launch leaves which bytes it has read and written; one that touches what a launch of another stream has
-touched, with no order between the two, is a finding. What torch computes is not looked at, and of memory that has been
-freed in between nothing is said.
+touched, with no order between the two, is a finding. What torch computes is not looked at. Of memory that was freed in
+between, this is said when the stream in which it was allocated may get it again (`Order.freed`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from ...findings import Finding, Place
+from ...findings import FREED, Finding, Place
 from ...naming import GLOBAL, Names
 from ..arena import Arena, Block
 
@@ -26,6 +26,11 @@ KIND = "race-streams"
 ADVICE = (
     "record an event in {other} behind {kernel}, and let {this} wait for it (wait_event, cudaStreamWaitEvent) before "
     "this launch; or launch both in one stream"
+)
+
+ADVICE_OF_FREED = (
+    "record the stream (tensor.record_stream); or let the stream that allocated it wait for this one before it is "
+    "freed; or allocate it in this one"
 )
 
 Mark = dict[int, int]                        # stream -> its launches that are over: an event's, a stream's, the host's
@@ -93,8 +98,20 @@ class Order:
                     if at is not None:
                         found.setdefault((other.kernel, other.stream), _finding(run, stream, other, *at))
             mine.append(Accesses(stream, number, run.kernel, address, flags, storage))
+            if isinstance(storage, Block) and storage.stream != stream:
+                storage.used[stream] = number, run
         self._seen += mine
         return list(found.values())
+
+
+    def freed(self, block: Block) -> list[Finding]:
+        """A block is free for its stream: what other streams may still do to it, which their runs have as findings."""
+        known, found = self.reached(block.stream), []
+        for stream, (number, run) in block.used.items():
+            if stream not in block.recorded and number > known.get(stream, 0):
+                found.append(_finding_of_freed(block, stream, run))
+                run.findings = [*run.findings, found[-1]]
+        return found
 
 
 def _join(into: Mark, other: Mapping[int, int]) -> None:
@@ -146,3 +163,12 @@ def _finding(run: Any, stream: int, other: Accesses, address: int, now: int, bef
         address, memory=memory,
         advice=ADVICE.format(other=f"stream {other.stream:#x}", this=f"stream {stream:#x}", kernel=other.kernel),
     )  # fmt: skip
+
+
+def _finding_of_freed(block: Block, stream: int, run: Any) -> Finding:
+    says = (
+        f"may still use {block}, in stream {stream:#x}: the memory is free for stream {block.stream:#x}, in which it "
+        "was allocated and which does not wait for this launch"
+    )
+    place = Place(run._program.kernel.line, f".entry {run.kernel}", None)
+    return Finding(FREED.id, says, run.kernel, 0, 0, 0, place, None, 1, block.address, advice=ADVICE_OF_FREED)

@@ -9,6 +9,7 @@ import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from ...chips import Chip, host_of
+from ...findings import SimulationError
 from .. import memory
 from ..arena import Arena
 from .order import DEFAULT, Order
@@ -30,7 +31,7 @@ class Gpu:
         self.stream: Any = None              # the current one; None: the default stream
         self.graph: Any = None  # that records launches now
         self.order = Order()
-        self.arena = Arena(session.options.get("schedule", 0))
+        self.arena = Arena(session.options.get("schedule", 0), lambda: self.stream_number, self.reused)
         self.peak = 0                        # bytes of memory in use when somebody asked
         self.allocations: dict[int, torch.Tensor] = {}  # by address, for cudaMalloc and its like
         self.objects: dict[int, Any] = {}    # what cuda-python made: modules, kernels, events, by handle
@@ -58,6 +59,15 @@ class Gpu:
         number = self.handle()
         self.order.created(number, blocking)
         return number
+
+    def reused(self, all_streams: bool = False) -> None:
+        """The current stream, or each one, may get memory now that was freed in it."""
+        self.arena.settle()
+        left, stream = self.arena.left, self.stream_number
+        self.arena.left = [block for block in left if not (all_streams or block.stream == stream)]
+        found = [each for block in left if block not in self.arena.left for each in self.order.freed(block)]
+        if found and self.session.options.get("raises"):
+            raise SimulationError(found)
 
     def handle(self) -> int:
         """A number that nothing else of this GPU has."""

@@ -45,6 +45,9 @@ class Tensors(TorchFunctionMode):
             return func(*args, **kwargs)
         if func in READ_BY_THE_HOST:
             self.gpu.order.host_waits()
+        if func in SEEN_BY_THE_HOST:
+            storage = args[0].untyped_storage()
+            self.gpu.arena.wrote(storage.data_ptr(), storage.nbytes())
         if (answer := ANSWERS.get(func)) is not None:
             return answer(self, func, args, kwargs)
         if caller.f_globals.get("__name__") == "torch._ops" and (found := _operator(func, caller)) is not None:
@@ -200,6 +203,7 @@ READ_BY_THE_HOST = {
     _T.item, _T.tolist, _T.numpy, _T.__bool__, _T.__int__, _T.__float__, _T.__index__, _T.__repr__,
     _T.__format__, _T.nonzero, torch.nonzero, torch.equal, _T.equal, torch.allclose, _T.allclose,
 }  # fmt: skip
+SEEN_BY_THE_HOST = {_T.numpy, _T.__array__, _T.untyped_storage}  # it may write what it gets, and torch does not notice
 ANSWERS: dict[Any, Answer] = {
     _T.device.__get__: _device_of,
     _T.is_cuda.__get__: lambda mode, func, args, kwargs: mode.place(args[0]) == "cuda",
@@ -256,8 +260,20 @@ def _reach(mode: Tensors, patches: Patches) -> None:
 
     for owner in (torch, torch.utils.dlpack):
         patches.answer(owner, {"from_dlpack": from_a_disguise})
-    patches.answer(torch.Tensor, {"record_stream": lambda gpu, x, stream: None})  # refused before a mode sees it
+    patches.put(torch.Tensor, "record_stream", _record_stream)                 # refused before a mode sees it
     patches.answer(torch, {"set_default_device": _set_default, "get_default_device": _get_default})
+
+
+def _record_stream(x: torch.Tensor, stream: Any) -> None:
+    """The allocator waits for the stream before it gives the memory away; kda's own code asks for it, too."""
+    gpu = current()
+    if gpu is None:
+        return _RECORD_STREAM(x, stream)
+    if (block := gpu.arena.at(x.untyped_storage().data_ptr())) is not None:
+        block.recorded.add(stream.cuda_stream)
+
+
+_RECORD_STREAM = torch.Tensor.record_stream
 
 
 def _set_default(gpu: Gpu, device: Any) -> None:
