@@ -13,6 +13,7 @@ import functools
 import hashlib
 import json
 import math
+import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -180,12 +181,12 @@ def launches(session: Any = None) -> Iterator[dict[str, str]]:
     if session is not None:
         before = len(session.launches)
         yield found
-        found |= {_code(each.kernel): each.kernel.name for each in session.launches[before:]}
+        found |= {_code(each.kernel): short(each.kernel.name) for each in session.launches[before:]}
         return
     launch = driver.launch
 
     def seen(kernel: Any, *args: Any, **keywords: Any) -> None:
-        found[_code(kernel)] = kernel.name
+        found[_code(kernel)] = short(kernel.name)
         return launch(kernel, *args, **keywords)
 
     driver.launch = seen
@@ -193,6 +194,11 @@ def launches(session: Any = None) -> Iterator[dict[str, str]]:
         yield found
     finally:
         driver.launch = launch
+
+
+def short(name: str) -> str:
+    """Of a kernel in the CuTe DSL the module and the class, which stand in its name."""
+    return re.sub(r"^kernel_cutlass_kernel_kdabackends(\w+?)_object_at.*", r"\1", name)
 
 
 _CODES: dict[int, tuple[Any, str]] = {}

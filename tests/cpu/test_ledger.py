@@ -3,6 +3,7 @@
 import argparse
 import json
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -10,9 +11,11 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
 import evidence
+import evidence_run
 import ledger_page
-from evidence_cases import ON_GPU, Case, GpuTest, candidates, covering, covers, gpu_tests, matches
+from evidence_cases import ON_GPU, PATHS, RECOMPUTED, Case, GpuTest, candidates, covering, covers, gpu_tests, matches
 
+from kda.host import Host, detect
 from kda.verify import ledger
 from kda.verify.ledger import FAILED, FILE, RAN, SIMULATED, Ledger
 
@@ -118,10 +121,48 @@ def test_a_path_of_tests_ran_when_each_of_them_did():
     document = evidence.document([row(case=first.name, path=first.path, codes=[])])
     known = next(each for each in Ledger(document).paths() if each.name == first.path)
     assert known.state == SIMULATED and ledger_page.state(known) == "in part: H100, 2026-11-28"
-    left = evidence.lacking(Ledger(document), evidence.parse("sm90"))
+    left = evidence.lacking(Ledger(document), evidence.parse("sm89"))
     assert first not in left and all(test in left for test in others)
     document = evidence.document([row(case=test.name, path=test.path, codes=[]) for test in (first, *others)])
     assert [each.state for each in Ledger(document).paths() if each.name == first.path] == [RAN]
+
+
+@pytest.fixture
+def of_the_reference(monkeypatch):
+    """A case whose kernels are torch's, its inputs, and what is right for them."""
+    monkeypatch.setitem(PATHS, "reference", PATHS["sm89"])
+    words = "float32 K=8 V=16 C=32 bounded dt_bias=true l2norm beta=sigmoid state_dtype=float32 final_state=true packed"
+    case = Case("reference", "sm89", f"{words} state_v_first=true", "as the plan says", RECOMPUTED, tokens=80)
+    return case, *evidence_run.right(evidence_run.reused(case), "slow", "cpu", None)
+
+
+def test_a_right_case_is_within_every_budget(of_the_reference):
+    used = []
+    assert [*evidence_run.checked(*of_the_reference, "cpu", used)] == []
+    assert {name for *_, name in used} == {"o", "ht", "dq", "dk", "dv", "dg", "dbeta", "dA_log", "ddt_bias", "dh0"}
+
+
+def test_one_wrong_element_and_other_bits_of_a_second_call_are_told(of_the_reference, monkeypatch):
+    right, calls = evidence_run.called, []
+
+    def wrong(*arguments):
+        found = right(*arguments)
+        calls.append(found["dk"][0, 3, 0, 5].mul_(1.5 if not calls else 1.0))
+        return found
+
+    monkeypatch.setattr(evidence_run, "called", wrong)
+    first, second = evidence_run.checked(*of_the_reference, "cpu", [])
+    assert first.startswith("dk is ") and "times its budget" in first
+    assert second == "a second call, with nan in fresh memory, gives other bits: dk"
+
+
+def test_a_gpu_looks_as_it_is_stated_in_every_thread():
+    stated, found = Host("cuda:0", "A100", (8, 0), 3), []
+    with evidence_run.on(stated):
+        thread = threading.Thread(target=lambda: found.append(detect("cuda:0")))
+        thread.start()
+        thread.join()
+    assert found == [stated] and detect("cpu").device == "cpu"
 
 
 WORKER = """
