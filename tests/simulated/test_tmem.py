@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 import torch
-from assembly import kinds
+from assembly import kernel, kinds
 from tensor_core import LOADED, STORED, UNDER_ANY_SCHEDULE, float_bits, pattern, run, vector
 
 from kda.simulator.launches import launch
@@ -217,6 +217,41 @@ def test_a_load_without_a_wait_is_not_over_when_its_columns_are_freed():
     load = f"tcgen05.ld.sync.aligned.32x32b.x1.b32 {vector(0, 1)}, [%r9];"
     _, result = run("", load=load, strict=False, **QUIET)
     assert kinds(result) == ["race-read-write"] and result.findings[0].place.ptx == FREE
+
+
+REUSED = """
+    setp.lt.u32 %p4, %r0, 32;
+    setp.eq.u32 %p5, %r0, 32;
+    @%p5 mbarrier.init.shared::cta.b64 [smem+16], 1;
+    @%p5 fence.mbarrier_init.release.cluster;
+    @%p4 {write}
+    {before}
+    ld.shared.u32 %r8, [smem];
+    {between}
+    @%p5 mbarrier.arrive.expect_tx.shared::cta.b64 _, [smem+16], 16;
+    @%p5 cp.async.bulk.shared::cta.global.mbarrier::complete_tx::bytes [smem], [%rd1], 16, [smem+16];
+WAIT:
+    @%p5 mbarrier.try_wait.parity.shared::cta.b64 %p6, [smem+16], 0;
+    @!%p5 setp.eq.u32 %p6, 0, 0;
+    @!%p6 bra WAIT;
+    @%p4 tcgen05.dealloc.cta_group::1.sync.aligned.b32 %r8, 32;
+"""
+ALLOCATED = "tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [smem], 32;"
+
+
+@UNDER_ANY_SCHEDULE
+@pytest.mark.parametrize(("write", "before", "between", "found"), [
+    (ALLOCATED, "bar.sync 0;", "bar.sync 0;", set()),
+    (f"{ALLOCATED} @%p2 st.shared.u32 [smem], 0;", "bar.sync 0;", "bar.sync 0;", {"proxy"}),
+    (ALLOCATED, "bar.sync 0;", "", {"race-read-write"}),
+])  # fmt: skip
+def test_a_copy_to_where_an_allocation_has_left_its_address_needs_no_proxy_fence(
+    write, before, between, found, schedule
+):
+    """Triton gives the word to a buffer as soon as all warps have read it: a barrier orders the two."""
+    body = "setp.eq.u32 %p2, %r0, 0;\n" + REUSED.format(write=write, before=before, between=between)
+    result = launch(kernel(body, target="sm_100a"), grid=1, block=64, args=[torch.zeros(64)], **schedule)
+    assert set(kinds(result)) == found
 
 
 def test_new_columns_hold_nothing():

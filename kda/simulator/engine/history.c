@@ -310,7 +310,7 @@ static inline void write_cell(Repeat *last, Cell *c, u64 bytes, const Access *a,
     c->writer_clock = a->clock;
     c->writer_ins = a->ins;
     c->writer_lane = a->lane;
-    c->writer_async = a->async;
+    c->writer_async = a->async || a->in_either;
     c->writer_scope = a->scope;
     c->written = 1;
     c->rewritten = 0;

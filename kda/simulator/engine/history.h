@@ -33,6 +33,7 @@ typedef struct {
     u16 warp;
     u8 lane;
     u8 async; /* through the async proxy */
+    u8 in_either; /* in the order of its address for both proxies: no fence is due behind it */
     u8 scope;
     HistorySpace space;
 } Access;

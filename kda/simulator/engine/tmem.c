@@ -227,6 +227,7 @@ static Outcome op_alloc(Warp *w, const Ins *i, u32 lanes) {
     if (await(w, i, ctas, n, ALLOCATE) == BLOCK) return BLOCK;
     u64 to = (i->mod[1] ? R64(w, i->arg[0])[0] : R32(w, i->arg[0])[0]) + (u64)i->mod[0];
     Access a = warp_access(w, i, 0, SPACE_SHARED);
+    a.in_either = true; /* the manual: it maintains same-address ordering with respect to non-tcgen05 instructions, and copies are such */
     if (i->mod[2] && to >> 56 != WINDOW_SHARED)
         find(w, i, 0, OUT_OF_BOUNDS, to, 4, "tcgen05.alloc writes its result to shared memory; generic address 0x%llx is elsewhere",
              (unsigned long long)to);
