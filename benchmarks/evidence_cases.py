@@ -30,16 +30,16 @@ from kda.simulator.chips import host_of
 from kda.verify import digests
 
 FORWARD, APART, RECOMPUTED, STATES, ALL = "forward", "backward alone", "step", "step, states kept", "step, all kept"
-KEEPS = {RECOMPUTED: False, STATES: "states", ALL: True}       # of a step -> disable_recompute
+KEEPS = {RECOMPUTED: False, STATES: "states", ALL: True}       # what a step keeps -> disable_recompute
 
 class Form(NamedTuple):
     """A way in which host code launches a plan."""
 
-    kernel: str                              # by which a call that takes this form is known; "": any will do
+    kernel: str                              # a call of this form launches it; "": it may launch any
     T: int                                   # tokens and heads with which it exists
     heads: int
-    constants: Mapping[str, Any] = {}        # of kda/backends/sm90/plan.py, which choose it
-    sms: tuple[int, ...] = (0,)              # numbers of SMs that plans are told; 0: as many as there are
+    constants: Mapping[str, Any] = {}        # those of kda/backends/sm90/plan.py that choose it
+    sms: tuple[int, ...] = (0,)              # numbers of SMs that plans count on; 0: those of the GPU
 
 
 TWO = dict(FUSED=False, STREAM=False)
@@ -98,12 +98,12 @@ class Case:
 
     backend: str
     arch: str
-    words: str                               # of its class of problems
+    words: str                               # they name its class of problems
     form: str                                # a key of PATHS
     keeps: str                               # FORWARD, or what a step keeps
-    sms: int = 0                             # that plans are told; 0: as many as there are
+    sms: int = 0                             # that plans count on; 0: those of the GPU
     states: bool = True                      # final states are requested, and have gradients
-    every: bool = False                      # of a forward: states that enter chunks are requested
+    every: bool = False                      # a forward returns the states that enter chunks, too
     offsets: str = "int64"                   # dtype of cu_seqlens
     tokens: int = 0                          # instead of the form's, for the simulator
 
@@ -127,7 +127,7 @@ class Case:
 
     @functools.cached_property
     def problem(self) -> Problem:
-        """Of its forward."""
+        """The problem of its forward."""
         p, form = Problem.parse(self.words), self.as_form
         T = self.tokens or form.T
         return dataclasses.replace(
@@ -136,12 +136,12 @@ class Case:
             intermediate_states=self.every, disable_recompute=False,
         )  # fmt: skip
 
-    def told(self, host: Host) -> Host:
+    def with_its_sms(self, host: Host) -> Host:
         return dataclasses.replace(host, sms=self.sms or host.sms)
 
     def recipes(self) -> list[AnyRecipe]:
-        """Of the kernels that it launches, on a GPU of its arch; none where its backend does not accept the call."""
-        with standing_in(self.told(host_of(self.arch))), planned(self.backend, self.as_form.constants):
+        """The kernels that it launches on a GPU of its arch; none where its backend does not accept the call."""
+        with standing_in(self.with_its_sms(host_of(self.arch))), planned(self.backend, self.as_form.constants):
             try:
                 return list(dict.fromkeys(self._recipes()))
             except NoBackendError:
@@ -164,8 +164,8 @@ class Case:
 
 
 def lengths(T: int) -> tuple[int, ...]:
-    """Of packed sequences in a row of T tokens, the last nine of which belong to none.  A long one is alone: it would
-    not be cut beside others."""
+    """The lengths of packed sequences in a row of T tokens, the last nine of which belong to no sequence.  A long
+    sequence is alone, because beside others it would not be cut."""
     return (65, 0, 1, T - 75) if T < 1000 else (T - 9,)
 
 
@@ -244,8 +244,8 @@ def covers(backend: str, arch: str, codes: Mapping[AnyRecipe, str]) -> set[str]:
 def covering(
     backend: str, arch: str, wanted: set[str], paths: set[str], codes: Mapping[AnyRecipe, str], without: Container[str]
 ) -> list[Case]:
-    """Cases that take each of `paths` and launch each kernel of `wanted`, by the digests `codes`, as far as there are
-    any: first one for each path, then those that launch most of what is left.  None of `without`, which failed."""
+    """Cases that take each of `paths` and launch each kernel of `wanted`, by the digests `codes`, as far as that is
+    possible: first one for each path, then those that launch most of what is left.  None of `without`, which failed."""
     launched = {case: {codes[r] for r in recipes if r in codes}
                 for case, recipes in candidates(backend, arch).items() if case.name not in without}  # fmt: skip
     chosen, left, paths = [], set(wanted), set(paths)

@@ -53,8 +53,8 @@ def drawn(case: Case, regime: str, seed: int) -> cases.Case:
         gate=p.gate, regime=regime, beta=p.beta, l2norm=p.qk_l2norm, initial_state=p.state_dtype is not None,
         padding=PADDING if p.packed else 0, seed=seed,
     )  # fmt: skip
-    made = cases.make(spec)
-    x = dict(made.keywords)
+    plain = cases.make(spec)
+    x = dict(plain.keywords)
     for name, dtype in (("g", p.g_dtype), ("beta", p.beta_dtype), ("initial_state", p.state_dtype)):
         if x.get(name) is not None:
             x[name] = x[name].to(getattr(torch, dtype))
@@ -62,7 +62,7 @@ def drawn(case: Case, regime: str, seed: int) -> cases.Case:
         x["cu_seqlens"] = x["cu_seqlens"].to(getattr(torch, case.offsets))
     if not p.dt_bias:
         x.pop("dt_bias", None)
-    return cases.Case(spec, x, made.do, made.dht if p.final_state else torch.zeros_like(made.dht))
+    return cases.Case(spec, x, plain.do, plain.dht if p.final_state else torch.zeros_like(plain.dht))
 
 
 def named(outputs: tuple[Tensor | None, ...], final_state: bool) -> Tensors:
@@ -72,16 +72,16 @@ def named(outputs: tuple[Tensor | None, ...], final_state: bool) -> Tensors:
 
 def exactly(case: Case, given: cases.Case, device: str) -> Tensors:
     """All results in float64, by the reference."""
-    there = given.map(lambda x: x.to(device, torch.float64) if x.is_floating_point() else x.to(device))
-    leaves = leaves_of(there.keywords)
+    doubled = given.map(lambda x: x.to(device, torch.float64) if x.is_floating_point() else x.to(device))
+    leaves = leaves_of(doubled.keywords)
     options = dict(backend="reference")
-    outputs, wanted = kda.chunk_kda(**there.keywords | leaves | options), by_gradient(leaves)
-    grads = torch.autograd.grad(outputs[:2], list(wanted.values()), (there.do, there.dht), allow_unused=True,
+    outputs, wanted = kda.chunk_kda(**doubled.keywords | leaves | options), by_gradient(leaves)
+    grads = torch.autograd.grad(outputs[:2], list(wanted.values()), (doubled.do, doubled.dht), allow_unused=True,
                                 materialize_grads=True)  # fmt: skip
     found = {n: x.detach() for n, x in (named(outputs, True) | dict(zip(wanted, grads))).items()}
     if case.every:
         with torch.no_grad():
-            found["h"] = kda.chunk_kda(**there.keywords, **options, return_intermediate_states=True)[2]
+            found["h"] = kda.chunk_kda(**doubled.keywords, **options, return_intermediate_states=True)[2]
     return found
 
 
@@ -197,7 +197,7 @@ def launches(session: Any = None) -> Iterator[dict[str, str]]:
 
 
 def short(name: str) -> str:
-    """Of a kernel in the CuTe DSL the module and the class, which stand in its name."""
+    """The module and the class of a kernel in the CuTe DSL, which stand in its name."""
     return re.sub(r"^kernel_cutlass_kernel_kdabackends(\w+?)_object_at.*", r"\1", name)
 
 
@@ -277,7 +277,7 @@ def run(case: Case, device: str, kept: Path | None = None) -> dict[str, Any]:
             session = stack.enter_context(capture(arch=parse(case.arch).spelling, sms=case.sms or None))
             device = "cuda"
         else:
-            chip, gpu = host_of(case.arch), case.told(host.detect(device))
+            chip, gpu = host_of(case.arch), case.with_its_sms(host.detect(device))
             if gpu.cc != chip.cc and case.backend != "sm89":                   # older code, which the driver finishes
                 gpu = dataclasses.replace(gpu, cc=chip.cc, smem=chip.smem)
             stack.enter_context(on(gpu))
@@ -287,8 +287,8 @@ def run(case: Case, device: str, kept: Path | None = None) -> dict[str, Any]:
         errors: list[str] = []
         for regime in REGIMES:
             given, limits = right(reused(case), regime, device, kept)
-            there = given.map(lambda x: x.to(device))
-            errors += [f"{regime} gates: {line}" for line in checked(case, there, limits, device, used)]
+            on_device = given.map(lambda x: x.to(device))
+            errors += [f"{regime} gates: {line}" for line in checked(case, on_device, limits, device, used)]
         if session is not None:
             errors += [str(finding) for finding in session.findings]
     most, error, result = max(used)
@@ -318,7 +318,7 @@ def checked(
 
 
 def number(x: float) -> float | None:
-    """As JSON has it: three digits, and none of what is not finite."""
+    """What JSON can hold: three digits, and None where x is not finite."""
     return float(f"{x:.3g}") if math.isfinite(x) else None
 
 

@@ -68,7 +68,7 @@ def state(known: Known) -> str:
 
 
 def missing(ledger: Ledger) -> Iterator[str]:
-    """By class of problems, so that a row is readable: names of kernels with their numbers."""
+    """A row for each class of problems: names of kernels with their numbers."""
     for group in ledger.groups:
         found: dict[str, list[str]] = {}
         for each in ledger.kernels(group):

@@ -14,11 +14,11 @@ from .render import Screen
 
 
 class Ran(NamedTuple):
-    """Of one backend on one GPU."""
+    """How much of one backend has run, on a GPU like this one."""
 
     backend: str
     arch: str                                # for which its kernels are built
-    kernels: tuple[int, int]                 # that ran, of so many
+    kernels: tuple[int, int]                 # how many ran, and how many there are
     paths: tuple[int, int]
     cards: tuple[str, ...]
     last: str                                # a date; "" if nothing ran
@@ -29,7 +29,7 @@ class Ran(NamedTuple):
 
 
 def found(backends: Iterable[str], cc: tuple[int, int]) -> tuple[Ran, ...]:
-    """Of those that have kernels for this GPU, and are in the ledger."""
+    """One for each backend that has kernels for this GPU and is in the ledger."""
     ledger, targets = Ledger.read(), {name: code_for(cc, capability(name).archs) for name in backends}
     known = {group.split()[0] for group in ledger.groups}
     return tuple(_of(ledger, name, target.name) for name, target in targets.items() if target and name in known)

@@ -45,11 +45,11 @@ PROBLEMS = {
     ("sm100", "sm100"): FORWARDS + SMALL[:1], ("sm100", "sm103"): FORWARDS[:1], ("sm90", "sm90"): FORWARDS + SMALL,
     ("sm89", "sm89"): FLOATS, ("triton", "sm80"): BOTH[:2], ("triton", "sm90"): BOTH, ("triton", "sm100"): BOTH[:2],
 }  # fmt: skip
-COMPILERS = {"sm100": "cutedsl", "sm90": "cutedsl", "sm89": "nvrtc", "triton": "triton"}     # of known.COMPILERS
+COMPILERS = {"sm100": "cutedsl", "sm90": "cutedsl", "sm89": "nvrtc", "triton": "triton"}     # keys of known.COMPILERS
 
 
 class Digest(NamedTuple):
-    """Of one kernel's code."""
+    """What is kept of the code of one kernel."""
 
     code: str
     instructions: dict[str, int]             # opcode -> how often it stands there
@@ -68,9 +68,9 @@ def labelled(backend: str, arch: str) -> dict[str, AnyRecipe]:
 
 
 def version(backend: str) -> str:
-    """Of the compiler that makes a backend's kernels."""
-    name, of = known.COMPILERS[COMPILERS[backend]]
-    return f"{name} {of()}"
+    """The compiler that builds a backend's kernels, and its version."""
+    name, installed = known.COMPILERS[COMPILERS[backend]]
+    return f"{name} {installed()}"
 
 
 _COMMENTS = re.compile(r"/\*.*?\*/", re.DOTALL)

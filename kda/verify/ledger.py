@@ -77,10 +77,10 @@ def without_words(text: str) -> str:
 
 
 def _without_comment(number: int, line: bytes, strings: list[Any]) -> bytes:
-    at = line.find(b"#")
-    while at >= 0 and any(start <= (number, at) < end for start, end in strings):
-        at = line.find(b"#", at + 1)
-    return line if at < 0 else line[:at]
+    column = line.find(b"#")
+    while column >= 0 and any(start <= (number, column) < end for start, end in strings):
+        column = line.find(b"#", column + 1)
+    return line if column < 0 else line[:column]
 
 
 # ---- what is known
@@ -92,7 +92,7 @@ class Known(NamedTuple):
     name: str
     state: str                               # RAN, FAILED or SIMULATED
     run: Mapping[str, Any] | None            # for SIMULATED the last one before the code changed
-    code: str = ""                           # of a kernel
+    code: str = ""                           # the digest of a kernel
 
 
 class Ledger:
@@ -132,7 +132,8 @@ class Ledger:
             return Known(name, FAILED, failed[-1])
         ran = [run for run in current if run["outcome"] == "ok"]
         whole = ran and {run["case"] for run in ran}.issuperset(self.needed[name])
-        return Known(name, RAN if whole else SIMULATED, (ran or runs or [None])[-1])
+        last = ran or runs
+        return Known(name, RAN if whole else SIMULATED, last[-1] if last else None)
 
 
 def cards(known: Iterable[Known]) -> list[str]:
