@@ -22,6 +22,7 @@ from .errors import BuildError
 DTYPES = {
     "uint8": 0, "uint16": 1, "uint32": 2, "int32": 3, "uint64": 4, "int64": 5, "float16": 6, "float32": 7,
     "float64": 8, "bfloat16": 9, "float32_ftz": 10, "tfloat32": 11, "tfloat32_ftz": 12,
+    "16u4_align8b": 13, "16u4_align16b": 14,
 }  # fmt: skip
 SWIZZLES = {0: 0, 32: 1, 64: 2, 128: 3, "128/32": 4, "128/32+8": 5, "128/64": 6}
 COOPERATIVE, CLUSTER, PDL = 2, 4, 6          # attributes of a launch

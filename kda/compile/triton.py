@@ -39,7 +39,7 @@ VARIABLES = (
 # CUtensorMapDataType by the number that Triton's metadata holds (PTX's own order).
 _MAP_DTYPES = {
     0: "uint8", 1: "uint16", 2: "uint32", 3: "int32", 4: "uint64", 5: "int64", 6: "float16", 7: "float32",
-    8: "float32_ftz", 9: "float64", 10: "bfloat16",
+    8: "float32_ftz", 9: "float64", 10: "bfloat16", 13: "16u4_align8b", 14: "16u4_align16b",
 }  # fmt: skip
 _MAP_SWIZZLES = (0, 32, 64, 128)
 
@@ -339,19 +339,39 @@ def _descriptor(arg: Any, lowered: Mapping[str, Any] | None) -> list[Any]:
     if not lowered:
         flags = [arg.padding == "nan", *([arg.round_f32_to_tf32] if hasattr(arg, "round_f32_to_tf32") else [])]
         return [arg.base, *sizes, *flags, *sizes]
-    if lowered.get("is_im2col") or lowered["elem_type"] not in _MAP_DTYPES:
-        raise BuildError(f"a tensor descriptor lowered to {lowered} cannot be launched. Use a tiled, plain one.")
+    if lowered["elem_type"] not in _MAP_DTYPES:
+        known = ", ".join(f"{n} ({name})" for n, name in _MAP_DTYPES.items())
+        found = lowered["elem_type"]
+        raise BuildError(f"a tensor descriptor of element type {found} cannot be launched. Use one of {known}.")
     size, rounded = lowered["elem_size"], getattr(arg, "round_f32_to_tf32", False)
+    dims, box, im2col = list(arg.shape)[::-1], list(lowered["block_size"])[::-1], {}
+    if lowered.get("fp4_padded"):
+        dims[0] *= 2                         # the tensor has bytes, the map their halves
+    if lowered.get("is_im2col"):
+        if taker() is None:
+            raise BuildError("kda.compile.triton launches no descriptor in im2col mode on a GPU; a capture runs it.")
+        im2col = _image(arg, pixels=box.pop())
     found = tensor_map(
         address=arg.base.data_ptr(),
         dtype="tfloat32" if rounded else _MAP_DTYPES[lowered["elem_type"]],
-        dims=list(arg.shape)[::-1],
+        dims=dims,
         strides=[size * s for s in arg.strides[:-1]][::-1],
-        box=list(lowered["block_size"])[::-1],
+        box=box,
         swizzle=_MAP_SWIZZLES[lowered["swizzle"]],
         fill=arg.padding,
+        **im2col,
     )
     return [found, *sizes]
+
+
+def _image(arg: Any, pixels: int) -> dict[str, Any]:
+    """What a map in im2col mode says besides."""
+    corners = {"lower": arg.pixel_box_lower_corner, "upper": arg.pixel_box_upper_corner}
+    steps = arg.element_strides or [1] * len(arg.shape)
+    return {name: list(corner)[::-1] for name, corner in corners.items()} | {
+        "pixels": pixels,
+        "element_strides": list(steps)[::-1],
+    }
 
 
 def _tensors(named: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:

@@ -5,8 +5,10 @@
 
 import math
 import struct
+import subprocess
 import threading
 from dataclasses import dataclass
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -23,8 +25,9 @@ from cutlass.experimental.cuda import tensor_map as maps  # noqa: E402
 
 import kda.simulator  # noqa: E402
 from kda.compile import cutedsl, nvrtc  # noqa: E402
-from kda.compile.errors import MissingCompilerError  # noqa: E402
+from kda.compile.errors import BuildError, MissingCompilerError  # noqa: E402
 from kda.compile.store import Store  # noqa: E402
+from kda.compile.triton import flatten  # noqa: E402
 from kda.host import detect  # noqa: E402
 from kda.simulator.capturing import CaptureError, capture, memory  # noqa: E402
 from kda.simulator.capturing.devices import ATTRIBUTES, runs  # noqa: E402
@@ -453,6 +456,56 @@ def test_a_triton_descriptor_arrives_as_a_tensor_map(noted):
     with capture(arch="sm_90a") as session:
         through_a_map[(1,)](TensorDescriptor.from_tensor(x, [16, 64], padding="nan"), y, M=16, N=64)
     assert decode(session.runs[0].args[:128]) == TensorMap(x, box=(64, 16), swizzle=128, fill="nan")
+
+
+def lowered(**more):
+    """What Triton's compiler says of a descriptor."""
+    return {"swizzle": 3, "elem_size": 1, "elem_type": 0, "block_size": [8, 128], "fp4_padded": False} | more
+
+
+def test_a_padded_descriptor_of_gluon_counts_halves_of_bytes():
+    x = torch.zeros(16, 256, dtype=torch.uint8)
+    descriptor = SimpleNamespace(base=x, shape=x.shape, strides=x.stride(), padding="zero")
+    with capture(arch="sm_100a"):
+        found, *sizes = flatten(["tensordesc<u8>"], [descriptor], iter([lowered(elem_type=14, fp4_padded=True)]))
+    wanted = TensorMap(x.data_ptr(), (512, 16), (256,), (128, 8), dtype="16u4_align16b", swizzle=128)
+    assert decode(found) == wanted and sizes == [16, 256, 256, 1]
+
+
+def test_a_descriptor_of_gluon_in_im2col_mode_has_corners_from_the_inside_out():
+    x = torch.zeros(2, 7, 9, 64, dtype=torch.float16)
+    image = SimpleNamespace(
+        base=x, shape=x.shape, strides=x.stride(), padding="zero", element_strides=[1, 2, 3, 1],
+        pixel_box_lower_corner=[-1, -2], pixel_box_upper_corner=[3, 4],
+    )  # fmt: skip
+    meta = lowered(elem_size=2, elem_type=6, block_size=[16, 64], is_im2col=True)
+    with capture(arch="sm_90a"):
+        found, *_ = flatten(["tensordesc_im2col<fp16>"], [image], iter([meta]))
+    wanted = {"pixels": 16, "lower": (-2, -1), "upper": (4, 3), "element_strides": (1, 3, 2, 1)}
+    assert decode(found) == TensorMap(x, box=(64,), swizzle=128, **wanted)
+    with pytest.raises(BuildError, match="launches no descriptor in im2col mode on a GPU; a capture runs it"):
+        flatten(["tensordesc_im2col<fp16>"], [image], iter([meta]))
+
+
+def test_an_element_type_that_no_map_has_is_refused_by_its_number():
+    x = torch.zeros(16, 256, dtype=torch.uint8)
+    descriptor = SimpleNamespace(base=x, shape=x.shape, strides=x.stride(), padding="zero")
+    with pytest.raises(BuildError, match=r"element type 15 cannot be launched. Use one of 0 \(uint8\)"):
+        flatten(["tensordesc<u8>"], [descriptor], iter([lowered(elem_type=15)]))
+
+
+def test_a_kernel_of_triton_has_the_registers_that_ptxas_gives_it(noted, xy, tmp_path):
+    """Tutorials of Triton divide by them."""
+    with capture(arch="sm_90a"):
+        kernel = axpy[(3,)](*xy, 160, 2.0, BLOCK=64)
+        tiny = axpy.warmup(*xy, 160, 2.0, BLOCK=64, grid=(1,))
+        assert triton.runtime.driver.active.utils.load_binary("axpy", b"no cubin", 0, 0)[2:4] == (32, 0)
+        tiny._init_handles()
+    (tmp_path / "k.ptx").write_text(kernel.asm["ptx"])
+    ptxas = [triton.knobs.nvidia.ptxas.path, "-v", "-arch=sm_90a", tmp_path / "k.ptx", "-o", tmp_path / "k.cubin"]
+    says = subprocess.run(ptxas, capture_output=True, text=True, check=True).stderr
+    assert f"Used {kernel.n_regs} registers" in says and kernel.n_regs > 0
+    assert (kernel.n_spills, tiny.n_regs) == (0, kernel.n_regs)
 
 
 def test_kernels_of_nvrtc_are_taken_on_every_later_arch(noted):

@@ -7,6 +7,7 @@ import re
 from ...compile.target import Target
 from ..chips import Chip
 
+UNKNOWN_REGISTERS = 32                       # of a thread, where there is no cubin that tells: an estimate
 _KB = 1 << 10
 
 # cudaDeviceAttr -> what this device answers
@@ -65,5 +66,5 @@ def runs(ptx: str, target: Target) -> bool:
 def resident(device: Chip, registers: int | None, shared: int | None, threads: int, dynamic_shared: int) -> int:
     """CTAs of a kernel that a multiprocessor can hold."""
     by_shared = device.shared_sm // ((shared or 0) + dynamic_shared + _KB)
-    by_registers = 65536 // max((registers or 32) * threads, 1)
+    by_registers = 65536 // max((registers or UNKNOWN_REGISTERS) * threads, 1)
     return min(by_shared, device.threads_sm // max(threads, 1), by_registers, ATTRIBUTES[106](device))

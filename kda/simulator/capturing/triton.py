@@ -16,9 +16,11 @@ from typing import Any
 
 import torch
 
+from ...compile import elf
 from ...compile import triton as door
 from ...compile.errors import MissingCompilerError
 from ..timing.clock import together
+from .devices import UNKNOWN_REGISTERS
 from .session import CaptureError, Session
 
 FIRST_DEVICE = 1000                          # the device called 1090 is an sm_90: no machine has so many
@@ -83,8 +85,13 @@ class Driver:
         }
 
     def load_binary(self, name: str, kernel: bytes, shared: int, device: int) -> tuple[None, int, int, int, int]:
-        """(module, function, registers, spills, threads at most): nothing is loaded, so nothing needs unloading."""
-        return None, 0, 0, 0, 1024
+        """(module, function, registers, spills, threads at most): nothing is loaded, so nothing needs unloading.
+
+        The first two numbers are what ptxas says in the cubin; spills count words, as Triton's own driver has them.
+        """
+        found = elf.resources(kernel).get(name)
+        registers, spills = (found.registers, found.spills // 4) if found else (UNKNOWN_REGISTERS, 0)
+        return None, 0, registers or UNKNOWN_REGISTERS, spills, 1024
 
     def unload_module(self, module: Any) -> None:
         """Nothing was loaded."""
