@@ -71,6 +71,13 @@ int in_two_streams(float *x, float *y, int n, int order, int flags) {
     add<<<1, n, 0, second>>>(y, y, 1, n);
     return 0;
 }
+int attributes(int which) {
+    cudaFuncAttributes found;
+    CHECK(cudaFuncGetAttributes(&found, add));
+    const int known[] = {found.ptxVersion, found.binaryVersion, found.maxThreadsPerBlock, found.numRegs,
+                         found.maxDynamicSharedSizeBytes, int(found.constSizeBytes), found.clusterDimMustBeSet};
+    return known[which];
+}
 int asked() {
     int sms, blocks;
     cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, 0);
@@ -244,12 +251,55 @@ def test_a_function_that_is_not_replaced_is_refused_by_name():
     #include <cuda_runtime.h>
     __global__ void k(int *x) { *x = 1; }
     extern "C" int run(int *x) { cudaDeviceSetCacheConfig(cudaFuncCachePreferL1); k<<<1, 1>>>(x); return 3; }
+    extern "C" int plain(int *x) { k<<<1, 1>>>(x); return 98; }
     """
     lib = kda.simulator.library(source, arch="sm_80")
     x = torch.zeros(1, dtype=torch.int32)
     with kda.simulator.capture(arch="sm_80"), pytest.raises(CaptureError, match="called cudaDeviceSetCacheConfig"):
         lib.run(x)
     assert x.item() == 0
+    says = "plain was called after the host code had called cudaDeviceSetCacheConfig.*open the library again"
+    with kda.simulator.capture(arch="sm_80"), pytest.raises(CaptureError, match=says):
+        lib.plain(x)                         # its host code may have kept what the refused call left
+    again = kda.simulator.library(source, arch="sm_80")
+    with kda.simulator.capture(arch="sm_80"):
+        assert again.plain(x) == 98
+    assert x.item() == 1
+
+
+def test_host_code_may_ask_for_the_attributes_of_a_kernel(program):
+    with kda.simulator.capture(arch="sm_80"):
+        assert [program.attributes(n) for n in range(7)] == [80, 80, 1024, 32, 166912, 0, 0]
+
+
+CUB = """
+#include <cub/cub.cuh>
+#define RUN(call)                                \\
+    void *t = nullptr;                           \\
+    size_t n = 0;                                \\
+    if (cudaError_t e = call) return e;          \\
+    if (cudaError_t e = cudaMalloc(&t, n)) return e; \\
+    if (cudaError_t e = call) return e;          \\
+    return cudaFree(t)
+extern "C" int sum(const int *x, int *y, int m) { RUN(cub::DeviceReduce::Sum(t, n, x, y, m)); }
+extern "C" int scan(const int *x, int *y, int m) { RUN(cub::DeviceScan::ExclusiveSum(t, n, x, y, m)); }
+extern "C" int sort(const int *x, int *y, int m) { RUN(cub::DeviceRadixSort::SortKeys(t, n, x, y, m)); }
+extern "C" int bins(const int *x, int *y, int m) { RUN(cub::DeviceHistogram::HistogramEven(t, n, x, y, 17, -8, 8, m)); }
+"""
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("m", [300, 20_000])
+def test_algorithms_of_cub_run_with_their_own_host_code(m):
+    lib = kda.simulator.library(CUB, arch="sm_90a")
+    x = torch.randint(-8, 8, (m,), dtype=torch.int32, generator=torch.Generator().manual_seed(1))
+    wanted = {"sum": x.sum(), "scan": x.cumsum(0) - x, "sort": x.sort().values, "bins": torch.bincount(x + 8)}
+    with kda.simulator.capture(arch="sm_90a") as session:
+        for name, result in wanted.items():
+            y = torch.zeros(result.numel(), dtype=torch.int32)
+            assert getattr(lib, name)(x, y, m) == 0
+            assert torch.equal(y, result.int().view(-1)), name
+    assert len(session.runs) >= 4 and not session.findings
 
 
 def test_calls_outside_a_capture_and_unknown_names_are_refused(program):

@@ -96,6 +96,12 @@ class Library:
         def call(*args: Any) -> int:
             if current() is None:
                 raise CaptureError(f"{name} was called outside a capture. Call it inside kda.simulator.capture(...).")
+            if self._answers.refused:
+                raise CaptureError(
+                    f"{name} was called after the host code had called {self._answers.refused}, which a capture does "
+                    "not replace: host code may have kept what that call left. Leave that call out, or open the "
+                    "library again with kda.simulator.library(...) and call what works without it."
+                )
             result = function(*map(_passed, args))
             if error := self._answers.raised():
                 raise error
@@ -125,25 +131,26 @@ class _Answers(Callbacks):
     def __init__(self, of: Library):
         super().__init__()
         self.of = of
+        self.refused = ""                    # the first function of CUDA that has no answer and was called
 
     def address(self, name: str) -> int:
         types, answer = FUNCTIONS.get(name, ((), None))
         if answer is None:
-            return self.callback(name, lambda: _refuse(name), ())
+            return self.callback(name, lambda: self._refuse(name), ())
         returns = c_void_p if name in _RETURN_ADDRESSES else c_int
         return self.callback(name, lambda *args: answer(self, current(), *args), types, returns)
+
+    def _refuse(self, name: str) -> None:
+        self.refused = self.refused or name
+        error = CaptureError(f"the host code called {name}, which a capture does not replace. Leave the call out.")
+        print(f"kda.simulator: {error}", file=sys.stderr, flush=True)        # the program may abort before it is raised
+        raise error
 
     def launch(self, gpu: Gpu, function: int, grid: Any, block: Any, shared: int, params: Any, attributes: Any,
                stream: int | None) -> None:  # fmt: skip
         kernel = self.of.kernel_of(function)
         handle = images.keep(gpu, images.Function(kernel.name, kernel))
         images.launch(gpu, handle, grid, block, shared, params, None, attributes, stream or 0)
-
-
-def _refuse(name: str) -> None:
-    error = CaptureError(f"the host code called {name}, which a capture does not replace. Leave the call out.")
-    print(f"kda.simulator: {error}", file=sys.stderr, flush=True)            # the program may abort before it is raised
-    raise error
 
 
 # ---- the answers: (whose, gpu, arguments) -> None
@@ -191,6 +198,26 @@ def _pointer(a: _Answers, gpu: Gpu, to: Any, address: int) -> None:
 
 def _kernel(a: _Answers, gpu: Gpu, to: Any, function: int) -> None:
     to[0] = function
+
+
+class _Attributes(ctypes.Structure):
+    """cudaFuncAttributes; what is not named here is zero."""
+
+    _fields_ = (
+        *((name, c_size_t) for name in ("shared", "constant", "local")),
+        *((name, c_int) for name in ("threads", "registers", "ptx", "binary", "cached", "most_dynamic")),
+        ("more", c_int * 23),
+    )
+
+
+def _attributes(a: _Answers, gpu: Gpu, to: Any, function: int) -> None:
+    kernel = a.of.kernel_of(function)
+    handle = images.keep(gpu, images.Function(kernel.name, kernel))
+    shared, threads, registers, most_dynamic = (
+        d.function_attribute(gpu, which, handle) for which in (d.SHARED_SIZE, d.MAX_THREADS, d.REGISTERS, d.MAX_DYNAMIC)
+    )
+    code = 10 * kernel.target.cc[0] + kernel.target.cc[1]
+    to[0] = _Attributes(shared, 0, kernel.spills or 0, threads, registers, code, code, 0, most_dynamic)
 
 
 def _occupancy(a: _Answers, gpu: Gpu, to: Any, function: int, threads: int, shared: int, *flags: int) -> None:
@@ -282,6 +309,7 @@ FUNCTIONS: dict[str, tuple[tuple, Callable[..., Any] | None]] = dict.fromkeys((
     "cudaEventCreateWithFlags": ((_HANDLE, c_uint), _to(d.create_event)),
     "cudaEventRecord": ((_P, _P), _by(d.record)),
     "cudaEventElapsedTime": ((POINTER(c_float), _P, _P), _elapsed),
+    "cudaFuncGetAttributes": ((POINTER(_Attributes), _P), _attributes),
     "cudaOccupancyMaxActiveBlocksPerMultiprocessor": ((_INT, _P, c_int, c_size_t), _occupancy),
     "cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags": ((_INT, _P, c_int, c_size_t, c_uint), _occupancy),
     "cudaGetErrorString": ((c_int,), _worded),

@@ -6,7 +6,7 @@ import ctypes
 import pathlib
 from typing import Any
 
-from ..devices import ATTRIBUTES, resident
+from ..devices import ATTRIBUTES, UNKNOWN_REGISTERS, resident
 from ..runtime import encoded
 from ..session import CaptureError
 from . import images
@@ -153,7 +153,7 @@ def load_file(gpu: Gpu, path: Any, *options: Any) -> int:
 
 def function_attribute(gpu: Gpu, which: Any, function: Any, *device: Any) -> int:
     found = images.found(gpu, function, Function)
-    known = {MAX_THREADS: 1024, SHARED_SIZE: found.shared, REGISTERS: found.registers or 32,
+    known = {MAX_THREADS: 1024, SHARED_SIZE: found.shared, REGISTERS: found.registers or UNKNOWN_REGISTERS,
              MAX_DYNAMIC: gpu.chip.shared - (found.shared or 0)}  # fmt: skip
     return known.get(int(which)) or 0
 
