@@ -1,0 +1,53 @@
+"""The matrix of several GPUs, on processes of a CPU: that it runs, and that it notices what is wrong."""
+
+import itertools
+import json
+import pathlib
+import subprocess
+import sys
+
+import pytest
+import torch
+
+BENCHMARKS = pathlib.Path(__file__).resolve().parents[2] / "benchmarks"
+sys.path.insert(0, str(BENCHMARKS))
+
+import parallel_matrix as matrix  # noqa: E402
+
+
+def run(tmp_path, only):
+    file = tmp_path / "rows.json"
+    command = [sys.executable, str(BENCHMARKS / "parallel_matrix.py"), "--device", "cpu", "--json", str(file)]
+    ended = subprocess.run([*command, "--only", only], capture_output=True, text=True, check=False)
+    return ended, json.loads(file.read_text()) if file.exists() else None
+
+
+def test_any_three_options_meet_in_some_case():
+    cases = matrix.covering()
+    assert len(cases) < 80 and all(map(matrix.possible, cases))
+    for names in itertools.combinations(matrix.OPTIONS, 3):
+        met = {tuple(case[name] for name in names) for case in cases}
+        everything = itertools.product(*(matrix.OPTIONS[name] for name in names))
+        assert met == {values for values in everything if matrix.possible(dict(zip(names, values)))}
+
+
+def test_cases_run_on_processes_of_a_cpu_and_leave_a_row_each(tmp_path):
+    case = next(case for case in matrix.covering() if case["exchange"] == "tree" and case["layout"] == "lengths")
+    ended, rows = run(tmp_path, matrix.name_of(case))
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert [(row["case"], row["outcome"], row["card"]) for row in rows] == [(matrix.name_of(case), "ok", "CPU")]
+
+
+@pytest.mark.parametrize("wrong", [torch.full((4,), torch.nan), torch.ones(4) + 0.01, torch.ones(3)],
+                         ids=["nan", "far off", "of another shape"])  # fmt: skip
+def test_a_wrong_result_is_outside_the_budget(wrong):
+    exact = torch.ones(4, dtype=torch.float64)
+    assert not matrix.far(wrong, exact) <= 2 * matrix.far(exact.float(), exact) + matrix.FLOOR
+
+
+def test_without_two_gpus_it_says_what_it_needs(tmp_path):
+    if torch.cuda.device_count() >= 2:
+        pytest.skip("this machine has two GPUs")
+    command = [sys.executable, str(BENCHMARKS / "parallel_matrix.py")]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ended.returncode == 3 and "needs 2 GPUs" in ended.stdout
