@@ -19,6 +19,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import datetime
+import importlib
 import importlib.util
 import json
 import os
@@ -56,6 +57,7 @@ from kda.verify.ledger import FILE, RAN, SIMULATED, Known, Ledger, host_code
 HERE = Path(__file__).resolve().parents[1]
 DIGESTS = HERE / "tests" / "compiler" / "digests.json"
 RESULTS = HERE / "benchmarks" / "results"
+MATRIX = HERE / "benchmarks" / "parallel_matrix.py"
 TOGETHER = 48                                # kernels that are built in one go
 ALL_TESTS = TESTS | MORE_TESTS
 SIMULATOR = "simulator"                      # the card of a row that is of no GPU
@@ -82,7 +84,7 @@ def document(runs: Iterable[Row]) -> dict[str, Any]:
     compilers = json.loads(DIGESTS.read_text())["compilers"]
     latest = {run["case"]: run for run in sorted(runs, key=lambda run: run["date"])}
     paths = {path: [] for path in paths_of()} | {path: [test.name for test in gpu_tests(path)] for path in ALL_TESTS}
-    paths[TWO_GPUS] = []
+    paths[TWO_GPUS] = [in_words(case) for case in pairs_of_gpus()]
     runs = [latest[name] for name in sorted(latest) if latest[name]["path"] in paths]
     return {"compilers": compilers, "kernels": shipped(), "paths": paths, "runs": runs}
 
@@ -331,20 +333,36 @@ def versions() -> dict[str, str]:
     return {"torch": str(torch.__version__)} | {name: version for name, version in found.items() if version}
 
 
-def matrix(asked: argparse.Namespace, runner: Runner, gpus: int) -> None:
-    """The rows of two GPUs together."""
-    program = HERE / "benchmarks" / "parallel_matrix.py"
-    if gpus < 2 or not program.exists() or asked.no_matrix:
+def pairs_of_gpus() -> list[dict[str, Any]]:
+    """The cases of benchmarks/parallel_matrix.py, where there is one."""
+    if not MATRIX.exists():
+        return []
+    return importlib.import_module(MATRIX.stem).cases()
+
+
+def in_words(case: Mapping[str, Any]) -> str:
+    return "parallel: " + ", ".join(f"{name}={value}" for name, value in case.items())
+
+
+def matrix(asked: argparse.Namespace, runner: Runner, ledger: Ledger, gpus: int) -> None:
+    """The rows of two GPUs together; the program leaves out what its file says of cases that ran with this code."""
+    if gpus < 2 or not MATRIX.exists() or asked.no_matrix:
         return
     file, minutes = runner.out / "parallel_matrix.json", asked.minutes / 2
+    ran = {} if asked.again else {run["case"]: run for run in ledger.runs if run["outcome"] == "ok"
+                                  and run["path"] == TWO_GPUS and run["host"] == host_code(TWO_GPUS)}  # fmt: skip
+    before = [{"case": case, "outcome": "ok", "errors": {}, "seconds": ran[name]["seconds"]}
+              for case in pairs_of_gpus() if (name := in_words(case)) in ran]  # fmt: skip
+    file.write_text(json.dumps(before))
     with contextlib.suppress(subprocess.TimeoutExpired):
-        subprocess.run([sys.executable, str(program), "--json", str(file), "--minutes", f"{minutes:.1f}"],
-                       timeout=60 * minutes + 30, check=False)  # fmt: skip
-    for row in json.loads(file.read_text()) if file.exists() else ():
-        known: Row = {"case": f"parallel: {row['case']}", "path": TWO_GPUS, "outcome": row["outcome"], "launches": [],
-                      "codes": [], "errors": [] if row["outcome"] == "ok" else [str(row["errors"])],
-                      "seconds": row["seconds"]}  # fmt: skip
-        runner.add(signed(known, "cuda") | {name: row[name] for name in ("card", "date") if name in row})
+        subprocess.run([sys.executable, str(MATRIX), "--json", str(file), "--minutes", f"{minutes:.1f}"],
+                       timeout=60 * minutes + 130, check=False)  # fmt: skip
+    for row in json.loads(file.read_text()):
+        if (name := in_words(row["case"])) not in ran:
+            errors = [f"{what}: {why}" for what, why in row["errors"].items()] if row["outcome"] != "ok" else []
+            known: Row = {"case": name, "path": TWO_GPUS, "outcome": row["outcome"], "errors": errors, "launches": [],
+                          "codes": [], "seconds": row["seconds"]}  # fmt: skip
+            runner.add(signed(known, "cuda"))
 
 
 # ---- a worker
@@ -445,7 +463,7 @@ def main() -> int:
             jobs = [job for job in jobs if isinstance(job, Case)]
     runner = Runner(asked, jobs[: asked.most], asked.out)
     if asked.device == "cuda":
-        matrix(asked, runner, len(devices))
+        matrix(asked, runner, ledger, len(devices))
     runner.run(devices)
     done = [row for row in runner.rows.values() if row["case"] not in {before["case"] for before in rows}]
     print(f"{len(done)} new rows, {sum(row['outcome'] != 'ok' for row in done)} not ok; {len(jobs)} cases were lacking")
