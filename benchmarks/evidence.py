@@ -19,6 +19,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import datetime
+import functools
 import importlib
 import importlib.util
 import json
@@ -61,6 +62,7 @@ MATRIX = HERE / "benchmarks" / "parallel_matrix.py"
 TOGETHER = 48                                # kernels that are built in one go
 ALL_TESTS = TESTS | MORE_TESTS
 SIMULATOR = "simulator"                      # the card of a row that is of no GPU
+PARALLEL = "parallel: "
 TWO_GPUS = "parallel: two GPUs of one host"  # the path of benchmarks/parallel_matrix.py
 Row = dict[str, Any]
 Job = Case | GpuTest
@@ -84,7 +86,7 @@ def document(runs: Iterable[Row]) -> dict[str, Any]:
     compilers = json.loads(DIGESTS.read_text())["compilers"]
     latest = {run["case"]: run for run in sorted(runs, key=lambda run: run["date"])}
     paths = {path: [] for path in paths_of()} | {path: [test.name for test in gpu_tests(path)] for path in ALL_TESTS}
-    paths[TWO_GPUS] = [in_words(case) for case in pairs_of_gpus()]
+    paths[TWO_GPUS] = [PARALLEL + case for case in pairs_of_gpus()]
     runs = [latest[name] for name in sorted(latest) if latest[name]["path"] in paths]
     return {"compilers": compilers, "kernels": shipped(), "paths": paths, "runs": runs}
 
@@ -333,32 +335,27 @@ def versions() -> dict[str, str]:
     return {"torch": str(torch.__version__)} | {name: version for name, version in found.items() if version}
 
 
-def pairs_of_gpus() -> list[dict[str, Any]]:
-    """The cases of benchmarks/parallel_matrix.py, where there is one."""
-    if not MATRIX.exists():
-        return []
-    return importlib.import_module(MATRIX.stem).cases()
-
-
-def in_words(case: Mapping[str, Any]) -> str:
-    return "parallel: " + ", ".join(f"{name}={value}" for name, value in case.items())
+@functools.cache
+def pairs_of_gpus() -> tuple[str, ...]:
+    """The cases of benchmarks/parallel_matrix.py."""
+    module = importlib.import_module(MATRIX.stem)
+    return tuple(module.name_of(case) for case in module.cases())
 
 
 def matrix(asked: argparse.Namespace, runner: Runner, ledger: Ledger, gpus: int) -> None:
     """The rows of two GPUs together; the program leaves out what its file says of cases that ran with this code."""
-    if gpus < 2 or not MATRIX.exists() or asked.no_matrix:
+    if gpus < 2 or asked.no_matrix:
         return
     file, minutes = runner.out / "parallel_matrix.json", asked.minutes / 2
     ran = {} if asked.again else {run["case"]: run for run in ledger.runs if run["outcome"] == "ok"
                                   and run["path"] == TWO_GPUS and run["host"] == host_code(TWO_GPUS)}  # fmt: skip
-    before = [{"case": case, "outcome": "ok", "errors": {}, "seconds": ran[name]["seconds"]}
-              for case in pairs_of_gpus() if (name := in_words(case)) in ran]  # fmt: skip
+    before = [{"case": case, "outcome": "ok", "errors": {}} for case in pairs_of_gpus() if PARALLEL + case in ran]
     file.write_text(json.dumps(before))
     with contextlib.suppress(subprocess.TimeoutExpired):
         subprocess.run([sys.executable, str(MATRIX), "--json", str(file), "--minutes", f"{minutes:.1f}"],
-                       timeout=60 * minutes + 130, check=False)  # fmt: skip
+                       timeout=60 * minutes + 160, check=False)  # fmt: skip
     for row in json.loads(file.read_text()):
-        if (name := in_words(row["case"])) not in ran:
+        if (name := PARALLEL + row["case"]) not in ran:
             errors = [f"{what}: {why}" for what, why in row["errors"].items()] if row["outcome"] != "ok" else []
             known: Row = {"case": name, "path": TWO_GPUS, "outcome": row["outcome"], "errors": errors, "launches": [],
                           "codes": [], "seconds": row["seconds"]}  # fmt: skip

@@ -9,7 +9,8 @@ that torch has freed is filled with nan: that shows a kernel that works in freed
 After these cases come a step in a CUDA graph, DTensors and FSDP2, and a rank that skips a backward, which must end in
 an error on both ranks.
 
-One process for each GPU runs all cases; after a failure both are started again.  FILE has a row for each case.
+One process for each GPU runs all cases; after a failure both are started again.  FILE has a row for each case; cases
+that are "ok" in it do not run again.
 """
 
 from __future__ import annotations
@@ -78,8 +79,12 @@ def covering(many: int = 3) -> list[Case]:
     return found
 
 
-def name_of(case: Case) -> str:
-    return ", ".join(f"{option} {value}" for option, value in case.items())
+def cases() -> list[Case | str]:
+    return [*covering(), *OTHERS]
+
+
+def name_of(case: Case | str) -> str:
+    return case if isinstance(case, str) else ", ".join(f"{option} {value}" for option, value in case.items())
 
 
 class Rank(NamedTuple):
@@ -462,7 +467,7 @@ def rows(device: str, cases: list[Case | str], deadline: float) -> Iterator[dict
                 pair.end()
                 pair = None
         yield {
-            "case": case if isinstance(case, str) else name_of(case), "outcome": outcome, "errors": errors,
+            "case": name_of(case), "outcome": outcome, "errors": errors,
             "seconds": round(time.monotonic() - began, 1), "card": card,
             "date": datetime.datetime.now().isoformat(timespec="seconds"),
         }
@@ -480,10 +485,11 @@ def main() -> int:
     if asked.device == "cuda" and torch.cuda.device_count() < WORLD:
         print(f"needs {WORLD} GPUs; found {torch.cuda.device_count()}. --device cpu runs it with gloo.")
         return 3
-    named: list[Case | str] = [*covering(), *OTHERS]
-    cases = [case for case in named if (asked.only or "") in (case if isinstance(case, str) else name_of(case))]
-    found = []
-    for row in rows(asked.device, cases, time.monotonic() + 60 * asked.minutes):
+    found = json.loads(asked.json.read_text()) if asked.json and asked.json.exists() else []
+    found = [row for row in found if row["outcome"] == "ok"]
+    ran = {row["case"] for row in found}
+    chosen = [case for case in cases() if name_of(case) not in ran and (asked.only or "") in name_of(case)]
+    for row in rows(asked.device, chosen, time.monotonic() + 60 * asked.minutes):
         found.append(row)
         print(f"{row['outcome']:7} {row['seconds']:6.1f} s  {row['case']}", flush=True)
         for name, words in row["errors"].items():
@@ -491,7 +497,7 @@ def main() -> int:
         if asked.json:
             asked.json.write_text(json.dumps(found, indent=1) + "\n")
     bad = sum(row["outcome"] != "ok" for row in found)
-    print(f"{len(found)} of {len(cases)} cases ran, {bad} are not ok")
+    print(f"{len(found)} of {len(ran) + len(chosen)} cases ran, {bad} are not ok")
     return int(bad > 0)
 
 

@@ -207,8 +207,8 @@ PROGRAM = """
 import json, sys
 file = sys.argv[sys.argv.index("--json") + 1]
 rows = json.load(open(file))
-rows += [{"case": {"kind": "call", "dim": 64}, "outcome": "ok", "errors": {}, "seconds": 1.0},
-         {"case": {"kind": "graph"}, "outcome": "failed", "errors": {"rank 1 dq": "0.3"}, "seconds": 2.0}]
+rows += [{"case": "a call, 64 channels", "outcome": "ok", "errors": {}, "seconds": 1.0},
+         {"case": "a graph", "outcome": "failed", "errors": {"rank 1 dq": "0.3"}, "seconds": 2.0}]
 json.dump(rows, open(file, "w"))
 """
 
@@ -216,9 +216,9 @@ json.dump(rows, open(file, "w"))
 def test_rows_of_two_gpus_go_into_the_ledger_and_do_not_run_again(tmp_path, monkeypatch):
     (tmp_path / "matrix_of_a_test.py").write_text(PROGRAM)
     monkeypatch.setattr(evidence, "MATRIX", tmp_path / "matrix_of_a_test.py")
-    monkeypatch.setattr(evidence, "pairs_of_gpus", lambda: [{"kind": "layer"}, {"kind": "call", "dim": 64}])
+    monkeypatch.setattr(evidence, "pairs_of_gpus", lambda: ["a layer", "a call, 64 channels"])
     monkeypatch.setattr(evidence, "card", lambda: "H100")
-    before = row(case="parallel: kind=layer", path=evidence.TWO_GPUS, codes=[]) | {"seconds": 3.0}
+    before = row(case="parallel: a layer", path=evidence.TWO_GPUS, codes=[])
     known = Ledger(evidence.document([before]))
     asked = argparse.Namespace(minutes=1, workers=1, no_matrix=False, again=False)
     runner = evidence.Runner(asked, [], tmp_path)
@@ -226,7 +226,7 @@ def test_rows_of_two_gpus_go_into_the_ledger_and_do_not_run_again(tmp_path, monk
     assert runner.rows == {}
     evidence.matrix(asked, runner, known, 2)
     assert {name: (run["outcome"], run["errors"]) for name, run in runner.rows.items()} == {
-        "parallel: kind=call, dim=64": ("ok", []), "parallel: kind=graph": ("failed", ["rank 1 dq: 0.3"]),
+        "parallel: a call, 64 channels": ("ok", []), "parallel: a graph": ("failed", ["rank 1 dq: 0.3"]),
     }  # fmt: skip
     (path,) = (each for each in known.paths() if each.name == evidence.TWO_GPUS)
     assert path.state == SIMULATED and len(known.needed[path.name]) == 2
