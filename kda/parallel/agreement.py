@@ -2,8 +2,12 @@
 
 gloo does not notice if ranks send different amounts: one continues with wrong data, others crash. So before ranks of a
 group exchange anything, they compare a line of text that describes it. They skip this if they agreed on the same
-exchange after the same predecessor before, because a model's layers repeat. A rank that deviates waits here until its
-time-out, and the others wait for its data.
+exchange after the same predecessor before, because a model's layers repeat.
+
+Texts do not tell whether ranks are at the same call: one may have skipped a backward. So every exchange has a mark, an
+integer on the device of the call, and a sum over all ranks tells each rank whether their marks are equal before any
+data is sent (`exchange.agree`). It is a hash of the text, of the number of the exchange and of its context, to which
+the bits of a forward's A_log and dt_bias are added, or in a backward the mark of its forward.
 """
 
 from __future__ import annotations
@@ -36,6 +40,7 @@ class Group:
     def __init__(self, store: dist.Store, rank: int, world: int):
         self.store, self.rank, self.world = store, rank, world
         self.round = 0
+        self.exchanges = 0                   # their number so far
         self.last = ""                       # the last exchange
         self.known: set[tuple[str, str]] = set()                               # agreed exchanges, by predecessor
 
@@ -43,7 +48,7 @@ class Group:
         """Raise on all ranks unless all pass the same text; or after the time-out, if some do not call."""
         if self.world == 1:
             return
-        at, self.round = str(self.round), self.round + 1
+        at = self._next_round()
         digest = hashlib.sha256(text.encode()).hexdigest()[:16]
         try:
             self.store.add(f"{at}/{digest}", 1)
@@ -58,17 +63,31 @@ class Group:
             for name in (digest, "here", "here/all", "read"):
                 self.store.delete_key(f"{at}/{name}")
 
-    def agree_on_exchange(self, text: str, ask: Ask) -> None:
+    def agree_on_exchange(self, text: str, ask: Ask) -> int:
+        """Returns the number of the exchange."""
         if (self.last, text) not in self.known:
             self.agree(text, ask)
             if len(self.known) >= MOST_KNOWN:                                  # on all ranks at once
                 self.known.clear()
             self.known.add((self.last, text))
-        self.last = text
+        self.last, self.exchanges = text, self.exchanges + 1
+        return self.exchanges
+
+    def refuse(self, text: str, ask: Ask) -> None:
+        """Raise on all ranks, all of which know that their marks differ; name two texts that differ, if any do."""
+        self.last = ""                                                         # the same on all ranks again
+        try:
+            self._refuse(self._next_round(), text, ask)
+        except (dist.DistError, RuntimeError) as error:
+            raise error if isinstance(error, KdaError) else lost(ask.op, f"{type(error).__name__}: {error}") from error
+
+    def _next_round(self) -> str:
+        found, self.round = str(self.round), self.round + 1
+        return found
 
     def object_to(self, text: str) -> None:
         """Join a round without waiting for it, with a text that no other rank has."""
-        at, self.round = str(self.round), self.round + 1
+        at = self._next_round()
         self.store.set(f"{at}/text/{self.rank}", text)
         for name in ("here", "texts"):
             self._arrive(f"{at}/{name}")
@@ -89,10 +108,14 @@ class Group:
         self.store.set(f"{at}/text/{self.rank}", text)
         self._wait_for_all(f"{at}/texts", ask)
         texts = [self.store.get(f"{at}/text/{rank}").decode() for rank in range(self.world)]
-        other = next(rank for rank, found in enumerate(texts) if found != texts[0])
+        other = next((rank for rank, found in enumerate(texts) if found != texts[0]), None)
+        if other is None:
+            found = f"another forward, or other values of A_log or dt_bias, on some rank, at {texts[0]}"
+        else:
+            found = f"rank 0: {texts[0]}; rank {other}: {texts[other]}"
         raise InputError(ask.op, ask.argument, "the same on all ranks of the group",
-                         f"rank 0: {texts[0]}; rank {other}: {texts[other]}",
-                         "Give all ranks one context, one shape and one set of options.", ask.check)  # fmt: skip
+                         found, "Make the same calls and backwards in the same order on all ranks, with one context, "
+                         "one shape and one set of options and parameters.", ask.check)  # fmt: skip
 
 
 class RankLost(KdaError, RuntimeError):

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from kda.checks import is_finite, is_number, number
-from kda.errors import InputError, InputTypeError, in_words
+from kda.errors import InputError, InputTypeError, KdaError, in_words
 from kda.offsets import ASKED, FIX, bad_offsets
 
 from .agreement import Ask, group_of
@@ -37,11 +37,11 @@ class CPContext:
 
     def __init__(self, group: dist.ProcessGroup, local: Local, lengths: Sequence[int], device: torch.device,
                  layout: str, exchange: str, crosses: bool, timeout: float,
-                 conv1d_kernel_size: int | None = None):  # fmt: skip
+                 conv1d_kernel_size: int | None = None, agreed: int = 0):  # fmt: skip
         self._group = weakref.ref(group)     # it ends with destroy_process_group, whoever has a context still
         self.rank, self.world_size = dist.get_rank(group), dist.get_world_size(group)
         self.layout, self.exchange, self.crosses, self.timeout = layout, exchange, crosses, timeout
-        self.conv1d_kernel_size = conv1d_kernel_size
+        self.conv1d_kernel_size, self.agreed = conv1d_kernel_size, agreed      # the round in which it was built
         self.parts, self.lengths, self.tokens = local.parts, tuple(lengths), local.parts[-1].end
         self.num_seqs, self.num_parts = len(local.offsets) - 1, len(local.parts)
         self.cu_seqlens_cpu = torch.tensor(local.offsets, dtype=torch.int32)
@@ -70,6 +70,9 @@ class CPContext:
 
 def on(device: torch.device, x: Tensor) -> Tensor:
     """A copy on a GPU, for which no call waits."""
+    if device.type == "cuda" and torch.cuda.is_current_stream_capturing():     # a graph reads the pinned copy later
+        raise KdaError("kda.parallel: a context and the places of its halo are made before a CUDA graph is captured; "
+                       "found a capture. Make the same calls once before it.")  # fmt: skip
     return x.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else x.to(device)
 
 
@@ -148,7 +151,7 @@ def build_cp_context(
     local = local_of(offsets, edges, part_numbers(layout, rank, world))
     lengths = [b - a for a, b in zip(edges, edges[1:])]
     return CPContext(group, local, lengths, cu_seqlens.device, layout, exchange, crosses(offsets, edges), timeout,
-                     conv1d_kernel_size)  # fmt: skip
+                     conv1d_kernel_size, joined.round)  # fmt: skip
 
 
 def _group(op: str, group: Any) -> dist.ProcessGroup:

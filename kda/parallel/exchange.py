@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from kda.errors import InputError
+from kda.errors import InputError, KdaError
 
-from .agreement import Ask, group_of, lost
+from .agreement import Ask, Group, group_of, lost
 from .context import CPContext
 
 Tensor = torch.Tensor
@@ -19,10 +20,43 @@ Tensor = torch.Tensor
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
 
-def agree(context: CPContext, op: str, text: str) -> None:
-    """Agree on the next exchange; see `agreement`."""
+INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}     # by the size of an element
+STOPPED = "kda: the ranks of a cp_context's group made different calls, or the same ones in another order"
+
+
+def agree(context: CPContext, op: str, text: str, device: torch.device, *values: Tensor | None) -> Tensor:
+    """Agree on the next exchange (see `agreement`), and return its mark, an int64 of shape (1,).
+
+    `values` are the tensors that the ranks have in common: the parameters of a forward, or the mark of a backward's
+    forward. If marks differ, all ranks raise an InputError on CPUs. On GPUs, where no call waits, an assertion on the
+    device ends the work of the process: nothing that comes later on the GPU runs, so no result can be read.
+    """
     ask = Ask(op, "cp_context", "cp_context.agreed", context.timeout)
-    group_of(context.group).agree_on_exchange(text, ask)
+    group = group_of(context.group)
+    text = f"{text}, exchange {group.agree_on_exchange(text, ask)} of context {context.agreed}"
+    common = int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "big")
+    return _together(op, _compared, context, common, device, values, group, text, ask)
+
+
+def _compared(context: CPContext, common: int, device: torch.device, values: tuple[Tensor | None, ...], group: Group,
+              text: str, ask: Ask) -> Tensor:  # fmt: skip
+    mark = torch.full((1,), common, dtype=torch.int64, device=device)
+    for x in values:
+        if x is not None:
+            mark += x.detach().contiguous().view(INTEGERS[x.element_size()]).sum(dtype=torch.int64)
+    total = mark.clone()
+    dist.all_reduce(total, group=context.group)
+    same = total == mark * context.world_size
+    if device.type == "cuda":
+        torch._assert_async(same, STOPPED)
+    elif not torch.equal(same, torch.ones_like(same)):
+        group.refuse(text, ask)
+    return mark
+
+
+def no_mark(device: torch.device) -> Tensor:
+    """The mark of a call that exchanges nothing."""
+    return torch.zeros(1, dtype=torch.int64, device=device)
 
 
 def object_to(context: CPContext, text: str) -> None:
@@ -76,8 +110,10 @@ def _finished(operations: list[dist.P2POp]) -> None:
         work.wait()
 
 
-def _together(op: str, function: Callable, *args: Any, **keywords: Any) -> None:
+def _together(op: str, function: Callable, *args: Any, **keywords: Any) -> Any:
     try:
-        function(*args, **keywords)
+        return function(*args, **keywords)
+    except KdaError:
+        raise
     except (dist.DistError, RuntimeError) as error:
         raise lost(op, f"{type(error).__name__}: {error}") from error

@@ -58,7 +58,7 @@ def conv_halo(x: Tensor, cp_context: Any, rows: int | None = None) -> Tensor:
         if context.crosses:
             exchange.object_to(context, f"error: x of {found}")
         raise InputTypeError(OP, "x", "a tensor", found, "Pass this rank's tokens, (1, T, D).", "halo.type")
-    return torch.ops.kda.halo(x, rows, context.cu_seqlens, context.handle)
+    return torch.ops.kda.halo(x, rows, context.cu_seqlens, context.handle)[0]
 
 
 def _check(context: CPContext, x: Tensor) -> None:
@@ -70,28 +70,29 @@ def _check(context: CPContext, x: Tensor) -> None:
     exchange.check_world(context, OP)
 
 
-def _halo(x: Tensor, rows: int, cu_seqlens: Tensor, handle: Tensor) -> Tensor:
+def _halo(x: Tensor, rows: int, cu_seqlens: Tensor, handle: Tensor) -> tuple[Tensor, Tensor]:
     context = context_of(handle)
     _check(context, x)
     if not context.crosses or not rows:
-        return x.new_zeros(context.num_seqs, rows, x.shape[2])
-    exchange.agree(context, OP, f"halo of {rows} rows of D={x.shape[2]} {x.dtype}")
+        return x.new_zeros(context.num_seqs, rows, x.shape[2]), exchange.no_mark(x.device)
+    mark = exchange.agree(context, OP, f"halo of {rows} rows of D={x.shape[2]} {x.dtype}, forward", x.device)
     tails = x.new_zeros(context.num_parts, rows, x.shape[2])
     for part, tail in zip(context.parts, tails):
         n = min(rows, part.end - part.begin)
         tail[rows - n:] = x[0, part.end - n:part.end]
     places = _places(context, rows, x.device)
-    return _select(exchange.gather(context, tails, OP), places.forward).view(context.num_seqs, rows, x.shape[2])
+    found = _select(exchange.gather(context, tails, OP), places.forward)
+    return found.view(context.num_seqs, rows, x.shape[2]), mark
 
 
-def _halo_backward(d: Tensor, tokens: int, cu_seqlens: Tensor, handle: Tensor) -> Tensor:
+def _halo_backward(d: Tensor, tokens: int, mark: Tensor, cu_seqlens: Tensor, handle: Tensor) -> Tensor:
     context, rows, D = context_of(handle), d.shape[1], d.shape[2]
     dx = d.new_zeros(1, tokens, D)
     if not context.crosses or not rows:
         return dx
     places = _places(context, rows, d.device)
     mine = _select(d, places.sent).view(context.num_parts, rows, D)
-    exchange.agree(context, OP, f"halo of {rows} rows of D={D} {d.dtype}")
+    exchange.agree(context, OP, f"halo of {rows} rows of D={D} {d.dtype}, backward", d.device, mark)
     found = exchange.gather(context, mine, OP)
     tails = sum(_select(found, row) for row in places.backward).view(context.num_parts, rows, D)  # type: ignore[union-attr]
     for part, tail in zip(context.parts, tails):
@@ -148,25 +149,27 @@ def _readers(edges: Sequence[int], number: int, token: int, rows: int, layout: s
     return found
 
 
-def _setup(ctx: Any, inputs: tuple, output: Tensor) -> None:
+def _setup(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor]) -> None:
     x, _, cu_seqlens, handle = inputs
     ctx.tokens = x.shape[1]
-    ctx.save_for_backward(cu_seqlens, handle)
+    ctx.mark_non_differentiable(output[1])
+    ctx.save_for_backward(output[1], cu_seqlens, handle)
 
 
-def _link(ctx: Any, d: Tensor):
+def _link(ctx: Any, d: Tensor, _: Any):
     return torch.ops.kda.halo_backward(d, ctx.tokens, *ctx.saved_tensors), None, None, None
 
 
 def _register() -> None:
     of_context = "Tensor cu_seqlens, Tensor handle"
     operators = {
-        f"halo(Tensor x, int rows, {of_context}) -> Tensor": (
-            _halo, lambda x, rows, cu, handle: x.new_empty(cu.shape[0] - 1, rows, x.shape[2]),
+        f"halo(Tensor x, int rows, {of_context}) -> (Tensor, Tensor)": (
+            _halo, lambda x, rows, cu, handle: (x.new_empty(cu.shape[0] - 1, rows, x.shape[2]),
+                                                x.new_empty(1, dtype=torch.int64)),
             Links(_setup, _link, None),
         ),
-        f"halo_backward(Tensor d, SymInt tokens, {of_context}) -> Tensor": (
-            _halo_backward, lambda d, tokens, cu, handle: d.new_empty(1, tokens, d.shape[2]),
+        f"halo_backward(Tensor d, SymInt tokens, Tensor mark, {of_context}) -> Tensor": (
+            _halo_backward, lambda d, tokens, mark, cu, handle: d.new_empty(1, tokens, d.shape[2]),
             Links.none(no_second("conv_halo", "torch.ops.kda.halo_backward")),
         ),
     }  # fmt: skip

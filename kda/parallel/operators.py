@@ -2,7 +2,8 @@
 
 They have the arguments of `chunk_forward` and `chunk_backward`, always initial states, and a context's handle. The
 forward also returns `carried`, (parts, HV, K, K + V), for the backward: beside the state that entered each part, M of
-the part if one sequence spans it, because the backward's map of it is M^T.
+the part if one sequence spans it, because the backward's map of it is M^T. The backward's exchange gets the `mark` of
+the forward's.
 
   forward   maps of the parts' last sequences -> all-gather -> states entering the first ones -> the ordinary forward
   backward  mirrored maps of the first ones   -> all-gather -> gradients after the last ones -> the ordinary backward
@@ -100,7 +101,7 @@ def _forward(*arguments: Any):
     call = autograd.call_of(args)  # type: ignore[arg-type]
     rank = _rank(handle, call, "forward")
     context = rank.context
-    _agree(rank)
+    mark = _agree(rank, "forward", call.inputs.A_log, call.inputs.dt_bias)
     own: list[SegmentSummary | None] = [None] * context.num_parts
     if context.exchange == "hops":
         entering, out = _hop_forward(rank, Save(word))
@@ -112,14 +113,16 @@ def _forward(*arguments: Any):
     q, o = call.inputs.q, call.options
     empty = autograd.or_empty
     ht = out.final_state if o.output_final_state else None
-    return out.o, empty(ht, q), empty(out.h, q), _carried(rank, own, entering), list(out.saved or ())
+    return out.o, empty(ht, q), empty(out.h, q), _carried(rank, own, entering), mark, list(out.saved or ())
 
 
-def _agree(rank: Rank) -> None:
-    """Agree on what determines how much is sent and what it means, which is the same in both directions."""
-    p = rank.problem
-    if rank.context.crosses:
-        exchange.agree(rank.context, OP, f"maps of HV={p.HV} K={p.K} V={p.V} in {rank.wide}, for {_meaning(p)}")
+def _agree(rank: Rank, direction: str, *values: Tensor | None) -> Tensor:
+    """Agree on what determines how much is sent and what it means; returns the mark of the exchange."""
+    p, context, device = rank.problem, rank.context, rank.call.inputs.q.device
+    if not context.crosses:
+        return exchange.no_mark(device)
+    text = f"maps of HV={p.HV} K={p.K} V={p.V} in {rank.wide}, {direction}, for {_meaning(p)}"
+    return exchange.agree(context, OP, text, device, *values)
 
 
 def _meaning(p: Problem) -> str:
@@ -194,11 +197,11 @@ def _folded(rank: Rank, found: Tensor, numbers: tuple[int, ...]) -> Tensor:
 
 
 def _backward(*arguments: Any):
-    *args, do, dht, carried, saved, _, handle = arguments
+    *args, do, dht, carried, mark, saved, _, handle = arguments
     call = autograd.call_of(args, OP, do=do, dht=dht)  # type: ignore[arg-type]
     rank = _rank(handle, call, "backward")
     context = rank.context
-    _agree(rank)
+    _agree(rank, "backward", mark)
     K = rank.problem.K
     entered = {part.first: row[None, ..., K:] for part, row in zip(context.parts, carried) if part.before}
     if context.exchange == "hops":
@@ -315,31 +318,32 @@ def _forward_fake(*arguments: Any):
     o, ht, h, saved = autograd.chunk_forward_fake(*args, word)
     c = autograd.call_of(args)  # type: ignore[arg-type]
     dtype = autograd.wide_dtype(o.dtype)
-    return o, ht, h, o.new_empty(parts, c.HV, c.K, c.K + c.V, dtype=dtype), saved
+    carried, mark = o.new_empty(parts, c.HV, c.K, c.K + c.V, dtype=dtype), o.new_empty(1, dtype=torch.int64)
+    return o, ht, h, carried, mark, saved
 
 
 def _backward_fake(*arguments: Any):
-    *args, do, dht, _, saved, _, _ = arguments
+    *args, do, dht, _, _, saved, _, _ = arguments
     return autograd.chunk_backward_fake(*args, do, dht, saved)
 
 
 def _setup(ctx: Any, inputs: tuple, output: tuple) -> None:
     *args, _, parts, handle = inputs
-    *_, carried, saved = output
+    *_, carried, mark, saved = output
     tensors, options = args[: len(INPUTS)], Options(**dict(zip(OPTIONS, args[len(INPUTS):])))
-    ctx.mark_non_differentiable(carried, *saved)
+    ctx.mark_non_differentiable(carried, mark, *saved)
     asked = backend_of_backward(backend_asked(options.backend))
     ctx.options, ctx.parts = options._replace(backend=asked), parts
     ctx.set_materialize_grads(False)
-    ctx.save_for_backward(*tensors, handle, carried, *saved)
+    ctx.save_for_backward(*tensors, handle, carried, mark, *saved)
 
 
 def _link(ctx: Any, do: Tensor | None, dht: Tensor | None, *_: Any):
     kept = ctx.saved_tensors                                                   # a checkpoint returns them only once
-    tensors, (handle, carried, *saved) = kept[: len(INPUTS)], kept[len(INPUTS):]
+    tensors, (handle, carried, mark, *saved) = kept[: len(INPUTS)], kept[len(INPUTS):]
     options = [getattr(ctx.options, name) for name in OPTIONS]
     grads = torch.ops.kda.parallel_backward(
-        *tensors, *options, do, autograd.or_none(dht), carried, saved, ctx.parts, handle
+        *tensors, *options, do, autograd.or_none(dht), carried, mark, saved, ctx.parts, handle
     )
     found = [x if need else None for x, need in zip(grads, ctx.needs_input_grad)]
     return *found, *[None] * (len(ctx.needs_input_grad) - len(found))
@@ -350,10 +354,10 @@ def _register() -> None:
     of_context = "int parts, Tensor handle"
     operators = {
         f"parallel_forward({chunk}, str save, {of_context}) -> "
-        "(Tensor, Tensor, Tensor, Tensor, Tensor[])":
+        "(Tensor, Tensor, Tensor, Tensor, Tensor, Tensor[])":
             (_forward, _forward_fake, Links(_setup, _link, None)),
-        f"parallel_backward({chunk}, Tensor? do, Tensor? dht, Tensor carried, Tensor[] saved, {of_context}) -> "
-        f"({', '.join(['Tensor'] * 8)})":
+        f"parallel_backward({chunk}, Tensor? do, Tensor? dht, Tensor carried, Tensor mark, Tensor[] saved, "
+        f"{of_context}) -> ({', '.join(['Tensor'] * 8)})":
             (_backward, _backward_fake, Links.none(no_second("chunk_kda", "torch.ops.kda.parallel_backward"))),
     }  # fmt: skip
     for schema, (real, fake, links) in operators.items():
@@ -371,7 +375,7 @@ def run(inputs: Inputs, options: Options, context: CPContext, save: Save) -> tup
     if save is not Save.ALL:
         options = options._replace(disable_recompute=False)
     settings = [getattr(options, name) for name in OPTIONS]
-    o, ht, h, _, _ = torch.ops.kda.parallel_forward(
+    o, ht, h, *_ = torch.ops.kda.parallel_forward(
         *inputs[: len(INPUTS)], *settings, save.value, context.num_parts, context.handle
     )
     return o, ht if options.output_final_state else None, h if options.return_intermediate_states else None

@@ -13,6 +13,7 @@ from kda.parallel import layout as layouts
 
 ROWS = ("q", "k", "v", "g", "beta")
 
+PADDED = {2: [2, 238], 3: [2, 218, 20], 4: [2, 1, 200, 37]}               # of 240 tokens three are in a sequence
 ANY_LENGTH = {2: [0, 240], 3: [100, 0, 140], 4: [40, 17, 0, 183]}
 
 # name -> sequences, and what is not usual.  Of 240 tokens on 2, 3 or 4 ranks the cuts lie at multiples of 120, 80, 60.
@@ -28,6 +29,8 @@ CASES = {
     "ranks of any length, some empty": dict(lengths=[33, 207], cut=ANY_LENGTH),
     "tokens of nobody behind": dict(lengths=[33, 170], tail=37, cut={2: [60, 180], 3: [70, 70, 100], 4: [60] * 4}),
     "zigzag": dict(lengths=[240], layout="zigzag"),
+    **{f"ranks with padding alone, {way}": dict(lengths=[3], tail=237, exchange=way, cut=PADDED)
+       for way in ("gather", "chain", "tree", "hops")},
     "zigzag, packed": dict(lengths=[40, 1, 129, 70], layout="zigzag", HV=4),
     "a chain": dict(lengths=[240], exchange="chain"),
     "a chain, packed": dict(lengths=[30, 1, 139, 70], exchange="chain", HV=4, state_v_first=True),

@@ -161,6 +161,82 @@ def test_so_is_one_of_a_layer():
     assert first == third and "KimiDeltaAttention: x must be [1, 30, 8]" in first
 
 
+def layers(known):
+    """The forwards of two layers with the same sizes, differentiable, in one context, after steps that ranks know."""
+    context = kda.parallel.build_cp_context(torch.tensor([0, 90]), timeout=LIMIT)
+    calls = [make(B=1, T=30, gate="softplus", **SIZES).requiring_grad().arguments for _ in range(2)]
+    calls[1] = calls[1] | {"A_log": (calls[1]["A_log"].detach() + 0.5).requires_grad_()}
+
+    def forward(n):
+        return kda.chunk_kda(**calls[n], cp_context=context)[0].square().sum()
+
+    for _ in range(2 * known):                                                 # a step, an evaluation
+        (forward(0) + forward(1)).backward()
+        forward(0), forward(1), forward(0)
+    return forward
+
+
+def a_backward_skipped(rank):
+    forward = layers(known=True)
+
+    def function():
+        loss = forward(0) + forward(1)
+        if rank != 1:
+            loss.backward()
+        forward(0)
+
+    return outcome(function)
+
+
+def a_forward_repeated(rank):
+    forward = layers(known=True)
+
+    def function():
+        loss = forward(0) + forward(1)
+        if rank == 1:
+            forward(0)
+        loss.backward()
+
+    return outcome(function)
+
+
+def layers_in_another_order(rank):
+    forward = layers(known=True)
+    return outcome(lambda: (forward(rank == 1), forward(rank != 1)))
+
+
+def backwards_in_another_order(rank):
+    forward = layers(known=True)
+    losses = [forward(0), forward(1)]
+    return outcome(lambda: [loss.backward() for loss in (losses[::-1] if rank == 1 else losses)])
+
+
+def another_context(rank):
+    layers(known=True)
+    contexts = [kda.parallel.build_cp_context(torch.tensor([0, 90]), None, 4, timeout=LIMIT) for _ in range(2)]
+    x = torch.ones(1, 30, 3)
+    for context in contexts:
+        kda.parallel.conv_halo(x, context)
+    return outcome(lambda: kda.parallel.conv_halo(x, contexts[rank == 1]))
+
+
+MARKED = {
+    a_backward_skipped: ("rank 0: maps of HV=2 K=8 V=6 in torch.float64, backward", "rank 1: maps of HV=2 K=8 V=6 in "
+                         "torch.float64, forward"),
+    a_forward_repeated: ("in torch.float64, backward", "rank 1: maps of HV=2 K=8 V=6 in torch.float64, forward"),
+    layers_in_another_order: ("other values of A_log or dt_bias",),
+    backwards_in_another_order: ("another forward",),
+    another_context: ("halo of 3 rows of D=3 torch.float32, forward",),
+}  # fmt: skip
+
+
+@pytest.mark.spread(every=2)
+@pytest.mark.parametrize("function", MARKED, ids=lambda f: f.__name__)
+def test_a_rank_at_another_call_is_noticed_by_all_though_every_exchange_is_known(function):
+    for found, _ in results(function):
+        assert found.startswith("InputError") and all(word in found for word in (*MARKED[function], "exchange"))
+
+
 LOST = [another_shape_later, dead, absent_from_the_backward,
         *(pytest.param(f, marks=pytest.mark.exhaustive) for f in (absent, dead_before_the_context))]  # fmt: skip
 
