@@ -38,6 +38,15 @@ def test_cases_run_on_processes_of_a_cpu_and_leave_a_row_each(tmp_path):
     assert [(row["case"], row["outcome"], row["card"]) for row in rows] == [(matrix.name_of(case), "ok", "CPU")]
 
 
+def test_cases_that_the_file_says_are_ok_do_not_run_again(tmp_path, monkeypatch, capsys):
+    file = tmp_path / "rows.json"
+    rows = [{"case": matrix.name_of(case), "outcome": "ok", "errors": {}} for case in matrix.cases()]
+    file.write_text(json.dumps(rows))
+    monkeypatch.setattr(sys, "argv", ["parallel_matrix.py", "--device", "cpu", "--json", str(file)])
+    assert matrix.main() == 0 and json.loads(file.read_text()) == rows
+    assert capsys.readouterr().out == f"{len(rows)} of {len(rows)} cases ran, 0 are not ok\n"
+
+
 @pytest.mark.parametrize("wrong", [torch.full((4,), torch.nan), torch.ones(4) + 0.01, torch.ones(3)],
                          ids=["nan", "far off", "of another shape"])  # fmt: skip
 def test_a_wrong_result_is_outside_the_budget(wrong):
