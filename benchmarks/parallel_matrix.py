@@ -6,8 +6,8 @@
 Each case is a step of the whole row on one GPU and of its parts on two.  o, final states and all gradients of the parts
 may be twice as far from float64 as those of one GPU, and FLOOR more.  A step is repeated, and in between all memory
 that torch has freed is filled with nan: that shows a kernel that works in freed memory, or reads what nothing wrote.
-After these cases come a step in a CUDA graph, DTensors and FSDP2, and a rank that skips a backward, which must end in
-an error on both ranks.
+After these cases come a step in a CUDA graph for each exchange, DTensors, FSDP2, the layer with a context for each
+layout, and a rank that skips a backward, which must end in an error on both ranks.
 
 One process for each GPU runs all cases; after a failure both are started again.  FILE has a row for each case; cases
 that are "ok" in it do not run again.
@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import functools
 import itertools
 import json
 import os
@@ -53,7 +54,10 @@ OPTIONS: dict[str, tuple[Any, ...]] = {
     "heads": ("2", "2 for 4"),               # of q and k for those of v
     "backend": ("auto", "triton"),
 }
-OTHERS = ("a step in a CUDA graph", "DTensors", "FSDP2", "a rank that skips a backward")
+GRAPH = "a step in a CUDA graph, exchange "
+LAYER = "a layer with a context, layout "
+OTHERS = (*(GRAPH + exchange for exchange in OPTIONS["exchange"]), "DTensors", "FSDP2",
+          *(LAYER + layout for layout in OPTIONS["layout"]), "a rank that skips a backward")  # fmt: skip
 ROWS = ("q", "k", "v", "g", "beta")
 TOKENS = {"cuda": 1300, "cpu": 84}
 REPEATS = 3
@@ -139,11 +143,15 @@ def step(tensors: dict[str, Tensor], do: Tensor, dht: Tensor, **options: Any) ->
 
 
 def poison(rank: Rank) -> None:
-    """Fill what torch has freed with nan."""
-    if rank.cuda:
-        blocks = [torch.full((size,), torch.nan, device=rank.device) for size in (*[1 << 18] * 32, *[1 << 22] * 16)]
-        del blocks
-        torch.full((1 << 26,), torch.nan, device=rank.device)
+    """Fill every block that torch's allocator keeps for later calls with nan."""
+    if not rank.cuda:
+        return
+    torch.cuda.synchronize()
+    free = [block["size"] for segment in torch.cuda.memory_snapshot() for block in segment["blocks"]
+            if block["state"] == "inactive"]  # fmt: skip
+    blocks = [torch.empty(size, dtype=torch.uint8, device=rank.device) for size in sorted(free, reverse=True)]
+    for block in blocks:
+        block.fill_(255)                     # a nan in every floating-point type of 16 bits and more
 
 
 class View(NamedTuple):
@@ -182,11 +190,15 @@ def part_of(view: View, results: dict[str, Tensor]) -> dict[str, Tensor]:
     return found
 
 
+def words_of(layout: str, T: int) -> dict[str, Any]:
+    """The arguments of build_cp_context for a layout of T tokens."""
+    uneven = [T // 3 + 1, T - T // 3 - 1]
+    return {"contiguous": {}, "lengths": {"lengths": uneven}, "zigzag": {"layout": "zigzag"}}[layout]
+
+
 def context_of(case: Case, row: Row, rank: Rank) -> Any:
     T = row.do.shape[1]
-    words: dict[str, Any] = {"exchange": case["exchange"]} | {
-        "contiguous": {}, "lengths": {"lengths": [T // 3 + 1, T - T // 3 - 1]}, "zigzag": {"layout": "zigzag"},
-    }[case["layout"]]  # fmt: skip
+    words = {"exchange": case["exchange"]} | words_of(case["layout"], T)
     offsets = torch.tensor(row.offsets, device=rank.device)
     if row.offsets[-1] < T and case["layout"] != "lengths":                    # equal parts end with the last sequence
         offsets[-1] = T
@@ -234,12 +246,13 @@ def far(x: Tensor, exact: Tensor) -> float:
 BASE: Case = {option: values[0] for option, values in OPTIONS.items()}
 
 
-def captured(rank: Rank) -> dict[str, str]:
+def captured(rank: Rank, exchange: str) -> dict[str, str]:
     """A replayed step has the bits of a call, also where memory is poisoned in between."""
     if not rank.cuda:
         return {}
-    row = row_of(BASE, rank)
-    context = context_of(BASE, row, rank)
+    case = BASE | {"exchange": exchange}
+    row = row_of(case, rank)
+    context = context_of(case, row, rank)
     view = view_of(context, row.offsets, rank.device)
     mine = {name: x[:, view.tokens].contiguous() if name in ROWS else x for name, x in row.tensors.items()}
     del mine["initial_state"]
@@ -327,8 +340,46 @@ def fully_sharded(rank: Rank) -> dict[str, str]:
     return wrong
 
 
+def in_parts(rank: Rank, layout: str) -> dict[str, str]:
+    """The layer on packed sequences in parts, with the halos of its convolutions, against the layer on one GPU."""
+    from kda.nn import KimiDeltaAttention
+
+    T, D, dim = TOKENS[rank.device.type], *((256, 64) if rank.cuda else (32, 8))
+    offsets = [0, T // 5, T // 5, T // 2 + 1, T]
+    packed = torch.tensor(offsets, device=rank.device)
+    generator = torch.Generator().manual_seed(1)
+    dtype = torch.bfloat16 if rank.cuda else torch.float32
+    x, dy = (torch.randn(1, T, D, generator=generator).to(rank.device, dtype) for _ in range(2))
+
+    def results(x: Tensor, dy: Tensor, **words: Any) -> dict[str, Tensor]:
+        torch.manual_seed(0)
+        layer = KimiDeltaAttention(hidden_size=D, num_heads=2, head_dim=dim, layer_idx=0).to(rank.device, dtype)
+        layer, x = layer.to(x.dtype), x.detach().requires_grad_()              # float64, too, has rounded weights
+        y = layer(x, **words)
+        grads = torch.autograd.grad(y, [x, *layer.parameters()], dy)
+        return dict(zip(("y", "dx", *(name for name, _ in layer.named_parameters())), (y.detach(), *grads)))
+
+    one, exact = (results(*both, cu_seqlens=packed) for both in ((x, dy), (x.double(), dy.double())))
+    context = kda.parallel.build_cp_context(packed, dist.group.WORLD, 4, **words_of(layout, T))
+    tokens = view_of(context, offsets, rank.device).tokens
+    wrong = {}
+    for turn in range(REPEATS):
+        poison(rank)
+        for name, found in results(x[:, tokens], dy[:, tokens], cp_context=context).items():
+            share = (slice(None), tokens) if name in ("y", "dx") else ()
+            if not share:
+                found = found.float()
+                dist.all_reduce(found)                                         # a gradient is a sum over ranks
+            ours, theirs = far(found, exact[name][share]), far(one[name][share], exact[name][share])
+            if not ours <= 2 * theirs + FLOOR:
+                wrong[f"{name}, turn {turn}"] = f"{ours:.1e} from float64; one GPU {theirs:.1e}"
+    return wrong
+
+
 SINGLE: dict[str, Callable[[Rank], dict[str, str]]] = {
-    "a step in a CUDA graph": captured, "DTensors": on_a_mesh, "FSDP2": fully_sharded,
+    **{GRAPH + exchange: functools.partial(captured, exchange=exchange) for exchange in OPTIONS["exchange"]},
+    "DTensors": on_a_mesh, "FSDP2": fully_sharded,
+    **{LAYER + layout: functools.partial(in_parts, layout=layout) for layout in OPTIONS["layout"]},
 }  # fmt: skip
 
 
@@ -463,7 +514,7 @@ def rows(device: str, cases: list[Case | str], deadline: float) -> Iterator[dict
         else:
             pair = pair or Pair(device)
             outcome, errors = pair.run(case)
-            if outcome != "ok" or case == OTHERS[0]:                           # a graph keeps its collectives
+            if outcome != "ok" or name_of(case).startswith(GRAPH):             # a graph keeps its collectives
                 pair.end()
                 pair = None
         yield {

@@ -6,6 +6,7 @@ import pathlib
 import subprocess
 import sys
 
+import processes
 import pytest
 import torch
 
@@ -60,3 +61,24 @@ def test_without_two_gpus_it_says_what_it_needs(tmp_path):
     command = [sys.executable, str(BENCHMARKS / "parallel_matrix.py")]
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
     assert ended.returncode == 3 and "needs 2 GPUs" in ended.stdout
+
+
+def layers(rank):
+    """What is wrong with a layer in parts; and with one whose exchanges bring nothing from the other rank."""
+    from kda.parallel import exchange
+
+    here = matrix.Rank(rank, torch.device("cpu"))
+    right = {layout: matrix.in_parts(here, layout) for layout in matrix.OPTIONS["layout"]}
+    exchange.gather = lambda context, mine, op: mine.new_zeros(matrix.WORLD * len(mine), *mine.shape[1:])
+    return right, matrix.in_parts(here, "contiguous")
+
+
+def test_a_layer_in_parts_is_that_of_one_process_and_one_without_its_halo_is_noticed():
+    results = processes.run(matrix.WORLD, layers)
+    assert not any(isinstance(x, str) for x in results), results
+    assert [right for right, _ in results] == [{layout: {} for layout in matrix.OPTIONS["layout"]}] * matrix.WORLD
+    assert "y, turn 0" in results[1][1] and "dx, turn 0" in results[0][1]
+
+
+def test_every_case_of_one_call_has_a_name_of_its_own_that_the_program_lists():
+    assert (*matrix.SINGLE, "a rank that skips a backward") == matrix.OTHERS
