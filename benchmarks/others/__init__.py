@@ -9,10 +9,12 @@ from . import (  # noqa: F401
     cutlass_examples,
     fla,
     flaggems,
+    flash_attention,
     liger,
     lightllm,
     llm_c,
     mamba,
+    marlin,
     quack,
     thunderkittens,
 )

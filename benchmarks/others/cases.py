@@ -35,6 +35,10 @@ PROJECTS = {  # by the name of their folder, in the page's order
         "flash-linear-attention (Triton)", "bc3b101dcb71", "https://github.com/fla-org/flash-linear-attention"
     ),
     "quack": Project("QuACK (CuTe DSL)", "c8ec31700579", "https://github.com/Dao-AILab/quack"),
+    "flash-attention": Project(
+        "FlashAttention 4 (CuTe DSL)", "0251105a2fb1", "https://github.com/Dao-AILab/flash-attention", ("quack",)
+    ),
+    "marlin": Project("Marlin (CUDA)", "2f6d7c10e124", "https://github.com/IST-DASLab/marlin"),
     "cuLA": Project(
         "cuLA (CuTe DSL, CUTLASS)", "fa742a23fcc6", "https://github.com/inclusionAI/cuLA",
         ("flash-linear-attention", "cutlass"),
