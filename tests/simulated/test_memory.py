@@ -379,3 +379,39 @@ def test_an_unknown_instruction_quotes_its_line():
 
     with pytest.raises(PtxError, match=r"line \d+.*frobnicate"):
         launch(kernel("frobnicate.u32 %r1, %r2;"), grid=1, block=32, args=[torch.zeros(1)])
+
+
+RESET = """
+    setp.ne.u32 %p1, %r0, 0;
+    @%p1 bra END;
+    mov.u32 %r2, %ctaid.x;
+    setp.ne.u32 %p2, %r2, 0;
+    @%p2 bra LAST;
+    {before}
+    red.relaxed.gpu.global.add.u32 [%rd1], 1;
+    bra END;
+LAST:
+SPIN:
+    {read}
+    setp.ne.u32 %p3, %r3, 1;
+    @%p3 bra SPIN;
+    st.global.u32 [%rd1], 0;
+    st.global.u32 [%rd1+4], 0;
+END:
+"""
+
+
+@pytest.mark.parametrize("seed", [0, *SEEDS])
+@pytest.mark.parametrize(("read", "before", "found"), [
+    ("ld.acquire.gpu.global.u32 %r3, [%rd1];", "fence.acq_rel.gpu;", []),
+    ("ld.relaxed.gpu.global.u32 %r3, [%rd1];", "", []),
+    ("ld.relaxed.cta.global.u32 %r3, [%rd1];", "", ["race-write-write"]),
+    ("mov.u32 %r3, 1;", "", ["race-write-write"]),
+    ("ld.acquire.gpu.global.u32 %r3, [%rd1];", "fence.acq_rel.gpu; st.global.u32 [%rd1+4], 7;", ["race-write-write"]),
+    ("ld.acquire.gpu.global.u32 %r3, [%rd1];", "st.global.u32 [%rd1+4], 7; fence.acq_rel.gpu;", []),
+])  # fmt: skip
+def test_who_has_seen_a_write_by_a_strong_read_may_overwrite_it(read, before, found, seed):
+    """Observation orders that write alone: what its thread wrote behind its fence is not ordered."""
+    body = RESET.format(read=read, before=before)
+    result = launch(kernel(body), grid=2, block=32, args=[torch.zeros(2, dtype=torch.int32)], schedule=seed)
+    assert set(found) <= {f.kind for f in result.findings} and (found or not result.findings)

@@ -43,11 +43,16 @@ static Order after_lane(const Access *a, u32 warp, u32 clock, u8 lane, s32 ins) 
     return clock != a->clock ? LANES_NOT_MET : ins != a->ins ? LANES_UNORDERED : ORDERED;
 }
 
+/* Do two strong accesses include each other's threads in their scopes? */
+static bool morally_strong(const Access *a, u8 own_scope, u32 actor, u8 scope) {
+    if (!scope || !own_scope) return false;
+    if ((scope >= SCOPE_CLUSTER || actor == a->actor) && (own_scope >= SCOPE_CLUSTER || actor == a->actor)) return true;
+    return actor >> 16 == a->actor >> 16 && a->cluster->nctas == 1;
+}
+
 static Order order_after(const Access *a, u32 actor, u32 clock, u8 lane, u8 async, u8 scope, s32 ins, bool earlier_was_write) {
     if (actor == GRID_AHEAD) return a->know->grid_ahead ? ORDERED : GRIDS_UNORDERED;
-    if (scope && a->scope && (scope >= SCOPE_CLUSTER || actor == a->actor) && (a->scope >= SCOPE_CLUSTER || actor == a->actor))
-        return ORDERED;
-    if (scope && a->scope && actor >> 16 == a->actor >> 16 && a->cluster->nctas == 1) return ORDERED;
+    if (morally_strong(a, a->scope, actor, scope)) return ORDERED;
     if (!knows(a->cluster, a->know, SEEN, actor, clock)) return UNORDERED;
     if (a->space == SPACE_TMEM) return before_tensor(a, actor & 0xffff, clock) ? ORDERED : TENSOR_UNORDERED;
     if (actor == a->actor && async) return ORDERED;
@@ -172,6 +177,17 @@ static void forget_readers(Cell *c) {
     c->reader_clock = 0;
 }
 
+/* Those since the last write; `one` is room for a single one. */
+static const Reader *readers_of(const Cell *c, Reader *one, s32 *count) {
+    if (c->reader == MANY_READERS) {
+        *count = sets[c->reader_clock].count;
+        return sets[c->reader_clock].reader;
+    }
+    *one = (Reader){c->reader, c->reader_clock, c->reader_ins, c->reader_lane, c->reader_async, c->reader_scope};
+    *count = c->reader_clock != 0;
+    return one;
+}
+
 enum { REWRITES = 2 }; /* in the place of `async`: a reader that has written the value that was there */
 
 static inline __attribute__((always_inline)) void remember_read(Cell *c, const Access *a, bool rewrites) {
@@ -271,15 +287,12 @@ void history_read(Cell *cell, u64 n, const Access *a, u64 address) {
 
 /* After the readers since the last write? */
 static bool after_readers(const Access *a, const Cell *c, u64 address) {
-    Reader one = {c->reader, c->reader_clock, c->reader_ins, c->reader_lane, c->reader_async, c->reader_scope}, *readers = &one;
-    s32 count = c->reader_clock != 0;
-    if (c->reader == MANY_READERS) {
-        readers = sets[c->reader_clock].reader;
-        count = sets[c->reader_clock].count;
-    }
+    Reader one;
+    s32 count;
+    const Reader *readers = readers_of(c, &one, &count);
     bool clean = true;
     for (s32 i = 0; i < count; i++) {
-        Reader *r = &readers[i];
+        const Reader *r = &readers[i];
         bool wrote = r->async == REWRITES;
         Order o = order_after(a, r->actor, r->clock, r->lane, r->async == 1, r->scope, r->ins, false);
         if (wrote && r->actor == a->actor && r->clock == a->clock && r->ins == (u32)a->ins && r->lane != a->lane) o = LANES_UNORDERED;
@@ -290,8 +303,23 @@ static bool after_readers(const Access *a, const Cell *c, u64 address) {
     return clean;
 }
 
+/* Has this thread read what the last writer wrote, by a strong read? Then observation orders that write, though not what came before it,
+ * ahead of what the thread does next: a lock is reset by whoever has seen the count of the others. */
+static bool has_observed(const Access *a, const Cell *c) {
+    Reader one;
+    s32 count;
+    const Reader *readers = readers_of(c, &one, &count);
+    for (s32 i = 0; i < count; i++) {
+        const Reader *r = &readers[i];
+        bool same_thread = r->actor == a->actor && (r->lane == a->lane || r->clock <= a->lanes_met);
+        if (same_thread && !r->async && morally_strong(a, r->scope, c->writer, c->writer_scope)) return true;
+    }
+    return false;
+}
+
 static bool check_write(const Cell *c, const Access *a, u64 address, bool same_value) {
     Order o = after_writer(a, c);
+    if (o == UNORDERED && !a->async && has_observed(a, c)) o = ORDERED;
     bool same_instruction = c->writer_clock && c->writer == a->actor && c->writer_clock == a->clock && c->writer_ins == (u32)a->ins;
     if (o == ORDERED && same_instruction && c->writer_lane != a->lane && !a->async && !a->scope)
         o = LANES_UNORDERED; /* two lanes of one instruction */
