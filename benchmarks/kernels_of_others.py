@@ -51,7 +51,6 @@ VERDICTS = {  # (part of a kernel's name, finding, or "NO": a wrong result) -> w
     ("Marlin,", "uninitialised"): "harmless: fragments are loaded a step ahead, and the last ones are not used",
     ("Marlin,", "race-read-write"): "harmless, for the same reason: sums go where those fragments were",
     ("Marlin,", "race-lanes"): "harmless, for the same reason",
-    ("Marlin,", "race-write-write"): "harmless: who resets the lock has read the other's count by ld.acquire",
     ("educational_h100/level_05", "race-read-write"): "true: no barrier between the products and the next tile",
     ("educational_b200/level_09", "race-write-write"): "true: the first warpgroup gives tensor memory back alone",
     ("educational_b200/level_09", "race-read-write"): "true, for that reason: the second one may still read",
