@@ -263,3 +263,9 @@ pytest.main(["--co", "-q", {str(ROOT.parent / "tests" / "peers")!r}], [Without()
 """
     found = fresh(code).stdout
     assert "tests/peers/test_in_sglang.py:8: needs sglang" in found and "ERROR" not in found
+
+
+def test_no_backend_asks_whether_a_simulator_listens():
+    asking = re.compile(r"\b(taker|stand_in|simulator\.capturing)\b")
+    files = sorted((ROOT / "backends").rglob("*.py"))
+    assert len(files) > 50 and [file.name for file in files if asking.search(file.read_text())] == []
