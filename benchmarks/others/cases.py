@@ -52,7 +52,8 @@ PROJECTS = {  # by the name of their folder, in the page's order
     "cupy": Project("CuPy (CUDA)", "14.2.0"),
 }
 PACKAGES = {  # in the folder "packages"
-    "liger-kernel": "0.6.4", "einops": "0.8.2", "apache-tvm-ffi": "0.1.15.post2", "cupy-cuda13x": "14.2.0",
+    "liger-kernel": "0.6.4", "torch-c-dlpack-ext": "0.1.5",
+    "einops": "0.8.2", "apache-tvm-ffi": "0.1.15.post2", "cupy-cuda13x": "14.2.0",
 }  # fmt: skip
 NOT_RUN = [  # (project, kernels, why)
     ("cuLA", "kernels of csrc/ for sm_100", "not tried: nvcc needs minutes for each (7 for the one of sm_90)"),
