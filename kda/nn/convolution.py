@@ -104,8 +104,10 @@ def _rows_back(x: Tensor, j: int, W: int, state: Tensor | None, s: Sequences) ->
     position = torch.arange(T, device=x.device) - s.starts - j                 # in its sequence
     back = F.pad(x, (0, 0, j, 0))[:, :T]
     found = torch.where((position >= 0)[:, None], back, 0)
-    if state is None or j == 0 or state.shape[0] == 0:                         # no sequence, no row of a state
+    if state is None or j == 0:
         return found
+    if state.shape[0] == 0:                                                    # no sequence, but its halo's backward
+        return found + state.to(x.dtype).sum()
     within = (position < 0) & (position >= -j)
     rows = state.to(x.dtype)[s.numbers, (position + W - 1).clamp(0, W - 2)]
     return torch.where(within[:, None], rows, found)

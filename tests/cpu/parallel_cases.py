@@ -425,6 +425,26 @@ def checkpointed(rank):
     return found
 
 
+def layers_with_padding_alone(rank):
+    """How far y and dx of a layer are from one process where ranks have no sequence, by exchange and offsets."""
+    from kda.nn import KimiDeltaAttention
+
+    found, edges = {}, [0, 2, 22, 24]
+    tokens = slice(edges[rank], edges[rank + 1])
+    for exchange in ("gather", "chain", "tree", "hops"):
+        for offsets in (torch.tensor([0, 3]), torch.tensor([0])):
+            torch.manual_seed(0)
+            layer, x = KimiDeltaAttention(16, 2, 8).double(), torch.randn(1, 24, 16, dtype=torch.float64)
+            context = kda.parallel.build_cp_context(offsets, lengths=[2, 20, 2], exchange=exchange)
+            one, mine = x.clone().requires_grad_(), x[:, tokens].clone().requires_grad_()
+            y, z = layer(one, cu_seqlens=offsets), layer(mine, cp_context=context)
+            for out in (y, z):
+                out.square().sum().backward()
+            pairs = (y[:, tokens], z), (one.grad[:, tokens], mine.grad)
+            found[exchange, len(offsets)] = max((a - b).abs().max().item() for a, b in pairs)
+    return found
+
+
 def everything(rank, worlds):
     """Of each group of the first ranks, what the functions above find."""
     found = {}

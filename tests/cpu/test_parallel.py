@@ -8,7 +8,7 @@ import sys
 import processes
 import pytest
 import torch
-from parallel_cases import CASES, checkpointed, compiled, everything, left_to_autograd, many
+from parallel_cases import CASES, checkpointed, compiled, everything, layers_with_padding_alone, left_to_autograd, many
 
 WORLDS = (2, 3, 4)
 world = pytest.mark.parametrize("world", WORLDS)
@@ -88,6 +88,12 @@ def test_ranks_that_repeat_themselves_agree_no_more(found, world):
 def test_no_number_of_a_tensor_is_read_but_handles_of_contexts(found, world):
     handle = "context.py", "__int__", torch.int64, 0                           # which lies on the CPU
     assert all(rank["reads"] == [handle] * 2 for rank in found[world])
+
+
+def test_a_layer_on_ranks_with_padding_alone_takes_part_in_every_backward():
+    for found in processes.run(3, layers_with_padding_alone):
+        assert isinstance(found, dict), found
+        assert max(found.values()) < 1e-13
 
 
 @pytest.mark.exhaustive
