@@ -49,7 +49,7 @@ from .bench_report import (
     timing_lines,
 )
 from .options import ARCH, Count, Name, Number, OutputFile, check_value_heads, shape_options, timed_arch
-from .render import CANNOT_JUDGE, FINDING, OK, Screen, common_options, kda_version
+from .render import CANNOT_JUDGE, FINDING, OK, Screen, common_options, kda_version, write_file
 
 if TYPE_CHECKING:
     from kda.measure.timing import Checked, Line, Machine, Result
@@ -313,7 +313,7 @@ def stopped(case: tuple[str, Shape, str]) -> str:
 
 
 def save(file: str, data: dict[str, Any]) -> None:
-    Path(file).write_text(json.dumps(data, indent=1) + "\n")
+    write_file(Path(file), json.dumps(data, indent=1) + "\n")
 
 
 # ---------------------------------------------------------------------------------------------- comparing
@@ -422,7 +422,7 @@ def drawn(
     if options["html"]:
         notes = [*parity_lines(Screen(), results, False), *remarks(machine, lines)]
         timelines = of_machine(screen, lines[0].backend)
-        Path(options["html"]).write_text(page(title, details, notes, groups, timelines), encoding="utf-8")
+        write_file(Path(options["html"]), page(title, details, notes, groups, timelines))
         says.append(f"drawn    {options['html']}: open it in a browser")
     return says
 

@@ -23,7 +23,7 @@ from kda.measure.shapes import DIRECTIONS, Shape, bytes_moved
 from .layout import row_lines
 from .options import chip_for, must_have_kernels, needs_a_clock, timed_arch
 from .progress import Progress, showing
-from .render import OK, Screen, kda_version
+from .render import OK, Screen, kda_version, write_file
 
 if TYPE_CHECKING:
     from kda.measure.predicted import Prediction
@@ -109,7 +109,7 @@ def drawn(screen: Screen, options: dict[str, Any], chip: Chip, target: Target, r
         says.append(f"drawn    {options['plot']}")
     if options["html"]:
         timelines = of_machine(screen, rows[0].backend.partition(",")[0], target)
-        Path(options["html"]).write_text(page(title, details, notes(chip, rows), groups, timelines), encoding="utf-8")
+        write_file(Path(options["html"]), page(title, details, notes(chip, rows), groups, timelines))
         says.append(f"drawn    {options['html']}: open it in a browser")
     return says
 

@@ -370,7 +370,7 @@ def _ptxas(path: str, by_variable: bool) -> Ptxas:
 
 def cache_path() -> str:
     if os.environ.get("KDA_CACHE_DIR"):
-        return os.path.abspath(os.environ["KDA_CACHE_DIR"])
+        return os.path.abspath(os.path.expanduser(os.environ["KDA_CACHE_DIR"]))
     base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
     return os.path.join(base, "kda") if os.path.isabs(base) else ""
 

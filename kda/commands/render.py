@@ -36,6 +36,7 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TextIO, cast
 
 import click
@@ -85,8 +86,17 @@ def speaks_utf8(stream: TextIO | None) -> bool:
 class OutputError(KdaError):
     """A full disk, mostly."""
 
-    def __init__(self, error: OSError):
-        super().__init__(f"kda: the output cannot be written ({error.strerror or error}). Send it elsewhere.")
+    def __init__(self, error: OSError, file: Path | None = None):
+        what, fix = ("the output", "Send it elsewhere.") if file is None else (file, "Name another file.")
+        super().__init__(f"kda: {what} cannot be written ({error.strerror or error}). {fix}")
+
+
+def write_file(file: Path, text: str) -> None:
+    """A file that a command writes; a name in it that is not UTF-8 is shown with escapes."""
+    try:
+        file.write_text(text, encoding="utf-8", errors="backslashreplace")
+    except OSError as error:
+        raise OutputError(error, file) from error
 
 
 @contextlib.contextmanager

@@ -17,7 +17,7 @@ from kda.compile.target import Target, parse
 
 from . import mutants as of_mutants
 from .options import ARCH, Count, OutputFile, chip_for, needs_a_clock
-from .render import CANNOT_JUDGE, ERROR, FINDING, OK, Screen, common_options, kda_version
+from .render import CANNOT_JUDGE, ERROR, FINDING, OK, Screen, common_options, kda_version, write_file
 
 if TYPE_CHECKING:
     from kda.simulator.mutation import Mutants
@@ -77,12 +77,12 @@ def command(
     if html:
         from kda.simulator.scripts.pages import page
 
-        html.write_text(page(found, survivors, home), encoding="utf-8")
+        write_file(html, page(found, survivors, home))
     if sarif:
         from kda.simulator.scripts.sarif import log
 
         log_of = log(found.findings + found.notes, survivors, kda_version(), home)
-        sarif.write_text(json.dumps(log_of, indent=1) + "\n", encoding="utf-8")
+        write_file(sarif, json.dumps(log_of, indent=1) + "\n")
     files = {name: str(path) for name, path in (("html", html), ("sarif", sarif)) if path}
     if screen.json:
         screen.emit_json(as_json(found, judged, code, files))

@@ -13,7 +13,7 @@ from kda.compile.target import Target, code_for
 from kda.dispatch import capability
 
 from .options import ARCH, Count, NoKernelsYet, OutputFile, archs_with_clock, built_for, chip_for, needs_a_clock
-from .render import OK, Screen, common_options, kda_version
+from .render import OK, Screen, common_options, kda_version, write_file
 
 if TYPE_CHECKING:
     from kda.simulator.capturing.capture import Capture
@@ -51,9 +51,9 @@ def command(
         session = forward(arch, chip, backends[0].backend, tokens, heads)
     with screen.progress("writing what its warps and units do"):
         timelines = timelines_of(session)
-        out.write_text(json.dumps(trace(timelines)), encoding="utf-8")
+        write_file(out, json.dumps(trace(timelines)))
         if html:
-            html.write_text(page(timelines), encoding="utf-8")
+            write_file(html, page(timelines))
     if screen.json:
         files = {"trace": str(out), **({"html": str(html)} if html else {})}
         screen.emit_json({"schema": 1, "kda": kda_version(), "command": "timeline", "exit": OK, "chip": chip.name,

@@ -25,6 +25,7 @@ ENTRY = "kernel_wrapper"                     # of the DSL: what calls a kernel's
 Place = tuple[str, int]                      # file, line
 _LOC = re.compile(r"^\s*\.loc\s+\d+\s+\d+\s+(\d{4,5})\b", re.MULTILINE)
 _CALL_SITE = re.compile(r"^// call site (\d+): (.*)$", re.MULTILINE)
+_PLACE = re.compile(r"(.+?):(\d+)(?: < |$)")
 
 
 class CallSites:
@@ -51,12 +52,12 @@ class CallSites:
 
 def read(ptx: str) -> dict[int, tuple[Place, ...]]:
     """The calls that the comments of a text name, by their number."""
-    return {int(number): tuple(map(_place, callers.split(" < "))) for number, callers in _CALL_SITE.findall(ptx)}
+    return {int(number): tuple(places_in(callers)) for number, callers in _CALL_SITE.findall(ptx)}
 
 
-def _place(text: str) -> Place:
-    file, _, line = text.rpartition(":")
-    return file, int(line)
+def places_in(text: str) -> list[Place]:
+    """Files and lines of "file:line < file:line < ..."; a file's name may contain " < ", too."""
+    return [(file, int(line)) for file, line in _PLACE.findall(text)]
 
 
 _KEEPING: list[CallSites] = []               # the innermost one counts: a compilation inside of a capture has its own

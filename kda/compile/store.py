@@ -51,9 +51,9 @@ class Kept(NamedTuple):
 
 def cache_folder() -> Path:
     """$KDA_CACHE_DIR, else what the platform calls the user's cache folder."""
-    if folder := os.environ.get("KDA_CACHE_DIR"):
-        return Path(folder)
     try:
+        if folder := os.environ.get("KDA_CACHE_DIR"):
+            return Path(folder).expanduser()
         if sys.platform == "darwin":
             return Path("~/Library/Caches/kda").expanduser()
         if sys.platform == "win32":
@@ -135,6 +135,15 @@ def existing(folder: str | os.PathLike) -> str:
     while not os.path.lexists(place):
         place = os.path.dirname(place)
     return place
+
+
+def _make(folder: Path) -> None:
+    """Creates a folder and its parents one after the other: Path.mkdir calls itself, once for each of them."""
+    place = existing(folder)
+    for name in os.path.relpath(os.path.abspath(folder), place).split(os.sep):
+        place = os.path.join(place, name)
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(place)
 
 
 def writable(folder: str | os.PathLike) -> bool:
@@ -272,7 +281,7 @@ class Store:
     def _made(self, subfolder: Path) -> bool:
         """Make what is missing of the folders; whether they are trusted."""
         if not self.folder.is_dir():
-            self.folder.parent.mkdir(parents=True, exist_ok=True)
+            _make(self.folder.parent)
             with contextlib.suppress(FileExistsError):
                 os.mkdir(self.folder, 0o700)
         if not self._trusts(self.folder):
@@ -295,7 +304,7 @@ class Store:
 
     def _cannot_keep(self, error: OSError) -> None:
         asked = os.environ.get("KDA_CACHE_DIR")
-        named = f", as KDA_CACHE_DIR={asked} asks" if asked and Path(asked) == self.folder else ""
+        named = f", as KDA_CACHE_DIR={asked} asks" if asked and cache_folder() == self.folder else ""
         why = error.strerror or str(error)
         if (place := existing(self.folder)) != os.path.abspath(self.folder):
             why = f"that folder cannot be created in {place} ({why})"

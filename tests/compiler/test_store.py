@@ -1,5 +1,6 @@
 """Built kernels on disk: one build for all who ask, and no trust in what was read."""
 
+import contextlib
 import multiprocessing
 import os
 import pathlib
@@ -11,6 +12,7 @@ import warnings
 
 import pytest
 
+from kda.commands import probes
 from kda.compile import store
 from kda.compile.store import Store, digest
 
@@ -113,6 +115,24 @@ def test_a_folder_that_cannot_be_written_means_one_warning_and_no_cache(tmp_path
         for _ in range(3):
             assert kept.fetch(digest("a"), builder(calls)) == builder([])()
     assert len(calls) == 3 and len(warned) == 1
+
+
+@pytest.mark.parametrize(("name", "levels"), [("a", 1200), ("a" * 200, 30)], ids=["many levels", "too long a path"])
+def test_a_folder_of_many_levels_is_made_or_refused(tmp_path, monkeypatch, name, levels):
+    folder, calls = tmp_path.joinpath(*[name] * levels), []
+    monkeypatch.setenv("KDA_CACHE_DIR", str(folder))
+    with pytest.warns(RuntimeWarning, match="File name too long") if len(name) > 1 else contextlib.nullcontext():
+        for _ in range(2):
+            Store().fetch(digest("a"), builder(calls))
+    assert len(calls) == (2 if len(name) > 1 else 1)
+    subprocess.run(["rm", "-rf", tmp_path / name], check=True)                  # pytest's own way calls itself
+
+
+def test_the_folder_may_lie_in_the_users_home(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("KDA_CACHE_DIR", "~/built")
+    Store().fetch(digest("a"), builder([]))
+    assert [*(tmp_path / "built").rglob("*.kernel")] and probes.cache_path() == str(tmp_path / "built")
 
 
 @pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="needs Linux's /proc, in which nobody can make a folder")

@@ -74,6 +74,7 @@ def here(tmp_path, monkeypatch):
     (tmp_path / "script.py").write_text(SCRIPT)
     (tmp_path / "beside.py").write_text("VALUE = 7\n")
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("KDA_QUIET", "1")     # on a busy machine commands say how long they will still take
     yield tmp_path
     sys.modules.pop("beside", None)
 
@@ -82,17 +83,19 @@ def test_a_kernel_that_does_not_end_is_told_of_and_interrupted(here):
     begin = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); from kda.cli import main; main()"
     words = [sys.executable, "-c", begin, "simulate", "--arch", "sm90", "script.py", "counts"]    # nohup ignores SIGINT
     path = os.pathsep.join([str(Path(kda.__file__).parents[1]), *os.environ.get("PYTHONPATH", "").split(os.pathsep)])
-    with subprocess.Popen(words, stderr=subprocess.PIPE, text=True, env=os.environ | {"PYTHONPATH": path}) as program:
+    spoken = {"PYTHONPATH": path, "KDA_QUIET": "0"}
+    with subprocess.Popen(words, stderr=subprocess.PIPE, text=True, env=os.environ | spoken) as program:
         told = next(line for line in program.stderr if "simulating" in line)
         program.send_signal(signal.SIGINT)
         try:
-            program.wait(timeout=60)
+            program.wait(timeout=300)
         finally:
             program.kill()                   # also where Ctrl-C did not end it
         rest = program.stderr.read()
     engine = "building the engine of kda.simulator, once for this machine"
     assert re.fullmatch(rf"simulating counts; (0 of 3 done|{engine}); \d+ s \.\.\.\n", told)
-    assert (program.returncode, rest) == (130, "kda: interrupted\n")
+    assert program.returncode == 130
+    assert [line for line in rest.splitlines() if "simulating" not in line] == ["kda: interrupted"]
 
 
 def simulate(*words):
@@ -324,6 +327,27 @@ def test_sarif_names_rule_file_and_line_and_knows_a_finding_again_when_lines_mov
     assert after[0]["locations"][0]["physicalLocation"]["region"]["startLine"] == 19
     prints = [[result["partialFingerprints"] for result in found] for found in (before, after)]
     assert prints[0] == prints[1]
+
+
+@pytest.mark.parametrize(("name", "uri"), [
+    ("a b%#.py", "a%20b%25%23.py"), ("a < b.py", "a%20%3C%20b.py"), (os.fsdecode(b"\xff.py"), "script.py"),
+], ids=ascii)  # fmt: skip
+def test_a_script_of_any_name_has_its_page_and_its_uri_in_sarif(here, name, uri):
+    source = "__file__" if name.isascii() else '"script.py"'                   # PTX is UTF-8
+    (here / name).write_text(SCRIPT.replace("__file__", source))
+    done = simulate("--html", "page.html", "--sarif", "log.sarif", name, "racy")
+    assert done.exit_code == 1 and (here / "page.html").stat().st_size > 1000
+    (where,) = {each["physicalLocation"]["artifactLocation"]["uri"] for result in results(here / "log.sarif")
+                for each in result["locations"]}  # fmt: skip
+    assert where == uri
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs Linux's /dev/full")
+@pytest.mark.parametrize("option", ["--html", "--sarif"])
+def test_a_full_disk_is_said_to_be_full(here, option):
+    done = simulate(option, "/dev/full", "script.py", "twice")
+    assert done.exit_code == 2
+    assert done.stderr.endswith("kda: /dev/full cannot be written (No space left on device). Name another file.\n")
 
 
 @pytest.mark.exhaustive

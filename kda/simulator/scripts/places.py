@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import NamedTuple
+
+from kda.compile.call_sites import places_in
 
 from ..findings import Place
 
@@ -16,14 +17,10 @@ class Line(NamedTuple):
     line: int
 
 
-_FRAME = re.compile(r"(.+):(\d+)")
-
-
 def frames(source: str) -> list[Line]:
     """A line and those it was inlined at, innermost first, as a Place writes them; without line 0, which stands for
     code of no line, and without lines of a text that no file has, such as "<string>"."""
-    found = (_FRAME.fullmatch(part) for part in source.split(" < "))
-    lines = [Line(match[1], int(match[2])) for match in found if match]
+    lines = [Line(*place) for place in places_in(source)]
     return [at for at in lines if at.line and not str(at.file).startswith("<")]
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from ..findings import ENDED, Finding, Place
 from ..mutation.sources import text_of
@@ -110,7 +112,7 @@ def _fingerprint(rule: str, kernel: str, at: places.Line, home: Path) -> str:
     lines = text_of(at.file).splitlines() if at.file else []
     text = lines[at.line - 1].strip() if 0 < at.line <= len(lines) else str(at.line)
     named = rule, kernel, places.shown(at.file, home) if at.file else "", text
-    return hashlib.sha256("\n".join(named).encode()).hexdigest()[:32]
+    return hashlib.sha256(os.fsencode("\n".join(named))).hexdigest()[:32]
 
 
 def _related(place: Place, kernel: str, home: Path) -> dict[str, Any]:
@@ -122,6 +124,7 @@ def _location(at: places.Line, kernel: str, home: Path) -> dict[str, Any]:
     if at.file is None:                      # a kernel without lines of a source
         return logical
     path = Path(at.file).resolve()
-    inside = path.is_relative_to(home)
-    artifact = {"uri": places.shown(at.file, home), "uriBaseId": "SRCROOT"} if inside else {"uri": path.as_uri()}
+    artifact = {"uri": path.as_uri()}
+    if path.is_relative_to(home):
+        artifact = {"uri": quote(os.fsencode(places.shown(at.file, home))), "uriBaseId": "SRCROOT"}
     return {"physicalLocation": {"artifactLocation": artifact, "region": {"startLine": at.line}}} | logical
