@@ -231,18 +231,17 @@ def chunk_kda_fwd(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, *arg
         (torch.Size([1, 70, 2, 16]), torch.Size([1, 2, 16, 16]), None)
     """
     inputs, options = _bind("chunk_kda_fwd", q, k, v, g, beta, *args, **keywords)
-    _refuse_gradients("chunk_kda_fwd", inputs)
     try:
         if inputs.ssm_state_indices is not None:
             return Outputs(_prefill(inputs, options), inputs.initial_state, None, None)
-        with torch.no_grad() if records_gradients(inputs) else autograd.AS_IT_IS:
+        with autograd.without_autograd() if records_gradients(inputs) else autograd.AS_IT_IS:
             save = _saved_by(inputs, options) if options.disable_recompute else Save.NOTHING
             out = _forward(inputs, options, Save.NOTHING if save is Save.PRODUCTS else save)
     except InputError as error:
         raise error.as_of("chunk_kda_fwd") from None
     if not isinstance(out.saved, Saved | Own):
         return out
-    return out._replace(saved=Kept(out.saved, MadeWith.of(inputs, options, host_offsets(inputs))))
+    return out._replace(saved=Kept(out.saved, _made_with(inputs, options)))
 
 
 def chunk_kda_bwd(
@@ -284,7 +283,6 @@ def chunk_kda_bwd(
     for name, x in (("do", do), ("dht", dht)):
         if _sharded((x,)):
             raise _without_mesh("chunk_kda_bwd", name)
-    _refuse_gradients("chunk_kda_bwd", (*inputs, do, dht))
     options = options._replace(disable_recompute=isinstance(saved, Kept) and isinstance(saved.tensors, Saved))
     call = Call("chunk_kda_bwd", inputs, options, do=do, dht=dht)
     if saved is not None:
@@ -294,16 +292,10 @@ def chunk_kda_bwd(
     settings = [getattr(options, name) for name in autograd.OPTIONS]
     tensors = inputs[: len(autograd.INPUTS)]
     kept = saved.tensors if saved else ()
-    with torch.no_grad():
+    with autograd.without_autograd():
         grads = operate(autograd.call, call, "chunk_backward", *tensors, *settings, do, dht, *kept)
     given = (q, k, v, *inputs[3:])                                             # before autocast
     return Grads(*(None if x is None else grad.to(x.dtype) for x, grad in zip(given, grads)))
-
-
-def _refuse_gradients(op: str, tensors: Iterable[Any]) -> None:
-    """Raise an error where torch.func.grad would get zeros from a function without autograd."""
-    if autograd.transforms.differentiated() and True in [getattr(x, "requires_grad", False) for x in tensors]:
-        raise KdaError(f"{op}: torch.func.grad was requested of a function without autograd. Use kda.chunk_kda.")
 
 
 def fused_recurrent_kda(
@@ -612,6 +604,11 @@ def _unseen(inputs: Inputs) -> bool:
     )
 
 
+def _made_with(inputs: Inputs, options: Options) -> MadeWith:
+    """A graph of torch.compile is for any offsets."""
+    return MadeWith.of(inputs, options, None if torch.compiler.is_compiling() else host_offsets(inputs))
+
+
 def _check_saved(call: Call, kept: Any) -> None:
     asked = "what chunk_kda_fwd(..., disable_recompute=True) returned as saved for the same call"
     refuse = functools.partial(InputError, call.op, "saved", asked)
@@ -619,9 +616,10 @@ def _check_saved(call: Call, kept: Any) -> None:
     if not whole or not all(isinstance(x, Tensor) for x in kept.tensors):
         kind = "a Kept with other contents" if isinstance(kept, Kept) else type(kept).__name__
         raise refuse(kind, "Pass Outputs.saved, or None to recompute.", "saved.kind")
-    check(call, (*CALLER, *KIND))
+    if not torch.compiler.is_compiling():                                      # the operator checks a compiled call
+        check(call, (*CALLER, *KIND))
     saved, same = kept.tensors, "Pass both functions the same arguments."
-    ours = MadeWith.of(call.inputs, call.options, host_offsets(call.inputs))
+    ours = _made_with(call.inputs, call.options)
     for name, had, given in zip(MadeWith._fields, kept.made_with, ours):
         if name == "offsets" and None in (had, given):
             continue                                                           # a GPU alone knows them

@@ -19,7 +19,7 @@ import contextlib
 import functools
 import typing
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -88,6 +88,12 @@ def autocast_off(x: Tensor) -> contextlib.AbstractContextManager:
     if autocasts(x):
         return torch.autocast(x.device.type, enabled=False)
     return AS_IT_IS
+
+
+def without_autograd() -> contextlib.AbstractContextManager:
+    """Records nothing for backward().  torch.func.grad records all that happens inside of it, also in backwards that it
+    runs: there an operator's links give the derivative, or refuse it once somebody asks for it."""
+    return AS_IT_IS if transforms.differentiated() else torch.no_grad()
 
 
 def _launch(c: Call, problem: Problem, recorded: bool = False) -> Launcher:
@@ -190,7 +196,7 @@ def _gradients(
 ) -> list[Tensor | None]:
     """Of the inputs, by the operator; `tensors` are those that the forward saved."""
     if transforms.batched((do, dht)):
-        return transforms.one_by_one(lambda *d: _gradients(tensors, options, *d, needs), (do, dht))
+        return transforms.one_by_one(lambda do, dht: _gradients(tensors, options, do, dht, needs), (do, dht))
     settings = [getattr(options, name) for name in OPTIONS]
     inputs, saved = tensors[: len(INPUTS)], tensors[len(INPUTS):]
     return _wanted(call("chunk_backward", *inputs, *settings, do, or_none(dht), *saved), needs)
@@ -507,10 +513,6 @@ _NO_DERIVATIVE = {
                       "chunk_kda initial_state=pool[slots] to train.",
     **{f"{name}_{kind}": message for name, message in _NO_SECOND.items() for kind in ("backward", "tangent")},
 }  # fmt: skip
-_NOT_TRACED = (
-    "kda: torch.func was requested inside of torch.compile, which cannot trace it through kernels. Leave out "
-    "fullgraph=True, so that this call runs in eager mode, or compile without torch.func."
-)
 _NO_TANGENT = (
     "chunk_kda: forward-mode AD was requested; found backend {!r}, whose kernels have no such derivative. Pass "
     "backend='reference', or use reverse mode: backward(), torch.func.vjp or torch.func.jacrev."
@@ -574,7 +576,7 @@ def call(name: str, *args):
     """The outputs of an operator, through an autograd.Function where torch.func or forward-mode AD is active."""
     if torch.compiler.is_compiling():
         if transforms.transforming():
-            raise KdaError(_NOT_TRACED)                                        # torch.compile leaves this call out
+            raise KdaError(transforms.NOT_TRACED)                              # torch.compile leaves this call out
         return _FLAT[name](*args)
     if not transforms.active():
         return _FLAT[name](*args)
@@ -603,6 +605,8 @@ def _register() -> None:
         f"gate_backward(Tensor dy, {gate}) -> (Tensor, Tensor, Tensor)":
             ("fused_kda_gate", _gate_backward, _gate_backward_fake),
     }  # fmt: skip
+    real: Any
+    fake: Any
     for schema, (op, real, fake) in operators.items():
         name = schema.partition("(")[0]
         transforms.register(schema, op, real, fake, _LINKS.get(name), _AUTOGRAD.get(name))

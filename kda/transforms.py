@@ -19,6 +19,11 @@ from .errors import KdaError
 Tensor = torch.Tensor
 Function = torch.autograd.Function
 
+NOT_TRACED = (
+    "kda: torch.func was requested inside of torch.compile, which cannot trace it through kernels. Leave out "
+    "fullgraph=True, so that this call runs in eager mode, or compile without torch.func."
+)
+
 _Kind = torch._C._functorch.TransformType
 _KINDS = (_Kind.Grad, _Kind.Jvp, _Kind.Vmap)
 
@@ -133,6 +138,8 @@ def function(
     """
 
     def vmap(info, in_dims, *args):
+        if torch.compiler.is_compiling():                                      # which then runs it in eager mode
+            raise KdaError(NOT_TRACED)
         if written is not None and in_dims[written.number] is None:
             raise KdaError(written.shared)
 
@@ -158,7 +165,7 @@ def batched(tensors: Sequence[Tensor | None]) -> bool:
     return any(x is not None and torch._C._functorch.is_legacy_batchedtensor(x) for x in tensors)
 
 
-def one_by_one(function: Callable[..., Sequence[Tensor | None]], tensors: Sequence[Tensor | None]) -> list:
+def one_by_one(function: Callable[..., Sequence[Tensor | None]], tensors: Sequence[Any]) -> list:
     """`function` for each gradient of a batch, its results in a batch again."""
     level = torch._C._vmapmode_increment_nesting() - 1
     torch._C._vmapmode_decrement_nesting()

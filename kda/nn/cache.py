@@ -86,7 +86,7 @@ class Cache:
         Numbers on a GPU are not compared with N, which would wait for the GPU.
         """
         if isinstance(sequences, (list, tuple, range)):
-            sequences = torch.tensor(sequences, dtype=None if len(sequences) else torch.long)
+            sequences = torch.tensor(sequences, dtype=None if len(sequences) else torch.long, device="cpu")
         N = min((state.N for state in self._states.values()), default=None)
         if what := _no_numbers(sequences, N):
             expected = "the numbers of some sequences (M,)" + (f", from 0 to {N - 1}" if N else "")

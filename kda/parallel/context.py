@@ -44,11 +44,11 @@ class CPContext:
         self.conv1d_kernel_size, self.agreed = conv1d_kernel_size, agreed      # the round in which it was built
         self.parts, self.lengths, self.tokens = local.parts, tuple(lengths), local.parts[-1].end
         self.num_seqs, self.num_parts = len(local.offsets) - 1, len(local.parts)
-        self.cu_seqlens_cpu = torch.tensor(local.offsets, dtype=torch.int32)
+        self.cu_seqlens_cpu = torch.tensor(local.offsets, dtype=torch.int32, device="cpu")
         self.cu_seqlens = on(device, self.cu_seqlens_cpu)
         self.places: dict[Any, Any] = {}     # of `halo`, once computed
         number = next(_numbers)
-        self.handle = torch.tensor(number)   # passed to operators: no graph is specialised to a context
+        self.handle = torch.tensor(number, device="cpu")     # passed to operators: no graph is specialised to a context
         self.handle.context = self  # type: ignore[attr-defined]  # alive as long as a backward that saved its handle
         _contexts[number] = self
 

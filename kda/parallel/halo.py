@@ -110,7 +110,7 @@ def _places(context: CPContext, rows: int, device: torch.device) -> Places:
     key = rows, device
     if key not in context.places:
         lists = places_of(context, rows)
-        context.places[key] = Places(*(on(device, torch.tensor(x, dtype=torch.long)) for x in lists))
+        context.places[key] = Places(*(on(device, torch.tensor(x, dtype=torch.long, device="cpu")) for x in lists))
     return context.places[key]
 
 

@@ -136,6 +136,18 @@ def test_what_was_saved_serves_its_own_backward_after_pickling_and_in_compiled_c
         assert all(torch.equal(a, b) for a, b in zip(found, grads) if b is not None)
 
 
+@pytest.mark.parametrize("lengths", [[9, 23], None], ids=["packed", "of any size"])
+def test_compiled_code_passes_on_what_was_saved(lengths):
+    call = make(lengths, dtype=torch.float32, disable_recompute=True, **({} if lengths else {"B": 1, "T": 32}))
+
+    def both(do, **arguments):
+        return kda.chunk_kda_bwd(do=do, saved=kda.chunk_kda_fwd(**arguments).saved, **arguments).dq
+
+    torch._dynamo.reset()
+    compiled = torch.compile(both, backend="aot_eager", fullgraph=True, dynamic=lengths is None)
+    assert torch.equal(compiled(call.do, **call.arguments), both(call.do, **call.arguments))
+
+
 @pytest.mark.parametrize("gate", ["given", "softplus", "bounded"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
 @pytest.mark.parametrize("state", [torch.float32, None], ids=["float32 state", "state in the model dtype"])

@@ -758,3 +758,14 @@ def test_one_compiled_layer_takes_calls_of_other_sizes():
         x = hidden(T, B)
         padding = mask[:B, None].expand(B, T)
         assert close(compiled(x, attention_mask=padding), layer(x, attention_mask=padding))
+
+
+def test_sequences_of_a_cache_are_selected_beside_another_default_device():
+    states = torch.randn(3, 2, 4, 4)
+    cache = kda.nn.Cache({0: kda.nn.LayerState(states, (torch.randn(3, 3, 8),) * 3)})
+    torch.set_default_device("meta")
+    try:
+        found = cache.select([2, 0])[0].recurrent
+    finally:
+        torch.set_default_device(None)
+    assert torch.equal(found, states[[2, 0]])

@@ -147,3 +147,17 @@ def test_explain_says_how_maps_are_made(route):
     ahead, back = ("stages of the reference",) * 2 if own else (
         "a forward of reference and one of reference from the identity", "a forward of reference from the identity")
     assert last == f"the maps of pieces of sequences are computed by {ahead}, in the backward by {back}"
+
+
+def test_a_context_lies_where_it_is_told_beside_another_default_device():
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    torch.set_default_device("meta")
+    try:
+        context = kda.parallel.build_cp_context(torch.tensor([0, 5], device="cpu"))
+        places = (context.cu_seqlens, context.cu_seqlens_cpu, context.handle)
+    finally:
+        torch.set_default_device(None)
+        dist.destroy_process_group()
+    assert {x.device.type for x in places} == {"cpu"}

@@ -285,12 +285,36 @@ def test_a_step_of_the_layer_has_the_tangent_of_its_parts():
     assert distance(found, exact) < 1e-7 and exact.abs().max() > 0.1
 
 
-@pytest.mark.parametrize("function", [kda.chunk_kda_fwd, lambda *x: kda.chunk_kda_bwd(*x, do=torch.ones_like(x[2]))])
-def test_functions_without_autograd_refuse_torch_func_grad(function):
-    q, k, v, g, beta = (SMALL.tensors[n] for n in ("q", "k", "v", "g", "beta"))
-    with pytest.raises(kda.KdaError, match=r"torch\.func\.grad was requested"):
-        grad(lambda v: function(q, k, v, g, beta)[0].sum())(v)
-    assert function(q, k, v, g, beta)[0].isfinite().all()
+def of_v(function):
+    """A function of v alone."""
+    q, k, g, beta = (SMALL.tensors[n] for n in ("q", "k", "g", "beta"))
+    return lambda v: function(q, k, v, g, beta).sum()
+
+
+def test_a_forward_without_autograd_has_its_gradient_in_torch_func_and_a_backward_refuses_a_second_one():
+    v = SMALL.tensors["v"]
+    found = grad(of_v(lambda *x: kda.chunk_kda_fwd(*x).o))(v)
+    assert torch.equal(found, grad(of_v(lambda *x: kda.chunk_kda(*x)[0]))(v)) and found.any()
+    with pytest.raises(kda.KdaError, match=r"its backward \(chunk_kda_bwd"):
+        grad(of_v(lambda *x: kda.chunk_kda_bwd(*x, do=torch.ones_like(v)).dq))(v)
+
+
+def test_functions_without_autograd_serve_an_autograd_function_of_others():
+    class Others(torch.autograd.Function):
+        @staticmethod
+        def forward(*x):
+            return kda.chunk_kda_fwd(*x).o
+
+        @staticmethod
+        def setup_context(ctx, inputs, output):
+            ctx.save_for_backward(*inputs)
+
+        @staticmethod
+        def backward(ctx, do):
+            return kda.chunk_kda_bwd(*ctx.saved_tensors, do=do)[:5]
+
+    v = SMALL.tensors["v"]
+    assert torch.equal(grad(of_v(Others.apply))(v), grad(of_v(lambda *x: kda.chunk_kda(*x)[0]))(v))
 
 
 def test_vmap_over_a_batch_of_none():
@@ -318,6 +342,9 @@ def test_torch_func_inside_of_torch_compile_runs_in_eager_mode_or_says_why_not()
     q = SMALL.tensors["q"]
     compiled = torch.compile(lambda q: grad(loss)(q), backend="eager")
     assert torch.equal(compiled(q), grad(loss)(q))
+    torch._dynamo.reset()
+    several = torch.stack([q, 2 * q])
+    assert torch.equal(torch.compile(lambda q: vmap(loss)(q), backend="eager")(several), vmap(loss)(several))
     torch._dynamo.reset()
     with pytest.raises(Exception, match=r"torch\.func was requested inside of torch\.compile"):
         torch.compile(lambda q: grad(loss)(q), backend="eager", fullgraph=True)(q)
