@@ -226,10 +226,18 @@ def differences(case: Case, rank: Rank) -> dict[str, str]:
         found["ht"] = found["ht"][view.ends]
         for name in ("dA_log", "ddt_bias"):
             dist.all_reduce(found[name])
-        for name, x in found.items():
-            ours, theirs = far(x, exact[name]), far(one[name], exact[name])
-            if not ours <= 2 * theirs + FLOOR:
-                wrong[f"{name}, turn {turn}"] = f"{ours:.1e} from float64; one GPU {theirs:.1e}"
+        wrong |= {f"{name}, turn {turn}": words for name, words in further(found, one, exact).items()}
+    return wrong
+
+
+def further(found: dict[str, Tensor], one: dict[str, Tensor], exact: dict[str, Tensor]) -> dict[str, str]:
+    """What is too far from float64.  A parameter's gradient is a sum over dg's terms, of a few numbers that may be near
+    their exact values by chance on one GPU: it may be as far off as dg."""
+    wrong, alone = {}, {name: far(x, exact[name]) for name, x in one.items()}
+    for name, x in found.items():
+        theirs = max(alone[name], alone["dg"]) if name in ("dA_log", "ddt_bias") else alone[name]
+        if not (ours := far(x, exact[name])) <= 2 * theirs + FLOOR:
+            wrong[name] = f"{ours:.1e} from float64; one GPU {theirs:.1e}"
     return wrong
 
 
@@ -305,9 +313,9 @@ def on_a_mesh(rank: Rank) -> dict[str, str]:
         one = results(tensors=tensors, do=row.do, more={})
         wide = {name: x.double() for name, x in tensors.items()}
         exact = results(tensors=wide, do=row.do.double(), more={"backend": "reference"})
-        for name, x, y, z in zip(("o", *tensors), found, one, exact):
-            if not far(x, z) <= 2 * far(y, z) + FLOOR:
-                wrong[f"{way}: {name}"] = f"{far(x, z):.1e} from float64; one GPU {far(y, z):.1e}"
+        names = ("o", *(f"d{name}" for name in tensors))
+        ours, theirs, right = (dict(zip(names, results)) for results in (found, one, exact))
+        wrong |= {f"{way}: {name}": words for name, words in further(ours, theirs, right).items()}
     return wrong
 
 
