@@ -174,7 +174,7 @@ def _register() -> None:
         ),
     }  # fmt: skip
     for schema, (real, fake, links) in operators.items():
-        register(schema, "parallel.conv_halo", real, fake, links)
+        register(schema, "parallel.conv_halo", real, fake, links)  # type: ignore[arg-type]  # the union of two kinds
 
 
 _register()
