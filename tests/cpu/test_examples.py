@@ -237,3 +237,10 @@ def test_the_benchmark_of_a_decoding_step_is_right_before_it_times(drafts, monke
     rows = json.loads((tmp_path / "found.json").read_text())["rows"]
     assert [row["config"] for row in rows] == ["plan", "parts", "recurrence"] * 2
     assert all(row["seconds"] > 0 and row.get("error", 0) <= 1 for row in rows)
+
+
+def test_weights_that_are_nan_have_the_same_bits_as_themselves():
+    same_bits = runpy.run_path(str(Path(__file__).parents[2] / "examples" / "convert.py"))["same_bits"]
+    x = torch.tensor([[1.0, torch.nan], [0.0, 2.0]])
+    assert same_bits(x, x.clone()) and same_bits(x.T, x.T.contiguous())
+    assert not same_bits(torch.tensor([0.0]), torch.tensor([-0.0])) and not same_bits(x, x.double())
