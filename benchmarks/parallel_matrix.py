@@ -51,7 +51,7 @@ OPTIONS: dict[str, tuple[Any, ...]] = {
     "kept": (False, True),
     "gate": ("bounded", "softplus"),
     "dim": (128, 64),
-    "heads": ("2", "2 for 4"),               # of q and k for those of v
+    "heads": ("2", "2 for 4"),               # heads of q and k for those of v
     "backend": ("auto", "triton"),
 }
 GRAPH = "a step in a CUDA graph, exchange "

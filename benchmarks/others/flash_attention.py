@@ -16,7 +16,7 @@ def attention(causal, arch, head_dim=64, length=192, backward=False):
     @flash_attention(named, arch)
     def _(ops):
         q, k, v = (torch.randn(1, length, 2, head_dim).bfloat16().requires_grad_(backward) for _ in range(3))
-        ops("interface")._get_device_arch.cache_clear()  # of the case before
+        ops("interface")._get_device_arch.cache_clear()  # it was found for the case before
         o = ops("interface").flash_attn_func(q, k, v, causal=causal)
         o = o[0] if isinstance(o, tuple) else o
         exact = [x.detach().float().requires_grad_(backward) for x in (q, k, v)]

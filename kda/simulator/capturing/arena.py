@@ -92,7 +92,7 @@ class Block:
         return self.freed is not None and (self.pool is None or self.pool() is None)
 
     def expired(self) -> bool:
-        """As a StorageWeakRef says it."""
+        """Whether the storage has ended; a StorageWeakRef has a method of this name."""
         return self.gone
 
     def wrote(self, address: int, size: int) -> None:
@@ -131,7 +131,7 @@ class Arena:
 
     def __init__(self, seed: int, stream: Callable[[], int], reused: Callable[[], None]):
         self.stream, self.reused = stream, reused
-        self.pool: Any = None                # of the CUDA graph that is captured now
+        self.pool: Any = None                # memory of the CUDA graph that is captured now
         self.left: list[Block] = []          # freed blocks that other streams have used
         self._random = random.Random(seed) if seed else None
         self._blocks: dict[int, Block] = {}  # by address
@@ -144,7 +144,7 @@ class Arena:
         self._free: dict[int, list[tuple[Chunk, int]]] = defaultdict(list)  # by room: what may be used again
 
     def memory(self, size: int, written: bool = False) -> torch.Tensor:
-        """So many bytes, aligned as CUDA aligns memory; poisoned unless the caller writes all of them."""
+        """Allocate bytes, aligned as CUDA aligns memory; they are poisoned unless the caller writes all of them."""
         if not size:
             return torch.empty(0, dtype=torch.uint8)
         self.settle()

@@ -7,7 +7,7 @@ import re
 from ...compile.target import Target
 from ..chips import Chip
 
-UNKNOWN_REGISTERS = 32                       # of a thread, where there is no cubin that tells: an estimate
+UNKNOWN_REGISTERS = 32                       # an estimate for a thread, where no cubin tells
 _KB = 1 << 10
 
 # cudaDeviceAttr -> what this device answers
