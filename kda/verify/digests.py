@@ -41,11 +41,23 @@ BOTH = (
     f"bfloat16 softplus packed H=2 HV=4 {STATES} backward", "float16 g_dtype=float32 recurrent",
     f"bfloat16 softplus recurrent packed slots=4 inplace=true {STATES}",
 )  # fmt: skip
+IN_SLOTS = "slots=4 inplace=true state_dtype=float32 state_v_first=true"
+SERVING = (
+    f"bfloat16 bounded dt_bias=true l2norm beta=sigmoid decode {IN_SLOTS}",
+    f"bfloat16 bounded dt_bias=true l2norm beta=sigmoid decode T=4 accepted_tokens=true {IN_SLOTS}",
+    f"bfloat16 bounded l2norm beta=sigmoid packed start_slots=true checkpoints=float32 batch_invariant=true {IN_SLOTS}",
+)
+LAYERS = ("bfloat16", "float32")
 PROBLEMS = {
     ("sm100", "sm100"): FORWARDS + SMALL[:1], ("sm100", "sm103"): FORWARDS[:1], ("sm90", "sm90"): FORWARDS + SMALL,
-    ("sm89", "sm89"): FLOATS, ("triton", "sm80"): BOTH[:2], ("triton", "sm90"): BOTH, ("triton", "sm100"): BOTH[:2],
+    ("sm89", "sm89"): FLOATS, ("triton", "sm80"): BOTH[:2], ("triton", "sm90"): BOTH + SERVING,
+    ("triton", "sm100"): BOTH[:2], ("layer", "sm90"): LAYERS,
 }  # fmt: skip
-COMPILERS = {"sm100": "cutedsl", "sm90": "cutedsl", "sm89": "nvrtc", "triton": "triton"}     # keys of known.COMPILERS
+PLANS = {backend: f"kda.backends.{backend}.plan" for backend, _ in PROBLEMS}
+PLANS["layer"] = "kda.backends.triton.layer.plan"
+COMPILERS = {                                # keys of known.COMPILERS
+    "sm100": "cutedsl", "sm90": "cutedsl", "sm89": "nvrtc", "triton": "triton", "layer": "triton",
+}  # fmt: skip
 
 
 class Digest(NamedTuple):
@@ -57,7 +69,7 @@ class Digest(NamedTuple):
 
 def labelled(backend: str, arch: str) -> dict[str, AnyRecipe]:
     """Recipes under the names by which digests are kept, each once."""
-    plan = importlib.import_module(f"kda.backends.{backend}.plan")
+    plan = importlib.import_module(PLANS[backend])
     found: dict[AnyRecipe, str] = {}
     for words in PROBLEMS[backend, arch]:
         numbers = Counter[str]()

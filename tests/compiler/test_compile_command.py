@@ -176,7 +176,7 @@ def names_for(words, backend):
 
 
 @pytest.mark.parametrize(("backend", "of_gradients"), [
-    ("sm100", {"operands", "record", "walk", "grads", "shares"}), ("sm90", {"pairs", "walk", "grads", "shares"}),
+    ("sm100", {"operands", "record", "walk", "grads", "shares"}), ("sm90", {"walk", "grads", "shares"}),
     ("sm89", set()), ("triton", set()),
 ])  # fmt: skip
 def test_a_problem_that_says_forward_needs_no_kernels_of_gradients(backend, of_gradients):

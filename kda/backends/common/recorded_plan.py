@@ -188,12 +188,15 @@ def all_configs(make: Makers, p: Problem) -> Iterator[Launched | None]:
     for final_state, alone in itertools.product((False, True), repeat=2):
         asked = dataclasses.replace(p, direction="backward", final_state=final_state)
         for cut in (False, True)[: 1 if p.batch_invariant else 2]:
+            if cut and not (alone or p.packed):
+                continue                                                       # segments of a row have an SM each
             yield from (make.record(asked, cut, alone, results) for results in (True, False))
             yield make.walk(asked, cut, alone)
+            if cut:
+                yield from (make.carry_back(asked, alone), compose_config(p), compose_back_config(asked))
         yield from (make.fused(asked, clusters, results) for clusters in make.clusters for results in (True, False))
         if not p.batch_invariant:
-            yield from (make.carry(asked, alone), make.carry_back(asked, alone), compose_config(p),
-                        compose_back_config(asked))  # fmt: skip
+            yield make.carry(asked, alone)
 
 
 def configs_in(plan: Any) -> Iterator[Any]:

@@ -239,17 +239,20 @@ def recipes(p: Problem, host: Host, recorded: bool = True) -> list[AnyRecipe]:
     """
     if p.slots:
         return [*pool_recipes(p, C, TARGET), *recipes(inner(p), host, recorded)]
+    has_backward = all(rule.holds(dataclasses.replace(p, direction="backward"), host) for rule in BACKWARD)
+    for_others = recorded and not has_backward                                 # Triton's backward reads what is kept
     configs: list[Any] = [TablesConfig(dtype) for dtype in OFFSETS if p.packed]
-    configs += [prepare_config(p, kept) for kept in (False, True)[: 1 + recorded]]
-    configs += [pairs_config(p)] * (recorded and p.C > C)
-    walks = ("sequences", "carry", "segments")[: 1 if p.batch_invariant else 3]
-    configs += [chain_config(p, walk, stages) for walk in walks for stages in STAGES]
+    configs += [prepare_config(p, kept) for kept in (False, True)[: 1 + for_others]]
+    configs += [pairs_config(p)] * (for_others and p.C > C)
+    for walk in ("sequences", "carry", "segments")[: 1 if p.batch_invariant else 3]:
+        alone = walk == "segments" and not p.packed                            # segments of a row have an SM each
+        configs += [chain_config(p, walk, stages) for stages in STAGES[: 1 if alone else 2]]
     configs += [None if p.batch_invariant else compose_config(p)]
     configs += [fused_config(p, sharing > 0, ctas) for ctas, sharing in CLUSTERS_OF_ONE]
     if not p.batch_invariant and stream_config(p):
         configs += [stream_config(p), stream_config(p, cut=True), join_states_config(p)]
         configs += [join_config(p, offsets) for offsets in (OFFSETS if p.packed else (None,))]
-    if recorded and all(rule.holds(dataclasses.replace(p, direction="backward"), host) for rule in BACKWARD):
+    if recorded and has_backward:
         configs += all_configs(RECORDED, p)
     return [recipe(config) for config in dict.fromkeys(configs) if config]
 

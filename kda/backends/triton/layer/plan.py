@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -10,6 +11,7 @@ from kda.capability import Rule
 from kda.compile.target import Target
 from kda.compile.triton import Recipe
 from kda.host import Host
+from kda.problem import Problem
 
 from ...common.targets import TYPES, target_of
 
@@ -98,6 +100,19 @@ def norm(kernel: str, dtypes: tuple[tuple[str, str], ...], V: int, host: Host) -
         numbers["tiles"] = "i32"
     constants = {"V": V, "BV": BV, "ROWS": max(1, NORM_ELEMENTS // BV)}
     return recipe(f"norm:{kernel}", tensors, numbers, constants, target_of(host))
+
+
+def recipes(p: Problem, host: Host) -> list[Recipe]:
+    """All kernels of a layer whose heads have V channels: of rows or packed sequences, from a state or without one."""
+    found = []
+    for starts, state in itertools.product((None, "int32"), (None, p.dtype)):
+        numbers = starts if state else None
+        given = {"x": p.dtype, "weight": p.dtype, "bias": None, "state": state, "starts": starts, "numbers": numbers}
+        for kernel in ("convolve", "convolve_bwd", *["convolve_state_bwd"] * bool(state)):
+            offsets = "int64" if starts and kernel == "convolve_state_bwd" else None
+            found.append(convolution(kernel, (*given.items(), ("cu_seqlens", offsets)), p.HV * p.V, host))
+    dtypes = tuple(dict.fromkeys(("x", "gate", "weight"), p.dtype).items())
+    return found + [norm(kernel, dtypes, p.V, host) for kernel in ("norm_gate", "norm_gate_bwd")]
 
 
 def run_of(tokens: int, blocks: int, sms: int) -> int:
