@@ -17,6 +17,10 @@ first token to its last; prompts are cut at multiples of 64 tokens, and the
 states there are kept until their slots are needed.
 
   a request is too long    status 413, before it gets a slot
+  a body is larger than 6  status 413, before the rest of the body is read
+    bytes for each of
+    --longest, and 4 KiB
+  a request is not valid   status 400, and what to send
   all slots and the queue  status 503; running requests are not affected
     are taken
   the client disconnects   its slot is free before the next step
@@ -24,6 +28,10 @@ states there are kept until their slots are needed.
     step fails             are given up; a request that fails alone ends with an
                            error; states are only written when a step has
                            succeeded, so others go on as if nothing had been
+  SIGTERM or Ctrl-C        new requests, and those whose body is not complete,
+                           are refused; streams have --grace seconds to end,
+                           then they end with an error; a second signal ends
+                           the server at once
 """
 
 from __future__ import annotations
@@ -34,6 +42,8 @@ import codecs
 import contextlib
 import json
 import random
+import reprlib
+import signal
 import socket
 import sys
 import time
@@ -50,6 +60,7 @@ from kda.nn.cache import LayerState
 
 BYTES = 256
 CHUNK = 64                                   # prompts are cut at multiples of it
+GRACE = 10                                   # seconds that streams have to end after a signal
 
 
 class Block(nn.Module):
@@ -149,32 +160,41 @@ class Engine:
         self.running: list[Request] = []
         self.prefixes: dict[tuple[int, ...], int] = {}                        # tokens -> slot, the oldest first
         self.counts = dict.fromkeys(("finished", "cancelled", "failed", "refused", "hits", "halved", "steps"), 0)
-        self.work = asyncio.Event()
+        self.work, self.stopping = asyncio.Event(), asyncio.Event()
 
     # requests
 
     def submit(self, prompt: bytes, limit: int) -> Request:
+        if not prompt:
+            raise self.refuse(400, "prompt must not be empty. Send at least one character.")
+        if not 1 <= limit <= self.longest:
+            raise self.refuse(400, f"max_tokens must be a whole number from 1 to {self.longest}; found "
+                                   f"{reprlib.repr(limit)}. Send one of those.")  # fmt: skip
         total = len(prompt) + limit
-        if not prompt or limit < 1:
-            raise self._refuse(400, "prompt must not be empty and max_tokens at least 1")
         if total > self.longest:
-            raise self._refuse(413, f"prompt and max_tokens must be at most {self.longest} tokens together; found "
-                                    f"{total}. Send a shorter prompt, or a smaller max_tokens.")  # fmt: skip
+            raise self.refuse(413, f"prompt and max_tokens must be at most {self.longest} tokens together; found "
+                                   f"{total}. Send a shorter prompt, or a smaller max_tokens.")  # fmt: skip
         if len(self.waiting) >= self.queue:
-            raise self._refuse(503, f"All slots and the queue are taken. Requests that run: {len(self.running)}, "
-                                    f"that wait: {len(self.waiting)}. Try again later.")  # fmt: skip
+            raise self.refuse(503, f"All slots and the queue are taken. Requests that run: {len(self.running)}, "
+                                   f"that wait: {len(self.waiting)}. Try again later.")  # fmt: skip
         request = Request(list(prompt), limit)
         self.waiting.append(request)
         self.work.set()
         return request
 
-    def _refuse(self, status: int, text: str) -> Refused:
+    def refuse(self, status: int, text: str) -> Refused:
         self.counts["refused"] += 1
         return Refused(status, text)
 
     def cancel(self, request: Request) -> None:
         request.cancelled = True
         self.work.set()
+
+    def end(self) -> None:
+        """Ends all requests, with an error for their clients."""
+        for request in (*self.running, *self.waiting):
+            request.events.put_nowait(RuntimeError("The server is stopping. Send the request again later."))
+            self.cancel(request)
 
     # slots
 
@@ -301,13 +321,35 @@ class Engine:
                               "free": len(self.pool.free), "prefixes": len(self.prefixes)}  # fmt: skip
 
 
+def asked_of(body: bytes) -> tuple[bytes, int]:
+    """The prompt and max_tokens that a body asks for; a ValueError says what is wrong with it."""
+    try:
+        asked = json.loads(body)
+    except RecursionError:
+        raise ValueError("lists or objects that are nested too deeply") from None
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"a body that is not JSON: {error}") from None
+    except ValueError:                                                         # Python limits the digits of integers
+        raise ValueError("a number with too many digits") from None
+    if not isinstance(asked, dict) or not isinstance(asked.get("prompt"), str):
+        raise ValueError(f"{reprlib.repr(asked)}, where prompt is not a text")
+    limit = asked.get("max_tokens", 16)
+    if type(limit) is not int:                                                 # True is not a number of tokens
+        raise ValueError(f"max_tokens={reprlib.repr(limit)}, which is not a whole number")
+    try:
+        return asked["prompt"].encode(), limit
+    except UnicodeEncodeError as error:
+        raise ValueError(f"a prompt with half of a surrogate pair: {error}") from None
+
+
 def application(engine: Engine) -> Any:
     """The ASGI application."""
-    import contextlib
-
     from starlette.applications import Starlette
-    from starlette.responses import JSONResponse, StreamingResponse
+    from starlette.requests import ClientDisconnect
+    from starlette.responses import JSONResponse, Response, StreamingResponse
     from starlette.routing import Route
+
+    largest = 6 * engine.longest + 4096                                        # JSON may write a byte as \u0061
 
     @contextlib.asynccontextmanager
     async def lifespan(app: Any) -> AsyncIterator[None]:
@@ -315,14 +357,40 @@ def application(engine: Engine) -> Any:
         yield
         steps.cancel()
 
+    def check_size(size: int, found: str) -> None:
+        if size > largest:
+            raise engine.refuse(413, f"a body must be at most {largest} bytes; found {found}. Send a shorter prompt.")
+
+    async def receive(http: Any) -> bytes:
+        announced, body = http.headers.get("content-length", ""), bytearray()
+        if announced.isdecimal():
+            check_size(int(announced), announced)
+        async for part in http.stream():
+            body += part
+            check_size(len(body), "more")
+        return bytes(body)
+
+    async def body_of(http: Any) -> bytes:
+        """The whole body, unless the server stops before it is complete."""
+        receiving, stopping = asyncio.create_task(receive(http)), asyncio.create_task(engine.stopping.wait())
+        try:
+            await asyncio.wait({receiving, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            if not receiving.done():
+                raise engine.refuse(503, "The server is stopping. Send the request again later.")
+            return receiving.result()
+        finally:
+            receiving.cancel()
+            stopping.cancel()
+
     async def generate(http: Any) -> Any:
         try:
-            asked = json.loads(await http.body())
-            request = engine.submit(str(asked["prompt"]).encode(), int(asked.get("max_tokens", 16)))
+            request = engine.submit(*asked_of(await body_of(http)))
         except Refused as error:
             return JSONResponse({"error": str(error)}, error.status)
-        except (KeyError, TypeError, ValueError) as error:
-            return JSONResponse({"error": f"send {{\"prompt\": text, \"max_tokens\": number}}; found {error!r}"}, 400)
+        except ValueError as error:
+            return JSONResponse({"error": f'send {{"prompt": text, "max_tokens": whole number}}; found {error}'}, 400)
+        except ClientDisconnect:
+            return Response(status_code=400)                                   # nobody receives it
         return StreamingResponse(lines(request), media_type="application/x-ndjson")
 
     async def lines(request: Request) -> AsyncIterator[str]:
@@ -342,6 +410,32 @@ def application(engine: Engine) -> Any:
 
     routes = [Route("/generate", generate, methods=["POST"]), Route("/health", health)]
     return Starlette(routes=routes, lifespan=lifespan)
+
+
+def server_of(engine: Engine, grace: float, **options: Any) -> Any:
+    """A server, with options of uvicorn, whose streams have so many seconds to end after a signal."""
+    import uvicorn
+
+    class Server(uvicorn.Server):
+        def handle_exit(self, sig: int, frame: Any) -> None:
+            super().handle_exit(sig, frame)
+            for each in (signal.SIGINT, signal.SIGTERM):
+                signal.signal(each, signal.SIG_DFL)                            # a second one ends the process at once
+
+        async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+            ending = asyncio.create_task(self.end_connections())
+            await super().shutdown(sockets)
+            ending.cancel()
+
+        async def end_connections(self) -> None:
+            engine.stopping.set()
+            await asyncio.sleep(grace)
+            engine.end()
+            await asyncio.sleep(1)                                             # errors are sent
+            for connection in list(self.server_state.connections):             # those whose clients do not read
+                connection.transport.abort()
+
+    return Server(uvicorn.Config(application(engine), **options))
 
 
 # the load test
@@ -420,11 +514,9 @@ class Load:
 async def load(engine: Engine, requests: int, clients: int, limit: int, seed: int = 0) -> tuple[Load, float]:
     """A server on a free port of loopback, and clients of it: prompts that share beginnings, some too long, some that
     hang up.  It returns what they saw, and the seconds."""
-    import uvicorn
-
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
-        server = uvicorn.Server(uvicorn.Config(application(engine), log_level="warning"))
+        server = server_of(engine, GRACE, log_level="warning")
         serving = asyncio.create_task(server.serve([listening]))
         while not server.started:
             await asyncio.sleep(0.01)
@@ -530,6 +622,7 @@ def main() -> None:
         ("queue", 64, "requests that may wait for a slot"),
         ("longest", 4096, "tokens of a prompt and its answer together, at most"),
         ("batch", 512, "tokens of prompts in a step, at most"),
+        ("grace", GRACE, "seconds that streams have to end after SIGTERM or Ctrl-C"),
     ):  # fmt: skip
         options.add_argument(f"--{name}", type=positive, default=value, help=f"{meaning}; {value} by default")
     of_load = {"clients": (16, "requests at once"), "max-tokens": (32, "tokens of an answer")}
@@ -546,7 +639,7 @@ def main() -> None:
     clients, max_tokens = of.clients or of_load["clients"][0], of.max_tokens or of_load["max-tokens"][0]
     try:
         import starlette  # noqa: F401
-        import uvicorn
+        import uvicorn  # noqa: F401
     except ModuleNotFoundError as error:
         options.error(f"{error.name} is not installed: pip install starlette uvicorn")
     if of.hidden < of.heads:
@@ -560,7 +653,8 @@ def main() -> None:
     engine = Engine(model, of.slots, of.queue, of.longest, of.batch)
     if not of.load:
         refuse_a_port_in_use(of.host, of.port)
-        uvicorn.run(application(engine), host=of.host, port=of.port)
+        with contextlib.suppress(KeyboardInterrupt):                           # uvicorn raises it again at the end
+            server_of(engine, of.grace, host=of.host, port=of.port).run()
         return
     seen, seconds = asyncio.run(load(engine, of.load, clients, max_tokens))
     print(report(engine, seen, seconds, clients))

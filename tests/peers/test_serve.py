@@ -2,7 +2,12 @@
 
 import asyncio
 import json
+import re
 import runpy
+import signal
+import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,8 +16,10 @@ import torch
 pytest.importorskip("starlette", reason="needs starlette")
 pytest.importorskip("uvicorn", reason="needs uvicorn")
 
-NAMES = runpy.run_path(str(Path(__file__).parents[2] / "examples" / "serve.py"))
+PROGRAM = Path(__file__).parents[2] / "examples" / "serve.py"
+NAMES = runpy.run_path(str(PROGRAM))
 LIMIT = 8
+PATIENCE = 600                               # seconds to wait for what must come
 
 
 def model():
@@ -25,7 +32,7 @@ def loaded(requests=40, clients=8, of=None, **sizes):
     engine = NAMES["Engine"](of or model(), **dict(slots=16, longest=600) | sizes)
 
     async def run():
-        seen, _ = await asyncio.wait_for(NAMES["load"](engine, requests, clients, LIMIT), 60)
+        seen, _ = await asyncio.wait_for(NAMES["load"](engine, requests, clients, LIMIT), PATIENCE)
         return seen
 
     seen = asyncio.run(run())
@@ -89,3 +96,179 @@ def test_a_call_that_is_no_request_is_told_what_to_send():
         lines = client.post("/generate", json={"prompt": "ab", "max_tokens": 2}).text.splitlines()
         assert json.loads(lines[-1]) == {"done": 2, "cached": 0} and len(lines) == 3
         assert client.get("/health").json()["finished"] == 1
+
+
+@pytest.mark.parametrize(
+    ("body", "found"),
+    [
+        ('{"prompt": "a", "max_tokens": Infinity}', "found max_tokens=inf, which is not a whole number"),
+        ('{"prompt": "a", "max_tokens": 1e400}', "found max_tokens=inf, which is not a whole number"),
+        ('{"prompt": "a", "max_tokens": NaN}', "found max_tokens=nan, which is not a whole number"),
+        ('{"prompt": "a", "max_tokens": true}', "found max_tokens=True, which is not a whole number"),
+        ('{"prompt": "a", "max_tokens": %s}' % ("9" * 4000), "must be a whole number from 1 to 4096; found 999"),
+        ('{"prompt": "a", "max_tokens": %s}' % ("9" * 9000), "a number with too many digits"),
+        ('{"prompt": "a", "max_tokens": -1}', "max_tokens must be a whole number from 1 to 4096; found -1."),
+        ('{"prompt": "a", "more": %s}' % ("[" * 9000), "found lists or objects that are nested too deeply"),
+        ("[" * 28000, "found lists or objects that are nested too deeply"),
+        ('{"prompt": ["a"]}', "found {'prompt': ['a']}, where prompt is not a text"),
+        ('"prompt"', "found 'prompt', where prompt is not a text"),
+        ('{"prompt": "\\ud800"}', "found a prompt with half of a surrogate pair"),
+        (b"\xff\xfe\xff", "found a body that is not JSON"),
+        ("", "found a body that is not JSON"),
+    ],
+    ids=range(14),
+)
+def test_a_body_that_asks_for_nothing_possible_gets_status_400_and_what_was_found(body, found):
+    from starlette.testclient import TestClient
+
+    with TestClient(NAMES["application"](NAMES["Engine"](model(), slots=2))) as client:
+        answer = client.post("/generate", content=body)
+        assert answer.status_code == 400 and found in answer.json()["error"] and "end" in answer.json()["error"]
+        assert len(answer.json()["error"]) < 300
+
+
+def with_server(engine, client):
+    """Runs a server and a client, which receives the server and its port."""
+
+    async def both():
+        with socket.socket() as listening:
+            listening.bind(("127.0.0.1", 0))
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+            server = NAMES["server_of"](engine, 0, log_config=None)
+            serving = asyncio.create_task(server.serve([listening]))
+            while not server.started:
+                await asyncio.sleep(0.01)
+            await client(server, listening.getsockname()[1])
+            server.should_exit = True
+            await serving
+
+    asyncio.run(asyncio.wait_for(both(), PATIENCE))
+
+
+POST = b"POST /generate HTTP/1.1\r\nHost: loopback\r\n"
+
+
+async def answer_of(reader):
+    """Status and JSON of an answer with a length."""
+    head = await reader.readuntil(b"\r\n\r\n")
+    length = int(re.search(rb"content-length: (\d+)", head)[1])
+    return int(head.split()[1]), json.loads(await reader.readexactly(length))
+
+
+def test_a_body_that_is_too_large_is_refused_before_it_is_complete():
+    engine, limit = NAMES["Engine"](model(), slots=2, longest=100), "a body must be at most 4696 bytes; found "
+
+    async def client(server, port):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(POST + b"Content-Length: 300000000\r\n\r\n")             # and nothing of it
+        status, said = await answer_of(reader)
+        assert (status, said["error"]) == (413, limit + "300000000. Send a shorter prompt.")
+        writer.close()
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(POST + b"Transfer-Encoding: chunked\r\n\r\n" + b"800\r\n" + b"x" * 0x800 + b"\r\n")
+        writer.write(b"a59\r\n" + b"x" * 0xA59 + b"\r\n")                      # 4,697 bytes, and no end
+        status, said = await answer_of(reader)
+        assert (status, said["error"]) == (413, limit + "more. Send a shorter prompt.")
+        writer.write(b"100000\r\n" + b"x" * 0x100000 + b"\r\n0\r\n\r\n")         # the rest is not kept
+        body = json.dumps({"prompt": "", "blank": ""}).encode().ljust(4696)
+        writer.write(POST + b"Content-Length: 4696\r\n\r\n" + body)            # the largest, on the same connection
+        status, said = await answer_of(reader)
+        assert status == 400 and said["error"].startswith("prompt must not be empty")
+        writer.close()
+
+    with_server(engine, client)
+
+
+def test_a_client_that_leaves_in_its_body_or_its_stream_leaves_no_traceback(caplog):
+    engine = NAMES["Engine"](model(), slots=2, longest=100_000)
+
+    async def client(server, port):
+        for sent in (b"Content-Length: 100\r\n\r\n{", b"Transfer-Encoding: chunked\r\n\r\n3\r\n{", b"Content-"):
+            _, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(POST + sent)
+            await writer.drain()
+            writer.close()
+        await NAMES["post"](port, {"prompt": "a", "max_tokens": 90_000}, lambda line: False)
+        while engine.health()["cancelled"] < 1:
+            await asyncio.sleep(0.01)
+
+    with caplog.at_level("WARNING"):
+        with_server(engine, client)
+    assert not caplog.records and engine.health()["free"] == 2
+
+
+def test_a_client_that_does_not_read_its_stream_does_not_hold_up_the_end_of_the_server(caplog):
+    engine = NAMES["Engine"](model(), slots=2, longest=100_000)
+
+    async def client(server, port):
+        deaf = socket.create_connection(("127.0.0.1", port))
+        body = json.dumps({"prompt": "a", "max_tokens": 90_000}).encode()
+        deaf.sendall(POST + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+        while not engine.running:
+            await asyncio.sleep(0.01)
+        connection, = server.server_state.connections
+        while not connection.flow.write_paused:
+            engine.running[0].events.put_nowait(97)                            # as if a step had made a token
+            await asyncio.sleep(0)
+        clients.append(deaf)
+
+    clients = []
+    with caplog.at_level("WARNING"):
+        with_server(engine, client)
+    assert not caplog.records
+    clients[0].close()
+
+
+class Process:
+    """The example in a process of its own, with a stream that does not end and a body that is half sent."""
+
+    def __init__(self, grace):
+        command = [sys.executable, PROGRAM, "--device", "cpu", "--hidden", "8", "--heads", "2", "--layers", "1",
+                   "--port", "0", "--longest", "1000000000", "--grace", str(grace)]  # fmt: skip
+        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
+        self.log = ""
+        port = int(re.search(r"http://127.0.0.1:(\d+)", self.log_until("Uvicorn running"))[1])
+        self.stream, self.half = (socket.create_connection(("127.0.0.1", port), PATIENCE) for _ in range(2))
+        body = json.dumps({"prompt": "a", "max_tokens": 900_000_000}).encode()
+        whole = POST + b"Content-Length: %d\r\n\r\n" % len(body) + body
+        self.stream.sendall(whole)
+        self.half.sendall(whole[:-1])
+        assert self.stream.recv(15) == b"HTTP/1.1 200 OK"
+
+    def log_until(self, words):
+        for line in self.process.stderr:
+            self.log += line
+            if words in line:
+                return line
+        raise AssertionError(f"the server ended: {self.log}")
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        self.process.kill()
+        for each in (self.stream, self.half, self.process.stderr):
+            each.close()
+        self.process.wait()
+
+
+def everything(connection):
+    return b"".join(iter(lambda: connection.recv(1 << 16), b""))
+
+
+def test_a_signal_ends_streams_after_the_stated_time_and_half_sent_bodies_at_once():
+    with Process(grace=1) as server:
+        server.process.send_signal(signal.SIGINT)
+        assert b"HTTP/1.1 503 " in (said := everything(server.half)) and b"The server is stopping." in said
+        assert b'{"error": "The server is stopping. ' in everything(server.stream)
+        assert server.process.wait(PATIENCE) == 0
+        assert "Traceback" not in server.log + server.process.stderr.read()
+
+
+def test_a_second_signal_ends_the_server_at_once():
+    with Process(grace=1_000_000) as server:
+        server.process.send_signal(signal.SIGTERM)
+        server.log_until("Shutting down")
+        assert b"HTTP/1.1 503 " in everything(server.half) and server.process.poll() is None
+        server.process.send_signal(signal.SIGTERM)
+        assert server.process.wait(PATIENCE) == -signal.SIGTERM
