@@ -288,7 +288,8 @@ def what_is_kept(problem: Problem, asked: str, states: bool = False) -> Save:
 
 @functools.lru_cache(maxsize=4096)
 def _what_is_kept(problem: Problem, asked: str, states: bool, host: Host | None) -> Save:
-    if (problem.is_gpu or host is not None) and keeps_own(problem, asked):
+    on_gpu = problem.is_gpu or host is not None
+    if on_gpu and keeps_own(problem, asked):
         return Save.OWN if problem.disable_recompute else Save.STATES if states else Save.NOTHING
     if problem.disable_recompute:
         return Save.ALL
@@ -296,7 +297,7 @@ def _what_is_kept(problem: Problem, asked: str, states: bool, host: Host | None)
         forward = dataclasses.replace(problem, direction="forward")
         if not capability(choose(forward, asked).backend).keeps:
             return Save.NOTHING
-    return Save.PRODUCTS if problem.is_gpu else Save.NOTHING
+    return Save.PRODUCTS if on_gpu else Save.NOTHING
 
 
 def keeps_own(problem: Problem, asked: str) -> bool:

@@ -68,9 +68,13 @@ class CPContext:
     pre_num_conv_tokens = property(lambda c: _scalar(c, c.parts[0].past))
 
 
+def capturing(device: torch.device) -> bool:
+    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+
+
 def on(device: torch.device, x: Tensor) -> Tensor:
     """A copy on a GPU, for which no call waits."""
-    if device.type == "cuda" and torch.cuda.is_current_stream_capturing():     # a graph reads the pinned copy later
+    if capturing(device):                                                      # a graph reads the pinned copy later
         raise KdaError("kda.parallel: a context and the places of its halo are made before a CUDA graph is captured; "
                        "found a capture. Make the same calls once before it.")  # fmt: skip
     return x.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else x.to(device)

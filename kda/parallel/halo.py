@@ -12,7 +12,7 @@ from kda.errors import InputError, InputTypeError, in_words
 from kda.transforms import Links, register
 
 from . import exchange
-from .context import CPContext, adopt, context_of, on
+from .context import CPContext, adopt, capturing, context_of, on
 from .layout import edges_of, holder
 
 Tensor = torch.Tensor
@@ -107,11 +107,16 @@ def _select(x: Tensor, places: Tensor) -> Tensor:
 
 
 def _places(context: CPContext, rows: int, device: torch.device) -> Places:
-    key = rows, device
-    if key not in context.places:
+    """A copy for each stream, which that stream's kernels come after.  A graph takes any: its capture waits for all."""
+    copies, stream = context.places.setdefault((rows, device), {}), _stream(device)
+    if stream not in copies and not (copies and capturing(device)):
         lists = places_of(context, rows)
-        context.places[key] = Places(*(on(device, torch.tensor(x, dtype=torch.long, device="cpu")) for x in lists))
-    return context.places[key]
+        copies[stream] = Places(*(on(device, torch.tensor(x, dtype=torch.long, device="cpu")) for x in lists))
+    return copies.get(stream) or next(iter(copies.values()))
+
+
+def _stream(device: torch.device) -> int:
+    return torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
 
 
 def places_of(context: CPContext, rows: int) -> tuple[list[int], list[list[int]], list[int]]:

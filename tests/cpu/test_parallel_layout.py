@@ -3,6 +3,7 @@
 import dataclasses
 import importlib.util
 import pathlib
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from naive import make
 import kda
 from kda.checks import Call, problem_of
 from kda.dispatch import capability
-from kda.parallel import layout, operators
+from kda.parallel import halo, layout, operators
 from kda.problem import Inputs, Options
 
 maps = operators.maps
@@ -161,3 +162,19 @@ def test_a_context_lies_where_it_is_told_beside_another_default_device():
         torch.set_default_device(None)
         dist.destroy_process_group()
     assert {x.device.type for x in places} == {"cpu"}
+
+
+def test_each_stream_has_places_of_a_halo_that_its_kernels_come_after(monkeypatch):
+    nothing = dict(num_seqs=0, num_parts=0, parts=[])
+    context = SimpleNamespace(places={}, lengths=(4, 4), world_size=1, layout="contiguous", **nothing)
+    stream, captures = [1], [False]
+    monkeypatch.setattr(halo, "_stream", lambda device: stream[0])
+    monkeypatch.setattr(halo, "capturing", lambda device: captures[0])
+
+    def found(number, capturing=False):
+        stream[0], captures[0] = number, capturing
+        return halo._places(context, 3, torch.device("cpu"))
+
+    first, second = found(1), found(2)
+    assert first is not second and found(1) is first and found(2) is second
+    assert found(3, capturing=True) is first                                 # its capture waited for every copy

@@ -6,14 +6,9 @@
 Without them these tests skip.  None needs a GPU: what FLA leaves to Triton fails on a CPU, and that is looked for.
 """
 
-import pathlib
-import sys
-
 import pytest
 
 from kda.verify import literal
-
-sys.path.insert(1, str(pathlib.Path(__file__).parents[1] / "cpu"))            # where naive.py lies
 
 
 @pytest.fixture(autouse=True, scope="module")

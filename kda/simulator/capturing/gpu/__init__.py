@@ -4,6 +4,7 @@
 |---|---|
 | `tensors.py` | tensors of the GPU, which lie in the CPU's memory; `device="cuda"`, `.cuda()`, `.is_cuda` |
 | `allocations.py` | the memory of tensors: it comes from the capture's arena |
+| `modes.py` | dispatch modes: kda counts those of the program, as on a GPU |
 | `operators.py` | custom operators with a kernel for CUDA alone |
 | `torch_cuda.py` | torch.cuda: the device, its streams and events (`streams.py`), graphs (`graphs.py`) |
 | `bindings.py` | cuda.bindings.driver and cuda.bindings.runtime (`driver.py`, `images.py`) |
@@ -18,7 +19,7 @@ import contextlib
 from collections.abc import Iterator
 
 from ..session import Session
-from . import bindings, torch_cuda
+from . import bindings, modes, torch_cuda
 from .allocations import Allocations
 from .patching import Patches
 from .state import Gpu
@@ -30,6 +31,7 @@ def present(session: Session) -> Iterator[None]:
     """Inside the block there is a GPU."""
     gpu = session.gpu = Gpu(session)
     with Patches() as patches, standing_in(gpu, patches), Allocations(gpu.arena):
+        modes.put(patches)
         torch_cuda.put(patches)
         bindings.put(patches)
         yield

@@ -13,9 +13,9 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..arena import Arena
+from .modes import Unseen
 
 BUILTIN = ("aten", "prim", "prims")          # torch's own operators: they run on the CPU
 PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
@@ -49,7 +49,7 @@ def _facts(func: Any) -> Facts:
     return Facts(own, name in EMPTY, fresh, unowned, written)
 
 
-class Allocations(TorchDispatchMode):
+class Allocations(Unseen):
     """The mode of one capture."""
 
     def __init__(self, arena: Arena):

@@ -13,11 +13,11 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from ....compile.launching import Launch
 from .. import memory
 from ..arena import Arena, Heap
+from .modes import Unseen
 from .streams import gpu_of
 from .tensors import BUILTIN
 
@@ -81,7 +81,7 @@ class CUDAGraph:
         """There is nothing to dump."""
 
 
-class _Noted(TorchDispatchMode):
+class _Noted(Unseen):
     """Notes the operators that run while it is on."""
 
     def __init__(self, graph: CUDAGraph):
@@ -96,7 +96,7 @@ class _Noted(TorchDispatchMode):
             found = func(*args, **kwargs)
         finally:
             self.graph._inside -= own
-        if not func.is_view and not func.__name__.startswith(("empty", "new_empty", "detach")):
+        if not func.is_view and not func.__name__.startswith(("empty", "new_empty", "detach", "set_")):
             step = [_without_owners(self.graph.gpu.arena, each) for each in (args, kwargs, found)]
             self.graph.steps.append(lambda: _repeated(func, *step))
         return found
@@ -121,7 +121,7 @@ def _repeated(func: Any, args: tuple, kwargs: dict, found: Any) -> None:
 
 
 def _flat(found: Any) -> list[Any]:
-    return [*found] if isinstance(found, tuple | list) else [found]
+    return [leaf for each in found for leaf in _flat(each)] if isinstance(found, tuple | list) else [found]
 
 
 class graph:
