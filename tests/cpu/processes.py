@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import time
 import traceback
 from datetime import timedelta
 
@@ -10,9 +11,10 @@ import torch.distributed as dist
 
 PRELOADED = ["torch.distributed", "torch.testing", "kda", "kda.nn", "kda.parallel", "kda.backends.reference.launch"]
 DIED = 3                                     # the exit code of a rank that dies on purpose
+PATIENCE = 300                               # seconds that ranks wait for one another: a busy machine is slow
 
 
-def run(world, function, *args, timeout=60, collective_timeout=30):
+def run(world, function, *args):
     """What function(rank, *args) returns on each rank; of one that raises the traceback, of one that dies "died"."""
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     context = multiprocessing.get_context("forkserver")
@@ -20,21 +22,21 @@ def run(world, function, *args, timeout=60, collective_timeout=30):
     pipes, processes = [], []
     for rank in range(world):
         ours, theirs = context.Pipe(duplex=False)
-        settings = rank, world, store.port, collective_timeout
-        process = context.Process(target=_child, args=(theirs, settings, function, args), daemon=True)
+        process = context.Process(target=_child, args=(theirs, rank, world, store.port, function, args), daemon=True)
         process.start()
         theirs.close()
         pipes.append(ours)
         processes.append(process)
-    results = [_received(pipe, timeout) for pipe in pipes]
+    ends = time.monotonic() + 2 * PATIENCE
+    results = [_received(pipe, ends) for pipe in pipes]
     for process in processes:
         process.join(5)
         process.kill()
     return results
 
 
-def _received(pipe, timeout):
-    if not pipe.poll(timeout):
+def _received(pipe, ends):
+    if not pipe.poll(max(0, ends - time.monotonic())):
         return "hangs"
     try:
         return pipe.recv()
@@ -42,11 +44,10 @@ def _received(pipe, timeout):
         return "died"
 
 
-def _child(pipe, settings, function, args):
-    rank, world, port, timeout = settings
+def _child(pipe, rank, world, port, function, args):
     torch.set_num_threads(1)
     try:
-        store, limit = dist.TCPStore("127.0.0.1", port, is_master=False), timedelta(seconds=timeout)
+        store, limit = dist.TCPStore("127.0.0.1", port, is_master=False), timedelta(seconds=PATIENCE)
         if store.add("started", 1) == world:                                  # on a busy machine some start late
             store.set("all started", "")
         store.wait(["all started"])

@@ -43,15 +43,15 @@ def test_parts_that_cannot_run_say_what_is_missing(tmp_path):
     ("raise SystemExit(3)", "not run", "exit 3"),
 ])  # fmt: skip
 def test_a_part_ends_as_its_exit_code_says(checks, tmp_path, text, status, says):
-    done = checks.run("mine", checks.Part(python(text), 60), lambda: 60, tmp_path, {})
+    done = checks.run("mine", checks.Part(python(text), 600), lambda: 600, tmp_path, {})
     assert (done.status, done.says) == (status, says)
 
 
 @pytest.mark.exhaustive
 def test_a_part_that_takes_too_long_is_stopped_with_all_its_processes(checks, tmp_path):
     wait = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'import time; time.sleep(600)'])"
-    done = checks.run("mine", checks.Part(python(wait), 5), lambda: 60, tmp_path, {})
-    assert done.status == "too slow" and 5 <= done.seconds < 30
+    done = checks.run("mine", checks.Part(python(wait), 5), lambda: 600, tmp_path, {})
+    assert done.status == "too slow" and 5 <= done.seconds < 500
 
 
 def test_no_part_begins_when_no_time_is_left(checks, tmp_path):
@@ -64,5 +64,5 @@ def test_wheels_are_unpacked_where_a_part_finds_them(checks, tmp_path):
     with zipfile.ZipFile(wheel, "w") as archive:
         archive.writestr("mine_of_a_wheel.py", "here = True")
     environment = checks.environment_with([wheel], tmp_path / "unpacked")
-    part = checks.Part(python("import mine_of_a_wheel, kda; assert mine_of_a_wheel.here"), 60)
-    assert checks.run("mine", part, lambda: 60, tmp_path, environment).status == "ok"
+    part = checks.Part(python("import mine_of_a_wheel, kda; assert mine_of_a_wheel.here"), 600)
+    assert checks.run("mine", part, lambda: 600, tmp_path, environment).status == "ok"

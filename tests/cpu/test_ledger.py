@@ -172,7 +172,7 @@ for line in sys.stdin:
     if name.endswith("crash"):
         os._exit(9)
     if name.endswith("hang"):
-        time.sleep(60)
+        time.sleep(600)
     print(json.dumps(dict(json.loads(sys.argv[1]), case=name)))
     print("null", flush=True)
 """

@@ -17,7 +17,7 @@ world = pytest.mark.parametrize("world", WORLDS)
 @pytest.fixture(scope="module")
 def found():
     """By world: what each of its ranks found."""
-    results = processes.run(4, everything, WORLDS, collective_timeout=6)
+    results = processes.run(4, everything, WORLDS)
     broken = [f"rank {rank}: {x}" for rank, x in enumerate(results) if isinstance(x, str)]
     assert not broken, "\n".join(broken)
     return {world: [x[world] for x in results[:world]] for world in WORLDS}
@@ -126,7 +126,7 @@ def test_a_call_may_be_made_again_in_the_backward_and_autocast():
 def test_the_benchmark_of_several_gpus_compares_every_exchange_and_times_it(tmp_path):
     script = pathlib.Path(__file__).parents[2] / "benchmarks" / "several_gpus.py"
     options = ["--device", "cpu", "--ranks", "3", "--shape", "192x2", "--dim", "16", "--calls", "1", "--json"]
-    subprocess.run([sys.executable, script, *options, tmp_path / "found.json"], check=True, timeout=100)
+    subprocess.run([sys.executable, script, *options, tmp_path / "found.json"], check=True, timeout=600)
     alone, part, *ways = json.loads((tmp_path / "found.json").read_text())["rows"]
     assert alone["side"] == "one GPU" and part["map"] > 0 and part["map_bwd"] > 0 and part["send"] > 0
     assert [row["side"] for row in ways] == ["gather", "chain", "tree", "hops"]

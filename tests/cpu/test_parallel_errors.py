@@ -1,28 +1,38 @@
 """What goes wrong on one rank is an error on all of them, in time; and no error is no wrong data."""
 
+import functools
 import os
 import time
 import weakref
+from datetime import timedelta
 
 import processes
 import pytest
 import torch
 import torch.distributed as dist
 from naive import make
+from processes import PATIENCE
 
 import kda
 from kda.parallel import agreement
 
-LIMIT = 1.5                                  # seconds that ranks wait for one another
+LIMIT = 1.5                                  # seconds that ranks wait for one that does not come
 SIZES = dict(H=2, K=8, V=6, chunk_size=32, initial_state=False)
 
 
-def called(group=None, V=6, T=30, **words):
+def called(group=None, V=6, T=30, timeout=PATIENCE, **words):
     """One sequence of 30 tokens a rank."""
     world = dist.get_world_size(group)
-    context = kda.parallel.build_cp_context(torch.tensor([0, 30 * world]), group, timeout=LIMIT)
+    context = kda.parallel.build_cp_context(torch.tensor([0, 30 * world]), group, timeout=timeout)
     call = make(B=1, T=T, **SIZES | {"V": V} | words)
-    return lambda: kda.chunk_kda(**call.arguments, cp_context=context)
+    return functools.partial(kda.chunk_kda, **call.arguments, cp_context=context)
+
+
+def lose_patience(context):
+    """Waits for all ranks.  From then on none waits for another longer than LIMIT seconds."""
+    dist.barrier()
+    context.timeout = LIMIT
+    dist.distributed_c10d._set_pg_timeout(timedelta(seconds=LIMIT), dist.group.WORLD)
 
 
 def outcome(function):
@@ -42,7 +52,9 @@ def another_shape_at_once(rank):
 def another_shape_later(rank):
     for _ in range(2):
         called()()
-    return outcome(called(V=12 if rank == 1 else 6))
+    call = called(V=12 if rank == 1 else 6)
+    lose_patience(call.keywords["cp_context"])
+    return outcome(call)
 
 
 def another_scale(rank):
@@ -55,7 +67,7 @@ def other_states_of_its_own(rank):
 
 def other_offsets(rank):
     offsets = torch.tensor([0, 20 + 10 * (rank == 1), 60])
-    return outcome(lambda: kda.parallel.build_cp_context(offsets, lengths=[30, 30, 30], timeout=LIMIT))
+    return outcome(lambda: kda.parallel.build_cp_context(offsets, lengths=[30, 30, 30], timeout=PATIENCE))
 
 
 def too_many_tokens(rank):
@@ -63,19 +75,20 @@ def too_many_tokens(rank):
 
 
 def tokens_of_all_ranks_to_a_layer(rank):
-    context = kda.parallel.build_cp_context(torch.tensor([0, 90]), None, 4, timeout=LIMIT)
+    context = kda.parallel.build_cp_context(torch.tensor([0, 90]), None, 4, timeout=PATIENCE)
     x = torch.zeros(1, 90 if rank == 1 else 30, 8)
     return outcome(lambda: kda.nn.KimiDeltaAttention(8, 2, 4)(x, cp_context=context))
 
 
 def another_width_of_halo(rank):
-    context = kda.parallel.build_cp_context(torch.tensor([0, 90]), None, 4, timeout=LIMIT)
+    context = kda.parallel.build_cp_context(torch.tensor([0, 90]), None, 4, timeout=PATIENCE)
     return outcome(lambda: kda.parallel.conv_halo(torch.zeros(1, 30, 5 + (rank == 1)), context))
 
 
 def dead(rank):
     call = called()
     call()
+    lose_patience(call.keywords["cp_context"])
     if rank == 1:
         os._exit(processes.DIED)
     return outcome(call)
@@ -84,12 +97,13 @@ def dead(rank):
 def dead_before_the_context(rank):
     if rank == 1:
         os._exit(processes.DIED)
-    return outcome(called)
+    return outcome(lambda: called(timeout=LIMIT))
 
 
 def absent(rank):
     call = called()
     call()
+    lose_patience(call.keywords["cp_context"])
     if rank == 1:
         time.sleep(2 * LIMIT)
         return "nothing", 0.0
@@ -100,9 +114,10 @@ def absent_from_the_backward(rank):
     call = called(group=None)
     o, _ = call()
     x = o.detach().requires_grad_()
-    context = kda.parallel.build_cp_context(torch.tensor([0, 90]), None, timeout=LIMIT)
+    context = kda.parallel.build_cp_context(torch.tensor([0, 90]), None, timeout=PATIENCE)
     arguments = make(B=1, T=30, **SIZES).arguments
     o, _ = kda.chunk_kda(**arguments | {"v": x}, cp_context=context)
+    lose_patience(context)
     if rank == 1:
         time.sleep(2 * LIMIT)
         return "nothing", 0.0
@@ -118,7 +133,7 @@ def test_ranks_that_disagree_all_say_so_and_name_what_differs():
     }.items():
         for found, seconds in results(function):
             assert found.startswith("InputError") and all(word in found for word in words)
-            assert seconds < LIMIT
+            assert seconds < PATIENCE
 
 
 def test_what_a_rank_has_for_itself_may_differ():
@@ -163,7 +178,7 @@ def test_so_is_one_of_a_layer():
 
 def layers(known):
     """The forwards of two layers with the same sizes, differentiable, in one context, after steps that ranks know."""
-    context = kda.parallel.build_cp_context(torch.tensor([0, 90]), timeout=LIMIT)
+    context = kda.parallel.build_cp_context(torch.tensor([0, 90]), timeout=PATIENCE)
     calls = [make(B=1, T=30, gate="softplus", **SIZES).requiring_grad().arguments for _ in range(2)]
     calls[1] = calls[1] | {"A_log": (calls[1]["A_log"].detach() + 0.5).requires_grad_()}
 
@@ -213,7 +228,7 @@ def backwards_in_another_order(rank):
 
 def another_context(rank):
     layers(known=True)
-    contexts = [kda.parallel.build_cp_context(torch.tensor([0, 90]), None, 4, timeout=LIMIT) for _ in range(2)]
+    contexts = [kda.parallel.build_cp_context(torch.tensor([0, 90]), None, 4, timeout=PATIENCE) for _ in range(2)]
     x = torch.ones(1, 30, 3)
     for context in contexts:
         kda.parallel.conv_halo(x, context)
@@ -248,10 +263,10 @@ def test_ranks_that_wait_in_vain_give_up_in_time(function):
     waiting = [x for rank, x in enumerate(found) if rank != 1 or function is another_shape_later]
     for text, seconds in waiting:
         assert text.startswith("RankLost: ") and "all ranks of the context's group must make the call" in text
-        assert seconds < LIMIT + 3
+        assert seconds < PATIENCE
 
 
 def results(function):
-    found = processes.run(3, function, collective_timeout=LIMIT, timeout=30)
+    found = processes.run(3, function)
     assert not any(x == "hangs" or "Traceback" in x for x in found), found
     return found

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -138,16 +139,29 @@ def test_a_progress_line_too_long_for_the_terminal_keeps_its_end():
 
 
 def test_progress_is_silent_for_fast_work_and_speaks_on_stderr_for_slow_work(monkeypatch, capsys):
-    monkeypatch.setattr(progress, "PATIENCE", 0.05)
     monkeypatch.setattr(progress, "EVERY", {False: 0.05})
+    monkeypatch.setattr(progress, "_command_began", None)
+    monkeypatch.setattr(progress, "PATIENCE", 600)
     with Screen().progress("fast"):
         pass
+    assert tuple(capsys.readouterr()) == ("", "")
+    monkeypatch.setattr(progress, "PATIENCE", 0.05)
+    said = []
+
+    def wait_for(text):
+        ends = time.monotonic() + 300
+        while not any(text in line for line in said) and time.monotonic() < ends:
+            time.sleep(0.01)
+            out, err = capsys.readouterr()
+            assert out == ""
+            said.extend(err.splitlines(keepends=True))
+
     with Screen().progress("slow", total=2) as tell:
-        time.sleep(0.2)
+        wait_for("slow;")
         tell("slower")
-        time.sleep(0.2)
-    out, err = capsys.readouterr()
-    assert out == "" and err.startswith("slow; 0 of 2 done; 0 s ...\n") and "\nslower; 0 of 2 done" in err
+        wait_for("slower;")
+    assert re.fullmatch(r"slow; 0 of 2 done; \d+ s \.\.\.\n", said[0]) and "slower; 0 of 2 done" in said[-1]
+    capsys.readouterr()
     monkeypatch.setenv("KDA_QUIET", "1")
     with Screen().progress("slow"):
         time.sleep(0.2)

@@ -136,10 +136,10 @@ def test_a_group_that_hangs_costs_its_limit_and_keeps_what_it_had():
 
     def work(send):
         send(Message("figure", 1))
-        time.sleep(60)
+        time.sleep(600)
 
-    found, took = messages(work, 1)
-    assert found == [("figure", 1), ("failed", "no end after 1 seconds")] and took < 20
+    found, took = messages(work, 2)
+    assert found == [("figure", 1), ("failed", "no end after 2 seconds")] and took < 500
 
 
 def test_a_group_that_dies_or_raises_is_reported():
@@ -152,9 +152,9 @@ def test_a_group_that_dies_or_raises_is_reported():
         send(Message("figure", 1))
         os._exit(3)
 
-    ((kind, said),), _ = messages(raising, 20)
+    ((kind, said),), _ = messages(raising, 600)
     assert kind == "failed" and said.startswith("ValueError: an illegal instruction")
-    assert messages(dying, 20)[0] == [("figure", 1), ("failed", "the process ended with 3")]
+    assert messages(dying, 600)[0] == [("figure", 1), ("failed", "the process ended with 3")]
 
 
 # --------------------------------------------------------------------------------------------------------- the results
