@@ -14,6 +14,8 @@ import argparse
 import ctypes
 import importlib
 import json
+import math
+import reprlib
 import sys
 import tempfile
 from collections.abc import Mapping
@@ -26,6 +28,7 @@ from kda.errors import KdaError
 from kda.nn import LAYOUTS, KimiDeltaAttention, layout_of, prefixes_of
 
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+LARGEST_HEADER = 100_000_000                 # bytes, as for the library safetensors
 MODULES = {                                  # model_type -> module of transformers, its layer, its config
     "kimi_linear": ("kimi_linear.modeling_kimi_linear", "KimiLinearDeltaAttention", "KimiLinearConfig"),
     "glm5_next_text": ("glm5_next.modeling_glm5_next", "Glm5NextTextLinearAttention", "Glm5NextTextConfig"),
@@ -33,13 +36,52 @@ MODULES = {                                  # model_type -> module of transform
 }
 
 
+def damaged(path: Path, what: str) -> SystemExit:
+    return SystemExit(f"{path} is no complete safetensors file: {what}. Copy it again.")
+
+
 def header_of(path: Path) -> tuple[dict[str, Any], int]:
     """What a file of safetensors says of its tensors, and where their bytes begin."""
+    size = path.stat().st_size
     with path.open("rb") as file:
-        length = int.from_bytes(file.read(8), "little")
-        if length > path.stat().st_size - 8:
-            raise SystemExit(f"{path} is no complete safetensors file: the header is longer than it. Copy it again.")
-        return json.loads(file.read(length)), 8 + length
+        begin = 8 + int.from_bytes(file.read(8), "little")
+        if begin > size:
+            raise damaged(path, "the header is longer than it")
+        if begin > LARGEST_HEADER:
+            raise damaged(path, f"a header has at most {LARGEST_HEADER} bytes; found {begin}")
+        text = file.read(begin - 8)
+    try:
+        header = json.loads(text.decode())
+    except (ValueError, RecursionError) as error:
+        raise damaged(path, f"its header is not JSON: {error}") from None
+    if not isinstance(header, dict):
+        raise damaged(path, f"its header is not an object of JSON, but {reprlib.repr(header)}")
+    header.pop("__metadata__", None)
+    for name, about in header.items():
+        if fault := fault_of(name, about):
+            raise damaged(path, fault)
+    end = 0
+    for start, stop, name in sorted((*about["data_offsets"], name) for name, about in header.items()):
+        if start != end:
+            raise damaged(path, f"{name!r} begins at byte {start} of the data; the tensor before it ends at {end}")
+        end = stop
+    if begin + end != size:
+        raise damaged(path, f"its tensors have {end} bytes; found {size - begin}")
+    return header, begin
+
+
+def fault_of(name: str, about: Any) -> str | None:
+    """What is wrong with the description of a tensor in a header."""
+    if not name.isprintable():
+        return f"{name!r} is no name of a tensor"
+    fields = about if isinstance(about, dict) else {}
+    dtype, shape, offsets = (fields.get(field) for field in ("dtype", "shape", "data_offsets"))
+    numbers = all(isinstance(each, list) and all(type(n) is int and n >= 0 for n in each) for each in (shape, offsets))
+    if not (isinstance(dtype, str) and numbers and len(offsets) == 2):
+        return f"{name!r} needs a dtype, a shape and two data_offsets; found {reprlib.repr(about)}"
+    if dtype in DTYPES and offsets[1] - offsets[0] != DTYPES[dtype].itemsize * math.prod(shape):
+        return f"{name!r}, {dtype} of shape {reprlib.repr(shape)}, cannot have data_offsets {reprlib.repr(offsets)}"
+    return None
 
 
 class Checkpoint(Mapping):
@@ -49,7 +91,7 @@ class Checkpoint(Mapping):
         self.where: dict[str, tuple[Path, int, dict[str, Any]]] = {}
         for path in sorted(folder.glob("*.safetensors")):
             header, begin = header_of(path)
-            self.where |= {name: (path, begin, about) for name, about in header.items() if name != "__metadata__"}
+            self.where |= {name: (path, begin, about) for name, about in header.items()}
         if not self.where:
             found = "has no *.safetensors" if folder.is_dir() else "is no folder"
             raise SystemExit(f"{folder} {found}. Give the folder of a checkpoint, or --demo.")
@@ -57,7 +99,11 @@ class Checkpoint(Mapping):
     def __getitem__(self, name: str) -> torch.Tensor:
         path, begin, about = self.where[name]
         if about["dtype"] not in DTYPES:
-            raise SystemExit(f"{name} is {about['dtype']}; a layer takes {', '.join(DTYPES)}. Dequantise it before.")
+            raise SystemExit(f"{path}: {name!r} is {reprlib.repr(about['dtype'])}; a layer takes {', '.join(DTYPES)}. "
+                             "Dequantise it before.")  # fmt: skip
+        if 0 in about["shape"]:
+            raise SystemExit(f"{path}: {name!r} has no elements: its shape is {reprlib.repr(about['shape'])}. "
+                             "Copy the file again, or write it with all weights.")  # fmt: skip
         start, end = about["data_offsets"]
         with path.open("rb") as file:
             file.seek(begin + start)
@@ -106,13 +152,28 @@ def demo(layout: str, folder: Path) -> None:
     (folder / "config.json").write_text(json.dumps(config))
 
 
+def config_of(path: Path) -> dict[str, Any]:
+    """The config of a model of text, which is a part of that of a multimodal one."""
+    if not path.is_file():
+        raise SystemExit(f"{path.parent} has no config.json, which says what the gate of its layers is.")
+    try:
+        config = json.loads(path.read_bytes().decode())
+    except (ValueError, RecursionError) as error:
+        raise SystemExit(f"{path} is not JSON: {error}. Copy it again.") from None
+    text = config.get("text_config", config) if isinstance(config, dict) else config
+    if not isinstance(text, dict) or not isinstance(text.get("model_type"), str):
+        raise SystemExit(f"{path} must be an object of JSON with a model_type, or with a text_config that has one; "
+                         f"found {reprlib.repr(text)}. Copy it again.")  # fmt: skip
+    return text
+
+
 def options_of(config: dict[str, Any]) -> dict[str, Any]:
     """What no tensor tells, of a model that kda knows; of another, its config must have a lower_bound."""
     if config["model_type"] in ("kimi_linear", "glm5_next", "glm5_next_text", "bailing_hybrid"):
         return {"config": config}
     if "lower_bound" not in config:
         raise SystemExit(f"the config of {config['model_type']} names no lower bound of the gate. Pass --lower-bound.")
-    return {"lower_bound": config["lower_bound"], "norm_eps": config["rms_norm_eps"]}
+    return {"lower_bound": config["lower_bound"], "norm_eps": config.get("rms_norm_eps")}
 
 
 def of_transformers(config: dict[str, Any], layer: KimiDeltaAttention) -> torch.nn.Module | str:
@@ -127,9 +188,12 @@ def of_transformers(config: dict[str, Any], layer: KimiDeltaAttention) -> torch.
         theirs = getattr(found, kind)(made, 0)
         for name in ("chunk_kimi_delta_attention", "causal_conv1d_fn"):        # torch's, whatever else is installed
             setattr(found, name, getattr(getattr(found, name), "__wrapped__", getattr(found, name)))
+        theirs.load_state_dict(layer.to_checkpoint(f"transformers.{model.removesuffix('_text')}"))
     except ImportError as error:
         return f"transformers or its model is missing ({error})"
-    theirs.load_state_dict(layer.to_checkpoint(f"transformers.{model.removesuffix('_text')}"))
+    except Exception as error:                                                 # a config is checked in many ways there
+        what = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        raise SystemExit(f"config.json: transformers makes no layer of it for these weights. {what:.300}") from None
     return theirs
 
 
@@ -157,14 +221,15 @@ def main() -> None:
         folder = args.folder or Path(temporary)
         if args.demo:
             demo(args.demo, folder)
-        tensors, config = Checkpoint(folder), folder / "config.json"
-        if not config.is_file():
-            raise SystemExit(f"{folder} has no config.json, which says what the gate of its layers is.")
-        sys.exit(convert(tensors, json.loads(config.read_text()), args))
+        try:
+            sys.exit(convert(Checkpoint(folder), config_of(folder / "config.json"), args))
+        except KdaError as error:
+            raise SystemExit(f"{folder}: {error}" if args.folder else str(error)) from None
+        except OSError as error:
+            raise SystemExit(f"{error.filename or args.out}: {error.strerror}.") from None
 
 
 def convert(tensors: Checkpoint, config: dict[str, Any], args: argparse.Namespace) -> int:
-    config = config.get("text_config", config)
     prefixes = prefixes_of(tensors)
     if not 0 <= args.layer < len(prefixes):
         many = f"{len(prefixes)} KDA layer{'s' * (len(prefixes) != 1)}"
@@ -204,7 +269,4 @@ def convert(tensors: Checkpoint, config: dict[str, Any], args: argparse.Namespac
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except KdaError as error:
-        sys.exit(str(error))
+    main()

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from ..errors import InputError
+from ..errors import InputError, in_words
 
 Tensor = torch.Tensor
 
@@ -61,6 +61,11 @@ OURS = {
     *PROJECTIONS, "A_log", "dt_bias", *sum(FORGET.values(), ()), *sum(GATE.values(), ()), "g_proj.bias",
     "g_b_proj.bias", *(f"{conv}.{kind}" for conv in CONVOLUTIONS for kind in ("weight", "bias")),
 }  # fmt: skip
+DIMENSIONS = {                               # of a weight with our name, where they are not two
+    "A_log": (1, 2, 3, 4), "dt_bias": (1, 2), "o_norm.weight": (1,), ONE_CONV: (2, 3),
+    **dict.fromkeys((name for name in OURS if name.endswith(".bias")), (1,)),
+    **dict.fromkeys((f"{conv}.weight" for conv in CONVOLUTIONS), (2, 3)),
+}  # fmt: skip
 THEIRS = {theirs: ours for layout in LAYOUTS.values() for ours, theirs in layout.names.items()}
 
 
@@ -93,12 +98,28 @@ BOUNDS: dict[str, Callable[[Any], float | None]] = {
     "kimi_linear": lambda c: _linear(c, None),
     "glm5_next": lambda c: _field(c, "linear_lower_bound", _linear(c, -5.0)),
     "glm5_next_text": lambda c: _field(c, "linear_lower_bound", _linear(c, -5.0)),
-    "bailing_hybrid": lambda c: _field(c, "kda_lower_bound", -5.0) if _field(c, "kda_safe_gate", True) else None,
+    "bailing_hybrid": lambda c: _bailing(c),
 }
+REPAIR = "Repair the config, or pass lower_bound= and norm_eps= instead."
 
 
 def _linear(config: Any, default: float | None) -> float | None:
-    return _field(_field(config, "linear_attn_config") or {}, "gate_lower_bound", default)
+    return _field(_part(config, "linear_attn_config") or {}, "gate_lower_bound", default)
+
+
+def _bailing(config: Any) -> float | None:
+    safe = _field(config, "kda_safe_gate", True)
+    if not isinstance(safe, bool):
+        raise _error("one whose config has True or False as kda_safe_gate", in_words(safe), REPAIR, "config")
+    return _field(config, "kda_lower_bound", -5.0) if safe else None
+
+
+def _part(config: Any, name: str) -> Any:
+    """A field of a config that has fields itself, or None: a dict or an object, not a value of JSON."""
+    part = _field(config, name)
+    if isinstance(part, str | int | float | list | tuple):
+        raise _error(f"one where {name} is a dict, or an object with attributes", in_words(part), REPAIR, "config")
+    return part
 
 
 def _error(asked: str, found: str, fix: str, check: str) -> CheckpointError:
@@ -120,6 +141,8 @@ def ours(
     found: dict[str, Tensor] = {}
     unknown = set()
     for name, x in tensors.items():
+        _is_weight(name, x)
+    for name, x in tensors.items():
         if name == ONE_CONV:
             rows = sizes or tuple(len(tensors[f"{each}_proj.weight"]) for each in "qkv"
                                   if f"{each}_proj.weight" in tensors)  # fmt: skip
@@ -137,6 +160,18 @@ def ours(
             else:
                 found[mine] = _shaped(mine, part)
     return found, unknown
+
+
+def _is_weight(name: str, x: Any) -> None:
+    """Whether a weight of a layer is a tensor with as many dimensions as it has in a layout, and not empty."""
+    mine = THEIRS.get(name, name)
+    if mine not in OURS and mine != ONE_CONV:
+        return
+    allowed = DIMENSIONS.get(mine, (2,))
+    if not isinstance(x, Tensor) or x.dim() not in allowed or not x.numel():
+        found = f"one of shape {[*x.shape]}" if isinstance(x, Tensor) else in_words(x)
+        raise _error(f"one with {name} as a tensor of {' or '.join(map(str, allowed))} dimensions, not empty", found,
+                     "The file is damaged, or these are not the weights of a KDA layer.", "dimensions")  # fmt: skip
 
 
 def _shaped(name: str, x: Tensor) -> Tensor:
@@ -232,9 +267,10 @@ def _unseen(options: Mapping[str, Any]) -> dict[str, Any]:
     given = dict(options)
     config = given.pop("config", None)
     if config is not None:
-        config = _field(config, "text_config") or config                       # of a multimodal model
+        config = _part({"config": config}, "config")
+        config = _part(config, "text_config") or config                        # of a multimodal model
         model = _field(config, "model_type")
-        if model not in BOUNDS and "lower_bound" not in given:
+        if not (isinstance(model, str) and model in BOUNDS) and "lower_bound" not in given:
             fix = "Pass lower_bound= and norm_eps= instead, as in that model's own code."
             raise _error(f"one whose config has a model_type among {', '.join(BOUNDS)}", f"{model!r}", fix, "config")
         if "lower_bound" not in given:

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from ..api import chunk_kda, fused_recurrent_kda
-from ..checks import bad_bound, dtype_name, is_index, is_number, number, on_cpu, shape_of
+from ..checks import bad_bound, dtype_name, is_finite, is_index, is_number, number, on_cpu, shape_of
 from ..dispatch import check_backend_name
 from ..errors import InputError
 from ..keywords import names_of, refuse_unknown
@@ -159,8 +159,8 @@ class KimiDeltaAttention(nn.Module):
             ("mode", self.mode in MODES, f"one of {', '.join(MODES)}", repr(self.mode)),
             ("conv_size", isinstance(self.conv_size, int) and self.conv_size >= 2, "an int of 2 or more",
              repr(self.conv_size)),
-            ("norm_eps", is_number(norm_eps, int, float) and 0 <= norm_eps < math.inf, "a finite number >= 0",
-             repr(norm_eps)),
+            ("norm_eps", is_number(norm_eps, int, float) and norm_eps >= 0 and is_finite(norm_eps),
+             "a finite number >= 0", repr(norm_eps)),
             ("layer_idx", isinstance(self.layer_idx, int | None), "an int or None", repr(self.layer_idx)),
             ("dtype", dtype is None or (isinstance(dtype, torch.dtype) and dtype.is_floating_point),
              "a torch.dtype such as torch.bfloat16, or None", repr(dtype)),

@@ -412,7 +412,8 @@ def broken(name):
         "other names": (lambda: read(plain | {"wq.weight": D}, **options), "names that no layout has: wq.weight"),
         "half a layer": (lambda: read(without, **options), "found none named k_proj.weight"),
         "mixed sizes": (lambda: read(plain | {"A_log": torch.ones(3)}, **options), "not a KDA layer"),
-        "a weight twice": (lambda: read(plain | {"dense.weight": D}, **options), "o_proj.weight under two names"),
+        "a weight twice": (
+            lambda: read(plain | {"dense.weight": torch.ones(D, D)}, **options), "o_proj.weight under two names"),
         "a convolution of another size": (
             lambda: read(merged | {"conv1d.weight": torch.ones(40, 1, 4)}, **options), "has the channels of q"),
         "a bias": (lambda: layer.load_state_dict(plain | bias), "gate_bias=True"),

@@ -1,5 +1,8 @@
 """kda.nn.KimiDeltaAttention beside transformers' own layers of three models, with their weights, on a CPU."""
 
+import runpy
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -128,3 +131,11 @@ def test_another_gate_is_noticed(theirs):
     layer, _ = theirs
     wrong = KimiDeltaAttention.from_checkpoint(layer.state_dict(), lower_bound=-5.0, norm_eps=1e-5)
     assert distance(wrong(hidden(20)), layer(hidden(20))) > 1000 * ROUNDINGS
+
+
+def test_a_config_that_transformers_refuses_ends_the_conversion_with_what_it_says():
+    names = runpy.run_path(str(Path(__file__).parents[2] / "examples" / "convert.py"))
+    layer = KimiDeltaAttention(64, 2, 32)
+    with pytest.raises(SystemExit, match=r"config\.json: transformers makes no layer .*Error: .*hidden_size") as left:
+        names["of_transformers"]({"model_type": "kimi_linear", "hidden_size": "wide"}, layer)
+    assert "\n" not in left.value.code
