@@ -21,16 +21,39 @@ TRIAL = next(trial for trial in TRIALS if trial.name == "empty and one-token seq
 BACKENDS = {"triton": "sm90", "sm90": "sm90", "sm100": "sm100", "sm89": "sm89"}
 
 
+class Unlaunched:
+    """A kernel whose launches do nothing: what a call looks up does not depend on what kernels write."""
+
+    names = ()
+
+    def launch(self, *args, **options):
+        pass
+
+    def bound(self, *args, **options):
+        return lambda *tensors: None
+
+
+@pytest.fixture(params=[pytest.param("launched", marks=pytest.mark.exhaustive), "not launched"])
+def launched(request):
+    return request.param == "launched"
+
+
 @pytest.fixture
-def looked_up(monkeypatch):
+def looked_up(monkeypatch, launched):
     """Recipes of kernels that were looked for in the store; nothing is remembered from before."""
     found, opened = set(), fetching._opened
+    forget_kernels()
+    monkeypatch.setattr(fetching, "_FETCHED", {})
+    monkeypatch.setattr(fetching, "_opened", lambda kept, recipe: found.add(recipe) or (
+        opened(kept, recipe) if launched else Unlaunched()))  # fmt: skip
+    yield found
+    forget_kernels()
+
+
+def forget_kernels():
     for cached in [x for x in gc.get_objects() if type(x) is functools._lru_cache_wrapper]:
         if cached.__module__.startswith("kda.backends"):
             cached.cache_clear()
-    monkeypatch.setattr(fetching, "_FETCHED", {})
-    monkeypatch.setattr(fetching, "_opened", lambda kept, recipe: found.add(recipe) or opened(kept, recipe))
-    return found
 
 
 def built(door, stages, trials):
@@ -48,8 +71,8 @@ def test_kernels_of_a_trial_are_built_before_it(backend, looked_up):
 @pytest.mark.parametrize(("backend", "stage"), [
     (backend, stage) for backend in BACKENDS for stage in capability(backend).stages
 ])  # fmt: skip
-def test_kernels_of_a_stage_are_built_before_it(backend, stage, looked_up, monkeypatch):
+def test_kernels_of_a_stage_are_built_before_it(backend, stage, launched, looked_up, monkeypatch):
     monkeypatch.setattr(parity, "PROOFS", parity.PROOFS[:1])
     door = SimulatedDoor(backend, parse(BACKENDS[backend]))
-    assert parity.prove(door, stage).passed
+    assert parity.prove(door, stage).passed or not launched
     assert looked_up and looked_up <= built(door, [stage], ())
