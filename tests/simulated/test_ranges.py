@@ -113,3 +113,18 @@ def test_small_rows_of_q_keep_the_accuracy_that_the_page_of_numerics_states(back
         o, _ = kda.chunk_kda(**call.arguments, backend=backend)
     exact = definition(call)[0]
     assert (o - exact).norm() < most * exact.norm()
+
+
+def test_a_token_of_little_weight_has_its_gradient_beside_heavy_ones():
+    """Every other token weighs 2^-32 of its neighbours in the loss; its dq is a product with its own do alone."""
+    pytest.importorskip("triton")
+    case = case_of("triton", "bounded", dict(T=64), {})
+    weights = torch.ones(64).index_fill(0, torch.arange(0, 64, 2), 2.0**-32).view(1, -1, 1, 1)
+
+    def light_rows(do):
+        door = SimulatedDoor("triton", parse("sm90"))
+        given = dataclasses.replace(case, do=do, dht=torch.zeros_like(case.dht))
+        return door.call(given, True, disable_recompute=True)["dq"][:, ::2].float()
+
+    found, expected = 2.0**32 * light_rows((case.do * weights).bfloat16()), light_rows(case.do)
+    assert (found - expected).norm() < 0.005 * expected.norm()

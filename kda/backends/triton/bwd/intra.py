@@ -20,10 +20,15 @@ import triton.language as tl
 
 from ..parts.fast import exp2, in_two, rounded_product, settled
 from ..parts.gate import rate_of, step_size
-from ..parts.halving import FIRST, LEVELS, across_cut, decay_to_cut, quarters
+from ..parts.halving import FIRST, LEVELS, decay_to_cut, from_first, half_of_bound, quarters
 from ..parts.memory import load_columns, load_tile
 from ..parts.sequences import chunk_place, clear_rows
 from .gate import gate_bwd
+
+# The anchor of products with L1 and L2 is this many bits off the middle of the range: the largest operands still have
+# room for their sums, the smallest results' factors are still normal numbers (plan.SPANS: at least 2^-113 in the
+# middle), and where little decays a dA of 2^-36 of the largest of its chunk counts.
+ROOM: tl.constexpr = tl.constexpr(12.0)
 
 
 @triton.jit
@@ -160,17 +165,18 @@ def intra_bwd(
     if SPAN > 1:
         U1, U2 = U1 + number * (C * C), U2 + number * (C * C)
         same, unit = (i // SPAN)[:, None] == (i // SPAN)[None, :], tl.load(units + number)
+        half = half_of_bound(lower_bound, SPAN)
         # Barriers keep decays from being held for what comes later: registers are short.
         tl.debug_barrier()
         zero = tl.zeros((C, BK), tl.float32)
-        inverse, E = across_cut(gc, d[None, :], rows, K, C, BK, SPAN)
+        inverse, E = from_first(gc, half - ROOM, d[None, :], rows, K, C, BK, SPAN)
         high, low = in_two(load_columns(k + at_qk, d[None, :], K, BK).to(tl.float32) * ks[:, None] * E, DOT)
         y = product(tl.load(L1 + at_c, mask=same, other=0.0), high, low, zero, PRECISION)
         x = settled(x + y * inverse * unit)                                    # inverse * unit may not be finite
         y = product(tl.load(L2 + at_c, mask=same, other=0.0), high, low, zero, PRECISION)
         plus = settled(plus + y * inverse * unit)
         tl.debug_barrier()
-        E, inverse = across_cut(gc, d[None, :], rows, K, C, BK, SPAN)
+        E, inverse = from_first(gc, half, d[None, :], rows, K, C, BK, SPAN)
         high, low = in_two(load_columns(q + at_qk, d[None, :], K, BK).to(tl.float32) * qs[:, None] * E, DOT)
         y = product(tl.load(U1 + at_c), high, low, zero, PRECISION)
         high, low = in_two(load_columns(k + at_qk, d[None, :], K, BK).to(tl.float32) * bks[:, None] * E, DOT)

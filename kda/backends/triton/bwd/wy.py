@@ -7,7 +7,7 @@ bwd/intra takes dA_qk and dA_kk once by rows and once by columns, in the same ro
 diagonal and its transpose above it, L2 has dA_kk alike, and the diagonal of dA_qk, whose pairs have no decay, is apart.
 Diagonal blocks of SPAN rows have what is above in U1 and U2 instead.
 
-bwd/intra multiplies such blocks with factors of up to 2^115, and what gradients leave of the range of float32 is then
+bwd/intra multiplies such blocks with factors of up to 2^124, and what gradients leave of the range of float32 is then
 little.  So there L1, L2, U1 and U2 are over a power of two for each chunk, `units`, that leaves them near 1 at most.
 """
 

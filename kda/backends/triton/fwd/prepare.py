@@ -15,8 +15,8 @@ import triton
 import triton.language as tl
 
 from ..parts.fast import exp2, times, times_both
-from ..parts.gate import LOG2_E, inverse_norm, log2_decay, rate_of, step_size
-from ..parts.halving import FIRST, LEVELS, decay_to_cut, decay_to_middle, from_first, quarters
+from ..parts.gate import inverse_norm, log2_decay, rate_of, step_size
+from ..parts.halving import FIRST, LEVELS, decay_to_cut, decay_to_middle, from_first, half_of_bound, quarters
 from ..parts.inverse import inverse
 from ..parts.memory import load_columns
 from ..parts.sequences import chunk_place, clear_rows
@@ -177,7 +177,7 @@ def products(
     i = tl.arange(0, C)
     blocks = tl.zeros((C, C), tl.float32)
     if SPAN > 1:
-        half = lower_bound * (-0.5 * LOG2_E * (SPAN - 1))
+        half = half_of_bound(lower_bound, SPAN)
         blocks = block_products(q, k, gc, qs, ks, half, stride, rows, K, C, BK, SPAN, PRECISION)
         tl.debug_barrier()                                                     # or gc stays in registers: they spill
     A = tl.zeros((C, C), tl.float32)

@@ -11,15 +11,15 @@ gc_cut is the last row of the first half.  For float32 problems gc is float64: t
 small decays that follow a large one.
 
 Where a gate has a bound, diagonal blocks of SPAN rows need no halving: every row of a block has a factor 2^x and one
-2^-x, and both stay within what bfloat16 holds.  Forward, x = gc - gc_first + half, with half of what the bound lets a
-block decay by: no later token has a part in it, not even in the rounding.  Backward, x = gc - gc_cut, which is no
-further from 0 than gates are: gradients may be of any size.
+2^-x, and both stay within what bfloat16 holds.  x = gc - gc_first + half, with half of what the bound lets a block
+decay by: no later token has a part in it, not even in the rounding of an earlier token's output or gradient.
 """
 
 import triton
 import triton.language as tl
 
 from .fast import exp2
+from .gate import LOG2_E
 from .memory import load_columns
 
 
@@ -71,16 +71,14 @@ def since(gc, row, d, i, K: tl.constexpr, BK: tl.constexpr):
 
 
 @triton.jit
+def half_of_bound(lower_bound, SPAN: tl.constexpr):
+    """Half of the bits by which a gate with this bound lets the rows of a block of SPAN decay."""
+    return lower_bound * (-0.5 * LOG2_E * (SPAN - 1))
+
+
+@triton.jit
 def from_first(gc, half, d, rows, K: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, SPAN: tl.constexpr):
     """2^x and 2^-x, x = gc - gc_first + half; gc_first of the first row of a diagonal block of SPAN rows."""
     i = tl.minimum(tl.arange(0, C), rows - 1)
     x = since(gc, i // SPAN * SPAN, d, i, K, BK) + half
-    return exp2(x), exp2(-x)
-
-
-@triton.jit
-def across_cut(gc, d, rows, K: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, SPAN: tl.constexpr):
-    """2^x and 2^-x, x = gc - gc_cut; gc_cut of the row before the cut of a diagonal block of SPAN rows."""
-    i = tl.minimum(tl.arange(0, C), rows - 1)
-    x = since(gc, cut_of(i, FIRST(SPAN) - 1, rows), d, i, K, BK)
     return exp2(x), exp2(-x)
