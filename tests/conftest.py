@@ -1,3 +1,4 @@
+import gc
 import os
 import sys
 from collections import Counter
@@ -36,6 +37,14 @@ def plan_says(monkeypatch):
     yield say
     monkeypatch.undo()
     launch.forget_plans()
+
+
+def pytest_collection_finish():
+    """What was imported and collected stays: the garbage collector need not look through it again and again, nor what
+    looks for tensors among all objects.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -1,7 +1,7 @@
 """What `kda selftest` builds together is what stages and calls launch then."""
 
 import functools
-import gc
+import sys
 
 import pytest
 
@@ -51,8 +51,9 @@ def looked_up(monkeypatch, launched):
 
 
 def forget_kernels():
-    for cached in [x for x in gc.get_objects() if type(x) is functools._lru_cache_wrapper]:
-        if cached.__module__.startswith("kda.backends"):
+    modules = [module for name, module in sys.modules.items() if name.startswith("kda.backends")]
+    for cached in {id(x): x for module in modules for x in vars(module).values()}.values():
+        if type(cached) is functools._lru_cache_wrapper and cached.__module__.startswith("kda.backends"):
             cached.cache_clear()
 
 
