@@ -751,6 +751,7 @@ def test_models_of_transformers_that_are_none_of_ours_are_refused(models, found)
         kda.hf.use(models)
 
 
+@pytest.mark.exhaustive
 def test_one_compiled_layer_takes_calls_of_other_sizes():
     """From the second on, sizes are symbols, which torch.compile cannot print."""
     layer, mask = make(), torch.tensor([1.0, 1.0, 0.0])

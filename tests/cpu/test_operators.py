@@ -154,6 +154,7 @@ def test_a_compiled_module_trains_to_the_same_numbers(options, dynamic):
     assert distance(compiled(x[:, :40], torch.tensor([0, 40])), twin(x[:, :40], torch.tensor([0, 40]))) < 1e-6
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_inductor_compiles_it_in_one_graph():
     torch._dynamo.reset()

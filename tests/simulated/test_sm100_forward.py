@@ -368,6 +368,7 @@ def test_a_planted_fault_is_noticed(name, K, tmp_path, monkeypatch):
     assert_a_call_notices(fault, case_of(K, **FAULTY[fault.case]), "sm100")
 
 
+@pytest.mark.exhaustive
 def test_its_page_says_what_is_counted():
     """Bytes are at most 1.6 times what q, k, v, g, beta and o are."""
     file = Path(__file__).parents[2] / "benchmarks" / "counted.py"

@@ -223,6 +223,7 @@ def test_g_may_be_float32(words):
     assert found["dg"].dtype == torch.float32
 
 
+@pytest.mark.exhaustive
 @OF_BETA
 def test_beta_may_be_0(dtype):
     case = drawn(T=70, beta="given")

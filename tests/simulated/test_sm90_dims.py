@@ -46,7 +46,7 @@ CASES = {                                    # CTAs of a cluster, clusters that 
 }
 
 
-@pytest.mark.spread(every=18)
+@pytest.mark.spread(every=18, first=1)                       # the kernel of sequences of no tokens
 @pytest.mark.parametrize("name", CASES)
 def test_a_call_is_the_definition_and_has_the_bits_of_two_kernels(name, at_once):
     ctas, sharing, words = CASES[name]
@@ -69,7 +69,7 @@ def test_any_order_of_warps_gives_the_same_bits(schedule, ctas, dims, shape, at_
     assert all(torch.equal(found[x], expected[x]) for x in expected)
 
 
-@pytest.mark.parametrize("ctas", [1, 2])
+@pytest.mark.parametrize("ctas", [1, pytest.param(2, marks=pytest.mark.exhaustive)])
 def test_sequences_of_no_tokens_hand_their_states_through(ctas, at_once):
     case = drawn(V=64, HV=2, lengths=(0, 0), padding=40)
     at_once(ctas)
@@ -150,6 +150,7 @@ def test_the_form_that_was_fastest_runs(K, V, gate, T, H, lengths, ctas):
     assert ("stream" if planned.stream else planned.fused.ctas if planned.fused else 0) == ctas
 
 
+@pytest.mark.exhaustive
 def test_hardly_a_register_is_spilled(at_once):
     at_once(1)
     kernels = [launch.kernel(plan.plan(drawn(T=33, **dims).problem(), 132).fused) for dims in (dict(V=64), SMALL)]

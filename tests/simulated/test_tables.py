@@ -39,6 +39,7 @@ def changed(text):
         yield f"{text[: digit.start()]}{(int(digit[0]) + 1) % 10}{text[digit.end() :]}"
 
 
+@pytest.mark.spread(every=2)
 @pytest.mark.parametrize("name", CHEAP)
 def test_rows_that_are_counted_soon_are_on_the_page(name):
     page, count = CHEAP[name]
