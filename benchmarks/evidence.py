@@ -39,7 +39,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from evidence_cases import (
     GROUPS,
     MORE_TESTS,
-    ON_GPU,
     TESTS,
     Case,
     GpuTest,
@@ -87,7 +86,9 @@ def document(runs: Iterable[Row]) -> dict[str, Any]:
     latest = {run["case"]: run for run in sorted(runs, key=lambda run: run["date"])}
     paths = {path: [] for path in paths_of()} | {path: [test.name for test in gpu_tests(path)] for path in ALL_TESTS}
     paths[TWO_GPUS] = [PARALLEL + case for case in pairs_of_gpus()]
-    runs = [latest[name] for name in sorted(latest) if latest[name]["path"] in paths]
+    cases = {path: set(named) for path, named in paths.items() if named}
+    runs = [run for name, run in sorted(latest.items())                        # those of cases that there are
+            if run["path"] in paths and name in cases.get(run["path"], {name})]  # fmt: skip
     return {"compilers": compilers, "kernels": shipped(), "paths": paths, "runs": runs}
 
 
@@ -140,9 +141,9 @@ def groups_for(target: Target) -> list[tuple[str, str]]:
 
 def lacking(ledger: Ledger, target: Target, again: bool = False) -> list[Job]:
     """What to run, in this order: cases that take a path for the first time, tests of other paths, cases of kernels.
-    What failed with the same host code is left out; `again`: whatever has run counts as lacking."""
-    failed = {run["case"] for run in ledger.runs if run["outcome"] != "ok" and run["host"] == host_code(run["path"])}
-    failed = set() if again else failed
+    What ran with the same host code is left out, since it would launch the same kernels; `again`: all counts as
+    lacking."""
+    ran = set() if again else {run["case"] for run in ledger.runs if run["host"] == host_code(run["path"])}
     without = {each.name for each in ledger.paths() if again or each.state == SIMULATED}
     first: list[Job] = []
     later: list[Job] = []
@@ -150,11 +151,10 @@ def lacking(ledger: Ledger, target: Target, again: bool = False) -> list[Job]:
         codes = {each.code for each in ledger.kernels(f"{backend} {arch}") if again or each.state != RAN}
         taken: set[str] = set()
         for case in covering(backend, arch, codes, without,
-                             codes_of(ledger, backend, arch), failed):
+                             codes_of(ledger, backend, arch), ran):
             (later if case.path in taken or case.path not in without else first).append(case)
             taken.add(case.path)
-    ran = {run["case"] for run in ledger.runs if run["host"] == host_code(run["path"])}
-    tests, more = ([test for path in some for test in gpu_tests(path) if again or test.name not in ran]
+    tests, more = ([test for path in some for test in gpu_tests(path) if test.name not in ran]
                    for some in (TESTS, MORE_TESTS))  # fmt: skip
     return [*first, *tests, *later, *more]
 
@@ -378,10 +378,7 @@ def serve(asked: argparse.Namespace) -> None:
         name = json.loads(line)
         job = tests.get(name) or Case.named(name, asked.tokens)
         try:
-            if isinstance(job, Case):
-                row = run(job, device, asked.out / "budgets")
-            else:
-                row = run_test(job.path, ON_GPU / ALL_TESTS[job.path], name.partition("::")[2])
+            row = run(job, device, asked.out / "budgets") if isinstance(job, Case) else run_test(job)
             row = signed(row, device)
         except Exception as error:
             row = failure(job, f"{type(error).__name__}: {error}"[:2000], device) | {"outcome": "error"}

@@ -81,15 +81,26 @@ MORE_TESTS = {
     "triton: tests of chunk_kda": "test_triton_backend_on_gpu.py", "sm89: tests": "test_sm89_on_gpu.py",
     "reference: tests of the API": "test_api.py", "reference: tests of selftest and verify": "test_evidence.py",
 }  # fmt: skip
+OPTIONS = "test_every_option_is_the_definition"
+PARTS = {                                    # tests that take minutes, and the parts in which their cases run
+    f"test_sm90_forward_on_gpu.py::{OPTIONS}": 4, f"test_sm90_backward_on_gpu.py::{OPTIONS}": 4,
+    f"test_triton_backend_on_gpu.py::{OPTIONS}": 4,
+}  # fmt: skip
 ON_GPU = Path(__file__).resolve().parents[1] / "tests" / "gpu"
 LEFT_OUT = (".slow", ".exhaustive")          # marks of tests
 
 
 class GpuTest(NamedTuple):
-    """A test with all its cases, which is evidence for a path together with the others of its file."""
+    """A test with all its cases, or a part of them: evidence for a path together with the others of its file."""
 
     path: str
-    name: str                                # "file.py::test"
+    test: str                                # "file.py::test"
+    part: int = 0
+    parts: int = 1
+
+    @property
+    def name(self) -> str:
+        return self.test if self.parts == 1 else f"{self.test}, part {self.part + 1} of {self.parts}"
 
 
 @dataclass(frozen=True)
@@ -229,11 +240,12 @@ def paths_of() -> list[str]:
 def gpu_tests(path: str) -> list[GpuTest]:
     file = (TESTS | MORE_TESTS)[path]
     functions = [node for node in ast.parse((ON_GPU / file).read_text()).body if isinstance(node, ast.FunctionDef)]
-    return [
-        GpuTest(path, f"{file}::{node.name}") for node in functions
+    tests = [
+        f"{file}::{node.name}" for node in functions
         if node.name.startswith("test_") and not any(mark in ast.unparse(each) for each in node.decorator_list
                                                      for mark in LEFT_OUT)
     ]  # fmt: skip
+    return [GpuTest(path, test, part, PARTS.get(test, 1)) for test in tests for part in range(PARTS.get(test, 1))]
 
 
 def covers(backend: str, arch: str, codes: Mapping[AnyRecipe, str]) -> set[str]:
@@ -255,7 +267,8 @@ def covering(
             paths.remove(case.path)
             left -= found
     while left:
-        case = max(launched, key=lambda case: len(launched[case] & left))
+        # without final states a call launches what it may launch; with them, kernels for no gradient of theirs are idle
+        case = max(launched, key=lambda case: (len(launched[case] & left), not case.states))
         if not launched[case] & left:
             break
         chosen.append(case)

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from evidence_cases import APART, FORWARD, KEEPS, Case, lengths, planned
+from evidence_cases import APART, FORWARD, KEEPS, ON_GPU, Case, GpuTest, lengths, planned
 
 import kda
 from kda import host
@@ -213,13 +213,13 @@ def _code(kernel: Any) -> str:
 # ---- tests
 
 
-def run_test(path: str, file: Path, name: str) -> dict[str, Any]:
+def run_test(job: GpuTest) -> dict[str, Any]:
     """A row for a test: whether all its cases passed, and what those that passed launched."""
     import pytest
 
     with launches() as found:
-        watch = Watch({"case": f"{file.name}::{name}", "path": path}, found)
-        argv = [f"{file}::{name}", "-q", "--maxfail=8", "-p", "no:cacheprovider", "-m", MARKS]
+        watch = Watch({"case": job.name, "path": job.path}, found, job.part, job.parts)
+        argv = [f"{ON_GPU / job.test}", "-q", "--maxfail=8", "-p", "no:cacheprovider", "-m", MARKS]
         code = int(pytest.main(argv, plugins=[watch]))
     if code not in (0, 1) or not watch.row["cases"] + len(watch.row["errors"]) + watch.skipped:
         raise RuntimeError(f"pytest ended with {code}")
@@ -229,11 +229,14 @@ def run_test(path: str, file: Path, name: str) -> dict[str, Any]:
 
 
 class Watch:
-    """A plugin of pytest that adds up the cases of a test."""
+    """A plugin of pytest that adds up the cases of a test: those of a part, each of which is in one part."""
 
-    def __init__(self, row: dict[str, Any], found: dict[str, str]):
-        self.found, self.skipped = found, 0
+    def __init__(self, row: dict[str, Any], found: dict[str, str], part: int = 0, parts: int = 1):
+        self.found, self.skipped, self.part, self.parts = found, 0, part, parts
         self.row = row | {"outcome": "ok", "errors": [], "cases": 0, "launches": [], "codes": [], "seconds": 0.0}
+
+    def pytest_collection_modifyitems(self, items: list[Any]) -> None:
+        items[:] = items[self.part :: self.parts]
 
     def pytest_runtest_setup(self, item: Any) -> None:
         poison("cuda")

@@ -11,6 +11,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
 import evidence
+import evidence_cases
 import evidence_run
 import ledger_page
 from evidence_cases import ON_GPU, PATHS, RECOMPUTED, Case, GpuTest, candidates, covering, covers, gpu_tests, matches
@@ -127,6 +128,24 @@ def test_a_path_of_tests_ran_when_each_of_them_did():
     assert [each.state for each in Ledger(document).paths() if each.name == first.path] == [RAN]
 
 
+def test_a_case_that_no_test_has_any_more_is_left_out():
+    test = gpu_tests("pool: prefill from and to slots")[0]
+    document = evidence.document([row(case=name, path=test.path) for name in (test.name, "file.py::test_of_before")])
+    assert [run["case"] for run in document["runs"]] == [test.name]
+
+
+def test_a_long_test_runs_in_parts_that_have_each_of_its_cases_once():
+    parts = [test for test in gpu_tests("sm90: tests of the forward") if test.test in evidence_cases.PARTS]
+    assert [test.name[-11:] for test in parts] == [f"part {n} of 4" for n in (1, 2, 3, 4)]
+    assert {test.test for path in evidence.ALL_TESTS for test in gpu_tests(path)} >= evidence_cases.PARTS.keys()
+    found = []
+    for test in parts:
+        items = [*range(10)]
+        evidence_run.Watch({}, {}, test.part, test.parts).pytest_collection_modifyitems(items)
+        found += items
+    assert sorted(found) == [*range(10)]
+
+
 @pytest.fixture
 def of_the_reference(monkeypatch):
     """A case whose kernels are torch's, its inputs, and what is right for them."""
@@ -216,7 +235,7 @@ json.dump(rows, open(file, "w"))
 def test_rows_of_two_gpus_go_into_the_ledger_and_do_not_run_again(tmp_path, monkeypatch):
     (tmp_path / "matrix_of_a_test.py").write_text(PROGRAM)
     monkeypatch.setattr(evidence, "MATRIX", tmp_path / "matrix_of_a_test.py")
-    monkeypatch.setattr(evidence, "pairs_of_gpus", lambda: ["a layer", "a call, 64 channels"])
+    monkeypatch.setattr(evidence, "pairs_of_gpus", lambda: ["a layer", "a call, 64 channels", "a graph"])
     monkeypatch.setattr(evidence, "card", lambda: "H100")
     before = row(case="parallel: a layer", path=evidence.TWO_GPUS, codes=[])
     known = Ledger(evidence.document([before]))
@@ -229,7 +248,7 @@ def test_rows_of_two_gpus_go_into_the_ledger_and_do_not_run_again(tmp_path, monk
         "parallel: a call, 64 channels": ("ok", []), "parallel: a graph": ("failed", ["rank 1 dq: 0.3"]),
     }  # fmt: skip
     (path,) = (each for each in known.paths() if each.name == evidence.TWO_GPUS)
-    assert path.state == SIMULATED and len(known.needed[path.name]) == 2
+    assert path.state == SIMULATED and len(known.needed[path.name]) == 3
     failed = next(each for each in Ledger(evidence.document([before, *runner.rows.values()])).paths("parallel"))
     assert failed.state == FAILED
 
