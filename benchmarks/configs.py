@@ -88,7 +88,7 @@ class Calls:
             self.run()
         torch.cuda.synchronize()
         return {name: round(statistics.median(a.elapsed_time(b) for a, b in pairs), 4)
-                for name, pairs in self.events.items()}  # fmt: skip
+                for name, pairs in self.events.items()}
 
 
 def pretend(arch: str) -> None:
@@ -118,7 +118,7 @@ def main() -> None:
     if a.arch:
         pretend(a.arch)
     calls = Calls(make_inputs(T=a.tokens, H=a.heads, K=a.dim, V=a.dim, dtype=a.dtype, gate=a.gate, regime=a.regime,
-                              initial_state=False, device="cuda"))  # fmt: skip
+                              initial_state=False, device="cuda"))
     expected = calls.run()
     choices = [Config(*x[:4], x[4] or None) for x in itertools.product(a.warps, a.stages, a.BK, a.BV, a.maxnreg)]
     calls.build(a.kernel, choices)

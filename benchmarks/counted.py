@@ -91,7 +91,7 @@ def chunk(found: dict[str, float]) -> Chunk:
         found["warp_instructions"] / CTAS / ISSUED, found["mufu"] / CTAS * 32 / MUFU, tensor_clocks(),
         found["shared_wavefronts"] / CTAS + operand_bytes() / BANKS,
         found["bytes"] / CTAS / (HBM / SMS / (GHZ * 1e9)), HOPS * HOP + PRODUCTS, found["bytes"],
-    )  # fmt: skip
+    )
 
 
 def seconds(one: Chunk, T: int, H: int) -> tuple[float, int]:

@@ -60,7 +60,7 @@ def row(name: str, config, long: Run, short: Run) -> str:
     )
     built = launch.kernel(config)
     cells = [f"`{name}` {config.K}", built.registers, f"{config.shared / 1024:.1f}", f"{instructions:,.0f}",
-             *(f"{word:,.0f}" for word in words), f"{read:,.0f}, {touched:,.0f}", f"{written:,.0f}"]  # fmt: skip
+             *(f"{word:,.0f}" for word in words), f"{read:,.0f}, {touched:,.0f}", f"{written:,.0f}"]
     return f"| {' | '.join(map(str, cells))} |"
 
 

@@ -31,7 +31,7 @@ BACK = "walk", "grads", "shares"
 KERNELS = "prepare", "record", "again", FUSED, *BACK
 STEPS = {                                    # by the forward's kernels: whether the backward has what they keep
     ("prepare", "record"): True, ("prepare", "again"): False, (FUSED,): True,
-}  # fmt: skip
+}
 NAMES = {"record": "chain", "again": "chain without o"}                        # on the page
 HEADER = "| kernel, K = V | warp instructions | bytes per token | registers | spills | shared memory, KiB |"
 SPILLS = f"| bytes that grads spills | {' | '.join(f'K = V = {K}' for K in DIMS)} |"
@@ -63,7 +63,7 @@ def row(name: str, K: int, found: Counts, at: Launch) -> str:
     if name == "grads":
         taken = "MATH {}, LOAD {}".format(*REGISTERS[at.config.panels])
     cells = (f"{NAMES.get(name, name)}, {K}", f"{found.warp_instructions:,.0f}", f"{found.bytes:,.0f}", taken,
-             at.kernel.spills, shared(name, K, at))  # fmt: skip
+             at.kernel.spills, shared(name, K, at))
     return f"| {' | '.join(map(str, cells))} |"
 
 
@@ -85,10 +85,10 @@ def spills() -> Iterator[str]:
 FORMS = {                                    # of a forward: its kernels' names, and constants of the plan
     ("prepare", "chain"): dict(FUSED=False, CTAS=2), ("fused, two CTAs",): dict(FUSED=True, CTAS=2),
     ("fused, four CTAs",): dict(FUSED=True, CTAS=4),
-}  # fmt: skip
+}
 FLOORS = "global_floor_read", "global_floor_written"
 OF_FORWARD = ("| kernel, gate | warp instructions | bytes per token: requested, touched | registers | spills | shared "
-              "memory, KiB |")  # fmt: skip
+              "memory, KiB |")
 
 
 def forward(T: int, gate: str) -> Session:
@@ -111,5 +111,5 @@ def of_forward() -> Iterator[str]:
                 touched = sum(b.counters[of] - a.counters[of] for of in FLOORS) / (LONG - SHORT)
                 cells = (f"{name}, {gate}", f"{found.warp_instructions * C / TOKENS:,.0f}",
                          f"{found.bytes:,.0f}, {touched:,.0f}", at.kernel.registers, at.kernel.spills,
-                         f"{at.config.shared / 1024:.0f}")  # fmt: skip
+                         f"{at.config.shared / 1024:.0f}")
                 yield f"| {' | '.join(map(str, cells))} |"

@@ -35,18 +35,18 @@ AGAIN = ("operands", "again")                # first of a backward that nothing 
 LOADS = 360                                  # clocks of a chunk, of loads and stores of the state
 PRODUCTS = {                                 # clocks of those between a state and the next one: M, N, K
     "record": 2 * 128 * (64 * 128 + 128 * 32) / MMA[128], "walk": 2 * 128 * (32 * 128 + 128 * 32) / MMA[128],
-}  # fmt: skip
+}
 COMPOSE = 2.4e-6                             # seconds of a segment, as on an H200
 SHORT, LONG = 256, 512                       # tokens of the sequences that are compared
 OF_KERNELS = ("| kernel | warp instructions | MUFU | MFLOP | wavefronts of shared memory | bytes per token | "
-              "launches |")  # fmt: skip
+              "launches |")
 STATES = "state_dtype=float32 final_state=true"
 OF_CODE = "| registers | bounded by -5 | any other gate |"
 OF_SPILLS = "| bytes that grads spills | whole sequences | packed |"
 GATES = {
     "bounded by -5": "bounded dt_bias=true", "bounded by -8": "bounded lower_bound=-8 dt_bias=true",
     "softplus": "softplus dt_bias=true", "given decays": "gate=given",
-}  # fmt: skip
+}
 GATES |= {f"{name}, g in float32": f"{words} g_dtype=float32" for name, words in GATES.items()}
 OF_HEADS = "| heads | operands | record | walk | grads | shares | forward | backward |"
 
@@ -70,7 +70,7 @@ class Counts(NamedTuple):
             "issue slots": self.warp_instructions / ISSUED, "exponentials": self.mufu * 32 / MUFU,
             "tensor cores": self.tensor_flops / MMA[128], "shared memory": self.shared_wavefronts,
             "memory": self.bytes * TOKENS / (HBM / SMS / (GHZ * 1e9)),
-        }  # fmt: skip
+        }
 
 
 def step(T: int, kept: bool, backend: str = "sm100", K: int = 128) -> Session:
@@ -140,7 +140,7 @@ def of_kernels(found: dict[str, Counts]) -> list[str]:
         f"| {shown[name]} | {x.warp_instructions:,.0f} | {x.mufu:,.0f} | {x.tensor_flops / 1e6:.1f} | "
         f"{x.shared_wavefronts:,.0f} | {x.bytes:,.0f} | {launches[name]} |"
         for name, x in (found | sums).items()
-    ]  # fmt: skip
+    ]
 
 
 def of_heads(found: dict[str, Counts], T: int = 8192) -> list[str]:

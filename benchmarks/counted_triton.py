@@ -90,12 +90,12 @@ def cell(n: float, own: float) -> str:
 
 def direction(way: str, found: dict[str, Bytes]) -> Iterator[str]:
     shown = {"prepare again": "backward `prepare`, A_qk and A_inv saved", "state again": "backward `state`",
-             "prepare": "forward `prepare`", "state": "forward `state`"}  # fmt: skip
+             "prepare": "forward `prepare`", "state": "forward `state`"}
     for name, of in found.items():
         yield f"| {shown.get(name, f'`{name}`')} | {cell(of.reads, of.found)} | {cell(of.writes, of.left)} |"
     all_, own = sum(of.all for of in found.values()), sum(of.own for of in found.values())
     yield (f"| **{way}, {len(found)} launches: {all_:,.0f}, without scratch {all_ - own:,.0f}** | floor {FLOOR[way]} "
-           f"| FLA {FLA[way]} |")  # fmt: skip
+           f"| FLA {FLA[way]} |")
 
 
 def rows() -> Iterator[str]:

@@ -47,11 +47,11 @@ def make(N: int, HV: int, T: int, order: str, states: torch.dtype, device: str) 
         beta=normal(N, T, HV), A_log=torch.rand(HV, generator=random, device=device), dt_bias=normal(HV * K),
         initial_state=normal(N + 1, HV, K, V, dtype=states),
         ssm_state_indices=(1 + torch.randperm(N, generator=random, device=device)).int(),
-    )  # fmt: skip
+    )
     options = Options(
         scale=K**-0.5, use_qk_l2norm_in_kernel=True, use_gate_in_kernel=True, use_beta_sigmoid_in_kernel=True,
         lower_bound=-5.0, state_v_first=order == "vk", inplace_final_state=True,
-    )  # fmt: skip
+    )
     return problem_of(Call("fused_recurrent_kda", x, options)), x
 
 
@@ -155,12 +155,12 @@ def main() -> None:
         found.append({
             "HV": HV, "N": N, "T": T, "states": order, "BV": c.BV, "warps": c.num_warps, "error": wrong,
             "seconds": taken, "bytes": moved(x, T), "share_of_copy": moved(x, T) / taken / copy,
-        })  # fmt: skip
+        })
     rows = [
         (f"{r['HV']}", f"{r['N']}", f"{r['T']}", r["states"], f"{r['BV']}x{r['warps']}", f"{1e6 * r['seconds']:.1f}",
          f"{r['bytes'] / r['seconds'] / 1e12:.2f}", f"{r['share_of_copy']:.0%}")
         for r in found
-    ]  # fmt: skip
+    ]
     gpu = torch.cuda.get_device_name()
     print(f"{gpu}, K=V={K} bfloat16, states {args.state_dtype}; a copy of 1 GiB: {copy / 1e12:.2f} TB/s")
     header = ("HV", "N", "T", "states", "columns x warps", "us", "TB/s", "of a copy")

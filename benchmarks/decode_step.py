@@ -62,7 +62,7 @@ def arguments(N: int, H: int, states: str, args: argparse.Namespace) -> Argument
     return make_step(
         N, args.drafts + 1, H, None, args.head_dim, args.head_dim, dtype=args.dtype, states=states, gate="bounded",
         drafts=args.drafts > 0, tree=args.tree, pool=N + 1, device=args.device,
-    )  # fmt: skip
+    )
 
 
 # the parts
@@ -83,12 +83,12 @@ def parts(x: Arguments, tails: list[torch.Tensor], weights: list[torch.Tensor]) 
     new = [nn.next_state(each, weights[0].shape[-1], tail, rows) for each, tail in zip(mixed, tails)]
     q, k, v = (t.unflatten(2, x[name].shape[2:]) for t, name in zip(made, ("q", "k", "v")))
     names = ("A_log", "dt_bias", "lower_bound", "use_qk_l2norm_in_kernel", "use_gate_in_kernel",
-             "use_beta_sigmoid_in_kernel")  # fmt: skip
+             "use_beta_sigmoid_in_kernel")
     accepted = x["num_accepted_tokens"] if x["slots"].dim() == 2 else None
     o, _ = kda.fused_recurrent_kda(
         q, k, v, x["g"], x["beta"], **{name: x[name] for name in names}, initial_state=x["states"],
         ssm_state_indices=x["slots"], num_accepted_tokens=accepted, state_v_first=True,
-    )  # fmt: skip
+    )
     return nn.gated_rms_norm(o, x["norm_gate"], x["norm_weight"]), new
 
 
@@ -112,7 +112,7 @@ def recurrence_of(x: Arguments) -> Callable[[], Any]:
     return functools.partial(
         kda.fused_recurrent_kda, **asked, initial_state=x["states"], ssm_state_indices=x["slots"], state_v_first=True,
         use_qk_l2norm_in_kernel=True, use_gate_in_kernel=True, use_beta_sigmoid_in_kernel=True,
-    )  # fmt: skip
+    )
 
 
 # right first
@@ -254,7 +254,7 @@ def main(argv: list[str] | None = None) -> list[Arguments]:
         for states, H, N in itertools.product(args.states, args.heads, args.sequences):
             rows += measure(N, H, states, args, args.configs)
     print(f"{name}, T={args.drafts + 1} K=V={args.head_dim} {args.dtype}, microseconds; a copy of 1 GiB: "
-          f"{copy / 1e12:.2f} TB/s; {time.perf_counter() - begun:.0f} s in all")  # fmt: skip
+          f"{copy / 1e12:.2f} TB/s; {time.perf_counter() - begun:.0f} s in all")
     print("\n".join(printed(rows, copy, args.configs)))
     if args.json:
         about = {"device": name, "torch": torch.__version__, "copy": copy, "K": args.head_dim, "dtype": args.dtype}

@@ -41,10 +41,10 @@ VARIANTS = {                                 # by dtype of states and tokens, in
     ("float32", 1): ("plan", "4x64x64x2", "4x64x32x1", "2x64x16x4"),
     ("bfloat16", 4): ("plan", "4x128x64", "4x32"),
     ("float32", 4): ("plan", "4x64x32", "4x32"),
-}  # fmt: skip
+}
 STEPS = {                                    # (heads, sequences) by tokens
     1: ((32, 64), (32, 256), (8, 64), (32, 1), (16, 64), (96, 64), (8, 256)), 4: ((32, 64), (32, 1), (8, 64)),
-}  # fmt: skip
+}
 INVARIANT = tuple(itertools.product(("h8-32k", "h16-8k", "h12-4k", "kimi-8k"), ("sm90", "triton")))
 
 
@@ -56,7 +56,7 @@ class Step(NamedTuple):
 
     def args(self, device: str) -> argparse.Namespace:
         return argparse.Namespace(drafts=self.T - 1, tree=False, head_dim=128, dtype="bfloat16", device=device,
-                                  states=[self.states])  # fmt: skip
+                                  states=[self.states])
 
 
 def steps() -> list[Step]:
@@ -75,7 +75,7 @@ def best_of(step: Step, rows: list[Arguments], copy: float) -> Arguments:
     return step._asdict() | {
         "best": name, "seconds": times[name], "plan": times.get("plan"), "parts": parts, "share_of_copy": share,
         "reached": share >= REACHED, "not_slower": parts is None or times[name] <= parts,
-    }  # fmt: skip
+    }
 
 
 # a GPU
@@ -91,7 +91,7 @@ def timed(limit: float, device: str) -> dict[str, Any]:
     found: dict[str, Any] = {
         "device": "a CPU" if on_cpu else torch.cuda.get_device_name(), "torch": torch.__version__,
         "copy": 1.0 if on_cpu else copy_speed(device), "rows": [], "best": [], "batch_invariant": [], "left_out": [],
-    }  # fmt: skip
+    }
     if not on_cpu:
         fetch_all(recipes(device))
     for step in steps():
@@ -130,7 +130,7 @@ def invariance(name: str, backend: str, device: str, T: int | None = None) -> Ar
         beta=normal(1, T, s.H), A_log=torch.zeros(s.H, device=device), dt_bias=normal(s.H * s.K).float() - 7,
         lower_bound=-5.0, use_qk_l2norm_in_kernel=True, use_gate_in_kernel=True, use_beta_sigmoid_in_kernel=True,
         backend=backend,
-    )  # fmt: skip
+    )
     row: Arguments = {"shape": name, "backend": backend}
     ways = {"cut": False, "whole": True}
     o = [kda.chunk_kda(**call, batch_invariant=way)[0] for way in ways.values()]
@@ -155,7 +155,7 @@ def simulated(arch: str, chip: str) -> dict[str, Any]:
             first = first or results
             same = all(torch.equal(results[each], first[each]) for each in first)
             found["rows"] += [predicted(Step(states, T, H, N), name, arch, chip) | {"same_bits": same}
-                              for H, N in STEPS[T]]  # fmt: skip
+                              for H, N in STEPS[T]]
     use(None)
     return found
 
@@ -187,7 +187,7 @@ def predicted(step: Step, name: str, arch: str, chip: str) -> Arguments:
         "HV": step.H, "config": name, "seconds": clock.seconds, "bytes": bytes_moved(x), "registers": kernel.registers,
         "spills": kernel.spills, "ctas_of_an_sm": clock.resident,
         "instructions_of_a_head": sum(warp["issued"] for warp in clock.warps) / clock.detailed,
-    }  # fmt: skip
+    }
 
 
 # what is said
@@ -201,9 +201,9 @@ def lines(found: dict[str, Any]) -> list[str]:
          "".join(f"{row[key]:,.0f} " for key in ("registers", "spills", "ctas_of_an_sm", "instructions_of_a_head")
                  if key in row).strip(), {True: "the same", False: "others", None: ""}[row.get("same_bits")])
         for row in found["rows"]
-    ]  # fmt: skip
+    ]
     header = ("states", "T", "heads", "sequences", "config", "us", "of a copy", "registers, spills, CTAs, instructions",
-              "bits")  # fmt: skip
+              "bits")
     said = [found["device"], *table(rows, header=header, align="lrrrlrrrl")]
     for each in found.get("best", ()):
         if each["best"]:
@@ -212,7 +212,7 @@ def lines(found: dict[str, Any]) -> list[str]:
                 f"{1e6 * each['seconds']:.1f} us, {each['share_of_copy']:.0%} of a copy"
                 f"{'' if each['reached'] else f', less than {REACHED:.0%}'}"
                 f"{'' if each['not_slower'] else ', slower than the parts'}"
-            )  # fmt: skip
+            )
     for each in found.get("batch_invariant", ()):
         times = f"{each['whole'] / each['cut']:.2f} times" if "whole" in each else "wrong"
         said.append(f"batch_invariant, {each['shape']} by {each['backend']}: {times}")

@@ -347,7 +347,7 @@ def by_pairs(t: Tokens, m: Products, p: Precision) -> Local:
 WAYS: dict[str, Callable[[Tokens, Products, Precision], Local]] = {
     "rescaled": by_rescaling, "whole anchors": by_whole_anchors, "levels": by_levels, "pairs": by_pairs,
     **{f"blocks of 8, {bits} bits": functools.partial(by_rescaling, size=8, cap=-float(bits)) for bits in BITS},
-}  # fmt: skip
+}
 ANY_GATE = [name for name in WAYS if name == "levels" or "bits" in name]
 
 
@@ -363,7 +363,7 @@ def results(
     y, dv = (x.unflatten(0, (-1, local)).transpose(1, 2) for x in (w.kept, w.dv))
     b = c.b if keeps_r(form) else torch.ones_like(c.b)
     m = Products(b * c.kn, p.bf16(c.scale * (c.do @ y.mT).tril()), p.bf16(-(dv @ y.mT).tril(-1)),
-                 c.scale * (c.do @ w.h.mT), -(dv @ w.h.mT), y @ w.dh.mT)  # fmt: skip
+                 c.scale * (c.do @ w.h.mT), -(dv @ w.h.mT), y @ w.dh.mT)
     found = WAYS[way if t.bounded or way in ANY_GATE else "levels"](c, m, p)
     row = found.row
     if exact_rows:
@@ -497,7 +497,7 @@ LOCALS = {                                   # in chunks of 32: what is printed,
     "32 rows, rescaled": (32, "rescaled", False, "V"),
     "rescaled, b over K": (64, "rescaled", False, "K"),
     **{way: (64, way, False, "V") for way in ANY_GATE if way != "levels"},
-}  # fmt: skip
+}
 
 
 def measured(name: str, forms: list[str], seed: int) -> dict[str, dict[str, dict[str, list[float]]]]:
@@ -564,7 +564,7 @@ def main() -> None:
         print("\n".join(table(
             [[name if i == 0 else "", label, *(cell(of(e[n])) if n in e else "" for n in NAMES)]
              for name, kinds in by_case.items() for i, (label, e) in enumerate(kinds.get(kind, {}).items())],
-            ["case", "", *NAMES], "ll" + "r" * len(NAMES))))  # fmt: skip
+            ["case", "", *NAMES], "ll" + "r" * len(NAMES))))
     if asked.json:
         asked.json.write_text(json.dumps(by_case, indent=1))
 

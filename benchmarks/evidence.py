@@ -88,7 +88,7 @@ def document(runs: Iterable[Row]) -> dict[str, Any]:
     paths[TWO_GPUS] = [PARALLEL + case for case in pairs_of_gpus()]
     cases = {path: set(named) for path, named in paths.items() if named}
     runs = [run for name, run in sorted(latest.items())                        # those of cases that there are
-            if run["path"] in paths and name in cases.get(run["path"], {name})]  # fmt: skip
+            if run["path"] in paths and name in cases.get(run["path"], {name})]
     return {"compilers": compilers, "kernels": shipped(), "paths": paths, "runs": runs}
 
 
@@ -99,11 +99,11 @@ def written(document: Mapping[str, Any]) -> str:
 
     kernels = lines(f"{json.dumps(group)}: {{\n   " + ",\n   ".join(
         f"{json.dumps(words)}: {json.dumps(codes)}" for words, codes in found.items()) + "}"
-        for group, found in document["kernels"].items())  # fmt: skip
+        for group, found in document["kernels"].items())
     paths = lines(f"{json.dumps(path)}: {json.dumps(cases)}" for path, cases in document["paths"].items())
     runs = lines(map(json.dumps, document["runs"]))
     return (f'{{"compilers": {json.dumps(document["compilers"])},\n "kernels": {{\n  {kernels}}},\n'
-            f' "paths": {{\n  {paths}}},\n "runs": [\n  {runs}]}}\n')  # fmt: skip
+            f' "paths": {{\n  {paths}}},\n "runs": [\n  {runs}]}}\n')
 
 
 def rows_of(file: Path) -> list[Row]:
@@ -155,7 +155,7 @@ def lacking(ledger: Ledger, target: Target, again: bool = False) -> list[Job]:
             (later if case.path in taken or case.path not in without else first).append(case)
             taken.add(case.path)
     tests, more = ([test for path in some for test in gpu_tests(path) if test.name not in ran]
-                   for some in (TESTS, MORE_TESTS))  # fmt: skip
+                   for some in (TESTS, MORE_TESTS))
     return [*first, *tests, *later, *more]
 
 
@@ -163,7 +163,7 @@ def codes_of(ledger: Ledger, backend: str, arch: str) -> dict[Any, str]:
     found = ledger.shipped[f"{backend} {arch}"]
     labels = digests.labelled(backend, arch)
     return {recipe: found[words][kernel] for label, recipe in labels.items()
-            for kernel, _, words in [label.partition(": ")[2].partition(" of ")]}  # fmt: skip
+            for kernel, _, words in [label.partition(": ")[2].partition(" of ")]}
 
 
 def listing(ledger: Ledger, target: Target) -> Iterator[str]:
@@ -174,7 +174,7 @@ def listing(ledger: Ledger, target: Target) -> Iterator[str]:
         if (backend, arch) in groups_for(target):
             launched = covers(backend, arch, codes_of(ledger, backend, arch))
             yield from (f"    no case launches {each.name}" for each in kernels
-                        if each.state != RAN and each.code not in launched)  # fmt: skip
+                        if each.state != RAN and each.code not in launched)
     for each in ledger.paths():
         if each.state != RAN:
             yield f"{each.name}: {each.state}"
@@ -226,7 +226,7 @@ class Runner:
 
     def run(self, devices: list[str]) -> None:
         threads = [threading.Thread(target=self.work, args=(device,), daemon=True)
-                   for device in devices for _ in range(self.asked.workers)]  # fmt: skip
+                   for device in devices for _ in range(self.asked.workers)]
         for thread in (building := threading.Thread(target=self.build, args=(len(threads),), daemon=True), *threads):
             thread.start()
         for thread in (building, *threads):
@@ -277,7 +277,7 @@ class Runner:
         if device != "cpu":
             environment["CUDA_VISIBLE_DEVICES"] = device
         argv = [sys.executable, __file__, "--worker", "--out", str(self.out), "--tokens", str(self.asked.tokens),
-                "--device", "cpu" if device == "cpu" else "cuda"]  # fmt: skip
+                "--device", "cpu" if device == "cpu" else "cuda"]
         return subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
 
     def ask(self, worker: Worker, job: Job, limit: float) -> str | None:
@@ -299,7 +299,7 @@ class Runner:
         with self.lock:
             self.rows[row["case"]] = row
             print(f"{row['outcome']:7} {row.get('seconds', 0):6.1f} s  {row['case']}", *row["errors"][:6],
-                  sep="\n        ", flush=True)  # fmt: skip
+                  sep="\n        ", flush=True)
             save(self.out / "evidence.json", [*self.rows.values()])
 
 
@@ -317,7 +317,7 @@ def failure(job: Job, why: str, device: str) -> Row:
 def signed(row: Row, device: str) -> Row:
     """A row with what is the same for all of a machine and a day."""
     return row | {"host": host_code(row["path"]), "card": card() if device != "cpu" else SIMULATOR,
-                  "date": str(datetime.date.today()), "versions": versions()}  # fmt: skip
+                  "date": str(datetime.date.today()), "versions": versions()}
 
 
 def card() -> str:
@@ -348,17 +348,17 @@ def matrix(asked: argparse.Namespace, runner: Runner, ledger: Ledger, gpus: int)
         return
     file, minutes = runner.out / "parallel_matrix.json", asked.minutes / 2
     ran = {} if asked.again else {run["case"]: run for run in ledger.runs if run["outcome"] == "ok"
-                                  and run["path"] == TWO_GPUS and run["host"] == host_code(TWO_GPUS)}  # fmt: skip
+                                  and run["path"] == TWO_GPUS and run["host"] == host_code(TWO_GPUS)}
     before = [{"case": case, "outcome": "ok", "errors": {}} for case in pairs_of_gpus() if PARALLEL + case in ran]
     file.write_text(json.dumps(before))
     with contextlib.suppress(subprocess.TimeoutExpired):
         subprocess.run([sys.executable, str(MATRIX), "--json", str(file), "--minutes", f"{minutes:.1f}"],
-                       timeout=60 * minutes + 160, check=False)  # fmt: skip
+                       timeout=60 * minutes + 160, check=False)
     for row in json.loads(file.read_text()):
         if (name := PARALLEL + row["case"]) not in ran:
             errors = [f"{what}: {why}" for what, why in row["errors"].items()] if row["outcome"] != "ok" else []
             known: Row = {"case": name, "path": TWO_GPUS, "outcome": row["outcome"], "errors": errors, "launches": [],
-                          "codes": [], "seconds": row["seconds"]}  # fmt: skip
+                          "codes": [], "seconds": row["seconds"]}
             runner.add(signed(known, "cuda"))
 
 

@@ -68,24 +68,24 @@ PATHS: dict[str, tuple[dict[str, Form], tuple[str, ...]]] = {  # and what is cal
     "sm100": (BLACKWELL, (FORWARD, RECOMPUTED, ALL, STATES, APART)),
     "triton": (TRITON, (FORWARD, RECOMPUTED, ALL, APART)),
     "sm89": (FLOAT32, (FORWARD, RECOMPUTED, APART)),
-}  # fmt: skip
+}
 GROUPS = tuple(group for group in digests.PROBLEMS if group[0] in PATHS)
 # Tests of tests/gpu: what is no plan of chunk_kda, and what else they say of its plans.
 TESTS = {
     "triton: decode_step": "test_triton_decode_step_on_gpu.py", "triton: recurrent": "test_triton_recurrent_on_gpu.py",
     "pool: prefill from and to slots": "test_pool_on_gpu.py", "layer: nn.KimiDeltaAttention": "test_layer_on_gpu.py",
-}  # fmt: skip
+}
 MORE_TESTS = {
     "sm90: tests of the forward": "test_sm90_forward_on_gpu.py",
     "sm90: tests of the backward": "test_sm90_backward_on_gpu.py",
     "triton: tests of chunk_kda": "test_triton_backend_on_gpu.py", "sm89: tests": "test_sm89_on_gpu.py",
     "reference: tests of the API": "test_api.py", "reference: tests of selftest and verify": "test_evidence.py",
-}  # fmt: skip
+}
 OPTIONS = "test_every_option_is_the_definition"
 PARTS = {                                    # tests that take minutes, and the parts in which their cases run
     f"test_sm90_forward_on_gpu.py::{OPTIONS}": 4, f"test_sm90_backward_on_gpu.py::{OPTIONS}": 4,
     f"test_triton_backend_on_gpu.py::{OPTIONS}": 4,
-}  # fmt: skip
+}
 ON_GPU = Path(__file__).resolve().parents[1] / "tests" / "gpu"
 LEFT_OUT = (".slow", ".exhaustive")          # marks of tests
 
@@ -145,7 +145,7 @@ class Case:
             p, direction="forward", B=1, T=T, N=len(lengths(T)) if p.packed else 1, H=form.heads,
             HV=form.heads * (p.HV // p.H), final_state=self.states, scale=p.K**-0.5,
             intermediate_states=self.every, disable_recompute=False,
-        )  # fmt: skip
+        )
 
     def with_its_sms(self, host: Host) -> Host:
         return dataclasses.replace(host, sms=self.sms or host.sms)
@@ -244,7 +244,7 @@ def gpu_tests(path: str) -> list[GpuTest]:
         f"{file}::{node.name}" for node in functions
         if node.name.startswith("test_") and not any(mark in ast.unparse(each) for each in node.decorator_list
                                                      for mark in LEFT_OUT)
-    ]  # fmt: skip
+    ]
     return [GpuTest(path, test, part, PARTS.get(test, 1)) for test in tests for part in range(PARTS.get(test, 1))]
 
 
@@ -259,7 +259,7 @@ def covering(
     """Cases that take each of `paths` and launch each kernel of `wanted`, by the digests `codes`, as far as that is
     possible: first one for each path, then those that launch most of what is left.  None of `without`, which failed."""
     launched = {case: {codes[r] for r in recipes if r in codes}
-                for case, recipes in candidates(backend, arch).items() if case.name not in without}  # fmt: skip
+                for case, recipes in candidates(backend, arch).items() if case.name not in without}
     chosen, left, paths = [], set(wanted), set(paths)
     for case, found in launched.items():
         if case.path in paths:

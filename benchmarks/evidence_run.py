@@ -52,7 +52,7 @@ def drawn(case: Case, regime: str, seed: int) -> cases.Case:
         lengths=lengths(p.T) if p.packed else None, B=p.B, T=p.T, H=p.H, HV=p.HV, K=p.K, V=p.V, C=p.C, dtype=p.dtype,
         gate=p.gate, regime=regime, beta=p.beta, l2norm=p.qk_l2norm, initial_state=p.state_dtype is not None,
         padding=PADDING if p.packed else 0, seed=seed,
-    )  # fmt: skip
+    )
     plain = cases.make(spec)
     x = dict(plain.keywords)
     for name, dtype in (("g", p.g_dtype), ("beta", p.beta_dtype), ("initial_state", p.state_dtype)):
@@ -77,7 +77,7 @@ def exactly(case: Case, given: cases.Case, device: str) -> Tensors:
     options = dict(backend="reference")
     outputs, wanted = kda.chunk_kda(**doubled.keywords | leaves | options), by_gradient(leaves)
     grads = torch.autograd.grad(outputs[:2], list(wanted.values()), (doubled.do, doubled.dht), allow_unused=True,
-                                materialize_grads=True)  # fmt: skip
+                                materialize_grads=True)
     found = {n: x.detach() for n, x in (named(outputs, True) | dict(zip(wanted, grads))).items()}
     if case.every:
         with torch.no_grad():
@@ -94,7 +94,7 @@ def called(case: Case, given: cases.Case) -> Tensors:
     p, x = case.problem, dict(given.keywords)
     flip = p.state_v_first
     x |= dict(backend=case.backend, batch_invariant=p.batch_invariant, state_v_first=flip,
-              output_final_state=p.final_state)  # fmt: skip
+              output_final_state=p.final_state)
     dht = given.dht.mT.contiguous() if flip else given.dht
     if flip and "initial_state" in x:
         x["initial_state"] = x["initial_state"].mT.contiguous()
@@ -113,7 +113,7 @@ def called(case: Case, given: cases.Case) -> Tensors:
             found, wanted = named(outputs, p.final_state), by_gradient(leaves)
             ends = (outputs[0], outputs[1]) if p.final_state else (outputs[0],)
             grads = torch.autograd.grad(ends, list(wanted.values()), (given.do, dht)[: len(ends)], allow_unused=True,
-                                        materialize_grads=True)  # fmt: skip
+                                        materialize_grads=True)
             found = {name: y.detach() for name, y in found.items()} | dict(zip(wanted, grads))
     return {name: y.mT if flip and name in ("ht", "h", "dh0") else y for name, y in found.items()}
 
@@ -161,7 +161,7 @@ def poison(device: str) -> None:
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
     blocks = [torch.full((size // 2,), torch.nan, dtype=torch.bfloat16, device=device)
-              for size, count in BLOCKS.items() for _ in range(count)]  # fmt: skip
+              for size, count in BLOCKS.items() for _ in range(count)]
     del blocks
 
 
@@ -299,13 +299,13 @@ def run(case: Case, device: str, kept: Path | None = None) -> dict[str, Any]:
         "case": case.name, "path": case.path, "outcome": "wrong" if errors else "ok", "errors": errors,
         "result": result, "used": number(most), "error": number(error),
         "launches": sorted(set(found.values())), "codes": sorted(found), "seconds": round(time.monotonic() - began, 2),
-    }  # fmt: skip
+    }
 
 
 def checked(
     case: Case, given: cases.Case, limits: dict[str, Budget], device: str,
     used: list[tuple[float, float, str]],
-) -> Iterator[str]:  # fmt: skip
+) -> Iterator[str]:
     """What is wrong; `used` gets how much of its budget each result uses, its error and its name."""
     poison(device)
     first = {name: x.clone() for name, x in called(case, given).items()}

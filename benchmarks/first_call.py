@@ -33,7 +33,7 @@ def one(tokens: int, heads: int, backend: str, dtype: str) -> dict[str, float]:
     (2 * x).backward(torch.ones_like(x))
     case = make_inputs(T=tokens, H=heads, K=128, V=128, dtype=dtype, initial_state=False, device="cuda")
     leaves = {name: x.requires_grad_() if isinstance(x, torch.Tensor) and x.is_floating_point() else x
-              for name, x in case.keywords.items()}  # fmt: skip
+              for name, x in case.keywords.items()}
     forward, (o, _) = seconds(lambda: kda.chunk_kda(**leaves, backend=backend))
     backward, _ = seconds(lambda: o.backward(case.do))
     return {"forward": forward, "backward": backward}
@@ -66,7 +66,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as cache:
         for name in ("empty cache", "warm cache"):
             again = [sys.executable, __file__, "--one", "--tokens", str(a.tokens), "--heads", str(a.heads),
-                     "--backend", a.backend, "--dtype", a.dtype]  # fmt: skip
+                     "--backend", a.backend, "--dtype", a.dtype]
             run = subprocess.run(again, env=os.environ | {"KDA_CACHE_DIR": cache}, stdout=subprocess.PIPE, check=True)
             found[name] = json.loads(run.stdout.splitlines()[-1])
             print(name, *(f"{way} {took:.2f} s" for way, took in found[name].items()), sep=", ", flush=True)

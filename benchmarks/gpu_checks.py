@@ -258,7 +258,7 @@ def host_times(file: Path, device: str) -> int:
             idle, busy = (f"{1e6 * row[way]['median']:.0f}" if row[way] else "-" for way in ("idle", "busy"))
             print(f"{name}: {row['direction']} of {row['backend']}, {row['problem']}: {idle} us idle, {busy} us busy, "
                   f"{row['launches']} launches, {row['launches_of_torch']} of torch, {row['allocations']} allocations",
-                  flush=True)  # fmt: skip
+                  flush=True)
         write(file, found)
     return next((code for code in (FAILED, 2, CANNOT) if code in codes), OK)
 

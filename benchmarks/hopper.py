@@ -33,7 +33,7 @@ CALLS, CLOSE = 31, 1e-2
 FEW = {f"h{H}-{T}k": Shape(f"{H} heads", T=1024 * T, H=H) for H, T in ((22, 4), (24, 8), (32, 1), (40, 8), (128, 8))}
 NAMED = SHAPES | FEW | {"h64-64x128": Shape("many short ones", H=64, lengths=(128,) * 64)}
 EVERY = ("h64-8k", "h64-8x1k", "h64-mixed", "h8-32k", "h16-8k", "kimi-8k", "h96-8k", "h64-1k",
-         "h64-64x128")  # fmt: skip
+         "h64-64x128")
 
 
 def events() -> tuple[torch.cuda.Event, torch.cuda.Event]:
@@ -105,7 +105,7 @@ def timeline(call) -> dict[str, float]:
         torch.cuda.synchronize()
     found, before = defaultdict(list), None
     for event in sorted((e for e in seen.events() if e.device_type == torch.autograd.DeviceType.CUDA),
-                        key=lambda e: e.time_range.start):  # fmt: skip
+                        key=lambda e: e.time_range.start):
         name = next((n for n in KERNELS.values() if n + n.capitalize() in event.name), event.name[:20])
         found[name].append(event.time_range.end - event.time_range.start)
         if before is not None:
@@ -142,7 +142,7 @@ def measured(case, stages: int, plain: bool = False, cluster: int = 0) -> dict[s
 
 def step(case, backend: str) -> dict[str, float]:
     leaves = {n: x.detach().requires_grad_() if isinstance(x, torch.Tensor) and x.is_floating_point() else x
-              for n, x in case.keywords.items()}  # fmt: skip
+              for n, x in case.keywords.items()}
     wanted = [x for x in leaves.values() if isinstance(x, torch.Tensor) and x.requires_grad]
 
     def forward():
@@ -251,7 +251,7 @@ def main() -> None:
         shape = NAMED[label]
         sizes = {name: getattr(asked, name, None) or getattr(shape, name) for name in ("B", "T", "H", "K", "V")}
         case = make_inputs(shape.lengths or None, **sizes, gate=asked.gate, regime=asked.regime, initial_state=False,
-                           device="cuda")  # fmt: skip
+                           device="cuda")
         if asked.step:
             print(json.dumps(dict(shape=label, **{b: step(case, b) for b in ("sm90", "triton")})), flush=True)
             continue
@@ -266,7 +266,7 @@ def main() -> None:
             continue
         for stages in map(int, asked.stages.split(",")):
             row = dict(shape=label, gate=asked.gate, regime=asked.regime, stages=stages, plain=asked.plain,
-                       cluster=asked.cluster, fused=asked.fused, ctas=asked.ctas, staged=asked.staged)  # fmt: skip
+                       cluster=asked.cluster, fused=asked.fused, ctas=asked.ctas, staged=asked.staged)
             row |= measured(case, stages, asked.plain, asked.cluster)
             print(json.dumps(row), flush=True)
             rows.append(row)

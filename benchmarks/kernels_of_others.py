@@ -62,7 +62,7 @@ VERDICTS = {  # (part of a kernel's name, finding, or "NO": a wrong result) -> w
 def fetched(folder, name):
     packages = folder / "packages"
     missing = [f"{package}=={version}" for package, version in PACKAGES.items()
-               if not (packages / f"{package.replace('-', '_')}-{version}.dist-info").is_dir()]  # fmt: skip
+               if not (packages / f"{package.replace('-', '_')}-{version}.dist-info").is_dir()]
     if missing:
         raise SystemExit(f"packages are missing: pip install --no-deps --target {packages} {' '.join(missing)}")
     project = PROJECTS[name]

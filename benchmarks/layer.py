@@ -85,7 +85,7 @@ def layers_of(heads: int, hidden: int, args: argparse.Namespace) -> dict[str, An
         from fla.layers import KimiDeltaAttention as Theirs
 
         theirs = Theirs(hidden, head_dim=args.head_dim, num_heads=heads, lower_bound=args.lower_bound,
-                        safe_gate=args.lower_bound is not None, norm_eps=ours.o_norm.eps, layer_idx=0)  # fmt: skip
+                        safe_gate=args.lower_bound is not None, norm_eps=ours.o_norm.eps, layer_idx=0)
         theirs.load_state_dict(ours.to_checkpoint("fla"))
         found["fla"] = theirs.to(args.device, args.dtype)
     except ImportError as error:
@@ -99,7 +99,7 @@ def wider(layer: KimiDeltaAttention) -> KimiDeltaAttention:
     return KimiDeltaAttention.from_checkpoint(
         {name: x.to(dtype) for name, x in layer.state_dict().items()}, lower_bound=layer.lower_bound,
         norm_eps=layer.o_norm.eps, layer_idx=0, backend="reference",
-    ).to(dtype)  # fmt: skip
+    ).to(dtype)
 
 
 @contextlib.contextmanager
@@ -205,7 +205,7 @@ def of_the_norm(heads: int, args: argparse.Namespace) -> list[dict[str, Any]]:
 def both_ways(
     what: str, heads: int, sides: dict[str, Callable], inputs: list[torch.Tensor], dy: torch.Tensor,
     args: argparse.Namespace, definition: Callable,
-) -> list[dict[str, Any]]:  # fmt: skip
+) -> list[dict[str, Any]]:
     """The forward alone, and with the backward."""
     dtype = torch.float64 if args.dtype == torch.float32 else torch.float32
     wide = [x.detach().to(dtype).requires_grad_() for x in inputs]
@@ -248,11 +248,11 @@ def main(argv: list[str] | None = None) -> list[dict[str, Any]]:
     print(f"{name}, B={args.batch} T={args.tokens} head_dim={args.head_dim} {args.dtype}")
     columns = ("heads", "what", "side", "error", "ms", "p20", "p80", "host_inside", "not run")
     cells = [[f"{row[c]:.3g}" if isinstance(row.get(c), float) else str(row.get(c, "")) for c in columns]
-             for row in rows]  # fmt: skip
+             for row in rows]
     print(*table(cells, columns), sep="\n")
     if args.json:
         about = {"device": name, "torch": torch.__version__, "batch": args.batch, "tokens": args.tokens,
-                 "head_dim": args.head_dim, "dtype": str(args.dtype), "lower_bound": args.lower_bound}  # fmt: skip
+                 "head_dim": args.head_dim, "dtype": str(args.dtype), "lower_bound": args.lower_bound}
         args.json.write_text(json.dumps(about | {"rows": rows}, indent=1) + "\n")
     return rows
 

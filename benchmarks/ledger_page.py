@@ -39,13 +39,13 @@ def kernels(ledger: Ledger) -> Iterator[str]:
         known = [*ledger.kernels(group)]
         ran = sum(each.state == RAN for each in known)
         yield (f"| `{backend}` | {arch} | {len(known)} | {ran or SIMULATED} | {', '.join(cards(known)) or '-'} "
-               f"| {last_date(known) or '-'} | {ledger.compilers[backend]} |")  # fmt: skip
+               f"| {last_date(known) or '-'} | {ledger.compilers[backend]} |")
 
 
 def paths(ledger: Ledger) -> Iterator[str]:
     for each in ledger.paths():
         runs = [run for run in ledger.runs if run["path"] == each.name and run["outcome"] == "ok"
-                and run["host"] == (each.run or {}).get("host")]  # fmt: skip
+                and run["host"] == (each.run or {}).get("host")]
         used = max((run for run in runs if "used" in run), key=lambda run: run["used"], default=None)
         closest = f"{used['result']}: {used['used']:.2f}" if used else "-"
         yield f"| {each.name} | {state(each)} | {cases(ledger, each, len(runs))} | {closest} |"
@@ -105,7 +105,7 @@ def of_backend(row: str, ledger: Ledger) -> str:
     kernels = [each for group in ledger.groups if group.split()[0] == backend for each in ledger.kernels(group)]
     paths = [*ledger.paths(backend)]
     counts = [f"{sum(each.state == RAN for each in known)} of {len(known)} {what}"
-              for what, known in (("kernels", kernels), ("host paths", paths)) if known]  # fmt: skip
+              for what, known in (("kernels", kernels), ("host paths", paths)) if known]
     where = cards([*kernels, *paths])
     if not where:
         return SIMULATED if kernels else "ran on CPUs, in the tests"

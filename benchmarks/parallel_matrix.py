@@ -57,7 +57,7 @@ OPTIONS: dict[str, tuple[Any, ...]] = {
 GRAPH = "a step in a CUDA graph, exchange "
 LAYER = "a layer with a context, layout "
 OTHERS = (*(GRAPH + exchange for exchange in OPTIONS["exchange"]), "DTensors", "FSDP2",
-          *(LAYER + layout for layout in OPTIONS["layout"]), "a rank that skips a backward")  # fmt: skip
+          *(LAYER + layout for layout in OPTIONS["layout"]), "a rank that skips a backward")
 ROWS = ("q", "k", "v", "g", "beta")
 TOKENS = {"cuda": 1300, "cpu": 84}
 REPEATS = 3
@@ -129,7 +129,7 @@ def row_of(case: Case, rank: Rank) -> Row:
     tensors |= {"A_log": normal(HV, dtype=torch.float32) / 4 - 4, "dt_bias": normal(HV * D, dtype=torch.float32)}
     options = dict(use_qk_l2norm_in_kernel=True, use_gate_in_kernel=True, use_beta_sigmoid_in_kernel=True,
                    lower_bound=-0.2 if case["gate"] == "bounded" else None, output_final_state=True,
-                   disable_recompute=case["kept"])  # fmt: skip
+                   disable_recompute=case["kept"])
     do, dht = normal(1, T, HV, D), normal(N, HV, D, D, dtype=torch.float32)
     return Row(tensors, options, do, dht, offsets)
 
@@ -148,7 +148,7 @@ def poison(rank: Rank) -> None:
         return
     torch.cuda.synchronize()
     free = [block["size"] for segment in torch.cuda.memory_snapshot() for block in segment["blocks"]
-            if block["state"] == "inactive"]  # fmt: skip
+            if block["state"] == "inactive"]
     blocks = [torch.empty(size, dtype=torch.uint8, device=rank.device) for size in sorted(free, reverse=True)]
     for block in blocks:
         block.fill_(255)                     # a nan in every floating-point type of 16 bits and more
@@ -173,7 +173,7 @@ def view_of(context: Any, offsets: list[int], device: torch.device) -> View:
         ends += [offsets[n + 1] <= edges[part.number + 1] for n in mine]
     begun = [part.first for part in context.parts if part.before]
     return View(tokens, rows, torch.tensor(ends, dtype=torch.bool, device=device),
-                torch.tensor(begun, dtype=torch.long, device=device))  # fmt: skip
+                torch.tensor(begun, dtype=torch.long, device=device))
 
 
 def part_of(view: View, results: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -216,7 +216,7 @@ def differences(case: Case, rank: Rank) -> dict[str, str]:
     exact = step(wide, row.do.double(), row.dht.double(), **row.options, **packed, backend="reference")
     view = view_of(context, row.offsets, rank.device)
     mine = {name: x[:, view.tokens] if name in ROWS else x[view.rows] if name == "initial_state" else x
-            for name, x in row.tensors.items()}  # fmt: skip
+            for name, x in row.tensors.items()}
     dht = row.dht[view.rows] * view.ends.view(-1, 1, 1, 1)                     # a state at a cut is no output of one
     one, exact = part_of(view, one), part_of(view, exact)
     wrong = {}
@@ -301,11 +301,11 @@ def on_a_mesh(rank: Rank) -> dict[str, str]:
             return [o.detach(), *torch.autograd.grad(o, list(leaves.values()), words["do"])]
 
         placements = {name: Shard(rows_axis) if name in ROWS else Replicate() if others_axis is None else Shard(0)
-                      for name in tensors}  # fmt: skip
+                      for name in tensors}
         more = {}
         if way == "sequence":
             more["cp_context"] = kda.parallel.build_cp_context(torch.tensor(row.offsets, device=rank.device),
-                                                               mesh.get_group(0))  # fmt: skip
+                                                               mesh.get_group(0))
         sharded = {name: distribute_tensor(x, mesh, [placements[name]]) for name, x in tensors.items()}
         do = distribute_tensor(row.do, mesh, [Shard(rows_axis)])
         poison(rank)
@@ -390,7 +390,7 @@ SINGLE: dict[str, Callable[[Rank], dict[str, str]]] = {
     **{GRAPH + exchange: functools.partial(captured, exchange=exchange) for exchange in OPTIONS["exchange"]},
     "DTensors": on_a_mesh, "FSDP2": fully_sharded,
     **{LAYER + layout: functools.partial(in_parts, layout=layout) for layout in OPTIONS["layout"]},
-}  # fmt: skip
+}
 
 
 def skipping(number: int, port: int, device: str, pipe: Connection) -> None:
@@ -400,7 +400,7 @@ def skipping(number: int, port: int, device: str, pipe: Connection) -> None:
     context = context_of(BASE, row, rank)
     view = view_of(context, row.offsets, rank.device)
     leaves = {name: (x[:, view.tokens].contiguous() if name in ROWS else x).detach().requires_grad_()
-              for name, x in row.tensors.items()}  # fmt: skip
+              for name, x in row.tensors.items()}
     words, numbers, end = dict(row.options, cp_context=context), [], "all steps ran"
     try:
         for turn in range(5):
@@ -456,7 +456,7 @@ def join(number: int, port: int, device: str, limit: float) -> Rank:
         torch.set_num_threads(1)
     store = dist.TCPStore("127.0.0.1", port, WORLD, number == 0)
     dist.init_process_group("nccl" if rank.cuda else "gloo", store=store, rank=number, world_size=WORLD,
-                            timeout=datetime.timedelta(seconds=limit))  # fmt: skip
+                            timeout=datetime.timedelta(seconds=limit))
     return rank
 
 
@@ -482,7 +482,7 @@ class Pair:
         pipes = [context.Pipe() for _ in range(WORLD)]
         self.pipes = [ours for ours, _ in pipes]
         self.processes = [context.Process(target=serve, args=(n, port, device, theirs))
-                          for n, (_, theirs) in enumerate(pipes)]  # fmt: skip
+                          for n, (_, theirs) in enumerate(pipes)]
         for process, (_, theirs) in zip(self.processes, pipes):
             process.start()
             theirs.close()

@@ -61,12 +61,12 @@ def step() -> list[Bar]:
     return [
         *of_peers("step"), Bar("kda", again["slow"], again["fast"], True),
         Bar("kda, disable_recompute", kept["slow"], kept["fast"], True),
-    ]  # fmt: skip
+    ]
 
 
 def memory() -> list[Bar]:
     mine = [(name, of_steps(f"{mode} MiB")["slow"] / MIB_PER_GIB)
-            for name, mode in (("kda", "again"), ("kda, disable_recompute", "kept"))]  # fmt: skip
+            for name, mode in (("kda", "again"), ("kda, disable_recompute", "kept"))]
     return [*of_peers("step", "GiB"), *(Bar(name, x, x, True) for name, x in mine)]
 
 
@@ -91,10 +91,10 @@ def draw(theme: dict[str, str], file: Path) -> None:
     plt.rcParams.update({
         "font.family": "sans-serif", "font.size": 10, "svg.hashsalt": "kda", "text.color": theme["text"],
         "axes.labelcolor": theme["text"], "xtick.color": theme["faint"], "ytick.color": theme["text"],
-    })  # fmt: skip
+    })
     gate = f"{saved()['gate']} gate"
     panels = {f"forward, ms, {gate}": forward(), f"training step, ms, {gate}": step(),
-              "peak memory of a step, GiB": memory()}  # fmt: skip
+              "peak memory of a step, GiB": memory()}
     heights = [len(bars) + 1.2 for bars in panels.values()]
     figure, axes = plt.subplots(len(panels), figsize=(8.4, 0.3 * sum(heights)), height_ratios=heights)
     for ax, (title, bars) in zip(axes, panels.items()):

@@ -101,7 +101,7 @@ CALLS = (
     Call("sm89", "K128", {"prepare": 324, "chain": 429, "prepare, backward": 365, "chain, backward": 340,
          "chain_bwd, backward": 441, "wy_bwd, backward": 219, "intra_bwd, backward": 890, "norms_bwd, backward": 151},
          FLOAT32, "seen", K=128),
-)  # fmt: skip
+)
 
 
 @functools.cache
@@ -137,14 +137,14 @@ def row_of(call: Call, name: str, recorded_step: bool | None = None) -> dict[str
         "shape": call.shape, "kernel": call.label(name), "measured": measured, "predicted": round(found, 1),
         "error": round(100 * (found / measured - 1), 1), "binds": f"{unit} {share:.0%}", "stall": f"{why} {clocks:.1f}",
         "seen": call.seen, **call.source._asdict(),
-    }  # fmt: skip
+    }
 
 
 def figures(rows: list[dict[str, Any]]) -> dict[str, Any]:
     errors = [abs(row["error"]) for row in rows]
     signed = statistics.mean(row["error"] for row in rows)
     return {"rows": len(rows), "median": round(statistics.median(errors), 1), "worst": max(errors),
-            "mean": round(signed, 1)}  # fmt: skip
+            "mean": round(signed, 1)}
 
 
 def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
@@ -162,7 +162,7 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
 def table(rows: list[dict[str, Any]]) -> str:
     found = summary(rows)
     lines = ["| backend, shape | kernel | measured, us | predicted | error | busiest unit | largest stall per issue | "
-             "shaped the clock | source, timer |", "|" + "---|" * 9]  # fmt: skip
+             "shaped the clock | source, timer |", "|" + "---|" * 9]
     for r in rows:
         source = " ".join(filter(None, (r["where"], r["commit"]))) + f", {r['timer']}"
         lines.append(f"| {r['backend']}, {r['shape']} | {r['kernel']} | {r['measured']:g} | {r['predicted']:g} | "
@@ -170,7 +170,7 @@ def table(rows: list[dict[str, Any]]) -> str:
     lines += ["", "| errors | rows | median | worst | mean, with its sign |", "|---|---|---|---|---|"]
     named = {"all": found["all"], **found["seen"], **found["backends"], **found["families"]}
     lines += [f"| {name} | {of['rows']} | {of['median']:.0f}% | {of['worst']:.0f}% | {of['mean']:+.0f}% |"
-              for name, of in named.items()]  # fmt: skip
+              for name, of in named.items()]
     lines += ["", f"The median of the families' medians is {found['all']['median of families']:.0f}%."]
     return "\n".join(lines)
 
@@ -232,7 +232,7 @@ def sentences(rows: list[dict[str, Any]]) -> dict[str, list[str]]:
         "`fused` #% too long at this length": off(forms[0]),
         "state_bwd # us (# measured), wy_bwd # (#), intra_bwd # (#), norms_bwd # (#).": of_triton,
         "The sum is # ms instead of #, #% short": sums(triton),
-    }  # fmt: skip
+    }
 
 
 def written(page: str, rows: list[dict[str, Any]]) -> str:
@@ -246,7 +246,7 @@ def written(page: str, rows: list[dict[str, Any]]) -> str:
 H100 = {                                     # at B1 T8192: heads, a step or a forward, milliseconds measured
     "H64, forward": (64, False, 0.323), "H64, step, nothing kept": (64, True, 1.987), "H96, step": (96, True, 2.996),
     "H32, step": (32, True, 1.137),
-}  # fmt: skip
+}
 
 
 def of_h100() -> Iterator[str]:
@@ -257,7 +257,7 @@ def of_h100() -> Iterator[str]:
 
 WAITS = (                                    # the clock's reasons, as the columns of ncu's have them together
     ("long", "copies"), ("barrier", "mbarrier", "cluster"), ("wait",), ("short", "mio"), ("math",), ("not selected",),
-)  # fmt: skip
+)
 NCU = {                                      # kernel: its call's shape and name; percent of issue slots, then WAITS
     "sm90 fused": ("h64-8k", "fused", 57, 1.70, 1.98, 1.13, 1.04, 0.68, 1.02),
     "sm90 prepare, H32": ("kimi-8k", "prepare", 60, 1.66, 0.93, 1.06, 1.04, 0.75, 1.23),
@@ -267,7 +267,7 @@ NCU = {                                      # kernel: its call's shape and name
     "Triton wy_bwd": ("h64-8k", "wy_bwd, backward", 24, 3.78, 0.65, 0.77, 1.28, 0.23, 0.17),
     "Triton intra_bwd": ("h64-8k", "intra_bwd, backward", 33, 4.12, 1.02, 1.05, 1.08, 0.25, 0.33),
     "Triton norms_bwd": ("h64-8k", "norms_bwd, backward", 42, 7.60, 0.00, 0.91, 0.63, 0.43, 0.52),
-}  # fmt: skip
+}
 
 
 def of_stalls() -> Iterator[str]:
@@ -284,7 +284,7 @@ TABLES = {                                   # beside that of the rows, by heade
     "| H100, B1 T8192 | predicted, ms | measured | error |": of_h100,
     "| kernel | issue slots used | long | barriers, mbarriers | fixed latency | short, MIO | math, dispatch | not "
     "selected |": of_stalls,
-}  # fmt: skip
+}
 
 
 def write_tables() -> None:
@@ -301,7 +301,7 @@ def calls() -> list[dict[str, Any]]:
             source = f"{file.name} {data['host']['commit'].partition(',')[0]}"
             found += [{"problem": row["problem"], "direction": row["direction"], "backend": row["backend"],
                        "seconds": row["median"], "source": source}
-                      for row in data["rows"] if row["regime"] == "slow"]  # fmt: skip
+                      for row in data["rows"] if row["regime"] == "slow"]
     return found
 
 

@@ -35,7 +35,7 @@ H, K = 8, 64
 def implementation(name: str, T: int) -> Callable[[], torch.Tensor]:
     kind, _, C = name.partition(" ")
     case = make_inputs(T=T, H=H, K=K, V=K, C=int(C or 64), dtype="float32", gate="given", beta="given", l2norm=False,
-                       initial_state=False, regime="slow")  # fmt: skip
+                       initial_state=False, regime="slow")
     p, x = case.problem(), case.inputs
     if kind == "chunked":
         return lambda: launch.forward(p, x).o
@@ -60,7 +60,7 @@ def timed(name: str, T: int, launches: int) -> dict[str, float]:
 
 def in_a_fresh_process(name: str, T: int, launches: int) -> dict[str, float]:
     argv = [sys.executable, __file__, "--only", name, "--tokens", str(T), "--launches", str(launches),
-            "--threads", str(torch.get_num_threads())]  # fmt: skip
+            "--threads", str(torch.get_num_threads())]
     return json.loads(subprocess.run(argv, capture_output=True, text=True, check=True).stdout)
 
 
@@ -107,7 +107,7 @@ def measure(T: int, launches: int) -> dict[str, Any]:
         "here": {name: timed(name, T, launches) for name in NAMES},
         "fresh": {name: in_a_fresh_process(name, T, launches) for name in NAMES},
         "stages": stages(T, launches),
-    }  # fmt: skip
+    }
 
 
 def report(found: dict[str, Any]) -> list[str]:
@@ -117,7 +117,7 @@ def report(found: dict[str, Any]) -> list[str]:
     for name in NAMES:
         a, b = here[name], fresh[name]
         rows.append((name, *map(ms, (a["median"], a["fastest"])), f"{base[0] / a['median']:.1f}x",
-                     *map(ms, (b["first"], b["median"])), f"{base[1] / b['median']:.1f}x"))  # fmt: skip
+                     *map(ms, (b["first"], b["median"])), f"{base[1] / b['median']:.1f}x"))
     whole = sum(found["stages"].values())
     return [
         f"T={found['T']} H={H} K=V={K} float32, {found['threads']} threads, torch {found['torch']}; "
@@ -126,7 +126,7 @@ def report(found: dict[str, Any]) -> list[str]:
         "",
         *table([(name, ms(s), f"{s / whole:.0%}") for name, s in found["stages"].items()],
                header=("chunked 64, ms", "median", ""), align="lrr"),
-    ]  # fmt: skip
+    ]
 
 
 def ms(seconds: float) -> str:

@@ -196,7 +196,7 @@ def was_kept(""",
             found = self.accumulator()
             self.multiply(found, self.X, self.Y, C)""",
     },
-}  # fmt: skip
+}
 
 
 def follow(folder: Path) -> None:
@@ -252,7 +252,7 @@ STEPS = {
     "one kernel, any gate": (MANY | dict(gate="softplus"), None, None, 4),
     "one kernel, CTAs alone": (MANY | dict(K=64, V=64), None, None, 1),
     "CTAs alone, walks shared out": (MANY | dict(K=64, V=64), 4, None, 1),
-}  # fmt: skip
+}
 
 
 def backwards_of_hopper(device: str) -> None:
@@ -282,7 +282,7 @@ def told(sms: int | None, segment: int | None, ctas: int | None) -> Iterator[Non
 
 def step(case: Case, backend: str, **options: bool) -> None:
     leaves = {name: x.detach().requires_grad_() if isinstance(x, torch.Tensor) and x.is_floating_point() else x
-              for name, x in case.keywords.items()}  # fmt: skip
+              for name, x in case.keywords.items()}
     o, ht = kda.chunk_kda(**leaves, **options, backend=backend)
     torch.autograd.backward((o, ht), (case.do, case.dht))
 

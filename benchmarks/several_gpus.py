@@ -126,7 +126,7 @@ class Side(NamedTuple):
 
     def times(self, rank: Rank, tensors: dict[str, Tensor], do: Tensor) -> Row:
         return {name: rank.milliseconds(functools.partial(call, tensors, do))
-                for name, call in (("forward", self.forward), ("step", self.step))}  # fmt: skip
+                for name, call in (("forward", self.forward), ("step", self.step))}
 
 
 def furthest(rank: Rank, found: list[Tensor], whole: list[Tensor], names: tuple[str, ...]) -> tuple[float, str]:
@@ -206,7 +206,7 @@ def on_a_rank(number: int, world: int, port: int, args: argparse.Namespace, pipe
     store = dist.TCPStore("127.0.0.1", port, world, number == 0)
     limit = datetime.timedelta(seconds=120)
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo", store=store, rank=number, world_size=world,
-                            timeout=limit)  # fmt: skip
+                            timeout=limit)
     rank = Rank(number, world, device, args.calls)
     for tokens, heads in args.shape:
         rows = measured(rank, tokens, heads, args.dim, args.fla)
@@ -265,7 +265,7 @@ def main() -> int:
         what="A row over several GPUs (benchmarks/several_gpus.py); milliseconds, medians, the slowest rank",
         device=torch.cuda.get_device_name() if args.device == "cuda" else "CPU", torch=torch.__version__,
         kda=kda.__version__, date=str(datetime.date.today()), rows=rows,
-    )  # fmt: skip
+    )
     failed = 0
     for world in args.ranks:
         pipe, processes = started(world, args)

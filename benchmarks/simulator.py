@@ -81,7 +81,7 @@ PASSED_ON = """
     bar.sync 0;
 """
 PARTS = {"parse": (launches, "parse"), "lower": (launches, "Program"), "engine": (binding, "simulate"),
-         "report": (launches, "Run")}  # fmt: skip
+         "report": (launches, "Run")}
 BACKENDS = {"sm90": "sm_90a", "sm100": "sm_100a", "triton": "sm_90a"}
 
 

@@ -31,7 +31,7 @@ SHAPES: dict[str, dict[str, Any]] = {
     "h8-32k": dict(T=32768, H=8), "h64-1k": dict(T=1024, H=64), "h12-4k": dict(T=4096, H=12),
     "h64-8k softplus": dict(T=8192, H=64, gate="softplus"), "h32-8k softplus": dict(T=8192, H=32, gate="softplus"),
     "h64-8k d64": dict(T=8192, H=64, K=64, V=64), "h32-8k d64": dict(T=8192, H=32, K=64, V=64),
-}  # fmt: skip
+}
 COMPARED = "h32-8k", "h32-8k softplus", "h32-8k d64"    # with Triton's gradients
 CLOSE = 2e-2
 DRAWERS = 10                                 # threads; each needs up to 7 GB for numbers in float64
@@ -109,7 +109,7 @@ def main() -> None:
         what="A training step by autograd (benchmarks/steps.py); milliseconds, medians",
         device=torch.cuda.get_device_name(), torch=torch.__version__, kda=kda.__version__,
         arch=detect("cuda").cc, date=str(datetime.date.today()), rows=[],
-    )  # fmt: skip
+    )
     rows = [(name, regime) for name in asked.shape or SHAPES for regime in ("slow", "fast")]
     with ThreadPoolExecutor(min(DRAWERS, os.cpu_count() or 1)) as threads:     # drawing takes longer than measuring
         for row, case in zip(rows, threads.map(drawn, *zip(*rows, strict=True)), strict=True):

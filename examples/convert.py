@@ -100,10 +100,10 @@ class Checkpoint(Mapping):
         path, begin, about = self.where[name]
         if about["dtype"] not in DTYPES:
             raise SystemExit(f"{path}: {name!r} is {reprlib.repr(about['dtype'])}; a layer takes {', '.join(DTYPES)}. "
-                             "Dequantise it before.")  # fmt: skip
+                             "Dequantise it before.")
         if 0 in about["shape"]:
             raise SystemExit(f"{path}: {name!r} has no elements: its shape is {reprlib.repr(about['shape'])}. "
-                             "Copy the file again, or write it with all weights.")  # fmt: skip
+                             "Copy the file again, or write it with all weights.")
         start, end = about["data_offsets"]
         with path.open("rb") as file:
             file.seek(begin + start)
@@ -138,9 +138,9 @@ def demo(layout: str, folder: Path) -> None:
     torch.manual_seed(0)
     to = LAYOUTS[layout]
     ranks = {option: "head" if rank == "low" else None for option, rank in
-             (("forget_rank", to.forget), ("gate_rank", to.gate))}  # fmt: skip
+             (("forget_rank", to.forget), ("gate_rank", to.gate))}
     model = {"transformers.glm5_next": "glm5_next_text", "glm5_next": "glm5_next_text", "kimi_k3": "kimi_linear"}.get(
-        layout, layout.removeprefix("transformers."))  # fmt: skip
+        layout, layout.removeprefix("transformers."))
     bound = None if layout.endswith(("kimi_linear", "fla")) else -5.0
     layer = KimiDeltaAttention(64, 2, 32, lower_bound=bound, **ranks)
     save(layer.to_checkpoint(layout, "model.layers.0.self_attn."), folder / "model.safetensors")
@@ -148,7 +148,7 @@ def demo(layout: str, folder: Path) -> None:
               "linear_head_dim": 32, "linear_num_heads": 2, "num_attention_heads": 2, "num_key_value_heads": 2,
               "head_dim": 32, "linear_lower_bound": bound, "kda_lower_bound": bound, "num_hidden_layers": 1,
               "layer_types": ["linear_attention"], "qk_rope_head_dim": 0, "lower_bound": bound,
-              "linear_attn_config": {"gate_lower_bound": bound}}  # fmt: skip
+              "linear_attn_config": {"gate_lower_bound": bound}}
     (folder / "config.json").write_text(json.dumps(config))
 
 
@@ -163,7 +163,7 @@ def config_of(path: Path) -> dict[str, Any]:
     text = config.get("text_config", config) if isinstance(config, dict) else config
     if not isinstance(text, dict) or not isinstance(text.get("model_type"), str):
         raise SystemExit(f"{path} must be an object of JSON with a model_type, or with a text_config that has one; "
-                         f"found {reprlib.repr(text)}. Copy it again.")  # fmt: skip
+                         f"found {reprlib.repr(text)}. Copy it again.")
     return text
 
 
@@ -207,7 +207,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=Path, nargs="?", help="of a checkpoint: its .safetensors and config.json")
     parser.add_argument("--demo", choices=LAYOUTS, metavar="LAYOUT",
-                        help=f"instead of a folder: {', '.join(LAYOUTS)}")  # fmt: skip
+                        help=f"instead of a folder: {', '.join(LAYOUTS)}")
     parser.add_argument("--layer", type=int, default=0, help="number of the KDA layer in the checkpoint, from 0")
     parser.add_argument("--lower-bound", type=float, help="of the gate, where the config does not say it")
     parser.add_argument("--to", choices=LAYOUTS, metavar="LAYOUT", help="write it in this layout, one of the same")
@@ -241,7 +241,7 @@ def convert(tensors: Checkpoint, config: dict[str, Any], args: argparse.Namespac
     layer = KimiDeltaAttention.from_checkpoint(own, prefix, **options)
     if args.lower_bound not in (None, layer.lower_bound):
         raise SystemExit(f"--lower-bound {args.lower_bound:g} is for a config that does not say it; this one means "
-                         f"{layer.lower_bound}.")  # fmt: skip
+                         f"{layer.lower_bound}.")
     print(f"{prefix}: {len(own)} tensors, in the layout {layout}\n{layer}")
     wrong = 0
     if layout is None:

@@ -43,7 +43,7 @@ class Model(nn.Module):
 def tokens_between(a: int, b: int, hidden: int) -> torch.Tensor:
     """(b - a, hidden), the same on whichever rank."""
     blocks = [torch.randn(BLOCK, hidden, generator=torch.Generator().manual_seed(n))
-              for n in range(a // BLOCK, -(-b // BLOCK))]  # fmt: skip
+              for n in range(a // BLOCK, -(-b // BLOCK))]
     return torch.cat([torch.empty(0, hidden), *blocks])[a - a // BLOCK * BLOCK :][: b - a]
 
 
@@ -72,7 +72,7 @@ def main() -> int:
     parser.add_argument("--tokens", type=positive, default=2048, help="of all ranks")
     parser.add_argument("--lengths", type=numbers, help="of packed sequences, with commas; left out: one sequence")
     parser.add_argument("--layout", choices=("contiguous", "zigzag"), default="contiguous",
-                        help="the part of a rank: one piece, or two")  # fmt: skip
+                        help="the part of a rank: one piece, or two")
     parser.add_argument("--hidden", type=positive, default=64)
     parser.add_argument("--heads", type=positive, default=2)
     parser.add_argument("--head-dim", type=positive, default=32)
@@ -114,7 +114,7 @@ def main() -> int:
         value = loss.item()
         if rank == 0:
             print(f"step {number}: loss {value:.6f}, {time.perf_counter() - began:.2f} s for {total:,} tokens of "
-                  f"{len(lengths)} sequence{'s' * (len(lengths) != 1)} on {world} ranks", flush=True)  # fmt: skip
+                  f"{len(lengths)} sequence{'s' * (len(lengths) != 1)} on {world} ranks", flush=True)
     wrong = 0
     if rank == 0:
         size = 4 * args.heads * args.head_dim * 2 * args.head_dim * len(context.parts)
@@ -134,7 +134,7 @@ def compare(model: Model, loss: float, x: torch.Tensor, offsets: torch.Tensor) -
     apart = {name: ((found[name] - p.grad).norm() / p.grad.norm()).item() for name, p in model.named_parameters()}
     name = max(apart, key=apart.get)
     print(f"beside one process: loss {abs(loss - alone) / alone:.1e} apart, relative;\n"
-          f"  the worst gradient, of {name}, {apart[name]:.1e}")  # fmt: skip
+          f"  the worst gradient, of {name}, {apart[name]:.1e}")
     return int(abs(loss - alone) > 1e-5 * alone or apart[name] > 1e-3)
 
 

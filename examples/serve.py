@@ -101,7 +101,7 @@ class Pool:
             wide = torch.promote_types(like.dtype, torch.float32)
             recurrent = like.new_zeros(slots, of.num_v_heads, of.head_v_dim, of.head_dim, dtype=wide)
             conv = tuple(like.new_zeros(slots, of.conv_size - 1, each.channels)
-                         for each in (of.q_conv1d, of.k_conv1d, of.v_conv1d))  # fmt: skip
+                         for each in (of.q_conv1d, of.k_conv1d, of.v_conv1d))
             self.layers[n] = LayerState(recurrent, conv)
 
     def read(self, slots: list[int]) -> Cache:
@@ -169,14 +169,14 @@ class Engine:
             raise self.refuse(400, "prompt must not be empty. Send at least one character.")
         if not 1 <= limit <= self.longest:
             raise self.refuse(400, f"max_tokens must be a whole number from 1 to {self.longest}; found "
-                                   f"{reprlib.repr(limit)}. Send one of those.")  # fmt: skip
+                                   f"{reprlib.repr(limit)}. Send one of those.")
         total = len(prompt) + limit
         if total > self.longest:
             raise self.refuse(413, f"prompt and max_tokens must be at most {self.longest} tokens together; found "
-                                   f"{total}. Send a shorter prompt, or a smaller max_tokens.")  # fmt: skip
+                                   f"{total}. Send a shorter prompt, or a smaller max_tokens.")
         if len(self.waiting) >= self.queue:
             raise self.refuse(503, f"All slots and the queue are taken. Requests that run: {len(self.running)}, "
-                                   f"that wait: {len(self.waiting)}. Try again later.")  # fmt: skip
+                                   f"that wait: {len(self.waiting)}. Try again later.")
         request = Request(list(prompt), limit)
         self.waiting.append(request)
         self.work.set()
@@ -318,7 +318,7 @@ class Engine:
 
     def health(self) -> dict[str, int]:
         return self.counts | {"running": len(self.running), "waiting": len(self.waiting),
-                              "free": len(self.pool.free), "prefixes": len(self.prefixes)}  # fmt: skip
+                              "free": len(self.pool.free), "prefixes": len(self.prefixes)}
 
 
 def asked_of(body: bytes) -> tuple[bytes, int]:
@@ -463,7 +463,7 @@ async def post(port: int, body: dict, on_line: Callable[[dict], bool]) -> int:
     try:
         data = json.dumps(body).encode()
         writer.write(b"POST /generate HTTP/1.1\r\nHost: loopback\r\nConnection: close\r\nContent-Length: "
-                     + str(len(data)).encode() + b"\r\n\r\n" + data)  # fmt: skip
+                     + str(len(data)).encode() + b"\r\n\r\n" + data)
         await writer.drain()
         status = int((await reader.readline()).split()[1])
         while (await reader.readline()).strip():
@@ -612,10 +612,10 @@ def main() -> None:
     options.add_argument("--host", default="127.0.0.1", help="%(default)s by default")
     options.add_argument("--port", type=port, default=8000, help="%(default)s by default")
     options.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu",
-                         help="%(default)s by default, on this machine")  # fmt: skip
+                         help="%(default)s by default, on this machine")
     options.add_argument("--dtype", choices=("bfloat16", "float16", "float32", "float64"), metavar="DTYPE",
                          default="bfloat16" if torch.cuda.is_available() else "float32",
-                         help="%(choices)s; %(default)s by default, on this machine")  # fmt: skip
+                         help="%(choices)s; %(default)s by default, on this machine")
     for name, value, meaning in (
         ("hidden", 128, "channels of the model"), ("heads", 4, "heads of a layer"), ("layers", 2, "layers"),
         ("slots", 32, "states that are kept: requests that run, and prefixes"),
@@ -623,13 +623,13 @@ def main() -> None:
         ("longest", 4096, "tokens of a prompt and its answer together, at most"),
         ("batch", 512, "tokens of prompts in a step, at most"),
         ("grace", GRACE, "seconds that streams have to end after SIGTERM or Ctrl-C"),
-    ):  # fmt: skip
+    ):
         options.add_argument(f"--{name}", type=positive, default=value, help=f"{meaning}; {value} by default")
     of_load = {"clients": (16, "requests at once"), "max-tokens": (32, "tokens of an answer")}
     for name, (value, meaning) in of_load.items():
         options.add_argument(f"--{name}", type=positive, help=f"with --load: {meaning}; {value} by default")
     options.add_argument("--load", type=positive, metavar="REQUESTS",
-                         help="a load test of so many requests, then the end")  # fmt: skip
+                         help="a load test of so many requests, then the end")
     options.add_argument("--check", action="store_true", help="with --load: compare each answer with the model alone")
     of = options.parse_args()
     if not of.load and (of.check or of.clients or of.max_tokens):

@@ -57,7 +57,7 @@ class Block(nn.Module):
         super().__init__()
         self.before, self.between = nn.RMSNorm(hidden), nn.RMSNorm(hidden)
         self.mixes = (Attention(hidden, heads) if attention
-                      else KimiDeltaAttention(hidden, heads, hidden // heads, layer_idx=layer))  # fmt: skip
+                      else KimiDeltaAttention(hidden, heads, hidden // heads, layer_idx=layer))
         self.up, self.down = nn.Linear(hidden, 6 * hidden, bias=False), nn.Linear(3 * hidden, hidden, bias=False)
 
     def forward(self, x: torch.Tensor, states: Cache | None, keys: dict | None) -> torch.Tensor:
@@ -161,7 +161,7 @@ def main() -> None:
     parser.add_argument("--lr", type=rate, default=2e-3)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--out", type=Path, default=Path("runs/train"),
-                        help="folder of the checkpoint and the losses; runs/train by default")  # fmt: skip
+                        help="folder of the checkpoint and the losses; runs/train by default")
     parser.add_argument("--resume", action="store_true", help="from the checkpoint in --out")
     args = parser.parse_args()
     if args.hidden % args.heads:
@@ -193,7 +193,7 @@ def main() -> None:
         kept = torch.load(checkpoint, map_location=device, weights_only=True)
         if kept["sizes"] != sizes:
             raise SystemExit(f"{checkpoint} is of a model with {in_words(kept['sizes'])}, and this one has "
-                             f"{in_words(sizes)}. Pass those, or name another --out.")  # fmt: skip
+                             f"{in_words(sizes)}. Pass those, or name another --out.")
         model.load_state_dict(kept["model"])
         optimizer.load_state_dict(kept["optimizer"])
         losses = kept["losses"]
@@ -207,7 +207,7 @@ def main() -> None:
     began = time.perf_counter()
     if rank == 0:
         print(f"{sum(p.numel() for p in model.parameters()):,} parameters, {len(text):,} bytes of text, on {device}; "
-              f"a step has\n{world} x {args.batch} sequences of {args.length} bytes")  # fmt: skip
+              f"a step has\n{world} x {args.batch} sequences of {args.length} bytes")
         if first >= args.steps:
             print(f"the checkpoint has {first} steps already; more --steps go on from there")
     for step in range(first, args.steps):

@@ -16,7 +16,7 @@ _WHERE = {
     "Grads": "bundles", "Kept": "bundles", "Outputs": "bundles", "Saved": "bundles",
     "KdaError": "errors", "InputError": "errors", "InputTypeError": "errors", "NoBackendError": "errors",
     "PackageError": "errors",
-}  # fmt: skip
+}
 _MODULES = ("hf", "nn", "parallel", "simulator")    # such as kda.simulator, imported at their first use
 __all__ = ["__version__", *_WHERE]
 

@@ -168,7 +168,7 @@ def chunk_kda(
         return_intermediate_states, state_v_first, cu_seqlens, cu_seqlens_cpu, None, use_graph, max_num_seqs,
         A_log, dt_bias, chunk_size, backend, batch_invariant, transpose_state_layout, ssm_state_indices,
         initial_state_indices, checkpoint_offsets, checkpoint_indices, unknown,
-    )  # fmt: skip
+    )
     if ssm_state_indices is not None:
         return _prefill(inputs, options, context), initial_state  # type: ignore[return-value]
     if _sharded(inputs):
@@ -184,7 +184,7 @@ def _prefill(inputs: Inputs, options: Options, context: Any = None) -> Tensor:
     if context is not None or _sharded(inputs):
         found = "a cp_context" if context is not None else "a DTensor"
         raise InputError("chunk_kda", "ssm_state_indices", "used on one device", found,
-                         "Pass x.to_local() of each tensor, without a cp_context.", "cp_context.pool")  # fmt: skip
+                         "Pass x.to_local() of each tensor, without a cp_context.", "cp_context.pool")
     call, recorded = Call("chunk_kda", inputs, options), records_gradients(inputs)
     if recorded and not torch.compiler.is_compiling():
         operate(check, call, call, (RECORDED_POOL,))
@@ -211,7 +211,7 @@ _KEYWORDS = names_of(chunk_kda)
 OF_OTHERS = {                                # keywords of other packages, and of FLA until 2025
     "return_final_state": "It is called output_final_state.",
     "head_first": "Leave it out: tensors are (B, T, H, D); use x.transpose(1, 2) if heads come first.",
-}  # fmt: skip
+}
 CHUNK_DEFAULTS = {name: _CHUNK_SIGNATURE.parameters[name].default for name in _KEYWORDS[5:]}
 
 
@@ -367,7 +367,7 @@ def fused_recurrent_kda(
         use_gate_in_kernel, use_beta_sigmoid_in_kernel, allow_neg_eigval, False, lower_bound, False, False,
         state_v_first, cu_seqlens, cu_seqlens_cpu, None, False, None, A_log, dt_bias, 64, backend, batch_invariant,
         transpose_state_layout, ssm_state_indices, None, None, None, unknown, inplace_final_state, num_accepted_tokens,
-    )  # fmt: skip
+    )
     if _sharded((*inputs, out)):
         of = functools.partial(_recurrent, options=options)
         o, ht = parallel().mesh.run("fused_recurrent_kda", inputs, of, out=out)
@@ -441,7 +441,7 @@ def fused_recurrent_kda_fwd(
             use_gate_in_kernel, use_beta_sigmoid_in_kernel, allow_neg_eigval, lower_bound, state_v_first, cu_seqlens,
             ssm_state_indices=ssm_state_indices, num_accepted_tokens=num_accepted_tokens,
             inplace_final_state=inplace_final_state, out=out, **keywords,
-        )  # fmt: skip
+        )
     except InputError as error:
         raise error.as_of("fused_recurrent_kda_fwd") from None
 
@@ -538,9 +538,9 @@ def _keeps_nothing(device: str, settings: tuple, K: int, V: int, *dtypes: torch.
     state, offsets = (1, heads, K, V), (2,)                                    # of one sequence
     shapes = dict(q=(*rows, heads, K), k=(*rows, heads, K), v=(*rows, heads, V), g=(*rows, heads, K),
                   beta=(*rows, heads), A_log=(heads,), dt_bias=(heads * K,), initial_state=state,
-                  cu_seqlens=offsets, cu_seqlens_cpu=offsets)  # fmt: skip
+                  cu_seqlens=offsets, cu_seqlens_cpu=offsets)
     outlines = [Outline(shapes[name], dtype, device) if dtype else None
-                for name, dtype in zip(autograd.INPUTS, dtypes, strict=True)]  # fmt: skip
+                for name, dtype in zip(autograd.INPUTS, dtypes, strict=True)]
     try:
         return what_is_kept(problem_of_outlines(outlines, options), backend_asked(options.backend)) is Save.NOTHING
     except NoBackendError:                                                     # the operator reports it
@@ -567,7 +567,7 @@ def _sharded(inputs: Iterable[Any]) -> bool:
 
 def _without_mesh(op: str, name: str) -> InputError:
     return InputError(op, name, "given without DTensors", "a DTensor", "Use chunk_kda, or pass x.to_local() of each.",
-                      "mesh.op")  # fmt: skip
+                      "mesh.op")
 
 
 def parallel() -> Any:
@@ -587,7 +587,7 @@ def _forward(inputs: Inputs, options: Options, save: Save, recorded: bool = Fals
     arguments = *inputs[: len(autograd.INPUTS)], *settings, save.value
     o, ht, h, *saved = operate(autograd.call, call, "chunk_forward", *arguments)
     return Outputs(o, ht if options.output_final_state else None, h if options.return_intermediate_states else None,
-                   save.kind(*saved) if save in (Save.ALL, Save.OWN, Save.STATES) else None)  # fmt: skip
+                   save.kind(*saved) if save in (Save.ALL, Save.OWN, Save.STATES) else None)
 
 
 def _unseen(inputs: Inputs) -> bool:
@@ -640,7 +640,7 @@ def _check_saved(call: Call, kept: Any) -> None:
         dtypes = saved_dtypes(call.inputs.q.dtype, wide_dtype(call.inputs.q.dtype))
     for name, x, shape, dtype in zip(saved._fields, saved, shapes, dtypes):
         for what, found, wanted in (("shape", list(x.shape), list(shape)), ("dtype", x.dtype, dtype),
-                                    ("device", x.device, call.inputs.q.device)):  # fmt: skip
+                                    ("device", x.device, call.inputs.q.device)):
             if found != wanted:
                 raise refuse(f"{name} of {what} {found}, not {wanted}", same, "saved.shape")
 
@@ -688,13 +688,13 @@ def prepare(
     state_v_first, cu_seqlens, cu_seqlens_cpu, cp_context, use_graph, max_num_seqs, A_log, dt_bias, chunk_size,
     backend, batch_invariant, transpose_state_layout, ssm_state_indices, initial_state_indices, checkpoint_offsets,
     checkpoint_indices, unknown, inplace_final_state=None, num_accepted_tokens=None,
-) -> tuple[Inputs, Options]:  # fmt: skip
+) -> tuple[Inputs, Options]:
     """What every function does first: it checks keywords that are not tensors."""
     if unknown:
         refuse_unknown(op, unknown, _KNOWN.get(op, _KEYWORDS), OF_OTHERS)
     if cp_context is not None:
         raise InputError(op, "cp_context", "None", type(cp_context).__name__,
-                         "Use chunk_kda, whose backward is the mirror of its forward.", "cp_context.none")  # fmt: skip
+                         "Use chunk_kda, whose backward is the mirror of its forward.", "cp_context.none")
     if use_graph is not False or max_num_seqs is not None:
         _check_graph(op, use_graph, max_num_seqs, cu_seqlens)
     if transpose_state_layout is not None:
@@ -717,12 +717,12 @@ def prepare(
     inputs = Inputs(
         q, k, v, g, beta, A_log, dt_bias, initial_state, cu_seqlens, cu_seqlens_cpu, ssm_state_indices,
         num_accepted_tokens, initial_state_indices, checkpoint_offsets, checkpoint_indices,
-    )  # fmt: skip
+    )
     options = Options(
         scale, lower_bound, chunk_size, backend, output_final_state, use_qk_l2norm_in_kernel, use_gate_in_kernel,
         use_beta_sigmoid_in_kernel, allow_neg_eigval, safe_gate, disable_recompute, return_intermediate_states,
         state_v_first, inplace_final_state, batch_invariant,
-    )  # fmt: skip
+    )
     if not _BOOL.issuperset(map(type, options[-len(_FLAGS):])):
         flags: Any = {name: _flag(op, name, getattr(options, name), _OTHER.get(name)) for name in _FLAGS}
         options = options._replace(**flags)
@@ -766,18 +766,18 @@ def _check_graph(op: str, use_graph: Any, max_num_seqs: Any, cu_seqlens: Any) ->
     most = number(max_num_seqs)
     if isinstance(most, bool) or not isinstance(most, int | None):
         raise InputTypeError(op, "max_num_seqs", "an int or None", f"{type(most).__name__} {most!r:.60}",
-                             "Leave it out: kda does not need it.", "max_num_seqs.type")  # fmt: skip
+                             "Leave it out: kda does not need it.", "max_num_seqs.type")
     N = cu_seqlens.numel() - 1 if isinstance(cu_seqlens, Tensor) else 0
     if most is not None and most < N:
         asked = f"at least the number of sequences, {N}" if N else "0 or more"
         raise InputError(op, "max_num_seqs", asked, str(most),
-                         "Raise it, or leave it out: kda does not need it.", "max_num_seqs.value")  # fmt: skip
+                         "Raise it, or leave it out: kda does not need it.", "max_num_seqs.value")
 
 
 def _old_layout_name(op: str, state_v_first: bool, transpose_state_layout: bool) -> bool:
     if state_v_first:
         raise InputError(op, "transpose_state_layout", "left out beside state_v_first", "both",
-                         "state_v_first is its new name; pass that alone.", "state_layout.both")  # fmt: skip
+                         "state_v_first is its new name; pass that alone.", "state_layout.both")
     warnings.warn(f"{op}: transpose_state_layout is now called state_v_first", DeprecationWarning, stacklevel=4)
     return bool(transpose_state_layout)
 
@@ -793,4 +793,4 @@ _KNOWN = {                                   # keywords, if they are not those o
     "chunk_kda_bwd": [*names_of(chunk_kda_bwd), *_KEYWORDS[5:]],
     "fused_recurrent_kda": names_of(fused_recurrent_kda),
     "fused_kda_gate": names_of(fused_kda_gate),
-}  # fmt: skip
+}

@@ -59,17 +59,17 @@ POOL_INPUTS = (*Inputs._fields[:11], *Inputs._fields[12:])
 OPTIONS = tuple(name for name in Options._fields if name != "inplace_final_state")
 POOL_OPTIONS = tuple(name for name in OPTIONS if name not in (
     "output_final_state", "disable_recompute", "return_intermediate_states"
-))  # fmt: skip
+))
 RECURRENT_OPTIONS = (
     "scale", "output_final_state", "use_qk_l2norm_in_kernel", "use_gate_in_kernel", "use_beta_sigmoid_in_kernel",
     "allow_neg_eigval", "lower_bound", "state_v_first", "batch_invariant", "backend",
-)  # fmt: skip
+)
 
 AS_IT_IS = contextlib.nullcontext()
 _SCHEMA_TYPES = {
     "float": "float", "bool": "bool", "int": "int", "float | None": "float?", "str | None": "str?",
     "bool | str": "bool",                                                      # `save` has what no bool says
-}  # fmt: skip
+}
 
 
 def schema_of_tensors(names: tuple[str, ...], written: str | None = None) -> str:
@@ -134,7 +134,7 @@ def _keeper(c: Call, problem: Problem, save: Save) -> str:
     chosen = choose(problem, backend_asked(c.options.backend)).backend
     if not capability(chosen).keeps_own:
         raise KdaError(f"chunk_forward: save={save.value!r} asks for what a backend keeps for itself; {chosen} keeps "
-                       "nothing of its own. Pass 'all'.")  # fmt: skip
+                       "nothing of its own. Pass 'all'.")
     return chosen
 
 
@@ -512,7 +512,7 @@ _NO_DERIVATIVE = {
     "chunk_forward_": "chunk_kda and torch.ops.kda.chunk_forward_ have no derivative through a pool of states. Pass "
                       "chunk_kda initial_state=pool[slots] to train.",
     **{f"{name}_{kind}": message for name, message in _NO_SECOND.items() for kind in ("backward", "tangent")},
-}  # fmt: skip
+}
 _NO_TANGENT = (
     "chunk_kda: forward-mode AD was requested; found backend {!r}, whose kernels have no such derivative. Pass "
     "backend='reference', or use reverse mode: backward(), torch.func.vjp or torch.func.jacrev."
@@ -562,7 +562,7 @@ _WRITTEN = {
         ("chunk_forward_", "chunk_kda", "initial_state=pool[slots] without ssm_state_indices"),
         ("recurrent_", "fused_recurrent_kda", "inplace_final_state=False"),
     )
-}  # fmt: skip
+}
 _AUTOGRAD = {
     "chunk_forward_": _writing("chunk_forward_", _pool_call, RECORDED_POOL),
     "recurrent_": _writing("recurrent_", functools.partial(_recurrent_call, inplace=True), WRITTEN_STATE),
@@ -604,7 +604,7 @@ def _register() -> None:
         f"gate({gate}, ScalarType dtype) -> Tensor": ("fused_kda_gate", _gate, _gate_fake),
         f"gate_backward(Tensor dy, {gate}) -> (Tensor, Tensor, Tensor)":
             ("fused_kda_gate", _gate_backward, _gate_backward_fake),
-    }  # fmt: skip
+    }
     real: Any
     fake: Any
     for schema, (op, real, fake) in operators.items():

@@ -73,7 +73,7 @@ class MadeWith(NamedTuple):
         found: tuple[Any, ...] = (
             o.scale, o.lower_bound, o.chunk_size, o.use_qk_l2norm_in_kernel, o.use_gate_in_kernel,
             o.use_beta_sigmoid_in_kernel, o.allow_neg_eigval, o.state_v_first, o.batch_invariant, *tensors, offsets,
-        )  # fmt: skip
+        )
         return cls(*found)
 
 
@@ -143,7 +143,7 @@ def saved_shapes(B: int, T: int, N: int, HV: int, K: int, V: int, C: int, packed
     return make(
         A_qk=(*rows, C), A_inv=(*rows, C), w=(*rows, K), qg=(*rows, K), kg=(*rows, K), v_new=(*rows, V),
         h=(*chunks, K, V), gc_last=(*chunks, K),
-    )  # fmt: skip
+    )
 
 
 def saved_dtypes(dtype: dtype, wide: dtype) -> Any:

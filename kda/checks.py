@@ -240,7 +240,7 @@ def _logits_only_row(name: str) -> Check:
         f"{name}.unused", name, "left out unless use_gate_in_kernel=True",
         lambda c: when(c.tensor(name) is not None and not c.options.use_gate_in_kernel, "use_gate_in_kernel=False"),
         f"Set use_gate_in_kernel=True if g holds logits; leave {name} out if g holds log decays.",
-    )  # fmt: skip
+    )
 
 
 def _own_memory_row(name: str, id: str, is_written: Callable[[Call], bool]) -> Check:
@@ -259,7 +259,7 @@ def _own_memory_row(name: str, id: str, is_written: Callable[[Call], bool]) -> C
 def _recording_state(c: Call) -> str | None:
     x = c.inputs.initial_state
     return when(c.options.inplace_final_state and x is not None and x.requires_grad and torch.is_grad_enabled(),
-                 "requires_grad=True")  # fmt: skip
+                 "requires_grad=True")
 
 
 def _recording_out(c: Call) -> str | None:
@@ -273,23 +273,23 @@ INTERMEDIATE_STATES = Check(
     "return_intermediate_states.grad", "return_intermediate_states", "used under torch.no_grad()",
     lambda c: when(c.options.return_intermediate_states and records_gradients(c.inputs), "gradients recorded"),
     "No gradient flows through the intermediate states.",
-)  # fmt: skip
+)
 WRITTEN_STATE = Check(
     "inplace_final_state.grad", "initial_state", "a tensor without gradients to be written in place", _recording_state,
     "Use torch.no_grad(), or inplace_final_state=False.",
-)  # fmt: skip
+)
 
 RECORDED_POOL = Check(
     "ssm_state_indices.grad", "ssm_state_indices", "used under torch.no_grad()",
     lambda c: when(not c.recurrent and c.inputs.ssm_state_indices is not None and records_gradients(c.inputs),
                     "gradients recorded"),
     "No gradient flows through a pool; pass initial_state=pool[slots] to train.",
-)  # fmt: skip
+)
 
 RECORDED_OUT = Check(
     "out.grad", "out", "used under torch.no_grad()",
     lambda c: _recording_out(c), "No gradient flows through out; leave it out to record gradients.",
-)  # fmt: skip
+)
 
 RECORDING = (INTERMEDIATE_STATES, WRITTEN_STATE, RECORDED_POOL, RECORDED_OUT)
 
@@ -297,14 +297,14 @@ NUMBERS = (
     _option_row("scale", "a number or None", "Pass float(scale). None: K ** -0.5.", int, float),
     _option_row("lower_bound", "a number or None", "Pass float(lower_bound). None: no bound.", int, float, type(None)),
     _option_row("chunk_size", "an int", "Pass 32 or 64, or leave it out.", int),
-)  # fmt: skip
+)
 
 CALLER: tuple[Check, ...] = (
     *(type_row(name, needed=name in REQUIRED) for name in ARGUMENTS),
     *NUMBERS,
     _option_row("backend", "a str or None", "Pass the name of a backend, or leave it out.", str, type(None)),
     *RECORDING,
-)  # fmt: skip
+)
 
 
 # KIND
@@ -547,7 +547,7 @@ KIND: tuple[Check, ...] = (
     ),
     _shape_row("out", "B T HV V", "o is written to out."),
     dtype_row("out", "a tensor of q's dtype"),
-)  # fmt: skip
+)
 
 
 # VALUES
@@ -703,7 +703,7 @@ VALUES: tuple[Check, ...] = (
     _own_memory_row("out", "out.overlap", lambda c: True),
     Check("inplace_final_state.negated", "initial_state", written.NEGATED, _negated_state, written.NEGATED_FIX),
     Check("inplace_final_state.shared", "initial_state", written.SHARED, _shared_state, written.SHARED_FIX),
-)  # fmt: skip
+)
 
 OUT = tuple(row for row in (*CALLER, *KIND, *VALUES) if row.argument == "out")
 
@@ -796,4 +796,4 @@ def _describe(c: Call, direction: str) -> Problem:
         accepted_tokens=x.num_accepted_tokens is not None, inplace=o.inplace_final_state,
         start_slots=x.initial_state_indices is not None,
         checkpoints=None if x.checkpoint_offsets is None else dtype_name(x.initial_state),
-    )  # fmt: skip
+    )

@@ -174,7 +174,7 @@ class _Named(contextlib.ContextDecorator):
     def __exit__(self, *error: object) -> None:
         if not self._tokens:
             raise InputError("kda", "use_backend(name)", "entered before it is left", "it was not entered",
-                             f"Write `with kda.use_backend({self._name!r}):`.", "backend.entered")  # fmt: skip
+                             f"Write `with kda.use_backend({self._name!r}):`.", "backend.entered")
         _named_by_context.reset(self._tokens.pop())
 
     def __call__(self, function: Function) -> Function:
@@ -184,7 +184,7 @@ class _Named(contextlib.ContextDecorator):
             asked = "a function whose body runs when it is called"
             raise InputError("kda", "what @use_backend decorates", asked, found,
                              f"Write `with kda.use_backend({self._name!r}):` around the calls in its body.",
-                             "backend.decorated")  # fmt: skip
+                             "backend.decorated")
         return super().__call__(function)
 
     def _recreate_cm(self) -> _Named:
@@ -198,7 +198,7 @@ class _Named(contextlib.ContextDecorator):
                 f"use_backend({self._name!r}) was called and never entered, which has no effect. Write `with "
                 f"kda.use_backend({self._name!r}):` around the calls, or set KDA_BACKEND={self._name} for all calls of "
                 "the process.", "use_backend", self._name,
-            )  # fmt: skip
+            )
 
 
 def use_backend(name: str) -> _Named:

@@ -26,9 +26,9 @@ except ModuleNotFoundError as error:
         raise PackageError(f"kda.fla: FLA is installed only in part: {error}. {_INSTALL}", name="fla") from error
     if error.name != "fla":
         raise PackageError(f"kda.fla: importing fla failed: {error}. `{_INSTALL}` again, or install {error.name}.",
-                           name=error.name) from error  # fmt: skip
+                           name=error.name) from error
     raise PackageError(f"kda.fla: FLA must be installed for kda to register in it; found no package fla. {_INSTALL}",
-                       name="fla") from None  # fmt: skip
+                       name="fla") from None
 try:
     import fla.backends as _fla  # from 0.6
 except ModuleNotFoundError:
@@ -50,7 +50,7 @@ def _verdict(function: str, args: tuple, keywords: dict[str, Any]) -> tuple[bool
             f"kda.fla: FLA runs this call of {function}, because kda does not accept it: {error}\n"
             "(shown once per reason)",
             "kda.fla", function, notices.reason_of(error),
-        )  # fmt: skip
+        )
         return False, str(error)
     return True, None
 
@@ -96,7 +96,7 @@ def _registries() -> dict[str, Any]:
             return {name: operation for name in FUNCTIONS if name != "fused_recurrent_kda_fwd"}
     version = getattr(fla, "__version__", "of an unknown version")
     raise PackageError(f"kda.fla: FLA must be 0.5.2 or newer, with a registry of backends and the arguments of "
-                       f"kda.chunk_kda; found {version}. {_INSTALL}", name="fla")  # fmt: skip
+                       f"kda.chunk_kda; found {version}. {_INSTALL}", name="fla")
 
 
 def _differs(chunk: Callable) -> bool:
@@ -114,7 +114,7 @@ def use() -> None:
     registries = _registries()
     if not registries:
         notices.say_once("kda.fla: FLA_DISABLE_BACKEND_DISPATCH=1 was set when fla was imported: FLA asks no backend, "
-                         "kda included. Unset it and restart.", "kda.fla", "disabled")  # fmt: skip
+                         "kda included. Unset it and restart.", "kda.fla", "disabled")
     backend = _Backend()
     for registry in registries.values():
         registry.register(backend)

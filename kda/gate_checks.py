@@ -60,4 +60,4 @@ GATE: tuple[Check, ...] = (
         lambda c: when(not (isinstance(x := c.output_dtype, torch.dtype) and is_float(x)), repr(c.output_dtype)),
         "torch.float32 is the default.",
     ),
-)  # fmt: skip
+)

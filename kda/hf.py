@@ -49,7 +49,7 @@ def use(models: str | Iterable[str] = MODELS) -> tuple[str, ...]:
     if unknown or not asked:
         found = repr(unknown[0]) if unknown else "none"
         raise InputError("kda.hf.use", "models", f"among {', '.join(MODELS)}", found,
-                         "Leave it out to replace all of them.", "hf.models")  # fmt: skip
+                         "Leave it out to replace all of them.", "hf.models")
     absent = {}
     for name in asked:
         try:
@@ -69,11 +69,11 @@ def use(models: str | Iterable[str] = MODELS) -> tuple[str, ...]:
         having = {reason: [name for name in absent if absent[name] == reason] for reason in absent.values()}
         reasons = "; ".join(f"{', '.join(names)}: {reason}" for reason, names in having.items())
         raise PackageError(f"kda.hf: transformers must be installed, with one of the models {', '.join(asked)}; found "
-                           f"none ({reasons}). {_INSTALL}", name="transformers")  # fmt: skip
+                           f"none ({reasons}). {_INSTALL}", name="transformers")
     for name, reason in absent.items():
         notices.say_once(f"kda.hf: {name} does not call kda, because this transformers lacks its module as kda "
                          f"expects it "
-                         f"({reason}). {_INSTALL}", "kda.hf", name, "absent")  # fmt: skip
+                         f"({reason}). {_INSTALL}", "kda.hf", name, "absent")
     return tuple(name for name in asked if name not in absent)
 
 
@@ -120,7 +120,7 @@ def _served(ours: Callable, old: Callable) -> Callable:
         try:
             if args:                                                           # the sixth is a chunk size, or a scale
                 raise InputError(ours.__name__, "the arguments after v", "given by name", f"{len(args)} positional",
-                                 "Name them.", "hf.positional")  # fmt: skip
+                                 "Name them.", "hf.positional")
             return ours(q, k, v, **given)
         except KdaError as error:                                              # before anything was computed
             if offsets is not None:                                            # the old one would mix the sequences up
@@ -129,7 +129,7 @@ def _served(ours: Callable, old: Callable) -> Callable:
                 f"kda.hf: transformers runs this call of {old.__name__} in {old.__module__}, because kda does not "
                 f"accept it: {error}\n(shown once per reason)",
                 "kda.hf", old.__name__, notices.reason_of(error),
-            )  # fmt: skip
+            )
             return old(q, k, v, *args, **keywords)
 
     return call
@@ -145,7 +145,7 @@ def _convolution(old: Callable) -> Callable:
             return old(x, weight, bias, activation, **keywords)
         if activation not in ("silu", "swish") or x.shape[0] != 1:
             raise InputError("kda.hf", "packed sequences", "in one row (B = 1), with SiLU after the convolution",
-                             f"B = {x.shape[0]} and {activation}", "Do not pack this model.", "hf.packed")  # fmt: skip
+                             f"B = {x.shape[0]} and {activation}", "Do not pack this model.", "hf.packed")
         rows = x.transpose(1, 2)
         if rows.shape[1] <= weight.shape[-1]:                                  # a cache fills up so few from the left
             rows = rows[:, rows.shape[1] - int(offsets[-1]) :]

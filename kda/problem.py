@@ -19,7 +19,7 @@ ONE_OF: dict[str, tuple[Any, ...]] = {
     "op": ("chunk", "recurrent", "decode"), "direction": ("forward", "backward"), "C": (32, 64), "dtype": DTYPES,
     "gate": ("given", "softplus", "bounded"), "beta": ("given", "sigmoid", "2*sigmoid"),
     "g_dtype": DTYPES, "beta_dtype": DTYPES, "state_dtype": DTYPES, "checkpoints": DTYPES,
-}  # fmt: skip
+}
 DEVICES = ("cpu", "cuda", "xpu", "mps", "hpu", "npu", "mtia", "xla", "meta")                     # with or without ":0"
 MAX_K = 256                                  # of chunk_kda; fused_recurrent_kda has no limit of its own
 
@@ -190,7 +190,7 @@ class Problem:
             "chunk": {"op": "chunk"}, "softplus": {"gate": "softplus", "A_log": True},
             "bounded": {"gate": "bounded", "A_log": True, "lower_bound": -5.0}, "l2norm": {"qk_l2norm": True},
             "cpu": {"device": "cpu"}, "cuda": {"device": "cuda:0"},
-        }  # fmt: skip
+        }
         told: dict[str, Any] = {}                                              # by field, which no name below changes
         for word in text.replace(",", " ").split():
             name, equals, value = word.partition("=")

@@ -40,7 +40,7 @@ SHAPES = {
     "A_inv": "(C, C)", "w": "(C, K)", "u": "(C, V)", "qg": "(C, K)", "kb": "(C, K)", "kg": "(C, K)",
     "kE": "(C, K)", "qE": "(C, K)", "KGB": "(C, K)", "AQB": "(C, C)", "T_inv": "(C, C)", "r": "(C, V)",
     "h": "(K, V)", "h0": "(K, V)", "ht": "(K, V)", "v_new": "(C, V)", "o": "(C, V)",
-}  # fmt: skip
+}
 SHAPES |= {"d" + name: shape for name, shape in SHAPES.items()}
 SHAPES |= {"dA_log_parts": "()", "ddt_bias_parts": "(K)"}                     # of each chunk
 SHAPES |= {"dv_local": "(C, V)", "dg2_local": "(C, K)", "db_local": "(C)", "dqn_local": "(C, K)", "dkn_local": "(C, K)"}
@@ -68,7 +68,7 @@ FORWARD = (
     Stage("fwd/output", "output",
           "o = scale qg @ h + A_qk @ v_new",
           ("qg", "h", "A_qk", "v_new"), ("o",)),
-)  # fmt: skip
+)
 
 BACKWARD = (
     Stage("bwd/output", "output_bwd",
@@ -96,7 +96,7 @@ BACKWARD = (
           "through the l2norms; db through its sigmoid; dA_log and ddt_bias are sums over all tokens, rounded last",
           ("dqn", "dkn", "dg2", "db", "q", "k", "g", "beta", "A_log", "dt_bias"),
           ("dq", "dk", "dg", "dbeta", "dA_log", "ddt_bias")),
-)  # fmt: skip
+)
 
 # The backward in two pieces, and what they need of the forward (docs/decisions/backward_form.md): b on the key side, a
 # residual r = v - S^T k of each token, S before its write, so that v_new = b r.
@@ -122,7 +122,7 @@ WALK = (
           "parts of dA_log and ddt_bias are sums over a chunk",
           ("q", "k", "g", "beta", "A_log", "dt_bias", "do", "r", "dv", "h", "dh"),
           ("dq", "dk", "dg", "dbeta", "dA_log_parts", "ddt_bias_parts")),
-)  # fmt: skip
+)
 
 STAGES = {stage.name: stage for stage in FORWARD + BACKWARD}
 OF_WALK = {stage.name: stage for stage in WALK}                               # each runs alone, never in the chain
@@ -151,7 +151,7 @@ def find(name: str) -> Stage:
     from_inputs = name.endswith(FROM_INPUTS)
     if [stage.name for stage in members] != names or (from_inputs and members != BACKWARD):
         raise ValueError(f"no stage is called {name!r}; there are {', '.join(STAGES)}, and runs of consecutive ones "
-                         "of a direction, such as fwd/gate+intra+wy")  # fmt: skip
+                         "of a direction, such as fwd/gate+intra+wy")
     members = FORWARD[:-1] + members if from_inputs else members              # what o is made of nothing else reads
     written = [n for stage in members for n in stage.writes]
     results = [n for stage in BACKWARD for n in stage.writes] if from_inputs else written
@@ -161,7 +161,7 @@ def find(name: str) -> Stage:
         name, "", "; ".join(stage.formula for stage in members),
         tuple(dict.fromkeys(n for stage in members for n in stage.reads if n not in written)),
         tuple(n for n in results if n in wanted), members,
-    )  # fmt: skip
+    )
 
 
 def in_order(names: Iterable[str]) -> list[Stage]:

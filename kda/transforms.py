@@ -131,7 +131,7 @@ def pushforward(function: Callable, primals: Sequence, tangents: Sequence[Tensor
 
 def function(
     name: str, run: Callable, setup: Callable, backward: Callable, jvp: Callable, written: Written | None = None
-) -> type[Function]:  # fmt: skip
+) -> type[Function]:
     """`run` returns a tuple of tensors; the others are what torch.autograd.Function documents.
 
     vmap runs its calls one by one; a batch or packed sequences are faster.
@@ -148,7 +148,7 @@ def function(
 
         if not info.batch_size:                                                # a call of zeros tells the shapes
             args = [x if dim is None else x.new_zeros([1 if d == dim else n for d, n in enumerate(x.shape)])
-                    for x, dim in zip(args, in_dims)]  # fmt: skip
+                    for x, dim in zip(args, in_dims)]
         calls = [looped.apply(*part(i)) for i in range(max(1, info.batch_size))]
         outputs = tuple(torch.stack(each)[: info.batch_size] for each in zip(*calls))
         return outputs, (0,) * len(outputs)
@@ -173,5 +173,5 @@ def one_by_one(function: Callable[..., Sequence[Tensor | None]], tensors: Sequen
     size = next(len(x) for x in rows if x is not None)
     calls = [function(*(x if many is None else many[i] for x, many in zip(tensors, rows))) for i in range(size)]
     return [None if each[0] is None else torch._add_batch_dim(torch.stack(each), 0, level)
-            for each in zip(*calls)]  # fmt: skip
+            for each in zip(*calls)]
 

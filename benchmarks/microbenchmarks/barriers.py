@@ -16,7 +16,7 @@ FENCES = {
     "fence.acq_rel.cta": "MEMBAR", "fence.acq_rel.cluster": "MEMBAR", "fence.acq_rel.gpu": "MEMBAR",
     "fence.proxy.async.shared::cta": "FENCE", "griddepcontrol.wait": "ACQBULK",
     "griddepcontrol.launch_dependents": "PREEXIT",
-}  # fmt: skip
+}
 
 
 def parties(mine: str, first: str, second: str, setup: str, ends: str = "") -> str:

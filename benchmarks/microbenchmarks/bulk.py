@@ -48,7 +48,7 @@ LOAD = f"load_bulk(to, {NEXT}, bytes, here);"
 
 
 def loop(body: str, begins: str, params: str = PARAMS, ends: str = f"sync_all(); {SHOW}", drain: str = "",
-         threads: int = 32) -> str:  # fmt: skip
+         threads: int = 32) -> str:
     return frame.loop(body, begins, ends, params, threads=threads, outside=HELPERS, drain=drain)
 
 
@@ -60,7 +60,7 @@ def one_at_a_time(issue: str, params: str = PARAMS) -> str:
         {issue}
         wait(here, step & 1);
         ++step;
-      }}""", INIT, params)  # fmt: skip
+      }}""", INIT, params)
 
 
 def in_flight(issue: str, stages: int, params: str = PARAMS) -> str:

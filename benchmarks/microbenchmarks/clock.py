@@ -59,7 +59,7 @@ def loads(bench: Bench) -> dict[str, Load]:
         SPIN: running("asm volatile(\"nanosleep.u32 500;\");", 32, 1000),
         "FMA on every SM": running("\n".join(fma), 512, 2048, floats, total),
         "mma.sync on every SM, random operands": running("\n".join(products), 512, 3300, random, mixed),
-    }  # fmt: skip
+    }
     if bench.hopper:
         one = wgmma.Product(128)
         work = wgmma.group(one, 16) + wgmma.waiting(0)

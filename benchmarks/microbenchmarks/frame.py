@@ -96,7 +96,7 @@ extern "C" __global__ void __launch_bounds__({threads}, 1) k(u64* spans, u32* ou
 def loop(
     body: str, setup: str = "", finish: str = "", params: str = "", threads: int = 1024, outside: str = "",
     drain: str = "",
-) -> str:  # fmt: skip
+) -> str:
     """`body` `n` times between two clocks; `setup` before, `finish` behind, `drain` at the end of the timed region."""
     more = f"int n{', ' + params if params else ''}"
     return kernel(

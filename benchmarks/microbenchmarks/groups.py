@@ -37,7 +37,7 @@ GROUPS = {
     "fetch": Group(1, 25), "issue": Group(2, 30), "shared": Group(3, 20), "mma": Group(4, 12), "wgmma": Group(5, 25),
     "memory": Group(6, 45), "bulk": Group(7, 30), "barriers": Group(8, 15), "launches": Group(8, 15),
     "clock": Group(9, 20), "tcgen05": Group(10, 30),
-}  # fmt: skip
+}
 
 
 class Message(NamedTuple):

@@ -78,13 +78,13 @@ OPS = {
 # per instruction of a mix: one letter; the body repeats it until UNROLLED is full
 LETTERS = {"f": "fma.f32", "h": "fma.bf16x2", "i": "mad.s32", "a": "lop3", "p": "prmt", "c": "cvt.bf16x2.f32",
            "m": "ex2", "s": "shfl", "l": "lds", "g": "fma.f32, immediate", "o": "lop3, immediate",
-           "u": "mul.f32", "v": "fma.f32"}  # fmt: skip
+           "u": "mul.f32", "v": "fma.f32"}
 OTHERS = 4                                   # registers that operands of a v go round in: none is read twice in a row
 LDS = Op("ld.shared.b32 %0, [%0];", "LDS")   # of a word that holds its own address
 MIXES = (
     "v", "vu", "go", "ggo", "fo", "ga", "uo", "fa", "fi", "ai", "ac", "fc", "fh", "ap", "fffm", "fffffffm", "aaam",
     "aaaaaaam", "fffl", "fffffffl", "fffs", "ffaa", "ffaaffam", "ffafcaflfapfamfl",
-)  # fmt: skip
+)
 MIXED_WARPS = 1, 2, 3, 4, 5
 OWN_ADDRESS = "u32 own = address(smem) + 4 * threadIdx.x; ((u32*)smem)[threadIdx.x] = own;"
 BURSTS = "ex2", "lds", "lop3", "shfl", "cvt.bf16x2.f32"

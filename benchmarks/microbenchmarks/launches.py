@@ -34,7 +34,7 @@ def source(pdl: str) -> str:
     u64* noted = spans + {NOTED} * ((u64)launch * gridDim.x + blockIdx.x);
     noted[0] = smid(); noted[1] = start; noted[2] = after; noted[3] = end; noted[4] = began; noted[5] = ended;
   }}
-""", "int launch, u64 work")  # fmt: skip
+""", "int launch, u64 work")
 
 
 def records(bench: Bench, built: Built, launches: int, ctas: int, **shape) -> torch.Tensor:

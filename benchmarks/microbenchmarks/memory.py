@@ -39,7 +39,7 @@ def chased(bench: Bench) -> None:
         ("L1 hit", "ca", 8192, LINE), ("L2 hit in 1 MiB", "cg", MIB, LINE), ("L2 hit in 8 MiB", "cg", 8 * MIB, LINE),
         ("L2 hit in 24 MiB", "cg", 24 * MIB, LINE), ("L2 hit through L1, 1 MiB", "ca", MIB, LINE),
         ("HBM in 256 MiB", "cg", 256 * MIB, 4096), ("HBM in 4 GiB", "cg", 4096 * MIB, 16384),
-    ):  # fmt: skip
+    ):
         memory, found = ring(bench, size, stride), []
         if "HBM" in name:
             bench.flush()
@@ -135,7 +135,7 @@ class Streams:
         self.memory.fill_(1)
 
     def rate(self, name: str, kind: str, region: int, ctas: int, warps: int, unrolled: int, same: int = 1,
-             total: bool = False) -> None:  # fmt: skip
+             total: bool = False) -> None:
         """`total`: also what all SMs move together, by the clock that they share."""
         bench, text = self.bench, stream_source(kind, unrolled)
         width = 4 if kind == "red" else 16

@@ -37,7 +37,7 @@ class Mma(NamedTuple):
 SHAPES = (
     Mma(8, 16, "bf16", 4, 2, "HMMA.16816"), Mma(8, 8, "bf16", 2, 1, "HMMA.1688"), Mma(8, 16, "f16", 4, 2, "HMMA.16816"),
     Mma(8, 8, "tf32", 4, 2, "HMMA.1688"), Mma(8, 4, "tf32", 2, 1, "HMMA.1684"), Mma(8, 32, "s8", 4, 2, "IMMA.16832"),
-)  # fmt: skip
+)
 
 
 def line(one: Mma, d: str, a: str) -> str:

@@ -246,7 +246,7 @@ SECTIONS = [
         Row("reading HBM on every SM", ["clock, reading HBM on every SM"]),
         Row("events over %globaltimer", ["events over %globaltimer, 5 ms"], "a kernel of 5 ms"),
     ]),
-]  # fmt: skip
+]
 
 
 def shown(figure: Mapping[str, Any] | None) -> str:

@@ -67,13 +67,13 @@ def matrices(count: int, stores: bool = False, trans: str = "") -> Access:
 RATES = {f"LDS.{width}": load(width) for width in (32, 64, 128)}
 RATES |= {f"LDS.32, {ways} ways": load(32, 4 * ways) for ways in (2, 4, 8, 16, 32)}
 RATES |= {"LDS.32, one word for all": load(32, 0, "0u"), "LDS.128, rows of 144 bytes": load(128, 144),
-          "LDS.128, rows of 128 bytes": load(128, 128)}  # fmt: skip
+          "LDS.128, rows of 128 bytes": load(128, 128)}
 RATES |= {f"STS.{width}": store(width) for width in (32, 64, 128)}
 RATES |= {f"STS.32, {ways} ways": store(32, 4 * ways) for ways in (2, 8, 32)}
 RATES |= {f"LDSM.x{n}": matrices(n) for n in (1, 2, 4)} | {"LDSM.x4.trans": matrices(4, trans=".trans")}
 RATES |= {f"STSM.x{n}": matrices(n, True) for n in (1, 2, 4)} | {"STSM.x4.trans": matrices(4, True, ".trans")}
 CHASED = ("LDS.32", "LDS.64", "LDS.128", "LDS.32, 2 ways", "LDS.32, 8 ways", "LDS.32, 32 ways", "LDSM.x1", "LDSM.x2",
-          "LDSM.x4")  # fmt: skip
+          "LDSM.x4")
 FENCED = 0, 1, 4, 8                          # STS.128 ahead of a fence
 FENCED_WARPS = 1, 4, 8
 

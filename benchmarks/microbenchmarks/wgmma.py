@@ -109,7 +109,7 @@ def build(bench: Bench, text: str, sass: dict[str, int]) -> Built:
 
 
 def timed(bench: Bench, name: str, one: Product, body: str, steps: int, accumulators: int = 1, drain: str = "",
-          groups: int = 1, per: int = 1) -> None:  # fmt: skip
+          groups: int = 1, per: int = 1) -> None:
     """`body` has `steps` steps of each accumulator; the figure is clocks of a trip over `per`."""
     block, trips = GROUP * groups, bench.trips(TRIPS)
     text = frame.loop(body, setup(one, accumulators), finish(one, accumulators), threads=block, drain=drain)
@@ -163,7 +163,7 @@ def handed(bench: Bench) -> None:
     begins = setup(one) + f" u32 place = address(smem) + 16 * threadIdx.x, x = {ONES[one.type]}; u64 begin = desc_a;"
     for name, parts in (("product", [product]), ("barrier, product", [barrier, product]),
                         ("fence, barrier, product", [fence, barrier, product]),
-                        ("4 STS.128, fence, barrier, product", [stores, fence, barrier, product])):  # fmt: skip
+                        ("4 STS.128, fence, barrier, product", [stores, fence, barrier, product])):
         text = frame.loop("\n".join([turn, *parts]), begins, finish(one), threads=GROUP)
         built = build(bench, text, {"HGMMA": 4})
         clocks = bench.clocks(built, trips, block=GROUP, dynamic_shared=one.shared)

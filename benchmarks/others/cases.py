@@ -54,7 +54,7 @@ PROJECTS = {  # by the name of their folder, in the page's order
 PACKAGES = {  # in the folder "packages"
     "liger-kernel": "0.6.4", "torch-c-dlpack-ext": "0.1.5",
     "einops": "0.8.2", "apache-tvm-ffi": "0.1.15.post2", "cupy-cuda13x": "14.2.0",
-}  # fmt: skip
+}
 NOT_RUN = [  # (project, kernels, why)
     ("cuLA", "kernels of csrc/ for sm_100", "not tried: nvcc needs minutes for each (7 for the one of sm_90)"),
     ("attention-gym", "chunk_kda, backward", "the installed CuTe DSL has no argument `mma_kind` of tcgen05_mma_ws"),
@@ -66,7 +66,7 @@ NOT_RUN = [  # (project, kernels, why)
      "host code for torch's C++ headers, or for files of test data"),
     ("ThunderKittens", "parallel/", "several GPUs: multicast memory and handles between processes"),
     ("cupy", "launches by CuPy itself", "the CUDA runtime is linked into its extensions and asks the driver"),
-]  # fmt: skip
+]
 CASES: list = []  # (project, kernel, arch, function of the sources' folder: (correct, runs))
 
 

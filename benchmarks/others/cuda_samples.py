@@ -13,7 +13,7 @@ def sample(path, kernel, arch, grid, block, make, **options):
     launch_of_nvcc(
         "cuda-samples", f"{path.split('/')[-2]}: {options.pop('title', kernel)}", arch,
         lambda root: root / "Samples" / path, kernel, "Common", make, grid=grid, block=block, **options,
-    )  # fmt: skip
+    )
 
 
 def _close(got, wanted, **how):
@@ -142,7 +142,7 @@ def _odd_and_even():
 INTRO, CONCEPTS, FEATURES = "0_Introduction", "2_Concepts_and_Techniques", "3_CUDA_Features"
 sample(f"{INTRO}/vectorAdd/vectorAdd.cu", "vectorAdd", "sm_80", 4, 256, _vector_add)
 sample(f"{INTRO}/matrixMul/matrixMul.cu", "_Z13MatrixMulCUDAILi16EEvPfS0_S0_ii", "sm_80", (6, 4), (16, 16), _matmul,
-       title="MatrixMulCUDA<16>")  # fmt: skip
+       title="MatrixMulCUDA<16>")
 for name in ("intrinsics", "native"):
     sample(f"{INTRO}/fp16ScalarProduct/fp16ScalarProduct.cu", f"scalarProductKernel_{name}", "sm_80", 4, 128, _halves)
 sample(f"{INTRO}/simpleAtomicIntrinsics/simpleAtomicIntrinsics.cu", "testKernel", "sm_80", 4, 128, _atomics)
@@ -150,14 +150,14 @@ sample(f"{CONCEPTS}/scan/scan.cu", "scanExclusiveShared", "sm_80", 2, 256, _scan
 sample(f"{CONCEPTS}/shfl_scan/shfl_scan.cu", "shfl_scan_test", "sm_80", 2, 256, _shuffled_scan, dynamic_shared=32)
 sample(f"{CONCEPTS}/sortingNetworks/bitonicSort.cu", "bitonicSortShared", "sm_80", 1, 512, _sort)
 sample(f"{INTRO}/mergeSort/mergeSort.cu", "_Z21mergeSortSharedKernelILj1EEvPjS0_S0_S0_j", "sm_80", 1, 512,
-       lambda: _sort(ups=()), title="mergeSortSharedKernel<1>")  # fmt: skip
+       lambda: _sort(ups=()), title="mergeSortSharedKernel<1>")
 sample(f"{CONCEPTS}/scalarProd/scalarProd.cu", "scalarProdGPU", "sm_80", 2, 256, _scalar_products)
 for kernel in ("reduceMultiPass", "reduceSinglePass"):
     sample(f"{CONCEPTS}/threadFenceReduction/threadFenceReduction.cu", f"_Z{len(kernel)}{kernel}ILj128ELb1EEvPKfPfj",
            "sm_80", 1 if "Multi" in kernel else 8, 128, _reduction, dynamic_shared=512,
-           title=f"{kernel}<128, true>")  # fmt: skip
+           title=f"{kernel}<128, true>")
 sample(f"{CONCEPTS}/reductionMultiBlockCG/reductionMultiBlockCG.cu", "reduceSinglePassMultiBlockCG", "sm_80", 4, 128,
-       _reduction, dynamic_shared=1024)  # fmt: skip
+       _reduction, dynamic_shared=1024)
 sample(f"{CONCEPTS}/histogram/histogram256.cu", "histogram256Kernel", "sm_80", 2, 192, _histogram)
 sample(f"{CONCEPTS}/inlinePTX/inlinePTX.cu", "sequence_gpu", "sm_80", 1, 128, _lanes)
 for name, (kernel, types) in {
@@ -171,14 +171,14 @@ for name, (kernel, types) in {
     sample(f"{FEATURES}/{name}/{name}.cu", kernel, "sm_80", grid, (128, 4), _wmma(*types))
 sample(f"{FEATURES}/globalToShmemAsyncCopy/globalToShmemAsyncCopy.cu",
        "_Z38MatrixMulAsyncCopyMultiStageLargeChunkILi16EEvPfPKfS2_ii", "sm_80", (6, 4), (16, 16), _matmul,
-       title="MatrixMulAsyncCopyMultiStageLargeChunk<16>")  # fmt: skip
+       title="MatrixMulAsyncCopyMultiStageLargeChunk<16>")
 sample(f"{FEATURES}/globalToShmemAsyncCopy/globalToShmemAsyncCopy.cu",
        "_Z29MatrixMulAsyncCopySingleStageILi16EEvPfPKfS2_ii", "sm_80", (6, 4), (16, 16), _matmul,
-       title="MatrixMulAsyncCopySingleStage<16>")  # fmt: skip
+       title="MatrixMulAsyncCopySingleStage<16>")
 sample(f"{FEATURES}/warpAggregatedAtomicsCG/warpAggregatedAtomicsCG.cu", "filter_arr", "sm_80", 2, 256, _filtered)
 sample(f"{FEATURES}/binaryPartitionCG/binaryPartitionCG.cu", "oddEvenCountAndSumCG", "sm_80", 2, 128, _odd_and_even)
 sample("5_Domain_Specific/BlackScholes/BlackScholes.cu", "BlackScholesGPU", "sm_80", 1, 128, _black_scholes)
 sample("5_Domain_Specific/fastWalshTransform/fastWalshTransform.cu", "fwtBatch1Kernel", "sm_80", 2, 64, _walsh,
-       dynamic_shared=1024)  # fmt: skip
+       dynamic_shared=1024)
 for kernel in ("transposeNaive", "transposeCoalesced", "transposeNoBankConflicts", "transposeDiagonal"):
     sample("6_Performance/transpose/transpose.cu", kernel, "sm_80", (2, 2), (32, 16), _transposed)

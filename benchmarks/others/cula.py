@@ -16,7 +16,7 @@ from .fla import _recurrence
 
 cula = functools.partial(
     host_functions("cuLA", package="cula", bare=("cula", "cula.ops", "cula.kda")), arch="sm_100a"
-)  # fmt: skip
+)
 T, H, D, C = 128, 2, 128, 64  # tokens, heads, channels, tokens of a chunk
 
 
@@ -115,7 +115,7 @@ void once(bf16 *o, float *state, bf16 *q, bf16 *k, bf16 *v, float *alpha, float 
 }
 """
 FLAGS = ["-std=c++20", "-O3", "--expt-relaxed-constexpr", "--expt-extended-lambda", "--use_fast_math", "-w",
-         "-DCUTE_USE_PACKED_TUPLE=1"]  # fmt: skip
+         "-DCUTE_USE_PACKED_TUPLE=1"]
 
 
 @case("cuLA", "csrc/kda/sm90: FlatKernelTmaWarpSpecializedKdaFwd", "sm_90a")

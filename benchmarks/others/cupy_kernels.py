@@ -60,7 +60,7 @@ def elementwise(run, kernel, values, size, types=()):
     code = _kernel._get_elementwise_kernel_code(
         tuple(infos), _kernel._TypeMap(tuple(types)), kernel.params, kernel.operation, kernel.name, kernel.preamble,
         **kernel.kwargs,
-    )  # fmt: skip
+    )
     return run(HEADER + code, kernel.name, grid=(size + 127) // 128, block=128, args=buffer, memory=tensors)
 
 
@@ -72,7 +72,7 @@ def _(run):
     out = torch.zeros((64 * up + 3 * 4 - up) // down)
     launched = run(_upfirdn.UPFIRDN_KERNEL, "_cupy_upfirdn1D_float32", grid=2, block=128, args=[
         x, 1, taps.flip(1).contiguous(), up, down, 0, 64, 4, 64 + 3, out, out.numel(),
-    ])  # fmt: skip
+    ])
     spread = torch.zeros(64 * up)
     spread[::up] = x
     filtered = np.convolve(spread.double(), taps.t().reshape(-1).double())

@@ -20,7 +20,7 @@ def _nvfp4(m, n, k):
     factors = [(torch.randint(1, 6, (rows, k // 16)) / 4).to(torch.float8_e4m3fn) for rows in (m, n)]
     blocked = [
         f.view(torch.uint8).view(-1, 4, 32, k // 64, 4).permute(0, 3, 2, 1, 4).contiguous() for f in factors
-    ]  # fmt: skip
+    ]
     wide = [
         torch.stack([table[(x & 15).long()], table[(x >> 4).long()]], -1).flatten(1)
         * f.float().repeat_interleave(16, 1)

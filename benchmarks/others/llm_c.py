@@ -20,7 +20,7 @@ def kernel(header, name, grid, block, make, **options):
     launch_of_nvcc(
         "llm.c", f"{header}: {title}", "sm_80", lambda root: text, name, "llmc", make, grid=grid, block=block,
         options=["-std=c++17"], **options,
-    )  # fmt: skip
+    )
 
 
 def _bf16(*shape):
@@ -108,21 +108,21 @@ def _residual():
 kernel("layernorm.cuh", "layernorm_forward_kernel3", 2, 128, _layernorm)
 kernel("layernorm.cuh", "layernorm_forward_kernel6", 2, (32, 4), _layernorm, dynamic_shared=(2 + 4) * C * 2)
 kernel("layernorm.cuh", "fused_residual_forward_kernel5", 2, (32, 4), _residual_and_norm,
-       dynamic_shared=(2 + 4) * C * 2)  # fmt: skip
+       dynamic_shared=(2 + 4) * C * 2)
 kernel("layernorm.cuh", "residual_forward_kernel", 1, 256, _residual)
 kernel("layernorm.cuh", "layernorm_backward_kernel10", 2, 512, _layernorm_backward,
-       dynamic_shared=(2 * C + 2 * (512 - 32) * 4) * 4)  # fmt: skip
+       dynamic_shared=(2 * C + 2 * (512 - 32) * 4) * 4)
 kernel("gelu.cuh", "gelu_forward_kernel2", 2, 128, _gelu)
 kernel("gelu.cuh", "gelu_backward_inplace_kernel", 2, 128, _gelu_backward)
 kernel("fused_classifier.cuh", "fused_classifier_kernel5", N, 64, _classifier, title="fused_classifier_kernel5<true>",
        instance="template __global__ void fused_classifier_kernel5<true, false>(floatX*, float*, floatX*, const float, "
-       "const int*, int, int, int, int, std::bool_constant<true>);")  # fmt: skip
+       "const int*, int, int, int, int, std::bool_constant<true>);")
 kernel("encoder.cuh", "encoder_forward_kernel3", 8, 256, _encoder)
 kernel("global_norm.cuh", "global_norm_squared_kernel", 4, 512, _squared_norm,
        title="global_norm_squared_kernel<float>",
        instance="template __global__ void global_norm_squared_kernel<float>(float*, const float*, size_t, "
-       "ptrdiff_t);")  # fmt: skip
+       "ptrdiff_t);")
 kernel("adamw.cuh", "adamw_kernel3", 4, 256, _adamw, title="adamw_kernel3<float, float>",
        instance="template __global__ void adamw_kernel3<float, float>(float*, float*, float*, float*, float*, size_t, "
        "ptrdiff_t, ptrdiff_t, ptrdiff_t, float, float, float, float, float, float, float, float, "
-       "unsigned);")  # fmt: skip
+       "unsigned);")

@@ -31,7 +31,7 @@ def tk(file, title, arch, host=""):
             lib = kda.simulator.library(
                 f'#include "{source.name}"\n{host}\n', arch=arch, options=FLAGS, defines={GPU[arch]: 1},
                 include=[source.parent, root / "include", root / "prototype"],
-            )  # fmt: skip
+            )
             with kda.simulator.capture(arch=arch) as session:
                 correct = function(lib)
             return correct, session.runs

@@ -53,7 +53,7 @@ def sm89() -> str:
     per, y = BAR / (SMALLEST + 1024), 60
     limit = NAME + SMALLEST * per
     parts = [text(10, 18, f"Shared memory of a CTA, K = V = {K}, chunks of {C}, {COLUMNS} columns of the state",
-                  "start", bold=True), text(limit, 44, f"{SMALLEST:,} bytes", colour=SOFT)]  # fmt: skip
+                  "start", bold=True), text(limit, 44, f"{SMALLEST:,} bytes", colour=SOFT)]
     for config, fields in launches():
         assert sum(fields.values()) == config.shared, f"{config.kernel}: {fields}, not {config.shared}"
         parts.append(text(10, y + 19, config.kernel, "start"))
@@ -72,9 +72,9 @@ def sm89() -> str:
 
 
 ROW = re.compile(r"^\| (?P<name>[^|]+) \| (?P<reads>[\d,]+)(?: \[(?P<in_l2>[\d,]+)\])? \| (?P<writes>[\d,]+)"
-                 r"(?: \[(?P<out_l2>[\d,]+)\])? \|$", re.MULTILINE)  # fmt: skip
+                 r"(?: \[(?P<out_l2>[\d,]+)\])? \|$", re.MULTILINE)
 TOTAL = re.compile(r"^\| \*\*(?P<way>forward|backward).*\| floor (?P<floor>[\d,]+) \| FLA about (?P<fla>[\d,]+) \|$",
-                   re.MULTILINE)  # fmt: skip
+                   re.MULTILINE)
 
 
 def triton() -> str:
@@ -94,7 +94,7 @@ def triton() -> str:
             rows[way].append((match["way"], number(match["floor"]), number(match["fla"])))
             way = "backward"
     parts = [text(10, 18, "Bytes per token and value head, read and written (shaded: scratch that stays in L1 or L2)",
-                  "start", bold=True)]  # fmt: skip
+                  "start", bold=True)]
     largest = max(fla for found in rows.values() for *_, fla in found[-1:])
     per, y = (WIDTH - NAME - 20) / largest, 40
     for way, found in rows.items():

@@ -71,7 +71,7 @@ def place(kernel: Kernel, top: float) -> dict[str, Placed]:
         left = sum(
             name in (e.start, e.end) and min(kernel.nodes[e.start].column, kernel.nodes[e.end].column) < node.column
             for e in kernel.edges if kernel.nodes[e.start].row == kernel.nodes[e.end].row
-        )  # fmt: skip
+        )
         arrows = max(left, beside - left)
         heights[node.row] = max(heights[node.row], 26 + LINE * len(about(kernel, name)), 14 + EDGE * arrows)
     found = {}
@@ -93,7 +93,7 @@ def roles(kernel: Kernel, top: float) -> tuple[list[str], float]:
         parts += [
             f'<rect x="{x:g}" y="{y:g}" width="{w:g}" height="{h:g}" rx="6" fill="none" stroke="{SOFT}" '
             'stroke-dasharray="2 3"/>', text(x + 8, y + 15, title, "start", SOFT),
-        ]  # fmt: skip
+        ]
     for name, p in places.items():
         role = name.partition(":")[0]
         is_role = role in kernel.config.roles
@@ -180,7 +180,7 @@ def rows_of(struct: Struct, inner: dict[str, Struct], bases: list[int], deep: in
             first = small[0][1].offset
             colour = DTYPES.get(small[0][1].dtype, ORANGE) if len(small) == 1 else ORANGE
             yield Row("small fields" if len(small) > 1 else names[0], says if len(small) > 1 else shape(small[0][1]),
-                      size, [b + first for b in bases], colour, deep)  # fmt: skip
+                      size, [b + first for b in bases], colour, deep)
             small.clear()
 
     for name, f in struct.fields.items():

@@ -18,7 +18,7 @@ def chunks(count: int = 4) -> str:
         text(10, 124, "all chunks at once", "start", SOFT), text(10, 187, "state", "start"),
         text(10, 204, "one after the other", "start", SOFT), text(10, 267, "output", "start"),
         text(10, 284, "all chunks at once", "start", SOFT),
-    ]  # fmt: skip
+    ]
     for i in range(count):
         x = left + i * step
         middle = x + w / 2
@@ -29,7 +29,7 @@ def chunks(count: int = 4) -> str:
             text(middle, 204, "next h"), line(middle, 212, middle, 248), box(x, 250, w, 42, LEVELS[3]),
             text(middle, 267, "o = scale qg h"), text(middle, 284, "+ A_qk v_new"),
             line(x - (step - w) + (0 if i else 5), 191, x - 2, 191),
-        ]  # fmt: skip
+        ]
         parts.append(text(x - (step - w) / 2, 183, f"h{i}"))
     end = left + (count - 1) * step + w
     parts += [line(end, 191, end + 28, 191), text(end + 15, 183, f"h{count}")]

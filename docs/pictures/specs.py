@@ -132,7 +132,7 @@ def problem(T: int, H: int, **more: Any) -> Problem:
     return Problem(
         T=T, H=H, HV=H, gate="bounded", lower_bound=-5.0, A_log=True, dt_bias=True, beta="sigmoid", qk_l2norm=True,
         g_dtype="bfloat16", final_state=True, **more,
-    )  # fmt: skip
+    )
 
 
 # ---- Hopper
@@ -154,7 +154,7 @@ MAKE_CHUNK = (
     [(0, 7, OF_A_WARP_EACH)], "the sums of each warp are there",
     [(0, 3, "sums before each warp")], "sums are there",
     [(0, 7, "operands of products: exponentials, rounded to bfloat16")],
-)  # fmt: skip
+)
 
 
 def fused_nodes(stages: str, tensor_core: bool) -> dict[str, Node]:
@@ -166,7 +166,7 @@ def fused_nodes(stages: str, tensor_core: bool) -> dict[str, Node]:
             f"PREPARE 1{at}": Node(outer, 1, (f"chunks 4i + {2 + cta}",)),
             f"stages 0, 1{at}": Node(inner, 0, (stages,)), f"stages 2, 3{at}": Node(inner, 1, (stages,)),
             f"CHAIN{at}": Node(inner, 2, (f"columns {64 * cta}-{64 * cta + 63}", "of the state")),
-        }  # fmt: skip
+        }
         if tensor_core:
             found[f"tensor core{at}"] = Node(outer, 2, ("products",))
     return found
@@ -189,7 +189,7 @@ def fused_edges(tensor_core: bool) -> tuple[Edge, ...]:
             found += [
                 Edge(core, f"CHAIN{at}", "out: commit", "out"), Edge(core, f"CHAIN{at}", "added: commit", "added"),
                 Edge(core, f"PREPARE 1{at}", "pairs_done, KT_done", "pairs_done KT_done"),
-            ]  # fmt: skip
+            ]
     return tuple(found)
 
 
@@ -202,7 +202,7 @@ def walk_nodes(role: str, reads: str, does: tuple[str, ...], maker: str = "prepa
         "global memory": Node(0, 0, (f"tiles from {maker},", reads)),
         "LOAD": Node(1, 0, ("a tile by one bulk copy,", f"{reads} in pieces of 16 bytes")),
         role: Node(2, 0, does),
-    }  # fmt: skip
+    }
 
 
 def walk_edges(role: str, reads: str, empty: str) -> tuple[Edge, ...]:
@@ -217,7 +217,7 @@ GRADS_EDGES = (
     Edge("global memory", "LOAD", "inputs"), Edge("LOAD", "global memory", "gradients"),
     Edge("LOAD", "MATH", "values_full: 129", "values_full"), Edge("MATH", "LOAD", "values_empty: 8", "values_empty"),
     Edge("LOAD", "MATH", "rows_full[2]: 128", "rows_full"), Edge("MATH", "LOAD", "rows_done[2]: 8", "rows_done"),
-)  # fmt: skip
+)
 GRADS_NODES = {
     "global memory": Node(0, 0, ("q, k, g, beta", "do, dv, r, h, dh", "-> dq, dk, dg, dbeta")),
     "LOAD": Node(1, 0, ("brings the next item,", "norms and beta;", "takes results away")),
@@ -237,12 +237,12 @@ WALKER = Part(
         role: range(warp, warp + 1) for role, warp in
         (("LOAD", sm90.STREAM_LOAD), ("VALUES", sm90.STREAM_VALUES), ("STORE", sm90.STREAM_STORE))
     },
-)  # fmt: skip
+)
 STREAM_MAKES = (
     {f"PREPARE {n}": Node(0, n, ("two chunks, one after the", "other, and what joins them")) for n in (0, 1)}
     | {f"INVERSE {n}": Node(1, n, ("inverses of both chunks,", "the step's copy, its flag")) for n in (0, 1)}
     | {f"memory: {n}": Node(2, n, ("58 KiB of tiles of a step,", "and its flag, in L2")) for n in (0, 1)}
-)  # fmt: skip
+)
 STREAM_MAKES_EDGES = (
     Edge("PREPARE 0", "PREPARE 1", "begun: 1", "begun"),
     *[edge for n in (0, 1) for edge in (
@@ -251,7 +251,7 @@ STREAM_MAKES_EDGES = (
         Edge(f"INVERSE {n}", f"PREPARE {n}", "taken: 1", "taken"),
         Edge(f"INVERSE {n}", f"memory: {n}", "tiles, then flag"),
     )],
-)  # fmt: skip
+)
 STREAM_WALKS = {
     "memory": Node(0, 0, ("tiles and flags, in L2",)),
     "LOAD": Node(1, 0, ("waits for a step's flag,", "then for a stage")),
@@ -263,7 +263,7 @@ STREAM_WALKS_EDGES = (
     Edge("memory", "LOAD", "flag, tiles"), Edge("LOAD", "CHAIN", "full: 33 + bytes", "full"),
     Edge("CHAIN", "LOAD", "read: 4", "read"), Edge("VALUES", "CHAIN", "full"), Edge("CHAIN", "VALUES", "read"),
     Edge("CHAIN", "STORE", "made: 4", "made"), Edge("STORE", "CHAIN", "taken: 1", "taken"),
-)  # fmt: skip
+)
 
 SM90 = [
     Kernel(
@@ -310,7 +310,7 @@ SM90 = [
         registers={"MATH": MATH, "LOAD": LOAD}, inner={"rows": sm90_grads.rows}, ring="values_full",
         frames={"CTA": ("LOAD", "MATH")},
     ),
-]  # fmt: skip
+]
 
 
 # ---- Blackwell
@@ -321,7 +321,7 @@ MAKE_CHUNK100 = (
     [(0, 7, OF_A_WARP_EACH)], "the sums of each two rows are there",
     [(0, 1, "sums before each two rows, anchors")], "sums are there",
     [(0, 7, "operands of products: exponentials, rounded to bfloat16")],
-)  # fmt: skip
+)
 SM100_FORWARD, SM100_STEP = Call("sm_100a", "sm100", 1024, 74), Call("sm_100a", "sm100", 1024, 32, step=True)
 sm100_recorded = sm100_plan.recorded_plan(STEP, BLACKWELL_SMS)
 sm100_grads: Any = sm100_recorded.grads
@@ -332,7 +332,7 @@ IN_STAGES = {"stages": sm100.STAGE, "tile": sm100.RECORD_TILE}
 CORE = Node(2, 1, ("products, issued by warp 0",))
 OF_THE_TENSOR_CORE = (
     Edge("tensor core", "WALK", "out: commit", "out"), Edge("tensor core", "WALK", "added: commit", "added"),
-)  # fmt: skip
+)
 
 SM100 = [
     Kernel(
@@ -400,7 +400,7 @@ SM100 = [
             Columns("Ku", OfGrads.Ku, 32), Columns("Kd", OfGrads.Kd, OfGrads.end - OfGrads.Kd),
         ),
     ),
-]  # fmt: skip
+]
 
 KERNELS = SM90 + SM100
 

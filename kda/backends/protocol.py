@@ -79,7 +79,7 @@ def functions_of(capability: Capability) -> dict[str, tuple[str, ...]]:
     """Module -> functions that every backend of this capability has."""
     optional = {"backward": capability.backward, "kept_bytes": capability.keeps_own,
                 "segment_map": "forward" in capability.maps,
-                "segment_map_bwd": "backward" in capability.maps}  # fmt: skip
+                "segment_map_bwd": "backward" in capability.maps}
     of_launch = ("forward", "stage", "rounded_to", *(name for name, there in optional.items() if there))
     of_plan = ("recipes", "recipes_of_call", "call_of_stage")
     return {"launch": of_launch} | ({"plan": of_plan} if capability.archs else {})

@@ -79,37 +79,37 @@ class Percent(click.ParamType):
 @click.option("--against", type=Name("backend", lambda: ["fla", *backend_names()]),
               help="A baseline: another backend, or fla.")
 @click.option("--shape", "names", type=Name("shape", lambda: list(SHAPES)), multiple=True,
-              help="A named shape, see --list; may be repeated.  [default: those for this device]")  # fmt: skip
+              help="A named shape, see --list; may be repeated.  [default: those for this device]")
 @shape_options(heads=8, lengths="Packed sequences.", batch=1)
 @click.option("--regime", type=click.Choice([*REGIMES, "both"]), default="both", show_default=True,
-              help="Gates that forget within 16 tokens, or remember for hundreds.")  # fmt: skip
+              help="Gates that forget within 16 tokens, or remember for hundreds.")
 @click.option("--direction", "directions", type=click.Choice([*DIRECTIONS, "both", "step", "decode"]), multiple=True,
               default=["both"], show_default=True,
               help="A step is a recorded forward and its backward in one; may be repeated. decode: a token of each of "
-              "--batch sequences by kda.decode_step.")  # fmt: skip
+              "--batch sequences by kda.decode_step.")
 @click.option("--graph", is_flag=True, help="Replay calls from a CUDA graph.")
 @click.option("--disable-recompute", is_flag=False, flag_value="all", type=click.Choice(["all", "states"]),
-              help="Keep the forward's intermediates for the backward, or the states alone.")  # fmt: skip
+              help="Keep the forward's intermediates for the backward, or the states alone.")
 @click.option("--stages", is_flag=True, help="Time each stage that the backend can run alone, too.")
 @click.option("--repeats", type=Count(1), help="Launches per timing.  [default: 20 on a CPU, 200 on a GPU]")
 @click.option("--seconds", type=Number(0), default=10.0, show_default=True,
-              help="Stop a timing after this long, but make at least three launches.")  # fmt: skip
+              help="Stop a timing after this long, but make at least three launches.")
 @click.option("--save", metavar="FILE", type=OUTPUT, help="Write the results as JSON.")
 @click.option("--compare", metavar="FILE", type=click.Path(exists=True, dir_okay=False),
-              help="Compare medians with a saved run.")  # fmt: skip
+              help="Compare medians with a saved run.")
 @click.option("--fail-above", type=Percent(), default="3%", show_default=True,
-              help="With --compare: exit with 1 if a median is slower by more, and the spreads are apart.")  # fmt: skip
+              help="With --compare: exit with 1 if a median is slower by more, and the spreads are apart.")
 @click.option("--plot", metavar="FILE", type=OutputFile(".png", ".svg", ".pdf"),
-              help="Draw the times (.png, .svg, .pdf).")  # fmt: skip
+              help="Draw the times (.png, .svg, .pdf).")
 @click.option("--html", metavar="FILE", type=OUTPUT,
-              help="Write a page: times as bars, and what the roles of the kernels do over time.")  # fmt: skip
+              help="Write a page: times as bars, and what the roles of the kernels do over time.")
 @click.option("--predicted", is_flag=True,
-              help="Time nothing: what the simulator's clock says, and its error.  Needs no GPU.")  # fmt: skip
+              help="Time nothing: what the simulator's clock says, and its error.  Needs no GPU.")
 @click.option("--host", is_flag=True,
-              help="Time the host's part alone: a forward and a step, with the GPU idle and busy.")  # fmt: skip
+              help="Time the host's part alone: a forward and a step, with the GPU idle and busy.")
 @click.option("--arch", type=ARCH,
               help="With --predicted: the GPUs of this arch or card, such as b200.  [default: that of --backend, or "
-              "sm90]  With --host: launches go to a stand-in of one.")  # fmt: skip
+              "sm90]  With --host: launches go to a stand-in of one.")
 @click.option("--verbose", "-v", is_flag=True, help="Print rates, memory with inputs, and each comparison, too.")
 @click.option("--list", "only_list", is_flag=True, help="List the named shapes and end.")
 @click.option("--force", is_flag=True, help="Run shapes that look too large for this machine.")
@@ -180,7 +180,7 @@ def check_usage(options: dict[str, Any]) -> None:
             raise click.UsageError("--host times a forward and a step; --direction names one of them")
     if options["predicted"]:
         timed = [name for name in (*SETTINGS, "against", "stages", "repeats", "save", "compare", "regime",
-                                   "seconds", "force") if given(name)]  # fmt: skip
+                                   "seconds", "force") if given(name)]
         if timed:
             raise click.UsageError(f"--predicted times nothing; leave out {option_of(timed[0])}")
     if options["plot"] and importlib.util.find_spec("matplotlib") is None:
@@ -272,7 +272,7 @@ def bench(screen: Screen, options: dict[str, Any], old: dict[str, Any] | None) -
     doors = {case: doors_for(spec_of(*case[1:]), options, device) for case in cases}
     results, clock, directions = [], clock_of(device), ways(options["directions"])
     how = How(options["repeats"] or LAUNCHES[machine.kind], options["seconds"], options["stages"], options["graph"],
-              setting(options["disable_recompute"]))  # fmt: skip
+              setting(options["disable_recompute"]))
     steps = sum(2 + len(directions) + len(doors[case]) - 1 for case in cases) + len(cases) * options["stages"]
     with screen.progress("measuring the copy bandwidth" if machine.kind == "gpu" else "drawing inputs", steps) as tell:
         if machine.kind == "gpu":
@@ -300,7 +300,7 @@ def save_right(
 
     right = [result for result in results if result.measured.right]
     wrong = [f"{result.name}, {result.regime} gates: not saved, its results are wrong; `kda verify` finds where"
-             for result in results if not result.measured.right]  # fmt: skip
+             for result in results if not result.measured.right]
     if right:
         lines = [line for result in right for line in lines_of(result, machine)]
         save(options["save"], as_json(machine, right, lines, [], [*left_out, *wrong], code, options))
@@ -368,7 +368,7 @@ def verdict(line: Line, row: dict[str, Any], limit: float) -> str:
 def report(
     screen: Screen, options: dict[str, Any], machine: Machine, results: Sequence[Result], left_out: Sequence[str],
     old: dict[str, Any] | None,
-) -> int:  # fmt: skip
+) -> int:
     from kda.measure.timing import lines_of
 
     lines = [line for result in results for line in lines_of(result, machine)]
@@ -442,7 +442,7 @@ def heading(code: int) -> dict[str, Any]:
 def as_json(
     machine: Machine, results: Sequence[Result], lines: Sequence[Line], changes: Sequence[Change],
     left_out: Sequence[str], code: int, options: dict[str, Any],
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, Any]:
     """Times in seconds, memory in bytes."""
     from kda.measure.timing import summary
 
@@ -456,7 +456,7 @@ def as_json(
                    for result in results for name, timing in result.measured.stages.items()],
         "comparison": [{**{name: c.old[name] for name in KEY}, "before": c.old["median"], "now": c.line.median,
                         "verdict": c.verdict} for c in changes],
-    }  # fmt: skip
+    }
 
 
 def parity_json(result: Result, check: Checked) -> dict[str, Any]:
@@ -466,7 +466,7 @@ def parity_json(result: Result, check: Checked) -> dict[str, Any]:
         "against": check.against, "timed": bool(result.measured.timed_wrong),
         "wrong": [row.tensor for row in check.wrong],
         "used": {name: share if math.isfinite(share) else None for name, share in used.items()},
-    }  # fmt: skip
+    }
 
 
 def print_list(screen: Screen) -> int:

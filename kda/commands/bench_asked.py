@@ -37,7 +37,7 @@ def spec_of(shape: Shape, regime: str) -> Spec:
     from kda.verify.cases import Spec
 
     return Spec(lengths=shape.lengths or None, B=shape.B, T=shape.T, H=shape.H, HV=shape.HV, K=shape.K, V=shape.V,
-                dtype=shape.dtype, regime=regime, initial_state=False)  # fmt: skip
+                dtype=shape.dtype, regime=regime, initial_state=False)
 
 
 def both(choice: str, of: Sequence[str]) -> tuple[str, ...]:

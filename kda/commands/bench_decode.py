@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from kda.measure.timing import Machine
 
 OTHERS = ("against", "names", "lengths", "tokens", "regime", "graph", "disable_recompute", "stages", "save", "compare",
-          "fail_above", "plot", "predicted", "host", "arch", "force")  # fmt: skip
+          "fail_above", "plot", "predicted", "host", "arch", "force")
 HEADS, SEQUENCES = {"gpu": (8, 12, 16, 32, 64, 96), "cpu": (2,)}, {"gpu": (1, 64, 256), "cpu": (1, 4)}
 DIM = {"gpu": 128, "cpu": 32}
 DTYPE = {"gpu": "bfloat16", "cpu": "float32"}
@@ -79,7 +79,7 @@ def backend_of(asked: Asked, name: str | None, device: str) -> str:
         K=asked.K, V=asked.V, dtype=asked.dtype, g_dtype=asked.dtype, beta_dtype=asked.dtype, state_dtype=asked.states,
         gate="bounded", lower_bound=-5.0, A_log=True, dt_bias=True, beta="sigmoid", qk_l2norm=True, inplace=True,
         scale=asked.K**-0.5, slots=asked.sequences + 2, state_v_first=True,
-    )  # fmt: skip
+    )
     try:
         return choose(problem, backend_asked(name)).backend or ""
     except NoBackendError as error:
@@ -95,7 +95,7 @@ def report(screen: Screen, machine: Machine, found: Sequence[Decoded]) -> int:
         screen.emit_json({
             "schema": 1, "kda": kda_version(), "command": "bench", "exit": code, "host": machine._asdict(),
             "direction": "decode", "rows": [as_json(each, machine.copy) for each in found],
-        })  # fmt: skip
+        })
         return code
     words = [machine.device, f"kda {kda_version()}", *(f"{n} {v}" for n, v in machine.versions.items())]
     screen.line(screen.paint("  ".join(words), bold=True))

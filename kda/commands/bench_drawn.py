@@ -161,7 +161,7 @@ def draw(file: str, title: str, details: str, groups: Sequence[Group]) -> None:
                     if bar.low is not None and bar.high is not None:
                         spread = [[bar.median - bar.low], [bar.high - bar.median]]
                     axes.barh(at, bar.median, 0.78, color=KINDS[track.kind][0], xerr=spread,
-                              error_kw={"elinewidth": 0.8, "ecolor": FAINT})  # fmt: skip
+                              error_kw={"elinewidth": 0.8, "ecolor": FAINT})
                     axes.text(bar.reach, at, f"  {ms(bar.median / 1e3)}", va="center", color=TEXT, fontsize=8)
                     last = at + 0.5
             if way in group.floors:

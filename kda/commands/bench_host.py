@@ -102,7 +102,7 @@ def report(
             "schema": 1, "kda": kda_version(), "command": "bench", "exit": OK, "host": machine._asdict(),
             "stand_in": stand_in and stand_in.name, "settings": settings,
             "rows": [as_json(shape, cost) for shape, cost in found],
-        })  # fmt: skip
+        })
         return
     words = [machine.device, f"kda {kda_version()}", *(f"{n} {v}" for n, v in machine.versions.items())]
     screen.line(screen.paint("  ".join(words), bold=True))
@@ -121,7 +121,7 @@ def report(
             )
     if machine.crowded:
         screen.line(f"{screen.sign('warn')} other processes kept the cores busy (a load of {machine.load:.1f} on "
-                    f"{machine.cores}): these times can be many times too long")  # fmt: skip
+                    f"{machine.cores}): these times can be many times too long")
 
 
 def table_lines(screen: Screen, found: Sequence[tuple[Shape, Cost]], verbose: bool) -> Iterator[str]:
@@ -143,7 +143,7 @@ def cells(found: Sequence[tuple[Shape, Cost]]) -> Iterator[tuple[str, ...]]:
         busy = ("-", "-") if cost.busy is None else (us(cost.busy.median), spread(cost.busy))
         torch = "-" if cost.of_torch is None else str(cost.of_torch)
         yield (cost.direction, cost.backend, us(cost.idle.median), spread(cost.idle), *busy,
-               str(cost.launches), torch, str(cost.allocations))  # fmt: skip
+               str(cost.launches), torch, str(cost.allocations))
 
 
 def us(seconds: float) -> str:
@@ -160,10 +160,10 @@ def as_json(shape: Shape, cost: Cost) -> dict[str, Any]:
         "problem": shape.label, "direction": cost.direction, "backend": cost.backend, "launches": cost.launches,
         "launches_of_torch": cost.of_torch, "allocations": cost.allocations,
         "idle": of_timing(cost.idle), "busy": cost.busy and of_timing(cost.busy),
-    }  # fmt: skip
+    }
 
 
 def of_timing(timing: Any) -> dict[str, Any]:
     return {"calls": len(timing.seconds), "median": timing.median, "p20": timing.quantile(0.2),
             "p80": timing.quantile(0.8), "mean": statistics.fmean(timing.seconds),
-            "host_inside": timing.host_inside}  # fmt: skip
+            "host_inside": timing.host_inside}

@@ -192,7 +192,7 @@ def _work(name: Any) -> Any:
 def _rows(
     shapes: dict[str, Shape], directions: Sequence[str], target: Target, chip: Chip,
     backends: dict[str, dict[str, str]], name: str
-) -> list[Row]:  # fmt: skip
+) -> list[Row]:
     return rows_of(name, shapes[name], directions, target, chip, backends[name])
 
 
@@ -220,7 +220,7 @@ def row_of(name: str, shape: Shape, way: str, chip: Chip, backends: dict[str, st
         kernels[word] = kernels.get(word, 0.0) + one.milliseconds / 1e3
     floor = bytes_moved(shape, way) / (chip.hbm_rate * chip.gigahertz * 1e9)
     return Row(name, shape.label, way, ", ".join(used), call.milliseconds(backward) / 1e3, floor,
-               timed.get("seconds"), timed.get("source"), expected(used[-1], launches), kernels)  # fmt: skip
+               timed.get("seconds"), timed.get("source"), expected(used[-1], launches), kernels)
 
 
 def backends_of(way: str, backends: dict[str, str]) -> list[str]:
@@ -231,7 +231,7 @@ def cells(row: Row) -> tuple[str, ...]:
     from .bench_asked import ms
 
     return (row.direction, row.backend, f"{ms(row.predicted)} ms", row.error_words, f"{ms(row.floor)} ms",
-            f"{row.x_floor:.1f}", f"{ms(row.recorded)} ms" if row.recorded else "")  # fmt: skip
+            f"{row.x_floor:.1f}", f"{ms(row.recorded)} ms" if row.recorded else "")
 
 
 def any_recorded(
@@ -241,7 +241,7 @@ def any_recorded(
     from kda.measure.predicted import recorded_call
 
     return any(recorded_call(chip.name, shape.label, way, backends[name]["forward"])
-               for name, shape in shapes.items() for way in directions)  # fmt: skip
+               for name, shape in shapes.items() for way in directions)
 
 
 def aligner(
@@ -252,7 +252,7 @@ def aligner(
     they are found."""
     time = "00.000 ms"
     wide = [(way, ", ".join(backends_of(way, backends[name])), time, "", time, "00.0", time)
-            for name in shapes for way in directions]  # fmt: skip
+            for name in shapes for way in directions]
     return lambda row: row_lines(
         [each[:columns] for each in (HEAD, *wide, row)], align="llrrrrr"[:columns], indent=2, width=width
     )[-1]
@@ -284,4 +284,4 @@ def as_json(target: Target, chip: Chip, rows: Sequence[Row]) -> dict[str, Any]:
         "schema": 1, "kda": kda_version(), "command": "bench", "exit": OK, "predicted": True, "arch": target.name,
         "chip": chip.name, "compared": chip.name in COMPARED,
         "rows": [{**row._asdict(), "x_floor": row.x_floor} for row in rows],
-    }  # fmt: skip
+    }

@@ -34,7 +34,7 @@ def header(machine: Machine) -> str:
              f"driver {machine.driver}" if machine.driver else None,
              f"copies {machine.copy / 1e12:.2f} TB/s" if machine.copy else None,
              f"kda {kda_version()}" + (f" ({machine.commit})" if machine.commit else ""),
-             *(f"{name} {version}" for name, version in machine.versions.items())]  # fmt: skip
+             *(f"{name} {version}" for name, version in machine.versions.items())]
     return "  ".join(word for word in words if word)
 
 
@@ -49,7 +49,7 @@ def parity_lines(screen: Screen, results: Sequence[Result], verbose: bool) -> li
         result, check = max(checks, key=lambda pair: closest(pair[1].rows).measure.used)
         row = closest(check.rows)
         says += (f"; the closest is {row.tensor} of {result.name}, {result.regime} gates: {used_words(row)}, "
-                 f"against {check.against}")  # fmt: skip
+                 f"against {check.against}")
     lines, shown = [f"{screen.mark('fail' if wrong else 'ok')} {says}"], []
     for result, check in checks if verbose else wrong:
         sign = screen.sign("fail" if check.wrong else "ok")
@@ -57,10 +57,10 @@ def parity_lines(screen: Screen, results: Sequence[Result], verbose: bool) -> li
         row = closest(check.rows)
         shown.append((f"{sign} {result.name}", result.regime, check.backend,
                       f"{len(check.rows) - len(check.wrong)} of {len(check.rows)}{timed}",
-                      f"{row.tensor}: {used_words(row)}, against {check.against}"))  # fmt: skip
+                      f"{row.tensor}: {used_words(row)}, against {check.against}"))
     lines += screen.table(shown, indent=2)
     return lines + [f"  {result.name}, {result.regime}, {check.backend}: {describe(row)}"
-                    for result, check in wrong for row in check.wrong]  # fmt: skip
+                    for result, check in wrong for row in check.wrong]
 
 
 def closest(rows: Sequence[Row]) -> Row:
@@ -115,7 +115,7 @@ def stage_lines(screen: Screen, results: Sequence[Result]) -> Iterator[str]:
         if stages:
             total = sum(timing.median for timing in stages.values())
             rows = [(name, f"{ms(t.median)} ms", f"{ms(t.quantile(0.2))}-{ms(t.quantile(0.8))}",
-                     f"{t.median / total:.0%}") for name, t in stages.items()]  # fmt: skip
+                     f"{t.median / total:.0%}") for name, t in stages.items()]
             backend = result.measured.checks[0].backend
             yield ""
             yield f"stages of {backend}, each alone: {result.shape.label}, {result.regime} gates"
@@ -133,12 +133,12 @@ def size(n: int | None) -> str:
 def refused_captures(results: Sequence[Result]) -> list[dict[str, str]]:
     return [{"shape": result.name, "problem": result.shape.label, "regime": result.regime, "direction": direction,
              "backend": backend, "reason": reason}
-            for result in results for direction, (backend, reason) in result.measured.not_captured.items()]  # fmt: skip
+            for result in results for direction, (backend, reason) in result.measured.not_captured.items()]
 
 
 def says_why(refused: dict[str, str]) -> str:
     return ("{direction}, {problem}, {regime} gates: not timed, because a call of {backend} cannot be captured in a "
-            "CUDA graph: {reason}").format_map(refused)  # fmt: skip
+            "CUDA graph: {reason}").format_map(refused)
 
 
 def remarks(machine: Machine, lines: Sequence[Line]) -> Iterator[str]:
@@ -147,10 +147,10 @@ def remarks(machine: Machine, lines: Sequence[Line]) -> Iterator[str]:
         yield "CPU times: caches and allocator are warm."
     if machine.crowded:
         yield (f"other processes kept the cores busy (a load of {machine.load:.1f} on {machine.cores}): these times "
-               "can be many times too long, less so with OMP_NUM_THREADS=1")  # fmt: skip
+               "can be many times too long, less so with OMP_NUM_THREADS=1")
     if machine.clock and machine.highest_clock and machine.clock < 0.97 * machine.highest_clock:
         yield (f"the SMs ran at {machine.clock} of {machine.highest_clock} MHz: "
-               f"`sudo nvidia-smi -lgc {machine.highest_clock}` asks for the highest (undo: -rgc)")  # fmt: skip
+               f"`sudo nvidia-smi -lgc {machine.highest_clock}` asks for the highest (undo: -rgc)")
     if any(line.direction == "backward" and line.memory is not None for line in lines):
         yield "memory of a backward is that of a forward and its backward"
     for line in lines:
@@ -167,7 +167,7 @@ def compare_lines(screen: Screen, changes: Sequence[Change], options: dict[str, 
     rows = [
         (f"{screen.sign(marks[c.verdict])} {c.line.direction}", c.line.problem, c.line.regime, c.line.backend,
          f"{ms(c.old['median'])} ms", f"{ms(c.line.median)} ms", f"{c.ratio - 1:+.1%}", c.verdict) for c in changes
-    ]  # fmt: skip
+    ]
     slower, limit = sum(c.verdict == "slower" for c in changes), f"{options['fail_above'] * 100:g}%"
     end = f"{slower or 'None'} of {len(changes)} slower by more than {limit} and beyond the spread."
     return [*screen.table(rows, header=("", "", "gates", "backend", "before", "now", "", ""), align="llllrrrl"), end]

@@ -23,7 +23,7 @@ SAYS = {                                     # whose an entry is, where that is 
     "simulator": "the engine that runs PTX on this machine's CPU",
     "others": "kernels of no backend, which scripts built with kda.simulator or kda.compile",
     "unreadable": "files that are damaged, or that kda did not write",
-}  # fmt: skip
+}
 ACTIONS = ("list", "path", "clean")
 
 
@@ -69,7 +69,7 @@ class Line:
 @click.option("--verbose", "-v", is_flag=True, help="list: a row for each kernel.")
 @common_options
 def command(screen: Screen, action: str, stale: bool, days: float | None, everything: bool,
-            verbose: bool) -> int:  # fmt: skip
+            verbose: bool) -> int:
     """List the kernels that were built (list), print their folder (path), remove some (clean).
 
     A removed kernel is built again when a call needs it.  Cleaning also removes unreadable files, and what processes
@@ -184,7 +184,7 @@ def size(lines: Sequence[Line]) -> int:
 
 def json_heading(kept: store.Store, code: int) -> dict[str, Any]:
     return {"schema": 1, "kda": kda_version(), "command": "cache", "exit": code, "folder": str(kept.folder),
-            "distrusted": kept.distrusted()}  # fmt: skip
+            "distrusted": kept.distrusted()}
 
 
 def line_json(line: Line) -> dict[str, Any]:
@@ -194,4 +194,4 @@ def line_json(line: Line) -> dict[str, Any]:
         "kernel": about.get("kernel") or None, "bytes": line.kept.bytes,
         "used": int(line.kept.used), "built": about.get("built"), "seconds": about.get("seconds"),
         "status": line.status, "why": line.why or None,
-    }  # fmt: skip
+    }

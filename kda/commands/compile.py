@@ -36,7 +36,7 @@ GATES = ("", "softplus dt_bias=true l2norm beta=sigmoid", "bounded dt_bias=true 
 BATCHES = ("", "packed")
 # of a model: training, a prompt from no state or another one, decoding
 OF_A_MODEL = ("forward", "backward", "forward final_state=true", "forward final_state=true state_dtype=float32",
-              "recurrent final_state=true state_dtype=float32")  # fmt: skip
+              "recurrent final_state=true state_dtype=float32")
 
 
 @dataclass
@@ -69,12 +69,12 @@ class Line:
 @click.option("--problem", "problems", metavar="WORDS", multiple=True,
               help='What to build for, as in "K=64 V=64 float16 packed backward"; may be repeated.  [default: K=V=128 '
                    "bfloat16, or float32 of a backend without bfloat16; forward, backward and recurrent, with each "
-                   "gate, packed or not]  `forward`: only calls without gradients.")  # fmt: skip
+                   "gate, packed or not]  `forward`: only calls without gradients.")
 @click.option("--workers", type=Count(1), help="Processes that build.  [default: one per CPU]")
 @click.option("--verbose", "-v", is_flag=True, help="Print each variant of a kernel, with what distinguishes it.")
 @common_options
 def command(screen: Screen, archs: tuple[Target, ...], backend: str | None, models: tuple[str, ...], tp: int,
-            problems: tuple[str, ...], workers: int | None, verbose: bool) -> int:  # fmt: skip
+            problems: tuple[str, ...], workers: int | None, verbose: bool) -> int:
     """Build kernels ahead of time, so that no call has to wait for a compiler.
 
     Exits with 1 if a kernel cannot be built or cannot be kept.
@@ -289,7 +289,7 @@ def cells(screen: Screen, name: str, lines: Sequence[Line]) -> tuple[str, ...]:
     numbers = (
         span([kernel.registers for kernel in kernels]), span([kernel.spills for kernel in kernels]),
         span([line.shared for line in built], shared_words), f"{sum(seconds):.1f}" if seconds else "-",
-    )  # fmt: skip
+    )
     first = lines[0]
     return first.backend, first.recipe.target.name, name, str(len(lines)), *numbers, ", ".join(notes)
 
@@ -371,4 +371,4 @@ def line_json(line: Line) -> dict[str, Any]:
         "registers": k and k.registers, "spills": k and k.spills, "shared": line.shared,
         "seconds": line.about.get("seconds"), "built": k is not None and not line.there, "kept": bool(line.about),
         "error": line.error or None,
-    }  # fmt: skip
+    }

@@ -143,7 +143,7 @@ def archs_without_kernels(backends: Sequence[Capability]) -> list[str]:
 
 
 def examine(screen: Screen, checks: Sequence[str] = (), problem: str | None = None, require: Sequence[str] = (),
-            strict: bool = False) -> Report:  # fmt: skip
+            strict: bool = False) -> Report:
     """Everything; only the named checks; or, for a problem, only who accepts it."""
     named = [name.removeprefix(LIVE) for name in checks if name.startswith(LIVE)]
     looked_at = _checks_to_run(checks, problem)
@@ -307,7 +307,7 @@ def _row_json(row: Row) -> dict:
         "name": row.name, "usable": row.usable, "auto": row.auto, "forward": row.forward, "backward": row.backward,
         "evidence": row.evidence and row.evidence.word, "seconds": row.live.data.get("seconds"),
         "why": row.why, "rejections": list(row.rejections),
-    }  # fmt: skip
+    }
 
 
 def paste_lines(report: Report) -> list[str]:
@@ -317,7 +317,7 @@ def paste_lines(report: Report) -> list[str]:
     facts_table = [
         ("kda", kda_version()), ("python", ".".join(map(str, facts.python))), ("system", platform.platform()),
         ("GPUs", gpus), ("driver", facts.driver or "-"), *facts.versions.items(), *facts.env.items(),
-    ]  # fmt: skip
+    ]
     parts = [table(facts_table), finding_lines(plain, report.findings), backend_lines(plain, report.rows)]
     refused = [(row.name, reason) for row in report.rows for reason in row.rejections]
     parts += [plain.table(refused, ("refused", "every reason"))] * bool(refused)
@@ -358,13 +358,13 @@ def check_problem(text: str | None) -> None:
 @click.option("--verbose", "-v", is_flag=True, help="Print the checks that found nothing, too.")
 @click.option("--list", "only_list", is_flag=True, help="List the checks and end.")
 @click.option("--problem", metavar="WORDS",
-              help='Say which backend accepts a problem, as in "K=64 V=128 float32 packed backward".')  # fmt: skip
+              help='Say which backend accepts a problem, as in "K=64 V=128 float32 packed backward".')
 @click.option("--require", type=BACKEND, multiple=True, help="Exit with 1 unless this backend is usable.")
 @click.option("--strict", is_flag=True, help="Exit with 1 for warnings, too.")
 @click.option("--paste", is_flag=True, help="Print a block for an issue, without home directory and host name.")
 @common_options
 def command(screen: Screen, checks: tuple[str, ...], verbose: bool, only_list: bool, problem: str | None,
-            require: tuple[str, ...], strict: bool, paste: bool) -> int:  # fmt: skip
+            require: tuple[str, ...], strict: bool, paste: bool) -> int:
     """Say what works on this machine, and how to fix the rest.
 
     Exits with 1 if a check failed; a warning counts under --strict.

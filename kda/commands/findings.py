@@ -159,7 +159,7 @@ _NO_GPU = (
     (lambda f: f.torch.ok, "no CUDA device: {why}", "run `nvidia-smi`, and `kda doctor driver.version`"),
     (lambda f: True,
      "no CUDA device that torch or nvidia-smi could name", "fix torch.import first, or run `nvidia-smi`"),
-)  # fmt: skip
+)
 
 
 @check("gpu.capability", "a backend has kernels for this GPU", "torch", "smi")

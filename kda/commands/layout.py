@@ -90,7 +90,7 @@ def shell_lines(words: Sequence[str], width: int | None, hang: int = 0) -> list[
 def table(
     rows: Sequence[Sequence[str]], header: Sequence[str] = (), align: str = "", indent: int = 0,
     width: int | None = None,
-) -> list[str]:  # fmt: skip
+) -> list[str]:
     """Aligned lines, two spaces between columns; `align` is one letter per column, "l" or "r".
 
     Too wide a table folds its left-aligned cells, the widest columns first, or has its last column below the others
@@ -102,7 +102,7 @@ def table(
 def row_lines(
     rows: Sequence[Sequence[str]], header: Sequence[str] = (), align: str = "", indent: int = 0,
     width: int | None = None,
-) -> list[list[str]]:  # fmt: skip
+) -> list[list[str]]:
     """The same, by row: first the header's lines, if there is one."""
     cells = [[str(cell) for cell in row] for row in ([header] if header else []) + list(rows)]
     columns = max((len(row) for row in cells), default=0)
@@ -122,7 +122,7 @@ def row_lines(
 def _in_groups(
     cells: Sequence[Sequence[str]], natural: Sequence[int], least: Sequence[int], align: str, indent: int,
     width: int | None, groups: Sequence[Sequence[int]],
-) -> list[list[str]]:  # fmt: skip
+) -> list[list[str]]:
     """By row, with the columns of each group on lines of their own."""
     found: list[list[str]] = [[] for _ in cells]
     for group in groups:

@@ -74,17 +74,17 @@ def way_of_fla(f: Facts) -> Way:
     version = f.fla.data.get("version") or f.versions.get("fla-core") or "of an unknown version"
     if not f.fla.ok:
         return refused("warn", f"`import kda.fla` {'failed: ' * (f.fla.state == 'failed')}{f.fla.says}",
-                       "pip install 'fla-core>=0.5.2'")  # fmt: skip
+                       "pip install 'fla-core>=0.5.2'")
     asked = f.fla.data.get("asked", {})
     if not asked:
         return refused("warn", "FLA_DISABLE_BACKEND_DISPATCH=1: FLA asks no backend, kda included",
-                       "unset FLA_DISABLE_BACKEND_DISPATCH")  # fmt: skip
+                       "unset FLA_DISABLE_BACKEND_DISPATCH")
     if "kda" not in asked["chunk_kda"]:
         return refused("warn", f"FLA_KDA={f.env.get('FLA_KDA', '0')}: FLA does not ask kda", "unset FLA_KDA")
     forward, backward = takers(f)
     if forward is None:
         return refused("info", "no backend of kda accepts their calls on this device: they stay with FLA's own kernels",
-                       "kda doctor --problem 'g=float32'")  # fmt: skip
+                       "kda doctor --problem 'g=float32'")
     return Way("fla-core", "ok", version, models, "import kda.fla", forward, backward)
 
 
@@ -122,7 +122,7 @@ ENGINES = (
     Engine("vllm", "KDA_VLLM", "0.33", "Kimi-Linear in vLLM", "vllm serve ..."),
     Engine("sglang", "KDA_SGLANG", "0.5.23", "models with KDA in SGLang",
            "--linear-attn-prefill-backend kda --linear-attn-decode-backend kda"),
-)  # fmt: skip
+)
 
 
 def way_of_engine(f: Facts, engine: Engine) -> Way:
@@ -138,10 +138,10 @@ def way_of_engine(f: Facts, engine: Engine) -> Way:
     if engine.package not in f.plugins:
         why = "kda was installed before it had any, or is on the path without being installed"
         return refused("warn", f"{engine.package} does not find kda among its plug-ins: {why}",
-                       "pip install --force-reinstall --no-deps .")  # fmt: skip
+                       "pip install --force-reinstall --no-deps .")
     if Version(version) < Version(engine.oldest):
         return refused("warn", f"kda is tested with {engine.package} {engine.oldest} and newer, found {version}",
-                       f"pip install '{engine.package}>={engine.oldest}'")  # fmt: skip
+                       f"pip install '{engine.package}>={engine.oldest}'")
     forward = takers(f)[0]
     if forward is None:
         return refused("info", f"no backend of kda accepts their calls on this device: they stay with {engine.package}")

@@ -41,7 +41,7 @@ def report(screen: Screen, target: Target, options: dict[str, Any]) -> int:
         found = simulator.mutants(
             *calls(target.name), arch=target.spelling, strict=True, sample=options["sample"],
             workers=options["workers"], tell=tell,
-        )  # fmt: skip
+        )
     code = FINDING if found.survivors else OK
     if screen.json:
         heading = {"schema": 1, "kda": kda_version(), "command": "verify", "exit": code}

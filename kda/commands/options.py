@@ -146,7 +146,7 @@ def must_have_kernels(backend: str | None, target: Target) -> None:
         raise NoKernelsYet(target)
     has = f"kernels for {', '.join(archs)}" if archs else "no kernels"
     raise click.UsageError(f"--arch {target.name}: {backend} has {has}. Leave out --backend, or name "
-                           f"{', '.join(others)}.")  # fmt: skip
+                           f"{', '.join(others)}.")
 
 
 def archs_with_clock() -> list[str]:
@@ -250,7 +250,7 @@ def shape_options(
         click.option("-V", "v", type=Count(1), default=128, show_default=True, help="Head dim of v."),
         click.option("--dtype", type=Dtype(DTYPES), default=dtype, show_default=dtype is not None,
                      help=dtype_help),
-    )  # fmt: skip
+    )
 
     def decorate(command: Callable) -> Callable:
         for option in reversed(options):

@@ -27,7 +27,7 @@ from dataclasses import dataclass, field
 DISTRIBUTION = "kimi-delta-attention"
 PACKAGES = ("torch", "triton", "nvidia-cutlass-dsl", "nvidia-cutlass-dsl-libs-cu12", "nvidia-cutlass-dsl-libs-cu13",
             "cuda-python", "cuda-bindings", "apache-tvm-ffi", "fla-core", "flash-linear-attention",
-            "transformers", "vllm", "sglang", "click", "packaging")  # fmt: skip
+            "transformers", "vllm", "sglang", "click", "packaging")
 PLUGINS = {"vllm": "vllm.general_plugins", "sglang": "sglang.srt.plugins"}     # groups of entry points of engines
 ENVIRONMENT = ("KDA_", "CUTE_DSL_", "TRITON_", "CUDA_", "FLA_")  # prefixes of the variables that doctor looks at
 TRACE_ARCHS = ("sm_90a", "sm_100a")
@@ -218,7 +218,7 @@ def run(argv: Sequence[str], timeout: float, cwd: str | None = None) -> Probe:
     began = time.monotonic()
     try:
         process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                                   cwd=cwd, env=_child_environment(), text=True, errors="replace")  # fmt: skip
+                                   cwd=cwd, env=_child_environment(), text=True, errors="replace")
     except OSError as error:
         return Probe("failed", says=f"{os.path.basename(argv[0])}: {error.strerror}")
     try:
@@ -348,7 +348,7 @@ def read_smi(gpus: str, apps: str, banner: str) -> dict:
             continue
         uuid, name, cc, memory, mode, mig, driver = _csv(line, 7)
         found.append({"name": name, "cc": release(cc) or (0, 0), "memory": int(memory) << 20 if memory.isdigit() else 0,
-                      "uuid": uuid, "mode": mode, "mig": mig == "Enabled", "users": users.get(uuid, [])})  # fmt: skip
+                      "uuid": uuid, "mode": mode, "mig": mig == "Enabled", "users": users.get(uuid, [])})
     cuda = re.search(r"CUDA (?:\w+ )?Version: *(\d+\.\d+)", banner)
     return {"gpus": found, "driver": driver, "cuda": release(cuda[1]) if cuda else None}
 
@@ -450,7 +450,7 @@ def child_torch() -> dict:
         gpus.append({
             "name": p.name, "cc": [p.major, p.minor], "sms": p.multi_processor_count, "memory": p.total_memory,
             "smem": getattr(p, "shared_memory_per_block_optin", 0), "uuid": f"GPU-{getattr(p, 'uuid', '')}",
-        })  # fmt: skip
+        })
     return data
 
 
@@ -516,7 +516,7 @@ def child_nvrtc() -> dict:
 
 
 CHILDREN = {"torch": child_torch, "triton": child_triton, "cutlass": child_cutlass, "trace": child_trace,
-            "nvrtc": child_nvrtc}  # fmt: skip
+            "nvrtc": child_nvrtc}
 IMPORTS = {"trace": "cutlass", "nvrtc": "cuda"}
 
 

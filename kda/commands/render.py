@@ -140,7 +140,7 @@ class Screen:
     @classmethod
     def of(cls, json: bool = False, color: str = "auto", debug: bool = False) -> Screen:
         return cls(json, wants_color(color, is_terminal(sys.stdout), os.environ), debug, speaks_utf8(sys.stdout),
-                   width_of(sys.stdout))  # fmt: skip
+                   width_of(sys.stdout))
 
     def line(self, text: str = "", err: bool = False, hang: int | None = None) -> None:
         """Print a text, folded where the terminal ends; `hang` indents its later lines."""
@@ -203,7 +203,7 @@ def common_options(function: Callable[..., int | None]) -> Callable[..., None]:
 
     @click.option("--debug", is_flag=True, help="Show the traceback of an error.")
     @click.option("--color", type=click.Choice(["auto", "always", "never"]), default="auto", show_default=True,
-                  help="Colour; `auto` asks NO_COLOR, FORCE_COLOR and the terminal.")  # fmt: skip
+                  help="Colour; `auto` asks NO_COLOR, FORCE_COLOR and the terminal.")
     @click.option("--json", "as_json", is_flag=True, help="Print one JSON object and no text.")
     @functools.wraps(function)
     def run(*args: Any, as_json: bool, color: str, debug: bool, **kwargs: Any) -> None:

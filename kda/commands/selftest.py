@@ -92,7 +92,7 @@ class NotInstalled(CannotJudge):
 def command(
     screen: Screen, arch: Target | None, backend: str | None, level: str | None, stage: str | None, quick: bool,
     verbose: bool,
-) -> int:  # fmt: skip
+) -> int:
     """Check the kernels of an arch or a backend, as far as this host can.
 
     Exits with 1 if a check failed, with 3 if nothing here can be judged or a compiler is not installed.
@@ -150,7 +150,7 @@ def auto(screen: Screen) -> str:
 def prove_all(
     screen: Screen, chosen: Sequence[Capability], target: Target | None, wanted: Evidence | None, stage: str | None,
     quick: bool,
-) -> tuple[list[Result], list[CannotJudge]]:  # fmt: skip
+) -> tuple[list[Result], list[CannotJudge]]:
     """The results, and why some backends have none; raises CannotJudge if all have none."""
     results, unable = [], []
     for c in chosen:
@@ -187,7 +187,7 @@ def levels_of(c: Capability, target: Target | None, wanted: Evidence | None) -> 
     if wanted not in possible:
         where = target.spelling if target else ", ".join(c.archs)
         raise CannotJudge(f"{c.backend} cannot be executed here: this host has no {where}. Leave out --level to go as "
-                          "far as this host can.")  # fmt: skip
+                          "far as this host can.")
     return tuple(e for e in possible if e <= wanted)
 
 
@@ -392,7 +392,7 @@ def ending(result: Result, target: Target | None) -> str:
 def refusal(result: Result) -> str:
     if not result.levels:
         return (f"{result.backend} declares no `stages` that can be proven here; "
-                f"`kda verify --backend {result.backend}` compares whole calls")  # fmt: skip
+                f"`kda verify --backend {result.backend}` compares whole calls")
     return "\n".join(
         [f"{result.backend} accepts no call here", *(f"  {case.name}: {case.refused}" for case in result.cases)]
     )
@@ -430,7 +430,7 @@ def result_json(result: Result, target: Target | None) -> dict[str, Any]:
             for line in result.stages
         ],
         "cases": [case_json(case) for case in result.cases],
-    }  # fmt: skip
+    }
 
 
 def reached(line: StageLine) -> str | None:
@@ -447,4 +447,4 @@ def case_json(case: CaseLine) -> dict[str, Any]:
         "says": case.refused or case.crashed or None, "tensor": row and row.tensor,
         "error": row and finite(row.measure.error), "budget": row and finite(row.measure.budget),
         "used": row and finite(row.measure.used),
-    }  # fmt: skip
+    }

@@ -54,7 +54,7 @@ NO_LAUNCH = (
 def command(
     screen: Screen, script: Path, args: tuple[str, ...], arch: Target, schedules: int, strict: bool,
     limit: int, mutants: bool, workers: int, clock: bool, html: Path | None, sarif: Path | None,
-) -> int:  # fmt: skip
+) -> int:
     """Run a Python SCRIPT with a GPU that is simulated: races, missing fences, counters, time.
 
     Options come before SCRIPT; what follows it are the script's own arguments.  Exit codes: 0 nothing is wrong, 1 a
@@ -69,7 +69,7 @@ def command(
     with screen.lent():
         found = run(script, args, arch=arch.spelling, schedules=schedules, keep=mutants, strict=strict,
                     limit=limit, watch=partial(_watched, screen),
-                    **({"clock": chip_for(arch)[0].name} if clock else {}))  # fmt: skip
+                    **({"clock": chip_for(arch)[0].name} if clock else {}))
     judged = _mutants(screen, found, strict, workers) if mutants else None
     code = _code(found, judged)
     home = Path.cwd().resolve()
@@ -159,7 +159,7 @@ def as_json(found: Simulated, judged: Mutants | None, code: int, files: dict[str
         "varying": sorted(found.varying),
         "mutants": judged.as_json() if judged else None,
         "files": files,
-    }  # fmt: skip
+    }
 
 
 def _print(screen: Screen, found: Simulated, asked: bool, judged: Mutants | None, files: dict[str, str]) -> None:
@@ -211,4 +211,4 @@ def _row(screen: Screen, name: str, runs: list[Any], found: Simulated) -> list[s
     return [
         screen.sign("fail" if own else "ok"), shortened(name), str(len(runs)), str(len(own)),
         total("warp_instructions"), total("global_bytes_read", "global_bytes_written"), total("bank_conflicts"), time,
-    ]  # fmt: skip
+    ]

@@ -57,7 +57,7 @@ def command(
     if screen.json:
         files = {"trace": str(out), **({"html": str(html)} if html else {})}
         screen.emit_json({"schema": 1, "kda": kda_version(), "command": "timeline", "exit": OK, "chip": chip.name,
-                          "milliseconds": session.milliseconds, "files": files})  # fmt: skip
+                          "milliseconds": session.milliseconds, "files": files})
         return OK
     for timeline in timelines:
         screen.line(f"{timeline.kernel}: {1e3 * timeline.clock.milliseconds:,.1f} us on {chip}, predicted")

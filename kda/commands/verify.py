@@ -80,24 +80,24 @@ class StageName(Name):
 @click.command()
 @click.option("--backend", type=BACKEND, help="The backend to verify; left out, the one that auto picks.")
 @click.option("--arch", type=ARCH,
-              help="Run its kernels on a simulated GPU of this arch or card, such as sm100 or h100.")  # fmt: skip
+              help="Run its kernels on a simulated GPU of this arch or card, such as sm100 or h100.")
 @click.option("--against", type=Name("backend", lambda: ["definition", "fla", *backend_names()]),
-              default="definition", show_default=True, help="Compare whole calls with it, too.")  # fmt: skip
+              default="definition", show_default=True, help="Compare whole calls with it, too.")
 @shape_options(heads=2, lengths="Packed sequences.  [default: 65,0,63]", dtype=None,
-               dtype_help="[default: bfloat16, or float32 of a backend that handles no bfloat16]")  # fmt: skip
+               dtype_help="[default: bfloat16, or float32 of a backend that handles no bfloat16]")
 @click.option("--gate", type=click.Choice(["given", "softplus", "bounded"]), default="bounded", show_default=True,
-              help="given: g is the logarithm of a decay.  softplus, bounded: it is computed from logits.")  # fmt: skip
+              help="given: g is the logarithm of a decay.  softplus, bounded: it is computed from logits.")
 @click.option("--regime", type=click.Choice(["fast", "slow"]), default="slow", show_default=True,
-              help="Gates that forget within 16 tokens, or remember for hundreds.")  # fmt: skip
+              help="Gates that forget within 16 tokens, or remember for hundreds.")
 @click.option("--chunk-size", type=click.Choice(["32", "64"]), default="64", show_default=True,
-              help="Tokens of a chunk.")  # fmt: skip
+              help="Tokens of a chunk.")
 @click.option("--stage", type=StageName("all"), default="all", show_default=True,
-              help="One stage alone, such as fwd/state.")  # fmt: skip
+              help="One stage alone, such as fwd/state.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Of the inputs that are drawn.")
 @click.option("--exact", is_flag=True, help="Require equal bits: run after run, and packed against alone.")
 @click.option("--fault", metavar="NAME", help="Plant a known fault; `--fault list` lists them.")
 @click.option("--mutants", is_flag=True,
-              help="Weaken each synchronising instruction of the kernels of --arch, and say what notices.")  # fmt: skip
+              help="Weaken each synchronising instruction of the kernels of --arch, and say what notices.")
 @click.option("--sample", type=Count(1), default=1, show_default=True, help="Only every n-th mutant.")
 @click.option("--workers", type=Count(1), default=1, show_default=True, help="Processes that run mutants.")
 @click.option("--dump", metavar="FILE", type=OutputFile(), help="Save the case's tensors.")
@@ -146,7 +146,7 @@ def check_combinations(options: dict[str, Any]) -> None:
     source = click.get_current_context().get_parameter_source
     given = [name for name in DRAWN if source(name) is click.core.ParameterSource.COMMANDLINE]
     others = [name for name, _ in click.get_current_context().params.items()
-              if name not in OF_MUTANTS and source(name) is click.core.ParameterSource.COMMANDLINE]  # fmt: skip
+              if name not in OF_MUTANTS and source(name) is click.core.ParameterSource.COMMANDLINE]
     if options["mutants"] and (others or not options["arch"]):
         wrong = f"leave out --{others[0].replace('_', '-')}" if others else "name their GPU with --arch"
         raise click.UsageError(f"--mutants weakens all kernels of an arch in calls of its own; {wrong}")
@@ -177,7 +177,7 @@ def spec_of(options: dict[str, Any]) -> Spec:
         lengths=None if dense else options["lengths"] or LENGTHS, B=options["batch"] or 1, T=options["tokens"] or 128,
         H=options["heads"], HV=options["value_heads"], K=options["k"], V=options["v"], C=int(options["chunk_size"]),
         dtype=options["dtype"], gate=options["gate"], regime=options["regime"], seed=options["seed"],
-    )  # fmt: skip
+    )
 
 
 def loaded(file: str) -> Case:
@@ -337,7 +337,7 @@ def lines(
         f"backend  {door.name} on {where(door, options)}, against the definition in float64{against}{fault}",
         *([f"{screen.mark('fail')} {says}" if i == 0 else f"    {says}" for i, says in enumerate(verdict(report, door))]
           if report.wrong else [f"{screen.mark('ok')} {all_well(report)}"]),
-    ]  # fmt: skip
+    ]
     if report.wrong:
         out += replay_lines(screen, report, options, small)
     if saved:
@@ -449,7 +449,7 @@ def replay(report: Report, options: dict[str, Any], small: Spec | None) -> list[
 
 def heading(case: Case, code: int) -> dict[str, Any]:
     return {"schema": 1, "kda": kda_version(), "command": "verify", "exit": code, "problem": str(case.problem()),
-            "spec": dataclasses.asdict(case.spec), "seed": case.spec.seed}  # fmt: skip
+            "spec": dataclasses.asdict(case.spec), "seed": case.spec.seed}
 
 
 def as_json(
@@ -465,7 +465,7 @@ def as_json(
         "first_wrong": first and {"stage": first.stage, "tensor": first.tensor, "itself": first.itself,
                                   "follows_from": first.follows_from, "pattern": first.pattern},
         "replay": shlex.join(replay(report, options, small)) if first else None, "saved": saved,
-    }  # fmt: skip
+    }
 
 
 def row_json(row: Row) -> dict[str, Any]:
@@ -476,7 +476,7 @@ def row_json(row: Row) -> dict[str, Any]:
         "error": finite(m.error), "budget": finite(m.budget), "used": finite(m.used),
         "worst": {**row.where, "got": finite(m.got), "want": finite(m.want)} if m.index is not None else None,
         "itself": row.wrong and row.itself, "follows_from": row.follows_from, "pattern": row.pattern,
-    }  # fmt: skip
+    }
 
 
 def finite(x: float) -> float | None:

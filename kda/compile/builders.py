@@ -42,7 +42,7 @@ _HERE = threading.Lock()                     # CPython 3.11 counts the depth of 
 UNWANTED = (
     "TRITON_INTERPRET", "TRITON_CACHE_MANAGER", "TRITON_REMOTE_CACHE_BACKEND", "TRITON_KERNEL_OVERRIDE",
     "TRITON_STORE_BINARY_ONLY", "TRITON_ALWAYS_COMPILE",
-)  # fmt: skip
+)
 
 
 class Builders:

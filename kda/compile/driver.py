@@ -23,7 +23,7 @@ DTYPES = {
     "uint8": 0, "uint16": 1, "uint32": 2, "int32": 3, "uint64": 4, "int64": 5, "float16": 6, "float32": 7,
     "float64": 8, "bfloat16": 9, "float32_ftz": 10, "tfloat32": 11, "tfloat32_ftz": 12,
     "16u4_align8b": 13, "16u4_align16b": 14,
-}  # fmt: skip
+}
 SWIZZLES = {0: 0, 32: 1, 64: 2, 128: 3, "128/32": 4, "128/32+8": 5, "128/64": 6}
 COOPERATIVE, CLUSTER, PDL = 2, 4, 6          # attributes of a launch
 DYNAMIC_SHARED, ANY_CLUSTER = 8, 14          # attributes of a kernel: most dynamic shared memory, clusters above 8
@@ -45,7 +45,7 @@ FUNCTIONS: dict[str, tuple] = {
     "cuTensorMapEncodeTiled": (
         _P, c_int, c_uint32, _P, *(POINTER(c_uint64),) * 2, *(POINTER(c_uint32),) * 2, *(c_int,) * 4,
     ),
-}  # fmt: skip
+}
 
 
 class Attribute(ctypes.Structure):
@@ -152,7 +152,7 @@ _torch: Any = None                           # torch._C, once torch uses CUDA
 def launch(
     kernel: Code, grid: Dim3, shape: Shape, values: Sequence[Any], args: Sequence[Any], stream: int | None = None,
     kept: dict[int, _Ready] | None = None,
-) -> None:  # fmt: skip
+) -> None:
     """Start a kernel on the current device, on `stream` or on torch's current one; `values` are `addresses(args)`.
 
     `kept` is where launches that share kernel and shape find what is ready, by device.

@@ -58,7 +58,7 @@ class Kernel(Code):
     def _described(
         self, grid: Dim3, shape: Shape, values: Sequence[Any], args: Sequence[Any], tensors: Mapping[str, Any],
         config: Any = None, stream: int | None = None,
-    ) -> Launch:  # fmt: skip
+    ) -> Launch:
         """For a replacement of the driver; `values` are `addresses(args)`."""
         buffer = bytearray(self.layout.size)
         self.write(buffer, values, args)

@@ -113,7 +113,7 @@ def _version(*distributions: str) -> str | None:
 # What an entry calls a compiler whose version it names -> what people call it.
 COMPILERS = {
     "triton": ("Triton", triton_version), "cutedsl": ("CuTe DSL", cutedsl_version), "nvrtc": ("NVRTC", nvrtc_version),
-}  # fmt: skip
+}
 
 
 @dataclass(frozen=True)

@@ -35,12 +35,12 @@ VARIABLES = (
     "TRITON_ENABLE_ASAN", "TRITON_F32_DEFAULT", "TRITON_FORCE_DISABLE_FP_FUSION", "TRITON_INSTRUMENTATION_MODE",
     "TRITON_LIBDEVICE_PATH", "TRITON_OVERRIDE_ARCH", "TRITON_PLUGIN_PATHS", "TRITON_PTXAS_BLACKWELL_PATH",
     "TRITON_PTXAS_PATH",
-)  # fmt: skip
+)
 # CUtensorMapDataType by the number that Triton's metadata holds (PTX's own order).
 _MAP_DTYPES = {
     0: "uint8", 1: "uint16", 2: "uint32", 3: "int32", 4: "uint64", 5: "int64", 6: "float16", 7: "float32",
     8: "float32_ftz", 9: "float64", 10: "bfloat16", 13: "16u4_align8b", 14: "16u4_align16b",
-}  # fmt: skip
+}
 _MAP_SWIZZLES = (0, 32, 64, 128)
 
 

@@ -45,7 +45,7 @@ class StepOptions(NamedTuple):
 
 
 FLAGS = ("use_qk_l2norm_in_kernel", "use_gate_in_kernel", "use_beta_sigmoid_in_kernel", "allow_neg_eigval",
-         "state_v_first")  # fmt: skip
+         "state_v_first")
 
 
 class StepCall(NamedTuple):
@@ -214,7 +214,7 @@ def _own_memory_row(name: str) -> Check:
 
 def _negated_row(name: str) -> Check:
     return Check(_id(name, "negated"), name, written.NEGATED, lambda c: written.negated(getattr(c.x, name)),
-                 written.NEGATED_FIX)  # fmt: skip
+                 written.NEGATED_FIX)
 
 
 def _bad_v(c: StepCall) -> str | None:
@@ -239,7 +239,7 @@ def _bad_slot(c: StepCall) -> str | None:
         return None
     low, high = int(x.min()), int(x.max())
     return when(low < -1 or high >= c.slots,
-                 f"slot {low if high < c.slots else high} of a pool of {c.slots}")  # fmt: skip
+                 f"slot {low if high < c.slots else high} of a pool of {c.slots}")
 
 
 def _shared_slot(c: StepCall) -> str | None:
@@ -294,7 +294,7 @@ OF_TYPES: tuple[Check, ...] = (
 RECORDING = Check(
     "decode.grad", "the call", "made without gradients", _recording,
     "There is no backward: use torch.no_grad().",
-)  # fmt: skip
+)
 
 KIND: tuple[Check, ...] = (
     Check("decode.q.shape", "q", "[N, T, H, K] with T, H, K >= 1",
@@ -372,7 +372,7 @@ KIND: tuple[Check, ...] = (
           lambda c: when(c.x.parents is not None and c.T > MOST_IN_A_TREE, f"T={c.T}"), "Draft fewer tokens."),
     _shape_row("out", "N T HV V", "o is written to out."),
     *(_dtype_row(name) for name in StepInputs._fields[1:]),
-)  # fmt: skip
+)
 
 # Numbers, only where a CPU holds them, and memory: on every call.
 VALUES: tuple[Check, ...] = (
@@ -390,7 +390,7 @@ VALUES: tuple[Check, ...] = (
     *map(_negated_row, WRITTEN),
     Check("decode.memory.shared", "what is written", written.SHARED,
           lambda c: written.shared(c.x, _NAMES, WRITTEN), written.SHARED_FIX),
-)  # fmt: skip
+)
 
 ALL = (*OF_TYPES, RECORDING, *KIND, *VALUES)
 ELSEWHERE = {"decode.flag.type": "any flag", "decode.mesh": "any tensor that is a DTensor"}

@@ -130,11 +130,11 @@ def decode_step(
     if scale is None:
         scale = float(q.shape[-1]) ** -0.5 if isinstance(q, Tensor) and q.dim() and q.shape[-1] else 1.0
     x = StepInputs(q, k, v, g, beta, states, A_log, dt_bias, ssm_state_indices, conv_states, conv_weight, conv_bias,
-                   norm_gate, norm_weight, records, num_accepted_tokens, accepted_path, parents, out)  # fmt: skip
+                   norm_gate, norm_weight, records, num_accepted_tokens, accepted_path, parents, out)
     options = StepOptions(
         number(scale), number(lower_bound), use_qk_l2norm_in_kernel, use_gate_in_kernel, use_beta_sigmoid_in_kernel,
         allow_neg_eigval, number(norm_eps), number(first_slot), state_v_first, backend,
-    )  # fmt: skip
+    )
     if out is None and isinstance(q, Tensor) and isinstance(v, Tensor) and q.dim() == v.dim() == 4:
         x = x._replace(out=q.new_empty(*q.shape[:2], *v.shape[2:]))
     if torch.compiler.is_compiling() or _watched():
@@ -222,12 +222,12 @@ def _check_kinds(c: StepCall) -> None:
             _refuse_flag(name, found)
     if "DTensor" in [type(x).__name__ for x in c.x]:
         raise InputError(c.op, "q", "given without DTensors", "a DTensor", "Pass x.to_local() of each tensor.",
-                         "decode.mesh")  # fmt: skip
+                         "decode.mesh")
 
 
 def _refuse_flag(name: str, found: Any) -> NoReturn:
     raise InputTypeError("decode_step", name, "True or False", f"{type(found).__name__} {found!r:.60}", "Pass a bool.",
-                         "decode.flag.type")  # fmt: skip
+                         "decode.flag.type")
 
 
 def _described(c: StepCall) -> Step:
@@ -241,11 +241,11 @@ def _described(c: StepCall) -> Step:
         beta="given" if not o.use_beta_sigmoid_in_kernel else "2*sigmoid" if o.allow_neg_eigval else "sigmoid",
         qk_l2norm=o.use_qk_l2norm_in_kernel, scale=float(o.scale), state_v_first=True, inplace=True,
         slots=c.slots, accepted_tokens=x.accepted is not None,
-    )  # fmt: skip
+    )
     return Step(
         core, width=c.W, norm_eps=None if x.norm_weight is None else float(o.norm_eps), first_slot=o.first_slot,
         drafts=x.records is not None, tree=x.parents is not None,
-    )  # fmt: skip
+    )
 
 
 # beneath torch.compile

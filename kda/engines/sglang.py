@@ -58,21 +58,21 @@ def kernel() -> Any:
         supports_track_state_snapshot = True
 
         def decode(self, q, k, v, a, b, *, A_log, dt_bias, ssm_states, cache_indices, query_start_loc,
-                   lower_bound=None, **others):  # fmt: skip
+                   lower_bound=None, **others):
             why = _refused("recurrent", q, v, ssm_states)
             if why is not None:
                 leave("SGLang", "decode", why)
                 return super().decode(
                     q, k, v, a, b, A_log=A_log, dt_bias=dt_bias, ssm_states=ssm_states, cache_indices=cache_indices,
                     query_start_loc=query_start_loc, lower_bound=lower_bound, **others,
-                )  # fmt: skip
+                )
             gate = _gate(q, v, a, b, A_log, dt_bias, lower_bound, raw_beta=True)
             return fused_recurrent_kda(q, k, v, **gate, initial_state=ssm_states, cu_seqlens=query_start_loc,
-                                       ssm_state_indices=cache_indices)[0]  # fmt: skip
+                                       ssm_state_indices=cache_indices)[0]
 
         def extend(self, q, k, v, g, beta, *, ssm_states, cache_indices, query_start_loc, A_log=None, dt_bias=None,
                    lower_bound=None, beta_is_raw=False, return_intermediate_states=False, track_state=None,
-                   track_chunk_idx=None, **others):  # fmt: skip
+                   track_chunk_idx=None, **others):
             why = _refused("chunk", q, v, ssm_states)
             if why is None and return_intermediate_states and track_state is None:
                 why = "it asks for all states between chunks"
@@ -83,7 +83,7 @@ def kernel() -> Any:
                     query_start_loc=query_start_loc, A_log=A_log, dt_bias=dt_bias, lower_bound=lower_bound,
                     beta_is_raw=beta_is_raw, return_intermediate_states=return_intermediate_states,
                     track_state=track_state, track_chunk_idx=track_chunk_idx, **others,
-                )  # fmt: skip
+                )
             gate = _gate(q, v, g, beta, A_log, dt_bias, lower_bound, beta_is_raw)
             call = functools.partial(chunk_kda, q, k, v, **gate, cu_seqlens=query_start_loc)
             if track_state is None:
@@ -106,7 +106,7 @@ def _tracked(call: Any, pool: Tensor, slots: Tensor, track_state: Tensor, track_
     o = call(
         initial_state=states, ssm_state_indices=own, checkpoint_offsets=at.clamp(min=0)[:, None] * CHUNK,
         checkpoint_indices=torch.where(at >= 0, own + N, -1)[:, None],
-    )[0]  # fmt: skip
+    )[0]
     track_state.copy_(states[N:])
     kept = torch.where(real, states[:N].to(pool.dtype), pool[home])
     pool.index_copy_(0, home, kept)
@@ -114,7 +114,7 @@ def _tracked(call: Any, pool: Tensor, slots: Tensor, track_state: Tensor, track_
 
 
 def _gate(q: Tensor, v: Tensor, g: Tensor, beta: Tensor, A_log: Tensor | None, dt_bias: Tensor | None,
-          lower_bound: float | None, raw_beta: bool) -> dict[str, Any]:  # fmt: skip
+          lower_bound: float | None, raw_beta: bool) -> dict[str, Any]:
     """Gate and beta in the shapes of kda; g holds logits beside an A_log, decays without."""
     logits = A_log is not None
     return GATE | {
@@ -122,7 +122,7 @@ def _gate(q: Tensor, v: Tensor, g: Tensor, beta: Tensor, A_log: Tensor | None, d
         "A_log": None if A_log is None else A_log.reshape(-1),
         "dt_bias": None if dt_bias is None or not logits else dt_bias.reshape(-1),
         "lower_bound": lower_bound, "use_gate_in_kernel": logits, "use_beta_sigmoid_in_kernel": raw_beta,
-    }  # fmt: skip
+    }
 
 
 def _refused(op: str, q: Tensor, v: Tensor, pool: Tensor) -> str | None:
@@ -132,4 +132,4 @@ def _refused(op: str, q: Tensor, v: Tensor, pool: Tensor) -> str | None:
         op=op, device=str(q.device), T=64, H=H, HV=HV, K=K, V=V, dtype=dtype, g_dtype=dtype, beta_dtype=dtype,
         state_dtype=state, packed=True, gate="softplus", A_log=True, dt_bias=True, beta="sigmoid", qk_l2norm=True,
         state_v_first=True, slots=2, inplace=True,
-    ))  # fmt: skip
+    ))

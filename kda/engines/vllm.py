@@ -52,7 +52,7 @@ def layer() -> type:
     if found != ARGUMENTS:
         asked, others = ", ".join(ARGUMENTS), ", ".join(found)
         raise PackageError(f"kda.engines: {LAYER}._forward must have the arguments {asked}; found {others}. Install "
-                           "vLLM 0.33, with which kda is tested.", name="vllm")  # fmt: skip
+                           "vLLM 0.33, with which kda is tested.", name="vllm")
 
     class KdaKimiGatedDeltaNetAttention(KimiGatedDeltaNetAttention):
         @eager_break_during_capture
@@ -68,7 +68,7 @@ def layer() -> type:
                 return
             conv, recurrent = self.kv_cache
             attend(self, m, conv.transpose(-1, -2) if is_conv_state_dim_first() else conv, recurrent, mixed_qkv, g1,
-                   g2, beta, core_attn_out)  # fmt: skip
+                   g2, beta, core_attn_out)
 
     return KdaKimiGatedDeltaNetAttention
 
@@ -78,12 +78,12 @@ def _refused(of: Any, x: Tensor) -> str | None:
     H, D, dtype = of.local_num_heads, of.head_dim, str(x.dtype).removeprefix("torch.")
     call = dict(device=str(x.device), H=H, HV=H, K=D, V=D, dtype=dtype, g_dtype=dtype, beta_dtype=dtype, T=64,
                 state_dtype="float32", packed=True, gate="softplus", A_log=True, dt_bias=True, beta="sigmoid",
-                qk_l2norm=True, state_v_first=True, slots=2, inplace=True)  # fmt: skip
+                qk_l2norm=True, state_v_first=True, slots=2, inplace=True)
     return next((why for op in ("chunk", "recurrent") if (why := refusal(Problem(op=op, **call)))), None)
 
 
 def attend(of: Any, m: Any, conv: Tensor, recurrent: Tensor, mixed_qkv: Tensor, g1: Tensor, g2: Tensor, beta: Tensor,
-           core_attn_out: Tensor) -> None:  # fmt: skip
+           core_attn_out: Tensor) -> None:
     """core_attn_out (1, tokens, H, D), normalised and gated; conv (slots, W - 1, 3 H D).  Nothing waits for the GPU."""
     n, H, D = m.num_actual_tokens, of.local_num_heads, of.head_dim
     x, g, b = mixed_qkv[:n], g1[:, :n], beta[:, :n]
@@ -108,7 +108,7 @@ def attend(of: Any, m: Any, conv: Tensor, recurrent: Tensor, mixed_qkv: Tensor, 
     if prefill:
         start = at if begun is None else torch.where(begun, at, -1)
         o = chunk_kda(q, k, v, g, b, **gate, cu_seqlens=sequences.cu_seqlens, ssm_state_indices=at,
-                      initial_state_indices=start)[0]  # fmt: skip
+                      initial_state_indices=start)[0]
     else:
         o = fused_recurrent_kda(q, k, v, g, b, **gate, ssm_state_indices=at)[0]
     found = gated_rms_norm(o.reshape(n, H, D), g2[:n], of.o_norm.weight, of.o_norm.eps)

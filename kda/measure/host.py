@@ -171,7 +171,7 @@ def calls(backend: str, case: Case, **options: Any) -> dict[str, Call]:
     """A forward that nothing records, and a training step: a recorded forward and the gradients of all its inputs."""
     plain: dict[str, Any] = {n: x.detach() if isinstance(x, Tensor) else x for n, x in case.keywords.items()} | options
     leaves: dict[str, Any] = {n: x.detach().requires_grad_() if isinstance(x, Tensor) and x.is_floating_point() else x
-              for n, x in plain.items()}  # fmt: skip
+              for n, x in plain.items()}
     wanted = list(by_gradient(leaves).values())
 
     def forward() -> Any:

@@ -100,7 +100,7 @@ def expected(backend: str, launches: Iterable[Launched]) -> dict[str, Any]:
     if families:
         each = [errors["families"][name] for name in families]
         return {"median": max(of["median"] for of in each), "worst": max(of["worst"] for of in each),
-                "of": ", ".join(sorted(families))}  # fmt: skip
+                "of": ", ".join(sorted(families))}
     whose = backend if backend in errors["backends"] else "all"
     of = errors["backends"].get(backend, errors["all"])
     return {"median": of["median"], "worst": of["worst"], "of": f"{whose}, other kernels"}
@@ -109,7 +109,7 @@ def expected(backend: str, launches: Iterable[Launched]) -> dict[str, Any]:
 def family_of(kernel: str) -> str:
     """What the stage of a compiled kernel is called; the DSL's names hold the module's and the class's."""
     words = ("fused", "stream", "prepare", "chain", "compose", "pairs", "tables", "join", "carry", "operands", "record",
-             "walk", "grads", "shares")  # fmt: skip
+             "walk", "grads", "shares")
     return next((word for word in words for folder in ("fwd", "bwd", "cute") if folder + word in kernel), kernel)
 
 

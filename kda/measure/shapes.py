@@ -87,7 +87,7 @@ SHAPES = {
     "h12-4k": Shape("96 heads over eight GPUs", T=4096, H=12),
     "h64-mixed": Shape("packed prompts of mixed lengths", H=64, lengths=(1300, 547, 2048, 963, 271, 3063)),
     "h64-8x1k": Shape("packed prompts of one length", H=64, lengths=(1024,) * 8),
-}  # fmt: skip
+}
 
 
 class Model(NamedTuple):

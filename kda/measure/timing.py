@@ -171,7 +171,7 @@ class Measured:
 def measure(
     doors: Sequence[Door], case: Case, directions: Sequence[str], clock: CpuClock | CudaClock, how: How,
     tell: Callable[[str], None] = lambda text: None,
-) -> Measured:  # fmt: skip
+) -> Measured:
     """Parity first; a case on which a backend is wrong is not timed."""
     backward = set(directions) != {"forward"}
     options = {"disable_recompute": how.disable_recompute} if how.disable_recompute else {}
@@ -265,7 +265,7 @@ def _forward(door: Door, case: Case) -> Results:
 def _recorded(door: Door, case: Case) -> tuple[tuple[Tensor, ...], Results]:
     """What a forward that autograd records returned, and the leaves by the names of their gradients."""
     leaves = {name: x.detach().requires_grad_() if isinstance(x, Tensor) and x.is_floating_point() else x
-              for name, x in case.keywords.items()}  # fmt: skip
+              for name, x in case.keywords.items()}
     outputs = door.chunk_kda(**leaves)
     return outputs, by_gradient(leaves)
 
@@ -313,7 +313,7 @@ def this_machine(device: str) -> Machine:
     versions = dict(installed_versions())
     if not device.startswith("cuda"):
         return Machine(cpu_name(), "cpu", torch.get_num_threads(), os.cpu_count(), load(), versions=versions,
-                       commit=commit())  # fmt: skip
+                       commit=commit())
     return Machine(detect(device).name, "gpu", versions=versions, commit=commit())
 
 
@@ -423,12 +423,12 @@ def lines_of(result: Result, machine: Machine) -> Iterator[Line]:
         moved = bytes_moved(result.shape, direction)
         floor, baseline = moved / machine.copy if machine.copy else None, others[0] if others else None
         yield Line(shape=result.name, problem=result.shape.label, regime=result.regime, direction=direction, **mine,
-                   flops=flops(result.shape, direction), bytes=moved, floor=floor, baseline=baseline)  # fmt: skip
+                   flops=flops(result.shape, direction), bytes=moved, floor=floor, baseline=baseline)
 
 
 def summary(backend: str, timing: Timing) -> dict[str, Any]:
     return {"backend": backend, "launches": len(timing.seconds), "median": timing.median, "p20": timing.quantile(0.2),
-            "p80": timing.quantile(0.8), "host_inside": timing.host_inside}  # fmt: skip
+            "p80": timing.quantile(0.8), "host_inside": timing.host_inside}
 
 
 def in_bytes(memory: Memory | None) -> dict[str, int | None]:

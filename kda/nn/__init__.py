@@ -10,4 +10,4 @@ from .sequences import Sequences
 __all__ = [
     "LAYOUTS", "Cache", "CheckpointError", "GatedRMSNorm", "KimiDeltaAttention", "LayerState", "Sequences",
     "ShortConvolution", "gated_rms_norm", "layout_of", "next_state", "prefixes_of", "short_convolution",
-]  # fmt: skip
+]

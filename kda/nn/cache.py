@@ -48,7 +48,7 @@ class Cache:
         if not isinstance(state, LayerState):
             fix = "Pass kda.nn.LayerState(recurrent, (conv_q, conv_k, conv_v))."
             raise InputTypeError("kda.nn.Cache", "a layer's state", "a LayerState", type(state).__name__, fix,
-                                 "nn.cache.state")  # fmt: skip
+                                 "nn.cache.state")
         self._own.pop(layer_idx, None)
         self._states[layer_idx] = state
 
@@ -119,7 +119,7 @@ class Cache:
 def state_of(
     cache: Cache | None, layer_idx: int | None, N: int, recurrent: tuple[int, ...], conv: tuple[tuple[int, int], ...],
     device: torch.device,
-) -> LayerState | None:  # fmt: skip
+) -> LayerState | None:
     """The layer's state of N sequences, if there is one; of each: recurrent (HV, V, K), conv three times (W - 1, C)."""
     if cache is None:
         return None
@@ -127,25 +127,25 @@ def state_of(
         raise InputError(
             "KimiDeltaAttention", "layer_idx", "a number, with a cache", "None",
             "Create each layer with its layer_idx=, so that it finds its own state.", "nn.layer_idx",
-        )  # fmt: skip
+        )
     state = cache._states.get(layer_idx)
     if state is not None and state.N != N:
         raise InputError(
             "KimiDeltaAttention", "cache", f"a cache of {N} sequences, as in the call", f"one of {state.N}",
             "Use a new Cache() for another batch, or cache.select(numbers).", "nn.cache.sequences",
-        )  # fmt: skip
+        )
     if state is not None and (state.recurrent.shape[1:] != recurrent or tuple(x.shape[1:] for x in state.conv) != conv):
         raise InputError(
             "KimiDeltaAttention", "cache", f"a cache with states {[*recurrent]} and {[*map(list, conv)]} of this layer",
             f"{[*state.recurrent.shape[1:]]} and {[[*x.shape[1:]] for x in state.conv]} of layer_idx={layer_idx}",
             "Create each layer with a layer_idx of its own, and each model's cache anew.", "nn.cache.layer",
-        )  # fmt: skip
+        )
     elsewhere = [x.device for x in (state.recurrent, *state.conv) if x.device != device] if state is not None else []
     if elsewhere:
         raise InputError(
             "KimiDeltaAttention", "cache", f"a cache on {device}, as x", f"states on {elsewhere[0]}",
             "Move the states, or use a new Cache().", "nn.cache.device",
-        )  # fmt: skip
+        )
     return state
 
 

@@ -34,7 +34,7 @@ class Layout(NamedTuple):
 _FLA = {
     "f_a_proj.weight": "f_proj.0.weight", "f_b_proj.weight": "f_proj.1.weight",
     "g_a_proj.weight": "g_proj.0.weight", "g_b_proj.weight": "g_proj.1.weight", "g_b_proj.bias": "g_proj.1.bias",
-}  # fmt: skip
+}
 _HELD = {                                    # by transformers' modules
     name: f"forget_gate.{name}"
     for name in ("A_log", "dt_bias", "f_a_proj.weight", "f_b_proj.weight", "f_proj.weight")
@@ -49,7 +49,7 @@ LAYOUTS = {
     "transformers.bailing_hybrid": Layout("BailingHybridDeltaAttention", _HELD, forget="full", gate="full",
                                           one_conv=True),
     "fla": Layout("fla.layers.KimiDeltaAttention", _FLA, gate_bias=True),
-}  # fmt: skip
+}
 
 PROJECTIONS = ("q_proj.weight", "k_proj.weight", "v_proj.weight", "b_proj.weight", "o_proj.weight", "o_norm.weight")
 CONVOLUTIONS = tuple(f"{letter}_conv1d" for letter in "qkv")
@@ -60,12 +60,12 @@ GATE = {"low": ("g_a_proj.weight", "g_b_proj.weight"), "full": ("g_proj.weight",
 OURS = {
     *PROJECTIONS, "A_log", "dt_bias", *sum(FORGET.values(), ()), *sum(GATE.values(), ()), "g_proj.bias",
     "g_b_proj.bias", *(f"{conv}.{kind}" for conv in CONVOLUTIONS for kind in ("weight", "bias")),
-}  # fmt: skip
+}
 DIMENSIONS = {                               # of a weight with our name, where they are not two
     "A_log": (1, 2, 3, 4), "dt_bias": (1, 2), "o_norm.weight": (1,), ONE_CONV: (2, 3),
     **dict.fromkeys((name for name in OURS if name.endswith(".bias")), (1,)),
     **dict.fromkeys((f"{conv}.weight" for conv in CONVOLUTIONS), (2, 3)),
-}  # fmt: skip
+}
 THEIRS = {theirs: ours for layout in LAYOUTS.values() for ours, theirs in layout.names.items()}
 
 
@@ -145,10 +145,10 @@ def ours(
     for name, x in tensors.items():
         if name == ONE_CONV:
             rows = sizes or tuple(len(tensors[f"{each}_proj.weight"]) for each in "qkv"
-                                  if f"{each}_proj.weight" in tensors)  # fmt: skip
+                                  if f"{each}_proj.weight" in tensors)
             if len(rows) != 3 or len(x) != sum(rows):
                 raise _error(f"one whose {ONE_CONV} has the channels of q, k and v", f"{len(x)} beside {rows}",
-                             "Compare num_heads, head_dim and num_v_heads of both.", "conv")  # fmt: skip
+                             "Compare num_heads, head_dim and num_v_heads of both.", "conv")
             parts = {f"{conv}.weight": part for conv, part in zip(CONVOLUTIONS, x.split(rows))}
         else:
             parts = {THEIRS.get(name, name): x}
@@ -171,7 +171,7 @@ def _is_weight(name: str, x: Any) -> None:
     if not isinstance(x, Tensor) or x.dim() not in allowed or not x.numel():
         found = f"one of shape {[*x.shape]}" if isinstance(x, Tensor) else in_words(x)
         raise _error(f"one with {name} as a tensor of {' or '.join(map(str, allowed))} dimensions, not empty", found,
-                     "The file is damaged, or these are not the weights of a KDA layer.", "dimensions")  # fmt: skip
+                     "The file is damaged, or these are not the weights of a KDA layer.", "dimensions")
 
 
 def _shaped(name: str, x: Tensor) -> Tensor:
@@ -202,7 +202,7 @@ def _fits(name: str, x: Tensor, own: Mapping[str, torch.Size]) -> None:
         if x.shape != own[name]:
             raise _error(f"one with {name} of shape {[*own[name]]}", f"{[*x.shape]}",
                          "Create the layer with the checkpoint's sizes, or with KimiDeltaAttention.from_checkpoint.",
-                         "shape")  # fmt: skip
+                         "shape")
         return
     if name.endswith("bias"):
         option = "gate_bias" if name.startswith("g_") else "conv_bias"
@@ -214,7 +214,7 @@ def _fits(name: str, x: Tensor, own: Mapping[str, torch.Size]) -> None:
     raise _error(
         f"one that computes {name[0]} by {kinds[0]}, as the layer does", f"{name}, of {kinds[1]}",
         f"Create the layer with {option}={rank!r}, or with KimiDeltaAttention.from_checkpoint.", "rank",
-    )  # fmt: skip
+    )
 
 
 def read(tensors: Mapping[str, Tensor], prefix: str, options: Mapping[str, Any]) -> tuple[dict[str, Tensor], dict]:
@@ -222,24 +222,24 @@ def read(tensors: Mapping[str, Tensor], prefix: str, options: Mapping[str, Any])
     if not isinstance(tensors, Mapping):
         raise _error("a dict of tensors by name", type(tensors).__name__,
                      "Load a file first, as with safetensors.torch.load_file; examples/convert.py reads a folder.",
-                     "type")  # fmt: skip
+                     "type")
     given = {name[len(prefix) :]: x for name, x in tensors.items() if name.startswith(prefix)}
     found, unknown = ours(given)
     if "A_log" not in found:
         held = prefixes_of(tensors)
         raise _error(f"one with a layer's weights under {prefix!r}", _some(given),
-                     f"Prefixes with an A_log: {_some(map(repr, held)) if held else 'none'}.", "prefix")  # fmt: skip
+                     f"Prefixes with an A_log: {_some(map(repr, held)) if held else 'none'}.", "prefix")
     if unknown:
         raise _error(f"in one of the layouts {', '.join(LAYOUTS)}", f"names that no layout has: {_some(unknown)}",
                      "Remove them, or rename them: `layer.to_checkpoint(layout)` has the names of a layout.",
-                     "names")  # fmt: skip
+                     "names")
     ranks = {letter: next((kind for kind, names in table.items() if names[0] in found), None)
-             for letter, table in (("f", FORGET), ("g", GATE))}  # fmt: skip
+             for letter, table in (("f", FORGET), ("g", GATE))}
     wanted = {*PROJECTIONS, "dt_bias", *(f"{conv}.weight" for conv in CONVOLUTIONS),
-              *FORGET[ranks["f"] or "low"], *GATE[ranks["g"] or "low"]}  # fmt: skip
+              *FORGET[ranks["f"] or "low"], *GATE[ranks["g"] or "low"]}
     if missing := wanted - set(found):
         raise _error("one with all weights of a layer", f"none named {_some(missing)}",
-                     "Read all files of the checkpoint first: a layer may span two.", "missing")  # fmt: skip
+                     "Read all files of the checkpoint first: a layer may span two.", "missing")
     sizes = _sizes(found, ranks) | _unseen(options)
     return found, sizes
 
@@ -251,7 +251,7 @@ def _sizes(found: Mapping[str, Tensor], ranks: Mapping[str, str | None]) -> dict
     if found["dt_bias"].numel() != K * HV or keys % K or len(found["v_proj.weight"]) != HV * V:
         shapes = {name: [*found[name].shape] for name in ("A_log", "dt_bias", "q_proj.weight", "v_proj.weight")}
         raise _error("one with A_log (HV), dt_bias (HV K), q_proj (H K, D) and v_proj (HV V, D)", str(shapes),
-                     "This is not a KDA layer, or weights of two layers are mixed.", "sizes")  # fmt: skip
+                     "This is not a KDA layer, or weights of two layers are mixed.", "sizes")
     dtype, device = found["q_proj.weight"].dtype, found["q_proj.weight"].device
     return {
         "hidden_size": hidden, "num_heads": keys // K, "head_dim": K, "num_v_heads": HV, "head_v_dim": V,
@@ -259,7 +259,7 @@ def _sizes(found: Mapping[str, Tensor], ranks: Mapping[str, str | None]) -> dict
         "forget_rank": len(found["f_a_proj.weight"]) if ranks["f"] == "low" else None,
         "gate_rank": len(found["g_a_proj.weight"]) if ranks["g"] == "low" else None,
         "gate_bias": "g_b_proj.bias" in found or "g_proj.bias" in found, "dtype": dtype, "device": device,
-    }  # fmt: skip
+    }
 
 
 def _unseen(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -283,7 +283,7 @@ def _unseen(options: Mapping[str, Any]) -> dict[str, Any]:
         raise _error(f"read with {' and '.join(missing)}, which no tensor contains",
                      "neither" if missing[1:] else "none",
                      "Pass them, or config=: lower_bound=None is the unbounded gate of Kimi-Linear, and -5.0 that "
-                     "of K3, GLM and Ling.", "options")  # fmt: skip
+                     "of K3, GLM and Ling.", "options")
     return given
 
 
@@ -304,12 +304,12 @@ def write(layer: nn.Module, layout: str, prefix: str = "") -> dict[str, Tensor]:
             fit = [name for name, one in LAYOUTS.items() if (one.forget, one.gate) == ranks]
             raise _error(f"written in a layout with {letter} of {own} rank", f"{layout!r}, where its rank is {has}",
                          f"Use {' or '.join(fit)}." if fit else "No layout has both of its ranks.",
-                         "layout.rank")  # fmt: skip
+                         "layout.rank")
     found = {name: x.detach() for name, x in layer.named_parameters()}
     convolutions = [found.get(f"{conv}.bias") for conv in CONVOLUTIONS]
     if to.one_conv and convolutions[0] is not None:
         raise _error("written in a layout whose convolutions have a bias", f"{layout!r}, where they have none",
-                     "Take 'fla'.", "layout.bias")  # fmt: skip
+                     "Take 'fla'.", "layout.bias")
     bias = "g_proj.bias" if to.gate == "full" else "g_b_proj.bias"
     if to.gate_bias and bias not in found:
         weight = layer.g_b_proj.weight  # type: ignore[union-attr]
@@ -317,7 +317,7 @@ def write(layer: nn.Module, layout: str, prefix: str = "") -> dict[str, Tensor]:
     if not to.gate_bias and bias in found:
         if found[bias].count_nonzero():
             raise _error(f"written in a layout with {bias}", f"{layout!r}, which has none",
-                         "Use 'fla', or a layer whose bias is zero.", "layout.bias")  # fmt: skip
+                         "Use 'fla', or a layer whose bias is zero.", "layout.bias")
         del found[bias]
     if to.A_log != "(HV)":
         found["A_log"] = found["A_log"].view(1, 1, -1, 1)

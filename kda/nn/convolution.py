@@ -55,12 +55,12 @@ def _check(x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor | None,
     shapes: dict[str, tuple[Tensor | None, tuple[tuple[int, ...], ...]]] = {
         "x": (x, ((*x.shape[:2], C),)), "weight": (weight, ((C, W), (C, 1, W))), "bias": (bias, ((C,),)),
         "state": (state, ((s.N, W - 1, C),)),
-    }  # fmt: skip
+    }
     for name, (given, right) in shapes.items():
         if given is not None and (tuple(given.shape) not in right or (name == "x" and x.dim() != 3)):
             asked = "[B, T, C]" if name == "x" else f"{[*right[0]]}, by the shape of x"
             raise InputError("short_convolution", name, asked, f"shape {shape_of(given)}",
-                             "See help(kda.nn.short_convolution).", f"nn.convolution.{name}")  # fmt: skip
+                             "See help(kda.nn.short_convolution).", f"nn.convolution.{name}")
 
 
 def takes_kernels(x: Tensor) -> bool:
@@ -168,7 +168,7 @@ def _convolve_bwd(x: Tensor, *others: Tensor | None) -> list[Tensor]:
 def _convolve_bwd_fake(*tensors: Tensor | None) -> list[Tensor]:
     x: Any = tensors[0]
     return [x.new_empty(0) if each is None else torch.empty_like(each, memory_format=torch.contiguous_format)
-            for each in tensors[:4]]  # fmt: skip
+            for each in tensors[:4]]
 
 
 _TENSORS = "Tensor x, Tensor weight, Tensor? bias, Tensor? state, Tensor? starts, Tensor? numbers"

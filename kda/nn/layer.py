@@ -142,7 +142,7 @@ class KimiDeltaAttention(nn.Module):
 
     def _check_options(self, norm_eps: Any, dtype: Any, **flags: Any) -> None:
         sizes = {name: getattr(self, name) for name in ("hidden_size", "num_heads", "head_dim", "num_v_heads",
-                                                        "head_v_dim")}  # fmt: skip
+                                                        "head_v_dim")}
         ranks = {name: getattr(self, name) for name in ("forget_rank", "gate_rank")}
         wrong = [name for name, size in sizes.items() if not is_number(size, int) or size < 1]
         kept = isinstance(self.disable_recompute, bool) or self.disable_recompute == "states"
@@ -164,10 +164,10 @@ class KimiDeltaAttention(nn.Module):
             ("layer_idx", isinstance(self.layer_idx, int | None), "an int or None", repr(self.layer_idx)),
             ("dtype", dtype is None or (isinstance(dtype, torch.dtype) and dtype.is_floating_point),
              "a torch.dtype such as torch.bfloat16, or None", repr(dtype)),
-        ):  # fmt: skip
+        ):
             if not holds:
                 raise InputError("KimiDeltaAttention", option, asked, str(found),
-                                 "See help(kda.nn.KimiDeltaAttention).", f"nn.{option}")  # fmt: skip
+                                 "See help(kda.nn.KimiDeltaAttention).", f"nn.{option}")
         if self.backend is not None:
             check_backend_name(self.backend)
 
@@ -302,18 +302,18 @@ class KimiDeltaAttention(nn.Module):
     def _attend(
         self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, before: LayerState | None, sequences: Sequences, T: int,
         keep: bool, cp_context: Any,
-    ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+    ) -> tuple[Tensor, Tensor | None]:
         """o (B, T, HV, V), and the final states if they are kept."""
         heads, value_heads = (self.num_heads, self.head_dim), (self.num_v_heads, self.head_v_dim)
         f = self.f_proj(x) if self.forget_rank is None else self.f_b_proj(self.f_a_proj(x))  # type: ignore[operator]
         tensors = (q.unflatten(-1, heads), k.unflatten(-1, heads), v.unflatten(-1, value_heads),
-                   f.unflatten(-1, (self.num_v_heads, self.head_dim)), self.b_proj(x))  # fmt: skip
+                   f.unflatten(-1, (self.num_v_heads, self.head_dim)), self.b_proj(x))
         asked: dict[str, Any] = {
             "A_log": self.A_log, "dt_bias": self.dt_bias, "lower_bound": self.lower_bound,
             "initial_state": None if before is None else before.recurrent, "output_final_state": keep,
             "use_qk_l2norm_in_kernel": True, "use_gate_in_kernel": True, "use_beta_sigmoid_in_kernel": True,
             "allow_neg_eigval": self.allow_neg_eigval, "state_v_first": True, "backend": self.backend,
-        }  # fmt: skip
+        }
         if cp_context is None:
             asked |= {"cu_seqlens": sequences.cu_seqlens, "cu_seqlens_cpu": sequences.cu_seqlens_cpu}
         if self._goes_token_by_token(tensors, asked, T, cp_context):
@@ -327,7 +327,7 @@ class KimiDeltaAttention(nn.Module):
             found = "a call that records gradients" if recorded else "a cp_context"
             raise InputError("KimiDeltaAttention", "mode", "'chunk' or 'auto' here", f"'recurrent' and {found}",
                              "Token by token there is neither a backward nor several ranks: set layer.mode = 'auto', "
-                             "or use torch.no_grad().", "nn.mode.recorded")  # fmt: skip
+                             "or use torch.no_grad().", "nn.mode.recorded")
         if self.mode != "auto" or recorded or cp_context is not None or not untransformed():
             return self.mode == "recurrent"
         return T <= SHORT                    # last, because a compiled or exported call is one for such T from here on
@@ -342,13 +342,13 @@ class KimiDeltaAttention(nn.Module):
         """The context as one of kda's, as chunk_kda takes it."""
         shape = list(x.shape) if isinstance(x, Tensor) else []
         apart = [name for name, given in (("attention_mask", mask), ("cu_seqlens", cu_seqlens),
-                                          ("cp_context", cp_context)) if given is not None]  # fmt: skip
+                                          ("cp_context", cp_context)) if given is not None]
         rows = len(shape) == 3 and shape[2] == self.hidden_size
         batch, T = shape[:2] if rows else (0, 0)
         of_mask = list(mask.shape) if isinstance(mask, Tensor) else []
         masked = mask is None or (len(of_mask) == 2 and of_mask[0] == batch and of_mask[1] >= T)
         offsets = cu_seqlens is None or (isinstance(cu_seqlens, Tensor) and cu_seqlens.dim() == 1
-                                         and cu_seqlens.numel() > 0 and is_index(cu_seqlens.dtype))  # fmt: skip
+                                         and cu_seqlens.numel() > 0 and is_index(cu_seqlens.dtype))
         for option, holds, asked, found, fix in (                              # torch.compile cannot print a size
             ("x", rows, f"[B, T, {self.hidden_size}]", lambda: _shape_or_type(x),
              "Pass hidden states, batch first."),
@@ -372,7 +372,7 @@ class KimiDeltaAttention(nn.Module):
              "Create one with kda.nn.Cache()."),
             ("cache", cache is None or cp_context is None, "None with a cp_context", lambda: "both",
              "States on several ranks are not kept: pass one of the two."),
-        ):  # fmt: skip
+        ):
             if not holds:
                 raise InputError("KimiDeltaAttention", option, asked, found(), fix, f"nn.{option.split()[0]}")
         if cp_context is None:
@@ -383,7 +383,7 @@ class KimiDeltaAttention(nn.Module):
         if not torch.compiler.is_compiling() and context.tokens != T:          # a graph is for any T
             error = InputError("KimiDeltaAttention", "x", f"[1, {context.tokens}, {self.hidden_size}], this rank's "
                                "tokens", _shape_or_type(x), "Cut the row as the context does: context.tokens per rank.",
-                               "nn.cp_context")  # fmt: skip
+                               "nn.cp_context")
             if context.crosses:
                 from ..parallel import exchange
 

@@ -32,7 +32,7 @@ def gated_rms_norm(x: Tensor, gate: Tensor, weight: Tensor, eps: float = 1e-5) -
     for name, given, shape in (("gate", gate, x.shape), ("weight", weight, x.shape[-1:])):
         if not torch.compiler.is_compiling() and given.shape != shape:
             raise InputError("gated_rms_norm", name, f"{[*shape]}, by the shape of x", f"shape {shape_of(given)}",
-                             "See help(kda.nn.gated_rms_norm).", f"nn.norm.{name}")  # fmt: skip
+                             "See help(kda.nn.gated_rms_norm).", f"nn.norm.{name}")
     if takes_kernels(x) and _served(x.dtype, weight.shape[0], str(x.device)):
         return GatedNorm.apply(x, gate, weight, eps)
     wide = wide_dtype(x.dtype)

@@ -66,7 +66,7 @@ RULES = (
     StepRule("nn.step.gradients", lambda c: not c.records, "has no backward, and this call records gradients"),
     StepRule("nn.step.backend", lambda c: has_kernel(c),
              "needs a backend with a kernel for it, or backend='reference'"),
-)  # fmt: skip
+)
 
 
 def refusal(c: LayerCall) -> str | None:
@@ -93,7 +93,7 @@ vars(_has_kernel)["_dynamo_marked_constant"] = True                             
 def _weighed(device: str, dtype: str, sizes: tuple[int, int, int, int], asked: str, host: Host) -> bool:
     H, HV, K, V = sizes
     problem = Problem(op="decode", device=device, T=1, H=H, HV=HV, K=K, V=V, dtype=dtype, g_dtype=dtype,
-                      beta_dtype=dtype, state_dtype="float32", slots=1, inplace=True, state_v_first=True)  # fmt: skip
+                      beta_dtype=dtype, state_dtype="float32", slots=1, inplace=True, state_v_first=True)
     found = weigh(problem, host, asked).backend
     return found is not None and (found != "reference" or asked == found)
 
@@ -117,5 +117,5 @@ def run(c: LayerCall, cache: Cache) -> Tensor:
         ssm_state_indices=slots, conv_states=tails, conv_weight=torch.cat([each.weight for each in convolutions]),
         conv_bias=None if convolutions[0].bias is None else torch.cat([each.bias for each in convolutions]),
         norm_gate=gate.unflatten(-1, values), norm_weight=of.o_norm.weight, norm_eps=of.o_norm.eps, backend=of.backend,
-    )  # fmt: skip
+    )
     return of.o_proj(y.flatten(-2))

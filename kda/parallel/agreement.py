@@ -115,7 +115,7 @@ class Group:
             found = f"rank 0: {texts[0]}; rank {other}: {texts[other]}"
         raise InputError(ask.op, ask.argument, "the same on all ranks of the group",
                          found, "Make the same calls and backwards in the same order on all ranks, with one context, "
-                         "one shape and one set of options and parameters.", ask.check)  # fmt: skip
+                         "one shape and one set of options and parameters.", ask.check)
 
 
 class RankLost(KdaError, RuntimeError):
@@ -124,7 +124,7 @@ class RankLost(KdaError, RuntimeError):
 
 def lost(op: str, found: str) -> RankLost:
     return RankLost(f"{op}: all ranks of the context's group must make the call together; found {found}. "
-                    "Look at the rank that failed first, then start the group again.")  # fmt: skip
+                    "Look at the rank that failed first, then start the group again.")
 
 
 # By name, with weak references: a group that outlives its destruction aborts the process at exit.

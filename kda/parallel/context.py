@@ -37,7 +37,7 @@ class CPContext:
 
     def __init__(self, group: dist.ProcessGroup, local: Local, lengths: Sequence[int], device: torch.device,
                  layout: str, exchange: str, crosses: bool, timeout: float,
-                 conv1d_kernel_size: int | None = None, agreed: int = 0):  # fmt: skip
+                 conv1d_kernel_size: int | None = None, agreed: int = 0):
         self._group = weakref.ref(group)     # it ends with destroy_process_group, whoever has a context still
         self.rank, self.world_size = dist.get_rank(group), dist.get_world_size(group)
         self.layout, self.exchange, self.crosses, self.timeout = layout, exchange, crosses, timeout
@@ -54,7 +54,7 @@ class CPContext:
 
     def __repr__(self) -> str:
         return (f"CPContext(rank {self.rank} of {self.world_size}, {self.layout}, {self.tokens} tokens, "
-                f"{self.num_seqs} sequences, exchange={self.exchange!r})")  # fmt: skip
+                f"{self.num_seqs} sequences, exchange={self.exchange!r})")
 
     @property
     def group(self) -> dist.ProcessGroup | None:
@@ -76,7 +76,7 @@ def on(device: torch.device, x: Tensor) -> Tensor:
     """A copy on a GPU, for which no call waits."""
     if capturing(device):                                                      # a graph reads the pinned copy later
         raise KdaError("kda.parallel: a context and the places of its halo are made before a CUDA graph is captured; "
-                       "found a capture. Make the same calls once before it.")  # fmt: skip
+                       "found a capture. Make the same calls once before it.")
     return x.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else x.to(device)
 
 
@@ -130,24 +130,24 @@ def build_cp_context(
     world, rank = dist.get_world_size(group), dist.get_rank(group)
     if layout not in LAYOUTS:
         raise InputError(op, "layout", _either(LAYOUTS), repr(layout), "Pass one of them, or leave it out.",
-                         "cp_layout.value")  # fmt: skip
+                         "cp_layout.value")
     if exchange not in EXCHANGES or (exchange != "gather" and layout == "zigzag"):
         raise InputError(op, "exchange", _either(EXCHANGES) + '; with a zigzag layout only "gather"',
                          f"{exchange!r} with a {layout} layout", 'Leave it out for "gather".',
-                         "cp_exchange.value")  # fmt: skip
+                         "cp_exchange.value")
     conv1d_kernel_size, timeout = number(conv1d_kernel_size), number(timeout)
     if conv1d_kernel_size is not None and not (is_number(conv1d_kernel_size, int) and conv1d_kernel_size > 0):
         raise InputError(op, "conv1d_kernel_size", "an int of at least 1, or None", in_words(conv1d_kernel_size),
-                         "Pass the number of tokens that the convolution reads.", "cp_conv.value")  # fmt: skip
+                         "Pass the number of tokens that the convolution reads.", "cp_conv.value")
     if timeout is not None and not (is_number(timeout, int, float) and is_finite(timeout) and timeout > 0):
         raise InputError(op, "timeout", "a positive number of seconds, or None", in_words(timeout),
-                         "None means the time-out of the group's store.", "cp_timeout.value")  # fmt: skip
+                         "None means the time-out of the group's store.", "cp_timeout.value")
     offsets = _offsets(op, cu_seqlens, cu_seqlens_cpu)
     edges = _edges(op, offsets, lengths, layout, world)
     found = bad_offsets(offsets, edges[-1])
     if found is not None:
         raise InputError(op, "cu_seqlens", ASKED + f", the {edges[-1]} tokens of all ranks", found, FIX,
-                         "cp_offsets.values")  # fmt: skip
+                         "cp_offsets.values")
     joined = group_of(group)
     timeout = joined.store.timeout.total_seconds() if timeout is None else timeout  # type: ignore[attr-defined]
     text = f"{world} ranks, {layout}, {exchange}, convolution {conv1d_kernel_size}, edges {edges}, offsets {offsets}"
@@ -155,18 +155,18 @@ def build_cp_context(
     local = local_of(offsets, edges, part_numbers(layout, rank, world))
     lengths = [b - a for a, b in zip(edges, edges[1:])]
     return CPContext(group, local, lengths, cu_seqlens.device, layout, exchange, crosses(offsets, edges), timeout,
-                     conv1d_kernel_size, joined.round)  # fmt: skip
+                     conv1d_kernel_size, joined.round)
 
 
 def _group(op: str, group: Any) -> dist.ProcessGroup:
     if not dist.is_available() or not dist.is_initialized():
         raise InputError(op, "group", "a group of torch.distributed, which must be initialised", "no process group",
-                         "Call torch.distributed.init_process_group first.", "cp_group.missing")  # fmt: skip
+                         "Call torch.distributed.init_process_group first.", "cp_group.missing")
     group = dist.group.WORLD if group is None else group
     if not isinstance(group, dist.ProcessGroup):
         raise InputTypeError(op, "group", "a ProcessGroup that this rank is in", type(group).__name__,
                              "Pass what torch.distributed.new_group or a mesh's get_group returned.",
-                             "cp_group.type")  # fmt: skip
+                             "cp_group.type")
     return group
 
 
@@ -181,13 +181,13 @@ def _offsets(op: str, cu_seqlens: Any, cu_seqlens_cpu: Any) -> list[int]:
             found = f"{x.dtype} of shape {list(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
             raise InputTypeError(op, name, "[N + 1] offsets of dtype int32 or int64", found,
                                  "Pass the offsets of the packed sequences of all ranks.",
-                                 "cp_offsets.type")  # fmt: skip
+                                 "cp_offsets.type")
     found = source.tolist()
     beside = cu_seqlens.tolist() if cu_seqlens.device.type == "cpu" else None    # no wait for a GPU
     if len(cu_seqlens) != len(found) or beside not in (None, found):
         raise InputError(op, "cu_seqlens_cpu", "equal to cu_seqlens",
                          f"{found} beside {beside or f'{len(cu_seqlens)} offsets'}", "Pass cu_seqlens.cpu().",
-                         "cp_offsets.differs")  # fmt: skip
+                         "cp_offsets.differs")
     return found
 
 
@@ -198,7 +198,7 @@ def _edges(op: str, offsets: list[int], lengths: Any, layout: str, world: int) -
         if offsets[-1] % parts:
             raise InputError(op, "cu_seqlens", f"offsets of a number of tokens that {parts} parts can share equally",
                              f"{offsets[-1]} tokens", "Pad the row, or pass lengths with a contiguous layout.",
-                             "cp_offsets.parts")  # fmt: skip
+                             "cp_offsets.parts")
         return equal_edges(offsets[-1], parts)
     listed = isinstance(lengths, Iterable) and not isinstance(lengths, str)
     if listed:
@@ -207,7 +207,7 @@ def _edges(op: str, offsets: list[int], lengths: Any, layout: str, world: int) -
     if not good or layout == "zigzag":
         raise InputError(op, "lengths", f"{world} ints of 0 or more, one per rank, for a contiguous layout",
                          f"{lengths!r} for a {layout} one", "Leave it out for equal parts.",
-                         "cp_lengths.value")  # fmt: skip
+                         "cp_lengths.value")
     return edges_of(lengths)
 
 
@@ -227,11 +227,11 @@ def adopt(context: Any, op: str = "chunk_kda") -> CPContext:
         return context
     if torch.compiler.is_compiling():
         raise RuntimeError(f"{op}: torch.compile does not trace a {type(context).__name__}. Pass "
-                           "kda.parallel.adopt(cp_context), called outside the traced code.")  # fmt: skip
+                           "kda.parallel.adopt(cp_context), called outside the traced code.")
     if not all(hasattr(context, name) for name in _OF_FLA):
         raise InputTypeError(op, "cp_context", "a context of kda.parallel.build_cp_context or FLA's",
                              type(context).__name__, "Call kda.parallel.build_cp_context(cu_seqlens, group).",
-                             "cp_context.type")  # fmt: skip
+                             "cp_context.type")
     known = _adopted.get(id(context))
     if known is None or known[0]() is not context:
         key = id(context)
@@ -254,15 +254,15 @@ def _of_fla(op: str, c: Any) -> CPContext:
     if any(n - pre < 0 or n + post >= total for n, pre, post in zip(numbers, before, after)):
         raise InputError(op, "cp_context", f"a context of a group of {world} ranks",
                          f"{max(before)} parts before and {max(after)} after those of rank {rank}",
-                         "Build the context for the group that uses it.", "cp_context.world")  # fmt: skip
+                         "Build the context for the group that uses it.", "cp_context.world")
     rows = [0, *([c.front_num_seqs] if zigzag else []), len(offsets) - 1]
     tokens = offsets[-1] // len(numbers)
     parts = tuple(
         Part(n, i * tokens, (i + 1) * tokens, rows[i], rows[i + 1] - 1, offsets[rows[i] + 1], offsets[rows[i + 1] - 1],
              tuple(range(n - before[i], n)), tuple(range(n + 1, n + 1 + after[i])), past[i])
         for i, n in enumerate(numbers)
-    )  # fmt: skip
+    )
     timeout = group_of(group).store.timeout.total_seconds()  # type: ignore[attr-defined]
     return CPContext(group, Local(offsets, parts), [tokens] * total, c.cu_seqlens.device, c.layout, "gather",
                      crosses=world > 1, timeout=timeout,
-                     conv1d_kernel_size=getattr(c, "conv1d_kernel_size", None))  # fmt: skip
+                     conv1d_kernel_size=getattr(c, "conv1d_kernel_size", None))

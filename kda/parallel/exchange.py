@@ -39,7 +39,7 @@ def agree(context: CPContext, op: str, text: str, device: torch.device, *values:
 
 
 def _compared(context: CPContext, common: int, device: torch.device, values: tuple[Tensor | None, ...], group: Group,
-              text: str, ask: Ask) -> Tensor:  # fmt: skip
+              text: str, ask: Ask) -> Tensor:
     mark = torch.full((1,), common, dtype=torch.int64, device=device)
     for x in values:
         if x is not None:
@@ -73,7 +73,7 @@ def check_world(context: CPContext, op: str) -> None:
     if found != (context.world_size, context.rank):
         raise InputError(op, "cp_context", f"a context of the group as it is now, rank {found[1]} of {found[0]}",
                          repr(context), "Build a new context for the group that uses it.",
-                         "cp_context.world")  # fmt: skip
+                         "cp_context.world")
 
 
 def gather(context: CPContext, mine: Tensor, op: str) -> Tensor:

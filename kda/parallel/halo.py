@@ -52,7 +52,7 @@ def conv_halo(x: Tensor, cp_context: Any, rows: int | None = None) -> Tensor:
         rows = context.conv1d_kernel_size - 1
     if not isinstance(rows, int) or isinstance(rows, bool) or rows < 0:
         raise InputError(OP, "rows", "at least 0, or left out for a context with a conv1d_kernel_size", repr(rows),
-                         "Pass rows, or conv1d_kernel_size to build_cp_context.", "halo.rows")  # fmt: skip
+                         "Pass rows, or conv1d_kernel_size to build_cp_context.", "halo.rows")
     if not isinstance(x, Tensor):
         found = in_words(x)
         if context.crosses:
@@ -177,7 +177,7 @@ def _register() -> None:
             _halo_backward, lambda d, tokens, mark, cu, handle: d.new_empty(1, tokens, d.shape[2]),
             Links.none(no_second("conv_halo", "torch.ops.kda.halo_backward")),
         ),
-    }  # fmt: skip
+    }
     for schema, (real, fake, links) in operators.items():
         register(schema, "parallel.conv_halo", real, fake, links)  # type: ignore[arg-type]  # the union of two kinds
 

@@ -83,7 +83,7 @@ def local_of(offsets: Sequence[int], edges: Sequence[int], numbers: Sequence[int
                 before=tuple(_holding(edges, start, a, 0, number)),
                 after=tuple(_holding(edges, b, stop, number + 1, len(edges) - 1)),
                 past=max(0, a - start),
-            )  # fmt: skip
+            )
             ends += [shift + min(offsets[n + 1], b) - a for n in here]
         parts.append(part)
         shift += b - a

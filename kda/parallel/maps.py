@@ -28,7 +28,7 @@ def problem_of_piece(p: Problem, T: int, state: bool) -> Problem:
     return dataclasses.replace(
         p, direction="forward", T=T, N=1, packed=False, final_state=True, intermediate_states=False,
         disable_recompute=False, state_v_first=False, state_dtype=_name(wide_of(p)) if state else None,
-    )  # fmt: skip
+    )
 
 
 def piece(x: Inputs, begin: int, end: int, h0: Tensor | None) -> Inputs:

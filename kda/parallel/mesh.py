@@ -57,12 +57,12 @@ _FIX = "Redistribute the tensors; along the sequence pass cp_context."
 
 
 def run(op: str, inputs: Inputs, function: Callable[..., tuple], context: CPContext | None = None,
-        out: Any = None) -> tuple:  # fmt: skip
+        out: Any = None) -> tuple:
     """function(local inputs) -> o, final states, h, as DTensors again; `out` is placed as o and passed on."""
     if not isinstance(inputs.v, DTensor):
         given = next(name for name, x in zip((*Inputs._fields, "out"), (*inputs, out)) if isinstance(x, DTensor))
         _refuse(op, "v", f"a DTensor beside {given}, which is one", type(inputs.v).__name__,
-                "Distribute all tensors of a call, or pass x.to_local() of each.", "mesh.plain")  # fmt: skip
+                "Distribute all tensors of a call, or pass x.to_local() of each.", "mesh.plain")
     mesh = inputs.v.device_mesh
     ways = [_way(op, inputs, i, context) for i in range(mesh.ndim)]
     local = [_local(op, name, x, mesh, ways) for name, x in zip(Inputs._fields, inputs)]
@@ -81,17 +81,17 @@ def _way(op: str, inputs: Inputs, dim: int, context: CPContext | None) -> Way:
     way = WAYS.get(found)
     if way is None:
         _refuse(op, "v", f"sharded by batch or heads, along the sequence, or replicated on {named}", str(found), _FIX,
-                "mesh.way")  # fmt: skip
+                "mesh.way")
     if way.name == "along the sequence":
         _check_sequence(op, inputs, mesh, dim, named, context)
     size = {"B": inputs.v.shape[0], "H": inputs.q.shape[2] if inputs.q.dim() == 4 else 0}.get(way.shared, 0)
     if size % mesh.size(dim):
         what = "q/k heads, with their value heads," if way.shared == "H" else "batch"
         _refuse(op, "q", f"a tensor whose {what} the {mesh.size(dim)} ranks of {named} can share",
-                f"{way.shared}={size}", "Use fewer ranks, or replicate along this dimension.", "mesh.even")  # fmt: skip
+                f"{way.shared}={size}", "Use fewer ranks, or replicate along this dimension.", "mesh.even")
     if way.shared == "B" and inputs.ssm_state_indices is not None:
         _refuse(op, "initial_state", f"given without ssm_state_indices if {named} shards by batch", "ssm_state_indices",
-                "Shard by heads.", "mesh.pool")  # fmt: skip
+                "Shard by heads.", "mesh.pool")
     return way
 
 
@@ -99,15 +99,15 @@ def _check_sequence(op: str, inputs: Inputs, mesh: Any, dim: int, named: str, co
     if context is None:
         _refuse(op, "v", f"sharded by batch or heads, or replicated, on {named}", "Shard(dim=1) without a cp_context",
                 f"Pass cp_context=kda.parallel.build_cp_context(cu_seqlens, mesh.get_group({dim})).",
-                "mesh.sequence")  # fmt: skip
+                "mesh.sequence")
     group = mesh.get_group(dim)
     if context.group.group_name != group.group_name or len(set(context.lengths)) > 1:
         _refuse(op, "cp_context", f"a context of the group of {named}, with equal parts", repr(context),
-                f"Build it with mesh.get_group({dim}) and without lengths.", "mesh.group")  # fmt: skip
+                f"Build it with mesh.get_group({dim}) and without lengths.", "mesh.group")
     if inputs.initial_state is not None:
         _refuse(op, "initial_state", f"left out if {named} shards along the sequence", "a tensor",
                 "Call chunk_kda on x.to_local() of each tensor: states belong to a rank's own sequences.",
-                "mesh.states")  # fmt: skip
+                "mesh.states")
 
 
 def _local(op: str, name: str, x: Any, mesh: Any, ways: list[Way], beside: str = "v") -> Any:
@@ -115,10 +115,10 @@ def _local(op: str, name: str, x: Any, mesh: Any, ways: list[Way], beside: str =
         return x
     if not isinstance(x, DTensor):
         _refuse(op, name, f"a DTensor beside {beside}, which is one", type(x).__name__,
-                "Distribute all tensors of a call, or pass x.to_local() of each.", "mesh.plain")  # fmt: skip
+                "Distribute all tensors of a call, or pass x.to_local() of each.", "mesh.plain")
     if x.device_mesh != mesh:
         _refuse(op, name, f"on {beside}'s mesh, of {tuple(mesh.shape)} ranks", f"one of {tuple(x.device_mesh.shape)}",
-                "Use one mesh.", "mesh.same")  # fmt: skip
+                "Use one mesh.", "mesh.same")
     for dim, (way, found) in enumerate(zip(ways, x.placements)):
         wanted = way.placement(name, x)
         if found != wanted:
@@ -136,7 +136,7 @@ def gate(op: str, g: Any, A_log: Any, dt_bias: Any, function: Callable[..., Tens
     """function(g, A_log, dt_bias) on local tensors; g (.., HV, K)."""
     if not isinstance(g, DTensor):
         _refuse(op, "g", "a DTensor beside A_log and dt_bias", type(g).__name__, "Distribute all of them.",
-                "mesh.plain")  # fmt: skip
+                "mesh.plain")
     heads, ways = g.dim() - 2, []
     for dim, found in enumerate(g.placements):
         if found == Replicate():
@@ -147,7 +147,7 @@ def gate(op: str, g: Any, A_log: Any, dt_bias: Any, function: Callable[..., Tens
             ways.append(Way("by heads", {"g": heads, "A_log": 0, "dt_bias": 0}))
         else:
             _refuse(op, "g", f"sharded by rows or heads, or replicated, on {_named(g.device_mesh, dim)}", str(found),
-                    "Redistribute it: channels of a head stay together.", "mesh.way")  # fmt: skip
+                    "Redistribute it: channels of a head stay together.", "mesh.way")
     ways = [way._replace(axes={n: a for n, a in way.axes.items()}) for way in ways]
     local = [
         _local(op, name, x, g.device_mesh, ways, beside="g")

@@ -78,7 +78,7 @@ def check_tokens(op: str, context: CPContext, q: Tensor) -> None:
     if q.dim() == 4 and q.shape[1] != context.tokens:
         raise InputError(op, "q", f"a tensor with the T={context.tokens} tokens of rank {context.rank}",
                          f"T={q.shape[1]}", "Cut the row as the context does: context.tokens per rank.",
-                         "cp_context.tokens")  # fmt: skip
+                         "cp_context.tokens")
 
 
 def _rank(handle: Tensor, call: Call, direction: str) -> Rank:
@@ -129,7 +129,7 @@ def _meaning(p: Problem) -> str:
     """The options that a sequence has once, whatever rank computes it; outputs and layouts are each rank's own."""
     words = [f"H={p.H} {p.dtype}", f"{p.gate} gate", f"beta {p.beta}", f"scale={p.scale:g}"]
     flags = {f"lower_bound={p.lower_bound}": p.lower_bound is not None, "A_log": p.A_log, "dt_bias": p.dt_bias,
-             "l2norm": p.qk_l2norm}  # fmt: skip
+             "l2norm": p.qk_l2norm}
     return ", ".join(words + [word for word, given in flags.items() if given])
 
 
@@ -158,7 +158,7 @@ def _carried(rank: Rank, own: Sequence[SegmentSummary | None], entering: dict[in
     """What the backward needs again, of each part."""
     K, parts = rank.problem.K, rank.context.parts
     carried = torch.cat([torch.cat([_no_state(rank, K), entering.get(part.first, _no_state(rank))], -1)
-                         for part in parts])  # fmt: skip
+                         for part in parts])
     for row, part, m in zip(carried, parts, own, strict=True):
         if m is not None and part.spanned:
             row[..., :K] = m.M[0]
@@ -249,7 +249,7 @@ def _behind(rank: Rank, transposed: Tensor) -> dict[int, Tensor]:
 
 
 def _chained(rank: Rank, sources: Sequence[int], targets: Sequence[int], own: SegmentSummary | None,
-             through: bool) -> Tensor | None:  # fmt: skip
+             through: bool) -> Tensor | None:
     """Receives from the nearest source, applies this rank's map, and sends to the nearest target."""
     came = exchange.receive(rank.context, _no_state(rank), sources[0], OP) if sources else None
     if targets:
@@ -258,7 +258,7 @@ def _chained(rank: Rank, sources: Sequence[int], targets: Sequence[int], own: Se
 
 
 def _scanned(rank: Rank, sources: Sequence[int], targets: Sequence[int], own: SegmentSummary | None,
-             through: bool) -> Tensor | None:  # fmt: skip
+             through: bool) -> Tensor | None:
     """The same in a tree: at distance d, a rank's map, which covers d ranks by then, is composed with that of the rank
     at distance d, unless its sequence begins nearer.  The last rank of a sequence needs no map, only the `added` of
     its predecessor's."""
@@ -359,7 +359,7 @@ def _register() -> None:
         f"parallel_backward({chunk}, Tensor? do, Tensor? dht, Tensor carried, Tensor mark, Tensor[] saved, "
         f"{of_context}) -> ({', '.join(['Tensor'] * 8)})":
             (_backward, _backward_fake, Links.none(no_second("chunk_kda", "torch.ops.kda.parallel_backward"))),
-    }  # fmt: skip
+    }
     for schema, (real, fake, links) in operators.items():
         register(schema, OP, real, fake, links)
 
@@ -371,7 +371,7 @@ def run(inputs: Inputs, options: Options, context: CPContext, save: Save) -> tup
     """o, the final states or None, h or None."""
     if not torch.compiler.is_compiling() and autograd.transforms.active():
         raise KdaError(f"{OP}: torch.func and forward-mode AD do not work with a cp_context; found one active. "
-                       "Use backward().")  # fmt: skip
+                       "Use backward().")
     if save is not Save.ALL:
         options = options._replace(disable_recompute=False)
     settings = [getattr(options, name) for name in OPTIONS]

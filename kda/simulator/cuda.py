@@ -78,11 +78,11 @@ def run(
 def _launched_in(
     session: Taker, code: Code, *, grid: Any, block: Any, cluster: Any = 1, dynamic_shared: int = 0, args: Any = (),
     config: Any = None, **options: Any,
-) -> Run:  # fmt: skip
+) -> Run:
     """As a launch of an open capture, whose options hold."""
     if options:
         raise LaunchError(f"{', '.join(options)} beside an open capture, whose options hold: pass them to capture, or "
-                          "call run outside of it.")  # fmt: skip
+                          "call run outside of it.")
     loaded = program(code.ptx, code.name, code.target.spelling)
     _, buffer, _ = bind(loaded, args)
     tensors = None                           # where an argument may bring other memory: a map, bytes
@@ -90,7 +90,7 @@ def _launched_in(
         named = zip((param.name for param in loaded.kernel.params), args)
         tensors = {name: arg for name, arg in named if isinstance(arg, torch.Tensor)}
     return session.launch(Launch(code, dim3(grid), dim3(block), dim3(cluster), dynamic_shared, buffer, tensors,
-                                 config=config))  # fmt: skip
+                                 config=config))
 
 
 def text_of(source: str | os.PathLike[str]) -> tuple[str, str]:

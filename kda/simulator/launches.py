@@ -125,7 +125,7 @@ def launch(
     heap: what knows the allocations of a capture (capturing.arena.Heap).
     """
     _check_types(ptx, args, schedule=schedule, early=early, clock=clock, timeline=timeline, limit=limit,
-                 dynamic_shared=dynamic_shared, registers=registers)  # fmt: skip
+                 dynamic_shared=dynamic_shared, registers=registers)
     p = program(ptx, kernel, arch)
     grid, block, cluster = (_three(n, v) for n, v in (("grid", grid), ("block", block), ("cluster", cluster)))
     chip = CHIPS[p.arch]

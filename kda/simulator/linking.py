@@ -67,10 +67,10 @@ def link(module: Module, kernel: Kernel) -> tuple[Kernel, dict[str, Linked]]:
         placed[name] = Linked(
             name, first, len(body), tuple(params), tuple(results), tuple(new), tuple((*params, *results, *own)),
             recursive, name in taken,
-        )  # fmt: skip
+        )
     return replace(
         kernel, body=tuple(body), registers=registers, labels=labels, variables=tuple(variables)
-    ), placed  # fmt: skip
+    ), placed
 
 
 def _reachable(module: Module, kernel: Kernel) -> tuple[dict[str, Function], set[str]]:

@@ -58,7 +58,7 @@ BOX = tuple(Field(440 + 8 * i, 8) for i in range(5))
 FIELDS = (
     ADDRESS, RANK, DTYPE, INTERLEAVE, SWIZZLE, NAN, TF32, L2, ATOM, SWIZZLE96, *UNEXPLAINED,
     *STRIDES, *STRIDES_HIGH, *DIMS, *ELEMENT_STRIDES, *BOX,
-)  # fmt: skip
+)
 # of im2col maps: BOX[0] is the channels of a pixel, the rest lies where other boxes and nothing are
 IM2COL = Field(WORD1, 1)
 LOWER, UPPER = Field(448, 16), Field(464, 16)     # corners, shared out among the dimensions in between
@@ -84,7 +84,7 @@ DTYPES = {
     # codes as the CuTe DSL writes the first and the last one
     "16u4_align8b": Dtype(11, 0, 0, False, 4, 4), "16u4_align16b": Dtype(12, 0, 0, False, 4, 8),
     "16u6_align16b": Dtype(13, 0, 0, False, 6, 8),
-}  # fmt: skip
+}
 PADDED_BOX = 128                             # elements of a box's row where 16 of them have 16 bytes
 
 
@@ -100,7 +100,7 @@ SWIZZLES = {
     0: Swizzle(0, 0, 0, 0), 32: Swizzle(1, 0, 0, 32), 64: Swizzle(2, 0, 0, 64), 96: Swizzle(0, 0, 1, 96),
     128: Swizzle(3, 0, 0, 128), "128/32": Swizzle(3, 1, 0, 128), "128/32+8": Swizzle(3, 2, 0, 128),
     "128/64": Swizzle(3, 3, 0, 128),
-}  # fmt: skip
+}
 INTERLEAVES = {0: 0, 16: 1, 32: 2}
 FILLS = {"zero": 0, "nan": 1}
 
@@ -264,7 +264,7 @@ CHECKS = (
           "upper is told from the last place of the dimension."),
     Check("map.size", lambda m: m.box_bytes <= SHARED, f"a box fits the {SHARED} bytes of shared memory",
           "{m.box_bytes} bytes in {m.box}", "Copy it in several boxes."),
-)  # fmt: skip
+)
 
 
 def encode(m: TensorMap | None = None, **fields: Any) -> bytes:
@@ -275,7 +275,7 @@ def encode(m: TensorMap | None = None, **fields: Any) -> bytes:
         ADDRESS: m.address, RANK: m.rank - 1, DTYPE: dtype.code, TF32: dtype.tf32,
         INTERLEAVE: INTERLEAVES[m.interleave], SWIZZLE: swizzle.code, ATOM: swizzle.atom, SWIZZLE96: swizzle.wide,
         NAN: FILLS[m.fill], L2: m.l2,
-    }  # fmt: skip
+    }
     for stride, low, high in zip(m.strides, STRIDES, STRIDES_HIGH):
         bits[low], bits[high] = stride // 16 & 0xFFFFFFFF, stride // 16 >> 32
     if m.pixels:

@@ -102,7 +102,7 @@ class Case:
             packed=x.cu_seqlens is not None, gate=spec.gate, lower_bound=self.keywords.get("lower_bound"),
             A_log=x.A_log is not None, dt_bias=x.dt_bias is not None, beta=spec.beta, qk_l2norm=spec.l2norm,
             scale=self.keywords.get("scale") or spec.K**-0.5, final_state=True,
-        )  # fmt: skip
+        )
 
     @property
     def layout(self) -> Layout:
@@ -156,7 +156,7 @@ def make(spec: Spec, device: str = "cpu") -> Case:
     rows = {
         "q": q if spec.l2norm else l2norm(q), "k": k if spec.l2norm else l2norm(k), "v": v, "g": logits,
         "beta": beta.sigmoid() if spec.beta == "given" else beta,
-    }  # fmt: skip
+    }
     keywords: dict[str, Any] = {name: _poisoned(x, spec).to(device, dtype) for name, x in rows.items()}
     if spec.gate != "given":
         keywords |= {
@@ -173,7 +173,7 @@ def make(spec: Spec, device: str = "cpu") -> Case:
     keywords |= {
         "use_qk_l2norm_in_kernel": spec.l2norm, "use_beta_sigmoid_in_kernel": spec.beta != "given",
         "allow_neg_eigval": spec.beta == "2*sigmoid", "chunk_size": spec.C, "output_final_state": True,
-    }  # fmt: skip
+    }
     return Case(spec, keywords, _poisoned(do, spec).to(device, dtype), dht.to(device, exact))
 
 

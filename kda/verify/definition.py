@@ -138,7 +138,7 @@ def budgets(
         name: Budget.of(x, *(r[name].to(stored_as(case, name)) for r in roundings[name]),
                         compute=rounding.compute, stored=stored_as(case, name), summed=summed(case, name))
         for name, x in exact.items()
-    }  # fmt: skip
+    }
 
 
 def _roundings(case: Case, rounding: Rounding, backward: bool) -> list[dict[str, Tensor]]:

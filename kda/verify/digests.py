@@ -34,13 +34,13 @@ FLOATS = (
     f"float32 softplus dt_bias=true l2norm packed C=32 {STATES} forward",
     f"float32 softplus dt_bias=true l2norm packed C=32 {STATES} backward",
     "float32 beta=2*sigmoid state_v_first=true forward", "float32 beta=2*sigmoid state_v_first=true backward",
-)  # fmt: skip
+)
 BOTH = (
     f"bfloat16 {MODEL} forward", f"bfloat16 {MODEL} backward", f"bfloat16 {MODEL} disable_recompute=true forward",
     f"bfloat16 {MODEL} disable_recompute=true backward", f"bfloat16 softplus packed H=2 HV=4 {STATES} forward",
     f"bfloat16 softplus packed H=2 HV=4 {STATES} backward", "float16 g_dtype=float32 recurrent",
     f"bfloat16 softplus recurrent packed slots=4 inplace=true {STATES}",
-)  # fmt: skip
+)
 IN_SLOTS = "slots=4 inplace=true state_dtype=float32 state_v_first=true"
 SERVING = (
     f"bfloat16 bounded dt_bias=true l2norm beta=sigmoid decode {IN_SLOTS}",
@@ -52,12 +52,12 @@ PROBLEMS = {
     ("sm100", "sm100"): FORWARDS + SMALL[:1], ("sm100", "sm103"): FORWARDS[:1], ("sm90", "sm90"): FORWARDS + SMALL,
     ("sm89", "sm89"): FLOATS, ("triton", "sm80"): BOTH[:2], ("triton", "sm90"): BOTH + SERVING,
     ("triton", "sm100"): BOTH[:2], ("layer", "sm90"): LAYERS,
-}  # fmt: skip
+}
 PLANS = {backend: f"kda.backends.{backend}.plan" for backend, _ in PROBLEMS}
 PLANS["layer"] = "kda.backends.triton.layer.plan"
 COMPILERS = {                                # keys of known.COMPILERS
     "sm100": "cutedsl", "sm90": "cutedsl", "sm89": "nvrtc", "triton": "triton", "layer": "triton",
-}  # fmt: skip
+}
 
 
 class Digest(NamedTuple):

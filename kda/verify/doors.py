@@ -29,7 +29,7 @@ Tensor = torch.Tensor
 ROUNDS_EVERY_OPERAND = dict.fromkeys(
     ("qn", "kn", "A_qk", "A_inv", "w", "u", "qg", "kb", "kg", "h", "v_new", "dv_local", "dh", "dv_new", "dv"),
     "bfloat16",
-)  # fmt: skip
+)
 
 
 def here() -> str:
@@ -90,7 +90,7 @@ class Door:
             raise
         except Exception as error:
             raise KdaError(f"{what} of the backend {self.name} failed: {type(error).__name__}: {error} "
-                           "(--debug shows where)") from error  # fmt: skip
+                           "(--debug shows where)") from error
 
     def sees(self, case: Case) -> Case:
         """The inputs as they reach the backend."""
@@ -113,7 +113,7 @@ class Door:
             wanted, cotangents = by_gradient(leaves), (case.do, case.dht)
             with self.blamed("a backward"):
                 grads = torch.autograd.grad((o, ht), list(wanted.values()), cotangents, allow_unused=True,
-                                            materialize_grads=True)  # fmt: skip
+                                            materialize_grads=True)
             found |= dict(zip(wanted, grads))
         return {name: x.cpu() for name, x in found.items()}
 

@@ -93,7 +93,7 @@ def _(x: Tensors, spec: Spec) -> None:
 
 
 @fault("heads-swapped", "value heads read q/k head i % H instead of i // (HV / H)", "fwd/gate",
-       H=lambda spec: max(spec.H, 2), HV=_groups)  # fmt: skip
+       H=lambda spec: max(spec.H, 2), HV=_groups)
 def _(x: Tensors, read: Tensors, layout: Layout, spec: Spec) -> None:
     by_value_head = torch.arange(spec.heads) // (spec.heads // spec.H)
     first = [int((by_value_head == i).nonzero()[0]) for i in range(spec.H)]
@@ -113,7 +113,7 @@ def _(x: Tensors, read: Tensors, layout: Layout, spec: Spec) -> None:
 
 
 @fault("state-stale", "the second chunk of a sequence starts from the state of the first", "fwd/state",
-       lengths=_two_chunks, T=lambda spec: max(spec.T, spec.C + 1))  # fmt: skip
+       lengths=_two_chunks, T=lambda spec: max(spec.T, spec.C + 1))
 def _(x: Tensors, read: Tensors, layout: Layout, spec: Spec) -> None:
     first, second, *_ = _longest(layout)
     x["h"][second] = x["h"][first]
@@ -163,7 +163,7 @@ def _(x: Tensors, read: Tensors, layout: Layout, spec: Spec) -> None:
 
 @fault("states-exchanged", "two sequences got each other's final state", "results",
        lengths=lambda spec: spec.lengths if spec.lengths is None or len(spec.lengths) > 1 else (*spec.lengths, 5),
-       B=lambda spec: spec.B if spec.lengths is not None else max(spec.B, 2))  # fmt: skip
+       B=lambda spec: spec.B if spec.lengths is not None else max(spec.B, 2))
 def _(x: Tensors, spec: Spec) -> None:
     x["ht"] = x["ht"].roll(1, 0)
 

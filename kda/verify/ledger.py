@@ -24,7 +24,7 @@ RAN, FAILED, SIMULATED = "ran", "failed", "simulated"
 COMMON = (
     "autograd.py", "bundles.py", "offsets.py", "compile/code.py", "compile/driver.py", "compile/kernel.py",
     "compile/launching.py", "backends/common/*.py", "backends/common/cute/configs.py",
-)  # fmt: skip
+)
 TRITON = (*COMMON, "compile/triton.py", "backends/triton/*.py")
 SM90 = (*COMMON, "backends/sm90/*.py")
 POOL = ("backends/common/pool/launch.py", "backends/common/pool/plan.py")
@@ -34,7 +34,7 @@ HOST_CODE: dict[str, tuple[str, ...]] = {
     "layer": (*TRITON, "nn/*.py", "backends/triton/layer/plan.py", "backends/triton/layer/launch.py"),
     "pool": (*SM90, *TRITON, *POOL), "parallel": (*SM90, *TRITON, "parallel/*.py"),
     "reference": ("backends/reference/*.py",),
-}  # fmt: skip
+}
 
 
 # ---- host code

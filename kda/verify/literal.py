@@ -54,7 +54,7 @@ def one_thread_if_small(p: Problem) -> contextlib.AbstractContextManager[None]:
 def run_stage(
     name: str, p: Problem, layout: Layout, tensors: Mapping[str, Tensor | None], dtype: torch.dtype,
     round_: Round = as_it_is,
-) -> Tensors:  # fmt: skip
+) -> Tensors:
     """What the stage, or the run of stages, writes, given what it reads."""
     env = chain([name], p, layout, tensors, dtype, round_)
     return {n: env[n] for n in find(name).writes}
@@ -63,7 +63,7 @@ def run_stage(
 def chain(
     names: Iterable[str], p: Problem, layout: Layout, tensors: Mapping[str, Tensor | None], dtype: torch.dtype,
     round_: Round = as_it_is,
-) -> Tensors:  # fmt: skip
+) -> Tensors:
     """All tensors after the stages in order, each fed by its predecessors, including internal tensors of runs.
 
     `round_` is applied to everything that a stage writes, also where the stage itself uses it further.
@@ -75,7 +75,7 @@ def chain(
 def _chain(
     names: Iterable[str], p: Problem, layout: Layout, tensors: Mapping[str, Tensor | None], dtype: torch.dtype,
     round_: Round,
-) -> Tensors:  # fmt: skip
+) -> Tensors:
     env = dict(tensors)
     for stage in (member for name in names for member in find(name).members):
         done: set[str] = set()
@@ -295,11 +295,11 @@ def grads_bwd(p: Problem, layout: Layout, round_: Round, q, k, g, beta, A_log, d
     into = dqn, plus + b * minus, dg2, db, q, k, g, beta, *of_chunks
     dq, dk, dg, dbeta, dA_log, ddt_bias = gate_bwd(p, layout, as_it_is, *into)
     return (dq, dk, dg, dbeta, None if dA_log is None else dA_log.view(layout.NC, p.HV),
-            None if ddt_bias is None else ddt_bias.view(layout.NC, p.HV, p.K))  # fmt: skip
+            None if ddt_bias is None else ddt_bias.view(layout.NC, p.HV, p.K))
 
 
 FUNCTIONS = {
     "fwd/gate": gate, "fwd/intra": intra, "fwd/wy": wy, "fwd/state": state, "fwd/output": output,
     "fwd/operands": operands, "fwd/residual": residual, "bwd/walk": walk_bwd, "bwd/grads": grads_bwd,
     "bwd/output": output_bwd, "bwd/state": state_bwd, "bwd/wy": wy_bwd, "bwd/intra": intra_bwd, "bwd/gate": gate_bwd,
-}  # fmt: skip
+}

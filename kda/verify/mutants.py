@@ -118,7 +118,7 @@ CALLS = {
         "backward": Call(Spec((150, 0, 30), **GROUPED, **FLOAT32), backward=True),
         "more sequences than threads": Call(Spec(MANY, H=1, K=64, V=64, **FLOAT32)),
     },
-}  # fmt: skip
+}
 
 
 def calls(backend: str) -> list[Callable[[], Mapping[str, Tensor | None]]]:

@@ -47,7 +47,7 @@ USES = {
     "dkn": ("dkn_local", "dA_qk", "dA_kk", "qn", "kn", "b", "g2"),
     "dq": ("dqn", "q"), "dk": ("dkn", "k"), "dbeta": ("db", "beta"), "dg": ("dg2", "g", "A_log", "dt_bias"),
     "dA_log": ("dg", "g", "A_log", "dt_bias"), "ddt_bias": ("dg",),
-}  # fmt: skip
+}
 BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -151,7 +151,7 @@ class Oracle:
             n: Budget.of(masked(n, x, self.case), *(masked(n, rounded[n], self.case) for rounded in roundings),
                          compute=rounding.compute, stored=rounding.dtype_of(n), summed=summed(self.case, n))
             for n, x in exact.items() if x is not None
-        }  # fmt: skip
+        }
 
 
 def shaken_all(tensors: Tensors, shake: int | None) -> Tensors:
@@ -297,7 +297,7 @@ def only(case: Case, n: int, start: int, end: int) -> Case:
 def examine(
     door: Door, case: Case, only_stage: str | None = None, other: Door | None = None, exact: bool = False,
     keep_going: bool = False, tell: Callable[[str], None] = lambda text: None,
-) -> Report:  # fmt: skip
+) -> Report:
     """Stages, then whole calls; with `only_stage` only that one, with `exact` only equal bits."""
     with one_thread_if_small(case.problem()):
         return _examined(door, case, only_stage, other, exact, keep_going, tell)
@@ -306,7 +306,7 @@ def examine(
 def _examined(
     door: Door, case: Case, only_stage: str | None, other: Door | None, exact: bool, keep_going: bool,
     tell: Callable[[str], None],
-) -> Report:  # fmt: skip
+) -> Report:
     report = Report(case, door.name, no_backward=door.against(case, "backward"))
     backward = not report.no_backward
     if exact:

@@ -20,7 +20,7 @@ def make_step(
     dtype: str = "float32", states: str = "float32", gate: str = "softplus", beta: str = "sigmoid",
     l2norm: bool = True, conv: bool = True, bias: bool = False, norm: bool = True, drafts: bool = False,
     tree: bool = False, slots: list[int] | None = None, pool: int | None = None, seed: int = 0, device: str = "cpu",
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, Any]:
     """The arguments of a call: N sequences in slots somewhere in a pool, the numbers of a running model."""
     HV, pool = HV or H, pool or N + 2
     random = torch.Generator(device).manual_seed(seed)
@@ -38,9 +38,9 @@ def make_step(
         "q": normal(N, T, H, K), "k": normal(N, T, H, K), "v": normal(N, T, HV, V), "g": normal(N, T, HV, K),
         "beta": normal(N, T, HV), "states": normal(pool, HV, V, K, dtype=getattr(torch, states)),
         "ssm_state_indices": torch.tensor(slots, dtype=torch.int32, device=device),
-    }  # fmt: skip
+    }
     x |= {"use_qk_l2norm_in_kernel": l2norm, "use_beta_sigmoid_in_kernel": beta != "given",
-          "allow_neg_eigval": beta == "2*sigmoid", "use_gate_in_kernel": gate != "given"}  # fmt: skip
+          "allow_neg_eigval": beta == "2*sigmoid", "use_gate_in_kernel": gate != "given"}
     if gate == "given":
         x["g"] = -uniform(N, T, HV, K).to(kind)
     else:
@@ -58,7 +58,7 @@ def make_step(
         x |= {"norm_gate": normal(N, T, HV, V), "norm_weight": 1 + uniform(V).to(kind)}
     if drafts:
         x |= {"records": normal(pool, T - 1, HV, 2 * K + V, dtype=torch.float32),
-              "num_accepted_tokens": torch.ones(N, dtype=torch.int32, device=device)}  # fmt: skip
+              "num_accepted_tokens": torch.ones(N, dtype=torch.int32, device=device)}
     if tree:
         earlier = [[max(0, t - 1 - int(n)) for t, n in enumerate(torch.randint(0, 3, (T,)).tolist())] for _ in range(N)]
         x["parents"] = torch.tensor(earlier, dtype=torch.int32, device=device)
@@ -104,7 +104,7 @@ def budgets(x: dict[str, Any]) -> dict[str, Budget]:
         name: Budget.of(exact[name].double(), *(r[name].to(stored[name]) for r in rounded), compute=torch.float32,
                         stored=stored[name], summed=K + W)
         for name in exact
-    }  # fmt: skip
+    }
 
 
 def _rounded(x: dict[str, Any], shake: int | None) -> dict[str, Any]:

@@ -113,4 +113,4 @@ def decode(door: Door, case: Case) -> list[Row]:
 def _budget(case: Case, name: str, exact: dict[str, Tensor], rounded: dict[str, Tensor]) -> Budget:
     stored = stored_as(case, name)
     return Budget.of(exact[name], rounded[name].to(stored), compute=wide_dtype(case.inputs.q.dtype), stored=stored,
-                     summed=summed(case, name))  # fmt: skip
+                     summed=summed(case, name))

@@ -81,7 +81,7 @@ def stacks(ptx):
 def test_a_barrier_of_a_helper_is_known_by_those_that_call_it():
     assert list(stacks(compiled(launched))) == [
         ["here", "first"], ["here", "by way of another", "second"], ["its own"]
-    ]  # fmt: skip
+    ]
 
 
 def test_a_short_kernel_is_the_end_of_the_calls():
@@ -105,4 +105,4 @@ def test_what_is_compiled_inside_a_capture_is_reported_too():
         cute.compile(launched, fake, stream())(torch.zeros(32), CUstream(0))
     assert [words[1:] for words in stacks(session.launches[0].kernel.ptx)] == [
         ["first"], ["by way of another", "second"], []
-    ]  # fmt: skip
+    ]

@@ -121,7 +121,7 @@ def test_the_usual_problems_are_both_directions_and_decoding_with_every_gate():
     assert len(set(problems)) == len(problems) == 18
     assert {(p.op, p.direction) for p in problems} == {
         ("chunk", "forward"), ("chunk", "backward"), ("recurrent", "forward")
-    }  # fmt: skip
+    }
     for p in problems:
         assert (p.K, p.V, p.dtype) == (128, 128, "bfloat16")
     assert {(p.gate, p.A_log, p.dt_bias, p.qk_l2norm, p.beta) for p in problems} == {
@@ -137,7 +137,7 @@ def test_a_backend_without_bfloat16_is_tested_in_the_dtype_that_it_is_proven_in(
     assert {p.dtype for p in command.usual(fast)} == {"float32"}
     assert {c.backend: c.usual_dtype for c in capabilities()} == {
         "sm100": "bfloat16", "sm90": "bfloat16", "sm89": "float32", "triton": "bfloat16", "reference": "bfloat16"
-    }  # fmt: skip
+    }
 
 
 def test_only_the_backends_of_an_arch_are_asked_where_nothing_is_named(asked):
@@ -155,7 +155,7 @@ def test_a_model_is_built_for_as_its_layers_call_it_with_its_heads_divided(asked
     assert {(p.gate, p.g_dtype) for p in problems} == {("softplus", "bfloat16"), ("given", "float32")}
     assert {(p.op, p.direction) for p in problems} == {
         ("chunk", "forward"), ("chunk", "backward"), ("recurrent", "forward")
-    }  # fmt: skip
+    }
 
 
 def test_a_model_is_built_for_the_backend_that_serves_it_alone(asked, monkeypatch):
@@ -178,7 +178,7 @@ def names_for(words, backend):
 @pytest.mark.parametrize(("backend", "of_gradients"), [
     ("sm100", {"operands", "record", "walk", "grads", "shares"}), ("sm90", {"walk", "grads", "shares"}),
     ("sm89", set()), ("triton", set()),
-])  # fmt: skip
+])
 def test_a_problem_that_says_forward_needs_no_kernels_of_gradients(backend, of_gradients):
     dtype = "float32" if backend == "sm89" else "bfloat16"
     forward, whole = (names_for(f"packed {word} softplus {dtype}", backend) for word in ("forward", ""))
@@ -201,7 +201,7 @@ def test_a_backend_sees_a_gpu_of_the_arch_that_was_named(asked):
     run("--arch", "sm80", "--arch", "sm_90a", "--problem", "K=64")
     assert [(host.cc, host.is_gpu, host.simulated) for _, host in asked] == [
         ((8, 0), True, False), ((9, 0), True, False)
-    ]  # fmt: skip
+    ]
 
 
 def test_a_problem_that_no_backend_takes_is_more_than_can_be_judged(asked):

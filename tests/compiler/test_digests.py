@@ -80,7 +80,7 @@ def of_a_name(backend, arch, long):
 @pytest.mark.parametrize(("backend", "long"), [
     ("sm100", False), ("sm90", False), ("sm89", False), ("sm89", True),
     *(pytest.param(backend, True, marks=pytest.mark.exhaustive) for backend in ("sm100", "sm90")),
-])  # fmt: skip
+])
 def test_a_kernel_of_each_name_has_the_code_that_is_committed(backend, long):
     skip_with_other_compilers(backend)
     labels = of_a_name(backend, backend, long)

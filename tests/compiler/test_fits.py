@@ -18,7 +18,7 @@ SPILLS = {16: 512, 32: 1024}
 KERNELS = {
     "prepare": ("prepare",), "state": ("state", "state_bwd"), "state_bwd": ("state_bwd",), "compose": ("compose",),
     "wy": ("wy_bwd",), "intra": ("intra_bwd",),
-}  # fmt: skip
+}
 FAMILIES = ("sm80", "sm90", "sm100")             # mma.sync, wgmma, tcgen05
 OPTIONS = "packed dt_bias=true l2norm beta=sigmoid state_dtype=float32 final_state=true"
 
@@ -82,7 +82,7 @@ def test_every_row_is_used():
 @pytest.mark.parametrize(
     "row, arch", [(row, arch) for row in TABLE for arch in reached(row)],
     ids=lambda x: x if isinstance(x, str) else f"{x.kernel}-{x.bits}-{x.K}-{x.shared}",
-)  # fmt: skip
+)
 def test_a_row_takes_no_more_than_it_says(row, arch, own_store):
     pytest.importorskip("triton", reason="Triton is not installed")
     assert list(too_much(row, built(row, arch))) == []

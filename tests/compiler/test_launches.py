@@ -36,12 +36,12 @@ PTX = """
 class Launch(ctypes.Structure):
     _fields_ = (("grid", c_uint * 3), ("block", c_uint * 3), ("shared", c_uint), ("attributes", c_uint),
                 ("stream", c_void_p), ("function", c_void_p), ("attribute", (c_uint * 18) * 4),
-                ("params", c_ubyte * 512), ("size", c_uint))  # fmt: skip
+                ("params", c_ubyte * 512), ("size", c_uint))
 
 
 class Map(ctypes.Structure):
     _fields_ = (("numbers", c_int * 6), ("address", c_void_p), ("at", c_void_p), ("dims", c_uint64 * 5),
-                ("strides", c_uint64 * 5), ("box", c_uint32 * 5), ("steps", c_uint32 * 5))  # fmt: skip
+                ("strides", c_uint64 * 5), ("box", c_uint32 * 5), ("steps", c_uint32 * 5))
 
 
 class Libcuda:
@@ -194,7 +194,7 @@ def test_parts_of_a_memory_are_launched_by_their_addresses_and_hold_the_memory(l
     assert bytes(launch.params[: launch.size]) == expected
     assert [(part.tensor().data_ptr(), part.tensor().numel()) for part in (early, late)] == [
         (early.address, 48), (early.address + 48, 16)
-    ]  # fmt: skip
+    ]
     del early
     assert not memory.expired()
     del late
@@ -332,7 +332,7 @@ def test_a_tensor_map_is_requested_with_every_field_and_comes_back_whole(libcuda
     found = driver.tensor_map(
         address=0x7F0000001000, dtype="bfloat16", dims=[1 << 33, 40, 3], strides=[256, 1 << 34], box=[64, 16, 1],
         swizzle=128, fill="nan",
-    )  # fmt: skip
+    )
     asked = libcuda.map
     assert found == bytes(range(128)) and asked.at % 64 == 0 and asked.address == 0x7F0000001000
     dtype, rank, interleave, swizzle, promotion, fill = asked.numbers
@@ -378,6 +378,6 @@ def test_a_repeated_launch_is_a_few_calls_of_python(libcuda):
     kernel = TritonKernel.of(
         "f", ptx, None, parse("sm90"), signature=(*["*fp32"] * 8, *["i32"] * 3, "fp32"),
         names=tuple("abcdefghijkl"), divisible=tuple(range(11)),
-    )  # fmt: skip
+    )
     first, second, third = (calls_made(kernel.launch, (4, 4), *tensors, *numbers) for _ in range(3))
     assert second == third <= 40 < first                                      # one for each tensor, and two dozen more

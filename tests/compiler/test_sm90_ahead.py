@@ -33,7 +33,7 @@ CLASSES = (
     "V=64 state_dtype=bfloat16 final_state=true g_dtype=float32",
     "K=64 intermediate_states=true state_v_first=true packed", "batch_invariant=true state_dtype=float32",
     "batch_invariant=true packed H=2 HV=4 beta_dtype=float32",
-)  # fmt: skip
+)
 WORDS = "V=64 packed bounded l2norm dt_bias=true beta=sigmoid state_dtype=float32 final_state=true"
 NAMES = ["tables"] * 2 + ["prepare"] * 2 + ["pairs"] + ["chain"] * 6
 NAMES += ["compose", *["fused"] * 3, "stream", "stream", "compose", "join", "join"]
@@ -231,7 +231,7 @@ def test_without_the_dsl_the_others_are_built_and_it_says_how_to_get_it(beside, 
 def test_a_backend_that_works_in_chunks_is_not_missed_where_a_decoding_step_is_built(beside):
     assert "not built" not in run("compile", "--arch", "sm90", "--problem", "bfloat16 decode").stdout
     assert "works in chunks" in run("compile", "--arch", "sm90", "--problem", "bfloat16 decode", "--backend", "sm90",
-                                    code=3).stderr  # fmt: skip
+                                    code=3).stderr
 
 
 @needs_dsl

@@ -32,7 +32,7 @@ PROBLEMS = {
     "sm100": ("bfloat16",), "sm90": ("bfloat16",), "sm89": ("float32 forward", "float32 packed A_log=true backward"),
     "triton": ("bfloat16 forward", "bfloat16 packed A_log=true dt_bias=true softplus backward", "float16 recurrent",
                "bfloat16 decode l2norm bounded beta=sigmoid"),
-}  # fmt: skip
+}
 
 
 @pytest.fixture

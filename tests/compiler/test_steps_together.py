@@ -25,7 +25,7 @@ STEPS = {
     "gate with parameters": "T=200 H=8 bounded dt_bias=true", "final states": "T=4096 H=8 final_state=true",
     "no tokens": "T=0 H=2", "one kernel that keeps": "T=8192 H=64 bounded l2norm",
     "the same of four, shares": "T=8192 H=32 bounded l2norm final_state=true",
-}  # fmt: skip
+}
 
 
 def launched(arch, p, save, offsets, monkeypatch):
@@ -98,7 +98,7 @@ def test_a_recorded_call_builds_its_step_once(asked, keeps, monkeypatch):
             autograd.Recorded.apply(autograd.Recording(Options(scale=None), of), *given)
         calls = [of.forward, of.backward]
         step = [[*itertools.chain(*(ahead.recipes_of(asked, call, save, offsets) for call in calls))]
-                for offsets in (None, "int64")]  # fmt: skip
+                for offsets in (None, "int64")]
     assert built == step and len(set(built[0])) > 3
 
 

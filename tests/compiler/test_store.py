@@ -351,7 +351,7 @@ def unfinished(kept, key, age):
         [sys.executable, "-c", "import fcntl, sys; file = open(sys.argv[1], 'ab'); fcntl.flock(file, fcntl.LOCK_EX)\n"
          "file.write(bytes(9)); file.flush(); print(flush=True); input()", path],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-    )  # fmt: skip
+    )
     writer.stdout.readline()
     os.utime(path, (time.time() - age,) * 2)
     return path, writer

@@ -266,7 +266,7 @@ CASES = {
     "backend.entered": lambda: kda.use_backend("reference").__exit__(None, None, None),
     **PARALLEL,
     **DECODE,
-}  # fmt: skip
+}
 
 
 def message(case):

@@ -8,7 +8,7 @@ from kda.verify.steps import make_step
 SHAPE = dict(N=2, T=3, H=2, K=5, V=3)
 INDICES = ("ssm_state_indices", "num_accepted_tokens", "accepted_path", "parents")
 FLOATS = ("q", "k", "v", "g", "beta", "states", "A_log", "dt_bias", "conv_states", "conv_weight", "conv_bias",
-          "norm_gate", "norm_weight", "records", "out")  # fmt: skip
+          "norm_gate", "norm_weight", "records", "out")
 META = "meta"
 
 
@@ -53,13 +53,13 @@ def on_a_mesh():
 
 
 WITHOUT_DRAFTS = ("records", "num_accepted_tokens", "accepted_path", "parents", "conv_states", "conv_weight",
-                  "conv_bias")  # fmt: skip
+                  "conv_bias")
 MISSHAPEN = {
     "q": (2, 3, 5), "k": (2, 3, 2, 4), "v": (2, 4, 2, 3), "g": (2, 3, 2), "beta": (2, 3, 2, 5), "states": (4, 2, 5, 3),
     "conv_states": (4, 26, 5), "conv_weight": (26, 9), "conv_bias": (25,), "norm_gate": (2, 3, 2), "norm_weight": (2,),
     "records": (4, 3, 2, 13), "out": (2, 3, 2, 5), "ssm_state_indices": (3,), "num_accepted_tokens": (3,),
     "accepted_path": (2, 2), "parents": (2, 2),
-}  # fmt: skip
+}
 
 
 def of_shape(name):
@@ -120,4 +120,4 @@ CASES = {
     **{f"decode.{n}.negated": lambda n=n: step(**{n: torch._neg_view(good()[n])})
        for n in ("states", "conv_states", "records", "out")},
     "decode.memory.shared": lambda: step(v=(x := zeros(2, 3, 2, 3)), out=x),
-}  # fmt: skip
+}

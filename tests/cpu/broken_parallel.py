@@ -144,7 +144,7 @@ def pooled():
 def context_and_pool():
     with torch.no_grad():
         return calling([8], lambda call, context: kda.chunk_kda(
-            **call.arguments, cp_context=context, ssm_state_indices=torch.tensor([0])))  # fmt: skip
+            **call.arguments, cp_context=context, ssm_state_indices=torch.tensor([0])))
 
 
 CASES = {

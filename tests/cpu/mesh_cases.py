@@ -19,7 +19,7 @@ AXES = {                                     # of the tensors that are cut, by w
 WAYS = {
     "batch": ("batch",), "heads": ("heads",), "replicated": ("replicated",), "batch, heads": ("batch", "heads"),
     "heads, batch": ("heads", "batch"), "sequence, heads": ("sequence", "heads"),
-}  # fmt: skip
+}
 SIZES = dict(H=2, HV=4, K=8, V=6, gate="softplus", beta="sigmoid", output_final_state=True)
 
 
@@ -147,7 +147,7 @@ class Layer(torch.nn.Module):
         o, _ = kda.chunk_kda(
             q, k, v, g, x @ self.beta, A_log=self.A_log, use_gate_in_kernel=True, use_beta_sigmoid_in_kernel=True,
             use_qk_l2norm_in_kernel=True, chunk_size=32,
-        )  # fmt: skip
+        )
         return x + o.flatten(2) @ self.out
 
 
@@ -179,7 +179,7 @@ def compiled(rank):
     tensors = distributed(call, mesh, ("heads",))
     found = []
     for function in (kda.chunk_kda, torch.compile(lambda **words: kda.chunk_kda(**words), fullgraph=True,
-                                                  backend="aot_eager")):  # fmt: skip
+                                                  backend="aot_eager")):
         o, ht = function(**tensors, **call.options)                            # torch wants gradients of both
         found.append([o, *torch.autograd.grad(o.sum() + ht.sum(), [tensors["q"], tensors["A_log"]])])
     return [(a - b).full_tensor().abs().max().item() for a, b in zip(*found)]
@@ -191,4 +191,4 @@ def everything(rank):
     return {
         "ways": {name: differences(meshes[len(ways)], ways) for name, ways in WAYS.items()},
         "refused": refusals(square, square["tp"]), "others": others(square), "sharded": fully_sharded(line_of_all),
-    }  # fmt: skip
+    }

@@ -42,7 +42,7 @@ CASES = {
     "hops, packed": dict(lengths=[30, 1, 139, 70], exchange="hops", HV=4, state_v_first=True),
     "hops, ranks of any length": dict(lengths=[33, 207], exchange="hops", cut=ANY_LENGTH),
     "maps by forwards alone": dict(lengths=[70, 170], HV=4, gate="softplus", generic=True),
-}  # fmt: skip
+}
 SIZES = dict(H=2, K=8, V=6, chunk_size=32, output_final_state=True)
 OF_CONTEXT = ("cut", "layout", "exchange", "generic")
 
@@ -161,7 +161,7 @@ def convolutions_on(group):
     world = dist.get_world_size(group)
     cuts = {2: [239, 1], 3: [100, 1, 139], 4: [1, 1, 2, 236]}
     ways = {"equal": {}, "short": {"lengths": cuts[world]}, "empty": {"lengths": [240, *[0] * (world - 1)]},
-            "zigzag": {"layout": "zigzag"}}  # fmt: skip
+            "zigzag": {"layout": "zigzag"}}
     for name, words in ways.items():
         generator = torch.Generator().manual_seed(2)
         x, dy = torch.randn(2, 1, 240, 6, generator=generator, dtype=torch.float64).unbind()
@@ -171,7 +171,7 @@ def convolutions_on(group):
         view = view_of(context, offsets.tolist())
         one = convolved(x, w, dy, offsets, lambda x: x.new_zeros(4, 3, 6))
         here = convolved(x[:, view.tokens], w, dy[:, view.tokens], context.cu_seqlens,
-                         lambda x, context=context: kda.parallel.conv_halo(x, context))  # fmt: skip
+                         lambda x, context=context: kda.parallel.conv_halo(x, context))
         dist.all_reduce(here[2], group=group)
         wanted = one[0][:, view.tokens], one[1][:, view.tokens], one[2]
         found[name] = max((a - b).abs().max().item() for a, b in zip(here, wanted) if b.numel())
@@ -205,7 +205,7 @@ def layer_on(group):
         one, mine = x.clone().requires_grad_(), x[:, tokens].clone().requires_grad_()
         y, z = layer(one, cu_seqlens=offsets), layer(mine, cp_context=context)
         wanted, here = (torch.autograd.grad((out * d).sum(), [*sums, given]) for out, d, given in (
-            (y, dy, one), (z, dy[:, tokens], mine)))  # fmt: skip
+            (y, dy, one), (z, dy[:, tokens], mine)))
         for each in here[:-1]:
             dist.all_reduce(each, group=group)
         pairs = [(z, y[:, tokens]), (here[-1], wanted[-1][:, tokens]), *zip(here[:-1], wanted[:-1])]
@@ -238,7 +238,7 @@ def contexts_of_fla_on(group):
         ours = context_of(case, call, group)
         context = Theirs(ours)
         found[layout] = differences(call, ours, group, lambda context=context, **words: kda.chunk_kda(
-            **words | {"cp_context": context}))  # fmt: skip
+            **words | {"cp_context": context}))
         again = kda.parallel.adopt(context)
         assert again is kda.parallel.adopt(context)
         x = torch.randn(1, again.tokens, 3)
@@ -418,7 +418,7 @@ def checkpointed(rank):
     group, found = dist.group.WORLD, {}
     call = called(CASES["packed, cut anywhere"])
     found["checkpointed"] = differences(call, context_of({}, call, group), group, lambda **words: checkpoint(
-        kda.chunk_kda, use_reentrant=False, **words))  # fmt: skip
+        kda.chunk_kda, use_reentrant=False, **words))
     call = called({"lengths": [70, 170]}, dtype=torch.float32)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         found["autocast"] = differences(call, context_of({}, call, group), group)
@@ -456,5 +456,5 @@ def everything(rank, worlds):
                 "contexts of FLA": contexts_of_fla_on(group), "planted": planted_on(group),
                 "counted": counted_on(group), "reads": reads_on(group),
                 "states at cuts": states_at_cuts_on(group), "layer": layer_on(group),
-            }  # fmt: skip
+            }
     return found

@@ -144,7 +144,7 @@ class Engine:
             **x, chunk_size=CHUNK, cu_seqlens=torch.tensor([0, *sizes]).cumsum(0), initial_state=self.pool,
             ssm_state_indices=torch.tensor([r.slot for r in batch]), initial_state_indices=torch.tensor(starts),
             checkpoint_offsets=offsets, checkpoint_indices=slots, **OPTIONS,
-        )  # fmt: skip
+        )
         self.move(batch, sizes, o.split(sizes, 1))
 
     def decode(self) -> None:
@@ -153,7 +153,7 @@ class Engine:
             return
         padding = self.batch - len(batch)
         x = {n: torch.cat([*(r.rows(1)[n] for r in batch), torch.zeros(padding, 1, *batch[0].x[n].shape[2:])])
-             for n in TOKENS}  # fmt: skip
+             for n in TOKENS}
         slots = torch.tensor([r.slot for r in batch] + [-1] * padding)
         o, _ = kda.fused_recurrent_kda(**x, initial_state=self.pool, ssm_state_indices=slots, **OPTIONS)
         assert not o[len(batch) :].any()

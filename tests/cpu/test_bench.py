@@ -56,7 +56,7 @@ def test_packed_and_grouped_heads_are_timed():
     at = lines.index("[3,0,66] H=1 HV=2 K=8 V=4 bf16")
     assert [line.split()[:2] for line in lines[at + 1 : at + 5]] == [
         ["forward", "fast"], ["backward", "fast"], ["forward", "slow"], ["backward", "slow"]
-    ]  # fmt: skip
+    ]
 
 
 def test_a_gpu_has_a_floor_and_a_clock():
@@ -245,7 +245,7 @@ def test_a_large_case_is_held_against_the_reference(monkeypatch):
 def test_results_of_timed_launches_are_judged_unless_equal_ones_were():
     judged = {"o": torch.tensor([1.0, 2.0]), "ht": torch.tensor([torch.nan]), "dq": torch.zeros(2)}
     found = {"o": torch.tensor([1.0, 2.0]), "ht": torch.tensor([torch.nan]), "dq": torch.tensor([0.0, 1e-30]),
-             "dk": torch.zeros(1)}  # fmt: skip
+             "dk": torch.zeros(1)}
     assert list(timing.differing(found, judged)) == ["ht", "dq", "dk"]
 
 
@@ -317,7 +317,7 @@ def rewritten(saved, tmp_path, factor=1.0, **host):
     ("median", "p20", "p80", "verdict"),
     [(1.02, 1.019, 1.021, "same"), (1.2, 1.15, 1.3, "slower"), (1.2, 1.01, 1.3, "noise"), (0.8, 0.7, 0.9, "faster"),
      (0.8, 0.7, 0.99, "noise")],
-)  # fmt: skip
+)
 def test_a_change_counts_beyond_the_limit_and_the_spread(median, p20, p80, verdict):
     row = {"median": 1.0, "p20": 0.98, "p80": 1.02}
     assert bench.verdict(dataclasses.replace(LINE, median=median, p20=p20, p80=p80), row, 0.03) == verdict
@@ -351,7 +351,7 @@ def test_results_of_other_shapes_cannot_be_compared(saved):
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"command": "doctor", "host": {}, "rows": []}',
                                   '{"command": "bench", "host": {}, "rows": [{}]}',
-                                  '{"command": "bench", "host": {}, "rows": [], "settings": []}'])  # fmt: skip
+                                  '{"command": "bench", "host": {}, "rows": [], "settings": []}'])
 def test_a_file_that_holds_no_results_is_refused(tmp_path, text):
     file = tmp_path / "old.json"
     file.write_text(text)
@@ -422,7 +422,7 @@ def test_a_shape_too_large_for_a_cpu_is_refused_with_an_estimate():
     [({"threads": 2}, "would take about 9 minutes on this CPU: 283 GFLOP"),
      ({"threads": None, "device_memory": 8 << 30}, "the GPU has 8 GiB"),
      ({"threads": None, "device_memory": 80 << 30}, None)],
-)  # fmt: skip
+)
 def test_what_a_machine_is_not_asked(monkeypatch, there, words):
     monkeypatch.setattr("kda.measure.shapes.host_memory", lambda: 64 << 30)
     says = too_large(SHAPES["h64-8k"], ("forward", "backward"), **there)
@@ -568,7 +568,7 @@ def test_what_cannot_be_captured_is_not_timed_and_the_rest_is(made_up):
     result = run(*QUICK, "--regime", "slow", "--graph")
     assert result.exit_code == 3
     assert ("backward, B=1 T=70 H=1 K=V=8 fp32, slow gates: not timed, because a call of reference cannot be captured "
-            "in a CUDA graph: it waits for the GPU") in result.stdout  # fmt: skip
+            "in a CUDA graph: it waits for the GPU") in result.stdout
     made_up(MadeUpClock(refuses=2))
     found = json.loads(run(*QUICK, "--regime", "slow", "--graph", "--json").stdout)
     assert ([row["direction"] for row in found["rows"]], found["exit"]) == (["forward"], 3)
@@ -585,7 +585,7 @@ def test_replays_are_not_compared_with_calls(made_up, saved, tmp_path):
 
 @pytest.mark.parametrize(("kept", "words"), [
     (False, []), (True, ["--disable-recompute"]), ("states", ["--disable-recompute", "states"]),
-])  # fmt: skip
+])
 def test_every_call_is_asked_to_keep_what_the_backward_needs(monkeypatch, made_up, kept, words):
     calls, right = [], doors.Door.chunk_kda
 

@@ -86,7 +86,7 @@ def notes(monkeypatch):
         "Stream": lambda device: Stream(), "current_stream": lambda device: Stream(), "CUDAGraph": Graph,
         "stream": notes.context("stream"), "graph": notes.context("capture", broken),
         "get_sync_debug_mode": lambda: 0, "set_sync_debug_mode": lambda mode: notes.append(f"mode {mode}"),
-    }  # fmt: skip
+    }
     for name, stub in stubs.items():
         monkeypatch.setattr(torch.cuda, name, stub)
     return notes
@@ -147,7 +147,7 @@ def test_peak_memory_is_that_of_a_warm_call_beyond_what_was_there(monkeypatch, c
         peak = now
 
     stubs = {"synchronize": lambda device: None, "memory_allocated": lambda device: now,
-             "reset_peak_memory_stats": forget, "max_memory_allocated": lambda device: peak}  # fmt: skip
+             "reset_peak_memory_stats": forget, "max_memory_allocated": lambda device: peak}
     for name, stub in stubs.items():
         monkeypatch.setattr(torch.cuda, name, stub)
     assert cuda_clock.peak_memory(call) == 30

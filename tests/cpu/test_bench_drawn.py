@@ -31,7 +31,7 @@ def test_a_picture_has_every_shape_both_directions_floors_and_the_saved_times_of
     assert {"FLA", "cuDNN, fast", "cuDNN, slow"} <= {track.name for track in h64.tracks if track.kind == "peer"}
     assert [(track.name, track.bars["forward"][:3]) for track in other.tracks] == [
         ("reference, slow", (1000.0, 980.0, 1020.0)), ("fla, slow", (2000.0, 1900.0, 2200.0))
-    ]  # fmt: skip
+    ]
     assert "FLA 0.6.0" in bench_drawn.peers_line([h64]) and not bench_drawn.peers_line([other])
 
 

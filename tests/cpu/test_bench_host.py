@@ -29,7 +29,7 @@ def run(*args):
     ((*STAND_IN, "--predicted"), "leave out --predicted"),
     ((*STAND_IN, "--direction", "backward"), "--host times a forward and a step"),
     ((*SMALL, "--arch", "sm9"), "sm9"),
-])  # fmt: skip
+])
 def test_what_is_no_timing_of_the_host_is_refused(words, says):
     result = run(*words)
     assert result.exit_code == 2 and says in result.stderr

@@ -29,7 +29,7 @@ PREDICTED = ("--predicted", "--shape", "h64-1k")
      ((*PREDICTED, "--graph"), "--predicted times nothing; leave out --graph"),
      ((*PREDICTED, "--compare", __file__), "leave out --compare"),
      ((*PREDICTED, "--arch", "sm9"), "sm9")],
-)  # fmt: skip
+)
 def test_what_is_no_prediction_is_refused(words, says):
     result = run(*words)
     assert result.exit_code == 2 and says in result.stderr
@@ -40,7 +40,7 @@ def test_what_is_no_prediction_is_refused(words, says):
     [(("--arch", "sm100", "--backend", "reference"), "reference has no kernels"),
      (("--arch", "sm90", "--backend", "sm100"), "sm100 has kernels for sm100, sm103"),
      (("--arch", "sm120"), "the simulator has no clock for sm120; it has one for sm80, sm89, sm90, sm100")],
-)  # fmt: skip
+)
 def test_a_chip_or_a_backend_that_cannot_be_predicted_is_named(words, says):
     result = run(*PREDICTED, *words)
     assert result.exit_code == 2 and says in result.stderr
@@ -59,7 +59,7 @@ def test_the_notes_say_whose_errors_are_expected():
 
 def test_without_an_arch_it_is_that_of_the_backend():
     assert [timed_arch(name) for name in (None, "sm90", "sm100", "sm89", "triton")] == [
-        "sm90", "sm90", "sm100", "sm89", "sm90"]  # fmt: skip
+        "sm90", "sm90", "sm100", "sm89", "sm90"]
 
 
 def test_a_prediction_has_its_error_its_floor_and_the_time_on_record(monkeypatch):

@@ -89,7 +89,7 @@ def test_the_json_holds_every_entry(kept):
         "key": digest("old"), "backend": "reference", "arch": "sm90", "kernel": "scan",
         "bytes": path_of(kept, "old").stat().st_size, "used": 0, "built": 0, "seconds": 0,
         "status": "stale", "why": "other source",
-    }  # fmt: skip
+    }
     told = [(entries[digest(name)]["backend"], entries[digest(name)]["kernel"]) for name in ("engine", "damaged")]
     assert told == [(None, "engine"), (None, None)]
     assert entries[digest("damaged")]["status"] == "unreadable" and entries[digest("new")]["status"] == "current"

@@ -256,7 +256,7 @@ def test_positional_order_is_that_of_fla():
     o, ht = kda.chunk_kda(
         x["q"], x["k"], x["v"], x["g"], x["beta"], 0.3, x["initial_state"], True, True, True, True, True, True, -5.0,
         False, False, True, x["cu_seqlens"], x["cu_seqlens"], None, True, 1, A_log=x["A_log"], dt_bias=x["dt_bias"],
-    )  # fmt: skip
+    )
     exact = definition(call.with_options(scale=0.3))
     assert distance(o, exact[0]) < 1e-12 and distance(ht, exact[1]) < 1e-12
 
@@ -375,7 +375,7 @@ def test_numbers_and_flags_of_numpy_are_those_of_python():
 @pytest.mark.parametrize("change", [
     lambda x: {n: t.reshape(1, 128, *t.shape[2:]) for n, t in x.items()}, lambda x: x | {"g": x["g"].float()},
     lambda x: x | {n: x[n][:, :, :1] for n in ("q", "k")},
-], ids=["B and T", "dtype", "heads"])  # fmt: skip
+], ids=["B and T", "dtype", "heads"])
 def test_what_another_call_saved_is_refused(change):
     x = make(B=2, T=64, H=2, HV=2, K=4, V=4).tensors
     x = {name: x[name] for name in ("q", "k", "v", "g", "beta")}

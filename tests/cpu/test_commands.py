@@ -60,7 +60,7 @@ def test_a_backend_that_does_not_exist_is_a_wrong_command_with_the_nearest_name(
     ("cache clean --older-than x", "'x' is not a valid number."),
     ("doctor torch", "Did you mean 'torch.import'?"),
     ("bench --tokens 9 --heads 2 --value-heads 3", "--value-heads must be a multiple of --heads 2; found 3"),
-])  # fmt: skip
+])
 def test_a_wrong_word_is_answered_in_plain_words(words, says):
     result = CliRunner().invoke(cli, words.split())
     assert result.exit_code == 2 and says in result.stderr
@@ -156,7 +156,7 @@ def test_commands_accept_a_card(command, no_kernels):
         (["frobnicate"], None), (["doctr"], "doctor"),
         (["selftest", "--list"], None), (["verify", "--dtpe", "float32"], "--dtype"),
     ],
-)  # fmt: skip
+)
 def test_only_a_name_that_is_near_is_suggested(arguments, near):
     result = CliRunner().invoke(cli, arguments)
     assert result.exit_code == 2

@@ -114,7 +114,7 @@ FILES = {
     "an empty tensor": (lambda data: with_tensor(data, A, torch.empty(0)), f"{A!r} has no elements: its shape is [0]"),
     "other sizes": (lambda data: with_tensor(data, A, torch.ones(3)), "This is not a KDA layer"),
     "a projection of other sizes": (lambda data: with_tensor(data, K, torch.ones(7, 8)), "found [7, 8]"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -142,7 +142,7 @@ CONFIGS = {
     "a flag that is text": (KIMI | {"model_type": "bailing_hybrid", "kda_safe_gate": "no"}, "True or False as kda_"),
     "an unknown model": (KIMI | {"model_type": "llama"}, "names no lower bound of the gate. Pass --lower-bound."),
     "no epsilon": ({"model_type": "fla", "lower_bound": -5.0}, "read with norm_eps, which no tensor contains"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -202,7 +202,7 @@ def test_weights_and_configs_of_other_types_are_refused_by_the_layer_itself():
         (plain | {"q_conv1d.weight": torch.ones(())}, {"config": KIMI}, r"of 2 or 3 dimensions, .* of shape \[\]"),
         (plain, {"config": "kimi_linear"}, "where config is a dict, or an object with attributes; found str"),
         (plain, {"config": {"model_type": ["kimi_linear"]}}, "a model_type among kimi_linear"),
-    ):  # fmt: skip
+    ):
         with pytest.raises(CheckpointError, match=says):
             read(tensors, **options)
     with pytest.raises(InputError, match="norm_eps must be a finite number"):

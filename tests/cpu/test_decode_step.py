@@ -42,7 +42,7 @@ def apart(x):
         sizes = [t.flatten(2).shape[2] for t in (q, k, v)]
         q, k, v = (t.unflatten(2, (n, -1)) for t, n in zip(made.split(sizes, -1), (heads[0], *heads)))
     names = ("A_log", "dt_bias", "lower_bound", "allow_neg_eigval", "use_qk_l2norm_in_kernel", "use_gate_in_kernel",
-             "use_beta_sigmoid_in_kernel")  # fmt: skip
+             "use_beta_sigmoid_in_kernel")
     asked = {name: x[name] for name in names if name in x}
     o, states = kda.fused_recurrent_kda(
         q, k, v, g, beta, **asked, initial_state=x["states"][slots], output_final_state=True, state_v_first=True
@@ -120,7 +120,7 @@ SHAPES = {
     "a line": dict(T=4), "a line without a convolution": dict(T=3, conv=False), "two tokens": dict(T=2, W=2),
     "a tree": dict(T=7, tree=True), "a tree, GVA, without a norm": dict(T=5, tree=True, HV=4, norm=False),
     "a wide convolution": dict(T=3, W=6), "bfloat16 states": dict(T=4, states="bfloat16"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", SHAPES)
@@ -139,7 +139,7 @@ def test_a_draft_that_is_not_accepted_leaves_no_trace():
     assert torch.equal(a["states"], b["states"]) and torch.equal(a["o"][:, :2], b["o"][:, :2])
     then = tokens_of(wide(T=4, drafts=True, seed=5)) | {"num_accepted_tokens": torch.tensor([2, 1, 2])}
     a, b = (run_step(copied(x | then | {n: found[n] for n in ("states", "conv_states", "records")}))
-            for found in (a, b))  # fmt: skip
+            for found in (a, b))
     assert torch.equal(a["o"], b["o"]) and torch.equal(a["states"], b["states"])
 
 

@@ -71,7 +71,7 @@ def test_a_folder_with_a_capability_is_a_backend(tmp_path, monkeypatch):
 @pytest.mark.parametrize(("text", "says"), [
     ("from kda.capability import Capability\nCAPABILITY = Capability('broken', rnak=5)", "keyword argument 'rnak'"),
     ("capability = 1", "has no attribute 'CAPABILITY'"),
-], ids=["a misspelt field", "no declaration"])  # fmt: skip
+], ids=["a misspelt field", "no declaration"])
 def test_a_capability_that_is_none_is_named(tmp_path, monkeypatch, text, says):
     from kda import backends
 
@@ -269,7 +269,7 @@ def test_a_name_is_repeated_where_it_was_written(monkeypatch):
 @pytest.mark.parametrize("name, builders", [
     ("h100", "'sm90' and 'triton' have kernels for sm90"), ("NVIDIA B200", "'sm100' and 'triton' have kernels for"),
     ("a100", "'triton' has kernels for sm80"), ("rtx4090", "'sm89' and 'triton' have kernels for sm89"),
-])  # fmt: skip
+])
 def test_the_name_of_a_card_is_answered_with_the_backends_for_it(name, builders):
     """The nearest name, which is 'sm100' for h100, would mislead."""
     with pytest.raises(kda.InputError, match=f"A GPU is no backend: {builders}"):
@@ -342,7 +342,7 @@ def test_everything_that_a_problem_says_comes_from_the_call():
         g_dtype="bfloat16", beta_dtype="bfloat16", state_dtype="float32", packed=True, gate="bounded", lower_bound=-5.0,
         A_log=True, dt_bias=True, beta="2*sigmoid", qk_l2norm=True, scale=0.5, state_v_first=True,
         disable_recompute=True,
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.parametrize("text", ["K=64 V=128 float32", "packed backward bounded", "H=2 HV=8 batch_invariant=true cpu"])
@@ -354,7 +354,7 @@ def test_a_problem_is_read_from_words(text):
 
 @pytest.mark.parametrize("text", [
     "K=big", "L=3", "flaot32", "packed=perhaps", "K=-64", "V=0", "dtype=foo", "C=48", "gate=open", "H=4 HV=6",
-])  # fmt: skip
+])
 def test_wrong_words_are_refused(text):
     with pytest.raises(ValueError, match="--problem"):
         Problem.parse(text)
@@ -363,7 +363,7 @@ def test_wrong_words_are_refused(text):
 @pytest.mark.parametrize(
     "word", ["K=0", "V=0", "H=0", "T=-1", "C=48", "dtype=int8", "op=foo", "gate=none", "lower_bound=5", "scale=nan",
              "device=gpu", "g_dtype=int8", "state_dtype=uint8"]
-)  # fmt: skip
+)
 def test_words_that_no_call_accepts_are_refused(word):
     with pytest.raises(ValueError, match=f"--problem: '{word}' needs"):
         Problem.parse(f"{word} float32")
@@ -378,7 +378,7 @@ def test_words_that_no_call_accepts_are_refused(word):
     ("K=300", "K=300 is over 256, which chunk_kda permits; `recurrent` has no such limit"),
     ("packed B=2", "B=2 is not 1, and `packed` sequences lie in one row"),
     ("recurrent backward", "`recurrent` has no `backward`"), ("backward decode", "`decode` has no `backward`"),
-])  # fmt: skip
+])
 def test_words_that_each_are_right_and_together_make_no_call_are_refused(text, why):
     with pytest.raises(ValueError, match=re.escape(f"--problem: {why}")):
         Problem.parse(text)

@@ -230,7 +230,7 @@ def in_words(chosen, form):
     heads = [n for n, found in enumerate(chosen, 1) if found == form]
     begins, ends = [n for n in heads if n - 1 not in heads], [n for n in heads if n + 1 not in heads]
     words = [f"from {a}" if b == len(chosen) else f"{a} to {b}" if a < b else str(a)
-             for a, b in zip(begins, ends, strict=True)]  # fmt: skip
+             for a, b in zip(begins, ends, strict=True)]
     return ", ".join(words) or "-"
 
 

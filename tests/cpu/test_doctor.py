@@ -54,7 +54,7 @@ HEALTHY = Facts(
     fla=Probe("ok", {"version": "0.6.0", "asked": {"chunk_kda": ["kda", "flash_kda"]}}),
     families=("kimi_linear", "glm5_next"),
     plugins=("vllm", "sglang"),
-)  # fmt: skip
+)
 VLLM = {"versions": {"vllm": "0.33.0"}, "plugins": ("vllm",)}
 SGLANG = {"versions": {"sglang": "0.5.23"}, "plugins": ("sglang",)}
 NO_GPU = {"smi_gpus": (), "torch_gpus": (), "smi": Probe("absent"), "device_files": False}
@@ -186,7 +186,7 @@ CASES = [
     ("models.transformers", NO_FLA, "info", "run in plain torch: fla-core is not installed"),
     ("models.transformers", {**CPU_ONLY, **NO_FLA, "kda_hf": True}, "ok", "after `import kda.hf; kda.hf.use()` kimi"),
     ("models.transformers", {**NO_FLA, "kda_hf": True, "torch_gpus": TURING}, "info", "run in plain torch"),
-]  # fmt: skip
+]
 
 OLD_GPU = Capability("old", 1, "", archs=("sm90", "sm120"))
 
@@ -408,7 +408,7 @@ def test_a_problem_prints_every_reason_and_exits_with_0(machine):
 
 @pytest.mark.parametrize("word, meant", [
     ("packd", "packed"), ("k=64", "K=64"), ("fp23", "fp32"), ("dtyp=float32", "dtype=float32"), ("wombat", None),
-])  # fmt: skip
+])
 def test_a_misspelt_word_of_a_problem_is_answered_with_the_nearest(word, meant):
     result = kda_doctor("--problem", f"K=64 {word}")
     text = " ".join(result.stderr.split())
@@ -445,7 +445,7 @@ SWIFT_RAN = {
     "kernels": {"swift sm90": {"bfloat16": {"chain 0": "a", "chain 1": "b"}}, "swift sm100": {}},
     "runs": [{"case": "one", "path": "sm90: forward, of a test", "host": "other code", "outcome": "ok", "codes": ["a"],
               "card": "H100", "date": "2026-11-28"}],
-}  # fmt: skip
+}
 
 
 def test_on_a_gpu_doctor_says_how_much_of_what_it_runs_has_run_on_one(machine, monkeypatch):
@@ -456,7 +456,7 @@ def test_on_a_gpu_doctor_says_how_much_of_what_it_runs_has_run_on_one(machine, m
     assert json.loads(kda_doctor("--json").stdout)["ran"] == [
         {"backend": "swift", "arch": "sm90", "kernels": [1, 2], "paths": [0, 0], "cards": ["H100"],
          "last": "2026-11-28", "why": ""}
-    ]  # fmt: skip
+    ]
     assert "1 of 2" in kda_doctor("--paste").stdout
     monkeypatch.setitem(ran.COMPILERS, "triton", ("Triton", lambda: "3.9.0"))
     other = "the ledger has kernels of Triton 3.7.1; here they are built by Triton 3.9.0"
@@ -480,7 +480,7 @@ def test_the_models_that_would_use_kda_have_a_table_of_their_own(machine):
     assert fla == {
         "package": "fla-core", "version": "0.6.0", "models": "FLA's layers and models", "uses_kda": True,
         "line": "import kda.fla", "forward": "swift", "backward": None, "why": "", "fix": [],
-    }  # fmt: skip
+    }
     assert transformers["models"] == "kimi_linear, glm5_next" and transformers["version"] == "5.23.0"
     assert "import kda.fla" in kda_doctor("--paste").stdout
 

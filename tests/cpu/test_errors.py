@@ -50,7 +50,7 @@ def test_a_nested_tensor_is_named(name):
 
 @pytest.mark.parametrize(("x", "found"), [
     (torch.zeros(1, 9, 2, 8).numpy(), "found ndarray."), ([1, 2], "found list [1, 2]."), (None, "found None."),
-], ids=["an array", "a list", "None"])  # fmt: skip
+], ids=["an array", "a list", "None"])
 def test_a_value_of_a_wrong_type_is_repeated_if_it_is_short(x, found):
     with pytest.raises(kda.InputTypeError) as error:
         kda.chunk_kda(x, *[torch.zeros(1, 9, 2, 8)] * 3, torch.zeros(1, 9, 2))
@@ -88,7 +88,7 @@ def test_an_unknown_keyword_of_a_gate_and_of_a_step_suggests_theirs():
 def test_a_pool_without_its_slots_is_not_called_a_state_of_a_wrong_shape(places):
     call, index = make(B=1, T=64), torch.zeros(1, 1, dtype=torch.long)
     given = {"initial_state_indices": index[0]} if places == "initial_state_indices" else {
-        "checkpoint_offsets": index, "checkpoint_indices": index}  # fmt: skip
+        "checkpoint_offsets": index, "checkpoint_indices": index}
     v, k = call.arguments["v"], call.arguments["k"]
     pool = torch.zeros(5, v.shape[2], k.shape[-1], v.shape[-1])
     with torch.no_grad():
@@ -165,7 +165,7 @@ def test_wrong_offsets_are_refused(offsets):
 
 @pytest.mark.parametrize(("option", "value"), [
     ("scale", True), ("scale", False), ("lower_bound", False), ("chunk_size", 64.0), ("chunk_size", True),
-])  # fmt: skip
+])
 @pytest.mark.parametrize("recorded", [False, True], ids=["plain", "recorded"])
 def test_a_value_that_equals_a_good_one_is_not_taken_for_it(option, value, recorded):
     """Known kinds of calls are found by values, of which 64.0 equals 64, and True equals 1.0."""
@@ -202,7 +202,7 @@ def elsewhere_in(kept):
     (lambda kept: kept._replace(made_with=()), "saved.kind", "a Kept with other contents"),
     (lambda kept: kept._replace(tensors=tuple(kept.tensors)), "saved.kind", "a Kept with other contents"),
     (elsewhere_in, "saved.shape", "A_qk of device meta, not cpu"),
-], ids=["no tensors", "no options", "a tuple", "elsewhere"])  # fmt: skip
+], ids=["no tensors", "no options", "a tuple", "elsewhere"])
 def test_what_a_forward_saved_must_be_whole_and_on_the_device(change, check, found):
     call = make(B=1, T=3, dtype=torch.float32)
     kept = kda.chunk_kda_fwd(**call.arguments, disable_recompute=True).saved
@@ -247,7 +247,7 @@ def test_lengths_may_be_a_tensor_and_numbers_of_numpy():
     ("timeout", "5", "cp_timeout.value"), ("timeout", float("nan"), "cp_timeout.value"),
     ("timeout", -1, "cp_timeout.value"), ("timeout", True, "cp_timeout.value"),
     ("cu_seqlens_cpu", torch.tensor([0, 4]), "cp_offsets.differs"),
-])  # fmt: skip
+])
 def test_what_a_context_cannot_be_built_of_is_named(name, value, check):
     error = message(lambda: building(0, 8, **{name: value}))
     assert (error.check, error.argument) == (check, name)

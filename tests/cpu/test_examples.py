@@ -142,9 +142,9 @@ def test_what_an_example_cannot_do_is_said_without_a_traceback(monkeypatch, caps
 def test_a_sequence_over_two_ranks_has_the_gradients_of_one_process(options):
     pytest.importorskip("kda.parallel", reason="needs kda.parallel")
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 2,
-               ROOT / "examples" / "long_context.py", "--device", "cpu", "--steps", 1, "--check", *options]  # fmt: skip
+               ROOT / "examples" / "long_context.py", "--device", "cpu", "--steps", 1, "--check", *options]
     ran = subprocess.run([*map(str, command)], capture_output=True, text=True, timeout=300,
-                         env=os.environ | {"OMP_NUM_THREADS": "1"})  # fmt: skip
+                         env=os.environ | {"OMP_NUM_THREADS": "1"})
     assert ran.returncode == 0, ran.stderr
     assert "beside one process: loss" in ran.stdout and "on 2 ranks" in ran.stdout
 
@@ -153,13 +153,13 @@ def test_a_sequence_over_two_ranks_has_the_gradients_of_one_process(options):
 def test_two_ranks_train_as_one_process_with_the_batches_of_both(tmp_path):
     program = ROOT / "examples" / "train.py"
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 2, program, *SMALL,
-               "--steps", 3, "--out", tmp_path]  # fmt: skip
+               "--steps", 3, "--out", tmp_path]
     ran = subprocess.run([*map(str, command)], capture_output=True, text=True, timeout=300,
-                         env=os.environ | {"OMP_NUM_THREADS": "1"})  # fmt: skip
+                         env=os.environ | {"OMP_NUM_THREADS": "1"})
     assert ran.returncode == 0, ran.stderr
     assert "2 x 2 sequences" in ran.stdout
     again = subprocess.run([*map(str, command), "--resume"], capture_output=True, text=True, timeout=300,
-                           env=os.environ | {"OMP_NUM_THREADS": "1"})  # fmt: skip
+                           env=os.environ | {"OMP_NUM_THREADS": "1"})
     assert again.returncode == 0, again.stderr             # all steps are made
     names, expected = runpy.run_path(str(program)), []
     torch.manual_seed(0)
@@ -211,7 +211,7 @@ def test_a_checkpoint_with_other_bits_is_noticed(monkeypatch, capsys):
     names = runpy.run_path(str(ROOT / "examples" / "convert.py"))
     calls = []
     monkeypatch.setattr(KimiDeltaAttention, "to_checkpoint", lambda layer, *where: (
-        calls.append(1) or (right if len(calls) == 1 else wrong)(layer, *where)))  # fmt: skip
+        calls.append(1) or (right if len(calls) == 1 else wrong)(layer, *where)))
     monkeypatch.setattr(sys, "argv", ["convert.py", "--demo", "kimi_k3"])
     with pytest.raises(SystemExit) as left:
         names["main"]()
@@ -225,7 +225,7 @@ def test_the_benchmark_of_the_layer_is_checked_before_it_times(monkeypatch, caps
     ours = [row for row in found["rows"] if row["side"] == "kda"]
     assert [row["what"] for row in ours] == [
         "step", "forward", "decode of 1", "convolution forward", "convolution step", "norm forward", "norm step",
-    ]  # fmt: skip
+    ]
     assert all(row["error"] < 1e-5 and row["ms"] > 0 for row in ours) and found["device"] == "a CPU"
 
 

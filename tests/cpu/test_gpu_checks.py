@@ -41,7 +41,7 @@ def test_parts_that_cannot_run_say_what_is_missing(tmp_path):
 @pytest.mark.parametrize(("text", "status", "says"), [
     ("print('all well')", "ok", ""), ("raise SystemExit(1)", "failed", "exit 1"),
     ("raise SystemExit(3)", "not run", "exit 3"),
-])  # fmt: skip
+])
 def test_a_part_ends_as_its_exit_code_says(checks, tmp_path, text, status, says):
     done = checks.run("mine", checks.Part(python(text), 600), lambda: 600, tmp_path, {})
     assert (done.status, done.says) == (status, says)

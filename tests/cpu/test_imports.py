@@ -56,10 +56,10 @@ ARROWS = {
                  "problem", "simulator", "stages", "verify"},
     "cli": {"commands"},
     "__main__": {"cli"},
-}  # fmt: skip
+}
 HEAVY = ("triton", "cutlass", "cuda", "matplotlib", "numpy")
 TORCH_FREE = ("errors", "notices", "problem", "stages", "bundles", "host", "capability", "dispatch", "compile",
-              "offsets", "cli", "__main__")  # fmt: skip
+              "offsets", "cli", "__main__")
 
 
 def part(path):
@@ -228,7 +228,7 @@ def test_import_kda_costs_a_few_files_of_its_own_over_import_torch():
     """None that belongs to a backend, a compiler, the simulator or a command, and no other package."""
     loaded = fresh("import torch, sys; before = set(sys.modules); import kda; print(*(set(sys.modules) - before))")
     parts = ("api", "autograd", "bundles", "capability", "checks", "dispatch", "errors", "gate_checks", "gates", "host",
-             "keywords", "offsets", "problem", "transforms", "written")  # fmt: skip
+             "keywords", "offsets", "problem", "transforms", "written")
     assert set(loaded.stdout.split()) == {"kda", *(f"kda.{part}" for part in parts)}
 
 

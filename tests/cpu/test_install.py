@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 SOURCES = (
     "tests/cpu/test_docs.py", "tests/compiler/digests.json", "docs/index.md", "docs/conf.py", "CHANGELOG.md",
     "benchmarks/README.md", "constraints.txt", "CITATION.cff", ".github/workflows/ci.yml",
-)  # fmt: skip
+)
 KINDS = (".py", ".c", ".h", ".cu", ".cuh", ".json", ".typed")
 LOOK = """
 import importlib.util, site, sys

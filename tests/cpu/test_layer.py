@@ -24,7 +24,7 @@ KINDS = {
     "Ling": {"lower_bound": -5.0, "forget_rank": None, "gate_rank": None},
     "FLA, all options": {"num_v_heads": 4, "head_v_dim": 12, "gate_bias": True, "conv_bias": True,
                          "allow_neg_eigval": True, "conv_size": 3},
-}  # fmt: skip
+}
 kinds = pytest.mark.parametrize("options", KINDS.values(), ids=KINDS)
 
 
@@ -51,7 +51,7 @@ def defined(layer, x):
 
     H, HV, K, V = layer.num_heads, layer.num_v_heads, layer.head_dim, layer.head_v_dim
     q, k = (convolved(p, c).view(-1, H, K).repeat_interleave(HV // H, 1)
-            for p, c in ((layer.q_proj, layer.q_conv1d), (layer.k_proj, layer.k_conv1d)))  # fmt: skip
+            for p, c in ((layer.q_proj, layer.q_conv1d), (layer.k_proj, layer.k_conv1d)))
     q, k = (each / (each.square().sum(-1, keepdim=True) + 1e-6).sqrt() for each in (q, k))
     v = convolved(layer.v_proj, layer.v_conv1d).view(-1, HV, V)
     f = layer.f_proj(x) if layer.forget_rank is None else layer.f_b_proj(layer.f_a_proj(x))
@@ -223,7 +223,7 @@ def test_a_rank_whose_tokens_are_all_padding_has_zeros(monkeypatch):
     context = types.SimpleNamespace(cu_seqlens=torch.tensor([0]), tokens=7, crosses=True)
     with_halo(monkeypatch, lambda made, cp_context, rows: made.new_zeros(0, rows, made.shape[-1]))
     monkeypatch.setattr(sys.modules["kda.nn.layer"], "chunk_kda", lambda *tensors, cp_context, **options: kda.chunk_kda(
-        *tensors, **options, cu_seqlens=cp_context.cu_seqlens))  # fmt: skip
+        *tensors, **options, cu_seqlens=cp_context.cu_seqlens))
     y = layer(x.fill_(math.nan), cp_context=context)
     grads = torch.autograd.grad(y.sum(), [*layer.parameters()])
     assert not y.any() and not any(grad.any() for grad in grads)
@@ -235,7 +235,7 @@ def test_short_calls_without_gradients_go_token_by_token(monkeypatch):
     for name in ("chunk_kda", "fused_recurrent_kda"):
         ours = getattr(kda, name)
         monkeypatch.setattr(sys.modules["kda.nn.layer"], name,
-                            lambda *a, _ours=ours, **k: made.append(_ours.__name__) or _ours(*a, **k))  # fmt: skip
+                            lambda *a, _ours=ours, **k: made.append(_ours.__name__) or _ours(*a, **k))
     layer(hidden(10))
     with torch.no_grad():
         layer(hidden(64))
@@ -323,7 +323,7 @@ def written(layout, seed=0):
     """A layer that has a layout, and its weights in it."""
     to = LAYOUTS[layout]
     ranks = {name: "head" if rank == "low" else None for name, rank in
-             (("forget_rank", to.forget), ("gate_rank", to.gate))}  # fmt: skip
+             (("forget_rank", to.forget), ("gate_rank", to.gate))}
     layer = make(seed, torch.float32, **ranks)
     return layer, layer.to_checkpoint(layout, "model.layers.3.self_attn.")
 
@@ -352,7 +352,7 @@ def test_load_state_dict_of_a_whole_model_takes_every_layout(layout):
     layer, tensors = written(layout)
     whole = torch.nn.ModuleDict({"model": torch.nn.ModuleDict({"layers": torch.nn.ModuleList(
         torch.nn.ModuleDict({"self_attn": written(layout, seed=seed)[0]}) for seed in (4, 5, 6, 7)
-    )})})  # fmt: skip
+    )})})
     own = whole.state_dict()
     if layout == "fla":                                                        # without the bias that is zero there
         del tensors["model.layers.3.self_attn.g_proj.1.bias"]
@@ -369,7 +369,7 @@ def test_the_names_of_a_layer_of_fla():
         "A_log", "dt_bias", "b_proj.weight", "f_proj.0.weight", "f_proj.1.weight", "g_proj.0.weight", "g_proj.1.bias",
         "g_proj.1.weight", "k_conv1d.weight", "k_proj.weight", "o_norm.weight", "o_proj.weight", "q_conv1d.weight",
         "q_proj.weight", "v_conv1d.weight", "v_proj.weight",
-    ])  # fmt: skip
+    ])
     assert fla["A_log"].shape == (2,) and fla["q_conv1d.weight"].shape == (16, 1, 4)
 
 
@@ -383,7 +383,7 @@ def test_a_decay_of_any_shape_loads(shape):
 def test_a_config_tells_what_tensors_do_not():
     _, tensors = written("kimi_linear")
     read = lambda config, **options: KimiDeltaAttention.from_checkpoint(  # noqa: E731
-        tensors, "model.layers.3.self_attn.", config=config, **options)  # fmt: skip
+        tensors, "model.layers.3.self_attn.", config=config, **options)
     kimi = read({"model_type": "kimi_linear", "rms_norm_eps": 1e-5})
     assert (kimi.lower_bound, kimi.o_norm.eps, kimi.num_heads, kimi.head_dim, kimi.hidden_size) == (None, 1e-5, 2, 8, D)
     glm = read(types.SimpleNamespace(model_type="glm5_next_text", rms_norm_eps=1e-5, linear_lower_bound=-5.0))
@@ -428,7 +428,7 @@ def broken(name):
             lambda: layer.to_checkpoint("kimi_k3"), "where its rank is full. Use kimi_linear or glm5_next or "),
         "a layout without biases of convolutions": (
             lambda: make(conv_bias=True).to_checkpoint("transformers.kimi_linear"), "convolutions have a bias"),
-    }[name]  # fmt: skip
+    }[name]
 
 
 @pytest.mark.parametrize("name", [
@@ -436,7 +436,7 @@ def broken(name):
     "a weight twice", "a convolution of another size", "a bias", "a bias for a layer without", "one projection",
     "two projections", "other heads", "an unknown layout", "a layout of another rank",
     "a layout without biases of convolutions",
-])  # fmt: skip
+])
 def test_a_checkpoint_of_another_layout_says_what_was_asked_found_and_what_to_do(name):
     act, says = broken(name)
     with pytest.raises(CheckpointError, match=says) as caught:
@@ -468,7 +468,7 @@ WRONG = {
     "a number of a layer": (lambda: KimiDeltaAttention(D, 2, 8, layer_idx="0"), "an int or None; found '0'"),
     "a convolution": (lambda: make(conv_size="4"), "conv_size must be an int of 2 or more; found '4'"),
     "cp_context and cache": (lambda: make()(hidden(3, 1), cp_context=1, cache=Cache()), "None with a cp_context"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("wrong", WRONG)
@@ -609,7 +609,7 @@ def torchs_own():
         convolve_bwd=lambda x, w, b, state, starts, numbers, _, dy: backward(
             lambda *t: convolve(*t, starts, numbers), (x, w, b, state), dy),
         norm_gate_bwd=lambda x, gate, w, eps, dy: backward(lambda *t: norm_gate(*t, eps), (x, gate, w), dy),
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.parametrize("masked", [False, True], ids=["rows", "padded"])
@@ -640,7 +640,7 @@ def test_importing_the_layer_needs_torch_alone():
 @pytest.mark.parametrize(("option", "value"), [
     ("forget_rank", "heads"), ("gate_rank", 0), ("lower_bound", "-5"), ("lower_bound", -math.inf), ("gate_bias", "no"),
     ("allow_neg_eigval", 2), ("disable_recompute", "all"), ("num_v_heads", True),
-])  # fmt: skip
+])
 def test_a_wrong_option_is_named_when_the_layer_is_created(option, value):
     with pytest.raises(kda.InputError, match=re.escape(f"found {value!r}")) as error:
         make(**{option: value})
@@ -668,7 +668,7 @@ def test_a_mask_of_other_numbers_than_0_and_1_is_refused(mask):
 
 @pytest.mark.parametrize(("offsets", "found"), [
     (torch.tensor([[0, 3]]), "[1, 2] of int64"), (torch.tensor(3), "[] of int64"), (torch.tensor([0.0, 3]), "float32"),
-], ids=["two axes", "no axis", "floats"])  # fmt: skip
+], ids=["two axes", "no axis", "floats"])
 def test_offsets_of_a_wrong_shape_or_dtype_are_refused(offsets, found):
     with pytest.raises(kda.InputError, match=re.escape(found)):
         make()(hidden(3, B=1), cu_seqlens=offsets)
@@ -722,7 +722,7 @@ def test_a_cache_holds_states_of_layers_on_the_device_of_the_call():
     for wrong, found in (
         (1, "int 1"), (slice(1), "slice"), (torch.tensor(1), r"shape \[\]"), (torch.tensor([[1]]), r"shape \[1, 1\]"),
         (torch.tensor([0.0]), "float32"), (torch.tensor([True]), "a mask of 1"), ([0, 2], "2"), ((-1, 0), "-1"),
-    ):  # fmt: skip
+    ):
         with pytest.raises(kda.InputError, match=rf"numbers of some sequences \(M,\), from 0 to 1; found {found}"):
             cache.select(wrong)
     for chosen, N in (([], 0), (range(2), 2), ((1,), 1), (torch.tensor([True, False]), 1)):
@@ -737,7 +737,7 @@ def test_a_cache_holds_states_of_layers_on_the_device_of_the_call():
 def test_a_convolution_and_a_norm_of_wrong_shapes_are_refused():
     x, weight = hidden(5), torch.ones(hidden(5).shape[-1], 4)
     for name, wrong in {"weight": {"weight": weight[1:]}, "bias": {"bias": weight[1:, 0]}, "x": {"x": x[0]},
-                        "state": {"state": x[:, :2]}}.items():  # fmt: skip
+                        "state": {"state": x[:, :2]}}.items():
         with pytest.raises(kda.InputError, match=f"{name} must be"):
             nn.short_convolution(**{"x": x, "weight": weight} | wrong)
     for name, wrong in {"gate": {"gate": x[..., 1:]}, "weight": {"weight": weight}}.items():

@@ -16,7 +16,7 @@ KINDS = {
     "Kimi-K3": {"lower_bound": -5.0, "gate_rank": None},
     "FLA, all options": {"num_v_heads": 4, "head_v_dim": 12, "gate_bias": True, "conv_bias": True,
                          "allow_neg_eigval": True, "conv_size": 3},
-}  # fmt: skip
+}
 kinds = pytest.mark.parametrize("options", KINDS.values(), ids=KINDS)
 
 
@@ -127,7 +127,7 @@ def saved_and_loaded(cache):
 
 
 COPIES = {"pickle": lambda cache: pickle.loads(pickle.dumps(cache)), "torch.save": saved_and_loaded,
-          "copy.deepcopy": copy.deepcopy, "copy.copy": copy.copy}  # fmt: skip
+          "copy.deepcopy": copy.deepcopy, "copy.copy": copy.copy}
 WAYS = {"chunks": ("chunk", 3), "token by token": ("auto", 9), "packed": ("auto", 3)}
 
 
@@ -208,7 +208,7 @@ REFUSED = {
     "mask": (lambda: make(), dict(x=hidden(2), attention_mask=torch.ones(2, 2)), "needs one token"),
     "width": (lambda: make(conv_size=9), {}, "at most 8 tokens, got 9"),
     "backend": (lambda: make(backend=None), {}, "backend='reference'"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", REFUSED)

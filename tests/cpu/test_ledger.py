@@ -27,7 +27,7 @@ PATH, CODE = "sm89: forward, as the plan says", "0123456789abcdef"
 
 def row(case=f"{PATH} | one", path=PATH, outcome="ok", codes=(CODE,), host=None, card="H100", date="2026-11-28"):
     return {"case": case, "path": path, "outcome": outcome, "errors": [], "codes": list(codes), "launches": [],
-            "host": host or ledger.host_code(path), "card": card, "date": date, "versions": {}}  # fmt: skip
+            "host": host or ledger.host_code(path), "card": card, "date": date, "versions": {}}
 
 
 def ledger_of(*runs, codes=(CODE,)):
@@ -218,7 +218,7 @@ def test_a_case_that_crashes_or_hangs_does_not_lose_the_others(tmp_path, monkeyp
     runner.run(["cpu"])
     outcomes = {run["case"].rpartition(" ")[2]: run["outcome"] for run in evidence.rows_of(tmp_path / "evidence.json")}
     assert outcomes == {"first": "ok", "second": "ok", "third": "ok", "crash": "the process ended with 9",
-                        "hang": "took longer than 0 s"}  # fmt: skip
+                        "hang": "took longer than 0 s"}
     assert runner.started == 3
 
 
@@ -246,7 +246,7 @@ def test_rows_of_two_gpus_go_into_the_ledger_and_do_not_run_again(tmp_path, monk
     evidence.matrix(asked, runner, known, 2)
     assert {name: (run["outcome"], run["errors"]) for name, run in runner.rows.items()} == {
         "parallel: a call, 64 channels": ("ok", []), "parallel: a graph": ("failed", ["rank 1 dq: 0.3"]),
-    }  # fmt: skip
+    }
     (path,) = (each for each in known.paths() if each.name == evidence.TWO_GPUS)
     assert path.state == SIMULATED and len(known.needed[path.name]) == 3
     failed = next(each for each in Ledger(evidence.document([before, *runner.rows.values()])).paths("parallel"))

@@ -13,7 +13,7 @@ REFUSED = {
     "an out that lies elsewhere": "mesh.placement", "an out of another shape": "out.shape",
     "an out of another dtype": "out.dtype", "an out that is a DTensor alone": "mesh.plain",
     "a do that is a DTensor alone": "mesh.op",
-}  # fmt: skip
+}
 
 
 @pytest.fixture(scope="module")

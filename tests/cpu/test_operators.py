@@ -117,7 +117,7 @@ class Layer(torch.nn.Module):
             q.unflatten(-1, (H, K)), k.unflatten(-1, (H, K)), v.unflatten(-1, (HV, V)), g.unflatten(-1, (HV, K)), beta,
             use_qk_l2norm_in_kernel=True, use_gate_in_kernel=True, use_beta_sigmoid_in_kernel=True,
             A_log=self.A_log, dt_bias=self.dt_bias, cu_seqlens=cu_seqlens, chunk_size=32, **self.options,
-        )  # fmt: skip
+        )
         return self.out(o.flatten(-2))
 
 
@@ -372,7 +372,7 @@ def test_meta_tensors_have_shapes():
 def test_a_compiled_scale_may_be_any_number_but_no_bool():
     call = make(B=1, T=3, dtype=torch.float32)
     compiled = torch.compile(lambda scale: kda.chunk_kda(**call.arguments, scale=scale)[0], fullgraph=True,
-                             backend="aot_eager")  # fmt: skip
+                             backend="aot_eager")
     for scale in (0.5, 0.25, 1, 2):
         assert torch.equal(compiled(scale), kda.chunk_kda(**call.arguments, scale=scale)[0])
     with pytest.raises(Exception, match=r"must be numbers|Observed exception"):

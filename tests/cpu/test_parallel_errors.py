@@ -242,7 +242,7 @@ MARKED = {
     layers_in_another_order: ("other values of A_log or dt_bias",),
     backwards_in_another_order: ("another forward",),
     another_context: ("halo of 3 rows of D=3 torch.float32, forward",),
-}  # fmt: skip
+}
 
 
 @pytest.mark.spread(every=2)
@@ -253,7 +253,7 @@ def test_a_rank_at_another_call_is_noticed_by_all_though_every_exchange_is_known
 
 
 LOST = [another_shape_later, dead, absent_from_the_backward,
-        *(pytest.param(f, marks=pytest.mark.exhaustive) for f in (absent, dead_before_the_context))]  # fmt: skip
+        *(pytest.param(f, marks=pytest.mark.exhaustive) for f in (absent, dead_before_the_context))]
 
 
 @pytest.mark.spread(every=6)

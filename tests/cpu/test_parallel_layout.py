@@ -21,7 +21,7 @@ maps = operators.maps
 rows = st.tuples(
     st.lists(st.integers(0, 9), min_size=1, max_size=6), st.lists(st.integers(0, 9), min_size=1, max_size=5),
     st.integers(0, 4),
-)  # fmt: skip
+)
 
 
 @settings(max_examples=200, deadline=None)

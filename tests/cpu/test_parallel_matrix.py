@@ -49,7 +49,7 @@ def test_cases_that_the_file_says_are_ok_do_not_run_again(tmp_path, monkeypatch,
 
 
 @pytest.mark.parametrize("wrong", [torch.full((4,), torch.nan), torch.ones(4) + 0.01, torch.ones(3)],
-                         ids=["nan", "far off", "of another shape"])  # fmt: skip
+                         ids=["nan", "far off", "of another shape"])
 def test_a_wrong_result_is_outside_the_budget(wrong):
     exact = torch.ones(4, dtype=torch.float64)
     assert not matrix.far(wrong, exact) <= 2 * matrix.far(exact.float(), exact) + matrix.FLOOR

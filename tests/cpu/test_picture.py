@@ -53,4 +53,4 @@ def test_it_is_drawn_for_light_and_for_dark_pages(picture, tmp_path, monkeypatch
     for name, theme in picture.THEMES.items():
         drawn = (tmp_path / "pictures" / f"h200-{name}.svg").read_text()
         assert drawn.count(f"fill: {theme['ours']}") == len([bar for bars in (picture.forward(), picture.step(),
-                                                            picture.memory()) for bar in bars if bar.ours])  # fmt: skip
+                                                            picture.memory()) for bar in bars if bar.ours])

@@ -57,7 +57,7 @@ RELEASES = {
     "furo==2025.12.19": Release(">=3.8", ("sphinx<10.0,>=7.0",)),
     "myst-parser==4.0.1": Release(">=3.10", ("sphinx>=7,<9",)),
     "myst-parser==5.2.0": Release(">=3.11", ("sphinx>=8,<10",)),
-}  # fmt: skip
+}
 BETWEEN = ("cuda-bindings==13.4.4", "cuda-toolkit==13.0.3.0")
 PINS = (ROOT / "constraints.txt").read_text()
 

@@ -100,7 +100,7 @@ def test_checkpoints_are_the_final_states_of_what_comes_before():
             if slot >= 0:
                 state = call.tensors["initial_state"][n : n + 1]
                 part = kda.chunk_kda(**call.arguments | rows(call, start, start + offset) | dict(
-                    cu_seqlens=None, initial_state=state, output_final_state=True))  # fmt: skip
+                    cu_seqlens=None, initial_state=state, output_final_state=True))
                 assert distance(pool[slot], part[1][0]) < 1e-12
         start += length
     assert torch.equal(pool[9], pool[4])                                       # at its end: the final state
@@ -118,14 +118,14 @@ def test_bits_do_not_depend_on_where_a_sequence_is_cut_or_what_is_beside_it():
             turn = [n for n in torch.randperm(3, generator=generator).tolist() if done[n] < lengths[n]]
             turn = turn[: 1 + int(torch.randint(3, (1,), generator=generator))]
             sizes = [min(chunk * int(torch.randint(1, 6, (1,), generator=generator)), lengths[n] - done[n])
-                     for n in turn]  # fmt: skip
+                     for n in turn]
             taken = torch.cat([torch.arange(s) + ends[n] + done[n] for n, s in zip(turn, sizes)])
             tensors = {name: call.tensors[name][:, taken] for name in TOKENS}
             o, _ = kda.chunk_kda(
                 **call.options, **tensors, cu_seqlens=torch.tensor([0, *sizes]).cumsum(0), initial_state=pool,
                 ssm_state_indices=torch.tensor(turn),
                 initial_state_indices=torch.tensor([n if done[n] else -1 for n in turn]),
-            )  # fmt: skip
+            )
             found[:, taken] = o
             for n, size in zip(turn, sizes):
                 done[n] += size
@@ -197,4 +197,4 @@ def test_vmap_over_q_alone_would_write_one_pool_and_is_refused():
     with pytest.raises(kda.KdaError, match=r"^chunk_kda: .*Map over initial_state as well.* without ssm_state_indices"):
         torch.func.vmap(lambda q: kda.chunk_kda(
             **call.arguments | {"q": q, "initial_state": pool, "ssm_state_indices": slots}
-        )[0])(several)  # fmt: skip
+        )[0])(several)

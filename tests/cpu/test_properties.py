@@ -21,7 +21,7 @@ options = st.fixed_dictionaries(
         "disable_recompute": st.sampled_from([False, True, "states"]), "batch_invariant": st.booleans(),
         "scale": st.floats(0.1, 2.0),
     }
-)  # fmt: skip
+)
 heads = st.sampled_from([(1, 1), (2, 2), (1, 3), (2, 4)])
 few = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
 

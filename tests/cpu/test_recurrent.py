@@ -61,7 +61,7 @@ def test_positional_order_is_that_of_fla():
     o, ht = kda.fused_recurrent_kda(
         x["q"], x["k"], x["v"], x["g"], x["beta"], x["A_log"], x["dt_bias"], 0.3, x["initial_state"], True, True, True,
         True, True, -5.0, True, x["cu_seqlens"],
-    )  # fmt: skip
+    )
     exact = definition(call.with_options(scale=0.3))
     assert distance(o, exact[0]) < 1e-13 and distance(ht, exact[1]) < 1e-13
 
@@ -74,7 +74,7 @@ def test_the_inner_function_of_fla_has_its_order_and_writes_in_place():
     o, states = kda.fused_recurrent_kda_fwd(
         x["q"], x["k"], x["v"], x["g"], x["beta"], x["A_log"], x["dt_bias"], pool, 0.3, True, True, True,
         x["cu_seqlens"], slots, None, True, True, True, True, -5.0, None,
-    )  # fmt: skip
+    )
     exact = definition(call.with_options(scale=0.3))
     assert states is pool and distance(o, exact[0]) < 1e-13 and distance(pool[slots], exact[1]) < 1e-13
 

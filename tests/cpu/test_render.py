@@ -224,7 +224,7 @@ def test_a_long_last_column_goes_below_the_others_where_that_takes_fewer_lines()
     rows = [("alpha", "1", "one two three four five six seven"), ("beta", "2", "")]
     assert table(rows, header=("name", "y", "why"), width=16) == [
         "name   y", "    why", "alpha  1", "    one two", "    three four", "    five six", "    seven", "beta   2",
-    ]  # fmt: skip
+    ]
     assert table(rows[1:], header=("name", "y", "why"), width=16) == ["name  y  why", "beta  2"]
     assert len(table(rows, header=("name", "y", "why"), width=43)) == 3
 
@@ -311,6 +311,6 @@ def test_a_full_disk_under_the_output_is_said_in_one_line(arguments, tmp_path):
         found = subprocess.run(
             [sys.executable, "-m", "kda", *arguments], stdout=full, stderr=subprocess.PIPE, text=True,
             env=os.environ | {"KDA_CACHE_DIR": str(tmp_path)},
-        )  # fmt: skip
+        )
     assert found.returncode == 2
     assert found.stderr == "kda: the output cannot be written (No space left on device). Send it elsewhere.\n"

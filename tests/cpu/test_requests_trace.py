@@ -84,9 +84,9 @@ def test_decoding_is_within_the_budget_of_one_call_over_all_tokens(dtype):
     for n, (start, end) in enumerate(zip(ends, ends[1:])):
         cut = start + prompts[n]
         head, S = kda.chunk_kda(**{k: x[:, start:cut] for k, x in rows.items()}, **keywords, chunk_size=C,
-                                initial_state=states[n : n + 1], output_final_state=True)  # fmt: skip
+                                initial_state=states[n : n + 1], output_final_state=True)
         tail, S = kda.fused_recurrent_kda(**{k: x[:, cut:end] for k, x in rows.items()}, **keywords, initial_state=S,
-                                          output_final_state=True)  # fmt: skip
+                                          output_final_state=True)
         o += [head, tail]
         finals.append(S)
     found = {"o": torch.cat(o, 1), "ht": torch.cat(finals)}

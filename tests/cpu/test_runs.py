@@ -113,7 +113,7 @@ def test_a_stage_is_found_as_it_stands_in_the_table():
 @pytest.mark.parametrize("name", [
     "fwd/gat", "fwd/gate+wy", "fwd/wy+intra", "fwd/output+gate", "fwd/gate+", "up/gate", "bwd/wy+intra from inputs",
     "fwd/gate+intra from inputs",
-])  # fmt: skip
+])
 def test_stages_that_do_not_follow_each_other_are_no_run(name):
     with pytest.raises(ValueError, match=r"no stage is called '.*'; there are fwd/gate, .*such as fwd/gate\+intra\+wy"):
         find(name)

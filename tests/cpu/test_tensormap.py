@@ -210,7 +210,7 @@ def test_every_field_survives_both_directions():
                 )
                 assert decode(encode(m)) == m
     far = TensorMap(**a_map(dims=(2**32, 1, 7, 9, 2**32), box=(8, 256, 1, 2, 3), element_strides=(1, 8, 2, 3, 4),
-                            strides=(2**40 - 16, 0, 2**39, 16)))  # fmt: skip
+                            strides=(2**40 - 16, 0, 2**39, 16)))
     assert decode(encode(far)) == far
 
 

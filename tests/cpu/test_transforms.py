@@ -232,7 +232,7 @@ def test_a_compiled_call_refuses_tangents(function):
 def arguments_of(schema):
     """Something for every argument of an operator."""
     values = {"Tensor": torch.zeros(1, 2, 1, 4), "float": 1.0, "bool": False, "int": 0, "SymInt": 0, "str": "nothing",
-              "List[Tensor]": [], "number": 1.0}  # fmt: skip
+              "List[Tensor]": [], "number": 1.0}
     return [None if str(a.type).startswith("Optional") else values[str(a.type)] for a in schema.arguments]
 
 

@@ -554,7 +554,7 @@ def raises(*args):
     ("forward", raises, "a forward of the backend reference failed: IndexError: of mine (--debug"),
     ("backward", raises, "a backward of the backend reference failed: IndexError: of mine (--debug"),
     ("forward", lambda out: out._replace(o=out.o[:, 1:]), "o must have the shape [1, 98, 2, 32], and has [1, 97, "),
-], ids=["stage", "forward", "backward", "a shape"])  # fmt: skip
+], ids=["stage", "forward", "backward", "a shape"])
 def test_a_mistake_of_a_backend_is_called_one(monkeypatch, name, wrong, says):
     from kda.backends.reference import launch
 
@@ -626,7 +626,7 @@ def test_a_spec_prints_the_options_that_draw_it_again():
     (("--mutants", "--arch", "sm90", "--value-heads", "2"), "leave out --value-heads"),
     (("--mutants", "--arch", "sm80"), "has no kernels of its own; sm100, sm90, sm89 have"),
     (("--arch", "sm90", "--sample", "3"), "--sample and --workers go with --mutants"),
-], ids=" ".join)  # fmt: skip
+], ids=" ".join)
 def test_mutants_are_those_of_an_arch_and_of_nothing_else(words, says):
     result = kda_verify(*words, small=False)
     assert result.exit_code == 2 and says in " ".join(result.output.split())
@@ -636,7 +636,7 @@ def test_mutants_are_those_of_an_arch_and_of_nothing_else(words, says):
     ("backend", "arch", "dtype"),
     [(None, None, "bfloat16"), (None, "sm89", "float32"), ("sm89", None, "float32"), ("triton", "sm89", "bfloat16"),
      (None, "sm90", "bfloat16"), ("reference", None, "bfloat16")],
-)  # fmt: skip
+)
 def test_where_no_dtype_is_named_a_backend_gets_one_that_it_handles(backend, arch, dtype):
     from kda.commands import verify
 

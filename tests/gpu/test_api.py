@@ -21,7 +21,7 @@ def call(device="cuda", dtype=torch.float64, lengths=(0, 33, 1, 40), K=8, V=8, s
         q=rand(1, T, H, K), k=rand(1, T, H, K), v=rand(1, T, HV, V), g=rand(1, T, HV, K), beta=rand(1, T, HV),
         A_log=rand(HV), dt_bias=rand(HV * K), initial_state=rand(len(lengths), HV, K, V), cu_seqlens=offsets.to(device),
         use_qk_l2norm_in_kernel=True, use_gate_in_kernel=True, use_beta_sigmoid_in_kernel=True, output_final_state=True,
-    )  # fmt: skip
+    )
 
 
 def gradients(x, **options):

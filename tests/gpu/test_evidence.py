@@ -25,7 +25,7 @@ def test_the_reference_passes_its_selftest():
 @pytest.mark.parametrize("seed", ["1", "2", "3"])
 def test_every_stage_of_the_reference_is_within_budget(regime, seed):
     result = run("verify", "--backend", "reference", "--lengths", "65,0,63", "--heads", "2", "--regime", regime,
-                 "--seed", seed, "--json")  # fmt: skip
+                 "--seed", seed, "--json")
     assert result.exit_code == 0, result.output
     assert {row["stage"] for row in json.loads(result.stdout)["rows"]} >= set(STAGES)
 

@@ -59,7 +59,7 @@ def on_a_rank(rank, port, backend, failed):
         if lengths:
             one = step(whole, do, backend=backend, cu_seqlens=offsets)
             exact = step({n: x.double() for n, x in whole.items()}, do.double(), backend="reference",
-                         cu_seqlens=offsets)  # fmt: skip
+                         cu_seqlens=offsets)
         step(mine, here, **words)                                              # builds kernels, agrees
         torch.cuda.set_sync_debug_mode("error")
         found = step(mine, here, **words)

@@ -11,7 +11,7 @@ pytestmark = pytest.mark.gpu
 
 H, D, SLOTS = 4, 128, 8
 GATE = dict(use_qk_l2norm_in_kernel=True, use_gate_in_kernel=True, use_beta_sigmoid_in_kernel=True, lower_bound=-5.0,
-            batch_invariant=True, state_v_first=True)  # fmt: skip
+            batch_invariant=True, state_v_first=True)
 
 
 def index(*values):
@@ -33,7 +33,7 @@ def rows(x, start, end):
 
 def checkpoints(offsets, slots):
     return dict(checkpoint_offsets=torch.tensor(offsets, device="cuda"),
-                checkpoint_indices=torch.tensor(slots, device="cuda"))  # fmt: skip
+                checkpoint_indices=torch.tensor(slots, device="cuda"))
 
 
 @pytest.mark.parametrize("backend", [None, "triton"], ids=["the GPU's own", "triton"])
@@ -45,11 +45,11 @@ def test_a_prefix_from_a_checkpoint_goes_on_with_the_bits_of_no_cut(backend):
     first, _ = kda.chunk_kda(
         **x, **options, cu_seqlens=index(0, 0, 1000), initial_state=pool, ssm_state_indices=index(5, 3),
         initial_state_indices=index(-1, -1), **checkpoints([[0, 0], [512, 960]], [[-1, -1], [1, 2]]),
-    )  # fmt: skip
+    )
     assert torch.equal(first, o) and torch.equal(pool[3], state[0])
     for start, slot in ((512, 1), (960, 2)):
         rest, _ = kda.chunk_kda(**rows(x, start, 1000), **options, initial_state=pool, ssm_state_indices=index(4),
-                                initial_state_indices=index(slot))  # fmt: skip
+                                initial_state_indices=index(slot))
         assert torch.equal(rest, o[:, start:]) and torch.equal(pool[4], state[0])
 
 
@@ -58,9 +58,9 @@ def test_a_prefix_from_a_checkpoint_goes_on_with_the_bits_of_no_cut(backend):
 def test_a_captured_call_is_replayed_with_other_offsets_and_slots(backend):
     x, pool = tokens(600), torch.zeros(SLOTS, H, D, D, device="cuda")
     given = dict(cu_seqlens=index(0, 600, 600), ssm_state_indices=index(0, -1), initial_state_indices=index(-1, -1),
-                 **checkpoints([[64], [0]], [[1], [-1]]))  # fmt: skip
+                 **checkpoints([[64], [0]], [[1], [-1]]))
     other = dict(cu_seqlens=index(0, 200, 530), ssm_state_indices=index(2, 3), initial_state_indices=index(-1, 1),
-                 **checkpoints([[128], [320]], [[4], [5]]))  # fmt: skip
+                 **checkpoints([[128], [320]], [[4], [5]]))
 
     def call(numbers):
         return kda.chunk_kda(**x, **GATE, backend=backend, initial_state=pool, **numbers)[0]

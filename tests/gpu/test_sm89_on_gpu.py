@@ -47,7 +47,7 @@ LIMITS = {
         gate="given", beta="given", g=lambda x: (0.01 * x).index_fill(1, torch.arange(3, 130, 9), -1e6)
     ),
     "inputs of 2^12": dict.fromkeys(("q", "k", "v"), lambda x: 4096 * x),
-}  # fmt: skip
+}
 SERVED = dict(lengths=(1300, 547, 0, 1, 963), padding=3, H=2, HV=4)
 
 

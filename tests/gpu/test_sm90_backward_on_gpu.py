@@ -70,10 +70,10 @@ def test_the_same_bits_every_time_made_again_or_kept(name):
 
 @pytest.mark.parametrize("shape", [
     dict(T=1000, H=3), dict(lengths=(600, 0, 1, 700), padding=100, H=1, HV=2)
-], ids=str)  # fmt: skip
+], ids=str)
 @pytest.mark.parametrize("ctas, words", [
     (2, {}), (4, {}), (4, dict(gate="softplus")), (1, dict(K=64, V=64)), (2, dict(K=64, V=64))
-], ids=str)  # fmt: skip
+], ids=str)
 def test_one_kernel_that_keeps_has_the_bits_of_two(shape, ctas, words, plan_says):
     case, found = drawn(**shape, **words), {}
     for one in (False, True):

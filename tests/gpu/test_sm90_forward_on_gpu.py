@@ -86,7 +86,7 @@ def test_one_kernel_has_the_bits_of_two(shape, monkeypatch):
 @pytest.mark.parametrize("ctas, dims", [
     (1, dict(V=64)), (1, dict(V=64, gate="softplus")), (2, dict(V=64)), (2, dict(V=64, gate="softplus")),
     (1, dict(K=64, V=64)), (2, dict(K=64, V=64)), (2, dict(K=64)), (4, dict(K=64)),
-], ids=str)  # fmt: skip
+], ids=str)
 def test_one_kernel_of_other_dims_has_the_bits_of_two(ctas, dims, shape, plan_says):
     case, found = make_inputs(**dict(H=1, K=128, V=128, gate="bounded", device=DEVICE) | shape | dims), {}
     for fused in (False, True):

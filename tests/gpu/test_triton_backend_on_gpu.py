@@ -155,7 +155,7 @@ LIMITS = {
         beta="2*sigmoid", k=lambda x: x[:, :1].expand(x.shape), g=lambda x: torch.full_like(x, -30.0)
     ),
     "inputs of 2^12": dict.fromkeys(("q", "k", "v"), lambda x: 4096 * x),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
@@ -238,7 +238,7 @@ def test_calls_on_two_streams_do_not_meet(kept):
 def on_the_gpu(case, **options):
     """o, the final states and the gradients by way of autograd; nothing is waited for."""
     leaves = {n: x.detach().requires_grad_(x.is_floating_point()) if isinstance(x, torch.Tensor) else x
-              for n, x in case.keywords.items()}  # fmt: skip
+              for n, x in case.keywords.items()}
     o, ht = kda.chunk_kda(**leaves, **options, backend="triton")
     wanted = ("q", "k", "v", "g", "beta", "A_log", "dt_bias", "initial_state")
     grads = torch.autograd.grad((o, ht), [leaves[n] for n in wanted if n in leaves], (case.do, case.dht))
@@ -291,7 +291,7 @@ def tokens(T, B=1, H=64, HV=64, K=128, V=128, dtype=torch.bfloat16):
     shapes = dict(q=(H, K), k=(H, K), v=(HV, V), g=(HV, K), beta=(HV,))
     rows = {n: torch.randn(B, T, *s, generator=random, device=DEVICE, dtype=dtype) for n, s in shapes.items()}
     parameters = {n: torch.randn(size, generator=random, device=DEVICE) for n, size in
-                  (("A_log", HV), ("dt_bias", HV * K))}  # fmt: skip
+                  (("A_log", HV), ("dt_bias", HV * K))}
     switches = dict(use_qk_l2norm_in_kernel=True, use_gate_in_kernel=True, use_beta_sigmoid_in_kernel=True)
     return rows | parameters | switches | dict(lower_bound=-5.0, backend="triton")
 
@@ -327,7 +327,7 @@ def test_outputs_and_states_of_more_elements_than_an_int32_counts():
     x = tokens(sum(BEYOND), H=16, HV=128) | dict(output_final_state=True, batch_invariant=True)
     with torch.inference_mode():
         o, ht, h = kda.chunk_kda(**x, cu_seqlens=offsets.to(DEVICE), cu_seqlens_cpu=offsets,
-                                 return_intermediate_states=True)  # fmt: skip
+                                 return_intermediate_states=True)
         assert o[:, : offsets[-2]].numel() == 2**31 and h[:, :-3].numel() > 2**31
         for n, start, end, part in parts(x, offsets.tolist()):
             o_n, ht_n, h_n = kda.chunk_kda(**part, return_intermediate_states=True)

@@ -18,7 +18,7 @@ CASES = {
     "a tree": MODEL | dict(T=8, drafts=True, tree=True), "the recurrence alone": MODEL | dict(conv=False, norm=False),
     "float32, K=60 V=100": dict(K=60, V=100), "K=128 V=256": MODEL | dict(V=256),
     "padding": MODEL | dict(slots=[4, -1, 0]),
-}  # fmt: skip
+}
 
 
 def on_gpu(x):
@@ -50,7 +50,7 @@ def test_sizes_of_serving_agree_with_the_reference(H, states):
 
 
 @pytest.mark.parametrize("words", [dict(), dict(tree=True), dict(states="bfloat16"), dict(H=2, HV=4, tree=True)],
-                         ids=["a line", "a tree", "bfloat16 states", "a tree, GVA"])  # fmt: skip
+                         ids=["a line", "a tree", "bfloat16 states", "a tree, GVA"])
 def test_drafts_leave_what_the_accepted_tokens_alone_leave(words):
     def run(x):
         there = on_gpu(x)

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.gpu
 
 SWITCHES = dict(
     use_qk_l2norm_in_kernel=True, use_gate_in_kernel=True, use_beta_sigmoid_in_kernel=True, lower_bound=-5.0
-)  # fmt: skip
+)
 ROWS = ("q", "k", "v", "g", "beta")
 
 
@@ -29,7 +29,7 @@ def call(B=1, T=1, N=None, H=8, HV=8, K=128, V=128, dtype=torch.bfloat16, states
         A_log=torch.rand(HV, generator=random, device="cuda"), dt_bias=normal(HV * K, dtype=torch.float32),
         initial_state=normal((B if N is None else N) + 2, HV, *((V, K) if v_first else (K, V)), dtype=states),
         state_v_first=v_first, **SWITCHES,
-    )  # fmt: skip
+    )
 
 
 def run(x, backend="triton"):
@@ -77,7 +77,7 @@ def plain(x):
 def test_every_dtype_of_offsets_and_slots_is_the_definition(offsets, slots, N):
     x = plain(call(1, 2 * N, N=N))
     check(x | {"cu_seqlens": torch.arange(0, 2 * N + 1, 2, dtype=offsets, device="cuda"),
-               "ssm_state_indices": slots_of(N, slots)})  # fmt: skip
+               "ssm_state_indices": slots_of(N, slots)})
 
 
 @pytest.mark.parametrize("B", [3, 64], ids=["few", "many"])
@@ -86,7 +86,7 @@ def test_decays_in_float32_and_no_state_are_the_definition(B):
     x["g"] = -x["g"].float().abs()
     doubled = {name: t.double() for name, t in x.items() if isinstance(t, torch.Tensor)}
     o, exact = (kda.fused_recurrent_kda(**x | other)[0].double() for other in
-                (dict(backend="triton"), doubled | dict(backend="reference")))  # fmt: skip
+                (dict(backend="triton"), doubled | dict(backend="reference")))
     assert (o - exact).norm() < 1e-3 * exact.norm()
 
 

@@ -10,12 +10,12 @@ import torch
 MODELS = ("kimi_linear", "glm5_next", "bailing_hybrid")
 FUNCTIONS = (
     "chunk_kimi_delta_attention", "recurrent_kimi_delta_attention", "causal_conv1d_fn", "causal_conv1d_update",
-)  # fmt: skip
+)
 SHARED = dict(
     vocab_size=97, hidden_size=32, intermediate_size=48, moe_intermediate_size=16, num_hidden_layers=2,
     num_attention_heads=2, num_key_value_heads=2, kv_lora_rank=16, qk_rope_head_dim=8, qk_nope_head_dim=16,
     v_head_dim=16, num_experts_per_tok=2, pad_token_id=0, eos_token_id=2, max_position_embeddings=256,
-)  # fmt: skip
+)
 
 
 def module_of(name):
@@ -29,28 +29,28 @@ def config_of(name):
         return KimiLinearConfig(
             **SHARED, linear_head_dim=16, linear_num_heads=2, layer_types=["linear_attention", "full_attention"],
             mlp_layer_types=["dense", "dense"], num_local_experts=2, bos_token_id=1,
-        )  # fmt: skip
+        )
     if name == "bailing_hybrid":
         from transformers.models.bailing_hybrid import BailingHybridConfig
 
         return BailingHybridConfig(
             **SHARED, head_dim=16, num_local_experts=8, n_group=2, topk_group=1, num_mtp_layers=0,
             layer_types=["linear_attention", "full_attention"], mlp_layer_types=["dense", "dense"],
-        )  # fmt: skip
+        )
     from transformers.models.glm5_next import Glm5NextTextConfig
 
     return Glm5NextTextConfig(
         **SHARED | {"qk_rope_head_dim": 0}, q_lora_rank=16, linear_head_dim=16, linear_num_heads=2,
         n_routed_experts=4, index_topk=64, index_head_dim=16, index_n_heads=2, bos_token_id=1,
         layer_types=["linear_attention", "indexed_attention"], mlp_layer_types=["dense", "dense"],
-    )  # fmt: skip
+    )
 
 
 def layer_of(name, seed=0):
     """transformers' own layer of KDA, with random gates, and its config."""
     module, config = module_of(name), config_of(name)
     kind = {"kimi_linear": "KimiLinearDeltaAttention", "glm5_next": "Glm5NextTextLinearAttention",
-            "bailing_hybrid": "BailingHybridDeltaAttention"}[name]  # fmt: skip
+            "bailing_hybrid": "BailingHybridDeltaAttention"}[name]
     torch.manual_seed(seed)
     layer = getattr(module, kind)(config, 0)
     with torch.no_grad():
@@ -63,7 +63,7 @@ def layer_of(name, seed=0):
 def model_of(name, dtype=torch.float32, seed=0):
     module, config = module_of(name), config_of(name)
     kind = {"kimi_linear": "KimiLinearForCausalLM", "glm5_next": "Glm5NextTextModel",
-            "bailing_hybrid": "BailingHybridForCausalLM"}[name]  # fmt: skip
+            "bailing_hybrid": "BailingHybridForCausalLM"}[name]
     torch.manual_seed(seed)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -185,7 +185,7 @@ def test_a_packed_call_that_is_declined_is_an_error_and_no_wrong_answer():
         hf.use("kimi_linear")
         with pytest.raises(kda.InputError, match="K <= 256"):
             module_of("kimi_linear").chunk_kimi_delta_attention(
-                q, k, v, g=g, beta=beta, cu_seq_lens_q=torch.tensor([0, 2, 5]))  # fmt: skip
+                q, k, v, g=g, beta=beta, cu_seq_lens_q=torch.tensor([0, 2, 5]))
 
 
 def test_an_unknown_model_and_an_absent_one_are_named(monkeypatch):
@@ -229,5 +229,5 @@ print(len(seen))
 """
     path = os.pathsep.join([str(Path(__file__).parent), *sys.path])
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300,
-                         env=os.environ | {"PYTHONPATH": path})  # fmt: skip
+                         env=os.environ | {"PYTHONPATH": path})
     assert ran.stdout.split("\n")[:2] == ["('kimi_linear',)", "1"], ran.stderr

@@ -34,7 +34,7 @@ CALLS = {
     "what a CUDA graph asks for": make(lengths=[40, 25], dtype=torch.float32, use_graph=True, max_num_seqs=2),
     "nothing recomputed": make(T=40, dtype=torch.float32, disable_recompute=True),
     "bfloat16": make(T=40, dtype=torch.bfloat16),
-}  # fmt: skip
+}
 
 
 def run(function, call):
@@ -61,7 +61,7 @@ def test_fla_and_its_definition_agree_with_kda_in_fla(in_fla):
     o, ht = chunk_kda(**call.arguments, output_final_state=True)
     theirs, their_state = naive_recurrent_kda(
         x["q"], x["k"], x["v"], x["g"], x["beta"], initial_state=x["initial_state"], output_final_state=True,
-    )  # fmt: skip
+    )
     exact, exact_state = definition(call)
     for ours, other, exactly in ((o, theirs, exact), (ht, their_state, exact_state)):
         assert distance(ours, exactly) <= 2 * distance(other, exactly) + 1e-7
@@ -90,7 +90,7 @@ def test_the_inner_recurrence_accepts_its_arguments_in_order_and_writes_a_pool(i
     for function in (fused_recurrent_kda_fwd, kda.fused_recurrent_kda_fwd):
         states = pool.clone()
         o, final = function(x["q"], x["k"], x["v"], x["g"], x["beta"], None, None, states, 0.25, False, True, False,
-                            x["cu_seqlens"], slots)  # fmt: skip
+                            x["cu_seqlens"], slots)
         assert final is states and not torch.equal(states, pool)
         results.append((o, states))
     assert all(torch.equal(a, b) for a, b in zip(*results))
@@ -160,7 +160,7 @@ def test_disable_takes_kda_out_and_leaves_the_others_and_use_puts_it_back(in_fla
     call = make(T=20, dtype=torch.float32)
     assert in_fla.asked() == {
         "chunk_kda": ["kda", "next"], "fused_recurrent_kda_fwd": ["kda"], "fused_kda_gate": ["kda"],
-    }  # fmt: skip
+    }
     assert in_fla.in_use() == in_fla.FUNCTIONS
     in_fla.disable()
     assert in_fla.asked() == {"chunk_kda": ["next"], "fused_recurrent_kda_fwd": [], "fused_kda_gate": []}
@@ -220,7 +220,7 @@ def positions(function):
         (fused_recurrent_kda_fwd, kda.fused_recurrent_kda_fwd), (fused_kda_gate, kda.fused_kda_gate),
     ],
     ids=lambda f: f.__name__,
-)  # fmt: skip
+)
 def test_the_arguments_of_fla_are_ours_in_order_with_the_same_defaults(theirs, ours):
     assert positions(theirs) == positions(ours)
 

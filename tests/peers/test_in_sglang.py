@@ -42,9 +42,9 @@ class Served:
         torch.manual_seed(0)
         self.gate = dict(A_log=torch.rand(HV).log(), dt_bias=torch.randn(HV * K), lower_bound=lower_bound)
         self.x = [(torch.randn(1, n, HV, K), torch.randn(1, n, HV, K), torch.randn(1, n, HV, V),
-                   torch.randn(1, n, HV, K), torch.randn(1, n, HV)) for n in LENGTHS]  # fmt: skip
+                   torch.randn(1, n, HV, K), torch.randn(1, n, HV)) for n in LENGTHS]
         options = dict(use_qk_l2norm_in_kernel=True, use_gate_in_kernel=True, use_beta_sigmoid_in_kernel=True,
-                       output_final_state=True, state_v_first=True)  # fmt: skip
+                       output_final_state=True, state_v_first=True)
         self.whole = [kda.chunk_kda(*each, **options, **self.gate) for each in self.x]
         self.at_64 = [kda.chunk_kda(*(t[:, :64] for t in each), **options, **self.gate)[1][0] for each in self.x]
         self.pool = torch.zeros(6, HV, V, K)
@@ -60,14 +60,14 @@ class Served:
         o = self.dispatcher.extend(
             q, k, v, g, beta, ssm_states=self.pool, cache_indices=index(3, 1), beta_is_raw=True,
             query_start_loc=index(0, sizes[0], sum(sizes)), **self.gate, **others,
-        )  # fmt: skip
+        )
         return (o[0] if isinstance(o, tuple) else o).split(sizes, 1)
 
     def decode(self, *at):
         """A token each, in a batch padded to three."""
         q, k, v, a, b = (torch.cat([t, t[:, :1]], 1) for t in self.rows(*(slice(n, n + 1) for n in at)))
         o = self.dispatcher.decode(q, k, v, a.flatten(2), b, ssm_states=self.pool, cache_indices=index(3, 1, -1),
-                                   query_start_loc=index(0, 1, 2, 3), **self.gate)  # fmt: skip
+                                   query_start_loc=index(0, 1, 2, 3), **self.gate)
         assert not o[:, 2].any()
         return o[:, :1], o[:, 1:2]
 
@@ -102,7 +102,7 @@ def test_the_state_of_a_chunk_that_sglang_tracks_is_left_in_its_buffer():
     served = Served(-5.0)
     track = torch.full((2, HV, V, K), 7.0)
     pieces = [served.extend(0, (147, 67), return_intermediate_states=True, track_state=track,
-                            track_chunk_idx=index(1, -1))]  # fmt: skip
+                            track_chunk_idx=index(1, -1))]
     served.is_right(pieces)
     assert (track[0] - served.at_64[0]).norm() < 1e-5 * track[0].norm() and (track[1] == 7).all()
 

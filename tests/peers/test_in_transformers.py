@@ -32,7 +32,7 @@ def model(dtype=torch.float32):
         linear_head_dim=16, linear_num_heads=2, layer_types=["linear_attention", "full_attention"],
         mlp_layer_types=["dense", "dense"], num_local_experts=2, num_experts_per_tok=1, pad_token_id=0, bos_token_id=1,
         eos_token_id=2, max_position_embeddings=256,
-    )  # fmt: skip
+    )
     torch.manual_seed(0)
     return KimiLinearForCausalLM(config).to(dtype)
 

@@ -48,7 +48,7 @@ def attention(**linear):
     return types.SimpleNamespace(
         hidden_size=HIDDEN, hidden_act="silu", rms_norm_eps=1e-5,
         linear_attn_config=dict(head_dim=D, num_heads=H, short_conv_kernel_size=4) | linear,
-    )  # fmt: skip
+    )
 
 
 class Served:
@@ -71,12 +71,12 @@ class Served:
         offsets = torch.tensor([0, *sizes]).cumsum(0).int()
         return self.call(x, num_prefills=len(sizes), num_prefill_tokens=sum(sizes), num_decodes=0, num_decode_tokens=0,
                          has_initial_state=torch.tensor(begun), non_spec_query_start_loc=offsets,
-                         non_spec_state_indices_tensor=torch.tensor(slots, dtype=torch.int32))  # fmt: skip
+                         non_spec_state_indices_tensor=torch.tensor(slots, dtype=torch.int32))
 
     def decode(self, x, slots):
         return self.call(x, num_prefills=0, num_prefill_tokens=0, num_decodes=len(slots), num_decode_tokens=len(slots),
                          has_initial_state=None, non_spec_query_start_loc=torch.arange(len(slots) + 1).int(),
-                         non_spec_state_indices_tensor=torch.tensor(slots, dtype=torch.int32))  # fmt: skip
+                         non_spec_state_indices_tensor=torch.tensor(slots, dtype=torch.int32))
 
     def call(self, x, **metadata):
         m = GDNAttentionMetadata(num_spec_decodes=0, num_spec_decode_tokens=0, num_actual_tokens=len(x), **metadata)
@@ -95,7 +95,7 @@ class Served:
             "g_b_proj.weight": of.g_b_proj.weight, "dt_bias": of.dt_bias, "o_norm.weight": of.o_norm.weight,
             "o_proj.weight": of.o_proj.weight,
             **{f"{name}_conv1d.weight": weight for name, weight in zip("qkv", conv)},
-        }  # fmt: skip
+        }
         return KimiDeltaAttention.from_checkpoint(tensors, lower_bound=self.lower_bound, norm_eps=of.o_norm.eps)
 
 

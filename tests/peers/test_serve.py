@@ -224,7 +224,7 @@ class Process:
 
     def __init__(self, grace):
         command = [sys.executable, PROGRAM, "--device", "cpu", "--hidden", "8", "--heads", "2", "--layers", "1",
-                   "--port", "0", "--longest", "1000000000", "--grace", str(grace)]  # fmt: skip
+                   "--port", "0", "--longest", "1000000000", "--grace", str(grace)]
         self.process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
         self.log = ""
         port = int(re.search(r"http://127.0.0.1:(\d+)", self.log_until("Uvicorn running"))[1])

@@ -13,7 +13,7 @@ THREADS = 128
 GATES = ("given", "softplus", "bounded")
 ROWS = (
     "exp2", "reciprocal", "inverse_norm", "whole", "sigmoid", "softplus", "rate", *(f"{gate} decay" for gate in GATES),
-)  # fmt: skip
+)
 
 
 @cute.kernel
@@ -25,7 +25,7 @@ def of_each(x: cute.Tensor, out: cute.Tensor, rate: Float32, lower_bound: Float3
         fast.exp2(v), fast.reciprocal(v), fast.rsqrt(v + Float32(fast.NORM_EPS)), fast.whole(v),
         beta_of_row(x.iterator + i, "sigmoid", 1, 1, 0), fast.softplus(v),
         fast.finite(fast.exp2(v * Float32(fast.LOG2_E))),
-    ]  # fmt: skip
+    ]
     for gate in GATES:
         of = Gate(SimpleNamespace(gate=gate, one_product=False), None)
         found.append(of.log2_decay(v, at, Float32(1.0)))

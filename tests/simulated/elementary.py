@@ -151,7 +151,7 @@ FUNCTIONS = {
         lambda x, r: LOWER_BOUND * slope(finite(x, r)) * finite(x, r),
         lambda x, r, b: of_finite(x, r, b) + of_slope(finite(x, r), b) + 4 * EPS, flushed=600.0, rated=True,
     ),
-}  # fmt: skip
+}
 CLAMPED = ("given decay", "softplus decay", "bounded decay")
 
 # Where a function, or what it is made of, takes another branch, overflows, vanishes or saturates.
@@ -159,7 +159,7 @@ EDGES = (
     0.0, TINY, 2.0**-149, 1e-6, 2.0**-24, 2.0**-12, 0.5, 1.0, 2.0, 16.6, 17.4, 40.0, 83.2, 86.6, 87.336, 87.337, 88.0,
     88.0297, 88.7228, 88.723, 89.0, 103.2, 103.98, 110.0, 125.5, 126.0, 126.5, 127.0, 127.5, 128.0, 138.6, 149.0, 150.0,
     200.0, 2.0**23, 2.0**24, 2.3e38, LARGEST / LOG2_E, LARGEST, torch.inf,
-)  # fmt: skip
+)
 
 
 def floats(bits: Tensor) -> Tensor:

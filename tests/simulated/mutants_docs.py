@@ -137,7 +137,7 @@ def looked_at(backend: str, sample: int = 1, workers: int = 1, first: int | None
     """As `kda verify --mutants` does it, or in the first calls alone."""
     return mutants(
         *calls(backend)[:first], arch=target.parse(backend).spelling, strict=True, sample=sample, workers=workers,
-    )  # fmt: skip
+    )
 
 
 def main() -> None:

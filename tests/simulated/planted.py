@@ -85,7 +85,7 @@ KERNELS = {
     "tile_sm100": (TILE, tile_sm100),
     **{f.__name__: (HERE / "ptx" / f"{f.__name__}.ptx", f)
        for f in (pipeline_sm100, tmem_sm100, pipeline_sm90, pipeline_sm80, cluster_sm90, last_block_sm80)},
-}  # fmt: skip
+}
 
 
 class Fault(NamedTuple):
@@ -209,7 +209,7 @@ FAULTS = (
     fault("memory", "last_block_sm80", "a plain increment in the atomic's place", "atom.relaxed.gpu.global.add.u32 %r17, [%rd3], 1;",
           "ld.global.u32 %r17, [%rd3];\n    add.u32 %r19, %r17, 1;\n    st.global.u32 [%rd3], %r19;"),
     fault("memory", "last_block_sm80", "a shuffle within half the lanes", "%r10, 16, 31, -1;", "%r10, 16, 31, 0xffff;"),
-)  # fmt: skip
+)
 
 
 def source(name):

@@ -96,7 +96,7 @@ def _multiple(n, e, quantum, negative, mode):
         "rz": False,
         "rm": rest and negative,
         "rp": rest and not negative,
-    }  # fmt: skip
+    }
     return kept + bool(up[mode])
 
 

@@ -360,14 +360,14 @@ def d_type_of(name):
 
 
 def multiply(a, b, m, n, *, number=None, flags=None, d_type=None, half=0, group=1, accumulate=0, ws="", mask="",
-             tail="", before="", columns=64, cells=None, image=None, **options):  # fmt: skip
+             tail="", before="", columns=64, cells=None, image=None, **options):
     """One mma of operands in shared memory: (cells afterwards, the Run, cells before). `flags` are those of idesc."""
     flags = {"transpose_a": a.mn_major, "transpose_b": b.mn_major} | (flags or {})
     number = idesc(a.name, b.name, m, n, d_type or d_type_of(a.name), **flags) if number is None else number
     image = image_of(a, b) if image is None else image
     cells = pattern(group, columns) if cells is None else cells
     issue = mma(TYPES[a.name][0], (a.descriptor, b.descriptor), number, d=f"%r8+{half << 20}", accumulate=accumulate,
-                group=group, ws=ws, mask=mask, tail=tail)  # fmt: skip
+                group=group, ws=ws, mask=mask, tail=tail)
     out, result = run(before + issue, image=image, cells=cells, columns=columns, group=group, **options)
     return out, result, cells
 

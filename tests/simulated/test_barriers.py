@@ -42,7 +42,7 @@ def exchange(between):
 
 @pytest.mark.parametrize("seed", [0, *SEEDS])
 @pytest.mark.parametrize("barrier", ["bar.sync 0;", "barrier.cta.sync.aligned 3, 64;", "barrier.sync 2;",
-                                     "barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;"])  # fmt: skip
+                                     "barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;"])
 def test_a_barrier_orders_what_came_before_it(barrier, seed):
     out, result = run(exchange(barrier), schedule=seed)
     assert out.tolist() == [n ^ 32 for n in range(64)]
@@ -127,7 +127,7 @@ MEETINGS = {
     "halves at barrier.cluster": (APART.format("barrier.cluster.arrive; barrier.cluster.wait;"), 16, True),
     "a shuffle": (f"shfl.sync.bfly.b32 %r14, %r0, 1, 31, -1; {INSTANT}", 1, False),
     "an mbarrier": (THROUGH_AN_MBARRIER, 1, True),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("strict", [True, False])
@@ -144,7 +144,7 @@ def test_lanes_must_meet_whatever_else_lies_between(between, far, met, strict):
 @pytest.mark.parametrize("seed", [0, *SEEDS])
 @pytest.mark.parametrize(("between", "count", "found"), [
     (SYNC + "@%p4 ", 1, []), ("@%p4 ", 1, ["race-lanes"]), ("", 32, []), (HALF + "@%p4 ", 1, ["race-lanes"]),
-])  # fmt: skip
+])
 def test_a_lane_that_arrives_speaks_for_those_that_it_has_met(between, count, found, seed):
     body = handover(count=count, arrive=f"setp.eq.u32 %p4, %r0, 0; {between}{ARRIVE}")
     assert "@%p4" in body or count == 32
@@ -253,7 +253,7 @@ END:
     ("barrier.sync 1;", "exit;", []),
     ("barrier.sync 1, 64; barrier.arrive 2, 64;", "barrier.sync 1, 64; barrier.arrive 2, 64;", []),
     ("barrier.red.popc.u32 %r9, 1, 64, %p1;", "barrier.red.popc.u32 %r9, 1, 64, %p1;", []),
-])  # fmt: skip
+])
 def test_threads_arrive_one_by_one_at_a_barrier_that_is_not_aligned(low, high, found, seed):
     body = f"""
     and.b32 %r2, %r0, 31;
@@ -457,7 +457,7 @@ def test_bytes_may_come_before_they_are_expected():
         (f"mbarrier.init.shared::cta.b64 [smem], 1; mbarrier.inval.shared::cta.b64 [smem]; {ARRIVE}", "mbarrier"),
         ("mbarrier.init.shared::cta.b64 [smem], 1; mbarrier.arrive.shared::cta.b64 _, [smem], 2;", "mbarrier"),
     ],
-)  # fmt: skip
+)
 def test_a_misused_mbarrier_is_reported(what, wrong):
     _, result = run(what, threads=1)
     assert wrong in kinds(result)
@@ -515,7 +515,7 @@ ORDERED = "barrier.cluster.arrive.release.aligned;"
     (FENCE, ORDERED, True, []), ("fence.acq_rel.cluster;", ORDERED, True, []), ("", MEET, False, ["race-write-read"]),
     ("", ORDERED, True, ["mbarrier-fence"]), ("fence.acq_rel.cta;", ORDERED, True, ["mbarrier-fence"]),
     ("fence.proxy.async.shared::cta;", ORDERED, True, ["mbarrier-fence"]), ("", ORDERED, False, []),
-])  # fmt: skip
+])
 def test_another_cta_sees_an_mbarrier_whose_initialisation_is_fenced(fence, meet, strict, found, seed):
     text = kernel(remote(fence=fence, meet=meet))
     out = torch.zeros(2, dtype=torch.int32)

@@ -45,7 +45,7 @@ def looked_up(monkeypatch, launched):
     forget_kernels()
     monkeypatch.setattr(fetching, "_FETCHED", {})
     monkeypatch.setattr(fetching, "_opened", lambda kept, recipe: found.add(recipe) or (
-        opened(kept, recipe) if launched else Unlaunched()))  # fmt: skip
+        opened(kept, recipe) if launched else Unlaunched()))
     yield found
     forget_kernels()
 
@@ -71,7 +71,7 @@ def test_kernels_of_a_trial_are_built_before_it(backend, looked_up):
 
 @pytest.mark.parametrize(("backend", "stage"), [
     (backend, stage) for backend in BACKENDS for stage in capability(backend).stages
-])  # fmt: skip
+])
 def test_kernels_of_a_stage_are_built_before_it(backend, stage, launched, looked_up, monkeypatch):
     monkeypatch.setattr(parity, "PROOFS", parity.PROOFS[:1])
     door = SimulatedDoor(backend, parse(BACKENDS[backend]))

@@ -477,7 +477,7 @@ def test_a_descriptor_of_gluon_in_im2col_mode_has_corners_from_the_inside_out():
     image = SimpleNamespace(
         base=x, shape=x.shape, strides=x.stride(), padding="zero", element_strides=[1, 2, 3, 1],
         pixel_box_lower_corner=[-1, -2], pixel_box_upper_corner=[3, 4],
-    )  # fmt: skip
+    )
     meta = lowered(elem_size=2, elem_type=6, block_size=[16, 64], is_im2col=True)
     with capture(arch="sm_90a"):
         found, *_ = flatten(["tensordesc_im2col<fp16>"], [image], iter([meta]))

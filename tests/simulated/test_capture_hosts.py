@@ -182,7 +182,7 @@ def test_a_function_whose_ptx_was_not_kept_is_refused_by_what_was_kept(xy, monke
 
 
 @pytest.mark.parametrize("dtype, name", [("Int4", "16u4_align8b"), ("Float4E2M1FN", "16u4_align8b"),
-                                         ("Float6E3M2FN", "16u6_align16b")])  # fmt: skip
+                                         ("Float6E3M2FN", "16u6_align16b")])
 def test_the_codes_of_packed_elements_are_those_of_the_compiler(dtype, name):
     x = torch.zeros(1 << 17, dtype=torch.uint8)
     with capture() as session:

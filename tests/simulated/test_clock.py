@@ -55,7 +55,7 @@ def each(body, few=64, many=192, before="", **options):
     ("xor.b32 %r2, %r2, %r2;", H200.alu_latency),
     ("ex2.approx.ftz.f32 %f1, %f1;", H200.special_latency),
     ("shfl.sync.bfly.b32 %r2, %r2, 1, 31, 0xffffffff;", H200.shuffle_latency),
-])  # fmt: skip
+])
 def test_a_chain_costs_its_latency_for_each_link(instruction, latency):
     assert each(instruction, before=ONE) == latency
 
@@ -65,7 +65,7 @@ def test_a_chain_costs_its_latency_for_each_link(instruction, latency):
     ("xor.b32 %r{n}, %r2, %r3;", H200.alu_busy),
     ("ex2.approx.ftz.f32 %f{n}, %f1;", H200.special_busy),
     ("add.s64 %rd{n}, %rd1, %rd1;", 2 * H200.alu_busy),  # two instructions
-])  # fmt: skip
+])
 def test_independent_instructions_cost_what_their_unit_takes(instruction, clocks):
     body = "".join(instruction.format(n=8 + k % 8) for k in range(64))
     assert each(body, few=4, many=12, before=ONE) == 64 * clocks

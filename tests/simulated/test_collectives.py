@@ -283,7 +283,7 @@ NAN = 0x7FC00001
     ("max", [NAN] + [bits(2.0)] * 31, bits(2.0)),
     ("max.NaN", [bits(2.0)] * 31 + [NAN], 0x7FFFFFFF),
     ("min", [NAN] * 32, 0x7FFFFFFF),
-])  # fmt: skip
+])
 def test_a_float_reduction_orders_zeros_and_leaves_out_nans(form, values, expected):
     got, result = run(f"redux.sync.{form}.f32 %r20, %r10, -1;\n", values, target="sm_100a")
     assert got == [expected] * 32
@@ -301,7 +301,7 @@ def test_a_float_reduction_orders_zeros_and_leaves_out_nans(form, values, expect
     ("redux.sync.mul.u32 %r2, %r0, -1;", "add, min, max"),
     ("redux.sync.max.f32 %f2, %f0, -1;", "sm_100a"),
     ("match.any.sync.b16 %r2, %r0, -1;", "b32, b64"),
-])  # fmt: skip
+])
 def test_a_form_that_is_not_there_is_refused(instruction, says):
     text = refused(instruction)
     assert says in text and instruction.rstrip(";") in text

@@ -173,7 +173,7 @@ def test_ftz_and_sat_between_floats():
     models = [
         lambda a: sf.F16.encode(sf.F32.decode(a, True)), lambda a: sf.F16.encode(sf.F32.decode(a), sat=True),
         lambda a: sf.BF16.encode(sf.F32.decode(a, True), "rz"),
-    ]  # fmt: skip
+    ]
     check(texts, "b16", ("f32",), columns, models)
     models = [
         lambda a, f=f, s=s: sf.F32.encode(sf.F64.decode(a), ftz=f, sat=s) for f, s in ((True, False), (False, True))

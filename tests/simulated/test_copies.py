@@ -201,7 +201,7 @@ def test_an_mbarrier_tracks_only_what_came_before_its_arrive(options):
     text = make_barrier(THREADS) + SPOTS + """
     cp.async.mbarrier.arrive.noinc.shared.b64 [%r21];
     cp.async.cg.shared.global [%r10], [%rd9], 16;
-    """ + wait() + SHOW + "cp.async.wait_all;\n"  # fmt: skip
+    """ + wait() + SHOW + "cp.async.wait_all;\n"
     result = run(frame(text, pointers=2), noise(16 * THREADS), torch.zeros(16 * THREADS, dtype=torch.uint8), **options)
     assert RACES & set(kinds(result))
 
@@ -212,7 +212,7 @@ def test_an_mbarrier_tracks_only_what_came_before_its_arrive(options):
     ("cp.async.cg.shared.global [%r10], [%rd9+1024], 16;", "out-of-bounds", "bytes into p"),
     ("add.u32 %r17, %r10, 40000;\ncp.async.cg.shared.global [%r17], [%rd9], 16;", "out-of-bounds", "shared address"),
     ("mov.u32 %r17, 20;\ncp.async.cg.shared.global [%r10], [%rd9], 16, %r17;", "operand", "reads 20"),
-])  # fmt: skip
+])
 def test_a_cp_async_that_cannot_be_is_reported(copy, kind, says):
     _, _, result = cp_async(copy + "\ncp.async.wait_all;\n", after="")
     assert any(says in f.says for f in result.findings if f.kind == kind)
@@ -253,7 +253,7 @@ def test_what_cp_async_wrote_needs_a_fence_before_the_async_proxy_reads_it(fence
     ("cp.async.bulk.shared::cta.global.mbarrier::complete_tx::bytes [%r20], [%rd1], 16;", "3 operands"),
     ("clusterlaunchcontrol.try_cancel.async.shared::cta.mbarrier::complete_tx::bytes.b128 [%r20], [%r21];", "sm_100"),
     ("st.async.shared::cluster.mbarrier::complete_tx::bytes.b16 [%r20], %h1, [%r21];", ".b16"),
-])  # fmt: skip
+])
 def test_what_is_not_simulated_is_refused_with_the_line(text, says):
     with pytest.raises(ValueError, match="PTX line") as refused:
         run(frame(text), torch.zeros(8))
@@ -301,7 +301,7 @@ def test_a_bulk_copy_without_a_wait_is_found(options):
 @pytest.mark.parametrize(("fence", "found"), [
     ("fence.mbarrier_init.release.cluster;", []), ("fence.proxy.async;", []), ("", ["mbarrier-fence"]),
     ("fence.proxy.async.global;", ["mbarrier-fence"]),
-])  # fmt: skip
+])
 def test_a_copy_sees_an_mbarrier_whose_initialisation_is_fenced(fence, found, options):
     text = bulk_load(1008).replace("fence.mbarrier_init.release.cluster;", fence)
     for strict in (True, False):
@@ -323,7 +323,7 @@ def test_expecting_other_bytes_than_come_is_found():
     ("[%r20], [%rd2+16], 1024, [%r21]", "out-of-bounds", "bytes into p"),
     ("[%r20+32000], [%rd2], 1024, [%r21]", "out-of-bounds", "shared address"),
     ("[%r20], [%rd2], 1024, [%r21+8]", "mbarrier", "no mbarrier"),
-])  # fmt: skip
+])
 def test_a_bulk_copy_that_cannot_be_is_reported(operands, kind, says):
     result = run(bulk_load(1024, operands=operands), torch.zeros(1024, dtype=torch.uint8), noise(1024))
     assert kind in kinds(result)
@@ -364,7 +364,7 @@ def test_the_destination_of_shared_cta_is_the_ctas_own(space):
     mapa.shared::cluster.u32 %r41, %r20, %r40;
     mapa.shared::cluster.u32 %r42, %r21, %r40;
     cp.async.bulk.{space}.global.mbarrier::complete_tx::bytes [%r41], [%rd1], 64, [%r42];
-    """) + wait() + "barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;"  # fmt: skip
+    """) + wait() + "barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;"
     result = run(frame(body), noise(64), grid=2, cluster=2)
     assert ("operand" in kinds(result)) == (space == "shared::cta")
     assert bool(result.findings) == (space == "shared::cta")
@@ -620,7 +620,7 @@ def storing_async(store, size, target="sm_90a", before=""):
     mad.lo.u32 %r50, %r40, 5000, %r0;
     cvt.u64.u32 %rd24, %r50;
     shl.b64 %rd24, %rd24, 32;
-    """ + before + make_barrier() + by_thread_0(expect(size * THREADS), "EXPECTING")  # fmt: skip
+    """ + before + make_barrier() + by_thread_0(expect(size * THREADS), "EXPECTING")
     body += "barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;\n" + store + wait()
     body += f"mul.wide.u32 %rd23, %r40, {16 * THREADS};\nadd.s64 %rd1, %rd1, %rd23;\nadd.u32 %r20, %r20, 4096;\n"
     show = f"""
@@ -661,7 +661,7 @@ def test_st_async_puts_values_into_another_cta(store, options):
 @pytest.mark.parametrize(("op", "wanted"), [
     ("add.u32", lambda t: 7 + t), ("min.s32", lambda t: min(7, t)), ("max.u32", lambda t: max(7, t)),
     ("xor.b32", lambda t: 7 ^ t), ("inc.u32", lambda t: 0 if t <= 7 else 8),
-])  # fmt: skip
+])
 def test_red_async_combines_in_another_cta(op, wanted, options):
     start = "st.shared.u32 [%r52], 7;\nfence.proxy.async;\n"
     before = "add.u32 %r52, %r42, %r46;\n" + start
@@ -705,7 +705,7 @@ def taking_over(multicast="", wait_for=True, after_refusal=False, answer_first=F
 WAIT:
     mbarrier.try_wait.parity.shared::cta.b64 %p2, [%r21], %r45;
     @!%p2 bra WAIT;
-""" if wait_for else ""  # fmt: skip
+""" if wait_for else ""
     lead = "setp.ne.or.u32 %p5, %r44, 0, %p1;" if multicast else "mov.pred %p5, %p1;"
     body = f"""
     .reg .b128 %answer;

@@ -60,7 +60,7 @@ def assert_products(target, host, a, b, *constants):
 @pytest.mark.parametrize(("m", "n", "majors"), [
     (128, 64, "KK"), (128, 64, "MN"), (128, 96, "KN"), (128, 128, "MK"),
     (64, 64, "KK"), (64, 64, "MN"), (64, 96, "MK"), (64, 128, "KN"),
-])  # fmt: skip
+])
 def test_a_product_of_tcgen05_from_shared_memory(m, n, majors):
     assert_products("sm100", kernels.umma, matrix(m, 64, majors[0]), matrix(n, 64, majors[1]), "one", True)
 

@@ -52,7 +52,7 @@ def test_a_rehearsal_on_a_cpu_fills_every_field_and_stops_in_time(T, script, mon
     with torch.no_grad():
         found = script.timed(60, "cpu")
         assert script.timed(0, "cpu")["left_out"] == [*(s._asdict() for s in script.steps()),
-                                                      {"shape": "small", "backend": "reference"}]  # fmt: skip
+                                                      {"shape": "small", "backend": "reference"}]
     assert [each["best"] is not None for each in found["best"]] == [True] * 2 and not found["left_out"]
     assert {row["config"] for row in found["rows"]} == {"plan", "4x64", "parts", "recurrence"}
     (row,) = found["batch_invariant"]

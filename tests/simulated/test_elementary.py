@@ -53,7 +53,7 @@ SM89 = {
     "bounded decay": "log2_decay<BOUNDED>(x, rate, lower_bound)",
     "softplus decay, back": back("SOFTPLUS", "dx"), "softplus decay, back to the rate": back("SOFTPLUS", "of_A"),
     "bounded decay, back": back("BOUNDED", "dx"), "bounded decay, back to the rate": back("BOUNDED", "of_A"),
-}  # fmt: skip
+}
 
 
 def sm89(target, count, header=None):
@@ -124,7 +124,7 @@ def judged(found, x, rate, rounds):
 
 def assert_within(results):
     wrong = [f"{name} of {f.x!r} is {f.got!r}, not {f.want!r}: {f.used:.3g} budgets" for name, f in results.items()
-             if not f.used <= 1]  # fmt: skip
+             if not f.used <= 1]
     assert not wrong, "\n".join(wrong)
 
 
@@ -212,7 +212,7 @@ def reference(x, rate):
         "bounded decay": gates.decay(x, A_log, None, LOWER_BOUND).double() * LOG2_E,
         "softplus decay, back": softplus[0], "softplus decay, back to the rate": softplus[1],
         "bounded decay, back": bounded[0], "bounded decay, back to the rate": bounded[1],
-    }  # fmt: skip
+    }
     return found, float(A_log.double().exp())
 
 

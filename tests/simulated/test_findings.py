@@ -152,7 +152,7 @@ def test_an_access_of_asynchronous_work_may_be_the_one_that_should_come_first(ea
         "if that access should come first: warp 0 runs fence.proxy.async after its write; then warp 0 and warp 1 meet "
         "at a barrier (bar.sync), or warp 0 arrives on an mbarrier (mbarrier.arrive) and warp 1 waits for that phase "
         f"(mbarrier.try_wait); if this one should: {completes}"
-    ))  # fmt: skip
+    ))
     assert not found(body + wait + late, data, block=64, early=early)
 
 
@@ -234,14 +234,14 @@ def test_findings_are_folded_by_kind_and_instruction():
     first, second, third = folded([*many, one])
     assert [f.warp for f in first.alike] == [1, 2, 3, 4, 5] and second.place.line == 8 and third is one
     assert str(first).endswith("5 more of this kind at this instruction: in CTA 0, warp 1; CTA 0, warp 2; "
-                               "CTA 0, warp 3; CTA 0, warp 4; ...")  # fmt: skip
+                               "CTA 0, warp 3; CTA 0, warp 4; ...")
 
 
 @pytest.mark.parametrize("view, index", [
     (lambda x: x, (1, 2, 3)), (lambda x: x.permute(2, 0, 1), (3, 1, 2)), (lambda x: x[:, :, 1:], (1, 2, 2)),
     (lambda x: x[:, ::2], (1, 1, 3)), (lambda x: x[1:, :, None], (0, 2, 0, 3)), (lambda x: x[:, 1], None),
     (lambda x: x[:, 2:].expand(2, 5, 4), (1, 0, 3)),
-])  # fmt: skip
+])
 def test_an_address_is_an_element_of_every_view_that_has_it(view, index):
     x = torch.zeros(2, 3, 4)
     seen = view(x)

@@ -85,7 +85,7 @@ CALLS = {
 
 @pytest.mark.parametrize("name", [
     pytest.param(name, marks=pytest.mark.exhaustive if "sm100" in name else ()) for name in CALLS
-])  # fmt: skip
+])
 def test_a_call_that_lets_go_of_memory_its_kernels_work_in_is_found(name, monkeypatch):
     pytest.importorskip("cutlass")
     make, backend = CALLS[name]
@@ -157,7 +157,7 @@ def driver_that_frees(x, out):
 
 
 PROGRAMS = [forward_that_frees, backward_that_frees, graph_that_is_replayed_after_its_input,
-            graph_that_frees_and_launches, driver_that_frees]  # fmt: skip
+            graph_that_frees_and_launches, driver_that_frees]
 
 
 def findings(program, **options):

@@ -35,7 +35,7 @@ COPIES = READS + "st.global.u32 [%rd11], %r2;"
 @pytest.mark.parametrize("seed", [0, *SEEDS])
 @pytest.mark.parametrize(("after", "found"), [
     (WAIT + COPIES, []), (COPIES, ["race-grids"]), (COPIES + WAIT, ["race-grids"]), (TRIGGER + COPIES, ["race-grids"]),
-])  # fmt: skip
+])
 @pytest.mark.parametrize("ahead", [TRIGGER + WRITES, WRITES + TRIGGER])
 def test_what_the_kernel_ahead_writes_is_read_behind_a_wait(ahead, after, found, seed):
     result, _, y = two(ahead, after, schedule=seed)
@@ -71,7 +71,7 @@ def test_others_learn_of_the_wait_as_of_anything(between, found):
 
 @pytest.mark.parametrize(("second", "found"), [
     (TRIGGER + WAIT, ["race-grids"]), (TRIGGER, ["race-grids"]), (WAIT + TRIGGER, []),
-])  # fmt: skip
+])
 def test_the_one_before_may_still_run_unless_the_kernel_ahead_has_waited_first(second, found):
     x, y = torch.zeros(32, dtype=torch.int32), torch.zeros(32, dtype=torch.int32)
     first = run(TRIGGER + WRITES, x, y)

@@ -59,7 +59,7 @@ def places(m, start):
     sides = [
         range(low, size + up, step)
         for low, up, size, step in zip(m.lower, m.upper, m.dims[1:], m.element_strides[1:])
-    ]  # fmt: skip
+    ]
     images = range(start[-1], start[-1] + m.pixels * m.element_strides[-1] + 1, m.element_strides[-1])
     every = itertools.product(images, *reversed(sides))
     return itertools.islice(itertools.dropwhile(lambda at: at != tuple(start[:0:-1]), every), m.pixels)
@@ -100,7 +100,7 @@ def test_pixels_follow_each_other_through_the_box_and_then_through_the_next_imag
 
 
 @pytest.mark.parametrize(("lower", "upper"), [((0, 0), (0, 0)), ((0, 0), (-2, -2)), ((-2, -1), (1, 0)),
-                                              ((1, 2), (-1, 0)), ((-1, 0), (1, 2)), ((0, 0), (-8, -6))])  # fmt: skip
+                                              ((1, 2), (-1, 0)), ((-1, 0), (1, 2)), ((0, 0), (-8, -6))])
 def test_each_corner_belongs_to_its_dimension(lower, upper):
     x = tensor(*IMAGES[4], dtype=torch.int32)
     agrees(x, image_map(x, lower, upper), (0, *lower, 0), (0, 0))
@@ -163,7 +163,7 @@ def storing(m, start, size, op=""):
 
 @pytest.mark.parametrize("op", ["", ".add"])
 @pytest.mark.parametrize(("start", "upper"), [((0, 0, 0, 0), (0, 0)), ((8, 3, 2, 1), (-1, -2)),
-                                              ((12, 7, 4, 2), (-1, -2))])  # fmt: skip
+                                              ((12, 7, 4, 2), (-1, -2))])
 def test_a_store_puts_pixels_back_and_leaves_out_what_lies_beyond(start, upper, op):
     x = tensor(*IMAGES[4], dtype=torch.int32)
     m = image_map(x, (0, 0), upper)
@@ -196,7 +196,7 @@ def test_a_prefetch_takes_offsets_and_checks_its_map():
     ((16, 9, 7, 3), (-1, -1), (-1, -1), 1024, "07ffffffffff0300"),
     ((16, 9, 7, 5, 3), (0, 0, -1), (0, 0, 0), 32, "07007c00001f0000"),
     ((16, 9, 7, 5, 3), (0, 0, 0), (-4, 5, 6), 32, "070000bc181f0000"),
-])  # fmt: skip
+])
 def test_the_bytes_are_those_that_driver_580_makes(dims, lower, upper, pixels, corners):
     strides = [4 * int(np.prod(dims[:d])) for d in range(1, len(dims))]
     m = TensorMap(0x7F0000000000, dims, strides, (8,), dtype="uint32", pixels=pixels, lower=lower, upper=upper)
@@ -246,7 +246,7 @@ def test_a_map_of_the_other_mode_is_refused(im2col):
     ({"upper": (0, 128)}, "map.corners"), ({"upper": (-9, 0)}, "map.bounds"),
     ({"lower": (5, 0), "upper": (-5, 0)}, "map.bounds"),
     ({"box": (8, 4, 4, 1)}, "map.lengths"), ({"box": (3,)}, "map.inner"), ({"pixels": 0}, "map.lengths"),
-])  # fmt: skip
+])
 def test_a_map_that_cannot_be_is_refused_by_the_rule(change, name):
     x = tensor(*IMAGES[4], dtype=torch.int32)
     with pytest.raises(TensorMapError, match=name):
@@ -270,6 +270,6 @@ BYTES = "mbarrier::complete_tx::bytes"
     (f"{LOAD}.im2col::w.{BYTES} [%r20], [%rd1, {{0, 0, 0, 0}}], [%r21], {{0, 0}};", "im2col::w"),
     (f"{LOAD.replace('4d', '2d')}.im2col.{BYTES} [%r20], [%rd1, {{0, 0}}], [%r21], {{}};", ".2d with im2col"),
     ("cp.async.bulk.tensor.4d.global.shared::cta.im2col.bulk_group [%rd1, {0, 0, 0, 0}], [%r20];", "not known here"),
-])  # fmt: skip
+])
 def test_forms_that_do_not_exist_are_refused_with_the_line(text, says):
     assert says in refusal(text)

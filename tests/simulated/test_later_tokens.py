@@ -15,7 +15,7 @@ pytestmark = pytest.mark.usefixtures("one_thread", "libnvrtc", "kernels_built_he
 WORDS = {
     "reference": dict(K=16, V=16, dtype="float32"), "sm89": dict(K=64, V=64, dtype="float32"),
     "triton": dict(K=32, V=16), "sm90": dict(K=64, V=64), "sm100": {},
-}  # fmt: skip
+}
 ARCHS = {"reference": "sm89", "triton": "sm90"}
 NEEDS = {"triton": "triton", "sm90": "cutlass", "sm100": "cutlass"}
 # In the first half of a block of 32 rows, in the second, and between two blocks and two chunks.  Gradients of float32
@@ -23,7 +23,7 @@ NEEDS = {"triton": "triton", "sm90": "cutlass", "sm100": "cutlass"}
 PLACES = [
     ("bounded", 46, "as q"), ("bounded", 46, "float32"), ("softplus", 46, "as q"), ("bounded", 9, "float32"),
     ("bounded", 57, "float32"), ("bounded", 64, "as q"), ("softplus", 64, "as q"),
-]  # fmt: skip
+]
 CASES = [(backend, *place) for backend in WORDS for place in PLACES]
 
 

@@ -31,7 +31,7 @@ def built_in_this_process(monkeypatch):
 def trained(function, dtype, *tensors):
     """The output and the gradients of a function, of its first tensor in a dtype; the others are as they are."""
     given = [x.detach().to(dtype if i == 0 or dtype == torch.float64 else x.dtype).requires_grad_()
-             for i, x in enumerate(tensors)]  # fmt: skip
+             for i, x in enumerate(tensors)]
     y = function(*given)
     y.backward(torch.randn(y.shape, generator=torch.Generator().manual_seed(5)).to(y.dtype))
     return [y.detach(), *(x.grad for x in given)]
@@ -69,7 +69,7 @@ def test_a_convolution_of_packed_sequences_that_go_on_from_states(arch, dtype):
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, pytest.param(torch.float32, marks=pytest.mark.exhaustive),
-                                   pytest.param(torch.float16, marks=pytest.mark.exhaustive)], ids=str)  # fmt: skip
+                                   pytest.param(torch.float16, marks=pytest.mark.exhaustive)], ids=str)
 def test_a_convolution_of_rows_from_zeros_without_a_bias(dtype):
     compare(nn.short_convolution, "sm90", dtype, *inputs((2, 23), 2)[:2])
 
@@ -85,13 +85,13 @@ def test_a_convolution_of_rows_that_go_on_from_states(tokens):
     (torch.bfloat16, 128),
     pytest.param(torch.float32, 24, marks=pytest.mark.exhaustive),
     pytest.param(torch.float16, 256, marks=pytest.mark.exhaustive),
-], ids=str)  # fmt: skip
+], ids=str)
 def test_a_gated_norm(arch, dtype, V, monkeypatch):
     monkeypatch.setattr(plan, "norm_programs", lambda tiles, sms: min(tiles, 2))                # several tiles each
     torch.manual_seed(0)
     x, gate, weight = torch.randn(3, 17, 2, V), torch.randn(3, 17, 2, V).to(dtype), torch.randn(V)
     session = compare(lambda *given: nn.gated_rms_norm(*given, 1e-3), arch, dtype, x, gate, weight,
-                      names=("y", "dx", "dgate", "dw"))  # fmt: skip
+                      names=("y", "dx", "dgate", "dw"))
     assert [run.kernel for run in session.runs] == ["norm_gate", "norm_gate_bwd"]
 
 

@@ -21,7 +21,7 @@ def zero_of(x):
 @pytest.fixture(scope="module")
 def call():
     return make(B=1, T=5, H=1, K=64, V=64, dtype=torch.bfloat16, gate="bounded", beta="sigmoid", chunk_size=64,
-                initial_state=False)  # fmt: skip
+                initial_state=False)
 
 
 BACKENDS = {"sm90": ("sm_90a", torch.bfloat16), "sm89": ("sm_89", torch.float32), "triton": ("sm_80", torch.bfloat16)}
@@ -43,7 +43,7 @@ def test_a_backend_reads_the_numbers_of_negated_and_of_zero_tensors(call, backen
 def test_a_step_and_a_recurrent_call_read_them_too():
     x = make_step(N=2, T=1, H=1, K=16, V=16)
     read = [n for n in x if isinstance(x[n], torch.Tensor) and x[n].is_floating_point()
-            and n not in ("states", "conv_states")]  # fmt: skip
+            and n not in ("states", "conv_states")]
     with capture(arch="sm_80"):
         plain = run_step(copied(x) | {"backend": "triton"})
         lazy = run_step(copied(x) | {n: negated(x[n]) for n in read} | {"backend": "triton"})
@@ -52,5 +52,5 @@ def test_a_step_and_a_recurrent_call_read_them_too():
         o = [kda.fused_recurrent_kda(**r, initial_state=s, backend="triton")[0] for r, s in (
             (rows, x["states"][:2].float()),
             ({n: negated(t) for n, t in rows.items()}, negated(x["states"][:2].float())),
-        )]  # fmt: skip
+        )]
     assert all(torch.equal(plain[n], lazy[n]) for n in plain) and torch.equal(*o)

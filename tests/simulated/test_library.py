@@ -203,7 +203,7 @@ BLOCKING, NON_BLOCKING = 0, 1
 @pytest.mark.parametrize(("order", "flags", "clean"), [
     (NOTHING, NON_BLOCKING, False), (NOTHING, BLOCKING, False), (EVENT, NON_BLOCKING, True), (HOST, BLOCKING, True),
     (DEFAULT_STREAM, BLOCKING, True), (DEFAULT_STREAM, NON_BLOCKING, False),
-])  # fmt: skip
+])
 def test_streams_of_a_program_need_an_order(program, order, flags, clean):
     x, y = torch.arange(1.0, 33), torch.zeros(32)
     with kda.simulator.capture(arch="sm_80") as session:

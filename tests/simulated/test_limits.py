@@ -109,7 +109,7 @@ def test_a_number_that_its_parameter_does_not_hold_is_refused(type_, value):
         "mbarrier.arrive.shared.b64;", "mbarrier.try_wait.shared.b64 %p1;", "tensormap;", "setmaxnreg.inc;",
         "cp.async.ca.shared.global [smem];", "mov.x4 %rd1, %clock64;", "nanosleep.u32;",
     ],
-)  # fmt: skip
+)
 def test_an_instruction_without_its_operands_or_modifiers_is_quoted(instruction):
     with pytest.raises(PtxError, match=r"line \d+") as error:
         launch(kernel(instruction), grid=1, block=32, args=[torch.zeros(1)])

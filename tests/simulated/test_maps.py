@@ -111,7 +111,7 @@ def test_states_that_are_handed_on_give_the_bits_of_one_call(backend, kept, requ
     assert torch.equal(whole[1].o, torch.cat([first[1].o, second[1].o], 1))
     assert torch.equal(whole[1].final_state, second[1].final_state)
     same = {n for n in ("dq", "dk", "dv", "dg", "dbeta")
-            if torch.equal(getattr(expected, n), torch.cat([getattr(early, n), getattr(late, n)], 1))}  # fmt: skip
+            if torch.equal(getattr(expected, n), torch.cat([getattr(early, n), getattr(late, n)], 1))}
     assert same == ({"dv"} if backend == "sm90" and not kept else {"dq", "dk", "dv", "dg", "dbeta"})
 
 

@@ -161,7 +161,7 @@ def test_movmatrix_transposes():
     ("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {{{d}}}, {{%r1, %r2, %r3, %r4}}, {{%r5, %r6}}, {{{c}}};", 4),
     ("mma.sp.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {{{d}}}, {{%r1, %r2}}, {{%r5, %r6}}, {{{c}}}, %r9, 0;", 4),
     ("mma.sync.aligned.m16n8k8.row.col.f16.f16.f16.f16 {{{d}}}, {{%r1, %r2}}, {{%r5}}, {{%r10, %r11}};", 2),
-], ids=["f32", "sparse", "f16"])  # fmt: skip
+], ids=["f32", "sparse", "f16"])
 def test_a_part_of_d_that_nobody_reads_may_be_a_sink(product, wanted):
     inputs = "".join(f"mov.b32 %r{n}, 0x{0x3C003C00 + n:x};\n" for n in range(1, 12)) + "mov.b32 %r9, 0x44444444;\n"
     names = [f"%f{n}" for n in range(4)] if wanted == 4 else ["%r12", "%r13"]
@@ -183,7 +183,7 @@ def test_a_part_of_d_that_nobody_reads_may_be_a_sink(product, wanted):
     "wmma.load.c.sync.aligned.m16n16k16.global.row.f32 {%f1, _, %f3, _, _, _, _, _}, [%rd1];",
     "ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%r1, _}, [smem];", "match.all.sync.b32 _|%p1, %r1, -1;",
     "isspacep.global _, %rd1;", "atom.global.add.u32 _, [%rd1], 1;",
-])  # fmt: skip
+])
 def test_a_sink_takes_any_result(instruction):
     launch(kernel(f"    {instruction}\n"), grid=1, block=32, args=[torch.zeros(1024)])
 
@@ -192,7 +192,7 @@ def test_a_sink_takes_any_result(instruction):
     "mma.sync.aligned.m16n8k8.row.col.f16.f16.f16.f16 {%r12, %r13}, {%r1, _}, {%r5}, {%r10, %r11};",
     "wgmma.mma_async.sync.aligned.m64n8k16.f32.f16.f16 {%f1, _, %f3, %f4}, %rd1, %rd2, 1, 1, 1, 0, 0;",
     "wmma.store.d.sync.aligned.m16n16k16.global.row.f32 [%rd1], {%f1, _, %f3, %f4, %f5, %f6, %f7, %f8};",
-])  # fmt: skip
+])
 def test_a_sink_is_nothing_to_read(instruction):
     assert "`_` in " in refused(instruction)
 
@@ -371,7 +371,7 @@ def test_doubles_are_a_chain_of_fused_multiply_adds(shape):
     a_at = [[(g_ + 8 * (e % (m // 8)), t + 4 * (e // (m // 8))) for e in range(m * k // 32)] for g_, t in LANES]
     b_at = [[(t + 4 * e, g_) for e in range(k // 4)] for g_, t in LANES]
     inputs = [torch.tensor([[float(matrix[at[e]]) for at in where] for e in range(len(where[0]))])
-              for matrix, where in ((a, a_at), (b, b_at), (c, c_places(m)))]  # fmt: skip
+              for matrix, where in ((a, a_at), (b, b_at), (c, c_places(m)))]
     given, out = torch.cat(inputs).double(), torch.zeros(m // 4, 32, dtype=torch.float64)
     counts, names, first = [len(x) for x in inputs], [], 0
     for n in counts:
@@ -404,7 +404,7 @@ def test_doubles_are_a_chain_of_fused_multiply_adds(shape):
     ("ldmatrix.sync.aligned.m8n16.x1.shared.b8x16.b4x16_p64 {%r1}, [%r4];", "sm_100a"),
     ("ldmatrix.sync.aligned.m8n16.x1.shared.b8 {%r1}, [%r4];", ".m8n16.{x1, x2, x4}.b8x16.b4x16_p64"),
     ("movmatrix.sync.aligned.m8n8.b16 %r1, %r2;", "trans"),
-])  # fmt: skip
+])
 def test_a_form_that_is_not_there_is_refused(instruction, says):
     text = refused(instruction)
     assert says in text and instruction.rstrip(";") in text

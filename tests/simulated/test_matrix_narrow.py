@@ -146,7 +146,7 @@ def scaled_case(kind, k, types, count, type_):
     g = torch.Generator().manual_seed(count)
     a, b = random_codes(types[0], (16, k), g), random_codes(types[1], (k, 8), g)
     a, b = (torch.where((v[x].abs() <= 4) & (v[x] * 8 == (v[x] * 8).round()), x, 0)
-            for x, v in ((a, VALUES[types[0]]), (b, VALUES[types[1]])))  # fmt: skip
+            for x, v in ((a, VALUES[types[0]]), (b, VALUES[types[1]])))
     low, high = (124, 131) if type_ == "ue8m0" else (40, 72)
     scales = [torch.randint(low, high, (rows, count), generator=g) for rows in (16, 8)]
     c = torch.randint(-8, 9, (16, 8), generator=g).double()
@@ -207,7 +207,7 @@ def test_selectors_that_select_nothing_are_found():
         ("m16n8k128.row.col.s32.b1.b1.s32", "sm_80", "modifiers sync.aligned.m16n8k128.row.col.s32.b1.b1.s32"),
         ("m16n8k64.row.col.s32.s4.s8.s32", "sm_80", "m16n8k64"),
     ],
-)  # fmt: skip
+)
 def test_forms_that_do_not_exist_are_refused(spelling, target, says):
     four = "{%r1, %r1, %r1, %r1}"
     text = f"mma.sync.aligned.{spelling} {four}, {four}, {{%r1, %r1}}, {four};"

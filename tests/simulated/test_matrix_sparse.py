@@ -121,7 +121,7 @@ def test_the_product_is_that_of_the_matrix_with_its_zeros(form):
     (("m16n8k8", "tf32", "tf32", "f32"), 4), (("m16n8k16", "tf32", "tf32", "f32"), 2),
     (("m16n8k32", "s8", "u8", "s32"), 2), (("m16n8k64", "u4", "s4", "s32"), 2), (("m16n8k64", "s8", "s8", "s32"), 1),
     (("m16n8k128", "s4", "u4", "s32"), 1), (("m16n8k64", "e4m3", "e5m2", "f32"), 1),
-])  # fmt: skip
+])
 def test_the_selector_names_the_lanes_whose_metadata_counts(form, selectors):
     a, half, metadata, b, c = case(form, seed=2)
     for selector in range(selectors):
@@ -155,7 +155,7 @@ def test_indices_of_mma_sp_need_no_order_those_of_ordered_metadata_do():
 @pytest.mark.parametrize(("type_", "shape", "bad", "says"), [
     ("f16", "m16n8k16", 0b0101, "both indices are the same"), ("s8", "m16n8k32", 0b1111, "both indices are the same"),
     ("tf32", "m16n8k8", 0b1001, "it must be 0x4 or 0xe"),
-])  # fmt: skip
+])
 @pytest.mark.parametrize("variant", ["sp", "sp::ordered_metadata"])
 def test_metadata_that_means_nothing_is_reported_with_its_place(type_, shape, bad, says, variant):
     form = shape, type_, type_, "s32" if type_ == "s8" else "f32"
@@ -201,7 +201,7 @@ SCALED = [
     *(("kind::mxf8f6f4", 64, (a, b), 1, "ue8m0") for a, b in (("e4m3", "e5m2"), ("e2m1", "e4m3"), ("e2m3", "e3m2"))),
     ("kind::mxf4", 128, ("e2m1", "e2m1"), 2, "ue8m0"), ("kind::mxf4nvf4", 128, ("e2m1", "e2m1"), 2, "ue8m0"),
     ("kind::mxf4nvf4", 128, ("e2m1", "e2m1"), 4, "ue8m0"), ("kind::mxf4nvf4", 128, ("e2m1", "e2m1"), 4, "ue4m3"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("kind", "k", "types", "count", "type_"), SCALED)
@@ -247,7 +247,7 @@ FOUR, TWO = "{%r1, %r2, %r3, %r4}", "{%r1, %r2}"
     (f"mma.sp.sync.aligned.m16n8k128.row.col.s32.b1.b1.s32 {FOUR}, {FOUR}, {FOUR}, {FOUR}, %r5, 0;", "m16n8k128"),
     (f"mma.sp::ordered_metadata.sync.aligned.m16n8k64.row.col.kind::f8f6f4.f32.e3m2.e2m3.f32 {FOUR}, {FOUR}, {FOUR}, "
      f"{FOUR}, %r5, 0;", "does not exist on sm_90"),
-])  # fmt: skip
+])
 def test_a_form_that_does_not_exist_is_refused(instruction, says):
     with pytest.raises(PtxError) as refused:
         launch(kernel(f"    {instruction}\n", target="sm_90a"), grid=1, block=32, args=[torch.zeros(32)])
@@ -258,7 +258,7 @@ def test_a_form_that_does_not_exist_is_refused(instruction, says):
     ("sp.sync.aligned.m16n8k64.row.col.kind::f8f6f4.f32.e3m2.e2m3.f32", "mma.sp::ordered_metadata"),
     (f"{ORDERED}.m16n8k32.row.col.kind::f8f6f4.f32.e3m2.e2m3.f32", "twice as large"),
     (f"{ORDERED}.m16n8k64.row.col.kind::mxf8f6f4.block_scale.f32.e4m3.e4m3.f32.ue8m0", "factors"),
-])  # fmt: skip
+])
 def test_a_kind_that_is_not_sparse_so_is_refused(form, says):
     text = kernel(f"    mma.{form} {FOUR}, {FOUR}, {FOUR}, {FOUR}, %r5, 0;\n", target="sm_120a")
     with pytest.raises(PtxError, match=says):

@@ -35,7 +35,7 @@ def test_bytes_go_through_every_space_unchanged(space, type_, size):
         "generic": "mov.u64 %rd20, smem; cvta.shared.u64 %rd20, %rd20; add.s64 %rd20, %rd20, %rd9;"
                    f"st.{type_} [%rd20], {names[type_]};"
                    f"ld.{type_} {again}, [%rd20];",
-    }[space]  # fmt: skip
+    }[space]
     body = (
         ".local .align 16 .b8 depot[64];"
         + MY.format(n=size)
@@ -120,7 +120,7 @@ def test_an_access_that_must_not_be_is_reported_and_goes_nowhere(what, kind, say
 @pytest.mark.parametrize("what, says", [
     ("ld.global.u32 %r2, [%rd1+400];", "384 bytes into part (int32 [10]), which has 40 bytes"),
     ("ld.global.u32 %r2, [%rd1+-4];", "no memory below it"),
-], ids=["behind", "before"])  # fmt: skip
+], ids=["behind", "before"])
 def test_memory_without_a_layout_is_called_as_the_last_tensor_that_lies_in_it(what, says):
     whole = torch.arange(100, dtype=torch.int32)
     known = [span(whole[4:14], "part"), (whole.data_ptr(), 400, "storage 0"), span(whole[:2], "head")]
@@ -187,7 +187,7 @@ READ = "ld.global.u32 %r3, [%rd1];"
     ("st.global.u32 [%rd1], 7;", READ, ""), (READ, "st.global.u32 [%rd1], 7;", ""),
     ("st.global.u32 [%rd1], 7;", "st.global.u32 [%rd1], 7;", READ),
     ("st.global.u32 [%rd1], 5;", "st.global.u32 [%rd1], 5;", READ),
-])  # fmt: skip
+])
 def test_who_writes_the_value_that_is_there_disturbs_no_reader(first, second, then, seed):
     body = rewriting(first, second, then)
     result = launch(kernel(body), grid=2, block=1, args=[torch.full((1,), 7, dtype=torch.int32)], schedule=seed)
@@ -409,7 +409,7 @@ END:
     ("mov.u32 %r3, 1;", "", ["race-write-write"]),
     ("ld.acquire.gpu.global.u32 %r3, [%rd1];", "fence.acq_rel.gpu; st.global.u32 [%rd1+4], 7;", ["race-write-write"]),
     ("ld.acquire.gpu.global.u32 %r3, [%rd1];", "st.global.u32 [%rd1+4], 7; fence.acq_rel.gpu;", []),
-])  # fmt: skip
+])
 def test_who_has_seen_a_write_by_a_strong_read_may_overwrite_it(read, before, found, seed):
     """Observation orders that write alone: what its thread wrote behind its fence is not ordered."""
     body = RESET.format(read=read, before=before)

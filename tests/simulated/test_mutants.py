@@ -245,7 +245,7 @@ def test_every_nth_mutant_is_a_sample_and_processes_give_the_same_table(source):
 @pytest.mark.parametrize("noticed, way", [
     (("deadlock", "race-lanes"), "race"), (("deadlock", "proxy"), "deadlock"), (("too-many-instructions",), "deadlock"),
     (("proxy", "uninitialised"), "rule"), (("wrong result",), "result"), (("IndexError",), "result"), ((), None),
-], ids=str)  # fmt: skip
+], ids=str)
 def test_a_mutant_is_counted_once_by_what_says_most(noticed, way):
     (mutant,) = mutants_of(module("bar.warp.sync 1;"), "k")
     assert Outcome(mutant, noticed).way == way
@@ -374,7 +374,7 @@ CHANGES = {
     "griddepcontrol.launch_dependents;": {},
     "ld.relaxed.gpu.global.u32 %r1, [%rd1];": {},
     "setmaxnreg.inc.sync.aligned.u32 240;": {},
-}  # fmt: skip
+}
 
 
 def module(*body):
@@ -416,7 +416,7 @@ COMMIT = "tcgen05.commit.cta_group::1.mbarrier::arrive::one.shared::cluster.b64 
     ((COPY, "{", ".reg .b32 %r1;", "cp.async.commit_group;", "}"), None),
     (("cp.async.commit_group;",), None),
 ], ids=["the last of two", "out of a scope", "its address comes later", "a label", "a branch", "a guard", "a scope",
-        "nothing to commit"])  # fmt: skip
+        "nothing to commit"])
 def test_a_commit_is_too_early_where_whoever_copies_also_commits(body, expected):
     found = [m.changed.split("\n") for m in mutants_of(module(*body), "k") if m.mutation == "too early"]
     lines = [[line.strip() for line in lines[7:-3]] for lines in found]

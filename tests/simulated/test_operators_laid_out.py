@@ -90,7 +90,7 @@ def test_of_a_backend_both_ways(backend, words, v_first):
     case = make_inputs(**dict(H=1, K=D, V=D, dtype="float32" if backend == "sm89" else "bfloat16") | words)
     given = {name: case.keywords.get(name) for name in (*INPUTS, *OPTIONS) if name in case.keywords}
     options = {name: value for name, value in given.items() if name in OPTIONS} | dict(
-        scale=D**-0.5, backend=backend, output_final_state=True, state_v_first=v_first)  # fmt: skip
+        scale=D**-0.5, backend=backend, output_final_state=True, state_v_first=v_first)
     states = {"initial_state": given["initial_state"], "dht": case.dht}
     inputs = given | {name: x.mT.contiguous() if v_first else x for name, x in states.items()}
     arguments = (*(inputs.get(name) for name in INPUTS), *(getattr(Options(**options), name) for name in OPTIONS))

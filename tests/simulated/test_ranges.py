@@ -50,7 +50,7 @@ FLOATS = dict(K=64, V=64, dtype="float32")
 WORDS = {
     "reference": dict(K=16, V=16, dtype="float32"), "sm89": FLOATS, "triton": dict(K=32, V=16),
     "sm90": dict(K=64, V=64), "sm100": {},
-}  # fmt: skip
+}
 OF_THEIR_OWN = ("reference", "sm89", "triton")   # backends with a backward
 
 
@@ -105,7 +105,7 @@ def test_decays_that_grow_by_e8_in_a_chunk_are_the_definition(backend):
 
 @pytest.mark.parametrize(("backend", "exponent", "most"), [
     ("sm90", -20, 0.005), ("sm90", -60, 0.05), ("triton", -60, 0.007),
-])  # fmt: skip
+])
 def test_small_rows_of_q_keep_the_accuracy_that_the_page_of_numerics_states(backend, exponent, most):
     call = make(B=1, T=64, H=1, K=64, V=64, dtype=torch.bfloat16, gate="bounded", beta="sigmoid", chunk_size=64)
     call.tensors["q"] = (call.tensors["q"].float() * 2.0**exponent).bfloat16()

@@ -147,7 +147,7 @@ def test_packed_integers_do_not_carry_from_one_half_to_the_other():
     functions = [
         ("u16", operator.add), ("s16", operator.add), ("u16", min), ("u16", max), ("s16", min), ("s16", max),
         ("s16", lambda a, b: max(0, min(a, b))), ("s16", lambda a, b: max(0, a, b)),
-    ]  # fmt: skip
+    ]
     check(texts, "b32", ("u16x2", "u16x2"), columns, [halves(of_kind(k, f)) for k, f in functions])
     relu = [of_kind("s32", lambda a, b: max(0, min(a, b))), of_kind("s32", lambda a, b: max(0, a, b))]
     check(["min.relu.s32", "max.relu.s32"], "b32", ("s32", "s32"), values("s32", "s32"), relu)
@@ -564,7 +564,7 @@ def test_vectors_pack_from_the_lowest_item():
     check(
         ["mov.b64 %d, {%a, %b, %c, %e};", "mov.b32 %r1, {%a, %b}; mov.b32 %r2, {%c, %e}; mov.b64 %d, {%r1, %r2};"],
         "b64", ("b16",) * 4, columns, [lambda a, b, c, e: a | b << 16 | c << 32 | e << 48] * 2,
-    )  # fmt: skip
+    )
     check(["mov.b32 %d, {%a, 5};"], "b32", ("b16",), values("b16", count=10), [lambda a: a | 5 << 16])
 
 
@@ -573,7 +573,7 @@ def test_registers_unpack_to_the_lowest_item_first_and_underscores_take_nothing(
     texts = [
         "mov.b64 {%d, %r1}, %a;", "mov.b64 {_, %d}, %a;", "mov.b64 {%h0, %h1, %h2, %h3}, %a; mov.b32 %d, {%h3, %h1};",
         "mov.b64 {%r1, %r2}, %a; mov.b32 {%h1, _}, %r2; cvt.u32.u16 %d, %h1;",
-    ]  # fmt: skip
+    ]
     models = [
         lambda a: a & 0xFFFFFFFF,
         lambda a: a >> 32,

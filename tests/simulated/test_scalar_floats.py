@@ -191,7 +191,7 @@ def test_mixed_precision_widens_exactly_and_rounds_once(kind):
 def test_division_and_roots_round_once_in_every_direction(op):
     arity, operation = {
         "div": (2, sf.divide), "rcp": (1, lambda x: sf.divide(sf.whole(1), x)), "sqrt": (1, sf.square_root),
-    }[op]  # fmt: skip
+    }[op]
     single, double = values(*("f32",) * arity), values(*("f64",) * arity)
     for ftz in (False, True):
         texts = [spelled(op, m, "ftz" * ftz, "f32") for m in MODES]

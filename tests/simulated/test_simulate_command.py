@@ -112,7 +112,7 @@ def simulate(*words):
     (["endless"], 1, "livelock: endless"),
     (["--limit", "9000", "counts"], 1, "too-many-instructions: counts"),
     ([], 3, "script.py launched no kernel in the capture of this command"),
-])  # fmt: skip
+])
 def test_the_exit_code_says_how_it_ended(here, names, code, says):
     argv, path = sys.argv, [*sys.path]
     options, names = (names[:2], names[2:]) if names[:1] == ["--limit"] else ([], names)
@@ -152,7 +152,7 @@ def test_a_script_that_cannot_be_parsed_is_shown_without_frames_of_others(here):
     (["twice"], 0, "clean", "1 launch of 1 kernel, 3 schedules of each; 0 findings, 0 notes"),
     (["twice", "fail"], 2, "", "1 launch of 1 kernel, 3 schedules of each; 0 findings, 0 notes; the script failed"),
     ([], 3, "", "0 launches of 0 kernels, 3 schedules of each; 0 findings, 0 notes; the script launched no kernel"),
-])  # fmt: skip
+])
 def test_a_page_looks_clean_only_if_kernels_ran_to_the_end(here, names, code, looks, says):
     assert simulate("--html", "page.html", "script.py", *names).exit_code == code
     assert f'<p class="{looks}">{says}</p>' in Path("page.html").read_text()
@@ -295,7 +295,7 @@ def test_a_finding_that_only_the_schedules_of_mutants_have_is_a_finding(here, mo
 
 
 @pytest.mark.parametrize("words", [["simulate", "--arch", "sm120", "--clock", "script.py"],
-                                   ["timeline", "--arch", "sm120"]], ids=lambda words: words[0])  # fmt: skip
+                                   ["timeline", "--arch", "sm120"]], ids=lambda words: words[0])
 def test_a_clock_that_the_arch_does_not_have_is_a_wrong_command(here, words):
     result = CliRunner().invoke(cli, words)
     assert result.exit_code == 2 and "no clock for sm120; it has one for sm80" in result.output
@@ -318,7 +318,7 @@ def test_sarif_names_rule_file_and_line_and_knows_a_finding_again_when_lines_mov
     assert first["level"] == "error" and first["relatedLocations"]
     assert where["physicalLocation"] == {
         "artifactLocation": {"uri": "script.py", "uriBaseId": "SRCROOT"}, "region": {"startLine": 17}
-    }  # fmt: skip
+    }
     assert where["logicalLocations"][0]["fullyQualifiedName"] == "racy"
     (here / "script.py").write_text("\n\n" + SCRIPT.replace(".loc 1 17", ".loc 1 19"))
     sarif.text_of.cache_clear()
@@ -331,14 +331,14 @@ def test_sarif_names_rule_file_and_line_and_knows_a_finding_again_when_lines_mov
 
 @pytest.mark.parametrize(("name", "uri"), [
     ("a b%#.py", "a%20b%25%23.py"), ("a < b.py", "a%20%3C%20b.py"), (os.fsdecode(b"\xff.py"), "script.py"),
-], ids=ascii)  # fmt: skip
+], ids=ascii)
 def test_a_script_of_any_name_has_its_page_and_its_uri_in_sarif(here, name, uri):
     source = "__file__" if name.isascii() else '"script.py"'                   # PTX is UTF-8
     (here / name).write_text(SCRIPT.replace("__file__", source))
     done = simulate("--html", "page.html", "--sarif", "log.sarif", name, "racy")
     assert done.exit_code == 1 and (here / "page.html").stat().st_size > 1000
     (where,) = {each["physicalLocation"]["artifactLocation"]["uri"] for result in results(here / "log.sarif")
-                for each in result["locations"]}  # fmt: skip
+                for each in result["locations"]}
     assert where == uri
 
 
@@ -488,7 +488,7 @@ def test_a_wrong_marker_fails_its_test_in_a_line(here):
     (here / "pytest.ini").write_text("[pytest]\n")
     watching = Watching()
     pytest.main(["-p", "kda_pytest", "-p", "no:cacheprovider", "-q", "-c", "pytest.ini", "test_wrong_markers.py"],
-                plugins=[watching])  # fmt: skip
+                plugins=[watching])
     assert set(watching.verdicts.values()) == {"setup failed"} and len(watching.verdicts) == 3
     says = {"option": "capture has no option 'strct'", "arch": "did you mean 'h100'", "place": "options by name"}
     for name, part in says.items():

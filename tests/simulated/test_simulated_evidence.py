@@ -85,7 +85,7 @@ def made_up(monkeypatch, barrier="bar.sync 0;", wrong=1.0, launches=True, stages
     mine = Capability(
         "mine", 10, "made up", archs=("sm90", "sm100"), stages=stages,
         rules=(Rule("mine.arch", lambda p, h: h.cc is not None and h.cc >= (9, 0), "needs 9.0, found {h.cc}", "none"),),
-    )  # fmt: skip
+    )
     every = (mine, *(c for c in capabilities() if c.backend == "reference"))
     for place in ("kda.dispatch", "kda.verify.doors"):
         monkeypatch.setattr(f"{place}.capabilities", lambda: every)

@@ -117,7 +117,7 @@ def test_any_order_of_warps_gives_the_same_bits(schedule):
 @pytest.mark.spread(every=5)
 @pytest.mark.parametrize(("gate", "size"), [
     ("bounded", 2.0**60), ("softplus", 2.0**50), ("given", 2.0**50), ("bounded", 2.0**-60), ("softplus", 2.0**-50),
-], ids=str)  # fmt: skip
+], ids=str)
 def test_gradients_are_as_large_as_those_that_come_in(gate, size):
     """Saturated gates included: what is rounded is never beyond what bfloat16 holds."""
     case = saturated(drawn(T=70, gate=gate))
@@ -141,7 +141,7 @@ def test_gates_that_hide_all_that_was_before(gate):
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("words", [
     dict(T=140, gate="softplus", B=2), dict(lengths=(65, 0, 1, 30), padding=140, HV=2), dict(T=70, gate="given"),
-], ids=str)  # fmt: skip
+], ids=str)
 def test_g_may_be_float32(words):
     case = drawn(**words)
     found = check(changed(case, g=lambda g: g.float() * 1.001))                # not what bfloat16 holds
@@ -195,7 +195,7 @@ def test_autograd_gives_the_same_gradients(kept):
     (False, "between forward and backward nothing is kept but the inputs"),
     (True, "between forward and backward sm100 keeps 1.7 MiB beside the inputs"),
     ("states", "between forward and backward sm100 keeps 0.8 MiB beside the inputs"),
-])  # fmt: skip
+])
 def test_explain_says_that_both_directions_are_here_and_what_is_kept_between_them(kept, said):
     case = drawn(T=1024)
     recorded = case.keywords | {"q": case.keywords["q"].clone().requires_grad_()}
@@ -269,7 +269,7 @@ FAULTS = {
     "a gate gains what a key loses": Fault(
         f"{GRADS}/rows", "(row[0] + row[1]) - row[2]", "(row[0] + row[1]) + row[2]", "wrong answer"
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.spread(every=18)

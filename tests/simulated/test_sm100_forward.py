@@ -174,7 +174,7 @@ def test_a_value_head_of_its_own_has_the_bits_of_one_that_shares_q_and_k(K):
 
 SHAPES = {
     "one": dict(T=390), "packed": RAGGED | dict(padding=9), "many": MANY, "any gate": dict(T=130, gate="softplus"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.spread(every=20)
@@ -210,7 +210,7 @@ HARD = {
     ),
     "saturated gates": dict(g=lambda x: torch.where(x > 0, 1e4, -1e4).to(x.dtype)),
     "keys of zero": dict(k=torch.zeros_like),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", HARD)
@@ -348,12 +348,12 @@ FAULTS = {
     "rows of 64 bytes are read as rows of 128": Fault(
         "sm100/parts/umma", "row = min(2 * elements, ROW)", "row = ROW", "wrong answer", case="64"
     ),
-}  # fmt: skip
+}
 FAULTY = {
     "long": dict(T=390), "tail": dict(T=33, regime="fast"), "heads": dict(T=33, HV=2), "walk": WALK,
     "packed": dict(padding=9, **RAGGED), "any gate": dict(T=70, gate="softplus"),
     "fast": dict(T=40, gate="softplus", regime="fast"), "64": dict(T=70),
-}  # fmt: skip
+}
 
 
 PLANTED = [(name, K) for K in SIZES for name in FAULTS if K == 64 or FAULTS[name].case != "64"]
@@ -381,7 +381,7 @@ def test_its_page_says_what_is_counted():
     for name, said in {
         "warp_instructions": "{:,.0f} warp instructions", "shared_wavefronts": "{:,.0f} wavefronts",
         "bank_conflicts": "{:.0f} of conflicts", "bytes": "{:,.0f} requested",
-    }.items():  # fmt: skip
+    }.items():
         assert said.format(found[name] / (C if name == "bytes" else 1)) in page
     one = counted.chunk(found)
     for H in counted.HEADS:
@@ -389,7 +389,7 @@ def test_its_page_says_what_is_counted():
         assert re.search(rf"H = {H} \| {pieces} \|.*\| {time * 1e3:.3f} \|", page)
     for gate, said in {
         "given": "{:,.0f} instructions and {:.0f} MUFU (given", "softplus": "{:,.0f} and {:.0f} (softplus)",
-    }.items():  # fmt: skip
+    }.items():
         found = counted.of_a_chunk(256, 512, gate)
         assert said.format(found["warp_instructions"], found["mufu"]) in page
 
@@ -407,12 +407,12 @@ GATES = (
     "bounded l2norm dt_bias=true beta=sigmoid", "bounded", "bounded l2norm beta=2*sigmoid beta_dtype=float32",
     "softplus l2norm dt_bias=true beta=sigmoid", "gate=given g_dtype=float32", "bounded lower_bound=-9 l2norm",
     "softplus A_log=false",
-)  # fmt: skip
+)
 HEADS = "H=2 HV=2", "H=2 HV=4", "H=1 HV=3 packed", "H=4 packed", "H=1 HV=2 B=2"
 STATES = (
     "", "final_state=true", "state_dtype=float32 final_state=true", "intermediate_states=true final_state=true",
     "state_dtype=bfloat16 final_state=true intermediate_states=true state_v_first=true", "state_dtype=float32",
-)  # fmt: skip
+)
 CLASSES = [" ".join(words) for words in itertools.product(GATES, HEADS, STATES)]
 
 
@@ -491,7 +491,7 @@ REFUSED = {
     "K=64 V=64 backward": "sm100.backward_head_dim", "H=70000 backward": "sm100.backward_size",
     "recurrent": "sm100.chunks", "disable_recompute=true": "sm100.keeps", "N=70000 HV=40000 packed": "sm100.size",
     "beta_per_value=true": "sm100.beta",
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("words", REFUSED)

@@ -96,7 +96,7 @@ def _chunks(key, case):
     rows = rows_of(case)
     return [[[chunk(*[y[at : min(at + C, begin + tokens), head] for y in rows])
               for at in range(begin, begin + tokens, C)] for head in range(case.spec.heads)]
-            for begin, tokens in sequences(case)]  # fmt: skip
+            for begin, tokens in sequences(case)]
 
 
 def chunks_of(case):
@@ -142,7 +142,7 @@ def operands_config(case):
 def chunk_table(case):
     """Of packed sequences, and entries for tokens of none."""
     entries = [(at, min(C, begin + tokens - at), number) for begin, tokens in sequences(case)
-               for number, at in enumerate(range(begin, begin + tokens, C))]  # fmt: skip
+               for number, at in enumerate(range(begin, begin + tokens, C))]
     end, T = case.spec.offsets[-1], case.spec.shape[1]
     entries += [(at, at - min(at + C, T), 0) for at in range(end, T, C)] + [(T, 0, 0)]
     assert len(entries[0]) == ChunkTable.WIDTH
@@ -162,7 +162,7 @@ def operands_of(case, **options):
         operands_config(case), (p.HV, *((chunks, 1) if packed else (per_row, p.B))),
         dict(T=p.T, chunks=chunks, H=p.H, HV=p.HV, scale=p.scale, lower_bound=p.lower_bound or 0.0),
         dict(x, tiles=tiles, o=o, chunk_table=table), **options,
-    )  # fmt: skip
+    )
     return tiles, o, run
 
 
@@ -336,7 +336,7 @@ def walk_of(case, tiles, walk="sequences", segment=None, dht=None, v_first=False
     run = launched(
         config, (config.strips, p.HV, places.segments), places.numbers,
         dict(tiles=tiles, do=case.do, dht=begins, dv=dv, dh=dh, dh0=ends, segment_table=places.table), **options,
-    )  # fmt: skip
+    )
     return dv, None if walk == "carry" else kept(dh, p.HV), state_of(ends, config.v_first), run
 
 
@@ -347,7 +347,7 @@ def assert_rows(found, expected, budget):
 
 
 def record_of(case, tiles, walk="sequences", segment=None, h0=None, v_first=False, dtype="float32", o=True, ht=True,
-              **options):  # fmt: skip
+              **options):
     """o, r, h, ht and M, states (.., K, V) in float64; the Run."""
     p, places, carry = case.problem(), places_of(case, segment), walk == "carry"
     turned = v_first and not carry
@@ -360,7 +360,7 @@ def record_of(case, tiles, walk="sequences", segment=None, h0=None, v_first=Fals
         config, (config.strips, p.HV, places.segments), places.numbers,
         dict(tiles=tiles, v=case.inputs.v, h0=begins, o=out, r=r, ht=ends, M=M, h=h, segment_table=places.table),
         **options,
-    )  # fmt: skip
+    )
     return out, r, None if carry else kept(h, p.HV), state_of(ends, turned), M.mT.double(), run
 
 
@@ -528,7 +528,7 @@ def test_any_order_of_warps_gives_the_same_bits(order):
     found = operands_of(case, **order)[0]
     assert torch.equal(found, expected)
     for way in (functools.partial(record_of, h0=h0), functools.partial(walk_of, dht=dht),
-                functools.partial(record_of, walk="carry", segment=2)):  # fmt: skip
+                functools.partial(record_of, walk="carry", segment=2)):
         for x, y in zip(way(case, expected)[:-1], way(case, expected, **order)[:-1]):
             assert x is None or torch.equal(x.nan_to_num(), y.nan_to_num())
 
@@ -628,7 +628,7 @@ FAULTS = {
         "segments",
     ),
     "M is walked for with v": Fault(RECORD, "if not of_M:", "if True:", "uninitialised", "segments"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.spread(every=15)
@@ -673,7 +673,7 @@ GATES = (
     "bounded l2norm dt_bias=true beta=sigmoid", "bounded", "bounded l2norm beta=2*sigmoid beta_dtype=float32",
     "softplus l2norm dt_bias=true beta=sigmoid", "gate=given g_dtype=float32", "bounded lower_bound=-9 l2norm",
     "softplus A_log=false", "softplus l2norm dt_bias=true g_dtype=float32",
-)  # fmt: skip
+)
 HEADS = "H=2 HV=2", "H=1 HV=3"
 FLAGS = (False, True)
 

@@ -86,7 +86,7 @@ def test_requested_bits_and_states_of_whole_sequences_are_kept(options, monkeypa
 @pytest.mark.parametrize("words, pieces", {
     "T=8192 H=8": 5, "T=8192 H=16": 2, "T=8192 H=32": 1, "T=8192 H=96": 1, "T=1024 H=8": 1, "T=32768 H=8": 5,
     "T=32768 H=1": 21, "T=8192 H=8 N=4 packed": 1, "T=65536 H=8 N=2 packed": 2,
-}.items())  # fmt: skip
+}.items())
 def test_shapes_alone_say_how_many_segments_there_are(words, pieces, monkeypatch):
     monkeypatch.setattr(plan, "SEGMENTS", None)
     assert plan.segments_of(Problem.parse(f"bounded l2norm {words}"), 148) == pieces
@@ -131,7 +131,7 @@ FAULTS = {
     "a segment's tokens are another's": Fault(
         "common/cute/segments", "return begin + first,", "return begin,", "wrong answer"
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.exhaustive

@@ -128,7 +128,7 @@ def test_a_recorded_forward_keeps_the_two_products():
 
 
 KEPT = {"a part of a chunk, GVA": dict(T=70, HV=2), "packed, chunks of 32": dict(C=32, padding=9, **RAGGED),
-        "large heads": dict(T=70, **D128)}  # fmt: skip
+        "large heads": dict(T=70, **D128)}
 
 
 @pytest.mark.spread(every=6)
@@ -261,12 +261,12 @@ FAULTS = {
     "the l2norm is left out": Fault("bwd/norms.cu", "fmaf(-y[i], along, dy[i])", "dy[i]", "wrong answer"),
     "one value head of two": Fault("bwd/norms.cu", "j < group; ++j) dy", "j < 1; ++j) dy", "wrong answer"),
     "a chunk is left out of the sums": Fault("bwd/sums.cu", "c < all;", "c < all - 1;", "wrong answer"),
-}  # fmt: skip
+}
 
 
 FAULTY = {
     "long": dict(lengths=(130, 0, 30), HV=2, gate="softplus", seed=3), "128": dict(T=40, **D128),
-}  # fmt: skip
+}
 
 
 @functools.cache

@@ -172,7 +172,7 @@ def test_more_sequences_than_threads_count_them():
     lengths = [int(n) for n in torch.randint(0, 90, (600,), generator=torch.Generator().manual_seed(1))]
     for C, dtype in ((32, torch.int32), (64, torch.int64)):
         at = launch.steps(Problem(K=64, V=64, C=C, N=600, T=sum(lengths), packed=True, dtype="float32"),
-                          host_of("sm89"), str(dtype).removeprefix("torch."), Save.NOTHING)  # fmt: skip
+                          host_of("sm89"), str(dtype).removeprefix("torch."), Save.NOTHING)
         found = torch.full((601,), 77)
         with capture(arch="sm89") as session:
             at("tables", cu_seqlens=torch.tensor([0, *lengths]).cumsum(0).to(dtype), first_chunk=found)
@@ -221,7 +221,7 @@ HARD = {
     "q, k and v of 2^12": dict.fromkeys(("q", "k", "v"), lambda x: 4096 * x),
     "nothing forgotten": dict(g=lambda x: torch.full_like(x, -1e9)),
     "all of it forgotten at once": dict(g=lambda x: x.index_fill(1, torch.arange(3, 96, 9), 1e9)),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", HARD)
@@ -254,7 +254,7 @@ def test_ordinary_inputs_have_errors_below_1e_6(gate, regime, C):
 def test_keys_that_replace_each_other_have_errors_below_1e_6():
     """Identical ones, beta near 1, gates open: all of a value is taken back by the next token."""
     case = changed(case_of(T=100), k=lambda x: x[:, :1].expand_as(x).contiguous(),
-                   beta=lambda x: torch.full_like(x, 8), g=lambda x: torch.full_like(x, -30))  # fmt: skip
+                   beta=lambda x: torch.full_like(x, 8), g=lambda x: torch.full_like(x, -30))
     errors = relative_errors(case)
     assert max(errors.values()) < 1e-6, errors
 
@@ -332,7 +332,7 @@ FAULTS = {
         "parts/places.cuh", "(i64)cu_seqlens[n + 1] - begin, first_chunk[n]}",
         "(i64)cu_seqlens[n + 1] - begin, n}", "wrong answer", "packed",
     ),
-}  # fmt: skip
+}
 
 
 FAULTY = {"long": dict(T=150), "packed": dict(padding=9, lengths=(130, 0, 1, 30)), "128": dict(T=70, **D128)}
@@ -366,7 +366,7 @@ def offered(p):
 @pytest.mark.parametrize("words", OFFERED, ids=str)
 def test_no_kernel_spills_or_needs_more_than_every_gpu_has(words, packed, direction):
     p = Problem(direction=direction, dtype="float32", A_log=True, dt_bias=True, beta="sigmoid", qk_l2norm=True,
-                packed=packed, **words)  # fmt: skip
+                packed=packed, **words)
     for recipe in offered(p):
         kernel = fetch_here(recipe)
         assert kernel.spills == 0 and kernel.registers <= 255, recipe
@@ -441,7 +441,7 @@ REFUSED = {
     "backward T=1000000000 HV=80": "sm89.size",
     "disable_recompute=true": "sm89.keeps", "N=70000 HV=40000 packed": "sm89.size", "T=1000000000 HV=200": "sm89.size",
     "beta_per_value=true": "sm89.beta",
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("words", REFUSED)

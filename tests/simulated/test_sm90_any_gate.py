@@ -96,7 +96,7 @@ def test_any_order_of_warps_gives_the_same_bits(schedule, shape, ctas, one_kerne
         (8192, 64, (128,) * 64, 2, True), (8192, 32, (), 4, True), (8192, 24, (), 4, False), (8192, 40, (), 4, True),
         (8192, 48, (), 0, None), (8192, 16, (), 0, None), (4096, 22, (), 0, None), (1024, 32, (), 0, None),
     ],
-)  # fmt: skip
+)
 def test_one_kernel_is_taken_where_it_is_faster_on_an_h200(T, H, lengths, ctas, wrapped):
     """As measured."""
     p = case_of(**(dict(lengths=(1,) * len(lengths)) if lengths else dict(T=1)), initial_state=False).problem()
@@ -125,7 +125,7 @@ FAULTS = {
     "the sum over a first warp is read before it is there": Fault(
         ROWS, f"self.team.meet(){55 * ' '}# the sums over first", "pass  #", "race-write-read", schedule=2
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.exhaustive

@@ -87,13 +87,13 @@ def test_with_64_channels_they_are_too(name):
 @pytest.mark.exhaustive
 @pytest.mark.parametrize(("dtype", "close"), [
     (torch.bfloat16, 2.0**-8), pytest.param(torch.float32, 1e-5, marks=pytest.mark.exhaustive),
-], ids=str)  # fmt: skip
+], ids=str)
 def test_a_beta_has_the_gradient_of_the_sigmoid_that_gives_it(dtype, close):
     of_logits = changed(drawn(T=70), beta=lambda logits: logits.to(dtype))
     beta = of_logits.keywords["beta"].float().sigmoid()
     given = dataclasses.replace(of_logits, keywords=of_logits.keywords | {
         "beta": beta, "use_beta_sigmoid_in_kernel": False,
-    })  # fmt: skip
+    })
     (of_sigmoid, _), (found, _) = gradients(of_logits), gradients(given)
     expected = of_sigmoid["dbeta"] / (beta * (1 - beta))
     assert (found["dbeta"] - expected).norm() <= close * expected.norm()
@@ -101,7 +101,7 @@ def test_a_beta_has_the_gradient_of_the_sigmoid_that_gives_it(dtype, close):
 
 OF_BETA = pytest.mark.parametrize("dtype", [
     torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.exhaustive),
-], ids=str)  # fmt: skip
+], ids=str)
 
 
 @pytest.mark.exhaustive
@@ -144,7 +144,7 @@ def test_states_may_be_v_first_and_bfloat16(words):
 
 @pytest.mark.parametrize("words", [
     SMALL | OPTIONS["packed, GVA, tokens of none"], pytest.param(dict(T=40, HV=2), marks=pytest.mark.exhaustive),
-], ids=str)  # fmt: skip
+], ids=str)
 def test_gradients_have_the_shapes_of_inputs_and_are_no_views(words):
     case = drawn(**words)
     for name, x in gradients(case)[0].items():
@@ -175,7 +175,7 @@ def test_any_order_of_warps_gives_the_same_bits(schedule, words):
     (dict(gate="softplus"), 2.0**50), (dict(gate="softplus"), 2.0**-50),
     (dict(gate="given", beta="given", l2norm=False), 2.0**50),
     (dict(gate="given"), 2.0**50),
-], ids=str)  # fmt: skip
+], ids=str)
 def test_gradients_are_as_large_as_those_that_come_in(words, size):
     """Saturated gates included: what is rounded is never beyond what bfloat16 holds."""
     case = saturated(drawn(T=70, **words))
@@ -216,7 +216,7 @@ def hide_all_that_was_before(name, **words):
 @pytest.mark.parametrize("words", [
     dict(T=70, gate="softplus", B=2), dict(lengths=(65, 0, 1, 30), padding=140, HV=2), dict(T=70, gate="given"),
     dict(lengths=(65, 0, 1, 30), padding=140, HV=2, **SMALL), dict(T=140, gate="softplus", B=2),
-], ids=str)  # fmt: skip
+], ids=str)
 def test_g_may_be_float32(words):
     case = drawn(**words)
     found = check(changed(case, g=lambda g: g.float() * 1.001))                # not what bfloat16 holds
@@ -244,7 +244,7 @@ def test_keys_may_be_all_alike():
         "l2norm", "bounded lower_bound=-8 dt_bias=true l2norm beta=sigmoid",
         *(("softplus dt_bias=true l2norm beta=sigmoid", "bounded dt_bias=true l2norm beta=sigmoid") if of_64 else ()),
     )),
-])  # fmt: skip
+])
 def test_no_product_waits_for_another(words, tmp_path):
     p = Problem.parse(f"bfloat16 {words} backward")
     has_products_that_wait_for_no_other(launch.kernel(plan.RECORDED.grads(p)), tmp_path)
@@ -264,7 +264,7 @@ def test_an_SM_has_room_for_as_many_ctas_of_grads_as_are_launched(K):
     (False, "between forward and backward nothing is kept but the inputs"),
     (True, "between forward and backward sm90 keeps 1.7 MiB beside the inputs"),
     ("states", "between forward and backward sm90 keeps 0.8 MiB beside the inputs"),
-])  # fmt: skip
+])
 def test_explain_says_that_both_directions_are_here_and_what_is_kept_between_them(kept, said):
     case = drawn(T=1024)
     recorded = case.keywords | {"q": case.keywords["q"].clone().requires_grad_()}
@@ -349,7 +349,7 @@ ANEW = "bwd/output+state+wy+intra+gate from inputs"
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("words", [
     dict(lengths=(65, 0, 1, 30), HV=2), dict(T=70, gate="softplus"), dict(T=40, gate="given", beta="given"),
-], ids=str)  # fmt: skip
+], ids=str)
 def test_the_backward_is_a_stage_of_verify(words):
     case, at = drawn(**words), SimulatedDoor("sm90", parse("sm90"))
     rows = examine(at, case, only_stage=ANEW).rows
@@ -368,7 +368,7 @@ def test_a_fault_of_the_walk_is_one_of_that_stage(tmp_path, monkeypatch):
 @pytest.mark.parametrize("words", [
     dict(lengths=(65, 0, 1, 30), HV=2), dict(T=70, gate="softplus", regime="fast"),
     dict(T=40, gate="given", beta="given"), dict(T=70, **SMALL),
-], ids=str)  # fmt: skip
+], ids=str)
 def test_its_second_kernel_is_a_stage_of_its_own(words):
     case, at = drawn(**words), SimulatedDoor("sm90", parse("sm90"))
     rows = examine(at, case, only_stage="bwd/grads").rows
@@ -474,7 +474,7 @@ FAULTS = {
         f"{GRADS}/gate", "fast.row(first, last_token(self.token(b, t), tokens),", "fast.row(first, Int32(0),",
         "wrong answer", "float32",
     ),
-}  # fmt: skip
+}
 FAULTY = {
     "long": lambda: drawn(T=150),
     "small": lambda: drawn(T=150, **SMALL),

@@ -117,7 +117,7 @@ FAULTS = {                                   # CTAs of a cluster, clusters that 
         "sm90/parts/share", "x.edges + (Int64(cluster * self.strips + rank)", "x.edges + (Int64(cluster * 2 + rank)",
         "out-of-bounds"
     )),
-}  # fmt: skip
+}
 
 
 @pytest.mark.spread(every=7)
@@ -141,7 +141,7 @@ def test_a_planted_fault_is_noticed(ctas, sharing, words, fault, tmp_path, monke
         (64, 128, "bounded", 8192, 64, (), 2), (64, 128, "bounded", 8192, 32, (), 4),
         (64, 128, "bounded", 8192, 16, (), 0),
     ],
-)  # fmt: skip
+)
 def test_the_form_that_was_fastest_runs(K, V, gate, T, H, lengths, ctas):
     """On an H100 (benchmarks/results/h100-sm90-dims.json)."""
     rows = dict(lengths=(1,) * len(lengths)) if lengths else dict(T=1)

@@ -128,7 +128,7 @@ FAULTS = {
     "o goes to the rows of the chunk after": Fault(
         "sm90/fwd/chain", "rows_of_r, own, i - 1)", "rows_of_r, own, i)", "wrong answer"
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.spread(every=3)
@@ -144,7 +144,7 @@ REFUSED = {
     "backward K=64": "sm90.backward_shape",
     "recurrent": "sm90.chunks", "disable_recompute=true": "sm90.keeps", "N=70000 packed": "sm90.size",
     "beta_per_value=true": "sm90.beta",
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("words", REFUSED)
@@ -174,7 +174,7 @@ def test_any_order_of_warps_gives_the_same_bits(schedule, gate):
     "no decay at all": dict(g=lambda x: torch.full_like(x, -1e9)),
     "identical keys": dict(k=lambda x: x[:, :1].expand(x.shape).contiguous(), g=lambda x: torch.full_like(x, -30.0)),
     "keys and values of 2^12": dict(k=lambda x: 4096 * x, v=lambda x: 4096 * x),
-}.items())  # fmt: skip
+}.items())
 @pytest.mark.parametrize("gate", ["bounded", "softplus"])
 def test_gates_and_keys_at_their_limits_are_the_definition(gate, name, change):
     found = check(changed(make_inputs(T=70, H=1, K=128, V=128, gate=gate), **change))
@@ -203,7 +203,7 @@ def test_alone_and_packed_have_the_same_bits():
             state = case.keywords["initial_state"][n : n + 1]
             spec = dataclasses.replace(case.spec, lengths=None, B=1, T=length)
             alone = dataclasses.replace(case, spec=spec, keywords=case.keywords | rows | {
-                "initial_state": state, "cu_seqlens": None})  # fmt: skip
+                "initial_state": state, "cu_seqlens": None})
             assert torch.equal(called(alone)[0]["o"], packed[:, start : start + length])
         start += length
 
@@ -244,5 +244,5 @@ def test_a_kernel_that_was_kept_needs_no_dsl(tmp_path, monkeypatch):
     )
     monkeypatch.setenv("KDA_CACHE_DIR", str(tmp_path))
     says = [subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
-            for _ in range(2)]  # fmt: skip
+            for _ in range(2)]
     assert says == [["True", "True"], ["False", "True"]]

@@ -149,7 +149,7 @@ FAULTS = {
         VALUES, "cute.arch.mbarrier_wait(ring.taken + stage_of(c, OUTPUTS), phase_of(c, OUTPUTS) ^ 1)", "pass",
         "race-read-write", schedule=2
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.exhaustive

@@ -65,7 +65,7 @@ OPTIONS = {
         (1024, 32, (), 4, True), (8192, 4, (1024,) * 8, 4, True), (8192, 44, (), 2, False), (8192, 48, (), 2, False),
         (1024, 8, (), 0, None), (2048, 16, (), 0, None), (8192, 1, (256,) * 32, 2, False),
     ],
-)  # fmt: skip
+)
 def test_one_kernel_is_taken_where_its_clusters_fill_an_h200(T, H, lengths, ctas, wrapped):
     """As measured."""
     p = case_of(**(dict(lengths=(1,) * len(lengths)) if lengths else dict(T=1)), initial_state=False).problem()
@@ -181,7 +181,7 @@ FAULTS = {
     "a token of none is left as it is": Fault(
         FUSED, "Int32(end) + own, x.T", "Int32(end) + own, x.T - 1", "wrong answer", case="packed"
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.exhaustive

@@ -122,7 +122,7 @@ def storing(case, dtype):
 @pytest.mark.parametrize(("ctas", "sharing", "dtype", "words"), [
     (2, None, "float32", dict(T=200)), (4, None, "bfloat16", dict(T=200)),
     (2, 4, "bfloat16", dict(lengths=(300, 1, 0, 5, 40))), (4, 4, "float32", dict(lengths=(300, 1, 0, 5, 40))),
-], ids=str)  # fmt: skip
+], ids=str)
 def test_states_that_a_pool_stores_have_the_bits_of_two_kernels(ctas, sharing, dtype, words, at_once):
     case = drawn(**words)
     at_once(ctas, sharing)
@@ -143,7 +143,7 @@ def test_states_that_a_pool_stores_have_the_bits_of_two_kernels(ctas, sharing, d
         (8192, 64, (128,) * 64, "bounded", (0, 0)), (8192, 16, (), "bounded", (0, 0)),
         (8192, 64, (), "softplus", (0, 0)), (8192, 44, (), "bounded", (0, 0)),
     ],
-)  # fmt: skip
+)
 def test_one_kernel_keeps_where_it_is_faster_on_an_h200(T, H, lengths, gate, expected):
     """As measured, but for 44 heads, which were not."""
     p = drawn(**(dict(lengths=(1,) * len(lengths)) if lengths else dict(T=1)), gate=gate).problem()
@@ -196,10 +196,10 @@ FAULTS = {
     "of four: a tile is overwritten before memory has it": Fault(
         HANDOVER, "        cute.arch.cp_async_bulk_wait_group(0, read=True)\n", "", "race-read-write", case="of four"
     ),
-}  # fmt: skip
+}
 OF_FAULTS = {
     "long": (2, None, dict(T=390)), "cut": (2, 4, dict(lengths=(300, 1, 0, 5, 40))), "of four": (4, None, dict(T=650)),
-}  # fmt: skip
+}
 
 
 @pytest.mark.exhaustive

@@ -131,7 +131,7 @@ FAULTS = {
     "rows of the next sequence are written": Fault(
         "sm90/fwd/pairs", "if row + 8 * r < tokens:", "if row < C:", "race-write-read"
     ),
-}  # fmt: skip
+}
 
 
 @functools.cache
@@ -167,7 +167,7 @@ def test_a_recorded_call_by_name_explains_both_its_backends():
     with standing_in(host_of("sm90")):
         found = kda.explain(**keywords | {"q": keywords["q"].requires_grad_()}, backend="sm90")
     assert [line for line in str(found).splitlines() if line.startswith("* ")] == [
-        "* sm90       accepts it", "* triton     accepts it"]  # fmt: skip
+        "* sm90       accepts it", "* triton     accepts it"]
 
 
 # gradients, made by Triton of what is kept

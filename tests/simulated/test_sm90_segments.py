@@ -74,7 +74,7 @@ def test_states_of_heads_that_remember_are_whole_or_cut_the_same_but_for_roundin
 @pytest.mark.parametrize("words, length", {
     "T=32768 H=8": 128, "T=8192 H=16": 64, "T=8192 H=64": 0, "T=1024 H=8": 0, "T=8192 H=8 V=64": 32,
     "T=8192 H=8 N=8 packed": 0, "T=65536 H=8 N=2 packed": 256, "T=65536 H=8 batch_invariant=true": 0,
-}.items())  # fmt: skip
+}.items())
 def test_shapes_alone_say_where_sequences_are_cut(words, length, monkeypatch):
     monkeypatch.setattr(recorded_plan, "SHORTEST", 32)
     assert recorded_plan.segment_length(Problem.parse(f"bounded lower_bound=-5 l2norm {words}"), 132) == length

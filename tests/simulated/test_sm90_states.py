@@ -21,7 +21,7 @@ CASES = {                                    # drawn inputs, what the plan says
     "any gate": (dict(T=100, gate="softplus"), {}),
     "clusters of four, packed": (ROWS, dict(CTAS=4)),
     "clusters of four, shares, any gate": (dict(HV=3, gate="softplus", **ROWS), dict(CTAS=4, CLUSTERS=2)),
-}  # fmt: skip
+}
 
 
 def with_states(words):
@@ -67,7 +67,7 @@ FAULTS = {
     "heads lie the other way round": (
         "place = Int64(number) * x.HV + head", "place = Int64(number) * x.HV + x.HV - 1 - head"
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.spread(every=3)

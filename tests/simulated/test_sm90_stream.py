@@ -222,7 +222,7 @@ FAULTS = {
         STREAM, "wait_group(1)\n            self.hand_back", "wait_group(2)\n            self.hand_back",
         "register-in-flight"
     ),
-}  # fmt: skip
+}
 
 
 JOIN, SEGMENTS = "common/cute/join", "common/cute/segments"
@@ -247,7 +247,7 @@ FAULTS_OF_SEGMENTS = {
     "edge is read before all of it is there": Fault(
         JOIN, "            cute.arch.sync_threads()\n", "", "race-write-read"
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.exhaustive
@@ -305,7 +305,7 @@ CHOSEN = {                                   # segments, makers; as measured on 
     "T=32768 H=8": (2, 84), "T=8192 H=4": (4, 76), "T=32768 H=2": (7, 75), "T=32768 H=8 V=64": (2, 86),
     "T=8192 H=32": (0, 0), "T=8192 H=64": (0, 0), "T=512 H=16": (0, 0), "T=1024 H=8": (0, 0), "T=32768 H=12": (0, 0),
     "T=8192 H=4 N=4 packed": (0, 0),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("shape", CHOSEN)

@@ -102,7 +102,7 @@ def test_sequences_of_no_tokens_hand_their_states_through(clusters):
 @pytest.mark.parametrize(
     "walks, clusters, waits", [((248,) * 66, 66, False), ((256,) * 96, 66, False), ((4,) * 4096, 66, False),
                                ((300, 1, 1, 1), 4, True)]
-)  # fmt: skip
+)
 def test_nobody_waits_where_no_walk_is_longer_than_a_share(walks, clusters, waits):
     """Of two pieces of a walk the first ends before the second begins, counted in chunks."""
     ends, begins = {}, {}
@@ -142,7 +142,7 @@ FAULTS = {
         "self.make(x, ring, of, begin, tokens, head, piece.number, 0)", "deadlock"
     ),
     "a piece's chunks end where the walk ends": Fault(SHARE, "cutlass.min(left, within)", "left", "wrong answer"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.spread(every=12)

@@ -96,7 +96,7 @@ def test_a_move_between_the_two_copies_and_a_move_to_where_it_lies_does_not(sess
     lambda: torch.ones(5).cuda(), lambda: torch.tensor([1, 2], device="cuda"),
     lambda: torch.nn.Linear(3, 5, device="cuda").weight, lambda: torch.nn.Linear(3, 5).cuda().weight,
     lambda: torch.arange(6).to("cuda", torch.int32),
-])  # fmt: skip
+])
 def test_memory_is_aligned_as_the_caching_allocator_aligns_it(session, make):
     kept = [make() for _ in range(5)]
     assert all(x.data_ptr() % 512 == 0 and x.storage_offset() == 0 for x in kept)

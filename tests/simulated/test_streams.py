@@ -222,7 +222,7 @@ def test_a_workspace_that_another_stream_may_still_use_when_it_is_freed_is_found
 @pytest.mark.parametrize("program", [
     recorded, waited_for, awaited_by_the_host, waited_for_before_it_is_used_again, of_the_same_stream,
     used_again_in_the_other_stream,
-], ids=lambda program: program.__name__)  # fmt: skip
+], ids=lambda program: program.__name__)
 def test_a_workspace_whose_last_use_is_ordered_before_the_next_one_is_clean(program):
     assert not found(lambda x, y, z, first, second: program(x, first))
 
@@ -235,7 +235,7 @@ def test_scratch_of_a_triton_kernel_in_another_stream_is_recorded():
     scratch = TritonKernel.of(
         next(iter(entries(text))), text, None, parse("sm_90a"), signature=("*i32",), names=("x",), num_warps=1,
         scratch=128, scratch_align=128,
-    )  # fmt: skip
+    )
 
     def program(x, y, z, first, second):
         scratch.launch(1, x, stream=first.cuda_stream)

@@ -21,7 +21,7 @@ SAID = "python benchmarks/tables.py --write"
 CHEAP = {
     "float32, 64 channels": (tables.SM89, lambda: counted_sm89.rows([64])),
     "Hopper, 64 channels": (tables.SM90, lambda: counted_sm90.rows([64], [("prepare", "record")])),
-}  # fmt: skip
+}
 FIGURES = pytest.mark.parametrize("figures", tables.FIGURES, ids=lambda of: f"{of.page}: {of[1][:40]}")
 
 

@@ -120,7 +120,7 @@ WORKED_OUT = [
      {(2, 0): 0x8090, (3, 8): 0x80C0, (7, 15): 0x81EE, (8, 0): 0x8200}),
     ("tf32", 0x8000, 0x1000, 0x200, "128B/32B", True, 0x2000402001000800,
      {(0, 0): 0x8000, (8, 1): 0x8080, (31, 3): 0x819C, (32, 0): 0x9000, (40, 6): 0x9360}),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("name, start, lbo, sbo, swizzle, mn_major, number, places", WORKED_OUT)

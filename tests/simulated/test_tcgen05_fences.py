@@ -27,7 +27,7 @@ ADDED = mma("f16", (A.descriptor, B.descriptor), idesc("bf16", "bf16", 128, 32),
 # Warps allocate, store, multiply, load and free in turn, with all the fences that order them.
 FENCED = dict(
     sync=f"bar.sync 0; {AFTER}", stored=STORED + BEFORE, wait=WAIT + AFTER, end=f"{BEFORE} bar.sync 0; {FREE}"
-)  # fmt: skip
+)
 
 
 def run(text, **options):
@@ -96,7 +96,7 @@ def test_who_only_hands_on_what_it_knows_needs_no_fence(schedule):
 
 @UNDER_ANY_SCHEDULE
 @pytest.mark.parametrize(("then", "expected"), [(LOADED, []), (USED, ["tcgen05-fence", "tcgen05-wait"])],
-                         ids=["wait", "use"])  # fmt: skip
+                         ids=["wait", "use"])
 def test_a_use_of_what_was_loaded_orders_nothing_but_itself(then, expected, schedule):
     """The product overwrites what the load has read."""
     text = product(stored=STORED + LOAD + then + BEFORE)
@@ -132,7 +132,7 @@ first:
 @UNDER_ANY_SCHEDULE
 @pytest.mark.parametrize(("between", "expected"), [
     (f"{BEFORE} bar.sync 1; {AFTER}", None), (f"bar.sync 1; {AFTER}", BEFORE), (f"{BEFORE} bar.sync 1;", AFTER),
-])  # fmt: skip
+])
 def test_products_of_two_warps_make_one_pipeline_behind_fences(between, expected, schedule):
     texts = TWO_ISSUERS.format(one=ADDED.replace("1, 0;", "0, 0;"), between=between, two=ADDED)
     text = product().replace("@!%p3 bra issued;\n    " + ADDED, texts)

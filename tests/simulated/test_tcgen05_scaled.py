@@ -26,7 +26,7 @@ E4M3 = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).double()
 E2M1 = TYPES["e2m1"][3]
 AT = {"a": 64, "b": 72}  # columns of the factors; D lies below
 COUNTS = {("mxf8f6f4", "scale_vec::1X"): 1, ("mxf8f6f4", ""): 1, ("mxf4", "scale_vec::2X"): 2, ("mxf4", "block32"): 2,
-          ("mxf4nvf4", "block32"): 2, ("mxf4nvf4", "scale_vec::4X"): 4, ("mxf4nvf4", "block16"): 4}  # fmt: skip
+          ("mxf4nvf4", "block32"): 2, ("mxf4nvf4", "scale_vec::4X"): 4, ("mxf4nvf4", "block16"): 4}
 
 
 class Packed:
@@ -68,7 +68,7 @@ def signed(cells):
 
 def product(kind="mxf4nvf4", vec="scale_vec::4X", types=("e2m1", "e2m1"), type_="ue4m3", m=128, n=32, ids=(0, 0),
             group=1, swizzle="none", accumulate=0, spoil=None, before="", a_in_tmem=False, number=None, at=None,
-            factors=True, **options):  # fmt: skip
+            factors=True, **options):
     """(D, the exact result, the Run) of one scaled mma."""
     g = torch.Generator().manual_seed(11)
     packed, count, k = kind != "mxf8f6f4", COUNTS[kind, vec], 32 if kind == "mxf8f6f4" else 64
@@ -107,7 +107,7 @@ def product(kind="mxf4nvf4", vec="scale_vec::4X", types=("e2m1", "e2m1"), type_=
     lines += [f"{opcode} [%r8], {of_a}, %rd11, %r11, [{at['a']}], [{at['b']}], %p6;"]
     out, result = run(
         "\n".join(lines), image=torch.stack(images), cells=signed(cells), columns=128, group=group, **options
-    )  # fmt: skip
+    )
     a, b = (x * factor_values(s, type_).repeat_interleave(k // count, 1) for x, s in zip((a, b), scales))
     exact = a @ b.T + (1 if accumulate else 0)
     return bits_float(out[d_spots(group, m, n)]), exact, result

@@ -166,7 +166,7 @@ def test_rows_are_named_by_role_where_the_kernel_has_roles():
     warps = [(row.name, row.role) for row in run.timeline().rows if row.kind == "warp"]
     assert warps == [
         ("CTA 0: warp 0", "warp 0"), ("CTA 0: warp 1", "warp 1"), ("CTA 0: LOAD, warp 2", "LOAD"),
-    ]  # fmt: skip
+    ]
 
 
 @pytest.mark.parametrize("home", [sm90, sm100])
@@ -252,7 +252,7 @@ def test_a_page_needs_nothing_beside_it_and_stays_within_its_picture():
 
 @pytest.mark.parametrize("arch, chip, which", [
     ("sm90", "h200", "h200, which stands for sm90 (H100, H200, H20)"), ("h100", "h100", "h100 (sm90)"),
-])  # fmt: skip
+])
 def test_one_command_writes_both_for_a_forward(tmp_path, arch, chip, which):
     pytest.importorskip("cutlass", reason="nvidia-cutlass-dsl is not installed")
     trace, page = tmp_path / "trace.json", tmp_path / "page.html"

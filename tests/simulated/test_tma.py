@@ -47,7 +47,7 @@ def test_a_box_lands_swizzled_by_the_manuals_pattern(swizzle, dtype):
 
 
 @pytest.mark.parametrize(("swizzle", "place"), [(0, 0x398), (32, 0x388), (64, 0x3A8), (128, 0x3E8), ("128/32", 0x3F8),
-                                                ("128/32+8", 0x3F0), ("128/64", 0x3D8)])  # fmt: skip
+                                                ("128/32+8", 0x3F0), ("128/64", 0x3D8)])
 def test_the_byte_at_0x398_lands_where_the_formula_says(swizzle, place):
     x = torch.arange(0, 1024, 8, dtype=torch.int64)
     inner = SPAN[swizzle] // 8
@@ -84,7 +84,7 @@ def test_a_start_between_16_byte_boundaries_is_reported_and_lands_by_the_same_ru
 
 
 SHAPES = {1: ((40,), (16,)), 2: ((5, 40), (16, 3)), 3: ((3, 5, 40), (16, 3, 2)), 4: ((2, 3, 5, 40), (16, 3, 2, 2)),
-          5: ((2, 2, 3, 5, 40), (16, 3, 2, 2, 2))}  # fmt: skip
+          5: ((2, 2, 3, 5, 40), (16, 3, 2, 2, 2))}
 
 
 @pytest.mark.parametrize("rank", SHAPES)
@@ -356,7 +356,7 @@ OPS = {
     ("add", torch.int32), ("add", torch.float32), ("add", torch.float16), ("add", torch.bfloat16), ("min", torch.int32),
     ("max", torch.int64), ("min", torch.bfloat16), ("max", torch.float16), ("and", torch.int32), ("or", torch.int32),
     ("xor", torch.int32),
-])  # fmt: skip
+])
 @pytest.mark.parametrize("early", [False, True])
 def test_a_reduction_combines_each_element_inside(op, dtype, early):
     generator = torch.Generator().manual_seed(5)

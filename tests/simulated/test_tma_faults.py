@@ -95,7 +95,7 @@ def test_a_store_without_the_fence_after_the_generic_writes_is_found(options):
 
 @pytest.mark.parametrize("options", SCHEDULES)
 @pytest.mark.parametrize(("wait_for", "clean"), [("cp.async.bulk.wait_group.read 0;", True), ("", False),
-                                                 ("cp.async.bulk.wait_group.read 1;", False)])  # fmt: skip
+                                                 ("cp.async.bulk.wait_group.read 1;", False)])
 def test_shared_memory_may_be_overwritten_once_it_has_been_read(wait_for, clean, options):
     x, m = box()
     after = "bar.sync 0;\nst.shared.u32 [%r20], 1;\n" + by_thread_0("cp.async.bulk.wait_group 0;", "LAST")
@@ -134,7 +134,7 @@ def test_a_cta_may_end_before_its_store_has_read():
 @pytest.mark.parametrize(("change", "kind", "says"), [
     (("[%r20], [%rd20", "[%r47], [%rd20"), "out-of-bounds", "shared address"),
     (("add.u32 %r47, %r20, 32768;", "add.u32 %r47, %r20, 64;"), "misaligned", "not a multiple of 128"),
-])  # fmt: skip
+])
 def test_a_box_must_lie_in_shared_memory_and_be_aligned(change, kind, says):
     _x, m = box()
     text = loading(m, (0, 0), 4096).replace(
@@ -151,7 +151,7 @@ def test_a_box_must_lie_in_shared_memory_and_be_aligned(change, kind, says):
     (1 << 83, "needs sm_100"),
     (1 << 68, "rank 1"),
     (1 << 75, "interleaved"),
-])  # fmt: skip
+])
 def test_a_map_that_does_not_fit_is_refused(flips, says):
     x, m = box()
     changed = (int.from_bytes(m.encode(), "little") ^ flips).to_bytes(128, "little")
@@ -226,6 +226,6 @@ IN, BYTES = "cp.async.bulk.tensor.2d.shared::cta.global", "mbarrier::complete_tx
     (f"{IN}.tile.{BYTES} [%r20], [p1, {{0, 0}}], [%r21];", "generic address"),
     ("tensormap.replace.tile.global_dim.shared::cta.b1024.b32 [%r20], 5, 7;", "dimension 5"),
     ("tensormap.replace.tile.global_dim.shared::cta.b1024.b64 [%r20], 0, %rd1;", ".b64"),
-])  # fmt: skip
+])
 def test_what_is_not_simulated_is_refused_with_the_line(text, says):
     assert says in refusal(text)

@@ -39,7 +39,7 @@ REPLACED:
     @%p4 tensormap.cp_fenceproxy.global.shared::cta.tensormap::generic.release.gpu.sync.aligned [%rd2], [%r45], 128;
     {acquire}
     bar.sync 0;
-    """ + load, pointers=3, target=target)  # fmt: skip
+    """ + load, pointers=3, target=target)
 
 
 REPLACEMENTS = """
@@ -60,7 +60,7 @@ REPLACEMENTS = """
 MADE_LOAD = make_barrier() + by_thread_0(f"""
     {expect(256)}
     cp.async.bulk.tensor.2d.shared::cta.global.tile.mbarrier::complete_tx::bytes [%r20], [%rd2, {{32, 3}}], [%r21];
-""") + wait() + store_shared(256)  # fmt: skip
+""") + wait() + store_shared(256)
 
 
 def run_making(text, **options):
@@ -98,7 +98,7 @@ SPIN:
     @%p7 bra SPIN;
     fence.proxy.tensormap::generic.acquire.gpu [%rd2], 128;
     bar.sync 0;
-    """ + MADE_LOAD + "END:\n", acquire="")  # fmt: skip
+    """ + MADE_LOAD + "END:\n", acquire="")
     text = text.replace("    setp.lt.u32 %p4, %r0, 32;", flag + "    setp.lt.u32 %p4, %r0, 32;", 1)
     x, raw, out = (
         tensor(20, 48, dtype=torch.bfloat16),
@@ -137,7 +137,7 @@ def test_a_field_that_cannot_be_is_reported(change, says):
 
 
 TYPES = ["uint8", "uint16", "uint32", "int32", "uint64", "int64", "float16", "float32", "float32_ftz", "float64",
-         "bfloat16", "tfloat32", "tfloat32_ftz", "16u4_align8b"]  # fmt: skip
+         "bfloat16", "tfloat32", "tfloat32_ftz", "16u4_align8b"]
 ATOMS = [128, "128/32", "128/32+8", "128/64"]
 
 
@@ -177,7 +177,7 @@ COPIED:
     load = make_barrier() + by_thread_0(f"""
     {expect(256)}
     cp.async.bulk.tensor.2d.shared::cta.global.tile.mbarrier::complete_tx::bytes [%r20], [%rd2, {{32, 3}}], [%r21];
-    """) + wait()  # fmt: skip
+    """) + wait()
     x = tensor(20, 48, dtype=torch.bfloat16)
     m = TensorMap(x, box=(32, 8), element_strides=(1, 2), swizzle=64)
     given = torch.frombuffer(bytearray(m.encode()), dtype=torch.uint8)

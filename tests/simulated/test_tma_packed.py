@@ -26,7 +26,7 @@ def packed(rows, columns, bits, seed=0):
 def a_map(x, columns, bits, dtype, box, **options):
     m = TensorMap(
         x.data_ptr(), dims=(columns, x.shape[0]), strides=(x.stride(0),), box=box, dtype=dtype, **options
-    )  # fmt: skip
+    )
     object.__setattr__(m, "spans", lambda: [x])
     return m
 

@@ -126,7 +126,7 @@ def test_what_pack_takes_apart_unpack_puts_together():
     ("max", "f32", "", lambda x: float_bits(x.view(torch.float32).nan_to_num(nan=-9e9).amax(-1))),
     ("max", "f32", ".abs", lambda x: float_bits(x.view(torch.float32).nan_to_num(nan=0).abs().amax(-1))),
     ("max", "f32", ".NaN", lambda x: float_bits(x.view(torch.float32).amax(-1))),
-])  # fmt: skip
+])
 def test_ld_red_also_reduces_what_it_loads(op, type_, flags, expected):
     cells = float_bits(torch.randn(1, 128, 64, generator=torch.Generator().manual_seed(1)))
     if type_ == "f32":
@@ -160,7 +160,7 @@ def test_minus_zero_is_less_than_zero():
     ("sm_100a", "ld.sync.aligned.16x512b.x2.b32 {%x0, %x1}, [%r9];", "16x32bx2"),
     ("sm_100a", "ld.sync.aligned.32x32b.x2.unpack::16b.b32 {%x0, %x1}, [%r9];", "unpack::16b"),
     ("sm_100a", "alloc.cta_group::3.sync.aligned.b32 [smem], 32;", "cta_group::1"),
-])  # fmt: skip
+])
 def test_forms_that_do_not_exist_are_refused(target, instruction, says):
     with pytest.raises(PtxError) as caught:
         run("", load="tcgen05." + instruction, target=target, **QUIET)
@@ -244,7 +244,7 @@ ALLOCATED = "tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [smem], 32;
     (ALLOCATED, "bar.sync 0;", "bar.sync 0;", set()),
     (f"{ALLOCATED} @%p2 st.shared.u32 [smem], 0;", "bar.sync 0;", "bar.sync 0;", {"proxy"}),
     (ALLOCATED, "bar.sync 0;", "", {"race-read-write"}),
-])  # fmt: skip
+])
 def test_a_copy_to_where_an_allocation_has_left_its_address_needs_no_proxy_fence(
     write, before, between, found, schedule
 ):
@@ -276,7 +276,7 @@ def test_columns_forget_what_they_held_when_they_are_freed():
     ("add.u32 %r10, %r9, 64;", "32x32b.x1", "columns 64 to 64"),
     ("add.u32 %r10, %r9, 63;", "16x64b.x1", "columns 63 to 64"),
     ("sub.u32 %r10, %r9, 1;", "32x32b.x1", "lane 95: warp 3"),
-])  # fmt: skip
+])
 def test_a_warp_reaches_its_slab_and_allocated_columns_alone(at, shape, says):
     load = f"setp.eq.u32 %p7, %r2, 3; {at} @%p7 tcgen05.ld.sync.aligned.{shape}.b32 {vector(0, 1)}, [%r10]; {LOADED}"
     _, result = run("", load=load, strict=False, **QUIET)
@@ -442,7 +442,7 @@ def test_an_allocation_that_never_finds_room_is_a_deadlock():
     (alloc(0, 64) + "mov.u32 %r21, 32;\n" + dealloc(1, 32) + dealloc(0, 64), "at 0x20; an allocation of 0 columns"),
     ("mov.u32 %r21, 7;\n" + alloc(0, 64) + dealloc(1, 64) + dealloc(0, 64), "at 0x7; an allocation of 0 columns"),
     (alloc(0, 64) + dealloc(0, 32) + dealloc(0, 64), "deallocates 32 columns at 0x0; an allocation of 64 columns"),
-])  # fmt: skip
+])
 def test_misuse_of_the_allocator_is_described(body, says):
     _, result = alone(body)
     assert kinds(result) == ["tmem"] and len(result.findings) == 1 and says in result.findings[0].says

@@ -111,7 +111,7 @@ ROWS = {
     "float32, bounded gate alone, many tokens of none": (
         "sm80", dict(lengths=RAGGED, padding=40, K=16, V=16, C=32, dtype="float32"), {}, dict(A_log=None)
     ),
-}  # fmt: skip
+}
 PACKED, BATCH, SOFTPLUS, GIVEN, FLOAT32 = ROWS
 
 
@@ -260,7 +260,7 @@ def test_intermediate_states_enter_their_chunks(v_first):
     row = row_of(PACKED)
     turned = (lambda x: x.mT.contiguous()) if v_first else (lambda x: x)
     prefix = changed(row.case, cu_seqlens=lambda x: torch.tensor([0, 64]), initial_state=lambda x: x[:1],
-                     **dict.fromkeys(("q", "k", "v", "g", "beta"), lambda x: x[:, :64]))  # fmt: skip
+                     **dict.fromkeys(("q", "k", "v", "g", "beta"), lambda x: x[:, :64]))
     with capture(arch=row.arch) as session:
         keywords = changed(row.case, initial_state=turned).keywords | dict(state_v_first=v_first, backend="triton")
         _, _, h = kda.chunk_kda(**keywords, return_intermediate_states=True)
@@ -388,7 +388,7 @@ SATURATED = dict(g=lambda x: torch.full_like(x, 20.0))    # every token at the l
 LOSSES = {
     "blocks of 32 rows": (PACKED, SATURATED), "blocks of 32 rows, open gates": (PACKED, {}),
     "by halving": (SOFTPLUS, {}), "float32": (FLOAT32, {}),
-}  # fmt: skip
+}
 
 
 @pytest.mark.spread(every=8)
@@ -479,7 +479,7 @@ TUNED = [
     ("sm100", 128, "bounded", "bfloat16"), ("sm90", 64, "bounded", "bfloat16"), ("sm90", 256, "bounded", "bfloat16"),
     ("sm80", 256, "bounded", "bfloat16"), ("sm90", 128, "bounded", "float32"), ("sm80", 128, "softplus", "bfloat16"),
     ("sm80", 64, "bounded", "bfloat16"), ("sm86", 128, "bounded", "bfloat16"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.exhaustive
@@ -533,7 +533,7 @@ FAULTS = {
         PACKED, FORWARD_STATE, "fwd/state", "tl.minimum(left, segment * C)", "tl.minimum(segment * C, T - begin)"
     ),
     "dv_new goes back through w with the wrong sign": (BATCH, BACKWARD_STATE, "bwd/state", "(-x).to(DOT)", "x.to(DOT)"),
-}  # fmt: skip
+}
 
 
 @pytest.fixture
@@ -578,7 +578,7 @@ SIZES = [dict(), dict(T=100), dict(T=65536, H=1, HV=1), dict(B=4, N=4, T=1024, H
 
 @pytest.mark.parametrize("direction", ["forward", "backward"])
 @pytest.mark.parametrize("words", [dict(), dict(packed=True), dict(disable_recompute=True), dict(dtype="float32")],
-                         ids=str)  # fmt: skip
+                         ids=str)
 def test_kernels_built_ahead_of_time_are_those_of_calls_of_any_size(direction, words):
     host = host_of("sm90")
     built = set(plan.recipes(problem(direction=direction, **words), host))
@@ -597,7 +597,7 @@ def test_idle_chips_have_their_sequences_cut_and_busy_ones_do_not():
 
 def test_under_batch_invariant_no_sequence_is_cut():
     cuts = {plan.split(problem(packed=True, batch_invariant=True, T=T, N=N), 132, 64)
-            for T, N in ((64, 1), (65536, 1), (65536, 16), (8192, 300))}  # fmt: skip
+            for T, N in ((64, 1), (65536, 1), (65536, 16), (8192, 300))}
     assert cuts == {0}
 
 
@@ -632,7 +632,7 @@ MANY = [int(x) for x in torch.randint(0, 150, (300,), generator=torch.Generator(
 
 @pytest.mark.parametrize("lengths, padding, segment", [
     ([5000, 0, 64, 1], 0, 1000), ([5000, 0, 64, 1], 200, 16), ([], 130, 1), (MANY, 1, 2),
-], ids=["long", "in segments", "nobody", "many"])  # fmt: skip
+], ids=["long", "in segments", "nobody", "many"])
 @pytest.mark.parametrize("dtype", ["int32", "int64"])
 def test_tables_say_where_chunks_and_segments_lie(lengths, padding, segment, dtype):
     T, chunks, idle, segments, first, taken = tables_of(lengths, padding, segment)
@@ -640,9 +640,9 @@ def test_tables_say_where_chunks_and_segments_lie(lengths, padding, segment, dty
     bounds = T // 64 + N + 1, len(segments) + 3
     cu_seqlens = torch.tensor([0, *lengths]).cumsum(0).to(getattr(torch, dtype))
     out = {"chunk_table": torch.full((bounds[0], 2), 77), "segment_table": torch.full((bounds[1], 5), 77),
-           "first_segment": torch.full((N + 1,), 77, dtype=torch.int32), "taken": torch.tensor([77])}  # fmt: skip
+           "first_segment": torch.full((N + 1,), 77, dtype=torch.int32), "taken": torch.tensor([77])}
     given = {"cu_seqlens": cu_seqlens, "T": T, "N": N, "C": 64, "segment": segment, "chunk_entries": bounds[0],
-             "segment_entries": bounds[1], **out}  # fmt: skip
+             "segment_entries": bounds[1], **out}
     kernel, programs = built_here(recipe), max(1, -(-T // (64 * recipe.constants["RUN"])))
     with capture(arch="sm_90") as session:
         kernel.launch(programs, *(given[name] for name in kernel.names))

@@ -114,7 +114,7 @@ def test_states_k_first_fit_into_the_shared_memory_of_every_gpu(V):
 def test_every_tensor_may_have_a_dtype_of_its_own(T):
     x = make_step(T=T, dtype="bfloat16", states="float16", bias=True)
     others = dict(g="float32", beta="float16", A_log="bfloat16", dt_bias="float16", conv_states="float32",
-                  conv_weight="float32", conv_bias="float16", norm_gate="float32", norm_weight="float16")  # fmt: skip
+                  conv_weight="float32", conv_bias="float16", norm_gate="float32", norm_weight="float16")
     x |= {name: x[name].to(getattr(torch, dtype)) for name, dtype in others.items()}
     x["ssm_state_indices"] = x["ssm_state_indices"].long()
     before = copied(x)
@@ -139,7 +139,7 @@ def test_what_is_not_accepted_may_be_anything():
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("layout", ["states with gaps", "states (K, V)", "states with gaps everywhere",
-                                    "tails (C, L)", "tails with gaps"])  # fmt: skip
+                                    "tails (C, L)", "tails with gaps"])
 def test_pools_may_have_any_strides(layout):
     x = make_step(dtype="bfloat16", V=32)
     name, memory, view = {
@@ -179,7 +179,7 @@ def test_inputs_may_have_any_strides_and_begin_anywhere():
 
 @pytest.mark.spread(every=3, first=2)
 @pytest.mark.parametrize("words", [dict(T=3, HV=4), dict(N=1, T=6, tree=True, drafts=True), dict(dtype="bfloat16")],
-                         ids=["GVA", "a tree", "one token"])  # fmt: skip
+                         ids=["GVA", "a tree", "one token"])
 def test_any_order_of_warps_gives_the_same_bits_and_no_race(words):
     """Of five schedules, of the kernel with as many warps as it may have."""
     x = make_step(**words | dict(K=32, V=64))
@@ -221,7 +221,7 @@ def test_blocks_of_rows_give_the_bits_of_the_whole_state(T, monkeypatch):
 LINES = {
     "a line": dict(T=3), "a tree": dict(T=6, tree=True), "bfloat16 states": dict(T=3, states="bfloat16"),
     "a tree, GVA, bfloat16 states": dict(T=4, tree=True, HV=4, states="bfloat16", dtype="bfloat16"),
-}  # fmt: skip
+}
 
 
 WIDE = dict(H=1, K=128, V=128, dtype="bfloat16")
@@ -323,7 +323,7 @@ FAULTS = {
     "a token has the logits of the one before": ("logits = new_logits", "logits = logits", dict(T=2)),
     "inputs of the convolution do not move on": ("found + (taps[j],)", "found + (taps[j + 1],)", dict(T=3)),
     "a tree is taken for a line": ("(parent != t - 1)", "(parent == t)", dict(T=6, tree=True, drafts=True)),
-}  # fmt: skip
+}
 
 
 @pytest.fixture

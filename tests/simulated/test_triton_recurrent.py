@@ -55,7 +55,7 @@ def problem(x, keywords, scale, final, v_first, inplace, batch_invariant):
         scale=x.q.shape[-1] ** -0.5 if scale is None else scale, output_final_state=final, state_v_first=v_first,
         inplace_final_state=inplace, batch_invariant=batch_invariant, lower_bound=keywords.get("lower_bound"),
         **{word: keywords.get(word, False) for word in words},
-    )  # fmt: skip
+    )
     return problem_of(Call("fused_recurrent_kda", x, options))
 
 
@@ -67,7 +67,7 @@ def pooled(p, x, slots, size, dtype=torch.float32, **others):
     words = dict(
         state_dtype=str(dtype).removeprefix("torch."), slots=size, slots_per_token=slots.dim() == 2,
         accepted_tokens=x.num_accepted_tokens is not None, inplace=True,
-    )  # fmt: skip
+    )
     return dataclasses.replace(p, **words | others), x
 
 
@@ -248,7 +248,7 @@ POOLS = {
                                      accepted=[3, 5, 4, 1]),
     "accepted tokens, left alone": dict(slots=[[4, 0, 2, 1, 3], [5] * 5, [6, 7, 8, 9, 10], [11] * 5],
                                         accepted=[2, 5, 4, 1], inplace=False, final_state=True),
-}  # fmt: skip
+}
 
 
 def pool_call(slots, index=torch.int32, accepted=None, v_first=False, size=13, dtype=torch.float32, **words):
@@ -479,7 +479,7 @@ FAULTS = {
     "rows past the end are read": ("live & (t + 2 < end)", "live", dict(lengths=None, B=1, T=2)),
     "final states in the other layout": ("state_v, FINAL_ORDER, K, V)", 'state_v, "vk", K, V)', dict()),
     "tokens of no sequence are left": ("range(last + n * ZEROED, T, N * ZEROED)", "range(T, T, N * ZEROED)", dict()),
-}  # fmt: skip
+}
 POOL_FAULTS = {
     "slot -1 is read": ("live = (slot >= 0) & (slot < pool)", "live = slot < pool", "padding"),
     "a state goes to slot -1": ("kept = real & (to >= 0) & (to < pool)", "kept = real", "padding between"),

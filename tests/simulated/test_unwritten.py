@@ -24,7 +24,7 @@ def built(body):
 COPY = built("ld.global.u32 %r1, [%rd3]; st.global.u32 [%rd4], %r1;")
 # the second of two numbers is used by nobody
 FIRST_OF_TWO = built("and.b32 %r2, %r0, 1; setp.ne.u32 %p1, %r2, 0; @%p1 ret;"
-                     "ld.global.v2.u32 {%r1, %r2}, [%rd3]; st.global.u32 [%rd4], %r1;")  # fmt: skip
+                     "ld.global.v2.u32 {%r1, %r2}, [%rd3]; st.global.u32 [%rd4], %r1;")
 ADD = built("mov.u32 %r1, 1; atom.global.add.u32 %r2, [%rd4], %r1;")
 THROUGH_SHARED = built(
     ".shared .align 4 .b8 room[128]; mov.u32 %r1, room; shl.b32 %r2, %r0, 2; add.u32 %r1, %r1, %r2;"
@@ -120,7 +120,7 @@ def what_grew():
 @pytest.mark.parametrize("make", [
     columns_of_a_matrix, results_of_torch, what_a_kernel_wrote, what_the_host_wrote, what_torch_gave_as_out,
     what_a_copy_wrote, what_grew,
-], ids=lambda make: make.__name__)  # fmt: skip
+], ids=lambda make: make.__name__)
 @pytest.mark.filterwarnings("ignore:The number of elements in the out tensor")
 def test_what_was_written_in_any_way_may_be_read(make):
     session, (x, out) = run(COPY, make, empty)
@@ -145,7 +145,7 @@ def test_a_read_on_which_no_result_depends_is_a_note_and_changes_nothing(strict)
 
 def test_one_launch_may_use_one_memory_and_not_another():
     two = built("ld.global.u32 %r1, [%rd3]; ld.global.u32 %r2, [%rd4]; and.b32 %r2, %r2, 0; or.b32 %r1, %r1, %r2;"
-                "st.global.u32 [%rd4], %r1;")  # fmt: skip
+                "st.global.u32 [%rd4], %r1;")
     session, _ = run(two, empty, empty)
     assert [found.memory.tensor.name for found in session.findings] == ["argument 0"]
     assert [note.memory.tensor.name for note in session.notes] == ["argument 1"]

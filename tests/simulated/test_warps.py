@@ -215,12 +215,12 @@ END:
 @pytest.mark.parametrize("options", [
     {}, {"clock": True}, {"schedule": SEEDS[0]},
     *(pytest.param({"schedule": seed}, marks=pytest.mark.exhaustive) for seed in SEEDS[1:]),
-], ids=str)  # fmt: skip
+], ids=str)
 @pytest.mark.parametrize("read", [
     "ld.acquire.gpu.global.u32 %r3, [%rd2];", "atom.acquire.gpu.global.add.u32 %r3, [%rd2], 0;",
     "not.b32 %r4, %r4; ld.volatile.global.u32 %r3, [%rd2];",                   # registers are the same every other time
     "st.global.u32 [%rd2+4], 7; ld.relaxed.gpu.global.u32 %r3, [%rd2];",
-], ids=["a load", "an atomic", "two turns", "a store"])  # fmt: skip
+], ids=["a load", "an atomic", "two turns", "a store"])
 def test_a_lock_that_nobody_releases_is_a_livelock_at_the_loop(read, options):
     result = spinning(read, 64, **options)
     (finding,) = result.findings

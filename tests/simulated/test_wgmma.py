@@ -77,7 +77,7 @@ def d_places(columns):
 def a_places(size):
     rules = {2: lambda e, g, t: (g + 8 * (e >> 1 & 1), 2 * t + (e & 1) + 8 * (e >> 2)),
              4: lambda e, g, t: (g + 8 * (e & 1), t + 4 * (e >> 1)),
-             1: lambda e, g, t: (g + 8 * (e >> 2 & 1), 4 * t + (e & 3) + 16 * (e >> 3))}  # fmt: skip
+             1: lambda e, g, t: (g + 8 * (e >> 2 & 1), 4 * t + (e & 3) + 16 * (e >> 3))}
     rows = []
     for w, g, t in THREADS:
         row_of = [rules[size](e, g, t) for e in range(16 // size)]
@@ -151,7 +151,7 @@ def flags_of(of_a, trans_a=0, trans_b=0, scale_a=1, scale_b=1, in_registers=Fals
 
 
 def multiply(types, a, b, c=None, *, scale="1", in_registers=False, modifier="", trans=(0, 0), swizzle="128",
-             signs=(1, 1), ready=READY):  # fmt: skip
+             signs=(1, 1), ready=READY):
     """D's bits [64][columns] of one wgmma on bits a [64][k], b [columns][k], and the Run."""
     of_d, of_a, of_b = types
     columns, size_d = len(b), size_of(of_d)
@@ -251,7 +251,7 @@ def test_the_owners_of_fragments_are_the_manuals():
 # ---- types and numbers
 
 TYPES = [("f32", "f16", "f16"), ("f16", "f16", "f16"), ("f32", "bf16", "bf16"), ("f32", "tf32", "tf32"),
-         ("f32", "e4m3", "e5m2"), ("f16", "e5m2", "e4m3"), ("s32", "s8", "u8"), ("s32", "u8", "s8")]  # fmt: skip
+         ("f32", "e4m3", "e5m2"), ("f16", "e5m2", "e4m3"), ("s32", "s8", "u8"), ("s32", "u8", "s8")]
 
 
 @pytest.mark.parametrize("types", TYPES, ids=".".join)
@@ -558,7 +558,7 @@ FOUR = "{%f0,%f1,%f2,%f3}"
     ("wgmma.mma_async.sync.aligned.m64n8k16.f16.bf16.bf16 {%f0,%f1}, %rd1, %rd1, 1, 1, 1, 0, 0;", "f32"),
     ("wgmma.wait_group.sync.aligned 9;", "0, 1"),
     ("wgmma.wait.sync.aligned;", "wait_group"),
-])  # fmt: skip
+])
 def test_a_form_that_is_not_there_is_refused(instruction, says):
     with pytest.raises(PtxError) as error:
         launch(kernel(f"    {instruction}\n"), grid=1, block=128, args=[torch.zeros(32)])

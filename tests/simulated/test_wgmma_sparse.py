@@ -28,7 +28,7 @@ from kda.simulator.ptx import PtxError
 TYPES = [
     ("f32", "f16", "f16"), ("f16", "f16", "f16"), ("f32", "bf16", "bf16"), ("f32", "tf32", "tf32"),
     ("f32", "e4m3", "e5m2"), ("f16", "e5m2", "e4m3"), ("s32", "s8", "u8"), ("s32", "u8", "s8"),
-]  # fmt: skip
+]
 
 
 def case(types, columns, seed=1):

@@ -12,12 +12,12 @@ from kda.simulator.ptx import PtxError
 
 FLOATS = ("m16n16k16", "m8n32k16", "m32n8k16")
 TORCH = {"f16": torch.float16, "bf16": torch.bfloat16, "tf32": torch.float32, "f32": torch.float32,
-         "f64": torch.float64, "s8": torch.int8, "u8": torch.uint8, "s32": torch.int32}  # fmt: skip
+         "f64": torch.float64, "s8": torch.int8, "u8": torch.uint8, "s32": torch.int32}
 REGISTERS = {  # the manual's fragments: (type, shape) or type -> registers of A and B
     "f16": (8, 8), ("bf16", "m16n16k16"): (4, 4), ("bf16", "m8n32k16"): (2, 8), ("bf16", "m32n8k16"): (8, 2),
     ("s8", "m16n16k16"): (2, 2), ("s8", "m8n32k16"): (1, 4), ("s8", "m32n8k16"): (4, 1), "tf32": (4, 4), "f64": (1, 1),
     "s4": (1, 1), "b1": (1, 1),
-}  # fmt: skip
+}
 
 
 def vector(name, count):
@@ -34,7 +34,7 @@ def source(shape, type_, d, c, layouts, strides, middle="", space="", modifier="
     of_a, of_b = REGISTERS.get((type_.replace("u8", "s8"), shape)) or REGISTERS[type_.replace("u4", "s4")]
     kind = {"f64": "f64", "f32": "f32"}
     files = {"a": (of_a, type_), "b": (of_b, type_), "c": (accumulator_registers(shape, c), c),
-             "d": (accumulator_registers(shape, d), d)}  # fmt: skip
+             "d": (accumulator_registers(shape, d), d)}
     lines = [f".reg .{kind.get(t, 'b32')} %{n}<{count}>;" for n, (count, t) in files.items()]
     stride = {n: f", {s}" if s else "" for n, s in zip("abcd", strides)}
     for n, (name, layout) in enumerate(zip("abc", layouts), 1):
@@ -77,7 +77,7 @@ CASES = [
     *(("f16", s, d, c) for s in FLOATS for d in ("f16", "f32") for c in ("f16", "f32")),
     *((t, s, d, d) for t, d in (("bf16", "f32"), ("s8", "s32"), ("u8", "s32")) for s in FLOATS),
     ("tf32", "m16n16k8", "f32", "f32"), ("f64", "m8n8k4", "f64", "f64"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("type_, shape, d, c", CASES)

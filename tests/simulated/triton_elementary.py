@@ -10,7 +10,7 @@ ROWS = (
     "exp2", "reciprocal", "inverse_norm", "finite", "sigmoid", "sigmoid_slope", "log1p", "softplus", "rate",
     "recurrent decay", "given decay", "softplus decay", "bounded decay", "softplus decay, back",
     "softplus decay, back to the rate", "bounded decay, back", "bounded decay, back to the rate",
-)  # fmt: skip
+)
 
 
 @triton.jit

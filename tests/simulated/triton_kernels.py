@@ -6,7 +6,7 @@ import triton.language as tl
 
 @triton.jit
 def dot(a, b, c, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, BK: tl.constexpr, A_T: tl.constexpr,
-        B_T: tl.constexpr, TF32: tl.constexpr):  # fmt: skip
+        B_T: tl.constexpr, TF32: tl.constexpr):
     """c = a @ b in one program, K in steps of BK; A_T, B_T: the operand lies transposed in memory."""
     m, n, k = tl.arange(0, M), tl.arange(0, N), tl.arange(0, BK)
     acc = tl.zeros((M, N), dtype=tl.float32)

@@ -75,7 +75,7 @@ def backward_as_stage(
     return grads | rows | {
         "dbeta": table.chunks(grads["dbeta"].flatten(0, 1).unsqueeze(-1)),
         "ddt_bias": None if bias is None else bias.view(p.HV, p.K),
-    }  # fmt: skip
+    }
 
 
 def chunks_of(p: Problem, offsets: list[int] | None, tensors: Mapping[str, Tensor | None]) -> Chunks:
@@ -94,7 +94,7 @@ def inputs_of(
     return Inputs(
         **rows, **flat, initial_state=h0,
         cu_seqlens=None if offsets is None else torch.tensor(offsets, device=table.at.device),
-    )  # fmt: skip
+    )
 
 
 def rows_of(p: Problem, table: Chunks, x: Tensor, dtype: str) -> Tensor:

@@ -47,7 +47,7 @@ Tensor = torch.Tensor
 ROUNDED_TO = dict.fromkeys(
     ("A_qk", "A_inv", "w", "u", "qg", "kb", "kg", "h", "v_new", "dh", "dv_new", "P", "kD", "qD", "dA_k", "dA_q",
      "r", "G", "Qu", "Ku", "Kd", "dq", "dk", "dv", "dg", "dbeta"), "bfloat16",
-)  # fmt: skip
+)
 
 
 class Tables(NamedTuple):
@@ -138,7 +138,7 @@ def steps(
         step(kernels["grads"], (pl.grads_grid, 1, 1), chunks=pl.states, items=pl.all_states * p.HV, zero=0.0, one=1.0,
              **gate),
         step(kernels["shares"], (p.HV, 1, 1), chunks=pl.all_states * (p.T > 0), HV=p.HV),
-    )  # fmt: skip
+    )
 
 
 def runs(rows: int, p: Problem) -> int:
@@ -228,7 +228,7 @@ def map_steps(of: Backend, p: Problem, cc: tuple[int, int], sms: int) -> MapStep
         step(pl.prepare, (p.HV, pl.chunks, 1), chunks=pl.chunks, **gate_numbers(p)),
         step(pl.carry, (pl.carry.strips, p.HV, pl.segments), **walk_numbers(p, pl)),
         composer(pl.compose), composer(pl.compose_M),
-    )  # fmt: skip
+    )
 
 
 def segment_map(of: Backend, p: Problem, x: Inputs) -> SegmentSummary:
@@ -273,7 +273,7 @@ def tables(p: Problem, at: Steps, x: Inputs) -> Tables:
     if not p.packed:
         return NO_TABLES
     sizes = (ChunkTable.WIDTH * at.plan.entries, SegmentTable.WIDTH * at.plan.all_segments,
-             ChunkTable.WIDTH * at.plan.states)  # fmt: skip
+             ChunkTable.WIDTH * at.plan.states)
     device = x.q.device
     chunk, segment, state = torch.empty(sum(sizes), dtype=torch.int64, device=device).split(sizes)
     first_segment, cu_seqlens = None, offsets_on(device, x.cu_seqlens)
@@ -324,11 +324,11 @@ def edges_of(p: Problem, like: Tensor, at: Any) -> Edges:
 
 
 def up(p: Problem, at: Steps, chain: Launch | None, inputs: dict, parts: Parts, found: Tables, crossing: Edges,
-       cleared: Tensor, **results: Tensor | None) -> None:  # fmt: skip
+       cleared: Tensor, **results: Tensor | None) -> None:
     """Everything that a backward reads; `cleared` for tokens outside every sequence."""
     if at.fused:
         at.fused(**inputs, **crossing._asdict(), o=cleared, ht=results.get("ht"), segment_table=found.segment,
-                 tiles=parts.tiles, r=parts.r, h=parts.h)  # fmt: skip
+                 tiles=parts.tiles, r=parts.r, h=parts.h)
         return
     v, h0 = inputs["v"], inputs["h0"]
     make_tiles(at, inputs, parts, found, cleared)
@@ -350,7 +350,7 @@ def make_tiles(at: Steps, inputs: dict, parts: Parts, found: Tables, cleared: Te
 
 
 def grads(p: Problem, at: Steps, x: Inputs, inputs: dict, parts: Parts, found: Tables, shares: Sequence[Any],
-          do: Tensor, dv: Tensor, dh: Any) -> tuple[Tensor, ...]:  # fmt: skip
+          do: Tensor, dv: Tensor, dh: Any) -> tuple[Tensor, ...]:
     """dq, dk, dg and dbeta, and the chunks' shares of the gate's parameters."""
     like = x.q
     dq, dk = (like.new_empty(p.B, p.T, p.HV, p.K) for _ in range(2))
@@ -361,7 +361,7 @@ def grads(p: Problem, at: Steps, x: Inputs, inputs: dict, parts: Parts, found: T
         at.grads(
             **inputs, do=do, dv=dv, r=parts.r, h=parts.h, dh=dh, dq=dq, dk=dk, dg=dg, dbeta=dbeta, of_A_log=of_A_log,
             of_dt_bias=of_dt_bias, chunk_table=found.state,
-        )  # fmt: skip
+        )
     return of_heads(dq, p), of_heads(dk, p), dg, dbeta
 
 
@@ -385,7 +385,7 @@ def grads_as_stage(
     of_A_log, of_dt_bias = (None if y is None else share[: table.NC] for y, share in zip((x.A_log, x.dt_bias), shares))
     return {n: table.chunks(y) for n, y in (("dq", dq), ("dk", dk), ("dg", dg), ("dbeta", dbeta.unsqueeze(-1)))} | {
         "dA_log_parts": None if of_A_log is None else of_A_log.sum(-1), "ddt_bias_parts": of_dt_bias,
-    }  # fmt: skip
+    }
 
 
 def image_of(state: Tensor) -> Tensor:

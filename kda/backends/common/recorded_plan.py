@@ -128,7 +128,7 @@ def plan_of(make: Makers, p: Problem, sms: int) -> RecordedPlan:
     kept = Kept(*places(
         all_chunks * p.HV * make.tile_bytes(p.K), 4 * of_segments * p.HV * p.K * p.K, 2 * all_states * state,
         2 * p.B * p.T * p.HV * p.V,
-    ))  # fmt: skip
+    ))
     scratch = places(2 * all_states * state, *[4 * of_segments * state] * 2, *[4 * all_states * p.HV * p.K] * 2)
     ctas = p.HV * all_segments
     alone, carry_alone = (columns // COLUMNS * ctas <= sms for columns in (p.V, p.V + p.K))
@@ -149,7 +149,7 @@ def plan_of(make: Makers, p: Problem, sms: int) -> RecordedPlan:
         clusters=clusters,
         fused=make.fused(p, clusters, True),
         fused_again=make.fused(p, clusters, False),
-    )  # fmt: skip
+    )
 
 
 @dataclass(frozen=True)
@@ -176,7 +176,7 @@ def map_plan_of(make: Makers, p: Problem, sms: int) -> MapPlan:
     return MapPlan(
         chunks, segments, segment, chunks * p.HV * make.tile_bytes(p.K), make.prepare(p),
         make.carry(p, ctas * segments <= sms), compose_config(p), compose_config(square),
-    )  # fmt: skip
+    )
 
 
 def all_configs(make: Makers, p: Problem) -> Iterator[Launched | None]:

@@ -6,7 +6,7 @@ from kda.compile.target import Target, code_for
 from kda.host import Host
 
 TYPES = {"bfloat16": "*bf16", "float16": "*fp16", "float32": "*fp32", "float64": "*fp64", "int32": "*i32",
-         "int64": "*i64"}  # fmt: skip
+         "int64": "*i64"}
 
 
 def target_of(host: Host) -> Target:

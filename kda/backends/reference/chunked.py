@@ -132,7 +132,7 @@ def state_bwd(
 def wy_bwd(
     c: Setup, do: Tensor, h: Tensor, dh: Tensor, v_new: Tensor, dv_new: Tensor, A_inv: Tensor,
     qn: Tensor, kn: Tensor, v: Tensor, b: Tensor, g2: Tensor,
-):  # fmt: skip
+):
     E, E_after = decays(g2)                                                   # 2^gc, 2^(gc_last - gc)
     P = A_inv.mT @ dv_new                                                     # gradient of b v
     Q = (P @ h.mT).neg_()                                                     # gradient of b kn 2^gc
@@ -152,7 +152,7 @@ def wy_bwd(
 def intra_bwd(
     c: Setup, dA_qk: Tensor, dA_kk: Tensor, qn: Tensor, kn: Tensor, b: Tensor, g2: Tensor,
     dqn_local: Tensor, dkn_local: Tensor, dg2_local: Tensor, db_local: Tensor,
-):  # fmt: skip
+):
     (x, z), y, dg2 = decayed_products_bwd((dA_qk, dA_kk), (qn, b * kn), kn, g2)
     diagonal = dA_qk.diagonal(dim1=-2, dim2=-1).unsqueeze(-1)
     dqn = dqn_local + x + diagonal * kn
@@ -164,7 +164,7 @@ def intra_bwd(
 def gate_bwd(
     c: Setup, dqn: Tensor, dkn: Tensor, dg2: Tensor, db: Tensor, q: Tensor, k: Tensor, g: Tensor, beta: Tensor,
     A_log: Tensor | None, dt_bias: Tensor | None,
-):  # fmt: skip
+):
     dq, dk = _sum_groups(dqn, c.groups), _sum_groups(dkn, c.groups)
     if c.qk_l2norm:
         dq, dk = gates.l2norm_bwd(dq, q), gates.l2norm_bwd(dk, k)

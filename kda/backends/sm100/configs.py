@@ -177,7 +177,7 @@ class FusedConfig(ChunkConfig):
     roles = MappingProxyType({
         "CHAIN": range(CHAIN_WARPS),
         **{f"PREPARE {n}": range(FIRST_PRODUCER + n * WARPS, FIRST_PRODUCER + (n + 1) * WARPS) for n in range(GROUPS)},
-    })  # fmt: skip
+    })
 
     @property
     def arguments(self) -> type[Arguments]:  # type: ignore[override]
@@ -317,7 +317,7 @@ class RecordConfig(Launched):
     roles = MappingProxyType({
         "CHAIN": range(STATE_WARPS), "EPILOGUE": range(STATE_WARPS, STATE_WARPS + EPILOGUE_WARPS),
         "LOAD": range(STATE_WARPS + EPILOGUE_WARPS, STATE_WARPS + EPILOGUE_WARPS + 1),
-    })  # fmt: skip
+    })
 
     @property
     def carry(self) -> bool:

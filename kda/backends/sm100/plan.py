@@ -55,7 +55,7 @@ KERNELS = {
     FusedConfig: "sm100.fwd.fused", ComposeConfig: "common.cute.compose", JoinConfig: "common.cute.join",
     TablesConfig: "common.cute.tables", OperandsConfig: "sm100.fwd.operands", RecordConfig: "sm100.fwd.record",
     WalkConfig: "sm100.bwd.walk", GradsConfig: "sm100.bwd.grads", SharesConfig: "common.cute.shares",
-}  # fmt: skip
+}
 SEGMENTS = None                              # of every sequence, set by tests
 
 # Chunks that a cluster walks over in the time of two more launches, and of a segment more in compose.
@@ -81,7 +81,7 @@ def plan(p: Problem, sms: int, offsets: str | None) -> Plan:
         fused_config(p, offsets, cut), CTAS * min(walks, sms // CTAS), segments,
         join_states_config(p) if cut else None,
         JoinConfig(offsets, p.K, p.V, C) if cut else None, -(-length // JOIN_ROWS),
-    )  # fmt: skip
+    )
 
 
 def segments_of(p: Problem, sms: int) -> int:
@@ -102,7 +102,7 @@ def fused_config(p: Problem, offsets: str | None, cut: bool = False) -> FusedCon
     return FusedConfig(
         **chunk_options(p), offsets=offsets, h0=p.state_dtype, ht=p.final_state and not cut, v_first=p.state_v_first,
         cut=cut, checkpoints=p.checkpoints,
-    )  # fmt: skip
+    )
 
 
 def record_config(p: Problem, cut: bool, alone: bool, results: bool) -> RecordConfig:
@@ -124,7 +124,7 @@ RECORDED = Makers(
     walk=walk_config,
     carry_back=lambda p, alone: WalkConfig(p.packed, "carry", False, "float32", False),
     grads=lambda p: GradsConfig(**chunk_options(p), packed=p.packed),
-)  # fmt: skip
+)
 
 
 @functools.lru_cache(maxsize=1024)

@@ -13,7 +13,7 @@ SMALLEST = 99 << 10                          # bytes of shared memory that every
 SLICE = 32                                   # channels of K in a pass of `prepare`
 WORDS = {
     "given": "GIVEN", "softplus": "SOFTPLUS", "bounded": "BOUNDED",
-}  # fmt: skip
+}
 BETAS = {"given": "AS_IT_IS", "sigmoid": "SIGMOID", "2*sigmoid": "TWICE_SIGMOID"}
 OFFSETS = {None: 0, "int32": 32, "int64": 64}                                # dtypes of cu_seqlens, and their bits
 
@@ -150,7 +150,7 @@ class PrepareConfig(OfChunks):
             "BETA_IS": BETAS[self.beta], "NORM": int(self.norm), "RATE": int(self.rate), "BIAS": int(self.bias),
             "PACKED": OFFSETS[self.offsets], "PRODUCTS": int(self.save is Save.PRODUCTS),
             "FOR_BACKWARD": int(self.backward),
-        }  # fmt: skip
+        }
 
 
 @dataclass(frozen=True)
@@ -183,7 +183,7 @@ class _Chain(OfChunks):
         return {
             "HEAD_K": self.K, "HEAD_V": self.V, "CHUNK": self.C, "COLUMNS": self.columns, "RING": self.slots,
             "PACKED": OFFSETS[self.offsets], "STATES_V_FIRST": int(self.v_first),
-        }  # fmt: skip
+        }
 
 
 @dataclass(frozen=True)
@@ -283,7 +283,7 @@ class IntraConfig(OfChunks):
         return {
             "HEAD_K": self.K, "HEAD_V": self.V, "CHUNK": self.C, "GATE_IS": WORDS[self.gate], "RATE": int(self.rate),
             "BIAS": int(self.bias), "PACKED": OFFSETS[self.offsets],
-        }  # fmt: skip
+        }
 
 
 @dataclass(frozen=True)

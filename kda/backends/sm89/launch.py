@@ -56,7 +56,7 @@ def steps(p: Problem, host: Host, offsets: str | None, save: Save) -> Steps:
     numbers = {
         "T": p.T, "N": p.N, "H": p.H, "HV": p.HV, "scale": p.scale, "lower_bound": p.lower_bound or 0.0,
         "chunks": pl.chunks, "tokens": p.B * p.T,
-    }  # fmt: skip
+    }
     for config, _ in pl.steps.values():
         check_memory(config, host)
     with ThreadPoolExecutor() as threads:  # NVRTC builds what is missing side by side
@@ -154,7 +154,7 @@ def _chain_bwd(at: Steps, room: Tensors, where: Tensors, **others: Tensor | None
 def _within_chunks(
     at: Steps, p: Problem, inputs: Tensors, where: Tensors, within: Tensors, *, do: Tensor, h: Tensor, dh: Tensor,
     v_new: Tensor, dv_new: Tensor, dh0: Tensor | None,
-) -> Grads:  # fmt: skip
+) -> Grads:
     q, k, v, g, beta = taking(inputs, "q", "k", "v", "g", "beta").values()
     tokens, tiles = p.B * p.T, at.plan.tiles
     P, dv, db = torch.empty_like(v), torch.empty_like(v), v.new_empty(1 + p.K // SLICE, tokens, p.HV)
@@ -166,18 +166,18 @@ def _within_chunks(
     at(
         "intra_bwd", **taking(inputs, "q", "k", "g", "A_log", "dt_bias"), of_rows=within["of_rows"], h=h, dh=dh,
         v_new=v_new, d_o=do, **where, **made, dqn=dqn, dkn=dkn, dg=dg, of_A_log=of_A_log, of_dt_bias=of_dt_bias,
-    )  # fmt: skip
+    )
     dq, dk, dbeta = torch.empty_like(q), torch.empty_like(k), torch.empty_like(beta)
     at(
         "norms_bwd", q=q, k=k, beta=beta, dqn=dqn, dkn=dkn, db=db, cu_seqlens=where.get("cu_seqlens"), dq=dq, dk=dk,
         dbeta=dbeta,
-    )  # fmt: skip
+    )
     of_parameters = (inputs["A_log"], inputs["dt_bias"])
     dA_log, ddt_bias = (None if given is None else torch.empty_like(given) for given in of_parameters)
     at(
         "sum_chunks", of_A_log=of_A_log, of_dt_bias=of_dt_bias, first_chunk=where.get("first_chunk"), dA_log=dA_log,
         ddt_bias=ddt_bias,
-    )  # fmt: skip
+    )
     return Grads(dq, dk, dv, dg, dbeta, dA_log, ddt_bias, dh0)
 
 
@@ -221,7 +221,7 @@ def stage(
     p, save = call_of_stage(name, p, offsets is not None)
     device = next(x.device for x in tensors.values() if x is not None)
     run = {"fwd/gate+intra+wy": _prepare, "fwd/state+output": _chain, "bwd/output+state": _state_bwd,
-           "bwd/wy+intra+gate": _wy_bwd}[name]  # fmt: skip
+           "bwd/wy+intra+gate": _wy_bwd}[name]
     at = steps(p, detect(p.device), "int64" if p.packed else None, save)
     cu_seqlens = None if offsets is None else torch.tensor(offsets, device=device)
     return run(at, p, Chunks(p, offsets, device), located(at, p, cu_seqlens, device), tensors)
@@ -271,7 +271,7 @@ def _wy_bwd(at: Steps, p: Problem, table: Chunks, where: Tensors, tensors: Tenso
     rows = {n: table.rows(tensors[n]) for n in ("do", "v_new", "dv_new")}
     grads = _within_chunks(at, p, inputs, where, within, **states, **rows, dh0=None)._asdict()
     found = {n: table.chunks(grads[n].view(p.B * p.T, *x.shape[1:])) for n, x in zip(
-        ("dq", "dk", "dv", "dg"), inputs.values())}  # fmt: skip
+        ("dq", "dk", "dv", "dg"), inputs.values())}
     found["dbeta"] = table.chunks(grads["dbeta"].view(p.B * p.T, p.HV, 1))
     bias = grads["ddt_bias"]
     return found | {"dA_log": grads["dA_log"], "ddt_bias": None if bias is None else bias.view(p.HV, p.K)}

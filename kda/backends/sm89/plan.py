@@ -53,7 +53,7 @@ def plan(p: Problem, sms: int, offsets: str | None, save: Save = Save.NOTHING) -
     chain = chain_config(p, columns(p, sms), offsets, output=not backward)
     steps: dict[str, tuple[Any, int]] = {
         "prepare": (prepare_config(p, offsets, save), places), "chain": (chain, states * chain.parts),
-    }  # fmt: skip
+    }
     if offsets:
         steps["tables"] = TablesConfig(p.C, offsets), 1
     if backward:
@@ -63,7 +63,7 @@ def plan(p: Problem, sms: int, offsets: str | None, save: Save = Save.NOTHING) -
             "wy_bwd": (WyConfig(p.V, p.C, offsets), places),
             "intra_bwd": (IntraConfig(p.K, p.V, p.C, p.gate, p.A_log, p.dt_bias, offsets), places * (p.K // SLICE)),
             "norms_bwd": (NormsConfig(p.K, p.qk_l2norm, p.beta, offsets), -(-p.B * p.T * p.H // 8)),
-        }  # fmt: skip
+        }
         if p.A_log or p.dt_bias:
             steps["sum_chunks"] = SumsConfig(p.K, p.A_log, p.dt_bias, offsets), p.HV
     return Plan(-(-p.T // p.C), chunks * p.HV, {name: step for name, step in steps.items() if step[1]})

@@ -360,7 +360,7 @@ class FusedConfig(Launched):
     roles = MappingProxyType({
         "CHAIN": range(FIRST_PRODUCER),
         **{f"PREPARE {n}": range(FIRST_PRODUCER + n * WARPS, FIRST_PRODUCER + (n + 1) * WARPS) for n in range(GROUPS)},
-    })  # fmt: skip
+    })
     launch_options = MappingProxyType({"min_blocks_per_mp": 1})
 
     @property
@@ -500,7 +500,7 @@ class StreamConfig(Launched):
     roles = MappingProxyType({
         "CHAIN": range(FIRST_PRODUCER),
         **{f"PREPARE {n}": range(FIRST_PRODUCER + n * WARPS, FIRST_PRODUCER + (n + 1) * WARPS) for n in range(GROUPS)},
-    })  # fmt: skip
+    })
     launch_options = MappingProxyType({"min_blocks_per_mp": 1})
     helped = True                            # an inverse has a warp of its own (parts/making.py)
     registers = (240, 56)                    # of CHAIN, and of the other warps of its CTA

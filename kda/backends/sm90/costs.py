@@ -38,7 +38,7 @@ FORWARD = {
     (64, 64, False): Costs(
         alone=68.5, pair=36, four=math.inf, piece=1.4, both=0.55, prepared=0.4, cut=0.8, chained=0.15, step=17
     ),
-}  # fmt: skip
+}
 # The same where states that enter chunks are returned, of K = V = 128.
 STATES = {
     (128, 128, False): replace(ONE_PRODUCT, pair=68, sharing=1.09, four=52, both=1.2, chained=0.6, step=45),

@@ -68,7 +68,7 @@ def steps(p: Problem, sms: int, kept: bool, offsets: str | None) -> Steps:
     tables = step(
         TablesConfig(offsets) if offsets else None, (runs, 1, 1), T=p.T, N=p.N, segment=pl.segment, every=p.C // C,
         chunk_entries=pl.entries, segment_entries=pl.all_segments,
-    )  # fmt: skip
+    )
     if pl.fused:
         fused = step(pl.fused, pl.clusters.grid(p), chunks=pl.chunks, N=p.N, **gate)
         return Steps(pl, tables, None, None, None, None, None, fused, None, None)
@@ -85,7 +85,7 @@ def steps(p: Problem, sms: int, kept: bool, offsets: str | None) -> Steps:
             step(pl.compose, (pl.compose.strips, p.HV, p.N), HV=p.HV, **segments),
             None, stream,
             step(join_config(p, offsets), (blocks, p.HV, p.N * (pl.stream_segments - 1)), T=p.T, HV=p.HV, **segments),
-        )  # fmt: skip
+        )
     return Steps(
         pl, tables,
         step(pl.prepare, (p.HV, *pl.entries_grid), chunks=pl.entries, **gate),
@@ -94,7 +94,7 @@ def steps(p: Problem, sms: int, kept: bool, offsets: str | None) -> Steps:
         step(pl.carry, (pl.carry.strips, p.HV, walks), **walk) if pl.carry else None,
         step(pl.compose, (pl.compose.strips, p.HV, p.N), segments=pl.segments, HV=p.HV) if pl.compose else None,
         None, None, None,
-    )  # fmt: skip
+    )
 
 
 def forget_plans() -> None:
@@ -166,7 +166,7 @@ prefill = of_pool(_forward, lambda p: C)
 
 def chain(p: Problem, at: Steps, tiles: Tensor, v: Tensor, h0: Tensor | None, out: Outputs,
           segment_table: Tensor | None = None, first_segment: Tensor | None = None, *,
-          checkpoints: Checkpoints | None = None) -> None:  # fmt: skip
+          checkpoints: Checkpoints | None = None) -> None:
     """Outputs and states of what tiles were made of."""
     if at.carry:                                                               # states that enter segments come first
         summary = segment_summary(p, out.o, at.plan.all_segments)

@@ -72,7 +72,7 @@ KERNELS = {
     ChainConfig: "sm90.fwd.chain", ComposeConfig: "common.cute.compose", FusedConfig: "sm90.fwd.fused",
     WalkConfig: "sm90.bwd.walk", GradsConfig: "sm90.bwd.grads", SharesConfig: "common.cute.shares",
     StreamConfig: "sm90.fwd.stream", JoinConfig: "common.cute.join",
-}  # fmt: skip
+}
 STAGES = (6, 3)                              # of a chain: with one CTA on an SM, and with two
 RECORD_STAGES = (5, 2)                       # the same of a chain that keeps, beside results
 WALK_STAGES = (6, 2)                         # and of other walks of a recorded call
@@ -162,7 +162,7 @@ def plan(p: Problem, sms: int, kept: bool = False) -> Plan:
         chain("segments" if cut else "sequences"), chain("carry") if cut else None,
         compose_config(p) if cut else join_states_config(p) if in_stream > 1 else None,
         fused, clusters, stream, makers, in_stream,
-    )  # fmt: skip
+    )
 
 
 def record_config(p: Problem, cut: bool, alone: bool, results: bool) -> ChainConfig:
@@ -171,7 +171,7 @@ def record_config(p: Problem, cut: bool, alone: bool, results: bool) -> ChainCon
         p.K, p.V, p.packed, "segments" if cut else "sequences", "float32" if cut else p.state_dtype,
         ht=results and p.final_state, v_first=p.state_v_first, h=True, every=TOKENS // C,
         stages=(RECORD_STAGES if results else WALK_STAGES)[not alone], o=results, recorded=True,
-    )  # fmt: skip
+    )
 
 
 def walk_config(p: Problem, cut: bool, alone: bool) -> WalkConfig:
@@ -215,7 +215,7 @@ RECORDED = Makers(
     one_kernel=keeping_clusters,
     fused=keeping_config,
     clusters=CLUSTERS_OF_ONE,
-)  # fmt: skip
+)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -446,4 +446,4 @@ def chain_config(p: Problem, walk: str, stages: int) -> ChainConfig:
         p.K, p.V, p.packed, walk, h0, ht=ends and p.final_state, v_first=p.state_v_first,
         h=ends and p.intermediate_states, every=p.C // C, stages=stages,
         checkpoints=p.checkpoints if ends else None,
-    )  # fmt: skip
+    )

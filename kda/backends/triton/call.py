@@ -45,7 +45,7 @@ class Call:
     """
 
     def __init__(self, p: Problem, saved: Save, device: torch.device, tensors: Mapping[str, Tensor | None],
-                 cut: bool = False):  # fmt: skip
+                 cut: bool = False):
         self.p, self.device = p, device
         self.plan, self.kernels = prepared(p, detect(p.device), saved, cut)
         pl = self.plan
@@ -54,7 +54,7 @@ class Call:
             "T": p.T, "tokens": p.B * p.T, "N": p.N, "H": p.H, "HV": p.HV, "C": p.C, "one": 1, "scale": p.scale,
             "lower_bound": p.lower_bound or 0.0, "chunks": pl.chunks, "pieces": pl.pieces,
             "segment": pl.segment_chunks, "chunk_bound": pl.chunk_bound,
-        }  # fmt: skip
+        }
         # Packed, there may be fewer; programs without a chunk clear tokens outside every sequence.
         self.chunks, self.segments = pl.chunk_bound + p.packed, pl.segment_bound
         if p.packed:

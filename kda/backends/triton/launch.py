@@ -31,7 +31,7 @@ Tensor = torch.Tensor
 
 OPERANDS = (
     "A_qk", "A_inv", "w", "u", "qg", "kb", "kg", "h", "v_new", "dh", "dv_new", "P", "D", "kD", "qD", "dA_k", "dA_q",
-)  # fmt: skip
+)
 RESULTS = ("o", "dq", "dk", "dv", "dg", "dbeta", "dh0")
 
 
@@ -113,7 +113,7 @@ def wy_intra_gate_bwd(c: Call) -> None:
     env |= {name: c.per_chunk(p.C, p.C, dtype=dtype_of(p, "A_qk")) for name in ("L1", "L2", "U1", "U2")}
     env["units"] = c.per_chunk(dtype=torch.float32)
     env |= {"P": torch.empty_like(env["dv"]), "diagonal": c.empty(*tokens, dtype=torch.float32),
-            "db": c.empty(1 + slices, *tokens, dtype=torch.float32)}  # fmt: skip
+            "db": c.empty(1 + slices, *tokens, dtype=torch.float32)}
     c.over_chunks("wy_bwd")
     c.drop("A_inv dv_new")
     c.make("dqn dkn dg")

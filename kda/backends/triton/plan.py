@@ -117,7 +117,7 @@ def span(p: Problem) -> int:
         return 1
     bits = -p.lower_bound * LOG2_E
     fits = (rows for rows, normalised, most in SPANS
-            if bits * rows / 2 <= most and rows < p.C and p.qk_l2norm >= normalised)  # fmt: skip
+            if bits * rows / 2 <= most and rows < p.C and p.qk_l2norm >= normalised)
     return next(fits, 1)
 
 
@@ -137,7 +137,7 @@ class _Recipes:
         self.precision = "tf32" if wide == 1 else "tf32x3"                     # of products of float32 operands
 
     def recipe(self, function: str, tensors: str, numbers: str, constants: dict[str, Any], config: Config,
-               absent: Iterable[str] = ()) -> Recipe:  # fmt: skip
+               absent: Iterable[str] = ()) -> Recipe:
         """`tensors` "name:type ..."; those in `absent` are None, and tables where nothing is packed."""
         signature = {}
         for word in tensors.split():
@@ -154,14 +154,14 @@ class _Recipes:
         if config.maxnreg:
             options["maxnreg"] = config.maxnreg
         return Recipe(f"kda.backends.triton.{function}", signature, constants, target=self.target, divisible=aligned,
-                      options=options)  # fmt: skip
+                      options=options)
 
     def tables(self, dtype: str) -> Recipe:
         return self.recipe(
             "parts.sequences:tables",
             f"cu_seqlens:{dtype} chunk_table:int64 segment_table:int64 first_segment:int32 taken:int64",
             "T N C segment chunk_entries segment_entries", {"BLOCK": 256, "RUN": 16}, Config(),
-        )  # fmt: skip
+        )
 
     def forward(self, segment: int, saved: Save) -> dict[str, Recipe]:
         p, all_ = self.p, saved is Save.ALL
@@ -173,7 +173,7 @@ class _Recipes:
                 "parts.sequences:clear_kept",
                 "A_qk:q A_inv:q w:q qg:q kg:q v_new:q h:q gc_last:float32 chunk_table:int64", "chunk_bound HV",
                 {"K": p.K, "V": p.V, "C": p.C, "BLOCK": 64}, Config(),
-            )  # fmt: skip
+            )
         return kernels
 
     def sequences(self) -> dict[str, Recipe]:
@@ -190,19 +190,19 @@ class _Recipes:
             "K": p.K, "V": p.V, "C": p.C, "BK": c.BK, "BV": c.BV, **self.channels(c.warps), "SPAN": self.span,
             "GATE": p.gate, "RATE": p.A_log, "BIAS": p.dt_bias, "BETA": p.beta, "NORM": p.qk_l2norm,
             "MODE": mode, "PRECISION": self.precision,
-        }  # fmt: skip
+        }
         norms, rows = p.qk_l2norm and mode != "forward", mode != "sums"
         absent = self.absent(
             A_log=p.A_log, dt_bias=p.dt_bias, q_norm=norms, k_norm=norms, A_qk=mode in ("forward", "backward"),
             A_kk=mode in ("forward", "backward"), A_inv=mode in ("backward", "saved"), o=p.packed and output,
             **dict.fromkeys(("v", "beta", "w", "u", "qg", "kg", "gc_last"), rows),
-        )  # fmt: skip
+        )
         return self.recipe(
             "fwd.prepare:prepare",
             f"q:q k:q v:q g:g beta:b A_log:float32 dt_bias:float32 gc:{self.sums} q_norm:float32 k_norm:float32 A_qk:q "
             "A_kk:float32 A_inv:q w:q u:q qg:q kg:q gc_last:float32 o:q chunk_table:int64",
             "T chunks H HV one scale:fp32 lower_bound:fp32", constants, c, absent,
-        )  # fmt: skip
+        )
 
     def channels(self, warps: int) -> dict[str, int]:
         """Slices of K where a thread owns a channel, and the rows that it sums."""
@@ -230,7 +230,7 @@ class _Recipes:
         return {
             "K": p.K, "V": p.V, "C": p.C, "BK": c.BK, "BV": c.BV, "START": start, "FINISH": finish,
             "V_FIRST": p.state_v_first, "PRECISION": self.precision,
-        }  # fmt: skip
+        }
 
     def state_kernel(self, start: str, finish: str, output: bool, keep_h: str, keep_v: bool) -> Recipe:
         p, c = self.p, self.state
@@ -238,14 +238,14 @@ class _Recipes:
         constants = self.walk_constants(c, start, finish) | own
         kept = output and p.checkpoints is not None
         absent = self.absent(A_qk=output, qg=output, o=output, v_new=keep_v, h=keep_h != "none", h0=start != "zero",
-                             ht=finish != "none", pool=kept, place=kept)  # fmt: skip
+                             ht=finish != "none", pool=kept, place=kept)
         h0 = p.state_dtype if start == "sequence" else "float32"
         return self.recipe(
             "fwd.state:state",
             f"A_qk:q w:q u:q qg:q kg:q gc_last:float32 h0:{h0} o:q v_new:q h:q ht:float32 "
             f"pool:{p.checkpoints or 'float32'} place:int64 segment_table:int64",
             "T chunks pieces segment HV scale:fp32", constants, c, absent,
-        )  # fmt: skip
+        )
 
     def transition(self) -> Recipe:
         p, c = self.p, self.state
@@ -254,16 +254,16 @@ class _Recipes:
             "fwd.state:transition",
             "w:q kg:q gc_last:float32 M:float32 segment_table:int64",
             "T chunks pieces segment HV", constants, c,
-        )  # fmt: skip
+        )
 
     def compose(self, start: str, dtype: str | None, reverse: bool) -> Recipe:
         p, c = self.p, self.composing
         constants = {"K": p.K, "V": p.V, "ROWS": self.K, "BK": c.BK, "BV": c.BV, "V_FIRST": p.state_v_first,
-                     "REVERSE": reverse, "PRECISION": "tf32x3"}  # fmt: skip
+                     "REVERSE": reverse, "PRECISION": "tf32x3"}
         return self.recipe(
             "fwd.state:compose", f"M:float32 added:float32 h0:{dtype or 'float32'} edge:float32 first_segment:int32",
             "pieces HV", constants, c, self.absent(h0=start != "zero"),
-        )  # fmt: skip
+        )
 
 
     def backward(self, segment: int, saved: Save) -> dict[str, Recipe]:
@@ -292,19 +292,19 @@ class _Recipes:
                 "bwd.gate:sum_chunks", "of_A_log:float32 of_dt_bias:float32 dA_log:float32 ddt_bias:float32",
                 "chunks HV", {"K": p.K, "BK": self.K, "ROWS": 32, "RATE": p.A_log, "BIAS": p.dt_bias}, Config(warps=4),
                 self.absent(of_A_log=p.A_log, of_dt_bias=p.dt_bias, dA_log=p.A_log, ddt_bias=p.dt_bias),
-            )  # fmt: skip
+            )
         return kernels
 
     def wy_bwd(self) -> Recipe:
         p, c = self.p, self.wy
         constants = {"V": p.V, "C": p.C, "BV": c.BV, "SPAN": self.span, "BETA": p.beta,
-                     "PRECISION": self.precision, "STAGES": c.stages}  # fmt: skip
+                     "PRECISION": self.precision, "STAGES": c.stages}
         return self.recipe(
             "bwd.wy:wy_bwd",
             "v:q beta:b A_inv:q v_new:q dv_new:q do:q P:q L1:q L2:q U1:q U2:q units:float32 dv:q db:float32 "
             "diagonal:float32 chunk_table:int64",
             "T chunks HV scale:fp32", constants, c, self.blocks,
-        )  # fmt: skip
+        )
 
     @property
     def blocks(self) -> list[str]:
@@ -317,9 +317,9 @@ class _Recipes:
             "RUN": self.run(c.BK, c.warps), "GATE": p.gate, "RATE": p.A_log, "BIAS": p.dt_bias,
             "BETA": p.beta, "NORM": p.qk_l2norm,
             "SUMMED": p.dtype == "float32", "PRECISION": self.precision, "STAGES": c.stages,
-        }  # fmt: skip
+        }
         absent = self.absent(A_log=p.A_log, dt_bias=p.dt_bias, q_norm=p.qk_l2norm, k_norm=p.qk_l2norm,
-                             of_A_log=p.A_log, of_dt_bias=p.dt_bias)  # fmt: skip
+                             of_A_log=p.A_log, of_dt_bias=p.dt_bias)
         return self.recipe(
             "bwd.intra:intra_bwd",
             f"q:q k:q g:g beta:b A_log:float32 dt_bias:float32 gc:{self.sums} q_norm:float32 k_norm:float32 h:q dh:q "
@@ -327,19 +327,19 @@ class _Recipes:
             "of_A_log:float32 of_dt_bias:float32 chunk_table:int64",
             "T tokens chunks H HV one scale:fp32 lower_bound:fp32", constants, c,
             [*absent, *self.blocks],
-        )  # fmt: skip
+        )
 
     def norms_bwd(self) -> Recipe:
         p = self.p
         constants = {"K": p.K, "BK": self.K, "ROWS": max(1, 4096 // self.K), "SHARES": 1 + -(-p.K // self.intra.BK),
-                     "BETA": p.beta, "NORM": p.qk_l2norm}  # fmt: skip
+                     "BETA": p.beta, "NORM": p.qk_l2norm}
         absent = self.absent(q=p.qk_l2norm, k=p.qk_l2norm, q_norm=p.qk_l2norm, k_norm=p.qk_l2norm,
-                             beta=p.beta != "given")  # fmt: skip
+                             beta=p.beta != "given")
         return self.recipe(
             "bwd.norms:norms_bwd",
             "q:q k:q beta:b q_norm:float32 k_norm:float32 dqn:q dkn:q db:float32 dq:q dk:q dbeta:b taken:int64",
             "tokens H HV", constants, Config(warps=4), absent,
-        )  # fmt: skip
+        )
 
     def state_bwd(self, start: str, finish: str, keep: bool) -> Recipe:
         p, c = self.p, self.state_back
@@ -350,12 +350,12 @@ class _Recipes:
             "bwd.state:state_bwd",
             f"A_qk:q w:q qg:q kg:q gc_last:float32 do:q dht:float32 dv_new:q dh:q dh0:{dh0} segment_table:int64",
             "T chunks pieces segment HV scale:fp32", constants, c, absent,
-        )  # fmt: skip
+        )
 
 
 TABLES = ("chunk_table", "segment_table", "first_segment", "taken")           # parts/sequences.py
 UNALIGNED = ("beta", "A_log", "dt_bias", "cu_seqlens", *TABLES, "dbeta", "db", "units", "diagonal", "q_norm", "k_norm",
-             "dA_log", "ddt_bias", "pool")  # fmt: skip
+             "dA_log", "ddt_bias", "pool")
 
 
 def recipes(p: Problem, host: Host, recorded: bool = True) -> list[Recipe]:

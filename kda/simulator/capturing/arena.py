@@ -73,7 +73,7 @@ class Block:
     """One allocation."""
 
     __slots__ = ("__weakref__", "address", "allocated", "chunk", "ends", "freed", "pool", "recorded", "room", "size",
-                 "stream", "used", "written")  # fmt: skip
+                 "stream", "used", "written")
 
     def __init__(self, chunk: Chunk, address: int, size: int, room: int, pool: Any, stream: int):
         self.chunk, self.address, self.size, self.room = chunk, address, size, room

@@ -23,7 +23,7 @@ _ONE = threading.RLock()                     # the DSL's arch and Triton's drive
 _OPTIONS = frozenset(inspect.signature(launches.launch).parameters) - {
     "ptx", "kernel", "grid", "block", "cluster", "dynamic_shared", "args", "arch", "memory", "registers", "behind",
     "accesses", "heap",
-}  # fmt: skip
+}
 
 
 def _check_options(options: dict[str, Any], arch: int) -> None:

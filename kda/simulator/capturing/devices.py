@@ -51,7 +51,7 @@ ATTRIBUTES = {
     111: lambda d: _KB,                      # shared memory that the system keeps
     115: lambda d: 1,                        # pools of memory
     120: lambda d: int(d.cluster > 1),       # clusters
-}  # fmt: skip
+}
 
 
 def runs(ptx: str, target: Target) -> bool:

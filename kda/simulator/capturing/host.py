@@ -147,7 +147,7 @@ class _Answers(Callbacks):
         raise error
 
     def launch(self, gpu: Gpu, function: int, grid: Any, block: Any, shared: int, params: Any, attributes: Any,
-               stream: int | None) -> None:  # fmt: skip
+               stream: int | None) -> None:
         kernel = self.of.kernel_of(function)
         handle = images.keep(gpu, images.Function(kernel.name, kernel))
         images.launch(gpu, handle, grid, block, shared, params, None, attributes, stream or 0)
@@ -162,12 +162,12 @@ def _three(low: int, high: int) -> tuple[int, int, int]:
 
 
 def _launch(a: _Answers, gpu: Gpu, function: int, g: int, g2: int, b: int, b2: int, params: int, shared: int,
-            stream: Any) -> None:  # fmt: skip
+            stream: Any) -> None:
     a.launch(gpu, function, _three(g, g2), _three(b, b2), shared, params, {}, stream)
 
 
 def _launch_together(a: _Answers, gpu: Gpu, function: int, g: int, g2: int, b: int, b2: int, params: int,
-                     shared: int, stream: Any) -> None:  # fmt: skip
+                     shared: int, stream: Any) -> None:
     a.launch(gpu, function, _three(g, g2), _three(b, b2), shared, params, {COOPERATIVE: True}, stream)
 
 
@@ -181,7 +181,7 @@ def _launch_ex(a: _Answers, gpu: Gpu, config: Any, function: int, params: int) -
 
 
 def _tensor_map(a: _Answers, gpu: Gpu, to: int, dtype: int, rank: int, address: int, dims: Any, strides: Any, box: Any,
-                steps: Any, *more: int) -> None:  # fmt: skip
+                steps: Any, *more: int) -> None:
     raw = encoded(dtype, address or 0, dims[:rank], strides[: rank - 1], box[:rank], steps[:rank], *more)
     ctypes.memmove(to, raw, len(raw))
 
@@ -315,7 +315,7 @@ FUNCTIONS: dict[str, tuple[tuple, Callable[..., Any] | None]] = dict.fromkeys((
     "cudaGetErrorString": ((c_int,), _worded),
     "cudaGetErrorName": ((c_int,), _worded),
     "cuGetErrorString": ((c_int, _HANDLE), _worded_to),
-}  # fmt: skip
+}
 
 
 # ---- the build
@@ -391,7 +391,7 @@ def _trampolines(names: Sequence[str], functions: Sequence[str]) -> str:
     return "\n".join([
         f"void *kda_table[{max(len(names), 1)}];", f'const char *kda_names = "{" ".join(names)}";',
         f'const char *kda_functions = "{" ".join(functions)}";', *lines,
-    ]) + "\n"  # fmt: skip
+    ]) + "\n"
 
 
 def _symbols(file: str, folder: pathlib.Path, *which: str) -> list[str]:

@@ -29,7 +29,7 @@ SHARED_SIZE = 1                              # CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYT
 DRIVER_DTYPES = (
     "uint8", "uint16", "uint32", "int32", "uint64", "int64", "float16", "float32", "float64", "bfloat16", "float32_ftz",
     "tfloat32", "tfloat32_ftz", "16u4_align8b", "16u4_align16b", "16u6_align16b",
-)  # fmt: skip
+)
 DRIVER_SWIZZLES = (0, 32, 64, 128, "128/32", "128/32+8", "128/64")
 
 
@@ -172,7 +172,7 @@ class Runtime(Callbacks):
             buffer[param.offset : param.offset + param.size] = ctypes.string_at(pointer, param.size)
         pdl, cooperative = flags.get(PDL, False), flags.get(COOPERATIVE, False)
         taken = Launch(kernel, grid, block, cluster, dynamic_shared, bytes(buffer), self.tensors, pdl, cooperative,
-                       stream=stream or None)  # fmt: skip
+                       stream=stream or None)
         self.session.launch(taken)
 
     def encode_tiled(
@@ -181,14 +181,14 @@ class Runtime(Callbacks):
         raw = encoded(
             dtype, address or 0, dims[:rank], strides[: rank - 1], box[:rank], steps[:rank], interleave, swizzle,
             promotion, fill,
-        )  # fmt: skip
+        )
         ctypes.memmove(found, raw, len(raw))
 
 
 def encoded(
     dtype: int, address: int, dims: Sequence[int], strides: Sequence[int], box: Sequence[int], steps: Sequence[int],
     interleave: int, swizzle: int, promotion: int, fill: int, **im2col: Any,
-) -> bytes:  # fmt: skip
+) -> bytes:
     """A tensor map, from what cuTensorMapEncodeTiled is given; `im2col`: what makes it one of that mode."""
     if dtype >= len(DRIVER_DTYPES) or swizzle >= len(DRIVER_SWIZZLES):
         raise CaptureError(

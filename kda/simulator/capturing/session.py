@@ -109,12 +109,12 @@ class Session:
             Finding(FREED.id, f"an argument points into memory of {block}", run.kernel, 0, 0, 0, place, None, 1,
                     block.address, advice=advice.FREED)
             for block in lost if block not in touched
-        ]  # fmt: skip
+        ]
 
     def _simulated(
         self, launch: Launch, regions: list[memory.Region], heap: Heap, ptx: str | None = None,
         accesses: bool = False,
-    ) -> Any:  # fmt: skip
+    ) -> Any:
         kernel, behind = launch.kernel, self.runs[-1] if launch.pdl and self.runs else None
         trial, options = Trial(heap, regions), {"config": launch.config} | self.options | {"raises": False}
 

@@ -98,7 +98,7 @@ class Launch(ctypes.Structure):
 
 # clock.h, in its order
 STALLS = ("wait", "short", "long", "tensor", "math", "mio", "not selected", "barrier", "mbarrier", "cluster", "copies",
-          "grid")  # fmt: skip
+          "grid")
 PIPES = ("fma", "alu", "special", "mio", "registers", "tensor")
 UNITS = (*PIPES, "issue", "shared", "tma", "tcgen05", "l2", "hbm")
 OF_A_WARP = len(STALLS) + 2

@@ -36,7 +36,7 @@ def compiler():
         raise NoCompilerError(
             "The engine of kda.simulator", f"a C compiler ({wanted} or cc)",
             "Install gcc (Debian and Ubuntu: `apt-get install gcc libc6-dev`; Fedora: `dnf install gcc`), or set CC.",
-        )  # fmt: skip
+        )
     return found
 
 

@@ -26,7 +26,7 @@ def lower_bar(b, ins):
     if red:
         result, *which, predicate = operands(b, ins, "d", "a", "p") if len(ins.operands) < 4 else operands(
             b, ins, "d", "a", "b", "p"
-        )  # fmt: skip
+        )
         target = b.target(result, "u32" if kind == "popc" else "pred")
         predicate, negated = b.predicate(predicate)
         if negated:
@@ -125,7 +125,7 @@ def _lower_mbarrier_memory(b, ins, what, parts, relaxed):
     args = [place.register, b.value(number[0], "u32")]
     return Op("mbarrier_init", args, where) if what == "init" else Op(
         "mbarrier_tx", args, [*where, int(what == "complete_tx")]
-    )  # fmt: skip
+    )
 
 
 MBARRIER = {

@@ -25,7 +25,7 @@ MATRIX_TYPES = {
         *("f16", "bf16", "tf32", "f32", "f64", "e4m3", "e5m2", "e2m3", "e3m2", "e2m1", "u8", "s8", "s32"),
         *("u4", "s4", "b1", "ue8m0", "ue4m3"),
     ))
-}  # fmt: skip
+}
 ATOMICS = {"add": 0, "min": 1, "max": 2, "and": 3, "or": 4, "xor": 5, "exch": 6, "cas": 7, "inc": 8, "dec": 9}
 ATOMIC_TYPES = {
     "u32": 0,

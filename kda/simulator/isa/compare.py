@@ -20,7 +20,7 @@ HANDLERS = {
 OF_INTEGERS = {
     "eq": ("eq", False, False), "ne": ("eq", False, True),
     "lt": ("lt", False, False), "gt": ("lt", True, False), "le": ("lt", True, True), "ge": ("lt", False, True),
-}  # fmt: skip
+}
 OF_UNSIGNED = {"lo": "lt", "ls": "le", "hi": "gt", "hs": "ge"}
 OF_FLOATS = {
     "eq": ("eq", False, False), "ne": ("lg", False, False),
@@ -28,14 +28,14 @@ OF_FLOATS = {
     "equ": ("lg", False, True), "neu": ("eq", False, True),
     "ltu": ("le", True, True), "gtu": ("le", False, True), "leu": ("lt", True, True), "geu": ("lt", False, True),
     "num": ("num", False, False), "nan": ("num", False, True),
-}  # fmt: skip
+}
 COMBINE = {"and": 1, "or": 2, "xor": 3}
 # (type of the result, of a packed type) -> what true looks like, in each element
 TRUE = {
     **{(t, False): 0xFFFFFFFF for t in ("u32", "s32")}, **{(t, False): 0xFFFF for t in ("u16", "s16")},
     ("f32", False): 0x3F800000, ("f16", False): 0x3C00, ("bf16", False): 0x3F80,
     **{(t, True): 0xFFFF for t in ("u32", "s32")}, ("f16x2", True): 0x3C00, ("bf16x2", True): 0x3F80,
-}  # fmt: skip
+}
 
 
 def _comparison(b, ins, type_):

@@ -124,7 +124,7 @@ def _carrying(row):
         "MERGE();",
         *([f"set_pred(w, i->arg[{flag}], lanes, bits);"] if ".cc" in row.name else []),
         "return NEXT;",
-    ])  # fmt: skip
+    ])
 
 
 def _comparison(name, kind, value):

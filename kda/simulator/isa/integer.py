@@ -70,4 +70,4 @@ TABLE = rows(
     ("dp2a.lo", "u32.u32 u32.s32 s32.u32 s32.s32", "c + dot2(a, b, (T)-1 < 0, (S)-1 < 0)", "u32 = u32, u32, u32"),
     ("dp2a.hi", "u32.u32 u32.s32 s32.u32 s32.s32", "c + dot2(a, b >> 16, (T)-1 < 0, (S)-1 < 0)", "u32 = u32, u32, u32"),
     *WITH_CARRY,
-)  # fmt: skip
+)

@@ -38,4 +38,4 @@ TABLE = rows(
     ("selp", WORDS, "c ? a : b", "T = T, T, pred"),
     ("slct", _by("s32"), "c >= 0 ? a : b", "T = T, T, s32"),
     ("slct{.ftz}", _by("f32"), "c >= 0 ? a : b", "T = T, T, f32"),
-)  # fmt: skip
+)

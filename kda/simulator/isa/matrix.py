@@ -116,7 +116,7 @@ CONTAINED = {"e2m1": 2}  # in containers of 8 bits: how far up it lies; others b
 BITS = {
     **dict.fromkeys(("f64", "b64"), 64), "tf32": 32, **dict.fromkeys(("f16", "bf16"), 16),
     **dict.fromkeys((*F8, *I8), 8), **dict.fromkeys(I4, 4), "b1": 1,
-}  # fmt: skip
+}
 
 
 def _mma_forms(table=MMA):
@@ -220,7 +220,7 @@ def _lower_kind(b, ins, parts, sparse):
         shape != wanted or layouts != ["row", "col"] or len(named) != 4 + scaled or scaled != bool(scales)
         or not {named[1], named[2]} <= set(types) or named[0] not in accumulators or named[0] != named[3]
         or bool(count) != scaled
-    ):  # fmt: skip
+    ):
         b.fail(f"modifiers {'.'.join(parts)}", "; ".join([*_kind_forms(), SPARSE_KINDS]))
     d, type_a, type_b, _ = named[:4]
     m, n, k = map(int, re.findall(r"\d+", shape))

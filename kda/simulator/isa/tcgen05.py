@@ -21,7 +21,7 @@ MOVES = {"32x32b": (0, 1), "16x64b": (1, 1), "16x128b": (2, 2), "16x256b": (3, 4
 MOST_REGISTERS = 128
 REDUCTIONS, REDUCED_TYPES = {"min": 1, "max": 2}, {"f32": 0, "u32": 1, "s32": 2}
 COPIES = {("128x256b",): 0, ("128x128b",): 1, ("4x256b",): 2, ("64x128b", "warpx2::02_13"): 3,
-          ("64x128b", "warpx2::01_23"): 4, ("32x128b", "warpx4"): 5}  # fmt: skip
+          ("64x128b", "warpx2::01_23"): 4, ("32x128b", "warpx4"): 5}
 MULTICASTS = {key[1] for key in COPIES if len(key) == 2}
 FORMATS = {(): 0, ("b8x16", "b6x16_p32"): 1, ("b8x16", "b4x16_p64"): 2}
 

@@ -14,7 +14,7 @@ from kda.simulator.isa.copies import (
     needs,
     operands_of,
     place,
-    refuse_unknown,  # fmt: skip
+    refuse_unknown,
 )
 from kda.simulator.ptx.syntax import Immediate
 

@@ -70,7 +70,7 @@ def _lower_move(b, ins, matrix, parts):
         _fail(b, ins)
     multiplicand = type_ if matrix in (A, B) else next(
         (t for t, (shapes, ds, _) in MULTIPLICANDS.items() if shape in shapes and type_ in ds), ""
-    )  # fmt: skip
+    )
     accumulator = type_ if matrix not in (A, B) else MULTIPLICANDS.get(type_, ((), ("",)))[1][0]
     _check(b, ins, shape, multiplicand, accumulator)
     if BITS[type_] < 8 and layout != {A: "row", B: "col"}[matrix]:
@@ -86,7 +86,7 @@ def _lower_move(b, ins, matrix, parts):
     args = [*registers, place.register, b.value(given["stride"], "u32") if stride else b.constant(default)]
     space = space or {"shared": 2, "global": 1}.get(b.space_of(given["[address]"]), 0)
     mods = [len(registers), rows, columns, BITS[type_], int(matrix == B), LAYOUTS[layout], space, place.offset,
-            int(place.wide)]  # fmt: skip
+            int(place.wide)]
     return Op("wmma_store" if store else "wmma_load", args, mods, ALIGNED)
 
 
@@ -110,7 +110,7 @@ def _lower_mma(b, ins, parts):
     registers = [
         _vector(b, into, shape, "d", d, write=True), _vector(b, of_a, shape, A, a), _vector(b, of_b, shape, B, a),
         _vector(b, of_c, shape, C, c),
-    ]  # fmt: skip
+    ]
     m, n, k = map(int, re.findall(r"\d+", shape))
     mods = [m, n, k, *(MATRIX_TYPES[t] for t in (a, d, c)), BITS[a], int(saturate), int(exclusive)]
     counts = [len(r) for r in registers]

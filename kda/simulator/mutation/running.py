@@ -21,7 +21,7 @@ from .table import Mutants, Outcome
 # What each mutant runs under: asynchronous work late and early, warps in turns and in two random orders.
 SCHEDULES = (
     {"schedule": 0}, {"schedule": 0, "early": True}, {"schedule": 1, "early": True}, {"schedule": 2},
-)  # fmt: skip
+)
 WRONG = "wrong result"
 PATIENCE, SPARE = 4, 10_000                  # a launch PATIENCE times longer than any other is endless
 Verdict = tuple[tuple[str, ...], int | None]

@@ -146,7 +146,7 @@ class Mutants:
                 }
                 for row in self.rows
             ],
-        }  # fmt: skip
+        }
 
     def sections(self) -> Iterator[tuple[str, list[tuple[str, str, str, str, str]]]]:
         """For each kernel a sentence, and cells: source, number of mutants, instruction, mutation, what noticed."""
@@ -156,7 +156,7 @@ class Mutants:
             numbers = f"{c['mutants']} mutant{'s' * (c['mutants'] != 1)}, {c['noticed']} noticed ({ways}), "
             numbers += f"{c['redundant']} redundant, {c['survived']} survived"
             cells = [(row.source, str(len(row.outcomes)), row.instruction[:SHORT], row.mutation, row.says)
-                     for row in rows if row.kernel == kernel]  # fmt: skip
+                     for row in rows if row.kernel == kernel]
             yield f"{kernel}: {numbers}", cells
 
     def lines(self) -> Iterator[str]:

@@ -14,7 +14,7 @@ TYPE_SIZES = {  # bytes of one element in memory; a predicate lives in registers
     "b32": 4, "u32": 4, "s32": 4, "f32": 4, "f16x2": 4, "bf16x2": 4, "tf32": 4,
     "b64": 8, "u64": 8, "s64": 8, "f64": 8, "f32x2": 8,
     "b128": 16,
-}  # fmt: skip
+}
 
 
 class PtxError(ValueError):

@@ -22,7 +22,7 @@ COLUMNS = {
     "issued": "warp instructions", "global_read": "global bytes read", "global_written": "global bytes written",
     "wavefronts": "shared wavefronts", "conflicts": "bank conflicts", "flops": "tensor FLOPs",
     "stalled": "clocks waited",
-}  # fmt: skip
+}
 STYLE = """
 table { border-collapse: collapse; margin: 8px 0 20px; font-size: 13px; font-variant-numeric: tabular-nums; }
 th { font-weight: 500; color: var(--faint); text-align: right; } th, td { padding: 1px 10px; }
@@ -125,7 +125,7 @@ def _text(file: str | None, ptx: list[str]) -> list[str]:
 def _table(
     file: str | None, text: list[str], counts: Mapping[Line, Mapping[str, float]],
     remarks: Mapping[Line, list[Remark]], home: Path,
-) -> str:  # fmt: skip
+) -> str:
     """One file: the lines that ran or of which something is said, and a few around each."""
     own = {at.line: line for at, line in counts.items() if at.file == file}
     said = {at.line: of for at, of in remarks.items() if at.file == file}
@@ -144,13 +144,13 @@ def _table(
     return (
         f'<div class="scroll"><table><tr>{heads}<th></th><th class="code">{escape(title)}</th></tr>\n'
         + "\n".join(rows) + "</table></div>"
-    )  # fmt: skip
+    )
 
 
 def _row(
     number: int, code: str, line: Mapping[str, Any] | None, remarks: list[Remark], columns: list[str],
     most: Mapping[str, float],
-) -> list[str]:  # fmt: skip
+) -> list[str]:
     cells = ""
     for column in columns:
         n = line[column] if line else 0
@@ -160,7 +160,7 @@ def _row(
     weighed = "stalled" if "stalled" in columns else "issued"
     heat = round(40 * line[weighed] / most[weighed]) if line and most.get(weighed) else 0
     rows = [f'<tr class="{classes}" style="--heat: {heat}">{cells}<td class="n">{number}</td>'
-            f'<td class="code">{escape(code)}</td></tr>']  # fmt: skip
+            f'<td class="code">{escape(code)}</td></tr>']
     rows += [f'<tr class="{r.kind}"><td colspan="{len(columns) + 1}"></td><td class="says"><b>{escape(r.name)}</b> '
-             f"{escape(r.says)}</td></tr>" for r in remarks]  # fmt: skip
+             f"{escape(r.says)}</td></tr>" for r in remarks]
     return rows

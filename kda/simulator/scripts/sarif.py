@@ -83,7 +83,7 @@ def _of_finding(finding: Finding, home: Path) -> dict[str, Any]:
     ended = f"; {ENDED}" if finding.ended else ""
     text = f"{finding.says}{times}{ended} (kernel {finding.kernel}, at {finding.place.ptx})"
     result = _result(finding.kind, LEVELS.get(finding.grade, "warning"), text, finding.kernel,
-                     places.of(finding.place, home), home)  # fmt: skip
+                     places.of(finding.place, home), home)
     if finding.other:
         result["relatedLocations"] = [_related(finding.other, finding.kernel, home)]
     return result

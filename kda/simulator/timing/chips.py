@@ -117,15 +117,15 @@ _HOPPER = {
     "queue_mio": micro(0),                  # and an LDS every 4
     "queue_registers": assumed(4, "two instructions"),
     "queue_shared": assumed(24, "passes over shared memory"),
-}  # fmt: skip
+}
 _NO_TENSOR_MEMORY = {name: assumed(0, "there is none") for name in ("tensor_rate", "tensor_latency", "tensor_short",
-                                                                      "tmem_latency", "tmem_column")}  # fmt: skip
+                                                                      "tmem_latency", "tmem_column")}
 _H200 = _HOPPER | _NO_TENSOR_MEMORY | {
     "sms": published(132, "H200 data sheet"),
     "gigahertz": measured(1.98),
     "l2_rate": micro(34.4 * 132),
     "hbm_rate": micro(17.0 * 132),              # 4.4 TB/s of reads
-}  # fmt: skip
+}
 _ON_AN_H100 = "H100 80GB HBM3, 2026-11-26"
 _H100 = _H200 | {
     "gigahertz": measured(1.98, _ON_AN_H100),
@@ -167,7 +167,7 @@ _A100 = _HOPPER | _NO_TENSOR_MEMORY | _NO_WGMMA | {
     "l2_latency": published(200, "papers on Ampere's memory latencies"),
     "hbm_latency": published(466, "papers on Ampere's memory latencies"),
     "wgmma_latency": assumed(0, "there is none"),
-}  # fmt: skip
+}
 _RTX4090 = _HOPPER | _NO_TENSOR_MEMORY | _NO_WGMMA | {
     "sms": published(128, _ADA),
     "gigahertz": published(2.52, _ADA),
@@ -178,7 +178,7 @@ _RTX4090 = _HOPPER | _NO_TENSOR_MEMORY | _NO_WGMMA | {
     "mma_rate": published(64, f"{_ADA}: 165 TFLOP/s with sums in f32"),
     "l2_latency": assumed(270, "papers on Ada's memory latencies: 260 to 280"),
     "hbm_latency": assumed(540, "papers on Ada's memory latencies"),
-}  # fmt: skip
+}
 
 _GPCS = {1: 132, 2: 66, 4: 30, 6: 17, 8: 15, 12: 7, 16: 7}  # measured on an H200: cudaOccupancyMaxActiveClusters
 CHIPS = {

@@ -35,7 +35,7 @@ ORDERING = {
 QUIET = ORDERING | {"prefetch", "prefetchu", "tensormap", "call"}  # uses no unit that is counted
 NO_RESULT = QUIET - {"elect", "clusterlaunchcontrol", "mbarrier", "tcgen05"} | {"st", "red", "stmatrix", "pragma"}
 BITS = {"f16": 16, "bf16": 16, "tf32": 32, "e4m3": 8, "e5m2": 8, "s8": 8, "u8": 8, "f64": 64,
-        "s4": 4, "u4": 4, "b1": 1, "e2m1": 4, "e2m3": 8, "e3m2": 8}  # fmt: skip
+        "s4": 4, "u4": 4, "b1": 1, "e2m1": 4, "e2m3": 8, "e3m2": 8}
 
 
 @dataclass

@@ -8,14 +8,14 @@ from html import escape
 WIDTH, LABEL = 1400, 190  # pixels: of the picture, and of the names at its left
 HEIGHTS = {"warp": 13, "unit": 15, "copy": 9, "mbarrier": 13, "barrier": 13}
 HEADINGS = {"unit": "engines", "copy": "copies in flight", "mbarrier": "mbarriers: phases",
-            "barrier": "named barriers: first arrival to last"}  # fmt: skip
+            "barrier": "named barriers: first arrival to last"}
 # why a warp waits -> what the legend says
 WAITS = {
     "mbarrier": "an mbarrier", "barrier": "a barrier", "cluster": "a barrier", "copies": "its copies",
     "grid": "the previous kernel", "tensor": "a matrix product", "long": "global memory", "short": "shared memory",
     "mio": "shared memory", "math": "a unit, a result or its turn", "wait": "a unit, a result or its turn",
     "not selected": "a unit, a result or its turn",
-}  # fmt: skip
+}
 # light, dark
 COLOURS = {
     "work": ("#2a78d6", "#3987e5"), "unit": ("#008300", "#33a533"), "copy": ("#52514e", "#c3c2b7"),
@@ -24,7 +24,7 @@ COLOURS = {
     "copies": ("#1baf7a", "#199e70"), "grid": ("#52514e", "#c3c2b7"), "tensor": ("#4a3aa7", "#9085e9"),
     "long": ("#e34948", "#e66767"), "short": ("#eb6834", "#d95926"), "mio": ("#eb6834", "#d95926"),
     "math": ("#b9c8d8", "#4d6076"), "wait": ("#b9c8d8", "#4d6076"), "not selected": ("#b9c8d8", "#4d6076"),
-}  # fmt: skip
+}
 STYLE = """
 :root { color-scheme: light dark; --back: #fcfcfb; --ink: #0b0b0b; --faint: #6d6c67; --line: #dddcd5; %s }
 @media (prefers-color-scheme: dark) { :root { --back: #1a1a19; --ink: #fff; --faint: #a5a49b; --line: #3a3a37; %s } }

@@ -7,7 +7,7 @@ COLOURS = {
     "wait": "grey", "short": "thread_state_runnable", "long": "bad", "tensor": "rail_animation", "math": "yellow",
     "mio": "yellow", "not selected": "grey", "barrier": "rail_idle", "mbarrier": "rail_load", "cluster": "rail_idle",
     "copies": "terrible", "grid": "black",
-}  # fmt: skip
+}
 
 
 def trace(timelines):

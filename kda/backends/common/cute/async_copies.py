@@ -47,7 +47,7 @@ def bulk_copy_to_neighbour(source, to, size, full, rank):
         read_only_args=[
             source.toint().to(Uint32), to.toint().to(Uint32), Int32(size), full.toint().to(Uint32), Int32(rank)
         ],
-    )  # fmt: skip
+    )
 
 
 @cute.jit

@@ -48,7 +48,7 @@ def chunk_options(p: Problem) -> dict[str, Any]:
     return dict(
         K=p.K, V=p.V, gate=p.gate, one_product=one_product, norm=p.qk_l2norm, rate=p.A_log, bias=p.dt_bias,
         beta=p.beta, grouped=p.HV != p.H, g_dtype=p.g_dtype, beta_dtype=p.beta_dtype,
-    )  # fmt: skip
+    )
 
 
 class ComposeArguments(Arguments):

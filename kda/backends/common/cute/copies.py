@@ -11,14 +11,14 @@ from cutlass.memory import SmemAllocator
 TYPES = {
     "bfloat16": cutlass.BFloat16, "float16": cutlass.Float16, "float32": cutlass.Float32, "int32": cutlass.Int32,
     "uint32": cutlass.Uint32, "int64": cutlass.Int64, "uint8": cutlass.Uint8,
-}  # fmt: skip
+}
 
 
 def field_at(base, field):
     """A field (fields.py) of the struct whose bytes begin at `base`."""
     return cute.make_ptr(
         TYPES[field.dtype], (base + field.offset).toint(), base.memspace, assumed_align=field.align
-    )  # fmt: skip
+    )
 
 
 def allocate(struct):

@@ -8,7 +8,7 @@ FLOOR = -127.0                               # 2^FLOOR is nothing, and sums of a
 NORM_EPS = 1e-6
 # log(1 + e) / e for e in [0, 1], from the constant on: within 2e-7 of it.
 LOG1P = (0.9999998211860657, -0.4999740421772003, 0.33275479078292847, -0.24495463073253632, 0.17745241522789001,
-         -0.10768171399831772, 0.04408963397145271, -0.008539208211004734)  # fmt: skip
+         -0.10768171399831772, 0.04408963397145271, -0.008539208211004734)
 
 
 @cute.jit
@@ -70,7 +70,7 @@ def bounded(x):
     return cute.arch.inline_ptx(
         "{.reg .f32 t; min.NaN.f32 t, {$r0}, {$r1}; max.NaN.f32 {$w0}, t, {$r2};}", write_only_types=[Float32],
         read_only_args=[x, Float32(3.0e38), Float32(-3.0e38)],
-    )  # fmt: skip
+    )
 
 
 @cute.jit
@@ -79,7 +79,7 @@ def distance(x, y):
     return cute.arch.inline_ptx(
         "{.reg .f32 t; sub.ftz.f32 t, {$r0}, {$r1}; abs.f32 t, t; neg.f32 {$w0}, t;}", write_only_types=[Float32],
         read_only_args=[x, y],
-    )  # fmt: skip
+    )
 
 
 @cute.jit

@@ -56,7 +56,7 @@ def mma_tf32(acc, a, b):
         "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {{$w0}, {$w1}, {$w2}, {$w3}}, "
         "{{$r0}, {$r1}, {$r2}, {$r3}}, {{$r4}, {$r5}}, {{$r6}, {$r7}, {$r8}, {$r9}};",
         write_only_types=[Float32] * 4, read_only_args=[*a, *b, *acc],
-    )  # fmt: skip
+    )
 
 
 @cute.jit
@@ -66,7 +66,7 @@ def mma_bf16(acc, a, b):
         "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {{$w0}, {$w1}, {$w2}, {$w3}}, "
         "{{$r0}, {$r1}, {$r2}, {$r3}}, {{$r4}, {$r5}}, {{$r6}, {$r7}, {$r8}, {$r9}};",
         write_only_types=[Float32] * 4, read_only_args=[*a, *b, *acc],
-    )  # fmt: skip
+    )
 
 
 @cute.jit
@@ -78,7 +78,7 @@ def two_mma_bf16(a, b):
         + one + " {x, y, u, v}, {{$r0}, {$r1}, {$r2}, {$r3}}, {{$r4}, {$r5}}, {z, z, z, z}; "
         + one + " {{$w0}, {$w1}, {$w2}, {$w3}}, {{$r6}, {$r7}, {$r8}, {$r9}}, {{$r10}, {$r11}}, {x, y, u, v};}",
         write_only_types=[Float32] * 4, read_only_args=[*a[0], *b[0], *a[1], *b[1]],
-    )  # fmt: skip
+    )
 
 
 @cute.jit
@@ -88,7 +88,7 @@ def load_matrices(pointer, transposed: cutlass.Constexpr = False):
     return cute.arch.inline_ptx(
         f"ldmatrix.sync.aligned.m8n8.x4{direction}.shared.b16 {{{{$w0}}, {{$w1}}, {{$w2}}, {{$w3}}}}, [{{$r0}}];",
         write_only_types=[Uint32] * 4, read_only_args=[pointer.toint().to(Uint32)],
-    )  # fmt: skip
+    )
 
 
 @cute.jit

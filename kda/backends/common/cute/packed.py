@@ -77,7 +77,7 @@ def to_bf16(x):
     return cute.arch.inline_ptx(
         "{.reg .f32 a, b; mov.b64 {a, b}, {$r0}; cvt.rn.bf16x2.f32 {$w0}, b, a;}", write_only_types=[Uint32],
         read_only_args=[x],
-    )  # fmt: skip
+    )
 
 
 @cute.jit
@@ -130,7 +130,7 @@ def powers(x):
         "{.reg .f32 a, b; mov.b64 {a, b}, {$r0}; ex2.approx.ftz.f32 a, a; ex2.approx.ftz.f32 b, b; "
         "mov.b64 {$w0}, {a, b}; rcp.approx.ftz.f32 a, a; rcp.approx.ftz.f32 b, b; mov.b64 {$w1}, {a, b};}",
         write_only_types=[Int64] * 2, read_only_args=[x],
-    )  # fmt: skip
+    )
 
 
 @cute.jit
@@ -140,7 +140,7 @@ def logistic(x, one):
         "{.reg .f32 a, b; mov.b64 {a, b}, {$r0}; ex2.approx.ftz.f32 a, a; ex2.approx.ftz.f32 b, b; "
         "add.ftz.f32 a, a, {$r1}; add.ftz.f32 b, b, {$r1}; rcp.approx.ftz.f32 a, a; rcp.approx.ftz.f32 b, b; "
         "mov.b64 {$w0}, {a, b};}", x, one.bitcast(Uint32),
-    )  # fmt: skip
+    )
 
 
 @cute.jit
@@ -149,7 +149,7 @@ def sum_of(x):
     return cute.arch.inline_ptx(
         "{.reg .f32 a, b; mov.b64 {a, b}, {$r0}; add.ftz.f32 {$w0}, a, b;}", write_only_types=[Float32],
         read_only_args=[x],
-    )  # fmt: skip
+    )
 
 
 # Rows of single registers, as tensor memory has them.
@@ -162,7 +162,7 @@ def rounded(values):
     for i in cutlass.range_constexpr(0, len(values), 2):
         words.append(cute.arch.inline_ptx(
             "cvt.rn.bf16x2.f32 {$w0}, {$r1}, {$r0};", write_only_types=[Uint32], read_only_args=values[i : i + 2]
-        ))  # fmt: skip
+        ))
     return words
 
 
@@ -174,5 +174,5 @@ def times_pairs(values, factor):
         found += cute.arch.inline_ptx(
             "{.reg .b64 x; mov.b64 x, {{$r0}, {$r1}}; mul.rn.f32x2 x, x, {$r2}; mov.b64 {{$w0}, {$w1}}, x;}",
             write_only_types=[Uint32] * 2, read_only_args=[values[i], values[i + 1], factor],
-        )  # fmt: skip
+        )
     return found

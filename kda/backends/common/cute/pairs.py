@@ -216,7 +216,7 @@ def store_A_kk(acc, A_kk, b, thread, on_keys: cutlass.Constexpr = False, number:
         if cutlass.const_expr(on_keys):
             of_pair = [b[column], b[column + 1]]
         pair = [acc[i] * of_pair[0] if column < row else Float32(0.0),
-                acc[i + 1] * of_pair[1] if column + 1 < row else Float32(0.0)]  # fmt: skip
+                acc[i + 1] * of_pair[1] if column + 1 < row else Float32(0.0)]
         if counts(row, column, number):
             store(A_kk + (row * PITCH_A + column), pair)
 

@@ -205,7 +205,7 @@ class Rows:
             # 1 / (inf + ..): a row of no token decays nothing
             one = Float32(1.0) if has_token else Float32(float("inf"))
             unit = self.unit(at.lower_bound) if bounded else both(
-                Float32(fast.LOG2_E) if has_token else Float32(0.0))  # fmt: skip
+                Float32(fast.LOG2_E) if has_token else Float32(0.0))
             for i in cutlass.range_constexpr(self.pairs):
                 x = raw_g[r][i]
                 if cutlass.const_expr(bounded):

@@ -42,7 +42,7 @@ def gather(pool, starts, h0, stride, count, HV, SIZE: tl.constexpr, BLOCK: tl.co
 def scatter(
     ht, pool, slots, starts, cu_seqlens, offsets, checkpoints, stride, count, T, HV, E,
     SIZE: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
+):
     """pool[slots[n]] = ht[n], and so of the checkpoints that are final states.  A sequence of no tokens that starts
     where it ends writes nothing: in a captured call such sequences may name any slot."""
     blocks: tl.constexpr = (SIZE + BLOCK - 1) // BLOCK
@@ -63,7 +63,7 @@ def scatter(
 @triton.jit
 def places(
     offsets, checkpoints, cu_seqlens, place, stride, count, T, E, ROWS: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
+):
     """place[chunk]: the element of the pool where the state that enters a chunk of ROWS rows is stored; -1: it is not.
     Program n writes the chunks of sequence n."""
     n = tl.program_id(0)

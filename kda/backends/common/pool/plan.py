@@ -43,7 +43,7 @@ def recipes_of(p: Problem, x: Dtypes, rows: int, target: Target) -> dict[str, Re
     size = p.K * p.V
     tensors: dict[str, Any] = {
         "pool": p.state_dtype, "h0": "float32", "ht": "float32", "place": "int64", **x._asdict(),
-    }  # fmt: skip
+    }
     of_states = {"SIZE": size, "BLOCK": min(ELEMENTS, 1 << (size - 1).bit_length())}
 
     def recipe(function: str, names: str, numbers: str, constants: Mapping[str, int]) -> Recipe:
@@ -54,16 +54,16 @@ def recipes_of(p: Problem, x: Dtypes, rows: int, target: Target) -> dict[str, Re
         return Recipe(
             f"kda.backends.common.pool.kernels:{function}", signature, absent | dict(constants), target=target,
             divisible=[name for name in given if name not in UNALIGNED], options={"num_warps": 4, "num_stages": 1},
-        )  # fmt: skip
+        )
 
     found = {
         "gather": recipe("gather", "pool starts h0", "stride count HV", of_states),
         "scatter": recipe("scatter", "ht pool slots starts cu_seqlens offsets checkpoints", "stride count T HV E",
                           of_states),
-    }  # fmt: skip
+    }
     if x.checkpoints is not None:
         found["places"] = recipe("places", "offsets checkpoints cu_seqlens place", "stride count T E",
-                                 {"ROWS": rows, "BLOCK": 256})  # fmt: skip
+                                 {"ROWS": rows, "BLOCK": 256})
     return found
 
 

@@ -267,7 +267,7 @@ class Math(Rows):
     @cute.jit
     def square_of_G(
         self, s, n: cutlass.Constexpr, i: cutlass.Constexpr, j: cutlass.Constexpr, transposed: cutlass.Constexpr
-    ):  # fmt: skip
+    ):
         """16 x 16 elements of G1 or G2, rows of step i and columns of step j, as two operands of mma.sync: B^T of rows,
         or, transposed, of columns."""
         lane = self.lane()

@@ -191,7 +191,7 @@ class Operands(entry.Entry):
             pairs.append(words_of([x * of_keys[e] for e, x in enumerate(causal_pair(acc, at, i))])[0])
         for m in cutlass.range_constexpr(2):
             found = self.times_T(T, m, [[[pairs[4 * step + n], pairs[4 * step + 2 + n]] for step in range(2)]
-                                        for n in range(2)])  # fmt: skip
+                                        for n in range(2)])
             column = C + (2 * warp + (lane >> 4)) * 8
             store_matrices(TA + swizzle_128B(16 * m + (lane & 15), column, C) // 2, found)
 

@@ -48,7 +48,7 @@ def arrive_at(mbarrier, cta):
     cute.arch.inline_ptx(
         "{.reg .pred p; .reg .b32 to; elect.sync _|p, -1; mapa.shared::cluster.u32 to, {$r0}, {$r1}; "
         "@p mbarrier.arrive.shared::cluster.b64 _, [to];}", read_only_args=[mbarrier.toint().to(Uint32), cta],
-    )  # fmt: skip
+    )
 
 
 class WholeCta:

@@ -200,5 +200,5 @@ def load(
     found = cute.arch.inline_ptx(
         f"{{tcgen05.ld.sync.aligned.{shape}.b32 {{{to}}}, [{{$r0}}]{more}; tcgen05.wait::ld.sync.aligned;}}",
         write_only_types=[kind] * count, read_only_args=[Int32(address)],
-    )  # fmt: skip
+    )
     return list(found)

@@ -539,7 +539,7 @@ class Stream(entry.Entry):
         else:
             for name, places, arrivals in (
                 ("full", STREAM_STAGES, 33), ("read", STREAM_STAGES, 4), ("made", OUTPUTS, 4), ("taken", OUTPUTS, 1)
-            ):  # fmt: skip
+            ):
                 for i in cutlass.range_constexpr(places):
                     cute.arch.mbarrier_init(field_at(shared, getattr(self.c.walker, name)) + i, arrivals)
 

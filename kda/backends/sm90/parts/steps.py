@@ -120,7 +120,7 @@ class Steps:
         KG, TB = field_at(tile, self.tile.KG), field_at(tile, self.tile.TB)
         first, made = self.channels * self.team.warp(), []
         T = {(m, step): load_matrices(TB + self.narrow_place(ROWS * m, ROWS * step))
-             for m, step in ((0, 0), (0, 1), (1, 1))}  # fmt: skip
+             for m, step in ((0, 0), (0, 1), (1, 1))}
         own = [load_matrices(KG + self.wide_place(ROWS * step, first, C), transposed=True) for step in range(2)]
         for m in cutlass.range_constexpr(2):
             found = []
@@ -180,7 +180,7 @@ class Steps:
         first = self.channels * warp
         lam_b = self.decays(b, warp)
         own = [load_matrices(field_at(b, KG) + self.wide_place(ROWS * step, first, C), transposed=True)
-               for step in range(2)]  # fmt: skip
+               for step in range(2)]
         for m in cutlass.range_constexpr(2):
             found = [[Float32(0.0)] * 4, [Float32(0.0)] * 4]
             for step in cutlass.range_constexpr(2):
@@ -308,7 +308,7 @@ class StepState(State):
             words[i] = cute.arch.inline_ptx(
                 "cvt.rn.bf16x2.f32 {$w0}, {$r0}, {$r1};", write_only_types=[Uint32],
                 read_only_args=[flat[2 * i + 1], flat[2 * i]],
-            )  # fmt: skip
+            )
 
     @cute.jit
     def put_outputs(self, rows_of_o, O):

@@ -16,7 +16,7 @@ def gate_bwd(
     one,
     K: tl.constexpr, C: tl.constexpr, RUN: tl.constexpr, GATE: tl.constexpr, RATE: tl.constexpr, BIAS: tl.constexpr,
     SUMMED: tl.constexpr,
-):  # fmt: skip
+):
     """Of one chunk and channels d; dg2_row is (C, K), or dg2 where that is SUMMED.  A thread has one channel and RUN
     rows, as in fwd/prepare.
     """
@@ -48,7 +48,7 @@ def gate_bwd(
 
 @triton.jit
 def sum_chunks(of_A_log, of_dt_bias, dA_log, ddt_bias, chunks, HV, K: tl.constexpr, BK: tl.constexpr,
-               ROWS: tl.constexpr, RATE: tl.constexpr, BIAS: tl.constexpr):  # fmt: skip
+               ROWS: tl.constexpr, RATE: tl.constexpr, BIAS: tl.constexpr):
     """dA_log and ddt_bias of one value head: sums over all chunks, always in one order."""
     head = tl.program_id(0)
     d = tl.arange(0, BK)

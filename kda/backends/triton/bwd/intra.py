@@ -50,7 +50,7 @@ def product(M, high, low, of, PRECISION: tl.constexpr):
 def level_bwd(
     x, plus, minus, q, k, gc, M1, M2, unit, qs, ks, bks, level, d, rows, stride,
     K: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
+):
     """Adds the products of one level to x, plus and minus, and returns these products and their decay, too.
 
     `unit` may be None, for 1.
@@ -81,7 +81,7 @@ def intra_bwd(
     K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, SPAN: tl.constexpr,
     RUN: tl.constexpr, GATE: tl.constexpr, RATE: tl.constexpr, BIAS: tl.constexpr, BETA: tl.constexpr,
     NORM: tl.constexpr, SUMMED: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
-):  # fmt: skip
+):
     """gc (chunks, HV, C, K) is dg2_row in the end, dg2 itself where it is SUMMED.  dqn, dkn (tokens, HV, K);
     db (1 + slices of K, tokens, HV), shares of it; of_A_log, of_dt_bias (chunks, HV, K).
 
@@ -145,7 +145,7 @@ def intra_bwd(
         x = tl.dot(load_columns(do + at_v + e[None, :], e[None, :], V, BV), h_, x, input_precision=PRECISION)
         plus = tl.dot(load_columns(P + at_v + e[None, :], e[None, :], V, BV), h_, plus, input_precision=PRECISION)
         minus = tl.dot(load_columns(v_new + at_v + e[None, :], e[None, :], V, BV), dh_, minus,
-                       input_precision=PRECISION)  # fmt: skip
+                       input_precision=PRECISION)
     at_gc, at_qk = near[:, None] * K + d[None, :], near[:, None] * (H * K) + d[None, :]
     sums = load_columns(gc + at_gc, d[None, :], K, BK)
     last = load_columns(gc + (rows - 1) * K + d, d, K, BK)
@@ -219,4 +219,4 @@ def intra_bwd(
     tl.store(gc + at_gc, dg2.to(gc.dtype.element_ty), mask=real)
     tl.debug_barrier()                                                         # dg2 is there
     gate_bwd(g, rate, dt_bias, gc, dg, of_A_log, of_dt_bias, through_last, d, head, number, HV * K, rows, lower_bound,
-             one, K, C, RUN, GATE, RATE, BIAS, SUMMED)  # fmt: skip
+             one, K, C, RUN, GATE, RATE, BIAS, SUMMED)

@@ -16,7 +16,7 @@ from ..parts.memory import load_columns
 @triton.jit
 def norm_bwd(
     x, dxn, dx, norm, row, near, inside, H, HV, head, K: tl.constexpr, BK: tl.constexpr, NORM: tl.constexpr,
-):  # fmt: skip
+):
     """`near` are rows that are there, `inside` those of a sequence."""
     d, group = tl.arange(0, BK)[None, :], HV // H
     dy = tl.zeros((row.shape[0], BK), tl.float32)
@@ -34,7 +34,7 @@ def norm_bwd(
 def norms_bwd(
     q, k, beta, q_norm, k_norm, dqn, dkn, db, dq, dk, dbeta, taken, tokens, H, HV,
     K: tl.constexpr, BK: tl.constexpr, ROWS: tl.constexpr, SHARES: tl.constexpr, BETA: tl.constexpr, NORM: tl.constexpr,
-):  # fmt: skip
+):
     """dqn, dkn (tokens, HV, K), the norms (tokens, HV), db (SHARES, tokens, HV)."""
     head = tl.program_id(0) % H
     row = (tl.program_id(0) // H).to(tl.int64) * ROWS + tl.arange(0, ROWS)

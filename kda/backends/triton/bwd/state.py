@@ -21,7 +21,7 @@ def state_bwd(
     K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
     START: tl.constexpr, FINISH: tl.constexpr, V_FIRST: tl.constexpr, KEEP: tl.constexpr,
     PRECISION: tl.constexpr, STAGES: tl.constexpr,
-):  # fmt: skip
+):
     """START and FINISH as in fwd/state, for dht and dh0; "segment" leaves out the first of a sequence.
 
     KEEP    dv_new, and dh leaving each chunk

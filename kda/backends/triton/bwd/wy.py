@@ -30,7 +30,7 @@ def wy_bwd(
     v, beta, A_inv, v_new, dv_new, do, P, L1, L2, U1, U2, units, dv, db, diagonal, chunk_table, T, chunks, HV, scale,
     V: tl.constexpr, C: tl.constexpr, BV: tl.constexpr, SPAN: tl.constexpr, BETA: tl.constexpr,
     PRECISION: tl.constexpr, STAGES: tl.constexpr,
-):  # fmt: skip
+):
     """Scratch: P (tokens, HV, V), diagonal and db, here db_local (tokens, HV), L1, L2, U1 and U2 (chunks, HV, C, C),
     units (chunks, HV).
 

@@ -91,7 +91,7 @@ def recurrent(
     K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, NORM: tl.constexpr, GATE: tl.constexpr,
     BETA: tl.constexpr, PER_VALUE: tl.constexpr, ORDER: tl.constexpr, FINAL_ORDER: tl.constexpr,
     INPLACE: tl.constexpr, PER_TOKEN: tl.constexpr,
-):  # fmt: skip
+):
     """x_b, x_t, x_h, x_d: strides of x by row, token, head and channel; tensors that a call has not are None.
 
     `state` has `pool` states, `slots` S_slots for each sequence.  Offsets, counts and slots are numbers on the GPU that

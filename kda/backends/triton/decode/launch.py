@@ -47,7 +47,7 @@ def recurrent(p: Problem, x: Inputs) -> tuple[Tensor, Tensor | None]:
         "A_log": _dense(x.A_log), "dt_bias": _dense(x.dt_bias), "state": state,
         "cu_seqlens": _dense(x.cu_seqlens, device), "slots": x.ssm_state_indices,
         "accepted": _dense(x.num_accepted_tokens),
-    }  # fmt: skip
+    }
     lie = tuple(
         None if t is None else (t.dtype, t.shape, t.stride(), t.data_ptr() % 16) for t in given.values()
     )

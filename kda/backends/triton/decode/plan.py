@@ -18,7 +18,7 @@ ROWS = ("q", "k", "v", "g", "beta")
 STRIDES = (
     *(f"{row}_{axis}" for row in ROWS for axis in "bthd"),
     "state_n", "state_h", "state_k", "state_v", "slots_n", "slots_s",
-)  # fmt: skip
+)
 WARPS_PER_SM = 4                             # one for each scheduler
 FEW, MANY = 1024, 2048                       # elements of a state that one warp holds: 32 or 64 registers a thread
 
@@ -84,7 +84,7 @@ def numbers(p: Problem, x: Mapping[str, Memory]) -> dict[str, float]:
     return found | {
         "scale": p.scale, "lower_bound": p.lower_bound or 0.0, "T": p.T, "N": p.N, "HV": p.HV, "group": p.HV // p.H,
         "pool": p.slots, "S_slots": x["slots"].shape[1] if p.slots_per_token else 1,
-    }  # fmt: skip
+    }
 
 
 def tensors(p: Problem, x: Mapping[str, Memory], strides: Mapping[str, float]) -> Tensors:
@@ -100,7 +100,7 @@ def tensors(p: Problem, x: Mapping[str, Memory], strides: Mapping[str, float]) -
         dense=all(strides[f"{row}_d"] == 1 for row in ROWS),
         aligned=all(aligned(row, "bth") for row in ("q", "k", "v", "g")) and ("dt_bias" not in x or aligned("dt_bias")),
         order=order, state_aligned="state" in x and aligned("state", "nh"),
-    )  # fmt: skip
+    )
 
 
 def recipe(p: Problem, x: Tensors, c: Config, target: Target) -> Recipe:
@@ -108,7 +108,7 @@ def recipe(p: Problem, x: Tensors, c: Config, target: Target) -> Recipe:
         "q": p.dtype, "k": p.dtype, "v": p.dtype, "g": p.g_dtype, "beta": p.beta_dtype, "o": p.dtype,
         "A_log": x.A_log, "dt_bias": x.dt_bias, "cu_seqlens": x.cu_seqlens, "slots": x.slots, "accepted": x.accepted,
         "state": p.state_dtype, "ht": "float32" if p.final_state and not p.inplace else None,
-    }  # fmt: skip
+    }
     types = {name: TYPES[dtype] for name, dtype in dtypes.items() if dtype is not None}
     constants: dict[str, Any] = {name: None for name in dtypes if name not in types}
     types |= {"scale": "fp32", "lower_bound": "fp32", "N": "i32", "HV": "i32", "group": "i32"}
@@ -118,7 +118,7 @@ def recipe(p: Problem, x: Tensors, c: Config, target: Target) -> Recipe:
         "K": p.K, "V": p.V, "BK": width(p.K), "BV": c.BV, "NORM": p.qk_l2norm, "GATE": p.gate, "BETA": p.beta,
         "PER_VALUE": p.beta_per_value, "ORDER": x.order, "FINAL_ORDER": "vk" if p.state_v_first else "kv",
         "INPLACE": p.inplace, "PER_TOKEN": p.slots_per_token,
-    }  # fmt: skip
+    }
     if x.dense:
         constants |= {f"{row}_d": 1 for row in ROWS}
     if x.order != "any":
@@ -133,7 +133,7 @@ def recipe(p: Problem, x: Tensors, c: Config, target: Target) -> Recipe:
     return Recipe(
         FUNCTION, types, constants, target=target, divisible=divisible & set(types),
         options={"num_warps": c.num_warps, "num_stages": 1, "enable_fp_fusion": False},
-    )  # fmt: skip
+    )
 
 
 def recipes(p: Problem, host: Host) -> list[Recipe]:

@@ -56,7 +56,7 @@ def put(pointers, x, real, FULL: tl.constexpr):
 
 @triton.jit
 def state_of(state, state_k, state_v, first, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, ROWS: tl.constexpr,
-             PIECE: tl.constexpr, ORDER: tl.constexpr):  # fmt: skip
+             PIECE: tl.constexpr, ORDER: tl.constexpr):
     """Addresses (P * ROWS, PIECE) in a state of the rows from `first` on, and where it has elements; rows of one piece
     of K, then of the next.
 
@@ -75,7 +75,7 @@ def state_of(state, state_k, state_v, first, K: tl.constexpr, V: tl.constexpr, B
 
 @triton.jit
 def block_of(j, state, state_k, state_v, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, ROWS: tl.constexpr,
-             PIECE: tl.constexpr, ORDER: tl.constexpr):  # fmt: skip
+             PIECE: tl.constexpr, ORDER: tl.constexpr):
     """ROWS rows of a state as its pool holds them, the j-th of such blocks."""
     at, real = state_of(state, state_k, state_v, j * ROWS, K, V, BK, ROWS, PIECE, ORDER)
     return fetch(at, real, K == BK and V % ROWS == 0)
@@ -83,7 +83,7 @@ def block_of(j, state, state_k, state_v, K: tl.constexpr, V: tl.constexpr, BK: t
 
 @triton.jit
 def blocks_of(N: tl.constexpr, state, state_k, state_v, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr,
-              ROWS: tl.constexpr, PIECE: tl.constexpr, ORDER: tl.constexpr):  # fmt: skip
+              ROWS: tl.constexpr, PIECE: tl.constexpr, ORDER: tl.constexpr):
     """The first N blocks."""
     found = ()
     for j in tl.static_range(N):
@@ -93,14 +93,14 @@ def blocks_of(N: tl.constexpr, state, state_k, state_v, K: tl.constexpr, V: tl.c
 
 @triton.jit
 def put_block(S, j, state, state_k, state_v, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, ROWS: tl.constexpr,
-              PIECE: tl.constexpr, ORDER: tl.constexpr):  # fmt: skip
+              PIECE: tl.constexpr, ORDER: tl.constexpr):
     at, real = state_of(state, state_k, state_v, j * ROWS, K, V, BK, ROWS, PIECE, ORDER)
     put(at, S, real, K == BK and V % ROWS == 0)
 
 
 @triton.jit
 def put_blocks(blocks, state, state_k, state_v, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr,
-               ROWS: tl.constexpr, PIECE: tl.constexpr, ORDER: tl.constexpr):  # fmt: skip
+               ROWS: tl.constexpr, PIECE: tl.constexpr, ORDER: tl.constexpr):
     for j in tl.static_range(len(blocks)):
         put_block(blocks[j], j, state, state_k, state_v, K, V, BK, ROWS, PIECE, ORDER)
 
@@ -205,7 +205,7 @@ def row_of(position, accepted, path, W: tl.constexpr):
 
 @triton.jit
 def input_at(position, x, x_t, tail, tail_l, accepted, path, T, L, real, FULL: tl.constexpr, W: tl.constexpr,
-             NEW: tl.constexpr, OLD: tl.constexpr):  # fmt: skip
+             NEW: tl.constexpr, OLD: tl.constexpr):
     """What the convolution was given at a position, as a tail holds it; NEW, OLD: whether it may be a token of this
     call, one before it."""
     kept: tl.constexpr = tail.dtype.element_ty
@@ -240,7 +240,7 @@ def parent_of(t, parents):
 
 @triton.jit
 def taps_of(t, x, x_t, tail, tail_l, accepted, path, parents, T, L, real, FULL: tl.constexpr, W: tl.constexpr,
-            ONE: tl.constexpr):  # fmt: skip
+            ONE: tl.constexpr):
     """The inputs that token t sees, its own first; without a convolution its own alone."""
     if W == 0:
         found = (fetch(x + t * x_t, real, FULL),)
@@ -347,7 +347,7 @@ def decode_step(
     K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, PIECE: tl.constexpr, ROWS: tl.constexpr,
     AHEAD: tl.constexpr, W: tl.constexpr, NORM: tl.constexpr, GATE: tl.constexpr, BETA: tl.constexpr,
     ORDER: tl.constexpr, ONE: tl.constexpr, SINGLE: tl.constexpr, WARPS: tl.constexpr,
-):  # fmt: skip
+):
     """x_n, x_t, x_h: strides of x by sequence, token and head, channels lie next to each other; tensors that a call has
     not are None.  ONE: T = 1; SINGLE: a q/k head has one value head; EARLY: tails are written before the state is
     worked on; ORDER: of the elements of a state without gaps, "vk" or "kv", or "any" with any strides.
@@ -447,15 +447,15 @@ def decode_step(
                     taps_q = taps_of(t, q, q_t, tail_q, conv_states_l, holds, way, tree, T, L, real_k, FULL_K, W, ONE)
                     taps_k = taps_of(t, k, k_t, tail_k, conv_states_l, holds, way, tree, T, L, real_k, FULL_K, W, ONE)
                     taps_v = taps_of(t, v_at, v_t, tail_v, conv_states_l, holds, way, tree, T, L, real_w, FULL_V, W,
-                                     ONE)  # fmt: skip
+                                     ONE)
                     logits = logits_of(t, g_at, g_t, beta_at, beta_t, gate_at, norm_gate_t, real_k, real_w, FULL_K,
-                                       FULL_V)  # fmt: skip
+                                       FULL_V)
                 elif not ONE:
                     later = tl.minimum(t + 1, T - 1)
                     new_q, new_k = fetch(q + later * q_t, real_k, FULL_K), fetch(k + later * k_t, real_k, FULL_K)
                     new_v = fetch(v_at + later * v_t, real_w, FULL_V)
                     new_logits = logits_of(later, g_at, g_t, beta_at, beta_t, gate_at, norm_gate_t, real_k, real_w,
-                                           FULL_K, FULL_V)  # fmt: skip
+                                           FULL_K, FULL_V)
                 blocks = kept
                 if ONE:
                     blocks = blocks_of(AHEAD, state, states_k, states_v, K, V, BK, ROWS, PIECE, ORDER)
@@ -487,7 +487,7 @@ def decode_step(
                         for j in range(1, t):
                             if (passed >> j) & 1 != 0:
                                 kr, Dr, cr = recorded(record + (j - 1) * HV * (2 * K + V), d, e, real_k, real_v, K,
-                                                      FULL_K, FULL_V)  # fmt: skip
+                                                      FULL_K, FULL_V)
                                 blocks = replayed(blocks, kr, Dr, cr, ROWS)
                 bt = logits[1].to(tl.float32)
                 rows, after, changes, o = cut(vt, BLOCKS), (), (), ()

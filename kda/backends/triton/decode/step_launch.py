@@ -57,7 +57,7 @@ def _prepared(s: Step, lie: tuple, host: Host) -> Prepared:
     memory = {
         name: Memory(str(found[0]).removeprefix("torch."), *found[1:])
         for name, found in zip(StepInputs._fields, lie) if found
-    }  # fmt: skip
+    }
     found = step_plan.numbers(s, memory)
     built = step_plan.recipe(s, step_plan.layout(s, memory, found), step_plan.config(s, host.sms), target_of(host))
     return Prepared(fetch(built), step_plan.grid(s), found)

@@ -17,7 +17,7 @@ from .plan import Memory
 
 FUNCTION = "kda.backends.triton.decode.step:decode_step"
 AXES = {"q": "nth", "k": "nth", "v": "nth", "g": "nth", "beta": "nth", "norm_gate": "nth", "states": "nhvk",
-        "conv_states": "nlc", "slots": "n"}  # fmt: skip
+        "conv_states": "nlc", "slots": "n"}
 STRIDES = tuple(f"{name}_{axis}" for name, axes in AXES.items() for axis in axes)
 ROWS = ("q", "k", "v", "g", "norm_gate")     # whose channels lie next to each other
 ELEMENTS = 4096                              # of a state that one warp holds: 128 registers a thread
@@ -78,7 +78,7 @@ def numbers(s: Step, x: Mapping[str, Memory]) -> dict[str, float]:
     return found | {
         "scale": p.scale, "lower_bound": p.lower_bound or 0.0, "norm_eps": s.norm_eps or 0.0, "pool": p.slots,
         "first_slot": s.first_slot, "T": p.T, "L": max(s.tail, 1), "H": p.H, "group": p.HV // p.H,
-    }  # fmt: skip
+    }
 
 
 def orders(p: Problem) -> dict[tuple[int, int], str]:
@@ -99,7 +99,7 @@ def layout(s: Step, x: Mapping[str, Memory], strides: Mapping[str, float]) -> La
         aligned=all(aligned(name, "nth") for name in ROWS if name in x) and not any(x[n].address for n in flat),
         order=orders(p).get(between, "any"), states_aligned=aligned("states", "nh"),
         channels=1 if "conv_states" in x and strides["conv_states_c"] == 1 and aligned("conv_states", "nl") else None,
-    )  # fmt: skip
+    )
 
 
 def recipe(s: Step, x: Layout, c: Config, target: Target) -> Recipe:
@@ -112,7 +112,7 @@ def recipe(s: Step, x: Layout, c: Config, target: Target) -> Recipe:
         "K": p.K, "V": p.V, "BK": width(p.K), "BV": width(p.V), "PIECE": c.piece,
         "ROWS": c.rows or width(p.V), "AHEAD": c.ahead, "W": s.width, "NORM": p.qk_l2norm,
         "GATE": p.gate, "BETA": p.beta, "ORDER": x.order, "ONE": p.T == 1, "SINGLE": p.HV == p.H, "WARPS": c.num_warps,
-    }  # fmt: skip
+    }
     divisible = set()
     if x.aligned and p.K % 16 == p.V % 16 == 0:
         divisible |= {name for row in ROWS for name in (row, f"{row}_n", f"{row}_t", f"{row}_h")}
@@ -129,7 +129,7 @@ def recipe(s: Step, x: Layout, c: Config, target: Target) -> Recipe:
     return Recipe(
         FUNCTION, types, constants, target=target, divisible=divisible & set(types),
         options={"num_warps": c.num_warps, "num_stages": 1, "enable_fp_fusion": False},
-    )  # fmt: skip
+    )
 
 
 def usual_step(p: Problem) -> Step:
@@ -149,7 +149,7 @@ def recipes(s: Step, host: Host) -> list[Recipe]:
         **dict.fromkeys(("norm_gate", "norm_weight"), p.dtype if norm else None),
         "records": "float32" if s.drafts else None, "states": p.state_dtype, "g": p.g_dtype, "beta": p.beta_dtype,
         **dict.fromkeys(("q", "k", "v", "out"), p.dtype),
-    }  # fmt: skip
+    }
     for index, channels, order in itertools.product(("int32", "int64"), (1, None), orders(p).values()):
         indices = {"slots": index, "accepted": index if s.drafts else None, "parents": index if s.tree else None}
         indices["path"] = indices["parents"]

@@ -56,7 +56,7 @@ def norms(q, k, stride, rows, K: tl.constexpr, C: tl.constexpr, BK: tl.constexpr
 def sum_gates(
     g, dt_bias, gc, rate, lower_bound, one, stride, rows, K: tl.constexpr, C: tl.constexpr, BG: tl.constexpr,
     RUN: tl.constexpr, GATE: tl.constexpr, BIAS: tl.constexpr,
-):  # fmt: skip
+):
     """gc (C, K), sums of log2 decays over each run of RUN rows.
 
     A thread has one channel and RUN rows, which it sums in registers.  Lanes go along channels because these are said
@@ -80,7 +80,7 @@ def sum_gates(
 def decay_rows(
     q, k, gc, qg, kE, kg, gc_last, qs, ks, q_stride, stride, rows, K: tl.constexpr, C: tl.constexpr, BK: tl.constexpr,
     RUN: tl.constexpr, SUMS_ONLY: tl.constexpr,
-):  # fmt: skip
+):
     """gc over all rows out of its runs, and from it qg, kn 2^gc, kg and gc_last."""
     DOT: tl.constexpr = q.dtype.element_ty
     TOGETHER: tl.constexpr = AT_ONCE(K, BK, DOT)
@@ -140,7 +140,7 @@ def operands(q, k, gc, step, rows, stride, K: tl.constexpr, C: tl.constexpr, BK:
 @triton.jit
 def block_operands(
     q, k, gc, qs, ks, half, k0, rows, stride, K: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, SPAN: tl.constexpr,
-):  # fmt: skip
+):
     """Normalised k and q under 2^x of their row in a diagonal block of SPAN rows, and k under 2^-x."""
     d = k0 + tl.arange(0, BK)[None, :]
     after, before = from_first(gc, half, d, rows, K, C, BK, SPAN)
@@ -153,7 +153,7 @@ def block_operands(
 def block_products(
     q, k, gc, qs, ks, half, stride, rows, K: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, SPAN: tl.constexpr,
     PRECISION: tl.constexpr,
-):  # fmt: skip
+):
     """(C, C): the diagonal blocks of SPAN rows of A_kk / b and, transposed, A_qk / scale."""
     i = tl.arange(0, C)
     below = tl.zeros((C, C), tl.float32)
@@ -172,7 +172,7 @@ def block_products(
 def products(
     q, k, gc, qs, ks, lower_bound, stride, rows, K: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, SPAN: tl.constexpr,
     PRECISION: tl.constexpr,
-):  # fmt: skip
+):
     """(C, C): A_kk / b below the diagonal and A_qk^T / scale above it."""
     i = tl.arange(0, C)
     blocks = tl.zeros((C, C), tl.float32)
@@ -222,7 +222,7 @@ def prepare(
     K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, BG: tl.constexpr,
     RUN: tl.constexpr, SPAN: tl.constexpr, GATE: tl.constexpr, RATE: tl.constexpr, BIAS: tl.constexpr,
     BETA: tl.constexpr, NORM: tl.constexpr, MODE: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
+):
     """A row of T tokens has `chunks` chunks.
 
     MODE  "forward": A_qk, w, u, qg, kg, gc_last.  "backward": A_inv and the norms too.  "saved": A_qk and A_inv are
@@ -258,7 +258,7 @@ def prepare(
         decay_rows(q, k, gc, qg, w, kg, gc_last, qs, ks, H * K, HV * K, rows, K, C, BK, RUN, True)
     else:
         matrices(q, k, v, beta, gc, A_qk, A_kk, A_inv, w, u, qg, kg, gc_last, qs, ks, qk, row, tile, rows, H, HV, scale,
-                 lower_bound, K, V, C, BK, BV, RUN, SPAN, BETA, NORM, MODE, PRECISION)  # fmt: skip
+                 lower_bound, K, V, C, BK, BV, RUN, SPAN, BETA, NORM, MODE, PRECISION)
 
 
 @triton.jit
@@ -266,13 +266,13 @@ def matrices(
     q, k, v, beta, gc, A_qk, A_kk, A_inv, w, u, qg, kg, gc_last, qs, ks, qk, row, tile, rows, H, HV, scale, lower_bound,
     K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, RUN: tl.constexpr,
     SPAN: tl.constexpr, BETA: tl.constexpr, NORM: tl.constexpr, MODE: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
+):
     """All but the gate of one chunk; q, k and gc begin at its first row."""
     i = tl.arange(0, C)
     valid = i < rows
     w += row * K
     decay_rows(q, k, gc, qg + row * K, w, kg + row * K, gc_last + tile * K, qs, ks, H * K, HV * K, rows, K, C, BK, RUN,
-               False)  # fmt: skip
+               False)
     tl.debug_barrier()                                                         # gc and, in w, kn 2^gc are there
 
     b = tl.load(beta + row + i * HV, mask=valid, other=0.0).to(tl.float32)

@@ -22,7 +22,7 @@ def state(
     K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
     START: tl.constexpr, FINISH: tl.constexpr, V_FIRST: tl.constexpr, OUTPUT: tl.constexpr, KEEP_H: tl.constexpr,
     KEEP_V: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
-):  # fmt: skip
+):
     """One segment of `segment` chunks.  A row of T tokens has `pieces` segments and `chunks` chunks.
 
     START   "zero", "sequence" (h0 of each sequence) or "segment" (h0 of each segment)
@@ -98,7 +98,7 @@ def transition(
     w, kg, gc_last, M, segment_table, T, chunks, pieces, segment, HV,
     K: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, PRECISION: tl.constexpr,
     STAGES: tl.constexpr,
-):  # fmt: skip
+):
     """M (K, K) of one segment, BV columns: the product of its chunks' Diag(2^gc_last) - kg^T @ w."""
     tile, head, p, n, number, begin, left, chunk = program_place(
         segment_table, T, C, segment, chunks, pieces, HV, K, BV
@@ -138,7 +138,7 @@ def compose(
     M, added, h0, edge, first_segment, pieces, HV,
     K: tl.constexpr, V: tl.constexpr, ROWS: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, V_FIRST: tl.constexpr,
     REVERSE: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
+):
     """The states at the edges of a sequence's segments: edge[p] = h entering p; next h = M[p] @ h + added[p].
 
     REVERSE: the gradient of the state leaving p; next dh = M[p]^T @ dh + added[p].  BK columns of M at a time meet as

@@ -68,7 +68,7 @@ def weights(weight, c, C):
 def convolve(
     x, weight, bias, state, starts, numbers, y, tokens, T, C, rows,
     BC: tl.constexpr,
-):  # fmt: skip
+):
     """y; a program makes `rows` rows, a multiple of UNROLL, of BC channels."""
     blocks = tl.cdiv(C, BC)
     t0 = tl.program_id(0) // blocks * rows
@@ -107,7 +107,7 @@ def silu_slope(z):
 def convolve_bwd(
     x, weight, bias, state, starts, numbers, dy, dx, shares, tokens, T, C, rows,
     BC: tl.constexpr,
-):  # fmt: skip
+):
     """dx, and of each run of `rows` tokens its share of dw and, last, of the bias's gradient: (runs, 4 or 5, C)."""
     blocks = tl.cdiv(C, BC)
     run = tl.program_id(0) // blocks
@@ -171,7 +171,7 @@ def convolve_bwd(
 def convolve_state_bwd(
     x, weight, bias, state, cu_seqlens, dy, dstate, tokens, T, C,
     BC: tl.constexpr,
-):  # fmt: skip
+):
     """dstate (N, 3, C): what the first three tokens of each sequence owe to what came before."""
     blocks = tl.cdiv(C, BC)
     n = tl.program_id(0) // blocks

@@ -58,7 +58,7 @@ def convolve(
 def convolve_bwd(
     x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor | None, starts: Tensor | None,
     numbers: Tensor | None, cu_seqlens: Tensor | None, dy: Tensor,
-) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:  # fmt: skip
+) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
     """The gradients of x, weight, bias and state, in their dtypes."""
     call = _Convolution(x, weight, bias, state, starts, numbers)
     dy, dx = aligned(dy, x.dtype), torch.empty_like(call.x)
@@ -85,7 +85,7 @@ class _Convolution:
         self.given = {
             "x": self.x, "weight": aligned(weight), "bias": aligned(bias), "state": self.state, "starts": starts,
             "numbers": numbers if state is not None else None, "tokens": B * T, "T": max(T, 1), "C": self.C,
-        }  # fmt: skip
+        }
         self.blocks = -(-self.C // plan.CHANNELS)
         self.rows = plan.run_of(self.tokens, self.blocks, self.host.sms)
 

@@ -24,7 +24,7 @@ def norm_of(x, at, there, d, eps, V: tl.constexpr, BV: tl.constexpr):
 def norm_gate(
     x, gate, weight, y, rows, eps,
     V: tl.constexpr, BV: tl.constexpr, ROWS: tl.constexpr,
-):  # fmt: skip
+):
     """y, of ROWS rows."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     d = tl.arange(0, BV)[None, :]
@@ -40,7 +40,7 @@ def norm_gate(
 def norm_gate_bwd(
     x, gate, weight, dy, dx, dgate, shares, rows, eps, tiles,
     V: tl.constexpr, BV: tl.constexpr, ROWS: tl.constexpr,
-):  # fmt: skip
+):
     """dx, dgate, and of each program, which takes every programs-th of the tiles, its share of dw: (programs, V)."""
     d = tl.arange(0, BV)[None, :]
     w = load_columns(weight + d, d, V, BV).to(tl.float32)

@@ -34,7 +34,7 @@ CONVOLUTION = (
     Rule("layer.dtype", lambda p, h: p.dtype in ("bfloat16", "float16", "float32"),
          "needs bfloat16, float16 or float32, got {p.dtype}"),
     Rule("layer.width", lambda p, h: p.size == WIDTH, "needs a convolution over 4 tokens, got {p.size}"),
-)  # fmt: skip
+)
 NORM = (
     *CONVOLUTION[:3],
     Rule("layer.channels", lambda p, h: p.size <= 1024, "needs at most 1024 channels, got {p.size}"),
@@ -48,7 +48,7 @@ def broken(rules: tuple[Rule, ...], part: Part, host: Host) -> tuple[str, ...]:
 
 
 def recipe(function: str, tensors: Mapping[str, str | None], numbers: Mapping[str, str], constants: Mapping[str, Any],
-           target: Target, warps: int = 4) -> Recipe:  # fmt: skip
+           target: Target, warps: int = 4) -> Recipe:
     """`tensors`: names to dtypes, None for one that is not there; all but offsets and tables lie at 16 bytes."""
     types = {name: TYPES[dtype] for name, dtype in tensors.items() if dtype is not None}
     aligned = [name for name in types if name not in ("starts", "numbers", "cu_seqlens")]
@@ -56,7 +56,7 @@ def recipe(function: str, tensors: Mapping[str, str | None], numbers: Mapping[st
     return Recipe(
         f"kda.backends.triton.layer.{function}", types | dict(numbers), absent | dict(constants), target=target,
         divisible=aligned, options={"num_warps": warps, "num_stages": 1},
-    )  # fmt: skip
+    )
 
 
 @functools.lru_cache(maxsize=1024)
@@ -83,7 +83,7 @@ def convolution(kernel: str, dtypes: tuple[tuple[str, str | None], ...], channel
     if channels % 16:
         return made
     return Recipe(made.function, made.signature, made.constants, target=made.target,
-                  divisible=(*made.divisible, "C"), options=made.options)  # fmt: skip
+                  divisible=(*made.divisible, "C"), options=made.options)
 
 
 @functools.lru_cache(maxsize=1024)

@@ -14,7 +14,7 @@ def exp2(x):
 def rounded_product(x, y):
     """For sums that several threads hold: a multiplication fused with an addition would give each its own last bits."""
     return tl.inline_asm_elementwise("mul.rn.ftz.f32 $0, $1, $2;", "=f,f,f", [x, y], dtype=tl.float32, is_pure=True,
-                                     pack=1)  # fmt: skip
+                                     pack=1)
 
 
 @triton.jit
@@ -28,10 +28,10 @@ def times(x, E):
     """x * E in the dtype of x; a float32 E is rounded to it first."""
     if x.dtype == tl.bfloat16:
         y = tl.inline_asm_elementwise("{.reg .b32 z; mov.b32 z, 0x80008000; fma.rn.bf16x2 $0, $1, $2, z;}", "=r,r,r",
-                                      [x, E.to(x.dtype)], dtype=x.dtype, is_pure=True, pack=2)  # fmt: skip
+                                      [x, E.to(x.dtype)], dtype=x.dtype, is_pure=True, pack=2)
     elif x.dtype == tl.float16:
         y = tl.inline_asm_elementwise("mul.rn.f16x2 $0, $1, $2;", "=r,r,r", [x, E.to(x.dtype)], dtype=x.dtype,
-                                      is_pure=True, pack=2)  # fmt: skip
+                                      is_pure=True, pack=2)
     else:
         y = x * E
     return y
@@ -60,4 +60,4 @@ def settled(x):
 def load_float(pointers):
     """tl.load in any layout: Triton needs seconds to find one for a hundred dependent loads."""
     return tl.inline_asm_elementwise("ld.global.f32 $0, [$1];", "=f,l", [pointers], dtype=tl.float32, is_pure=False,
-                                     pack=1)  # fmt: skip
+                                     pack=1)

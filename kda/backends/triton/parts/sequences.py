@@ -20,7 +20,7 @@ import triton.language as tl
 def tables(
     cu_seqlens, chunk_table, segment_table, first_segment, taken, T, N, C, segment, chunk_entries, segment_entries,
     BLOCK: tl.constexpr, RUN: tl.constexpr,
-):  # fmt: skip
+):
     """Program p writes pieces RUN*p .. RUN*p + RUN-1 of every sequence."""
     p = tl.program_id(0)
     end = tl.load(cu_seqlens + N).to(tl.int64)
@@ -75,7 +75,7 @@ def clear_rows(x, begin, rows, head, heads, d, D: tl.constexpr, C: tl.constexpr)
 def clear_kept(
     A_qk, A_inv, w, qg, kg, v_new, h, gc_last, chunk_table, chunk_bound, HV,
     K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
+):
     """Zero where no token and no chunk is, in what a packed forward keeps for anyone to see."""
     chunk, head = tl.program_id(0) // HV, tl.program_id(0) % HV
     begin, rows = chunk_place(chunk, chunk_table, 0, C, 0)

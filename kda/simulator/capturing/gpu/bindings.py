@@ -56,7 +56,7 @@ NOTHING = dict.fromkeys((
     "cuEventDestroy", "cuModuleUnload", "cuLibraryUnload",
     "cuFuncSetAttribute", "cuFuncSetCacheConfig", "cuFuncLoad", "cuKernelSetAttribute", "cuMemHostRegister",
     "cuMemHostUnregister", "cuProfilerStart", "cuProfilerStop", "cuGraphDestroy", "cuGraphExecDestroy", "cuGraphUpload",
-), _nothing)  # fmt: skip
+), _nothing)
 DRIVER: dict[str, Any] = NOTHING | {
     "cuDriverGetVersion": Made("CUDA_VERSION", _nothing),
     "cuDeviceGetCount": _of(1),
@@ -131,7 +131,7 @@ DRIVER: dict[str, Any] = NOTHING | {
     "cuLaunchKernelEx": d.launch_ex,
     "cuTensorMapEncodeTiled": d.tensor_map,
     "cuTensorMapEncodeIm2col": d.im2col_map,
-}  # fmt: skip
+}
 DRIVER |= {f"cuMemcpy{way}{late}": d.copy for way in ("", "HtoD", "DtoH", "DtoD") for late in ("", "Async")}
 
 RUNTIME: dict[str, Any] = dict.fromkeys((
@@ -193,7 +193,7 @@ RUNTIME: dict[str, Any] = dict.fromkeys((
     "cudaOccupancyMaxActiveBlocksPerMultiprocessor": d.blocks,
     "cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags": d.blocks,
     "cudaOccupancyAvailableDynamicSMemPerBlock": d.spare_shared,
-}  # fmt: skip
+}
 ERRORS = {"cuGetErrorName", "cuGetErrorString", "cudaGetErrorName", "cudaGetErrorString"}
 
 
@@ -213,7 +213,7 @@ def _table(name: str) -> tuple[Any, Table] | None:
     success, prefix, table = (
         (module.CUresult.CUDA_SUCCESS, "cu", DRIVER) if name == "driver" else
         (module.cudaError_t.cudaSuccess, "cuda", RUNTIME)
-    )  # fmt: skip
+    )
     found: dict[str, Callable] = {}
     for each, own in vars(module).items():
         called = each.startswith(prefix) and each[len(prefix) : len(prefix) + 1].isupper()

@@ -154,7 +154,7 @@ def load_file(gpu: Gpu, path: Any, *options: Any) -> int:
 def function_attribute(gpu: Gpu, which: Any, function: Any, *device: Any) -> int:
     found = images.found(gpu, function, Function)
     known = {MAX_THREADS: 1024, SHARED_SIZE: found.shared, REGISTERS: found.registers or UNKNOWN_REGISTERS,
-             MAX_DYNAMIC: gpu.chip.shared - (found.shared or 0)}  # fmt: skip
+             MAX_DYNAMIC: gpu.chip.shared - (found.shared or 0)}
     return known.get(int(which)) or 0
 
 
@@ -188,7 +188,7 @@ def spare_shared(gpu: Gpu, function: Any, count: int, threads: int) -> int:
 
 
 def launch(gpu: Gpu, f: Any, gx: int, gy: int, gz: int, bx: int, by: int, bz: int, dynamic_shared: int, stream: Any,
-           params: Any, extra: Any = 0) -> None:  # fmt: skip
+           params: Any, extra: Any = 0) -> None:
     images.launch(gpu, f, (gx, gy, gz), (bx, by, bz), int(dynamic_shared), params, extra, stream=int(stream or 0))
 
 
@@ -197,7 +197,7 @@ def launch_ex(gpu: Gpu, config: Any, f: Any, params: Any, extra: Any = 0) -> Non
     block = config.blockDimX, config.blockDimY, config.blockDimZ
     images.launch(
         gpu, f, grid, block, config.sharedMemBytes, params, extra, _attributes(config), int(config.hStream or 0)
-    )  # fmt: skip
+    )
 
 
 def _attributes(config: Any) -> dict[int, Any]:
@@ -215,19 +215,19 @@ def _attributes(config: Any) -> dict[int, Any]:
 
 
 def tensor_map(gpu: Gpu, dtype: Any, rank: int, address: Any, dims: Any, strides: Any, box: Any, steps: Any,
-               interleave: Any, swizzle: Any, promotion: Any, out_of_bounds: Any, **im2col: Any) -> Any:  # fmt: skip
+               interleave: Any, swizzle: Any, promotion: Any, out_of_bounds: Any, **im2col: Any) -> Any:
     from cuda.bindings.driver import CUtensorMap
 
     dims, strides, box, steps = ([int(n) for n in numbers or ()] for numbers in (dims, strides, box, steps))
     raw = encoded(int(dtype), int(address), dims[:rank], strides[: rank - 1], box[:rank], steps[:rank],
-                  int(interleave), int(swizzle), int(promotion), int(out_of_bounds), **im2col)  # fmt: skip
+                  int(interleave), int(swizzle), int(promotion), int(out_of_bounds), **im2col)
     made = CUtensorMap()
     ctypes.memmove(int(made.getPtr()), raw, len(raw))
     return made
 
 
 def im2col_map(gpu: Gpu, dtype: Any, rank: int, address: Any, dims: Any, strides: Any, lower: Any, upper: Any,
-               channels: int, pixels: int, *more: Any) -> Any:  # fmt: skip
+               channels: int, pixels: int, *more: Any) -> Any:
     lower, upper = ([int(n) for n in corner][: rank - 2] for corner in (lower, upper))
     return tensor_map(gpu, dtype, rank, address, dims, strides, [channels], *more, lower=lower, upper=upper,
-                      pixels=int(pixels))  # fmt: skip
+                      pixels=int(pixels))

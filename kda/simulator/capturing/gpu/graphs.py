@@ -128,7 +128,7 @@ class graph:
     """torch.cuda.graph: captures what the block does."""
 
     def __init__(self, cuda_graph: CUDAGraph, pool: Any = None, stream: Any = None,
-                 capture_error_mode: str = "thread_local"):  # fmt: skip
+                 capture_error_mode: str = "thread_local"):
         self.cuda_graph = cuda_graph
 
     def __enter__(self) -> None:

@@ -84,7 +84,7 @@ def found(gpu: Gpu, handle: Any, kind: type) -> Any:
 def launch(
     gpu: Gpu, handle: Any, grid: Dim3, block: Dim3, dynamic_shared: int, params: Any, extra: Any,
     attributes: dict[int, Any] | None = None, stream: int | None = None,
-) -> None:  # fmt: skip
+) -> None:
     """What cuLaunchKernel does."""
     name, kernel = found(gpu, handle, Function)
     if kernel is None:
@@ -102,7 +102,7 @@ def launch(
     gpu.session.launch(
         Launch(kernel, grid, block, cluster, dynamic_shared, bytes(buffer), None,
                bool(options.get(PDL)), bool(options.get(COOPERATIVE)), stream=stream)
-    )  # fmt: skip
+    )
 
 
 def _values(params: Any, sizes: Sequence[int], name: str) -> list[bytes]:

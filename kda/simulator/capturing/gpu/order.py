@@ -162,7 +162,7 @@ def _finding(run: Any, stream: int, other: Accesses, address: int, now: int, bef
         KIND, says, run.kernel, 0, 0, 0, Place(program.kernel.line, f".entry {run.kernel}", None), None, 1,
         address, memory=memory,
         advice=ADVICE.format(other=f"stream {other.stream:#x}", this=f"stream {stream:#x}", kernel=other.kernel),
-    )  # fmt: skip
+    )
 
 
 def _finding_of_freed(block: Block, stream: int, run: Any) -> Finding:

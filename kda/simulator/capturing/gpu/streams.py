@@ -84,7 +84,7 @@ class Event:
     """torch.cuda.Event: a place in the order of launches."""
 
     def __init__(self, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False,
-                 external: bool = False):  # fmt: skip
+                 external: bool = False):
         self.gpu, self.device, self.timing = gpu_of("Event"), CUDA, enable_timing
         self.at: int | None = None           # launches before it
         self.mark: Mark | None = None        # those that it comes after

@@ -202,7 +202,7 @@ _T: Any = torch.Tensor
 READ_BY_THE_HOST = {
     _T.item, _T.tolist, _T.numpy, _T.__bool__, _T.__int__, _T.__float__, _T.__index__, _T.__repr__,
     _T.__format__, _T.nonzero, torch.nonzero, torch.equal, _T.equal, torch.allclose, _T.allclose,
-}  # fmt: skip
+}
 SEEN_BY_THE_HOST = {_T.numpy, _T.__array__, _T.untyped_storage}  # it may write what it gets, and torch does not notice
 ANSWERS: dict[Any, Answer] = {
     _T.device.__get__: _device_of,

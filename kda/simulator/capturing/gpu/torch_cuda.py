@@ -29,7 +29,7 @@ class Properties(types.SimpleNamespace):
             max_threads_per_block=1024, L2_cache_size=chip.l2, shared_memory_per_block=48 * _KB,
             shared_memory_per_block_optin=chip.shared, shared_memory_per_multiprocessor=chip.shared_sm,
             is_integrated=0, is_multi_gpu_board=0, gcnArchName=gpu.name,
-        )  # fmt: skip
+        )
 
 
 def _nothing(gpu: Gpu, *args: Any, **kwargs: Any) -> None:
@@ -78,7 +78,7 @@ def _mem_get_info(gpu: Gpu, device: Any = None) -> tuple[int, int]:
 def _stats(gpu: Gpu, device: Any = None) -> dict[str, Any]:
     now = gpu.allocated()
     return {f"{of}_bytes.all.{when}": n for of in ("allocated", "reserved", "active")
-            for when, n in (("current", now), ("peak", gpu.peak))}  # fmt: skip
+            for when, n in (("current", now), ("peak", gpu.peak))}
 
 
 def _of_graphed_callables(gpu: Gpu, *args: Any, **kwargs: Any) -> Any:

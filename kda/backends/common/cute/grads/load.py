@@ -119,7 +119,7 @@ class Loader:
         rows = self.rows_at(s, i)
         for source, heads, own, field in (
             (x.q, x.H, of_q, "q"), (x.k, x.H, of_q, "k"), (x.g, x.HV, head, "g"),
-        ):  # fmt: skip
+        ):
             if cutlass.const_expr(field in self.c.rows.fields):
                 self.load_tokens(source, (begin * heads + own) * K, heads * K, tokens, self.field(rows, field))
         # redundant: except for the first item and for q; everything MATH reads also arrives with the values

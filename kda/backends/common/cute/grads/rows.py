@@ -84,7 +84,7 @@ class Rows:
         lane, c = self.lane(), self.c
         of_tokens = s.of_tokens + (i & 1) * (TOKEN_FACTORS * TOKENS) + EACH * (lane & 3)
         rows = [tile_at(cute.recast_ptr(s.rows, dtype=BFloat16), ((i & 1) * c.rows.bytes + f.offset) // 2)
-                + self.own_matrices() for f in c.rows.fields.values()]  # fmt: skip
+                + self.own_matrices() for f in c.rows.fields.values()]
         return of_tokens, rows
 
     @cute.jit
@@ -112,7 +112,7 @@ class Rows:
     @cute.jit
     def finish(
         self, x, s, at, i, channel, rows, of_tokens, rate, bias, xs, through, up1, up2, down, Qu, Ku, Kd
-    ):  # fmt: skip
+    ):
         """From accumulators to results, in the place of the item's rows."""
         self.warps.sync()                                                      # G was read
         self.refresh(s)
