@@ -21,58 +21,59 @@ class Launcher(Protocol):
     """`launch.py`: imported at its first use; it may import torch and the compiler."""
 
     def forward(self, p: Problem, x: Inputs, save: Save) -> Outputs:
-        """`save`: what to save for the backward, in `Outputs.saved`."""
+        """Runs a forward; `save` says what to save for the backward, in `Outputs.saved`."""
 
     def backward(
         self, p: Problem, x: Inputs, do: Tensor, dht: Tensor | None, saved: Saved | Products | Own | None
     ) -> Grads:
-        """Recomputes what was not saved, or was saved by another backend.  Of backends that declare `backward`."""
+        """Recomputes what was not saved, or was saved by another backend.  For backends that declare `backward`."""
 
     def kept_bytes(self, p: Problem, save: Save) -> int:
-        """Of bundles.Own, for Save.OWN and Save.STATES.  Of backends that declare `keeps_own`."""
+        """Returns the bytes of bundles.Own for Save.OWN and Save.STATES.  Backends that declare `keeps_own` have it."""
 
     def segment_map(self, p: Problem, x: Inputs, transition: bool) -> SegmentSummary:
         """How one sequence (B = 1, T >= 1, not packed) maps a state, (1, HV, K, ..): `added` is its final state, from
-        x.initial_state if given; without `transition` M is meaningless.  Of backends whose `maps` have
-        "forward"."""
+        x.initial_state if given; without `transition` M is meaningless.  Backends whose `maps` have "forward" have
+        it."""
 
     def segment_map_bwd(self, p: Problem, x: Inputs, do: Tensor, dht: Tensor | None) -> Tensor:
         """The gradient of the state that enters that sequence, (1, HV, K, V) in float32, from dht (1, HV, K, V) if
-        given.  No other gradient is computed.  Of backends whose `maps` have "backward"."""
+        given.  No other gradient is computed.  Backends whose `maps` have "backward" have it."""
 
     def prefill(self, p: Problem, x: Inputs) -> Tensor:
-        """o of a forward from and to slots of a pool, x.initial_state.  Of backends whose rules let such calls pass."""
+        """Returns o of a forward from and to slots of a pool, x.initial_state.  Backends whose rules let such calls
+        pass have it."""
 
     def recurrent(self, p: Problem, x: Inputs) -> tuple[Tensor, Tensor | None]:
-        """o and the final states, or None if `p.inplace` writes them into x.initial_state.  Of backends whose rules
-        accept such calls."""
+        """Returns o and the final states, or None if `p.inplace` writes them into x.initial_state.  Backends whose
+        rules accept such calls have it."""
 
     def decode_step(self, s: Step, x: StepInputs) -> None:
-        """o into x.out; x.states, x.conv_states and x.records updated in place.  Of backends whose rules let calls
-        with op="decode" pass."""
+        """Writes o into x.out and updates x.states, x.conv_states and x.records in place.  Backends whose rules let
+        calls with op="decode" pass have it."""
 
     def stage(
         self, name: str, p: Problem, offsets: list[int] | None, tensors: Mapping[str, Tensor | None]
     ) -> Mapping[str, Tensor | None]:
-        """A stage, or a run of them, that the capability declares, alone."""
+        """Runs a stage, or a run of them, that the capability declares, alone."""
 
     def rounded_to(self, p: Problem) -> Mapping[str, str]:
         """Names of tensors of kda.stages that are rounded to less than float32 -> dtypes."""
 
 
 class Planner(Protocol):
-    """`plan.py`: without torch and without a compiler.  Of backends that declare `archs`."""
+    """`plan.py`: it needs neither torch nor a compiler.  Backends that declare `archs` have it."""
 
     def recipes(self, p: Problem, host: Host, recorded: bool = True) -> Sequence[Any]:
-        """Every kernel that a call of this class can want, however long and many its sequences are; unless it is
-        `recorded`, without those that only gradients need."""
+        """Returns every kernel that a call of this class can want, however long and many its sequences are; unless it
+        is `recorded`, without those that only gradients need."""
 
     def recipes_of_call(self, p: Problem, host: Host, offsets: str | None, save: Save) -> Sequence[Any]:
-        """The kernels of this forward, which keeps `save`, or of this backward, for which that was kept; `offsets`:
-        dtype of cu_seqlens.  Lengths of sequences are not known: some may not be launched."""
+        """Returns the kernels of this forward, which keeps `save`, or of this backward, for which that was kept;
+        `offsets` is the dtype of cu_seqlens.  Lengths of sequences are not known: some may not be launched."""
 
     def call_of_stage(self, name: str, p: Problem, packed: bool) -> tuple[Problem, Save]:
-        """The call whose kernels a stage launches, if `p` is that of the whole call; and what it saves."""
+        """Returns the call whose kernels a stage launches, if `p` is that of the whole call; and what it saves."""
 
 
 def functions_of(capability: Capability) -> dict[str, tuple[str, ...]]:

@@ -26,7 +26,7 @@ from .recurrent import steps
 Tensor = torch.Tensor
 
 SAVED_ROWS = Saved._fields[:-2]              # those with a row per token; h and gc_last have one per chunk
-SLAB_ELEMENTS = 1 << 18                      # of one tensor of a slab: 1 MiB of float32
+SLAB_ELEMENTS = 1 << 18                      # elements of one tensor of a slab: 1 MiB of float32
 
 
 def rounded_to(p: Problem) -> dict[str, str]:

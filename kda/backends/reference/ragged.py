@@ -109,7 +109,7 @@ class Slab(NamedTuple):
 
 
 def ragged(shape: tuple[int, int], cu_seqlens: list[int] | None, C: int, device: torch.device) -> Ragged:
-    """Of (B, T) rows, or of one row packed by `cu_seqlens`."""
+    """Return the table of (B, T) rows, or of one row packed by `cu_seqlens`."""
     B, T = shape
     if cu_seqlens is None:
         return Ragged([b * T for b in range(B)], [T] * B, B * T, C, device)

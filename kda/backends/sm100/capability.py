@@ -4,9 +4,9 @@ from kda.capability import Capability, Rule
 
 from ..common.rules import BFLOAT16, CHUNKS, CUTE_DSL, ONE_BETA, keeps_its_own, of
 
-LIMIT = 65535                                # of a grid in y and z
+LIMIT = 65535                                # the largest grid in y and z
 
-# Further rules of a class of problems, of a backward.
+# Rules that only backwards have to satisfy, whatever their lengths.
 BACKWARD = (
     Rule(
         "sm100.backward_head_dim",

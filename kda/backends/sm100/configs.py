@@ -23,14 +23,14 @@ from ..common.cute.recorded import (
 )
 from ..common.cute.tile import PITCH_A, PITCH_INVERSE, SUMS, WARPS, C
 
-CTAS = 2                                     # of a cluster: all columns of the state, as many in each CTA
-GROUPS = 2                                   # of WARPS warps, in a CTA
+CTAS = 2                                     # CTAs of a cluster: each has the same share of the state's columns
+GROUPS = 2                                   # groups of WARPS warps in a CTA
 RING = CTAS * GROUPS                         # stages: one for each group of the cluster
-AHEAD = 3                                    # rows of v of so many chunks are there or on their way
+AHEAD = 3                                    # chunks whose rows of v are there or on their way
 CHAIN_WARPS = 4
-MATH_WARPS = 8                               # of grads
+MATH_WARPS = 8                               # warps of MATH in grads
 FIRST_PRODUCER = CHAIN_WARPS                 # warp of the first group
-K = V = 128                                  # of a step that records gradients
+K = V = 128                                  # the head size of a step that records gradients
 TMEM = 512                                   # columns: all there are
 
 
@@ -39,7 +39,7 @@ class Shared(NamedTuple):
 
     tile: Struct
     group: Struct
-    A_kk: Field                              # of a group, over X, which was read by then
+    A_kk: Field                              # in a group, over X, which was read by then
     cta: Struct
 
 # What a group keeps of the sequence and value head that it works on: addresses of rows, and numbers.
@@ -60,7 +60,7 @@ ITEM = Struct(
 
 @functools.cache
 def shared_memory(K: int, columns: int) -> Shared:
-    """`columns` of the state, in a CTA."""
+    """Return the shared memory of a CTA that has `columns` columns of the state."""
     tile = Struct(                           # what PREPAREs hand to CHAINs of a chunk
         align=1024,
         KQ=array("bfloat16", 2 * C, K),      # [kE; qg]
@@ -68,7 +68,7 @@ def shared_memory(K: int, columns: int) -> Shared:
         TA=array("bfloat16", C, 2 * C),      # [TB; A2], transposed
         decay=array("float32", K),           # 2^gc_last
     )
-    group = Struct(                          # of one group of warps
+    group = Struct(                          # what one group of warps has
         align=1024,
         tile=several(tile, 1),               # that the group makes
         neighbour=several(tile, 1),          # that the neighbour's group makes
@@ -76,7 +76,7 @@ def shared_memory(K: int, columns: int) -> Shared:
         Y=array("bfloat16", C, K),           # and, once it was read, what blocks of any gate have
         sums=array("float32", SUMS, K),      # common/cute/rows.py
         columns=array("float32", C, PITCH_INVERSE),
-        b=array("float32", 2, C),            # of this chunk, and of the one before
+        b=array("float32", 2, C),            # b of this chunk, and of the one before
         empty=array("int64", 1, align=8),    # mbarriers
         pairs_done=array("int64", 1, align=8),
         KT_done=array("int64", 1, align=8),
@@ -100,14 +100,14 @@ def shared_memory(K: int, columns: int) -> Shared:
 
 
 class Columns:
-    """Of tensor memory, for so many columns of the state."""
+    """The columns of tensor memory of a CTA that has `columns` columns of the state."""
 
-    OF_KT = 4 * C                            # of a group: KT, transposed; of any gate, pairs across blocks behind it
+    OF_KT = 4 * C                            # a group has KT, transposed; behind it, for any gate, pairs across blocks
 
     def __init__(self, columns: int):
         self.out = 0                         # [-X; o] of even and of odd chunks
         self.S = 2 * columns
-        self.pairs = 3 * columns             # of each group: [A_kk / b; A_qk]
+        self.pairs = 3 * columns             # each group has [A_kk / b; A_qk]
         self.KT = self.pairs + GROUPS * C
         self.end = self.KT + GROUPS * self.OF_KT
 
@@ -125,20 +125,20 @@ class FusedArguments(Arguments):
     response = tensor("bfloat16")            # as o: rows of o of a state that enters the segment
     ht = tensor("float32")                   # as h0; of segments what one adds, (N * segments, HV, K, V)
     M = tensor("float32")                    # (N * segments, HV, K, K), transposed
-    h = tensor("bfloat16")                   # (states, HV, K, V): those that enter every so many chunks
+    h = tensor("bfloat16")                   # (states, HV, K, V): one before every `every` chunks
     cu_seqlens = tensor("int64", of="offsets")    # (N + 1), of packed sequences
     T = number("int32")
     N = number("int32")
     H = number("int32")
     HV = number("int32")
-    segments = number("int32")               # of every sequence
+    segments = number("int32")               # segments per sequence
     every = number("int32")                  # chunks of a kept state; 0: none is kept
     scale = number("float32")
     lower_bound = number("float32")
 
 
 class CheckpointArguments(Arguments):
-    """As FusedArguments, of sequences that are not cut; `every` is 1."""
+    """FusedArguments for a call with checkpoints: no sequence is cut, a pool stands for h, and `every` is 1."""
 
     q = tensor("bfloat16")
     k = tensor("bfloat16")
@@ -150,7 +150,7 @@ class CheckpointArguments(Arguments):
     h0 = tensor(of="h0")
     o = tensor("bfloat16")
     ht = tensor("float32")
-    pool = tensor(of="checkpoints")          # of states in the caller's layout
+    pool = tensor(of="checkpoints")          # states in the caller's layout
     place = tensor("int64")                  # (chunks): the element of the pool where the state that enters goes, or -1
     cu_seqlens = tensor("int64", of="offsets")
     T = number("int32")
@@ -185,7 +185,7 @@ class FusedConfig(ChunkConfig):
 
     @property
     def columns(self) -> int:
-        """Of the state, in a CTA."""
+        """The number of columns of the state that a CTA has."""
         return self.V // CTAS
 
     @property
@@ -218,7 +218,7 @@ RECORD_TILE = Struct(
     decay=array("float32", K),               # 2^gc_last, in the order of `decay_index`
 )
 
-# Of a CTA, as in SHARED; operands has tensor memory where there is some.
+# Every CTA has these, as in `shared_memory`; the tensor memory of operands begins wherever some is free.
 OF_CTA = dict.fromkeys(("base_desc", "tmem"), array("uint32", 1, align=4))
 
 
@@ -258,7 +258,7 @@ class OperandsConfig(ChunkConfig):
 
     @property
     def columns(self) -> int:
-        """Of tensor memory, a power of two: C for each product of pairs."""
+        """The columns of tensor memory, a power of two: C for each product of pairs."""
         return C if self.one_product else 4 * C
 
     @cached_property
@@ -269,7 +269,7 @@ class OperandsConfig(ChunkConfig):
             X=array("bfloat16", 2 * C, self.K, align=1024),                    # A_kk is over it, as in a GROUP
             Y=array("bfloat16", C, self.K, align=1024),
             sums=array("float32", SUMS, self.K),
-            columns=array("float32", C, PITCH_INVERSE),                        # of inverses
+            columns=array("float32", C, PITCH_INVERSE),                        # columns of inverses
             b=array("float32", C),
             done=array("int64", 1, align=8),
             **OF_CTA,
@@ -280,19 +280,19 @@ class OperandsConfig(ChunkConfig):
         return self.struct.end
 
 
-STATE_WARPS = 8                              # that have the state of record and walk
-EPILOGUE_WARPS = 4                           # of record
+STATE_WARPS = 8                              # warps that have the state, in record and walk
+EPILOGUE_WARPS = 4                           # warps of EPILOGUE in record
 
 # A chunk, as LOAD brings it to record or walk.
 STAGE = Struct(
     align=1024,
     tile=several(RECORD_TILE, 1),
-    rows=array("bfloat16", C, V),            # of v or do, swizzle_128B: halves of V one after the other
+    rows=array("bfloat16", C, V),            # rows of v or do, swizzle_128B: halves of V one after the other
 )
 
 
 class RecordColumns:
-    """Of tensor memory, of record and walk."""
+    """The columns of tensor memory in record and walk."""
 
     S = 0                                    # the state: lanes are channels
     out = V                                  # [r; o], transposed, of even and of odd chunks; dv, transposed
@@ -330,7 +330,7 @@ class RecordConfig(Launched):
 
     @property
     def columns(self) -> int:
-        """Of [X | qg h], and of [r | o]."""
+        """The number of columns of [X | qg h], and of [r | o]."""
         return 2 * C if self.o and not self.carry else C
 
     @cached_property
@@ -342,7 +342,7 @@ class RecordConfig(Launched):
             one=array("bfloat16", C, 2 * C, align=1024),                       # [1 | 0]
         )
         if not self.carry:
-            fields["rows"] = array("bfloat16", self.columns, V, align=1024)    # of r, and of o
+            fields["rows"] = array("bfloat16", self.columns, V, align=1024)    # rows of r, and of o
         fields |= dict.fromkeys(("full", "empty"), array("int64", self.stages, align=8))
         fields |= dict.fromkeys(("out", "added"), array("int64", 1, align=8))
         fields |= dict.fromkeys(("done", "read"), array("int64", 2, align=8))
@@ -391,7 +391,7 @@ class WalkConfig(Launched):
 
 
 class GradsColumns:
-    """Of tensor memory, in bwd/grads."""
+    """The columns of tensor memory in bwd/grads."""
 
     G = 0                                    # [do r^T; dv r^T]
     up1 = TOKENS                             # h do^T
@@ -425,6 +425,6 @@ class GradsConfig(GradsOptions):
             products=array("int64", 2, align=8),             # G is there; products of states are
             base_desc=array("uint32", 1, align=4),           # the address of all this / 16, as descriptors have it
             tmem=array("uint32", 1, align=4),                # where tensor memory begins: at 0
-            items=array("int32", 1, align=4),                # of this CTA
+            items=array("int32", 1, align=4),                # how many this CTA has
             threads=array("uint8", 32 * MATH_WARPS, align=1),     # their numbers
         )

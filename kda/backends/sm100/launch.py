@@ -53,10 +53,10 @@ class Steps(NamedTuple):
 
 @functools.lru_cache(maxsize=1024)
 def steps(p: Problem, cc: tuple[int, int], sms: int, offsets: str | None) -> Steps:
-    """For `cu_seqlens` of dtype `offsets`."""
+    """Return the Steps of a call; `offsets` is the dtype of `cu_seqlens`."""
     pl = plan(p, sms, offsets)
     step = functools.partial(launch_of, lambda config: kernel(config, target(cc)))
-    every = p.C // C if p.intermediate_states else 0                           # of so many chunks a state is kept
+    every = p.C // C if p.intermediate_states else 0                           # chunks from one kept state to the next
     if p.checkpoints:
         every = 1
     shape = dict(T=p.T, HV=p.HV, segments=pl.segments)

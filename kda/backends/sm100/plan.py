@@ -56,7 +56,7 @@ KERNELS = {
     TablesConfig: "common.cute.tables", OperandsConfig: "sm100.fwd.operands", RecordConfig: "sm100.fwd.record",
     WalkConfig: "sm100.bwd.walk", GradsConfig: "sm100.bwd.grads", SharesConfig: "common.cute.shares",
 }
-SEGMENTS = None                              # of every sequence, set by tests
+SEGMENTS = None                              # segments per sequence, set by tests
 
 # Chunks that a cluster walks over in the time of two more launches, and of a segment more in compose.
 LAUNCHES, EDGE = 16, 2
@@ -66,17 +66,17 @@ LAUNCHES, EDGE = 16, 2
 class Plan:
     fused: FusedConfig
     ctas: int                                # two per cluster, which walks over one sequence and head after the other
-    segments: int                            # of a sequence; more than one: the others follow
+    segments: int                            # segments per sequence; if more than one, the other kernels follow
     compose: ComposeConfig | None
     join: JoinConfig | None
-    blocks: int                              # of JOIN_ROWS rows, in a segment
+    blocks: int                              # blocks of JOIN_ROWS rows in a segment
 
 
 def plan(p: Problem, sms: int, offsets: str | None) -> Plan:
     segments = segments_of(p, sms)
     cut, walks = segments > 1, p.N * p.HV * (2 * segments - 1)
     chunks = -(-p.T // C)
-    length = -(-chunks // segments) * C                                        # of the longest that there can be
+    length = -(-chunks // segments) * C                                        # the longest that a segment can be
     return Plan(
         fused_config(p, offsets, cut), CTAS * min(walks, sms // CTAS), segments,
         join_states_config(p) if cut else None,
@@ -85,8 +85,8 @@ def plan(p: Problem, sms: int, offsets: str | None) -> Plan:
 
 
 def segments_of(p: Problem, sms: int) -> int:
-    """Per sequence: if few heads would leave clusters idle, two walks over a part of it are faster than one over all.
-    Roundings then differ, and states that enter chunks are not available."""
+    """Return the number of segments per sequence: if few heads would leave clusters idle, two walks over a part of it
+    are faster than one over all.  Roundings then differ, and states that enter chunks are not available."""
     if SEGMENTS or p.batch_invariant or p.intermediate_states or p.checkpoints or not p.N:
         return SEGMENTS or 1
     clusters, chunks = sms // CTAS, max(-(-p.T // C) // (p.N if p.packed else 1), 1)

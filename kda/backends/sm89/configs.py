@@ -75,7 +75,7 @@ ARGUMENTS = dict(
     T=number("int64"),
     tokens=number("int64"),
     N=number("int64"),
-    chunks=number("int64"),                  # of a row of T tokens; for `sum_chunks` of all rows of the batch
+    chunks=number("int64"),                  # chunks of a row of T tokens; for `sum_chunks`, of the whole batch
     H=number("int64"),
     HV=number("int64"),
     scale=number("float32"),
@@ -160,7 +160,7 @@ class _Chain(OfChunks):
     K: int
     V: int
     C: int
-    columns: int                             # of the state, or of its gradient, in a CTA
+    columns: int                             # columns of the state, or of its gradient, in a CTA
     offsets: str | None
     v_first: bool                            # states are (V, K)
     if TYPE_CHECKING:

@@ -30,16 +30,16 @@ from .configs import (
 )
 
 TARGET = parse("sm89")                       # its PTX runs on every later GPU
-COLUMNS = (32, 16, 8)                        # of a state in a CTA: the first that leaves few SMs idle
-WIDEST_BACK = 16                             # in a backward: more would not fit
-BUSY = 0.75                                  # of all SMs
+COLUMNS = (32, 16, 8)                        # columns of a state in a CTA: the first that leaves few SMs idle
+WIDEST_BACK = 16                             # columns in a backward: more would not fit
+BUSY = 0.75                                  # the share of all SMs that has to have work
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Sizes that follow from a call's shapes.  Packed, there may be fewer chunks."""
+    """Sizes that follow from a call's shapes.  A packed call may have fewer chunks."""
 
-    chunks: int                              # of a row of T tokens
+    chunks: int                              # chunks of a row of T tokens
     tiles: int                               # chunks and value heads, at most
     steps: dict[str, tuple[Config, int]]     # kernel -> its configuration, and CTAs; without a CTA it is left out
 
@@ -47,7 +47,7 @@ class Plan:
 
 
 def plan(p: Problem, sms: int, offsets: str | None, save: Save = Save.NOTHING) -> Plan:
-    """`offsets`: dtype of cu_seqlens; `save`: by this forward, or by that of this backward."""
+    """`offsets` is the dtype of cu_seqlens; `save` says what this forward saves, or what this backward's has saved."""
     chunks, states, backward = chunk_bound(p.B, p.T, p.N, p.C, p.packed), p.N * p.HV, p.direction == "backward"
     places = (chunks + p.packed) * p.HV                                        # one may hold tokens of no sequence
     chain = chain_config(p, columns(p, sms), offsets, output=not backward)
@@ -97,7 +97,7 @@ def recipes(p: Problem, host: Host, recorded: bool = True) -> list[nvrtc.Recipe]
     found: dict[Config, None] = {}
     for offsets, c in itertools.product(filter(None, OFFSETS) if p.packed else (None,), COLUMNS):
         for save in (Save.NOTHING, Save.PRODUCTS)[: 1 + recorded]:
-            sms = int(p.V / c / BUSY)                                          # that share a state by c columns
+            sms = int(p.V / c / BUSY)                                          # the SMs for which c is chosen
             found |= {config: None for config, _ in plan(small, sms, offsets, save).steps.values()}
     return [recipe(config) for config in found]
 

@@ -62,11 +62,11 @@ class Call:
 
     @classmethod
     def of(cls, p: Problem, saved: Save, x: Inputs, cut: bool = False, **others: Tensor | None) -> Call:
-        """Of the arguments of a call that saves, or was saved, what `saved` says."""
+        """Return the Call with these inputs; `saved` says what it saves, or what was saved for it."""
         return cls(p, saved, x.q.device, laid_out(x) | {"cu_seqlens": x.cu_seqlens} | others, cut)
 
     def _tables(self, cu_seqlens: Tensor) -> None:
-        """Where chunks and segments lie, on the GPU."""
+        """Launch the kernel that writes where chunks and segments lie."""
         cu_seqlens = offsets_on(self.device, cu_seqlens)
         table = self.empty(2 * self.chunks + 5 * self.segments + 1, dtype=torch.int64)
         names = ("chunk_table", "segment_table", "taken")

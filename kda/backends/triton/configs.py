@@ -22,14 +22,14 @@ class Config:
     warps: int = 4
     stages: int = 1
     BK: int = 256                            # slice of K in registers
-    BV: int = 64                             # and of V
+    BV: int = 64                             # slice of V
     maxnreg: int | None = None
 
 
 class Row(NamedTuple):
     kernel: str
-    bits: int                                # of the elements of q, k and v
-    K: int                                   # the largest
+    bits: int                                # bits of an element of q, k and v
+    K: int                                   # the largest K
     shared: int                              # KiB that a block must be allowed
     config: Config
     products: str = "any"                    # "async": wgmma, tcgen05, operands in shared memory; "mma.sync": others

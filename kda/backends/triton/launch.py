@@ -66,7 +66,7 @@ def gate_intra_wy(c: Call, keep: bool) -> None:
 
 
 def state_output(c: Call) -> None:
-    """o, ht, h and v_new, those that there is memory for."""
+    """Compute o, ht, h and v_new, those that there is memory for."""
     h0 = c.env.get("h0")
     if c.plan.segment:
         summary, h0 = summarised(c), c.per_segment(c.p.K, c.p.V)
@@ -75,7 +75,7 @@ def state_output(c: Call) -> None:
 
 
 def summarised(c: Call) -> SegmentSummary:
-    """Of each segment of the forward; M stays in the environment, for a backward."""
+    """Return the summary of each segment of the forward; M stays in the environment, for a backward."""
     added = c.per_segment(c.p.K, c.p.V)
     c.over_segments("added", ht=added)
     transitions(c)
@@ -83,14 +83,14 @@ def summarised(c: Call) -> SegmentSummary:
 
 
 def transitions(c: Call) -> None:
-    """M: the matrix that each segment multiplies a state by, and its transpose the gradient of one."""
+    """Compute M: each segment multiplies a state by it, and the gradient of a state by its transpose."""
     if "M" not in c.env:
         c.env["M"] = c.per_segment(c.p.K, c.p.K)
         c.over_segments("transition")
 
 
 def output_state_bwd(c: Call) -> None:
-    """dh, dv_new and, where there is memory for it, dh0."""
+    """Compute dh, dv_new and, where there is memory for it, dh0."""
     c.make("dh dv_new")
     dht = c.env["dht"]
     start = " from zero" if dht is None else ""
@@ -105,7 +105,7 @@ def output_state_bwd(c: Call) -> None:
 
 
 def wy_intra_gate_bwd(c: Call) -> None:
-    """The gradients of the inputs."""
+    """Compute the gradients of the inputs."""
     p, env = c.p, c.env
     tokens = (p.B * p.T, p.HV)
     slices = c.plan.tiles("intra_bwd", "K")

@@ -44,7 +44,7 @@ class Plan:
 
     @property
     def chunks(self) -> int:
-        """Of a row of T tokens."""
+        """The chunks of a row of T tokens."""
         return -(-self.problem.T // self.problem.C)
 
     @property
@@ -58,7 +58,7 @@ class Plan:
 
     @property
     def pieces(self) -> int:
-        """Segments of a row of T tokens."""
+        """The segments of a row of T tokens."""
         return max(1, -(-self.chunks // self.segment_chunks))
 
     @property
@@ -128,13 +128,13 @@ class _Recipes:
         self.p, self.target = p, target_of(host)
         wide = 2 if p.dtype == "float32" else 1
         self.K = power_of_2(p.K)
-        self.sums = "float64" if p.dtype == "float32" else "float32"             # of log2 decays
+        self.sums = "float64" if p.dtype == "float32" else "float32"             # dtype of sums of log2 decays
         self.prepare = choose("prepare", p, host)
         self.state, self.state_back = choose("state", p, host), choose("state_bwd", p, host)
         self.wy, self.intra = choose("wy", p, host), choose("intra", p, host)
         self.composing = choose("compose", p, host, bits=32)
         self.span = span(p)
-        self.precision = "tf32" if wide == 1 else "tf32x3"                     # of products of float32 operands
+        self.precision = "tf32" if wide == 1 else "tf32x3"                     # for products of float32 operands
 
     def recipe(self, function: str, tensors: str, numbers: str, constants: dict[str, Any], config: Config,
                absent: Iterable[str] = ()) -> Recipe:
@@ -225,7 +225,7 @@ class _Recipes:
         return kernels
 
     def walk_constants(self, c: Config, start: str, finish: str) -> dict[str, Constant]:
-        """Of kernels that walk the chunks of a segment, with a state from `start` to `finish`."""
+        """Return the constants of kernels that walk the chunks of a segment, with a state from `start` to `finish`."""
         p = self.p
         return {
             "K": p.K, "V": p.V, "C": p.C, "BK": c.BK, "BV": c.BV, "START": start, "FINISH": finish,

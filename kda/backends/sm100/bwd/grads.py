@@ -107,12 +107,12 @@ class Math(Rows):
 
     @cute.jit
     def quarter(self):
-        """Of the lanes of tensor memory, that the warp can read."""
+        """Return which quarter of the lanes of tensor memory the warp can access."""
         return self.warp() & 3
 
     @cute.jit
     def half(self):
-        """Of those lanes, that are the warp's."""
+        """Return which half of those lanes is the warp's."""
         return self.warp() >> 2
 
     @cute.jit
@@ -164,13 +164,13 @@ class Math(Rows):
 
     @cute.jit
     def place(self, s, i):
-        """Where an item lies: dividing by HV would cost registers for what does not change."""
+        """Return where an item lies: dividing by HV would cost registers for what does not change."""
         chunk, head, begin, tokens = [load_one(s.places + ((i & 1) * PLACE + n)) for n in range(PLACE)]
         return chunk.to(Int32), head.to(Int32), begin, tokens.to(Int32)
 
     @cute.jit
     def put_aside(self, xs, Qu, Ku, Kd):
-        """Into tensor memory.  ptxas would make operands where they are multiplied, and keep what they are made of."""
+        """Store these to tensor memory: ptxas would make operands where they are multiplied, and keep their inputs."""
         umma.store_fragments(self.lanes() + GradsColumns.x, xs)
         for columns, operand in ((GradsColumns.Qu, Qu), (GradsColumns.Ku, Ku), (GradsColumns.Kd, Kd)):
             words = cute.recast_tensor(operand, Uint32)
@@ -183,7 +183,7 @@ class Math(Rows):
 
     @cute.jit
     def put_back(self, columns: cutlass.Constexpr, count: cutlass.Constexpr = 1):
-        """Operands that were put aside, next to each other."""
+        """Return operands that were put aside next to each other."""
         found, each = umma.load_fragments(self.lanes() + columns, count * TOKENS // 2, Uint32), TOKENS // 4
         operands = [self.operand() for _ in range(count)]
         for n in cutlass.range_constexpr(count):
@@ -194,7 +194,7 @@ class Math(Rows):
 
     @cute.jit
     def issue_products(self, s):
-        """By warp 0: all of an item's, when its values are there and the tensor memory of the one before was read."""
+        """Warp 0 issues an item's products: its values are there, and the results of the item before were read."""
         struct = self.c.struct
         do, r = struct.do_dv.offset, struct.r.offset
         dv = do + TOKENS * umma.ROW
@@ -210,12 +210,12 @@ class Math(Rows):
 
     @cute.jit
     def lanes(self):
-        """Of tensor memory, the warp's 16."""
+        """Return the address of the warp's 16 lanes of tensor memory."""
         return self.quarter() * umma.WARP_LANES + self.half() * (umma.WARP_LANES // 2)
 
     @cute.jit
     def accumulators(self, columns: cutlass.Constexpr, count: cutlass.Constexpr = 1):
-        """The warp's 16 rows of products next to each other."""
+        """Return the warp's 16 rows of products that lie next to each other."""
         found, each = umma.load_fragments(self.lanes() + columns, count * TOKENS), TOKENS // 2
         accs = [cute.make_rmem_tensor(each, Float32) for _ in range(count)]
         for n in cutlass.range_constexpr(count):

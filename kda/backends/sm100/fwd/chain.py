@@ -58,13 +58,13 @@ class Consumer:
         self.added = umma.Product(K, N, A, of_X, steps, negated=True)          # -KT^T @ -X
         self.on_X = umma.Product(2 * C, N, A, of_X, steps, negated=True)       # -[TB; A2] @ -X
         self.halves = K == 64                                                  # a thread has half of a row of S
-        self.own_columns = N // 2 if self.halves else N                        # so many of its columns
-        self.bytes_of_v = C * 2 * N                                            # of a chunk
+        self.own_columns = N // 2 if self.halves else N                        # how many of its columns a thread has
+        self.bytes_of_v = C * 2 * N                                            # in a chunk
 
     @cute.jit
     def walk(self, x, shared, barriers, walks, rank):
         c = self.c
-        chunk, states = Int32(0), Int32(0)                                     # of all items; kept before
+        chunk, states = Int32(0), Int32(0)                                     # chunks so far; states kept so far
         slot = Int32(self.fields.cta.v.offset)                                 # where rows of v of the chunk are
         warp, thread = cute.arch.make_warp_uniform(cute.arch.warp_idx()), cute.arch.thread_idx()[0]
         walk, head = first_item(x.HV)
@@ -127,7 +127,7 @@ class Consumer:
             wait(barriers.out, parity)
             umma.fence_after_thread_sync()
             self.round_out(shared, slot, warp, thread, chunk)
-            self.wait_for_v()                                                  # of the next chunk, and -X
+            self.wait_for_v()                                                  # rows of the next chunk and -X are there
             umma.fence_before_thread_sync()
             X_THERE.sync()
             if warp == 0:
@@ -223,7 +223,7 @@ class Consumer:
 
     @cute.jit
     def own_row(self, thread, first: cutlass.Constexpr):
-        """Of S in tensor memory, from a column on; of half a row, where the first half is."""
+        """Return where the thread's row of S begins in tensor memory, from column `first` on."""
         return self.c.tmem.S + first + (thread >> 5) * umma.WARP_LANES
 
     def swizzled(self, row, column, rows: int):
@@ -293,7 +293,7 @@ class Consumer:
 
     @cute.jit
     def enter(self, h0, number, rank, thread, segment, is_transition):
-        """S of a walk's first token: its columns of a state that was given, 0, or the identity."""
+        """Store S before a walk's first token: the CTA's columns of a given state, 0, or the identity."""
         for first in cutlass.range_constexpr(0, self.own_columns, STATE_PIECE):
             values = [Float32(0.0)] * STATE_PIECE
             if cutlass.const_expr(self.c.h0):
@@ -301,7 +301,8 @@ class Consumer:
                     own, apart = self.place_of_state(h0, number, rank, thread, first, self.c.v_first)
                     values = [load_one(own + e * apart).to(Float32) for e in range(STATE_PIECE)]
             if cutlass.const_expr(self.c.cut):
-                column = self.channel(thread) - rank * self.c.columns - first - self.column(thread)    # of the identity
+                # The identity has a 1 in this element of the values.
+                column = self.channel(thread) - rank * self.c.columns - first - self.column(thread)
                 one = [Float32(1.0) if column == e else Float32(0.0) for e in range(STATE_PIECE)]
                 values = [one[e] if is_transition else values[e] for e in range(STATE_PIECE)]
             self.store_piece(thread, first, values)

@@ -77,7 +77,7 @@ class Fused(entry.Entry):
     @cute.kernel
     def kernel(self, x):
         if cutlass.const_expr(self.c.cut):
-            permit_early_launch()                                              # of compose: all clusters are there
+            permit_early_launch()                                              # for compose: all clusters are there
         rank, warp = cute.arch.block_idx()[0] % CTAS, cute.arch.make_warp_uniform(cute.arch.warp_idx())
         struct = self.c.struct
         shared = SmemAllocator().allocate_array(Uint8, struct.end, byte_alignment=1024)
@@ -110,7 +110,7 @@ class Fused(entry.Entry):
 
     @cute.jit
     def initialise(self, shared, barriers):
-        """By one thread; the fence makes it known to the cluster's other CTA and to copies."""
+        """One thread initialises mbarriers; the fence makes this known to the cluster's other CTA and to copies."""
         for stage in cutlass.range_constexpr(RING):
             cute.arch.mbarrier_init(barriers.full + stage, 1)
         cute.arch.mbarrier_init(barriers.out, 1)

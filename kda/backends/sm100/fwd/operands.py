@@ -59,7 +59,7 @@ from ..parts.teams import WholeCta
 
 # What common/cute/rows.py knows of a tile.
 OF_ROWS = SimpleNamespace(KG=RECORD_TILE.KT, decay=RECORD_TILE.decay)
-CHANNELS = 32                                # of KT, of a warp
+CHANNELS = 32                                # channels of KT that a warp has
 SENDER = WARPS - 1                           # the warp that has the least to do
 
 

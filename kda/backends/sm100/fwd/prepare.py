@@ -155,7 +155,7 @@ class Producer:
 
     @cute.jit
     def issue_KT(self, done):
-        """By warp 0."""
+        """Warp 0 issues the product that makes KT."""
         tile, fields = self.team.number() * self.fields.group.bytes, self.fields.tile
         with cute.arch.elect_one():
             to, TA = self.columns_of_KT(), tile + fields.TA.offset
@@ -164,12 +164,12 @@ class Producer:
 
     @cute.jit
     def columns_of_KT(self):
-        """Of tensor memory."""
+        """Return the columns of tensor memory where the group's KT lies."""
         return self.c.tmem.KT + self.team.number() * self.c.tmem.OF_KT
 
     @cute.jit
     def store_KT(self, tile, done, phase):
-        """KT, rounded, in the place of kg, by warps 4 to 7."""
+        """Warps 4 to 7 store KT, rounded, in the place of kg."""
         warp, channels, KG = self.team.warp() - 4, self.c.K // 4, field_at(tile, self.fields.tile.KG)
         source = self.columns_of_KT() + warp * umma.WARP_LANES
         wait(done, phase)
@@ -181,7 +181,7 @@ class Producer:
 
     @cute.jit
     def hand_over(self, shared, full, rank):
-        """The tile to both CHAINs, by one warp."""
+        """One warp sends the tile to both CHAINs."""
         fields, group = self.fields.tile, warp_index(self.c, shared) - FIRST_PRODUCER >> 3
         tile, full, neighbour = shared + group * self.fields.group.bytes, full + (CTAS * group + rank), rank ^ 1
         with cute.arch.elect_one():

@@ -176,7 +176,7 @@ class Record(Walker):
 
     @cute.jit
     def issue_on_state(self, s, i, stage, out, of_M):
-        """By one thread."""
+        """One thread issues the product with the state."""
         image, tile = self.c.struct.S.offset + (i & 1) * IMAGE, stage * STAGE.bytes
         if of_M:
             umma.multiply(self.on_state, out, s.base_desc, image, tile, False)
@@ -186,7 +186,7 @@ class Record(Walker):
 
     @cute.jit
     def issue_on_X(self, s, i, stage, out):
-        """What the next state waits for, then r and o, by one thread."""
+        """One thread issues what the next state waits for, then r and o."""
         tile, of_X = stage * STAGE.bytes, self.c.struct.X.offset
         umma.multiply(ADDED, RecordColumns.S, s.base_desc, tile + RECORD_TILE.KT.offset, of_X, True)
         umma.commit(s.added)

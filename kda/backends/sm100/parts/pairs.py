@@ -41,7 +41,7 @@ class TensorCore:
 
     @cute.jit
     def issue_blocks(self):
-        """The product of X and Y, by warp 0."""
+        """Warp 0 issues the product of X and Y."""
         if self.team.warp() == 0:
             operands = self.operands()
             with cute.arch.elect_one():
@@ -50,7 +50,7 @@ class TensorCore:
 
     @cute.jit
     def issue_across(self):
-        """Those across blocks, of operands in X and in the tile, by warp 0."""
+        """Warp 0 issues the products across blocks, of operands in X and in the tile."""
         if self.team.warp() == 0:
             operands = self.operands()
             with cute.arch.elect_one():
@@ -86,7 +86,7 @@ class TensorCore:
 
 
 class TensorCoreOfGroup(TensorCore):
-    """Of one of the groups of fwd/fused.py; `done` is its `pairs_done`."""
+    """The products of a group of fwd/fused.py; `done` is the group's `pairs_done`."""
 
     def __init__(self, config: FusedConfig, team):
         super().__init__(config.K, team)
@@ -99,14 +99,14 @@ class TensorCoreOfGroup(TensorCore):
 
     @cute.jit
     def columns(self, number: cutlass.Constexpr):
-        """Of tensor memory, for a product; the first of KT's are for KT."""
+        """Return the columns of tensor memory for a product; the first of KT's are for KT."""
         if cutlass.const_expr(number == 0):
             return self.regions.pairs + self.team.number() * C
         return self.regions.KT + number * C + self.team.number() * self.regions.OF_KT
 
 
 class TensorCoreOfCta(TensorCore):
-    """Of fwd/operands.py; `tmem`, where is said which columns of tensor memory the CTA has, is set, too."""
+    """The products of a CTA of fwd/operands.py; `tmem` is set, too: it points to where its tensor memory begins."""
 
     def __init__(self, config: OperandsConfig, team):
         super().__init__(config.K, team)

@@ -100,7 +100,7 @@ class Walker(entry.Entry):
 
     @cute.jit
     def round_and_decay(self, s, image, tile):
-        """S, rounded, to an image, 2^gc_last S to where S was: for products, once all have met."""
+        """Store S, rounded, to an image, and 2^gc_last S to where S was: for products, once all have met."""
         decay = load_one(field_at(tile, RECORD_TILE.decay) + decay_index(self.channel()))
         factor, own = both(decay), image.toint() + swizzle_128B(self.channel(), self.column(), K)
         for first in cutlass.range_constexpr(0, HALF, PIECE):
@@ -115,7 +115,7 @@ class Walker(entry.Entry):
 
     @cute.jit
     def send_image(self, to, image):
-        """By one thread."""
+        """One thread sends an image to global memory."""
         bulk_store(to, image, IMAGE)
         cute.arch.cp_async_bulk_commit_group()
 
@@ -126,7 +126,7 @@ class Walker(entry.Entry):
 
     @cute.jit
     def wait_for_last_image(self):
-        """The same, before shared memory is another CTA's."""
+        """Wait likewise before shared memory becomes another CTA's."""
         cute.arch.cp_async_bulk_wait_group(0, read=True)
 
     @cute.jit

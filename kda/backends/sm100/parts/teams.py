@@ -10,17 +10,17 @@ from ...common.cute.tile import WARPS
 from ..configs import FIRST_PRODUCER, FusedConfig
 from . import umma
 
-# Of CHAIN's four warps:
+# CHAIN's four warps meet at:
 STATE_ROUNDED = NamedBarrier(1, 128)         # S is in shared memory, 2^gc_last S in tensor memory; first: rows of v are
 X_THERE = NamedBarrier(2, 128)               # warps 0, 1: -X is in shared memory, and rows of v of the next chunk;
                                              # warps 2, 3 arrive: o of the chunk before was read from tensor memory
 O_THERE = NamedBarrier(3, 64)                # warps 2 and 3: o is in shared memory
-# Of the eight warps that have the state in record and walk:
+# The eight warps that have the state in record and walk meet at:
 IMAGE_THERE = NamedBarrier(1, 256)           # S, rounded, is in shared memory, 2^gc_last S in tensor memory
 ROWS_THERE = NamedBarrier(2, 256)            # X or dv is in shared memory
-# Of the first four of a CTA of eight (fwd/operands.py):
+# The first four warps of a CTA of eight (fwd/operands.py) meet at:
 FIRST_FOUR = NamedBarrier(1, 128)
-# Of each group of PREPARE:
+# The warps of each group of PREPARE meet at:
 GROUP = NamedBarrier(4, 32 * WARPS, ids_per_group=3)
 GROUP_FIRST_FOUR = NamedBarrier(5, 128, ids_per_group=3)
 GROUP_LAST_SIX = NamedBarrier(6, 192, ids_per_group=3)
@@ -28,14 +28,14 @@ GROUP_LAST_SIX = NamedBarrier(6, 192, ids_per_group=3)
 
 @cute.jit
 def warp_index(c: cutlass.Constexpr, shared):
-    """Reloaded from shared memory, so that ptxas cannot hoist address arithmetic out of the loop over chunks, where
-    there are no registers for it."""
+    """Reload the index from shared memory, so that ptxas cannot hoist address arithmetic out of the loop over chunks,
+    where there are no registers for it."""
     return cute.arch.make_warp_uniform(load_one(field_at(shared, c.struct.warp_indices) + cute.arch.warp_idx()))
 
 
 @cute.jit
 def wait(mbarrier, phase):
-    """Until a phase of that parity has ended: one instruction, if it has."""
+    """Wait until a phase of that parity has ended: one instruction, if it has."""
     cute.arch.inline_ptx(
         "{.reg .pred p; AGAIN: mbarrier.try_wait.parity.shared.b64 p, [{$r0}], {$r1}, 10000000; @!p bra AGAIN;}",
         read_only_args=[mbarrier.toint().to(Uint32), phase],
@@ -87,7 +87,7 @@ class Group:
 
     @cute.jit
     def refresh_warp_index(self, shared):
-        """Before `warp` and `number` are used in a loop."""
+        """Set the warp's index before `warp` and `number` are used in a loop."""
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         self.index = (warp_index(self.c, shared) if cutlass.const_expr(self.reloads) else warp) - FIRST_PRODUCER
 

@@ -26,7 +26,7 @@ HALF_LANES = 16 << 16                        # to the upper half of a warp's lan
 
 
 class Layout(NamedTuple):
-    """Of one operand."""
+    """The layout of one operand."""
 
     across: bool
     panel: int                               # bytes from 64 elements of a row to the next 64
@@ -34,7 +34,7 @@ class Layout(NamedTuple):
 
     @property
     def low(self) -> int:
-        """What a descriptor's low word says beside the address, and its high word."""
+        """What a descriptor's low word says beside the address; `high` is its high word."""
         return self.panel >> 4 << 16
 
     @property
@@ -53,7 +53,7 @@ def along(rows: int) -> Layout:
 
 
 def across(rows: int, elements: int = 64) -> Layout:
-    """At least 64 elements, or 32."""
+    """Return the layout for rows of at least 64 elements, or of 32."""
     row = min(2 * elements, ROW)
     return Layout(True, rows * row, row)
 
@@ -76,9 +76,9 @@ class Product(NamedTuple):
 
 @cute.jit
 def multiply(product: cutlass.Constexpr, d, base_desc, a, b, accumulate: cutlass.Constexpr):
-    """By one thread: issued after all that it issued before.  `a` and `b` are bytes from the CTA's first.  `base_desc`
-    points to that address / 16, the unit of descriptors, in shared memory: it is reloaded for every product, so that
-    ptxas does not keep the sums from turn to turn of a loop, and spill them."""
+    """One thread issues a product, which follows all that it issued before.  `a` and `b` are bytes from the CTA's
+    first.  `base_desc` points to that address / 16, the unit of descriptors, in shared memory: it is reloaded for every
+    product, so that ptxas does not keep the sums from turn to turn of a loop, and spill them."""
     base = load_one(base_desc)
     a, b = base + Uint32(a >> 4), base + Uint32(b >> 4)
     of_A, of_B = product.A, product.B
@@ -95,7 +95,7 @@ def multiply(product: cutlass.Constexpr, d, base_desc, a, b, accumulate: cutlass
 
 @cute.jit
 def commit(barrier):
-    """By the thread that issued products: one arrival when all of them are done."""
+    """The thread that issued products requests one arrival for when all of them are done."""
     cute.arch.inline_ptx(
         "tcgen05.commit.cta_group::1.mbarrier::arrive::one.shared::cluster.b64 [{$r0}];",
         read_only_args=[barrier.toint().to(Uint32)],
@@ -116,7 +116,7 @@ def fence_after_thread_sync():
 
 @cute.jit
 def allocate(to, columns: cutlass.Constexpr):
-    """By one warp: where they begin goes to shared memory; the CTA allocates no more."""
+    """One warp allocates columns; where they begin goes to shared memory.  The CTA allocates no more."""
     cute.arch.inline_ptx(
         f"tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [{{$r0}}], {columns}; "
         "tcgen05.relinquish_alloc_permit.cta_group::1.sync.aligned;",
@@ -126,7 +126,7 @@ def allocate(to, columns: cutlass.Constexpr):
 
 @cute.jit
 def free(columns: cutlass.Constexpr):
-    """By that warp: the columns that begin at 0."""
+    """The warp that allocated columns frees those that begin at 0."""
     cute.arch.inline_ptx(
         f"{{.reg .b32 first; mov.b32 first, 0; tcgen05.dealloc.cta_group::1.sync.aligned.b32 first, {columns};}}"
     )
@@ -134,7 +134,7 @@ def free(columns: cutlass.Constexpr):
 
 @cute.jit
 def free_at(first, columns: cutlass.Constexpr):
-    """The same of a CTA that shares tensor memory with others: where its columns begin."""
+    """The warp of a CTA that shares tensor memory with others frees the columns that begin at `first`."""
     cute.arch.inline_ptx(
         f"tcgen05.dealloc.cta_group::1.sync.aligned.b32 {{$r0}}, {columns};", read_only_args=[Int32(first)]
     )
@@ -142,7 +142,7 @@ def free_at(first, columns: cutlass.Constexpr):
 
 @cute.jit
 def load_fragments(address, columns: cutlass.Constexpr, kind: cutlass.Constexpr = Float32):
-    """So many columns of 16 rows, as fragments of mma.sync: a thread has rows lane / 4 and that + 8, columns
+    """Load `columns` columns of 16 rows, as fragments of mma.sync: a thread has rows lane / 4 and that + 8, columns
     2 (lane % 4) + {0, 1} of every eight."""
     return load(f"16x256b.x{columns // 8}", address, columns // 2, kind)
 
@@ -155,7 +155,7 @@ def store_fragments(address, values):
 
 @cute.jit
 def load_row(address, columns: cutlass.Constexpr, kind: cutlass.Constexpr = Float32):
-    """So many columns of a lane's row."""
+    """Load `columns` columns of a lane's row."""
     return load(f"32x32b.x{columns}", address, columns, kind)
 
 
@@ -167,7 +167,7 @@ def store_row(address, values):
 
 @cute.jit
 def load_halves(address, columns: cutlass.Constexpr, apart: cutlass.Constexpr, kind: cutlass.Constexpr = Float32):
-    """So many columns of one of 16 rows: lane l has row l % 16, and l / 16 times `apart` columns behind the address."""
+    """Load columns of one of 16 rows: lane l has row l % 16, l / 16 times `apart` columns behind the address."""
     return load(f"16x32bx2.x{columns}", address, columns, kind, f", {apart}")
 
 

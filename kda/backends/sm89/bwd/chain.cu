@@ -87,7 +87,7 @@ __device__ __forceinline__ void walk(Shared& s, const Arguments& x, const Sequen
              {x.qg_t + of_channels, by}, {x.w_t + of_channels, by}, count);
   State<STATES_V_FIRST> S;
   if (KEEPS) S.load(x.dht ? x.dht + number * (K * V) : nullptr, part, warp, l);
-  Share of_do;         // of the chunk before
+  Share of_do;         // the chunk before this one
   float last[OWN][2];  // both a chunk ahead
   const auto fetch = [&](i64 chunk) {
     of_do.fetch(x.d_o, sequence.begin + chunk * C, sequence.tokens - chunk * C, head, x.HV, part);

@@ -275,7 +275,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
   const float bias = BIAS ? dt_bias[head * K + d] : 0.0f, rate = RATE ? finite(exp_(A_log[head])) : 1.0f;
   Channel c;
   float g2[8], logit[8];
-  const i64 g_stride = HV * K, of_d = (row + 8 * warp * HV) * K + d;  // of the lane's first row in g and its like
+  const i64 g_stride = HV * K, of_d = (row + 8 * warp * HV) * K + d;  // the lane's first row in g and its like
   const float *from_q = q + q_row * K + 8 * warp * q_stride + d, *from_k = k + (from_q - q), *from_g = g + of_d;
 #pragma unroll
   for (int r = 0; r < 8; ++r, from_q += q_stride, from_k += q_stride, from_g += g_stride) {  // on their way meanwhile

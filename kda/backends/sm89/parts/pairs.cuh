@@ -13,7 +13,7 @@
 #include "products.cuh"
 
 constexpr int SLICE = 32;          // channels, one a lane
-constexpr int PITCH = SLICE + 8;   // of rows of a slice: pairs of floats of 4 rows lie in different banks
+constexpr int PITCH = SLICE + 8;   // from row to row of a slice: pairs of floats of 4 rows lie in different banks
 
 // Sums over the lanes of COUNT values, each in some lanes in the end: of 64, lane L has those of 2 L and 2 L + 1 in
 // x[0] and x[1]; of 32 / n, lane L has that of L / n in x[0].
@@ -48,7 +48,7 @@ struct Rows {
   }
 };
 
-// Of a warp among all: log2 of the decay by the warps before it and after it, in its block of `warps`.
+// log2 of the decays by the warps before this warp and after it, in its block of `warps`.
 struct Around {
   float before, after;
   __device__ __forceinline__ Around(const float (*total)[SLICE], int warp, int warps, int lane) : before(0), after(0) {
@@ -62,8 +62,8 @@ struct Around {
   }
 };
 
-// Of a warp's 8 rows at a level, where blocks of 2 S = 16 << level rows are cut in two: the decay between each row and
-// the cut, in powers of two.
+// A level cuts blocks of 2 S = 16 << level rows in two: this has the decays between each of a warp's 8 rows and the
+// cut, in powers of two.
 struct ToCut {
   bool second;  // the rows are behind the cut
   float rest;   // the decay between the 8 rows and the cut
@@ -77,7 +77,7 @@ struct ToCut {
   }
 };
 
-// Where a row lies among those of one half of all blocks of 2 S rows, one half after the other.
+// Returns where a row lies if the halves of all blocks of 2 S rows that it belongs to follow each other.
 __device__ __forceinline__ int packed(int row, int S) { return row / (2 * S) * S + row % S; }
 
 // Pairs inside 8 rows: of each column j, `x = begin(j)`, then x times the decay from j to i, `each(i, j, x)`, for the

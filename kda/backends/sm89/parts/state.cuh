@@ -42,11 +42,11 @@ struct State {
 
 // Rows of tokens (.., HV, V) at a warp's 16 rows of a chunk: a pair of columns a lane.
 struct TokenRows {
-  i64 at, stride;  // of the lane's row g; of 8 rows
+  i64 at, stride;  // elements to the lane's row g; elements of 8 rows
   int row;
   __device__ __forceinline__ TokenRows(i64 begin, i64 head, i64 HV, i64 part, int row, Lane l)
       : at(((begin + row + l.g) * HV + head) * V + part * BV + 2 * l.t), stride(HV * V * 8), row(row + l.g) {}
-  // Of a chunk of `rows`.
+  // Stores a pair of columns of both rows, if a chunk of `rows` rows has them.
   __device__ __forceinline__ void put(float* to, int n, int rows, const float (&x)[4]) const {
     if (row < rows) *(float2*)(to + at + 8 * n) = make_float2(x[0], x[1]);
     if (row + 8 < rows) *(float2*)(to + at + stride + 8 * n) = make_float2(x[2], x[3]);

@@ -17,8 +17,8 @@ def gate_bwd(
     K: tl.constexpr, C: tl.constexpr, RUN: tl.constexpr, GATE: tl.constexpr, RATE: tl.constexpr, BIAS: tl.constexpr,
     SUMMED: tl.constexpr,
 ):
-    """Of one chunk and channels d; dg2_row is (C, K), or dg2 where that is SUMMED.  A thread has one channel and RUN
-    rows, as in fwd/prepare.
+    """Computes the gradients of one chunk and channels d; dg2_row is (C, K), or dg2 where that is SUMMED.  A thread has
+    one channel and RUN rows, as in fwd/prepare.
     """
     r = RUN * tl.arange(0, C // RUN)[:, None] + tl.arange(0, RUN)[None, :]     # (C / RUN, RUN)
     real = (d < K)[:, None, None] & (r < rows)[None, :, :]

@@ -42,7 +42,7 @@ class Tensors(NamedTuple):
     accepted: str | None = None
     dense: bool = True                       # channels of q, k, v, g and beta lie next to each other
     aligned: bool = True                     # their rows begin at multiples of 16 bytes and elements
-    order: str | None = None                 # of a state's memory: "kv" and "vk" without gaps, "any" with any strides
+    order: str | None = None                 # how a state lies: "kv" and "vk" without gaps, "any" with any strides
     state_aligned: bool = True               # states begin at such multiples
 
 
@@ -52,7 +52,7 @@ class Config(NamedTuple):
 
 
 def configs(p: Problem) -> tuple[Config, Config]:
-    """For calls that leave the chip idle, and for those that fill it."""
+    """Return the Config for calls that leave the chip idle, and the one for those that fill it."""
     warps = max(1, width(p.K) // 256)
     few, many = (max(8, warps * elements // width(p.K)) for elements in (FEW, MANY))
     return Config(min(few, width(p.V)), warps), Config(min(many, width(p.V)), warps)

@@ -257,7 +257,7 @@ def taps_of(t, x, x_t, tail, tail_l, accepted, path, parents, T, L, real, FULL: 
 
 @triton.jit
 def shifted(new, taps):
-    """The inputs that the next token sees."""
+    """Returns the inputs that the next token sees."""
     found = (new.to(taps[0].dtype),)
     for j in tl.static_range(len(taps) - 1):
         found = found + (taps[j],)
@@ -266,7 +266,7 @@ def shifted(new, taps):
 
 @triton.jit
 def logits_of(t, g, g_t, beta, beta_t, gate, gate_t, real_k, real_w, FULL_K: tl.constexpr, FULL_V: tl.constexpr):
-    """Of token t: g, beta, and the gate of the norm if there is one."""
+    """Loads what token t has: g, beta, and the gate of the norm if there is one."""
     found = (fetch(g + t * g_t, real_k, FULL_K), tl.load(beta + t * beta_t))
     if gate is not None:
         found = found + (fetch(gate + t * gate_t, real_w, FULL_V),)
@@ -275,7 +275,7 @@ def logits_of(t, g, g_t, beta, beta_t, gate, gate_t, real_k, real_w, FULL_K: tl.
 
 @triton.jit
 def weights_of(weight, bias, c, real, FULL: tl.constexpr, W: tl.constexpr):
-    """Of channels c: the bias, and the weights of the taps, the newest first; four of 16 bits are loaded as one."""
+    """Loads the bias of channels c, and their taps' weights, the newest first; four of 16 bits are loaded as one."""
     b = 0.0
     w = ()
     if W > 0:
@@ -291,7 +291,7 @@ def weights_of(weight, bias, c, real, FULL: tl.constexpr, W: tl.constexpr):
 
 @triton.jit
 def convolved(taps, weights, weight, W: tl.constexpr):
-    """A row in float32, with SiLU; without a convolution as it is."""
+    """Returns a row in float32, convolved and with SiLU; without a convolution, the row as it is."""
     if W == 0:
         y = taps[0].to(tl.float32)
     else:

@@ -19,10 +19,10 @@ FUNCTION = "kda.backends.triton.decode.step:decode_step"
 AXES = {"q": "nth", "k": "nth", "v": "nth", "g": "nth", "beta": "nth", "norm_gate": "nth", "states": "nhvk",
         "conv_states": "nlc", "slots": "n"}
 STRIDES = tuple(f"{name}_{axis}" for name, axes in AXES.items() for axis in axes)
-ROWS = ("q", "k", "v", "g", "norm_gate")     # whose channels lie next to each other
-ELEMENTS = 4096                              # of a state that one warp holds: 128 registers a thread
+ROWS = ("q", "k", "v", "g", "norm_gate")     # tensors whose channels lie next to each other
+ELEMENTS = 4096                              # elements of a state that one warp holds: 128 registers a thread
 PIECE = 256                                  # bytes of a state's row in a piece: 64 channels of float32
-HELD = 2048                                  # of a state of 16 bits that one warp computes with at once
+HELD = 2048                                  # elements of a state of 16 bits that one warp computes with at once
 TURNED = 2**14                               # elements of a state (K, V) that shared memory turns: 64 KiB
 
 
@@ -32,7 +32,7 @@ ITEMSIZE = {"bfloat16": 2, "float16": 2, "float32": 4, "float64": 8}
 class Config(NamedTuple):
     num_warps: int
     piece: int
-    rows: int | None = None                  # of V in a block that is computed with at once; None: all
+    rows: int | None = None                  # rows of V in a block that is computed with at once; None: all
     ahead: int = 1                           # blocks that are loaded before the first, of one token
 
 
@@ -41,7 +41,7 @@ class Layout(NamedTuple):
 
     dtypes: tuple[tuple[str, str | None], ...]
     aligned: bool = True                     # rows begin at multiples of 16 bytes and elements
-    order: str = "vk"                        # of a state's memory: "vk" and "kv" without gaps, "any" with any strides
+    order: str = "vk"                        # how a state lies: "vk" and "kv" without gaps, "any" with any strides
     states_aligned: bool = True              # states begin at such multiples
     channels: int | None = 1                 # the stride of channels in tails, if it is 1
 

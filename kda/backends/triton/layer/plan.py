@@ -16,8 +16,8 @@ from kda.problem import Problem
 from ...common.targets import TYPES, target_of
 
 WIDTH = 4                                    # tokens that the convolution sees: that of every model
-CHANNELS = 512                               # of a program of the convolution: four a thread
-NORM_ELEMENTS = 2048                         # of a tile of the norm
+CHANNELS = 512                               # channels of a program of the convolution: four a thread
+NORM_ELEMENTS = 2048                         # elements of a tile of the norm
 
 
 class Part(NamedTuple):
@@ -43,7 +43,7 @@ NORM = (
 
 @functools.lru_cache(maxsize=1024)
 def broken(rules: tuple[Rule, ...], part: Part, host: Host) -> tuple[str, ...]:
-    """Why torch has to do it; empty if a kernel can."""
+    """Return why torch has to do it; empty if a kernel can."""
     return tuple(f"{r.id}: {r.why.format(p=part, h=host)}" for r in rules if not r.holds(part, host))
 
 
@@ -61,7 +61,7 @@ def recipe(function: str, tensors: Mapping[str, str | None], numbers: Mapping[st
 
 @functools.lru_cache(maxsize=1024)
 def convolution(kernel: str, dtypes: tuple[tuple[str, str | None], ...], channels: int, host: Host) -> Recipe:
-    """Of x, weight, bias, state, starts, numbers, cu_seqlens: those that the kernel reads."""
+    """`dtypes` has x, weight, bias, state, and those of starts, numbers and cu_seqlens that the kernel reads."""
     given = dict(dtypes)
     x, state = given["x"], given["state"]
     own = {
@@ -88,7 +88,7 @@ def convolution(kernel: str, dtypes: tuple[tuple[str, str | None], ...], channel
 
 @functools.lru_cache(maxsize=1024)
 def norm(kernel: str, dtypes: tuple[tuple[str, str], ...], V: int, host: Host) -> Recipe:
-    """Of x, gate and weight."""
+    """`dtypes` has x, gate and weight."""
     given = dict(dtypes)
     BV = max(16, 1 << (V - 1).bit_length())
     tensors = {name: given[name] for name in ("x", "gate", "weight")}
