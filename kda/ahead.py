@@ -13,11 +13,11 @@ from .problem import Problem
 
 
 def build(calls: Iterable[tuple[str | None, Problem]], save: Save, offsets: str | None) -> None:
-    """Of calls, each by a backend, that keep `save` or for which it was kept; `offsets`: dtype of cu_seqlens."""
+    """Build the kernels of calls, each with its backend. `save`: what forwards keep; `offsets`: dtype of cu_seqlens."""
     build_together(recipe for backend, p in calls for recipe in recipes_of(backend, p, save, offsets))
 
 
 def recipes_of(backend: str | None, p: Problem, save: Save, offsets: str | None) -> Iterable[AnyRecipe]:
-    """None where no backend accepts the call, or it has no kernels."""
+    """Return the recipes of a call; there are none where no backend accepts it or the backend has no kernels."""
     plan = planner(backend) if backend else None
     return plan.recipes_of_call(p, detect(p.device), offsets, save) if plan else ()

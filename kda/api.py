@@ -535,7 +535,7 @@ def _keeps_nothing(device: str, settings: tuple, K: int, V: int, *dtypes: torch.
     call, it recomputes what was not kept.
     """
     rows, heads, options = (Problem.B, Problem.T), Problem.HV, Options(*settings)
-    state, offsets = (1, heads, K, V), (2,)                                    # of one sequence
+    state, offsets = (1, heads, K, V), (2,)                                    # for one sequence
     shapes = dict(q=(*rows, heads, K), k=(*rows, heads, K), v=(*rows, heads, V), g=(*rows, heads, K),
                   beta=(*rows, heads), A_log=(heads,), dt_bias=(heads * K,), initial_state=state,
                   cu_seqlens=offsets, cu_seqlens_cpu=offsets)
@@ -577,7 +577,7 @@ def parallel() -> Any:
 
 
 def _forward(inputs: Inputs, options: Options, save: Save, recorded: bool = False) -> Outputs:
-    """As an operator's flag, `disable_recompute` requests `Saved`; `save` decides what else is kept."""
+    """Run the forward. For operators `disable_recompute` requests `Saved`; `save` decides what else is kept."""
     if options.disable_recompute and save is not Save.ALL:
         options = options._replace(disable_recompute=False)
     call = Call("chunk_kda", inputs, options)
@@ -659,7 +659,7 @@ def operate(operator: Any, call: Call, *arguments: Any) -> Any:
 
 
 def bind_a_part(op: str, /, *args: Any, cp_context: Any = None, **keywords: Any) -> tuple[Inputs, Options, Any]:
-    """As `_bind`; with a context, for this rank's part of the sequences, and with the context as one of kda's."""
+    """Bind like `_bind`; a context becomes one of kda's, and inputs those of this rank's part of the sequences."""
     if cp_context is None:
         return *_bind(op, *args, **keywords), None
     context = parallel().adopt(cp_context, op)
@@ -669,7 +669,7 @@ def bind_a_part(op: str, /, *args: Any, cp_context: Any = None, **keywords: Any)
 
 
 def _bind(op: str, /, *args: Any, **keywords: Any) -> tuple[Inputs, Options]:
-    """The arguments of `chunk_kda`, passed to another function."""
+    """Return the inputs and options of a function that takes the arguments of `chunk_kda`."""
     if len(args) == 5:                                                         # saves 30 microseconds of bind
         given: dict[str, Any] = CHUNK_DEFAULTS | keywords
         if len(given) == len(CHUNK_DEFAULTS):
@@ -712,7 +712,7 @@ def prepare(
         chunk_size = number(chunk_size)
     if op not in _ON_A_MESH and _sharded((q, k, v, g, beta, A_log, dt_bias, initial_state)):
         raise _without_mesh(op, "q")
-    if inplace_final_state is None:                                            # of chunk_kda
+    if inplace_final_state is None:                                            # chunk_kda leaves it out
         inplace_final_state = ssm_state_indices is not None
     inputs = Inputs(
         q, k, v, g, beta, A_log, dt_bias, initial_state, cu_seqlens, cu_seqlens_cpu, ssm_state_indices,
@@ -783,7 +783,7 @@ def _old_layout_name(op: str, state_v_first: bool, transpose_state_layout: bool)
 
 
 def _autocast(x: Any, dtype: torch.dtype) -> Any:
-    """As torch.autocast casts the operands of a product; float64 is unchanged."""
+    """Cast x like torch.autocast casts the operands of a product; float64 is unchanged."""
     if isinstance(x, Tensor) and x.is_floating_point() and x.dtype != torch.float64:
         return x.to(dtype)
     return x

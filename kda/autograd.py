@@ -194,7 +194,7 @@ def _chunk_link(ctx, do, dht, dh, *dsaved):
 def _gradients(
     tensors: Sequence[Tensor], options: Options, do: Tensor | None, dht: Tensor | None, needs: Sequence[bool]
 ) -> list[Tensor | None]:
-    """Of the inputs, by the operator; `tensors` are those that the forward saved."""
+    """Return the gradients of the inputs from the operator; `tensors` are those that the forward saved."""
     if transforms.batched((do, dht)):
         return transforms.one_by_one(lambda do, dht: _gradients(tensors, options, do, dht, needs), (do, dht))
     settings = [getattr(options, name) for name in OPTIONS]

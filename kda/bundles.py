@@ -92,7 +92,7 @@ class Save(str, Enum):
     PRODUCTS = "products"
     ALL = "all"
     OWN = "own"
-    STATES = "states"                        # of OWN, what costs a walk over the sequence; operands are made again
+    STATES = "states"  # the part of OWN that costs a walk over the sequence; operands are recomputed
 
     @property
     def kind(self) -> type[Products] | type[Saved] | type[Own] | None:

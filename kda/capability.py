@@ -45,8 +45,8 @@ class Capability:
     maps: tuple[str, ...] = ()               # "forward": it has segment_map, "backward": segment_map_bwd (kda.parallel)
     composite: bool = False                  # consists of torch operations, which forward-mode AD follows
     archs: tuple[str, ...] = ()              # targets its kernels are built for; empty: no compiled kernels
-    stages: tuple[str, ...] = ()             # of kda.stages, or runs of them, that its launch module can run alone
-    proof_dtypes: tuple[str, ...] = ("float32",)    # of q, k, v, in which the stages are proven
+    stages: tuple[str, ...] = ()  # stages of kda.stages, or runs of them, that its launch module can run alone
+    proof_dtypes: tuple[str, ...] = ("float32",)    # dtypes of q, k and v in which the stages are proven
 
     def rejections(self, p: Problem, h: Host, named: bool = False) -> list[str]:
         """The message of every broken rule; empty means that this backend accepts the call."""

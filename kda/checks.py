@@ -31,9 +31,9 @@ class Call(NamedTuple):
     op: str                                  # the public function: chunk_kda, chunk_kda_bwd, fused_recurrent_kda
     inputs: Inputs
     options: Options
-    do: Any = None                           # of chunk_kda_bwd
+    do: Any = None                           # only chunk_kda_bwd has do and dht
     dht: Any = None
-    out: Any = None                          # of fused_recurrent_kda
+    out: Any = None                          # only fused_recurrent_kda has it
 
     # The letters of kda.problem; rows after "q.shape" and "v.shape" may use them.
     @property

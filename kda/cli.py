@@ -110,6 +110,6 @@ def cli() -> None:
 def main() -> None:
     try:
         cli(prog_name="kda")
-    except OSError as error:                 # of --help and --version; commands print their own
+    except OSError as error:                 # from --help or --version; commands print their own errors
         click.echo(str(OutputError(error)), err=True)
         sys.exit(ERROR)

@@ -312,7 +312,7 @@ class Route(NamedTuple):
     """The backends of a recorded call, and what is kept between its directions."""
 
     save: Save
-    backend: str                                         # of the forward
+    backend: str                                         # the forward's
     forward: Problem                                     # `disable_recompute` requests Saved; `save` has the rest
     backward: Problem
     asked: str                                           # the name in force for the backward

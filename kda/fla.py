@@ -37,7 +37,7 @@ except ModuleNotFoundError:
     except ModuleNotFoundError:
         _fla = None
 
-FUNCTIONS = ("chunk_kda", "fused_recurrent_kda_fwd", "fused_kda_gate")         # of FLA, where it asks
+FUNCTIONS = ("chunk_kda", "fused_recurrent_kda_fwd", "fused_kda_gate")  # functions of FLA that ask a registered backend
 SWITCH = "FLA_KDA"                           # FLA_KDA=0: FLA does not ask kda
 
 

@@ -17,12 +17,12 @@ L2NORM_EPS = 1e-6
 
 
 def wide_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Of states, sums and the gate: float32, and float64 beside float64."""
+    """Return the dtype of states, sums and the gate: float64 if `dtype` is float64, else float32."""
     return torch.promote_types(dtype, torch.float32)
 
 
 def _logits(g, A_log, dt_bias):
-    """x and e^A."""
+    """Return x and e^A."""
     x = g if dt_bias is None else g + dt_bias
     rate = g.new_ones(()) if A_log is None else _finite(A_log.exp())
     return x, rate

@@ -100,13 +100,13 @@ def _replace(module: ModuleType, name: str, make: Callable[[Callable], Callable]
 
 
 def _offsets(keywords: dict[str, Any]) -> Tensor | None:
-    """Of packed sequences; transformers names them cu_seq_lens_q if a collator packed them for attention."""
+    """Return the offsets of packed sequences; a collator that packs for attention names them cu_seq_lens_q."""
     given = keywords.get("cu_seqlens")
     return keywords.get("cu_seq_lens_q") if given is None else given
 
 
 def _served(ours: Callable, old: Callable) -> Callable:
-    """What transformers calls instead of `old`."""
+    """Return the function that transformers calls instead of `old`."""
     known = frozenset(inspect.signature(ours).parameters) - {"unknown"}
 
     @functools.wraps(old)

@@ -14,14 +14,14 @@ from typing import Any, NamedTuple
 
 DTYPES = ("bfloat16", "float16", "float32", "float64")
 SHORT_DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "fp64": "float64"}     # words of people
-AT_LEAST = {"B": 0, "T": 0, "N": 0, "slots": 0, "H": 1, "HV": 1, "K": 1, "V": 1}                 # of what people write
+AT_LEAST = {"B": 0, "T": 0, "N": 0, "slots": 0, "H": 1, "HV": 1, "K": 1, "V": 1}  # least numbers that people may write
 ONE_OF: dict[str, tuple[Any, ...]] = {
     "op": ("chunk", "recurrent", "decode"), "direction": ("forward", "backward"), "C": (32, 64), "dtype": DTYPES,
     "gate": ("given", "softplus", "bounded"), "beta": ("given", "sigmoid", "2*sigmoid"),
     "g_dtype": DTYPES, "beta_dtype": DTYPES, "state_dtype": DTYPES, "checkpoints": DTYPES,
 }
 DEVICES = ("cpu", "cuda", "xpu", "mps", "hpu", "npu", "mtia", "xla", "meta")                     # with or without ":0"
-MAX_K = 256                                  # of chunk_kda; fused_recurrent_kda has no limit of its own
+MAX_K = 256                                  # limit of chunk_kda; fused_recurrent_kda has none of its own
 
 
 class Inputs(NamedTuple):
@@ -103,13 +103,13 @@ class Problem:
     K: int = 128
     V: int = 128
     C: int = 64
-    dtype: str = "bfloat16"                  # of q, k, v and o
+    dtype: str = "bfloat16"                  # dtype of q, k, v and o
     g_dtype: str = "bfloat16"
     beta_dtype: str = "bfloat16"
-    state_dtype: str | None = None           # of initial_state; None without one
+    state_dtype: str | None = None           # dtype of initial_state; None without one
     packed: bool = False                     # cu_seqlens given
     gate: str = "given"                      # "given" natural-log decays, "softplus" or "bounded" logits
-    lower_bound: float | None = None         # of the bounded gate, or promised by the caller for a given one
+    lower_bound: float | None = None         # the bounded gate's, or what the caller promises for a given one
     A_log: bool = False
     dt_bias: bool = False
     beta: str = "given"                      # "given", "sigmoid" or "2*sigmoid"

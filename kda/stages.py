@@ -19,7 +19,7 @@ LOG2_E = 1.4426950408889634
 
 class Stage(NamedTuple):
     name: str
-    function: str                            # of kda.backends.reference.chunked; "" for a run of stages
+    function: str                            # a function of kda.backends.reference.chunked; "" for a run of stages
     formula: str
     reads: tuple[str, ...]
     writes: tuple[str, ...]
@@ -42,11 +42,11 @@ SHAPES = {
     "h": "(K, V)", "h0": "(K, V)", "ht": "(K, V)", "v_new": "(C, V)", "o": "(C, V)",
 }
 SHAPES |= {"d" + name: shape for name, shape in SHAPES.items()}
-SHAPES |= {"dA_log_parts": "()", "ddt_bias_parts": "(K)"}                     # of each chunk
+SHAPES |= {"dA_log_parts": "()", "ddt_bias_parts": "(K)"}                     # one for each chunk
 SHAPES |= {"dv_local": "(C, V)", "dg2_local": "(C, K)", "db_local": "(C)", "dqn_local": "(C, K)", "dkn_local": "(C, K)"}
-# Multiplied inside a stage and never written, and a backend may round them: b v in fwd/wy; P in bwd/wy; the decay D_ij
-# of a pair, and under it rows of k in both intra stages (kD) and rows of q and b k in bwd/intra (qD); dA_qk and dA_kk
-# once more in bwd/intra, where they meet kD (dA_k) and where they meet qD (dA_q).
+# These are multiplied inside a stage and never written, and a backend may round them: b v in fwd/wy; P in bwd/wy; the
+# decay D_ij of a pair, and under it rows of k in both intra stages (kD) and rows of q and b k in bwd/intra (qD); dA_qk
+# and dA_kk once more in bwd/intra, where they meet kD (dA_k) and where they meet qD (dA_q).
 # In the walk's stages: what meets T_inv (z); both matrices of bwd/grads (G), and qn, kn, b kn where they meet them.
 OPERANDS = ("bv", "D", "kD", "qD", "dA_k", "dA_q", "P", "z", "G", "Qu", "Ku", "Kd")
 

@@ -53,7 +53,7 @@ def _meet(x: Any, y: Any) -> bool:
         return False
     for row in {stride for stride, _ in (*axes, *others)}:
         if not any(stride % row for stride, _ in (*axes, *others) if stride > row):
-            place = gap % row                                                  # of y, counted from a row of x
+            place = gap % row  # offset of y's first element in a row of x
             if _reach(x, axes, row) <= place and place + _reach(y, others, row) <= row:
                 return False
     return True

@@ -52,7 +52,7 @@ class Track:
     """One line of the picture: a time for each direction."""
 
     name: str
-    kind: str                                # of KINDS
+    kind: str                                # a key of KINDS
     bars: dict[str, Bar] = field(default_factory=dict)
 
 

@@ -40,7 +40,7 @@ class Row(NamedTuple):
     shape: str
     problem: str
     direction: str
-    backend: str                             # of the forward, then that of the backward
+    backend: str                             # the forward's, then the backward's
     predicted: float
     floor: float                             # bytes over what memory gives
     recorded: float | None                   # the same call, timed on such a chip
@@ -162,7 +162,7 @@ def run_what_is_common(
         keep(key, found)
 
 
-_WORK: list[Callable[[Any], Any]] = []       # of a worker, which is forked with it
+_WORK: list[Callable[[Any], Any]] = []       # the work of this process's workers, which inherit it when they are forked
 
 
 def side_by_side(

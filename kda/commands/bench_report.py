@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from kda.measure.timing import Line, Machine, Result
     from kda.verify.parity import Row
 
-KEY = ("problem", "regime", "direction", "backend")             # of a timing in saved results
+KEY = ("problem", "regime", "direction", "backend")             # these identify a timing in saved results
 
 
 class Change(NamedTuple):

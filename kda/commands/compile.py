@@ -34,7 +34,7 @@ HEAD = ("backend", "arch", "kernel", "variants", "registers", "spills", "shared"
 WAYS = ("forward", "backward", "recurrent")
 GATES = ("", "softplus dt_bias=true l2norm beta=sigmoid", "bounded dt_bias=true l2norm beta=sigmoid")
 BATCHES = ("", "packed")
-# of a model: training, a prompt from no state or another one, decoding
+# The calls that a model makes: training, a prompt with or without a state before it, decoding.
 OF_A_MODEL = ("forward", "backward", "forward final_state=true", "forward final_state=true state_dtype=float32",
               "recurrent final_state=true state_dtype=float32")
 
@@ -47,8 +47,8 @@ class Line:
     recipe: AnyRecipe
     kernel: Kernel | None = None
     error: str = ""
-    about: dict[str, Any] = field(default_factory=dict)                      # of its entry, if it was kept
-    there: bool = False                      # before this command
+    about: dict[str, Any] = field(default_factory=dict)  # what its entry in the store says, if there is one
+    there: bool = False                      # whether the store had it before this command
 
     @property
     def shared(self) -> int | None:
@@ -277,7 +277,7 @@ def broken(lines: Sequence[Line]) -> bool:
 
 
 def cells(screen: Screen, name: str, lines: Sequence[Line]) -> tuple[str, ...]:
-    """Of some kernels of one backend and arch; numbers that differ are given as a range."""
+    """Return the cells of a row for kernels of one backend and arch; numbers that differ are given as a range."""
     built = [line for line in lines if line.kernel is not None]
     kernels = [line.kernel for line in lines if line.kernel is not None]
     seconds = [line.about["seconds"] for line in lines if line.about.get("seconds") is not None]

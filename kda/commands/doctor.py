@@ -58,8 +58,8 @@ class Report:
     findings: tuple[Finding, ...]
     rows: tuple[Row, ...] = ()
     ways: tuple[models.Way, ...] = ()        # in which models would use kda; empty: not looked for
-    ran: tuple[ledger.Ran, ...] = ()         # of the backends of this machine's GPU
-    choice: Choice | None = None             # of the table's problem
+    ran: tuple[ledger.Ran, ...] = ()         # runs of the backends that are for this machine's GPU
+    choice: Choice | None = None             # the choice for the table's problem
     unmet: tuple[str, ...] = ()              # --require that does not hold
     strict: bool = False
 

@@ -22,7 +22,7 @@ from .options import nearest
 from .probes import Facts, Gpu, Probe, Ptxas, release
 
 GIB = 1 << 30
-REQUIRES_PYTHON = ">=3.10,<3.14"                          # of a checkout that is not installed
+REQUIRES_PYTHON = ">=3.10,<3.14"                          # for a checkout that is not installed
 LOWEST_DRIVER = {11: "450.80", 12: "525.60", 13: "580.65"}      # CUDA major -> driver that runs all of its minors
 NETWORK_FILESYSTEMS = ("nfs", "cifs", "smb", "lustre", "gpfs", "beegfs", "ceph", "fuse.", "9p", "afs", "wekafs")
 FULL_DISK = 256 << 20
@@ -86,7 +86,7 @@ def deps_pins(f: Facts) -> Finding | None:
 
 
 def _requirements(f: Facts) -> list[Requirement]:
-    """Of this platform, without extras."""
+    """Return the requirements that hold on this platform, without extras."""
     environment = {"extra": "", "platform_system": f.system[0], "platform_machine": f.system[1]}
     all_of_them = map(Requirement, f.requires or ())
     return [r for r in all_of_them if r.marker is None or r.marker.evaluate(environment)]

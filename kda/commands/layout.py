@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from typing import TextIO
 
 GAP = 2                                      # spaces between columns
-LATER = 4                                    # of lines that hold the columns for which a line has no room
+LATER = 4                                    # indent of lines that hold the columns for which a line has no room
 _ANSI = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|\x1b[@-Z\\-_]")
 _WORD = re.compile(r" *(?:[^ `]*`[^`]*`[^ `]*|[^ ]+)")
 _LABEL = re.compile(r" *(?:\[\S+\] |\S+  +|fix: )")    # "[✓] ", "replay   ", "fix: "
@@ -123,7 +123,7 @@ def _in_groups(
     cells: Sequence[Sequence[str]], natural: Sequence[int], least: Sequence[int], align: str, indent: int,
     width: int | None, groups: Sequence[Sequence[int]],
 ) -> list[list[str]]:
-    """By row, with the columns of each group on lines of their own."""
+    """Return the lines of each row; each group of columns has lines of its own."""
     found: list[list[str]] = [[] for _ in cells]
     for group in groups:
         left = indent + LATER * (group[0] > 0)

@@ -27,7 +27,7 @@ class Way:
     """From the models of a package to kda."""
 
     package: str
-    status: str                              # of its finding
+    status: str                              # the status of its finding
     version: str = ""                        # "": not installed
     models: str = ""                         # which of them have KDA
     line: str = ""                           # after which they use kda; "": they do not
@@ -57,7 +57,7 @@ class Way:
 
 
 def ways(f: Facts) -> tuple[Way, ...]:
-    """That of FLA, that of transformers, and those of engines that are there; none where nobody looked for FLA."""
+    """Return the ways of FLA, transformers and each installed engine; none if FLA was not looked for."""
     if f.fla.state == "skipped":
         return ()
     engines = (way_of_engine(f, engine) for engine in ENGINES if f.versions.get(engine.package))

@@ -89,7 +89,7 @@ class Facts:
 
     python: tuple[int, int, int] = (3, 11, 0)
     system: tuple[str, str] = ("Linux", "x86_64")
-    requires_python: str = ""                # of our metadata
+    requires_python: str = ""                # what our metadata says
     requires: tuple[str, ...] | None = None  # its Requires-Dist; None: our distribution is not installed
     versions: Mapping[str, str] = field(default_factory=dict)
     env: Mapping[str, str] = field(default_factory=dict)
@@ -263,7 +263,7 @@ def probe_fla() -> Probe:
     return run_json([sys.executable, "-m", "kda.commands.probe_fla"], TIMEOUTS["fla"])
 
 
-FAMILIES = ("kimi_linear", "glm5_next", "bailing_hybrid")        # of transformers, with layers of KDA
+FAMILIES = ("kimi_linear", "glm5_next", "bailing_hybrid")  # transformers' families of models that have layers of KDA
 
 
 def find_families() -> tuple[str, ...]:

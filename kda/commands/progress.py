@@ -64,11 +64,11 @@ class Progress:
         self.done, self._last = parts, time.monotonic() - self._began
 
     def expect(self, total: int) -> None:
-        """So many steps from now on."""
+        """Start to count anew, towards `total` steps."""
         self.total, self.done, self._steps, self._began = total, 0, 0, time.monotonic()
 
     def count(self) -> None:
-        """One more is done; for work whose parts end in any order."""
+        """Count one more part as done; for work whose parts end in any order."""
         with self._lock:
             self._now_done(self.done + 1)
 

@@ -11,7 +11,7 @@ ENGINE = "kda.simulator.engine.build"        # the module of the simulator's own
 
 
 def why_stale(about: Mapping[str, Any]) -> str | None:
-    """Of a readable entry: of a kernel, or of the simulator's library; None if it may still be used."""
+    """Say why a readable entry (a kernel, or the simulator's library) may not be used; None if it may."""
     if about.get("module") != ENGINE:
         return outdated(about)
     from kda.simulator.engine.build import source

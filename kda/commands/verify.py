@@ -164,7 +164,7 @@ def check_combinations(options: dict[str, Any]) -> None:
 
 
 def usual_dtype(options: dict[str, Any]) -> str:
-    """Of the backend that is asked for; that which auto picks takes bfloat16."""
+    """Return the usual dtype of the requested backend; it is bfloat16 where auto picks one."""
     name = options["backend"] or (first_with_kernels(options) if options["arch"] else None)
     return next((c.usual_dtype for c in capabilities() if c.backend == name), "bfloat16")
 

@@ -20,7 +20,7 @@ from typing import Any
 
 SHORT = 8                                    # lines of a function that only passes a call on
 FIRST, LAST = 1000, 65535                    # columns that are numbers of call sites
-ENTRY = "kernel_wrapper"                     # of the DSL: what calls a kernel's function while it is traced
+ENTRY = "kernel_wrapper"                     # the DSL's function that calls a kernel's function while it is traced
 
 Place = tuple[str, int]                      # file, line
 _LOC = re.compile(r"^\s*\.loc\s+\d+\s+\d+\s+(\d{4,5})\b", re.MULTILINE)

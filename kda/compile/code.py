@@ -40,7 +40,7 @@ class Param(NamedTuple):
 
     @property
     def form(self) -> str:
-        """As `struct` spells it."""
+        """The format of this parameter for `struct`."""
         number = _INTEGERS.get(self.size) if self.type != "b8" or self.size == 1 else None
         return _FORMATS.get(self.type) or number or f"{self.size}s"
 
@@ -129,7 +129,7 @@ class Code:
     cubin: bytes | None = field(repr=False)
     target: Target
     params: tuple[Param, ...]
-    registers: int | None = None             # of a thread; None where there is no cubin to read it from
+    registers: int | None = None             # per thread; None where there is no cubin to read it from
     spills: int | None = None                # bytes of a thread's stack: spilled registers and local arrays
     shared: int | None = None                # static bytes of a CTA
 

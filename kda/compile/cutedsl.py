@@ -34,7 +34,7 @@ from .launching import taker
 from .recipes import ConfiguredRecipe, imported
 from .target import Target, parse
 
-PREFIX = "kda"                               # of the symbols in a host object
+PREFIX = "kda"                               # begins the names of the symbols in a host object
 TVM_FFI = "--enable-tvm-ffi"
 FILE_NAME = 200                              # bytes of a file's name, less what the DSL adds: a folder allows 255
 
@@ -51,7 +51,7 @@ class Compiled:
     cubin: bytes = field(repr=False)
     kernels: dict[str, Kernel]               # every entry of the PTX, by name
     function: Any = field(repr=False)        # what the DSL returned or loaded
-    symbol: str                              # of the host function in `module`
+    symbol: str                              # the name of the host function in `module`
     module: bytes = field(repr=False)        # the compiled host code, as MLIR bytecode
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -106,7 +106,7 @@ class Recipe(ConfiguredRecipe):
 
     @property
     def name(self) -> str:
-        """Of the file of the kernel."""
+        """The name of the kernel's file."""
         return self.module.rpartition(".")[2]
 
     def build(self) -> store.Entry:

@@ -29,7 +29,7 @@ COOPERATIVE, CLUSTER, PDL = 2, 4, 6          # attributes of a launch
 DYNAMIC_SHARED, ANY_CLUSTER = 8, 14          # attributes of a kernel: most dynamic shared memory, clusters above 8
 CC_MAJOR, CC_MINOR = 75, 76                  # attributes of a device
 NO_CONTEXT = 201
-MAP_ALIGNMENT = 64                           # of a tensor map in memory
+MAP_ALIGNMENT = 64                           # alignment of a tensor map in memory, in bytes
 
 _P, _HANDLE = c_void_p, POINTER(c_void_p)
 FUNCTIONS: dict[str, tuple] = {

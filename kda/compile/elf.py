@@ -18,7 +18,7 @@ SIZED = 0x04                                 # kind, id, u16 size, data; the oth
 class Resources(NamedTuple):
     """The resources of one kernel."""
 
-    registers: int                           # of a thread
+    registers: int                           # per thread
     spills: int                              # bytes of a thread's stack: spilled registers, and local arrays as well
     shared: int                              # static bytes of a CTA, on sm_90 and up with the system's own 1024
     params: tuple[tuple[int, int], ...]      # (offset, bytes) by position

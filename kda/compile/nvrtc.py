@@ -71,12 +71,12 @@ class Recipe(ConfiguredRecipe):
 
 
 def load() -> None:
-    """That there is a libnvrtc; a MissingCompilerError where there is none."""
+    """Load libnvrtc; raise a MissingCompilerError if there is none."""
     version()
 
 
 def version() -> tuple[int, int]:
-    """Of libnvrtc."""
+    """Return the version of libnvrtc."""
     try:
         from cuda.bindings import nvrtc
     except ImportError as error:
@@ -89,7 +89,7 @@ def version() -> tuple[int, int]:
 
 
 def macros(defines: Mapping[str, Any] | None) -> list[str]:
-    """As flags, which nvcc knows, too."""
+    """Return the macros as flags; nvcc knows the same flags."""
     if defines is not None and not isinstance(defines, Mapping):
         raise TypeError(f"defines: macros and their values, such as {{'N': 4}}; found {type(defines).__name__}")
     return [f"-D{name}={value}" for name, value in (defines or {}).items()]

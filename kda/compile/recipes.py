@@ -90,7 +90,7 @@ def outdated(about: Mapping[str, Any]) -> str | None:
 
 
 def triton_version() -> str | None:
-    """Of the installed one."""
+    """Return the version of the installed Triton."""
     return _version("triton", "pytorch-triton")
 
 
@@ -99,7 +99,7 @@ def cutedsl_version() -> str | None:
 
 
 def nvrtc_version() -> str | None:
-    """Of the wheel of libnvrtc; of cuda-python, where a CUDA toolkit has the library."""
+    """Return the version of libnvrtc's wheel, or cuda-python's if the library belongs to a CUDA toolkit."""
     return _version("nvidia-cuda-nvrtc", "nvidia-cuda-nvrtc-cu13", "nvidia-cuda-nvrtc-cu12", "cuda-python")
 
 

@@ -51,7 +51,7 @@ def _places(root: str, module: str) -> list[Path]:
 
 
 def _file(places: list[Path], rest: str) -> Path | None:
-    """Of the module with this name in its top-level package."""
+    """Return the file of the module `rest` of a top-level package; None if it has no Python source."""
     for place in places:
         if place.is_file():
             return None if rest else place

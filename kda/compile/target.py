@@ -60,17 +60,17 @@ def parse(text: str) -> Target:
 
 
 def of_card(name: str) -> Target | None:
-    """That of a card, by the name that people or its driver give it."""
+    """Return the target of a card, whose name may be the common one or the driver's."""
     short = short_name(name)
     return next((TARGETS[arch] for arch, cards in CARDS.items() if re.fullmatch(f"({cards}){_VARIANT}", short)), None)
 
 
 def short_name(card: str) -> str:
-    """`h10080gbhbm3` of "NVIDIA H100 80GB HBM3"."""
+    """Shorten a card's name: "NVIDIA H100 80GB HBM3" becomes `h10080gbhbm3`."""
     return re.sub(r"nvidia|geforce|tesla|quadro|[\s_-]", "", card.lower())
 
 
 def code_for(cc: tuple[int, int], archs: Iterable[str] = TARGETS) -> Target | None:
-    """Of code for these archs, what a GPU runs: that for its own arch, else the newest of those that later ones run."""
+    """Return the one of `archs` whose code this GPU runs: its own, or else the newest that is upward compatible."""
     fits = [t for t in map(TARGETS.__getitem__, archs) if t.cc == cc or (t.spelling[-1] != "a" and t.cc < cc)]
     return max(fits, key=lambda t: t.cc, default=None)

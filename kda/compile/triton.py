@@ -27,7 +27,7 @@ from .recipes import Constant, imported, source, triton_version
 from .repairs import repaired
 from .target import Target, parse
 
-FORMAT = "triton 2"                          # of the entries; a new one when what they hold changes its meaning
+FORMAT = "triton 2"  # version of the entries; it changes when the meaning of their contents does
 # Variables with which Triton, LLVM or ptxas give other code for the same source.
 VARIABLES = (
     "ALLOW_LHS_TMEM_LAYOUT_CONVERSION", "DISABLE_LLVM_OPT", "DISABLE_MMA_V3", "DISABLE_MMA_V5", "DISABLE_PTXAS_OPT",
@@ -50,7 +50,7 @@ class Recipe:
 
     function: str                            # "kda.backends.triton.fwd.prepare:prepare"
     signature: Mapping[str, Any]             # argument -> Triton's type: "*bf16", "i32", a tuple for a tuple
-    constants: Mapping[str, Constant] = field(default_factory=dict)          # of its tl.constexpr arguments
+    constants: Mapping[str, Constant] = field(default_factory=dict)          # values of its tl.constexpr arguments
     _: KW_ONLY
     target: Any                              # a Target, or its name: a Target from then on
     divisible: Iterable[str] = ()            # arguments that will always be multiples of 16
@@ -88,7 +88,7 @@ class Recipe:
 
     @property
     def name(self) -> str:
-        """Of the function."""
+        """The name of the function."""
         return self.function.partition(":")[2]
 
     @functools.cached_property

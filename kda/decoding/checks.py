@@ -25,7 +25,7 @@ from ..checks import (
 from ..errors import InputTypeError, in_words
 from ..problem import DTYPES, StepInputs
 
-WIDTHS = (2, 8)                              # of a convolution
+WIDTHS = (2, 8)                              # widths that a convolution may have
 MOST_IN_A_TREE = 64                          # tokens
 
 

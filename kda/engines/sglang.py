@@ -21,7 +21,7 @@ from . import leave, refusal
 Tensor = torch.Tensor
 NAME = "kda"
 DISPATCHER = "sglang.srt.layers.attention.linear.kda_backend.KDAKernelDispatcher.__init__"
-CHUNK = 64                                   # of SGLang's track_chunk_idx
+CHUNK = 64                                   # tokens in one step of SGLang's track_chunk_idx
 GATE = dict(use_qk_l2norm_in_kernel=True, state_v_first=True)
 
 

@@ -23,7 +23,8 @@ from . import leave, refusal
 
 Tensor = torch.Tensor
 LAYER = "KimiGatedDeltaNetAttention"
-ARGUMENTS = ("self", "mixed_qkv", "g1", "g2", "beta", "core_attn_out")         # of _forward, which is overridden
+# arguments of vLLM's _forward, which is overridden
+ARGUMENTS = ("self", "mixed_qkv", "g1", "g2", "beta", "core_attn_out")
 GATE = dict(use_qk_l2norm_in_kernel=True, use_gate_in_kernel=True, use_beta_sigmoid_in_kernel=True, state_v_first=True)
 
 
@@ -74,7 +75,7 @@ def layer() -> type:
 
 
 def _refused(of: Any, x: Tensor) -> str | None:
-    """Of one shape for all calls of a layer."""
+    """Say why no backend runs the calls of this layer, or return None; one shape stands for all of its calls."""
     H, D, dtype = of.local_num_heads, of.head_dim, str(x.dtype).removeprefix("torch.")
     call = dict(device=str(x.device), H=H, HV=H, K=D, V=D, dtype=dtype, g_dtype=dtype, beta_dtype=dtype, T=64,
                 state_dtype="float32", packed=True, gate="softplus", A_log=True, dt_bias=True, beta="sigmoid",

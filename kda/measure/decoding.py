@@ -33,9 +33,9 @@ class Asked(NamedTuple):
 class Decoded(NamedTuple):
     asked: Asked
     backend: str
-    used: float                              # of the budget, by the tensor that uses most; above 1 it is wrong
-    bytes: int                               # that any kernel moves
-    timing: Timing | None = None             # None: it is wrong
+    used: float  # share of the budget in the tensor that uses most; above 1 the result is wrong
+    bytes: int                               # bytes that any kernel must move
+    timing: Timing | None = None             # None if the result is wrong
 
 
 def measure(asked: Asked, backend: str, clock: CpuClock | CudaClock, repeats: int, seconds: float) -> Decoded:

@@ -38,13 +38,13 @@ ALLOCATES = ("aten::empty", "aten::empty_strided")    # what every allocation of
 
 
 class Cost(NamedTuple):
-    """Of one call of a backend, or of a training step."""
+    """The host's cost of one call of a backend, or of one training step."""
 
     direction: str
     backend: str
     idle: Timing
     busy: Timing | None                      # None without a GPU
-    launches: int                            # of our kernels
+    launches: int                            # launches of our kernels
     of_torch: int | None                     # kernels, copies and fills of torch's; None where no profiler sees them
     allocations: int
 

@@ -35,8 +35,8 @@ from kda.verify.cases import Case, Spec, make
 
 SHORT = ((512, 1024), (1024, 2048))  # tokens of a row, of what stands for a longer one
 BLOCK = 64  # tokens that are drawn; a row repeats them
-WAVES, SMS = 3, 8                            # that run in detail
-TOKENS, HEADS, PACKED = 1024, 64, 8          # of the call that stands for others; its sequences, where they are packed
+WAVES, SMS = 3, 8                            # waves and SMs that run in detail
+TOKENS, HEADS, PACKED = 1024, 64, 8          # size of the call that stands for others; PACKED: its sequences, if packed
 MANY = 1 << 20                               # clusters, more waves than are looked at
 ERRORS = Path(simulator.__file__).parent / "timing" / "errors.json"
 
@@ -66,7 +66,7 @@ class Prediction:
     launches: tuple[Launched, ...]
 
     def milliseconds(self, backward: bool | None = None) -> float:
-        """Of all launches, or of those of one direction alone."""
+        """Return the time of all launches, or of those of one direction alone."""
         some = [one for one in self.launches if backward in (None, one.backward)]
         clocks = sum(one.clocks - one.overlap for one in some)
         return clocks / some[0].of.chip.gigahertz / 1e6 if some else 0.0
@@ -308,8 +308,8 @@ class _Trial:
         return found
 
     def clocks(self, backward: bool, settings: list[Setting | None], known: list[Clock | None]) -> list[Clock | None]:
-        """Of each launch of a direction with its setting, where it is not known; where there is none, it does not run.
-        Of the other direction the tables run alone."""
+        """Return the clocks of each launch of a direction; those in `known` are not simulated again, and a launch
+        without a setting does not run. In the other direction only the tables run."""
         clocks: list[Clock | None] = []
         with capture(arch=self.call.arch, checks=False, clock=True) as session:
 

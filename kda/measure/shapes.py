@@ -28,8 +28,8 @@ BYTES = {"bfloat16": 2, "float16": 2, "float32": 4, "float64": 8}
 SHORT = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "float64": "fp64"}
 DIRECTIONS = ("forward", "backward")
 EXACT_TOKENS, EXACT_STEPS = 2048, 1 << 28    # tokens, and tokens * HV * K * V, that float64 walks one by one
-CPU_FLOPS = 2e9                              # of the reference, a second and thread, about
-CPU_TOKEN = 0.005                            # seconds of the definition, a token, about
+CPU_FLOPS = 2e9                              # about what the reference does per second and thread
+CPU_TOKEN = 0.005                            # about the seconds that the definition takes for a token
 PATIENCE = 180.0                             # predicted seconds above which a shape needs --force
 HOST_BYTES, DEVICE_BYTES = 200, 160          # needed for each token, value head and channel, about
 
@@ -131,7 +131,7 @@ def walks_exactly(tokens: int, heads: int, K: int, V: int) -> bool:
 
 
 def seconds_on_a_cpu(shape: Shape, directions: Sequence[str], threads: int) -> float:
-    """Of parity, a warm-up and the fewest launches."""
+    """Estimate the time of the parity check, a warm-up and the fewest launches."""
     once = sum(flops(shape, way) for way in directions) / (CPU_FLOPS * threads)
     exact = walks_exactly(shape.tokens, shape.heads, shape.K, shape.V)
     return 6 * once + (CPU_TOKEN * shape.tokens if exact else 2 * once)

@@ -36,7 +36,7 @@ from .shapes import Shape, bytes_moved, flops, walks_exactly
 Tensor = torch.Tensor
 Results = dict[str, Tensor]
 
-SAMPLE_TOKENS, SAMPLE_HEADS = 512, 4         # of a larger case, to see how large errors are
+SAMPLE_TOKENS, SAMPLE_HEADS = 512, 4         # the part of a larger case that shows how large errors are
 COARSE = 1000                                # a budget of so many ulps of the reference leaves its errors out
 
 
@@ -161,7 +161,7 @@ class Measured:
     memory: dict[str, list[Memory | None]] = field(default_factory=dict)       # like the timings
     not_captured: dict[str, tuple[str, str]] = field(default_factory=dict)     # by direction: a backend, why
     timed_wrong: list[Checked] = field(default_factory=list)    # timed launches that returned something else
-    stages: dict[str, Timing] = field(default_factory=dict)     # of the first backend, each stage alone
+    stages: dict[str, Timing] = field(default_factory=dict)     # each stage of the first backend, run alone
 
     @property
     def right(self) -> bool:
@@ -245,7 +245,7 @@ def launch(door: Door, case: Case, direction: str) -> Callable[[], Results]:
 
 
 def memory_of(door: Door, case: Case, direction: str, clock: CpuClock | CudaClock) -> Memory | None:
-    """Of a forward, or of a forward and its backward: o, the final states and all gradients are alive at the end."""
+    """Return the memory of a forward, or of it and its backward; o, final states and gradients are alive at the end."""
     forward = direction == "forward"
     peak = clock.peak_memory(functools.partial(_forward if forward else _step, door, case))
     given = [*case.keywords.values(), *(() if forward else (case.do, case.dht))]
@@ -287,7 +287,7 @@ class Machine(NamedTuple):
 
     device: str                              # "NVIDIA H200", or the CPU's name
     kind: str                                # "gpu" or "cpu"
-    threads: int | None = None               # of torch, on a CPU
+    threads: int | None = None               # torch's threads, on a CPU
     cores: int | None = None
     load: float | None = None                # processes that wanted a core before this one did
     driver: str | None = None
@@ -295,7 +295,7 @@ class Machine(NamedTuple):
     highest_clock: int | None = None
     copy: float | None = None                # bytes a second of a large copy
     versions: Mapping[str, str] = {}
-    commit: str | None = None                # of a checkout
+    commit: str | None = None                # the checkout's, if there is one
 
     @property
     def crowded(self) -> bool:
@@ -342,7 +342,7 @@ def output_of(argv: Sequence[str], timeout: float) -> str:
 
 
 def commit() -> str | None:
-    """Of the checkout that contains this file."""
+    """Return the commit of the checkout that contains this file; None if there is no checkout."""
     root, git = Path(__file__).parents[2], shutil.which("git")
     if git is None or not (root / ".git").exists():
         return None
@@ -375,7 +375,7 @@ def ask_clocks(machine: Machine, clock: CudaClock, device: str) -> Machine:
 
 @dataclass
 class Result:
-    name: str                                # of the shape
+    name: str                                # the shape's
     shape: Shape
     regime: str
     measured: Measured

@@ -14,10 +14,10 @@ Tensor = torch.Tensor
 
 @dataclass(frozen=True)
 class LayerState:
-    """Of one layer, after the last token of each of N sequences."""
+    """The state of one layer after the last token of each of N sequences."""
 
     recurrent: Tensor                        # (N, HV, V, K), float32
-    conv: tuple[Tensor, Tensor, Tensor]      # of q, k and v: (N, W - 1, channels), the last inputs, oldest first
+    conv: tuple[Tensor, Tensor, Tensor]      # for q, k and v: (N, W - 1, channels), the last inputs, oldest first
 
     @property
     def N(self) -> int:
@@ -38,7 +38,7 @@ class Cache:
 
     def __init__(self, states: dict[int, LayerState] | None = None):
         self._states = dict(states or {})
-        self._own: dict[int, Tensor | None] = {}     # of layers whose tensors nobody else holds: what conv are views of
+        self._own: dict[int, Tensor | None] = {}  # for layers whose tensors nobody else holds: what conv are views of
 
     def __getitem__(self, layer_idx: int) -> LayerState:
         self._own.pop(layer_idx, None)

@@ -61,7 +61,7 @@ OURS = {
     *PROJECTIONS, "A_log", "dt_bias", *sum(FORGET.values(), ()), *sum(GATE.values(), ()), "g_proj.bias",
     "g_b_proj.bias", *(f"{conv}.{kind}" for conv in CONVOLUTIONS for kind in ("weight", "bias")),
 }
-DIMENSIONS = {                               # of a weight with our name, where they are not two
+DIMENSIONS = {                               # how many a weight with our name may have, if not two
     "A_log": (1, 2, 3, 4), "dt_bias": (1, 2), "o_norm.weight": (1,), ONE_CONV: (2, 3),
     **dict.fromkeys((name for name in OURS if name.endswith(".bias")), (1,)),
     **dict.fromkeys((f"{conv}.weight" for conv in CONVOLUTIONS), (2, 3)),
@@ -268,7 +268,7 @@ def _unseen(options: Mapping[str, Any]) -> dict[str, Any]:
     config = given.pop("config", None)
     if config is not None:
         config = _part({"config": config}, "config")
-        config = _part(config, "text_config") or config                        # of a multimodal model
+        config = _part(config, "text_config") or config                        # if the model is multimodal
         model = _field(config, "model_type")
         if not (isinstance(model, str) and model in BOUNDS) and "lower_bound" not in given:
             fix = "Pass lower_bound= and norm_eps= instead, as in that model's own code."

@@ -199,7 +199,7 @@ class ShortConvolution(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """As torch initialises a depthwise convolution: uniform within 1 / sqrt(W)."""
+        """Initialise like torch does for a depthwise convolution: uniform within 1 / sqrt(W)."""
         bound = self.width**-0.5
         nn.init.uniform_(self.weight, -bound, bound)
         if self.bias is not None:

@@ -416,7 +416,7 @@ def _dtypes(x: Tensor, layer: KimiDeltaAttention) -> str:
 
 
 def _without_numbers(x: Any, **read: Any) -> tuple[str, bool, str, Callable[[], str]]:
-    """Of the tensors that are copied to the device of x: one on meta, which has no numbers, beside x on another."""
+    """Check that no tensor which is copied to x's device is on meta (and has no numbers) unless x is on meta itself."""
     home = getattr(x, "device", None)
     apart = not getattr(x, "is_meta", False)
     empty = [name for name, each in read.items() if apart and getattr(each, "is_meta", False)]

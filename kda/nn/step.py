@@ -20,7 +20,7 @@ from ..transforms import untransformed
 from .cache import Cache, LayerState
 
 Tensor = torch.Tensor
-TOKENS = 8                                   # of a sequence; with more the recurrence's many small programs are faster
+TOKENS = 8  # most in a sequence; with more the recurrence's many small programs are faster
 
 
 class LayerCall(NamedTuple):
@@ -28,7 +28,7 @@ class LayerCall(NamedTuple):
 
     layer: Any                               # a KimiDeltaAttention
     x: Tensor
-    state: LayerState | None                 # of this layer in the cache
+    state: LayerState | None                 # this layer's in the cache
     attention_mask: Tensor | None = None
     cu_seqlens: Tensor | None = None
     cp_context: Any = None

@@ -46,7 +46,7 @@ class CPContext:
         self.num_seqs, self.num_parts = len(local.offsets) - 1, len(local.parts)
         self.cu_seqlens_cpu = torch.tensor(local.offsets, dtype=torch.int32, device="cpu")
         self.cu_seqlens = on(device, self.cu_seqlens_cpu)
-        self.places: dict[Any, Any] = {}     # of `halo`, once computed
+        self.places: dict[Any, Any] = {}     # where `halo` keeps its places, once computed
         number = next(_numbers)
         self.handle = torch.tensor(number, device="cpu")     # passed to operators: no graph is specialised to a context
         self.handle.context = self  # type: ignore[attr-defined]  # alive as long as a backward that saved its handle
@@ -81,7 +81,7 @@ def on(device: torch.device, x: Tensor) -> Tensor:
 
 
 def _scalar(c: CPContext, value: Any) -> Any:
-    """As in FLA: a number for a contiguous layout."""
+    """Return what FLA's context has: a number for a contiguous layout, else None."""
     return value if c.layout == "contiguous" else None
 
 

@@ -36,7 +36,7 @@ class Part(NamedTuple):
 class Local(NamedTuple):
     """The sequences and parts of a rank."""
 
-    offsets: list[int]                       # of its sequences, from 0
+    offsets: list[int]                       # offsets of its sequences, from 0
     parts: tuple[Part, ...]
 
 

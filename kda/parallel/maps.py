@@ -20,7 +20,7 @@ from kda.problem import Inputs, Problem
 
 Tensor = torch.Tensor
 
-ROWS = 1024                                  # of y and do that are multiplied at once
+ROWS = 1024                                  # rows of y and do that are multiplied at once
 
 
 def problem_of_piece(p: Problem, T: int, state: bool) -> Problem:

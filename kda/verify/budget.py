@@ -198,7 +198,7 @@ class Rounding(NamedTuple):
 
     @property
     def of_gradients(self) -> Rounding:
-        """Of all stages: a backward recomputes what it does not get, and that has q's dtype in any case."""
+        """The rounding of a backward: it recomputes what it does not get, and that has q's dtype in any case."""
         return self if self.gradients is None else self._replace(stored=self.gradients, gradients=None)
 
     def __call__(self, name: str, x: Tensor) -> Tensor:

@@ -128,7 +128,7 @@ def shakes_of(case: Case, rounding: Rounding) -> range:
 def budgets(
     case: Case, rounding: Rounding, backward: bool = True, exact: Mapping[str, Tensor] | None = None
 ) -> dict[str, Budget]:
-    """Of every result of the call; `exact` are the results in float64, if they are known already."""
+    """Return the budget of every result of the call; `exact` are the results in float64, if they are known already."""
     exact = exact or definition(case, torch.float64, backward)
     apart = backward and rounding.gradients is not None
     of_outputs = _roundings(case, rounding, backward and not apart)

@@ -74,7 +74,7 @@ class Door:
         return weigh(problem, detect(self.device), asked)
 
     def rounding(self, case: Case) -> Rounding:
-        """Of outputs as this backend declares; of gradients as the backend declares that computes them here."""
+        """Return the rounding of outputs by this backend, and of gradients by the backend that computes them here."""
         forward, backward = (dataclasses.replace(case.problem(d), device=self.device) for d in ("forward", "backward"))
         asked, gradients = backend_of_backward(self.name), None
         if asked != self.name and (other := self.weighed(backward, asked).backend):

@@ -15,7 +15,7 @@ class Piece(NamedTuple):
     """One chunk: rows of it are the tokens [start, start + rows) of the flattened batch."""
 
     seq: int
-    chunk: int                               # of its sequence
+    chunk: int                               # its number in its sequence
     start: int
     rows: int
 

@@ -288,7 +288,7 @@ def grads_bwd(p: Problem, layout: Layout, round_: Round, q, k, g, beta, A_log, d
         dqn[c] += (G1_D * Kd[c].unsqueeze(1)).sum(2)
         plus[c] += (G2_D * Kd[c].unsqueeze(1)).sum(2)
         minus[c] += (G1_D * Qu[c].unsqueeze(2) + G2_D * Ku[c].unsqueeze(2)).sum(1)
-    row = Qu * dqn + Ku * plus - Kd * minus                                   # of what was multiplied: pairs cancel
+    row = Qu * dqn + Ku * plus - Kd * minus  # from the multiplied operands, so that pairs cancel
     const = (Kd * R).sum(-2, keepdim=True) + gc_last.exp2() * (h * dh).sum(-1).unsqueeze(-2)
     dg2, db = tri(p.C, row).mT @ row + const, (kn * minus).sum(-1, keepdim=True)
     of_chunks = [None if x is None else x.expand(layout.NC, *x.shape) for x in (A_log, dt_bias)]

@@ -27,11 +27,11 @@ class Call(NamedTuple):
 
     spec: Spec
     told: Mapping[str, Any] = {}             # constants of the backend's plan
-    sms: int | None = None                   # of the GPU, if fewer
-    backward: bool = False                   # or a forward
-    tables: bool = False                     # only the tables of a recorded call
-    save: Save = Save.NOTHING                # by a forward
-    states: bool = False                     # that enter chunks are requested of it
+    sms: int | None = None                   # number of SMs, if fewer than the GPU has
+    backward: bool = False                   # whether it is a backward, not a forward
+    tables: bool = False                     # whether only the tables of a recorded call are made
+    save: Save = Save.NOTHING                # what a forward saves
+    states: bool = False                     # whether the states that enter chunks are requested
 
 
 GROUPED: dict[str, Any] = dict(H=1, HV=2)

@@ -23,7 +23,7 @@ def has_rows(name: str) -> bool:
 
 
 def axes_of(name: str) -> tuple[str, str]:
-    """Of the last two axes of a stage's tensor; "" for one that says nothing."""
+    """Return names for the last two axes of a stage's tensor; "" for an axis without a meaning."""
     if has_rows(name):
         return "row", COLUMNS.get(SHAPES[name], "")
     return ("", "k") if SHAPES[name] == "(K)" else ("k", "v")

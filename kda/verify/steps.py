@@ -94,7 +94,7 @@ def bytes_moved(x: Mapping[str, Any]) -> int:
 
 
 def budgets(x: dict[str, Any]) -> dict[str, Budget]:
-    """Of o and of each updated tensor, by the reference in float64 and in float32."""
+    """Return the budget of o and of each updated tensor, from the reference in float64 and in float32."""
     reference = {"backend": "reference"}
     exact = run_step(copied(x, torch.float64), **reference)
     rounded = [run_step(_rounded(x, shake), **reference) for shake in (None, *shakes(x["g"].numel()))]

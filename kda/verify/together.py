@@ -18,7 +18,7 @@ from .trials import Trial, against
 
 
 def recipes_of(door: Door, stages: Iterable[str], trials: Iterable[Trial]) -> Iterator[AnyRecipe]:
-    """Of a backend with kernels.  A decoding trial launches a single one, which is built when it comes."""
+    """Yield the recipes of a backend with kernels.  A decoding trial needs one kernel, which is built when it comes."""
     if (plan := planner(door.name)) is None:
         return
     for stage in stages:
