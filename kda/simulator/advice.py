@@ -75,7 +75,7 @@ OF_KIND = {  # by the engine's FindingKind: what does not depend on who did the 
     34: "write it first, by a kernel or by torch (zeros instead of empty); or let nobody read it",
     31: "run tcgen05.wait::ld.sync.aligned between the two",
 }
-AT_EXIT = (  # of a copy in a bulk group; of one that an mbarrier tracks
+AT_EXIT = (  # for a copy in a bulk group; for one that an mbarrier tracks
     "the thread commits it (cp.async.bulk.commit_group) and runs cp.async.bulk.wait_group.read before it exits",
     "the CTA that waits for the phase (mbarrier.try_wait) then meets this one at the cluster's barrier "
     "(barrier.cluster.arrive.release, then barrier.cluster.wait.acquire), or arrives on an mbarrier of this one with "

@@ -17,7 +17,7 @@ class Chip(NamedTuple):
     target: Target
     sms: int  # multiprocessors
     shared: int  # shared memory of a CTA that asks for more than the 48 KiB everyone gets
-    shared_sm: int  # of a multiprocessor
+    shared_sm: int  # shared memory of a multiprocessor
     threads_sm: int
     cluster: int  # CTAs of a cluster, at most; 1: there are none
     l2: int

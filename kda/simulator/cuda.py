@@ -79,7 +79,7 @@ def _launched_in(
     session: Taker, code: Code, *, grid: Any, block: Any, cluster: Any = 1, dynamic_shared: int = 0, args: Any = (),
     config: Any = None, **options: Any,
 ) -> Run:
-    """As a launch of an open capture, whose options hold."""
+    """Launch a kernel within an open capture, whose options hold."""
     if options:
         raise LaunchError(f"{', '.join(options)} beside an open capture, whose options hold: pass them to capture, or "
                           "call run outside of it.")

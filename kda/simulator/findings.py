@@ -89,7 +89,7 @@ ACTORS = (
 LONGEST = 200  # characters of an instruction: some list hundreds of registers
 LONGEST_NAME = 80  # characters of a kernel's name
 OF_THE_DSL = re.compile(r"kernel_cutlass_(.+?)_(tensorptr|object_at)")
-LISTED = 4  # of the findings that one at the same instruction stands for
+LISTED = 4  # how many are listed of the findings that one at the same instruction stands for
 ENDINGS = {11, 12, 13, 24}  # nobody can go on: each that is found is one of those that end a launch
 ENDED = "it ended the launch, whose results are incomplete"
 RACES, ORDERLESS = {4, 5, 6, 7, 8, 28, 30}, {4, 5, 6}
@@ -140,7 +140,7 @@ class Finding:
     count: int
     address: int = 0
     grade: str = "error"  # or "note"
-    role: str | None = None  # of the warp
+    role: str | None = None  # the warp's
     memory: Memory | None = None
     by: Actor | None = None  # who did the other access
     advice: str | None = None  # what to do

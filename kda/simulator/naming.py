@@ -14,7 +14,7 @@ import torch
 _OF_A_FUNCTION = re.compile(r"_ZZ.*E(\d+)(\w+)$")
 SPACES = ("shared", "global", "tensor")
 GLOBAL = SPACES.index("global")
-RANK_BITS = 24  # of an address of shared memory the rank of its CTA lies above
+RANK_BITS = 24  # bits of an address in shared memory below the rank of its CTA
 
 
 class Layout(NamedTuple):
@@ -77,7 +77,7 @@ class Memory:
     space: str  # one of SPACES
     address: int
     tensor: Span | None = None  # global memory
-    index: tuple[int, ...] | None = None  # of the element in that tensor
+    index: tuple[int, ...] | None = None  # the element in that tensor
     variable: str | None = None  # shared memory: of the PTX, or a field of the kernel's struct
     offset: int = 0  # bytes into the tensor or variable
     rank: int | None = None  # the CTA of the cluster whose shared memory it is; None: clusters have one
@@ -141,7 +141,7 @@ class Names:
 def _variables(program, config):
     """(first byte, end, name) of everything that has a name in shared memory."""
     builder, fields = program.builder, getattr(getattr(config, "struct", None), "fields", {})
-    start = -(-builder.dynamic_start // 1024) * 1024  # of the struct of a CuTe kernel
+    start = -(-builder.dynamic_start // 1024) * 1024  # where a CuTe kernel's struct begins
     for name, f in fields.items():
         if f.dtype == "int64":
             for n in range(f.bytes // 8):

@@ -41,7 +41,7 @@ SOURCES |= {f"%{name}": 3 * len(_XYZ) + n for n, name in enumerate(_PLAIN)}
 CONSTANT, SHARED_ADDRESS = 3 * len(_XYZ) + len(_PLAIN), 3 * len(_XYZ) + len(_PLAIN) + 1
 WINDOW_CODE = 0x05 << 56  # the address of a function: this, and where its body begins
 GRID_WORKSPACE = 1024  # bytes
-STACK_BYTES = 4096  # of a thread, where functions that call themselves have variables
+STACK_BYTES = 4096  # a thread's, where functions that call themselves have variables
 FLOATS = {"f16": "<e", "f32": "<f", "tf32": "<f", "f64": "<d"}
 
 

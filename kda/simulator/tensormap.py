@@ -50,7 +50,7 @@ L2 = Field(WORD1 + 17, 2)                    # promotion: a hint
 ATOM = Field(WORD1 + 19, 2)                  # sm_100: what a 128-byte swizzle moves as one
 UNEXPLAINED = (Field(WORD1 + 1, 1), Field(WORD1 + 21, 1))
 SWIZZLE96 = Field(WORD1 + 22, 1)             # sm_103
-STRIDES = tuple(Field(96 + 32 * i, 32) for i in range(4))        # of dimensions 1 to 4, in 16 bytes: low bits
+STRIDES = tuple(Field(96 + 32 * i, 32) for i in range(4))        # dimensions 1 to 4, in 16 bytes: low bits
 STRIDES_HIGH = tuple(Field(224 + 4 * i, 4) for i in range(4))    # and the four above them
 DIMS = tuple(Field(256 + 32 * i, 32) for i in range(5))
 ELEMENT_STRIDES = tuple(Field(416 + 3 * i, 3) for i in range(5))
@@ -59,7 +59,7 @@ FIELDS = (
     ADDRESS, RANK, DTYPE, INTERLEAVE, SWIZZLE, NAN, TF32, L2, ATOM, SWIZZLE96, *UNEXPLAINED,
     *STRIDES, *STRIDES_HIGH, *DIMS, *ELEMENT_STRIDES, *BOX,
 )
-# of im2col maps: BOX[0] is the channels of a pixel, the rest lies where other boxes and nothing are
+# im2col maps: BOX[0] is the channels of a pixel, the rest lies where other boxes and nothing are
 IM2COL = Field(WORD1, 1)
 LOWER, UPPER = Field(448, 16), Field(464, 16)     # corners, shared out among the dimensions in between
 PIXELS = Field(480, 10)                      # less one
@@ -71,7 +71,7 @@ class Dtype(NamedTuple):
     tf32: int                                # rounds to tf32 on the way
     size: int                                # bytes; of packed elements 0
     floats: bool
-    bits: int = 0                            # of packed elements, in global memory
+    bits: int = 0                            # those of a packed element in global memory
     held: int = 0                            # and in shared memory: 16 of them may have 16 bytes
 
 
@@ -122,7 +122,7 @@ class TensorMap:
     element_strides: tuple[int, ...] = None  # type: ignore[assignment]  # 1: every element of the box
     dtype: str = None                        # type: ignore[assignment]
     swizzle: int | str = 0                   # a key of SWIZZLES
-    fill: str = "zero"                       # of elements outside the tensor
+    fill: str = "zero"                       # what elements outside the tensor are
     interleave: int = 0                      # a key of INTERLEAVES
     l2: int = 0                              # promotion, 0 to 3
     pixels: int = 0                          # 0: tile mode
@@ -164,12 +164,12 @@ class TensorMap:
 
     @property
     def bits(self) -> int:
-        """Of an element in global memory."""
+        """The bits of an element in global memory."""
         return DTYPES[self.dtype].bits or 8 * self.itemsize
 
     @property
     def held(self) -> int:
-        """Bits of an element in shared memory."""
+        """The bits of an element in shared memory."""
         return DTYPES[self.dtype].held or 8 * self.itemsize
 
     @property

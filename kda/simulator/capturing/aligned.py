@@ -8,17 +8,17 @@ from typing import Any
 
 import torch
 
-ALIGNMENT = 512                              # of CUDA's memory; torch aligns to 64 bytes on a CPU
+ALIGNMENT = 512                              # CUDA's, in bytes; torch aligns to 64 bytes on a CPU
 
 
 class Copies:
-    """Of whole storages, so that tensors that share memory still do."""
+    """Aligned copies of whole storages, so that tensors that share memory still do."""
 
     def __init__(self):
         self._made: dict[int, tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = {}  # (own bytes, copy, as it was)
 
     def of(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The same tensor in memory whose storage is aligned."""
+        """Return the same tensor in a storage that is aligned."""
         storage = tensor.untyped_storage()
         if storage.data_ptr() not in self._made:
             own = torch.empty(0, dtype=torch.uint8).set_(storage, 0, (storage.nbytes(),))  # type: ignore[call-overload]

@@ -36,7 +36,7 @@ from .session import CaptureError
 _OF_CUDA = re.compile(r"^(?:__)?(?:cuda|cu)[A-Z]\w*$")
 _LONGS = 12                                  # a function of CUDA has no more parameters, each in a register's width
 DEVICE_MEMORY = 2                            # cudaMemoryTypeDevice
-CUDA_VERSION = 13000                         # of the driver and the runtime that are not there
+CUDA_VERSION = 13000                         # what the absent driver and runtime claim to be
 
 
 def library(
@@ -110,7 +110,7 @@ class Library:
         return call
 
     def kernel_of(self, function: int) -> Kernel:
-        """Of the address that a launch names."""
+        """Return the kernel at the address that a launch names."""
         count = c_int.in_dll(self._library, "kda_registered").value
         hosts = (c_void_p * count).in_dll(self._library, "kda_hosts")
         kernels = (c_char_p * count).in_dll(self._library, "kda_kernels")

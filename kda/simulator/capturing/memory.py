@@ -117,7 +117,7 @@ def with_tensors(storages: Mapping[str, torch.Tensor]) -> list[Region]:
 
 
 def _names_of_variables(tensors: Mapping[int, torch.Tensor]) -> dict[int, str]:
-    """By id; those of functions that were called last come first, of functions that are no library's."""
+    """Return names of variables by the tensor's id: the name in the innermost function that is not a library's."""
     found: dict[int, str] = {}
     frame = sys._getframe()
     while frame is not None:
@@ -130,7 +130,7 @@ def _names_of_variables(tensors: Mapping[int, torch.Tensor]) -> dict[int, str]:
 
 
 def _storages() -> list[torch.Tensor]:
-    """As bytes."""
+    """Return all storages as tensors of bytes."""
     found: dict[int, torch.Tensor] = {}
     with torch._C.DisableTorchFunction():    # a capture would be asked where each of them lies
         for _, storage in _with_memory():

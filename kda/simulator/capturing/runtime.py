@@ -87,7 +87,7 @@ class Runtime(Callbacks):
     def __init__(self, session: Session, kernels: dict[str, Kernel]):
         super().__init__()
         self.session, self.kernels = session, kernels
-        self.tensors: Any = None             # of the call that is under way
+        self.tensors: Any = None             # what the call under way was given
         self._handles: dict[int, Kernel] = {}
 
     def callbacks(self, names: Iterable[str]) -> dict[str, int]:

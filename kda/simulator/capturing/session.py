@@ -31,12 +31,12 @@ class Session:
 
     def __init__(self, device: Chip, options: dict[str, Any]):
         self.device = device
-        self.options = options               # of kda.simulator.launch
+        self.options = options               # what kda.simulator.launch takes
         self.launches: list[Launch] = []
         self.runs: list[Any] = []            # kda.simulator.Run
         self.hosts: dict[int, Any] = {}      # host functions of the CuTe DSL, linked for this session
         self.gpu: Any = None                 # what stands in for the GPU, while the block lasts
-        self.call_sites = CallSites()        # of what the CuTe DSL compiles inside the block
+        self.call_sites = CallSites()        # for what the CuTe DSL compiles inside the block
         # a hook for each launch: gets a function that simulates it, with its own PTX or another; None: it did not run
         self.around: Callable[[Launch, Callable[..., Any]], Any] = lambda launch, simulate: simulate()
 

@@ -225,7 +225,7 @@ def simulate(launch):
             thread.start()
             over.wait()
         except BaseException:  # KeyboardInterrupt, or what a handler of signals raises, also while the thread starts
-            launch.limit = 1  # of instructions: it ends after those that it is at
+            launch.limit = 1  # instruction: the launch ends after those that it is at
             raise
         finally:
             if thread.is_alive():

@@ -99,7 +99,7 @@ def _lower_wait(b, ins, what, parts, relaxed):
 
 
 def _lower_arrive(b, ins, what, parts, relaxed):
-    """Of a local mbarrier the state comes first: `arrive d, [a]{, count}`; of another CTA's there is none."""
+    """Lower an arrival: `arrive d, [a]{, count}` returns a local mbarrier's state, but not that of another CTA's."""
     counted = ["count"] if "expect_tx" not in parts else []
     needed = ["bytes"] if "expect_tx" in parts else []
     state, given = -1, ins.operands

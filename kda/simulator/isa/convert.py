@@ -7,7 +7,7 @@ from kda.simulator.isa.rows import KINDS, rows
 
 INTEGERS = [f"{s}{n}" for n in (8, 16, 32, 64) for s in "us"]
 FLOATS = ["f16", "bf16", "f32", "f64"]
-INSIDE = ("u2", "s2", "u4", "s4", "u8", "s8")  # of cvt.pack
+INSIDE = ("u2", "s2", "u4", "s4", "u8", "s8")  # types that cvt.pack packs
 SMALL = ("e4m3x2", "e5m2x2", "e2m3x2", "e3m2x2", "e2m1x2")
 # between a float and an integer
 MODIFIERS = {"f16": "cvt.{}{{.sat}}", "bf16": "cvt.{}", "f32": "cvt.{}{{.ftz}}{{.sat}}", "f64": "cvt.{}{{.sat}}"}
@@ -23,7 +23,7 @@ def _result(type_, value):
 
 
 def _integer_to_integer(d, s):
-    # of a source that is cut only the word matters: such conversions share a handler
+    # If the source is cut, only its word matters: such conversions share a handler.
     source = s if _bits(d) > _bits(s) else "u64" if _bits(s) == 64 else "u32"
     value, kind = _result(d, f"({d})a")
     yield "cvt", f"{d}.{s}", value, f"{kind} = {source}"

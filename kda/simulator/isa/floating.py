@@ -47,7 +47,7 @@ TABLE = rows(
     ("neg{.ftz}", f"f32 {HALVES}", "-a"),
     ("abs", BRAINS, "absolute(a)"),
     ("neg", BRAINS, "-a"),
-    ("abs", "f64", "a != a ? quiet(a) : fabs(a)"),  # of a NaN, not even the sign
+    ("abs", "f64", "a != a ? quiet(a) : fabs(a)"),  # not even a NaN's sign changes
     ("neg", "f64", "a != a ? quiet(a) : -a"),
     ("copysign", "f32", "(a & 0x80000000) | (b & 0x7fffffff)", "b32 = b32, b32"),
     ("copysign", "f64", "(a & 1ull << 63) | (b & ~(1ull << 63))", "b64 = b64, b64"),

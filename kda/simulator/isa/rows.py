@@ -26,7 +26,7 @@ class Kind(NamedTuple):
     word: str  # u32 or u64; pred: one mask of lanes
     bits: int
     count: int = 1  # type: ignore[assignment]
-    element: str = ""  # of a packed type
+    element: str = ""  # the element's type in a packed one
 
 
 _NARROW = {"f16": 16, "bf16": 16, "e4m3": 8, "e5m2": 8, "e2m3": 8, "e3m2": 8, "e2m1": 4, "ue8m0": 8}

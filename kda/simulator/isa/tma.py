@@ -44,7 +44,7 @@ def _coordinates(b, operand, rank, mode):
 
 
 def _offsets(b, found, rank):
-    """Of im2col: one for each dimension but the first and the last."""
+    """Return the offsets of im2col: one for each dimension but the first and the last."""
     if "offsets" not in found:
         return []
     given = getattr(found["offsets"], "items", ())

@@ -82,7 +82,7 @@ def _lower_mma(b, ins, parts):
     depth = FORMS[a][0] * (2 if sparse else 1)
     mods = [n, depth, *types, *counts, *signs, *transposed, int("satfinite" in parts), int(negated), int(sparse)]
     metadata = [b.value(given["sp-meta"], "b32")] if sparse else []
-    # of 8 bits all lanes of a group of four have metadata, of more two
+    # With elements of 8 bits all lanes of a group of four have metadata, with larger ones two.
     selected = 2 * _literal(b, given["sp-sel"], "sp-sel", (0,) if FORMS[a][0] == 32 else (0, 1)) if sparse else 0
     return Op("wgmma", [*targets, *from_a, b.value(given["B"], "b64"), scale, *metadata], [*mods, selected], ALIGNED)
 

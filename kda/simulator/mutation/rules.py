@@ -27,8 +27,8 @@ ASYNC_WORK = {                               # what a commit covers
 
 
 class Rule(NamedTuple):
-    name: str                                # of the mutation: stable, --json and docs quote it
-    pattern: str                             # of the opcode, from its first character
+    name: str                                # the mutation's: stable, --json and docs quote it
+    pattern: str                             # matches the opcode from its first character
     change: Callable[[Site], str | tuple[str, int] | None]
 
 
@@ -53,7 +53,7 @@ def one_arrival_less(site: Site) -> str:
 
 
 def arriving_once_less(site: Site) -> str | None:
-    """Of an arrival that counts for several."""
+    """Return an arrival that counts for one less, if it counts for several."""
     *first, count = site.operands
     several = len(first) > 1 and count.isdigit() and int(count) > 1
     return site.written(site.opcode, [*first, str(int(count) - 1)]) if several else None

@@ -35,7 +35,7 @@ class Standard(NamedTuple):
     """An unchanged call under one schedule."""
 
     run_it: Callable[[], Any]
-    options: dict[str, Any]                  # of `capture`
+    options: dict[str, Any]                  # what `capture` was given
     results: list[torch.Tensor]
     launches: list[Recorded]
 
@@ -181,7 +181,7 @@ class _Job(NamedTuple):
         return () if right else (WRONG,)
 
 
-_JOB: list[_Job] = []                        # of a worker: forked, since calls need not be pickled
+_JOB: list[_Job] = []                        # a worker's: it is forked, since calls need not be pickled
 
 
 def _verdicts(job: _Job, workers: int) -> Iterator[Verdict]:

@@ -105,12 +105,12 @@ class Mutants:
 
     @property
     def survivors(self) -> list[Outcome]:
-        """Those that nothing noticed and no comment accepts."""
+        """The outcomes of mutants that nothing noticed and no comment accepts."""
         return [outcome for outcome in self.outcomes if outcome.status == "survived"]
 
     @property
     def counts(self) -> dict[str, dict[str, int]]:
-        """By kernel: mutants, noticed, redundant, survived; of those noticed, how."""
+        """The numbers of mutants by kernel: all, noticed, redundant, survived, and noticed in each way."""
         found: dict[str, dict[str, int]] = {}
         for outcome in self.outcomes:
             columns = ("mutants", "noticed", "redundant", "survived", *WAYS)
@@ -121,7 +121,7 @@ class Mutants:
 
     @property
     def share(self) -> float:
-        """Of the mutants that a comment does not accept, those noticed."""
+        """The share of the mutants that were noticed, among those that no comment accepts."""
         judged = [outcome for outcome in self.outcomes if outcome.status != "redundant"]
         return sum(outcome.status == "noticed" for outcome in judged) / len(judged) if judged else 1.0
 

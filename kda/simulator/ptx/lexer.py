@@ -45,7 +45,7 @@ _DECIMAL_FLOAT = re.compile(r"[+-]?(?:\d+\.\d*|\.\d+|\d+(?=[eE]))(?:[eE][+-]?\d+
 class Statement(NamedTuple):
     kind: str  # a key of STATEMENTS
     text: str
-    line: int  # of its first character, from 1
+    line: int  # where its first character is, from 1
     start: int = 0  # its place in the text
 
 

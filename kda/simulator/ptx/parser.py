@@ -116,7 +116,7 @@ class _Reader:
         return self.fail(f"brackets do not pair up in `{_one_line(text)}`") if found is None else found
 
     def number(self, text: str) -> tuple[int | float, int | None] | None:
-        """As the lexer's, of at most 64 bits."""
+        """Read a number as the lexer does; one of more than 64 bits fails."""
         found = number(text)
         if found and isinstance(found[0], int) and not -(1 << 63) <= found[0] < 1 << 64:
             self.fail(f"`{text}` does not fit into 64 bits")
@@ -200,7 +200,7 @@ class _Module(_Reader):
         self.statements = statements(without_comments(text))
         self.single = {"version": "", "target": ""}
         self.files: dict[int, str] = {}
-        self.callers = _call_sites(text)  # of a column that is the number of a call site
+        self.callers = _call_sites(text)  # for columns that are numbers of call sites
         self.strings: dict[str, tuple[bytes, int]] = {}  # label -> (bytes of its section, its place among them)
         self.known: dict[str, Variable] = {}
         self.functions: dict[str, Any] = {}
@@ -252,7 +252,7 @@ class _Module(_Reader):
         self.files[int(number_)] = name
 
     def _take_section(self, statement: Statement) -> None:
-        """Of the debug sections only the names of inlined functions matter: a label, then bytes up to a zero."""
+        """Take names of inlined functions from a debug section: each is a label, then bytes up to a zero."""
         if ".debug_str" not in statement.text.split("{")[0]:
             return
         data, places = bytearray(), {}

@@ -62,7 +62,7 @@ class Simulated:
     failed: str | None = None                # the traceback of the script, or how it ended
     found: dict[tuple, tuple[Finding, int]] = field(default_factory=dict)  # each once, and its first schedule
     varying: set[str] = field(default_factory=set)  # kernels whose results depend on the schedule
-    first: dict[tuple[str, str], tuple[Launch, Kept]] = field(default_factory=dict)  # of each kernel
+    first: dict[tuple[str, str], tuple[Launch, Kept]] = field(default_factory=dict)  # the first launch of each kernel
 
     @property
     def findings(self) -> list[Finding]:

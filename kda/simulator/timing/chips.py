@@ -74,7 +74,7 @@ _HOPPER = {
     "special_latency": micro(17),
     "shuffle_latency": micro(26),
     "parameter_latency": assumed(8, "a constant cache that hits"),
-    # of 16-bit elements, multiply-adds per clock and quarter
+    # multiply-adds of 16-bit elements per clock and quarter
     "mma_rate": micro(332),                 # m16n8k16: 6.17 clocks
     "mma_latency": micro(24),
     "wgmma_rate": micro(512),

@@ -25,7 +25,7 @@ SPECIAL = {"ex2", "rcp", "rsqrt", "lg2", "sqrt", "tanh", "sin", "cos"}
 SHUFFLES = {"shfl", "vote", "match", "redux", "activemask"}
 FREE = {"mov", "cvta", "ret", "pragma"}
 WIDE = {"s64", "u64", "b64"}
-TWICE = {"add", "sub", "mad", "shl", "shr", "and", "or", "xor", "min", "max", "neg", "abs"}  # of 64-bit integers
+TWICE = {"add", "sub", "mad", "shl", "shr", "and", "or", "xor", "min", "max", "neg", "abs"}  # twice for 64-bit integers
 FLOATS = {"f32", "f16x2", "bf16x2", "f16", "bf16", "f32x2"}
 # what begins after everything before it
 ORDERING = {
@@ -158,7 +158,7 @@ def _wgmma(ins, chip):
     bits = _bits(ins)
     bytes_ = k * bits // 8
     from_shared = 0 if isinstance(ins.operands[1], Vector) else 16 * bytes_  # A's 16 rows of a warp
-    steps, chain = k * bits / 256, 0.0  # of 32 bytes
+    steps, chain = k * bits / 256, 0.0  # steps have 32 bytes
     if from_shared:
         least = 16 + n / 4
     else:
@@ -221,13 +221,13 @@ def _shape(ins, pattern):
 
 
 def _bits(ins):
-    """Of an element of A; the last types of an instruction's name are those of D, A, B and C, or of D, A and B."""
+    """Return the bits of an element of A: the last types of an instruction's name are those of D, A, B {and C}."""
     types = [p for p in ins.parts if p in BITS or p in ("f32", "s32")]
     return next((BITS[t] for t in types[1:] if t in BITS), 16)
 
 
 def _words(registers):
-    """Name -> 32-bit words of it that an instruction reads; predicates have their own file."""
+    """Return name -> 32-bit words of it that an instruction reads; predicates have their own file."""
     return {name: 0 if type_ == "pred" else 2 if type_.endswith("64") else 1 for name, type_ in registers.items()}
 
 

@@ -22,13 +22,13 @@ MERGED = 32  # clocks that a slice of several lines, or of a unit's work, has at
 GAP = 16  # clocks without work within a unit's slice
 QUARTERS = 4
 ENGINES = {"tcgen05": "tensor core", "tma": "bulk copies", "shared": "shared memory"}
-KINDS = ("warp", "unit", "copy", "mbarrier", "barrier")  # of rows, from top to bottom
+KINDS = ("warp", "unit", "copy", "mbarrier", "barrier")  # kinds of rows, from top to bottom
 
 
 class Recorded(NamedTuple):
     """The records of a launch for its timeline."""
 
-    records: Any  # of the engine, one a slice
+    records: Any  # the engine's, one a slice
     program: Any
     config: Any  # the kernel's configuration, or None
 
@@ -227,7 +227,7 @@ class Timeline:
         return groups
 
     def _phases(self, kind, records):
-        """Of mbarriers, from the end of the one before; of named barriers, from the first arrival."""
+        """Yield rows of phases: an mbarrier's begin where the last one ends, a named barrier's at the first arrival."""
         rows = defaultdict(list)
         for r in records:
             rows[r.sm, r.cta, r.row].append(r)
@@ -244,7 +244,7 @@ class Timeline:
     # ---- results
 
     def trace(self):
-        """As JSON trace events, for ui.perfetto.dev and chrome://tracing."""
+        """Return JSON trace events, for ui.perfetto.dev and chrome://tracing."""
         from kda.simulator.timing.traces import trace
 
         return trace([self])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-# of chrome://tracing's palette; Perfetto chooses its own
+# Names of chrome://tracing's palette; Perfetto chooses its own.
 COLOURS = {
     "wait": "grey", "short": "thread_state_runnable", "long": "bad", "tensor": "rail_animation", "math": "yellow",
     "mio": "yellow", "not selected": "grey", "barrier": "rail_idle", "mbarrier": "rail_load", "cluster": "rail_idle",

@@ -86,7 +86,7 @@ def end_capture(gpu: Gpu, stream: Any) -> int:
 
 
 def nodes(gpu: Gpu, graph: Any, count: int = 0) -> tuple[list[int], int]:
-    """As many numbers as the graph has steps."""
+    """Return one number for each step of the graph, at most `count`, and how many steps there are."""
     steps = len(images.found(gpu, graph, CUDAGraph).steps)
     return [*range(1, steps + 1)][: int(count) or None], steps
 
@@ -117,7 +117,7 @@ def copy(gpu: Gpu, to: Any, of: Any, size: int, *more: Any) -> None:
 
 
 def _address(what: Any) -> int:
-    """Of a pointer in any form: a number, an object of cuda.bindings, or memory of Python."""
+    """Return the address in a pointer of any form: a number, an object of cuda.bindings, or memory of Python."""
     if hasattr(what, "__int__"):
         return int(what)
     view = memoryview(what)

@@ -34,7 +34,7 @@ class CUDAGraph:
         self.steps: list[Callable[[], Any]] = []
         self._pool: Pool | None = None
         self._noting: contextlib.ExitStack | None = None
-        self._inside = 0                     # of an operator that is noted as a whole
+        self._inside = 0                     # depth of calls within an operator that is noted as a whole
 
     def capture_begin(self, pool: Any = None, capture_error_mode: str = "global") -> None:
         if self.gpu.graph is not None:

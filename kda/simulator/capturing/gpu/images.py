@@ -119,7 +119,7 @@ def _values(params: Any, sizes: Sequence[int], name: str) -> list[bytes]:
 
 
 def _bytes(value: Any, kind: Any, size: int) -> bytes:
-    if hasattr(value, "getPtr"):             # of cuda.bindings: a pointer, a tensor map
+    if hasattr(value, "getPtr"):             # an object of cuda.bindings: a pointer, a tensor map
         return ctypes.string_at(int(value.getPtr()), size)
     if isinstance(value, ctypes._SimpleCData | ctypes.Structure | ctypes.Array):
         return bytes(value)[:size]

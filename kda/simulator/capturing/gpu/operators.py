@@ -46,5 +46,5 @@ class Operators(contextlib.ExitStack):
         over = torch._C._dispatch_has_kernel_for_dispatch_key(name, "CPU")
         options = {"allow_override": True} if over else {}
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of what is overridden: it is meant
+            warnings.simplefilter("ignore")  # torch warns of an override, which is meant
             library.impl(name.split("::")[1], kernel, "CPU", with_keyset=True, **options)

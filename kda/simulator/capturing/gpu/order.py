@@ -20,7 +20,7 @@ from ...findings import FREED, Finding, Place
 from ...naming import GLOBAL, Names
 from ..arena import Arena, Block
 
-READS, WRITES = 1, 2                         # of a byte, as the engine flags it
+READS, WRITES = 1, 2                         # flags of a byte, as the engine sets them
 DEFAULT = 0                                  # the legacy default stream
 KIND = "race-streams"
 ADVICE = (
@@ -40,7 +40,7 @@ class Accesses(NamedTuple):
     """What a launch has done to one tensor's memory."""
 
     stream: int
-    number: int                              # of the stream's launches
+    number: int                              # the launch's, among those of its stream
     kernel: str
     address: int
     flags: torch.Tensor                      # by byte
@@ -48,7 +48,7 @@ class Accesses(NamedTuple):
 
 
 class Order:
-    """Of the launches of one capture."""
+    """The order of the launches of one capture."""
 
     def __init__(self) -> None:
         self.watching = False                # the program has made a stream

@@ -22,14 +22,14 @@ CUDA = torch.device("cuda", 0)
 
 
 class Gpu:
-    """Of one session."""
+    """The stand-in for the GPU of one session."""
 
     def __init__(self, session: Session):
         self.session = session
         self.places: Any = WeakTensorKeyDictionary()  # tensor -> "cuda" or "cpu", where the program said so
-        self.default_device: torch.device | None = None  # of torch.set_default_device
+        self.default_device: torch.device | None = None  # the one set by torch.set_default_device
         self.stream: Any = None              # the current one; None: the default stream
-        self.graph: Any = None  # that records launches now
+        self.graph: Any = None  # the one that records launches now
         self.order = Order()
         self.arena = Arena(session.options.get("schedule", 0), lambda: self.stream_number, self.reused)
         self.peak = 0                        # bytes of memory in use when somebody asked

@@ -148,7 +148,7 @@ ANSWERS: Table = {
     "set_rng_state_all": lambda gpu, states: torch.default_generator.set_state(states[0]) and None,
 }
 NVTX = ("range_push", "range_pop", "mark", "range_start", "range_end")
-# of torch._C; a CPU build has none of them, and is told from others by lacking _cuda_getDeviceCount
+# Functions of torch._C: a CPU build has none of them, and is told from others by lacking _cuda_getDeviceCount.
 INTERNAL: Table = {
     "_cuda_getDevice": lambda gpu: 0,
     "_cuda_setDevice": lambda gpu, device: only(device) and None,
