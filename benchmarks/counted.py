@@ -21,12 +21,12 @@ from kda.problem import Problem
 from kda.simulator import capture
 from kda.verify.cases import make_inputs
 
-SMS, GHZ, HBM = 148, 1.85, 8e12              # of a B200: multiprocessors, clock, bytes a second
+SMS, GHZ, HBM = 148, 1.85, 8e12              # a B200: multiprocessors, clock, bytes a second
 ISSUED = 2.4                                 # instructions a clock, as Hopper's kernel of the same code on an H200
 MUFU = 16                                    # lanes a clock
 BANKS = 128                                  # bytes of shared memory a clock
 MMA = {64: 4096, 128: 8192}                  # FLOP a clock of products with so many rows
-HOPS, HOP, PRODUCTS = 4, 80, 256 + 64 + 64 + 360  # of the chain: who waits for whom, clocks of that, products and loads
+HOPS, HOP, PRODUCTS = 4, 80, 256 + 64 + 64 + 360  # the chain: hops, clocks of a hop, clocks of products and loads
 LAUNCH, EDGE = 8e-6, 2.4e-6                  # seconds of two kernels more, and of a segment in compose (as on an H200)
 HEADS = 8, 16, 32, 64, 96
 COUNTS = "warp_instructions", "moves", "mufu"
@@ -71,7 +71,7 @@ def of_a_chunk(shorter: int = 512, longer: int = 1024, gate: str = "bounded", K:
 
 
 def tensor_clocks() -> float:
-    """Of the products of fwd/fused.py: the chain's in each CTA, those ahead of it in every second chunk."""
+    """Return the clocks of fused.py's products: the chain's in each CTA, those ahead of it in every second chunk."""
 
     def clocks(M: int, N: int, K: int) -> float:
         return 2 * M * N * K / MMA[M]
@@ -81,7 +81,7 @@ def tensor_clocks() -> float:
 
 
 def operand_bytes() -> float:
-    """That those read of shared memory."""
+    """Return the bytes of shared memory that those products read."""
     chain = 2 * (2 * (64 + 64) * 32 + (64 + 64) * 128 + (128 + 64) * 32)
     return chain + 2 * ((64 + 32) * 128 + (128 + 32) * 32) / CTAS
 
@@ -95,7 +95,7 @@ def chunk(found: dict[str, float]) -> Chunk:
 
 
 def seconds(one: Chunk, T: int, H: int) -> tuple[float, int]:
-    """Of B = 1, and segments."""
+    """Return the time of a forward with B = 1, and the number of its segments."""
     p = Problem.parse(f"bounded l2norm bfloat16 K=128 V=128 T={T} H={H}")
     pieces, chunks = plan.segments_of(p, SMS), -(-T // C)
     waves = -(-H * (2 * pieces - 1) // (SMS // CTAS))
@@ -141,7 +141,7 @@ def memory_of_dims() -> list[str]:
 
 
 def clocks_of(K: int, gate: str = "bounded") -> str:
-    """Of a chunk in a cluster that walks along a row by itself."""
+    """Return the clocks of a chunk in a cluster that walks along a row by itself."""
     return f"{clocked(64, K, gate).kernel('fused').clocks / (T // C):,.0f}"
 
 

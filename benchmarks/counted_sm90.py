@@ -43,7 +43,7 @@ def planned(K: int, H: int, words: str = GATES["bounded by -5"]) -> RecordedPlan
 
 
 def of_step(K: int, kept: bool, names: tuple[str, ...]) -> dict[str, tuple[Counts, Launch]]:
-    """By name: what a kernel takes, and its launch."""
+    """Map the name of each kernel to what it takes and to its launch."""
     with mock.patch.multiple(plan, FUSED=FUSED in names, CTAS=2):
         launch.forget_plans()
         short, long = (step(T, kept, "sm90", K) for T in (SHORT, LONG))
@@ -82,7 +82,7 @@ def spills() -> Iterator[str]:
         yield f"| {name} | {' | '.join(map(str, taken))} |"
 
 
-FORMS = {                                    # of a forward: its kernels' names, and constants of the plan
+FORMS = {                                    # forms of a forward: names of its kernels -> constants of the plan
     ("prepare", "chain"): dict(FUSED=False, CTAS=2), ("fused, two CTAs",): dict(FUSED=True, CTAS=2),
     ("fused, four CTAs",): dict(FUSED=True, CTAS=4),
 }
@@ -99,7 +99,7 @@ def forward(T: int, gate: str) -> Session:
 
 
 def of_forward() -> Iterator[str]:
-    """Of a chunk of 32 tokens."""
+    """Yield a table's lines: what each form takes for a chunk of 32 tokens."""
     for names, constants in FORMS.items():
         for gate in ("bounded", "softplus", "given"):
             with mock.patch.multiple(plan, STREAM=False, **constants):

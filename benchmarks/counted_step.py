@@ -52,20 +52,20 @@ OF_HEADS = "| heads | operands | record | walk | grads | shares | forward | back
 
 
 class Counts(NamedTuple):
-    """Of 64 tokens and one value head."""
+    """What a kernel takes for 64 tokens and one value head."""
 
     warp_instructions: float
     mufu: float
     tensor_flops: float
     shared_wavefronts: float
-    bytes: float                             # of a token
+    bytes: float                             # per token
 
     def __add__(self, other):
         return Counts(*(a + b for a, b in zip(self, other)))
 
     @property
     def clocks(self) -> dict[str, float]:
-        """Of one SM, by resource."""
+        """Return the clocks of one SM, by resource."""
         return {
             "issue slots": self.warp_instructions / ISSUED, "exponentials": self.mufu * 32 / MUFU,
             "tensor cores": self.tensor_flops / MMA[128], "shared memory": self.shared_wavefronts,
@@ -91,7 +91,7 @@ def between(short: Run, long: Run, tokens: int) -> Counts:
 
 
 def counts(shorter: int = SHORT, longer: int = LONG) -> dict[str, Counts]:
-    """Of each kernel."""
+    """Return the counts of each kernel."""
     found = {}
     for kept, names in ((True, FORWARD + BACKWARD), (False, AGAIN)):
         pairs = list(zip(step(shorter, kept).runs, step(longer, kept).runs))
@@ -111,7 +111,7 @@ def total(found: dict[str, Counts], names: tuple[str, ...]) -> Counts:
 
 
 def seconds(found: dict[str, Counts], T: int, H: int) -> dict[str, tuple[float, str]]:
-    """Of B = 1, each kernel, and what binds there; nothing is made again."""
+    """Return each kernel's time with B = 1, and the resource that limits it; nothing is recomputed."""
     p = Problem.parse(f"bounded l2norm bfloat16 K=128 V=128 T={T} H={H}")
     pl, times = plan.recorded_plan(p, SMS), {}
     for name in FORWARD + BACKWARD:
@@ -175,7 +175,7 @@ def of_code() -> Iterator[str]:
 
 
 def of_spills() -> Iterator[str]:
-    """Of a thread of grads."""
+    """Yield a table's lines: the bytes that a thread of grads spills."""
     for name, words in GATES.items():
         taken = [k.spills for packed in (False, True) for k in built(words, packed)[GradsConfig]]
         yield f"| {name} | {' | '.join(map(str, taken))} |"

@@ -24,8 +24,8 @@ HEADER = "| launch | reads | writes |"
 
 
 class Bytes(NamedTuple):
-    """Of a launch: `found` are those that it had written itself, `left` those that are no result and that no other
-    launch reads."""
+    """The bytes of a launch: `found` are those that it had written itself, `left` those that are no result and that no
+    other launch reads."""
 
     reads: float
     found: float
@@ -56,7 +56,7 @@ def step(T: int, save: Save, backward: bool) -> tuple[Session, list[torch.Tensor
 
 
 def touched(session: Session, results: list[torch.Tensor]) -> list[Bytes]:
-    """By each launch.  The session holds all tensors, so that none has the address of another."""
+    """Return the bytes of each launch.  The session holds all tensors, so that none has the address of another."""
 
     def sectors(run: Run, flag: int) -> torch.Tensor:
         regions = ((at, torch.frombuffer(bytearray(flags), dtype=torch.uint8)) for at, flags in run.sectors)
@@ -75,7 +75,7 @@ def touched(session: Session, results: list[torch.Tensor]) -> list[Bytes]:
 
 
 def launches(save: Save, backward: bool) -> dict[str, Bytes]:
-    """Of a token.  A backward repeats launches of the forward: "prepare again"."""
+    """Return the bytes of each launch for a token.  A backward repeats launches of the forward: "prepare again"."""
     short, long = (step(T, save, backward) for T in (SHORT, LONG))
     found: dict[str, Bytes] = {}
     for run, a, b in zip(long[0].runs, touched(*short), touched(*long), strict=True):

@@ -90,7 +90,7 @@ def graph_of(calls: list[Callable[[], Any]]) -> torch.cuda.CUDAGraph:
 
 
 def seconds(calls: list[Callable[[], Any]]) -> float:
-    """Of one call, replayed among the others: the median."""
+    """Return the time of one call, replayed among the others: the median."""
     graph, taken = graph_of(calls), []
     for _ in range(REPLAYS):
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))

@@ -69,7 +69,7 @@ def arguments(N: int, H: int, states: str, args: argparse.Namespace) -> Argument
 
 
 def tails_of(x: Arguments) -> list[torch.Tensor]:
-    """Of q, k and v, of the sequences of a call, as the layer keeps them."""
+    """Return the tails of q, k and v for the sequences of a call, in the form in which the layer keeps them."""
     W, sizes = x["conv_weight"].shape[1], [x[name].flatten(2).shape[2] for name in ("q", "k", "v")]
     return [t.contiguous() for t in x["conv_states"][x["ssm_state_indices"].long(), : W - 1].split(sizes, -1)]
 
@@ -124,7 +124,7 @@ def distance(a: torch.Tensor, b: torch.Tensor) -> float:
 
 
 def error(x: Arguments, backend: str) -> float:
-    """Of o and of each updated pool, from the reference in float32 on the first sequences."""
+    """Return the distance of o and each updated pool from the float32 reference, on the first sequences."""
     few = {n: t[:FEW] if torch.is_tensor(t) and len(t) == len(x["q"]) and n in EACH else t for n, t in x.items()}
     ours = run_step(copied(few), backend=backend)
     exact = run_step(copied(few, torch.float32) | {"states": few["states"].clone()}, backend="reference")
@@ -135,8 +135,8 @@ EACH = ("q", "k", "v", "g", "beta", "norm_gate", "ssm_state_indices", "num_accep
 
 
 def error_of_parts(x: Arguments, backend: str) -> float:
-    """Of o of all sequences, from that of the parts, which round to their dtype between them: four times as much.  The
-    parts know no trees."""
+    """Return a quarter of o's distance from that of the parts, which round to their dtype between them: four times as
+    much.  The parts know no trees."""
     if x.get("parents") is not None:
         return 0.0
     mine, theirs = copied(x), for_parts(copied(x))
@@ -147,7 +147,7 @@ def error_of_parts(x: Arguments, backend: str) -> float:
 
 
 def seconds(functions: list[Callable[[], Any]], device: str) -> float:
-    """Of one call, replayed among the others: the median; on a CPU of calls as they are."""
+    """Return the time of one call, replayed among the others: the median; on a CPU calls run as they are."""
     taken, replay = [], None
     if device != "cpu":
         replay = graph_of(functions).replay

@@ -35,7 +35,7 @@ from kda.compile.fetching import fetch_all
 from kda.measure.shapes import SHAPES
 from kda.verify.steps import bytes_moved, copied, run_step
 
-REACHED = 0.85                               # of a copy's bandwidth, with 64 sequences of 32 heads and more
+REACHED = 0.85                               # share of a copy's bandwidth, with 64 sequences of 32 heads and more
 VARIANTS = {                                 # by dtype of states and tokens, in the words of decode_step.parse_config
     ("bfloat16", 1): ("plan", "4x128", "4x128x64x1", "4x128x32x2", "2x128x16x4"),
     ("float32", 1): ("plan", "4x64x64x2", "4x64x32x1", "2x64x16x4"),

@@ -53,14 +53,14 @@ NAMES = ("o", "ht", "dq", "dk", "dv", "dg", "dbeta", "dA_log", "ddt_bias", "dh0"
 
 
 class Precision(NamedTuple):
-    dtype: torch.dtype                       # of sums, exponentials, running states
+    dtype: torch.dtype                       # dtype of sums, exponentials, running states
     rounded: bool
 
     def bf16(self, x: Tensor) -> Tensor:
         return x.to(torch.bfloat16).to(x.dtype) if self.rounded else x
 
     def tf32(self, x: Tensor) -> Tensor:
-        """To nearest."""
+        """Round to the nearest tf32."""
         if not self.rounded:
             return x
         bits = x.view(torch.int32)
@@ -112,7 +112,7 @@ def tokens_of(case: Case, dtype: torch.dtype) -> Tokens:
 
 
 def cut_at(gc: Tensor, half: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Of blocks of two halves: exponents of rows of the second half and of the first, and which pairs are meant."""
+    """Cut blocks into halves; return exponents of rows of the second half and the first, and which pairs are meant."""
     i = torch.arange(gc.shape[-2])
     from_cut = gc - gc[..., i // (2 * half) * 2 * half + half - 1, :]
     block = i // half
@@ -159,7 +159,7 @@ class Tile(NamedTuple):
     KS: Tensor
     M: Tensor
     inner: Tensor | None
-    b: Tensor | None                         # of rows, beside `inner`
+    b: Tensor | None                         # b of rows, beside `inner`
     keep: Tensor                             # what x is multiplied with for the local part
     lam: Tensor
 
@@ -243,8 +243,8 @@ class Products(NamedTuple):
 class Local(NamedTuple):
     dqn: Tensor
     plus: Tensor
-    minus: Tensor                            # of a row of kb, before its b
-    row: Tensor                              # of the decay's gradient, from the operands that were multiplied
+    minus: Tensor                            # for a row of kb, before its b
+    row: Tensor                              # rows of the decay's gradient, from the operands that were multiplied
     const: Tensor                            # sum_C kb 2^(gc_last - gc) y_dh
 
 
@@ -355,8 +355,8 @@ def results(
     form: str, case: Case, C: int, p: Precision, local: int = 64, way: str = "rescaled", exact_rows: bool = False,
     b_over: str = "V",
 ) -> dict[str, Tensor]:
-    """Of a whole call.  `exact_rows`: the decay's gradient from q and k that were not rounded.  `b_over`: b db of a
-    sigmoid's beta is sum_V dv r, or over "K" b sum_K kn minus."""
+    """Return the results of a whole call.  `exact_rows`: the decay's gradient comes from unrounded q and k.  `b_over`:
+    b db of a sigmoid's beta is sum_V dv r, or over "K" b sum_K kn minus."""
     inputs, t = case.inputs, tokens_of(case, p.dtype)
     w = walk(form, t, inputs.initial_state[0].to(p.dtype), case.dht[0].to(p.dtype), C, local, p)
     c = t.chunks(local)
@@ -501,7 +501,7 @@ LOCALS = {                                   # in chunks of 32: what is printed,
 
 
 def measured(name: str, forms: list[str], seed: int) -> dict[str, dict[str, dict[str, list[float]]]]:
-    """By table and row of it: the errors of one case, of each of the seeds that are drawn together."""
+    """Return the errors of one case for each of the seeds that are drawn together, by table and row."""
     case = CASES[name](seed)
     exact = definition(case, torch.float64)
     found = {
@@ -515,7 +515,7 @@ def measured(name: str, forms: list[str], seed: int) -> dict[str, dict[str, dict
 
 
 def worst_if_exact(name: str, form: str) -> float:
-    """Of both chunks and every way in float64, nothing rounded."""
+    """Return the largest error for both sizes of chunks and every way if nothing is rounded and all is float64."""
     case = CASES[name](0)
     exact, ways = definition(case, torch.float64), WAYS if case.spec.gate == "bounded" else ANY_GATE
     found = [errors(results(form, case, C, EXACT, way=way), exact) for C in (32, 64) for way in ways]

@@ -40,7 +40,7 @@ def one(tokens: int, heads: int, backend: str, dtype: str) -> dict[str, float]:
 
 
 def seconds(call: Callable[[], Any]) -> tuple[float, Any]:
-    """Of a call until the GPU is done, and what it returned."""
+    """Return the time of a call until the GPU is done, and what it returned."""
     import torch
 
     torch.cuda.synchronize()

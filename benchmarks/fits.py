@@ -31,9 +31,9 @@ LINE = "{:6} {:9} {:>4}  {:12} {:>7} {:>4} {:>6} {:>7}"
 
 class Taken(NamedTuple):
     shared: int                              # bytes of a block
-    registers: int                           # of a thread
-    spills: int                              # bytes of a thread
-    seconds: float                           # of one CPU
+    registers: int                           # per thread
+    spills: int                              # bytes per thread
+    seconds: float                           # seconds that one CPU took
 
 
 def take(text: str) -> Taken:

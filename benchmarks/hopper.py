@@ -115,7 +115,7 @@ def timeline(call) -> dict[str, float]:
 
 
 def measured(case, stages: int, plain: bool = False, cluster: int = 0) -> dict[str, float]:
-    """Of calls whose chains have so many stages; 0: as planned.  `plain`: each kernel after the end of the other.
+    """Time calls whose chains have so many stages; 0: as planned.  `plain`: no kernel starts before the other ends.
     `cluster`: so many CTAs of a chain, which read the same tiles, are neighbours; 0: as planned."""
 
     planned = launch.launch_of
@@ -180,7 +180,7 @@ def keeping(case) -> dict[str, Any]:
     return found | {"same bits": all(map(torch.equal, *results.values()))}
 
 
-FORMS: dict[str, dict[str, Any]] = {         # of a forward: what plan.py is told
+FORMS: dict[str, dict[str, Any]] = {         # forms of a forward -> what plan.py is told
     "two kernels": dict(FUSED=False, STREAM=False),
     "CTAs alone": dict(FUSED=True, STREAM=False, CTAS=1),
     "clusters of two": dict(FUSED=True, STREAM=False, CTAS=2),

@@ -23,8 +23,8 @@ THEMES = {
 
 class Bar(NamedTuple):
     name: str
-    slow: float                              # of gates that remember; the longer time is drawn whole
-    fast: float                              # of gates that forget
+    slow: float                              # time for gates that remember; the longer time is drawn whole
+    fast: float                              # time for gates that forget
     ours: bool = False
 
 

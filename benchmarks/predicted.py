@@ -50,7 +50,7 @@ class Call(NamedTuple):
     source: Source
     seen: str                                # "fitted": a constant was set on it; "seen": the structure was
     two: bool = False                        # sm90 in two kernels where one would be sooner
-    K: int = 0                               # of a float32 call
+    K: int = 0                               # channels of a float32 call
 
     def label(self, name: str) -> str:
         return name + ", alone" * (self.source is ALONE)

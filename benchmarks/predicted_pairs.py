@@ -53,7 +53,7 @@ WAYS = (
     Way("wy_bwd", {"stages": 1, "BV": 32}, 640, True),
     Way("wy_bwd", {"stages": 2, "BV": 32}, 350, True),
 )
-SPILLING = {"maxnreg": 168}                  # of the ways, one that ptxas spills for: which costs nothing in the model
+SPILLING = {"maxnreg": 168}                  # one of the ways: ptxas spills for it, which costs nothing in the model
 HEADER = "| kernel | configuration | measured, us | predicted |"
 SENTENCE = "# of # such pairs are predicted in the order in which they were timed; # of # without"
 

@@ -95,7 +95,7 @@ def stages(T: int, launches: int) -> dict[str, float]:
 
 
 def disagreement(T: int) -> float:
-    """Of the chunked outputs from those of the recurrence, relative to their norm."""
+    """Return the distance of the chunked outputs from those of the recurrence, relative to their norm."""
     exact, *others = (implementation(name, T)() for name in NAMES)
     return max(float((x - exact).norm() / exact.norm()) for x in others)
 

@@ -44,7 +44,7 @@ from kda.parallel.maps import segment_map, segment_map_bwd
 from kda.problem import Inputs, Options
 
 EXCHANGES = "gather", "chain", "tree", "hops"
-PER_TOKEN = "q", "k", "v", "g", "beta"       # of these a rank has a part; A_log and dt_bias are whole on each
+PER_TOKEN = "q", "k", "v", "g", "beta"       # a rank has a part of each of these; A_log and dt_bias are whole on each
 GATE: dict[str, Any] = dict(
     use_qk_l2norm_in_kernel=True, use_gate_in_kernel=True, use_beta_sigmoid_in_kernel=True, lower_bound=-5.0
 )
@@ -144,7 +144,7 @@ def furthest(rank: Rank, found: list[Tensor], whole: list[Tensor], names: tuple[
 
 
 def sides_of(device: torch.device, offsets: Tensor, fla: bool) -> dict[str, Side]:
-    """By name, what makes the row on several ranks."""
+    """Return, by name, the functions that compute the row on several ranks."""
     def over_ranks(way: str) -> Side:
         return Side(kda.chunk_kda, {"cp_context": kda.parallel.build_cp_context(offsets, exchange=way)})
 

@@ -118,7 +118,7 @@ class Checkpoint(Mapping):
 
 
 def save(tensors: Mapping[str, torch.Tensor], path: Path) -> None:
-    """As safetensors."""
+    """Write the tensors as a safetensors file."""
     names, header, at = {dtype: name for name, dtype in DTYPES.items()}, {}, 0
     for name, x in tensors.items():
         size = x.numel() * x.element_size()
@@ -198,7 +198,7 @@ def of_transformers(config: dict[str, Any], layer: KimiDeltaAttention) -> torch.
 
 
 def same_bits(x: torch.Tensor, y: torch.Tensor) -> bool:
-    """Also of nan, which equals nothing."""
+    """Compare the bits of tensors; this works for nan too, which equals nothing."""
     both = x.dtype == y.dtype and x.shape == y.shape
     return both and torch.equal(x.contiguous().flatten().view(torch.uint8), y.contiguous().flatten().view(torch.uint8))
 

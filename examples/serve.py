@@ -125,13 +125,13 @@ class Pool:
 
 @dataclass(eq=False)
 class Request:
-    tokens: list[int]                        # of the prompt, then what was made of it
+    tokens: list[int]                        # the prompt's, then those that were made
     limit: int                               # tokens to make
     events: asyncio.Queue = field(default_factory=asyncio.Queue)     # tokens; None at the end; an Exception
     prompt: int = 0
     slot: int = -1
     done: int = 0                            # tokens behind its state
-    cached: int = 0                          # of which a prefix brought so many
+    cached: int = 0                          # how many of them a prefix brought
     cancelled: bool = False
 
     def __post_init__(self):
@@ -485,8 +485,8 @@ class Load:
     texts: dict[str, str] = field(default_factory=dict)
     tokens: int = 0
     statuses: dict[int, int] = field(default_factory=dict)
-    errors: list[str] = field(default_factory=list)                           # of any kind, each once a request
-    failed: list[str] = field(default_factory=list)                           # prompts of those
+    errors: list[str] = field(default_factory=list)                           # errors of any kind, each once a request
+    failed: list[str] = field(default_factory=list)                           # prompts of the failed requests
 
     async def client(self, port: int, prompt: str, limit: int, patience: int) -> None:
         """One that hangs up after so many tokens."""

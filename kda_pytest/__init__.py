@@ -64,7 +64,7 @@ def simulated(request: pytest.FixtureRequest) -> Iterator[Capture]:
     with contextlib.ExitStack() as stack:
         try:
             session = stack.enter_context(capture(arch=parse(str(arch)).spelling, **options))
-        except (TypeError, ValueError) as error:                             # of the marker
+        except (TypeError, ValueError) as error:                             # the marker's arguments are wrong
             raise pytest.fail.Exception(f"pytest.mark.simulated: {error}", pytrace=False) from None
         yield session
 

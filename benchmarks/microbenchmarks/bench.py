@@ -66,7 +66,7 @@ class Bench:
         return torch.tensor(signed, dtype=torch.int32, device=self.device)
 
     def tensor_map(self, tensor: Tensor, dims: Sequence[int], box: Sequence[int], swizzle: int = 128) -> bytes:
-        """Of a contiguous bf16 tensor; the first dimension is the contiguous one."""
+        """Describe a contiguous bf16 tensor; the first dimension is the contiguous one."""
         if self.way == "dry":
             return bytes(128)
         strides, at = [], 2
@@ -122,11 +122,11 @@ class Bench:
         return x.cpu()
 
     def clocks(self, built: Built, *args: Any, **shape: Any) -> list[float]:
-        """Of a CTA, first start to last end; of several CTAs their mean: SMs do not share a clock."""
+        """Return clocks of a CTA, first start to last end; the mean of several CTAs, as SMs do not share a clock."""
         return [lengths(spans).mean().item() for spans in self.spans(built, *args, **shape)]
 
     def nanoseconds(self, built: Built, *args: Any, **shape: Any) -> list[float]:
-        """First start to last end of all CTAs; the kernel was built with NANOSECONDS."""
+        """Return nanoseconds from the first start to the last end of all CTAs; it must be built with NANOSECONDS."""
         return [(s[:, :, 1].max() - s[:, :, 0].min()).item() for s in self.spans(built, *args, **shape)]
 
     def results(self, count: int) -> list[int]:

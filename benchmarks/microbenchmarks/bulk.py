@@ -14,7 +14,7 @@ BOXES = (64, 1), (64, 8), (64, 16), (64, 32), (64, 64), (64, 128), (64, 256), (3
 WIDE = 2048                                  # columns of the tensor whose boxes are copied
 SWIZZLES = {64: 128, 32: 64, 16: 32}
 TRIPS = 128
-PARAMS = "char* memory, u64 size, u32 bytes"     # of what is copied; the size is a power of two, so that places wrap
+PARAMS = "char* memory, u64 size, u32 bytes"     # what is copied; the size is a power of two, so that places wrap
 HELPERS = """INLINE void load_box(u32 to, const Map* map, u32 x, u32 y, u32 bar) {
   asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
                "[%0], [%1, {%2, %3}], [%4];" :: "r"(to), "l"(map), "r"(x), "r"(y), "r"(bar) : "memory");

@@ -11,7 +11,7 @@ from . import frame, mma, wgmma
 from .bench import Bench, Built
 from .memory import HBM, MIB, ONE_CTA
 
-SECONDS, LAUNCH = 0.6, 40_000_000            # of each load; clocks of a launch, about
+SECONDS, LAUNCH = 0.6, 40_000_000            # seconds of each load; about the clocks of a launch
 SPIN, READ = "nothing but a spin", "reading HBM on every SM"
 SCRAMBLED = """INLINE u32 scrambled(u32 n) {                // two bf16 between 1 and 2, of either sign
   n *= 0x9E3779B1u; n ^= n >> 15; n *= 0x85EBCA77u; n ^= n >> 13;
@@ -23,7 +23,7 @@ SCRAMBLED = """INLINE u32 scrambled(u32 n) {                // two bf16 between 
 class Load(NamedTuple):
     text: str
     threads: int
-    clocks: float                            # of a trip, about
+    clocks: float                            # about the clocks of a trip
 
 
 def running(work: str, threads: int, clocks: float, setup: str = "", finish: str = "") -> Load:

@@ -12,7 +12,7 @@ from .bench import Bench, Built
 KIB = 1024
 BYTES = KIB // 2, 2 * KIB, 8 * KIB, 16 * KIB, 24 * KIB, 32 * KIB, 40 * KIB, 48 * KIB, 64 * KIB, 128 * KIB
 INSTRUCTION = 16                             # bytes
-WARPS = 4, 8, 16                             # of an SM
+WARPS = 4, 8, 16                             # per SM
 LEAST = 1024                                 # instructions between two looks at the clock
 WINDOW = 300_000                             # clocks
 COLD = 2 * KIB, 8 * KIB, 32 * KIB

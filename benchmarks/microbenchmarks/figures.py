@@ -30,7 +30,7 @@ class Figure(NamedTuple):
         return cls(group, name, *map(rounded, (median, min(values), max(values))), unit, len(values), fault)
 
     def record(self) -> dict[str, Any]:
-        """As it stands in a file: with what was expected, where something was."""
+        """Return the figure in the form that files have: with what was expected, if something was."""
         found = self._asdict()
         if expected := EXPECTED.get((self.group, self.name)):
             found |= {"expected": expected.value, "source": expected.source}

@@ -16,7 +16,7 @@ from .bench import Bench
 UNROLLED, TRIPS = 256, 16
 CHAINS = 4                                   # independent ones of a warp, where a rate is asked for
 SCHEDULERS = 4
-WARPS = 1, 4                                 # of a scheduler, where a rate is measured
+WARPS = 1, 4                                 # per scheduler, where a rate is measured
 RATE = "clocks of a scheduler"
 
 
@@ -80,7 +80,7 @@ LETTERS = {"f": "fma.f32", "h": "fma.bf16x2", "i": "mad.s32", "a": "lop3", "p": 
            "m": "ex2", "s": "shfl", "l": "lds", "g": "fma.f32, immediate", "o": "lop3, immediate",
            "u": "mul.f32", "v": "fma.f32"}
 OTHERS = 4                                   # registers that operands of a v go round in: none is read twice in a row
-LDS = Op("ld.shared.b32 %0, [%0];", "LDS")   # of a word that holds its own address
+LDS = Op("ld.shared.b32 %0, [%0];", "LDS")   # reads a word that holds its own address
 MIXES = (
     "v", "vu", "go", "ggo", "fo", "ga", "uo", "fa", "fi", "ai", "ac", "fc", "fh", "ap", "fffm", "fffffffm", "aaam",
     "aaaaaaam", "fffl", "fffffffl", "fffs", "ffaa", "ffaaffam", "ffafcaflfapfamfl",

@@ -9,7 +9,7 @@ from .bench import Bench
 from .issue import bits
 
 UNROLLED, TRIPS, CHAINS, SCHEDULERS = 64, 32, 4, 4
-WARPS = 1, 2, 4                              # of a scheduler
+WARPS = 1, 2, 4                              # per scheduler
 ONES = {"bf16": 0x3F803F80, "f16": 0x3C003C00, "tf32": 0x3F800000, "e4m3": 0x38383838, "s8": 0x01010101}
 DEPTHS = {"bf16": 16, "tf32": 8}             # k of a step of wgmma and tcgen05.mma
 

@@ -21,7 +21,7 @@ LETTERS = {"measured": "S", "published": "L", "assumed": "?", "predicted": "P"}
 
 class Row(NamedTuple):
     constant: str
-    figures: list[str]                       # of the section's group
+    figures: list[str]                       # names of figures in the section's group
     how: str = ""
 
 

@@ -154,7 +154,7 @@ def latencies(bench: Bench) -> None:
 
 
 def fences(bench: Bench) -> None:
-    """So many STS.128 of every lane, the fence, and where it says so a barrier of all warps."""
+    """Time `count` STS.128 by every lane, then the fence, then, if the name says so, a barrier of all warps."""
     trips = bench.trips(256)
     for count in FENCED:
         for barrier in (False, True):

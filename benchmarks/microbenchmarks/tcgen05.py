@@ -15,7 +15,7 @@ from .issue import bits
 from .mma import DEPTHS, ONES
 
 TRIPS, ROW = 64, 128
-COLUMNS = 512                                # of tensor memory, all of it
+COLUMNS = 512                                # all columns of tensor memory
 A_COLUMN = 448                               # where A lies, if it lies in tensor memory
 STEPS = 1, 2, 4, 8
 WIDTHS = 1, 2, 4, 8, 16, 32, 64, 128
@@ -37,7 +37,7 @@ class Product(NamedTuple):
 
     @property
     def descriptor(self) -> int:
-        """Of the instruction: an f32 accumulator, types, sizes."""
+        """The instruction's descriptor: an f32 accumulator, types, sizes."""
         format_ = 1 if self.type == "bf16" else 2
         return 1 << 4 | format_ << 7 | format_ << 10 | self.n >> 3 << 17 | self.m >> 4 << 24
 

@@ -16,7 +16,7 @@ import kda.simulator
 class Project(NamedTuple):
     title: str
     version: str  # a commit, or a release
-    url: str = ""  # of a git repository; "": one of PACKAGES
+    url: str = ""  # a git repository; "": one of PACKAGES
     beside: tuple[str, ...] = ()  # projects that it imports or includes
 
 

@@ -43,7 +43,7 @@ def _residual_and_norm():
 
 
 def _layernorm_backward():
-    rows = 48  # of 2 CTAs of 16 warps: a multiple of 16, as the loop over rows has barriers
+    rows = 48  # for 2 CTAs of 16 warps: a multiple of 16, as the loop over rows has barriers
     x, w, b = (t.float().requires_grad_() for t in (_bf16(rows, C), _bf16(C), _bf16(C)))
     dy = _bf16(rows, C)
     F.layer_norm(x, (C,), w, b).backward(dy.float())

@@ -257,7 +257,7 @@ def structure(kernel: Kernel) -> str:
 
 # ---- time
 
-LOOKS = {                                    # of a slice: what the legend says, colour
+LOOKS = {                                    # kind of a slice -> what the legend says, colour
     "work": ("issues instructions", BLUE),
     "mbarrier": ("mbarrier", ORANGE),
     "barrier": ("barrier", PINK),

@@ -7,7 +7,7 @@ import pathlib
 from drawing import BLUE, GREEN, ORANGE, PURPLE, SOFT, box, line, svg, text
 
 HERE = pathlib.Path(__file__).parent
-LEVELS = (BLUE, GREEN, ORANGE, PURPLE)       # of halving, the widest first; the last one: rows alone
+LEVELS = (BLUE, GREEN, ORANGE, PURPLE)  # colours of the levels of halving, the widest first; the last one: rows alone
 
 
 def chunks(count: int = 4) -> str:

@@ -70,7 +70,7 @@ class Kernel:
     nodes: dict[str, Node] = field(default_factory=dict)
     edges: tuple[Edge, ...] = ()
     frames: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    steps: tuple[Any, ...] = ()              # of ((first warp, last, what they do), ...), or a barrier's name
+    steps: tuple[Any, ...] = ()              # each is ((first warp, last, what they do), ...), or a barrier's name
     steps_title: str = ""
     warps: int = 8
     registers: dict[str, int] = field(default_factory=dict)
@@ -139,7 +139,7 @@ def problem(T: int, H: int, **more: Any) -> Problem:
 
 H32, H64 = problem(512, 32), problem(1024, 64)
 STEP = problem(1024, 32, disable_recompute=True)
-SMS = 132                                    # of an H200
+SMS = 132                                    # an H200's SMs
 FORWARD32, FORWARD64 = Call("sm_90a", "sm90", 512, 32), Call("sm_90a", "sm90", 1024, 64)
 SM90_STEP = Call("sm_90a", "sm90", 1024, 32, step=True)
 

@@ -66,7 +66,7 @@ def compiled(host):
 
 
 def stacks(ptx):
-    """Of every barrier, what the comments of this file say about its lines, from the inside out."""
+    """Return, for every barrier, the comments of this file on its lines, from the inside out."""
     (found,) = parse(ptx).kernels.values()
     for instruction in found.body:
         if instruction.opcode.startswith("bar"):

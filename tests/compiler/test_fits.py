@@ -69,7 +69,7 @@ def built_once(tmp_path_factory):
 
 @pytest.fixture
 def own_store(built_once, monkeypatch):
-    """Of these tests, whose kernels nobody else wants."""
+    """Give these tests a store of their own, as nobody else wants their kernels."""
     monkeypatch.setenv("KDA_CACHE_DIR", str(built_once))
 
 

@@ -103,7 +103,7 @@ def libcuda(built, tmp_path, monkeypatch):
 
 
 def use_torch(monkeypatch, device):
-    """As if torch used CUDA, with this device and a stream of its own there."""
+    """Make torch say that it uses CUDA, with this device and a stream of its own there."""
     answers = {"_cuda_getDevice": lambda: device, "_cuda_getCurrentRawStream": lambda asked: 0x7F0000077000 + asked}
     monkeypatch.setattr(driver, "_torch", types.SimpleNamespace(**answers))
 

@@ -10,7 +10,7 @@ from torch.distributed.tensor.debug import CommDebugMode
 import kda
 
 ROWS = ("q", "k", "v", "g", "beta")
-AXES = {                                     # of the tensors that are cut, by way
+AXES = {                                     # way to cut -> axis of each tensor that is cut
     "batch": {**dict.fromkeys(ROWS, 0), "initial_state": 0},
     "heads": {**dict.fromkeys(ROWS, 2), "initial_state": 1, "A_log": 0, "dt_bias": 0},
     "sequence": dict.fromkeys(ROWS, 1),
@@ -32,7 +32,7 @@ def distributed(call, mesh, ways):
 
 
 def differences(mesh, ways):
-    """Of outputs and gradients from one process, and the placements of gradients that are not those of the inputs."""
+    """Return how far outputs and gradients are from one process's, and the gradients placed otherwise than inputs."""
     sequence = "sequence" in ways
     call = make(**{"lengths": [150, 90], "initial_state": False} if sequence else {"B": 4, "T": 70}, **SIZES)
     one, options = whole(call), dict(call.options)

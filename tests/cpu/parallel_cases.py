@@ -13,7 +13,7 @@ from kda.parallel import layout as layouts
 
 ROWS = ("q", "k", "v", "g", "beta")
 
-PADDED = {2: [2, 238], 3: [2, 218, 20], 4: [2, 1, 200, 37]}               # of 240 tokens three are in a sequence
+PADDED = {2: [2, 238], 3: [2, 218, 20], 4: [2, 1, 200, 37]}               # three of the 240 tokens are padding
 ANY_LENGTH = {2: [0, 240], 3: [100, 0, 140], 4: [40, 17, 0, 183]}
 
 # name -> sequences, and what is not usual.  Of 240 tokens on 2, 3 or 4 ranks the cuts lie at multiples of 120, 80, 60.
@@ -106,7 +106,7 @@ def part_of(call, context, view):
 
 
 def differences(call, context, group, function=None):
-    """By output and gradient, how far this rank is from one process; parameters are summed over ranks."""
+    """Return how far each output and gradient of this rank is from one process's; parameters are summed over ranks."""
     one, view = whole(call), view_of(context, call.tensors["cu_seqlens"].tolist())
     mine = part_of(call, context, view)
     o, ht = (function or kda.chunk_kda)(**mine.arguments)
@@ -118,7 +118,7 @@ def differences(call, context, group, function=None):
         if name in ("A_log", "dt_bias"):
             dist.all_reduce(found, group=group)
         there["d" + name] = found, x[:, view.tokens] if name in ROWS else x[view.rows] if name == "initial_state" else x
-    if "dinitial_state" in there:                                              # of a sequence begun elsewhere: none
+    if "dinitial_state" in there:                                              # a sequence begun elsewhere has none
         begun = torch.tensor([n for part in context.parts if part.before for n in [part.first]], dtype=torch.long)
         found, wanted = there["dinitial_state"]
         wanted = wanted.clone()
@@ -446,7 +446,7 @@ def layers_with_padding_alone(rank):
 
 
 def everything(rank, worlds):
-    """Of each group of the first ranks, what the functions above find."""
+    """Return, for each group of the first ranks, what the functions above find."""
     found = {}
     for world in worlds:
         group = dist.new_group(list(range(world)))

@@ -34,11 +34,11 @@ def joined(parts: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
 class Request:
     number: int
     template: int
-    x: dict[str, torch.Tensor]               # of the prompt, then of what is decoded
+    x: dict[str, torch.Tensor]               # tensors of the prompt, then of what is decoded
     prompt: int
     slot: int = -1
     done: int = 0                            # tokens behind its state
-    hit: int = 0                             # of which a prefix that another left brought so many
+    hit: int = 0                             # how many of them a prefix that another request left brought
     outputs: list[torch.Tensor] = field(default_factory=list)
     cancelled: bool = False
 

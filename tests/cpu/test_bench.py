@@ -208,7 +208,7 @@ def test_a_file_has_the_right_results_around_a_wrong_one_and_says_which_that_is(
 
 
 def test_a_link_is_followed_by_what_is_saved(tmp_path):
-    """As /dev/stdout is one."""
+    """/dev/stdout is such a link."""
     file, link = tmp_path / "results.json", tmp_path / "link.json"
     file.touch()
     link.symlink_to(file)
@@ -483,7 +483,7 @@ def test_a_baseline_that_cannot_run_here_is_refused():
 
 
 class MadeUpClock(CpuClock):
-    """Of a device on which a call takes 3 MiB; `refuses` counts down the captures to the one that is not made."""
+    """The clock of a device on which a call takes 3 MiB; `refuses` counts down the captures to the one that fails."""
 
     def __init__(self, refuses=0):
         self.refuses, self.asked = refuses, []

@@ -218,7 +218,7 @@ def test_no_packed_sequences_go_on_through_a_cache(mode):
 
 
 def test_a_rank_whose_tokens_are_all_padding_has_zeros(monkeypatch):
-    """Of its halo, there is a row for each of no sequences."""
+    """Its halo has a row for each sequence, and there is none."""
     layer, x = make(), hidden(7, B=1)
     context = types.SimpleNamespace(cu_seqlens=torch.tensor([0]), tokens=7, crosses=True)
     with_halo(monkeypatch, lambda made, cp_context, rows: made.new_zeros(0, rows, made.shape[-1]))

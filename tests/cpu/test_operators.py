@@ -66,7 +66,7 @@ def test_opcheck_of_intermediate_states():
 
 @pytest.mark.parametrize("options", CALLS.values(), ids=CALLS)
 def test_a_call_on_a_gpu_compiles_and_records_gradients(options, monkeypatch):
-    """As on a GPU, where the backend says what a recorded forward keeps before anything runs."""
+    """The test pretends to be on a GPU, where the backend says what a recorded forward keeps before anything runs."""
     monkeypatch.setattr(kda.api, "_on_gpu", lambda q: True)
     call = make(dtype=torch.float32, **options).requiring_grad()
     compiled = torch.compile(kda.chunk_kda, backend="aot_eager", fullgraph=True)

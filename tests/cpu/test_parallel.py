@@ -16,7 +16,7 @@ world = pytest.mark.parametrize("world", WORLDS)
 
 @pytest.fixture(scope="module")
 def found():
-    """By world: what each of its ranks found."""
+    """Return, for each size of the world, what its ranks found."""
     results = processes.run(4, everything, WORLDS)
     broken = [f"rank {rank}: {x}" for rank, x in enumerate(results) if isinstance(x, str)]
     assert not broken, "\n".join(broken)

@@ -53,7 +53,7 @@ class TakesAPrefixForALongerOne(Engine):
 
 
 class LeavesSlotsToTwo(Engine):
-    """Of those that wait for their first tokens."""
+    """An engine that gives one slot to two requests that wait for their first tokens."""
 
     def admit(self, r):
         if super().admit(r):

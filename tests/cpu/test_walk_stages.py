@@ -32,7 +32,7 @@ def after(case, names, tensors):
 
 
 def gradients(case, env):
-    """Of the call: the parts of dA_log and ddt_bias summed over chunks."""
+    """Return the gradients of the call: the parts of dA_log and ddt_bias are summed over chunks."""
     for n in ("dA_log", "ddt_bias"):
         parts = env[f"{n}_parts"]
         env[n] = None if parts is None else parts.sum(0)
@@ -76,7 +76,7 @@ def test_an_error_of_a_millionth_in_an_element_that_a_stage_reads_is_noticed(sta
     case = drawn("GVA")
     env = after(case, NAMES, case.stage_tensors(torch.float64))
     read = {n: env[n].clone(memory_format=torch.contiguous_format) for n in find(stage).reads}
-    first = read[name][0].view(-1)                                            # of a whole chunk: no padding
+    first = read[name][0].view(-1)                                            # a whole chunk: no padding
     first[int(first.abs().argmax())] += 1e-6 * max(1.0, float(first.abs().max()))
     wrong = after(case, [stage], read)
     assert max(relative(wrong[n], env[n]) for n in find(stage).writes) > 1e-10

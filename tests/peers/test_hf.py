@@ -101,7 +101,7 @@ def test_generated_tokens_are_those_of_transformers(model, calls):
 
 @every
 def test_packed_sequences_are_kept_apart(model, calls):
-    """By the offsets that a collator packs for attention; transformers' own torch code ignores them in these layers."""
+    """The offsets that a collator packs for attention separate them; transformers' own torch code ignores them here."""
     whole, x = model_of(model).eval(), torch.randn(1, 50, 32, generator=torch.Generator().manual_seed(2))
     layer = getattr(whole, "model", whole).layers[0].self_attn
     offsets = torch.tensor([0, 20, 50], dtype=torch.int32)

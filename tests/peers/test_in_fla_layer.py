@@ -14,7 +14,7 @@ pytest.importorskip("fla.layers", reason="needs flash-linear-attention, see test
 from fla.layers import KimiDeltaAttention
 from fla.models.utils import Cache
 
-LIMIT = 100 * torch.finfo(torch.float32).eps             # of what is added up in another order
+LIMIT = 100 * torch.finfo(torch.float32).eps             # for sums in another order
 
 
 class Norm(torch.nn.Module):

@@ -20,7 +20,7 @@ from transformers import KimiLinearConfig, KimiLinearForCausalLM
 from transformers.models.kimi_linear import modeling_kimi_linear as modeling
 
 STEPS = 10
-LIMIT = 100 * torch.finfo(torch.float32).eps             # of what is added up in another order
+LIMIT = 100 * torch.finfo(torch.float32).eps             # for sums in another order
 FUNCTIONS = ("chunk_kimi_delta_attention", "recurrent_kimi_delta_attention")
 
 

@@ -125,7 +125,7 @@ def test_prefill_in_pieces_and_decode_in_slots_are_kda_nn_on_whole_sequences(lin
     for piece, whole in zip(pieces, expected):
         got = torch.cat(piece)
         assert (got - whole[: len(got)]).norm() < 1e-5 * whole.norm()
-    for states in served.layer.kv_cache:                                       # of nobody, and the null block
+    for states in served.layer.kv_cache:                                       # slots of no request, and the null block
         assert states[[0, 2, 3, 5]].isnan().all() and not states[[1, 4]].isnan().any()
 
 

@@ -38,7 +38,7 @@ def drawn(**words):
 
 
 def gradients(case, backend, arch=None, **options):
-    """Of one call, by name, and what the simulator objects to."""
+    """Return the gradients of one call, by name, and the session with the simulator's findings."""
     with capture(arch=arch or backend, **dict(strict=True) | options) as session:
         found = kda.chunk_kda_bwd(do=case.do, dht=case.dht, **case.keywords, backend=backend)
     return {name: x for name, x in found._asdict().items() if x is not None}, session
@@ -100,7 +100,7 @@ def assert_right(rows):
 
 
 def enters_chunks_with_the_final_states_of_what_comes_before(case, backend, **options):
-    """Of packed sequences that begin without a state; the states that it says enter."""
+    """Check the states that enter chunks of packed sequences, which begin without a state, and return them."""
     options |= dict(return_intermediate_states=True, backend=backend)
 
     def of(**x):
@@ -175,7 +175,7 @@ class Fault(NamedTuple):
     old: str
     new: str
     noticed: str
-    case: str = "long"                       # of the test's cases
+    case: str = "long"                       # one of the test's cases
     schedule: int = 0                        # others than 0 are early, too
 
 

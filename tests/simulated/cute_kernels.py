@@ -17,13 +17,13 @@ from cutlass.tensor_utils import LayoutEnum
 BF16, F32 = cutlass.BFloat16, cutlass.Float32
 THREADS = 128
 MMA_K = 16
-COLUMNS = 256                                 # of TMEM: the accumulator, then A
+COLUMNS = 256                                 # columns of TMEM: the accumulator, then A
 A_AT = 128
-STAGES, STEP = 2, 64                          # of the pipelines: stages, elements of k in each
+STAGES, STEP = 2, 64                          # the pipelines' stages, and elements of k in each
 
 
 def major(x):
-    """Of a matrix: is its second mode contiguous?"""
+    """Return which mode of a matrix is contiguous: K if it is the second."""
     return OperandMajorMode.K if x.leading_dim == 1 else OperandMajorMode.MN
 
 

@@ -14,13 +14,13 @@ import torch
 
 Tensor = torch.Tensor
 
-EPS = 2.0**-24                               # of a rounding to float32
+EPS = 2.0**-24                               # error of a rounding to float32
 TINY = 2.0**-126                             # the smallest normal float32
 LARGEST = torch.finfo(torch.float32).max
 LOG2_E = 1.4426950408889634
 LOG2_E_ERROR = 1.335e-8                      # what float32 leaves out of it, relative
 LOG1P = (1.0, 0.5, 0.333, 0.245, 0.178, 0.108, 0.0441, 0.0086)   # sizes of the coefficients of a fit to log(1 + e) / e
-LOG1P_ERROR = 2e-7                           # of that fit, relative
+LOG1P_ERROR = 2e-7                           # error of that fit, relative
 FLOOR = -127.0                               # the least log2 decay of backends that have one
 LOWER_BOUND = -5.0
 MORE = 1 + 1e-5                              # products of errors
@@ -43,8 +43,8 @@ class Backend(NamedTuple):
 
     chip: Chip
     exponent: float = EPS + LOG2_E_ERROR     # relative error of x log2(e)
-    after: float = 0.0                       # of a result of ex2, in the operations that follow it
-    rate: float = 0.0                        # of a rate, before it meets the logit
+    after: float = 0.0                       # relative error that the operations after ex2 add to its result
+    rate: float = 0.0                        # relative error of a rate, before it meets the logit
     fitted: bool = False                     # log(1 + e) by a polynomial in e, or by the series of atanh
     floor: float = FLOOR                     # the least log2 decay
     largest_rate: float = LARGEST
@@ -55,7 +55,7 @@ class Backend(NamedTuple):
 
 
 class Function(NamedTuple):
-    exact: Callable[[Tensor, Tensor], Tensor]                # of x and the rate, float64
+    exact: Callable[[Tensor, Tensor], Tensor]                # a function of x and the rate, in float64
     error: Callable[[Tensor, Tensor, Backend], Tensor | float]   # relative
     domain: tuple[float, float] = (-torch.inf, torch.inf)
     flushed: float = 1.0                     # what is lost where something is flushed, over TINY
@@ -108,7 +108,7 @@ def finite(x: Tensor, rate: Tensor) -> Tensor:
 
 
 def of_finite(x: Tensor, rate: Tensor, b: Backend) -> Tensor:
-    """Of e^(rate x), by the rounding of rate x."""
+    """Bound the error of e^(rate x) by the rounding of rate x."""
     return finite(x, rate).abs() * (EPS + b.rate)
 
 
@@ -163,7 +163,7 @@ EDGES = (
 
 
 def floats(bits: Tensor) -> Tensor:
-    """Of 32 bits each, in int64."""
+    """Return float32 numbers from their 32 bits, which are given in int64."""
     return (bits - (bits >> 31 << 32)).to(torch.int32).view(torch.float32)
 
 

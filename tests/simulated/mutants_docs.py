@@ -27,8 +27,8 @@ from kda.verify.mutants import CALLS, calls
 
 PAGE = Path(kda.__file__).parents[1] / "docs" / "mutants.md"
 PACKAGE = Path(kda.__file__).parent / "backends"
-LONGEST = 80                                 # characters of a statement
-ENOUGH = 0.98                                # of the mutants that matter
+LONGEST = 80                                 # most characters of a statement
+ENOUGH = 0.98                                # share of the mutants that matter
 
 HEAD = """# Every synchronising instruction has a reason
 
@@ -134,7 +134,7 @@ def renewed(before: str, backend: str, of: Mutants) -> str:
 
 
 def looked_at(backend: str, sample: int = 1, workers: int = 1, first: int | None = None) -> Mutants:
-    """As `kda verify --mutants` does it, or in the first calls alone."""
+    """Judge mutants like `kda verify --mutants` does, or in the first calls alone."""
     return mutants(
         *calls(backend)[:first], arch=target.parse(backend).spelling, strict=True, sample=sample, workers=workers,
     )

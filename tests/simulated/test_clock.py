@@ -346,7 +346,7 @@ def test_a_launch_is_predicted_from_two_shorter_ones():
 def test_ctas_of_other_sms_cost_nothing_and_those_of_the_same_sm_queue():
     def clocks(grid):
         text = FRAME.format(body=ONE + LOOP, target="sm_90a")
-        options = dict(clock="h200", registers=255, checks=False)  # of 256 threads: one CTA at once
+        options = dict(clock="h200", registers=255, checks=False)  # 256 threads take all registers: one CTA at once
         return launch(text, grid=grid, block=256, args=[X, 20], **options).clock
 
     one, full, two, more = (clocks(grid) for grid in (1, 132, 133, 3 * 132))

@@ -108,7 +108,7 @@ def how(backend):
 
 
 def computed(kernel, arch, x, rate):
-    """By name: what the simulator gives."""
+    """Return what the simulator computes, by name."""
     rows, launch = kernel
     out = torch.full((len(rows), len(x)), torch.nan)
     with capture(arch=arch, checks=False) as session:

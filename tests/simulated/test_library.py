@@ -165,7 +165,7 @@ with kda.simulator.capture(arch="sm_80") as session:
 
 
 def test_a_program_calls_the_simulator_also_where_a_cuda_runtime_is_loaded_for_all(tmp_path):
-    """As a torch with CUDA loads its own."""
+    """A torch with CUDA loads its own runtime like that."""
     (tmp_path / "other.c").write_text(OTHER_RUNTIME)
     (tmp_path / "program.cu").write_text(PROGRAM)
     subprocess.run(["cc", "-shared", "-fPIC", "other.c", "-o", "other.so"], cwd=tmp_path, check=True)

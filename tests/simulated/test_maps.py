@@ -44,7 +44,7 @@ def made(name):
 
 
 def exact(function, p, x, *others):
-    """By the reference, in float64."""
+    """Return what the reference computes in float64."""
     wide = Inputs(*(t.double() if isinstance(t, torch.Tensor) and t.is_floating_point() else t for t in x))
     p = dataclasses.replace(p, device="cpu", dtype="float64", g_dtype="float64", beta_dtype="float64")
     return function(p, wide, *(t.double() if isinstance(t, torch.Tensor) else t for t in others))
@@ -84,7 +84,7 @@ def test_maps_are_those_of_the_definition_and_nothing_is_wrong_on_the_way(name, 
 @pytest.mark.parametrize("kept", [True, False], ids=["kept", "made again"])
 @pytest.mark.parametrize("backend", ["triton", "sm90"])
 def test_states_that_are_handed_on_give_the_bits_of_one_call(backend, kept, request):
-    """As exchange="hops" does it.  Hopper's backward that makes states again begins with one of another rounding."""
+    """exchange="hops" hands states on so.  Hopper's backward that recomputes states begins with another rounding."""
     if backend == "triton":
         request.getfixturevalue("kernels_built_here")
     else:

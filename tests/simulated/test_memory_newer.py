@@ -86,7 +86,7 @@ def test_multimem_needs_hopper():
 @pytest.mark.parametrize("bits, type_", [(4, "b8x16.b4x16_p64"), (6, "b8x16.b6x16_p32")])
 @pytest.mark.parametrize("shape, count", [("m8n16", 1), ("m8n16", 2), ("m8n16", 4), ("m16n16", 1), ("m16n16", 2)])
 def test_ldmatrix_spreads_packed_elements_to_bytes(bits, type_, shape, count):
-    """Of each row of 16 bytes only the packed elements are read: the rest was never written."""
+    """Only the packed elements of each row of 16 bytes are read: the rest was never written."""
     wide = shape == "m16n16"
     rows, registers = count * (16 if wide else 8), count * (2 if wide else 1)
     codes = torch.randint(0, 1 << bits, (32, 16), generator=torch.Generator().manual_seed(bits))

@@ -50,7 +50,7 @@ def check(case, **options):
 OPTIONS = {
     "two chunks and a part of one": dict(T=140),
     "a batch, GVA": dict(B=2, T=70, HV=2),
-    "one token": dict(T=1, H=8),                               # of one number alone eight draws are no budget
+    "one token": dict(T=1, H=8),                               # eight draws of a single number are no budget
     "less than the half of a chunk": dict(T=20),
     "no initial state, beta up to 2": dict(T=40, initial_state=False, beta="2*sigmoid"),
     "gates that forget": dict(T=100, regime="fast"),
@@ -131,7 +131,7 @@ def test_gradients_are_as_large_as_those_that_come_in(gate, size):
 @pytest.mark.parametrize("gate", ["softplus", "given"])
 def test_gates_that_hide_all_that_was_before(gate):
     case = saturated(drawn(T=70, gate=gate))
-    finite = changed(case, g=lambda g: g.clamp(-1000, 1000))                   # of inf no definition has a gradient
+    finite = changed(case, g=lambda g: g.clamp(-1000, 1000))                   # no definition has a gradient at inf
     found = check(finite)
     (same, _), hidden = gradients(case), case.keywords["g"].abs() >= 1000
     assert all(torch.equal(same[name], x) for name, x in found.items())

@@ -59,7 +59,7 @@ def launched(config, grid, numbers, tensors, arch="sm100", bare=False, kinds=Non
 
 
 class Chunk(NamedTuple):
-    """Of one value head, in float64; rows of no token are left out."""
+    """A chunk of one value head, in float64; rows of no token are left out."""
 
     kE: torch.Tensor
     qg: torch.Tensor
@@ -100,7 +100,7 @@ def _chunks(key, case):
 
 
 def chunks_of(case):
-    """Of each sequence and value head."""
+    """Return the chunks of each sequence and value head."""
     return _chunks.__wrapped__(None, case)
 
 
@@ -140,7 +140,7 @@ def operands_config(case):
 
 
 def chunk_table(case):
-    """Of packed sequences, and entries for tokens of none."""
+    """Return the table of packed sequences' chunks, with entries for tokens of no sequence."""
     entries = [(at, min(C, begin + tokens - at), number) for begin, tokens in sequences(case)
                for number, at in enumerate(range(begin, begin + tokens, C))]
     end, T = case.spec.offsets[-1], case.spec.shape[1]
@@ -221,7 +221,7 @@ def state_of(x, v_first=False):
 
 
 def walked(case, h0=None):
-    """By sequence and head: (states that enter chunks, and the last; r; o)."""
+    """Return (states that enter chunks, and the last; r; o) of each sequence and head."""
     found = []
     for n, of_heads in enumerate(chunks_of(case)):
         found.append([])
@@ -237,7 +237,7 @@ def walked(case, h0=None):
 
 
 def walked_back(case, dht=None):
-    """By sequence and head: (gradients of the states that leave chunks, first that of the one that enters; dv)."""
+    """Return (gradients of states that leave chunks, first that of the one that enters; dv) by sequence and head."""
     found = []
     for n, of_heads in enumerate(chunks_of(case)):
         found.append([])
@@ -282,7 +282,7 @@ def leaving(dS):
 
 
 def segment_table(case, segment):
-    """Of packed sequences, and an entry of none; segments of so many chunks."""
+    """Return the table of packed sequences' segments of so many chunks, with an entry of no sequence."""
     entries, chunk, state = [], 0, 0
     for n, (begin, tokens) in enumerate(sequences(case)):
         chunks = -(-tokens // C)
@@ -390,7 +390,7 @@ WALKS = {
     "no norms, given beta": dict(T=70, l2norm=False, beta="given"),
     "sequences of no tokens": dict(lengths=(0, 0), padding=20),
 }
-BUDGET = 8e-3                                # of two roundings of operands, one of the state and one of the result
+BUDGET = 8e-3  # room for two roundings of operands, one of the state and one of the result
 
 
 def tiles_of(case):

@@ -32,7 +32,7 @@ def case_of(**options):
 
 @pytest.fixture
 def one_kernel(plan_says):
-    """Of clusters of so many CTAs, and of so many clusters (None: a walk each); without CTAs: two kernels."""
+    """Ask for clusters of so many CTAs, and for so many clusters (None: a walk each); without CTAs: two kernels."""
 
     def ask(ctas=None, clusters=None, staged=None):
         plan_says(FUSED=bool(ctas), CTAS=ctas, CLUSTERS=clusters, STAGED=staged)
@@ -98,7 +98,7 @@ def test_any_order_of_warps_gives_the_same_bits(schedule, shape, ctas, one_kerne
     ],
 )
 def test_one_kernel_is_taken_where_it_is_faster_on_an_h200(T, H, lengths, ctas, wrapped):
-    """As measured."""
+    """These are measured."""
     p = case_of(**(dict(lengths=(1,) * len(lengths)) if lengths else dict(T=1)), initial_state=False).problem()
     found = plan.plan(dataclasses.replace(p, T=T, H=H, HV=H), 132).fused
     assert (found.ctas if found else 0) == ctas

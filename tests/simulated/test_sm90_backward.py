@@ -59,7 +59,7 @@ OPTIONS = {
     "two chunks and a part of one": dict(T=140),
     "a batch, GVA": dict(B=2, T=70, HV=2),
     "packed, GVA, tokens of none": dict(lengths=(65, 0, 1, 30), padding=140, HV=2),
-    "one token": dict(T=1, H=8),                               # of one number alone eight draws are no budget
+    "one token": dict(T=1, H=8),                               # eight draws of a single number are no budget
     "less than the half of a chunk": dict(T=20),
     "no initial state, beta up to 2": dict(T=40, initial_state=False, beta="2*sigmoid"),
     "gates that forget": dict(T=100, regime="fast"),
@@ -205,7 +205,7 @@ def hide_all_that_was_before(name, **words):
     case = saturated(drawn(T=70, gate=gate, **words))
     if bound:
         case = dataclasses.replace(case, keywords=case.keywords | {"lower_bound": bound})
-    finite = changed(case, g=lambda g: g.clamp(-1000, 1000))                   # of inf no definition has a gradient
+    finite = changed(case, g=lambda g: g.clamp(-1000, 1000))                   # no definition has a gradient at inf
     found = check(finite)
     (same, _), hidden = gradients(case), case.keywords["g"].abs() >= 1000
     assert all(torch.equal(same[name], x) for name, x in found.items())
@@ -288,7 +288,7 @@ KEPT = {
     "packed, GVA, cut into segments": dict(lengths=(290, 1), padding=20, HV=2, SHORTEST=2),
 }
 KEPT |= {f"{name}, 64 channels": words | SMALL for name, words in KEPT.items()}
-# Of 290 such tokens one dg is 70 times as large as the others, and half an ulp of it is all that its budget holds.
+# Among 290 such tokens one dg is 70 times as large as the others, and its budget holds half an ulp of it alone.
 KEPT["cut into segments, 64 channels"] = dict(T=250, SHORTEST=2, **SMALL)
 
 

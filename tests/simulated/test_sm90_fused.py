@@ -67,7 +67,7 @@ OPTIONS = {
     ],
 )
 def test_one_kernel_is_taken_where_its_clusters_fill_an_h200(T, H, lengths, ctas, wrapped):
-    """As measured."""
+    """These are measured."""
     p = case_of(**(dict(lengths=(1,) * len(lengths)) if lengths else dict(T=1)), initial_state=False).problem()
     p = dataclasses.replace(p, T=T, H=H, HV=H)
     found = plan.plan(p, 132).fused

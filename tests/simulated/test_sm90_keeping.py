@@ -83,7 +83,7 @@ def test_what_is_kept_has_the_bits_of_two_kernels(name, at_once):
 @pytest.mark.parametrize("shape", [dict(T=140), dict(lengths=(65, 0, 1, 30), padding=9)], ids=["rows", "packed"])
 @pytest.mark.parametrize("ctas, dims", [(2, {}), (4, {}), (1, SMALL), (2, SMALL)], ids=str)
 def test_gradients_have_the_bits_of_two_kernels(shape, ctas, dims, keep, at_once):
-    """Of what was kept, and of what a backward makes again in one kernel without o."""
+    """Gradients come from what was kept, and from what a backward recomputes in one kernel without o."""
     case = drawn(**shape, **dims)
     at_once(ctas)
     assert clusters_of(case).ctas == ctas
@@ -145,7 +145,7 @@ def test_states_that_a_pool_stores_have_the_bits_of_two_kernels(ctas, sharing, d
     ],
 )
 def test_one_kernel_keeps_where_it_is_faster_on_an_h200(T, H, lengths, gate, expected):
-    """As measured, but for 44 heads, which were not."""
+    """These are measured, except for 44 heads."""
     p = drawn(**(dict(lengths=(1,) * len(lengths)) if lengths else dict(T=1)), gate=gate).problem()
     p = dataclasses.replace(p, T=T, H=H, HV=H, direction="backward")
     assert plan.recorded_plan(p, 132).clusters == expected

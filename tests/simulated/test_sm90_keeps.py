@@ -41,7 +41,7 @@ def forward(case, save=Save.PRODUCTS, **options):
 
 
 def kept(case, **options):
-    """In chunks, by name."""
+    """Return what was kept, in chunks, by name."""
     return {name: case.layout.chunk(x) for name, x in forward(case, **options).saved._asdict().items()}
 
 
@@ -61,7 +61,7 @@ CASES = {
     "a batch, GVA": dict(B=2, T=70, HV=2),
     "packed, GVA": dict(HV=2, **RAGGED),
     "packed, many tokens of none": dict(lengths=(30, 130, 0, 33), padding=70, K=64),
-    "one token": dict(T=1, H=8),                               # of one number alone eight draws are no budget
+    "one token": dict(T=1, H=8),                               # eight draws of a single number are no budget
     "gates that forget": dict(T=130, regime="fast"),
     "softplus gate that forgets, packed": dict(gate="softplus", regime="fast", **RAGGED),
     "given decays and beta, no l2norm": dict(T=70, gate="given", beta="given", l2norm=False),
@@ -79,7 +79,7 @@ def test_what_is_kept_is_the_definition(name):
 
 @pytest.mark.parametrize("name", ["A_qk", "A_inv"])
 def test_what_lies_between_halves_is_the_definition(name):
-    """By itself: beside the ones on A_inv's diagonal it is small."""
+    """This block is compared alone: beside the ones on A_inv's diagonal it is small."""
     case = drawn(T=100, beta="2*sigmoid")
     oracle = oracle_of(case)
     exact, *rounded = (masked(name, x[name], case)[..., 32:, :32] for x in (oracle.exact, *oracle.rounded))

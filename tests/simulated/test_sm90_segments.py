@@ -17,7 +17,7 @@ pytestmark = pytest.mark.usefixtures("one_thread", "kernels_apart", "short_segme
 
 @pytest.fixture
 def short_segments(monkeypatch):
-    """Of two chunks, so that little is simulated."""
+    """Make segments of two chunks, so that little is simulated."""
     monkeypatch.setattr(recorded_plan, "SHORTEST", 2)
     forget_plans()
     yield

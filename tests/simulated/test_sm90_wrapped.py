@@ -104,7 +104,7 @@ def test_sequences_of_no_tokens_hand_their_states_through(clusters):
                                ((300, 1, 1, 1), 4, True)]
 )
 def test_nobody_waits_where_no_walk_is_longer_than_a_share(walks, clusters, waits):
-    """Of two pieces of a walk the first ends before the second begins, counted in chunks."""
+    """If a walk has two pieces, the first ends before the second begins, counted in chunks."""
     ends, begins = {}, {}
     starts = [0, *itertools.accumulate(walks)]
     for cluster in range(clusters):

@@ -181,7 +181,7 @@ def test_inputs_may_have_any_strides_and_begin_anywhere():
 @pytest.mark.parametrize("words", [dict(T=3, HV=4), dict(N=1, T=6, tree=True, drafts=True), dict(dtype="bfloat16")],
                          ids=["GVA", "a tree", "one token"])
 def test_any_order_of_warps_gives_the_same_bits_and_no_race(words):
-    """Of five schedules, of the kernel with as many warps as it may have."""
+    """The kernel has as many warps as it may have, and runs in five schedules."""
     x = make_step(**words | dict(K=32, V=64))
     if "num_accepted_tokens" in x:
         x["num_accepted_tokens"] += 2
@@ -391,7 +391,7 @@ def test_kernels_of_the_models_spill_next_to_nothing_and_sum_in_few_shuffles(arc
     s = step(T=4 if drafts else 1, state_dtype=states, gate="bounded", A_log=True, qk_l2norm=True, beta="sigmoid")
     s = dataclasses.replace(s, drafts=drafts, tree=tree)
     kernel = built_here(step_plan.recipes(s, host_of(arch))[0])
-    allowed = 96 if tree else 32 if drafts else 0                              # of Triton 3.6, which spills most
+    allowed = 96 if tree else 32 if drafts else 0                              # what Triton 3.6 spills, which is most
     assert kernel.spills <= allowed and kernel.ptx.count("shfl.sync") < 300
     assert kernel.registers * 32 * step_plan.config(s, sms=132).num_warps <= 65536 // 2  # two CTAs share an SM
 

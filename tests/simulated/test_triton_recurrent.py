@@ -91,7 +91,7 @@ def exactly(p, x, dtype=torch.float64, given=lambda t: t):
 
 
 def budgets(p, x):
-    """Of o, and of the states if there are any."""
+    """Return the budget of o, and of the states if there are any."""
     exact = exactly(p, x)
     shaking = [functools.partial(shaken, shake=i) for i in shakes(x.g.numel())]
     rounded = [exactly(p, x, torch.float32, given) for given in (lambda t: t, *shaking)]
@@ -268,7 +268,7 @@ def first_slots(x):
 
 
 def written_slots(p, x):
-    """Of sequences that are not skipped and have tokens."""
+    """Return the slots that are written: those of sequences that are not skipped and have tokens."""
     if not p.inplace:
         return set()
     lengths = x.cu_seqlens.diff().tolist()
