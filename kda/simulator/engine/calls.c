@@ -32,7 +32,7 @@ typedef struct {
     Warp *w;
     const Ins *i;
     int lane;
-    u64 at; /* of the next value, in local memory */
+    u64 at; /* where the next value is in local memory */
 } Values;
 
 static u64 next_value(Values *v, u64 size) {

@@ -52,7 +52,7 @@ struct ClockSetting {
     u64 alone;    /* whether no others run, unless those in detail wait for them */
     u64 slots;    /* places for them: an SM each, or the SMs of a cluster */
     u64 resident; /* clusters at once in a slot */
-    u64 l1_lines; /* of 128 bytes */
+    u64 l1_lines; /* lines of 128 bytes */
     u64 traced;   /* whether its slices are recorded */
     double ahead; /* when the grid ahead has ended; griddepcontrol.wait waits for it */
     double window;
@@ -65,7 +65,7 @@ struct ClockSetting {
     double tma_latency, tma_rate, tma_store_rate, dsmem_latency, dsmem_rate, cp_async_latency, async_latency;
     double start, gigahertz;
     /* results */
-    double end;         /* of the last cluster in detail, and of its stores */
+    double end;         /* when the last cluster in detail has ended, and its stores */
     double triggered;   /* when the last of its CTAs ran griddepcontrol.launch_dependents; 0: none has */
     double busy[UNITS];
     double *stalls;     /* [instruction][STALLS] */
@@ -82,8 +82,8 @@ typedef struct {
 
 typedef struct {
     Unit issue[4], pipe[4][PIPES], shared, tma, tcgen05;
-    u64 *tag;    /* of the L1: line << 4, and a bit for each of its sectors */
-    s32 warps;   /* that have started: the next CTA's go to the quarters from there on */
+    u64 *tag;    /* the L1's: line << 4, and a bit for each of its sectors */
+    s32 warps;   /* warps that have started: the next CTA's go to the quarters from there on */
 } Sm;
 
 struct Clock {
@@ -91,17 +91,17 @@ struct Clock {
     s32 nsms;
     Sm *sm; /* [slot][rank in the cluster] */
     Unit l2, hbm;
-    u64 *sector, sectors, room; /* of 32 bytes that the launch has touched: a hash table */
+    u64 *sector, sectors, room; /* sectors of 32 bytes that the launch has touched: a hash table */
     u64 *region, regions; /* the number of each region: in the order of their first use, as the host's addresses mean nothing */
-    double now;        /* of the event at hand */
+    double now;        /* time of the event at hand */
     u64 trace_room;    /* for records */
-    s32 next_slot;     /* of the cluster that begins next */
+    s32 next_slot;     /* where the next cluster begins */
     const Cta *acting; /* whose warp it is; NULL: asynchronous work */
 };
 
 struct WarpTime {
     double now;    /* when it may issue next */
-    double slot;   /* of the instruction at hand: when it was issued, */
+    double slot;   /* the instruction at hand: when it was issued, */
     double at;     /* when it had its operands and its units, */
     double loaded; /* when the memory that it reads has answered; 0: it reads none, */
     double wake;   /* until when it waits, */
@@ -110,7 +110,7 @@ struct WarpTime {
     double region; /* since when loads may begin: the latest ORDERED instruction, or store */
     double loaded_at[REGISTERS_AHEAD]; /* when loads of the latest so many registers were issued: a ring */
     u64 nloaded;
-    s32 steps;     /* of the open group of wgmma */
+    s32 steps;     /* steps of the open group of wgmma */
     double tensor_end, group_end[GROUPS_KEPT]; /* wgmma: when the last one ends; the groups, by number */
     double loads_end, stores_end;              /* tcgen05.ld and st */
     double copies_end, bulk_end;               /* cp.async; bulk copies whose sources have been read */

@@ -130,7 +130,7 @@ static void start_cta(Cluster *c, s32 rank) {
     cta->id[2] = c->id[2] * size[2] + rank / (size[0] * size[1]);
     cta->linear = linear_id(cta->id, launch->grid);
     cta->nwarps = cta->running = c->nwarps / c->nctas;
-    cta->register_pool = (s32)(-(u32)cta->nwarps % WARPS_TOGETHER) * launch->max_registers; /* of the warps that are not there */
+    cta->register_pool = (s32)(-(u32)cta->nwarps % WARPS_TOGETHER) * launch->max_registers; /* those of absent warps */
     cta->shared = aligned_alloc(1024, (launch->shared_end + 1023) & ~1023u);
     memset(cta->shared, POISON, launch->shared_end);
     if (launch->checks) cta->shared_history = calloc(granules(launch->shared_end) + 1, sizeof(Granule));

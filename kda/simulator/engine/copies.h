@@ -34,8 +34,8 @@ typedef struct {
 } Target;
 
 bool find_landings(Warp *w, const Ins *i, int l, const Target *target, u64 bytes, Landings *found); /* false after a finding */
-Access tracked_access(Work *work, const Mbarrier *b, HistorySpace space); /* of a copy that the mbarrier tracks */
-/* As shared_read and shared_write. A CTA that has ended meanwhile is a finding, and what the copy races with still shows. */
+Access tracked_access(Work *work, const Mbarrier *b, HistorySpace space); /* the access of a copy that the mbarrier tracks */
+/* Like shared_read and shared_write; a CTA that has ended meanwhile is a finding, and what the copy races with still shows. */
 bool copy_from_shared(Work *work, const Access *a, u32 address, void *to, u64 bytes);
 bool copy_to_shared(Work *work, const Access *a, u32 address, const void *from, u64 bytes);
 void landed(Work *work, Mbarrier *b, s64 bytes);

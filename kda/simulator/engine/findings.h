@@ -12,7 +12,7 @@ typedef enum {
 
 struct Finding {
     s32 kind, ins, other_ins, cta, warp, lane, space;
-    s32 actor;                                  /* of a race: the kind of actor that this access is by */
+    s32 actor;                                  /* in a race: the kind of actor that made this access */
     s32 other_actor, other_cluster, other_warp; /* who did the other access: its kind, which cluster, which of that one's warps; -1: unknown */
     s32 padding;
     u64 address, size, count; /* count: how often; the first place is kept */

@@ -25,7 +25,7 @@ Access work_access(Work *work, u32 actor, u32 clock, HistorySpace space) {
 typedef enum { ORDERED, UNORDERED, UNFENCED, LANES_UNORDERED, LANES_NOT_MET, TENSOR_UNORDERED, GRIDS_UNORDERED } Order;
 enum { SEVERAL = 0xff }; /* in the place of a reader's lane */
 
-/* Of an access to tensor memory, which only dealloc makes synchronously: needs it no fence behind the last synchronisation. */
+/* Whether an access to tensor memory needs no fence behind the last synchronisation; only dealloc's is synchronous. */
 static bool before_tensor(const Access *a, u32 index, u32 clock) {
     return a->know->clock[BEFORE_TENSOR][index] >= clock || (!a->async && a->know->clock[BEFORE_SYNC][index] >= clock);
 }
@@ -110,7 +110,7 @@ typedef struct {
 static ReaderSet *sets;
 static u32 nsets, room_for_sets, *free_sets, nfree_sets;
 
-static u32 new_set(void) { /* of one cell */
+static u32 new_set(void) { /* a set of one cell */
     if (nfree_sets) {
         sets[free_sets[--nfree_sets]].cells = 1;
         return free_sets[nfree_sets];
@@ -125,7 +125,7 @@ static u32 new_set(void) { /* of one cell */
     return nsets++;
 }
 
-static void drop_set(u32 set) { /* by one of its cells */
+static void drop_set(u32 set) { /* one of its cells lets go of it */
     if (--sets[set].cells) return;
     sets[set].count = 0;
     free_sets[nfree_sets++] = set;
@@ -140,7 +140,7 @@ static void free_reader_sets(void) {
     nsets = room_for_sets = nfree_sets = 0;
 }
 
-/* Of two lanes of a warp that have not met in between it is not the last one alone that has read. */
+/* The lane that has read; SEVERAL if another lane of its warp has read since the two last met. */
 static u8 reader_lane(const Access *a, u32 reader, u32 clock, u8 lane) {
     return reader == a->actor && lane != a->lane && clock > a->lanes_met && !a->async ? SEVERAL : a->lane;
 }

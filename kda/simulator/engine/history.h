@@ -19,14 +19,14 @@ struct Cell {
 };
 enum { GRANULE = 4 };
 struct Granule {
-    Cell cell; /* of all its bytes, or a mark of where the cells of each are */
+    Cell cell; /* the cell of all its bytes, or a mark of where each has its own */
 };
 static inline u64 granules(u64 bytes) { return (bytes + GRANULE - 1) / GRANULE; }
 
 typedef struct {
     Cluster *cluster;
     Cta *cta;
-    const Knowledge *know; /* of the actor when it issued the access */
+    const Knowledge *know; /* what the actor knew when it issued the access */
     u32 actor, clock;      /* what to leave behind */
     s32 ins;
     u32 lanes_met; /* Warp.lanes_met, of a lane's own access */

@@ -85,8 +85,8 @@ typedef struct {
 typedef struct {
     Ins *ins;
     s32 count;
-    u64 register_bytes; /* of one warp */
-    u64 local_bytes;    /* of one thread */
+    u64 register_bytes; /* those of one warp */
+    u64 local_bytes;    /* those of one thread */
     const ConstantRecord *constants;
     s32 nconstants;
     s32 *args;

@@ -152,7 +152,7 @@ void fence_view(const Cluster *c, Knowledge *k, int view, int from) { join(k->cl
 typedef struct SyncVariable SyncVariable;
 struct SyncVariable {
     u64 key;
-    Foreign *known; /* of all clusters alike */
+    Foreign *known; /* for every cluster, also the one that wrote it */
     bool grid_ahead;
     SyncVariable *next;
 };

@@ -21,7 +21,7 @@ void speak_for_lanes(Warp *w);                                     /* w->know sa
 void tick(Warp *w);                                                /* its later accesses are not covered by what it knew until now */
 void release_to(Warp *w, Knowledge *object);                       /* object learns what the warp knows; the warp ticks */
 void acquire_from(Warp *w, const Knowledge *object);
-void knows_of(Knowledge *k, u32 actor, u32 clock);                 /* of the knower's own cluster: completed asynchronous work */
+void knows_of(Knowledge *k, u32 actor, u32 clock);                 /* asynchronous work in the knower's own cluster is done */
 void fence_view(const Cluster *c, Knowledge *k, int view, int from); /* view := join(view, from) */
 void publish(Warp *w, u64 key, bool release, bool keep);            /* a strong write; keep: an atomic goes on the sequence before it */
 void observe(Warp *w, u64 key, bool acquire);                       /* a strong read */

@@ -90,14 +90,14 @@ EXPORT void simulate(Launch *launch) {
     cancel_at_end(&m);
     free_sync_variables(&m);
     for (s32 k = 0; k < launch->nregions; k++) {
-        note_left(&launch->regions[k]); /* of those that are asked for it */
+        note_left(&launch->regions[k]); /* if the region is asked for it */
         free_pages(&launch->regions[k]);
     }
     free_histories();
     fesetenv(&callers);
 }
 
-EXPORT void free_records(TraceRecord *records) { free(records); } /* of a clock's setting */
+EXPORT void free_records(TraceRecord *records) { free(records); } /* those of a clock's setting */
 
 EXPORT u64 sizes(s32 which) { /* so that Python can check its own idea of these records */
     const u64 all[] = {sizeof(Launch), sizeof(Finding), sizeof(Counter), sizeof(Region), sizeof(InsRecord), sizeof(ConstantRecord), sizeof(Timing), sizeof(ClockSetting),

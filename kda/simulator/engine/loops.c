@@ -12,7 +12,7 @@
 #include <stdio.h>
 
 typedef struct {
-    u64 changes;    /* of the machine, when this was seen */
+    u64 changes;    /* the machine's when this was seen */
     u64 at, window; /* when, and for how many instructions of the machine it is kept */
     u64 issued;     /* by the warp */
     bool repeats;   /* the warp was the same again */

@@ -48,7 +48,7 @@ typedef enum {
 enum { SEEN, FENCED_SHARED, FENCED_GLOBAL, BEFORE_SYNC, VIEWS_HANDED_ON, BEFORE_TENSOR = VIEWS_HANDED_ON, VIEWS };
 typedef struct {
     u32 *clock[VIEWS]; /* [view][actor] */
-    u32 *met, *lanes;  /* of a warp: its clock up to which all of its lanes are spoken for, and the lanes that are beyond, up to SEEN */
+    u32 *met, *lanes;  /* for each warp: its clock up to which all of its lanes are spoken for, and the lanes that are beyond, up to SEEN */
     Foreign *foreign;
     bool grid_ahead;   /* what the grid ahead has done (griddepcontrol.wait) */
 } Knowledge;
@@ -61,7 +61,7 @@ typedef struct {
     u64 sectors;                        /* 32-byte pieces of global memory touched by a warp's access */
     u64 wavefronts, wavefronts_needed;  /* passes over shared memory: taken, and without bank conflicts */
     u64 shared_read, shared_written;    /* bytes */
-    u64 flops;                          /* of matrix instructions: two for a multiply-add */
+    u64 flops;                          /* by matrix instructions: two for a multiply-add */
 } Counter;
 
 /* ---- asynchronous work -------------------------------------------------------------------------------------------------- */
@@ -203,7 +203,7 @@ struct Cluster {
     s32 width, capacity; /* actors in use, and room in clocks */
     s32 running;         /* CTAs that still run */
     u64 pending_work;
-    u64 generation; /* of barrier.cluster */
+    u64 generation; /* how often barrier.cluster was completed */
     Knowledge gathering, done;
     double done_at;      /* when the last warp arrived at barrier.cluster */
     double ends_at;      /* when the latest of its work so far was done */
@@ -216,7 +216,7 @@ struct Cluster {
 typedef struct {
     u64 address, size;
     u8 *host;       /* where the bytes are */
-    Granule **pages; /* of PAGE bytes, made when first touched */
+    Granule **pages; /* pages for PAGE bytes, made when first touched */
     u8 *touched;    /* for each 32-byte sector: 1 read, 2 written */
     const u8 *ahead; /* for each byte, what grids do that may still run: AHEAD_*; NULL: there are none */
     u8 *left;       /* the same of this grid, for the next one; NULL: that begins when this one has ended */

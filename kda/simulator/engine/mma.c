@@ -19,7 +19,7 @@ typedef struct {
     u8 mantissa, exponent, unused; /* bits; bits below the mantissa that the hardware ignores */
     s16 bias;
     Specials specials;
-    u8 bytes; /* of an element in the tensor core: what a step is counted in */
+    u8 bytes; /* size of an element in the tensor core: a step is counted in these */
 } ElementFormat;
 
 static const ElementFormat formats[] = {
@@ -125,7 +125,7 @@ typedef struct {
 } Columns;
 
 typedef struct {
-    s32 significand[MAX_COLUMNS], exponent[MAX_COLUMNS]; /* of the accumulator */
+    s32 significand[MAX_COLUMNS], exponent[MAX_COLUMNS]; /* the accumulator's */
     s32 largest[MAX_COLUMNS];                            /* exponent of all terms */
     s64 sum[MAX_COLUMNS];                                /* in units of 2^(largest - F) */
     u8 special[MAX_COLUMNS];

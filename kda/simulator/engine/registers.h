@@ -7,7 +7,7 @@ typedef enum { WRITTEN, READ } Use;
 
 typedef struct {
     u64 touched, taken; /* Warp.issued when another instruction, and when a wgmma, last used it */
-    u32 clock;   /* of the work that has it; 0: none */
+    u32 clock;   /* the clock of the work that has it; 0: none */
     s32 ins;
     u8 kind, use;
 } RegisterState;

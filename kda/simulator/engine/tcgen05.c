@@ -154,7 +154,7 @@ static const Element elements[] = {
     [MT_F16] = {2, 16, 0, 8},  [MT_BF16] = {2, 16, 0, 8}, [MT_TF32] = {4, 32, 0, 4}, [MT_E4M3] = {1, 8, 0, 16}, [MT_E5M2] = {1, 8, 0, 16},
     [MT_E2M3] = {1, 6, 1, 16}, [MT_E3M2] = {1, 6, 1, 16}, [MT_E2M1] = {1, 4, 2, 16}, [MT_U8] = {1, 8, 0, 16},   [MT_S8] = {1, 8, 0, 16},
 };
-static const Element packed_e2m1 = {1, 4, 0, 32}; /* of kind::mxf4 and mxf4nvf4 */
+static const Element packed_e2m1 = {1, 4, 0, 32}; /* in kind::mxf4 and mxf4nvf4 */
 enum { GROUP = 16, K_BYTES = 32, MOST_M = 256, MOST_N = 256, MOST_K = 64, MOST_FACTORS = 4 };
 
 static void unpack(const Element *e, const u8 *bytes, u32 n, u32 *to) { /* elements one after the other; 3 bytes past the last are read */
@@ -234,7 +234,7 @@ typedef struct {
     u32 disabled[8];
     u64 zero_mask;
     const Element *a_element, *b_element;
-    u32 factors, factors_at[2], factor_byte[2]; /* of a row; of A and B: the column, and the first byte there */
+    u32 factors, factors_at[2], factor_byte[2]; /* how many a row has; where those of A and B are: the column, and the first byte there */
     MatrixType factor_type;
 } Mma;
 

@@ -34,7 +34,8 @@ static const struct {
     [F_STRIDE] = {96, 32, 4, 32, 4, 0},   [F_STRIDE_HIGH] = {224, 4, 4, 4, 36, 0}, [F_BOX] = {440, 8, 5, 8, 0, 1},
     [F_STEP] = {416, 3, 5, 3, 0, 1},      [F_ATOMICITY] = {83, 0, 1, 2, 0, 0},     [F_FILL] = {79, 0, 1, 1, 0, 0},
     [F_TF32] = {80, 0, 1, 1, 0, 0},       [F_L2] = {81, 0, 1, 2, 0, 0},            [F_LARGE] = {85, 0, 1, 1, 0, 0},
-    [F_IM2COL] = {64, 0, 1, 1, 0, 0},     [F_LOWER] = {448, 0, 1, 16, 0, 0},       [F_UPPER] = {464, 0, 1, 16, 0, 0}, /* of the last three */
+    /* All dimensions between the first and the last share the bits of F_LOWER, and those of F_UPPER. */
+    [F_IM2COL] = {64, 0, 1, 1, 0, 0},     [F_LOWER] = {448, 0, 1, 16, 0, 0},       [F_UPPER] = {464, 0, 1, 16, 0, 0},
     [F_PIXELS] = {480, 0, 1, 10, 0, 1},   /* in im2col maps alone: they lie where others have a box; F_BOX 0 is the channels of a pixel */
     [F_SWIZZLE_96B] = {86, 0, 1, 1, 0, 0}, [F_MARK] = {65, 0, 1, 1, 0, 0},
 };
@@ -78,7 +79,7 @@ static const struct {
     {"f32.ftz", 32, true, T_F32, 32}, {"f64", 64, true, T_F64, 64}, {"bf16", 16, true, T_BF16, 16},
     {"b4x16", 4, false, T_B16, 4}, {"b4x16_p64", 4, false, T_B16, 8}, {"b6x16_p32", 6, false, T_B16, 8},
 };
-enum { TYPES = sizeof TYPE / sizeof *TYPE, OF_PADDED = 16, PADDED_BOX = 128, PADDED_ALIGN = 32 }; /* of padded types: elements of 16 bytes, ... */
+enum { TYPES = sizeof TYPE / sizeof *TYPE, OF_PADDED = 16, PADDED_BOX = 128, PADDED_ALIGN = 32 }; /* padded types: bytes of 16 elements, ... */
 static bool is_padded(s32 type) { return TYPE[type].bits != TYPE[type].held; }
 
 /* What a tensor reduction may be of: a bit for each AtomicType. */
@@ -117,7 +118,7 @@ static u32 swizzled(const Swizzle *s, u32 a) { return a ^ (a >> s->shift & s->ma
 typedef struct {
     u64 address, dim[MOST_RANK], stride[MOST_RANK];
     u32 box[MOST_RANK], step[MOST_RANK], pixels;
-    s32 lower[MOST_RANK], upper[MOST_RANK]; /* of im2col: the first and the last coordinate inside the bounding box */
+    s32 lower[MOST_RANK], upper[MOST_RANK]; /* im2col: the first and the last coordinate inside the bounding box */
     s32 rank, type, swizzle;
     bool fill_nan, tf32, im2col;
 } TensorMap;
@@ -192,20 +193,20 @@ static bool read_map(Warp *w, const Ins *i, int l, u64 address, u64 *map) {
 
 typedef struct {
     TensorMap map;
-    Landings to;                   /* of a load */
+    Landings to;                   /* where a load lands */
     u32 shared;                    /* source of a store */
-    s32 op;                        /* of a store: AtomicOp or PLAIN */
+    s32 op;                        /* a store's: AtomicOp or PLAIN */
     s32 start[MOST_RANK];
     int mode;
-    s32 row[GATHERED_ROWS];        /* of gather4, scatter4: each row's coordinate in dimension 1 */
-    s32 offset[MOST_RANK];         /* of im2col */
+    s32 row[GATHERED_ROWS];        /* gather4, scatter4: each row's coordinate in dimension 1 */
+    s32 offset[MOST_RANK];         /* im2col's */
     u32 count[MOST_RANK];          /* elements taken along each dimension */
     u32 rows, row_bytes, pitch;    /* in shared memory; pitch: from a row to the next */
     u32 counted;                   /* bytes of a row in global memory, which the mbarrier counts */
 } Tile;
 
 typedef struct {
-    u64 address;   /* of byte `from` */
+    u64 address;   /* where byte `from` is */
     u32 from, to;  /* bytes of the row inside the tensor */
 } Row;
 

@@ -34,7 +34,7 @@ typedef struct {
     Cell *history;                     /* [lane][column]; NULL without checks */
     Allocation allocation[TMEM_UNITS]; /* by the first of its units of 32 columns */
     u32 held;                          /* a bit for each unit */
-    u32 last_columns;                  /* of the latest allocation; 0: none yet */
+    u32 last_columns;                  /* columns of the latest allocation; 0: none yet */
     bool relinquished;
     Request request[WISHES];
     Issuer **issuer; /* [thread of the CTA]; NULL: has sent nothing */
@@ -47,7 +47,7 @@ static inline Queue *queue_of(Cta *cta, int group) { return (group == 2 ? &cta->
 /* Are these columns allocated, and does the CTA still run? A finding if not, or if `know` does not order it after the allocation. `what`: D,
  * A, the source, ... */
 bool tmem_held(Warp *w, const Ins *i, int lane, const Cta *cta, u32 column, u32 columns, const Knowledge *know, const char *what);
-u32 next_number(Warp *w); /* of an operation that the warp sends to the tensor core, or of an allocation */
+u32 next_number(Warp *w); /* the number of an operation that the warp sends to the tensor core, or of an allocation */
 /* n cells of a lane, which the caller knows to be held */
 typedef void (*Transfer)(Cta *cta, const Access *a, u32 lane, u32 column, u32 n, u32 *value);
 void tmem_read(Cta *cta, const Access *a, u32 lane, u32 column, u32 n, u32 *value);

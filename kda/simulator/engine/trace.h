@@ -10,7 +10,7 @@ typedef enum {
     TRACE_TMA,      /* bulk copies begin */
     TRACE_SHARED,   /* passes over shared memory */
     TRACE_COPY,     /* asynchronous work, from when it is sent off until it is done */
-    TRACE_PHASE,    /* of an mbarrier; `row`: its address */
+    TRACE_PHASE,    /* a phase of an mbarrier; `row`: its address */
     TRACE_BARRIER,  /* from the first arrival to the last; `row`: the barrier's number */
 } TraceKind;
 

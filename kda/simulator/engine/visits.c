@@ -7,7 +7,7 @@
 #include "knowledge.h"
 
 typedef struct {
-    u32 clock; /* of the actor at its last visit; 0: none */
+    u32 clock; /* the actor's at its last visit; 0: none */
     s32 ins;
     Warp *warp;
     int lane;

@@ -219,7 +219,7 @@ static Outcome run_counted(Warp *w, const Ins *i, u32 lanes) {
     return o;
 }
 
-void finish(Warp *w, s32 k, Outcome o) { /* of a split whose handler did not move it */
+void finish(Warp *w, s32 k, Outcome o) { /* takes a split on whose handler did not move it */
     Split *s = &w->split[k];
     if (o == JUMPED) return;
     if (o == BLOCK) {

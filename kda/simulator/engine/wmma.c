@@ -18,7 +18,7 @@ enum { IN_GENERIC, IN_GLOBAL, IN_SHARED };
 
 typedef struct {
     u64 address;
-    u32 bits, at; /* of a 32-bit or 64-bit register: the element's lowest bit */
+    u32 bits, at; /* the element's bits, and where they begin in the register */
     s32 reg;
 } Element;
 
