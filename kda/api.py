@@ -761,7 +761,7 @@ def _flag(op: str, name: str, x: Any, other: str | None = None) -> bool | str:
 
 
 def _check_graph(op: str, use_graph: Any, max_num_seqs: Any, cu_seqlens: Any) -> None:
-    """Arguments without effect must still be valid."""
+    """Check arguments without effect: they must still be valid."""
     _flag(op, "use_graph", use_graph)
     most = number(max_num_seqs)
     if isinstance(most, bool) or not isinstance(most, int | None):

@@ -84,7 +84,7 @@ def schema_of_options(names: tuple[str, ...]) -> str:
 
 
 def autocast_off(x: Tensor) -> contextlib.AbstractContextManager:
-    """Inside an operator a product must not be recast."""
+    """Return a context without autocast: inside an operator a product must not be recast."""
     if autocasts(x):
         return torch.autocast(x.device.type, enabled=False)
     return AS_IT_IS
@@ -425,7 +425,7 @@ def _put_real(out, o, recorded):
 
 
 def _gate_tensors(g: Tensor, A_log: Tensor | None, dt_bias: Tensor | None):
-    """In float32 (float64 for float64), shaped to broadcast against g (.., HV, K)."""
+    """Return them in float32 (float64 for float64), in shapes that broadcast against g (.., HV, K)."""
     dtype = wide_dtype(g.dtype)
     return (
         g.to(dtype),

@@ -147,7 +147,7 @@ def is_number(x: Any, *kinds: type) -> bool:
 
 
 def is_finite(x: float) -> bool:
-    """Also of an int that is too large for a float."""
+    """Whether x is finite; x may be an int that is too large for a float."""
     return -math.inf < x < math.inf and abs(x) <= sys.float_info.max
 
 

@@ -66,7 +66,7 @@ class Choice:
     written: str = ""                                    # where `asked` was named, as it is written there
 
     def __str__(self) -> str:
-        """Which backend accepts the call and why others do not; if a named backend does not, only its reasons."""
+        """Say which backend accepts the call and why others do not; if a named one does not, give only its reasons."""
         seen = _as_seen(self.problem, self.host)
         where = f"{seen} on {self.host}" if self.host.name != seen.device else str(seen)
         if self.backend:
@@ -99,14 +99,14 @@ def backend_asked(argument: str | None = None) -> str:
 
 
 class Place(NamedTuple):
-    """Where a call's backend is named."""
+    """The place in which a call's backend is named."""
 
     argument: str                                        # as errors call it
     written: str                                         # as it is written there
 
 
 def place_of(asked: object) -> Place:
-    """Where a name comes from: the context or the environment if it is in force there, or else the argument."""
+    """Return the place that a name comes from: the context or environment where it is in force, else the argument."""
     context = _named_by_context.get()
     if context and asked == context:
         return Place("use_backend(name)", f"use_backend({asked!r})")
@@ -140,7 +140,7 @@ def backends_of_gpu(name: str) -> tuple[str, list[str]]:
 
 
 def _nearest_backend(name: str, known: list[str]) -> str:
-    """What to do about a wrong name."""
+    """Say what to do about a wrong name."""
     arch, builders = ("", []) if name in known else backends_of_gpu(name)
     if builders:
         have = "have" if len(builders) > 1 else "has"
@@ -228,7 +228,7 @@ def use_backend(name: str) -> _Named:
 
 
 def _as_seen(problem: Problem, host: Host) -> Problem:
-    """On a simulated GPU, CPU tensors are its own."""
+    """Move CPU tensors to the GPU in the problem if that GPU is simulated: there they are its own."""
     return dataclasses.replace(problem, device=host.device) if host.simulated and not problem.is_gpu else problem
 
 

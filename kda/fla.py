@@ -74,7 +74,7 @@ class _Backend(_fla.BaseBackend if _fla else object):  # type: ignore[misc]
         return api.fused_recurrent_kda_fwd(*args, **keywords)
 
     def fused_kda_gate_verifier(self, g: Any, *args: Any, **keywords: Any) -> tuple[bool, str | None]:
-        """On a GPU, FLA has a kernel for the gate alone, and kda has none."""
+        """Refuse on a GPU: FLA has a kernel for the gate alone, and kda has none."""
         return (False, "FLA's own kernel runs it on a GPU") if g.is_cuda else (True, None)
 
     def fused_kda_gate(self, *args: Any, **keywords: Any) -> Any:
@@ -129,7 +129,7 @@ def disable() -> None:
 
 
 def asked() -> dict[str, list[str]]:
-    """For each function of FLA that kda can run: the backends that FLA asks now, in order."""
+    """Return, for each function of FLA that kda can run, the backends that FLA asks now, in order."""
     return {
         function: [b.backend_type for b in registry._get_sorted_backends() if b.is_available() and b.is_enabled()]
         for function, registry in _registries().items()

@@ -57,7 +57,7 @@ _standing_in: contextvars.ContextVar[Host | None] = contextvars.ContextVar("kda_
 
 @contextlib.contextmanager
 def standing_in(host: Host) -> Iterator[None]:
-    """Inside the `with`, in this thread or task, CPU tensors are treated as if they were on this host's GPU."""
+    """Treat CPU tensors as if they were on this host's GPU, inside the `with` and in this thread or task."""
     token = _standing_in.set(host)
     try:
         yield

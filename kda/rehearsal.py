@@ -62,7 +62,7 @@ class Explanation:
 
 
 def explain(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, *args: Any, **keywords: Any) -> Explanation:
-    """Which backend handles this call of `chunk_kda` and why each other one does not; nothing is computed.
+    """Say which backend handles this call of `chunk_kda` and why each other one does not; nothing is computed.
 
     If an input requires a gradient, that includes the choice for the backward, which backend then runs the forward if
     that differs, and what is kept between the two. With a `cp_context` it also says which backend computes the
@@ -124,7 +124,7 @@ def explain(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, *args: Any
 
 
 def rehearse(function: str, /, *args: Any, **keywords: Any) -> tuple[Choice, ...]:
-    """Which backends would run a call: the choice of the forward, and of the backward if gradients are recorded.
+    """Say which backends would run a call: the forward's choice, and the backward's if gradients are recorded.
 
     Args:
         function: the name of the called function: `chunk_kda`, `fused_recurrent_kda`, `fused_recurrent_kda_fwd`.

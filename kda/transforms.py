@@ -36,7 +36,7 @@ class Written(NamedTuple):
 
 
 class Links(NamedTuple):
-    """What torch.autograd.Function documents under these names."""
+    """The functions that torch.autograd.Function documents under these names."""
 
     setup: Callable
     backward: Callable

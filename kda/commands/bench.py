@@ -443,7 +443,7 @@ def as_json(
     machine: Machine, results: Sequence[Result], lines: Sequence[Line], changes: Sequence[Change],
     left_out: Sequence[str], code: int, options: dict[str, Any],
 ) -> dict[str, Any]:
-    """Times in seconds, memory in bytes."""
+    """Return the results as JSON, with times in seconds and memory in bytes."""
     from kda.measure.timing import summary
 
     return {

@@ -43,7 +43,7 @@ class Bar(NamedTuple):
 
     @property
     def reach(self) -> float:
-        """Where its drawing ends."""
+        """The time at which its drawing ends."""
         return max(self.median, self.high or 0)
 
 
@@ -58,7 +58,7 @@ class Track:
 
 @dataclass
 class Group:
-    """A shape."""
+    """One shape of the picture, and its tracks."""
 
     name: str
     problem: str
@@ -125,7 +125,7 @@ def kinds_of(groups: Sequence[Group]) -> list[str]:
 
 
 def peers_line(groups: Sequence[Group]) -> str:
-    """When and with what the saved times of others were made; "" where there are none."""
+    """Say when and with what the saved times of others were made; "" where there are none."""
     if "peer" not in kinds_of(groups):
         return ""
     versions = ", ".join(f"{name} {version}" for name, version in saved()["versions"].items())

@@ -155,7 +155,7 @@ def spread(timing: Any) -> str:
 
 
 def as_json(shape: Shape, cost: Cost) -> dict[str, Any]:
-    """Times in seconds."""
+    """Return the costs as JSON, with times in seconds."""
     return {
         "problem": shape.label, "direction": cost.direction, "backend": cost.backend, "launches": cost.launches,
         "launches_of_torch": cost.of_torch, "allocations": cost.allocations,

@@ -35,7 +35,7 @@ HEAD = ("", "backend", "predicted", "error (worst)", "floor", "x floor", "record
 
 
 class Row(NamedTuple):
-    """Seconds; errors in percent."""
+    """One predicted call: times are in seconds, errors in percent."""
 
     shape: str
     problem: str
@@ -152,7 +152,7 @@ def longest_first(shapes: dict[str, Shape]) -> list[str]:
 def run_what_is_common(
     shapes: dict[str, Shape], directions: Sequence[str], target: Target, chip: Chip, backends: dict[str, dict[str, str]]
 ) -> None:
-    """Once, and before processes are forked for shapes."""
+    """Run once what several shapes need, before processes are forked for them."""
     from kda.measure.predicted import Call, alike, keep, stands_for
 
     step = any(way != "forward" for way in directions)
@@ -259,7 +259,7 @@ def aligner(
 
 
 def whose_errors(row: Row) -> str:
-    """`kda.measure.predicted.expected`, in words."""
+    """Say in words whose errors `kda.measure.predicted.expected` took."""
     of = row.error["of"]
     if of.startswith("all,"):
         return "the other backends' kernels"

@@ -52,7 +52,7 @@ class Line:
 
     @property
     def shared(self) -> int | None:
-        """Bytes of a CTA."""
+        """Bytes of shared memory that a CTA takes."""
         if self.kernel is None:
             return None
         return (self.kernel.shared or 0) + self.recipe.dynamic_shared(self.kernel)
@@ -193,7 +193,7 @@ def offered(
 
 @functools.cache
 def picked(call: Problem, target: Target) -> str | None:
-    """The backend that serves a call there."""
+    """Return the backend that serves a call on a GPU of this target."""
     return dispatch.weigh(dataclasses.replace(call, device="cuda:0"), host_of(target)).backend
 
 
@@ -322,7 +322,7 @@ def names(lines: Sequence[Line]) -> dict[AnyRecipe, str]:
 
 
 def flat(facts: Mapping[str, Any]) -> dict[str, Any]:
-    """With the entries of a nested configuration one by one, so that those that are alike can be left out."""
+    """Return `facts` with the entries of a nested configuration one by one, so that equal ones can be left out."""
     found: dict[str, Any] = {}
     for name, value in facts.items():
         inner = flat(value) if isinstance(value, dict) else {}

@@ -419,7 +419,7 @@ def env_overrides(f: Facts) -> Finding | None:
 
 
 def _override(name: str, value: str) -> tuple[str, str, str]:
-    """Status, what it does, fix."""
+    """Return the status of an environment variable, what it does, and a fix."""
     if name not in VARIABLES:
         near = nearest(name[4:], [n[4:] for n in VARIABLES if n.startswith("KDA_")])       # all begin alike
         return "warn", f"{name}: no such variable{f', did you mean KDA_{near}?' if near else ''}", f"unset {name}"

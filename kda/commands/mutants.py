@@ -17,7 +17,7 @@ HEAD = ("line", "mutants", "instruction", "what was changed", "noticed by")
 
 
 def write(screen: Screen, found: Mutants) -> None:
-    """For each kernel a sentence and a table, as wide as the terminal."""
+    """Write a sentence and a table for each kernel, as wide as the terminal."""
     for says, rows in found.sections():
         screen.line(says)
         for line in screen.table(rows, HEAD, "lrlll", indent=2):

@@ -31,7 +31,7 @@ def a_command_begins() -> None:
 
 
 def _patience() -> float:
-    """Seconds until what begins now is shown."""
+    """Return the seconds until what begins now is shown."""
     gone = 0.0 if _command_began is None else time.monotonic() - _command_began
     return min(PATIENCE, max(SHORTEST, PATIENCE - gone))
 
@@ -73,7 +73,7 @@ class Progress:
             self._now_done(self.done + 1)
 
     def words(self, now: float | None = None) -> str:
-        """What is said."""
+        """Return the line to show: what is done, how far it is and how long it takes."""
         now = time.monotonic() if now is None else now
         seconds = now - self._began
         parts = [self.text]
@@ -104,7 +104,7 @@ class Progress:
 
 
 def fitting(words: str, room: int) -> str:
-    """In one line.  What is left out is at the front, since the end says how much is done and how long it takes."""
+    """Fit `words` into one line by cutting the front: the end says how much is done and how long it takes."""
     return words if len(words) <= room else f"... {words[len(words) + 4 - room:].partition(' ')[2]}"
 
 

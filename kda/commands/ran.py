@@ -14,7 +14,7 @@ from .render import Screen
 
 
 class Ran(NamedTuple):
-    """How much of one backend has run, on a GPU like this one."""
+    """The part of one backend that has run on a GPU like this one."""
 
     backend: str
     arch: str                                # for which its kernels are built

@@ -84,7 +84,7 @@ def speaks_utf8(stream: TextIO | None) -> bool:
 
 
 class OutputError(KdaError):
-    """A full disk, mostly."""
+    """A file or stream cannot be written; mostly the disk is full."""
 
     def __init__(self, error: OSError, file: Path | None = None):
         what, fix = ("the output", "Send it elsewhere.") if file is None else (file, "Name another file.")
@@ -101,7 +101,7 @@ def write_file(file: Path, text: str) -> None:
 
 @contextlib.contextmanager
 def unread_is_dropped(stream: TextIO) -> Iterator[None]:
-    """Where nobody reads what is written to the stream inside the `with`, that and all later output is dropped."""
+    """Drop the output of the `with` block, and all later output, once nobody reads the stream any more."""
     try:
         yield
     except BrokenPipeError:
@@ -129,7 +129,7 @@ class Lent:
 
 @dataclass
 class Screen:
-    """Where one command prints, and how."""
+    """The place and manner in which one command prints."""
 
     json: bool = False
     color: bool = False

@@ -242,7 +242,7 @@ def build_together(backend: str, stages: Sequence[str], trials: Sequence[Any]) -
 
 
 def needs_a_c_compiler(c: Capability) -> None:
-    """Reported before minutes of building kernels."""
+    """Report a missing compiler now, not after minutes of building kernels."""
     from kda.simulator.engine.build import compiler
 
     try:

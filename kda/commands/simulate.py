@@ -107,7 +107,7 @@ def _watched(screen: Screen, kernel: str, runs: int) -> Iterator[Callable[[], No
 
 
 def _mutants(screen: Screen, found: Simulated, strict: bool, workers: int) -> Mutants | None:
-    """None where there is nothing to judge: a script that failed, kernels with findings, or none."""
+    """Return the mutants; None if there is nothing to judge: a script that failed, kernels with findings, or none."""
     from kda.simulator import SimulationError
 
     if found.failed or found.findings or not found.first:
@@ -163,7 +163,7 @@ def as_json(found: Simulated, judged: Mutants | None, code: int, files: dict[str
 
 
 def _print(screen: Screen, found: Simulated, asked: bool, judged: Mutants | None, files: dict[str, str]) -> None:
-    """`asked`: for mutants."""
+    """Print what was found; `asked` says whether mutants were requested."""
     kernels: dict[str, list[Any]] = defaultdict(list)
     for run in found.session.runs:
         kernels[run.kernel].append(run)

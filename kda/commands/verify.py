@@ -283,7 +283,7 @@ def refusal(case: Case, device: str) -> str:
 
 
 def unable(door: Door, case: Case, stage: str) -> tuple[str, ...]:
-    """Why this backend cannot be asked, here."""
+    """Return the reasons for which this backend cannot be asked here."""
     if reasons := door.against(case):
         return reasons
     if stage != "all" and stage not in door.stages:

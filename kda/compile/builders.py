@@ -84,7 +84,7 @@ class Builders:
 
 
 class Builder:
-    """One process."""
+    """A process that builds kernels."""
 
     def __init__(self, door: str) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="kda", ignore_cleanup_errors=True)
@@ -102,7 +102,7 @@ class Builder:
 
     @classmethod
     def started(cls, door: str) -> Builder | None:
-        """None where no process can be started that imports the compiler of this door."""
+        """Start a process; return None if none can be started that imports the compiler of this door."""
         if "python" not in os.path.basename(sys.executable or ""):           # the program that Python is embedded in
             return None
         try:
@@ -145,7 +145,7 @@ class Builder:
         self._process.kill()
 
     def end(self) -> None:
-        """Nobody may be waiting in `build`."""
+        """End the process; nobody may be waiting in `build`."""
         self.kill()                                                          # it holds nothing that is still wanted
         self._process.wait()
         for pipe in (self._process.stdin, self._process.stdout):

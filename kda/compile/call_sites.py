@@ -35,7 +35,7 @@ class CallSites:
         self._numbers: dict[tuple[Place, ...], int] = {}
 
     def number(self, callers: tuple[Place, ...]) -> int | None:
-        """None where there are too many."""
+        """Return the number of a stack of callers; None once there are too many of them."""
         found = self._numbers.setdefault(callers, FIRST + len(self._numbers))
         return found if found <= LAST else None
 
@@ -65,7 +65,7 @@ _KEEPING: list[CallSites] = []               # the innermost one counts: a compi
 
 @contextlib.contextmanager
 def kept() -> Iterator[CallSites]:
-    """Inside the block, kernels that the DSL traces number the calls of their short helpers."""
+    """Make the DSL number the calls of kernels' short helpers while it traces inside the block."""
     sites, op = CallSites(), sys.modules.get("cutlass._mlir_helpers.op")
     transform, foreign = getattr(op, "loc_transform", None), getattr(op, "_is_framework_stack_frame", None)
     if transform is None or foreign is None:                                 # another version of the DSL

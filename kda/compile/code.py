@@ -80,7 +80,7 @@ def pack(kernel: str, params: Sequence[Param], args: Sequence[Any]) -> bytes:
 
 
 def _bytes(param: Param, arg: Any) -> bytes | None:
-    """None where the argument does not fit."""
+    """Return the bytes of an argument; None if it does not fit the parameter."""
     if hasattr(arg, "data_ptr"):
         arg = arg.data_ptr()
     if arg is None:
@@ -188,7 +188,7 @@ def _address(arg: Any) -> Any:
 
 
 def dim3(size: Sequence[int] | int) -> Dim3:
-    """1 to 3 sizes as 3."""
+    """Return 1 to 3 sizes as three."""
     sizes = (size,) if type(size) is int else size
     if type(sizes) is tuple and 0 < len(sizes) < 4:                          # in all but a few launches
         x, y, z = (*sizes, 1, 1)[:3]

@@ -66,7 +66,7 @@ def build_together(recipes: Iterable[AnyRecipe]) -> None:
 
 
 def _build_all(recipes: Sequence[AnyRecipe], kept: store.Store, workers: int) -> dict[AnyRecipe, BuildError]:
-    """Build kernels; those that failed."""
+    """Build kernels; return the errors of those that failed."""
     failed: dict[AnyRecipe, BuildError] = {}
 
     def build_one(recipe: AnyRecipe) -> None:

@@ -59,7 +59,7 @@ class Kernel(Code):
         self, grid: Dim3, shape: Shape, values: Sequence[Any], args: Sequence[Any], tensors: Mapping[str, Any],
         config: Any = None, stream: int | None = None,
     ) -> Launch:
-        """For a replacement of the driver; `values` are `addresses(args)`."""
+        """Describe a launch to a replacement of the driver; `values` are `addresses(args)`."""
         buffer = bytearray(self.layout.size)
         self.write(buffer, values, args)
         block, cluster, dynamic_shared, pdl, cooperative = shape

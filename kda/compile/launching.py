@@ -56,7 +56,7 @@ def taker() -> Taker | None:
 
 @contextlib.contextmanager
 def redirect(to: Taker) -> Iterator[None]:
-    """Inside the block, launches of this thread go to `to`."""
+    """Send launches that this thread makes inside the block to `to`."""
     token = _TAKER.set(to)
     try:
         yield

@@ -40,7 +40,7 @@ def files(*modules: str) -> dict[str, bytes]:
 
 
 def _places(root: str, module: str) -> list[Path]:
-    """Where the modules of a top-level package lie, or the file of a module that is none."""
+    """Return the folders of a top-level package, or the file of a top-level module that is not a package."""
     try:
         spec = importlib.util.find_spec(root)
     except (ImportError, ValueError):

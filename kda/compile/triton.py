@@ -77,7 +77,7 @@ class Recipe:
 
     @functools.cached_property
     def text(self) -> str:
-        """All of it on one line."""
+        """The recipe's fields on one line of JSON."""
         fields = {"function": self.function, "target": self.target.name, "divisible": self.divisible}
         mappings = {name: dict(getattr(self, name)) for name in ("signature", "constants", "options")}
         return json.dumps(fields | mappings)
@@ -301,7 +301,7 @@ def build(recipe: Recipe) -> store.Entry:
 
 
 def opened(entry: store.Entry) -> TritonKernel:
-    """What `build` left in the store."""
+    """Return the kernel that `build` left in the store."""
     about = json.loads(entry["kernel"])
     fields = {name: _tupled(about[name]) for name in _KEPT}
     return TritonKernel.of(about["name"], entry["ptx"].decode(), entry["cubin"], parse(about["target"]), **fields)

@@ -26,7 +26,7 @@ from .target import Target
 
 
 class Named(Protocol):
-    """What is said of a recipe."""
+    """The names by which a recipe is reported."""
 
     @property
     def name(self) -> str: ...
@@ -47,7 +47,7 @@ def quiet() -> bool:
 
 @contextlib.contextmanager
 def told_to(watcher: Watcher) -> Iterator[None]:
-    """Inside the `with`, builds of all threads are told to this watcher."""
+    """Report builds of all threads inside the `with` to this watcher."""
     _watchers.append(watcher)
     try:
         yield
@@ -56,7 +56,7 @@ def told_to(watcher: Watcher) -> Iterator[None]:
 
 
 def watched(recipes: Sequence[Named]) -> AbstractContextManager[Built]:
-    """Around the build of these."""
+    """Return the context in which these recipes are built."""
     return (_watchers[-1] if _watchers else on_stderr)(recipes)
 
 

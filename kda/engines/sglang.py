@@ -36,7 +36,7 @@ def install() -> None:
 
 
 def dispatcher(original: Any, self: Any, decode_backend: Any, prefill_backend: Any, verify_backend: Any) -> None:
-    """Around KDAKernelDispatcher.__init__."""
+    """Replace KDAKernelDispatcher.__init__."""
     Backend = type(decode_backend)
     asked = [backend.is_custom() for backend in (decode_backend, prefill_backend)]
     taken = [Backend.TRITON if ours else backend for ours, backend in zip(asked, (decode_backend, prefill_backend))]

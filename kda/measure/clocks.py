@@ -26,7 +26,7 @@ class CannotCapture(Exception):
 
 
 class Timing(NamedTuple):
-    """Seconds of every launch."""
+    """The seconds that every launch took."""
 
     seconds: tuple[float, ...]
     host_inside: bool = False                # the device ran dry before the host had issued the call
@@ -51,7 +51,7 @@ class CpuClock:
         return time.perf_counter() - began, result, False
 
     def peak_memory(self, call: Callable[[], Any]) -> None:
-        """Not counted."""
+        """Return None: a CPU's memory is not counted."""
 
 
 class CudaClock:

@@ -73,7 +73,7 @@ class StandIn:
 
     @contextlib.contextmanager
     def used(self) -> Iterator[None]:
-        """Inside of the block dispatch sees that GPU, and its launches go nowhere."""
+        """Let dispatch see that GPU inside the block; launches go nowhere."""
         self.taker = Nowhere()
         with redirect(self.taker), standing_in(self.host):
             yield
@@ -87,7 +87,7 @@ class StandIn:
         return self.taker.launches - before
 
     def of_torch(self, call: Call, ours: int) -> None:
-        """Not known: what torch does on a CPU is no launch."""
+        """Return None: what torch does on a CPU is no launch."""
 
     def allocations_of(self, call: Call) -> int:
         with profile(activities=[ProfilerActivity.CPU]) as seen:
@@ -113,7 +113,7 @@ class Gpu:
         torch.cuda.synchronize(self.device)
 
     def launches_of(self, call: Call) -> int:
-        """In every thread: a backward runs in one of autograd's."""
+        """Count launches in every thread: a backward runs in one of autograd's."""
         launch = driver.launch
         counted: list[Any] = []
 
@@ -129,7 +129,7 @@ class Gpu:
         return len(counted)
 
     def of_torch(self, call: Call, ours: int) -> int | None:
-        """What the GPU did beside our launches."""
+        """Count what the GPU did besides our launches."""
         with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as seen:
             call()
             self.wait()
@@ -185,7 +185,7 @@ def calls(backend: str, case: Case, **options: Any) -> dict[str, Call]:
 
 
 def cost(direction: str, backend: str, call: Call, gpu: Gpu | StandIn, repeats: int) -> Cost:
-    """Inside of `gpu.used()`."""
+    """Measure the host's cost of a call; this must run inside `gpu.used()`."""
     for _ in range(WARMUPS):
         call()
     gpu.wait()

@@ -1,10 +1,10 @@
 """The predicted time of a backend's call on a chip: each of its launches is predicted from a few clusters and tokens.
 
 First the launches of a call are recorded without running them: with the requested row, and with two shorter rows.  If a
-direction has the same kernels in all three, only the short ones run.  A launch whose grid does not grow with the row
-walks along it, and is predicted from both (`longer`); any other is predicted from some waves on a few SMs.  If a short
-row has another plan, the direction runs with the requested row, still on a few SMs.  Packed sequences are assumed to
-have equal lengths, their mean.
+direction has the same kernels in all three, only the short ones run.  If the grid of a launch does not grow with the
+row, its kernel loops over the row, and its time is extrapolated from both short rows (`longer`); any other launch is
+predicted from some waves on a few SMs.  If a short row has another plan, the direction runs with the requested row,
+still on a few SMs.  Packed sequences are assumed to have equal lengths, their mean.
 
 A kernel whose grid grows with the row is assumed to need the same time per CTA in any call, so it runs in one call for
 all shapes, a row of 1,024 tokens and 64 heads (`alike`), and its time with more CTAs follows.  A prediction depends
@@ -152,7 +152,7 @@ def predict(arch: str, chip: str, backend: str, shape: Shape, step: bool, gate: 
 
 @functools.lru_cache(maxsize=64)
 def _way(call: Call, chip: str, backward: bool) -> tuple[Launched, ...]:
-    """The launches of one direction."""
+    """Predict the launches of one direction."""
     row = call.row
     asked = call.launches(row, backward)
     works = _working(asked, call, backward)
@@ -199,7 +199,7 @@ def alike(like: Call, chip: str, backward: bool) -> Alike:
 
 
 def keep(key: tuple[Call, str, bool], found: Alike) -> None:
-    """What `alike` found in another process."""
+    """Remember what `alike` found in another process."""
     _ALIKE[key] = found
 
 
@@ -296,7 +296,7 @@ class _Trial:
         self.call, self.row = call, row
 
     def launches(self, backward: bool) -> list[Any]:
-        """Those of a direction; none runs."""
+        """Return the launches of a direction; none of them runs."""
         found: list[Any] = []
 
         def around(launch: Any, simulate: Callable[[], Any], of_backward: bool) -> None:

@@ -61,7 +61,7 @@ def standard(door: Door, case: Case, backward: bool) -> Standard:
 
 
 def from_the_reference(door: Door, case: Case, backward: bool) -> Standard:
-    """For cases too large to walk token by token: the reference, with a budget from a sample of the case.
+    """Return the standard of a case too large to walk token by token: the reference, with a budget from a sample.
 
     The largest of n errors is assumed to grow as log n, and is never below the ulp, as stored, of the loudest element.
     """
@@ -132,7 +132,7 @@ class Checked(NamedTuple):
 
 
 class How(NamedTuple):
-    """A case is measured this way."""
+    """How a case is measured."""
 
     repeats: int
     seconds: float
@@ -142,7 +142,7 @@ class How(NamedTuple):
 
 
 class Memory(NamedTuple):
-    """Bytes of a GPU."""
+    """Bytes of a GPU's memory that a call takes."""
 
     peak: int                                # at the peak of a call, beyond what was allocated before
     given: int                               # in the tensors that the call was given
@@ -283,7 +283,7 @@ def _step(door: Door, case: Case) -> Results:
 
 
 class Machine(NamedTuple):
-    """What the numbers hold for."""
+    """The machine for which the numbers hold."""
 
     device: str                              # "NVIDIA H200", or the CPU's name
     kind: str                                # "gpu" or "cpu"
@@ -299,7 +299,7 @@ class Machine(NamedTuple):
 
     @property
     def crowded(self) -> bool:
-        """More threads than cores want to run."""
+        """Whether more threads want to run than there are cores."""
         return bool(self.load and self.cores) and self.load + self.threads > self.cores + 0.5
 
     def differs(self, old: Mapping[str, Any]) -> str | None:

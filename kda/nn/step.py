@@ -39,7 +39,7 @@ class LayerCall(NamedTuple):
 
     @property
     def records(self) -> bool:
-        """Whether autograd would."""
+        """Whether autograd would record this call."""
         if not torch.is_grad_enabled():
             return False
         states = () if self.state is None else (self.state.recurrent, *self.state.conv)
@@ -75,7 +75,7 @@ def refusal(c: LayerCall) -> str | None:
 
 
 def has_kernel(c: LayerCall) -> bool:
-    """The reference steps through sequences one by one, the parts all at once: it must be named."""
+    """Whether a backend has a kernel for the step; the reference, which loops over sequences, counts only if named."""
     of, kind = c.layer, c.x.device.type
     dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else c.x.dtype
     sizes = of.num_heads, of.num_v_heads, of.head_dim, of.head_v_dim

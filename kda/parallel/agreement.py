@@ -26,7 +26,7 @@ MOST_KNOWN = 4096                            # agreed pairs; then all are forgot
 
 
 class Ask(NamedTuple):
-    """Who agrees, and how the error names it."""
+    """Names who agrees, and how the error refers to it."""
 
     op: str
     argument: str
@@ -64,7 +64,7 @@ class Group:
                 self.store.delete_key(f"{at}/{name}")
 
     def agree_on_exchange(self, text: str, ask: Ask) -> int:
-        """Returns the number of the exchange."""
+        """Agree on an exchange and return its number."""
         if (self.last, text) not in self.known:
             self.agree(text, ask)
             if len(self.known) >= MOST_KNOWN:                                  # on all ranks at once

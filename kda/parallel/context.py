@@ -58,7 +58,7 @@ class CPContext:
 
     @property
     def group(self) -> dist.ProcessGroup | None:
-        """None once it was destroyed."""
+        """The group; None once it was destroyed."""
         return self._group()
 
     pre_num_ranks = property(lambda c: _scalar(c, len(c.parts[0].before)))
@@ -192,7 +192,7 @@ def _offsets(op: str, cu_seqlens: Any, cu_seqlens_cpu: Any) -> list[int]:
 
 
 def _edges(op: str, offsets: list[int], lengths: Any, layout: str, world: int) -> list[int]:
-    """Where the parts of the row begin, and where the last ends."""
+    """Return where each part of the row begins, and where the last one ends."""
     if lengths is None:
         parts = world if layout == "contiguous" else 2 * world
         if offsets[-1] % parts:

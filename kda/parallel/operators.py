@@ -145,7 +145,7 @@ def _with_states(rank: Rank, entering: dict[int, Tensor], **others: Any) -> Call
 
 
 def _map_of(rank: Rank, part: Part) -> SegmentSummary | None:
-    """How a part maps the state that enters its last sequence, if that continues on another rank."""
+    """Return the map of the state that enters a part's last sequence, if that continues on another rank."""
     if not part.after:
         return None
     begun = part.last == part.first and part.before                            # on another rank

@@ -46,8 +46,8 @@ class Measure(NamedTuple):
 
 
 def shakes(elements: int, coarse: bool = False) -> range:
-    """How often to shake: few elements may all be lucky, many are not, except for the few sums over all of them, if
-    roundings are `coarse`."""
+    """Return how often to shake: few elements may all be lucky, many are not, except for the few sums over all of them,
+    if roundings are `coarse`."""
     return range(8 if coarse or elements < 16384 else 1)
 
 
@@ -127,7 +127,7 @@ class Budget(NamedTuple):
         return worse._replace(index=index, got=float(x[index]), want=float(self.exact[index]))
 
     def excess(self, x: Tensor) -> float:
-        """At most 1 within budget; inf for nan or inf in other places than exact's, and for another shape."""
+        """Return the used share of the budget; inf for another shape, or nan and inf in other places than exact's."""
         return self.measure(x).used
 
     def wrong(self, x: Tensor) -> Tensor:
@@ -136,7 +136,7 @@ class Budget(NamedTuple):
 
 
 class Scale(NamedTuple):
-    """How large a tensor is, its nan and inf left out; a tensor of zeros counts as one of ones."""
+    """The size of a tensor, without its nan and inf; a tensor of zeros counts as one of ones."""
 
     norm: float
     rms: float
@@ -158,8 +158,8 @@ class Scale(NamedTuple):
 
 
 def _blocks(*tensors: Tensor) -> Iterator[tuple]:
-    """Where a block of elements starts, and that block of each tensor, flat: what is made of it stays in a core's
-    cache, and no temporary is as large as the tensors."""
+    """Yield the start of each block of elements, and that block of each tensor, flat: what is made of it stays in a
+    core's cache, and no temporary is as large as the tensors."""
     parts = (x.reshape(-1).split(BLOCK) for x in tensors)
     return ((n * BLOCK, *blocks) for n, blocks in enumerate(zip(*parts)) if blocks[0].numel())
 

@@ -116,7 +116,7 @@ def stored_as(case: Case, name: str) -> torch.dtype:
 
 
 def summed(case: Case, name: str) -> int:
-    """How many terms are in the sums behind one element of a tensor: over channels, over the tokens of a chunk."""
+    """Return how many terms are in the sums behind one element of a tensor: over channels, and tokens of a chunk."""
     p = case.problem()
     return (p.K + p.V + p.C) * (p.B * p.T if name in ("dA_log", "ddt_bias") else 1)
 
@@ -142,7 +142,7 @@ def budgets(
 
 
 def _roundings(case: Case, rounding: Rounding, backward: bool) -> list[dict[str, Tensor]]:
-    """Independent ones of the call."""
+    """Return the results of the call with independent roundings."""
     first, *others = shakes_of(case, rounding)
     if rounding.stored:
         return [_of_stages(case, rounding, backward, shake) for shake in (None, first, *others)]

@@ -93,7 +93,7 @@ _OPCODE = re.compile(r"^[ \t]*(?:\{\s*)?(?:@!?%\w+\s+)?([a-z]\w*)[.\w:]*[ \t;]",
 
 
 def normalised(ptx: str) -> str:
-    """The code alone."""
+    """Return the code alone, without comments, sections and names."""
     ptx = _NOT_CODE.sub("", _SECTION.sub("", _COMMENTS.sub("", ptx)))
     for number, name in enumerate(_ENTRY.findall(ptx)):
         ptx = ptx.replace(name, f"kernel_{number}")

@@ -93,7 +93,7 @@ class Door:
                            "(--debug shows where)") from error
 
     def sees(self, case: Case) -> Case:
-        """The inputs as they reach the backend."""
+        """Return the case with the inputs that reach the backend."""
         return case
 
     def call(self, case: Case, backward: bool, **keywords) -> dict[str, Tensor]:

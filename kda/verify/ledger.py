@@ -109,7 +109,7 @@ class Ledger:
 
     @property
     def groups(self) -> list[str]:
-        """Backends and archs: "sm90 sm90", "triton sm80"."""
+        """The backends with archs: "sm90 sm90", "triton sm80"."""
         return list(self.shipped)
 
     def kernels(self, group: str) -> Iterator[Known]:
@@ -120,7 +120,7 @@ class Ledger:
                 yield Known(f"{kernel} of {words}", RAN if run else SIMULATED, run, code)
 
     def paths(self, backend: str | None = None) -> Iterator[Known]:
-        """Host paths, of one backend or all."""
+        """The host paths of one backend, or of all."""
         for name in self.needed:
             if backend in (None, name.partition(":")[0]):
                 yield self._path(name)
@@ -137,7 +137,7 @@ class Ledger:
 
 
 def cards(known: Iterable[Known]) -> list[str]:
-    """On which GPUs what ran did run."""
+    """Return the GPUs on which something ran."""
     return sorted({each.run["card"] for each in known if each.state == RAN and each.run})
 
 

@@ -35,7 +35,7 @@ def as_it_is(name: str, x: Tensor) -> Tensor:
 
 @contextlib.contextmanager
 def threads(count: int) -> Iterator[None]:
-    """Inside of the block torch has so many on the CPU."""
+    """Let torch use so many threads on the CPU inside the block."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:

@@ -122,12 +122,12 @@ CALLS = {
 
 
 def calls(backend: str) -> list[Callable[[], Mapping[str, Tensor | None]]]:
-    """Functions to be called inside a capture."""
+    """Return the functions that are to be called inside a capture."""
     return [functools.partial(made, backend, call, make(call.spec)) for call in CALLS[backend].values()]
 
 
 def made(backend: str, call: Call, case: Case) -> dict[str, Tensor | None]:
-    """Its results, by name."""
+    """Make the call and return its results, by name."""
     with told(backend, call):
         if call.tables:
             p, of = case.problem(), launcher(backend).RECORDED  # type: ignore[attr-defined]
@@ -143,7 +143,7 @@ def made(backend: str, call: Call, case: Case) -> dict[str, Tensor | None]:
 
 @contextlib.contextmanager
 def told(backend: str, call: Call) -> Iterator[None]:
-    """Inside the block, the backend plans as the call requires."""
+    """Make the backend plan as the call requires, inside the block."""
     plan, host = importlib.import_module(f"kda.backends.{backend}.plan"), stand_in()
     modules = (plan, launcher(backend), recorded, recorded_plan)
     of = {name: next(module for module in modules if hasattr(module, name)) for name in call.told}

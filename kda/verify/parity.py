@@ -214,7 +214,7 @@ def causes(name: str, stage: Stage) -> Iterator[str]:
 
 
 def _inputs_that_differ(seen: Case, case: Case) -> set[str]:
-    """Inputs that the backend changed."""
+    """Return the names of inputs that the backend changed."""
     if seen is case:
         return set()
     a, b = (x.stage_tensors(torch.float64) for x in (seen, case))
@@ -263,7 +263,7 @@ def run_vs_run(door: Door, case: Case, backward: bool) -> list[Row]:
 
 
 def packed_vs_alone(door: Door, case: Case, backward: bool) -> list[Row]:
-    """With batch_invariant=True a sequence alone has the same bits; sums over all sequences cannot."""
+    """Compare packed sequences with each alone: batch_invariant=True gives the same bits, except in sums over all."""
     packed = door.call(case, backward, batch_invariant=True)
     names = [n for n in packed if n not in ("dA_log", "ddt_bias")]
     joined = {n: torch.zeros_like(packed[n]) for n in names}
@@ -346,7 +346,7 @@ def _examined(
 
 
 def parts(door: Door, case: Case, only_stage: str | None = None, exact: bool = False) -> int | None:
-    """How often `examine` tells what it does now; None where that says little."""
+    """Return how often `examine` tells what it does now; None if that says little."""
     if exact or only_stage in OF_WALK:
         return None
     backward = not door.against(case, "backward")
@@ -459,7 +459,7 @@ def worst(row: Row) -> str:
 
 
 def used_words(m: Measure) -> str:
-    """How much of a budget is used: "35%", "33x", "nan"."""
+    """Say how much of a budget is used: "35%", "33x", "nan"."""
     if m.kind == "bits":
         return "differ" if m.used else "equal"
     if m.kind not in ("norm", "peak"):

@@ -108,7 +108,7 @@ def budgets(x: dict[str, Any]) -> dict[str, Budget]:
 
 
 def _rounded(x: dict[str, Any], shake: int | None) -> dict[str, Any]:
-    """In float32, with inputs shaken in the last bit; a pool of states stays as it is: it rounds after each token."""
+    """Cast to float32 and shake inputs in the last bit; the pool of states is as it was: it rounds after each token."""
     found = copied(x, torch.float32) | {"states": x["states"].clone()}
     if shake is not None:
         for name in ("q", "k", "v", "g", "states"):
@@ -121,7 +121,7 @@ def _rounded(x: dict[str, Any], shake: int | None) -> dict[str, Any]:
 
 
 def tokens_of(x: Mapping[str, Any]) -> dict[str, Tensor]:
-    """What a call has of each token."""
+    """Return the tensors that a call has for each token."""
     return {n: x[n] for n in ("q", "k", "v", "g", "beta", "norm_gate") if x.get(n) is not None}
 
 

@@ -288,7 +288,7 @@ KEPT = {
     "packed, GVA, cut into segments": dict(lengths=(290, 1), padding=20, HV=2, SHORTEST=2),
 }
 KEPT |= {f"{name}, 64 channels": words | SMALL for name, words in KEPT.items()}
-# Among 290 such tokens one dg is 70 times as large as the others, and its budget holds half an ulp of it alone.
+# With 290 such tokens one dg is 70 times as large as the others, and half an ulp of it takes the whole budget.
 KEPT["cut into segments, 64 channels"] = dict(T=250, SHORTEST=2, **SMALL)
 
 
