@@ -32,13 +32,13 @@ class Launcher(Protocol):
         """Returns the bytes of bundles.Own for Save.OWN and Save.STATES.  Backends that declare `keeps_own` have it."""
 
     def segment_map(self, p: Problem, x: Inputs, transition: bool) -> SegmentSummary:
-        """How one sequence (B = 1, T >= 1, not packed) maps a state, (1, HV, K, ..): `added` is its final state, from
-        x.initial_state if given; without `transition` M is meaningless.  Backends whose `maps` have "forward" have
-        it."""
+        """Returns how one sequence (B = 1, T >= 1, not packed) maps a state, (1, HV, K, ..): `added` is its final
+        state, from x.initial_state if given; without `transition` M is meaningless.  Backends whose `maps` have
+        "forward" have it."""
 
     def segment_map_bwd(self, p: Problem, x: Inputs, do: Tensor, dht: Tensor | None) -> Tensor:
-        """The gradient of the state that enters that sequence, (1, HV, K, V) in float32, from dht (1, HV, K, V) if
-        given.  No other gradient is computed.  Backends whose `maps` have "backward" have it."""
+        """Returns the gradient of the state that enters that sequence, (1, HV, K, V) in float32, from dht (1, HV, K, V)
+        if given.  No other gradient is computed.  Backends whose `maps` have "backward" have it."""
 
     def prefill(self, p: Problem, x: Inputs) -> Tensor:
         """Returns o of a forward from and to slots of a pool, x.initial_state.  Backends whose rules let such calls
@@ -77,7 +77,7 @@ class Planner(Protocol):
 
 
 def functions_of(capability: Capability) -> dict[str, tuple[str, ...]]:
-    """Module -> functions that every backend of this capability has."""
+    """Returns module -> functions that every backend of this capability has."""
     optional = {"backward": capability.backward, "kept_bytes": capability.keeps_own,
                 "segment_map": "forward" in capability.maps,
                 "segment_map_bwd": "backward" in capability.maps}

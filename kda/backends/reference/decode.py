@@ -70,7 +70,7 @@ class _Sequence:
         return k[:, None], decay[:, None], change
 
     def _input(self, position: int) -> Tensor:
-        """What the convolution was given there (C), in the dtype in which it is kept."""
+        """Return what the convolution was given there (C), in the dtype in which it is kept."""
         if position >= 0:
             return self.raw[position]
         i, before = self.accepted + position, self.s.width - 2                # which of the accepted tokens that is

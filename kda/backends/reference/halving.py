@@ -67,7 +67,7 @@ def decays(g2: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def decayed_products(xs: Sequence[Tensor], y: Tensor, g2: Tensor) -> tuple[list[Tensor], list[Tensor], Tensor]:
-    """For each x its A, zero for i <= j, and the walk's final operands: each x 2^gc, and y 2^(gc_last - gc)."""
+    """Return each x's A, zero for i <= j, and the walk's final operands: each x 2^gc, and y 2^(gc_last - gc)."""
     row = _of_rows(g2)
     xs, y = [x * row for x in xs], y.clone()
     As = [y.new_zeros(*y.shape[:-1], y.shape[-2]) for _ in xs]

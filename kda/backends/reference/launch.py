@@ -45,7 +45,7 @@ def _states(p: Problem, x: Tensor | None, like: Tensor) -> Tensor:
 
 
 def _states_out(p: Problem, x: Tensor) -> Tensor:
-    """In the caller's layout, not a view."""
+    """Return states in the caller's layout, not a view."""
     return x.mT.clone(memory_format=torch.contiguous_format) if p.state_v_first else x
 
 
@@ -101,7 +101,7 @@ def _from_slots(p: Problem, pool: Tensor, slots: Tensor, q: Tensor) -> Tensor:
 
 
 def prefill(p: Problem, x: Inputs) -> Tensor:
-    """From slots of a pool and back; checkpoints are copies of states that enter chunks, or of final ones."""
+    """Run from slots of a pool and back; checkpoints are copies of states that enter chunks, or of final ones."""
     walk, pool = _Walk(p, x), x.initial_state
     start = x.ssm_state_indices if x.initial_state_indices is None else x.initial_state_indices
     S = _from_slots(p, pool, start, x.q)

@@ -110,7 +110,7 @@ prefill = of_pool(_forward, lambda p: C)
 def backward(
     p: Problem, x: Inputs, do: Tensor, dht: Tensor | None, saved: Saved | Products | Own | None = None
 ) -> Grads:
-    """What was kept for another backend is not looked at."""
+    """Return the gradients; what was kept for another backend is not looked at."""
     return recorded.backward(RECORDED, p, x, do, dht, saved if type(saved) is Own else None)
 
 

@@ -84,7 +84,7 @@ ARGUMENTS = dict(
 
 
 def arguments_of(kernel: str, names: str) -> type[Arguments]:
-    """Those of a kernel, in its order."""
+    """Return the Arguments of a kernel: `names`, in its order."""
     return type(f"{kernel}Arguments", (Arguments,), {name: ARGUMENTS[name] for name in names.split()})
 
 

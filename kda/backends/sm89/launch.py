@@ -51,7 +51,8 @@ class Steps:
 
 @functools.lru_cache(maxsize=1024)
 def steps(p: Problem, host: Host, offsets: str | None, save: Save) -> Steps:
-    """For `cu_seqlens` of dtype `offsets`; `save`: by this forward, or by that of this backward."""
+    """Return the Steps of a call.  `offsets` is the dtype of `cu_seqlens`; `save` says what this forward saves, or what
+    this backward's has saved."""
     pl = plan(p, host.sms, offsets, save)
     numbers = {
         "T": p.T, "N": p.N, "H": p.H, "HV": p.HV, "scale": p.scale, "lower_bound": p.lower_bound or 0.0,
@@ -139,7 +140,7 @@ def backward(p: Problem, x: Inputs, do: Tensor, dht: Tensor | None, saved: Produ
 def _prepared_for_backward(
     at: Steps, p: Problem, inputs: Tensors, where: Tensors, saved: Products | None = None
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """What the chains read, and what is wanted to the end."""
+    """Launch prepare and return its results: those that only the chains read, and those that are wanted to the end."""
     room, within = (workspace(p, at.plan.tiles, names, inputs["q"].device) for names in (BACKWARD, WITHIN))
     products = {} if saved is None else {"saved_" + name: aligned(made) for name, made in saved._asdict().items()}
     at("prepare", **inputs, **where, **room, **products, **within)

@@ -82,7 +82,7 @@ def prepare_config(p: Problem, offsets: str | None, save: Save = Save.NOTHING) -
 
 
 def chain_config(p: Problem, columns: int, offsets: str | None, output: bool = True) -> ChainConfig:
-    """Without `output`, for a backward, whose kept states are (K, V) and initial ones as they come."""
+    """Return the chain's configuration; without `output` it is a backward's, whose kept states are (K, V)."""
     return ChainConfig(p.K, p.V, p.C, columns, offsets, p.state_v_first, output)
 
 

@@ -33,7 +33,7 @@ FLOAT32 = {"A_log", "dt_bias", "gc_last", "ht", "dht", "dA_log", "ddt_bias"}
 
 
 def dtype_of(p: Problem, name: str) -> torch.dtype:
-    """What kernels have a tensor in."""
+    """Return the dtype in which kernels have a tensor."""
     own = {"g": p.g_dtype, "beta": p.beta_dtype, "h0": p.state_dtype or "float32"}
     own |= {"d" + n: dtype for n, dtype in own.items()}
     return getattr(torch, own.get(name) or ("float32" if name in FLOAT32 else p.dtype))

@@ -89,8 +89,8 @@ class Math(Rows):
 
     @cute.jit
     def refresh(self, s):
-        """Out of shared memory, so that ptxas cannot hoist what follows from it out of the loop over items, where there
-        are no registers for it."""
+        """Reload the thread's number from shared memory, so that ptxas cannot hoist what follows from it out of the
+        loop over items, where there are no registers for it."""
         self.number = load_one(s.threads + cute.arch.thread_idx()[0]).to(Int32) & 255
 
     @cute.jit

@@ -90,7 +90,7 @@ class Walk(Walker):
 
     @cute.jit
     def is_first(self, x, p):
-        """Whether a sequence begins with this segment."""
+        """Return whether a sequence begins with this segment."""
         number = p % x.segments
         if cutlass.const_expr(self.c.packed):
             number = Int32(load_one(x.segment_table + SegmentTable.WIDTH * p + SegmentTable.NUMBER))
@@ -158,7 +158,7 @@ class Walk(Walker):
 
     @cute.jit
     def issue_on_state(self, s, stage, j):
-        """What needs dh, then what only needs it decayed, by one thread."""
+        """One thread issues the product that needs dh, then the one that only needs it decayed."""
         tile, image = stage * STAGE.bytes, self.c.struct.S.offset + (j & 1) * IMAGE
         of_do = tile + STAGE.rows.offset
         umma.multiply(ON_STATE, RecordColumns.out, s.base_desc, image, tile + RECORD_TILE.KT.offset, True)

@@ -319,7 +319,7 @@ class Consumer:
 
     @cute.jit
     def place_of_state(self, x, number, rank, thread, first: cutlass.Constexpr, v_first: cutlass.Constexpr):
-        """Where this thread's row is at a column, and how far columns are apart."""
+        """Return where this thread's row is at column `first`, and how far columns are apart."""
         K, V = self.c.K, self.c.V
         over_channels, over_columns = (1, K) if cutlass.const_expr(v_first) else (V, 1)
         of_row = self.channel(thread) * over_channels
@@ -339,6 +339,6 @@ class Consumer:
 
     @cute.jit
     def next_slot(self, slot):
-        """Where rows of v of the next chunk are, in the ring of AHEAD."""
+        """Return where rows of v of the next chunk are, in the ring of AHEAD."""
         first, after = self.fields.cta.v.offset, slot + self.bytes_of_v
         return Int32(first) if after == first + AHEAD * self.bytes_of_v else after

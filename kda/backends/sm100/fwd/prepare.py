@@ -72,7 +72,7 @@ class Producer:
 
     @cute.jit
     def publish(self, x, shared, walk, head, begin, tokens):
-        """What all chunks of a walk need."""
+        """Store what all chunks of a walk need to shared memory."""
         at = self.gate.rows_of_head(x, begin, head)
         self.item.publish(shared, walk, head, tokens, at)
         if cutlass.const_expr(self.c.bias):

@@ -71,7 +71,7 @@ class TensorCore:
 
     @cute.jit
     def gather(self, acc):
-        """What counts of the products within blocks of 8 rows and across those of 8 and 16, by warps 0 to 3."""
+        """Warps 0 to 3 take what counts of the products within blocks of 8 rows and across those of 8 and 16."""
         places = accumulator_places(self.team.thread())
         for number in cutlass.range_constexpr(3):
             found = self.accumulator()

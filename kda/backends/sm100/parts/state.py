@@ -188,7 +188,7 @@ class Walker(entry.Entry):
 
     @cute.jit
     def place(self, x, number, transposed: cutlass.Constexpr):
-        """Where this thread's half row begins in one of many states, and how far its columns are apart."""
+        """Return where this thread's half row begins in one of many states, and how far its columns are apart."""
         over_channels, over_columns = (1, K) if cutlass.const_expr(transposed) else (V, 1)
         own = self.channel() * over_channels + self.column() * over_columns
         return x + (Int64(number) * (K * V) + own), over_columns

@@ -68,7 +68,7 @@ class WholeCta:
 
     @cute.jit
     def meet_for_product(self):
-        """Behind it tensor memory is allocated, too."""
+        """Meet before a product: from then on tensor memory is allocated, too."""
         cute.arch.sync_threads()
         umma.fence_after_thread_sync()
 
@@ -109,7 +109,7 @@ class Group:
 
     @cute.jit
     def meet_for_product(self):
-        """Behind it a product may overwrite what any warp has read from tensor memory."""
+        """Meet before a product, which may overwrite what any warp has read from tensor memory."""
         umma.fence_before_thread_sync()
         GROUP.sync(self.number())
         umma.fence_after_thread_sync()

@@ -110,7 +110,7 @@ def fence_before_thread_sync():
 
 @cute.jit
 def fence_after_thread_sync():
-    """What other threads did with tensor memory before the last barrier comes before what this thread does with it."""
+    """Orders what other threads did with tensor memory before the last barrier before what this thread does with it."""
     cute.arch.inline_ptx("tcgen05.fence::after_thread_sync;")
 
 

@@ -20,7 +20,7 @@ Tensor = torch.Tensor
 
 
 class Prepared(NamedTuple):
-    """What calls share whose tensors lie alike."""
+    """What calls have in common if their tensors lie alike."""
 
     kernel: TritonKernel
     programs: int

@@ -24,7 +24,7 @@ FEW, MANY = 1024, 2048                       # elements of a state that one warp
 
 
 class Memory(NamedTuple):
-    """How one tensor lies there."""
+    """The dtype of a tensor, and how it lies in memory."""
 
     dtype: str
     shape: tuple[int, ...]

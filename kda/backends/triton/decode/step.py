@@ -38,7 +38,7 @@ from .kernel import decay_of
 
 @triton.jit
 def fetch(pointers, real, FULL: tl.constexpr):
-    """Where `real`, which is everywhere if FULL."""
+    """Loads what is `real`, which is everything if FULL."""
     if FULL:
         x = tl.load(pointers)
     else:
@@ -169,7 +169,7 @@ def cut(x, N: tl.constexpr):
 
 @triton.jit
 def joined(parts):
-    """What was cut."""
+    """Joins parts that were cut."""
     for _level in tl.static_range(len(parts).bit_length() - 1):
         pairs = ()
         for i in tl.static_range(0, len(parts), 2):
@@ -195,7 +195,7 @@ def narrow(x):
 
 @triton.jit
 def row_of(position, accepted, path, W: tl.constexpr):
-    """Where an input before this call lies in the tail: the first W - 1 rows end with token 0 of the last call."""
+    """Returns the row of the tail of an input before this call: the first W - 1 end with token 0 of the last call."""
     i = accepted + position
     if path is not None:
         known = (i > 0) & (position < 0)
@@ -206,8 +206,8 @@ def row_of(position, accepted, path, W: tl.constexpr):
 @triton.jit
 def input_at(position, x, x_t, tail, tail_l, accepted, path, T, L, real, FULL: tl.constexpr, W: tl.constexpr,
              NEW: tl.constexpr, OLD: tl.constexpr):
-    """What the convolution was given at a position, as a tail holds it; NEW, OLD: whether it may be a token of this
-    call, one before it."""
+    """Loads what the convolution was given at a position, as a tail holds it; NEW, OLD: whether it may be a token of
+    this call, one before it."""
     kept: tl.constexpr = tail.dtype.element_ty
     if not OLD:
         found = fetch(x + position * x_t, real, FULL).to(kept)

@@ -23,7 +23,7 @@ FLAT = ("A_log", "dt_bias", "conv_weight", "conv_bias", "norm_weight", "accepted
 
 
 class Prepared(NamedTuple):
-    """What calls share whose tensors lie alike."""
+    """What calls have in common if their tensors lie alike."""
 
     kernel: TritonKernel
     programs: int

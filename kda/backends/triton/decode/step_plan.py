@@ -47,7 +47,7 @@ class Layout(NamedTuple):
 
 
 def config(s: Step, sms: int) -> Config:
-    """What is fastest on an H200 (docs/results/decode.md), of 2 to 16 warps and pieces of 32 to 128 channels.
+    """Return what is fastest on an H200 (docs/results/decode.md), of 2 to 16 warps and pieces of 32 to 128 channels.
 
     A state of K = V = 128 is held by four warps: two CTAs share an SM, one loads while one computes.  A row of 128
     channels is then one element per thread, and nothing of it is computed twice.  A state of 16 bits waits for its one
@@ -133,14 +133,14 @@ def recipe(s: Step, x: Layout, c: Config, target: Target) -> Recipe:
 
 
 def usual_step(p: Problem) -> Step:
-    """What a layer makes of a problem: with a convolution over four tokens and the gated norm, and, where tokens are
-    accepted, with drafts."""
+    """Return the Step that a layer makes of a problem: with a convolution over four tokens and the gated norm, and,
+    where tokens are accepted, with drafts."""
     core = dataclasses.replace(p, state_dtype=p.state_dtype or "float32", inplace=True, state_v_first=True)
     return Step(core, width=4, norm_eps=1e-5, drafts=p.accepted_tokens)
 
 
 def recipes(s: Step, host: Host) -> list[Recipe]:
-    """All that calls like this one need, of any size, if their tensors are contiguous."""
+    """Return all recipes that calls like this one need, of any size, if their tensors are contiguous."""
     p, found = s.core, []
     conv, norm = bool(s.width), s.norm_eps is not None
     given: dict[str, str | None] = {

@@ -46,7 +46,7 @@ def row(x, t, tokens, c, C):
 
 @triton.jit
 def tap(x, t, j: tl.constexpr, first, state, number, c, C):
-    """What stands j tokens before t in its sequence; x is what stands there in memory."""
+    """Returns what stands j tokens before t in its sequence; x is what stands there in memory."""
     found = tl.where(t - j >= first, x, 0.0)
     if state is not None:
         if (t >= first) & (t - j < first):

@@ -24,7 +24,7 @@ def kernel_of(recipe: AnyRecipe) -> Any:
 
 
 def convolution_refused(dtype: torch.dtype, width: int, device: str) -> tuple[str, ...]:
-    """Why torch has to make this convolution; empty if a kernel can."""
+    """Return why torch has to make this convolution; empty if a kernel can."""
     return plan.broken(plan.CONVOLUTION, plan.Part(_name(dtype), width), detect(device))
 
 

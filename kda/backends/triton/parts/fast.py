@@ -12,7 +12,7 @@ def exp2(x):
 
 @triton.jit
 def rounded_product(x, y):
-    """For sums that several threads hold: a multiplication fused with an addition would give each its own last bits."""
+    """Returns x y, for sums that several threads hold: fused with an addition, it would differ in their last bits."""
     return tl.inline_asm_elementwise("mul.rn.ftz.f32 $0, $1, $2;", "=f,f,f", [x, y], dtype=tl.float32, is_pure=True,
                                      pack=1)
 

@@ -6,7 +6,7 @@ import triton.language as tl
 
 @triton.jit
 def load_columns(pointers, d, D: tl.constexpr, BD: tl.constexpr):
-    """Where columns d < D; slices of BD that cut D evenly need no mask."""
+    """Loads columns d < D; slices of BD that cut D evenly need no mask."""
     if D % BD == 0:
         x = tl.load(pointers)
     else:
