@@ -31,7 +31,7 @@ HANDING_ON = {
 
 
 def of_a_race(distance, actor, this, other, *, fence=False, tensor=False):
-    """How to order an access by `this` after the earlier one by `other`.
+    """Say how to order an access by `this` after the earlier one by `other`.
 
     distance: "warp" (one warp issued both), "cta", "cluster" or "grid"; actor: the engine's kind of the earlier
     access; fence: that was a generic write, and this access is the async proxy's; tensor: it is tensor memory.

@@ -49,7 +49,7 @@ def number_of(arch: str) -> int:
 
 
 def host_of(arch: str) -> Host:
-    """What `kda.host.detect` shall see while CPU tensors stand for those of such a GPU."""
+    """Return what `kda.host.detect` sees while CPU tensors stand for those of such a GPU."""
     chip = CHIPS[number_of(arch)]
     return Host(
         device=f"simulated {chip.target.spelling}",

@@ -165,7 +165,7 @@ class Finding:
 
 
 def _more(place, alike):
-    """What else happened at the instruction or the source line of a finding, in a line."""
+    """Say in one line what else happened at the instruction or the source line of a finding."""
     at = list(dict.fromkeys(f"PTX line {f.place.line}" for f in alike if f.place != place))
     if at:
         return f"{len(alike)} more of this kind at this line of the source: {_listed(at)}"
@@ -231,7 +231,7 @@ class Wording:
         self.grid, self.cluster, self.warps = grid, cluster, warps  # warps of a CTA
 
     def findings(self, records, stopped):
-        """Those of a launch; `stopped`: the number of the one that ended it, from 1 on."""
+        """Yield the findings of a launch; `stopped` is the number of the one that ended it, from 1 on."""
         for n, record in enumerate(records, 1):
             yield replace(self.finding(record), ended=bool(stopped) and (n == stopped or record.kind in ENDINGS))
 
@@ -289,7 +289,7 @@ class Wording:
         return place.function if place and place.function and place.function not in self.program.kernel.name else None
 
     def _other(self, record, place):
-        """Who did the other access; the engine numbers clusters, and the warps of each."""
+        """Return who did the other access; the engine numbers clusters, and the warps of each."""
         if record.other_actor < 0:
             return Actor(None, None)
         doing = ACTORS[record.other_actor]
@@ -300,7 +300,7 @@ class Wording:
         return Actor(cta, warp, self._role(warp, place), doing)
 
     def _gone(self, record):
-        """What is said of an access outside of all memory that was freed before; None of another one."""
+        """Say what an access does to memory that was freed before; None for other accesses."""
         if record.kind != 1 or record.space != GLOBAL or self.heap is None:
             return None
         block = self.heap.gone(record.address)
@@ -342,7 +342,7 @@ class Wording:
         return advice.EITHER.format(first=first, last=last) if first else last
 
     def _distance(self, record, by):
-        """How far the warp of the other access is away."""
+        """Return how far away the warp of the other access is."""
         if by.cta == record.cta:
             return "warp" if by.warp == record.warp else "cta"
         if by.cta is None and record.other_warp >= 0:

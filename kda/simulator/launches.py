@@ -38,7 +38,7 @@ def _module(ptx):
 
 @contextlib.contextmanager
 def _uncollected():
-    """Without the garbage collector: syntax trees are no garbage, and it would look through them again and again."""
+    """Stop the garbage collector: syntax trees are no garbage, and it would look through them again and again."""
     collecting = gc.isenabled()
     gc.disable()
     try:
@@ -248,7 +248,7 @@ def _three(name, value):
 
 
 def check_options(options):
-    """Those that do not depend on the kernel."""
+    """Check the options that do not depend on the kernel."""
     for name, (asked, holds) in _OPTIONS.items():
         if name in options and not holds(options[name]):
             raise LaunchError(f"{name}={options[name]!r} must be {asked}")
@@ -364,7 +364,7 @@ def _encoded(n, param, value):
 
 
 def _named(n, param):
-    """What to call an argument: some compilers number their parameters instead."""
+    """Return what to call an argument: some compilers number their parameters instead."""
     return f"argument {n}" if param.name.endswith(f"_param_{n}") else param.name
 
 

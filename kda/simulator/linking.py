@@ -31,7 +31,7 @@ from kda.simulator.ptx.syntax import (
 
 @dataclass(frozen=True)
 class Linked:
-    """Where a function is in the body, and what its calls need to know."""
+    """A function's place in the body, and what its calls need to know."""
 
     name: str
     first: int  # index of its first instruction

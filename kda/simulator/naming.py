@@ -97,7 +97,7 @@ class Memory:
 
 
 class Names:
-    """What a launch calls its memory and its warps."""
+    """The names that a launch gives its memory and its warps."""
 
     def __init__(self, spans, program, config=None, ctas=1):
         self.spans = sorted((s for s in spans if s.size), key=lambda s: s[:2])
@@ -156,7 +156,7 @@ def _variables(program, config):
 
 
 def _in_cpp(name):
-    """What C++ calls a variable of a function: `part`, for _ZZ3sumE4part."""
+    """Return what C++ calls a variable of a function: `part`, for _ZZ3sumE4part."""
     found = _OF_A_FUNCTION.match(name)
     return found[2][: int(found[1])] if found else name
 

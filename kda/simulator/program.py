@@ -322,7 +322,7 @@ class Builder:
 
 
 def post_dominators(targets, count):
-    """For each instruction, the first one that every path from it to the exit runs through (None: only the exit).
+    """Return for each instruction the first one that every path from it to the exit passes (None: only the exit).
 
     targets[i]: where instruction i may go on, `count` standing for the exit.
     """

@@ -102,8 +102,8 @@ class Run:
         return sorted(found, key=lambda row: -sum(row[1].values()))
 
     def timeline(self, sms=None):
-        """What warps and units did when, on the first `sms` of the SMs in detail (None: all); needs a launch with
-        `timeline=True`."""
+        """Return what warps and units did when, on the first `sms` of the SMs in detail (None: all); this needs a
+        launch with `timeline=True`."""
         if self.recorded is None:
             raise ValueError("this run has no timeline: use launch(..., clock=True, timeline=True) or capture alike")
         return Timeline(self, sms)

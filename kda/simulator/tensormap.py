@@ -146,11 +146,11 @@ class TensorMap:
                 )
 
     def encode(self) -> bytes:
-        """Its 128 bytes."""
+        """Return the map's 128 bytes."""
         return encode(self)
 
     def spans(self) -> list[tuple[int, int]]:
-        """(first address, bytes) of the tensor."""
+        """Return (first address, bytes) of the tensor."""
         outer = sum((n - 1) * s for n, s in zip(self.dims[1:], self.strides))
         return [(self.address, outer + self.dims[0] * self.bits // 8)]
 
@@ -181,12 +181,12 @@ class TensorMap:
 
     @property
     def box_bytes(self) -> int:
-        """What one copy counts at its mbarrier."""
+        """The bytes that one copy counts at its mbarrier."""
         return self.bits * math.prod(self.steps) // 8
 
     @property
     def pitch(self) -> int:
-        """Bytes from one row of a box to the next in shared memory."""
+        """The bytes from one row of a box to the next in shared memory."""
         return max(self.held * self.steps[0] // 8, SWIZZLES[self.swizzle].span)
 
     @property
@@ -297,7 +297,7 @@ def _unpacked(bits: int, rank: int) -> tuple[int, ...]:
 
 
 def decode(raw: bytes) -> TensorMap:
-    """What a map says; an error for bytes that are none."""
+    """Return what the bytes of a map say; other bytes raise an error."""
     if len(raw) < 64:
         raise TensorMapError(f"a tensor map has {SIZE} bytes; found {len(raw)}. Pass all of them.")
     whole = int.from_bytes(raw[:64], "little")

@@ -31,7 +31,7 @@ class Copies:
         return torch.empty(0, dtype=tensor.dtype).set_(copy.untyped_storage(), at, tensor.shape, tensor.stride())
 
     def give_back(self) -> None:
-        """What was written into copies; a storage that was not stays as it is, for others may have written it."""
+        """Copy back what was written into copies; other storages stay as they are, for others may have written them."""
         for own, copy, before in self._made.values():
             if not torch.equal(copy, before):
                 own.copy_(copy)

@@ -88,11 +88,11 @@ class Block:
 
     @property
     def gone(self) -> bool:
-        """Whether its memory may have been given to somebody else: the pool of a CUDA graph keeps what it has."""
+        """Whether others may have got the block's memory by now: the pool of a CUDA graph keeps what it has."""
         return self.freed is not None and (self.pool is None or self.pool() is None)
 
     def expired(self) -> bool:
-        """Whether the storage has ended; a StorageWeakRef has a method of this name."""
+        """Return whether the storage has ended; a StorageWeakRef has a method of this name."""
         return self.gone
 
     def wrote(self, address: int, size: int) -> None:
@@ -190,7 +190,7 @@ class Arena:
         return [block for block in self._blocks.values() if not block.gone]
 
     def without_owner(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The same tensor, which does not keep its memory: a launch in a CUDA graph knows addresses alone."""
+        """Return the same tensor, which does not keep its memory: a launch in a CUDA graph knows addresses alone."""
         storage = tensor.untyped_storage()
         if (block := self.at(storage.data_ptr())) is None:
             return tensor
@@ -248,26 +248,26 @@ class Heap(NamedTuple):
 
     @classmethod
     def of(cls, arena: Arena, args: bytes, lost: frozenset[int] = frozenset()) -> Heap:
-        """For a launch with these parameters: each word that points into a block is an address."""
+        """Return the Heap of a launch with these parameters: each word that points into a block is an address."""
         return cls(arena, tuple(arena.among(memoryview(args[: len(args) // 8 * 8]).cast("Q"))), lost)
 
     def is_gone(self, block: Block) -> bool:
         return block.gone or block.address in self.lost
 
     def gone(self, address: int) -> Block | None:
-        """The block of an address, if that was freed."""
+        """Return the block of an address, if that was freed."""
         block = self.arena.at(address)
         return block if block is not None and self.is_gone(block) else None
 
     def regions(self, others: Iterable[Span]) -> list[Span]:
-        """What the launch may touch: what is known without the arena, and whatever an argument points into."""
+        """Return what the launch may touch: what is known without the arena, and whatever an argument points into."""
         named = [each for each in others if self.gone(each.address) is None]
         covered = {block.address for block in self.arena.among(each.address for each in named)}
         more = [block for block in self.given if not self.is_gone(block) and block.address not in covered]
         return named + [Span(each.address, each.size, f"memory allocated at {each.allocated}") for each in more]
 
     def mark_unwritten(self, regions: Iterable[Any]) -> list[Any]:
-        """Tell the engine's regions what has not been written yet; what must live as long as they do."""
+        """Tell the engine's regions what has not been written yet, and return what must live as long as they do."""
         kept = []
         for region in regions:
             block = self.arena.at(region.address)

@@ -27,7 +27,7 @@ _OPTIONS = frozenset(inspect.signature(launches.launch).parameters) - {
 
 
 def _check_options(options: dict[str, Any], arch: int) -> None:
-    """Before anything is launched."""
+    """Refuse wrong options before anything is launched."""
     for name in options:
         if name not in _OPTIONS:
             raise TypeError(f"capture has no option {name!r}; it has arch, sms, {', '.join(sorted(_OPTIONS))}")

@@ -251,7 +251,7 @@ def _takers(session: Session) -> Iterator[tuple[Any, str, Any]]:
     warn = BaseDSL.print_warning
 
     def print_warning(self, message):
-        """Without what a capture itself causes: PTX is kept, and so no function."""
+        """Leave out the warning that a capture itself causes: it keeps PTX, and so no function."""
         if not message.startswith("Cache is disabled"):
             warn(self, message)
 
@@ -289,7 +289,7 @@ def _externals(module: Any) -> list[str]:
 
 
 def _libraries() -> list[str]:
-    """What the rest of the host code needs, such as error messages."""
+    """Return the libraries that the rest of the host code needs, such as error messages."""
     from cutlass.cute.runtime import find_runtime_libraries
 
     return find_runtime_libraries(enable_tvm_ffi=importlib.util.find_spec("tvm_ffi") is not None)

@@ -55,7 +55,7 @@ ATTRIBUTES = {
 
 
 def runs(ptx: str, target: Target) -> bool:
-    """Whether a device runs a PTX text: sm_90 runs on all later ones, sm_100f on its family, sm_90a on itself alone."""
+    """Return whether a device runs a PTX text: later ones run sm_90, its family sm_100f, and one alone sm_90a."""
     found = re.search(r"^\s*\.target\s+sm_(\d+)([af]?)", ptx, re.MULTILINE)
     if not found:
         return False

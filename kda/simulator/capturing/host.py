@@ -126,7 +126,7 @@ def _passed(value: Any) -> Any:
 
 
 class _Answers(Callbacks):
-    """What host code calls, answered by the GPU of the capture that is open."""
+    """The functions that host code calls, answered by the GPU of the capture that is open."""
 
     def __init__(self, of: Library):
         super().__init__()
@@ -242,7 +242,7 @@ def _nothing(a: _Answers, gpu: Gpu, *args: Any) -> None:
 
 
 def _to(answer: Callable[..., Any]) -> Callable[..., None]:
-    """What the GPU answers, where the first argument points."""
+    """Return a function that puts what the GPU answers where its first argument points."""
 
     def put(a: _Answers, gpu: Gpu, to: Any, *args: Any) -> None:
         to[0] = answer(gpu, *args)

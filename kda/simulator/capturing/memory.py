@@ -25,7 +25,7 @@ PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
 
 
 def regions(tensors: Mapping[str, torch.Tensor]) -> list[Region]:
-    """What tensors cover, by address."""
+    """Return the regions that tensors cover, by address."""
     found: dict[Any, Any] = {}
     for name, tensor in tensors.items():
         if tensor.numel():
@@ -44,7 +44,7 @@ def tensors_among(arguments: Mapping[str, Any]) -> dict[str, torch.Tensor] | Non
 
 
 def _collect(name: str, value: Any, found: dict[str, torch.Tensor]) -> bool:
-    """Whether all of `value` is understood."""
+    """Collect the tensors in `value`, and return whether all of it is understood."""
     if isinstance(value, torch.Tensor):
         found[name] = value
         return True
@@ -102,7 +102,7 @@ def live() -> dict[str, torch.Tensor]:
 
 
 def with_tensors(storages: Mapping[str, torch.Tensor]) -> list[Region]:
-    """What storages cover, and the largest tensors that lie there, by the names that the program's variables have."""
+    """Return what storages cover, and the largest tensors there, by the names that the program's variables have."""
     wholes = sorted(Span(whole.data_ptr(), whole.numel(), name) for name, whole in storages.items())
     starts = [whole.address for whole in wholes]
     with torch._C.DisableTorchFunction():

@@ -126,7 +126,7 @@ class Runtime(Callbacks):
         """A setting that means nothing here: opting in to shared memory, the current device, a stream to wait for."""
 
     def init_library_once(self, state, init, load, error):
-        """What tvm-ffi asks before every launch.  `state` stays zero: what it holds is unloaded from CUDA one day."""
+        """Answer tvm-ffi before each launch.  `state` stays zero: what it holds is unloaded from CUDA one day."""
         if not self._handles:
             library = c_void_p()
             ctypes.CFUNCTYPE(c_int, c_void_p)(init)(ctypes.addressof(library))

@@ -27,7 +27,7 @@ FIRST_DEVICE = 1000                          # the device called 1090 is an sm_9
 
 
 class Driver:
-    """What Triton's runtime asks of its driver."""
+    """The stand-in for the driver that Triton's runtime asks."""
 
     def __init__(self, session: Session):
         self.session = session
@@ -94,7 +94,7 @@ class Driver:
         return None, 0, registers or UNKNOWN_REGISTERS, spills, 1024
 
     def unload_module(self, module: Any) -> None:
-        """Nothing was loaded."""
+        """Do nothing: nothing was loaded."""
 
 
 class Launcher:

@@ -38,7 +38,7 @@ class Contents:
             ctypes.memmove(address, contents, len(contents))
 
     def equal(self, later: Contents, ignored: dict[int, torch.Tensor]) -> bool:
-        """Whether nothing has changed since, but for what is ignored: a flag for each byte, by address."""
+        """Return whether nothing has changed since, but for what is ignored: a flag for each byte, by address."""
         for (address, x), (_, y) in zip(self.pieces, later.pieces):
             if x == y:
                 continue
@@ -82,7 +82,7 @@ class Trial:
         return {block.address for block in every if block.address in self.unwritten}
 
     def _depends(self, again: Callable[[], Any], after: Contents, changed: set[int]) -> bool:
-        """Whether other bytes in these blocks lead to other results."""
+        """Return whether other bytes in these blocks lead to other results."""
         assert self.before is not None
         still = {address: _flags(self.heap.arena.at(address)) for address in changed}
         self.before.restore()
@@ -97,7 +97,7 @@ class Trial:
 
 
 def _flags(block: Block | None) -> torch.Tensor:
-    """For each byte whether it is unwritten."""
+    """Return for each byte whether it is unwritten."""
     if block is None or block.written is None:
         return torch.zeros(0, dtype=torch.bool)
     return _bytes(bytes(block.written[: block.size])) == 0

@@ -62,12 +62,12 @@ def library():
 
 
 def _native():
-    """What -march=native stands for here: a library built on one machine may not run on another."""
+    """Return what -march=native stands for here: a library built on one machine may not run on another."""
     return _answers("-march=native", "-Q", "--help=target")
 
 
 def _answers(*asked):
-    """In the same words everywhere: gcc folds its lists to the terminal, and translates them."""
+    """Return what gcc says, in the same words everywhere: it folds its lists to the terminal, and translates them."""
     alike = os.environ | {"COLUMNS": "80", "LC_ALL": "C"}
     return subprocess.run([compiler(), *asked], capture_output=True, text=True, env=alike).stdout
 

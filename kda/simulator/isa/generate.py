@@ -30,7 +30,7 @@ def _element(kind, k):
 
 
 def _flags(row, name):
-    """In a cvt .ftz speaks of f32 alone."""
+    """Return the flags for an operand: in a cvt .ftz speaks of f32 alone."""
     return "flags & ~FTZ" if row.opcode == "cvt" and name == "f16" else "flags"
 
 
@@ -49,7 +49,7 @@ def _written(row, value, k):
 
 
 def _lane(row):
-    """What happens for one lane: C that sets D[l] or, of a predicate, a bit of `bits`."""
+    """Return what happens for one lane: C that sets D[l] or, for a predicate, a bit of `bits`."""
     target, letters = KINDS[row.target], "abce"[: len(row.sources)]
     values = row.value.split(";")
     lines = []

@@ -151,7 +151,7 @@ def lower_red(b, ins):
 
 
 def lower_multimem(b, ins):
-    """On one device, which is all there is here, a multimem address stands for one place: the access is a plain one."""
+    """Lower a plain access: on one device, which is all there is here, a multimem address stands for one place."""
     if b.arch < 90:
         b.fail(f"multimem does not exist on sm_{b.arch}", "sm_90 and later")
     what, *parts = ins.parts[1:]

@@ -28,7 +28,7 @@ class Recorded(NamedTuple):
     wrote: dict[str, torch.Tensor] | None    # its tensors afterwards; None where they are not known
 
     def holds(self, tensors: Tensors | None) -> bool:
-        """Whether a launch with these tensors left the same memory as this one."""
+        """Return whether a launch with these tensors left the same memory as this one."""
         if self.wrote is None or tensors is None or self.wrote.keys() != tensors.keys():
             return False
         return all(equal(x, self.wrote[name]) for name, x in tensors.items())
@@ -81,7 +81,7 @@ class Player:
         return (ptx, kernel) == (self.mutant.ptx, self.mutant.kernel)
 
     def _meets_a_changed_one(self) -> bool:
-        """Whether a changed kernel may start before this launch has ended: all launches up to it may start early."""
+        """Return whether a changed kernel may start before this launch has ended: all up to it may start early."""
         for after in self.recorded[self.at + 1 :]:
             if not after.pdl:
                 return False

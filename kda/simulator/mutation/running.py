@@ -157,7 +157,7 @@ class _Job(NamedTuple):
     tasks: list[tuple[Mutant, tuple[int, ...]]]  # and the calls that a mutant runs in
 
     def verdict(self, number: int) -> Verdict:
-        """What notices a mutant, and under which schedule; () and None where it survives all of them."""
+        """Return what notices a mutant, and under which schedule; () and None where it survives all of them."""
         mutant, calls = self.tasks[number]
         for schedule in range(len(self.standards.schedules)):
             for call in calls:

@@ -49,7 +49,7 @@ def text_of(file: str) -> str:
 
 
 def reason(file: str, line: int) -> str | None:
-    """What `# redundant: ...` (`// ...`) on a line, or in a comment right above, says; lines count from 1."""
+    """Return what `# redundant: ...` (`// ...`) on a line, or in a comment right above, says; lines count from 1."""
     text = text_of(file).splitlines()
     if not 0 < line <= len(text):
         return None

@@ -30,7 +30,7 @@ class Outcome:
 
     @property
     def reason(self) -> str | None:
-        """Why its survival is accepted."""
+        """Why the mutant's survival is accepted."""
         return next((found for at in frames(self.mutant.loc) if (found := reason(at.file, at.line))), None)
 
     @property
@@ -60,7 +60,7 @@ class Row(NamedTuple):
 
     @property
     def noticed(self) -> dict[str, int]:
-        """What noticed them, by how many."""
+        """What noticed the mutants, and how many of them."""
         return dict(collections.Counter(how for outcome in self.outcomes for how in outcome.noticed).most_common())
 
     def of(self, status: str) -> list[Outcome]:
@@ -149,7 +149,7 @@ class Mutants:
         }
 
     def sections(self) -> Iterator[tuple[str, list[tuple[str, str, str, str, str]]]]:
-        """For each kernel a sentence, and cells: source, number of mutants, instruction, mutation, what noticed."""
+        """Yield a sentence per kernel, and cells: source, number of mutants, instruction, mutation, what noticed."""
         rows = self.rows
         for kernel, c in self.counts.items():
             ways = ", ".join(f"{c[way]} by {way}" for way in WAYS)
@@ -179,7 +179,7 @@ def frames(loc: Loc | None) -> Iterator[Loc]:
 
 
 def where(mutant: Mutant) -> str:
-    """Its source line and those that it was inlined at; the PTX line if there is none."""
+    """Return a mutant's source line and those that it was inlined at; the PTX line if there is none."""
     places = list(dict.fromkeys(f"{shown(at.file)}:{at.line}" for at in frames(mutant.loc)))
     return " < ".join([places[0], *(PurePath(at).name for at in places[1:])]) if places else f"PTX line {mutant.line}"
 

@@ -414,7 +414,7 @@ class _Body(_Reader):
         scope.operands.clear()
 
     def lookup(self, name: str) -> Operand | None:
-        """What the innermost scope that knows `name` calls it."""
+        """Return the operand that `name` stands for in the innermost scope that knows it."""
         scope = self.scope
         while scope:
             if found := scope.names.get(name) or self._range_member(scope, name):
@@ -616,7 +616,7 @@ class _Body(_Reader):
 
 
 def _call_sites(text: str) -> dict[int, Loc]:
-    """What kda.compile.call_sites wrote: the calls that a helper was inlined at, from the inside out."""
+    """Read what kda.compile.call_sites wrote: the calls that a helper was inlined at, from the inside out."""
     found = {}
     for column, places in call_sites.read(text).items():
         caller = None

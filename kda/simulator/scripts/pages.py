@@ -37,7 +37,7 @@ td.says { white-space: normal; max-width: 90em; padding-left: 26px; } td.says b 
 
 
 class Remark(NamedTuple):
-    """What is said below a line."""
+    """A remark that stands below a line."""
 
     kind: str                                # "error", "note", "survivor": a class of the style
     name: str

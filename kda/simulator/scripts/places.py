@@ -36,11 +36,11 @@ def of(place: Place, home: Path) -> Line:
 
 
 def _is_of_user(file: str) -> bool:
-    """Not an installed package: an environment may lie in the project's folder."""
+    """Return whether a file is no installed package's: an environment may lie in the project's folder."""
     return not {"site-packages", "dist-packages"} & set(Path(file).parts)
 
 
 def shown(file: str, home: Path) -> str:
-    """A file's name for people: relative to a folder if it is inside."""
+    """Return a file's name for people: relative to a folder if it is inside."""
     path = Path(file).resolve()
     return path.relative_to(home).as_posix() if path.is_relative_to(home) else file

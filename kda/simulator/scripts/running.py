@@ -195,7 +195,7 @@ def _executed(path: Path, args: Sequence[str]) -> str | None:
 
 
 def _traceback(error: BaseException, script: str) -> str:
-    """From the script's own frame on; a script that cannot be parsed has none."""
+    """Return the traceback from the script's own frame on; a script that cannot be parsed has none."""
     if isinstance(error, SyntaxError) and error.filename == script:
         return "".join(traceback.format_exception_only(error)).strip()
     frames = error.__traceback__

@@ -108,7 +108,7 @@ def _result(rule: str, level: str, text: str, kernel: str, at: places.Line, home
 
 
 def _fingerprint(rule: str, kernel: str, at: places.Line, home: Path) -> str:
-    """The same after lines have moved: from the text of the line, not from its number."""
+    """Return a fingerprint that stays when lines move: it is made of the line's text, not of its number."""
     lines = text_of(at.file).splitlines() if at.file else []
     text = lines[at.line - 1].strip() if 0 < at.line <= len(lines) else str(at.line)
     named = rule, kernel, places.shown(at.file, home) if at.file else "", text

@@ -76,7 +76,7 @@ class _Piece(NamedTuple):
 
 
 def name_of(config):
-    """What a kernel is called, from the name of its configuration's class: "chain_bwd" of ChainBwdConfig."""
+    """Return a kernel's name, from that of its configuration's class: "chain_bwd" for ChainBwdConfig."""
     words = re.findall("[A-Z][a-z0-9]*", type(config).__name__)
     return "_".join(words[:-1]).lower() if words[1:] and words[-1] == "Config" else ""
 

@@ -118,7 +118,7 @@ def _written(facts: Facts, args: tuple, kwargs: dict) -> Iterator[torch.Tensor]:
 
 
 def _plain(x: torch.Tensor) -> bool:
-    """Whether it has memory here."""
+    """Return whether a tensor has memory here."""
     return x.device.type == "cpu" and x.layout == torch.strided and not x._is_zerotensor()
 
 

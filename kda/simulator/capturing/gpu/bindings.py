@@ -198,7 +198,7 @@ ERRORS = {"cuGetErrorName", "cuGetErrorString", "cudaGetErrorName", "cudaGetErro
 
 
 def put(patches: Patches) -> None:
-    """Until `patches` are undone, cuda-python answers for the capture's GPU."""
+    """Let cuda-python answer for the capture's GPU until `patches` are undone."""
     for name in ("driver", "runtime"):
         if found := _table(name):
             patches.answer(*found)

@@ -201,7 +201,7 @@ def launch_ex(gpu: Gpu, config: Any, f: Any, params: Any, extra: Any = 0) -> Non
 
 
 def _attributes(config: Any) -> dict[int, Any]:
-    """Those of a launch that mean something here."""
+    """Return those attributes of a launch that mean something here."""
     found: dict[int, Any] = {}
     for each in config.attrs or ():
         which, value = int(each.id), each.value

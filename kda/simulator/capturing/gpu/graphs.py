@@ -23,7 +23,7 @@ from .tensors import BUILTIN
 
 
 class Pool:
-    """What a graph allocates: its memory stays the graph's when its tensors end."""
+    """The memory that a graph allocates: it stays the graph's when its tensors end."""
 
 
 class CUDAGraph:
@@ -103,7 +103,7 @@ class _Noted(Unseen):
 
 
 def _without_owners(arena: Arena, found: Any) -> Any:
-    """The same, with tensors that keep no memory."""
+    """Return `found` with tensors that keep no memory."""
     if type(found) is torch.Tensor:
         return arena.without_owner(found)
     if isinstance(found, tuple | list):
@@ -114,7 +114,7 @@ def _without_owners(arena: Arena, found: Any) -> Any:
 
 
 def _repeated(func: Any, args: tuple, kwargs: dict, found: Any) -> None:
-    """What an operator computes now, in the tensors that it returned then."""
+    """Run an operator again and copy its results into the tensors that it returned then."""
     for old, new in zip(_flat(found), _flat(func(*args, **kwargs))):
         if isinstance(old, torch.Tensor) and old is not new and old.data_ptr() != new.data_ptr():
             old.data.copy_(new.data)         # as a replay on a GPU, of which autograd knows nothing

@@ -71,7 +71,7 @@ def functions(gpu: Gpu, image: Any, count: int) -> list[int]:
 
 
 def found(gpu: Gpu, handle: Any, kind: type) -> Any:
-    """What a handle stands for."""
+    """Return what a handle stands for."""
     thing = gpu.objects.get(int(handle))
     if not isinstance(thing, kind):
         raise CaptureError(
@@ -85,7 +85,7 @@ def launch(
     gpu: Gpu, handle: Any, grid: Dim3, block: Dim3, dynamic_shared: int, params: Any, extra: Any,
     attributes: dict[int, Any] | None = None, stream: int | None = None,
 ) -> None:
-    """What cuLaunchKernel does."""
+    """Do what cuLaunchKernel does."""
     name, kernel = found(gpu, handle, Function)
     if kernel is None:
         raise CaptureError(

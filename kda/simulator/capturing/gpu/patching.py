@@ -19,18 +19,18 @@ _BUILT: dict[tuple[int, frozenset[str]], dict[str, Callable]] = {}
 
 
 def knows(frame: FrameType) -> bool:
-    """Whether code sees the machine as it is: kda's own, and torch.testing's, which compares where tensors lie."""
+    """Return whether code sees the machine as it is: kda's does, and torch.testing's: it compares where tensors lie."""
     name = frame.f_globals.get("__name__", "")
     return name == "kda" or name.startswith(("kda.", "torch.testing."))
 
 
 def current() -> Any:
-    """The GPU of this thread's capture; None where there is none."""
+    """Return the GPU of this thread's capture; None where there is none."""
     return getattr(taker(), "gpu", None)
 
 
 class Patches(contextlib.ExitStack):
-    """What was replaced; all of it returns at the end of the `with`."""
+    """Attributes that were replaced; all of them are put back at the end of the `with`."""
 
     def put(self, owner: Any, name: str, value: Any) -> None:
         """Replace an attribute, for every thread."""

@@ -64,7 +64,7 @@ class Tensors(TorchFunctionMode):
                 yield
 
     def computed(self, func: Any, args: tuple, kwargs: dict) -> Any:
-        """What torch computes on the CPU, and where that lies."""
+        """Return what torch computes on the CPU, and note where that lies for the program."""
         wanted = kwargs.get("device")
         if wanted is None and self.gpu.default_device is not None and func in _device_constructors():
             wanted = self.gpu.default_device
@@ -90,7 +90,7 @@ class Tensors(TorchFunctionMode):
         return x
 
     def place(self, x: torch.Tensor) -> str:
-        """Where it lies, for the program."""
+        """Return where a tensor lies, for the program."""
         return self.places.get(x) or ("cuda" if x.device.type == "cpu" else x.device.type)
 
     def moved(self, x: torch.Tensor, place: str | None, dtype: Any = None, copy: bool = False, **form: Any) -> Any:
@@ -107,7 +107,7 @@ class Tensors(TorchFunctionMode):
         return self.placed(result.copy_(x), place)
 
     def _of_arguments(self, args: tuple) -> str | None:
-        """Where the result of tensors lies: on the GPU if one of them does, on the CPU if all that are known do."""
+        """Return where a result lies: on the GPU if one of the tensors does, on the CPU if all that are known do."""
         if not self.places:
             return None
         found, nested = None, (x for arg in args if isinstance(arg, tuple | list) for x in arg)
@@ -230,7 +230,7 @@ def standing_in(gpu: Gpu, patches: Patches) -> Iterator[None]:
 
 
 def _reach(mode: Tensors, patches: Patches) -> None:
-    """What a function mode does not see: code of the program that autograd calls, classes, and DLPack's way back."""
+    """Patch what a function mode does not see: the program's code that autograd calls, classes, DLPack's way back."""
     from torch.autograd.function import BackwardCFunction
 
     for name in ("apply", "apply_boxed"):

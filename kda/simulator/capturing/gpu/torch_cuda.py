@@ -33,7 +33,7 @@ class Properties(types.SimpleNamespace):
 
 
 def _nothing(gpu: Gpu, *args: Any, **kwargs: Any) -> None:
-    """Nothing is cached, pending or marked."""
+    """Do nothing: nothing is cached, pending or marked."""
 
 
 def _seed(gpu: Gpu, seed: int) -> None:
@@ -176,7 +176,7 @@ ACCELERATOR: Table = {
 
 
 def put(patches: Patches) -> None:
-    """Until `patches` are undone, torch.cuda answers for the capture's GPU."""
+    """Let torch.cuda answer for the capture's GPU until `patches` are undone."""
     homes = [torch.cuda, torch.cuda.memory, torch.cuda.graphs, torch.cuda.streams, torch.cuda.random]
     for home in homes:
         patches.answer(home, {n: a for n, a in ANSWERS.items() if home is torch.cuda or n in vars(home)})
