@@ -63,7 +63,7 @@ class Calls:
         self.forget, call.prepared, call.Call.run = prepared.cache_clear, seen, timed
 
     def use(self, kernel: str, config: Config | None) -> None:
-        """From here on the kernel is in this configuration, or in that of the table."""
+        """Put the kernel into this configuration, or into that of the table, from here on."""
         own = [Row(kernel, bits, 256, configs.SMALLEST, config) for bits in (16, 32)] if config else []
         configs.TABLE = (*own, *COMMITTED)
         self.forget()
@@ -92,7 +92,7 @@ class Calls:
 
 
 def pretend(arch: str) -> None:
-    """From here on this GPU counts as one of another arch, with the shared memory of that."""
+    """Let this GPU count as one of another arch from here on, with the shared memory of that."""
     here, other = host.detect("cuda:0"), host_of(arch)
     told = dataclasses.replace(here, cc=other.cc, smem=min(here.smem, other.smem))
     host._asked = lambda device: told

@@ -122,7 +122,7 @@ def of_clock() -> Iterator[str]:
 
 
 def fused_alone() -> list[str]:
-    """Milliseconds, where sequences are cut."""
+    """Return milliseconds of the fused kernel alone, where sequences are cut."""
     return [f"{clocked(H).kernel('fused').milliseconds:.3f}" for H in (8, 16)]
 
 
@@ -150,7 +150,7 @@ def clocks_of_dims() -> list[str]:
 
 
 def clocks_of_a_chunk() -> list[str]:
-    """Counted, and predicted."""
+    """Return the clocks of a chunk, counted and predicted."""
     return [f"{chunk(of_a_chunk()).clocks:,.0f}", clocks_of(128)]
 
 

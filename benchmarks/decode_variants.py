@@ -82,7 +82,7 @@ def best_of(step: Step, rows: list[Arguments], copy: float) -> Arguments:
 
 
 def timed(limit: float, device: str) -> dict[str, Any]:
-    """On a CPU by the reference, which has no configurations: a rehearsal."""
+    """Time the variants; on a CPU by the reference, which has no configurations: a rehearsal."""
     begun, on_cpu = time.perf_counter(), device == "cpu"
 
     def left() -> bool:
@@ -175,7 +175,7 @@ def checked(x: Arguments, arch: str) -> dict[str, torch.Tensor]:
 
 
 def predicted(step: Step, name: str, arch: str, chip: str) -> Arguments:
-    """From three waves of CTAs on four SMs."""
+    """Predict the variants from three waves of CTAs on four SMs."""
     from kda.simulator import capture
     from kda.simulator.timing.clock import Setting
 

@@ -452,7 +452,7 @@ def zero_some_b(case: Case) -> None:
 
 
 def louder(*changes: Callable[[Case], None]) -> Callable[[Case], None]:
-    """do and dht of 2^60."""
+    """Return a change that multiplies do and dht by 2^60, then makes the others."""
 
     def change(case: Case) -> None:
         for x in (case.do, case.dht):
@@ -531,7 +531,7 @@ def rms(found: list[float]) -> float:
 
 
 def cell(error: float) -> str:
-    """In thousandths."""
+    """Return a table's cell, in thousandths."""
     return "inf" if math.isinf(error) else f"{1e3 * error:.2f}" if error < 1 else f"{error:.0e}"
 
 

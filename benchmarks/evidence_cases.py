@@ -182,7 +182,7 @@ def lengths(T: int) -> tuple[int, ...]:
 
 @contextlib.contextmanager
 def planned(backend: str, constants: Mapping[str, Any]) -> Iterator[None]:
-    """Inside of the block the Hopper backend's plan has these constants."""
+    """Give the Hopper backend's plan these constants inside the block."""
     if backend != "sm90" or not constants:
         yield
         return

@@ -261,7 +261,7 @@ class Watch:
 
 @contextlib.contextmanager
 def on(stated: host.Host) -> Iterator[None]:
-    """Inside of the block every GPU looks like this one: in all threads, since autograd has one for each GPU."""
+    """Make every GPU look like this one inside the block, in all threads: autograd has one for each GPU."""
     asked = host._asked
     host._asked = lambda device: stated                                        # type: ignore[assignment]
     try:
@@ -326,7 +326,7 @@ def number(x: float) -> float | None:
 
 
 def from_a_graph(case: Case, given: cases.Case, first: Tensors, device: str) -> Iterator[str]:
-    """Captured with other numbers, then replayed with those of the case."""
+    """Capture a graph with other numbers, then replay it with those of the case."""
     others = drawn(case, "slow", seed=2).map(lambda x: x.to(device))
     static = others.map(torch.clone)
     side = torch.cuda.Stream()

@@ -169,7 +169,7 @@ def check(asked: argparse.Namespace) -> int:
 
 
 def save(out: Path, found: dict[str, Done]) -> None:
-    """After each part, so that what is there when time is up comes back."""
+    """Write the parts that are done; called after each, so that what is there when time is up comes back."""
     data: dict[str, Any] = {"parts": {name: done._asdict() for name, done in found.items()}}
     for name in ("errors", "host"):
         file = out / f"{name}.json"

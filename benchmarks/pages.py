@@ -18,7 +18,7 @@ def with_rows(text: str, header: str, rows: Iterable[str]) -> str:
 
 
 def found(text: str, sentence: str) -> re.Match[str]:
-    """Where a page says that, with a figure for each `#`, on as many lines as it takes."""
+    """Find a sentence of a page, with a figure for each `#`, on as many lines as it takes."""
     pattern = re.escape(sentence).replace(r"\#", r"([\d.,]*\d)").replace(r"\ ", r"\s+")
     if match := re.search(pattern, text):
         return match

@@ -415,7 +415,7 @@ def skipping(number: int, port: int, device: str, pipe: Connection) -> None:
 
 
 def a_rank_that_skips(device: str) -> dict[str, str]:
-    """Nothing, if both ranks end in an error and no number before it differs from those of the first step."""
+    """Return what is wrong: nothing if both ranks end in an error and earlier numbers are those of the first step."""
     port, context = free_port(), mp.get_context("spawn")
     pipes = [context.Pipe(duplex=False) for _ in range(WORLD)]
     processes = [context.Process(target=skipping, args=(n, port, device, pipes[n][1])) for n in range(WORLD)]

@@ -266,7 +266,7 @@ def backwards_of_hopper(device: str) -> None:
 
 @contextlib.contextmanager
 def told(sms: int | None, segment: int | None, ctas: int | None) -> Iterator[None]:
-    """Inside of the block plans are made for so many SMs, segments of at least so many chunks, and one kernel of
+    """Plan, inside the block, for so many SMs, segments of at least so many chunks, and one kernel of
     clusters of so many CTAs; None: kernels apart."""
     before = recorded_plan.SHORTEST, launch.RECORDED, plan.FUSED, plan.CTAS
     plan.FUSED, plan.CTAS = ctas is not None, ctas

@@ -191,7 +191,7 @@ class Engine:
         self.work.set()
 
     def end(self) -> None:
-        """Ends all requests, with an error for their clients."""
+        """End all requests, with an error for their clients."""
         for request in (*self.running, *self.waiting):
             request.events.put_nowait(RuntimeError("The server is stopping. Send the request again later."))
             self.cancel(request)
@@ -443,7 +443,7 @@ def server_of(engine: Engine, grace: float, **options: Any) -> Any:
 
 @contextlib.asynccontextmanager
 async def telling(what: Callable[[], str]) -> AsyncIterator[None]:
-    """Says on stderr every two seconds how far it is."""
+    """Say on stderr every two seconds how far it is."""
 
     async def tell() -> None:
         while True:
@@ -489,7 +489,7 @@ class Load:
     failed: list[str] = field(default_factory=list)                           # prompts of the failed requests
 
     async def client(self, port: int, prompt: str, limit: int, patience: int) -> None:
-        """One that hangs up after so many tokens."""
+        """Be a client that hangs up after so many tokens."""
         last, text = time.perf_counter(), []
 
         def on_line(line: dict) -> bool:

@@ -732,7 +732,7 @@ def prepare(
 
 
 def _check_numbers(call: Call) -> None:
-    """Before known calls are looked up by their values: True equals 1.0 there, and 64.0 equals 64."""
+    """Check numbers before known calls are looked up by their values: there True equals 1.0, and 64.0 equals 64."""
     o = call.options
     if not torch.compiler.is_compiling():
         check(call, NUMBERS)

@@ -106,7 +106,7 @@ def or_empty(x: Tensor | None, like: Tensor) -> Tensor:
 
 
 def or_none(x: Tensor | None) -> Tensor | None:
-    """Undoes `or_empty` for gradients of outputs that were not requested."""
+    """Undo `or_empty` for gradients of outputs that were not requested."""
     return None if x is None or x.dim() == 1 else x
 
 
@@ -492,7 +492,7 @@ def _gate_tangent(g, A_log, dt_bias, lower_bound, dtype, *tangents):
 
 
 def no_second(function: str, *backward: str) -> str:
-    """`backward`: the operators of its backward, and functions that call them; users may call each directly."""
+    """Return an error's text. `backward`: operators of the backward, and functions that call them."""
     return (
         f"{function} has no second derivative, and its backward ({', '.join(backward)}) no first one. Compute its "
         "gradient without create_graph=True, or write the recurrence in plain torch."

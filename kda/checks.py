@@ -136,7 +136,7 @@ def autocasts(x: torch.Tensor) -> bool:
 
 
 def number(x: Any) -> Any:
-    """Converts numpy's numbers to Python's. A bool is no number: a flag in the place of a scale is a mistake."""
+    """Convert numpy's numbers to Python's. A bool is no number: a flag in the place of a scale is a mistake."""
     if isinstance(x, bool) or not isinstance(x, numbers.Real):
         return x
     return int(x) if isinstance(x, numbers.Integral) else float(x)
@@ -172,7 +172,7 @@ def type_row(name: str, needed: bool, id: str | None = None) -> Check:
 
 
 def _shape_row(name: str, letters: str, fix: str, states: bool = False) -> Check:
-    """`letters` as in "B T HV K"; with `states` the shape of final states."""
+    """Return the check of a shape: `letters` such as "B T HV K", or with `states` the shape of final states."""
 
     def expected(c: Call) -> tuple[int, ...]:
         return c.states if states else tuple(getattr(c, letter) for letter in letters.split())

@@ -136,7 +136,7 @@ class Problem:
         return self._hash                    # type: ignore[attr-defined]  # dispatch looks a Problem up on every call
 
     def __reduce__(self):
-        """Without the hash: hashes of strings differ between processes."""
+        """Leave out the hash: hashes of strings differ between processes."""
         return type(self), tuple(getattr(self, f.name) for f in dataclasses.fields(self))
 
     @property

@@ -44,7 +44,7 @@ class Links(NamedTuple):
 
     @classmethod
     def none(cls, message: str) -> Links:
-        """Links of what has no derivative: autograd would silently omit the gradient otherwise."""
+        """Return the links of an operator without a derivative: autograd would silently omit the gradient otherwise."""
 
         def refuse(ctx, *grads):
             raise KdaError(message)
@@ -166,7 +166,7 @@ def batched(tensors: Sequence[Tensor | None]) -> bool:
 
 
 def one_by_one(function: Callable[..., Sequence[Tensor | None]], tensors: Sequence[Any]) -> list:
-    """`function` for each gradient of a batch, its results in a batch again."""
+    """Call `function` for each gradient of a batch; its results are a batch again."""
     level = torch._C._vmapmode_increment_nesting() - 1
     torch._C._vmapmode_decrement_nesting()
     rows: Any = [torch._remove_batch_dim(x, level, 1, 0) if batched([x]) else None for x in tensors]

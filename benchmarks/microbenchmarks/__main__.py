@@ -51,7 +51,7 @@ def say(text: str) -> None:
 
 
 def ask() -> Gpu | None:
-    """In a child: this process must not touch the GPU, or its children could not."""
+    """Ask in a child process: this one must not touch the GPU, or its children could not."""
     found = []
     for message in groups.in_child(lambda send: send(Message("gpu", groups.the_gpu())), 60):
         if message.kind == "gpu":

@@ -53,7 +53,7 @@ def loop(body: str, begins: str, params: str = PARAMS, ends: str = f"sync_all();
 
 
 def one_at_a_time(issue: str, params: str = PARAMS) -> str:
-    """Thread 0: expect, copy, wait; then the next."""
+    """Return a loop in which thread 0 expects, copies and waits before it begins the next copy."""
     return loop(f"""if (threadIdx.x == 0) {{
         u32 here = bar, to = begin;
         expect(here, bytes);
@@ -84,7 +84,7 @@ def ones(bench: Bench) -> str:
 
 
 def fresh(memory: Tensor, run: int) -> Tensor:
-    """Another 64 MiB for every run, so that nothing of it lies in L2."""
+    """Return another 64 MiB for every run, so that nothing of it lies in L2."""
     return memory[(run + 2) * 64 * MIB // 4 :]
 
 
@@ -140,7 +140,7 @@ def boxes(bench: Bench, memory: Tensor) -> None:
 
 
 def stores(bench: Bench, memory: Tensor) -> None:
-    """Until shared memory may be written again, until the stores are done, and how many bytes a clock."""
+    """Time stores until shared memory may be written again, and until they are done; count bytes a clock."""
     trips = bench.trips(TRIPS)
     fill = f"{BEGINS}\n  for (u32 i = threadIdx.x; i < bytes / 4; i += 32) ((u32*)smem)[i] = 0;\n  fence_async();"
     done = f"if (threadIdx.x == 0) {frame.asm('cp.async.bulk.wait_group 0;')}"

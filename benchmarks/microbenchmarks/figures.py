@@ -45,7 +45,7 @@ class Figure(NamedTuple):
 
 
 def rounded(value: float) -> float:
-    """Five digits are more than any clock here gives."""
+    """Round to five digits, which are more than any clock here gives."""
     return float(f"{value:.5g}")
 
 

@@ -128,7 +128,7 @@ def measuring(group: str, gpu: Gpu) -> Callable[[Callable[[Message], Any]], None
 
 
 def building(group: str, target: Target) -> Callable[[Callable[[Message], Any]], None]:
-    """Only builds, and looks at the machine code: a figure is sent where that is not as it must be."""
+    """Only build, and look at the machine code: a figure is sent where that is not as it must be."""
 
     def work(send: Callable[[Message], Any]) -> None:
         faulty = lambda figure: figure.fault and send(Message("figure", figure))  # noqa: E731

@@ -53,7 +53,7 @@ def records(bench: Bench, built: Built, launches: int, ctas: int, **shape) -> to
 
 
 def between(found: torch.Tensor, last: int, first: int) -> list[float]:
-    """For each pair of launches, the median over SMs of clocks from `last` of one to `first` of the next."""
+    """Return the median over SMs of clocks from `last` of one launch to `first` of the next, for each pair."""
     gaps = []
     for one, other in zip(found[1:], found[2:]):                             # the first launch warms the caches
         ends, starts = ({row[0]: row for row in x.tolist()} for x in (one, other))
@@ -85,7 +85,7 @@ def gaps(bench: Bench) -> None:
 
 
 def waves(bench: Bench) -> None:
-    """From the end of a CTA to the start of the next on its SM."""
+    """Time from the end of a CTA to the start of the next on its SM."""
     built = bench.build(source(""))
     for cluster in (1, 2, 4, 8) if bench.target.cc >= (9, 0) else (1,):
         for block, shared in SHAPES[1:] if cluster == 1 else SHAPES[2:3]:

@@ -261,7 +261,7 @@ def before(expected: Expected | None) -> str:
 
 
 def joined(cells: Sequence[str]) -> str:
-    """Cells that all say nothing say it once."""
+    """Join the cells; if all of them say nothing, one is enough."""
     return cells[0] if set(cells) in ({NOT_YET}, {NOTHING}) else "; ".join(cells)
 
 

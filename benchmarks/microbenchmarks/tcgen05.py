@@ -66,7 +66,7 @@ INLINE u32 first_column(u32 tmem) {
 
 
 def allocation(group: int) -> tuple[str, str]:
-    """Before and behind everything; warp 0 takes all columns."""
+    """Return the code before and behind everything; warp 0 takes all columns."""
     suffix = f"cta_group::{group}.sync.aligned"
     take = f"""__shared__ u32 taken; __shared__ __align__(8) u64 bars[1];
   u32 bar = address(bars), step = 0;
@@ -141,7 +141,7 @@ def products(bench: Bench) -> None:
 
 
 def commits(bench: Bench) -> None:
-    """Nothing to wait for: from the commit to the wake of the warp, and of four warps."""
+    """Time a commit that has nothing to wait for until one warp wakes, and until four warps do."""
     take, give = allocation(1)
     for warps in (1, 4):
         body = f"if (threadIdx.x == 0) {{ {commit(1)} }}\n wait(bar, step++ & 1);"

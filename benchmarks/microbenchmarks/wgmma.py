@@ -99,7 +99,7 @@ def finish(one: Product, accumulators: int = 1) -> str:
 
 
 def build(bench: Bench, text: str, sass: dict[str, int]) -> Built:
-    """Also that ptxas does not wait for each product by itself, as it does where it fears for registers."""
+    """Build, and check that ptxas does not wait for each product by itself, as it does where it fears for registers."""
     built = bench.build(text, sass)
     found, waits = opcodes(disassembled(built.kernel) or ""), text.count("wgmma.wait_group")
     waited = sum(n for name, n in found.items() if name.startswith("WARPGROUP.DEPBAR"))

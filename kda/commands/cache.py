@@ -44,7 +44,7 @@ class Line:
 
     @property
     def sort(self) -> tuple[str, str, str]:
-        """Whose it is, arch, kernel; "-" where it does not tell."""
+        """The backend or owner, the arch and the kernel; "-" where the entry does not tell."""
         about = self.kept.about or {}
         if self.kept.about is None:
             whose = "unreadable"
@@ -157,7 +157,7 @@ def show(screen: Screen, kept: store.Store, lines: Sequence[Line], verbose: bool
 
 
 def rows(lines: Sequence[Line], verbose: bool) -> list[tuple[str, ...]]:
-    """One for each kernel of a backend and arch, or else one for all of them, which says how many there are."""
+    """Return a row for each kernel of a backend and arch, or else one row for all of them with their number."""
     found, depth = [], 3 if verbose else 2
     for sort in sorted({line.sort[:depth] for line in lines}):
         same = [line for line in lines if line.sort[:depth] == sort]

@@ -144,7 +144,7 @@ def archs_without_kernels(backends: Sequence[Capability]) -> list[str]:
 
 def examine(screen: Screen, checks: Sequence[str] = (), problem: str | None = None, require: Sequence[str] = (),
             strict: bool = False) -> Report:
-    """Everything; only the named checks; or, for a problem, only who accepts it."""
+    """Examine everything, or only the named checks; or, for a problem, only which backends accept it."""
     named = [name.removeprefix(LIVE) for name in checks if name.startswith(LIVE)]
     looked_at = _checks_to_run(checks, problem)
     with_table = not checks or problem is not None or bool(require) or bool(named)

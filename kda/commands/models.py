@@ -24,7 +24,7 @@ CALL = Problem(g_dtype="float32", qk_l2norm=True, final_state=True)
 
 @dataclass(frozen=True)
 class Way:
-    """From the models of a package to kda."""
+    """The way from the models of a package to kda."""
 
     package: str
     status: str                              # the status of its finding

@@ -25,7 +25,7 @@ def write(screen: Screen, found: Mutants) -> None:
 
 
 def report(screen: Screen, target: Target, options: dict[str, Any]) -> int:
-    """Weakens the kernels of a target, prints what became of each mutant; 1 if one survives without a reason."""
+    """Weaken the kernels of a target, print what became of each mutant; return 1 if one survives without a reason."""
     from kda import simulator
     from kda.verify.mutants import CALLS, calls
 

@@ -257,7 +257,7 @@ def probe_backend(name: str) -> Probe:
 
 
 def probe_fla() -> Probe:
-    """Importing FLA takes seconds: only where there is one."""
+    """Import FLA in a child process, if it is installed: that takes seconds."""
     if importlib.util.find_spec("fla") is None:
         return Probe("absent")
     return run_json([sys.executable, "-m", "kda.commands.probe_fla"], TIMEOUTS["fla"])

@@ -25,7 +25,7 @@ _command_began: float | None = None
 
 
 def a_command_begins() -> None:
-    """Importing torch, which comes before most of what is shown, counts as part of the wait."""
+    """Begin to measure the wait before torch is imported, as that comes before most of what is shown."""
     global _command_began
     _command_began = time.monotonic()
 
@@ -110,7 +110,7 @@ def fitting(words: str, room: int) -> str:
 
 @contextlib.contextmanager
 def showing(shown: Progress) -> Iterator[Progress]:
-    """Show it inside the `with`, where nothing else is printed; kernels that are built there are counted in it."""
+    """Show progress inside the `with`, where nothing else is printed; it counts the kernels that are built there."""
     over = threading.Event()
     terminal = is_terminal(sys.stderr)
     wrote = False

@@ -29,7 +29,7 @@ class Ran(NamedTuple):
 
 
 def found(backends: Iterable[str], cc: tuple[int, int]) -> tuple[Ran, ...]:
-    """One for each backend that has kernels for this GPU and is in the ledger."""
+    """Return what ran of each backend that has kernels for this GPU and is in the ledger."""
     ledger, targets = Ledger.read(), {name: code_for(cc, capability(name).archs) for name in backends}
     known = {group.split()[0] for group in ledger.groups}
     return tuple(_of(ledger, name, target.name) for name, target in targets.items() if target and name in known)

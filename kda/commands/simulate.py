@@ -99,7 +99,7 @@ def command(
 
 @contextmanager
 def _watched(screen: Screen, kernel: str, runs: int) -> Iterator[Callable[[], None]]:
-    """Shows a launch that takes long: the script, whose own output comes before and after it, waits meanwhile."""
+    """Show a launch that takes long; the script waits meanwhile, its own output comes before and after."""
     from kda.simulator.findings import shortened
 
     with screen.progress(f"simulating {shortened(kernel)}", total=runs if runs > 1 else None) as shown:

@@ -304,7 +304,7 @@ def cannot_judge(screen: Screen, case: Case, name: str | None, reasons: Sequence
 
 
 def arch_elsewhere(case: Case, name: str | None, reasons: Sequence[str]) -> str | None:
-    """One that a backend has kernels for, where this machine lacks such a GPU and that is all that is in the way."""
+    """Return an arch for which a backend has kernels, if it is refused here only because there is no such GPU."""
     if name not in backend_names() or not any(reason.startswith(f"{name}.gpu:") for reason in reasons):
         return None
     from kda.simulator.chips import host_of

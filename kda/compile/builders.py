@@ -70,7 +70,7 @@ class Builders:
                 self._idle[recipe.door].append(builder)
 
     def stop(self) -> None:
-        """Nobody waits any more for what is being built."""
+        """Stop all builders: nobody waits any more for what is being built."""
         self._stopped = True
         for builder in self._all:
             builder.kill()

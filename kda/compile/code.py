@@ -149,7 +149,7 @@ class Code:
         return cls(name=name, ptx=ptx, cubin=cubin, target=target, params=found[name], **(known or {}), **more)
 
     def write(self, buffer: Any, values: Sequence[Any], args: Sequence[Any]) -> None:
-        """`pack`, by one struct for the usual arguments; what that refuses is looked at one by one."""
+        """Write arguments like `pack`, by one struct for the usual ones; what that refuses is looked at one by one."""
         try:
             for i, size in self._sized:                                      # a struct would cut or fill them
                 if len(values[i]) != size:

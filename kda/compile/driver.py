@@ -131,7 +131,7 @@ class _Handle(NamedTuple):
     told: dict[int, int]                     # what the driver was told about it
 
     def allowing(self, shape: Shape) -> int:
-        """Allow it the shared memory and the cluster of a launch."""
+        """Allow this kernel the shared memory and the cluster of a launch."""
         x, y, z = shape.cluster
         for attribute, value in ((DYNAMIC_SHARED, shape.dynamic_shared), (ANY_CLUSTER, int(x * y * z > 8))):
             if value > self.told.get(attribute, 0):

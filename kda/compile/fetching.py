@@ -58,7 +58,7 @@ def fetch_here(recipe: AnyRecipe) -> Any:
 
 
 def build_together(recipes: Iterable[AnyRecipe]) -> None:
-    """Ahead of `fetch_here`: build what is missing in processes, all at once, if the CPUs are there for it.  Each of
+    """Before `fetch_here`, build what is missing in processes, all at once, if the CPUs are there for it.  Each of
     these imports the compiler first, which takes a CPU as long as a small kernel.  What cannot be built is left for the
     call that wants it, which says why."""
     if _cpus() >= SEVERAL:

@@ -51,7 +51,7 @@ class Kernel(Code):
         cooperative: bool = False,
         config: Any = None,
     ) -> Bound:
-        """`launch` with all but the tensors, which come before the numbers: to be called with those."""
+        """Return a `launch` that still needs the tensors, which come before the numbers."""
         shape = Shape(dim3(block), dim3(cluster), dynamic_shared, pdl, cooperative)
         return Bound(self, dim3(grid), numbers, shape, config)
 
@@ -76,7 +76,7 @@ class Bound:
         self._ready: dict[int, Any] = {}                                     # device -> the driver's part
 
     def __call__(self, *tensors: Any) -> Any:
-        """Tensors, Places or None.  An address alone is refused: nothing would hold its memory."""
+        """Launch with tensors, Places or None.  An address alone is refused: nothing would hold its memory."""
         values = [0 if x is None else x.data_ptr() for x in tensors] + self.numbers
         if (found := taker()) is None:
             return driver.launch(self.kernel, self.grid, self.shape, values, values, kept=self._ready)

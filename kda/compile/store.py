@@ -138,7 +138,7 @@ def existing(folder: str | os.PathLike) -> str:
 
 
 def _make(folder: Path) -> None:
-    """Creates a folder and its parents one after the other: Path.mkdir calls itself, once for each of them."""
+    """Create a folder and its parents one after the other: Path.mkdir calls itself, once for each of them."""
     place = existing(folder)
     for name in os.path.relpath(os.path.abspath(folder), place).split(os.sep):
         place = os.path.join(place, name)
@@ -153,7 +153,7 @@ def writable(folder: str | os.PathLike) -> bool:
 
 
 def accepts_files(folder: str) -> bool:
-    """Seen by making one that has no name: rights alone say nothing of a read-only disk or of /proc, nor to root."""
+    """Try to make a file without a name: rights alone say nothing of a read-only disk or of /proc, nor to root."""
     try:
         with tempfile.TemporaryFile(dir=folder):
             return True
@@ -292,7 +292,7 @@ class Store:
 
     @contextlib.contextmanager
     def _locked(self, key: str) -> Iterator[None]:
-        """Alone among processes and threads.  Without locks (no folder, no fcntl) a kernel may be built twice."""
+        """Exclude other processes and threads.  Without locks (no folder, no fcntl) a kernel may be built twice."""
         with contextlib.ExitStack() as held:
             try:
                 path = self._path(key).with_suffix(".lock")

@@ -175,7 +175,7 @@ class TritonKernel(Kernel):
         return found.launch(self._described(grid, self._shape, values, flat, tensors, stream=stream))
 
     def _hold(self, values: Sequence[Any]) -> None:
-        """Hold what was promised of the arguments."""
+        """Check that the arguments are as promised."""
         bits = 0
         try:
             for i in self.divisible:

@@ -75,7 +75,7 @@ def on_stderr(recipes: Sequence[Named]) -> Iterator[Built]:
 
 @contextlib.contextmanager
 def once(what: str) -> Iterator[None]:
-    """Around a build that a machine needs once."""
+    """Report a build that a machine needs once, from begin to end of the block."""
     if _watchers:
         with _watchers[-1](what):
             yield

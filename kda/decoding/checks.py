@@ -184,7 +184,7 @@ def _device_row(name: str) -> Check:
 
 
 def _together_row(id: str, name: str, others: tuple[str, ...], asked: str, fix: str) -> Check:
-    """`name` may be given only where all others are."""
+    """Return the check that `name` is given only where all others are."""
 
     def found(c: StepCall) -> str | None:
         missing = [NAMES.get(each, each) for each in others if getattr(c.x, each) is None]

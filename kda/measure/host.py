@@ -79,7 +79,7 @@ class StandIn:
             yield
 
     def wait(self) -> None:
-        """There is nothing to wait for."""
+        """Return at once: there is nothing to wait for."""
 
     def launches_of(self, call: Call) -> int:
         before = self.taker.launches
@@ -95,7 +95,7 @@ class StandIn:
         return sum(event.name in ALLOCATES for event in seen.events())
 
     def while_busy(self, call: Call, repeats: int, launches: int, seconds: float) -> None:
-        """It is never busy."""
+        """Return None: a stand-in is never busy."""
 
 
 class Gpu:
@@ -145,7 +145,7 @@ class Gpu:
         return so_far() - before
 
     def while_busy(self, call: Call, repeats: int, launches: int, seconds: float) -> Timing:
-        """Batches of calls behind a kernel that takes longer than the host does; `seconds` of one call are expected."""
+        """Time batches of calls behind a kernel that takes longer than the host; one call should take `seconds`."""
         batch, late = max(1, QUEUE // (launches + SPARE)), 0
         found: list[Any] = []
         while len(found) < repeats:

@@ -257,7 +257,7 @@ def _is_table(launch: Any) -> bool:
 
 
 def _setting(chip: str, launch: Any, clusters: int) -> Setting:
-    """Tables of packed sequences run in full: what the other kernels do depends on them."""
+    """Return how a launch runs; tables of packed sequences run in full, since other kernels depend on their values."""
     return Setting(chip, clusters, sms=SMS) if _is_table(launch) else Setting(chip, clusters, WAVES, SMS)
 
 

@@ -253,7 +253,7 @@ def memory_of(door: Door, case: Case, direction: str, clock: CpuClock | CudaCloc
 
 
 def _forward(door: Door, case: Case) -> Results:
-    """Without autograd, unless more is to be kept for the backward: only a forward that is recorded keeps anything."""
+    """Run a forward, without autograd unless more is to be kept: only a recorded forward keeps anything."""
     if case.keywords.get("disable_recompute"):
         (o, ht), _ = _recorded(door, case)
         return {"o": o.detach(), "ht": ht.detach()}

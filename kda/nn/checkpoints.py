@@ -181,7 +181,7 @@ def _shaped(name: str, x: Tensor) -> Tensor:
 
 
 def translate(layer: nn.Module, state_dict: dict[str, Any], prefix: str, *_: Any) -> None:
-    """Before a layer loads: renames its weights in `state_dict`.  A layer with other sizes or parts is an error."""
+    """Rename weights in `state_dict` before a layer loads them.  A layer with other sizes or parts is an error."""
     given = {name[len(prefix) :]: x for name, x in state_dict.items() if name.startswith(prefix)}
     own = {name: x.shape for name, x in (*layer.named_parameters(), *layer.named_buffers())}
     if all(name in own and x.shape == own[name] for name, x in given.items()):

@@ -397,7 +397,7 @@ class KimiDeltaAttention(nn.Module):
 
 
 def _exempt_from_weight_decay(layer: nn.Module, *_: Any) -> None:
-    """Marks the parameters of the gate, as optimizers of FLA and others read it."""
+    """Mark the parameters of the gate in the way that optimizers of FLA and others read."""
     for x in (layer.A_log, layer.dt_bias):
         x._no_weight_decay = True  # type: ignore[union-attr]
 

@@ -81,7 +81,7 @@ def _mirrored(p: Problem) -> Problem:
 
 
 def how(p: Problem, asked: str) -> str:
-    """One line for people: how the maps of such a call are computed."""
+    """Say in one line for people how the maps of such a call are computed."""
     p = problem_of_piece(p, p.T, state=False)
     backend = choose(p, asked).backend
     again = choose(_identity(p), asked).backend

@@ -250,7 +250,7 @@ def _behind(rank: Rank, transposed: Tensor) -> dict[int, Tensor]:
 
 def _chained(rank: Rank, sources: Sequence[int], targets: Sequence[int], own: SegmentSummary | None,
              through: bool) -> Tensor | None:
-    """Receives from the nearest source, applies this rank's map, and sends to the nearest target."""
+    """Receive from the nearest source, apply this rank's map, and send to the nearest target."""
     came = exchange.receive(rank.context, _no_state(rank), sources[0], OP) if sources else None
     if targets:
         exchange.send(rank.context, maps.fold([own], came) if through else own.added, targets[0], OP)

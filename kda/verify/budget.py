@@ -70,7 +70,7 @@ def dithered(x: Tensor, dtype: torch.dtype, seed: int) -> Tensor:
 
 @functools.lru_cache(maxsize=8)
 def noise(shape: torch.Size, dtype: torch.dtype, seed: int) -> Tensor:
-    """Uniform from -1/2 to 1/2.  Kept, since every chunk of a walk asks for the same."""
+    """Return numbers uniform from -1/2 to 1/2.  They are kept, since every chunk of a walk asks for the same."""
     return torch.rand(shape, generator=torch.Generator().manual_seed(seed), dtype=dtype).sub_(0.5)
 
 
@@ -171,7 +171,7 @@ def distance(x: Tensor, exact: Tensor) -> Tensor:
 
 
 def _seed(*of: str | int) -> int:
-    """32 bits: torch uses only the last 32 of a longer seed."""
+    """Return a seed of 32 bits: torch uses only the last 32 of a longer one."""
     return zlib.crc32(" ".join(map(str, of)).encode())
 
 
@@ -184,7 +184,7 @@ def _ratio(error: float, budget: float) -> float:
 
 
 class Rounding(NamedTuple):
-    """Where a backend rounds: all sums in `compute`, tensors that a stage writes as in `stored`, by the names of
+    """The dtypes of a backend: all sums in `compute`, tensors that a stage writes as in `stored`, by the names of
     `kda.stages`: {"w": "bfloat16", ...}.  A backend's launch module declares them: `rounded_to(problem)`.
     """
 

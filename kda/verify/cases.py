@@ -178,14 +178,14 @@ def make(spec: Spec, device: str = "cpu") -> Case:
 
 
 def _poisoned(x: Tensor, spec: Spec) -> Tensor:
-    """nan in the tokens that belong to no sequence: nothing may come of them."""
+    """Put nan into the tokens that belong to no sequence: nothing may come of them."""
     if spec.padding:
         x[:, -spec.padding :] = torch.nan
     return x
 
 
 def make_inputs(lengths: tuple[int, ...] | list[int] | None = None, device: str = "cpu", **spec: Any) -> Case:
-    """`make`, from the fields of a Spec."""
+    """Make a case from the fields of a Spec."""
     return make(Spec(lengths=None if lengths is None else tuple(lengths), **spec), device)
 
 

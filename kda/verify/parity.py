@@ -235,7 +235,7 @@ def whole_call(door: Door, case: Case, backward: bool) -> tuple[list[Row], dict[
 
 
 def compare(door: Door, other: Door, case: Case, backward: bool, found: dict, limits: dict[str, Budget]) -> list[Row]:
-    """Two backends: the difference of two results may use the budgets of both."""
+    """Compare two backends; the difference of two results may use the budgets of both."""
     theirs, their_limits = other.call(case, backward), budgets(case, other.rounding(case), backward)
     return [
         judge(f"to {other.name}", n, (limit + their_limits[n]).around(theirs[n]), found[n], case, whole=True)
@@ -278,7 +278,7 @@ def packed_vs_alone(door: Door, case: Case, backward: bool) -> list[Row]:
 
 
 def only(case: Case, n: int, start: int, end: int) -> Case:
-    """Sequence n by itself, as a row of its own."""
+    """Return sequence n by itself, as a row of its own."""
 
     def tokens(x: Tensor) -> Tensor:
         return x.flatten(0, 1)[start:end].unsqueeze(0)
@@ -298,7 +298,7 @@ def examine(
     door: Door, case: Case, only_stage: str | None = None, other: Door | None = None, exact: bool = False,
     keep_going: bool = False, tell: Callable[[str], None] = lambda text: None,
 ) -> Report:
-    """Stages, then whole calls; with `only_stage` only that one, with `exact` only equal bits."""
+    """Examine stages, then whole calls; with `only_stage` only that one, with `exact` only equal bits."""
     with one_thread_if_small(case.problem()):
         return _examined(door, case, only_stage, other, exact, keep_going, tell)
 
@@ -450,7 +450,7 @@ def describe(row: Row) -> str:
 
 
 def worst(row: Row) -> str:
-    """ "seq 0 chunk 1 head 3 k 64 v 0: got 0.412, want 0.009"."""
+    """Name the worst place: "seq 0 chunk 1 head 3 k 64 v 0: got 0.412, want 0.009"."""
     m = row.measure
     if m.index is None:
         return {"shape": "another shape", "missing": "nothing was written"}.get(m.kind, "")

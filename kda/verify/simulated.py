@@ -48,7 +48,7 @@ class SimulatedDoor(Door):
 
     @contextlib.contextmanager
     def simulated(self) -> Iterator[None]:
-        """Launches go to the simulator, and the host looks like the target."""
+        """Send launches to the simulator, and let the host look like the target."""
         from kda.simulator import capture
 
         with capture(arch=self.target.spelling, **self.options) as session:

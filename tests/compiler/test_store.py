@@ -192,7 +192,7 @@ def give_away(path, monkeypatch):
 
 
 def is_refused(kept, key, match):
-    """Nothing is read, there is one warning, and what is built stays in memory."""
+    """Check that nothing is read, that there is one warning, and that what is built stays in memory."""
     calls, before = [], sorted(kept.folder.rglob("*"))
     with pytest.warns(RuntimeWarning, match=match) as warned:
         for _ in range(2):

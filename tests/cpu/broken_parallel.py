@@ -99,7 +99,7 @@ def meshed(axis, sizes=None, world=2, **replaced):
 
 
 def along_the_sequence(own_group, lengths=(8,), **words):
-    """With a context, of the mesh's group or another one."""
+    """Run with a context, of the mesh's group or another one."""
     from torch.distributed.tensor import Shard, distribute_tensor, init_device_mesh
 
     with alone():

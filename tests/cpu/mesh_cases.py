@@ -174,7 +174,7 @@ def fully_sharded(mesh):
 
 
 def compiled(rank):
-    """How far a call in one graph is from an eager one: o, dq and dA_log."""
+    """Return how far a call in one graph is from an eager one: o, dq and dA_log."""
     mesh, call = init_device_mesh("cpu", (2,)), make(B=2, T=40, **SIZES)
     tensors = distributed(call, mesh, ("heads",))
     found = []

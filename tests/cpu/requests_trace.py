@@ -165,7 +165,7 @@ class Engine:
             r.done += size
 
     def leave(self) -> list[Request]:
-        """Who is done; some others change their minds."""
+        """Take out who is done; some others change their minds."""
         for r in self.running:
             r.cancelled = r.done < r.tokens and self.draw.random() < 0.02
         left = [r for r in self.running if r.cancelled or r.done == r.tokens]

@@ -135,7 +135,7 @@ def test_a_named_backend_that_refuses_gives_its_own_reasons_first_and_then_who_a
 
 
 def test_no_refusal_advises_a_backend_that_refuses_too():
-    """On a CPU and on GPUs, of every backend: what the last line advises is true, and no reason advises a backend."""
+    """On a CPU and on GPUs the last line's advice is true for every backend, and no reason advises a backend."""
     hosts = [detect("cpu"), *(dataclasses.replace(H200, cc=cc) for cc in ((7, 5), (8, 0), (9, 0), (10, 0), (12, 0)))]
     calls = [problem(), problem(dtype="float64"), problem(K=200), problem(direction="backward", disable_recompute=True)]
     refused = 0

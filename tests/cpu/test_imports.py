@@ -225,7 +225,7 @@ def test_import_kda_registers_its_operators():
 
 
 def test_import_kda_costs_a_few_files_of_its_own_over_import_torch():
-    """None that belongs to a backend, a compiler, the simulator or a command, and no other package."""
+    """It loads no file of a backend, a compiler, the simulator or a command, and no other package."""
     loaded = fresh("import torch, sys; before = set(sys.modules); import kda; print(*(set(sys.modules) - before))")
     parts = ("api", "autograd", "bundles", "capability", "checks", "dispatch", "errors", "gate_checks", "gates", "host",
              "keywords", "offsets", "problem", "transforms", "written")

@@ -124,7 +124,7 @@ def test_a_copy_of_a_cache_keeps_what_was_and_select_takes_sequences():
 
 
 def test_gradients_flow_through_a_cache():
-    """From one piece into those before, through the states of the recurrence and of the convolutions."""
+    """They flow from one piece into those before, through the states of the recurrence and of the convolutions."""
     layer, x = make(), hidden(9)
 
     def pieces(x):
@@ -614,7 +614,7 @@ def torchs_own():
 
 @pytest.mark.parametrize("masked", [False, True], ids=["rows", "padded"])
 def test_the_way_of_a_gpu_compiles_without_a_graph_break(masked, monkeypatch):
-    """With stand-ins for the launches: operators that torch.compile does not look into, forward and backward."""
+    """Stand-ins replace the launches: operators that torch.compile does not look into, forward and backward."""
     for module in (convolution, norm):
         monkeypatch.setattr(module, "takes_kernels", lambda x: True)
         monkeypatch.setattr(module, "_launch", torchs_own)
@@ -753,7 +753,7 @@ def test_models_of_transformers_that_are_none_of_ours_are_refused(models, found)
 
 @pytest.mark.exhaustive
 def test_one_compiled_layer_takes_calls_of_other_sizes():
-    """From the second on, sizes are symbols, which torch.compile cannot print."""
+    """Sizes are symbols from the second call on, and torch.compile cannot print them."""
     layer, mask = make(), torch.tensor([1.0, 1.0, 0.0])
     compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
     for B, T in ((2, 5), (2, 9), (3, 70)):

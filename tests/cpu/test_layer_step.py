@@ -78,7 +78,7 @@ def test_a_step_leaves_what_the_parts_leave(options, T, steps, monkeypatch):
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_a_step_of_16_bits_is_as_close_to_the_exact_one_as_its_parts(dtype, steps, monkeypatch):
-    """Both dtypes alike; the parts round between convolution, recurrence and norm, one kernel does not."""
+    """Both dtypes behave alike; the parts round between convolution, recurrence and norm, one kernel does not."""
     layer, x = make(dtype, lower_bound=-5.0), hidden(9, dtype=dtype)
     exact = make(lower_bound=-5.0)
     exact.load_state_dict(layer.state_dict())

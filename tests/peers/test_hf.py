@@ -210,7 +210,7 @@ def test_without_transformers_the_reason_is_given_once(monkeypatch):
 
 
 def test_without_fla_a_model_calls_kda():
-    """In a process where FLA cannot be imported, whether it is installed or not."""
+    """The process cannot import FLA, whether it is installed or not."""
     code = """
 import sys
 sys.modules["fla"] = None

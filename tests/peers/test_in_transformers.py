@@ -65,7 +65,7 @@ def by_token(q, k, v, g, beta, initial_state=None, use_qk_l2norm_in_kernel=True,
 
 @pytest.fixture
 def counted(monkeypatch):
-    """How often each function of kda was called."""
+    """Count the calls of each function of kda."""
     counts = dict.fromkeys(("chunk_kda", "fused_recurrent_kda_fwd"), 0)
 
     def counting(name, function):

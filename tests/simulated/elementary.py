@@ -39,7 +39,7 @@ DOCUMENTED = Chip(2.0**-22, 2.0**-23, 2.0**-22.9)
 
 
 class Backend(NamedTuple):
-    """How a backend goes about it."""
+    """The errors of a backend's functions."""
 
     chip: Chip
     exponent: float = EPS + LOG2_E_ERROR     # relative error of x log2(e)

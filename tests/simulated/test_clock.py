@@ -117,7 +117,7 @@ def test_a_global_load_moves_ahead_of_uses_before_it_but_not_of_a_barrier_or_a_s
 
 @pytest.mark.parametrize("sources, clocks", [("%f1, %f1, %f1", 1), ("%f1, %f2, %f3", 1.5)])
 def test_the_register_file_reads_two_operands_a_clock(sources, clocks):
-    """Where operands change from one instruction to the next; those that stay are not read again."""
+    """Only operands that change from one instruction to the next are read; those that stay are not read again."""
     other = "%f4, %f5, %f6" if clocks > 1 else sources
     body = "".join(f"fma.rn.f32 %f{8 + k % 8}, {other if k % 2 else sources};" for k in range(64))
     assert each(body, few=4, many=12, before=ONE) == pytest.approx(64 * clocks, rel=0.02)

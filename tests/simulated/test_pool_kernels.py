@@ -125,7 +125,7 @@ def test_nothing_that_is_launched_depends_on_numbers_that_the_gpu_holds():
 
 @pytest.mark.exhaustive
 def test_offsets_and_slots_out_of_range_touch_no_memory(monkeypatch):
-    """On a GPU nobody has looked at them."""
+    """They go to the kernels unchecked: on a GPU nobody has looked at them."""
     monkeypatch.setattr(checks, "VALUES", ())
     x = Prefix("triton", "sm80", K=16, V=16)
     before = x.pool.clone()

@@ -72,7 +72,7 @@ class Chunk(NamedTuple):
 
 
 def sequences(case):
-    """First token, among those of all rows, and tokens of each sequence."""
+    """Return the first token, among those of all rows, and the number of tokens of each sequence."""
     if case.spec.lengths is None:
         B, T = case.spec.shape
         return [(n * T, T) for n in range(B)]
@@ -634,7 +634,7 @@ FAULTS = {
 @pytest.mark.spread(every=15)
 @pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
 def test_a_planted_fault_is_noticed(fault, tmp_path, monkeypatch):
-    """In the kernel that has it; tiles are made as they ship unless it is their fault."""
+    """The fault is in one kernel; tiles are made as they ship unless it is their fault."""
     case_tiles = tiles_of if fault.case not in ("operands", "any gate") else None
     assert fault.noticed in ways_of_noticing(fault, tmp_path, monkeypatch, case_tiles)
 

@@ -131,7 +131,7 @@ LAYOUTS = {
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_memory_may_lie_in_any_order(layout):
-    """And nothing is read at an address that is not a multiple of its size."""
+    """Nothing is read at an address that is not a multiple of its size, either."""
     case = case_of(T=40, H=2)
     apart = case.map(lambda x: LAYOUTS[layout](x) if x.is_floating_point() else x)
     (found, session), (expected, _) = seen(apart), seen(case)

@@ -143,7 +143,7 @@ def test_a_planted_fault_is_noticed(ctas, sharing, words, fault, tmp_path, monke
     ],
 )
 def test_the_form_that_was_fastest_runs(K, V, gate, T, H, lengths, ctas):
-    """On an H100 (benchmarks/results/h100-sm90-dims.json)."""
+    """The times are from an H100 (benchmarks/results/h100-sm90-dims.json)."""
     rows = dict(lengths=(1,) * len(lengths)) if lengths else dict(T=1)
     p = drawn(K=K, V=V, gate=gate, initial_state=False, **rows).problem()
     planned = plan.plan(dataclasses.replace(p, T=T, H=H, HV=H), 132)

@@ -325,7 +325,7 @@ def test_a_sequence_in_segments_is_the_definition(monkeypatch):
 
 @pytest.mark.slow
 def test_alone_and_packed_have_the_same_bits(monkeypatch):
-    """In segments of two chunks."""
+    """Segments have two chunks."""
     cut_into(monkeypatch, 2)
     at = door("sm90")
     case = make_inputs(H=1, **LONG | dict(lengths=(150, 0, 1, 64)))
@@ -499,7 +499,7 @@ def test_the_configurations_of_the_table_are_clean(arch, dim, gate, dtype):
 @pytest.mark.parametrize("lengths", [(0,), (0, 0), ()], ids=str)
 @pytest.mark.parametrize("K, V", [(32, 16), (40, 24)], ids=["K=32 V=16", "K=40 V=24"])
 def test_sequences_of_no_tokens_hand_their_states_through(K, V, lengths, arch):
-    """Beside ten tokens of nobody."""
+    """Ten tokens beside them belong to nobody."""
     case = make_inputs(lengths, H=1, HV=2, K=K, V=V, padding=10)
     found = trained(arch, case)
     assert same_bits(found.pop("ht"), case.keywords["initial_state"]) and same_bits(found.pop("dh0"), case.dht)

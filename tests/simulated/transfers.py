@@ -65,12 +65,12 @@ def fill_shared(size):
 
 
 def load_shared(size, name="IN"):
-    """From the tensor at %rd1 to shared memory, by generic loads and stores."""
+    """Return code that copies the tensor at %rd1 to shared memory, by generic loads and stores."""
     return each_word(name, size, "ld.global.u32 %r32, [%rd21];\n    st.shared.u32 [%r31], %r32;")
 
 
 def store_shared(size, name="OUT"):
-    """From shared memory to the tensor at %rd1, by generic loads and stores."""
+    """Return code that copies shared memory to the tensor at %rd1, by generic loads and stores."""
     return each_word(name, size, "ld.shared.u32 %r32, [%r31];\n    st.global.u32 [%rd21], %r32;")
 
 
@@ -122,7 +122,7 @@ def target_of(swizzle):
 
 
 def swizzled(swizzle, at):
-    """Where the byte of a linear offset lands: the place that holds its piece."""
+    """Return the place at which the byte of a linear offset lands."""
     line, piece, byte = at // 128, at % 128 // 16, at % 16
     pattern = PATTERNS[swizzle]
     place = pattern[line % len(pattern)].index(str(piece))

@@ -24,7 +24,7 @@ def compiled(function, recipe):
 
 @contextlib.contextmanager
 def building_here(launch, monkeypatch):
-    """Inside of the block a decoding launch builds its kernels in this process, and remembers no others."""
+    """Let a decoding launch build its kernels in this process inside the block; it remembers no others."""
     launch._prepared.cache_clear()
     monkeypatch.setattr(launch, "fetch", built_here)
     yield
