@@ -39,7 +39,7 @@ CHIPS = {
 
 
 def number_of(arch: str) -> int:
-    """100 for "sm_100a", "sm100", "compute_100" or "100"; raises ValueError for an arch that is not simulated."""
+    """Return 100 for "sm_100a", "sm100", "compute_100" or "100"; ValueError for an arch that is not simulated."""
     try:
         cc = parse(str(arch).replace("compute", "sm")).cc
     except ValueError:

@@ -94,7 +94,7 @@ def _launched_in(
 
 
 def text_of(source: str | os.PathLike[str]) -> tuple[str, str]:
-    """(text, path; "" where the text was given)."""
+    """Return (text, path; "" where the text was given)."""
     if isinstance(source, str) and ("{" in source or "\n" in source):
         return source, ""
     path = pathlib.Path(source)
@@ -104,7 +104,7 @@ def text_of(source: str | os.PathLike[str]) -> tuple[str, str]:
 
 
 def included_by(text: str, folders: Sequence[str]) -> dict[str, str]:
-    """The headers in these folders that a text includes, and they include: what is built depends on them."""
+    """Return the headers in these folders that a text includes, and they include: what is built depends on them."""
     found: dict[str, str] = {}
     waiting = [text]
     while waiting:
@@ -117,7 +117,7 @@ def included_by(text: str, folders: Sequence[str]) -> dict[str, str]:
 
 
 def headers() -> list[str]:
-    """Folders of the CUDA headers that are installed: cuda_fp16.h, mma.h, and where a toolkit has them cuda/std."""
+    """Return the folders of installed CUDA headers: cuda_fp16.h, mma.h, and where a toolkit has them cuda/std."""
     triton = importlib.util.find_spec("triton")
     roots = [os.environ.get("CUDA_HOME"), "/usr/local/cuda"]
     found = [os.path.join(root, "include") for root in roots if root]
@@ -153,7 +153,7 @@ def _nvcc(text: str, file: str, target: Target, options: list[str], included: di
 
 
 def _named(ptx: str, kernel: str) -> str:
-    """The kernel's name in PTX: as it is, or where C++ has added its arguments, after its length."""
+    """Return the kernel's name in PTX: as it is, or where C++ has added its arguments, after its length."""
     names, plain = _NAME.findall(ptx), kernel.rpartition("::")[2]
     mangled = re.compile(rf"(?<!\d){len(plain)}{re.escape(plain)}")
     found = [n for n in names if n == kernel] or [n for n in names if mangled.search(n)]

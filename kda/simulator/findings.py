@@ -187,7 +187,7 @@ def shortened(name):
 
 
 def folded(findings):
-    """One finding of a kind per source line, or per instruction without one, the first; `alike` has the others."""
+    """Return the first finding of each kind per source line, or per instruction without one; `alike` has the others."""
     sites = {}
     for finding in findings:
         site = finding.place.source or finding.place
@@ -216,7 +216,7 @@ def place_of(program, index):
 
 
 def sourced(loc):
-    """A source line, and the lines at which it was inlined."""
+    """Return a source line, and the lines at which it was inlined."""
     text = f"{loc.file}:{loc.line}"
     while loc := loc.inlined_at:
         text += f" < {loc.file}:{loc.line}"
@@ -365,7 +365,7 @@ class Wording:
 
 
 def _linear(number, rank, grid, cluster):
-    """The CTA (as one number) of a rank in the cluster of a number."""
+    """Return the CTA (as one number) of a rank in the cluster of a number."""
     clusters = [g // c for g, c in zip(grid, cluster)]
     at = [outer * c + inner for outer, inner, c in zip(_digits(number, clusters), _digits(rank, cluster), cluster)]
     return at[0] + grid[0] * (at[1] + grid[1] * at[2])

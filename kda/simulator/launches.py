@@ -50,13 +50,13 @@ def _uncollected():
 
 @functools.lru_cache(maxsize=64)
 def program(ptx, kernel, arch):
-    """The kernel of that name (None: the only one), lowered for an arch such as "sm_100a" (None: the PTX's own)."""
+    """Return the kernel of a name (None: the only one), lowered for an arch such as "sm_100a" (None: the PTX's)."""
     with _uncollected():
         return _program(ptx, kernel, arch)
 
 
 def own_cluster(ptx, kernel, arch):
-    """The cluster that a kernel was compiled for (__cluster_dims__); (1, 1, 1) if for none."""
+    """Return the cluster that a kernel was compiled for (__cluster_dims__); (1, 1, 1) if for none."""
     wanted = program(ptx, kernel, arch).kernel.directives.get("reqnctapercluster") or ()
     return (*wanted, 1, 1, 1)[:3]
 
@@ -194,7 +194,7 @@ def launch(
 
 
 def _worded(record, program, spans, config, strict, heap):
-    """The engine's findings as values."""
+    """Return the engine's findings as values."""
     if not record.nfindings:
         return []
     grid, block, cluster = tuple(record.grid), record.block, tuple(record.cluster)
@@ -225,7 +225,7 @@ class _Grids:
 
 
 def _covering(spans, address, size):
-    """The flags of `size` bytes, all together; None where no span has any of them."""
+    """Return the flags of `size` bytes, all together; None where no span has any of them."""
     found = None
     for at, flags in spans:
         first, end = max(at, address), min(at + len(flags), address + size)
@@ -236,7 +236,7 @@ def _covering(spans, address, size):
 
 
 def _errors(strict):
-    """One bit per kind of finding that is an error."""
+    """Return one bit per kind of finding that is an error."""
     return sum(1 << n for n, kind in KINDS.items() if n != UNWRITTEN and (strict or not kind.forgiven))
 
 
@@ -309,7 +309,7 @@ def _check_shape(p, grid, block, cluster, most_ctas):
 
 
 def bind(p, args):
-    """(objects to keep alive, parameter buffer, memory spans) for the arguments of a launch."""
+    """Return (objects to keep alive, parameter buffer, memory spans) for the arguments of a launch."""
     params = p.kernel.params
     size = max((q.offset + q.size for q in params), default=0)
     if isinstance(args, (bytes, bytearray, memoryview)):
@@ -369,7 +369,7 @@ def _named(n, param):
 
 
 def _mapped(map_, what, name, n):
-    """The Span of a TensorMap's tensor."""
+    """Return the Span of a TensorMap's tensor."""
     found = span(what, name, n)
     if found.layout:
         return found
@@ -384,7 +384,7 @@ def _declared(found):
 
 
 def _regions(spans):
-    """The engine's regions: sorted, with overlapping spans merged."""
+    """Return the engine's regions: sorted, with overlapping spans merged."""
     merged = []
     for address, size, *_ in sorted((s for s in spans if s.size), key=lambda s: s[:2]):
         if merged and address < merged[-1][0] + merged[-1][1]:

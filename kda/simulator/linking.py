@@ -45,7 +45,7 @@ class Linked:
 
 
 def link(module: Module, kernel: Kernel) -> tuple[Kernel, dict[str, Linked]]:
-    """The kernel with the bodies of its functions, and these by name; the kernel itself where it calls none."""
+    """Return the kernel with the bodies of its functions, and these by name; the kernel itself where it calls none."""
     reached, taken = _reachable(module, kernel)
     if not reached:
         return kernel, {}
@@ -74,7 +74,7 @@ def link(module: Module, kernel: Kernel) -> tuple[Kernel, dict[str, Linked]]:
 
 
 def _reachable(module: Module, kernel: Kernel) -> tuple[dict[str, Function], set[str]]:
-    """(the defined functions that may run, the names of those whose address is taken)."""
+    """Return (the defined functions that may run, the names of those whose address is taken)."""
     pointers = {v.name: {symbol for _, symbol, _ in v.addresses} for v in module.variables}
     reached: dict[str, Function] = {}
     taken: set[str] = set()
@@ -96,7 +96,7 @@ def _reachable(module: Module, kernel: Kernel) -> tuple[dict[str, Function], set
 
 
 def _mentioned(kernel: Kernel) -> Iterator[tuple[str, bool]]:
-    """Each symbol that a body names, and whether it is called there."""
+    """Yield each symbol that a body names, and whether it is called there."""
     for ins in kernel.body:
         called = ins.parts[0] == "call"
         for n, operand in enumerate(ins.operands):
@@ -114,7 +114,7 @@ def _symbols(operand: Operand) -> Iterator[Symbol]:
 
 
 def _called(f: Function, taken: set[str]) -> set[str]:
-    """The functions that it may call itself: through a pointer, each whose address is taken."""
+    """Return the functions that it may call itself: through a pointer, each whose address is taken."""
     callees = [ins.operands[1] for ins in f.body if ins.parts[0] == "call"]
     direct = {c.name for c in callees if isinstance(c, Symbol)}
     return direct | (taken if any(isinstance(c, Register) for c in callees) else set())

@@ -26,7 +26,7 @@ class Layout(NamedTuple):
     itemsize: int
 
     def index(self, offset):
-        """The index of the element that has the byte at this offset; None: it lies between elements."""
+        """Return the index of the element that has the byte at this offset; None: it lies between elements."""
         rest, found = offset // self.itemsize, [0] * len(self.shape)
         for d in sorted(range(len(self.shape)), key=lambda d: -self.strides[d]):
             if self.shape[d] > 1 and self.strides[d]:
@@ -57,7 +57,7 @@ class Span(NamedTuple):
 
 
 def span(what, name=None, argument=None):
-    """The Span of a tensor, of a TensorMap's tensor, or of an (address, bytes, name)."""
+    """Return the Span of a tensor, of a TensorMap's tensor, or of an (address, bytes, name)."""
     if isinstance(what, Span):
         return what._replace(name=name or what.name)
     if not isinstance(what, torch.Tensor):
@@ -106,7 +106,7 @@ class Names:
         self.variables = sorted(_variables(program, config))
 
     def memory(self, space, address):
-        """The Memory of an address as the engine has it."""
+        """Return the Memory of an address as the engine has it."""
         if SPACES[space] == "global":
             return self._of_a_tensor(address)
         if SPACES[space] == "tensor":
@@ -129,7 +129,7 @@ class Names:
         return Memory("global", address, around[0], None, offset=address - around[0].address)
 
     def nearest(self, address):
-        """The Span that begins before an address and ends last, or the last tensor in it; None: there is none."""
+        """Return the Span that begins before an address and ends last, or the last tensor in it; None without one."""
         before = [s for s in self.spans if s.address <= address]
         if not before:
             return None
@@ -139,7 +139,7 @@ class Names:
 
 
 def _variables(program, config):
-    """(first byte, end, name) of everything that has a name in shared memory."""
+    """Yield (first byte, end, name) of everything that has a name in shared memory."""
     builder, fields = program.builder, getattr(getattr(config, "struct", None), "fields", {})
     start = -(-builder.dynamic_start // 1024) * 1024  # where a CuTe kernel's struct begins
     for name, f in fields.items():
@@ -165,7 +165,7 @@ def _in_cpp(name):
 
 
 def function_of(loc):
-    """The function of the source that the outermost known caller stands in; None where nobody knows."""
+    """Return the function of the source that the outermost known caller stands in; None where nobody knows."""
     while loc.inlined_at:
         loc = loc.inlined_at
     around = [(first, name) for first, last, name in _functions(loc.file) if first <= loc.line <= last]
@@ -174,7 +174,7 @@ def function_of(loc):
 
 @functools.cache
 def _functions(file):
-    """(first line, last line, name) of the functions of a Python file; none of a file that is not there."""
+    """Return (first line, last line, name) of the functions of a Python file; none of a file that is not there."""
     try:
         tree = ast.parse(Path(file).read_text())
     except (OSError, SyntaxError, ValueError):

@@ -50,13 +50,13 @@ def align_up(n, to):
 
 
 def zeros(size):
-    """(object to keep alive, address) of memory that the system provides where it is first touched."""
+    """Return (object to keep alive, address) of memory that the system provides where it is first touched."""
     kept = ctypes.c_char.from_buffer(mmap.mmap(-1, max(size, 1)))
     return kept, ctypes.addressof(kept)
 
 
 def encode(value, type_):
-    """The bits of an immediate, as an operand of this type."""
+    """Return the bits of an immediate, as an operand of this type."""
     if isinstance(value.value, float) or type_ in FLOATS:
         number = float(value.value)
         if value.bits is not None:
@@ -168,14 +168,14 @@ class Builder:
     # ---- the register file
 
     def room(self, width):
-        """Offset of a new register of 4, 8 or 16 bytes a lane, or of a predicate (0)."""
+        """Return the offset of a new register of 4, 8 or 16 bytes a lane, or of a predicate (0)."""
         size = {0: 4, 4: 128, 8: 256, 16: 512}[width]
         self.size = align_up(self.size, min(size, 64))
         offset, self.size = self.size, self.size + size
         return offset
 
     def register(self, name):
-        """Offset of a declared register."""
+        """Return the offset of a declared register."""
         if name not in self.registers:
             if name not in self.kernel.registers:
                 self.fail(f"register {name} is not declared")
@@ -183,7 +183,7 @@ class Builder:
         return self.registers[name]
 
     def type_of(self, operand):
-        """Declared type of a register operand."""
+        """Return the declared type of a register operand."""
         return self.kernel.registers[operand.name]
 
     def _constant(self, width, source, value):
@@ -193,7 +193,7 @@ class Builder:
         return self.constants[key]
 
     def constant(self, value, width=4):
-        """Offset of a constant: `value` holds its bits; width 4, 8 or 16 bytes a lane, 0 for a predicate."""
+        """Return the offset of a constant: `value` holds its bits; width 4, 8 or 16 bytes a lane, 0 for a predicate."""
         return self._constant(width, CONSTANT, value & ((1 << max(8 * width, 1)) - 1))
 
     # ---- operands
@@ -207,7 +207,7 @@ class Builder:
             self.fail(f"{register.name} is declared .{self.type_of(register)}; .{type_} needs {bits}{more}")
 
     def value(self, operand, type_, wider=False):
-        """Offset of a source operand read as `type_`: register, immediate, special register, address of a variable."""
+        """Return the offset of a source operand read as `type_`: a register, immediate, or variable's address."""
         width = WIDTHS[type_]
         match operand:
             case Register(name=name):
@@ -243,7 +243,7 @@ class Builder:
         return self.symbols["%envreg1"][1]
 
     def _stack_pointer(self, name, offset):
-        """The register with the address of a variable on the stack: a call sets it."""
+        """Return the register with the address of a variable on the stack: a call sets it."""
         function, at = self.on_stack[name]
         pointers = self.stack_pointers.setdefault(function, {})
         if at + offset not in pointers:
@@ -251,7 +251,7 @@ class Builder:
         return pointers[at + offset]
 
     def symbol(self, name):
-        """(space, address in it) of a variable, parameter or function."""
+        """Return (space, address in it) of a variable, parameter or function."""
         if name in self.params:
             return "param", self.params[name].offset
         if name in self.linked:
@@ -261,12 +261,12 @@ class Builder:
         return self.symbols[name]
 
     def values(self, operand, type_, wider=False):
-        """Offsets of a vector's items; a lone operand counts as a vector of one; `_` gives -1."""
+        """Return the offsets of a vector's items; a lone operand counts as a vector of one; `_` gives -1."""
         items = operand.items if isinstance(operand, Vector) else (operand,)
         return [-1 if isinstance(item, Sink) else self.value(item, type_, wider) for item in items]
 
     def target(self, operand, type_, wider=False):
-        """Offset of a destination register of `type_`; `_` stands for one that nothing reads."""
+        """Return the offset of a destination register of `type_`; `_` stands for one that nothing reads."""
         if isinstance(operand, Sink):
             return self.room(WIDTHS[type_])
         if not isinstance(operand, Register):
@@ -279,13 +279,13 @@ class Builder:
         return [self.target(item, type_, wider) for item in items]
 
     def predicate(self, operand):
-        """(offset, negated) of a source predicate: `p`, `!p` or an immediate 0 or 1."""
+        """Return (offset, negated) of a source predicate: `p`, `!p` or an immediate 0 or 1."""
         if isinstance(operand, Negated):
             return self.value(operand.register, "pred"), True
         return self.value(operand, "pred"), False
 
     def place(self, operand):
-        """An address operand `[base+offset]`."""
+        """Return an address operand `[base+offset]`."""
         if not isinstance(operand, Address):
             self.fail(f"{operand} is not an address")
         base, offset = operand.base, operand.offset
@@ -304,7 +304,7 @@ class Builder:
         return Place(self.constant(int(base.value), 8), True, offset)
 
     def space_of(self, operand):
-        """The space that an address operand's symbol lies in; None for a register."""
+        """Return the space that an address operand's symbol lies in; None for a register."""
         base = operand.base if isinstance(operand, Address) else operand
         return self.symbol(base.name)[0] if isinstance(base, Symbol) else None
 
@@ -458,7 +458,7 @@ class Program:
         self.handle = binding.new_program(records, args, mods, b.constants, b.size, b.local_bytes)
 
     def _joins(self, ops):
-        """post_dominators of the kernel's instructions and of each function's, which end at their own returns."""
+        """Return post_dominators of the kernel's instructions and each function's, which end at their own returns."""
         targets = [self._successors(n, op) for n, op in enumerate(ops)]
         firsts = sorted(f.first for f in self.functions.values())
         found = {}
@@ -480,7 +480,7 @@ class Program:
         return [n + 1]
 
     def instruction(self, index):
-        """The syntax of an instruction by its index; None for the implied exit at the end."""
+        """Return the syntax of an instruction by its index; None for the implied exit at the end."""
         return self.kernel.body[index] if 0 <= index < len(self.kernel.body) else None
 
     def __del__(self):

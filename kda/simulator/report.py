@@ -72,7 +72,7 @@ class Run:
         return {ins.line for ins in found if ins}
 
     def conflicts(self):
-        """(source line or PTX line, passes over shared memory, passes needed), worst first."""
+        """Return (source line or PTX line, passes over shared memory, passes needed), worst first."""
         lines = defaultdict(lambda: [0, 0])
         for ins, line in self._lines:
             if ins and line["wavefronts"] > line["wavefronts_needed"]:
@@ -92,7 +92,7 @@ class Run:
         ]
 
     def stalls(self):
-        """(source line or PTX line, {why: clocks that warps waited there}), worst first; of a launch with a clock."""
+        """Return (source or PTX line, {why: clocks that warps waited there}), worst first, if there was a clock."""
         lines = defaultdict(lambda: defaultdict(float))
         for (ins, _), waited in zip(self._lines, self.clock.stalls_of if self.clock else ()):
             for why, clocks in waited.items():
@@ -109,7 +109,7 @@ class Run:
         return Timeline(self, sms)
 
     def report(self):
-        """The table as text."""
+        """Return the table as text."""
         c = self.counters
         grid, block, cluster = ("x".join(map(str, d)) for d in (self.grid, self.block, self.cluster))
         active = _share(c["thread_instructions"], 32 * c["warp_instructions"])

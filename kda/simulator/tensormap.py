@@ -268,7 +268,7 @@ CHECKS = (
 
 
 def encode(m: TensorMap | None = None, **fields: Any) -> bytes:
-    """The map's 128 bytes; `fields` are those of TensorMap."""
+    """Return the map's 128 bytes; `fields` are those of TensorMap."""
     m = TensorMap(**fields) if m is None else m
     dtype, swizzle = DTYPES[m.dtype], SWIZZLES[m.swizzle]
     bits = {
@@ -345,7 +345,7 @@ def _key(what: str, table: dict, matches: Callable[[Any], bool]) -> Any:
 
 
 def _of_tensor(tensor: Any) -> dict[str, Any]:
-    """Fields of a map over a whole tensor, its last dimension first."""
+    """Return the fields of a map over a whole tensor, its last dimension first."""
     *outer, inner = tensor.stride() or (1,)
     if inner != 1:
         raise TensorMapError(f"tensor map: the last dimension is contiguous; found stride {inner}. Transpose it.")

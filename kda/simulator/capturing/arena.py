@@ -115,7 +115,7 @@ class Block:
             flags.as_strided(tensor.shape, tensor.stride(), first).fill_(-1 if size > 1 else 1)
 
     def unwritten(self) -> bytearray | None:
-        """The flags, if some byte has not been written."""
+        """Return the flags, if some byte has not been written."""
         if self.written is not None and self.written.find(0, 0, self.size) < 0:
             self.written = None
         return self.written
@@ -163,7 +163,7 @@ class Arena:
         return torch.frombuffer(view, dtype=torch.uint8)
 
     def at(self, address: int) -> Block | None:
-        """The block, alive or kept back, that an address lies in."""
+        """Return the block, alive or kept back, that an address lies in."""
         i = bisect.bisect_right(self._begins, address) - 1
         if i < 0:
             return None
@@ -176,7 +176,7 @@ class Arena:
             block.wrote(address, size)
 
     def among(self, numbers: Iterable[int]) -> Iterator[Block]:
-        """The blocks that numbers point into, each once."""
+        """Yield the blocks that numbers point into, each once."""
         if not self._begins:
             return
         first, last = self._begins[0], self._blocks[self._begins[-1]]

@@ -138,7 +138,7 @@ def call(session: Session, compiled: door.Compiled, args: tuple, kwargs: dict) -
 
 
 def _host(session: Session, function: Any) -> Host:
-    """The DSL's own compiled function, linked for this session."""
+    """Return the DSL's own compiled function, linked for this session."""
     host = session.hosts.get(id(function))
     if host is None:
         if function.ir_module is None:
@@ -283,7 +283,7 @@ def _unless_of_the_host_alone(taker: Any, original: Any) -> Any:
 
 
 def _externals(module: Any) -> list[str]:
-    """Functions that host code calls and does not define."""
+    """Return the functions that host code calls and does not define."""
     functions = (op for op in module.body.operations if op.operation.name == "llvm.func")
     return [op.attributes["sym_name"].value for op in functions if not op.operation.regions[0].blocks]
 

@@ -64,7 +64,7 @@ def runs(ptx: str, target: Target) -> bool:
 
 
 def resident(device: Chip, registers: int | None, shared: int | None, threads: int, dynamic_shared: int) -> int:
-    """CTAs of a kernel that a multiprocessor can hold."""
+    """Return how many CTAs of a kernel a multiprocessor can hold."""
     by_shared = device.shared_sm // ((shared or 0) + dynamic_shared + _KB)
     by_registers = 65536 // max((registers or UNKNOWN_REGISTERS) * threads, 1)
     return min(by_shared, device.threads_sm // max(threads, 1), by_registers, ATTRIBUTES[106](device))

@@ -11,7 +11,7 @@ CPU, CUDA = 1, 2                             # kDLCPU, kDLCUDA
 
 
 class Disguised:
-    """A CPU tensor that says it lies on a GPU: only the simulator follows the address."""
+    """A CPU tensor that claims to lie on a GPU: only the simulator follows the address."""
 
     def __init__(self, tensor: torch.Tensor):
         self.tensor = tensor
@@ -26,7 +26,7 @@ class Disguised:
 
 
 def unmasked(capsule: Any) -> Any:
-    """A capsule that torch accepts, of a tensor that may be disguised."""
+    """Return a capsule that torch accepts, of a tensor that may be disguised."""
     return _told(capsule, CPU)
 
 

@@ -238,7 +238,7 @@ def _worded_to(a: _Answers, gpu: Gpu, error: int, to: Any) -> None:
 
 
 def _nothing(a: _Answers, gpu: Gpu, *args: Any) -> None:
-    """Done already, or means nothing here."""
+    """Do nothing: this is done already, or means nothing here."""
 
 
 def _to(answer: Callable[..., Any]) -> Callable[..., None]:
@@ -382,7 +382,7 @@ def _built(text: str, file: str, target: Target, flags: list[str], included: dic
 
 
 def _trampolines(names: Sequence[str], functions: Sequence[str]) -> str:
-    """A C function for each name, which hands its parameters on to an address in a table."""
+    """Return a C function for each name, which hands its parameters on to an address in a table."""
     longs, values = (", ".join(f"{kind}a{n}" for n in range(_LONGS)) for kind in ("long ", ""))
     lines = [
         f"long {name}({longs}) {{ return kda_table[{i}] ? ((long (*)({longs}))kda_table[{i}])({values}) : 0; }}"

@@ -79,7 +79,7 @@ def behind(given: Mapping[str, Any]) -> Mapping[str, torch.Tensor]:
 
 
 def with_pointees(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Tensors, and the storages that addresses lie in which they hold: a kernel may follow a table of those."""
+    """Return tensors, and the storages that addresses in them point into: a kernel may follow a table of those."""
     found, storages = dict(tensors), None
     for name, tensor in tensors.items():
         if tensor.dtype not in (torch.int64, torch.uint64) or tensor.device.type != "cpu":
@@ -97,7 +97,7 @@ def with_pointees(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor
 
 
 def live() -> dict[str, torch.Tensor]:
-    """Every CPU storage that Python can reach: what remains where the arguments do not tell."""
+    """Return every CPU storage that Python can reach: what remains where the arguments do not tell."""
     return {f"storage {i}": whole for i, whole in enumerate(_storages())}
 
 
@@ -140,7 +140,7 @@ def _storages() -> list[torch.Tensor]:
 
 
 def _with_memory() -> Iterator[tuple[torch.Tensor, torch.UntypedStorage]]:
-    """Every tensor on the CPU that Python can reach."""
+    """Yield every tensor on the CPU that Python can reach."""
     objects = gc.get_objects()               # hundreds of thousands: no line of Python for each
     for thing in itertools.compress(objects, map(PLAIN.__contains__, map(type, objects))):
         plain = thing.layout == torch.strided and thing.device.type == "cpu"

@@ -60,7 +60,7 @@ class Callbacks:
         self._callbacks: dict[str, Any] = {}
 
     def callback(self, name: str, answer: Callable, types: Sequence[Any], returns: Any = c_int) -> int:
-        """Address of a C function; it lives as long as this object."""
+        """Return the address of a C function; it lives as long as this object."""
         self._callbacks[name] = ctypes.CFUNCTYPE(returns, *types)(self._guarded(answer))
         return ctypes.cast(self._callbacks[name], c_void_p).value or 0
 
@@ -91,7 +91,7 @@ class Runtime(Callbacks):
         self._handles: dict[int, Kernel] = {}
 
     def callbacks(self, names: Iterable[str]) -> dict[str, int]:
-        """Address of a C function for each name; they live as long as this object."""
+        """Return the address of a C function for each name; they live as long as this object."""
         found = {}
         for name in names:
             types, method = FUNCTIONS.get(name, ((), None))

@@ -39,7 +39,7 @@ class Driver:
         return FIRST_DEVICE + 10 * major + minor
 
     def set_current_device(self, device: int) -> None:
-        """There is one."""
+        """Do nothing: there is one device."""
 
     def get_current_stream(self, device: int | None = None) -> int:
         return 0
@@ -69,7 +69,7 @@ class Driver:
         return torch.empty(0)
 
     def clear_cache(self, cache: torch.Tensor) -> None:
-        """There is none."""
+        """Do nothing: there is no cache."""
 
     # utils
 
@@ -155,7 +155,7 @@ def _once(session: Session) -> Any:
 
 
 def _texts(src: Any, metadata: Any) -> dict[str, Any]:
-    """PTX and cubin of a kernel that Triton compiled; its launcher is not told, but its cache knows."""
+    """Return PTX and cubin of a kernel that Triton compiled; its launcher is not told, but its cache knows."""
     from triton.runtime.cache import get_cache_manager
 
     name = src.name[:150]                    # as Triton cuts it

@@ -143,7 +143,7 @@ class ConstantRecord(ctypes.Structure):
 
 @functools.cache
 def engine():
-    """The loaded library."""
+    """Return the loaded library."""
     with tempfile.NamedTemporaryFile(suffix=".so") as file:  # a library can only be loaded by its name
         file.write(build.library())
         file.flush()
@@ -163,7 +163,7 @@ def engine():
 
 @functools.cache
 def handlers():
-    """Name of a handler -> its number."""
+    """Return name of a handler -> its number."""
     found, n = {}, 0
     while name := engine().handler_name(n):
         assert name.decode() not in found, f"two handlers are named {name.decode()}"
@@ -173,7 +173,7 @@ def handlers():
 
 
 def _pointer(numbers):
-    """A C array for an array.array, which must outlive the call."""
+    """Return a pointer to the numbers of an array.array, which must outlive the call."""
     address, count = numbers.buffer_info()
     return ctypes.c_void_p(address if count else 0)
 

@@ -29,7 +29,7 @@ class NoCompilerError(EngineError, MissingCompilerError):
 
 
 def compiler():
-    """The C compiler's path."""
+    """Return the C compiler's path."""
     wanted = os.environ.get("CC") or "gcc"
     found = shutil.which(wanted) or shutil.which("cc")
     if not found:
@@ -41,7 +41,7 @@ def compiler():
 
 
 def sources():
-    """File name -> text: the C files beside this one, and the scalar handlers generated from the tables."""
+    """Return file name -> text: the C files beside this one, and the scalar handlers generated from the tables."""
     from kda.simulator.isa import generate
 
     texts = {p.name: p.read_text() for p in sorted(FOLDER.glob("*.[ch]"))}
@@ -49,12 +49,12 @@ def sources():
 
 
 def source():
-    """One name for all that the engine is built from."""
+    """Return one name for all that the engine is built from."""
     return store.digest(sources())
 
 
 def library():
-    """The built engine, as bytes."""
+    """Return the built engine, as bytes."""
     texts = sources()
     key = store.digest("simulator engine 2", compiler(), _answers("-dumpfullversion"), _native(), FLAGS, texts)
     about = {"kernel": "engine", "arch": platform.machine(), "module": __name__, "source": store.digest(texts)}

@@ -35,7 +35,7 @@ def lower_call(b, ins):
 
 
 def _passed(b, operand):
-    """The .param variable that an argument or a result goes through."""
+    """Return the .param variable that an argument or a result goes through."""
     variable = b.param_variables.get(getattr(operand, "name", None))
     if variable is None:
         b.fail(f"{operand} as an argument or a result", "variables in .param, as compilers write them")

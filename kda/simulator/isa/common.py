@@ -68,12 +68,12 @@ class Place:
 
 
 def one_of(parts, table, default=None):
-    """The value of the first modifier that the table knows."""
+    """Return the value of the first modifier that the table knows."""
     return next((table[p] for p in parts if p in table), default)
 
 
 def operands(b, ins, *names, optional=()):
-    """The operands of an instruction, which must be as many as their names; `optional` ones may be missing."""
+    """Return the operands of an instruction, which must be as many as their names; `optional` ones may be missing."""
     if not len(names) <= len(ins.operands) <= len(names) + len(optional):
         b.fail(f"{len(ins.operands)} operands", ", ".join((*names, *(f"{{{name}}}" for name in optional))))
     return ins.operands

@@ -39,7 +39,7 @@ TRUE = {
 
 
 def _comparison(b, ins, type_):
-    """(what C computes, exchanged, negated) for the instruction's comparison of that type."""
+    """Return (what C computes, exchanged, negated) for the instruction's comparison of that type."""
     asked = ins.parts[1]
     if type_ in FLOATS:
         known = OF_FLOATS
@@ -53,7 +53,7 @@ def _comparison(b, ins, type_):
 
 
 def _compare(b, ins, types):
-    """(C comparison, offsets of a, b, c, numbers for the engine) of an opcode that ends in that many types."""
+    """Return (C comparison, offsets of a, b, c, numbers for the engine) of an opcode that ends in that many types."""
     type_ = ins.parts[-1]
     kind = FLOATS.get(type_) or INTEGERS.get(type_)
     words = ins.parts[2 : len(ins.parts) - types]

@@ -18,7 +18,7 @@ def _bits(type_):
 
 
 def _result(type_, value):
-    """(value, kind) of an integer result: signed ones below 32 bits fill what `mask` leaves of the word."""
+    """Return (value, kind) of an integer result: signed ones below 32 bits fill what `mask` leaves of the word."""
     return (f"(u32)(s32)({type_})({value}) & mask", "u32") if type_ in ("s8", "s16") else (f"({type_})({value})", type_)
 
 

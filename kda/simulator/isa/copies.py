@@ -38,13 +38,13 @@ def needs(b, arch, what):
 
 
 def place(b, operand, generic=False):
-    """(register, [is it wide, offset, is it generic]) of an address operand."""
+    """Return (register, [is it wide, offset, is it generic]) of an address operand."""
     p = b.place(operand)
     return p.register, [int(p.wide), p.offset, int(generic)]
 
 
 def operands_of(b, ins, *names):
-    """The operands by name; a name of None was not asked for by the modifiers, so there is no operand."""
+    """Return the operands by name; a name of None was not asked for by the modifiers, so there is no operand."""
     wanted = [name for name in names if name]
     if len(ins.operands) != len(wanted):
         b.fail(f"{len(ins.operands)} operands", f"{len(wanted)} with these modifiers: {', '.join(wanted)}")
@@ -59,7 +59,7 @@ def cta_mask(b, found):
 
 
 def small_number(b, ins, most):
-    """The immediate operand of wait_group."""
+    """Return the immediate operand of wait_group."""
     found = operands_of(b, ins, "count")["count"]
     if not isinstance(found, Immediate) or not 0 <= int(found.value) <= most:
         b.fail(f"{getattr(found, 'text', found)} pending groups", f"an immediate from 0 to {most}")

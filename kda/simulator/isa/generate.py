@@ -24,7 +24,7 @@ IN_C = {number: name.upper() for name, number in reversed(ROUNDINGS.items()) if 
 
 
 def _element(kind, k):
-    """(kind of one element, how far up it lies in the register)."""
+    """Return (kind of one element, how far up it lies in the register)."""
     kind_ = KINDS[kind]
     return (kind_.element, k * kind_.bits // kind_.count) if kind_.count > 1 else (kind, 0)
 
@@ -77,7 +77,7 @@ def _pointers(row, first=1):
 
 
 def _handler(row, constants):
-    """The body of a handler; constants are (rounding, flags), or None where the instruction says them."""
+    """Return the body of a handler; constants are (rounding, flags), or None where the instruction says them."""
     lines = []
     if constants is None:
         lines.append("const Rounding rounding = (Rounding)i->mod[0]; const int flags = (int)i->mod[1];")
@@ -128,7 +128,7 @@ def _carrying(row):
 
 
 def _comparison(name, kind, value):
-    """A function that compares two registers in all lanes; `shift` picks the element of a packed type."""
+    """Return a function that compares two registers in all lanes; `shift` picks the element of a packed type."""
     c, word = KINDS[kind].c, KINDS[kind].word
     at = " >> shift" if kind in ("f16", "bf16") else ""
     reads = " ".join(f"const {c} {n} = {kind}_of({n.upper()}[l]{at}, flags);" for n in "ab")
@@ -143,7 +143,7 @@ COMPARISON({name})"""
 
 @functools.cache
 def handlers():
-    """((row, constants or None) -> the handler's C name, C name -> its body)"""
+    """Return ((row, constants or None) -> the handler's C name, C name -> its body)"""
     names, bodies, by_body = {}, {}, {}
     for table in TABLES.values():
         by_body.clear()  # a file's handlers are its own
@@ -158,7 +158,7 @@ def handlers():
 
 @functools.cache
 def order():
-    """The names of all generated handlers, in the order of the engine's table."""
+    """Return the names of all generated handlers, in the order of the engine's table."""
     compared = [f"{p}_{name}" for name in COMPARISONS for p in ("setp", "set")]
     return [*handlers()[1], *compared]
 

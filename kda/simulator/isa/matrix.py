@@ -155,7 +155,7 @@ def lower_mma(b, ins):
 
 
 def _metadata(b, given, k, bits):
-    """The register that tells where A is not zero, and which lanes' it is: the first one of a group of four."""
+    """Return the register that tells where A is not zero, and which lanes' it is: the first one of a group of four."""
     if len(given) != 6:
         b.fail(f"{len(given)} operands", "D, A, B, C, metadata, selector")
     word, selector = b.values(given[4], "b32"), given[5]
@@ -169,7 +169,7 @@ def _metadata(b, given, k, bits):
 
 
 def _fragments(b, given, types, shape, bits, type_, sparse=0):
-    """Registers of D, A, B and C."""
+    """Return the registers of D, A, B and C."""
     (d, _), (m, n, k) = types, shape
     per_lane = bits * k * 8 // (32 * (64 if d == "f64" else 32))  # registers for 8 rows of A, or for B
     of_d = m * n // 32 // (2 if d == "f16" else 1)

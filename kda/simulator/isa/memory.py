@@ -30,7 +30,7 @@ def _refuse_unknown(b, ins, *known):
 
 
 def _semantics(b, ins, default_scope="gpu"):
-    """(semantics, scope) of an access, as the engine's numbers."""
+    """Return (semantics, scope) of an access, as the engine's numbers."""
     for part, (sem, scope) in STRONG.items():
         if part in ins.parts and not (part == "mmio" and any(s in ins.parts for s in SCOPES)):
             return SEMANTICS[sem], SCOPES[scope]
@@ -66,7 +66,7 @@ def _access(b, ins, values, address, to_registers, wider=True):
 
 
 def _without_policy(b, ins, *names):
-    """The operands, of which the last is a cache policy where the modifiers say so; it has no effect here."""
+    """Return the operands, of which the last is a cache policy where the modifiers say so; it has no effect here."""
     if "L2::cache_hint" not in ins.parts:
         return operands(b, ins, *names)
     *rest, policy = operands(b, ins, *names, "policy")
@@ -164,7 +164,7 @@ def lower_multimem(b, ins):
 
 
 def _address_type(b, ins):
-    """(the type of the address that mapa and getctarank take, is it generic)."""
+    """Return (the type of the address that mapa and getctarank take, is it generic)."""
     *parts, type_ = ins.parts[1:]
     if parts not in ([], ["shared::cluster"]) or type_ not in ("u32", "u64"):
         b.fail(f"modifiers {'.'.join(ins.parts[1:])}", "{.shared::cluster}.u32, {.shared::cluster}.u64")

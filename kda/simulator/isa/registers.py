@@ -16,7 +16,7 @@ def _check_word(b, operand, kind):
 
 
 def source(b, operand, kind, wider=False):
-    """Offset of a source operand."""
+    """Return the offset of a source operand."""
     _check_word(b, operand, kind)
     if WIDTHS[kind] == 8 and isinstance(operand, Immediate) and isinstance(operand.value, float):
         return b.value(operand, "f64")
@@ -24,7 +24,7 @@ def source(b, operand, kind, wider=False):
 
 
 def target(b, operand, kind, wider=False):
-    """Offset of a destination register."""
+    """Return the offset of a destination register."""
     _check_word(b, operand, kind)
     if isinstance(operand, Sink):
         b.fail("`_` as the only result")
@@ -32,12 +32,12 @@ def target(b, operand, kind, wider=False):
 
 
 def predicate_target(b, operand):
-    """Offset of a predicate to write; -1 for `_` and for none."""
+    """Return the offset of a predicate to write; -1 for `_` and for none."""
     return -1 if operand is None or isinstance(operand, Sink) else target(b, operand, "pred")
 
 
 def hidden(b, name, width):
-    """Offset of a register that PTX does not see: the carry flag, or a stand-in."""
+    """Return the offset of a register that PTX does not see: the carry flag, or a stand-in."""
     if name not in b.registers:
         b.registers[name] = b.room(width)
     return b.registers[name]

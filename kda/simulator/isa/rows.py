@@ -98,7 +98,7 @@ class Row(NamedTuple):
         return "cc" in self.literals or self.opcode in ("addc", "subc", "madc")
 
     def match(self, words):
-        """(rounding, flags) that the words ask for, or None."""
+        """Return (rounding, flags) that the words ask for, or None."""
         rest = set(words)
         if not self.literals <= rest:
             return None
@@ -144,7 +144,7 @@ class Row(NamedTuple):
 
 
 def _choices(name):
-    """(literals, choices) of `add{.rnd}.x`."""
+    """Return (literals, choices) of `add{.rnd}.x`."""
     literals, choices = set(), []
     for braced, plain in re.findall(r"\{\.([\w.]+)\}|\.(\w+(?:::\w+)?)", name):
         words = braced or plain
@@ -158,7 +158,7 @@ def _choices(name):
 
 
 def rows(*table):
-    """Rows from `(name, types, value[, operands])`, one for each entry of `types`."""
+    """Return the rows from `(name, types, value[, operands])`, one for each entry of `types`."""
     made = []
     for name, types, value, *operands in table:
         literals, choices = _choices(name)

@@ -55,7 +55,7 @@ def _all_known(b, parts, *allowed):
 
 
 def _group(b, parts):
-    """cta_group, which must be the same for all of a kernel."""
+    """Return cta_group, which must be the same for all of a kernel."""
     group = GROUPS[_take(b, parts, GROUPS)]
     if vars(b).setdefault("cta_group", group) != group:
         b.fail(f"cta_group::{group} after cta_group::{b.cta_group}", "one of them for the whole kernel")
@@ -69,7 +69,7 @@ def _operands(b, ins, *counts):
 
 
 def _tmem(b, operand):
-    """(register, offset) of a tensor-memory address `[taddr+offset]`."""
+    """Return (register, offset) of a tensor-memory address `[taddr+offset]`."""
     place = b.place(operand)
     if place.wide:
         b.fail("a 64-bit address of tensor memory", "32-bit ones")
@@ -107,7 +107,7 @@ def lower_relinquish(b, ins, parts):
 
 
 def _reduction(b, parts, shape):
-    """The engine's numbers for ld.red: operation, type, .abs, .NaN."""
+    """Return the engine's numbers for ld.red: operation, type, .abs, .NaN."""
     if "red" not in parts:
         return [0, 0, 0, 0]
     parts.remove("red")

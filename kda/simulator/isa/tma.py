@@ -27,7 +27,7 @@ LOAD, STORE = {("shared::cta", "global"), ("shared::cluster", "global")}, {("glo
 
 
 def map_place(b, operand):
-    """The place of a tensor map, by its generic address."""
+    """Return the place of a tensor map, by its generic address."""
     if b.space_of(operand) not in (None, "global"):
         b.fail(f"a tensor map named by a .{b.space_of(operand)} symbol", "its generic address, as cvta gives it")
     return place(b, operand)

@@ -17,12 +17,12 @@ INTEGERS = ("s8", "u8")
 
 
 def _columns(type_):
-    """The N that an instruction on this type of A may have."""
+    """Return the N that an instruction on this type of A may have."""
     return [8, 16, 24, *range(32, 257, 16)] if type_ in INTEGERS else range(8, 257, 8)
 
 
 def _shape(b, ins, parts, sparse):
-    """(N, type of D, of A, of B) of an mma_async."""
+    """Return (N, type of D, of A, of B) of an mma_async."""
     shape, *types = [p for p in parts if p != "satfinite"]
     match = re.fullmatch(r"m64n(\d+)k(\d+)", shape)
     if not match or len(types) != 3:
@@ -47,7 +47,7 @@ def _literal(b, operand, what, choices):
 
 
 def _names(a, in_registers, sparse):
-    """The operands of an mma_async on this type of A, in their order."""
+    """Return the operands of an mma_async on this type of A, in their order."""
     names = ["D", "A", "B", *(("sp-meta", "sp-sel") if sparse else ()), "scale-d"]
     if a not in INTEGERS:
         names += ["imm-scale-a", "imm-scale-b"]

@@ -28,7 +28,7 @@ HELD = {("f16", A): 8, ("f16", B): 8}
 
 
 def _extent(shape, matrix):
-    """(rows, columns) of A, B, C or D."""
+    """Return (rows, columns) of A, B, C or D."""
     m, n, k = map(int, re.findall(r"\d+", shape))
     return {A: (m, k), B: (k, n)}.get(matrix, (m, n))
 

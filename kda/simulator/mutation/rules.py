@@ -37,7 +37,7 @@ def removed(site: Site) -> str:
 
 
 def satisfied(site: Site) -> str:
-    """The answer of a wait without the wait."""
+    """Return the answer of a wait without the wait."""
     return site.written("setp.eq.u32", [site.operands[0], "0", "0"])
 
 
@@ -64,7 +64,7 @@ def expecting_no_bytes(site: Site) -> str:
 
 
 def one_group_more(site: Site) -> str:
-    """A wait that leaves one more group in flight; one that already leaves the most is removed."""
+    """Return a wait that leaves one more group in flight; one that already leaves the most is removed."""
     stay = int(site.operands[0]) + 1
     too_many = site.opcode.startswith("wgmma") and stay > WGMMA_GROUPS
     return "" if too_many else site.written(site.opcode, [str(stay)])
@@ -91,7 +91,7 @@ def for_the_cta_alone(site: Site) -> str | None:
 
 
 def before_the_last_one(site: Site) -> tuple[str, int] | None:
-    """A commit before the last operation that it should cover, if both are in the same straight-line code."""
+    """Return a commit before the last operation that it should cover, if both are in the same straight line."""
     (work,) = (work for commit, work in ASYNC_WORK.items() if site.opcode.startswith(commit))
     at = site.earlier(work)
     return None if at is None else (site.text, at)

@@ -116,7 +116,7 @@ class _Standards:
         return [self.of(schedule, call) for call in range(len(self.calls))]
 
     def calls_that_execute(self, mutant: Mutant) -> tuple[int, ...]:
-        """Numbers of the calls that execute the instruction: under the first schedule that does."""
+        """Return the numbers of the calls that execute the instruction: under the first schedule that does."""
         for schedule in range(len(self.schedules)):
             if found := [n for n, each in enumerate(self.of_schedule(schedule)) if each.executes(mutant)]:
                 return tuple(found)

@@ -24,11 +24,11 @@ class Site:
         return self.statements[self.index].text
 
     def written(self, opcode: str, operands: Iterable[str] | None = None) -> str:
-        """An instruction under the same guard."""
+        """Return an instruction under the same guard."""
         return f"{self.guard}{opcode} {', '.join(self.operands if operands is None else operands)};"
 
     def earlier(self, opcode: str) -> int | None:
-        """Index of the nearest earlier instruction of this kind, if the same threads run both.
+        """Return the index of the nearest earlier instruction of this kind, if the same threads run both.
 
         None also if a register that the instruction reads is written in between.
         """

@@ -37,7 +37,7 @@ class Mutant:
 
 
 def mutants_of(ptx: str, kernel: str, rules: Sequence[Rule] = RULES) -> list[Mutant]:
-    """Every mutant of a kernel, in the order of its text."""
+    """Return every mutant of a kernel, in the order of its text."""
     text, places = _read(ptx)
     found = []
     for instruction, index in _located(parse(ptx).kernels[kernel].body, places):
@@ -53,7 +53,7 @@ def mutants_of(ptx: str, kernel: str, rules: Sequence[Rule] = RULES) -> list[Mut
 
 @functools.lru_cache(maxsize=8)
 def _read(ptx: str) -> tuple[list[Statement], dict[tuple[int, str], list[int]]]:
-    """Statements, and the index of each instruction among them: by line and text, as the parser has them."""
+    """Return statements, and the index of each instruction among them: by line and text, as the parser has them."""
     text, places = list(statements(without_comments(ptx))), defaultdict(list)
     for index, statement in enumerate(text):
         if statement.kind == "instruction":
@@ -62,7 +62,7 @@ def _read(ptx: str) -> tuple[list[Statement], dict[tuple[int, str], list[int]]]:
 
 
 def _located(body: Iterable[Instruction], places: dict[tuple[int, str], list[int]]):
-    """(instruction, index of its statement): those of one line and text follow each other in both."""
+    """Yield (instruction, index of its statement): those of one line and text follow each other in both."""
     seen: defaultdict[tuple[int, str], int] = defaultdict(int)
     for instruction in body:
         key = instruction.line, instruction.text

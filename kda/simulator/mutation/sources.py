@@ -18,7 +18,7 @@ def _own_files() -> tuple[Path, ...]:
 
 @functools.cache
 def located(file: str) -> Path:
-    """The local file: a kernel of this package may have been built at another path."""
+    """Return the local file: a kernel of this package may have been built at another path."""
     path = Path(file)
     for length in range(len(path.parts), 0, -1):
         same = [own for own in _own_files() if own.parts[-length:] == path.parts[-length:]]
@@ -31,7 +31,7 @@ def located(file: str) -> Path:
 
 @functools.cache
 def shown(file: str) -> str:
-    """A file's name for people: relative to the package's folder or the current one, if it is inside."""
+    """Return a file's name for people: relative to the package's folder or the current one, if it is inside."""
     path = located(file)
     for home in (PACKAGE.parent, Path.cwd()):
         if path.is_relative_to(home):

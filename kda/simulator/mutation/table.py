@@ -172,7 +172,7 @@ class Mutants:
 
 
 def frames(loc: Loc | None) -> Iterator[Loc]:
-    """A line and the calls that it was inlined at, innermost first."""
+    """Yield a line and the calls that it was inlined at, innermost first."""
     while loc:
         yield loc
         loc = loc.inlined_at
@@ -190,7 +190,7 @@ def opcode_of(mutant: Mutant) -> str:
 
 
 def _labels(outcomes: Sequence[Outcome]) -> dict[tuple[str, str], str]:
-    """Kernels' names for people: a mangled one is named after the file of its first source line."""
+    """Return kernels' names for people: a mangled one is named after the file of its first source line."""
     labels: dict[tuple[str, str], str] = {}
     for key in dict.fromkeys((outcome.mutant.ptx, outcome.mutant.kernel) for outcome in outcomes):
         name = key[1]

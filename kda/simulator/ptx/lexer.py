@@ -55,7 +55,7 @@ def without_comments(text: str) -> str:
 
 
 def statements(text: str) -> Iterator[Statement]:
-    """All statements of a text without comments, in order."""
+    """Yield all statements of a text without comments, in order."""
     line, counted = 1, 0
     for match in _STATEMENT.finditer(text):
         start = match.start()
@@ -65,7 +65,7 @@ def statements(text: str) -> Iterator[Statement]:
 
 
 def split_list(text: str) -> list[str] | None:
-    """The items of a comma-separated list, brackets and braces kept whole; None where these do not pair up."""
+    """Return the items of a comma-separated list, brackets and braces kept whole; None where these do not pair up."""
     text = text.strip()
     if not text:
         return []
@@ -92,7 +92,7 @@ def integer(text: str) -> int | None:
 
 
 def number(text: str) -> tuple[int | float, int | None] | None:
-    """(value, raw bits of a 0f or 0d literal), or None for what is not a number."""
+    """Return (value, raw bits of a 0f or 0d literal), or None for what is not a number."""
     value = integer(text)
     if value is not None:
         return value, None

@@ -91,7 +91,7 @@ _SECTION_LABEL_OR_BYTES = re.compile(r"([\w$]+)\s*:|\.b8\s+(\d+(?:\s*,\s*\d+)*)"
 
 
 def parse(text: str) -> Module:
-    """The tree of a PTX module; PtxError names the first line that is not taken."""
+    """Return the tree of a PTX module; PtxError names the first line that is not taken."""
     return _Module(text).read()
 
 
@@ -283,7 +283,7 @@ class _Module(_Reader):
             self.fail("a kernel without a body; supported are kernels that are defined in this module")
 
     def _body(self) -> list[Statement]:
-        """The statements up to the brace that closes the body."""
+        """Return the statements up to the brace that closes the body."""
         body: list[Statement] = []
         depth = 1
         for statement in self.statements:

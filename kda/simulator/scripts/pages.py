@@ -45,7 +45,7 @@ class Remark(NamedTuple):
 
 
 def page(found: Simulated, survivors: Iterable[Outcome], home: Path) -> str:
-    """The page; `survivors` are mutants that nothing noticed."""
+    """Return the page; `survivors` are mutants that nothing noticed."""
     remarks = _remarks(found, survivors, home)
     kernels: dict[str, list[int]] = defaultdict(list)
     for n, run in enumerate(found.session.runs):
@@ -126,7 +126,7 @@ def _table(
     file: str | None, text: list[str], counts: Mapping[Line, Mapping[str, float]],
     remarks: Mapping[Line, list[Remark]], home: Path,
 ) -> str:
-    """One file: the lines that ran or of which something is said, and a few around each."""
+    """Return one file: the lines that ran or of which something is said, and a few around each."""
     own = {at.line: line for at, line in counts.items() if at.file == file}
     said = {at.line: of for at, of in remarks.items() if at.file == file}
     columns = [column for column in COLUMNS if any(line[column] for line in own.values())]

@@ -25,7 +25,7 @@ def frames(source: str) -> list[Line]:
 
 
 def line_of(source: str | None, ptx_line: int, home: Path) -> Line:
-    """The innermost line inside a folder; where there is none, the innermost of all."""
+    """Return the innermost line inside a folder; where there is none, the innermost of all."""
     found = frames(source or "")
     own = (at for at in found if at.file and Path(at.file).resolve().is_relative_to(home) and _is_of_user(at.file))
     return next(own, found[0] if found else Line(None, ptx_line))

@@ -57,7 +57,7 @@ LEVELS = {"error": "error", "note": "note"}
 
 
 def log(findings: Iterable[Finding], survivors: Iterable[Outcome], version: str, home: Path) -> dict[str, Any]:
-    """The log of one run; files inside `home` are named relative to it."""
+    """Return the log of one run; files inside `home` are named relative to it."""
     results = [_of_finding(each, home) for each in findings] + [_of_survivor(each, home) for each in survivors]
     used = dict.fromkeys(result["ruleId"] for result in results)
     return {

@@ -196,7 +196,7 @@ OF_ARCH = {80: "a100", 89: "rtx4090", 90: "h200", 100: "b200"}
 
 
 def of_card(card, arch):
-    """The chip that a card is, by the name that people or its driver give it; None if that one has no constants.
+    """Return the chip that a card is, by the name that people or its driver give it; None if that one has no constants.
     Variants with fewer SMs or other memory, such as an H100 PCIe, are none of these."""
     short = short_name(card).removeprefix("rtx")
     names = {name.removeprefix("rtx"): chip for name, chip in CHIPS.items() if chip.arch == arch}
@@ -204,7 +204,7 @@ def of_card(card, arch):
 
 
 def chip_of(name, arch):
-    """The chip of that name, or (True) the default one of an arch such as 90; a Chip is returned unchanged.
+    """Return the chip of that name, or (True) the default one of an arch such as 90; a Chip is returned unchanged.
 
     ValueError if there is none for that arch.
     """

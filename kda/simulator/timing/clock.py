@@ -79,18 +79,18 @@ class Clock:
         return self.clocks - self.start - self.drain
 
     def of(self, clusters):
-        """The clock of this total number of clusters, if both are more than what ran in detail."""
+        """Return the clock of this total number of clusters, if both are more than what ran in detail."""
         share = math.ceil(clusters / self.chip.slots(self.size))
         later = (share - self.share) * self.more
         return replace(self, share=share, clocks=self.clocks + later, triggered=self.triggered + later)
 
     def binds(self):
-        """(name of the busiest unit, its share of the time), busiest first."""
+        """Return (name of the busiest unit, its share of the time), busiest first."""
         return sorted(self.units.items(), key=lambda item: -item[1])
 
 
 def resident_ctas(chip, program, block, registers, shared):
-    """CTAs at once on an SM: by registers, warps and shared memory."""
+    """Return how many CTAs an SM runs at once: by registers, warps and shared memory."""
     warps = -(-math.prod(block) // 32)
     each = 256 * math.ceil((registers or 32) * 32 / 256)  # registers of a warp
     limits = [CTAS_OF_AN_SM, REGISTERS_OF_AN_SM // (each * warps)]
@@ -190,7 +190,7 @@ class Timer:
         )
 
     def records(self):
-        """The engine's TraceRecords, which this frees."""
+        """Return the engine's TraceRecords, which this frees."""
         found = (TraceRecord * self.record.nrecords)()
         if self.record.records:
             ctypes.memmove(found, self.record.records, ctypes.sizeof(found))
@@ -208,7 +208,7 @@ class Timer:
 
 
 def _behind(run):
-    """(when a launch begins, counted from the one that it overlaps; when that one then ends), or (None, 0)."""
+    """Return (when a launch begins, counted from the one that it overlaps; when that one then ends), or (None, 0)."""
     if run is None or run.clock is None:
         return None, 0.0
     ahead = run.clock
@@ -217,7 +217,7 @@ def _behind(run):
 
 
 def together(runs):
-    """Seconds of launches one after the other; a programmatic dependent launch overlaps the one ahead of it."""
+    """Return the seconds of launches in a row; a programmatic dependent launch overlaps the one ahead of it."""
     begins = end = previous = 0.0
     for run in runs:
         scale = 1e-9 / run.clock.chip.gigahertz
@@ -243,7 +243,7 @@ class Longer(NamedTuple):
 
 
 def longer(short, long, size):
-    """A launch of that size, from the (size, Clock) of two that differ only in size.
+    """Return a launch of that size, from the (size, Clock) of two that differ only in size.
 
     The size is what a CTA loops over, such as tokens; for a grid that grows, use Setting.
     """

@@ -50,7 +50,7 @@ class Cost:
 
 
 def registers_of(ins):
-    """(names of the registers that an instruction reads, names of those that it writes); a guard is read."""
+    """Return (names of the registers that an instruction reads, names of those that it writes); a guard is read."""
     op, operands = ins.parts[0], ins.operands
     writes = bool(operands) and op not in NO_RESULT
     if op == "mbarrier":
@@ -88,7 +88,7 @@ def _names(operand):
 
 
 def cost_of(ins, chip):
-    """The Cost of an instruction on a chip."""
+    """Return the Cost of an instruction on a chip."""
     op = ins.parts[0]
     cost = _RULES.get(op, _quiet if op in QUIET else _arithmetic)(ins, chip)
     if op in ORDERING:

@@ -41,17 +41,17 @@ li i { display: inline-block; width: 11px; height: 11px; margin-right: 6px; bord
 
 
 def page(timelines, begins=None, ends=None, sm=0):
-    """A page of one or several launches; a launch's window is chosen unless it is given."""
+    """Return a page of one or several launches; a launch's window is chosen unless it is given."""
     return document("A timeline", sections(timelines, begins, ends, sm))
 
 
 def sections(timelines, begins=None, ends=None, sm=0):
-    """The parts of such a page, one for each launch."""
+    """Return the parts of such a page, one for each launch."""
     return "\n".join(_launch(timeline, *_window(timeline, sm, begins, ends), sm) for timeline in timelines)
 
 
 def document(title, body, style=""):
-    """A page in the colours of timelines, with more rules for its style."""
+    """Return a page in the colours of timelines, with more rules for its style."""
     light, dark = (" ".join(f"--{_name(k)}: {c[n]};" for k, c in COLOURS.items()) for n in (0, 1))
     classes = " ".join(f".{_name(k)} {{ fill: var(--{_name(k)}); background: var(--{_name(k)}); }}" for k in COLOURS)
     return (
@@ -115,7 +115,7 @@ def _launch(timeline, begins, ends, sm):
 
 
 def _picture(rows, begins, ends):
-    """(SVG, reasons that its warps wait for)"""
+    """Return (SVG, reasons that its warps wait for)"""
     scale, y, parts, waits, heading = (WIDTH - LABEL) / (ends - begins), 22, [], set(), None
     for row, slices in rows:
         said = f"{row.name.partition(':')[0]}: {row.role}" if row.kind == "warp" else HEADINGS[row.kind]
@@ -137,7 +137,7 @@ def _picture(rows, begins, ends):
 
 
 def _kind(row, s):
-    """The key of its colour."""
+    """Return the key of its colour."""
     if row.kind == "mbarrier":
         return "odd-phase" if row.slices.index(s) % 2 else "phase"
     return s.why if s.kind == "stall" else "phase" if s.kind == "barrier" else s.kind

@@ -132,7 +132,7 @@ class Timeline:
             yield Row(f"CTA {cta}: {name}", "warp", sm, role, self._of_warp(sorted(pieces, key=lambda p: p.begins)))
 
     def _of_warp(self, pieces):
-        """Waits of at least PAUSE clocks, and the work between them."""
+        """Return the waits of at least PAUSE clocks, and the work between them."""
         slices, work = [], []
         for wait, run in _runs(pieces):
             if wait and run[-1].ends - run[0].begins >= PAUSE:
@@ -153,7 +153,7 @@ class Timeline:
         return [whole]
 
     def _grouped(self, pieces):
-        """Runs of pieces of one line, or of several that together have MERGED clocks."""
+        """Yield runs of pieces of one line, or of several that together have MERGED clocks."""
         some = []
         for p in pieces:
             if some:
@@ -199,7 +199,7 @@ class Timeline:
             yield Row(row, "unit", sm, "", slices)
 
     def _copies(self, records):
-        """Copies in flight; overlapping ones are in separate rows."""
+        """Return the copies in flight; overlapping ones are in separate rows."""
         lanes = defaultdict(list)  # SM -> rows
         for some in self._together(sorted(records, key=lambda r: (r.sm, r.begins))):
             r, ends = some[0], max(r.ends for r in some)
@@ -262,7 +262,7 @@ class Timeline:
 
 
 def _runs(pieces):
-    """(is it a wait, its pieces) for waits without an issue between, and for what is issued in a row."""
+    """Yield (is it a wait, its pieces) for waits without an issue between, and for what is issued in a row."""
     some = []
     for p in pieces:
         if some and bool(some[-1].why) != bool(p.why):
@@ -274,7 +274,7 @@ def _runs(pieces):
 
 
 def _mbarriers(config, program):
-    """Address -> name of the mbarriers of a kernel whose dynamic shared memory is a struct with 64-bit fields."""
+    """Return address -> name of mbarriers of a kernel whose dynamic shared memory is a struct with 64-bit fields."""
     start = -(-program.builder.dynamic_start // 1024) * 1024
     found = {}
     for name, f in getattr(getattr(config, "struct", None), "fields", {}).items():

@@ -11,7 +11,7 @@ COLOURS = {
 
 
 def trace(timelines):
-    """The trace of one launch, or of several in turn; a programmatic dependent launch overlaps the previous one."""
+    """Return the trace of one launch or of several; a programmatic dependent launch overlaps the previous one."""
     events, first, begins, end = [], 0, 0.0, 0.0
     for timeline in timelines:
         clock = timeline.clock

@@ -27,7 +27,7 @@ class Made:
 
 
 def _nothing(gpu: Gpu, *args: Any) -> None:
-    """Done already, or means nothing here."""
+    """Do nothing: this is done already, or means nothing here."""
 
 
 def _of(value: Any) -> Callable[..., Any]:
@@ -206,7 +206,7 @@ def put(patches: Patches) -> None:
 
 @functools.cache
 def _table(name: str) -> tuple[Any, Table] | None:
-    """The module, and an answer or a refusal for each of its functions; None without cuda-python."""
+    """Return the module, and an answer or a refusal for each of its functions; None without cuda-python."""
     if importlib.util.find_spec("cuda") is None or importlib.util.find_spec("cuda.bindings") is None:
         return None
     module = importlib.import_module(f"cuda.bindings.{name}")

@@ -168,7 +168,7 @@ def blocks(gpu: Gpu, function: Any, threads: int, dynamic_shared: int, *flags: A
 
 
 def clusters(gpu: Gpu, function: Any, config: Any) -> int:
-    """Clusters that run at once, where every multiprocessor has room for its share."""
+    """Return how many clusters run at once, where every multiprocessor has room for its share."""
     x, y, z = _attributes(config).get(images.CLUSTER, (1, 1, 1))
     threads = config.blockDimX * config.blockDimY * config.blockDimZ
     size = x * y * z
@@ -182,7 +182,7 @@ def largest_cluster(gpu: Gpu, function: Any, config: Any) -> int:
 
 
 def spare_shared(gpu: Gpu, function: Any, count: int, threads: int) -> int:
-    """Dynamic shared memory of each of `count` CTAs on one multiprocessor."""
+    """Return the dynamic shared memory of each of `count` CTAs on one multiprocessor."""
     static = images.found(gpu, function, Function).shared or 0
     return min(gpu.chip.shared, gpu.chip.shared_sm // int(count) - 1024) - static
 

@@ -69,7 +69,7 @@ class CUDAGraph:
         self.steps, self._pool = [], None
 
     def instantiate(self) -> None:
-        """It always is."""
+        """Do nothing: a graph always is."""
 
     def pool(self) -> tuple[int, int]:
         return 0, 1

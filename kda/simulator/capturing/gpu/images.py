@@ -38,7 +38,7 @@ class Function(NamedTuple):
 
 
 def load(gpu: Gpu, data: Any) -> int:
-    """The handle of a module whose bytes are given, or their address."""
+    """Return the handle of a module whose bytes are given, or their address."""
     code = ctypes.string_at(data) if isinstance(data, int) else bytes(data)
     text = code.rstrip(b"\0")
     kernels = None
@@ -55,7 +55,7 @@ def keep(gpu: Gpu, thing: Any) -> int:
 
 
 def function(gpu: Gpu, image: Any, name: Any) -> int:
-    """The handle of a kernel; of machine code by any name."""
+    """Return the handle of a kernel; machine code has one by any name."""
     kernels = found(gpu, image, Image).kernels
     wanted = name.decode() if isinstance(name, bytes) else str(name)
     if kernels is not None and wanted not in kernels:
@@ -106,7 +106,7 @@ def launch(
 
 
 def _values(params: Any, sizes: Sequence[int], name: str) -> list[bytes]:
-    """The bytes of each parameter: from (values, their ctypes types), or from an array of pointers to them."""
+    """Return the bytes of each parameter: from (values, their ctypes types), or from an array of pointers to them."""
     if isinstance(params, tuple | list):
         values, types = params
         if len(values) != len(sizes):

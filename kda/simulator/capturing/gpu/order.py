@@ -64,7 +64,7 @@ class Order:
             self._blocking.add(stream)
 
     def reached(self, stream: int) -> Mark:
-        """All that a stream's next launch comes after: also what an event records."""
+        """Return all that a stream's next launch comes after: also what an event records."""
         known = self._known[stream]
         _join(known, self._host)
         for other in self._blocking if stream == DEFAULT else {DEFAULT} if stream in self._blocking else ():
@@ -138,7 +138,7 @@ class Storages:
 
 
 def _clash(address: int, flags: torch.Tensor, other: Accesses) -> tuple[int, int, int] | None:
-    """(address of the first byte that both touch and one of them writes, what this does to it, what the other did)."""
+    """Return (address of the first byte that both touch and one writes, what this does to it, what the other did)."""
     first, end = max(address, other.address), min(address + len(flags), other.address + len(other.flags))
     if first >= end:
         return None

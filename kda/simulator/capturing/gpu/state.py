@@ -55,7 +55,7 @@ class Gpu:
         return self.stream.cuda_stream if self.stream is not None else DEFAULT
 
     def new_stream(self, blocking: bool = False) -> int:
-        """The handle of a stream; `blocking`: the default stream waits for it, and it for that one."""
+        """Return the handle of a stream; `blocking`: the default stream waits for it, and it for that one."""
         number = self.handle()
         self.order.created(number, blocking)
         return number
@@ -70,7 +70,7 @@ class Gpu:
             raise SimulationError(found)
 
     def handle(self) -> int:
-        """A number that nothing else of this GPU has."""
+        """Return a number that nothing else of this GPU has."""
         return next(self._handles)
 
     def allocated(self) -> int:

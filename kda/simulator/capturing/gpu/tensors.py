@@ -122,7 +122,7 @@ class Tensors(TorchFunctionMode):
 
 
 def _kind(device: Any) -> str | None:
-    """The type of a device in any spelling; a number is a GPU's."""
+    """Return the type of a device in any spelling; a number is a GPU's."""
     if device is None:
         return None
     kind = "cuda" if isinstance(device, int) else torch.device(device).type
@@ -132,12 +132,12 @@ def _kind(device: Any) -> str | None:
 
 
 def _device(value: Any) -> Any:
-    """A number as the GPU that it means: a CPU build knows no such."""
+    """Return a number as the GPU that it means: a CPU build knows no such."""
     return torch.device("cuda", value) if isinstance(value, int) else value
 
 
 def _operator(func: Any, caller: Any) -> OpOverload | None:
-    """The custom operator that is called: torch says only which C function."""
+    """Return the custom operator that is called: torch says only which C function."""
     found = func if isinstance(func, OpOverload) else caller.f_locals.get("self")
     if isinstance(found, OpOverloadPacket):
         names = found.overloads()
