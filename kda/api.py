@@ -509,7 +509,7 @@ def _saved_by(inputs: Inputs, options: Options) -> Save:
     if not on_gpu or not all(isinstance(x, Tensor) and x.dim() == 4 for x in (inputs.q, inputs.v)):
         return Save.NOTHING                                                    # the operator reports the error
     K, V = (_constant(x.shape[3]) for x in (inputs.q, inputs.v))
-    bound = None if options.lower_bound is None else 0.0                       # no rule depends on their values
+    bound = None if options.lower_bound is None else 0.0  # any number will do: no rule depends on its value
     settings = options._replace(scale=1.0, lower_bound=bound, chunk_size=32 if options.chunk_size == 32 else 64)
     dtypes = [None if x is None else x.dtype for x in tensors]
     return Save.NOTHING if _keeps_nothing(str(inputs.q.device), tuple(settings), K, V, *dtypes) else Save.PRODUCTS
@@ -629,7 +629,7 @@ def _check_saved(call: Call, kept: Any) -> None:
     if isinstance(saved, Own):
         problem = problem_of(call, "backward")
         backend = choose(problem, backend_asked(call.options.backend)).backend
-        if not capability(backend).keeps_own:                                  # it recomputes
+        if not capability(backend).keeps_own:                                  # its backward recomputes
             return
         sizes = [launcher(backend).kept_bytes(problem, save) for save in (Save.OWN, Save.STATES)]
         shapes: Any = [next(((size,) for size in sizes if saved.memory.shape == (size,)), sizes[:1])]
@@ -744,7 +744,7 @@ _ON_A_MESH = ("chunk_kda", "fused_recurrent_kda")
 _FLAGS = Options._fields[Options._fields.index("output_final_state"):]
 _BOOL = {bool}
 _BOUND = (float, type(None))
-_OTHER = {"disable_recompute": Save.STATES.value}                             # what a flag may be beside a bool
+_OTHER = {"disable_recompute": Save.STATES.value}                             # other values than a bool that flags take
 
 
 def _flag(op: str, name: str, x: Any, other: str | None = None) -> bool | str:

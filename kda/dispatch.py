@@ -101,8 +101,8 @@ def backend_asked(argument: str | None = None) -> str:
 class Place(NamedTuple):
     """The place in which a call's backend is named."""
 
-    argument: str                                        # as errors call it
-    written: str                                         # as it is written there
+    argument: str                                        # the name that errors use for it
+    written: str                                         # how it is written there
 
 
 def place_of(asked: object) -> Place:
@@ -149,7 +149,7 @@ def _nearest_backend(name: str, known: list[str]) -> str:
     return f"Did you mean {near[0]!r}?" if near else "`kda doctor` lists what each one can do."
 
 
-_RUN_LATER: dict[str, Callable[[Any], bool]] = {         # what a `with` around the call would not reach
+_RUN_LATER: dict[str, Callable[[Any], bool]] = {         # a `with` around the call would not reach these
     "a class": inspect.isclass,
     "an async function": inspect.iscoroutinefunction,
     "a generator": lambda f: inspect.isgeneratorfunction(f) or inspect.isasyncgenfunction(f),
@@ -178,7 +178,7 @@ class _Named(contextlib.ContextDecorator):
         _named_by_context.reset(self._tokens.pop())
 
     def __call__(self, function: Function) -> Function:
-        self._entered = True                             # as a decorator
+        self._entered = True                             # it is used as a decorator
         found = next((kind for kind, holds in _RUN_LATER.items() if holds(function)), None)
         if found is not None:
             asked = "a function whose body runs when it is called"

@@ -15,7 +15,7 @@ PACKAGES = ("torch", "triton", "nvidia-cutlass-dsl", "cuda-bindings", "apache-tv
 
 @dataclass(frozen=True)
 class Host:
-    device: str = "cpu"                          # as torch prints it: "cpu", "cuda:0"
+    device: str = "cpu"                          # torch's name for it: "cpu", "cuda:0"
     name: str = ""                               # "NVIDIA H200"
     cc: tuple[int, int] | None = None            # compute capability; None without a GPU
     sms: int = 0

@@ -23,7 +23,7 @@ def refuse_unknown(
     """Raise an error for the first of `unknown`; `elsewhere`: keywords of other packages, and what to do instead."""
     name = next(iter(unknown))
     fix = (elsewhere or {}).get(name) or _nearest(name, tuple(known))
-    if torch.compiler.is_compiling():                                          # it does not know kda's errors
+    if torch.compiler.is_compiling():  # torch.compile does not know kda's errors
         raise TypeError(f"{op}: {name} is not a keyword. {fix}")
     raise InputTypeError(op, name, "an existing keyword", "an unknown one", fix, "keyword.unknown")
 

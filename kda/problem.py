@@ -191,7 +191,7 @@ class Problem:
             "bounded": {"gate": "bounded", "A_log": True, "lower_bound": -5.0}, "l2norm": {"qk_l2norm": True},
             "cpu": {"device": "cpu"}, "cuda": {"device": "cuda:0"},
         }
-        told: dict[str, Any] = {}                                              # by field, which no name below changes
+        told: dict[str, Any] = {}  # fields given as name=value: no word overrides them
         for word in text.replace(",", " ").split():
             name, equals, value = word.partition("=")
             if word in words:
@@ -265,7 +265,7 @@ class Step:
     norm_eps: float | None = None            # None without the gated norm
     first_slot: int = 0                      # slots below it are padding
     drafts: bool = False                     # tokens behind the first may be rolled back: there are records
-    tree: bool = False                       # and each may follow any token before it
+    tree: bool = False                       # each of them may follow any token before it
 
     def __post_init__(self) -> None:
         values = tuple(getattr(self, f.name) for f in dataclasses.fields(self))

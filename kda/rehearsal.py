@@ -98,7 +98,7 @@ def explain(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, *args: Any
     save = Save.NOTHING
     if recorded:
         problem = problem_of(Call("explain", inputs, options))
-        with contextlib.suppress(NoBackendError):                              # that is said below
+        with contextlib.suppress(NoBackendError):                              # the error is reported below
             save = what_is_kept(problem, asked, keeps_states(options))
     if save is not Save.ALL:
         options = options._replace(disable_recompute=False)
@@ -150,7 +150,7 @@ def _call_of(function: str, args: tuple, keywords: dict[str, Any]) -> Call:
     args = (*map(_as_if_cast, args[:3]), *args[3:])
     keywords = keywords | {name: _as_if_cast(keywords[name]) for name in ("q", "k", "v") if name in keywords}
     if function == "chunk_kda":
-        while len(args) < 5 and REQUIRED[len(args)] in keywords:              # for the fast path of _bind
+        while len(args) < 5 and REQUIRED[len(args)] in keywords:              # _bind's fast path takes five positions
             args = (*args, keywords.pop(REQUIRED[len(args)]))
         inputs, options, _ = bind_a_part(function, *args, **keywords)
         return Call(function, inputs, options)

@@ -138,7 +138,7 @@ def function(
     """
 
     def vmap(info, in_dims, *args):
-        if torch.compiler.is_compiling():                                      # which then runs it in eager mode
+        if torch.compiler.is_compiling():  # torch.compile then runs it in eager mode
             raise KdaError(NOT_TRACED)
         if written is not None and in_dims[written.number] is None:
             raise KdaError(written.shared)

@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from kda.verify.doors import Door
 
 REGIMES = ("fast", "slow")
-SETTINGS = ("graph", "disable_recompute")                       # whose timings are not compared with each other's
+SETTINGS = ("graph", "disable_recompute")                       # timings that differ in these are not compared
 EXPLICIT = ("lengths", "batch", "tokens", "heads", "value_heads", "k", "v", "dtype")
 LAUNCHES = {"cpu": 20, "gpu": 200}
 OUTPUT = OutputFile()
@@ -217,7 +217,7 @@ def doors_for(spec: Spec, options: dict[str, Any], device: str) -> list[Door]:
     asked, kept, directions = options["backend"], options["disable_recompute"], ways(options["directions"])
     problems = [problem_of(spec, way, device) for way in DIRECTIONS if way in directions or "step" in directions]
     try:
-        if kept == "all":                                                      # in the same form by all, or in its own
+        if kept == "all":  # all backends keep one form, or each its own
             recorded = dataclasses.replace(problem_of(spec, "forward", device), disable_recompute=True)
             as_saved = what_is_kept(recorded, backend_asked(asked)) is Save.ALL
             problems = [dataclasses.replace(problem, disable_recompute=as_saved) for problem in problems]

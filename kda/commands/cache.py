@@ -18,7 +18,7 @@ from .render import FINDING, OK, Screen, common_options, kda_version
 from .stale import ENGINE, why_stale
 
 DAY = 86400
-SAYS = {                                     # whose an entry is, where that is no backend
+SAYS = {                                     # owners of entries that belong to no backend
     "common": "kernels that backends share",
     "simulator": "the engine that runs PTX on this machine's CPU",
     "others": "kernels of no backend, which scripts built with kda.simulator or kda.compile",
@@ -33,7 +33,7 @@ class Line:
 
     kept: store.Kept
     status: str                              # "current", "stale", "unreadable"
-    why: str = ""                            # it is stale
+    why: str = ""                            # why it is stale
 
     @classmethod
     def of(cls, kept: store.Kept) -> Line:

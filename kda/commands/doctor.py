@@ -40,7 +40,7 @@ class Row:
 
     name: str
     usable: bool
-    auto: bool                               # what backend="auto" picks
+    auto: bool                               # whether backend="auto" picks it
     forward: bool
     backward: bool
     live: Probe                              # its small call in a child

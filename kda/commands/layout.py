@@ -168,7 +168,7 @@ def _laid_out(row: Sequence[str], widths: Sequence[int], align: Sequence[str], i
     folded = [fold(cell, wide, _hang(cell)) for cell, wide in zip(row, widths)]
     lines: list[str] = []
     if not any(row) and len(row) == 1:
-        return lines                         # nothing to say below the others
+        return lines                         # there is nothing to say below the others
     for n in range(max(map(len, folded), default=0)):
         cells = [part[n] if n < len(part) else "" for part in folded]
         lines.append((" " * indent + (" " * GAP).join(map(_padded, cells, widths, align))).rstrip())

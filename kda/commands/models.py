@@ -29,7 +29,7 @@ class Way:
     package: str
     status: str                              # the status of its finding
     version: str = ""                        # "": not installed
-    models: str = ""                         # which of them have KDA
+    models: str = ""                         # names of those that have KDA
     line: str = ""                           # after which they use kda; "": they do not
     forward: str | None = None               # the backend that takes their calls
     backward: str | None = None
@@ -113,7 +113,7 @@ class Engine(NamedTuple):
 
     package: str
     switch: str
-    oldest: str                              # that tests run beside
+    oldest: str                              # oldest version that tests cover
     models: str
     line: str                                # after which kda serves them
 

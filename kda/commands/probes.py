@@ -73,7 +73,7 @@ class Ptxas:
 class Cache:
     path: str                                # "" without a home directory
     exists: bool = False
-    writable: bool = True                    # it, or the folder it would be made in
+    writable: bool = True                    # applies to the folder it would be made in, if absent
     distrusted: str = ""                     # why nothing is read there, and the way out
     free: int | None = None                  # bytes left on the disk
     filesystem: str = ""                     # "ext4", "nfs4"
@@ -107,7 +107,7 @@ class Facts:
     c_compiler: str | None = None            # its path
     fla: Probe = Probe()                     # kda registered in FLA
     families: tuple[str, ...] = ()           # models of transformers that call FLA's chunk_kda
-    kda_hf: bool = False                     # there is a kda.hf
+    kda_hf: bool = False                     # whether there is a kda.hf
     plugins: tuple[str, ...] = ()            # engines that find kda among their plug-ins
 
     @property
@@ -521,7 +521,7 @@ IMPORTS = {"trace": "cutlass", "nvrtc": "cuda"}
 
 
 def main(name: str, *args: str) -> None:
-    here = os.path.dirname(os.path.abspath(__file__))    # where a script is found, but no home of top-level modules
+    here = os.path.dirname(os.path.abspath(__file__))  # scripts are found here, but it is no home of top-level modules
     sys.path[:] = [entry for entry in sys.path if entry != here]
     absent = importlib.util.find_spec(IMPORTS.get(name, name)) is None
     print("\n" + json.dumps({"absent": True} if absent else CHILDREN[name](*args)))

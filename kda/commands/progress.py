@@ -122,7 +122,7 @@ def showing(shown: Progress) -> Iterator[Progress]:
             words, wait, wrote = f"{shown.words()} ...", EVERY[terminal], True
             if terminal:                     # one line: a second one could not be wiped
                 words = f"\r\x1b[K{fitting(words, (width_of(sys.stderr) or 80) - 1)}"
-            with contextlib.suppress(OSError, ValueError):                   # nobody reads it
+            with contextlib.suppress(OSError, ValueError):                   # nobody reads the stream
                 click.echo(words, err=True, nl=not terminal, color=terminal)
 
     thread = threading.Thread(target=show, daemon=True)

@@ -17,7 +17,7 @@ class Ran(NamedTuple):
     """The part of one backend that has run on a GPU like this one."""
 
     backend: str
-    arch: str                                # for which its kernels are built
+    arch: str                                # the arch that its kernels are built for
     kernels: tuple[int, int]                 # how many ran, and how many there are
     paths: tuple[int, int]
     cards: tuple[str, ...]

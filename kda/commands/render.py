@@ -49,7 +49,7 @@ from .layout import fold, is_terminal, table, width_of
 from .progress import Progress, a_command_begins, showing
 
 OK, FINDING, ERROR, CANNOT_JUDGE = range(4)          # exit codes; the last: asked for what this host cannot judge
-INTERRUPTED = 130                                    # as shells have it
+INTERRUPTED = 130                                    # exit code of shells
 
 # status -> sign, mark without UTF-8, colour
 SIGNS = {

@@ -58,7 +58,7 @@ class CaseLine:
 class Result:
     backend: str
     levels: tuple[Evidence, ...]
-    device: str                              # where it was executed; "" if it was not
+    device: str                              # the device on which it was executed; "" if it was not
     stages: list[StageLine] = field(default_factory=list)
     cases: list[CaseLine] = field(default_factory=list)
     seconds: float = 0.0

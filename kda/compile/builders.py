@@ -157,7 +157,7 @@ class Builder:
 def main(door: str) -> None:
     """Answer every recipe of stdin."""
     answers = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)                                                            # for what a compiler may print
+    os.dup2(2, 1)                                                            # a compiler may print to stdout
     importlib.import_module(door).load()
     answers.write(READY)
     answers.flush()

@@ -73,7 +73,7 @@ def kept() -> Iterator[CallSites]:
         return
     from cutlass._mlir import ir
 
-    known: dict[int, tuple[bool, CodeType]] = {}                             # by the id of the code, which is held
+    known: dict[int, tuple[bool, CodeType]] = {}  # keys are ids of code objects, which stay referenced
 
     def own(frame: FrameType) -> bool:
         code = frame.f_code
@@ -123,7 +123,7 @@ def span(file: str, line: int) -> tuple[int, int] | None:
 def _functions(file: str) -> tuple[tuple[int, int], ...]:
     try:
         tree = ast.parse(Path(file).read_text())
-    except (OSError, SyntaxError, ValueError):                               # such as "<stdin>"
+    except (OSError, SyntaxError, ValueError):                               # there is no such file, as with "<stdin>"
         return ()
     found = (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef))
     return tuple((node.lineno, node.end_lineno or node.lineno) for node in found)

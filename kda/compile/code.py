@@ -36,7 +36,7 @@ class Param(NamedTuple):
 
     offset: int
     size: int
-    type: str                                # as PTX spells it: "u64", "f32", "b8" for bytes
+    type: str                                # PTX's name for it: "u64", "f32", "b8" for bytes
 
     @property
     def form(self) -> str:
@@ -190,7 +190,7 @@ def _address(arg: Any) -> Any:
 def dim3(size: Sequence[int] | int) -> Dim3:
     """Return 1 to 3 sizes as three."""
     sizes = (size,) if type(size) is int else size
-    if type(sizes) is tuple and 0 < len(sizes) < 4:                          # in all but a few launches
+    if type(sizes) is tuple and 0 < len(sizes) < 4:                          # true for all but a few launches
         x, y, z = (*sizes, 1, 1)[:3]
         if type(x) is type(y) is type(z) is int and x > 0 and y > 0 and z > 0:
             return x, y, z

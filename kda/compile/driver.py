@@ -194,7 +194,7 @@ def tensor_map(
         (c_uint64 * rank)(*strides),
         (c_uint32 * rank)(*box),
         (c_uint32 * rank)(*(element_strides or [1] * rank)),
-        0,                                                                   # not interleaved
+        0,                                                                   # interleave: none
         SWIZZLES[swizzle],
         2,                                                                   # promoted to 128 bytes, as Triton asks
         int(fill == "nan"),

@@ -17,7 +17,7 @@ from .errors import BuildError
 from .kernel import Kernel
 from .recipes import AnyRecipe
 
-_FETCHED: dict[AnyRecipe, Kernel] = {}       # by this process
+_FETCHED: dict[AnyRecipe, Kernel] = {}       # fetched by this process
 SEVERAL = 4                                  # CPUs that make it worth while to build together
 
 

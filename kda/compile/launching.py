@@ -30,7 +30,7 @@ class Launch:
     tensors: Mapping[str, Any] | None = field(repr=False)
     pdl: bool = False                        # may start before the launch ahead of it has ended
     cooperative: bool = False                # all CTAs run at once
-    config: Any = None                       # what the kernel was built for, where that is known
+    config: Any = None                       # the configuration that the kernel was built for, if known
     stream: int | None = None                # None: the current one
 
 

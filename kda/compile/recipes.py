@@ -50,12 +50,12 @@ class AnyRecipe(Protocol):
     def name(self) -> str: ...
 
     @property
-    def key(self) -> str: ...                # in the store
+    def key(self) -> str: ...                # its name in the store
 
     @property
     def about(self) -> dict[str, Any]: ...   # what its entry says about it
 
-    def build(self) -> store.Entry: ...      # in this process
+    def build(self) -> store.Entry: ...      # builds it in this process
 
     def opened(self, entry: store.Entry) -> Kernel: ...
 

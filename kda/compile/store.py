@@ -33,9 +33,9 @@ from types import ModuleType
 from typing import IO, Any, NamedTuple
 
 MAGIC = b"kda built kernel 2\n"
-LEFT_BEHIND = 3600                           # seconds after which an unfinished file is abandoned,
-UNLOCKED = 60                                # and if its writer no longer holds a lock on it
-SOURCES = {".py", ".cu", ".cuh"}             # what kernels are written in
+LEFT_BEHIND = 3600                           # seconds after which an unfinished file is abandoned
+UNLOCKED = 60                                # the same if its writer no longer holds a lock on it
+SOURCES = {".py", ".cu", ".cuh"}             # suffixes of the files that kernels are written in
 Entry = dict[str, bytes]
 
 
@@ -194,7 +194,7 @@ class Store:
             found = _parsed(key, self._read(path))
             if found is not None:
                 with contextlib.suppress(OSError):
-                    os.utime(path)                                           # it is in use
+                    os.utime(path)                                           # tells sweeps that it is in use
                 return found[1]
         except OSError:
             pass
@@ -207,7 +207,7 @@ class Store:
     def remove(self, path: Path) -> bool:
         """Drop a file of `entries` and its lock.  Returns whether it is gone."""
         for file in (path.with_suffix(".lock"), path):
-            with contextlib.suppress(OSError):                               # who waits for the lock builds it again
+            with contextlib.suppress(OSError):  # whoever waits for the lock builds it again
                 file.unlink()
         return not os.path.lexists(path)
 

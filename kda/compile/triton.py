@@ -146,7 +146,7 @@ class TritonKernel(Kernel):
     """A kernel that also knows Triton's types, its number of threads and the shared memory that it needs."""
 
     signature: tuple[Any, ...] = ()          # a type for each argument of a launch; a tuple for a tuple
-    names: tuple[str, ...] = ()              # and its name
+    names: tuple[str, ...] = ()              # the name of each argument
     num_warps: int = 4
     num_ctas: int = 1                        # CTAs of a cluster; the grid counts clusters
     dynamic_shared: int = 0
@@ -166,7 +166,7 @@ class TritonKernel(Kernel):
         grid = (x * self.num_ctas, y, z)
         scratch = self._scratch(args, x * y * z, stream) if self.scratch else 0
         flat = [*(args if self._plain else flatten(self.signature, args, iter(self.maps))), scratch, 0]
-        values = addresses(flat)                                             # no scratch for a profile
+        values = addresses(flat)                                             # 0: no scratch memory for a profile
         self._hold(values if self._plain else addresses(args))
         if (found := taker()) is None:
             return driver.launch(self, grid, self._shape, values, flat, stream)
@@ -182,7 +182,7 @@ class TritonKernel(Kernel):
                 bits |= values[i]
             if not bits & 15:
                 return
-        except TypeError:                                                    # not even whole numbers
+        except TypeError:                                                    # a value is not even a whole number
             pass
         i = next(i for i in self.divisible if not isinstance(values[i], int) or values[i] % 16)
         found = f"{values[i]:#x}" if isinstance(values[i], int) else f"{type(values[i]).__name__} {values[i]!r:.60}"

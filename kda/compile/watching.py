@@ -38,7 +38,7 @@ class Named(Protocol):
 Built = Callable[[Named], None]              # called for each kernel that is done, from any thread
 Watcher = Callable[[Sequence[Named] | str], AbstractContextManager[Built]]      # kernels, or what is built once
 _watchers: list[Watcher] = []                # the last one is told
-_explained = False                           # by this process
+_explained = False                           # whether this process has explained it
 
 
 def quiet() -> bool:

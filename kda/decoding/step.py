@@ -201,7 +201,7 @@ def _checked(c: StepCall) -> Step:
     try:
         key = (*map(type, c.options), c.options, *[x if x is None else _SEEN(x) for x in c.x])
         step = _known.get(key)
-    except (AttributeError, TypeError):                                        # what is no tensor, or has no hash
+    except (AttributeError, TypeError):                                        # a value is no tensor, or has no hash
         check(c, OF_TYPES)
         raise
     if step is None:

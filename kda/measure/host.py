@@ -34,7 +34,7 @@ Call = Callable[[], Any]
 WARMUPS = 5
 QUEUE = 400                                  # launches that wait on a GPU; of about 1,000 the host waits for room
 SPARE = 20                                   # launches of a call that torch may add
-ALLOCATES = ("aten::empty", "aten::empty_strided")    # what every allocation of torch's goes through
+ALLOCATES = ("aten::empty", "aten::empty_strided")    # every allocation of torch's goes through these
 
 
 class Cost(NamedTuple):

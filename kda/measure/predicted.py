@@ -179,7 +179,7 @@ def _way(call: Call, chip: str, backward: bool) -> tuple[Launched, ...]:
     return _joined(asked, found, [clock.clocks for clock in found], backward)
 
 
-Alike = dict[tuple[Any, ...], Clock]         # by kernel
+Alike = dict[tuple[Any, ...], Clock]         # the clock of each kernel
 _ALIKE: dict[tuple[Call, str, bool], Alike] = {}
 
 

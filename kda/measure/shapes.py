@@ -44,7 +44,7 @@ class Shape(NamedTuple):
     V: int = 128
     dtype: str = "bfloat16"
     lengths: tuple[int, ...] = ()            # packed sequences, instead of B and T
-    on: str = "gpu"                          # where it is a default
+    on: str = "gpu"                          # the kind of device on which it is a default
 
     @property
     def tokens(self) -> int:
@@ -95,7 +95,7 @@ class Model(NamedTuple):
 
     title: str
     heads: int
-    layers: int                              # with KDA
+    layers: int                              # layers with KDA
     gate: str                                # a word of `Problem.parse`
 
 

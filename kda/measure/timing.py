@@ -136,16 +136,16 @@ class How(NamedTuple):
 
     repeats: int
     seconds: float
-    stages: bool = False                     # also each stage alone
+    stages: bool = False                     # whether each stage is timed alone, too
     graph: bool = False                      # replay calls from a CUDA graph
-    disable_recompute: bool | str = False    # what calls are given
+    disable_recompute: bool | str = False    # the value that calls are given
 
 
 class Memory(NamedTuple):
     """Bytes of a GPU's memory that a call takes."""
 
     peak: int                                # at the peak of a call, beyond what was allocated before
-    given: int                               # in the tensors that the call was given
+    given: int                               # bytes of the tensors that the call was given
 
     @property
     def total(self) -> int:

@@ -26,7 +26,7 @@ class Layout(NamedTuple):
     names: Mapping[str, str] = {}            # ours -> theirs, where they differ
     A_log: str = "(HV)"                      # its shape, or "(1, 1, HV, 1)"
     forget: str = "low"                      # rank of f: "low", "full"
-    gate: str = "low"                        # and of g
+    gate: str = "low"                        # rank of g
     gate_bias: bool = False                  # g_b_proj has one
     one_conv: bool = False                   # one convolution for q, k and v, concatenated
 
@@ -35,7 +35,7 @@ _FLA = {
     "f_a_proj.weight": "f_proj.0.weight", "f_b_proj.weight": "f_proj.1.weight",
     "g_a_proj.weight": "g_proj.0.weight", "g_b_proj.weight": "g_proj.1.weight", "g_b_proj.bias": "g_proj.1.bias",
 }
-_HELD = {                                    # by transformers' modules
+_HELD = {                                    # our names -> those of transformers' modules
     name: f"forget_gate.{name}"
     for name in ("A_log", "dt_bias", "f_a_proj.weight", "f_b_proj.weight", "f_proj.weight")
 }

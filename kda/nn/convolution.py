@@ -101,12 +101,12 @@ def _rows_back(x: Tensor, j: int, W: int, state: Tensor | None, s: Sequences) ->
     if s.starts is None:
         before = x.new_zeros(x.shape[0], j, x.shape[2]) if state is None else state[:, W - 1 - j :].to(x.dtype)
         return torch.cat([before, x], 1)[:, :T] if j else x
-    position = torch.arange(T, device=x.device) - s.starts - j                 # in its sequence
+    position = torch.arange(T, device=x.device) - s.starts - j                 # place in its sequence
     back = F.pad(x, (0, 0, j, 0))[:, :T]
     found = torch.where((position >= 0)[:, None], back, 0)
     if state is None or j == 0:
         return found
-    if state.shape[0] == 0:                                                    # no sequence, but its halo's backward
+    if state.shape[0] == 0:  # there is no sequence, but the halo needs a backward
         return found + state.to(x.dtype).sum()
     within = (position < 0) & (position >= -j)
     rows = state.to(x.dtype)[s.numbers, (position + W - 1).clamp(0, W - 2)]
@@ -122,13 +122,13 @@ def next_state(x: Tensor, W: int, state: Tensor | None = None, sequences: Sequen
         before = x.new_zeros(x.shape[0], W - 1, C) if state is None else state.to(x.dtype)
         return torch.cat([before, x], 1)[:, T:]
     offsets = sequences.cu_seqlens
-    back = torch.arange(W - 1, device=x.device) - (W - 1)                      # from the end of a sequence
+    back = torch.arange(W - 1, device=x.device) - (W - 1)  # places counted from the end of a sequence
     at = offsets[1:, None] + back                                              # (N, W - 1)
     inside = at >= offsets[:-1, None]
     rows = x[0][at.clamp(0, max(T - 1, 0))] if T else x.new_zeros(*at.shape, C)
     if state is None:
         return torch.where(inside[..., None], rows, 0)
-    position = (at - offsets[:-1, None] + W - 1).clamp(0, W - 2)               # in the state
+    position = (at - offsets[:-1, None] + W - 1).clamp(0, W - 2)               # place in the state
     before = state.to(x.dtype).gather(1, position[..., None].expand(-1, -1, C))
     return torch.where(inside[..., None], rows, before)
 

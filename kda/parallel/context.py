@@ -183,7 +183,7 @@ def _offsets(op: str, cu_seqlens: Any, cu_seqlens_cpu: Any) -> list[int]:
                                  "Pass the offsets of the packed sequences of all ranks.",
                                  "cp_offsets.type")
     found = source.tolist()
-    beside = cu_seqlens.tolist() if cu_seqlens.device.type == "cpu" else None    # no wait for a GPU
+    beside = cu_seqlens.tolist() if cu_seqlens.device.type == "cpu" else None    # no call waits for a GPU
     if len(cu_seqlens) != len(found) or beside not in (None, found):
         raise InputError(op, "cu_seqlens_cpu", "equal to cu_seqlens",
                          f"{found} beside {beside or f'{len(cu_seqlens)} offsets'}", "Pass cu_seqlens.cpu().",

@@ -20,7 +20,7 @@ Tensor = torch.Tensor
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
 
-INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}     # by the size of an element
+INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}     # by the size of an element in bytes
 STOPPED = "kda: the ranks of a cp_context's group made different calls, or the same ones in another order"
 
 

@@ -16,7 +16,7 @@ LAYOUTS = ("contiguous", "zigzag")
 class Part(NamedTuple):
     """A part, from its rank's view; tokens count from the rank's first one."""
 
-    number: int                              # among the parts of all ranks
+    number: int                              # its number among the parts of all ranks
     begin: int
     end: int
     first: int = -1                          # the number of its first sequence on the rank; -1: none

@@ -212,7 +212,7 @@ def _backward(*arguments: Any):
             dht = rank.with_rows(torch.zeros_like(call.inputs.initial_state) if dht is None else dht, behind)
         grads = autograd.backward(_with_states(rank, entered, dht=dht), saved)
     for n in entered:
-        grads.dh0[n] = 0                                                       # not its initial state
+        grads.dh0[n] = 0                                                       # its state came from another rank
     return tuple(autograd.or_empty(x, call.inputs.q) for x in grads)
 
 

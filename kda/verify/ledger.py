@@ -69,7 +69,7 @@ def without_words(text: str) -> str:
             docstrings |= {*range(node.body[0].lineno - 1, node.body[0].end_lineno or 0)}
         if isinstance(node, ast.JoinedStr) or (isinstance(node, ast.Constant) and isinstance(node.value, str | bytes)):
             strings.append(((node.lineno, node.col_offset), (node.end_lineno, node.end_col_offset)))
-        else:                                # what stands in an f-string has no place before Python 3.12
+        else:                                # before Python 3.12 the contents of an f-string have no place
             waiting += ast.iter_child_nodes(node)
     strings.sort()
     kept = (_without_comment(n + 1, line, strings) for n, line in enumerate(lines) if n not in docstrings)
@@ -91,7 +91,7 @@ class Known(NamedTuple):
 
     name: str
     state: str                               # RAN, FAILED or SIMULATED
-    run: Mapping[str, Any] | None            # for SIMULATED the last one before the code changed
+    run: Mapping[str, Any] | None            # for SIMULATED it is the last one before the code changed
     code: str = ""                           # the digest of a kernel
 
 

@@ -322,7 +322,7 @@ def _examined(
         stages = stages[: stages.index(find(only_stage)) + 1]
     oracle = Oracle(case, door.rounding(case))
     if only_stage is not None and stages != _unbroken(stages):
-        report.rows = alone(door, case, find(only_stage), oracle)             # no stage of its own feeds it
+        report.rows = alone(door, case, find(only_stage), oracle)             # no stage of the backend's own feeds it
         return report
     if stages:
         tell(stages[0].name)

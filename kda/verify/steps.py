@@ -12,7 +12,7 @@ import kda
 from .budget import Budget, shaken, shakes
 
 Tensor = torch.Tensor
-UPDATED = ("states", "conv_states", "records")     # in place
+UPDATED = ("states", "conv_states", "records")     # tensors that are updated in place
 
 
 def make_step(
