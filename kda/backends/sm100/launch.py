@@ -126,7 +126,7 @@ def kept_bytes(p: Problem, save: Save) -> int:
 def stage(
     name: str, p: Problem, offsets: list[int] | None, tensors: Mapping[str, Tensor | None]
 ) -> dict[str, Tensor | None]:
-    """The forward in one piece; the backward, with all that it makes again; its second kernel alone."""
+    """Run the forward in one piece, the backward with all that it makes again, or its second kernel alone."""
     p, save = call_of_stage(name, p, offsets is not None)
     if name == "bwd/grads":
         return recorded.grads_as_stage(RECORDED, p, offsets, tensors)

@@ -197,7 +197,7 @@ class ChainConfig(_Chain):
 
     @property
     def slots(self) -> int:
-        """KiB of a warp's ring."""
+        """The KiB of a warp's ring."""
         return 4 if self.columns == 32 else 8
 
     @property

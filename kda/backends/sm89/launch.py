@@ -71,7 +71,7 @@ def steps(p: Problem, host: Host, offsets: str | None, save: Save) -> Steps:
 
 
 def workspace(p: Problem, tiles: int, names: tuple[str, ...], device: torch.device) -> dict[str, Tensor]:
-    """Operands by name, a tile of each for every chunk and value head, in one piece of memory."""
+    """Return operands by name, a tile of each for every chunk and value head, in one piece of memory."""
     of = {name: -(-size * tiles // 64) * 64 for name, size in sizes(p, names).items()}  # at multiples of 256 bytes
     memory = torch.empty(sum(of.values()), dtype=torch.float32, device=device)
     return dict(zip(names, memory.split(list(of.values()))))
@@ -148,7 +148,7 @@ def _prepared_for_backward(
 
 
 def _chain_bwd(at: Steps, room: Tensors, where: Tensors, **others: Tensor | None) -> None:
-    """`prepare` wrote A_qk and qg transposed, for a backward."""
+    """Launch chain_bwd; `prepare` wrote A_qk and qg transposed, for a backward."""
     at("chain_bwd", A_qk_t=room["A_qk"], qg_t=room["qg"], **taking(room, "kg", "w_t", "gc_last"), **where, **others)
 
 
@@ -218,7 +218,7 @@ def segment_map_bwd(p: Problem, x: Inputs, do: Tensor, dht: Tensor | None) -> Te
 def stage(
     name: str, p: Problem, offsets: list[int] | None, tensors: Tensors
 ) -> dict[str, Tensor | None]:
-    """A run of stages on tensors as they lie in chunks: rows (NC, HV, C, D), states (NC or N, HV, K, V)."""
+    """Run stages on tensors as they lie in chunks: rows (NC, HV, C, D), states (NC or N, HV, K, V)."""
     p, save = call_of_stage(name, p, offsets is not None)
     device = next(x.device for x in tensors.values() if x is not None)
     run = {"fwd/gate+intra+wy": _prepare, "fwd/state+output": _chain, "bwd/output+state": _state_bwd,

@@ -114,7 +114,7 @@ def recipes_of_call(p: Problem, host: Host, offsets: str | None, save: Save) -> 
 
 
 def check_memory(config: Any, host: Host) -> None:
-    """A GPU may allow a CTA less than a kernel needs."""
+    """Refuse a GPU that allows a CTA less than a kernel needs."""
     allowed = host.smem or SMALLEST
     if config.shared > allowed:
         raise BuildError(
@@ -129,7 +129,7 @@ WITHIN = ("A_inv", "of_rows")                # what a backward needs until its e
 
 
 def sizes(p: Problem, names: tuple[str, ...]) -> dict[str, int]:
-    """Elements of a tile of each operand."""
+    """Return the elements of a tile of each operand."""
     K, V, C = p.K, p.V, p.C
     of = {"u": C * V, "A_qk": C * C, "A_inv": C * C, "gc_last": K, "of_rows": 3 * C}
     return {name: of.get(name, C * K) for name in names}

@@ -89,7 +89,7 @@ class Call:
         return self.empty(self.segments, self.p.HV, *shape, dtype=torch.float32)
 
     def make(self, names: str) -> None:
-        """Memory for tensors of `kda.stages`, of rows or of chunks."""
+        """Allocate tensors of `kda.stages`, of rows or of chunks."""
         p = self.p
         for name in names.split():
             first, *others = SHAPES[name].strip("()").split(", ")

@@ -72,7 +72,7 @@ OTHERWISE = {"state_bwd": "state"}           # whose rows are a kernel's where i
 
 
 def power_of_2(n: int) -> int:
-    """The next power of two, at least the 16 that a product needs."""
+    """Return the next power of two, at least the 16 that a product needs."""
     return max(16, 1 << (n - 1).bit_length())
 
 

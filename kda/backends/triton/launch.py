@@ -46,7 +46,7 @@ def rounded_to(p: Problem) -> dict[str, str]:
 
 
 def sums(c: Call) -> None:
-    """Memory for what the kernels of the backward find beside the inputs: gc, and the norms of q and k."""
+    """Allocate what the backward's kernels find beside the inputs: gc, and the norms of q and k."""
     p = c.p
     # A difference of long float64 sums keeps the small decays that follow a large one.
     c.env["gc"] = c.per_chunk(p.C, p.K, dtype=torch.float64 if p.dtype == "float32" else torch.float32)
@@ -55,7 +55,7 @@ def sums(c: Call) -> None:
 
 
 def gate_intra_wy(c: Call, keep: bool) -> None:
-    """A_qk, w, u, qg, kg, gc_last; for a backward also A_inv."""
+    """Compute A_qk, w, u, qg, kg, gc_last; for a backward also A_inv."""
     sums(c)
     if "A_inv" in c.env:                                                       # and so is A_qk
         c.make("w u qg kg gc_last")
@@ -213,7 +213,7 @@ def segment_map_bwd(p: Problem, x: Inputs, do: Tensor, dht: Tensor | None) -> Te
 
 
 def whole_transition(c: Call, asked: bool) -> Tensor:
-    """M of the one sequence, of those of its segments: in float64, which torch's flags do not affect."""
+    """Return M of the one sequence from those of its segments: in float64, which torch's flags do not affect."""
     p = c.p
     if not asked:
         return torch.zeros(1, p.HV, p.K, p.K, device=c.device)
@@ -232,7 +232,7 @@ def whole_transition(c: Call, asked: bool) -> Tensor:
 def stage(
     name: str, p: Problem, offsets: list[int] | None, tensors: Mapping[str, Tensor | None]
 ) -> dict[str, Tensor | None]:
-    """One of the four runs, on tensors as they lie in chunks: rows (NC, heads, C, D), states (NC or N, HV, K, V)."""
+    """Do one of the four runs, on tensors as they lie in chunks: rows (NC, heads, C, D), states (NC or N, HV, K, V)."""
     run = find(name)
     p, save = call_of_stage(name, p, offsets is not None)
     device = next(x.device for x in tensors.values() if x is not None)

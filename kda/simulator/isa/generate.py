@@ -108,7 +108,7 @@ def rounds_in_c(row):
 
 
 def _carrying(row):
-    """The body of a handler whose last operand is the carry flag. The flag is written where the name says .cc."""
+    """Return the body of a handler whose last operand is the carry flag, which is written if the name says .cc."""
     bits, word = KINDS[row.target].bits, KINDS[row.target].word
     reads = " ".join(_read(row, n, kind, 0) for n, kind in zip("abce", row.sources))
     flag = len(row.sources) + 1

@@ -236,7 +236,7 @@ class Math(Rows):
 
     @cute.jit
     def sweep_up(self, s, up1, up2, Kd, ratio):
-        """Blocks of tokens to those below them, the first one first; what goes on decays."""
+        """Add blocks of tokens to those below them, the first one first; what goes on decays."""
         for n in cutlass.range_constexpr(self.blocks):
             of_keys, step = self.words_of_block(Kd, n), n // self.each
             for b in cutlass.range_constexpr(step, STEPS):
@@ -247,7 +247,7 @@ class Math(Rows):
 
     @cute.jit
     def sweep_down(self, s, down, Qu, Ku, ratio):
-        """Blocks of tokens to those above them, the last one first."""
+        """Add blocks of tokens to those above them, the last one first."""
         for m in cutlass.range_constexpr(self.blocks):
             n = self.blocks - 1 - m
             of_q, of_k, step = self.words_of_block(Qu, n), self.words_of_block(Ku, n), n // self.each
@@ -259,7 +259,7 @@ class Math(Rows):
 
     @cute.jit
     def words_of_block(self, operand, block: cutlass.Constexpr):
-        """Four words of a step's operand, of which one block counts."""
+        """Return four words of a step's operand, of which one block counts."""
         step = block if cutlass.const_expr(self.each == 1) else 0
         words = cute.recast_tensor(self.block_of(operand, block), Uint32)
         return [words[4 * step + w] for w in range(4)]
@@ -268,8 +268,8 @@ class Math(Rows):
     def square_of_G(
         self, s, n: cutlass.Constexpr, i: cutlass.Constexpr, j: cutlass.Constexpr, transposed: cutlass.Constexpr
     ):
-        """16 x 16 elements of G1 or G2, rows of step i and columns of step j, as two operands of mma.sync: B^T of rows,
-        or, transposed, of columns."""
+        """Load 16 x 16 elements of G1 or G2, rows of step i and columns of step j, as two operands of mma.sync: B^T of
+        rows, or, transposed, of columns."""
         lane = self.lane()
         row = (lane >> 4) * 8 + (lane & 7)
         own = row * 64 + ((lane >> 3 & 1) ^ (row & 7)) * 8
@@ -280,7 +280,7 @@ class Math(Rows):
 
     @cute.jit
     def add(self, acc, b: cutlass.Constexpr, a, square):
-        """acc += a @ square, of the 16 tokens of step b."""
+        """Add a @ square to acc, for the 16 tokens of step b."""
         for half in cutlass.range_constexpr(2):
             first = 8 * b + 4 * half
             found = mma_bf16([acc[first + j] for j in range(4)], a, square[half])
@@ -289,7 +289,7 @@ class Math(Rows):
 
     @cute.jit
     def rescale(self, accs, b: cutlass.Constexpr, ratio, n: cutlass.Constexpr, counts: cutlass.Constexpr):
-        """Step b of accumulators, of its blocks those that count, times the n-th factor from middle to middle."""
+        """Multiply step b of accumulators, those blocks that count, by the n-th factor from middle to middle."""
         for r in cutlass.range_constexpr(HALVES):
             factors = [ratio[r][n] if b * self.each + e in counts else Float32(1.0) for e in range(self.each)]
             factor = self.of_lane(factors)
@@ -344,7 +344,7 @@ class Grads(entry.Entry):
 
     @cute.jit
     def fields(self, shared):
-        """Pointers to what lies in shared memory, by name."""
+        """Return pointers to what lies in shared memory, by name."""
         struct = self.c.struct
         found = {name: field_at(shared, field) for name, field in struct.fields.items()}
         do = found.pop("do_dv")

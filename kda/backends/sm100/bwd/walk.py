@@ -149,7 +149,7 @@ class Walk(Walker):
 
     @cute.jit
     def issue_ahead(self, s, stage, phase):
-        """do^T @ A2 of a chunk, by warp 0, once it is there."""
+        """Warp 0 issues do^T @ A2 of a chunk, once it is there."""
         cute.arch.mbarrier_wait(s.full + stage, phase)
         cute.arch.fence_proxy("async.shared", space="cta")                     # rows of do came by other copies
         of_A2 = stage * STAGE.bytes + (RECORD_TILE.TA.offset + A2)

@@ -114,7 +114,7 @@ class Consumer:
 
     @cute.jit
     def step(self, x, shared, barriers, at, i, chunk, slot, steps, rank, warp, thread):
-        """Chunk i of the walk, `chunk` of all, whose rows of v are `slot` bytes behind `shared`."""
+        """Process chunk i of the walk, `chunk` of all, whose rows of v are `slot` bytes behind `shared`."""
         tile, parity = self.tile_of(chunk, rank), chunk & 1
         fields, base_desc = self.fields.tile, field_at(shared, self.fields.cta.base_desc)
         wait(barriers.full + stage_of(chunk, RING), phase_of(chunk, RING))
@@ -152,7 +152,7 @@ class Consumer:
 
     @cute.jit
     def round_and_decay(self, shared, tile, thread):
-        """All four warps: S, rounded, to shared memory, 2^gc_last S to where S was."""
+        """All four warps store S, rounded, to shared memory, and 2^gc_last S to where S was."""
         decay = both(load_one(field_at(shared + tile, self.fields.tile.decay) + decay_index(self.channel(thread))))
         for first in cutlass.range_constexpr(0, self.own_columns, STATE_PIECE):
             # redundant: ptxas would mix the pieces, and run out of registers
@@ -166,7 +166,7 @@ class Consumer:
 
     @cute.jit
     def round_o(self, shared, warp, thread, chunk):
-        """o of a chunk to shared memory, by warps 2 and 3."""
+        """Warps 2 and 3 store o of a chunk to shared memory."""
         self.round_out(shared, Int32(self.fields.cta.o.offset), warp, thread, chunk)
 
     @cute.jit
@@ -181,7 +181,7 @@ class Consumer:
 
     @cute.jit
     def issue_v(self, shared, chunk, slot):
-        """[-v; 0] of a chunk, by warp 0."""
+        """Warp 0 issues the product that makes [-v; 0] of a chunk."""
         fields = self.fields.cta
         base_desc = field_at(shared, fields.base_desc)
         with cute.arch.elect_one():
@@ -193,17 +193,17 @@ class Consumer:
 
     @cute.jit
     def tile_of(self, chunk, rank):
-        """Bytes to the tile of a chunk: with the group that makes it, or that gets it from the neighbour."""
+        """Return bytes to a chunk's tile: with the group that makes it, or that gets it from the neighbour."""
         return self.group_of(chunk) + ((chunk ^ rank) & 1) * self.fields.tile.bytes
 
     @cute.jit
     def channel(self, thread):
-        """The row of S that a thread has."""
+        """Return the row of S that a thread has."""
         return (thread >> 5) * 16 + (thread & 15) if cutlass.const_expr(self.halves) else thread
 
     @cute.jit
     def column(self, thread):
-        """The first of its columns there."""
+        """Return the first of the thread's columns there."""
         return (thread >> 4 & 1) * self.own_columns if cutlass.const_expr(self.halves) else 0
 
     @cute.jit
@@ -227,12 +227,12 @@ class Consumer:
         return self.c.tmem.S + first + (thread >> 5) * umma.WARP_LANES
 
     def swizzled(self, row, column, rows: int):
-        """Bytes to a column of the CTA's in so many rows."""
+        """Return the bytes to a column of the CTA's in `rows` rows."""
         return swizzle_128B(row, column, rows) if self.c.columns == HALF else swizzle_64B(row, column)
 
     @cute.jit
     def round_state(self, words, first: cutlass.Constexpr, shared, thread):
-        """A piece of a row of S to shared memory, as the product with it reads it."""
+        """Store a piece of a row of S to shared memory, as the product with it reads it."""
         own = (shared + self.fields.cta.S.offset).toint()
         own += self.swizzled(self.channel(thread), self.column(thread), self.c.K)
         for piece in cutlass.range_constexpr(STATE_PIECE // 8):
@@ -256,14 +256,14 @@ class Consumer:
 
     @cute.jit
     def wait_for_v(self):
-        """This thread's rows of the next chunk are there, for products."""
+        """Wait until this thread's rows of the next chunk are there, for products."""
         # redundant: except in a step; before the first one, rows of the second chunk could still be in flight
         cute.arch.cp_async_wait_group(0)
         cute.arch.fence_proxy("async.shared", space="cta")
 
     @cute.jit
     def store_o(self, x, shared, at, thread, i):
-        """Rows of o out of shared memory, as whole lines, by warps 2 and 3, once both have written it."""
+        """Warps 2 and 3 store rows of o from shared memory, as whole lines, once both have written it."""
         O_THERE.sync()
         for j in cutlass.range_constexpr(self.c.columns // 16):
             row, piece = self.own_piece(thread, j)
@@ -274,12 +274,12 @@ class Consumer:
 
     @cute.jit
     def row(self, first, own, token, HV):
-        """The address in what begins at `first`, v or o, `token` rows below element `own`."""
+        """Return the address in what begins at `first`, v or o, `token` rows below element `own`."""
         return fast.row(first + own * 2, token, HV * Int32(2 * self.c.V))
 
     @cute.jit
     def states_before(self, x, n):
-        """States that are kept of sequences before n."""
+        """Return how many states are kept of sequences before n."""
         each = x.every * C
         if cutlass.const_expr(self.c.offsets):
             lane, found = cute.arch.lane_idx(), Int32(0)
@@ -310,7 +310,7 @@ class Consumer:
 
     @cute.jit
     def store_state(self, to, number, rank, thread, v_first: cutlass.Constexpr):
-        """S to its columns of one of many states."""
+        """Store S to the CTA's columns of one of many states."""
         for first in cutlass.range_constexpr(0, self.own_columns, STATE_PIECE):
             S = self.load_piece(thread, first)
             own, apart = self.place_of_state(to, number, rank, thread, first, v_first)
@@ -328,13 +328,13 @@ class Consumer:
 
     @cute.jit
     def own_piece(self, thread, j: cutlass.Constexpr):
-        """Row and 16-byte piece of it that one of 64 threads moves, at its j-th turn."""
+        """Return the row, and the 16-byte piece of it, that one of 64 threads moves in its j-th turn."""
         pieces = self.c.columns // 8
         return 64 // pieces * j + (thread >> pieces.bit_length() - 1), thread & pieces - 1
 
     @cute.jit
     def group_of(self, chunk):
-        """Bytes to the fields of the group that makes a chunk, in its CTA."""
+        """Return the bytes to the fields of the group that makes a chunk, in its CTA."""
         return (chunk & 2) * (self.fields.group.bytes // 2)
 
     @cute.jit

@@ -87,7 +87,7 @@ class Operands(entry.Entry):
 
     @cute.jit
     def place(self, x, chunk, y, z):
-        """First token and tokens of a chunk; in a row of T tokens that is y."""
+        """Return the first token of a chunk, and its tokens; in a row of T tokens that is y."""
         begin, tokens = Int64(0), Int32(0)
         if cutlass.const_expr(self.c.packed):
             if chunk < x.chunks:
@@ -157,7 +157,7 @@ class Operands(entry.Entry):
 
     @cute.jit
     def send(self, to, tile, begin: cutlass.Constexpr, end: cutlass.Constexpr):
-        """Some bytes of the tile to memory, by one warp."""
+        """One warp sends some bytes of the tile to memory."""
         with cute.arch.elect_one():
             bulk_store(to + begin, tile + begin, end - begin)
             # redundant: the first one; otherwise those bytes belong to the second group, which is waited for as well
@@ -165,7 +165,7 @@ class Operands(entry.Entry):
 
     @cute.jit
     def make_KT(self, KG, TA, warp):
-        """T'^T @ KG over KG, CHANNELS channels each warp."""
+        """Store T'^T @ KG over KG, CHANNELS channels each warp."""
         row, piece, first = cute.arch.lane_idx() & 15, cute.arch.lane_idx() >> 4, warp * CHANNELS
         own, T = [], self.blocks_of_T(TA)
         for step in cutlass.range_constexpr(2):

@@ -52,7 +52,7 @@ class Producer:
 
     @cute.jit
     def produce(self, x, shared, barriers, walks, rank):
-        """Every fourth chunk of all that the cluster walks over."""
+        """Make every fourth chunk of all that the cluster walks over."""
         self.team.refresh_warp_index(shared)
         if self.team.warp() == IDLEST:
             of_group = shared + self.team.number() * self.fields.group.bytes
@@ -121,7 +121,7 @@ class Producer:
 
     @cute.jit
     def make_TB_and_A2(self, acc, A_kk, columns, TA, b, KT_done):
-        """Transposed, next to each other, by warps 0 to 3."""
+        """Warps 0 to 3 make TB and A2, transposed, next to each other."""
         if self.team.warp() < 2:
             store_A_kk(acc, A_kk, b, self.team.thread())
         self.team.meet_first_four()                                            # A_kk is there

@@ -165,7 +165,7 @@ class Record(Walker):
 
     @cute.jit
     def issue_v(self, s, i, stage, phase, of_M):
-        """v^T @ [1 | 0] of chunk i, by warp 0, once it is there."""
+        """Warp 0 issues v^T @ [1 | 0] of chunk i, once it is there."""
         cute.arch.mbarrier_wait(s.full + stage, phase)
         cute.arch.fence_proxy("async.shared", space="cta")                     # rows of v came by other copies
         if not of_M:

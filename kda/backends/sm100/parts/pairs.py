@@ -34,7 +34,7 @@ class TensorCore:
 
     @cute.jit
     def one_product(self, acc, phase):
-        """[k; q] @ k^T under decays, by warps 0 to 3."""
+        """Warps 0 to 3 compute [k; q] @ k^T under decays."""
         self.issue_blocks()
         self.wait(phase)
         self.load(acc, 0)
@@ -66,7 +66,7 @@ class TensorCore:
 
     @cute.jit
     def wait_until_read(self, phase):
-        """Operands may be replaced; results are not looked at."""
+        """Wait until operands may be replaced; results are not looked at."""
         wait(self.done, phase)
 
     @cute.jit

@@ -59,7 +59,7 @@ class Walker(entry.Entry):
 
     @cute.jit
     def load(self, x, s, source, begin, tokens, chunk, head, steps, has_rows=True):
-        """LOAD: tiles, and rows of `source` (v or do), into the ring."""
+        """LOAD copies tiles, and rows of `source` (v or do), into the ring."""
         lane = cute.arch.lane_idx()
         row, column = lane >> 4, (lane & 15) * 8
         own = source.toint() + ((begin * x.HV + head) * V + column) * 2
@@ -90,12 +90,12 @@ class Walker(entry.Entry):
 
     @cute.jit
     def column(self):
-        """The first of the half that a thread has."""
+        """Return the first column of the half that a thread has."""
         return (cute.arch.thread_idx()[0] >> 7) * HALF
 
     @cute.jit
     def in_tensor_memory(self, first: cutlass.Constexpr):
-        """A piece of this thread's half row."""
+        """Return the address of a piece of this thread's half row."""
         return RecordColumns.S + first + self.column() + (cute.arch.warp_idx() & 3) * umma.WARP_LANES
 
     @cute.jit
@@ -131,7 +131,7 @@ class Walker(entry.Entry):
 
     @cute.jit
     def put_rows(self, out, to):
-        """(V, C) out of tensor memory, rounded, as C rows of V columns, 16 columns a warp."""
+        """Copy (V, C) from tensor memory, rounded, as C rows of V columns, 16 columns a warp."""
         warp = cute.arch.warp_idx()
         out = out + (warp & 3) * umma.WARP_LANES + (warp >> 2) * umma.HALF_LANES
         words = rounded(umma.load_fragments(out, C, Uint32))
@@ -141,7 +141,7 @@ class Walker(entry.Entry):
 
     @cute.jit
     def store_rows(self, x, own, rows, first, tokens, HV):
-        """C rows of V columns out of shared memory, as whole lines, by 256 threads: row `first` of memory and on."""
+        """256 threads store C rows of V columns from shared memory, as whole lines, from row `first` of memory on."""
         thread = cute.arch.thread_idx()[0]
         for r in cutlass.range_constexpr(0, C, 16):
             row, column = r + (thread >> 4), (thread & 15) * 8
@@ -151,7 +151,7 @@ class Walker(entry.Entry):
 
     @cute.jit
     def enter(self, x, number, transposed: cutlass.Constexpr):
-        """S from one of many states."""
+        """Load S from one of many states."""
         own, apart = self.place(x, number, transposed)
         for first in cutlass.range_constexpr(0, HALF, PIECE):
             values = []
@@ -165,7 +165,7 @@ class Walker(entry.Entry):
 
     @cute.jit
     def enter_constant(self, identity):
-        """S = 0, or the matrix that changes nothing."""
+        """Set S to 0, or to the identity."""
         for first in cutlass.range_constexpr(0, HALF, PIECE):
             one = Float32(1.0) if identity else Float32(0.0)
             of_diagonal = self.channel() - self.column() - first
@@ -175,7 +175,7 @@ class Walker(entry.Entry):
 
     @cute.jit
     def leave(self, x, number, transposed: cutlass.Constexpr):
-        """S to one of many states."""
+        """Store S to one of many states."""
         own, apart = self.place(x, number, transposed)
         for first in cutlass.range_constexpr(0, HALF, PIECE):
             S = umma.load_row(self.in_tensor_memory(first), PIECE)
@@ -211,7 +211,7 @@ def in_shared(address):
 
 @cute.jit
 def advance(stage, phase, stages: cutlass.Constexpr):
-    """The next stage of a ring of any length, and its phase."""
+    """Return the next stage of a ring of any length, and its phase."""
     stage += 1
     wraps = stage == stages
     return (Int32(0) if wraps else stage), (phase ^ 1 if wraps else phase)

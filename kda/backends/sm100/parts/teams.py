@@ -44,7 +44,7 @@ def wait(mbarrier, phase):
 
 @cute.jit
 def arrive_at(mbarrier, cta):
-    """One arrival at the mbarrier of a CTA of the cluster, by one lane of a warp."""
+    """One lane of a warp arrives once at the mbarrier of a CTA of the cluster."""
     cute.arch.inline_ptx(
         "{.reg .pred p; .reg .b32 to; elect.sync _|p, -1; mapa.shared::cluster.u32 to, {$r0}, {$r1}; "
         "@p mbarrier.arrive.shared::cluster.b64 _, [to];}", read_only_args=[mbarrier.toint().to(Uint32), cta],

@@ -42,7 +42,7 @@ class Layout(NamedTuple):
         return 8 * self.row >> 4 | VERSION << 14 | SWIZZLES[self.row] << 29
 
     def step(self, number: int) -> int:
-        """Bytes to a step."""
+        """Return the bytes to a step."""
         if self.across:
             return number * STEP * self.row
         return number * STEP // 64 * self.panel + number * STEP % 64 * 2
@@ -149,7 +149,7 @@ def load_fragments(address, columns: cutlass.Constexpr, kind: cutlass.Constexpr 
 
 @cute.jit
 def store_fragments(address, values):
-    """The reverse of `load_fragments`: done after `wait_for_stores`."""
+    """Store what `load_fragments` loads; this is done after `wait_for_stores`."""
     store(f"16x256b.x{len(values) // 4}", address, values)
 
 
@@ -161,7 +161,7 @@ def load_row(address, columns: cutlass.Constexpr, kind: cutlass.Constexpr = Floa
 
 @cute.jit
 def store_row(address, values):
-    """The reverse of `load_row`: done after `wait_for_stores`."""
+    """Store what `load_row` loads; this is done after `wait_for_stores`."""
     store(f"32x32b.x{len(values)}", address, values)
 
 
@@ -173,7 +173,7 @@ def load_halves(address, columns: cutlass.Constexpr, apart: cutlass.Constexpr, k
 
 @cute.jit
 def store_halves(address, apart: cutlass.Constexpr, values):
-    """The reverse of `load_halves`: done after `wait_for_stores`."""
+    """Store what `load_halves` loads; this is done after `wait_for_stores`."""
     store(f"16x32bx2.x{len(values)}", address, values, f", {apart}")
 
 

@@ -16,7 +16,7 @@ from ..configs import CTAS
 
 @cute.jit
 def first_item(HV):
-    """Walk and value head that a cluster begins with."""
+    """Return the walk and the value head that a cluster begins with."""
     item = cute.arch.block_idx()[0] // CTAS
     return item // HV, item % HV
 
@@ -31,7 +31,7 @@ def next_item(walk, head, HV):
 
 @cute.jit
 def locate_walk(c: cutlass.Constexpr, x, walk):
-    """First token and tokens of a walk; the sequence, its segment, and whether this is a transition's walk."""
+    """Return a walk's first token and tokens, sequence and segment, and whether this is a transition's walk."""
     n, segment, is_transition = walk, Int32(0), False
     if cutlass.const_expr(c.cut):
         n = walk // (2 * x.segments - 1)

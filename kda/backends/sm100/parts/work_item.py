@@ -21,7 +21,7 @@ class WorkItem:
 
     @cute.jit
     def field(self, shared, field: cutlass.Constexpr):
-        """A pointer to a field of this group's item."""
+        """Return a pointer to a field of this group's item."""
         first = shared + (self.c.struct.items.offset + field.offset)
         return cute.recast_ptr(first + self.team.number() * ITEM.bytes, dtype=TYPES[field.dtype])
 
@@ -51,7 +51,7 @@ class WorkItem:
 
     @cute.jit
     def chunk(self, shared, chunk, H, HV):
-        """The rows of one of its chunks, but of beta, and its tokens."""
+        """Return the rows of one of its chunks, except beta's, and its tokens."""
         c, K = self.c, self.c.K
         of_qk, of_rest = load(self.field(shared, ITEM.q), 2), load(self.field(shared, ITEM.g), 1)
         rows = []
@@ -68,7 +68,7 @@ class WorkItem:
 
     @cute.jit
     def beta(self, shared, chunk, HV):
-        """beta of that chunk."""
+        """Return beta of that chunk."""
         dtype = TYPES[self.c.beta_dtype]
         first = load_one(self.field(shared, ITEM.beta))
         return in_global(fast.row(first, chunk, HV * Int32(C * dtype.width // 8)), dtype)

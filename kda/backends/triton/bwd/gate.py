@@ -49,7 +49,7 @@ def gate_bwd(
 @triton.jit
 def sum_chunks(of_A_log, of_dt_bias, dA_log, ddt_bias, chunks, HV, K: tl.constexpr, BK: tl.constexpr,
                ROWS: tl.constexpr, RATE: tl.constexpr, BIAS: tl.constexpr):
-    """dA_log and ddt_bias of one value head: sums over all chunks, always in one order."""
+    """Computes dA_log and ddt_bias of one value head: sums over all chunks, always in one order."""
     head = tl.program_id(0)
     d = tl.arange(0, BK)
     A = tl.zeros((BK,), tl.float32)

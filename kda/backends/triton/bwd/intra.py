@@ -33,13 +33,13 @@ ROOM: tl.constexpr = tl.constexpr(12.0)
 
 @triton.jit
 def sum_where(here, x, PRECISION: tl.constexpr):
-    """[t]: the sum of rows i of x with here[t, i]."""
+    """Returns for each t the sum of rows i of x with here[t, i]."""
     return tl.dot(tl.where(here, 1.0, 0.0), x, input_precision=PRECISION)
 
 
 @triton.jit
 def product(M, high, low, of, PRECISION: tl.constexpr):
-    """of + M @ (high + low); in float32, high alone."""
+    """Returns of + M @ (high + low); in float32, high alone."""
     of = tl.dot(M, high, of, input_precision=PRECISION)
     if M.dtype != tl.float32:
         of = tl.dot(M, low, of)

@@ -20,7 +20,7 @@ from ..parts.sequences import chunk_place, clear_rows
 
 @triton.jit
 def unit_of(size):
-    """A power of two near `size` >= 0, but none below 2^-100, and 1 over it."""
+    """Returns a power of two near `size` >= 0, but none below 2^-100, and 1 over it."""
     exponent = tl.minimum(tl.maximum(size.to(tl.int32, bitcast=True) >> 23, 127 - 100), 253)
     return (exponent << 23).to(tl.float32, bitcast=True), ((254 - exponent) << 23).to(tl.float32, bitcast=True)
 

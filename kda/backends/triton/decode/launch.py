@@ -28,7 +28,7 @@ class Prepared(NamedTuple):
 
 
 def recurrent(p: Problem, x: Inputs) -> tuple[Tensor, Tensor | None]:
-    """o and the final states; with p.inplace they go into x.initial_state instead, and None is returned for them.
+    """Return o and the final states; with p.inplace they go into x.initial_state, and None is returned for them.
 
     Slots, counts and offsets on a GPU are taken as kernel.py says, if they are out of range.
     """

@@ -59,7 +59,7 @@ def configs(p: Problem) -> tuple[Config, Config]:
 
 
 def config(p: Problem, sms: int) -> Config:
-    """Wide tiles once they give every scheduler a warp.  With batch_invariant the other sequences do not count."""
+    """Take wide tiles once they give every scheduler a warp.  With batch_invariant, other sequences do not count."""
     few, many = configs(p)
     sequences = 1 if p.batch_invariant else p.N
     return many if programs(p, many, sequences) >= WARPS_PER_SM * sms else few
@@ -74,7 +74,7 @@ def grid(p: Problem, c: Config) -> int:
 
 
 def numbers(p: Problem, x: Mapping[str, Memory]) -> dict[str, float]:
-    """The kernel's arguments that are no tensors; an axis of one element has no stride, whatever its tensor says."""
+    """Return the arguments that are no tensors; an axis of one element has no stride, whatever its tensor says."""
     found: dict[str, Any] = dict.fromkeys(STRIDES, 0) | {f"{row}_d": 1 for row in ROWS}
     axes = dict.fromkeys(ROWS, "bthd") | {"state": "nhvk" if p.state_v_first else "nhkv", "slots": "ns"}
     for name in axes.keys() & x.keys():
@@ -137,7 +137,7 @@ def recipe(p: Problem, x: Tensors, c: Config, target: Target) -> Recipe:
 
 
 def recipes(p: Problem, host: Host) -> list[Recipe]:
-    """All that calls like this one need, of any size, if their tensors are contiguous."""
+    """Return all that calls like this one need, of any size, if their tensors are contiguous."""
     found = []
     for offsets, slots, c in itertools.product(("int32", "int64"), ("int32", "int64"), configs(p)):
         x = Tensors(

@@ -84,7 +84,7 @@ def block_of(j, state, state_k, state_v, K: tl.constexpr, V: tl.constexpr, BK: t
 @triton.jit
 def blocks_of(N: tl.constexpr, state, state_k, state_v, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr,
               ROWS: tl.constexpr, PIECE: tl.constexpr, ORDER: tl.constexpr):
-    """The first N blocks."""
+    """Loads the first N blocks."""
     found = ()
     for j in tl.static_range(N):
         found = found + (block_of(j, state, state_k, state_v, K, V, BK, ROWS, PIECE, ORDER),)
@@ -107,13 +107,13 @@ def put_blocks(blocks, state, state_k, state_v, K: tl.constexpr, V: tl.constexpr
 
 @triton.jit
 def in_float32(S, ROWS: tl.constexpr):
-    """(P, ROWS, PIECE) of a block."""
+    """Returns (P, ROWS, PIECE) of a block."""
     return tl.reshape(S, (S.shape[0] // ROWS, ROWS, S.shape[1])).to(tl.float32)
 
 
 @triton.jit
 def updated(S, k, change, KEPT: tl.constexpr):
-    """S + change k^T as a block."""
+    """Returns S + change k^T as a block."""
     S = tl.fma(k[:, None, :], change[None, :, None], S).to(KEPT)
     return tl.reshape(S, (S.shape[0] * S.shape[1], S.shape[2]))
 
@@ -130,14 +130,14 @@ def three_sums(a0, b0, c0, a1, b1, c1):
 
 @triton.jit
 def over_channels(S, k, q):
-    """S k and S q (BV), whose shuffles go together: over the pieces first, which one thread holds."""
+    """Returns S k and S q (BV), whose shuffles go together: over the pieces first, which one thread holds."""
     k, q = tl.sum(S * k[:, None, :], 0), tl.sum(S * q[:, None, :], 0)
     return tl.reduce((k, q), 1, two_sums)
 
 
 @triton.jit
 def advanced(block, D, k, q, qk, v, beta, scale, ROWS: tl.constexpr, BETA: tl.constexpr):
-    """The block behind a token, the change of v in its rows, and their o."""
+    """Returns the block behind a token, the change of v in its rows, and their o."""
     S = in_float32(block, ROWS) * D[:, None, :]
     recalled, seen = over_channels(S, k, q)
     change = step_size(beta, BETA) * (v - recalled)
@@ -146,7 +146,7 @@ def advanced(block, D, k, q, qk, v, beta, scale, ROWS: tl.constexpr, BETA: tl.co
 
 @triton.jit
 def replayed(blocks, k, D, change, ROWS: tl.constexpr):
-    """All blocks behind a token of which there is a record."""
+    """Returns all blocks behind a token of which there is a record."""
     found, changes = (), cut(change, len(blocks))
     for j in tl.static_range(len(blocks)):
         S = in_float32(blocks[j], ROWS) * D[:, None, :]
@@ -156,7 +156,7 @@ def replayed(blocks, k, D, change, ROWS: tl.constexpr):
 
 @triton.jit
 def cut(x, N: tl.constexpr):
-    """N tensors, one behind the other in x, a power of 2."""
+    """Returns N tensors, a power of 2, which lie one behind the other in x."""
     found = (x,)
     for _level in tl.static_range(N.bit_length() - 1):
         halves = ()
@@ -181,14 +181,14 @@ def joined(parts):
 
 @triton.jit
 def products(q, k):
-    """q q, k k and q k of (P, PIECE)."""
+    """Returns q q, k k and q k of (P, PIECE)."""
     a, b, c = tl.sum(q * q, 0), tl.sum(k * k, 0), tl.sum(q * k, 0)
     return tl.reduce((a, b, c), 0, three_sums)
 
 
 @triton.jit
 def narrow(x):
-    """(BV) of COPIES equal rows."""
+    """Returns (BV) of COPIES equal rows."""
     first = tl.arange(0, x.shape[0])[:, None] == 0
     return tl.sum(tl.where(first, x, 0.0), 0)
 
@@ -224,7 +224,7 @@ def input_at(position, x, x_t, tail, tail_l, accepted, path, T, L, real, FULL: t
 
 @triton.jit
 def before(position, parents):
-    """The position that a position follows."""
+    """Returns the position that a position follows."""
     if parents is not None:
         position = tl.where(position > 0, parent_of(position, parents), position - 1)
     else:
@@ -241,7 +241,7 @@ def parent_of(t, parents):
 @triton.jit
 def taps_of(t, x, x_t, tail, tail_l, accepted, path, parents, T, L, real, FULL: tl.constexpr, W: tl.constexpr,
             ONE: tl.constexpr):
-    """The inputs that token t sees, its own first; without a convolution its own alone."""
+    """Returns the inputs that token t sees, its own first; without a convolution its own alone."""
     if W == 0:
         found = (fetch(x + t * x_t, real, FULL),)
     else:
@@ -310,14 +310,14 @@ def convolved(taps, weights, weight, W: tl.constexpr):
 
 @triton.jit
 def keep_taps(tail, tail_l, taps, real, FULL: tl.constexpr, W: tl.constexpr):
-    """The tail behind one token; all threads have read the old one."""
+    """Stores the tail behind one token; all threads have read the old one."""
     for r in tl.static_range(W - 1):
         put(tail + r * tail_l, taps[W - 2 - r], real, FULL)
 
 
 @triton.jit
 def keep_tail(x, x_t, tail, tail_l, accepted, path, T, L, real, FULL: tl.constexpr, W: tl.constexpr):
-    """The tail behind this call: all threads have read the old one before any writes the new one."""
+    """Stores the tail behind this call: all threads have read the old one before any writes the new one."""
     rows = ()
     for r in tl.static_range(W - 1):
         position = T - L + r
@@ -332,7 +332,7 @@ def keep_tail(x, x_t, tail, tail_l, accepted, path, T, L, real, FULL: tl.constex
 
 @triton.jit
 def recorded(record, d, e, real_k, real_v, K: tl.constexpr, FULL_K: tl.constexpr, FULL_V: tl.constexpr):
-    """k, D and c of a token."""
+    """Returns k, D and c of a token."""
     k, D = fetch(record + d, real_k, FULL_K), fetch(record + K + d, real_k, FULL_K)
     return k, D, fetch(record + 2 * K + e, real_v, FULL_V)
 

@@ -31,7 +31,7 @@ class Prepared(NamedTuple):
 
 
 def decode_step(s: Step, x: StepInputs) -> None:
-    """o into x.out; x.states, x.conv_states and x.records are updated in place."""
+    """Write o into x.out, and update x.states, x.conv_states and x.records in place."""
     device = x.q.device
     if device.type == "cuda" and device.index != torch.cuda.current_device():
         with torch.cuda.device(device):

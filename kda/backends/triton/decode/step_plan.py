@@ -68,7 +68,7 @@ def grid(s: Step) -> int:
 
 
 def numbers(s: Step, x: Mapping[str, Memory]) -> dict[str, float]:
-    """The kernel's arguments that are no tensors; an axis of one element has no stride, whatever its tensor says."""
+    """Return the arguments that are no tensors; an axis of one element has no stride, whatever its tensor says."""
     found: dict[str, Any] = dict.fromkeys(STRIDES, 0)
     for name in AXES.keys() & x.keys():
         for axis, size, stride in zip(AXES[name], x[name].shape, x[name].strides):
@@ -82,7 +82,7 @@ def numbers(s: Step, x: Mapping[str, Memory]) -> dict[str, float]:
 
 
 def orders(p: Problem) -> dict[tuple[int, int], str]:
-    """Strides of V and K in a state -> what a kernel calls the order."""
+    """Return strides of V and K in a state -> what a kernel calls the order."""
     return {(p.K, 1): "vk", (1, p.V): "kv" if width(p.K) * width(p.V) <= TURNED else "any"}
 
 

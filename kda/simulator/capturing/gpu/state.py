@@ -81,7 +81,7 @@ class Gpu:
 
 
 def only(device: Any) -> int:
-    """The number of a GPU in any spelling: there is one. What names no device is the current one, as torch has it."""
+    """Return a GPU's number in any spelling: there is one. What names no device is the current one, as in torch."""
     device = torch.device(device) if isinstance(device, str) else device
     index = device if isinstance(device, int) else device.index if isinstance(device, torch.device) else 0
     if index not in (0, None, -1):
