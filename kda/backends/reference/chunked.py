@@ -48,7 +48,7 @@ def run(
 
 
 def run_stage(stage: Stage, setup: Setup, tensors: Mapping[str, Tensor | None]) -> dict[str, Tensor | None]:
-    """The results of one stage."""
+    """Return the results of one stage."""
     outputs = globals()[stage.function](setup, **{name: tensors[name] for name in stage.reads})
     return dict(zip(stage.writes, outputs))
 
@@ -179,17 +179,17 @@ def gate_bwd(
 
 
 def _add_product(x: Tensor, a: Tensor, b: Tensor, sign: int = 1) -> Tensor:
-    """x + sign a @ b, all (sequences, HV, rows, columns)."""
+    """Return x + sign a @ b, all (sequences, HV, rows, columns)."""
     return torch.baddbmm(x.flatten(0, 1), a.flatten(0, 1), b.flatten(0, 1), alpha=sign).view(x.shape)
 
 
 def _sum_from(x: Tensor) -> Tensor:
-    """sum over rows i >= t."""
+    """Return sums over rows i >= t."""
     return x.flip(-2).cumsum(-2).flip(-2)
 
 
 def _sum_before(x: Tensor) -> Tensor:
-    """sum over rows i < t."""
+    """Return sums over rows i < t."""
     return torch.cat([torch.zeros_like(x[..., :1, :]), x[..., :-1, :].cumsum(-2)], -2)
 
 

@@ -18,7 +18,7 @@ Tensor = torch.Tensor
 
 
 def decode_step(s: Step, x: StepInputs) -> None:
-    """o into x.out; states, conv_states and records are updated in place."""
+    """Write o into x.out; update states, conv_states and records in place."""
     p, o = s.core, x.out.zero_()
     slots = range(p.N) if x.slots is None else x.slots.tolist()
     for n, slot in enumerate(slots):
@@ -65,7 +65,7 @@ class _Sequence:
         return S.to(self.x.states.dtype).to(self.wide)
 
     def _recorded(self, record: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """k, decay (HV, 1, K) and change (HV, V) of a token of the last step."""
+        """Return k, decay (HV, 1, K) and change (HV, V) of a token of the last step."""
         k, decay, change = record.to(self.wide).split([self.p.K, self.p.K, self.p.V], -1)
         return k[:, None], decay[:, None], change
 
@@ -89,7 +89,7 @@ class _Sequence:
         return q.unflatten(1, (p.H, p.K)), k.unflatten(1, (p.H, p.K)), v.unflatten(1, (p.HV, p.V))
 
     def _operands(self) -> tuple[Tensor, ...]:
-        """q, k, decay (T, HV, 1, K), v (T, HV, V), b (T, HV, 1): all that the recurrence is given."""
+        """Return q, k, decay (T, HV, 1, K), v (T, HV, V), b (T, HV, 1): all that the recurrence is given."""
         p, x, n = self.p, self.x, self.n
         q, k, v = self._convolved() if self.s.width else (t[n].to(self.wide) for t in (x.q, x.k, x.v))
         if p.qk_l2norm:

@@ -21,7 +21,7 @@ Tensor = torch.Tensor
 
 
 def _halves(x: Tensor, size: int) -> tuple[Tensor, Tensor]:
-    """The first and the second half of each block of 2*size rows: C becomes (C / 2size, size), views."""
+    """Return the first and the second half of each block of 2*size rows: C becomes (C / 2size, size), views."""
     return x.unflatten(-2, (-1, 2, size)).unbind(-3)
 
 
@@ -58,7 +58,7 @@ def _of_rows(g2: Tensor) -> Tensor:
 
 
 def decays(g2: Tensor) -> tuple[Tensor, Tensor]:
-    """2^gc and 2^(gc_last - gc)."""
+    """Return 2^gc and 2^(gc_last - gc)."""
     row = _of_rows(g2)
     before, after = row.clone(), torch.ones_like(row)
     for _ in _cuts([before], after, row):
@@ -80,7 +80,7 @@ def decayed_products(xs: Sequence[Tensor], y: Tensor, g2: Tensor) -> tuple[list[
 def decayed_products_bwd(
     dAs: Sequence[Tensor], xs: Sequence[Tensor], y: Tensor, g2: Tensor
 ) -> tuple[list[Tensor], Tensor, Tensor]:
-    """Gradients of each x, of y, and of g2 / log2(e).  Only i > j of each dA is read."""
+    """Return the gradients of each x, of y, and of g2 / log2(e).  Only i > j of each dA is read."""
     dxs, dy = [torch.zeros_like(x) for x in xs], torch.zeros_like(y)
     row = _of_rows(g2)
     before, after = row.clone(), torch.ones_like(row)
@@ -108,7 +108,7 @@ def decayed_products_bwd(
 
 
 def inverse(A: Tensor) -> Tensor:
-    """(I + A)^-1 of a strictly lower triangular A by block substitution: X10 = -X11 @ A10 @ X00."""
+    """Return (I + A)^-1 of a strictly lower triangular A by block substitution: X10 = -X11 @ A10 @ X00."""
     X = A.new_ones(*A.shape[:-1], 1, 1)                                       # (.., C / size, size, size)
     for size in _sizes(A.shape[-1]):
         X00, X11 = X.unflatten(-3, (-1, 2)).unbind(-3)

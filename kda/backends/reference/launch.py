@@ -38,7 +38,7 @@ def _table(p: Problem, x: Inputs, C: int) -> Ragged:
 
 
 def _states(p: Problem, x: Tensor | None, like: Tensor) -> Tensor:
-    """(N, HV, K, V) in the compute dtype, a copy; zeros for None."""
+    """Return states (N, HV, K, V) in the compute dtype, a copy; zeros for None."""
     if x is None:
         return like.new_zeros(p.N, p.HV, p.K, p.V, dtype=wide_dtype(like.dtype))
     return (x.mT if p.state_v_first else x).to(wide_dtype(like.dtype), copy=True).contiguous()
@@ -54,7 +54,7 @@ def _setup(p: Problem, table: Ragged) -> Setup:
 
 
 def _parameters(p: Problem, x: Inputs, dtype: torch.dtype) -> dict[str, Tensor | None]:
-    """A_log and dt_bias, shaped to broadcast against (.., HV, C, K)."""
+    """Return A_log and dt_bias, shaped to broadcast against (.., HV, C, K)."""
     return {
         "A_log": None if x.A_log is None else x.A_log.to(dtype).reshape(p.HV, 1, 1),
         "dt_bias": None if x.dt_bias is None else x.dt_bias.to(dtype).reshape(p.HV, 1, p.K),
@@ -76,7 +76,7 @@ class _Walk:
         self.slabs: list[Slab] = list(self.table.slabs(chunks, apart=p.batch_invariant))
 
     def chunks(self, slab: Slab, **rows: Tensor) -> dict[str, Tensor]:
-        """Rows of tokens as the slab's chunks."""
+        """Return rows of tokens as the slab's chunks."""
         return {name: slab.table.chunk(x[slab.tokens].to(self.dtype)) for name, x in rows.items()}
 
     def inputs(self, slab: Slab, h0: Tensor) -> dict[str, Tensor | None]:
@@ -93,7 +93,7 @@ def forward(p: Problem, x: Inputs, save: Save = Save.NOTHING) -> Outputs:
 
 
 def _from_slots(p: Problem, pool: Tensor, slots: Tensor, q: Tensor) -> Tensor:
-    """The states of these slots; zero for a slot of -1, as all are where the pool is empty."""
+    """Return the states of these slots; zero for a slot of -1, as all are where the pool is empty."""
     found = pool[slots.clamp(min=0)] if pool.shape[0] else pool.new_zeros(slots.shape[0], *pool.shape[1:])
     S = _states(p, found, q)
     S[slots < 0] = 0
@@ -118,7 +118,7 @@ def prefill(p: Problem, x: Inputs) -> Tensor:
 
 
 def _checkpoints(table: Ragged, offsets: Tensor, slots: Tensor) -> tuple[Tensor, Tensor]:
-    """The slot of the state that enters each chunk, and slots of final states (N, E); -1: none."""
+    """Return the slot of the state that enters each chunk, and slots of final states (N, E); -1: none."""
     chunk_slots, at_the_end = (torch.full(shape, -1, device="cpu") for shape in ((table.NC,), slots.shape))
     for n, (at, to) in enumerate(zip(offsets.tolist(), slots.tolist())):
         for e, (offset, slot) in enumerate(zip(at, to)):
@@ -163,7 +163,7 @@ def _forward(
 
 
 def _edges(p: Problem, walk: _Walk, S: Tensor) -> Iterator[Tensor]:
-    """The states that enter each slab; S, those that enter the first, becomes the final states."""
+    """Yield the states that enter each slab; S, those that enter the first, becomes the final states."""
     for slab in walk.slabs:
         h0 = S[slab.sequences]
         yield h0
@@ -266,13 +266,13 @@ def recurrent(p: Problem, x: Inputs) -> tuple[Tensor, Tensor | None]:
 
 
 def _tokens(p: Problem, x: Inputs) -> tuple[Tensor, ...]:
-    """q, k, v, g, beta as (tokens, heads, D) in the compute dtype."""
+    """Return q, k, v, g, beta as (tokens, heads, D) in the compute dtype."""
     beta = x.beta if p.beta_per_value else x.beta.unsqueeze(-1)
     return tuple(t.flatten(0, 1).to(wide_dtype(x.q.dtype)) for t in (x.q, x.k, x.v, x.g, beta))
 
 
 def _rows(p: Problem, x: Inputs, tokens: tuple[Tensor, ...], table: Ragged) -> tuple[Tensor, ...]:
-    """q, k, v, decay, b of the table's tokens, (rows, HV, 1, D), after l2norm, gate and beta's sigmoid."""
+    """Return q, k, v, decay, b of the table's tokens, (rows, HV, 1, D), after l2norm, gate and beta's sigmoid."""
     q, k, v, g, beta = map(table.chunk, tokens)
     groups = p.HV // p.H
     if p.qk_l2norm:
@@ -284,7 +284,7 @@ def _rows(p: Problem, x: Inputs, tokens: tuple[Tensor, ...], table: Ragged) -> t
 
 
 def _first_slots(p: Problem, x: Inputs) -> Tensor | None:
-    """(N,) the slot each sequence starts from."""
+    """Return (N,): the slot that each sequence starts from."""
     slots = x.ssm_state_indices
     if slots is None or not p.slots_per_token:
         return slots

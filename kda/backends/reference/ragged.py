@@ -45,14 +45,14 @@ class Ragged:
         return rows.flatten()
 
     def chunk(self, x: torch.Tensor) -> torch.Tensor:
-        """(tokens, heads, D) -> (NC, heads, C, D), zero in the padding."""
+        """Turn (tokens, heads, D) into (NC, heads, C, D), zero in the padding."""
         if self.dense:
             return x.unflatten(0, (self.NC, self.C)).transpose(1, 2).contiguous()
         chunks = x.index_select(0, self.rows).unflatten(0, (self.NC, self.C)).transpose(1, 2).contiguous()
         return chunks if self.valid is None else chunks.masked_fill_(~self.valid, 0)
 
     def unchunk(self, chunks: torch.Tensor) -> torch.Tensor:
-        """(NC, heads, C, D) -> (tokens, heads, D), zero in tokens outside every sequence."""
+        """Turn (NC, heads, C, D) into (tokens, heads, D), zero in tokens outside every sequence."""
         x = chunks.transpose(1, 2).flatten(0, 1)
         if self.dense:
             return x
@@ -75,7 +75,7 @@ class Ragged:
         return waves
 
     def waves(self, reverse: bool = False) -> Iterator[tuple[slice | torch.Tensor, slice | torch.Tensor]]:
-        """(sequences, chunks): the c-th chunk of every sequence that has one, for c in turn."""
+        """Return (sequences, chunks): the c-th chunk of every sequence that has one, for c in turn."""
         return reversed(self._waves) if reverse else iter(self._waves)
 
     def slabs(self, chunks: int, apart: bool = False) -> Iterator[Slab]:

@@ -12,7 +12,7 @@ SHAPES = {(64, 64), (128, 128)}
 
 
 def ctas(p) -> int:
-    """The most CTAs of a launch."""
+    """Return the most CTAs of a launch."""
     chunks = chunk_bound(p.B, p.T, p.N, p.C, p.packed) + p.packed
     slices = p.K // SLICE if p.direction == "backward" else 1
     return max(chunks * p.HV * slices, p.N * p.HV * (p.V // NARROWEST))

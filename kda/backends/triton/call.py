@@ -102,7 +102,7 @@ class Call:
             self.env[name] = self.empty(*shape, dtype=dtype_of(p, name))
 
     def drop(self, names: str) -> None:
-        """Give memory back, for what is made next."""
+        """Give memory back for what is made next."""
         for name in names.split():
             self.env.pop(name, None)
 

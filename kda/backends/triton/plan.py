@@ -38,7 +38,7 @@ class Plan:
     __hash__ = None                          # type: ignore[assignment]
 
     def tiles(self, kernel: str, dim: str) -> int:
-        """Slices of K or V that programs of a kernel share out; a transition has K columns for V."""
+        """Return into how many slices of K or V a kernel's programs cut; a transition has K columns for V."""
         built_for: Mapping[str, Any] = self.kernels[kernel].constants
         return -(-built_for.get(dim, self.problem.K) // built_for["B" + dim])
 
@@ -93,7 +93,7 @@ def recipes_of_call(p: Problem, host: Host, offsets: str | None, save: Save) -> 
 
 
 def split(p: Problem, sms: int, BV: int) -> int:
-    """Chunks of a segment, 0 for whole sequences: cut if heads and sequences leave the chip idle.
+    """Return the chunks of a segment, 0 for whole sequences: cut if heads and sequences leave the chip idle.
 
     Never with batch_invariant: roundings would depend on neighbours, and on where a call ends.
     """
@@ -112,7 +112,7 @@ SPANS = ((32, True, 116.0), (16, False, 64.0))
 
 
 def span(p: Problem) -> int:
-    """Rows of a diagonal block half of whose decay bfloat16 holds, and its inverse; 1: no bound says so."""
+    """Return the rows of a diagonal block half of whose decay bfloat16 holds, and its inverse; 1: no bound says so."""
     if p.gate != "bounded" or p.dtype != "bfloat16":
         return 1
     bits = -p.lower_bound * LOG2_E
@@ -184,7 +184,7 @@ class _Recipes:
         return [name for name, needed in there.items() if not needed]
 
     def preparation(self, mode: str, output: bool) -> Recipe:
-        """The modes of fwd/prepare; `output`: of a call that gives o."""
+        """Return the modes of fwd/prepare; `output`: for a call that gives o."""
         p, c = self.p, self.prepare
         constants = {
             "K": p.K, "V": p.V, "C": p.C, "BK": c.BK, "BV": c.BV, **self.channels(c.warps), "SPAN": self.span,
@@ -205,12 +205,12 @@ class _Recipes:
         )
 
     def channels(self, warps: int) -> dict[str, int]:
-        """Slices of K where a thread owns a channel, and the rows that it sums."""
+        """Return the slices of K where a thread owns a channel, and the rows that it sums."""
         BG = min(self.K, 128)
         return {"BG": BG, "RUN": self.run(BG, warps)}
 
     def run(self, channels: int, warps: int) -> int:
-        """Rows of a channel in one thread."""
+        """Return how many rows of a channel one thread has."""
         return min(self.p.C, max(1, self.p.C * channels // (32 * warps)))
 
     def states(self, segment: int, output: bool, keep_h: str, keep_v: bool) -> dict[str, Recipe]:

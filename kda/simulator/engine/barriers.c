@@ -200,7 +200,7 @@ void mbarrier_fenced(const Mbarrier *b, Warp *w, const Ins *i, int lane, const K
                  b->address, remote ? "another CTA" : "the async proxy");
 }
 
-static void await_fence(Mbarrier *b, Warp *w) { /* that has initialised it */
+static void await_fence(Mbarrier *b, Warp *w) { /* notes that w has initialised it, and must run a fence */
     for (Mbarrier **at = b->by ? &b->by->unfenced : NULL; at && *at; at = &(*at)->next_unfenced)
         if (*at == b) {
             *at = b->next_unfenced;
@@ -371,7 +371,7 @@ static Outcome op_mbarrier_inval(Warp *w, const Ins *i, u32 lanes) {
 static Outcome op_mbarrier_arrive(Warp *w, const Ins *i, u32 lanes) {
     bool released = false;
     speak_for_lanes(w);
-    const Mbarrier *ended = NULL; /* whose phase an earlier lane of this instruction has ended */
+    const Mbarrier *ended = NULL; /* the one whose phase an earlier lane of this instruction has ended */
     for (u32 rest = lanes; rest; rest &= rest - 1) {
         int l = first_lane(rest);
         u32 address = operand_address(w, i, 1, l), count = i->arg[2] >= 0 ? R32(w, i->arg[2])[l] : 1;

@@ -18,7 +18,7 @@ typedef enum {
     STALL_LONG,         /* global memory */
     STALL_TENSOR,       /* a matrix product, or tensor memory */
     STALL_MATH,         /* a unit's queue is full */
-    STALL_MIO,          /* that of shared memory is */
+    STALL_MIO,          /* shared memory's queue is full */
     STALL_NOT_SELECTED, /* the scheduler issues for another warp */
     STALL_BARRIER,
     STALL_MBARRIER,
@@ -56,7 +56,7 @@ struct ClockSetting {
     u64 traced;   /* whether its slices are recorded */
     double ahead; /* when the grid ahead has ended; griddepcontrol.wait waits for it */
     double window;
-    double ahead_registers; /* that loads moved ahead may fill */
+    double ahead_registers; /* registers that loads moved ahead may fill */
     double queue_fma, queue_alu, queue_special, queue_mio, queue_registers, queue_shared; /* clocks of work that a unit queues before its warps stall */
     double shared_latency, shared_pass, l1_latency, l2_latency, hbm_latency, l2_rate, hbm_rate; /* rates: bytes a clock, of the SMs in detail together */
     double wgmma_latency, wgmma_alone, tensor_rate, tensor_latency, tensor_short; /* tensor_rate: 16-bit multiply-adds a clock of tcgen05 */
@@ -96,7 +96,7 @@ struct Clock {
     double now;        /* time of the event at hand */
     u64 trace_room;    /* for records */
     s32 next_slot;     /* where the next cluster begins */
-    const Cta *acting; /* whose warp it is; NULL: asynchronous work */
+    const Cta *acting; /* the CTA whose warp acts; NULL: asynchronous work */
 };
 
 struct WarpTime {

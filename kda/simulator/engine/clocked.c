@@ -78,7 +78,7 @@ static void ask_again(Machine *m) { /* whoever waits */
 
 static const Ins *at_hand(Warp *w) { return &w->machine->program->ins[current_split(w)->pc]; }
 
-static Warp *earliest(Machine *m, double *second) { /* that can run; when the one after it can */
+static Warp *earliest(Machine *m, double *second) { /* the earliest that can run; `second`: when the one after it can */
     Warp *first = NULL;
     *second = INFINITY;
     for (Warp *w = warp_after(m, NULL); w; w = warp_after(m, w)) {
@@ -94,7 +94,7 @@ static Warp *earliest(Machine *m, double *second) { /* that can run; when the on
 
 static bool past_limit(const Launch *launch) { return launch->limit && launch->issued > launch->limit; }
 
-/* As long as nobody else is earlier; what has moved its time goes back to the queue. A warp that nobody else waits for would never come back
+/* Runs while nobody else is earlier; what has moved its time goes back to the queue. A warp that nobody else waits for would never come back
  * from an endless loop: its turn ends after LONGEST instructions, so that somebody looks whether it spins. */
 static void run_turn(Warp *w, double until) {
     enum { LONGEST = 1 << 16 };
@@ -139,7 +139,7 @@ static bool begin_others(Machine *m, u64 all) {
     return begins;
 }
 
-static void end_clusters(Machine *m) { /* whose warps and whose asynchronous work have ended */
+static void end_clusters(Machine *m) { /* takes out those whose warps and asynchronous work have ended */
     ClockSetting *p = m->time->p;
     for (Cluster **at = &m->clusters; *at;) {
         Cluster *c = *at;

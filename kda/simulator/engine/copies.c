@@ -259,7 +259,7 @@ typedef struct {
 static void run_arrivals(Work *work) {
     const Arrivals *a = (const Arrivals *)work->data;
     run_groups(work->warp, BY_CP_ASYNC, ALL, work->clock, false);
-    const Mbarrier *ended = NULL; /* whose phase an earlier lane of this instruction has ended */
+    const Mbarrier *ended = NULL; /* the one whose phase an earlier lane of this instruction has ended */
     for (u32 rest = a->lanes; rest; rest &= rest - 1) {
         int l = first_lane(rest);
         Mbarrier *b = a->barrier[l];

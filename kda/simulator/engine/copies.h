@@ -27,7 +27,7 @@ typedef struct {
 } Landings;
 
 typedef struct {
-    u32 address, barrier; /* as the instruction names them */
+    u32 address, barrier; /* what the instruction names */
     s32 mask;             /* CTAs of a multicast; ALL: the one that the address names */
     bool pair;            /* .cta_group::2: the mbarrier may lie in the CTA's peer */
     u32 align;

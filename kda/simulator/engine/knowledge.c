@@ -208,7 +208,7 @@ static void learn_published(Warp *w, Knowledge *k, const SyncVariable *s) {
     for (Foreign *f = s->known; f; f = f->next)
         if (f->serial == (w->cluster->serial & 0xffff)) {
             for (int v = 0; v < VIEWS_HANDED_ON; v++) join(k->clock[v], f->clock[v], f->width);
-            join(k->met, f->clock[SEEN], w->cluster->nwarps); /* as if all lanes had spoken */
+            join(k->met, f->clock[SEEN], w->cluster->nwarps); /* it counts as if all lanes had spoken */
             if (k == &w->know) hear_of_itself(w, f->clock[SEEN][w->actor]);
         } else
             learn_foreign(&k->foreign, f->serial, f->clock, f->width);

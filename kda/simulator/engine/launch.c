@@ -99,7 +99,7 @@ EXPORT void simulate(Launch *launch) {
 
 EXPORT void free_records(TraceRecord *records) { free(records); } /* those of a clock's setting */
 
-EXPORT u64 sizes(s32 which) { /* so that Python can check its own idea of these records */
+EXPORT u64 sizes(s32 which) { /* lets Python check its own idea of these records */
     const u64 all[] = {sizeof(Launch), sizeof(Finding), sizeof(Counter), sizeof(Region), sizeof(InsRecord), sizeof(ConstantRecord), sizeof(Timing), sizeof(ClockSetting),
                        sizeof(TraceRecord)};
     return which < (s32)(sizeof all / sizeof *all) ? all[which] : 0;

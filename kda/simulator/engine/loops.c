@@ -14,7 +14,7 @@
 typedef struct {
     u64 changes;    /* the machine's when this was seen */
     u64 at, window; /* when, and for how many instructions of the machine it is kept */
-    u64 issued;     /* by the warp */
+    u64 issued;     /* instructions that the warp had issued then */
     bool repeats;   /* the warp was the same again */
     s32 nsplits;
     Split split[MAX_SPLITS];

@@ -167,8 +167,8 @@ struct Mbarrier {
     u64 phase;   /* completed phases */
     s64 expected, pending, tx;
     s32 actor;   /* its index in clocks */
-    s32 ins;     /* that initialised it */
-    Warp *by;    /* that did so, */
+    s32 ins;     /* the instruction that initialised it */
+    Warp *by;    /* the warp that did so, */
     u32 fenced[2]; /* and its clock at the fence that followed, 0: none yet; [0] for the async proxy, [1] for other CTAs */
     Mbarrier *next_unfenced;
     Knowledge arriving, done;
@@ -185,7 +185,7 @@ struct Cta {
     s32 nwarps, running; /* warps that still have live lanes */
     u8 *shared;          /* [shared_base, shared_end) is the CTA's */
     Granule *shared_history;
-    Mbarrier **mbarrier; /* by offset / 8 */
+    Mbarrier **mbarrier; /* [offset / 8] */
     NamedBarrier barrier[NAMED_BARRIERS];
     Queue *tensor_queue;
     void *tmem;          /* owned by tmem.c */

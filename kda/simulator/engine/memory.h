@@ -5,7 +5,7 @@
 enum { WINDOW_SHARED = 0x02, WINDOW_LOCAL = 0x03, WINDOW_PARAM = 0x04 }; /* top byte of generic addresses; 0: global */
 static inline u64 window(int top) { return (u64)top << 56; }
 /* An address in its space, or NULL after a finding. */
-Cta *cta_at(Cluster *c, u32 shared_address); /* by the rank in bits 24-31; NULL: no such CTA */
+Cta *cta_at(Cluster *c, u32 shared_address); /* found by the rank in bits 24-31; NULL: no such CTA */
 static inline u32 shared_address(const Cta *cta, u32 offset) { return (cta->machine->launch->arch >= 90 ? (u32)cta->rank << 24 : 0) | offset; }
 /* n bytes of shared memory at a 32-bit cluster address: the pointer, with the CTA and offset in *cta, *offset */
 u8 *shared_bytes(Warp *w, const Ins *i, int lane, u32 address, u64 n, u64 align, Cta **cta, u32 *offset);

@@ -12,7 +12,7 @@
 
 #define INLINE static inline __attribute__((always_inline))
 
-/* As isa/rows.py numbers them. */
+/* isa/rows.py numbers them like this. */
 typedef enum { RN, RZ, RM, RP, RNA, RS } Rounding;
 enum { FTZ = 1, SAT = 2, RELU = 4, SATFINITE = 8, NAN_WINS = 16, XORSIGN = 32, ABS = 64 };
 
@@ -249,7 +249,7 @@ INLINE double power_of_two(double x) {
     _Pragma("GCC unroll 13") for (int k = 12; k >= 0; k--) sum = sum * part + over[k];
     return x != x ? x : sum * bits_double((u64)((s64)whole + 1023) << 52);
 }
-INLINE float divide_approximately(float a, float b) { /* as a * (1 / b), which is 0 for large b */
+INLINE float divide_approximately(float a, float b) { /* computes a * (1 / b), which is 0 for large b */
     return absolute(b) > 0x1p126f ? a * copysignf(0, b) : a / b;
 }
 INLINE u64 upper_half(double x) { return x != x ? 0x7fffffff00000000 : double_bits(x) & ~0xffffffffull; }

@@ -21,7 +21,7 @@ typedef struct {
 } Registers;
 
 Registers *registers_of(Warp *w); /* made when first asked for */
-void registers_fenced(Warp *w);   /* by a wgmma.fence */
+void registers_fenced(Warp *w);   /* a wgmma.fence has run */
 void registers_touched(Warp *w, const Ins *i); /* an instruction uses registers while some are in flight */
 void registers_at_exit(Warp *w);
 /* Asynchronous work has these registers until its clock is removed. */

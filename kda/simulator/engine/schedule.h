@@ -9,6 +9,6 @@ Warp *warp_after(const Machine *m, Warp *w); /* through all resident clusters, f
 void add_cluster(Machine *m);
 void retire(Warp *w);                        /* its last lanes have exited */
 bool give_up_a_wait(Machine *m);             /* a try_wait may return false after a while: once for each state of the machine */
-void report_wait(Warp *w);                   /* as a deadlock */
+void report_wait(Warp *w);                   /* reports a deadlock */
 void report_deadlock(Machine *m);
 void report_limit(Machine *m);

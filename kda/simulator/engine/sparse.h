@@ -4,7 +4,7 @@
 
 typedef enum { DENSE, SPARSE, SPARSE_ORDERED } Sparse;
 typedef struct {
-    const u32 *word; /* by lane */
+    const u32 *word; /* [lane] */
     u32 first;       /* the first lane of a group of four that has metadata */
     u32 bits;        /* bits of an element */
     bool ordered;    /* the indices of a chunk ascend */

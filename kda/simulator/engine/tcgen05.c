@@ -197,7 +197,7 @@ enum { MMA_KIND, MMA_GROUP, MMA_WS, MMA_A_IN_TMEM, MMA_D_OFFSET, MMA_A_OFFSET, M
 enum { ARG_D, ARG_A, ARG_B, ARG_IDESC, ARG_P, ARG_ZERO, ARG_MASK };
 typedef enum { KIND_F16, KIND_TF32, KIND_F8F6F4, KIND_I8, KIND_MXF8F6F4, KIND_MXF4, KIND_MXF4NVF4, KINDS } MmaKind;
 enum { TYPES = 6, NO_TYPE = -1 };
-static const s8 input_types[KINDS][TYPES] = { /* by the codes of idesc */
+static const s8 input_types[KINDS][TYPES] = { /* [kind][code in idesc] */
     [KIND_F16] = {MT_F16, MT_BF16, NO_TYPE, NO_TYPE, NO_TYPE, NO_TYPE},
     [KIND_TF32] = {NO_TYPE, NO_TYPE, MT_TF32, NO_TYPE, NO_TYPE, NO_TYPE},
     [KIND_F8F6F4] = {MT_E4M3, MT_E5M2, NO_TYPE, MT_E2M3, MT_E3M2, MT_E2M1},

@@ -32,7 +32,7 @@ typedef struct {
 typedef struct {
     u32 word[TMEM_LANES][TMEM_COLUMNS];
     Cell *history;                     /* [lane][column]; NULL without checks */
-    Allocation allocation[TMEM_UNITS]; /* by the first of its units of 32 columns */
+    Allocation allocation[TMEM_UNITS]; /* [the first of its units of 32 columns] */
     u32 held;                          /* a bit for each unit */
     u32 last_columns;                  /* columns of the latest allocation; 0: none yet */
     bool relinquished;

@@ -2,7 +2,7 @@
 #pragma once
 #include "machine.h"
 
-void note_visit(Warp *w, const Ins *i, Cta *owner); /* by a thread itself, in the memory of another CTA */
+void note_visit(Warp *w, const Ins *i, Cta *owner); /* a thread itself visits the memory of another CTA */
 void note_copy(Warp *w, const Ins *i, int l, const Mbarrier *b); /* a copy that the mbarrier tracks reads the warp's CTA's memory */
 void visits_at_exit(Cta *owner); /* its last threads have exited */
 void free_visits(Cta *owner);

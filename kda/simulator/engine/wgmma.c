@@ -20,7 +20,7 @@ enum { RECENT = 16 };
 typedef struct {
     u64 issued, trace;    /* wgmmas, and a digest of them: all four warps run the same ones */
     s32 last;             /* instruction */
-    u32 waited[RECENT];   /* by group: the last one that the warp had waited for when it issued this one */
+    u32 waited[RECENT];   /* for each group: the last one that the warp had waited for when it issued this one */
 } Issued;
 
 static Issued *issued_by(Warp *w) {

@@ -24,13 +24,13 @@ from ..parts.sequences import chunk_place, clear_rows
 
 @triton.constexpr_function
 def AT_ONCE(K, BK, dtype):
-    """Channels that are loaded before the first are used; float32 would need twice as long to build."""
+    """Returns how many channels are loaded before the first are used; float32 would need twice as long to build."""
     return 2 * BK if dtype.primitive_bitwidth == 16 and K % (2 * BK) == 0 else BK
 
 
 @triton.jit
 def norms(q, k, stride, rows, K: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, NORM: tl.constexpr):
-    """(C) 1 / |q|, 1 / |k| (1 without NORM) and normalised q . k."""
+    """Returns (C) 1 / |q|, 1 / |k| (1 without NORM) and normalised q . k."""
     TOGETHER: tl.constexpr = AT_ONCE(K, BK, q.dtype.element_ty)
     i = tl.minimum(tl.arange(0, C), rows - 1)[:, None]                         # rows that are not there: the last one
     qq = tl.zeros((C,), tl.float32)
@@ -81,7 +81,7 @@ def decay_rows(
     q, k, gc, qg, kE, kg, gc_last, qs, ks, q_stride, stride, rows, K: tl.constexpr, C: tl.constexpr, BK: tl.constexpr,
     RUN: tl.constexpr, SUMS_ONLY: tl.constexpr,
 ):
-    """gc over all rows out of its runs, and from it qg, kn 2^gc, kg and gc_last."""
+    """Computes gc over all rows out of its runs, and from it qg, kn 2^gc, kg and gc_last."""
     DOT: tl.constexpr = q.dtype.element_ty
     TOGETHER: tl.constexpr = AT_ONCE(K, BK, DOT)
     r = tl.arange(0, C)[:, None]
@@ -119,7 +119,7 @@ def decay_rows(
 
 @triton.jit
 def operands(q, k, gc, step, rows, stride, K: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, SPAN: tl.constexpr):
-    """The operands of both products for one slice of K and one level, one pair for two.
+    """Returns the operands of both products for one slice of K and one level, one pair for two.
 
     x has k in all rows and y has k in first halves and q in second ones, all under the decay to or from the cut: below
     the diagonal x @ y^T is then A_kk / b, and above it A_qk^T / scale.
@@ -141,7 +141,7 @@ def operands(q, k, gc, step, rows, stride, K: tl.constexpr, C: tl.constexpr, BK:
 def block_operands(
     q, k, gc, qs, ks, half, k0, rows, stride, K: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, SPAN: tl.constexpr,
 ):
-    """Normalised k and q under 2^x of their row in a diagonal block of SPAN rows, and k under 2^-x."""
+    """Returns normalised k and q under 2^x of their row in a diagonal block of SPAN rows, and k under 2^-x."""
     d = k0 + tl.arange(0, BK)[None, :]
     after, before = from_first(gc, half, d, rows, K, C, BK, SPAN)
     at = tl.minimum(tl.arange(0, C), rows - 1)[:, None] * stride + d
@@ -154,7 +154,7 @@ def block_products(
     q, k, gc, qs, ks, half, stride, rows, K: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, SPAN: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """(C, C): the diagonal blocks of SPAN rows of A_kk / b and, transposed, A_qk / scale."""
+    """Returns (C, C): the diagonal blocks of SPAN rows of A_kk / b and, transposed, A_qk / scale."""
     i = tl.arange(0, C)
     below = tl.zeros((C, C), tl.float32)
     above = tl.zeros((C, C), tl.float32)
@@ -173,7 +173,7 @@ def products(
     q, k, gc, qs, ks, lower_bound, stride, rows, K: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, SPAN: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """(C, C): A_kk / b below the diagonal and A_qk^T / scale above it."""
+    """Returns (C, C): A_kk / b below the diagonal and A_qk^T / scale above it."""
     i = tl.arange(0, C)
     blocks = tl.zeros((C, C), tl.float32)
     if SPAN > 1:

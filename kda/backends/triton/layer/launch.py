@@ -59,7 +59,7 @@ def convolve_bwd(
     x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor | None, starts: Tensor | None,
     numbers: Tensor | None, cu_seqlens: Tensor | None, dy: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
-    """The gradients of x, weight, bias and state, in their dtypes."""
+    """Return the gradients of x, weight, bias and state, in their dtypes."""
     call = _Convolution(x, weight, bias, state, starts, numbers)
     dy, dx = aligned(dy, x.dtype), torch.empty_like(call.x)
     runs = -(-call.tokens // call.rows)
@@ -103,7 +103,7 @@ class _Convolution:
 
 @_on_its_device
 def norm_gate(x: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """RMSNorm of x (.., V) times weight (V) and sigmoid(gate (.., V))."""
+    """Return RMSNorm of x (.., V) times weight (V) and sigmoid(gate (.., V))."""
     x, gate, weight = aligned(x), aligned(gate), aligned(weight)
     y, V = torch.empty_like(x), x.shape[-1]
     kernel, tiles = _norm("norm_gate", x, gate, weight)
@@ -114,7 +114,7 @@ def norm_gate(x: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 @_on_its_device
 def norm_gate_bwd(x: Tensor, gate: Tensor, weight: Tensor, eps: float, dy: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients of x, gate and weight."""
+    """Return the gradients of x, gate and weight."""
     x, gate, weight, dy = aligned(x), aligned(gate), aligned(weight), aligned(dy, x.dtype)
     dx, dgate, V = torch.empty_like(x), torch.empty_like(gate), x.shape[-1]
     kernel, tiles = _norm("norm_gate_bwd", x, gate, weight)

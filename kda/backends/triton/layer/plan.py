@@ -116,7 +116,7 @@ def recipes(p: Problem, host: Host) -> list[Recipe]:
 
 
 def run_of(tokens: int, blocks: int, sms: int) -> int:
-    """Tokens of a program of the convolution: as many as leave work for four programs on each SM; 4 to 64."""
+    """Return how many tokens a program convolves: as many as leave work for four programs on each SM; 4 to 64."""
     rows = 64
     while rows > 4 and blocks * -(-tokens // rows) < 4 * sms:
         rows //= 2
@@ -124,5 +124,5 @@ def run_of(tokens: int, blocks: int, sms: int) -> int:
 
 
 def norm_programs(tiles: int, sms: int) -> int:
-    """Programs of the norm's backward, which process the tiles in turns."""
+    """Return how many programs the norm's backward has, which process the tiles in turns."""
     return min(tiles, 4 * sms)

@@ -6,7 +6,7 @@ import triton.language as tl
 
 @triton.jit
 def exp2(x):
-    """2^x within two ulps."""
+    """Returns 2^x within two ulps."""
     return tl.inline_asm_elementwise("ex2.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1)
 
 
@@ -19,13 +19,13 @@ def rounded_product(x, y):
 
 @triton.jit
 def reciprocal(x):
-    """1 / x within an ulp; 0 for infinity."""
+    """Returns 1 / x within an ulp; 0 for infinity."""
     return tl.inline_asm_elementwise("rcp.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1)
 
 
 @triton.jit
 def times(x, E):
-    """x * E in the dtype of x; a float32 E is rounded to it first."""
+    """Returns x * E in the dtype of x; a float32 E is rounded to it first."""
     if x.dtype == tl.bfloat16:
         y = tl.inline_asm_elementwise("{.reg .b32 z; mov.b32 z, 0x80008000; fma.rn.bf16x2 $0, $1, $2, z;}", "=r,r,r",
                                       [x, E.to(x.dtype)], dtype=x.dtype, is_pure=True, pack=2)
@@ -45,7 +45,7 @@ def times_both(x, norm, E):
 
 @triton.jit
 def in_two(x, DOT: tl.constexpr):
-    """x, float32, as a sum of two of dtype DOT."""
+    """Returns x, float32, as a sum of two of dtype DOT."""
     high = x.to(DOT)
     return high, (x - high.to(tl.float32)).to(DOT)
 

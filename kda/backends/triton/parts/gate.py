@@ -22,13 +22,13 @@ NORM_EPS: tl.constexpr = tl.constexpr(1e-6)
 
 @triton.jit
 def at_least(x, low):
-    """max that keeps a nan."""
+    """Returns the larger one, and keeps a nan."""
     return tl.maximum(x, low, propagate_nan=tl.PropagateNan.ALL)
 
 
 @triton.jit
 def at_most(x, high):
-    """min that keeps a nan."""
+    """Returns the smaller one, and keeps a nan."""
     return tl.minimum(x, high, propagate_nan=tl.PropagateNan.ALL)
 
 
@@ -39,7 +39,7 @@ def finite(x):
 
 @triton.jit
 def rate_of(A_log, head, RATE: tl.constexpr):
-    """e^A, or 1 where there is no A_log."""
+    """Returns e^A, or 1 where there is no A_log."""
     if RATE:
         rate = finite(exp2(tl.load(A_log + head).to(tl.float32) * LOG2_E))
     else:
@@ -54,7 +54,7 @@ def sigmoid(x):
 
 @triton.jit
 def sigmoid_slope(x):
-    """sigmoid(x) sigmoid(-x)."""
+    """Returns sigmoid(x) sigmoid(-x)."""
     e = exp2(-LOG2_E * tl.abs(x))
     s = reciprocal(1.0 + e)
     return e * s * s
@@ -62,7 +62,7 @@ def sigmoid_slope(x):
 
 @triton.jit
 def log1p(e):
-    """log(1 + e) for e in [0, 1]: twice atanh(s) with s = e / (2 + e) <= 1/3, a series good to float32."""
+    """Returns log(1 + e) for e in [0, 1]: twice atanh(s) with s = e / (2 + e) <= 1/3, a series good to float32."""
     s = e * reciprocal(2.0 + e)
     t = s * s
     p = 1.0 / 13.0
@@ -81,7 +81,7 @@ def softplus(x):
 
 @triton.jit
 def log2_decay(x, rate, lower_bound, GATE: tl.constexpr):
-    """g2 of logits (bias added), or of given decays."""
+    """Returns g2 of logits (bias added), or of given decays."""
     if GATE == "given":
         g2 = LOG2_E * x
     elif GATE == "softplus":
@@ -109,7 +109,7 @@ def inverse_norm(sum_of_squares):
 
 @triton.jit
 def log2_decay_bwd(dg2, x, rate, lower_bound, GATE: tl.constexpr):
-    """Gradients of the logits, and the terms of the gradient of A_log; dg2 is that of the natural-log decay."""
+    """Returns the logits' gradients, and the terms of the gradient of A_log; dg2 is that of the natural-log decay."""
     if GATE == "softplus":
         dx = -(rate * (sigmoid(x) * dg2))
         of_A = -(finite(rate * softplus(x)) * dg2)

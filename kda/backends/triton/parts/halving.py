@@ -32,13 +32,13 @@ def quarters(i, level):
 
 @triton.jit
 def cut_of(i, level, rows):
-    """The row before the cut of row i's block; in a chunk of `rows` rows a row that is there."""
+    """Returns the row before the cut of row i's block; in a chunk of `rows` rows a row that is there."""
     return tl.minimum((i >> (level + 1) << (level + 1)) + (1 << level) - 1, rows - 1)
 
 
 @triton.jit
 def decay_to_cut(gc, i, level, d, rows, K: tl.constexpr, BK: tl.constexpr):
-    """2^(gc - gc_cut) of rows i in second halves, 2^(gc_cut - gc) of those in first ones."""
+    """Returns 2^(gc - gc_cut) of rows i in second halves, 2^(gc_cut - gc) of those in first ones."""
     cut, second = cut_of(i, level, rows), (i >> level) % 2 == 1
     later, earlier = tl.where(second, i, cut)[:, None] * K + d, tl.where(second, cut, i)[:, None] * K + d
     return exp2((load_columns(gc + later, d, K, BK) - load_columns(gc + earlier, d, K, BK)).to(tl.float32))
@@ -46,7 +46,7 @@ def decay_to_cut(gc, i, level, d, rows, K: tl.constexpr, BK: tl.constexpr):
 
 @triton.jit
 def decay_to_middle(gc, i, d, rows, K: tl.constexpr, C: tl.constexpr, BK: tl.constexpr):
-    """decay_to_cut of the last level, bit for bit; all rows have one cut there, which is loaded once."""
+    """Returns what decay_to_cut does at the last level, bit for bit; all rows have one cut there, loaded once."""
     cut = load_columns(gc + tl.minimum(C // 2 - 1, rows - 1) * K + d, d, K, BK)
     x = (load_columns(gc + i[:, None] * K + d, d, K, BK) - cut).to(tl.float32)
     return exp2(tl.where((i >= C // 2)[:, None], x, -x))
@@ -59,26 +59,26 @@ def LEVELS(C):
 
 @triton.constexpr_function
 def FIRST(SPAN):
-    """The first level, of blocks of 2 SPAN rows."""
+    """Returns the first level, of blocks of 2 SPAN rows."""
     return SPAN.bit_length() - 1
 
 
 @triton.jit
 def since(gc, row, d, i, K: tl.constexpr, BK: tl.constexpr):
-    """gc of rows i less that of `row`, one for each."""
+    """Returns gc of rows i less that of `row`, one for each."""
     before = load_columns(gc + row[:, None] * K + d, d, K, BK)
     return (load_columns(gc + i[:, None] * K + d, d, K, BK) - before).to(tl.float32)
 
 
 @triton.jit
 def half_of_bound(lower_bound, SPAN: tl.constexpr):
-    """Half of the bits by which a gate with this bound lets the rows of a block of SPAN decay."""
+    """Returns half of the bits by which a gate with this bound lets the rows of a block of SPAN decay."""
     return lower_bound * (-0.5 * LOG2_E * (SPAN - 1))
 
 
 @triton.jit
 def from_first(gc, half, d, rows, K: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, SPAN: tl.constexpr):
-    """2^x and 2^-x, x = gc - gc_first + half; gc_first of the first row of a diagonal block of SPAN rows."""
+    """Returns 2^x and 2^-x, x = gc - gc_first + half; gc_first of the first row of a diagonal block of SPAN rows."""
     i = tl.minimum(tl.arange(0, C), rows - 1)
     x = since(gc, i // SPAN * SPAN, d, i, K, BK) + half
     return exp2(x), exp2(-x)

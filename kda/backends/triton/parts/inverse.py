@@ -13,7 +13,7 @@ BLOCK: tl.constexpr = tl.constexpr(16)
 
 @triton.jit
 def solve_diagonal(A, C: tl.constexpr):
-    """Diagonal blocks of I + A to their inverses, in place."""
+    """Turns diagonal blocks of I + A into their inverses, in place."""
     c = tl.arange(0, C)                                                        # a column: its block's, and its own
     first, column = c // BLOCK * BLOCK, c % BLOCK
     found = ()
@@ -29,7 +29,7 @@ def solve_diagonal(A, C: tl.constexpr):
 
 @triton.jit
 def joined(X, A, S: tl.constexpr, C: tl.constexpr, PRECISION: tl.constexpr, UNIT: tl.constexpr):
-    """Inverses of diagonal blocks of S rows to those of 2S rows."""
+    """Turns inverses of diagonal blocks of S rows into those of 2S rows."""
     i = tl.arange(0, C)
     half = i // S
     first = tl.where(half % 2 == 1, half - 1, -1)
@@ -49,8 +49,8 @@ def joined(X, A, S: tl.constexpr, C: tl.constexpr, PRECISION: tl.constexpr, UNIT
 
 @triton.jit
 def inverse(A, C: tl.constexpr, PRECISION: tl.constexpr, UNIT: tl.constexpr):
-    """A is written.  In place of tf32, whose operands must lie transposed: float16 where no element of A or its inverse
-    is above 2 (UNIT), else two bfloat16 each."""
+    """Returns (I + A)^-1; A is overwritten.  In place of tf32, whose operands must lie transposed, operands are float16
+    if no element of A or its inverse is above 2 (UNIT), else two bfloat16 each."""
     solve_diagonal(A, C)
     tl.debug_barrier()                                                         # the blocks are there
     i = tl.arange(0, C)

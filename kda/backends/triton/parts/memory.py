@@ -26,13 +26,13 @@ def load_tile(pointers, e, V: tl.constexpr, BV: tl.constexpr, d, K: tl.constexpr
 
 @triton.jit
 def load_rows(x, row, valid, d, D: tl.constexpr):
-    """Columns d < D of rows of D, zero where a row is not valid."""
+    """Loads columns d < D of rows of D, zero where a row is not valid."""
     return tl.load(x + row[:, None] * D + d[None, :], mask=valid[:, None] & (d < D)[None, :], other=0.0)
 
 
 @triton.jit
 def state_at(states, number, d, e, K: tl.constexpr, V: tl.constexpr, V_FIRST: tl.constexpr):
-    """Addresses [d, e] in state `number` of many, each (K, V), or (V, K)."""
+    """Returns the addresses [d, e] in state `number` of many, each (K, V), or (V, K)."""
     base = states + number.to(tl.int64) * (K * V)
     if V_FIRST:
         at = base + e[None, :] * K + d[:, None]

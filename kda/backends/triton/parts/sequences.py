@@ -64,7 +64,7 @@ def tables(
 
 @triton.jit
 def clear_rows(x, begin, rows, head, heads, d, D: tl.constexpr, C: tl.constexpr):
-    """Zero in columns d of up to C rows of one head; x (tokens, heads, D)."""
+    """Stores zeros in columns d of up to C rows of one head; x (tokens, heads, D)."""
     i = tl.arange(0, C)
     at = ((begin + i) * heads + head)[:, None] * D + d[None, :]
     zero = tl.zeros((C, d.shape[0]), x.dtype.element_ty)
@@ -76,7 +76,7 @@ def clear_kept(
     A_qk, A_inv, w, qg, kg, v_new, h, gc_last, chunk_table, chunk_bound, HV,
     K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BLOCK: tl.constexpr,
 ):
-    """Zero where no token and no chunk is, in what a packed forward keeps for anyone to see."""
+    """Stores zeros where no token and no chunk is, in what a packed forward keeps for anyone to see."""
     chunk, head = tl.program_id(0) // HV, tl.program_id(0) % HV
     begin, rows = chunk_place(chunk, chunk_table, 0, C, 0)
     if rows > 0:
@@ -100,7 +100,7 @@ def clear_kept(
 
 @triton.jit
 def chunk_place(p, chunk_table, T, C, chunks):
-    """(first token, tokens) of chunk p.  Without a table a row of T tokens has `chunks` of them."""
+    """Returns (first token, tokens) of chunk p.  Without a table a row of T tokens has `chunks` of them."""
     if chunk_table is None:
         skipped = p % chunks * C
         begin, rows = (p // chunks).to(tl.int64) * T + skipped, T - skipped
@@ -112,7 +112,7 @@ def chunk_place(p, chunk_table, T, C, chunks):
 
 @triton.jit
 def segment_place(p, segment_table, T, C, segment, chunks, pieces):
-    """(sequence, number, first token, tokens from there, first chunk) of segment p, of `segment` chunks.
+    """Returns (sequence, number, first token, tokens from there, first chunk) of segment p, of `segment` chunks.
 
     Without a table a row of T tokens has `pieces` segments and `chunks` chunks.
     """
@@ -129,7 +129,7 @@ def segment_place(p, segment_table, T, C, segment, chunks, pieces):
 
 @triton.jit
 def program_place(segment_table, T, C, segment, chunks, pieces, HV, V: tl.constexpr, BV: tl.constexpr):
-    """(tile of BV columns, head, segment, and `segment_place` of that) of a program that walks a segment's chunks."""
+    """Returns (tile of BV columns, head, segment, `segment_place` of that) of a program that walks a segment."""
     tiles: tl.constexpr = (V + BV - 1) // BV
     tile, head, p = tl.program_id(0) % tiles, tl.program_id(0) // tiles % HV, tl.program_id(0) // tiles // HV
     n, number, begin, left, chunk = segment_place(p, segment_table, T, C, segment, chunks, pieces)
