@@ -39,6 +39,30 @@ def plan_says(monkeypatch):
     launch.forget_plans()
 
 
+def pytest_addoption(parser):
+    parser.addoption("--part", metavar="K/N", help="run each N-th selected case, from the K-th on: 0/3, 1/3, 2/3")
+
+
+class Part:
+    """Leaves one part of what was selected; it comes after `-m` and `-k`."""
+
+    def __init__(self, words):
+        self.first, _, self.parts = words.partition("/")
+        if not (self.first.isdigit() and self.parts.isdigit() and int(self.first) < int(self.parts)):
+            raise pytest.UsageError(f"--part asks for K/N with K < N, such as 0/3; found {words!r}")
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_modifyitems(self, config, items):
+        chosen = items[int(self.first)::int(self.parts)]
+        config.hook.pytest_deselected(items=[item for item in items if item not in set(chosen)])
+        items[:] = chosen
+
+
+def pytest_configure(config):
+    if words := config.getoption("--part"):
+        config.pluginmanager.register(Part(words), "part")
+
+
 def pytest_collection_finish():
     """What was imported and collected stays: the garbage collector need not look through it again and again, nor what
     looks for tensors among all objects.

@@ -42,7 +42,7 @@ def kernel(x: cute.Tensor):
 
 @cute.kernel
 def short(x: cute.Tensor):
-    meet()  # of a short kernel
+    meet()  # in a short kernel
     x[0] = 1.0
 
 
@@ -85,7 +85,7 @@ def test_a_barrier_of_a_helper_is_known_by_those_that_call_it():
 
 
 def test_a_short_kernel_is_the_end_of_the_calls():
-    assert list(stacks(compiled(launched_short))) == [["here", "of a short kernel"]]
+    assert list(stacks(compiled(launched_short))) == [["here", "in a short kernel"]]
 
 
 def test_nothing_but_lines_of_source_changes(monkeypatch):
