@@ -25,7 +25,7 @@ class Argument(NamedTuple):
     """A tensor's address, or a number."""
 
     is_tensor: bool
-    dtype: str                               # of its elements, also where the configuration names none
+    dtype: str                               # the type of its elements where the configuration names none
     of: str                                  # "prepare.g_dtype": the configuration's field that names its dtype
 
     def dtype_in(self, config: Any) -> str:
@@ -56,7 +56,7 @@ class Arguments:
 
     @classmethod
     def and_more(cls, name: str, **tensors: Argument) -> type[Arguments]:
-        """The same of another kernel, which has more tensors."""
+        """Return the arguments of another kernel that has these and more tensors."""
         declared = sorted((cls.declared | tensors).items(), key=lambda item: not item[1].is_tensor)
         return type(name, (Arguments,), dict(declared))
 
@@ -111,8 +111,8 @@ class Launched:
     else:
         cluster = 1
         pdl = False                          # programmatic: it may start before the previous kernel has ended
-        launch_options = MappingProxyType({})    # of the DSL's launch, that change the code
-        roles = MappingProxyType({})         # of a CTA's warps, if they differ
+        launch_options = MappingProxyType({})    # options of the DSL's launch that change the code
+        roles = MappingProxyType({})         # the warps of a CTA by role, if they differ
 
     def bound(self, kernel: Kernel, grid: tuple[int, int, int], **numbers: float) -> Launch:
         """The launch of a kernel that was built for this, without its tensors."""

@@ -1,4 +1,4 @@
-"""Between tensors of a call and those of `kda.stages`."""
+"""Converts between the tensors of a call and those of `kda.stages`."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ Tensor = torch.Tensor
 
 
 def outputs(p: Problem, x: Inputs) -> Outputs:
-    """Memory for o and for the requested states."""
+    """Allocate memory for o and for the requested states."""
     like, state = x.q, (p.V, p.K) if p.state_v_first else (p.K, p.V)
     final_state = like.new_empty(p.N, p.HV, *state, dtype=torch.float32) if p.final_state else None
     h = like.new_empty(p.B, chunks_of_a_row(p, x), p.HV, *state) if p.intermediate_states else None
@@ -27,18 +27,18 @@ def outputs(p: Problem, x: Inputs) -> Outputs:
 
 
 def segment_summary(p: Problem, like: Tensor, segments: int) -> SegmentSummary:
-    """Memory for what chains and `compose` of the CuTe DSL pass on."""
+    """Allocate memory for what chains and `compose` of the CuTe DSL pass on."""
     M, added = (like.new_empty(segments, p.HV, p.K, n, dtype=torch.float32) for n in (p.K, p.V))
     return SegmentSummary(M, added, transposed=True)
 
 
 def gate_numbers(p: Problem) -> dict[str, float]:
-    """What kernels that make tiles are launched with, beside chunks."""
+    """Return the numbers, beside `chunks`, with which kernels that make tiles are launched."""
     return dict(T=p.T, H=p.H, HV=p.HV, scale=p.scale, lower_bound=p.lower_bound or 0.0)
 
 
 def walk_numbers(p: Problem, plan: Any) -> dict[str, float]:
-    """What kernels that walk over tiles are launched with; a plan has chunks and segments."""
+    """Return the numbers with which kernels that walk over tiles are launched; a plan has chunks and segments."""
     return dict(T=p.T, chunks=plan.chunks, segments=plan.segments, segment=plan.segment, HV=p.HV)
 
 

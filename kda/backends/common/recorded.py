@@ -65,8 +65,8 @@ NO_TABLES = Tables()
 class Backend(NamedTuple):
     """The arch whose kernels are launched."""
 
-    plan: Callable[[Problem, int], RecordedPlan]                               # of so many SMs
-    kernel: Callable[[Launched, tuple[int, int]], Kernel]                      # of a compute capability
+    plan: Callable[[Problem, int], RecordedPlan]                               # for this number of SMs
+    kernel: Callable[[Launched, tuple[int, int]], Kernel]                      # for a compute capability
     v_first: bool                                                              # rows of kept states are those of v
     map_plan: Callable[[Problem, int], MapPlan] | None = None                  # where there is a segment_map
 
@@ -88,8 +88,8 @@ class Steps(NamedTuple):
     """A plan and its launches, to be called with tensors; None if there is nothing to do."""
 
     plan: RecordedPlan
-    tables: Launch | None                    # of chunks, and of segments
-    states: Launch | None                    # of pairs of chunks
+    tables: Launch | None                    # makes the tables of chunks and of segments
+    states: Launch | None                    # makes the table of pairs of chunks
     prepare: Launch | None
     carry: Launch | None
     compose: Launch | None
@@ -107,8 +107,8 @@ class Steps(NamedTuple):
 def steps(
     of: Backend, p: Problem, cc: tuple[int, int], sms: int, offsets: str | None, what: str
 ) -> Steps:
-    """Of one of NOT_LAUNCHED, for `cu_seqlens` of dtype `offsets`; of a backward `p.final_state` says whether final
-    states have gradients."""
+    """Return the launches of `what`, a key of NOT_LAUNCHED.  `offsets` is the dtype of `cu_seqlens`.  In a backward,
+    `p.final_state` says whether final states have gradients."""
     pl = of.plan(p, sms)
     kernels = pl.kernels(what)
     step = functools.partial(launch_of, lambda config: of.kernel(config, cc))
@@ -142,7 +142,7 @@ def steps(
 
 
 def runs(rows: int, p: Problem) -> int:
-    """CTAs that write tables."""
+    """Return the number of CTAs that write tables."""
     return max(1, -(-p.T // (rows * RUN))) if p.N else 0
 
 
@@ -151,7 +151,7 @@ def kept_bytes(of: Backend, p: Problem, save: Save) -> int:
 
 
 def saved_in(of: Backend, p: Problem, own: Own | None) -> Save:
-    """What a forward has kept: as much memory as that takes."""
+    """Return what a forward has kept, which the size of its memory tells."""
     if own is None:
         return Save.NOTHING
     return Save.OWN if own.memory.numel() == kept_bytes(of, p, Save.OWN) else Save.STATES
@@ -232,8 +232,8 @@ def map_steps(of: Backend, p: Problem, cc: tuple[int, int], sms: int) -> MapStep
 
 
 def segment_map(of: Backend, p: Problem, x: Inputs) -> SegmentSummary:
-    """For one sequence on several GPUs: M and what is added of its segments, composed.  What `compose` says of the
-    state that enters one segment more is what leaves the sequence."""
+    """For one sequence on several GPUs: compose M and the added states of its segments.  The state that `compose`
+    returns for one segment more is the state that leaves the sequence."""
     host, inputs = detect(p.device), laid_out(x)
     at = map_steps(of, p, host.cc, host.sms)
     like, v, h0 = x.q, inputs.pop("v"), inputs.pop("h0")
@@ -249,7 +249,7 @@ def segment_map(of: Backend, p: Problem, x: Inputs) -> SegmentSummary:
 
 
 def segment_map_bwd(of: Backend, p: Problem, x: Inputs, do: Tensor, dht: Tensor | None) -> Tensor:
-    """For one sequence on several GPUs: the walk back over tiles, without grads."""
+    """For one sequence on several GPUs: launch the walk back over tiles, without grads."""
     p = dataclasses.replace(p, direction="backward", state_dtype="float32")    # dh0 is requested
     like, inputs = x.q, laid_out(x)
     inputs.pop("h0")
@@ -293,18 +293,18 @@ def parts_in(like: Tensor, sizes: Sequence[int], first: int, memory: Tensor | No
 
 
 def fresh_places(like: Tensor, sizes: Sequence[int]) -> list[Place]:
-    """Parts of these sizes in memory that lives as long as one of them."""
+    """Return parts of these sizes in memory that lives as long as one of them."""
     return places_in(like.new_empty(sum(sizes), dtype=torch.uint8), sizes)
 
 
 def places_in(memory: Tensor, sizes: Sequence[int]) -> list[Place]:
-    """Parts of these sizes, one after the other, without creating tensors."""
+    """Return parts of these sizes, one after the other, without creating tensors."""
     first = memory.data_ptr() if sizes else 0
     return [Place(memory, first + begin, size) for begin, size in zip(itertools.accumulate(sizes, initial=0), sizes)]
 
 
 class Edges(NamedTuple):
-    """What clusters that share all walks hand on: states, and flags that they are there."""
+    """The states that clusters hand on if they share all walks, and flags that say that the states are there."""
 
     edges: Tensor | None
     crossed: Tensor | None
@@ -314,7 +314,7 @@ NO_EDGES = Edges(None, None)
 
 
 def edges_of(p: Problem, like: Tensor, at: Any) -> Edges:
-    """Of some Steps: ahead of the tables, which the kernel that needs it overlaps."""
+    """Allocate the Edges for the launches `at`, before the tables: the kernel that needs both overlaps the tables."""
     clusters = at.plan.clusters.sharing
     if not (at.fused and clusters):
         return NO_EDGES
@@ -325,7 +325,7 @@ def edges_of(p: Problem, like: Tensor, at: Any) -> Edges:
 
 def up(p: Problem, at: Steps, chain: Launch | None, inputs: dict, parts: Parts, found: Tables, crossing: Edges,
        cleared: Tensor, **results: Tensor | None) -> None:
-    """Everything that a backward reads; `cleared` for tokens outside every sequence."""
+    """Launch what makes all that a backward reads; rows of `cleared` outside every sequence are set to zero."""
     if at.fused:
         at.fused(**inputs, **crossing._asdict(), o=cleared, ht=results.get("ht"), segment_table=found.segment,
                  tiles=parts.tiles, r=parts.r, h=parts.h)
@@ -343,7 +343,7 @@ def up(p: Problem, at: Steps, chain: Launch | None, inputs: dict, parts: Parts, 
 
 
 def make_tiles(at: Steps, inputs: dict, parts: Parts, found: Tables, cleared: Tensor) -> None:
-    """The operands of all chunks."""
+    """Launch what makes the operands of all chunks."""
     if at.prepare:
         inputs = {name: y for name, y in inputs.items() if name not in ("v", "h0")}
         at.prepare(**inputs, tiles=parts.tiles, o=cleared, chunk_table=found.chunk)
@@ -351,7 +351,7 @@ def make_tiles(at: Steps, inputs: dict, parts: Parts, found: Tables, cleared: Te
 
 def grads(p: Problem, at: Steps, x: Inputs, inputs: dict, parts: Parts, found: Tables, shares: Sequence[Any],
           do: Tensor, dv: Tensor, dh: Any) -> tuple[Tensor, ...]:
-    """dq, dk, dg and dbeta, and the chunks' shares of the gate's parameters."""
+    """Return dq, dk, dg and dbeta, and write the chunks' shares of the gradients of the gate's parameters."""
     like = x.q
     dq, dk = (like.new_empty(p.B, p.T, p.HV, p.K) for _ in range(2))
     dg, dbeta = torch.empty_like(inputs["g"]), torch.empty_like(inputs["beta"])
@@ -368,7 +368,7 @@ def grads(p: Problem, at: Steps, x: Inputs, inputs: dict, parts: Parts, found: T
 def grads_as_stage(
     of: Backend, p: Problem, offsets: list[int] | None, tensors: Mapping[str, Tensor | None]
 ) -> dict[str, Tensor | None]:
-    """bwd/grads alone, on tensors as they lie in chunks."""
+    """Run bwd/grads alone, on tensors in the layout of chunks."""
     if p.C != TOKENS:
         raise BuildError(f"bwd/grads: chunk_size must be {TOKENS}; found {p.C}. Leave it out.")
     table = chunks_of(p, offsets, tensors)
@@ -389,7 +389,7 @@ def grads_as_stage(
 
 
 def image_of(state: Tensor) -> Tensor:
-    """(.., rows, columns), rounded, in the order in which kernels keep it: swizzle_128B."""
+    """Return (.., rows, columns) rounded and in the order in which kernels keep it, swizzle_128B."""
     rows, columns = state.shape[-2:]
     row, column = (torch.arange(n, device="cpu") for n in (rows, columns))
     at = swizzle_128B(row[:, None], column[None], rows).flatten() // BF16
@@ -406,7 +406,7 @@ def of_heads(y: Tensor, p: Problem) -> Tensor:
 
 
 def sums(at: Steps, x: Inputs, shares: Sequence[Any]) -> list[Tensor | None]:
-    """dA_log and ddt_bias."""
+    """Return dA_log and ddt_bias."""
     given = x.A_log, x.dt_bias
     found = [None if y is None else torch.empty(y.shape, dtype=torch.float32, device=y.device) for y in given]
     if at.shares:

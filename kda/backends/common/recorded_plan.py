@@ -21,13 +21,13 @@ from .cute.tile import C
 OFFSETS = ("int32", "int64")                 # dtypes of cu_seqlens
 TILE_ALIGNMENT = 1024
 SHORTEST = 32                                # chunks of a segment
-COLUMNS = 64                                 # of a state or of M, for which there is a CTA where sequences are cut
+COLUMNS = 64                                 # columns of a state or of M that a CTA has where sequences are cut
 
 
 class Clusters(NamedTuple):
-    """Of one kernel that makes and walks tiles."""
+    """The clusters of the kernel that both makes tiles and walks over them."""
 
-    ctas: int                                # of each; 0: there is no such kernel, or prepare and record are faster
+    ctas: int                                # CTAs of each; 0: no such kernel, or prepare and record are faster
     sharing: int                             # clusters that share all walks; 0: each has a walk of its own
 
     def grid(self, p: Problem) -> tuple[int, int, int]:
@@ -40,30 +40,31 @@ NO_CLUSTERS = Clusters(0, 0)
 class Makers(NamedTuple):
     """An arch's configurations.  `cut`: sequences are; `alone`: there is an SM for each CTA."""
 
-    tile_bytes: Callable[[int], int]                                           # of K
+    tile_bytes: Callable[[int], int]                                           # as a function of K
     prepare: Callable[[Problem], Launched]
     record: Callable[[Problem, bool, bool, bool], Launched]                    # cut, alone; with results, or without
     carry: Callable[[Problem, bool], Launched]                                 # alone
     walk: Callable[[Problem, bool, bool], Launched]                            # cut, alone
     carry_back: Callable[[Problem, bool], Launched]                            # alone
     grads: Callable[[Problem], Launched]
-    one_kernel: Callable[[Problem, int, int], Clusters] = lambda p, sms, chunks: NO_CLUSTERS   # of uncut sequences
+    one_kernel: Callable[[Problem, int, int], Clusters] = lambda p, sms, chunks: NO_CLUSTERS   # uncut sequences
     fused: Callable[[Problem, Clusters, bool], Launched | None] = lambda p, clusters, results: None
-    clusters: tuple[Clusters, ...] = ()      # all that one_kernel may say, but for how many share the walks
+    clusters: tuple[Clusters, ...] = ()      # every Clusters that one_kernel returns, but for the value of `sharing`
 
 
 @dataclass(frozen=True)
 class RecordedPlan:
-    """Of a forward that keeps what its backward reads, and of that backward, which makes it again if nothing was kept:
-    on tiles with b on keys, a state of every two chunks.  Packed, there may be fewer chunks, segments and states."""
+    """The sizes and kernels of a forward that keeps what its backward reads, and of that backward, which recomputes it
+    if nothing was kept.  Keys of tiles are multiplied by b, and a state is kept for every two chunks.  If packed,
+    there may be fewer chunks, segments and states."""
 
-    chunks: int                              # of a row of T tokens, as the forward has them
-    segments: int                            # of a row
+    chunks: int                              # chunks of a row of T tokens, as in the forward
+    segments: int                            # segments of a row
     segment: int                             # chunks of a segment
     all_segments: int
-    entries: int                             # of the table of chunks
+    entries: int                             # entries of the table of chunks
     entries_grid: tuple[int, int]            # y and z of a grid over them
-    states: int                              # of a row; packed, entries of their table
+    states: int                              # kept states of a row; if packed, entries of their table
     all_states: int
     kept: Kept
     scratch: tuple[int, ...]                 # bytes of dh, what segments add to it, where it leaves them; shares
@@ -83,7 +84,7 @@ class RecordedPlan:
     fused_again: Any                         # instead of prepare and again
 
     def kernels(self, of: str) -> dict[str, Any]:
-        """By name; None if `of` does not launch it."""
+        """Return the configurations of kernels by name; None for one that `of` does not launch."""
         at_once = self.fused and of in ("forward", "backward")
         return vars(self) | dict.fromkeys((*NOT_LAUNCHED[of], *(AT_ONCE if at_once else ("fused", "fused_again"))))
 
@@ -104,7 +105,7 @@ class Kept(NamedTuple):
     """Bytes of all that a backward reads beside inputs, as it lies in memory that a forward keeps."""
 
     tiles: int
-    M: int                                   # of segments
+    M: int                                   # bytes of the matrices M of segments
     h: int
     r: int
 
@@ -115,7 +116,7 @@ def places(*sizes: int) -> tuple[int, ...]:
 
 
 def plan_of(make: Makers, p: Problem, sms: int) -> RecordedPlan:
-    """The same segments for both directions."""
+    """Return the plan, which has the same segments in both directions."""
     length, chunks, states = segment_length(p, sms), -(-p.T // C), -(-p.T // TOKENS)
     segment = length or max(chunks, 1)
     segments = max(1, -(-chunks // segment))
@@ -154,7 +155,7 @@ def plan_of(make: Makers, p: Problem, sms: int) -> RecordedPlan:
 
 @dataclass(frozen=True)
 class MapPlan:
-    """Of M and what is added of one sequence, whose parts are on several GPUs: those of its segments, composed."""
+    """The plan that composes M and the added states of the segments of a sequence whose parts are on several GPUs."""
 
     chunks: int
     segments: int
@@ -162,12 +163,12 @@ class MapPlan:
     tiles: int                               # bytes
     prepare: Launched
     carry: Any
-    compose: ComposeConfig                   # of what is added
-    compose_M: ComposeConfig                 # of M: of a state that enters as the identity, and nothing is added
+    compose: ComposeConfig                   # composes what is added
+    compose_M: ComposeConfig                 # composes M: the state that enters is the identity, and nothing is added
 
 
 def map_plan_of(make: Makers, p: Problem, sms: int) -> MapPlan:
-    """Segments for two CTAs on each SM."""
+    """Return the plan with as many segments as give each SM two CTAs."""
     chunks, ctas = -(-p.T // C), (p.K + p.V) // COLUMNS * p.HV
     wanted = 1 if p.batch_invariant else max(1, 2 * sms // ctas)
     segment = max(SHORTEST, -(-chunks // wanted) + 1 & -2)                     # whole chunks of 64
@@ -180,7 +181,7 @@ def map_plan_of(make: Makers, p: Problem, sms: int) -> MapPlan:
 
 
 def all_configs(make: Makers, p: Problem) -> Iterator[Launched | None]:
-    """Of every kernel that a recorded call of this class can want, some of them twice."""
+    """Yield the configuration of every kernel that a recorded call of this class can want, some of them twice."""
     yield from (make.prepare(p), make.grads(p), shares_config(p))
     if p.packed:
         for dtype in OFFSETS:
@@ -200,15 +201,15 @@ def all_configs(make: Makers, p: Problem) -> Iterator[Launched | None]:
 
 
 def configs_in(plan: Any) -> Iterator[Any]:
-    """Of the kernels of a plan."""
+    """Return the configurations of the kernels of a plan."""
     return (config for config in vars(plan).values() if isinstance(config, Launched))
 
 
 def configs_of_call(
     planned: Callable[[Problem, int], RecordedPlan], p: Problem, sms: int, save: Save, offsets: str | None
 ) -> Iterator[Any]:
-    """Of a forward that keeps something of its own, or of a backward, which makes again what was not kept; its final
-    states may turn out to have gradients or not."""
+    """Yield the configurations of a forward that keeps something of its own, or of a backward, which recomputes what
+    was not kept.  Whether the final states have gradients is not known before the call."""
     backward = p.direction == "backward"
     of = BACKWARD_OF.get(save, "backward") if backward else "forward"
     yield from (config for config in planned(p, sms).kernels(of).values() if isinstance(config, Launched))

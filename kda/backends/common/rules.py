@@ -22,7 +22,7 @@ KEEPS_PRODUCTS = Rule(
 
 
 def keeps_its_own(*ccs: tuple[int, int]) -> Rule:
-    """Of a backend that keeps what its own backward reads: on its GPUs, a call that requests more than that."""
+    """Return a rule that refuses calls that request more to be kept, on GPUs whose backward reads only its own."""
     return Rule(
         "keeps",
         lambda p, h: not p.disable_recompute or h.cc not in ccs,

@@ -1,4 +1,4 @@
-"""What all plans of kernels in Triton say in its words.  No torch, no Triton."""
+"""Triton's names of dtypes and targets, which the plans of all Triton kernels share.  No torch, no Triton."""
 
 from __future__ import annotations
 

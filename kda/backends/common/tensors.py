@@ -33,7 +33,7 @@ def in_memory(x: Tensor) -> Tensor:
 
 
 def aligned(x: Tensor | None, dtype: torch.dtype | None = None) -> Tensor | None:
-    """Contiguous, at a multiple of 16 bytes."""
+    """Return x, or a copy, that is contiguous and begins at a multiple of 16 bytes."""
     if x is None:
         return None
     if dtype is not None and x.dtype != dtype:
@@ -44,18 +44,18 @@ def aligned(x: Tensor | None, dtype: torch.dtype | None = None) -> Tensor | None
 
 
 def laid_out(x: Inputs) -> dict[str, Tensor | None]:
-    """What kernels get of the inputs, by their names for them."""
+    """Return the inputs as kernels read them, under the names that kernels have for them."""
     q, k, v, g, beta = map(aligned, x[:5])
     A_log, dt_bias = aligned(x.A_log, torch.float32), aligned(x.dt_bias, torch.float32)
     return dict(q=q, k=k, v=v, g=g, beta=beta, A_log=A_log, dt_bias=dt_bias, h0=aligned(x.initial_state))
 
 
 def offsets_on(device: torch.device, cu_seqlens: Tensor) -> Tensor:
-    """Where kernels read them; a CPU does not wait until they are there."""
+    """Return the offsets on the GPU.  The CPU does not wait until the copy has ended."""
     return cu_seqlens.to(device, non_blocking=True).contiguous()
 
 
 def chunks_of_a_row(p: Problem, x: Inputs) -> int:
-    """Packed, offsets that only the GPU holds are waited for."""
+    """Return the number of chunks of a row.  If packed, the CPU waits for offsets that only the GPU holds."""
     ends = offsets_after_waiting(x) or [0, p.T]
     return sum(-(-(end - start) // p.C) for start, end in zip(ends, ends[1:]))

@@ -6,7 +6,7 @@ from cutlass import Int32, Uint32
 
 @cute.jit
 def bulk_copy(to, source, size, full):
-    """Its bytes are counted by the barrier."""
+    """Begin a copy to shared memory, whose bytes the barrier counts."""
     cute.arch.inline_ptx(
         "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [{$r0}], [{$r1}], {$r2}, [{$r3}];",
         read_only_args=[to.toint().to(Uint32), source.toint(), Int32(size), full.toint().to(Uint32)],
@@ -15,7 +15,7 @@ def bulk_copy(to, source, size, full):
 
 @cute.jit
 def bulk_store(to, source, size):
-    """To global memory: one of this thread's group of copies."""
+    """Copy to global memory; the copy joins this thread's current group of copies."""
     cute.arch.inline_ptx(
         "cp.async.bulk.global.shared::cta.bulk_group [{$r0}], [{$r1}], {$r2};",
         read_only_args=[to.toint(), source.toint().to(Uint32), Int32(size)],
@@ -24,7 +24,7 @@ def bulk_store(to, source, size):
 
 @cute.jit
 def copy_16_bytes_later(address, to):
-    """Of global memory."""
+    """Begin a copy of 16 bytes of global memory to shared memory."""
     cute.arch.inline_ptx(
         "cp.async.cg.shared.global [{$r0}], [{$r1}], 16;", read_only_args=[to.toint().to(Uint32), address]
     )
@@ -32,7 +32,7 @@ def copy_16_bytes_later(address, to):
 
 @cute.jit
 def arrive_when_copied(full):
-    """This thread's copies of 16 bytes so far: one of the arrivals that the barrier waits for."""
+    """Arrive once at the barrier when this thread's copies of 16 bytes so far have ended."""
     cute.arch.inline_ptx(
         "cp.async.mbarrier.arrive.noinc.shared.b64 [{$r0}];", read_only_args=[full.toint().to(Uint32)]
     )
@@ -40,7 +40,7 @@ def arrive_when_copied(full):
 
 @cute.jit
 def bulk_copy_to_neighbour(source, to, size, full, rank):
-    """To the shared memory of another CTA of the cluster, where its barrier counts the bytes."""
+    """Copy to the shared memory of another CTA of the cluster, whose barrier counts the bytes."""
     cute.arch.inline_ptx(
         "{.reg .b32 to, full; mapa.shared::cluster.u32 to, {$r1}, {$r4}; mapa.shared::cluster.u32 full, {$r3}, {$r4}; "
         "cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [to], [{$r0}], {$r2}, [full];}",
@@ -52,5 +52,5 @@ def bulk_copy_to_neighbour(source, to, size, full, rank):
 
 @cute.jit
 def prefetch(address):
-    """128 bytes of global memory, into L2."""
+    """Prefetch 128 bytes of global memory into L2."""
     cute.arch.inline_ptx("prefetch.global.L2 [{$r0}];", read_only_args=[address])

@@ -13,13 +13,13 @@ from ..arguments import Arguments, Launched, number, tensor
 from .fields import Struct, array
 from .tile import MIN_GATE_ONE_PRODUCT, WARPS, C
 
-STRIP = 8                                    # columns of the states, of a CTA of compose
-JOIN_ROWS = 256                              # of o, that a CTA of join has
-SLICES = 8                                   # of the chunks, in shares
+STRIP = 8                                    # columns of the states that a CTA of compose has
+JOIN_ROWS = 256                              # rows of o that a CTA of join has
+SLICES = 8                                   # slices into which shares divides the chunks
 # tables
 THREADS = 256
 RUN = 16                                     # chunks of every sequence that a program writes
-LIMIT = 65535                                # of grids in y and z
+LIMIT = 65535                                # the largest size of a grid in y and z
 
 # What the forwards round: operands of products, and results; decays, norms, the inverse and the state stay float32.
 ROUNDED_TO = dict.fromkeys(("A_qk", "A_inv", "qg", "kb", "kg", "h", "v_new", "o"), "bfloat16")
@@ -27,7 +27,7 @@ ROUNDED_TO = dict.fromkeys(("A_qk", "A_inv", "qg", "kb", "kg", "h", "v_new", "o"
 
 @dataclass(frozen=True)
 class ChunkConfig(Launched):
-    """What a chunk's operands are made of (gate.py, pairs.py, inverse.py)."""
+    """The options with which a chunk's operands are made (gate.py, pairs.py, inverse.py)."""
 
     K: int
     V: int
@@ -58,7 +58,7 @@ class ComposeArguments(Arguments):
     edge = tensor("float32")                 # (segments, HV, K, V)
     ht = tensor("float32")                   # as h0
     first_segment = tensor("int32")          # (N + 1), of packed sequences
-    segments = number("int32")               # of each sequence, unless packed
+    segments = number("int32")               # segments of each sequence, unless packed
     HV = number("int32")
 
 
@@ -102,7 +102,7 @@ class JoinArguments(Arguments):
     cu_seqlens = tensor("int64", of="offsets")
     T = number("int32")
     HV = number("int32")
-    segments = number("int32")                # of every sequence
+    segments = number("int32")                # segments of every sequence
 
 
 @dataclass(frozen=True)
@@ -144,14 +144,14 @@ class TablesArguments(Arguments):
     N = number("int32")
     segment = number("int32")                # chunks of a segment
     every = number("int32")                  # chunks of a kept state
-    chunk_entries = number("int32")          # of the tables
+    chunk_entries = number("int32")          # entries of the table of chunks
     segment_entries = number("int32")
 
 
 @dataclass(frozen=True)
 class TablesConfig(Launched):
     offsets: str                             # dtype of cu_seqlens
-    rows: int = C                            # of a chunk
+    rows: int = C                            # rows of a chunk
     segments: bool = True                    # their table is also made
     arguments = TablesArguments
     threads = THREADS
@@ -163,7 +163,7 @@ class SharesArguments(Arguments):
     of_dt_bias = tensor("float32")
     dA_log = tensor("float32")               # (HV)
     ddt_bias = tensor("float32")             # (HV, K)
-    chunks = number("int32")                 # of all rows
+    chunks = number("int32")                 # chunks of all rows
     HV = number("int32")
 
 

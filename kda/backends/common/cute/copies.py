@@ -45,7 +45,7 @@ def neighbours(pointer, count: cutlass.Constexpr):
 
 @cute.jit
 def load(pointer, count: cutlass.Constexpr = 1):
-    """So many neighbours."""
+    """Load `count` neighbouring elements."""
     kept = cute.make_rmem_tensor(count, pointer.dtype)
     cute.autovec_copy(neighbours(pointer, count), kept)
     return kept

@@ -47,7 +47,7 @@ def whole(x):
 
 @cute.jit
 def times_pair(x, y):
-    """Of words of two bfloat16."""
+    """Multiply words of two bfloat16."""
     return cute.arch.inline_ptx("mul.rn.bf16x2 {$w0}, {$r0}, {$r1};", write_only_types=[Uint32], read_only_args=[x, y])
 
 

@@ -129,7 +129,7 @@ class Gate:
 
     @cute.jit
     def times(self, row, x):
-        """By a number."""
+        """Multiply each element of a row by a number."""
         return [element * x for element in row]
 
     @cute.jit

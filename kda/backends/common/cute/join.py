@@ -71,9 +71,9 @@ class Join(entry.Entry):
         at, first = [Int64(x * HV) for x in own], (lane & 3) * 8
         of_K, of_V = [[x + (row * width + first) for row in at] for x, width in ((response, K), (o, V))]
         a = [[words_if(own[r] < rows, of_K[r] + 32 * block) for r in range(2)] for block in range(K // 32)]
-        old = [words_if(own[r] < rows, of_V[r]) for r in range(2)]             # of a block ahead
+        old = [words_if(own[r] < rows, of_V[r]) for r in range(2)]             # loaded one block ahead
         for block in cutlass.range_constexpr(V // 32):
-            here, acc = old, [[Float32(0.0)] * 4 for _ in range(4)]            # of four tiles of eight columns
+            here, acc = old, [[Float32(0.0)] * 4 for _ in range(4)]            # four tiles of eight columns
             if cutlass.const_expr(block + 1 < V // 32):
                 old = [words_if(own[r] < rows, of_V[r] + 32 * (block + 1)) for r in range(2)]
             for step in cutlass.range_constexpr(K // 16):

@@ -115,7 +115,7 @@ def constants_of_softplus():
 
 @cute.jit
 def softplus(x, constants):
-    """As in common/cute/fast.py."""
+    """Return softplus of both numbers, as common/cute/fast.py computes it."""
     to_log2, p, *further = constants
     e = exp2(times(each("abs.ftz.f32", x), to_log2))
     for of_power in further:
@@ -145,7 +145,7 @@ def logistic(x, one):
 
 @cute.jit
 def sum_of(x):
-    """Of the two."""
+    """Return the sum of the two numbers."""
     return cute.arch.inline_ptx(
         "{.reg .f32 a, b; mov.b64 {a, b}, {$r0}; add.ftz.f32 {$w0}, a, b;}", write_only_types=[Float32],
         read_only_args=[x],

@@ -30,14 +30,14 @@ from .copies import load, store, words_of
 from .fragments import accumulator_places, sum_over_lanes, times
 from .tile import HALF, LEVELS, PITCH_A, WARP_ROWS, WARPS, C, decay_index, row_below, swizzle_128B
 
-ACROSS = 3                                   # of products of rows.py: of those across blocks both
+ACROSS = 3                                   # a `number` of `counts`: both products of rows.py across blocks
 
 
 class Pairs:
     def __init__(self, config, team, gate, tensor_core, tile, buffers: int):
         self.c, self.team, self.gate, self.tensor_core = config, team, gate, tensor_core
         self.tile = tile                     # Struct with KG and decay; kE and qg are its first 2 C rows
-        self.buffers = buffers               # of X, by halving
+        self.buffers = buffers               # buffers of X for the products by halving
 
     @cute.jit
     def one_product(self, qn, kn, gc, sums, X, Y, tile, lower_bound, of_k=None):
@@ -145,7 +145,7 @@ class Pairs:
         from the cut to the warp's rows; nothing where the cut is among the warp's own."""
         if cutlass.const_expr(level < 2):
             return None
-        warps = 1 << level - 2                                                 # of a half
+        warps = 1 << level - 2                                                 # warps of a half
         end = load(sums + ((self.team.warp() & -2 * warps) + warps) * self.c.K + d, self.c.K // 32)
         sign = Float32(1.0) if self.team.warp() & warps else Float32(-1.0)
         return sign, [(before[e] - end[e]) * sign for e in range(self.c.K // 32)]

@@ -11,11 +11,11 @@ from ..arguments import Arguments, number, tensor
 from .configs import ChunkConfig
 from .fields import Field, Struct, array, several
 
-TOKENS = 64                                  # of a chunk of grads: two of the forward's; a state is kept of each
+TOKENS = 64                                  # tokens of a chunk of grads, two of the forward's; each has a kept state
 STEP = 16                                    # tokens of one step of a product
 TOKEN_FACTORS = 3                            # 1 / |q|, 1 / |k|, b
 PLACE = 4                                    # numbers of an item: its chunk, value head, first token and tokens
-CHANNELS = 64                                # of a panel, of which each of four warps of MATH has 16
+CHANNELS = 64                                # channels of a panel; each of four warps of MATH has 16
 LOAD_WARPS = 4
 
 
@@ -30,8 +30,8 @@ class ChainArguments(Arguments):
     h = tensor("bfloat16")                   # (states, HV, K, V): those that enter every so many chunks
     segment_table = tensor("int64")          # (segments, 6), of packed sequences
     T = number("int32")
-    chunks = number("int32")                 # of a row of T tokens
-    segments = number("int32")               # of a row
+    chunks = number("int32")                 # chunks of a row of T tokens
+    segments = number("int32")               # segments of a row
     segment = number("int32")                # chunks of a segment
     HV = number("int32")
 
@@ -45,8 +45,8 @@ class WalkArguments(Arguments):
     dh0 = tensor(of="dh0")                   # (N, ..) as dht; of `carry` what a segment adds, (segments, HV, K, V)
     segment_table = tensor("int64")          # (segments, 6), of packed sequences
     T = number("int32")
-    chunks = number("int32")                 # of a row of T tokens
-    segments = number("int32")               # of a row
+    chunks = number("int32")                 # chunks of a row of T tokens
+    segments = number("int32")               # segments of a row
     segment = number("int32")                # chunks of a segment
     HV = number("int32")
 
@@ -71,7 +71,7 @@ class GradsArguments(Arguments):
     of_dt_bias = tensor("float32")
     chunk_table = tensor("int64")            # (chunks, 3), of packed sequences
     T = number("int32")
-    chunks = number("int32")                 # of a row of T tokens; packed, entries of the table
+    chunks = number("int32")                 # chunks of a row of T tokens; if packed, entries of the table
     items = number("int32")                  # chunks and value heads, of all rows
     H = number("int32")
     HV = number("int32")
@@ -83,13 +83,13 @@ class GradsArguments(Arguments):
 
 @dataclass(frozen=True)
 class GradsOptions(ChunkConfig):
-    """Of bwd/grads; an arch adds its threads, and `struct`: where values and states lie, then `more_fields`."""
+    """The options of bwd/grads.  An arch adds its threads, and `struct`: values and states, then `more_fields`."""
 
     packed: bool
     arguments = GradsArguments
     places_shared = False                    # LOAD tells MATH where an item lies
-    rows_of_values = MappingProxyType(dict.fromkeys(("do", "dv", "r"), TOKENS))    # of panels of 64 columns
-    ctas = 1                                 # that an SM has at once
+    rows_of_values = MappingProxyType(dict.fromkeys(("do", "dv", "r"), TOKENS))    # rows in panels of 64 columns
+    ctas = 1                                 # CTAs that an SM has at once
     launch_options = MappingProxyType({"min_blocks_per_mp": 1})
 
     @property
@@ -107,12 +107,12 @@ class GradsOptions(ChunkConfig):
 
     @property
     def sums(self) -> list[str]:
-        """Over channels, of each token: qn . dqn and kn . (-2^x up2) with l2norms, and b db."""
+        """The sums over channels of each token: qn . dqn and kn . (-2^x up2) with l2norms, and b db."""
         return ["q", "k"] * self.norm + ["b"]
 
     @property
     def wide_g(self) -> bool:
-        """g of float32, for which there is no shared memory."""
+        """Whether g is float32: there is no shared memory for it then."""
         return self.g_dtype == "float32"
 
     @cached_property

@@ -85,12 +85,12 @@ from .tile import (
     swizzle_128B,
 )
 
-LANES = 16                                   # of a row
-CAP, TOP = -28.0, 98.0                       # of blocks of 8 rows
+LANES = 16                                   # lanes of a row
+CAP, TOP = -28.0, 98.0                       # constants for blocks of 8 rows
 WHOLE, FROM_END = 0, BLOCKS                  # rows of float32 in `of_blocks`
-OF_BLOCK, FURTHER = 4 * BLOCKS, 5 * BLOCKS   # of bfloat16, behind them
+OF_BLOCK, FURTHER = 4 * BLOCKS, 5 * BLOCKS   # rows of bfloat16, behind those
 IDLEST = WARPS - 1                           # the warp that has the least to do
-SUM_CHANNELS = 64                            # of a warp of those that sum over all rows: two per thread
+SUM_CHANNELS = 64                            # channels of each warp that sums over all rows: two for each thread
 
 
 class Rows:
@@ -100,7 +100,7 @@ class Rows:
     def __init__(self, config, team, tensor_core, tile, negated_kE: bool = False):
         self.c, self.team, self.tensor_core = config, team, tensor_core
         self.tile, self.negated_kE = tile, negated_kE
-        self.channels = config.K // LANES                                      # of a lane's rows,
+        self.channels = config.K // LANES                                      # channels of a lane's rows,
         self.pairs, self.parts = self.channels // 2, self.channels // 4        # by two and by four
         self.sum_warps = config.K // SUM_CHANNELS
 
@@ -123,7 +123,7 @@ class Rows:
 
     @cute.jit
     def rate(self, at):
-        """By which logits are multiplied: of a bounded gate for 2^x."""
+        """Return the factor of the logits; that of a bounded gate also has -log2(e), for 2^x."""
         return Float32(-fast.LOG2_E) * at.rate if cutlass.const_expr(self.c.gate == "bounded") else Float32(1.0)
 
     @cute.jit
@@ -286,7 +286,7 @@ class Rows:
 
     @cute.jit
     def sum_of_channels(self, sums, at, lower_bound):
-        """Of two channels."""
+        """Add up the rows' sums of two channels."""
         total, unit, half = constant(0.0), self.unit(lower_bound), lower_bound * Float32(-0.5 * fast.LOG2_E * (C - 1))
         first = load_one(self.pair_at(sums, TO_LAST, at))
         anchor = whole(fused(first, unit, both(Float32(0.0) - half)))
@@ -296,7 +296,7 @@ class Rows:
             self.keep_apart(group if group % 4 == 0 else 0)
             to = self.pair_at(sums, group, at)
             own = load_one(to)
-            # Of a sum that begins near the anchor, 2^gc_last would have errors of 100 bits' last places.
+            # If the sum began near the anchor, 2^gc_last would have the rounding errors of exponents near 100.
             store(to, [plus(total, minus_anchor)])
             total = fused(own, unit, total)
         store(self.pair_at(sums, TO_LAST, at), [exp2(plus(total, minus_anchor))])
@@ -304,7 +304,7 @@ class Rows:
 
     @cute.jit
     def sums_of_blocks(self, sums, of_blocks, at):
-        """Of two channels."""
+        """Add up the rows' sums of two channels, in blocks of 8 rows."""
         minus, reference, x, wholes, of_block = constant(-1.0), constant(0.0), constant(0.0), [], []
         floats, words = self.floats_of(of_blocks), cute.recast_ptr(of_blocks, dtype=Uint32) + at // 2
         one = Uint32(0x3F803F80)
@@ -324,7 +324,7 @@ class Rows:
         for block in cutlass.range_constexpr(BLOCKS):
             store(words + (OF_BLOCK + block) * (self.c.K // 2), [of_block[block]])
             store(self.pair_at(floats, WHOLE + block, at), [wholes[block]])
-            if cutlass.const_expr(block in (1, 2)):                            # of the block on the other side
+            if cutlass.const_expr(block in (1, 2)):                            # factors of the block on the other side
                 store(words + (FURTHER + 3 * (block - 1)) * (self.c.K // 2), [to_bf16(exp2(wholes[block]))])
                 store(words + (FURTHER + block) * (self.c.K // 2), [one])
         for step in cutlass.range_constexpr(BLOCKS):
@@ -394,7 +394,7 @@ class Rows:
             cute.arch.sync_warp()
 
     def no_words(self):
-        """Of each of the lane's rows."""
+        """Return an empty list of words for each of the lane's rows."""
         return [[] for _ in range(GROUP_ROWS)]
 
     @cute.jit
@@ -419,7 +419,7 @@ class Rows:
         for i in cutlass.range_constexpr(self.pairs):
             h = times(at_least(s[0][i], CAP), of_first)
             own = plus(h, at_least(s[1][i], CAP))
-            before = plus(top, of_lower_half(own, upper))                      # of the warp
+            before = plus(top, of_lower_half(own, upper))                      # the sum of the warp's earlier rows
             y[0].append(plus(before, h))
             y[1].append(plus(before, own))
         of_block = self.group() | 3                                            # a row of the second warp, till its sum

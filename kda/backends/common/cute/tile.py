@@ -5,15 +5,15 @@ or 64: a chunk of 64 is two of these.)
 """
 
 C = 32                                       # rows of a chunk
-WARPS = 8                                    # that make one
+WARPS = 8                                    # warps that make a chunk
 WARP_ROWS = C // WARPS                       # rows of a warp
-LEVELS = C.bit_length() - 1                  # of halving
+LEVELS = C.bit_length() - 1                  # levels of halving
 # rows.py
-GROUP_ROWS = 2                               # that a lane has
-ROW_GROUPS = C // GROUP_ROWS                 # of a chunk
+GROUP_ROWS = 2                               # rows that a lane has
+ROW_GROUPS = C // GROUP_ROWS                 # groups of rows in a chunk
 DECAY, BIAS, TO_LAST, FROM_ZERO = range(ROW_GROUPS, ROW_GROUPS + 4)    # rows of `sums`
 SUMS, SUMS_OF_BLOCKS = FROM_ZERO + 1, BIAS + 1   # rows that there are; in blocks of 8 rows
-BLOCKS = C // 8                              # of 8 rows
+BLOCKS = C // 8                              # blocks of 8 rows in a chunk
 OF_BLOCKS = 6 * BLOCKS                       # rows of bfloat16 of what blocks have
 MIN_GATE_ONE_PRODUCT = -5.02                 # the lowest bound for which one product is enough: 31 rows are 2^-224
 PITCH_A = C + 4                              # floats of a row of A_kk

@@ -25,14 +25,14 @@ Tensor = torch.Tensor
 
 
 class Checkpoints(NamedTuple):
-    """Where a walk over chunks leaves states."""
+    """The places where a walk over chunks stores states."""
 
     pool: Tensor
-    place: Tensor                            # of every chunk: the element of the pool where a state begins; -1: none
+    place: Tensor                            # for every chunk, the element of the pool where its state begins; -1: none
 
 
 def prefill(forward: Callable[..., Outputs], rows: Callable[[Problem], int]) -> Callable[[Problem, Inputs], Tensor]:
-    """Of a backend whose `forward` accepts `Checkpoints` and walks over chunks of so many `rows`."""
+    """Return the prefill of a backend whose `forward` accepts `Checkpoints`; its chunks have `rows(p)` rows."""
 
     @on_its_device
     def run(p: Problem, x: Inputs) -> Tensor:
@@ -71,7 +71,7 @@ def prefill(forward: Callable[..., Outputs], rows: Callable[[Problem], int]) -> 
 
 class _Built(NamedTuple):
     kernel: TritonKernel
-    block: int                               # elements of a program, of gather and scatter
+    block: int                               # the number of elements that a program of gather or scatter has
 
 
 @functools.lru_cache(maxsize=1024)

@@ -14,13 +14,13 @@ from kda.problem import Problem
 
 from ..targets import TYPES
 
-ELEMENTS = 4096                              # of a program of gather and scatter: 32 a thread
+ELEMENTS = 4096                              # elements that a program of gather or scatter has: 32 for each thread
 INDICES = ("int32", "int64")
 UNALIGNED = ("pool", "starts", "slots", "cu_seqlens", "offsets", "checkpoints")    # as they come from the caller
 
 
 class Dtypes(NamedTuple):
-    """Of tensors that a Problem does not name; None where there is none."""
+    """The dtypes of tensors that a Problem does not describe; None if there is no such tensor."""
 
     slots: str
     starts: str
@@ -39,7 +39,7 @@ def inner(p: Problem) -> Problem:
 
 @functools.lru_cache(maxsize=1024)
 def recipes_of(p: Problem, x: Dtypes, rows: int, target: Target) -> dict[str, Recipe]:
-    """`rows` of a chunk that the walk of the states has."""
+    """Return the recipes of the kernels; `rows` is the number of rows of a chunk in the walk over the states."""
     size = p.K * p.V
     tensors: dict[str, Any] = {
         "pool": p.state_dtype, "h0": "float32", "ht": "float32", "place": "int64", **x._asdict(),
@@ -68,7 +68,7 @@ def recipes_of(p: Problem, x: Dtypes, rows: int, target: Target) -> dict[str, Re
 
 
 def recipes(p: Problem, rows: int, target: Target) -> list[Recipe]:
-    """All that calls like this one need, if their indices have one dtype."""
+    """Return all recipes that calls like this one need, if their indices have one dtype."""
     found: list[Recipe] = []
     for offsets, slots in itertools.product(INDICES if p.packed else (None,), INDICES):
         of_checkpoints = (slots, slots) if p.checkpoints else (None, None)

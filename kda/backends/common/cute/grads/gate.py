@@ -37,7 +37,7 @@ class Gate:
 
     @cute.jit
     def logits(self, x, own, at, channel, b: cutlass.Constexpr):
-        """Of step b, as `at_element` counts."""
+        """Return the logits of step b, in the order of `at_element`."""
         if cutlass.const_expr(self.c.wide_g):
             _, head, begin, tokens = at
             first, found = self.first_row(x.g, x, begin, head, channel), [None] * 8
@@ -74,7 +74,7 @@ class Gate:
 
     @cute.jit
     def log2_decay(self, logit, rate, bias, lower_bound):
-        """Of a logit, or of a given decay; in blocks of 8 at least FLOOR."""
+        """Return log2 of the decay from a logit, or from a given decay; in blocks of 8 it is at least FLOOR."""
         found = logit * Float32(fast.LOG2_E)
         if cutlass.const_expr(self.c.gate == "bounded"):
             found = fast.reciprocal(Float32(1.0) + fast.exp2((logit + bias) * (Float32(-fast.LOG2_E) * rate)))
@@ -95,8 +95,8 @@ class Gate:
 
     @cute.jit
     def backward(self, logit, bias, rate, lower_bound, gain, counts):
-        """Of the gradient of a decay, those of its logit and of A_log, but for constants (`slopes`); nothing of a decay
-        that was floored."""
+        """Return the gradients of the logit and of A_log from that of a decay, but for constants (`slopes`).  They are
+        zero for a decay that was floored."""
         if cutlass.const_expr(self.c.gate == "bounded"):
             logit = fast.bounded(logit) + bias
             slope, sigmoid = self.sigmoid_slope(logit * (Float32(fast.LOG2_E) * rate))

@@ -35,7 +35,7 @@ class Loader:
 
     def __init__(self, config: GradsOptions):
         self.c = config
-        self.pieces = config.K // 8                                            # of a row: 8 or 16
+        self.pieces = config.K // 8                                            # pieces of a row: 8 or 16
         self.apart = LOADERS // self.pieces
         self.passes = TOKENS // self.apart
 

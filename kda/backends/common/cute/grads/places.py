@@ -10,8 +10,8 @@ from ..recorded import STEP, TOKEN_FACTORS, TOKENS
 
 STEPS = TOKENS // STEP
 EACH = 4                                     # tokens of a step that a lane has: 4 a .. 4 a + 3
-Q, K_, B = range(TOKEN_FACTORS)              # of a token: 1 / |q|, 1 / |k|, b
-SMALLEST_B = 2.0**-40                        # of a given b: b db is divided by it, though it was 0
+Q, K_, B = range(TOKEN_FACTORS)              # the factors of a token: 1 / |q|, 1 / |k|, b
+SMALLEST_B = 2.0**-40                        # instead of smaller given b: b db is divided by b, which may be 0
 HALVES = 2                                   # rows (channels) of an accumulator that a lane has: lane / 4, and 8 below
 
 
@@ -21,7 +21,7 @@ def at_element(s: int, r: int, t: int) -> int:
 
 
 def position(token):
-    """Of a token in shared memory."""
+    """Return the position of a token in shared memory."""
     return token & -16 | (token & 2) << 2 | (token & 12) >> 1 | token & 1
 
 

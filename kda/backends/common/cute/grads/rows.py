@@ -39,7 +39,7 @@ class Rows:
     def __init__(self, config: GradsOptions):
         self.c, self.gate = config, Gate(config)
         self.warps = NamedBarrier(1, 32 * config.math_warps)
-        self.blocks, self.each = TOKENS // config.block, STEP // config.block  # of a chunk, and of a step
+        self.blocks, self.each = TOKENS // config.block, STEP // config.block  # blocks of a chunk, and of a step
 
     @cute.jit
     def refresh(self, s):
@@ -222,7 +222,7 @@ class Rows:
 
     @cute.jit
     def of_lane(self, values):
-        """Of the values of a step's blocks, that of the lane's."""
+        """Return the value of the lane's block among the values of a step's blocks."""
         if cutlass.const_expr(len(values) == 1):
             return values[0]
         return values[0] if self.lane() & 2 == 0 else values[1]
@@ -258,7 +258,7 @@ class Rows:
 
     @cute.jit
     def times_halves(self, acc, factors):
-        """Of both halves' channels."""
+        """Multiply the channels of both halves by `factors`."""
         flat = cute.coalesce(acc)
         for b in cutlass.range_constexpr(STEPS):
             for j in cutlass.range_constexpr(8):
