@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-SHARED = "in memory that no other tensor of the call lies in, because it is written"
+SHARED = "in memory of its own, because the call writes it"
 SHARED_FIX = "Pass tensors of their own, or a clone() of one of them."
 NEGATED = "memory that holds the numbers themselves, because it is written"
 NEGATED_FIX = "Use x.resolve_neg() once, for all calls."
@@ -27,8 +27,9 @@ def may_overlap(x: torch.Tensor) -> bool:
 def shared(tensors: Sequence[torch.Tensor | None], names: Sequence[str], written: Iterable[str]) -> str | None:
     """The first of the tensors called `written` that has an element in common with another one."""
     storages = [0 if x is None else x.untyped_storage().data_ptr() for x in tensors]
-    if len({*storages}) > len(storages) - storages.count(0):
-        return None                                                            # each has one, and 0 is none of them
+    held = [storage for storage in storages if storage]
+    if len({*held}) == len(held):
+        return None
     for name in written:
         i = names.index(name)
         for other, y, storage in zip(names, tensors, storages):
