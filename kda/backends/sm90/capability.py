@@ -4,7 +4,7 @@ from kda.capability import Capability, Rule
 
 from ..common.rules import BFLOAT16, CHUNKS, CUTE_DSL, ONE_BETA, keeps_its_own, of
 
-LIMIT = 65535                                # of a grid in y and z
+LIMIT = 65535                                # the largest size of a grid in y and z
 
 # Further rules of a backward.
 BACKWARD = (

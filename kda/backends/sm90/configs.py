@@ -18,22 +18,22 @@ from ..common.cute.recorded import (
 )
 from ..common.cute.tile import OF_BLOCKS, PITCH_A, PITCH_INVERSE, SUMS_OF_BLOCKS, WARPS, C
 
-CHANNELS_OF_ROWS = 128                       # of which common/cute/rows.py makes operands here
+CHANNELS_OF_ROWS = 128                       # the value of K for which common/cute/rows.py is used here
 # pairs
 PITCH_KEPT = C + 8                           # elements of a row of a half's A_inv: eight rows lie in other banks
 # chain
-COLUMNS = 64                                 # of the state, in one warpgroup
+COLUMNS = 64                                 # columns of the state in one warpgroup
 PITCH_V = COLUMNS + 8                        # elements between rows of v and o: eight rows lie in other banks
 LOAD_WARP = 4                                # the others are the chain's
 # fused
-GROUPS = 2                                   # of WARPS warps, in a CTA
+GROUPS = 2                                   # groups of WARPS warps in a CTA
 WALKING = 2                                  # CTAs of a cluster: the first ones, of COLUMNS columns each
 RING = WALKING * GROUPS                      # stages: of two CTAs, one for each group
 OUTPUTS = 2                                  # chunks of o that a CTA holds
 FIRST_PRODUCER = 4                           # warp of the first group
-RELAY, INVERSE, LOAD, STORE = range(FIRST_PRODUCER + WARPS, FIRST_PRODUCER + WARPS + 4)   # of a CTA that walks, of four
-TILES = 2                                    # of each group of a CTA that does not walk
-KEPT_COLUMNS = 16                            # of a state, that a warp of CHAIN keeps
+RELAY, INVERSE, LOAD, STORE = range(FIRST_PRODUCER + WARPS, FIRST_PRODUCER + WARPS + 4)   # where a CTA walks, of 4
+TILES = 2                                    # tiles of each group of a CTA that does not walk
+KEPT_COLUMNS = 16                            # columns of a state that a warp of CHAIN stores
 # stream
 STREAM_STAGES = 3                            # steps of TOKENS tokens that a CTA that walks holds
 STREAM_LOAD, STREAM_VALUES, STREAM_STORE = range(FIRST_PRODUCER, FIRST_PRODUCER + 3)    # its warps beside CHAIN
@@ -93,7 +93,7 @@ class PrepareConfig(ChunkConfig):
 
     @property
     def launch_options(self) -> dict[str, int]:
-        """CTAs of an SM at once: 80 registers, or 128.  Without the carve-out the DSL asks the driver."""
+        """The number of CTAs of an SM at once: 80 registers, or 128.  Without the carve-out the DSL asks the driver."""
         carveout = 60 if self.in_blocks else 50
         return {"min_blocks_per_mp": 3 if self.one_product else 2, "preferred_smem_carveout": carveout}
 
@@ -108,18 +108,18 @@ class PrepareConfig(ChunkConfig):
 
     @property
     def rows_of_Y(self) -> int:
-        """k under the decay before each row, or a second buffer of both."""
+        """The rows of Y: k under the decay before each row, or a second buffer of k and q."""
         return C if self.one_product else 2 * C
 
     @cached_property
     def struct(self) -> Struct:
         return Struct(
             align=1024,
-            X=array("bfloat16", 2 * C, self.K, align=1024),                    # [k; q] under a decay
+            X=array("bfloat16", 2 * C, self.K, align=1024),                    # rows of k, then of q, under a decay
             Y=array("bfloat16", self.rows_of_Y, self.K, align=1024),
             sums=array("float32", self.rows_of_sums, self.K),
             A_kk=array("float32", C, PITCH_A),
-            columns=array("float32", C, PITCH_INVERSE),                        # of inverses
+            columns=array("float32", C, PITCH_INVERSE),                        # columns of inverses
             TB=array("bfloat16", C, C),
             b=array("float32", C),
             **{"of_blocks": array("bfloat16", OF_BLOCKS, self.K)} if self.in_blocks else {},
@@ -154,10 +154,10 @@ class PairsConfig(Launched):
     def struct(self) -> Struct:
         return Struct(
             align=1024,
-            KQ=array("bfloat16", 2 * C, self.K, align=1024),                   # of the second half's tile
-            KG=array("bfloat16", C, self.K, align=1024),                       # of the first
+            KQ=array("bfloat16", 2 * C, self.K, align=1024),                   # KQ of the second half's tile
+            KG=array("bfloat16", C, self.K, align=1024),                       # KG of the first half's tile
             X=array("bfloat16", C, PITCH_KEPT),                                # A_inv of the first half
-            Y=array("bfloat16", C, PITCH_KEPT),                                # of the second
+            Y=array("bfloat16", C, PITCH_KEPT),                                # A_inv of the second half
             A_kk=array("float32", C, PITCH_A),
             full=array("int64", 1, align=8),
         )
@@ -168,14 +168,14 @@ class PairsConfig(Launched):
 
 
 class CheckpointArguments(Arguments):
-    """As ChainArguments, less what such a chain has not."""
+    """ChainArguments without r, M and h, which such a chain does not have, and with the pool."""
 
     tiles = tensor("uint8")
     v = tensor("bfloat16")
     h0 = tensor(of="h0")
     o = tensor("bfloat16")
     ht = tensor("float32")
-    pool = tensor(of="checkpoints")          # of states in the caller's layout
+    pool = tensor(of="checkpoints")          # states in the caller's layout
     place = tensor("int64")                  # (chunks): the element of the pool where the state that enters goes, or -1
     segment_table = tensor("int64")
     T = number("int32")
@@ -194,8 +194,8 @@ class ChainConfig(Launched):
     h0: str | None                           # dtype of the states that they start from
     ht: bool
     v_first: bool                            # states of sequences are (V, K), and those that are kept
-    h: bool                                  # states are kept, of those that enter chunks
-    every: int                               # so many chunks
+    h: bool                                  # states that enter chunks are kept
+    every: int                               # chunks from one kept state to the next
     stages: int
     o: bool = True                           # outputs are requested; `carry` has none
     recorded: bool = False                   # for a backward: r, h as bwd/grads has it, M of last segments; b on keys
@@ -218,7 +218,7 @@ class ChainConfig(Launched):
 
     @property
     def rows(self) -> int:
-        """Of [kn 2^gc; scale qn 2^gc] that are multiplied."""
+        """The rows of [kn 2^gc; scale qn 2^gc] that are multiplied."""
         return 2 * C if self.has_o else C
 
     @property
@@ -313,7 +313,7 @@ class FusedArguments(Arguments):
     edges = tensor("float32")                # (clusters, V / 64, 64, K): states that leave a share, of `wrapped`
     crossed = tensor("int32")                # (clusters, V / 64): 1 when they are there, at first 0
     T = number("int32")
-    chunks = number("int32")                 # of a row of T tokens, where nothing is packed
+    chunks = number("int32")                 # chunks of a row of T tokens, if not packed
     N = number("int32")
     H = number("int32")
     HV = number("int32")
@@ -321,7 +321,7 @@ class FusedArguments(Arguments):
     lower_bound = number("float32")
 
 
-KeepingArguments = FusedArguments.and_more(  # of one that keeps what a backward reads
+KeepingArguments = FusedArguments.and_more(  # for a kernel that keeps what a backward reads
     "KeepingArguments",
     tiles=tensor("uint8"),                   # (chunks, HV) tiles, with b on keys
     h=tensor("bfloat16"),                    # (states, HV, V, K): those that enter every two chunks
@@ -329,21 +329,21 @@ KeepingArguments = FusedArguments.and_more(  # of one that keeps what a backward
 )
 
 
-StatesArguments = FusedArguments.and_more(   # of one that returns the states that enter the caller's chunks
+StatesArguments = FusedArguments.and_more(   # for a kernel that returns states that enter chunks
     "StatesArguments",
     h=tensor("bfloat16"),                    # (states, HV, K, V) in the caller's layout
 )
 
 
-StoringArguments = FusedArguments.and_more(  # of one that stores some of the states that enter chunks
+StoringArguments = FusedArguments.and_more(  # for a kernel that stores states that enter chunks
     "StoringArguments",
-    pool=tensor(of="chain.checkpoints"),     # of states in the caller's layout
+    pool=tensor(of="chain.checkpoints"),     # states in the caller's layout
     place=tensor("int64"),                   # (chunks): the element of the pool where the state that enters goes, or -1
 )
 
 
 class ShareField:
-    """Of what a cluster has of all walks (parts/share.py)."""
+    """The fields that describe a cluster's share of all walks (parts/share.py)."""
 
     SLOTS, BEGIN, END, RESUME, LIMIT = range(5)
     COUNT = 8
@@ -354,7 +354,7 @@ class FusedConfig(Launched):
     prepare: PrepareConfig
     chain: ChainConfig
     wrapped: bool = False                    # as many clusters as fit, of which each has an equal share of all walks
-    ctas: int = WALKING                      # of a cluster: 1, 2, or 4; the first ones walk, all make tiles
+    ctas: int = WALKING                      # CTAs of a cluster: 1, 2, or 4; the first ones walk, all make tiles
     staged: bool = False                     # rows of q, k and g, of bfloat16, go through shared memory
     threads = 32 * (FIRST_PRODUCER + GROUPS * WARPS)
     roles = MappingProxyType({
@@ -378,12 +378,12 @@ class FusedConfig(Launched):
 
     @property
     def helped(self) -> bool:
-        """Warps without another role compute inverses, and move rows of v and o."""
+        """Whether warps without another role compute inverses, and move rows of v and o."""
         return self.ctas > WALKING
 
     @property
     def keeps(self) -> bool:
-        """What a backward reads: tiles, with b on keys, r and h."""
+        """Whether the kernel keeps what a backward reads: tiles whose keys are multiplied by b, r and h."""
         return self.chain.recorded
 
     @property
@@ -396,7 +396,7 @@ class FusedConfig(Launched):
 
     @property
     def registers(self) -> tuple[int, int]:
-        """Of CHAIN and of PREPARE: together all that 640 threads have at launch."""
+        """The registers of CHAIN and of PREPARE, together all that 640 threads have at launch."""
         return (160, 80) if self.prepare.in_blocks else (192, 72)
 
     @property
@@ -411,11 +411,11 @@ class FusedConfig(Launched):
 
     @cached_property
     def group(self) -> Struct:
-        """Of one group of warps."""
+        """The shared memory of one group of warps."""
         own = several(tile(self.prepare.K), 1)
-        tiles = {"tile": own}                                                  # that the group makes
+        tiles = {"tile": own}                                                  # the tile that the group makes
         if self.ctas == 2:
-            tiles["neighbour"] = own                                           # that the neighbour's group makes
+            tiles["neighbour"] = own                                           # the neighbour's tile
         return Struct(
             align=1024,
             **tiles,
@@ -473,7 +473,7 @@ class StreamArguments(Arguments):
     tiles = tensor("uint8")                  # (steps, HV) pairs of tiles
     ready = tensor("int32")                  # (steps, HV): 1 when they are there, at first 0
     T = number("int32")
-    chunks = number("int32")                 # of a row of T tokens, where nothing is packed
+    chunks = number("int32")                 # chunks of a row of T tokens, if not packed
     N = number("int32")
     H = number("int32")
     HV = number("int32")
@@ -482,11 +482,11 @@ class StreamArguments(Arguments):
     makers = number("int32")                 # CTAs that make tiles; the others walk
 
 
-CutArguments = StreamArguments.and_more(     # of one that walks over segments
+CutArguments = StreamArguments.and_more(     # for a kernel that walks over segments
     "CutArguments",
     response=tensor("bfloat16"),             # (B, T, HV, K): rows of o of a state that enters the segment
     M=tensor("float32"),                     # (N * segments, HV, K, K), transposed; ht: (N * segments, HV, K, V)
-    segments=number("int32"),                # of every sequence
+    segments=number("int32"),                # segments of every sequence
 )
 
 
@@ -503,7 +503,7 @@ class StreamConfig(Launched):
     })
     launch_options = MappingProxyType({"min_blocks_per_mp": 1})
     helped = True                            # an inverse has a warp of its own (parts/making.py)
-    registers = (240, 56)                    # of CHAIN, and of the other warps of its CTA
+    registers = (240, 56)                    # registers of CHAIN, and of the other warps of its CTA
 
     @property
     def arguments(self) -> type[Arguments]:  # type: ignore[override]
@@ -520,7 +520,7 @@ class StreamConfig(Launched):
 
     @cached_property
     def group(self) -> Struct:
-        """Of one group of warps that makes tiles."""
+        """The shared memory of one group of warps that makes tiles."""
         return Struct(
             align=1024,
             tiles=several(tile(self.prepare.K), 2),
@@ -538,7 +538,7 @@ class StreamConfig(Launched):
 
     @cached_property
     def walker(self) -> Struct:
-        """Of a CTA that walks."""
+        """The shared memory of a CTA that walks."""
         return Struct(
             align=1024,
             tiles=several(tile(self.prepare.K), 2 * STREAM_STAGES),

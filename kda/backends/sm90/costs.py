@@ -12,18 +12,18 @@ from dataclasses import dataclass, replace
 @dataclass(frozen=True)
 class Costs:
     pair: float                              # in a cluster of two
-    four: float                              # of four
-    piece: float                             # of a walk beside its chunks, in chunks of a cluster of two
+    four: float                              # in a cluster of four
+    piece: float                             # a walk's own cost beside its chunks, in chunks of a cluster of two
     both: float                              # in prepare and chain
     prepared: float                          # in prepare
     cut: float                               # in segments
     alone: float = math.inf                  # in a CTA alone
     chained: float = 0.42                    # in chain
-    step: float = 26                         # of a chain's step
+    step: float = 26                         # a chain's step
     made: float = math.inf                   # in a CTA of a stream that makes tiles
-    walked: float = 19.5                     # of a stream's walk
-    begin: float = 900                       # of a stream beside its chunks
-    sharing: float = 1                       # times `pair`, where clusters share all walks
+    walked: float = 19.5                     # a stream's walk
+    begin: float = 900                       # a stream's own cost beside its chunks
+    sharing: float = 1                       # factor of `pair` where clusters share all walks
 
 
 ONE_PRODUCT = Costs(pair=50, four=32.7, piece=1.75, both=1, prepared=0.6, cut=1.45, made=104)
@@ -44,8 +44,8 @@ STATES = {
     (128, 128, False): replace(ONE_PRODUCT, pair=68, sharing=1.09, four=52, both=1.2, chained=0.6, step=45),
     (128, 128, True): replace(IN_BLOCKS, pair=88, four=57, both=1.45, chained=0.6, step=45),
 }
-# Of what is kept for a backward, too, whose V is K; sequences are not cut then.  In clusters of two blocks leave no
-# place for it.
+# The same where what a backward reads is kept, for V = K; sequences are not cut then.  In clusters of two, gates in
+# blocks of 8 rows leave no shared memory for it.
 KEEPING_128 = Costs(
     pair=72, sharing=1.11, four=43, piece=2.4, both=1.32, prepared=0.556, chained=0.767, step=34, cut=math.inf
 )

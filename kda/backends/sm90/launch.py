@@ -98,7 +98,7 @@ def steps(p: Problem, sms: int, kept: bool, offsets: str | None) -> Steps:
 
 
 def forget_plans() -> None:
-    """What a constant of plan.py says counts from now on; a plain function may stand where one remembers."""
+    """Forget plans made with other constants of plan.py; functions without a cache are passed over."""
     for planned in (plan, recorded_plan, steps, recorded.steps):
         getattr(planned, "cache_clear", lambda: None)()
 

@@ -73,14 +73,14 @@ KERNELS = {
     WalkConfig: "sm90.bwd.walk", GradsConfig: "sm90.bwd.grads", SharesConfig: "common.cute.shares",
     StreamConfig: "sm90.fwd.stream", JoinConfig: "common.cute.join",
 }
-STAGES = (6, 3)                              # of a chain: with one CTA on an SM, and with two
+STAGES = (6, 3)                              # stages of a chain with one CTA on an SM, and with two
 RECORD_STAGES = (5, 2)                       # the same of a chain that keeps, beside results
 WALK_STAGES = (6, 2)                         # and of other walks of a recorded call
 FUSED = None                                 # one kernel if that is faster; True: wherever possible, False: never
 STREAM: bool | None = None                   # the same of CTAs that make tiles beside others that walk
-STREAM_SEGMENTS: int | None = None           # of every sequence there; None: as many as are faster
-STAGED: bool | None = None                   # its rows go through shared memory; None: but for one product by two CTAs
-CTAS: int | None = None                      # of its clusters; None: as many as are faster
+STREAM_SEGMENTS: int | None = None           # segments of every sequence there; None: as many as are faster
+STAGED: bool | None = None                   # rows go through shared memory; None: but for one product by two CTAs
+CTAS: int | None = None                      # CTAs of its clusters; None: as many as are faster
 CLUSTERS = None                              # that run at once; None: those of FIT
 FORMS = {1: (1, 2), 2: (2, 4)}               # CTAs of clusters that walk over so many times 64 columns
 FIT = {1: 132, 2: 66, 4: 30}                 # clusters of so many CTAs that run at once on 132 SMs, of H200s: measured
@@ -90,26 +90,26 @@ CLUSTERS_OF_ONE = tuple(Clusters(ctas, sharing) for ctas in FIT for sharing in (
 FIRST_CHUNK = 5                              # more chunks that a cluster's first one takes
 FIRST_OF_TWO, FIRST_OF_FOUR = 1.5, 11        # the same, beside clusters of four, and of those
 SHARE_OF_FOUR = 4                            # more chunks, where walks outnumber the clusters
-LAUNCH, WALK = 400, 0.8                      # of a second launch, and of a walk of `chain`
+LAUNCH, WALK = 400, 0.8                      # costs of a second launch, and of a walk of `chain`
 GAP = 300                                    # beside these
 CUT_GAP, CUT_WALKED = 1300, 400              # beside segments: if all of them bind, or the way of a state through two
-SEGMENT = 65                                 # of a segment in compose
-JOIN, JOINED, STREAM_SEGMENT = 500, 0.36, 35 # of what follows segments of a stream: at all, of a chunk, of a segment
+SEGMENT = 65                                 # the cost of a segment in compose
+JOIN, JOINED, STREAM_SEGMENT = 500, 0.36, 35 # costs after segments of a stream: fixed, for a chunk, for a segment
 SPREAD = 2                                   # times the mean: what the longest of several packed sequences may have
-AT_MOST = 0.98                               # of the time of what would run otherwise
+AT_MOST = 0.98                               # fraction of the time of what would run otherwise
 
 
 @dataclass(frozen=True)
 class Plan:
     """Sizes that follow from a call's shapes.  Packed, there may be fewer chunks and segments."""
 
-    chunks: int                              # of a row of T tokens
-    segments: int                            # of a row
+    chunks: int                              # chunks of a row of T tokens
+    segments: int                            # segments of a row
     segment: int                             # chunks of a segment
     sequences: int
     all_chunks: int
     all_segments: int
-    entries: int                             # of the table of chunks
+    entries: int                             # entries of the table of chunks
     entries_grid: tuple[int, int]            # y and z of a grid over them
     halves_grid: tuple[int, int]             # the same over second halves of chunks of 64
     scratch: int                             # bytes of all tiles
@@ -119,14 +119,14 @@ class Plan:
     carry: ChainConfig | None                # where sequences are cut
     compose: ComposeConfig | None
     fused: FusedConfig | None                # instead of all but the tables
-    clusters: Clusters                       # of fused
+    clusters: Clusters                       # clusters of fused
     stream: StreamConfig | None              # instead of all but the tables
     makers: int                              # its CTAs that make tiles
-    stream_segments: int                     # of every sequence; more than one: `compose`, and join follow
+    stream_segments: int                     # segments of every sequence; more than one: `compose` and join follow
 
     @property
     def all_steps(self) -> int:
-        """Of two chunks each: a sequence begins with one of its own."""
+        """The number of steps of two chunks each; every sequence begins with a step of its own."""
         return (self.all_chunks + self.sequences) // 2
 
 
@@ -166,7 +166,7 @@ def plan(p: Problem, sms: int, kept: bool = False) -> Plan:
 
 
 def record_config(p: Problem, cut: bool, alone: bool, results: bool) -> ChainConfig:
-    """A chain that keeps, of a forward or without its results."""
+    """Return a chain that keeps what a backward reads, with the results of a forward or without."""
     return ChainConfig(
         p.K, p.V, p.packed, "segments" if cut else "sequences", "float32" if cut else p.state_dtype,
         ht=results and p.final_state, v_first=p.state_v_first, h=True, every=TOKENS // C,
@@ -182,7 +182,7 @@ def walk_config(p: Problem, cut: bool, alone: bool) -> WalkConfig:
 
 
 def keeping_clusters(p: Problem, sms: int, chunks: int) -> Clusters:
-    """Of one kernel that keeps what a backward reads."""
+    """Return the clusters of the one kernel that keeps what a backward reads."""
     one = fused_config(p)
     if not one:
         return NO_CLUSTERS
@@ -191,7 +191,7 @@ def keeping_clusters(p: Problem, sms: int, chunks: int) -> Clusters:
 
 
 def keeping_config(p: Problem, clusters: Clusters, results: bool) -> FusedConfig | None:
-    """As a chain that keeps: b is on keys; of a backward that makes again what it reads, no `results`."""
+    """Return the one kernel that keeps what a backward reads; without `results` if a backward recomputes that."""
     fused = fused_config(p, clusters.sharing > 0, clusters.ctas) if clusters.ctas else None
     if not fused or (fused.ctas == 2 and fused.prepare.in_blocks):
         return None
@@ -233,7 +233,7 @@ def recipe(config: Config) -> cutedsl.Recipe:
 
 
 def recipes(p: Problem, host: Host, recorded: bool = True) -> list[AnyRecipe]:
-    """All kernels that a call of this class can need, whatever B, T, N and the number of heads.
+    """Return all kernels that a call of this class can need, whatever B, T, N and the number of heads.
 
     Whether heads share q and k is of the class.  `recorded`: also if the call records gradients.
     """
@@ -279,7 +279,7 @@ def prepare_config(p: Problem, kept: bool) -> PrepareConfig:
 
 
 def fused_config(p: Problem, wrapped: bool = False, ctas: int = 0) -> FusedConfig | None:
-    """If prepare needs no halving.  `ctas`: of a cluster; 0: one for each 64 columns."""
+    """Return the one kernel if prepare needs no halving.  A cluster has `ctas` CTAs; 0: one for each 64 columns."""
     prepare, strips = prepare_config(p, kept=False), p.V // COLUMNS
     ctas = ctas or strips
     staged = p.g_dtype == "bfloat16" and (ctas > 2 or prepare.in_blocks if STAGED is None else STAGED)
@@ -291,13 +291,13 @@ def fused_config(p: Problem, wrapped: bool = False, ctas: int = 0) -> FusedConfi
 
 
 def costs_of(p: Problem, known: Mapping[tuple[int, int, bool], costs.Costs]) -> costs.Costs:
-    """Those of K = V = 128 where dims are not in the table."""
+    """Return the costs from the table; those of K = V = 128 where dims are not in it."""
     in_blocks = prepare_config(p, kept=False).in_blocks
     return known.get((p.K, p.V, in_blocks)) or known[128, 128, in_blocks]
 
 
 def stream_config(p: Problem, cut: bool = False) -> StreamConfig | None:
-    """If prepare needs no halving, and no states that enter chunks are requested."""
+    """Return the stream if prepare needs no halving, and no states that enter chunks are requested."""
     prepare = prepare_config(p, kept=False)
     if p.intermediate_states or p.checkpoints or p.K != CHANNELS_OF_ROWS or not p.N * p.HV * p.T:
         return None
@@ -320,7 +320,7 @@ def makers_of_stream(p: Problem, sms: int, cost: costs.Costs, segments: int = 1)
 
 
 def segments_of_stream(times: Times) -> int:
-    """Of every sequence: where few heads leave CTAs without a walk.  0: there is no place for makers."""
+    """Return the number of segments of every sequence; few heads leave CTAs without a walk.  0: no place for makers."""
     p = times.p
     most = max(times.sms // (2 * max(p.N * p.HV, 1)), 1)
     numbers = [STREAM_SEGMENTS] if STREAM_SEGMENTS else range(1, most + 1)
@@ -329,7 +329,7 @@ def segments_of_stream(times: Times) -> int:
 
 
 def clusters_of(p: Problem, sms: int, ctas: int) -> int:
-    """Clusters of so many CTAs, of those that run at once, that have something to walk."""
+    """Return how many clusters of `ctas` CTAs run at once and have something to walk."""
     return min(p.N * p.HV, CLUSTERS or max(1, sms * FIT[ctas] // 132))
 
 
@@ -341,7 +341,7 @@ def wraps(p: Problem, sms: int, ctas: int) -> bool:
 
 @dataclass(frozen=True)
 class Times:
-    """What each form of a forward would take."""
+    """The time that each form of a forward would take."""
 
     p: Problem
     sms: int
@@ -358,13 +358,13 @@ class Times:
         return self.all_chunks * self.p.HV
 
     def longest(self, ctas: int, first: float) -> float:
-        """Chunks' times of the cluster that has most."""
+        """Return the time of the cluster that has most chunks, in chunks."""
         walks, clusters = self.p.N * self.p.HV, clusters_of(self.p, self.sms, ctas)
         piece = self.cost.piece * min(ctas, 2) / 2
         return -(-self.all_slots // clusters) + first + piece * (walks / clusters - 1)
 
     def alone(self) -> float:
-        """In CTAs alone."""
+        """Return the time with CTAs alone."""
         return self.cost.alone * self.longest(1, FIRST_OF_TWO)
 
     def of_two(self, first: float = FIRST_OF_TWO) -> float:
@@ -375,7 +375,7 @@ class Times:
         return self.cost.four * self.longest(4, FIRST_OF_FOUR + SHARE_OF_FOUR * wraps(self.p, self.sms, 4))
 
     def apart(self) -> float:
-        """In two kernels."""
+        """Return the time in two kernels."""
         prepared, chunks = self.cost.prepared * self.all_slots, self.all_chunks / self.p.N
         if self.length:
             walked = prepared + 2 * self.cost.step * self.length + CUT_WALKED
@@ -383,8 +383,8 @@ class Times:
         return prepared + max(self.cost.chained * self.all_slots, self.cost.step * chunks) + GAP
 
     def of_stream(self, makers: int, segments: int) -> float:
-        """So many segments of each sequence.  A walk is not shared, so the longest one counts, which only the GPU
-        knows."""
+        """Return the time of a stream with `segments` segments of each sequence.  A walk is not shared, so the longest
+        one counts, which only the GPU knows."""
         several = self.p.packed and self.p.N > 1
         chunks = min(SPREAD * self.all_chunks / self.p.N, self.all_chunks) if several else self.all_chunks / self.p.N
         made, walked = self.cost.made * self.all_slots / makers, self.cost.walked * chunks / segments
@@ -392,7 +392,7 @@ class Times:
         return max(made, walked) + self.cost.begin + joined * (segments > 1)
 
     def with_clusters(self, ctas: int) -> float:
-        """Of clusters of so many CTAs; 0: in two kernels."""
+        """Return the time with clusters of `ctas` CTAs; 0: in two kernels."""
         return {0: self.apart, 1: self.alone, 2: self.of_two, 4: self.of_four}[ctas]()
 
 

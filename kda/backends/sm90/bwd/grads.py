@@ -59,7 +59,7 @@ from ..parts.state import register_mma
 from ..parts.views import view, wide_view
 from ..parts.wgmma import accumulator, issue
 
-REGISTERS = {1: (232, 24), 2: (232, 40)}     # of MATH and LOAD, where MATH has so many warpgroups: all of an SM's
+REGISTERS = {1: (232, 24), 2: (232, 40)}     # registers of MATH and LOAD, by MATH's number of warpgroups
 
 
 @cute.jit

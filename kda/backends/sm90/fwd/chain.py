@@ -54,7 +54,7 @@ class Chain(entry.Entry):
         strip, head, p = cute.arch.block_idx()
         n, begin, left, chunk, state = place_of_segment(c, x, p, x.chunks, x.segments, x.segment)
         tokens = cutlass.min(left, x.segment * C)
-        last = tokens == left                                                  # of its sequence
+        last = tokens == left                                                  # the last segment of its sequence
         if n >= 0 and not (cutlass.const_expr(c.carry and not c.recorded) and last):
             s = allocate(c.struct)
             if cute.arch.thread_idx()[0] == 0:
@@ -136,7 +136,7 @@ class Chain(entry.Entry):
                     self.state.store(x.pool + place, head, strip, c.V, c.v_first, S)
                 place = place_of_checkpoint(self.c, x, first_chunk, i + 1, steps)     # in time for the next chunk
             cute.arch.mbarrier_wait(s.full + stage, phase)
-            words_of_v = self.state.load_v(s.v + stage * (C * PITCH_V), zero=of_M)   # before o: waited for first
+            words_of_v = self.state.load_v(s.v + stage * (C * PITCH_V), zero=of_M)   # v before o: waited for first
             PO = self.state.issue_PO(operand, tile)
             if cutlass.const_expr(c.has_r):
                 CHAIN.sync()                                                   # so is the state

@@ -328,7 +328,7 @@ class Consumer:
 
     @cute.jit
     def walk(self, x, S, s, ring, first_v, rank, tokens, head, kept, walked=0):
-        """So many tokens, when so many chunks were walked."""
+        """Walk over `tokens` tokens, after `walked` chunks."""
         operand, steps, stages = self.state.operand(S), chunks_of(tokens), self.way.stages
         until = self.way.until_own(rank, walked)
         own = self.values.begin(x, s, first_v, tokens, walked)
@@ -462,7 +462,7 @@ class Fused(entry.Entry):
 
     @cute.jit
     def chunks(self, s, tokens):
-        """That the cluster walks."""
+        """Return the number of chunks that the cluster walks."""
         chunks = chunks_of(tokens)
         if cutlass.const_expr(self.c.wrapped):
             _, chunks = self.producer.share.first(s.share)

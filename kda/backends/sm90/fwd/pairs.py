@@ -101,7 +101,7 @@ class Pairs(entry.Entry):
 
     @cute.jit
     def load(self, x, s, A_inv, chunk, tokens, head):
-        """By warp 0."""
+        """Begin the copies of both halves' operands.  Called by warp 0."""
         tile, lane = x.tiles + (Int64(chunk) * x.HV + head) * self.tile.bytes, cute.arch.lane_idx()
         of_KQ, of_KG = self.tile.KQ.bytes, self.tile.KG.bytes
         with cute.arch.elect_one():

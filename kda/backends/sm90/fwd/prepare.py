@@ -11,7 +11,7 @@ enough, those of rows.py.
 Kept tensors have a row per token, (tokens, HV, kept_C).  This chunk is half of one of 64, and `pairs` adds the block
 between the halves.
 
-A program without a chunk clears its share of the rows of o outside every sequence.
+A program without a chunk sets its share of the rows of o that belong to no sequence to zero.
 
   barrier           threads  says
   0                 256      the sums of each warp's rows are there;  those before each warp;  both operands (by

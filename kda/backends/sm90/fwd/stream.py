@@ -91,18 +91,18 @@ from .chain import advance
 
 
 class Step(NamedTuple):
-    """Of a walk."""
+    """A step of a walk."""
 
-    number: Any                              # among all that are made
+    number: Any                              # its number among all steps that are made
     head: Any
     begin: Any                               # its first token
     tokens: Any
-    place: Any                               # of its tiles and of its flag, among those of all steps
+    place: Any                               # the index of its tiles and of its flag, among those of all steps
 
 
 @cute.jit
 def place_of_step(n, first_chunk, step, head, HV):
-    """Where in memory: a sequence's chunks begin a step of their own."""
+    """Return a step's place in memory: each sequence begins with a step of its own."""
     return ((n + first_chunk >> 1) + step) * HV + head
 
 
@@ -139,7 +139,7 @@ class Maker:
 
     @cute.jit
     def items(self, x):
-        """So many steps there would be if all sequences had T tokens."""
+        """Return how many steps there would be if all sequences had T tokens."""
         steps = (x.T + TOKENS - 1) // TOKENS
         if cutlass.const_expr(self.c.cut):
             steps = (steps + x.segments - 1) // x.segments
@@ -279,16 +279,16 @@ class Maker:
 
 
 class Walk(NamedTuple):
-    """Of a CTA."""
+    """The walk of a CTA."""
 
     of: Any                                  # sequence, or segment among those of all
-    segment: Any                             # of its sequence
+    segment: Any                             # segment of its sequence
     head: Any
-    strip: Any                               # of the state, or of M
+    strip: Any                               # strip of the state, or of M
     of_M: Any                                # from the identity, with v = 0
     first: Any                               # element of v and o, or of the response
     tokens: Any
-    place: Any                               # of its first step
+    place: Any                               # the place of its first step
 
     @property
     def steps(self):
@@ -301,7 +301,7 @@ class Walker:
     def __init__(self, config: StreamConfig):
         self.stream, self.c, self.struct, self.state = config, config.chain, config.walker, StepState(config.chain)
         self.tile = self.state.tile
-        self.bytes = 2 * self.tile.bytes             # of a step
+        self.bytes = 2 * self.tile.bytes             # bytes of a step
         self.both = self.c.strips + self.c.K // COLUMNS                       # CTAs of a segment, but the first
 
     @cute.jit
@@ -497,7 +497,7 @@ class Stream(entry.Entry):
     @cute.kernel
     def kernel(self, x):
         if cutlass.const_expr(self.c.cut):
-            permit_early_launch()                                              # of compose: all CTAs are there
+            permit_early_launch()                                              # compose may start: all CTAs are there
         if cutlass.const_expr(self.c.pdl):
             wait_for_the_kernel_before()
         shared = SmemAllocator().allocate_array(Uint8, self.c.shared, byte_alignment=1024)

@@ -85,7 +85,7 @@ class TensorCore:
 
     @cute.jit
     def issue_across(self):
-        """Those across blocks of 8 and of 16."""
+        """Issue the products across blocks of 8 and of 16."""
         if self.team.warp() < 4:
             of_8, of_16 = self.accumulator(), self.accumulator()
             self.issue(of_8, self.X, self.X, 2 * C, fenced=True)
@@ -118,8 +118,8 @@ class TensorCore:
 
     @cute.jit
     def store_pairs(self, acc, A_kk, b, tile, kept_A_qk, tokens, stride, number: cutlass.Constexpr = None):
-        """By warps 0 to 3: A_kk to shared memory, A_qk to the tile, and to where it is kept; what counts of product
-        `number`."""
+        """Store A_kk to shared memory, and A_qk to the tile and where it is kept: the pairs that count in product
+        `number`.  Called by warps 0 to 3."""
         if self.team.warp() < 2:
             store_A_kk(acc, A_kk, b, self.team.thread(), self.c.b_on_keys, number)
         else:

@@ -50,27 +50,27 @@ class OwnStages:
 
     @cute.jit
     def place(self, rank, group):
-        """Of a group among all those of the cluster."""
+        """Return the place of a group among all groups of the cluster."""
         return self.c.ctas * group + rank
 
     @cute.jit
     def place_of_all(self, n, rank, group):
-        """The same among those of all clusters, of which this is number n."""
+        """Return the place of a group among the groups of all clusters; n is the number of this cluster."""
         return (n * self.c.ctas + rank) * GROUPS + group
 
     @cute.jit
     def first(self, rank, group, made):
-        """The first chunk of a piece that a group makes, before which so many chunks were made."""
+        """Return the first chunk of a piece that a group makes, when `made` chunks came before the piece."""
         return (self.place(rank, group) - made) & self.stages - 1
 
     @cute.jit
     def turn(self, c):
-        """How many chunks a group has made when it makes chunk c."""
+        """Return how many chunks a group has made before chunk c."""
         return c >> self.stages.bit_length() - 1
 
     @cute.jit
     def tile(self, base, rank, group, turn):
-        """Where it makes it."""
+        """Return where the group makes its tile."""
         return base
 
     @cute.jit
@@ -130,7 +130,7 @@ class OwnStages:
 
 @cute.jit
 def keep(to, tile, size):
-    """By one thread."""
+    """Copy the tile to memory.  Called by one thread."""
     bulk_store(to, tile, size)
     cute.arch.cp_async_bulk_commit_group()
 
@@ -146,18 +146,18 @@ def was_kept(empty):
 class Relayed(NamedTuple):
     """The mbarriers of a cluster of four."""
 
-    full: Any                                # of each stage, in a CTA that walks
+    full: Any                                # for each stage, in a CTA that walks: its tile and v are there
     read: Any                                # the same: CHAIN's warps have read it, and v
-    empty: Any                               # of each tile of each group, where it is: both CHAINs have read it
-    credit: Any                              # of each group, where it is: the stage of its next tile is free in both
+    empty: Any                               # for each tile of each group, in its CTA: both CHAINs have read it
+    credit: Any                              # for each group, in its CTA: the stage of its next tile is free in both
     solved: Any                              # the same: the inverse of its last chunk is there
-    made: Any                                # of each o of a CTA that walks: it is in shared memory (parts/values.py)
+    made: Any                                # for each o of a CTA that walks: it is in shared memory (parts/values.py)
     taken: Any                               # the same: it was read
-    stored: Any                              # of each stage, where r lies where v was: r was read
+    stored: Any                              # for each stage, if r takes the place of v: r was read
 
 
 class Maker(NamedTuple):
-    """Who makes a chunk."""
+    """The maker of a chunk."""
 
     rank: Any
     group: Any
@@ -240,7 +240,7 @@ class Four:
     @cute.jit
     def inverts(self, rank, warp):
         """The group that a warp is INVERSE of, or -1."""
-        group = warp - INVERSE                                                 # of a CTA that walks
+        group = warp - INVERSE                                                 # the warp's group in a CTA that walks
         if rank >= WALKING:
             group = warp
         return group if group >= 0 and group < (GROUPS if rank >= WALKING else 1) else Int32(-1)
@@ -266,13 +266,13 @@ class Four:
 
     @cute.jit
     def until_own(self, rank, walked):
-        """So many chunks lie before the next one that this CTA, which walks, makes itself."""
+        """Return how many chunks come before the next one that this CTA, which walks, makes itself."""
         return self.first(rank, 0, walked)
 
     @cute.jit
     def tile_of(self, s, stage, rank, until):
         offset = self.c.struct.stages.offset + stage * self.layout.bytes
-        if until == 0:                                                         # of the group of this CTA
+        if until == 0:                                                         # the tile of the group of this CTA
             offset = Int32(0)
         return s.groups + offset
 

@@ -28,13 +28,13 @@ from .teams import GROUP_INVERSE, WHOLE_GROUP, WHOLE_GROUP_INVERSE
 
 INVERTER = 0                                 # the warp of a group that computes the inverse, but in clusters of four
 IDLEST = WARPS - 1                           # the one that has the least to do
-Work = namedtuple("Work", "rank group base X Y sums A_kk columns b places")   # of a group: who it is, and where
+Work = namedtuple("Work", "rank group base X Y sums A_kk columns b places")   # a group and its memory
 
 
 @cute.jit
 def store_b(c, team, b, beta):
-    """b on keys, before rows meet: the chunk before may still be read, its place is another.  Otherwise the inverse of
-    that chunk reads it from the same place."""
+    """Store b before rows meet, if keys are multiplied by it: b of the chunk before, which may still be read, has
+    another place.  Otherwise the inverse of that chunk reads its b from the same place."""
     if cutlass.const_expr(c.b_on_keys):
         if team.warp() == IDLEST:
             b[cute.arch.lane_idx()] = beta

@@ -43,11 +43,11 @@ class Requested:
 
 
 class RequestedByChannel(Requested, Gate):
-    """As Gate."""
+    """Requested rows in the layout of Gate."""
 
 
 class RequestedByRow(Requested, Rows):
-    """As Rows."""
+    """Requested rows in the layout of Rows."""
 
     @cute.jit
     def load_row(self, pointer, row, heads):

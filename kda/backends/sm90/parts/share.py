@@ -28,9 +28,9 @@ from ..configs import COLUMNS, ChainConfig, ShareField
 
 
 class KeptPlace(NamedTuple):
-    """Of a piece of a walk, in what is kept for a backward."""
+    """The place of a piece of a walk in what is kept for a backward."""
 
-    number: Any                              # of its first chunk among all of a head
+    number: Any                              # number of its first chunk among all of a head
     skipped: Any                             # chunks of the walk before it
     state: Any                               # number of the walk's first kept state
 
@@ -46,8 +46,8 @@ class Share:
 
     @cute.jit
     def publish(self, x, share, cluster, clusters):
-        """Its first slot and its end, a slot being a chunk of a walk; the slot of the walk that it begins within, where
-        that ends; and of the walk that it ends within, where that begins.  Called by one warp."""
+        """Publish four slots, a slot being a chunk of a walk: where the share begins and ends, where the walk ends that
+        it begins within, and where the walk begins that it ends within.  Called by one warp."""
         slots = self.slots_of_head(x)
         all_slots = Int64(slots) * x.HV
         begin, end = Int32(cluster * all_slots // clusters), Int32((cluster + 1) * all_slots // clusters)
@@ -111,7 +111,7 @@ class Share:
         kept = KeptPlace(Int32(0), Int32(0), Int32(0))
         if looked_up:
             head, n, begin, tokens, enters, leaves, kept = self.look_up(x, share, at)
-        while tokens == 0:                                                     # of no tokens
+        while tokens == 0:                                                     # the sequence has no tokens
             n += 1
             if n == x.N:
                 n = Int32(0)

@@ -188,8 +188,8 @@ class State:
 
     @cute.jit
     def own_place(self, first_v):
-        """Of a thread of CHAIN among rows of v or o, from a walk's first element on.  Out of a shuffle ptxas keeps it
-        in registers; it would compute it again for each chunk, 250 clocks."""
+        """Return the place of a thread of CHAIN in rows of v or o, from a walk's first element on.  ptxas keeps the
+        result of a shuffle in registers; else it would compute the place for each chunk again, in 250 clocks."""
         thread = cute.arch.shuffle_sync(cute.arch.thread_idx()[0], cute.arch.lane_idx())
         row, column = thread // 8, thread % 8 * 8
         return OwnPlace(row, first_v + column, row * PITCH_V + column)

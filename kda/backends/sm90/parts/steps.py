@@ -42,19 +42,19 @@ from .state import State, multiply, own_matrices, register_mma, rounded
 from .views import narrow_view, standing_view, wide_view
 from .wgmma import accumulator
 
-ROWS = 16                                    # of a matrix of mma.sync
+ROWS = 16                                    # rows of a matrix of mma.sync
 
 
 class Steps:
-    """By the eight warps of a group, which have met since the tiles were there and meet when the step is."""
+    """Joins two chunks to a step, with the eight warps of a group.  They meet before, and when the step is there."""
 
     def __init__(self, K: int, team):
         self.K, self.team, self.tile = K, team, tile(K)
-        self.channels = K // WARPS           # of a warp, of KT
+        self.channels = K // WARPS           # channels of KT that a warp has
 
     @cute.jit
     def clear(self, tile):
-        """The tile of a chunk of no tokens."""
+        """Make the tile of a chunk of no tokens."""
         end, zero = self.tile.end // 16, [Uint32(0)] * 4
         words = cute.recast_ptr(tile, dtype=Uint32)
         for i in cutlass.range(self.team.thread(), end, 32 * WARPS, unroll=1):
@@ -65,7 +65,7 @@ class Steps:
 
     @cute.jit
     def join(self, a, b, G):
-        """Of the tiles of two chunks; G is (C, C)."""
+        """Join the tiles of two chunks; G is (C, C)."""
         warp = self.team.warp()
         rows, half = warp & 3, warp >> 2
         of_a, _ = self.make_KT(a), self.make_KT(b)
@@ -91,7 +91,7 @@ class Steps:
 
     @cute.jit
     def clear_words(self, to, count: cutlass.Constexpr):
-        """By one warp."""
+        """Set `count` words to zero.  Called by one warp."""
         words = cute.recast_ptr(to, dtype=Uint32) + 4 * cute.arch.lane_idx()
         for i in cutlass.range_constexpr(count // 128):
             store(words + 128 * i, [Uint32(0)] * 4)
@@ -151,7 +151,7 @@ class Steps:
 
     @cute.jit
     def place_of_columns(self, row, column):
-        """As `narrow_place`, of the operand whose columns are rows in memory."""
+        """Return what `narrow_place` does, for the operand whose columns are rows in memory."""
         lane = cute.arch.lane_idx()
         return swizzle_64B(row + (lane >> 4) * 8 + (lane & 7), column + (lane >> 3 & 1) * 8) // 2
 
@@ -170,7 +170,7 @@ class Steps:
 
     @cute.jit
     def decays(self, tile, block):
-        """Of the channels that a lane has of 16."""
+        """Return the decays of those of 16 channels that a lane has."""
         return load(field_at(tile, self.tile.decay) + (block * ROWS + cute.arch.lane_idx() % 4 * 4), 4)
 
     @cute.jit
@@ -238,7 +238,7 @@ class Steps:
 
 @cute.jit
 def words_of_two(found):
-    """Of accumulators of 16 rows and two times eight columns, rounded, as `store_matrices` stores them."""
+    """Return rounded accumulators of 16 rows and two times eight columns, in the order of `store_matrices`."""
     return [word for acc in found for word in words_of(acc)]
 
 
@@ -302,7 +302,7 @@ class StepState(State):
 
     @cute.jit
     def round(self, operand, S):
-        """By statements that NVVM cannot repeat: it would round again where O is issued, behind the fence."""
+        """Round with statements that NVVM cannot repeat: it would round again where O is issued, behind the fence."""
         words, flat = cute.recast_tensor(cute.coalesce(operand), Uint32), cute.coalesce(S)
         for i in cutlass.range_constexpr(cute.size(words)):
             words[i] = cute.arch.inline_ptx(

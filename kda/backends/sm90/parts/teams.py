@@ -8,7 +8,7 @@ from ...common.cute.tile import WARPS
 from ..configs import CHANNELS_OF_ROWS, FIRST_PRODUCER
 
 # barrier 0 is sync_threads;  who meets there
-FIRST_FOUR = NamedBarrier(1, 128)            # of a CTA of eight warps
+FIRST_FOUR = NamedBarrier(1, 128)            # the first four of a CTA of eight warps
 CHAIN = NamedBarrier(1, 128)                 # where there is one: CHAIN's warps
 GROUP = NamedBarrier(2, 32 * WARPS, ids_per_group=2)
 GROUP_FIRST_FOUR = NamedBarrier(3, 128, ids_per_group=2)

@@ -40,7 +40,7 @@ class Own:
 
     @cute.jit
     def begin(self, x, s, first_v, tokens, walked):
-        """Of a piece of a walk: what this thread moves."""
+        """Begin a piece of a walk and return the place of what this thread moves."""
         own = self.state.own_place(first_v)
         for i in cutlass.range_constexpr(RING - 1):
             self.request(x, s, own, Int32(i), tokens, walked)
@@ -62,7 +62,7 @@ class Own:
 
     @cute.jit
     def store(self, x, s, own, i, walked, tokens=None):
-        """o and r of a chunk."""
+        """Store o and r of a chunk."""
         if cutlass.const_expr(self.c.has_o):
             self.state.store_o(x.o, s.o, own, i, x.HV, tokens)
         if cutlass.const_expr(self.c.has_r):
@@ -74,7 +74,7 @@ class Own:
 
     @cute.jit
     def o_is_there(self, ring, c):
-        """Who stores it meets the others before."""
+        """Do nothing: the threads that store o meet CHAIN's others before."""
 
     @cute.jit
     def end(self, x, s, own, steps, tokens, walked):
