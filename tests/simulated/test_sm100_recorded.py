@@ -601,7 +601,7 @@ FAULTS = {
     "T' instead of A2": Fault(WALK, "RECORD_TILE.TA.offset + A2)", "RECORD_TILE.TA.offset)", "wrong answer", "back"),
     "tensor memory is not given back": Fault(WALK, "umma.free(TMEM)", "pass", "tmem-leak", "back"),
     "an image is written while it is copied": Fault(
-        STATE, '''        """By the warp of that thread: images were read."""
+        STATE, '''        """Wait, in the warp of the thread that sent them, until images were read."""
         cute.arch.cp_async_bulk_wait_group(0, read=True)''', "        pass", "race-read-write", "up"
     ),
     "a stage is filled before it was read": Fault(

@@ -121,7 +121,7 @@ class Walker(entry.Entry):
 
     @cute.jit
     def wait_for_images(self):
-        """By the warp of that thread: images were read."""
+        """Wait, in the warp of the thread that sent them, until images were read."""
         cute.arch.cp_async_bulk_wait_group(0, read=True)
 
     @cute.jit
