@@ -1,7 +1,7 @@
 """What is wrong with the PTX that some Tritons write for the tensor cores of sm_90 and sm_100, and how it is put right.
 
 A kernel whose PTX was repaired is assembled again, by Triton's own ptxas.
-docs/decisions/triton_compiler_bugs.md says how each was found.
+docs/decisions/triton.md lists their symptoms.
 """
 
 from __future__ import annotations

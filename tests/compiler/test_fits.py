@@ -121,7 +121,7 @@ def test_what_was_measured_is_kept():
 
 
 def test_what_was_timed_as_code_of_sm80_is_kept():
-    """Where 8 warps multiply rows twice and leave no room for a second program (docs/decisions/triton_ampere.md)."""
+    """Where 8 warps multiply rows twice and leave no room for a second program (docs/decisions/triton.md)."""
     p, a100 = problem("K=128 V=128 bfloat16"), host_of("sm80")
     assert choose("state", p, a100) == Config(warps=4, stages=2, BK=64, BV=64)
     assert choose("state_bwd", p, a100) == Config(warps=4, stages=2, BK=32, BV=64)

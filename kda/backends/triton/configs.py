@@ -35,8 +35,8 @@ class Row(NamedTuple):
     products: str = "any"                    # "async": wgmma, tcgen05, operands in shared memory; "mma.sync": others
 
 
-# The rows of 227 KiB for K <= 128 were measured on an H200 (docs/decisions/triton_prepare.md); the others are built to
-# fit, those of 4 warps for mma.sync and K <= 128 also so that two CTAs share an SM (docs/decisions/triton_ampere.md).
+# The rows of 227 KiB for K <= 128 were measured on an H200; the others are built to fit, those of 4 warps for mma.sync
+# and K <= 128 also so that two CTAs share an SM (docs/decisions/triton.md).
 TABLE = (
     Row("prepare", 16, 128, 227, Config(warps=4, BK=64, BV=128)),
     Row("prepare", 16, 256, 99, Config(warps=4, BK=64, BV=64)),
