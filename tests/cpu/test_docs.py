@@ -155,7 +155,7 @@ def variables(text):
     return set(re.findall(r"\bKDA_[A-Z]+(?:_[A-Z]+)*\b", text))
 
 
-ONE_KERNEL = ROOT / "docs" / "decisions" / "hopper_one_kernel.md"
+ONE_KERNEL = ROOT / "docs" / "decisions" / "hopper.md"
 QUOTED = {                                   # what a page says -> constants of sm90/plan.py and costs.py
     r"a cluster takes (\S+) for its first chunk and (\S+) for each further walk": ("FIRST_CHUNK", "ONE_PRODUCT.piece"),
     r"two kernels (\S+) / (\S+) per walk": ("WALK", "ONE_PRODUCT.pair"),

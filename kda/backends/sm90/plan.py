@@ -85,7 +85,7 @@ CLUSTERS = None                              # that run at once; None: those of 
 FORMS = {1: (1, 2), 2: (2, 4)}               # CTAs of clusters that walk over so many times 64 columns
 FIT = {1: 132, 2: 66, 4: 30}                 # clusters of so many CTAs that run at once on 132 SMs, of H200s: measured
 CLUSTERS_OF_ONE = tuple(Clusters(ctas, sharing) for ctas in FIT for sharing in (0, 1)[ctas == 1 :])   # see `wraps`
-# What decides between one kernel and two, as measured on an H200 (docs/decisions/hopper_one_kernel.md); clusters of
+# What decides between one kernel and two, as measured on an H200 (docs/decisions/hopper.md); clusters of
 # four from times of 4 to 10 shapes, most of which it meets within 5%.  In the unit of costs.py.
 FIRST_CHUNK = 5                              # more chunks that a cluster's first one takes
 FIRST_OF_TWO, FIRST_OF_FOUR = 1.5, 11        # the same, beside clusters of four, and of those
