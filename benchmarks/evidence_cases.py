@@ -257,7 +257,7 @@ def covering(
     backend: str, arch: str, wanted: set[str], paths: set[str], codes: Mapping[AnyRecipe, str], without: Container[str]
 ) -> list[Case]:
     """Cases that take each of `paths` and launch each kernel of `wanted`, by the digests `codes`, as far as that is
-    possible: first one for each path, then those that launch most of what is left.  None of `without`, which failed."""
+    possible: first one for each path, then those that launch most of what is left.  None of `without`, which ran."""
     launched = {case: {codes[r] for r in recipes if r in codes}
                 for case, recipes in candidates(backend, arch).items() if case.name not in without}
     chosen, left, paths = [], set(wanted), set(paths)

@@ -218,8 +218,9 @@ def run_test(job: GpuTest) -> dict[str, Any]:
     import pytest
 
     with launches() as found:
-        watch = Watch({"case": job.name, "path": job.path}, found, job.part, job.parts)
-        argv = [f"{ON_GPU / job.test}", "-q", "--maxfail=8", "-p", "no:cacheprovider", "-m", MARKS]
+        watch = Watch({"case": job.name, "path": job.path}, found)
+        part = f"{job.part}/{job.parts}"                                       # an option of tests/conftest.py
+        argv = [f"{ON_GPU / job.test}", "--part", part, "-q", "--maxfail=8", "-p", "no:cacheprovider", "-m", MARKS]
         code = int(pytest.main(argv, plugins=[watch]))
     if code not in (0, 1) or not watch.row["cases"] + len(watch.row["errors"]) + watch.skipped:
         raise RuntimeError(f"pytest ended with {code}")
@@ -229,14 +230,11 @@ def run_test(job: GpuTest) -> dict[str, Any]:
 
 
 class Watch:
-    """A plugin of pytest that adds up the cases of a test: those of a part, each of which is in one part."""
+    """A plugin of pytest that adds up the cases of a test."""
 
-    def __init__(self, row: dict[str, Any], found: dict[str, str], part: int = 0, parts: int = 1):
-        self.found, self.skipped, self.part, self.parts = found, 0, part, parts
+    def __init__(self, row: dict[str, Any], found: dict[str, str]):
+        self.found, self.skipped = found, 0
         self.row = row | {"outcome": "ok", "errors": [], "cases": 0, "launches": [], "codes": [], "seconds": 0.0}
-
-    def pytest_collection_modifyitems(self, items: list[Any]) -> None:
-        items[:] = items[self.part :: self.parts]
 
     def pytest_runtest_setup(self, item: Any) -> None:
         poison("cuda")

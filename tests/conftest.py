@@ -47,15 +47,17 @@ class Part:
     """Leaves one part of what was selected; it comes after `-m` and `-k`."""
 
     def __init__(self, words):
-        self.first, _, self.parts = words.partition("/")
-        if not (self.first.isdigit() and self.parts.isdigit() and int(self.first) < int(self.parts)):
+        first, _, parts = words.partition("/")
+        if not (first.isdigit() and parts.isdigit() and int(first) < int(parts)):
             raise pytest.UsageError(f"--part asks for K/N with K < N, such as 0/3; found {words!r}")
+        self.chosen = slice(int(first), None, int(parts))
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, config, items):
-        chosen = items[int(self.first)::int(self.parts)]
-        config.hook.pytest_deselected(items=[item for item in items if item not in set(chosen)])
-        items[:] = chosen
+        others = [*items]
+        del others[self.chosen]
+        config.hook.pytest_deselected(items=others)
+        items[:] = items[self.chosen]
 
 
 def pytest_configure(config):

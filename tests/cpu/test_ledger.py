@@ -134,16 +134,17 @@ def test_a_case_that_no_test_has_any_more_is_left_out():
     assert [run["case"] for run in document["runs"]] == [test.name]
 
 
-def test_a_long_test_runs_in_parts_that_have_each_of_its_cases_once():
+def test_a_long_test_runs_in_parts_that_have_each_of_its_cases_once(pytestconfig):
+    (part_of,) = (each.Part for each in pytestconfig.pluginmanager.get_plugins() if hasattr(each, "Part"))
     parts = [test for test in gpu_tests("sm90: tests of the forward") if test.test in evidence_cases.PARTS]
     assert [test.name[-11:] for test in parts] == [f"part {n} of 4" for n in (1, 2, 3, 4)]
     assert {test.test for path in evidence.ALL_TESTS for test in gpu_tests(path)} >= evidence_cases.PARTS.keys()
     found = []
     for test in parts:
-        items = [*range(10)]
-        evidence_run.Watch({}, {}, test.part, test.parts).pytest_collection_modifyitems(items)
-        found += items
+        found += [*range(10)][part_of(f"{test.part}/{test.parts}").chosen]
     assert sorted(found) == [*range(10)]
+    with pytest.raises(pytest.UsageError, match="K < N, such as 0/3; found '3/3'"):
+        part_of("3/3")
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 FOLDERS = ("kda", "kda_pytest", "tests", "benchmarks", "examples", "docs")
 FRAGMENT = re.compile(r"(Of|By|As|That|So|To)\b")
+COMMENT = re.compile(r"# *(of\b|fmt:)")
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
@@ -20,8 +21,9 @@ def fragments(code):
     for node in ast.walk(ast.parse(code)):
         if isinstance(node, DOCUMENTED) and FRAGMENT.match(said := ast.get_docstring(node) or ""):
             found.append((node.body[0].lineno, said.split("\n")[0]))
-    for token in tokenize.generate_tokens(io.StringIO(code).readline):
-        if token.type == tokenize.COMMENT and re.match(r"# *(of\b|fmt:)", token.string):
+    tokens = tokenize.generate_tokens(io.StringIO(code).readline) if COMMENT.search(code) else ()
+    for token in tokens:
+        if token.type == tokenize.COMMENT and COMMENT.match(token.string):
             found.append((token.start[0], token.string))
     return sorted(found)
 
