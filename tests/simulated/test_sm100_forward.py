@@ -320,7 +320,7 @@ FAULTS = {
         "peer-exited"
     ),
     "a token of none is left as it is": Fault(
-        PREPARE, "Int32(end) + own, x.T,", "Int32(end) + own, x.T - 1,", "wrong answer", case="packed"
+        "common/cute/clear", "first, x.T,", "first, x.T - 1,", "wrong answer", case="packed"
     ),
     "a stage's phase is that of its sequence alone": Fault(
         PREPARE, "phase_of(before + chunk, RING)", "phase_of(chunk, RING)", "race-write-read", case="walk"

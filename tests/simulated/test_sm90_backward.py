@@ -434,7 +434,7 @@ FAULTS = {
         f"{GRADS}/rows", "found[j] = found[j] - y[j] * along[t]", "pass", "wrong answer"
     ),
     "dv adds to dh": Fault("sm90/bwd/walk", "words[w] ^ Uint32(0x80008000)", "words[w]", "wrong answer"),
-    "dh does not decay": Fault("sm90/bwd/walk", "+ e] * d[e // 4 * 2 + e % 2]", "+ e]", "wrong answer"),
+    "dh does not decay": Fault("sm90/bwd/walk", "        self.state.decay(S, tile)\n", "", "wrong answer"),
     "dh is sent before all have put theirs": Fault(
         "sm90/bwd/walk", "CHAIN.sync()                                                   # dh is", "pass  # dh is",
         "race-write-read",

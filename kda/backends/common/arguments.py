@@ -3,7 +3,7 @@ them, and the order in which a launch passes them.  No compiler and no torch: a 
 
     class ComposeArguments(Arguments):
         M = tensor("float32")                # (segments, HV, K, K)
-        h0 = tensor(of="h0")                 # (N, HV, K, V), of the dtype that the configuration names
+        h0 = tensor(dtype_from="h0")         # (N, HV, K, V), of the dtype that the configuration names
         segments = number("int32")           # of a sequence
 
 In a kernel `x.M` is a pointer and `x.segments` a number; `config.bound(kernel, grid, segments=2)(M=M)` launches it.
@@ -26,14 +26,14 @@ class Argument(NamedTuple):
 
     is_tensor: bool
     dtype: str                               # the type of its elements where the configuration names none
-    of: str                                  # "prepare.g_dtype": the configuration's field that names its dtype
+    dtype_from: str                          # "prepare.g_dtype": the configuration's field that names its dtype
 
     def dtype_in(self, config: Any) -> str:
-        return (operator.attrgetter(self.of)(config) if self.of else None) or self.dtype
+        return (operator.attrgetter(self.dtype_from)(config) if self.dtype_from else None) or self.dtype
 
 
-def tensor(dtype: str = "float32", of: str = "") -> Any:
-    return Argument(True, dtype, of)
+def tensor(dtype: str = "float32", dtype_from: str = "") -> Any:
+    return Argument(True, dtype, dtype_from)
 
 
 def number(dtype: str) -> Any:
@@ -55,10 +55,18 @@ class Arguments:
         dataclasses.dataclass(frozen=True)(cls)
 
     @classmethod
-    def and_more(cls, name: str, **tensors: Argument) -> type[Arguments]:
-        """Return the arguments of another kernel that has these and more tensors."""
-        declared = sorted((cls.declared | tensors).items(), key=lambda item: not item[1].is_tensor)
+    def and_more(cls, name: str, **others: Argument) -> type[Arguments]:
+        """Return the arguments of another kernel, which has these and others."""
+        declared = sorted((cls.declared | others).items(), key=lambda item: not item[1].is_tensor)
         return type(name, (Arguments,), dict(declared))
+
+    @classmethod
+    def replacing(cls, name: str, **others: Mapping[str, Argument]) -> type[Arguments]:
+        """Return the arguments of another kernel, which has others in the places of some of these, or none."""
+        declared = {}
+        for n, argument in cls.declared.items():
+            declared.update(others.get(n, {n: argument}))
+        return type(name, (Arguments,), declared)
 
     @classmethod
     def tensors(cls) -> list[str]:

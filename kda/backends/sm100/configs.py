@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from ..common.arguments import Arguments, Launched, number, tensor
-from ..common.cute.configs import ChunkConfig
+from ..common.cute.configs import ChunkConfig, checkpoint_arguments
 from ..common.cute.fields import Field, Struct, array, several
 from ..common.cute.recorded import (
     LOAD_WARPS,
@@ -116,17 +116,17 @@ class FusedArguments(Arguments):
     q = tensor("bfloat16")                   # (B, T, H, K)
     k = tensor("bfloat16")
     v = tensor("bfloat16")                   # (B, T, HV, V)
-    g = tensor(of="g_dtype")                 # (B, T, HV, K)
-    beta = tensor(of="beta_dtype")           # (B, T, HV)
+    g = tensor(dtype_from="g_dtype")         # (B, T, HV, K)
+    beta = tensor(dtype_from="beta_dtype")   # (B, T, HV)
     A_log = tensor("float32")                # (HV)
     dt_bias = tensor("float32")              # (HV, K)
-    h0 = tensor(of="h0")                     # (N, HV, K, V) in the caller's layout
+    h0 = tensor(dtype_from="h0")             # (N, HV, K, V) in the caller's layout
     o = tensor("bfloat16")                   # (B, T, HV, V)
     response = tensor("bfloat16")            # as o: rows of o of a state that enters the segment
     ht = tensor("float32")                   # as h0; of segments what one adds, (N * segments, HV, K, V)
     M = tensor("float32")                    # (N * segments, HV, K, K), transposed
     h = tensor("bfloat16")                   # (states, HV, K, V): one before every `every` chunks
-    cu_seqlens = tensor("int64", of="offsets")    # (N + 1), of packed sequences
+    cu_seqlens = tensor("int64", dtype_from="offsets")  # (N + 1), of packed sequences
     T = number("int32")
     N = number("int32")
     H = number("int32")
@@ -137,30 +137,8 @@ class FusedArguments(Arguments):
     lower_bound = number("float32")
 
 
-class CheckpointArguments(Arguments):
-    """FusedArguments for a call with checkpoints: no sequence is cut, a pool stands for h, and `every` is 1."""
-
-    q = tensor("bfloat16")
-    k = tensor("bfloat16")
-    v = tensor("bfloat16")
-    g = tensor(of="g_dtype")
-    beta = tensor(of="beta_dtype")
-    A_log = tensor("float32")
-    dt_bias = tensor("float32")
-    h0 = tensor(of="h0")
-    o = tensor("bfloat16")
-    ht = tensor("float32")
-    pool = tensor(of="checkpoints")          # states in the caller's layout
-    place = tensor("int64")                  # (chunks): the element of the pool where the state that enters goes, or -1
-    cu_seqlens = tensor("int64", of="offsets")
-    T = number("int32")
-    N = number("int32")
-    H = number("int32")
-    HV = number("int32")
-    segments = number("int32")
-    every = number("int32")
-    scale = number("float32")
-    lower_bound = number("float32")
+# With checkpoints no sequence is cut, and `every` is 1.
+CheckpointArguments = FusedArguments.replacing("CheckpointArguments", response={}, M={}, h=checkpoint_arguments())
 
 
 @dataclass(frozen=True)
@@ -225,8 +203,8 @@ OF_CTA = dict.fromkeys(("base_desc", "tmem"), array("uint32", 1, align=4))
 class OperandsArguments(Arguments):
     q = tensor("bfloat16")                   # (B, T, H, K)
     k = tensor("bfloat16")
-    g = tensor(of="g_dtype")                 # (B, T, HV, K)
-    beta = tensor(of="beta_dtype")           # (B, T, HV)
+    g = tensor(dtype_from="g_dtype")         # (B, T, HV, K)
+    beta = tensor(dtype_from="beta_dtype")   # (B, T, HV)
     A_log = tensor("float32")                # (HV)
     dt_bias = tensor("float32")              # (HV, K)
     tiles = tensor("uint8")                  # (chunks, HV) tiles

@@ -29,7 +29,7 @@ ARGUMENTS = dict(
     A_log=tensor(),                          # (HV)
     dt_bias=tensor(),                        # (HV, K)
     h0=tensor(),                             # (N, HV, K, V), or (N, HV, V, K)
-    cu_seqlens=tensor(of="offsets"),         # (N + 1)
+    cu_seqlens=tensor(dtype_from="offsets"),  # (N + 1)
     first_chunk=tensor("int64"),             # (N + 1)
     o=tensor(),                              # (tokens, HV, V): zeros for tokens outside every sequence
     ht=tensor(),                             # as h0

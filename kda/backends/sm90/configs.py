@@ -7,7 +7,7 @@ from functools import cached_property
 from types import MappingProxyType
 
 from ..common.arguments import Arguments, Launched, number, tensor
-from ..common.cute.configs import ChunkConfig
+from ..common.cute.configs import ChunkConfig, checkpoint_arguments
 from ..common.cute.fields import Field, Struct, array, several
 from ..common.cute.recorded import (
     LOAD_WARPS,
@@ -61,8 +61,8 @@ def state_image(K: int) -> Field:
 class PrepareArguments(Arguments):
     q = tensor("bfloat16")                   # (B, T, H, K)
     k = tensor("bfloat16")
-    g = tensor(of="g_dtype")                 # (B, T, HV, K)
-    beta = tensor(of="beta_dtype")           # (B, T, HV)
+    g = tensor(dtype_from="g_dtype")         # (B, T, HV, K)
+    beta = tensor(dtype_from="beta_dtype")   # (B, T, HV)
     A_log = tensor("float32")                # (HV)
     dt_bias = tensor("float32")              # (HV, K)
     tiles = tensor("uint8")                  # (chunks, HV) tiles
@@ -132,7 +132,7 @@ class PrepareConfig(ChunkConfig):
 
 class PairsArguments(Arguments):
     tiles = tensor("uint8")                  # (chunks, HV) tiles
-    beta = tensor(of="beta_dtype")           # (B, T, HV)
+    beta = tensor(dtype_from="beta_dtype")   # (B, T, HV)
     A_qk = tensor("bfloat16")                # (B * T, HV, 2 C)
     A_inv = tensor("bfloat16")
     chunk_table = tensor("int64")
@@ -167,22 +167,8 @@ class PairsConfig(Launched):
         return self.struct.end
 
 
-class CheckpointArguments(Arguments):
-    """ChainArguments without r, M and h, which such a chain does not have, and with the pool."""
-
-    tiles = tensor("uint8")
-    v = tensor("bfloat16")
-    h0 = tensor(of="h0")
-    o = tensor("bfloat16")
-    ht = tensor("float32")
-    pool = tensor(of="checkpoints")          # states in the caller's layout
-    place = tensor("int64")                  # (chunks): the element of the pool where the state that enters goes, or -1
-    segment_table = tensor("int64")
-    T = number("int32")
-    chunks = number("int32")
-    segments = number("int32")
-    segment = number("int32")
-    HV = number("int32")
+# Such a chain has no r, M and h.
+CheckpointArguments = ChainArguments.replacing("CheckpointArguments", r={}, M={}, h=checkpoint_arguments())
 
 
 @dataclass(frozen=True)
@@ -298,20 +284,20 @@ class WalkConfig(Launched):
         return self.struct.end
 
 
-class FusedArguments(Arguments):
+class ForwardArguments(Arguments):
+    """The arguments of every forward in one kernel."""
+
     q = tensor("bfloat16")                   # (B, T, H, K)
     k = tensor("bfloat16")
     v = tensor("bfloat16")                   # (B, T, HV, V)
-    g = tensor(of="prepare.g_dtype")         # (B, T, HV, K)
-    beta = tensor(of="prepare.beta_dtype")   # (B, T, HV)
+    g = tensor(dtype_from="prepare.g_dtype")  # (B, T, HV, K)
+    beta = tensor(dtype_from="prepare.beta_dtype")  # (B, T, HV)
     A_log = tensor("float32")                # (HV)
     dt_bias = tensor("float32")              # (HV, K)
-    h0 = tensor(of="chain.h0")               # (N, HV, K, V) in the caller's layout
+    h0 = tensor(dtype_from="chain.h0")       # (N, HV, K, V) in the caller's layout
     o = tensor("bfloat16")                   # (B, T, HV, V)
     ht = tensor("float32")                   # as h0
     segment_table = tensor("int64")          # (N, 6), of packed sequences
-    edges = tensor("float32")                # (clusters, V / 64, 64, K): states that leave a share, of `wrapped`
-    crossed = tensor("int32")                # (clusters, V / 64): 1 when they are there, at first 0
     T = number("int32")
     chunks = number("int32")                 # chunks of a row of T tokens, if not packed
     N = number("int32")
@@ -319,6 +305,13 @@ class FusedArguments(Arguments):
     HV = number("int32")
     scale = number("float32")
     lower_bound = number("float32")
+
+
+FusedArguments = ForwardArguments.and_more(
+    "FusedArguments",
+    edges=tensor("float32"),                 # (clusters, V / 64, 64, K): states that leave a share, of `wrapped`
+    crossed=tensor("int32"),                 # (clusters, V / 64): 1 when they are there, at first 0
+)
 
 
 KeepingArguments = FusedArguments.and_more(  # for a kernel that keeps what a backward reads
@@ -337,8 +330,7 @@ StatesArguments = FusedArguments.and_more(   # for a kernel that returns states 
 
 StoringArguments = FusedArguments.and_more(  # for a kernel that stores states that enter chunks
     "StoringArguments",
-    pool=tensor(of="chain.checkpoints"),     # states in the caller's layout
-    place=tensor("int64"),                   # (chunks): the element of the pool where the state that enters goes, or -1
+    **checkpoint_arguments("chain.checkpoints"),
 )
 
 
@@ -458,28 +450,12 @@ class FusedConfig(Launched):
         return self.struct.end
 
 
-class StreamArguments(Arguments):
-    q = tensor("bfloat16")                   # (B, T, H, K)
-    k = tensor("bfloat16")
-    v = tensor("bfloat16")                   # (B, T, HV, V)
-    g = tensor(of="prepare.g_dtype")         # (B, T, HV, K)
-    beta = tensor(of="prepare.beta_dtype")   # (B, T, HV)
-    A_log = tensor("float32")                # (HV)
-    dt_bias = tensor("float32")              # (HV, K)
-    h0 = tensor(of="chain.h0")               # (N, HV, K, V) in the caller's layout
-    o = tensor("bfloat16")                   # (B, T, HV, V)
-    ht = tensor("float32")                   # as h0
-    segment_table = tensor("int64")          # (N, 6), of packed sequences
-    tiles = tensor("uint8")                  # (steps, HV) pairs of tiles
-    ready = tensor("int32")                  # (steps, HV): 1 when they are there, at first 0
-    T = number("int32")
-    chunks = number("int32")                 # chunks of a row of T tokens, if not packed
-    N = number("int32")
-    H = number("int32")
-    HV = number("int32")
-    scale = number("float32")
-    lower_bound = number("float32")
-    makers = number("int32")                 # CTAs that make tiles; the others walk
+StreamArguments = ForwardArguments.and_more(
+    "StreamArguments",
+    tiles=tensor("uint8"),                   # (steps, HV) pairs of tiles
+    ready=tensor("int32"),                   # (steps, HV): 1 when they are there, at first 0
+    makers=number("int32"),                  # CTAs that make tiles; the others walk
+)
 
 
 CutArguments = StreamArguments.and_more(     # for a kernel that walks over segments

@@ -9,7 +9,7 @@ from typing import Any
 
 from kda.problem import Problem
 
-from ..arguments import Arguments, Launched, number, tensor
+from ..arguments import Argument, Arguments, Launched, number, tensor
 from .fields import Struct, array
 from .tile import MIN_GATE_ONE_PRODUCT, WARPS, C
 
@@ -51,10 +51,18 @@ def chunk_options(p: Problem) -> dict[str, Any]:
     )
 
 
+def checkpoint_arguments(dtype_from: str = "checkpoints") -> dict[str, Argument]:
+    """Return the arguments of a kernel that stores some of the states that enter chunks."""
+    return dict(
+        pool=tensor(dtype_from=dtype_from),          # states in the caller's layout
+        place=tensor("int64"),               # (chunks): the element of the pool where the state that enters goes, or -1
+    )
+
+
 class ComposeArguments(Arguments):
     M = tensor("float32")                    # (segments, HV, K, K), transposed
     added = tensor("float32")                # (segments, HV, K, V)
-    h0 = tensor(of="h0")                     # (N, HV, K, V), or (N, HV, V, K): entering, or gradients leaving
+    h0 = tensor(dtype_from="h0")             # (N, HV, K, V), or (N, HV, V, K): entering, or gradients leaving
     edge = tensor("float32")                 # (segments, HV, K, V)
     ht = tensor("float32")                   # as h0
     first_segment = tensor("int32")          # (N + 1), of packed sequences
@@ -99,7 +107,7 @@ class JoinArguments(Arguments):
     response = tensor("bfloat16")            # (B, T, HV, K)
     edge = tensor("float32")                 # (N * segments, HV, K, V)
     o = tensor("bfloat16")                   # (B, T, HV, V)
-    cu_seqlens = tensor("int64", of="offsets")
+    cu_seqlens = tensor("int64", dtype_from="offsets")
     T = number("int32")
     HV = number("int32")
     segments = number("int32")                # segments of every sequence
@@ -136,7 +144,7 @@ class SegmentTable:
 
 
 class TablesArguments(Arguments):
-    cu_seqlens = tensor(of="offsets")        # (N + 1)
+    cu_seqlens = tensor(dtype_from="offsets")  # (N + 1)
     chunk_table = tensor("int64")
     segment_table = tensor("int64")
     first_segment = tensor("int32")          # (N + 1)

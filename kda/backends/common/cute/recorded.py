@@ -22,7 +22,7 @@ LOAD_WARPS = 4
 class ChainArguments(Arguments):
     tiles = tensor("uint8")                  # (chunks, HV) tiles
     v = tensor("bfloat16")                   # (B, T, HV, V)
-    h0 = tensor(of="h0")                     # (N, HV, K, V) in the caller's layout; (segments, HV, K, V) of segments
+    h0 = tensor(dtype_from="h0")             # (N, HV, K, V) in the caller's layout; (segments, HV, K, V) of segments
     o = tensor("bfloat16")                   # (B, T, HV, V)
     r = tensor("bfloat16")                   # as o
     ht = tensor("float32")                   # as h0; of `carry` what a segment adds, (segments, HV, K, V)
@@ -42,7 +42,7 @@ class WalkArguments(Arguments):
     dht = tensor("float32")                  # (N, HV, K, V) in the caller's layout; (segments, HV, K, V) of segments
     dv = tensor("bfloat16")                  # (B, T, HV, V)
     dh = tensor("bfloat16")                  # (states, HV, V, K): leaving every two chunks
-    dh0 = tensor(of="dh0")                   # (N, ..) as dht; of `carry` what a segment adds, (segments, HV, K, V)
+    dh0 = tensor(dtype_from="dh0")           # (N, ..) as dht; of `carry` what a segment adds, (segments, HV, K, V)
     segment_table = tensor("int64")          # (segments, 6), of packed sequences
     T = number("int32")
     chunks = number("int32")                 # chunks of a row of T tokens
@@ -54,8 +54,8 @@ class WalkArguments(Arguments):
 class GradsArguments(Arguments):
     q = tensor("bfloat16")                   # (B, T, H, K)
     k = tensor("bfloat16")
-    g = tensor(of="g_dtype")                 # (B, T, HV, K)
-    beta = tensor(of="beta_dtype")           # (B, T, HV)
+    g = tensor(dtype_from="g_dtype")         # (B, T, HV, K)
+    beta = tensor(dtype_from="beta_dtype")   # (B, T, HV)
     A_log = tensor("float32")                # (HV)
     dt_bias = tensor("float32")              # (HV, K)
     do = tensor("bfloat16")                  # (B, T, HV, V)
@@ -65,8 +65,8 @@ class GradsArguments(Arguments):
     dh = tensor("bfloat16")                  # leaving it
     dq = tensor("bfloat16")                  # (B, T, HV, K), of each value head
     dk = tensor("bfloat16")
-    dg = tensor(of="g_dtype")                # (B, T, HV, K)
-    dbeta = tensor(of="beta_dtype")          # (B, T, HV)
+    dg = tensor(dtype_from="g_dtype")        # (B, T, HV, K)
+    dbeta = tensor(dtype_from="beta_dtype")  # (B, T, HV)
     of_A_log = tensor("float32")             # (chunks, HV, K): shares of dA_log and ddt_bias
     of_dt_bias = tensor("float32")
     chunk_table = tensor("int64")            # (chunks, 3), of packed sequences

@@ -76,6 +76,7 @@ from .tile import (
     FROM_ZERO,
     GROUP_ROWS,
     HALF,
+    LEAST_BUSY,
     ROW_GROUPS,
     TO_LAST,
     WARPS,
@@ -89,7 +90,6 @@ LANES = 16                                   # lanes of a row
 CAP, TOP = -28.0, 98.0                       # constants for blocks of 8 rows
 WHOLE, FROM_END = 0, BLOCKS                  # rows of float32 in `of_blocks`
 OF_BLOCK, FURTHER = 4 * BLOCKS, 5 * BLOCKS   # rows of bfloat16, behind those
-IDLEST = WARPS - 1                           # the warp that has the least to do
 SUM_CHANNELS = 64                            # channels of each warp that sums over all rows: two for each thread
 
 
@@ -377,7 +377,7 @@ class Rows:
                     kg[r].append(to_bf16(times(k, to_last[e])))
         self.put_rows(X, 0, 2 * C, ka)
         self.put_rows(X, C * 2 * HALF, 2 * C, qa)
-        if self.group() == 2 * IDLEST:                                         # a branch does the same
+        if self.group() == 2 * LEAST_BUSY:                                         # a branch does the same
             self.store_decay(sums, tile)
         self.put_rows(tile, 0, 2 * C, kE)
         self.put_rows(tile, C * 2 * HALF, 2 * C, qg)
@@ -465,7 +465,7 @@ class Rows:
                         k = times(k, both(of_k[r]))
                     kg[r].append(to_bf16(times(k, to_last[e])))
         self.put_rows(tile, self.tile.KG.offset, C, kg)
-        if self.group() == 2 * IDLEST:
+        if self.group() == 2 * LEAST_BUSY:
             self.store_decay(sums, tile)
         if block & 1 != 0:
             self.put_rows(X, 0, 2 * C, k_up)

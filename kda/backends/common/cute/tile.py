@@ -7,6 +7,7 @@ or 64: a chunk of 64 is two of these.)
 C = 32                                       # rows of a chunk
 WARPS = 8                                    # warps that make a chunk
 WARP_ROWS = C // WARPS                       # rows of a warp
+LEAST_BUSY = WARPS - 1                       # the warp that has the least to do
 LEVELS = C.bit_length() - 1                  # levels of halving
 # rows.py
 GROUP_ROWS = 2                               # rows that a lane has

@@ -35,7 +35,7 @@ from types import SimpleNamespace
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32, Int64, Uint8, Uint32
+from cutlass import Float32, Int64, Uint8, Uint32
 from cutlass.memory import SmemAllocator
 
 from kda.compile import cutedsl
@@ -43,7 +43,7 @@ from kda.compile.target import Target
 
 from ...common.cute import entry
 from ...common.cute.async_copies import bulk_store
-from ...common.cute.configs import ChunkTable
+from ...common.cute.clear import clear_chunk
 from ...common.cute.copies import field_at, load, load_one, store, words_of
 from ...common.cute.fragments import accumulator_places, load_matrices, mma_bf16, store_matrices
 from ...common.cute.gate import Gate, beta_of_row
@@ -51,7 +51,8 @@ from ...common.cute.inverse import Inverse
 from ...common.cute.order import wait_for_the_kernel_before
 from ...common.cute.pairs import causal_pair, store_A_kk
 from ...common.cute.rows import Rows
-from ...common.cute.tile import GROUP_ROWS, WARP_ROWS, WARPS, C, swizzle_128B
+from ...common.cute.segments import locate_chunk
+from ...common.cute.tile import GROUP_ROWS, LEAST_BUSY, C, swizzle_128B
 from ..configs import RECORD_TILE, OperandsConfig, V
 from ..parts import umma
 from ..parts.pairs import TensorCoreOfCta
@@ -60,7 +61,6 @@ from ..parts.teams import WholeCta
 # What common/cute/rows.py knows of a tile.
 OF_ROWS = SimpleNamespace(KG=RECORD_TILE.KT, decay=RECORD_TILE.decay)
 CHANNELS = 32                                # channels of KT that a warp has
-SENDER = WARPS - 1                           # the warp that has the least to do
 
 
 class Operands(entry.Entry):
@@ -77,25 +77,12 @@ class Operands(entry.Entry):
         head, y, z = cute.arch.block_idx()
         if cutlass.const_expr(c.pdl):
             wait_for_the_kernel_before()
-        chunk = z * cute.arch.grid_dim()[1] + y
-        begin, tokens = self.place(x, chunk, y, z)
+        chunk, begin, tokens, _ = locate_chunk(c.packed, x, y, z)
         if tokens > 0:
             shared = SmemAllocator().allocate_array(Uint8, c.shared, byte_alignment=1024)
             self.make(x, shared, begin, tokens, x.tiles + (Int64(chunk) * x.HV + head) * RECORD_TILE.bytes, head)
         elif cutlass.const_expr(c.packed):
-            self.clear(x, begin, -tokens, head)
-
-    @cute.jit
-    def place(self, x, chunk, y, z):
-        """Return the first token of a chunk, and its tokens; in a row of T tokens that is y."""
-        begin, tokens = Int64(0), Int32(0)
-        if cutlass.const_expr(self.c.packed):
-            if chunk < x.chunks:
-                entry = x.chunk_table + ChunkTable.WIDTH * chunk
-                begin, tokens = load_one(entry + ChunkTable.TOKEN), Int32(load_one(entry + ChunkTable.TOKENS))
-        else:
-            begin, tokens = Int64(z) * x.T + y * C, cutlass.min(x.T - y * C, C)
-        return begin, tokens
+            clear_chunk(x, V, begin, -tokens, head, self.team.warp())
 
     @cute.jit
     def make(self, x, shared, begin, tokens, to, head):
@@ -119,7 +106,7 @@ class Operands(entry.Entry):
             self.rows.store_bias(at, sums)
             self.team.meet()                                                   # dt_bias is there
         qn, kn, s = self.rows.prepare(*raw, tokens, at, sums)
-        if warp == SENDER:
+        if warp == LEAST_BUSY:
             self.inverse.zeros(columns, TA)
         if cutlass.const_expr(not c.one_product):
             self.rows.blocks(qn, kn, s, sums, X, Y)
@@ -140,7 +127,7 @@ class Operands(entry.Entry):
             self.team.meet_first_four()                                        # A_kk is there
             if warp == 0:
                 self.inverse.solve(A_kk, columns, TA, None, None)
-        elif warp == SENDER:
+        elif warp == LEAST_BUSY:
             self.send(to, tile, 0, RECORD_TILE.KT.offset)
         self.team.meet()                                                       # T' is there
         if warp >= 4:
@@ -151,7 +138,7 @@ class Operands(entry.Entry):
             umma.free_at(load_one(tmem), c.columns)
         cute.arch.fence_proxy("async.shared", space="cta")
         self.team.meet()                                                       # the tile is there
-        if warp == SENDER:
+        if warp == LEAST_BUSY:
             self.send(to, tile, RECORD_TILE.KT.offset, RECORD_TILE.end)
             cute.arch.cp_async_bulk_wait_group(0, read=True)
 
@@ -219,15 +206,6 @@ class Operands(entry.Entry):
                 found = mma_bf16(found, T[m, step], of_columns[step])
             words += words_of(found)
         return words
-
-    @cute.jit
-    def clear(self, x, begin, tokens, head):
-        """Clears o of tokens outside every sequence."""
-        zero = [Float32(0.0)] * (V // 32)
-        for r in cutlass.range_constexpr(WARP_ROWS):
-            row = self.team.warp() * WARP_ROWS + r
-            if row < tokens:
-                store(x.o + ((begin + row) * x.HV + head) * V + cute.arch.lane_idx() * (V // 32), zero)
 
 
 def build(c: OperandsConfig, target: Target) -> cutedsl.Compiled:

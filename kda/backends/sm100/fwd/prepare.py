@@ -17,10 +17,11 @@ from __future__ import annotations
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32, Int64, Uint32
+from cutlass import Int32, Uint32
 
 from ...common.cute.async_copies import bulk_copy_to_neighbour
 from ...common.cute.barriers import phase_of
+from ...common.cute.clear import clear_tokens
 from ...common.cute.copies import field_at, store, words_of
 from ...common.cute.fragments import accumulator_places, load_matrices, store_matrices, two_mma_bf16
 from ...common.cute.gate import Gate, beta_of_row
@@ -28,7 +29,7 @@ from ...common.cute.inverse import Inverse
 from ...common.cute.packed import rounded
 from ...common.cute.pairs import causal_pair, store_A_kk
 from ...common.cute.rows import Rows
-from ...common.cute.tile import WARPS, C, swizzle_128B
+from ...common.cute.tile import LEAST_BUSY, WARPS, C, swizzle_128B
 from ..configs import CTAS, FIRST_PRODUCER, GROUPS, RING, FusedConfig
 from ..parts import umma
 from ..parts.pairs import TensorCoreOfGroup
@@ -36,8 +37,6 @@ from ..parts.state import store_transposed
 from ..parts.teams import Group, wait, warp_index
 from ..parts.walks import first_item, locate_walk, next_item
 from ..parts.work_item import WorkItem
-
-IDLEST = WARPS - 1                           # the warp of a group that has the least to do
 
 
 class Producer:
@@ -54,7 +53,7 @@ class Producer:
     def produce(self, x, shared, barriers, walks, rank):
         """Make every fourth chunk of all that the cluster walks over."""
         self.team.refresh_warp_index(shared)
-        if self.team.warp() == IDLEST:
+        if self.team.warp() == LEAST_BUSY:
             of_group = shared + self.team.number() * self.fields.group.bytes
             self.inverse.zeros(field_at(of_group, self.fields.group.columns), field_at(of_group, self.fields.tile.TA))
         before = Int32(0)
@@ -96,7 +95,7 @@ class Producer:
         self.tensor_core.base_desc = field_at(shared, self.fields.cta.base_desc)
         acc = self.tensor_core.accumulator()
         raw = self.rows.fetch(at, rows, x.H, x.HV)
-        if self.team.warp() == IDLEST:
+        if self.team.warp() == LEAST_BUSY:
             beta = self.item.beta(shared, chunk, x.HV)
             of_rows = beta_of_row(beta, self.c.beta, rows, x.HV, cute.arch.lane_idx())
             store(b + (phase * C + cute.arch.lane_idx()), [of_rows])
@@ -193,9 +192,5 @@ class Producer:
     @cute.jit
     def clear(self, x, end):
         """Clears o of tokens outside every sequence, a token per warp."""
-        V, own = self.c.V, cute.arch.block_idx()[0] * (GROUPS * WARPS) + cute.arch.warp_idx() - FIRST_PRODUCER
-        warps, zero = cute.arch.grid_dim()[0] * (GROUPS * WARPS), [Float32(0.0)] * (V // 32)
-        for token in cutlass.range(Int32(end) + own, x.T, warps, unroll=1):
-            row = x.o + Int64(token) * x.HV * V + cute.arch.lane_idx() * (V // 32)
-            for head in cutlass.range(x.HV, unroll=1):
-                store(row + head * V, zero)
+        warp = cute.arch.block_idx()[0] * (GROUPS * WARPS) + cute.arch.warp_idx() - FIRST_PRODUCER
+        clear_tokens(x, self.c.V, Int32(end) + warp, cute.arch.grid_dim()[0] * (GROUPS * WARPS), 0, x.HV)

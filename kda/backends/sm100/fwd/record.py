@@ -43,13 +43,14 @@ from kda.compile import cutedsl
 from kda.compile.target import Target
 
 from ...common.cute import entry, fast
+from ...common.cute.barriers import advance
 from ...common.cute.copies import copy_16_bytes, in_global, store
 from ...common.cute.packed import rounded
 from ...common.cute.segments import place_of_segment
 from ...common.cute.tile import C, swizzle_128B
 from ..configs import EPILOGUE_WARPS, RECORD_TILE, STAGE, STATE_WARPS, TMEM, K, RecordColumns, RecordConfig, V
 from ..parts import umma
-from ..parts.state import IMAGE, Walker, advance, store_transposed
+from ..parts.state import IMAGE, Walker, store_transposed
 from ..parts.teams import IMAGE_THERE, ROWS_THERE
 
 ADDED = umma.Product(K, V, umma.across(C), umma.across(C), range(C // 16))        # KT^T @ X

@@ -19,6 +19,7 @@ from cutlass.memory import SmemAllocator
 
 from ...common.cute import entry, fast
 from ...common.cute.async_copies import arrive_when_copied, bulk_copy, bulk_store, copy_16_bytes_later
+from ...common.cute.barriers import advance
 from ...common.cute.copies import copy_16_bytes, field_at, floats, in_global, load, load_one, store
 from ...common.cute.fragments import store_matrices
 from ...common.cute.packed import both, rounded, times_pairs
@@ -207,11 +208,3 @@ def store_transposed(to, words, first, rows: cutlass.Constexpr):
 @cute.jit
 def in_shared(address):
     return cute.make_ptr(Uint8, address, cute.AddressSpace.smem, assumed_align=16)
-
-
-@cute.jit
-def advance(stage, phase, stages: cutlass.Constexpr):
-    """Return the next stage of a ring of any length, and its phase."""
-    stage += 1
-    wraps = stage == stages
-    return (Int32(0) if wraps else stage), (phase ^ 1 if wraps else phase)

@@ -38,12 +38,12 @@ from kda.compile.target import Target
 
 from ...common.cute import entry
 from ...common.cute.async_copies import arrive_when_copied, bulk_copy
+from ...common.cute.barriers import advance
 from ...common.cute.configs import SegmentTable
-from ...common.cute.copies import allocate, field_at, load, load_one
+from ...common.cute.copies import allocate, field_at, load_one
 from ...common.cute.segments import place_of_segment
 from ...common.cute.tile import C
 from ..configs import COLUMNS, LOAD_WARP, PITCH_V, WalkConfig
-from ..fwd.chain import advance
 from ..parts.state import State, multiply, register_mma, round_to, rounded
 from ..parts.teams import CHAIN
 from ..parts.views import narrow_standing_view, narrow_view, view, wide_view
@@ -153,8 +153,7 @@ class Walk(entry.Entry):
     @cute.jit
     def step(self, S, operand, tile, rows_of_do, rows_of_dv):
         """From dh that leaves a chunk to dh that enters it, also rounded, and to dv in shared memory."""
-        c, lane = self.c, cute.arch.lane_idx()
-        standing = OperandMajorMode.MN
+        c, standing = self.c, OperandMajorMode.MN
         mma, mma_C, mma_S = register_mma(C, OperandMajorMode.K), register_mma(C, standing), register_mma(c.K, standing)
         do = self.of_words(self.state.load_v(rows_of_do))
         # z^T = dh^T @ (b kg)^T + do^T @ (A_qk b)
@@ -163,11 +162,7 @@ class Walk(entry.Entry):
         multiply(mma, z, operand, wide_view(kg, C, c.K), accumulate=False)
         multiply(mma_C, z, do, narrow_standing_view(tile + self.tile.A_qk.offset), accumulate=True, fenced=True)
         warpgroup.commit_group()
-        decay, flat = field_at(tile, self.tile.decay), cute.coalesce(S)
-        for block in cutlass.range_constexpr(c.K // 16):
-            d = load(decay + block * 16 + lane % 4 * 4, 4)
-            for e in cutlass.range_constexpr(8):
-                flat[block * 8 + e] = flat[block * 8 + e] * d[e // 4 * 2 + e % 2]
+        self.state.decay(S, tile)
         multiply(mma_S, S, do, self.rows(tile, QG), accumulate=True)
         # redundant: its place; otherwise they belong to the next group, which is waited for as well
         warpgroup.commit_group()

@@ -33,6 +33,7 @@ from kda.compile.target import Target
 
 from ...common.cute import entry
 from ...common.cute.async_copies import arrive_when_copied, bulk_copy
+from ...common.cute.barriers import advance
 from ...common.cute.checkpoints import place_of_checkpoint
 from ...common.cute.copies import allocate
 from ...common.cute.segments import place_of_segment
@@ -171,14 +172,6 @@ class Chain(entry.Entry):
     def kept_state(self, x, first, i):
         """Where the state that enters chunk i goes."""
         return x.h + (first + Int64(i // self.c.every) * x.HV * (self.c.K * self.c.V))
-
-
-@cute.jit
-def advance(stage, phase, stages: cutlass.Constexpr):
-    """The next stage of a ring of any length, and its phase."""
-    stage += 1
-    wraps = stage == stages
-    return (Int32(0) if wraps else stage), (phase ^ 1 if wraps else phase)
 
 
 def build(c: ChainConfig, target: Target) -> cutedsl.Compiled:

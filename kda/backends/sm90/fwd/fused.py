@@ -99,11 +99,12 @@ from ...common.cute import entry
 from ...common.cute.async_copies import prefetch
 from ...common.cute.barriers import stage_of
 from ...common.cute.checkpoints import place_of_checkpoint
+from ...common.cute.clear import clear_tokens
 from ...common.cute.copies import allocate, field_at, load_one, store
 from ...common.cute.gate import beta_of_row
 from ...common.cute.order import wait_for_the_kernel_before
 from ...common.cute.segments import place_of_segment
-from ...common.cute.tile import WARPS, C
+from ...common.cute.tile import LEAST_BUSY, WARPS, C
 from ..configs import (
     COLUMNS,
     FIRST_PRODUCER,
@@ -118,7 +119,7 @@ from ..configs import (
 )
 from ..parts.chunk import ChunkMaker
 from ..parts.handover import Four, OwnStages
-from ..parts.making import IDLEST, INVERTER, Work, form_of
+from ..parts.making import INVERTER, Work, form_of
 from ..parts.share import Crossing, KeptPlace, Share, chunks_of
 from ..parts.state import State
 from ..parts.teams import CHAIN, Group
@@ -154,7 +155,7 @@ class Producer:
         """Every so many-th chunk of the sequence, or of all that the cluster walks."""
         group = self.team.number()
         of = self.work_of(s, rank, group)
-        if self.team.warp() == IDLEST:
+        if self.team.warp() == LEAST_BUSY:
             for turn in cutlass.range_constexpr(TILES if self.helped else 1):
                 tile = self.way.tile(of.base, rank, group, Int32(turn))
                 self.chunk.inverse.zeros(of.columns, field_at(tile, self.chunk.tile.TB))
@@ -189,7 +190,7 @@ class Producer:
             token, rows = begin + chunk * C, cutlass.min(tokens - chunk * C, C)
             at = self.chunk.gate.rows_of_head(x, token, head)
             beta = Float32(0.0)
-            if self.team.warp() == IDLEST:
+            if self.team.warp() == LEAST_BUSY:
                 beta = beta_of_row(at.beta, self.c.beta, rows, x.HV, cute.arch.lane_idx())
             turn = self.way.turn(made + chunk)
             tile = self.way.tile(of.base, of.rank, of.group, turn)
@@ -198,7 +199,7 @@ class Producer:
                 here = of._replace(b=of.b + (turn & 1) * C)
             made_of = self.form.rows(x, here, at, rows, beta)
             self.way.acquire(ring, of.rank, of.group, turn, self.team.warp() == INVERTER)
-            if self.team.warp() == IDLEST:
+            if self.team.warp() == LEAST_BUSY:
                 if cutlass.const_expr(not self.keeps):
                     of.b[cute.arch.lane_idx()] = beta
                 elif cutlass.const_expr(self.helped):
@@ -210,7 +211,7 @@ class Producer:
                 self.form.operands_were_read()                                 # X and Y
                 if ahead:
                     self.request(x, of, begin, chunk + step, tokens, head)
-            elif self.team.warp() == IDLEST and ahead:
+            elif self.team.warp() == LEAST_BUSY and ahead:
                 self.prefetch_rows(x, token + step * C, tokens - (chunk + step) * C, head)
             if cutlass.const_expr(not self.helped):
                 if self.team.warp() == INVERTER:
@@ -267,16 +268,13 @@ class Producer:
     @cute.jit
     def clear(self, x, end, head):
         """Clears o of tokens outside every sequence, a row per warp."""
-        V, group = self.c.V, self.team.number()
+        group = self.team.number()
         rank, y, z = cute.arch.block_idx()
         n, N, heads = z, cute.arch.grid_dim()[2], Int32(1)
         if cutlass.const_expr(self.wrapped):
             n, N, heads = y, cute.arch.grid_dim()[1], x.HV
-        own = self.way.place_of_all(n, rank, group) * WARPS + self.team.warp()
-        zero = [Float32(0.0)] * (V // 32)
-        for row in cutlass.range(Int32(end) + own, x.T, N * (self.makers * WARPS), unroll=1):
-            for h in cutlass.range(head, head + heads, unroll=1):
-                store(x.o + (Int64(row) * x.HV + h) * V + cute.arch.lane_idx() * (V // 32), zero)
+        warp = self.way.place_of_all(n, rank, group) * WARPS + self.team.warp()
+        clear_tokens(x, self.c.V, Int32(end) + warp, N * (self.makers * WARPS), head, heads)
 
     @cute.jit
     def hand_through(self, x, cluster, clusters, rank):

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32, Int64, Uint32
+from cutlass import Float32, Int64, Uint32
 
 from kda.compile import cutedsl
 from kda.compile.target import Target
@@ -28,10 +28,10 @@ from kda.compile.target import Target
 from ...common.cute import entry
 from ...common.cute.async_copies import arrive_when_copied, bulk_copy, copy_16_bytes_later
 from ...common.cute.barriers import NamedBarrier
-from ...common.cute.configs import ChunkTable
 from ...common.cute.copies import allocate, both_halves, load, load_one, store
 from ...common.cute.fragments import load_matrices, mma_tf32, tf32s
 from ...common.cute.gate import beta_of_row
+from ...common.cute.segments import locate_second_half
 from ...common.cute.tile import PITCH_A, C
 from ..configs import PITCH_KEPT, PairsConfig, tile
 from ..parts.chunk import PAIRS, multiply_and_wait, pairs_mma
@@ -51,7 +51,7 @@ class Pairs(entry.Entry):
     def kernel(self, x):
         K = self.c.K
         head, y, z = cute.arch.block_idx()
-        chunk, begin, tokens = self.place(x, y, z)
+        chunk, begin, tokens = locate_second_half(self.c.packed, x, y, z)
         if tokens > 0:
             s = allocate(self.c.struct)
             if cute.arch.thread_idx()[0] == 0:
@@ -80,24 +80,6 @@ class Pairs(entry.Entry):
                     self.keep(x.A_inv + to, found[m], 16 * m, 16 * warp, tokens, x.HV)
             else:
                 self.keep(x.A_qk + to, [A[i] for i in range(C // 2)], 16 * (warp - 2), 0, tokens, x.HV)
-
-    @cute.jit
-    def place(self, x, y, z):
-        """Number, first token and tokens of a second half: of two neighbours in the table at most one is."""
-        chunk, begin, tokens = Int32(0), Int64(0), Int32(0)
-        if cutlass.const_expr(self.c.packed):
-            first = 2 * (z * cute.arch.grid_dim()[1] + y)
-            for i in cutlass.range_constexpr(2):
-                entry = x.chunk_table + ChunkTable.WIDTH * (first + i)
-                if first + i < x.chunks:
-                    if load_one(entry + ChunkTable.NUMBER) & 1 == 1:
-                        chunk, begin = first + i, load_one(entry + ChunkTable.TOKEN)
-                        tokens = Int32(load_one(entry + ChunkTable.TOKENS))
-        else:
-            number = 2 * y + 1
-            chunk, begin = z * ((x.T + C - 1) // C) + number, Int64(z) * x.T + number * C
-            tokens = cutlass.min(x.T - number * C, C)
-        return chunk, begin, tokens
 
     @cute.jit
     def load(self, x, s, A_inv, chunk, tokens, head):

@@ -26,16 +26,17 @@ from __future__ import annotations
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32, Int64
+from cutlass import Float32, Int64
 
 from kda.compile import cutedsl
 from kda.compile.target import Target
 
 from ...common.cute import entry
-from ...common.cute.configs import ChunkTable
-from ...common.cute.copies import allocate, copy_16_bytes, field_at, load, load_one, store
+from ...common.cute.clear import clear_chunk
+from ...common.cute.copies import allocate, copy_16_bytes, field_at, load, store
 from ...common.cute.gate import beta_of_row
 from ...common.cute.order import wait_for_the_kernel_before
+from ...common.cute.segments import locate_chunk
 from ...common.cute.tile import GROUP_ROWS, WARP_ROWS, WARPS, C, swizzle_64B
 from ..configs import PrepareConfig
 from ..parts.chunk import ChunkMaker
@@ -53,8 +54,7 @@ class Prepare(entry.Entry):
         head, y, z = cute.arch.block_idx()
         if cutlass.const_expr(c.pdl):
             wait_for_the_kernel_before()
-        chunk = z * cute.arch.grid_dim()[1] + y
-        begin, tokens, number = self.place(x, chunk, y, z)
+        chunk, begin, tokens, number = locate_chunk(c.packed, x, y, z)
         if tokens > 0:
             s = allocate(c.struct)
             tile = x.tiles + (Int64(chunk) * x.HV + head) * self.chunk.tile.bytes
@@ -80,7 +80,7 @@ class Prepare(entry.Entry):
                 if number & 1 == 0:
                     self.clear_right(A_qk, A_inv, tokens, x.HV * kept_C)
         elif cutlass.const_expr(c.packed):
-            self.clear(x, begin, -tokens, head)
+            clear_chunk(x, c.V, begin, -tokens, head, cute.arch.warp_idx())
 
     @cute.jit
     def make(self, x, s, at, tile, tokens, pairs_to):
@@ -121,29 +121,6 @@ class Prepare(entry.Entry):
         if cutlass.const_expr(c.b_on_keys):
             of_k = load(s.b + rows.first_row(), GROUP_ROWS)
         rows.across_blocks(qn, kn, gc, s.sums, s.X, s.Y, s.of_blocks, tile, of_k)
-
-    @cute.jit
-    def place(self, x, chunk, y, z):
-        """First token, tokens and number in its sequence of a chunk; in a row of T tokens that is y."""
-        begin, tokens, number = Int64(0), Int32(0), y
-        if cutlass.const_expr(self.c.packed):
-            if chunk < x.chunks:
-                entry = x.chunk_table + ChunkTable.WIDTH * chunk
-                begin, tokens = load_one(entry + ChunkTable.TOKEN), Int32(load_one(entry + ChunkTable.TOKENS))
-                number = Int32(load_one(entry + ChunkTable.NUMBER))
-        else:
-            begin, tokens = Int64(z) * x.T + y * C, cutlass.min(x.T - y * C, C)
-        return begin, tokens, number
-
-    @cute.jit
-    def clear(self, x, begin, tokens, head):
-        """Clears o of tokens outside every sequence."""
-        V = self.c.V
-        zero = [Float32(0.0)] * (V // 32)
-        for r in cutlass.range_constexpr(WARP_ROWS):
-            row = cute.arch.warp_idx() * WARP_ROWS + r
-            if row < tokens:
-                store(x.o + ((begin + row) * x.HV + head) * V + cute.arch.lane_idx() * (V // 32), zero)
 
     @cute.jit
     def clear_right(self, A_qk, A_inv, tokens, stride):

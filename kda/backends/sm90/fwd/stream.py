@@ -64,12 +64,13 @@ from kda.compile.target import Target
 
 from ...common.cute import entry
 from ...common.cute.async_copies import arrive_when_copied, bulk_copy, bulk_store
-from ...common.cute.barriers import phase_of, stage_of
+from ...common.cute.barriers import advance, phase_of, stage_of
+from ...common.cute.clear import clear_tokens
 from ...common.cute.copies import field_at, store
 from ...common.cute.gate import beta_of_row
 from ...common.cute.order import permit_early_launch, wait_for_the_kernel_before
 from ...common.cute.segments import locate_segment, place_of_segment
-from ...common.cute.tile import WARPS, C
+from ...common.cute.tile import LEAST_BUSY, WARPS, C
 from ..configs import (
     COLUMNS,
     FIRST_PRODUCER,
@@ -84,10 +85,9 @@ from ..configs import (
     StreamConfig,
 )
 from ..parts.chunk import ChunkMaker
-from ..parts.making import IDLEST, Work, form_of
+from ..parts.making import Work, form_of
 from ..parts.steps import Steps, StepState
 from ..parts.teams import JOINED, Group
-from .chain import advance
 
 
 class Step(NamedTuple):
@@ -192,7 +192,7 @@ class Maker:
                 if tokens > 0:
                     tile = a + half * self.tile.bytes
                     self.make(x, of, tile, item.begin + half * C, cutlass.min(tokens, C), item.head, made, turn)
-                    if group == 0 and made == 0 and self.team.warp() == IDLEST:
+                    if group == 0 and made == 0 and self.team.warp() == LEAST_BUSY:
                         with cute.arch.elect_one():
                             # redundant: its release, not the arrival; it orders nothing
                             cute.arch.mbarrier_arrive(begun)
@@ -216,12 +216,12 @@ class Maker:
         """One chunk, when so many chunks and steps were made."""
         at = self.chunk.gate.rows_of_head(x, token, head)
         beta = Float32(0.0)
-        if self.team.warp() == IDLEST:
+        if self.team.warp() == LEAST_BUSY:
             beta = beta_of_row(at.beta, self.c.prepare.beta, rows, x.HV, cute.arch.lane_idx())
         made_of = self.form.rows(x, of, at, rows, beta)
         cute.arch.mbarrier_wait(field_at(of.base, self.struct.taken), turn & 1 ^ 1)
         cute.arch.mbarrier_wait(field_at(of.base, self.struct.solved), made & 1 ^ 1)
-        if self.team.warp() == IDLEST:
+        if self.team.warp() == LEAST_BUSY:
             of.b[cute.arch.lane_idx()] = beta
             self.chunk.inverse.zeros(of.columns, field_at(tile, self.tile.TB))     # A2 may have been there
         self.form.operands(x, of, tile, rows, *made_of)
@@ -270,12 +270,8 @@ class Maker:
     @cute.jit
     def clear(self, x, end):
         """Clears o of tokens outside every sequence, a row of a head per warp."""
-        V, lane = self.c.chain.V, cute.arch.lane_idx()
-        own = self.first(x, self.team.number()) * WARPS + self.team.warp()
-        zero = [Float32(0.0)] * (V // 32)
-        for row in cutlass.range(Int32(end) + own, x.T, x.makers * (GROUPS * WARPS), unroll=1):
-            for head in cutlass.range(x.HV, unroll=1):
-                store(x.o + (Int64(row) * x.HV + head) * V + lane * (V // 32), zero)
+        warp = self.first(x, self.team.number()) * WARPS + self.team.warp()
+        clear_tokens(x, self.c.chain.V, Int32(end) + warp, x.makers * (GROUPS * WARPS), 0, x.HV)
 
 
 class Walk(NamedTuple):

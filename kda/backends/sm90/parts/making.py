@@ -20,14 +20,13 @@ import cutlass
 import cutlass.cute as cute
 
 from ...common.cute.copies import load
-from ...common.cute.tile import GROUP_ROWS, WARP_ROWS, WARPS
+from ...common.cute.tile import GROUP_ROWS, LEAST_BUSY, WARP_ROWS
 from ..configs import FusedConfig
 from .chunk import ChunkMaker
 from .rows import RequestedByChannel, RequestedByRow
 from .teams import GROUP_INVERSE, WHOLE_GROUP, WHOLE_GROUP_INVERSE
 
 INVERTER = 0                                 # the warp of a group that computes the inverse, but in clusters of four
-IDLEST = WARPS - 1                           # the one that has the least to do
 Work = namedtuple("Work", "rank group base X Y sums A_kk columns b places")   # a group and its memory
 
 
@@ -36,7 +35,7 @@ def store_b(c, team, b, beta):
     """Store b before rows meet, if keys are multiplied by it: b of the chunk before, which may still be read, has
     another place.  Otherwise the inverse of that chunk reads its b from the same place."""
     if cutlass.const_expr(c.b_on_keys):
-        if team.warp() == IDLEST:
+        if team.warp() == LEAST_BUSY:
             b[cute.arch.lane_idx()] = beta
 
 

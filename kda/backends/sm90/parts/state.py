@@ -85,8 +85,7 @@ class State:
     def update(self, S, operand, PO, tile, words_of_v, rows_of_r=None):
         """From P and O of a chunk to the state after it, also rounded, and to o, in registers, and r, in shared memory.
         The tile is read no more."""
-        c, lane = self.c, cute.arch.lane_idx()
-        standing = OperandMajorMode.MN
+        c, standing = self.c, OperandMajorMode.MN
         mma, mma_V = register_mma(C, OperandMajorMode.K), register_mma(C, standing)
         mma_S = register_mma(c.K, standing)
         warpgroup.wait_group(0)
@@ -101,12 +100,7 @@ class State:
         v_new = accumulator(mma, (COLUMNS, C))
         multiply(mma_V, v_new, left, narrow_standing_view(tile + self.tile.TB.offset), accumulate=False)
         warpgroup.commit_group()
-        decay = field_at(tile, self.tile.decay)
-        S_flat = cute.coalesce(S)
-        for block in cutlass.range_constexpr(c.K // 16):
-            d = load(decay + block * 16 + lane % 4 * 4, 4)
-            for e in cutlass.range_constexpr(8):
-                S_flat[block * 8 + e] = S_flat[block * 8 + e] * d[e // 4 * 2 + e % 2]
+        self.decay(S, tile)
         warpgroup.wait_group(0)
         # S^T += v_new^T @ kg;  o^T = O + v_new^T @ A_qk^T
         added = rounded(mma, v_new, C)
@@ -124,6 +118,15 @@ class State:
             compute_now(operand)
             warpgroup.wait_group(0)
         return of_o
+
+    @cute.jit
+    def decay(self, S, tile):
+        """S^T = S^T 2^gc_last, over the chunk, or the step, whose tile this is."""
+        decay, flat, lane = field_at(tile, self.tile.decay), cute.coalesce(S), cute.arch.lane_idx()
+        for block in cutlass.range_constexpr(self.c.K // 16):
+            d = load(decay + block * 16 + lane % 4 * 4, 4)
+            for e in cutlass.range_constexpr(8):
+                flat[block * 8 + e] = flat[block * 8 + e] * d[e // 4 * 2 + e % 2]
 
     @cute.jit
     def put_o(self, rows_of_o, of_o, PO):

@@ -293,14 +293,6 @@ class StepState(State):
                 flat[e] = (own[e] - P[16 * i + e]).to(BFloat16)
 
     @cute.jit
-    def decay(self, S, step):
-        decay, S_flat, lane = field_at(step, self.tile.decay), cute.coalesce(S), cute.arch.lane_idx()
-        for block in cutlass.range_constexpr(self.c.K // 16):
-            d = load(decay + block * 16 + lane % 4 * 4, 4)
-            for e in cutlass.range_constexpr(8):
-                S_flat[block * 8 + e] = S_flat[block * 8 + e] * d[e // 4 * 2 + e % 2]
-
-    @cute.jit
     def round(self, operand, S):
         """Round with statements that NVVM cannot repeat: it would round again where O is issued, behind the fence."""
         words, flat = cute.recast_tensor(cute.coalesce(operand), Uint32), cute.coalesce(S)
