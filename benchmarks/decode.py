@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import torch
 
 from kda.backends.reference import launch as reference
-from kda.backends.triton.decode import launch, plan
+from kda.backends.triton.decode import launch, recurrent_plan
 from kda.checks import Call, problem_of
 from kda.commands.layout import table
 from kda.problem import Inputs, Options, Problem
@@ -117,10 +117,12 @@ def measure(p: Problem, x: Inputs) -> float:
     return seconds([lambda pool=pool: launch.recurrent(p, x._replace(initial_state=pool)) for pool in pools])
 
 
-def chosen(columns: int | None, warps: int | None) -> Callable[[Problem, int], plan.Config]:
-    def config(p: Problem, sms: int) -> plan.Config:
-        found = plan.config(p, sms)
-        return plan.Config(columns or found.BV, warps or found.num_warps)
+def chosen(
+    columns: int, warps: int, plan: Callable = recurrent_plan.config
+) -> Callable[[Problem, int], recurrent_plan.RecurrentConfig]:
+    def config(p: Problem, sms: int) -> recurrent_plan.RecurrentConfig:
+        found = plan(p, sms)
+        return recurrent_plan.RecurrentConfig(columns or found.BV, warps or found.num_warps)
 
     return config
 
@@ -145,10 +147,10 @@ def main() -> None:
     found = []
     shapes = itertools.product(args.heads, args.sequences, args.tokens, args.states, args.columns, args.warps)
     for HV, N, T, order, columns, warps in shapes:
-        launch.config = chosen(columns, warps)
+        recurrent_plan.config = chosen(columns, warps)
         launch._prepared.cache_clear()
         p, x = make(N, HV, T, order, getattr(torch, args.state_dtype), str(device))
-        wrong, c = error(p, x), launch.config(p, sms)
+        wrong, c = error(p, x), recurrent_plan.config(p, sms)
         if wrong > 1:
             raise SystemExit(f"{p}, {c}: the result is {wrong:.1f} times as far off as allowed; nothing was timed.")
         taken = measure(p, x)

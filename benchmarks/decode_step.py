@@ -34,7 +34,7 @@ from decode import copy_speed, graph_of, numbers
 
 import kda
 from kda import nn
-from kda.backends.triton.decode import step_launch, step_plan
+from kda.backends.triton.decode import launch, step_plan
 from kda.commands.render import table
 from kda.compile.fetching import fetch_all
 from kda.nn.sequences import Sequences
@@ -46,16 +46,16 @@ UPDATED = ("states", "conv_states", "records")
 Arguments = dict[str, Any]
 
 
-def parse_config(text: str) -> step_plan.Config | None:
+def parse_config(text: str) -> step_plan.StepConfig | None:
     """Warps x piece [x rows x blocks ahead]; None: the plan's own."""
     if text == "plan":
         return None
-    return step_plan.Config(*map(int, text.split("x")))
+    return step_plan.StepConfig(*map(int, text.split("x")))
 
 
-def use(config: step_plan.Config | None, plan: Callable = step_plan.config) -> None:
+def use(config: step_plan.StepConfig | None, plan: Callable = step_plan.config) -> None:
     step_plan.config = plan if config is None else lambda s, sms: config
-    step_launch._prepared.cache_clear()
+    launch._prepared.cache_clear()
 
 
 def arguments(N: int, H: int, states: str, args: argparse.Namespace) -> Arguments:
@@ -174,17 +174,17 @@ def pools(x: Arguments, L2: int) -> list[Arguments]:
     return [x | {n: x[n].clone() for n in UPDATED if x.get(n) is not None} for _ in range(count)]
 
 
-def recipes_of(args: argparse.Namespace, configs: list[step_plan.Config | None]) -> list[Any]:
+def recipes_of(args: argparse.Namespace, configs: list[step_plan.StepConfig | None]) -> list[Any]:
     """All kernels of the step that will be asked for, so that they can be built side by side."""
     found: list[Any] = []
-    fetch, step_launch.fetch = step_launch.fetch, lambda recipe: found.append(recipe)
+    fetch, launch.fetch = launch.fetch, lambda recipe: found.append(recipe)
     try:
         for config, states in itertools.product(configs, args.states):
             use(config)
             with contextlib.suppress(AttributeError):                          # nothing is there to be launched yet
                 run_step(arguments(64, 4, states, args), backend="triton")
     finally:
-        step_launch.fetch = fetch
+        launch.fetch = fetch
         use(None)
     return list(dict.fromkeys(found))
 

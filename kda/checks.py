@@ -22,7 +22,7 @@ import torch
 
 from . import offsets, written
 from .errors import InputError, InputTypeError, in_words
-from .problem import DTYPES, MAX_K, Inputs, Options, Problem
+from .problem import DTYPES, MAX_K, Inputs, Options, Problem, beta_of, gate_of
 
 CHUNK_SIZES = (32, 64)
 
@@ -780,15 +780,15 @@ def problem_of_outlines(inputs: Iterable[Outline | None], options: Options) -> P
 
 def _describe(c: Call, direction: str) -> Problem:
     x, o = c.inputs, c.options
-    gate = "given" if not o.use_gate_in_kernel else "softplus" if o.lower_bound is None else "bounded"
-    beta = "given" if not o.use_beta_sigmoid_in_kernel else "2*sigmoid" if o.allow_neg_eigval else "sigmoid"
     return Problem(
         op="recurrent" if c.recurrent else "chunk", direction=direction, device=str(x.q.device),
         B=c.B, T=c.T, N=c.N, H=c.H, HV=c.HV, K=c.K, V=c.V, C=o.chunk_size,
         dtype=dtype_name(x.q), g_dtype=dtype_name(x.g), beta_dtype=dtype_name(x.beta),
         state_dtype=None if x.initial_state is None else dtype_name(x.initial_state), packed=x.cu_seqlens is not None,
-        gate=gate, lower_bound=o.lower_bound, A_log=x.A_log is not None, dt_bias=x.dt_bias is not None,
-        beta=beta, beta_per_value=x.beta.dim() == 4, qk_l2norm=o.use_qk_l2norm_in_kernel, scale=o.scale,
+        gate=gate_of(o.use_gate_in_kernel, o.lower_bound), lower_bound=o.lower_bound,
+        A_log=x.A_log is not None, dt_bias=x.dt_bias is not None,
+        beta=beta_of(o.use_beta_sigmoid_in_kernel, o.allow_neg_eigval), beta_per_value=x.beta.dim() == 4,
+        qk_l2norm=o.use_qk_l2norm_in_kernel, scale=o.scale,
         final_state=o.output_final_state, intermediate_states=o.return_intermediate_states,
         state_v_first=o.state_v_first, disable_recompute=o.disable_recompute is True, batch_invariant=o.batch_invariant,
         slots=0 if x.ssm_state_indices is None else x.initial_state.shape[0],

@@ -216,6 +216,16 @@ class Problem:
         return problem
 
 
+def gate_of(use_gate: bool, lower_bound: float | None) -> str:
+    """Return `Problem.gate` of the public options."""
+    return "given" if not use_gate else "softplus" if lower_bound is None else "bounded"
+
+
+def beta_of(use_sigmoid: bool, allow_neg_eigval: bool) -> str:
+    """Return `Problem.beta` of the public options."""
+    return "given" if not use_sigmoid else "2*sigmoid" if allow_neg_eigval else "sigmoid"
+
+
 def _check_callable(p: Problem) -> None:
     """What the checks of a call refuse before any backend is asked, no backend accepts either."""
     if p.op == "chunk" and p.K > MAX_K:

@@ -12,7 +12,7 @@ from ..checks import check, dtype_name, number
 from ..dispatch import backend_asked, choose, launcher
 from ..errors import InputError, InputTypeError, KdaError
 from ..keywords import names_of, refuse_unknown
-from ..problem import Problem, Step, StepInputs
+from ..problem import Problem, Step, StepInputs, beta_of, gate_of
 from .checks import FLAGS, KIND, OF_TYPES, RECORDING, VALUES, StepCall, StepOptions
 
 Tensor = torch.Tensor
@@ -236,9 +236,9 @@ def _described(c: StepCall) -> Step:
         op="decode", device=str(x.q.device), B=c.N, T=c.T, N=c.N, H=c.H, HV=c.HV, K=c.K, V=c.V,
         dtype=dtype_name(x.q), g_dtype=dtype_name(x.g), beta_dtype=dtype_name(x.beta),
         state_dtype=dtype_name(x.states), lower_bound=None if o.lower_bound is None else float(o.lower_bound),
-        gate="given" if not o.use_gate_in_kernel else "softplus" if o.lower_bound is None else "bounded",
+        gate=gate_of(o.use_gate_in_kernel, o.lower_bound),
         A_log=x.A_log is not None, dt_bias=x.dt_bias is not None,
-        beta="given" if not o.use_beta_sigmoid_in_kernel else "2*sigmoid" if o.allow_neg_eigval else "sigmoid",
+        beta=beta_of(o.use_beta_sigmoid_in_kernel, o.allow_neg_eigval),
         qk_l2norm=o.use_qk_l2norm_in_kernel, scale=float(o.scale), state_v_first=True, inplace=True,
         slots=c.slots, accepted_tokens=x.accepted is not None,
     )

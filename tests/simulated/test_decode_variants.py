@@ -10,7 +10,7 @@ pytest.importorskip("triton", reason="needs triton")
 
 from triton_calls import building_here
 
-from kda.backends.triton.decode import step_launch, step_plan
+from kda.backends.triton.decode import launch, step_plan
 from kda.measure.shapes import Shape
 from kda.simulator import capture
 
@@ -38,7 +38,7 @@ def test_the_best_of_a_shape_is_named_with_what_it_misses(script):
 
 
 def test_every_variant_is_a_kernel_of_its_own(script, monkeypatch):
-    with building_here(step_launch, monkeypatch), capture(arch="sm90"), torch.no_grad():
+    with building_here(launch, monkeypatch), capture(arch="sm90"), torch.no_grad():
         assert len(script.recipes("cpu")) == sum(map(len, script.VARIANTS.values()))
     assert {names[0] for names in script.VARIANTS.values()} == {"plan"}
 
@@ -63,9 +63,9 @@ def test_a_rehearsal_on_a_cpu_fills_every_field_and_stops_in_time(T, script, mon
 @pytest.mark.exhaustive
 def test_variants_of_one_piece_give_the_bits_of_the_plan_without_findings(script, monkeypatch):
     monkeypatch.setattr(script, "STEPS", {1: ((1, 2),), 4: ((1, 2),)})
-    with building_here(step_launch, monkeypatch), torch.no_grad():
+    with building_here(launch, monkeypatch), torch.no_grad():
         rows = script.simulated("sm90", "h200")["rows"]
     pieces = {1: {"bfloat16": 128, "float32": 64}, 4: {"bfloat16": 128, "float32": 64}}
     for row in rows:
-        config = script.parse_config(row["config"]) or step_plan.Config(4, pieces[row["T"]][row["states"]])
+        config = script.parse_config(row["config"]) or step_plan.StepConfig(4, pieces[row["T"]][row["states"]])
         assert row["same_bits"] == (config.piece == pieces[row["T"]][row["states"]]), row["config"]

@@ -22,7 +22,7 @@ from elementary import (
 )
 
 from kda import gates
-from kda.backends.common.targets import target_of
+from kda.backends.common.triton_types import target_of
 from kda.backends.reference import halving
 from kda.backends.sm89 import plan
 from kda.compile import nvrtc

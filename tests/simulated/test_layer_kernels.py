@@ -130,7 +130,7 @@ def test_two_runs_agree_bit_for_bit():
 @pytest.mark.parametrize("dtype", [torch.bfloat16, pytest.param(torch.float16, marks=pytest.mark.exhaustive)], ids=str)
 def test_a_token_of_the_layer_is_one_kernel_and_what_the_parts_give(dtype, monkeypatch):
     """A step in the simulator beside the layer in float64 on a CPU; the state is updated in place."""
-    from kda.backends.triton.decode import step_launch
+    from kda.backends.triton.decode import launch as step_launch
 
     torch.manual_seed(0)
     layer = nn.KimiDeltaAttention(32, 2, 16, lower_bound=-5.0, layer_idx=0, dtype=dtype)

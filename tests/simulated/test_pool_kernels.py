@@ -15,7 +15,7 @@ from cute_calls import TOKENS, drawn
 import kda
 from kda import checks
 from kda.backends.common.pool import plan
-from kda.backends.common.targets import target_of
+from kda.backends.common.triton_types import target_of
 from kda.problem import Problem
 from kda.simulator import capture
 from kda.simulator.chips import host_of

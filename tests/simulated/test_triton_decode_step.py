@@ -13,8 +13,9 @@ pytest.importorskip("triton", reason="needs triton")
 from triton_calls import building_here, built_here
 
 import kda
-from kda.backends.common.targets import target_of
-from kda.backends.triton.decode import step_launch, step_plan
+from kda.backends.common.triton_types import target_of
+from kda.backends.triton.decode import launch, step_plan
+from kda.backends.triton.decode.step_plan import StepConfig
 from kda.compile import triton as door
 from kda.problem import Problem, Step
 from kda.simulator import capture
@@ -28,7 +29,7 @@ archs = pytest.mark.parametrize("arch", ["sm90", "sm80", "sm100"])
 
 @pytest.fixture(autouse=True)
 def kernels_built_here(monkeypatch):
-    with building_here(step_launch, monkeypatch):
+    with building_here(launch, monkeypatch):
         yield
 
 
@@ -186,7 +187,7 @@ def test_any_order_of_warps_gives_the_same_bits_and_no_race(words):
     if "num_accepted_tokens" in x:
         x["num_accepted_tokens"] += 2
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(step_plan, "config", lambda s, sms: step_plan.Config(4, 32, rows=32))
+        patch.setattr(step_plan, "config", lambda s, sms: StepConfig(4, 32, rows=32))
         first = run(copied(x))
         for schedule in range(1, 5):
             found = run(copied(x), schedule=schedule, early=bool(schedule % 2))
@@ -197,7 +198,7 @@ def test_any_order_of_warps_gives_the_same_bits_and_no_race(words):
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("warps,piece", [(1, 8), (2, 32), (8, 16)])
 def test_every_configuration_gives_the_definition(warps, piece, monkeypatch):
-    monkeypatch.setattr(step_plan, "config", lambda s, sms: step_plan.Config(warps, piece))
+    monkeypatch.setattr(step_plan, "config", lambda s, sms: StepConfig(warps, piece))
     x = make_step(T=2, dtype="bfloat16", K=32, V=32)
     before = copied(x)
     check(before, run(x))
@@ -210,9 +211,9 @@ def test_every_configuration_gives_the_definition(warps, piece, monkeypatch):
 def test_blocks_of_rows_give_the_bits_of_the_whole_state(T, monkeypatch):
     words = dict(T=T, dtype="bfloat16", states="bfloat16", K=32, V=64, drafts=T > 1)
     found = []
-    for config in (step_plan.Config(2, 32), step_plan.Config(2, 32, rows=32), step_plan.Config(2, 32, 16, 2)):
+    for config in (StepConfig(2, 32), StepConfig(2, 32, rows=32), StepConfig(2, 32, 16, 2)):
         monkeypatch.setattr(step_plan, "config", lambda s, sms, config=config: config)
-        step_launch._prepared.cache_clear()
+        launch._prepared.cache_clear()
         found.append(run(make_step(**words)))
     for other in found[1:]:
         assert all(same_bits(other[each], found[0][each]) for each in other)
@@ -344,8 +345,8 @@ def broken(tmp_path, monkeypatch):
             options = {"divisible": recipe.divisible, **recipe.options}
             return door.compile(module.decode_step, recipe.signature, recipe.constants, target=recipe.target, **options)
 
-        monkeypatch.setattr(step_launch, "fetch", compiled)
-        step_launch._prepared.cache_clear()
+        monkeypatch.setattr(launch, "fetch", compiled)
+        launch._prepared.cache_clear()
 
     return plant
 
@@ -354,7 +355,7 @@ def broken(tmp_path, monkeypatch):
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_planted_fault_is_noticed(name, broken, monkeypatch):
     old, new, words = FAULTS[name]
-    monkeypatch.setattr(step_plan, "config", lambda s, sms: step_plan.Config(4, 32, rows=8))
+    monkeypatch.setattr(step_plan, "config", lambda s, sms: StepConfig(4, 32, rows=8))
     x = make_step(**words)
     if "records" in x:
         x["num_accepted_tokens"] += 1
@@ -398,12 +399,12 @@ def test_kernels_of_the_models_spill_next_to_nothing_and_sum_in_few_shuffles(arc
 
 def test_a_state_of_16_bits_is_one_block_where_every_cta_has_an_sm():
     few, many = (step_plan.config(step(N=N, state_dtype="bfloat16"), sms=132) for N in (4, 5))
-    assert (few, many) == (step_plan.Config(4, 128), step_plan.Config(4, 128, rows=64, ahead=2))
+    assert (few, many) == (StepConfig(4, 128), StepConfig(4, 128, rows=64, ahead=2))
 
 
 def test_a_kernel_is_built_for_a_class_of_calls():
     """Never for N, H, the size of a pool, or numbers."""
-    x = step_plan.Layout((("q", "bfloat16"), ("states", "float32")))
+    x = step_plan.StepLayout((("q", "bfloat16"), ("states", "float32")))
     c, target = step_plan.config(step(), sms=132), target_of(host_of("sm90"))
     assert step_plan.recipe(step(1, slots=3), x, c, target) == step_plan.recipe(step(7, H=96, scale=0.1), x, c, target)
     assert step_plan.recipe(step(T=2), x, c, target) == step_plan.recipe(step(T=5), x, c, target)
@@ -419,7 +420,7 @@ def test_a_call_without_a_place_for_its_state_is_refused():
 @pytest.mark.exhaustive
 def test_kernels_built_ahead_of_time_are_those_that_calls_ask_for(monkeypatch):
     wanted, asked = [], kda.decoding.step._known
-    monkeypatch.setattr(step_launch, "fetch", lambda recipe: wanted.append(recipe) or built_here(recipe))
+    monkeypatch.setattr(launch, "fetch", lambda recipe: wanted.append(recipe) or built_here(recipe))
     for words in (dict(dtype="bfloat16"), dict(T=3, drafts=True), dict(conv=False, gate="given")):
         asked.clear()
         run(make_step(**words))

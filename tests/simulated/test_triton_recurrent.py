@@ -12,9 +12,9 @@ pytest.importorskip("triton", reason="needs triton")
 from triton_calls import building_here, built_here, compiled
 
 import kda
-from kda.backends.common.targets import target_of
+from kda.backends.common.triton_types import target_of
 from kda.backends.reference import launch as reference
-from kda.backends.triton.decode import launch, plan
+from kda.backends.triton.decode import launch, recurrent_plan
 from kda.checks import Call, problem_of
 from kda.problem import Options, Problem
 from kda.simulator import capture
@@ -171,7 +171,7 @@ def test_it_is_the_definition(name):
 
 @pytest.mark.parametrize("arch,wide", [("sm80", 0), ("sm80", 1), ("sm90", 1), ("sm100", 0), ("sm100", 1)])
 def test_it_is_the_definition_on_every_arch_and_in_every_tile(arch, wide, monkeypatch):
-    monkeypatch.setattr(launch, "config", lambda p, sms: plan.configs(p)[wide])
+    monkeypatch.setattr(recurrent_plan, "config", lambda p, sms: recurrent_plan.configs(p)[wide])
     p, x = call(K=64, V=40, HV=4, gate="softplus", v_first=arch == "sm80")
     check(p, x, run(arch, p, x))
 
@@ -543,31 +543,31 @@ def decode(N, HV=32, **words):
 
 
 def test_wide_tiles_are_for_calls_that_fill_the_chip():
-    narrow, wide = plan.configs(decode(1))
+    narrow, wide = recurrent_plan.configs(decode(1))
     assert narrow.BV == 8 and wide.BV == 16
-    assert [plan.config(decode(N), 132) for N in (1, 2, 3, 256)] == [narrow, narrow, wide, wide]
-    assert plan.grid(decode(2), narrow) == 2 * 32 * 16 and plan.grid(decode(3), wide) == 3 * 32 * 8
+    assert [recurrent_plan.config(decode(N), 132) for N in (1, 2, 3, 256)] == [narrow, narrow, wide, wide]
+    assert recurrent_plan.grid(decode(2), narrow) == 2 * 32 * 16 and recurrent_plan.grid(decode(3), wide) == 3 * 32 * 8
 
 
 def test_under_batch_invariant_the_other_sequences_choose_nothing():
-    assert {plan.config(decode(N, batch_invariant=True), 132) for N in (1, 2, 3, 256)} == {
-        plan.config(decode(1), 132)
+    assert {recurrent_plan.config(decode(N, batch_invariant=True), 132) for N in (1, 2, 3, 256)} == {
+        recurrent_plan.config(decode(1), 132)
     }
 
 
 @pytest.mark.parametrize("K,V", [(1, 1), (16, 7), (60, 100), (128, 128), (256, 8), (256, 512), (300, 8), (1024, 64)])
 def test_a_program_holds_no_more_than_its_registers(K, V):
-    for c in plan.configs(decode(4, K=K, V=V)):
-        assert c.BV * plan.width(K) <= 64 * 32 * c.num_warps and c.BV < 2 * V
+    for c in recurrent_plan.configs(decode(4, K=K, V=V)):
+        assert c.BV * recurrent_plan.width(K) <= 64 * 32 * c.num_warps and c.BV < 2 * V
 
 
 def test_a_kernel_is_built_for_a_class_of_calls():
     """Never for B, T, N, H, HV, the size of a pool, or numbers."""
-    x = plan.Tensors(slots="int32", order="kv")
-    c, target = plan.configs(decode(1))[0], target_of(host_of("sm90"))
-    one = plan.recipe(decode(1, slots=3, scale=0.5), x, c, target)
-    assert one == plan.recipe(decode(7, HV=96, slots=900, scale=0.1), x, c, target)
-    assert one != plan.recipe(decode(1, slots=3, V=64), x, c, target)
+    x = recurrent_plan.RecurrentLayout(slots="int32", order="kv")
+    c, target = recurrent_plan.configs(decode(1))[0], target_of(host_of("sm90"))
+    one = recurrent_plan.recipe(decode(1, slots=3, scale=0.5), x, c, target)
+    assert one == recurrent_plan.recipe(decode(7, HV=96, slots=900, scale=0.1), x, c, target)
+    assert one != recurrent_plan.recipe(decode(1, slots=3, V=64), x, c, target)
 
 
 def test_kernels_built_ahead_of_time_are_those_that_calls_ask_for(monkeypatch):
@@ -576,4 +576,4 @@ def test_kernels_built_ahead_of_time_are_those_that_calls_ask_for(monkeypatch):
     for name in ("a slot for each sequence", "accepted tokens", "int64 slots, states (V, K)", "left alone"):
         p, x = pool_call(**POOLS[name])
         run("sm90", p, x)
-        assert wanted[-1] in plan.recipes(p, host_of("sm90"))
+        assert wanted[-1] in recurrent_plan.recipes(p, host_of("sm90"))

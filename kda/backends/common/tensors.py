@@ -14,17 +14,24 @@ from kda.problem import Inputs, Problem
 Tensor = torch.Tensor
 
 
-def on_its_device(function: Callable) -> Callable:
-    """`function(p, x, ...)` on the GPU that x lies on: launches go to the current one."""
+def on_device_of(tensor: Callable[..., Tensor]) -> Callable[[Callable], Callable]:
+    """Return a decorator that makes the GPU of `tensor(*args)` the current one: launches go to that."""
 
-    @functools.wraps(function)
-    def run(p: Problem, x: Inputs, *args: Any) -> Any:
-        if not x.q.is_cuda or x.q.get_device() == torch._C._cuda_getDevice():
-            return function(p, x, *args)
-        with torch.cuda.device(x.q.device):
-            return function(p, x, *args)
+    def decorate(function: Callable) -> Callable:
+        @functools.wraps(function)
+        def run(*args: Any) -> Any:
+            x = tensor(*args)
+            if not x.is_cuda or x.get_device() == torch._C._cuda_getDevice():
+                return function(*args)
+            with torch.cuda.device(x.device):
+                return function(*args)
 
-    return run
+        return run
+
+    return decorate
+
+
+on_its_device = on_device_of(lambda p, x, *others: x.q)
 
 
 def in_memory(x: Tensor) -> Tensor:

@@ -3,7 +3,7 @@
 from kda.capability import Capability, Rule
 from kda.compile.target import TARGETS
 
-from ..common.targets import width
+from ..common.triton_types import width
 
 CAPABILITY = Capability(
     backend="triton",

@@ -22,8 +22,8 @@ from ..common.pool.launch import Checkpoints
 from ..common.pool.launch import prefill as of_pool
 from ..common.tensors import aligned, chunks_of_a_row, on_its_device
 from .call import Call, dtype_of
+from .decode.launch import decode_step as decode_step
 from .decode.launch import recurrent as recurrent
-from .decode.step_launch import decode_step as decode_step
 from .plan import call_of_stage
 
 Tensor = torch.Tensor

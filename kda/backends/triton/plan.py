@@ -20,9 +20,9 @@ from kda.stages import LOG2_E
 
 from ..common.pool.plan import inner
 from ..common.pool.plan import recipes as pool_recipes
-from ..common.targets import TYPES, target_of
+from ..common.triton_types import TYPES, target_of
 from .configs import Config, choose, power_of_2
-from .decode.plan import recipes as decode_recipes
+from .decode.recurrent_plan import recipes as decode_recipes
 from .decode.step_plan import recipes as step_recipes
 from .decode.step_plan import usual_step
 

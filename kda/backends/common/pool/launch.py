@@ -17,8 +17,8 @@ from kda.compile.triton import TritonKernel
 from kda.host import Host, detect
 from kda.problem import Inputs, Problem
 
-from ..targets import target_of
 from ..tensors import aligned, offsets_on, on_its_device
+from ..triton_types import target_of
 from .plan import Dtypes, inner, recipes_of
 
 Tensor = torch.Tensor

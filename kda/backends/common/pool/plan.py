@@ -12,7 +12,7 @@ from kda.compile.target import Target
 from kda.compile.triton import Recipe
 from kda.problem import Problem
 
-from ..targets import TYPES
+from ..triton_types import TYPES
 
 ELEMENTS = 4096                              # elements that a program of gather or scatter has: 32 for each thread
 INDICES = ("int32", "int64")

@@ -1,22 +1,61 @@
-"""fused_recurrent_kda on the kernel of kernel.py: one launch a call, nothing read back from the GPU."""
+"""fused_recurrent_kda on the kernel of kernel.py, decode_step on that of step.py: one launch a call, nothing read back
+from the GPU."""
 
 from __future__ import annotations
 
 import functools
-from typing import NamedTuple
+from types import ModuleType
+from typing import Any, NamedTuple
 
 import torch
 
 from kda.compile.fetching import fetch
 from kda.compile.triton import TritonKernel
 from kda.host import Host, detect
-from kda.problem import Inputs, Problem
+from kda.problem import Inputs, Problem, Step, StepInputs
 
-from ...common.targets import target_of
-from ...common.tensors import in_memory
-from .plan import ROWS, Memory, config, grid, numbers, recipe, tensors
+from ...common.tensors import aligned, in_memory, on_its_device
+from ...common.triton_types import target_of
+from . import recurrent_plan, step_plan
+from .plan import TensorLayout
 
 Tensor = torch.Tensor
+FLAT = ("A_log", "dt_bias", "conv_weight", "conv_bias", "norm_weight", "accepted", "path", "parents")
+
+
+@on_its_device
+def recurrent(p: Problem, x: Inputs) -> tuple[Tensor, Tensor | None]:
+    """Return o and the final states; with p.inplace they go into x.initial_state, and None is returned for them.
+
+    Slots, counts and offsets on a GPU are taken as kernel.py says, if they are out of range.
+    """
+    device = x.q.device
+    o, ht = torch.empty(p.B, p.T, p.HV, p.V, dtype=x.q.dtype, device=device), None
+    if p.final_state and not p.inplace:
+        last = (p.V, p.K) if p.state_v_first else (p.K, p.V)
+        ht = torch.empty(p.N, p.HV, *last, dtype=torch.float32, device=device)
+    if not p.N:
+        return o.zero_(), ht
+    state = x.initial_state if p.inplace or x.initial_state is None else in_memory(x.initial_state)
+    tensors = {row: in_memory(getattr(x, row)) for row in recurrent_plan.ROWS} | {
+        "A_log": _dense(x.A_log), "dt_bias": _dense(x.dt_bias), "cu_seqlens": _dense(x.cu_seqlens, device),
+        "slots": x.ssm_state_indices, "accepted": _dense(x.num_accepted_tokens), "state": state,
+    }
+    _launch(recurrent_plan, p, p.device, tensors, o=o, ht=ht)
+    return o, ht
+
+
+@on_its_device
+def decode_step(s: Step, x: StepInputs) -> None:
+    """Write o into x.out, and update x.states, x.conv_states and x.records in place."""
+    tensors = x._asdict()
+    for name in FLAT:
+        tensors[name] = aligned(tensors[name])
+    for name in step_plan.ROWS:
+        if tensors[name] is not None:
+            tensors[name] = in_memory(tensors[name] if tensors[name].stride(-1) == 1 else tensors[name].contiguous())
+    tensors["beta"] = in_memory(x.beta)
+    _launch(step_plan, s, s.core.device, tensors)
 
 
 class Prepared(NamedTuple):
@@ -27,43 +66,25 @@ class Prepared(NamedTuple):
     numbers: dict[str, float]                # arguments that are no tensors
 
 
-def recurrent(p: Problem, x: Inputs) -> tuple[Tensor, Tensor | None]:
-    """Return o and the final states; with p.inplace they go into x.initial_state, and None is returned for them.
-
-    Slots, counts and offsets on a GPU are taken as kernel.py says, if they are out of range.
-    """
-    device = x.q.device
-    if device.type == "cuda" and device.index != torch.cuda.current_device():
-        with torch.cuda.device(device):
-            return recurrent(p, x)
-    o, ht = torch.empty(p.B, p.T, p.HV, p.V, dtype=x.q.dtype, device=device), None
-    if p.final_state and not p.inplace:
-        last = (p.V, p.K) if p.state_v_first else (p.K, p.V)
-        ht = torch.empty(p.N, p.HV, *last, dtype=torch.float32, device=device)
-    if not p.N:
-        return o.zero_(), ht
-    state = x.initial_state if p.inplace or x.initial_state is None else in_memory(x.initial_state)
-    given = {row: in_memory(getattr(x, row)) for row in ROWS} | {
-        "A_log": _dense(x.A_log), "dt_bias": _dense(x.dt_bias), "state": state,
-        "cu_seqlens": _dense(x.cu_seqlens, device), "slots": x.ssm_state_indices,
-        "accepted": _dense(x.num_accepted_tokens),
-    }
-    lie = tuple(
-        None if t is None else (t.dtype, t.shape, t.stride(), t.data_ptr() % 16) for t in given.values()
+def _launch(plan: ModuleType, call: Problem | Step, device: str, tensors: dict[str, Any], **results: Any) -> None:
+    """Launch the kernel of a plan (plan.py); `results` are contiguous tensors that the plan knows."""
+    layouts = tuple(
+        None if t is None else (t.dtype, t.shape, t.stride(), t.data_ptr() % 16) for t in tensors.values()
     )
-    kernel, programs, others = _prepared(p, tuple(given), lie, detect(p.device))
-    values = given | others | {"o": o, "ht": ht}
+    kernel, programs, numbers = _prepared(plan, call, layouts, detect(device))
+    values = tensors | numbers | results
     kernel.launch(programs, *(values[name] for name in kernel.names))
-    return o, ht
 
 
 @functools.lru_cache(maxsize=4096)
-def _prepared(p: Problem, names: tuple[str, ...], lie: tuple, host: Host) -> Prepared:
-    memory = {
-        name: Memory(str(found[0]).removeprefix("torch."), *found[1:]) for name, found in zip(names, lie) if found
+def _prepared(plan: Any, call: Problem | Step, layouts: tuple, host: Host) -> Prepared:
+    given = {
+        name: TensorLayout(str(layout[0]).removeprefix("torch."), *layout[1:])
+        for name, layout in zip(plan.TENSORS, layouts, strict=True) if layout
     }
-    found, c = numbers(p, memory), config(p, host.sms)
-    return Prepared(fetch(recipe(p, tensors(p, memory, found), c, target_of(host))), grid(p, c), found)
+    numbers, config = plan.numbers(call, given), plan.config(call, host.sms)
+    recipe = plan.recipe(call, plan.layout(call, given, numbers), config, target_of(host))
+    return Prepared(fetch(recipe), plan.grid(call, config), numbers)
 
 
 def _dense(x: Tensor | None, device: torch.device | None = None) -> Tensor | None:

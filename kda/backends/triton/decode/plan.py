@@ -1,29 +1,27 @@
-"""What the recurrent kernel (kernel.py) is built and launched for: plain Python, no torch, no Triton."""
+"""What the plans of both decoding kernels share: plain Python, no torch, no Triton.
+
+A plan is a module with these functions, of a call (a Problem or a Step) and of the layouts of its tensors by name:
+
+  TENSORS                          names of the tensors that a call gives, in the order in which `launch` has them
+  config(call, sms)                how the kernel is cut
+  grid(call, config)               programs of a launch
+  numbers(call, layouts)           arguments that are no tensors
+  layout(call, layouts, numbers)   what the kernel is built for that neither the call nor the config says
+  recipe(call, layout, config, target)
+"""
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from kda.compile.target import Target
 from kda.compile.triton import Recipe
-from kda.host import Host
-from kda.problem import Problem
 
-from ...common.targets import TYPES, target_of, width
-
-FUNCTION = "kda.backends.triton.decode.kernel:recurrent"
-ROWS = ("q", "k", "v", "g", "beta")
-STRIDES = (
-    *(f"{row}_{axis}" for row in ROWS for axis in "bthd"),
-    "state_n", "state_h", "state_k", "state_v", "slots_n", "slots_s",
-)
-WARPS_PER_SM = 4                             # one for each scheduler
-FEW, MANY = 1024, 2048                       # elements of a state that one warp holds: 32 or 64 registers a thread
+from ...common.triton_types import TYPES
 
 
-class Memory(NamedTuple):
+class TensorLayout(NamedTuple):
     """The dtype of a tensor, and how it lies in memory."""
 
     dtype: str
@@ -32,121 +30,35 @@ class Memory(NamedTuple):
     address: int                             # modulo 16
 
 
-class Tensors(NamedTuple):
-    """What a kernel is built for that a Problem does not say: dtypes by name, and how tensors lie in memory."""
-
-    A_log: str | None = None
-    dt_bias: str | None = None
-    cu_seqlens: str | None = None
-    slots: str | None = None
-    accepted: str | None = None
-    dense: bool = True                       # channels of q, k, v, g and beta lie next to each other
-    aligned: bool = True                     # their rows begin at multiples of 16 bytes and elements
-    order: str | None = None                 # how a state lies: "kv" and "vk" without gaps, "any" with any strides
-    state_aligned: bool = True               # states begin at such multiples
+Layouts = Mapping[str, TensorLayout]
 
 
-class Config(NamedTuple):
-    BV: int                                  # columns of the state that a program holds
-    num_warps: int = 1                       # with one, for K up to 256, sums over K need no barrier
+def strides_of(axes: Mapping[str, str], layouts: Layouts) -> dict[str, int]:
+    """Return `tensor_axis` -> stride, for axes with a letter each.
 
-
-def configs(p: Problem) -> tuple[Config, Config]:
-    """Return the Config for calls that leave the chip idle, and the one for those that fill it."""
-    warps = max(1, width(p.K) // 256)
-    few, many = (max(8, warps * elements // width(p.K)) for elements in (FEW, MANY))
-    return Config(min(few, width(p.V)), warps), Config(min(many, width(p.V)), warps)
-
-
-def config(p: Problem, sms: int) -> Config:
-    """Take wide tiles once they give every scheduler a warp.  With batch_invariant, other sequences do not count."""
-    few, many = configs(p)
-    sequences = 1 if p.batch_invariant else p.N
-    return many if programs(p, many, sequences) >= WARPS_PER_SM * sms else few
-
-
-def programs(p: Problem, c: Config, sequences: int) -> int:
-    return -(-p.V // c.BV) * p.HV * sequences
-
-
-def grid(p: Problem, c: Config) -> int:
-    return programs(p, c, p.N)
-
-
-def numbers(p: Problem, x: Mapping[str, Memory]) -> dict[str, float]:
-    """Return the arguments that are no tensors; an axis of one element has no stride, whatever its tensor says."""
-    found: dict[str, Any] = dict.fromkeys(STRIDES, 0) | {f"{row}_d": 1 for row in ROWS}
-    axes = dict.fromkeys(ROWS, "bthd") | {"state": "nhvk" if p.state_v_first else "nhkv", "slots": "ns"}
-    for name in axes.keys() & x.keys():
-        for axis, size, stride in zip(axes[name], x[name].shape, x[name].strides):
-            if size > 1:
-                found[f"{name}_{axis}"] = stride
-    return found | {
-        "scale": p.scale, "lower_bound": p.lower_bound or 0.0, "T": p.T, "N": p.N, "HV": p.HV, "group": p.HV // p.H,
-        "pool": p.slots, "S_slots": x["slots"].shape[1] if p.slots_per_token else 1,
+    An axis of one element has no stride, whatever its tensor says.
+    """
+    return {
+        f"{name}_{axis}": stride
+        for name in axes.keys() & layouts.keys()
+        for axis, size, stride in zip(axes[name], layouts[name].shape, layouts[name].strides)
+        if size > 1
     }
 
 
-def tensors(p: Problem, x: Mapping[str, Memory], strides: Mapping[str, float]) -> Tensors:
-    def aligned(name: str, axes: str = "") -> bool:
-        return not any(n % 16 for n in (x[name].address, *(strides[f"{name}_{axis}"] for axis in axes)))
-
-    order = None
-    if "state" in x:
-        between: Any = strides["state_k"] if p.K > 1 else p.V, strides["state_v"] if p.V > 1 else 1
-        order = {(p.V, 1): "kv", (1, p.K): "vk"}.get(between, "any")
-    return Tensors(
-        **{name: x[name].dtype if name in x else None for name in Tensors._fields[:5]},
-        dense=all(strides[f"{row}_d"] == 1 for row in ROWS),
-        aligned=all(aligned(row, "bth") for row in ("q", "k", "v", "g")) and ("dt_bias" not in x or aligned("dt_bias")),
-        order=order, state_aligned="state" in x and aligned("state", "nh"),
-    )
+def aligned(layouts: Layouts, strides: Mapping[str, float], name: str, axes: str = "") -> bool:
+    """Whether a tensor begins at a multiple of 16 bytes, and its strides along `axes` are multiples of 16 elements."""
+    return not any(n % 16 for n in (layouts[name].address, *(strides[f"{name}_{axis}"] for axis in axes)))
 
 
-def recipe(p: Problem, x: Tensors, c: Config, target: Target) -> Recipe:
-    dtypes: dict[str, str | None] = {
-        "q": p.dtype, "k": p.dtype, "v": p.dtype, "g": p.g_dtype, "beta": p.beta_dtype, "o": p.dtype,
-        "A_log": x.A_log, "dt_bias": x.dt_bias, "cu_seqlens": x.cu_seqlens, "slots": x.slots, "accepted": x.accepted,
-        "state": p.state_dtype, "ht": "float32" if p.final_state and not p.inplace else None,
-    }
-    types = {name: TYPES[dtype] for name, dtype in dtypes.items() if dtype is not None}
-    constants: dict[str, Any] = {name: None for name in dtypes if name not in types}
-    types |= {"scale": "fp32", "lower_bound": "fp32", "N": "i32", "HV": "i32", "group": "i32"}
-    types |= dict.fromkeys(("T", "pool", "S_slots"), "i64")
-    types |= dict.fromkeys(STRIDES, "i64")
-    constants |= {
-        "K": p.K, "V": p.V, "BK": width(p.K), "BV": c.BV, "NORM": p.qk_l2norm, "GATE": p.gate, "BETA": p.beta,
-        "PER_VALUE": p.beta_per_value, "ORDER": x.order, "FINAL_ORDER": "vk" if p.state_v_first else "kv",
-        "INPLACE": p.inplace, "PER_TOKEN": p.slots_per_token,
-    }
-    if x.dense:
-        constants |= {f"{row}_d": 1 for row in ROWS}
-    if x.order != "any":
-        constants |= {"state_k": None, "state_v": None}
-    divisible = {"o", "ht"}
-    if x.dense and x.aligned and p.K % 16 == p.V % 16 == 0:
-        divisible |= {name for row in ("q", "k", "v", "g") for name in (row, f"{row}_b", f"{row}_t", f"{row}_h")}
-        divisible |= {"dt_bias"}
-    if x.state_aligned and p.K * p.V % 16 == 0:
-        divisible |= {"state", "state_n", "state_h"}
+def recipe(function: str, dtypes: Mapping[str, str | None], numbers: Mapping[str, str], constants: Mapping[str, Any],
+           divisible: Iterable[str], num_warps: int, target: Target) -> Recipe:
+    """Return the recipe of a kernel.  `dtypes` are those of its tensors, None for one that is absent; `numbers` are
+    Triton's types of its other arguments; `constants` go before both."""
+    types = {name: TYPES[dtype] for name, dtype in dtypes.items() if dtype is not None} | dict(numbers)
+    constants = {name: None for name, dtype in dtypes.items() if dtype is None} | dict(constants)
     types = {name: kind for name, kind in types.items() if name not in constants}
     return Recipe(
-        FUNCTION, types, constants, target=target, divisible=divisible & set(types),
-        options={"num_warps": c.num_warps, "num_stages": 1, "enable_fp_fusion": False},
+        function, types, constants, target=target, divisible=set(divisible) & set(types),
+        options={"num_warps": num_warps, "num_stages": 1, "enable_fp_fusion": False},
     )
-
-
-def recipes(p: Problem, host: Host) -> list[Recipe]:
-    """Return all that calls like this one need, of any size, if their tensors are contiguous."""
-    found = []
-    for offsets, slots, c in itertools.product(("int32", "int64"), ("int32", "int64"), configs(p)):
-        x = Tensors(
-            A_log="float32" if p.A_log else None,
-            dt_bias="float32" if p.dt_bias else None,
-            cu_seqlens=offsets if p.packed else None,
-            slots=slots if p.slots else None,
-            accepted=slots if p.accepted_tokens else None,
-            order=None if p.state_dtype is None else "vk" if p.state_v_first else "kv",
-        )
-        found.append(recipe(p, x, c, target_of(host)))
-    return list(dict.fromkeys(found))

@@ -12,12 +12,14 @@ from kda.compile.triton import Recipe
 from kda.host import Host
 from kda.problem import Problem, Step, StepInputs
 
-from ...common.targets import TYPES, target_of, width
-from .plan import Memory
+from ...common.triton_types import target_of, width
+from . import plan
+from .plan import Layouts, aligned, strides_of
 
 FUNCTION = "kda.backends.triton.decode.step:decode_step"
 AXES = {"q": "nth", "k": "nth", "v": "nth", "g": "nth", "beta": "nth", "norm_gate": "nth", "states": "nhvk",
         "conv_states": "nlc", "slots": "n"}
+TENSORS = StepInputs._fields
 STRIDES = tuple(f"{name}_{axis}" for name, axes in AXES.items() for axis in axes)
 ROWS = ("q", "k", "v", "g", "norm_gate")     # tensors whose channels lie next to each other
 ELEMENTS = 4096                              # elements of a state that one warp holds: 128 registers a thread
@@ -29,14 +31,14 @@ TURNED = 2**14                               # elements of a state (K, V) that s
 ITEMSIZE = {"bfloat16": 2, "float16": 2, "float32": 4, "float64": 8}
 
 
-class Config(NamedTuple):
+class StepConfig(NamedTuple):
     num_warps: int
     piece: int
     rows: int | None = None                  # rows of V in a block that is computed with at once; None: all
     ahead: int = 1                           # blocks that are loaded before the first, of one token
 
 
-class Layout(NamedTuple):
+class StepLayout(NamedTuple):
     """What a kernel is built for that a Step does not say: dtypes by name, and how tensors lie in memory."""
 
     dtypes: tuple[tuple[str, str | None], ...]
@@ -46,7 +48,7 @@ class Layout(NamedTuple):
     channels: int | None = 1                 # the stride of channels in tails, if it is 1
 
 
-def config(s: Step, sms: int) -> Config:
+def config(s: Step, sms: int) -> StepConfig:
     """Return what is fastest on an H200 (docs/results/decode.md), of 2 to 16 warps and pieces of 32 to 128 channels.
 
     A state of K = V = 128 is held by four warps: two CTAs share an SM, one loads while one computes.  A row of 128
@@ -58,24 +60,18 @@ def config(s: Step, sms: int) -> Config:
     BK, BV, size = width(s.core.K), width(s.core.V), ITEMSIZE.get(s.core.state_dtype or "float32", 4)
     warps, piece = max(1, BK * BV // ELEMENTS), min(BK, PIECE // size)
     if s.core.T > 1 or size != 2 or grid(s) <= sms:
-        return Config(warps, piece)
+        return StepConfig(warps, piece)
     rows = min(BV, HELD * warps // BK)
-    return Config(warps, piece, rows, BV // rows)
+    return StepConfig(warps, piece, rows, BV // rows)
 
 
-def grid(s: Step) -> int:
+def grid(s: Step, c: StepConfig | None = None) -> int:
     return s.core.N * s.core.H
 
 
-def numbers(s: Step, x: Mapping[str, Memory]) -> dict[str, float]:
-    """Return the arguments that are no tensors; an axis of one element has no stride, whatever its tensor says."""
-    found: dict[str, Any] = dict.fromkeys(STRIDES, 0)
-    for name in AXES.keys() & x.keys():
-        for axis, size, stride in zip(AXES[name], x[name].shape, x[name].strides):
-            if size > 1:
-                found[f"{name}_{axis}"] = stride
+def numbers(s: Step, x: Layouts) -> dict[str, float]:
     p = s.core
-    return found | {
+    return dict.fromkeys(STRIDES, 0) | strides_of(AXES, x) | {
         "scale": p.scale, "lower_bound": p.lower_bound or 0.0, "norm_eps": s.norm_eps or 0.0, "pool": p.slots,
         "first_slot": s.first_slot, "T": p.T, "L": max(s.tail, 1), "H": p.H, "group": p.HV // p.H,
     }
@@ -86,29 +82,25 @@ def orders(p: Problem) -> dict[tuple[int, int], str]:
     return {(p.K, 1): "vk", (1, p.V): "kv" if width(p.K) * width(p.V) <= TURNED else "any"}
 
 
-def layout(s: Step, x: Mapping[str, Memory], strides: Mapping[str, float]) -> Layout:
+def layout(s: Step, x: Layouts, strides: Mapping[str, float]) -> StepLayout:
     p = s.core
-
-    def aligned(name: str, axes: str) -> bool:
-        return not any(n % 16 for n in (x[name].address, *(strides[f"{name}_{axis}"] for axis in axes)))
-
     flat = [name for name in ("dt_bias", "conv_weight", "conv_bias", "norm_weight", "records", "out") if name in x]
+    rows_aligned = all(aligned(x, strides, name, "nth") for name in ROWS if name in x)
     between: Any = strides["states_v"] if p.V > 1 else p.K, strides["states_k"] if p.K > 1 else 1
-    return Layout(
+    return StepLayout(
         tuple((name, x[name].dtype if name in x else None) for name in StepInputs._fields),
-        aligned=all(aligned(name, "nth") for name in ROWS if name in x) and not any(x[n].address for n in flat),
-        order=orders(p).get(between, "any"), states_aligned=aligned("states", "nh"),
-        channels=1 if "conv_states" in x and strides["conv_states_c"] == 1 and aligned("conv_states", "nl") else None,
+        aligned=rows_aligned and not any(x[name].address for name in flat),
+        order=orders(p).get(between, "any"), states_aligned=aligned(x, strides, "states", "nh"),
+        channels=1 if "conv_states" in x and strides["conv_states_c"] == 1
+        and aligned(x, strides, "conv_states", "nl") else None,
     )
 
 
-def recipe(s: Step, x: Layout, c: Config, target: Target) -> Recipe:
+def recipe(s: Step, x: StepLayout, c: StepConfig, target: Target) -> Recipe:
     p, dtypes = s.core, dict(x.dtypes)
-    types: dict[str, str] = {name: TYPES[dtype] for name, dtype in dtypes.items() if dtype is not None}
-    constants: dict[str, Any] = {name: None for name, dtype in dtypes.items() if dtype is None}
-    types |= {"scale": "fp32", "lower_bound": "fp32", "norm_eps": "fp32", "pool": "i64", "first_slot": "i64"}
-    types |= dict.fromkeys(("T", "L", "H", "group"), "i32") | dict.fromkeys(STRIDES, "i64")
-    constants |= {
+    numbers = {"scale": "fp32", "lower_bound": "fp32", "norm_eps": "fp32", "pool": "i64", "first_slot": "i64"}
+    numbers |= dict.fromkeys(("T", "L", "H", "group"), "i32") | dict.fromkeys(STRIDES, "i64")
+    constants: dict[str, Any] = {
         "K": p.K, "V": p.V, "BK": width(p.K), "BV": width(p.V), "PIECE": c.piece,
         "ROWS": c.rows or width(p.V), "AHEAD": c.ahead, "W": s.width, "NORM": p.qk_l2norm,
         "GATE": p.gate, "BETA": p.beta, "ORDER": x.order, "ONE": p.T == 1, "SINGLE": p.HV == p.H, "WARPS": c.num_warps,
@@ -125,11 +117,7 @@ def recipe(s: Step, x: Layout, c: Config, target: Target) -> Recipe:
         constants["conv_states_c"] = 1
         if p.K % 16 == p.V % 16 == 0:
             divisible |= {"conv_states", "conv_states_n", "conv_states_l"}
-    types = {name: kind for name, kind in types.items() if name not in constants}
-    return Recipe(
-        FUNCTION, types, constants, target=target, divisible=divisible & set(types),
-        options={"num_warps": c.num_warps, "num_stages": 1, "enable_fp_fusion": False},
-    )
+    return plan.recipe(FUNCTION, dtypes, numbers, constants, divisible, c.num_warps, target)
 
 
 def usual_step(p: Problem) -> Step:
@@ -154,6 +142,6 @@ def recipes(s: Step, host: Host) -> list[Recipe]:
         indices = {"slots": index, "accepted": index if s.drafts else None, "parents": index if s.tree else None}
         indices["path"] = indices["parents"]
         dtypes = tuple((name, (given | indices).get(name)) for name in StepInputs._fields)
-        layout = Layout(dtypes, channels=channels, order=order)
+        layout = StepLayout(dtypes, channels=channels, order=order)
         found += [recipe(s, layout, config(s, sms), target_of(host)) for sms in (0, s.core.N * p.H)]
     return list(dict.fromkeys(found))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -12,7 +11,7 @@ from kda.compile.fetching import fetch
 from kda.compile.recipes import AnyRecipe
 from kda.host import detect
 
-from ...common.tensors import aligned
+from ...common.tensors import aligned, on_device_of
 from . import plan
 
 Tensor = torch.Tensor
@@ -32,15 +31,7 @@ def norm_refused(dtype: torch.dtype, channels: int, device: str) -> tuple[str, .
     return plan.broken(plan.NORM, plan.Part(_name(dtype), channels), detect(device))
 
 
-def _on_its_device(function: Callable) -> Callable:
-    @functools.wraps(function)
-    def run(x: Tensor, *args: Any) -> Any:
-        if not x.is_cuda or x.get_device() == torch.cuda.current_device():
-            return function(x, *args)
-        with torch.cuda.device(x.device):
-            return function(x, *args)
-
-    return run
+_on_its_device = on_device_of(lambda x, *others: x)
 
 
 @_on_its_device

@@ -13,7 +13,7 @@ from kda.compile.triton import Recipe
 from kda.host import Host
 from kda.problem import Problem
 
-from ...common.targets import TYPES, target_of
+from ...common.triton_types import TYPES, target_of
 
 WIDTH = 4                                    # tokens that the convolution sees: that of every model
 CHANNELS = 512                               # channels of a program of the convolution: four a thread

@@ -16,5 +16,5 @@ def target_of(host: Host) -> Target:
 
 
 def width(n: int) -> int:
-    """The power of 2 that holds n."""
+    """Return the smallest power of two that is at least n."""
     return 1 << (n - 1).bit_length()

@@ -1,0 +1,129 @@
+"""What the recurrent kernel (kernel.py) is built and launched for: plain Python, no torch, no Triton."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from kda.compile.target import Target
+from kda.compile.triton import Recipe
+from kda.host import Host
+from kda.problem import Problem
+
+from ...common.triton_types import target_of, width
+from . import plan
+from .plan import Layouts, aligned, strides_of
+
+FUNCTION = "kda.backends.triton.decode.kernel:recurrent"
+ROWS = ("q", "k", "v", "g", "beta")
+TENSORS = (*ROWS, "A_log", "dt_bias", "cu_seqlens", "slots", "accepted", "state")
+AXES = dict.fromkeys(ROWS, "bthd") | {"state": "nhkv", "slots": "ns"}
+STRIDES = tuple(f"{name}_{axis}" for name, axes in AXES.items() for axis in axes)
+WARPS_PER_SM = 4                             # one for each scheduler
+FEW, MANY = 1024, 2048                       # elements of a state that one warp holds: 32 or 64 registers a thread
+
+
+class RecurrentLayout(NamedTuple):
+    """What a kernel is built for that a Problem does not say: dtypes by name, and how tensors lie in memory."""
+
+    A_log: str | None = None
+    dt_bias: str | None = None
+    cu_seqlens: str | None = None
+    slots: str | None = None
+    accepted: str | None = None
+    dense: bool = True                       # channels of q, k, v, g and beta lie next to each other
+    aligned: bool = True                     # their rows begin at multiples of 16 bytes and elements
+    order: str | None = None                 # how a state lies: "kv" and "vk" without gaps, "any" with any strides
+    state_aligned: bool = True               # states begin at such multiples
+
+
+class RecurrentConfig(NamedTuple):
+    BV: int                                  # columns of the state that a program holds
+    num_warps: int = 1                       # with one, for K up to 256, sums over K need no barrier
+
+
+def configs(p: Problem) -> tuple[RecurrentConfig, RecurrentConfig]:
+    """Return the configuration for calls that leave the chip idle, and the one for those that fill it."""
+    warps = max(1, width(p.K) // 256)
+    few, many = (max(8, warps * elements // width(p.K)) for elements in (FEW, MANY))
+    return RecurrentConfig(min(few, width(p.V)), warps), RecurrentConfig(min(many, width(p.V)), warps)
+
+
+def config(p: Problem, sms: int) -> RecurrentConfig:
+    """Take wide tiles once they give every scheduler a warp.  With batch_invariant, other sequences do not count."""
+    few, many = configs(p)
+    sequences = 1 if p.batch_invariant else p.N
+    return many if programs(p, many, sequences) >= WARPS_PER_SM * sms else few
+
+
+def programs(p: Problem, c: RecurrentConfig, sequences: int) -> int:
+    return -(-p.V // c.BV) * p.HV * sequences
+
+
+def grid(p: Problem, c: RecurrentConfig) -> int:
+    return programs(p, c, p.N)
+
+
+def numbers(p: Problem, x: Layouts) -> dict[str, float]:
+    axes = AXES | {"state": "nhvk"} if p.state_v_first else AXES
+    return dict.fromkeys(STRIDES, 0) | {f"{row}_d": 1 for row in ROWS} | strides_of(axes, x) | {
+        "scale": p.scale, "lower_bound": p.lower_bound or 0.0, "T": p.T, "N": p.N, "HV": p.HV, "group": p.HV // p.H,
+        "pool": p.slots, "S_slots": x["slots"].shape[1] if p.slots_per_token else 1,
+    }
+
+
+def layout(p: Problem, x: Layouts, strides: Mapping[str, float]) -> RecurrentLayout:
+    order = None
+    if "state" in x:
+        between: Any = strides["state_k"] if p.K > 1 else p.V, strides["state_v"] if p.V > 1 else 1
+        order = {(p.V, 1): "kv", (1, p.K): "vk"}.get(between, "any")
+    return RecurrentLayout(
+        **{name: x[name].dtype if name in x else None for name in RecurrentLayout._fields[:5]},
+        dense=all(strides[f"{row}_d"] == 1 for row in ROWS),
+        aligned=all(aligned(x, strides, row, "bth") for row in ("q", "k", "v", "g"))
+        and ("dt_bias" not in x or aligned(x, strides, "dt_bias")),
+        order=order, state_aligned="state" in x and aligned(x, strides, "state", "nh"),
+    )
+
+
+def recipe(p: Problem, x: RecurrentLayout, c: RecurrentConfig, target: Target) -> Recipe:
+    dtypes: dict[str, str | None] = {
+        "q": p.dtype, "k": p.dtype, "v": p.dtype, "g": p.g_dtype, "beta": p.beta_dtype, "o": p.dtype,
+        "A_log": x.A_log, "dt_bias": x.dt_bias, "cu_seqlens": x.cu_seqlens, "slots": x.slots, "accepted": x.accepted,
+        "state": p.state_dtype, "ht": "float32" if p.final_state and not p.inplace else None,
+    }
+    numbers = {"scale": "fp32", "lower_bound": "fp32", "N": "i32", "HV": "i32", "group": "i32"}
+    numbers |= dict.fromkeys(("T", "pool", "S_slots", *STRIDES), "i64")
+    constants: dict[str, Any] = {
+        "K": p.K, "V": p.V, "BK": width(p.K), "BV": c.BV, "NORM": p.qk_l2norm, "GATE": p.gate, "BETA": p.beta,
+        "PER_VALUE": p.beta_per_value, "ORDER": x.order, "FINAL_ORDER": "vk" if p.state_v_first else "kv",
+        "INPLACE": p.inplace, "PER_TOKEN": p.slots_per_token,
+    }
+    if x.dense:
+        constants |= {f"{row}_d": 1 for row in ROWS}
+    if x.order != "any":
+        constants |= {"state_k": None, "state_v": None}
+    divisible = {"o", "ht"}
+    if x.dense and x.aligned and p.K % 16 == p.V % 16 == 0:
+        divisible |= {name for row in ("q", "k", "v", "g") for name in (row, f"{row}_b", f"{row}_t", f"{row}_h")}
+        divisible |= {"dt_bias"}
+    if x.state_aligned and p.K * p.V % 16 == 0:
+        divisible |= {"state", "state_n", "state_h"}
+    return plan.recipe(FUNCTION, dtypes, numbers, constants, divisible, c.num_warps, target)
+
+
+def recipes(p: Problem, host: Host) -> list[Recipe]:
+    """Return all that calls like this one need, of any size, if their tensors are contiguous."""
+    found = []
+    for offsets, slots, c in itertools.product(("int32", "int64"), ("int32", "int64"), configs(p)):
+        x = RecurrentLayout(
+            A_log="float32" if p.A_log else None,
+            dt_bias="float32" if p.dt_bias else None,
+            cu_seqlens=offsets if p.packed else None,
+            slots=slots if p.slots else None,
+            accepted=slots if p.accepted_tokens else None,
+            order=None if p.state_dtype is None else "vk" if p.state_v_first else "kv",
+        )
+        found.append(recipe(p, x, c, target_of(host)))
+    return list(dict.fromkeys(found))
