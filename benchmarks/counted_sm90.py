@@ -11,14 +11,14 @@ from collections.abc import Iterable, Iterator
 from unittest import mock
 
 from counted_step import GATES, LONG, SHORT, Counts, between, step
+from kda.backends.sm90.kernels import kernel
 
 import kda
-from kda.backends.common.cute.recorded import TOKENS
 from kda.backends.common.cute.tile import C
-from kda.backends.common.recorded_plan import RecordedPlan
+from kda.backends.common.cute.training import TOKENS
+from kda.backends.common.training_plan import TrainingPlan
 from kda.backends.sm90 import launch, plan
 from kda.backends.sm90.bwd.grads import REGISTERS
-from kda.backends.sm90.kernels import kernel
 from kda.compile.launching import Launch
 from kda.problem import Problem
 from kda.simulator import capture
@@ -37,9 +37,9 @@ HEADER = "| kernel, K = V | warp instructions | bytes per token | registers | sp
 SPILLS = f"| bytes that grads spills | {' | '.join(f'K = V = {K}' for K in DIMS)} |"
 
 
-def planned(K: int, H: int, words: str = GATES["bounded by -5"]) -> RecordedPlan:
+def planned(K: int, H: int, words: str = GATES["bounded by -5"]) -> TrainingPlan:
     p = Problem.parse(f"bfloat16 K={K} V={K} T={LONG} H={H} {words} l2norm beta=sigmoid backward")
-    return plan.recorded_plan(p, SMS)
+    return plan.training_plan(p, SMS)
 
 
 def of_step(K: int, kept: bool, names: tuple[str, ...]) -> dict[str, tuple[Counts, Launch]]:

@@ -18,8 +18,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from counted import GHZ, HBM, HEADS, HOP, HOPS, ISSUED, LAUNCH, MMA, MUFU, SMS
 
 import kda
-from kda.backends.common.cute.recorded import TOKENS
-from kda.backends.common.recorded_plan import all_configs
+from kda.backends.common.cute.training import TOKENS
+from kda.backends.common.training_plan import all_configs
 from kda.backends.sm100 import launch, plan
 from kda.backends.sm100.configs import GradsConfig, OperandsConfig, RecordConfig, WalkConfig
 from kda.compile.kernel import Kernel
@@ -113,7 +113,7 @@ def total(found: dict[str, Counts], names: tuple[str, ...]) -> Counts:
 def seconds(found: dict[str, Counts], T: int, H: int) -> dict[str, tuple[float, str]]:
     """Return each kernel's time with B = 1, and the resource that limits it; nothing is recomputed."""
     p = Problem.parse(f"bounded l2norm bfloat16 K=128 V=128 T={T} H={H}")
-    pl, times = plan.recorded_plan(p, SMS), {}
+    pl, times = plan.training_plan(p, SMS), {}
     for name in FORWARD + BACKWARD:
         binds, clocks = max(found[name].clocks.items(), key=lambda pair: pair[1])
         time = clocks * T / TOKENS * H / SMS / (GHZ * 1e9)
@@ -158,7 +158,7 @@ def built(words: str, packed: bool) -> dict[type, list[Kernel]]:
     """All kernels of a class of calls, by their configurations' types."""
     p = Problem.parse(f"bfloat16 {words} l2norm beta=sigmoid {STATES}{' packed' * packed}")
     found: dict[type, list[Kernel]] = {}
-    for config in filter(None, dict.fromkeys(all_configs(plan.RECORDED, p))):
+    for config in filter(None, dict.fromkeys(all_configs(plan.TRAINING, p))):
         found.setdefault(type(config), []).append(launch.kernel(config, parse("sm100")))
     return found
 

@@ -176,7 +176,7 @@ def keeping(case) -> dict[str, Any]:
         results[name] = [y for y in (out.o, out.final_state, *grads, *of_kept) if y is not None]
         torch.use_deterministic_algorithms(False)
         found[name] = {of: replayed(call) for of, call in calls.items()}
-    found["clusters"] = plan.recorded_plan(p, detect(p.device).sms).clusters
+    found["clusters"] = plan.training_plan(p, detect(p.device).sms).clusters
     return found | {"same bits": all(map(torch.equal, *results.values()))}
 
 

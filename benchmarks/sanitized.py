@@ -30,7 +30,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import torch
 
 import kda
-from kda.backends.common import recorded_plan
+from kda.backends.common import training_plan
 from kda.backends.sm90 import launch, plan
 from kda.verify.cases import Case, make_inputs
 
@@ -268,15 +268,15 @@ def backwards_of_hopper(device: str) -> None:
 def told(sms: int | None, segment: int | None, ctas: int | None) -> Iterator[None]:
     """Plan, inside the block, for so many SMs, segments of at least so many chunks, and one kernel of
     clusters of so many CTAs; None: kernels apart."""
-    before = recorded_plan.SHORTEST, launch.RECORDED, plan.FUSED, plan.CTAS
+    before = training_plan.SHORTEST, launch.TRAINING.plan, plan.FUSED, plan.CTAS
     plan.FUSED, plan.CTAS = ctas is not None, ctas
-    recorded_plan.SHORTEST = segment or recorded_plan.SHORTEST
-    launch.RECORDED = launch.RECORDED._replace(plan=lambda p, here: plan.recorded_plan(p, sms or here))
+    training_plan.SHORTEST = segment or training_plan.SHORTEST
+    launch.TRAINING.plan = lambda p, found: plan.training_plan(p, sms or found)
     launch.forget_plans()
     try:
         yield
     finally:
-        recorded_plan.SHORTEST, launch.RECORDED, plan.FUSED, plan.CTAS = before
+        training_plan.SHORTEST, launch.TRAINING.plan, plan.FUSED, plan.CTAS = before
         launch.forget_plans()
 
 

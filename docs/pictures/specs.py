@@ -143,7 +143,7 @@ SMS = 132                                    # an H200's SMs
 FORWARD32, FORWARD64 = Call("sm_90a", "sm90", 512, 32), Call("sm_90a", "sm90", 1024, 64)
 SM90_STEP = Call("sm_90a", "sm90", 1024, 32, step=True)
 
-chain, recorded = sm90_plan.plan(H32, SMS).chain, sm90_plan.recorded_plan(STEP, SMS)
+chain, recorded = sm90_plan.plan(H32, SMS).chain, sm90_plan.training_plan(STEP, SMS)
 sm90_fused = sm90_plan.plan(H64, SMS).fused
 sm90_grads: Any = recorded.grads
 CHAIN, PREPARE = sm90_fused.registers
@@ -323,7 +323,7 @@ MAKE_CHUNK100 = (
     [(0, 7, "operands of products: exponentials, rounded to bfloat16")],
 )
 SM100_FORWARD, SM100_STEP = Call("sm_100a", "sm100", 1024, 74), Call("sm_100a", "sm100", 1024, 32, step=True)
-sm100_recorded = sm100_plan.recorded_plan(STEP, BLACKWELL_SMS)
+sm100_recorded = sm100_plan.training_plan(STEP, BLACKWELL_SMS)
 sm100_grads: Any = sm100_recorded.grads
 MATH100, LOAD100 = (constant("sm100/bwd/grads.py", f"{role}_REGISTERS") for role in ("MATH", "LOAD"))
 sm100_fused = sm100_plan.plan(B74, BLACKWELL_SMS, None).fused

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 
 import kda
-from kda.backends.common import recorded, recorded_plan
+from kda.backends.common import training, training_plan
 from kda.bundles import Save
 from kda.dispatch import launcher
 from kda.host import stand_in, standing_in
@@ -29,7 +29,7 @@ class Call(NamedTuple):
     told: Mapping[str, Any] = {}             # constants of the backend's plan
     sms: int | None = None                   # number of SMs, if fewer than the GPU has
     backward: bool = False                   # whether it is a backward, not a forward
-    tables: bool = False                     # whether only the tables of a recorded call are made
+    tables: bool = False                     # whether only the tables of a training call are made
     save: Save = Save.NOTHING                # what a forward saves
     states: bool = False                     # whether the states that enter chunks are requested
 
@@ -130,8 +130,8 @@ def made(backend: str, call: Call, case: Case) -> dict[str, Tensor | None]:
     """Make the call and return its results, by name."""
     with told(backend, call):
         if call.tables:
-            p, of = case.problem(), launcher(backend).RECORDED  # type: ignore[attr-defined]
-            return recorded.tables(p, recorded.steps_here(of, p, case.inputs), case.inputs)._asdict()
+            p, of = case.problem(), launcher(backend).TRAINING  # type: ignore[attr-defined]
+            return training.tables(p, of.steps(p, case.inputs), case.inputs)._asdict()
         if call.backward:
             return kda.chunk_kda_bwd(do=case.do, dht=case.dht, **case.keywords, backend=backend)._asdict()
         if call.save is Save.NOTHING:
@@ -145,10 +145,10 @@ def made(backend: str, call: Call, case: Case) -> dict[str, Tensor | None]:
 def told(backend: str, call: Call) -> Iterator[None]:
     """Make the backend plan as the call requires, inside the block."""
     plan, host = importlib.import_module(f"kda.backends.{backend}.plan"), stand_in()
-    modules = (plan, launcher(backend), recorded, recorded_plan)
+    modules = (plan, launcher(backend), training, training_plan)
     of = {name: next(module for module in modules if hasattr(module, name)) for name in call.told}
     before = {name: getattr(module, name) for name, module in of.items()}
-    kept = [getattr(module, name, None) for module in modules for name in ("plan", "recorded_plan", "steps")]
+    kept = [getattr(module, name, None) for module in modules for name in ("plan", "training_plan", "steps")]
     forget = [cached.cache_clear for cached in kept if hasattr(cached, "cache_clear")]
 
     def tell(constants: Mapping[str, Any]) -> None:

@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from kda.backends.common.recorded import fresh_places
+from kda.backends.common.training import fresh_places
 from kda.compile import driver
 from kda.compile.errors import BuildError
 from kda.compile.kernel import Kernel

@@ -15,10 +15,10 @@ from click.testing import CliRunner
 from kda import dispatch
 from kda.backends.common.arguments import Launched
 from kda.backends.common.cute.configs import TablesConfig
-from kda.backends.common.recorded_plan import OFFSETS, states_table
+from kda.backends.common.training_plan import OFFSETS, states_table
 from kda.backends.sm90.capability import BACKWARD
 from kda.backends.sm90.capability import CAPABILITY as SM90
-from kda.backends.sm90.plan import TARGET, join_config, plan, recipe, recipes, recorded_plan
+from kda.backends.sm90.plan import TARGET, join_config, plan, recipe, recipes, training_plan
 from kda.capability import Capability
 from kda.cli import cli
 from kda.commands import compile as command
@@ -77,7 +77,7 @@ def wanted(p):
             call = dataclasses.replace(
                 backward, T=T, N=N, B=1 if p.packed else N, H=H, HV=H * p.HV // p.H, final_state=final_state
             )
-            at = recorded_plan(call, sms)
+            at = training_plan(call, sms)
             found |= {recipe(c) for c in vars(at).values() if isinstance(c, Launched)}
     return found
 

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from kda import ahead, autograd, dispatch
-from kda.backends.common import recorded
+from kda.backends.common import training
 from kda.backends.common.cute.configs import TablesConfig
-from kda.backends.common.recorded_plan import BACKWARD_OF
+from kda.backends.common.training_plan import BACKWARD_OF
 from kda.backends.sm90.plan import recipe
 from kda.bundles import Outputs, Save
 from kda.compile import fetching
@@ -36,17 +36,17 @@ def launched(arch, p, save, offsets, monkeypatch):
         if config is not None and 0 not in grid:
             found.add(config)
 
-    monkeypatch.setattr(recorded, "launch_of", seen)
+    monkeypatch.setattr(training, "launch_of", seen)
     monkeypatch.setattr(launch, "launch_of", seen)
-    of_recorded, steps = recorded.steps.__wrapped__, launch.steps.__wrapped__
+    of_recorded, steps = training.steps.__wrapped__, launch.steps.__wrapped__
     if save is not Save.NOTHING:
-        of_recorded(launch.RECORDED, p, at.cc, at.sms, offsets, "forward")
+        of_recorded(launch.TRAINING, p, at.cc, at.sms, offsets, "forward")
     else:
         steps(p, at.sms, False, offsets) if arch == "sm90" else steps(p, at.cc, at.sms, offsets)
     for dht in {False, p.final_state}:
         backward = dataclasses.replace(p, direction="backward", final_state=dht)
         what = BACKWARD_OF.get(save, "backward")
-        of_recorded(launch.RECORDED, backward, at.cc, at.sms, offsets, what)
+        of_recorded(launch.TRAINING, backward, at.cc, at.sms, offsets, what)
     return found
 
 

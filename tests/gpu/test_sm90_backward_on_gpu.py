@@ -79,7 +79,7 @@ def test_one_kernel_that_keeps_has_the_bits_of_two(shape, ctas, words, plan_says
     for one in (False, True):
         plan_says(FUSED=one, CTAS=ctas)
         backward = dataclasses.replace(case.problem(), direction="backward")
-        assert plan.recorded_plan(backward, detect("cuda").sms).clusters.ctas == ctas * one
+        assert plan.training_plan(backward, detect("cuda").sms).clusters.ctas == ctas * one
         found[one] = [gradients(case, kept) for kept in (False, True)]
     expected, *_ = found[False]
     for each in (*found[False], *found[True]):

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import kda
-from kda.backends.common import recorded
+from kda.backends.common import training
 from kda.backends.sm90 import launch, plan
 from kda.backends.sm90.configs import FusedConfig
 from kda.compile import sources
@@ -195,7 +195,7 @@ def plant(fault, folder, monkeypatch, backend="sm90"):
         return kernel
 
     monkeypatch.setattr(of["launch"], "kernel", broken)
-    for launcher in (of["launch"], recorded):
+    for launcher in (of["launch"], training):
         kept_nowhere(monkeypatch, launcher)
 
 

@@ -7,7 +7,7 @@ import torch
 from assembly import kernel
 
 import kda
-from kda.backends.common import recorded
+from kda.backends.common import training
 from kda.compile.code import entries
 from kda.compile.kernel import Kernel
 from kda.compile.target import parse
@@ -48,7 +48,7 @@ def addresses_alone(like, sizes):
     return [Address(place.address) for place in fresh_places(like, sizes)]
 
 
-fresh_places = recorded.fresh_places
+fresh_places = training.fresh_places
 
 
 # kda's own calls
@@ -90,11 +90,11 @@ def test_a_call_that_lets_go_of_memory_its_kernels_work_in_is_found(name, monkey
     pytest.importorskip("cutlass")
     make, backend = CALLS[name]
     call = make(backend)
-    monkeypatch.setattr(recorded, "fresh_places", addresses_alone)
+    monkeypatch.setattr(training, "fresh_places", addresses_alone)
     with capture(arch=backend, stop=True) as session:
         call()
     (first, *_) = session.findings
-    assert first.kind == "freed" and "test_freed.py" in first.says and "recorded.py" in first.says, first
+    assert first.kind == "freed" and "test_freed.py" in first.says and "training.py" in first.says, first
 
 
 def test_a_call_that_holds_its_memory_is_clean():

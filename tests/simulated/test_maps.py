@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import kda
-from kda.backends.common import recorded_plan
+from kda.backends.common import training_plan
 from kda.backends.sm90.launch import forget_plans
 from kda.dispatch import backend_of_backward, capability
 from kda.parallel import operators
@@ -63,7 +63,7 @@ def test_maps_are_those_of_the_definition_and_nothing_is_wrong_on_the_way(name, 
     if backend == "triton":
         request.getfixturevalue("kernels_built_here")
     if "cut" in name:
-        monkeypatch.setattr(recorded_plan, "SHORTEST", 2)
+        monkeypatch.setattr(training_plan, "SHORTEST", 2)
         forget_plans()
     forward, limit = x._replace(initial_state=h0), 4 * torch.finfo(x.q.dtype).eps
     with capture(arch=arch) as session:

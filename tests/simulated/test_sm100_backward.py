@@ -23,7 +23,7 @@ from cute_calls import (
 pytest.importorskip("cutlass", reason="nvidia-cutlass-dsl is not installed")
 
 import kda
-from kda.backends.common import recorded_plan
+from kda.backends.common import training_plan
 from kda.backends.sm90.launch import forget_plans
 from kda.backends.sm100 import launch, plan
 from kda.compile.target import parse
@@ -174,10 +174,10 @@ KEPT = {
 @pytest.mark.parametrize("name", KEPT)
 def test_what_a_forward_keeps_gives_the_bits_of_what_is_made_again(name, keep, monkeypatch):
     words = dict(KEPT[name])
-    monkeypatch.setattr(recorded_plan, "SHORTEST", words.pop("SHORTEST", recorded_plan.SHORTEST))
+    monkeypatch.setattr(training_plan, "SHORTEST", words.pop("SHORTEST", training_plan.SHORTEST))
     forget_plans()
     case = drawn(**words)
-    assert ("cut into segments" in name) == bool(recorded_plan.segment_length(case.problem(), 148))
+    assert ("cut into segments" in name) == bool(training_plan.segment_length(case.problem(), 148))
     kept, made = kept_and_made_again(case, "sm100", keep)
     forget_plans()
     assert_right(judged(case, kept))
@@ -219,7 +219,7 @@ def test_no_kernel_of_a_bounded_gate_spills_but_grads_8_bytes_and_64_of_packed_c
     for words in WITHOUT_SPILLS:
         for arch in ("sm100", "sm103"):
             p = Problem.parse(f"bfloat16 {words} state_dtype=float32 final_state=true")
-            for config in dict.fromkeys(recorded_plan.all_configs(plan.RECORDED, p)):
+            for config in dict.fromkeys(training_plan.all_configs(plan.TRAINING, p)):
                 bytes_ = launch.kernel(config, parse(arch)).spills if config else 0
                 if bytes_:
                     spilt[type(config).__name__, config.packed] = bytes_
@@ -276,8 +276,7 @@ FAULTS = {
 @pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
 def test_a_planted_fault_is_noticed(fault, tmp_path, monkeypatch):
     plant(fault, tmp_path, monkeypatch, "sm100")
-    one_sm = launch.RECORDED._replace(plan=lambda p, sms: plan.recorded_plan(p, 1))            # one item after another
-    monkeypatch.setattr(launch, "RECORDED", one_sm)
+    monkeypatch.setattr(launch.TRAINING, "plan", lambda p, sms: plan.training_plan(p, 1))       # one item after another
     case = drawn(T=150)
     found, session = gradients(case, strict=True)
     assert_noticed(fault, session, lambda: judged(case, found))

@@ -22,8 +22,8 @@ from cute_calls import (
 pytest.importorskip("cutlass", reason="nvidia-cutlass-dsl is not installed")
 
 import kda
-from kda.backends.common import recorded_plan
-from kda.backends.common.cute.recorded import LOAD_WARPS
+from kda.backends.common import training_plan
+from kda.backends.common.cute.training import LOAD_WARPS
 from kda.backends.sm90 import launch, plan
 from kda.backends.sm90.bwd.grads import REGISTERS
 from kda.backends.sm90.launch import forget_plans
@@ -247,13 +247,13 @@ def test_keys_may_be_all_alike():
 ])
 def test_no_product_waits_for_another(words, tmp_path):
     p = Problem.parse(f"bfloat16 {words} backward")
-    has_products_that_wait_for_no_other(launch.kernel(plan.RECORDED.grads(p)), tmp_path)
+    has_products_that_wait_for_no_other(launch.kernel(plan.TRAINING.grads(p)), tmp_path)
 
 
 @pytest.mark.parametrize("K", [64, 128])
 def test_an_SM_has_room_for_as_many_ctas_of_grads_as_are_launched(K):
     p = Problem.parse(f"bfloat16 K={K} V={K} bounded l2norm beta=sigmoid backward T=8192 H=64")
-    at = plan.recorded_plan(p, 132)
+    at = plan.training_plan(p, 132)
     of_math, of_load = REGISTERS[at.grads.panels]
     registers = 32 * (at.grads.math_warps * of_math + LOAD_WARPS * of_load)
     assert at.grads_grid == 132 * at.grads.ctas == 132 * 128 // K
@@ -297,10 +297,10 @@ KEPT["cut into segments, 64 channels"] = dict(T=250, SHORTEST=2, **SMALL)
 @pytest.mark.parametrize("name", KEPT)
 def test_what_a_forward_keeps_gives_the_bits_of_what_is_made_again(name, keep, monkeypatch):
     words = dict(KEPT[name])
-    monkeypatch.setattr(recorded_plan, "SHORTEST", words.pop("SHORTEST", recorded_plan.SHORTEST))
+    monkeypatch.setattr(training_plan, "SHORTEST", words.pop("SHORTEST", training_plan.SHORTEST))
     forget_plans()
     case = drawn(**words)
-    assert ("cut into segments" in name) == bool(recorded_plan.segment_length(case.problem(), 132))
+    assert ("cut into segments" in name) == bool(training_plan.segment_length(case.problem(), 132))
     kept, made = kept_and_made_again(case, "sm90", keep)
     assert_right(judged(case, kept))
     assert all(torch.equal(kept[name], x) for name, x in made.items())
@@ -488,8 +488,7 @@ FAULTY = {
 @pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
 def test_a_planted_fault_is_noticed(fault, tmp_path, monkeypatch):
     plant(fault, tmp_path, monkeypatch)
-    one_sm = launch.RECORDED._replace(plan=lambda p, sms: plan.recorded_plan(p, 1))            # one item after another
-    monkeypatch.setattr(launch, "RECORDED", one_sm)
+    monkeypatch.setattr(launch.TRAINING, "plan", lambda p, sms: plan.training_plan(p, 1))       # one item after another
     case = FAULTY[fault.case]()
     found, session = gradients(case, strict=False)
     assert_noticed(fault, session, lambda: judged(case, found))

@@ -21,7 +21,7 @@ from cute_calls import (
 
 pytest.importorskip("cutlass", reason="nvidia-cutlass-dsl is not installed")
 
-from kda.backends.common import recorded
+from kda.backends.common import training
 from kda.backends.common.pool.launch import Checkpoints
 from kda.backends.sm90 import launch, plan
 from kda.backends.sm90.configs import FusedConfig
@@ -43,7 +43,7 @@ SMALL = dict(K=64, V=64)
 
 
 def clusters_of(case):
-    return plan.recorded_plan(case.problem(), 132).clusters
+    return plan.training_plan(case.problem(), 132).clusters
 
 
 CASES = {
@@ -148,7 +148,7 @@ def test_one_kernel_keeps_where_it_is_faster_on_an_h200(T, H, lengths, gate, exp
     """These are measured, except for 44 heads."""
     p = drawn(**(dict(lengths=(1,) * len(lengths)) if lengths else dict(T=1)), gate=gate).problem()
     p = dataclasses.replace(p, T=T, H=H, HV=H, direction="backward")
-    assert plan.recorded_plan(p, 132).clusters == expected
+    assert plan.training_plan(p, 132).clusters == expected
 
 
 def test_what_it_cannot_do_stays_with_two_kernels(at_once):
@@ -225,7 +225,7 @@ def test_it_takes_the_shared_memory_that_its_configuration_says(ctas, monkeypatc
     at_once(ctas)
     enough = FusedConfig.shared.fget
     monkeypatch.setattr(FusedConfig, "shared", property(lambda config: enough(config) - 16))
-    kept_nowhere(monkeypatch, recorded)
+    kept_nowhere(monkeypatch, training)
     _, session = keeping(drawn(T=100))
     assert any(finding.kind == "out-of-bounds" for finding in session.findings)
 
@@ -234,7 +234,7 @@ def test_it_takes_the_shared_memory_that_its_configuration_says(ctas, monkeypatc
 @pytest.mark.parametrize(("ctas", "gate", "spills"), [(2, "bounded", 24), (4, "bounded", 32), (4, "softplus", 48)])
 def test_it_spills_little_and_its_products_wait_for_no_other(ctas, gate, spills, tmp_path, at_once):
     at_once(ctas)
-    config = plan.recorded_plan(drawn(T=33, gate=gate).problem(), 132).fused
+    config = plan.training_plan(drawn(T=33, gate=gate).problem(), 132).fused
     kernel = launch.kernel(config)
     assert kernel.spills <= spills and config.shared <= 227 * 1024
     has_products_that_wait_for_no_other(kernel, tmp_path)
@@ -246,7 +246,7 @@ def test_the_form_that_racecheck_follows_keeps_the_same(ctas, tmp_path, monkeypa
     for x, name in ((launch, "kernel"), (sys, "path")):                         # `follow` changes both
         monkeypatch.setattr(x, name, getattr(x, name))
     monkeypatch.syspath_prepend(Path(__file__).parents[2] / "benchmarks")
-    kept_nowhere(monkeypatch, recorded)
+    kept_nowhere(monkeypatch, training)
     at_once(ctas)
     case = drawn(T=390)
     expected, _ = keeping(case)
@@ -257,6 +257,6 @@ def test_the_form_that_racecheck_follows_keeps_the_same(ctas, tmp_path, monkeypa
 
 def test_arguments_are_those_of_a_call_that_keeps_nothing_and_three_more(at_once):
     at_once(2)
-    asked = plan.recorded_plan(drawn(T=33).problem(), 132).fused.arguments
+    asked = plan.training_plan(drawn(T=33).problem(), 132).fused.arguments
     plain = imported("kda.backends.sm90.configs:FusedArguments")
     assert asked.numbers() == plain.numbers() and asked.tensors() == [*plain.tensors(), "tiles", "h", "r"]

@@ -6,7 +6,7 @@ from cute_calls import called, check
 
 pytest.importorskip("cutlass", reason="nvidia-cutlass-dsl is not installed")
 
-from kda.backends.common import recorded_plan
+from kda.backends.common import training_plan
 from kda.backends.sm90 import plan
 from kda.backends.sm90.launch import forget_plans
 from kda.problem import Problem
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.usefixtures("one_thread", "kernels_apart", "short_segme
 @pytest.fixture
 def short_segments(monkeypatch):
     """Make segments of two chunks, so that little is simulated."""
-    monkeypatch.setattr(recorded_plan, "SHORTEST", 2)
+    monkeypatch.setattr(training_plan, "SHORTEST", 2)
     forget_plans()
     yield
     forget_plans()
@@ -76,5 +76,5 @@ def test_states_of_heads_that_remember_are_whole_or_cut_the_same_but_for_roundin
     "T=8192 H=8 N=8 packed": 0, "T=65536 H=8 N=2 packed": 256, "T=65536 H=8 batch_invariant=true": 0,
 }.items())
 def test_shapes_alone_say_where_sequences_are_cut(words, length, monkeypatch):
-    monkeypatch.setattr(recorded_plan, "SHORTEST", 32)
-    assert recorded_plan.segment_length(Problem.parse(f"bounded lower_bound=-5 l2norm {words}"), 132) == length
+    monkeypatch.setattr(training_plan, "SHORTEST", 32)
+    assert training_plan.segment_length(Problem.parse(f"bounded lower_bound=-5 l2norm {words}"), 132) == length

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 
 from kda.bundles import Grads, Outputs, Save, SegmentSummary
+from kda.compile.fetching import fetch_here
 from kda.compile.kernel import Kernel
+from kda.compile.recipes import AnyRecipe
 from kda.problem import Inputs, Problem
 
 from .arguments import Launch, Launched
@@ -40,6 +43,12 @@ def gate_numbers(p: Problem) -> dict[str, float]:
 def walk_numbers(p: Problem, plan: Any) -> dict[str, float]:
     """Return the numbers with which kernels that walk over tiles are launched; a plan has chunks and segments."""
     return dict(T=p.T, chunks=plan.chunks, segments=plan.segments, segment=plan.segment, HV=p.HV)
+
+
+def kernels(recipe: Callable[..., AnyRecipe]) -> Callable[..., Kernel]:
+    """Return the function from a configuration, and a target if `recipe` needs one, to its kernel: built, or of the
+    store."""
+    return functools.cache(lambda *arguments: fetch_here(recipe(*arguments)))
 
 
 def launch_of(

@@ -12,7 +12,8 @@ from typing import NamedTuple
 from ..common.arguments import Arguments, Launched, number, tensor
 from ..common.cute.configs import ChunkConfig, checkpoint_arguments
 from ..common.cute.fields import Field, Struct, array, several
-from ..common.cute.recorded import (
+from ..common.cute.tile import PITCH_A, PITCH_INVERSE, SUMS, WARPS, C
+from ..common.cute.training import (
     LOAD_WARPS,
     PLACE,
     TOKENS,
@@ -21,7 +22,6 @@ from ..common.cute.recorded import (
     GradsOptions,
     WalkArguments,
 )
-from ..common.cute.tile import PITCH_A, PITCH_INVERSE, SUMS, WARPS, C
 
 CTAS = 2                                     # CTAs of a cluster: each has the same share of the state's columns
 GROUPS = 2                                   # groups of WARPS warps in a CTA

@@ -3,43 +3,29 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
 from typing import NamedTuple
 
 import torch
 
-from kda.bundles import Grads, Outputs, Own, Products, Save, Saved
+from kda.bundles import Outputs, Save
 from kda.compile.errors import BuildError
-from kda.compile.fetching import fetch_here
-from kda.compile.kernel import Kernel
-from kda.compile.target import Target
 from kda.host import detect
 from kda.offsets import offsets_dtype
 from kda.problem import Inputs, Problem
 
-from ..common import recorded
+from ..common import training
 from ..common.arguments import Launch
-from ..common.cute.configs import ROUNDED_TO
 from ..common.cute.tile import C
-from ..common.launcher import backward_as_stage, forward_as_stage, launch_of, outputs, segment_summary
+from ..common.launcher import kernels, launch_of, outputs, segment_summary
 from ..common.pool.launch import Checkpoints
 from ..common.pool.launch import prefill as of_pool
 from ..common.tensors import laid_out, offsets_on, on_its_device
-from .plan import Config, Plan, call_of_stage, plan, recipe, recorded_plan, target
+from .plan import Plan, call_of_stage, plan, recipe, target, training_plan
 
 Tensor = torch.Tensor
 
 
-def rounded_to(p: Problem) -> dict[str, str]:
-    return recorded.ROUNDED_TO if p.direction == "backward" else ROUNDED_TO
-
-
-@functools.cache
-def kernel(config: Config, arch: Target) -> Kernel:
-    return fetch_here(recipe(config, arch))
-
-
-RECORDED = recorded.Backend(recorded_plan, lambda config, cc: kernel(config, target(cc)), v_first=False)
+kernel = kernels(recipe)
 
 
 class Steps(NamedTuple):
@@ -75,8 +61,8 @@ def forward(p: Problem, x: Inputs, save: Save = Save.NOTHING) -> Outputs:
 
 @on_its_device
 def _forward(p: Problem, x: Inputs, save: Save, checkpoints: Checkpoints | None) -> Outputs:
-    if save in recorded.NOT_KEPT:
-        return recorded.forward(RECORDED, p, x, save)
+    if save in training.NOT_KEPT:
+        return TRAINING.forward(p, x, save)
     if save is not Save.NOTHING:
         raise BuildError(
             "chunk_kda: backend='sm100' keeps what its own backward reads, not what others do. Leave out "
@@ -106,30 +92,8 @@ def _forward(p: Problem, x: Inputs, save: Save, checkpoints: Checkpoints | None)
 prefill = of_pool(_forward, lambda p: C)
 
 
-@on_its_device
-def backward(
-    p: Problem, x: Inputs, do: Tensor, dht: Tensor | None, saved: Saved | Products | Own | None = None
-) -> Grads:
-    """Return the gradients; what was kept for another backend is not looked at."""
-    return recorded.backward(RECORDED, p, x, do, dht, saved if type(saved) is Own else None)
-
-
-@on_its_device
-def segment_map_bwd(p: Problem, x: Inputs, do: Tensor, dht: Tensor | None) -> Tensor:
-    return recorded.segment_map_bwd(RECORDED, p, x, do, dht)
-
-
-def kept_bytes(p: Problem, save: Save) -> int:
-    return recorded.kept_bytes(RECORDED, p, save)
-
-
-def stage(
-    name: str, p: Problem, offsets: list[int] | None, tensors: Mapping[str, Tensor | None]
-) -> dict[str, Tensor | None]:
-    """Run the forward in one piece, the backward with all that it makes again, or its second kernel alone."""
-    p, save = call_of_stage(name, p, offsets is not None)
-    if name == "bwd/grads":
-        return recorded.grads_as_stage(RECORDED, p, offsets, tensors)
-    if name.startswith("bwd"):
-        return backward_as_stage(backward, p, offsets, tensors)
-    return forward_as_stage(forward, save, p, offsets, tensors)
+TRAINING = training.TrainingBackend(
+    training_plan, lambda config, cc: kernel(config, target(cc)), forward, call_of_stage, v_first=False
+)
+rounded_to, kept_bytes, stage = TRAINING.rounded_to, TRAINING.kept_bytes, TRAINING.stage
+backward, segment_map_bwd = TRAINING.backward, TRAINING.segment_map_bwd

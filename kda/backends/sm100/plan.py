@@ -26,11 +26,11 @@ from ..common.cute.configs import (
 from ..common.cute.tile import C
 from ..common.pool.plan import inner
 from ..common.pool.plan import recipes as pool_recipes
-from ..common.recorded_plan import (
+from ..common.training_plan import (
     BACKWARD_OF,
     OFFSETS,
     Makers,
-    RecordedPlan,
+    TrainingPlan,
     all_configs,
     call_in_one_piece,
     configs_in,
@@ -116,7 +116,7 @@ def walk_config(p: Problem, cut: bool, alone: bool) -> WalkConfig:
     return WalkConfig(p.packed, walk, p.final_state or cut, p.state_dtype, p.state_v_first)
 
 
-RECORDED = Makers(
+TRAINING = Makers(
     tile_bytes=lambda K: RECORD_TILE.bytes,
     prepare=lambda p: OperandsConfig(**chunk_options(p), packed=p.packed),
     record=record_config,
@@ -128,8 +128,8 @@ RECORDED = Makers(
 
 
 @functools.lru_cache(maxsize=1024)
-def recorded_plan(p: Problem, sms: int) -> RecordedPlan:
-    return plan_of(RECORDED, p, sms)
+def training_plan(p: Problem, sms: int) -> TrainingPlan:
+    return plan_of(TRAINING, p, sms)
 
 
 def target(cc: tuple[int, int]) -> Target:
@@ -146,7 +146,7 @@ def call_of_stage(name: str, p: Problem, packed: bool) -> tuple[Problem, Save]:
 
 def recipes_of_call(p: Problem, host: Host, offsets: str | None, save: Save) -> list[AnyRecipe]:
     if p.direction == "backward" or save in BACKWARD_OF:
-        configs = configs_of_call(recorded_plan, p, host.sms, save, offsets)
+        configs = configs_of_call(training_plan, p, host.sms, save, offsets)
     else:
         configs = configs_in(plan(p, host.sms, offsets))
     return [recipe(config, target(host.cc)) for config in dict.fromkeys(configs)]
@@ -164,5 +164,5 @@ def recipes(p: Problem, host: Host, recorded: bool = True) -> list[AnyRecipe]:
         configs += [fused_config(p, offsets, cut), JoinConfig(offsets, p.K, p.V, C)] * cut
     configs += [join_states_config(p)] * cut
     if recorded and all(rule.holds(dataclasses.replace(p, direction="backward"), host) for rule in BACKWARD):
-        configs += all_configs(RECORDED, p)
+        configs += all_configs(TRAINING, p)
     return [recipe(config, target(host.cc)) for config in dict.fromkeys(configs) if config]

@@ -11,17 +11,15 @@ import torch
 
 from kda.bundles import Grads, Outputs, Products, Save, SegmentSummary
 from kda.compile.errors import BuildError
-from kda.compile.fetching import fetch_here
-from kda.compile.kernel import Kernel
 from kda.host import Host, detect
 from kda.offsets import offsets_dtype
 from kda.problem import Inputs, Problem
 
 from ..common.arguments import Launch
 from ..common.chunks import Chunks
-from ..common.launcher import outputs
+from ..common.launcher import kernels, outputs
 from ..common.tensors import aligned, laid_out, offsets_on, on_its_device
-from .configs import SLICE, Config
+from .configs import SLICE
 from .plan import BACKWARD, FORWARD, WITHIN, Plan, call_of_stage, check_memory, plan, recipe, sizes
 
 Tensor = torch.Tensor
@@ -32,9 +30,7 @@ def rounded_to(p: Problem) -> dict[str, str]:
     return {}                                                                  # all is float32
 
 
-@functools.cache
-def kernel(config: Config) -> Kernel:
-    return fetch_here(recipe(config))
+kernel = kernels(recipe)
 
 
 class Steps:

@@ -9,14 +9,14 @@ from types import MappingProxyType
 from ..common.arguments import Arguments, Launched, number, tensor
 from ..common.cute.configs import ChunkConfig, checkpoint_arguments
 from ..common.cute.fields import Field, Struct, array, several
-from ..common.cute.recorded import (
+from ..common.cute.tile import OF_BLOCKS, PITCH_A, PITCH_INVERSE, SUMS_OF_BLOCKS, WARPS, C
+from ..common.cute.training import (
     LOAD_WARPS,
     TOKENS,
     ChainArguments,
     GradsOptions,
     WalkArguments,
 )
-from ..common.cute.tile import OF_BLOCKS, PITCH_A, PITCH_INVERSE, SUMS_OF_BLOCKS, WARPS, C
 
 CHANNELS_OF_ROWS = 128                       # the value of K for which common/cute/rows.py is used here
 # pairs

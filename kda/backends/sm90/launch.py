@@ -3,26 +3,24 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
 from typing import NamedTuple
 
 import torch
 
-from kda.bundles import Grads, Outputs, Own, Products, Save, Saved, SegmentSummary
+from kda.bundles import Outputs, Products, Save, SegmentSummary
 from kda.compile.errors import BuildError
 from kda.host import detect
 from kda.offsets import offsets_dtype
 from kda.problem import Inputs, Problem
 
-from ..common import recorded
+from ..common import training
 from ..common.arguments import Launch
-from ..common.cute.configs import JOIN_ROWS, ROUNDED_TO, RUN, ChunkTable, SegmentTable, TablesConfig
-from ..common.cute.recorded import TOKENS
+from ..common.cute.configs import JOIN_ROWS, RUN, ChunkTable, SegmentTable, TablesConfig
 from ..common.cute.tile import C
+from ..common.cute.training import TOKENS
 from ..common.launcher import (
-    backward_as_stage,
-    forward_as_stage,
     gate_numbers,
+    kernels,
     launch_of,
     outputs,
     segment_summary,
@@ -32,15 +30,10 @@ from ..common.pool.launch import Checkpoints
 from ..common.pool.launch import prefill as of_pool
 from ..common.tensors import laid_out, offsets_on, on_its_device
 from .configs import tile
-from .kernels import kernel
-from .plan import Plan, call_of_stage, join_config, map_plan, plan, recorded_plan
+from .plan import Plan, call_of_stage, join_config, map_plan, plan, recipe, training_plan
 
 Tensor = torch.Tensor
-RECORDED = recorded.Backend(recorded_plan, lambda config, cc: kernel(config), v_first=True, map_plan=map_plan)
-
-
-def rounded_to(p: Problem) -> dict[str, str]:
-    return recorded.ROUNDED_TO if p.direction == "backward" else ROUNDED_TO
+kernel = kernels(recipe)
 
 
 class Steps(NamedTuple):
@@ -99,12 +92,8 @@ def steps(p: Problem, sms: int, kept: bool, offsets: str | None) -> Steps:
 
 def forget_plans() -> None:
     """Forget plans made with other constants of plan.py; functions without a cache are passed over."""
-    for planned in (plan, recorded_plan, steps, recorded.steps):
+    for planned in (plan, training_plan, steps, training.steps):
         getattr(planned, "cache_clear", lambda: None)()
-
-
-def kept_bytes(p: Problem, save: Save) -> int:
-    return recorded.kept_bytes(RECORDED, p, save)
 
 
 def forward(p: Problem, x: Inputs, save: Save = Save.NOTHING) -> Outputs:
@@ -118,13 +107,13 @@ def _forward(p: Problem, x: Inputs, save: Save, checkpoints: Checkpoints | None)
             "chunk_kda: backend='sm90' keeps what its own backward reads, or A_qk and A_inv, not all that "
             "disable_recompute keeps for others. Leave it out, or backend."
         )
-    if save in recorded.NOT_KEPT:
-        return recorded.forward(RECORDED, p, x, save)
+    if save in training.NOT_KEPT:
+        return TRAINING.forward(p, x, save)
     kept = save is Save.PRODUCTS
     at = steps(p, detect(p.device).sms, kept, offsets_dtype(x))
     inputs, out = laid_out(x), outputs(p, x)
     o = out.o
-    crossing = recorded.edges_of(p, o, at)
+    crossing = training.edges_of(p, o, at)
     if at.stream:                                                              # ahead of the tables, too
         places = at.plan.all_steps * p.HV
         tiles = o.new_empty(2 * places * tile(p.K).bytes, dtype=torch.uint8)
@@ -182,21 +171,8 @@ def chain(p: Problem, at: Steps, tiles: Tensor, v: Tensor, h0: Tensor | None, ou
 @on_its_device
 def segment_map(p: Problem, x: Inputs, transition: bool) -> SegmentSummary:
     if transition:
-        return recorded.segment_map(RECORDED, p, x)
+        return TRAINING.segment_map(p, x)
     return SegmentSummary(x.q.new_zeros(1, p.HV, p.K, p.K, dtype=torch.float32), forward(p, x).final_state)
-
-
-@on_its_device
-def backward(
-    p: Problem, x: Inputs, do: Tensor, dht: Tensor | None, saved: Saved | Products | Own | None = None
-) -> Grads:
-    """What was kept for another backend is not looked at."""
-    return recorded.backward(RECORDED, p, x, do, dht, saved if type(saved) is Own else None)
-
-
-@on_its_device
-def segment_map_bwd(p: Problem, x: Inputs, do: Tensor, dht: Tensor | None) -> Tensor:
-    return recorded.segment_map_bwd(RECORDED, p, x, do, dht)
 
 
 def tables(p: Problem, at: Steps, cu_seqlens: Tensor, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
@@ -211,14 +187,8 @@ def tables(p: Problem, at: Steps, cu_seqlens: Tensor, device: torch.device) -> t
     return chunk_table, segment_table, first_segment
 
 
-def stage(
-    name: str, p: Problem, offsets: list[int] | None, tensors: Mapping[str, Tensor | None]
-) -> dict[str, Tensor | None]:
-    """The forward in one piece, with what it keeps for others; the backward, with all that it makes again; its second
-    kernel alone."""
-    p, save = call_of_stage(name, p, offsets is not None)
-    if name == "bwd/grads":
-        return recorded.grads_as_stage(RECORDED, p, offsets, tensors)
-    if name.startswith("bwd"):
-        return backward_as_stage(backward, p, offsets, tensors)
-    return forward_as_stage(forward, save, p, offsets, tensors)
+TRAINING = training.TrainingBackend(
+    training_plan, lambda config, cc: kernel(config), forward, call_of_stage, v_first=True, map_plan=map_plan
+)
+rounded_to, kept_bytes, stage = TRAINING.rounded_to, TRAINING.kept_bytes, TRAINING.stage
+backward, segment_map_bwd = TRAINING.backward, TRAINING.segment_map_bwd

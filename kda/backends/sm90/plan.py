@@ -24,18 +24,18 @@ from ..common.cute.configs import (
     chunk_options,
     join_states_config,
 )
-from ..common.cute.recorded import TOKENS
 from ..common.cute.tile import C
+from ..common.cute.training import TOKENS
 from ..common.pool.plan import inner
 from ..common.pool.plan import recipes as pool_recipes
-from ..common.recorded_plan import (
+from ..common.training_plan import (
     BACKWARD_OF,
     NO_CLUSTERS,
     OFFSETS,
     Clusters,
     Makers,
     MapPlan,
-    RecordedPlan,
+    TrainingPlan,
     all_configs,
     call_in_one_piece,
     compose_config,
@@ -200,7 +200,7 @@ def keeping_config(p: Problem, clusters: Clusters, results: bool) -> FusedConfig
     return dataclasses.replace(fused, prepare=prepare, chain=chain)
 
 
-RECORDED = Makers(
+TRAINING = Makers(
     tile_bytes=lambda K: tile(K).bytes,
     prepare=lambda p: dataclasses.replace(prepare_config(p, kept=False), b_on_keys=True),
     record=record_config,
@@ -219,13 +219,13 @@ RECORDED = Makers(
 
 
 @functools.lru_cache(maxsize=1024)
-def recorded_plan(p: Problem, sms: int) -> RecordedPlan:
-    return plan_of(RECORDED, p, sms)
+def training_plan(p: Problem, sms: int) -> TrainingPlan:
+    return plan_of(TRAINING, p, sms)
 
 
 @functools.lru_cache(maxsize=1024)
 def map_plan(p: Problem, sms: int) -> MapPlan:
-    return map_plan_of(RECORDED, p, sms)
+    return map_plan_of(TRAINING, p, sms)
 
 
 def recipe(config: Config) -> cutedsl.Recipe:
@@ -253,7 +253,7 @@ def recipes(p: Problem, host: Host, recorded: bool = True) -> list[AnyRecipe]:
         configs += [stream_config(p), stream_config(p, cut=True), join_states_config(p)]
         configs += [join_config(p, offsets) for offsets in (OFFSETS if p.packed else (None,))]
     if recorded and has_backward:
-        configs += all_configs(RECORDED, p)
+        configs += all_configs(TRAINING, p)
     return [recipe(config) for config in dict.fromkeys(configs) if config]
 
 
@@ -263,7 +263,7 @@ def call_of_stage(name: str, p: Problem, packed: bool) -> tuple[Problem, Save]:
 
 def recipes_of_call(p: Problem, host: Host, offsets: str | None, save: Save) -> list[AnyRecipe]:
     if p.direction == "backward" or save in BACKWARD_OF:
-        configs: list[Any] = [*configs_of_call(recorded_plan, p, host.sms, save, offsets)]
+        configs: list[Any] = [*configs_of_call(training_plan, p, host.sms, save, offsets)]
     else:
         forward = plan(p, host.sms, save is Save.PRODUCTS)
         configs = [TablesConfig(offsets)] if offsets else []

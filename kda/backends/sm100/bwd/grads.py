@@ -53,7 +53,7 @@ from ...common.cute.fragments import load_matrices, mma_bf16
 from ...common.cute.grads.load import LOADERS, Loader
 from ...common.cute.grads.places import HALVES, STEPS
 from ...common.cute.grads.rows import Rows
-from ...common.cute.recorded import PLACE, TOKENS
+from ...common.cute.training import PLACE, TOKENS
 from ..configs import MATH_WARPS, TMEM, GradsColumns, GradsConfig, K, V
 from ..parts import umma
 

@@ -53,7 +53,7 @@ from ...common.cute.copies import allocate
 from ...common.cute.grads.load import LOADERS, Loader, place_of_item, tile_at
 from ...common.cute.grads.places import HALVES, STEPS
 from ...common.cute.grads.rows import Rows
-from ...common.cute.recorded import CHANNELS, TOKENS
+from ...common.cute.training import CHANNELS, TOKENS
 from ..configs import GradsConfig
 from ..parts.state import register_mma
 from ..parts.views import view, wide_view

@@ -14,7 +14,7 @@ from cutlass import Float32, Int32, Int64
 from .. import fast
 from ..copies import in_global, load_one, store, words_of
 from ..fragments import store_matrices
-from ..recorded import STEP, GradsOptions
+from ..training import STEP, GradsOptions
 from .places import EACH, HALVES, at_element, last_token, raw
 
 FLOOR = -16.0                                # bits that a token of a block of 8 loses at most

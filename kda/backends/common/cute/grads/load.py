@@ -16,8 +16,8 @@ from ..async_copies import arrive_when_copied, bulk_copy, copy_16_bytes_later
 from ..barriers import NamedBarrier
 from ..configs import ChunkTable
 from ..copies import copy_16_bytes, floats, in_global, load, load_one, store
-from ..recorded import LOAD_WARPS, PLACE, TOKEN_FACTORS, TOKENS, GradsOptions
 from ..tile import BF16
+from ..training import LOAD_WARPS, PLACE, TOKEN_FACTORS, TOKENS, GradsOptions
 from .places import SMALLEST_B, B, last_token, position
 
 LOAD = NamedBarrier(2, 32 * LOAD_WARPS)

@@ -6,7 +6,7 @@ from cutlass import BFloat16, Uint32
 
 from ..copies import floats
 from ..fragments import load_matrices
-from ..recorded import STEP, TOKEN_FACTORS, TOKENS
+from ..training import STEP, TOKEN_FACTORS, TOKENS
 
 STEPS = TOKENS // STEP
 EACH = 4                                     # tokens of a step that a lane has: 4 a .. 4 a + 3

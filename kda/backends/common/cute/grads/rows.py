@@ -14,7 +14,7 @@ from .. import fast
 from ..barriers import NamedBarrier
 from ..copies import both_halves, compute_words_now, floats, load, load_one, store, words_of
 from ..fragments import load_matrices, mma_bf16, store_matrices
-from ..recorded import STEP, TOKEN_FACTORS, TOKENS, GradsOptions
+from ..training import STEP, TOKEN_FACTORS, TOKENS, GradsOptions
 from .gate import Gate
 from .load import tile_at
 from .places import EACH, HALVES, K_, SMALLEST_B, STEPS, B, Q, at_element, neighbour, raw
@@ -287,7 +287,7 @@ class Rows:
     @cute.jit
     def gains_and_sums(self, x, s, of_tokens, xs, up1, up2, down, Qu, Ku, Kd):
         """What each token's gate gains of its row; to shared memory, where G was, what a warp's 16 channels have of
-        recorded.GradsOptions.sums: (warps, sums, tokens)."""
+        training.GradsOptions.sums: (warps, sums, tokens)."""
         lane, gains, wanted = self.lane(), [None] * 32, self.c.sums
         of_warp = cute.recast_ptr(s.G, dtype=Float32) + self.warp() * (len(wanted) * TOKENS)
         to = of_warp + ((lane >> 3) * STEP + EACH * (lane & 3) + (lane >> 1 & 2))

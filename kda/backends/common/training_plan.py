@@ -15,8 +15,8 @@ from kda.problem import Problem
 
 from .arguments import Launched
 from .cute.configs import LIMIT, ComposeConfig, SharesConfig, TablesConfig
-from .cute.recorded import TOKENS
 from .cute.tile import C
+from .cute.training import TOKENS
 
 OFFSETS = ("int32", "int64")                 # dtypes of cu_seqlens
 TILE_ALIGNMENT = 1024
@@ -53,7 +53,7 @@ class Makers(NamedTuple):
 
 
 @dataclass(frozen=True)
-class RecordedPlan:
+class TrainingPlan:
     """The sizes and kernels of a forward that keeps what its backward reads, and of that backward, which recomputes it
     if nothing was kept.  Keys of tiles are multiplied by b, and a state is kept for every two chunks.  If packed,
     there may be fewer chunks, segments and states."""
@@ -89,7 +89,7 @@ class RecordedPlan:
         return vars(self) | dict.fromkeys((*NOT_LAUNCHED[of], *(AT_ONCE if at_once else ("fused", "fused_again"))))
 
 
-# What does not launch some kernels of a RecordedPlan.
+# What does not launch some kernels of a TrainingPlan.
 NOT_LAUNCHED: dict[str, tuple[str, ...]] = {
     "forward": ("again", "fused_again", "carry_back", "compose_back", "walk", "grads", "shares"),
     "backward": ("record", "fused"),
@@ -115,7 +115,7 @@ def places(*sizes: int) -> tuple[int, ...]:
     return tuple(-(-size // TILE_ALIGNMENT) * TILE_ALIGNMENT for size in sizes)
 
 
-def plan_of(make: Makers, p: Problem, sms: int) -> RecordedPlan:
+def plan_of(make: Makers, p: Problem, sms: int) -> TrainingPlan:
     """Return the plan, which has the same segments in both directions."""
     length, chunks, states = segment_length(p, sms), -(-p.T // C), -(-p.T // TOKENS)
     segment = length or max(chunks, 1)
@@ -134,7 +134,7 @@ def plan_of(make: Makers, p: Problem, sms: int) -> RecordedPlan:
     ctas = p.HV * all_segments
     alone, carry_alone = (columns // COLUMNS * ctas <= sms for columns in (p.V, p.V + p.K))
     clusters = NO_CLUSTERS if cut else make.one_kernel(p, sms, all_chunks)
-    return RecordedPlan(
+    return TrainingPlan(
         chunks, segments, segment, all_segments, all_chunks, grid(all_chunks) if p.packed else (chunks, p.B), states,
         all_states, kept, scratch, min(all_states * p.HV, sms * grads.ctas) if p.T else 0,  # type: ignore[attr-defined]
         prepare=make.prepare(p),
@@ -206,7 +206,7 @@ def configs_in(plan: Any) -> Iterator[Any]:
 
 
 def configs_of_call(
-    planned: Callable[[Problem, int], RecordedPlan], p: Problem, sms: int, save: Save, offsets: str | None
+    planned: Callable[[Problem, int], TrainingPlan], p: Problem, sms: int, save: Save, offsets: str | None
 ) -> Iterator[Any]:
     """Yield the configurations of a forward that keeps something of its own, or of a backward, which recomputes what
     was not kept.  Whether the final states have gradients is not known before the call."""

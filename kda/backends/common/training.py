@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from kda.bundles import Grads, Outputs, Own, Save, SegmentSummary
+from kda.bundles import Grads, Outputs, Own, Products, Save, Saved, SegmentSummary
 from kda.compile.code import Place
 from kda.compile.errors import BuildError
 from kda.compile.kernel import Kernel
@@ -24,11 +24,13 @@ from kda.offsets import offsets_dtype
 from kda.problem import Inputs, Problem
 
 from .arguments import Launch, Launched
-from .cute.configs import RUN, ChunkTable, ComposeConfig, SegmentTable, TablesConfig
-from .cute.recorded import TOKENS
+from .cute.configs import ROUNDED_TO, RUN, ChunkTable, ComposeConfig, SegmentTable, TablesConfig
 from .cute.tile import BF16, C, swizzle_128B
+from .cute.training import TOKENS
 from .launcher import (
+    backward_as_stage,
     chunks_of,
+    forward_as_stage,
     gate_numbers,
     inputs_of,
     launch_of,
@@ -37,14 +39,14 @@ from .launcher import (
     segment_summary,
     walk_numbers,
 )
-from .recorded_plan import BACKWARD_OF, COLUMNS, MapPlan, RecordedPlan, states_table
-from .tensors import aligned, laid_out, offsets_on
+from .tensors import aligned, laid_out, offsets_on, on_its_device
+from .training_plan import BACKWARD_OF, COLUMNS, MapPlan, TrainingPlan, states_table
 
 Tensor = torch.Tensor
 
 # What a backward rounds, by the names that the stages have for what is as large: kE, qg, b kg, A_qk b, T', states, r,
 # z and dv; G, Qu, Ku and Kd; results.
-ROUNDED_TO = dict.fromkeys(
+ROUNDED_IN_BACKWARD = dict.fromkeys(
     ("A_qk", "A_inv", "w", "u", "qg", "kb", "kg", "h", "v_new", "dh", "dv_new", "P", "kD", "qD", "dA_k", "dA_q",
      "r", "G", "Qu", "Ku", "Kd", "dq", "dk", "dv", "dg", "dbeta"), "bfloat16",
 )
@@ -60,15 +62,6 @@ class Tables(NamedTuple):
 
 
 NO_TABLES = Tables()
-
-
-class Backend(NamedTuple):
-    """The arch whose kernels are launched."""
-
-    plan: Callable[[Problem, int], RecordedPlan]                               # for this number of SMs
-    kernel: Callable[[Launched, tuple[int, int]], Kernel]                      # for a compute capability
-    v_first: bool                                                              # rows of kept states are those of v
-    map_plan: Callable[[Problem, int], MapPlan] | None = None                  # where there is a segment_map
 
 
 class Parts(NamedTuple):
@@ -87,7 +80,7 @@ NOT_KEPT = {Save.OWN: 0, Save.STATES: 1}
 class Steps(NamedTuple):
     """A plan and its launches, to be called with tensors; None if there is nothing to do."""
 
-    plan: RecordedPlan
+    plan: TrainingPlan
     tables: Launch | None                    # makes the tables of chunks and of segments
     states: Launch | None                    # makes the table of pairs of chunks
     prepare: Launch | None
@@ -105,13 +98,13 @@ class Steps(NamedTuple):
 
 @functools.lru_cache(maxsize=1024)
 def steps(
-    of: Backend, p: Problem, cc: tuple[int, int], sms: int, offsets: str | None, what: str
+    backend: TrainingBackend, p: Problem, cc: tuple[int, int], sms: int, offsets: str | None, what: str
 ) -> Steps:
     """Return the launches of `what`, a key of NOT_LAUNCHED.  `offsets` is the dtype of `cu_seqlens`.  In a backward,
     `p.final_state` says whether final states have gradients."""
-    pl = of.plan(p, sms)
+    pl = backend.plan(p, sms)
     kernels = pl.kernels(what)
-    step = functools.partial(launch_of, lambda config: of.kernel(config, cc))
+    step = functools.partial(launch_of, lambda config: backend.kernel(config, cc))
     gate, walk = gate_numbers(p), walk_numbers(p, pl)
     compose = dict(segments=pl.segments, HV=p.HV)
     walks = pl.all_segments if p.N else 0
@@ -146,64 +139,9 @@ def runs(rows: int, p: Problem) -> int:
     return max(1, -(-p.T // (rows * RUN))) if p.N else 0
 
 
-def kept_bytes(of: Backend, p: Problem, save: Save) -> int:
-    return sum(of.plan(p, detect(p.device).sms).kept[NOT_KEPT[save]:])
-
-
-def saved_in(of: Backend, p: Problem, own: Own | None) -> Save:
-    """Return what a forward has kept, which the size of its memory tells."""
-    if own is None:
-        return Save.NOTHING
-    return Save.OWN if own.memory.numel() == kept_bytes(of, p, Save.OWN) else Save.STATES
-
-
-def steps_here(of: Backend, p: Problem, x: Inputs, what: str = "") -> Steps:
-    host = detect(p.device)
-    return steps(of, p, host.cc, host.sms, offsets_dtype(x), what or p.direction)
-
-
 @functools.lru_cache(maxsize=1024)
 def with_dht(p: Problem, dht: bool) -> Problem:
     return dataclasses.replace(p, final_state=dht)
-
-
-def forward(of: Backend, p: Problem, x: Inputs, save: Save) -> Outputs:
-    at = steps_here(of, p, x)
-    out, inputs = outputs(p, x), laid_out(x)
-    parts, memory = parts_in(out.o, at.plan.kept, NOT_KEPT[save])
-    crossing = edges_of(p, out.o, at)
-    up(p, at, at.record, inputs, parts, tables(p, at, x), crossing, cleared=out.o, o=out.o, ht=out.final_state)
-    return out._replace(saved=Own(memory))
-
-
-def backward(of: Backend, p: Problem, x: Inputs, do: Tensor, dht: Tensor | None, own: Own | None) -> Grads:
-    """Without `own`, the forward's operands, states and residuals are recomputed; with states alone, its operands."""
-    p, save = with_dht(p, dht is not None), saved_in(of, p, own)
-    at = steps_here(of, p, x, BACKWARD_OF.get(save, "backward"))
-    like, inputs, kept, crossing = x.q, laid_out(x), at.plan.kept, edges_of(p, x.q, at)
-    found = tables(p, at, x)
-    do, dht = aligned(do, like.dtype), aligned(dht, torch.float32)
-    # tokens of no sequence: prepare clears their rows, which does not run again if all was kept
-    dv = (like.new_zeros if save is Save.OWN and p.packed else like.new_empty)(p.B, p.T, p.HV, p.V)
-    dh0 = None if inputs["h0"] is None else torch.empty_like(inputs["h0"])
-    if own is None:
-        parts, _ = parts_in(like, kept, 2)                                     # tiles and M are needed only briefly
-        up(p, at, at.again, inputs, parts, found, crossing, cleared=dv)
-    else:
-        parts, _ = parts_in(like, kept, NOT_KEPT[save], own.memory)
-        if save is Save.STATES:
-            make_tiles(at, inputs, parts, found, cleared=dv)
-    dh, added, edge, *shares = fresh_places(like, at.plan.scratch)
-    if at.carry_back:
-        at.carry_back(tiles=parts.tiles, do=do, dh0=added, segment_table=found.segment)
-        at.compose_back(M=parts.M, added=added, h0=dht, edge=edge, first_segment=found.first_segment)
-        dht = edge  # type: ignore[assignment]
-    if at.walk:
-        at.walk(tiles=parts.tiles, do=do, dht=dht, dv=dv, dh=dh, dh0=dh0, segment_table=found.segment)
-    parts = parts._replace(tiles=None, M=None)                                 # dq and dk may reuse their memory
-    dq, dk, dg, dbeta = grads(p, at, x, inputs, parts, found, shares, do=do, dv=dv, dh=dh)
-    dA_log, ddt_bias = sums(at, x, shares)
-    return Grads(dq, dk, dv, dg, dbeta, dA_log, ddt_bias, dh0)
 
 
 class MapSteps(NamedTuple):
@@ -215,10 +153,10 @@ class MapSteps(NamedTuple):
 
 
 @functools.lru_cache(maxsize=1024)
-def map_steps(of: Backend, p: Problem, cc: tuple[int, int], sms: int) -> MapSteps:
-    assert of.map_plan
-    pl = of.map_plan(p, sms)
-    step = functools.partial(launch_of, lambda config: of.kernel(config, cc))
+def map_steps(backend: TrainingBackend, p: Problem, cc: tuple[int, int], sms: int) -> MapSteps:
+    assert backend.map_plan
+    pl = backend.map_plan(p, sms)
+    step = functools.partial(launch_of, lambda config: backend.kernel(config, cc))
 
     def composer(config: ComposeConfig) -> Launch | None:                      # one more segment: see segment_map
         return step(config, (config.strips, p.HV, 1), segments=pl.segments + 1, HV=p.HV)
@@ -231,42 +169,147 @@ def map_steps(of: Backend, p: Problem, cc: tuple[int, int], sms: int) -> MapStep
     )
 
 
-def segment_map(of: Backend, p: Problem, x: Inputs) -> SegmentSummary:
-    """For one sequence on several GPUs: compose M and the added states of its segments.  The state that `compose`
-    returns for one segment more is the state that leaves the sequence."""
-    host, inputs = detect(p.device), laid_out(x)
-    at = map_steps(of, p, host.cc, host.sms)
-    like, v, h0 = x.q, inputs.pop("v"), inputs.pop("h0")
-    tiles = like.new_empty(at.plan.tiles, dtype=torch.uint8)
-    at.prepare(**inputs, tiles=tiles, o=v)                                     # o is of packed sequences alone
-    of_segments = segment_summary(p, like, at.plan.segments)
-    at.carry(tiles=tiles, v=v, ht=of_segments.added, M=of_segments.M)
-    added, M = (like.new_empty(at.plan.segments + 1, p.HV, p.K, n, dtype=torch.float32) for n in (p.V, p.K))
-    at.compose(M=of_segments.M, added=of_segments.added, h0=h0, edge=added)
-    eye = torch.eye(p.K, device=like.device).repeat(1, p.HV, 1, 1)
-    at.compose_M(M=of_segments.M, added=torch.zeros_like(M), h0=eye, edge=M)
-    return SegmentSummary(M[-1:], added[-1:])
+class TrainingBackend:
+    """The functions of an arch's `launch` that have to do with gradients, or with a forward alone as a stage."""
 
+    def __init__(
+        self, plan: Callable[[Problem, int], TrainingPlan], kernel: Callable[[Launched, tuple[int, int]], Kernel],
+        plain_forward: Callable[..., Outputs], call_of_stage: Callable[[str, Problem, bool], tuple[Problem, Save]], *,
+        v_first: bool, map_plan: Callable[[Problem, int], MapPlan] | None = None,
+    ) -> None:
+        self.plan, self.kernel = plan, kernel      # for this number of SMs; for a compute capability
+        self.plain_forward, self.call_of_stage = plain_forward, call_of_stage
+        self.v_first = v_first                     # rows of saved states are those of v
+        self.map_plan = map_plan                   # where there is a segment_map
+        self.backward, self.segment_map_bwd = on_its_device(self._backward), on_its_device(self._segment_map_bwd)
 
-def segment_map_bwd(of: Backend, p: Problem, x: Inputs, do: Tensor, dht: Tensor | None) -> Tensor:
-    """For one sequence on several GPUs: launch the walk back over tiles, without grads."""
-    p = dataclasses.replace(p, direction="backward", state_dtype="float32")    # dh0 is requested
-    like, inputs = x.q, laid_out(x)
-    inputs.pop("h0")
-    at = steps_here(of, with_dht(p, dht is not None), x, "map of a backward")
-    tiles, M = fresh_places(like, at.plan.kept[:2])
-    dh, added, edge = fresh_places(like, at.plan.scratch[:3])
-    do, dht = aligned(do, like.dtype), aligned(dht, torch.float32)
-    dv, v = torch.empty_like(inputs["v"]), inputs.pop("v")
-    dh0 = like.new_empty(1, p.HV, p.K, p.V, dtype=torch.float32)
-    at.prepare(**inputs, tiles=tiles, o=dv)
-    if at.carry:
-        at.carry(tiles=tiles, v=v, ht=added, M=M)
-        at.carry_back(tiles=tiles, do=do, dh0=added)
-        at.compose_back(M=M, added=added, h0=dht, edge=edge)
-        dht = edge  # type: ignore[assignment]
-    at.walk(tiles=tiles, do=do, dht=dht, dv=dv, dh=dh, dh0=dh0)
-    return dh0
+    def rounded_to(self, p: Problem) -> dict[str, str]:
+        return ROUNDED_IN_BACKWARD if p.direction == "backward" else ROUNDED_TO
+
+    def kept_bytes(self, p: Problem, save: Save) -> int:
+        return sum(self.plan(p, detect(p.device).sms).kept[NOT_KEPT[save]:])
+
+    def saved_in(self, p: Problem, own: Own | None) -> Save:
+        """Return what a forward has kept, which the size of its memory tells."""
+        if own is None:
+            return Save.NOTHING
+        return Save.OWN if own.memory.numel() == self.kept_bytes(p, Save.OWN) else Save.STATES
+
+    def steps(self, p: Problem, x: Inputs, what: str = "") -> Steps:
+        host = detect(p.device)
+        return steps(self, p, host.cc, host.sms, offsets_dtype(x), what or p.direction)
+
+    def forward(self, p: Problem, x: Inputs, save: Save) -> Outputs:
+        at = self.steps(p, x)
+        out, inputs = outputs(p, x), laid_out(x)
+        parts, memory = parts_in(out.o, at.plan.kept, NOT_KEPT[save])
+        crossing = edges_of(p, out.o, at)
+        up(p, at, at.record, inputs, parts, tables(p, at, x), crossing, cleared=out.o, o=out.o, ht=out.final_state)
+        return out._replace(saved=Own(memory))
+
+    def _backward(
+        self, p: Problem, x: Inputs, do: Tensor, dht: Tensor | None, saved: Saved | Products | Own | None = None
+    ) -> Grads:
+        """Return the gradients.  What another backend saved is not looked at: the forward's operands, states and
+        residuals are recomputed; its operands alone, if the states were saved."""
+        own = saved if type(saved) is Own else None
+        p, save = with_dht(p, dht is not None), self.saved_in(p, own)
+        at = self.steps(p, x, BACKWARD_OF.get(save, "backward"))
+        like, inputs, kept, crossing = x.q, laid_out(x), at.plan.kept, edges_of(p, x.q, at)
+        found = tables(p, at, x)
+        do, dht = aligned(do, like.dtype), aligned(dht, torch.float32)
+        # tokens of no sequence: prepare clears their rows, which does not run again if all was kept
+        dv = (like.new_zeros if save is Save.OWN and p.packed else like.new_empty)(p.B, p.T, p.HV, p.V)
+        dh0 = None if inputs["h0"] is None else torch.empty_like(inputs["h0"])
+        if own is None:
+            parts, _ = parts_in(like, kept, 2)                                 # tiles and M are needed only briefly
+            up(p, at, at.again, inputs, parts, found, crossing, cleared=dv)
+        else:
+            parts, _ = parts_in(like, kept, NOT_KEPT[save], own.memory)
+            if save is Save.STATES:
+                make_tiles(at, inputs, parts, found, cleared=dv)
+        dh, added, edge, *shares = fresh_places(like, at.plan.scratch)
+        if at.carry_back:
+            at.carry_back(tiles=parts.tiles, do=do, dh0=added, segment_table=found.segment)
+            at.compose_back(M=parts.M, added=added, h0=dht, edge=edge, first_segment=found.first_segment)
+            dht = edge  # type: ignore[assignment]
+        if at.walk:
+            at.walk(tiles=parts.tiles, do=do, dht=dht, dv=dv, dh=dh, dh0=dh0, segment_table=found.segment)
+        parts = parts._replace(tiles=None, M=None)                             # dq and dk may reuse their memory
+        dq, dk, dg, dbeta = grads(p, at, x, inputs, parts, found, shares, do=do, dv=dv, dh=dh)
+        dA_log, ddt_bias = sums(at, x, shares)
+        return Grads(dq, dk, dv, dg, dbeta, dA_log, ddt_bias, dh0)
+
+    def segment_map(self, p: Problem, x: Inputs) -> SegmentSummary:
+        """For one sequence on several GPUs: compose M and the added states of its segments.  The state that `compose`
+        returns for one segment more is the state that leaves the sequence."""
+        host, inputs = detect(p.device), laid_out(x)
+        at = map_steps(self, p, host.cc, host.sms)
+        like, v, h0 = x.q, inputs.pop("v"), inputs.pop("h0")
+        tiles = like.new_empty(at.plan.tiles, dtype=torch.uint8)
+        at.prepare(**inputs, tiles=tiles, o=v)                                 # o is of packed sequences alone
+        of_segments = segment_summary(p, like, at.plan.segments)
+        at.carry(tiles=tiles, v=v, ht=of_segments.added, M=of_segments.M)
+        added, M = (like.new_empty(at.plan.segments + 1, p.HV, p.K, n, dtype=torch.float32) for n in (p.V, p.K))
+        at.compose(M=of_segments.M, added=of_segments.added, h0=h0, edge=added)
+        eye = torch.eye(p.K, device=like.device).repeat(1, p.HV, 1, 1)
+        at.compose_M(M=of_segments.M, added=torch.zeros_like(M), h0=eye, edge=M)
+        return SegmentSummary(M[-1:], added[-1:])
+
+    def _segment_map_bwd(self, p: Problem, x: Inputs, do: Tensor, dht: Tensor | None) -> Tensor:
+        """For one sequence on several GPUs: launch the walk back over tiles, without grads."""
+        p = dataclasses.replace(p, direction="backward", state_dtype="float32")    # dh0 is requested
+        like, inputs = x.q, laid_out(x)
+        inputs.pop("h0")
+        at = self.steps(with_dht(p, dht is not None), x, "map of a backward")
+        tiles, M = fresh_places(like, at.plan.kept[:2])
+        dh, added, edge = fresh_places(like, at.plan.scratch[:3])
+        do, dht = aligned(do, like.dtype), aligned(dht, torch.float32)
+        dv, v = torch.empty_like(inputs["v"]), inputs.pop("v")
+        dh0 = like.new_empty(1, p.HV, p.K, p.V, dtype=torch.float32)
+        at.prepare(**inputs, tiles=tiles, o=dv)
+        if at.carry:
+            at.carry(tiles=tiles, v=v, ht=added, M=M)
+            at.carry_back(tiles=tiles, do=do, dh0=added)
+            at.compose_back(M=M, added=added, h0=dht, edge=edge)
+            dht = edge  # type: ignore[assignment]
+        at.walk(tiles=tiles, do=do, dht=dht, dv=dv, dh=dh, dh0=dh0)
+        return dh0
+
+    def stage(
+        self, name: str, p: Problem, offsets: list[int] | None, tensors: Mapping[str, Tensor | None]
+    ) -> dict[str, Tensor | None]:
+        """Run the forward in one piece, with what it saves for others; the backward, with all that it recomputes; or
+        its second kernel alone."""
+        p, save = self.call_of_stage(name, p, offsets is not None)
+        if name == "bwd/grads":
+            return self.grads_as_stage(p, offsets, tensors)
+        if name.startswith("bwd"):
+            return backward_as_stage(self.backward, p, offsets, tensors)
+        return forward_as_stage(self.plain_forward, save, p, offsets, tensors)
+
+    def grads_as_stage(
+        self, p: Problem, offsets: list[int] | None, tensors: Mapping[str, Tensor | None]
+    ) -> dict[str, Tensor | None]:
+        """Run bwd/grads alone, on tensors in the layout of chunks."""
+        if p.C != TOKENS:
+            raise BuildError(f"bwd/grads: chunk_size must be {TOKENS}; found {p.C}. Leave it out.")
+        table = chunks_of(p, offsets, tensors)
+        x = inputs_of(p, table, offsets, dict(tensors, v=tensors["do"], h0=None))
+        at, inputs = self.steps(p, x), laid_out(x)
+        do, dv, r = (rows_of(p, table, tensors[n], p.dtype) for n in ("do", "dv", "r"))
+        h, dh = (do.new_zeros(at.plan.all_states, p.HV, p.K * p.V) for _ in range(2))
+        for y, name in ((h, "h"), (dh, "dh")):
+            y[: table.NC] = image_of(tensors[name].mT if self.v_first else tensors[name])
+        shares = [do.new_zeros(at.plan.all_states, p.HV, p.K, dtype=torch.float32) for _ in range(2)]
+        parts = Parts(None, None, h, r)
+        found = grads(p, at, x, inputs, parts, tables(p, at, x), shares, do=do, dv=dv, dh=dh)
+        dq, dk, dg, dbeta = (y.flatten(0, 1) for y in found)
+        given = zip((x.A_log, x.dt_bias), shares)
+        of_A_log, of_dt_bias = (None if y is None else share[: table.NC] for y, share in given)
+        return {n: table.chunks(y) for n, y in (("dq", dq), ("dk", dk), ("dg", dg), ("dbeta", dbeta.unsqueeze(-1)))} | {
+            "dA_log_parts": None if of_A_log is None else of_A_log.sum(-1), "ddt_bias_parts": of_dt_bias,
+        }
 
 
 def tables(p: Problem, at: Steps, x: Inputs) -> Tables:
@@ -363,29 +406,6 @@ def grads(p: Problem, at: Steps, x: Inputs, inputs: dict, parts: Parts, found: T
             of_dt_bias=of_dt_bias, chunk_table=found.state,
         )
     return of_heads(dq, p), of_heads(dk, p), dg, dbeta
-
-
-def grads_as_stage(
-    of: Backend, p: Problem, offsets: list[int] | None, tensors: Mapping[str, Tensor | None]
-) -> dict[str, Tensor | None]:
-    """Run bwd/grads alone, on tensors in the layout of chunks."""
-    if p.C != TOKENS:
-        raise BuildError(f"bwd/grads: chunk_size must be {TOKENS}; found {p.C}. Leave it out.")
-    table = chunks_of(p, offsets, tensors)
-    x = inputs_of(p, table, offsets, dict(tensors, v=tensors["do"], h0=None))
-    at, inputs = steps_here(of, p, x), laid_out(x)
-    do, dv, r = (rows_of(p, table, tensors[n], p.dtype) for n in ("do", "dv", "r"))
-    h, dh = (do.new_zeros(at.plan.all_states, p.HV, p.K * p.V) for _ in range(2))
-    for y, name in ((h, "h"), (dh, "dh")):
-        y[: table.NC] = image_of(tensors[name].mT if of.v_first else tensors[name])
-    shares = [do.new_zeros(at.plan.all_states, p.HV, p.K, dtype=torch.float32) for _ in range(2)]
-    parts = Parts(None, None, h, r)
-    found = grads(p, at, x, inputs, parts, tables(p, at, x), shares, do=do, dv=dv, dh=dh)
-    dq, dk, dg, dbeta = (y.flatten(0, 1) for y in found)
-    of_A_log, of_dt_bias = (None if y is None else share[: table.NC] for y, share in zip((x.A_log, x.dt_bias), shares))
-    return {n: table.chunks(y) for n, y in (("dq", dq), ("dk", dk), ("dg", dg), ("dbeta", dbeta.unsqueeze(-1)))} | {
-        "dA_log_parts": None if of_A_log is None else of_A_log.sum(-1), "ddt_bias_parts": of_dt_bias,
-    }
 
 
 def image_of(state: Tensor) -> Tensor:
