@@ -182,6 +182,13 @@ def test_a_call_builds_what_the_command_builds(cache):
 
 
 @needs_dsl
+def test_a_kernel_of_an_invalid_configuration_is_not_built():
+    wide = Problem.parse("bounded l2norm T=512 N=1 H=2 K=192 V=192")
+    with pytest.raises(BuildError, match="GradsConfig: K must be 64 or 128; found 192"):
+        recipe(training_plan(wide, 132).grads).build()
+
+
+@needs_dsl
 def test_what_cannot_be_built_is_named(cache):
     one = recipe(TablesConfig("int32"))
     wrong = [dataclasses.replace(one, function=f"kda.backends.common.cute.{x}") for x in ("tables:biuld", "none:build")]

@@ -55,7 +55,10 @@ def launch_of(
     kernel: Callable[[Launched], Kernel], config: Launched | None, grid: tuple[int, int, int], **numbers: float
 ) -> Launch | None:
     """The launch of a kernel; None if there is none, or no CTA of it."""
-    if config is None or 0 in grid:
+    if config is None:
+        return None
+    config.require_valid()
+    if 0 in grid:
         return None
     return config.bound(kernel(config), grid, **numbers)
 

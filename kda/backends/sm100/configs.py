@@ -4,13 +4,14 @@ none."""
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from types import MappingProxyType
 from typing import NamedTuple
 
 from ..common.arguments import Arguments, Launched, number, tensor
-from ..common.cute.configs import ChunkConfig, checkpoint_arguments
+from ..common.cute.configs import ChunkConfig, checkpoint_arguments, wrong_head_sizes
 from ..common.cute.fields import Field, Struct, array, several
 from ..common.cute.tile import PITCH_A, PITCH_INVERSE, SUMS, WARPS, C
 from ..common.cute.training import (
@@ -182,6 +183,14 @@ class FusedConfig(ChunkConfig):
     def tmem(self) -> Columns:
         return Columns(self.columns)
 
+    def broken_limits(self) -> Iterator[str]:
+        if self.K != self.V:
+            yield f"K and V must be equal; found K = {self.K} and V = {self.V}"
+        yield from wrong_head_sizes(self.K, self.V)
+        if self.tmem.end > TMEM:
+            yield f"there are at most {TMEM} columns of tensor memory; found {self.tmem.end}"
+        yield from super().broken_limits()
+
 
 # A step that records gradients, forward and backward: operands, then record or walk.
 
@@ -198,6 +207,11 @@ RECORD_TILE = Struct(
 
 # Every CTA has these, as in `shared_memory`; the tensor memory of operands begins wherever some is free.
 OF_CTA = dict.fromkeys(("base_desc", "tmem"), array("uint32", 1, align=4))
+
+
+def other_than_trained_heads(config: OperandsConfig | RecordConfig | WalkConfig | GradsConfig) -> Iterator[str]:
+    if (config.K, config.V) != (K, V):
+        yield f"in a training call K and V must be {K}; found K = {config.K} and V = {config.V}"
 
 
 class OperandsArguments(Arguments):
@@ -256,6 +270,10 @@ class OperandsConfig(ChunkConfig):
     @property
     def shared(self) -> int:
         return self.struct.end
+
+    def broken_limits(self) -> Iterator[str]:
+        yield from other_than_trained_heads(self)
+        yield from super().broken_limits()
 
 
 STATE_WARPS = 8                              # warps that have the state, in record and walk
@@ -330,6 +348,10 @@ class RecordConfig(Launched):
     def shared(self) -> int:
         return self.struct.end
 
+    def broken_limits(self) -> Iterator[str]:
+        yield from other_than_trained_heads(self)
+        yield from super().broken_limits()
+
 
 @dataclass(frozen=True)
 class WalkConfig(Launched):
@@ -366,6 +388,10 @@ class WalkConfig(Launched):
     @property
     def shared(self) -> int:
         return self.struct.end
+
+    def broken_limits(self) -> Iterator[str]:
+        yield from other_than_trained_heads(self)
+        yield from super().broken_limits()
 
 
 class GradsColumns:
@@ -406,3 +432,7 @@ class GradsConfig(GradsOptions):
             items=array("int32", 1, align=4),                # how many this CTA has
             threads=array("uint8", 32 * MATH_WARPS, align=1),     # their numbers
         )
+
+    def broken_limits(self) -> Iterator[str]:
+        yield from other_than_trained_heads(self)
+        yield from super().broken_limits()

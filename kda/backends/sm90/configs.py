@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from types import MappingProxyType
 
 from ..common.arguments import Arguments, Launched, number, tensor
-from ..common.cute.configs import ChunkConfig, checkpoint_arguments
+from ..common.cute.configs import ChunkConfig, checkpoint_arguments, wrong_head_sizes
 from ..common.cute.fields import Field, Struct, array, several
 from ..common.cute.tile import OF_BLOCKS, PITCH_A, PITCH_INVERSE, SUMS_OF_BLOCKS, WARPS, C
 from ..common.cute.training import (
@@ -32,6 +33,7 @@ RING = WALKING * GROUPS                      # stages: of two CTAs, one for each
 OUTPUTS = 2                                  # chunks of o that a CTA holds
 FIRST_PRODUCER = 4                           # warp of the first group
 RELAY, INVERSE, LOAD, STORE = range(FIRST_PRODUCER + WARPS, FIRST_PRODUCER + WARPS + 4)   # where a CTA walks, of 4
+CLUSTER_SIZES = {1: (1, 2), 2: (2, 4)}       # CTAs of clusters that walk over so many times COLUMNS columns
 TILES = 2                                    # tiles of each group of a CTA that does not walk
 KEPT_COLUMNS = 16                            # columns of a state that a warp of CHAIN stores
 # stream
@@ -166,6 +168,10 @@ class PairsConfig(Launched):
     def shared(self) -> int:
         return self.struct.end
 
+    def broken_limits(self) -> Iterator[str]:
+        yield from wrong_head_sizes(self.K, self.K)
+        yield from super().broken_limits()
+
 
 # Such a chain has no r, M and h.
 CheckpointArguments = ChainArguments.replacing("CheckpointArguments", r={}, M={}, h=checkpoint_arguments())
@@ -239,6 +245,10 @@ class ChainConfig(Launched):
     def shared(self) -> int:
         return self.struct.end
 
+    def broken_limits(self) -> Iterator[str]:
+        yield from wrong_head_sizes(self.K, self.V)
+        yield from super().broken_limits()
+
 
 @dataclass(frozen=True)
 class WalkConfig(Launched):
@@ -282,6 +292,10 @@ class WalkConfig(Launched):
     @property
     def shared(self) -> int:
         return self.struct.end
+
+    def broken_limits(self) -> Iterator[str]:
+        yield from wrong_head_sizes(self.K, self.V)
+        yield from super().broken_limits()
 
 
 class ForwardArguments(Arguments):
@@ -332,6 +346,11 @@ StoringArguments = FusedArguments.and_more(  # for a kernel that stores states t
     "StoringArguments",
     **checkpoint_arguments("chain.checkpoints"),
 )
+
+
+def rows_that_cannot_be_staged(config: FusedConfig | StreamConfig) -> Iterator[str]:
+    if config.staged and config.prepare.g_dtype != "bfloat16":
+        yield f"rows that go through shared memory must be bfloat16; found g of {config.prepare.g_dtype}"
 
 
 class ShareField:
@@ -449,6 +468,14 @@ class FusedConfig(Launched):
     def shared(self) -> int:
         return self.struct.end
 
+    def broken_limits(self) -> Iterator[str]:
+        yield from wrong_head_sizes(self.prepare.K, self.prepare.V)
+        if self.ctas not in CLUSTER_SIZES[self.chain.strips]:
+            sizes = " or ".join(map(str, CLUSTER_SIZES[self.chain.strips]))
+            yield f"for V = {self.chain.V} a cluster has {sizes} CTAs; found {self.ctas}"
+        yield from rows_that_cannot_be_staged(self)
+        yield from super().broken_limits()
+
 
 StreamArguments = ForwardArguments.and_more(
     "StreamArguments",
@@ -528,6 +555,13 @@ class StreamConfig(Launched):
     def shared(self) -> int:
         return max((GROUPS - 1) * self.group.bytes + self.group.end, self.walker.end)
 
+    def broken_limits(self) -> Iterator[str]:
+        yield from wrong_head_sizes(self.prepare.K, self.prepare.V)
+        if self.prepare.K != CHANNELS_OF_ROWS:
+            yield f"K must be {CHANNELS_OF_ROWS}; found {self.prepare.K}"
+        yield from rows_that_cannot_be_staged(self)
+        yield from super().broken_limits()
+
 
 @dataclass(frozen=True)
 class GradsConfig(GradsOptions):
@@ -553,3 +587,10 @@ class GradsConfig(GradsOptions):
         values = dict.fromkeys(("do", "dv", "r"), array("bfloat16", TOKENS, self.V, align=1024))
         states = dict.fromkeys(("h", "dh"), array("bfloat16", self.V, self.K, align=1024))
         return Struct(align=1024, **values, **states, **self.more_fields)
+
+    def broken_limits(self) -> Iterator[str]:
+        yield from super().broken_limits()
+        if self.K != self.V:
+            yield f"K and V must be equal; found K = {self.K} and V = {self.V}"
+        if self.ctas < 1:
+            yield f"an SM must hold a CTA; found {self.ctas} of K = {self.K}"

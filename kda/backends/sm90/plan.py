@@ -50,6 +50,7 @@ from . import costs
 from .capability import BACKWARD
 from .configs import (
     CHANNELS_OF_ROWS,
+    CLUSTER_SIZES,
     COLUMNS,
     RING,
     ChainConfig,
@@ -82,7 +83,6 @@ STREAM_SEGMENTS: int | None = None           # segments of every sequence there;
 STAGED: bool | None = None                   # rows go through shared memory; None: but for one product by two CTAs
 CTAS: int | None = None                      # CTAs of its clusters; None: as many as are faster
 CLUSTERS = None                              # that run at once; None: those of FIT
-FORMS = {1: (1, 2), 2: (2, 4)}               # CTAs of clusters that walk over so many times 64 columns
 FIT = {1: 132, 2: 66, 4: 30}                 # clusters of so many CTAs that run at once on 132 SMs, of H200s: measured
 CLUSTERS_OF_ONE = tuple(Clusters(ctas, sharing) for ctas in FIT for sharing in (0, 1)[ctas == 1 :])   # see `wraps`
 # What decides between one kernel and two, as measured on an H200 (docs/decisions/hopper.md); clusters of
@@ -283,7 +283,7 @@ def fused_config(p: Problem, wrapped: bool = False, ctas: int = 0) -> FusedConfi
     prepare, strips = prepare_config(p, kept=False), p.V // COLUMNS
     ctas = ctas or strips
     staged = p.g_dtype == "bfloat16" and (ctas > 2 or prepare.in_blocks if STAGED is None else STAGED)
-    if not (prepare.one_product or prepare.in_blocks) or ctas not in FORMS[strips]:
+    if not (prepare.one_product or prepare.in_blocks) or ctas not in CLUSTER_SIZES.get(strips, ()):
         return None
     chain = chain_config(p, "sequences", RING)
     chain = dataclasses.replace(chain, every=chain.every if chain.h else 1)
@@ -405,7 +405,8 @@ def ctas_of_one_kernel(times: Times) -> int:
     """CTAs of the clusters of one kernel, where that is faster than two kernels; 0: it is not."""
     p, cut, cost, strips = times.p, times.length > 0, times.cost, times.strips
     walks, all_slots = p.N * p.HV, times.all_slots
-    forms = [ctas for ctas in FORMS[strips] if ctas > 1 or p.T]                # CTAs alone share walks, of some tokens
+    sizes = CLUSTER_SIZES.get(strips, ())
+    forms = [ctas for ctas in sizes if ctas > 1 or p.T]                        # CTAs alone share walks, of some tokens
     if FUSED is not None or not walks:
         ctas = (CTAS or forms[0]) if FUSED and walks else 0
         return 0 if (cut and ctas == strips) or ctas not in forms else ctas

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from types import MappingProxyType
@@ -11,7 +12,7 @@ from kda.problem import Problem
 
 from ..arguments import Argument, Arguments, Launched, number, tensor
 from .fields import Struct, array
-from .tile import MIN_GATE_ONE_PRODUCT, WARPS, C
+from .tile import HEAD_SIZES, MIN_GATE_ONE_PRODUCT, WARPS, C
 
 STRIP = 8                                    # columns of the states that a CTA of compose has
 JOIN_ROWS = 256                              # rows of o that a CTA of join has
@@ -23,6 +24,13 @@ LIMIT = 65535                                # the largest size of a grid in y a
 
 # What the forwards round: operands of products, and results; decays, norms, the inverse and the state stay float32.
 ROUNDED_TO = dict.fromkeys(("A_qk", "A_inv", "qg", "kb", "kg", "h", "v_new", "o"), "bfloat16")
+
+
+def wrong_head_sizes(K: int, V: int) -> Iterator[str]:
+    """Yield a sentence for each of K and V for which there is no kernel."""
+    for name, found in (("K", K), ("V", V)):
+        if found not in HEAD_SIZES:
+            yield f"{name} must be {' or '.join(map(str, HEAD_SIZES))}; found {found}"
 
 
 @dataclass(frozen=True)
@@ -40,6 +48,10 @@ class ChunkConfig(Launched):
     grouped: bool                            # value heads share q and k
     g_dtype: str
     beta_dtype: str
+
+    def broken_limits(self) -> Iterator[str]:
+        yield from wrong_head_sizes(self.K, self.V)
+        yield from super().broken_limits()
 
 
 def chunk_options(p: Problem) -> dict[str, Any]:
@@ -98,6 +110,10 @@ class ComposeConfig(Launched):
     def shared(self) -> int:
         return 2 * 4 * self.K * STRIP
 
+    def broken_limits(self) -> Iterator[str]:
+        yield from wrong_head_sizes(self.K, self.V)
+        yield from super().broken_limits()
+
 
 def join_states_config(p: Problem) -> ComposeConfig:
     return ComposeConfig(p.K, p.V, packed=False, h0=None, v_first=p.state_v_first, begun=True, ht=p.final_state)
@@ -127,6 +143,10 @@ class JoinConfig(Launched):
     @property
     def shared(self) -> int:
         return self.K * self.V * 2
+
+    def broken_limits(self) -> Iterator[str]:
+        yield from wrong_head_sizes(self.K, self.V)
+        yield from super().broken_limits()
 
 
 class ChunkTable:
@@ -194,3 +214,7 @@ class SharesConfig(Launched):
     @property
     def shared(self) -> int:
         return self.struct.end
+
+    def broken_limits(self) -> Iterator[str]:
+        yield from wrong_head_sizes(self.K, self.K)
+        yield from super().broken_limits()

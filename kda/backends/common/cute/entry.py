@@ -44,4 +44,5 @@ def example(config: Any) -> Any:
 
 
 def compile(kernel: type[Entry], config: Any, target: Target) -> cutedsl.Compiled:
+    config.require_valid()
     return cutedsl.compile(kernel(config), example(config), *[Int32(1)] * 3, cutedsl.fake_stream(), target=target)

@@ -19,6 +19,7 @@ OF_BLOCKS = 6 * BLOCKS                       # rows of bfloat16 of what blocks h
 MIN_GATE_ONE_PRODUCT = -5.02                 # the lowest bound for which one product is enough: 31 rows are 2^-224
 PITCH_A = C + 4                              # floats of a row of A_kk
 PITCH_INVERSE = 16 + 4                       # floats of a column of an inverse of 16 rows
+HEAD_SIZES = (64, 128)                       # K and V that the layouts of kernels hold
 HALF = 64                                    # channels in a row of 128 bytes
 BF16 = 2                                     # bytes
 

@@ -1,0 +1,108 @@
+"""Configurations of kernels say which limit they break, and are asked before a kernel is built or left out."""
+
+import dataclasses
+import importlib
+from dataclasses import dataclass
+
+import pytest
+
+from kda.backends.common.arguments import MAX_CLUSTER, MAX_SHARED, MAX_THREADS, Arguments, Launched
+from kda.backends.common.cute.configs import TablesConfig
+from kda.backends.common.launcher import launch_of
+from kda.backends.common.training_plan import configs_in
+from kda.backends.sm90.configs import FusedConfig, GradsConfig, StreamConfig
+from kda.backends.sm90.plan import fused_config, plan, training_plan
+from kda.compile.errors import BuildError
+from kda.problem import Problem
+from kda.simulator.chips import host_of
+from kda.verify.digests import PROBLEMS
+
+ARCHS = ("sm90", "sm100")
+MODEL = "bfloat16 bounded l2norm state_dtype=float32 final_state=true packed"
+WIDE = Problem.parse(f"{MODEL} T=512 N=1 H=2 K=192 V=192")
+UNASKED = TablesConfig                       # it has no head size
+
+
+def configs_of(backend, problems):
+    planned = importlib.import_module(f"kda.backends.{backend}.plan")
+    for words in problems:
+        yield from (recipe.config for recipe in planned.recipes(Problem.parse(words), host_of(backend)))
+
+
+def one_of_each(backend):
+    return {type(config): config for config in configs_of(backend, PROBLEMS[backend, backend])}
+
+
+def widened(config):
+    """The configuration for K = V = 192, also inside of it."""
+    parts = {name: widened(part) for name, part in vars(config).items() if isinstance(part, Launched)}
+    sizes = {field.name: 192 for field in dataclasses.fields(config) if field.name in ("K", "V")}
+    return dataclasses.replace(config, **parts, **sizes)
+
+
+def never(config):
+    raise AssertionError(f"{config} must not be built")
+
+
+@pytest.mark.parametrize("backend", ARCHS)
+def test_every_configuration_that_plans_produce_is_valid(backend):
+    found = {config: config.why_invalid() for config in configs_of(backend, PROBLEMS[backend, backend])}
+    assert found and {config: reason for config, reason in found.items() if reason} == {}
+
+
+@pytest.mark.parametrize("backend", ARCHS)
+def test_each_configuration_refuses_heads_of_192_by_itself(backend):
+    kernels = importlib.import_module(f"kda.backends.{backend}.plan").KERNELS
+    configs = one_of_each(backend)
+    assert configs.keys() == kernels.keys()
+    reasons = {kind.__name__: widened(config).why_invalid() for kind, config in configs.items() if kind is not UNASKED}
+    assert {name: reason for name, reason in reasons.items() if "192" not in (reason or "")} == {}
+
+
+@pytest.mark.parametrize("configs", [plan(WIDE, 132), training_plan(WIDE, 132)], ids=["forward", "training"])
+def test_what_a_plan_for_heads_of_192_wants_is_refused(configs):
+    reasons = {type(config): config.why_invalid() for config in configs_in(configs) if type(config) is not UNASKED}
+    assert reasons and all("192" in reason for reason in reasons.values())
+
+
+def test_a_kernel_of_no_cta_is_refused_and_not_left_out():
+    config = training_plan(WIDE, 132).grads
+    assert config.ctas == 0
+    with pytest.raises(BuildError, match=r"GradsConfig: K must be 64 or 128; found 192\. .* Use backend='triton'"):
+        launch_of(never, config, (0, 1, 1))
+
+
+@dataclass(frozen=True)
+class OfNoKernel(Launched):
+    threads: int = 32
+    shared: int = 0
+    cluster: int | tuple[int, int, int] = 1
+    arguments = Arguments
+
+
+@pytest.mark.parametrize("values, says", {
+    (("threads", MAX_THREADS),): None,
+    (("threads", MAX_THREADS + 32),): "there are at most 1,024 threads of a CTA; found 1,056",
+    (("shared", MAX_SHARED),): None,
+    (("shared", MAX_SHARED + 1),): "there are at most 232,448 bytes of shared memory; found 232,449",
+    (("cluster", (MAX_CLUSTER, 1, 1)),): None,
+    (("cluster", (MAX_CLUSTER, 2, 1)),): "there are at most 8 CTAs of a cluster; found 16",
+}.items())
+def test_the_limits_of_a_gpu_are_those_of_every_kernel(values, says):
+    assert OfNoKernel(**dict(values)).why_invalid() == says
+
+
+def test_a_kernel_has_limits_beside_its_head_size():
+    p = Problem.parse("bfloat16 bounded l2norm T=512 N=1 H=2")
+    fused, grads = fused_config(p), training_plan(p, 132).grads
+    stream = StreamConfig(fused.prepare, fused.chain, staged=False)
+    small = dataclasses.replace(fused.prepare, K=64)
+    wide_g = dataclasses.replace(fused.prepare, g_dtype="float32")
+    found = {
+        dataclasses.replace(fused, ctas=1): "for V = 128 a cluster has 2 or 4 CTAs; found 1",
+        FusedConfig(wide_g, fused.chain, staged=True): "must be bfloat16; found g of float32",
+        dataclasses.replace(stream, prepare=small): "K must be 128; found 64",
+        GradsConfig(**{**vars(grads), "V": 64}): "K and V must be equal; found K = 128 and V = 64",
+    }
+    assert stream.why_invalid() is None
+    assert all(says in config.why_invalid() for config, says in found.items())
