@@ -30,10 +30,10 @@ import kda
 from kda import host
 from kda.backends.triton import call, configs, plan
 from kda.backends.triton.configs import Config, Row
-from kda.compile.errors import BuildError
-from kda.compile.fetching import attempt_all
-from kda.simulator.chips import host_of
+from kda.host import host_of
 from kda.verify.cases import make_inputs
+from ptxkit.compile.errors import BuildError
+from ptxkit.compile.fetching import attempt_all
 
 CALLS = 11
 CLOSE = 2e-2                                 # two right results differ by roundings of bfloat16 in another order

@@ -18,8 +18,8 @@ from kda.backends.sm100.configs import CTAS
 from kda.measure.predicted import Prediction, predict
 from kda.measure.shapes import Shape
 from kda.problem import Problem
-from kda.simulator import capture
 from kda.verify.cases import make_inputs
+from ptxkit import capture
 
 SMS, GHZ, HBM = 148, 1.85, 8e12              # a B200: multiprocessors, clock, bytes a second
 ISSUED = 2.4                                 # instructions a clock, as Hopper's kernel of the same code on an H200

@@ -13,9 +13,9 @@ from unittest import mock
 from kda.backends.sm89 import launch, plan
 from kda.bundles import Save
 from kda.problem import Problem
-from kda.simulator import capture
-from kda.simulator.report import Run
 from kda.verify.cases import Case, make_inputs
+from ptxkit import capture
+from ptxkit.report import Run
 
 LONG, SHORT, C = 192, 64, 64
 HEADS, SMS = 16, 132                         # whose columns of a state are counted

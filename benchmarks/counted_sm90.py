@@ -19,11 +19,11 @@ from kda.backends.common.cute.training import TOKENS
 from kda.backends.common.training_plan import TrainingPlan
 from kda.backends.sm90 import launch, plan
 from kda.backends.sm90.bwd.grads import REGISTERS
-from kda.compile.launching import Launch
 from kda.problem import Problem
-from kda.simulator import capture
-from kda.simulator.capturing.session import Session
 from kda.verify.cases import make_inputs
+from ptxkit import capture
+from ptxkit.capturing.session import Session
+from ptxkit.compile.launching import Launch
 
 SMS, DIMS = 132, (128, 64)
 FUSED = "fused"                              # instead of prepare and record, in clusters of two

@@ -22,13 +22,13 @@ from kda.backends.common.cute.training import TOKENS
 from kda.backends.common.training_plan import all_configs
 from kda.backends.sm100 import launch, plan
 from kda.backends.sm100.configs import GradsConfig, OperandsConfig, RecordConfig, WalkConfig
-from kda.compile.kernel import Kernel
-from kda.compile.target import parse
 from kda.problem import Problem
-from kda.simulator import capture
-from kda.simulator.capturing.session import Session
-from kda.simulator.report import Run
 from kda.verify.cases import make_inputs
+from ptxkit import capture
+from ptxkit.capturing.session import Session
+from ptxkit.compile.kernel import Kernel
+from ptxkit.compile.target import parse
+from ptxkit.report import Run
 
 FORWARD, BACKWARD = ("operands", "record"), ("walk", "grads", "shares")
 AGAIN = ("operands", "again")                # first of a backward that nothing was kept for: record without o

@@ -12,10 +12,10 @@ import torch
 
 from kda.backends.triton import launch
 from kda.bundles import Save
-from kda.simulator import capture
-from kda.simulator.capturing.session import Session
-from kda.simulator.report import Run
 from kda.verify.cases import make_inputs
+from ptxkit import capture
+from ptxkit.capturing.session import Session
+from ptxkit.report import Run
 
 LONG, SHORT, ARCH = 192, 64, "sm90"
 SECTOR, READ, WRITTEN = 32, 1, 2             # bytes; flags of a sector

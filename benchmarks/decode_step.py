@@ -36,9 +36,9 @@ import kda
 from kda import nn
 from kda.backends.triton.decode import launch, step_plan
 from kda.commands.render import table
-from kda.compile.fetching import fetch_all
 from kda.nn.sequences import Sequences
 from kda.verify.steps import bytes_moved, copied, make_step, run_step
+from ptxkit.compile.fetching import fetch_all
 
 REPLAYS, L2_TIMES, FEW = 15, 4, 3
 TOLERANCE = {torch.bfloat16: 2**-7, torch.float32: 2e-5}

@@ -31,9 +31,9 @@ from decode_step import Arguments, arguments, distance, measure, parse_config, r
 
 import kda
 from kda.commands.render import table
-from kda.compile.fetching import fetch_all
 from kda.measure.shapes import SHAPES
 from kda.verify.steps import bytes_moved, copied, run_step
+from ptxkit.compile.fetching import fetch_all
 
 REACHED = 0.85                               # share of a copy's bandwidth, with 64 sequences of 32 heads and more
 VARIANTS = {                                 # by dtype of states and tokens, in the words of decode_step.parse_config
@@ -162,7 +162,7 @@ def simulated(arch: str, chip: str) -> dict[str, Any]:
 
 def checked(x: Arguments, arch: str) -> dict[str, torch.Tensor]:
     """What a configuration makes of a call in the simulator, without findings and close to the reference."""
-    from kda.simulator import capture
+    from ptxkit import capture
 
     with capture(arch=arch) as session:
         ours = run_step(copied(x), backend="triton")
@@ -176,8 +176,8 @@ def checked(x: Arguments, arch: str) -> dict[str, torch.Tensor]:
 
 def predicted(step: Step, name: str, arch: str, chip: str) -> Arguments:
     """Predict the variants from three waves of CTAs on four SMs."""
-    from kda.simulator import capture
-    from kda.simulator.timing.clock import Setting
+    from ptxkit import capture
+    from ptxkit.timing.clock import Setting
 
     x = arguments(step.N, step.H, step.states, step.args("cpu"))
     with capture(arch=arch, checks=False, clock=Setting(chip, step.N * step.H, 3, 4)) as session:

@@ -49,10 +49,10 @@ from evidence_cases import (
     paths_of,
 )
 
-from kda.compile import fetching
-from kda.compile.target import Target, parse
 from kda.verify import digests
 from kda.verify.ledger import FILE, RAN, SIMULATED, Known, Ledger, host_code
+from ptxkit.compile import fetching
+from ptxkit.compile.target import Target, parse
 
 HERE = Path(__file__).resolve().parents[1]
 DIGESTS = HERE / "tests" / "compiler" / "digests.json"
@@ -329,7 +329,7 @@ def card() -> str:
 def versions() -> dict[str, str]:
     import torch
 
-    from kda.compile.recipes import COMPILERS
+    from ptxkit.compile.recipes import COMPILERS
 
     found = {name: version() for name, version in COMPILERS.values()}
     return {"torch": str(torch.__version__)} | {name: version for name, version in found.items() if version}

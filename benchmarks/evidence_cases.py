@@ -21,13 +21,12 @@ from typing import Any, NamedTuple
 
 from kda import ahead
 from kda.bundles import Save
-from kda.compile.recipes import AnyRecipe
 from kda.dispatch import backend_of_backward, choose, route, what_is_kept
 from kda.errors import NoBackendError
-from kda.host import Host, standing_in
+from kda.host import Host, host_of, standing_in
 from kda.problem import Problem
-from kda.simulator.chips import host_of
 from kda.verify import digests
+from ptxkit.compile.recipes import AnyRecipe
 
 FORWARD, APART, RECOMPUTED, STATES, ALL = "forward", "backward alone", "step", "step, states kept", "step, all kept"
 KEEPS = {RECOMPUTED: False, STATES: "states", ALL: True}       # what a step keeps -> disable_recompute

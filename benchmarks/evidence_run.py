@@ -24,9 +24,7 @@ from evidence_cases import APART, FORWARD, KEEPS, ON_GPU, Case, GpuTest, lengths
 
 import kda
 from kda import host
-from kda.compile import driver
-from kda.compile.target import parse
-from kda.simulator.chips import host_of
+from kda.host import host_of
 from kda.verify import cases
 from kda.verify.budget import Budget
 from kda.verify.cases import REGIMES, Spec
@@ -34,6 +32,8 @@ from kda.verify.definition import budgets, by_gradient
 from kda.verify.digests import digest
 from kda.verify.doors import Door
 from kda.verify.literal import one_thread
+from ptxkit.compile import driver
+from ptxkit.compile.target import parse
 
 Tensor = torch.Tensor
 Tensors = dict[str, Tensor]
@@ -273,7 +273,7 @@ def run(case: Case, device: str, kept: Path | None = None) -> dict[str, Any]:
     began, session = time.monotonic(), None
     with contextlib.ExitStack() as stack:
         if device == "cpu":
-            from kda.simulator import capture
+            from ptxkit import capture
 
             session = stack.enter_context(capture(arch=parse(case.arch).spelling, sms=case.sms or None))
             device = "cuda"

@@ -19,10 +19,10 @@ from concurrent.futures import ProcessPoolExecutor
 from typing import NamedTuple
 
 from kda.backends.triton.plan import recipes
-from kda.compile import triton as door
-from kda.compile.triton import Recipe
+from kda.host import host_of
 from kda.problem import Problem
-from kda.simulator.chips import host_of
+from ptxkit.compile import triton as door
+from ptxkit.compile.triton import Recipe
 
 OPTIONS = "packed softplus dt_bias=true l2norm beta=sigmoid state_dtype=float32 final_state=true"
 WAYS = ("forward", "backward", "forward disable_recompute=true", "backward disable_recompute=true")

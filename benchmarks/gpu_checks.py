@@ -197,7 +197,7 @@ def compare(file: Path, device: str) -> int:
     from kda.verify.simulated import SimulatedDoor
 
     if device == "cpu":
-        from kda.compile.target import parse
+        from ptxkit.compile.target import parse
 
         ours = SimulatedDoor("sm90", parse("sm90"))
     else:

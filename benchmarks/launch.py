@@ -23,8 +23,8 @@ import triton
 import triton.language as tl
 
 from kda.commands.layout import table
-from kda.compile import driver
-from kda.compile import triton as door
+from ptxkit.compile import driver
+from ptxkit.compile import triton as door
 
 BATCHES, LAUNCHES, SIZE = 50, 100, 128
 

@@ -5,7 +5,7 @@
     python benchmarks/predicted.py --merge FILE   # and this puts them in instead of the old ones
 
 Each row is a kernel of a call, predicted with the plan of the call as it was timed.  What the prediction and the record
-say of it stands in kda/simulator/timing/errors.json; `table` makes the page's table of that.
+say of it stands in kda/measure/errors.json; `table` makes the page's table of that.
 """
 
 from __future__ import annotations

@@ -19,11 +19,11 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import torch
 
-from kda.compile.target import parse
-from kda.simulator import TensorMap, launch, launches
-from kda.simulator.engine import binding, build
 from kda.verify.cases import make_inputs
 from kda.verify.simulated import SimulatedDoor
+from ptxkit import TensorMap, launch, launches
+from ptxkit.compile.target import parse
+from ptxkit.engine import binding, build
 
 HERE = pathlib.Path(__file__).parent
 TILE = HERE / "kernels" / "tile_sm100.ptx"

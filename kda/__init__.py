@@ -6,6 +6,8 @@ import importlib
 import sys
 from typing import TYPE_CHECKING
 
+from . import building as building
+
 __version__ = "0.1.0"
 
 _WHERE = {

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from ptxkit.compile.fetching import build_together
+from ptxkit.compile.recipes import AnyRecipe
+
 from .bundles import Save
-from .compile.fetching import build_together
-from .compile.recipes import AnyRecipe
 from .dispatch import planner
 from .host import detect
 from .problem import Problem

@@ -130,7 +130,7 @@ def check_backend_name(name: object, source: str | None = None) -> None:
 
 def backends_of_gpu(name: str) -> tuple[str, list[str]]:
     """The arch of a name such as h100, and the backends with kernels for it; no backends if no GPU is called so."""
-    from .compile.target import parse
+    from ptxkit.compile.target import parse
 
     try:
         arch = parse(name).name

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from ptxkit.errors import PtxkitError
+
 QUOTED = ("chunk_size",)                     # as FLA writes it: code that matches FLA's message also matches ours
 SHORT = 60                                   # characters of a value that a message repeats
 
@@ -16,8 +18,7 @@ def in_words(x: Any) -> str:
     return type(x).__name__ + (f" {text}" if len(text) <= SHORT and "\n" not in text else "")
 
 
-class KdaError(Exception):
-    """Base of all errors that kda raises on purpose."""
+KdaError = PtxkitError                       # the base of all errors that kda and ptxkit raise on purpose
 
 
 class InputError(KdaError, ValueError):

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
-import contextvars
 import functools
 import importlib.metadata
 import platform
-from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ptxkit import standing
+from ptxkit.standing import standing_in as standing_in  # a Host, for which CPU tensors stand in
+
+if TYPE_CHECKING:
+    from ptxkit.chips import Chip
 
 PACKAGES = ("torch", "triton", "nvidia-cutlass-dsl", "cuda-bindings", "apache-tvm-ffi")
 
@@ -23,7 +27,7 @@ class Host:
     memory: int = 0                              # bytes of device memory
     system: tuple[str, str] = ("", "")           # ("Linux", "x86_64")
     versions: tuple[tuple[str, str], ...] = ()   # installed packages only
-    simulated: bool = False                      # a GPU that kda.simulator stands in for, with tensors of the CPU
+    simulated: bool = False                      # a GPU that the simulator stands in for, with tensors of the CPU
 
     def version(self, package: str) -> str | None:
         return dict(self.versions).get(package)
@@ -52,26 +56,39 @@ def installed_versions() -> tuple[tuple[str, str], ...]:
     return tuple(found)
 
 
-_standing_in: contextvars.ContextVar[Host | None] = contextvars.ContextVar("kda_host", default=None)
+def host_of(arch: str) -> Host:
+    """Return the host that a capture of `arch` shows while CPU tensors stand for those of such a GPU."""
+    from ptxkit.chips import CHIPS, number_of
+
+    return _host_with(CHIPS[number_of(arch)])
 
 
-@contextlib.contextmanager
-def standing_in(host: Host) -> Iterator[None]:
-    """Treat CPU tensors as if they were on this host's GPU, inside the `with` and in this thread or task."""
-    token = _standing_in.set(host)
-    try:
-        yield
-    finally:
-        _standing_in.reset(token)
+@functools.cache
+def _host_with(chip: Chip) -> Host:
+    from ptxkit import limits
+
+    return Host(
+        device=f"simulated {chip.target.spelling}",
+        name=f"simulated {chip.name}",
+        cc=chip.target.cc,
+        sms=chip.sms,
+        smem=chip.shared,
+        memory=limits.GLOBAL,
+        system=(platform.system(), platform.machine()),
+        versions=installed_versions(),
+        simulated=True,
+    )
 
 
 def stand_in() -> Host | None:
-    return _standing_in.get()
+    """Return what stands in for the machine: the chip of a capture, or the Host of a `standing_in`; else None."""
+    found = standing.stand_in()
+    return found if found is None or isinstance(found, Host) else _host_with(found)
 
 
 def detect(device: str = "cpu") -> Host:
     """The host, for one torch device."""
-    return _standing_in.get() or _asked(device)
+    return stand_in() or _asked(device)
 
 
 @functools.cache

@@ -3,7 +3,7 @@
   python -m benchmarks.microbenchmarks [--group fetch,issue] [--json FILE]
 
 A group is one file with a function `measure(bench)`: it writes small kernels (CUDA C++ around inline PTX, built by
-`kda.compile.nvrtc`), launches each several times and hands over figures with their spread and what was checked.
+`ptxkit.compile.nvrtc`), launches each several times and hands over figures with their spread and what was checked.
 
   figures.py    what a figure is; how it is printed and kept
   expected.py   what was published, assumed or measured before, and what was predicted for this run

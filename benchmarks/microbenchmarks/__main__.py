@@ -28,7 +28,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=200, help="that measuring may take in all (%(default)s)")
     how = parser.add_mutually_exclusive_group()
     how.add_argument("--build", metavar="ARCH", help="only build, for sm90, sm100, ...: no GPU")
-    how.add_argument("--simulate", metavar="ARCH", help="run in kda.simulator: results are checked, nothing is timed")
+    how.add_argument("--simulate", metavar="ARCH", help="run in ptxkit: results are checked, nothing is timed")
     args = parser.parse_args()
     names = args.group.split(",")
     if unknown := set(names) - set(GROUPS):

@@ -18,9 +18,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from kda.compile import launching, nvrtc, store
-from kda.compile.kernel import Kernel
-from kda.compile.target import Target
+from ptxkit.compile import launching, nvrtc, store
+from ptxkit.compile.kernel import Kernel
+from ptxkit.compile.target import Target
 
 from .figures import Figure
 

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import torch
 
 import kda
-from kda.compile.target import Target, code_for, parse
+from ptxkit.compile.target import Target, code_for, parse
 
 from .bench import Bench, Skip
 from .figures import Figure
@@ -141,7 +141,7 @@ def simulating(group: str, target: Target) -> Callable[[Callable[[Message], Any]
     """Few trips on a CPU: results are right or wrong, clocks mean nothing."""
 
     def work(send: Callable[[Message], Any]) -> None:
-        from kda.simulator import capture
+        from ptxkit import capture
 
         faulty = lambda figure: figure.fault and send(Message("figure", figure))  # noqa: E731
         with capture(arch=target.spelling) as session:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import torch
 
-import kda.simulator
+import ptxkit
 
 
 class Project(NamedTuple):
@@ -89,7 +89,7 @@ def launch_of_nvcc(project, title, arch, source, kernel, include, make, **launch
     def launched(folder):
         root = folder / project
         arguments, correct = make()
-        run = kda.simulator.run(
+        run = ptxkit.run(
             source(root), kernel, arch=arch, compiler="nvcc", args=arguments, include=[root / include], **launch
         )
         return correct(), [run]
@@ -110,7 +110,7 @@ def host_functions(project, root="", package="", bare=()):
                 for beside in PROJECTS[project].beside:
                     importable(folder, folder / beside, ())
                 importable(folder, folder / project / root, bare)
-                with kda.simulator.capture(arch=arch) as session:
+                with ptxkit.capture(arch=arch) as session:
                     correct = function(lambda name: importlib.import_module(f"{package}.{name}"))
                 return correct, session.runs
 

@@ -1,4 +1,4 @@
-"""CUDA samples: one launch each, by kda.simulator.run, with nvcc."""
+"""CUDA samples: one launch each, by ptxkit.run, with nvcc."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ import math
 import torch
 import torch.nn.functional as F
 
-import kda.simulator
+import ptxkit
 
 from .cases import case, host_functions
 from .fla import _recurrence
@@ -122,12 +122,12 @@ FLAGS = ["-std=c++20", "-O3", "--expt-relaxed-constexpr", "--expt-extended-lambd
 def _(folder):
     csrc, cutlass = folder / "cuLA" / "csrc", folder / "cutlass"
     include = [csrc, csrc / "kerutils" / "include", cutlass / "include", cutlass / "tools" / "util" / "include"]
-    lib = kda.simulator.library(HOPPER, arch="sm_90a", include=include, options=FLAGS)
+    lib = ptxkit.library(HOPPER, arch="sm_90a", include=include, options=FLAGS)
     q, k, v = (F.normalize(torch.randn(T, H, D), dim=-1).bfloat16() for _ in range(3))
     g, beta = -torch.rand(T, H, D) / 8, torch.rand(T, H)                        # a logarithm to base 2
     sums = g.view(T // C, C, H, D).cumsum(1).view_as(g)
     out, state, work = torch.zeros_like(q), torch.zeros(1, H, D, D), torch.zeros(132 * 128, dtype=torch.uint8)
-    with kda.simulator.capture(arch="sm_90a") as session:
+    with ptxkit.capture(arch="sm_90a") as session:
         lib.once(out, state, q, k, v, sums, beta, torch.tensor([0, T], dtype=torch.int32), work, 1, H, T, D**-0.5, 132)
     wanted, last = _recurrence(*(x[None] for x in (q, k, v, g * math.log(2), beta)))
     return _near((out, wanted[0].float()), (state[0].mT, last[0].float())), session.runs

@@ -1,7 +1,7 @@
 """CuPy: kernels of its RawModules, and of its ElementwiseKernels in the C++ that CuPy makes of them.
 
 CuPy's own launches ask a CUDA runtime that is linked into its extensions. So CuPy writes the source, and
-kda.simulator.run compiles and launches it, with CuPy's headers and parameters as CuPy packs them.
+ptxkit.run compiles and launches it, with CuPy's headers and parameters as CuPy packs them.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import struct
 import numpy as np
 import torch
 
-import kda.simulator
+import ptxkit
 
 from .cases import agree, case, importable
 
@@ -28,7 +28,7 @@ def cupy_case(title):
             importable(folder, folder / "packages", ("cupyx.scipy.signal",))  # it would import cuBLAS
             include = folder / "packages" / "cupy" / "_core" / "include"
             flags = [f"-I{include}", f"-I{include / 'cupy' / '_cccl' / 'libcudacxx'}", "-std=c++17"]
-            correct, run = function(functools.partial(kda.simulator.run, arch=ARCH, options=flags))
+            correct, run = function(functools.partial(ptxkit.run, arch=ARCH, options=flags))
             return correct, [run]
 
         return function

@@ -7,7 +7,7 @@ import sys
 
 import torch
 
-import kda.simulator
+import ptxkit
 
 from .cases import case
 
@@ -52,7 +52,7 @@ def nvfp4(name, mnk):
 
         example = _example(folder, "", f"cute.blackwell.tutorial.tutorial_gemm.{name}")
         *tensors, wanted = _nvfp4(*mnk)
-        with kda.simulator.capture(arch="sm_100a") as session:
+        with ptxkit.capture(arch="sm_100a") as session:
             example.Sm100BlockScaledDenseGemmKernel()(*_pointers(tensors), (*mnk, 1), CUstream(0))
         return torch.equal(tensors[-1], wanted), session.runs
 
@@ -79,7 +79,7 @@ def of_geforce(name, mnk):
             layouts = [cute.make_layout(s, stride=t) for s, t in zip(shapes, strides)]
             gemm(*[cute.make_tensor(p, layout) for p, layout in zip((a, b, sa, sb, c), layouts)], 1, stream)
 
-        with kda.simulator.capture(arch="sm_120a") as session:
+        with ptxkit.capture(arch="sm_120a") as session:
             call(*_pointers(tensors), CUstream(0))
         return torch.equal(tensors[-1], wanted), session.runs
 

@@ -1,4 +1,4 @@
-"""llm.c: kernels of its training loop (the headers in llmc/), one launch each, by kda.simulator.run, with nvcc."""
+"""llm.c: kernels of its training loop (the headers in llmc/), one launch each, by ptxkit.run, with nvcc."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ import types
 
 import torch
 
-import kda.simulator
+import ptxkit
 
 from .cases import case, importable
 
@@ -34,11 +34,11 @@ def marlin(m, n, k, thread_k, thread_n):
         sys.modules.setdefault("marlin_cuda", types.ModuleType("marlin_cuda"))  # its extension for torch
         importable(folder, folder / "marlin", ())
         file = folder / "marlin/marlin/marlin_cuda_kernel.cu"
-        lib = kda.simulator.library(file, arch="sm_80", options=["--expt-relaxed-constexpr"])
+        lib = ptxkit.library(file, arch="sm_80", options=["--expt-relaxed-constexpr"])
         weight, b, s = packed(importlib.import_module("marlin").Layer, k, n)
         a, c = torch.randn(m, k).half(), torch.zeros(m, n, dtype=torch.half)
         locks = torch.zeros(n // 128 * 16, dtype=torch.int)
-        with kda.simulator.capture(arch="sm_80", sms=4) as session:
+        with ptxkit.capture(arch="sm_80", sms=4) as session:
             refused = lib.marlin_cuda(a, b, c, s, m, n, k, locks, -1, 0, 0, thread_k, thread_n, -1, 16)
         wanted = a.float() @ weight.float()
         return not refused and (c.float() - wanted).abs().mean() < 1e-3 * wanted.abs().mean(), session.runs

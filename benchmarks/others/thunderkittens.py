@@ -1,4 +1,4 @@
-"""ThunderKittens: its kernels in CUDA C++, launched by their own host code, by kda.simulator.library.
+"""ThunderKittens: its kernels in CUDA C++, launched by their own host code, by ptxkit.library.
 
 Where a file launches a kernel only from code for torch's C++ library, or in a loop over sizes of a benchmark, HOSTS has
 a host function of a few lines that launches it once.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-import kda.simulator
+import ptxkit
 
 from .cases import case
 
@@ -28,11 +28,11 @@ def tk(file, title, arch, host=""):
         def captured(folder):
             root = folder / "ThunderKittens"
             source = root / "kernels" / file
-            lib = kda.simulator.library(
+            lib = ptxkit.library(
                 f'#include "{source.name}"\n{host}\n', arch=arch, options=FLAGS, defines={GPU[arch]: 1},
                 include=[source.parent, root / "include", root / "prototype"],
             )
-            with kda.simulator.capture(arch=arch) as session:
+            with ptxkit.capture(arch=arch) as session:
                 correct = function(lib)
             return correct, session.runs
 

@@ -320,8 +320,8 @@ def measured(kernels: list[Kernel | Timed]) -> dict[str, Any]:
     import torch
 
     import kda
-    from kda.simulator import capture
     from kda.verify.cases import make_inputs
+    from ptxkit import capture
 
     found: dict[str, Any] = {}
     for call in dict.fromkeys(kernel.call for kernel in kernels if kernel.call):

@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from kda.bundles import Save
-from kda.compile.target import code_for
 from kda.dispatch import backend_asked, backend_names, capability, what_is_kept
 from kda.errors import NoBackendError
 from kda.host import detect
 from kda.measure.shapes import DIRECTIONS, SHAPES, Shape, too_large
+from ptxkit.compile.target import code_for
 
 from . import bench_decode
 from .bench_asked import (

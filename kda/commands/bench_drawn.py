@@ -202,7 +202,7 @@ tr.shape td { padding-top: 12px; font-weight: 600; }
 
 def page(title: str, details: str, notes: Sequence[str], groups: Sequence[Group], timelines: Sequence[Any]) -> str:
     """A table with bars for each direction; below, what the roles of kernels do over time, in the simulator."""
-    from kda.simulator.timing.pages import document, sections
+    from ptxkit.timing.pages import document, sections
 
     about = escape(" · ".join(details.split("  ")))
     parts = [f"<h1>{escape(title)}</h1>", f"<p>{about}<br>Made on {datetime.date.today()}.</p>"]

@@ -8,10 +8,10 @@ import statistics
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from kda.compile.target import code_for
 from kda.dispatch import backend_asked, capability, what_is_kept
 from kda.errors import NoBackendError
 from kda.measure.shapes import Shape
+from ptxkit.compile.target import code_for
 
 from .bench_asked import CannotJudge, backend_for, problem_of, setting, shapes_asked, spec_of
 from .layout import row_lines

@@ -15,10 +15,10 @@ from collections.abc import Callable, Generator, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from kda.compile.target import TARGETS, Target
 from kda.dispatch import backend_asked, backend_of_backward
 from kda.errors import NoBackendError
 from kda.measure.shapes import DIRECTIONS, Shape, bytes_moved
+from ptxkit.compile.target import TARGETS, Target
 
 from .layout import row_lines
 from .options import chip_for, must_have_kernels, needs_a_clock, timed_arch
@@ -27,7 +27,7 @@ from .render import OK, Screen, kda_version, write_file
 
 if TYPE_CHECKING:
     from kda.measure.predicted import Prediction
-    from kda.simulator.timing.chips import Chip
+    from ptxkit.timing.chips import Chip
 
 
 WORKERS = 2                                  # at most: each may need 3.5 GB
@@ -116,7 +116,7 @@ def drawn(screen: Screen, options: dict[str, Any], chip: Chip, target: Target, r
 
 def backends_for(shape: Shape, directions: Sequence[str], target: Target, asked: str | None) -> dict[str, str]:
     """Direction -> the backend that accepts it on such a GPU."""
-    from kda.simulator import capture
+    from ptxkit import capture
 
     from .bench_asked import CannotJudge, backend_for, problem_of, spec_of
 
@@ -173,7 +173,7 @@ def side_by_side(
     if processes < 2:
         yield from map(work, names)
         return
-    from kda.simulator.workers import forked
+    from ptxkit.workers import forked
 
     _WORK.append(work)
     try:

@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from kda.compile import store
+from ptxkit.compile import store
 
 from .findings import in_bytes
 from .options import Name, Number
@@ -21,7 +21,7 @@ DAY = 86400
 SAYS = {                                     # owners of entries that belong to no backend
     "common": "kernels that backends share",
     "simulator": "the engine that runs PTX on this machine's CPU",
-    "others": "kernels of no backend, which scripts built with kda.simulator or kda.compile",
+    "others": "kernels of no backend, which scripts built with kda.simulator or ptxkit.compile",
     "unreadable": "files that are damaged, or that kda did not write",
 }
 ACTIONS = ("list", "path", "clean")

@@ -15,16 +15,17 @@ from typing import Any
 import click
 
 from kda import dispatch
+from kda import host as machines
 from kda.capability import Capability
-from kda.compile import store
-from kda.compile.errors import BuildError, MissingCompilerError
-from kda.compile.fetching import attempt_all
-from kda.compile.kernel import Kernel
-from kda.compile.recipes import AnyRecipe
-from kda.compile.target import Target, parse
 from kda.host import Host, detect
 from kda.measure.shapes import MODELS, Model
 from kda.problem import Problem
+from ptxkit.compile import store
+from ptxkit.compile.errors import BuildError, MissingCompilerError
+from ptxkit.compile.fetching import attempt_all
+from ptxkit.compile.kernel import Kernel
+from ptxkit.compile.recipes import AnyRecipe
+from ptxkit.compile.target import Target, parse
 
 from .findings import in_bytes
 from .options import ARCH, BACKEND, Count, Name, must_have_kernels, no_kernels
@@ -147,13 +148,12 @@ def own_target() -> Target:
 @functools.cache
 def host_of(target: Target) -> Host:
     """This machine's GPU where it is of that arch, else one as the simulator knows it."""
-    from kda.simulator import chips
     from kda.verify.doors import here
 
     own = detect(here())
     if own.cc == target.cc:
         return own
-    return dataclasses.replace(chips.host_of(target.name), device="cuda:0", simulated=False)
+    return dataclasses.replace(machines.host_of(target.name), device="cuda:0", simulated=False)
 
 
 # ---------------------------------------------------------------------------------------------- what is offered

@@ -16,11 +16,11 @@ from dataclasses import dataclass
 import click
 
 from kda.capability import Capability
-from kda.compile.target import TARGETS
 from kda.dispatch import Choice, backend_names, capabilities, weigh
 from kda.host import Host
 from kda.problem import Problem
 from kda.verify.evidence import Evidence
+from ptxkit.compile.target import TARGETS
 
 from . import models, probes
 from . import ran as ledger

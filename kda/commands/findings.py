@@ -15,8 +15,8 @@ from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
 from kda.capability import Capability
-from kda.compile.target import code_for
 from kda.dispatch import backend_names, backends_of_gpu, capabilities
+from ptxkit.compile.target import code_for
 
 from .options import nearest
 from .probes import Facts, Gpu, Probe, Ptxas, release

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from kda.compile.target import Target
+from ptxkit.compile.target import Target
 
 from .render import FINDING, OK, Screen, kda_version
 
 if TYPE_CHECKING:
-    from kda.simulator.mutation import Mutants
+    from ptxkit.mutation import Mutants
 
 HEAD = ("line", "mutants", "instruction", "what was changed", "noticed by")
 

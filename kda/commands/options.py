@@ -12,14 +12,14 @@ from click.shell_completion import CompletionItem
 
 from kda import dispatch
 from kda.capability import Capability
-from kda.compile.store import accepts_files
-from kda.compile.target import NAMES, TARGETS, Target, parse
 from kda.problem import DTYPES, SHORT_DTYPES
+from ptxkit.compile.store import accepts_files
+from ptxkit.compile.target import NAMES, TARGETS, Target, parse
 
 from .render import CANNOT_JUDGE
 
 if TYPE_CHECKING:
-    from kda.simulator.timing.chips import Chip
+    from ptxkit.timing.chips import Chip
 
 
 class Count(click.IntRange):
@@ -150,7 +150,7 @@ def must_have_kernels(backend: str | None, target: Target) -> None:
 
 
 def archs_with_clock() -> list[str]:
-    from kda.simulator.timing.chips import OF_ARCH
+    from ptxkit.timing.chips import OF_ARCH
 
     return [f"sm{number}" for number in OF_ARCH]
 
@@ -166,7 +166,7 @@ def timed_arch(asked: str | None) -> str | None:
 def chip_for(target: Target, card: str | None = None) -> tuple[Chip, str]:
     """The chip whose clock times an arch, and what it is in words: the card that --arch named, or `card`, as its driver
     calls it; where that one has no clock, the chip that stands for the arch."""
-    from kda.simulator.timing.chips import chip_of, of_card
+    from ptxkit.timing.chips import chip_of, of_card
 
     if card is None:
         context = click.get_current_context(silent=True)

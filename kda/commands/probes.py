@@ -379,7 +379,7 @@ def look_at_cache() -> Cache:
     path = cache_path()
     if not path:
         return Cache("", writable=False)
-    from kda.compile import store  # here, as a child must not import kda
+    from ptxkit.compile import store  # here, as a child must not import kda
 
     place = store.existing(path)
     size = {"files": 0, "bytes": 0, "unreadable": 0, "stale": 0}
@@ -391,7 +391,7 @@ def look_at_cache() -> Cache:
 def _measure(path: str, size: dict[str, int]) -> str:
     """Count what is there; why nothing of it is read, if that is so."""
     from kda.commands.stale import why_stale
-    from kda.compile.store import Store
+    from ptxkit.compile.store import Store
 
     def refuse(error: OSError) -> None:
         size["unreadable"] += 1

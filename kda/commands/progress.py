@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 
 import click
 
-from kda.compile import watching
+from ptxkit.compile import watching
 
 from .layout import is_terminal, width_of
 
@@ -94,7 +94,7 @@ class Progress:
 
     @contextlib.contextmanager
     def of_builds(self, what: Sequence[watching.Named] | str) -> Iterator[watching.Built]:
-        """A watcher of builds (kda.compile.watching) that shows them here."""
+        """A watcher of builds (ptxkit.compile.watching) that shows them here."""
         one = isinstance(what, str)
         self.builds = builds = Progress(f"building {what}") if one else Progress("building kernels", len(what))
         try:

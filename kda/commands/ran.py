@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from kda.compile.recipes import COMPILERS
-from kda.compile.target import code_for
 from kda.dispatch import capability
 from kda.verify.ledger import RAN, Known, Ledger, cards, last_date
+from ptxkit.compile.recipes import COMPILERS
+from ptxkit.compile.target import code_for
 
 from .render import Screen
 

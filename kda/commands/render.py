@@ -42,8 +42,8 @@ from typing import Any, TextIO, cast
 import click
 
 import kda
-from kda.compile.errors import MissingCompilerError
 from kda.errors import KdaError
+from ptxkit.compile.errors import MissingCompilerError
 
 from .layout import fold, is_terminal, table, width_of
 from .progress import Progress, a_command_begins, showing

@@ -15,11 +15,11 @@ import click
 
 from kda import dispatch
 from kda.capability import Capability
-from kda.compile.errors import MissingCompilerError
-from kda.compile.target import Target, code_for
 from kda.problem import Problem
 from kda.verify import evidence
 from kda.verify.evidence import Evidence, Proof
+from ptxkit.compile.errors import MissingCompilerError
+from ptxkit.compile.target import Target, code_for
 
 from .layout import fold, row_lines, seen
 from .options import ARCH, BACKEND, backend_in_force, built_for, must_have_kernels, no_kernels
@@ -234,16 +234,16 @@ def prove(
 
 def build_together(backend: str, stages: Sequence[str], trials: Sequence[Any]) -> None:
     """The kernels that stages and trials launch here: all at once takes less time than each when it comes."""
-    from kda.compile import fetching
     from kda.verify import together
     from kda.verify.doors import Door
+    from ptxkit.compile import fetching
 
     fetching.build_together(together.recipes_of(Door(backend), stages, trials))
 
 
 def needs_a_c_compiler(c: Capability) -> None:
     """Report a missing compiler now, not after minutes of building kernels."""
-    from kda.simulator.engine.build import compiler
+    from ptxkit.engine.build import compiler
 
     try:
         compiler()

@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from kda.compile.target import Target, parse
+from ptxkit.compile.target import Target, parse
 
 from . import mutants as of_mutants
 from .options import ARCH, Count, OutputFile, chip_for, needs_a_clock
 from .render import CANNOT_JUDGE, ERROR, FINDING, OK, Screen, common_options, kda_version, write_file
 
 if TYPE_CHECKING:
-    from kda.simulator.mutation import Mutants
-    from kda.simulator.scripts import Simulated
+    from ptxkit.mutation import Mutants
+    from ptxkit.scripts import Simulated
 
 HEAD = ("", "kernel", "launches", "findings", "warp instructions", "global bytes", "bank conflicts", "us")
 SCHEDULES = 3
@@ -30,7 +30,7 @@ SCHEDULE_OF_MUTANTS = -1                     # in --json: the finding is of no s
 FILE = OutputFile(path_type=Path)
 NO_LAUNCH = (
     "{script} launched no kernel in the capture of this command, which sees those of Triton, of the CuTe DSL, of "
-    "kda.compile, of kda.simulator.run, and PTX that cuda-python loads. If it calls kda.simulator.launch or opens "
+    "ptxkit.compile, of kda.simulator.run, and PTX that cuda-python loads. If it calls kda.simulator.launch or opens "
     "kda.simulator.capture, run it with python instead."
 )
 
@@ -60,8 +60,8 @@ def command(
     Options come before SCRIPT; what follows it are the script's own arguments.  Exit codes: 0 nothing is wrong, 1 a
     finding or a mutant that survived, 2 the script failed or the command is wrong, 3 it launched no kernel.
     """
-    from kda.simulator.engine.build import compiler
-    from kda.simulator.scripts import run
+    from ptxkit.engine.build import compiler
+    from ptxkit.scripts import run
 
     if clock:
         needs_a_clock(arch, "--clock")
@@ -75,11 +75,11 @@ def command(
     home = Path.cwd().resolve()
     survivors = judged.survivors if judged else []
     if html:
-        from kda.simulator.scripts.pages import page
+        from ptxkit.scripts.pages import page
 
         write_file(html, page(found, survivors, home))
     if sarif:
-        from kda.simulator.scripts.sarif import log
+        from ptxkit.scripts.sarif import log
 
         log_of = log(found.findings + found.notes, survivors, kda_version(), home)
         write_file(sarif, json.dumps(log_of, indent=1) + "\n")
@@ -100,7 +100,7 @@ def command(
 @contextmanager
 def _watched(screen: Screen, kernel: str, runs: int) -> Iterator[Callable[[], None]]:
     """Show a launch that takes long; the script waits meanwhile, its own output comes before and after."""
-    from kda.simulator.findings import shortened
+    from ptxkit.findings import shortened
 
     with screen.progress(f"simulating {shortened(kernel)}", total=runs if runs > 1 else None) as shown:
         yield shown.count
@@ -108,7 +108,7 @@ def _watched(screen: Screen, kernel: str, runs: int) -> Iterator[Callable[[], No
 
 def _mutants(screen: Screen, found: Simulated, strict: bool, workers: int) -> Mutants | None:
     """Return the mutants; None if there is nothing to judge: a script that failed, kernels with findings, or none."""
-    from kda.simulator import SimulationError
+    from ptxkit import SimulationError
 
     if found.failed or found.findings or not found.first:
         return None
@@ -168,7 +168,7 @@ def _print(screen: Screen, found: Simulated, asked: bool, judged: Mutants | None
     for run in found.session.runs:
         kernels[run.kernel].append(run)
     if kernels:
-        from kda.simulator.scripts.pages import many
+        from ptxkit.scripts.pages import many
 
         launches, different = many(len(found.session.runs), "launch", "es"), many(len(kernels), "kernel")
         each = many(found.schedules, "schedule")
@@ -201,7 +201,7 @@ def _print(screen: Screen, found: Simulated, asked: bool, judged: Mutants | None
 
 
 def _row(screen: Screen, name: str, runs: list[Any], found: Simulated) -> list[str]:
-    from kda.simulator.findings import shortened
+    from ptxkit.findings import shortened
 
     def total(*counters: str) -> str:
         return f"{sum(run.counters[counter] for run in runs for counter in counters):,}"

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from kda.compile.recipes import outdated
+from ptxkit.compile.recipes import outdated
 
-ENGINE = "kda.simulator.engine.build"        # the module of the simulator's own library
+ENGINE = "ptxkit.engine.build"        # the module of the simulator's own library
 
 
 def why_stale(about: Mapping[str, Any]) -> str | None:
     """Say why a readable entry (a kernel, or the simulator's library) may not be used; None if it may."""
     if about.get("module") != ENGINE:
         return outdated(about)
-    from kda.simulator.engine.build import source
+    from ptxkit.engine.build import source
 
     return None if about.get("source") == source() else "other source"

@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING
 
 import click
 
-from kda.compile.target import Target, code_for
 from kda.dispatch import capability
+from ptxkit.compile.target import Target, code_for
 
 from .options import ARCH, Count, NoKernelsYet, OutputFile, archs_with_clock, built_for, chip_for, needs_a_clock
 from .render import OK, Screen, common_options, kda_version, write_file
 
 if TYPE_CHECKING:
-    from kda.simulator.capturing.capture import Capture
-    from kda.simulator.timing.chips import Chip
-    from kda.simulator.timing.timeline import Timeline
+    from ptxkit.capturing.capture import Capture
+    from ptxkit.timing.chips import Chip
+    from ptxkit.timing.timeline import Timeline
 
 TOKENS, HEADS = 512, 64
 
@@ -39,8 +39,8 @@ def command(
 
     The file has the SMs of the first CTA, or of the first cluster of CTAs, of each kernel.
     """
-    from kda.simulator.timing.pages import page
-    from kda.simulator.timing.traces import trace
+    from ptxkit.timing.pages import page
+    from ptxkit.timing.traces import trace
 
     needs_a_clock(arch, "--arch")
     backends = built_for(arch)
@@ -93,8 +93,8 @@ def timelines_of(session: Capture) -> list[Timeline]:
 def forward(target: Target, chip: Chip, backend: str, tokens: int, heads: int) -> Capture:
     """The capture of a call, timed and recorded."""
     import kda
-    from kda.simulator import capture
     from kda.verify.cases import make_inputs
+    from ptxkit import capture
 
     dtype = capability(backend).usual_dtype
     case = make_inputs(T=tokens, H=heads, K=128, V=128, gate="bounded", initial_state=False, dtype=dtype)

@@ -307,7 +307,7 @@ def arch_elsewhere(case: Case, name: str | None, reasons: Sequence[str]) -> str 
     """Return an arch for which a backend has kernels, if it is refused here only because there is no such GPU."""
     if name not in backend_names() or not any(reason.startswith(f"{name}.gpu:") for reason in reasons):
         return None
-    from kda.simulator.chips import host_of
+    from kda.host import host_of
 
     arch = capability(name).archs[0]
     problem = dataclasses.replace(case.problem(), device="cuda")

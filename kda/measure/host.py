@@ -18,13 +18,12 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 import kda
-from kda.compile import driver
-from kda.compile.launching import Launch, redirect
-from kda.compile.target import Target
-from kda.host import standing_in
-from kda.simulator.chips import host_of
+from kda.host import host_of, standing_in
 from kda.verify.cases import Case
 from kda.verify.definition import by_gradient
+from ptxkit.compile import driver
+from ptxkit.compile.launching import Launch, redirect
+from ptxkit.compile.target import Target
 
 from .clocks import CudaClock, Timing
 

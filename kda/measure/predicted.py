@@ -25,20 +25,19 @@ from typing import Any, NamedTuple
 import torch
 
 import kda
-from kda import simulator
 from kda.measure.shapes import Shape
-from kda.simulator.capturing import capture
-from kda.simulator.capturing.session import Session
-from kda.simulator.timing.chips import CHIPS
-from kda.simulator.timing.clock import Clock, Setting, longer
 from kda.verify.cases import Case, Spec, make
+from ptxkit.capturing import capture
+from ptxkit.capturing.session import Session
+from ptxkit.timing.chips import CHIPS
+from ptxkit.timing.clock import Clock, Setting, longer
 
 SHORT = ((512, 1024), (1024, 2048))  # tokens of a row, of what stands for a longer one
 BLOCK = 64  # tokens that are drawn; a row repeats them
 WAVES, SMS = 3, 8                            # waves and SMs that run in detail
 TOKENS, HEADS, PACKED = 1024, 64, 8          # size of the call that stands for others; PACKED: its sequences, if packed
 MANY = 1 << 20                               # clusters, more waves than are looked at
-ERRORS = Path(simulator.__file__).parent / "timing" / "errors.json"
+ERRORS = Path(__file__).with_name("errors.json")
 
 
 class Launched(NamedTuple):

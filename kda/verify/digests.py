@@ -12,10 +12,10 @@ import re
 from collections import Counter
 from typing import NamedTuple
 
-from kda.compile import recipes as known
-from kda.compile.recipes import AnyRecipe
+from kda.host import host_of
 from kda.problem import Problem
-from kda.simulator.chips import host_of
+from ptxkit.compile import recipes as known
+from ptxkit.compile.recipes import AnyRecipe
 
 STATES = "state_dtype=float32 final_state=true"
 MODEL = f"bounded dt_bias=true l2norm beta=sigmoid {STATES}"

@@ -7,9 +7,9 @@ import importlib
 from typing import NamedTuple
 
 from kda.capability import Capability
-from kda.compile.target import Target, parse
 from kda.errors import KdaError
 from kda.stages import find
+from ptxkit.compile.target import Target, parse
 
 
 class Evidence(enum.IntEnum):

@@ -16,16 +16,19 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import ptxkit
+
 FILE = Path(__file__).with_name("ledger.json")
-PACKAGE = Path(__file__).parents[1]
+PACKAGES = {"kda": Path(__file__).parents[1], "ptxkit": Path(ptxkit.__file__).parent}
 RAN, FAILED, SIMULATED = "ran", "failed", "simulated"
 
 # The host code of a path, by the first word of its name.  Code of kernels is not in it: that has digests of its own.
 COMMON = (
-    "autograd.py", "bundles.py", "offsets.py", "compile/code.py", "compile/driver.py", "compile/kernel.py",
-    "compile/launching.py", "backends/common/*.py", "backends/common/cute/configs.py",
+    "autograd.py", "bundles.py", "offsets.py", "ptxkit:compile/code.py", "ptxkit:compile/driver.py",
+    "ptxkit:compile/kernel.py", "ptxkit:compile/launching.py", "backends/common/*.py",
+    "backends/common/cute/configs.py",
 )
-TRITON = (*COMMON, "compile/triton.py", "backends/triton/*.py")
+TRITON = (*COMMON, "ptxkit:compile/triton.py", "backends/triton/*.py")
 SM90 = (*COMMON, "backends/sm90/*.py")
 POOL = ("backends/common/pool/launch.py", "backends/common/pool/plan.py")
 HOST_CODE: dict[str, tuple[str, ...]] = {
@@ -48,9 +51,12 @@ def host_code(path: str) -> str:
 
 @functools.cache
 def _host_code(backend: str) -> str:
-    files = sorted({file for name in HOST_CODE[backend] for file in PACKAGE.glob(name)})
-    texts = (f"{file.relative_to(PACKAGE).as_posix()}\n{_read(file)}" for file in files)
-    return hashlib.sha256("\n".join(texts).encode()).hexdigest()[:16]
+    texts = []
+    for name in HOST_CODE[backend]:
+        package, _, pattern = name.rpartition(":")
+        home = PACKAGES[package or "kda"]
+        texts += [f"{file.relative_to(home.parent).as_posix()}\n{_read(file)}" for file in home.glob(pattern)]
+    return hashlib.sha256("\n".join(sorted({*texts})).encode()).hexdigest()[:16]
 
 
 @functools.cache

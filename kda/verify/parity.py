@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from kda.compile.target import Target
 from kda.stages import BACKWARD, FORWARD, OF_WALK, WALK, Stage, find, in_order
+from ptxkit.compile.target import Target
 
 from .budget import Budget, Measure, Rounding, shaken
 from .cases import Case, Spec, make

@@ -7,11 +7,10 @@ from collections.abc import Iterator, Mapping
 
 import torch
 
-from kda.compile.target import Target
 from kda.dispatch import Choice
-from kda.host import standing_in
+from kda.host import host_of, standing_in
 from kda.problem import Problem
-from kda.simulator.chips import host_of
+from ptxkit.compile.target import Target
 
 from .cases import Case
 from .doors import Door
@@ -49,7 +48,7 @@ class SimulatedDoor(Door):
     @contextlib.contextmanager
     def simulated(self) -> Iterator[None]:
         """Send launches to the simulator, and let the host look like the target."""
-        from kda.simulator import capture
+        from ptxkit import capture
 
         with capture(arch=self.target.spelling, **self.options) as session:
             yield

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Iterator
 
 from kda import ahead
 from kda.bundles import Save
-from kda.compile.recipes import AnyRecipe
 from kda.dispatch import planner, what_is_kept
 from kda.offsets import offsets_dtype
+from ptxkit.compile.recipes import AnyRecipe
 
 from .cases import make
 from .doors import Door

@@ -19,9 +19,9 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from kda.compile.fetching import fetch_all
-from kda.compile.recipes import AnyRecipe
 from kda.verify.digests import PROBLEMS, Digest, digest, labelled, normalised, version
+from ptxkit.compile.fetching import fetch_all
+from ptxkit.compile.recipes import AnyRecipe
 
 COMMITTED = Path(__file__).with_name("digests.json")
 

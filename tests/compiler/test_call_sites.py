@@ -12,9 +12,9 @@ import cutlass.cute as cute  # noqa: E402
 from cuda.bindings.driver import CUstream  # noqa: E402
 from cutlass.cute.runtime import make_fake_compact_tensor, make_fake_stream  # noqa: E402
 
-from kda.compile import call_sites, cutedsl  # noqa: E402
-from kda.simulator import capture  # noqa: E402
-from kda.simulator.ptx import parse  # noqa: E402
+from ptxkit import capture  # noqa: E402
+from ptxkit.compile import call_sites, cutedsl  # noqa: E402
+from ptxkit.ptx import parse  # noqa: E402
 
 
 @cute.jit

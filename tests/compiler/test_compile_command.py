@@ -15,10 +15,10 @@ from kda import dispatch
 from kda.capability import Capability, Rule
 from kda.cli import cli
 from kda.commands import compile as command
-from kda.compile import fetching, store, watching
-from kda.compile.target import parse
-from kda.compile.triton import Recipe
 from kda.dispatch import capabilities
+from ptxkit.compile import fetching, store, watching
+from ptxkit.compile.target import parse
+from ptxkit.compile.triton import Recipe
 
 KERNELS = """
 import triton

@@ -12,10 +12,10 @@ cute = pytest.importorskip("cutlass.cute")
 
 from cutlass.cute.runtime import make_fake_compact_tensor  # noqa: E402
 
-from kda.compile import cutedsl  # noqa: E402
-from kda.compile.elf import resources  # noqa: E402
-from kda.compile.errors import BuildError, MissingCompilerError  # noqa: E402
-from kda.compile.store import Store, sources  # noqa: E402
+from ptxkit.compile import cutedsl  # noqa: E402
+from ptxkit.compile.elf import resources  # noqa: E402
+from ptxkit.compile.errors import BuildError, MissingCompilerError  # noqa: E402
+from ptxkit.compile.store import Store, sources  # noqa: E402
 
 
 @cute.kernel
@@ -155,7 +155,7 @@ def test_importing_the_doors_imports_no_compiler():
     code = textwrap.dedent("""
         import sys, torch
         before = set(sys.modules)
-        from kda.compile import cutedsl, driver, elf, kernel, launching, nvrtc, store, triton
+        from ptxkit.compile import cutedsl, driver, elf, kernel, launching, nvrtc, store, triton
         print(sorted({name.split(".")[0] for name in set(sys.modules) - before} & {"cutlass", "cuda", "triton"}))
     """)
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=600)

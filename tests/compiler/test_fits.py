@@ -8,10 +8,11 @@ import pytest
 from kda.backends.triton import configs
 from kda.backends.triton.configs import SMALLEST, TABLE, Config, Row, choose, power_of_2
 from kda.backends.triton.plan import recipes
-from kda.compile.errors import BuildError
-from kda.compile.fetching import fetch_all
+from kda.host import host_of
 from kda.problem import Problem
-from kda.simulator.chips import CHIPS, host_of
+from ptxkit.chips import CHIPS
+from ptxkit.compile.errors import BuildError
+from ptxkit.compile.fetching import fetch_all
 
 # What a row's kernels may spill, bytes of a thread: registers are 255, and the first cache holds this for 256 threads.
 SPILLS = {16: 512, 32: 1024}

@@ -16,11 +16,11 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from kda.backends.common.training import fresh_places
-from kda.compile import driver
-from kda.compile.errors import BuildError
-from kda.compile.kernel import Kernel
-from kda.compile.target import parse
-from kda.compile.triton import TritonKernel
+from ptxkit.compile import driver
+from ptxkit.compile.errors import BuildError
+from ptxkit.compile.kernel import Kernel
+from ptxkit.compile.target import parse
+from ptxkit.compile.triton import TritonKernel
 
 HERE = pathlib.Path(__file__).parent
 KERNEL = 0x7FFF12345678

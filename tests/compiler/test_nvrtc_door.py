@@ -6,9 +6,9 @@ import sys
 import pytest
 import torch
 
-from kda.compile import launching, nvrtc
-from kda.compile.errors import BuildError, MissingCompilerError
-from kda.compile.store import Store
+from ptxkit.compile import launching, nvrtc
+from ptxkit.compile.errors import BuildError, MissingCompilerError
+from ptxkit.compile.store import Store
 
 SOURCE = r"""
 #include "scale.h"
@@ -56,7 +56,7 @@ def test_line_information_names_the_source(kept):
 
 
 def test_the_cubin_and_the_ptx_agree_on_every_parameter(kept):
-    from kda.compile.elf import resources
+    from ptxkit.compile.elf import resources
 
     kernel = turn(kept)
     assert resources(kernel.cubin)[kernel.name].params == tuple((p.offset, p.size) for p in kernel.params)

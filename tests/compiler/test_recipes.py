@@ -12,10 +12,10 @@ import time
 import pytest
 
 import kda
-from kda.compile import builders, fetching, recipes, store
-from kda.compile import triton as door
-from kda.compile.errors import BuildError, MissingCompilerError
-from kda.compile.triton import Recipe
+from ptxkit.compile import builders, fetching, recipes, store
+from ptxkit.compile import triton as door
+from ptxkit.compile.errors import BuildError, MissingCompilerError
+from ptxkit.compile.triton import Recipe
 
 ROOT = pathlib.Path(kda.__file__).parents[1]
 TYPES = {"x": "*fp32", "y": "*fp32", "n": "i32"}
@@ -89,7 +89,7 @@ def test_a_constant_that_cannot_be_written_down_is_refused():
 
 
 def test_neither_a_recipe_nor_its_key_imports_triton_or_the_kernel(made_up):
-    code = "import sys; from kda.compile.triton import Recipe; "
+    code = "import sys; from ptxkit.compile.triton import Recipe; "
     code += "print(len(Recipe('made_up.kernels:scale', {}, target='sm90').key)); print(*sys.modules)"
     length, modules = script(code, made_up).stdout.splitlines()
     assert length == "64" and not {"triton", "made_up", "made_up.kernels"} & set(modules.split())
@@ -188,7 +188,7 @@ def test_building_leaves_triton_s_cache_and_the_environment_alone(made_up, monke
 @needs_triton
 def test_a_script_without_a_main_guard_may_build(made_up):
     texts = [recipe(block=block).text for block in (32, 64)]
-    code = "print('once'); from kda.compile import fetching as f, triton as r; "
+    code = "print('once'); from ptxkit.compile import fetching as f, triton as r; "
     code += f"print(len(f.fetch_all(map(r.Recipe.read, {texts!r}), workers=2)))"
     assert script(code, made_up).stdout.split() == ["once", "2"]
 
@@ -239,7 +239,7 @@ def test_where_no_process_can_be_started_kernels_are_built_here(made_up, monkeyp
 @needs_triton
 def test_a_python_that_cannot_import_triton_builds_nothing(made_up, monkeypatch, tmp_path):
     (tmp_path / "path" / "triton.py").write_text("raise ImportError('libcuda is gone')")
-    assert builders.Builder.started("kda.compile.triton") is None
+    assert builders.Builder.started("ptxkit.compile.triton") is None
 
 
 def test_without_triton_the_error_says_how_to_get_it(made_up, monkeypatch):
@@ -272,7 +272,7 @@ def test_an_interrupt_ends_the_builds(made_up):
     (made_up / "slow.py").write_text("import time, pathlib\npathlib.Path(__file__ + '.began').touch()\ntime.sleep(100)")
     texts = [recipe(module="slow", block=block).text for block in (32, 64, 128)]
     code = f"""import signal
-from kda.compile import fetching, triton
+from ptxkit.compile import fetching, triton
 signal.signal(signal.SIGINT, signal.default_int_handler)                       # nohup and a job in background ignore it
 fetching.fetch_all(map(triton.Recipe.read, {texts!r}), workers=2)"""
     process = subprocess.Popen([sys.executable, "-c", code], env=environment(made_up), stderr=subprocess.PIPE)

@@ -4,8 +4,8 @@ import re
 
 import pytest
 
-from kda.compile import triton as door
-from kda.compile.repairs import REPAIRS, added_in_two_steps, repaired
+from ptxkit.compile import triton as door
+from ptxkit.compile.repairs import REPAIRS, added_in_two_steps, repaired
 
 DESCRIPTORS, *_ = REPAIRS
 PTX = """

@@ -22,11 +22,11 @@ from kda.backends.sm90.plan import TARGET, join_config, plan, recipe, recipes, t
 from kda.capability import Capability
 from kda.cli import cli
 from kda.commands import compile as command
-from kda.compile import fetching
-from kda.compile.errors import BuildError
-from kda.compile.recipes import outdated
+from kda.host import host_of
 from kda.problem import Problem
-from kda.simulator.chips import host_of
+from ptxkit.compile import fetching
+from ptxkit.compile.errors import BuildError
+from ptxkit.compile.recipes import outdated
 
 CLASSES = (
     "", "C=32", "packed bounded l2norm dt_bias=true beta=sigmoid", "K=64 V=64 softplus beta=2*sigmoid C=32 packed",
@@ -92,7 +92,7 @@ def test_what_is_offered_is_all_that_calls_of_a_class_want(words):
 def test_offering_imports_neither_torch_nor_the_dsl():
     code = (
         "import sys; sys.argv[:] = ['bin/kda']; from kda.backends.sm90.plan import recipes; "
-        "from kda.problem import Problem; from kda.simulator.chips import host_of; "
+        "from kda.problem import Problem; from kda.host import host_of; "
         "print(len(recipes(Problem(), host_of('sm90'))[0].key), *({'torch', 'cutlass'} & set(sys.modules)))"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.split() == ["64"]
@@ -128,9 +128,9 @@ sys.meta_path.insert(0, Ban())
 import kda
 from kda.backends.sm90 import launch
 from kda.bundles import Save
-from kda.compile import launching, store
+from ptxkit.compile import launching, store
 from kda.host import standing_in
-from kda.simulator.chips import host_of
+from kda.host import host_of
 from kda.verify.cases import make_inputs
 
 class Notes(list):
@@ -225,7 +225,7 @@ WITHOUT = ("compile", "--arch", "sm90", "--problem", WORDS)
 
 
 def test_without_the_dsl_the_others_are_built_and_it_says_how_to_get_it(beside, monkeypatch):
-    monkeypatch.setattr("kda.simulator.chips.installed_versions", lambda: ())
+    monkeypatch.setattr("ptxkit.chips.installed_versions", lambda: ())
     summary, refused, _, _, row = run(*WITHOUT).stdout.splitlines()
     assert row.split() == ["plain", "sm90", "scale", "1", "8", "0", "64", "B", "0.0"]
     assert refused.startswith("no kernels of the backend sm90 for the arch sm90: chunk forward B=1 ")

@@ -8,12 +8,12 @@ import sys
 import pytest
 
 import kda
-from kda.compile import recipes, sources
-from kda.compile.cutedsl import Recipe
-from kda.compile.errors import BuildError
-from kda.compile.target import parse
+from kda.host import host_of
 from kda.problem import Problem
-from kda.simulator.chips import host_of
+from ptxkit.compile import recipes, sources
+from ptxkit.compile.cutedsl import Recipe
+from ptxkit.compile.errors import BuildError
+from ptxkit.compile.target import parse
 
 KERNEL = "kda.backends.one.fwd.kernel"
 FILES = {
@@ -22,7 +22,7 @@ FILES = {
     "host": "",
     "backends/common/below": "",
     "backends/common/launcher": "from . import below\nfrom kda import host\n",
-    "backends/one/fwd/kernel": "from ..parts import rows\nfrom kda import problem\nfrom kda.compile import doors\n",
+    "backends/one/fwd/kernel": "from ..parts import rows\nfrom kda import problem\nfrom ptxkit.compile import doors\n",
     "backends/one/parts/rows": "def f():\n    import kda.backends.common.below\n",
     "backends/one/launch": "from .fwd import kernel\nfrom ..common import launcher\n",
     "backends/one/capability": "",

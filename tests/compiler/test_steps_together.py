@@ -14,10 +14,9 @@ from kda.backends.common.cute.configs import TablesConfig
 from kda.backends.common.training_plan import BACKWARD_OF
 from kda.backends.sm90.plan import recipe
 from kda.bundles import Outputs, Save
-from kda.compile import fetching
-from kda.host import standing_in
+from kda.host import host_of, standing_in
 from kda.problem import Inputs, Options, Problem
-from kda.simulator.chips import host_of
+from ptxkit.compile import fetching
 
 ARCHS = ("sm90", "sm100")
 STEPS = {

@@ -13,8 +13,8 @@ import warnings
 import pytest
 
 from kda.commands import probes
-from kda.compile import store
-from kda.compile.store import Store, digest
+from ptxkit.compile import store
+from ptxkit.compile.store import Store, digest
 
 
 @pytest.fixture

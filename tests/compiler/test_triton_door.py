@@ -10,9 +10,9 @@ pytest.importorskip("triton", reason="Triton is not installed")
 import triton.language as tl
 from triton import jit
 
-from kda.compile import launching
-from kda.compile import triton as door
-from kda.compile.errors import BuildError, MissingCompilerError
+from ptxkit.compile import launching
+from ptxkit.compile import triton as door
+from ptxkit.compile.errors import BuildError, MissingCompilerError
 
 
 @jit
@@ -75,7 +75,7 @@ def test_a_kernel_is_built_for_any_arch_without_a_gpu(target):
 
 
 def test_the_cubin_and_the_ptx_agree_on_every_parameter():
-    from kda.compile.elf import resources
+    from ptxkit.compile.elf import resources
 
     kernel = door.compile(axpy, TYPES, {"BLOCK": 128}, target="sm90")
     assert resources(kernel.cubin)["axpy"].params == tuple((p.offset, p.size) for p in kernel.params)

@@ -11,8 +11,8 @@ from bench_calls import H200, LINE, ONE, run
 
 from kda.commands import bench_drawn, bench_report, timeline
 from kda.commands.render import Screen
-from kda.compile.target import TARGETS
 from kda.measure.shapes import DIRECTIONS, SHAPES
+from ptxkit.compile.target import TARGETS
 
 H64 = dataclasses.replace(LINE, shape="h64-8k", problem=SHAPES["h64-8k"].label, backend="sm90", floor=0.5)
 BASELINE = {"backend": "fla", "median": 2.0, "p20": 1.9, "p80": 2.2}
@@ -85,7 +85,7 @@ def test_the_command_writes_a_picture_and_a_page(tmp_path):
 
 
 def test_a_page_shows_what_the_roles_of_kernels_do_when(monkeypatch):
-    monkeypatch.setattr("kda.simulator.timing.pages.sections", lambda timelines: f"{len(timelines)} kernels")
+    monkeypatch.setattr("ptxkit.timing.pages.sections", lambda timelines: f"{len(timelines)} kernels")
     text = bench_drawn.page("<a title>", "details", ["a note"], bench_drawn.groups_of([H64], "CPU"), [None] * 2)
     assert "2 kernels" in text and "&lt;a title&gt;" in text and "<a title>" not in text and "a note" in text
     assert 'style="left: 50.00%"' in text                # the floor is half of the only time

@@ -10,10 +10,10 @@ import torch
 from click.testing import CliRunner
 
 from kda.cli import cli
-from kda.compile import driver
-from kda.compile.target import parse
 from kda.measure.host import QUEUE, SPARE, WARMUPS, Gpu, StandIn, calls, cost
 from kda.verify.cases import make_inputs
+from ptxkit.compile import driver
+from ptxkit.compile.target import parse
 
 SMALL = ("--host", "--tokens", "9", "--heads", "1", "-K", "16", "-V", "16", "--dtype", "float32", "--repeats", "3")
 STAND_IN = (*SMALL, "--arch", "sm90", "--backend", "reference")

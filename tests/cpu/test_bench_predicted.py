@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from kda.cli import cli
 from kda.commands.options import timed_arch
 from kda.measure.shapes import SHAPES
-from kda.simulator.timing.chips import CHIPS
+from ptxkit.timing.chips import CHIPS
 
 
 def run(*args):
@@ -160,7 +160,7 @@ SILENT = SimpleNamespace(runs=(), milliseconds=0.0)
 
 
 def test_an_error_of_another_process_reaches_the_user_as_it_is(forecasts):
-    from kda.simulator import SimulationError
+    from ptxkit import SimulationError
 
     def fails(shape, here):
         if shape is SHAPES["h16-8k"]:

@@ -12,9 +12,9 @@ from click.testing import CliRunner
 from kda.cli import cli
 from kda.commands.probes import look_at_cache
 from kda.commands.stale import why_stale
-from kda.compile import recipes
-from kda.compile.store import Store, digest
-from kda.simulator.engine import build
+from ptxkit.compile import recipes
+from ptxkit.compile.store import Store, digest
+from ptxkit.engine import build
 
 DAY = 86400
 

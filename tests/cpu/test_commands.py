@@ -11,8 +11,8 @@ from click.testing import CliRunner
 from kda.cli import COMMANDS, cli
 from kda.commands.doctor import archs_without_kernels
 from kda.commands.findings import backends_with_kernels
-from kda.compile.target import TARGETS, parse
 from kda.dispatch import capabilities
+from ptxkit.compile.target import TARGETS, parse
 
 ASKING_FOR_A_BACKEND = {
     "doctor": ("doctor", "--require"),

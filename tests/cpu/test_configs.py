@@ -12,10 +12,10 @@ from kda.backends.common.launcher import launch_of
 from kda.backends.common.training_plan import configs_in
 from kda.backends.sm90.configs import FusedConfig, GradsConfig, StreamConfig
 from kda.backends.sm90.plan import fused_config, plan, training_plan
-from kda.compile.errors import BuildError
+from kda.host import host_of
 from kda.problem import Problem
-from kda.simulator.chips import host_of
 from kda.verify.digests import PROBLEMS
+from ptxkit.compile.errors import BuildError
 
 ARCHS = ("sm90", "sm100")
 MODEL = "bfloat16 bounded l2norm state_dtype=float32 final_state=true packed"

@@ -20,7 +20,7 @@ from kda.commands.findings import CHECKS, Check
 from kda.commands.layout import strip_ansi
 from kda.commands.probes import Cache, Facts, Gpu, Probe, Ptxas
 from kda.commands.render import Screen
-from kda.compile.target import TARGETS
+from ptxkit.compile.target import TARGETS
 
 ROOT = Path(__file__).resolve().parents[2]
 H200 = Gpu("NVIDIA H200", (9, 0), 132, 227 << 10, 140 << 30, "GPU-1")

@@ -13,17 +13,17 @@ import kda
 
 ROOT = pathlib.Path(kda.__file__).parent
 
-# part of the package -> what it imports of the package
+# part of the package -> what it imports of the package, and of ptxkit: compile, the simulator, and what has no weight
 ARROWS = {
-    "errors": set(),
+    "errors": {"ptxkit"},
+    "building": {"ptxkit"},
     "problem": set(),
     "bundles": set(),
     "gates": set(),
-    "host": set(),
+    "host": {"ptxkit", "simulator"},
     "stages": {"bundles"},
     "offsets": {"errors", "problem"},
-    "compile": {"errors"},
-    "simulator": {"compile", "errors", "host"},
+    "simulator": {"ptxkit"},
     "capability": {"host", "problem"},
     "dispatch": {"backends", "bundles", "capability", "compile", "errors", "host", "notices", "problem"},
     "checks": {"errors", "offsets", "problem", "written"},
@@ -46,8 +46,8 @@ ARROWS = {
            "problem", "transforms"},
     "hf": {"api", "errors", "nn", "notices"},
     "engines": {"api", "dispatch", "errors", "host", "nn", "notices", "problem"},
-    "__init__": {"api", "bundles", "decoding", "dispatch", "errors", "hf", "nn", "parallel", "problem", "rehearsal",
-                 "simulator"},
+    "__init__": {"api", "building", "bundles", "decoding", "dispatch", "errors", "hf", "nn", "parallel", "problem",
+                 "rehearsal", "simulator"},
     "backends": {"bundles", "capability", "compile", "gates", "host", "offsets", "problem", "stages"},
     "verify": {"__init__", "ahead", "backends", "bundles", "capability", "compile", "dispatch", "errors", "gates",
                "host", "offsets", "problem", "simulator", "stages"},
@@ -57,6 +57,7 @@ ARROWS = {
     "cli": {"commands"},
     "__main__": {"cli"},
 }
+LIGHT = {"application", "errors", "limits", "standing"}
 HEAVY = ("triton", "cutlass", "cuda", "matplotlib", "numpy")
 TORCH_FREE = ("errors", "notices", "problem", "stages", "bundles", "host", "capability", "dispatch", "compile",
               "offsets", "cli", "__main__")
@@ -64,6 +65,12 @@ TORCH_FREE = ("errors", "notices", "problem", "stages", "bundles", "host", "capa
 
 def part(path):
     return path.relative_to(ROOT).with_suffix("").parts[0]
+
+
+def part_of_ptxkit(module):
+    """Return "compile", "simulator", or "ptxkit" for the modules that cost nothing."""
+    first = module.split(".")[1:2]
+    return "compile" if first == ["compile"] else "ptxkit" if set(first) <= LIGHT else "simulator"
 
 
 @functools.cache
@@ -83,9 +90,10 @@ def imports(path):
         elif isinstance(node, ast.ImportFrom):
             base = package[: len(package) - node.level + 1] if node.level else []
             module = ".".join([*base, *([node.module] if node.module else [])])
-            named = [f"{module}.{a.name}" if module in ("kda", "") or not node.module else module for a in node.names]
+            bare = module in ("kda", "ptxkit", "") or not node.module
+            named = [f"{module}.{alias.name}" if bare else module for alias in node.names]
             found += [(node in top, name) for name in named]
-        elif isinstance(node, ast.Constant) and re.fullmatch(r"kda(\.\w+)+(:\w+)?", str(node.value)):
+        elif isinstance(node, ast.Constant) and re.fullmatch(r"(kda|ptxkit)(\.\w+)+(:\w+)?", str(node.value)):
             found.append((False, node.value.partition(":")[0]))
     return found
 
@@ -93,7 +101,8 @@ def imports(path):
 def parts_imported(path):
     """Parts of the package that a file imports; the package itself is its __init__."""
     modules = [module.split(".") for _, module in imports(path)]
-    return {m[1] if m[1:] else "__init__" for m in modules if m[0] == "kda"} - {part(path)}
+    found = {m[1] if m[1:] else "__init__" for m in modules if m[0] == "kda"}
+    return (found | {part_of_ptxkit(".".join(m)) for m in modules if m[0] == "ptxkit"}) - {part(path)}
 
 
 FILES = sorted(ROOT.rglob("*.py"))
@@ -227,9 +236,10 @@ def test_import_kda_registers_its_operators():
 def test_import_kda_costs_a_few_files_of_its_own_over_import_torch():
     """It loads no file of a backend, a compiler, the simulator or a command, and no other package."""
     loaded = fresh("import torch, sys; before = set(sys.modules); import kda; print(*(set(sys.modules) - before))")
-    parts = ("api", "autograd", "bundles", "capability", "checks", "dispatch", "errors", "gate_checks", "gates", "host",
-             "keywords", "offsets", "problem", "transforms", "written")
-    assert set(loaded.stdout.split()) == {"kda", *(f"kda.{part}" for part in parts)}
+    parts = ("api", "autograd", "building", "bundles", "capability", "checks", "dispatch", "errors", "gate_checks",
+             "gates", "host", "keywords", "offsets", "problem", "transforms", "written")
+    light = ("ptxkit", "ptxkit.application", "ptxkit.errors", "ptxkit.standing")
+    assert set(loaded.stdout.split()) == {"kda", *(f"kda.{part}" for part in parts), *light}
 
 
 def test_a_broken_torch_breaks_the_import_and_not_the_command(tmp_path):

@@ -67,10 +67,11 @@ def requirements(text: str) -> list[Requirement]:
 
 
 def ours() -> list[Requirement]:
-    """What pyproject.toml asks for, extras included; read as text, as Python 3.10 has no reader of TOML."""
-    text = (ROOT / "pyproject.toml").read_text()
-    lists = re.findall(r"^(?:dependencies|plot|test|docs) = \[(.*?)\]$", text, re.MULTILINE | re.DOTALL)
-    return [Requirement(found) for found in re.findall(r'"([^"]+)"', "".join(lists))]
+    """What both packages ask for, extras included; read as text, as Python 3.10 has no reader of TOML."""
+    text = "\n".join((ROOT / name / "pyproject.toml").read_text() for name in (".", "ptxkit"))
+    lists = re.findall(r"^(?:dependencies|plot|test|docs) = \[(.*?)\](?:  #.*)?$", text, re.MULTILINE | re.DOTALL)
+    found = [Requirement(each) for each in re.findall(r'"([^"]+)"', "".join(lists))]
+    return [each for each in found if each.name != "ptxkit"]                # it lies in this repository
 
 
 def applies(requirement: Requirement, python: str) -> bool:

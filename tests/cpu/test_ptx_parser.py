@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from kda.simulator.ptx import (
+from ptxkit.ptx import (
     Address,
     Guard,
     Immediate,

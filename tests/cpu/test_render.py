@@ -21,7 +21,7 @@ from kda.commands.layout import fold, is_terminal, shell_lines, strip_ansi, tabl
 from kda.commands.progress import Progress
 from kda.commands.render import Screen, common_options, speaks_utf8, wants_color
 from kda.errors import KdaError
-from kda.simulator.engine.build import compiler
+from ptxkit.engine.build import compiler
 
 
 @pytest.mark.parametrize(
@@ -263,7 +263,7 @@ def test_a_compiler_that_is_not_installed_exits_with_3_for_this_host_cannot_judg
     monkeypatch.setattr("shutil.which", lambda name: None)
     result = CliRunner().invoke(make_command(lambda screen: compiler()), [])
     assert (result.exit_code, result.stdout) == (3, "")
-    assert "kda.simulator needs a C compiler (gcc or cc), which is not installed here. Install gcc" in result.stderr
+    assert "ptxkit needs a C compiler (gcc or cc), which is not installed here. Install gcc" in result.stderr
 
 
 def test_other_errors_exit_with_2_and_a_traceback_only_under_debug():

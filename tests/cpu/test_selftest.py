@@ -16,12 +16,12 @@ from kda.commands import selftest
 from kda.commands.layout import strip_ansi
 from kda.commands.options import ARCH
 from kda.commands.selftest import LEVELS, command
-from kda.compile.errors import MissingCompilerError
-from kda.compile.target import TARGETS
 from kda.dispatch import capabilities
 from kda.stages import STAGES
 from kda.verify import evidence, parity, trials
 from kda.verify.evidence import Evidence, Proof
+from ptxkit.compile.errors import MissingCompilerError
+from ptxkit.compile.target import TARGETS
 
 DEADLOCK = (
     "fwd/state: MMA waits on v_new.full, STATE waits on h.empty: neither can move",
@@ -221,7 +221,7 @@ def test_without_a_c_compiler_nothing_is_built_first(made_up, monkeypatch):
     result = kda_selftest("--arch", "sm100")
     assert result.exit_code == 3 and not asked
     assert result.stdout.startswith(
-        "blackwell cannot be simulated here: The engine of kda.simulator needs a C compiler (no-such-compiler or cc)"
+        "blackwell cannot be simulated here: The engine of ptxkit needs a C compiler (no-such-compiler or cc)"
     )
 
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from kda.simulator.tensormap import (
+from ptxkit.tensormap import (
     BOX,
     CHECKS,
     DTYPES,

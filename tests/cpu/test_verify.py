@@ -20,7 +20,6 @@ from kda.bundles import Saved
 from kda.capability import Capability, Rule
 from kda.cli import cli
 from kda.commands.verify import command
-from kda.compile.target import parse
 from kda.stages import BACKWARD, FORWARD, STAGES
 from kda.verify import budget as verify_budget
 from kda.verify import definition, literal, parity, places
@@ -31,6 +30,7 @@ from kda.verify.doors import ROUNDS_EVERY_OPERAND, Door
 from kda.verify.faults import FAULTS, Planted
 from kda.verify.literal import chain, run_stage
 from kda.verify.parity import examine, smaller
+from ptxkit.compile.target import parse
 
 EDGES = (65, 0, 63)
 SMALL = ["--lengths", "65,0,33", "-K", "32", "-V", "32", "--dtype", "float32"]

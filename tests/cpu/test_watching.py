@@ -5,8 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from kda.compile import watching
-from kda.compile.target import parse
+from ptxkit.compile import watching
+from ptxkit.compile.target import parse
 
 RECIPES = [SimpleNamespace(name=name, target=parse("sm90")) for name in ("prepare", "fused", "prepare")]
 

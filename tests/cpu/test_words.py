@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-FOLDERS = ("kda", "kda_pytest", "tests", "benchmarks", "examples", "docs")
+FOLDERS = ("kda", "ptxkit", "tests", "benchmarks", "examples", "docs")
 FRAGMENT = re.compile(r"(Of|By|As|That|So|To)\b")
 COMMENT = re.compile(r"# *(of\b|fmt:)")
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)

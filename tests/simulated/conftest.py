@@ -59,7 +59,7 @@ def kernels_built_here(monkeypatch):
 @pytest.fixture(scope="module")
 def libnvrtc():
     """Builds the float32 kernels."""
-    from kda.compile import nvrtc
+    from ptxkit.compile import nvrtc
 
     try:
         nvrtc.version()

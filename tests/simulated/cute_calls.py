@@ -17,17 +17,17 @@ import kda
 from kda.backends.common import training
 from kda.backends.sm90 import launch, plan
 from kda.backends.sm90.configs import FusedConfig
-from kda.compile import sources
-from kda.compile.target import parse
 from kda.dispatch import weigh
+from kda.host import host_of
 from kda.problem import Problem
-from kda.simulator import capture
-from kda.simulator.chips import host_of
 from kda.verify.cases import make_inputs
 from kda.verify.definition import budgets
 from kda.verify.doors import Door
 from kda.verify.parity import describe, judge
 from kda.verify.simulated import SimulatedDoor
+from ptxkit import capture
+from ptxkit.compile import sources
+from ptxkit.compile.target import parse
 
 TOKENS = ("q", "k", "v", "g", "beta")
 RAGGED = dict(lengths=(65, 0, 1, 30))

@@ -5,7 +5,7 @@ import re
 import torch
 from assembly import kernel
 
-from kda.simulator.launches import launch
+from ptxkit.launches import launch
 
 LANES = [(lane >> 2, lane & 3) for lane in range(32)]  # (group, thread in the group)
 

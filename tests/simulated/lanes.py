@@ -6,7 +6,7 @@ import random
 import numpy as np
 import torch
 
-from kda.simulator.launches import launch
+from ptxkit.launches import launch
 
 BYTES = {"b16": 2, "b32": 4, "b64": 8, "pred": 4}
 VIEWS = {2: (np.uint16, np.int16), 4: (np.uint32, np.int32), 8: (np.uint64, np.int64)}

@@ -19,11 +19,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 import kda
-from kda.compile import target
-from kda.simulator.mutation import SCHEDULES, WAYS, Mutants, Outcome, mutants
-from kda.simulator.mutation.sources import located, text_of
-from kda.simulator.mutation.table import opcode_of
 from kda.verify.mutants import CALLS, calls
+from ptxkit.compile import target
+from ptxkit.mutation import SCHEDULES, WAYS, Mutants, Outcome, mutants
+from ptxkit.mutation.sources import located, text_of
+from ptxkit.mutation.table import opcode_of
 
 PAGE = Path(kda.__file__).parents[1] / "docs" / "mutants.md"
 PACKAGE = Path(kda.__file__).parent / "backends"
@@ -32,7 +32,7 @@ ENOUGH = 0.98                                # share of the mutants that matter
 
 HEAD = """# Every synchronising instruction has a reason
 
-`kda.simulator.mutants` removes or weakens every synchronising instruction of a kernel, one at a time, and reports
+`ptxkit.mutants` removes or weakens every synchronising instruction of a kernel, one at a time, and reports
 what notices it; [the simulator's page](simulator.md) explains how. These are the shipped kernels in small problems,
 packed and with grouped heads, under {schedules} schedules ([`kda/verify/mutants.py`](../kda/verify/mutants.py)).
 `kda verify --mutants --arch sm100` runs it again; `tests/simulated/mutants_docs.py --write` writes this page.

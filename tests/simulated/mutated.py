@@ -13,8 +13,8 @@ from pathlib import Path
 
 import planted
 
-from kda.simulator.launches import LaunchError
-from kda.simulator.ptx import PtxError
+from ptxkit.launches import LaunchError
+from ptxkit.ptx import PtxError
 
 LIMIT = 20_000  # warp instructions
 ROOM = 3 << 30  # bytes that the process may have beside those of torch

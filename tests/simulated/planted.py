@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import torch
 
-from kda.simulator import TensorMap, launch
+from ptxkit import TensorMap, launch
 
 HERE = pathlib.Path(__file__).parent
 TILE = HERE.parents[1] / "benchmarks" / "kernels" / "tile_sm100.ptx"

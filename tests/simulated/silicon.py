@@ -7,12 +7,12 @@ from dataclasses import replace
 
 import torch
 
-import kda.simulator
-import kda.simulator.launches as launching
-from kda.compile.kernel import Kernel
-from kda.compile.target import TARGETS
-from kda.simulator import TensorMap
-from kda.simulator.ptx import parse
+import ptxkit
+import ptxkit.launches as launching
+from ptxkit import TensorMap
+from ptxkit.compile.kernel import Kernel
+from ptxkit.compile.target import TARGETS
+from ptxkit.ptx import parse
 
 current_test = ""
 APPROXIMATE = re.compile(r"\.approx|tanh\.|div\.full|\bex2|\blg2|\bsin\.|\bcos\.|rsqrt")
@@ -23,7 +23,7 @@ simulate = launching.launch
 
 def install():
     """Tests that import `launch` from now on get the one that does both."""
-    launching.launch = kda.simulator.launch = both
+    launching.launch = ptxkit.launch = both
 
 
 def runs_here(ptx):
@@ -72,7 +72,7 @@ def both(ptx, kernel=None, *, args=(), **options):
 
 def triton(built, grid, arguments):
     """A kernel that Triton built, here and there; it leaves its arguments as they were."""
-    from kda.simulator import capture
+    from ptxkit import capture
 
     if not runs_here(built.ptx):
         return
@@ -121,7 +121,7 @@ def target_of(ptx):
 
 def moved(a, cuda):
     if isinstance(a, TensorMap):
-        from kda.compile import driver
+        from ptxkit.compile import driver
 
         address = cuda[a.tensor.data_ptr()].data_ptr() + a.address - a.tensor.data_ptr()
         if a.pixels:                         # the bytes of driver 580, which test_im2col.py holds

@@ -9,12 +9,12 @@ from cute_calls import assert_right, called, check
 
 import kda
 from kda.backends.sm89 import launch, source
-from kda.compile import nvrtc
-from kda.simulator import capture
 from kda.verify.cases import make_inputs
 from kda.verify.definition import budgets
 from kda.verify.doors import Door
 from kda.verify.parity import judge
+from ptxkit import capture
+from ptxkit.compile import nvrtc
 
 D128 = dict(K=128, V=128)
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from assembly import SEEDS
 
-from kda.simulator.launches import launch
+from ptxkit.launches import launch
 
 SMEM = 0x400  # where a kernel's shared memory starts; the image lies 1 KiB further
 IMAGE = SMEM + 1024

@@ -6,8 +6,8 @@ import pytest
 import torch
 from assembly import SEEDS, kernel, kinds
 
-from kda.simulator.findings import shortened
-from kda.simulator.launches import launch
+from ptxkit.findings import shortened
+from ptxkit.launches import launch
 
 STORE = """
     mul.wide.u32 %rd9, %r0, 4;

@@ -4,7 +4,7 @@ import pytest
 import torch
 from assembly import kernel, kinds
 
-from kda.simulator.launches import launch
+from ptxkit.launches import launch
 
 LAST = "mov.u64 %rd2, -4;"  # four bytes from here end where the address space does
 SHARED_LAST = "mov.u32 %r2, -4;"

@@ -8,14 +8,13 @@ import pytest
 pytest.importorskip("cutlass", reason="nvidia-cutlass-dsl is not installed")
 pytest.importorskip("triton", reason="triton is not installed")
 
-from kda.compile import fetching
-from kda.compile.target import parse
 from kda.dispatch import capability
-from kda.host import standing_in
-from kda.simulator.chips import host_of
+from kda.host import host_of, standing_in
 from kda.verify import parity, together
 from kda.verify.simulated import SimulatedDoor
 from kda.verify.trials import TRIALS, attempt
+from ptxkit.compile import fetching
+from ptxkit.compile.target import parse
 
 TRIAL = next(trial for trial in TRIALS if trial.name == "empty and one-token sequences")
 BACKENDS = {"triton": "sm90", "sm90": "sm90", "sm100": "sm100", "sm89": "sm89"}

@@ -2,8 +2,8 @@
 
 import pytest
 
-from kda.simulator.launches import launch
-from kda.simulator.ptx import PtxError
+from ptxkit.launches import launch
+from ptxkit.ptx import PtxError
 
 
 def program(call, text="lane %d: %.2f %s 100%% %llx\n", word="words"):

@@ -1,6 +1,6 @@
 """Launches of compiled kernels, taken in the driver's place: what arrives is what the host code meant.
 
-`kda.simulator.launch` is replaced by a note of its arguments, except where a test says that the kernel really runs.
+`ptxkit.launch` is replaced by a note of its arguments, except where a test says that the kernel really runs.
 """
 
 import math
@@ -23,16 +23,16 @@ from cutlass.cute.nvgpu import cpasync  # noqa: E402
 from cutlass.cute.runtime import from_dlpack, make_fake_compact_tensor, make_fake_stream  # noqa: E402
 from cutlass.experimental.cuda import tensor_map as maps  # noqa: E402
 
-import kda.simulator  # noqa: E402
-from kda.compile import cutedsl, nvrtc  # noqa: E402
-from kda.compile.errors import BuildError, MissingCompilerError  # noqa: E402
-from kda.compile.store import Store  # noqa: E402
-from kda.compile.triton import flatten  # noqa: E402
+import ptxkit  # noqa: E402
 from kda.host import detect  # noqa: E402
-from kda.simulator.capturing import CaptureError, capture, memory  # noqa: E402
-from kda.simulator.capturing.devices import ATTRIBUTES, runs  # noqa: E402
-from kda.simulator.chips import CHIPS  # noqa: E402
-from kda.simulator.tensormap import TensorMap, decode  # noqa: E402
+from ptxkit.capturing import CaptureError, capture, memory  # noqa: E402
+from ptxkit.capturing.devices import ATTRIBUTES, runs  # noqa: E402
+from ptxkit.chips import CHIPS  # noqa: E402
+from ptxkit.compile import cutedsl, nvrtc  # noqa: E402
+from ptxkit.compile.errors import BuildError, MissingCompilerError  # noqa: E402
+from ptxkit.compile.store import Store  # noqa: E402
+from ptxkit.compile.triton import flatten  # noqa: E402
+from ptxkit.tensormap import TensorMap, decode  # noqa: E402
 
 STREAM = CUstream(0)
 
@@ -139,7 +139,7 @@ class Note:
 
 @pytest.fixture
 def noted(monkeypatch):
-    monkeypatch.setattr("kda.simulator.launches.launch", lambda ptx, kernel, **fields: Note(ptx, kernel, fields))
+    monkeypatch.setattr("ptxkit.launches.launch", lambda ptx, kernel, **fields: Note(ptx, kernel, fields))
 
 
 @pytest.fixture
@@ -286,7 +286,7 @@ def test_an_exception_of_the_simulator_comes_out_as_it_went_in(monkeypatch, xy):
     def fail(*arguments, **more):
         raise Broken("in the middle")
 
-    monkeypatch.setattr("kda.simulator.launches.launch", fail)
+    monkeypatch.setattr("ptxkit.launches.launch", fail)
     compiled = cutedsl.compile(scaled_twice, fake(), fake(), make_fake_stream(), target="sm100")
     with capture() as session:
         for _ in range(2):                                                   # and leaves nothing behind
@@ -622,7 +622,7 @@ def test_a_tensor_of_a_trace_which_has_no_memory_is_no_living_storage():
 
 def test_a_captured_kernel_really_runs(xy):
     x, y = xy
-    with kda.simulator.capture(arch="sm_100a") as session:
+    with ptxkit.capture(arch="sm_100a") as session:
         scaled_for("sm100")(x, y, 2.5, STREAM)
         axpy[(1,)](x, y[:1], 4, 3.0, BLOCK=32)
     assert torch.equal(y[1:], 2.5 * x[1:]) and torch.equal(y[0, :4], 3.0 * x[0, :4])

@@ -10,10 +10,10 @@ from cuda.bindings.driver import CUstream  # noqa: E402
 from cutlass.cute.nvgpu import cpasync  # noqa: E402
 from cutlass.cute.runtime import from_dlpack, make_fake_compact_tensor, make_fake_stream, make_ptr  # noqa: E402
 
-from kda.compile import cutedsl  # noqa: E402
-from kda.simulator.capturing import CaptureError, capture, memory  # noqa: E402
-from kda.simulator.capturing.aligned import aligned  # noqa: E402
-from kda.simulator.tensormap import decode  # noqa: E402
+from ptxkit.capturing import CaptureError, capture, memory  # noqa: E402
+from ptxkit.capturing.aligned import aligned  # noqa: E402
+from ptxkit.compile import cutedsl  # noqa: E402
+from ptxkit.tensormap import decode  # noqa: E402
 
 STREAM = CUstream(0)
 

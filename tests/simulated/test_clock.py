@@ -7,10 +7,10 @@ import pytest
 import tensor_core
 import torch
 
-from kda.simulator import CaptureError, capture
-from kda.simulator.launches import LaunchError, launch
-from kda.simulator.timing.chips import CHIPS, assumed
-from kda.simulator.timing.clock import Setting, longer, together
+from ptxkit import CaptureError, capture
+from ptxkit.launches import LaunchError, launch
+from ptxkit.timing.chips import CHIPS, assumed
+from ptxkit.timing.clock import Setting, longer, together
 
 H200 = CHIPS["h200"]
 FRAME = """

@@ -6,8 +6,8 @@ import torch
 pytest.importorskip("cutlass", reason="nvidia-cutlass-dsl is not installed")
 
 import kda
-from kda.simulator import capture
 from kda.verify.cases import make_inputs
+from ptxkit import capture
 
 
 def forward(backend, arch, **options):

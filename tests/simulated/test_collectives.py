@@ -9,8 +9,8 @@ import pytest
 import torch
 from assembly import SEEDS, kernel, kinds
 
-from kda.simulator.launches import launch
-from kda.simulator.ptx import PtxError
+from ptxkit.launches import launch
+from ptxkit.ptx import PtxError
 
 ADDRESSES = """
     mul.wide.u32 %rd9, %r0, 4;

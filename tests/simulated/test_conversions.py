@@ -7,7 +7,7 @@ import softfloat as sf
 from lanes import apply, check, edges, register, values
 from softfloat import FORMATS
 
-from kda.simulator.ptx import PtxError
+from ptxkit.ptx import PtxError
 
 INTEGERS = [f"{s}{n}" for n in (8, 16, 32, 64) for s in "us"]
 WIDE = [k for k in INTEGERS if k[1:] != "8"]

@@ -19,7 +19,7 @@ from transfers import (
     wait,
 )
 
-from kda.simulator.launches import launch
+from ptxkit.launches import launch
 
 RACES = {"race-write-read", "race-read-write", "race-write-write"}
 everywhere = pytest.mark.parametrize("options", SCHEDULES)

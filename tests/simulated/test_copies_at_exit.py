@@ -16,8 +16,8 @@ from transfers import (
     wait,
 )
 
-from kda.simulator.launches import launch
-from kda.simulator.tensormap import TensorMap
+from ptxkit.launches import launch
+from ptxkit.tensormap import TensorMap
 
 everywhere = pytest.mark.parametrize("options", SCHEDULES)
 COMMIT, READ = "cp.async.bulk.commit_group;", "cp.async.bulk.wait_group.read 0;"

@@ -1,4 +1,4 @@
-"""kda.simulator.run: CUDA C++ from text and from files, through NVRTC and nvcc."""
+"""ptxkit.run: CUDA C++ from text and from files, through NVRTC and nvcc."""
 
 import re
 import shutil
@@ -6,9 +6,9 @@ import shutil
 import pytest
 import torch
 
-import kda.simulator
-from kda.compile.errors import BuildError
-from kda.simulator import cuda
+import ptxkit
+from ptxkit import cuda
+from ptxkit.compile.errors import BuildError
 
 NEEDS_NVCC = pytest.mark.skipif(not shutil.which("nvcc"), reason="needs nvcc")
 pytestmark = pytest.mark.usefixtures("libnvrtc")
@@ -33,14 +33,14 @@ extern "C" __global__ void k(float *out) {
 
 
 def run(source, kernel="k", *args, **options):
-    return kda.simulator.run(source, kernel, grid=1, block=32, args=args, arch="sm_90a", **options)
+    return ptxkit.run(source, kernel, grid=1, block=32, args=args, arch="sm_90a", **options)
 
 
 def test_a_template_in_a_file_finds_its_headers_and_macros(tmp_path):
     (tmp_path / "by.h").write_text("#define BY (FACTOR + 1)\n")
     (tmp_path / "scale.cu").write_text(SCALE)
     x, out = torch.arange(64.0), torch.zeros(64)
-    kda.simulator.run(
+    ptxkit.run(
         tmp_path / "scale.cu", "scale<32>", grid=2, block=32, args=[x, out], arch="sm_80", defines={"FACTOR": 2}
     )
     assert torch.equal(out, 3 * x)
@@ -122,7 +122,7 @@ def test_a_grid_barrier_of_cooperative_groups_orders_all_of_a_grid():
     without = GRID_BARRIER.replace("cooperative_groups::this_grid().sync();", "")
     for source, ordered in ((GRID_BARRIER, True), (without, False)):
         x, out = torch.zeros(128, dtype=torch.int32), torch.zeros(128, dtype=torch.int32)
-        found = kda.simulator.run(source, "k", grid=4, block=32, args=[x, out], arch="sm_90a").findings
+        found = ptxkit.run(source, "k", grid=4, block=32, args=[x, out], arch="sm_90a").findings
         assert ordered == (not found) == (out.view(4, 32)[:, 0].tolist() == [4, 3, 2, 1])
 
 
@@ -143,21 +143,21 @@ extern "C" __global__ void k(const int *x, int *out) {
 
 def swap(**options):
     x, out = torch.arange(64, dtype=torch.int32), torch.zeros(64, dtype=torch.int32)
-    run = kda.simulator.run(SWAP, "k", grid=1, block=64, args=[x, out], arch="sm_90a", **options)
+    run = ptxkit.run(SWAP, "k", grid=1, block=64, args=[x, out], arch="sm_90a", **options)
     return run, out
 
 
 @pytest.mark.parametrize("compiler", ["nvrtc", pytest.param("nvcc", marks=NEEDS_NVCC)])
 def test_inside_of_a_capture_it_is_a_launch_of_that(compiler):
-    with kda.simulator.capture(arch="sm_90a", schedule=3) as session:
+    with ptxkit.capture(arch="sm_90a", schedule=3) as session:
         run, _ = swap(defines={"SYNC": ""}, compiler=compiler)
         assert session.runs == [run] and {f.kind for f in session.findings} >= {"uninitialised"}
-        with pytest.raises(kda.simulator.LaunchError, match="schedule beside an open capture, whose options hold"):
+        with pytest.raises(ptxkit.LaunchError, match="schedule beside an open capture, whose options hold"):
             swap(defines={"SYNC": "__syncthreads();"}, schedule=1)
 
 
 def test_its_synchronisation_has_mutants():
-    found = kda.simulator.mutants(lambda: swap(defines={"SYNC": "__syncthreads();"})[1], arch="sm_90a")
+    found = ptxkit.mutants(lambda: swap(defines={"SYNC": "__syncthreads();"})[1], arch="sm_90a")
     assert len(found.outcomes) >= 1 and not found.survivors
 
 
@@ -165,4 +165,4 @@ def test_macros_that_are_no_mapping_are_named():
     with pytest.raises(TypeError, match=r"defines: macros and their values, such as \{'N': 4\}; found list"):
         swap(defines=["SYNC"])
     with pytest.raises(TypeError, match="defines: macros and their values"):
-        kda.simulator.library(SWAP, arch="sm_90a", defines=["SYNC"])
+        ptxkit.library(SWAP, arch="sm_90a", defines=["SYNC"])

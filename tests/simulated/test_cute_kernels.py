@@ -12,8 +12,8 @@ from cuda.bindings.driver import CUstream  # noqa: E402
 from cutlass.cute.nvgpu.warpgroup import SmemLayoutAtomKind  # noqa: E402
 from cutlass.cute.runtime import make_fake_compact_tensor, make_fake_stream  # noqa: E402
 
-from kda.compile import cutedsl  # noqa: E402
-from kda.simulator import capture  # noqa: E402
+from ptxkit import capture  # noqa: E402
+from ptxkit.compile import cutedsl  # noqa: E402
 
 TYPES = {torch.bfloat16: cutlass.BFloat16, torch.float16: cutlass.Float16, torch.float32: cutlass.Float32}
 SCHEDULES = [dict(), dict(early=True), dict(schedule=1), dict(schedule=2)]

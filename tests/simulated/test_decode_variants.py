@@ -12,7 +12,7 @@ from triton_calls import building_here
 
 from kda.backends.triton.decode import launch, step_plan
 from kda.measure.shapes import Shape
-from kda.simulator import capture
+from ptxkit import capture
 
 
 @pytest.fixture

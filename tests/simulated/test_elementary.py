@@ -25,10 +25,10 @@ from kda import gates
 from kda.backends.common.triton_types import target_of
 from kda.backends.reference import halving
 from kda.backends.sm89 import plan
-from kda.compile import nvrtc
-from kda.compile.target import parse
 from kda.host import detect
-from kda.simulator import capture
+from ptxkit import capture
+from ptxkit.compile import nvrtc
+from ptxkit.compile.target import parse
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 MANY, FEW = 1 << 20, 3 << 16
@@ -73,7 +73,7 @@ def triton(target, count):
     pytest.importorskip("triton", reason="needs triton")
     from triton_elementary import ROWS, functions
 
-    from kda.compile import triton as door
+    from ptxkit.compile import triton as door
 
     signature = {"x": "*fp32", "out": "*fp32", "count": "i32", "rate": "fp32", "lower_bound": "fp32"}
     kernel = door.compile(functions, signature, {"BLOCK": 128}, target=target, divisible=["x", "out"])
@@ -87,7 +87,7 @@ def cute(target, count):
     from cutlass import Float32
     from cutlass.cute.runtime import make_fake_compact_tensor, make_fake_stream
 
-    from kda.compile import cutedsl
+    from ptxkit.compile import cutedsl
 
     x = make_fake_compact_tensor(Float32, (count,), stride_order=(0,), assumed_align=128)
     out = make_fake_compact_tensor(Float32, (len(ROWS), count), stride_order=(1, 0), assumed_align=128)

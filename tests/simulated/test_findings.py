@@ -7,9 +7,9 @@ import torch
 from assembly import kernel
 
 from kda.backends.common.cute.fields import Field, Struct
-from kda.simulator.findings import Finding, Place, folded
-from kda.simulator.launches import launch
-from kda.simulator.naming import Layout, span
+from ptxkit.findings import Finding, Place, folded
+from ptxkit.launches import launch
+from ptxkit.naming import Layout, span
 
 HANDOVER = """
     shl.b32 %r10, %r0, 2;

@@ -8,13 +8,13 @@ from assembly import kernel
 
 import kda
 from kda.backends.common import training
-from kda.compile.code import entries
-from kda.compile.kernel import Kernel
-from kda.compile.target import parse
 from kda.parallel import operators
 from kda.problem import Inputs
-from kda.simulator import capture
 from kda.verify.cases import make_inputs
+from ptxkit import capture
+from ptxkit.compile.code import entries
+from ptxkit.compile.kernel import Kernel
+from ptxkit.compile.target import parse
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from kda.simulator.launches import launch
-from kda.simulator.ptx import PtxError
+from ptxkit.launches import launch
+from ptxkit.ptx import PtxError
 
 LANES = range(32)
 

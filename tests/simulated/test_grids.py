@@ -4,8 +4,8 @@ import pytest
 import torch
 from assembly import SEEDS, kernel, kinds
 
-from kda.simulator.launches import launch
-from kda.simulator.ptx import PtxError
+from ptxkit.launches import launch
+from ptxkit.ptx import PtxError
 
 TRIGGER, WAIT = "griddepcontrol.launch_dependents;", "griddepcontrol.wait;"
 PLACE = """

@@ -10,8 +10,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 pytest.importorskip("cuda.bindings.nvrtc", reason="cuda-python is not installed")
 
 import kda
-from kda.simulator import capture
 from kda.verify.cases import Spec, make
+from ptxkit import capture
 
 NODE, OPERATOR = "RecordedBackward", "GeneratedBackwardFor_kda_chunk_forward"
 SPEC = Spec(T=70, H=1, K=64, V=64, dtype="float32")

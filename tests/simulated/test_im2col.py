@@ -23,8 +23,8 @@ from transfers import (
     wait,
 )
 
-from kda.simulator.launches import launch
-from kda.simulator.tensormap import TensorMap, TensorMapError, decode, encode
+from ptxkit.launches import launch
+from ptxkit.tensormap import TensorMap, TensorMapError, decode, encode
 
 IMAGES = {3: (3, 9, 16), 4: (3, 7, 9, 16), 5: (3, 5, 7, 9, 16)}  # images, depth, height, width, channels
 

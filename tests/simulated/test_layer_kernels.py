@@ -11,7 +11,7 @@ from kda import nn
 from kda.backends.triton.layer import launch, plan
 from kda.nn import convolution
 from kda.nn.sequences import Sequences
-from kda.simulator import capture
+from ptxkit import capture
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -1,4 +1,4 @@
-"""kda.simulator.library: files in CUDA C++ whose own host code launches their kernels."""
+"""ptxkit.library: files in CUDA C++ whose own host code launches their kernels."""
 
 import ctypes
 import shutil
@@ -8,10 +8,10 @@ import sys
 import pytest
 import torch
 
-import kda.simulator
-from kda.compile.errors import BuildError
-from kda.simulator import CaptureError
-from kda.simulator.capturing import memory
+import ptxkit
+from ptxkit import CaptureError
+from ptxkit.capturing import memory
+from ptxkit.compile.errors import BuildError
 
 pytestmark = pytest.mark.skipif(not shutil.which("nvcc"), reason="needs nvcc")
 PROGRAM = """
@@ -141,12 +141,12 @@ extern "C" int run(int *x, int *out) {
 
 @pytest.fixture(scope="module")
 def program():
-    return kda.simulator.library(PROGRAM, arch="sm_80", options=["-std=c++17"])
+    return ptxkit.library(PROGRAM, arch="sm_80", options=["-std=c++17"])
 
 
 def test_host_functions_launch_their_kernels(program):
     x, y = torch.arange(40.0), torch.zeros(40)
-    with kda.simulator.capture(arch="sm_80") as session:
+    with ptxkit.capture(arch="sm_80") as session:
         assert program.shifted(x, y, 2.5, 40) == 0
         program.doubled(y, ctypes.c_double(1), 32)
     assert torch.equal(y[:32], x[:32] + 3.5) and torch.equal(y[32:], x[32:] + 2.5)
@@ -155,11 +155,11 @@ def test_host_functions_launch_their_kernels(program):
 
 OTHER_RUNTIME = "int cudaLaunchKernel() { return 35; } int cudaGetLastError() { return 35; }"
 CALLS_IT = """
-import ctypes, sys, torch, kda.simulator
+import ctypes, sys, torch, ptxkit
 other, file = sys.argv[1:]
 ctypes.CDLL(other, mode=ctypes.RTLD_GLOBAL)
-program = kda.simulator.library(file, arch="sm_80", options=["-std=c++17"])
-with kda.simulator.capture(arch="sm_80") as session:
+program = ptxkit.library(file, arch="sm_80", options=["-std=c++17"])
+with ptxkit.capture(arch="sm_80") as session:
     print(program.shifted(torch.ones(40), torch.zeros(40), 2.5, 40), len(session.runs))
 """
 
@@ -174,7 +174,7 @@ def test_a_program_calls_the_simulator_also_where_a_cuda_runtime_is_loaded_for_a
 
 
 def test_findings_have_lines_of_the_file_and_a_remedy(program):
-    with kda.simulator.capture(arch="sm_80") as session:
+    with ptxkit.capture(arch="sm_80") as session:
         program.shifted(torch.zeros(40), torch.zeros(30), 1.0, 40)
     (found,) = [f for f in session.findings if f.kind == "out-of-bounds"]
     assert "program.cu:8" in str(found) and "let lanes that have no element there skip the access" in str(found)
@@ -182,14 +182,14 @@ def test_findings_have_lines_of_the_file_and_a_remedy(program):
 
 def test_an_instance_of_a_template_is_called_by_its_plain_name(program):
     x = torch.zeros(32, dtype=torch.int32)
-    with kda.simulator.capture(arch="sm_80"):
+    with ptxkit.capture(arch="sm_80"):
         program.filled(x)
     assert x.unique().tolist() == [7]
 
 
 def test_a_program_allocates_copies_and_measures(program):
     x = torch.arange(32.0)
-    with kda.simulator.capture(arch="sm_80") as session:
+    with ptxkit.capture(arch="sm_80") as session:
         assert program.copied(x, 32) == 0
         assert not session.gpu.allocations
     assert torch.equal(x, torch.arange(32.0) + 1)
@@ -206,7 +206,7 @@ BLOCKING, NON_BLOCKING = 0, 1
 ])
 def test_streams_of_a_program_need_an_order(program, order, flags, clean):
     x, y = torch.arange(1.0, 33), torch.zeros(32)
-    with kda.simulator.capture(arch="sm_80") as session:
+    with ptxkit.capture(arch="sm_80") as session:
         assert program.in_two_streams(x, y, 32, order, flags) == 0
     assert {f.kind for f in session.findings} == (set() if clean else {"race-streams"})
 
@@ -214,7 +214,7 @@ def test_streams_of_a_program_need_an_order(program, order, flags, clean):
 def test_launches_that_know_no_arguments_leave_little_memory_for_the_next(program):
     """Every tensor of the process is what they may touch; what is said of them must not be more such tensors."""
     x, y, kept = torch.arange(1.0, 33), torch.zeros(32), [torch.zeros(1) for _ in range(50)]
-    with kda.simulator.capture(arch="sm_80") as session:
+    with ptxkit.capture(arch="sm_80") as session:
         before = len(memory.live())
         program.in_two_streams(x, y, 32, EVENT, NON_BLOCKING)
         assert len(session.runs) >= 2 and len(memory.live()) < before + len(kept)
@@ -222,15 +222,15 @@ def test_launches_that_know_no_arguments_leave_little_memory_for_the_next(progra
 
 @pytest.mark.parametrize(("sms", "answer"), [(None, 10802), (3, 302)])
 def test_host_code_sees_the_chip_of_the_capture(program, sms, answer):
-    with kda.simulator.capture(arch="sm_80", sms=sms):
+    with ptxkit.capture(arch="sm_80", sms=sms):
         assert program.asked() == answer
 
 
 @pytest.mark.exhaustive
 def test_clusters_are_those_of_the_kernel_or_of_the_launch():
-    lib = kda.simulator.library(CLUSTERS, arch="sm_90a")
+    lib = ptxkit.library(CLUSTERS, arch="sm_90a")
     x = torch.zeros(4, dtype=torch.int32)
-    with kda.simulator.capture(arch="sm_90a"):
+    with ptxkit.capture(arch="sm_90a"):
         lib.by_two(x)
         assert x.tolist() == [0, 1, 0, 1]
         assert lib.by(4, x) == 0
@@ -239,9 +239,9 @@ def test_clusters_are_those_of_the_kernel_or_of_the_launch():
 
 @pytest.mark.exhaustive
 def test_a_tensor_map_is_encoded_by_the_function_that_the_driver_would_give():
-    lib = kda.simulator.library(MAPPED, arch="sm_90a")
+    lib = ptxkit.library(MAPPED, arch="sm_90a")
     x, out = torch.arange(256, dtype=torch.int32), torch.zeros(64, dtype=torch.int32)
-    with kda.simulator.capture(arch="sm_90a") as session:
+    with ptxkit.capture(arch="sm_90a") as session:
         assert lib.run(x, out) == 0
     assert torch.equal(out.view(8, 8), x.view(16, 16)[8:, 8:]) and not session.findings
 
@@ -253,22 +253,22 @@ def test_a_function_that_is_not_replaced_is_refused_by_name():
     extern "C" int run(int *x) { cudaDeviceSetCacheConfig(cudaFuncCachePreferL1); k<<<1, 1>>>(x); return 3; }
     extern "C" int plain(int *x) { k<<<1, 1>>>(x); return 98; }
     """
-    lib = kda.simulator.library(source, arch="sm_80")
+    lib = ptxkit.library(source, arch="sm_80")
     x = torch.zeros(1, dtype=torch.int32)
-    with kda.simulator.capture(arch="sm_80"), pytest.raises(CaptureError, match="called cudaDeviceSetCacheConfig"):
+    with ptxkit.capture(arch="sm_80"), pytest.raises(CaptureError, match="called cudaDeviceSetCacheConfig"):
         lib.run(x)
     assert x.item() == 0
     says = "plain was called after the host code had called cudaDeviceSetCacheConfig.*open the library again"
-    with kda.simulator.capture(arch="sm_80"), pytest.raises(CaptureError, match=says):
+    with ptxkit.capture(arch="sm_80"), pytest.raises(CaptureError, match=says):
         lib.plain(x)                         # its host code may have kept what the refused call left
-    again = kda.simulator.library(source, arch="sm_80")
-    with kda.simulator.capture(arch="sm_80"):
+    again = ptxkit.library(source, arch="sm_80")
+    with ptxkit.capture(arch="sm_80"):
         assert again.plain(x) == 98
     assert x.item() == 1
 
 
 def test_host_code_may_ask_for_the_attributes_of_a_kernel(program):
-    with kda.simulator.capture(arch="sm_80"):
+    with ptxkit.capture(arch="sm_80"):
         assert [program.attributes(n) for n in range(7)] == [80, 80, 1024, 32, 166912, 0, 0]
 
 
@@ -291,10 +291,10 @@ extern "C" int bins(const int *x, int *y, int m) { RUN(cub::DeviceHistogram::His
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("m", [300, 20_000])
 def test_algorithms_of_cub_run_with_their_own_host_code(m):
-    lib = kda.simulator.library(CUB, arch="sm_90a")
+    lib = ptxkit.library(CUB, arch="sm_90a")
     x = torch.randint(-8, 8, (m,), dtype=torch.int32, generator=torch.Generator().manual_seed(1))
     wanted = {"sum": x.sum(), "scan": x.cumsum(0) - x, "sort": x.sort().values, "bins": torch.bincount(x + 8)}
-    with kda.simulator.capture(arch="sm_90a") as session:
+    with ptxkit.capture(arch="sm_90a") as session:
         for name, result in wanted.items():
             y = torch.zeros(result.numel(), dtype=torch.int32)
             assert getattr(lib, name)(x, y, m) == 0
@@ -310,13 +310,13 @@ def test_calls_outside_a_capture_and_unknown_names_are_refused(program):
 
 
 def test_the_capture_must_stand_in_for_the_arch(program):
-    with kda.simulator.capture(arch="sm_90a"):
+    with ptxkit.capture(arch="sm_90a"):
         program.shifted(torch.zeros(32), torch.zeros(32), 1.0, 32)           # sm_80 runs on later chips
-    later = kda.simulator.library(CLUSTERS, arch="sm_90a")
-    with kda.simulator.capture(arch="sm_100a"), pytest.raises(CaptureError, match="was built for sm_90a"):
+    later = ptxkit.library(CLUSTERS, arch="sm_90a")
+    with ptxkit.capture(arch="sm_100a"), pytest.raises(CaptureError, match="was built for sm_90a"):
         later.by_two(torch.zeros(4, dtype=torch.int32))
 
 
 def test_an_error_of_the_compiler_comes_with_its_log():
     with pytest.raises(BuildError, match="expected a"):
-        kda.simulator.library("__global__ void k( {\n", arch="sm_80")
+        ptxkit.library("__global__ void k( {\n", arch="sm_80")

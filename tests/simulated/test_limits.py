@@ -7,9 +7,9 @@ import pytest
 import torch
 from assembly import kernel
 
-from kda.simulator import limits
-from kda.simulator.launches import LaunchError, launch
-from kda.simulator.ptx import PtxError
+from ptxkit import limits
+from ptxkit.launches import LaunchError, launch
+from ptxkit.ptx import PtxError
 
 
 @pytest.mark.parametrize("size", [limits.LOCAL + 1, 1 << 30, 1 << 59, (1 << 63) - 1, (1 << 64) - 16])
@@ -53,7 +53,7 @@ def test_a_large_variable_costs_no_memory_where_nobody_touches_it():
 def test_local_memory_that_the_host_does_not_have_ends_the_launch_with_a_finding():
     program = """
 import resource, sys, torch
-from kda.simulator.launches import launch
+from ptxkit.launches import launch
 ptx, small = sys.stdin.read().split("-----")
 launch(small, grid=1, block=32, args=[torch.zeros(1)])
 used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()

@@ -11,8 +11,8 @@ from kda.backends.sm90.launch import forget_plans
 from kda.dispatch import backend_of_backward, capability
 from kda.parallel import operators
 from kda.problem import Inputs
-from kda.simulator import capture
 from kda.verify.cases import make_inputs
+from ptxkit import capture
 
 maps = operators.maps
 pytestmark = pytest.mark.usefixtures("one_thread")

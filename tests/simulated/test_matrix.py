@@ -5,8 +5,8 @@ import torch
 from assembly import kernel, kinds
 from matrices import decode, dot, encode, pack, random_bits, size_of, small_integers, unpack
 
-from kda.simulator.launches import launch
-from kda.simulator.ptx import PtxError
+from ptxkit.launches import launch
+from ptxkit.ptx import PtxError
 
 LANES = [(lane >> 2, lane & 3) for lane in range(32)]
 

@@ -6,8 +6,8 @@ from assembly import kernel
 from fragments import floats, packed, places_of_a, places_of_b, places_of_c, shape_of, unpacked, warp, words_of
 from tensor_core import _table
 
-from kda.simulator.launches import launch
-from kda.simulator.ptx import PtxError
+from ptxkit.launches import launch
+from ptxkit.ptx import PtxError
 
 SM120 = "sm_120a"
 VALUES = {

@@ -6,8 +6,8 @@ from assembly import kernel, kinds
 from fragments import LANES, packed, places_of_a, places_of_b, places_of_c, shape_of, unpacked, warp
 from test_matrix_narrow import factors, scale_registers
 
-from kda.simulator.launches import launch
-from kda.simulator.ptx import PtxError
+from ptxkit.launches import launch
+from ptxkit.ptx import PtxError
 
 BITS = {"f16": 16, "bf16": 16, "tf32": 32, "e4m3": 8, "e5m2": 8, "s8": 8, "u8": 8, "s4": 4, "u4": 4}
 DTYPES = {"f16": torch.float16, "bf16": torch.bfloat16, "tf32": torch.float32, "f32": torch.float32}

@@ -7,8 +7,8 @@ import pytest
 import torch
 from assembly import SEEDS, kernel, kinds
 
-from kda.simulator.launches import LaunchError, launch
-from kda.simulator.naming import span
+from ptxkit.launches import LaunchError, launch
+from ptxkit.naming import span
 
 MY = """
     mul.wide.u32 %rd9, %r0, {n};
@@ -129,7 +129,7 @@ def test_memory_without_a_layout_is_called_as_the_last_tensor_that_lies_in_it(wh
 
 
 def test_a_launch_may_raise_its_errors():
-    from kda.simulator.findings import SimulationError
+    from ptxkit.findings import SimulationError
 
     with pytest.raises(SimulationError, match="out-of-bounds"):
         launch(kernel("ld.global.u32 %r2, [%rd1+256];"), grid=1, block=1, args=[torch.zeros(64)], raises=True)
@@ -375,7 +375,7 @@ def test_an_empty_grid_runs_nothing():
 
 
 def test_an_unknown_instruction_quotes_its_line():
-    from kda.simulator.ptx import PtxError
+    from ptxkit.ptx import PtxError
 
     with pytest.raises(PtxError, match=r"line \d+.*frobnicate"):
         launch(kernel("frobnicate.u32 %r1, %r2;"), grid=1, block=32, args=[torch.zeros(1)])

@@ -4,8 +4,8 @@ import pytest
 import torch
 from assembly import kernel, kinds
 
-from kda.simulator.launches import launch
-from kda.simulator.ptx import PtxError
+from ptxkit.launches import launch
+from ptxkit.ptx import PtxError
 
 FILL = """
     mov.u32 %r1, smem;

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from kda.compile import nvrtc
-from kda.compile.errors import MissingCompilerError
-from kda.compile.target import parse
-from kda.simulator import capture
+from ptxkit import capture
+from ptxkit.compile import nvrtc
+from ptxkit.compile.errors import MissingCompilerError
+from ptxkit.compile.target import parse
 
 ROOT = Path(__file__).parents[2]
 HOPPER, BLACKWELL = "sm90", "sm100"

@@ -6,12 +6,12 @@ import re
 import pytest
 import torch
 
-import kda.simulator
-from kda.compile.kernel import Kernel
-from kda.compile.target import parse as target
-from kda.simulator import launches
-from kda.simulator.mutation import RULES, MutantsError, Outcome, Rule, mutants_of, sources
-from kda.simulator.ptx import parse
+import ptxkit
+from ptxkit import launches
+from ptxkit.compile.kernel import Kernel
+from ptxkit.compile.target import parse as target
+from ptxkit.mutation import RULES, MutantsError, Outcome, Rule, mutants_of, sources
+from ptxkit.ptx import parse
 
 pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.simulated_only]
 
@@ -78,7 +78,7 @@ def calls(ptx, block=64, name="reversed"):
 
 
 def judged(ptx, **options):
-    return kda.simulator.mutants(calls(ptx), arch="sm_90a", **options)
+    return ptxkit.mutants(calls(ptx), arch="sm_90a", **options)
 
 
 def test_a_barrier_that_is_needed_is_noticed_and_one_that_is_not_survives(source):
@@ -120,7 +120,7 @@ def test_an_assertion_of_the_caller_is_a_wrong_result(source):
         assert run_it()["y"][0] == 63
 
     rules = (Rule("one", "ld.shared", lambda site: "mov.f32 %f2, 0f3F800000;"),)
-    found = kda.simulator.mutants(checked, arch="sm_90a", rules=rules)
+    found = ptxkit.mutants(checked, arch="sm_90a", rules=rules)
     assert [outcome.noticed for outcome in found.outcomes] == [("wrong result",)]
 
 
@@ -177,7 +177,7 @@ def test_kernels_of_one_name_are_distinguished(source):
     def run_it():
         return [calls(ptx)()["y"] for ptx in (one, two)]
 
-    found = kda.simulator.mutants(run_it, arch="sm_90a", rules=(REMOVED,))
+    found = ptxkit.mutants(run_it, arch="sm_90a", rules=(REMOVED,))
     assert list(found.counts) == ["reversed", "reversed 2"] and len(found.outcomes) == 6
 
 
@@ -192,7 +192,7 @@ def test_a_mutant_runs_in_the_calls_that_execute_it_alone(source):
 
         return run_it
 
-    found = kda.simulator.mutants(
+    found = ptxkit.mutants(
         counted(0, first), counted(1, lambda: (first(), second())), arch="sm_90a", rules=(REMOVED,), schedules=({},)
     )
     assert list(found.counts) == ["reversed", "mirrored"] and len(found.outcomes) == 6
@@ -222,7 +222,7 @@ def in_turn(*kernels):
 
 def test_launches_of_other_kernels_are_not_simulated_again(source, simulated):
     kernels = [kernel_of(source().replace("reversed", name), name) for name in ("first", "second", "third")]
-    found = kda.simulator.mutants(in_turn(*kernels), arch="sm_90a", rules=(REMOVED,), schedules=({},))
+    found = ptxkit.mutants(in_turn(*kernels), arch="sm_90a", rules=(REMOVED,), schedules=({},))
     assert simulated[:6] == ["first", "second", "third"] * 2               # as they are, and once more
     assert simulated[6:] == ["first"] * 3 + ["second"] * 3 + ["third"] * 3  # three barriers in each
     assert [outcome.status for outcome in found.outcomes] == ["noticed", "survived", "survived"] * 3
@@ -231,7 +231,7 @@ def test_launches_of_other_kernels_are_not_simulated_again(source, simulated):
 def test_what_follows_a_wrong_launch_is_simulated(source, simulated):
     kernels = [kernel_of(source().replace("reversed", name), name) for name in ("first", "second", "third")]
     rules = (Rule("one", "ld.shared", lambda site: "mov.f32 %f2, 0f3F800000;"),)
-    found = kda.simulator.mutants(in_turn(*kernels), arch="sm_90a", rules=rules, schedules=({},))
+    found = ptxkit.mutants(in_turn(*kernels), arch="sm_90a", rules=rules, schedules=({},))
     assert simulated[6:] == ["first", "second", "third", "second", "third", "third"]
     assert {outcome.noticed for outcome in found.outcomes} == {("wrong result",)}
 
@@ -261,28 +261,28 @@ def test_the_table_is_json(source):
 
 def test_kernels_that_are_wrong_as_they_are_cannot_be_judged(source):
     broken = source().replace("bar.sync 0; bar", "bar")
-    with pytest.raises(kda.simulator.SimulationError, match="race-write-read"):
+    with pytest.raises(ptxkit.SimulationError, match="race-write-read"):
         judged(broken)
 
 
 def test_calls_that_do_not_repeat_cannot_be_judged(source):
     run_it, x = calls(source()), torch.zeros(1)
     with pytest.raises(MutantsError, match="other results when it runs again"):
-        kda.simulator.mutants(lambda: (run_it(), x.add_(1)), arch="sm_90a")
+        ptxkit.mutants(lambda: (run_it(), x.add_(1)), arch="sm_90a")
 
 
 def test_calls_that_launch_nothing_cannot_be_judged():
     for calls, found in (((), "nothing"), ((3,), "int")):
         with pytest.raises(MutantsError, match=f"needs functions that launch kernels, found {found}"):
-            kda.simulator.mutants(*calls)
+            ptxkit.mutants(*calls)
     with pytest.raises(MutantsError, match="launched no kernel"):
-        kda.simulator.mutants(lambda: None)
+        ptxkit.mutants(lambda: None)
 
 
 def test_results_that_are_no_tensors_are_refused(source):
     run_it = calls(source())
     with pytest.raises(MutantsError, match="Return tensors"):
-        kda.simulator.mutants(lambda: [run_it(), object()], arch="sm_90a")
+        ptxkit.mutants(lambda: [run_it(), object()], arch="sm_90a")
 
 
 # ---- what the rules write

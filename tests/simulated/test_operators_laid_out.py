@@ -13,8 +13,8 @@ from kda.backends.triton.layer import launch
 from kda.bundles import Save
 from kda.nn.sequences import Sequences
 from kda.problem import Options
-from kda.simulator import capture
 from kda.verify.cases import make_inputs
+from ptxkit import capture
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -16,9 +16,9 @@ import kda
 from kda import checks
 from kda.backends.common.pool import plan
 from kda.backends.common.triton_types import target_of
+from kda.host import host_of
 from kda.problem import Problem
-from kda.simulator import capture
-from kda.simulator.chips import host_of
+from ptxkit import capture
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 T = 150

@@ -8,7 +8,7 @@ pytest.importorskip("cutlass", reason="nvidia-cutlass-dsl is not installed")
 
 from kda.measure import predicted
 from kda.measure.shapes import Shape
-from kda.simulator.timing.clock import Setting
+from ptxkit.timing.clock import Setting
 
 FEW_HEADS = Shape(T=2048, H=40)
 
@@ -71,7 +71,7 @@ def test_a_launch_is_found_by_its_stage_or_the_error_lists_them():
 def test_a_setting_of_some_waves_leaves_the_other_clusters_alone():
     import torch
 
-    from kda.simulator import launch
+    from ptxkit import launch
 
     ptx = """.version 8.0
 .target sm_90

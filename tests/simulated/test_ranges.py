@@ -13,12 +13,12 @@ from cute_calls import assert_right, changed
 from naive import definition, make
 
 import kda
-from kda.compile.target import parse
-from kda.simulator import capture
 from kda.verify.cases import make_inputs
 from kda.verify.definition import budgets
 from kda.verify.parity import judge
 from kda.verify.simulated import SimulatedDoor
+from ptxkit import capture
+from ptxkit.compile.target import parse
 
 pytestmark = pytest.mark.usefixtures("one_thread", "libnvrtc", "kernels_built_here")
 

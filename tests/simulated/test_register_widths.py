@@ -12,9 +12,9 @@ import pytest
 import torch
 from assembly import kernel, kinds
 
-from kda.simulator.launches import launch
-from kda.simulator.program import Program
-from kda.simulator.ptx import PtxError, parse
+from ptxkit.launches import launch
+from ptxkit.program import Program
+from ptxkit.ptx import PtxError, parse
 
 CLASSES = {"p": 1, "h": 16, "r": 32, "rd": 64, "q": 128}  # -> bits
 HOPPER = """

@@ -7,8 +7,8 @@ import torch
 from assembly import kernel
 from lanes import apply, check, register, values
 
-from kda.simulator.launches import launch
-from kda.simulator.ptx import PtxError
+from ptxkit.launches import launch
+from ptxkit.ptx import PtxError
 
 
 def bits_of(kind):

@@ -17,11 +17,11 @@ pytest.importorskip("cuda.bindings.driver", reason="cuda-python is not installed
 import kda
 from kda.cli import cli
 from kda.commands.simulate import command
-from kda.simulator import engine, scripts
-from kda.simulator.capturing.gpu import order
-from kda.simulator.findings import FREED, KINDS, Finding, Place, SimulationError
-from kda.simulator.scripts import places, sarif
-from kda.simulator.scripts.places import Line
+from ptxkit import engine, scripts
+from ptxkit.capturing.gpu import order
+from ptxkit.findings import FREED, KINDS, Finding, Place, SimulationError
+from ptxkit.scripts import places, sarif
+from ptxkit.scripts.places import Line
 
 # Line numbers in .loc are those of the comments in the kernels' place; a kernel gets the address of x.
 SCRIPT = '''
@@ -92,7 +92,7 @@ def test_a_kernel_that_does_not_end_is_told_of_and_interrupted(here):
         finally:
             program.kill()                   # also where Ctrl-C did not end it
         rest = program.stderr.read()
-    engine = "building the engine of kda.simulator, once for this machine"
+    engine = "building the engine of ptxkit, once for this machine"
     assert re.fullmatch(rf"simulating counts; (0 of 3 done|{engine}); \d+ s \.\.\.\n", told)
     assert program.returncode == 130
     assert [line for line in rest.splitlines() if "simulating" not in line] == ["kda: interrupted"]
@@ -289,7 +289,7 @@ def test_a_finding_that_only_the_schedules_of_mutants_have_is_a_finding(here, mo
     def found(*calls, **options):
         raise SimulationError([race])
 
-    monkeypatch.setattr("kda.simulator.scripts.running.mutants", found)
+    monkeypatch.setattr("ptxkit.scripts.running.mutants", found)
     result = simulate("--mutants", "script.py", "swap")
     assert result.exit_code == 1 and "race-lanes: swap" in result.output
 
@@ -404,14 +404,14 @@ def test_lines_of_no_file_and_code_of_no_line_are_shown_as_ptx(here):
 # ---- the plug-in for pytest
 
 CUDA = '''
-import torch, kda.simulator
+import torch, ptxkit
 SOURCE = """extern "C" __global__ void k(const int *x, int *out) {
     __shared__ int kept[64];
     for (int n = 0; n < x[0]; n++) kept[threadIdx.x] += x[threadIdx.x];
     out[threadIdx.x] = kept[threadIdx.x ^ 32];
 }"""
 x, out = torch.ones(64, dtype=torch.int32), torch.zeros(64, dtype=torch.int32)
-kda.simulator.run(SOURCE, "k", grid=1, block=64, args=[x, out], arch="sm_90a")
+ptxkit.run(SOURCE, "k", grid=1, block=64, args=[x, out], arch="sm_90a")
 '''
 
 TESTS = '''

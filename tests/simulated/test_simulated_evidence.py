@@ -11,12 +11,11 @@ from click.testing import CliRunner
 
 from kda.capability import Capability, Rule
 from kda.commands import selftest, verify
-from kda.compile.kernel import Kernel
-from kda.compile.target import parse
 from kda.dispatch import capabilities, launcher
-from kda.host import Host, detect, standing_in
-from kda.simulator.chips import host_of
+from kda.host import Host, detect, host_of, standing_in
 from kda.verify.evidence import Evidence
+from ptxkit.compile.kernel import Kernel
+from ptxkit.compile.target import parse
 
 # Each CTA of 64 threads takes 64 words through shared memory: thread t loads word t and stores that of thread t ^ 32
 # where it belongs.

@@ -26,13 +26,12 @@ import kda
 from kda.backends.common import training_plan
 from kda.backends.sm90.launch import forget_plans
 from kda.backends.sm100 import launch, plan
-from kda.compile.target import parse
 from kda.dispatch import weigh
-from kda.host import standing_in
+from kda.host import host_of, standing_in
 from kda.problem import Problem
-from kda.simulator.chips import host_of
 from kda.verify.parity import prove
 from kda.verify.simulated import SimulatedDoor
+from ptxkit.compile.target import parse
 
 pytestmark = pytest.mark.usefixtures("one_thread", "kernels_apart")
 

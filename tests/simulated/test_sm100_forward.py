@@ -34,15 +34,14 @@ from kda.backends.common.cute.tile import C
 from kda.backends.sm100 import launch, plan
 from kda.backends.sm100.configs import TMEM, FusedConfig, GradsConfig
 from kda.bundles import Save
-from kda.compile.errors import BuildError
-from kda.compile.target import parse
 from kda.dispatch import recorder, weigh
-from kda.host import standing_in
+from kda.host import host_of, standing_in
 from kda.problem import Problem
-from kda.simulator import capture
-from kda.simulator.chips import host_of
 from kda.verify.cases import make_inputs
 from kda.verify.simulated import SimulatedDoor
+from ptxkit import capture
+from ptxkit.compile.errors import BuildError
+from ptxkit.compile.target import parse
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 MANY = dict(lengths=(5, 33) * 20, HV=2)      # more sequences and heads than 74 clusters

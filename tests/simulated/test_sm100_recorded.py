@@ -16,14 +16,14 @@ from kda.backends.common.cute.configs import ChunkTable, SegmentTable, chunk_opt
 from kda.backends.common.cute.tile import C, decay_index, swizzle_128B
 from kda.backends.common.tensors import laid_out
 from kda.backends.sm100.configs import RECORD_TILE, TMEM, K, OperandsConfig, RecordColumns, RecordConfig, V, WalkConfig
-from kda.compile import cutedsl
-from kda.compile.fetching import fetch_here
-from kda.compile.target import parse
 from kda.problem import Problem
-from kda.simulator import capture
 from kda.stages import LOG2_E
 from kda.verify.cases import make_inputs
 from kda.verify.literal import l2norm, log_decay, step_size
+from ptxkit import capture
+from ptxkit.compile import cutedsl
+from ptxkit.compile.fetching import fetch_here
+from ptxkit.compile.target import parse
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

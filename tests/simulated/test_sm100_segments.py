@@ -17,8 +17,8 @@ from cute_calls import (
 pytest.importorskip("cutlass", reason="nvidia-cutlass-dsl is not installed")
 
 from kda.backends.sm100 import launch, plan
+from kda.host import host_of
 from kda.problem import Problem
-from kda.simulator.chips import host_of
 from kda.verify.cases import make_inputs
 
 pytestmark = pytest.mark.usefixtures("one_thread", "three_segments")

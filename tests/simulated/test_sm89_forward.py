@@ -23,15 +23,14 @@ from kda.backends.sm89 import launch, plan
 from kda.backends.sm89.configs import SMALLEST
 from kda.bundles import Save
 from kda.commands.selftest import is_here
-from kda.compile.errors import BuildError
-from kda.compile.fetching import fetch_here
 from kda.dispatch import capabilities, recorder, weigh
-from kda.host import standing_in
+from kda.host import host_of, standing_in
 from kda.problem import Problem
-from kda.simulator import capture
-from kda.simulator.chips import host_of
 from kda.verify.definition import definition
 from kda.verify.simulated import SimulatedDoor
+from ptxkit import capture
+from ptxkit.compile.errors import BuildError
+from ptxkit.compile.fetching import fetch_here
 
 pytestmark = pytest.mark.usefixtures("one_thread", "libnvrtc")
 

@@ -27,18 +27,17 @@ from kda.backends.common.cute.training import LOAD_WARPS
 from kda.backends.sm90 import launch, plan
 from kda.backends.sm90.bwd.grads import REGISTERS
 from kda.backends.sm90.launch import forget_plans
-from kda.compile.errors import BuildError
-from kda.compile.target import parse
 from kda.dispatch import keeps_own, weigh
 from kda.errors import InputError
-from kda.host import standing_in
+from kda.host import host_of, standing_in
 from kda.measure.host import StandIn
 from kda.measure.host import calls as host_calls
 from kda.problem import Problem
-from kda.simulator import capture
-from kda.simulator.chips import host_of
 from kda.verify.parity import examine, prove
 from kda.verify.simulated import SimulatedDoor
+from ptxkit import capture
+from ptxkit.compile.errors import BuildError
+from ptxkit.compile.target import parse
 
 pytestmark = pytest.mark.usefixtures("one_thread", "kernels_apart")
 

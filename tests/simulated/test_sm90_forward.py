@@ -29,13 +29,13 @@ import kda
 from kda.backends.sm90 import launch
 from kda.backends.sm90.configs import ChainConfig, PrepareConfig
 from kda.bundles import Save
-from kda.compile.errors import BuildError
-from kda.compile.target import parse
 from kda.dispatch import weigh
-from kda.simulator import capture
-from kda.simulator.chips import host_of
+from kda.host import host_of
 from kda.verify.cases import make_inputs
 from kda.verify.simulated import SimulatedDoor
+from ptxkit import capture
+from ptxkit.compile.errors import BuildError
+from ptxkit.compile.target import parse
 
 pytestmark = pytest.mark.usefixtures("one_thread", "kernels_apart")
 

@@ -26,8 +26,8 @@ from kda.backends.common.pool.launch import Checkpoints
 from kda.backends.sm90 import launch, plan
 from kda.backends.sm90.configs import FusedConfig
 from kda.bundles import Save
-from kda.compile.recipes import imported
-from kda.simulator import capture
+from ptxkit import capture
+from ptxkit.compile.recipes import imported
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -12,10 +12,7 @@ import kda
 from kda.backends.sm90 import launch
 from kda.backends.sm90.configs import PairsConfig
 from kda.bundles import Save
-from kda.compile.target import parse
-from kda.host import standing_in
-from kda.simulator import capture
-from kda.simulator.chips import host_of
+from kda.host import host_of, standing_in
 from kda.stages import find
 from kda.verify.budget import Budget
 from kda.verify.cases import make_inputs
@@ -23,6 +20,8 @@ from kda.verify.definition import budgets
 from kda.verify.doors import Door
 from kda.verify.parity import Oracle, describe, judge, masked
 from kda.verify.simulated import SimulatedDoor
+from ptxkit import capture
+from ptxkit.compile.target import parse
 
 pytestmark = pytest.mark.usefixtures("one_thread", "kernels_apart")
 

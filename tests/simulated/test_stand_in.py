@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import empty as empty_by_name
 
-from kda.simulator.capturing import CaptureError, capture
-from kda.simulator.tensormap import TensorMap, decode
+from ptxkit.capturing import CaptureError, capture
+from ptxkit.tensormap import TensorMap, decode
 
 PTX = """
 .version 8.0

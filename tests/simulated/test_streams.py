@@ -4,10 +4,10 @@ import pytest
 import torch
 from assembly import kernel
 
-import kda.simulator
-from kda.compile.code import entries
-from kda.compile.kernel import Kernel
-from kda.compile.target import parse
+import ptxkit
+from ptxkit.compile.code import entries
+from ptxkit.compile.kernel import Kernel
+from ptxkit.compile.target import parse
 
 FROM_TO = """
     mul.wide.u32 %rd5, %r0, 4;
@@ -26,7 +26,7 @@ def copy(x, y):
 
 def found(program, **options):
     """The findings of a program that gets x, y, z on the GPU and two streams."""
-    with kda.simulator.capture(arch="sm_90a", **options) as session:
+    with ptxkit.capture(arch="sm_90a", **options) as session:
         x, y, z = (n * torch.arange(64, dtype=torch.int32, device="cuda") for n in range(1, 4))
         program(x, y, z, torch.cuda.Stream(), torch.cuda.Stream())
     return session.findings
@@ -133,7 +133,7 @@ def test_memory_that_was_freed_in_between_is_another():
 
 
 def test_a_program_of_one_stream_is_not_watched():
-    with kda.simulator.capture(arch="sm_90a") as session:
+    with ptxkit.capture(arch="sm_90a") as session:
         x, y = (torch.arange(64, dtype=torch.int32, device="cuda") for _ in range(2))
         copy(x, y)
         copy(y, x)
@@ -141,7 +141,7 @@ def test_a_program_of_one_stream_is_not_watched():
 
 
 def test_a_finding_raises_if_asked():
-    with pytest.raises(kda.simulator.SimulationError, match="race-streams"):
+    with pytest.raises(ptxkit.SimulationError, match="race-streams"):
         found(two, raises=True)
 
 
@@ -229,7 +229,7 @@ def test_a_workspace_whose_last_use_is_ordered_before_the_next_one_is_clean(prog
 
 def test_scratch_of_a_triton_kernel_in_another_stream_is_recorded():
     pytest.importorskip("triton")
-    from kda.compile.triton import TritonKernel
+    from ptxkit.compile.triton import TritonKernel
 
     text = kernel("mul.wide.u32 %rd5, %r0, 4; add.s64 %rd4, %rd2, %rd5; st.global.u32 [%rd4], %r0;", pointers=3)
     scratch = TritonKernel.of(

@@ -27,8 +27,8 @@ from tensor_core import (
     with_d,
 )
 
-from kda.simulator.launches import launch
-from kda.simulator.ptx import PtxError
+from ptxkit.launches import launch
+from ptxkit.ptx import PtxError
 
 BF16 = idesc("bf16", "bf16", 128, 32)
 

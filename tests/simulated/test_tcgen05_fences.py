@@ -15,8 +15,8 @@ from tensor_core import (
     source,
 )
 
-from kda.simulator.findings import SimulationError
-from kda.simulator.launches import launch
+from ptxkit.findings import SimulationError
+from ptxkit.launches import launch
 
 BEFORE, AFTER = "tcgen05.fence::before_thread_sync;", "tcgen05.fence::after_thread_sync;"
 LOAD = "tcgen05.ld.sync.aligned.32x32b.x1.b32 {%x100}, [%r9];"

@@ -20,7 +20,7 @@ from tensor_core import (
     values,
 )
 
-from kda.simulator.ptx import PtxError
+from ptxkit.ptx import PtxError
 
 E4M3 = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).double()
 E2M1 = TYPES["e2m1"][3]

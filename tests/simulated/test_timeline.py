@@ -15,8 +15,8 @@ from kda.backends.sm89 import configs as sm89
 from kda.backends.sm90 import configs as sm90
 from kda.backends.sm100 import configs as sm100
 from kda.cli import cli
-from kda.simulator.launches import LaunchError, launch
-from kda.simulator.timing.timeline import KINDS, PAUSE, name_of
+from ptxkit.launches import LaunchError, launch
+from ptxkit.timing.timeline import KINDS, PAUSE, name_of
 
 NEAR = 1e-6
 

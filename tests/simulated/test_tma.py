@@ -29,8 +29,8 @@ from transfers import (
     wait,
 )
 
-from kda.simulator.launches import launch
-from kda.simulator.tensormap import TensorMap
+from ptxkit.launches import launch
+from ptxkit.tensormap import TensorMap
 
 # ---- loads
 

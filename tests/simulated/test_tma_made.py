@@ -19,8 +19,8 @@ from transfers import (
     wait,
 )
 
-from kda.simulator.launches import launch
-from kda.simulator.tensormap import TensorMap, decode
+from ptxkit.launches import launch
+from ptxkit.tensormap import TensorMap, decode
 
 
 def making(replacements, load, acquire="fence.proxy.tensormap::generic.acquire.gpu [%rd2], 128;", target="sm_90a"):

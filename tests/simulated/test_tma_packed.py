@@ -6,8 +6,8 @@ import torch
 from assembly import kinds
 from transfers import load, loading, store, swizzled
 
-from kda.simulator.launches import launch
-from kda.simulator.tensormap import TensorMap, TensorMapError, decode
+from ptxkit.launches import launch
+from ptxkit.tensormap import TensorMap, TensorMapError, decode
 
 SM100 = "sm_100a"
 

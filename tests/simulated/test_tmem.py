@@ -7,8 +7,8 @@ import torch
 from assembly import kernel, kinds
 from tensor_core import LOADED, STORED, UNDER_ANY_SCHEDULE, float_bits, pattern, run, vector
 
-from kda.simulator.launches import launch
-from kda.simulator.ptx import PtxError
+from ptxkit.launches import launch
+from ptxkit.ptx import PtxError
 
 QUIET = {"commit": "", "wait": ""}  # nothing for the tensor core to do
 

@@ -17,16 +17,16 @@ from triton_calls import Unbuilt, built_here, forget_plans
 import kda
 from kda.backends.triton import call, plan
 from kda.bundles import Save
-from kda.compile.target import parse
+from kda.host import host_of
 from kda.problem import Problem
-from kda.simulator import capture
-from kda.simulator.chips import host_of
 from kda.stages import find
 from kda.verify.cases import make_inputs
 from kda.verify.definition import budgets
 from kda.verify.doors import Door
 from kda.verify.parity import Oracle, alone, describe, judge, packed_vs_alone
 from kda.verify.simulated import SimulatedDoor
+from ptxkit import capture
+from ptxkit.compile.target import parse
 
 DIFFERENTIABLE = ("q", "k", "v", "g", "beta", "A_log", "dt_bias", "initial_state")
 

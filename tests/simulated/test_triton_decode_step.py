@@ -16,11 +16,11 @@ import kda
 from kda.backends.common.triton_types import target_of
 from kda.backends.triton.decode import launch, step_plan
 from kda.backends.triton.decode.step_plan import StepConfig
-from kda.compile import triton as door
+from kda.host import host_of
 from kda.problem import Problem, Step
-from kda.simulator import capture
-from kda.simulator.chips import host_of
 from kda.verify.steps import beside_plain_decoding, budgets, bytes_moved, copied, make_step, run_step
+from ptxkit import capture
+from ptxkit.compile import triton as door
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

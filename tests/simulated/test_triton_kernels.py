@@ -9,8 +9,8 @@ triton = pytest.importorskip("triton", reason="needs triton")
 
 import triton_kernels as kernels
 
-from kda.compile import triton as door
-from kda.simulator import capture
+from ptxkit import capture
+from ptxkit.compile import triton as door
 
 every = pytest.mark.parametrize("arch", ["sm80", "sm90", "sm100"])
 SEEDS = range(1, 4)

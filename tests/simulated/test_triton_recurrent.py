@@ -16,11 +16,11 @@ from kda.backends.common.triton_types import target_of
 from kda.backends.reference import launch as reference
 from kda.backends.triton.decode import launch, recurrent_plan
 from kda.checks import Call, problem_of
+from kda.host import host_of
 from kda.problem import Options, Problem
-from kda.simulator import capture
-from kda.simulator.chips import host_of
 from kda.verify.budget import Budget, shaken, shakes
 from kda.verify.cases import make_inputs
+from ptxkit import capture
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 OPTIONS = dict(scale=None, final=True, v_first=False, inplace=False, batch_invariant=False)

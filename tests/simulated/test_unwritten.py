@@ -4,10 +4,10 @@ import pytest
 import torch
 from assembly import kernel
 
-from kda.compile.code import entries
-from kda.compile.kernel import Kernel
-from kda.compile.target import parse
-from kda.simulator import SimulationError, capture
+from ptxkit import SimulationError, capture
+from ptxkit.compile.code import entries
+from ptxkit.compile.kernel import Kernel
+from ptxkit.compile.target import parse
 
 EACH = """
     mul.wide.u32 %rd5, %r0, 4;

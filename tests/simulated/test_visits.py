@@ -4,7 +4,7 @@ import pytest
 import torch
 from assembly import SEEDS, kernel, kinds
 
-from kda.simulator.launches import launch
+from ptxkit.launches import launch
 
 # CTA 1 of a cluster of two touches a word, or an mbarrier, of CTA 0
 START = """

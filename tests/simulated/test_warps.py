@@ -7,7 +7,7 @@ import pytest
 import torch
 from assembly import SEEDS, kernel, kinds
 
-from kda.simulator.launches import launch
+from ptxkit.launches import launch
 
 STORE = """
     mul.wide.u32 %rd9, %r0, 4;
@@ -162,7 +162,7 @@ def test_ctrl_c_ends_a_launch_with_a_clock_that_would_not_end():
 import os, signal, sys, threading
 import torch
 signal.signal(signal.SIGINT, signal.default_int_handler)
-from kda.simulator.launches import launch, program
+from ptxkit.launches import launch, program
 ptx = sys.stdin.read()
 program(ptx, None, None)
 threading.Timer(0.2, os.kill, [os.getpid(), signal.SIGINT]).start()

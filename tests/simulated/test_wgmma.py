@@ -5,8 +5,8 @@ import torch
 from assembly import SEEDS, kernel, kinds
 from matrices import decode, dot, encode, pack, random_bits, size_of, small_integers, unpack
 
-from kda.simulator.launches import launch
-from kda.simulator.ptx import PtxError
+from ptxkit.launches import launch
+from ptxkit.ptx import PtxError
 
 SHARED_BASE = 0x400
 # swizzle -> (the descriptor's layout, 16-byte pieces in a row of the pattern)

@@ -23,7 +23,7 @@ from test_wgmma import (
     up,
 )
 
-from kda.simulator.ptx import PtxError
+from ptxkit.ptx import PtxError
 
 TYPES = [
     ("f32", "f16", "f16"), ("f16", "f16", "f16"), ("f32", "bf16", "bf16"), ("f32", "tf32", "tf32"),

@@ -7,8 +7,8 @@ import torch
 from assembly import kernel, kinds
 from fragments import shape_of
 
-from kda.simulator.launches import launch
-from kda.simulator.ptx import PtxError
+from ptxkit.launches import launch
+from ptxkit.ptx import PtxError
 
 FLOATS = ("m16n16k16", "m8n32k16", "m32n8k16")
 TORCH = {"f16": torch.float16, "bf16": torch.bfloat16, "tf32": torch.float32, "f32": torch.float32,

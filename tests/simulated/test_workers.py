@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from kda.simulator.workers import forked
+from ptxkit.workers import forked
 
 
 def test_workers_are_killed_when_the_work_is_interrupted():

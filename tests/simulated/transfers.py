@@ -10,7 +10,7 @@ import pytest
 import torch
 from assembly import SEEDS, kernel
 
-from kda.simulator.launches import launch
+from ptxkit.launches import launch
 
 BARRIER = 32768
 THREADS = 64

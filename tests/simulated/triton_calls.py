@@ -5,7 +5,7 @@ import functools
 import importlib
 
 from kda.backends.triton import call, plan
-from kda.compile import triton as compiler
+from ptxkit.compile import triton as compiler
 
 BACKEND = "kda.backends.triton"
 

@@ -18,10 +18,10 @@ from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from kda.compile.errors import BuildError
+from ptxkit.compile.errors import BuildError
 
 if TYPE_CHECKING:
-    from kda.compile.kernel import Bound, Kernel
+    from ptxkit.compile.kernel import Bound, Kernel
 
 MAX_THREADS = 1024                           # threads of a CTA
 MAX_SHARED = 227 * 1024                      # bytes of shared memory that a CTA may have, on any arch; some have less

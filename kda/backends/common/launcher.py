@@ -9,10 +9,10 @@ from typing import Any
 import torch
 
 from kda.bundles import Grads, Outputs, Save, SegmentSummary
-from kda.compile.fetching import fetch_here
-from kda.compile.kernel import Kernel
-from kda.compile.recipes import AnyRecipe
 from kda.problem import Inputs, Problem
+from ptxkit.compile.fetching import fetch_here
+from ptxkit.compile.kernel import Kernel
+from ptxkit.compile.recipes import AnyRecipe
 
 from .arguments import Launch, Launched
 from .chunks import Chunks

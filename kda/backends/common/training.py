@@ -16,12 +16,12 @@ from typing import Any, NamedTuple
 import torch
 
 from kda.bundles import Grads, Outputs, Own, Products, Save, Saved, SegmentSummary
-from kda.compile.code import Place
-from kda.compile.errors import BuildError
-from kda.compile.kernel import Kernel
 from kda.host import detect
 from kda.offsets import offsets_dtype
 from kda.problem import Inputs, Problem
+from ptxkit.compile.code import Place
+from ptxkit.compile.errors import BuildError
+from ptxkit.compile.kernel import Kernel
 
 from .arguments import Launch, Launched
 from .cute.configs import ROUNDED_TO, RUN, ChunkTable, ComposeConfig, SegmentTable, TablesConfig

@@ -8,10 +8,10 @@ from typing import NamedTuple
 import torch
 
 from kda.bundles import Outputs, Save
-from kda.compile.errors import BuildError
 from kda.host import detect
 from kda.offsets import offsets_dtype
 from kda.problem import Inputs, Problem
+from ptxkit.compile.errors import BuildError
 
 from ..common import training
 from ..common.arguments import Launch

@@ -10,10 +10,10 @@ from concurrent.futures import ThreadPoolExecutor
 import torch
 
 from kda.bundles import Grads, Outputs, Products, Save, SegmentSummary
-from kda.compile.errors import BuildError
 from kda.host import Host, detect
 from kda.offsets import offsets_dtype
 from kda.problem import Inputs, Problem
+from ptxkit.compile.errors import BuildError
 
 from ..common.arguments import Launch
 from ..common.chunks import Chunks

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from kda.bundles import Save, chunk_bound
-from kda.compile import nvrtc
-from kda.compile.errors import BuildError
-from kda.compile.target import parse
 from kda.host import Host
 from kda.problem import Problem
+from ptxkit.compile import nvrtc
+from ptxkit.compile.errors import BuildError
+from ptxkit.compile.target import parse
 
 from .configs import (
     OFFSETS,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from kda.compile import nvrtc
+from ptxkit.compile import nvrtc
 
 from .configs import Config
 

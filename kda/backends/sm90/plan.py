@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from kda.bundles import Save
-from kda.compile import cutedsl
-from kda.compile.recipes import AnyRecipe
-from kda.compile.target import parse
 from kda.host import Host
 from kda.problem import Problem
+from ptxkit.compile import cutedsl
+from ptxkit.compile.recipes import AnyRecipe
+from ptxkit.compile.target import parse
 
 from ..common.cute.configs import (
     ComposeConfig,

@@ -9,11 +9,11 @@ from typing import Any
 import torch
 
 from kda.bundles import Save
-from kda.compile.fetching import fetch_all
-from kda.compile.triton import TritonKernel
 from kda.host import Host, detect
 from kda.problem import Inputs, Problem
 from kda.stages import RESULTS, SHAPES
+from ptxkit.compile.fetching import fetch_all
+from ptxkit.compile.triton import TritonKernel
 
 from ..common.tensors import laid_out, offsets_on
 from .plan import Plan, plan

@@ -1,7 +1,7 @@
 """The portable backend: everything that the API accepts on a GPU, in Triton, from sm_80 up."""
 
 from kda.capability import Capability, Rule
-from kda.compile.target import TARGETS
+from ptxkit.compile.target import TARGETS
 
 from ..common.triton_types import width
 

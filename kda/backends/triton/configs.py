@@ -10,9 +10,9 @@ import dataclasses
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from kda.compile.errors import BuildError
 from kda.host import Host
 from kda.problem import Problem
+from ptxkit.compile.errors import BuildError
 
 SMALLEST = 99                                # KiB; assumed of an unknown GPU
 

@@ -11,12 +11,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from kda.bundles import Save, chunk_bound
-from kda.compile.recipes import Constant
-from kda.compile.target import Target
-from kda.compile.triton import Recipe
 from kda.host import Host
 from kda.problem import Problem
 from kda.stages import LOG2_E
+from ptxkit.compile.recipes import Constant
+from ptxkit.compile.target import Target
+from ptxkit.compile.triton import Recipe
 
 from ..common.pool.plan import inner
 from ..common.pool.plan import recipes as pool_recipes

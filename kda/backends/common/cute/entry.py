@@ -1,6 +1,6 @@
 """What is compiled: a kernel, and the host function that the DSL wants around it.
 
-kda.compile keeps the kernel alone: launches are made from its configuration (`arguments.Launched`), and the host
+ptxkit.compile keeps the kernel alone: launches are made from its configuration (`arguments.Launched`), and the host
 function is never run.
 """
 
@@ -12,8 +12,8 @@ import cutlass.cute as cute
 from cutlass import Int32
 from cutlass.cute.runtime import make_ptr
 
-from kda.compile import cutedsl
-from kda.compile.target import Target
+from ptxkit.compile import cutedsl
+from ptxkit.compile.target import Target
 
 from .copies import TYPES
 

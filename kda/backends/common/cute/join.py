@@ -20,8 +20,8 @@ import cutlass.cute as cute
 from cutlass import BFloat16, Float32, Int64, Uint32
 from cutlass.memory import SmemAllocator
 
-from kda.compile import cutedsl
-from kda.compile.target import Target
+from ptxkit.compile import cutedsl
+from ptxkit.compile.target import Target
 
 from . import entry
 from .configs import JOIN_ROWS, JoinConfig

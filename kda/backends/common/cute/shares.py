@@ -16,8 +16,8 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int64
 
-from kda.compile import cutedsl
-from kda.compile.target import Target
+from ptxkit.compile import cutedsl
+from ptxkit.compile.target import Target
 
 from . import entry
 from .configs import SLICES, SharesConfig

@@ -22,8 +22,8 @@ import cutlass.cute as cute
 from cutlass import Int32, Int64
 from cutlass.memory import SmemAllocator
 
-from kda.compile import cutedsl
-from kda.compile.target import Target
+from ptxkit.compile import cutedsl
+from ptxkit.compile.target import Target
 
 from . import entry
 from .configs import RUN, THREADS, ChunkTable, SegmentTable, TablesConfig

@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 import torch
 
 from kda.bundles import Outputs, Save
-from kda.compile.fetching import fetch_all
-from kda.compile.triton import TritonKernel
 from kda.host import Host, detect
 from kda.problem import Inputs, Problem
+from ptxkit.compile.fetching import fetch_all
+from ptxkit.compile.triton import TritonKernel
 
 from ..tensors import aligned, offsets_on, on_its_device
 from ..triton_types import target_of

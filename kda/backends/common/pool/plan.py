@@ -8,9 +8,9 @@ import itertools
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from kda.compile.target import Target
-from kda.compile.triton import Recipe
 from kda.problem import Problem
+from ptxkit.compile.target import Target
+from ptxkit.compile.triton import Recipe
 
 from ..triton_types import TYPES
 

@@ -32,8 +32,8 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32, Int64
 
-from kda.compile import cutedsl
-from kda.compile.target import Target
+from ptxkit.compile import cutedsl
+from ptxkit.compile.target import Target
 
 from ...common.cute import entry
 from ...common.cute.barriers import advance

@@ -38,8 +38,8 @@ import cutlass.cute as cute
 from cutlass import Float32, Int64, Uint8, Uint32
 from cutlass.memory import SmemAllocator
 
-from kda.compile import cutedsl
-from kda.compile.target import Target
+from ptxkit.compile import cutedsl
+from ptxkit.compile.target import Target
 
 from ...common.cute import entry
 from ...common.cute.async_copies import bulk_store

@@ -22,8 +22,8 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int64, Uint32
 
-from kda.compile import cutedsl
-from kda.compile.target import Target
+from ptxkit.compile import cutedsl
+from ptxkit.compile.target import Target
 
 from ...common.cute import entry
 from ...common.cute.async_copies import arrive_when_copied, bulk_copy, copy_16_bytes_later

@@ -28,8 +28,8 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int64
 
-from kda.compile import cutedsl
-from kda.compile.target import Target
+from ptxkit.compile import cutedsl
+from ptxkit.compile.target import Target
 
 from ...common.cute import entry
 from ...common.cute.clear import clear_chunk

@@ -59,8 +59,8 @@ from cutlass import Float32, Int32, Int64, Uint8, Uint32
 from cutlass.cute.nvgpu import warpgroup
 from cutlass.memory import SmemAllocator
 
-from kda.compile import cutedsl
-from kda.compile.target import Target
+from ptxkit.compile import cutedsl
+from ptxkit.compile.target import Target
 
 from ...common.cute import entry
 from ...common.cute.async_copies import arrive_when_copied, bulk_copy, bulk_store

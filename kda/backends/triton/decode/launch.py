@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 
 import torch
 
-from kda.compile.fetching import fetch
-from kda.compile.triton import TritonKernel
 from kda.host import Host, detect
 from kda.problem import Inputs, Problem, Step, StepInputs
+from ptxkit.compile.fetching import fetch
+from ptxkit.compile.triton import TritonKernel
 
 from ...common.tensors import aligned, in_memory, on_its_device
 from ...common.triton_types import target_of

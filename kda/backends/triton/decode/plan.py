@@ -15,8 +15,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-from kda.compile.target import Target
-from kda.compile.triton import Recipe
+from ptxkit.compile.target import Target
+from ptxkit.compile.triton import Recipe
 
 from ...common.triton_types import TYPES
 

@@ -7,10 +7,10 @@ import itertools
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from kda.compile.target import Target
-from kda.compile.triton import Recipe
 from kda.host import Host
 from kda.problem import Problem, Step, StepInputs
+from ptxkit.compile.target import Target
+from ptxkit.compile.triton import Recipe
 
 from ...common.triton_types import target_of, width
 from . import plan

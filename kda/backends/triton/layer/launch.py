@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from kda.compile.fetching import fetch
-from kda.compile.recipes import AnyRecipe
 from kda.host import detect
+from ptxkit.compile.fetching import fetch
+from ptxkit.compile.recipes import AnyRecipe
 
 from ...common.tensors import aligned, on_device_of
 from . import plan

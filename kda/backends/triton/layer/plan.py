@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from kda.capability import Rule
-from kda.compile.target import Target
-from kda.compile.triton import Recipe
 from kda.host import Host
 from kda.problem import Problem
+from ptxkit.compile.target import Target
+from ptxkit.compile.triton import Recipe
 
 from ...common.triton_types import TYPES, target_of
 

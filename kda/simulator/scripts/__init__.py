@@ -1,5 +1,0 @@
-"""Runs somebody's script in a capture and reports on its kernels: `kda simulate`."""
-
-from .running import ScriptError, Simulated, run
-
-__all__ = ["ScriptError", "Simulated", "run"]

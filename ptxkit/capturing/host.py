@@ -1,0 +1,407 @@
+"""`library`: a file in CUDA C++ with its host code, whose functions are called as they are.
+
+nvcc compiles the file; what its host code calls of the CUDA runtime is linked to functions of ours instead of NVIDIA's,
+so `kernel<<<grid, block>>>(...)` launches in the capture that is open. A function of CUDA that has no answer below
+refuses by its name.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from ctypes import POINTER, c_char_p, c_float, c_int, c_size_t, c_uint, c_uint32, c_uint64, c_void_p
+from typing import Any
+
+from ptxkit.compile import nvrtc, store
+from ptxkit.compile.code import entries
+from ptxkit.compile.errors import BuildError, MissingCompilerError
+from ptxkit.compile.kernel import Kernel
+from ptxkit.compile.target import Target, parse
+
+from .. import cuda
+from ..engine.build import compiler
+from .gpu import driver as d
+from .gpu import images
+from .gpu.patching import current
+from .gpu.state import Gpu
+from .runtime import CLUSTER, COOPERATIVE, PDL, Callbacks, Config, encoded
+from .session import CaptureError
+
+_OF_CUDA = re.compile(r"^(?:__)?(?:cuda|cu)[A-Z]\w*$")
+_LONGS = 12                                  # a function of CUDA has no more parameters, each in a register's width
+DEVICE_MEMORY = 2                            # cudaMemoryTypeDevice
+CUDA_VERSION = 13000                         # what the absent driver and runtime claim to be
+
+
+def library(
+    source: str | os.PathLike[str],
+    *,
+    arch: str,
+    defines: Mapping[str, Any] | None = None,
+    include: Sequence[str | os.PathLike[str]] = (),
+    options: Sequence[str] = (),
+) -> Library:
+    """The functions of a file in CUDA C++, host code included, for calls inside a capture of that arch.
+
+        lib = ptxkit.library("gemm.cu", arch="sm_90a")
+        with ptxkit.capture(arch="sm_90a") as session:
+            lib.gemm(a, b, c, 128)           # void gemm(half *a, half *b, half *c, size_t n), which launches kernels
+
+    source: the path of a file, or the text itself; defines, include and options are those of `run`. It needs nvcc.
+    """
+    text, file = cuda.text_of(source)
+    target = parse(arch.replace("compute", "sm"))
+    folders = [*([os.path.dirname(os.path.abspath(file))] if file else []), *(os.fspath(each) for each in include)]
+    flags = [*nvrtc.macros(defines), *(f"-I{folder}" for folder in folders), *options]
+    built = _built(text, file or "program.cu", target, flags, cuda.included_by(text, folders))
+    return Library(built["library.so"], built["ptx"].decode(), target)
+
+
+class Library:
+    """Host functions, by their plain names. Tensors are passed as addresses, integers in a register's width, numbers
+    with a point as `float`; ctypes values, such as `ctypes.c_double(2)`, as what they are. A call returns an int."""
+
+    def __init__(self, code: bytes, ptx: str, target: Target):
+        self._kernels = {name: Kernel.of(name, ptx, None, target) for name in entries(ptx)}
+        with tempfile.NamedTemporaryFile(suffix=".so") as file:
+            file.write(code)
+            file.flush()
+            self._library = ctypes.CDLL(file.name)
+        names = self._strings("kda_names")
+        self._functions = self._strings("kda_functions")
+        self._answers = _Answers(self)
+        table = (c_void_p * len(names)).in_dll(self._library, "kda_table")
+        for i, name in enumerate(names):
+            table[i] = self._answers.address(name)
+
+    def _strings(self, name: str) -> list[str]:
+        return (c_char_p.in_dll(self._library, name).value or b"").decode().split()
+
+    def __getattr__(self, name: str) -> Callable[..., int]:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        mangled = re.compile(rf"_Z{len(name)}{re.escape(name)}(?!\w*\.)")
+        found = [f for f in self._functions if f == name] or [f for f in self._functions if mangled.match(f)]
+        if len(found) != 1:
+            known = ", ".join(self._functions)
+            raise AttributeError(f"{len(found) or 'no'} functions called {name}; there are {known}")
+        function = getattr(self._library, found[0])
+
+        def call(*args: Any) -> int:
+            if current() is None:
+                raise CaptureError(f"{name} was called outside a capture. Call it inside ptxkit.capture(...).")
+            if self._answers.refused:
+                raise CaptureError(
+                    f"{name} was called after the host code had called {self._answers.refused}, which a capture does "
+                    "not replace: host code may have kept what that call left. Leave that call out, or open the "
+                    "library again with ptxkit.library(...) and call what works without it."
+                )
+            result = function(*map(_passed, args))
+            if error := self._answers.raised():
+                raise error
+            return result
+
+        return call
+
+    def kernel_of(self, function: int) -> Kernel:
+        """Return the kernel at the address that a launch names."""
+        count = c_int.in_dll(self._library, "kda_registered").value
+        hosts = (c_void_p * count).in_dll(self._library, "kda_hosts")
+        kernels = (c_char_p * count).in_dll(self._library, "kda_kernels")
+        return next(self._kernels[name.decode()] for host, name in zip(hosts, kernels) if host == function)
+
+
+def _passed(value: Any) -> Any:
+    if hasattr(value, "data_ptr"):
+        return c_void_p(value.data_ptr())
+    if isinstance(value, float):
+        return c_float(value)
+    return ctypes.c_long(value) if isinstance(value, int) else value
+
+
+class _Answers(Callbacks):
+    """The functions that host code calls, answered by the GPU of the capture that is open."""
+
+    def __init__(self, of: Library):
+        super().__init__()
+        self.of = of
+        self.refused = ""                    # the first function of CUDA that has no answer and was called
+
+    def address(self, name: str) -> int:
+        types, answer = FUNCTIONS.get(name, ((), None))
+        if answer is None:
+            return self.callback(name, lambda: self._refuse(name), ())
+        returns = c_void_p if name in _RETURN_ADDRESSES else c_int
+        return self.callback(name, lambda *args: answer(self, current(), *args), types, returns)
+
+    def _refuse(self, name: str) -> None:
+        self.refused = self.refused or name
+        error = CaptureError(f"the host code called {name}, which a capture does not replace. Leave the call out.")
+        print(f"ptxkit: {error}", file=sys.stderr, flush=True)        # the program may abort before it is raised
+        raise error
+
+    def launch(self, gpu: Gpu, function: int, grid: Any, block: Any, shared: int, params: Any, attributes: Any,
+               stream: int | None) -> None:
+        kernel = self.of.kernel_of(function)
+        handle = images.keep(gpu, images.Function(kernel.name, kernel))
+        images.launch(gpu, handle, grid, block, shared, params, None, attributes, stream or 0)
+
+
+# ---- the answers: (whose, gpu, arguments) -> None
+
+
+def _three(low: int, high: int) -> tuple[int, int, int]:
+    """dim3, as a function gets it in two registers."""
+    return low & 0xFFFFFFFF, low >> 32, high & 0xFFFFFFFF
+
+
+def _launch(a: _Answers, gpu: Gpu, function: int, g: int, g2: int, b: int, b2: int, params: int, shared: int,
+            stream: Any) -> None:
+    a.launch(gpu, function, _three(g, g2), _three(b, b2), shared, params, {}, stream)
+
+
+def _launch_together(a: _Answers, gpu: Gpu, function: int, g: int, g2: int, b: int, b2: int, params: int,
+                     shared: int, stream: Any) -> None:
+    a.launch(gpu, function, _three(g, g2), _three(b, b2), shared, params, {COOPERATIVE: True}, stream)
+
+
+def _launch_ex(a: _Answers, gpu: Gpu, config: Any, function: int, params: int) -> None:
+    c = config[0]
+    found = {c.attributes[i].id: c.attributes[i].value for i in range(c.count)}
+    attributes: dict[int, Any] = {key: bool(found[key][0]) for key in (PDL, COOPERATIVE) if key in found}
+    if CLUSTER in found:
+        attributes[CLUSTER] = tuple(found[CLUSTER][:3])
+    a.launch(gpu, function, tuple(c.grid), tuple(c.block), c.dynamic_shared, params, attributes, c.stream)
+
+
+def _tensor_map(a: _Answers, gpu: Gpu, to: int, dtype: int, rank: int, address: int, dims: Any, strides: Any, box: Any,
+                steps: Any, *more: int) -> None:
+    raw = encoded(dtype, address or 0, dims[:rank], strides[: rank - 1], box[:rank], steps[:rank], *more)
+    ctypes.memmove(to, raw, len(raw))
+
+
+def _entry_point(a: _Answers, gpu: Gpu, symbol: bytes, to: Any, *more: Any) -> None:
+    to[0] = a.address(symbol.decode())
+    if status := more[-1]:
+        status[0] = 0                        # found
+
+
+def _pointer(a: _Answers, gpu: Gpu, to: Any, address: int) -> None:
+    to[0], to[1], to[2] = DEVICE_MEMORY, address, address
+
+
+def _kernel(a: _Answers, gpu: Gpu, to: Any, function: int) -> None:
+    to[0] = function
+
+
+class _Attributes(ctypes.Structure):
+    """cudaFuncAttributes; what is not named here is zero."""
+
+    _fields_ = (
+        *((name, c_size_t) for name in ("shared", "constant", "local")),
+        *((name, c_int) for name in ("threads", "registers", "ptx", "binary", "cached", "most_dynamic")),
+        ("more", c_int * 23),
+    )
+
+
+def _attributes(a: _Answers, gpu: Gpu, to: Any, function: int) -> None:
+    kernel = a.of.kernel_of(function)
+    handle = images.keep(gpu, images.Function(kernel.name, kernel))
+    shared, threads, registers, most_dynamic = (
+        d.function_attribute(gpu, which, handle) for which in (d.SHARED_SIZE, d.MAX_THREADS, d.REGISTERS, d.MAX_DYNAMIC)
+    )
+    code = 10 * kernel.target.cc[0] + kernel.target.cc[1]
+    to[0] = _Attributes(shared, 0, kernel.spills or 0, threads, registers, code, code, 0, most_dynamic)
+
+
+def _occupancy(a: _Answers, gpu: Gpu, to: Any, function: int, threads: int, shared: int, *flags: int) -> None:
+    kernel = a.of.kernel_of(function)
+    to[0] = d.resident(gpu.chip, kernel.registers, kernel.shared, threads, shared)
+
+
+def _elapsed(a: _Answers, gpu: Gpu, to: Any, start: int, end: int) -> None:
+    to[0] = d.elapsed(gpu, start, end)
+
+
+def _worded(a: _Answers, gpu: Gpu, error: int) -> int:
+    return ctypes.addressof(_NO_ERROR)
+
+
+def _worded_to(a: _Answers, gpu: Gpu, error: int, to: Any) -> None:
+    to[0] = ctypes.addressof(_NO_ERROR)
+
+
+def _nothing(a: _Answers, gpu: Gpu, *args: Any) -> None:
+    """Do nothing: this is done already, or means nothing here."""
+
+
+def _to(answer: Callable[..., Any]) -> Callable[..., None]:
+    """Return a function that puts what the GPU answers where its first argument points."""
+
+    def put(a: _Answers, gpu: Gpu, to: Any, *args: Any) -> None:
+        to[0] = answer(gpu, *args)
+
+    return put
+
+
+def _by(answer: Callable[..., Any]) -> Callable[..., None]:
+    return lambda a, gpu, *args: answer(gpu, *args)
+
+
+def _free(gpu: Gpu, address: int | None, *more: Any) -> None:
+    d.free(gpu, address or 0)
+
+
+def _fill(gpu: Gpu, to: int, value: int, count: int, *stream: Any) -> None:
+    d.fill(gpu, to, value, count, 1)
+
+
+_NO_ERROR = ctypes.create_string_buffer(b"no error")
+_P, _INT, _HANDLE = c_void_p, POINTER(c_int), POINTER(c_void_p)
+_RETURN_ADDRESSES = {"cudaGetErrorString", "cudaGetErrorName"}
+_DIM3 = (c_uint64,) * 2
+FUNCTIONS: dict[str, tuple[tuple, Callable[..., Any] | None]] = dict.fromkeys((
+    "cudaGetLastError", "cudaPeekAtLastError", "cudaStreamDestroy",
+    "cudaEventDestroy", "cudaSetDevice", "cudaDeviceReset",
+    "cudaFuncSetAttribute", "cudaFuncSetCacheConfig", "cudaProfilerStart", "cudaProfilerStop", "cudaDeviceSetLimit",
+), ((), _nothing)) | {
+    "cudaLaunchKernel": ((_P, *_DIM3, *_DIM3, _P, c_size_t, _P), _launch),
+    "__cudaLaunchKernel": ((_P, *_DIM3, *_DIM3, _P, c_size_t, _P), _launch),
+    "cudaLaunchCooperativeKernel": ((_P, *_DIM3, *_DIM3, _P, c_size_t, _P), _launch_together),
+    "cudaLaunchKernelExC": ((POINTER(Config), _P, _P), _launch_ex),
+    "__cudaGetKernel": ((_HANDLE, _P), _kernel),
+    "cuTensorMapEncodeTiled": (
+        (_P, c_int, c_int, _P, *(POINTER(c_uint64),) * 2, *(POINTER(c_uint32),) * 2, *(c_int,) * 4), _tensor_map,
+    ),
+    "cudaGetDriverEntryPoint": ((c_char_p, _HANDLE, c_uint64, _INT), _entry_point),
+    "cudaGetDriverEntryPointByVersion": ((c_char_p, _HANDLE, c_uint, c_uint64, _INT), _entry_point),
+    "cudaPointerGetAttributes": ((_HANDLE, _P), _pointer),
+    "cudaMalloc": ((_HANDLE, c_size_t), _to(d.allocate)),
+    "cudaMallocAsync": ((_HANDLE, c_size_t, _P), _to(d.allocate)),
+    "cudaMallocManaged": ((_HANDLE, c_size_t, c_uint), _to(d.allocate)),
+    "cudaMallocHost": ((_HANDLE, c_size_t), _to(d.allocate)),
+    "cudaHostAlloc": ((_HANDLE, c_size_t, c_uint), _to(d.allocate)),
+    "cudaFree": ((_P,), _by(_free)),
+    "cudaFreeAsync": ((_P, _P), _by(_free)),
+    "cudaFreeHost": ((_P,), _by(_free)),
+    "cudaMemcpy": ((_P, _P, c_size_t, c_int), _by(d.copy)),
+    "cudaMemcpyAsync": ((_P, _P, c_size_t, c_int, _P), _by(d.copy)),
+    "cudaMemset": ((_P, c_int, c_size_t), _by(_fill)),
+    "cudaMemsetAsync": ((_P, c_int, c_size_t, _P), _by(_fill)),
+    "cudaDriverGetVersion": ((_INT,), _to(lambda gpu: CUDA_VERSION)),
+    "cudaRuntimeGetVersion": ((_INT,), _to(lambda gpu: CUDA_VERSION)),
+    "cudaGetDevice": ((_INT,), _to(lambda gpu: 0)),
+    "cudaGetDeviceCount": ((_INT,), _to(lambda gpu: 1)),
+    "cudaDeviceGetAttribute": ((_INT, c_int, c_int), _to(d.attribute)),
+    "cudaDeviceSynchronize": ((), _by(d.await_all)),
+    "cudaStreamSynchronize": ((_P,), _by(d.await_stream)),
+    "cudaStreamWaitEvent": ((_P, _P, c_uint), _by(d.wait)),
+    "cudaEventSynchronize": ((_P,), _by(d.await_event)),
+    "cudaStreamCreate": ((_HANDLE,), _to(d.create_stream)),
+    "cudaStreamCreateWithFlags": ((_HANDLE, c_uint), _to(d.create_stream)),
+    "cudaEventCreate": ((_HANDLE,), _to(d.create_event)),
+    "cudaEventCreateWithFlags": ((_HANDLE, c_uint), _to(d.create_event)),
+    "cudaEventRecord": ((_P, _P), _by(d.record)),
+    "cudaEventElapsedTime": ((POINTER(c_float), _P, _P), _elapsed),
+    "cudaFuncGetAttributes": ((POINTER(_Attributes), _P), _attributes),
+    "cudaOccupancyMaxActiveBlocksPerMultiprocessor": ((_INT, _P, c_int, c_size_t), _occupancy),
+    "cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags": ((_INT, _P, c_int, c_size_t, c_uint), _occupancy),
+    "cudaGetErrorString": ((c_int,), _worded),
+    "cudaGetErrorName": ((c_int,), _worded),
+    "cuGetErrorString": ((c_int, _HANDLE), _worded_to),
+}
+
+
+# ---- the build
+
+REGISTRATION = """
+#include <stddef.h>
+enum { MOST = 4096 };
+int kda_registered;
+const void *kda_hosts[MOST];
+const char *kda_kernels[MOST];
+void **__cudaRegisterFatBinary(void *image) { static void *handle; (void)image; return &handle; }
+void __cudaRegisterFatBinaryEnd(void **handle) { (void)handle; }
+void __cudaUnregisterFatBinary(void **handle) { (void)handle; }
+char __cudaInitModule(void **handle) { (void)handle; return 1; }
+void __cudaRegisterVar(void **h, char *host, char *device, const char *name, int e, size_t n, int c, int g) {}
+void __cudaRegisterFunction(void **handle, const char *host, char *device, const char *name) {
+    if (kda_registered == MOST) return;
+    kda_hosts[kda_registered] = host;
+    kda_kernels[kda_registered++] = name;
+}
+typedef struct { unsigned x, y, z; } Dim3;
+static struct { Dim3 grid, block; size_t shared; void *stream; } pushed[64];
+static int depth;
+unsigned __cudaPushCallConfiguration(Dim3 grid, Dim3 block, size_t shared, void *stream) {
+    pushed[depth].grid = grid, pushed[depth].block = block, pushed[depth].shared = shared;
+    pushed[depth++].stream = stream;
+    return 0;
+}
+int __cudaPopCallConfiguration(Dim3 *grid, Dim3 *block, size_t *shared, void *stream) {
+    depth--;
+    *grid = pushed[depth].grid, *block = pushed[depth].block, *shared = pushed[depth].shared;
+    *(void **)stream = pushed[depth].stream;
+    return 0;
+}
+"""
+
+
+def _built(text: str, file: str, target: Target, flags: list[str], included: dict[str, str]) -> store.Entry:
+    nvcc = shutil.which("nvcc")
+    if not nvcc:
+        raise MissingCompilerError("ptxkit.library", "nvcc", "A CUDA toolkit has it.")
+    version = subprocess.run([nvcc, "--version"], capture_output=True, text=True).stdout
+    virtual = target.spelling.replace("sm", "compute")
+
+    def build() -> store.Entry:
+        with tempfile.TemporaryDirectory() as name:
+            folder = pathlib.Path(name)
+            (folder / "given.cu").write_text(f'#line 1 "{os.path.abspath(file)}"\n{text}')
+            command = [nvcc, "-c", "-lineinfo", "--keep", "-Xcompiler=-fPIC", f"-gencode=arch={virtual},code={virtual}"]
+            _run([*command, *flags, "given.cu", "-o", "given.o"], folder, file)
+            wanted = _symbols("given.o", folder, "--undefined-only")
+            own = set(re.findall(r"(__cuda\w+)\(", REGISTRATION))
+            names = [each for each in wanted if _OF_CUDA.match(each) and each not in own]
+            functions = _symbols("given.o", folder, "--defined-only", "--extern-only")
+            (folder / "answers.c").write_text(REGISTRATION + _trampolines(names, functions))
+            _run([compiler(), "-c", "-O1", "-fPIC", "-w", "answers.c", "-o", "answers.o"], folder, file)
+            symbolic = "-Wl,-Bsymbolic"      # it calls its own answers, also where torch has loaded the CUDA runtime
+            _run(["g++", "-shared", symbolic, "given.o", "answers.o", "-o", "library.so"], folder, file)
+            ptx = next(folder.glob("given*.ptx")).read_bytes()
+            return {"ptx": ptx, "library.so": (folder / "library.so").read_bytes()}
+
+    key = store.digest("nvcc library 2", version, text, flags, included, file, target.name)
+    return store.default().fetch(key, build, {"kernel": os.path.basename(file), "arch": target.name, "file": file})
+
+
+def _trampolines(names: Sequence[str], functions: Sequence[str]) -> str:
+    """Return a C function for each name, which hands its parameters on to an address in a table."""
+    longs, values = (", ".join(f"{kind}a{n}" for n in range(_LONGS)) for kind in ("long ", ""))
+    lines = [
+        f"long {name}({longs}) {{ return kda_table[{i}] ? ((long (*)({longs}))kda_table[{i}])({values}) : 0; }}"
+        for i, name in enumerate(names)
+    ]
+    return "\n".join([
+        f"void *kda_table[{max(len(names), 1)}];", f'const char *kda_names = "{" ".join(names)}";',
+        f'const char *kda_functions = "{" ".join(functions)}";', *lines,
+    ]) + "\n"
+
+
+def _symbols(file: str, folder: pathlib.Path, *which: str) -> list[str]:
+    listed = _run(["nm", "--format=posix", *which, file], folder, file)
+    return [line.split()[0] for line in listed.splitlines() if line.split()[1:2] in (["U"], ["T"], ["W"])]
+
+
+def _run(command: Sequence[str], folder: pathlib.Path, file: str) -> str:
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    if done.returncode:
+        raise BuildError(f"{' '.join(command)} cannot build {file}:\n{(done.stderr or done.stdout).strip()}")
+    return done.stdout

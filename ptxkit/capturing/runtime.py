@@ -1,0 +1,236 @@
+"""The CUDA runtime that a host function of the CuTe DSL sees during a capture.
+
+Compiled host code never calls the driver: it calls `_cudaLibraryLoadData`, `_cudaLaunchKernelEx` and a few more by
+name, and whoever links it decides what those are. Here they are Python functions, given to the linker as C callbacks
+before it looks anywhere else, so no driver is asked. A CUDA function that is not in the table below is linked to a
+refusal that names it.
+
+An exception must not cross the C frames in between. A callback keeps it, answers with an error code, and `raised`
+gives it back once the host function has returned.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Iterable, Sequence
+from ctypes import POINTER, c_char_p, c_int, c_size_t, c_uint, c_uint32, c_uint64, c_void_p
+from typing import Any
+
+from ptxkit.compile.kernel import Kernel
+from ptxkit.compile.launching import Launch
+
+from ..tensormap import INTERLEAVES, encode
+from .devices import ATTRIBUTES, resident
+from .session import CaptureError, Session
+
+SUCCESS = 0
+CLUSTER, COOPERATIVE, PDL = 4, 2, 6          # ids of launch attributes
+SHARED_SIZE = 1                              # CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES
+# What cuTensorMapEncodeTiled calls them, in its own order.
+DRIVER_DTYPES = (
+    "uint8", "uint16", "uint32", "int32", "uint64", "int64", "float16", "float32", "float64", "bfloat16", "float32_ftz",
+    "tfloat32", "tfloat32_ftz", "16u4_align8b", "16u4_align16b", "16u6_align16b",
+)
+DRIVER_SWIZZLES = (0, 32, 64, 128, "128/32", "128/32+8", "128/64")
+
+
+class _Attribute(ctypes.Structure):
+    """cudaLaunchAttribute: an id and a union of 64 bytes, of which at most three numbers matter here."""
+
+    _fields_ = (("id", c_uint), ("pad", c_uint), ("value", c_uint * 16))
+
+
+class Config(ctypes.Structure):
+    """cudaLaunchConfig_t."""
+
+    _fields_ = (
+        ("grid", c_uint * 3),
+        ("block", c_uint * 3),
+        ("dynamic_shared", c_size_t),
+        ("stream", c_void_p),
+        ("attributes", POINTER(_Attribute)),
+        ("count", c_uint),
+    )
+
+
+class Callbacks:
+    """Python functions that C code calls."""
+
+    def __init__(self) -> None:
+        self._raised: BaseException | None = None
+        self._callbacks: dict[str, Any] = {}
+
+    def callback(self, name: str, answer: Callable, types: Sequence[Any], returns: Any = c_int) -> int:
+        """Return the address of a C function; it lives as long as this object."""
+        self._callbacks[name] = ctypes.CFUNCTYPE(returns, *types)(self._guarded(answer))
+        return ctypes.cast(self._callbacks[name], c_void_p).value or 0
+
+    def raised(self) -> BaseException | None:
+        """The exception of a callback since the last time, for the caller to raise."""
+        found, self._raised = self._raised, None
+        return found
+
+    def _guarded(self, answer: Callable) -> Callable:
+        def callback(*args):
+            if self._raised is None:
+                try:
+                    return answer(*args) or SUCCESS
+                except BaseException as error:
+                    self._raised = error                                     # `raised` hands it over
+            return SUCCESS                                                   # some host functions abort otherwise
+
+        return callback
+
+
+class Runtime(Callbacks):
+    """The stand-in for one host function: its kernels, by the handles it was given."""
+
+    def __init__(self, session: Session, kernels: dict[str, Kernel]):
+        super().__init__()
+        self.session, self.kernels = session, kernels
+        self.tensors: Any = None             # what the call under way was given
+        self._handles: dict[int, Kernel] = {}
+
+    def callbacks(self, names: Iterable[str]) -> dict[str, int]:
+        """Return the address of a C function for each name; they live as long as this object."""
+        found = {}
+        for name in names:
+            types, method = FUNCTIONS.get(name, ((), None))
+            found[name] = self.callback(name, getattr(self, method) if method else self._refusal(name), types)
+        return found
+
+    def _refusal(self, name: str) -> Callable:
+        def refuse():
+            raise CaptureError(
+                f"the host function called {name.lstrip('_')}, which a capture does not replace. Make that call "
+                "outside the compiled function."
+            )
+
+        return refuse
+
+    # libraries and kernels
+
+    def load(self, library, code, *options):
+        library[0] = 1
+
+    def get_kernel(self, handle, library, name):
+        kernel = self.kernels.get(name.decode())
+        if kernel is None:
+            raise CaptureError(f"the PTX has no kernel {name.decode()!r}; it has {', '.join(self.kernels)}.")
+        handle[0] = number = len(self._handles) + 1
+        self._handles[number] = kernel
+
+    def kernel_attribute(self, value, attribute, kernel, device):
+        value[0] = (self._handles[kernel].shared or 0) if attribute == SHARED_SIZE else 0
+
+    def nothing(self, *args):
+        """A setting that means nothing here: opting in to shared memory, the current device, a stream to wait for."""
+
+    def init_library_once(self, state, init, load, error):
+        """Answer tvm-ffi before each launch.  `state` stays zero: what it holds is unloaded from CUDA one day."""
+        if not self._handles:
+            library = c_void_p()
+            ctypes.CFUNCTYPE(c_int, c_void_p)(init)(ctypes.addressof(library))
+            ctypes.CFUNCTYPE(c_int, c_void_p, c_int)(load)(ctypes.addressof(library), 0)
+
+    # the device
+
+    def get_device(self, device):
+        device[0] = 0
+
+    def device_count(self, count):
+        count[0] = 1
+
+    def device_attribute(self, value, attribute, device):
+        if attribute not in ATTRIBUTES:
+            raise CaptureError(
+                f"the host function asked for device attribute {attribute}, which a capture does not know. It "
+                f"knows {', '.join(map(str, ATTRIBUTES))}."
+            )
+        value[0] = ATTRIBUTES[attribute](self.session.device)
+
+    def occupancy(self, blocks, kernel, threads, dynamic_shared):
+        found = self._handles[kernel]
+        blocks[0] = resident(self.session.device, found.registers, found.shared, threads, dynamic_shared)
+
+    # launches
+
+    def launch_ex(self, config, kernel, params):
+        c = config[0]
+        attributes = {c.attributes[i].id: c.attributes[i].value for i in range(c.count)}
+        flags = {key: bool(attributes[key][0]) for key in (PDL, COOPERATIVE) if key in attributes}
+        cluster = tuple(attributes[CLUSTER][:3]) if CLUSTER in attributes else (1, 1, 1)
+        self._launch(kernel, tuple(c.grid), tuple(c.block), cluster, c.dynamic_shared, params, flags, c.stream)
+
+    def launch(self, kernel, gx, gy, gz, bx, by, bz, params, dynamic_shared, stream):
+        self._launch(kernel, (gx, gy, gz), (bx, by, bz), (1, 1, 1), dynamic_shared, params, {}, stream)
+
+    def _launch(self, handle, grid, block, cluster, dynamic_shared, params, flags, stream):
+        """`params` points at one pointer for each parameter; no stream is the current one."""
+        kernel = self._handles[handle]
+        buffer = bytearray(kernel.params[-1].offset + kernel.params[-1].size if kernel.params else 0)
+        for pointer, param in zip(params[: len(kernel.params)], kernel.params):
+            buffer[param.offset : param.offset + param.size] = ctypes.string_at(pointer, param.size)
+        pdl, cooperative = flags.get(PDL, False), flags.get(COOPERATIVE, False)
+        taken = Launch(kernel, grid, block, cluster, dynamic_shared, bytes(buffer), self.tensors, pdl, cooperative,
+                       stream=stream or None)
+        self.session.launch(taken)
+
+    def encode_tiled(
+        self, found, dtype, rank, address, dims, strides, box, steps, interleave, swizzle, promotion, fill
+    ):
+        raw = encoded(
+            dtype, address or 0, dims[:rank], strides[: rank - 1], box[:rank], steps[:rank], interleave, swizzle,
+            promotion, fill,
+        )
+        ctypes.memmove(found, raw, len(raw))
+
+
+def encoded(
+    dtype: int, address: int, dims: Sequence[int], strides: Sequence[int], box: Sequence[int], steps: Sequence[int],
+    interleave: int, swizzle: int, promotion: int, fill: int, **im2col: Any,
+) -> bytes:
+    """A tensor map, from what cuTensorMapEncodeTiled is given; `im2col`: what makes it one of that mode."""
+    if dtype >= len(DRIVER_DTYPES) or swizzle >= len(DRIVER_SWIZZLES):
+        raise CaptureError(
+            f"a tensor map of dtype {dtype} and swizzle {swizzle}, in the driver's numbers, is not simulated. Use one "
+            f"of {', '.join(DRIVER_DTYPES)} and a swizzle among {', '.join(map(str, DRIVER_SWIZZLES))}."
+        )
+    return encode(
+        address=address,
+        dims=tuple(dims),
+        strides=tuple(strides),
+        box=tuple(box),
+        element_strides=tuple(steps),
+        dtype=DRIVER_DTYPES[dtype],
+        swizzle=DRIVER_SWIZZLES[swizzle],
+        fill=("zero", "nan")[fill],
+        interleave=tuple(INTERLEAVES)[interleave],
+        l2=promotion,
+        **im2col,
+    )
+
+
+_P, _OUT, _HANDLE = c_void_p, POINTER(c_int), POINTER(c_void_p)
+# what host code calls -> its parameters, the method that answers
+FUNCTIONS: dict[str, tuple[tuple, str]] = {
+    "_cudaLibraryLoadData": ((_HANDLE, _P, _P, _P, c_uint, _P, _P, c_uint), "load"),
+    "_cudaLibraryGetKernel": ((_HANDLE, _P, c_char_p), "get_kernel"),
+    "_cuKernelGetAttribute": ((_OUT, c_int, _P, c_int), "kernel_attribute"),
+    "_cudaFuncSetAttribute": ((_P, c_int, c_int), "nothing"),
+    "_cudaKernelSetAttributeForDevice": ((_P, c_int, c_int, c_int), "nothing"),
+    "_cudaGetDevice": ((_OUT,), "get_device"),
+    "_cudaSetDevice": ((c_int,), "nothing"),
+    "_cudaGetDeviceCount": ((_OUT,), "device_count"),
+    "_cudaDeviceGetAttribute": ((_OUT, c_int, c_int), "device_attribute"),
+    "_cudaOccupancyMaxActiveBlocksPerMultiprocessor": ((_OUT, _P, c_int, c_size_t), "occupancy"),
+    "_cudaLaunchKernelEx": ((POINTER(Config), _P, _HANDLE), "launch_ex"),
+    "_cudaLaunchKernel": ((_P, *(c_int,) * 6, _HANDLE, c_size_t, _P), "launch"),
+    "_cudaStreamSynchronize": ((_P,), "nothing"),
+    "_cudaDeviceSynchronize": ((), "nothing"),
+    "cuda_dialect_init_library_once": ((_P, _P, _P, _P), "init_library_once"),
+    "_cuTensorMapEncodeTiled": (
+        (_P, c_int, c_int, _P, *(POINTER(c_uint64),) * 2, *(POINTER(c_uint32),) * 2, *(c_int,) * 4),
+        "encode_tiled",
+    ),
+}

@@ -1,0 +1,91 @@
+"""Kernels that can be launched: built code, and its launches on the GPU or wherever these are sent."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from . import driver
+from .code import Code, Dim3, addresses, dim3
+from .driver import Shape
+from .launching import Launch, taker
+
+
+@dataclass(frozen=True)
+class Kernel(Code):
+    """Code with its launches."""
+
+    def launch(
+        self,
+        grid: Sequence[int] | int,
+        *args: Any,
+        block: Sequence[int] | int,
+        cluster: Sequence[int] | int = 1,
+        dynamic_shared: int = 0,
+        stream: int | None = None,
+        pdl: bool = False,
+        cooperative: bool = False,
+        tensors: Mapping[str, Any] | None = None,
+        config: Any = None,
+    ) -> Any:
+        """Run it on the GPU, or wherever `ptxkit.compile.launching.redirect` sends launches.
+
+        `tensors` are those that the kernel may touch, by name, where the arguments do not show them all; `config` is
+        what the kernel was built for.
+        """
+        shape = Shape(dim3(block), dim3(cluster), dynamic_shared, pdl, cooperative)
+        grid, values = dim3(grid), addresses(args)
+        if (found := taker()) is None:
+            return driver.launch(self, grid, shape, values, args, stream)
+        return found.launch(self._described(grid, shape, values, args, _tensors(args, tensors), config, stream))
+
+    def bound(
+        self,
+        grid: Sequence[int] | int,
+        *numbers: Any,
+        block: Sequence[int] | int,
+        cluster: Sequence[int] | int = 1,
+        dynamic_shared: int = 0,
+        pdl: bool = False,
+        cooperative: bool = False,
+        config: Any = None,
+    ) -> Bound:
+        """Return a `launch` that still needs the tensors, which come before the numbers."""
+        shape = Shape(dim3(block), dim3(cluster), dynamic_shared, pdl, cooperative)
+        return Bound(self, dim3(grid), numbers, shape, config)
+
+    def _described(
+        self, grid: Dim3, shape: Shape, values: Sequence[Any], args: Sequence[Any], tensors: Mapping[str, Any],
+        config: Any = None, stream: int | None = None,
+    ) -> Launch:
+        """Describe a launch to a replacement of the driver; `values` are `addresses(args)`."""
+        buffer = bytearray(self.layout.size)
+        self.write(buffer, values, args)
+        block, cluster, dynamic_shared, pdl, cooperative = shape
+        args = bytes(buffer)
+        return Launch(self, grid, block, cluster, dynamic_shared, args, tensors, pdl, cooperative, config, stream)
+
+
+class Bound:
+    """Launches of a kernel that differ in tensors alone."""
+
+    def __init__(self, kernel: Kernel, grid: Dim3, numbers: Sequence[Any], shape: Shape, config: Any = None):
+        self.kernel, self.grid, self.numbers, self.shape = kernel, grid, [*numbers], shape
+        self.config = config
+        self._ready: dict[int, Any] = {}                                     # device -> the driver's part
+
+    def __call__(self, *tensors: Any) -> Any:
+        """Launch with tensors, Places or None.  An address alone is refused: nothing would hold its memory."""
+        values = [0 if x is None else x.data_ptr() for x in tensors] + self.numbers
+        if (found := taker()) is None:
+            return driver.launch(self.kernel, self.grid, self.shape, values, values, kept=self._ready)
+        described = self.kernel._described(self.grid, self.shape, values, values, _tensors(tensors), self.config)
+        return found.launch(described)
+
+
+def _tensors(args: Sequence[Any], known: Mapping[str, Any] | None = None) -> Mapping[str, Any]:
+    """What the addresses among arguments may point into: what is known of that, or else the arguments that have one."""
+    if known is not None:
+        return known
+    return {f"argument {i}": arg for i, arg in enumerate(args) if hasattr(arg, "data_ptr")}

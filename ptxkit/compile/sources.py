@@ -1,0 +1,98 @@
+"""The source files of a kernel: its module, everything that it imports, and so on.  Nothing is actually imported.
+
+Files that only host code imports are not included, so editing a launch or a plan does not invalidate built kernels.
+All imports count, also those in functions and for types; modules named in strings do not, so builds import by name
+(tests/compiler/test_sources.py checks that for the package).  Files in other languages name no
+modules: all of them in the kernel's package count, or in the folders that the application names.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import importlib.util
+from collections.abc import Iterator
+from pathlib import Path
+
+from .. import application
+from .errors import BuildError
+
+OTHER_LANGUAGES = {".cu", ".cuh"}
+
+
+def files(*modules: str) -> dict[str, bytes]:
+    """Name -> text of all that kernels in some modules are built from, of those modules' top-level packages."""
+    places = {root: _places(root, module) for root, module in ((m.partition(".")[0], m) for m in modules)}
+    found: dict[str, bytes] = {}
+    waiting = [name for module in modules for name in _with_packages(module)]
+    while waiting:
+        name = waiting.pop()
+        root, _, rest = name.partition(".")
+        if name in found or root not in places or name in application.current().unfollowed:
+            continue
+        if (path := _file(places[root], rest)) is not None:
+            found[name] = path.read_bytes()
+            package = name if path.name == "__init__.py" else name.rpartition(".")[0]
+            waiting += (each for imported in _imports(found[name], package) for each in _with_packages(imported))
+    for module in modules:
+        found |= _in_other_languages(module, places[module.partition(".")[0]])
+    return found
+
+
+def _places(root: str, module: str) -> list[Path]:
+    """Return the folders of a top-level package, or the file of a top-level module that is not a package."""
+    try:
+        spec = importlib.util.find_spec(root)
+    except (ImportError, ValueError):
+        spec = None
+    if spec is None or not (spec.has_location or spec.submodule_search_locations):
+        raise BuildError(f"there is no module {root} to build a kernel of {module} from. Name it as Python does.")
+    return [Path(place) for place in spec.submodule_search_locations or [spec.origin]]
+
+
+def _file(places: list[Path], rest: str) -> Path | None:
+    """Return the file of the module `rest` of a top-level package; None if it has no Python source."""
+    for place in places:
+        if place.is_file():
+            return None if rest else place
+        stem = place.joinpath(*filter(None, rest.split(".")))
+        for path in (stem / "__init__.py", stem.with_name(f"{stem.name}.py")):
+            if path.is_file() and (rest or path.name == "__init__.py"):
+                return path
+    return None
+
+
+def _with_packages(module: str) -> Iterator[str]:
+    """A module and its parent packages: importing it runs them all."""
+    while module:
+        yield module
+        module = module.rpartition(".")[0]
+
+
+@functools.cache
+def _imports(text: bytes, package: str) -> frozenset[str]:
+    """What a module of a package imports: modules, and names in them, which may be modules."""
+    try:
+        tree = ast.parse(text)
+    except SyntaxError:                                                      # a build says so
+        return frozenset()
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            above = package.split(".")[: package.count(".") + 2 - node.level] if node.level else []
+            base = ".".join([*above, *([node.module] if node.module else [])])
+            found |= {base, *(f"{base}.{alias.name}" for alias in node.names)}
+    return frozenset(found)
+
+
+def _in_other_languages(module: str, places: list[Path]) -> dict[str, bytes]:
+    folders = application.current().folders(module) or [""]
+    return {
+        path.relative_to(place).as_posix(): path.read_bytes()
+        for place in places
+        for folder in folders
+        for path in (place / folder).rglob("*")
+        if path.suffix in OTHER_LANGUAGES
+    }

@@ -1,0 +1,190 @@
+"""bar, barrier.cluster, mbarrier, fence, griddepcontrol, setmaxnreg."""
+
+from ptxkit.isa.common import ALIGNED, NOT_GATHERED, SYNC, Op, operands
+from ptxkit.ptx.syntax import Address, Immediate
+
+BAR = {"sync": 0, "arrive": 1, "popc": 2, "and": 3, "or": 4}
+SHARED, GLOBAL = 1 << 1, 1 << 2  # the engine's views FENCED_SHARED and FENCED_GLOBAL
+RELEASE, ACQUIRE = 1, 2
+TO_ASYNC, TO_CTAS = 1, 2  # to whom a fence makes mbarriers known
+
+
+def lower_bar(b, ins):
+    """bar{.cta}.{sync,arrive,red}, bar.warp.sync, barrier.cluster; and barrier{.cta}, where threads arrive one by one
+    unless it is .aligned."""
+    parts = [p for p in ins.parts[1:] if p not in ("cta", "aligned")]
+    if parts[:1] == ["warp"]:
+        (mask,) = operands(b, ins, "membermask")
+        return Op("warp_sync", [b.value(mask, "b32")], [0], SYNC)
+    if parts[:1] == ["cluster"]:
+        return _lower_cluster(b, ins, parts[1:])
+    red = parts[:1] == ["red"]
+    kind = (*parts[red:], "")[0]
+    if kind not in BAR or red != (kind in ("popc", "and", "or")):
+        b.fail(f"no barrier operation .{'.'.join(parts)}", ".sync, .arrive, .red.popc, .red.and, .red.or")
+    target = predicate = -1
+    if red:
+        result, *which, predicate = operands(b, ins, "d", "a", "p") if len(ins.operands) < 4 else operands(
+            b, ins, "d", "a", "b", "p"
+        )
+        target = b.target(result, "u32" if kind == "popc" else "pred")
+        predicate, negated = b.predicate(predicate)
+        if negated:
+            b.fail("a negated predicate is not supported here")
+    else:
+        which = operands(b, ins, "a", optional=["b"])
+    barrier = b.value(which[0], "u32")
+    count = b.value(which[1], "u32") if len(which) > 1 else -1
+    if kind == "arrive" and count < 0:
+        b.fail("bar.arrive needs a thread count")
+    gather = ALIGNED if ins.parts[0] == "bar" or "aligned" in ins.parts else NOT_GATHERED
+    return Op("bar", [target, barrier, count, predicate], [BAR[kind]], gather)
+
+
+def _lower_cluster(b, ins, parts):
+    known = {"arrive", "wait", "release", "relaxed", "acquire"}
+    gather = ALIGNED if "aligned" in ins.parts else NOT_GATHERED
+    if not set(parts) <= known or len({"arrive", "wait"} & {*parts}) != 1:
+        b.fail(f"modifiers {'.'.join(parts)}", ", ".join(sorted(known)))
+    if "arrive" in parts:
+        return Op("cluster_arrive", [], [int("relaxed" in parts)], gather)
+    return Op("cluster_wait", [], [], gather)
+
+
+MBARRIER_MODIFIERS = {
+    "shared",
+    "shared::cta",
+    "shared::cluster",
+    "b64",
+    "release",
+    "acquire",
+    "relaxed",
+    "cta",
+    "cluster",
+    "parity",
+    "expect_tx",
+    "noComplete",
+    "init",
+    "inval",
+    "arrive",
+    "arrive_drop",
+    "test_wait",
+    "try_wait",
+    "pending_count",
+    "complete_tx",
+}
+
+
+def lower_mbarrier(b, ins):
+    what, parts = ins.parts[1], ins.parts[2:]
+    unknown = [p for p in ins.parts[1:] if p not in MBARRIER_MODIFIERS]
+    if unknown or what not in MBARRIER:
+        b.fail(f"unknown modifiers {unknown or what}", ", ".join(sorted(MBARRIER_MODIFIERS)))
+    return MBARRIER[what](b, ins, what, parts, int("relaxed" in parts))
+
+
+def _lower_pending_count(b, ins, what, parts, relaxed):
+    count, state = operands(b, ins, "d", "state")
+    return Op("pending_count", [b.target(count, "u32"), b.value(state, "b64")])
+
+
+def _lower_wait(b, ins, what, parts, relaxed):
+    target, address, phase, *hint = operands(b, ins, "p", "[a]", "phase", optional=["time"])
+    for time in hint:  # how long to wait at most, which has no effect here
+        b.value(time, "u32")
+    place = b.place(address)
+    parity = "parity" in parts
+    args = [b.target(target, "pred"), place.register, b.value(phase, "u32" if parity else "b64")]
+    return Op(what, args, [place.offset, int(place.wide), int(parity), relaxed])
+
+
+def _lower_arrive(b, ins, what, parts, relaxed):
+    """Lower an arrival: `arrive d, [a]{, count}` returns a local mbarrier's state, but not that of another CTA's."""
+    counted = ["count"] if "expect_tx" not in parts else []
+    needed = ["bytes"] if "expect_tx" in parts else []
+    state, given = -1, ins.operands
+    if given and not isinstance(given[0], Address):
+        given = operands(b, ins, "state", "[a]", *needed, optional=counted)
+        state, given = b.target(given[0], "b64"), given[1:]
+    else:
+        operands(b, ins, "[a]", *needed, optional=counted)
+    address, *number = given
+    place = b.place(address)
+    value = b.value(number[0], "u32") if number else -1
+    mods = [place.offset, int(place.wide), int(what == "arrive_drop"), relaxed, int("noComplete" in parts)]
+    return Op("mbarrier_arrive", [state, place.register, *((-1, value) if needed else (value, -1))], mods)
+
+
+def _lower_mbarrier_memory(b, ins, what, parts, relaxed):
+    """init, inval, expect_tx, complete_tx"""
+    address, *number = operands(b, ins, "[a]", *({"init": ["count"], "inval": []}.get(what, ["bytes"])))
+    place = b.place(address)
+    where = [place.offset, int(place.wide)]
+    if what == "inval":
+        return Op("mbarrier_inval", [place.register], where)
+    args = [place.register, b.value(number[0], "u32")]
+    return Op("mbarrier_init", args, where) if what == "init" else Op(
+        "mbarrier_tx", args, [*where, int(what == "complete_tx")]
+    )
+
+
+MBARRIER = {
+    "pending_count": _lower_pending_count,
+    **dict.fromkeys(("test_wait", "try_wait"), _lower_wait),
+    **dict.fromkeys(("arrive", "arrive_drop"), _lower_arrive),
+    **dict.fromkeys(("init", "inval", "expect_tx", "complete_tx"), _lower_mbarrier_memory),
+}
+
+
+def lower_fence(b, ins):
+    parts = set(ins.parts[1:])
+    if "mbarrier_init" in parts:
+        return Op("fence", [], [0, RELEASE, TO_CTAS])
+    if "proxy" in parts:
+        if parts & {"tensormap::generic", "alias"}:
+            return Op("fence", [], [SHARED | GLOBAL, RELEASE | ACQUIRE, 0])
+        if not parts & {"async", "async::generic"} and not any(p.startswith("async") for p in parts):
+            b.fail("unknown proxy", "async, alias, tensormap::generic")
+        spaces = [p.removeprefix("async::") for p in parts]
+        views = (
+            SHARED if any(p.startswith("shared") for p in spaces) else GLOBAL if "global" in spaces else SHARED | GLOBAL
+        )
+        return Op("fence", [], [views, 0, TO_ASYNC if views & SHARED else 0])
+    known = 0 if "cta" in parts else TO_CTAS
+    if parts & {"acq_rel", "sc"}:
+        return Op("fence", [], [0, RELEASE | ACQUIRE, known])
+    if parts & {"acquire", "release"}:
+        return Op("fence", [], [0, RELEASE, known] if "release" in parts else [0, ACQUIRE, 0])
+    if not parts <= {"cta", "cluster", "gpu", "sys"}:
+        b.fail(f"unknown modifiers {sorted(parts)}", "acq_rel, sc, acquire, release, proxy.async, mbarrier_init")
+    return Op("fence", [], [0, RELEASE | ACQUIRE, known])
+
+
+def lower_membar(b, ins):
+    if "proxy" in ins.parts:
+        return lower_fence(b, ins)
+    return Op("fence", [], [0, RELEASE | ACQUIRE, 0 if "cta" in ins.parts else TO_CTAS])
+
+
+def lower_griddepcontrol(b, ins):
+    if ins.parts[1:] not in (("wait",), ("launch_dependents",)):
+        b.fail(f"griddepcontrol.{'.'.join(ins.parts[1:])}", "wait, launch_dependents")
+    return Op("grid", [], [int(ins.parts[1] == "wait")])
+
+
+def lower_setmaxnreg(b, ins):
+    (count,) = operands(b, ins, "count")
+    if not isinstance(count, Immediate):
+        b.fail("setmaxnreg needs an immediate")
+    return Op("setmaxnreg", [], [int("inc" in ins.parts), int(count.value)], ALIGNED)
+
+
+LOWERINGS = {
+    "bar": lower_bar,
+    "barrier": lower_bar,
+    "mbarrier": lower_mbarrier,
+    "fence": lower_fence,
+    "membar": lower_membar,
+    "griddepcontrol": lower_griddepcontrol,
+    "setmaxnreg": lower_setmaxnreg,
+}

@@ -1,0 +1,74 @@
+"""call: the program's own device functions, and those of the CUDA runtime, vprintf and __assertfail."""
+
+from ptxkit.isa.common import WIDTHS, Op
+from ptxkit.ptx.syntax import Register, Symbol
+
+# callee of the CUDA runtime -> (handler, how many of its arguments that takes)
+CALLEES = {"vprintf": ("printf", 2), "__assertfail": ("assertfail", 3)}
+
+
+def lower_call(b, ins):
+    results, callee, arguments = ins.operands
+    if isinstance(callee, Symbol) and callee.name in CALLEES:
+        handler, taken = CALLEES[callee.name]
+        return Op(handler, mods=[b.symbol(argument.name)[1] for argument in arguments.items[:taken]])
+    if isinstance(callee, Symbol) and callee.name not in b.linked:
+        b.fail(
+            f"a call of {callee.name}, which this module does not define",
+            f"functions that it defines, and {', '.join(CALLEES)}",
+        )
+    given = [_passed(b, v) for v in arguments.items]
+    taken = [_passed(b, v) for v in results.items]
+    if isinstance(callee, Register):
+        address, targets = b.value(callee, "b64"), [f for f in b.linked.values() if f.by_address]
+        targets = [f for f in targets if _sizes(f) == ([v.size for v in given], [v.size for v in taken])]
+    else:
+        address, targets = -1, [b.linked[callee.name]]
+        if _sizes(targets[0]) != ([v.size for v in given], [v.size for v in taken]):
+            b.fail(
+                f"arguments of {[v.size for v in given]} bytes and results of {[v.size for v in taken]}",
+                "{} and {}, as {} declares them".format(*_sizes(targets[0]), callee.name),
+            )
+    op = Op("call", [address, b.stack_end if b.stack_end is not None else -1])
+    b.calls.append((op, given, taken, targets))
+    return op
+
+
+def _passed(b, operand):
+    """Return the .param variable that an argument or a result goes through."""
+    variable = b.param_variables.get(getattr(operand, "name", None))
+    if variable is None:
+        b.fail(f"{operand} as an argument or a result", "variables in .param, as compilers write them")
+    return variable
+
+
+def _sizes(f):
+    return [v.size for v in f.params], [v.size for v in f.results]
+
+
+def finish(b):
+    """Completes the calls once every function has its registers: what engine/functions.c reads."""
+    for op, given, taken, targets in b.calls:
+        op.mods = [len(given), len(taken), len(targets), b.local_bytes]
+        for v in (*given, *taken):
+            op.mods += [v.size, b.symbols[v.name][1]]
+        for f in targets:
+            op.mods += _target(b, f)
+
+
+def _target(b, f):
+    places = [b.symbols[v.name][1] for v in (*f.params, *f.results)]
+    pointers = sorted(b.stack_pointers.get(f.name, {}).items())
+    saved, local = [], (0, 0)
+    if f.recursive:
+        saved = [(b.registers[r], WIDTHS[b.kernel.registers[r]]) for r in f.registers if r in b.registers]
+        saved += [(register, 8) for _, register in pointers]
+        static = [(b.symbols[v.name][1], v.size) for v in f.variables if v.space == "param"]
+        local = (min((at for at, _ in static), default=0), max((at + size for at, size in static), default=0))
+    frame = b.frames.get(f.name, 0)
+    head = [b.code_address(f.name), f.first, int(f.recursive), frame, *local, len(saved), len(pointers)]
+    tail = [*places, *(n for pair in saved for n in pair), *(n for at, register in pointers for n in (register, at))]
+    return [1 + len(head) + len(tail), *head, *tail]
+
+
+LOWERINGS = {"call": lower_call}

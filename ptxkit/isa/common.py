@@ -1,0 +1,79 @@
+"""What the families share: an Op, the types, and how to read the modifiers of an opcode."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from ptxkit.isa.rows import KINDS
+
+# type -> bits of its values, and of a register that is declared with it
+BITS = {**{name: kind.bits for name, kind in KINDS.items()}, "e4m3x4": 32, "e5m2x4": 32, "b128": 128}
+# type -> bytes a lane takes in a register; 0: a predicate, one mask for the warp
+WIDTHS = {name: 0 if name == "pred" else max(bits, 32) // 8 for name, bits in BITS.items()}
+# type -> bytes in memory
+SIZES = {
+    **dict.fromkeys(("b8", "u8", "s8"), 1),
+    **dict.fromkeys(("b16", "u16", "s16", "f16", "bf16"), 2),
+    **dict.fromkeys(("b32", "u32", "s32", "f32", "f16x2", "bf16x2", "tf32"), 4),
+    **dict.fromkeys(("b64", "u64", "s64", "f64", "f32x2"), 8),
+    "b128": 16,
+}
+# type of a matrix's elements -> the engine's MatrixType
+MATRIX_TYPES = {
+    t: n
+    for n, t in enumerate((
+        *("f16", "bf16", "tf32", "f32", "f64", "e4m3", "e5m2", "e2m3", "e3m2", "e2m1", "u8", "s8", "s32"),
+        *("u4", "s4", "b1", "ue8m0", "ue4m3"),
+    ))
+}
+ATOMICS = {"add": 0, "min": 1, "max": 2, "and": 3, "or": 4, "xor": 5, "exch": 6, "cas": 7, "inc": 8, "dec": 9}
+ATOMIC_TYPES = {
+    "u32": 0,
+    "s32": 1,
+    "u64": 2,
+    "s64": 3,
+    "f32": 4,
+    "f64": 5,
+    "f16": 6,
+    "bf16": 7,
+    "b16": 8,
+    "b128": 9,
+    "f16x2": 10,
+    "bf16x2": 11,
+    "b32": 0,
+    "b64": 2,
+}
+SCOPES = {"cta": 1, "cluster": 2, "gpu": 3, "sys": 4}
+SEMANTICS = {"weak": 0, "relaxed": 1, "acquire": 2, "release": 3, "acq_rel": 4}
+NOT_GATHERED, ALIGNED, SYNC = 0, 1, 2  # Ins.gather
+
+
+@dataclass
+class Op:
+    """One instruction as the engine takes it: a handler's name, register-file offsets, the family's own numbers."""
+
+    handler: str
+    args: list[int] = field(default_factory=list)
+    mods: list[int] = field(default_factory=list)
+    gather: int = NOT_GATHERED
+
+
+@dataclass
+class Place:
+    """An address operand: the register (its offset) that holds the base, whether that is 64 bits, what to add."""
+
+    register: int
+    wide: bool
+    offset: int
+
+
+def one_of(parts, table, default=None):
+    """Return the value of the first modifier that the table knows."""
+    return next((table[p] for p in parts if p in table), default)
+
+
+def operands(b, ins, *names, optional=()):
+    """Return the operands of an instruction, which must be as many as their names; `optional` ones may be missing."""
+    if not len(names) <= len(ins.operands) <= len(names) + len(optional):
+        b.fail(f"{len(ins.operands)} operands", ", ".join((*names, *(f"{{{name}}}" for name in optional))))
+    return ins.operands

@@ -1,0 +1,51 @@
+"""Branches, exits, and instructions without an effect here."""
+
+from ptxkit.isa.common import Op, operands
+
+
+def lower_bra(b, ins):
+    return Op("bra", mods=[b.kernel.labels[ins.operands[0].name]])
+
+
+def lower_brx(b, ins):
+    index, targets = ins.operands[0], ins.operands[1:]
+    labels = [b.kernel.labels[t.name] for target in targets for t in getattr(target, "items", (target,))]
+    return Op("brx", [b.value(index, "u32")], [len(labels), *labels])
+
+
+def lower_exit(b, ins):
+    return Op("exit")
+
+
+def lower_ret(b, ins):
+    return Op("return" if b.in_function else "exit")
+
+
+def lower_nothing(b, ins):
+    return Op("nop")
+
+
+def lower_nanosleep(b, ins):
+    (time,) = operands(b, ins, "t")
+    b.value(time, "u32")
+    return Op("nanosleep")
+
+
+def lower_trap(b, ins):
+    return Op("trap")
+
+
+LOWERINGS = {
+    "bra": lower_bra,
+    "brx": lower_brx,
+    "ret": lower_ret,
+    "exit": lower_exit,
+    "nanosleep": lower_nanosleep,
+    "trap": lower_trap,
+    "brkpt": lower_nothing,
+    "pmevent": lower_nothing,
+    "discard": lower_nothing,
+    "applypriority": lower_nothing,
+    "prefetch": lower_nothing,
+    "prefetchu": lower_nothing,
+}

@@ -1,0 +1,327 @@
+"""cp.async, cp.async.bulk, cp.reduce.async.bulk, st.async, red.async, clusterlaunchcontrol; tma.py: tensor copies."""
+
+from ptxkit.isa.common import ATOMIC_TYPES, ATOMICS, SCOPES, SIZES, Op, one_of, operands
+from ptxkit.ptx.syntax import Immediate, Negated, Register, Sink
+
+PLAIN = -1  # in the place of an atomic operation: a copy
+GROUPS_KEPT = 32  # the engine remembers as many groups of a lane
+MBARRIER, GROUP, HINT, MULTICAST = "mbarrier::complete_tx::bytes", "bulk_group", "L2::cache_hint", "multicast::cluster"
+SPACES = {"shared::cta", "shared::cluster", "global"}
+REDUCTIONS = {op: n for op, n in ATOMICS.items() if op not in ("exch", "cas")}
+
+# what a bulk reduction may be of, by where it goes
+REDUCIBLE = {
+    "shared::cluster": {
+        "add": ("u32", "s32", "u64"),
+        **dict.fromkeys(("min", "max"), ("u32", "s32")),
+        **dict.fromkeys(("inc", "dec"), ("u32",)),
+        **dict.fromkeys(("and", "or", "xor"), ("b32",)),
+    },
+    "global": {
+        "add": ("u32", "s32", "u64", "f32", "f64", "f16", "bf16"),
+        **dict.fromkeys(("min", "max"), ("u32", "s32", "u64", "s64", "f16", "bf16")),
+        **dict.fromkeys(("inc", "dec"), ("u32",)),
+        **dict.fromkeys(("and", "or", "xor"), ("b32", "b64")),
+    },
+}
+
+
+def refuse_unknown(b, ins, known):
+    unknown = [p for p in ins.parts[1:] if p not in known]
+    if unknown:
+        b.fail(f"modifiers {', '.join(f'.{p}' for p in unknown)} are not known here", ", ".join(sorted(known)))
+
+
+def needs(b, arch, what):
+    if b.arch < arch:
+        b.fail(f"{what} needs sm_{arch}; this is sm_{b.arch}")
+
+
+def place(b, operand, generic=False):
+    """Return (register, [is it wide, offset, is it generic]) of an address operand."""
+    p = b.place(operand)
+    return p.register, [int(p.wide), p.offset, int(generic)]
+
+
+def operands_of(b, ins, *names):
+    """Return the operands by name; a name of None was not asked for by the modifiers, so there is no operand."""
+    wanted = [name for name in names if name]
+    if len(ins.operands) != len(wanted):
+        b.fail(f"{len(ins.operands)} operands", f"{len(wanted)} with these modifiers: {', '.join(wanted)}")
+    found = dict(zip(wanted, ins.operands))
+    if "policy" in found:
+        b.value(found["policy"], "b64")  # which has no effect here
+    return found
+
+
+def cta_mask(b, found):
+    return b.value(found["mask"], "b16") if "mask" in found else -1
+
+
+def small_number(b, ins, most):
+    """Return the immediate operand of wait_group."""
+    found = operands_of(b, ins, "count")["count"]
+    if not isinstance(found, Immediate) or not 0 <= int(found.value) <= most:
+        b.fail(f"{getattr(found, 'text', found)} pending groups", f"an immediate from 0 to {most}")
+    return int(found.value)
+
+
+# ---- cp.async
+
+
+def lower_cp_async(b, ins):
+    refuse_unknown(
+        b, ins, {"async", "ca", "cg", "shared", "shared::cta", "global", HINT, "L2::64B", "L2::128B", "L2::256B"}
+    )
+    to, source, size, *rest = operands(b, ins, "destination", "source", "size", optional=["ignore", "policy"])
+    sizes = (16,) if "cg" in ins.parts else (4, 8, 16)
+    if not isinstance(size, Immediate) or int(size.value) not in sizes:
+        b.fail(f"a copy of {getattr(size, 'text', size)} bytes", f"an immediate {' or '.join(map(str, sizes))}")
+    if HINT in ins.parts:
+        rest = rest[:-1]
+    if len(rest) > 1:
+        b.fail(
+            f"{len(ins.operands)} operands",
+            "destination, source, size, and the source's size or a predicate that ignores it",
+        )
+    read, ignored, negated = -1, -1, False
+    if rest and (isinstance(rest[0], Negated) or (isinstance(rest[0], Register) and b.type_of(rest[0]) == "pred")):
+        ignored, negated = b.predicate(rest[0])
+    elif rest:
+        read = b.value(rest[0], "u32")
+    (to, to_place), (source, source_place) = place(b, to), place(b, source)
+    return Op("cp_async", [to, source, read, ignored], [*to_place, *source_place, int(size.value), int(negated)])
+
+
+def lower_cp_async_commit(b, ins):
+    operands_of(b, ins)
+    return Op("cp_async_commit")
+
+
+def lower_cp_async_wait_group(b, ins):
+    return Op("cp_async_wait", [], [small_number(b, ins, GROUPS_KEPT - 1), 0])
+
+
+def lower_cp_async_wait_all(b, ins):
+    operands_of(b, ins)
+    return Op("cp_async_wait", [], [0, 1])
+
+
+def lower_cp_async_arrive(b, ins):
+    refuse_unknown(b, ins, {"async", "mbarrier", "arrive", "noinc", "shared", "shared::cta", "b64"})
+    register, where = place(
+        b, operands_of(b, ins, "mbarrier")["mbarrier"], generic=not {"shared", "shared::cta"} & set(ins.parts)
+    )
+    return Op("cp_async_arrive", [register], [*where, int("noinc" in ins.parts)])
+
+
+# ---- cp.async.bulk
+
+
+def lower_bulk(b, ins):
+    """cp.async.bulk and cp.reduce.async.bulk, by the two spaces that the opcode names: destination, source."""
+    needs(b, 90, "cp.async.bulk")
+    direction = tuple(p for p in ins.parts if p in SPACES)
+    if direction not in BULK:
+        b.fail(f"a bulk copy {' <- '.join(direction)}", "; ".join(" <- ".join(d) for d in BULK))
+    return BULK[direction](b, ins)
+
+
+def _reduction(b, ins, to):
+    """[operation, type, bytes of an element]."""
+    if ins.parts[1] != "async":  # cp.reduce
+        op, type_ = one_of(ins.parts, {o: o for o in REDUCTIONS}), ins.parts[-1]
+        table = REDUCIBLE[to]
+        if op not in table or type_ not in table[op]:
+            b.fail(
+                f"no reduction .{op}.{type_} to {to}",
+                "; ".join(f"{o}: {', '.join(t)}" for o, t in table.items()),
+            )
+        if op == "add" and type_ in ("f16", "bf16") and "noftz" not in ins.parts:
+            b.fail(f".add.{type_} without .noftz", f".add.noftz.{type_}")
+        return [REDUCTIONS[op], ATOMIC_TYPES[type_], SIZES[type_]]
+    return [PLAIN, 0, 1]
+
+
+def _lower_bulk_load(b, ins):
+    refuse_unknown(b, ins, {"async", "bulk", MBARRIER, MULTICAST, HINT, *SPACES})
+    if MULTICAST in ins.parts and "shared::cta" in ins.parts:
+        b.fail("a multicast to .shared::cta", ".shared::cluster")
+    found = operands_of(
+        b,
+        ins,
+        "destination",
+        "source",
+        "size",
+        "mbarrier",
+        MULTICAST in ins.parts and "mask",
+        HINT in ins.parts and "policy",
+    )
+    (to, to_place), (source, source_place), (barrier, barrier_place) = (
+        place(b, found[n]) for n in ("destination", "source", "mbarrier")
+    )
+    args = [to, source, b.value(found["size"], "u32"), barrier, cta_mask(b, found)]
+    return Op("bulk_load", args, [*to_place, *source_place, *barrier_place, int("shared::cta" in ins.parts)])
+
+
+def _lower_bulk_send(b, ins):
+    refuse_unknown(b, ins, {"async", "bulk", "reduce", MBARRIER, *SPACES, *REDUCTIONS, "u32", "s32", "u64", "b32"})
+    found = operands_of(b, ins, "destination", "source", "size", "mbarrier")
+    (to, to_place), (source, source_place), (barrier, barrier_place) = (
+        place(b, found[n]) for n in ("destination", "source", "mbarrier")
+    )
+    mods = [*to_place, *source_place, *barrier_place, *_reduction(b, ins, "shared::cluster")]
+    return Op("bulk_send", [to, source, b.value(found["size"], "u32"), barrier], mods)
+
+
+def _lower_bulk_store(b, ins):
+    types = {"f16", "bf16", "b32", "u32", "s32", "b64", "u64", "s64", "f32", "f64"}
+    refuse_unknown(b, ins, {"async", "bulk", "reduce", GROUP, HINT, "cp_mask", "noftz", *SPACES, *REDUCTIONS, *types})
+    if "cp_mask" in ins.parts:
+        needs(b, 100, ".cp_mask")
+    found = operands_of(
+        b, ins, "destination", "source", "size", HINT in ins.parts and "policy", "cp_mask" in ins.parts and "byte mask"
+    )
+    (to, to_place), (source, source_place) = (place(b, found[n]) for n in ("destination", "source"))
+    mask = b.value(found["byte mask"], "b16") if "byte mask" in found else -1
+    return Op(
+        "bulk_store",
+        [to, source, b.value(found["size"], "u32"), mask],
+        [*to_place, *source_place, *_reduction(b, ins, "global")],
+    )
+
+
+BULK = {
+    ("shared::cta", "global"): _lower_bulk_load,
+    ("shared::cluster", "global"): _lower_bulk_load,
+    ("shared::cluster", "shared::cta"): _lower_bulk_send,
+    ("global", "shared::cta"): _lower_bulk_store,
+}
+
+
+def lower_bulk_prefetch(b, ins):
+    needs(b, 90, "cp.async.bulk.prefetch")
+    refuse_unknown(b, ins, {"async", "bulk", "prefetch", "L2", "global", HINT})
+    found = operands_of(b, ins, "source", "size", HINT in ins.parts and "policy")
+    source, source_place = place(b, found["source"])
+    return Op("bulk_prefetch", [source, b.value(found["size"], "u32")], source_place)
+
+
+def lower_bulk_commit(b, ins):
+    operands_of(b, ins)
+    return Op("bulk_commit")
+
+
+def lower_bulk_wait(b, ins):
+    refuse_unknown(b, ins, {"async", "bulk", "wait_group", "read"})
+    return Op("bulk_wait", [], [small_number(b, ins, GROUPS_KEPT - 1), int("read" in ins.parts)])
+
+
+FORMS = {  # how an opcode goes on after cp, tensors apart (tma.py)
+    ("async", "ca"): lower_cp_async,
+    ("async", "cg"): lower_cp_async,
+    ("async", "commit_group"): lower_cp_async_commit,
+    ("async", "wait_group"): lower_cp_async_wait_group,
+    ("async", "wait_all"): lower_cp_async_wait_all,
+    ("async", "mbarrier", "arrive"): lower_cp_async_arrive,
+    ("async", "bulk"): lower_bulk,
+    ("reduce", "async", "bulk"): lower_bulk,
+    ("async", "bulk", "commit_group"): lower_bulk_commit,
+    ("async", "bulk", "wait_group"): lower_bulk_wait,
+    ("async", "bulk", "prefetch"): lower_bulk_prefetch,
+}
+
+
+# ---- st.async and red.async
+
+
+def _lower_store(b, ins, op, type_, count, scope):
+    needs(b, 90, f"{ins.parts[0]}.async")
+    found = operands_of(b, ins, "address", "value", "mbarrier")
+    generic = "shared::cluster" not in ins.parts
+    (to, to_place), (barrier, barrier_place) = (place(b, found[n], generic) for n in ("address", "mbarrier"))
+    values = b.values(found["value"], type_)
+    if len(values) != count:
+        b.fail(f"{len(values)} registers for {count} elements")
+    return Op(
+        "st_async",
+        [to, barrier, *values],
+        [*to_place, *barrier_place, SIZES[type_], count, op, ATOMIC_TYPES.get(type_, 0), scope],
+    )
+
+
+def lower_st_async(b, ins):
+    if "global" in ins.parts or "release" in ins.parts:
+        b.fail(
+            "a st.async that releases to global memory is not simulated",
+            "st.async{.weak}.shared::cluster with an mbarrier",
+        )
+    types, vectors = {"b32", "b64", "u32", "u64", "s32", "s64", "f32", "f64"}, {"v2": 2, "v4": 4}
+    refuse_unknown(b, ins, {"async", "weak", "cluster", "shared::cluster", MBARRIER, *vectors, *types})
+    if ins.parts[-1] not in types:
+        b.fail("the type is missing", ", ".join(sorted(types)))
+    scope = SCOPES["cluster"] if "cluster" in ins.parts else 0
+    return _lower_store(b, ins, PLAIN, ins.parts[-1], one_of(ins.parts, vectors, 1), scope)
+
+
+def lower_red_async(b, ins):
+    if "global" in ins.parts or "release" in ins.parts:
+        b.fail(
+            "a red.async that releases to global memory is not simulated",
+            "red.async.relaxed.cluster.shared::cluster with an mbarrier",
+        )
+    refuse_unknown(
+        b, ins, {"async", "relaxed", "cluster", "shared::cluster", MBARRIER, *REDUCTIONS, "b32", "u32", "s32", "u64"}
+    )
+    op, type_ = one_of(ins.parts, {o: o for o in REDUCTIONS}), ins.parts[-1]
+    table = REDUCIBLE["shared::cluster"]
+    if op not in table or type_ not in table[op]:
+        b.fail(f"no such reduction .{op}.{type_}", "; ".join(f"{o}: {', '.join(t)}" for o, t in table.items()))
+    return _lower_store(b, ins, REDUCTIONS[op], type_, 1, SCOPES["cluster"])
+
+
+# ---- clusterlaunchcontrol
+
+DIMENSIONS = {"get_first_ctaid::x": 0, "get_first_ctaid::y": 1, "get_first_ctaid::z": 2}
+
+
+def lower_launch_control(b, ins):
+    needs(b, 100, "clusterlaunchcontrol")
+    return {"try_cancel": _lower_try_cancel, "query_cancel": _lower_query_cancel}.get(ins.parts[1], _no_launch_control)(
+        b, ins
+    )
+
+
+def _no_launch_control(b, ins):
+    b.fail(f"no clusterlaunchcontrol.{ins.parts[1]}", "try_cancel, query_cancel")
+
+
+def _lower_try_cancel(b, ins):
+    everywhere = "multicast::cluster::all"
+    refuse_unknown(b, ins, {"try_cancel", "async", "shared::cta", MBARRIER, everywhere, "b128"})
+    found = operands_of(b, ins, "address", "mbarrier")
+    generic = "shared::cta" not in ins.parts
+    (to, to_place), (barrier, barrier_place) = (place(b, found[n], generic) for n in ("address", "mbarrier"))
+    return Op("try_cancel", [to, barrier], [*to_place, *barrier_place, int(everywhere in ins.parts)])
+
+
+def _lower_query_cancel(b, ins):
+    refuse_unknown(b, ins, {"query_cancel", "is_canceled", "get_first_ctaid", *DIMENSIONS, "v4", "pred", "b32", "b128"})
+    found = operands_of(b, ins, "result", "answer")
+    answer = b.value(found["answer"], "b128")
+    if "is_canceled" in ins.parts:
+        return Op("is_canceled", [b.target(found["result"], "pred"), answer])
+    targets = b.targets(found["result"], "b32")
+    dimension = one_of(ins.parts, DIMENSIONS)
+    if dimension is not None:
+        if len(targets) != 1 or isinstance(found["result"], Sink):
+            b.fail("one register holds one coordinate")
+        ids = [-1, -1, -1]
+        ids[dimension] = targets[0]
+        return Op("first_ctaid", [answer, *ids])
+    if len(targets) != 4:
+        b.fail(f"{len(targets)} registers", "{x, y, z, _}")
+    return Op("first_ctaid", [answer, *targets[:3]])
+
+
+LOWERINGS = {"clusterlaunchcontrol": lower_launch_control}

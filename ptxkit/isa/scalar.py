@@ -1,0 +1,110 @@
+"""Instructions on a lane's own registers: an opcode's row of the tables, and what takes more than a row."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections import defaultdict
+
+from ptxkit.isa import compare, generate, moves
+from ptxkit.isa.common import Op
+from ptxkit.isa.registers import hidden, is_wide, source, target
+from ptxkit.isa.rows import TYPES
+from ptxkit.ptx.syntax import Negated
+
+CARRY = "the carry flag"  # a hidden predicate
+STAND_INS = ("a wide destination's stand-in", "a wide source's stand-in")
+FULL = 0xFFFFFFFF
+PLACES = (target, source, source, source, source)
+MASKS = {"8": 0xFF, "16": 0xFFFF}  # the digits of a register's type -> what its word holds
+
+
+@functools.cache
+def _index():
+    """(opcode, types) -> its rows."""
+    table = defaultdict(list)
+    for row in generate.ROWS:
+        for spelled in row.types:
+            table[row.opcode, tuple(spelled.split("."))].append(row)
+    return table
+
+
+@functools.lru_cache(maxsize=4096)
+def _find(parts, count):
+    """(row, its kinds, handler, its numbers, does it carry, is it masked) for an opcode with that many operands."""
+    types = tuple(p for p in parts[1:] if p in TYPES)
+    words = frozenset(parts[1:]) - TYPES
+    for row in _index().get((parts[0], types), ()):
+        if len(row.sources) == count - 1 and (asked := row.match(words)):
+            own = generate.handlers()[0].get((row, asked))
+            handler = own or generate.handlers()[0][row, None]
+            mods = () if own and not row.masked else asked
+            return row, (row.target, *row.sources), handler, mods, row.carries, row.masked
+    return None
+
+
+def _spellings(opcode):
+    return ", ".join(dict.fromkeys(row.spelling for row in generate.ROWS if row.opcode == opcode))
+
+
+def lower_row(b, ins):
+    """An instruction that a row describes."""
+    found = _find(ins.parts, len(ins.operands))
+    if not found:
+        b.fail(f"{ins.opcode} with {len(ins.operands)} operands", _spellings(ins.parts[0]))
+    row, kinds, handler, mods, carries, masked = found
+    wider = ins.parts[0] == "cvt"
+    if wider and len(kinds) == 2:  # conversions between other types may share the handler: these are the instruction's
+        kinds = [p for p in ins.parts[1:] if p in TYPES]
+        if any(is_wide(b, o, k) for o, k in zip(ins.operands, kinds)):
+            return _through_wide_registers(b, ins, row, kinds, handler, mods)
+    args = [place(b, operand, kind, wider) for place, operand, kind in zip(PLACES, ins.operands, kinds)]
+    if carries:
+        args.append(hidden(b, CARRY, 0))
+    if masked:
+        mods += (MASKS.get(b.type_of(ins.operands[0])[1:], FULL),)
+    return Op(handler, args, list(mods))
+
+
+def _through_wide_registers(b, ins, row, types, handler, mods):
+    """A cvt with a register of 64 bits where its type has fewer: a stand-in of 32 takes its place."""
+    outer, inner = [], []
+    for operand, kind, place, name in zip(ins.operands, types, PLACES, STAND_INS):
+        wide = is_wide(b, operand, kind)
+        inner.append(hidden(b, name, 4) if wide else place(b, operand, kind, True))
+        outer += [b.register(operand.name), inner[-1]] if wide else [-1, -1]
+    is_signed = types[0][0] == "s"
+    masks = [FULL] if row.masked else []
+    return Op("through_wide_registers", outer + inner, [generate.order().index(handler), int(is_signed), *mods, *masks])
+
+
+def lower_logic(b, ins):
+    return moves.lower_predicate_logic(b, ins) if ins.parts[1:] == ("pred",) else lower_row(b, ins)
+
+
+def lower_selp(b, ins):
+    """`selp d, a, b, !p` is `selp d, b, a, p`."""
+    if len(ins.operands) == 4 and isinstance(ins.operands[3], Negated):
+        d, x, y, p = ins.operands
+        ins = dataclasses.replace(ins, operands=(d, y, x, p.register))
+    return lower_row(b, ins)
+
+
+def lower_mov(b, ins):
+    return moves.lower_mov(b, ins) or lower_row(b, ins)
+
+
+def lower_lop3(b, ins):
+    return moves.lower_lop3(b, ins) or lower_row(b, ins)
+
+
+LOWERINGS = {
+    **dict.fromkeys({row.opcode for row in generate.ROWS}, lower_row),
+    **compare.LOWERINGS,
+    **dict.fromkeys(("and", "or", "xor", "not"), lower_logic),
+    "selp": lower_selp,
+    "mov": lower_mov,
+    "lop3": lower_lop3,
+    "cvta": moves.lower_cvta,
+    "createpolicy": moves.lower_createpolicy,
+}

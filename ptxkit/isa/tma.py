@@ -1,0 +1,230 @@
+"""cp.async.bulk.tensor, cp.reduce.async.bulk.tensor, their prefetch; tensormap.replace and tensormap.cp_fenceproxy."""
+
+from ptxkit.isa.common import ALIGNED, Op, one_of
+from ptxkit.isa.copies import (
+    FORMS,
+    GROUP,
+    HINT,
+    MBARRIER,
+    MULTICAST,
+    PLAIN,
+    REDUCTIONS,
+    SPACES,
+    cta_mask,
+    needs,
+    operands_of,
+    place,
+    refuse_unknown,
+)
+from ptxkit.ptx.syntax import Immediate
+
+RANKS = {f"{n}d": n for n in range(1, 6)}
+# 1: four rows, each with a coordinate of its own; 2: pixels, one after the other
+TILE, ROWS, PIXELS = 0, 1, 2
+MODES = {"tile": TILE, "tile::gather4": ROWS, "tile::scatter4": ROWS, "im2col": PIXELS, "im2col_no_offs": PIXELS}
+PAIRS = {"cta_group::1": 0, "cta_group::2": 1}
+LOAD, STORE = {("shared::cta", "global"), ("shared::cluster", "global")}, {("global", "shared::cta")}
+
+
+def map_place(b, operand):
+    """Return the place of a tensor map, by its generic address."""
+    if b.space_of(operand) not in (None, "global"):
+        b.fail(f"a tensor map named by a .{b.space_of(operand)} symbol", "its generic address, as cvta gives it")
+    return place(b, operand)
+
+
+def _coordinates(b, operand, rank, mode):
+    wanted = 5 if mode == ROWS else rank
+    if len(operand.coordinates) != wanted:
+        b.fail(
+            f"{len(operand.coordinates)} coordinates",
+            f"{wanted}: {'{column, row, row, row, row}' if mode == ROWS else 'one for each dimension'}",
+        )
+    return [b.value(c, "s32") for c in operand.coordinates]
+
+
+def _offsets(b, found, rank):
+    """Return the offsets of im2col: one for each dimension but the first and the last."""
+    if "offsets" not in found:
+        return []
+    given = getattr(found["offsets"], "items", ())
+    if len(given) != rank - 2:
+        b.fail(f"{len(given)} im2col offsets", f"{rank - 2}: one for each dimension but the first and the last")
+    return [b.value(each, "b16") for each in given]
+
+
+def lower_tensor(b, ins):
+    needs(b, 90, "a tensor copy")
+    parts = set(ins.parts)
+    if any(p.startswith("im2col::w") for p in parts):
+        b.fail("im2col::w copies are not simulated", ", ".join(MODES))
+    rank, mode = one_of(ins.parts, RANKS), one_of(ins.parts, MODES, TILE)
+    if rank is None:
+        b.fail("the number of dimensions is missing", ", ".join(RANKS))
+    if mode == PIXELS and rank < 3:
+        b.fail(f".{rank}d with im2col", ".3d, .4d, .5d")
+    if mode == ROWS:
+        needs(b, 100, ".tile::gather4 or .tile::scatter4")
+        if rank != 2:
+            b.fail(f".{rank}d with gather4 or scatter4", ".2d")
+    direction = tuple(p for p in ins.parts if p in SPACES)
+    if "prefetch" in parts:
+        return _lower_prefetch(b, ins, rank, mode)
+    if direction in LOAD and "reduce" not in parts:
+        return _lower_load(b, ins, rank, mode)
+    if direction in STORE:
+        return _lower_store(b, ins, rank, mode)
+    b.fail(f"a tensor copy {' <- '.join(direction)}", "; ".join(" <- ".join(d) for d in sorted(LOAD | STORE)))
+
+
+def _lower_load(b, ins, rank, mode):
+    refuse_unknown(
+        b,
+        ins,
+        {"async", "bulk", "tensor", "tile", "tile::gather4", "im2col", MBARRIER, MULTICAST, HINT}
+        | {*RANKS, *SPACES, *PAIRS},
+    )
+    pair = one_of(ins.parts, PAIRS)
+    if pair is not None:
+        needs(b, 100, ".cta_group")
+    if MBARRIER not in ins.parts:
+        b.fail("a load without a way to tell that it is done", f".{MBARRIER}")
+    if MULTICAST in ins.parts and "shared::cta" in ins.parts:
+        b.fail("a multicast to .shared::cta", ".shared::cluster")
+    found = operands_of(
+        b,
+        ins,
+        "destination",
+        "map",
+        "mbarrier",
+        mode == PIXELS and "offsets",
+        MULTICAST in ins.parts and "mask",
+        HINT in ins.parts and "policy",
+    )
+    (to, to_place), (barrier, barrier_place) = (place(b, found[n]) for n in ("destination", "mbarrier"))
+    tensor, tensor_place = map_place(b, found["map"])
+    args = [to, tensor, barrier, cta_mask(b, found), *_coordinates(b, found["map"], rank, mode)]
+    args += _offsets(b, found, rank)
+    return Op(
+        "tma_load",
+        args,
+        [*to_place, *tensor_place, *barrier_place, rank, mode, pair or 0, int("shared::cta" in ins.parts)],
+    )
+
+
+def _lower_store(b, ins, rank, mode):
+    refuse_unknown(
+        b,
+        ins,
+        {"async", "bulk", "tensor", "reduce", "tile", "tile::scatter4", "im2col_no_offs", GROUP, HINT}
+        | {*RANKS, *SPACES, *REDUCTIONS},
+    )
+    if GROUP not in ins.parts:
+        b.fail("a store without a way to tell that it is done", f".{GROUP}")
+    reduces = ins.parts[1] == "reduce"
+    op = one_of(ins.parts, REDUCTIONS, PLAIN)
+    if reduces != (op != PLAIN):
+        b.fail("a reduction without its operation, or the other way round", ", ".join(REDUCTIONS))
+    if reduces and mode == ROWS:
+        b.fail("a reduction with scatter4", "tile")
+    found = operands_of(b, ins, "map", "source", HINT in ins.parts and "policy")
+    source, source_place = place(b, found["source"])
+    tensor, tensor_place = map_place(b, found["map"])
+    args = [source, tensor, *_coordinates(b, found["map"], rank, mode)]
+    return Op("tma_store", args, [*source_place, *tensor_place, rank, mode, op])
+
+
+def _lower_prefetch(b, ins, rank, mode):
+    refuse_unknown(
+        b, ins, {"async", "bulk", "prefetch", "tensor", "L2", "global", "tile", "tile::gather4", "im2col", HINT, *RANKS}
+    )
+    found = operands_of(b, ins, "map", mode == PIXELS and "offsets", HINT in ins.parts and "policy")
+    tensor, tensor_place = map_place(b, found["map"])
+    args = [tensor, *_coordinates(b, found["map"], rank, mode), *_offsets(b, found, rank)]
+    return Op("tma_prefetch", args, [*tensor_place, rank, mode])
+
+
+# ---- tensormap
+
+# field -> (the engine's number, dimensions it is given for, bits, least, most, multiple of)
+FIELDS = {
+    "global_address": (0, 0, 64, 0, (1 << 64) - 1, 16),
+    "rank": (1, 0, 32, 0, 4, 1),  # one less than the rank
+    "elemtype": (2, 0, 32, 0, 15, 1),
+    "interleave_layout": (3, 0, 32, 0, 0, 1),
+    "swizzle_mode": (4, 0, 32, 0, 4, 1),
+    "global_dim": (5, 5, 32, 1, (1 << 32) - 1, 1),
+    "global_stride": (6, 4, 64, 0, (1 << 40) - 1, 16),
+    "box_dim": (8, 5, 32, 1, 256, 1),
+    "element_stride": (9, 5, 32, 1, 8, 1),
+    "swizzle_atomicity": (10, 0, 32, 0, 3, 1),
+    "fill_mode": (11, 0, 32, 0, 1, 1),
+}
+MAP_SPACES = {"global": 1, "shared": 2, "shared::cta": 2}
+
+
+def lower_tensormap(b, ins):
+    needs(b, 90, "tensormap")
+    if ins.parts[1] == "replace":
+        return _lower_replace(b, ins)
+    if ins.parts[1] == "cp_fenceproxy":
+        return _lower_copy(b, ins)
+    b.fail(f"no tensormap.{ins.parts[1]}", "replace, cp_fenceproxy")
+
+
+def _lower_replace(b, ins):
+    refuse_unknown(b, ins, {"replace", "tile", "b1024", "b32", "b64", *FIELDS, *MAP_SPACES})
+    name = next((p for p in ins.parts if p in FIELDS), None)
+    if name is None:
+        b.fail("no field", ", ".join(FIELDS))
+    number, dimensions, bits, least, most, multiple = FIELDS[name]
+    if ins.parts[-1] != f"b{bits}":
+        b.fail(f".{ins.parts[-1]} for {name}", f".b{bits}")
+    if name == "swizzle_atomicity":
+        needs(b, 100, ".swizzle_atomicity")
+    found = operands_of(b, ins, "address", dimensions and "dimension", "value")
+    ordinal = found.get("dimension", Immediate(0, None, "0"))
+    if not isinstance(ordinal, Immediate) or not 0 <= int(ordinal.value) < max(dimensions, 1):
+        b.fail(f"dimension {getattr(ordinal, 'text', ordinal)} of {name}", f"an immediate from 0 to {dimensions - 1}")
+    address, where = place(b, found["address"])
+    mods = [
+        *where,
+        one_of(ins.parts, MAP_SPACES, 0),
+        number,
+        int(ordinal.value),
+        least,
+        most,
+        int(bits == 64),
+        multiple,
+    ]
+    return Op("tensormap_replace", [address, b.value(found["value"], f"b{bits}")], mods)
+
+
+def _lower_copy(b, ins):
+    scopes = {"cta", "cluster", "gpu", "sys"}
+    refuse_unknown(
+        b, ins, {"cp_fenceproxy", "global", "shared::cta", "tensormap::generic", "release", "sync", "aligned", *scopes}
+    )
+    found = operands_of(b, ins, "destination", "source", "size")
+    if not isinstance(found["size"], Immediate) or int(found["size"].value) != 128:
+        b.fail(f"{getattr(found['size'], 'text', found['size'])} bytes", "128")
+    (to, to_place), (source, source_place) = (place(b, found[n]) for n in ("destination", "source"))
+    return Op("tensormap_copy", [to, source], [*to_place, *source_place], ALIGNED)
+
+
+ALL_FORMS = FORMS | {
+    ("async", "bulk", "tensor"): lower_tensor,
+    ("async", "bulk", "prefetch", "tensor"): lower_tensor,
+    ("reduce", "async", "bulk", "tensor"): lower_tensor,
+}
+
+
+def lower_cp(b, ins):
+    for length in (4, 3, 2):
+        form = ins.parts[1 : 1 + length]
+        if len(form) == length and form in ALL_FORMS:
+            return ALL_FORMS[form](b, ins)
+    b.fail("no such copy", ", ".join(".".join(("cp", *form)) for form in ALL_FORMS))
+
+
+LOWERINGS = {"cp": lower_cp, "tensormap": lower_tensormap}

@@ -1,0 +1,406 @@
+"""One launch: PTX, a grid and arguments in; counters and findings out."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import gc
+import struct
+from collections.abc import Hashable, Iterable
+
+import torch
+
+from ptxkit import limits
+from ptxkit.chips import CHIPS, number_of
+from ptxkit.engine import binding
+from ptxkit.findings import KINDS, UNWRITTEN, SimulationError, Wording
+from ptxkit.naming import Layout, Names, Span, span
+from ptxkit.program import Program, align_up
+from ptxkit.ptx import parse
+from ptxkit.report import Run
+from ptxkit.timing.clock import Timer
+from ptxkit.timing.timeline import Recorded
+
+MAX_FINDINGS = 1000
+QUANTUM = 64  # instructions of one warp before the next one's turn
+FORMATS = {"f16": "<e", "f32": "<f", "f64": "<d"}
+
+
+class LaunchError(ValueError):
+    """An impossible launch: what was requested, what was found, what to do."""
+
+
+@functools.lru_cache(maxsize=64)
+def _module(ptx):
+    return parse(ptx)
+
+
+@contextlib.contextmanager
+def _uncollected():
+    """Stop the garbage collector: syntax trees are no garbage, and it would look through them again and again."""
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collecting:
+            gc.enable()
+
+
+@functools.lru_cache(maxsize=64)
+def program(ptx, kernel, arch):
+    """Return the kernel of a name (None: the only one), lowered for an arch such as "sm_100a" (None: the PTX's)."""
+    with _uncollected():
+        return _program(ptx, kernel, arch)
+
+
+def own_cluster(ptx, kernel, arch):
+    """Return the cluster that a kernel was compiled for (__cluster_dims__); (1, 1, 1) if for none."""
+    wanted = program(ptx, kernel, arch).kernel.directives.get("reqnctapercluster") or ()
+    return (*wanted, 1, 1, 1)[:3]
+
+
+def _program(ptx, kernel, arch):
+    module = _module(ptx)
+    if kernel is None and len(module.kernels) != 1:
+        raise LaunchError(
+            f"kernel=None, but the PTX has {len(module.kernels)}: {', '.join(module.kernels)} -> name one"
+        )
+    if kernel is not None and kernel not in module.kernels:
+        raise LaunchError(f"kernel={kernel!r} is not in the PTX, which has {', '.join(module.kernels) or 'none'}")
+    try:
+        number = number_of(arch or module.target)
+    except ValueError as error:
+        raise LaunchError(str(error)) from None
+    return Program(module, module.kernels[kernel or next(iter(module.kernels))], number)
+
+
+def launch(
+    ptx,
+    kernel=None,
+    *,
+    grid,
+    block,
+    cluster=(1, 1, 1),
+    dynamic_shared=0,
+    args=(),
+    arch=None,
+    schedule=0,
+    early=False,
+    checks=True,
+    strict=False,
+    raises=False,
+    memory=None,
+    limit=None,
+    registers=None,
+    behind=None,
+    stop=False,
+    clock=None,
+    timeline=False,
+    config=None,
+    accesses=False,
+    heap=None,
+):
+    """Runs a kernel on the CPU.
+
+    args: torch CPU tensors (pointers, written in place), numbers, TensorMaps; or the whole parameter buffer as bytes,
+        with `memory` listing the tensors (or (address, bytes, name)) that the kernel may touch.
+    schedule: 0 runs the warps in turns; another number is the seed of a random schedule.
+    early: asynchronous work finishes at once, not as late as possible.
+    checks: keep the history of every byte, to find races, missing fences and uninitialised reads.
+    strict: a broken rule that hardware and compilers tolerate is an error instead of a note.
+    raises: raise SimulationError if an error was found; a note never raises.
+    limit: the number of warp instructions after which the launch is abandoned; None: it runs until it ends, or Ctrl-C.
+    registers: per thread at the start, as ptxas chose them; setmaxnreg is checked against it.
+    behind: the Run of a kernel that may still run when this one begins (a programmatic dependent launch): only
+        griddepcontrol.wait orders that kernel's memory accesses before those of this one.
+    stop: end the launch at the first error; memory is then meaningless.
+    clock: also predict the time (Run.clock): the name of a chip of ptxkit.timing.chips, True for the default
+        chip of the arch, or a Setting. The clock then determines the schedule; `schedule` and `early` are ignored.
+    timeline: also record what warps and units do over time, for Run.timeline(); needs a clock.
+    config: the kernel's configuration. A timeline names warps by its `roles` ({"LOAD": range(4, 5)}), if it has any,
+        and mbarriers by its `struct` of shared memory.
+    accesses: also tell which bytes were read and written (Run.accesses), and which sectors (Run.sectors).
+    heap: what knows the allocations of a capture (capturing.arena.Heap).
+    """
+    _check_types(ptx, args, schedule=schedule, early=early, clock=clock, timeline=timeline, limit=limit,
+                 dynamic_shared=dynamic_shared, registers=registers)
+    p = program(ptx, kernel, arch)
+    grid, block, cluster = (_three(n, v) for n, v in (("grid", grid), ("block", block), ("cluster", cluster)))
+    chip = CHIPS[p.arch]
+    _check_shape(p, grid, block, cluster, chip.cluster)
+    shared_end = p.builder.dynamic_start + dynamic_shared
+    if shared_end - p.builder.shared_base > chip.shared:
+        raise LaunchError(
+            f"{shared_end - p.builder.shared_base} bytes of shared memory ({dynamic_shared} dynamic); "
+            f"a CTA of sm_{p.arch} has {chip.shared}"
+        )
+    kept, params, spans = bind(p, args)
+    spans += [_declared(span(m)) for m in memory or ()] + [
+        Span(at, size, f"variable {name}") for name, _, at, size in p.builder.buffers
+    ]
+    regions, touched = _regions(spans)
+    kept = kept, heap and heap.mark_unwritten(regions[: len(touched)])
+    grids = _Grids(p, regions[: len(touched)], behind, accesses)
+
+    record = binding.Launch(
+        program=p.handle,
+        grid=grid,
+        block=block,
+        cluster=cluster,
+        arch=p.arch,
+        shared_base=p.builder.shared_base,
+        shared_end=align_up(shared_end, 8),
+        params=params,
+        params_size=len(params),
+        sms=chip.sms,
+        regions=regions,
+        nregions=len(touched),
+        early=early,
+        checks=checks,
+        resident=4 if schedule else 1,
+        seed=schedule,
+        quantum=QUANTUM,
+        limit=limit or 0,
+        fatal=_errors(strict) if stop else 0,
+        max_registers=-(-registers // 8) * 8 if registers else p.kernel.directives.get("maxnreg", (0,))[0],
+        max_findings=MAX_FINDINGS,
+    )
+    findings, counters = (binding.Finding * MAX_FINDINGS)(), (binding.Counter * p.count)()
+    record.findings, record.counters = findings, counters
+    timer = None
+    if clock and grid[0] * grid[1] * grid[2]:
+        try:
+            shared = shared_end - p.builder.shared_base
+            timer = Timer(clock, p, grid, block, cluster, shared, registers, behind, timeline)
+        except ValueError as error:
+            raise LaunchError(str(error)) from None
+        record.clock = ctypes.addressof(timer.record)
+    if grid[0] * grid[1] * grid[2]:
+        binding.simulate(record)
+    run = Run(p, record, counters, touched, _worded(record, p, spans, config, strict, heap))
+    run.left = grids.left(record.triggered)
+    if accesses:
+        run.accesses, run.spans = grids.own, spans
+        run.sectors = [(region.address, flags.raw) for region, flags in zip(regions, touched)]
+    run.clock = timer.clock() if timer else None
+    if timer and timeline:
+        run.recorded = Recorded(timer.records(), p, config)
+    del kept
+    if raises and run.findings:
+        raise SimulationError(run.findings)
+    return run
+
+
+def _worded(record, program, spans, config, strict, heap):
+    """Return the engine's findings as values."""
+    if not record.nfindings:
+        return []
+    grid, block, cluster = tuple(record.grid), record.block, tuple(record.cluster)
+    names = Names(spans, program, config, cluster[0] * cluster[1] * cluster[2])
+    wording = Wording(program, names, grid, cluster, -(-block[0] * block[1] * block[2] // 32), strict, heap)
+    return [*wording.findings(record.findings[: record.nfindings], record.stopped)]
+
+
+class _Grids:
+    """The memory accesses of grids that may run concurrently: spans (first address, a flag per byte)."""
+
+    def __init__(self, program, regions, behind, accesses):
+        self._ahead, self.own, self._covered = behind.left if behind else [], [], []
+        for region in regions:
+            flags = _covering(self._ahead, region.address, region.size)
+            if flags is not None:
+                region.ahead = flags.data_ptr()
+                self._covered.append(flags)
+            if program.triggers or accesses:
+                self.own.append((region.address, torch.zeros(region.size, dtype=torch.uint8)))
+                region.left = self.own[-1][1].data_ptr()
+
+    def left(self, triggered):
+        """The spans for a launch that begins before this one has ended; none if that cannot be."""
+        if not triggered:
+            return []
+        return self.own + (self._ahead if triggered & binding.TRIGGERED_EARLY else [])
+
+
+def _covering(spans, address, size):
+    """Return the flags of `size` bytes, all together; None where no span has any of them."""
+    found = None
+    for at, flags in spans:
+        first, end = max(at, address), min(at + len(flags), address + size)
+        if first < end:
+            found = torch.zeros(size, dtype=torch.uint8) if found is None else found
+            found[first - address : end - address] |= flags[first - at : end - at]
+    return found
+
+
+def _errors(strict):
+    """Return one bit per kind of finding that is an error."""
+    return sum(1 << n for n, kind in KINDS.items() if n != UNWRITTEN and (strict or not kind.forgiven))
+
+
+def _three(name, value):
+    values = (value,) if isinstance(value, int) else tuple(value) if isinstance(value, Iterable) else ()
+    if not 1 <= len(values) <= 3 or any(not isinstance(v, int) or not 0 <= v < 2**31 for v in values):
+        raise LaunchError(f"{name}={value!r} must be one to three whole numbers from 0 to 2**31 - 1")
+    return (*values, 1, 1)[:3]
+
+
+def check_options(options):
+    """Check the options that do not depend on the kernel."""
+    for name, (asked, holds) in _OPTIONS.items():
+        if name in options and not holds(options[name]):
+            raise LaunchError(f"{name}={options[name]!r} must be {asked}")
+    if options.get("timeline") and not options.get("clock"):
+        raise LaunchError("timeline=True without a clock -> clock=True, or the name of a chip")
+
+
+def _whole(x, end):
+    return isinstance(x, int) and 0 <= x < end
+
+
+def _check_types(ptx, args, **options):
+    if not isinstance(ptx, str):
+        raise LaunchError(f"ptx must be the text of a module; found {type(ptx).__name__} -> read it, or .decode()")
+    if isinstance(args, torch.Tensor) or not isinstance(args, Iterable):
+        raise LaunchError(f"args must be a list of arguments; found {type(args).__name__} -> args=[x]")
+    check_options(options)
+
+
+_OPTIONS = {
+    "dynamic_shared": ("a whole number of bytes, 0 or more", lambda x: _whole(x, 2**32)),
+    "limit": ("a number of warp instructions, 1 or more, or None", lambda x: x is None or (_whole(x, 2**64) and x > 0)),
+    "registers": (
+        f"the registers of a thread, 1 to {limits.REGISTERS}, or None",
+        lambda x: x is None or (_whole(x, limits.REGISTERS + 1) and x > 0),
+    ),
+    "schedule": ("0, or the seed of a random schedule", lambda x: _whole(x, 2**64)),
+    "early": ("True or False", lambda x: isinstance(x, int)),
+    "timeline": ("True or False", lambda x: isinstance(x, int)),
+    "clock": ("the name of a chip, True, a Setting or None", lambda x: isinstance(x, Hashable) and x != ""),
+}
+
+
+def _check_shape(p, grid, block, cluster, most_ctas):
+    threads, ctas = block[0] * block[1] * block[2], cluster[0] * cluster[1] * cluster[2]
+    if not 1 <= threads <= limits.THREADS:
+        raise LaunchError(f"block={block} has {threads} threads; a CTA has 1 to {limits.THREADS}")
+    for name, asked, most in (("grid", grid, limits.GRID), ("block", block, limits.BLOCK)):
+        if any(n > limit for n, limit in zip(asked, most)):
+            raise LaunchError(f"{name}={asked}; at most {most} along x, y and z")
+    if not 1 <= ctas <= most_ctas:
+        raise LaunchError(f"cluster={cluster} has {ctas} CTAs; sm_{p.arch} allows 1 to {most_ctas}")
+    if any(g % c for g, c in zip(grid, cluster)):
+        raise LaunchError(f"grid={grid} is not a multiple of cluster={cluster}")
+    wanted, most = p.kernel.directives.get("reqntid"), p.kernel.directives.get("maxntid")
+    if wanted and tuple(block) != (*wanted, 1, 1)[:3]:
+        raise LaunchError(f"block={block}, but the kernel has .reqntid {', '.join(map(str, wanted))}")
+    if most and threads > functools.reduce(lambda a, b: a * b, most):
+        raise LaunchError(
+            f"block={block} has {threads} threads, but the kernel has .maxntid {', '.join(map(str, most))}"
+        )
+    wanted = p.kernel.directives.get("reqnctapercluster")
+    if wanted and tuple(cluster) != (*wanted, 1, 1)[:3]:
+        raise LaunchError(f"cluster={cluster}, but the kernel has .reqnctapercluster {', '.join(map(str, wanted))}")
+
+
+# ---- arguments
+
+
+def bind(p, args):
+    """Return (objects to keep alive, parameter buffer, memory spans) for the arguments of a launch."""
+    params = p.kernel.params
+    size = max((q.offset + q.size for q in params), default=0)
+    if isinstance(args, (bytes, bytearray, memoryview)):
+        if len(args) < size:
+            raise LaunchError(f"args is a parameter buffer of {len(args)} bytes; {p.kernel.name} needs {size}")
+        return args, bytes(args), []
+    args = list(args)
+    if len(args) != len(params):
+        raise LaunchError(
+            f"{len(args)} arguments; {p.kernel.name} has {len(params)}: "
+            + ", ".join(f"{q.type} {q.name}" for q in params)
+        )
+    buffer, spans = bytearray(size), []
+    for n, (param, value) in enumerate(zip(params, args)):
+        data, touched = _encoded(n, param, value)
+        buffer[param.offset : param.offset + param.size] = data
+        spans += touched
+    return args, bytes(buffer), spans
+
+
+def _encoded(n, param, value):
+    what = f"argument {n} ({param.name}, .{param.type}{f'[{param.count}]' if param.count > 1 else ''})"
+    if isinstance(value, torch.Tensor):
+        if value.device.type != "cpu":
+            raise LaunchError(f"{what}: a tensor on {value.device}; the simulator needs CPU tensors -> .cpu()")
+        if value.layout != torch.strided:
+            raise LaunchError(f"{what}: a tensor of layout {value.layout}, which has no address -> .to_dense()")
+        if param.size != 8:
+            raise LaunchError(f"{what}: a tensor is an 8-byte pointer; the parameter has {param.size} bytes")
+        return value.data_ptr().to_bytes(8, "little"), [span(value, _named(n, param), n)]
+    if hasattr(value, "encode") and hasattr(value, "spans"):
+        if param.size != 128:
+            raise LaunchError(f"{what}: a TensorMap has 128 bytes; the parameter has {param.size}")
+        return value.encode(), [_mapped(value, s, _named(n, param), n) for s in value.spans()]
+    if isinstance(value, (bytes, bytearray)):
+        if len(value) != param.size:
+            raise LaunchError(f"{what}: {len(value)} bytes; the parameter has {param.size}")
+        return bytes(value), []
+    if isinstance(value, (bool, int, float)):
+        if param.count > 1:
+            raise LaunchError(f"{what}: a number for an array of {param.count}; pass bytes or a TensorMap")
+        if param.type in FORMATS:
+            with contextlib.suppress(OverflowError):
+                return struct.pack(FORMATS[param.type], value), []
+            raise LaunchError(f"{what}: {value!r} does not fit into .{param.type}")
+        if isinstance(value, float) and not value.is_integer():
+            raise LaunchError(f"{what}: {value!r} is not a whole number")
+        if not -(1 << 8 * param.size - 1) <= value < 1 << 8 * param.size:
+            raise LaunchError(f"{what}: {value!r} does not fit into {param.size} bytes")
+        return (int(value) & ((1 << 8 * param.size) - 1)).to_bytes(param.size, "little"), []
+    raise LaunchError(f"{what}: {type(value).__name__}; pass a CPU tensor, a number, bytes or a TensorMap")
+
+
+def _named(n, param):
+    """Return what to call an argument: some compilers number their parameters instead."""
+    return f"argument {n}" if param.name.endswith(f"_param_{n}") else param.name
+
+
+def _mapped(map_, what, name, n):
+    """Return the Span of a TensorMap's tensor."""
+    found = span(what, name, n)
+    if found.layout:
+        return found
+    strides = tuple(s // map_.itemsize for s in (*map_.strides[::-1], map_.itemsize))
+    return found._replace(layout=Layout(map_.dtype, map_.dims[::-1], strides, map_.itemsize))
+
+
+def _declared(found):
+    if not 0 <= found.address <= found.address + found.size <= limits.ADDRESSES or found.size < 0:
+        raise LaunchError(f"memory={found.name!r}: there are no {found.size:,} bytes at {found.address:#x}")
+    return found
+
+
+def _regions(spans):
+    """Return the engine's regions: sorted, with overlapping spans merged."""
+    merged = []
+    for address, size, *_ in sorted((s for s in spans if s.size), key=lambda s: s[:2]):
+        if merged and address < merged[-1][0] + merged[-1][1]:
+            first, length = merged[-1]
+            merged[-1] = first, max(first + length, address + size) - first
+        else:
+            merged.append((address, size))
+    regions = (binding.Region * max(len(merged), 1))()
+    touched = []
+    for n, (address, size) in enumerate(merged):
+        try:
+            flags = ctypes.create_string_buffer(size // 32 + 3)
+        except (MemoryError, OverflowError):
+            raise LaunchError(f"{size:,} bytes of memory at {address:#x}: no room to keep account of so many") from None
+        touched.append(flags)
+        regions[n] = binding.Region(
+            address=address, size=size, host=address, touched=ctypes.addressof(flags), writable=1, label=n
+        )
+    return regions, touched

@@ -1,0 +1,176 @@
+"""A kernel and the device functions that it may call, as one body with one set of names.
+
+Every register, label, parameter and variable of a function f is called `f:name`. Its body follows the kernel's, and
+ends with a `ret` of its own. Which functions may run is found from the kernel: those that it calls, those whose
+address it takes or finds in a variable, and so on through them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from ptxkit.ptx.syntax import (
+    Address,
+    Function,
+    Guard,
+    Instruction,
+    Kernel,
+    Label,
+    Module,
+    Negated,
+    Operand,
+    Pair,
+    Param,
+    Register,
+    Symbol,
+    Variable,
+    Vector,
+)
+
+
+@dataclass(frozen=True)
+class Linked:
+    """A function's place in the body, and what its calls need to know."""
+
+    name: str
+    first: int  # index of its first instruction
+    end: int
+    params: tuple[Variable, ...]
+    results: tuple[Variable, ...]
+    registers: tuple[str, ...]
+    variables: tuple[Variable, ...]
+    recursive: bool  # it may be called while it runs
+    by_address: bool  # its address is taken
+
+
+def link(module: Module, kernel: Kernel) -> tuple[Kernel, dict[str, Linked]]:
+    """Return the kernel with the bodies of its functions, and these by name; the kernel itself where it calls none."""
+    reached, taken = _reachable(module, kernel)
+    if not reached:
+        return kernel, {}
+    calls = {f.name: _called(f, taken) & reached.keys() for f in reached.values()}
+    body = [*kernel.body, _return(kernel)]
+    registers, labels, variables, placed = dict(kernel.registers), dict(kernel.labels), [*kernel.variables], {}
+    for name, f in reached.items():
+        first = len(body)
+        renamed = _Renamed(f)
+        body += [renamed.instruction(i) for i in f.body]
+        body.append(_return(f))
+        params, results = ([renamed.variable(_as_variable(p, f)) for p in ps] for ps in (f.params, f.results))
+        own = [renamed.variable(v) for v in f.variables]
+        variables += [*params, *results, *own]
+        new = {renamed.name(r): type_ for r, type_ in f.registers.items()}
+        registers |= new
+        labels |= {renamed.name(label): first + at for label, at in f.labels.items()}
+        recursive = name in _closure(calls, calls[name])
+        placed[name] = Linked(
+            name, first, len(body), tuple(params), tuple(results), tuple(new), tuple((*params, *results, *own)),
+            recursive, name in taken,
+        )
+    return replace(
+        kernel, body=tuple(body), registers=registers, labels=labels, variables=tuple(variables)
+    ), placed
+
+
+def _reachable(module: Module, kernel: Kernel) -> tuple[dict[str, Function], set[str]]:
+    """Return (the defined functions that may run, the names of those whose address is taken)."""
+    pointers = {v.name: {symbol for _, symbol, _ in v.addresses} for v in module.variables}
+    reached: dict[str, Function] = {}
+    taken: set[str] = set()
+    seen: set[str] = set()
+    waiting: list[tuple[str, bool]] = list(_mentioned(kernel))
+    while waiting:
+        name, called = waiting.pop()
+        f = module.functions.get(name)
+        if f and not called:
+            taken.add(name)
+        if name in seen:
+            continue
+        seen.add(name)
+        waiting += [(other, False) for other in pointers.get(name, ())]
+        if f and f.defined:
+            reached[name] = f
+            waiting += _mentioned(f)
+    return {name: f for name, f in module.functions.items() if name in reached}, taken
+
+
+def _mentioned(kernel: Kernel) -> Iterator[tuple[str, bool]]:
+    """Yield each symbol that a body names, and whether it is called there."""
+    for ins in kernel.body:
+        called = ins.parts[0] == "call"
+        for n, operand in enumerate(ins.operands):
+            yield from ((s.name, called and n == 1) for s in _symbols(operand))
+
+
+def _symbols(operand: Operand) -> Iterator[Symbol]:
+    if isinstance(operand, Symbol):
+        yield operand
+    elif isinstance(operand, Address):
+        yield from _symbols(operand.base)
+    elif isinstance(operand, Vector):
+        for item in operand.items:
+            yield from _symbols(item)
+
+
+def _called(f: Function, taken: set[str]) -> set[str]:
+    """Return the functions that it may call itself: through a pointer, each whose address is taken."""
+    callees = [ins.operands[1] for ins in f.body if ins.parts[0] == "call"]
+    direct = {c.name for c in callees if isinstance(c, Symbol)}
+    return direct | (taken if any(isinstance(c, Register) for c in callees) else set())
+
+
+def _closure(calls: dict[str, set[str]], names: set[str]) -> set[str]:
+    found, waiting = set(), list(names)
+    while waiting:
+        name = waiting.pop()
+        if name not in found:
+            found.add(name)
+            waiting += calls[name]
+    return found
+
+
+def _return(of: Kernel) -> Instruction:
+    last = of.body[-1] if of.body else None
+    return Instruction("ret", ("ret",), None, (), last.line if last else of.line, last.loc if last else None, "ret;")
+
+
+def _as_variable(p: Param, f: Function) -> Variable:
+    return Variable(p.name, "param", p.type, p.align, p.size, p.count, None, False, f.line)
+
+
+class _Renamed:
+    """The names of a function, made its own."""
+
+    def __init__(self, f: Function):
+        self.of = f.name
+        self.own = {v.name for v in f.variables} | {p.name for p in (*f.params, *f.results)}
+
+    def name(self, name: str) -> str:
+        return f"{self.of}:{name}"
+
+    def variable(self, v: Variable) -> Variable:
+        return replace(v, name=self.name(v.name))
+
+    def instruction(self, ins: Instruction) -> Instruction:
+        guard = ins.guard and Guard(self.name(ins.guard.register), ins.guard.negated)
+        return replace(ins, guard=guard, operands=tuple(self.operand(o) for o in ins.operands))
+
+    def operand(self, operand: Operand) -> Operand:
+        match operand:
+            case Register(name=name):
+                return Register(self.name(name))
+            case Label(name=name):
+                return Label(self.name(name))
+            case Symbol(name=name) if name in self.own:
+                return replace(operand, name=self.name(name))
+            case Negated(register=register):
+                return Negated(Register(self.name(register.name)))
+            case Pair(first=first, second=second):
+                return Pair(self.operand(first), self.operand(second))  # type: ignore[arg-type]
+            case Vector(items=items):
+                return Vector(tuple(self.operand(o) for o in items))
+            case Address(base=base, coordinates=coordinates):
+                moved = tuple(self.operand(o) for o in coordinates)
+                return replace(operand, base=self.operand(base), coordinates=moved)  # type: ignore[arg-type]
+        return operand

@@ -1,0 +1,202 @@
+"""The results of all mutants: by source line, as a table for people and as JSON."""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import PurePath
+from typing import Any, NamedTuple
+
+from ..findings import FREED, KINDS
+from ..ptx import Loc, parse
+from .sites import Mutant
+from .sources import reason, shown
+
+SHORT = 40                                   # characters of a kernel's name, or of an instruction
+ENDLESS = {"deadlock", "livelock", "too-many-instructions"}
+WAYS = ("race", "deadlock", "rule", "result")  # how a mutant is noticed: the first of these; rule: any other finding
+NOT_REACHED = "the calls never execute it"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A mutant, and what noticed it: kinds of findings, "wrong result" or an exception's name; () if it survived."""
+
+    mutant: Mutant
+    noticed: tuple[str, ...]
+    schedule: int | None = None              # the first that noticed, from 0
+    reached: bool = True
+
+    @property
+    def reason(self) -> str | None:
+        """Why the mutant's survival is accepted."""
+        return next((found for at in frames(self.mutant.loc) if (found := reason(at.file, at.line))), None)
+
+    @property
+    def way(self) -> str | None:
+        """One of WAYS."""
+        if not self.noticed:
+            return None
+        if any(kind.startswith("race") for kind in self.noticed):
+            return "race"
+        if ENDLESS & set(self.noticed):
+            return "deadlock"
+        return "rule" if set(self.noticed) <= {kind.id for kind in (*KINDS.values(), FREED)} else "result"
+
+    @property
+    def status(self) -> str:
+        return "noticed" if self.noticed else "redundant" if self.reason else "survived"
+
+
+class Row(NamedTuple):
+    """Mutants of one kernel at one line of its source."""
+
+    kernel: str
+    source: str                              # "file:line", and who called it; or the line of the PTX
+    instruction: str                         # its opcode
+    mutation: str
+    outcomes: tuple[Outcome, ...]
+
+    @property
+    def noticed(self) -> dict[str, int]:
+        """What noticed the mutants, and how many of them."""
+        return dict(collections.Counter(how for outcome in self.outcomes for how in outcome.noticed).most_common())
+
+    def of(self, status: str) -> list[Outcome]:
+        return [outcome for outcome in self.outcomes if outcome.status == status]
+
+    @property
+    def survivors(self) -> list[Outcome]:
+        return self.of("survived") + self.of("redundant")
+
+    @property
+    def says(self) -> str:
+        parts = []
+        if self.noticed:
+            parts.append(", ".join(self.noticed))
+        if self.survivors:
+            lines = ", ".join(str(outcome.mutant.line) for outcome in self.survivors)
+            why = next((o.reason for o in self.survivors if o.reason), None)
+            if why is None:
+                why = NOT_REACHED if not any(o.reached for o in self.survivors) else ""
+            word = "SURVIVED" if self.of("survived") else "redundant"
+            parts.append(f"{word} (PTX line {lines})" + (f": {why}" if why else ""))
+        return "; ".join(parts)
+
+
+class Mutants:
+    """The result of `ptxkit.mutants`."""
+
+    def __init__(self, arch: str, outcomes: Sequence[Outcome], sample: int):
+        self.arch, self.outcomes, self.sample = arch, list(outcomes), sample
+        self._labels = _labels(self.outcomes)
+
+    def _label(self, mutant: Mutant) -> str:
+        return self._labels[mutant.ptx, mutant.kernel]
+
+    @property
+    def rows(self) -> list[Row]:
+        found = collections.defaultdict(list)
+        for outcome in self.outcomes:
+            m = outcome.mutant
+            found[self._label(m), where(m), opcode_of(m), m.mutation].append(outcome)
+        return [Row(*key, tuple(outcomes)) for key, outcomes in found.items()]
+
+    @property
+    def survivors(self) -> list[Outcome]:
+        """The outcomes of mutants that nothing noticed and no comment accepts."""
+        return [outcome for outcome in self.outcomes if outcome.status == "survived"]
+
+    @property
+    def counts(self) -> dict[str, dict[str, int]]:
+        """The numbers of mutants by kernel: all, noticed, redundant, survived, and noticed in each way."""
+        found: dict[str, dict[str, int]] = {}
+        for outcome in self.outcomes:
+            columns = ("mutants", "noticed", "redundant", "survived", *WAYS)
+            of = found.setdefault(self._label(outcome.mutant), dict.fromkeys(columns, 0))
+            for column in filter(None, ("mutants", outcome.status, outcome.way)):
+                of[column] += 1
+        return found
+
+    @property
+    def share(self) -> float:
+        """The share of the mutants that were noticed, among those that no comment accepts."""
+        judged = [outcome for outcome in self.outcomes if outcome.status != "redundant"]
+        return sum(outcome.status == "noticed" for outcome in judged) / len(judged) if judged else 1.0
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "arch": self.arch,
+            "sample": self.sample,
+            "share": self.share,
+            "kernels": self.counts,
+            "rows": [
+                {
+                    "kernel": row.kernel, "symbol": row.outcomes[0].mutant.kernel, "source": row.source,
+                    "instruction": row.instruction, "mutation": row.mutation, "noticed": row.noticed,
+                    "mutants": [
+                        {
+                            "line": o.mutant.line, "status": o.status, "noticed": list(o.noticed),
+                            "schedule": o.schedule, "reached": o.reached,
+                            "reason": o.reason if o.status == "redundant" else None,
+                        }
+                        for o in row.outcomes
+                    ],
+                }
+                for row in self.rows
+            ],
+        }
+
+    def sections(self) -> Iterator[tuple[str, list[tuple[str, str, str, str, str]]]]:
+        """Yield a sentence per kernel, and cells: source, number of mutants, instruction, mutation, what noticed."""
+        rows = self.rows
+        for kernel, c in self.counts.items():
+            ways = ", ".join(f"{c[way]} by {way}" for way in WAYS)
+            numbers = f"{c['mutants']} mutant{'s' * (c['mutants'] != 1)}, {c['noticed']} noticed ({ways}), "
+            numbers += f"{c['redundant']} redundant, {c['survived']} survived"
+            cells = [(row.source, str(len(row.outcomes)), row.instruction[:SHORT], row.mutation, row.says)
+                     for row in rows if row.kernel == kernel]
+            yield f"{kernel}: {numbers}", cells
+
+    def lines(self) -> Iterator[str]:
+        sections = list(self.sections())
+        width = max((len(cells[0]) for _, rows in sections for cells in rows), default=0)
+        for says, rows in sections:
+            yield says
+            for source, count, instruction, mutation, noticed in rows:
+                yield f"  {source:<{width}} {count:>3}  {instruction:<{SHORT}}  {mutation:<24}  {noticed}"
+
+    def __str__(self) -> str:
+        return "\n".join(self.lines())
+
+
+def frames(loc: Loc | None) -> Iterator[Loc]:
+    """Yield a line and the calls that it was inlined at, innermost first."""
+    while loc:
+        yield loc
+        loc = loc.inlined_at
+
+
+def where(mutant: Mutant) -> str:
+    """Return a mutant's source line and those that it was inlined at; the PTX line if there is none."""
+    places = list(dict.fromkeys(f"{shown(at.file)}:{at.line}" for at in frames(mutant.loc)))
+    return " < ".join([places[0], *(PurePath(at).name for at in places[1:])]) if places else f"PTX line {mutant.line}"
+
+
+def opcode_of(mutant: Mutant) -> str:
+    words = mutant.instruction.rstrip(";").split()
+    return words[words[0].startswith("@")]
+
+
+def _labels(outcomes: Sequence[Outcome]) -> dict[tuple[str, str], str]:
+    """Return kernels' names for people: a mangled one is named after the file of its first source line."""
+    labels: dict[tuple[str, str], str] = {}
+    for key in dict.fromkeys((outcome.mutant.ptx, outcome.mutant.kernel) for outcome in outcomes):
+        name = key[1]
+        first = next((ins.loc for ins in parse(key[0]).kernels[name].body if ins.loc), None)
+        if len(name) > SHORT and first:
+            name = PurePath(first.file).stem
+        same = sum(label.split(" ")[0] == name for label in labels.values())
+        labels[key] = f"{name} {same + 1}" if same else name
+    return labels
