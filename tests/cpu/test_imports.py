@@ -50,7 +50,7 @@ ARROWS = {
                  "rehearsal", "simulator"},
     "backends": {"bundles", "capability", "compile", "gates", "host", "offsets", "problem", "stages"},
     "verify": {"__init__", "ahead", "backends", "bundles", "capability", "compile", "dispatch", "errors", "gates",
-               "host", "offsets", "problem", "simulator", "stages"},
+               "host", "offsets", "problem", "ptxkit", "simulator", "stages"},
     "measure": {"__init__", "compile", "host", "simulator", "stages", "verify"},
     "commands": {"__init__", "bundles", "capability", "compile", "dispatch", "errors", "fla", "host", "measure",
                  "problem", "simulator", "stages", "verify"},
