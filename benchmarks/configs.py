@@ -53,10 +53,10 @@ class Calls:
             self.plans.add(arguments)
             return prepared(*arguments)
 
-        def timed(this, name, *args, **own):
+        def timed(this, name, *args, **constants):
             events = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
             events[0].record()
-            launch(this, name, *args, **own)
+            launch(this, name, *args, **constants)
             events[1].record()
             self.events[f"{this.p.direction} {name}"].append(events)
 
@@ -64,8 +64,8 @@ class Calls:
 
     def use(self, kernel: str, config: Config | None) -> None:
         """Put the kernel into this configuration, or into that of the table, from here on."""
-        own = [Row(kernel, bits, 256, configs.SMALLEST, config) for bits in (16, 32)] if config else []
-        configs.TABLE = (*own, *COMMITTED)
+        rows = [Row(kernel, bits, 256, configs.SMALLEST, config) for bits in (16, 32)] if config else []
+        configs.TABLE = (*rows, *COMMITTED)
         self.forget()
         plan.plan.cache_clear()
 
@@ -93,9 +93,9 @@ class Calls:
 
 def pretend(arch: str) -> None:
     """Let this GPU count as one of another arch from here on, with the shared memory of that."""
-    here, other = host.detect("cuda:0"), host_of(arch)
-    told = dataclasses.replace(here, cc=other.cc, smem=min(here.smem, other.smem))
-    host._asked = lambda device: told
+    present, other = host.detect("cuda:0"), host_of(arch)
+    pretended = dataclasses.replace(present, cc=other.cc, smem=min(present.smem, other.smem))
+    host._asked = lambda device: pretended
 
 
 def off(found: tuple, expected: tuple) -> float:

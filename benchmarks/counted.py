@@ -16,7 +16,7 @@ from kda.backends.common.cute.tile import C
 from kda.backends.sm100 import plan
 from kda.backends.sm100.configs import CTAS
 from kda.measure.predicted import Prediction, predict
-from kda.measure.shapes import Shape
+from kda.measure.shapes import BenchShape
 from kda.problem import Problem
 from kda.verify.cases import make_inputs
 from ptxkit import capture
@@ -112,7 +112,7 @@ HEADER = "| H | counted, ms | clock, ms |"
 
 @functools.cache
 def clocked(H: int, K: int = 128, gate: str = "bounded") -> Prediction:
-    return predict("sm_100a", "b200", "sm100", Shape(T=T, H=H, K=K, V=K), False, gate)
+    return predict("sm_100a", "b200", "sm100", BenchShape(T=T, H=H, K=K, V=K), False, gate)
 
 
 def of_clock() -> Iterator[str]:
@@ -128,7 +128,7 @@ def fused_alone() -> list[str]:
 
 def of_dims(gate: str) -> list[str]:
     found = (of_a_chunk(gate=gate, K=K) for K in DIMS)
-    return [f"{of[name]:,.0f}" for of in found for name in ("warp_instructions", "mufu", "shared_wavefronts")]
+    return [f"{counts[name]:,.0f}" for counts in found for name in ("warp_instructions", "mufu", "shared_wavefronts")]
 
 
 def bytes_of_dims() -> list[str]:

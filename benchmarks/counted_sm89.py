@@ -49,8 +49,8 @@ def kernels(p: Problem) -> dict:
 def row(name: str, config, long: Run, short: Run) -> str:
     chunks = (LONG - SHORT) // C
 
-    def each(of) -> float:
-        return (of(long) - of(short)) / chunks
+    def each(counter) -> float:
+        return (counter(long) - counter(short)) / chunks
 
     words = [each(lambda run, word=word: run.instructions.get(word, 0)) for word in ("mma", "fma")]
     instructions = each(lambda run: sum(run.instructions.values()) - run.instructions.get("mov", 0))

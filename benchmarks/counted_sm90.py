@@ -49,21 +49,21 @@ def of_step(K: int, kept: bool, names: tuple[str, ...]) -> dict[str, tuple[Count
         short, long = (step(T, kept, "sm90", K) for T in (SHORT, LONG))
     launch.forget_plans()
     runs = zip(names, short.runs, long.runs, long.launches, strict=True)
-    return {name: (between(a, b, LONG - SHORT), at) for name, a, b, at in runs}
+    return {name: (between(a, b, LONG - SHORT), launched) for name, a, b, launched in runs}
 
 
-def shared(name: str, K: int, at: Launch) -> str:
+def shared(name: str, K: int, launch: Launch) -> str:
     """KiB: of a CTA that has an SM to itself, and of one that shares it with another."""
-    both = [at.config] if name == FUSED else [getattr(planned(K, H), name) for H in (1, 2 * SMS)]
+    both = [launch.config] if name == FUSED else [getattr(planned(K, H), name) for H in (1, 2 * SMS)]
     return " or ".join(dict.fromkeys(f"{config.shared / 1024:.0f}" for config in both))
 
 
-def row(name: str, K: int, found: Counts, at: Launch) -> str:
-    taken = at.kernel.registers
+def row(name: str, K: int, found: Counts, launch: Launch) -> str:
+    taken = launch.kernel.registers
     if name == "grads":
-        taken = "MATH {}, LOAD {}".format(*REGISTERS[at.config.panels])
+        taken = "MATH {}, LOAD {}".format(*REGISTERS[launch.config.panels])
     cells = (f"{NAMES.get(name, name)}, {K}", f"{found.warp_instructions:,.0f}", f"{found.bytes:,.0f}", taken,
-             at.kernel.spills, shared(name, K, at))
+             launch.kernel.spills, shared(name, K, launch))
     return f"| {' | '.join(map(str, cells))} |"
 
 
@@ -106,10 +106,10 @@ def of_forward() -> Iterator[str]:
                 launch.forget_plans()
                 short, long = (forward(T, gate) for T in (SHORT, LONG))
             launch.forget_plans()
-            for name, a, b, at in zip(names, short.runs, long.runs, long.launches, strict=True):
+            for name, a, b, launched in zip(names, short.runs, long.runs, long.launches, strict=True):
                 found = between(a, b, LONG - SHORT)
-                touched = sum(b.counters[of] - a.counters[of] for of in FLOORS) / (LONG - SHORT)
+                touched = sum(b.counters[floor] - a.counters[floor] for floor in FLOORS) / (LONG - SHORT)
                 cells = (f"{name}, {gate}", f"{found.warp_instructions * C / TOKENS:,.0f}",
-                         f"{found.bytes:,.0f}, {touched:,.0f}", at.kernel.registers, at.kernel.spills,
-                         f"{at.config.shared / 1024:.0f}")
+                         f"{found.bytes:,.0f}, {touched:,.0f}", launched.kernel.registers, launched.kernel.spills,
+                         f"{launched.config.shared / 1024:.0f}")
                 yield f"| {' | '.join(map(str, cells))} |"

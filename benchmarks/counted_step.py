@@ -95,15 +95,15 @@ def counts(shorter: int = SHORT, longer: int = LONG) -> dict[str, Counts]:
     found = {}
     for kept, names in ((True, FORWARD + BACKWARD), (False, AGAIN)):
         pairs = list(zip(step(shorter, kept).runs, step(longer, kept).runs))
-        found = {name: between(*of, longer - shorter) for name, of in zip(names, pairs, strict=kept)} | found
+        found = {name: between(*pair, longer - shorter) for name, pair in zip(names, pairs, strict=kept)} | found
     return {name: found[name] for name in (*FORWARD, *BACKWARD, *AGAIN)}
 
 
 def values(run: Run) -> Counts:
-    of = run.counters
+    counters = run.counters
     mufu = sum(run.instructions.get(name, 0) for name in ("ex2", "rcp", "rsqrt", "lg2"))
-    moved = of["global_bytes_read"] + of["global_bytes_written"]
-    return Counts(of["warp_instructions"], mufu, of["tensor_flops"], of["shared_wavefronts"], moved)
+    moved = counters["global_bytes_read"] + counters["global_bytes_written"]
+    return Counts(counters["warp_instructions"], mufu, counters["tensor_flops"], counters["shared_wavefronts"], moved)
 
 
 def total(found: dict[str, Counts], names: tuple[str, ...]) -> Counts:

@@ -37,7 +37,7 @@ class Bytes(NamedTuple):
         return self.reads + self.writes
 
     @property
-    def own(self) -> float:
+    def scratch(self) -> float:
         return self.found + self.left
 
 
@@ -59,8 +59,8 @@ def touched(session: Session, results: list[torch.Tensor]) -> list[Bytes]:
     """Return the bytes of each launch.  The session holds all tensors, so that none has the address of another."""
 
     def sectors(run: Run, flag: int) -> torch.Tensor:
-        regions = ((at, torch.frombuffer(bytearray(flags), dtype=torch.uint8)) for at, flags in run.sectors)
-        return torch.cat([at // SECTOR + (flags & flag).nonzero()[:, 0] for at, flags in regions])
+        regions = ((address, torch.frombuffer(bytearray(flags), dtype=torch.uint8)) for address, flags in run.sectors)
+        return torch.cat([address // SECTOR + (flags & flag).nonzero()[:, 0] for address, flags in regions])
 
     def without(some: torch.Tensor, others: list[torch.Tensor]) -> torch.Tensor:
         return some[~torch.isin(some, torch.cat([some[:0], *others]))]
@@ -70,7 +70,7 @@ def touched(session: Session, results: list[torch.Tensor]) -> list[Bytes]:
     bytes_ = []
     for n, (r, w) in enumerate(zip(read, written)):
         ways = r, without(r[torch.isin(r, w)], written[:n]), w, without(w, [*read[n + 1 :], *given])
-        bytes_.append(Bytes(*(SECTOR * len(of) for of in ways)))
+        bytes_.append(Bytes(*(SECTOR * len(sectors_of_way) for sectors_of_way in ways)))
     return bytes_
 
 
@@ -84,18 +84,18 @@ def launches(save: Save, backward: bool) -> dict[str, Bytes]:
     return found
 
 
-def cell(n: float, own: float) -> str:
-    return f"{n:,.0f} [{own:,.0f}]" if own else f"{n:,.0f}"
+def cell(n: float, scratch: float) -> str:
+    return f"{n:,.0f} [{scratch:,.0f}]" if scratch else f"{n:,.0f}"
 
 
 def direction(way: str, found: dict[str, Bytes]) -> Iterator[str]:
     shown = {"prepare again": "backward `prepare`, A_qk and A_inv saved", "state again": "backward `state`",
              "prepare": "forward `prepare`", "state": "forward `state`"}
-    for name, of in found.items():
-        yield f"| {shown.get(name, f'`{name}`')} | {cell(of.reads, of.found)} | {cell(of.writes, of.left)} |"
-    all_, own = sum(of.all for of in found.values()), sum(of.own for of in found.values())
-    yield (f"| **{way}, {len(found)} launches: {all_:,.0f}, without scratch {all_ - own:,.0f}** | floor {FLOOR[way]} "
-           f"| FLA {FLA[way]} |")
+    for name, each in found.items():
+        yield f"| {shown.get(name, f'`{name}`')} | {cell(each.reads, each.found)} | {cell(each.writes, each.left)} |"
+    all_, scratch = sum(each.all for each in found.values()), sum(each.scratch for each in found.values())
+    yield (f"| **{way}, {len(found)} launches: {all_:,.0f}, without scratch {all_ - scratch:,.0f}** "
+           f"| floor {FLOOR[way]} | FLA {FLA[way]} |")
 
 
 def rows() -> Iterator[str]:
@@ -108,7 +108,7 @@ def kept() -> tuple[str, str]:
     """With `disable_recompute`: bytes that the forward of a step writes more, and that its backward touches less."""
     step, whole = (launches(save, True) for save in (Save.PRODUCTS, Save.ALL))
     written, again = (
-        [sum(of[name].writes for name in ("prepare", "state")) for of in (whole, step)],
-        [sum(of.all for name, of in found.items() if name.endswith("again")) for found in (step, whole)],
+        [sum(each[name].writes for name in ("prepare", "state")) for each in (whole, step)],
+        [sum(each.all for name, each in found.items() if name.endswith("again")) for found in (step, whole)],
     )
     return f"{written[0] - written[1]:,.0f}", f"{again[0] - again[1]:,.0f}"

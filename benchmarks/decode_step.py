@@ -76,12 +76,12 @@ def tails_of(x: Arguments) -> list[torch.Tensor]:
 
 def parts(x: Arguments, tails: list[torch.Tensor], weights: list[torch.Tensor]) -> tuple[torch.Tensor, list]:
     """o and the new tails; states are updated in place.  With drafts every token has a slot for its state."""
-    rows, made = Sequences.of_rows(len(x["q"])), []
+    rows, convolved = Sequences.of_rows(len(x["q"])), []
     mixed = [x[name].flatten(2) for name in ("q", "k", "v")]
     for each, tail, weight in zip(mixed, tails, weights):
-        made.append(nn.short_convolution(each, weight, None, tail, rows))
+        convolved.append(nn.short_convolution(each, weight, None, tail, rows))
     new = [nn.next_state(each, weights[0].shape[-1], tail, rows) for each, tail in zip(mixed, tails)]
-    q, k, v = (t.unflatten(2, x[name].shape[2:]) for t, name in zip(made, ("q", "k", "v")))
+    q, k, v = (t.unflatten(2, x[name].shape[2:]) for t, name in zip(convolved, ("q", "k", "v")))
     names = ("A_log", "dt_bias", "lower_bound", "use_qk_l2norm_in_kernel", "use_gate_in_kernel",
              "use_beta_sigmoid_in_kernel")
     accepted = x["num_accepted_tokens"] if x["slots"].dim() == 2 else None

@@ -274,12 +274,14 @@ def by_rescaling(
             acc[..., later, :] += G[..., later, cols] @ Kd[..., s, :, :]
     minus, to_last, const = m.y_dh * at_end, at_end, 0.0
     for s in reversed(range(S)):
-        upto, own = slice(0, size * (s + 1)), slice(size * s, size * (s + 1))
+        upto, block = slice(0, size * (s + 1)), slice(size * s, size * (s + 1))
         if s < S - 1:
             minus[..., upto, :] *= ratio[..., s + 1, :, :]
             to_last = to_last * ratio[..., s + 1, :, :]
-        const = const + to_last * (Kd[..., s, :, :] * m.y_dh[..., own, :]).sum(-2, keepdim=True)
-        minus[..., upto, :] += (m.G1[..., own, upto].mT @ Qu[..., s, :, :] + m.G2[..., own, upto].mT @ Ku[..., s, :, :])
+        const = const + to_last * (Kd[..., s, :, :] * m.y_dh[..., block, :]).sum(-2, keepdim=True)
+        minus[..., upto, :] += (
+            m.G1[..., block, upto].mT @ Qu[..., s, :, :] + m.G2[..., block, upto].mT @ Ku[..., s, :, :]
+        )
     row = Qu * blocks(rows) + Ku * blocks(plus) - Kd * blocks(minus)
     flat = [(f * blocks(x)).flatten(-3, -2) for f, x in ((up, rows), (up, plus), (down, minus))]
     return Local(*flat, row.flatten(-3, -2), const)
@@ -326,16 +328,16 @@ def by_pairs(t: Tokens, m: Products, p: Precision) -> Local:
     all rows after it, anchored at its end: what a pair adds to a row is not what it takes from a column."""
     gc, C = t.g2.cumsum(-2), t.g2.shape[-2]
     dqn, plus, minus, row, const = through([middle(t, 16)], gc, t, m, p)
-    for at in range(16, C, 16):
-        start = gc[..., at - 1 : at, :]
-        own, before = slice(at, at + 16), slice(0, at)
-        up, down = (gc[..., own, :] - start).exp2(), (start - gc[..., before, :]).exp2()
+    for first in range(16, C, 16):
+        start = gc[..., first - 1 : first, :]
+        block, before = slice(first, first + 16), slice(0, first)
+        up, down = (gc[..., block, :] - start).exp2(), (start - gc[..., before, :]).exp2()
         Kd = p.bf16(m.kb[..., before, :] * down)
         for total, G, x in ((dqn, m.G1, t.qn), (plus, m.G2, t.kn)):
-            acc = G[..., own, before] @ Kd
-            total[..., own, :] += up * acc
-            row[..., own, :] += p.bf16(x[..., own, :] * up) * acc
-        columns, after = slice(at - 16, at), slice(at, None)                  # their end is this block's start
+            acc = G[..., block, before] @ Kd
+            total[..., block, :] += up * acc
+            row[..., block, :] += p.bf16(x[..., block, :] * up) * acc
+        columns, after = slice(first - 16, first), slice(first, None)                  # their end is this block's start
         up, down = (gc[..., after, :] - start).exp2(), (start - gc[..., columns, :]).exp2()
         Qu, Ku = (p.bf16(x[..., after, :] * up) for x in (t.qn, t.kn))
         acc = m.G1[..., after, columns].mT @ Qu + m.G2[..., after, columns].mT @ Ku
@@ -392,12 +394,12 @@ def results(
 
 def errors(found: dict[str, Tensor], exact: dict[str, Tensor]) -> dict[str, list[float]]:
     """Norm of the error over norm, of each seed."""
-    of = {}
+    distances = {}
     for n, x in found.items():
         axis = 1 if n in ("o", "dq", "dk", "dv", "dg", "dbeta") else 0
         a, b = (y.reshape(x.shape).double().movedim(axis, 0).reshape(SEEDS, -1) for y in (x, exact[n]))
-        of[n] = ((a - b).norm(dim=1) / b.norm(dim=1)).nan_to_num(torch.inf).tolist()
-    return of
+        distances[n] = ((a - b).norm(dim=1) / b.norm(dim=1)).nan_to_num(torch.inf).tolist()
+    return distances
 
 
 # ---------------------------------------------------------------------------------------------- cases
@@ -558,11 +560,11 @@ def main() -> None:
                 for label, e in rows.items():
                     for n, found in e.items():
                         by_case[name][kind][label][n] += found
-    of = rms if asked.rms else worst
+    errors_of = rms if asked.rms else worst
     for kind in ("chunks of 32", "chunks of 64", "local part"):
         print(f"\n{kind}{f', of {CHOSEN} in chunks of 32' if kind == 'local part' else ''}")
         print("\n".join(table(
-            [[name if i == 0 else "", label, *(cell(of(e[n])) if n in e else "" for n in NAMES)]
+            [[name if i == 0 else "", label, *(cell(errors_of(e[n])) if n in e else "" for n in NAMES)]
              for name, kinds in by_case.items() for i, (label, e) in enumerate(kinds.get(kind, {}).items())],
             ["case", "", *NAMES], "ll" + "r" * len(NAMES))))
     if asked.json:

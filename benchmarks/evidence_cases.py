@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 from kda import ahead
 from kda.bundles import Save
-from kda.dispatch import backend_of_backward, choose, route, what_is_kept
+from kda.dispatch import backend_of_backward, choose, route, what_is_saved
 from kda.errors import NoBackendError
 from kda.host import Host, host_of, standing_in
 from kda.problem import Problem
@@ -168,7 +168,7 @@ class Case:
             yield from ahead.recipes_of(choose(back, to).backend, back, Save.NOTHING, offsets)
             return
         p = dataclasses.replace(p, disable_recompute=self.keeps == ALL)
-        way = route(p, self.backend, what_is_kept(p, self.backend, self.keeps == STATES))
+        way = route(p, self.backend, what_is_saved(p, self.backend, self.keeps == STATES))
         yield from ahead.recipes_of(way.backend, way.forward, way.save, offsets)
         yield from ahead.recipes_of(choose(way.backward, way.asked).backend, way.backward, way.save, offsets)
 

@@ -119,7 +119,7 @@ def run(name: str, part: Part | str, left: Callable[[], float], out: Path, envir
     return Done(status, time.monotonic() - began, "" if code == 0 else f"exit {code}")
 
 
-def told(name: str, done: Done, out: Path) -> None:
+def report(name: str, done: Done, out: Path) -> None:
     """The end of a part's output, under a line that says how it went."""
     print(f"\n==== {name}: {done.status}, {done.seconds:.0f} s  {done.says}".rstrip(), flush=True)
     log = out / f"{name}.log"
@@ -159,7 +159,7 @@ def check(asked: argparse.Namespace) -> int:
                 for ended in as_completed(started):      # One thread prints and saves: two would mix their texts.
                     name = started[ended]
                     found[name] = ended.result()
-                    told(name, found[name], out)
+                    report(name, found[name], out)
                     save(out, found)
     print()
     for name, done in found.items():

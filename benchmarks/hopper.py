@@ -26,12 +26,13 @@ from kda.backends.sm90.configs import ChainConfig
 from kda.backends.sm90.plan import KERNELS
 from kda.bundles import Save
 from kda.host import detect
-from kda.measure.shapes import SHAPES, Shape
+from kda.measure.shapes import SHAPES, BenchShape
 from kda.verify.cases import make_inputs
 
 CALLS, CLOSE = 31, 1e-2
-FEW = {f"h{H}-{T}k": Shape(f"{H} heads", T=1024 * T, H=H) for H, T in ((22, 4), (24, 8), (32, 1), (40, 8), (128, 8))}
-NAMED = SHAPES | FEW | {"h64-64x128": Shape("many short ones", H=64, lengths=(128,) * 64)}
+FEW = {f"h{H}-{T}k": BenchShape(f"{H} heads", T=1024 * T, H=H)
+       for H, T in ((22, 4), (24, 8), (32, 1), (40, 8), (128, 8))}
+NAMED = SHAPES | FEW | {"h64-64x128": BenchShape("many short ones", H=64, lengths=(128,) * 64)}
 EVERY = ("h64-8k", "h64-8x1k", "h64-mixed", "h8-32k", "h16-8k", "kimi-8k", "h96-8k", "h64-1k",
          "h64-64x128")
 
@@ -175,7 +176,7 @@ def keeping(case) -> dict[str, Any]:
         of_kept = launch.backward(backward, x, case.do, case.dht, out.saved)
         results[name] = [y for y in (out.o, out.final_state, *grads, *of_kept) if y is not None]
         torch.use_deterministic_algorithms(False)
-        found[name] = {of: replayed(call) for of, call in calls.items()}
+        found[name] = {kind: replayed(call) for kind, call in calls.items()}
     found["clusters"] = plan.training_plan(p, detect(p.device).sms).clusters
     return found | {"same bits": all(map(torch.equal, *results.values()))}
 
@@ -201,13 +202,13 @@ def forms(case, **words: bool) -> dict[str, Any]:
     def call():
         return kda.chunk_kda_fwd(**case.keywords, **words, backend="sm90")
 
-    for name, told in FORMS.items():
-        vars(plan).update(told)
+    for name, constants in FORMS.items():
+        vars(plan).update(constants)
         launch.forget_plans()
         planned = plan.plan(p, sms)
         clusters = planned.clusters.ctas if planned.fused else 0
         runs = {"two kernels": not planned.fused, "some make, others walk": bool(planned.stream), "as planned": True}
-        if not (runs[name] if name in runs else clusters == told["CTAS"]):
+        if not (runs[name] if name in runs else clusters == constants["CTAS"]):
             continue
         torch.cuda.empty_cache()
         torch.full((2**28,), float("nan"), device="cuda")                      # what results must not depend on

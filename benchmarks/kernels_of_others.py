@@ -117,10 +117,10 @@ def page(rows, before=""):
     kept = dict(section.split("\n", 1) for section in before.split("\n## ")[1:])
     lines = ["# Kernels by others, under the simulator", "", INTRODUCTION]
     for project, (title, version, *_) in PROJECTS.items():
-        own, heading = [line for p, line in rows if p == project], f"{title}, {version}"
-        if own:
+        lines_of_project, heading = [line for p, line in rows if p == project], f"{title}, {version}"
+        if lines_of_project:
             lines += ["", f"## {heading}", "", "| kernel | arch | correct | warp instructions | findings |"]
-            lines += ["|---|---|---|---|---|", *own]
+            lines += ["|---|---|---|---|---|", *lines_of_project]
         elif heading in kept:
             lines += ["", f"## {heading}", kept[heading].rstrip("\n")]
     lines += ["", "## Not run, and why", "", "| project | kernels | why |", "|---|---|---|"]

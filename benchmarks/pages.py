@@ -9,12 +9,12 @@ from itertools import takewhile
 
 def with_rows(text: str, header: str, rows: Iterable[str]) -> str:
     """Other rows under the two lines of a table's header."""
-    above, here, below = text.partition(f"\n{header}\n")
-    if not here:
+    above, head, below = text.partition(f"\n{header}\n")
+    if not head:
         raise LookupError(f"the page has no table {header}")
     rule, *lines = below.split("\n")
     old = len(list(takewhile(lambda line: line.startswith("|"), lines)))
-    return above + here + "\n".join([rule, *rows, *lines[old:]])
+    return above + head + "\n".join([rule, *rows, *lines[old:]])
 
 
 def found(text: str, sentence: str) -> re.Match[str]:

@@ -26,8 +26,8 @@ from pages import with_figures, with_rows
 
 import kda.backends.sm90.launch as sm90_launch
 import kda.backends.sm90.plan as sm90_plan
-from kda.measure.predicted import ERRORS, Launched, Prediction, forget, predict
-from kda.measure.shapes import SHAPES, Shape
+from kda.measure.predicted import ERRORS, PredictedLaunch, Prediction, forget, predict
+from kda.measure.shapes import SHAPES, BenchShape
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs/clock.md"
@@ -60,10 +60,10 @@ class Call(NamedTuple):
         return any("backward" in name for name in self.times)
 
     @property
-    def problem(self) -> Shape:
+    def problem(self) -> BenchShape:
         if self.K:
-            return Shape(T=8192, H=16, K=self.K, V=self.K, dtype="float32")
-        return SHAPES.get(self.shape) or Shape(H=64, lengths=(128,) * 64)
+            return BenchShape(T=8192, H=16, K=self.K, V=self.K, dtype="float32")
+        return SHAPES.get(self.shape) or BenchShape(H=64, lengths=(128,) * 64)
 
 
 HOPPER = Source("results/h200-sm90-kernels.json", "f0dd4ec", "profiler")
@@ -105,7 +105,7 @@ CALLS = (
 
 
 @functools.cache
-def prediction(backend: str, shape: Shape, step: bool, two: bool) -> Prediction:
+def prediction(backend: str, shape: BenchShape, step: bool, two: bool) -> Prediction:
     planned = sm90_plan.FUSED, sm90_plan.STREAM
     if two or step:                          # steps as they were timed
         sm90_plan.FUSED, sm90_plan.STREAM = False, False
@@ -118,7 +118,7 @@ def prediction(backend: str, shape: Shape, step: bool, two: bool) -> Prediction:
         sm90_launch.forget_plans()
 
 
-def launched(call: Call, name: str, recorded_step: bool) -> Launched:
+def launched(call: Call, name: str, recorded_step: bool) -> PredictedLaunch:
     words, _, direction = name.partition(", ")
     kernel, _, nth = words.partition(" ")
     return prediction(call.backend, call.problem, recorded_step, call.two).kernel(
@@ -130,7 +130,7 @@ def row_of(call: Call, name: str, recorded_step: bool | None = None) -> dict[str
     """A forward's kernels are those of a forward, where the record does not have a step."""
     one = launched(call, name, call.step if recorded_step is None else recorded_step)
     measured, found = call.times[name], 1e3 * one.milliseconds
-    unit, share = one.of.binds()[0]
+    unit, share = one.clock.binds()[0]
     why, clocks = one.stalls[0]
     return {
         "backend": call.backend, "family": f"{call.backend} {name.partition(',')[0].split(' ')[0]}",
@@ -154,7 +154,7 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
         return {name: figures([r for r in rows if r[key] == name]) for name in dict.fromkeys(r[key] for r in rows)}
 
     families = by("family")
-    medians = statistics.median(of["median"] for of in families.values())
+    medians = statistics.median(family["median"] for family in families.values())
     whole = figures(rows) | {"median of families": round(medians, 1)}
     return {"all": whole, "seen": by("seen"), "backends": by("backend"), "families": families}
 
@@ -169,8 +169,8 @@ def table(rows: list[dict[str, Any]]) -> str:
                      f"{r['error']:+.0f}% | {r['binds'] or ''} | {r['stall'] or ''} | {r['seen']} | {source} |")
     lines += ["", "| errors | rows | median | worst | mean, with its sign |", "|---|---|---|---|---|"]
     named = {"all": found["all"], **found["seen"], **found["backends"], **found["families"]}
-    lines += [f"| {name} | {of['rows']} | {of['median']:.0f}% | {of['worst']:.0f}% | {of['mean']:+.0f}% |"
-              for name, of in named.items()]
+    lines += [f"| {name} | {e['rows']} | {e['median']:.0f}% | {e['worst']:.0f}% | {e['mean']:+.0f}% |"
+              for name, e in named.items()]
     lines += ["", f"The median of the families' medians is {found['all']['median of families']:.0f}%."]
     return "\n".join(lines)
 
@@ -179,7 +179,7 @@ def sentences(rows: list[dict[str, Any]]) -> dict[str, list[str]]:
     """What the page says of the rows, with # for a figure, and the figures."""
     errors = summary(rows)
 
-    def of(shape: str, *kernels: str, backend: str = "sm90") -> list[dict[str, Any]]:
+    def rows_of(shape: str, *kernels: str, backend: str = "sm90") -> list[dict[str, Any]]:
         known = {r["kernel"]: r for r in rows if (r["backend"], r["shape"]) == (backend, shape)}
         return [known[kernel] for kernel in kernels]
 
@@ -187,7 +187,7 @@ def sentences(rows: list[dict[str, Any]]) -> dict[str, list[str]]:
         return [f"{abs(r['error']):.{places}f}" for r in some]
 
     def span(some: list[dict[str, Any]]) -> list[str]:
-        return [f"{of([abs(r['error']) for r in some]):.0f}" for of in (min, max)]
+        return [f"{limit([abs(r['error']) for r in some]):.0f}" for limit in (min, max)]
 
     def both(some: list[dict[str, Any]]) -> list[float]:
         return [sum(r[key] for r in some) for key in ("predicted", "measured")]
@@ -200,20 +200,21 @@ def sentences(rows: list[dict[str, Any]]) -> dict[str, list[str]]:
         return [r["binds"].split()[1].rstrip("%") for r in some]
 
     back = ("prepare, backward", "chain, backward", "walk, backward", "grads, backward")
-    many, few = of("h64-8k", *back), of("kimi-8k", *back)
-    chains = [*of("h64-8k", "chain, alone"), *of("h8-32k", "chain 2"), *of("h16-8k", "chain 2")]
-    chains += [r for shape in ("kimi-8k", "h96-8k", "h64-64x128") for r in of(shape, "chain")]
+    many, few = rows_of("h64-8k", *back), rows_of("kimi-8k", *back)
+    chains = [*rows_of("h64-8k", "chain, alone"), *rows_of("h8-32k", "chain 2"), *rows_of("h16-8k", "chain 2")]
+    chains += [r for shape in ("kimi-8k", "h96-8k", "h64-64x128") for r in rows_of(shape, "chain")]
     makers = [r for r in rows if r["family"] == "sm90 prepare" and r["shape"] != "h64-64x128"]
-    triton = of("h64-8k", *(f"{name}_bwd, backward" for name in ("state", "wy", "intra", "norms")), backend="triton")
+    names = [f"{name}_bwd, backward" for name in ("state", "wy", "intra", "norms")]
+    triton = rows_of("h64-8k", *names, backend="triton")
     of_triton = [f"{r[key]:,.0f}" for r in triton for key in ("predicted", "measured")]
-    forms = [of("h64-8k", "fused"), of("h64-8k", "prepare, alone", "chain, alone")]
+    forms = [rows_of("h64-8k", "fused"), rows_of("h64-8k", "prepare, alone", "chain, alone")]
     medians = [errors["all"]["median of families"], errors["all"]["median"], errors["backends"]["sm90"]["median"]]
     return {
         "The worst is #%, `stream` at T4096 H12, then #%, `walk`":
-            off([*of("h12-4k", "stream"), *of("kimi-8k", "walk, backward")], 1),
+            off([*rows_of("h12-4k", "stream"), *rows_of("kimi-8k", "walk, backward")], 1),
         "median over the families is #%; the median over rows is #%, over Hopper's rows #%":
             [f"{median:.0f}" for median in medians],
-        "`stream` is predicted #% and #% too short": off([*of("h16-8k", "stream"), *of("h12-4k", "stream")]),
+        "`stream` is predicted #% and #% too short": off([*rows_of("h16-8k", "stream"), *rows_of("h12-4k", "stream")]),
         "Its eight rows are # to #% off: `prepare` is # and #% too long":
             [*span(many + few), *off([many[0], few[0]])],
         "at 64 heads `chain` and `walk` are # and #% too short, at 32 heads # and #%; `grads` is # "
@@ -222,11 +223,12 @@ def sentences(rows: list[dict[str, Any]]) -> dict[str, list[str]]:
             [*sums(many), *sums(few)],
         "At 64 heads HBM limits both walks (# and #% busy); at 32 it does not (# and #%)":
             busy([*many[1:3], *few[1:3]]),
-        "as in the forward's `chain` (#% short at 32 heads)": off(of("kimi-8k", "chain")),
+        "as in the forward's `chain` (#% short at 32 heads)": off(rows_of("kimi-8k", "chain")),
         "(`chain`) are # to #% too short in the forward": span(chains),
-        "and # and #% too long where they carry a state": off([*of("h16-8k", "chain"), *of("h8-32k", "chain")]),
+        "and # and #% too long where they carry a state":
+            off([*rows_of("h16-8k", "chain"), *rows_of("h8-32k", "chain")]),
         "`prepare` of Hopper is # to #% too long**, in one shape #%.":
-            [*span(makers), *off(of("h64-64x128", "prepare"))],
+            [*span(makers), *off(rows_of("h64-64x128", "prepare"))],
         "one kernel is correctly faster than two: # and # us measured, # and # predicted":
             [f"{both(form)[n]:.0f}" for n in (1, 0) for form in forms],
         "`fused` #% too long at this length": off(forms[0]),
@@ -251,7 +253,7 @@ H100 = {                                     # at B1 T8192: heads, a step or a f
 
 def of_h100() -> Iterator[str]:
     for name, (heads, step, measured) in H100.items():
-        found = predict(ARCH, "h100", "sm90", Shape(T=8192, H=heads), step).milliseconds()
+        found = predict(ARCH, "h100", "sm90", BenchShape(T=8192, H=heads), step).milliseconds()
         yield f"| {name} | {found:.3f} | {measured} | {100 * (found / measured - 1):+.0f}% |"
 
 
@@ -275,7 +277,7 @@ def of_stalls() -> Iterator[str]:
         backend = kernel.split()[0].lower()
         call = next(c for c in CALLS if (c.backend, c.shape) == (backend, shape) and name in c.times)
         one = launched(call, name, call.step)
-        found, issue = dict(one.stalls), dict(one.of.binds())["issue"]
+        found, issue = dict(one.stalls), dict(one.clock.binds())["issue"]
         cells = [f"{ncu:.2f}; {sum(found[why] for why in whys):.1f}" for ncu, whys in zip(waits, WAITS)]
         yield f"| {kernel} | {slots}%; {issue:.0%} | {' | '.join(cells)} |"
 

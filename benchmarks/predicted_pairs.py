@@ -99,8 +99,8 @@ def row(way: Way, found: float) -> str:
 
 
 def written(page: str, found: list[tuple[Way, float]]) -> str:
-    def right(of: list[tuple[Way, float]]) -> list[str]:
-        judged = pairs(of)
+    def right(predictions: list[tuple[Way, float]]) -> list[str]:
+        judged = pairs(predictions)
         return [f"{sum(good for *_, good in judged)}", f"{len(judged)}"]
 
     without = [(way, us) for way, us in found if way.changes != SPILLING]

@@ -60,7 +60,7 @@ def gather(ranks: int, c: Costs) -> Way:
     clocks = maps_made(ranks, c)
     for _ in range(ranks - 1):
         arrived = [clocks[r - 1] + c.message(c.both) for r in range(ranks)]
-        clocks = [max(own, there) for own, there in zip(clocks, arrived)]
+        clocks = [max(clock, arrival) for clock, arrival in zip(clocks, arrived)]
     done = [clock + max(r - 1, 0) * c.fold + c.local for r, clock in enumerate(clocks)]
     return Way(max(done), (ranks - 1) * c.both)
 
@@ -68,10 +68,10 @@ def gather(ranks: int, c: Costs) -> Way:
 def chain(ranks: int, c: Costs) -> Way:
     """A state comes, goes through the map that was made meanwhile, and goes on."""
     (leaves, *others), done = maps_made(ranks, c), [2 * c.local]
-    for made in others:
+    for ready in others:
         arrives = leaves + c.message(c.state)
-        done.append(max(arrives, made) + c.local)
-        leaves = max(arrives, made) + c.fold
+        done.append(max(arrives, ready) + c.local)
+        leaves = max(arrives, ready) + c.fold
     return Way(max(done), c.state)
 
 

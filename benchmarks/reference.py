@@ -111,11 +111,11 @@ def measure(T: int, launches: int) -> dict[str, Any]:
 
 
 def report(found: dict[str, Any]) -> list[str]:
-    here, fresh = found["here"], found["fresh"]
-    base = here["recurrent"]["median"], fresh["recurrent"]["median"]
+    own_process, fresh = found["here"], found["fresh"]
+    base = own_process["recurrent"]["median"], fresh["recurrent"]["median"]
     rows = []
     for name in NAMES:
-        a, b = here[name], fresh[name]
+        a, b = own_process[name], fresh[name]
         rows.append((name, *map(ms, (a["median"], a["fastest"])), f"{base[0] / a['median']:.1f}x",
                      *map(ms, (b["first"], b["median"])), f"{base[1] / b['median']:.1f}x"))
     whole = sum(found["stages"].values())

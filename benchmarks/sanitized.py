@@ -259,19 +259,19 @@ def backwards_of_hopper(device: str) -> None:
     for name, (words, sms, segment, ctas) in STEPS.items():
         case = make_inputs(**dict(K=128, V=128, gate="bounded") | words, device=device)
         for kept in (False, "states", True):
-            with told(sms, segment, ctas):
+            with planned_with(sms, segment, ctas):
                 step(case, "sm90", disable_recompute=kept)
             print(f"{name}, disable_recompute={kept}", flush=True)
 
 
 @contextlib.contextmanager
-def told(sms: int | None, segment: int | None, ctas: int | None) -> Iterator[None]:
+def planned_with(sms: int | None, segment: int | None, ctas: int | None) -> Iterator[None]:
     """Plan, inside the block, for so many SMs, segments of at least so many chunks, and one kernel of
     clusters of so many CTAs; None: kernels apart."""
     before = training_plan.SHORTEST, launch.TRAINING.plan, plan.FUSED, plan.CTAS
     plan.FUSED, plan.CTAS = ctas is not None, ctas
     training_plan.SHORTEST = segment or training_plan.SHORTEST
-    launch.TRAINING.plan = lambda p, found: plan.training_plan(p, sms or found)
+    launch.TRAINING.plan = lambda p, all_sms: plan.training_plan(p, sms or all_sms)
     launch.forget_plans()
     try:
         yield

@@ -175,20 +175,20 @@ def maps(rank: Rank, mine: dict[str, Tensor], do: Tensor) -> Row:
 
 def measured(rank: Rank, tokens: int, heads: int, dim: int, fla: bool) -> list[Row]:
     tensors, do = row_of(tokens, heads, dim, rank.device)
-    mine, here = rank.parts(tensors), rank.part(do)
+    mine, do_of_rank = rank.parts(tensors), rank.part(do)
     shape: Row = {"tokens": tokens, "heads": heads, "dim": dim, "ranks": rank.world}
     alone = Side(kda.chunk_kda, {})
     whole = alone.step(tensors, do)
     rows = [
         shape | {"side": "one GPU"} | alone.times(rank, tensors, do),
-        shape | {"side": "a part by itself"} | alone.times(rank, mine, here) | maps(rank, mine, here),
+        shape | {"side": "a part by itself"} | alone.times(rank, mine, do_of_rank) | maps(rank, mine, do_of_rank),
     ]
     for name, side in sides_of(rank.device, torch.tensor([0, tokens], device=rank.device), fla).items():
         row: Row = shape | {"side": name}
         try:
-            row["apart"], row["of"] = furthest(rank, side.step(mine, here), whole, ("o", *tensors))
+            row["apart"], row["of"] = furthest(rank, side.step(mine, do_of_rank), whole, ("o", *tensors))
             if row["apart"] <= CLOSE:
-                row |= side.times(rank, mine, here)
+                row |= side.times(rank, mine, do_of_rank)
         except Exception as failure:
             if name != "FLA":
                 raise

@@ -119,11 +119,11 @@ class Checkpoint(Mapping):
 
 def save(tensors: Mapping[str, torch.Tensor], path: Path) -> None:
     """Write the tensors as a safetensors file."""
-    names, header, at = {dtype: name for name, dtype in DTYPES.items()}, {}, 0
+    names, header, offset = {dtype: name for name, dtype in DTYPES.items()}, {}, 0
     for name, x in tensors.items():
         size = x.numel() * x.element_size()
-        header[name] = {"dtype": names[x.dtype], "shape": [*x.shape], "data_offsets": [at, at + size]}
-        at += size
+        header[name] = {"dtype": names[x.dtype], "shape": [*x.shape], "data_offsets": [offset, offset + size]}
+        offset += size
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
     with path.open("wb") as file:
@@ -184,8 +184,8 @@ def of_transformers(config: dict[str, Any], layer: KimiDeltaAttention) -> torch.
     module, kind, configuration = MODULES[model]
     try:
         found = importlib.import_module(f"transformers.models.{module}")
-        made = getattr(importlib.import_module("transformers"), configuration)(**config)
-        theirs = getattr(found, kind)(made, 0)
+        filled = getattr(importlib.import_module("transformers"), configuration)(**config)
+        theirs = getattr(found, kind)(filled, 0)
         for name in ("chunk_kimi_delta_attention", "causal_conv1d_fn"):        # torch's, whatever else is installed
             setattr(found, name, getattr(getattr(found, name), "__wrapped__", getattr(found, name)))
         theirs.load_state_dict(layer.to_checkpoint(f"transformers.{model.removesuffix('_text')}"))
@@ -235,20 +235,20 @@ def convert(tensors: Checkpoint, config: dict[str, Any], args: argparse.Namespac
         many = f"{len(prefixes)} KDA layer{'s' * (len(prefixes) != 1)}"
         raise SystemExit(f"the checkpoint has {many}; --layer counts them from 0, found {args.layer}.")
     prefix = prefixes[args.layer]
-    own = {name: tensors[name] for name in tensors if name.startswith(prefix)}
-    layout = layout_of(own, prefix)
+    given = {name: tensors[name] for name in tensors if name.startswith(prefix)}
+    layout = layout_of(given, prefix)
     options = options_of(config if args.lower_bound is None else config | {"lower_bound": args.lower_bound})
-    layer = KimiDeltaAttention.from_checkpoint(own, prefix, **options)
+    layer = KimiDeltaAttention.from_checkpoint(given, prefix, **options)
     if args.lower_bound not in (None, layer.lower_bound):
         raise SystemExit(f"--lower-bound {args.lower_bound:g} is for a config that does not say it; this one means "
                          f"{layer.lower_bound}.")
-    print(f"{prefix}: {len(own)} tensors, in the layout {layout}\n{layer}")
+    print(f"{prefix}: {len(given)} tensors, in the layout {layout}\n{layer}")
     wrong = 0
     if layout is None:
         print("not written back: no layout has just these names")
     else:
         back = layer.to_checkpoint(layout, prefix)
-        same = back.keys() == own.keys() and all(same_bits(x, own[name]) for name, x in back.items())
+        same = back.keys() == given.keys() and all(same_bits(x, given[name]) for name, x in back.items())
         wrong += not same
         print(f"back in that layout: {'the same bits' if same else 'OTHER BITS'}")
     layer = layer.float()
@@ -263,7 +263,7 @@ def convert(tensors: Checkpoint, config: dict[str, Any], args: argparse.Namespac
         wrong += off > 1e-5
         print(f"outputs of 100 tokens beside transformers' own layer: {off:.1e} apart, relative")
     if args.to:
-        save(KimiDeltaAttention.from_checkpoint(own, prefix, **options).to_checkpoint(args.to), args.out)
+        save(KimiDeltaAttention.from_checkpoint(given, prefix, **options).to_checkpoint(args.to), args.out)
         print(f"wrote {args.out} in the layout {args.to}")
     return 1 if wrong else 0
 

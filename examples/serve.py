@@ -97,22 +97,22 @@ class Pool:
         self.layers, self.free = {}, list(range(slots))
         like = model.embed.weight
         for n, block in enumerate(model.blocks):
-            of = block.mixes
+            layer = block.mixes
             wide = torch.promote_types(like.dtype, torch.float32)
-            recurrent = like.new_zeros(slots, of.num_v_heads, of.head_v_dim, of.head_dim, dtype=wide)
-            conv = tuple(like.new_zeros(slots, of.conv_size - 1, each.channels)
-                         for each in (of.q_conv1d, of.k_conv1d, of.v_conv1d))
+            recurrent = like.new_zeros(slots, layer.num_v_heads, layer.head_v_dim, layer.head_dim, dtype=wide)
+            conv = tuple(like.new_zeros(slots, layer.conv_size - 1, each.channels)
+                         for each in (layer.q_conv1d, layer.k_conv1d, layer.v_conv1d))
             self.layers[n] = LayerState(recurrent, conv)
 
     def read(self, slots: list[int]) -> Cache:
-        at = torch.tensor(slots, device=self.layers[0].recurrent.device)
-        return Cache(self.layers).select(at)           # copies, which a step may update in place
+        index = torch.tensor(slots, device=self.layers[0].recurrent.device)
+        return Cache(self.layers).select(index)           # copies, which a step may update in place
 
     def write(self, slots: list[int], cache: Cache) -> None:
-        at = torch.tensor(slots, device=self.layers[0].recurrent.device)
+        index = torch.tensor(slots, device=self.layers[0].recurrent.device)
         for n, state in self.layers.items():
             for old, new in zip((state.recurrent, *state.conv), (cache[n].recurrent, *cache[n].conv)):
-                old[at] = new.to(old.dtype)
+                old[index] = new.to(old.dtype)
 
     def copy(self, source: int, to: int) -> None:
         self.write([to], self.read([source]))
@@ -546,14 +546,14 @@ async def load(engine: Engine, requests: int, clients: int, limit: int, seed: in
 
 def alone(model: Model, prompt: str, limit: int) -> str:
     """What a request should give."""
-    cache, tokens, made = Cache(), list(prompt.encode()), []
+    cache, tokens, answer = Cache(), list(prompt.encode()), []
     with torch.inference_mode():
         for _ in range(limit):
             device = model.embed.weight.device
-            made.append(int(model(torch.tensor([tokens], device=device), cache)[0, -1].argmax()))
-            tokens = made[-1:]
+            answer.append(int(model(torch.tensor([tokens], device=device), cache)[0, -1].argmax()))
+            tokens = answer[-1:]
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
-    return "".join(decoder.decode(bytes([each])) for each in made)
+    return "".join(decoder.decode(bytes([each])) for each in answer)
 
 
 async def differ_from_alone(model: Model, texts: dict[str, str], limit: int) -> list[str]:
@@ -631,36 +631,36 @@ def main() -> None:
     options.add_argument("--load", type=positive, metavar="REQUESTS",
                          help="a load test of so many requests, then the end")
     options.add_argument("--check", action="store_true", help="with --load: compare each answer with the model alone")
-    of = options.parse_args()
-    if not of.load and (of.check or of.clients or of.max_tokens):
+    args = options.parse_args()
+    if not args.load and (args.check or args.clients or args.max_tokens):
         options.error("--check, --clients and --max-tokens are for --load")
-    if of.batch < CHUNK:
-        options.error(f"--batch {of.batch} is less than the {CHUNK} tokens by which a prompt advances")
-    clients, max_tokens = of.clients or of_load["clients"][0], of.max_tokens or of_load["max-tokens"][0]
+    if args.batch < CHUNK:
+        options.error(f"--batch {args.batch} is less than the {CHUNK} tokens by which a prompt advances")
+    clients, max_tokens = args.clients or of_load["clients"][0], args.max_tokens or of_load["max-tokens"][0]
     try:
         import starlette  # noqa: F401
         import uvicorn  # noqa: F401
     except ModuleNotFoundError as error:
         options.error(f"{error.name} is not installed: pip install starlette uvicorn")
-    if of.hidden < of.heads:
-        options.error(f"--hidden {of.hidden} leaves no channel for each of --heads {of.heads}")
+    if args.hidden < args.heads:
+        options.error(f"--hidden {args.hidden} leaves no channel for each of --heads {args.heads}")
     try:
-        torch.empty(0, device=of.device)
+        torch.empty(0, device=args.device)
     except (RuntimeError, AssertionError) as error:                            # a torch without CUDA asserts
-        options.error(f"--device {of.device}: {str(error).splitlines()[0]}")
+        options.error(f"--device {args.device}: {str(error).splitlines()[0]}")
     torch.manual_seed(0)
-    model = Model(of.hidden, of.heads, of.layers).to(of.device, getattr(torch, of.dtype))
-    engine = Engine(model, of.slots, of.queue, of.longest, of.batch)
-    if not of.load:
-        refuse_a_port_in_use(of.host, of.port)
+    model = Model(args.hidden, args.heads, args.layers).to(args.device, getattr(torch, args.dtype))
+    engine = Engine(model, args.slots, args.queue, args.longest, args.batch)
+    if not args.load:
+        refuse_a_port_in_use(args.host, args.port)
         with contextlib.suppress(KeyboardInterrupt):                           # uvicorn raises it again at the end
-            server_of(engine, of.grace, host=of.host, port=of.port).run()
+            server_of(engine, args.grace, host=args.host, port=args.port).run()
         return
-    seen, seconds = asyncio.run(load(engine, of.load, clients, max_tokens))
+    seen, seconds = asyncio.run(load(engine, args.load, clients, max_tokens))
     print(report(engine, seen, seconds, clients))
     lost = engine.slots - len(engine.pool.free) - len(engine.prefixes)
     wrong = []
-    if of.check:
+    if args.check:
         wrong = asyncio.run(differ_from_alone(model, seen.texts, max_tokens))
         same, prompts = len(seen.texts) - len(wrong), len(seen.texts)
         print(f"{'check':18} {same} of {prompts} prompts have the answers of the model alone")

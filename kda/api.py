@@ -22,22 +22,22 @@ import torch
 from torch.autograd import forward_ad
 
 from . import autograd
-from .bundles import Grads, Kept, MadeWith, Outputs, Own, Save, Saved, saved_dtypes, saved_shapes
+from .bundles import Grads, Kept, MadeWith, OpaqueSaved, Outputs, Save, Saved, saved_dtypes, saved_shapes
 from .checks import (
     CALLER,
     KIND,
     NUMBERS,
-    RECORDED_OUT,
-    RECORDED_POOL,
+    TRAINING_OUT,
+    TRAINING_POOL,
     WRITTEN_STATE,
     Call,
     Outline,
     autocasts,
     check,
+    is_training,
     number,
     problem_of,
     problem_of_outlines,
-    records_gradients,
 )
 from .dispatch import (
     backend_asked,
@@ -45,18 +45,18 @@ from .dispatch import (
     choose,
     launcher,
     route,
-    what_is_kept,
+    what_is_saved,
 )
 from .errors import InputError, InputTypeError, KdaError, NoBackendError
 from .gate_checks import GATE, GateCall
 from .gates import wide_dtype
 from .host import stand_in
 from .keywords import names_of, refuse_unknown
+from .memo import are_plain
 from .offsets import host_offsets
 from .problem import Inputs, Options, Problem
 
 Tensor = torch.Tensor
-_PLAIN = {Tensor, torch.nn.Parameter, type(None)}
 
 
 def chunk_kda(
@@ -172,8 +172,8 @@ def chunk_kda(
     if ssm_state_indices is not None:
         return _prefill(inputs, options, context), initial_state  # type: ignore[return-value]
     if _sharded(inputs):
-        of = functools.partial(_chunk, options=options, context=context)
-        out = parallel().mesh.run("chunk_kda", inputs, of, context)
+        each_rank = functools.partial(_chunk, options=options, context=context)
+        out = parallel().mesh.run("chunk_kda", inputs, each_rank, context)
     else:
         out = _chunk(inputs, options, context)
     return out if return_intermediate_states else out[:2]
@@ -185,10 +185,10 @@ def _prefill(inputs: Inputs, options: Options, context: Any = None) -> Tensor:
         found = "a cp_context" if context is not None else "a DTensor"
         raise InputError("chunk_kda", "ssm_state_indices", "used on one device", found,
                          "Pass x.to_local() of each tensor, without a cp_context.", "cp_context.pool")
-    call, recorded = Call("chunk_kda", inputs, options), records_gradients(inputs)
-    if recorded and not torch.compiler.is_compiling():
-        operate(check, call, call, (RECORDED_POOL,))
-    if _unseen(inputs) and not recorded:
+    call, training = Call("chunk_kda", inputs, options), is_training(inputs)
+    if training and not torch.compiler.is_compiling():
+        operate(check, call, call, (TRAINING_POOL,))
+    if _unseen(inputs) and not training:
         return operate(autograd.prefill, call, call)
     tensors = [getattr(inputs, name) for name in autograd.POOL_INPUTS]
     settings = [getattr(options, name) for name in autograd.POOL_OPTIONS]
@@ -197,12 +197,12 @@ def _prefill(inputs: Inputs, options: Options, context: Any = None) -> Tensor:
 
 def _chunk(inputs: Inputs, options: Options, context: Any) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """o, the final states and the states that enter the chunks."""
-    recorded = records_gradients(inputs)
+    training = is_training(inputs)
     if context is not None:
-        return _on_ranks(inputs, options, context, recorded)
-    if recorded and not options.return_intermediate_states and _unseen(inputs):    # the operator costs time
-        return *_recorded(inputs, options), None
-    out = _forward(inputs, options, _saved_by(inputs, options) if recorded else Save.NOTHING, recorded)
+        return _on_ranks(inputs, options, context, training)
+    if training and not options.return_intermediate_states and _unseen(inputs):    # the operator costs time
+        return *_training_call(inputs, options), None
+    out = _forward(inputs, options, _saved_by(inputs, options) if training else Save.NOTHING, training)
     return out.o, out.final_state, out.h
 
 
@@ -234,12 +234,12 @@ def chunk_kda_fwd(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, *arg
     try:
         if inputs.ssm_state_indices is not None:
             return Outputs(_prefill(inputs, options), inputs.initial_state, None, None)
-        with autograd.without_autograd() if records_gradients(inputs) else autograd.AS_IT_IS:
+        with autograd.without_autograd() if is_training(inputs) else autograd.AS_IT_IS:
             save = _saved_by(inputs, options) if options.disable_recompute else Save.NOTHING
             out = _forward(inputs, options, Save.NOTHING if save is Save.PRODUCTS else save)
     except InputError as error:
         raise error.as_of("chunk_kda_fwd") from None
-    if not isinstance(out.saved, Saved | Own):
+    if not isinstance(out.saved, Saved | OpaqueSaved):
         return out
     return out._replace(saved=Kept(out.saved, _made_with(inputs, options)))
 
@@ -291,9 +291,9 @@ def chunk_kda_bwd(
         check(call, (*CALLER, *KIND))
     settings = [getattr(options, name) for name in autograd.OPTIONS]
     tensors = inputs[: len(autograd.INPUTS)]
-    kept = saved.tensors if saved else ()
+    tensors_saved = saved.tensors if saved else ()
     with autograd.without_autograd():
-        grads = operate(autograd.call, call, "chunk_backward", *tensors, *settings, do, dht, *kept)
+        grads = operate(autograd.call, call, "chunk_backward", *tensors, *settings, do, dht, *tensors_saved)
     given = (q, k, v, *inputs[3:])                                             # before autocast
     return Grads(*(None if x is None else grad.to(x.dtype) for x, grad in zip(given, grads)))
 
@@ -369,8 +369,8 @@ def fused_recurrent_kda(
         transpose_state_layout, ssm_state_indices, None, None, None, unknown, inplace_final_state, num_accepted_tokens,
     )
     if _sharded((*inputs, out)):
-        of = functools.partial(_recurrent, options=options)
-        o, ht = parallel().mesh.run("fused_recurrent_kda", inputs, of, out=out)
+        each_rank = functools.partial(_recurrent, options=options)
+        o, ht = parallel().mesh.run("fused_recurrent_kda", inputs, each_rank, out=out)
     else:
         o, ht = _recurrent(inputs, options, out)
     return (o if out is None else out), initial_state if options.inplace_final_state else ht
@@ -379,13 +379,13 @@ def fused_recurrent_kda(
 def _recurrent(inputs: Inputs, options: Options, out: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
     """o, also in `out`, and the final states unless they are written in place."""
     call, inplace = Call("fused_recurrent_kda", inputs, options, out=out), options.inplace_final_state
-    recorded = records_gradients(inputs)
+    training = is_training(inputs)
     compiling = torch.compiler.is_compiling()
-    if (recorded or getattr(out, "requires_grad", False)) and not compiling:
-        operate(check, call, call, (WRITTEN_STATE, RECORDED_OUT))
+    if (training or getattr(out, "requires_grad", False)) and not compiling:
+        operate(check, call, call, (WRITTEN_STATE, TRAINING_OUT))
     if out is not None and not compiling:                                     # the operator does not see it
         operate(problem_of, call, call)
-    if _unseen(inputs) and not recorded:
+    if _unseen(inputs) and not training:
         o, ht = operate(autograd.recurrent, call, call)
     else:
         settings = [getattr(options, name) for name in autograd.RECURRENT_OPTIONS]
@@ -393,7 +393,7 @@ def _recurrent(inputs: Inputs, options: Options, out: Tensor | None = None) -> t
         o, *ht = operate(autograd.call, call, "recurrent_" if inplace else "recurrent", *tensors, *settings)
         ht = ht[0] if options.output_final_state and not inplace else None
     if out is not None:
-        torch.ops.kda.put(out, o, recorded) if compiling else out.copy_(o)
+        torch.ops.kda.put(out, o, training) if compiling else out.copy_(o)
     return o, None if inplace else ht
 
 
@@ -480,28 +480,29 @@ def fused_kda_gate(
         refuse_unknown("fused_kda_gate", unknown, _KNOWN["fused_kda_gate"])
     lower_bound = number(lower_bound)
     if _sharded((g, A_log, dt_bias)):
-        of = functools.partial(fused_kda_gate, lower_bound=lower_bound, output_dtype=output_dtype)
-        return parallel().mesh.gate("fused_kda_gate", g, A_log, dt_bias, of)
+        each_rank = functools.partial(fused_kda_gate, lower_bound=lower_bound, output_dtype=output_dtype)
+        return parallel().mesh.gate("fused_kda_gate", g, A_log, dt_bias, each_rank)
     check(GateCall("fused_kda_gate", g, A_log, dt_bias, lower_bound, output_dtype), GATE)
     return autograd.call("gate", g, A_log, dt_bias, lower_bound, output_dtype)[0]
 
 
-def _recorded(inputs: Inputs, options: Options) -> tuple[Tensor, Tensor | None]:
-    """A call with plain tensors that records gradients."""
+def _training_call(inputs: Inputs, options: Options) -> tuple[Tensor, Tensor | None]:
+    """Make a training call with plain tensors, without an operator."""
     call, asked = Call("chunk_kda", inputs, options), backend_asked(options.backend)
     problem = operate(problem_of, call, call)
-    recording = autograd.Recording(options, route(problem, asked, what_is_kept(problem, asked, keeps_states(options))))
-    return operate(autograd.Recorded.apply, call, recording, *inputs[: len(autograd.INPUTS)])
+    way = route(problem, asked, what_is_saved(problem, asked, saves_states(options)))
+    training_call = autograd.TrainingCall(options, way)
+    return operate(autograd.ChunkKda.apply, call, training_call, *inputs[: len(autograd.INPUTS)])
 
 
 def _saved_by(inputs: Inputs, options: Options) -> Save:
-    """What a recorded forward keeps.  A compiled one keeps what all backends keep alike, because the shapes of its
-    results must be known; or nothing, if one backend runs both directions and keeps only its own layout."""
+    """Return what a training forward saves.  A compiled one saves what all backends save alike, because the shapes of
+    its results must be known; or nothing, if one backend runs both directions and saves only its own layout."""
     on_gpu = _on_gpu(inputs.q)
     if not torch.compiler.is_compiling():
         if on_gpu or stand_in() is not None:
             problem = problem_of(Call("chunk_kda", inputs, options))
-            return what_is_kept(problem, backend_asked(options.backend), keeps_states(options))
+            return what_is_saved(problem, backend_asked(options.backend), saves_states(options))
         return Save.ALL if options.disable_recompute is True else Save.NOTHING
     if options.disable_recompute is True:
         return Save.ALL
@@ -512,10 +513,10 @@ def _saved_by(inputs: Inputs, options: Options) -> Save:
     bound = None if options.lower_bound is None else 0.0  # any number will do: no rule depends on its value
     settings = options._replace(scale=1.0, lower_bound=bound, chunk_size=32 if options.chunk_size == 32 else 64)
     dtypes = [None if x is None else x.dtype for x in tensors]
-    return Save.NOTHING if _keeps_nothing(str(inputs.q.device), tuple(settings), K, V, *dtypes) else Save.PRODUCTS
+    return Save.NOTHING if _saves_nothing(str(inputs.q.device), tuple(settings), K, V, *dtypes) else Save.PRODUCTS
 
 
-def keeps_states(options: Options) -> bool:
+def saves_states(options: Options) -> bool:
     return options.disable_recompute == Save.STATES
 
 
@@ -528,11 +529,11 @@ def _constant(size: int) -> int:
     return next((usual for usual in (64, 128, 256) if size == usual), 0)
 
 
-def _keeps_nothing(device: str, settings: tuple, K: int, V: int, *dtypes: torch.dtype | None) -> bool:
-    """Whether a compiled forward keeps nothing.
+def _saves_nothing(device: str, settings: tuple, K: int, V: int, *dtypes: torch.dtype | None) -> bool:
+    """Return whether a compiled forward saves nothing.
 
     It ignores the number of tokens and heads, so that no graph is specialised to them. If another backend then runs the
-    call, it recomputes what was not kept.
+    call, it recomputes what was not saved.
     """
     rows, heads, options = (Problem.B, Problem.T), Problem.HV, Options(*settings)
     state, offsets = (1, heads, K, V), (2,)                                    # for one sequence
@@ -542,25 +543,25 @@ def _keeps_nothing(device: str, settings: tuple, K: int, V: int, *dtypes: torch.
     outlines = [Outline(shapes[name], dtype, device) if dtype else None
                 for name, dtype in zip(autograd.INPUTS, dtypes, strict=True)]
     try:
-        return what_is_kept(problem_of_outlines(outlines, options), backend_asked(options.backend)) is Save.NOTHING
+        return what_is_saved(problem_of_outlines(outlines, options), backend_asked(options.backend)) is Save.NOTHING
     except NoBackendError:                                                     # the operator reports it
         return True
 
 
-vars(_keeps_nothing)["_dynamo_marked_constant"] = True                          # torch.compile calls it untraced
+vars(_saves_nothing)["_dynamo_marked_constant"] = True                          # torch.compile calls it untraced
 
 
-def _on_ranks(inputs: Inputs, options: Options, context: Any, recorded: bool) -> tuple:
+def _on_ranks(inputs: Inputs, options: Options, context: Any, training: bool) -> tuple:
     operators = parallel().operators
     inputs = operators.prepared(inputs, options)
-    save = _saved_by(inputs, options) if recorded else Save.NOTHING
+    save = _saved_by(inputs, options) if training else Save.NOTHING
     call = Call("chunk_kda", inputs, options)
     return operate(operators.run, call, inputs, options, context, save)
 
 
 def _sharded(inputs: Iterable[Any]) -> bool:
     """Whether a tensor is a DTensor; recognised by name, because nothing else needs its module."""
-    if not torch.compiler.is_compiling() and _PLAIN.issuperset(map(type, inputs)):
+    if not torch.compiler.is_compiling() and are_plain(map(type, inputs)):
         return False
     return "DTensor" in [type(x).__name__ for x in inputs]
 
@@ -576,12 +577,12 @@ def parallel() -> Any:
     return parallel
 
 
-def _forward(inputs: Inputs, options: Options, save: Save, recorded: bool = False) -> Outputs:
-    """Run the forward. For operators `disable_recompute` requests `Saved`; `save` decides what else is kept."""
+def _forward(inputs: Inputs, options: Options, save: Save, training: bool = False) -> Outputs:
+    """Run the forward. For operators `disable_recompute` requests `Saved`; `save` decides what else is saved."""
     if options.disable_recompute and save is not Save.ALL:
         options = options._replace(disable_recompute=False)
     call = Call("chunk_kda", inputs, options)
-    if not recorded and _unseen(inputs):                                       # the operator costs 20 microseconds more
+    if not training and _unseen(inputs):                                       # the operator costs 20 microseconds more
         return operate(autograd.forward, call, call, save)
     settings = [getattr(options, name) for name in autograd.OPTIONS]
     arguments = *inputs[: len(autograd.INPUTS)], *settings, save.value
@@ -599,7 +600,7 @@ def _unseen(inputs: Inputs) -> bool:
         and not torch._C._len_torch_dispatch_stack()
         and torch._C._functorch.peek_interpreter_stack() is None
         and forward_ad._current_level < 0
-        and _PLAIN.issuperset(map(type, inputs))
+        and are_plain(map(type, inputs))
         and not (inputs.q is None or inputs.q.is_meta)
     )
 
@@ -612,7 +613,9 @@ def _made_with(inputs: Inputs, options: Options) -> MadeWith:
 def _check_saved(call: Call, kept: Any) -> None:
     asked = "what chunk_kda_fwd(..., disable_recompute=True) returned as saved for the same call"
     refuse = functools.partial(InputError, call.op, "saved", asked)
-    whole = isinstance(kept, Kept) and isinstance(kept.tensors, Saved | Own) and isinstance(kept.made_with, MadeWith)
+    whole = isinstance(
+        kept, Kept) and isinstance(kept.tensors, Saved | OpaqueSaved) and isinstance(kept.made_with, MadeWith
+    )
     if not whole or not all(isinstance(x, Tensor) for x in kept.tensors):
         kind = "a Kept with other contents" if isinstance(kept, Kept) else type(kept).__name__
         raise refuse(kind, "Pass Outputs.saved, or None to recompute.", "saved.kind")
@@ -626,12 +629,12 @@ def _check_saved(call: Call, kept: Any) -> None:
         if had != given:
             had, given = (f"{x[0]} {[*x[1]]}" if isinstance(x, tuple) else x for x in (had, given))
             raise refuse(f"what it returned for {name}={had}, beside {name}={given} here", same, "saved.options")
-    if isinstance(saved, Own):
+    if isinstance(saved, OpaqueSaved):
         problem = problem_of(call, "backward")
         backend = choose(problem, backend_asked(call.options.backend)).backend
-        if not capability(backend).keeps_own:                                  # its backward recomputes
+        if not capability(backend).saves_opaque:                                  # its backward recomputes
             return
-        sizes = [launcher(backend).kept_bytes(problem, save) for save in (Save.OWN, Save.STATES)]
+        sizes = [launcher(backend).saved_bytes(problem, save) for save in (Save.OWN, Save.STATES)]
         shapes: Any = [next(((size,) for size in sizes if saved.memory.shape == (size,)), sizes[:1])]
         dtypes: Any = [torch.uint8]
     else:

@@ -10,7 +10,7 @@
 
 An output that was not requested is an empty tensor, because an operator cannot return None.  Calls are checked here,
 below autograd and torch.compile, so every entry point has the same checks; the backend is chosen here as well.
-`save`, a word of bundles.Save, is what `chunk_forward` keeps for its backward beside the inputs.
+`save`, a word of bundles.Save, is what `chunk_forward` saves for its backward beside the inputs.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from . import gates, transforms
-from .bundles import Grads, Outputs, Own, Products, Save, Saved, saved_dtypes, saved_shapes
+from .bundles import Grads, OpaqueSaved, Outputs, Products, Save, Saved, saved_dtypes, saved_shapes
 from .checks import (
     INTERMEDIATE_STATES,
     KIND,
     OUT,
-    RECORDED_OUT,
-    RECORDED_POOL,
+    TRAINING_OUT,
+    TRAINING_POOL,
     WRITTEN_STATE,
     Call,
-    Check,
+    Requirement,
     autocasts,
     check,
+    is_training,
     problem_of,
-    records_gradients,
     refuse,
 )
-from .dispatch import Route, backend_asked, backend_of_backward, capability, choose, launcher, recorder
+from .dispatch import Route, backend_asked, backend_of_backward, capability, choose, launcher, training_backend
 from .errors import KdaError
 from .gates import wide_dtype
 from .host import stand_in
@@ -96,9 +96,9 @@ def without_autograd() -> contextlib.AbstractContextManager:
     return AS_IT_IS if transforms.differentiated() else torch.no_grad()
 
 
-def _launch(c: Call, problem: Problem, recorded: bool = False) -> Launcher:
+def _launch(c: Call, problem: Problem, training: bool = False) -> Launcher:
     chosen = choose(problem, backend_asked(c.options.backend)).backend
-    return launcher(recorder(problem, chosen) if recorded else chosen)
+    return launcher(training_backend(problem, chosen) if training else chosen)
 
 
 def or_empty(x: Tensor | None, like: Tensor) -> Tensor:
@@ -123,16 +123,16 @@ _SAVES = {save.value: save for save in Save}
 
 def forward(c: Call, save: Save) -> Outputs:
     problem = problem_of(c)
-    if save.kind is Own:
-        _keeper(c, problem, save)
+    if save.kind is OpaqueSaved:
+        _saver(c, problem, save)
     with autocast_off(c.inputs.q):
-        return _launch(c, problem, recorded=save is Save.PRODUCTS).forward(problem, c.inputs, save)
+        return _launch(c, problem, training=save is Save.PRODUCTS).forward(problem, c.inputs, save)
 
 
-def _keeper(c: Call, problem: Problem, save: Save) -> str:
-    """The backend whose own layout is kept for its backward."""
+def _saver(c: Call, problem: Problem, save: Save) -> str:
+    """Return the backend whose own layout is saved for its backward."""
     chosen = choose(problem, backend_asked(c.options.backend)).backend
-    if not capability(chosen).keeps_own:
+    if not capability(chosen).saves_opaque:
         raise KdaError(f"chunk_forward: save={save.value!r} asks for what a backend keeps for itself; {chosen} keeps "
                        "nothing of its own. Pass 'all'.")
     return chosen
@@ -157,23 +157,23 @@ def chunk_forward_fake(*args):
         chunks = torch.library.get_ctx().new_dynamic_size() if packed else (c.T + o.chunk_size - 1) // o.chunk_size
         h = q.new_empty(c.B, chunks, *c.states[1:])
     saved, save = [], Save(word)
-    kept = save.kind
-    if kept is Own:
+    kind = save.kind
+    if kind is OpaqueSaved:
         problem = problem_of(c)
-        saved = [q.new_empty(launcher(_keeper(c, problem, save)).kept_bytes(problem, save), dtype=torch.uint8)]
-    elif kept is not None:
+        saved = [q.new_empty(launcher(_saver(c, problem, save)).saved_bytes(problem, save), dtype=torch.uint8)]
+    elif kind is not None:
         shapes = saved_shapes(c.B, c.T, c.N, c.HV, c.K, c.V, o.chunk_size, packed)
         dtypes = saved_dtypes(q.dtype, wide_dtype(q.dtype))
-        saved = [q.new_empty(getattr(shapes, name), dtype=getattr(dtypes, name)) for name in kept._fields]
+        saved = [q.new_empty(getattr(shapes, name), dtype=getattr(dtypes, name)) for name in kind._fields]
     return q.new_empty(c.B, c.T, c.HV, c.V), ht, h, saved
 
 
 def _chunk_setup(ctx, inputs, output):
     ctx.mark_non_differentiable(*output[3])
-    _keep(ctx, inputs, output[3])
+    _save_for_backward(ctx, inputs, output[3])
 
 
-def _keep(ctx, inputs, saved):
+def _save_for_backward(ctx, inputs, saved):
     *args, _ = inputs
     c = Call("chunk_kda", Inputs(*args[: len(INPUTS)]), Options(**dict(zip(OPTIONS, args[len(INPUTS):]))))
     if c.options.return_intermediate_states and any(ctx.needs_input_grad):
@@ -233,26 +233,26 @@ def _chunk_tangent(*args):
         return transforms.pushforward(outputs, args[: len(INPUTS)], tangents)
 
 
-class Recorded(torch.autograd.Function):
-    """The forward and its backward without an operator: torch takes half a millisecond for one that records."""
+class ChunkKda(torch.autograd.Function):
+    """The forward and its backward without an operator: torch takes half a millisecond for one with gradients."""
 
     @staticmethod
-    def forward(ctx, of: Recording, *tensors):
+    def forward(ctx, call: TrainingCall, *tensors):
         x = Inputs(*tensors)
         offsets = offsets_dtype(x)
-        if offsets not in of.route.built:
-            of.route.built.add(offsets)
-            _build_step(of.route, offsets)
+        if offsets not in call.route.built:
+            call.route.built.add(offsets)
+            _build_step(call.route, offsets)
         with autocast_off(x.q):
-            out = launcher(of.route.backend).forward(of.route.forward, x, of.route.save)
-        ctx.of = of
+            out = launcher(call.route.backend).forward(call.route.forward, x, call.route.save)
+        ctx.call = call
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*tensors, *(out.saved or ()))
         return out.o, out.final_state
 
     @staticmethod
     def backward(ctx, do, dht):
-        needs, tensors, (options, route) = ctx.needs_input_grad[1:], ctx.saved_tensors, ctx.of
+        needs, tensors, (options, route) = ctx.needs_input_grad[1:], ctx.saved_tensors, ctx.call
         if not _nothing_else_looks() or transforms.batched((do, dht)):
             options = options._replace(backend=route.asked, disable_recompute=route.save is Save.ALL)
             return None, *_gradients(tensors, options, do, dht, needs)
@@ -264,17 +264,17 @@ class Recorded(torch.autograd.Function):
         return None, *_wanted(grads, needs)
 
 
-def _build_step(of: Route, offsets: str | None) -> None:
-    """The kernels of a recorded call and of its backward; only here is a compiler needed."""
+def _build_step(route: Route, offsets: str | None) -> None:
+    """Build the kernels of a training call and of its backward; only here is a compiler needed."""
     if stand_in() is None:
         from . import ahead
 
-        calls = (of.backend, of.forward), (choose(of.backward, of.asked).backend, of.backward)
-        ahead.build(calls, of.save, offsets)
+        calls = (route.backend, route.forward), (choose(route.backward, route.asked).backend, route.backward)
+        ahead.build(calls, route.save, offsets)
 
 
-class Recording(NamedTuple):
-    """A recorded call with plain tensors only."""
+class TrainingCall(NamedTuple):
+    """A training call with plain tensors only."""
 
     options: Options
     route: Route
@@ -295,7 +295,7 @@ def _nothing_else_looks() -> bool:
 _BUNDLES = {len(save.kind._fields): save.kind for save in Save if save.kind}
 
 
-def _bundled(saved: Sequence[Tensor]) -> Saved | Products | Own | None:
+def _bundled(saved: Sequence[Tensor]) -> Saved | Products | OpaqueSaved | None:
     return _BUNDLES[len(saved)](*saved) if saved else None
 
 
@@ -381,12 +381,12 @@ def _recurrent_(*args):
     return recurrent(_recurrent_call(args, inplace=True))[0]
 
 
-def _writing(name: str, call_of: Callable[[tuple], Call], row: Check) -> Callable:
+def _writing(name: str, call_of: Callable[[tuple], Call], row: Requirement) -> Callable:
     """An operator that writes into an argument cannot have torch.library.register_autograd."""
 
     def autograd(*args):
         c = call_of(args)
-        if records_gradients(c.inputs):
+        if is_training(c.inputs):
             check(c, (row,))
             return _FUNCTIONS[name].apply(*args)[0]
         with torch._C._AutoDispatchBelowAutograd():
@@ -409,15 +409,15 @@ def _recurrent_fake_(*args):
     return c.inputs.q.new_empty(c.B, c.T, c.HV, c.V)
 
 
-def _put(out, o, recorded):
+def _put(out, o, training):
     c = Call("fused_recurrent_kda", Inputs(o, o, o, o, o), Options(1.0), out=out)
-    if recorded:
-        refuse(c, RECORDED_OUT, "gradients recorded")
+    if training:
+        refuse(c, TRAINING_OUT, "gradients recorded")
     check(c, OUT)
 
 
-def _put_real(out, o, recorded):
-    _put(out, o, recorded)
+def _put_real(out, o, training):
+    _put(out, o, training)
     out.copy_(o)
 
 
@@ -564,7 +564,7 @@ _WRITTEN = {
     )
 }
 _AUTOGRAD = {
-    "chunk_forward_": _writing("chunk_forward_", _pool_call, RECORDED_POOL),
+    "chunk_forward_": _writing("chunk_forward_", _pool_call, TRAINING_POOL),
     "recurrent_": _writing("recurrent_", functools.partial(_recurrent_call, inplace=True), WRITTEN_STATE),
 }
 _FUNCTIONS = {
@@ -599,7 +599,7 @@ def _register() -> None:
             ("fused_recurrent_kda", _recurrent, _recurrent_fake),
         f"recurrent_({schema_of_tensors(RECURRENT_INPUTS, 'initial_state')}, {recurrent_options}) -> Tensor":
             ("fused_recurrent_kda", _recurrent_, _recurrent_fake_),
-        "put(Tensor(a!) out, Tensor o, bool recorded) -> ()":
+        "put(Tensor(a!) out, Tensor o, bool training) -> ()":
             ("fused_recurrent_kda", _put_real, _put),
         f"gate({gate}, ScalarType dtype) -> Tensor": ("fused_kda_gate", _gate, _gate_fake),
         f"gate_backward(Tensor dy, {gate}) -> (Tensor, Tensor, Tensor)":

@@ -12,9 +12,9 @@ if TYPE_CHECKING:
 
 
 class Saved(NamedTuple):
-    """What `disable_recompute=True` keeps of the forward for the backward: one row per token or per chunk.
+    """What `disable_recompute=True` saves of the forward for the backward: one row per token or per chunk.
 
-    Tensors have the dtype of q, so that a backend on a GPU keeps little; the reference rounds to it as well.  `gc_last`
+    Tensors have the dtype of q, so that a backend on a GPU saves little; the reference rounds to it as well.  `gc_last`
     is float32 (float64 for float64 inputs).  Rows past the last chunk are zero: T//C + N rows always hold the chunks of
     any N packed sequences, so no length has to be read to allocate them.
     """
@@ -30,21 +30,21 @@ class Saved(NamedTuple):
 
 
 class Products(NamedTuple):
-    """What a recorded forward on a GPU keeps by default: small, and expensive to recompute.  Fields of Saved."""
+    """What a training forward on a GPU saves by default: small, and expensive to recompute.  Fields of Saved."""
 
     A_qk: Tensor
     A_inv: Tensor
 
 
-class Own(NamedTuple):
-    """What a backend keeps for its own backward, in its own layout: everything, or states alone; other backends
+class OpaqueSaved(NamedTuple):
+    """What a backend saves for its own backward, in its own layout: everything, or states alone; other backends
     recompute."""
 
     memory: Tensor                           # uint8
 
 
 class MadeWith(NamedTuple):
-    """What a backward must have in common with the forward that kept something for it, under the names of arguments:
+    """What a backward must have in common with the forward that saved something for it, under the names of arguments:
     options, and the dtype and shape of each tensor.  `offsets` are the numbers in cu_seqlens, if a CPU holds them."""
 
     scale: float
@@ -81,7 +81,7 @@ class Kept(NamedTuple):
     """What `chunk_kda_fwd` returns as `saved`, for `chunk_kda_bwd`: the intermediates, and the options that they were
     made with, which `chunk_kda_bwd` compares with its own."""
 
-    tensors: Saved | Own
+    tensors: Saved | OpaqueSaved
     made_with: MadeWith
 
 
@@ -95,11 +95,11 @@ class Save(str, Enum):
     STATES = "states"  # the part of OWN that costs a walk over the sequence; operands are recomputed
 
     @property
-    def kind(self) -> type[Products] | type[Saved] | type[Own] | None:
-        return {Save.PRODUCTS: Products, Save.ALL: Saved, Save.OWN: Own, Save.STATES: Own}.get(self)
+    def kind(self) -> type[Products] | type[Saved] | type[OpaqueSaved] | None:
+        return {Save.PRODUCTS: Products, Save.ALL: Saved, Save.OWN: OpaqueSaved, Save.STATES: OpaqueSaved}.get(self)
 
     @classmethod
-    def of(cls, saved: Saved | Products | Own | None) -> Save:
+    def of(cls, saved: Saved | Products | OpaqueSaved | None) -> Save:
         return next(save for save in cls if type(saved) is (save.kind or type(None)))
 
 
@@ -110,7 +110,7 @@ class Outputs(NamedTuple):
     o: Tensor                                # (B, T, HV, V), dtype of q
     final_state: Tensor | None               # (N, HV, K, V) or (N, HV, V, K), float32
     h: Tensor | None                         # (B, NC, HV, K, V) or (.., V, K), dtype of q: states entering the chunks
-    saved: Saved | Products | Own | Kept | None          # Kept, or None, of chunk_kda_fwd
+    saved: Saved | Products | OpaqueSaved | Kept | None          # Kept, or None, of chunk_kda_fwd
 
 
 class Grads(NamedTuple):

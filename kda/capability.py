@@ -40,8 +40,8 @@ class Capability:
     auto_rules: tuple[Rule, ...] = ()        # checked only if the caller did not name the backend
     backward: bool = True                    # False: "auto" picks another backend for the backward pass,
     some_backwards: bool = False             # True: also if rules refuse it and this backend was named
-    keeps: bool = True                       # False: that other backend also runs recorded forwards
-    keeps_own: bool = False                  # its backward reads what its forward kept (bundles.Own), or recomputes
+    saves: bool = True                       # False: that other backend also runs training forwards
+    saves_opaque: bool = False                  # its backward reads the OpaqueSaved of its forward, or recomputes
     maps: tuple[str, ...] = ()               # "forward": it has segment_map, "backward": segment_map_bwd (kda.parallel)
     composite: bool = False                  # consists of torch operations, which forward-mode AD follows
     archs: tuple[str, ...] = ()              # targets its kernels are built for; empty: no compiled kernels

@@ -2,7 +2,7 @@
 
 `check` walks rows in order, so a row may rely on those before it:
 
-  CALLER   Python types, and whether autograd records: seen by the public functions
+  CALLER   Python types, and whether gradients are wanted: seen by the public functions
   KIND     shapes, dtypes and options: once per kind of call, also below torch.compile
   VALUES   numbers and memory: on every call; only numbers on the CPU, because a call never waits for the GPU
 
@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import math
 import numbers
-import operator
 import sys
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple, NoReturn
@@ -22,6 +21,7 @@ import torch
 
 from . import offsets, written
 from .errors import InputError, InputTypeError, in_words
+from .memo import Memo, kind_of_call
 from .problem import DTYPES, MAX_K, Inputs, Options, Problem, beta_of, gate_of
 
 CHUNK_SIZES = (32, 64)
@@ -81,7 +81,7 @@ ARGUMENTS = (*Inputs._fields, "do", "dht", "out")
 REQUIRED = Inputs._fields[:5]
 
 
-class Check(NamedTuple):
+class Requirement(NamedTuple):
     id: str
     argument: str
     asked: str | Callable[[Any], str]        # completes "<argument> must be ..."
@@ -90,7 +90,7 @@ class Check(NamedTuple):
     error: type[InputError] = InputError
 
 
-def check(call: Any, rows: Iterable[Check]) -> None:
+def check(call: Any, rows: Iterable[Requirement]) -> None:
     """Raise an error for the first row whose requirement is violated."""
     for row in rows:
         found = row.found(call)
@@ -98,7 +98,7 @@ def check(call: Any, rows: Iterable[Check]) -> None:
             refuse(call, row, found)
 
 
-def refuse(call: Any, row: Check, found: str) -> NoReturn:
+def refuse(call: Any, row: Requirement, found: str) -> NoReturn:
     asked = row.asked if isinstance(row.asked, str) else row.asked(call)
     raise row.error(call.op, row.argument, asked, found, row.fix, row.id)
 
@@ -126,7 +126,7 @@ def on_cpu(x: Any) -> bool:
     return x is not None and x.device.type == "cpu"
 
 
-def records_gradients(inputs: Inputs) -> bool:
+def is_training(inputs: Inputs) -> bool:
     return torch.is_grad_enabled() and True in [getattr(x, "requires_grad", False) for x in inputs[:8]]
 
 
@@ -160,7 +160,7 @@ def not_dense(x: torch.Tensor) -> str | None:
     return "a nested tensor" if x.is_nested else when(x.layout != torch.strided, f"a tensor of layout {x.layout}")
 
 
-def type_row(name: str, needed: bool, id: str | None = None) -> Check:
+def type_row(name: str, needed: bool, id: str | None = None) -> Requirement:
     def found(c: Any) -> str | None:
         x = c.tensor(name)
         if isinstance(x, torch.Tensor):
@@ -168,10 +168,10 @@ def type_row(name: str, needed: bool, id: str | None = None) -> Check:
         return when(needed or x is not None, in_words(x))
 
     asked = "a dense torch.Tensor" + ("" if needed else " or None")
-    return Check(id or f"{name}.type", name, asked, found, "Pass a tensor.", InputTypeError)
+    return Requirement(id or f"{name}.type", name, asked, found, "Pass a tensor.", InputTypeError)
 
 
-def _shape_row(name: str, letters: str, fix: str, states: bool = False) -> Check:
+def _shape_row(name: str, letters: str, fix: str, states: bool = False) -> Requirement:
     """Return the check of a shape: `letters` such as "B T HV K", or with `states` the shape of final states."""
 
     def expected(c: Call) -> tuple[int, ...]:
@@ -184,10 +184,10 @@ def _shape_row(name: str, letters: str, fix: str, states: bool = False) -> Check
         x = c.tensor(name)
         return when(x is not None and tuple(x.shape) != expected(c), f"shape {shape_of(x)}" if x is not None else "")
 
-    return Check(f"{name}.shape", name, asked, found, fix)
+    return Requirement(f"{name}.shape", name, asked, found, fix)
 
 
-def numel_row(name: str, letters: str, fix: str, id: str | None = None) -> Check:
+def numel_row(name: str, letters: str, fix: str, id: str | None = None) -> Requirement:
     def wanted(c: Any) -> int:
         return math.prod([getattr(c, letter) for letter in letters.split("*")])     # torch.compile traces it
 
@@ -195,7 +195,7 @@ def numel_row(name: str, letters: str, fix: str, id: str | None = None) -> Check
         x = c.tensor(name)
         return None if x is None or x.numel() == wanted(c) else f"{x.numel()} elements, shape {shape_of(x)}"
 
-    return Check(id or f"{name}.numel", name, lambda c: f"a tensor of {letters}={wanted(c)} elements", found, fix)
+    return Requirement(id or f"{name}.numel", name, lambda c: f"a tensor of {letters}={wanted(c)} elements", found, fix)
 
 
 _DTYPE_KINDS: dict[str, tuple[Callable[[Any, torch.dtype], bool], str]] = {
@@ -205,17 +205,17 @@ _DTYPE_KINDS: dict[str, tuple[Callable[[Any, torch.dtype], bool], str]] = {
 }
 
 
-def dtype_row(name: str, kind: str, id: str | None = None) -> Check:
+def dtype_row(name: str, kind: str, id: str | None = None) -> Requirement:
     right, fix = _DTYPE_KINDS[kind]
 
     def found(c: Any) -> str | None:
         x = c.tensor(name)
         return None if x is None or right(c, x.dtype) else dtype_name(x)
 
-    return Check(id or f"{name}.dtype", name, kind, found, fix.format(name))
+    return Requirement(id or f"{name}.dtype", name, kind, found, fix.format(name))
 
 
-def _device_row(name: str) -> Check:
+def _device_row(name: str) -> Requirement:
     homes = {"cu_seqlens": "on the device of q or the CPU", "cu_seqlens_cpu": "on the CPU"}
     asked = homes.get(name, "on the device of q")
 
@@ -224,74 +224,74 @@ def _device_row(name: str) -> Check:
         right = x is None or ("q" in asked and x.device == home) or ("CPU" in asked and x.device.type == "cpu")
         return when(not right, f"{x.device} beside q on {home}" if x is not None else "")
 
-    return Check(f"{name}.device", name, asked, found, f"Move {name} there.")
+    return Requirement(f"{name}.device", name, asked, found, f"Move {name} there.")
 
 
-def _option_row(name: str, asked: str, fix: str, *kinds: type) -> Check:
+def _option_row(name: str, asked: str, fix: str, *kinds: type) -> Requirement:
     def found(c: Call) -> str | None:
         x = getattr(c.options, name)
         return when(not is_number(x, *kinds), in_words(x))
 
-    return Check(f"{name}.type", name, asked, found, fix, InputTypeError)
+    return Requirement(f"{name}.type", name, asked, found, fix, InputTypeError)
 
 
-def _logits_only_row(name: str) -> Check:
-    return Check(
+def _logits_only_row(name: str) -> Requirement:
+    return Requirement(
         f"{name}.unused", name, "left out unless use_gate_in_kernel=True",
         lambda c: when(c.tensor(name) is not None and not c.options.use_gate_in_kernel, "use_gate_in_kernel=False"),
         f"Set use_gate_in_kernel=True if g holds logits; leave {name} out if g holds log decays.",
     )
 
 
-def _own_memory_row(name: str, id: str, is_written: Callable[[Call], bool]) -> Check:
+def _own_memory_row(name: str, id: str, is_written: Callable[[Call], bool]) -> Requirement:
     def found(c: Call) -> str | None:
         x = c.tensor(name)
         if x is None or not is_written(c) or x.is_contiguous():
             return None
         return when(written.may_overlap(x), f"strides {tuple(x.stride())} of shape {shape_of(x)}")
 
-    return Check(id, name, "a tensor without overlap, because it is written", found, f"Use {name}.contiguous().")
+    return Requirement(id, name, "a tensor without overlap, because it is written", found, f"Use {name}.contiguous().")
 
 
 # CALLER
 
 
-def _recording_state(c: Call) -> str | None:
+def _training_state(c: Call) -> str | None:
     x = c.inputs.initial_state
     return when(c.options.inplace_final_state and x is not None and x.requires_grad and torch.is_grad_enabled(),
                  "requires_grad=True")
 
 
-def _recording_out(c: Call) -> str | None:
+def _training_out(c: Call) -> str | None:
     if c.out is None or not torch.is_grad_enabled():
         return None
-    return "gradients recorded" if records_gradients(c.inputs) else when(c.out.requires_grad, "requires_grad=True")
+    return "gradients recorded" if is_training(c.inputs) else when(c.out.requires_grad, "requires_grad=True")
 
 
-# These check whether autograd records.
-INTERMEDIATE_STATES = Check(
+# These check whether gradients are wanted.
+INTERMEDIATE_STATES = Requirement(
     "return_intermediate_states.grad", "return_intermediate_states", "used under torch.no_grad()",
-    lambda c: when(c.options.return_intermediate_states and records_gradients(c.inputs), "gradients recorded"),
+    lambda c: when(c.options.return_intermediate_states and is_training(c.inputs), "gradients recorded"),
     "No gradient flows through the intermediate states.",
 )
-WRITTEN_STATE = Check(
-    "inplace_final_state.grad", "initial_state", "a tensor without gradients to be written in place", _recording_state,
+WRITTEN_STATE = Requirement(
+    "inplace_final_state.grad", "initial_state", "a tensor without gradients to be written in place", _training_state,
     "Use torch.no_grad(), or inplace_final_state=False.",
 )
 
-RECORDED_POOL = Check(
+TRAINING_POOL = Requirement(
     "ssm_state_indices.grad", "ssm_state_indices", "used under torch.no_grad()",
-    lambda c: when(not c.recurrent and c.inputs.ssm_state_indices is not None and records_gradients(c.inputs),
+    lambda c: when(not c.recurrent and c.inputs.ssm_state_indices is not None and is_training(c.inputs),
                     "gradients recorded"),
     "No gradient flows through a pool; pass initial_state=pool[slots] to train.",
 )
 
-RECORDED_OUT = Check(
+TRAINING_OUT = Requirement(
     "out.grad", "out", "used under torch.no_grad()",
-    lambda c: _recording_out(c), "No gradient flows through out; leave it out to record gradients.",
+    lambda c: _training_out(c), "No gradient flows through out; leave it out to record gradients.",
 )
 
-RECORDING = (INTERMEDIATE_STATES, WRITTEN_STATE, RECORDED_POOL, RECORDED_OUT)
+TRAINING = (INTERMEDIATE_STATES, WRITTEN_STATE, TRAINING_POOL, TRAINING_OUT)
 
 NUMBERS = (
     _option_row("scale", "a number or None", "Pass float(scale). None: K ** -0.5.", int, float),
@@ -299,11 +299,11 @@ NUMBERS = (
     _option_row("chunk_size", "an int", "Pass 32 or 64, or leave it out.", int),
 )
 
-CALLER: tuple[Check, ...] = (
+CALLER: tuple[Requirement, ...] = (
     *(type_row(name, needed=name in REQUIRED) for name in ARGUMENTS),
     *NUMBERS,
     _option_row("backend", "a str or None", "Pass the name of a backend, or leave it out.", str, type(None)),
-    *RECORDING,
+    *TRAINING,
 )
 
 
@@ -394,17 +394,17 @@ def _no_slots_per_token(c: Call) -> str | None:
     return when(c.inputs.num_accepted_tokens is not None and (x is None or x.dim() != 2), "no slots per token")
 
 
-KIND: tuple[Check, ...] = (
-    Check(
+KIND: tuple[Requirement, ...] = (
+    Requirement(
         "q.shape", "q", "[B, T, H, K] with H >= 1",
         lambda c: when(c.inputs.q.dim() != 4 or c.H == 0, f"shape {shape_of(c.inputs.q)}"),
         "Reshape q; there is no head-first layout.",
     ),
-    Check(
+    Requirement(
         "q.dtype", "q", "a tensor of " + ", ".join(DTYPES[:-1]) + f" or {DTYPES[-1]}",
         lambda c: when(dtype_name(c.inputs.q) not in DTYPES, dtype_name(c.inputs.q)), "Cast q, k and v.",
     ),
-    Check(
+    Requirement(
         "q.head_dim", "q", lambda c: "a tensor with K >= 1" if c.recurrent else f"a tensor with 1 <= K <= {MAX_K}",
         lambda c: when(c.K < 1 or not (c.recurrent or c.K <= MAX_K), f"K={c.K}"),
         "Split the head into several; fused_recurrent_kda accepts K up to 1,024 on a GPU, any K on a CPU.",
@@ -412,22 +412,22 @@ KIND: tuple[Check, ...] = (
     *(_device_row(name) for name in ARGUMENTS[1:]),
     _shape_row("k", "B T H K", "q and k share heads and head dim; only v, g and beta may have more heads."),
     dtype_row("k", "a tensor of q's dtype"),
-    Check(
+    Requirement(
         "v.shape", "v", lambda c: f"[B={c.B}, T={c.T}, HV, V] with HV, V >= 1", _bad_v,
         "Give v the batch and the tokens of q; heads come behind the tokens.",
     ),
     dtype_row("v", "a tensor of q's dtype"),
-    Check(
+    Requirement(
         "v.heads", "v", lambda c: f"a tensor with a multiple of H={c.H} heads",
         lambda c: when(c.HV % c.H, f"HV={c.HV}"), "Each q/k head serves HV / H value heads.",
     ),
-    Check(
+    Requirement(
         "g.heads_first", "g", lambda c: f"[B={c.B}, T={c.T}, HV={c.HV}, K={c.K}], by the shapes of q, k and v",
         _heads_first, "Either g or q, k and v have heads before tokens; use x.transpose(1, 2) on those.",
     ),
     _shape_row("g", "B T HV K", "The gate has the heads of v and the channels of k."),
     dtype_row("g", "a tensor of a float dtype"),
-    Check(
+    Requirement(
         "beta.shape", "beta",
         lambda c: f"[B={c.B}, T={c.T}, HV={c.HV}]" + (f" or [.., V={c.V}]" if c.recurrent else ""), _bad_beta,
         "One beta per token and value head; heads come after tokens, in all inputs. Only fused_recurrent_kda accepts "
@@ -437,7 +437,7 @@ KIND: tuple[Check, ...] = (
     numel_row("A_log", "HV", "One rate per value head."),
     dtype_row("A_log", "a tensor of a float dtype"),
     _logits_only_row("A_log"),
-    Check(
+    Requirement(
         "A_log.missing", "A_log", "given for a gate without a lower_bound",
         lambda c: when(c.options.use_gate_in_kernel and c.inputs.A_log is c.options.lower_bound is None, "neither"),
         "Pass A_log for -exp(A_log) softplus(g + dt_bias), or lower_bound for the bounded gate.",
@@ -445,53 +445,53 @@ KIND: tuple[Check, ...] = (
     numel_row("dt_bias", "HV*K", "One bias per value head and channel."),
     dtype_row("dt_bias", "a tensor of a float dtype"),
     _logits_only_row("dt_bias"),
-    Check("lower_bound.value", "lower_bound", "a finite negative number", lambda c: bad_bound(c.options.lower_bound),
-          "-5.0 is the common choice; None means no bound."),
-    Check("safe_gate.promise", "safe_gate", "set only for a gate within [-5, 0]", _bad_promise,
-          "Leave safe_gate out: kda runs every gate at full speed and needs no promise."),
-    Check(
+    Requirement("lower_bound.value", "lower_bound", "a finite negative number",
+                lambda c: bad_bound(c.options.lower_bound), "-5.0 is the common choice; None means no bound."),
+    Requirement("safe_gate.promise", "safe_gate", "set only for a gate within [-5, 0]", _bad_promise,
+                "Leave safe_gate out: kda runs every gate at full speed and needs no promise."),
+    Requirement(
         "allow_neg_eigval.sigmoid", "allow_neg_eigval", "used with use_beta_sigmoid_in_kernel=True",
         lambda c: when(c.options.allow_neg_eigval and not c.options.use_beta_sigmoid_in_kernel, "no sigmoid"),
         "Set use_beta_sigmoid_in_kernel=True, or double beta yourself.",
     ),
-    Check(
+    Requirement(
         "scale.value", "scale", "a finite number",
         lambda c: when(not is_finite(c.options.scale), f"{c.options.scale!r:.60}"), "None means K ** -0.5.",
     ),
-    Check("chunk_size.value", "chunk_size", "either " + " or ".join(map(str, CHUNK_SIZES)),
-          lambda c: when(c.options.chunk_size not in CHUNK_SIZES, repr(c.options.chunk_size)), "64 is the default."),
-    Check(
+    Requirement("chunk_size.value", "chunk_size", f"either {' or '.join(map(str, CHUNK_SIZES))}", lambda c: when(
+        c.options.chunk_size not in CHUNK_SIZES, repr(c.options.chunk_size)), "64 is the default."),
+    Requirement(
         "cu_seqlens.shape", "cu_seqlens", "[N + 1]",
         _bad_offsets_shape,
         "Pass the N + 1 offsets of N packed sequences.",
     ),
     dtype_row("cu_seqlens", "a tensor of int32 or int64"),
-    Check(
+    Requirement(
         "cu_seqlens.batch", "q", "a tensor with B=1 beside cu_seqlens",
         lambda c: when(c.inputs.cu_seqlens is not None and c.B != 1, f"B={c.B}"),
         "Pack the sequences of a batch along T: x.flatten(0, 1).unsqueeze(0).",
     ),
-    Check(
+    Requirement(
         "cu_seqlens_cpu.alone", "cu_seqlens_cpu", "a copy of cu_seqlens",
         lambda c: when(c.inputs.cu_seqlens is None and c.inputs.cu_seqlens_cpu is not None, "cu_seqlens=None"),
         "Pass cu_seqlens as well.",
     ),
     dtype_row("cu_seqlens_cpu", "a tensor of int32 or int64"),
-    Check(
+    Requirement(
         "initial_state_indices.pool", "initial_state_indices", "used with ssm_state_indices",
         _without_pool("initial_state_indices"), "ssm_state_indices says where the final states go; -1 drops one.",
     ),
-    Check(
+    Requirement(
         "checkpoint_offsets.pool", "checkpoint_offsets", "used with ssm_state_indices",
         _without_pool("checkpoint_offsets"), "The states are stored in the pool that it points into.",
     ),
-    Check(
+    Requirement(
         "initial_state.shape", "initial_state",
         _states_asked,
         _bad_state,
         "One state per sequence and value head, all in one layout; of a pool, name slots in ssm_state_indices.",
     ),
-    Check(
+    Requirement(
         "initial_state.dtype", "initial_state",
         lambda c: "a tensor of a float dtype" if c.recurrent else
         "a tensor of float32 or of q's dtype, or a pool of any float dtype",
@@ -501,46 +501,46 @@ KIND: tuple[Check, ...] = (
     dtype_row("do", "a tensor of a float dtype"),
     _shape_row("dht", "N HV K V", "dht is the gradient of the final states, in their layout.", states=True),
     dtype_row("dht", "a tensor of a float dtype"),
-    Check(
+    Requirement(
         "ssm_state_indices.shape", "ssm_state_indices",
         lambda c: f"[N={c.N}]" + (f" or [N={c.N}, S >= 1]" if c.recurrent else ""), _bad_slots,
         "One slot per sequence; fused_recurrent_kda also accepts one per token of each.",
     ),
     dtype_row("ssm_state_indices", "a tensor of int32 or int64"),
-    Check(
+    Requirement(
         "ssm_state_indices.pool", "initial_state", "the pool that ssm_state_indices points into",
         lambda c: when(c.inputs.ssm_state_indices is not None and c.inputs.initial_state is None, "None"),
         "Pass initial_state=pool.",
     ),
-    Check(
+    Requirement(
         "ssm_state_indices.intermediate", "return_intermediate_states", "left out beside ssm_state_indices",
         lambda c: when(c.inputs.ssm_state_indices is not None and c.options.return_intermediate_states, "True"),
         "Pass checkpoint_offsets and checkpoint_indices: those states are stored in the pool.",
     ),
-    Check(
+    Requirement(
         "ssm_state_indices.backward", "ssm_state_indices", "left out of a backward",
         lambda c: when(c.op == "chunk_kda_bwd" and c.inputs.ssm_state_indices is not None, "a pool"),
         "A pool is for inference; pass initial_state=pool[slots] to train.",
     ),
     _shape_row("initial_state_indices", "N", "One slot per sequence, -1 to start from zero."),
     dtype_row("initial_state_indices", "a tensor of int32 or int64"),
-    Check(
+    Requirement(
         "checkpoint_offsets.shape", "checkpoint_offsets", lambda c: f"[N={c.N}, E >= 1]", _bad_checkpoints,
         "One row per sequence; a slot of -1 in checkpoint_indices leaves an entry out.",
     ),
     dtype_row("checkpoint_offsets", "a tensor of int32 or int64"),
-    Check(
+    Requirement(
         "checkpoint_indices.shape", "checkpoint_indices", "of the shape of checkpoint_offsets", _other_checkpoints,
         "Pass both: the slot of each state that is stored.",
     ),
     dtype_row("checkpoint_indices", "a tensor of int32 or int64"),
     _shape_row("num_accepted_tokens", "N", "One count per sequence."),
     dtype_row("num_accepted_tokens", "a tensor of int32 or int64"),
-    Check(
+    Requirement(
         "num_accepted_tokens.slots", "num_accepted_tokens", "used with ssm_state_indices [N, S]",
         _no_slots_per_token, "It says from which slot each sequence continues.",
     ),
-    Check(
+    Requirement(
         "inplace_final_state.state", "inplace_final_state", "used with an initial_state",
         lambda c: when(c.options.inplace_final_state and c.inputs.initial_state is None, "initial_state=None"),
         "The final states are written into initial_state: pass one, or inplace_final_state=False.",
@@ -565,7 +565,7 @@ def _differing(c: Call) -> str | None:
     return f"{b.tolist()[:8]} beside {a.tolist()[:8]}" if on_cpu(a) else f"shape {shape_of(b)} beside {shape_of(a)}"
 
 
-def _range_row(name: str, fix: str) -> Check:
+def _range_row(name: str, fix: str) -> Requirement:
     def found(c: Call) -> str | None:
         x = c.tensor(name)
         if not on_cpu(x) or not x.numel():
@@ -574,7 +574,7 @@ def _range_row(name: str, fix: str) -> Check:
         return when(low < -1 or high >= slots, f"slot {low if low < -1 else high} of a pool of {slots}")
 
     asked = "slots of the pool, or -1 for " + ("padding" if name == "ssm_state_indices" else "none")
-    return Check(f"{name}.range", name, asked, found, fix)
+    return Requirement(f"{name}.range", name, asked, found, fix)
 
 
 def _shared_slot(c: Call) -> str | None:
@@ -608,8 +608,8 @@ def _bad_checkpoint(c: Call) -> str | None:
     if ends is None and c.inputs.cu_seqlens is not None:
         return None
     lengths = [c.T] * c.N if ends is None else [end - start for start, end in zip(ends, ends[1:], strict=False)]
-    for n, (at, to) in enumerate(zip(x.tolist(), slots.tolist(), strict=True)):
-        for offset, slot in zip(at, to, strict=True):
+    for n, row in enumerate(zip(x.tolist(), slots.tolist(), strict=True)):
+        for offset, slot in zip(*row, strict=True):
             if slot >= 0 and (offset % c.options.chunk_size or not 0 <= offset <= lengths[n]):
                 return f"{offset} in sequence {n} of {lengths[n]} tokens, chunk_size={c.options.chunk_size}"
     return None
@@ -617,8 +617,8 @@ def _bad_checkpoint(c: Call) -> str | None:
 
 def _checkpoint_twice(c: Call) -> str | None:
     x, slots = c.inputs.checkpoint_offsets, c.inputs.checkpoint_indices
-    for n, (at, to) in enumerate(zip(x.tolist(), slots.tolist())) if on_cpu(x) and on_cpu(slots) else ():
-        stored = [offset for offset, slot in zip(at, to) if slot >= 0]
+    for n, row in enumerate(zip(x.tolist(), slots.tolist())) if on_cpu(x) and on_cpu(slots) else ():
+        stored = [offset for offset, slot in zip(*row) if slot >= 0]
         if twice := [offset for offset in stored if stored.count(offset) > 1]:
             return f"{twice[0]} twice in sequence {n}"
     return None
@@ -659,50 +659,51 @@ def _shared_state(c: Call) -> str | None:
     return written.shared((*c.inputs, c.out), (*Inputs._fields, "out"), ["initial_state"])
 
 
-VALUES: tuple[Check, ...] = (
-    Check(
+VALUES: tuple[Requirement, ...] = (
+    Requirement(
         offsets.CHECK, "cu_seqlens", offsets.ASKED, lambda c: _bad_offsets(c, "cu_seqlens"), offsets.FIX,
     ),
-    Check(
+    Requirement(
         "cu_seqlens_cpu.values", "cu_seqlens_cpu", offsets.ASKED, lambda c: _bad_offsets(c, "cu_seqlens_cpu"),
         "Pass cu_seqlens.cpu().",
     ),
-    Check("cu_seqlens_cpu.differs", "cu_seqlens_cpu", "equal to cu_seqlens", _differing, "Pass cu_seqlens.cpu()."),
+    Requirement("cu_seqlens_cpu.differs", "cu_seqlens_cpu", "equal to cu_seqlens", _differing,
+                "Pass cu_seqlens.cpu()."),
     _range_row("ssm_state_indices", "Grow the pool, or check the slot allocator."),
     _range_row("initial_state_indices", "Start from a slot that holds a state, or from zero with -1."),
     _range_row("checkpoint_indices", "Grow the pool, or check the slot allocator."),
-    Check(
+    Requirement(
         "checkpoint_indices.shared", "checkpoint_indices", "slots that no other state of the call is written to",
         _shared_checkpoint, "Give each stored state a slot of its own.",
     ),
-    Check(
+    Requirement(
         "checkpoint_offsets.values", "checkpoint_offsets", "multiples of chunk_size from 0 to the sequence's length",
         _bad_checkpoint, "States exist between chunks; use -1 in checkpoint_indices for entries that are not wanted.",
     ),
-    Check(
+    Requirement(
         "checkpoint_offsets.twice", "checkpoint_offsets", "different for every state that is stored of a sequence",
         _checkpoint_twice, "A state is stored in one slot: copy it from there, or use -1 in checkpoint_indices.",
     ),
-    Check(
+    Requirement(
         "ssm_state_indices.layout", "initial_state", "a pool whose slots are each contiguous", _gaps_in_states,
         "Only the distance between slots may be larger than a slot; use initial_state.contiguous().",
     ),
-    Check(
+    Requirement(
         "ssm_state_indices.shared", "ssm_state_indices", "different for every sequence whose state is written in place",
         _shared_slot, "Two sequences would write the same state; give each its own slots.",
     ),
-    Check(
+    Requirement(
         "ssm_state_indices.per_token", "ssm_state_indices", "[N, S] with S at least the longest sequence",
         _too_few_slots, "The state after every token is stored; give each token a slot.",
     ),
-    Check(
+    Requirement(
         "num_accepted_tokens.range", "num_accepted_tokens", "from 1 to S", _bad_count,
         "At least one token of the last step was accepted.",
     ),
     _own_memory_row("initial_state", "inplace_final_state.overlap", lambda c: c.options.inplace_final_state),
     _own_memory_row("out", "out.overlap", lambda c: True),
-    Check("inplace_final_state.negated", "initial_state", written.NEGATED, _negated_state, written.NEGATED_FIX),
-    Check("inplace_final_state.shared", "initial_state", written.SHARED, _shared_state, written.SHARED_FIX),
+    Requirement("inplace_final_state.negated", "initial_state", written.NEGATED, _negated_state, written.NEGATED_FIX),
+    Requirement("inplace_final_state.shared", "initial_state", written.SHARED, _shared_state, written.SHARED_FIX),
 )
 
 OUT = tuple(row for row in (*CALLER, *KIND, *VALUES) if row.argument == "out")
@@ -743,20 +744,17 @@ ELSEWHERE = {
 # from a call to its Problem
 
 
-_known: dict[tuple, Problem] = {}
-_SEEN = operator.attrgetter("shape", "dtype", "device")
+_PROBLEMS: Memo[Problem] = Memo()
 
 
 def problem_of(c: Call, direction: str = "forward") -> Problem:
-    """The checked Problem of a call; a known kind of call costs one look-up and the VALUES."""
+    """Return the checked Problem of a call; a remembered kind of call costs one look-up and the VALUES."""
     tensors = c.inputs if c.do is c.dht is c.out is None else (*c.inputs, c.do, c.dht, c.out)
-    key = (c.op, direction, c.options, *[x if x is None else _SEEN(x) for x in tensors])
-    problem = _known.get(key)
+    key = kind_of_call(tensors, c.op, direction, c.options)
+    problem = _PROBLEMS.get(key)
     if problem is None:
         check(c, (*CALLER, *KIND))                                             # an operator's arguments satisfy CALLER
-        if len(_known) >= 4096:
-            _known.clear()
-        problem = _known[key] = _describe(c, direction)
+        problem = _PROBLEMS.remember(key, _describe(c, direction))
     if c.inputs.cu_seqlens is not None or c.recurrent or c.inputs.ssm_state_indices is not None:
         check(c, VALUES)
     return problem

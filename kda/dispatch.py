@@ -98,25 +98,25 @@ def backend_asked(argument: str | None = None) -> str:
     return _named_by_context.get() or os.environ.get("KDA_BACKEND") or "auto"
 
 
-class Place(NamedTuple):
+class BackendSource(NamedTuple):
     """The place in which a call's backend is named."""
 
     argument: str                                        # the name that errors use for it
     written: str                                         # how it is written there
 
 
-def place_of(asked: object) -> Place:
+def place_of(asked: object) -> BackendSource:
     """Return the place that a name comes from: the context or environment where it is in force, else the argument."""
     context = _named_by_context.get()
     if context and asked == context:
-        return Place("use_backend(name)", f"use_backend({asked!r})")
+        return BackendSource("use_backend(name)", f"use_backend({asked!r})")
     if not context and asked and asked == os.environ.get("KDA_BACKEND"):
-        return Place("KDA_BACKEND", f"KDA_BACKEND={asked}")
-    return Place("backend", f"backend={asked!r}")
+        return BackendSource("KDA_BACKEND", f"KDA_BACKEND={asked}")
+    return BackendSource("backend", f"backend={asked!r}")
 
 
 def backend_of_backward(asked: str) -> str:
-    """The name in force for the backward of a recorded forward: the same, or "auto" if it lacks some backwards."""
+    """Return the name in force for a training call's backward: the same, or "auto" if it lacks some backwards."""
     alone = any(c.backend == asked and (c.some_backwards or not c.backward) for c in capabilities())
     return "auto" if alone else asked
 
@@ -272,44 +272,44 @@ def capability(backend: str) -> Capability:
 
 
 @functools.lru_cache(maxsize=1024)
-def recorder(problem: Problem, backend: str) -> str:
-    """The backend of a recorded forward: `backend`, or that of the backward if `backend` keeps nothing for it."""
-    if capability(backend).keeps:
+def training_backend(problem: Problem, backend: str) -> str:
+    """Return the backend of a training forward: `backend`, or the backward's if `backend` saves nothing for it."""
+    if capability(backend).saves:
         return backend
     return choose(dataclasses.replace(problem, direction="backward")).backend
 
 
-def what_is_kept(problem: Problem, asked: str, states: bool = False) -> Save:
-    """What a recorded forward keeps, with the backend name `asked` in force.  Unless everything is requested, it keeps
-    nothing on a CPU, where keeping only costs memory, and nothing for a backend with its own layout, which can also
-    keep `states` alone."""
-    return _what_is_kept(problem, asked, states, stand_in())
+def what_is_saved(problem: Problem, asked: str, states: bool = False) -> Save:
+    """Return what a training forward saves, with the backend name `asked` in force.  Unless everything is requested,
+    it saves nothing on a CPU, where that only costs memory, and nothing for a backend with its own layout, which can
+    also save `states` alone."""
+    return _what_is_saved(problem, asked, states, stand_in())
 
 
 @functools.lru_cache(maxsize=4096)
-def _what_is_kept(problem: Problem, asked: str, states: bool, host: Host | None) -> Save:
+def _what_is_saved(problem: Problem, asked: str, states: bool, host: Host | None) -> Save:
     on_gpu = problem.is_gpu or host is not None
-    if on_gpu and keeps_own(problem, asked):
+    if on_gpu and saves_opaque(problem, asked):
         return Save.OWN if problem.disable_recompute else Save.STATES if states else Save.NOTHING
     if problem.disable_recompute:
         return Save.ALL
-    if problem.intermediate_states and keeps_own(dataclasses.replace(problem, intermediate_states=False), asked):
+    if problem.intermediate_states and saves_opaque(dataclasses.replace(problem, intermediate_states=False), asked):
         forward = dataclasses.replace(problem, direction="forward")
-        if not capability(choose(forward, asked).backend).keeps:
+        if not capability(choose(forward, asked).backend).saves:
             return Save.NOTHING
     return Save.PRODUCTS if on_gpu else Save.NOTHING
 
 
-def keeps_own(problem: Problem, asked: str) -> bool:
-    """Whether one backend with its own layout of kept tensors runs both directions of a recorded call."""
+def saves_opaque(problem: Problem, asked: str) -> bool:
+    """Return whether one backend with its own layout of saved tensors runs both directions of a training call."""
     forward = dataclasses.replace(problem, direction="forward", disable_recompute=False)
     backward = dataclasses.replace(forward, direction="backward")
-    made, read = choose(forward, asked).backend, choose(backward, backend_of_backward(asked)).backend
-    return made == read and capability(read).keeps_own and not problem.intermediate_states
+    writer, reader = choose(forward, asked).backend, choose(backward, backend_of_backward(asked)).backend
+    return writer == reader and capability(reader).saves_opaque and not problem.intermediate_states
 
 
 class Route(NamedTuple):
-    """The backends of a recorded call, and what is kept between its directions."""
+    """The backends of a training call, and what is saved between its directions."""
 
     save: Save
     backend: str                                         # the forward's
@@ -328,7 +328,7 @@ def _route(problem: Problem, asked: str, save: Save, host: Host | None) -> Route
     forward = dataclasses.replace(problem, disable_recompute=save is Save.ALL)
     backend = choose(forward, asked).backend
     if save is Save.PRODUCTS:
-        backend = recorder(forward, backend)
+        backend = training_backend(forward, backend)
     backward = dataclasses.replace(forward, direction="backward")
     return Route(save, backend, forward, backward, backend_of_backward(asked), set())
 

@@ -87,9 +87,9 @@ def _registries() -> dict[str, Any]:
     if _fla is not None and not _differs(chunk):
         if getattr(_fla, "_DISPATCH_DISABLED", False):
             return {}
-        own = getattr(_fla, "_function_registries", {}).get(chunk)
-        if own is not None:                                                    # from 0.6
-            return {name: _fla._get_operation_registry("kda") for name in FUNCTIONS} | {"chunk_kda": own}
+        registry = getattr(_fla, "_function_registries", {}).get(chunk)
+        if registry is not None:                                                    # from 0.6
+            return {name: _fla._get_operation_registry("kda") for name in FUNCTIONS} | {"chunk_kda": registry}
         if hasattr(getattr(_fla, "BackendRegistry", None), "ensure_initialized"):        # 0.5
             _fla.BackendRegistry.ensure_initialized("kda")
             operation = _fla.BackendRegistry._registries["kda"]

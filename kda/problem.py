@@ -191,18 +191,18 @@ class Problem:
             "bounded": {"gate": "bounded", "A_log": True, "lower_bound": -5.0}, "l2norm": {"qk_l2norm": True},
             "cpu": {"device": "cpu"}, "cuda": {"device": "cuda:0"},
         }
-        told: dict[str, Any] = {}  # fields given as name=value: no word overrides them
+        assigned: dict[str, Any] = {}  # fields given as name=value: no word overrides them
         for word in text.replace(",", " ").split():
             name, equals, value = word.partition("=")
             if word in words:
                 fields |= words[word]
             elif equals and name in by_name:
-                told[name] = _parsed(by_name[name], value, word)
+                assigned[name] = _parsed(by_name[name], value, word)
             else:
                 known = ", ".join([*words, *(f"{n}=..." for n in by_name)])
                 meant = _meant(word, words, by_name)
                 raise ValueError(f"--problem: {word!r} is not a known word.{meant} Known: {known}")
-        fields |= told
+        fields |= assigned
         fields.setdefault("HV", fields.get("H", cls.HV))
         if fields["HV"] % fields.get("H", cls.H):
             raise ValueError(f"--problem: HV={fields['HV']} must be a multiple of H={fields.get('H', cls.H)}")
@@ -267,7 +267,7 @@ def _parsed(field: dataclasses.Field, text: str, word: str) -> Any:
 
 
 @dataclass(frozen=True)
-class Step:
+class StepProblem:
     """One call of decode_step without its tensors: the recurrence, and what stands around it."""
 
     core: Problem                            # op="decode", N sequences of T tokens

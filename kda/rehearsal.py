@@ -15,13 +15,13 @@ from .api import (
     bind_a_part,
     fused_recurrent_kda,
     fused_recurrent_kda_fwd,
-    keeps_states,
     operate,
     parallel,
     prepare,
+    saves_states,
 )
-from .bundles import Own, Save, saved_dtypes, saved_shapes
-from .checks import CALLER, RECORDING, REQUIRED, Call, autocasts, check, problem_of, records_gradients
+from .bundles import OpaqueSaved, Save, saved_dtypes, saved_shapes
+from .checks import CALLER, REQUIRED, TRAINING, Call, autocasts, check, is_training, problem_of
 from .dispatch import (
     Choice,
     backend_asked,
@@ -29,10 +29,10 @@ from .dispatch import (
     check_backend_name,
     choose,
     launcher,
-    recorder,
     route,
+    training_backend,
     weigh,
-    what_is_kept,
+    what_is_saved,
 )
 from .errors import InputError, NoBackendError
 from .gates import wide_dtype
@@ -47,8 +47,8 @@ class Explanation:
     """What `explain` returns. Printed, it is its text; an interactive session shows that text, too."""
 
     forward: Choice
-    backward: Choice | None = None           # None: no gradients are recorded
-    notes: tuple[str, ...] = ()              # which backend runs a recorded forward, what is kept, how maps are made
+    backward: Choice | None = None           # None: no gradients are wanted
+    notes: tuple[str, ...] = ()              # which backend runs a training forward, what is saved, how maps are made
 
     @property
     def backend(self) -> str | None:
@@ -93,13 +93,13 @@ def explain(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, *args: Any
         parallel().operators.check_tokens("explain", context, inputs.q)
     asked = backend_asked(options.backend)
     check_backend_name(asked)
-    recorded = records_gradients(inputs)
-    directions = ("forward", "backward") if recorded else ("forward",)
+    training = is_training(inputs)
+    directions = ("forward", "backward") if training else ("forward",)
     save = Save.NOTHING
-    if recorded:
+    if training:
         problem = problem_of(Call("explain", inputs, options))
         with contextlib.suppress(NoBackendError):                              # the error is reported below
-            save = what_is_kept(problem, asked, keeps_states(options))
+            save = what_is_saved(problem, asked, saves_states(options))
     if save is not Save.ALL:
         options = options._replace(disable_recompute=False)
     choices, notes = [], []
@@ -108,19 +108,19 @@ def explain(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, *args: Any
         name = asked if direction == "forward" else backend_of_backward(asked)
         choices.append(weigh(problem, detect(problem.device), name))
     takers = [choice.backend for choice in choices]
-    if recorded and all(takers):
-        made = takers[0]
-        assert made is not None
+    if training and all(takers):
+        writer = takers[0]
+        assert writer is not None
         if save is Save.PRODUCTS:
-            made = recorder(choices[0].problem, takers[0])
-            if made != takers[0]:
+            writer = training_backend(choices[0].problem, takers[0])
+            if writer != takers[0]:
                 notes.append(
-                    f"{made} also runs the forward: gradients are recorded, and {takers[0]} keeps nothing for them"
+                    f"{writer} also runs the forward: gradients are recorded, and {takers[0]} keeps nothing for them"
                 )
-        notes.append(_what_is_kept(save, choices[1].problem, made, inputs.q.dtype))
+        notes.append(_what_is_saved(save, choices[1].problem, writer, inputs.q.dtype))
     if context is not None and takers[0]:
         notes.append(parallel().operators.maps.how(choices[0].problem, asked))
-    return Explanation(choices[0], choices[1] if recorded else None, tuple(notes))
+    return Explanation(choices[0], choices[1] if training else None, tuple(notes))
 
 
 def rehearse(function: str, /, *args: Any, **keywords: Any) -> tuple[Choice, ...]:
@@ -136,12 +136,12 @@ def rehearse(function: str, /, *args: Any, **keywords: Any) -> tuple[Choice, ...
     try:
         call = _call_of(function, args, keywords)
         problem, asked = operate(problem_of, call, call), backend_asked(call.options.backend)
-        check(call, RECORDING)
+        check(call, TRAINING)
     except InputError as error:
         raise error.as_of(function) from None
-    if call.recurrent or not records_gradients(call.inputs):
+    if call.recurrent or not is_training(call.inputs):
         return (choose(problem, asked),)
-    way = route(problem, asked, what_is_kept(problem, asked, keeps_states(call.options)))
+    way = route(problem, asked, what_is_saved(problem, asked, saves_states(call.options)))
     return choose(way.forward, asked), choose(way.backward, way.asked)
 
 
@@ -183,12 +183,12 @@ def _arguments(function: str, args: tuple, keywords: dict[str, Any]) -> dict[str
 _SIGNATURES = {f.__name__: inspect.signature(f) for f in (fused_recurrent_kda, fused_recurrent_kda_fwd)}
 
 
-def _what_is_kept(save: Save, p: Problem, backend: str, dtype: torch.dtype) -> str:
-    """One line about what is kept between forward and backward."""
+def _what_is_saved(save: Save, p: Problem, backend: str, dtype: torch.dtype) -> str:
+    """Return one line about what is saved between forward and backward."""
     if save is Save.NOTHING:
         return "between forward and backward nothing is kept but the inputs"
-    if save.kind is Own:
-        size = launcher(backend).kept_bytes(p, save)
+    if save.kind is OpaqueSaved:
+        size = launcher(backend).saved_bytes(p, save)
     else:
         shapes = saved_shapes(p.B, p.T, p.N, p.HV, p.K, p.V, p.C, p.packed)
         dtypes = saved_dtypes(dtype, wide_dtype(dtype))

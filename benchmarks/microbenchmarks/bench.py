@@ -69,10 +69,10 @@ class Bench:
         """Describe a contiguous bf16 tensor; the first dimension is the contiguous one."""
         if self.way == "dry":
             return bytes(128)
-        strides, at = [], 2
+        strides, stride = [], 2
         for size in dims[:-1]:
-            at *= size
-            strides.append(at)
+            stride *= size
+            strides.append(stride)
         return launching.tensor_map(
             address=tensor.data_ptr(), dtype="bfloat16", dims=dims, strides=strides, box=box, swizzle=swizzle
         )

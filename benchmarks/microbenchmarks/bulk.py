@@ -98,7 +98,7 @@ def loads(bench: Bench, memory: Tensor) -> None:
         bench.flush()
         shape = dict(block=32, dynamic_shared=size, runs=1)
         places = [fresh(memory, n) for n in range(bench.runs)]
-        clocks = [bench.clocks(built, trips, at, 64 * MIB, size, **shape)[0] for at in places]
+        clocks = [bench.clocks(built, trips, place, 64 * MIB, size, **shape)[0] for place in places]
         bench.each(f"bulk load of {size}, HBM: latency", clocks, trips, built.fault)
     for size in SIZES[1:]:
         stages = min(STAGES, IN_FLIGHT // size)
@@ -121,8 +121,8 @@ def loads(bench: Bench, memory: Tensor) -> None:
 def boxes(bench: Bench, memory: Tensor) -> None:
     trips, rows = bench.trips(TRIPS), min(L2, memory.numel() * 4) // (2 * WIDE)
     params = "const __grid_constant__ Map map, u32 bytes, u32 rows, u32 columns, u32 high, const void* memory"
-    at = f"step * columns & {WIDE - 1}, (step * columns / {WIDE} * gridDim.x + blockIdx.x) * high & (rows - 1)"
-    issue = f"load_box(to, &map, {at}, here);"
+    coordinates = f"step * columns & {WIDE - 1}, (step * columns / {WIDE} * gridDim.x + blockIdx.x) * high & (rows - 1)"
+    issue = f"load_box(to, &map, {coordinates}, here);"
     single = bench.build(one_at_a_time(issue, params), {"UTMALDG": 1})
     for columns, high in BOXES:
         map_ = bench.tensor_map(memory, (WIDE, rows), (columns, high), SWIZZLES[columns])
@@ -308,7 +308,7 @@ def prefetches(bench: Bench, memory: Tensor) -> None:
             bench.flush()
             shape, trips = dict(block=32, dynamic_shared=size, runs=1), 32
             places = [fresh(memory, n) for n in range(bench.runs)]
-            found = [bench.clocks(built, trips, at, 64 * MIB, size, **shape)[0] for at in places]
+            found = [bench.clocks(built, trips, place, 64 * MIB, size, **shape)[0] for place in places]
             bench.each(f"bulk load of {size} after {name}", found, trips + frame.WARM, built.fault)
 
 

@@ -72,14 +72,14 @@ def the_gpu() -> Gpu | None:
 
 def in_child(work: Callable[[Callable[[Message], Any]], Any], limit: float) -> Iterator[Message]:
     """What `work` sends from a process of its own, until it is done or its time is over."""
-    here, there = _FORK.Pipe(duplex=False)
-    child = _FORK.Process(target=_run, args=(work, there), daemon=True)
+    receiver, sender = _FORK.Pipe(duplex=False)
+    child = _FORK.Process(target=_run, args=(work, sender), daemon=True)
     child.start()
-    there.close()
+    sender.close()
     ends = time.monotonic() + limit
     try:
-        while here.poll(max(ends - time.monotonic(), 0)):
-            message = here.recv()
+        while receiver.poll(max(ends - time.monotonic(), 0)):
+            message = receiver.recv()
             yield message
             if message.kind in ("done", "failed", "skip"):
                 return
@@ -93,7 +93,7 @@ def in_child(work: Callable[[Callable[[Message], Any]], Any], limit: float) -> I
         if child.is_alive():
             child.kill()
             child.join(LATE)
-        here.close()
+        receiver.close()
 
 
 def _run(work: Callable, pipe: Any) -> None:

@@ -45,12 +45,12 @@ def chased(bench: Bench) -> None:
             bench.flush()
         elif bench.gpu:
             memory.sum()                     # into L2, wherever the writes have left it
-        at = memory.data_ptr()
+        address = memory.data_ptr()
         for _ in range(bench.runs):
-            found += bench.clocks(built[how], trips, at, memory, block=1, runs=1)
+            found += bench.clocks(built[how], trips, address, memory, block=1, runs=1)
             low, high = bench.results(2)
-            at = low | high << 32 if bench.gpu else at
-        inside = memory.data_ptr() <= at < memory.data_ptr() + memory.numel() * 8
+            address = low | high << 32 if bench.gpu else address
+        inside = memory.data_ptr() <= address < memory.data_ptr() + memory.numel() * 8
         fault = bench.wrong("the chase left its ring", inside)
         bench.each(f"{name}: latency", found, trips * UNROLLED, built[how].fault, fault)
 
@@ -99,16 +99,16 @@ def stream_source(kind: str, unrolled: int) -> str:
     """Each trip a CTA goes over its next blockDim x unrolled x 16 bytes; `same` CTAs go over the same ones."""
     first, second = [], []
     for n in range(unrolled):
-        at = f'"l"(p + {n} * blockDim.x)'
+        address = f'"l"(p + {n} * blockDim.x)'
         if kind == "write":
-            first.append(frame.asm("st.global.v4.b32 [%0], {%1, %1, %1, %1};", "", f'{at}, "r"(one)'))
+            first.append(frame.asm("st.global.v4.b32 [%0], {%1, %1, %1, %1};", "", f'{address}, "r"(one)'))
         elif kind == "red":
-            first.append(frame.asm("red.global.add.f32 [%0], %1;", "", f'{at}, "r"(zero)'))
+            first.append(frame.asm("red.global.add.f32 [%0], %1;", "", f'{address}, "r"(zero)'))
         elif kind == "red.v4":
-            first.append(frame.asm("red.global.add.v4.f32 [%0], {%1, %1, %1, %1};", "", f'{at}, "r"(zero)'))
+            first.append(frame.asm("red.global.add.v4.f32 [%0], {%1, %1, %1, %1};", "", f'{address}, "r"(zero)'))
         elif kind == "L1":
             outs = frame.registers("=r", [f"a{n}.{w}" for w in "xyzw"])
-            first.append(f"Four a{n};\n" + frame.asm("ld.global.ca.v4.b32 {%0, %1, %2, %3}, [%4];", outs, at))
+            first.append(f"Four a{n};\n" + frame.asm("ld.global.ca.v4.b32 {%0, %1, %2, %3}, [%4];", outs, address))
         else:
             first.append(f"      Four a{n} = load(p + {n} * blockDim.x);")
         if kind in ("read", "L1"):
@@ -222,16 +222,16 @@ def loaded(bench: Bench) -> None:
     shape = dict(grid=bench.sms, block=1024, dynamic_shared=ONE_CTA, runs=1)
     for name, size, stride, region in (("L2", 8 * MIB, LINE, L2), ("HBM", 1024 * MIB, 4096, HBM)):
         chain, begin = ring(bench, size, stride), 0
-        at, count = chain.data_ptr(), min(region, memory.numel() * 4) // 16
+        address, count = chain.data_ptr(), min(region, memory.numel() * 4) // 16
         if name == "HBM":
             bench.flush()
         for busy in (0, 8, 16, 32, 64, 96, bench.sms - 1) if bench.gpu else (0, bench.sms - 1):
             waits, moved = [], []
             for _ in range(bench.runs):
                 begin += 3500 // max(busy, 1)                                # no launch reads what the last one read
-                (spans,) = bench.spans(built, window, at, begin, busy, memory, count, chain, **shape)
+                (spans,) = bench.spans(built, window, address, begin, busy, memory, count, chain, **shape)
                 low, high = bench.results(2)
-                at = low | high << 32 if bench.gpu else at
+                address = low | high << 32 if bench.gpu else address
                 steps, took = spans[0, 0].tolist()
                 waits.append(took / max(steps, 1))
                 others = spans[1 : busy + 1].double()
@@ -250,8 +250,8 @@ def copy_source(count: int, left: int) -> str:
     step = f"(trip++ * gridDim.x + blockIdx.x) * {16 * count} * blockDim.x"
     lines = [f"      const char* from = memory + ((u64){step} & (size - 1)) + 16 * threadIdx.x;"]
     for n in range(count):
-        there = f'"r"(to + {n} * 16 * blockDim.x), "l"(from + {n} * 16 * blockDim.x)'
-        lines.append(frame.asm("cp.async.cg.shared.global [%0], [%1], 16;", "", there))
+        addresses = f'"r"(to + {n} * 16 * blockDim.x), "l"(from + {n} * 16 * blockDim.x)'
+        lines.append(frame.asm("cp.async.cg.shared.global [%0], [%1], 16;", "", addresses))
     lines += [frame.asm("cp.async.commit_group;"), frame.asm(f"cp.async.wait_group {left};")]
     setup = "u32 trip = 0, to = address(smem) + 16 * threadIdx.x;"
     ends = "sync_all(); out[threadIdx.x] = smem[threadIdx.x];"

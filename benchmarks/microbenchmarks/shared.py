@@ -31,8 +31,8 @@ class Access(NamedTuple):
     def place(self) -> str:
         return self.lanes or f"LANE * {self.stride or 4 * self.words}"
 
-    def line(self, names: list[str], at: str) -> str:
-        ins = frame.registers("r", [*names, at] if self.stores else [at])
+    def line(self, names: list[str], address: str) -> str:
+        ins = frame.registers("r", [*names, address] if self.stores else [address])
         return frame.asm(self.ptx, "" if self.stores else frame.registers("=r", names), ins)
 
 
@@ -43,17 +43,17 @@ def vector(words: int) -> tuple[str, str]:
 
 def load(width: int, stride: int = 0, lanes: str = "", where: str = "shared") -> Access:
     words, opcode = width // 32, "LDS" if where == "shared" else "LD"
-    of, names = vector(words)
+    suffix, names = vector(words)
     sass = opcode if width == 32 or opcode == "LD" else f"{opcode}.{width}"
     how = "volatile." if where == "shared" else ""                           # which is .sys for a neighbour's
-    return Access(f"ld.{how}{where}{of}.b32 {names}, [%{words}];", words, sass, False, stride, lanes)
+    return Access(f"ld.{how}{where}{suffix}.b32 {names}, [%{words}];", words, sass, False, stride, lanes)
 
 
 def store(width: int, stride: int = 0, where: str = "shared") -> Access:
     words, opcode = width // 32, "STS" if where == "shared" else "ST"
-    of, names = vector(words)
+    suffix, names = vector(words)
     sass = opcode if width == 32 or opcode == "ST" else f"{opcode}.{width}"
-    return Access(f"st.{where}{of}.b32 [%{words}], {names};", words, sass, True, stride)
+    return Access(f"st.{where}{suffix}.b32 [%{words}], {names};", words, sass, True, stride)
 
 
 def matrices(count: int, stores: bool = False, trans: str = "") -> Access:
@@ -118,14 +118,14 @@ def chase_source(access: Access) -> str:
     """The first word of each access is the address of the next."""
     names = ["at", "more1", "more2", "more3"][: access.words]
     use = "".join(f" all ^= {name};" for name in names[1:])
-    own = f"for (u32 w = 0; w < {access.words}; ++w) ((u32*)smem)[(at - address(smem)) / 4 + w] = at;"
+    each_word = f"for (u32 w = 0; w < {access.words}; ++w) ((u32*)smem)[(at - address(smem)) / 4 + w] = at;"
     rows = "for (u32 i = LANE; i < 128; i += 32) ((u32*)smem)[i] = address(smem) + 16 * (i / 4);"
     return frame.loop(
         "\n".join([access.line(names, "at") + use] * UNROLLED),
         setup=f"""u32 at = address(smem) + {access.place}, all = 0, more1 = 0, more2 = 0, more3 = 0;
   for (u32 i = LANE; i < {SHARED // 4}; i += 32) ((u32*)smem)[i] = address(smem) + 4 * i;
   sync_all();
-  {rows if access.lanes else own}
+  {rows if access.lanes else each_word}
   sync_all();""",
         finish="out[threadIdx.x] = at; out[32 + threadIdx.x] = all;",
         threads=32,
@@ -186,8 +186,8 @@ def neighbours(bench: Bench) -> None:
     clocks = bench.clocks(built, trips, 0, 512, grid=2, cluster=2, block=32, dynamic_shared=512)
     bench.each("neighbour's LDS.32: latency", clocks, trips * UNROLLED, built.fault)
     step = 512 * WARPS
-    for kind, of in (("LDS.128", load), ("STS.128", store)):
-        access = of(128, where="shared::cluster")
+    for kind, operation in (("LDS.128", load), ("STS.128", store)):
+        access = operation(128, where="shared::cluster")
         body = f"      {ANEW}\n{accesses(access, several, step)}"
         text = frame.loop(body, setup, finish, "u32 zero, u32 shared", threads=32 * WARPS, drain="cluster_sync();")
         built = bench.build(text, {access.sass: several})

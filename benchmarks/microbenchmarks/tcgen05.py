@@ -43,10 +43,10 @@ class Product(NamedTuple):
 
     def line(self, step: int) -> str:
         kind = "f16" if self.type == "bf16" else "tf32"
-        at = step % 4 * 32 >> 4
-        a = f'"r"(tmem + {A_COLUMN + 8 * (step % 4)})' if self.a == "TS" else f'"l"(desc_a + {at})'
+        offset = step % 4 * 32 >> 4
+        a = f'"r"(tmem + {A_COLUMN + 8 * (step % 4)})' if self.a == "TS" else f'"l"(desc_a + {offset})'
         mma = f"tcgen05.mma.cta_group::{self.group}.kind::{kind} [%0], {'[%1]' if self.a == 'TS' else '%1'}, %2, %3, p;"
-        ins = f'"r"(tmem), {a}, "l"(desc_b + {at}), "r"({self.descriptor}u)'
+        ins = f'"r"(tmem), {a}, "l"(desc_b + {offset}), "r"({self.descriptor}u)'
         return frame.asm(f"{{ .reg .pred p; setp.ne.b32 p, 1, 0; {mma} }}", "", ins)
 
 
@@ -159,13 +159,13 @@ def moved(kind: str, shape: str, width: int, turn: int) -> tuple[str, list[str]]
     """A load or a store of so many columns, and the registers that it has."""
     names = [f"x{turn if kind == 'ld' else 0}_{n}" for n in range(width * EACH[shape])]
     regs = "{" + ", ".join(f"%{n}" for n in range(len(names))) + "}"
-    at = f"mine + {turn * COLUMNS_OF[shape] * width}"
+    address = f"mine + {turn * COLUMNS_OF[shape] * width}"
     text = f"tcgen05.{kind}.sync.aligned.{shape}.x{width}.b32"
     if kind == "ld":
         outs = ", ".join(f'"=r"({x})' for x in names)
-        return f'asm volatile("{text} {regs}, [%{len(names)}];" : {outs} : "r"({at}) : "memory");', names
+        return f'asm volatile("{text} {regs}, [%{len(names)}];" : {outs} : "r"({address}) : "memory");', names
     ins = ", ".join(f'"r"({x})' for x in names)
-    return f'asm volatile("{text} [%{len(names)}], {regs};" :: {ins}, "r"({at}) : "memory");', names
+    return f'asm volatile("{text} [%{len(names)}], {regs};" :: {ins}, "r"({address}) : "memory");', names
 
 
 def moves(bench: Bench) -> None:

@@ -45,20 +45,20 @@ class Product(NamedTuple):
 
     def line(self, d: str, step: int) -> str:
         """One wgmma on accumulators d[]; `desc_a` and `desc_b` are of step 0."""
-        at = self.n // 2
-        regs = ", ".join(f"%{i}" for i in range(at))
+        operand = self.n // 2
+        regs = ", ".join(f"%{i}" for i in range(operand))
         if self.a == "RS":
-            a = "{" + ", ".join(f"%{at + i}" for i in range(4)) + "}"
+            a = "{" + ", ".join(f"%{operand + i}" for i in range(4)) + "}"
             given = [f'"r"(a{i + (0 if self.same else 4 * (step % STEPS))})' for i in range(4)]
         else:
-            a, given = f"%{at}", [f'"l"(desc_a + {(step % 4 * 32 + step // 4 % 2 * BLOCK_A) >> 4})']
-        at += len(given)
+            a, given = f"%{operand}", [f'"l"(desc_a + {(step % 4 * 32 + step // 4 % 2 * BLOCK_A) >> 4})']
+        operand += len(given)
         plain = step % 4 * 32 + step // 4 % 2 * self.n * ROW
         given.append(f'"l"(desc_b + {(step % STEPS * 2048 if self.transposed else plain) >> 4})')
         tail = [int(self.transposed)] if self.a == "RS" else [0, int(self.transposed)]
         scales = ", ".join(map(str, [1, 1, *(tail if self.type == "bf16" else [])]))
         name = f"wgmma.mma_async.sync.aligned.m64n{self.n}k{DEPTHS[self.type]}.f32.{self.type}.{self.type}"
-        ptx = f"{{ .reg .pred p; setp.ne.b32 p, 1, 0; {name} {{{regs}}}, {a}, %{at}, p, {scales}; }}"
+        ptx = f"{{ .reg .pred p; setp.ne.b32 p, 1, 0; {name} {{{regs}}}, {a}, %{operand}, p, {scales}; }}"
         outs = frame.registers("+f", [f"{d}[{i}]" for i in range(self.n // 2)])
         return f'      asm volatile("{ptx}" : {outs} : {", ".join(given)});'
 

@@ -103,7 +103,7 @@ def host_functions(project, root="", package="", bare=()):
     (extensions in C++, models); the modules inside them are as they are.
     """
 
-    def of(kernel, arch="sm_90a"):
+    def decorator(kernel, arch="sm_90a"):
         def add(function):
             @case(project, kernel, arch)
             def captured(folder):
@@ -118,7 +118,7 @@ def host_functions(project, root="", package="", bare=()):
 
         return add
 
-    return of
+    return decorator
 
 
 def importable(folder: pathlib.Path, root: pathlib.Path, bare) -> None:
@@ -127,8 +127,8 @@ def importable(folder: pathlib.Path, root: pathlib.Path, bare) -> None:
             sys.path.insert(0, path)
     for name in bare:
         if name not in sys.modules:
-            sys.modules[name] = made = types.ModuleType(name)
-            made.__path__ = [str(root / name.replace(".", "/"))]
+            sys.modules[name] = module = types.ModuleType(name)
+            module.__path__ = [str(root / name.replace(".", "/"))]
 
 
 def agree(*pairs, tolerance=1e-4):

@@ -21,11 +21,11 @@ def packed(layer, k, n):
     meant = (whole - 8).half() * scale
     linear = torch.nn.Linear(k, n)
     linear.weight.data = meant.t()
-    made = layer(256, 256, groupsize=-1)
-    made.k, made.n, made.groupsize = k, n, k
-    made.B, made.s = torch.empty((k // 16, n * 2), dtype=torch.int), torch.empty((1, n), dtype=torch.half)
-    made.pack(linear, scale.t())
-    return meant, made.B, made.s
+    module = layer(256, 256, groupsize=-1)
+    module.k, module.n, module.groupsize = k, n, k
+    module.B, module.s = torch.empty((k // 16, n * 2), dtype=torch.int), torch.empty((1, n), dtype=torch.half)
+    module.pack(linear, scale.t())
+    return meant, module.B, module.s
 
 
 def marlin(m, n, k, thread_k, thread_n):

@@ -114,8 +114,8 @@ def triton() -> str:
         for name, size, colour in (("floor", floor, GREEN), ("FLA", fla, RED)):
             parts += [text(NAME - 8, y + 11, name, "end", SOFT), box(NAME, y, size * per, 14, colour, 0.15)]
             words, inside = f"{size:,}", size * per > 0.9 * (WIDTH - NAME - 20)
-            at = NAME + size * per + (-6 if inside else 6)
-            parts.append(text(at, y + 11, words, "end" if inside else "start", SOFT))
+            text_x = NAME + size * per + (-6 if inside else 6)
+            parts.append(text(text_x, y + 11, words, "end" if inside else "start", SOFT))
             y += 19
         y += 16
     return svg(WIDTH, y, *parts, size=12)

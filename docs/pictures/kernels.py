@@ -160,7 +160,7 @@ class Row:
     name: str
     says: str
     bytes: int
-    at: list[int]                            # offsets of each of its places
+    offsets: list[int]                            # offsets of each of its places
     colour: str
     deep: int = 0
 
@@ -188,14 +188,14 @@ def rows_of(struct: Struct, inner: dict[str, Struct], bases: list[int], deep: in
             small.append((name, f))
             continue
         yield from together()
-        at = [base + f.offset for base in bases]
+        offsets = [base + f.offset for base in bases]
         if name not in inner:
-            yield Row(name, shape(f), f.bytes, at, DTYPES.get(f.dtype, ORANGE), deep)
+            yield Row(name, shape(f), f.bytes, offsets, DTYPES.get(f.dtype, ORANGE), deep)
             continue
         count, each = f.shape
         says = f"{count} x {each:,} bytes" if count > 1 else ""
-        yield Row(name, says, f.bytes, at, SOFT, deep)
-        each_base = [a + n * each for a in at for n in range(count)]
+        yield Row(name, says, f.bytes, offsets, SOFT, deep)
+        each_base = [a + n * each for a in offsets for n in range(count)]
         yield from rows_of(inner[name], inner, each_base, deep + 1, least)
     yield from together()
 
@@ -210,17 +210,17 @@ def shared_memory(kernel: Kernel, top: float) -> tuple[list[str], float]:
     rows = list(rows_of(struct, kernel.inner, [0], 0, max(512, end // 400)))
     bottom = y + ROW * len(rows)
     tick = 32768 if end > 100_000 else 8192 if end > 30_000 else 4096
-    for at in range(0, end + 1, tick):
-        x = NAME + at * per_byte
-        parts += [line(x, y - 6, x, bottom, arrow=False), text(x, y - 10, f"{at // 1024}", colour=SOFT)]
+    for address in range(0, end + 1, tick):
+        x = NAME + address * per_byte
+        parts += [line(x, y - 6, x, bottom, arrow=False), text(x, y - 10, f"{address // 1024}", colour=SOFT)]
         parts[-2] = parts[-2].replace(f'stroke="{INK}"', f'stroke="{SOFT}" stroke-opacity="0.35"')
     parts.append(text(NAME - 8, y - 10, "KiB", "end", SOFT))
     for row in rows:
         parts.append(text(10 + 14 * row.deep, y + 14, row.name, "start"))
         each = row.bytes * per_byte
-        for at in row.at:
-            parts.append(box(NAME + at * per_byte, y + 3, max(each, 1.5), ROW - 6, row.colour, 0.35))
-        many = f"{len(row.at)} x " if len(row.at) > 1 and row.deep else ""
+        for address in row.offsets:
+            parts.append(box(NAME + address * per_byte, y + 3, max(each, 1.5), ROW - 6, row.colour, 0.35))
+        many = f"{len(row.offsets)} x " if len(row.offsets) > 1 and row.deep else ""
         parts.append(text(NAME + SCALE + 12, y + 14, row.says, "start", SOFT))
         parts.append(text(WIDTH - 4, y + 14, f"{many}{row.bytes:,}", "end"))
         y += ROW
@@ -233,8 +233,8 @@ def tensor_memory(kernel: Kernel, top: float) -> tuple[list[str], float]:
     begin, end = min(c.begin for c in kernel.tmem), max(c.begin + c.columns for c in kernel.tmem)
     assert begin == 0 and end <= TMEM_COLUMNS
     whole = TMEM_COLUMNS if end > 64 else 64
-    of = f"Tensor memory: {end} of {TMEM_COLUMNS} columns" + (" per CTA" if kernel.ctas > 1 else "")
-    parts = [text(10, top + 12, of, "start", bold=True)]
+    title = f"Tensor memory: {end} of {TMEM_COLUMNS} columns" + (" per CTA" if kernel.ctas > 1 else "")
+    parts = [text(10, top + 12, title, "start", bold=True)]
     y, per = top + 24, (WIDTH - 20) / whole
     colours = [BLUE, GREEN, ORANGE, PURPLE]
     for n, c in enumerate(sorted(kernel.tmem, key=lambda c: c.begin)):
@@ -293,11 +293,11 @@ def time(kernel: Kernel | Timed, found: dict[str, Any]) -> str:
             shapes.setdefault(kind, []).append(shape_)
         y += BAR[row["kind"]]
     step = next(n for e in range(9) for n in (10**e, 2 * 10**e, 5 * 10**e) if ends / n <= 10)
-    for at in range(0, ends + 1, step):
-        x = LABELS + at * per
+    for clocks in range(0, ends + 1, step):
+        x = LABELS + clocks * per
         mark = line(x, 58, x, y + 2, arrow=False).replace(f'stroke="{INK}"', f'stroke="{SOFT}" stroke-opacity="0.4"')
         anchor = "middle" if x < WIDTH - 20 else "end"
-        parts += [mark, text(x if anchor == "middle" else WIDTH - 2, 54, f"{at:,}", anchor, SOFT)]
+        parts += [mark, text(x if anchor == "middle" else WIDTH - 2, 54, f"{clocks:,}", anchor, SOFT)]
     head = f"{kernel.title}: {found['says']}, {ends:,} clocks on {found['chip'].upper()}, predicted"
     parts.insert(0, text(10, 18, head, "start", bold=True))
     x, waits = 10.0, False
@@ -379,11 +379,11 @@ def window(kernel: Kernel | Timed, timeline: Any) -> dict[str, Any]:
             group = "UMMA" if row.name == "tensor core" else UNITS[row.name.rstrip(" 0123")]
         slices = clipped(row.slices, begins, ends)
         if slices:
-            own = kept.setdefault((row.kind, group), [])
-            if row.kind == "unit" and own:
-                own[0]["slices"] = merged(own[0]["slices"] + slices)
+            drawn = kept.setdefault((row.kind, group), [])
+            if row.kind == "unit" and drawn:
+                drawn[0]["slices"] = merged(drawn[0]["slices"] + slices)
             else:
-                own.append({"group": group, "kind": row.kind, "slices": slices})
+                drawn.append({"group": group, "kind": row.kind, "slices": slices})
     length, found = round(ends - begins), [row for some in kept.values() for row in some]
     for row in found:
         row["slices"] = coarse(row["slices"], length / PIXELS)

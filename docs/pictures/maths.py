@@ -50,15 +50,15 @@ def halving(rows: int = 16, size: int = 20) -> str:
             if level < 2:
                 parts.append(line(x, y, x + width * size, y, arrow=False))
         name = f"{rows // width} product{'s' * (width < rows)} of {half} x {half}"
-        at = top + 30 + 60 * level
-        parts += [box(left + (rows + 2) * size, at - 12, 16, 16, colour, 0.35)]
-        parts += [text(left + (rows + 3) * size + 5, at, name, "start")]
+        level_y = top + 30 + 60 * level
+        parts += [box(left + (rows + 2) * size, level_y - 12, 16, 16, colour, 0.35)]
+        parts += [text(left + (rows + 3) * size + 5, level_y, name, "start")]
         width, level = half, level + 1
     for row in range(rows):
         parts.append(box(left + row * size, top + row * size, size, size, SOFT, 0.5))
-    at = top + 30 + 60 * level
-    parts += [box(left + (rows + 2) * size, at - 12, 16, 16, SOFT, 0.5)]
-    parts += [text(left + (rows + 3) * size + 5, at, "the diagonal: decay 1", "start")]
+    level_y = top + 30 + 60 * level
+    parts += [box(left + (rows + 2) * size, level_y - 12, 16, 16, SOFT, 0.5)]
+    parts += [text(left + (rows + 3) * size + 5, level_y, "the diagonal: decay 1", "start")]
     return svg(left + (rows + 13) * size, top + rows * size + 15, *parts)
 
 

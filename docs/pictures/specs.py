@@ -82,10 +82,10 @@ class Kernel:
 
     def __post_init__(self) -> None:
         structs = self.config.struct, *(struct for name, struct in self.inner.items() if name != "items")
-        there = {n for struct in structs for n, f in struct.fields.items() if f.dtype == "int64"} - NO_BARRIERS
+        declared = {n for struct in structs for n, f in struct.fields.items() if f.dtype == "int64"} - NO_BARRIERS
         shown = {name for edge in self.edges for name in edge.mbarrier.split()}
-        if self.nodes and there != shown:
-            raise ValueError(f"{self.name}: mbarriers {sorted(there)}, the picture shows {sorted(shown)}")
+        if self.nodes and declared != shown:
+            raise ValueError(f"{self.name}: mbarriers {sorted(declared)}, the picture shows {sorted(shown)}")
         unknown = {name.partition(":")[0] for name in self.nodes} - set(self.config.roles)
         roles = set(self.config.roles) - {name.partition(":")[0] for name in self.nodes}
         if self.nodes and roles:
@@ -160,35 +160,36 @@ MAKE_CHUNK = (
 def fused_nodes(stages: str, tensor_core: bool) -> dict[str, Node]:
     found = {}
     for cta, (outer, inner) in enumerate(((0, 1), (3, 2))):
-        at = f": CTA {cta}"
+        suffix = f": CTA {cta}"
         found |= {
-            f"PREPARE 0{at}": Node(outer, 0, ("chunks 4i" + " + 1" * cta,)),
-            f"PREPARE 1{at}": Node(outer, 1, (f"chunks 4i + {2 + cta}",)),
-            f"stages 0, 1{at}": Node(inner, 0, (stages,)), f"stages 2, 3{at}": Node(inner, 1, (stages,)),
-            f"CHAIN{at}": Node(inner, 2, (f"columns {64 * cta}-{64 * cta + 63}", "of the state")),
+            f"PREPARE 0{suffix}": Node(outer, 0, ("chunks 4i" + " + 1" * cta,)),
+            f"PREPARE 1{suffix}": Node(outer, 1, (f"chunks 4i + {2 + cta}",)),
+            f"stages 0, 1{suffix}": Node(inner, 0, (stages,)), f"stages 2, 3{suffix}": Node(inner, 1, (stages,)),
+            f"CHAIN{suffix}": Node(inner, 2, (f"columns {64 * cta}-{64 * cta + 63}", "of the state")),
         }
         if tensor_core:
-            found[f"tensor core{at}"] = Node(outer, 2, ("products",))
+            found[f"tensor core{suffix}"] = Node(outer, 2, ("products",))
     return found
 
 
 def fused_edges(tensor_core: bool) -> tuple[Edge, ...]:
     found = []
     for cta in (0, 1):
-        at = f": CTA {cta}"
+        suffix = f": CTA {cta}"
         for group in (0, 1):
-            own, stages = f"PREPARE {group}{at}", f"stages {2 * group}, {2 * group + 1}{at}"
-            other = stages.replace(at, f": CTA {1 - cta}")
+            maker, stages = f"PREPARE {group}{suffix}", f"stages {2 * group}, {2 * group + 1}{suffix}"
+            other = stages.replace(suffix, f": CTA {1 - cta}")
             stage = 2 * group + cta
-            found += [Edge(own, stages, f"tile, stage {stage}"), Edge(stages, own, f"empty[{stage}]: 8", "empty")]
+            found += [Edge(maker, stages, f"tile, stage {stage}"), Edge(stages, maker, f"empty[{stage}]: 8", "empty")]
             found += [Edge(stages, other, f"stage {stage}: copy")]
-        stages = f"stages 2, 3{at}"
-        found += [Edge(stages, f"CHAIN{at}", "full: 1", "full"), Edge(f"CHAIN{at}", stages, "empty: 8")]
+        stages = f"stages 2, 3{suffix}"
+        found += [Edge(stages, f"CHAIN{suffix}", "full: 1", "full"), Edge(f"CHAIN{suffix}", stages, "empty: 8")]
         if tensor_core:
-            core = f"tensor core{at}"
+            core = f"tensor core{suffix}"
             found += [
-                Edge(core, f"CHAIN{at}", "out: commit", "out"), Edge(core, f"CHAIN{at}", "added: commit", "added"),
-                Edge(core, f"PREPARE 1{at}", "pairs_done, KT_done", "pairs_done KT_done"),
+                Edge(core, f"CHAIN{suffix}", "out: commit", "out"),
+                Edge(core, f"CHAIN{suffix}", "added: commit", "added"),
+                Edge(core, f"PREPARE 1{suffix}", "pairs_done, KT_done", "pairs_done KT_done"),
             ]
     return tuple(found)
 

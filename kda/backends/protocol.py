@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from kda.capability import Capability
 from kda.host import Host
-from kda.problem import Inputs, Problem, Step, StepInputs
+from kda.problem import Inputs, Problem, StepInputs, StepProblem
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from kda.bundles import Grads, Outputs, Own, Products, Save, Saved, SegmentSummary
+    from kda.bundles import Grads, OpaqueSaved, Outputs, Products, Save, Saved, SegmentSummary
 
 
 class Launcher(Protocol):
@@ -24,12 +24,12 @@ class Launcher(Protocol):
         """Runs a forward; `save` says what to save for the backward, in `Outputs.saved`."""
 
     def backward(
-        self, p: Problem, x: Inputs, do: Tensor, dht: Tensor | None, saved: Saved | Products | Own | None
+        self, p: Problem, x: Inputs, do: Tensor, dht: Tensor | None, saved: Saved | Products | OpaqueSaved | None
     ) -> Grads:
         """Recomputes what was not saved, or was saved by another backend.  For backends that declare `backward`."""
 
-    def kept_bytes(self, p: Problem, save: Save) -> int:
-        """Returns the bytes of bundles.Own for Save.OWN and Save.STATES.  Backends that declare `keeps_own` have it."""
+    def saved_bytes(self, p: Problem, save: Save) -> int:
+        """Returns the bytes of an OpaqueSaved.  Backends that declare `saves_opaque` have it."""
 
     def segment_map(self, p: Problem, x: Inputs, transition: bool) -> SegmentSummary:
         """Returns how one sequence (B = 1, T >= 1, not packed) maps a state, (1, HV, K, ..): `added` is its final
@@ -48,7 +48,7 @@ class Launcher(Protocol):
         """Returns o and the final states, or None if `p.inplace` writes them into x.initial_state.  Backends whose
         rules accept such calls have it."""
 
-    def decode_step(self, s: Step, x: StepInputs) -> None:
+    def decode_step(self, s: StepProblem, x: StepInputs) -> None:
         """Writes o into x.out and updates x.states, x.conv_states and x.records in place.  Backends whose rules let
         calls with op="decode" pass have it."""
 
@@ -64,9 +64,9 @@ class Launcher(Protocol):
 class Planner(Protocol):
     """`plan.py`: it needs neither torch nor a compiler.  Backends that declare `archs` have it."""
 
-    def recipes(self, p: Problem, host: Host, recorded: bool = True) -> Sequence[Any]:
+    def recipes(self, p: Problem, host: Host, training: bool = True) -> Sequence[Any]:
         """Returns every kernel that a call of this class can want, however long and many its sequences are; unless it
-        is `recorded`, without those that only gradients need."""
+        is `training`, without those that only gradients need."""
 
     def recipes_of_call(self, p: Problem, host: Host, offsets: str | None, save: Save) -> Sequence[Any]:
         """Returns the kernels of this forward, which keeps `save`, or of this backward, for which that was kept;
@@ -78,7 +78,7 @@ class Planner(Protocol):
 
 def functions_of(capability: Capability) -> dict[str, tuple[str, ...]]:
     """Returns module -> functions that every backend of this capability has."""
-    optional = {"backward": capability.backward, "kept_bytes": capability.keeps_own,
+    optional = {"backward": capability.backward, "saved_bytes": capability.saves_opaque,
                 "segment_map": "forward" in capability.maps,
                 "segment_map_bwd": "backward" in capability.maps}
     of_launch = ("forward", "stage", "rounded_to", *(name for name, there in optional.items() if there))

@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from kda.bundles import Save
-from kda.dispatch import backend_asked, backend_names, capability, what_is_kept
+from kda.dispatch import backend_asked, backend_names, capability, what_is_saved
 from kda.errors import NoBackendError
 from kda.host import detect
-from kda.measure.shapes import DIRECTIONS, SHAPES, Shape, too_large
+from kda.measure.shapes import DIRECTIONS, SHAPES, BenchShape, too_large
 from ptxkit.compile.target import code_for
 
 from . import bench_decode
@@ -48,11 +48,11 @@ from .bench_report import (
     stage_lines,
     timing_lines,
 )
-from .options import ARCH, Count, Name, Number, OutputFile, check_value_heads, shape_options, timed_arch
+from .options import ARCH, Count, Name, NumberOption, OutputFile, check_value_heads, shape_options, timed_arch
 from .render import CANNOT_JUDGE, FINDING, OK, Screen, common_options, kda_version, write_file
 
 if TYPE_CHECKING:
-    from kda.measure.timing import Checked, Line, Machine, Result
+    from kda.measure.timing import Checked, Machine, MeasuredShape, TimedLine
     from kda.verify.cases import Spec
     from kda.verify.doors import Door
 
@@ -92,7 +92,7 @@ class Percent(click.ParamType):
               help="Keep the forward's intermediates for the backward, or the states alone.")
 @click.option("--stages", is_flag=True, help="Time each stage that the backend can run alone, too.")
 @click.option("--repeats", type=Count(1), help="Launches per timing.  [default: 20 on a CPU, 200 on a GPU]")
-@click.option("--seconds", type=Number(0), default=10.0, show_default=True,
+@click.option("--seconds", type=NumberOption(0), default=10.0, show_default=True,
               help="Stop a timing after this long, but make at least three launches.")
 @click.option("--save", metavar="FILE", type=OUTPUT, help="Write the results as JSON.")
 @click.option("--compare", metavar="FILE", type=click.Path(exists=True, dir_okay=False),
@@ -195,8 +195,8 @@ def option_of(name: str) -> str:
 
 
 def refuse_large(
-    shapes: dict[str, Shape], options: dict[str, Any], device: str, threads: int | None
-) -> tuple[dict[str, Shape], list[str]]:
+    shapes: dict[str, BenchShape], options: dict[str, Any], device: str, threads: int | None
+) -> tuple[dict[str, BenchShape], list[str]]:
     """The shapes that are run, and a sentence for each default one that is not; one that was asked for ends it all."""
     if options["force"]:
         return shapes, []
@@ -218,8 +218,8 @@ def doors_for(spec: Spec, options: dict[str, Any], device: str) -> list[Door]:
     problems = [problem_of(spec, way, device) for way in DIRECTIONS if way in directions or "step" in directions]
     try:
         if kept == "all":  # all backends keep one form, or each its own
-            recorded = dataclasses.replace(problem_of(spec, "forward", device), disable_recompute=True)
-            as_saved = what_is_kept(recorded, backend_asked(asked)) is Save.ALL
+            training = dataclasses.replace(problem_of(spec, "forward", device), disable_recompute=True)
+            as_saved = what_is_saved(training, backend_asked(asked)) is Save.ALL
             problems = [dataclasses.replace(problem, disable_recompute=as_saved) for problem in problems]
         for problem in problems:
             asked = backend_for(problem, backend_asked(asked))
@@ -227,8 +227,8 @@ def doors_for(spec: Spec, options: dict[str, Any], device: str) -> list[Door]:
         forward_runs = problem is not problems[0]
         more = ["--direction forward times what there is"] if forward_runs else predictable(options["backend"], device)
         if not names_a_shape(options):
-            here = "a CPU" if device == "cpu" else "a GPU"
-            more = [f"no shape was named, so this is one for {here}; --list shows all, for --shape", *more]
+            default_device = "a CPU" if device == "cpu" else "a GPU"
+            more = [f"no shape was named, so this is one for {default_device}; --list shows all, for --shape", *more]
         raise CannotJudge(*str(error).splitlines(), *more) from None
     doors = [Door(asked, device)]
     reasons: Sequence[str] = ()
@@ -257,11 +257,11 @@ def predictable(asked: str | None, device: str) -> list[str]:
 
 def bench(screen: Screen, options: dict[str, Any], old: dict[str, Any] | None) -> int:
     from kda.measure.clocks import clock_of
-    from kda.measure.timing import How, Result, ask_clocks, measure, this_machine
+    from kda.measure.timing import How, MeasuredShape, ask_clocks, measure, this_machine
     from kda.verify.cases import make
-    from kda.verify.doors import here
+    from kda.verify.doors import default_device
 
-    device = here()
+    device = default_device()
     machine = this_machine(device)
     if options["graph"] and machine.kind == "cpu":
         raise CannotJudge("--graph needs a GPU: there are no CUDA graphs on a CPU")
@@ -283,7 +283,7 @@ def bench(screen: Screen, options: dict[str, Any], old: dict[str, Any] | None) -
 
             say("drawing inputs")
             found = measure(doors[name, shape, regime], make(spec_of(shape, regime)), directions, clock, how, say)
-            results.append(Result(name, shape, regime, found))
+            results.append(MeasuredShape(name, shape, regime, found))
             if options["save"] and (waiting := cases[len(results):]):
                 save_right(options, machine, results, [*left_out, *map(stopped, waiting)], CANNOT_JUDGE)
         if machine.kind == "gpu":
@@ -292,7 +292,7 @@ def bench(screen: Screen, options: dict[str, Any], old: dict[str, Any] | None) -
 
 
 def save_right(
-    options: dict[str, Any], machine: Machine, results: Sequence[Result], left_out: Sequence[str], code: int
+    options: dict[str, Any], machine: Machine, results: Sequence[MeasuredShape], left_out: Sequence[str], code: int
 ) -> bool:
     """The file of --save without wrong results, if there are others.  It is written after each case, so that a run that
     is stopped leaves what it has measured."""
@@ -307,7 +307,7 @@ def save_right(
     return bool(right)
 
 
-def stopped(case: tuple[str, Shape, str]) -> str:
+def stopped(case: tuple[str, BenchShape, str]) -> str:
     name, _, regime = case
     return f"{name}, {regime} gates: not measured, kda bench was stopped before"
 
@@ -346,14 +346,14 @@ def key(row: dict[str, Any]) -> tuple[str, ...]:
     return tuple(row[name] for name in KEY)
 
 
-def compared(lines: Sequence[Line], old: dict[str, Any], limit: float) -> list[Change]:
+def compared(lines: Sequence[TimedLine], old: dict[str, Any], limit: float) -> list[Change]:
     """The timings that both have, each slower or faster only by more than the limit and beyond both spreads."""
     before = {key(row): row for row in old["rows"]}
     pairs = [(line, before.get(key(dataclasses.asdict(line)))) for line in lines]
     return [Change(line, row, verdict(line, row, limit)) for line, row in pairs if row]
 
 
-def verdict(line: Line, row: dict[str, Any], limit: float) -> str:
+def verdict(line: TimedLine, row: dict[str, Any], limit: float) -> str:
     change = line.median / row["median"]
     if change > 1 + limit:
         return "slower" if line.p20 > row["p80"] else "noise"
@@ -366,8 +366,8 @@ def verdict(line: Line, row: dict[str, Any], limit: float) -> str:
 
 
 def report(
-    screen: Screen, options: dict[str, Any], machine: Machine, results: Sequence[Result], left_out: Sequence[str],
-    old: dict[str, Any] | None,
+    screen: Screen, options: dict[str, Any], machine: Machine, results: Sequence[MeasuredShape],
+    left_out: Sequence[str], old: dict[str, Any] | None,
 ) -> int:
     from kda.measure.timing import lines_of
 
@@ -408,7 +408,8 @@ def report(
 
 
 def drawn(
-    screen: Screen, options: dict[str, Any], machine: Machine, results: Sequence[Result], lines: Sequence[Line]
+    screen: Screen, options: dict[str, Any], machine: Machine, results: Sequence[MeasuredShape],
+    lines: Sequence[TimedLine],
 ) -> list[str]:
     """Write the picture and the page; what is said of them."""
     from .bench_drawn import draw, groups_of, page, title_of
@@ -440,7 +441,7 @@ def heading(code: int) -> dict[str, Any]:
 
 
 def as_json(
-    machine: Machine, results: Sequence[Result], lines: Sequence[Line], changes: Sequence[Change],
+    machine: Machine, results: Sequence[MeasuredShape], lines: Sequence[TimedLine], changes: Sequence[Change],
     left_out: Sequence[str], code: int, options: dict[str, Any],
 ) -> dict[str, Any]:
     """Return the results as JSON, with times in seconds and memory in bytes."""
@@ -459,7 +460,7 @@ def as_json(
     }
 
 
-def parity_json(result: Result, check: Checked) -> dict[str, Any]:
+def parity_json(result: MeasuredShape, check: Checked) -> dict[str, Any]:
     used = {row.tensor: row.measure.used for row in check.rows}
     return {
         "shape": result.name, "problem": result.shape.label, "regime": result.regime, "backend": check.backend,

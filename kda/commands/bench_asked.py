@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from kda.measure.shapes import DIRECTIONS, SHAPES, Shape
+from kda.measure.shapes import DIRECTIONS, SHAPES, BenchShape
 
 if TYPE_CHECKING:
     from kda.problem import Problem
@@ -23,25 +23,27 @@ def names_a_shape(options: dict[str, Any]) -> bool:
     return bool(options["names"] or options["tokens"] or options["lengths"] is not None)
 
 
-def shapes_asked(options: dict[str, Any], on: str, default: dict[str, Shape] | None = None) -> dict[str, Shape]:
+def shapes_asked(
+    options: dict[str, Any], on: str, default: dict[str, BenchShape] | None = None
+) -> dict[str, BenchShape]:
     if not names_a_shape(options):
         return default or {name: shape for name, shape in SHAPES.items() if shape.on == on}
     if options["names"]:
         return {name: SHAPES[name] for name in options["names"]}
     names = {"B": "batch", "T": "tokens", "H": "heads", "HV": "value_heads", "K": "k", "V": "v", "dtype": "dtype"}
     fields = {field: options[name] for field, name in names.items() if options[name] is not None}
-    return {"given": Shape(**fields, lengths=options["lengths"] or ())}
+    return {"given": BenchShape(**fields, lengths=options["lengths"] or ())}
 
 
-def spec_of(shape: Shape, regime: str) -> Spec:
+def spec_of(shape: BenchShape, regime: str) -> Spec:
     from kda.verify.cases import Spec
 
     return Spec(lengths=shape.lengths or None, B=shape.B, T=shape.T, H=shape.H, HV=shape.HV, K=shape.K, V=shape.V,
                 dtype=shape.dtype, regime=regime, initial_state=False)
 
 
-def both(choice: str, of: Sequence[str]) -> tuple[str, ...]:
-    return tuple(of) if choice == "both" else (choice,)
+def both(choice: str, choices: Sequence[str]) -> tuple[str, ...]:
+    return tuple(choices) if choice == "both" else (choice,)
 
 
 def ways(choices: Sequence[str]) -> tuple[str, ...]:

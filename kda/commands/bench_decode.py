@@ -56,9 +56,9 @@ def decode(screen: Screen, options: dict[str, Any], given: Any) -> int:
     from kda.measure.clocks import CudaClock, clock_of
     from kda.measure.decoding import measure
     from kda.measure.timing import this_machine
-    from kda.verify.doors import here
+    from kda.verify.doors import default_device
 
-    device = here()
+    device = default_device()
     machine = this_machine(device)
     asked = asked_for(options, machine.kind, given)
     backends = [backend_of(each, options["backend"], device) for each in asked]

@@ -19,7 +19,7 @@ from .layout import fold
 from .render import kda_version
 
 if TYPE_CHECKING:
-    from kda.measure.timing import Line
+    from kda.measure.timing import TimedLine
 
 WAYS = ("forward", "backward", "step")       # the order of panels
 # kind of bar -> its colour, its words in a legend
@@ -57,7 +57,7 @@ class Track:
 
 
 @dataclass
-class Group:
+class ShapeBars:
     """One shape of the picture, and its tracks."""
 
     name: str
@@ -77,13 +77,13 @@ class Group:
         return self.problem if self.name == "given" else f"{self.name}: {self.problem}"
 
 
-def groups_of(lines: Sequence[Line], device: str) -> list[Group]:
+def groups_of(lines: Sequence[TimedLine], device: str) -> list[ShapeBars]:
     """The timings by shape, with baselines, floors, and the saved times of others on such a device."""
-    found: dict[str, Group] = {}
+    found: dict[str, ShapeBars] = {}
     for line in lines:
-        group = found.setdefault(line.problem, Group(line.shape, line.problem))
-        own = group.track(f"{line.backend}, {line.regime}", line.regime)
-        own.bars[line.direction] = _bar(vars(line))
+        group = found.setdefault(line.problem, ShapeBars(line.shape, line.problem))
+        row = group.track(f"{line.backend}, {line.regime}", line.regime)
+        row.bars[line.direction] = _bar(vars(line))
         if line.baseline:
             other = group.track(f"{line.baseline['backend']}, {line.regime}", "baseline")
             other.bars[line.direction] = _bar(line.baseline)
@@ -103,10 +103,10 @@ def groups_of(lines: Sequence[Line], device: str) -> list[Group]:
     return list(found.values())
 
 
-def groups_of_predicted(rows: Sequence[Any]) -> list[Group]:
-    found: dict[str, Group] = {}
+def groups_of_predicted(rows: Sequence[Any]) -> list[ShapeBars]:
+    found: dict[str, ShapeBars] = {}
     for row in rows:
-        group = found.setdefault(row.problem, Group(row.shape, row.problem))
+        group = found.setdefault(row.problem, ShapeBars(row.shape, row.problem))
         group.track(row.backend, "predicted").bars[row.direction] = Bar(1e3 * row.predicted, error=row.error_words)
         group.floors[row.direction] = 1e3 * row.floor
     return list(found.values())
@@ -116,15 +116,15 @@ def _bar(times: dict[str, Any]) -> Bar:
     return Bar(*(1e3 * times[name] for name in ("median", "p20", "p80")))
 
 
-def ways_of(groups: Sequence[Group]) -> list[str]:
+def ways_of(groups: Sequence[ShapeBars]) -> list[str]:
     return [way for way in WAYS if any(way in track.bars for group in groups for track in group.tracks)]
 
 
-def kinds_of(groups: Sequence[Group]) -> list[str]:
+def kinds_of(groups: Sequence[ShapeBars]) -> list[str]:
     return [kind for kind in KINDS if any(track.kind == kind for group in groups for track in group.tracks)]
 
 
-def peers_line(groups: Sequence[Group]) -> str:
+def peers_line(groups: Sequence[ShapeBars]) -> str:
     """Say when and with what the saved times of others were made; "" where there are none."""
     if "peer" not in kinds_of(groups):
         return ""
@@ -135,7 +135,7 @@ def peers_line(groups: Sequence[Group]) -> str:
 # ---------------------------------------------------------------------------------------------- a picture
 
 
-def draw(file: str, title: str, details: str, groups: Sequence[Group]) -> None:
+def draw(file: str, title: str, details: str, groups: Sequence[ShapeBars]) -> None:
     """A panel for each direction, a heading for each shape, bars for backends, gates and others, ticks for floors."""
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
@@ -147,28 +147,28 @@ def draw(file: str, title: str, details: str, groups: Sequence[Group]) -> None:
     figure = Figure(figsize=(3.0 + 4.2 * len(ways), 2.7 + 0.24 * height), layout=layout)
     panels = figure.subplots(1, len(ways), sharey=True, squeeze=False)[0]
     for way, axes in zip(ways, panels):
-        at, most = 0.0, max(track.bars[way].reach for g in groups for track in g.tracks if way in track.bars)
+        y, most = 0.0, max(track.bars[way].reach for g in groups for track in g.tracks if way in track.bars)
         ticks = []
         for group in groups:
             if axes is panels[0]:
-                axes.text(0, at, group.title, va="center", weight="bold", color=TEXT, fontsize=9)
-            top = last = at + 0.5
+                axes.text(0, y, group.title, va="center", weight="bold", color=TEXT, fontsize=9)
+            top = last = y + 0.5
             for track in group.tracks:
-                at += 1
-                ticks.append((at, track.name))
+                y += 1
+                ticks.append((y, track.name))
                 if bar := track.bars.get(way):
                     spread = None
                     if bar.low is not None and bar.high is not None:
                         spread = [[bar.median - bar.low], [bar.high - bar.median]]
-                    axes.barh(at, bar.median, 0.78, color=KINDS[track.kind][0], xerr=spread,
+                    axes.barh(y, bar.median, 0.78, color=KINDS[track.kind][0], xerr=spread,
                               error_kw={"elinewidth": 0.8, "ecolor": FAINT})
-                    axes.text(bar.reach, at, f"  {ms(bar.median / 1e3)}", va="center", color=TEXT, fontsize=8)
-                    last = at + 0.5
+                    axes.text(bar.reach, y, f"  {ms(bar.median / 1e3)}", va="center", color=TEXT, fontsize=8)
+                    last = y + 0.5
             if way in group.floors:
                 axes.plot([group.floors[way]] * 2, [top, last], color=FLOOR, linewidth=1.6)
-            at += 1.6
+            y += 1.6
         axes.set_yticks([place for place, _ in ticks], [name for _, name in ticks], fontsize=8, color=FAINT)
-        axes.set_ylim(at - 0.6, -0.8)
+        axes.set_ylim(y - 0.6, -0.8)
         axes.set_xlim(0, 1.2 * most)
         axes.set_title(f"{way}, ms", loc="left", fontsize=10, weight="bold", color=TEXT)
         axes.tick_params(length=0, labelcolor=FAINT, labelsize=8)
@@ -181,8 +181,8 @@ def draw(file: str, title: str, details: str, groups: Sequence[Group]) -> None:
     each = 0.5 + 0.067 * max(len(key.get_label()) for key in keys)             # inches
     columns = max(1, min(len(keys), int(figure.get_figwidth() / each)))
     figure.legend(handles=keys, loc="outside lower left", ncols=columns, frameon=False, fontsize=8)
-    made = f"Made on {datetime.date.today()}"
-    says = [line for text in (details, made, peers_line(groups)) if text for line in fold(text, 90, 0)]
+    date = f"Made on {datetime.date.today()}"
+    says = [line for text in (details, date, peers_line(groups)) if text for line in fold(text, 90, 0)]
     panels[0].set_xlabel("\n".join(says), loc="left", fontsize=7, color=FAINT)
     figure.savefig(file, dpi=150)
 
@@ -200,7 +200,7 @@ tr.shape td { padding-top: 12px; font-weight: 600; }
 """
 
 
-def page(title: str, details: str, notes: Sequence[str], groups: Sequence[Group], timelines: Sequence[Any]) -> str:
+def page(title: str, details: str, notes: Sequence[str], groups: Sequence[ShapeBars], timelines: Sequence[Any]) -> str:
     """A table with bars for each direction; below, what the roles of kernels do over time, in the simulator."""
     from ptxkit.timing.pages import document, sections
 
@@ -219,7 +219,7 @@ def page(title: str, details: str, notes: Sequence[str], groups: Sequence[Group]
     return document(title, "\n".join(parts), STYLE)
 
 
-def _table(way: str, groups: Sequence[Group]) -> str:
+def _table(way: str, groups: Sequence[ShapeBars]) -> str:
     most = max(bar.median for g in groups for track in g.tracks if (bar := track.bars.get(way)))
     rows = []
     for group in groups:

@@ -8,9 +8,9 @@ import statistics
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from kda.dispatch import backend_asked, capability, what_is_kept
+from kda.dispatch import backend_asked, capability, what_is_saved
 from kda.errors import NoBackendError
-from kda.measure.shapes import Shape
+from kda.measure.shapes import BenchShape
 from ptxkit.compile.target import code_for
 
 from .bench_asked import CannotJudge, backend_for, problem_of, setting, shapes_asked, spec_of
@@ -19,10 +19,10 @@ from .options import must_have_kernels
 from .render import OK, Screen, kda_version
 
 if TYPE_CHECKING:
-    from kda.measure.host import Cost, Gpu, StandIn
+    from kda.measure.host import HostCost, PresentGpu, StandIn
     from kda.measure.timing import Machine
 
-DEFAULT = {"few tokens": Shape("the host alone is seen where a GPU has little to do", T=1024, H=16)}
+DEFAULT = {"few tokens": BenchShape("the host alone is seen where a GPU has little to do", T=1024, H=16)}
 DIRECTIONS = ("forward", "step")
 HEAD = ("", "backend", "GPU idle", "p20-p80", "GPU busy", "p20-p80", "launches", "of torch", "allocations")
 SPREADS = (3, 5)                             # columns that -v adds
@@ -31,12 +31,12 @@ REPEATS = 200
 
 def host(screen: Screen, options: dict[str, Any]) -> int:
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")     # otherwise torch's profiler writes into the progress
-    from kda.measure.host import Gpu, StandIn, calls, cost
+    from kda.measure.host import PresentGpu, StandIn, calls, cost
     from kda.measure.timing import this_machine
     from kda.verify.cases import make
-    from kda.verify.doors import here
+    from kda.verify.doors import default_device
 
-    device = here()
+    device = default_device()
     target = options["arch"]
     if target is None and device == "cpu":
         raise CannotJudge(
@@ -47,19 +47,19 @@ def host(screen: Screen, options: dict[str, Any]) -> int:
     if target and name and (archs := capability(name).archs) and code_for(target.cc, archs) is None:
         must_have_kernels(name, target)
     machine = this_machine("cpu" if target else device)
-    gpu = StandIn(target) if target else Gpu(device)
-    there = "cpu" if target else device
+    gpu = StandIn(target) if target else PresentGpu(device)
+    tensors_on = "cpu" if target else device
     shapes = shapes_asked(options, "gpu", DEFAULT)
     asked_to_keep = setting(options["disable_recompute"])
     kept = {"disable_recompute": asked_to_keep} if asked_to_keep else {}
-    found: list[tuple[Shape, Cost]] = []
+    found: list[tuple[BenchShape, HostCost]] = []
     steps = len(shapes) * len(directions_of(options)) * (1 + bool(options["against"]))
     with gpu.used(), screen.progress("drawing inputs", steps) as tell:
         for shape in shapes.values():
             spec = spec_of(shape, "slow")
             asked = [options["backend"], *filter(None, [options["against"]])]
-            backends = {name: taken_by(spec, name, there, asked_to_keep is True) for name in asked}
-            case = make(spec).map(lambda x: x.to(there))
+            backends = {name: taken_by(spec, name, tensors_on, asked_to_keep is True) for name in asked}
+            case = make(spec).map(lambda x: x.to(tensors_on))
             for name, backend in backends.items():
                 for direction, call in calls(name or backend_asked(), case, **kept).items():
                     if direction in directions_of(options):
@@ -80,20 +80,21 @@ def taken_by(spec: Any, asked: str | None, device: str, kept: bool) -> str:
     asked = backend_asked(asked)
     try:
         forward = problem_of(spec, "forward", device)
-        as_saved = kept and what_is_kept(dataclasses.replace(forward, disable_recompute=True), asked).value == "all"
-        made = backend_for(dataclasses.replace(forward, disable_recompute=as_saved), asked)
+        as_saved = kept and what_is_saved(dataclasses.replace(forward, disable_recompute=True), asked).value == "all"
+        writer = backend_for(dataclasses.replace(forward, disable_recompute=as_saved), asked)
         backward = dataclasses.replace(problem_of(spec, "backward", device), disable_recompute=as_saved)
-        read = backend_for(backward, backend_of_backward(asked))
+        reader = backend_for(backward, backend_of_backward(asked))
     except NoBackendError as error:
         raise CannotJudge(*str(error).splitlines()) from None
-    return made if made == read else f"{made}, {read}"
+    return writer if writer == reader else f"{writer}, {reader}"
 
 
 # ---------------------------------------------------------------------------------------------- reporting
 
 
 def report(
-    screen: Screen, machine: Machine, gpu: Gpu | StandIn, found: Sequence[tuple[Shape, Cost]], options: dict[str, Any]
+    screen: Screen, machine: Machine, gpu: PresentGpu | StandIn, found: Sequence[tuple[BenchShape, HostCost]],
+    options: dict[str, Any],
 ) -> None:
     stand_in = getattr(gpu, "host", None)
     if screen.json:
@@ -124,7 +125,7 @@ def report(
                     f"{machine.cores}): these times can be many times too long")
 
 
-def table_lines(screen: Screen, found: Sequence[tuple[Shape, Cost]], verbose: bool) -> Iterator[str]:
+def table_lines(screen: Screen, found: Sequence[tuple[BenchShape, HostCost]], verbose: bool) -> Iterator[str]:
     """A heading for each shape, and a row for each of its calls."""
     shown = [i for i in range(len(HEAD)) if verbose or i not in SPREADS]
     rows = [[row[i] for i in shown] for row in cells(found)]
@@ -138,7 +139,7 @@ def table_lines(screen: Screen, found: Sequence[tuple[Shape, Cost]], verbose: bo
         yield from lines
 
 
-def cells(found: Sequence[tuple[Shape, Cost]]) -> Iterator[tuple[str, ...]]:
+def cells(found: Sequence[tuple[BenchShape, HostCost]]) -> Iterator[tuple[str, ...]]:
     for _, cost in found:
         busy = ("-", "-") if cost.busy is None else (us(cost.busy.median), spread(cost.busy))
         torch = "-" if cost.of_torch is None else str(cost.of_torch)
@@ -154,7 +155,7 @@ def spread(timing: Any) -> str:
     return f"{us(timing.quantile(0.2))}-{us(timing.quantile(0.8))}"
 
 
-def as_json(shape: Shape, cost: Cost) -> dict[str, Any]:
+def as_json(shape: BenchShape, cost: HostCost) -> dict[str, Any]:
     """Return the costs as JSON, with times in seconds."""
     return {
         "problem": shape.label, "direction": cost.direction, "backend": cost.backend, "launches": cost.launches,

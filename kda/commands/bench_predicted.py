@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kda.dispatch import backend_asked, backend_of_backward
 from kda.errors import NoBackendError
-from kda.measure.shapes import DIRECTIONS, Shape, bytes_moved
+from kda.measure.shapes import DIRECTIONS, BenchShape, bytes_moved
 from ptxkit.compile.target import TARGETS, Target
 
 from .layout import row_lines
@@ -34,7 +34,7 @@ WORKERS = 2                                  # at most: each may need 3.5 GB
 HEAD = ("", "backend", "predicted", "error (worst)", "floor", "x floor", "recorded")
 
 
-class Row(NamedTuple):
+class PredictedRow(NamedTuple):
     """One predicted call: times are in seconds, errors in percent."""
 
     shape: str
@@ -66,7 +66,7 @@ def predicted(screen: Screen, options: dict[str, Any]) -> int:
     (chip, which), shapes, directions = chip_for(target), shapes_asked(options, "gpu"), ways(options["directions"])
     backends = {name: backends_for(shape, directions, target, options["backend"]) for name, shape in shapes.items()}
     work = functools.partial(_rows, shapes, directions, target, chip, backends)
-    rows: list[Row] = []
+    rows: list[PredictedRow] = []
     columns = len(HEAD) - (not any_recorded(chip, shapes, directions, backends))
     aligned = aligner(shapes, directions, backends, columns, screen.width)
     if not screen.json:
@@ -97,7 +97,9 @@ def predicted(screen: Screen, options: dict[str, Any]) -> int:
     return OK
 
 
-def drawn(screen: Screen, options: dict[str, Any], chip: Chip, target: Target, rows: Sequence[Row]) -> list[str]:
+def drawn(
+    screen: Screen, options: dict[str, Any], chip: Chip, target: Target, rows: Sequence[PredictedRow]
+) -> list[str]:
     """Write the picture and the page; what is said of them."""
     from .bench_drawn import draw, groups_of_predicted, page, title_of
     from .timeline import of_machine
@@ -114,7 +116,7 @@ def drawn(screen: Screen, options: dict[str, Any], chip: Chip, target: Target, r
     return says
 
 
-def backends_for(shape: Shape, directions: Sequence[str], target: Target, asked: str | None) -> dict[str, str]:
+def backends_for(shape: BenchShape, directions: Sequence[str], target: Target, asked: str | None) -> dict[str, str]:
     """Direction -> the backend that accepts it on such a GPU."""
     from ptxkit import capture
 
@@ -144,19 +146,20 @@ def workers(shapes: int) -> int:
     return min(WORKERS, cores, shapes) if "fork" in multiprocessing.get_all_start_methods() else 1
 
 
-def longest_first(shapes: dict[str, Shape]) -> list[str]:
+def longest_first(shapes: dict[str, BenchShape]) -> list[str]:
     """Those whose launches run as asked, for their short rows are planned otherwise or are no shorter."""
     return sorted(shapes, key=lambda name: (not shapes[name].lengths, -shapes[name].T))
 
 
 def run_what_is_common(
-    shapes: dict[str, Shape], directions: Sequence[str], target: Target, chip: Chip, backends: dict[str, dict[str, str]]
+    shapes: dict[str, BenchShape], directions: Sequence[str], target: Target, chip: Chip,
+    backends: dict[str, dict[str, str]],
 ) -> None:
     """Run once what several shapes need, before processes are forked for them."""
-    from kda.measure.predicted import Call, alike, keep, stands_for
+    from kda.measure.predicted import PredictedCall, alike, keep, stands_for
 
     step = any(way != "forward" for way in directions)
-    calls = [Call(target.spelling, backends[name]["forward"], shape, step) for name, shape in shapes.items()]
+    calls = [PredictedCall(target.spelling, backends[name]["forward"], shape, step) for name, shape in shapes.items()]
     keys = stands_for(calls, chip.name)
     for key, found in zip(keys, side_by_side(lambda key: alike(*key), keys, keys, workers(len(keys)))):
         keep(key, found)
@@ -190,15 +193,15 @@ def _work(name: Any) -> Any:
 
 
 def _rows(
-    shapes: dict[str, Shape], directions: Sequence[str], target: Target, chip: Chip,
+    shapes: dict[str, BenchShape], directions: Sequence[str], target: Target, chip: Chip,
     backends: dict[str, dict[str, str]], name: str
-) -> list[Row]:
+) -> list[PredictedRow]:
     return rows_of(name, shapes[name], directions, target, chip, backends[name])
 
 
 def rows_of(
-    name: str, shape: Shape, directions: Sequence[str], target: Target, chip: Chip, backends: dict[str, str]
-) -> list[Row]:
+    name: str, shape: BenchShape, directions: Sequence[str], target: Target, chip: Chip, backends: dict[str, str]
+) -> list[PredictedRow]:
     from kda.measure.predicted import predict
 
     calls: dict[bool, Prediction] = {}
@@ -207,27 +210,29 @@ def rows_of(
     return [row_of(name, shape, way, chip, backends, calls[way != "forward"]) for way in directions]
 
 
-def row_of(name: str, shape: Shape, way: str, chip: Chip, backends: dict[str, str], call: Prediction) -> Row:
-    from kda.measure.predicted import expected, family_of, recorded_call
+def row_of(
+    name: str, shape: BenchShape, way: str, chip: Chip, backends: dict[str, str], call: Prediction
+) -> PredictedRow:
+    from kda.measure.predicted import expected, family_of, measured_call
 
     backward = {"forward": False, "backward": True, "step": None}[way]
     launches = [one for one in call.launches if backward in (None, one.backward)]
     used = backends_of(way, backends)
-    timed = recorded_call(chip.name, shape.label, way, backends["forward"]) or {}
+    timed = measured_call(chip.name, shape.label, way, backends["forward"]) or {}
     kernels: dict[str, float] = {}
     for one in launches:
         word = family_of(one.kernel)
         kernels[word] = kernels.get(word, 0.0) + one.milliseconds / 1e3
     floor = bytes_moved(shape, way) / (chip.hbm_rate * chip.gigahertz * 1e9)
-    return Row(name, shape.label, way, ", ".join(used), call.milliseconds(backward) / 1e3, floor,
-               timed.get("seconds"), timed.get("source"), expected(used[-1], launches), kernels)
+    return PredictedRow(name, shape.label, way, ", ".join(used), call.milliseconds(backward) / 1e3, floor,
+                        timed.get("seconds"), timed.get("source"), expected(used[-1], launches), kernels)
 
 
 def backends_of(way: str, backends: dict[str, str]) -> list[str]:
-    return list(dict.fromkeys(backends[of] for of in DIRECTIONS if way in (of, "step")))
+    return list(dict.fromkeys(backends[direction] for direction in DIRECTIONS if way in (direction, "step")))
 
 
-def cells(row: Row) -> tuple[str, ...]:
+def cells(row: PredictedRow) -> tuple[str, ...]:
     from .bench_asked import ms
 
     return (row.direction, row.backend, f"{ms(row.predicted)} ms", row.error_words, f"{ms(row.floor)} ms",
@@ -235,17 +240,17 @@ def cells(row: Row) -> tuple[str, ...]:
 
 
 def any_recorded(
-    chip: Chip, shapes: dict[str, Shape], directions: Sequence[str], backends: dict[str, dict[str, str]]
+    chip: Chip, shapes: dict[str, BenchShape], directions: Sequence[str], backends: dict[str, dict[str, str]]
 ) -> bool:
     """Whether one of the calls was timed on such a chip: else that column is left out."""
-    from kda.measure.predicted import recorded_call
+    from kda.measure.predicted import measured_call
 
-    return any(recorded_call(chip.name, shape.label, way, backends[name]["forward"])
+    return any(measured_call(chip.name, shape.label, way, backends[name]["forward"])
                for name, shape in shapes.items() for way in directions)
 
 
 def aligner(
-    shapes: dict[str, Shape], directions: Sequence[str], backends: dict[str, dict[str, str]], columns: int,
+    shapes: dict[str, BenchShape], directions: Sequence[str], backends: dict[str, dict[str, str]], columns: int,
     width: int | None,
 ) -> Callable[[Sequence[str]], list[str]]:
     """Makes a line of the first so many cells, in columns as wide as those of all rows will be, which are printed as
@@ -258,12 +263,12 @@ def aligner(
     )[-1]
 
 
-def whose_errors(row: Row) -> str:
+def whose_errors(row: PredictedRow) -> str:
     """Say in words whose errors `kda.measure.predicted.expected` took."""
-    of = row.error["of"]
-    if of.startswith("all,"):
+    kernels = row.error["of"]
+    if kernels.startswith("all,"):
         return "the other backends' kernels"
-    return "the backend's other kernels" if of.endswith(", other kernels") else "the same kernels"
+    return "the backend's other kernels" if kernels.endswith(", other kernels") else "the same kernels"
 
 
 COMPARED = {                                 # chips whose predictions were compared with times: what is said of that
@@ -272,14 +277,14 @@ COMPARED = {                                 # chips whose predictions were comp
 }
 
 
-def notes(chip: Chip, rows: Sequence[Row]) -> list[str]:
+def notes(chip: Chip, rows: Sequence[PredictedRow]) -> list[str]:
     these = " or ".join(dict.fromkeys(map(whose_errors, rows)))
     found = [f"errors are those of {these} on an H200, the worst of a call's kernels; --json names those"]
     unknown = f"no prediction for {chip} was ever compared with a time: its error is not known"
     return [*found, *filter(None, [COMPARED.get(chip.name, unknown)])]
 
 
-def as_json(target: Target, chip: Chip, rows: Sequence[Row]) -> dict[str, Any]:
+def as_json(target: Target, chip: Chip, rows: Sequence[PredictedRow]) -> dict[str, Any]:
     return {
         "schema": 1, "kda": kda_version(), "command": "bench", "exit": OK, "predicted": True, "arch": target.name,
         "chip": chip.name, "compared": chip.name in COMPARED,

@@ -11,14 +11,14 @@ from .layout import row_lines
 from .render import Screen, kda_version
 
 if TYPE_CHECKING:
-    from kda.measure.timing import Line, Machine, Result
-    from kda.verify.parity import Row
+    from kda.measure.timing import Machine, MeasuredShape, TimedLine
+    from kda.verify.parity import ParityRow
 
 KEY = ("problem", "regime", "direction", "backend")             # these identify a timing in saved results
 
 
 class Change(NamedTuple):
-    line: Line
+    line: TimedLine
     old: dict[str, Any]                      # a saved row
     verdict: str                             # "slower", "faster", "same", or "noise": the spreads overlap
 
@@ -38,7 +38,7 @@ def header(machine: Machine) -> str:
     return "  ".join(word for word in words if word)
 
 
-def parity_lines(screen: Screen, results: Sequence[Result], verbose: bool) -> list[str]:
+def parity_lines(screen: Screen, results: Sequence[MeasuredShape], verbose: bool) -> list[str]:
     """All comparisons in one line, unless one failed; each with -v, and those that failed in any case."""
     checks = [(result, check) for result in results for check in result.checks]
     wrong = [(result, check) for result, check in checks if check.wrong]
@@ -63,24 +63,24 @@ def parity_lines(screen: Screen, results: Sequence[Result], verbose: bool) -> li
                     for result, check in wrong for row in check.wrong]
 
 
-def closest(rows: Sequence[Row]) -> Row:
+def closest(rows: Sequence[ParityRow]) -> ParityRow:
     return max(rows, key=lambda row: row.measure.used if not math.isnan(row.measure.used) else math.inf)
 
 
-def used_words(row: Row) -> str:
+def used_words(row: ParityRow) -> str:
     from kda.verify.parity import used_words
 
     budget = " of its budget" if row.measure.kind in ("norm", "peak") else ""
     return f"{used_words(row.measure)}{budget}"
 
 
-def describe(row: Row) -> str:
+def describe(row: ParityRow) -> str:
     from kda.verify.parity import describe
 
     return describe(row)
 
 
-def timing_lines(screen: Screen, lines: Sequence[Line], verbose: bool) -> list[str]:
+def timing_lines(screen: Screen, lines: Sequence[TimedLine], verbose: bool) -> list[str]:
     """A heading for each shape, and a row for each of its times."""
     if not lines:
         return []
@@ -109,7 +109,7 @@ def timing_lines(screen: Screen, lines: Sequence[Line], verbose: bool) -> list[s
     return out
 
 
-def stage_lines(screen: Screen, results: Sequence[Result]) -> Iterator[str]:
+def stage_lines(screen: Screen, results: Sequence[MeasuredShape]) -> Iterator[str]:
     for result in results:
         stages = result.measured.stages
         if stages:
@@ -122,7 +122,7 @@ def stage_lines(screen: Screen, results: Sequence[Result]) -> Iterator[str]:
             yield from screen.table(rows, align="lrrr")
 
 
-def baseline_of(lines: Sequence[Line]) -> str | None:
+def baseline_of(lines: Sequence[TimedLine]) -> str | None:
     return next((line.baseline["backend"] for line in lines if line.baseline), None)
 
 
@@ -130,7 +130,7 @@ def size(n: int | None) -> str:
     return "" if n is None else f"{n / 2**20:.0f} MiB" if n < 2**30 else f"{n / 2**30:.2f} GiB"
 
 
-def refused_captures(results: Sequence[Result]) -> list[dict[str, str]]:
+def refused_captures(results: Sequence[MeasuredShape]) -> list[dict[str, str]]:
     return [{"shape": result.name, "problem": result.shape.label, "regime": result.regime, "direction": direction,
              "backend": backend, "reason": reason}
             for result in results for direction, (backend, reason) in result.measured.not_captured.items()]
@@ -141,7 +141,7 @@ def says_why(refused: dict[str, str]) -> str:
             "CUDA graph: {reason}").format_map(refused)
 
 
-def remarks(machine: Machine, lines: Sequence[Line]) -> Iterator[str]:
+def remarks(machine: Machine, lines: Sequence[TimedLine]) -> Iterator[str]:
     """What has to be known to read the numbers."""
     if machine.kind == "cpu" and lines:
         yield "CPU times: caches and allocator are warm."

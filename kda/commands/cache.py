@@ -13,7 +13,7 @@ import click
 from ptxkit.compile import store
 
 from .findings import in_bytes
-from .options import Name, Number
+from .options import Name, NumberOption
 from .render import FINDING, OK, Screen, common_options, kda_version
 from .stale import ENGINE, why_stale
 
@@ -28,7 +28,7 @@ ACTIONS = ("list", "path", "clean")
 
 
 @dataclass(frozen=True)
-class Line:
+class EntryLine:
     """One entry."""
 
     kept: store.Kept
@@ -36,7 +36,7 @@ class Line:
     why: str = ""                            # why it is stale
 
     @classmethod
-    def of(cls, kept: store.Kept) -> Line:
+    def of(cls, kept: store.Kept) -> EntryLine:
         if kept.about is None:
             return cls(kept, "unreadable")
         why = why_stale(kept.about)
@@ -64,7 +64,7 @@ class Line:
 @click.command()
 @click.argument("action", type=Name("action", lambda: ACTIONS), metavar="[list|path|clean]", default="list")
 @click.option("--stale", is_flag=True, help="clean: what other source or another compiler built.  [default]")
-@click.option("--older-than", "days", type=Number(0), metavar="DAYS", help="clean: what was not used since.")
+@click.option("--older-than", "days", type=NumberOption(0), metavar="DAYS", help="clean: what was not used since.")
 @click.option("--all", "everything", is_flag=True, help="clean: everything.")
 @click.option("--verbose", "-v", is_flag=True, help="list: a row for each kernel.")
 @common_options
@@ -87,7 +87,7 @@ def command(screen: Screen, action: str, stale: bool, days: float | None, everyt
         lines = []
         for each in found:
             tell.step()
-            lines.append(Line.of(each))
+            lines.append(EntryLine.of(each))
     if action == "clean":
         go = [line for line in lines if goes(line, days, everything)]
         return clean(screen, kept, go, len(lines) - len(go), "" if sum(asked) else "; --all removes them, too")
@@ -102,13 +102,13 @@ def show_path(screen: Screen, kept: store.Store) -> int:
     return OK
 
 
-def goes(line: Line, days: float | None, everything: bool) -> bool:
+def goes(line: EntryLine, days: float | None, everything: bool) -> bool:
     if days is not None:
         return line.status == "unreadable" or line.kept.used < time.time() - days * DAY
     return everything or line.status != "current"
 
 
-def clean(screen: Screen, kept: store.Store, lines: Sequence[Line], others: int, hint: str) -> int:
+def clean(screen: Screen, kept: store.Store, lines: Sequence[EntryLine], others: int, hint: str) -> int:
     """Remove what `lines` hold, of all but `others`; `hint`: what removes those."""
     why = kept.distrusted()
     gone = [] if why else [line for line in lines if kept.remove(line.kept.path)]
@@ -128,7 +128,7 @@ def clean(screen: Screen, kept: store.Store, lines: Sequence[Line], others: int,
     return code
 
 
-def show(screen: Screen, kept: store.Store, lines: Sequence[Line], verbose: bool) -> int:
+def show(screen: Screen, kept: store.Store, lines: Sequence[EntryLine], verbose: bool) -> int:
     why = kept.distrusted()
     code = FINDING if why else OK
     if screen.json:
@@ -156,7 +156,7 @@ def show(screen: Screen, kept: store.Store, lines: Sequence[Line], verbose: bool
     return code
 
 
-def rows(lines: Sequence[Line], verbose: bool) -> list[tuple[str, ...]]:
+def rows(lines: Sequence[EntryLine], verbose: bool) -> list[tuple[str, ...]]:
     """Return a row for each kernel of a backend and arch, or else one row for all of them with their number."""
     found, depth = [], 3 if verbose else 2
     for sort in sorted({line.sort[:depth] for line in lines}):
@@ -178,7 +178,7 @@ def entries(count: int) -> str:
     return f"{count} {'entry' if count == 1 else 'entries'}"
 
 
-def size(lines: Sequence[Line]) -> int:
+def size(lines: Sequence[EntryLine]) -> int:
     return sum(line.kept.bytes for line in lines)
 
 
@@ -187,7 +187,7 @@ def json_heading(kept: store.Store, code: int) -> dict[str, Any]:
             "distrusted": kept.distrusted()}
 
 
-def line_json(line: Line) -> dict[str, Any]:
+def line_json(line: EntryLine) -> dict[str, Any]:
     about = line.kept.about or {}
     return {
         "key": line.kept.key, "backend": line.backend, "arch": about.get("arch") or None,

@@ -1,6 +1,6 @@
 """`kda compile`: kernels built ahead of time, into the cache, for any arch.  Needs no GPU.
 
-A backend offers its kernels by `recipes(problem, host, recorded)` in its plan.py.
+A backend offers its kernels by `recipes(problem, host, training)` in its plan.py.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ OF_A_MODEL = ("forward", "backward", "forward final_state=true", "forward final_
 
 
 @dataclass
-class Line:
+class KernelLine:
     """One kernel of a backend."""
 
     backend: str
@@ -49,7 +49,7 @@ class Line:
     kernel: Kernel | None = None
     error: str = ""
     about: dict[str, Any] = field(default_factory=dict)  # what its entry in the store says, if there is one
-    there: bool = False                      # whether the store had it before this command
+    in_store: bool = False                      # whether the store had it before this command
 
     @property
     def shared(self) -> int | None:
@@ -87,8 +87,8 @@ def command(screen: Screen, archs: tuple[Target, ...], backend: str | None, mode
     targets = list(archs) or [own_target()]
     calls = [call for name in models for call in of_model(name, tp)]
     asked = [problem_of(words) for words in problems]
-    recorded = {problem for words, problem in zip(problems, asked) if may_record(words, problem)}
-    lines, refused = offered(targets, backend, asked, calls, set(asked) - recorded)
+    training = {problem for words, problem in zip(problems, asked) if may_train(words, problem)}
+    lines, refused = offered(targets, backend, asked, calls, set(asked) - training)
     if not lines:
         return cannot(screen, targets, refused)
     with screen.progress(", ".join(target.name for target in targets)):
@@ -109,8 +109,8 @@ def problem_of(words: str) -> Problem:
         raise click.UsageError(str(error)) from None
 
 
-def may_record(words: str, problem: Problem) -> bool:
-    """Whether gradients may be recorded: the word "forward" says that they are not."""
+def may_train(words: str, problem: Problem) -> bool:
+    """Return whether gradients may be wanted: the word "forward" says that they are not."""
     return problem.disable_recompute or "forward" not in words.replace(",", " ").split()
 
 
@@ -134,9 +134,9 @@ def about(name: str, tp: int) -> str:
 
 
 def own_target() -> Target:
-    from kda.verify.doors import here
+    from kda.verify.doors import default_device
 
-    cc = detect(here()).cc
+    cc = detect(default_device()).cc
     if cc is None:
         raise click.UsageError("this machine has no GPU to build for: name an --arch, such as sm90.")
     try:
@@ -148,11 +148,11 @@ def own_target() -> Target:
 @functools.cache
 def host_of(target: Target) -> Host:
     """This machine's GPU where it is of that arch, else one as the simulator knows it."""
-    from kda.verify.doors import here
+    from kda.verify.doors import default_device
 
-    own = detect(here())
-    if own.cc == target.cc:
-        return own
+    detected = detect(default_device())
+    if detected.cc == target.cc:
+        return detected
     return dataclasses.replace(machines.host_of(target.name), device="cuda:0", simulated=False)
 
 
@@ -162,7 +162,7 @@ def host_of(target: Target) -> Host:
 def offered(
     targets: Sequence[Target], backend: str | None, problems: Sequence[Problem], calls: Sequence[Problem] = (),
     alone: Collection[Problem] = (),
-) -> tuple[list[Line], dict[str, str]]:
+) -> tuple[list[KernelLine], dict[str, str]]:
     """The kernels, each once; and for the backends that offer none, why.
 
     Of every backend those of `problems`, and of the backend that is picked those of a model's `calls`.  Where neither
@@ -170,7 +170,7 @@ def offered(
     record no gradients.  Why others offer none is of interest only if there are no kernels at all; others are those
     made for another arch, and of a decoding step, which has no chunks, all.
     """
-    lines: dict[tuple[str, AnyRecipe], Line] = {}
+    lines: dict[tuple[str, AnyRecipe], KernelLine] = {}
     refused: dict[str, str] = {}
     others: dict[str, str] = {}
     for target, c in itertools.product(targets, dispatch.capabilities()):
@@ -183,11 +183,11 @@ def offered(
             continue
         recipes, why = offers(c, target, asked, alone)
         for recipe in recipes:
-            lines.setdefault((c.backend, recipe), Line(c.backend, recipe))
+            lines.setdefault((c.backend, recipe), KernelLine(c.backend, recipe))
         if not recipes and (backend or c.archs):
-            own = target.name in c.archs and any(problem.op == "chunk" for problem in asked)
-            told = refused if backend or own else others
-            told[f"kernels of the backend {c.backend} for the arch {target.name}"] = why
+            is_listed = target.name in c.archs and any(problem.op == "chunk" for problem in asked)
+            reasons = refused if backend or is_listed else others
+            reasons[f"kernels of the backend {c.backend} for the arch {target.name}"] = why
     return list(lines.values()), refused if lines else refused | others
 
 
@@ -217,18 +217,18 @@ def offers(
         if reasons := c.rejections(problem, host, named=True):
             why = f"{problem}: {reasons[0]}"
         else:
-            found += offer(problem, host, recorded=problem not in alone)
+            found += offer(problem, host, training=problem not in alone)
     return found, why
 
 
 # ---------------------------------------------------------------------------------------------- building
 
 
-def fill(lines: Sequence[Line], workers: int | None) -> None:
+def fill(lines: Sequence[KernelLine], workers: int | None) -> None:
     """Build what is missing, and write down what became of each."""
     kept = store.default()
     for line in lines:
-        line.there = kept.find(line.recipe.key) is not None
+        line.in_store = kept.find(line.recipe.key) is not None
     kernels = attempt_all([line.recipe for line in lines], workers)
     if all(isinstance(found, MissingCompilerError) for found in kernels):
         raise kernels[0]
@@ -246,7 +246,7 @@ def fill(lines: Sequence[Line], workers: int | None) -> None:
 
 
 def text_lines(
-    screen: Screen, lines: Sequence[Line], refused: dict[str, str], models: Sequence[str], verbose: bool
+    screen: Screen, lines: Sequence[KernelLine], refused: dict[str, str], models: Sequence[str], verbose: bool
 ) -> list[str]:
     """The result first; then a row for each name of a kernel, or for each kernel."""
     out = [f"{screen.mark('fail' if broken(lines) else 'ok')} {summary(screen, lines)}", *models]
@@ -256,7 +256,7 @@ def text_lines(
         named = names(lines)
         groups = [(named[line.recipe], [line]) for line in lines]
     else:
-        alike: dict[tuple[str, Target, str], list[Line]] = {}
+        alike: dict[tuple[str, Target, str], list[KernelLine]] = {}
         for line in lines:
             alike.setdefault((line.backend, line.recipe.target, line.recipe.name), []).append(line)
         groups = [(name, same) for (_, _, name), same in alike.items()]
@@ -272,20 +272,20 @@ def without_kernels(refused: dict[str, str]) -> list[str]:
     return [f"no {what}: {why}" for what, why in refused.items()]
 
 
-def broken(lines: Sequence[Line]) -> bool:
+def broken(lines: Sequence[KernelLine]) -> bool:
     return any(line.error or not line.about for line in lines)
 
 
-def cells(screen: Screen, name: str, lines: Sequence[Line]) -> tuple[str, ...]:
+def cells(screen: Screen, name: str, lines: Sequence[KernelLine]) -> tuple[str, ...]:
     """Return the cells of a row for kernels of one backend and arch; numbers that differ are given as a range."""
     built = [line for line in lines if line.kernel is not None]
     kernels = [line.kernel for line in lines if line.kernel is not None]
     seconds = [line.about["seconds"] for line in lines if line.about.get("seconds") is not None]
     failed, lost = len(lines) - len(built), sum(not line.about for line in built)
-    there = sum(line.there for line in lines)
+    in_store = sum(line.in_store for line in lines)
     notes = [screen.paint(f"FAIL {failed}" if len(lines) > 1 else "FAIL", "red")] * bool(failed)
     notes += ["not kept"] * bool(lost)
-    notes += ["already there" if there == len(lines) else f"{there} already there"] * bool(there)
+    notes += ["already there" if in_store == len(lines) else f"{in_store} already there"] * bool(in_store)
     numbers = (
         span([kernel.registers for kernel in kernels]), span([kernel.spills for kernel in kernels]),
         span([line.shared for line in built], shared_words), f"{sum(seconds):.1f}" if seconds else "-",
@@ -306,7 +306,7 @@ def span(numbers: Sequence[int | None], words: Callable[[int], str] = str) -> st
     return most if least == most else f"{least.removesuffix(' KiB')}-{most}"
 
 
-def names(lines: Sequence[Line]) -> dict[AnyRecipe, str]:
+def names(lines: Sequence[KernelLine]) -> dict[AnyRecipe, str]:
     """Kernels by name, and by what tells those of a backend of one name apart: constants, or else types."""
     found = {line.recipe: line.recipe.name for line in lines}
     backends = {line.recipe: line.backend for line in lines}
@@ -330,11 +330,11 @@ def flat(facts: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def summary(screen: Screen, lines: Sequence[Line]) -> str:
+def summary(screen: Screen, lines: Sequence[KernelLine]) -> str:
     kept = store.default()
-    there, failed = sum(line.there for line in lines), sum(bool(line.error) for line in lines)
+    in_store, failed = sum(line.in_store for line in lines), sum(bool(line.error) for line in lines)
     lost = [line for line in lines if line.kernel is not None and not line.about]
-    words = [f"{there} already there", f"{len(lines) - there - failed} built now"]
+    words = [f"{in_store} already there", f"{len(lines) - in_store - failed} built now"]
     words += [f"{failed} cannot be built"] * bool(failed)
     counts = f"{len(lines)} kernel{'s' * (len(lines) != 1)}: {', '.join(words)}"
     if lost:
@@ -358,17 +358,19 @@ def json_heading(targets: Sequence[Target], code: int) -> dict[str, Any]:
     return {"schema": 1, "kda": kda_version(), "command": "compile", "exit": code, "archs": archs}
 
 
-def as_json(lines: Sequence[Line], targets: Sequence[Target], refused: dict[str, str], code: int) -> dict[str, Any]:
+def as_json(
+    lines: Sequence[KernelLine], targets: Sequence[Target], refused: dict[str, str], code: int
+) -> dict[str, Any]:
     found = {"folder": str(store.default().folder), "refused": refused, "kernels": [line_json(x) for x in lines]}
     return {**json_heading(targets, code), **found}
 
 
-def line_json(line: Line) -> dict[str, Any]:
+def line_json(line: KernelLine) -> dict[str, Any]:
     k, r = line.kernel, line.recipe
     return {
         "backend": line.backend, "kernel": r.name, "arch": r.target.name, "key": r.key,
         "function": r.function, "constants": dict(r.constants), "options": dict(r.options),
         "registers": k and k.registers, "spills": k and k.spills, "shared": line.shared,
-        "seconds": line.about.get("seconds"), "built": k is not None and not line.there, "kept": bool(line.about),
+        "seconds": line.about.get("seconds"), "built": k is not None and not line.in_store, "kept": bool(line.about),
         "error": line.error or None,
     }

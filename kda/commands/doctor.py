@@ -24,18 +24,18 @@ from ptxkit.compile.target import TARGETS
 
 from . import models, probes
 from . import ran as ledger
-from .findings import CHECKS, Finding, backends_with_kernels
+from .findings import CHECKS, Diagnosis, backends_with_kernels
 from .hosts import default_device, host_for
 from .layout import table
 from .options import BACKEND, Name
-from .probes import Facts, Probe
+from .probes import MachineFacts, Probe
 from .render import FINDING, OK, Screen, common_options, kda_version
 
 LIVE = "backend."                            # backend.NAME is the finding of a live call
 
 
 @dataclass(frozen=True)
-class Row:
+class BackendRow:
     """One line of the backend table."""
 
     name: str
@@ -53,11 +53,11 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Report:
-    facts: Facts
-    findings: tuple[Finding, ...]
-    rows: tuple[Row, ...] = ()
-    ways: tuple[models.Way, ...] = ()        # in which models would use kda; empty: not looked for
+class DoctorReport:
+    facts: MachineFacts
+    findings: tuple[Diagnosis, ...]
+    rows: tuple[BackendRow, ...] = ()
+    ways: tuple[models.ModelsWay, ...] = ()        # in which models would use kda; empty: not looked for
     ran: tuple[ledger.Ran, ...] = ()         # runs of the backends that are for this machine's GPU
     choice: Choice | None = None             # the choice for the table's problem
     unmet: tuple[str, ...] = ()              # --require that does not hold
@@ -90,13 +90,13 @@ def live_calls(names: Sequence[str], answered: Callable[[], None]) -> dict[str, 
         return dict(zip(names, pool.map(call, names), strict=True))
 
 
-def weigh_backends(facts: Facts, problem: Problem, live: Mapping[str, Probe]) -> tuple[Row, ...]:
+def weigh_backends(facts: MachineFacts, problem: Problem, live: Mapping[str, Probe]) -> tuple[BackendRow, ...]:
     host = host_for(problem.device, facts)
     auto = weigh(problem, host, "auto")
     return tuple(_row(c, problem, host, auto, facts.torch.ok, live.get(c.backend, Probe())) for c in capabilities())
 
 
-def _row(c: Capability, problem: Problem, host: Host, auto: Choice, torch_ok: bool, call: Probe) -> Row:
+def _row(c: Capability, problem: Problem, host: Host, auto: Choice, torch_ok: bool, call: Probe) -> BackendRow:
     name, picked = c.backend, auto.backend == c.backend
     ways = (dataclasses.replace(problem, direction=direction) for direction in ("forward", "backward"))
     against, against_backward = (takes(c, way, host) for way in ways)
@@ -112,7 +112,7 @@ def _row(c: Capability, problem: Problem, host: Host, auto: Choice, torch_ok: bo
     else:
         why = "" if picked else _first(dict(auto.tried)[name])
     usable = runs and (call.state == "skipped" or _live_ok(call))
-    return Row(name, usable, picked, runs, runs and not against_backward, call, why, takes(c, problem, host))
+    return BackendRow(name, usable, picked, runs, runs and not against_backward, call, why, takes(c, problem, host))
 
 
 def _first(reasons: Sequence[str]) -> str:
@@ -126,13 +126,13 @@ def _live_ok(call: Probe) -> bool:
     return call.ok and bool(call.data.get("ok"))
 
 
-def live_finding(name: str, call: Probe) -> Finding:
+def live_finding(name: str, call: Probe) -> Diagnosis:
     if _live_ok(call):
-        return Finding(LIVE + name, "ok", call.data["says"])
+        return Diagnosis(LIVE + name, "ok", call.data["says"])
     fix = (f"kda verify --backend {name}", "kda doctor --paste, for a bug report")
     if call.state == "crashed":
-        return Finding(LIVE + name, "crash", f"a small call {call.says}", fix)
-    return Finding(LIVE + name, "fail", f"a small call failed: {call.data.get('says') or call.says}", fix)
+        return Diagnosis(LIVE + name, "crash", f"a small call {call.says}", fix)
+    return Diagnosis(LIVE + name, "fail", f"a small call failed: {call.data.get('says') or call.says}", fix)
 
 
 def archs_without_kernels(backends: Sequence[Capability]) -> list[str]:
@@ -143,7 +143,7 @@ def archs_without_kernels(backends: Sequence[Capability]) -> list[str]:
 
 
 def examine(screen: Screen, checks: Sequence[str] = (), problem: str | None = None, require: Sequence[str] = (),
-            strict: bool = False) -> Report:
+            strict: bool = False) -> DoctorReport:
     """Examine everything, or only the named checks; or, for a problem, only which backends accept it."""
     named = [name.removeprefix(LIVE) for name in checks if name.startswith(LIVE)]
     looked_at = _checks_to_run(checks, problem)
@@ -154,7 +154,7 @@ def examine(screen: Screen, checks: Sequence[str] = (), problem: str | None = No
         facts = probes.gather(needs, tell.count)
         findings = [check(facts) for check in looked_at]
         if not with_table:
-            return Report(facts, tuple(findings), strict=strict)
+            return DoctorReport(facts, tuple(findings), strict=strict)
         asked = parse_problem(problem or "", facts)
         rows = weigh_backends(facts, asked, {})
         if problem is None:
@@ -171,7 +171,7 @@ def examine(screen: Screen, checks: Sequence[str] = (), problem: str | None = No
     says = tuple(f"{row.name} is required and not usable: {row.why}" for row in unmet)
     ways = models.ways(facts) if with_models else ()
     ran = ledger.found([row.name for row in rows], facts.gpus[0].cc) if with_models and facts.gpus else ()
-    return Report(facts, tuple(findings), rows, ways, ran, choice, says, strict)
+    return DoctorReport(facts, tuple(findings), rows, ways, ran, choice, says, strict)
 
 
 def _checks_to_run(checks: Sequence[str], problem: str | None) -> list:
@@ -180,24 +180,24 @@ def _checks_to_run(checks: Sequence[str], problem: str | None) -> list:
     return [] if problem is not None else list(CHECKS.values())
 
 
-def _not_called(row: Row) -> Finding:
-    return Finding(LIVE + row.name, "info", f"not called: {row.why}")
+def _not_called(row: BackendRow) -> Diagnosis:
+    return Diagnosis(LIVE + row.name, "info", f"not called: {row.why}")
 
 
-def parse_problem(text: str, facts: Facts) -> Problem:
+def parse_problem(text: str, facts: MachineFacts) -> Problem:
     return Problem.parse(text, device=default_device(facts))
 
 
 # ---------------------------------------------------------------------------------------------- printing
 
 
-def header(facts: Facts) -> str:
+def header(facts: MachineFacts) -> str:
     system = f"{facts.system[0].lower()} {facts.system[1]}"
     device = facts.gpus[0].name if facts.gpus else "no GPU"
     return f"kda {kda_version()}  python {'.'.join(map(str, facts.python))}  {system}  {device}"
 
 
-def finding_lines(screen: Screen, findings: Sequence[Finding]) -> list[str]:
+def finding_lines(screen: Screen, findings: Sequence[Diagnosis]) -> list[str]:
     rows: list[tuple[str, ...]] = []
     for f in findings:
         says = f.says or (CHECKS[f.id].title if f.id in CHECKS else "")
@@ -206,8 +206,8 @@ def finding_lines(screen: Screen, findings: Sequence[Finding]) -> list[str]:
     return screen.table(rows, indent=2)
 
 
-def backend_lines(screen: Screen, rows: Sequence[Row], why: bool = True) -> list[str]:
-    def cells(row: Row) -> tuple[str, ...]:
+def backend_lines(screen: Screen, rows: Sequence[BackendRow], why: bool = True) -> list[str]:
+    def cells(row: BackendRow) -> tuple[str, ...]:
         usable = screen.paint("usable", "green") if row.usable else "no"
         ways = ["yes" if way else "-" for way in (row.forward, row.backward)]
         name = f"{'*' if row.auto else ' '} {row.name}"
@@ -217,7 +217,7 @@ def backend_lines(screen: Screen, rows: Sequence[Row], why: bool = True) -> list
     return screen.table([cells(row) for row in rows], header)
 
 
-def evidence_cell(screen: Screen, row: Row) -> str:
+def evidence_cell(screen: Screen, row: BackendRow) -> str:
     if row.evidence is not None:
         seconds = row.live.data["seconds"]
         return f"{row.evidence.word} {'<0.1' if seconds < 0.1 else f'{seconds:.1f}'} s"
@@ -237,7 +237,7 @@ def archs_line() -> str:
     return f"No kernels yet for {', '.join(missing)}." if missing else ""
 
 
-def summary(screen: Screen, report: Report) -> str:
+def summary(screen: Screen, report: DoctorReport) -> str:
     """The result, which is printed first; nothing if an unmet requirement is the only one."""
     failed, warned = report.count("fail", "crash"), report.count("warn")
     if not failed and not warned:
@@ -252,12 +252,12 @@ def summary(screen: Screen, report: Report) -> str:
     return f"{screen.mark('fail' if failed else 'warn')} {says}"
 
 
-def shown(report: Report, verbose: bool) -> list[Finding]:
+def shown(report: DoctorReport, verbose: bool) -> list[Diagnosis]:
     """Findings worth a line: all of them with -v, otherwise those that want something done."""
     return [f for f in report.findings if verbose or f.status in ("warn", "fail", "crash")]
 
 
-def text_lines(screen: Screen, report: Report, verbose: bool, for_problem: bool) -> list[str]:
+def text_lines(screen: Screen, report: DoctorReport, verbose: bool, for_problem: bool) -> list[str]:
     lines = [screen.paint(header(report.facts), bold=True)]
     if not for_problem:
         result = [*(f"{screen.mark('fail')} {unmet}" for unmet in report.unmet), summary(screen, report)]
@@ -277,7 +277,7 @@ def text_lines(screen: Screen, report: Report, verbose: bool, for_problem: bool)
     return lines
 
 
-def as_json(report: Report) -> dict:
+def as_json(report: DoctorReport) -> dict:
     gpu = report.facts.gpus[0] if report.facts.gpus else None
     out = {
         "schema": 1,
@@ -302,7 +302,7 @@ def as_json(report: Report) -> dict:
     return out if report.choice is None else {**out, "problem": str(report.choice.problem)}
 
 
-def _row_json(row: Row) -> dict:
+def _row_json(row: BackendRow) -> dict:
     return {
         "name": row.name, "usable": row.usable, "auto": row.auto, "forward": row.forward, "backward": row.backward,
         "evidence": row.evidence and row.evidence.word, "seconds": row.live.data.get("seconds"),
@@ -310,7 +310,7 @@ def _row_json(row: Row) -> dict:
     }
 
 
-def paste_lines(report: Report) -> list[str]:
+def paste_lines(report: DoctorReport) -> list[str]:
     """A block for an issue, without the names of people and machines."""
     plain, facts = Screen(utf8=False), report.facts
     gpus = "; ".join(f"{g.name} ({g.cc[0]}.{g.cc[1]})" for g in facts.gpus) or "none"

@@ -6,14 +6,14 @@ import dataclasses
 
 from kda.host import PACKAGES, Host
 
-from .probes import Facts
+from .probes import MachineFacts
 
 
-def default_device(facts: Facts) -> str:
+def default_device(facts: MachineFacts) -> str:
     return "cuda:0" if facts.gpus else "cpu"
 
 
-def host_for(device: str, facts: Facts) -> Host:
+def host_for(device: str, facts: MachineFacts) -> Host:
     """The Host that `kda.host.detect` would find, from the facts."""
     versions = tuple((package, facts.versions[package]) for package in PACKAGES if package in facts.versions)
     bare = Host(device, device, system=facts.system, versions=versions)

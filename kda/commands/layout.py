@@ -50,13 +50,13 @@ def fold(text: str, width: int | None, hang: int | None = None) -> list[str]:
     if width is None or seen(text) <= width:
         return [text]
     hang = min(_hang(text) or 2 if hang is None else hang, width // 2)
-    lines, at = [], ""
+    lines, current = [], ""
     for word in _words(text, width - hang):
-        if at.strip() and seen(at + word) > width:
-            lines.append(at)
-            at, word = " " * hang, word.lstrip(" ")
-        at += word
-    return [*lines, at.rstrip()]
+        if current.strip() and seen(current + word) > width:
+            lines.append(current)
+            current, word = " " * hang, word.lstrip(" ")
+        current += word
+    return [*lines, current.rstrip()]
 
 
 def _hang(text: str) -> int:

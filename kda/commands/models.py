@@ -12,9 +12,9 @@ from packaging.version import Version
 from kda.dispatch import weigh
 from kda.problem import Problem
 
-from .findings import Finding, check
+from .findings import Diagnosis, check
 from .hosts import default_device, host_for
-from .probes import Facts
+from .probes import MachineFacts
 from .render import Screen
 
 INSTALL_FLA = "pip install fla-core   (then `import kda.fla` before the model runs)"
@@ -23,7 +23,7 @@ CALL = Problem(g_dtype="float32", qk_l2norm=True, final_state=True)
 
 
 @dataclass(frozen=True)
-class Way:
+class ModelsWay:
     """The way from the models of a package to kda."""
 
     package: str
@@ -46,17 +46,17 @@ class Way:
             return self.forward or ""
         return f"{self.forward}, backward {self.backward or 'none'}"
 
-    def finding(self) -> Finding:
+    def finding(self) -> Diagnosis:
         used = f"{self.package} {self.version}: after `{self.line}` {self.models} use kda, by {self.takers}"
         says = used if self.uses_kda else self.why
-        return Finding(f"models.{self.package.partition('-')[0]}", self.status, says, self.fix)
+        return Diagnosis(f"models.{self.package.partition('-')[0]}", self.status, says, self.fix)
 
     def as_json(self) -> dict:
         fields = dataclasses.asdict(self) | {"uses_kda": self.uses_kda, "fix": list(self.fix)}
         return {"version": self.version or None, **{k: v for k, v in fields.items() if k not in ("status", "version")}}
 
 
-def ways(f: Facts) -> tuple[Way, ...]:
+def ways(f: MachineFacts) -> tuple[ModelsWay, ...]:
     """Return the ways of FLA, transformers and each installed engine; none if FLA was not looked for."""
     if f.fla.state == "skipped":
         return ()
@@ -64,9 +64,9 @@ def ways(f: Facts) -> tuple[Way, ...]:
     return (way_of_fla(f), way_of_transformers(f), *engines)
 
 
-def way_of_fla(f: Facts) -> Way:
-    def refused(status: str, why: str, *fix: str) -> Way:
-        return Way("fla-core", status, version, models, why=why, fix=fix)
+def way_of_fla(f: MachineFacts) -> ModelsWay:
+    def refused(status: str, why: str, *fix: str) -> ModelsWay:
+        return ModelsWay("fla-core", status, version, models, why=why, fix=fix)
 
     version, models = "", "FLA's layers and models"
     if f.fla.state == "absent":
@@ -85,13 +85,13 @@ def way_of_fla(f: Facts) -> Way:
     if forward is None:
         return refused("info", "no backend of kda accepts their calls on this device: they stay with FLA's own kernels",
                        "kda doctor --problem 'g=float32'")
-    return Way("fla-core", "ok", version, models, "import kda.fla", forward, backward)
+    return ModelsWay("fla-core", "ok", version, models, "import kda.fla", forward, backward)
 
 
-def way_of_transformers(f: Facts) -> Way:
+def way_of_transformers(f: MachineFacts) -> ModelsWay:
     version, models = f.versions.get("transformers", ""), ", ".join(f.families)
     by_fla = way_of_fla(f)
-    way = Way("transformers", "info", version, models)
+    way = ModelsWay("transformers", "info", version, models)
     if not version:
         return dataclasses.replace(way, why="transformers is not installed")
     if not models:
@@ -125,11 +125,11 @@ ENGINES = (
 )
 
 
-def way_of_engine(f: Facts, engine: Engine) -> Way:
+def way_of_engine(f: MachineFacts, engine: Engine) -> ModelsWay:
     version = f.versions.get(engine.package, "")
 
-    def refused(status: str, why: str, *fix: str) -> Way:
-        return Way(engine.package, status, version, engine.models, why=why, fix=fix)
+    def refused(status: str, why: str, *fix: str) -> ModelsWay:
+        return ModelsWay(engine.package, status, version, engine.models, why=why, fix=fix)
 
     if not version:
         return refused("info", f"{engine.package} is not installed")
@@ -145,10 +145,10 @@ def way_of_engine(f: Facts, engine: Engine) -> Way:
     forward = takers(f)[0]
     if forward is None:
         return refused("info", f"no backend of kda accepts their calls on this device: they stay with {engine.package}")
-    return Way(engine.package, "ok", version, engine.models, engine.line, forward, forward)
+    return ModelsWay(engine.package, "ok", version, engine.models, engine.line, forward, forward)
 
 
-def takers(f: Facts) -> tuple[str | None, str | None]:
+def takers(f: MachineFacts) -> tuple[str | None, str | None]:
     """The backends of a model's calls, forward and backward."""
     device = default_device(f)
     calls = (dataclasses.replace(CALL, device=device, direction=way) for way in ("forward", "backward"))
@@ -156,8 +156,8 @@ def takers(f: Facts) -> tuple[str | None, str | None]:
     return forward, backward
 
 
-def lines(screen: Screen, found: Sequence[Way]) -> list[str]:
-    def cells(way: Way) -> tuple[str, ...]:
+def lines(screen: Screen, found: Sequence[ModelsWay]) -> list[str]:
+    def cells(way: ModelsWay) -> tuple[str, ...]:
         package = f"  {way.package} {way.version}".rstrip()
         return package, "yes" if way.uses_kda else "no", way.line or "-", way.takers or "-", way.why or way.models
 
@@ -166,20 +166,20 @@ def lines(screen: Screen, found: Sequence[Way]) -> list[str]:
 
 
 @check("models.fla", "models that call FLA would use kda", "fla", "torch", "smi")
-def models_fla(f: Facts) -> Finding:
+def models_fla(f: MachineFacts) -> Diagnosis:
     return way_of_fla(f).finding()
 
 
 @check("models.transformers", "models of transformers would use kda", "fla", "torch", "smi")
-def models_transformers(f: Facts) -> Finding:
+def models_transformers(f: MachineFacts) -> Diagnosis:
     return way_of_transformers(f).finding()
 
 
 @check("models.vllm", "models of vLLM would use kda", "torch", "smi")
-def models_vllm(f: Facts) -> Finding:
+def models_vllm(f: MachineFacts) -> Diagnosis:
     return way_of_engine(f, ENGINES[0]).finding()
 
 
 @check("models.sglang", "models of SGLang would use kda", "torch", "smi")
-def models_sglang(f: Facts) -> Finding:
+def models_sglang(f: MachineFacts) -> Diagnosis:
     return way_of_engine(f, ENGINES[1]).finding()

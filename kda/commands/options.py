@@ -26,7 +26,7 @@ class Count(click.IntRange):
     name = "integer"
 
 
-class Number(click.FloatRange):
+class NumberOption(click.FloatRange):
     name = "number"
 
 
@@ -43,7 +43,7 @@ class Lengths(click.ParamType):
         return lengths
 
 
-class Dtype(click.Choice):
+class DtypeOption(click.Choice):
     """A dtype by torch's name, or by a short one such as bf16."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
@@ -248,7 +248,7 @@ def shape_options(
         click.option("-K", "k", type=Count(1, 256), default=128, show_default=True,
                      help="Head dim of q and k."),
         click.option("-V", "v", type=Count(1), default=128, show_default=True, help="Head dim of v."),
-        click.option("--dtype", type=Dtype(DTYPES), default=dtype, show_default=dtype is not None,
+        click.option("--dtype", type=DtypeOption(DTYPES), default=dtype, show_default=dtype is not None,
                      help=dtype_help),
     )
 

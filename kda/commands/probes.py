@@ -50,7 +50,7 @@ class Probe:
 
 
 @dataclass(frozen=True)
-class Gpu:
+class GpuFacts:
     name: str
     cc: tuple[int, int]
     sms: int = 0                             # 0: not known
@@ -70,7 +70,7 @@ class Ptxas:
 
 
 @dataclass(frozen=True)
-class Cache:
+class CacheFacts:
     path: str                                # "" without a home directory
     exists: bool = False
     writable: bool = True                    # applies to the folder it would be made in, if absent
@@ -84,7 +84,7 @@ class Cache:
 
 
 @dataclass(frozen=True)
-class Facts:
+class MachineFacts:
     """A machine as far as kda cares; tests make them up."""
 
     python: tuple[int, int, int] = (3, 11, 0)
@@ -100,10 +100,10 @@ class Facts:
     trace: Probe = Probe()
     nvrtc: Probe = Probe()
     smi: Probe = Probe()
-    smi_gpus: tuple[Gpu, ...] = ()
-    torch_gpus: tuple[Gpu, ...] = ()
+    smi_gpus: tuple[GpuFacts, ...] = ()
+    torch_gpus: tuple[GpuFacts, ...] = ()
     ptxas: tuple[Ptxas, ...] = ()
-    cache: Cache = Cache("")
+    cache: CacheFacts = CacheFacts("")
     c_compiler: str | None = None            # its path
     fla: Probe = Probe()                     # kda registered in FLA
     families: tuple[str, ...] = ()           # models of transformers that call FLA's chunk_kda
@@ -111,7 +111,7 @@ class Facts:
     plugins: tuple[str, ...] = ()            # engines that find kda among their plug-ins
 
     @property
-    def gpus(self) -> tuple[Gpu, ...]:
+    def gpus(self) -> tuple[GpuFacts, ...]:
         """Those a call could use: torch's word where torch works, otherwise the driver's."""
         return self.torch_gpus if self.torch.ok else self.smi_gpus
 
@@ -137,7 +137,7 @@ class Facts:
 PROBES = ("torch", "triton", "cutlass", "trace", "nvrtc", "smi", "ptxas", "cache", "fla")
 
 
-def gather(wanted: Collection[str] = PROBES, answered: Callable[[], None] = lambda: None) -> Facts:
+def gather(wanted: Collection[str] = PROBES, answered: Callable[[], None] = lambda: None) -> MachineFacts:
     """Ask everything at once, and say what has answered; what is not wanted stays `skipped`."""
     jobs = {name: job for name, job in _jobs().items() if name in wanted}
     requires_python, requires = our_metadata()
@@ -148,7 +148,7 @@ def gather(wanted: Collection[str] = PROBES, answered: Callable[[], None] = lamb
             future.add_done_callback(lambda _: answered())
         found = {name: future.result() for name, future in futures.items()}
     smi = found.get("smi", Probe())
-    return Facts(
+    return MachineFacts(
         python=sys.version_info[:3],
         system=(platform.system(), platform.machine()),
         requires_python=requires_python,
@@ -180,8 +180,8 @@ def _jobs() -> dict[str, Callable]:
     }
 
 
-def _gpu(data: Mapping) -> Gpu:
-    return Gpu(**{**data, "cc": tuple(data["cc"]), "users": tuple(map(tuple, data.get("users", ())))})
+def _gpu(data: Mapping) -> GpuFacts:
+    return GpuFacts(**{**data, "cc": tuple(data["cc"]), "users": tuple(map(tuple, data.get("users", ())))})
 
 
 def release(text: str) -> tuple[int, int] | None:
@@ -375,17 +375,17 @@ def cache_path() -> str:
     return os.path.join(base, "kda") if os.path.isabs(base) else ""
 
 
-def look_at_cache() -> Cache:
+def look_at_cache() -> CacheFacts:
     path = cache_path()
     if not path:
-        return Cache("", writable=False)
+        return CacheFacts("", writable=False)
     from ptxkit.compile import store  # here, as a child must not import kda
 
     place = store.existing(path)
     size = {"files": 0, "bytes": 0, "unreadable": 0, "stale": 0}
     exists = place == path
     distrusted = _measure(path, size) if exists else ""
-    return Cache(path, exists, store.writable(path), distrusted, _free(place), filesystem_of(place), **size)
+    return CacheFacts(path, exists, store.writable(path), distrusted, _free(place), filesystem_of(place), **size)
 
 
 def _measure(path: str, size: dict[str, int]) -> str:
@@ -427,8 +427,8 @@ def filesystem_of(path: str, mounts: str = "/proc/mounts") -> str:
     except OSError:
         return ""
     real = os.path.join(os.path.realpath(path), "")
-    at = [(len(point), kind) for point, kind in table if real.startswith(os.path.join(point, ""))]
-    return max(at, default=(0, ""))[1]
+    prefixes = [(len(point), kind) for point, kind in table if real.startswith(os.path.join(point, ""))]
+    return max(prefixes, default=(0, ""))[1]
 
 
 # ---------------------------------------------------------------------------------------------- inside a child
@@ -521,8 +521,8 @@ IMPORTS = {"trace": "cutlass", "nvrtc": "cuda"}
 
 
 def main(name: str, *args: str) -> None:
-    here = os.path.dirname(os.path.abspath(__file__))  # scripts are found here, but it is no home of top-level modules
-    sys.path[:] = [entry for entry in sys.path if entry != here]
+    folder = os.path.dirname(os.path.abspath(__file__))   # scripts are found in it, top-level modules must not be
+    sys.path[:] = [entry for entry in sys.path if entry != folder]
     absent = importlib.util.find_spec(IMPORTS.get(name, name)) is None
     print("\n" + json.dumps({"absent": True} if absent else CHILDREN[name](*args)))
 

@@ -45,7 +45,7 @@ class StageLine:
 class CaseLine:
     name: str
     words: str
-    rows: list = field(default_factory=list)                                  # verify.parity.Row
+    rows: list = field(default_factory=list)                                  # verify.parity.ParityRow
     refused: str = ""
     crashed: str = ""
 
@@ -55,7 +55,7 @@ class CaseLine:
 
 
 @dataclass
-class Result:
+class BackendResult:
     backend: str
     levels: tuple[Evidence, ...]
     device: str                              # the device on which it was executed; "" if it was not
@@ -112,7 +112,7 @@ def command(
     return code
 
 
-def exit_code(results: Sequence[Result], unable: Sequence[CannotJudge]) -> int:
+def exit_code(results: Sequence[BackendResult], unable: Sequence[CannotJudge]) -> int:
     if not all(result.passed for result in results):
         return FINDING
     return CANNOT_JUDGE if any(isinstance(error, NotInstalled) for error in unable) else OK
@@ -131,9 +131,9 @@ def chosen_backends(screen: Screen, target: Target | None, backend: str | None) 
 def auto(screen: Screen) -> str:
     """What auto picks here; where it picks nothing, the first backend that runs here once it is named."""
     from kda.host import detect
-    from kda.verify.doors import here
+    from kda.verify.doors import default_device
 
-    problem, host, asked = Problem(device=here()), detect(here()), backend_in_force()
+    problem, host, asked = Problem(device=default_device()), detect(default_device()), backend_in_force()
     choice = dispatch.weigh(problem, host, asked)
     if choice.backend is not None:
         return choice.backend
@@ -150,7 +150,7 @@ def auto(screen: Screen) -> str:
 def prove_all(
     screen: Screen, chosen: Sequence[Capability], target: Target | None, wanted: Evidence | None, stage: str | None,
     quick: bool,
-) -> tuple[list[Result], list[CannotJudge]]:
+) -> tuple[list[BackendResult], list[CannotJudge]]:
     """The results, and why some backends have none; raises CannotJudge if all have none."""
     results, unable = [], []
     for c in chosen:
@@ -167,11 +167,11 @@ def prove_all(
 def is_here(c: Capability, target: Target | None) -> bool:
     """Whether kernels of the backend, for the target, run on this machine's GPU; code without kernels runs anywhere."""
     from kda.host import detect
-    from kda.verify.doors import here
+    from kda.verify.doors import default_device
 
     if not c.archs:
         return True
-    cc = detect(here()).cc
+    cc = detect(default_device()).cc
     found = code_for(cc, c.archs) if cc else None
     return found is not None and target in (None, found)
 
@@ -193,7 +193,7 @@ def levels_of(c: Capability, target: Target | None, wanted: Evidence | None) -> 
 
 def prove(
     screen: Screen, c: Capability, target: Target | None, wanted: Evidence | None, stage: str | None, quick: bool
-) -> Result:
+) -> BackendResult:
     levels, stages = levels_of(c, target, wanted), evidence.stages_of(c)
     if stage and stage not in stages:
         raise CannotJudge(f"{c.backend} {not_alone(stage, stages)}")
@@ -204,16 +204,16 @@ def prove(
     if Evidence.SIMULATED in levels:
         needs_a_c_compiler(c)
     executes = Evidence.EXECUTED in levels
-    result = Result(c.backend, levels, "")
+    result = BackendResult(c.backend, levels, "")
     names = [stage] if stage else stages
     with screen.progress(c.backend) as tell:
         total = len(names) * len(levels)
         if executes:
             trials = importlib.import_module("kda.verify.trials")             # torch takes its time
             total += 0 if stage else len(trials.trials(quick))
-            from kda.verify.doors import here
+            from kda.verify.doors import default_device
 
-            result.device = here()
+            result.device = default_device()
         began = time.monotonic()
         tell.expect(total)
         if executes:
@@ -283,7 +283,7 @@ def tried(backend: str, quick: bool, tell: Progress) -> Iterator[CaseLine]:
 # ---------------------------------------------------------------------------------------------- printing
 
 
-def text(screen: Screen, results: Sequence[Result], target: Target | None, verbose: bool) -> list[str]:
+def text(screen: Screen, results: Sequence[BackendResult], target: Target | None, verbose: bool) -> list[str]:
     """The verdicts first; then each stage, and of the whole calls those that failed, or all with -v."""
     judged = [result for result in results if result.judged]
     lines = [heading(results, target)]
@@ -302,13 +302,13 @@ def text(screen: Screen, results: Sequence[Result], target: Target | None, verbo
     return [*lines, *([""] if hints else []), *hints]
 
 
-def could_be_simulated(result: Result) -> bool:
+def could_be_simulated(result: BackendResult) -> bool:
     """Whether kernels were executed alone, which the simulator can look into as well."""
     provable = evidence.provable(dispatch.capability(result.backend))
     return Evidence.SIMULATED in provable and result.levels == (Evidence.EXECUTED,)
 
 
-def heading(results: Sequence[Result], target: Target | None) -> str:
+def heading(results: Sequence[BackendResult], target: Target | None) -> str:
     names = ", ".join(result.backend for result in results)
     if target is None:
         return f"kda {kda_version()}, {names}"
@@ -322,12 +322,12 @@ def heading(results: Sequence[Result], target: Target | None) -> str:
 
 def host_name() -> str:
     from kda.host import detect
-    from kda.verify.doors import here
+    from kda.verify.doors import default_device
 
-    return detect(here()).name
+    return detect(default_device()).name
 
 
-def stage_lines(screen: Screen, result: Result, whose: str) -> list[str]:
+def stage_lines(screen: Screen, result: BackendResult, whose: str) -> list[str]:
     """The table, with the details of a failure under its row."""
     header = (f"{whose}stage", *(HEADERS.get(level, level.word) for level in result.levels))
     rows = [(line.stage, *(cell(screen, line, level) for level in result.levels)) for line in result.stages]
@@ -370,7 +370,7 @@ def closest(case: CaseLine):
     return max(case.rows, key=lambda row: row.measure.used)
 
 
-def ending(result: Result, target: Target | None) -> str:
+def ending(result: BackendResult, target: Target | None) -> str:
     stages, cases = result.stages, [case for case in result.cases if not case.refused]
     counts = []
     if stages and result.levels:
@@ -389,7 +389,7 @@ def ending(result: Result, target: Target | None) -> str:
     return f"{passed} within budget in the simulator, as on {where}; nothing was executed on a GPU"
 
 
-def refusal(result: Result) -> str:
+def refusal(result: BackendResult) -> str:
     if not result.levels:
         return (f"{result.backend} declares no `stages` that can be proven here; "
                 f"`kda verify --backend {result.backend}` compares whole calls")
@@ -413,11 +413,11 @@ def json_heading(target: Target | None, code: int) -> dict[str, Any]:
     return {"schema": 1, "kda": kda_version(), "command": "selftest", "exit": code, "arch": target and target.name}
 
 
-def as_json(results: Sequence[Result], target: Target | None, code: int) -> dict[str, Any]:
+def as_json(results: Sequence[BackendResult], target: Target | None, code: int) -> dict[str, Any]:
     return {**json_heading(target, code), "backends": [result_json(result, target) for result in results]}
 
 
-def result_json(result: Result, target: Target | None) -> dict[str, Any]:
+def result_json(result: BackendResult, target: Target | None) -> dict[str, Any]:
     simulated = None
     if Evidence.SIMULATED in result.levels:
         simulated = evidence.simulated_as(dispatch.capability(result.backend), target).name

@@ -136,8 +136,8 @@ def _code(found: Simulated, judged: Mutants | None) -> int:
 
 def _misplaced(args: tuple[str, ...]) -> str:
     """A hint, where the script was given an option of ours."""
-    own = {option for parameter in command.params for option in parameter.opts if option.startswith("--")}
-    mine = [arg for arg in args if arg.split("=")[0] in own]
+    options = {option for parameter in command.params for option in parameter.opts if option.startswith("--")}
+    mine = [arg for arg in args if arg.split("=")[0] in options]
     return f"{', '.join(mine)} went to the script; options of kda simulate come before it" if mine else ""
 
 
@@ -206,9 +206,9 @@ def _row(screen: Screen, name: str, runs: list[Any], found: Simulated) -> list[s
     def total(*counters: str) -> str:
         return f"{sum(run.counters[counter] for run in runs for counter in counters):,}"
 
-    own = [finding for finding in found.findings if finding.kernel == name]
+    findings = [finding for finding in found.findings if finding.kernel == name]
     time = f"{1e3 * sum(run.clock.milliseconds for run in runs):,.1f}" if all(run.clock for run in runs) else "-"
     return [
-        screen.sign("fail" if own else "ok"), shortened(name), str(len(runs)), str(len(own)),
+        screen.sign("fail" if findings else "ok"), shortened(name), str(len(runs)), str(len(findings)),
         total("warp_instructions"), total("global_bytes_read", "global_bytes_written"), total("bank_conflicts"), time,
     ]

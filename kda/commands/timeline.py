@@ -74,9 +74,9 @@ def of_machine(screen: Screen, backend: str, target: Target | None = None) -> li
     """Those of a short forward, on this machine's GPU or another; none where the simulator has no clock for it."""
     from kda.dispatch import capability
     from kda.host import detect
-    from kda.verify.doors import here
+    from kda.verify.doors import default_device
 
-    archs, host = capability(backend).archs, detect(here())
+    archs, host = capability(backend).archs, detect(default_device())
     card = host.name if target is None else None
     if target is None and host.cc:
         target = code_for(host.cc, archs)

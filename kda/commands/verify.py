@@ -34,7 +34,7 @@ from .render import CANNOT_JUDGE, FINDING, OK, Screen, common_options, kda_versi
 if TYPE_CHECKING:
     from kda.verify.cases import Case, Spec
     from kda.verify.doors import Door
-    from kda.verify.parity import Report, Row
+    from kda.verify.parity import ParityReport, ParityRow
 
 LENGTHS = (65, 0, 63)                        # a tail, an empty sequence, and one that is shorter than a chunk
 DRAWN = (
@@ -195,7 +195,7 @@ def list_faults(screen: Screen) -> int:
     if screen.json:
         screen.emit_json({"schema": 1, "command": "verify", "faults": {name: f.says for name, f in FAULTS.items()}})
     else:
-        for line in screen.table([(name, fault.at, fault.says) for name, fault in FAULTS.items()]):
+        for line in screen.table([(name, fault.place, fault.says) for name, fault in FAULTS.items()]):
             screen.line(line)
     return OK
 
@@ -205,12 +205,12 @@ def list_faults(screen: Screen) -> int:
 
 def verify(screen: Screen, case: Case, options: dict[str, Any], planted) -> int:
     from kda.verify import cases, parity
-    from kda.verify.doors import Fla, here
+    from kda.verify.doors import Fla, default_device
     from kda.verify.faults import Planted
 
-    name = options["backend"] or (first_with_kernels(options) if options["arch"] else auto(case, here()))
+    name = options["backend"] or (first_with_kernels(options) if options["arch"] else auto(case, default_device()))
     if name is None:
-        return cannot_judge(screen, case, None, (refusal(case, here()),))
+        return cannot_judge(screen, case, None, (refusal(case, default_device()),))
     door = door_to(name, options)
     if reasons := unable(door, case, options["stage"]):
         return cannot_judge(screen, case, name, reasons)
@@ -219,9 +219,9 @@ def verify(screen: Screen, case: Case, options: dict[str, Any], planted) -> int:
         other = Fla() if options["against"] == "fla" else door_to(options["against"], options)
         if reasons := other.against(case):
             return cannot_judge(screen, case, other.name, reasons)
-    if planted and planted.at in STAGES and not holder(planted.at, door.stages):
-        why = not_alone(planted.at, door.stages)
-        raise click.UsageError(f"--fault {options['fault']} sits in {planted.at}; {name} {why}")
+    if planted and planted.place in STAGES and not holder(planted.place, door.stages):
+        why = not_alone(planted.place, door.stages)
+        raise click.UsageError(f"--fault {options['fault']} sits in {planted.place}; {name} {why}")
     simulated, door = door, Planted(door, planted) if planted else door
     stage = None if options["stage"] == "all" else options["stage"]
     with screen.progress(f"verifying {name}", parity.parts(door, case, stage, options["exact"])) as tell:
@@ -328,7 +328,7 @@ def problem_line(case: Case) -> str:
 
 
 def lines(
-    screen: Screen, report: Report, door: Door, options: dict[str, Any], small: Spec | None, saved: str | None
+    screen: Screen, report: ParityReport, door: Door, options: dict[str, Any], small: Spec | None, saved: str | None
 ) -> list[str]:
     against = "" if options["against"] in ("definition", door.name) else f" and {options['against']}"
     fault = f", with the fault {options['fault']} planted" if options["fault"] else ""
@@ -353,13 +353,13 @@ def lines(
     return out
 
 
-def table_lines(screen: Screen, report: Report, exact: bool) -> list[str]:
+def table_lines(screen: Screen, report: ParityReport, exact: bool) -> list[str]:
     measured = ["bits", ""] if exact else ["error", "budget", "used", "", "worst at"]
     header = ["stage", "tensor", *measured]
     return screen.table(list(cells(screen, report)), header, "lll" if exact else "llrrrll")
 
 
-def replay_lines(screen: Screen, report: Report, options: dict[str, Any], small: Spec | None) -> list[str]:
+def replay_lines(screen: Screen, report: ParityReport, options: dict[str, Any], small: Spec | None) -> list[str]:
     """The command, which may be copied as it stands."""
     first, *more = shell_lines(replay(report, options, small), screen.width, len("replay   "))
     return [f"replay   {first}", *more, *(["         (the smallest case that still fails)"] if small else [])]
@@ -369,15 +369,16 @@ def where(door: Door, options: dict[str, Any]) -> str:
     return f"a simulated {options['arch'].spelling}" if options["arch"] else door.device
 
 
-def cells(screen: Screen, report: Report) -> Iterator[tuple[str, ...]]:
+def cells(screen: Screen, report: ParityReport) -> Iterator[tuple[str, ...]]:
     from kda.verify.parity import used_words, worst
 
     previous = None
     for row in report.rows:
         m = row.measure
-        at = ""
+        remark = ""
         if row.wrong:
-            at = f"{screen.sign('fail')} " + (f"follows from {row.follows_from}" if row.follows_from else worst(row))
+            why = f"follows from {row.follows_from}" if row.follows_from else worst(row)
+            remark = f"{screen.sign('fail')} {why}"
         used = screen.paint(used_words(m), "red" if row.wrong else None)
         measured: tuple[str, ...]
         if m.kind == "bits":
@@ -386,7 +387,7 @@ def cells(screen: Screen, report: Report) -> Iterator[tuple[str, ...]]:
             measured = (f"{m.error:.1e}", f"{m.budget:.1e}", used, bar(screen, m.used))
         else:
             measured = ("", "", used, bar(screen, m.used))
-        yield (row.stage if row.stage != previous else "", row.tensor, *measured, at)
+        yield (row.stage if row.stage != previous else "", row.tensor, *measured, remark)
         previous = row.stage
 
 
@@ -395,7 +396,7 @@ def bar(screen: Screen, used: float) -> str:
     return ("█" if screen.utf8 else "#") * length
 
 
-def all_well(report: Report) -> str:
+def all_well(report: ParityReport) -> str:
     worst = max(report.rows, key=lambda row: row.measure.used)
     if worst.measure.kind == "bits":
         return f"{len(report.rows)} of {len(report.rows)} comparisons agree in every bit."
@@ -405,7 +406,7 @@ def all_well(report: Report) -> str:
     )
 
 
-def verdict(report: Report, door: Door) -> list[str]:
+def verdict(report: ParityReport, door: Door) -> list[str]:
     """The first wrong stage, whose fault it is, and the shape of what is wrong."""
     first = report.first
     assert first is not None
@@ -431,7 +432,7 @@ def verdict(report: Report, door: Door) -> list[str]:
     return [f"First wrong stage: {first.stage}.  {whose}", *([shape] if shape else [])]
 
 
-def replay(report: Report, options: dict[str, Any], small: Spec | None) -> list[str]:
+def replay(report: ParityReport, options: dict[str, Any], small: Spec | None) -> list[str]:
     first = report.first
     assert first is not None
     words = ["kda", "verify", "--backend", report.backend]
@@ -453,7 +454,7 @@ def heading(case: Case, code: int) -> dict[str, Any]:
 
 
 def as_json(
-    report: Report, door: Door, options: dict[str, Any], small: Spec | None, saved: str | None, code: int
+    report: ParityReport, door: Door, options: dict[str, Any], small: Spec | None, saved: str | None, code: int
 ) -> dict:
     first = report.first
     return {
@@ -468,7 +469,7 @@ def as_json(
     }
 
 
-def row_json(row: Row) -> dict[str, Any]:
+def row_json(row: ParityRow) -> dict[str, Any]:
     """Numbers that JSON does not have are null; `kind` says why."""
     m = row.measure
     return {

@@ -10,7 +10,7 @@ import torch
 
 from .. import written
 from ..checks import (
-    Check,
+    Requirement,
     bad_bound,
     dtype_name,
     is_finite,
@@ -108,7 +108,7 @@ def _id(name: str, what: str) -> str:
     return f"decode.{NAMES.get(name, name)}.{what}"
 
 
-def _type_row(name: str) -> Check:
+def _type_row(name: str) -> Requirement:
     needed = name in REQUIRED
 
     def found(c: StepCall) -> str | None:
@@ -118,18 +118,18 @@ def _type_row(name: str) -> Check:
         return when(needed or x is not None, in_words(x))
 
     asked = "a dense torch.Tensor" + ("" if needed else " or None")
-    return Check(_id(name, "type"), NAMES.get(name, name), asked, found, "Pass a tensor.", InputTypeError)
+    return Requirement(_id(name, "type"), NAMES.get(name, name), asked, found, "Pass a tensor.", InputTypeError)
 
 
-def _number_row(name: str, asked: str, *kinds: type) -> Check:
+def _number_row(name: str, asked: str, *kinds: type) -> Requirement:
     def found(c: StepCall) -> str | None:
         x = getattr(c.options, name)
         return when(not is_number(x, *kinds), in_words(x))
 
-    return Check(_id(name, "type"), name, asked, found, "See help(kda.decode_step).", InputTypeError)
+    return Requirement(_id(name, "type"), name, asked, found, "See help(kda.decode_step).", InputTypeError)
 
 
-def _shape_row(name: str, letters: str, fix: str) -> Check:
+def _shape_row(name: str, letters: str, fix: str) -> Requirement:
     def sizes(c: StepCall) -> list[tuple[str, int]]:
         numbers = {"T-1": lambda: c.T - 1, "2K+V": lambda: 2 * c.K + c.V}
         return [(each, numbers[each]() if each in numbers else getattr(c, each)) for each in letters.split()]
@@ -141,10 +141,10 @@ def _shape_row(name: str, letters: str, fix: str) -> Check:
         x = getattr(c.x, name)
         return None if x is None or [*x.shape] == [n for _, n in sizes(c)] else f"shape {shape_of(x)}"
 
-    return Check(_id(name, "shape"), NAMES.get(name, name), asked, found, fix)
+    return Requirement(_id(name, "shape"), NAMES.get(name, name), asked, found, fix)
 
 
-def _numel_row(name: str, letters: str, fix: str) -> Check:
+def _numel_row(name: str, letters: str, fix: str) -> Requirement:
     def wanted(c: StepCall) -> int:
         return math.prod(getattr(c, letter) for letter in letters.split("*"))
 
@@ -152,10 +152,10 @@ def _numel_row(name: str, letters: str, fix: str) -> Check:
         x = getattr(c.x, name)
         return None if x is None or x.numel() == wanted(c) else f"{x.numel()} elements, shape {shape_of(x)}"
 
-    return Check(_id(name, "numel"), name, lambda c: f"of {letters}={wanted(c)} elements", found, fix)
+    return Requirement(_id(name, "numel"), name, lambda c: f"of {letters}={wanted(c)} elements", found, fix)
 
 
-def _dtype_row(name: str) -> Check:
+def _dtype_row(name: str) -> Requirement:
     def found(c: StepCall) -> str | None:
         x = getattr(c.x, name)
         if name in INDICES:
@@ -172,36 +172,36 @@ def _dtype_row(name: str) -> Check:
     asked |= dict.fromkeys(INDICES, "of dtype int32 or int64")
     name_ = NAMES.get(name, name)
     way = "long()" if name in INDICES else "to(q.dtype)" if name in ("k", "v", "out") else "float()"
-    return Check(_id(name, "dtype"), name_, asked.get(name, "of a float dtype"), found, f"Use {name_}.{way}.")
+    return Requirement(_id(name, "dtype"), name_, asked.get(name, "of a float dtype"), found, f"Use {name_}.{way}.")
 
 
-def _device_row(name: str) -> Check:
+def _device_row(name: str) -> Requirement:
     def found(c: StepCall) -> str | None:
         x, home = getattr(c.x, name), c.x.q.device
         return when(x is not None and x.device != home, f"{getattr(x, 'device', '')} beside q on {home}")
 
-    return Check(_id(name, "device"), NAMES.get(name, name), "on the device of q", found, "Move it there.")
+    return Requirement(_id(name, "device"), NAMES.get(name, name), "on the device of q", found, "Move it there.")
 
 
-def _together_row(id: str, name: str, others: tuple[str, ...], asked: str, fix: str) -> Check:
+def _together_row(id: str, name: str, others: tuple[str, ...], asked: str, fix: str) -> Requirement:
     """Return the check that `name` is given only where all others are."""
 
     def found(c: StepCall) -> str | None:
         missing = [NAMES.get(each, each) for each in others if getattr(c.x, each) is None]
         return when(getattr(c.x, name) is not None and missing, f"no {' and no '.join(missing)}")
 
-    return Check(f"decode.{id}", NAMES.get(name, name), asked, found, fix)
+    return Requirement(f"decode.{id}", NAMES.get(name, name), asked, found, fix)
 
 
-def _logits_only_row(name: str) -> Check:
+def _logits_only_row(name: str) -> Requirement:
     def found(c: StepCall) -> str | None:
         return when(getattr(c.x, name) is not None and not c.options.use_gate_in_kernel, "use_gate_in_kernel=False")
 
     fix = f"Leave {name} out if g holds log decays."
-    return Check(_id(name, "unused"), name, "left out unless use_gate_in_kernel=True", found, fix)
+    return Requirement(_id(name, "unused"), name, "left out unless use_gate_in_kernel=True", found, fix)
 
 
-def _own_memory_row(name: str) -> Check:
+def _own_memory_row(name: str) -> Requirement:
     def found(c: StepCall) -> str | None:
         x = getattr(c.x, name)
         if x is None or x.is_contiguous() or (name in ("states", "conv_states") and not written.may_overlap(x)):
@@ -209,12 +209,12 @@ def _own_memory_row(name: str) -> Check:
         return f"strides {tuple(x.stride())} of shape {shape_of(x)}"
 
     asked = "contiguous" if name in ("records", "out") else "memory of its own to be written"
-    return Check(_id(name, "memory"), name, asked, found, f"Use {name}.contiguous() once, for all calls.")
+    return Requirement(_id(name, "memory"), name, asked, found, f"Use {name}.contiguous() once, for all calls.")
 
 
-def _negated_row(name: str) -> Check:
-    return Check(_id(name, "negated"), name, written.NEGATED, lambda c: written.negated(getattr(c.x, name)),
-                 written.NEGATED_FIX)
+def _negated_row(name: str) -> Requirement:
+    return Requirement(_id(name, "negated"), name, written.NEGATED, lambda c: written.negated(getattr(c.x, name)),
+                       written.NEGATED_FIX)
 
 
 def _bad_v(c: StepCall) -> str | None:
@@ -283,7 +283,7 @@ def _bad_parent(c: StepCall) -> str | None:
     return None
 
 
-OF_TYPES: tuple[Check, ...] = (
+OF_TYPES: tuple[Requirement, ...] = (
     *map(_type_row, StepInputs._fields),
     _number_row("scale", "a number or None", int, float),
     _number_row("lower_bound", "a number or None", int, float, type(None)),
@@ -291,52 +291,53 @@ OF_TYPES: tuple[Check, ...] = (
     _number_row("first_slot", "an int", int),
     _number_row("backend", "a str or None", str, type(None)),
 )
-RECORDING = Check(
+RECORDING = Requirement(
     "decode.grad", "the call", "made without gradients", _recording,
     "There is no backward: use torch.no_grad().",
 )
 
-KIND: tuple[Check, ...] = (
-    Check("decode.q.shape", "q", "[N, T, H, K] with T, H, K >= 1",
-          lambda c: when(c.x.q.dim() != 4 or 0 in c.x.q.shape[1:], f"shape {shape_of(c.x.q)}"),
-          "A token of each of N sequences is (N, 1, H, K)."),
-    Check("decode.q.dtype", "q", "of dtype " + ", ".join(DTYPES),
-          lambda c: when(dtype_name(c.x.q) not in DTYPES, dtype_name(c.x.q)), "Cast q, k and v."),
+KIND: tuple[Requirement, ...] = (
+    Requirement("decode.q.shape", "q", "[N, T, H, K] with T, H, K >= 1",
+                lambda c: when(c.x.q.dim() != 4 or 0 in c.x.q.shape[1:], f"shape {shape_of(c.x.q)}"),
+                "A token of each of N sequences is (N, 1, H, K)."),
+    Requirement("decode.q.dtype", "q", "of dtype " + ", ".join(DTYPES),
+                lambda c: when(dtype_name(c.x.q) not in DTYPES, dtype_name(c.x.q)), "Cast q, k and v."),
     *map(_device_row, StepInputs._fields[1:]),
     _shape_row("k", "N T H K", "q and k share heads and head dim."),
-    Check("decode.v.shape", "v", lambda c: f"[N={c.N}, T={c.T}, HV, V] with HV, V >= 1", _bad_v,
-          "Give v the sequences and the tokens of q."),
-    Check("decode.v.heads", "v", lambda c: f"of a multiple of H={c.H} heads",
-          lambda c: when(c.HV % c.H, f"HV={c.HV}"), "Each q/k head serves HV / H value heads."),
+    Requirement("decode.v.shape", "v", lambda c: f"[N={c.N}, T={c.T}, HV, V] with HV, V >= 1", _bad_v,
+                "Give v the sequences and the tokens of q."),
+    Requirement("decode.v.heads", "v", lambda c: f"of a multiple of H={c.H} heads",
+                lambda c: when(c.HV % c.H, f"HV={c.HV}"), "Each q/k head serves HV / H value heads."),
     _shape_row("g", "N T HV K", "The gate has the heads of v and the channels of k."),
     _shape_row("beta", "N T HV", "One beta per token and value head."),
-    Check("decode.states.shape", "states",
-          lambda c: f"[slots, HV={c.HV}, " + (f"V={c.V}, K={c.K}]" if c.options.state_v_first else f"K={c.K}, V={c.V}]")
-          + ("" if c.x.slots is not None else f" with slots = N = {c.N}"),
-          lambda c: when(c.x.states.dim() != 4 or [*c.x.states.shape[1:]] != [c.HV, c.V, c.K]
-                          or (c.x.slots is None and c.slots != c.N), f"shape {shape_of(c.x.states)}"
-                          + ("" if c.options.state_v_first else ", seen as (V, K)")),
-          "Without ssm_state_indices state n is that of sequence n; state_v_first=False is for states (K, V)."),
+    Requirement("decode.states.shape", "states",
+                lambda c: f"[slots, HV={c.HV}, "
+                + (f"V={c.V}, K={c.K}]" if c.options.state_v_first else f"K={c.K}, V={c.V}]")
+                + ("" if c.x.slots is not None else f" with slots = N = {c.N}"),
+                lambda c: when(c.x.states.dim() != 4 or [*c.x.states.shape[1:]] != [c.HV, c.V, c.K]
+                                or (c.x.slots is None and c.slots != c.N), f"shape {shape_of(c.x.states)}"
+                                + ("" if c.options.state_v_first else ", seen as (V, K)")),
+                "Without ssm_state_indices state n is that of sequence n; state_v_first=False is for states (K, V)."),
     _numel_row("A_log", "HV", "One rate per value head."),
     _numel_row("dt_bias", "HV*K", "One bias per value head and channel."),
     _logits_only_row("A_log"),
     _logits_only_row("dt_bias"),
-    Check("decode.A_log.missing", "A_log", "given for a gate without a lower_bound",
-          lambda c: when(c.options.use_gate_in_kernel and c.x.A_log is c.options.lower_bound is None, "neither"),
-          "Pass A_log, or lower_bound for the bounded gate."),
-    Check("decode.lower_bound.value", "lower_bound", "a finite negative number",
-          lambda c: bad_bound(c.options.lower_bound), "-5.0 is the common choice; None means no bound."),
-    Check("decode.allow_neg_eigval.sigmoid", "allow_neg_eigval", "used with use_beta_sigmoid_in_kernel=True",
-          lambda c: when(c.options.allow_neg_eigval and not c.options.use_beta_sigmoid_in_kernel, "no sigmoid"),
-          "Set use_beta_sigmoid_in_kernel=True, or double beta yourself."),
-    Check("decode.scale.value", "scale", "a finite number",
-          lambda c: when(not is_finite(c.options.scale), f"{c.options.scale!r:.60}"), "None means K ** -0.5."),
-    Check("decode.norm_eps.value", "norm_eps", "a finite number >= 0",
-          lambda c: when(not (is_finite(c.options.norm_eps) and c.options.norm_eps >= 0),
-                         f"{c.options.norm_eps!r:.60}"), "1e-5 is the default."),
-    Check("decode.first_slot.value", "first_slot", "0 or more",
-          lambda c: when(c.options.first_slot < 0, repr(c.options.first_slot)),
-          "0: a slot of -1 is padding; 1: slot 0 is, too."),
+    Requirement("decode.A_log.missing", "A_log", "given for a gate without a lower_bound",
+                lambda c: when(c.options.use_gate_in_kernel and c.x.A_log is c.options.lower_bound is None, "neither"),
+                "Pass A_log, or lower_bound for the bounded gate."),
+    Requirement("decode.lower_bound.value", "lower_bound", "a finite negative number",
+                lambda c: bad_bound(c.options.lower_bound), "-5.0 is the common choice; None means no bound."),
+    Requirement("decode.allow_neg_eigval.sigmoid", "allow_neg_eigval", "used with use_beta_sigmoid_in_kernel=True",
+                lambda c: when(c.options.allow_neg_eigval and not c.options.use_beta_sigmoid_in_kernel, "no sigmoid"),
+                "Set use_beta_sigmoid_in_kernel=True, or double beta yourself."),
+    Requirement("decode.scale.value", "scale", "a finite number",
+                lambda c: when(not is_finite(c.options.scale), f"{c.options.scale!r:.60}"), "None means K ** -0.5."),
+    Requirement("decode.norm_eps.value", "norm_eps", "a finite number >= 0",
+                lambda c: when(not (is_finite(c.options.norm_eps) and c.options.norm_eps >= 0),
+                               f"{c.options.norm_eps!r:.60}"), "1e-5 is the default."),
+    Requirement("decode.first_slot.value", "first_slot", "0 or more",
+                lambda c: when(c.options.first_slot < 0, repr(c.options.first_slot)),
+                "0: a slot of -1 is padding; 1: slot 0 is, too."),
     _shape_row("slots", "N", "One slot per sequence."),
     _together_row("conv_states.alone", "conv_states", ("conv_weight",), "used with conv_weight",
                   "Pass the weight (C, W), or neither."),
@@ -344,12 +345,12 @@ KIND: tuple[Check, ...] = (
                   "Pass the pool of tails, or neither: q, k and v are then used as they are."),
     _together_row("conv_bias.alone", "conv_bias", ("conv_weight", "conv_states"), "used with a convolution",
                   "Leave it out where q, k and v were convolved before."),
-    Check("decode.conv_weight.shape", "conv_weight",
-          lambda c: f"[C={c.C}, W] with C = 2*H*K + HV*V and {WIDTHS[0]} <= W <= {WIDTHS[1]}", _bad_weight,
-          "Concatenate the weights of q, k and v: torch.cat([wq, wk, wv]).flatten(1)."),
+    Requirement("decode.conv_weight.shape", "conv_weight",
+                lambda c: f"[C={c.C}, W] with C = 2*H*K + HV*V and {WIDTHS[0]} <= W <= {WIDTHS[1]}", _bad_weight,
+                "Concatenate the weights of q, k and v: torch.cat([wq, wk, wv]).flatten(1)."),
     _shape_row("records", "slots T-1 HV 2K+V", "One record per slot, draft token and value head."),
-    Check("decode.records.tokens", "records", "left out where T = 1",
-          lambda c: when(c.x.records is not None and c.T == 1, "T=1"), "One token alone is never rolled back."),
+    Requirement("decode.records.tokens", "records", "left out where T = 1",
+                lambda c: when(c.x.records is not None and c.T == 1, "T=1"), "One token alone is never rolled back."),
     _shape_row("conv_states", "slots L C",
                "L = W - 1, with records W - 2 + T; conv_channels_first=True is for tails (C, L)."),
     _shape_row("conv_bias", "C", "One bias per channel."),
@@ -359,37 +360,37 @@ KIND: tuple[Check, ...] = (
     _shape_row("norm_weight", "V", "One weight per channel of v, shared by all heads."),
     _together_row("num_accepted_tokens.records", "accepted", ("records",), "used with records",
                   "Only drafts can be rolled back: pass their records."),
-    Check("decode.records.accepted", "records", "used with num_accepted_tokens",
-          lambda c: when(c.x.records is not None and c.x.accepted is None, "none"),
-          "It says how many tokens of the last step were accepted; 1 after a prefill."),
+    Requirement("decode.records.accepted", "records", "used with num_accepted_tokens",
+                lambda c: when(c.x.records is not None and c.x.accepted is None, "none"),
+                "It says how many tokens of the last step were accepted; 1 after a prefill."),
     _shape_row("accepted", "N", "One count per sequence."),
     _together_row("accepted_path.records", "path", ("records",), "used with records", "Leave it out without drafts."),
     _shape_row("path", "N T", "The numbers of the accepted tokens of the last step, filled up with anything."),
     _together_row("parents.records", "parents", ("records",), "used with records",
                   "Tokens that are never rolled back lie in a line."),
     _shape_row("parents", "N T", "The number of the token before each one; the first has none."),
-    Check("decode.parents.tokens", "parents", f"of at most {MOST_IN_A_TREE} tokens",
-          lambda c: when(c.x.parents is not None and c.T > MOST_IN_A_TREE, f"T={c.T}"), "Draft fewer tokens."),
+    Requirement("decode.parents.tokens", "parents", f"of at most {MOST_IN_A_TREE} tokens",
+                lambda c: when(c.x.parents is not None and c.T > MOST_IN_A_TREE, f"T={c.T}"), "Draft fewer tokens."),
     _shape_row("out", "N T HV V", "o is written to out."),
     *(_dtype_row(name) for name in StepInputs._fields[1:]),
 )
 
 # Numbers, only where a CPU holds them, and memory: on every call.
-VALUES: tuple[Check, ...] = (
-    Check("decode.ssm_state_indices.range", "ssm_state_indices", "slots of the pool, or -1 for padding", _bad_slot,
-          "Grow the pool, or check the slot allocator."),
-    Check("decode.ssm_state_indices.shared", "ssm_state_indices", "different for each sequence", _shared_slot,
-          "Two sequences would write one state; give each a slot of its own."),
-    Check("decode.num_accepted_tokens.range", "num_accepted_tokens", lambda c: f"from 1 to T={c.T}", _bad_count,
-          "The first token of a step is always accepted."),
-    Check("decode.accepted_path.values", "accepted_path", "0 and then ascending numbers of tokens", _bad_path,
-          "It begins with the root, 0, and each token comes after the one before it."),
-    Check("decode.parents.values", "parents", "the number of an earlier token", _bad_parent,
-          "Put each token after its parent."),
+VALUES: tuple[Requirement, ...] = (
+    Requirement("decode.ssm_state_indices.range", "ssm_state_indices", "slots of the pool, or -1 for padding",
+                _bad_slot, "Grow the pool, or check the slot allocator."),
+    Requirement("decode.ssm_state_indices.shared", "ssm_state_indices", "different for each sequence", _shared_slot,
+                "Two sequences would write one state; give each a slot of its own."),
+    Requirement("decode.num_accepted_tokens.range", "num_accepted_tokens", lambda c: f"from 1 to T={c.T}", _bad_count,
+                "The first token of a step is always accepted."),
+    Requirement("decode.accepted_path.values", "accepted_path", "0 and then ascending numbers of tokens", _bad_path,
+                "It begins with the root, 0, and each token comes after the one before it."),
+    Requirement("decode.parents.values", "parents", "the number of an earlier token", _bad_parent,
+                "Put each token after its parent."),
     *map(_own_memory_row, WRITTEN),
     *map(_negated_row, WRITTEN),
-    Check("decode.memory.shared", "what is written", written.SHARED,
-          lambda c: written.shared(c.x, _NAMES, WRITTEN), written.SHARED_FIX),
+    Requirement("decode.memory.shared", "what is written", written.SHARED,
+                lambda c: written.shared(c.x, _NAMES, WRITTEN), written.SHARED_FIX),
 )
 
 ALL = (*OF_TYPES, RECORDING, *KIND, *VALUES)

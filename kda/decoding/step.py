@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from typing import Any, NoReturn
 
 import torch
@@ -12,7 +11,8 @@ from ..checks import check, dtype_name, number
 from ..dispatch import backend_asked, choose, launcher
 from ..errors import InputError, InputTypeError, KdaError
 from ..keywords import names_of, refuse_unknown
-from ..problem import Problem, Step, StepInputs, beta_of, gate_of
+from ..memo import Memo, are_plain, kind_of_call
+from ..problem import Problem, StepInputs, StepProblem, beta_of, gate_of
 from .checks import FLAGS, KIND, OF_TYPES, RECORDING, VALUES, StepCall, StepOptions
 
 Tensor = torch.Tensor
@@ -176,7 +176,7 @@ def _run_or_explain(c: StepCall) -> None:
     try:
         _run(c)
     except Exception:
-        check(c, OF_TYPES)                                                     # a known kind of call skips these
+        check(c, OF_TYPES)                                                     # a remembered kind of call skips these
         raise
 
 
@@ -189,27 +189,23 @@ def _run(c: StepCall) -> None:
     torch.autograd.graph.increment_version([t for t in written if t is not None and not t.is_inference()])
 
 
-_PLAIN = {Tensor, torch.nn.Parameter, type(None)}
-_SEEN = operator.attrgetter("shape", "dtype", "device")
-_known: dict[tuple, Step] = {}
+_PROBLEMS: Memo[StepProblem] = Memo()
 
 
-def _checked(c: StepCall) -> Step:
-    """The call without its tensors; a kind of call that was seen before costs a look-up and the VALUES."""
-    if not _PLAIN.issuperset(map(type, c.x)):
+def _checked(c: StepCall) -> StepProblem:
+    """Return the checked call without its tensors; a remembered kind of call costs one look-up and the VALUES."""
+    if not are_plain(map(type, c.x)):
         _check_kinds(c)
     try:
-        key = (*map(type, c.options), c.options, *[x if x is None else _SEEN(x) for x in c.x])
-        step = _known.get(key)
+        key = kind_of_call(c.x, *map(type, c.options), c.options)
+        step = _PROBLEMS.get(key)
     except (AttributeError, TypeError):                                        # a value is no tensor, or has no hash
         check(c, OF_TYPES)
         raise
     if step is None:
         _check_kinds(c)
         check(c, KIND)
-        if len(_known) >= 4096:
-            _known.clear()
-        step = _known[key] = _described(c)
+        step = _PROBLEMS.remember(key, _described(c))
     check(c, (RECORDING,) if torch.is_grad_enabled() else ())
     check(c, VALUES)
     return step
@@ -230,7 +226,7 @@ def _refuse_flag(name: str, found: Any) -> NoReturn:
                          "decode.flag.type")
 
 
-def _described(c: StepCall) -> Step:
+def _described(c: StepCall) -> StepProblem:
     x, o = c.x, c.options
     core = Problem(
         op="decode", device=str(x.q.device), B=c.N, T=c.T, N=c.N, H=c.H, HV=c.HV, K=c.K, V=c.V,
@@ -242,7 +238,7 @@ def _described(c: StepCall) -> Step:
         qk_l2norm=o.use_qk_l2norm_in_kernel, scale=float(o.scale), state_v_first=True, inplace=True,
         slots=c.slots, accepted_tokens=x.accepted is not None,
     )
-    return Step(
+    return StepProblem(
         core, width=c.W, norm_eps=None if x.norm_weight is None else float(o.norm_eps), first_slot=o.first_slot,
         drafts=x.records is not None, tree=x.parents is not None,
     )

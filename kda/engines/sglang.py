@@ -100,12 +100,12 @@ def _tracked(call: Any, pool: Tensor, slots: Tensor, track_state: Tensor, track_
     float32 whatever the pool is: by a pool of both."""
     N, real = slots.shape[0], (slots >= 0)[:, None, None, None]
     home = slots.clamp(min=0).long()
-    own = torch.arange(N, device=slots.device)
+    rows = torch.arange(N, device=slots.device)
     states = torch.cat([torch.where(real, pool[home], 0).float(), track_state])
-    at = track_chunk_idx.long()
+    chunks = track_chunk_idx.long()
     o = call(
-        initial_state=states, ssm_state_indices=own, checkpoint_offsets=at.clamp(min=0)[:, None] * CHUNK,
-        checkpoint_indices=torch.where(at >= 0, own + N, -1)[:, None],
+        initial_state=states, ssm_state_indices=rows, checkpoint_offsets=chunks.clamp(min=0)[:, None] * CHUNK,
+        checkpoint_indices=torch.where(chunks >= 0, rows + N, -1)[:, None],
     )[0]
     track_state.copy_(states[N:])
     kept = torch.where(real, states[:N].to(pool.dtype), pool[home])

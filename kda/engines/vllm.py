@@ -74,19 +74,19 @@ def layer() -> type:
     return KdaKimiGatedDeltaNetAttention
 
 
-def _refused(of: Any, x: Tensor) -> str | None:
+def _refused(layer: Any, x: Tensor) -> str | None:
     """Say why no backend runs the calls of this layer, or return None; one shape stands for all of its calls."""
-    H, D, dtype = of.local_num_heads, of.head_dim, str(x.dtype).removeprefix("torch.")
+    H, D, dtype = layer.local_num_heads, layer.head_dim, str(x.dtype).removeprefix("torch.")
     call = dict(device=str(x.device), H=H, HV=H, K=D, V=D, dtype=dtype, g_dtype=dtype, beta_dtype=dtype, T=64,
                 state_dtype="float32", packed=True, gate="softplus", A_log=True, dt_bias=True, beta="sigmoid",
                 qk_l2norm=True, state_v_first=True, slots=2, inplace=True)
     return next((why for op in ("chunk", "recurrent") if (why := refusal(Problem(op=op, **call)))), None)
 
 
-def attend(of: Any, m: Any, conv: Tensor, recurrent: Tensor, mixed_qkv: Tensor, g1: Tensor, g2: Tensor, beta: Tensor,
+def attend(layer: Any, m: Any, conv: Tensor, recurrent: Tensor, mixed_qkv: Tensor, g1: Tensor, g2: Tensor, beta: Tensor,
            core_attn_out: Tensor) -> None:
     """core_attn_out (1, tokens, H, D), normalised and gated; conv (slots, W - 1, 3 H D).  Nothing waits for the GPU."""
-    n, H, D = m.num_actual_tokens, of.local_num_heads, of.head_dim
+    n, H, D = m.num_actual_tokens, layer.local_num_heads, layer.head_dim
     x, g, b = mixed_qkv[:n], g1[:, :n], beta[:, :n]
     prefill = m.num_prefills > 0
     slots = m.non_spec_state_indices_tensor
@@ -100,18 +100,19 @@ def attend(of: Any, m: Any, conv: Tensor, recurrent: Tensor, mixed_qkv: Tensor, 
     home = slots.clamp(min=0).long()
     before = conv[home]
     began = before if begun is None else torch.where(begun[:, None, None], before, 0)      # a slot may hold nan
-    y = short_convolution(x, of.conv1d.weight, None, began, sequences)
-    after = next_state(x, of.conv_size, began, sequences).to(conv.dtype)
+    y = short_convolution(x, layer.conv1d.weight, None, began, sequences)
+    after = next_state(x, layer.conv_size, began, sequences).to(conv.dtype)
     conv.index_copy_(0, home, torch.where(real[:, None, None], after, before))
     q, k, v = (part.unflatten(-1, (H, D)) for part in y.split(H * D, -1))
-    gate = dict(GATE, A_log=of.A_log, dt_bias=of.dt_bias, lower_bound=of.gate_lower_bound, initial_state=recurrent)
-    at = torch.where(real, slots, -1)
+    gate = dict(GATE, A_log=layer.A_log, dt_bias=layer.dt_bias, lower_bound=layer.gate_lower_bound,
+                initial_state=recurrent)
+    state_slots = torch.where(real, slots, -1)
     if prefill:
-        start = at if begun is None else torch.where(begun, at, -1)
-        o = chunk_kda(q, k, v, g, b, **gate, cu_seqlens=sequences.cu_seqlens, ssm_state_indices=at,
+        start = state_slots if begun is None else torch.where(begun, state_slots, -1)
+        o = chunk_kda(q, k, v, g, b, **gate, cu_seqlens=sequences.cu_seqlens, ssm_state_indices=state_slots,
                       initial_state_indices=start)[0]
     else:
-        o = fused_recurrent_kda(q, k, v, g, b, **gate, ssm_state_indices=at)[0]
-    found = gated_rms_norm(o.reshape(n, H, D), g2[:n], of.o_norm.weight, of.o_norm.eps)
+        o = fused_recurrent_kda(q, k, v, g, b, **gate, ssm_state_indices=state_slots)[0]
+    found = gated_rms_norm(o.reshape(n, H, D), g2[:n], layer.o_norm.weight, layer.o_norm.eps)
     core_attn_out[0, :n] = found
     core_attn_out[0, n:].zero_()

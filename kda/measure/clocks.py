@@ -25,16 +25,16 @@ class CannotCapture(Exception):
     """A call cannot become a CUDA graph, and why."""
 
 
-class Timing(NamedTuple):
+class Timings(NamedTuple):
     """The seconds that every launch took."""
 
     seconds: tuple[float, ...]
     host_inside: bool = False                # the device ran dry before the host had issued the call
 
     def quantile(self, share: float) -> float:
-        ordered, at = sorted(self.seconds), share * (len(self.seconds) - 1)
-        low, high = ordered[math.floor(at)], ordered[math.ceil(at)]
-        return low + (high - low) * (at - math.floor(at))
+        ordered, position = sorted(self.seconds), share * (len(self.seconds) - 1)
+        low, high = ordered[math.floor(position)], ordered[math.ceil(position)]
+        return low + (high - low) * (position - math.floor(position))
 
     @property
     def median(self) -> float:
@@ -165,7 +165,7 @@ def clock_of(device: str) -> CpuClock | CudaClock:
 
 def interleaved(
     calls: Sequence[Callable[[], Any]], clock: CpuClock | CudaClock, repeats: int, seconds: float
-) -> list[tuple[Timing, Any]]:
+) -> list[tuple[Timings, Any]]:
     """The timing of each call, and what its last launch returned."""
     taken: list[list[float]] = [[] for _ in calls]
     late, results = [0] * len(calls), [None] * len(calls)
@@ -186,4 +186,4 @@ def interleaved(
     finally:
         if collects:
             gc.enable()
-    return [(Timing(tuple(t), 10 * n > len(t)), result) for t, n, result in zip(taken, late, results)]
+    return [(Timings(tuple(t), 10 * n > len(t)), result) for t, n, result in zip(taken, late, results)]

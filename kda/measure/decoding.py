@@ -13,7 +13,7 @@ import torch
 
 from kda.verify.steps import UPDATED, budgets, bytes_moved, copied, make_step, run_step
 
-from .clocks import CpuClock, CudaClock, Timing, interleaved
+from .clocks import CpuClock, CudaClock, Timings, interleaved
 
 L2_TIMES, FEW = 4, 3                         # sequences that are compared
 
@@ -35,7 +35,7 @@ class Decoded(NamedTuple):
     backend: str
     used: float  # share of the budget in the tensor that uses most; above 1 the result is wrong
     bytes: int                               # bytes that any kernel must move
-    timing: Timing | None = None             # None if the result is wrong
+    timing: Timings | None = None             # None if the result is wrong
 
 
 def measure(asked: Asked, backend: str, clock: CpuClock | CudaClock, repeats: int, seconds: float) -> Decoded:
@@ -43,8 +43,8 @@ def measure(asked: Asked, backend: str, clock: CpuClock | CudaClock, repeats: in
     shape = (asked.heads, asked.value_heads, asked.K, asked.V)
     how: dict[str, Any] = {"dtype": asked.dtype, "states": asked.states, "gate": "bounded"}
     few = make_step(min(asked.sequences, FEW), 1, *shape, **how)
-    there = {name: t.to(device) if torch.is_tensor(t) else t for name, t in copied(few).items()}
-    found = run_step(there, backend=backend)
+    moved = {name: t.to(device) if torch.is_tensor(t) else t for name, t in copied(few).items()}
+    found = run_step(moved, backend=backend)
     used = max(budget.excess(found[name]) for name, budget in budgets(few).items())
     x = make_step(asked.sequences, 1, *shape, **how, device=device)
     wrong = Decoded(asked, backend, used, bytes_moved(x))
@@ -58,7 +58,7 @@ def measure(asked: Asked, backend: str, clock: CpuClock | CudaClock, repeats: in
 
     once = clock.captured(lambda: all_calls) if isinstance(clock, CudaClock) else all_calls
     ((timing, _),) = interleaved([once], clock, repeats, seconds)
-    return wrong._replace(timing=Timing(tuple(t / len(calls) for t in timing.seconds), timing.host_inside))
+    return wrong._replace(timing=Timings(tuple(t / len(calls) for t in timing.seconds), timing.host_inside))
 
 
 def _pools(x: dict[str, Any]) -> list[dict[str, Any]]:

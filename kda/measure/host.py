@@ -25,7 +25,7 @@ from ptxkit.compile import driver
 from ptxkit.compile.launching import Launch, redirect
 from ptxkit.compile.target import Target
 
-from .clocks import CudaClock, Timing
+from .clocks import CudaClock, Timings
 
 Tensor = torch.Tensor
 Call = Callable[[], Any]
@@ -36,13 +36,13 @@ SPARE = 20                                   # launches of a call that torch may
 ALLOCATES = ("aten::empty", "aten::empty_strided")    # every allocation of torch's goes through these
 
 
-class Cost(NamedTuple):
+class HostCost(NamedTuple):
     """The host's cost of one call of a backend, or of one training step."""
 
     direction: str
     backend: str
-    idle: Timing
-    busy: Timing | None                      # None without a GPU
+    idle: Timings
+    busy: Timings | None                      # None without a GPU
     launches: int                            # launches of our kernels
     of_torch: int | None                     # kernels, copies and fills of torch's; None where no profiler sees them
     allocations: int
@@ -73,17 +73,17 @@ class StandIn:
     @contextlib.contextmanager
     def used(self) -> Iterator[None]:
         """Let dispatch see that GPU inside the block; launches go nowhere."""
-        self.taker = Nowhere()
-        with redirect(self.taker), standing_in(self.host):
+        self.sink = Nowhere()
+        with redirect(self.sink), standing_in(self.host):
             yield
 
     def wait(self) -> None:
         """Return at once: there is nothing to wait for."""
 
     def launches_of(self, call: Call) -> int:
-        before = self.taker.launches
+        before = self.sink.launches
         call()
-        return self.taker.launches - before
+        return self.sink.launches - before
 
     def of_torch(self, call: Call, ours: int) -> None:
         """Return None: what torch does on a CPU is no launch."""
@@ -97,7 +97,7 @@ class StandIn:
         """Return None: a stand-in is never busy."""
 
 
-class Gpu:
+class PresentGpu:
     """The one that is here."""
 
     def __init__(self, device: str):
@@ -143,7 +143,7 @@ class Gpu:
         call()
         return so_far() - before
 
-    def while_busy(self, call: Call, repeats: int, launches: int, seconds: float) -> Timing:
+    def while_busy(self, call: Call, repeats: int, launches: int, seconds: float) -> Timings:
         """Time batches of calls behind a kernel that takes longer than the host; one call should take `seconds`."""
         batch, late = max(1, QUEUE // (launches + SPARE)), 0
         found: list[Any] = []
@@ -154,7 +154,7 @@ class Gpu:
             ended.record()
             found += [taken(call) for _ in range(batch)]
             late += ended.query()
-        return Timing(tuple(found), host_inside=2 * batch * late > len(found))
+        return Timings(tuple(found), host_inside=2 * batch * late > len(found))
 
 
 def taken(call: Call) -> float:
@@ -167,7 +167,7 @@ def taken(call: Call) -> float:
 
 
 def calls(backend: str, case: Case, **options: Any) -> dict[str, Call]:
-    """A forward that nothing records, and a training step: a recorded forward and the gradients of all its inputs."""
+    """A forward without gradients, and a training step: a training forward and the gradients of all its inputs."""
     plain: dict[str, Any] = {n: x.detach() if isinstance(x, Tensor) else x for n, x in case.keywords.items()} | options
     leaves: dict[str, Any] = {n: x.detach().requires_grad_() if isinstance(x, Tensor) and x.is_floating_point() else x
               for n, x in plain.items()}
@@ -183,7 +183,7 @@ def calls(backend: str, case: Case, **options: Any) -> dict[str, Call]:
     return {"forward": forward, "step": step}
 
 
-def cost(direction: str, backend: str, call: Call, gpu: Gpu | StandIn, repeats: int) -> Cost:
+def cost(direction: str, backend: str, call: Call, gpu: PresentGpu | StandIn, repeats: int) -> HostCost:
     """Measure the host's cost of a call; this must run inside `gpu.used()`."""
     for _ in range(WARMUPS):
         call()
@@ -196,10 +196,10 @@ def cost(direction: str, backend: str, call: Call, gpu: Gpu | StandIn, repeats: 
         for _ in range(repeats):
             gpu.wait()
             idle.append(taken(call))
-        found = Timing(tuple(idle))
+        found = Timings(tuple(idle))
         busy = gpu.while_busy(call, repeats, launches, found.median)
     finally:
         if collects:
             gc.enable()
     gpu.wait()
-    return Cost(direction, backend, found, busy, launches, of_torch, allocations)
+    return HostCost(direction, backend, found, busy, launches, of_torch, allocations)

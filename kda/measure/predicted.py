@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 import torch
 
 import kda
-from kda.measure.shapes import Shape
+from kda.measure.shapes import BenchShape
 from kda.verify.cases import Case, Spec, make
 from ptxkit.capturing import capture
 from ptxkit.capturing.session import Session
@@ -40,69 +40,69 @@ MANY = 1 << 20                               # clusters, more waves than are loo
 ERRORS = Path(__file__).with_name("errors.json")
 
 
-class Launched(NamedTuple):
+class PredictedLaunch(NamedTuple):
     """A launch of the requested call."""
 
     kernel: str
     clocks: float
     overlap: float  # clocks by which it begins before the launch ahead of it ends; less than 0: after it
-    of: Clock  # what it was predicted from, the longer of the two
+    clock: Clock  # what it was predicted from, the longer of the two
     backward: bool
 
     @property
     def milliseconds(self) -> float:
-        return self.clocks / self.of.chip.gigahertz / 1e6
+        return self.clocks / self.clock.chip.gigahertz / 1e6
 
     @property
     def stalls(self) -> list[tuple[str, float]]:
         """(why, clocks that warps waited for each instruction that they issued), worst first."""
-        issued = sum(warp["issued"] for warp in self.of.warps)
-        return sorted(((why, n / issued) for why, n in self.of.stalls.items()), key=lambda item: -item[1])
+        issued = sum(warp["issued"] for warp in self.clock.warps)
+        return sorted(((why, n / issued) for why, n in self.clock.stalls.items()), key=lambda item: -item[1])
 
 
 @dataclass(frozen=True)
 class Prediction:
-    launches: tuple[Launched, ...]
+    launches: tuple[PredictedLaunch, ...]
 
     def milliseconds(self, backward: bool | None = None) -> float:
         """Return the time of all launches, or of those of one direction alone."""
         some = [one for one in self.launches if backward in (None, one.backward)]
         clocks = sum(one.clocks - one.overlap for one in some)
-        return clocks / some[0].of.chip.gigahertz / 1e6 if some else 0.0
+        return clocks / some[0].clock.chip.gigahertz / 1e6 if some else 0.0
 
-    def kernel(self, name: str, backward: bool = False, nth: int = 0) -> Launched:
+    def kernel(self, name: str, backward: bool = False, nth: int = 0) -> PredictedLaunch:
         found = [one for one in self.launches if family_of(one.kernel) == name and one.backward == backward]
         if len(found) <= nth:
-            there = ", ".join(f"{family_of(one.kernel)}{' (backward)' * one.backward}" for one in self.launches)
-            raise LookupError(f"the call has no such launch of {name}; it has {there}")
+            names = ", ".join(f"{family_of(one.kernel)}{' (backward)' * one.backward}" for one in self.launches)
+            raise LookupError(f"the call has no such launch of {name}; it has {names}")
         return found[nth]
 
 
 @functools.cache
-def recorded() -> dict[str, Any]:
+def measured() -> dict[str, Any]:
     """What benchmarks/predicted.py found: kernels that were timed, and the errors of their predictions, in percent."""
     return json.loads(ERRORS.read_text())
 
 
-def recorded_call(chip: str, problem: str, direction: str, backend: str) -> dict[str, Any] | None:
+def measured_call(chip: str, problem: str, direction: str, backend: str) -> dict[str, Any] | None:
     """A whole call that was timed on such a chip, {"seconds", "source"}."""
-    if chip != recorded()["chip"]:
+    if chip != measured()["chip"]:
         return None
     asked = {"problem": problem, "direction": direction, "backend": backend}
-    return next((call for call in recorded()["calls"] if asked.items() <= call.items()), None)
+    return next((call for call in measured()["calls"] if asked.items() <= call.items()), None)
 
 
-def expected(backend: str, launches: Iterable[Launched]) -> dict[str, Any]:
+def expected(backend: str, launches: Iterable[PredictedLaunch]) -> dict[str, Any]:
     """The expected error of launches: the worst of their timed families, else of the backend, or of all."""
-    errors = recorded()["errors"]
+    errors = measured()["errors"]
     families = {f"{backend} {family_of(one.kernel)}" for one in launches} & {*errors["families"]}
     if families:
         each = [errors["families"][name] for name in families]
-        return {"median": max(of["median"] for of in each), "worst": max(of["worst"] for of in each),
+        return {"median": max(one["median"] for one in each), "worst": max(one["worst"] for one in each),
                 "of": ", ".join(sorted(families))}
     whose = backend if backend in errors["backends"] else "all"
-    of = errors["backends"].get(backend, errors["all"])
-    return {"median": of["median"], "worst": of["worst"], "of": f"{whose}, other kernels"}
+    summary = errors["backends"].get(backend, errors["all"])
+    return {"median": summary["median"], "worst": summary["worst"], "of": f"{whose}, other kernels"}
 
 
 def family_of(kernel: str) -> str:
@@ -112,11 +112,11 @@ def family_of(kernel: str) -> str:
     return next((word for word in words for folder in ("fwd", "bwd", "cute") if folder + word in kernel), kernel)
 
 
-class Call(NamedTuple):
+class PredictedCall(NamedTuple):
     arch: str
     backend: str
-    shape: Shape
-    step: bool                               # a recorded forward and its backward
+    shape: BenchShape
+    step: bool                               # a training forward and its backward
     gate: str = "bounded"
 
     @property
@@ -125,32 +125,32 @@ class Call(NamedTuple):
         return round(s.tokens / len(s.lengths)) if s.lengths else s.T
 
     @property
-    def like(self) -> Call:
+    def like(self) -> PredictedCall:
         """The call that stands for all of other numbers of tokens, sequences and heads."""
         s = self.shape
         shared = s.heads // s.H                                                # value heads that have one q and k
         H = s.H if s.dtype == "float32" else max(1, HEADS // shared)           # float32's prepare: 2.5% from 16 to 64
         lengths = (TOKENS,) * PACKED if s.lengths else ()
-        shape = Shape(T=0 if lengths else TOKENS, H=H, HV=H * shared, K=s.K, V=s.V, dtype=s.dtype, lengths=lengths)
+        shape = BenchShape(T=0 if lengths else TOKENS, H=H, HV=H * shared, K=s.K, V=s.V, dtype=s.dtype, lengths=lengths)
         return self._replace(shape=shape)
 
     def launches(self, row: int, backward: bool) -> list[Any]:
         return _Trial(self, row).launches(backward)
 
 
-def predict(arch: str, chip: str, backend: str, shape: Shape, step: bool, gate: str = "bounded") -> Prediction:
-    """A forward, or (step) a recorded forward and its backward."""
-    call = Call(arch, backend, shape, step, gate)
+def predict(arch: str, chip: str, backend: str, shape: BenchShape, step: bool, gate: str = "bounded") -> Prediction:
+    """A forward, or (step) a training forward and its backward."""
+    call = PredictedCall(arch, backend, shape, step, gate)
     if not step:
         return Prediction(_way(call, chip, False))
     plain = call._replace(step=False)
-    recorded, alone = ([*map(_signature, one.launches(one.row, False))] for one in (call, plain))
-    forward = _way(plain if recorded == alone else call, chip, False)
+    measured, alone = ([*map(_signature, one.launches(one.row, False))] for one in (call, plain))
+    forward = _way(plain if measured == alone else call, chip, False)
     return Prediction(forward + _way(call, chip, True))
 
 
 @functools.lru_cache(maxsize=64)
-def _way(call: Call, chip: str, backward: bool) -> tuple[Launched, ...]:
+def _way(call: PredictedCall, chip: str, backward: bool) -> tuple[PredictedLaunch, ...]:
     """Predict the launches of one direction."""
     row = call.row
     asked = call.launches(row, backward)
@@ -179,17 +179,17 @@ def _way(call: Call, chip: str, backward: bool) -> tuple[Launched, ...]:
 
 
 Alike = dict[tuple[Any, ...], Clock]         # the clock of each kernel
-_ALIKE: dict[tuple[Call, str, bool], Alike] = {}
+_ALIKE: dict[tuple[PredictedCall, str, bool], Alike] = {}
 
 
-def stands_for(calls: Iterable[Call], chip: str) -> list[tuple[Call, str, bool]]:
+def stands_for(calls: Iterable[PredictedCall], chip: str) -> list[tuple[PredictedCall, str, bool]]:
     """What `alike` is asked for by more than one of these calls that have grids of many waves."""
     large = [call for call in calls if call.shape.tokens * call.shape.heads > BLOCK * WAVES * CHIPS[chip].sms]
     asked = collections.Counter((call.like, chip, back) for call in large for back in {False, call.step})
     return [one for one, count in asked.items() if count > 1 and one not in _ALIKE]
 
 
-def alike(like: Call, chip: str, backward: bool) -> Alike:
+def alike(like: PredictedCall, chip: str, backward: bool) -> Alike:
     """The clocks of kernels whose grids grow with the row, in a call that stands for those of all such shapes."""
     key = like, chip, backward
     if key not in _ALIKE:
@@ -197,12 +197,12 @@ def alike(like: Call, chip: str, backward: bool) -> Alike:
     return _ALIKE[key]
 
 
-def keep(key: tuple[Call, str, bool], found: Alike) -> None:
+def keep(key: tuple[PredictedCall, str, bool], found: Alike) -> None:
     """Remember what `alike` found in another process."""
     _ALIKE[key] = found
 
 
-def _alike(like: Call, chip: str, backward: bool) -> Alike:
+def _alike(like: PredictedCall, chip: str, backward: bool) -> Alike:
     few, many = TOKENS // 2, TOKENS
     short, long = like.launches(few, backward), like.launches(many, backward)
     if [one.kernel.name for one in short] != [one.kernel.name for one in long]:
@@ -235,7 +235,7 @@ def _clusters(launch: Any) -> int:
     return math.prod(launch.grid) // math.prod(launch.cluster)
 
 
-def _working(launches: list[Any], call: Call, backward: bool) -> list[int]:
+def _working(launches: list[Any], call: PredictedCall, backward: bool) -> list[int]:
     """Clusters of each launch that have something to do: a packed grid is as large as the tokens may ask for, and the
     same sequences as a batch say how much of it these do."""
     found, s = [_clusters(one) for one in launches], call.shape
@@ -262,7 +262,7 @@ def _setting(chip: str, launch: Any, clusters: int) -> Setting:
 
 def _joined(
     launches: list[Any], clocks: list[Clock], each: Iterable[float], backward: bool
-) -> tuple[Launched, ...]:
+) -> tuple[PredictedLaunch, ...]:
     """A launch in `each` clocks; the first one of a backward comes after its forward."""
     ahead, found = [None, *clocks], []
     for launch, all_, clock, before in zip(launches, each, clocks, ahead):
@@ -270,7 +270,7 @@ def _joined(
             overlap = before.clocks - clock.begins
         else:
             overlap = -clock.gap if before or backward else 0.0
-        found.append(Launched(launch.kernel.name, all_, overlap, clock, backward))
+        found.append(PredictedLaunch(launch.kernel.name, all_, overlap, clock, backward))
     return tuple(found)
 
 
@@ -291,7 +291,7 @@ def _repeated(block: torch.Tensor, B: int, T: int) -> torch.Tensor:
 class _Trial:
     """The call with rows of so many tokens."""
 
-    def __init__(self, call: Call, row: int):
+    def __init__(self, call: PredictedCall, row: int):
         self.call, self.row = call, row
 
     def launches(self, backward: bool) -> list[Any]:

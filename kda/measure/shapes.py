@@ -34,7 +34,7 @@ PATIENCE = 180.0                             # predicted seconds above which a s
 HOST_BYTES, DEVICE_BYTES = 200, 160          # needed for each token, value head and channel, about
 
 
-class Shape(NamedTuple):
+class BenchShape(NamedTuple):
     origin: str = "given"
     B: int = 1
     T: int = 0                               # tokens of a row
@@ -71,22 +71,24 @@ class Shape(NamedTuple):
 
 
 SHAPES = {
-    "tiny": Shape("seconds on any CPU", T=256, H=2, K=64, V=64, dtype="float32", on="cpu"),
-    "tiny-grouped": Shape("two value heads share a q/k head", T=256, H=1, HV=2, K=64, V=64, dtype="float32", on="cpu"),
-    "tiny-packed": Shape("a tail, an empty sequence, a single token", H=2, K=64, V=64, dtype="float32",
-                         lengths=(129, 0, 1, 126), on="cpu"),
-    "small": Shape("large enough that a CPU computes rather than calls", T=2048, H=4, K=64, V=64, dtype="float32",
-                   on="named"),
-    "kimi-8k": Shape("prefill with the heads of Kimi Linear 48B", T=8192, H=32, on="named"),
-    "h64-8k": Shape("the prefill that the peers report", T=8192, H=64),
-    "h96-8k": Shape("more heads than fill one wave of a large GPU", T=8192, H=96),
-    "h64-8k-b2": Shape("a batch of two", B=2, T=8192, H=64),
-    "h16-8k": Shape("64 heads over four GPUs", T=8192, H=16),
-    "h8-32k": Shape("few heads, a long sequence: the state is walked serially", T=32768, H=8),
-    "h64-1k": Shape("short: the time to launch shows", T=1024, H=64),
-    "h12-4k": Shape("96 heads over eight GPUs", T=4096, H=12),
-    "h64-mixed": Shape("packed prompts of mixed lengths", H=64, lengths=(1300, 547, 2048, 963, 271, 3063)),
-    "h64-8x1k": Shape("packed prompts of one length", H=64, lengths=(1024,) * 8),
+    "tiny": BenchShape("seconds on any CPU", T=256, H=2, K=64, V=64, dtype="float32", on="cpu"),
+    "tiny-grouped": BenchShape(
+        "two value heads share a q/k head", T=256, H=1, HV=2, K=64, V=64, dtype="float32", on="cpu"
+    ),
+    "tiny-packed": BenchShape("a tail, an empty sequence, a single token", H=2, K=64, V=64, dtype="float32",
+                              lengths=(129, 0, 1, 126), on="cpu"),
+    "small": BenchShape("large enough that a CPU computes rather than calls", T=2048, H=4, K=64, V=64, dtype="float32",
+                        on="named"),
+    "kimi-8k": BenchShape("prefill with the heads of Kimi Linear 48B", T=8192, H=32, on="named"),
+    "h64-8k": BenchShape("the prefill that the peers report", T=8192, H=64),
+    "h96-8k": BenchShape("more heads than fill one wave of a large GPU", T=8192, H=96),
+    "h64-8k-b2": BenchShape("a batch of two", B=2, T=8192, H=64),
+    "h16-8k": BenchShape("64 heads over four GPUs", T=8192, H=16),
+    "h8-32k": BenchShape("few heads, a long sequence: the state is walked serially", T=32768, H=8),
+    "h64-1k": BenchShape("short: the time to launch shows", T=1024, H=64),
+    "h12-4k": BenchShape("96 heads over eight GPUs", T=4096, H=12),
+    "h64-mixed": BenchShape("packed prompts of mixed lengths", H=64, lengths=(1300, 547, 2048, 963, 271, 3063)),
+    "h64-8x1k": BenchShape("packed prompts of one length", H=64, lengths=(1024,) * 8),
 }
 
 
@@ -107,13 +109,13 @@ MODELS = {
 }
 
 
-def flops(shape: Shape, direction: str) -> int:
+def flops(shape: BenchShape, direction: str) -> int:
     K, V = shape.K, shape.V
     forward = 6 * C * K + 4 * C * V + 6 * K * V
     return shape.tokens * shape.heads * forward * {"forward": 1, "backward": 2, "step": 3}[direction]
 
 
-def bytes_moved(shape: Shape, direction: str) -> int:
+def bytes_moved(shape: BenchShape, direction: str) -> int:
     if direction == "step":
         return sum(bytes_moved(shape, way) for way in DIRECTIONS)
     qk, g, v = 2 * shape.H * shape.K, shape.heads * shape.K, shape.heads * shape.V
@@ -130,7 +132,7 @@ def walks_exactly(tokens: int, heads: int, K: int, V: int) -> bool:
     return tokens <= EXACT_TOKENS and tokens * heads * K * V <= EXACT_STEPS
 
 
-def seconds_on_a_cpu(shape: Shape, directions: Sequence[str], threads: int) -> float:
+def seconds_on_a_cpu(shape: BenchShape, directions: Sequence[str], threads: int) -> float:
     """Estimate the time of the parity check, a warm-up and the fewest launches."""
     once = sum(flops(shape, way) for way in directions) / (CPU_FLOPS * threads)
     exact = walks_exactly(shape.tokens, shape.heads, shape.K, shape.V)
@@ -144,13 +146,13 @@ def host_memory() -> int | None:
         return None
 
 
-def too_large(shape: Shape, directions: Sequence[str], threads: int | None, device_memory: int = 0) -> str | None:
+def too_large(shape: BenchShape, directions: Sequence[str], threads: int | None, device_memory: int = 0) -> str | None:
     """Why this machine skips the shape, with an estimate; `threads` are those of a CPU, None for a GPU."""
     size = shape.tokens * shape.heads * max(shape.K, shape.V)
     needs = (("host has", HOST_BYTES * size, host_memory()), ("GPU has", DEVICE_BYTES * size, device_memory))
-    for what, need, there in needs:
-        if there and need > 0.7 * there:
-            return f"would need about {need / 2**30:.0f} GiB, and the {what} {there / 2**30:.0f} GiB"
+    for what, need, available in needs:
+        if available and need > 0.7 * available:
+            return f"would need about {need / 2**30:.0f} GiB, and the {what} {available / 2**30:.0f} GiB"
     if threads and (seconds := seconds_on_a_cpu(shape, directions, threads)) > PATIENCE:
         work, rate = sum(flops(shape, way) for way in directions) / 1e9, CPU_FLOPS * threads / 1e9
         return f"would take about {_long(seconds)} on this CPU: {work:.0f} GFLOP, at about {rate:.0f} GFLOP/s"

@@ -27,11 +27,11 @@ from kda.verify.cases import Case
 from kda.verify.definition import budgets, by_gradient, definition, stored_as
 from kda.verify.doors import Door
 from kda.verify.literal import one_thread
-from kda.verify.parity import Row, judge
+from kda.verify.parity import ParityRow, judge
 from kda.verify.parity import direction as direction_of
 
-from .clocks import CannotCapture, CpuClock, CudaClock, Timing, interleaved
-from .shapes import Shape, bytes_moved, flops, walks_exactly
+from .clocks import CannotCapture, CpuClock, CudaClock, Timings, interleaved
+from .shapes import BenchShape, bytes_moved, flops, walks_exactly
 
 Tensor = torch.Tensor
 Results = dict[str, Tensor]
@@ -43,24 +43,24 @@ COARSE = 1000                                # a budget of so many ulps of the r
 # ---------------------------------------------------------------------------------------------- right or wrong
 
 
-class Standard(NamedTuple):
+class Expectation(NamedTuple):
     """What the results of one backend have to be."""
 
     says: str
     budgets: dict[str, Budget]
 
-    def judge(self, found: Results, case: Case) -> list[Row]:
+    def judge(self, found: Results, case: Case) -> list[ParityRow]:
         return [judge(direction_of(n), n, self.budgets[n], x, case, whole=True) for n, x in found.items()]
 
 
-def standard(door: Door, case: Case, backward: bool) -> Standard:
+def standard(door: Door, case: Case, backward: bool) -> Expectation:
     p = case.problem()
     if walks_exactly(p.B * p.T, p.HV, p.K, p.V):
-        return Standard("the recurrence in float64", budgets(case, door.rounding(case), backward))
+        return Expectation("the recurrence in float64", budgets(case, door.rounding(case), backward))
     return from_the_reference(door, case, backward)
 
 
-def from_the_reference(door: Door, case: Case, backward: bool) -> Standard:
+def from_the_reference(door: Door, case: Case, backward: bool) -> Expectation:
     """Return the standard of a case too large to walk token by token: the reference, with a budget from a sample.
 
     The largest of n errors is assumed to grow as log n, and is never below the ulp, as stored, of the loudest element.
@@ -73,7 +73,7 @@ def from_the_reference(door: Door, case: Case, backward: bool) -> Standard:
         growth = math.log(exact.numel() + 8) / math.log(room.exact.numel() + 8)
         stored = torch.finfo(stored_as(case, name)).eps * Scale.of(exact).loudest
         limits[name] = room._replace(peak=max(room.peak * max(growth, 1.0), stored)).around(exact)
-    return Standard(f"the reference in {str(dtype).removeprefix('torch.')}", limits)
+    return Expectation(f"the reference in {str(dtype).removeprefix('torch.')}", limits)
 
 
 @one_thread()
@@ -124,10 +124,10 @@ class Checked(NamedTuple):
 
     backend: str
     against: str
-    rows: list[Row]
+    rows: list[ParityRow]
 
     @property
-    def wrong(self) -> list[Row]:
+    def wrong(self) -> list[ParityRow]:
         return [row for row in self.rows if row.wrong]
 
 
@@ -141,7 +141,7 @@ class How(NamedTuple):
     disable_recompute: bool | str = False    # the value that calls are given
 
 
-class Memory(NamedTuple):
+class CallMemory(NamedTuple):
     """Bytes of a GPU's memory that a call takes."""
 
     peak: int                                # at the peak of a call, beyond what was allocated before
@@ -157,11 +157,11 @@ class Measured:
     """One case: parity of each backend, then its timings by direction, in the order of the backends."""
 
     checks: list[Checked]
-    timings: dict[str, list[Timing]] = field(default_factory=dict)
-    memory: dict[str, list[Memory | None]] = field(default_factory=dict)       # like the timings
+    timings: dict[str, list[Timings]] = field(default_factory=dict)
+    memory: dict[str, list[CallMemory | None]] = field(default_factory=dict)       # like the timings
     not_captured: dict[str, tuple[str, str]] = field(default_factory=dict)     # by direction: a backend, why
     timed_wrong: list[Checked] = field(default_factory=list)    # timed launches that returned something else
-    stages: dict[str, Timing] = field(default_factory=dict)     # each stage of the first backend, run alone
+    stages: dict[str, Timings] = field(default_factory=dict)     # each stage of the first backend, run alone
 
     @property
     def right(self) -> bool:
@@ -184,14 +184,14 @@ def measure(
     measured = Measured(checks)
     if not measured.right:
         return measured
-    there = case.map(lambda x: x.to(doors[0].device))
-    there = dataclasses.replace(there, keywords=there.keywords | options)
+    moved = case.map(lambda x: x.to(doors[0].device))
+    moved = dataclasses.replace(moved, keywords=moved.keywords | options)
     for way in directions:
         tell(f"timing {way}")
-        memory, calls = [memory_of(door, there, way, clock) for door in doors], []
+        memory, calls = [memory_of(door, moved, way, clock) for door in doors], []
         try:
             for door in doors:
-                make = functools.partial(launch, door, there, way)
+                make = functools.partial(launch, door, moved, way)
                 calls.append(clock.captured(make) if how.graph else make())  # type: ignore[union-attr]
         except CannotCapture as refusal:
             measured.not_captured[way] = (door.name, str(refusal))
@@ -215,7 +215,7 @@ def differing(results: Results, judged: Results) -> Results:
 
 def stage_timings(
     door: Door, case: Case, directions: Sequence[str], clock: CpuClock | CudaClock, repeats: int, seconds: float
-) -> dict[str, Timing]:
+) -> dict[str, Timings]:
     """Each stage that the backend can run alone, on what its own stages before it made; what a run of them keeps inside
     and a later one reads is made by the reference."""
     compute = door.rounding(case).compute
@@ -241,29 +241,29 @@ def launch(door: Door, case: Case, direction: str) -> Callable[[], Results]:
         return functools.partial(_forward, door, case)
     if direction == "step":
         return functools.partial(_step, door, case)
-    return functools.partial(_backward, *_recorded(door, case), (case.do, case.dht))
+    return functools.partial(_backward, *_training_forward(door, case), (case.do, case.dht))
 
 
-def memory_of(door: Door, case: Case, direction: str, clock: CpuClock | CudaClock) -> Memory | None:
+def memory_of(door: Door, case: Case, direction: str, clock: CpuClock | CudaClock) -> CallMemory | None:
     """Return the memory of a forward, or of it and its backward; o, final states and gradients are alive at the end."""
     forward = direction == "forward"
     peak = clock.peak_memory(functools.partial(_forward if forward else _step, door, case))
     given = [*case.keywords.values(), *(() if forward else (case.do, case.dht))]
-    return None if peak is None else Memory(peak, sum(x.nbytes for x in given if isinstance(x, Tensor)))
+    return None if peak is None else CallMemory(peak, sum(x.nbytes for x in given if isinstance(x, Tensor)))
 
 
 def _forward(door: Door, case: Case) -> Results:
-    """Run a forward, without autograd unless more is to be kept: only a recorded forward keeps anything."""
+    """Run a forward, without autograd unless more is to be saved: only a training forward saves anything."""
     if case.keywords.get("disable_recompute"):
-        (o, ht), _ = _recorded(door, case)
+        (o, ht), _ = _training_forward(door, case)
         return {"o": o.detach(), "ht": ht.detach()}
     with torch.no_grad():
         o, ht = door.chunk_kda(**case.keywords)
     return {"o": o, "ht": ht}
 
 
-def _recorded(door: Door, case: Case) -> tuple[tuple[Tensor, ...], Results]:
-    """What a forward that autograd records returned, and the leaves by the names of their gradients."""
+def _training_forward(door: Door, case: Case) -> tuple[tuple[Tensor, ...], Results]:
+    """Run a training forward: what it returned, and the leaves by the names of their gradients."""
     leaves = {name: x.detach().requires_grad_() if isinstance(x, Tensor) and x.is_floating_point() else x
               for name, x in case.keywords.items()}
     outputs = door.chunk_kda(**leaves)
@@ -276,7 +276,7 @@ def _backward(outputs: tuple[Tensor, ...], wanted: Results, cotangents: tuple[Te
 
 
 def _step(door: Door, case: Case) -> Results:
-    return _backward(*_recorded(door, case), (case.do, case.dht), again=False)
+    return _backward(*_training_forward(door, case), (case.do, case.dht), again=False)
 
 
 # ---------------------------------------------------------------------------------------------- the machine
@@ -374,9 +374,9 @@ def ask_clocks(machine: Machine, clock: CudaClock, device: str) -> Machine:
 
 
 @dataclass
-class Result:
+class MeasuredShape:
     name: str                                # the shape's
-    shape: Shape
+    shape: BenchShape
     regime: str
     measured: Measured
 
@@ -386,7 +386,7 @@ class Result:
 
 
 @dataclass(frozen=True)
-class Line:
+class TimedLine:
     """One timing, as it is printed, saved and compared."""
 
     shape: str
@@ -416,20 +416,22 @@ class Line:
         return self.median / self.floor if self.floor else None
 
 
-def lines_of(result: Result, machine: Machine) -> Iterator[Line]:
+def lines_of(result: MeasuredShape, machine: Machine) -> Iterator[TimedLine]:
     for direction, timings in result.measured.timings.items() if result.measured.right else ():
         backends, memory = [check.backend for check in result.measured.checks], result.measured.memory[direction]
         mine, *others = (summary(*side) | in_bytes(kept) for *side, kept in zip(backends, timings, memory))  # type: ignore[arg-type]
         moved = bytes_moved(result.shape, direction)
         floor, baseline = moved / machine.copy if machine.copy else None, others[0] if others else None
-        yield Line(shape=result.name, problem=result.shape.label, regime=result.regime, direction=direction, **mine,
-                   flops=flops(result.shape, direction), bytes=moved, floor=floor, baseline=baseline)
+        yield TimedLine(
+            shape=result.name, problem=result.shape.label, regime=result.regime, direction=direction, **mine,
+            flops=flops(result.shape, direction), bytes=moved, floor=floor, baseline=baseline,
+        )
 
 
-def summary(backend: str, timing: Timing) -> dict[str, Any]:
+def summary(backend: str, timing: Timings) -> dict[str, Any]:
     return {"backend": backend, "launches": len(timing.seconds), "median": timing.median, "p20": timing.quantile(0.2),
             "p80": timing.quantile(0.8), "host_inside": timing.host_inside}
 
 
-def in_bytes(memory: Memory | None) -> dict[str, int | None]:
+def in_bytes(memory: CallMemory | None) -> dict[str, int | None]:
     return {"memory": memory and memory.peak, "memory_with_inputs": memory and memory.total}

@@ -54,8 +54,8 @@ class Cache:
 
     def __repr__(self) -> str:
         batches = sorted({state.N for state in self._states.values()})
-        of = f", of {' or '.join(map(str, batches))} sequence{'s' * (batches != [1])}" if batches else ""
-        return f"Cache({len(self)} layer{'s' * (len(self) != 1)}{of})"
+        batch = f", of {' or '.join(map(str, batches))} sequence{'s' * (batches != [1])}" if batches else ""
+        return f"Cache({len(self)} layer{'s' * (len(self) != 1)}{batch})"
 
     def __len__(self) -> int:
         return len(self._states)
@@ -100,7 +100,7 @@ class Cache:
         self._own.clear()
         self._states.clear()
 
-    def own(self, layer_idx: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    def in_place(self, layer_idx: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """A layer's recurrent states (N, HV, V, K) and its tails of q, k and v side by side (N, W - 1, C) in `dtype`,
         to be updated in place: copies if somebody else may hold the cache's tensors, or if they come from
         `torch.inference_mode`, outside of which nothing may update them."""

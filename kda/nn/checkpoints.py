@@ -21,7 +21,7 @@ class CheckpointError(InputError):
     """Weights of another layout, or of another layer."""
 
 
-class Layout(NamedTuple):
+class CheckpointLayout(NamedTuple):
     whose: str
     names: Mapping[str, str] = {}            # ours -> theirs, where they differ
     A_log: str = "(HV)"                      # its shape, or "(1, 1, HV, 1)"
@@ -40,15 +40,19 @@ _HELD = {                                    # our names -> those of transformer
     for name in ("A_log", "dt_bias", "f_a_proj.weight", "f_b_proj.weight", "f_proj.weight")
 }
 LAYOUTS = {
-    "kimi_linear": Layout("files of Kimi-Linear, and ours", A_log="(1, 1, HV, 1)"),
-    "kimi_k3": Layout("files of Kimi-K3", gate="full"),
-    "glm5_next": Layout("files of GLM-5.3-Flash"),
-    "bailing_hybrid": Layout("files of Ling 3", {"o_proj.weight": "dense.weight"}, forget="full", gate="full"),
-    "transformers.kimi_linear": Layout("KimiLinearDeltaAttention", _HELD, A_log="(1, 1, HV, 1)", one_conv=True),
-    "transformers.glm5_next": Layout("Glm5NextTextLinearAttention", _HELD, one_conv=True),
-    "transformers.bailing_hybrid": Layout("BailingHybridDeltaAttention", _HELD, forget="full", gate="full",
-                                          one_conv=True),
-    "fla": Layout("fla.layers.KimiDeltaAttention", _FLA, gate_bias=True),
+    "kimi_linear": CheckpointLayout("files of Kimi-Linear, and ours", A_log="(1, 1, HV, 1)"),
+    "kimi_k3": CheckpointLayout("files of Kimi-K3", gate="full"),
+    "glm5_next": CheckpointLayout("files of GLM-5.3-Flash"),
+    "bailing_hybrid": CheckpointLayout(
+        "files of Ling 3", {"o_proj.weight": "dense.weight"}, forget="full", gate="full"
+    ),
+    "transformers.kimi_linear": CheckpointLayout(
+        "KimiLinearDeltaAttention", _HELD, A_log="(1, 1, HV, 1)", one_conv=True
+    ),
+    "transformers.glm5_next": CheckpointLayout("Glm5NextTextLinearAttention", _HELD, one_conv=True),
+    "transformers.bailing_hybrid": CheckpointLayout("BailingHybridDeltaAttention", _HELD, forget="full", gate="full",
+                                                    one_conv=True),
+    "fla": CheckpointLayout("fla.layers.KimiDeltaAttention", _FLA, gate_bias=True),
 }
 
 PROJECTIONS = ("q_proj.weight", "k_proj.weight", "v_proj.weight", "b_proj.weight", "o_proj.weight", "o_norm.weight")
@@ -183,24 +187,24 @@ def _shaped(name: str, x: Tensor) -> Tensor:
 def translate(layer: nn.Module, state_dict: dict[str, Any], prefix: str, *_: Any) -> None:
     """Rename weights in `state_dict` before a layer loads them.  A layer with other sizes or parts is an error."""
     given = {name[len(prefix) :]: x for name, x in state_dict.items() if name.startswith(prefix)}
-    own = {name: x.shape for name, x in (*layer.named_parameters(), *layer.named_buffers())}
-    if all(name in own and x.shape == own[name] for name, x in given.items()):
+    shapes = {name: x.shape for name, x in (*layer.named_parameters(), *layer.named_buffers())}
+    if all(name in shapes and x.shape == shapes[name] for name, x in given.items()):
         return
     sizes = tuple(conv.channels for conv in (layer.q_conv1d, layer.k_conv1d, layer.v_conv1d))  # type: ignore[union-attr]
     found, unknown = ours(given, sizes)  # type: ignore[arg-type]
     for name, x in found.items():
-        _fits(name, x, own)
+        _fits(name, x, shapes)
     for name in given:
         if name not in unknown:
             del state_dict[prefix + name]
     state_dict.update({prefix + name: x for name, x in found.items()})
 
 
-def _fits(name: str, x: Tensor, own: Mapping[str, torch.Size]) -> None:
+def _fits(name: str, x: Tensor, shapes: Mapping[str, torch.Size]) -> None:
     """Whether a layer with these shapes accepts a weight."""
-    if name in own:
-        if x.shape != own[name]:
-            raise _error(f"one with {name} of shape {[*own[name]]}", f"{[*x.shape]}",
+    if name in shapes:
+        if x.shape != shapes[name]:
+            raise _error(f"one with {name} of shape {[*shapes[name]]}", f"{[*x.shape]}",
                          "Create the layer with the checkpoint's sizes, or with KimiDeltaAttention.from_checkpoint.",
                          "shape")
         return
@@ -299,10 +303,10 @@ def write(layer: nn.Module, layout: str, prefix: str = "") -> dict[str, Tensor]:
         raise _error(f"written in one of the layouts {', '.join(LAYOUTS)}", repr(layout), "Pass one of them.", "layout")
     to = LAYOUTS[layout]
     ranks = tuple("full" if getattr(layer, option) is None else "low" for option in ("forget_rank", "gate_rank"))
-    for letter, own, has in zip("fg", ranks, (to.forget, to.gate)):
-        if own != has:
+    for letter, rank, has in zip("fg", ranks, (to.forget, to.gate)):
+        if rank != has:
             fit = [name for name, one in LAYOUTS.items() if (one.forget, one.gate) == ranks]
-            raise _error(f"written in a layout with {letter} of {own} rank", f"{layout!r}, where its rank is {has}",
+            raise _error(f"written in a layout with {letter} of {rank} rank", f"{layout!r}, where its rank is {has}",
                          f"Use {' or '.join(fit)}." if fit else "No layout has both of its ranks.",
                          "layout.rank")
     found = {name: x.detach() for name, x in layer.named_parameters()}

@@ -123,12 +123,12 @@ def next_state(x: Tensor, W: int, state: Tensor | None = None, sequences: Sequen
         return torch.cat([before, x], 1)[:, T:]
     offsets = sequences.cu_seqlens
     back = torch.arange(W - 1, device=x.device) - (W - 1)  # places counted from the end of a sequence
-    at = offsets[1:, None] + back                                              # (N, W - 1)
-    inside = at >= offsets[:-1, None]
-    rows = x[0][at.clamp(0, max(T - 1, 0))] if T else x.new_zeros(*at.shape, C)
+    tokens = offsets[1:, None] + back                                              # (N, W - 1)
+    inside = tokens >= offsets[:-1, None]
+    rows = x[0][tokens.clamp(0, max(T - 1, 0))] if T else x.new_zeros(*tokens.shape, C)
     if state is None:
         return torch.where(inside[..., None], rows, 0)
-    position = (at - offsets[:-1, None] + W - 1).clamp(0, W - 2)               # place in the state
+    position = (tokens - offsets[:-1, None] + W - 1).clamp(0, W - 2)               # place in the state
     before = state.to(x.dtype).gather(1, position[..., None].expand(-1, -1, C))
     return torch.where(inside[..., None], rows, before)
 

@@ -107,22 +107,22 @@ class KimiDeltaAttention(nn.Module):
         self.disable_recompute, self.backend = disable_recompute, backend
         flags = {"gate_bias": gate_bias, "conv_bias": conv_bias, "allow_neg_eigval": allow_neg_eigval}
         self._check_options(norm_eps, dtype, **flags)
-        made = {"device": device, "dtype": dtype}
+        factory = {"device": device, "dtype": dtype}
         keys, values = num_heads * head_dim, self.num_v_heads * self.head_v_dim
         decays = self.num_v_heads * head_dim
-        self.q_proj = nn.Linear(hidden_size, keys, bias=False, **made)
-        self.k_proj = nn.Linear(hidden_size, keys, bias=False, **made)
-        self.v_proj = nn.Linear(hidden_size, values, bias=False, **made)
-        self.q_conv1d = ShortConvolution(keys, conv_size, conv_bias, **made)
-        self.k_conv1d = ShortConvolution(keys, conv_size, conv_bias, **made)
-        self.v_conv1d = ShortConvolution(values, conv_size, conv_bias, **made)
-        self._two_projections("f", self.forget_rank, decays, False, made)  # type: ignore[arg-type]
-        self.b_proj = nn.Linear(hidden_size, self.num_v_heads, bias=False, **made)
+        self.q_proj = nn.Linear(hidden_size, keys, bias=False, **factory)
+        self.k_proj = nn.Linear(hidden_size, keys, bias=False, **factory)
+        self.v_proj = nn.Linear(hidden_size, values, bias=False, **factory)
+        self.q_conv1d = ShortConvolution(keys, conv_size, conv_bias, **factory)
+        self.k_conv1d = ShortConvolution(keys, conv_size, conv_bias, **factory)
+        self.v_conv1d = ShortConvolution(values, conv_size, conv_bias, **factory)
+        self._two_projections("f", self.forget_rank, decays, False, factory)  # type: ignore[arg-type]
+        self.b_proj = nn.Linear(hidden_size, self.num_v_heads, bias=False, **factory)
         self.A_log = nn.Parameter(torch.empty(self.num_v_heads, device=device, dtype=torch.float32))
         self.dt_bias = nn.Parameter(torch.empty(decays, device=device, dtype=torch.float32))
-        self._two_projections("g", self.gate_rank, values, gate_bias, made)  # type: ignore[arg-type]
-        self.o_norm = GatedRMSNorm(self.head_v_dim, norm_eps, **made)
-        self.o_proj = nn.Linear(values, hidden_size, bias=False, **made)
+        self._two_projections("g", self.gate_rank, values, gate_bias, factory)  # type: ignore[arg-type]
+        self.o_norm = GatedRMSNorm(self.head_v_dim, norm_eps, **factory)
+        self.o_proj = nn.Linear(values, hidden_size, bias=False, **factory)
         self.reset_gate()
         _exempt_from_weight_decay(self)
         self.register_load_state_dict_pre_hook(checkpoints.translate)
@@ -132,13 +132,13 @@ class KimiDeltaAttention(nn.Module):
         super().__setstate__(state)
         _exempt_from_weight_decay(self)                                        # copy.deepcopy drops attributes
 
-    def _two_projections(self, letter: str, rank: int | None, size: int, bias: bool, made: dict[str, Any]) -> None:
+    def _two_projections(self, letter: str, rank: int | None, size: int, bias: bool, factory: dict[str, Any]) -> None:
         """Low rank: `letter`_a_proj and _b_proj; full: `letter`_proj."""
         if rank is None:
-            self.add_module(f"{letter}_proj", nn.Linear(self.hidden_size, size, bias=bias, **made))
+            self.add_module(f"{letter}_proj", nn.Linear(self.hidden_size, size, bias=bias, **factory))
             return
-        self.add_module(f"{letter}_a_proj", nn.Linear(self.hidden_size, rank, bias=False, **made))
-        self.add_module(f"{letter}_b_proj", nn.Linear(rank, size, bias=bias, **made))
+        self.add_module(f"{letter}_a_proj", nn.Linear(self.hidden_size, rank, bias=False, **factory))
+        self.add_module(f"{letter}_b_proj", nn.Linear(rank, size, bias=bias, **factory))
 
     def _check_options(self, norm_eps: Any, dtype: Any, **flags: Any) -> None:
         sizes = {name: getattr(self, name) for name in ("hidden_size", "num_heads", "head_dim", "num_v_heads",
@@ -255,18 +255,18 @@ class KimiDeltaAttention(nn.Module):
             sequences = Sequences.of_rows(B)
         x = sequences.cleared(x)
         before = self._state(cache, sequences.N, x)
-        made = [proj(x) for proj in (self.q_proj, self.k_proj, self.v_proj)]
+        projected = [proj(x) for proj in (self.q_proj, self.k_proj, self.v_proj)]
         convolutions = (self.q_conv1d, self.k_conv1d, self.v_conv1d)
         states = (None,) * 3 if before is None else before.conv
         if cp_context is not None:
             from ..parallel import conv_halo
 
-            rows = conv_halo(torch.cat(made, -1), cp_context, self.conv_size - 1)      # concatenated: one exchange
-            states = rows.split([each.shape[-1] for each in made], -1)
-        q, k, v = (conv(each, state, sequences) for conv, each, state in zip(convolutions, made, states))
+            rows = conv_halo(torch.cat(projected, -1), cp_context, self.conv_size - 1)      # concatenated: one exchange
+            states = rows.split([each.shape[-1] for each in projected], -1)
+        q, k, v = (conv(each, state, sequences) for conv, each, state in zip(convolutions, projected, states))
         o, recurrent = self._attend(x, q, k, v, before, sequences, T, cache is not None, cp_context)
         if cache is not None:
-            after = (next_state(each, self.conv_size, state, sequences) for each, state in zip(made, states))
+            after = (next_state(each, self.conv_size, state, sequences) for each, state in zip(projected, states))
             cache[self.layer_idx] = LayerState(recurrent, tuple(after))  # type: ignore[arg-type]
         gate = self.g_proj(x) if self.gate_rank is None else self.g_b_proj(self.g_a_proj(x))  # type: ignore[operator]
         y = self.o_proj(self.o_norm(o, gate.unflatten(-1, o.shape[-2:])).flatten(-2))
@@ -322,13 +322,13 @@ class KimiDeltaAttention(nn.Module):
 
     def _goes_token_by_token(self, tensors: tuple, asked: dict[str, Any], T: int, cp_context: Any) -> bool:
         given = (*tensors, asked["A_log"], asked["dt_bias"], asked["initial_state"])
-        recorded = torch.is_grad_enabled() and any(each is not None and each.requires_grad for each in given)
-        if self.mode == "recurrent" and (recorded or cp_context is not None):
-            found = "a call that records gradients" if recorded else "a cp_context"
+        training = torch.is_grad_enabled() and any(each is not None and each.requires_grad for each in given)
+        if self.mode == "recurrent" and (training or cp_context is not None):
+            found = "a call that records gradients" if training else "a cp_context"
             raise InputError("KimiDeltaAttention", "mode", "'chunk' or 'auto' here", f"'recurrent' and {found}",
                              "Token by token there is neither a backward nor several ranks: set layer.mode = 'auto', "
                              "or use torch.no_grad().", "nn.mode.recorded")
-        if self.mode != "auto" or recorded or cp_context is not None or not untransformed():
+        if self.mode != "auto" or training or cp_context is not None or not untransformed():
             return self.mode == "recurrent"
         return T <= SHORT                    # last, because a compiled or exported call is one for such T from here on
 

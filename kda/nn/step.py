@@ -38,8 +38,8 @@ class LayerCall(NamedTuple):
         return self.x.shape[1]
 
     @property
-    def records(self) -> bool:
-        """Whether autograd would record this call."""
+    def training(self) -> bool:
+        """Whether gradients of this call are wanted."""
         if not torch.is_grad_enabled():
             return False
         states = () if self.state is None else (self.state.recurrent, *self.state.conv)
@@ -63,7 +63,7 @@ RULES = (
     StepRule("nn.step.width", lambda c: c.layer.conv_size <= WIDTHS[1],
              f"needs a convolution over at most {WIDTHS[1]} tokens, got {{c.layer.conv_size}}"),
     StepRule("nn.step.transforms", lambda c: untransformed(), "runs by its parts under torch.func and forward-mode AD"),
-    StepRule("nn.step.gradients", lambda c: not c.records, "has no backward, and this call records gradients"),
+    StepRule("nn.step.gradients", lambda c: not c.training, "has no backward, and this call records gradients"),
     StepRule("nn.step.backend", lambda c: has_kernel(c),
              "needs a backend with a kernel for it, or backend='reference'"),
 )
@@ -76,10 +76,10 @@ def refusal(c: LayerCall) -> str | None:
 
 def has_kernel(c: LayerCall) -> bool:
     """Whether a backend has a kernel for the step; the reference, which loops over sequences, counts only if named."""
-    of, kind = c.layer, c.x.device.type
+    layer, kind = c.layer, c.x.device.type
     dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else c.x.dtype
-    sizes = of.num_heads, of.num_v_heads, of.head_dim, of.head_v_dim
-    return _has_kernel(str(c.x.device), str(dtype).removeprefix("torch."), sizes, of.backend)
+    sizes = layer.num_heads, layer.num_v_heads, layer.head_dim, layer.head_v_dim
+    return _has_kernel(str(c.x.device), str(dtype).removeprefix("torch."), sizes, layer.backend)
 
 
 def _has_kernel(device: str, dtype: str, sizes: tuple[int, int, int, int], asked: str | None) -> bool:
@@ -100,22 +100,25 @@ def _weighed(device: str, dtype: str, sizes: tuple[int, int, int, int], asked: s
 
 def run(c: LayerCall, cache: Cache) -> Tensor:
     """y (B, T, D); the layer's state in the cache is updated in place."""
-    of, x = c.layer, c.x
-    keys, values = (of.num_heads, of.head_dim), (of.num_v_heads, of.head_v_dim)
-    q, k, v = of.q_proj(x).unflatten(-1, keys), of.k_proj(x).unflatten(-1, keys), of.v_proj(x).unflatten(-1, values)
-    f = of.f_proj(x) if of.forget_rank is None else of.f_b_proj(of.f_a_proj(x))
-    gate = of.g_proj(x) if of.gate_rank is None else of.g_b_proj(of.g_a_proj(x))
-    states, tails = cache.own(of.layer_idx, q.dtype)
-    convolutions = (of.q_conv1d, of.k_conv1d, of.v_conv1d)
+    layer, x = c.layer, c.x
+    keys, values = (layer.num_heads, layer.head_dim), (layer.num_v_heads, layer.head_v_dim)
+    q, k = layer.q_proj(x).unflatten(-1, keys), layer.k_proj(x).unflatten(-1, keys)
+    v = layer.v_proj(x).unflatten(-1, values)
+    f = layer.f_proj(x) if layer.forget_rank is None else layer.f_b_proj(layer.f_a_proj(x))
+    gate = layer.g_proj(x) if layer.gate_rank is None else layer.g_b_proj(layer.g_a_proj(x))
+    states, tails = cache.in_place(layer.layer_idx, q.dtype)
+    convolutions = (layer.q_conv1d, layer.k_conv1d, layer.v_conv1d)
     slots = None
     if c.attention_mask is not None:                                           # padding has no slot
         real = c.attention_mask[:, -1].to(x.device, non_blocking=True).bool()
         slots = torch.where(real, torch.arange(x.shape[0], device=x.device, dtype=torch.int32), -1)
     y = decode_step(
-        q, k, v, f.unflatten(-1, (of.num_v_heads, of.head_dim)), of.b_proj(x), states,
-        A_log=of.A_log, dt_bias=of.dt_bias, lower_bound=of.lower_bound, allow_neg_eigval=of.allow_neg_eigval,
-        ssm_state_indices=slots, conv_states=tails, conv_weight=torch.cat([each.weight for each in convolutions]),
+        q, k, v, f.unflatten(-1, (layer.num_v_heads, layer.head_dim)), layer.b_proj(x), states,
+        A_log=layer.A_log, dt_bias=layer.dt_bias, lower_bound=layer.lower_bound,
+        allow_neg_eigval=layer.allow_neg_eigval, ssm_state_indices=slots, conv_states=tails,
+        conv_weight=torch.cat([each.weight for each in convolutions]),
         conv_bias=None if convolutions[0].bias is None else torch.cat([each.bias for each in convolutions]),
-        norm_gate=gate.unflatten(-1, values), norm_weight=of.o_norm.weight, norm_eps=of.o_norm.eps, backend=of.backend,
+        norm_gate=gate.unflatten(-1, values), norm_weight=layer.o_norm.weight, norm_eps=layer.o_norm.eps,
+        backend=layer.backend,
     )
-    return of.o_proj(y.flatten(-2))
+    return layer.o_proj(y.flatten(-2))

@@ -34,7 +34,7 @@ class Ask(NamedTuple):
     timeout: float                           # seconds
 
 
-class Group:
+class Agreement:
     """A process group's rounds of agreement; one for each group and process."""
 
     def __init__(self, store: dist.Store, rank: int, world: int):
@@ -48,20 +48,20 @@ class Group:
         """Raise on all ranks unless all pass the same text; or after the time-out, if some do not call."""
         if self.world == 1:
             return
-        at = self._next_round()
+        key = self._next_round()
         digest = hashlib.sha256(text.encode()).hexdigest()[:16]
         try:
-            self.store.add(f"{at}/{digest}", 1)
-            self._wait_for_all(f"{at}/here", ask)
-            if self.store.add(f"{at}/{digest}", 0) != self.world:
-                self._refuse(at, text, ask)
+            self.store.add(f"{key}/{digest}", 1)
+            self._wait_for_all(f"{key}/here", ask)
+            if self.store.add(f"{key}/{digest}", 0) != self.world:
+                self._refuse(key, text, ask)
         except KdaError:
             raise
         except (dist.DistError, RuntimeError) as error:                        # the process that keeps the store died
             raise lost(ask.op, f"{type(error).__name__}: {error}") from error
-        if self.store.add(f"{at}/read", 1) == self.world:
+        if self.store.add(f"{key}/read", 1) == self.world:
             for name in (digest, "here", "here/all", "read"):
-                self.store.delete_key(f"{at}/{name}")
+                self.store.delete_key(f"{key}/{name}")
 
     def agree_on_exchange(self, text: str, ask: Ask) -> int:
         """Agree on an exchange and return its number."""
@@ -87,10 +87,10 @@ class Group:
 
     def object_to(self, text: str) -> None:
         """Join a round without waiting for it, with a text that no other rank has."""
-        at = self._next_round()
-        self.store.set(f"{at}/text/{self.rank}", text)
+        key = self._next_round()
+        self.store.set(f"{key}/text/{self.rank}", text)
         for name in ("here", "texts"):
-            self._arrive(f"{at}/{name}")
+            self._arrive(f"{key}/{name}")
 
     def _arrive(self, name: str) -> None:
         if self.store.add(name, 1) == self.world:
@@ -104,10 +104,10 @@ class Group:
             arrived = self.store.add(name, 0)
             raise lost(ask.op, f"{arrived} of {self.world} within {ask.timeout:g} seconds") from None
 
-    def _refuse(self, at: str, text: str, ask: Ask) -> None:
-        self.store.set(f"{at}/text/{self.rank}", text)
-        self._wait_for_all(f"{at}/texts", ask)
-        texts = [self.store.get(f"{at}/text/{rank}").decode() for rank in range(self.world)]
+    def _refuse(self, key: str, text: str, ask: Ask) -> None:
+        self.store.set(f"{key}/text/{self.rank}", text)
+        self._wait_for_all(f"{key}/texts", ask)
+        texts = [self.store.get(f"{key}/text/{rank}").decode() for rank in range(self.world)]
         other = next((rank for rank, found in enumerate(texts) if found != texts[0]), None)
         if other is None:
             found = f"another forward, or other values of A_log or dt_bias, on some rank, at {texts[0]}"
@@ -128,14 +128,14 @@ def lost(op: str, found: str) -> RankLost:
 
 
 # By name, with weak references: a group that outlives its destruction aborts the process at exit.
-_groups: dict[str, tuple[weakref.ref[dist.ProcessGroup], Group]] = {}
+_groups: dict[str, tuple[weakref.ref[dist.ProcessGroup], Agreement]] = {}
 
 
-def group_of(group: dist.ProcessGroup) -> Group:
+def group_of(group: dist.ProcessGroup) -> Agreement:
     """A group that was destroyed and created again under its old name starts from scratch."""
     known = _groups.get(group.group_name)
     if known is None or known[0]() is not group:
         store = dist.PrefixStore(f"kda/{group.group_name}", distributed_c10d._get_process_group_store(group))
-        known = weakref.ref(group), Group(store, dist.get_rank(group), dist.get_world_size(group))
+        known = weakref.ref(group), Agreement(store, dist.get_rank(group), dist.get_world_size(group))
         _groups[group.group_name] = known
     return known[1]

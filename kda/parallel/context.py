@@ -15,7 +15,7 @@ from kda.errors import InputError, InputTypeError, KdaError, in_words
 from kda.offsets import ASKED, FIX, bad_offsets
 
 from .agreement import Ask, group_of
-from .layout import LAYOUTS, Local, Part, crosses, edges_of, equal_edges, local_of, part_numbers
+from .layout import LAYOUTS, Local, RankPart, crosses, edges_of, equal_edges, local_of, part_numbers
 
 Tensor = torch.Tensor
 
@@ -258,8 +258,9 @@ def _of_fla(op: str, c: Any) -> CPContext:
     rows = [0, *([c.front_num_seqs] if zigzag else []), len(offsets) - 1]
     tokens = offsets[-1] // len(numbers)
     parts = tuple(
-        Part(n, i * tokens, (i + 1) * tokens, rows[i], rows[i + 1] - 1, offsets[rows[i] + 1], offsets[rows[i + 1] - 1],
-             tuple(range(n - before[i], n)), tuple(range(n + 1, n + 1 + after[i])), past[i])
+        RankPart(n, i * tokens, (i + 1) * tokens, rows[i], rows[i + 1] - 1,
+                 offsets[rows[i] + 1], offsets[rows[i + 1] - 1],
+                 tuple(range(n - before[i], n)), tuple(range(n + 1, n + 1 + after[i])), past[i])
         for i, n in enumerate(numbers)
     )
     timeout = group_of(group).store.timeout.total_seconds()  # type: ignore[attr-defined]

@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from kda.errors import InputError, KdaError
 
-from .agreement import Ask, Group, group_of, lost
+from .agreement import Agreement, Ask, group_of, lost
 from .context import CPContext
 
 Tensor = torch.Tensor
@@ -38,8 +38,8 @@ def agree(context: CPContext, op: str, text: str, device: torch.device, *values:
     return _together(op, _compared, context, common, device, values, group, text, ask)
 
 
-def _compared(context: CPContext, common: int, device: torch.device, values: tuple[Tensor | None, ...], group: Group,
-              text: str, ask: Ask) -> Tensor:
+def _compared(context: CPContext, common: int, device: torch.device, values: tuple[Tensor | None, ...],
+              group: Agreement, text: str, ask: Ask) -> Tensor:
     mark = torch.full((1,), common, dtype=torch.int64, device=device)
     for x in values:
         if x is not None:
@@ -88,18 +88,18 @@ def send(context: CPContext, x: Tensor, to: int, op: str) -> None:
     _together(op, dist.send, x.contiguous(), dist.get_global_rank(context.group, to), context.group)
 
 
-def receive(context: CPContext, like: Tensor, of: int, op: str) -> Tensor:
+def receive(context: CPContext, like: Tensor, source: int, op: str) -> Tensor:
     found = torch.empty_like(like, memory_format=torch.contiguous_format)
-    _together(op, dist.recv, found, dist.get_global_rank(context.group, of), context.group)
+    _together(op, dist.recv, found, dist.get_global_rank(context.group, source), context.group)
     return found
 
 
-def swap(context: CPContext, x: Tensor, to: int | None, of: int | None, op: str) -> Tensor | None:
+def swap(context: CPContext, x: Tensor, target: int | None, source: int | None, op: str) -> Tensor | None:
     """Send x to one rank and receive as much from another, at the same time; None: no rank."""
     group, x = context.group, x.contiguous()
-    found = None if of is None else torch.empty_like(x)
-    sent = [] if to is None else [dist.P2POp(dist.isend, x, dist.get_global_rank(group, to), group)]
-    received = [] if of is None else [dist.P2POp(dist.irecv, found, dist.get_global_rank(group, of), group)]
+    found = None if source is None else torch.empty_like(x)
+    sent = [] if target is None else [dist.P2POp(dist.isend, x, dist.get_global_rank(group, target), group)]
+    received = [] if source is None else [dist.P2POp(dist.irecv, found, dist.get_global_rank(group, source), group)]
     if sent or received:
         _together(op, _finished, [*sent, *received])
     return found

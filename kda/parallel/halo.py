@@ -131,8 +131,8 @@ def places_of(context: CPContext, rows: int) -> tuple[list[int], list[list[int]]
             forward[part.first * rows + j] = _tail_place(edges, a - rows + j, rows, context.layout, world)
             sent[i * rows + j] = part.first * rows + j
         for token in range(b - rows, b):
-            there = token >= a
-            backward.append(_readers(edges, part.number, token, rows, context.layout, world) if there else [])
+            is_valid = token >= a
+            backward.append(_readers(edges, part.number, token, rows, context.layout, world) if is_valid else [])
     most = max([1, *map(len, backward)])
     padded = [[*readers, *[nowhere] * (most - len(readers))] for readers in backward]
     return forward, [list(row) for row in zip(*padded)] or [[]], sent

@@ -13,7 +13,7 @@ from typing import NamedTuple
 LAYOUTS = ("contiguous", "zigzag")
 
 
-class Part(NamedTuple):
+class RankPart(NamedTuple):
     """A part, from its rank's view; tokens count from the rank's first one."""
 
     number: int                              # its number among the parts of all ranks
@@ -37,7 +37,7 @@ class Local(NamedTuple):
     """The sequences and parts of a rank."""
 
     offsets: list[int]                       # offsets of its sequences, from 0
-    parts: tuple[Part, ...]
+    parts: tuple[RankPart, ...]
 
 
 def part_numbers(layout: str, rank: int, world: int) -> tuple[int, ...]:
@@ -72,19 +72,19 @@ def local_of(offsets: Sequence[int], edges: Sequence[int], numbers: Sequence[int
     ends, parts, shift = [0], [], 0
     for number in numbers:
         a, b = edges[number], edges[number + 1]
-        here = sequences_of(offsets, edges, number)
-        part = Part(number, shift, shift + b - a)
-        if here:
-            start, stop = offsets[here[0]], offsets[here[-1] + 1]
+        local = sequences_of(offsets, edges, number)
+        part = RankPart(number, shift, shift + b - a)
+        if local:
+            start, stop = offsets[local[0]], offsets[local[-1] + 1]
             part = part._replace(
-                first=len(ends) - 1, last=len(ends) + len(here) - 2,
-                first_end=shift + min(offsets[here[0] + 1], b) - a,
-                last_begin=shift + max(offsets[here[-1]], a) - a,
+                first=len(ends) - 1, last=len(ends) + len(local) - 2,
+                first_end=shift + min(offsets[local[0] + 1], b) - a,
+                last_begin=shift + max(offsets[local[-1]], a) - a,
                 before=tuple(_holding(edges, start, a, 0, number)),
                 after=tuple(_holding(edges, b, stop, number + 1, len(edges) - 1)),
                 past=max(0, a - start),
             )
-            ends += [shift + min(offsets[n + 1], b) - a for n in here]
+            ends += [shift + min(offsets[n + 1], b) - a for n in local]
         parts.append(part)
         shift += b - a
     return Local(ends, tuple(parts))

@@ -29,7 +29,7 @@ ROWS = ("q", "k", "v", "g", "beta")
 OUTPUTS = ("o", "final_state", "h")
 
 
-class Way(NamedTuple):
+class Sharding(NamedTuple):
     """Placements along a dimension of the mesh: the sharded axis of each tensor; other tensors are replicated."""
 
     name: str
@@ -48,10 +48,12 @@ class Way(NamedTuple):
 
 
 WAYS = {
-    Shard(0): Way("by batch", {"rows": 0, "initial_state": 0, "final_state": 0, "h": 0}, "B", summed=True),
-    Shard(1): Way("along the sequence", {"rows": 1}, summed=True),
-    Shard(2): Way("by heads", {"rows": 2, "initial_state": 1, "final_state": 1, "h": 2, "A_log": 0, "dt_bias": 0}, "H"),
-    Replicate(): Way("replicated", {}),
+    Shard(0): Sharding("by batch", {"rows": 0, "initial_state": 0, "final_state": 0, "h": 0}, "B", summed=True),
+    Shard(1): Sharding("along the sequence", {"rows": 1}, summed=True),
+    Shard(2): Sharding(
+        "by heads", {"rows": 2, "initial_state": 1, "final_state": 1, "h": 2, "A_log": 0, "dt_bias": 0}, "H"
+    ),
+    Replicate(): Sharding("replicated", {}),
 }
 _FIX = "Redistribute the tensors; along the sequence pass cp_context."
 
@@ -75,7 +77,7 @@ def run(op: str, inputs: Inputs, function: Callable[..., tuple], context: CPCont
     )
 
 
-def _way(op: str, inputs: Inputs, dim: int, context: CPContext | None) -> Way:
+def _way(op: str, inputs: Inputs, dim: int, context: CPContext | None) -> Sharding:
     mesh, found = inputs.v.device_mesh, inputs.v.placements[dim]
     named = f"mesh dimension {_named(mesh, dim)}"
     way = WAYS.get(found)
@@ -110,7 +112,7 @@ def _check_sequence(op: str, inputs: Inputs, mesh: Any, dim: int, named: str, co
                 "mesh.states")
 
 
-def _local(op: str, name: str, x: Any, mesh: Any, ways: list[Way], beside: str = "v") -> Any:
+def _local(op: str, name: str, x: Any, mesh: Any, ways: list[Sharding], beside: str = "v") -> Any:
     if x is None or (name in OFFSETS and not isinstance(x, DTensor)):
         return x
     if not isinstance(x, DTensor):
@@ -140,11 +142,11 @@ def gate(op: str, g: Any, A_log: Any, dt_bias: Any, function: Callable[..., Tens
     heads, ways = g.dim() - 2, []
     for dim, found in enumerate(g.placements):
         if found == Replicate():
-            ways.append(Way("replicated", {}))
+            ways.append(Sharding("replicated", {}))
         elif isinstance(found, Shard) and found.dim < heads:
-            ways.append(Way("by rows", {"g": found.dim}, summed=True))
+            ways.append(Sharding("by rows", {"g": found.dim}, summed=True))
         elif found == Shard(heads):
-            ways.append(Way("by heads", {"g": heads, "A_log": 0, "dt_bias": 0}))
+            ways.append(Sharding("by heads", {"g": heads, "A_log": 0, "dt_bias": 0}))
         else:
             _refuse(op, "g", f"sharded by rows or heads, or replicated, on {_named(g.device_mesh, dim)}", str(found),
                     "Redistribute it: channels of a head stay together.", "mesh.way")

@@ -30,7 +30,7 @@ from kda.transforms import Links, register
 
 from . import exchange, maps
 from .context import CPContext, context_of
-from .layout import Part, holder
+from .layout import RankPart, holder
 
 Tensor = torch.Tensor
 
@@ -49,7 +49,7 @@ class Rank(NamedTuple):
     def v_first(self) -> bool:
         return self.call.options.state_v_first
 
-    def pieces(self, part: Part, first: bool, h0: Tensor | None = None) -> tuple[slice, Inputs]:
+    def pieces(self, part: RankPart, first: bool, h0: Tensor | None = None) -> tuple[slice, Inputs]:
         """The tokens of a part's first or last sequence, and a separate call of them."""
         begin, end = (part.begin, part.first_end) if first else (part.last_begin, part.end)
         return slice(begin, end), maps.piece(self.call.inputs, begin, end, h0)
@@ -102,18 +102,18 @@ def _forward(*arguments: Any):
     rank = _rank(handle, call, "forward")
     context = rank.context
     mark = _agree(rank, "forward", call.inputs.A_log, call.inputs.dt_bias)
-    own: list[SegmentSummary | None] = [None] * context.num_parts
+    summaries: list[SegmentSummary | None] = [None] * context.num_parts
     if context.exchange == "hops":
         entering, out = _hop_forward(rank, Save(word))
     else:
         if context.crosses:
-            own = [_map_of(rank, part) for part in context.parts]
-        entering = _entering(rank, own)
+            summaries = [_map_of(rank, part) for part in context.parts]
+        entering = _entering(rank, summaries)
         out = autograd.forward(_with_states(rank, entering), Save(word))
     q, o = call.inputs.q, call.options
     empty = autograd.or_empty
     ht = out.final_state if o.output_final_state else None
-    return out.o, empty(ht, q), empty(out.h, q), _carried(rank, own, entering), mark, list(out.saved or ())
+    return out.o, empty(ht, q), empty(out.h, q), _carried(rank, summaries, entering), mark, list(out.saved or ())
 
 
 def _agree(rank: Rank, direction: str, *values: Tensor | None) -> Tensor:
@@ -144,7 +144,7 @@ def _with_states(rank: Rank, entering: dict[int, Tensor], **others: Any) -> Call
     return rank.call._replace(inputs=rank.call.inputs._replace(initial_state=h0), **others)
 
 
-def _map_of(rank: Rank, part: Part) -> SegmentSummary | None:
+def _map_of(rank: Rank, part: RankPart) -> SegmentSummary | None:
     """Return the map of the state that enters a part's last sequence, if that continues on another rank."""
     if not part.after:
         return None
@@ -154,12 +154,12 @@ def _map_of(rank: Rank, part: Part) -> SegmentSummary | None:
     return maps.segment_map(rank.problem, x, rank.asked, transition=part.spanned)
 
 
-def _carried(rank: Rank, own: Sequence[SegmentSummary | None], entering: dict[int, Tensor]) -> Tensor:
+def _carried(rank: Rank, summaries: Sequence[SegmentSummary | None], entering: dict[int, Tensor]) -> Tensor:
     """What the backward needs again, of each part."""
     K, parts = rank.problem.K, rank.context.parts
     carried = torch.cat([torch.cat([_no_state(rank, K), entering.get(part.first, _no_state(rank))], -1)
                          for part in parts])
-    for row, part, m in zip(carried, parts, own, strict=True):
+    for row, part, m in zip(carried, parts, summaries, strict=True):
         if m is not None and part.spanned:
             row[..., :K] = m.M[0]
     return carried
@@ -171,8 +171,8 @@ def _entering(rank: Rank, mine: Sequence[SegmentSummary | None]) -> dict[int, Te
     if not context.crosses:
         return {}
     if context.exchange in ONE_BY_ONE:
-        (part,), (own,) = context.parts, mine
-        came = ONE_BY_ONE[context.exchange](rank, part.before[::-1], part.after, own, part.spanned)
+        (part,), (summary,) = context.parts, mine
+        came = ONE_BY_ONE[context.exchange](rank, part.before[::-1], part.after, summary, part.spanned)
         return {} if came is None else {part.first: came}
     found = _gathered(rank, mine)
     return {part.first: _folded(rank, found, part.before) for part in context.parts if part.before}
@@ -234,8 +234,8 @@ def _behind(rank: Rank, transposed: Tensor) -> dict[int, Tensor]:
         added = maps.segment_map_bwd(rank.problem, x, do, rank.row(call.dht, part.first), rank.asked)
         mine.append(SegmentSummary(M[None], added, transposed=True))
     if context.exchange in ONE_BY_ONE:
-        (part,), (own,) = context.parts, mine
-        came = ONE_BY_ONE[context.exchange](rank, part.after, part.before[::-1], own, part.spanned)
+        (part,), (summary,) = context.parts, mine
+        came = ONE_BY_ONE[context.exchange](rank, part.after, part.before[::-1], summary, part.spanned)
         behind = {} if came is None else {part.last: came}
     else:
         found = _gathered(rank, mine)
@@ -248,30 +248,30 @@ def _behind(rank: Rank, transposed: Tensor) -> dict[int, Tensor]:
 # from rank to rank: sources and targets are the ranks before and after, or the reverse, nearest first
 
 
-def _chained(rank: Rank, sources: Sequence[int], targets: Sequence[int], own: SegmentSummary | None,
+def _chained(rank: Rank, sources: Sequence[int], targets: Sequence[int], summary: SegmentSummary | None,
              through: bool) -> Tensor | None:
     """Receive from the nearest source, apply this rank's map, and send to the nearest target."""
     came = exchange.receive(rank.context, _no_state(rank), sources[0], OP) if sources else None
     if targets:
-        exchange.send(rank.context, maps.fold([own], came) if through else own.added, targets[0], OP)
+        exchange.send(rank.context, maps.fold([summary], came) if through else summary.added, targets[0], OP)
     return came
 
 
-def _scanned(rank: Rank, sources: Sequence[int], targets: Sequence[int], own: SegmentSummary | None,
+def _scanned(rank: Rank, sources: Sequence[int], targets: Sequence[int], summary: SegmentSummary | None,
              through: bool) -> Tensor | None:
     """The same in a tree: at distance d, a rank's map, which covers d ranks by then, is composed with that of the rank
     at distance d, unless its sequence begins nearer.  The last rank of a sequence needs no map, only the `added` of
     its predecessor's."""
     d, K, context = 1, rank.problem.K, rank.context
     while (through and d <= len(sources)) or d < len(targets):
-        mine = torch.cat([own.M, own.added], -1)
-        to = targets[d - 1] if d < len(targets) else None
-        of = sources[d - 1] if through and d <= len(sources) else None
-        came = exchange.swap(context, mine, to, of, OP)
+        mine = torch.cat([summary.M, summary.added], -1)
+        target = targets[d - 1] if d < len(targets) else None
+        source = sources[d - 1] if through and d <= len(sources) else None
+        came = exchange.swap(context, mine, target, source, OP)
         if came is not None:
-            own = maps.compose(own, SegmentSummary(came[..., :K], came[..., K:]))
+            summary = maps.compose(summary, SegmentSummary(came[..., :K], came[..., K:]))
         d *= 2
-    mine = _no_state(rank) if own is None else own.added
+    mine = _no_state(rank) if summary is None else summary.added
     return exchange.swap(context, mine, targets[0] if targets else None, sources[0] if sources else None, OP)
 
 

@@ -118,8 +118,8 @@ class Budget(NamedTuple):
                         return Measure(math.inf, 0.0, math.inf, kind, index, float(x[index]), float(self.exact[index]))
                 error = distance(of_x.double(), of_exact)
             norms.append(float(error.norm()))
-            if (there := float(error.max())) > largest:
-                largest, worst = there, start + int(error.argmax())
+            if (block_largest := float(error.max())) > largest:
+                largest, worst = block_largest, start + int(error.argmax())
         scale, index = Scale.of(self.exact), _index(worst, x.shape)
         norm = Measure(math.hypot(*norms) / scale.norm, self.norm, 0.0, "norm", None)
         peak = Measure(largest / scale.rms, self.peak, 0.0, "peak", None)
@@ -170,9 +170,9 @@ def distance(x: Tensor, exact: Tensor) -> Tensor:
     return error.masked_fill((x == exact) | (x.isnan() & exact.isnan()), 0.0)
 
 
-def _seed(*of: str | int) -> int:
+def _seed(*words: str | int) -> int:
     """Return a seed of 32 bits: torch uses only the last 32 of a longer one."""
-    return zlib.crc32(" ".join(map(str, of)).encode())
+    return zlib.crc32(" ".join(map(str, words)).encode())
 
 
 def _index(flat: int, shape: torch.Size) -> tuple[int, ...]:

@@ -12,7 +12,7 @@ import torch
 from kda.gates import wide_dtype
 from kda.problem import Inputs, Problem
 
-from .layout import Layout
+from .layout import ChunkLayout
 from .literal import l2norm, log_decay
 
 Tensor = torch.Tensor
@@ -105,8 +105,8 @@ class Case:
         )
 
     @property
-    def layout(self) -> Layout:
-        return Layout.of(self.problem(), self.spec.offsets)
+    def layout(self) -> ChunkLayout:
+        return ChunkLayout.of(self.problem(), self.spec.offsets)
 
     def map(self, function: Callable[[Tensor], Tensor]) -> Case:
         """The same case with every tensor replaced."""

@@ -69,9 +69,9 @@ def definition(
         outputs, states = [], []
         for n, (start, end) in enumerate(zip(ends, ends[1:])):
             s = S[n : n + 1]
-            for at in range(start, end, SEGMENT):
+            for first in range(start, end, SEGMENT):
                 o, s = checkpoint(
-                    _segment, p.scale, s, *(x[at : min(at + SEGMENT, end)] for x in tokens), use_reentrant=False
+                    _segment, p.scale, s, *(x[first : min(first + SEGMENT, end)] for x in tokens), use_reentrant=False
                 )
                 outputs.append(o)
             states.append(s)

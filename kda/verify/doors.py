@@ -32,7 +32,7 @@ ROUNDS_EVERY_OPERAND = dict.fromkeys(
 )
 
 
-def here() -> str:
+def default_device() -> str:
     """The device that calls are made on."""
     return "cuda:0" if torch.cuda.is_available() else "cpu"
 
@@ -47,7 +47,7 @@ def stored_by(backend: str, problem: Problem) -> Mapping[str, str]:
 
 class Door:
     def __init__(self, name: str, device: str | None = None):
-        self.name, self.device = name, device or here()
+        self.name, self.device = name, device or default_device()
         self.capability = next(c for c in capabilities() if c.backend == name)
 
     def __str__(self) -> str:
@@ -127,9 +127,9 @@ class Door:
         return functools.partial(launcher(self.name).stage, name, problem, case.spec.offsets)
 
     def stage(self, name: str, case: Case, tensors: Mapping[str, Tensor | None]) -> dict[str, Tensor | None]:
-        there = {n: None if x is None else x.to(self.device) for n, x in tensors.items()}
+        moved = {n: None if x is None else x.to(self.device) for n, x in tensors.items()}
         with self.blamed(f"the stage {name}"):
-            found = self.stage_call(name, case)(there)
+            found = self.stage_call(name, case)(moved)
         return {n: None if x is None else x.cpu() for n, x in found.items()}
 
 
@@ -139,7 +139,7 @@ class Fla(Door):
     stages = ()
 
     def __init__(self):
-        self.name, self.device = "fla", here()
+        self.name, self.device = "fla", default_device()
 
     def against(self, case: Case, direction: str = "forward") -> tuple[str, ...]:
         if importlib.util.find_spec("fla") is None:

@@ -15,7 +15,7 @@ from .budget import Rounding
 from .cases import Case, Spec
 from .definition import from_stages, stored_as
 from .doors import Door
-from .layout import Layout
+from .layout import ChunkLayout
 from .literal import run_stage
 
 Tensor = torch.Tensor
@@ -24,7 +24,7 @@ Tensors = dict[str, "Tensor | None"]
 
 class Fault(NamedTuple):
     says: str
-    at: str                                  # "inputs", "results" or the stage that is to be wrong
+    place: str                                  # "inputs", "results" or the stage that is to be wrong
     plant: Callable[..., None]               # (tensors, spec), or (written, read, layout, spec) in a stage; in place
     wants: Mapping[str, Callable[[Spec], Any]] = {}  # fields of the Spec without which it is no fault
 
@@ -35,9 +35,9 @@ class Fault(NamedTuple):
 FAULTS: dict[str, Fault] = {}
 
 
-def fault(name: str, says: str, at: str, **wants: Callable[[Spec], Any]):
+def fault(name: str, says: str, place: str, **wants: Callable[[Spec], Any]):
     def register(plant: Callable[..., None]) -> Callable[..., None]:
-        FAULTS[name] = Fault(says, at, plant, wants)
+        FAULTS[name] = Fault(says, place, plant, wants)
         return plant
 
     return register
@@ -63,7 +63,7 @@ def _middle(spec: Spec) -> int:
     return sum(lengths[:n]) + lengths[n] // 2
 
 
-def _longest(layout: Layout) -> list[int]:
+def _longest(layout: ChunkLayout) -> list[int]:
     """The chunks of the sequence with the most."""
     return max(layout.chunks_of, key=len)
 
@@ -94,7 +94,7 @@ def _(x: Tensors, spec: Spec) -> None:
 
 @fault("heads-swapped", "value heads read q/k head i % H instead of i // (HV / H)", "fwd/gate",
        H=lambda spec: max(spec.H, 2), HV=_groups)
-def _(x: Tensors, read: Tensors, layout: Layout, spec: Spec) -> None:
+def _(x: Tensors, read: Tensors, layout: ChunkLayout, spec: Spec) -> None:
     by_value_head = torch.arange(spec.heads) // (spec.heads // spec.H)
     first = [int((by_value_head == i).nonzero()[0]) for i in range(spec.H)]
     for name in ("qn", "kn"):
@@ -102,61 +102,61 @@ def _(x: Tensors, read: Tensors, layout: Layout, spec: Spec) -> None:
 
 
 @fault("diagonal-missing", "a token does not read what it wrote", "fwd/intra")
-def _(x: Tensors, read: Tensors, layout: Layout, spec: Spec) -> None:
+def _(x: Tensors, read: Tensors, layout: ChunkLayout, spec: Spec) -> None:
     x["A_qk"].diagonal(dim1=-2, dim2=-1).zero_()
 
 
 @fault("row-not-inverted", "one row of A_inv is that of I - A_kk", "fwd/wy")
-def _(x: Tensors, read: Tensors, layout: Layout, spec: Spec) -> None:
+def _(x: Tensors, read: Tensors, layout: ChunkLayout, spec: Spec) -> None:
     row = min(20, layout.pieces[0].rows - 1)
     x["A_inv"][:, :, row] = torch.eye(spec.C)[row].to(x["A_inv"]) - read["A_kk"][:, :, row]
 
 
 @fault("state-stale", "the second chunk of a sequence starts from the state of the first", "fwd/state",
        lengths=_two_chunks, T=lambda spec: max(spec.T, spec.C + 1))
-def _(x: Tensors, read: Tensors, layout: Layout, spec: Spec) -> None:
+def _(x: Tensors, read: Tensors, layout: ChunkLayout, spec: Spec) -> None:
     first, second, *_ = _longest(layout)
     x["h"][second] = x["h"][first]
 
 
 @fault("h-one-percent", "one element of h is off by 1%", "fwd/state")
-def _(x: Tensors, read: Tensors, layout: Layout, spec: Spec) -> None:
+def _(x: Tensors, read: Tensors, layout: ChunkLayout, spec: Spec) -> None:
     x["h"][_loudest(x["h"])] *= 1.01
 
 
 @fault("nan-planted", "one element of v_new is nan", "fwd/state")
-def _(x: Tensors, read: Tensors, layout: Layout, spec: Spec) -> None:
+def _(x: Tensors, read: Tensors, layout: ChunkLayout, spec: Spec) -> None:
     x["v_new"][_loudest(x["v_new"])] = torch.nan
 
 
 @fault("tail-dropped", "the last token of every sequence has no output", "fwd/output")
-def _(x: Tensors, read: Tensors, layout: Layout, spec: Spec) -> None:
+def _(x: Tensors, read: Tensors, layout: ChunkLayout, spec: Spec) -> None:
     for chunks in filter(None, layout.chunks_of):
         x["o"][chunks[-1], :, layout.pieces[chunks[-1]].rows - 1] = 0
 
 
 @fault("diagonal-unlearned", "what a token reads of its own write has no gradient", "bwd/output")
-def _(x: Tensors, read: Tensors, layout: Layout, spec: Spec) -> None:
+def _(x: Tensors, read: Tensors, layout: ChunkLayout, spec: Spec) -> None:
     x["dv_local"] -= read["A_qk"].diagonal(dim1=-2, dim2=-1).unsqueeze(-1) * read["do"]
 
 
 @fault("dh0-transposed", "the gradient of the initial state is (V, K)", "bwd/state", V=lambda spec: spec.K)
-def _(x: Tensors, read: Tensors, layout: Layout, spec: Spec) -> None:
+def _(x: Tensors, read: Tensors, layout: ChunkLayout, spec: Spec) -> None:
     x["dh0"] = x["dh0"].mT.contiguous()
 
 
 @fault("dA-unscaled", "dA_qk lacks the scale", "bwd/wy")
-def _(x: Tensors, read: Tensors, layout: Layout, spec: Spec) -> None:
+def _(x: Tensors, read: Tensors, layout: ChunkLayout, spec: Spec) -> None:
     x["dA_qk"] /= spec.K**-0.5
 
 
 @fault("decay-gradient-local", "dg2 lacks what comes through the next chunk's state", "bwd/wy")
-def _(x: Tensors, read: Tensors, layout: Layout, spec: Spec) -> None:
+def _(x: Tensors, read: Tensors, layout: ChunkLayout, spec: Spec) -> None:
     x["dg2_local"] -= read["g2"].sum(-2, keepdim=True).exp2() * (read["h"] * read["dh"]).sum(-1).unsqueeze(-2)
 
 
 @fault("half-tile-dropped", "rows from the half of every chunk have no dk from inside the chunk", "bwd/intra")
-def _(x: Tensors, read: Tensors, layout: Layout, spec: Spec) -> None:
+def _(x: Tensors, read: Tensors, layout: ChunkLayout, spec: Spec) -> None:
     half = slice(spec.C // 2, None)
     x["dkn"][:, :, half] = read["dkn_local"][:, :, half]
 
@@ -197,19 +197,19 @@ class Planted(Door):
         return self.door.rounding(case)
 
     def sees(self, case: Case) -> Case:
-        if self.fault.at != "inputs":
+        if self.fault.place != "inputs":
             return case
         keywords = {name: x.clone() if isinstance(x, Tensor) else x for name, x in case.keywords.items()}
         self.fault.plant(keywords, case.spec)
         return dataclasses.replace(case, keywords=keywords)
 
     def stage(self, name: str, case: Case, tensors: Mapping[str, Tensor | None]) -> Tensors:
-        if self.fault.at in [part.name for part in find(name).run]:
+        if self.fault.place in [part.name for part in find(name).run]:
             return self._written_out(name, case, tensors)
         return self._planted(name, self.door.stage(name, case, tensors), tensors, case)
 
     def _planted(self, name: str, written: Tensors, read: Mapping[str, Tensor | None], case: Case) -> Tensors:
-        if name == self.fault.at:
+        if name == self.fault.place:
             written = {n: None if x is None else x.clone() for n, x in written.items()}
             self.fault.plant(written, read, case.layout, case.spec)
         return written
@@ -223,10 +223,10 @@ class Planted(Door):
         return {n: env[n] for n in find(name).writes}
 
     def call(self, case: Case, backward: bool, **keywords) -> dict[str, Tensor]:
-        if self.fault.at in STAGES:
+        if self.fault.place in STAGES:
             return self._call_of_stages(case, backward)
         found = self.door.call(self.sees(case), backward, **keywords)
-        if self.fault.at == "results":
+        if self.fault.place == "results":
             self.fault.plant(found, case.spec)
         return found
 

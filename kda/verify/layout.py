@@ -20,7 +20,7 @@ class Piece(NamedTuple):
     rows: int
 
 
-class Layout:
+class ChunkLayout:
     """Tokens (tokens, heads, D) as chunks (NC, heads, C, D), sequence after sequence, and back."""
 
     def __init__(self, bounds: list[tuple[int, int]], tokens: int, C: int):
@@ -33,7 +33,7 @@ class Layout:
         self.chunks_of = [[i for i, piece in enumerate(self.pieces) if piece.seq == n] for n in range(len(bounds))]
 
     @classmethod
-    def of(cls, p: Problem, offsets: list[int] | None) -> Layout:
+    def of(cls, p: Problem, offsets: list[int] | None) -> ChunkLayout:
         ends = offsets if offsets is not None else [b * p.T for b in range(p.B + 1)]
         return cls(list(zip(ends, ends[1:])), p.B * p.T, p.C)
 

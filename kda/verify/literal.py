@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from kda.problem import Problem
 from kda.stages import LOG2_E, find
 
-from .layout import Layout
+from .layout import ChunkLayout
 
 Tensor = torch.Tensor
 Tensors = dict[str, "Tensor | None"]
@@ -52,7 +52,7 @@ def one_thread_if_small(p: Problem) -> contextlib.AbstractContextManager[None]:
 
 
 def run_stage(
-    name: str, p: Problem, layout: Layout, tensors: Mapping[str, Tensor | None], dtype: torch.dtype,
+    name: str, p: Problem, layout: ChunkLayout, tensors: Mapping[str, Tensor | None], dtype: torch.dtype,
     round_: Round = as_it_is,
 ) -> Tensors:
     """What the stage, or the run of stages, writes, given what it reads."""
@@ -61,7 +61,7 @@ def run_stage(
 
 
 def chain(
-    names: Iterable[str], p: Problem, layout: Layout, tensors: Mapping[str, Tensor | None], dtype: torch.dtype,
+    names: Iterable[str], p: Problem, layout: ChunkLayout, tensors: Mapping[str, Tensor | None], dtype: torch.dtype,
     round_: Round = as_it_is,
 ) -> Tensors:
     """All tensors after the stages in order, each fed by its predecessors, including internal tensors of runs.
@@ -73,7 +73,7 @@ def chain(
 
 
 def _chain(
-    names: Iterable[str], p: Problem, layout: Layout, tensors: Mapping[str, Tensor | None], dtype: torch.dtype,
+    names: Iterable[str], p: Problem, layout: ChunkLayout, tensors: Mapping[str, Tensor | None], dtype: torch.dtype,
     round_: Round,
 ) -> Tensors:
     env = dict(tensors)
@@ -140,7 +140,7 @@ def edges(g2: Tensor) -> tuple[Tensor, Tensor]:
 # forward
 
 
-def gate(p: Problem, layout: Layout, round_: Round, q, k, g, beta, A_log, dt_bias):
+def gate(p: Problem, layout: ChunkLayout, round_: Round, q, k, g, beta, A_log, dt_bias):
     qn, kn = (l2norm(q), l2norm(k)) if p.qk_l2norm else (q, k)
     head = torch.arange(p.HV) // (p.HV // p.H)                                # the q/k head of a value head
     b = torch.where(layout.valid, step_size(p, beta), 0.0)
@@ -148,7 +148,7 @@ def gate(p: Problem, layout: Layout, round_: Round, q, k, g, beta, A_log, dt_bia
     return qn[:, head], kn[:, head], b, g2, g2.sum(-2, keepdim=True)
 
 
-def intra(p: Problem, layout: Layout, round_: Round, qn, kn, b, g2):
+def intra(p: Problem, layout: ChunkLayout, round_: Round, qn, kn, b, g2):
     A_qk, A_kk = (qn.new_zeros(*qn.shape[:2], p.C, p.C) for _ in range(2))
     for c in range(layout.NC):
         D = round_("D", decay_of_pairs(g2[c]))                                # (HV, i, j, K)
@@ -159,14 +159,14 @@ def intra(p: Problem, layout: Layout, round_: Round, qn, kn, b, g2):
     return A_qk, A_kk, qn * E, b * kn * E, kn * E_after
 
 
-def wy(p: Problem, layout: Layout, round_: Round, A_kk, kb, v, b):
+def wy(p: Problem, layout: ChunkLayout, round_: Round, A_kk, kb, v, b):
     eye = torch.eye(p.C, dtype=A_kk.dtype)
     A_inv = torch.linalg.solve_triangular(eye + A_kk, eye.expand_as(A_kk), upper=False, unitriangular=True)
     A_inv = round_("A_inv", A_inv)
     return A_inv, A_inv @ kb, A_inv @ round_("bv", b * v)
 
 
-def state(p: Problem, layout: Layout, round_: Round, w, u, kg, gc_last, h0):
+def state(p: Problem, layout: ChunkLayout, round_: Round, w, u, kg, gc_last, h0):
     h, v_new, ht = w.new_zeros(layout.NC, p.HV, p.K, p.V), torch.zeros_like(u), h0.clone()
     for n, chunks in enumerate(layout.chunks_of):
         for c in chunks:
@@ -176,18 +176,18 @@ def state(p: Problem, layout: Layout, round_: Round, w, u, kg, gc_last, h0):
     return h, v_new, ht
 
 
-def output(p: Problem, layout: Layout, round_: Round, qg, h, A_qk, v_new):
+def output(p: Problem, layout: ChunkLayout, round_: Round, qg, h, A_qk, v_new):
     return (p.scale * (qg @ h) + A_qk @ v_new,)
 
 
 # backward
 
 
-def output_bwd(p: Problem, layout: Layout, round_: Round, do, A_qk):
+def output_bwd(p: Problem, layout: ChunkLayout, round_: Round, do, A_qk):
     return (A_qk.mT @ do,)
 
 
-def state_bwd(p: Problem, layout: Layout, round_: Round, do, dv_local, qg, kg, w, gc_last, dht):
+def state_bwd(p: Problem, layout: ChunkLayout, round_: Round, do, dv_local, qg, kg, w, gc_last, dht):
     dh, dv_new, dh0 = w.new_zeros(layout.NC, p.HV, p.K, p.V), torch.zeros_like(dv_local), dht.clone()
     for n, chunks in enumerate(layout.chunks_of):
         for c in reversed(chunks):
@@ -198,7 +198,7 @@ def state_bwd(p: Problem, layout: Layout, round_: Round, do, dv_local, qg, kg, w
     return dh, dv_new, dh0
 
 
-def wy_bwd(p: Problem, layout: Layout, round_: Round, do, h, dh, v_new, dv_new, A_inv, qn, kn, v, b, g2):
+def wy_bwd(p: Problem, layout: ChunkLayout, round_: Round, do, h, dh, v_new, dv_new, A_inv, qn, kn, v, b, g2):
     E, E_after = edges(g2)
     P = A_inv.mT @ dv_new
     operand = round_("P", P)
@@ -214,7 +214,8 @@ def wy_bwd(p: Problem, layout: Layout, round_: Round, do, h, dh, v_new, dv_new, 
 
 
 def intra_bwd(
-    p: Problem, layout: Layout, round_: Round, dA_qk, dA_kk, qn, kn, b, g2, dqn_local, dkn_local, dg2_local, db_local
+    p: Problem, layout: ChunkLayout, round_: Round, dA_qk, dA_kk, qn, kn, b, g2,
+    dqn_local, dkn_local, dg2_local, db_local,
 ):
     x, y, z = (torch.zeros_like(qn) for _ in range(3))
     for c in range(layout.NC):
@@ -228,7 +229,7 @@ def intra_bwd(
     return dqn_local + x, dkn_local + b * z + y, dg2, db_local + (z * kn).sum(-1, keepdim=True)
 
 
-def gate_bwd(p: Problem, layout: Layout, round_: Round, dqn, dkn, dg2, db, q, k, g, beta, A_log, dt_bias):
+def gate_bwd(p: Problem, layout: ChunkLayout, round_: Round, dqn, dkn, dg2, db, q, k, g, beta, A_log, dt_bias):
     leaves = [None if x is None else x.detach().clone().requires_grad_() for x in (q, k, g, beta, A_log, dt_bias)]
     with torch.enable_grad():
         qn, kn, b, g2, _ = gate(p, layout, as_it_is, *leaves)
@@ -249,7 +250,7 @@ def gate_bwd(p: Problem, layout: Layout, round_: Round, dqn, dkn, dg2, db, q, k,
 # the backward in two pieces
 
 
-def operands(p: Problem, layout: Layout, round_: Round, qn, kn, b, g2):
+def operands(p: Problem, layout: ChunkLayout, round_: Round, qn, kn, b, g2):
     E, E_after = edges(g2)
     AQB, A = (qn.new_zeros(*qn.shape[:2], p.C, p.C) for _ in range(2))
     for c in range(layout.NC):
@@ -260,11 +261,11 @@ def operands(p: Problem, layout: Layout, round_: Round, qn, kn, b, g2):
     return kn * E, p.scale * qn * E, b * kn * E_after, AQB, T_inv
 
 
-def residual(p: Problem, layout: Layout, round_: Round, v, kE, T_inv, h):
+def residual(p: Problem, layout: ChunkLayout, round_: Round, v, kE, T_inv, h):
     return (T_inv @ (v - kE @ h),)
 
 
-def walk_bwd(p: Problem, layout: Layout, round_: Round, do, kE, qE, KGB, AQB, T_inv, gc_last, dht):
+def walk_bwd(p: Problem, layout: ChunkLayout, round_: Round, do, kE, qE, KGB, AQB, T_inv, gc_last, dht):
     dh, dv, dh0 = kE.new_zeros(layout.NC, p.HV, p.K, p.V), torch.zeros_like(do), dht.clone()
     for n, chunks in enumerate(layout.chunks_of):
         for c in reversed(chunks):
@@ -275,7 +276,7 @@ def walk_bwd(p: Problem, layout: Layout, round_: Round, do, kE, qE, KGB, AQB, T_
     return dv, dh, dh0
 
 
-def grads_bwd(p: Problem, layout: Layout, round_: Round, q, k, g, beta, A_log, dt_bias, do, r, dv, h, dh):
+def grads_bwd(p: Problem, layout: ChunkLayout, round_: Round, q, k, g, beta, A_log, dt_bias, do, r, dv, h, dh):
     qn, kn, b, g2, gc_last = gate(p, layout, as_it_is, q, k, g, beta, A_log, dt_bias)
     E, E_after = edges(g2)
     Qu, Ku, Kd = round_("Qu", qn), round_("Ku", kn), round_("Kd", b * kn)

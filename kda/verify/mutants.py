@@ -22,11 +22,11 @@ from .cases import Case, Spec, make
 Tensor = torch.Tensor
 
 
-class Call(NamedTuple):
+class MutantsCall(NamedTuple):
     """A problem, and settings that make it follow the path of a large one."""
 
     spec: Spec
-    told: Mapping[str, Any] = {}             # constants of the backend's plan
+    constants: Mapping[str, Any] = {}             # constants of the backend's plan
     sms: int | None = None                   # number of SMs, if fewer than the GPU has
     backward: bool = False                   # whether it is a backward, not a forward
     tables: bool = False                     # whether only the tables of a training call are made
@@ -39,99 +39,117 @@ FLOAT32: dict[str, Any] = dict(dtype="float32")
 MANY = (0,) * 256 + (300,)                   # sequences, more than a CTA has threads
 CALLS = {
     "sm100": {
-        "clusters of two, one walk after the other": Call(Spec((430, 0, 70), **GROUPED), sms=2, states=True),
-        "the same of any gate": Call(
+        "clusters of two, one walk after the other": MutantsCall(Spec((430, 0, 70), **GROUPED), sms=2, states=True),
+        "the same of any gate": MutantsCall(
             Spec((430, 0, 70), gate="softplus", **GROUPED), sms=2, states=True
         ),
-        "sequences cut into segments": Call(Spec((400, 40), **GROUPED), dict(SEGMENTS=3), sms=2),
-        "clusters of two, heads of 64 channels": Call(Spec((230, 0, 70), K=64, V=64, **GROUPED), sms=2, states=True),
-        "a forward that keeps its own": Call(Spec((230, 0, 70), **GROUPED), save=Save.OWN),
-        "a forward of any gate that keeps its own": Call(Spec((70, 0, 33), gate="softplus", **GROUPED), save=Save.OWN),
-        "backward, one item after the other": Call(Spec((230, 0, 40, 20), **GROUPED), sms=2, backward=True),
-        "backward of any gate": Call(
+        "sequences cut into segments": MutantsCall(Spec((400, 40), **GROUPED), dict(SEGMENTS=3), sms=2),
+        "clusters of two, heads of 64 channels": MutantsCall(
+            Spec((230, 0, 70), K=64, V=64, **GROUPED), sms=2, states=True
+        ),
+        "a forward that keeps its own": MutantsCall(Spec((230, 0, 70), **GROUPED), save=Save.OWN),
+        "a forward of any gate that keeps its own": MutantsCall(
+            Spec((70, 0, 33), gate="softplus", **GROUPED), save=Save.OWN
+        ),
+        "backward, one item after the other": MutantsCall(Spec((230, 0, 40, 20), **GROUPED), sms=2, backward=True),
+        "backward of any gate": MutantsCall(
             Spec((230, 0, 40, 20), gate="softplus", **GROUPED), sms=2, backward=True
         ),
-        "the same, a CTA for each item": Call(Spec((70,), gate="softplus", **GROUPED), backward=True),
-        "backward of segments": Call(Spec((390,), **GROUPED), dict(SHORTEST=6), backward=True),
-        "backward of segments, one without tokens": Call(Spec((290, 0), **GROUPED), dict(SHORTEST=2), backward=True),
-        "tables of more sequences than threads": Call(Spec(MANY, H=1), tables=True),
+        "the same, a CTA for each item": MutantsCall(Spec((70,), gate="softplus", **GROUPED), backward=True),
+        "backward of segments": MutantsCall(Spec((390,), **GROUPED), dict(SHORTEST=6), backward=True),
+        "backward of segments, one without tokens": MutantsCall(
+            Spec((290, 0), **GROUPED), dict(SHORTEST=2), backward=True
+        ),
+        "tables of more sequences than threads": MutantsCall(Spec(MANY, H=1), tables=True),
     },
     "sm90": {
-        "one kernel, clusters of two": Call(Spec((600, 0, 65), **GROUPED), dict(FUSED=True)),
-        "one kernel, walks shared out": Call(Spec((300, 0, 65), **GROUPED), dict(FUSED=True), sms=6),
-        "one kernel, clusters of four": Call(Spec((1000, 0, 65), **GROUPED), dict(FUSED=True, CTAS=4)),
-        "clusters of four, walks shared out": Call(Spec((900, 0, 65), **GROUPED), dict(FUSED=True, CTAS=4), sms=14),
-        "one kernel of any gate, clusters of two": Call(
+        "one kernel, clusters of two": MutantsCall(Spec((600, 0, 65), **GROUPED), dict(FUSED=True)),
+        "one kernel, walks shared out": MutantsCall(Spec((300, 0, 65), **GROUPED), dict(FUSED=True), sms=6),
+        "one kernel, clusters of four": MutantsCall(Spec((1000, 0, 65), **GROUPED), dict(FUSED=True, CTAS=4)),
+        "clusters of four, walks shared out": MutantsCall(
+            Spec((900, 0, 65), **GROUPED), dict(FUSED=True, CTAS=4), sms=14
+        ),
+        "one kernel of any gate, clusters of two": MutantsCall(
             Spec((600, 0, 65), gate="softplus", **GROUPED), dict(FUSED=True)
         ),
-        "the same of four": Call(Spec((900, 0, 65), gate="softplus", **GROUPED), dict(FUSED=True, CTAS=4)),
-        "some CTAs make tiles and others walk": Call(
+        "the same of four": MutantsCall(Spec((900, 0, 65), gate="softplus", **GROUPED), dict(FUSED=True, CTAS=4)),
+        "some CTAs make tiles and others walk": MutantsCall(
             Spec((600, 0, 65), **GROUPED), dict(STREAM=True, STREAM_SEGMENTS=1), sms=16
         ),
-        "the same with any gate": Call(
+        "the same with any gate": MutantsCall(
             Spec((600, 0, 65), gate="softplus", **GROUPED), dict(STREAM=True, STREAM_SEGMENTS=1), sms=16
         ),
-        "the same over segments": Call(Spec((900, 0), **GROUPED), dict(STREAM=True, STREAM_SEGMENTS=2), sms=28),
-        "kernels one by one, with what is kept": Call(
+        "the same over segments": MutantsCall(Spec((900, 0), **GROUPED), dict(STREAM=True, STREAM_SEGMENTS=2), sms=28),
+        "kernels one by one, with what is kept": MutantsCall(
             Spec((600, 0, 65), **GROUPED), dict(FUSED=False), save=Save.PRODUCTS
         ),
-        "sequences cut into segments, any gate": Call(
+        "sequences cut into segments, any gate": MutantsCall(
             Spec((930,), gate="softplus", **GROUPED), dict(FUSED=False, SHORTEST=14)
         ),
-        "more sequences than threads": Call(Spec(MANY, H=1), dict(FUSED=False)),
-        "backward, one item after the other": Call(Spec((300, 0, 65), **GROUPED), sms=2, backward=True),
-        "backward of any gate": Call(
+        "more sequences than threads": MutantsCall(Spec(MANY, H=1), dict(FUSED=False)),
+        "backward, one item after the other": MutantsCall(Spec((300, 0, 65), **GROUPED), sms=2, backward=True),
+        "backward of any gate": MutantsCall(
             Spec((600, 0, 65), gate="softplus", **GROUPED), sms=2, backward=True
         ),
-        "backward of any gate, a CTA for each item": Call(
+        "backward of any gate, a CTA for each item": MutantsCall(
             Spec((600, 0, 65), gate="softplus", **GROUPED), backward=True
         ),
-        "backward of heads of 64 channels": Call(Spec((400, 0, 65), K=64, V=64, **GROUPED), sms=2, backward=True),
-        "heads of 64 channels, a CTA for each item": Call(Spec((600, 0, 65), K=64, V=64, **GROUPED), backward=True),
-        "backward of segments": Call(Spec((930,), **GROUPED), dict(SHORTEST=14), backward=True),
-        "tables of more sequences than threads": Call(Spec(MANY, H=1), tables=True),
-        "a forward that keeps its own": Call(Spec((300, 0, 65), **GROUPED), dict(FUSED=False), save=Save.OWN),
-        "a forward of any gate that keeps its own": Call(
+        "backward of heads of 64 channels": MutantsCall(
+            Spec((400, 0, 65), K=64, V=64, **GROUPED), sms=2, backward=True
+        ),
+        "heads of 64 channels, a CTA for each item": MutantsCall(
+            Spec((600, 0, 65), K=64, V=64, **GROUPED), backward=True
+        ),
+        "backward of segments": MutantsCall(Spec((930,), **GROUPED), dict(SHORTEST=14), backward=True),
+        "tables of more sequences than threads": MutantsCall(Spec(MANY, H=1), tables=True),
+        "a forward that keeps its own": MutantsCall(Spec((300, 0, 65), **GROUPED), dict(FUSED=False), save=Save.OWN),
+        "a forward of any gate that keeps its own": MutantsCall(
             Spec((300, 0, 65), gate="softplus", **GROUPED), dict(FUSED=False), save=Save.OWN
         ),
-        "one kernel that keeps, clusters of two": Call(
+        "one kernel that keeps, clusters of two": MutantsCall(
             Spec((600, 0, 65), **GROUPED), dict(FUSED=True), save=Save.OWN
         ),
-        "the same, walks shared out": Call(Spec((300, 0, 65), **GROUPED), dict(FUSED=True), sms=6, save=Save.OWN),
-        "one kernel that keeps, of four": Call(
+        "the same, walks shared out": MutantsCall(
+            Spec((300, 0, 65), **GROUPED), dict(FUSED=True), sms=6, save=Save.OWN
+        ),
+        "one kernel that keeps, of four": MutantsCall(
             Spec((1000, 0, 65), **GROUPED), dict(FUSED=True, CTAS=4), save=Save.OWN
         ),
-        "the same that keeps, of any gate": Call(
+        "the same that keeps, of any gate": MutantsCall(
             Spec((900, 0, 65), gate="softplus", **GROUPED), dict(FUSED=True, CTAS=4), save=Save.OWN
         ),
-        "CTAs alone, walks shared out": Call(Spec((400, 0, 65), V=64, **GROUPED), dict(FUSED=True, CTAS=1), sms=3),
-        "clusters of two, of which one walks": Call(Spec((600, 0, 65), V=64, **GROUPED), dict(FUSED=True, CTAS=2)),
-        "one kernel that keeps, 64 channels, CTAs alone": Call(
+        "CTAs alone, walks shared out": MutantsCall(
+            Spec((400, 0, 65), V=64, **GROUPED), dict(FUSED=True, CTAS=1), sms=3
+        ),
+        "clusters of two, of which one walks": MutantsCall(
+            Spec((600, 0, 65), V=64, **GROUPED), dict(FUSED=True, CTAS=2)
+        ),
+        "one kernel that keeps, 64 channels, CTAs alone": MutantsCall(
             Spec((300, 0, 65), K=64, V=64, **GROUPED), dict(FUSED=True, CTAS=1), sms=3, save=Save.OWN
         ),
-        "the same, clusters of two, of which one walks": Call(
+        "the same, clusters of two, of which one walks": MutantsCall(
             Spec((400, 0, 65), K=64, V=64, **GROUPED), dict(FUSED=True, CTAS=2), save=Save.OWN
         ),
     },
     "sm89": {
-        "forward": Call(Spec((150, 0, 30), **GROUPED, **FLOAT32)),
-        "backward": Call(Spec((150, 0, 30), **GROUPED, **FLOAT32), backward=True),
-        "more sequences than threads": Call(Spec(MANY, H=1, K=64, V=64, **FLOAT32)),
+        "forward": MutantsCall(Spec((150, 0, 30), **GROUPED, **FLOAT32)),
+        "backward": MutantsCall(Spec((150, 0, 30), **GROUPED, **FLOAT32), backward=True),
+        "more sequences than threads": MutantsCall(Spec(MANY, H=1, K=64, V=64, **FLOAT32)),
     },
 }
 
 
 def calls(backend: str) -> list[Callable[[], Mapping[str, Tensor | None]]]:
     """Return the functions that are to be called inside a capture."""
-    return [functools.partial(made, backend, call, make(call.spec)) for call in CALLS[backend].values()]
+    return [functools.partial(results, backend, call, make(call.spec)) for call in CALLS[backend].values()]
 
 
-def made(backend: str, call: Call, case: Case) -> dict[str, Tensor | None]:
+def results(backend: str, call: MutantsCall, case: Case) -> dict[str, Tensor | None]:
     """Make the call and return its results, by name."""
-    with told(backend, call):
+    with planned_with(backend, call):
         if call.tables:
-            p, of = case.problem(), launcher(backend).TRAINING  # type: ignore[attr-defined]
-            return training.tables(p, of.steps(p, case.inputs), case.inputs)._asdict()
+            p, kernels = case.problem(), launcher(backend).TRAINING  # type: ignore[attr-defined]
+            return training.tables(p, kernels.steps(p, case.inputs), case.inputs)._asdict()
         if call.backward:
             return kda.chunk_kda_bwd(do=case.do, dht=case.dht, **case.keywords, backend=backend)._asdict()
         if call.save is Save.NOTHING:
@@ -142,22 +160,22 @@ def made(backend: str, call: Call, case: Case) -> dict[str, Tensor | None]:
 
 
 @contextlib.contextmanager
-def told(backend: str, call: Call) -> Iterator[None]:
+def planned_with(backend: str, call: MutantsCall) -> Iterator[None]:
     """Make the backend plan as the call requires, inside the block."""
     plan, host = importlib.import_module(f"kda.backends.{backend}.plan"), stand_in()
     modules = (plan, launcher(backend), training, training_plan)
-    of = {name: next(module for module in modules if hasattr(module, name)) for name in call.told}
-    before = {name: getattr(module, name) for name, module in of.items()}
+    owners = {name: next(module for module in modules if hasattr(module, name)) for name in call.constants}
+    before = {name: getattr(module, name) for name, module in owners.items()}
     kept = [getattr(module, name, None) for module in modules for name in ("plan", "training_plan", "steps")]
     forget = [cached.cache_clear for cached in kept if hasattr(cached, "cache_clear")]
 
     def tell(constants: Mapping[str, Any]) -> None:
         for name, value in constants.items():
-            setattr(of[name], name, value)
+            setattr(owners[name], name, value)
         for cleared in forget:
             cleared()
 
-    tell(call.told)
+    tell(call.constants)
     try:
         with standing_in(dataclasses.replace(host, sms=call.sms or host.sms)):
             yield

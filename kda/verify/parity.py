@@ -51,7 +51,7 @@ USES = {
 BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
-class Row(NamedTuple):
+class ParityRow(NamedTuple):
     """One tensor: of a stage, or of a whole call ("forward", "backward", ...)."""
 
     stage: str
@@ -72,19 +72,19 @@ class Row(NamedTuple):
 
 
 @dataclass
-class Report:
+class ParityReport:
     case: Case
     backend: str
-    rows: list[Row] = field(default_factory=list)
+    rows: list[ParityRow] = field(default_factory=list)
     stopped: bool = False                    # before the backward, because the forward is wrong
     no_backward: tuple[str, ...] = ()        # the backend's reasons
 
     @property
-    def wrong(self) -> list[Row]:
+    def wrong(self) -> list[ParityRow]:
         return [row for row in self.rows if row.wrong]
 
     @property
-    def first(self) -> Row | None:
+    def first(self) -> ParityRow | None:
         """The row to examine: the first wrong one that does not follow from another."""
         return next((row for row in self.wrong if row.follows_from is None), next(iter(self.wrong), None))
 
@@ -158,17 +158,17 @@ def shaken_all(tensors: Tensors, shake: int | None) -> Tensors:
     return tensors if shake is None else {n: None if x is None else shaken(x, shake) for n, x in tensors.items()}
 
 
-def judge(stage: str, name: str, budget: Budget, x: Tensor | None, case: Case, whole: bool = False) -> Row:
+def judge(stage: str, name: str, budget: Budget, x: Tensor | None, case: Case, whole: bool = False) -> ParityRow:
     if x is None:
-        return Row(stage, name, Measure(math.inf, 0.0, math.inf, "missing", None))
+        return ParityRow(stage, name, Measure(math.inf, 0.0, math.inf, "missing", None))
     measure = budget.measure(x)
-    row = Row(stage, name, measure, where=place(name, measure.index, case, whole))
+    row = ParityRow(stage, name, measure, where=place(name, measure.index, case, whole))
     if row.wrong and measure.kind != "shape":
         row = row._replace(pattern=pattern(name, budget.wrong(x), case, whole))
     return row
 
 
-def alone(door: Door, case: Case, stage: Stage, oracle: Oracle) -> list[Row]:
+def alone(door: Door, case: Case, stage: Stage, oracle: Oracle) -> list[ParityRow]:
     """The stage on the oracle's tensors."""
     oracle.reach(stage)
     fed = oracle.feed(stage)
@@ -179,7 +179,7 @@ def alone(door: Door, case: Case, stage: Stage, oracle: Oracle) -> list[Row]:
     ]
 
 
-def walk(door: Door, case: Case, stages: Iterable[Stage], oracle: Oracle) -> Iterator[list[Row]]:
+def walk(door: Door, case: Case, stages: Iterable[Stage], oracle: Oracle) -> Iterator[list[ParityRow]]:
     """The rows of each stage in turn; `stages` begin with the first one and are complete.
 
     If a later stage needs an internal tensor of a run of stages, the oracle supplies it.
@@ -228,13 +228,15 @@ def direction(name: str) -> str:
     return "forward" if name in ("o", "ht") else "backward"
 
 
-def whole_call(door: Door, case: Case, backward: bool) -> tuple[list[Row], dict[str, Tensor], dict[str, Budget]]:
+def whole_call(door: Door, case: Case, backward: bool) -> tuple[list[ParityRow], dict[str, Tensor], dict[str, Budget]]:
     found, limits = door.call(case, backward), budgets(case, door.rounding(case), backward)
     rows = [judge(direction(n), n, limit, found.get(n), case, whole=True) for n, limit in limits.items()]
     return rows, found, limits
 
 
-def compare(door: Door, other: Door, case: Case, backward: bool, found: dict, limits: dict[str, Budget]) -> list[Row]:
+def compare(
+    door: Door, other: Door, case: Case, backward: bool, found: dict, limits: dict[str, Budget]
+) -> list[ParityRow]:
     """Compare two backends; the difference of two results may use the budgets of both."""
     theirs, their_limits = other.call(case, backward), budgets(case, other.rounding(case), backward)
     return [
@@ -246,23 +248,23 @@ def compare(door: Door, other: Door, case: Case, backward: bool, found: dict, li
 # ---------------------------------------------------------------------------------------------- equal bits
 
 
-def same_bits(stage: str, name: str, a: Tensor, b: Tensor, case: Case) -> Row:
+def same_bits(stage: str, name: str, a: Tensor, b: Tensor, case: Case) -> ParityRow:
     differs = a.contiguous().view(BITS[a.element_size()]) != b.contiguous().view(BITS[b.element_size()])
     if not differs.any():
-        return Row(stage, name, Measure(0.0, 0.0, 0.0, "bits", None))
+        return ParityRow(stage, name, Measure(0.0, 0.0, 0.0, "bits", None))
     index = tuple(int(i) for i in torch.unravel_index(differs.flatten().int().argmax(), differs.shape))
     share = int(differs.sum()) / differs.numel()
     measure = Measure(share, 0.0, math.inf, "bits", index, float(a[index]), float(b[index]))
     where, shape = place(name, index, case, whole=True), pattern(name, differs, case, whole=True)
-    return Row(stage, name, measure, where=where, pattern=shape)
+    return ParityRow(stage, name, measure, where=where, pattern=shape)
 
 
-def run_vs_run(door: Door, case: Case, backward: bool) -> list[Row]:
+def run_vs_run(door: Door, case: Case, backward: bool) -> list[ParityRow]:
     first, second = door.call(case, backward), door.call(case, backward)
     return [same_bits("run vs run", n, first[n], second[n], case) for n in first]
 
 
-def packed_vs_alone(door: Door, case: Case, backward: bool) -> list[Row]:
+def packed_vs_alone(door: Door, case: Case, backward: bool) -> list[ParityRow]:
     """Compare packed sequences with each alone: batch_invariant=True gives the same bits, except in sums over all."""
     packed = door.call(case, backward, batch_invariant=True)
     names = [n for n in packed if n not in ("dA_log", "ddt_bias")]
@@ -297,7 +299,7 @@ def only(case: Case, n: int, start: int, end: int) -> Case:
 def examine(
     door: Door, case: Case, only_stage: str | None = None, other: Door | None = None, exact: bool = False,
     keep_going: bool = False, tell: Callable[[str], None] = lambda text: None,
-) -> Report:
+) -> ParityReport:
     """Examine stages, then whole calls; with `only_stage` only that one, with `exact` only equal bits."""
     with one_thread_if_small(case.problem()):
         return _examined(door, case, only_stage, other, exact, keep_going, tell)
@@ -306,8 +308,8 @@ def examine(
 def _examined(
     door: Door, case: Case, only_stage: str | None, other: Door | None, exact: bool, keep_going: bool,
     tell: Callable[[str], None],
-) -> Report:
-    report = Report(case, door.name, no_backward=door.against(case, "backward"))
+) -> ParityReport:
+    report = ParityReport(case, door.name, no_backward=door.against(case, "backward"))
     backward = not report.no_backward
     if exact:
         tell("run after run, packed and alone")
@@ -359,17 +361,17 @@ def parts(door: Door, case: Case, only_stage: str | None = None, exact: bool = F
 def _unbroken(stages: list[Stage]) -> list[Stage]:
     """The stages up to the first gap: those after it have no input of the backend's own."""
     kept: list[Stage] = []
-    made: set[Any] = set()
+    computed: set[Any] = set()
     order = FORWARD + BACKWARD
     for stage in stages:
-        if not made.issuperset(order[: order.index(stage.members[0])]):
+        if not computed.issuperset(order[: order.index(stage.members[0])]):
             break
         kept.append(stage)
-        made.update(stage.members)
+        computed.update(stage.members)
     return kept
 
 
-def smaller(door: Door, report: Report, fault: Fault | None, tries: int = 6) -> Spec | None:
+def smaller(door: Door, report: ParityReport, fault: Fault | None, tries: int = 6) -> Spec | None:
     """A smaller case that is wrong in the same place, drawn from the same seed; None if none was found."""
     first, spec = report.first, report.case.spec
     only_stage = first.stage if first.of_stage else None
@@ -385,7 +387,7 @@ def smaller(door: Door, report: Report, fault: Fault | None, tries: int = 6) -> 
     return best
 
 
-def _reductions(spec: Spec, first: Row) -> list[dict[str, Any]]:
+def _reductions(spec: Spec, first: ParityRow) -> list[dict[str, Any]]:
     seq = first.where.get("seq", 0)
     groups = spec.heads // spec.H
     changes: list[dict[str, Any]] = []
@@ -442,20 +444,20 @@ def prove(door: Door, stage: str) -> Proof:
     return Proof(not wrong, says, tuple(wrong))
 
 
-def describe(row: Row) -> str:
+def describe(row: ParityRow) -> str:
     """One line about a wrong row."""
     if row.measure.kind in ("shape", "missing"):
         return f"{row.tensor}: {worst(row)}"
     return f"{row.tensor}: {used_words(row.measure)} of its budget, {worst(row)}"
 
 
-def worst(row: Row) -> str:
+def worst(row: ParityRow) -> str:
     """Name the worst place: "seq 0 chunk 1 head 3 k 64 v 0: got 0.412, want 0.009"."""
     m = row.measure
     if m.index is None:
         return {"shape": "another shape", "missing": "nothing was written"}.get(m.kind, "")
-    at = " ".join(f"{axis} {i}" for axis, i in row.where.items())
-    return f"{at}: got {m.got:.6g}, want {m.want:.6g}"
+    place = " ".join(f"{axis} {i}" for axis, i in row.where.items())
+    return f"{place}: got {m.got:.6g}, want {m.want:.6g}"
 
 
 def used_words(m: Measure) -> str:

@@ -9,7 +9,7 @@ import torch
 from kda.stages import SHAPES
 
 from .cases import Case
-from .layout import Layout
+from .layout import ChunkLayout
 
 Tensor = torch.Tensor
 
@@ -102,7 +102,7 @@ def run(axis: str, hit: Sequence[int], size: int, all_: str = "") -> str | None:
     return f"{axis} {', '.join(map(str, hit))}" if len(hit) <= 4 else None
 
 
-def chunks(hit: Sequence[int], layout: Layout, row: int) -> str | None:
+def chunks(hit: Sequence[int], layout: ChunkLayout, row: int) -> str | None:
     """The chunks of `hit` in words, among those that have the row."""
     pieces = layout.pieces
     last = {group[-1] for group in layout.chunks_of if group}

@@ -67,12 +67,12 @@ def make_step(
 
 def copied(x: Mapping[str, Any], dtype: torch.dtype | None = None) -> dict[str, Any]:
     """The same call on tensors of its own, numbers with a fraction in `dtype`."""
-    def of(t: Any) -> Any:
+    def copy(t: Any) -> Any:
         if not isinstance(t, Tensor):
             return t
         return t.to(dtype or t.dtype, copy=True) if t.is_floating_point() else t.clone()
 
-    return {name: of(t) for name, t in x.items()}
+    return {name: copy(t) for name, t in x.items()}
 
 
 def run_step(x: dict[str, Any], **options: Any) -> dict[str, Tensor]:
@@ -139,12 +139,12 @@ def beside_plain_decoding(
         path, count = _some_accepted(x, turn)
         found = run(x)
         for i in range(int(count.max())):
-            each, at = torch.arange(len(path)), path[:, i].long()
-            rows = {name: t[each, at].unsqueeze(1) for name, t in tokens_of(new).items()}
+            each, index = torch.arange(len(path)), path[:, i].long()
+            rows = {name: t[each, index].unsqueeze(1) for name, t in tokens_of(new).items()}
             slots = torch.where(i < count, x["ssm_state_indices"], -1).int()                # the others have ended
             one = run(plain | rows | {"ssm_state_indices": slots})
             real = i < count
-            yield f"o of token {i} of call {turn}", found["o"][each, at][real], one["o"][:, 0][real]
+            yield f"o of token {i} of call {turn}", found["o"][each, index][real], one["o"][:, 0][real]
             if i == 0:
                 yield f"states behind the first token of call {turn}", found["states"], one["states"].clone()
         x |= {"num_accepted_tokens": count, "accepted_path": path}

@@ -7,17 +7,17 @@ from collections.abc import Iterable, Iterator
 
 from kda import ahead
 from kda.bundles import Save
-from kda.dispatch import planner, what_is_kept
+from kda.dispatch import planner, what_is_saved
 from kda.offsets import offsets_dtype
 from ptxkit.compile.recipes import AnyRecipe
 
 from .cases import make
 from .doors import Door
 from .parity import proof_specs
-from .trials import Trial, against
+from .trials import OperatorTrial, against
 
 
-def recipes_of(door: Door, stages: Iterable[str], trials: Iterable[Trial]) -> Iterator[AnyRecipe]:
+def recipes_of(door: Door, stages: Iterable[str], trials: Iterable[OperatorTrial]) -> Iterator[AnyRecipe]:
     """Yield the recipes of a backend with kernels.  A decoding trial needs one kernel, which is built when it comes."""
     if (plan := planner(door.name)) is None:
         return
@@ -33,10 +33,10 @@ def recipes_of(door: Door, stages: Iterable[str], trials: Iterable[Trial]) -> It
             yield from _of_call(door, trial)
 
 
-def _of_call(door: Door, trial: Trial) -> Iterator[AnyRecipe]:
+def _of_call(door: Door, trial: OperatorTrial) -> Iterator[AnyRecipe]:
     case = make(trial.spec)
     forward, backward = (dataclasses.replace(case.problem(way), device=door.device) for way in ("forward", "backward"))
-    recorded = not door.against(case, "backward")
-    save = what_is_kept(forward, door.name) if recorded else Save.NOTHING
-    for p in (forward, backward)[: 1 + recorded]:
+    training = not door.against(case, "backward")
+    save = what_is_saved(forward, door.name) if training else Save.NOTHING
+    for p in (forward, backward)[: 1 + training]:
         yield from ahead.recipes_of(door.name, p, save, offsets_dtype(case.inputs))

@@ -16,12 +16,12 @@ from .cases import Case, Spec, make
 from .definition import definition, stored_as, summed
 from .doors import Door
 from .literal import one_thread
-from .parity import Row, judge, whole_call
+from .parity import ParityRow, judge, whole_call
 
 Tensor = torch.Tensor
 
 
-class Trial(NamedTuple):
+class OperatorTrial(NamedTuple):
     name: str
     spec: Spec
     decode: bool = False                     # through a pool of states, in place
@@ -37,22 +37,30 @@ class Trial(NamedTuple):
 
 RAGGED = (65, 0, 1, 30)
 TRIALS = (
-    Trial("one exact chunk", Spec(T=64, H=2, dtype="float32", gate="softplus", regime="fast", seed=1), quick=True),
-    Trial("a batch with a tail", Spec(B=2, T=70, H=2, regime="slow", seed=2)),
-    Trial("empty and one-token sequences", Spec(lengths=RAGGED, H=2, regime="slow", seed=3), quick=True),
-    Trial("the same in float32", Spec(lengths=RAGGED, H=2, dtype="float32", regime="slow", seed=3)),
-    Trial(
+    OperatorTrial(
+        "one exact chunk", Spec(T=64, H=2, dtype="float32", gate="softplus", regime="fast", seed=1), quick=True
+    ),
+    OperatorTrial("a batch with a tail", Spec(B=2, T=70, H=2, regime="slow", seed=2)),
+    OperatorTrial("empty and one-token sequences", Spec(lengths=RAGGED, H=2, regime="slow", seed=3), quick=True),
+    OperatorTrial("the same in float32", Spec(lengths=RAGGED, H=2, dtype="float32", regime="slow", seed=3)),
+    OperatorTrial(
         "two value heads per q/k head",
         Spec(lengths=(33, 64), H=2, HV=4, gate="softplus", regime="slow", seed=4),
         quick=True,
     ),
-    Trial("fast gates", Spec(lengths=RAGGED, H=2, dtype="float32", regime="fast", seed=5)),
-    Trial("given decays, no l2norm", Spec(T=100, H=2, gate="given", beta="given", l2norm=False, regime="slow", seed=6)),
-    Trial("beta up to 2", Spec(T=128, H=1, dtype="float32", gate="softplus", beta="2*sigmoid", regime="slow", seed=7)),
-    Trial("no initial state, tokens past the end", Spec(lengths=(70, 5), H=2, initial_state=False, padding=9, seed=8)),
-    Trial("chunks of 32", Spec(lengths=RAGGED, H=2, C=32, regime="slow", seed=9)),
-    Trial("decode, one token", Spec(B=3, T=1, H=2, HV=4, seed=10), decode=True, quick=True),
-    Trial(
+    OperatorTrial("fast gates", Spec(lengths=RAGGED, H=2, dtype="float32", regime="fast", seed=5)),
+    OperatorTrial(
+        "given decays, no l2norm", Spec(T=100, H=2, gate="given", beta="given", l2norm=False, regime="slow", seed=6)
+    ),
+    OperatorTrial(
+        "beta up to 2", Spec(T=128, H=1, dtype="float32", gate="softplus", beta="2*sigmoid", regime="slow", seed=7)
+    ),
+    OperatorTrial(
+        "no initial state, tokens past the end", Spec(lengths=(70, 5), H=2, initial_state=False, padding=9, seed=8)
+    ),
+    OperatorTrial("chunks of 32", Spec(lengths=RAGGED, H=2, C=32, regime="slow", seed=9)),
+    OperatorTrial("decode, one token", Spec(B=3, T=1, H=2, HV=4, seed=10), decode=True, quick=True),
+    OperatorTrial(
         "decode, float32, softplus",
         Spec(B=3, T=4, H=2, dtype="float32", gate="softplus", regime="fast", seed=11),
         decode=True,
@@ -60,11 +68,11 @@ TRIALS = (
 )
 
 
-def trials(quick: bool) -> list[Trial]:
+def trials(quick: bool) -> list[OperatorTrial]:
     return [trial for trial in TRIALS if trial.quick or not quick]
 
 
-def against(door: Door, trial: Trial) -> tuple[str, ...]:
+def against(door: Door, trial: OperatorTrial) -> tuple[str, ...]:
     """Reasons why the backend does not accept the call here."""
     case = make(trial.spec)
     if not trial.decode:
@@ -73,7 +81,7 @@ def against(door: Door, trial: Trial) -> tuple[str, ...]:
 
 
 @one_thread()
-def attempt(door: Door, trial: Trial) -> list[Row]:
+def attempt(door: Door, trial: OperatorTrial) -> list[ParityRow]:
     case = make(trial.spec)
     if trial.decode:
         return decode(door, case)
@@ -88,7 +96,7 @@ def decode_problem(case: Case) -> Problem:
     return dataclasses.replace(case.problem(), op="recurrent", final_state=False, slots=slots, inplace=True)
 
 
-def decode(door: Door, case: Case) -> list[Row]:
+def decode(door: Door, case: Case) -> list[ParityRow]:
     """One row of the batch per user, whose state is in a slot of a pool and is written back there."""
     p, spec = case.problem(), case.spec
     slots = torch.arange(spec.B).flip(0) + 1                                  # slots 0 and B + 1 are unused
@@ -98,8 +106,8 @@ def decode(door: Door, case: Case) -> list[Row]:
         n: x for n, x in case.keywords.items() if n not in ("initial_state", "chunk_size", "output_final_state")
     }
     keywords |= {"initial_state": pool, "ssm_state_indices": slots}
-    there: dict[str, Any] = {n: x.to(door.device) if isinstance(x, Tensor) else x for n, x in keywords.items()}
-    o, pool = kda.fused_recurrent_kda(**there, backend=door.name)
+    moved: dict[str, Any] = {n: x.to(door.device) if isinstance(x, Tensor) else x for n, x in keywords.items()}
+    o, pool = kda.fused_recurrent_kda(**moved, backend=door.name)
     pool = pool.cpu()
     found = {"o": o.cpu(), "ht": pool[slots]}
     exact, rounded = (

@@ -48,7 +48,7 @@ def asked(tmp_path, monkeypatch):
     """The problems and hosts that the backend was asked about."""
     asked = []
 
-    def recipes(problem, host, recorded=True):
+    def recipes(problem, host, training=True):
         asked.append((problem, host))
         arch = "sm{}{}".format(*host.cc)
         types = {"x": "*bf16" if problem.dtype == "bfloat16" else "*fp32", "y": "*fp32"}
@@ -262,7 +262,7 @@ def test_a_wrong_use_is_refused(asked, arguments, says):
 
 
 def test_without_an_arch_it_builds_for_this_machine(asked, monkeypatch):
-    monkeypatch.setattr("kda.verify.doors.here", lambda: "cpu")
+    monkeypatch.setattr("kda.verify.doors.default_device", lambda: "cpu")
     assert "name an --arch" in run(code=2).stderr
 
 

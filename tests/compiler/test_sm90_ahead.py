@@ -251,5 +251,6 @@ def test_with_a_broken_dsl_the_others_are_built_and_it_says_so_once(beside, monk
 
 
 def test_kernels_of_one_name_in_two_backends_need_no_more_words():
-    found = [command.Line(backend, recipe(TablesConfig(dtype))) for backend, dtype in zip(("one", "other"), OFFSETS)]
+    pairs = zip(("one", "other"), OFFSETS)
+    found = [command.KernelLine(backend, recipe(TablesConfig(dtype))) for backend, dtype in pairs]
     assert set(command.names(found).values()) == {"tables"}

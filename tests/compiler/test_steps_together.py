@@ -89,12 +89,12 @@ def test_a_recorded_call_builds_its_step_once(asked, keeps, monkeypatch):
     monkeypatch.setattr(ahead, "build_together", lambda recipes: built.append([*recipes]))
     with standing_in(host_of("sm90")):
         p = Problem.parse("T=8192 H=4 cuda")
-        save = dispatch.what_is_kept(dataclasses.replace(p, disable_recompute=keeps), asked)
+        save = dispatch.what_is_saved(dataclasses.replace(p, disable_recompute=keeps), asked)
         of = dispatch.route(p, asked, save)._replace(built=set())
         x = Inputs(*tensors, torch.zeros(1, 3, 2))
         for cu_seqlens in (None, None, torch.tensor([0, 3]), torch.tensor([0, 3])):
             given = x._replace(cu_seqlens=cu_seqlens)[: len(autograd.INPUTS)]
-            autograd.Recorded.apply(autograd.Recording(Options(scale=None), of), *given)
+            autograd.ChunkKda.apply(autograd.TrainingCall(Options(scale=None), of), *given)
         calls = [of.forward, of.backward]
         step = [[*itertools.chain(*(ahead.recipes_of(asked, call, save, offsets) for call in calls))]
                 for offsets in (None, "int64")]

@@ -5,11 +5,11 @@ from __future__ import annotations
 from click.testing import CliRunner
 
 from kda.cli import cli
-from kda.measure.timing import Line, Machine
+from kda.measure.timing import Machine, TimedLine
 
 QUICK = ("--tokens", "70", "--heads", "1", "-K", "8", "-V", "8", "--dtype", "float32", "--repeats", "3")
 ONE = (*QUICK, "--regime", "slow", "--direction", "forward")
-LINE = Line(
+LINE = TimedLine(
     "given", "B=1 T=70 H=1 K=V=8 fp32", "slow", "forward", "reference", launches=3, median=1.0, p20=0.98, p80=1.02,
     flops=10, bytes=10, host_inside=False, floor=None, baseline=None,
 )

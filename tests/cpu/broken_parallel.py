@@ -8,7 +8,7 @@ import torch.distributed as dist
 from naive import make
 
 import kda
-from kda.parallel.agreement import Ask, Group
+from kda.parallel.agreement import Agreement, Ask
 
 SIZES = dict(H=2, HV=4, K=5, V=3, dtype=torch.float32)
 
@@ -58,7 +58,7 @@ def of_another_world():
 
 def disagreeing():
     store, ask = dist.HashStore(), Ask("chunk_kda", "cp_context", "cp_context.agreed", 5.0)
-    groups = [Group(dist.PrefixStore("two", store), rank, 2) for rank in range(2)]
+    groups = [Agreement(dist.PrefixStore("two", store), rank, 2) for rank in range(2)]
 
     def other():
         with contextlib.suppress(kda.InputError):

@@ -74,9 +74,9 @@ def view_of(context, offsets):
     tokens, rows, ends = [], [], []
     for part in context.parts:
         tokens += range(edges[part.number], edges[part.number + 1])
-        here = layouts.sequences_of(offsets, edges, part.number)
-        rows += here
-        ends += [offsets[n + 1] <= edges[part.number + 1] for n in here]
+        present = layouts.sequences_of(offsets, edges, part.number)
+        rows += present
+        ends += [offsets[n + 1] <= edges[part.number + 1] for n in present]
     return SimpleNamespace(tokens=tokens, rows=rows, ends=torch.tensor(ends, dtype=torch.bool))
 
 
@@ -112,19 +112,20 @@ def differences(call, context, group, function=None):
     o, ht = (function or kda.chunk_kda)(**mine.arguments)
     dht = one.dht[view.rows] * view.ends.view(-1, 1, 1, 1)                     # a state at a cut is no output of one
     grads = gradients(mine, o, ht, one.do[:, view.tokens], dht)
-    there = {"o": (o, one.o[:, view.tokens]), "ht": (ht[view.ends], one.ht[view.rows][view.ends])}
+    pairs = {"o": (o, one.o[:, view.tokens]), "ht": (ht[view.ends], one.ht[view.rows][view.ends])}
     for name, found in grads.items():
         x = one.grads[name]
         if name in ("A_log", "dt_bias"):
             dist.all_reduce(found, group=group)
-        there["d" + name] = found, x[:, view.tokens] if name in ROWS else x[view.rows] if name == "initial_state" else x
-    if "dinitial_state" in there:                                              # a sequence begun elsewhere has none
+        x = x[:, view.tokens] if name in ROWS else x[view.rows] if name == "initial_state" else x
+        pairs["d" + name] = found, x
+    if "dinitial_state" in pairs:                                              # a sequence begun elsewhere has none
         begun = torch.tensor([n for part in context.parts if part.before for n in [part.first]], dtype=torch.long)
-        found, wanted = there["dinitial_state"]
+        found, wanted = pairs["dinitial_state"]
         wanted = wanted.clone()
         wanted[begun] = 0
-        there["dinitial_state"] = found, wanted
-    return {name: (a.detach() - b).abs().max().item() if b.numel() else 0.0 for name, (a, b) in there.items()}
+        pairs["dinitial_state"] = found, wanted
+    return {name: (a.detach() - b).abs().max().item() if b.numel() else 0.0 for name, (a, b) in pairs.items()}
 
 
 def generic(on):
@@ -170,11 +171,11 @@ def convolutions_on(group):
         context = kda.parallel.build_cp_context(offsets, group, conv1d_kernel_size=4, **words)
         view = view_of(context, offsets.tolist())
         one = convolved(x, w, dy, offsets, lambda x: x.new_zeros(4, 3, 6))
-        here = convolved(x[:, view.tokens], w, dy[:, view.tokens], context.cu_seqlens,
+        local = convolved(x[:, view.tokens], w, dy[:, view.tokens], context.cu_seqlens,
                          lambda x, context=context: kda.parallel.conv_halo(x, context))
-        dist.all_reduce(here[2], group=group)
+        dist.all_reduce(local[2], group=group)
         wanted = one[0][:, view.tokens], one[1][:, view.tokens], one[2]
-        found[name] = max((a - b).abs().max().item() for a, b in zip(here, wanted) if b.numel())
+        found[name] = max((a - b).abs().max().item() for a, b in zip(local, wanted) if b.numel())
     return found
 
 
@@ -204,11 +205,11 @@ def layer_on(group):
         tokens = view_of(context, offsets.tolist()).tokens
         one, mine = x.clone().requires_grad_(), x[:, tokens].clone().requires_grad_()
         y, z = layer(one, cu_seqlens=offsets), layer(mine, cp_context=context)
-        wanted, here = (torch.autograd.grad((out * d).sum(), [*sums, given]) for out, d, given in (
+        wanted, local = (torch.autograd.grad((out * d).sum(), [*sums, given]) for out, d, given in (
             (y, dy, one), (z, dy[:, tokens], mine)))
-        for each in here[:-1]:
+        for each in local[:-1]:
             dist.all_reduce(each, group=group)
-        pairs = [(z, y[:, tokens]), (here[-1], wanted[-1][:, tokens]), *zip(here[:-1], wanted[:-1])]
+        pairs = [(z, y[:, tokens]), (local[-1], wanted[-1][:, tokens]), *zip(local[:-1], wanted[:-1])]
         found[name] = max((a - b).abs().max().item() for a, b in pairs if b.numel())
     return found
 
@@ -266,8 +267,8 @@ def states_at_cuts_on(group):
         o, S = kda.chunk_kda(**mine.arguments)
         loss = o.square().sum() + (S * (rank + 1)).sum()
         grads = dict(zip(names, torch.autograd.grad(loss, [mine.tensors[name] for name in names])))
-        here = slice(rank * n, (rank + 1) * n)
-        wanted = {name: x[:, here] if name in ROWS else x * (rank == 0) for name, x in wanted.items()}
+        tokens = slice(rank * n, (rank + 1) * n)
+        wanted = {name: x[:, tokens] if name in ROWS else x * (rank == 0) for name, x in wanted.items()}
         found[exchange] = max((grads[name] - wanted[name]).abs().max().item() for name in names)
     return found
 
@@ -302,16 +303,16 @@ def counted_on(group):
         differences(call, context_of({}, call, group), group)
         found[name] = count[0]
     exchange.gather = gather
-    here, call = agreement.group_of(group), called({"lengths": [240]})
+    agreed, call = agreement.group_of(group), called({"lengths": [240]})
     context = context_of({}, call, group)
     mine = part_of(call, context, view_of(context, [0, 240]))
     x = torch.zeros(1, context.tokens, 3)
     rounds = []
     for _ in range(3):                                                         # steps of a layer with a convolution
-        before = here.round
+        before = agreed.round
         kda.parallel.conv_halo(x, context, 3)
         kda.chunk_kda(**mine.arguments)
-        rounds.append(here.round - before)
+        rounds.append(agreed.round - before)
     return found | {"rounds of agreement in a third step": rounds[2]}
 
 

@@ -178,23 +178,23 @@ class Engine:
 def run(requests: int, engine: type[Engine] = Engine, slots: int = 12, batch: int = 6, seed: int = 0) -> Engine:
     """A whole trace, each request held against itself alone as it leaves."""
     draw = random.Random(seed)
-    at, arrived, waiting, left = engine(slots, batch, draw), 0, [], 0
+    server, arrived, waiting, left = engine(slots, batch, draw), 0, [], 0
     while left < requests:
         for _ in range(min(draw.randrange(4), requests - arrived)):
             waiting.append(request(arrived, draw))
             arrived += 1
-        while waiting and at.admit(waiting[0]):
+        while waiting and server.admit(waiting[0]):
             waiting.pop(0)
-        at.prefill()
-        at.decode()
-        for r in at.leave():
+        server.prefill()
+        server.decode()
+        for r in server.leave():
             left += 1
             expected = alone(r)[:, r.hit : r.done]
             found = torch.cat([expected[:, :0], *r.outputs], 1)
             wrong = f"request {r.number}: {r.done} of {r.tokens} tokens, {r.hit} of a prefix"
             assert torch.equal(found, expected), wrong
-    assert not at.running and not waiting
-    for slot in at.prefixes.values():
-        at.release(slot)
-    assert sorted(at.free) == list(range(slots)), "a slot is lost"
-    return at
+    assert not server.running and not waiting
+    for slot in server.prefixes.values():
+        server.release(slot)
+    assert sorted(server.free) == list(range(slots)), "a slot is lost"
+    return server

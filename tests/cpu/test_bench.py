@@ -53,8 +53,8 @@ def test_packed_and_grouped_heads_are_timed():
     result = run("--lengths", "3,0,66", "--heads", "1", "--value-heads", "2", "-K", "8", "-V", "4", "--repeats", "1")
     assert result.exit_code == 0
     lines = result.stdout.splitlines()
-    at = lines.index("[3,0,66] H=1 HV=2 K=8 V=4 bf16")
-    assert [line.split()[:2] for line in lines[at + 1 : at + 5]] == [
+    row = lines.index("[3,0,66] H=1 HV=2 K=8 V=4 bf16")
+    assert [line.split()[:2] for line in lines[row + 1 : row + 5]] == [
         ["forward", "fast"], ["backward", "fast"], ["forward", "slow"], ["backward", "slow"]
     ]
 
@@ -253,9 +253,9 @@ def test_results_of_timed_launches_are_judged_unless_equal_ones_were():
 def test_errors_of_the_reference_count_beside_those_of_a_backend_that_is_about_as_exact(monkeypatch, stored, wider):
     small = cases.make_inputs([90], H=2, K=16, V=16, dtype="bfloat16")
     door, reference = doors.Door("triton", "cpu"), doors.Door("reference", "cpu")
-    of = {door: Rounding(torch.float32, stored), reference: Rounding(torch.float32)}
-    monkeypatch.setattr(doors.Door, "rounding", lambda self, case: of[self])
-    rooms, alone = timing.rooms_of(door, reference, small, torch.float32, True), budgets(small, of[door])
+    roundings = {door: Rounding(torch.float32, stored), reference: Rounding(torch.float32)}
+    monkeypatch.setattr(doors.Door, "rounding", lambda self, case: roundings[self])
+    rooms, alone = timing.rooms_of(door, reference, small, torch.float32, True), budgets(small, roundings[door])
     assert all((rooms[name].norm > alone[name].norm) is wider for name in alone)
 
 
@@ -418,14 +418,14 @@ def test_a_shape_too_large_for_a_cpu_is_refused_with_an_estimate():
 
 
 @pytest.mark.parametrize(
-    ("there", "words"),
+    ("memory", "words"),
     [({"threads": 2}, "would take about 9 minutes on this CPU: 283 GFLOP"),
      ({"threads": None, "device_memory": 8 << 30}, "the GPU has 8 GiB"),
      ({"threads": None, "device_memory": 80 << 30}, None)],
 )
-def test_what_a_machine_is_not_asked(monkeypatch, there, words):
+def test_what_a_machine_is_not_asked(monkeypatch, memory, words):
     monkeypatch.setattr("kda.measure.shapes.host_memory", lambda: 64 << 30)
-    says = too_large(SHAPES["h64-8k"], ("forward", "backward"), **there)
+    says = too_large(SHAPES["h64-8k"], ("forward", "backward"), **memory)
     assert says is None if words is None else words in says
 
 

@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from kda.measure import clocks
-from kda.measure.clocks import CpuClock, Timing
+from kda.measure.clocks import CpuClock, Timings
 
 
 def test_a_quantile_lies_between_launches():
-    t = Timing((4.0, 1.0, 3.0, 2.0))
+    t = Timings((4.0, 1.0, 3.0, 2.0))
     assert (t.quantile(0), t.median, t.quantile(1)) == (1.0, 2.5, 4.0)
 
 
@@ -55,12 +55,12 @@ class Notes(list):
 
         return inside
 
-    def call(self, at=0, raises=None):
+    def call(self, nth=0, raises=None):
         """A call that notes itself, and raises the `at`th time."""
 
         def call():
             self.append("call")
-            if self.count("call") == at:
+            if self.count("call") == nth:
                 raise raises
             return {"o": self.count("call")}
 

@@ -10,7 +10,7 @@ import torch
 from click.testing import CliRunner
 
 from kda.cli import cli
-from kda.measure.host import QUEUE, SPARE, WARMUPS, Gpu, StandIn, calls, cost
+from kda.measure.host import QUEUE, SPARE, WARMUPS, PresentGpu, StandIn, calls, cost
 from kda.verify.cases import make_inputs
 from ptxkit.compile import driver
 from ptxkit.compile.target import parse
@@ -72,37 +72,37 @@ def test_a_step_makes_every_gradient_and_leaves_inputs_without():
 
 
 def test_a_stand_in_counts_launches_and_allocations():
-    made = []
+    tensors = []
 
     def call():
-        made.append(torch.empty(4))
-        stand_in.taker.launch(None)
+        tensors.append(torch.empty(4))
+        stand_in.sink.launch(None)
 
     stand_in = StandIn(parse("sm90"))
     with stand_in.used():
         found = cost("forward", "mine", call, stand_in, 7)
     assert found.launches == 1 and found.allocations == 1 and len(found.idle.seconds) == 7
-    assert len(made) == WARMUPS + 2 + 7
+    assert len(tensors) == WARMUPS + 2 + 7
 
 
 @pytest.fixture
 def busy_gpu(monkeypatch):
     """A GPU that is made up: how long it was told to be busy, and whether it still was when the host was done."""
-    gpu, told, dry = Gpu.__new__(Gpu), [], []
-    gpu.device, gpu.clock = "cuda:0", SimpleNamespace(busy=told.append)
+    gpu, waits, dry = PresentGpu.__new__(PresentGpu), [], []
+    gpu.device, gpu.clock = "cuda:0", SimpleNamespace(busy=waits.append)
     event = SimpleNamespace(record=lambda: None, query=lambda: bool(dry))
     monkeypatch.setattr(torch.cuda, "Event", lambda: event)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
-    return gpu, told, dry
+    return gpu, waits, dry
 
 
 def test_calls_are_made_in_batches_that_the_queue_holds_while_the_gpu_is_busy(busy_gpu):
-    gpu, told, _ = busy_gpu
-    made = []
-    found = gpu.while_busy(lambda: made.append(None), 50, 10, 1e-3)
+    gpu, waits, _ = busy_gpu
+    calls = []
+    found = gpu.while_busy(lambda: calls.append(None), 50, 10, 1e-3)
     batch = QUEUE // (10 + SPARE)
-    assert len(made) == len(found.seconds) == -(-50 // batch) * batch and not found.host_inside
-    assert len(told) == len(made) // batch and all(seconds > 2 * batch * 1e-3 for seconds in told)
+    assert len(calls) == len(found.seconds) == -(-50 // batch) * batch and not found.host_inside
+    assert len(waits) == len(calls) // batch and all(seconds > 2 * batch * 1e-3 for seconds in waits)
 
 
 def test_a_gpu_that_ran_dry_is_noticed(busy_gpu):

@@ -50,8 +50,8 @@ def test_the_notes_say_whose_errors_are_expected():
     from kda.commands import bench_predicted
 
     said = []
-    for of in ("sm90 fused", "sm90, other kernels", "all, other kernels"):
-        row = bench_predicted.Row("", "", "forward", "", 1.0, 1.0, None, None, {"of": of}, {})
+    for kernels_of_errors in ("sm90 fused", "sm90, other kernels", "all, other kernels"):
+        row = bench_predicted.PredictedRow("", "", "forward", "", 1.0, 1.0, None, None, {"of": kernels_of_errors}, {})
         said.append(bench_predicted.notes(CHIPS["h200"], [row])[0])
     whose = ("the same kernels", "the backend's other kernels", "the other backends' kernels")
     assert [f"errors are those of {kernels} on an H200" in text for kernels, text in zip(whose, said)] == [True] * 3
@@ -68,8 +68,8 @@ def test_a_prediction_has_its_error_its_floor_and_the_time_on_record(monkeypatch
         chip, warps, stalls = CHIPS["h200"], [], {}
 
     def predict(arch, chip, backend, shape, step):
-        forward = predicted.Launched("kernel_fwdfusedFused", 2e5, 0.0, Of, False)
-        back = predicted.Launched("state_bwd", 4e5, 0.0, Of, True)
+        forward = predicted.PredictedLaunch("kernel_fwdfusedFused", 2e5, 0.0, Of, False)
+        back = predicted.PredictedLaunch("state_bwd", 4e5, 0.0, Of, True)
         return predicted.Prediction((forward, back) if step else (forward,))
 
     monkeypatch.setattr(predicted, "predict", predict)
@@ -102,13 +102,13 @@ def forecasts(monkeypatch):
     class Of:
         chip, warps, stalls = CHIPS["b200"], [], {}
 
-    here, more = os.getpid(), []
+    parent, more = os.getpid(), []
 
     def predict(arch, chip, backend, shape, step):
         for does in more:
-            does(shape, os.getpid() == here)
+            does(shape, os.getpid() == parent)
         clocks = 1e6 * Of.chip.gigahertz * shape.tokens
-        return predicted.Prediction((predicted.Launched("kernel_fwdfusedFused", clocks, 0.0, Of, step),))
+        return predicted.Prediction((predicted.PredictedLaunch("kernel_fwdfusedFused", clocks, 0.0, Of, step),))
 
     monkeypatch.setattr(predicted, "predict", predict)
     monkeypatch.setattr(predicted, "stands_for", lambda calls, chip: [])
@@ -121,8 +121,8 @@ GPU_SHAPES = {name: shape for name, shape in SHAPES.items() if shape.on == "gpu"
 
 
 def test_shapes_are_predicted_in_other_processes_and_printed_in_their_order(forecasts):
-    def elsewhere(shape, here):
-        assert not here
+    def elsewhere(shape, in_parent):
+        assert not in_parent
 
     forecasts.append(elsewhere)
     found = json.loads(run(*ALL, "--json").stdout)["rows"]
@@ -130,9 +130,9 @@ def test_shapes_are_predicted_in_other_processes_and_printed_in_their_order(fore
         (name, shape.tokens) for name, shape in GPU_SHAPES.items()
     ]
     lines = run(*ALL).stdout.splitlines()
-    at = [lines.index(f"{name}: {shape.label}") for name, shape in GPU_SHAPES.items()]
-    assert at == sorted(at) and all(lines[n + 1].startswith("  forward") for n in at)
-    assert len({lines[n + 1].index(" sm100 ") for n in at}) == 1
+    rows = [lines.index(f"{name}: {shape.label}") for name, shape in GPU_SHAPES.items()]
+    assert rows == sorted(rows) and all(lines[n + 1].startswith("  forward") for n in rows)
+    assert len({lines[n + 1].index(" sm100 ") for n in rows}) == 1
 
 
 def test_what_is_predicted_is_drawn_and_shown_on_a_page(forecasts, monkeypatch, tmp_path):
@@ -162,7 +162,7 @@ SILENT = SimpleNamespace(runs=(), milliseconds=0.0)
 def test_an_error_of_another_process_reaches_the_user_as_it_is(forecasts):
     from ptxkit import SimulationError
 
-    def fails(shape, here):
+    def fails(shape, in_parent):
         if shape is SHAPES["h16-8k"]:
             raise SimulationError(["a race", "a second race"])
 
@@ -173,8 +173,8 @@ def test_an_error_of_another_process_reaches_the_user_as_it_is(forecasts):
 
 
 def test_a_process_that_was_killed_is_made_up_for(forecasts):
-    def dies(shape, here):
-        if shape is SHAPES["h96-8k"] and not here:
+    def dies(shape, in_parent):
+        if shape is SHAPES["h96-8k"] and not in_parent:
             os._exit(1)
 
     forecasts.append(dies)

@@ -8,14 +8,14 @@ import math
 from bench_calls import QUICK, run
 
 from kda.commands import bench
-from kda.measure.shapes import SHAPES, Shape, bytes_moved, flops, too_large
+from kda.measure.shapes import SHAPES, BenchShape, bytes_moved, flops, too_large
 from kda.verify import cases
 
 # the formulas
 
 
 def test_the_backward_has_twice_the_products_of_the_forward():
-    shape = Shape(T=10, H=2, K=3, V=5)
+    shape = BenchShape(T=10, H=2, K=3, V=5)
     assert flops(shape, "forward") == 20 * (6 * 64 * 3 + 4 * 64 * 5 + 6 * 3 * 5)
     assert flops(shape, "backward") == 2 * flops(shape, "forward")
 
@@ -39,7 +39,7 @@ def test_a_step_is_a_forward_and_a_backward():
 
 
 def test_shared_heads_are_read_once():
-    assert bytes_moved(Shape(T=1, H=1, HV=4, K=2, V=2, dtype="float32"), "forward") == 4 * (2 + 2 + 8 + 8 + 8)
+    assert bytes_moved(BenchShape(T=1, H=1, HV=4, K=2, V=2, dtype="float32"), "forward") == 4 * (2 + 2 + 8 + 8 + 8)
 
 
 # the shapes

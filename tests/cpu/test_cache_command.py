@@ -90,8 +90,8 @@ def test_the_json_holds_every_entry(kept):
         "bytes": path_of(kept, "old").stat().st_size, "used": 0, "built": 0, "seconds": 0,
         "status": "stale", "why": "other source",
     }
-    told = [(entries[digest(name)]["backend"], entries[digest(name)]["kernel"]) for name in ("engine", "damaged")]
-    assert told == [(None, "engine"), (None, None)]
+    named = [(entries[digest(name)]["backend"], entries[digest(name)]["kernel"]) for name in ("engine", "damaged")]
+    assert named == [(None, "engine"), (None, None)]
     assert entries[digest("damaged")]["status"] == "unreadable" and entries[digest("new")]["status"] == "current"
 
 

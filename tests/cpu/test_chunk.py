@@ -347,14 +347,14 @@ ONE = {"K": 1, "V": 1}
 def test_what_was_made_without_gradients_may_be_changed_with_them(sizes):
     call = make([33, 3], gate="softplus", **sizes)
     with torch.no_grad():
-        made = [*kda.chunk_kda(**call.arguments, output_final_state=True, return_intermediate_states=True)]
+        results = [*kda.chunk_kda(**call.arguments, output_final_state=True, return_intermediate_states=True)]
         out = kda.chunk_kda_fwd(**call.arguments, disable_recompute=True, output_final_state=True)
-        made += [out.o, out.final_state, *out.saved.tensors]
-        made += kda.chunk_kda_bwd(**call.arguments, disable_recompute=True, do=call.do, saved=out.saved)
+        results += [out.o, out.final_state, *out.saved.tensors]
+        results += kda.chunk_kda_bwd(**call.arguments, disable_recompute=True, do=call.do, saved=out.saved)
         del call.options["chunk_size"]
-        made += kda.fused_recurrent_kda(**call.arguments, output_final_state=True)
+        results += kda.fused_recurrent_kda(**call.arguments, output_final_state=True)
     factor = torch.ones((), dtype=torch.float64, requires_grad=True)
-    for x in made:
+    for x in results:
         x.mul_(factor).sum().backward()
 
 

@@ -37,10 +37,10 @@ def apart(x):
     if x.get("conv_weight") is not None:
         mixed = torch.cat([t.flatten(2) for t in (q, k, v)], -1)
         before, rows = x["conv_states"][slots], Sequences.of_rows(N)
-        made = nn.short_convolution(mixed, x["conv_weight"], x.get("conv_bias"), before, rows)
+        convolved = nn.short_convolution(mixed, x["conv_weight"], x.get("conv_bias"), before, rows)
         tails = nn.next_state(mixed, x["conv_weight"].shape[1], before, rows)
         sizes = [t.flatten(2).shape[2] for t in (q, k, v)]
-        q, k, v = (t.unflatten(2, (n, -1)) for t, n in zip(made.split(sizes, -1), (heads[0], *heads)))
+        q, k, v = (t.unflatten(2, (n, -1)) for t, n in zip(convolved.split(sizes, -1), (heads[0], *heads)))
     names = ("A_log", "dt_bias", "lower_bound", "allow_neg_eigval", "use_qk_l2norm_in_kernel", "use_gate_in_kernel",
              "use_beta_sigmoid_in_kernel")
     asked = {name: x[name] for name in names if name in x}

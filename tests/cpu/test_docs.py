@@ -114,8 +114,8 @@ def test_a_map_of_shared_memory_has_every_byte_once(pictures):
     for kernel in pictures.specs.KERNELS:
         struct = kernel.config.struct
         rows = list(pictures.kernels.rows_of(struct, {}, [0], 0, 0))
-        ends = [0, *(row.at[0] + row.bytes for row in rows)]
-        assert all(0 <= row.at[0] - end < 1024 for row, end in zip(rows, ends, strict=False)), kernel.name
+        ends = [0, *(row.offsets[0] + row.bytes for row in rows)]
+        assert all(0 <= row.offsets[0] - end < 1024 for row, end in zip(rows, ends, strict=False)), kernel.name
         assert ends[-1] == kernel.config.shared
 
 

@@ -16,19 +16,19 @@ from click.testing import CliRunner
 
 from kda.capability import Capability, Rule
 from kda.commands import doctor, findings, probes, ran
-from kda.commands.findings import CHECKS, Check
+from kda.commands.findings import CHECKS, Examination
 from kda.commands.layout import strip_ansi
-from kda.commands.probes import Cache, Facts, Gpu, Probe, Ptxas
+from kda.commands.probes import CacheFacts, GpuFacts, MachineFacts, Probe, Ptxas
 from kda.commands.render import Screen
 from ptxkit.compile.target import TARGETS
 
 ROOT = Path(__file__).resolve().parents[2]
-H200 = Gpu("NVIDIA H200", (9, 0), 132, 227 << 10, 140 << 30, "GPU-1")
+H200 = GpuFacts("NVIDIA H200", (9, 0), 132, 227 << 10, 140 << 30, "GPU-1")
 SMI = Probe("ok", {"driver": "580.95.05", "cuda": (13, 0)})
 TORCH = Probe("ok", {"version": "2.13.0+cu130", "cuda": "13.0", "driver_cuda": [13, 0], "why": ""})
 CPU_TORCH = Probe("ok", {"version": "2.13.0+cpu", "cuda": None, "why": "Torch not compiled with CUDA enabled"})
 TRACE = Probe("ok", {"built": ["sm_90a", "sm_100a"], "ptx": [9, 4], "seconds": 0.2})
-HEALTHY = Facts(
+HEALTHY = MachineFacts(
     python=(3, 12, 1),
     requires_python=">=3.10",
     requires=("torch>=2.8", "triton>=3.4; platform_system == 'Linux'", "nvidia-cutlass-dsl[cu13]==4.8.1",
@@ -49,7 +49,7 @@ HEALTHY = Facts(
     smi_gpus=(H200,),
     torch_gpus=(H200,),
     ptxas=(Ptxas("/opt/cuda/bin/ptxas", (13, 4), False),),
-    cache=Cache("/home/a/.cache/kda", True, True, "", 1 << 40, "ext4", 38, 212 << 20),
+    cache=CacheFacts("/home/a/.cache/kda", True, True, "", 1 << 40, "ext4", 38, 212 << 20),
     c_compiler="/usr/bin/gcc",
     fla=Probe("ok", {"version": "0.6.0", "asked": {"chunk_kda": ["kda", "flash_kda"]}}),
     families=("kimi_linear", "glm5_next"),
@@ -69,7 +69,7 @@ TURING = (dataclasses.replace(H200, cc=(7, 5)),)
 NO_NVRTC = Probe("ok", {"version": None, "why": "Failed to dlopen libnvrtc"})
 
 
-def made_up(**changes) -> Facts:
+def made_up(**changes) -> MachineFacts:
     return dataclasses.replace(HEALTHY, **changes)
 
 
@@ -224,7 +224,7 @@ def test_whatever_warns_or_fails_says_what_to_do():
 
 
 def test_a_check_that_breaks_is_a_crash_of_its_own():
-    finding = Check("x", "", (), lambda facts: 1 / 0)(HEALTHY)
+    finding = Examination("x", "", (), lambda facts: 1 / 0)(HEALTHY)
     assert finding.status == "crash" and "ZeroDivisionError" in finding.says and finding.fix
 
 
@@ -273,7 +273,7 @@ def test_nvidia_smi_is_read():
     data = probes.read_smi(gpus, "GPU-2, 42, /usr/bin/python\n", "| Driver Version: 580.95.05   CUDA Version: 13.0 |")
     assert (data["driver"], data["cuda"]) == ("580.95.05", (13, 0))
     first, second = map(probes._gpu, data["gpus"])
-    assert first == Gpu("NVIDIA H200", (9, 0), memory=143771 << 20, uuid="GPU-1")
+    assert first == GpuFacts("NVIDIA H200", (9, 0), memory=143771 << 20, uuid="GPU-1")
     assert second.users == ((42, "python"),) and second.memory == 0
 
 
@@ -295,7 +295,7 @@ def test_a_cache_that_is_a_file_or_has_no_home_cannot_be_used(monkeypatch, tmp_p
     for name in ("KDA_CACHE_DIR", "XDG_CACHE_HOME"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(os.path, "expanduser", lambda path: path)
-    assert probes.look_at_cache() == Cache("", writable=False)
+    assert probes.look_at_cache() == CacheFacts("", writable=False)
 
 
 def test_the_file_system_of_the_deepest_mount_counts(tmp_path):
@@ -321,7 +321,7 @@ WRONG = Probe("ok", {"ok": False, "seconds": 0.31, "says": "error 3.0 in dq"})
 def machine(monkeypatch):
     """A machine that a test makes up: its facts and what the live calls of its backends do."""
 
-    def make(facts: Facts = HEALTHY, **live: Probe):
+    def make(facts: MachineFacts = HEALTHY, **live: Probe):
         backends = (SWIFT, PLAIN)
         monkeypatch.setattr("kda.dispatch.capabilities", lambda: backends)
         monkeypatch.setattr(doctor, "capabilities", lambda: backends)

@@ -70,22 +70,22 @@ def test_a_rehearsal_under_autocast_sees_the_dtype_of_the_call_and_casts_nothing
     call = make(T=20, dtype=torch.float32).requiring_grad()
     with torch.autocast("cpu", torch.bfloat16):
         seen = kda.chunk_kda(**call.arguments)[0].dtype
-        made, to = [], torch.Tensor.to
-        monkeypatch.setattr(torch.Tensor, "to", lambda x, dtype: made.append(x.dtype == dtype) or to(x, dtype))
+        casts, to = [], torch.Tensor.to
+        monkeypatch.setattr(torch.Tensor, "to", lambda x, dtype: casts.append(x.dtype == dtype) or to(x, dtype))
         choices = rehearse("chunk_kda", **call.arguments)
-    assert made == [True] * 3                            # q, k, v: asked for what they are, so that nothing is copied
+    assert casts == [True] * 3                            # q, k, v: asked for what they are, so that nothing is copied
     assert seen == torch.bfloat16 and [choice.problem.dtype for choice in choices] == ["bfloat16"] * 2
 
 
 def test_something_is_said_once_of_its_kind():
-    with pytest.warns(KdaNotice) as told:
+    with pytest.warns(KdaNotice) as warned:
         for size in (1, 2):
             say_once(f"not taken: {size}", "test", "a")
             say_once("another reason", "test", "b")
         notices.forget("test")
         say_once("not taken: 3", "test", "a")
-    assert [str(w.message) for w in told] == ["not taken: 1", "another reason", "not taken: 3"]
-    assert all(w.filename == __file__ for w in told)
+    assert [str(w.message) for w in warned] == ["not taken: 1", "another reason", "not taken: 3"]
+    assert all(w.filename == __file__ for w in warned)
     notices.forget("test")
 
 

@@ -26,7 +26,8 @@ ARROWS = {
     "simulator": {"ptxkit"},
     "capability": {"host", "problem"},
     "dispatch": {"backends", "bundles", "capability", "compile", "errors", "host", "notices", "problem"},
-    "checks": {"errors", "offsets", "problem", "written"},
+    "memo": set(),
+    "checks": {"errors", "memo", "offsets", "problem", "written"},
     "gate_checks": {"checks"},
     "keywords": {"errors"},
     "transforms": {"errors"},
@@ -37,8 +38,8 @@ ARROWS = {
     "autograd": {"ahead", "bundles", "checks", "dispatch", "errors", "gates", "host", "offsets", "problem",
                  "transforms"},
     "api": {"autograd", "bundles", "checks", "dispatch", "errors", "gate_checks", "gates", "host", "keywords",
-            "offsets", "parallel", "problem"},
-    "decoding": {"checks", "dispatch", "errors", "keywords", "problem", "transforms", "written"},
+            "memo", "offsets", "parallel", "problem"},
+    "decoding": {"checks", "dispatch", "errors", "keywords", "memo", "problem", "transforms", "written"},
     "rehearsal": {"api", "bundles", "checks", "dispatch", "errors", "gates", "host", "problem"},
     "notices": {"errors"},
     "fla": {"api", "errors", "notices", "rehearsal"},
@@ -201,10 +202,10 @@ def test_a_circle_of_files_is_seen_in_functions_and_for_types_and_through_a_pack
 
 def test_no_backend_imports_a_sibling():
     for path in (ROOT / "backends").rglob("*.py"):
-        own = path.relative_to(ROOT / "backends").parts[0]
+        backend = path.relative_to(ROOT / "backends").parts[0]
         for _, module in imports(path):
             if module.startswith("kda.backends."):
-                assert module.split(".")[2] in (own, "common"), f"{path} imports {module}"
+                assert module.split(".")[2] in (backend, "common"), f"{path} imports {module}"
 
 
 def fresh(code):

@@ -46,8 +46,8 @@ def defined(layer, x):
     def convolved(proj, conv):
         z, w, W = proj(x), conv.weight[:, 0], conv.width
         before = torch.cat([z.new_zeros(W - 1, z.shape[1]), z])
-        made = torch.stack([(before[t : t + W] * w.T).sum(0) for t in range(len(x))])
-        return F.silu(made if conv.bias is None else made + conv.bias)
+        sums = torch.stack([(before[t : t + W] * w.T).sum(0) for t in range(len(x))])
+        return F.silu(sums if conv.bias is None else sums + conv.bias)
 
     H, HV, K, V = layer.num_heads, layer.num_v_heads, layer.head_dim, layer.head_v_dim
     q, k = (convolved(p, c).view(-1, H, K).repeat_interleave(HV // H, 1)
@@ -101,12 +101,12 @@ def test_a_wrong_convolution_is_noticed():
 @kinds
 def test_pieces_and_single_tokens_through_a_cache_are_the_whole(options):
     layer, x = make(**options), hidden(60)
-    whole, cache, found, at = layer(x), Cache(), [], 0
+    whole, cache, found, first = layer(x), Cache(), [], 0
     with torch.no_grad():
         for length in (2, 1, 30, *[1] * 5, 22):
-            found.append(layer(x[:, at : at + length], cache=cache))
-            at += length
-    assert at == 60 and close(torch.cat(found, 1), whole)
+            found.append(layer(x[:, first : first + length], cache=cache))
+            first += length
+    assert first == 60 and close(torch.cat(found, 1), whole)
     assert cache[0].recurrent.shape == (2, layer.num_v_heads, layer.head_v_dim, 8)
     assert [c.shape[1] for c in cache[0].conv] == [layer.conv_size - 1] * 3
 
@@ -221,7 +221,7 @@ def test_a_rank_whose_tokens_are_all_padding_has_zeros(monkeypatch):
     """Its halo has a row for each sequence, and there is none."""
     layer, x = make(), hidden(7, B=1)
     context = types.SimpleNamespace(cu_seqlens=torch.tensor([0]), tokens=7, crosses=True)
-    with_halo(monkeypatch, lambda made, cp_context, rows: made.new_zeros(0, rows, made.shape[-1]))
+    with_halo(monkeypatch, lambda x, cp_context, rows: x.new_zeros(0, rows, x.shape[-1]))
     monkeypatch.setattr(sys.modules["kda.nn.layer"], "chunk_kda", lambda *tensors, cp_context, **options: kda.chunk_kda(
         *tensors, **options, cu_seqlens=cp_context.cu_seqlens))
     y = layer(x.fill_(math.nan), cp_context=context)
@@ -230,12 +230,12 @@ def test_a_rank_whose_tokens_are_all_padding_has_zeros(monkeypatch):
 
 
 def test_short_calls_without_gradients_go_token_by_token(monkeypatch):
-    made = []
+    calls = []
     layer = make()
     for name in ("chunk_kda", "fused_recurrent_kda"):
         ours = getattr(kda, name)
         monkeypatch.setattr(sys.modules["kda.nn.layer"], name,
-                            lambda *a, _ours=ours, **k: made.append(_ours.__name__) or _ours(*a, **k))
+                            lambda *a, _ours=ours, **k: calls.append(_ours.__name__) or _ours(*a, **k))
     layer(hidden(10))
     with torch.no_grad():
         layer(hidden(64))
@@ -244,7 +244,7 @@ def test_short_calls_without_gradients_go_token_by_token(monkeypatch):
         layer(hidden(65))
         layer.mode = "chunk"
         layer(hidden(1))
-    assert made == ["chunk_kda", "fused_recurrent_kda", "chunk_kda", "fused_recurrent_kda", "chunk_kda"]
+    assert calls == ["chunk_kda", "fused_recurrent_kda", "chunk_kda", "fused_recurrent_kda", "chunk_kda"]
 
 
 def test_it_compiles_without_a_graph_break():
@@ -299,8 +299,8 @@ def test_a_context_brings_what_came_before_into_the_convolutions(monkeypatch):
     context, asked = types.SimpleNamespace(cu_seqlens=torch.tensor([0, 14]), tokens=14), []
     others = torch.cat([p(x[:, :16]) for p in (layer.q_proj, layer.k_proj, layer.v_proj)], -1)
 
-    def exchange(made, cp_context, rows):
-        assert cp_context is context and made.shape[1:] == (14, others.shape[-1])
+    def exchange(projected, cp_context, rows):
+        assert cp_context is context and projected.shape[1:] == (14, others.shape[-1])
         return others[:, -rows:]
 
     with_halo(monkeypatch, exchange)
@@ -353,10 +353,10 @@ def test_load_state_dict_of_a_whole_model_takes_every_layout(layout):
     whole = torch.nn.ModuleDict({"model": torch.nn.ModuleDict({"layers": torch.nn.ModuleList(
         torch.nn.ModuleDict({"self_attn": written(layout, seed=seed)[0]}) for seed in (4, 5, 6, 7)
     )})})
-    own = whole.state_dict()
+    state = whole.state_dict()
     if layout == "fla":                                                        # without the bias that is zero there
         del tensors["model.layers.3.self_attn.g_proj.1.bias"]
-    rest = {name: x for name, x in own.items() if "layers.3." not in name}
+    rest = {name: x for name, x in state.items() if "layers.3." not in name}
     whole.load_state_dict(rest | tensors)
     found = whole.model.layers[3].self_attn if hasattr(whole, "model") else whole["model"]["layers"][3]["self_attn"]
     assert torch.equal(found(hidden(9).float()), layer(hidden(9).float()))
@@ -596,9 +596,9 @@ def torchs_own():
 
     def backward(function, tensors, dy):
         given = [None if x is None else x.detach().requires_grad_() for x in tensors]
-        there = [x for x in given if x is not None]
+        present = [x for x in given if x is not None]
         with ThreadPoolExecutor(1) as thread:                                  # inside an operator nothing is recorded
-            grads = iter(thread.submit(lambda: torch.autograd.grad(function(*given), there, dy)).result())
+            grads = iter(thread.submit(lambda: torch.autograd.grad(function(*given), present, dy)).result())
         return tuple(None if x is None else next(grads) for x in given)
 
     def norm_gate(x, gate, weight, eps):

@@ -40,9 +40,9 @@ def close(a, b, tolerance=1e-12):
 @pytest.fixture
 def steps(monkeypatch):
     """Calls of decode_step."""
-    made = []
-    monkeypatch.setattr(step, "decode_step", lambda *a, **k: made.append(a[0].shape[1]) or kda.decode_step(*a, **k))
-    return made
+    lengths = []
+    monkeypatch.setattr(step, "decode_step", lambda *a, **k: lengths.append(a[0].shape[1]) or kda.decode_step(*a, **k))
+    return lengths
 
 
 def by_parts(monkeypatch):
@@ -52,12 +52,12 @@ def by_parts(monkeypatch):
 @kinds
 def test_tokens_one_by_one_and_a_few_at_once_are_the_whole_call(options, steps):
     layer, x = make(**options), hidden(40)
-    whole, cache, found, at = layer(x), Cache(), [], 0
+    whole, cache, found, first = layer(x), Cache(), [], 0
     with torch.no_grad():
         for length in (20, 1, 1, 4, 8, 1, 5):
-            found.append(layer(x[:, at : at + length], cache=cache))
-            at += length
-    assert at == 40 and close(torch.cat(found, 1), whole)
+            found.append(layer(x[:, first : first + length], cache=cache))
+            first += length
+    assert first == 40 and close(torch.cat(found, 1), whole)
     assert steps == [1, 1, 4, 8, 1, 5]
 
 
@@ -105,9 +105,9 @@ def test_states_are_updated_in_place_where_nobody_else_holds_them(steps):
         kept = held.recurrent.clone(), held.conv[0].clone()
         layer(x[:, 8:9], cache=cache)
         assert torch.equal(held.recurrent, kept[0]) and torch.equal(held.conv[0], kept[1])
-        place = [t.data_ptr() for t in cache.own(0, torch.float64)]
+        place = [t.data_ptr() for t in cache.in_place(0, torch.float64)]
         layer(x[:, 9:10], cache=cache)
-        assert [t.data_ptr() for t in cache.own(0, torch.float64)] == place
+        assert [t.data_ptr() for t in cache.in_place(0, torch.float64)] == place
 
         before = cache.copy()
         expected = layer(x[:, 10:11], cache=before.copy())
@@ -159,10 +159,10 @@ def test_steps_in_inference_mode_go_on_outside_of_it(selected, steps):
         cache = cache.select([0, 1]) if selected else cache
     with torch.no_grad():
         y = [layer(x[:, t : t + 1], cache=cache) for t in (11, 12)]
-        place = cache.own(0, torch.float64)[0].data_ptr()
+        place = cache.in_place(0, torch.float64)[0].data_ptr()
         y.append(layer(x[:, 13:], cache=cache))
         assert close(torch.cat(y, 1), layer(x)[:, 11:])
-    assert steps == [1] * 4 and cache.own(0, torch.float64)[0].data_ptr() == place
+    assert steps == [1] * 4 and cache.in_place(0, torch.float64)[0].data_ptr() == place
 
 
 def test_a_padded_batch_steps_over_its_padding(steps):

@@ -9,7 +9,7 @@ from torch.library import opcheck
 
 import kda
 from kda import autograd
-from kda.bundles import Own, Save
+from kda.bundles import OpaqueSaved, Save
 from kda.problem import Options
 
 
@@ -26,7 +26,7 @@ CALLS = {
         lengths=[5], gate="bounded", state_v_first=True, output_final_state=True, initial_state=False
     ),
 }
-SAVES = [save.value for save in Save if save.kind is not Own]                    # what any backend knows
+SAVES = [save.value for save in Save if save.kind is not OpaqueSaved]                    # what any backend knows
 every_call = pytest.mark.parametrize("options", CALLS.values(), ids=CALLS)
 
 
@@ -86,9 +86,9 @@ def test_opcheck_of_the_recurrence():
 
 def test_opcheck_of_a_call_with_a_pool():
     call = make([33, 0, 2], dtype=torch.float32)
-    at = {"ssm_state_indices": torch.tensor([1, -1, 0]), "initial_state_indices": torch.tensor([2, -1, -1])}
+    indices = {"ssm_state_indices": torch.tensor([1, -1, 0]), "initial_state_indices": torch.tensor([2, -1, -1])}
     offsets, slots = torch.zeros(3, 1, dtype=torch.int64), torch.full((3, 1), -1)
-    call.tensors |= at | {"checkpoint_offsets": offsets, "checkpoint_indices": slots}
+    call.tensors |= indices | {"checkpoint_offsets": offsets, "checkpoint_indices": slots}
     opcheck(torch.ops.kda.chunk_forward_.default, arguments(call, autograd.POOL_INPUTS, autograd.POOL_OPTIONS))
 
 
@@ -272,7 +272,7 @@ def test_a_watched_call_goes_through_operators_and_trains_to_the_same_bits(optio
         (operator, *expected) = trained()
     seen = {event.name for event in watched.events()}
     function, *found = trained()
-    assert {"kda::chunk_forward", "kda::chunk_backward"} <= seen and operator != function == "RecordedBackward"
+    assert {"kda::chunk_forward", "kda::chunk_backward"} <= seen and operator != function == "ChunkKdaBackward"
     assert all(torch.equal(x, y) for x, y in zip(found, expected, strict=True))
 
 

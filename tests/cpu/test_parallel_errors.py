@@ -142,7 +142,7 @@ def test_what_a_rank_has_for_itself_may_differ():
 
 def test_agreed_texts_are_forgotten_before_there_are_too_many(monkeypatch):
     monkeypatch.setattr(agreement, "MOST_KNOWN", 3)
-    group = agreement.Group(None, 0, 1)
+    group = agreement.Agreement(None, 0, 1)
     for i in range(10):
         group.agree_on_exchange(f"scale={i}", None)
         assert len(group.known) <= 3

@@ -38,18 +38,18 @@ def test_every_token_and_sequence_has_one_place_and_parts_know_who_holds_the_res
         a, b = edges[number], edges[number + 1]
         local = layout.local_of(offsets, edges, (number,))
         (part,) = local.parts
-        here = layout.sequences_of(offsets, edges, number)
+        seqs = layout.sequences_of(offsets, edges, number)
         mine = [n for n, (s, e) in enumerate(zip(local.offsets, local.offsets[1:])) for _ in range(e - s)]
-        assert [here[n] for n in mine] == [n for n in owner[a:b] if n is not None]
-        seen += [n for n in here if not lengths[n]]
-        before = [i for i in range(number) if here and here[0] in owner[edges[i]:edges[i + 1]]]
-        after = [i for i in range(number + 1, len(edges) - 1) if here and here[-1] in owner[edges[i]:edges[i + 1]]]
+        assert [seqs[n] for n in mine] == [n for n in owner[a:b] if n is not None]
+        seen += [n for n in seqs if not lengths[n]]
+        before = [i for i in range(number) if seqs and seqs[0] in owner[edges[i]:edges[i + 1]]]
+        after = [i for i in range(number + 1, len(edges) - 1) if seqs and seqs[-1] in owner[edges[i]:edges[i + 1]]]
         assert (list(part.before), list(part.after)) == (before, after)
-        assert part.past == sum(owner[:a].count(n) for n in here[:1])
-        if here:
-            assert part.first_end == part.begin + owner[a:b].count(here[0])
+        assert part.past == sum(owner[:a].count(n) for n in seqs[:1])
+        if seqs:
+            assert part.first_end == part.begin + owner[a:b].count(seqs[0])
         if after:
-            assert part.end - part.last_begin == owner[a:b].count(here[-1])
+            assert part.end - part.last_begin == owner[a:b].count(seqs[-1])
     assert seen == [n for n, length in enumerate(lengths) if not length]
     crossing = any(owner[e] == owner[e - 1] is not None for e in marks if 0 < e < total)
     assert layout.crosses(offsets, edges) == crossing
@@ -76,10 +76,10 @@ def test_the_page_has_the_table_of_its_script():
 
 @pytest.fixture(params=[True, False], ids=["stages of the reference", "forwards alone"])
 def route(request):
-    own = capability("reference")
-    object.__setattr__(own, "maps", ("forward", "backward") if request.param else ())
+    reference = capability("reference")
+    object.__setattr__(reference, "maps", ("forward", "backward") if request.param else ())
     yield
-    object.__setattr__(own, "maps", ("forward", "backward"))
+    object.__setattr__(reference, "maps", ("forward", "backward"))
 
 
 def piece(T=90, **words):
@@ -100,7 +100,7 @@ def close(a, b):
 
 def test_the_map_of_a_sequence_is_that_of_its_pieces_in_turn(route):
     _, x, p = piece()
-    whole, *pieces = (maps.segment_map(p, cut(x, *at), "auto", True) for at in ((0, 90), (0, 50), (50, 50), (50, 90)))
+    whole, *pieces = (maps.segment_map(p, cut(x, *ab), "auto", True) for ab in ((0, 90), (0, 50), (50, 50), (50, 90)))
     S = x.initial_state
     assert close(maps.fold(pieces, S), maps.fold([whole], S))
     M = pieces[2].M @ pieces[1].M @ pieces[0].M
@@ -144,8 +144,8 @@ def test_explain_says_how_maps_are_made(route):
     with pytest.raises(kda.InputError, match="explain: q must be a tensor with the T=90 tokens of rank 0; found T=180"):
         kda.explain(**more, cp_context=context)
     dist.destroy_process_group()
-    own = capability("reference").maps
-    ahead, back = ("stages of the reference",) * 2 if own else (
+    by_reference = capability("reference").maps
+    ahead, back = ("stages of the reference",) * 2 if by_reference else (
         "a forward of reference and one of reference from the identity", "a forward of reference from the identity")
     assert last == f"the maps of pieces of sequences are computed by {ahead}, in the backward by {back}"
 

@@ -67,10 +67,10 @@ def layers(rank):
     """What is wrong with a layer in parts; and with one whose exchanges bring nothing from the other rank."""
     from kda.parallel import exchange
 
-    here = matrix.Rank(rank, torch.device("cpu"))
-    right = {layout: matrix.in_parts(here, layout) for layout in matrix.OPTIONS["layout"]}
+    rank_alone = matrix.Rank(rank, torch.device("cpu"))
+    right = {layout: matrix.in_parts(rank_alone, layout) for layout in matrix.OPTIONS["layout"]}
     exchange.gather = lambda context, mine, op: mine.new_zeros(matrix.WORLD * len(mine), *mine.shape[1:])
-    return right, matrix.in_parts(here, "contiguous")
+    return right, matrix.in_parts(rank_alone, "contiguous")
 
 
 def test_a_layer_in_parts_is_that_of_one_process_and_one_without_its_halo_is_noticed():

@@ -42,7 +42,7 @@ def test_the_softplus_gate_stands_beside_the_bounded_one_with_what_was_measured(
 def test_every_time_of_ours_is_shorter_than_every_other_one(picture):
     """Otherwise the picture would have to say so in words."""
     for bars in (picture.forward(), picture.step(), picture.memory()):
-        ours, others = ([bar for bar in bars if bar.ours == own] for own in (True, False))
+        ours, others = ([bar for bar in bars if bar.ours == is_ours] for is_ours in (True, False))
         assert max(bar.slow for bar in ours) < min(bar.fast for bar in others)
 
 

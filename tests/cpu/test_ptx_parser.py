@@ -543,12 +543,12 @@ $L__info1: .b8 102 .b8 0
 
 def test_lines_stay_until_the_next_loc_and_calls_chain():
     kernels = parse(HEAD + LOCATED).kernels
-    here = Loc("/src/a.py", 10, 3)
-    outer = Loc("/src/b.py", 20, 5, here, "outer")
+    line = Loc("/src/a.py", 10, 3)
+    outer = Loc("/src/b.py", 20, 5, line, "outer")
     assert [i.loc for i in kernels["k"].body] == [
         None,
-        here,
-        here,
+        line,
+        line,
         outer,
         Loc("/src/b.py", 30, 7, outer, "in"),
         Loc("/src/b.py", 40, 1, Loc("/src/a.py", 99, 9), "f"),

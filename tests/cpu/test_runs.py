@@ -350,8 +350,8 @@ def test_the_verdict_and_the_replay_line_name_the_run(fused):
 def test_every_fault_is_noticed_though_the_stages_are_fused(fused, name):
     fault = FAULTS[name]
     report = parity.examine(Planted(fused(), fault), make(fault.suited(EDGES)), keep_going=True)
-    if fault.at in STAGES:
-        assert (report.first.stage, report.first.itself) == (holder(fault.at, FUSED), True)
+    if fault.place in STAGES:
+        assert (report.first.stage, report.first.itself) == (holder(fault.place, FUSED), True)
         assert any(row.wrong for row in report.rows if not row.of_stage)
     assert report.first.wrong
 

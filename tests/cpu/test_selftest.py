@@ -93,8 +93,8 @@ def test_the_levels_make_the_columns_and_a_failure_has_its_details_under_its_row
     assert list(rows) == list(STAGES)
     assert " ".join(rows["fwd/gate"].split()) == "fwd/gate o 0.31 o 0.30"
     assert rows["fwd/state"].split() == ["fwd/state", "FAIL", "not", "run"]
-    at = lines.index(rows["fwd/state"])
-    assert [line.strip() for line in lines[at + 1 : at + 3]] == [f"✗ {DEADLOCK[0]}", DEADLOCK[1]]
+    row = lines.index(rows["fwd/state"])
+    assert [line.strip() for line in lines[row + 1 : row + 3]] == [f"✗ {DEADLOCK[0]}", DEADLOCK[1]]
     assert rows["bwd/wy"].endswith("CRASH") and "MemoryError: no room" in result.stdout
     assert lines[1].startswith("[✗] blackwell: 8 of 10 stages within budget; executed on ")
     assert together == [("blackwell", tuple(STAGES), trials.trials(quick=False))]
@@ -350,7 +350,7 @@ def test_where_auto_picks_nothing_the_backend_that_can_be_named_is_proven_and_sa
     from kda.host import Host
 
     h200 = Host(device="cuda:0", name="NVIDIA H200", cc=(9, 0))
-    monkeypatch.setattr("kda.verify.doors.here", lambda: "cuda:0")
+    monkeypatch.setattr("kda.verify.doors.default_device", lambda: "cuda:0")
     monkeypatch.setattr("kda.host.detect", lambda device="cpu": h200)
     lines = []
     screen = type("Screen", (), {"line": lambda self, text, err=False: lines.append((text, err))})()

@@ -87,15 +87,15 @@ def test_nan_and_inf_have_to_lie_where_the_exact_ones_lie(random, value):
 
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf, 1e3])
-@pytest.mark.parametrize("at", [0, 5, 17, 29])
-def test_a_fault_is_found_in_any_block_of_a_large_tensor(monkeypatch, random, value, at):
+@pytest.mark.parametrize("place", [0, 5, 17, 29])
+def test_a_fault_is_found_in_any_block_of_a_large_tensor(monkeypatch, random, value, place):
     monkeypatch.setattr(verify_budget, "BLOCK", 7)
     exact = random.flatten()[:30].view(5, 6).clone()
     limit, x = budget(exact, exact.float()), exact.float()
     assert limit.excess(x) <= 1
-    x.view(-1)[at] = value
+    x.view(-1)[place] = value
     found = limit.measure(x)
-    assert found.used > 1 and found.index == (at // 6, at % 6)
+    assert found.used > 1 and found.index == (place // 6, place % 6)
     assert found.kind == (str(value) if value != 1e3 else found.kind)
 
 
@@ -241,10 +241,10 @@ def test_every_fault_is_noticed_where_it_was_planted(name):
     report = examine(Planted(Door("reference"), fault), case, keep_going=True)
     first = report.first
     assert first.measure.used > 1
-    if fault.at in STAGES:
-        assert (first.stage, first.itself, first.follows_from) == (fault.at, True, None)
+    if fault.place in STAGES:
+        assert (first.stage, first.itself, first.follows_from) == (fault.place, True, None)
         assert any(row.wrong for row in report.rows if row.stage in ("forward", "backward"))
-    elif fault.at == "inputs":
+    elif fault.place == "inputs":
         assert first.stage in ("fwd/gate", "fwd/intra") and not first.itself
     else:
         assert first.stage in ("forward", "backward")
@@ -260,8 +260,8 @@ def test_kda_verify_exits_with_1_for_every_fault(name):
 
 
 def test_there_is_a_fault_for_every_stage_and_around_them():
-    assert {fault.at for fault in FAULTS.values()} >= {"inputs", "results", "bwd/output", "bwd/state", "bwd/wy"}
-    assert {stage.name for stage in FORWARD} <= {fault.at for fault in FAULTS.values()}
+    assert {fault.place for fault in FAULTS.values()} >= {"inputs", "results", "bwd/output", "bwd/state", "bwd/wy"}
+    assert {stage.name for stage in FORWARD} <= {fault.place for fault in FAULTS.values()}
 
 
 def test_a_stage_with_wrong_inputs_is_distinguished_from_a_wrong_stage():
@@ -379,12 +379,12 @@ def test_the_command_prints_the_problem_the_stages_and_that_all_is_well():
     assert printed[3:13] == list(STAGES) and printed[13:15] == ["forward", "backward"]
 
 
-@pytest.mark.parametrize(("stage", "told"), [(None, 12), ("fwd/wy", 4)])
-def test_as_many_parts_are_told_of_as_were_promised(stage, told):
+@pytest.mark.parametrize(("stage", "parts"), [(None, 12), ("fwd/wy", 4)])
+def test_as_many_parts_are_told_of_as_were_promised(stage, parts):
     said = []
     case = make(Spec(lengths=(33,), K=8, V=8, C=32, H=1, dtype="float32"))
     examine(Door("reference"), case, stage, tell=said.append)
-    assert len(said) == parity.parts(Door("reference"), case, stage) == told
+    assert len(said) == parity.parts(Door("reference"), case, stage) == parts
     assert parity.parts(Door("reference"), case, exact=True) is None
 
 

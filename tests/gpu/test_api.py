@@ -36,10 +36,10 @@ def gradients(x, **options):
 @pytest.mark.parametrize("disable_recompute", [False, True])
 @pytest.mark.parametrize("offsets_on", ["cpu", "cuda"])
 def test_the_reference_gives_on_a_gpu_what_it_gives_on_a_cpu(disable_recompute, offsets_on):
-    here = call()
-    here["cu_seqlens"] = here["cu_seqlens"].to(offsets_on)
+    on_gpu = call()
+    on_gpu["cu_seqlens"] = on_gpu["cu_seqlens"].to(offsets_on)
     options = {"backend": "reference", "disable_recompute": disable_recompute}
-    for a, b in zip(gradients(here, **options), gradients(call("cpu"), **options)):
+    for a, b in zip(gradients(on_gpu, **options), gradients(call("cpu"), **options)):
         torch.testing.assert_close(a.cpu(), b, rtol=1e-10, atol=1e-12)
 
 

@@ -23,7 +23,7 @@ kinds = pytest.mark.parametrize("options", KINDS.values(), ids=KINDS)
 calls = pytest.mark.parametrize("words", CALLS.values(), ids=CALLS)
 
 
-def made(dtype=torch.bfloat16, **options):
+def layers(dtype=torch.bfloat16, **options):
     """A layer on the GPU, and the same weights in float64 on the CPU."""
     torch.manual_seed(0)
     layer = KimiDeltaAttention(HIDDEN, HEADS, HEAD_DIM, layer_idx=0, **options).to(dtype)
@@ -59,7 +59,7 @@ def too_far(found, exact, limit=CLOSE):
 @calls
 @kinds
 def test_outputs_and_gradients_are_those_of_float64(options, words):
-    layer, exact = made(**options)
+    layer, exact = layers(**options)
     x = hidden(B=1 if "cu_seqlens" in words else 2)
     expected = trained(exact, x.double(), **words)
     assert too_far(trained(layer, x.to(DEVICE), **on_the_gpu(words)), expected) == {}
@@ -70,25 +70,25 @@ def test_outputs_and_gradients_are_those_of_float64(options, words):
 @kinds
 @torch.no_grad()
 def test_a_prompt_and_tokens_through_a_cache_are_the_whole_and_wait_for_nothing(options):
-    layer, exact = made(**options)
-    x, cache, at = hidden(), Cache(), 0
+    layer, exact = layers(**options)
+    x, cache, first = hidden(), Cache(), 0
     expected, found = exact(x.double()), []
     for length in (100, 1, 3, *[1] * 6, 90):                                   # kernels are built
         layer(x[:, :length].to(DEVICE), cache=Cache())
-    there = x.to(DEVICE)
+    moved = x.to(DEVICE)
     torch.cuda.set_sync_debug_mode("error")
     try:
         for length in (100, 1, 3, *[1] * 6, 90):
-            found.append(layer(there[:, at : at + length], cache=cache))
-            at += length
+            found.append(layer(moved[:, first : first + length], cache=cache))
+            first += length
     finally:
         torch.cuda.set_sync_debug_mode("default")
-    assert at == T and too_far({"y": torch.cat(found, 1)}, {"y": expected}) == {}
+    assert first == T and too_far({"y": torch.cat(found, 1)}, {"y": expected}) == {}
 
 
 @calls
 def test_a_compiled_layer_is_one_graph_with_the_same_results(words):
-    layer, exact = made()
+    layer, exact = layers()
     x = hidden(B=1 if "cu_seqlens" in words else 2)
     expected = trained(exact, x.double(), **words)
     layer.compile(fullgraph=True)
@@ -96,7 +96,7 @@ def test_a_compiled_layer_is_one_graph_with_the_same_results(words):
 
 
 def test_autocast_computes_a_float32_layer_in_bfloat16():
-    layer, exact = made(torch.float32)
+    layer, exact = layers(torch.float32)
     x = hidden()
     with torch.autocast(DEVICE, torch.bfloat16):
         found = trained(layer, x.float().to(DEVICE))
@@ -105,7 +105,7 @@ def test_autocast_computes_a_float32_layer_in_bfloat16():
 
 @pytest.mark.parametrize("masked", [False, True], ids=["rows", "padded"])
 def test_torch_func_has_the_gradients_of_autograd(masked):
-    layer, _ = made(lower_bound=-5.0)
+    layer, _ = layers(lower_bound=-5.0)
     x, mask = hidden().to(DEVICE), PADDED.to(DEVICE) if masked else None
     several = torch.stack([x, -x, 2 * x])
 

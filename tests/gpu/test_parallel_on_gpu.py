@@ -22,9 +22,10 @@ ROWS = ("q", "k", "v", "g", "beta")
 def tensors(T=4096, H=4, HV=8, D=128):
     generator = torch.Generator().manual_seed(0)
     shapes = dict(q=(H, D), k=(H, D), v=(HV, D), g=(HV, D), beta=(HV,))
-    made = {name: torch.randn(1, T, *shape, generator=generator).bfloat16() for name, shape in shapes.items()}
-    made |= {"A_log": torch.rand(HV, generator=generator) - 4, "dt_bias": torch.rand(HV * D, generator=generator)}
-    return {name: x.cuda() for name, x in made.items()}, torch.randn(1, T, HV, D, generator=generator).bfloat16().cuda()
+    drawn = {name: torch.randn(1, T, *shape, generator=generator).bfloat16() for name, shape in shapes.items()}
+    drawn |= {"A_log": torch.rand(HV, generator=generator) - 4, "dt_bias": torch.rand(HV * D, generator=generator)}
+    do = torch.randn(1, T, HV, D, generator=generator).bfloat16()
+    return {name: x.cuda() for name, x in drawn.items()}, do.cuda()
 
 
 OPTIONS = dict(use_qk_l2norm_in_kernel=True, use_gate_in_kernel=True, use_beta_sigmoid_in_kernel=True, lower_bound=-5.0)
@@ -49,7 +50,7 @@ def on_a_rank(rank, port, backend, failed):
     T = do.shape[1]
     part = slice(rank * T // WORLD, (rank + 1) * T // WORLD)
     mine = {name: x[:, part].contiguous() if name in ROWS else x for name, x in whole.items()}
-    here = do[:, part].contiguous()
+    do_of_rank = do[:, part].contiguous()
     one = step(whole, do, backend=backend)
     exact = step({n: x.double() for n, x in whole.items()}, do.double(), backend="reference")
     offsets = torch.tensor([0, 300, T], device="cuda")
@@ -60,9 +61,9 @@ def on_a_rank(rank, port, backend, failed):
             one = step(whole, do, backend=backend, cu_seqlens=offsets)
             exact = step({n: x.double() for n, x in whole.items()}, do.double(), backend="reference",
                          cu_seqlens=offsets)
-        step(mine, here, **words)                                              # builds kernels, agrees
+        step(mine, do_of_rank, **words)                                              # builds kernels, agrees
         torch.cuda.set_sync_debug_mode("error")
-        found = step(mine, here, **words)
+        found = step(mine, do_of_rank, **words)
         torch.cuda.set_sync_debug_mode("default")
         for x in found[-2:]:
             dist.all_reduce(x)
@@ -72,11 +73,11 @@ def on_a_rank(rank, port, backend, failed):
                 failed.put(f"{backend} rank {rank} {name}: {error(x, z):.1e} from float64, one GPU {error(y, z):.1e}")
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        captured = step(mine, here, **words)
+        captured = step(mine, do_of_rank, **words)
     for name, x in mine.items():
         x.copy_(x.roll(1, 1) if name in ROWS else x)
     graph.replay()
-    fresh = step(mine, here, **words)
+    fresh = step(mine, do_of_rank, **words)
     if not all(torch.equal(a, b) for a, b in zip(captured, fresh)):
         failed.put(f"{backend} rank {rank}: a replayed graph gives other bits than a call")
     torch.cuda.synchronize()

@@ -167,13 +167,13 @@ def test_gates_and_keys_at_their_limits_are_the_definition(name, dtype):
 
 
 def test_decoding_goes_on_where_prefill_ends():
-    case, at = make_inputs(T=130, H=2, HV=4), 100
+    case, prompt = make_inputs(T=130, H=2, HV=4), 100
     limits = budgets(case, Door("triton", DEVICE).rounding(case), backward=False)
     x = case.map(lambda x: x.to(DEVICE)).keywords | {"backend": "triton"}
-    o, state = kda.chunk_kda(**x | {name: x[name][:, :at] for name in ROWS})
+    o, state = kda.chunk_kda(**x | {name: x[name][:, :prompt] for name in ROWS})
     x = {name: value for name, value in x.items() if name not in ("chunk_size", "output_final_state")}
     outputs = [o]
-    for t in range(at, case.spec.T):
+    for t in range(prompt, case.spec.T):
         token = {name: x[name][:, t : t + 1] for name in ROWS}
         o, state = kda.fused_recurrent_kda(**x | token | {"initial_state": state}, inplace_final_state=True)
         outputs.append(o)

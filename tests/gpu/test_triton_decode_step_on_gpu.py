@@ -53,11 +53,11 @@ def test_sizes_of_serving_agree_with_the_reference(H, states):
                          ids=["a line", "a tree", "bfloat16 states", "a tree, GVA"])
 def test_drafts_leave_what_the_accepted_tokens_alone_leave(words):
     def run(x):
-        there = on_gpu(x)
-        found = run_step(there, backend="triton")
+        moved = on_gpu(x)
+        found = run_step(moved, backend="triton")
         for name in UPDATED:
             if x.get(name) is not None:
-                x[name].copy_(there[name])
+                x[name].copy_(moved[name])
         return {"o": found["o"].cpu()} | {name: x[name] for name in UPDATED if x.get(name) is not None}
 
     for what, a, b in beside_plain_decoding(run, turns=3, T=5, **MODEL | words):

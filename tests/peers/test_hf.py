@@ -32,17 +32,17 @@ def put_back():
 @pytest.fixture
 def calls(monkeypatch):
     """What kda was called for, by name of the function."""
-    made = []
+    names = []
     for name, ours in hf.FUNCTIONS.items():
 
         def counted(*args, _ours=ours, **keywords):
-            made.append(_ours.__name__)
+            names.append(_ours.__name__)
             return _ours(*args, **keywords)
 
         counted.__signature__ = inspect.signature(ours)
         counted.__name__ = ours.__name__
         monkeypatch.setitem(hf.FUNCTIONS, name, counted)
-    return made
+    return names
 
 
 def ids(T=70, B=2):
@@ -75,14 +75,14 @@ def test_outputs_and_gradients_are_those_of_transformers(model, calls):
 
 def test_disabling_leaves_a_function_that_somebody_else_has_put_there_since():
     module = module_of("kimi_linear")
-    own = module.chunk_kimi_delta_attention
+    ours = module.chunk_kimi_delta_attention
     hf.use("kimi_linear")
     module.chunk_kimi_delta_attention = theirs = object()
     try:
         hf.disable()
         assert module.chunk_kimi_delta_attention is theirs
     finally:
-        module.chunk_kimi_delta_attention = own
+        module.chunk_kimi_delta_attention = ours
 
 
 @pytest.mark.parametrize("model", ["kimi_linear", "bailing_hybrid"])

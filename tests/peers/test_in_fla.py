@@ -119,24 +119,24 @@ DECLINED = {
 
 @pytest.mark.parametrize(("options", "why", "error", "says"), DECLINED.values(), ids=DECLINED)
 def test_a_declined_call_goes_to_fla_and_says_why_once(in_fla, options, why, error, says):
-    with warnings.catch_warnings(record=True) as told:
+    with warnings.catch_warnings(record=True) as notices:
         warnings.simplefilter("always")
         for T in (20, 30):                               # another size is no other reason
             call = make(T=T, dtype=torch.float32)
             with pytest.raises(error, match=says):
                 chunk_kda(**call.arguments | options)
-    (notice,) = [w for w in told if w.category is KdaNotice]
+    (notice,) = [w for w in notices if w.category is KdaNotice]
     assert "FLA runs this call of chunk_kda" in str(notice.message) and why in str(notice.message)
     assert notice.filename == __file__
 
 
 def test_each_reason_is_said(in_fla):
     call = make(T=20, dtype=torch.float32)
-    with pytest.warns(KdaNotice) as told:
+    with pytest.warns(KdaNotice) as notices:
         for options in ({"chunk_indices": None}, {"A_log": torch.zeros(2)}, {"chunk_indices": None}):
             with pytest.raises(RuntimeError, match=FELL_THROUGH):
                 chunk_kda(**call.arguments | options)
-    assert len([w for w in told if w.category is KdaNotice]) == 2
+    assert len([w for w in notices if w.category is KdaNotice]) == 2
 
 
 class Next(fla.backends.BaseBackend):

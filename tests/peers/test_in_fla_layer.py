@@ -30,9 +30,9 @@ class Norm(torch.nn.Module):
 
 def layer(**options):
     torch.manual_seed(0)
-    made = KimiDeltaAttention(hidden_size=32, head_dim=8, num_heads=2, use_short_conv=False, layer_idx=0, **options)
-    made.o_norm = Norm(made.o_norm)
-    return made
+    theirs = KimiDeltaAttention(hidden_size=32, head_dim=8, num_heads=2, use_short_conv=False, layer_idx=0, **options)
+    theirs.o_norm = Norm(theirs.o_norm)
+    return theirs
 
 
 LAYERS = {

@@ -63,9 +63,9 @@ class Served:
         )
         return (o[0] if isinstance(o, tuple) else o).split(sizes, 1)
 
-    def decode(self, *at):
+    def decode(self, *tokens):
         """A token each, in a batch padded to three."""
-        q, k, v, a, b = (torch.cat([t, t[:, :1]], 1) for t in self.rows(*(slice(n, n + 1) for n in at)))
+        q, k, v, a, b = (torch.cat([t, t[:, :1]], 1) for t in self.rows(*(slice(n, n + 1) for n in tokens)))
         o = self.dispatcher.decode(q, k, v, a.flatten(2), b, ssm_states=self.pool, cache_indices=index(3, 1, -1),
                                    query_start_loc=index(0, 1, 2, 3), **self.gate)
         assert not o[:, 2].any()
@@ -84,7 +84,7 @@ class Served:
 def test_its_loader_finds_kda_and_its_dispatcher_has_our_kernels_where_they_are_asked_for():
     assert found("sglang.srt.plugins") and plugin.NAME in LINEAR_ATTN_KERNEL_BACKEND_CHOICES
     assert plugin.DISPATCHER in HookRegistry._patched
-    both, prefill = (KDAKernelDispatcher(of, OURS, Backend.TRITON) for of in (OURS, Backend.TRITON))
+    both, prefill = (KDAKernelDispatcher(backend, OURS, Backend.TRITON) for backend in (OURS, Backend.TRITON))
     assert type(both.decode_kernel).__module__ == type(prefill.extend_kernel).__module__ == plugin.__name__
     assert type(prefill.decode_kernel) is type(both.verify_kernel) is TritonKDAKernel
     assert not both.supports_packed_decode

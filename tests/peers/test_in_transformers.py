@@ -95,10 +95,10 @@ def budget(without_kda):
     """The exact losses, and how far rounding alone may take them: twice as far as it takes transformers' own code
     and the last bit of a loss."""
     without_kda()
-    own = train()
+    unpatched = train()
     without_kda(by_token)
     exact = train(torch.float64)
-    return exact, 2 * (distance(own, exact) + torch.finfo(torch.float32).eps)
+    return exact, 2 * (distance(unpatched, exact) + torch.finfo(torch.float32).eps)
 
 
 def test_ten_steps_of_training_have_the_same_losses_with_kda(in_fla, counted, without_kda):
@@ -116,9 +116,9 @@ def test_that_budget_notices_one_wrong_token(in_fla, without_kda, monkeypatch):
     real = kda.api.chunk_kda
 
     def broken(q, k, v, g, beta, **keywords):
-        there = torch.ones_like(beta)
-        there[:, 35] = 0
-        return real(q, k, v, g, beta * there, **keywords)
+        factor = torch.ones_like(beta)
+        factor[:, 35] = 0
+        return real(q, k, v, g, beta * factor, **keywords)
 
     with monkeypatch.context() as patch:
         patch.setattr(kda.api, "chunk_kda", broken)

@@ -29,13 +29,14 @@ LENGTHS = (70, 41)
 
 @pytest.fixture(scope="module")
 def config(tmp_path_factory):
-    made = VllmConfig(device_config=DeviceConfig("cpu"))
-    made.model_config = types.SimpleNamespace(dtype=torch.float32, use_mla=False, enforce_eager=True, is_moe=False)
+    vllm_config = VllmConfig(device_config=DeviceConfig("cpu"))
+    model = types.SimpleNamespace(dtype=torch.float32, use_mla=False, enforce_eager=True, is_moe=False)
+    vllm_config.model_config = model
     folder = tmp_path_factory.mktemp("group")
-    with set_current_vllm_config(made):
+    with set_current_vllm_config(vllm_config):
         init_distributed_environment(1, 0, f"file://{folder}/store", 0, "gloo")
         initialize_model_parallel(1, 1)
-        yield made
+        yield vllm_config
 
 
 @pytest.fixture(scope="module")
@@ -85,18 +86,18 @@ class Served:
 
     def ours(self):
         """The layer of kda.nn with these weights."""
-        of, P = self.layer, H * D
-        joint = of.in_proj_qkvgfab.weight
+        layer, P = self.layer, H * D
+        joint = layer.in_proj_qkvgfab.weight
         q, k, v, b, f_a = joint.split([P, P, P, H, D])
-        conv = of.conv1d.weight.split(P)
+        conv = layer.conv1d.weight.split(P)
         tensors = {
             "q_proj.weight": q, "k_proj.weight": k, "v_proj.weight": v, "b_proj.weight": b, "f_a_proj.weight": f_a,
-            "f_b_proj.weight": of.f_b_proj.weight, "g_a_proj.weight": of.g_a_proj.weight, "A_log": of.A_log,
-            "g_b_proj.weight": of.g_b_proj.weight, "dt_bias": of.dt_bias, "o_norm.weight": of.o_norm.weight,
-            "o_proj.weight": of.o_proj.weight,
+            "f_b_proj.weight": layer.f_b_proj.weight, "g_a_proj.weight": layer.g_a_proj.weight, "A_log": layer.A_log,
+            "g_b_proj.weight": layer.g_b_proj.weight, "dt_bias": layer.dt_bias, "o_norm.weight": layer.o_norm.weight,
+            "o_proj.weight": layer.o_proj.weight,
             **{f"{name}_conv1d.weight": weight for name, weight in zip("qkv", conv)},
         }
-        return KimiDeltaAttention.from_checkpoint(tensors, lower_bound=self.lower_bound, norm_eps=of.o_norm.eps)
+        return KimiDeltaAttention.from_checkpoint(tensors, lower_bound=self.lower_bound, norm_eps=layer.o_norm.eps)
 
 
 def test_its_loader_finds_kda_and_its_registry_makes_our_layer(loaded, config):

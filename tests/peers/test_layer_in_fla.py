@@ -43,8 +43,8 @@ def pair(request, monkeypatch):
     norm = theirs.o_norm
     norm.forward = lambda x, gate: F.rms_norm(x, x.shape[-1:], norm.weight, norm.eps) * torch.sigmoid(gate)
     monkeypatch.setattr(theirs_module, "chunk_kda", kda.chunk_kda)
-    own = {"lower_bound": options.get("lower_bound"), "allow_neg_eigval": options.get("allow_neg_eigval", False)}
-    ours = KimiDeltaAttention.from_checkpoint(theirs.state_dict(), norm_eps=norm.eps, layer_idx=0, **own)
+    of_gate = {"lower_bound": options.get("lower_bound"), "allow_neg_eigval": options.get("allow_neg_eigval", False)}
+    ours = KimiDeltaAttention.from_checkpoint(theirs.state_dict(), norm_eps=norm.eps, layer_idx=0, **of_gate)
     return theirs, ours
 
 

@@ -58,11 +58,11 @@ def test_a_cache_gives_the_same_token_by_token(model, theirs):
     ours, x = ours_of(layer, config), hidden(90)
     cache, mine = DynamicCache(config=config), Cache()
     with torch.no_grad():
-        at = 0
+        first = 0
         for length in (3, 20, *[1] * 8, 40, *[1] * 5):
-            piece = x[:, at : at + length]
-            assert distance(ours(piece, cache=mine), layer(piece, cache_params=cache)) <= ROUNDINGS, at
-            at += length
+            piece = x[:, first : first + length]
+            assert distance(ours(piece, cache=mine), layer(piece, cache_params=cache)) <= ROUNDINGS, first
+            first += length
     assert distance(mine[0].recurrent.mT, cache.layers[0].recurrent_states[0]) <= ROUNDINGS
 
 

@@ -27,9 +27,9 @@ def model():
     return NAMES["Model"](32, 2, 2).double()
 
 
-def loaded(requests=40, clients=8, of=None, **sizes):
+def loaded(requests=40, clients=8, model_served=None, **sizes):
     """An engine after a load test, and what its clients saw."""
-    engine = NAMES["Engine"](of or model(), **dict(slots=16, longest=600) | sizes)
+    engine = NAMES["Engine"](model_served or model(), **dict(slots=16, longest=600) | sizes)
 
     async def run():
         seen, _ = await asyncio.wait_for(NAMES["load"](engine, requests, clients, LIMIT), PATIENCE)
@@ -62,22 +62,22 @@ class SmallMemory(torch.nn.Module):
 
     def __init__(self, room, poison=-1):
         super().__init__()
-        self.of, self.room, self.poison = model(), room, poison
-        self.embed, self.blocks = self.of.embed, self.of.blocks
+        self.model, self.room, self.poison = model(), room, poison
+        self.embed, self.blocks = self.model.embed, self.model.blocks
 
     def forward(self, tokens, cache, cu_seqlens=None):
         if tokens.numel() > self.room or (tokens.shape[1] > 1 and (tokens == self.poison).any()):
             raise torch.OutOfMemoryError(f"{tokens.numel()} tokens.")
-        return self.of(tokens, cache, cu_seqlens)
+        return self.model(tokens, cache, cu_seqlens)
 
 
 def test_steps_that_memory_is_too_small_for_are_made_in_parts():
-    engine, seen = loaded(of=SmallMemory(64))
+    engine, seen = loaded(model_served=SmallMemory(64))
     assert engine.counts["halved"] > 0 and not engine.counts["failed"] and len(seen.texts) >= 34
 
 
 def test_a_request_that_no_memory_is_large_enough_for_fails_alone():
-    engine, seen = loaded(of=SmallMemory(512, poison=ord("3")))
+    engine, seen = loaded(model_served=SmallMemory(512, poison=ord("3")))
     failed = [prompt for prompt in seen.failed if len(prompt) < 600]
     assert engine.counts["failed"] == len(failed) > 5 and all("3" in prompt for prompt in failed)
     assert any("of this request alone failed: " in error for error in seen.errors)

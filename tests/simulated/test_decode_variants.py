@@ -11,7 +11,7 @@ pytest.importorskip("triton", reason="needs triton")
 from triton_calls import building_here
 
 from kda.backends.triton.decode import launch, step_plan
-from kda.measure.shapes import Shape
+from kda.measure.shapes import BenchShape
 from ptxkit import capture
 
 
@@ -48,7 +48,7 @@ def test_a_rehearsal_on_a_cpu_fills_every_field_and_stops_in_time(T, script, mon
     monkeypatch.setattr(script, "STEPS", {T: ((1, 1),)})
     monkeypatch.setattr(script, "VARIANTS", {(states, T): ("plan", "4x64") for states in ("bfloat16", "float32")})
     monkeypatch.setattr(script, "INVARIANT", (("small", "reference"),))
-    monkeypatch.setattr(script, "SHAPES", {"small": Shape("small", T=130, H=1, K=16, V=16)})
+    monkeypatch.setattr(script, "SHAPES", {"small": BenchShape("small", T=130, H=1, K=16, V=16)})
     with torch.no_grad():
         found = script.timed(60, "cpu")
         assert script.timed(0, "cpu")["left_out"] == [*(s._asdict() for s in script.steps()),

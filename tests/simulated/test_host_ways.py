@@ -13,7 +13,7 @@ import kda
 from kda.verify.cases import Spec, make
 from ptxkit import capture
 
-NODE, OPERATOR = "RecordedBackward", "GeneratedBackwardFor_kda_chunk_forward"
+NODE, OPERATOR = "ChunkKdaBackward", "GeneratedBackwardFor_kda_chunk_forward"
 SPEC = Spec(T=70, H=1, K=64, V=64, dtype="float32")
 
 

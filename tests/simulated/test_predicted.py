@@ -7,10 +7,10 @@ import pytest
 pytest.importorskip("cutlass", reason="nvidia-cutlass-dsl is not installed")
 
 from kda.measure import predicted
-from kda.measure.shapes import Shape
+from kda.measure.shapes import BenchShape
 from ptxkit.timing.clock import Setting
 
-FEW_HEADS = Shape(T=2048, H=40)
+FEW_HEADS = BenchShape(T=2048, H=40)
 
 
 @pytest.fixture(autouse=True)
@@ -41,14 +41,14 @@ def test_a_row_is_predicted_from_two_shorter_ones(monkeypatch):
 def test_a_packed_grid_counts_as_its_work_and_its_tables_run_in_full():
     """Two sequences of 128 tokens: the grid has room for the most chunks that two may have, and a CTA reads the table
     before its rows, two accesses one after the other."""
-    packed = Shape(H=2, lengths=(128, 128))
-    call = predicted.Call("sm_90a", "sm90", packed, step=False)
+    packed = BenchShape(H=2, lengths=(128, 128))
+    call = predicted.PredictedCall("sm_90a", "sm90", packed, step=False)
     asked = {predicted.family_of(one.kernel.name): one for one in call.launches(128, backward=False)}
     works = dict(zip(asked, predicted._working([*asked.values()], call, backward=False)))
     assert works["prepare"] < predicted._clusters(asked["prepare"]) and works["chain"] > 0
     tables, chain = (predicted._setting("h200", asked[name], 1) for name in ("tables", "chain"))
     assert tables.waves == 0 < chain.waves
-    batch = forward(Shape(H=2, B=2, T=128)).kernel("prepare").milliseconds
+    batch = forward(BenchShape(H=2, B=2, T=128)).kernel("prepare").milliseconds
     read = 2 * 700 / 1.98e6
     assert batch < forward(packed).kernel("prepare").milliseconds < batch + read
 
@@ -62,7 +62,7 @@ def test_every_kernel_of_a_plan_has_a_name_of_its_own(backend):
 
 
 def test_a_launch_is_found_by_its_stage_or_the_error_lists_them():
-    call = forward(Shape(T=128, H=2))
+    call = forward(BenchShape(T=128, H=2))
     assert call.kernel("prepare").milliseconds > 0
     with pytest.raises(LookupError, match=r"no such launch of fused; it has prepare, chain"):
         call.kernel("fused")
@@ -89,7 +89,7 @@ def test_a_setting_of_some_waves_leaves_the_other_clusters_alone():
     assert run.clock.share == 758
 
 
-LARGE = [Shape(T=1024, H=64, K=64, V=64), Shape(T=1024, H=96, K=64, V=64)]
+LARGE = [BenchShape(T=1024, H=64, K=64, V=64), BenchShape(T=1024, H=96, K=64, V=64)]
 
 
 @pytest.fixture
@@ -129,21 +129,21 @@ def test_a_prediction_does_not_depend_on_those_before(small_stand_in):
 
 
 def test_what_stands_for_several_calls_is_named_once():
-    packed = Shape(H=64, lengths=(1024,) * 8)
-    shapes = *LARGE, packed, Shape(T=64, K=64, V=64)
-    calls = [predicted.Call("sm_90a", "triton", shape, step=True) for shape in shapes]
+    packed = BenchShape(H=64, lengths=(1024,) * 8)
+    shapes = *LARGE, packed, BenchShape(T=64, K=64, V=64)
+    calls = [predicted.PredictedCall("sm_90a", "triton", shape, step=True) for shape in shapes]
     stands = predicted.stands_for(calls, "h200")
     assert stands == [(calls[0].like, "h200", False), (calls[0].like, "h200", True)]
     predicted.keep(stands[0], {})
     assert predicted.stands_for(calls, "h200") == stands[1:]
     assert calls[2].like.shape.lengths == packed.lengths
-    grouped = predicted.Call("sm_90a", "triton", Shape(T=64, H=4, HV=16), step=False).like.shape
+    grouped = predicted.PredictedCall("sm_90a", "triton", BenchShape(T=64, H=4, HV=16), step=False).like.shape
     assert (grouped.T, grouped.H, grouped.HV) == (1024, 16, 64)
 
 
 @pytest.mark.exhaustive
 def test_the_forward_of_a_step_is_the_forward_alone(small_stand_in):
-    shape = Shape(T=128, H=2, K=64, V=64)
+    shape = BenchShape(T=128, H=2, K=64, V=64)
     forward = triton(shape)
     ran = len(small_stand_in)
     step = triton(shape, step=True)

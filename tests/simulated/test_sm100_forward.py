@@ -34,7 +34,7 @@ from kda.backends.common.cute.tile import C
 from kda.backends.sm100 import launch, plan
 from kda.backends.sm100.configs import TMEM, FusedConfig, GradsConfig
 from kda.bundles import Save
-from kda.dispatch import recorder, weigh
+from kda.dispatch import training_backend, weigh
 from kda.host import host_of, standing_in
 from kda.problem import Problem
 from kda.verify.cases import make_inputs
@@ -465,16 +465,16 @@ def test_a_blackwell_gpu_picks_it_and_its_backward():
 def test_a_forward_that_is_recorded_is_made_by_who_takes_the_backward():
     problem = case_of(T=33).problem()
     with standing_in(host_of("sm100")):
-        assert recorder(problem, "sm100") == "sm100"
-        assert recorder(case_of(64, T=33).problem(), "sm100") == "triton"
-        assert recorder(dataclasses.replace(problem, packed=True, N=70_000), "sm100") == "triton"
+        assert training_backend(problem, "sm100") == "sm100"
+        assert training_backend(case_of(64, T=33).problem(), "sm100") == "triton"
+        assert training_backend(dataclasses.replace(problem, packed=True, N=70_000), "sm100") == "triton"
     with standing_in(host_of("sm90")):
-        assert recorder(problem, "sm90") == "sm90"
+        assert training_backend(problem, "sm90") == "sm90"
 
 
 @pytest.mark.parametrize(("save", "said"), [(Save.PRODUCTS, True), (Save.NOTHING, False)])
 def test_explain_says_who_makes_a_forward_that_is_recorded(save, said, monkeypatch):
-    monkeypatch.setattr(rehearsal, "what_is_kept", lambda problem, asked, states: save)     # as on a GPU; as here
+    monkeypatch.setattr(rehearsal, "what_is_saved", lambda problem, asked, states: save)     # as on a GPU; as here
     case = case_of(T=33, initial_state=False)
     many = torch.cat([torch.zeros(70_000, dtype=torch.int64), torch.tensor([33])])    # sequences, for a backward
     with standing_in(host_of("sm100")):

@@ -23,7 +23,7 @@ from kda.backends.sm89 import launch, plan
 from kda.backends.sm89.configs import SMALLEST
 from kda.bundles import Save
 from kda.commands.selftest import is_here
-from kda.dispatch import capabilities, recorder, weigh
+from kda.dispatch import capabilities, training_backend, weigh
 from kda.host import host_of, standing_in
 from kda.problem import Problem
 from kda.verify.definition import definition
@@ -418,7 +418,7 @@ def test_every_gpu_from_sm89_up_takes_float32_by_itself(arch):
     assert weigh(p, host_of(arch)).backend == "sm89"
     assert weigh(dataclasses.replace(p, direction="backward"), host_of(arch)).backend == "sm89"
     with standing_in(host_of(arch)):
-        assert recorder(p, "sm89") == "sm89"
+        assert training_backend(p, "sm89") == "sm89"
 
 
 @pytest.mark.parametrize("arch, here", [("sm86", False), ("sm89", True), ("sm90", True), ("sm120", True)])

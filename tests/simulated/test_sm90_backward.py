@@ -27,7 +27,7 @@ from kda.backends.common.cute.training import LOAD_WARPS
 from kda.backends.sm90 import launch, plan
 from kda.backends.sm90.bwd.grads import REGISTERS
 from kda.backends.sm90.launch import forget_plans
-from kda.dispatch import keeps_own, weigh
+from kda.dispatch import saves_opaque, weigh
 from kda.errors import InputError
 from kda.host import host_of, standing_in
 from kda.measure.host import StandIn
@@ -327,7 +327,7 @@ def test_another_backend_recomputes_what_was_kept_here():
 def test_a_call_that_returns_states_as_well_keeps_what_every_backend_knows():
     p = drawn(T=33).problem()
     with standing_in(host_of("sm90")):
-        assert keeps_own(p, "auto") and not keeps_own(dataclasses.replace(p, intermediate_states=True), "auto")
+        assert saves_opaque(p, "auto") and not saves_opaque(dataclasses.replace(p, intermediate_states=True), "auto")
 
 
 def test_the_hosts_launches_are_those_of_the_call():

@@ -182,7 +182,7 @@ RECORDED = {
 def recorded(monkeypatch):
     """A recorded call as on a GPU, where it keeps A_qk and A_inv: the case, what was found, and the budgets."""
     pytest.importorskip("triton")
-    monkeypatch.setattr("kda.api.what_is_kept", lambda problem, asked, states: Save.PRODUCTS)
+    monkeypatch.setattr("kda.api.what_is_saved", lambda problem, asked, states: Save.PRODUCTS)
 
     def call(name):
         case, at = drawn(**RECORDED[name]), SimulatedDoor("sm90", parse("sm90"))

@@ -17,7 +17,7 @@ from kda.backends.common.triton_types import target_of
 from kda.backends.triton.decode import launch, step_plan
 from kda.backends.triton.decode.step_plan import StepConfig
 from kda.host import host_of
-from kda.problem import Problem, Step
+from kda.problem import Problem, StepProblem
 from kda.verify.steps import beside_plain_decoding, budgets, bytes_moved, copied, make_step, run_step
 from ptxkit import capture
 from ptxkit.compile import triton as door
@@ -370,7 +370,7 @@ def test_a_planted_fault_is_noticed(name, broken, monkeypatch):
 
 def step(N=64, H=32, HV=None, T=1, **words):
     core = dict(state_dtype="float32", inplace=True) | words
-    return Step(Problem(op="decode", B=N, T=T, N=N, H=H, HV=HV or H, **core), width=4, norm_eps=1e-5)
+    return StepProblem(Problem(op="decode", B=N, T=T, N=N, H=H, HV=HV or H, **core), width=4, norm_eps=1e-5)
 
 
 def test_a_state_of_every_size_fits_into_the_registers_of_its_warps():
@@ -419,7 +419,7 @@ def test_a_call_without_a_place_for_its_state_is_refused():
 
 @pytest.mark.exhaustive
 def test_kernels_built_ahead_of_time_are_those_that_calls_ask_for(monkeypatch):
-    wanted, asked = [], kda.decoding.step._known
+    wanted, asked = [], kda.decoding.step._PROBLEMS
     monkeypatch.setattr(launch, "fetch", lambda recipe: wanted.append(recipe) or built_here(recipe))
     for words in (dict(dtype="bfloat16"), dict(T=3, drafts=True), dict(conv=False, gate="given")):
         asked.clear()

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from kda.bundles import Grads, Outputs, Own, Products, Save, Saved, SegmentSummary
+from kda.bundles import Grads, OpaqueSaved, Outputs, Products, Save, Saved, SegmentSummary
 from kda.host import detect
 from kda.offsets import offsets_dtype
 from kda.problem import Inputs, Problem
@@ -186,14 +186,14 @@ class TrainingBackend:
     def rounded_to(self, p: Problem) -> dict[str, str]:
         return ROUNDED_IN_BACKWARD if p.direction == "backward" else ROUNDED_TO
 
-    def kept_bytes(self, p: Problem, save: Save) -> int:
+    def saved_bytes(self, p: Problem, save: Save) -> int:
         return sum(self.plan(p, detect(p.device).sms).kept[NOT_KEPT[save]:])
 
-    def saved_in(self, p: Problem, own: Own | None) -> Save:
+    def saved_in(self, p: Problem, own: OpaqueSaved | None) -> Save:
         """Return what a forward has kept, which the size of its memory tells."""
         if own is None:
             return Save.NOTHING
-        return Save.OWN if own.memory.numel() == self.kept_bytes(p, Save.OWN) else Save.STATES
+        return Save.OWN if own.memory.numel() == self.saved_bytes(p, Save.OWN) else Save.STATES
 
     def steps(self, p: Problem, x: Inputs, what: str = "") -> Steps:
         host = detect(p.device)
@@ -205,14 +205,14 @@ class TrainingBackend:
         parts, memory = parts_in(out.o, at.plan.kept, NOT_KEPT[save])
         crossing = edges_of(p, out.o, at)
         up(p, at, at.record, inputs, parts, tables(p, at, x), crossing, cleared=out.o, o=out.o, ht=out.final_state)
-        return out._replace(saved=Own(memory))
+        return out._replace(saved=OpaqueSaved(memory))
 
     def _backward(
-        self, p: Problem, x: Inputs, do: Tensor, dht: Tensor | None, saved: Saved | Products | Own | None = None
+        self, p: Problem, x: Inputs, do: Tensor, dht: Tensor | None, saved: Saved | Products | OpaqueSaved | None = None
     ) -> Grads:
         """Return the gradients.  What another backend saved is not looked at: the forward's operands, states and
         residuals are recomputed; its operands alone, if the states were saved."""
-        own = saved if type(saved) is Own else None
+        own = saved if type(saved) is OpaqueSaved else None
         p, save = with_dht(p, dht is not None), self.saved_in(p, own)
         at = self.steps(p, x, BACKWARD_OF.get(save, "backward"))
         like, inputs, kept, crossing = x.q, laid_out(x), at.plan.kept, edges_of(p, x.q, at)

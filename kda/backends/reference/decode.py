@@ -12,12 +12,12 @@ import torch
 
 from kda import gates
 from kda.gates import wide_dtype
-from kda.problem import Step, StepInputs
+from kda.problem import StepInputs, StepProblem
 
 Tensor = torch.Tensor
 
 
-def decode_step(s: Step, x: StepInputs) -> None:
+def decode_step(s: StepProblem, x: StepInputs) -> None:
     """Write o into x.out; update states, conv_states and records in place."""
     p, o = s.core, x.out.zero_()
     slots = range(p.N) if x.slots is None else x.slots.tolist()
@@ -29,7 +29,7 @@ def decode_step(s: Step, x: StepInputs) -> None:
 class _Sequence:
     """One sequence of a call.  A position counts from its first token, 0; those before it are negative."""
 
-    def __init__(self, s: Step, x: StepInputs, n: int, slot: int):
+    def __init__(self, s: StepProblem, x: StepInputs, n: int, slot: int):
         self.s, self.x, self.n, self.slot, self.p = s, x, n, slot, s.core
         self.wide = wide_dtype(x.q.dtype)
         self.parents = [*range(-1, self.p.T - 1)] if x.parents is None else [-1, *x.parents[n].tolist()[1:]]

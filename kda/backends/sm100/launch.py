@@ -95,5 +95,5 @@ prefill = of_pool(_forward, lambda p: C)
 TRAINING = training.TrainingBackend(
     training_plan, lambda config, cc: kernel(config, target(cc)), forward, call_of_stage, v_first=False
 )
-rounded_to, kept_bytes, stage = TRAINING.rounded_to, TRAINING.kept_bytes, TRAINING.stage
+rounded_to, saved_bytes, stage = TRAINING.rounded_to, TRAINING.saved_bytes, TRAINING.stage
 backward, segment_map_bwd = TRAINING.backward, TRAINING.segment_map_bwd

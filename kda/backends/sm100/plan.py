@@ -152,17 +152,17 @@ def recipes_of_call(p: Problem, host: Host, offsets: str | None, save: Save) -> 
     return [recipe(config, target(host.cc)) for config in dict.fromkeys(configs)]
 
 
-def recipes(p: Problem, host: Host, recorded: bool = True) -> list[AnyRecipe]:
-    """All kernels that a call of this class can need, whatever B, T, N and the number of heads; `recorded`: also if it
-    records gradients."""
+def recipes(p: Problem, host: Host, training: bool = True) -> list[AnyRecipe]:
+    """All kernels that a call of this class can need, whatever B, T, N and the number of heads; `training`: also if its
+    gradients are wanted."""
     configs: list[Any] = []
     if p.slots:
-        return [*pool_recipes(p, C, target(host.cc)), *recipes(inner(p), host, recorded)]
+        return [*pool_recipes(p, C, target(host.cc)), *recipes(inner(p), host, training)]
     cut = not (p.batch_invariant or p.intermediate_states or p.checkpoints)
     for offsets in OFFSETS if p.packed else (None,):
         configs += [fused_config(p, offsets)]
         configs += [fused_config(p, offsets, cut), JoinConfig(offsets, p.K, p.V, C)] * cut
     configs += [join_states_config(p)] * cut
-    if recorded and all(rule.holds(dataclasses.replace(p, direction="backward"), host) for rule in BACKWARD):
+    if training and all(rule.holds(dataclasses.replace(p, direction="backward"), host) for rule in BACKWARD):
         configs += all_configs(TRAINING, p)
     return [recipe(config, target(host.cc)) for config in dict.fromkeys(configs) if config]

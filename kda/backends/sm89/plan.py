@@ -90,13 +90,13 @@ def recipe(config: Config) -> nvrtc.Recipe:
     return nvrtc.Recipe("kda.backends.sm89.source:source_of", config, TARGET)
 
 
-def recipes(p: Problem, host: Host, recorded: bool = True) -> list[nvrtc.Recipe]:
-    """All kernels that a call of this class can need, whatever B, T, N and the number of heads; `recorded`: also if it
-    records gradients."""
+def recipes(p: Problem, host: Host, training: bool = True) -> list[nvrtc.Recipe]:
+    """All kernels that a call of this class can need, whatever B, T, N and the number of heads; `training`: also if its
+    gradients are wanted."""
     small = dataclasses.replace(p, B=1, T=1, N=1, H=1, HV=1)
     found: dict[Config, None] = {}
     for offsets, c in itertools.product(filter(None, OFFSETS) if p.packed else (None,), COLUMNS):
-        for save in (Save.NOTHING, Save.PRODUCTS)[: 1 + recorded]:
+        for save in (Save.NOTHING, Save.PRODUCTS)[: 1 + training]:
             sms = int(p.V / c / BUSY)                                          # the SMs for which c is chosen
             found |= {config: None for config, _ in plan(small, sms, offsets, save).steps.values()}
     return [recipe(config) for config in found]

@@ -190,5 +190,5 @@ def tables(p: Problem, at: Steps, cu_seqlens: Tensor, device: torch.device) -> t
 TRAINING = training.TrainingBackend(
     training_plan, lambda config, cc: kernel(config), forward, call_of_stage, v_first=True, map_plan=map_plan
 )
-rounded_to, kept_bytes, stage = TRAINING.rounded_to, TRAINING.kept_bytes, TRAINING.stage
+rounded_to, saved_bytes, stage = TRAINING.rounded_to, TRAINING.saved_bytes, TRAINING.stage
 backward, segment_map_bwd = TRAINING.backward, TRAINING.segment_map_bwd

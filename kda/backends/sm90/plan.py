@@ -232,15 +232,15 @@ def recipe(config: Config) -> cutedsl.Recipe:
     return cutedsl.Recipe(f"kda.backends.{KERNELS[type(config)]}:build", config, TARGET)
 
 
-def recipes(p: Problem, host: Host, recorded: bool = True) -> list[AnyRecipe]:
+def recipes(p: Problem, host: Host, training: bool = True) -> list[AnyRecipe]:
     """Return all kernels that a call of this class can need, whatever B, T, N and the number of heads.
 
-    Whether heads share q and k is of the class.  `recorded`: also if the call records gradients.
+    Whether heads share q and k is of the class.  `training`: also if gradients of the call are wanted.
     """
     if p.slots:
-        return [*pool_recipes(p, C, TARGET), *recipes(inner(p), host, recorded)]
+        return [*pool_recipes(p, C, TARGET), *recipes(inner(p), host, training)]
     has_backward = all(rule.holds(dataclasses.replace(p, direction="backward"), host) for rule in BACKWARD)
-    for_others = recorded and not has_backward                                 # Triton's backward reads what is kept
+    for_others = training and not has_backward                                 # Triton's backward reads what is kept
     configs: list[Any] = [TablesConfig(dtype) for dtype in OFFSETS if p.packed]
     configs += [prepare_config(p, kept) for kept in (False, True)[: 1 + for_others]]
     configs += [pairs_config(p)] * (for_others and p.C > C)
@@ -252,7 +252,7 @@ def recipes(p: Problem, host: Host, recorded: bool = True) -> list[AnyRecipe]:
     if not p.batch_invariant and stream_config(p):
         configs += [stream_config(p), stream_config(p, cut=True), join_states_config(p)]
         configs += [join_config(p, offsets) for offsets in (OFFSETS if p.packed else (None,))]
-    if recorded and has_backward:
+    if training and has_backward:
         configs += all_configs(TRAINING, p)
     return [recipe(config) for config in dict.fromkeys(configs) if config]
 

@@ -358,17 +358,17 @@ UNALIGNED = ("beta", "A_log", "dt_bias", "cu_seqlens", *TABLES, "dbeta", "db", "
              "dA_log", "ddt_bias", "pool")
 
 
-def recipes(p: Problem, host: Host, recorded: bool = True) -> list[Recipe]:
-    """All kernels that a call of this class can need, whatever the lengths of its sequences; `recorded`: also if it
-    records gradients."""
+def recipes(p: Problem, host: Host, training: bool = True) -> list[Recipe]:
+    """All kernels that a call of this class can need, whatever the lengths of its sequences; `training`: also if its
+    gradients are wanted."""
     if p.op == "recurrent":
         return decode_recipes(p, host)
     if p.op == "decode":
         return step_recipes(usual_step(p), host)
     if p.slots:
-        return [*pool_recipes(p, p.C, target_of(host)), *recipes(inner(p), host, recorded)]
+        return [*pool_recipes(p, p.C, target_of(host)), *recipes(inner(p), host, training)]
     make = _Recipes(p, host)
-    way, kept = (make.forward, make.backward)[p.direction == "backward"], (Save.NOTHING, Save.PRODUCTS)[: 1 + recorded]
+    way, kept = (make.forward, make.backward)[p.direction == "backward"], (Save.NOTHING, Save.PRODUCTS)[: 1 + training]
     plans = [way(segment, saved) for segment in ((0,) if p.batch_invariant else (0, 64))
              for saved in ((Save.ALL,) if p.disable_recompute else kept)]
     return list(dict.fromkeys(recipe for kernels in plans for recipe in kernels.values()))

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 
 from kda.host import Host, detect
-from kda.problem import Inputs, Problem, Step, StepInputs
+from kda.problem import Inputs, Problem, StepInputs, StepProblem
 from ptxkit.compile.fetching import fetch
 from ptxkit.compile.triton import TritonKernel
 
@@ -46,7 +46,7 @@ def recurrent(p: Problem, x: Inputs) -> tuple[Tensor, Tensor | None]:
 
 
 @on_its_device
-def decode_step(s: Step, x: StepInputs) -> None:
+def decode_step(s: StepProblem, x: StepInputs) -> None:
     """Write o into x.out, and update x.states, x.conv_states and x.records in place."""
     tensors = x._asdict()
     for name in FLAT:
@@ -66,7 +66,9 @@ class Prepared(NamedTuple):
     numbers: dict[str, float]                # arguments that are no tensors
 
 
-def _launch(plan: ModuleType, call: Problem | Step, device: str, tensors: dict[str, Any], **results: Any) -> None:
+def _launch(
+    plan: ModuleType, call: Problem | StepProblem, device: str, tensors: dict[str, Any], **results: Any
+) -> None:
     """Launch the kernel of a plan (plan.py); `results` are contiguous tensors that the plan knows."""
     layouts = tuple(
         None if t is None else (t.dtype, t.shape, t.stride(), t.data_ptr() % 16) for t in tensors.values()
@@ -77,7 +79,7 @@ def _launch(plan: ModuleType, call: Problem | Step, device: str, tensors: dict[s
 
 
 @functools.lru_cache(maxsize=4096)
-def _prepared(plan: Any, call: Problem | Step, layouts: tuple, host: Host) -> Prepared:
+def _prepared(plan: Any, call: Problem | StepProblem, layouts: tuple, host: Host) -> Prepared:
     given = {
         name: TensorLayout(str(layout[0]).removeprefix("torch."), *layout[1:])
         for name, layout in zip(plan.TENSORS, layouts, strict=True) if layout

@@ -1,6 +1,6 @@
 """What the plans of both decoding kernels share: plain Python, no torch, no Triton.
 
-A plan is a module with these functions, of a call (a Problem or a Step) and of the layouts of its tensors by name:
+A plan is a module with these functions, of a call (a Problem or a StepProblem) and of its tensors' layouts by name:
 
   TENSORS                          names of the tensors that a call gives, in the order in which `launch` has them
   config(call, sms)                how the kernel is cut

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from kda.host import Host
-from kda.problem import Problem, Step, StepInputs
+from kda.problem import Problem, StepInputs, StepProblem
 from ptxkit.compile.target import Target
 from ptxkit.compile.triton import Recipe
 
@@ -39,7 +39,7 @@ class StepConfig(NamedTuple):
 
 
 class StepLayout(NamedTuple):
-    """What a kernel is built for that a Step does not say: dtypes by name, and how tensors lie in memory."""
+    """What a kernel is built for that a StepProblem does not say: dtypes by name, and how tensors lie in memory."""
 
     dtypes: tuple[tuple[str, str | None], ...]
     aligned: bool = True                     # rows begin at multiples of 16 bytes and elements
@@ -48,7 +48,7 @@ class StepLayout(NamedTuple):
     channels: int | None = 1                 # the stride of channels in tails, if it is 1
 
 
-def config(s: Step, sms: int) -> StepConfig:
+def config(s: StepProblem, sms: int) -> StepConfig:
     """Return what is fastest on an H200 (docs/results/decode.md), of 2 to 16 warps and pieces of 32 to 128 channels.
 
     A state of K = V = 128 is held by four warps: two CTAs share an SM, one loads while one computes.  A row of 128
@@ -65,11 +65,11 @@ def config(s: Step, sms: int) -> StepConfig:
     return StepConfig(warps, piece, rows, BV // rows)
 
 
-def grid(s: Step, c: StepConfig | None = None) -> int:
+def grid(s: StepProblem, c: StepConfig | None = None) -> int:
     return s.core.N * s.core.H
 
 
-def numbers(s: Step, x: Layouts) -> dict[str, float]:
+def numbers(s: StepProblem, x: Layouts) -> dict[str, float]:
     p = s.core
     return dict.fromkeys(STRIDES, 0) | strides_of(AXES, x) | {
         "scale": p.scale, "lower_bound": p.lower_bound or 0.0, "norm_eps": s.norm_eps or 0.0, "pool": p.slots,
@@ -82,7 +82,7 @@ def orders(p: Problem) -> dict[tuple[int, int], str]:
     return {(p.K, 1): "vk", (1, p.V): "kv" if width(p.K) * width(p.V) <= TURNED else "any"}
 
 
-def layout(s: Step, x: Layouts, strides: Mapping[str, float]) -> StepLayout:
+def layout(s: StepProblem, x: Layouts, strides: Mapping[str, float]) -> StepLayout:
     p = s.core
     flat = [name for name in ("dt_bias", "conv_weight", "conv_bias", "norm_weight", "records", "out") if name in x]
     rows_aligned = all(aligned(x, strides, name, "nth") for name in ROWS if name in x)
@@ -96,7 +96,7 @@ def layout(s: Step, x: Layouts, strides: Mapping[str, float]) -> StepLayout:
     )
 
 
-def recipe(s: Step, x: StepLayout, c: StepConfig, target: Target) -> Recipe:
+def recipe(s: StepProblem, x: StepLayout, c: StepConfig, target: Target) -> Recipe:
     p, dtypes = s.core, dict(x.dtypes)
     numbers = {"scale": "fp32", "lower_bound": "fp32", "norm_eps": "fp32", "pool": "i64", "first_slot": "i64"}
     numbers |= dict.fromkeys(("T", "L", "H", "group"), "i32") | dict.fromkeys(STRIDES, "i64")
@@ -120,14 +120,14 @@ def recipe(s: Step, x: StepLayout, c: StepConfig, target: Target) -> Recipe:
     return plan.recipe(FUNCTION, dtypes, numbers, constants, divisible, c.num_warps, target)
 
 
-def usual_step(p: Problem) -> Step:
-    """Return the Step that a layer makes of a problem: with a convolution over four tokens and the gated norm, and,
+def usual_step(p: Problem) -> StepProblem:
+    """Return the StepProblem that a layer makes of a problem: with a convolution over four tokens, the gated norm and,
     where tokens are accepted, with drafts."""
     core = dataclasses.replace(p, state_dtype=p.state_dtype or "float32", inplace=True, state_v_first=True)
-    return Step(core, width=4, norm_eps=1e-5, drafts=p.accepted_tokens)
+    return StepProblem(core, width=4, norm_eps=1e-5, drafts=p.accepted_tokens)
 
 
-def recipes(s: Step, host: Host) -> list[Recipe]:
+def recipes(s: StepProblem, host: Host) -> list[Recipe]:
     """Return all recipes that calls like this one need, of any size, if their tensors are contiguous."""
     p, found = s.core, []
     conv, norm = bool(s.width), s.norm_eps is not None
