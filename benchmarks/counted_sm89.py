@@ -1,7 +1,7 @@
 """What the float32 kernels take, for the table of docs/stages/sm89.md, which `python benchmarks/tables.py` writes.
 
 Registers are ptxas' for sm_89.  Instructions (PTX, without mov) and bytes are counted in the simulator, those of 192
-tokens less those of 64: a chunk of a value head, all CTAs that share it, in a recorded step.
+tokens less those of 64: a chunk of a value head, all CTAs that share it, in a training step.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def case_of(T: int, D: int) -> Case:
 
 
 def runs(case: Case) -> dict[str, Run]:
-    """The launches of a recorded step by name."""
+    """The launches of a training step by name."""
     p = case.problem()
     with capture(arch="sm89") as session:
         kept = launch.forward(p, case.inputs, Save.PRODUCTS).saved

@@ -11,7 +11,6 @@ from collections.abc import Iterable, Iterator
 from unittest import mock
 
 from counted_step import GATES, LONG, SHORT, Counts, between, step
-from kda.backends.sm90.kernels import kernel
 
 import kda
 from kda.backends.common.cute.tile import C
@@ -78,7 +77,7 @@ def rows(dims: Iterable[int] = DIMS, forwards: Iterable[tuple[str, ...]] = STEPS
 def spills() -> Iterator[str]:
     """Rows for each gate, and for each with g in float32."""
     for name, words in GATES.items():
-        taken = (kernel(planned(K, 1, words).grads).spills for K in DIMS)
+        taken = (launch.kernel(planned(K, 1, words).grads).spills for K in DIMS)
         yield f"| {name} | {' | '.join(map(str, taken))} |"
 
 

@@ -238,7 +238,7 @@ def main() -> None:
     parser.add_argument("--ctas", type=int, choices=plan.FIT, default=plan.CTAS, help="of its clusters, with --fused")
     parser.add_argument("--staged", action=argparse.BooleanOptionalAction,
                         help="the one kernel's rows go through shared memory; without: in clusters of four")
-    parser.add_argument("--step", action="store_true", help="a recorded forward and its backward, against Triton's")
+    parser.add_argument("--step", action="store_true", help="a training forward and its backward, against Triton's")
     parser.add_argument("--keeps", action="store_true", help="a forward that keeps, and a backward that makes it again")
     parser.add_argument("--forms", action="store_true", help="a forward in each form that can run it, bits compared")
     parser.add_argument("--states", action="store_true", help="with --forms: states that enter chunks are returned")
