@@ -238,7 +238,7 @@ def test_import_kda_costs_a_few_files_of_its_own_over_import_torch():
     """It loads no file of a backend, a compiler, the simulator or a command, and no other package."""
     loaded = fresh("import torch, sys; before = set(sys.modules); import kda; print(*(set(sys.modules) - before))")
     parts = ("api", "autograd", "building", "bundles", "capability", "checks", "dispatch", "errors", "gate_checks",
-             "gates", "host", "keywords", "offsets", "problem", "transforms", "written")
+             "gates", "host", "keywords", "memo", "offsets", "problem", "transforms", "written")
     light = ("ptxkit", "ptxkit.application", "ptxkit.errors", "ptxkit.standing")
     assert set(loaded.stdout.split()) == {"kda", *(f"kda.{part}" for part in parts), *light}
 
