@@ -18,7 +18,7 @@ import torch
 from ptxkit.compile import nvrtc, store
 from ptxkit.compile.code import Code, dim3
 from ptxkit.compile.errors import BuildError, MissingCompilerError
-from ptxkit.compile.launching import Launch, Taker, taker
+from ptxkit.compile.launching import Launch, LaunchSink, launch_sink
 from ptxkit.compile.target import Target, parse
 
 from .launches import LaunchError, bind, launch, program
@@ -56,8 +56,8 @@ def run(
     """
     text, file = text_of(source)
     target = parse(arch.replace("compute", "sm"))
-    own = [os.path.dirname(os.path.abspath(file))] if file else []
-    folders = [*own, *(os.fspath(folder) for folder in include)]
+    beside = [os.path.dirname(os.path.abspath(file))] if file else []
+    folders = [*beside, *(os.fspath(folder) for folder in include)]
     included = included_by(text, folders)
     flags = [*(f"-I{folder}" for folder in (*folders, *headers())), *options]
     if compiler == "nvrtc":
@@ -70,14 +70,14 @@ def run(
         code = Code.of(_named(ptx, kernel), ptx, None, target)
     else:
         raise ValueError(f"compiler={compiler!r}; there are {', '.join(map(repr, COMPILERS))}")
-    if (session := taker()) is not None:
+    if (session := launch_sink()) is not None:
         return _launched_in(session, code, **launched)
     return launch(code.ptx, code.name, arch=target.spelling, **launched)
 
 
 def _launched_in(
-    session: Taker, code: Code, *, grid: Any, block: Any, cluster: Any = 1, dynamic_shared: int = 0, args: Any = (),
-    config: Any = None, **options: Any,
+    session: LaunchSink, code: Code, *, grid: Any, block: Any, cluster: Any = 1, dynamic_shared: int = 0,
+    args: Any = (), config: Any = None, **options: Any,
 ) -> Run:
     """Launch a kernel within an open capture, whose options hold."""
     if options:
@@ -137,15 +137,15 @@ def _nvcc(text: str, file: str, target: Target, options: list[str], included: di
     def build() -> store.Entry:
         with tempfile.TemporaryDirectory() as folder:
             given = pathlib.Path(folder, "kernel.cu" if file == TEXT else os.path.basename(file))
-            made = pathlib.Path(folder, "kernel.ptx")
+            output = pathlib.Path(folder, "kernel.ptx")
             given.write_text(text)
-            command = [nvcc, "-ptx", "-lineinfo", "-x", "cu", *flags, os.fspath(given), "-o", os.fspath(made)]
+            command = [nvcc, "-ptx", "-lineinfo", "-x", "cu", *flags, os.fspath(given), "-o", os.fspath(output)]
             done = subprocess.run(command, capture_output=True, text=True)
             if done.returncode:
                 log = (done.stderr or done.stdout).replace(os.fspath(given), file).strip()
                 raise BuildError(f"nvcc cannot build {file} with {' '.join(flags)}:\n{log}")
             known_as = file if file == TEXT else os.path.abspath(file)
-            return {"ptx": made.read_text().replace(os.fspath(given), known_as).encode()}
+            return {"ptx": output.read_text().replace(os.fspath(given), known_as).encode()}
 
     key = store.digest("nvcc 1", version, text, flags, included, file)
     about = {"kernel": os.path.basename(file), "arch": target.name, "file": file}

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from ptxkit import advice
-from ptxkit.naming import GLOBAL, Memory, function_of
+from ptxkit.naming import GLOBAL, MemoryPlace, function_of
 
 
-class Kind(NamedTuple):
+class FindingKind(NamedTuple):
     id: str  # stable: tests, --json and docs quote it
     says: str
     forgiven: bool = False  # hardware and compilers tolerate it: a note, unless the launch is strict
@@ -19,60 +19,60 @@ class Kind(NamedTuple):
 # by the engine's number (FindingKind); {t} is the engine's own text, {a} the place in memory, {n} the size, {o} who did
 # the other access, {w} {r} {x} what this one does, {b} what the other lane did, {l} which lane that was
 KINDS = {
-    1: Kind("out-of-bounds", "{t}"),
-    2: Kind("misaligned", "{t}"),
-    3: Kind("uninitialised", "reads {a}, which was never written"),
-    4: Kind("race-write-write", "{w} {a}, which {o} wrote: nothing orders the two"),
-    5: Kind("race-write-read", "{r} {a}, which {o} wrote: nothing orders this read after that write"),
-    6: Kind("race-read-write", "{w} {a}, which {o} may still read: nothing orders this write after that read"),
-    7: Kind(
+    1: FindingKind("out-of-bounds", "{t}"),
+    2: FindingKind("misaligned", "{t}"),
+    3: FindingKind("uninitialised", "reads {a}, which was never written"),
+    4: FindingKind("race-write-write", "{w} {a}, which {o} wrote: nothing orders the two"),
+    5: FindingKind("race-write-read", "{r} {a}, which {o} wrote: nothing orders this read after that write"),
+    6: FindingKind("race-read-write", "{w} {a}, which {o} may still read: nothing orders this write after that read"),
+    7: FindingKind(
         "proxy",
         "the async proxy {x} {a}, which {o} wrote through the generic proxy: fence.proxy.async is missing between",
     ),
-    8: Kind("race-lanes", "{x} {a}, which another lane of the same warp {b}"),
-    9: Kind("barrier", "{t}"),
-    10: Kind("mbarrier", "{t}"),
-    11: Kind("deadlock", "nobody can go on: {t}"),
-    12: Kind("livelock", "{t}"),
-    13: Kind("diverged", "an .aligned instruction was not reached by all lanes of the warp: {t}"),
-    14: Kind("lane", "{t}"),
-    15: Kind("tmem-leak", "{t}"),
-    16: Kind("tmem", "{t}"),
-    17: Kind("descriptor", "{t}"),
-    18: Kind("tensor-map", "{t}"),
-    19: Kind("operand", "{t}"),
-    20: Kind("peer-exited", "{t}"),
-    21: Kind("register-in-flight", "{t}"),
-    22: Kind("group", "{t}"),
-    23: Kind("mbarrier-overwritten", "{t}"),
-    24: Kind(
+    8: FindingKind("race-lanes", "{x} {a}, which another lane of the same warp {b}"),
+    9: FindingKind("barrier", "{t}"),
+    10: FindingKind("mbarrier", "{t}"),
+    11: FindingKind("deadlock", "nobody can go on: {t}"),
+    12: FindingKind("livelock", "{t}"),
+    13: FindingKind("diverged", "an .aligned instruction was not reached by all lanes of the warp: {t}"),
+    14: FindingKind("lane", "{t}"),
+    15: FindingKind("tmem-leak", "{t}"),
+    16: FindingKind("tmem", "{t}"),
+    17: FindingKind("descriptor", "{t}"),
+    18: FindingKind("tensor-map", "{t}"),
+    19: FindingKind("operand", "{t}"),
+    20: FindingKind("peer-exited", "{t}"),
+    21: FindingKind("register-in-flight", "{t}"),
+    22: FindingKind("group", "{t}"),
+    23: FindingKind("mbarrier-overwritten", "{t}"),
+    24: FindingKind(
         "too-many-instructions",
         "the launch ran {n} warp-instructions and has not ended; a larger limit "
         "(limit=, simulate --limit) allows more",
     ),
-    25: Kind("unsupported", "{t}"),
-    26: Kind("tcgen05-fence", "uses {a}, which {o} {u}: {t} is missing between", forgiven=True),
-    27: Kind("mbarrier-fence", "{t}", forgiven=True),
-    28: Kind(
+    25: FindingKind("unsupported", "{t}"),
+    26: FindingKind("tcgen05-fence", "uses {a}, which {o} {u}: {t} is missing between", forgiven=True),
+    27: FindingKind("mbarrier-fence", "{t}", forgiven=True),
+    28: FindingKind(
         "race-lanes",
         "{x} {a}, which {o} used by lane {l}: bar.warp.sync is missing between that and its release",
         forgiven=True,
     ),
-    29: Kind("wgmma-fence", "{t}", forgiven=True),
-    30: Kind("race-grids", "{x} {a}, which the kernel ahead {v}: griddepcontrol.wait is missing before this"),
-    31: Kind(
+    29: FindingKind("wgmma-fence", "{t}", forgiven=True),
+    30: FindingKind("race-grids", "{x} {a}, which the kernel ahead {v}: griddepcontrol.wait is missing before this"),
+    31: FindingKind(
         "tcgen05-wait",
         "uses a register of a tcgen05.ld that no tcgen05.wait::ld has waited for",
         forgiven=True,
     ),
-    32: Kind("peer-exited", "{t}", forgiven=True),
-    33: Kind(
+    32: FindingKind("peer-exited", "{t}", forgiven=True),
+    33: FindingKind(
         "copy-at-exit", "its CTA may end before this has read the CTA's shared memory: {t}", forgiven=True
     ),
-    34: Kind("uninitialised", "reads {a}, which nothing has written since it was allocated at {s}"),
+    34: FindingKind("uninitialised", "reads {a}, which nothing has written since it was allocated at {s}"),
 }
 UNWRITTEN = 34
-FREED = Kind("freed", "{t}")  # what the engine calls out-of-bounds, where it is known whose memory that was
+FREED = FindingKind("freed", "{t}")  # what the engine calls out-of-bounds, where it is known whose memory that was
 # what a warp did, by the engine's ActorKind
 ACTORS = (
     "",
@@ -97,7 +97,7 @@ IN_MEMORY = {3, 26, 34} | RACES
 
 
 @dataclass(frozen=True)
-class Place:
+class FindingPlace:
     """An instruction: its line in the PTX, its text, the source line that .loc gives, and the function it is in."""
 
     line: int
@@ -135,13 +135,13 @@ class Finding:
     cta: int
     warp: int
     lane: int
-    place: Place
-    other: Place | None
+    place: FindingPlace
+    other: FindingPlace | None
     count: int
     address: int = 0
     grade: str = "error"  # or "note"
     role: str | None = None  # the warp's
-    memory: Memory | None = None
+    memory: MemoryPlace | None = None
     by: Actor | None = None  # who did the other access
     advice: str | None = None  # what to do
     ended: bool = False  # the launch, whose results are incomplete
@@ -166,9 +166,9 @@ class Finding:
 
 def _more(place, alike):
     """Say in one line what else happened at the instruction or the source line of a finding."""
-    at = list(dict.fromkeys(f"PTX line {f.place.line}" for f in alike if f.place != place))
-    if at:
-        return f"{len(alike)} more of this kind at this line of the source: {_listed(at)}"
+    lines = list(dict.fromkeys(f"PTX line {f.place.line}" for f in alike if f.place != place))
+    if lines:
+        return f"{len(alike)} more of this kind at this line of the source: {_listed(lines)}"
     against = list(dict.fromkeys(f"PTX line {f.other.line}" for f in alike if f.other))
     found = against or list(dict.fromkeys(f"CTA {f.cta}, warp {f.warp}" for f in alike))
     return f"{len(alike)} more of this kind at this instruction: {'against' if against else 'in'} {_listed(found)}"
@@ -209,10 +209,10 @@ class SimulationError(RuntimeError):
 def place_of(program, index):
     ins = program.instruction(index)
     if ins is None:
-        return Place(program.kernel.line, "the kernel's end", None)
+        return FindingPlace(program.kernel.line, "the kernel's end", None)
     loc = ins.loc
     text = ins.text if len(ins.text) <= LONGEST else f"{ins.text[: LONGEST // 2]} ... {ins.text[-LONGEST // 4 :]}"
-    return Place(ins.line, text, sourced(loc) if loc else None, function_of(loc) if loc else None)
+    return FindingPlace(ins.line, text, sourced(loc) if loc else None, function_of(loc) if loc else None)
 
 
 def sourced(loc):
@@ -367,8 +367,8 @@ class Wording:
 def _linear(number, rank, grid, cluster):
     """Return the CTA (as one number) of a rank in the cluster of a number."""
     clusters = [g // c for g, c in zip(grid, cluster)]
-    at = [outer * c + inner for outer, inner, c in zip(_digits(number, clusters), _digits(rank, cluster), cluster)]
-    return at[0] + grid[0] * (at[1] + grid[1] * at[2])
+    place = [outer * c + inner for outer, inner, c in zip(_digits(number, clusters), _digits(rank, cluster), cluster)]
+    return place[0] + grid[0] * (place[1] + grid[1] * place[2])
 
 
 def _digits(number, sizes):

@@ -15,12 +15,12 @@ from ptxkit import limits
 from ptxkit.chips import CHIPS, number_of
 from ptxkit.engine import binding
 from ptxkit.findings import KINDS, UNWRITTEN, SimulationError, Wording
-from ptxkit.naming import Layout, Names, Span, span
+from ptxkit.naming import ElementLayout, Names, Span, span
 from ptxkit.program import Program, align_up
 from ptxkit.ptx import parse
 from ptxkit.report import Run
 from ptxkit.timing.clock import Timer
-from ptxkit.timing.timeline import Recorded
+from ptxkit.timing.timeline import LaunchRecords
 
 MAX_FINDINGS = 1000
 QUANTUM = 64  # instructions of one warp before the next one's turn
@@ -138,13 +138,13 @@ def launch(
         )
     kept, params, spans = bind(p, args)
     spans += [_declared(span(m)) for m in memory or ()] + [
-        Span(at, size, f"variable {name}") for name, _, at, size in p.builder.buffers
+        Span(address, size, f"variable {name}") for name, _, address, size in p.builder.buffers
     ]
     regions, touched = _regions(spans)
     kept = kept, heap and heap.mark_unwritten(regions[: len(touched)])
     grids = _Grids(p, regions[: len(touched)], behind, accesses)
 
-    record = binding.Launch(
+    record = binding.LaunchRecord(
         program=p.handle,
         grid=grid,
         block=block,
@@ -167,7 +167,7 @@ def launch(
         max_registers=-(-registers // 8) * 8 if registers else p.kernel.directives.get("maxnreg", (0,))[0],
         max_findings=MAX_FINDINGS,
     )
-    findings, counters = (binding.Finding * MAX_FINDINGS)(), (binding.Counter * p.count)()
+    findings, counters = (binding.FindingRecord * MAX_FINDINGS)(), (binding.Counter * p.count)()
     record.findings, record.counters = findings, counters
     timer = None
     if clock and grid[0] * grid[1] * grid[2]:
@@ -186,7 +186,7 @@ def launch(
         run.sectors = [(region.address, flags.raw) for region, flags in zip(regions, touched)]
     run.clock = timer.clock() if timer else None
     if timer and timeline:
-        run.recorded = Recorded(timer.records(), p, config)
+        run.recorded = LaunchRecords(timer.records(), p, config)
     del kept
     if raises and run.findings:
         raise SimulationError(run.findings)
@@ -207,31 +207,31 @@ class _Grids:
     """The memory accesses of grids that may run concurrently: spans (first address, a flag per byte)."""
 
     def __init__(self, program, regions, behind, accesses):
-        self._ahead, self.own, self._covered = behind.left if behind else [], [], []
+        self._ahead, self.flags, self._covered = behind.left if behind else [], [], []
         for region in regions:
             flags = _covering(self._ahead, region.address, region.size)
             if flags is not None:
                 region.ahead = flags.data_ptr()
                 self._covered.append(flags)
             if program.triggers or accesses:
-                self.own.append((region.address, torch.zeros(region.size, dtype=torch.uint8)))
-                region.left = self.own[-1][1].data_ptr()
+                self.flags.append((region.address, torch.zeros(region.size, dtype=torch.uint8)))
+                region.left = self.flags[-1][1].data_ptr()
 
     def left(self, triggered):
         """The spans for a launch that begins before this one has ended; none if that cannot be."""
         if not triggered:
             return []
-        return self.own + (self._ahead if triggered & binding.TRIGGERED_EARLY else [])
+        return self.flags + (self._ahead if triggered & binding.TRIGGERED_EARLY else [])
 
 
 def _covering(spans, address, size):
     """Return the flags of `size` bytes, all together; None where no span has any of them."""
     found = None
-    for at, flags in spans:
-        first, end = max(at, address), min(at + len(flags), address + size)
+    for first_address, flags in spans:
+        first, end = max(first_address, address), min(first_address + len(flags), address + size)
         if first < end:
             found = torch.zeros(size, dtype=torch.uint8) if found is None else found
-            found[first - address : end - address] |= flags[first - at : end - at]
+            found[first - address : end - address] |= flags[first - first_address : end - first_address]
     return found
 
 
@@ -374,7 +374,7 @@ def _mapped(map_, what, name, n):
     if found.layout:
         return found
     strides = tuple(s // map_.itemsize for s in (*map_.strides[::-1], map_.itemsize))
-    return found._replace(layout=Layout(map_.dtype, map_.dims[::-1], strides, map_.itemsize))
+    return found._replace(layout=ElementLayout(map_.dtype, map_.dims[::-1], strides, map_.itemsize))
 
 
 def _declared(found):

@@ -12,16 +12,16 @@ from dataclasses import dataclass, replace
 
 from ptxkit.ptx.syntax import (
     Address,
-    Function,
     Guard,
     Instruction,
-    Kernel,
     Label,
     Module,
     Negated,
     Operand,
     Pair,
-    Param,
+    PtxFunction,
+    PtxKernel,
+    PtxParam,
     Register,
     Symbol,
     Variable,
@@ -44,7 +44,7 @@ class Linked:
     by_address: bool  # its address is taken
 
 
-def link(module: Module, kernel: Kernel) -> tuple[Kernel, dict[str, Linked]]:
+def link(module: Module, kernel: PtxKernel) -> tuple[PtxKernel, dict[str, Linked]]:
     """Return the kernel with the bodies of its functions, and these by name; the kernel itself where it calls none."""
     reached, taken = _reachable(module, kernel)
     if not reached:
@@ -58,25 +58,25 @@ def link(module: Module, kernel: Kernel) -> tuple[Kernel, dict[str, Linked]]:
         body += [renamed.instruction(i) for i in f.body]
         body.append(_return(f))
         params, results = ([renamed.variable(_as_variable(p, f)) for p in ps] for ps in (f.params, f.results))
-        own = [renamed.variable(v) for v in f.variables]
-        variables += [*params, *results, *own]
+        renamed_variables = [renamed.variable(v) for v in f.variables]
+        variables += [*params, *results, *renamed_variables]
         new = {renamed.name(r): type_ for r, type_ in f.registers.items()}
         registers |= new
-        labels |= {renamed.name(label): first + at for label, at in f.labels.items()}
+        labels |= {renamed.name(label): first + index for label, index in f.labels.items()}
         recursive = name in _closure(calls, calls[name])
         placed[name] = Linked(
-            name, first, len(body), tuple(params), tuple(results), tuple(new), tuple((*params, *results, *own)),
-            recursive, name in taken,
+            name, first, len(body), tuple(params), tuple(results), tuple(new),
+            tuple((*params, *results, *renamed_variables)), recursive, name in taken,
         )
     return replace(
         kernel, body=tuple(body), registers=registers, labels=labels, variables=tuple(variables)
     ), placed
 
 
-def _reachable(module: Module, kernel: Kernel) -> tuple[dict[str, Function], set[str]]:
+def _reachable(module: Module, kernel: PtxKernel) -> tuple[dict[str, PtxFunction], set[str]]:
     """Return (the defined functions that may run, the names of those whose address is taken)."""
     pointers = {v.name: {symbol for _, symbol, _ in v.addresses} for v in module.variables}
-    reached: dict[str, Function] = {}
+    reached: dict[str, PtxFunction] = {}
     taken: set[str] = set()
     seen: set[str] = set()
     waiting: list[tuple[str, bool]] = list(_mentioned(kernel))
@@ -95,7 +95,7 @@ def _reachable(module: Module, kernel: Kernel) -> tuple[dict[str, Function], set
     return {name: f for name, f in module.functions.items() if name in reached}, taken
 
 
-def _mentioned(kernel: Kernel) -> Iterator[tuple[str, bool]]:
+def _mentioned(kernel: PtxKernel) -> Iterator[tuple[str, bool]]:
     """Yield each symbol that a body names, and whether it is called there."""
     for ins in kernel.body:
         called = ins.parts[0] == "call"
@@ -113,7 +113,7 @@ def _symbols(operand: Operand) -> Iterator[Symbol]:
             yield from _symbols(item)
 
 
-def _called(f: Function, taken: set[str]) -> set[str]:
+def _called(f: PtxFunction, taken: set[str]) -> set[str]:
     """Return the functions that it may call itself: through a pointer, each whose address is taken."""
     callees = [ins.operands[1] for ins in f.body if ins.parts[0] == "call"]
     direct = {c.name for c in callees if isinstance(c, Symbol)}
@@ -130,24 +130,25 @@ def _closure(calls: dict[str, set[str]], names: set[str]) -> set[str]:
     return found
 
 
-def _return(of: Kernel) -> Instruction:
-    last = of.body[-1] if of.body else None
-    return Instruction("ret", ("ret",), None, (), last.line if last else of.line, last.loc if last else None, "ret;")
+def _return(kernel: PtxKernel) -> Instruction:
+    last = kernel.body[-1] if kernel.body else None
+    line, loc = (last.line, last.loc) if last else (kernel.line, None)
+    return Instruction("ret", ("ret",), None, (), line, loc, "ret;")
 
 
-def _as_variable(p: Param, f: Function) -> Variable:
+def _as_variable(p: PtxParam, f: PtxFunction) -> Variable:
     return Variable(p.name, "param", p.type, p.align, p.size, p.count, None, False, f.line)
 
 
 class _Renamed:
     """The names of a function, made its own."""
 
-    def __init__(self, f: Function):
-        self.of = f.name
-        self.own = {v.name for v in f.variables} | {p.name for p in (*f.params, *f.results)}
+    def __init__(self, f: PtxFunction):
+        self.function = f.name
+        self.names = {v.name for v in f.variables} | {p.name for p in (*f.params, *f.results)}
 
     def name(self, name: str) -> str:
-        return f"{self.of}:{name}"
+        return f"{self.function}:{name}"
 
     def variable(self, v: Variable) -> Variable:
         return replace(v, name=self.name(v.name))
@@ -162,7 +163,7 @@ class _Renamed:
                 return Register(self.name(name))
             case Label(name=name):
                 return Label(self.name(name))
-            case Symbol(name=name) if name in self.own:
+            case Symbol(name=name) if name in self.names:
                 return replace(operand, name=self.name(name))
             case Negated(register=register):
                 return Negated(Register(self.name(register.name)))

@@ -17,7 +17,7 @@ GLOBAL = SPACES.index("global")
 RANK_BITS = 24  # bits of an address in shared memory below the rank of its CTA
 
 
-class Layout(NamedTuple):
+class ElementLayout(NamedTuple):
     """Where the elements of a tensor lie; strides count elements."""
 
     dtype: str
@@ -43,14 +43,14 @@ class Span(NamedTuple):
     address: int
     size: int
     name: str
-    layout: Layout | None = None
+    layout: ElementLayout | None = None
     argument: int | None = None
 
     @property
     def about(self):
-        of = f"{self.layout.dtype} {list(self.layout.shape)}" if self.layout else f"{self.size} bytes"
+        what = f"{self.layout.dtype} {list(self.layout.shape)}" if self.layout else f"{self.size} bytes"
         named = self.argument is not None and self.name != f"argument {self.argument}"
-        return f"({of}{f', argument {self.argument}' if named else ''})"
+        return f"({what}{f', argument {self.argument}' if named else ''})"
 
     def __str__(self):
         return f"{self.name} {self.about}"
@@ -64,14 +64,14 @@ def span(what, name=None, argument=None):
         address, size, *named = what
         return Span(address, size, name or (named[0] if named else "memory"), None, argument)
     dtype = str(what.dtype).removeprefix("torch.")
-    layout = Layout(dtype, tuple(what.shape), tuple(what.stride()), what.element_size())
+    layout = ElementLayout(dtype, tuple(what.shape), tuple(what.stride()), what.element_size())
     last = sum((n - 1) * s for n, s in zip(what.shape, what.stride()))
     size = (last + 1) * what.element_size() if what.numel() else 0
     return Span(what.data_ptr(), size, name or "a tensor", layout, argument)
 
 
 @dataclass(frozen=True)
-class Memory:
+class MemoryPlace:
     """A place in memory: its tensor or variable with the index or byte in it, as far as they are known."""
 
     space: str  # one of SPACES
@@ -86,9 +86,9 @@ class Memory:
         if self.space == "tensor":
             return f"tensor memory, lane {self.address >> 16}, column {self.address & 0xFFFF}"
         if self.space == "shared":
-            at = f"shared memory at {self.address & ((1 << RANK_BITS) - 1):#x}"
-            at += "" if self.rank is None else f" of CTA rank {self.rank}"
-            return f"{self.variable}{f' + {self.offset}' if self.offset else ''} ({at})" if self.variable else at
+            text = f"shared memory at {self.address & ((1 << RANK_BITS) - 1):#x}"
+            text += "" if self.rank is None else f" of CTA rank {self.rank}"
+            return f"{self.variable}{f' + {self.offset}' if self.offset else ''} ({text})" if self.variable else text
         if self.tensor is None:
             return f"global memory at {self.address:#x}"
         if self.index is None:
@@ -106,27 +106,27 @@ class Names:
         self.variables = sorted(_variables(program, config))
 
     def memory(self, space, address):
-        """Return the Memory of an address as the engine has it."""
+        """Return the MemoryPlace of an address as the engine has it."""
         if SPACES[space] == "global":
             return self._of_a_tensor(address)
         if SPACES[space] == "tensor":
-            return Memory("tensor", address)
+            return MemoryPlace("tensor", address)
         rank = address >> RANK_BITS if self.ranked and self.ctas > 1 else None
-        at = address & ((1 << RANK_BITS) - 1) if self.ranked else address
+        offset = address & ((1 << RANK_BITS) - 1) if self.ranked else address
         for first, end, name in self.variables:
-            if first <= at < end:
-                return Memory("shared", address, variable=name, offset=at - first, rank=rank)
-        return Memory("shared", address, rank=rank)
+            if first <= offset < end:
+                return MemoryPlace("shared", address, variable=name, offset=offset - first, rank=rank)
+        return MemoryPlace("shared", address, rank=rank)
 
     def _of_a_tensor(self, address):
         around = sorted((s for s in self.spans if s.address <= address < s.address + s.size), key=lambda s: s.size)
         for s in around:
             index = s.layout.index(address - s.address) if s.layout else None
             if index is not None:
-                return Memory("global", address, s, index, offset=address - s.address)
+                return MemoryPlace("global", address, s, index, offset=address - s.address)
         if not around:
-            return Memory("global", address)
-        return Memory("global", address, around[0], None, offset=address - around[0].address)
+            return MemoryPlace("global", address)
+        return MemoryPlace("global", address, around[0], None, offset=address - around[0].address)
 
     def nearest(self, address):
         """Return the Span that begins before an address and ends last, or the last tensor in it; None without one."""
@@ -145,14 +145,14 @@ def _variables(program, config):
     for name, f in fields.items():
         if f.dtype == "int64":
             for n in range(f.bytes // 8):
-                at = start + f.offset + 8 * n
-                yield at, at + 8, f"{name}[{n}]" if f.bytes > 8 else name
+                address = start + f.offset + 8 * n
+                yield address, address + 8, f"{name}[{n}]" if f.bytes > 8 else name
         else:
             yield start + f.offset, start + f.offset + f.bytes, name
     for v in (*program.module.variables, *program.kernel.variables):
-        space, at = builder.symbols.get(v.name, (None, 0))
+        space, address = builder.symbols.get(v.name, (None, 0))
         if space == "shared" and not fields:
-            yield at, at + v.size if v.size else 1 << RANK_BITS, _in_cpp(v.name)
+            yield address, address + v.size if v.size else 1 << RANK_BITS, _in_cpp(v.name)
 
 
 def _in_cpp(name):

@@ -10,7 +10,7 @@ from array import array
 from ptxkit import isa, limits
 from ptxkit.engine import binding
 from ptxkit.isa import calls
-from ptxkit.isa.common import BITS, WIDTHS, Op, Place
+from ptxkit.isa.common import BITS, WIDTHS, AddressOperand, Op
 from ptxkit.linking import link
 from ptxkit.ptx import PtxError
 from ptxkit.ptx.syntax import Address, Immediate, Negated, Register, Sink, Special, Symbol, Vector
@@ -74,7 +74,7 @@ def encode(value, type_):
     return int(value.value) & ((1 << bits) - 1)
 
 
-class Builder:
+class ProgramBuilder:
     """Hands out places in the register file while the families lower instructions."""
 
     def __init__(self, module, kernel, linked, arch):
@@ -122,8 +122,8 @@ class Builder:
         for f in self.linked.values():
             for v in f.variables if f.recursive else ():
                 if v.space == "local":
-                    at = align_up(self.frames.get(f.name, 0), max(v.align, 1))
-                    self.on_stack[v.name], self.frames[f.name] = (f.name, at), align_up(at + v.size, 16)
+                    place = align_up(self.frames.get(f.name, 0), max(v.align, 1))
+                    self.on_stack[v.name], self.frames[f.name] = (f.name, place), align_up(place + v.size, 16)
         for v in (*self.module.variables, *self.kernel.variables):
             if v.space == "shared" and (v.extern or not v.size):
                 dynamic.append(v)
@@ -139,13 +139,13 @@ class Builder:
                 local += v.size
             elif v.space in ("global", "const"):
                 try:
-                    buffer, at = zeros(v.size)
+                    buffer, place = zeros(v.size)
                 except OSError as error:
                     self.fail(f"{v.name} needs {v.size:,} bytes, which this machine does not have: {error}")
                 if v.init:
-                    ctypes.memmove(at, v.init, v.size)
-                self.buffers.append((v.name, buffer, at, v.size))
-                self.symbols[v.name] = ("global", at)
+                    ctypes.memmove(place, v.init, v.size)
+                self.buffers.append((v.name, buffer, place, v.size))
+                self.symbols[v.name] = ("global", place)
         self.dynamic_start = align_up(shared, max((v.align for v in dynamic), default=1))
         for v in dynamic:
             self.symbols[v.name] = ("shared", self.dynamic_start)
@@ -157,10 +157,10 @@ class Builder:
     def _place_addresses(self):
         """Writes the addresses that variables begin with."""
         for v in self.module.variables:
-            for at, name, plus in v.addresses:
+            for offset, name, plus in v.addresses:
                 if name in self.symbols or name in self.linked:
                     _, address = self.symbol(name)
-                    ctypes.memmove(self.symbols[v.name][1] + at, (address + plus).to_bytes(8, "little"), 8)
+                    ctypes.memmove(self.symbols[v.name][1] + offset, (address + plus).to_bytes(8, "little"), 8)
 
     def code_address(self, function):
         return WINDOW_CODE + self.linked[function].first
@@ -226,10 +226,10 @@ class Builder:
             case Symbol(name=name, offset=offset) if name in self.on_stack:
                 return self._stack_pointer(name, offset) if width == 8 else self.fail(f"{name} is no .{type_}")
             case Symbol(name=name, offset=offset):
-                space, at = self.symbol(name)
+                space, address = self.symbol(name)
                 if space == "shared":
-                    return self._constant(width, SHARED_ADDRESS, at + offset)
-                return self.constant(at + offset, width)
+                    return self._constant(width, SHARED_ADDRESS, address + offset)
+                return self.constant(address + offset, width)
         self.fail(f"{operand} cannot be read as .{type_}")
 
     dynamic_size = 0  # set by the launch; only %dynamic_smem_size asks
@@ -237,18 +237,18 @@ class Builder:
     def _grid_workspace(self):
         """The address that the driver keeps in %envreg1 and 2: zeros, for grid barriers of cooperative groups."""
         if "%envreg1" not in self.symbols:
-            buffer, at = zeros(GRID_WORKSPACE)
-            self.buffers.append(("%envreg1", buffer, at, GRID_WORKSPACE))
-            self.symbols["%envreg1"] = ("global", at)
+            buffer, address = zeros(GRID_WORKSPACE)
+            self.buffers.append(("%envreg1", buffer, address, GRID_WORKSPACE))
+            self.symbols["%envreg1"] = ("global", address)
         return self.symbols["%envreg1"][1]
 
     def _stack_pointer(self, name, offset):
         """Return the register with the address of a variable on the stack: a call sets it."""
-        function, at = self.on_stack[name]
+        function, place = self.on_stack[name]
         pointers = self.stack_pointers.setdefault(function, {})
-        if at + offset not in pointers:
-            pointers[at + offset] = self.room(8)
-        return pointers[at + offset]
+        if place + offset not in pointers:
+            pointers[place + offset] = self.room(8)
+        return pointers[place + offset]
 
     def symbol(self, name):
         """Return (space, address in it) of a variable, parameter or function."""
@@ -293,15 +293,15 @@ class Builder:
             declared = self.type_of(base)
             if BITS[declared] not in (16, 32, 64):
                 self.fail(f"{base.name} is declared .{declared}; an address needs a register of 32 or 64 bits")
-            return Place(self.register(base.name), WIDTHS[declared] == 8, offset)
+            return AddressOperand(self.register(base.name), WIDTHS[declared] == 8, offset)
         if isinstance(base, Symbol) and base.name in self.on_stack:
-            return Place(self._stack_pointer(base.name, 0), True, base.offset + offset)
+            return AddressOperand(self._stack_pointer(base.name, 0), True, base.offset + offset)
         if isinstance(base, Symbol):
-            space, at = self.symbol(base.name)
+            space, address = self.symbol(base.name)
             if space == "shared":
-                return Place(self._constant(4, SHARED_ADDRESS, at + base.offset), False, offset)
-            return Place(self.constant(at + base.offset, 8), True, offset)
-        return Place(self.constant(int(base.value), 8), True, offset)
+                return AddressOperand(self._constant(4, SHARED_ADDRESS, address + base.offset), False, offset)
+            return AddressOperand(self.constant(address + base.offset, 8), True, offset)
+        return AddressOperand(self.constant(int(base.value), 8), True, offset)
 
     def space_of(self, operand):
         """Return the space that an address operand's symbol lies in; None for a register."""
@@ -408,7 +408,7 @@ class Program:
         self.module, self.kernel, self.arch = module, kernel, arch
         self.functions = linked
         table = isa.lowerings()
-        b = self.builder = Builder(module, kernel, linked, arch)
+        b = self.builder = ProgramBuilder(module, kernel, linked, arch)
         ops = []
         functions_from = min((f.first for f in linked.values()), default=len(kernel.body))
         for n, ins in enumerate(kernel.body):
@@ -463,8 +463,8 @@ class Program:
         firsts = sorted(f.first for f in self.functions.values())
         found = {}
         for begin, end in zip([0, *firsts], [*firsts, len(ops)]):
-            own = [[min(t, end) - begin for t in at] for at in targets[begin:end]]
-            joins = post_dominators(own, end - begin)
+            within = [[min(t, end) - begin for t in ends] for ends in targets[begin:end]]
+            joins = post_dominators(within, end - begin)
             found |= {begin + n: None if join is None else begin + join for n, join in joins.items()}
         return found
 

@@ -76,10 +76,10 @@ class Run:
         lines = defaultdict(lambda: [0, 0])
         for ins, line in self._lines:
             if ins and line["wavefronts"] > line["wavefronts_needed"]:
-                at = _place(ins)
-                lines[at][0] += line["wavefronts"]
-                lines[at][1] += line["wavefronts_needed"]
-        return sorted(((at, *n) for at, n in lines.items()), key=lambda row: row[2] - row[1])
+                place = _place(ins)
+                lines[place][0] += line["wavefronts"]
+                lines[place][1] += line["wavefronts_needed"]
+        return sorted(((place, *n) for place, n in lines.items()), key=lambda row: row[2] - row[1])
 
     def lines(self):
         """(source line as in a Place, or None; PTX line; counters) of each instruction that ran, in the order of the
@@ -98,7 +98,7 @@ class Run:
             for why, clocks in waited.items():
                 if clocks:
                     lines[_place(ins) if ins else "the kernel's end"][why] += clocks
-        found = ((at, dict(sorted(whys.items(), key=lambda item: -item[1]))) for at, whys in lines.items())
+        found = ((place, dict(sorted(whys.items(), key=lambda item: -item[1]))) for place, whys in lines.items())
         return sorted(found, key=lambda row: -sum(row[1].values()))
 
     def timeline(self, sms=None):
@@ -130,7 +130,7 @@ class Run:
         conflicts = self.conflicts()
         if conflicts:
             rows += [None, ("bank conflicts", "passes, needed")]
-            rows += [(f"  {at}", f"{passes:,}, {needed:,}") for at, passes, needed in conflicts[:10]]
+            rows += [(f"  {place}", f"{passes:,}, {needed:,}") for place, passes, needed in conflicts[:10]]
         rows += self._timed() if self.clock else []
         rows += [None, ("results", "incomplete: a finding ended the launch")] if self.incomplete else []
         rows += [None, ("findings, notes", f"{len(self.findings)}, {len(self.notes)}")]
@@ -150,8 +150,8 @@ class Run:
             ("  busiest units", ", ".join(f"{unit} {share:.0%}" for unit, share in c.binds()[:4])),
             ("  stalls per issue", ", ".join(f"{why} {n / issued:.2f}" for why, n in waited if n >= issued / 200)),
         ]
-        for at, whys in self.stalls()[:10]:
-            rows.append((f"  {at}", ", ".join(f"{why} {n:,.0f}" for why, n in list(whys.items())[:3])))
+        for place, whys in self.stalls()[:10]:
+            rows.append((f"  {place}", ", ".join(f"{why} {n:,.0f}" for why, n in list(whys.items())[:3])))
         return rows
 
 
@@ -171,5 +171,5 @@ def _against(n, floor):
     return f"{_bytes(n)}, {times} the {_bytes(floor)} touched"
 
 
-def _share(n, of):
-    return f"{n / of:.0%}" if of else "0%"
+def _share(n, whole):
+    return f"{n / whole:.0%}" if whole else "0%"

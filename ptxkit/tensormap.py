@@ -31,39 +31,39 @@ class TensorMapError(PtxkitError, ValueError):
     """A tensor map that cannot be, or bytes that are none."""
 
 
-class Field(NamedTuple):
+class BitField(NamedTuple):
     """Some bits of the map, counted from the first byte's lowest."""
 
-    at: int
+    shift: int
     bits: int
 
 
 WORD1 = 64
-ADDRESS = Field(0, 64)
-RANK = Field(WORD1 + 4, 3)                   # less one, as box, dims and element strides are
-DTYPE = Field(WORD1 + 7, 4)
-INTERLEAVE = Field(WORD1 + 11, 2)            # 1: 16 bytes, 2: 32
-SWIZZLE = Field(WORD1 + 13, 2)               # 1, 2, 3: 32, 64, 128 bytes
-NAN = Field(WORD1 + 15, 1)
-TF32 = Field(WORD1 + 16, 1)
-L2 = Field(WORD1 + 17, 2)                    # promotion: a hint
-ATOM = Field(WORD1 + 19, 2)                  # sm_100: what a 128-byte swizzle moves as one
-UNEXPLAINED = (Field(WORD1 + 1, 1), Field(WORD1 + 21, 1))
-SWIZZLE96 = Field(WORD1 + 22, 1)             # sm_103
-STRIDES = tuple(Field(96 + 32 * i, 32) for i in range(4))        # dimensions 1 to 4, in 16 bytes: low bits
-STRIDES_HIGH = tuple(Field(224 + 4 * i, 4) for i in range(4))    # and the four above them
-DIMS = tuple(Field(256 + 32 * i, 32) for i in range(5))
-ELEMENT_STRIDES = tuple(Field(416 + 3 * i, 3) for i in range(5))
-BOX = tuple(Field(440 + 8 * i, 8) for i in range(5))
+ADDRESS = BitField(0, 64)
+RANK = BitField(WORD1 + 4, 3)                   # less one, as box, dims and element strides are
+DTYPE = BitField(WORD1 + 7, 4)
+INTERLEAVE = BitField(WORD1 + 11, 2)            # 1: 16 bytes, 2: 32
+SWIZZLE = BitField(WORD1 + 13, 2)               # 1, 2, 3: 32, 64, 128 bytes
+NAN = BitField(WORD1 + 15, 1)
+TF32 = BitField(WORD1 + 16, 1)
+L2 = BitField(WORD1 + 17, 2)                    # promotion: a hint
+ATOM = BitField(WORD1 + 19, 2)                  # sm_100: what a 128-byte swizzle moves as one
+UNEXPLAINED = (BitField(WORD1 + 1, 1), BitField(WORD1 + 21, 1))
+SWIZZLE96 = BitField(WORD1 + 22, 1)             # sm_103
+STRIDES = tuple(BitField(96 + 32 * i, 32) for i in range(4))        # dimensions 1 to 4, in 16 bytes: low bits
+STRIDES_HIGH = tuple(BitField(224 + 4 * i, 4) for i in range(4))    # and the four above them
+DIMS = tuple(BitField(256 + 32 * i, 32) for i in range(5))
+ELEMENT_STRIDES = tuple(BitField(416 + 3 * i, 3) for i in range(5))
+BOX = tuple(BitField(440 + 8 * i, 8) for i in range(5))
 FIELDS = (
     ADDRESS, RANK, DTYPE, INTERLEAVE, SWIZZLE, NAN, TF32, L2, ATOM, SWIZZLE96, *UNEXPLAINED,
     *STRIDES, *STRIDES_HIGH, *DIMS, *ELEMENT_STRIDES, *BOX,
 )
 # im2col maps: BOX[0] is the channels of a pixel, the rest lies where other boxes and nothing are
-IM2COL = Field(WORD1, 1)
-LOWER, UPPER = Field(448, 16), Field(464, 16)     # corners, shared out among the dimensions in between
-PIXELS = Field(480, 10)                      # less one
-KNOWN = sum((1 << f.bits) - 1 << f.at for f in (*FIELDS, IM2COL, PIXELS))
+IM2COL = BitField(WORD1, 1)
+LOWER, UPPER = BitField(448, 16), BitField(464, 16)     # corners, shared out among the dimensions in between
+PIXELS = BitField(480, 10)                      # less one
+KNOWN = sum((1 << f.bits) - 1 << f.shift for f in (*FIELDS, IM2COL, PIXELS))
 
 
 class Dtype(NamedTuple):
@@ -195,7 +195,7 @@ class TensorMap:
         return b"\xf7\x7f" * (self.itemsize // 2) if self.fill == "nan" else bytes(self.itemsize)
 
 
-class Check(NamedTuple):
+class Limit(NamedTuple):
     """A documented limit.  `found` is a format string over m, the map."""
 
     id: str
@@ -215,54 +215,54 @@ def _corner(m: TensorMap) -> int:
 
 
 CHECKS = (
-    Check("map.rank", lambda m: 1 <= m.rank <= 5, "a tensor has 1 to 5 dimensions", "{m.rank}",
+    Limit("map.rank", lambda m: 1 <= m.rank <= 5, "a tensor has 1 to 5 dimensions", "{m.rank}",
           "Fold dimensions that lie behind one another."),
-    Check("map.dtype", lambda m: m.dtype in DTYPES, f"dtype must be one of {', '.join(DTYPES)}", "{m.dtype!r}",
+    Limit("map.dtype", lambda m: m.dtype in DTYPES, f"dtype must be one of {', '.join(DTYPES)}", "{m.dtype!r}",
           "Describe the bytes as uint8."),
-    Check("map.lengths", lambda m: (1 if m.pixels else m.rank) == len(m.box) and len(m.element_strides) == m.rank
+    Limit("map.lengths", lambda m: (1 if m.pixels else m.rank) == len(m.box) and len(m.element_strides) == m.rank
           == len(m.strides) + 1,
           "box and element_strides have a number for each dimension, strides for each but the first",
           "dims {m.dims}, strides {m.strides}, box {m.box}, element_strides {m.element_strides}",
           "Give the missing ones."),
-    Check("map.swizzle", lambda m: m.swizzle in SWIZZLES, f"swizzle must be one of {', '.join(map(repr, SWIZZLES))}",
+    Limit("map.swizzle", lambda m: m.swizzle in SWIZZLES, f"swizzle must be one of {', '.join(map(repr, SWIZZLES))}",
           "{m.swizzle!r}", "128 suits rows of 128 bytes."),
-    Check("map.interleave", lambda m: m.interleave in INTERLEAVES and (not m.interleave or m.rank >= 3),
+    Limit("map.interleave", lambda m: m.interleave in INTERLEAVES and (not m.interleave or m.rank >= 3),
           "interleave must be 0, or 16 or 32 with at least 3 dimensions", "{m.interleave!r} with {m.rank}", "Use 0."),
-    Check("map.fill", lambda m: m.fill in FILLS and (m.fill == "zero" or DTYPES[m.dtype].floats),
+    Limit("map.fill", lambda m: m.fill in FILLS and (m.fill == "zero" or DTYPES[m.dtype].floats),
           'fill must be "zero", or "nan" for a float dtype', "{m.fill!r} for {m.dtype}", 'Use "zero".'),
-    Check("map.l2", lambda m: m.l2 in range(4), "l2 promotion is 0 to 3", "{m.l2!r}", "Use 0."),
-    Check("map.address", lambda m: m.address % _grain(m) == 0 and 0 <= m.address < 1 << 57,
+    Limit("map.l2", lambda m: m.l2 in range(4), "l2 promotion is 0 to 3", "{m.l2!r}", "Use 0."),
+    Limit("map.address", lambda m: m.address % _grain(m) == 0 and 0 <= m.address < 1 << 57,
           "the address is a multiple of 16 (of 32 with interleave 32)", "{m.address:#x}", "Align the tensor."),
-    Check("map.dims", lambda m: all(1 <= d <= 1 << 32 for d in m.dims), "dims are 1 to 2^32", "{m.dims}",
+    Limit("map.dims", lambda m: all(1 <= d <= 1 << 32 for d in m.dims), "dims are 1 to 2^32", "{m.dims}",
           "Leave the copy out where a tensor is empty."),
-    Check("map.strides", lambda m: all(0 <= s < 1 << 40 and s % _grain(m) == 0 for s in m.strides),
+    Limit("map.strides", lambda m: all(0 <= s < 1 << 40 and s % _grain(m) == 0 for s in m.strides),
           "strides are multiples of 16 bytes (of 32 with interleave 32) below 2^40", "{m.strides}", "Pad the rows."),
-    Check("map.box", lambda m: all(1 <= b <= 256 for b in m.box), "box sizes are 1 to 256", "{m.box}",
+    Limit("map.box", lambda m: all(1 <= b <= 256 for b in m.box), "box sizes are 1 to 256", "{m.box}",
           "Copy a larger tile in several boxes."),
-    Check("map.inner", lambda m: bool(m.interleave) or m.box[0] * m.held % 128 == 0,
+    Limit("map.inner", lambda m: bool(m.interleave) or m.box[0] * m.held % 128 == 0,
           "a row of a box is a multiple of 16 bytes", "{m.box[0]} elements of {m.held} bits", "Widen the box."),
-    Check("map.span",
+    Limit("map.span",
           lambda m: bool(m.interleave) or not m.swizzle or m.box[0] * m.held <= 8 * SWIZZLES[m.swizzle].span,
           "a row of a box fits the swizzle", "{m.box[0]} elements of {m.held} bits under swizzle {m.swizzle}",
           "Copy the tile in several boxes."),
-    Check("map.element_strides", lambda m: all(1 <= s <= 8 for s in m.element_strides), "element_strides are 1 to 8",
+    Limit("map.element_strides", lambda m: all(1 <= s <= 8 for s in m.element_strides), "element_strides are 1 to 8",
           "{m.element_strides}", "Put a larger step into strides."),
-    Check("map.packed", lambda m: m.bits == m.held or (m.box[0] == PADDED_BOX and m.dims[0] % PADDED_BOX == 0),
+    Limit("map.packed", lambda m: m.bits == m.held or (m.box[0] == PADDED_BOX and m.dims[0] % PADDED_BOX == 0),
           f"a box of padded elements has {PADDED_BOX} of them, and dimension 0 a multiple",
           "box {m.box}, dims {m.dims}", "Use 16u4_align8b."),
-    Check("map.pixels", lambda m: 0 <= m.pixels <= 1024 and (not m.pixels or m.rank >= 3),
+    Limit("map.pixels", lambda m: 0 <= m.pixels <= 1024 and (not m.pixels or m.rank >= 3),
           "im2col copies 1 to 1024 pixels of a tensor of 3 to 5 dimensions", "{m.pixels} of {m.rank} dimensions",
           "Copy more pixels in several copies."),
-    Check("map.corners",
+    Limit("map.corners",
           lambda m: len(m.lower) == len(m.upper) == (m.rank - 2 if m.pixels else 0)
           and all(-_corner(m) <= c < _corner(m) for c in (*m.lower, *m.upper)),
           "a corner has a number for each dimension but the first and the last, of 16 bits in 3, 8 in 4 and 5 in 5 "
           "dimensions", "lower {m.lower}, upper {m.upper} of {m.rank} dimensions", "Move the copy's start instead."),
-    Check("map.bounds",
+    Limit("map.bounds",
           lambda m: all(low < size + up for low, up, size in zip(m.lower, m.upper, m.dims[1:])),
           "a bounding box is not empty", "lower {m.lower}, upper {m.upper} of {m.dims}",
           "upper is told from the last place of the dimension."),
-    Check("map.size", lambda m: m.box_bytes <= SHARED, f"a box fits the {SHARED} bytes of shared memory",
+    Limit("map.size", lambda m: m.box_bytes <= SHARED, f"a box fits the {SHARED} bytes of shared memory",
           "{m.box_bytes} bytes in {m.box}", "Copy it in several boxes."),
 )
 
@@ -282,7 +282,7 @@ def encode(m: TensorMap | None = None, **fields: Any) -> bytes:
         bits |= {IM2COL: 1, PIXELS: m.pixels - 1, LOWER: _packed(m, m.lower), UPPER: _packed(m, m.upper)}
     for sizes, places in ((m.dims, DIMS), (m.box, BOX), (m.element_strides, ELEMENT_STRIDES)):
         bits |= {place: size - 1 for size, place in zip(sizes, places)}
-    return sum(value << field.at for field, value in bits.items()).to_bytes(SIZE, "little")
+    return sum(value << field.shift for field, value in bits.items()).to_bytes(SIZE, "little")
 
 
 def _packed(m: TensorMap, corner: tuple[int, ...]) -> int:
@@ -302,8 +302,8 @@ def decode(raw: bytes) -> TensorMap:
         raise TensorMapError(f"a tensor map has {SIZE} bytes; found {len(raw)}. Pass all of them.")
     whole = int.from_bytes(raw[:64], "little")
 
-    def read(field: Field) -> int:
-        return whole >> field.at & (1 << field.bits) - 1
+    def read(field: BitField) -> int:
+        return whole >> field.shift & (1 << field.bits) - 1
 
     if unknown := whole & ~KNOWN:
         where = ", ".join(str(i) for i in range(512) if unknown >> i & 1)

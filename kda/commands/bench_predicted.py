@@ -27,7 +27,7 @@ from .render import OK, Screen, kda_version, write_file
 
 if TYPE_CHECKING:
     from kda.measure.predicted import Prediction
-    from ptxkit.timing.chips import Chip
+    from ptxkit.timing.chips import ChipClock
 
 
 WORKERS = 2                                  # at most: each may need 3.5 GB
@@ -98,7 +98,7 @@ def predicted(screen: Screen, options: dict[str, Any]) -> int:
 
 
 def drawn(
-    screen: Screen, options: dict[str, Any], chip: Chip, target: Target, rows: Sequence[PredictedRow]
+    screen: Screen, options: dict[str, Any], chip: ChipClock, target: Target, rows: Sequence[PredictedRow]
 ) -> list[str]:
     """Write the picture and the page; what is said of them."""
     from .bench_drawn import draw, groups_of_predicted, page, title_of
@@ -152,7 +152,7 @@ def longest_first(shapes: dict[str, BenchShape]) -> list[str]:
 
 
 def run_what_is_common(
-    shapes: dict[str, BenchShape], directions: Sequence[str], target: Target, chip: Chip,
+    shapes: dict[str, BenchShape], directions: Sequence[str], target: Target, chip: ChipClock,
     backends: dict[str, dict[str, str]],
 ) -> None:
     """Run once what several shapes need, before processes are forked for them."""
@@ -193,14 +193,14 @@ def _work(name: Any) -> Any:
 
 
 def _rows(
-    shapes: dict[str, BenchShape], directions: Sequence[str], target: Target, chip: Chip,
+    shapes: dict[str, BenchShape], directions: Sequence[str], target: Target, chip: ChipClock,
     backends: dict[str, dict[str, str]], name: str
 ) -> list[PredictedRow]:
     return rows_of(name, shapes[name], directions, target, chip, backends[name])
 
 
 def rows_of(
-    name: str, shape: BenchShape, directions: Sequence[str], target: Target, chip: Chip, backends: dict[str, str]
+    name: str, shape: BenchShape, directions: Sequence[str], target: Target, chip: ChipClock, backends: dict[str, str]
 ) -> list[PredictedRow]:
     from kda.measure.predicted import predict
 
@@ -211,7 +211,7 @@ def rows_of(
 
 
 def row_of(
-    name: str, shape: BenchShape, way: str, chip: Chip, backends: dict[str, str], call: Prediction
+    name: str, shape: BenchShape, way: str, chip: ChipClock, backends: dict[str, str], call: Prediction
 ) -> PredictedRow:
     from kda.measure.predicted import expected, family_of, measured_call
 
@@ -240,7 +240,7 @@ def cells(row: PredictedRow) -> tuple[str, ...]:
 
 
 def any_recorded(
-    chip: Chip, shapes: dict[str, BenchShape], directions: Sequence[str], backends: dict[str, dict[str, str]]
+    chip: ChipClock, shapes: dict[str, BenchShape], directions: Sequence[str], backends: dict[str, dict[str, str]]
 ) -> bool:
     """Whether one of the calls was timed on such a chip: else that column is left out."""
     from kda.measure.predicted import measured_call
@@ -277,14 +277,14 @@ COMPARED = {                                 # chips whose predictions were comp
 }
 
 
-def notes(chip: Chip, rows: Sequence[PredictedRow]) -> list[str]:
+def notes(chip: ChipClock, rows: Sequence[PredictedRow]) -> list[str]:
     these = " or ".join(dict.fromkeys(map(whose_errors, rows)))
     found = [f"errors are those of {these} on an H200, the worst of a call's kernels; --json names those"]
     unknown = f"no prediction for {chip} was ever compared with a time: its error is not known"
     return [*found, *filter(None, [COMPARED.get(chip.name, unknown)])]
 
 
-def as_json(target: Target, chip: Chip, rows: Sequence[PredictedRow]) -> dict[str, Any]:
+def as_json(target: Target, chip: ChipClock, rows: Sequence[PredictedRow]) -> dict[str, Any]:
     return {
         "schema": 1, "kda": kda_version(), "command": "bench", "exit": OK, "predicted": True, "arch": target.name,
         "chip": chip.name, "compared": chip.name in COMPARED,

@@ -31,12 +31,12 @@ ACTIONS = ("list", "path", "clean")
 class EntryLine:
     """One entry."""
 
-    kept: store.Kept
+    kept: store.StoredKernel
     status: str                              # "current", "stale", "unreadable"
     why: str = ""                            # why it is stale
 
     @classmethod
-    def of(cls, kept: store.Kept) -> EntryLine:
+    def of(cls, kept: store.StoredKernel) -> EntryLine:
         if kept.about is None:
             return cls(kept, "unreadable")
         why = why_stale(kept.about)

@@ -19,7 +19,7 @@ from ptxkit.compile.target import NAMES, TARGETS, Target, parse
 from .render import CANNOT_JUDGE
 
 if TYPE_CHECKING:
-    from ptxkit.timing.chips import Chip
+    from ptxkit.timing.chips import ChipClock
 
 
 class Count(click.IntRange):
@@ -163,7 +163,7 @@ def timed_arch(asked: str | None) -> str | None:
     return "sm90" if "sm90" in found else next(iter(found), None)
 
 
-def chip_for(target: Target, card: str | None = None) -> tuple[Chip, str]:
+def chip_for(target: Target, card: str | None = None) -> tuple[ChipClock, str]:
     """The chip whose clock times an arch, and what it is in words: the card that --arch named, or `card`, as its driver
     calls it; where that one has no clock, the chip that stands for the arch."""
     from ptxkit.timing.chips import chip_of, of_card

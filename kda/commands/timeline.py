@@ -17,7 +17,7 @@ from .render import OK, Screen, common_options, kda_version, write_file
 
 if TYPE_CHECKING:
     from ptxkit.capturing.capture import Capture
-    from ptxkit.timing.chips import Chip
+    from ptxkit.timing.chips import ChipClock
     from ptxkit.timing.timeline import Timeline
 
 TOKENS, HEADS = 512, 64
@@ -90,7 +90,7 @@ def timelines_of(session: Capture) -> list[Timeline]:
     return [run.timeline(sms=math.prod(run.cluster)) for run in session.runs if run.recorded]
 
 
-def forward(target: Target, chip: Chip, backend: str, tokens: int, heads: int) -> Capture:
+def forward(target: Target, chip: ChipClock, backend: str, tokens: int, heads: int) -> Capture:
     """The capture of a call, timed and recorded."""
     import kda
     from kda.verify.cases import make_inputs

@@ -21,20 +21,20 @@ class Copies:
         """Return the same tensor in a storage that is aligned."""
         storage = tensor.untyped_storage()
         if storage.data_ptr() not in self._made:
-            own = torch.empty(0, dtype=torch.uint8).set_(storage, 0, (storage.nbytes(),))  # type: ignore[call-overload]
+            whole = torch.empty(0, dtype=torch.uint8).set_(storage, 0, (storage.nbytes(),))  # type: ignore[call-overload]
             room = torch.empty(storage.nbytes() + ALIGNMENT, dtype=torch.uint8)
             copy = room[-room.data_ptr() % ALIGNMENT :][: storage.nbytes()]
-            self._made[storage.data_ptr()] = own, copy.copy_(own), own.clone()
+            self._made[storage.data_ptr()] = whole, copy.copy_(whole), whole.clone()
         _, copy, _ = self._made[storage.data_ptr()]
         first = copy.data_ptr() - copy.untyped_storage().data_ptr()
-        at = first // tensor.itemsize + tensor.storage_offset()
-        return torch.empty(0, dtype=tensor.dtype).set_(copy.untyped_storage(), at, tensor.shape, tensor.stride())
+        offset = first // tensor.itemsize + tensor.storage_offset()
+        return torch.empty(0, dtype=tensor.dtype).set_(copy.untyped_storage(), offset, tensor.shape, tensor.stride())
 
     def give_back(self) -> None:
         """Copy back what was written into copies; other storages stay as they are, for others may have written them."""
-        for own, copy, before in self._made.values():
+        for whole, copy, before in self._made.values():
             if not torch.equal(copy, before):
-                own.copy_(copy)
+                whole.copy_(copy)
 
 
 @contextlib.contextmanager

@@ -35,7 +35,7 @@ FLAGS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}       #
 PASSED_OVER = ("torch", "ptxkit", "contextlib", "functools", "weakref", "collections")
 
 
-class Site:
+class SourceLine:
     """A line of the program."""
 
     __slots__ = ("file", "line")
@@ -77,8 +77,8 @@ class Block:
 
     def __init__(self, chunk: Chunk, address: int, size: int, room: int, pool: Any, stream: int):
         self.chunk, self.address, self.size, self.room = chunk, address, size, room
-        self.allocated = Site(sys._getframe(2))
-        self.freed: Site | None = None
+        self.allocated = SourceLine(sys._getframe(2))
+        self.freed: SourceLine | None = None
         self.pool = None if pool is None else weakref.ref(pool)
         self.stream = stream                 # that was current when it was allocated
         self.used: dict[int, tuple[int, Any]] = {}  # by other streams: the number of the last launch, and its Run
@@ -209,13 +209,13 @@ class Arena:
         skipped = ALIGNMENT * self._random.randrange(64) if self._random else 0
         if self._chunk is None or self._next + skipped + room > CHUNK:
             self._chunk, self._next, skipped = Chunk(CHUNK), 0, 0
-        at = self._next + skipped
-        self._next = at + room
-        return self._chunk, self._chunk.address + at
+        offset = self._next + skipped
+        self._next = offset + room
+        return self._chunk, self._chunk.address + offset
 
     def _end(self, block: Block, _: Any) -> None:
         """The last tensor in a block has ended.  This may interrupt any code, so it only notes that."""
-        block.freed, block.ends = Site(sys._getframe(1)), None
+        block.freed, block.ends = SourceLine(sys._getframe(1)), None
         self._ended.append(block)
 
     def settle(self) -> None:

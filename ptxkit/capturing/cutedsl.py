@@ -36,7 +36,7 @@ MISALIGNED = "Misaligned Tensor data"        # what host code by tvm-ffi says
 OPTIMISE = 2                                 # the DSL's own level for host code
 
 
-class Host:
+class HostFunction:
     """One host function, linked for one session."""
 
     def __init__(self, session: Session, function: Any, module: Any, symbol: str, kernels: dict[str, Kernel]):
@@ -133,12 +133,12 @@ def call(session: Session, compiled: door.Compiled, args: tuple, kwargs: dict) -
 
         with ir.Context():  # type: ignore[attr-defined]
             module = ir.Module.parse(compiled.module)  # type: ignore[attr-defined]
-        host = Host(session, compiled.function, module, compiled.symbol, compiled.kernels)
+        host = HostFunction(session, compiled.function, module, compiled.symbol, compiled.kernels)
         session.hosts[id(compiled.function)] = host
     return host(args, kwargs)
 
 
-def _host(session: Session, function: Any) -> Host:
+def _host(session: Session, function: Any) -> HostFunction:
     """Return the DSL's own compiled function, linked for this session."""
     host = session.hosts.get(id(function))
     if host is None:
@@ -159,7 +159,7 @@ def _host(session: Session, function: Any) -> Host:
                 f"{function.function_name} was compiled, but what the DSL kept as its PTX has no kernel: "
                 f"{function.__ptx__[:200]!r}. Check that the temporary folder can be written, and compile it again."
             )
-        host = Host(session, function, function.ir_module, function.function_name, kernels)
+        host = HostFunction(session, function, function.ir_module, function.function_name, kernels)
         session.hosts[id(function)] = host
     return host
 
@@ -171,7 +171,7 @@ def _cubin(function: Any) -> bytes | None:
 
 @contextlib.contextmanager
 def taken(session: Session) -> Iterator[None]:
-    """Inside the block the DSL compiles for the session's arch and keeps PTX, and its functions go through `Host`."""
+    """Let the DSL compile for the session's arch, keep PTX and call functions as a `HostFunction`, inside the block."""
     try:
         door.load()
     except MissingCompilerError:
@@ -182,12 +182,12 @@ def taken(session: Session) -> Iterator[None]:
         session.call_sites = undo.enter_context(
             door.compiling_for(session.arch, keep_ptx=True, keep_cubin=True, lineinfo=True, dump_dir=folder)
         )
-        for owner, name, taker in _takers(session):
+        for owner, name, replacement in _takers(session):
             if name in vars(owner):
                 undo.callback(setattr, owner, name, vars(owner)[name])
             else:                                                            # inherited
                 undo.callback(delattr, owner, name)
-            setattr(owner, name, taker)
+            setattr(owner, name, replacement)
         yield
 
 
@@ -231,11 +231,11 @@ def _takers(session: Session) -> Iterator[tuple[Any, str, Any]]:
 
     def compile_with_a_copy(self, *args, **kwargs):
         """The DSL writes its settings into the options of cute.compile itself; they must not outlive the block."""
-        own, self._compile_options = self._compile_options, copy.deepcopy(self._compile_options)
+        options, self._compile_options = self._compile_options, copy.deepcopy(self._compile_options)
         try:
             return compile_with(self, *args, **kwargs)
         finally:
-            self._compile_options = own
+            self._compile_options = options
             door.forget_options()
 
     load = importlib.import_module("cutlass.runtime").load_module
@@ -274,11 +274,11 @@ def _takers(session: Session) -> Iterator[tuple[Any, str, Any]]:
             yield owner, "__call__", _unless_of_the_host_alone(call, owner.__call__)
 
 
-def _unless_of_the_host_alone(taker: Any, original: Any) -> Any:
+def _unless_of_the_host_alone(replacement: Any, original: Any) -> Any:
     """A function that launches no kernel is called as it is."""
 
     def call(self, *args, **kwargs):
-        return (taker if self.has_gpu_module else original)(self, *args, **kwargs)
+        return (replacement if self.has_gpu_module else original)(self, *args, **kwargs)
 
     return call
 

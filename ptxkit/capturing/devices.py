@@ -60,8 +60,8 @@ def runs(ptx: str, target: Target) -> bool:
     found = re.search(r"^\s*\.target\s+sm_(\d+)([af]?)", ptx, re.MULTILINE)
     if not found:
         return False
-    built, own = int(found[1]), 10 * target.cc[0] + target.cc[1]
-    return {"a": built == own, "f": built <= own < built - built % 10 + 10, "": built <= own}[found[2]]
+    built, wanted = int(found[1]), 10 * target.cc[0] + target.cc[1]
+    return {"a": built == wanted, "f": built <= wanted < built - built % 10 + 10, "": built <= wanted}[found[2]]
 
 
 def resident(device: Chip, registers: int | None, shared: int | None, threads: int, dynamic_shared: int) -> int:

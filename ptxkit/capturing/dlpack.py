@@ -33,6 +33,6 @@ def unmasked(capsule: Any) -> Any:
 def _told(capsule: Any, device: int) -> Any:
     pointer = ctypes.pythonapi.PyCapsule_GetPointer
     pointer.restype, pointer.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
-    at = pointer(capsule, b"dltensor")
-    ctypes.c_int.from_address(at + 8).value = device                         # DLTensor: data, then its device
+    place = pointer(capsule, b"dltensor")
+    ctypes.c_int.from_address(place + 8).value = device                         # DLTensor: data, then its device
     return capsule

@@ -31,7 +31,7 @@ from .gpu import driver as d
 from .gpu import images
 from .gpu.patching import current
 from .gpu.state import Gpu
-from .runtime import CLUSTER, COOPERATIVE, PDL, Callbacks, Config, encoded
+from .runtime import CLUSTER, COOPERATIVE, PDL, Callbacks, RuntimeLaunchConfig, encoded
 from .session import CaptureError
 
 _OF_CUDA = re.compile(r"^(?:__)?(?:cuda|cu)[A-Z]\w*$")
@@ -69,7 +69,7 @@ class Library:
     with a point as `float`; ctypes values, such as `ctypes.c_double(2)`, as what they are. A call returns an int."""
 
     def __init__(self, code: bytes, ptx: str, target: Target):
-        self._kernels = {name: Kernel.of(name, ptx, None, target) for name in entries(ptx)}
+        self._kernels = {name: Kernel.library(name, ptx, None, target) for name in entries(ptx)}
         with tempfile.NamedTemporaryFile(suffix=".so") as file:
             file.write(code)
             file.flush()
@@ -129,9 +129,9 @@ def _passed(value: Any) -> Any:
 class _Answers(Callbacks):
     """The functions that host code calls, answered by the GPU of the capture that is open."""
 
-    def __init__(self, of: Library):
+    def __init__(self, library: Library):
         super().__init__()
-        self.of = of
+        self.library = library
         self.refused = ""                    # the first function of CUDA that has no answer and was called
 
     def address(self, name: str) -> int:
@@ -149,8 +149,8 @@ class _Answers(Callbacks):
 
     def launch(self, gpu: Gpu, function: int, grid: Any, block: Any, shared: int, params: Any, attributes: Any,
                stream: int | None) -> None:
-        kernel = self.of.kernel_of(function)
-        handle = images.keep(gpu, images.Function(kernel.name, kernel))
+        kernel = self.library.kernel_of(function)
+        handle = images.keep(gpu, images.LoadedFunction(kernel.name, kernel))
         images.launch(gpu, handle, grid, block, shared, params, None, attributes, stream or 0)
 
 
@@ -212,8 +212,8 @@ class _Attributes(ctypes.Structure):
 
 
 def _attributes(a: _Answers, gpu: Gpu, to: Any, function: int) -> None:
-    kernel = a.of.kernel_of(function)
-    handle = images.keep(gpu, images.Function(kernel.name, kernel))
+    kernel = a.library.kernel_of(function)
+    handle = images.keep(gpu, images.LoadedFunction(kernel.name, kernel))
     shared, threads, registers, most_dynamic = (
         d.function_attribute(gpu, which, handle) for which in (d.SHARED_SIZE, d.MAX_THREADS, d.REGISTERS, d.MAX_DYNAMIC)
     )
@@ -222,7 +222,7 @@ def _attributes(a: _Answers, gpu: Gpu, to: Any, function: int) -> None:
 
 
 def _occupancy(a: _Answers, gpu: Gpu, to: Any, function: int, threads: int, shared: int, *flags: int) -> None:
-    kernel = a.of.kernel_of(function)
+    kernel = a.library.kernel_of(function)
     to[0] = d.resident(gpu.chip, kernel.registers, kernel.shared, threads, shared)
 
 
@@ -275,7 +275,7 @@ FUNCTIONS: dict[str, tuple[tuple, Callable[..., Any] | None]] = dict.fromkeys((
     "cudaLaunchKernel": ((_P, *_DIM3, *_DIM3, _P, c_size_t, _P), _launch),
     "__cudaLaunchKernel": ((_P, *_DIM3, *_DIM3, _P, c_size_t, _P), _launch),
     "cudaLaunchCooperativeKernel": ((_P, *_DIM3, *_DIM3, _P, c_size_t, _P), _launch_together),
-    "cudaLaunchKernelExC": ((POINTER(Config), _P, _P), _launch_ex),
+    "cudaLaunchKernelExC": ((POINTER(RuntimeLaunchConfig), _P, _P), _launch_ex),
     "__cudaGetKernel": ((_HANDLE, _P), _kernel),
     "cuTensorMapEncodeTiled": (
         (_P, c_int, c_int, _P, *(POINTER(c_uint64),) * 2, *(POINTER(c_uint32),) * 2, *(c_int,) * 4), _tensor_map,
@@ -368,8 +368,8 @@ def _built(text: str, file: str, target: Target, flags: list[str], included: dic
             command = [nvcc, "-c", "-lineinfo", "--keep", "-Xcompiler=-fPIC", f"-gencode=arch={virtual},code={virtual}"]
             _run([*command, *flags, "given.cu", "-o", "given.o"], folder, file)
             wanted = _symbols("given.o", folder, "--undefined-only")
-            own = set(re.findall(r"(__cuda\w+)\(", REGISTRATION))
-            names = [each for each in wanted if _OF_CUDA.match(each) and each not in own]
+            defined = set(re.findall(r"(__cuda\w+)\(", REGISTRATION))
+            names = [each for each in wanted if _OF_CUDA.match(each) and each not in defined]
             functions = _symbols("given.o", folder, "--defined-only", "--extern-only")
             (folder / "answers.c").write_text(REGISTRATION + _trampolines(names, functions))
             _run([compiler(), "-c", "-O1", "-fPIC", "-w", "answers.c", "-o", "answers.o"], folder, file)

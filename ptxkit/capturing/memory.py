@@ -74,8 +74,8 @@ def behind(given: Mapping[str, Any]) -> Mapping[str, torch.Tensor]:
         return given
     storages = _storages()
     found = {name: thing for name, thing in given.items() if name not in others}
-    for name, at in others.items():
-        whole = [each for each in storages if each.data_ptr() <= at < each.data_ptr() + each.numel()]
+    for name, address in others.items():
+        whole = [each for each in storages if each.data_ptr() <= address < each.data_ptr() + each.numel()]
         found |= {f"memory behind {name}": each for each in whole}
     return found
 

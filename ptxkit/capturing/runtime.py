@@ -40,7 +40,7 @@ class _Attribute(ctypes.Structure):
     _fields_ = (("id", c_uint), ("pad", c_uint), ("value", c_uint * 16))
 
 
-class Config(ctypes.Structure):
+class RuntimeLaunchConfig(ctypes.Structure):
     """cudaLaunchConfig_t."""
 
     _fields_ = (
@@ -224,7 +224,7 @@ FUNCTIONS: dict[str, tuple[tuple, str]] = {
     "_cudaGetDeviceCount": ((_OUT,), "device_count"),
     "_cudaDeviceGetAttribute": ((_OUT, c_int, c_int), "device_attribute"),
     "_cudaOccupancyMaxActiveBlocksPerMultiprocessor": ((_OUT, _P, c_int, c_size_t), "occupancy"),
-    "_cudaLaunchKernelEx": ((POINTER(Config), _P, _HANDLE), "launch_ex"),
+    "_cudaLaunchKernelEx": ((POINTER(RuntimeLaunchConfig), _P, _HANDLE), "launch_ex"),
     "_cudaLaunchKernel": ((_P, *(c_int,) * 6, _HANDLE, c_size_t, _P), "launch"),
     "_cudaStreamSynchronize": ((_P,), "nothing"),
     "_cudaDeviceSynchronize": ((), "nothing"),

@@ -13,7 +13,7 @@ from ptxkit.errors import PtxkitError
 
 from .. import advice, launches, tensormap
 from ..chips import Chip
-from ..findings import FREED, Finding, Place, SimulationError
+from ..findings import FREED, Finding, FindingPlace, SimulationError
 from ..timing.clock import together
 from . import memory
 from .arena import Heap
@@ -105,7 +105,7 @@ class Session:
         if not (lost := [block for block in heap.given if heap.is_gone(block)]):
             return []
         touched = [*heap.arena.among(finding.address for finding in run.findings if finding.kind == FREED.id)]
-        place = Place(run._program.kernel.line, f".entry {run.kernel}", None)
+        place = FindingPlace(run._program.kernel.line, f".entry {run.kernel}", None)
         return [
             Finding(FREED.id, f"an argument points into memory of {block}", run.kernel, 0, 0, 0, place, None, 1,
                     block.address, advice=advice.FREED)

@@ -33,7 +33,7 @@ class Driver:
     def __init__(self, session: Session):
         self.session = session
         self.utils = self
-        self.launcher_cls = lambda src, metadata: Launcher(session, src, metadata)
+        self.launcher_cls = lambda src, metadata: TritonLauncher(session, src, metadata)
 
     def get_current_device(self) -> int:
         major, minor = self.session.device.target.cc
@@ -98,7 +98,7 @@ class Driver:
         """Do nothing: nothing was loaded."""
 
 
-class Launcher:
+class TritonLauncher:
     """One compiled kernel.  Triton keeps it for as long as the kernel; it launches into the capture of the day."""
 
     def __init__(self, session: Session, src: Any, metadata: Any):

@@ -50,15 +50,15 @@ class Builders:
     """Processes that build.  `build` may be called from several threads, each of which then has one to itself."""
 
     def __init__(self) -> None:
-        self._all: list[Builder] = []
-        self._idle: defaultdict[str, list[Builder]] = defaultdict(list)      # door -> those with its compiler
+        self._all: list[BuilderProcess] = []
+        self._idle: defaultdict[str, list[BuilderProcess]] = defaultdict(list)      # door -> those with its compiler
         self._stopped = False
 
     def build(self, recipe: AnyRecipe) -> Entry:
         try:
             builder = self._idle[recipe.door].pop()
         except IndexError:
-            if (builder := Builder.started(recipe.door)) is None:
+            if (builder := BuilderProcess.started(recipe.door)) is None:
                 with _HERE:
                     return recipe.build()
             self._all.append(builder)
@@ -84,7 +84,7 @@ class Builders:
             builder.end()
 
 
-class Builder:
+class BuilderProcess:
     """A process that builds kernels."""
 
     def __init__(self, door: str) -> None:
@@ -102,7 +102,7 @@ class Builder:
             )
 
     @classmethod
-    def started(cls, door: str) -> Builder | None:
+    def started(cls, door: str) -> BuilderProcess | None:
         """Start a process; return None if none can be started that imports the compiler of this door."""
         if "python" not in os.path.basename(sys.executable or ""):           # the program that Python is embedded in
             return None

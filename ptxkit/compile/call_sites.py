@@ -75,7 +75,7 @@ def kept() -> Iterator[CallSites]:
 
     known: dict[int, tuple[bool, CodeType]] = {}  # keys are ids of code objects, which stay referenced
 
-    def own(frame: FrameType) -> bool:
+    def of_program(frame: FrameType) -> bool:
         code = frame.f_code
         if id(code) not in known:
             known[id(code)] = not foreign(frame), code
@@ -84,7 +84,7 @@ def kept() -> Iterator[CallSites]:
     def numbered(loc: Any) -> Any:
         if loc is None or _KEEPING[-1] is not sites:
             return loc
-        places = callers(sys._getframe(1), own)
+        places = callers(sys._getframe(1), of_program)
         number = sites.number(places[1:]) if len(places) > 1 else None
         return loc if number is None else ir.Location.file(*places[0], number)  # type: ignore[attr-defined]
 
@@ -96,12 +96,12 @@ def kept() -> Iterator[CallSites]:
         _KEEPING.pop()
 
 
-def callers(frame: FrameType | None, own: Callable[[FrameType], bool]) -> tuple[Place, ...]:
+def callers(frame: FrameType | None, wanted: Callable[[FrameType], bool]) -> tuple[Place, ...]:
     """The line of a short function that the kernel is in, and who called that, up to a longer function."""
     found: list[Place] = []
     before = None
     while frame is not None and frame.f_code.co_name != ENTRY:
-        if own(frame):
+        if wanted(frame):
             place = frame.f_code.co_filename, frame.f_lineno
             function = place[0], span(*place)
             if function != before:                                           # the DSL makes functions of branches

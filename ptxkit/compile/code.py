@@ -49,13 +49,13 @@ def entries(ptx: str) -> dict[str, tuple[Param, ...]]:
     """Kernel name -> its parameters, for every entry of a PTX text."""
     found: dict[str, tuple[Param, ...]] = {match[1]: () for match in _ENTRY_WITHOUT_PARAMETERS.finditer(ptx)}
     for match in _ENTRY.finditer(ptx):
-        params, at = [], 0
+        params, offset = [], 0
         for align, kind, count in _PARAM.findall(match[2]):
             one = int(re.sub(r"\D", "", kind)) // 8
             size = one * int(count or 1)
-            at += -at % int(align or one)
-            params.append(Param(at, size, kind))
-            at += size
+            offset += -offset % int(align or one)
+            params.append(Param(offset, size, kind))
+            offset += size
         found[match[1]] = tuple(params)
     return found
 
@@ -161,10 +161,10 @@ class Code:
     @functools.cached_property
     def layout(self) -> struct.Struct:
         """The parameter buffer as a struct: one value for each parameter, gaps left out."""
-        form, at = ["<"], 0
+        form, offset = ["<"], 0
         for param in self.params:
-            form.append(f"{param.offset - at}x{param.form}")
-            at = param.offset + param.size
+            form.append(f"{param.offset - offset}x{param.form}")
+            offset = param.offset + param.size
         return struct.Struct("".join(form))
 
     @functools.cached_property

@@ -30,7 +30,7 @@ from . import call_sites, store
 from .code import entries
 from .errors import BuildError, MissingCompilerError
 from .kernel import Kernel
-from .launching import taker
+from .launching import launch_sink
 from .recipes import ConfiguredRecipe, imported
 from .target import Target, parse
 
@@ -55,7 +55,7 @@ class Compiled:
     module: bytes = field(repr=False)        # the compiled host code, as MLIR bytecode
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        found = taker()
+        found = launch_sink()
         return self.function(*args, **kwargs) if found is None else found.call(self, args, kwargs)
 
 

@@ -54,7 +54,7 @@ class Attribute(ctypes.Structure):
     _fields_ = (("id", c_uint), ("pad", c_uint), ("value", c_uint * 16))
 
 
-class Config(ctypes.Structure):
+class LaunchConfig(ctypes.Structure):
     """CUlaunchConfig."""
 
     _fields_ = (
@@ -69,7 +69,7 @@ class Config(ctypes.Structure):
     )
 
 
-class Shape(NamedTuple):
+class LaunchShape(NamedTuple):
     """What launches share that differ in grid, arguments and stream alone."""
 
     block: Dim3                              # threads of a CTA
@@ -82,14 +82,14 @@ class Shape(NamedTuple):
 class _Slot:
     """What one launch hands to the driver; threads that launch at once have one each."""
 
-    def __init__(self, kernel: Code, shape: Shape):
+    def __init__(self, kernel: Code, shape: LaunchShape):
         size = kernel.layout.size
         kept = ctypes.create_string_buffer(size + MAP_ALIGNMENT)
         self.buffer = (ctypes.c_char * size).from_buffer(kept, -ctypes.addressof(kept) % MAP_ALIGNMENT)
-        at = ctypes.addressof(self.buffer)
-        self.params = (c_void_p * len(kernel.params))(*(at + param.offset for param in kernel.params))
+        address = ctypes.addressof(self.buffer)
+        self.params = (c_void_p * len(kernel.params))(*(address + param.offset for param in kernel.params))
         attributes = _attributes(shape)
-        self.config = Config(
+        self.config = LaunchConfig(
             block=shape.block, dynamic_shared=shape.dynamic_shared, attributes=attributes, count=len(attributes)
         )
         self.pointers = ctypes.addressof(self.config), ctypes.addressof(self.params)
@@ -98,7 +98,7 @@ class _Slot:
 class _Ready:
     """A kernel that a device has loaded, for launches of one shape."""
 
-    def __init__(self, kernel: Code, shape: Shape, device: int):
+    def __init__(self, kernel: Code, shape: LaunchShape, device: int):
         self.kernel, self.shape, self.device = kernel, shape, device         # an id in _READY is of a kernel that lives
         self.handle = _handle(kernel, device).allowing(shape)
         self.call = _cuda().cuLaunchKernelEx
@@ -128,21 +128,21 @@ class _Handle(NamedTuple):
     kernel: Code
     device: int
     handle: int
-    told: dict[int, int]                     # what the driver was told about it
+    attributes: dict[int, int]                     # what the driver was told about it
 
-    def allowing(self, shape: Shape) -> int:
+    def allowing(self, shape: LaunchShape) -> int:
         """Allow this kernel the shared memory and the cluster of a launch."""
         x, y, z = shape.cluster
         for attribute, value in ((DYNAMIC_SHARED, shape.dynamic_shared), (ANY_CLUSTER, int(x * y * z > 8))):
-            if value > self.told.get(attribute, 0):
+            if value > self.attributes.get(attribute, 0):
                 asked = f"allowing {self.kernel.name} {shape.dynamic_shared} bytes and clusters of {x * y * z}"
                 _check(_cuda().cuKernelSetAttribute(attribute, value, self.handle, self.device), asked)
-                self.told[attribute] = value
+                self.attributes[attribute] = value
         return self.handle
 
 
 # id of a kernel, device, shape of its launches
-_READY: dict[tuple[int, int, Shape], _Ready] = {}
+_READY: dict[tuple[int, int, LaunchShape], _Ready] = {}
 # id of a kernel, device
 _HANDLES: dict[tuple[int, int], _Handle] = {}
 _LOADING = threading.RLock()
@@ -150,7 +150,7 @@ _torch: Any = None                           # torch._C, once torch uses CUDA
 
 
 def launch(
-    kernel: Code, grid: Dim3, shape: Shape, values: Sequence[Any], args: Sequence[Any], stream: int | None = None,
+    kernel: Code, grid: Dim3, shape: LaunchShape, values: Sequence[Any], args: Sequence[Any], stream: int | None = None,
     kept: dict[int, _Ready] | None = None,
 ) -> None:
     """Start a kernel on the current device, on `stream` or on torch's current one; `values` are `addresses(args)`.
@@ -170,7 +170,7 @@ def launch(
     ready.launch(grid, values, args, stream)
 
 
-def _ready(kernel: Code, shape: Shape, device: int) -> _Ready:
+def _ready(kernel: Code, shape: LaunchShape, device: int) -> _Ready:
     try:
         return _READY[id(kernel), device, shape]
     except KeyError:
@@ -253,7 +253,7 @@ def _load(kernel: Code, device: int) -> c_void_p:
     return library
 
 
-def _attributes(shape: Shape) -> ctypes.Array:
+def _attributes(shape: LaunchShape) -> ctypes.Array:
     found = []
     if shape.cluster != (1, 1, 1):
         found.append(Attribute(CLUSTER, 0, shape.cluster))

@@ -48,12 +48,12 @@ def resources(cubin: bytes) -> dict[str, Resources]:
             (registers if attribute == REGISTERS else stack)[symbol] = number
     found = {}
     for symbol, name in enumerate(_symbols(cubin, sections)):
-        own = sections.get(f".nv.info.{name}")
-        if own is None or not name:
+        section = sections.get(f".nv.info.{name}")
+        if section is None or not name:
             continue
         shared = sections.get(f".nv.shared.{name}")
         found[name] = Resources(
-            registers.get(symbol, 0), stack.get(symbol, 0), shared.size if shared else 0, _params(own.read(cubin))
+            registers.get(symbol, 0), stack.get(symbol, 0), shared.size if shared else 0, _params(section.read(cubin))
         )
     return found
 
@@ -68,13 +68,13 @@ def _params(info: bytes) -> tuple[tuple[int, int], ...]:
 
 
 def _attributes(info: bytes):
-    at = 0
-    while at + 4 <= len(info):
-        kind, attribute, size = struct.unpack_from("<BBH", info, at)
-        at += 4
+    offset = 0
+    while offset + 4 <= len(info):
+        kind, attribute, size = struct.unpack_from("<BBH", info, offset)
+        offset += 4
         if kind == SIZED:
-            yield attribute, info[at : at + size]
-            at += size
+            yield attribute, info[offset : offset + size]
+            offset += size
 
 
 def _sections(image: bytes) -> list[_Section]:
@@ -86,8 +86,8 @@ def _sections(image: bytes) -> list[_Section]:
 
 def _symbols(image: bytes, sections: dict[str, _Section]) -> list[str]:
     table, texts = sections[".symtab"].read(image), sections[".strtab"].read(image)
-    return [_text(texts, struct.unpack_from("<I", table, at)[0]) for at in range(0, len(table), 24)]
+    return [_text(texts, struct.unpack_from("<I", table, offset)[0]) for offset in range(0, len(table), 24)]
 
 
-def _text(table: bytes, at: int) -> str:
-    return table[at : table.index(b"\0", at)].decode()
+def _text(table: bytes, offset: int) -> str:
+    return table[offset : table.index(b"\0", offset)].decode()

@@ -8,8 +8,8 @@ from typing import Any
 
 from . import driver
 from .code import Code, Dim3, addresses, dim3
-from .driver import Shape
-from .launching import Launch, taker
+from .driver import LaunchShape
+from .launching import Launch, launch_sink
 
 
 @dataclass(frozen=True)
@@ -34,9 +34,9 @@ class Kernel(Code):
         `tensors` are those that the kernel may touch, by name, where the arguments do not show them all; `config` is
         what the kernel was built for.
         """
-        shape = Shape(dim3(block), dim3(cluster), dynamic_shared, pdl, cooperative)
+        shape = LaunchShape(dim3(block), dim3(cluster), dynamic_shared, pdl, cooperative)
         grid, values = dim3(grid), addresses(args)
-        if (found := taker()) is None:
+        if (found := launch_sink()) is None:
             return driver.launch(self, grid, shape, values, args, stream)
         return found.launch(self._described(grid, shape, values, args, _tensors(args, tensors), config, stream))
 
@@ -52,11 +52,11 @@ class Kernel(Code):
         config: Any = None,
     ) -> Bound:
         """Return a `launch` that still needs the tensors, which come before the numbers."""
-        shape = Shape(dim3(block), dim3(cluster), dynamic_shared, pdl, cooperative)
+        shape = LaunchShape(dim3(block), dim3(cluster), dynamic_shared, pdl, cooperative)
         return Bound(self, dim3(grid), numbers, shape, config)
 
     def _described(
-        self, grid: Dim3, shape: Shape, values: Sequence[Any], args: Sequence[Any], tensors: Mapping[str, Any],
+        self, grid: Dim3, shape: LaunchShape, values: Sequence[Any], args: Sequence[Any], tensors: Mapping[str, Any],
         config: Any = None, stream: int | None = None,
     ) -> Launch:
         """Describe a launch to a replacement of the driver; `values` are `addresses(args)`."""
@@ -70,7 +70,7 @@ class Kernel(Code):
 class Bound:
     """Launches of a kernel that differ in tensors alone."""
 
-    def __init__(self, kernel: Kernel, grid: Dim3, numbers: Sequence[Any], shape: Shape, config: Any = None):
+    def __init__(self, kernel: Kernel, grid: Dim3, numbers: Sequence[Any], shape: LaunchShape, config: Any = None):
         self.kernel, self.grid, self.numbers, self.shape = kernel, grid, [*numbers], shape
         self.config = config
         self._ready: dict[int, Any] = {}                                     # device -> the driver's part
@@ -78,7 +78,7 @@ class Bound:
     def __call__(self, *tensors: Any) -> Any:
         """Launch with tensors, Places or None.  An address alone is refused: nothing would hold its memory."""
         values = [0 if x is None else x.data_ptr() for x in tensors] + self.numbers
-        if (found := taker()) is None:
+        if (found := launch_sink()) is None:
             return driver.launch(self.kernel, self.grid, self.shape, values, values, kept=self._ready)
         described = self.kernel._described(self.grid, self.shape, values, values, _tensors(tensors), self.config)
         return found.launch(described)

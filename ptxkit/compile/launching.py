@@ -34,7 +34,7 @@ class Launch:
     stream: int | None = None                # None: the current one
 
 
-class Taker(Protocol):
+class LaunchSink(Protocol):
     """A replacement for the driver."""
 
     def launch(self, launch: Launch) -> Any: ...
@@ -46,25 +46,25 @@ class Taker(Protocol):
         """The 128 bytes of a tensor map; the fields are those of `driver.tensor_map`."""
 
 
-_TAKER: ContextVar[Taker | None] = ContextVar("ptxkit.compile.taker", default=None)
+_SINK: ContextVar[LaunchSink | None] = ContextVar("ptxkit.launch_sink", default=None)
 
 
-def taker() -> Taker | None:
+def launch_sink() -> LaunchSink | None:
     """The current destination of launches; None is the driver."""
-    return _TAKER.get()
+    return _SINK.get()
 
 
 @contextlib.contextmanager
-def redirect(to: Taker) -> Iterator[None]:
+def redirect(to: LaunchSink) -> Iterator[None]:
     """Send launches that this thread makes inside the block to `to`."""
-    token = _TAKER.set(to)
+    token = _SINK.set(to)
     try:
         yield
     finally:
-        _TAKER.reset(token)
+        _SINK.reset(token)
 
 
 def tensor_map(**fields: Any) -> bytes:
     """A tensor map for later launches, encoded by their destination."""
-    found = taker()
+    found = launch_sink()
     return driver.tensor_map(**fields) if found is None else found.tensor_map(**fields)

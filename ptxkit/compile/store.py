@@ -42,7 +42,7 @@ SOURCES = {".py", ".cu", ".cuh"}             # suffixes of the files that kernel
 Entry = dict[str, bytes]
 
 
-class Kept(NamedTuple):
+class StoredKernel(NamedTuple):
     """A file of the store."""
 
     key: str
@@ -223,14 +223,14 @@ class Store:
         except OSError:
             return None
 
-    def entries(self) -> Iterator[Kept]:
+    def entries(self) -> Iterator[StoredKernel]:
         """Every entry, damaged and misplaced ones as well; reading them does not count as use."""
         for path in sorted(self.folder.glob("[0-9a-f][0-9a-f]/*.kernel")):
             with contextlib.suppress(OSError):
                 found = path.lstat()
                 raw = self._read(path)
                 parsed = _parsed(path.stem, raw) if path == self._path(path.stem) else None
-                yield Kept(path.stem, path, found.st_size, found.st_mtime, parsed and parsed[0])
+                yield StoredKernel(path.stem, path, found.st_size, found.st_mtime, parsed and parsed[0])
 
     def sweep(self) -> int:
         """Remove files of dead processes; returns their bytes."""
@@ -360,10 +360,10 @@ def _parsed(key: str, raw: bytes) -> tuple[dict[str, Any], Entry] | None:
         return None
     line, _, rest = body.partition(b"\n")
     header = json.loads(line)
-    entry, at = {}, 0
+    entry, offset = {}, 0
     for name, size in header["parts"]:
-        entry[name] = rest[at : at + size]
-        at += size
+        entry[name] = rest[offset : offset + size]
+        offset += size
     return header["about"], entry
 
 

@@ -19,10 +19,10 @@ from typing import Any
 
 from . import driver, store
 from .code import addresses, dim3
-from .driver import Shape
+from .driver import LaunchShape
 from .errors import BuildError, MissingCompilerError
 from .kernel import Kernel
-from .launching import taker, tensor_map
+from .launching import launch_sink, tensor_map
 from .recipes import Constant, imported, source, triton_version
 from .repairs import repaired
 from .target import Target, parse
@@ -168,7 +168,7 @@ class TritonKernel(Kernel):
         flat = [*(args if self._plain else flatten(self.signature, args, iter(self.maps))), scratch, 0]
         values = addresses(flat)                                             # 0: no scratch memory for a profile
         self._hold(values if self._plain else addresses(args))
-        if (found := taker()) is None:
+        if (found := launch_sink()) is None:
             return driver.launch(self, grid, self._shape, values, flat, stream)
         tensors = dict(_tensors(zip(self.names, args)))
         tensors |= {"global scratch": scratch} if self.scratch else {}
@@ -192,8 +192,8 @@ class TritonKernel(Kernel):
         )
 
     @functools.cached_property
-    def _shape(self) -> Shape:
-        return Shape(
+    def _shape(self) -> LaunchShape:
+        return LaunchShape(
             (32 * self.num_warps, 1, 1), (self.num_ctas, 1, 1), self.dynamic_shared, self.pdl, self.cooperative
         )
 
@@ -348,7 +348,7 @@ def _descriptor(arg: Any, lowered: Mapping[str, Any] | None) -> list[Any]:
     if lowered.get("fp4_padded"):
         dims[0] *= 2                         # the tensor has bytes, the map their halves
     if lowered.get("is_im2col"):
-        if taker() is None:
+        if launch_sink() is None:
             raise BuildError("ptxkit.compile.triton launches no descriptor in im2col mode on a GPU; a capture runs it.")
         im2col = _image(arg, pixels=box.pop())
     found = tensor_map(

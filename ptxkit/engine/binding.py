@@ -15,7 +15,7 @@ U8, U16, U32, U64, S32, S64 = (
 F64 = ctypes.c_double
 
 
-class Finding(ctypes.Structure):
+class FindingRecord(ctypes.Structure):
     _fields_ = [(n, S32) for n in ("kind", "ins", "other_ins", "cta", "warp", "lane", "space")]
     _fields_ += [(n, S32) for n in ("actor", "other_actor", "other_cluster", "other_warp", "padding")]
     _fields_ += [(n, U64) for n in ("address", "size", "count")]
@@ -55,10 +55,10 @@ class Region(ctypes.Structure):
     ]
 
 
-TRIGGERED_EARLY = 2  # a bit of Launch.triggered
+TRIGGERED_EARLY = 2  # a bit of LaunchRecord.triggered
 
 
-class Launch(ctypes.Structure):
+class LaunchRecord(ctypes.Structure):
     _fields_ = [
         ("program", ctypes.c_void_p),
         ("grid", U32 * 3),
@@ -81,7 +81,7 @@ class Launch(ctypes.Structure):
         ("fatal", U64),
         ("max_registers", S32),
         ("max_findings", S32),
-        ("findings", ctypes.POINTER(Finding)),
+        ("findings", ctypes.POINTER(FindingRecord)),
         ("nfindings", S32),
         ("stopped", S32),
         ("counters", ctypes.POINTER(Counter)),
@@ -115,7 +115,7 @@ CLOCK_CONSTANTS = (
 )
 
 
-class Timing(ctypes.Structure):
+class TimingRecord(ctypes.Structure):
     _fields_ = [("issue", F64), ("busy", F64 * len(PIPES)), ("latency", F64), ("hold", F64), ("operands", F64)]
     _fields_ += [(n, S32) for n in ("first", "nsources", "nresults", "flags", "stall")]
 
@@ -153,7 +153,8 @@ def engine():
     lib.free_program.argtypes = [ctypes.c_void_p]
     lib.free_records.argtypes = [ctypes.c_void_p]
     lib.sizes.restype = U64
-    checked = dict(enumerate((Launch, Finding, Counter, Region))) | {6: Timing, 7: ClockSetting, 8: TraceRecord}
+    checked = dict(enumerate((LaunchRecord, FindingRecord, Counter, Region)))
+    checked |= {6: TimingRecord, 7: ClockSetting, 8: TraceRecord}
     for n, record in checked.items():
         assert lib.sizes(n) == ctypes.sizeof(record), (
             f"{record.__name__}: {lib.sizes(n)} bytes in C, {ctypes.sizeof(record)} here"

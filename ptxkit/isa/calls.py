@@ -64,10 +64,12 @@ def _target(b, f):
         saved = [(b.registers[r], WIDTHS[b.kernel.registers[r]]) for r in f.registers if r in b.registers]
         saved += [(register, 8) for _, register in pointers]
         static = [(b.symbols[v.name][1], v.size) for v in f.variables if v.space == "param"]
-        local = (min((at for at, _ in static), default=0), max((at + size for at, size in static), default=0))
+        ends = [(begin, begin + size) for begin, size in static]
+        local = (min((begin for begin, _ in ends), default=0), max((end for _, end in ends), default=0))
     frame = b.frames.get(f.name, 0)
     head = [b.code_address(f.name), f.first, int(f.recursive), frame, *local, len(saved), len(pointers)]
-    tail = [*places, *(n for pair in saved for n in pair), *(n for at, register in pointers for n in (register, at))]
+    turned = [(register, offset) for offset, register in pointers]
+    tail = [*places, *(n for pair in (*saved, *turned) for n in pair)]
     return [1 + len(head) + len(tail), *head, *tail]
 
 

@@ -59,7 +59,7 @@ class Op:
 
 
 @dataclass
-class Place:
+class AddressOperand:
     """An address operand: the register (its offset) that holds the base, whether that is 64 bits, what to add."""
 
     register: int

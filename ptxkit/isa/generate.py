@@ -44,8 +44,8 @@ def _read(row, letter, kind, k):
 
 def _written(row, value, k):
     name, shift = _element(row.target, k)
-    made = f"{name}_to({value}, rounding, {_flags(row, name)})"
-    return f"({KINDS[row.target].word}){made} << {shift}" if shift else made
+    result = f"{name}_to({value}, rounding, {_flags(row, name)})"
+    return f"({KINDS[row.target].word}){result} << {shift}" if shift else result
 
 
 def _lane(row):
@@ -130,8 +130,8 @@ def _carrying(row):
 def _comparison(name, kind, value):
     """Return a function that compares two registers in all lanes; `shift` picks the element of a packed type."""
     c, word = KINDS[kind].c, KINDS[kind].word
-    at = " >> shift" if kind in ("f16", "bf16") else ""
-    reads = " ".join(f"const {c} {n} = {kind}_of({n.upper()}[l]{at}, flags);" for n in "ab")
+    shift = " >> shift" if kind in ("f16", "bf16") else ""
+    reads = " ".join(f"const {c} {n} = {kind}_of({n.upper()}[l]{shift}, flags);" for n in "ab")
     return f"""static inline u32 {name}(const Warp *w, const s32 *arg, int flags, int shift) {{
     const {word} *A = R{word[1:]}(w, arg[0]), *B = R{word[1:]}(w, arg[1]);
     u32 bits = 0;
@@ -176,5 +176,5 @@ def sources():
 
 def _functions(table):
     names, bodies = handlers()
-    made = dict.fromkeys(names[row, constants] for row in table for constants in row.variants.values())
-    return [f"Outcome {name}(Warp *w, const Ins *i, u32 lanes) {{\n    {bodies[name]}\n}}" for name in made]
+    functions = dict.fromkeys(names[row, constants] for row in table for constants in row.variants.values())
+    return [f"Outcome {name}(Warp *w, const Ins *i, u32 lanes) {{\n    {bodies[name]}\n}}" for name in functions]

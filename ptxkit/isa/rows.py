@@ -19,7 +19,7 @@ import re
 from typing import NamedTuple
 
 
-class Kind(NamedTuple):
+class Operand(NamedTuple):
     """How C holds an operand: its type there, the register's words, and the bits of one element of `count`."""
 
     c: str
@@ -31,21 +31,21 @@ class Kind(NamedTuple):
 
 _NARROW = {"f16": 16, "bf16": 16, "e4m3": 8, "e5m2": 8, "e2m3": 8, "e3m2": 8, "e2m1": 4, "ue8m0": 8}
 KINDS = {
-    "pred": Kind("u32", "pred", 1),
-    **{f"{s}{n}": Kind(f"{s}{n}", "u64" if n == 64 else "u32", n) for s in "us" for n in (8, 16, 32, 64)},
-    **{f"b{n}": Kind(f"u{n}", "u64" if n == 64 else "u32", n) for n in (8, 16, 32, 64)},
-    "f32": Kind("float", "u32", 32),
-    "f64": Kind("double", "u64", 64),
-    "tf32": Kind("float", "u32", 32),
+    "pred": Operand("u32", "pred", 1),
+    **{f"{s}{n}": Operand(f"{s}{n}", "u64" if n == 64 else "u32", n) for s in "us" for n in (8, 16, 32, 64)},
+    **{f"b{n}": Operand(f"u{n}", "u64" if n == 64 else "u32", n) for n in (8, 16, 32, 64)},
+    "f32": Operand("float", "u32", 32),
+    "f64": Operand("double", "u64", 64),
+    "tf32": Operand("float", "u32", 32),
     # a NaN keeps its payload
-    "f32nan": Kind("float", "u32", 32),
-    "f16nan": Kind("float", "u32", 16),
-    "bf16nan": Kind("float", "u32", 16),
-    **{name: Kind("float", "u32", bits) for name, bits in _NARROW.items()},
-    **{f"{name}x2": Kind("float", "u32", 2 * bits, 2, name) for name, bits in _NARROW.items()},
-    "u16x2": Kind("u16", "u32", 32, 2, "u16"),
-    "s16x2": Kind("s16", "u32", 32, 2, "s16"),
-    "f32x2": Kind("float", "u64", 64, 2, "f32"),
+    "f32nan": Operand("float", "u32", 32),
+    "f16nan": Operand("float", "u32", 16),
+    "bf16nan": Operand("float", "u32", 16),
+    **{name: Operand("float", "u32", bits) for name, bits in _NARROW.items()},
+    **{f"{name}x2": Operand("float", "u32", 2 * bits, 2, name) for name, bits in _NARROW.items()},
+    "u16x2": Operand("u16", "u32", 32, 2, "u16"),
+    "s16x2": Operand("s16", "u32", 32, 2, "s16"),
+    "f32x2": Operand("float", "u64", 64, 2, "f32"),
 }
 TYPES = frozenset(KINDS) - {"f32nan", "f16nan", "bf16nan"} | {"b128", "u2", "s2", "u4", "s4"}
 WIDER = {"u16": "u32", "s16": "s32", "u32": "u64", "s32": "s64", "u64": "unsigned __int128", "s64": "__int128"}
@@ -62,17 +62,17 @@ GROUPS = {
 }
 
 
-class Choice(NamedTuple):
+class Words(NamedTuple):
     """One place of a name: the words that may stand there; each is a tuple, since `{.xorsign.abs}` comes whole."""
 
     words: tuple[tuple[str, ...], ...]
     optional: bool
 
 
-class Row(NamedTuple):
+class InstructionRow(NamedTuple):
     name: str
     literals: frozenset[str]  # words that must be there
-    choices: tuple[Choice, ...]
+    choices: tuple[Words, ...]
     types: tuple[str, ...]  # spellings that share a handler: ("u32", "s32"), or ("f32.bf16",)
     value: str
     target: str  # kinds
@@ -149,9 +149,9 @@ def _choices(name):
     for braced, plain in re.findall(r"\{\.([\w.]+)\}|\.(\w+(?:::\w+)?)", name):
         words = braced or plain
         if words in GROUPS:
-            choices.append(Choice(tuple((w,) for w in GROUPS[words]), bool(braced)))
+            choices.append(Words(tuple((w,) for w in GROUPS[words]), bool(braced)))
         elif braced:
-            choices.append(Choice((tuple(words.split(".")),), True))
+            choices.append(Words((tuple(words.split(".")),), True))
         else:
             literals.add(plain)
     return frozenset(literals), tuple(choices)
@@ -159,7 +159,7 @@ def _choices(name):
 
 def rows(*table):
     """Return the rows from `(name, types, value[, operands])`, one for each entry of `types`."""
-    made = []
+    found = []
     for name, types, value, *operands in table:
         literals, choices = _choices(name)
         for entry in types.split():
@@ -167,10 +167,9 @@ def rows(*table):
             first, second = (*spelled[0].split("."), "")[:2]
             text = operands[0] if operands else "T = " + ", ".join("T" for v in "abce" if re.search(rf"\b{v}\b", value))
             kinds = [_kind(k, first, second) for k in re.findall(r"\w+", text)]
-            made.append(
-                Row(name, literals, choices, spelled, _spelled_out(value, first, second), kinds[0], tuple(kinds[1:]))
-            )
-    return tuple(made)
+            value_in_c = _spelled_out(value, first, second)
+            found.append(InstructionRow(name, literals, choices, spelled, value_in_c, kinds[0], tuple(kinds[1:])))
+    return tuple(found)
 
 
 def _kind(name, first, second):

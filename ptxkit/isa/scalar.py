@@ -36,9 +36,9 @@ def _find(parts, count):
     words = frozenset(parts[1:]) - TYPES
     for row in _index().get((parts[0], types), ()):
         if len(row.sources) == count - 1 and (asked := row.match(words)):
-            own = generate.handlers()[0].get((row, asked))
-            handler = own or generate.handlers()[0][row, None]
-            mods = () if own and not row.masked else asked
+            exact = generate.handlers()[0].get((row, asked))
+            handler = exact or generate.handlers()[0][row, None]
+            mods = () if exact and not row.masked else asked
             return row, (row.target, *row.sources), handler, mods, row.carries, row.masked
     return None
 

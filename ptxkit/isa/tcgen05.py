@@ -133,10 +133,10 @@ def _lower_move(b, ins, parts, handler, packing):
     operands = list(ins.operands)
     half = 0
     if shape == "16x32bx2":
-        at = next((n for n, o in enumerate(operands) if isinstance(o, Immediate)), None)
-        if at is None:
+        position = next((n for n, o in enumerate(operands) if isinstance(o, Immediate)), None)
+        if position is None:
             b.fail("no offset of the second half", "an immediate after the address")
-        half = operands.pop(at).value
+        half = operands.pop(position).value
     vectors = [o for o in operands if isinstance(o, Vector)]
     addresses = [o for o in operands if isinstance(o, Address)]
     rest = [o for o in operands if not isinstance(o, (Vector, Address))]

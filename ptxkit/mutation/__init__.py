@@ -1,9 +1,9 @@
 """Weakens every synchronising instruction of a kernel, one at a time; reports which losses the simulator notices."""
 
-from .rules import RULES, Rule
+from .rules import RULES, Weakening
 from .running import SCHEDULES, MutantsError, mutants
 from .sites import Mutant, mutants_of
-from .table import WAYS, Mutants, Outcome, Row
+from .table import WAYS, Mutants, Outcome, OutcomeRow
 
 __all__ = [
     "RULES",
@@ -13,8 +13,8 @@ __all__ = [
     "Mutants",
     "MutantsError",
     "Outcome",
-    "Row",
-    "Rule",
+    "OutcomeRow",
+    "Weakening",
     "mutants",
     "mutants_of",
 ]

@@ -20,7 +20,7 @@ from .sites import Mutant
 Tensors = Mapping[str, torch.Tensor]
 
 
-class Recorded(NamedTuple):
+class RecordedLaunch(NamedTuple):
     """One launch of an unchanged kernel."""
 
     kernel: tuple[str, str]                  # PTX and name
@@ -47,28 +47,28 @@ class Recorder:
     """Wraps the launches of a session and records each."""
 
     def __init__(self):
-        self.launches: list[Recorded] = []
+        self.launches: list[RecordedLaunch] = []
 
     def __call__(self, launch: Launch, simulate: Callable[..., Any]) -> Any:
         run, tensors = simulate(), launch.tensors
         known = tensors is not None and memory.with_pointees(tensors).keys() == tensors.keys()
         wrote = {name: x.detach().clone() for name, x in tensors.items()} if known else None
         key = launch.kernel.ptx, launch.kernel.name
-        self.launches.append(Recorded(key, launch.pdl, frozenset(run.executed), wrote))
+        self.launches.append(RecordedLaunch(key, launch.pdl, frozenset(run.executed), wrote))
         return run
 
 
 class Player:
     """Wraps the launches of a session with one changed kernel; raises a launch's findings."""
 
-    def __init__(self, mutant: Mutant, recorded: list[Recorded]):
+    def __init__(self, mutant: Mutant, recorded: list[RecordedLaunch]):
         self.mutant, self.recorded = mutant, recorded
-        self.at = -1
+        self.position = -1
         self.same = True                     # the memory is the same as when the launches were recorded
 
     def __call__(self, launch: Launch, simulate: Callable[..., Any]) -> Any:
-        self.at += 1
-        before = self.recorded[self.at] if self.at < len(self.recorded) else None
+        self.position += 1
+        before = self.recorded[self.position] if self.position < len(self.recorded) else None
         changed = self._is_changed(launch.kernel.ptx, launch.kernel.name)
         if self.same and before and not changed and not self._meets_a_changed_one() and before.repeat(launch.tensors):
             return None
@@ -83,7 +83,7 @@ class Player:
 
     def _meets_a_changed_one(self) -> bool:
         """Return whether a changed kernel may start before this launch has ended: all up to it may start early."""
-        for after in self.recorded[self.at + 1 :]:
+        for after in self.recorded[self.position + 1 :]:
             if not after.pdl:
                 return False
             if self._is_changed(*after.kernel):

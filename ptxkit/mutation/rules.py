@@ -26,7 +26,7 @@ ASYNC_WORK = {                               # what a commit covers
 }
 
 
-class Rule(NamedTuple):
+class Weakening(NamedTuple):
     name: str                                # the mutation's: stable, --json and docs quote it
     pattern: str                             # matches the opcode from its first character
     change: Callable[[Site], str | tuple[str, int] | None]
@@ -93,38 +93,38 @@ def for_the_cta_alone(site: Site) -> str | None:
 def before_the_last_one(site: Site) -> tuple[str, int] | None:
     """Return a commit before the last operation that it should cover, if both are in the same straight line."""
     (work,) = (work for commit, work in ASYNC_WORK.items() if site.opcode.startswith(commit))
-    at = site.earlier(work)
-    return None if at is None else (site.text, at)
+    index = site.earlier(work)
+    return None if index is None else (site.text, index)
 
 
 UNSAID = r"(?!.*\.(acquire|release|relaxed)\b)"
 RULES = (
-    Rule("does not wait", r"mbarrier\.(try|test)_wait\b", satisfied),
-    Rule("relaxed", rf"mbarrier\.(try|test)_wait\b{UNSAID}", said_relaxed(r"_wait(?:\.parity)?")),
-    Rule("relaxed", rf"mbarrier\.arrive(_drop)?\b{UNSAID}", said_relaxed(r"arrive(?:_drop)?(?:\.expect_tx)?")),
-    Rule("relaxed", rf"barrier\.cluster\.arrive\b{UNSAID}", lambda site: site.written(f"{site.opcode}.relaxed")),
-    Rule("relaxed", r"(ld|mbarrier)\b.*\.acquire\b", without("acquire", "relaxed")),
-    Rule("relaxed", r"(st|red|atom|mbarrier|barrier)\b.*\.release\b", without("release", "relaxed")),
-    Rule("relaxed", r"atom\b.*\.acquire\b", without("acquire", "relaxed")),
-    Rule("acquires nothing", r"(atom|red|fence)\b.*\.acq_rel\b", without("acq_rel", "release")),
-    Rule("releases nothing", r"(atom|red|fence)\b.*\.acq_rel\b", without("acq_rel", "acquire")),
-    Rule("for the CTA alone", rf"(?!fence\.(mbarrier_init|proxy)){ORDERED}", for_the_cta_alone),
-    Rule("one arrival less", r"mbarrier\.init\b", one_arrival_less),
-    Rule("one arrival less", r"mbarrier\.arrive(_drop)?\b(?!.*expect_tx)", arriving_once_less),
-    Rule("expects no bytes", r"mbarrier\.arrive(_drop)?\.expect_tx\b", expecting_no_bytes),
-    Rule("removed", r"mbarrier\.(arrive|arrive_drop|expect_tx|complete_tx)\b", removed),
-    Rule("removed", r"cp\.async\.mbarrier\.arrive\b", removed),
-    Rule("does not wait", r"(bar|barrier)(\.cta)?\.sync\b", arriving),
-    Rule("removed", r"(bar|barrier)(\.cta)?\.(sync|arrive)\b", removed),
-    Rule("removed", r"bar\.warp\.sync\b", removed),
-    Rule("removed", r"barrier\.cluster\.(arrive|wait)\b", removed),
-    Rule("removed", r"(fence|membar)\b", removed),
-    Rule("one group more in flight", r"(cp\.async|cp\.async\.bulk|wgmma)\.wait_group\b", one_group_more),
-    Rule("waits for reads alone", r"cp\.async\.bulk\.wait_group(?!\.read)", reads_alone),
-    Rule("removed", r"cp\.async\.wait_all\b", removed),
-    Rule("removed", "|".join(map(re.escape, ASYNC_WORK)), removed),
-    Rule("too early", "|".join(map(re.escape, ASYNC_WORK)), before_the_last_one),
-    Rule("removed", r"wgmma\.fence\b", removed),
-    Rule("removed", r"tcgen05\.(wait|fence)\b", removed),
-    Rule("removed", r"griddepcontrol\.wait\b", removed),
+    Weakening("does not wait", r"mbarrier\.(try|test)_wait\b", satisfied),
+    Weakening("relaxed", rf"mbarrier\.(try|test)_wait\b{UNSAID}", said_relaxed(r"_wait(?:\.parity)?")),
+    Weakening("relaxed", rf"mbarrier\.arrive(_drop)?\b{UNSAID}", said_relaxed(r"arrive(?:_drop)?(?:\.expect_tx)?")),
+    Weakening("relaxed", rf"barrier\.cluster\.arrive\b{UNSAID}", lambda site: site.written(f"{site.opcode}.relaxed")),
+    Weakening("relaxed", r"(ld|mbarrier)\b.*\.acquire\b", without("acquire", "relaxed")),
+    Weakening("relaxed", r"(st|red|atom|mbarrier|barrier)\b.*\.release\b", without("release", "relaxed")),
+    Weakening("relaxed", r"atom\b.*\.acquire\b", without("acquire", "relaxed")),
+    Weakening("acquires nothing", r"(atom|red|fence)\b.*\.acq_rel\b", without("acq_rel", "release")),
+    Weakening("releases nothing", r"(atom|red|fence)\b.*\.acq_rel\b", without("acq_rel", "acquire")),
+    Weakening("for the CTA alone", rf"(?!fence\.(mbarrier_init|proxy)){ORDERED}", for_the_cta_alone),
+    Weakening("one arrival less", r"mbarrier\.init\b", one_arrival_less),
+    Weakening("one arrival less", r"mbarrier\.arrive(_drop)?\b(?!.*expect_tx)", arriving_once_less),
+    Weakening("expects no bytes", r"mbarrier\.arrive(_drop)?\.expect_tx\b", expecting_no_bytes),
+    Weakening("removed", r"mbarrier\.(arrive|arrive_drop|expect_tx|complete_tx)\b", removed),
+    Weakening("removed", r"cp\.async\.mbarrier\.arrive\b", removed),
+    Weakening("does not wait", r"(bar|barrier)(\.cta)?\.sync\b", arriving),
+    Weakening("removed", r"(bar|barrier)(\.cta)?\.(sync|arrive)\b", removed),
+    Weakening("removed", r"bar\.warp\.sync\b", removed),
+    Weakening("removed", r"barrier\.cluster\.(arrive|wait)\b", removed),
+    Weakening("removed", r"(fence|membar)\b", removed),
+    Weakening("one group more in flight", r"(cp\.async|cp\.async\.bulk|wgmma)\.wait_group\b", one_group_more),
+    Weakening("waits for reads alone", r"cp\.async\.bulk\.wait_group(?!\.read)", reads_alone),
+    Weakening("removed", r"cp\.async\.wait_all\b", removed),
+    Weakening("removed", "|".join(map(re.escape, ASYNC_WORK)), removed),
+    Weakening("too early", "|".join(map(re.escape, ASYNC_WORK)), before_the_last_one),
+    Weakening("removed", r"wgmma\.fence\b", removed),
+    Weakening("removed", r"tcgen05\.(wait|fence)\b", removed),
+    Weakening("removed", r"griddepcontrol\.wait\b", removed),
 )

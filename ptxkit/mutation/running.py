@@ -14,8 +14,8 @@ from ..capturing import capture, memory
 from ..findings import SimulationError
 from ..ptx import PtxError
 from ..workers import forked
-from .replay import Player, Recorded, Recorder, equal
-from .rules import RULES, Rule
+from .replay import Player, RecordedLaunch, Recorder, equal
+from .rules import RULES, Weakening
 from .sites import Mutant, mutants_of
 from .table import Mutants, Outcome
 
@@ -38,18 +38,18 @@ class Standard(NamedTuple):
     run_it: Callable[[], Any]
     options: dict[str, Any]                  # what `capture` was given
     results: list[torch.Tensor]
-    launches: list[Recorded]
+    launches: list[RecordedLaunch]
 
     def executes(self, mutant: Mutant) -> bool:
-        of = (launch for launch in self.launches if launch.kernel == (mutant.ptx, mutant.kernel))
-        return any(mutant.line in launch.executed for launch in of)
+        launches = (launch for launch in self.launches if launch.kernel == (mutant.ptx, mutant.kernel))
+        return any(mutant.line in launch.executed for launch in launches)
 
 
 def mutants(
     *calls: Callable[[], Any],
     arch: str = "sm_100a",
     schedules: Sequence[dict[str, Any]] = SCHEDULES,
-    rules: Sequence[Rule] = RULES,
+    rules: Sequence[Weakening] = RULES,
     sample: int = 1,
     workers: int = 1,
     tell: Callable[[int, int, int], Any] = lambda done, total, survived: None,

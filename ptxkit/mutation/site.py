@@ -33,8 +33,8 @@ class Site:
         None also if a register that the instruction reads is written in between.
         """
         depth, between = 0, ""
-        for at in range(self.index - 1, -1, -1):
-            kind, text = self.statements[at][:2]
+        for index in range(self.index - 1, -1, -1):
+            kind, text = self.statements[index][:2]
             depth += (kind == "close") - (kind == "open")
             if depth < 0 or kind in ("label", "function"):
                 return None
@@ -46,6 +46,6 @@ class Site:
             if re.match(opcode, found["opcode"]):
                 apart = set(re.findall(r"%\w+", self.text)).isdisjoint(re.findall(r"%\w+", between))
                 same_guard = (found["guard"] or "").split() == self.guard.split()
-                return at if apart and same_guard else None
+                return index if apart and same_guard else None
             between += text
         return None

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from ..ptx import Instruction, Loc, parse
 from ..ptx.lexer import Statement, statements, without_comments
-from .rules import RULES, Rule
+from .rules import RULES, Weakening
 from .site import Site
 
 
@@ -36,7 +36,7 @@ class Mutant:
         return text
 
 
-def mutants_of(ptx: str, kernel: str, rules: Sequence[Rule] = RULES) -> list[Mutant]:
+def mutants_of(ptx: str, kernel: str, rules: Sequence[Weakening] = RULES) -> list[Mutant]:
     """Return every mutant of a kernel, in the order of its text."""
     text, places = _read(ptx)
     found = []
@@ -73,10 +73,10 @@ def _located(body: Iterable[Instruction], places: dict[tuple[int, str], list[int
 def _edits(site: Site, change: str | tuple[str, int] | None) -> tuple[tuple[int, int, str], ...]:
     if change is None:
         return ()
-    own = site.statements[site.index]
-    first, end = own.start, own.start + len(own.text)
+    statement = site.statements[site.index]
+    first, end = statement.start, statement.start + len(statement.text)
     if isinstance(change, str):
         return ((first, end, change),)
     moved, before = change
-    at = site.statements[before].start
-    return (at, at, f"{moved} "), (first, end, "")
+    position = site.statements[before].start
+    return (position, position, f"{moved} "), (first, end, "")

@@ -21,7 +21,7 @@ def located(file: str) -> Path:
     """Return the local file: a kernel of this package may have been built at another path."""
     path = Path(file)
     for length in range(len(path.parts), 0, -1):
-        same = [own for own in _own_files() if own.parts[-length:] == path.parts[-length:]]
+        same = [candidate for candidate in _own_files() if candidate.parts[-length:] == path.parts[-length:]]
         if len(same) == 1:
             return same[0]
         if length == len(path.parts) and path.exists() and PACKAGE.name not in path.parts:

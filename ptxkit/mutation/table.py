@@ -31,7 +31,7 @@ class Outcome:
     @property
     def reason(self) -> str | None:
         """Why the mutant's survival is accepted."""
-        return next((found for at in frames(self.mutant.loc) if (found := reason(at.file, at.line))), None)
+        return next((found for frame in frames(self.mutant.loc) if (found := reason(frame.file, frame.line))), None)
 
     @property
     def way(self) -> str | None:
@@ -49,7 +49,7 @@ class Outcome:
         return "noticed" if self.noticed else "redundant" if self.reason else "survived"
 
 
-class Row(NamedTuple):
+class OutcomeRow(NamedTuple):
     """Mutants of one kernel at one line of its source."""
 
     kernel: str
@@ -96,12 +96,12 @@ class Mutants:
         return self._labels[mutant.ptx, mutant.kernel]
 
     @property
-    def rows(self) -> list[Row]:
+    def rows(self) -> list[OutcomeRow]:
         found = collections.defaultdict(list)
         for outcome in self.outcomes:
             m = outcome.mutant
             found[self._label(m), where(m), opcode_of(m), m.mutation].append(outcome)
-        return [Row(*key, tuple(outcomes)) for key, outcomes in found.items()]
+        return [OutcomeRow(*key, tuple(outcomes)) for key, outcomes in found.items()]
 
     @property
     def survivors(self) -> list[Outcome]:
@@ -114,9 +114,9 @@ class Mutants:
         found: dict[str, dict[str, int]] = {}
         for outcome in self.outcomes:
             columns = ("mutants", "noticed", "redundant", "survived", *WAYS)
-            of = found.setdefault(self._label(outcome.mutant), dict.fromkeys(columns, 0))
+            counts = found.setdefault(self._label(outcome.mutant), dict.fromkeys(columns, 0))
             for column in filter(None, ("mutants", outcome.status, outcome.way)):
-                of[column] += 1
+                counts[column] += 1
         return found
 
     @property
@@ -180,8 +180,10 @@ def frames(loc: Loc | None) -> Iterator[Loc]:
 
 def where(mutant: Mutant) -> str:
     """Return a mutant's source line and those that it was inlined at; the PTX line if there is none."""
-    places = list(dict.fromkeys(f"{shown(at.file)}:{at.line}" for at in frames(mutant.loc)))
-    return " < ".join([places[0], *(PurePath(at).name for at in places[1:])]) if places else f"PTX line {mutant.line}"
+    places = list(dict.fromkeys(f"{shown(frame.file)}:{frame.line}" for frame in frames(mutant.loc)))
+    if not places:
+        return f"PTX line {mutant.line}"
+    return " < ".join([places[0], *(PurePath(each).name for each in places[1:])])
 
 
 def opcode_of(mutant: Mutant) -> str:

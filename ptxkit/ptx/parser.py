@@ -17,19 +17,19 @@ from .lexer import LINKING, NAME, Statement, number, split_list, statements, wit
 from .syntax import (
     TYPE_SIZES,
     Address,
-    Function,
     Guard,
     Immediate,
     Instruction,
-    Kernel,
     Label,
     Loc,
     Module,
     Negated,
     Operand,
     Pair,
-    Param,
     PtxError,
+    PtxFunction,
+    PtxKernel,
+    PtxParam,
     Register,
     Sink,
     Special,
@@ -100,13 +100,13 @@ class _Reader:
 
     def __init__(self, lines: list[str]):
         self.lines = lines
-        self.at = Statement("", "", 1)
+        self.statement = Statement("", "", 1)
 
     def fail(self, message: str) -> NoReturn:
-        raise PtxError(self.at.line, message, self.lines[self.at.line - 1].strip())
+        raise PtxError(self.statement.line, message, self.lines[self.statement.line - 1].strip())
 
     def fail_on(self, supported: str) -> NoReturn:
-        self.fail(f"found `{_one_line(self.at.text)}`; supported here are {_one_line(supported)}")
+        self.fail(f"found `{_one_line(self.statement.text)}`; supported here are {_one_line(supported)}")
 
     def match(self, pattern: re.Pattern, text: str, wanted: str) -> re.Match:
         return pattern.fullmatch(text) or self.fail(f"found `{_one_line(text)}`; supported is {wanted}")
@@ -162,7 +162,8 @@ class _Reader:
             self.fail(f"{len(data)} bytes of values for `{name}`, which holds {size}")
         align = self.alignment(head["align"]) or element * lanes
         data = None if data is None else data.ljust(size, b"\0")
-        return Variable(name, head["space"], head["type"], align, size, count, data, extern, self.at.line, addresses)
+        line = self.statement.line
+        return Variable(name, head["space"], head["type"], align, size, count, data, extern, line, addresses)
 
     def initial_bytes(self, init: str, type_: str, size: int) -> tuple[bytes, tuple[tuple[int, str, int], ...]]:
         """Nested braces only group: the values follow each other in memory. Addresses are zeros, and listed."""
@@ -195,8 +196,8 @@ class _Module(_Reader):
     def __init__(self, text: str):
         super().__init__(text.split("\n"))
         if endless := _ENDLESS_NUMBER.search(text):  # Python does not read numbers of thousands of digits
-            self.at = Statement("", "", 1 + text.count("\n", 0, endless.start()))
-            raise PtxError(self.at.line, f"a number of {len(endless[0]):,} digits; no number of PTX has so many")
+            self.statement = Statement("", "", 1 + text.count("\n", 0, endless.start()))
+            raise PtxError(self.statement.line, f"a number of {len(endless[0]):,} digits; no number of PTX has so many")
         self.statements = statements(without_comments(text))
         self.single = {"version": "", "target": ""}
         self.files: dict[int, str] = {}
@@ -218,16 +219,16 @@ class _Module(_Reader):
 
     def read(self) -> Module:
         for statement in self.statements:
-            self.at = statement
+            self.statement = statement
             take = self.take.get(statement.kind) or self.fail_on(AT_MODULE_SCOPE)
             take(statement)
         version, target = self.single["version"], self.single["target"]
         if not version or not target:
             self.fail(f"found .version `{version}` and .target `{target}`; a module needs both")
         self._check_addresses()
-        kernels: dict[str, Kernel] = {}
+        kernels: dict[str, PtxKernel] = {}
         for statement, head, body in self.bodies:
-            self.at = statement
+            self.statement = statement
             read = self._function(head, body)
             if head["kind"] == "func":
                 self.functions[read.name] = read
@@ -293,20 +294,20 @@ class _Module(_Reader):
             body.append(statement)
         self.fail("the body that starts here is never closed")
 
-    def _function(self, head: re.Match, body: list[Statement] | None) -> Kernel | Function:
+    def _function(self, head: re.Match, body: list[Statement] | None) -> PtxKernel | PtxFunction:
         params, results = self._params(head["params"]), self._params(head["results"])
-        own, known = [p.name for p in params + results], (*self.known, *self.functions)
-        if hidden := set(own) & set(known):
+        names, known = [p.name for p in params + results], (*self.known, *self.functions)
+        if hidden := set(names) & set(known):
             self.fail(f"parameter `{min(hidden)}` hides a variable or function of the module; rename it")
-        read = _Body(self, (*known, *own))
+        read = _Body(self, (*known, *names))
         read.read(body or [])
-        parts = (read.registers, tuple(read.declared), tuple(read.body), read.labels, self.at.line)
+        parts = (read.registers, tuple(read.declared), tuple(read.body), read.labels, self.statement.line)
         directives = self._directives(head["directives"])
         if head["kind"] == "entry":
-            return Kernel(head["name"], params, directives, *parts)
-        return Function(head["name"], params, directives, *parts, results=results, defined=body is not None)
+            return PtxKernel(head["name"], params, directives, *parts)
+        return PtxFunction(head["name"], params, directives, *parts, results=results, defined=body is not None)
 
-    def _params(self, text: str | None) -> tuple[Param, ...]:
+    def _params(self, text: str | None) -> tuple[PtxParam, ...]:
         """Laid out one after the other, each at the next multiple of its alignment."""
         params, end = [], 0
         for item in self.items(text or ""):
@@ -316,7 +317,7 @@ class _Module(_Reader):
             align = self.alignment(found["align"]) or element
             offset = -(-end // align) * align
             end = offset + count * element
-            params.append(Param(found["name"], found["type"], count * element, align, offset, count))
+            params.append(PtxParam(found["name"], found["type"], count * element, align, offset, count))
         return tuple(params)
 
     def _directives(self, text: str) -> dict[str, tuple[int, ...]]:
@@ -376,7 +377,7 @@ class _Body(_Reader):
         scopes = iter(self._scopes_with_labels(body))
         self.scope = next(scopes)
         for statement in body:
-            self.at = statement
+            self.statement = statement
             if statement.kind == "open":
                 self.scope = next(scopes)
             elif statement.kind == "close":
@@ -390,7 +391,7 @@ class _Body(_Reader):
         scope = _Scope(self.scope)
         scopes = [scope]
         for statement in body:
-            self.at = statement
+            self.statement = statement
             if statement.kind == "open":
                 scope = _Scope(scope)
                 scopes.append(scope)

@@ -145,7 +145,7 @@ class Instruction:
 
 
 @dataclass(frozen=True, slots=True)
-class Param:
+class PtxParam:
     """One parameter; `offset` is its place in the flat parameter buffer, `count` its elements (1 for a scalar)."""
 
     name: str
@@ -173,9 +173,9 @@ class Variable:
 
 
 @dataclass(frozen=True, slots=True)
-class Kernel:
+class PtxKernel:
     name: str
-    params: tuple[Param, ...]
+    params: tuple[PtxParam, ...]
     directives: dict[str, tuple[int, ...]]  # "maxntid": (128, 1, 1); a directive without numbers: ()
     registers: dict[str, str]  # unique name -> type; of a range `%r<120>` only the registers in use
     variables: tuple[Variable, ...]
@@ -185,10 +185,10 @@ class Kernel:
 
 
 @dataclass(frozen=True, slots=True)
-class Function(Kernel):
+class PtxFunction(PtxKernel):
     """A device function; `defined` is False for a bare declaration such as that of `vprintf`."""
 
-    results: tuple[Param, ...] = ()
+    results: tuple[PtxParam, ...] = ()
     defined: bool = True
 
 
@@ -198,6 +198,6 @@ class Module:
     target: str  # sm_90a; without the options that may follow it
     address_size: int
     files: dict[int, str]
-    kernels: dict[str, Kernel]
+    kernels: dict[str, PtxKernel]
     variables: tuple[Variable, ...]
-    functions: dict[str, Function] = field(default_factory=dict)
+    functions: dict[str, PtxFunction] = field(default_factory=dict)

@@ -13,7 +13,7 @@ from ..mutation import Outcome
 from ..mutation.table import frames
 from ..timing.pages import document
 from . import places
-from .places import Line
+from .places import PageLine
 from .running import Simulated
 
 AROUND = 3                                   # lines of the source above and below those that ran
@@ -69,15 +69,15 @@ def _summary(found: Simulated, kernels: int) -> str:
     return f'<p class="{"clean" if clean else ""}">{escape(text)}</p>'
 
 
-def _remarks(found: Simulated, survivors: Iterable[Outcome], home: Path) -> dict[str, dict[Line, list[Remark]]]:
+def _remarks(found: Simulated, survivors: Iterable[Outcome], home: Path) -> dict[str, dict[PageLine, list[Remark]]]:
     """Kernel -> line -> what is said there."""
-    said: dict[str, dict[Line, list[Remark]]] = defaultdict(lambda: defaultdict(list))
+    said: dict[str, dict[PageLine, list[Remark]]] = defaultdict(lambda: defaultdict(list))
     for finding in found.findings + found.notes:
         remark = Remark(finding.grade, finding.kind, _told(finding, home))
         said[finding.kernel][places.of(finding.place, home)].append(remark)
     for outcome in survivors:
         mutant = outcome.mutant
-        source = " < ".join(f"{at.file}:{at.line}" for at in frames(mutant.loc)) or None
+        source = " < ".join(f"{frame.file}:{frame.line}" for frame in frames(mutant.loc)) or None
         remark = Remark("survivor", "mutant survived", f"{mutant.mutation}: {mutant.instruction}")
         said[mutant.kernel][places.line_of(source, mutant.line, home)].append(remark)
     return said
@@ -87,23 +87,23 @@ def _told(finding: Finding, home: Path) -> str:
     times = f", {finding.count} times" if finding.count > 1 else ""
     text = f"CTA {finding.cta}, warp {finding.warp}, lane {finding.lane}: {finding.says}{times}"
     if finding.other:
-        at = places.of(finding.other, home)
-        text += f"; the other is {places.shown(at.file, home) if at.file else 'PTX'}:{at.line}"
+        line = places.of(finding.other, home)
+        text += f"; the other is {places.shown(line.file, home) if line.file else 'PTX'}:{line.line}"
     return f"{text}; {ENDED}" if finding.ended else text
 
 
 def _kernel(
-    found: Simulated, name: str, numbers: Sequence[int], remarks: Mapping[Line, list[Remark]], home: Path
+    found: Simulated, name: str, numbers: Sequence[int], remarks: Mapping[PageLine, list[Remark]], home: Path
 ) -> str:
     runs, launches = found.session.runs, found.session.launches
-    counts: dict[Line, dict[str, float]] = defaultdict(lambda: dict.fromkeys(COLUMNS, 0))
+    counts: dict[PageLine, dict[str, float]] = defaultdict(lambda: dict.fromkeys(COLUMNS, 0))
     for n in numbers:
         for source, ptx_line, line in runs[n].lines():
-            at = counts[places.line_of(source, ptx_line, home)]
+            counted = counts[places.line_of(source, ptx_line, home)]
             for column in COLUMNS:
                 conflicts = line["wavefronts"] - line["wavefronts_needed"]
-                at[column] += conflicts if column == "conflicts" else line[column]
-    files = dict.fromkeys(at.file for at in (*counts, *remarks))
+                counted[column] += conflicts if column == "conflicts" else line[column]
+    files = dict.fromkeys(counted.file for counted in (*counts, *remarks))
     run = runs[numbers[0]]
     grid, block, cluster = ("x".join(map(str, shape)) for shape in (run.grid, run.block, run.cluster))
     count = many(len(numbers), "launch", "es")
@@ -123,22 +123,22 @@ def _text(file: str | None, ptx: list[str]) -> list[str]:
 
 
 def _table(
-    file: str | None, text: list[str], counts: Mapping[Line, Mapping[str, float]],
-    remarks: Mapping[Line, list[Remark]], home: Path,
+    file: str | None, text: list[str], counts: Mapping[PageLine, Mapping[str, float]],
+    remarks: Mapping[PageLine, list[Remark]], home: Path,
 ) -> str:
     """Return one file: the lines that ran or of which something is said, and a few around each."""
-    own = {at.line: line for at, line in counts.items() if at.file == file}
-    said = {at.line: of for at, of in remarks.items() if at.file == file}
-    columns = [column for column in COLUMNS if any(line[column] for line in own.values())]
-    most = {column: max(line[column] for line in own.values()) for column in columns}
-    near = {n + d for n in (*own, *said) for d in range(-AROUND, AROUND + 1)}
-    shown = sorted(n for n in near if n in own or n in said or 0 < n <= len(text))
+    counted = {place.line: line for place, line in counts.items() if place.file == file}
+    said = {place.line: says for place, says in remarks.items() if place.file == file}
+    columns = [column for column in COLUMNS if any(line[column] for line in counted.values())]
+    most = {column: max(line[column] for line in counted.values()) for column in columns}
+    near = {n + d for n in (*counted, *said) for d in range(-AROUND, AROUND + 1)}
+    shown = sorted(n for n in near if n in counted or n in said or 0 < n <= len(text))
     title = places.shown(file, home) if file else "PTX (it names no source)"
     rows, before = [], None
     for n in shown:
         if before is not None and n > before + 1:
             rows.append(f'<tr><td class="n" colspan="{len(columns) + 1}"></td><td class="code">...</td></tr>')
-        rows += _row(n, text[n - 1] if n <= len(text) else "", own.get(n), said.get(n, []), columns, most)
+        rows += _row(n, text[n - 1] if n <= len(text) else "", counted.get(n), said.get(n, []), columns, most)
         before = n
     heads = "".join(f"<th>{COLUMNS[column]}</th>" for column in columns)
     return (

@@ -7,31 +7,32 @@ from typing import NamedTuple
 
 from ptxkit.compile.call_sites import places_in
 
-from ..findings import Place
+from ..findings import FindingPlace
 
 
-class Line(NamedTuple):
+class PageLine(NamedTuple):
     """A line of a file; of the PTX itself where the PTX names no source."""
 
     file: str | None                         # None: the PTX
     line: int
 
 
-def frames(source: str) -> list[Line]:
+def frames(source: str) -> list[PageLine]:
     """A line and those it was inlined at, innermost first, as a Place writes them; without line 0, which stands for
     code of no line, and without lines of a text that no file has, such as "<string>"."""
-    lines = [Line(*place) for place in places_in(source)]
-    return [at for at in lines if at.line and not str(at.file).startswith("<")]
+    lines = [PageLine(*place) for place in places_in(source)]
+    return [frame for frame in lines if frame.line and not str(frame.file).startswith("<")]
 
 
-def line_of(source: str | None, ptx_line: int, home: Path) -> Line:
+def line_of(source: str | None, ptx_line: int, home: Path) -> PageLine:
     """Return the innermost line inside a folder; where there is none, the innermost of all."""
     found = frames(source or "")
-    own = (at for at in found if at.file and Path(at.file).resolve().is_relative_to(home) and _is_of_user(at.file))
-    return next(own, found[0] if found else Line(None, ptx_line))
+    inside = (each for each in found if each.file and Path(each.file).resolve().is_relative_to(home))
+    of_user = (each for each in inside if _is_of_user(each.file))
+    return next(of_user, found[0] if found else PageLine(None, ptx_line))
 
 
-def of(place: Place, home: Path) -> Line:
+def of(place: FindingPlace, home: Path) -> PageLine:
     return line_of(place.source, place.line, home)
 
 

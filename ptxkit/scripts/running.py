@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ptxkit import application
-from ptxkit.compile.launching import Launch, taker
+from ptxkit.compile.launching import Launch, launch_sink
 from ptxkit.errors import PtxkitError
 
 from ..capturing import Capture, capture, memory
@@ -29,14 +29,14 @@ class ScriptError(PtxkitError, ValueError):
     """A script that cannot be run."""
 
 
-class Kept(NamedTuple):
+class MemoryBefore(NamedTuple):
     """The memory that a launch may touch, as it was before."""
 
     tensors: dict[str, torch.Tensor]
     copies: list[torch.Tensor]
 
     @classmethod
-    def of(cls, launch: Launch, foreign: Container[int]) -> Kept:
+    def of(cls, launch: Launch, foreign: Container[int]) -> MemoryBefore:
         """`foreign`: addresses of storages that the script did not make."""
         if launch.tensors is not None:
             tensors = memory.with_pointees(launch.tensors)
@@ -64,7 +64,8 @@ class Simulated:
     failed: str | None = None                # the traceback of the script, or how it ended
     found: dict[tuple, tuple[Finding, int]] = field(default_factory=dict)  # each once, and its first schedule
     varying: set[str] = field(default_factory=set)  # kernels whose results depend on the schedule
-    first: dict[tuple[str, str], tuple[Launch, Kept]] = field(default_factory=dict)  # the first launch of each kernel
+    # the first launch of each kernel
+    first: dict[tuple[str, str], tuple[Launch, MemoryBefore]] = field(default_factory=dict)
 
     @property
     def findings(self) -> list[Finding]:
@@ -77,8 +78,8 @@ class Simulated:
 
     def add(self, findings: Sequence[Finding], schedule: int) -> None:
         for finding in findings:
-            at = [place and (place.source or place.line) for place in (finding.place, finding.other)]
-            key = finding.kind, finding.grade, finding.kernel, *at
+            places = [place and (place.source or place.line) for place in (finding.place, finding.other)]
+            key = finding.kind, finding.grade, finding.kernel, *places
             self.found.setdefault(key, (finding, schedule))
 
     def mutants(self, **options: Any) -> Mutants:
@@ -86,12 +87,12 @@ class Simulated:
         return mutants(*map(_again, self.first.values()), arch=self.arch, **options)
 
 
-def _again(kept: tuple[Launch, Kept]) -> Callable[[], list[torch.Tensor]]:
+def _again(kept: tuple[Launch, MemoryBefore]) -> Callable[[], list[torch.Tensor]]:
     launch, before = kept
 
     def call() -> list[torch.Tensor]:
         before.restore()
-        found = taker()
+        found = launch_sink()
         assert found is not None             # mutants opens a capture around every call
         found.launch(replace(launch, tensors=before.tensors))
         return [*before.tensors.values()]
@@ -147,7 +148,7 @@ def run(
         def under_schedules(launch: Launch, simulate: Callable[..., Any], ran: Callable[[], None]) -> Any:
             key = launch.kernel.ptx, launch.kernel.name
             fresh = keep and key not in result.first
-            before = Kept.of(launch, foreign) if numbers or fresh else None
+            before = MemoryBefore.of(launch, foreign) if numbers or fresh else None
             if before and fresh:
                 result.first[key] = launch, before
             outcomes = []

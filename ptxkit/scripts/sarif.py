@@ -10,7 +10,7 @@ from typing import Any
 from urllib.parse import quote
 
 from .. import application
-from ..findings import ENDED, Finding, Place
+from ..findings import ENDED, Finding, FindingPlace
 from ..mutation.sources import text_of
 from ..mutation.table import Outcome, frames
 from . import places
@@ -93,40 +93,40 @@ def _of_finding(finding: Finding, home: Path) -> dict[str, Any]:
 
 def _of_survivor(outcome: Outcome, home: Path) -> dict[str, Any]:
     mutant = outcome.mutant
-    source = " < ".join(f"{at.file}:{at.line}" for at in frames(mutant.loc)) or None
+    source = " < ".join(f"{line.file}:{line.line}" for line in frames(mutant.loc)) or None
     text = f"nothing notices this mutant: {mutant.mutation}, of {mutant.instruction} (kernel {mutant.kernel})"
-    at = places.line_of(source, mutant.line, home)
-    return _result(SURVIVED, "warning", text, mutant.kernel, at, home)
+    line = places.line_of(source, mutant.line, home)
+    return _result(SURVIVED, "warning", text, mutant.kernel, line, home)
 
 
-def _result(rule: str, level: str, text: str, kernel: str, at: places.Line, home: Path) -> dict[str, Any]:
+def _result(rule: str, level: str, text: str, kernel: str, line: places.PageLine, home: Path) -> dict[str, Any]:
     return {
         "ruleId": rule,
         "level": level,
         "message": {"text": text},
-        "locations": [_location(at, kernel, home)],
-        "partialFingerprints": {"kdaSimulate/v1": _fingerprint(rule, kernel, at, home)},
+        "locations": [_location(line, kernel, home)],
+        "partialFingerprints": {"kdaSimulate/v1": _fingerprint(rule, kernel, line, home)},
     }
 
 
-def _fingerprint(rule: str, kernel: str, at: places.Line, home: Path) -> str:
+def _fingerprint(rule: str, kernel: str, line: places.PageLine, home: Path) -> str:
     """Return a fingerprint that stays when lines move: it is made of the line's text, not of its number."""
-    lines = text_of(at.file).splitlines() if at.file else []
-    text = lines[at.line - 1].strip() if 0 < at.line <= len(lines) else str(at.line)
-    named = rule, kernel, places.shown(at.file, home) if at.file else "", text
+    lines = text_of(line.file).splitlines() if line.file else []
+    text = lines[line.line - 1].strip() if 0 < line.line <= len(lines) else str(line.line)
+    named = rule, kernel, places.shown(line.file, home) if line.file else "", text
     return hashlib.sha256(os.fsencode("\n".join(named))).hexdigest()[:32]
 
 
-def _related(place: Place, kernel: str, home: Path) -> dict[str, Any]:
+def _related(place: FindingPlace, kernel: str, home: Path) -> dict[str, Any]:
     return _location(places.of(place, home), kernel, home) | {"message": {"text": f"and here: {place.ptx}"}}
 
 
-def _location(at: places.Line, kernel: str, home: Path) -> dict[str, Any]:
+def _location(line: places.PageLine, kernel: str, home: Path) -> dict[str, Any]:
     logical = {"logicalLocations": [{"fullyQualifiedName": kernel, "kind": "function"}]}
-    if at.file is None:                      # a kernel without lines of a source
+    if line.file is None:                      # a kernel without lines of a source
         return logical
-    path = Path(at.file).resolve()
+    path = Path(line.file).resolve()
     artifact = {"uri": path.as_uri()}
     if path.is_relative_to(home):
-        artifact = {"uri": quote(os.fsencode(places.shown(at.file, home))), "uriBaseId": "SRCROOT"}
-    return {"physicalLocation": {"artifactLocation": artifact, "region": {"startLine": at.line}}} | logical
+        artifact = {"uri": quote(os.fsencode(places.shown(line.file, home))), "uriBaseId": "SRCROOT"}
+    return {"physicalLocation": {"artifactLocation": artifact, "region": {"startLine": line.line}}} | logical

@@ -12,16 +12,16 @@ from typing import NamedTuple
 from ptxkit.compile.target import short_name
 
 
-class Number(NamedTuple):
+class Constant(NamedTuple):
     value: float
     how: str  # measured, published or assumed
     source: str
 
 
-class Chip(NamedTuple):
+class ChipClock(NamedTuple):
     name: str
     arch: int
-    constants: dict[str, Number]
+    constants: dict[str, Constant]
     clusters: dict[int, int]  # CTAs of a cluster -> clusters that are resident at once, at one CTA per SM
 
     def __getattr__(self, name):
@@ -39,15 +39,15 @@ class Chip(NamedTuple):
 
 
 def measured(value, source="H200, 2026-11-21"):
-    return Number(value, "measured", source)
+    return Constant(value, "measured", source)
 
 
 def published(value, source):
-    return Number(value, "published", source)
+    return Constant(value, "published", source)
 
 
 def assumed(value, why):
-    return Number(value, "assumed", why)
+    return Constant(value, "assumed", why)
 
 
 _WHITE = "H100 white paper: lanes of each unit"
@@ -184,12 +184,12 @@ _GPCS = {1: 132, 2: 66, 4: 30, 6: 17, 8: 15, 12: 7, 16: 7}  # measured on an H20
 CHIPS = {
     chip.name: chip
     for chip in (
-        Chip("h200", 90, _H200, _GPCS),
-        Chip("h100", 90, _H100, _GPCS),
-        Chip("b200", 100, _B200, {}),
-        Chip("gb200", 100, _GB200, {}),
-        Chip("a100", 80, _A100, {}),
-        Chip("rtx4090", 89, _RTX4090, {}),
+        ChipClock("h200", 90, _H200, _GPCS),
+        ChipClock("h100", 90, _H100, _GPCS),
+        ChipClock("b200", 100, _B200, {}),
+        ChipClock("gb200", 100, _GB200, {}),
+        ChipClock("a100", 80, _A100, {}),
+        ChipClock("rtx4090", 89, _RTX4090, {}),
     )
 }
 OF_ARCH = {80: "a100", 89: "rtx4090", 90: "h200", 100: "b200"}
@@ -204,11 +204,11 @@ def of_card(card, arch):
 
 
 def chip_of(name, arch):
-    """Return the chip of that name, or (True) the default one of an arch such as 90; a Chip is returned unchanged.
+    """Return the chip of that name, or (True) the default one of an arch such as 90; a ChipClock is returned unchanged.
 
     ValueError if there is none for that arch.
     """
-    if isinstance(name, Chip):
+    if isinstance(name, ChipClock):
         return name
     if name is True:
         if arch not in OF_ARCH:

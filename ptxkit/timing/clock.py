@@ -18,12 +18,12 @@ from ptxkit.engine.binding import (
     STALLS,
     UNITS,
     ClockSetting,
-    Timing,
+    TimingRecord,
     TraceRecord,
     engine,
 )
 from ptxkit.timing import costs
-from ptxkit.timing.chips import Chip, chip_of
+from ptxkit.timing.chips import ChipClock, chip_of
 
 REGISTERS_OF_AN_SM, WARPS_OF_AN_SM, CTAS_OF_AN_SM = 1 << 16, 64, 32
 SHARED_OF_A_CTA = 1024  # reserved by the system
@@ -35,7 +35,7 @@ class Setting(NamedTuple):
     """A clock's setting instead of a chip's name, for a part of a larger launch."""
 
     chip: str | bool
-    of: int  # clusters of the larger launch: how many an SM is given, and what share of L2 and HBM
+    clusters: int  # clusters of the larger launch: how many an SM is given, and what share of L2 and HBM
     waves: int = 0  # the most clusters that a place on an SM is given; no others run then, and results are in part
     sms: int = SMS_IN_DETAIL  # at most, that run in detail
 
@@ -44,7 +44,7 @@ class Setting(NamedTuple):
 class Clock:
     """The time of a launch in clocks of an SM: `start` until the first instruction, `drain` while the SM empties."""
 
-    chip: Chip
+    chip: ChipClock
     clocks: float
     start: float
     drain: float
@@ -103,19 +103,19 @@ class Timer:
     """A launch's setting while it runs; `clock()` is its result."""
 
     def __init__(self, asked, program, grid, block, cluster, shared, registers, behind, traced=False):
-        name, of, waves, sms = asked if isinstance(asked, Setting) else (asked, None, 0, SMS_IN_DETAIL)
+        name, clusters, waves, sms = asked if isinstance(asked, Setting) else (asked, None, 0, SMS_IN_DETAIL)
         self.chip = chip = chip_of(name, program.arch)
         self.size = size = math.prod(cluster)
         self._program, self._block = program, block
-        here = math.prod(grid) // size
-        total = of or here
+        launched = math.prod(grid) // size
+        total = clusters or launched
         self.resident = resident_ctas(chip, program, block, registers, shared)
         slots = chip.slots(size)
         self.share = math.ceil(total / slots)
         self._used = min(self.resident, self.share)
         deep = min(self.share, waves * self._used or self.share)  # clusters of an SM that run in detail
-        self._side_by_side = max(1, min(sms // size, here // deep))
-        self.detailed = min(self._side_by_side * deep, here)
+        self._side_by_side = max(1, min(sms // size, launched // deep))
+        self.detailed = min(self._side_by_side * deep, launched)
         if self.detailed > MOST_IN_DETAIL:
             raise ValueError(
                 f"a clock would run {self.detailed:,} clusters in detail, and there may be {MOST_IN_DETAIL:,}: launch "
@@ -124,7 +124,7 @@ class Timer:
         at_once = min(total, slots * self._used)  # clusters of the whole launch that share L2 and HBM
         self.begins, ahead = _behind(behind)
 
-        table = (Timing * program.count)()
+        table = (TimingRecord * program.count)()
         listed, numbers = costs.fill(table, program, chip)
         registers_ = (ctypes.c_int32 * max(len(listed), 1))(*listed)
         warps = -(-math.prod(block) // 32)
@@ -232,7 +232,7 @@ def together(runs):
 class Longer(NamedTuple):
     """A launch predicted from two shorter ones."""
 
-    chip: Chip
+    chip: ChipClock
     clocks: float
     fixed: float  # clocks that do not grow: start, drain, prologue
     each: float  # clocks for one more of what grows

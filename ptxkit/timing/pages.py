@@ -121,10 +121,11 @@ def _picture(rows, begins, ends):
         said = f"{row.name.partition(':')[0]}: {row.role}" if row.kind == "warp" else HEADINGS[row.kind]
         if said != heading:
             y += 10
-            heading, own = said, row.kind == "warp"
+            heading, is_warp = said, row.kind == "warp"
             cta, _, role = said.partition(": ")
-            parts.append(f'<text class="role" x="0" y="{y + 10}">{escape(f"{role} ({cta})" if own else said)}</text>')
-            y += 0 if own else 16
+            label = escape(f"{role} ({cta})" if is_warp else said)
+            parts.append(f'<text class="role" x="0" y="{y + 10}">{label}</text>')
+            y += 0 if is_warp else 16
         height = HEIGHTS[row.kind]
         if row.kind in ("unit", "mbarrier", "barrier"):
             parts.append(f'<text x="0" y="{y + height - 4}">{escape(row.name)}</text>')
@@ -160,10 +161,10 @@ def _says(row, s):
 
 def _axis(begins, ends, scale, bottom):
     step = next(n for e in range(9) for n in (10**e, 2 * 10**e, 5 * 10**e) if (ends - begins) / n <= 12)
-    at, parts = -(-begins // step) * step, []
-    while at <= ends:
-        x = LABEL + (at - begins) * scale
+    tick, parts = -(-begins // step) * step, []
+    while tick <= ends:
+        x = LABEL + (tick - begins) * scale
         parts.append(f'<line class="grid" x1="{x:.1f}" x2="{x:.1f}" y1="18" y2="{bottom}"/>')
-        parts.append(f'<text x="{x:.1f}" y="12" text-anchor="middle">{at:,.0f}</text>')
-        at += step
+        parts.append(f'<text x="{x:.1f}" y="12" text-anchor="middle">{tick:,.0f}</text>')
+        tick += step
     return "".join(parts)

@@ -25,7 +25,7 @@ ENGINES = {"tcgen05": "tensor core", "tma": "bulk copies", "shared": "shared mem
 KINDS = ("warp", "unit", "copy", "mbarrier", "barrier")  # kinds of rows, from top to bottom
 
 
-class Recorded(NamedTuple):
+class LaunchRecords(NamedTuple):
     """The records of a launch for its timeline."""
 
     records: Any  # the engine's, one a slice
@@ -57,7 +57,7 @@ class Slice:
 
 
 @dataclass
-class Row:
+class TimelineRow:
     name: str
     kind: str  # one of KINDS
     sm: int
@@ -129,7 +129,8 @@ class Timeline:
         for (sm, cta, warp), pieces in sorted(warps.items()):
             role = self.role(warp)
             name = f"{role}, warp {warp}" if warp in self._roles else role
-            yield Row(f"CTA {cta}: {name}", "warp", sm, role, self._of_warp(sorted(pieces, key=lambda p: p.begins)))
+            slices = self._of_warp(sorted(pieces, key=lambda p: p.begins))
+            yield TimelineRow(f"CTA {cta}: {name}", "warp", sm, role, slices)
 
     def _of_warp(self, pieces):
         """Return the waits of at least PAUSE clocks, and the work between them."""
@@ -178,7 +179,7 @@ class Timeline:
         first = sorted(lines.items(), key=lambda item: -item[1])
         found = Slice(first[0][0], kind, pieces[0].begins, pieces[-1].ends, issued, dict(stalls))
         if len(first) > 1:
-            found.says["lines"] = ", ".join(f"{at} {clocks:.0f}" for at, clocks in first[:5])
+            found.says["lines"] = ", ".join(f"{line} {clocks:.0f}" for line, clocks in first[:5])
         return found
 
     def _units(self, name, records):
@@ -196,7 +197,7 @@ class Timeline:
                 s.says |= {"busy": s.issued, "instruction": self._opcode(some[0].ins)}
                 s.issued = 0
                 slices.append(s)
-            yield Row(row, "unit", sm, "", slices)
+            yield TimelineRow(row, "unit", sm, "", slices)
 
     def _copies(self, records):
         """Return the copies in flight; overlapping ones are in separate rows."""
@@ -208,7 +209,7 @@ class Timeline:
             rows = lanes[r.sm]
             row = next((row for row in rows if row.slices[-1].ends <= s.begins), None)
             if row is None:
-                row = Row(f"copies in flight {len(rows)}", "copy", r.sm, "", [])
+                row = TimelineRow(f"copies in flight {len(rows)}", "copy", r.sm, "", [])
                 rows.append(row)
             row.slices.append(s)
         return [row for rows in lanes.values() for row in rows]
@@ -239,7 +240,7 @@ class Timeline:
                     says = {"made at" if kind == "mbarrier" else "at": self._places[r.ins]}
                     slices.append(Slice(f"phase {n}", kind, max(r.begins, end), r.ends, says=says))
                     end = r.ends
-            yield Row(f"CTA {cta}: {name}", kind, sm, "", slices)
+            yield TimelineRow(f"CTA {cta}: {name}", kind, sm, "", slices)
 
     # ---- results
 

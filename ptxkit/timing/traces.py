@@ -29,14 +29,14 @@ def _of_launch(timeline, first, begins):
         yield {"ph": "M", "name": "process_name", "pid": first + sm, "args": {"name": name}}
         yield {"ph": "M", "name": "process_sort_index", "pid": first + sm, "args": {"sort_index": first + sm}}
     for tid, row in enumerate(timeline.rows, 1):
-        at = {"pid": first + row.sm, "tid": tid}
-        yield {"ph": "M", "name": "thread_name", **at, "args": {"name": row.name}}
-        yield {"ph": "M", "name": "thread_sort_index", **at, "args": {"sort_index": tid}}
+        place = {"pid": first + row.sm, "tid": tid}
+        yield {"ph": "M", "name": "thread_name", **place, "args": {"name": row.name}}
+        yield {"ph": "M", "name": "thread_sort_index", **place, "args": {"sort_index": tid}}
         for s in row.slices:
-            yield from _events(s, at, gigahertz, begins)
+            yield from _events(s, place, gigahertz, begins)
 
 
-def _events(s, at, gigahertz, offset):
+def _events(s, place, gigahertz, offset):
     """Times are whole nanoseconds, so that what touches does not overlap. Viewers cut microseconds to nanoseconds: a
     quarter more keeps them from losing one."""
     begins, ends = (round((offset + clocks) / gigahertz) for clocks in (s.begins, s.ends))
@@ -49,6 +49,6 @@ def _events(s, at, gigahertz, offset):
     event = {"ph": "X", "name": s.name, "cat": s.kind, "ts": (begins + 0.25) / 1000, "dur": (ends - begins) / 1000}
     if s.kind == "stall":
         event["cname"] = COLOURS[s.why]
-    yield event | at | {"args": args}
+    yield event | place | {"args": args}
     for inner in s.inner:
-        yield from _events(inner, at, gigahertz, offset)
+        yield from _events(inner, place, gigahertz, offset)

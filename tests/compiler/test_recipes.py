@@ -147,7 +147,7 @@ def test_a_kernel_is_built_once_and_then_read_without_triton(made_up, monkeypatc
     assert kept.key == recipe().key and kept.about.items() >= recipe().about.items() and kept.about["seconds"] > 0
     monkeypatch.setattr(fetching, "_FETCHED", {})
     monkeypatch.setitem(sys.modules, "triton", None)
-    monkeypatch.setattr(builders.Builder, "started", None)
+    monkeypatch.setattr(builders.BuilderProcess, "started", None)
     again = fetching.fetch(recipe())
     assert again == built and again is not built and "made_up" not in sys.modules
 
@@ -239,12 +239,12 @@ def test_where_no_process_can_be_started_kernels_are_built_here(made_up, monkeyp
 @needs_triton
 def test_a_python_that_cannot_import_triton_builds_nothing(made_up, monkeypatch, tmp_path):
     (tmp_path / "path" / "triton.py").write_text("raise ImportError('libcuda is gone')")
-    assert builders.Builder.started("ptxkit.compile.triton") is None
+    assert builders.BuilderProcess.started("ptxkit.compile.triton") is None
 
 
 def test_without_triton_the_error_says_how_to_get_it(made_up, monkeypatch):
     monkeypatch.setitem(sys.modules, "triton", None)
-    monkeypatch.setattr(builders.Builder, "started", lambda door: None)
+    monkeypatch.setattr(builders.BuilderProcess, "started", lambda door: None)
     with pytest.raises(MissingCompilerError, match="pip install triton"):
         fetching.fetch(recipe())
 

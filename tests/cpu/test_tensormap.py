@@ -194,7 +194,7 @@ def a_map(**changes):
 
 
 def test_no_two_fields_share_a_bit():
-    used = [bit for field in FIELDS for bit in range(field.at, field.at + field.bits)]
+    used = [bit for field in FIELDS for bit in range(field.shift, field.shift + field.bits)]
     assert len(used) == len(set(used)) and max(used) < 512
 
 
@@ -297,7 +297,7 @@ def test_every_single_bit_changes_the_map_or_is_refused():
     for bit in range(512):
         changed = bytearray(raw)
         changed[bit // 8] ^= 1 << bit % 8
-        unused = any(f.at <= bit < f.at + f.bits for f in BOX[2:]) or bit in (65, 85)
+        unused = any(f.shift <= bit < f.shift + f.bits for f in BOX[2:]) or bit in (65, 85)
         try:
             same = decode(changed) == decode(raw)
         except TensorMapError:

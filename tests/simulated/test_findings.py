@@ -7,9 +7,9 @@ import torch
 from assembly import kernel
 
 from kda.backends.common.cute.fields import Field, Struct
-from ptxkit.findings import Finding, Place, folded
+from ptxkit.findings import Finding, FindingPlace, folded
 from ptxkit.launches import launch
-from ptxkit.naming import Layout, span
+from ptxkit.naming import ElementLayout, span
 
 HANDOVER = """
     shl.b32 %r10, %r0, 2;
@@ -227,7 +227,7 @@ END:
 
 def test_findings_are_folded_by_kind_and_instruction():
     def finding(kind, line, warp):
-        return Finding(kind, "says", "k", 0, warp, 0, Place(line, "st", None), None, 1)
+        return Finding(kind, "says", "k", 0, warp, 0, FindingPlace(line, "st", None), None, 1)
 
     many = [finding("deadlock", line, warp) for warp in range(6) for line in (7, 8)]
     one = finding("barrier", 7, 0)
@@ -249,7 +249,7 @@ def test_an_address_is_an_element_of_every_view_that_has_it(view, index):
 
 
 def test_a_layout_without_dimensions_has_one_element():
-    assert Layout("float32", (), (), 4).index(3) == () and Layout("float32", (), (), 4).index(4) is None
+    assert ElementLayout("float32", (), (), 4).index(3) == () and ElementLayout("float32", (), (), 4).index(4) is None
 
 
 def test_many_findings_of_one_kind_hide_no_others():

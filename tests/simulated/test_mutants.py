@@ -10,7 +10,7 @@ import ptxkit
 from ptxkit import launches
 from ptxkit.compile.kernel import Kernel
 from ptxkit.compile.target import parse as target
-from ptxkit.mutation import RULES, MutantsError, Outcome, Rule, mutants_of, sources
+from ptxkit.mutation import RULES, MutantsError, Outcome, Weakening, mutants_of, sources
 from ptxkit.ptx import parse
 
 pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.simulated_only]
@@ -45,7 +45,7 @@ REVERSED = (
 """
 )
 SOURCE = "\n".join(f"line {n}" for n in range(1, 10))
-REMOVED = Rule("removed", "bar", lambda site: "")
+REMOVED = Weakening("removed", "bar", lambda site: "")
 
 
 @pytest.fixture
@@ -109,7 +109,7 @@ def test_a_comment_beside_other_code_says_nothing_of_the_line_below(source):
 
 
 def test_a_wrong_result_is_noticed(source):
-    found = judged(source(), rules=(Rule("doubled", "ld.shared", lambda site: "mov.f32 %f2, 0f3F800000;"),))
+    found = judged(source(), rules=(Weakening("doubled", "ld.shared", lambda site: "mov.f32 %f2, 0f3F800000;"),))
     assert [outcome.noticed for outcome in found.outcomes] == [("wrong result",)]
 
 
@@ -119,20 +119,20 @@ def test_an_assertion_of_the_caller_is_a_wrong_result(source):
     def checked():
         assert run_it()["y"][0] == 63
 
-    rules = (Rule("one", "ld.shared", lambda site: "mov.f32 %f2, 0f3F800000;"),)
+    rules = (Weakening("one", "ld.shared", lambda site: "mov.f32 %f2, 0f3F800000;"),)
     found = ptxkit.mutants(checked, arch="sm_90a", rules=rules)
     assert [outcome.noticed for outcome in found.outcomes] == [("wrong result",)]
 
 
 def test_memory_that_is_never_written_is_not_correct_by_luck(source):
-    found = judged(source(), rules=(Rule("removed", "st.global", lambda site: ""),))
+    found = judged(source(), rules=(Weakening("removed", "st.global", lambda site: ""),))
     assert [outcome.noticed for outcome in found.outcomes] == [("wrong result",)]
     assert not torch.are_deterministic_algorithms_enabled()
 
 
 def test_a_mutant_that_never_ends_is_noticed(source):
     spins = source().replace("ld.global.f32 %f1, [%rd4];", "again: ld.global.f32 %f1, [%rd4];").replace("again", "L")
-    found = judged(spins, rules=(Rule("spins", r"st\.shared", lambda site: "bra L;"),))
+    found = judged(spins, rules=(Weakening("spins", r"st\.shared", lambda site: "bra L;"),))
     assert [outcome.noticed for outcome in found.outcomes] == [("too-many-instructions",)]
 
 
@@ -150,7 +150,7 @@ def test_a_lost_arrival_is_a_deadlock(source):
 
 
 def test_identical_instructions_of_one_line_are_mutants_of_one_row(source):
-    found = judged(source().replace(".loc 1 7 0", ""), rules=(Rule("removed", "bar.sync", lambda site: ""),))
+    found = judged(source().replace(".loc 1 7 0", ""), rules=(Weakening("removed", "bar.sync", lambda site: ""),))
     (row,) = found.rows
     assert [outcome.status for outcome in row.outcomes] == ["noticed", "survived"] and row.source.endswith(":5")
     assert "SURVIVED (PTX line 21)" in str(found)
@@ -230,7 +230,7 @@ def test_launches_of_other_kernels_are_not_simulated_again(source, simulated):
 
 def test_what_follows_a_wrong_launch_is_simulated(source, simulated):
     kernels = [kernel_of(source().replace("reversed", name), name) for name in ("first", "second", "third")]
-    rules = (Rule("one", "ld.shared", lambda site: "mov.f32 %f2, 0f3F800000;"),)
+    rules = (Weakening("one", "ld.shared", lambda site: "mov.f32 %f2, 0f3F800000;"),)
     found = ptxkit.mutants(in_turn(*kernels), arch="sm_90a", rules=rules, schedules=({},))
     assert simulated[6:] == ["first", "second", "third", "second", "third", "third"]
     assert {outcome.noticed for outcome in found.outcomes} == {("wrong result",)}

@@ -19,9 +19,9 @@ from kda.cli import cli
 from kda.commands.simulate import command
 from ptxkit import engine, scripts
 from ptxkit.capturing.gpu import order
-from ptxkit.findings import FREED, KINDS, Finding, Place, SimulationError
+from ptxkit.findings import FREED, KINDS, Finding, FindingPlace, SimulationError
 from ptxkit.scripts import places, sarif
-from ptxkit.scripts.places import Line
+from ptxkit.scripts.places import PageLine
 
 # Line numbers in .loc are those of the comments in the kernels' place; a kernel gets the address of x.
 SCRIPT = '''
@@ -284,7 +284,7 @@ def test_memory_that_the_script_did_not_make_is_neither_copied_nor_compared(here
 
 
 def test_a_finding_that_only_the_schedules_of_mutants_have_is_a_finding(here, monkeypatch):
-    race = Finding("race-lanes", "of a schedule", "swap", 0, 0, 0, Place(3, "st", None), None, 1)
+    race = Finding("race-lanes", "of a schedule", "swap", 0, 0, 0, FindingPlace(3, "st", None), None, 1)
 
     def found(*calls, **options):
         raise SimulationError([race])
@@ -369,10 +369,10 @@ def test_every_kind_of_finding_has_a_rule():
 def test_a_finding_is_shown_at_the_innermost_line_of_the_users_own_files(tmp_path):
     own, library = tmp_path / "kernel.py", tmp_path / "venv" / "site-packages" / "sort.py"
     source = f"{library}:3 < {own}:5 < {own}:9"
-    assert places.line_of(source, 1, tmp_path) == Line(str(own), 5)
-    assert places.line_of(source, 1, tmp_path / "elsewhere") == Line(str(library), 3)
-    assert places.line_of(None, 8, tmp_path) == Line(None, 8)
-    assert places.frames("C:/a b.py:12") == [Line("C:/a b.py", 12)]
+    assert places.line_of(source, 1, tmp_path) == PageLine(str(own), 5)
+    assert places.line_of(source, 1, tmp_path / "elsewhere") == PageLine(str(library), 3)
+    assert places.line_of(None, 8, tmp_path) == PageLine(None, 8)
+    assert places.frames("C:/a b.py:12") == [PageLine("C:/a b.py", 12)]
 
 
 # ---- the page

@@ -25,7 +25,7 @@ CPU = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
 CANNOT_GROW = "resize storage that is not resizable"
 
 
-class Facts(NamedTuple):
+class OperatorFacts(NamedTuple):
     """About an operator."""
 
     program: bool                            # it is the program's own: what it calls is seen, too
@@ -36,7 +36,7 @@ class Facts(NamedTuple):
 
 
 @functools.lru_cache(maxsize=4096)
-def _facts(func: Any) -> Facts:
+def _facts(func: Any) -> OperatorFacts:
     name, schema = func._schema.name.partition("::")[2], func._schema
     written = tuple(
         (i, argument.name)
@@ -45,8 +45,9 @@ def _facts(func: Any) -> Facts:
     )
     unowned = name in UNOWNED
     fresh = unowned or any(result.alias_info is None for result in schema.returns)
-    own = func.namespace not in BUILTIN and torch._C._dispatch_has_computed_kernel_for_dispatch_key(func.name(), "CPU")
-    return Facts(own, name in EMPTY, fresh, unowned, written)
+    has_kernel = torch._C._dispatch_has_computed_kernel_for_dispatch_key
+    composite = func.namespace not in BUILTIN and has_kernel(func.name(), "CPU")
+    return OperatorFacts(composite, name in EMPTY, fresh, unowned, written)
 
 
 class Allocations(Unseen):
@@ -77,7 +78,7 @@ class Allocations(Unseen):
             self._take_in(found, facts.empty, () if facts.unowned else args)
         return found
 
-    def _called(self, func: Any, facts: Facts, args: tuple, kwargs: dict) -> Any:
+    def _called(self, func: Any, facts: OperatorFacts, args: tuple, kwargs: dict) -> Any:
         try:
             return func(*args, **kwargs)
         except RuntimeError as error:
@@ -111,7 +112,7 @@ class Allocations(Unseen):
             x.set_(moved[begin], x.storage_offset(), x.shape, x.stride())  # type: ignore[call-overload]
 
 
-def _written(facts: Facts, args: tuple, kwargs: dict) -> Iterator[torch.Tensor]:
+def _written(facts: OperatorFacts, args: tuple, kwargs: dict) -> Iterator[torch.Tensor]:
     for i, name in facts.written:
         given = args[i] if i < len(args) else kwargs.get(name)
         yield from filter(_plain, _tensors(given))

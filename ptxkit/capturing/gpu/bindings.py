@@ -215,9 +215,9 @@ def _table(name: str) -> tuple[Any, Table] | None:
         (module.cudaError_t.cudaSuccess, "cuda", RUNTIME)
     )
     found: dict[str, Callable] = {}
-    for each, own in vars(module).items():
+    for each, member in vars(module).items():
         called = each.startswith(prefix) and each[len(prefix) : len(prefix) + 1].isupper()
-        if not called or inspect.isclass(own) or not callable(own):
+        if not called or inspect.isclass(member) or not callable(member):
             continue
         if each in ERRORS:
             found[each] = lambda gpu, error, name=each: (success, _worded(error, name))
@@ -257,10 +257,10 @@ def _worded(error: Any, name: str) -> bytes:
 
 def _capturing(name: str, gpu: Gpu) -> Any:
     module: Any = importlib.import_module(f"cuda.bindings.{name}")
-    of = module.CUstreamCaptureStatus if name == "driver" else module.cudaStreamCaptureStatus
+    statuses = module.CUstreamCaptureStatus if name == "driver" else module.cudaStreamCaptureStatus
     active = "CU_STREAM_CAPTURE_STATUS" if name == "driver" else "cudaStreamCaptureStatus"
     word = ("ACTIVE" if gpu.graph else "NONE") if name == "driver" else ("Active" if gpu.graph else "None")
-    return getattr(of, active + ("_" if name == "driver" else "") + word)
+    return getattr(statuses, active + ("_" if name == "driver" else "") + word)
 
 
 def _properties(gpu: Gpu) -> Any:

@@ -11,7 +11,7 @@ from ..runtime import encoded
 from ..session import CaptureError
 from . import images
 from .graphs import CUDAGraph
-from .images import Function
+from .images import LoadedFunction
 from .order import Mark
 from .state import Gpu
 from .streams import milliseconds
@@ -24,7 +24,7 @@ MAX_THREADS, SHARED_SIZE, REGISTERS, MAX_DYNAMIC = 0, 1, 4, 8  # attributes of a
 class Moment:
     """An event: launches before it, and what it comes after."""
 
-    at: int | None = None
+    runs_before: int | None = None
     mark: Mark | None = None
 
 
@@ -44,7 +44,7 @@ def create_event(gpu: Gpu, flags: int = 0) -> int:
 
 def record(gpu: Gpu, event: Any, stream: Any = 0, flags: int = 0) -> None:
     moment = images.found(gpu, event, Moment)
-    moment.at, moment.mark = len(gpu.session.runs), gpu.order.reached(int(stream or 0))
+    moment.runs_before, moment.mark = len(gpu.session.runs), gpu.order.reached(int(stream or 0))
 
 
 def wait(gpu: Gpu, stream: Any, event: Any, flags: int = 0) -> None:
@@ -68,7 +68,7 @@ def create_stream(gpu: Gpu, flags: int = 0, *priority: Any) -> int:
 
 
 def elapsed(gpu: Gpu, start: Any, end: Any) -> float:
-    first, last = (images.found(gpu, event, Moment).at for event in (start, end))
+    first, last = (images.found(gpu, event, Moment).runs_before for event in (start, end))
     if first is None or last is None:
         raise CaptureError("both events must be recorded before their time is requested")
     return milliseconds(gpu, first, last)
@@ -109,10 +109,10 @@ def free(gpu: Gpu, address: Any, *stream: Any) -> None:
         raise CaptureError(f"{int(address):#x} was freed, which this capture has not allocated")
 
 
-def copy(gpu: Gpu, to: Any, of: Any, size: int, *more: Any) -> None:
+def copy(gpu: Gpu, to: Any, source: Any, size: int, *more: Any) -> None:
     await_all(gpu)                           # asynchronous copies, too: races with them are not looked for
     if size:
-        ctypes.memmove(_address(to), _address(of), int(size))
+        ctypes.memmove(_address(to), _address(source), int(size))
         gpu.arena.wrote(_address(to), int(size))
 
 
@@ -152,18 +152,18 @@ def load_file(gpu: Gpu, path: Any, *options: Any) -> int:
 
 
 def function_attribute(gpu: Gpu, which: Any, function: Any, *device: Any) -> int:
-    found = images.found(gpu, function, Function)
+    found = images.found(gpu, function, LoadedFunction)
     known = {MAX_THREADS: 1024, SHARED_SIZE: found.shared, REGISTERS: found.registers or UNKNOWN_REGISTERS,
              MAX_DYNAMIC: gpu.chip.shared - (found.shared or 0)}
     return known.get(int(which)) or 0
 
 
 def name_of(gpu: Gpu, function: Any) -> bytes:
-    return images.found(gpu, function, Function).name.encode()
+    return images.found(gpu, function, LoadedFunction).name.encode()
 
 
 def blocks(gpu: Gpu, function: Any, threads: int, dynamic_shared: int, *flags: Any) -> int:
-    found = images.found(gpu, function, Function)
+    found = images.found(gpu, function, LoadedFunction)
     return resident(gpu.chip, found.registers, found.shared, int(threads), int(dynamic_shared))
 
 
@@ -183,7 +183,7 @@ def largest_cluster(gpu: Gpu, function: Any, config: Any) -> int:
 
 def spare_shared(gpu: Gpu, function: Any, count: int, threads: int) -> int:
     """Return the dynamic shared memory of each of `count` CTAs on one multiprocessor."""
-    static = images.found(gpu, function, Function).shared or 0
+    static = images.found(gpu, function, LoadedFunction).shared or 0
     return min(gpu.chip.shared, gpu.chip.shared_sm // int(count) - 1024) - static
 
 
@@ -221,9 +221,9 @@ def tensor_map(gpu: Gpu, dtype: Any, rank: int, address: Any, dims: Any, strides
     dims, strides, box, steps = ([int(n) for n in numbers or ()] for numbers in (dims, strides, box, steps))
     raw = encoded(int(dtype), int(address), dims[:rank], strides[: rank - 1], box[:rank], steps[:rank],
                   int(interleave), int(swizzle), int(promotion), int(out_of_bounds), **im2col)
-    made = CUtensorMap()
-    ctypes.memmove(int(made.getPtr()), raw, len(raw))
-    return made
+    encoded_map = CUtensorMap()
+    ctypes.memmove(int(encoded_map.getPtr()), raw, len(raw))
+    return encoded_map
 
 
 def im2col_map(gpu: Gpu, dtype: Any, rank: int, address: Any, dims: Any, strides: Any, lower: Any, upper: Any,

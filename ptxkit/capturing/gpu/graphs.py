@@ -91,12 +91,12 @@ class _Noted(Unseen):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         kwargs = kwargs or {}
-        own = func.namespace not in BUILTIN
-        self.graph._inside += own
+        is_operator = func.namespace not in BUILTIN
+        self.graph._inside += is_operator
         try:
             found = func(*args, **kwargs)
         finally:
-            self.graph._inside -= own
+            self.graph._inside -= is_operator
         if not func.is_view and not func.__name__.startswith(("empty", "new_empty", "detach", "set_")):
             step = [_without_owners(self.graph.gpu.arena, each) for each in (args, kwargs, found)]
             self.graph.steps.append(lambda: _repeated(func, *step))

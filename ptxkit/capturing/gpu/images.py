@@ -23,7 +23,7 @@ class Image(NamedTuple):
     kernels: dict[str, Kernel] | None
 
 
-class Function(NamedTuple):
+class LoadedFunction(NamedTuple):
     """A kernel of an image."""
 
     name: str
@@ -61,14 +61,14 @@ def function(gpu: Gpu, image: Any, name: Any) -> int:
     wanted = name.decode() if isinstance(name, bytes) else str(name)
     if kernels is not None and wanted not in kernels:
         raise CaptureError(f"the PTX has no kernel {wanted!r}; it has {', '.join(kernels)}.")
-    return keep(gpu, Function(wanted, kernels[wanted] if kernels is not None else None))
+    return keep(gpu, LoadedFunction(wanted, kernels[wanted] if kernels is not None else None))
 
 
 def functions(gpu: Gpu, image: Any, count: int) -> list[int]:
     kernels = found(gpu, image, Image).kernels
     if kernels is None:
-        return [keep(gpu, Function("a kernel of machine code", None))][:count]
-    return [keep(gpu, Function(name, kernel)) for name, kernel in kernels.items()][:count]
+        return [keep(gpu, LoadedFunction("a kernel of machine code", None))][:count]
+    return [keep(gpu, LoadedFunction(name, kernel)) for name, kernel in kernels.items()][:count]
 
 
 def found(gpu: Gpu, handle: Any, kind: type) -> Any:
@@ -87,7 +87,7 @@ def launch(
     attributes: dict[int, Any] | None = None, stream: int | None = None,
 ) -> None:
     """Do what cuLaunchKernel does."""
-    name, kernel = found(gpu, handle, Function)
+    name, kernel = found(gpu, handle, LoadedFunction)
     if kernel is None:
         raise CaptureError(
             f"{name} was loaded as machine code; a capture runs PTX. Load the PTX (nvrtcGetPTX), or compile through "

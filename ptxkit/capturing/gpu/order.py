@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from ...findings import FREED, Finding, Place
+from ...findings import FREED, Finding, FindingPlace
 from ...naming import GLOBAL, Names
 from ..arena import Arena, Block
 
@@ -94,9 +94,9 @@ class Order:
                 continue
             for other in self._seen:
                 if other.stream != stream and other.number > known.get(other.stream, 0) and other.storage == storage:
-                    at = _clash(address, flags, other)
-                    if at is not None:
-                        found.setdefault((other.kernel, other.stream), _finding(run, stream, other, *at))
+                    clash = _clash(address, flags, other)
+                    if clash is not None:
+                        found.setdefault((other.kernel, other.stream), _finding(run, stream, other, *clash))
             mine.append(Accesses(stream, number, run.kernel, address, flags, storage))
             if isinstance(storage, Block) and storage.stream != stream:
                 storage.used[stream] = number, run
@@ -146,8 +146,8 @@ def _clash(address: int, flags: torch.Tensor, other: Accesses) -> tuple[int, int
     both = (now != 0) & (before != 0) & (((now | before) & WRITES) != 0)
     if not both.any():
         return None
-    at = int(both.nonzero()[0])
-    return first + at, int(now[at]), int(before[at])
+    place = int(both.nonzero()[0])
+    return first + place, int(now[place]), int(before[place])
 
 
 def _finding(run: Any, stream: int, other: Accesses, address: int, now: int, before: int) -> Finding:
@@ -159,7 +159,7 @@ def _finding(run: Any, stream: int, other: Accesses, address: int, now: int, bef
         "orders the two launches"
     )
     return Finding(
-        KIND, says, run.kernel, 0, 0, 0, Place(program.kernel.line, f".entry {run.kernel}", None), None, 1,
+        KIND, says, run.kernel, 0, 0, 0, FindingPlace(program.kernel.line, f".entry {run.kernel}", None), None, 1,
         address, memory=memory,
         advice=ADVICE.format(other=f"stream {other.stream:#x}", this=f"stream {stream:#x}", kernel=other.kernel),
     )
@@ -170,5 +170,5 @@ def _finding_of_freed(block: Block, stream: int, run: Any) -> Finding:
         f"may still use {block}, in stream {stream:#x}: the memory is free for stream {block.stream:#x}, in which it "
         "was allocated and which does not wait for this launch"
     )
-    place = Place(run._program.kernel.line, f".entry {run.kernel}", None)
+    place = FindingPlace(run._program.kernel.line, f".entry {run.kernel}", None)
     return Finding(FREED.id, says, run.kernel, 0, 0, 0, place, None, 1, block.address, advice=ADVICE_OF_FREED)

@@ -11,7 +11,7 @@ from types import FrameType
 from typing import Any
 
 from ptxkit import application
-from ptxkit.compile.launching import taker
+from ptxkit.compile.launching import launch_sink
 
 Table = Mapping[str, Callable[..., Any]]     # name -> what it answers: (gpu, arguments) -> ...
 _MISSING = object()
@@ -28,7 +28,7 @@ def knows(frame: FrameType) -> bool:
 
 def current() -> Any:
     """Return the GPU of this thread's capture; None where there is none."""
-    return getattr(taker(), "gpu", None)
+    return getattr(launch_sink(), "gpu", None)
 
 
 class Patches(contextlib.ExitStack):

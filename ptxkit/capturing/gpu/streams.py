@@ -86,14 +86,14 @@ class Event:
     def __init__(self, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False,
                  external: bool = False):
         self.gpu, self.device, self.timing = gpu_of("Event"), CUDA, enable_timing
-        self.at: int | None = None           # launches before it
+        self.runs_before: int | None = None           # launches before it
         self.mark: Mark | None = None        # those that it comes after
         self.cuda_event = self.gpu.handle()
 
     _as_parameter_ = property(lambda self: self.cuda_event)
 
     def record(self, stream: Any = None) -> None:
-        self.at = len(self.gpu.session.runs)
+        self.runs_before = len(self.gpu.session.runs)
         self.mark = self.gpu.order.reached(self._number(stream))
 
     def wait(self, stream: Any = None) -> None:
@@ -113,9 +113,9 @@ class Event:
         """Milliseconds that the clock predicts for the launches in between; without a clock nobody knows: nan."""
         if not self.timing or not end.timing:
             raise ValueError("both events must be created with enable_timing=True before their time is requested")
-        if self.at is None or end.at is None:
+        if self.runs_before is None or end.runs_before is None:
             raise ValueError("both events must be recorded before their time is requested")
-        return milliseconds(self.gpu, self.at, end.at)
+        return milliseconds(self.gpu, self.runs_before, end.runs_before)
 
     def ipc_handle(self) -> Any:
         raise RuntimeError("a capture is one process: its events have no handle for others")

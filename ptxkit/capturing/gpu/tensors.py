@@ -98,11 +98,11 @@ class Tensors(TorchFunctionMode):
         dtype = dtype or x.dtype
         if place not in ("cuda", "cpu", None):
             return x.to(place, dtype, copy=copy, **form)
-        told = self.places.get(x)
+        moved = self.places.get(x)
         if place == "cpu":
             self.gpu.order.host_waits()
-        if place in (None, told) or (told is None and place == "cuda" and type(x) not in PLAIN):
-            return self.placed(x.to(dtype=dtype, copy=copy, **form), told)
+        if place in (None, moved) or (moved is None and place == "cuda" and type(x) not in PLAIN):
+            return self.placed(x.to(dtype=dtype, copy=copy, **form), moved)
         result = torch.empty_like(x, dtype=dtype, requires_grad=False, **form)
         return self.placed(result.copy_(x), place)
 
@@ -112,10 +112,10 @@ class Tensors(TorchFunctionMode):
             return None
         found, nested = None, (x for arg in args if isinstance(arg, tuple | list) for x in arg)
         for x in (*args, *nested):
-            if isinstance(x, torch.Tensor) and (told := self.places.get(x)):
-                if told == "cuda":
-                    return told
-                found = told
+            if isinstance(x, torch.Tensor) and (moved := self.places.get(x)):
+                if moved == "cuda":
+                    return moved
+                found = moved
             elif isinstance(x, torch.Tensor) and x.dim():
                 return None
         return found
@@ -238,11 +238,11 @@ def _reach(mode: Tensors, patches: Patches) -> None:
             continue
         patches.put(BackwardCFunction, name, _with_mode(mode, getattr(BackwardCFunction, name)))
 
-    class Kind(type(torch._C.Generator)):    # type: ignore[misc]
+    class PlacedType(type(torch._C.Generator)):    # type: ignore[misc]
         def __instancecheck__(cls, thing: Any) -> bool:
             return isinstance(thing, torch._C.Generator)
 
-    class Generator(torch._C.Generator, metaclass=Kind):
+    class Generator(torch._C.Generator, metaclass=PlacedType):
         def __new__(cls, device: Any = "cpu") -> Any:
             return torch._C.Generator.__new__(  # type: ignore[call-arg]
                 cls, device="cpu" if current() and _kind(device) == "cuda" else device

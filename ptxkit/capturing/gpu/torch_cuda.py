@@ -77,7 +77,7 @@ def _mem_get_info(gpu: Gpu, device: Any = None) -> tuple[int, int]:
 
 def _stats(gpu: Gpu, device: Any = None) -> dict[str, Any]:
     now = gpu.allocated()
-    return {f"{of}_bytes.all.{when}": n for of in ("allocated", "reserved", "active")
+    return {f"{kind}_bytes.all.{when}": n for kind in ("allocated", "reserved", "active")
             for when, n in (("current", now), ("peak", gpu.peak))}
 
 
@@ -180,9 +180,9 @@ def put(patches: Patches) -> None:
     homes = [torch.cuda, torch.cuda.memory, torch.cuda.graphs, torch.cuda.streams, torch.cuda.random]
     for home in homes:
         patches.answer(home, {n: a for n, a in ANSWERS.items() if home is torch.cuda or n in vars(home)})
-        for made in (streams.Stream, streams.ExternalStream, streams.Event, graphs.CUDAGraph, graphs.graph):
-            if made.__name__ in vars(home):
-                patches.put(home, made.__name__, made)
+        for cls in (streams.Stream, streams.ExternalStream, streams.Event, graphs.CUDAGraph, graphs.graph):
+            if cls.__name__ in vars(home):
+                patches.put(home, cls.__name__, cls)
     patches.answer(torch.cuda.nvtx, dict.fromkeys(NVTX, _nothing))
     patches.answer(torch._C, INTERNAL)
     if accelerator := getattr(torch, "accelerator", None):
