@@ -182,7 +182,7 @@ def launch(
     run = Run(p, record, counters, touched, _worded(record, p, spans, config, strict, heap))
     run.left = grids.left(record.triggered)
     if accesses:
-        run.accesses, run.spans = grids.own, spans
+        run.accesses, run.spans = grids.flags, spans
         run.sectors = [(region.address, flags.raw) for region, flags in zip(regions, touched)]
     run.clock = timer.clock() if timer else None
     if timer and timeline:

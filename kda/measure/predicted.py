@@ -157,7 +157,7 @@ def _way(call: PredictedCall, chip: str, backward: bool) -> tuple[PredictedLaunc
     works = _working(asked, call, backward)
     settings = [_setting(chip, one, n) for one, n in zip(asked, works)]
     most = WAVES * CHIPS[chip].sms
-    same = alike(call.like, chip, backward) if any(one.waves and one.of > most for one in settings) else {}
+    same = alike(call.like, chip, backward) if any(one.waves and one.clusters > most for one in settings) else {}
     known = [_known(same, one, setting) for one, setting in zip(asked, settings)]
     for few, many in SHORT:
         if many >= row:
