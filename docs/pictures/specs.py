@@ -263,7 +263,7 @@ STREAM_WALKS = {
 STREAM_WALKS_EDGES = (
     Edge("memory", "LOAD", "flag, tiles"), Edge("LOAD", "CHAIN", "full: 33 + bytes", "full"),
     Edge("CHAIN", "LOAD", "read: 4", "read"), Edge("VALUES", "CHAIN", "full"), Edge("CHAIN", "VALUES", "read"),
-    Edge("CHAIN", "STORE", "made: 4", "made"), Edge("STORE", "CHAIN", "taken: 1", "taken"),
+    Edge("CHAIN", "STORE", "written: 4", "written"), Edge("STORE", "CHAIN", "taken: 1", "taken"),
 )
 
 SM90 = [

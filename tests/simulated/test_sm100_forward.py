@@ -257,8 +257,8 @@ FAULTS = {
         "race-write-read"
     ),
     "dt_bias is that of the head before": Fault(
-        PREPARE, "self.rows.store_bias(at, ", "self.rows.store_bias(at._replace(bias=x.dt_bias), ", "wrong answer",
-        case="heads"
+        PREPARE, "self.rows.store_bias(head_rows, ", "self.rows.store_bias(head_rows._replace(bias=x.dt_bias), ",
+        "wrong answer", case="heads"
     ),
     "a row of no token decays": Fault(ROWS, 'Float32(float("inf"))', "Float32(2.0)", "wrong answer", case="tail"),
     "-v of the next chunk is made over o that was not read": Fault(

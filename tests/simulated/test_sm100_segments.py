@@ -118,10 +118,13 @@ FAULTS = {
     ),
     "M is not transposed": Fault(CHAIN, "rank, thread, True)", "rank, thread, False)", "wrong answer"),
     "the second walk has v": Fault(
-        CHAIN, "if at.is_transition:\n                    store", "if False:\n                    store", "wrong answer"
+        CHAIN, "if item.is_transition:\n                    store", "if False:\n                    store",
+        "wrong answer"
     ),
     "second walks write o": Fault(CHAIN, "x.response.toint() if", "x.o.toint() if", "wrong answer"),
-    "the last rows of o are left": Fault(JOIN, "if own[r] < rows:", "if own[r] < rows - 1:", "wrong answer"),
+    "the last rows of o are left": Fault(
+        JOIN, "if lane_rows[r] < rows:", "if lane_rows[r] < rows - 1:", "wrong answer"
+    ),
     "the state is read before all of it is there": Fault(
         JOIN, "            cute.arch.sync_threads()\n", "", "race-write-read"
     ),

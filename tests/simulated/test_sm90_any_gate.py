@@ -114,7 +114,7 @@ FAULTS = {
         CHUNK, "            else:\n                self.team.meet()", "", "race-read-write", schedule=2
     ),
     "the tile leaves before kE is there": Fault(
-        MAKING, "        WHOLE_GROUP.sync(of.group)", "        pass", "race-write-read"
+        MAKING, "        WHOLE_GROUP.sync(work.group)", "        pass", "race-write-read"
     ),
     "copies do not see kE": Fault(
         MAKING, f'cute.arch.fence_proxy("async.shared", space="cta"){21 * " "}# A_qk, kE and qg', "pass  #", "proxy"

@@ -439,7 +439,7 @@ FAULTS = {
         "race-write-read",
     ),
     "the sender does not see dh": Fault(
-        "sm90/parts/state", 'own, operand, half)\n        cute.arch.fence_proxy("async.shared", space="cta")',
+        "sm90/parts/state", 'lane_column, operand, half)\n        cute.arch.fence_proxy("async.shared", space="cta")',
         "own, operand, half)", "proxy",
     ),
     "b lies on rows": Fault(
@@ -452,10 +452,11 @@ FAULTS = {
         "sm90/fwd/prepare", "of_k = load(s.b + rows.first_row(), GROUP_ROWS)", "pass", "wrong answer", "softplus"
     ),
     "a block meets the tokens of its neighbour": Fault(
-        f"{GRADS}/rows", "[here, Uint32(0)] if block", "[here, here] if block", "wrong answer", "softplus"
+        f"{GRADS}/rows", "[word, Uint32(0)] if block", "[word, word] if block", "wrong answer", "softplus"
     ),
     "decays of a block are counted from its end": Fault(
-        f"{GRADS}/rows", "before = -own if a & 1 == 0 else Float32(0.0)", "before = -own", "wrong answer", "softplus"
+        f"{GRADS}/rows", "before = -of_lane if a & 1 == 0 else Float32(0.0)", "before = -of_lane", "wrong answer",
+        "softplus"
     ),
     "the lanes of a step's second block decay as those of its first": Fault(
         f"{GRADS}/rows", "return values[0] if self.lane() & 2 == 0 else values[1]", "return values[0]",

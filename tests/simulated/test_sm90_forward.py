@@ -126,7 +126,7 @@ FAULTS = {
         "sm90/parts/state", "+ e] * d[e // 4 * 2 + e % 2]", "+ e] / d[e // 4 * 2 + e % 2]", "wrong answer"
     ),
     "o goes to the rows of the chunk after": Fault(
-        "sm90/fwd/chain", "rows_of_r, own, i - 1)", "rows_of_r, own, i)", "wrong answer"
+        "sm90/fwd/chain", "rows_of_r, thread_place, i - 1)", "rows_of_r, thread_place, i)", "wrong answer"
     ),
 }
 

@@ -110,8 +110,8 @@ FAULTS = {
         HANDOVER, "cute.arch.mbarrier_wait(ring.credit + group, turn & 1)", "pass", "race-read-write", schedule=2
     ),
     "a tile is overwritten before both CTAs have read it": Fault(
-        HANDOVER, "mbarrier_init(ring.empty + (TILES * group + own), WALKING +",
-        "mbarrier_init(ring.empty + (TILES * group + own), 1 +", "race-read-write", schedule=2
+        HANDOVER, "mbarrier_init(ring.empty + (TILES * group + number), WALKING +",
+        "mbarrier_init(ring.empty + (TILES * group + number), 1 +", "race-read-write", schedule=2
     ),
     "credit comes before the stage was read": Fault(
         HANDOVER, "mbarrier_init(ring.read + stage, 4)", "mbarrier_init(ring.read + stage, 1)", "race-read-write",
@@ -143,7 +143,7 @@ FAULTS = {
         HANDOVER, "mbarrier_init(ring.full + stage, 1 + 32)", "mbarrier_init(ring.full + stage, 1)", "mbarrier"
     ),
     "STORE reads o before it is there": Fault(
-        VALUES, "cute.arch.mbarrier_wait(ring.made + place, phase_of(c, OUTPUTS))", "pass", "uninitialised"
+        VALUES, "cute.arch.mbarrier_wait(ring.written + place, phase_of(c, OUTPUTS))", "pass", "uninitialised"
     ),
     "o is overwritten before STORE has read it": Fault(
         VALUES, "cute.arch.mbarrier_wait(ring.taken + stage_of(c, OUTPUTS), phase_of(c, OUTPUTS) ^ 1)", "pass",

@@ -158,7 +158,7 @@ FAULTS = {
         FUSED, "        if cutlass.const_expr(self.c.ctas > 1):\n            self.meet()\n", "", "peer-exited"
     ),
     "rows of v are overwritten before they are read": Fault(
-        VALUES, f"i + RING - 1, tokens, walked){14 * ' '}# where all", "i + RING, tokens, walked)  #", "race-read-write"
+        VALUES, f"i + RING - 1, tokens, walked){5 * ' '}# where all", "i + RING, tokens, walked)  #", "race-read-write"
     ),
     "rows of v are read before they are there": Fault(
         VALUES, "cp_async_wait_group(behind)", "cp_async_wait_group(RING)", "race-write-read"

@@ -167,13 +167,13 @@ FAULTS = {
         FUSED, "cute.arch.cp_async_bulk_wait_group(0, read=True)", "pass", "copy-at-exit"
     ),
     "b of a chunk comes where b of the last one is read": Fault(
-        FUSED, "of.b + (turn & 1) * C", "of.b", "race-read-write", schedule=2
+        FUSED, "work.b + (turn & 1) * C", "work.b", "race-read-write", schedule=2
     ),
     "v comes where r still is": Fault(
-        VALUES, "            if i > 0:\n                self.store(x, s, own, i - 1, walked)\n            self.request("
-        "x, s, own, i + RING - 1, tokens, walked)\n        else",
-        "            self.request(x, s, own, i + RING - 1, tokens, walked)\n            if i > 0:\n"
-        "                self.store(x, s, own, i - 1, walked)\n        else", "race-read-write"
+        VALUES, "            if i > 0:\n                self.store(x, s, thread_place, i - 1, walked)\n            "
+        "self.request(x, s, thread_place, i + RING - 1, tokens, walked)\n        else",
+        "            self.request(x, s, thread_place, i + RING - 1, tokens, walked)\n            if i > 0:\n"
+        "                self.store(x, s, thread_place, i - 1, walked)\n        else", "race-read-write"
     ),
     "columns of a state are read before all lanes have put theirs": Fault(
         STATE, f"cute.arch.sync_warp(){46 * ' '}# 16 columns are there", "pass", "race-lanes"
@@ -186,8 +186,8 @@ FAULTS = {
         case="cut"
     ),
     "tiles of a share lie where those of the walk begin": Fault(
-        FUSED, "tokens, head, piece.number, made)", "tokens, head, piece.number - piece.skipped, made)", "wrong answer",
-        case="cut"
+        FUSED, "tokens, head, piece.number, before)", "tokens, head, piece.number - piece.skipped, before)",
+        "wrong answer", case="cut"
     ),
     "of four: LOAD looks at who has read v, not r": Fault(
         VALUES, "ring.stored if cutlass.const_expr(self.c.has_r) else ring.read", "ring.read", "race-read-write",

@@ -177,21 +177,21 @@ def test_sequences_of_no_tokens_hand_their_states_through(segments, streamed):
 STREAM, STEPS = "sm90/fwd/stream", "sm90/parts/steps"
 FAULTS = {
     "tiles are read before they are there": Fault(
-        STREAM, "while there == 0:", "while there == 2:", "race-read-write", schedule=2
+        STREAM, "while ready == 0:", "while ready == 2:", "race-read-write", schedule=2
     ),
     "the flag is set before the copy has ended": Fault(
         STREAM, "            cute.arch.cp_async_bulk_wait_group(0)\n", "", "race-write-read", schedule=2
     ),
     "the next step is made before the copy has read this one": Fault(
-        STREAM, "cute.arch.mbarrier_wait(field_at(of.base, self.struct.taken), turn & 1 ^ 1)", "pass",
+        STREAM, "cute.arch.mbarrier_wait(field_at(work.base, self.struct.taken), turn & 1 ^ 1)", "pass",
         "race-read-write", schedule=2
     ),
     "pairs of the next chunk come before INVERSE has read those of this one": Fault(
-        STREAM, "cute.arch.mbarrier_wait(field_at(of.base, self.struct.solved), made & 1 ^ 1)\n        if", "if",
+        STREAM, "cute.arch.mbarrier_wait(field_at(work.base, self.struct.solved), before & 1 ^ 1)\n        if", "if",
         "race-read-write", schedule=2
     ),
     "chunks are joined before their inverses are there": Fault(
-        STREAM, "            cute.arch.mbarrier_wait(field_at(of.base, self.struct.solved), made & 1 ^ 1)\n", "",
+        STREAM, "            cute.arch.mbarrier_wait(field_at(work.base, self.struct.solved), before & 1 ^ 1)\n", "",
         "race-write-read", schedule=2
     ),
     "the step leaves before it is whole": Fault(STREAM, "            JOINED.sync(group)\n", "", "race-write-read"),
@@ -216,7 +216,7 @@ FAULTS = {
         "race-read-write", schedule=2
     ),
     "STORE reads o before it is there": Fault(
-        STREAM, "cute.arch.mbarrier_wait(made + place, phase_of(i, OUTPUTS))", "pass", "uninitialised"
+        STREAM, "cute.arch.mbarrier_wait(written + place, phase_of(i, OUTPUTS))", "pass", "uninitialised"
     ),
     "o is put where STORE reads it before its product is done": Fault(
         STREAM, "wait_group(1)\n            self.hand_back", "wait_group(2)\n            self.hand_back",
@@ -240,7 +240,9 @@ FAULTS_OF_SEGMENTS = {
     "a segment's steps are elsewhere": Fault(
         STREAM, "step + skipped // TOKENS", "step + skipped // C", "out-of-bounds"
     ),
-    "the last rows of o are left": Fault(JOIN, "if own[r] < rows:", "if own[r] < rows - 1:", "wrong answer"),
+    "the last rows of o are left": Fault(
+        JOIN, "if lane_rows[r] < rows:", "if lane_rows[r] < rows - 1:", "wrong answer"
+    ),
     "channels of edge lie as they are counted": Fault(
         JOIN, "row = place_of_channel(channel)", "row = channel", "wrong answer"
     ),

@@ -123,7 +123,7 @@ FUSED, SHARE = "sm90/fwd/fused", "sm90/parts/share"
 MEET = "team.sync()" + 60 * " "
 FAULTS = {
     "a state is read before it is there": Fault(
-        SHARE, "while here == 0:\n", "while here == 7:\n", "race-write-read"
+        SHARE, "while crossed == 0:\n", "while crossed == 7:\n", "race-write-read"
     ),
     "one thread says for all that the state is there": Fault(
         SHARE, f"{MEET}# all have stored", "pass", "race-write-read"
@@ -138,8 +138,8 @@ FAULTS = {
         "self.producer.share.publish(x, s.share, cluster, clusters)\n", "race-read-write"
     ),
     "stages begin at 0 again": Fault(
-        FUSED, "self.make(x, ring, of, begin, tokens, head, piece.number, made)",
-        "self.make(x, ring, of, begin, tokens, head, piece.number, 0)", "deadlock"
+        FUSED, "self.make(x, ring, work, begin, tokens, head, piece.number, before)",
+        "self.make(x, ring, work, begin, tokens, head, piece.number, 0)", "deadlock"
     ),
     "a piece's chunks end where the walk ends": Fault(SHARE, "cutlass.min(left, within)", "left", "wrong answer"),
 }

@@ -189,22 +189,23 @@ class TrainingBackend:
     def saved_bytes(self, p: Problem, save: Save) -> int:
         return sum(self.plan(p, detect(p.device).sms).kept[NOT_KEPT[save]:])
 
-    def saved_in(self, p: Problem, own: OpaqueSaved | None) -> Save:
+    def saved_in(self, p: Problem, saved: OpaqueSaved | None) -> Save:
         """Return what a forward has kept, which the size of its memory tells."""
-        if own is None:
+        if saved is None:
             return Save.NOTHING
-        return Save.OWN if own.memory.numel() == self.saved_bytes(p, Save.OWN) else Save.STATES
+        return Save.OWN if saved.memory.numel() == self.saved_bytes(p, Save.OWN) else Save.STATES
 
     def steps(self, p: Problem, x: Inputs, what: str = "") -> Steps:
         host = detect(p.device)
         return steps(self, p, host.cc, host.sms, offsets_dtype(x), what or p.direction)
 
     def forward(self, p: Problem, x: Inputs, save: Save) -> Outputs:
-        at = self.steps(p, x)
+        launches = self.steps(p, x)
         out, inputs = outputs(p, x), laid_out(x)
-        parts, memory = parts_in(out.o, at.plan.kept, NOT_KEPT[save])
-        crossing = edges_of(p, out.o, at)
-        up(p, at, at.record, inputs, parts, tables(p, at, x), crossing, cleared=out.o, o=out.o, ht=out.final_state)
+        parts, memory = parts_in(out.o, launches.plan.kept, NOT_KEPT[save])
+        crossing = edges_of(p, out.o, launches)
+        results = dict(o=out.o, ht=out.final_state)
+        up(p, launches, launches.record, inputs, parts, tables(p, launches, x), crossing, cleared=out.o, **results)
         return out._replace(saved=OpaqueSaved(memory))
 
     def _backward(
@@ -212,48 +213,48 @@ class TrainingBackend:
     ) -> Grads:
         """Return the gradients.  What another backend saved is not looked at: the forward's operands, states and
         residuals are recomputed; its operands alone, if the states were saved."""
-        own = saved if type(saved) is OpaqueSaved else None
-        p, save = with_dht(p, dht is not None), self.saved_in(p, own)
-        at = self.steps(p, x, BACKWARD_OF.get(save, "backward"))
-        like, inputs, kept, crossing = x.q, laid_out(x), at.plan.kept, edges_of(p, x.q, at)
-        found = tables(p, at, x)
+        usable = saved if type(saved) is OpaqueSaved else None
+        p, save = with_dht(p, dht is not None), self.saved_in(p, usable)
+        launches = self.steps(p, x, BACKWARD_OF.get(save, "backward"))
+        like, inputs, kept, crossing = x.q, laid_out(x), launches.plan.kept, edges_of(p, x.q, launches)
+        found = tables(p, launches, x)
         do, dht = aligned(do, like.dtype), aligned(dht, torch.float32)
         # tokens of no sequence: prepare clears their rows, which does not run again if all was kept
         dv = (like.new_zeros if save is Save.OWN and p.packed else like.new_empty)(p.B, p.T, p.HV, p.V)
         dh0 = None if inputs["h0"] is None else torch.empty_like(inputs["h0"])
-        if own is None:
+        if usable is None:
             parts, _ = parts_in(like, kept, 2)                                 # tiles and M are needed only briefly
-            up(p, at, at.again, inputs, parts, found, crossing, cleared=dv)
+            up(p, launches, launches.again, inputs, parts, found, crossing, cleared=dv)
         else:
-            parts, _ = parts_in(like, kept, NOT_KEPT[save], own.memory)
+            parts, _ = parts_in(like, kept, NOT_KEPT[save], usable.memory)
             if save is Save.STATES:
-                make_tiles(at, inputs, parts, found, cleared=dv)
-        dh, added, edge, *shares = fresh_places(like, at.plan.scratch)
-        if at.carry_back:
-            at.carry_back(tiles=parts.tiles, do=do, dh0=added, segment_table=found.segment)
-            at.compose_back(M=parts.M, added=added, h0=dht, edge=edge, first_segment=found.first_segment)
+                make_tiles(launches, inputs, parts, found, cleared=dv)
+        dh, added, edge, *shares = fresh_places(like, launches.plan.scratch)
+        if launches.carry_back:
+            launches.carry_back(tiles=parts.tiles, do=do, dh0=added, segment_table=found.segment)
+            launches.compose_back(M=parts.M, added=added, h0=dht, edge=edge, first_segment=found.first_segment)
             dht = edge  # type: ignore[assignment]
-        if at.walk:
-            at.walk(tiles=parts.tiles, do=do, dht=dht, dv=dv, dh=dh, dh0=dh0, segment_table=found.segment)
+        if launches.walk:
+            launches.walk(tiles=parts.tiles, do=do, dht=dht, dv=dv, dh=dh, dh0=dh0, segment_table=found.segment)
         parts = parts._replace(tiles=None, M=None)                             # dq and dk may reuse their memory
-        dq, dk, dg, dbeta = grads(p, at, x, inputs, parts, found, shares, do=do, dv=dv, dh=dh)
-        dA_log, ddt_bias = sums(at, x, shares)
+        dq, dk, dg, dbeta = grads(p, launches, x, inputs, parts, found, shares, do=do, dv=dv, dh=dh)
+        dA_log, ddt_bias = sums(launches, x, shares)
         return Grads(dq, dk, dv, dg, dbeta, dA_log, ddt_bias, dh0)
 
     def segment_map(self, p: Problem, x: Inputs) -> SegmentSummary:
         """For one sequence on several GPUs: compose M and the added states of its segments.  The state that `compose`
         returns for one segment more is the state that leaves the sequence."""
         host, inputs = detect(p.device), laid_out(x)
-        at = map_steps(self, p, host.cc, host.sms)
+        launches = map_steps(self, p, host.cc, host.sms)
         like, v, h0 = x.q, inputs.pop("v"), inputs.pop("h0")
-        tiles = like.new_empty(at.plan.tiles, dtype=torch.uint8)
-        at.prepare(**inputs, tiles=tiles, o=v)                                 # o is of packed sequences alone
-        of_segments = segment_summary(p, like, at.plan.segments)
-        at.carry(tiles=tiles, v=v, ht=of_segments.added, M=of_segments.M)
-        added, M = (like.new_empty(at.plan.segments + 1, p.HV, p.K, n, dtype=torch.float32) for n in (p.V, p.K))
-        at.compose(M=of_segments.M, added=of_segments.added, h0=h0, edge=added)
+        tiles = like.new_empty(launches.plan.tiles, dtype=torch.uint8)
+        launches.prepare(**inputs, tiles=tiles, o=v)                           # o is of packed sequences alone
+        of_segments = segment_summary(p, like, launches.plan.segments)
+        launches.carry(tiles=tiles, v=v, ht=of_segments.added, M=of_segments.M)
+        added, M = (like.new_empty(launches.plan.segments + 1, p.HV, p.K, n, dtype=torch.float32) for n in (p.V, p.K))
+        launches.compose(M=of_segments.M, added=of_segments.added, h0=h0, edge=added)
         eye = torch.eye(p.K, device=like.device).repeat(1, p.HV, 1, 1)
-        at.compose_M(M=of_segments.M, added=torch.zeros_like(M), h0=eye, edge=M)
+        launches.compose_M(M=of_segments.M, added=torch.zeros_like(M), h0=eye, edge=M)
         return SegmentSummary(M[-1:], added[-1:])
 
     def _segment_map_bwd(self, p: Problem, x: Inputs, do: Tensor, dht: Tensor | None) -> Tensor:
@@ -261,19 +262,19 @@ class TrainingBackend:
         p = dataclasses.replace(p, direction="backward", state_dtype="float32")    # dh0 is requested
         like, inputs = x.q, laid_out(x)
         inputs.pop("h0")
-        at = self.steps(with_dht(p, dht is not None), x, "map of a backward")
-        tiles, M = fresh_places(like, at.plan.kept[:2])
-        dh, added, edge = fresh_places(like, at.plan.scratch[:3])
+        launches = self.steps(with_dht(p, dht is not None), x, "map of a backward")
+        tiles, M = fresh_places(like, launches.plan.kept[:2])
+        dh, added, edge = fresh_places(like, launches.plan.scratch[:3])
         do, dht = aligned(do, like.dtype), aligned(dht, torch.float32)
         dv, v = torch.empty_like(inputs["v"]), inputs.pop("v")
         dh0 = like.new_empty(1, p.HV, p.K, p.V, dtype=torch.float32)
-        at.prepare(**inputs, tiles=tiles, o=dv)
-        if at.carry:
-            at.carry(tiles=tiles, v=v, ht=added, M=M)
-            at.carry_back(tiles=tiles, do=do, dh0=added)
-            at.compose_back(M=M, added=added, h0=dht, edge=edge)
+        launches.prepare(**inputs, tiles=tiles, o=dv)
+        if launches.carry:
+            launches.carry(tiles=tiles, v=v, ht=added, M=M)
+            launches.carry_back(tiles=tiles, do=do, dh0=added)
+            launches.compose_back(M=M, added=added, h0=dht, edge=edge)
             dht = edge  # type: ignore[assignment]
-        at.walk(tiles=tiles, do=do, dht=dht, dv=dv, dh=dh, dh0=dh0)
+        launches.walk(tiles=tiles, do=do, dht=dht, dv=dv, dh=dh, dh0=dh0)
         return dh0
 
     def stage(
@@ -296,14 +297,14 @@ class TrainingBackend:
             raise BuildError(f"bwd/grads: chunk_size must be {TOKENS}; found {p.C}. Leave it out.")
         table = chunks_of(p, offsets, tensors)
         x = inputs_of(p, table, offsets, dict(tensors, v=tensors["do"], h0=None))
-        at, inputs = self.steps(p, x), laid_out(x)
+        launches, inputs = self.steps(p, x), laid_out(x)
         do, dv, r = (rows_of(p, table, tensors[n], p.dtype) for n in ("do", "dv", "r"))
-        h, dh = (do.new_zeros(at.plan.all_states, p.HV, p.K * p.V) for _ in range(2))
+        h, dh = (do.new_zeros(launches.plan.all_states, p.HV, p.K * p.V) for _ in range(2))
         for y, name in ((h, "h"), (dh, "dh")):
             y[: table.NC] = image_of(tensors[name].mT if self.v_first else tensors[name])
-        shares = [do.new_zeros(at.plan.all_states, p.HV, p.K, dtype=torch.float32) for _ in range(2)]
+        shares = [do.new_zeros(launches.plan.all_states, p.HV, p.K, dtype=torch.float32) for _ in range(2)]
         parts = Parts(None, None, h, r)
-        found = grads(p, at, x, inputs, parts, tables(p, at, x), shares, do=do, dv=dv, dh=dh)
+        found = grads(p, launches, x, inputs, parts, tables(p, launches, x), shares, do=do, dv=dv, dh=dh)
         dq, dk, dg, dbeta = (y.flatten(0, 1) for y in found)
         given = zip((x.A_log, x.dt_bias), shares)
         of_A_log, of_dt_bias = (None if y is None else share[: table.NC] for y, share in given)
@@ -312,18 +313,18 @@ class TrainingBackend:
         }
 
 
-def tables(p: Problem, at: Steps, x: Inputs) -> Tables:
+def tables(p: Problem, launches: Steps, x: Inputs) -> Tables:
     if not p.packed:
         return NO_TABLES
-    sizes = (ChunkTable.WIDTH * at.plan.entries, SegmentTable.WIDTH * at.plan.all_segments,
-             ChunkTable.WIDTH * at.plan.states)
+    sizes = (ChunkTable.WIDTH * launches.plan.entries, SegmentTable.WIDTH * launches.plan.all_segments,
+             ChunkTable.WIDTH * launches.plan.states)
     device = x.q.device
     chunk, segment, state = torch.empty(sum(sizes), dtype=torch.int64, device=device).split(sizes)
     first_segment, cu_seqlens = None, offsets_on(device, x.cu_seqlens)
-    if at.tables:
+    if launches.tables:
         first_segment = torch.empty(p.N + 1, dtype=torch.int32, device=device)
-        at.states(cu_seqlens=cu_seqlens, chunk_table=state)
-        at.tables(cu_seqlens=cu_seqlens, chunk_table=chunk, segment_table=segment, first_segment=first_segment)
+        launches.states(cu_seqlens=cu_seqlens, chunk_table=state)
+        launches.tables(cu_seqlens=cu_seqlens, chunk_table=chunk, segment_table=segment, first_segment=first_segment)
     return Tables(chunk, segment, state, first_segment)
 
 
@@ -356,52 +357,52 @@ class Edges(NamedTuple):
 NO_EDGES = Edges(None, None)
 
 
-def edges_of(p: Problem, like: Tensor, at: Any) -> Edges:
-    """Allocate the Edges for the launches `at`, before the tables: the kernel that needs both overlaps the tables."""
-    clusters = at.plan.clusters.sharing
-    if not (at.fused and clusters):
+def edges_of(p: Problem, like: Tensor, launches: Any) -> Edges:
+    """Allocate the Edges for these launches, before the tables: the kernel that needs both overlaps the tables."""
+    clusters = launches.plan.clusters.sharing
+    if not (launches.fused and clusters):
         return NO_EDGES
     strips = p.V // COLUMNS
     edges = like.new_empty(clusters, strips, COLUMNS, p.K, dtype=torch.float32)
     return Edges(edges, like.new_zeros(clusters, strips, dtype=torch.int32))
 
 
-def up(p: Problem, at: Steps, chain: Launch | None, inputs: dict, parts: Parts, found: Tables, crossing: Edges,
+def up(p: Problem, launches: Steps, chain: Launch | None, inputs: dict, parts: Parts, found: Tables, crossing: Edges,
        cleared: Tensor, **results: Tensor | None) -> None:
     """Launch what makes all that a backward reads; rows of `cleared` outside every sequence are set to zero."""
-    if at.fused:
-        at.fused(**inputs, **crossing._asdict(), o=cleared, ht=results.get("ht"), segment_table=found.segment,
+    if launches.fused:
+        launches.fused(**inputs, **crossing._asdict(), o=cleared, ht=results.get("ht"), segment_table=found.segment,
                  tiles=parts.tiles, r=parts.r, h=parts.h)
         return
     v, h0 = inputs["v"], inputs["h0"]
-    make_tiles(at, inputs, parts, found, cleared)
-    if at.carry:
-        summary = segment_summary(p, cleared, at.plan.all_segments)
+    make_tiles(launches, inputs, parts, found, cleared)
+    if launches.carry:
+        summary = segment_summary(p, cleared, launches.plan.all_segments)
         edge = torch.empty_like(summary.added)
-        at.carry(tiles=parts.tiles, v=v, ht=summary.added, M=parts.M, segment_table=found.segment)
-        at.compose(M=parts.M, added=summary.added, h0=h0, edge=edge, first_segment=found.first_segment)
+        launches.carry(tiles=parts.tiles, v=v, ht=summary.added, M=parts.M, segment_table=found.segment)
+        launches.compose(M=parts.M, added=summary.added, h0=h0, edge=edge, first_segment=found.first_segment)
         h0 = edge
     if chain:
         chain(tiles=parts.tiles, v=v, h0=h0, r=parts.r, h=parts.h, segment_table=found.segment, **results)
 
 
-def make_tiles(at: Steps, inputs: dict, parts: Parts, found: Tables, cleared: Tensor) -> None:
+def make_tiles(launches: Steps, inputs: dict, parts: Parts, found: Tables, cleared: Tensor) -> None:
     """Launch what makes the operands of all chunks."""
-    if at.prepare:
+    if launches.prepare:
         inputs = {name: y for name, y in inputs.items() if name not in ("v", "h0")}
-        at.prepare(**inputs, tiles=parts.tiles, o=cleared, chunk_table=found.chunk)
+        launches.prepare(**inputs, tiles=parts.tiles, o=cleared, chunk_table=found.chunk)
 
 
-def grads(p: Problem, at: Steps, x: Inputs, inputs: dict, parts: Parts, found: Tables, shares: Sequence[Any],
+def grads(p: Problem, launches: Steps, x: Inputs, inputs: dict, parts: Parts, found: Tables, shares: Sequence[Any],
           do: Tensor, dv: Tensor, dh: Any) -> tuple[Tensor, ...]:
     """Return dq, dk, dg and dbeta, and write the chunks' shares of the gradients of the gate's parameters."""
     like = x.q
     dq, dk = (like.new_empty(p.B, p.T, p.HV, p.K) for _ in range(2))
     dg, dbeta = torch.empty_like(inputs["g"]), torch.empty_like(inputs["beta"])
-    if at.grads:
+    if launches.grads:
         of_A_log, of_dt_bias = shares
         inputs = {name: y for name, y in inputs.items() if name not in ("v", "h0")}
-        at.grads(
+        launches.grads(
             **inputs, do=do, dv=dv, r=parts.r, h=parts.h, dh=dh, dq=dq, dk=dk, dg=dg, dbeta=dbeta, of_A_log=of_A_log,
             of_dt_bias=of_dt_bias, chunk_table=found.state,
         )
@@ -412,9 +413,9 @@ def image_of(state: Tensor) -> Tensor:
     """Return (.., rows, columns) rounded and in the order in which kernels keep it, swizzle_128B."""
     rows, columns = state.shape[-2:]
     row, column = (torch.arange(n, device="cpu") for n in (rows, columns))
-    at = swizzle_128B(row[:, None], column[None], rows).flatten() // BF16
+    place = swizzle_128B(row[:, None], column[None], rows).flatten() // BF16
     image = state.new_empty(*state.shape[:-2], rows * columns, dtype=torch.bfloat16)
-    image[..., at.to(state.device)] = state.flatten(-2).to(torch.bfloat16)
+    image[..., place.to(state.device)] = state.flatten(-2).to(torch.bfloat16)
     return image
 
 
@@ -425,10 +426,10 @@ def of_heads(y: Tensor, p: Problem) -> Tensor:
     return y.view(p.B, p.T, p.H, p.HV // p.H, p.K).sum(3, dtype=torch.float32).to(y.dtype)
 
 
-def sums(at: Steps, x: Inputs, shares: Sequence[Any]) -> list[Tensor | None]:
+def sums(launches: Steps, x: Inputs, shares: Sequence[Any]) -> list[Tensor | None]:
     """Return dA_log and ddt_bias."""
     given = x.A_log, x.dt_bias
     found = [None if y is None else torch.empty(y.shape, dtype=torch.float32, device=y.device) for y in given]
-    if at.shares:
-        at.shares(of_A_log=shares[0], of_dt_bias=shares[1], dA_log=found[0], ddt_bias=found[1])
+    if launches.shares:
+        launches.shares(of_A_log=shares[0], of_dt_bias=shares[1], dA_log=found[0], ddt_bias=found[1])
     return [y if y is None or y.dtype == like.dtype else y.to(like.dtype) for y, like in zip(found, given)]

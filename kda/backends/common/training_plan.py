@@ -83,10 +83,10 @@ class TrainingPlan:
     fused: Any                               # instead of prepare and record
     fused_again: Any                         # instead of prepare and again
 
-    def kernels(self, of: str) -> dict[str, Any]:
-        """Return the configurations of kernels by name; None for one that `of` does not launch."""
-        at_once = self.fused and of in ("forward", "backward")
-        return vars(self) | dict.fromkeys((*NOT_LAUNCHED[of], *(AT_ONCE if at_once else ("fused", "fused_again"))))
+    def kernels(self, kind: str) -> dict[str, Any]:
+        """Return the configurations of kernels by name; None for one that `kind` does not launch."""
+        at_once = self.fused and kind in ("forward", "backward")
+        return vars(self) | dict.fromkeys((*NOT_LAUNCHED[kind], *(AT_ONCE if at_once else ("fused", "fused_again"))))
 
 
 # What does not launch some kernels of a TrainingPlan.
@@ -211,8 +211,8 @@ def configs_of_call(
     """Yield the configurations of a forward that keeps something of its own, or of a backward, which recomputes what
     was not kept.  Whether the final states have gradients is not known before the call."""
     backward = p.direction == "backward"
-    of = BACKWARD_OF.get(save, "backward") if backward else "forward"
-    yield from (config for config in planned(p, sms).kernels(of).values() if isinstance(config, Launched))
+    kind = BACKWARD_OF.get(save, "backward") if backward else "forward"
+    yield from (config for config in planned(p, sms).kernels(kind).values() if isinstance(config, Launched))
     if backward:
         without = planned(dataclasses.replace(p, final_state=False), sms)
         yield from (config for config in (without.walk, without.compose_back) if config)

@@ -69,23 +69,23 @@ def _forward(p: Problem, x: Inputs, save: Save, checkpoints: Checkpoints | None)
             "disable_recompute or backend."
         )
     host = detect(p.device)
-    at = steps(p, host.cc, host.sms, offsets_dtype(x))
+    launches = steps(p, host.cc, host.sms, offsets_dtype(x))
     out = outputs(p, x)
     o, ht, h, _ = out
     offsets = offsets_on(x.q.device, x.cu_seqlens) if p.packed else None
     inputs = dict(laid_out(x), cu_seqlens=offsets)
-    if not at.fused:
+    if not launches.fused:
         o.zero_()                                                              # tokens of no sequence
-    elif not at.compose:
-        at.fused(**inputs, o=o, ht=ht, **(checkpoints._asdict() if checkpoints else {"h": h}))
+    elif not launches.compose:
+        launches.fused(**inputs, o=o, ht=ht, **(checkpoints._asdict() if checkpoints else {"h": h}))
     else:
         response = torch.empty_like(o)
-        summary = segment_summary(p, o, p.N * at.plan.segments)
+        summary = segment_summary(p, o, p.N * launches.plan.segments)
         edge = torch.empty_like(summary.added)
-        at.fused(**inputs, o=o, response=response, ht=summary.added, M=summary.M)
-        at.compose(M=summary.M, added=summary.added, edge=edge, ht=ht)
-        if at.join:
-            at.join(response=response, edge=edge, o=o, cu_seqlens=offsets)
+        launches.fused(**inputs, o=o, response=response, ht=summary.added, M=summary.M)
+        launches.compose(M=summary.M, added=summary.added, edge=edge, ht=ht)
+        if launches.join:
+            launches.join(response=response, edge=edge, o=o, cu_seqlens=offsets)
     return out
 
 

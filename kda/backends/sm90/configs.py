@@ -423,10 +423,10 @@ class FusedConfig(Launched):
     @cached_property
     def group(self) -> Struct:
         """The shared memory of one group of warps."""
-        own = several(tile(self.prepare.K), 1)
-        tiles = {"tile": own}                                                  # the tile that the group makes
+        one_tile = several(tile(self.prepare.K), 1)
+        tiles = {"tile": one_tile}                                             # the tile that the group makes
         if self.ctas == 2:
-            tiles["neighbour"] = own                                           # the neighbour's tile
+            tiles["neighbour"] = one_tile                                      # the neighbour's tile
         return Struct(
             align=1024,
             **tiles,
@@ -457,7 +457,7 @@ class FusedConfig(Launched):
         if self.helped:
             fields |= dict.fromkeys(("credit", "solved"), array("int64", GROUPS, align=8))
             fields["read"] = array("int64", RING, align=8)
-            fields |= dict.fromkeys(("made", "taken"), array("int64", OUTPUTS, align=8))
+            fields |= dict.fromkeys(("written", "taken"), array("int64", OUTPUTS, align=8))
             if self.keeps:
                 fields["stored"] = array("int64", RING, align=8)
         if self.wrapped:
@@ -548,7 +548,7 @@ class StreamConfig(Launched):
             v=array("bfloat16", STREAM_STAGES, TOKENS, PITCH_V),
             o=array("bfloat16", OUTPUTS, TOKENS, PITCH_V),
             **dict.fromkeys(("full", "read"), array("int64", STREAM_STAGES, align=8)),
-            **dict.fromkeys(("made", "taken"), array("int64", OUTPUTS, align=8)),
+            **dict.fromkeys(("written", "taken"), array("int64", OUTPUTS, align=8)),
         )
 
     @property

@@ -20,14 +20,14 @@ class Costs:
     alone: float = math.inf                  # in a CTA alone
     chained: float = 0.42                    # in chain
     step: float = 26                         # a chain's step
-    made: float = math.inf                   # in a CTA of a stream that makes tiles
+    making: float = math.inf                 # in a CTA of a stream that makes tiles
     walked: float = 19.5                     # a stream's walk
     begin: float = 900                       # a stream's own cost beside its chunks
     sharing: float = 1                       # factor of `pair` where clusters share all walks
 
 
-ONE_PRODUCT = Costs(pair=50, four=32.7, piece=1.75, both=1, prepared=0.6, cut=1.45, made=104)
-IN_BLOCKS = Costs(pair=72.8, four=44.5, piece=0.72, both=1.27, prepared=0.96, cut=1.75, made=153, begin=1100)
+ONE_PRODUCT = Costs(pair=50, four=32.7, piece=1.75, both=1, prepared=0.6, cut=1.45, making=104)
+IN_BLOCKS = Costs(pair=72.8, four=44.5, piece=0.72, both=1.27, prepared=0.96, cut=1.75, making=153, begin=1100)
 # By K, V and whether pairs are made in blocks.  K = 64 has no blocks: such a gate runs in two kernels.
 FORWARD = {
     (128, 128, False): ONE_PRODUCT,

@@ -110,62 +110,62 @@ def _forward(p: Problem, x: Inputs, save: Save, checkpoints: Checkpoints | None)
     if save in training.NOT_KEPT:
         return TRAINING.forward(p, x, save)
     kept = save is Save.PRODUCTS
-    at = steps(p, detect(p.device).sms, kept, offsets_dtype(x))
+    launches = steps(p, detect(p.device).sms, kept, offsets_dtype(x))
     inputs, out = laid_out(x), outputs(p, x)
     o = out.o
-    crossing = training.edges_of(p, o, at)
-    if at.stream:                                                              # ahead of the tables, too
-        places = at.plan.all_steps * p.HV
+    crossing = training.edges_of(p, o, launches)
+    if launches.stream:                                                        # ahead of the tables, too
+        places = launches.plan.all_steps * p.HV
         tiles = o.new_empty(2 * places * tile(p.K).bytes, dtype=torch.uint8)
         ready = o.new_zeros(places, dtype=torch.int32)
-    chunk_table, *of_segments = tables(p, at, x.cu_seqlens, x.q.device) if p.packed else (None,) * 3
-    if at.fused:
+    chunk_table, *of_segments = tables(p, launches, x.cu_seqlens, x.q.device) if p.packed else (None,) * 3
+    if launches.fused:
         states = checkpoints._asdict() if checkpoints else {}
         if p.intermediate_states:
             states = {"h": out.h}
-        at.fused(**inputs, **crossing._asdict(), **states, o=o, ht=out.final_state, segment_table=of_segments[0])
+        launches.fused(**inputs, **crossing._asdict(), **states, o=o, ht=out.final_state, segment_table=of_segments[0])
         return out
-    if at.stream:
+    if launches.stream:
         arguments = dict(inputs, o=o, segment_table=of_segments[0], tiles=tiles, ready=ready)
-        if not at.join:
-            at.stream(**arguments, ht=out.final_state)
+        if not launches.join:
+            launches.stream(**arguments, ht=out.final_state)
             return out
-        response, summary = o.new_empty(p.B, p.T, p.HV, p.K), segment_summary(p, o, p.N * at.plan.stream_segments)
+        response, summary = o.new_empty(p.B, p.T, p.HV, p.K), segment_summary(p, o, p.N * launches.plan.stream_segments)
         edge = torch.empty_like(summary.added)
-        at.stream(**arguments, ht=summary.added, response=response, M=summary.M)
-        at.compose(M=summary.M, added=summary.added, edge=edge, ht=out.final_state)
+        launches.stream(**arguments, ht=summary.added, response=response, M=summary.M)
+        launches.compose(M=summary.M, added=summary.added, edge=edge, ht=out.final_state)
         offsets = offsets_on(o.device, x.cu_seqlens) if p.packed else None
-        at.join(response=response, edge=edge, o=o, cu_seqlens=offsets)
+        launches.join(response=response, edge=edge, o=o, cu_seqlens=offsets)
         return out
     v, h0 = inputs.pop("v"), inputs.pop("h0")
-    tiles = o.new_empty(at.plan.scratch, dtype=torch.uint8)
+    tiles = o.new_empty(launches.plan.scratch, dtype=torch.uint8)
     A_qk = A_inv = None
     if kept:
         A_qk, A_inv = (o.new_empty(p.B * p.T, p.HV, p.C) for _ in range(2))
-    if at.prepare:
-        at.prepare(**inputs, tiles=tiles, A_qk=A_qk, A_inv=A_inv, o=o, chunk_table=chunk_table)
-    if at.pairs:
-        at.pairs(tiles=tiles, beta=inputs["beta"], A_qk=A_qk, A_inv=A_inv, chunk_table=chunk_table)
-    chain(p, at, tiles, v, h0, out, *of_segments, checkpoints=checkpoints)
+    if launches.prepare:
+        launches.prepare(**inputs, tiles=tiles, A_qk=A_qk, A_inv=A_inv, o=o, chunk_table=chunk_table)
+    if launches.pairs:
+        launches.pairs(tiles=tiles, beta=inputs["beta"], A_qk=A_qk, A_inv=A_inv, chunk_table=chunk_table)
+    chain(p, launches, tiles, v, h0, out, *of_segments, checkpoints=checkpoints)
     return out._replace(saved=Products(A_qk, A_inv) if kept else None)
 
 
 prefill = of_pool(_forward, lambda p: C)
 
 
-def chain(p: Problem, at: Steps, tiles: Tensor, v: Tensor, h0: Tensor | None, out: Outputs,
+def chain(p: Problem, launches: Steps, tiles: Tensor, v: Tensor, h0: Tensor | None, out: Outputs,
           segment_table: Tensor | None = None, first_segment: Tensor | None = None, *,
           checkpoints: Checkpoints | None = None) -> None:
     """Outputs and states of what tiles were made of."""
-    if at.carry:                                                               # states that enter segments come first
-        summary = segment_summary(p, out.o, at.plan.all_segments)
+    if launches.carry:                                                         # states that enter segments come first
+        summary = segment_summary(p, out.o, launches.plan.all_segments)
         edge = torch.empty_like(summary.added)
-        at.carry(tiles=tiles, v=v, ht=summary.added, M=summary.M, segment_table=segment_table)
-        at.compose(M=summary.M, added=summary.added, h0=h0, edge=edge, first_segment=first_segment)
+        launches.carry(tiles=tiles, v=v, ht=summary.added, M=summary.M, segment_table=segment_table)
+        launches.compose(M=summary.M, added=summary.added, h0=h0, edge=edge, first_segment=first_segment)
         h0 = edge
-    if at.chain:
+    if launches.chain:
         kept = checkpoints._asdict() if checkpoints else {"h": out.h}
-        at.chain(tiles=tiles, v=v, h0=h0, o=out.o, ht=out.final_state, segment_table=segment_table, **kept)
+        launches.chain(tiles=tiles, v=v, h0=h0, o=out.o, ht=out.final_state, segment_table=segment_table, **kept)
 
 
 @on_its_device
@@ -175,13 +175,13 @@ def segment_map(p: Problem, x: Inputs, transition: bool) -> SegmentSummary:
     return SegmentSummary(x.q.new_zeros(1, p.HV, p.K, p.K, dtype=torch.float32), forward(p, x).final_state)
 
 
-def tables(p: Problem, at: Steps, cu_seqlens: Tensor, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+def tables(p: Problem, launches: Steps, cu_seqlens: Tensor, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
     """Where chunks and segments lie, on the GPU."""
-    sizes = (ChunkTable.WIDTH * at.plan.entries, SegmentTable.WIDTH * at.plan.all_segments)
+    sizes = (ChunkTable.WIDTH * launches.plan.entries, SegmentTable.WIDTH * launches.plan.all_segments)
     chunk_table, segment_table = torch.empty(sum(sizes), dtype=torch.int64, device=device).split(sizes)
     first_segment = torch.empty(p.N + 1, dtype=torch.int32, device=device)
     cu_seqlens = offsets_on(device, cu_seqlens)
-    at.tables(
+    launches.tables(
         cu_seqlens=cu_seqlens, chunk_table=chunk_table, segment_table=segment_table, first_segment=first_segment
     )
     return chunk_table, segment_table, first_segment

@@ -315,7 +315,7 @@ def makers_of_stream(p: Problem, sms: int, cost: costs.Costs, segments: int = 1)
     long before they are read leave L2.  None may be left."""
     heads, strips, of_M = p.N * p.HV, p.V // COLUMNS, p.K // COLUMNS
     walking = heads * (strips + (segments - 1) * (strips + of_M))
-    enough = min(math.ceil(heads * segments * cost.made / cost.walked), -(-p.T // TOKENS) * heads)
+    enough = min(math.ceil(heads * segments * cost.making / cost.walked), -(-p.T // TOKENS) * heads)
     return max(min(sms - walking, enough), 0)
 
 
@@ -387,9 +387,9 @@ class Times:
         one counts, which only the GPU knows."""
         several = self.p.packed and self.p.N > 1
         chunks = min(SPREAD * self.all_chunks / self.p.N, self.all_chunks) if several else self.all_chunks / self.p.N
-        made, walked = self.cost.made * self.all_slots / makers, self.cost.walked * chunks / segments
+        making, walked = self.cost.making * self.all_slots / makers, self.cost.walked * chunks / segments
         joined = JOIN + JOINED * self.all_slots * (segments - 1) / segments + STREAM_SEGMENT * segments
-        return max(made, walked) + self.cost.begin + joined * (segments > 1)
+        return max(making, walked) + self.cost.begin + joined * (segments > 1)
 
     def with_clusters(self, ctas: int) -> float:
         """Return the time with clusters of `ctas` CTAs; 0: in two kernels."""

@@ -46,42 +46,42 @@ class Compose(entry.Entry):
         begin, end = n * x.segments, n * x.segments + x.segments
         if cutlass.const_expr(self.c.packed):
             begin, end = load_one(x.first_segment + n), load_one(x.first_segment + n + 1)
-        own, column = row * STRIP, strip * STRIP                               # in h; the strip's first
+        first, column = row * STRIP, strip * STRIP                             # in h; the strip's first
         if half == 0:
             if cutlass.const_expr(self.c.begun):
                 ended = load(x.added + self.place(begin, x.HV, head, row, column), STRIP)
-                store(h + own, [ended[e] for e in range(STRIP)])
+                store(h + first, [ended[e] for e in range(STRIP)])
             else:
-                store(h + own, self.entering(x.h0, n * x.HV + head, row, column))
+                store(h + first, self.entering(x.h0, n * x.HV + head, row, column))
         if cutlass.const_expr(self.c.begun):
             begin, end = begin + 1, end + 1
         for j in cutlass.range(begin, end - 1, unroll=1):
             p = begin + (end - 1 - j) if cutlass.const_expr(self.c.back) else j
             m = self.half_of_row(x.M, p * x.HV + head, row, half)              # all on their way before h is waited for
-            at = self.place(p, x.HV, head, row, column)
+            place = self.place(p, x.HV, head, row, column)
             new = [Float32(0.0)] * STRIP
             if half == 0:
-                new = [load(x.added + at, STRIP)[e] for e in range(STRIP)]
-                store(x.edge + at, [load(h + own, STRIP)[e] for e in range(STRIP)])
+                new = [load(x.added + place, STRIP)[e] for e in range(STRIP)]
+                store(x.edge + place, [load(h + first, STRIP)[e] for e in range(STRIP)])
             cute.arch.sync_threads()                                           # h is there
             for i in cutlass.range_constexpr(K // 2):
                 other = load(h + (half * (K // 2) + i) * STRIP, STRIP)
                 new = [new[e] + m[i] * other[e] for e in range(STRIP)]
             if half == 1:
-                store(halves + own, new)
+                store(halves + first, new)
             cute.arch.sync_threads()                                           # the halves are there, h was read
             if half == 0:
-                rest = load(halves + own, STRIP)
-                store(h + own, [new[e] + rest[e] for e in range(STRIP)])
+                rest = load(halves + first, STRIP)
+                store(h + first, [new[e] + rest[e] for e in range(STRIP)])
         if half == 0:
             if cutlass.const_expr(not self.c.begun):
                 last = begin if cutlass.const_expr(self.c.back) else end - 1
-                at = self.place(last, x.HV, head, row, column)
-                store(x.edge + at, [load(h + own, STRIP)[e] for e in range(STRIP)])
+                place = self.place(last, x.HV, head, row, column)
+                store(x.edge + place, [load(h + first, STRIP)[e] for e in range(STRIP)])
             if cutlass.const_expr(self.c.ht):
                 ht = x.ht + Int64(n * x.HV + head) * (K * self.c.V)
                 for e in cutlass.range_constexpr(STRIP):
-                    store(ht + self.in_state(row, column + e), [load_one(h + own + e)])
+                    store(ht + self.in_state(row, column + e), [load_one(h + first + e)])
 
     @cute.jit
     def half_of_row(self, M, number, row, half):
@@ -89,8 +89,8 @@ class Compose(entry.Entry):
         transpose a thread reads all that it needs from one place."""
         K = self.c.K
         if cutlass.const_expr(self.c.back):
-            own = M + (Int64(number) * (K * K) + row * K + half * (K // 2))
-            found = [load(own + i, 4) for i in range(0, K // 2, 4)]
+            source = M + (Int64(number) * (K * K) + row * K + half * (K // 2))
+            found = [load(source + i, 4) for i in range(0, K // 2, 4)]
             return [four[e] for four in found for e in range(4)]
         of_row = M + (Int64(number) * (K * K) + half * (K * K // 2) + row)
         return [load_one(of_row + i * K) for i in range(K // 2)]

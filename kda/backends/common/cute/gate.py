@@ -54,24 +54,24 @@ class Gate:
         return HeadRows(q, k, g, beta, rate, x.dt_bias + head * K, x.scale, x.lower_bound)
 
     @cute.jit
-    def load_rows(self, at, tokens, H, HV):
-        """scale qn, kn and gc over the warp's rows, of a chunk with so many tokens that begins at `at`."""
+    def load_rows(self, head_rows, tokens, H, HV):
+        """Return scale qn, kn and gc, summed over the warp's rows, of a chunk with so many tokens."""
         K, E = self.c.K, self.c.K // 32
         first, d = WARP_ROWS * self.team.warp(), E * cute.arch.lane_idx()
         raw_q, raw_k, raw_g, weight = [], [], [], []
         for r in cutlass.range_constexpr(WARP_ROWS):
             row = self.row_within(first + r, tokens)                           # past the end: the last row,
-            raw_q.append(self.load_floats(at.q + (row * (H * K) + d)))
-            raw_k.append(self.load_floats(at.k + (row * (H * K) + d)))
-            raw_g.append(self.load_floats(at.g + (row * (HV * K) + d)))
+            raw_q.append(self.load_floats(head_rows.q + (row * (H * K) + d)))
+            raw_k.append(self.load_floats(head_rows.k + (row * (H * K) + d)))
+            raw_g.append(self.load_floats(head_rows.g + (row * (HV * K) + d)))
             weight.append(Float32(1.0) if first + r < tokens else Float32(0.0))    # without weight
-        gc = self.sum_of_decays(raw_g, weight, at, d)
+        gc = self.sum_of_decays(raw_g, weight, head_rows, d)
         qs, ks = [Float32(1.0)] * WARP_ROWS, [Float32(1.0)] * WARP_ROWS
         if cutlass.const_expr(self.c.norm):
             qs, ks = self.norms(raw_q, raw_k)
         qn, kn = [], []
         for r in cutlass.range_constexpr(WARP_ROWS):
-            of_q, of_k = qs[r] * (at.scale * weight[r]), ks[r] * weight[r]
+            of_q, of_k = qs[r] * (head_rows.scale * weight[r]), ks[r] * weight[r]
             qn.append(self.times(raw_q[r], of_q))
             kn.append(self.times(raw_k[r], of_k))
         return qn, kn, gc
@@ -80,12 +80,12 @@ class Gate:
         return cutlass.min(row, tokens - 1)
 
     @cute.jit
-    def sum_of_decays(self, raw_g, weight, at, d):
+    def sum_of_decays(self, raw_g, weight, head_rows, d):
         """g2 of the warp's rows, summed up to each of them."""
         c, E = self.c, self.c.K // 32
-        bias = at.bias
+        bias = head_rows.bias
         if cutlass.const_expr(c.bias):
-            bias = load(at.bias + d, E)
+            bias = load(head_rows.bias + d, E)
         gc = []
         for r in cutlass.range_constexpr(WARP_ROWS):
             row = []
@@ -93,21 +93,21 @@ class Gate:
                 logit = raw_g[r][e]
                 if cutlass.const_expr(c.bias):
                     logit += bias[e]
-                g2 = self.log2_decay(logit, at, weight[r])
+                g2 = self.log2_decay(logit, head_rows, weight[r])
                 row.append(g2 + gc[r - 1][e] if cutlass.const_expr(r > 0) else g2)
             gc.append(row)
         return gc
 
     @cute.jit
-    def log2_decay(self, logit, at, weight):
+    def log2_decay(self, logit, head_rows, weight):
         """g2 of a logit (with its bias), or of a given decay; 0 in a row without weight."""
         gate = self.c.gate
         if cutlass.const_expr(gate == "bounded"):
-            decay = fast.reciprocal(Float32(1.0) + fast.exp2(logit * (Float32(-fast.LOG2_E) * at.rate)))
-            decay = (Float32(fast.LOG2_E) * at.lower_bound * weight) * decay
+            decay = fast.reciprocal(Float32(1.0) + fast.exp2(logit * (Float32(-fast.LOG2_E) * head_rows.rate)))
+            decay = (Float32(fast.LOG2_E) * head_rows.lower_bound * weight) * decay
             return decay if cutlass.const_expr(self.c.one_product) else fast.at_least(decay, fast.FLOOR)
         if cutlass.const_expr(gate == "softplus"):
-            logit = -(at.rate * fast.softplus(logit))
+            logit = -(head_rows.rate * fast.softplus(logit))
         decay = fast.at_least(Float32(fast.LOG2_E) * logit, fast.FLOOR)
         return decay if weight != Float32(0.0) else Float32(0.0)
 
@@ -153,9 +153,9 @@ class Gate:
                 if cutlass.const_expr(w == WARPS // 2):
                     # redundant: it keeps ptxas from loading all sums first, which needs too many registers
                     cute.arch.sync_warp()
-                own = load_one(sums + (w * K + thread))
+                of_warp = load_one(sums + (w * K + thread))
                 store(sums + (w * K + thread), [total])
-                total += own
+                total += of_warp
             store(sums + ((WARPS + 1) * K + thread), [total])
         self.team.meet()                                                       # the sums before each warp are there
 

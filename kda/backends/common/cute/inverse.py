@@ -59,7 +59,7 @@ class Inverse:
         """-Y A X of 8 rows each: the upper 8 rows of products are of the first pair, the lower 8 of the second."""
         row, k = cute.arch.lane_idx() // 4, cute.arch.lane_idx() % 4
         of_Y = columns + ((8 + k) * PITCH_INVERSE + 8 + row)
-        y = tf32s(*[load_one(of_Y + at) for at in (0, 16 * PITCH_INVERSE, 4 * PITCH_INVERSE, 20 * PITCH_INVERSE)])
+        y = tf32s(*[load_one(of_Y + place * PITCH_INVERSE) for place in (0, 16, 4, 20)])
         of_X = [load(columns + ((row + 16 * p) * PITCH_INVERSE + 2 * k), 2) for p in range(2)]
         x = tf32s(of_X[0][0], of_X[1][0], of_X[0][1], of_X[1][1])
         for p in cutlass.range_constexpr(2):
@@ -75,7 +75,7 @@ class Inverse:
         YA, found = [[Float32(0.0)] * 4, [Float32(0.0)] * 4], [[Float32(0.0)] * 4, [Float32(0.0)] * 4]
         for step in cutlass.range_constexpr(0, 16, 8):
             of_Y = columns + ((16 + step + k) * PITCH_INVERSE + row)
-            y = tf32s(*[load_one(of_Y + at) for at in (0, 8, 4 * PITCH_INVERSE, 4 * PITCH_INVERSE + 8)])
+            y = tf32s(*[load_one(of_Y + offset) for offset in (0, 8, 4 * PITCH_INVERSE, 4 * PITCH_INVERSE + 8)])
             for n in cutlass.range_constexpr(2):
                 of_A = A_kk + ((16 + step + k) * PITCH_A + 8 * n + row)
                 YA[n] = mma_tf32(YA[n], y, tf32s(load_one(of_A), load_one(of_A + 4 * PITCH_A)))

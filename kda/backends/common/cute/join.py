@@ -57,28 +57,28 @@ class Join(entry.Entry):
         for i in cutlass.range_constexpr(K * V // 8 // threads):
             number = i * threads + cute.arch.thread_idx()[0]
             channel, column = number // (V // 8), number % (V // 8) * 8
-            parts = [load(edge + (channel * V + column + at), 4) for at in (0, 4)]
+            parts = [load(edge + (channel * V + column + offset), 4) for offset in (0, 4)]
             row = place_of_channel(channel)
             for pair in cutlass.range_constexpr(4):
-                own = [parts[pair // 2][pair % 2 * 2 + e] for e in range(2)]
-                store(B + swizzle_128B(row, place_of_column(column + 2 * pair), K) // 2, own)
+                two = [parts[pair // 2][pair % 2 * 2 + e] for e in range(2)]
+                store(B + swizzle_128B(row, place_of_column(column + 2 * pair), K) // 2, two)
 
     @cute.jit
     def add(self, response, o, B, row, rows, HV):
         """16 rows of o: a lane has rows lane / 4 and that + 8, and of 32 channels or columns eight."""
         K, V, lane = self.c.K, self.c.V, cute.arch.lane_idx()
-        own = [row + (lane >> 2) + 8 * r for r in range(2)]
-        at, first = [Int64(x * HV) for x in own], (lane & 3) * 8
-        of_K, of_V = [[x + (row * width + first) for row in at] for x, width in ((response, K), (o, V))]
-        a = [[words_if(own[r] < rows, of_K[r] + 32 * block) for r in range(2)] for block in range(K // 32)]
-        old = [words_if(own[r] < rows, of_V[r]) for r in range(2)]             # loaded one block ahead
+        lane_rows = [row + (lane >> 2) + 8 * r for r in range(2)]
+        elements, first = [Int64(x * HV) for x in lane_rows], (lane & 3) * 8
+        of_K, of_V = [[x + (row * width + first) for row in elements] for x, width in ((response, K), (o, V))]
+        a = [[words_if(lane_rows[r] < rows, of_K[r] + 32 * block) for r in range(2)] for block in range(K // 32)]
+        old = [words_if(lane_rows[r] < rows, of_V[r]) for r in range(2)]       # loaded one block ahead
         for block in cutlass.range_constexpr(V // 32):
-            here, acc = old, [[Float32(0.0)] * 4 for _ in range(4)]            # four tiles of eight columns
+            entering, acc = old, [[Float32(0.0)] * 4 for _ in range(4)]        # four tiles of eight columns
             if cutlass.const_expr(block + 1 < V // 32):
-                old = [words_if(own[r] < rows, of_V[r] + 32 * (block + 1)) for r in range(2)]
+                old = [words_if(lane_rows[r] < rows, of_V[r] + 32 * (block + 1)) for r in range(2)]
             for step in cutlass.range_constexpr(K // 16):
-                of, half = a[step // 2], step % 2 * 2
-                operand = [of[r][half + side] for side in range(2) for r in range(2)]
+                of_step, half = a[step // 2], step % 2 * 2
+                operand = [of_step[r][half + side] for side in range(2) for r in range(2)]
                 for pair in cutlass.range_constexpr(2):
                     channel, column = 16 * step + (lane & 15), 32 * block + 16 * pair + 8 * (lane >> 4)
                     b = load_matrices(B + swizzle_128B(channel, column, K) // 2, transposed=True)
@@ -86,20 +86,20 @@ class Join(entry.Entry):
                         tile = 2 * pair + side
                         acc[tile] = mma_bf16(acc[tile], operand, b[2 * side : 2 * side + 2])
             for r in cutlass.range_constexpr(2):
-                if own[r] < rows:
+                if lane_rows[r] < rows:
                     new = []
                     for tile in cutlass.range_constexpr(4):
-                        before = [half.bitcast(Float32) for half in both_halves(here[r][tile])]
+                        before = [half.bitcast(Float32) for half in both_halves(entering[r][tile])]
                         new += [before[e] + acc[tile][2 * r + e] for e in range(2)]
                     store(of_V[r] + 32 * block, new)
 
 
 @cute.jit
-def words_if(there, pointer):
+def words_if(exists, pointer):
     """Eight neighbours as four words; zeros where nothing is."""
     found = cute.make_rmem_tensor(4, Uint32)
     found.fill(0)
-    if there:
+    if exists:
         cute.autovec_copy(neighbours(cute.recast_ptr(pointer, dtype=Uint32), 4), found)
     return found
 

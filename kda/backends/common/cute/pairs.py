@@ -119,11 +119,11 @@ class Pairs:
         if self.team.warp() < 4:
             self.tensor_core.levels(acc)
             if self.team.warp() >= 2:
-                at = accumulator_places(self.team.thread())
-                own = [A_kk[(at[2 * r][0] - C) * PITCH_A + C] for r in range(2)]   # a thread has two rows
+                places = accumulator_places(self.team.thread())
+                diagonal = [A_kk[(places[2 * r][0] - C) * PITCH_A + C] for r in range(2)]  # a thread has two rows
                 for i in cutlass.range_constexpr(cute.size(acc)):
-                    row, column = at[i]
-                    acc[i] = own[i // 2 % 2] if column == row - C else acc[i]
+                    row, column = places[i]
+                    acc[i] = diagonal[i // 2 % 2] if column == row - C else acc[i]
 
     @cute.jit
     def qk_diagonal(self, qn, kn, A_kk):
@@ -175,19 +175,19 @@ class Pairs:
 @cute.jit
 def add_level(acc, found, level: cutlass.Constexpr, thread):
     """What counts of a level's product: pairs in one block and different halves of it."""
-    at = accumulator_places(thread)
+    places = accumulator_places(thread)
     for i in cutlass.range_constexpr(cute.size(acc)):
-        row, column = at[i]
+        row, column = places[i]
         counts = ((row & C - 1) ^ column) >> level == 1
         acc[i] = acc[i] + (found[i] if counts else Float32(0.0))
 
 
 @cute.jit
-def keep_blocks(acc, found, number: cutlass.Constexpr, at):
-    """Copies what counts of a product of rows.py to acc; `at` has the places of its elements.  Number 0: pairs within
+def keep_blocks(acc, found, number: cutlass.Constexpr, places):
+    """Copies what counts of a product of rows.py to acc; `places` are those of its elements.  Number 0: pairs within
     blocks of 8 rows, all others are cleared;  1 and 2: those across blocks of 8 and of 16 rows, all others stay."""
     for i in cutlass.range_constexpr(C // 2):
-        row, column = at[i]
+        row, column = places[i]
         other = acc[i] if cutlass.const_expr(number > 0) else Float32(0.0)
         acc[i] = found[i] if counts(row, column, number) else other
 
@@ -208,10 +208,10 @@ def counts(row, column, number: cutlass.Constexpr):
 def store_A_kk(acc, A_kk, b, thread, on_keys: cutlass.Constexpr = False, number: cutlass.Constexpr = None):
     """A_kk below its diagonal to shared memory, by warps 0 and 1; b of its rows, or (`on_keys`) of its columns; what
     counts of product `number`."""
-    at = accumulator_places(thread)
-    of_rows = [b[at[2 * r][0]] for r in range(2)]                              # a thread has two rows
+    places = accumulator_places(thread)
+    of_rows = [b[places[2 * r][0]] for r in range(2)]                          # a thread has two rows
     for i in cutlass.range_constexpr(0, cute.size(acc), 2):
-        row, column = at[i]
+        row, column = places[i]
         of_pair = [of_rows[i // 2 % 2]] * 2
         if cutlass.const_expr(on_keys):
             of_pair = [b[column], b[column + 1]]
@@ -222,8 +222,8 @@ def store_A_kk(acc, A_kk, b, thread, on_keys: cutlass.Constexpr = False, number:
 
 
 @cute.jit
-def causal_pair(acc, at, i: cutlass.Constexpr):
+def causal_pair(acc, places, i: cutlass.Constexpr):
     """Elements i and i + 1 of A_qk: zero for keys of later tokens."""
-    row, column = at[i]
+    row, column = places[i]
     row = row - C
     return [acc[i] if column <= row else Float32(0.0), acc[i + 1] if column < row else Float32(0.0)]

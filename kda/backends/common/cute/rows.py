@@ -122,17 +122,17 @@ class Rows:
         return cute.arch.lane_idx() % LANES * self.channels
 
     @cute.jit
-    def rate(self, at):
+    def rate(self, head_rows):
         """Return the factor of the logits; that of a bounded gate also has -log2(e), for 2^x."""
-        return Float32(-fast.LOG2_E) * at.rate if cutlass.const_expr(self.c.gate == "bounded") else Float32(1.0)
+        return Float32(-fast.LOG2_E) * head_rows.rate if cutlass.const_expr(self.c.gate == "bounded") else Float32(1.0)
 
     @cute.jit
-    def store_bias(self, at, sums):
+    def store_bias(self, head_rows, sums):
         """dt_bias of a head, by K threads; they meet before it is loaded."""
         channel = self.team.thread()
         if channel < self.c.K:
             to = sums + (BIAS * self.c.K + self.place_of_channel(channel))
-            store(to, [load_one(at.bias + channel) * self.rate(at)])
+            store(to, [load_one(head_rows.bias + channel) * self.rate(head_rows)])
 
     @cute.jit
     def place_of_channel(self, channel):
@@ -141,14 +141,14 @@ class Rows:
         return part * (4 * LANES) + lane * 4 + (channel & 3)
 
     @cute.jit
-    def fetch(self, at, tokens, H, HV):
+    def fetch(self, head_rows, tokens, H, HV):
         """The lane's rows of q, k and g, of a chunk with so many tokens."""
         raw_q, raw_k, raw_g = [], [], []
         for r in cutlass.range_constexpr(GROUP_ROWS):
             row = self.row_within(self.first_row() + r, tokens)                # past the end: the last row
-            raw_q.append(self.load_row(at.q, row, H))
-            raw_k.append(self.load_row(at.k, row, H))
-            raw_g.append(self.load_row(at.g, row, HV))
+            raw_q.append(self.load_row(head_rows.q, row, H))
+            raw_k.append(self.load_row(head_rows.k, row, H))
+            raw_g.append(self.load_row(head_rows.g, row, HV))
         return raw_q, raw_k, raw_g
 
     def row_within(self, row, tokens):
@@ -168,19 +168,19 @@ class Rows:
         return found
 
     @cute.jit
-    def prepare(self, raw_q, raw_k, raw_g, tokens, at, sums):
+    def prepare(self, raw_q, raw_k, raw_g, tokens, head_rows, sums):
         """scale qn and kn of these rows, and s summed over them."""
         if cutlass.const_expr(self.c.g_dtype == "bfloat16"):
             low = fast.FLOOR / fast.LOG2_E if cutlass.const_expr(self.c.gate == "given") else None
             raw_g = [[from_bf16(word, low) for word in row] for row in raw_g]
-        s = self.decays(raw_g, tokens, at, sums)
+        s = self.decays(raw_g, tokens, head_rows, sums)
         self.keep_apart(1)
         raw_q, raw_k = [[[from_bf16(word) for word in row] for row in rows] for rows in (raw_q, raw_k)]
         if cutlass.const_expr(self.c.norm):
-            of_q, of_k = self.norms(raw_q, raw_k, tokens, at.scale)
+            of_q, of_k = self.norms(raw_q, raw_k, tokens, head_rows.scale)
         else:
             of_k = [both(Float32(1.0) if self.has_token(r, tokens) else Float32(0.0)) for r in range(GROUP_ROWS)]
-            of_q = [times(x, both(at.scale)) for x in of_k]
+            of_q = [times(x, both(head_rows.scale)) for x in of_k]
         qn, kn = [], []
         for r in cutlass.range_constexpr(GROUP_ROWS):
             qn.append([times(x, of_q[r]) for x in raw_q[r]])
@@ -192,19 +192,20 @@ class Rows:
         return self.first_row() + r < tokens
 
     @cute.jit
-    def decays(self, raw_g, tokens, at, sums):
+    def decays(self, raw_g, tokens, head_rows, sums):
         """s of the lane's rows, `one_product` summed up to each of them."""
         c = self.c
-        bounded, rate, bias, s = cutlass.const_expr(c.gate == "bounded"), both(self.rate(at)), [None] * self.pairs, []
+        bounded, rate = cutlass.const_expr(c.gate == "bounded"), both(self.rate(head_rows))
+        bias, s = [None] * self.pairs, []
         if cutlass.const_expr(c.bias):
             bias = self.load_channels(sums, BIAS)
         if cutlass.const_expr(c.gate == "softplus"):
-            constants, minus_rate = constants_of_softplus(), both(Float32(0.0) - at.rate)
+            constants, minus_rate = constants_of_softplus(), both(Float32(0.0) - head_rows.rate)
         for r in cutlass.range_constexpr(GROUP_ROWS):
             row, has_token = [], self.has_token(r, tokens)
             # 1 / (inf + ..): a row of no token decays nothing
             one = Float32(1.0) if has_token else Float32(float("inf"))
-            unit = self.unit(at.lower_bound) if bounded else both(
+            unit = self.unit(head_rows.lower_bound) if bounded else both(
                 Float32(fast.LOG2_E) if has_token else Float32(0.0))
             for i in cutlass.range_constexpr(self.pairs):
                 x = raw_g[r][i]
@@ -275,66 +276,66 @@ class Rows:
             cute.arch.fence_proxy("async.shared", space="cta")
             self.team.meet_for_product()                                       # so are they, and operands of blocks
             self.tensor_core.issue_blocks()
-        at = 2 * (self.team.thread() % (self.c.K // 2))
+        channel = 2 * (self.team.thread() % (self.c.K // 2))
         if cutlass.const_expr(self.c.one_product):
             if self.team.warp() < self.sum_warps:
-                self.sum_of_channels(sums, at, lower_bound)
+                self.sum_of_channels(sums, channel, lower_bound)
         elif self.team.warp() >= WARPS - self.sum_warps:                       # Hopper's first four make the product
-            self.sums_of_blocks(sums, of_blocks, at)
+            self.sums_of_blocks(sums, of_blocks, channel)
         self.team.meet()                                                       # what groups begin with is there
         return s
 
     @cute.jit
-    def sum_of_channels(self, sums, at, lower_bound):
+    def sum_of_channels(self, sums, channel, lower_bound):
         """Add up the rows' sums of two channels."""
         total, unit, half = constant(0.0), self.unit(lower_bound), lower_bound * Float32(-0.5 * fast.LOG2_E * (C - 1))
-        first = load_one(self.pair_at(sums, TO_LAST, at))
+        first = load_one(self.pair_at(sums, TO_LAST, channel))
         anchor = whole(fused(first, unit, both(Float32(0.0) - half)))
-        store(cute.recast_ptr(sums + FROM_ZERO * self.c.K, dtype=Uint32) + at // 2, [to_bf16(exp2(anchor))])
+        store(cute.recast_ptr(sums + FROM_ZERO * self.c.K, dtype=Uint32) + channel // 2, [to_bf16(exp2(anchor))])
         minus_anchor = each("neg.ftz.f32", anchor)
         for group in cutlass.range_constexpr(ROW_GROUPS):
             self.keep_apart(group if group % 4 == 0 else 0)
-            to = self.pair_at(sums, group, at)
-            own = load_one(to)
+            to = self.pair_at(sums, group, channel)
+            of_group = load_one(to)
             # If the sum began near the anchor, 2^gc_last would have the rounding errors of exponents near 100.
             store(to, [plus(total, minus_anchor)])
-            total = fused(own, unit, total)
-        store(self.pair_at(sums, TO_LAST, at), [exp2(plus(total, minus_anchor))])
-        store(self.pair_at(sums, DECAY, at), [exp2(total)])
+            total = fused(of_group, unit, total)
+        store(self.pair_at(sums, TO_LAST, channel), [exp2(plus(total, minus_anchor))])
+        store(self.pair_at(sums, DECAY, channel), [exp2(total)])
 
     @cute.jit
-    def sums_of_blocks(self, sums, of_blocks, at):
+    def sums_of_blocks(self, sums, of_blocks, channel):
         """Add up the rows' sums of two channels, in blocks of 8 rows."""
         minus, reference, x, wholes, of_block = constant(-1.0), constant(0.0), constant(0.0), [], []
-        floats, words = self.floats_of(of_blocks), cute.recast_ptr(of_blocks, dtype=Uint32) + at // 2
+        floats, words = self.floats_of(of_blocks), cute.recast_ptr(of_blocks, dtype=Uint32) + channel // 2
         one = Uint32(0x3F803F80)
         for block in cutlass.range_constexpr(BLOCKS):
             self.keep_apart(block)
             of_block.append(one if cutlass.const_expr(block == 0) else to_bf16(exp2(reference)))
             for group in cutlass.range_constexpr(4 * block, 4 * block + 4):
-                to = self.pair_at(sums, group, at)
-                own = load_one(to)
+                to = self.pair_at(sums, group, channel)
+                of_group = load_one(to)
                 store(to, [x])
-                x = plus(own, x)
+                x = plus(of_group, x)
             n = whole(x)
             x, reference = fused(n, minus, x), plus(reference, n)
             wholes.append(n)
-        store(self.pair_at(sums, DECAY, at), [exp2(plus(reference, x))])
+        store(self.pair_at(sums, DECAY, channel), [exp2(plus(reference, x))])
         self.tensor_core.wait_until_read(0)                                    # X and Y
         for block in cutlass.range_constexpr(BLOCKS):
             store(words + (OF_BLOCK + block) * (self.c.K // 2), [of_block[block]])
-            store(self.pair_at(floats, WHOLE + block, at), [wholes[block]])
+            store(self.pair_at(floats, WHOLE + block, channel), [wholes[block]])
             if cutlass.const_expr(block in (1, 2)):                            # factors of the block on the other side
                 store(words + (FURTHER + 3 * (block - 1)) * (self.c.K // 2), [to_bf16(exp2(wholes[block]))])
                 store(words + (FURTHER + block) * (self.c.K // 2), [one])
         for step in cutlass.range_constexpr(BLOCKS):
             block = BLOCKS - 1 - step
-            store(self.pair_at(floats, FROM_END + block, at), [exp2(x)])
+            store(self.pair_at(floats, FROM_END + block, channel), [exp2(x)])
             x = plus(x, wholes[block])
 
     @cute.jit
-    def pair_at(self, sums, row, at):
-        return cute.recast_ptr(sums + (row * self.c.K + at), dtype=Int64)
+    def pair_at(self, sums, row, channel):
+        return cute.recast_ptr(sums + (row * self.c.K + channel), dtype=Int64)
 
     @cute.jit
     def unit(self, lower_bound):
@@ -405,10 +406,10 @@ class Rows:
 
     @cute.jit
     def put_row(self, to, begin: cutlass.Constexpr, rows: cutlass.Constexpr, r: cutlass.Constexpr, words):
-        at = row_below(self.place_of_rows(), r)
+        place = row_below(self.place_of_rows(), r)
         if cutlass.const_expr(rows == C and self.c.K > HALF):                  # halves of K are closer to each other
-            at = at - (cute.arch.lane_idx() & LANES // 2) * (C * 2 * HALF // (LANES // 2))
-        put(to, at + begin, words)
+            place = place - (cute.arch.lane_idx() & LANES // 2) * (C * 2 * HALF // (LANES // 2))
+        put(to, place + begin, words)
 
     @cute.jit
     def blocks(self, qn, kn, s, sums, X, Y):
@@ -418,10 +419,10 @@ class Rows:
         top, minus_top, y = constant(TOP), constant(-TOP), [[], []]
         for i in cutlass.range_constexpr(self.pairs):
             h = times(at_least(s[0][i], CAP), of_first)
-            own = plus(h, at_least(s[1][i], CAP))
-            before = plus(top, of_lower_half(own, upper))                      # the sum of the warp's earlier rows
+            of_both = plus(h, at_least(s[1][i], CAP))
+            before = plus(top, of_lower_half(of_both, upper))                  # the sum of the warp's earlier rows
             y[0].append(plus(before, h))
-            y[1].append(plus(before, own))
+            y[1].append(plus(before, of_both))
         of_block = self.group() | 3                                            # a row of the second warp, till its sum
         if upper and not second:
             self.store_channels(sums, of_block, y[1])

@@ -33,11 +33,11 @@ class Shares(entry.Entry):
         s = allocate(c.struct)
         of_A, of_bias = Float32(0.0), Float32(0.0)
         for chunk in cutlass.range(slice_, x.chunks, SLICES, unroll=4):
-            at = (Int64(chunk) * x.HV + head) * c.K + channel
+            element = (Int64(chunk) * x.HV + head) * c.K + channel
             if cutlass.const_expr(c.rate):
-                of_A += load_one(x.of_A_log + at)
+                of_A += load_one(x.of_A_log + element)
             if cutlass.const_expr(c.bias):
-                of_bias += load_one(x.of_dt_bias + at)
+                of_bias += load_one(x.of_dt_bias + element)
         s.of_A[thread] = of_A
         s.of_bias[thread] = of_bias
         cute.arch.sync_threads()                                               # each slice's sums are there

@@ -42,28 +42,28 @@ class Tables(entry.Entry):
         chunks, segments, states = Int32(0), Int32(0), Int32(0)
         for n0 in cutlass.range(0, x.N, THREADS, unroll=1):
             n = n0 + thread
-            here = cutlass.min(n, x.N - 1)
-            begin = Int64(load_one(x.cu_seqlens + here))
-            length = Int32(Int64(load_one(x.cu_seqlens + here + 1)) - begin) if n < x.N else Int32(0)
-            own = (length + rows - 1) // rows
-            before, total = scan(own, totals)
+            sequence = cutlass.min(n, x.N - 1)
+            begin = Int64(load_one(x.cu_seqlens + sequence))
+            length = Int32(Int64(load_one(x.cu_seqlens + sequence + 1)) - begin) if n < x.N else Int32(0)
+            own_chunks = (length + rows - 1) // rows
+            before, total = scan(own_chunks, totals)
             chunk = chunks + before
             if cutlass.const_expr(self.c.segments):
-                own_segments = cutlass.max((own + x.segment - 1) // x.segment, 1) if n < x.N else Int32(0)
+                own_segments = cutlass.max((own_chunks + x.segment - 1) // x.segment, 1) if n < x.N else Int32(0)
                 before, more = scan(own_segments, totals)
                 first = segments + before
-                before, kept = scan((own + x.every - 1) // x.every, totals)
+                before, kept = scan((own_chunks + x.every - 1) // x.every, totals)
                 state = states + before
                 if n < x.N and p == 0:
                     store(x.first_segment + n, [first])
-            for j in cutlass.range(RUN * p, cutlass.min(own, RUN * p + RUN), unroll=1):
+            for j in cutlass.range(RUN * p, cutlass.min(own_chunks, RUN * p + RUN), unroll=1):
                 put(x.chunk_table, chunk + j, begin + j * rows, cutlass.min(length - j * rows, rows), j)
             if cutlass.const_expr(self.c.segments):
                 for j in cutlass.range(RUN * p, cutlass.min(own_segments, RUN * p + RUN), unroll=1):
-                    skipped, at = j * x.segment * rows, x.segment_table + Int64(first + j) * SegmentTable.WIDTH
+                    skipped, row = j * x.segment * rows, x.segment_table + Int64(first + j) * SegmentTable.WIDTH
                     place = (begin + skipped, length - skipped, chunk + j * x.segment, state + j * x.segment // x.every)
                     for i, value in enumerate((n, j, *place)):
-                        store(at + i, [Int64(value)])
+                        store(row + i, [Int64(value)])
                 segments += more
                 states += kept
             chunks += total

@@ -136,10 +136,10 @@ class Math(Rows):
 
         cute.arch.mbarrier_wait(s.rows_full + (i & 1), i >> 1 & 1)
         self.refresh(s)
-        at, channel, rate, bias = self.ask_again(x, s, i)
+        place, channel, rate, bias = self.ask_again(x, s, i)
         of_tokens, rows = self.places(s, i)
         Qu, Ku, Kd = [self.operand() for _ in range(3)]
-        xs, ratio = self.operands(x, at, rows, channel, of_tokens, rate, bias, Qu, Ku, Kd)
+        xs, ratio = self.operands(x, place, rows, channel, of_tokens, rate, bias, Qu, Ku, Kd)
         self.put_aside(xs, Qu, Ku, Kd)
         cute.arch.mbarrier_wait(s.products + 1, i & 1)
         umma.fence_after_thread_sync()
@@ -155,12 +155,12 @@ class Math(Rows):
         through = self.enter_down(down, Kd, ratio, through_state)
         Qu, Ku = self.put_back(GradsColumns.Qu, 2)
         self.sweep_down(s, down, Qu, Ku, ratio)
-        self.finish(x, s, at, i, channel, rows, of_tokens, rate, bias, xs, through, up1, up2, down, Qu, Ku, Kd)
+        self.finish(x, s, place, i, channel, rows, of_tokens, rate, bias, xs, through, up1, up2, down, Qu, Ku, Kd)
 
     @cute.jit
     def ask_again(self, x, s, i, *known):
-        at, channel = self.place(s, i), self.first_channel()
-        return at, channel, *self.gate.of_channels(x, at[1], channel)
+        place, channel = self.place(s, i), self.first_channel()
+        return place, channel, *self.gate.of_channels(x, place[1], channel)
 
     @cute.jit
     def place(self, s, i):
@@ -231,8 +231,8 @@ class Math(Rows):
     def own_rows_of_state(self, step: cutlass.Constexpr):
         lane = self.lane()
         row = 64 * self.panel() + 16 * self.part() + (lane & 15)
-        own = row * 64 + ((lane >> 4) ^ (row & 7)) * 8
-        return (own ^ (step & 3) * 16) + (step >> 2) * (K * 64)
+        offset = row * 64 + ((lane >> 4) ^ (row & 7)) * 8
+        return (offset ^ (step & 3) * 16) + (step >> 2) * (K * 64)
 
     @cute.jit
     def sweep_up(self, s, up1, up2, Kd, ratio):
@@ -272,8 +272,8 @@ class Math(Rows):
         rows, or, transposed, of columns."""
         lane = self.lane()
         row = (lane >> 4) * 8 + (lane & 7)
-        own = row * 64 + ((lane >> 3 & 1) ^ (row & 7)) * 8
-        found = load_matrices(s.G + ((own ^ j * 16) + (n * TOKENS * TOKENS + i * umma.STEP * 64)), transposed)
+        offset = row * 64 + ((lane >> 3 & 1) ^ (row & 7)) * 8
+        found = load_matrices(s.G + ((offset ^ j * 16) + (n * TOKENS * TOKENS + i * umma.STEP * 64)), transposed)
         if cutlass.const_expr(transposed):
             return [[found[0], found[2]], [found[1], found[3]]]
         return [[found[0], found[1]], [found[2], found[3]]]

@@ -101,7 +101,7 @@ class Walk(Walker):
     def walk(self, x, s, begin, state, head, tokens, steps):
         """WALK: from chunk to chunk."""
         c, warp = self.c, cute.arch.make_warp_uniform(cute.arch.warp_idx())
-        own = (begin * x.HV + head) * V
+        element = (begin * x.HV + head) * V
         kept = x.dh + (Int64(state) * x.HV + head) * (K * V)
         stage, phase = Int32(0), Int32(0)
         if warp == 0 and steps > 0:
@@ -141,7 +141,7 @@ class Walk(Walker):
                 if j + 1 < steps:
                     self.issue_ahead(s, next_stage, next_phase)
             if cutlass.const_expr(not c.carry):
-                self.store_rows(x.dv, own, s.dv, i * C, tokens - i * C, x.HV)
+                self.store_rows(x.dv, element, s.dv, i * C, tokens - i * C, x.HV)
             stage, phase = next_stage, next_phase
         cute.arch.mbarrier_wait(s.added, steps & 1 ^ 1)
         umma.fence_after_thread_sync()

@@ -43,7 +43,7 @@ class Walk(NamedTuple):
 
     head: Any
     tokens: Any
-    own: Any                                 # element of v and o: the first token's, of this CTA's columns
+    element: Any                             # element of v and o: the first token's, of this CTA's columns
     o: Any                                   # address that rows of o go to: `o`, or `response`
     is_transition: Any                       # v = 0, from the identity: its final state is M
 
@@ -77,11 +77,11 @@ class Consumer:
                 states, until = self.states_before(x, n), Int32(0)
             place = place_of_checkpoint(self.c, x, states, Int32(0), steps)
             to = x.response.toint() if is_transition else x.o.toint()
-            own = (begin * x.HV + head) * c.V + rank * c.columns
-            at = Walk(head, tokens, own, to, is_transition)
+            element = (begin * x.HV + head) * c.V + rank * c.columns
+            item = Walk(head, tokens, element, to, is_transition)
             if warp < 2:
-                self.load_v(x, shared, at, thread, 0, slot)
-                self.load_v(x, shared, at, thread, 1, self.next_slot(slot))
+                self.load_v(x, shared, item, thread, 0, slot)
+                self.load_v(x, shared, item, thread, 1, self.next_slot(slot))
                 self.wait_for_v()
             STATE_ROUNDED.sync()                                               # rows of v are there
             if warp == 0 and steps > 0:
@@ -96,12 +96,12 @@ class Consumer:
                         self.store_state(x.h, Int64(states) * x.HV + head, rank, thread, c.v_first)
                         states, until = states + 1, x.every
                     until -= 1
-                self.step(x, shared, barriers, at, i, chunk, slot, steps, rank, warp, thread)
+                self.step(x, shared, barriers, item, i, chunk, slot, steps, rank, warp, thread)
                 chunk, slot = chunk + 1, self.next_slot(slot)
             if warp >= 2 and steps > 0:
                 O_THERE.sync()                                                 # both have read the one before
                 self.round_o(shared, warp, thread, chunk - 1)
-                self.store_o(x, shared, at, thread - 64, steps - 1)
+                self.store_o(x, shared, item, thread - 64, steps - 1)
             if cutlass.const_expr(c.cut):
                 number = Int64(n * x.segments + segment) * x.HV + head
                 if is_transition:
@@ -113,7 +113,7 @@ class Consumer:
             walk, head = next_item(walk, head, x.HV)
 
     @cute.jit
-    def step(self, x, shared, barriers, at, i, chunk, slot, steps, rank, warp, thread):
+    def step(self, x, shared, barriers, item, i, chunk, slot, steps, rank, warp, thread):
         """Process chunk i of the walk, `chunk` of all, whose rows of v are `slot` bytes behind `shared`."""
         tile, parity = self.tile_of(chunk, rank), chunk & 1
         fields, base_desc = self.fields.tile, field_at(shared, self.fields.cta.base_desc)
@@ -138,14 +138,14 @@ class Consumer:
                     umma.commit(barriers.added)
                 if i + 1 < steps:
                     self.issue_v(shared, chunk + 1, self.next_slot(slot))
-            self.load_v(x, shared, at, thread, i + 2, self.next_slot(self.next_slot(slot)))
+            self.load_v(x, shared, item, thread, i + 2, self.next_slot(self.next_slot(slot)))
         else:
             if i > 0:
                 self.round_o(shared, warp, thread, chunk - 1)
             umma.fence_before_thread_sync()
             X_THERE.arrive()
             if i > 0:
-                self.store_o(x, shared, at, thread - 64, i - 1)
+                self.store_o(x, shared, item, thread - 64, i - 1)
         wait(barriers.added, parity)
         umma.fence_after_thread_sync()
         arrive_at(field_at(shared + self.group_of(chunk), self.fields.group.empty), chunk & 1)
@@ -175,9 +175,9 @@ class Consumer:
         lane = thread & 31
         words = rounded(umma.load_fragments(self.out(chunk) + warp * umma.WARP_LANES, self.c.columns, Uint32))
         row, piece = 16 * (warp & 1) + (lane & 15), lane >> 4
-        own = (shared + to).toint() + self.swizzled(row, piece * 8, C)
+        place = (shared + to).toint() + self.swizzled(row, piece * 8, C)
         for pair in cutlass.range_constexpr(self.c.columns // 16):
-            store_matrices(in_shared(own ^ pair * 32), words[4 * pair : 4 * pair + 4])
+            store_matrices(in_shared(place ^ pair * 32), words[4 * pair : 4 * pair + 4])
 
     @cute.jit
     def issue_v(self, shared, chunk, slot):
@@ -233,24 +233,24 @@ class Consumer:
     @cute.jit
     def round_state(self, words, first: cutlass.Constexpr, shared, thread):
         """Store a piece of a row of S to shared memory, as the product with it reads it."""
-        own = (shared + self.fields.cta.S.offset).toint()
-        own += self.swizzled(self.channel(thread), self.column(thread), self.c.K)
+        place = (shared + self.fields.cta.S.offset).toint()
+        place += self.swizzled(self.channel(thread), self.column(thread), self.c.K)
         for piece in cutlass.range_constexpr(STATE_PIECE // 8):
-            to = in_shared(own ^ (first // 8 + piece) * 16)
+            to = in_shared(place ^ (first // 8 + piece) * 16)
             store(cute.recast_ptr(to, dtype=Uint32), words[4 * piece : 4 * piece + 4])
 
     @cute.jit
-    def load_v(self, x, shared, at, thread, i, slot):
+    def load_v(self, x, shared, item, thread, i, slot):
         """Requests rows of v of chunk i, if there is one, by 64 threads; zeros in a transition's walk."""
-        if i * C < at.tokens:
+        if i * C < item.tokens:
             for j in cutlass.range_constexpr(self.c.columns // 16):
                 row, piece = self.own_piece(thread, j)
-                token = cutlass.min(i * C + row, at.tokens - 1)        # past the end: a row that counts for nothing
+                token = cutlass.min(i * C + row, item.tokens - 1)      # past the end: a row that counts for nothing
                 to = shared + slot + self.swizzled(row, piece * 8, C)
-                if at.is_transition:
+                if item.is_transition:
                     store(cute.recast_ptr(to, dtype=Int32), [Int32(0)] * 4)
                 else:
-                    copy_16_bytes_later(self.row(x.v.toint(), at.own + piece * 8, token, x.HV), to)
+                    copy_16_bytes_later(self.row(x.v.toint(), item.element + piece * 8, token, x.HV), to)
         # redundant: except in a step; before the first one, all groups are waited for
         cute.arch.cp_async_commit_group()
 
@@ -262,20 +262,20 @@ class Consumer:
         cute.arch.fence_proxy("async.shared", space="cta")
 
     @cute.jit
-    def store_o(self, x, shared, at, thread, i):
+    def store_o(self, x, shared, item, thread, i):
         """Warps 2 and 3 store rows of o from shared memory, as whole lines, once both have written it."""
         O_THERE.sync()
         for j in cutlass.range_constexpr(self.c.columns // 16):
             row, piece = self.own_piece(thread, j)
-            if i * C + row < at.tokens:
-                to = self.row(at.o, at.own + piece * 8, i * C + row, x.HV)
+            if i * C + row < item.tokens:
+                to = self.row(item.o, item.element + piece * 8, i * C + row, x.HV)
                 source = field_at(shared, self.fields.cta.o) + self.swizzled(row, piece * 8, C) // 2
                 copy_16_bytes(source, in_global(to, BFloat16))
 
     @cute.jit
-    def row(self, first, own, token, HV):
-        """Return the address in what begins at `first`, v or o, `token` rows below element `own`."""
-        return fast.row(first + own * 2, token, HV * Int32(2 * self.c.V))
+    def row(self, first, element, token, HV):
+        """Return the address in what begins at `first`, v or o, `token` rows below `element`."""
+        return fast.row(first + element * 2, token, HV * Int32(2 * self.c.V))
 
     @cute.jit
     def states_before(self, x, n):
@@ -298,8 +298,8 @@ class Consumer:
             values = [Float32(0.0)] * STATE_PIECE
             if cutlass.const_expr(self.c.h0):
                 if segment == 0:
-                    own, apart = self.place_of_state(h0, number, rank, thread, first, self.c.v_first)
-                    values = [load_one(own + e * apart).to(Float32) for e in range(STATE_PIECE)]
+                    place, apart = self.place_of_state(h0, number, rank, thread, first, self.c.v_first)
+                    values = [load_one(place + e * apart).to(Float32) for e in range(STATE_PIECE)]
             if cutlass.const_expr(self.c.cut):
                 # The identity has a 1 in this element of the values.
                 column = self.channel(thread) - rank * self.c.columns - first - self.column(thread)
@@ -313,9 +313,9 @@ class Consumer:
         """Store S to the CTA's columns of one of many states."""
         for first in cutlass.range_constexpr(0, self.own_columns, STATE_PIECE):
             S = self.load_piece(thread, first)
-            own, apart = self.place_of_state(to, number, rank, thread, first, v_first)
+            place, apart = self.place_of_state(to, number, rank, thread, first, v_first)
             for e in cutlass.range_constexpr(STATE_PIECE):
-                store(own + e * apart, [S[e]])
+                store(place + e * apart, [S[e]])
 
     @cute.jit
     def place_of_state(self, x, number, rank, thread, first: cutlass.Constexpr, v_first: cutlass.Constexpr):

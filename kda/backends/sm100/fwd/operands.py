@@ -96,16 +96,16 @@ class Operands(entry.Entry):
             store(base_desc, [(shared.toint().to(Uint32) & 0x3FFFF) >> 4])
         if warp == 1:
             umma.allocate(tmem, c.columns)
-        at = self.gate.rows_of_head(x, begin, head)
+        head_rows = self.gate.rows_of_head(x, begin, head)
         if warp == 0:
-            b[cute.arch.lane_idx()] = beta_of_row(at.beta, c.beta, tokens, x.HV, cute.arch.lane_idx())
+            b[cute.arch.lane_idx()] = beta_of_row(head_rows.beta, c.beta, tokens, x.HV, cute.arch.lane_idx())
         acc = self.tensor_core.accumulator()
         self.tensor_core.done, self.tensor_core.base_desc, self.tensor_core.tmem = done, base_desc, tmem
-        raw = self.rows.fetch(at, tokens, x.H, x.HV)
+        raw = self.rows.fetch(head_rows, tokens, x.H, x.HV)
         if cutlass.const_expr(c.bias):
-            self.rows.store_bias(at, sums)
+            self.rows.store_bias(head_rows, sums)
             self.team.meet()                                                   # dt_bias is there
-        qn, kn, s = self.rows.prepare(*raw, tokens, at, sums)
+        qn, kn, s = self.rows.prepare(*raw, tokens, head_rows, sums)
         if warp == LEAST_BUSY:
             self.inverse.zeros(columns, TA)
         if cutlass.const_expr(not c.one_product):
@@ -154,28 +154,28 @@ class Operands(entry.Entry):
     def make_KT(self, KG, TA, warp):
         """Store T'^T @ KG over KG, CHANNELS channels each warp."""
         row, piece, first = cute.arch.lane_idx() & 15, cute.arch.lane_idx() >> 4, warp * CHANNELS
-        own, T = [], self.blocks_of_T(TA)
+        kg, T = [], self.blocks_of_T(TA)
         for step in cutlass.range_constexpr(2):
             words = []
             for pair in cutlass.range_constexpr(CHANNELS // 16):
-                at = swizzle_128B(16 * step + row, first + (2 * pair + piece) * 8, C)
-                words += load_matrices(KG + at // 2, transposed=True)
-            own.append(words)
+                place = swizzle_128B(16 * step + row, first + (2 * pair + piece) * 8, C)
+                words += load_matrices(KG + place // 2, transposed=True)
+            kg.append(words)
         for m in cutlass.range_constexpr(2):
             for pair in cutlass.range_constexpr(CHANNELS // 16):
-                of_pair = [words[4 * pair : 4 * pair + 4] for words in own]
+                of_pair = [words[4 * pair : 4 * pair + 4] for words in kg]
                 found = self.times_T(T, m, [[b[:2] for b in of_pair], [b[2:] for b in of_pair]])
-                at = swizzle_128B(16 * m + row, first + (2 * pair + piece) * 8, C)
-                store_matrices(KG + at // 2, found)
+                place = swizzle_128B(16 * m + row, first + (2 * pair + piece) * 8, C)
+                store_matrices(KG + place // 2, found)
 
     @cute.jit
     def make_A2(self, acc, TA, b, warp):
         """A2^T = T'^T @ AQ^T, next to T' - I: a warp has 16 columns, rows of A_qk as the product left them."""
-        lane, at = cute.arch.lane_idx(), accumulator_places(self.team.thread())
+        lane, places = cute.arch.lane_idx(), accumulator_places(self.team.thread())
         pairs, T = [], self.blocks_of_T(TA)
         for i in cutlass.range_constexpr(0, C // 2, 2):
-            of_keys = load(b + at[i][1], 2)
-            pairs.append(words_of([x * of_keys[e] for e, x in enumerate(causal_pair(acc, at, i))])[0])
+            of_keys = load(b + places[i][1], 2)
+            pairs.append(words_of([x * of_keys[e] for e, x in enumerate(causal_pair(acc, places, i))])[0])
         for m in cutlass.range_constexpr(2):
             found = self.times_T(T, m, [[[pairs[4 * step + n], pairs[4 * step + 2 + n]] for step in range(2)]
                                         for n in range(2)])

@@ -72,17 +72,17 @@ class Producer:
     @cute.jit
     def publish(self, x, shared, walk, head, begin, tokens):
         """Store what all chunks of a walk need to shared memory."""
-        at = self.gate.rows_of_head(x, begin, head)
-        self.item.publish(shared, walk, head, tokens, at)
+        head_rows = self.gate.rows_of_head(x, begin, head)
+        self.item.publish(shared, walk, head, tokens, head_rows)
         if cutlass.const_expr(self.c.bias):
             of_group = shared + self.team.number() * self.fields.group.bytes
-            self.rows.store_bias(at, field_at(of_group, self.fields.group.sums))
+            self.rows.store_bias(head_rows, field_at(of_group, self.fields.group.sums))
         self.team.meet()                                                       # all of it is there
 
     @cute.jit
     def produce_one(self, x, shared, barriers, chunk, phase, rank):
         self.team.refresh_warp_index(shared)
-        at, tokens = self.item.chunk(shared, chunk, x.H, x.HV)
+        head_rows, tokens = self.item.chunk(shared, chunk, x.H, x.HV)
         rows = cutlass.min(tokens - chunk * C, C)
         group = self.fields.group
         tile = shared + self.team.number() * group.bytes
@@ -94,17 +94,17 @@ class Producer:
         self.tensor_core.done = field_at(tile, group.pairs_done)
         self.tensor_core.base_desc = field_at(shared, self.fields.cta.base_desc)
         acc = self.tensor_core.accumulator()
-        raw = self.rows.fetch(at, rows, x.H, x.HV)
+        raw = self.rows.fetch(head_rows, rows, x.H, x.HV)
         if self.team.warp() == LEAST_BUSY:
             beta = self.item.beta(shared, chunk, x.HV)
             of_rows = beta_of_row(beta, self.c.beta, rows, x.HV, cute.arch.lane_idx())
             store(b + (phase * C + cute.arch.lane_idx()), [of_rows])
-        qn, kn, s = self.rows.prepare(*raw, rows, at, sums)
+        qn, kn, s = self.rows.prepare(*raw, rows, head_rows, sums)
         if cutlass.const_expr(not self.c.one_product):
             self.rows.blocks(qn, kn, s, sums, X, Y)
-        gc = self.rows.make_sums(s, sums, Y, at.lower_bound)
+        gc = self.rows.make_sums(s, sums, Y, head_rows.lower_bound)
         wait(empty, phase ^ 1)                                                 # the tile is this group's
-        self.rows.operands(qn, kn, gc, sums, X, Y, tile, at.lower_bound)
+        self.rows.operands(qn, kn, gc, sums, X, Y, tile, head_rows.lower_bound)
         if self.team.warp() < 4:
             if cutlass.const_expr(self.c.one_product):
                 self.tensor_core.one_product(acc, phase)
@@ -138,8 +138,8 @@ class Producer:
     @cute.jit
     def A_qk_times_TB(self, acc, TA):
         """(A_qk TB)^T = TB^T @ A_qk^T: a warp has 16 columns, rows of A_qk as the product left them."""
-        lane, at = cute.arch.lane_idx(), accumulator_places(self.team.thread())
-        pairs = [words_of(causal_pair(acc, at, i))[0] for i in range(0, C // 2, 2)]
+        lane, places = cute.arch.lane_idx(), accumulator_places(self.team.thread())
+        pairs = [words_of(causal_pair(acc, places, i))[0] for i in range(0, C // 2, 2)]
         row, piece = lane & 15, lane >> 4
         to = C // 8 + 2 * (self.team.warp() - 2)                               # piece of the warp's first column
         for m in cutlass.range_constexpr(2):

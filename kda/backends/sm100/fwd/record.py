@@ -197,7 +197,7 @@ class Record(Walker):
         umma.commit(s.empty + stage)
 
     @cute.jit
-    def write_results(self, x, s, own, tokens, steps, warp):
+    def write_results(self, x, s, element, tokens, steps, warp):
         """EPILOGUE: r and o of each chunk, 32 columns a warp."""
         N = self.c.columns
         lane = cute.arch.lane_idx()
@@ -218,7 +218,7 @@ class Record(Walker):
             for j in cutlass.range_constexpr(N // 8):
                 token = i * C + row + 8 * j % C
                 if token < tokens:
-                    to = (x.r if cutlass.const_expr(8 * j < C) else x.o).toint() + (own + column) * 2
+                    to = (x.r if cutlass.const_expr(8 * j < C) else x.o).toint() + (element + column) * 2
                     source = s.rows + swizzle_128B(row + 8 * j, column, N) // 2
                     copy_16_bytes(source, in_global(fast.row(to, token, x.HV * Int32(2 * V)), BFloat16))
             # redundant: lanes also meet in the next load, which does not order shared memory

@@ -54,9 +54,9 @@ class TensorCore:
         if self.team.warp() == 0:
             operands = self.operands()
             with cute.arch.elect_one():
-                for number, at in ((BLOCKS_OF_8, self.X), (BLOCKS_OF_16, self.tile)):
+                for number, operand in ((BLOCKS_OF_8, self.X), (BLOCKS_OF_16, self.tile)):
                     to = self.columns(number)
-                    umma.multiply(self.across, to, self.base_desc, operands + at, operands + at, False)
+                    umma.multiply(self.across, to, self.base_desc, operands + operand, operands + operand, False)
                 umma.commit(self.done)
 
     @cute.jit

@@ -63,7 +63,7 @@ class Walker(entry.Entry):
         """LOAD copies tiles, and rows of `source` (v or do), into the ring."""
         lane = cute.arch.lane_idx()
         row, column = lane >> 4, (lane & 15) * 8
-        own = source.toint() + ((begin * x.HV + head) * V + column) * 2
+        address = source.toint() + ((begin * x.HV + head) * V + column) * 2
         stage, phase = Int32(0), Int32(0)
         for j in cutlass.range(steps, unroll=1):
             i = steps - 1 - j if cutlass.const_expr(self.back) else j
@@ -79,7 +79,7 @@ class Walker(entry.Entry):
                 for r in cutlass.range_constexpr(0, C, 2):
                     token = cutlass.min(i * C + row + r, tokens - 1)       # past the end: a row that counts for nothing
                     below = (first.toint() ^ (r & 7) * 16) + r * 128
-                    copy_16_bytes_later(fast.row(own, token, x.HV * Int32(2 * V)), in_shared(below))
+                    copy_16_bytes_later(fast.row(address, token, x.HV * Int32(2 * V)), in_shared(below))
             arrive_when_copied(s.full + stage)
             stage, phase = advance(stage, phase, self.c.stages)
 
@@ -103,12 +103,12 @@ class Walker(entry.Entry):
     def round_and_decay(self, s, image, tile):
         """Store S, rounded, to an image, and 2^gc_last S to where S was: for products, once all have met."""
         decay = load_one(field_at(tile, RECORD_TILE.decay) + decay_index(self.channel()))
-        factor, own = both(decay), image.toint() + swizzle_128B(self.channel(), self.column(), K)
+        factor, place = both(decay), image.toint() + swizzle_128B(self.channel(), self.column(), K)
         for first in cutlass.range_constexpr(0, HALF, PIECE):
             S = umma.load_row(self.in_tensor_memory(first), PIECE, Uint32)
             words = rounded(S)
             for piece in cutlass.range_constexpr(PIECE // 8):
-                to = in_shared(own ^ (first // 8 + piece) * 16)
+                to = in_shared(place ^ (first // 8 + piece) * 16)
                 store(cute.recast_ptr(to, dtype=Uint32), words[4 * piece : 4 * piece + 4])
             umma.store_row(self.in_tensor_memory(first), times_pairs(S, factor))
         umma.wait_for_stores()
@@ -141,26 +141,26 @@ class Walker(entry.Entry):
         umma.fence_before_thread_sync()
 
     @cute.jit
-    def store_rows(self, x, own, rows, first, tokens, HV):
+    def store_rows(self, x, element, rows, first, tokens, HV):
         """256 threads store C rows of V columns from shared memory, as whole lines, from row `first` of memory on."""
         thread = cute.arch.thread_idx()[0]
         for r in cutlass.range_constexpr(0, C, 16):
             row, column = r + (thread >> 4), (thread & 15) * 8
             if row < tokens:
-                to = fast.row(x.toint() + (own + column) * 2, first + row, HV * Int32(2 * V))
+                to = fast.row(x.toint() + (element + column) * 2, first + row, HV * Int32(2 * V))
                 copy_16_bytes(rows + swizzle_128B(row, column, C) // 2, in_global(to, rows.dtype))
 
     @cute.jit
     def enter(self, x, number, transposed: cutlass.Constexpr):
         """Load S from one of many states."""
-        own, apart = self.place(x, number, transposed)
+        place, apart = self.place(x, number, transposed)
         for first in cutlass.range_constexpr(0, HALF, PIECE):
             values = []
             if cutlass.const_expr(transposed):
-                values = [load_one(own + (first + e) * apart).to(Float32) for e in range(PIECE)]
+                values = [load_one(place + (first + e) * apart).to(Float32) for e in range(PIECE)]
             else:
                 for e in cutlass.range_constexpr(first, first + PIECE, 4):
-                    values += floats(load(own + e, 4))
+                    values += floats(load(place + e, 4))
             umma.store_row(self.in_tensor_memory(first), values)
         umma.wait_for_stores()
 
@@ -177,22 +177,22 @@ class Walker(entry.Entry):
     @cute.jit
     def leave(self, x, number, transposed: cutlass.Constexpr):
         """Store S to one of many states."""
-        own, apart = self.place(x, number, transposed)
+        place, apart = self.place(x, number, transposed)
         for first in cutlass.range_constexpr(0, HALF, PIECE):
             S = umma.load_row(self.in_tensor_memory(first), PIECE)
             if cutlass.const_expr(transposed):
                 for e in cutlass.range_constexpr(PIECE):
-                    store(own + (first + e) * apart, [S[e]])
+                    store(place + (first + e) * apart, [S[e]])
             else:
                 for e in cutlass.range_constexpr(0, PIECE, 4):
-                    store(own + (first + e), S[e : e + 4])
+                    store(place + (first + e), S[e : e + 4])
 
     @cute.jit
     def place(self, x, number, transposed: cutlass.Constexpr):
         """Return where this thread's half row begins in one of many states, and how far its columns are apart."""
         over_channels, over_columns = (1, K) if cutlass.const_expr(transposed) else (V, 1)
-        own = self.channel() * over_channels + self.column() * over_columns
-        return x + (Int64(number) * (K * V) + own), over_columns
+        element = self.channel() * over_channels + self.column() * over_columns
+        return x + (Int64(number) * (K * V) + element), over_columns
 
 
 @cute.jit
@@ -201,8 +201,8 @@ def store_transposed(to, words, first, rows: cutlass.Constexpr):
     lane = cute.arch.lane_idx()
     row, column = (lane >> 4) * 8 + (lane & 7), first + (lane >> 3 & 1) * 8
     for q in cutlass.range_constexpr(rows // 16):
-        at = swizzle_128B(16 * q + row, column, rows)
-        store_matrices(to + at // 2, words[4 * q : 4 * q + 4], transposed=True)
+        place = swizzle_128B(16 * q + row, column, rows)
+        store_matrices(to + place // 2, words[4 * q : 4 * q + 4], transposed=True)
 
 
 @cute.jit

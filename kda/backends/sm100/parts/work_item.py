@@ -26,18 +26,18 @@ class WorkItem:
         return cute.recast_ptr(first + self.team.number() * ITEM.bytes, dtype=TYPES[field.dtype])
 
     @cute.jit
-    def publish(self, shared, walk, head, tokens, at):
-        """Called by all eight warps, of the walk's rows `at`; they have to meet before they read it."""
+    def publish(self, shared, walk, head, tokens, head_rows):
+        """Called by all eight warps with the rows of the walk's head; they have to meet before they read it."""
         self.team.meet()                                                       # all have read the item before
         if self.team.warp() == 0:
             with cute.arch.elect_one():
-                store(self.field(shared, ITEM.q), [at.q.toint(), at.k.toint()])
-                store(self.field(shared, ITEM.g), [at.g.toint(), at.beta.toint()])
-                store(self.field(shared, ITEM.bias), [at.bias.toint()])
+                store(self.field(shared, ITEM.q), [head_rows.q.toint(), head_rows.k.toint()])
+                store(self.field(shared, ITEM.g), [head_rows.g.toint(), head_rows.beta.toint()])
+                store(self.field(shared, ITEM.bias), [head_rows.bias.toint()])
                 store(self.field(shared, ITEM.walk), [walk, head])
                 store(self.field(shared, ITEM.tokens), [tokens])
-                store(self.field(shared, ITEM.rate), [at.rate])
-                store(self.field(shared, ITEM.scale), [at.scale, at.lower_bound])
+                store(self.field(shared, ITEM.rate), [head_rows.rate])
+                store(self.field(shared, ITEM.scale), [head_rows.scale, head_rows.lower_bound])
 
     @cute.jit
     def chunks(self, shared):

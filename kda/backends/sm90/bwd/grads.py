@@ -95,9 +95,9 @@ class Math(Rows):
         return cute.arch.make_warp_uniform(cute.arch.warp_idx()) & 3
 
     @cute.jit
-    def item(self, x, s, at, i):
+    def item(self, x, s, place, i):
         c, channel, first = self.c, self.first_channel(), self.panel()
-        rate, bias = self.gate.of_channels(x, at[1], channel)
+        rate, bias = self.gate.of_channels(x, place[1], channel)
 
         cute.arch.mbarrier_wait(s.values_full, i & 1)
         cute.arch.fence_proxy("async.shared", space="cta")
@@ -122,7 +122,7 @@ class Math(Rows):
         cute.arch.mbarrier_wait(s.rows_full + (i & 1), i >> 1 & 1)
         of_tokens, rows = self.places(s, i)
         Qu, Ku, Kd = [self.operand() for _ in range(3)]
-        xs, ratio = self.operands(x, at, rows, channel, of_tokens, rate, bias, Qu, Ku, Kd)
+        xs, ratio = self.operands(x, place, rows, channel, of_tokens, rate, bias, Qu, Ku, Kd)
         issue_product(down, dh, r, OperandMajorMode.MN)                        # now there are registers for it
         warpgroup.commit_group()
         warpgroup.wait_group(0)
@@ -131,7 +131,7 @@ class Math(Rows):
         through = self.enter_down(down, Kd, ratio, through_state)
         self.warps.sync()                                                      # G is there
         self.sweeps(x, s, up1, up2, down, Qu, Ku, Kd, ratio)
-        self.finish(x, s, at, i, channel, rows, of_tokens, rate, bias, xs, through, up1, up2, down, Qu, Ku, Kd)
+        self.finish(x, s, place, i, channel, rows, of_tokens, rate, bias, xs, through, up1, up2, down, Qu, Ku, Kd)
 
     @cute.jit
     def own_channels(self, states):
@@ -148,8 +148,8 @@ class Math(Rows):
     def own_rows_of_state(self, step: cutlass.Constexpr):
         lane = cute.arch.lane_idx()
         piece, row = 2 * self.part() + (lane >> 3 & 1), (lane >> 4) * 8 + (lane & 7)
-        own = self.panel() * (self.c.V * CHANNELS) + row * 64 + (piece ^ row & 7) * 8
-        return own + step * (16 * 64)
+        offset = self.panel() * (self.c.V * CHANNELS) + row * 64 + (piece ^ row & 7) * 8
+        return offset + step * (16 * 64)
 
     @cute.jit
     def sweeps(self, x, s, up1, up2, down, Qu, Ku, Kd, ratio):
@@ -178,11 +178,11 @@ class Math(Rows):
             # every product waits for the one before.
             if cutlass.const_expr(n + 1 < self.blocks):
                 for b in cutlass.range_constexpr(STEPS):
-                    own = range(b * self.each, (b + 1) * self.each)
+                    blocks = range(b * self.each, (b + 1) * self.each)
                     onward, back = [], []
                     for r in cutlass.range_constexpr(HALVES):
-                        onward.append(self.of_lane([ratio[r][n + 1] if n < block else x.one for block in own]))
-                        back.append(self.of_lane([ratio[r][last] if block < last else x.one for block in own]))
+                        onward.append(self.of_lane([ratio[r][n + 1] if n < block else x.one for block in blocks]))
+                        back.append(self.of_lane([ratio[r][last] if block < last else x.one for block in blocks]))
                     for j in cutlass.range_constexpr(8):
                         flat[0][8 * b + j] = flat[0][8 * b + j] * onward[j // 2 % 2]
                         flat[1][8 * b + j] = flat[1][8 * b + j] * onward[j // 2 % 2]
@@ -193,8 +193,8 @@ class Math(Rows):
         """acc += operand @ b^T of a block's tokens."""
         step = block // self.each
         mma.set(warpgroup.Field.ACCUMULATE, True)
-        own = operand[None, None, step if cutlass.const_expr(self.each == 1) else 0]
-        cute.gemm(mma, acc, own, b[None, None, step], acc)
+        a = operand[None, None, step if cutlass.const_expr(self.each == 1) else 0]
+        cute.gemm(mma, acc, a, b[None, None, step], acc)
 
 
 class Grads(entry.Entry):

@@ -118,7 +118,7 @@ class Walk(entry.Entry):
     def walk(self, x, S, s, first_v, first_dh, strip, tokens, steps):
         """WALK: from chunk to chunk."""
         c = self.c
-        operand, own = self.state.operand(S), self.state.own_place(first_v)
+        operand, thread_place = self.state.operand(S), self.state.own_place(first_v)
         stage, phase = Int32(0), Int32(0)
         for j in cutlass.range(steps, unroll=1):
             i = steps - 1 - j
@@ -136,9 +136,9 @@ class Walk(entry.Entry):
                     to = x.dh + (first_dh + Int64(i >> 1) * x.HV * (c.K * c.V))
                     self.state.send_state(to, strip, s.state)
                 if j == 1:
-                    self.state.store_o(x.dv, s.dv, own, i + 1, x.HV, tokens - (i + 1) * C)
+                    self.state.store_o(x.dv, s.dv, thread_place, i + 1, x.HV, tokens - (i + 1) * C)
                 if j > 1:
-                    self.state.store_o(x.dv, s.dv, own, i + 1, x.HV)
+                    self.state.store_o(x.dv, s.dv, thread_place, i + 1, x.HV)
             self.step(S, operand, tile, s.do + stage * (C * PITCH_V), rows_of_dv)
             cute.arch.sync_warp()
             with cute.arch.elect_one():
@@ -147,7 +147,7 @@ class Walk(entry.Entry):
         if cutlass.const_expr(not c.carry):
             if steps > 0:
                 CHAIN.sync()
-                self.state.store_o(x.dv, s.dv, own, 0, x.HV, tokens)
+                self.state.store_o(x.dv, s.dv, thread_place, 0, x.HV, tokens)
             cute.arch.cp_async_bulk_wait_group(0, read=True)                   # the copy has read the last state
 
     @cute.jit

@@ -121,7 +121,7 @@ class Chain(entry.Entry):
         c = self.c
         rows_of_o = s.o if cutlass.const_expr(c.has_o) else s.v
         rows_of_r = s.r if cutlass.const_expr(c.has_r) else s.v
-        operand, own = self.state.operand(S), self.state.own_place(first_v)
+        operand, thread_place = self.state.operand(S), self.state.own_place(first_v)
         stage, phase = Int32(0), Int32(0)
         place = place_of_checkpoint(self.c, x, first_chunk, Int32(0), steps)
         for i in cutlass.range(steps, unroll=1):
@@ -146,7 +146,7 @@ class Chain(entry.Entry):
             if cutlass.const_expr(not c.carry) and i > 0:
                 if cutlass.const_expr(not c.has_r):
                     CHAIN.sync()                                               # o of the chunk before is there
-                self.store_rows(x, rows_of_o, rows_of_r, own, i - 1)
+                self.store_rows(x, rows_of_o, rows_of_r, thread_place, i - 1)
             half = (i & 1) * (C * PITCH_V)
             of_o = self.state.update(S, operand, PO, tile, words_of_v, rows_of_r + half)
             self.state.put_o(rows_of_o + half, of_o, PO)
@@ -156,17 +156,17 @@ class Chain(entry.Entry):
             stage, phase = advance(stage, phase, c.stages)
         if cutlass.const_expr(not c.carry) and steps > 0:
             CHAIN.sync()
-            self.store_rows(x, rows_of_o, rows_of_r, own, steps - 1, tokens - (steps - 1) * C)
+            self.store_rows(x, rows_of_o, rows_of_r, thread_place, steps - 1, tokens - (steps - 1) * C)
         if cutlass.const_expr(c.has_r):
             cute.arch.cp_async_bulk_wait_group(0, read=True)                   # the copy has read the last state
 
     @cute.jit
-    def store_rows(self, x, rows_of_o, rows_of_r, own, i, tokens=None):
+    def store_rows(self, x, rows_of_o, rows_of_r, thread_place, i, tokens=None):
         """o and r of chunk i."""
         if cutlass.const_expr(self.c.has_o):
-            self.state.store_o(x.o, rows_of_o, own, i, x.HV, tokens)
+            self.state.store_o(x.o, rows_of_o, thread_place, i, x.HV, tokens)
         if cutlass.const_expr(self.c.has_r):
-            self.state.store_o(x.r, rows_of_r, own, i, x.HV, tokens)
+            self.state.store_o(x.r, rows_of_r, thread_place, i, x.HV, tokens)
 
     @cute.jit
     def kept_state(self, x, first, i):

@@ -36,7 +36,7 @@ operands were (parts/rows.py).
   full                    1, of RELAY with the bytes of the copy, or of      a tile and v are there
                           INVERSE in its own CTA; 32, a lane's pieces of v
   read                    4, a lane of each warp of CHAIN                    tile and v were read in this CTA
-  made, of each o         4, a lane of each warp of CHAIN                    o (and r) of a chunk is in shared memory
+  written, of each o      4, a lane of each warp of CHAIN                    o (and r) of a chunk is in shared memory
   taken, of each o        1, of STORE                                        it was read
   empty, of each tile     2, the RELAYs                                      both CTAs have read what was last in it
   credit, of each group   2, the RELAYs                                      the stage of its next tile is free in both
@@ -154,76 +154,76 @@ class Producer:
     def produce(self, x, s, ring, rank, begin, tokens, head, kept):
         """Every so many-th chunk of the sequence, or of all that the cluster walks."""
         group = self.team.number()
-        of = self.work_of(s, rank, group)
+        work = self.work_of(s, rank, group)
         if self.team.warp() == LEAST_BUSY:
             for turn in cutlass.range_constexpr(TILES if self.helped else 1):
-                tile = self.way.tile(of.base, rank, group, Int32(turn))
-                self.chunk.inverse.zeros(of.columns, field_at(tile, self.chunk.tile.TB))
+                tile = self.way.tile(work.base, rank, group, Int32(turn))
+                self.chunk.inverse.zeros(work.columns, field_at(tile, self.chunk.tile.TB))
                 if cutlass.const_expr(self.c.K < 128):                         # copied with the rest, and never read
                     behind = field_at(tile, self.chunk.tile.decay) + (self.c.K + 2 * cute.arch.lane_idx())
                     store(behind, [Float32(0.0)] * 2)
         if cutlass.const_expr(not self.wrapped):
-            self.make(x, ring, of, begin, tokens, head, kept.number, 0)
+            self.make(x, ring, work, begin, tokens, head, kept.number, 0)
         else:
-            at, left = self.share.first(s.share)
-            made, n, looked_up = Int32(0), Int32(0), Boolean(True)
+            slot, left = self.share.first(s.share)
+            before, n, looked_up = Int32(0), Int32(0), Boolean(True)
             while left > 0:
-                head, n, begin, tokens, _, _, piece = self.share.piece(x, s.share, at, looked_up, head, n)
+                head, n, begin, tokens, _, _, piece = self.share.piece(x, s.share, slot, looked_up, head, n)
                 chunks = chunks_of(tokens)
-                self.make(x, ring, of, begin, tokens, head, piece.number, made)
-                at, looked_up = self.share.after(s.share, at, chunks)
-                left, made = left - chunks, made + chunks
+                self.make(x, ring, work, begin, tokens, head, piece.number, before)
+                slot, looked_up = self.share.after(s.share, slot, chunks)
+                left, before = left - chunks, before + chunks
         if cutlass.const_expr(self.keeps and not self.helped):
             if self.team.warp() == INVERTER:
                 cute.arch.cp_async_bulk_wait_group(0, read=True)               # the copy has read the last tile
 
     @cute.jit
-    def make(self, x, ring, of, begin, tokens, head, number, made):
+    def make(self, x, ring, work, begin, tokens, head, number, before):
         """The group's chunks of a piece, the first of which has this number among all, before which so many were
         made."""
-        first, step = self.way.first(of.rank, of.group, made), self.way.step
-        self.form.begin(x, of, begin, head)
+        first, step = self.way.first(work.rank, work.group, before), self.way.step
+        self.form.begin(x, work, begin, head)
         if cutlass.const_expr(self.staged):
             if first * C < tokens:
-                self.request(x, of, begin, first, tokens, head)
+                self.request(x, work, begin, first, tokens, head)
         for chunk in cutlass.range(first, (tokens + C - 1) // C, step, unroll=1):
             token, rows = begin + chunk * C, cutlass.min(tokens - chunk * C, C)
-            at = self.chunk.gate.rows_of_head(x, token, head)
+            head_rows = self.chunk.gate.rows_of_head(x, token, head)
             beta = Float32(0.0)
             if self.team.warp() == LEAST_BUSY:
-                beta = beta_of_row(at.beta, self.c.beta, rows, x.HV, cute.arch.lane_idx())
-            turn = self.way.turn(made + chunk)
-            tile = self.way.tile(of.base, of.rank, of.group, turn)
-            here = of
+                beta = beta_of_row(head_rows.beta, self.c.beta, rows, x.HV, cute.arch.lane_idx())
+            turn = self.way.turn(before + chunk)
+            tile = self.way.tile(work.base, work.rank, work.group, turn)
+            chunk_work = work
             if cutlass.const_expr(self.keeps):
-                here = of._replace(b=of.b + (turn & 1) * C)
-            made_of = self.form.rows(x, here, at, rows, beta)
-            self.way.acquire(ring, of.rank, of.group, turn, self.team.warp() == INVERTER)
+                chunk_work = work._replace(b=work.b + (turn & 1) * C)
+            rows_made = self.form.rows(x, chunk_work, head_rows, rows, beta)
+            self.way.acquire(ring, work.rank, work.group, turn, self.team.warp() == INVERTER)
             if self.team.warp() == LEAST_BUSY:
                 if cutlass.const_expr(not self.keeps):
-                    of.b[cute.arch.lane_idx()] = beta
+                    work.b[cute.arch.lane_idx()] = beta
                 elif cutlass.const_expr(self.helped):
-                    of.places[self.way.second(of.rank, turn)] = self.kept_at(x, number + chunk, head).toint()
-            self.form.operands(x, here, tile, rows, *made_of)
-            self.form.finish(of)
+                    work.places[self.way.second(work.rank, turn)] = self.kept_at(x, number + chunk, head).toint()
+            self.form.operands(x, chunk_work, tile, rows, *rows_made)
+            self.form.finish(work)
             ahead = (chunk + step) * C < tokens                                # the piece has another of its chunks
             if cutlass.const_expr(self.staged):
                 self.form.operands_were_read()                                 # X and Y
                 if ahead:
-                    self.request(x, of, begin, chunk + step, tokens, head)
+                    self.request(x, work, begin, chunk + step, tokens, head)
             elif self.team.warp() == LEAST_BUSY and ahead:
                 self.prefetch_rows(x, token + step * C, tokens - (chunk + step) * C, head)
             if cutlass.const_expr(not self.helped):
                 if self.team.warp() == INVERTER:
-                    self.solve(of, tile)
-                    self.form.tile_is_whole(of)
+                    self.solve(work, tile)
+                    self.form.tile_is_whole(work)
                     kept_at = self.kept_at(x, number + chunk, head) if cutlass.const_expr(self.keeps) else None
-                    self.way.hand_over(ring, tile, of.group, of.rank, kept_at)
+                    self.way.hand_over(ring, tile, work.group, work.rank, kept_at)
 
     @cute.jit
-    def solve(self, of, tile):
-        b = None if cutlass.const_expr(self.keeps) else of.b
-        self.chunk.inverse.solve(of.A_kk, of.columns, field_at(tile, self.chunk.tile.TB), None, b)
+    def solve(self, work, tile):
+        b = None if cutlass.const_expr(self.keeps) else work.b
+        self.chunk.inverse.solve(work.A_kk, work.columns, field_at(tile, self.chunk.tile.TB), None, b)
         cute.arch.fence_proxy("async.shared", space="cta")                     # TB is in the tile
 
     @cute.jit
@@ -234,19 +234,19 @@ class Producer:
     @cute.jit
     def invert(self, s, ring, rank, group, chunks):
         """INVERSE, one warp, of a group's chunks among so many."""
-        of = self.work_of(s, rank, group)
+        work = self.work_of(s, rank, group)
         for c in cutlass.range(self.way.first_of_all(rank, group), chunks, self.way.step, unroll=1):
             turn = self.way.turn(c)
-            tile = self.way.tile(of.base, rank, group, turn)
+            tile = self.way.tile(work.base, rank, group, turn)
             self.form.wait(group)                                              # A_kk is there, and all but TB
-            self.solve(of, tile)
+            self.solve(work, tile)
             cute.arch.sync_warp()
-            self.way.hand_over(s, ring, tile, c, group, rank, turn, of.places)
+            self.way.hand_over(s, ring, tile, c, group, rank, turn, work.places)
 
     @cute.jit
-    def request(self, x, of, begin, chunk, tokens, head):
-        at = self.chunk.gate.rows_of_head(x, begin + chunk * C, head)
-        self.form.requested.request(at, cutlass.min(tokens - chunk * C, C), x.H, x.HV, of.X, of.Y)
+    def request(self, x, work, begin, chunk, tokens, head):
+        head_rows = self.chunk.gate.rows_of_head(x, begin + chunk * C, head)
+        self.form.requested.request(head_rows, cutlass.min(tokens - chunk * C, C), x.H, x.HV, work.X, work.Y)
 
     @cute.jit
     def prefetch_rows(self, x, first, rows, head):
@@ -280,12 +280,12 @@ class Producer:
     def hand_through(self, x, cluster, clusters, rank):
         """The states of sequences of no tokens, which no cluster walks."""
         c = self.share.c
-        own = self.way.place(rank, self.team.number()) * (32 * WARPS) + self.team.thread()
+        element = self.way.place(rank, self.team.number()) * (32 * WARPS) + self.team.thread()
         for n in cutlass.range(cluster, x.N, clusters, unroll=1):
             _, _, tokens, _, _ = place_of_segment(c, x, n, 0, 1, 0)
             if tokens == 0:
                 first, size = Int64(n) * x.HV * (c.K * c.V), x.HV * (c.K * c.V)
-                for i in cutlass.range(own, size, self.makers * 32 * WARPS, unroll=1):
+                for i in cutlass.range(element, size, self.makers * 32 * WARPS, unroll=1):
                     entering = Float32(0.0)
                     if cutlass.const_expr(c.h0):
                         entering = load_one(x.h0 + (first + i)).to(Float32)
@@ -303,10 +303,10 @@ class Consumer:
     @cute.jit
     def walk_share(self, x, s, ring, cluster, rank):
         """All pieces of walks that are the cluster's."""
-        at, left = self.share.first(s.share)
+        slot, left = self.share.first(s.share)
         walked, head, n, looked_up = Int32(0), Int32(0), Int32(0), Boolean(True)
         while left > 0:
-            head, n, begin, tokens, enters, leaves, piece = self.share.piece(x, s.share, at, looked_up, head, n)
+            head, n, begin, tokens, enters, leaves, piece = self.share.piece(x, s.share, slot, looked_up, head, n)
             S = self.state.zero()
             if enters:
                 self.crossing.enter(x, cluster - 1, rank, S, CHAIN)
@@ -321,7 +321,7 @@ class Consumer:
                 if cutlass.const_expr(self.c.ht):
                     self.state.store(x.ht, n * x.HV + head, rank, self.c.V, self.c.v_first, S)
             chunks = chunks_of(tokens)
-            at, looked_up = self.share.after(s.share, at, chunks)
+            slot, looked_up = self.share.after(s.share, slot, chunks)
             left, walked = left - chunks, walked + chunks
 
     @cute.jit
@@ -329,7 +329,7 @@ class Consumer:
         """Walk over `tokens` tokens, after `walked` chunks."""
         operand, steps, stages = self.state.operand(S), chunks_of(tokens), self.way.stages
         until = self.way.until_own(rank, walked)
-        own = self.values.begin(x, s, first_v, tokens, walked)
+        thread_place = self.values.begin(x, s, first_v, tokens, walked)
         stored_at = place_of_checkpoint(self.c, x, kept.number, Int32(0), steps)
         for i in cutlass.range(steps, unroll=1):
             c = walked + i
@@ -355,14 +355,14 @@ class Consumer:
             if cutlass.const_expr(not self.values.early):
                 words_of_v = self.state.load_v(rows_of_v)
             PO = self.state.issue_PO(operand, tile)
-            self.values.beside_product(x, s, own, ring, i, tokens, walked)
+            self.values.beside_product(x, s, thread_place, ring, i, tokens, walked)
             of_o = self.state.update(S, operand, PO, tile, words_of_v, rows_of_v)
             self.way.hand_back(ring, stage)
             if cutlass.const_expr(self.c.has_o):
                 self.state.put_o(self.values.place_of_o(s, i, walked), of_o, PO)
             self.values.o_is_there(ring, c)
             until = self.way.after(until)
-        self.values.end(x, s, own, steps, tokens, walked)
+        self.values.end(x, s, thread_place, steps, tokens, walked)
 
 
 class Fused(entry.Entry):

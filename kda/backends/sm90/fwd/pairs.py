@@ -72,8 +72,8 @@ class Pairs(entry.Entry):
                 column = cute.arch.lane_idx() % 4 * 2
                 for i in cutlass.range_constexpr(0, C // 2, 2):
                     of_row = b[i // 2 % 2]
-                    at = (row + i // 2 % 2 * 8) * PITCH_A + i // 4 * 8 + column
-                    store(s.A_kk + at, [A[i] * of_row, A[i + 1] * of_row])
+                    element = (row + i // 2 % 2 * 8) * PITCH_A + i // 4 * 8 + column
+                    store(s.A_kk + element, [A[i] * of_row, A[i + 1] * of_row])
                 A_KK_THERE.sync()
                 found = self.inverse(s.A_kk, s.X, s.Y, warp)
                 for m in cutlass.range_constexpr(2):
@@ -94,10 +94,10 @@ class Pairs(entry.Entry):
             bulk_copy(s.KG, before, of_KG, s.full)
         for i in cutlass.range_constexpr(C // 8):
             row, column = 8 * i + lane // 4, lane % 4 * 8
-            own = cutlass.min(row, tokens - 1)                         # past the end: a row that counts for nothing
+            token = cutlass.min(row, tokens - 1)                       # past the end: a row that counts for nothing
             first = A_inv + ((row - C) * (x.HV * KEPT_C) + column)
             copy_16_bytes_later(first.toint(), s.X + (row * PITCH_KEPT + column))
-            second = A_inv + (own * (x.HV * KEPT_C) + C + column)
+            second = A_inv + (token * (x.HV * KEPT_C) + C + column)
             copy_16_bytes_later(second.toint(), s.Y + (row * PITCH_KEPT + column))
         arrive_when_copied(s.full)
 

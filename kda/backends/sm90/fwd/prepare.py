@@ -59,18 +59,18 @@ class Prepare(entry.Entry):
             s = allocate(c.struct)
             tile = x.tiles + (Int64(chunk) * x.HV + head) * self.chunk.tile.bytes
 
-            at = self.chunk.gate.rows_of_head(x, begin, head)
+            head_rows = self.chunk.gate.rows_of_head(x, begin, head)
             if cute.arch.warp_idx() == 0:
-                s.b[cute.arch.lane_idx()] = beta_of_row(at.beta, c.beta, tokens, x.HV, cute.arch.lane_idx())
+                s.b[cute.arch.lane_idx()] = beta_of_row(head_rows.beta, c.beta, tokens, x.HV, cute.arch.lane_idx())
             kept_C, A_qk, A_inv = c.kept_C, x.A_qk, x.A_inv
             if cutlass.const_expr(kept_C):                                     # to where the diagonal block is kept
                 of_block = (begin * x.HV + head) * kept_C + (number * C & kept_C - C)
                 A_qk, A_inv = A_qk + of_block, A_inv + of_block
             pairs_to = (s.A_kk, s.b, tile, A_qk, tokens, x.HV * kept_C)
             if cutlass.const_expr(c.in_blocks):
-                self.make_in_blocks(x, s, at, tile, tokens, pairs_to)
+                self.make_in_blocks(x, s, head_rows, tile, tokens, pairs_to)
             else:
-                self.make(x, s, at, tile, tokens, pairs_to)
+                self.make(x, s, head_rows, tile, tokens, pairs_to)
             if cute.arch.warp_idx() < 4:
                 self.chunk.team.meet_first_four()
                 if cute.arch.warp_idx() == 0:
@@ -83,11 +83,11 @@ class Prepare(entry.Entry):
             clear_chunk(x, c.V, begin, -tokens, head, cute.arch.warp_idx())
 
     @cute.jit
-    def make(self, x, s, at, tile, tokens, pairs_to):
+    def make(self, x, s, head_rows, tile, tokens, pairs_to):
         """Operands to the tile, and pairs of rows."""
         c, d, of_k = self.c, self.c.K // 32 * cute.arch.lane_idx(), None
         acc = self.chunk.tensor_core.accumulator()
-        rows = self.chunk.gate.load_rows(at, tokens, x.H, x.HV)
+        rows = self.chunk.gate.load_rows(head_rows, tokens, x.H, x.HV)
         if cute.arch.warp_idx() == WARPS - 1:
             self.chunk.inverse.zeros(s.columns, s.TB)
         if cutlass.const_expr(not c.one_product):
@@ -105,15 +105,15 @@ class Prepare(entry.Entry):
             self.chunk.tensor_core.store_pairs(acc, *pairs_to)
 
     @cute.jit
-    def make_in_blocks(self, x, s, at, tile, tokens, pairs_to):
+    def make_in_blocks(self, x, s, head_rows, tile, tokens, pairs_to):
         """The same, of any gate and 128 channels."""
         c, rows, core, of_k = self.c, self.chunk.rows, self.chunk.tensor_core, None
         core.X, core.Y, core.of_16, core.pairs_to = s.X, s.Y, s.Y, pairs_to
-        raw = rows.fetch(at, tokens, x.H, x.HV)
+        raw = rows.fetch(head_rows, tokens, x.H, x.HV)
         if cutlass.const_expr(c.bias):
-            rows.store_bias(at, s.sums)
+            rows.store_bias(head_rows, s.sums)
             self.chunk.team.meet()                                             # dt_bias is there
-        qn, kn, decays = rows.prepare(*raw, tokens, at, s.sums)
+        qn, kn, decays = rows.prepare(*raw, tokens, head_rows, s.sums)
         if cute.arch.warp_idx() == WARPS - 1:
             self.chunk.inverse.zeros(s.columns, s.TB)
         rows.blocks(qn, kn, decays, s.sums, s.X, s.Y)

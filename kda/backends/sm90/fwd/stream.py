@@ -107,12 +107,12 @@ def place_of_step(n, first_chunk, step, head, HV):
 
 
 @cute.jit
-def locate_steps(c: cutlass.Constexpr, x, of, step, head):
+def locate_steps(c: cutlass.Constexpr, x, sequence, step, head):
     """First token and tokens of a sequence, or of a segment, and where one of its steps is in memory."""
-    n, segment = of, Int32(0)
+    n, segment = sequence, Int32(0)
     if cutlass.const_expr(c.cut):
-        n = of // x.segments
-        segment = of - n * x.segments
+        n = sequence // x.segments
+        segment = sequence - n * x.segments
     _, begin, tokens, chunk, _ = place_of_segment(c.chain, x, n, x.chunks, 1, 0)
     if cutlass.const_expr(c.cut):
         skipped, tokens = locate_segment(Int32(0), tokens, segment, x.segments, TOKENS)
@@ -161,9 +161,9 @@ class Maker:
         while tokens <= 0 and number < items:
             step = number // walks
             walk = number - step * walks
-            of = walk // x.HV
-            head = walk - of * x.HV
-            first, length, place = locate_steps(self.c, x, of, step, head)
+            sequence = walk // x.HV
+            head = walk - sequence * x.HV
+            first, length, place = locate_steps(self.c, x, sequence, step, head)
             begin, tokens = first + step * TOKENS, cutlass.min(length - step * TOKENS, TOKENS)
             if tokens <= 0:
                 number += by
@@ -173,86 +173,86 @@ class Maker:
     def produce(self, x, shared):
         """A group: its steps."""
         group = self.team.number()
-        of = self.work_of(shared, group)
-        a = of.base
+        work = self.work_of(shared, group)
+        a = work.base
         b = a + self.tile.bytes
-        item, made, turn = self.find(x, self.first(x, group)), Int32(0), Int32(0)
+        item, before, turn = self.find(x, self.first(x, group)), Int32(0), Int32(0)
         begun = field_at(shared, self.struct.begun)
         if group > 0 and self.find(x, self.first(x, 0)).tokens > 0:
             cute.arch.mbarrier_wait(begun, 0)
         if cutlass.const_expr(self.staged):
             if item.tokens > 0:
                 # redundant: the wait for the first group, which orders nothing; without it, first steps come later
-                self.request(x, of, item.begin, item.tokens, item.head)
+                self.request(x, work, item.begin, item.tokens, item.head)
         while item.tokens > 0:
             following = self.find(x, item.number + x.makers * GROUPS)
-            self.form.begin(x, of, item.begin, item.head)
+            self.form.begin(x, work, item.begin, item.head)
             for half in cutlass.range(2, unroll=1):
                 tokens = item.tokens - half * C
                 if tokens > 0:
                     tile = a + half * self.tile.bytes
-                    self.make(x, of, tile, item.begin + half * C, cutlass.min(tokens, C), item.head, made, turn)
-                    if group == 0 and made == 0 and self.team.warp() == LEAST_BUSY:
+                    self.make(x, work, tile, item.begin + half * C, cutlass.min(tokens, C), item.head, before, turn)
+                    if group == 0 and before == 0 and self.team.warp() == LEAST_BUSY:
                         with cute.arch.elect_one():
                             # redundant: its release, not the arrival; it orders nothing
                             cute.arch.mbarrier_arrive(begun)
-                    made += 1
+                    before += 1
                     if cutlass.const_expr(self.staged):
                         if tokens > C:
-                            self.request(x, of, item.begin + C, tokens - C, item.head)
+                            self.request(x, work, item.begin + C, tokens - C, item.head)
                         elif following.tokens > 0:
-                            self.request(x, of, following.begin, following.tokens, following.head)
+                            self.request(x, work, following.begin, following.tokens, following.head)
                 else:
                     self.steps.clear(tile=b)
-            cute.arch.mbarrier_wait(field_at(of.base, self.struct.solved), made & 1 ^ 1)
-            self.steps.join(a, b, field_at(of.base, self.struct.G))
+            cute.arch.mbarrier_wait(field_at(work.base, self.struct.solved), before & 1 ^ 1)
+            self.steps.join(a, b, field_at(work.base, self.struct.G))
             # redundant: INVERSE has its own proxy fence before the copy; the documented use is one per writer
             cute.arch.fence_proxy("async.shared", space="cta")
             JOINED.arrive(group)
             item, turn = following, turn + 1
 
     @cute.jit
-    def make(self, x, of, tile, token, rows, head, made, turn):
+    def make(self, x, work, tile, token, rows, head, before, turn):
         """One chunk, when so many chunks and steps were made."""
-        at = self.chunk.gate.rows_of_head(x, token, head)
+        head_rows = self.chunk.gate.rows_of_head(x, token, head)
         beta = Float32(0.0)
         if self.team.warp() == LEAST_BUSY:
-            beta = beta_of_row(at.beta, self.c.prepare.beta, rows, x.HV, cute.arch.lane_idx())
-        made_of = self.form.rows(x, of, at, rows, beta)
-        cute.arch.mbarrier_wait(field_at(of.base, self.struct.taken), turn & 1 ^ 1)
-        cute.arch.mbarrier_wait(field_at(of.base, self.struct.solved), made & 1 ^ 1)
+            beta = beta_of_row(head_rows.beta, self.c.prepare.beta, rows, x.HV, cute.arch.lane_idx())
+        rows_made = self.form.rows(x, work, head_rows, rows, beta)
+        cute.arch.mbarrier_wait(field_at(work.base, self.struct.taken), turn & 1 ^ 1)
+        cute.arch.mbarrier_wait(field_at(work.base, self.struct.solved), before & 1 ^ 1)
         if self.team.warp() == LEAST_BUSY:
-            of.b[cute.arch.lane_idx()] = beta
-            self.chunk.inverse.zeros(of.columns, field_at(tile, self.tile.TB))     # A2 may have been there
-        self.form.operands(x, of, tile, rows, *made_of)
-        self.form.finish(of)
+            work.b[cute.arch.lane_idx()] = beta
+            self.chunk.inverse.zeros(work.columns, field_at(tile, self.tile.TB))   # A2 may have been there
+        self.form.operands(x, work, tile, rows, *rows_made)
+        self.form.finish(work)
         self.form.operands_were_read()                                         # X and Y; the tile is there, but for TB
 
     @cute.jit
-    def request(self, x, of, token, tokens, head):
-        at = self.chunk.gate.rows_of_head(x, token, head)
-        self.form.requested.request(at, cutlass.min(tokens, C), x.H, x.HV, of.X, of.Y)
+    def request(self, x, work, token, tokens, head):
+        head_rows = self.chunk.gate.rows_of_head(x, token, head)
+        self.form.requested.request(head_rows, cutlass.min(tokens, C), x.H, x.HV, work.X, work.Y)
 
     @cute.jit
     def invert(self, x, shared, group):
         """INVERSE, one warp."""
-        of = self.work_of(shared, group)
-        a, solved = of.base, field_at(of.base, self.struct.solved)
+        work = self.work_of(shared, group)
+        a, solved = work.base, field_at(work.base, self.struct.solved)
         item = self.find(x, self.first(x, group))
         while item.tokens > 0:
             for half in cutlass.range((item.tokens + C - 1) // C, unroll=1):
                 self.form.wait(group)                                          # A_kk is there
                 TB = field_at(a + half * self.tile.bytes, self.tile.TB)
-                self.chunk.inverse.solve(of.A_kk, of.columns, TB, None, of.b)
+                self.chunk.inverse.solve(work.A_kk, work.columns, TB, None, work.b)
                 cute.arch.sync_warp()
                 with cute.arch.elect_one():
                     cute.arch.mbarrier_arrive(solved)
             JOINED.sync(group)
-            self.hand_over(x, of, a, item)
+            self.hand_over(x, work, a, item)
             item = self.find(x, item.number + x.makers * GROUPS)
 
     @cute.jit
-    def hand_over(self, x, of, a, item):
+    def hand_over(self, x, work, a, item):
         """A step's tiles to memory."""
         self.steps.multiply_decays(a, a + self.tile.bytes)
         cute.arch.fence_proxy("async.shared", space="cta")
@@ -263,7 +263,7 @@ class Maker:
                 bulk_store(x.tiles + Int64(item.place) * (2 * self.tile.bytes) + skipped, a + skipped, self.tile.end)
             cute.arch.cp_async_bulk_commit_group()
             cute.arch.cp_async_bulk_wait_group(0, read=True)
-            cute.arch.mbarrier_arrive(field_at(of.base, self.struct.taken))
+            cute.arch.mbarrier_arrive(field_at(work.base, self.struct.taken))
             cute.arch.cp_async_bulk_wait_group(0)
             cute.arch.store(x.ready + item.place, Int32(1), sem="release", scope="gpu")
 
@@ -277,7 +277,7 @@ class Maker:
 class Walk(NamedTuple):
     """The walk of a CTA."""
 
-    of: Any                                  # sequence, or segment among those of all
+    sequence: Any                            # sequence, or segment among those of all
     segment: Any                             # segment of its sequence
     head: Any
     strip: Any                               # strip of the state, or of M
@@ -310,16 +310,17 @@ class Walker:
         strip = number - walk * of_all
         n = walk // x.HV
         head = walk - n * x.HV
-        of, columns = n, Int32(c.V)
+        sequence, columns = n, Int32(c.V)
         if cutlass.const_expr(self.stream.cut):
             if strip >= c.strips:                                              # not the first segment
                 segment = (strip - c.strips) // self.both + 1
                 strip = strip - c.strips - (segment - 1) * self.both
-            of, of_M = n * x.segments + segment, strip >= c.strips
+            sequence, of_M = n * x.segments + segment, strip >= c.strips
             if of_M:
                 strip, columns = strip - c.strips, Int32(c.K)
-        begin, tokens, place = locate_steps(self.stream, x, of, 0, head)
-        return Walk(of, segment, head, strip, of_M, (begin * x.HV + head) * columns + strip * COLUMNS, tokens, place)
+        begin, tokens, place = locate_steps(self.stream, x, sequence, 0, head)
+        first = (begin * x.HV + head) * columns + strip * COLUMNS
+        return Walk(sequence, segment, head, strip, of_M, first, tokens, place)
 
     def field(self, shared, name):
         return field_at(shared, getattr(self.struct, name))
@@ -342,8 +343,8 @@ class Walker:
             self.state.decay(S, shared)
             self.state.subtract(X, P, rows_of_v)
         for i in cutlass.range(walk.steps, unroll=1):
-            here = stage
-            step = shared + here * self.bytes
+            this_stage = stage
+            step = shared + this_stage * self.bytes
             self.state.issue_S(S, X, step)
             self.state.issue_o(O, X, step)
             warpgroup.wait_group(1)
@@ -355,7 +356,7 @@ class Walker:
             self.state.issue_P(P, operand, ahead)
             warpgroup.commit_group()
             warpgroup.wait_group(1)
-            self.hand_back(shared, here)
+            self.hand_back(shared, this_stage)
             self.put_o(shared, O, i)
             self.state.issue_O(O, operand, ahead)
             warpgroup.commit_group()
@@ -369,21 +370,21 @@ class Walker:
     @cute.jit
     def enter(self, x, S, walk):
         """The state of a walk's first token."""
-        c, number = self.c, walk.of * x.HV + walk.head
+        c, number = self.c, walk.sequence * x.HV + walk.head
         if cutlass.const_expr(not self.stream.cut):
             if cutlass.const_expr(c.h0):
                 self.state.load(x.h0, number, walk.strip, c.V, c.v_first, S)
         else:
             if cutlass.const_expr(c.h0):
                 if walk.segment == 0:
-                    self.state.load(x.h0, walk.of // x.segments * x.HV + walk.head, walk.strip, c.V, c.v_first, S)
+                    self.state.load(x.h0, walk.sequence // x.segments * x.HV + walk.head, walk.strip, c.V, c.v_first, S)
             if walk.of_M:
                 self.state.identity(S, walk.strip)
 
     @cute.jit
     def leave(self, x, S, walk):
         """The state after its last token."""
-        c, number = self.c, walk.of * x.HV + walk.head
+        c, number = self.c, walk.sequence * x.HV + walk.head
         if cutlass.const_expr(not self.stream.cut):
             if cutlass.const_expr(c.ht):
                 self.state.store(x.ht, number, walk.strip, c.V, c.v_first, S)
@@ -407,7 +408,7 @@ class Walker:
         self.state.put_outputs(self.field(shared, "o") + place * (TOKENS * PITCH_V), O)
         cute.arch.sync_warp()
         with cute.arch.elect_one():
-            cute.arch.mbarrier_arrive(self.field(shared, "made") + place)
+            cute.arch.mbarrier_arrive(self.field(shared, "written") + place)
 
     @cute.jit
     def load_tiles(self, x, shared, walk):
@@ -417,9 +418,9 @@ class Walker:
         for i in cutlass.range(walk.steps, unroll=1):
             place = walk.place + i * x.HV
             with cute.arch.elect_one():
-                there = Int32(0)
-                while there == 0:
-                    there = cute.arch.load(x.ready + place, Int32, sem="acquire", scope="gpu")
+                ready = Int32(0)
+                while ready == 0:
+                    ready = cute.arch.load(x.ready + place, Int32, sem="acquire", scope="gpu")
                 # redundant: to the simulator, copies write tiles and copies read them; the flag between is no copy
                 cute.arch.fence_proxy("async.global")
             cute.arch.mbarrier_wait(read + stage, phase ^ 1)
@@ -440,8 +441,8 @@ class Walker:
         if cutlass.const_expr(self.stream.cut):
             if walk.of_M:
                 zeros = cute.recast_ptr(self.field(shared, "v"), dtype=Uint32) + 4 * cute.arch.lane_idx()
-                for at in cutlass.range(0, STREAM_STAGES * TOKENS * PITCH_V // 2, 128, unroll=1):
-                    store(zeros + at, [Uint32(0)] * 4)
+                for word in cutlass.range(0, STREAM_STAGES * TOKENS * PITCH_V // 2, 128, unroll=1):
+                    store(zeros + word, [Uint32(0)] * 4)
         for i in cutlass.range(walk.steps, unroll=1):
             cute.arch.mbarrier_wait(read + stage, phase ^ 1)
             if cutlass.const_expr(not self.stream.cut):
@@ -462,10 +463,10 @@ class Walker:
     @cute.jit
     def store(self, x, shared, walk):
         """STORE, one warp."""
-        made, taken = self.field(shared, "made"), self.field(shared, "taken")
+        written, taken = self.field(shared, "written"), self.field(shared, "taken")
         for i in cutlass.range(walk.steps, unroll=1):
             place = stage_of(i, OUTPUTS)
-            cute.arch.mbarrier_wait(made + place, phase_of(i, OUTPUTS))
+            cute.arch.mbarrier_wait(written + place, phase_of(i, OUTPUTS))
             for half in cutlass.range_constexpr(2):
                 rows = self.field(shared, "o") + (place * TOKENS + half * C) * PITCH_V
                 self.store_rows(x, rows, walk, i * TOKENS + half * C)
@@ -534,7 +535,7 @@ class Stream(entry.Entry):
                     cute.arch.mbarrier_init(field_at(of_group, getattr(self.c.group, name)), 1)
         else:
             for name, places, arrivals in (
-                ("full", STREAM_STAGES, 33), ("read", STREAM_STAGES, 4), ("made", OUTPUTS, 4), ("taken", OUTPUTS, 1)
+                ("full", STREAM_STAGES, 33), ("read", STREAM_STAGES, 4), ("written", OUTPUTS, 4), ("taken", OUTPUTS, 1)
             ):
                 for i in cutlass.range_constexpr(places):
                     cute.arch.mbarrier_init(field_at(shared, getattr(self.c.walker, name)) + i, arrivals)

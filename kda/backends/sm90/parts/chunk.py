@@ -123,10 +123,10 @@ class TensorCore:
         if self.team.warp() < 2:
             store_A_kk(acc, A_kk, b, self.team.thread(), self.c.b_on_keys, number)
         else:
-            to, at = field_at(tile, self.tile.A_qk), accumulator_places(self.team.thread())
+            to, places = field_at(tile, self.tile.A_qk), accumulator_places(self.team.thread())
             for i in cutlass.range_constexpr(0, cute.size(acc), 2):
-                row, column = at[i]
-                row, pair = row - C, causal_pair(acc, at, i)
+                row, column = places[i]
+                row, pair = row - C, causal_pair(acc, places, i)
                 if cutlass.const_expr(self.c.b_on_keys):
                     pair = [pair[0] * b[column], pair[1] * b[column + 1]]
                 if counts(row, column, number):

@@ -59,9 +59,9 @@ class OwnStages:
         return (n * self.c.ctas + rank) * GROUPS + group
 
     @cute.jit
-    def first(self, rank, group, made):
-        """Return the first chunk of a piece that a group makes, when `made` chunks came before the piece."""
-        return (self.place(rank, group) - made) & self.stages - 1
+    def first(self, rank, group, before):
+        """Return the first chunk of a piece that a group makes, when `before` chunks came before the piece."""
+        return (self.place(rank, group) - before) & self.stages - 1
 
     @cute.jit
     def turn(self, c):
@@ -151,7 +151,7 @@ class Relayed(NamedTuple):
     empty: Any                               # for each tile of each group, in its CTA: both CHAINs have read it
     credit: Any                              # for each group, in its CTA: the stage of its next tile is free in both
     solved: Any                              # the same: the inverse of its last chunk is there
-    made: Any                                # for each o of a CTA that walks: it is in shared memory (parts/values.py)
+    written: Any                             # for each o of a CTA that walks: it is in shared memory (parts/values.py)
     taken: Any                               # the same: it was read
     stored: Any                              # for each stage, if r takes the place of v: r was read
 
@@ -171,7 +171,7 @@ class Four:
 
     def ring(self, s):
         stored = s.stored if cutlass.const_expr(self.c.keeps) else None
-        return Relayed(s.full, s.read, s.empty, s.credit, s.solved, s.made, s.taken, stored)
+        return Relayed(s.full, s.read, s.empty, s.credit, s.solved, s.written, s.taken, stored)
 
     @cute.jit
     def initialise(self, ring):
@@ -181,13 +181,13 @@ class Four:
             if cutlass.const_expr(self.c.keeps):
                 cute.arch.mbarrier_init(ring.stored + stage, 1)
         for place in cutlass.range_constexpr(OUTPUTS):
-            cute.arch.mbarrier_init(ring.made + place, 4)
+            cute.arch.mbarrier_init(ring.written + place, 4)
             cute.arch.mbarrier_init(ring.taken + place, 1)
         for group in cutlass.range_constexpr(GROUPS):
             cute.arch.mbarrier_init(ring.credit + group, WALKING)
             cute.arch.mbarrier_init(ring.solved + group, 1)
-            for own in cutlass.range_constexpr(TILES):
-                cute.arch.mbarrier_init(ring.empty + (TILES * group + own), WALKING + self.c.keeps)
+            for number in cutlass.range_constexpr(TILES):
+                cute.arch.mbarrier_init(ring.empty + (TILES * group + number), WALKING + self.c.keeps)
 
     @cute.jit
     def place(self, rank, group):
@@ -211,8 +211,8 @@ class Four:
         return 2 * group + rank - WALKING if rank >= WALKING else rank + WALKING * GROUPS
 
     @cute.jit
-    def first(self, rank, group, made):
-        return (self.first_of_all(rank, group) + self.makers - made % self.makers) % self.makers
+    def first(self, rank, group, before):
+        return (self.first_of_all(rank, group) + self.makers - before % self.makers) % self.makers
 
     @cute.jit
     def turn(self, c):
@@ -305,6 +305,6 @@ class Four:
 
     @cute.jit
     def give_back(self, ring, maker):
-        own = self.second(maker.rank, maker.turn)
+        number = self.second(maker.rank, maker.turn)
         with cute.arch.elect_one():
-            cute.arch.mbarrier_arrive(ring.empty + (TILES * maker.group + own), peer_cta_rank_in_cluster=maker.rank)
+            cute.arch.mbarrier_arrive(ring.empty + (TILES * maker.group + number), peer_cta_rank_in_cluster=maker.rank)

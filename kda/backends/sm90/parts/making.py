@@ -49,43 +49,43 @@ class OneProduct:
         self.chunk, self.team = chunk, chunk.team
         self.requested = RequestedByChannel(self.c, self.team)
 
-    def begin(self, x, of, begin, head):
+    def begin(self, x, work, begin, head):
         """Nothing."""
 
     @cute.jit
-    def rows(self, x, of, at, rows, beta):
+    def rows(self, x, work, head_rows, rows, beta):
         if cutlass.const_expr(self.staged):
-            qn, kn, gc = self.requested.load_rows(self.requested.found(at, of.X, of.Y), rows, 1, 1)
+            qn, kn, gc = self.requested.load_rows(self.requested.found(head_rows, work.X, work.Y), rows, 1, 1)
         else:
-            qn, kn, gc = self.chunk.gate.load_rows(at, rows, x.H, x.HV)
-        store_b(self.c, self.team, of.b, beta)
-        self.chunk.gate.sum_over_warps(gc, of.sums, self.c.K // 32 * cute.arch.lane_idx())
+            qn, kn, gc = self.chunk.gate.load_rows(head_rows, rows, x.H, x.HV)
+        store_b(self.c, self.team, work.b, beta)
+        self.chunk.gate.sum_over_warps(gc, work.sums, self.c.K // 32 * cute.arch.lane_idx())
         return qn, kn, gc
 
     @cute.jit
-    def operands(self, x, of, tile, rows, qn, kn, gc):
+    def operands(self, x, work, tile, rows, qn, kn, gc):
         of_k = None
         if cutlass.const_expr(self.c.b_on_keys):
-            of_k = load(of.b + WARP_ROWS * self.team.warp(), WARP_ROWS)
-        self.chunk.pairs.one_product(qn, kn, gc, of.sums, of.X, of.Y, tile, x.lower_bound, of_k)
+            of_k = load(work.b + WARP_ROWS * self.team.warp(), WARP_ROWS)
+        self.chunk.pairs.one_product(qn, kn, gc, work.sums, work.X, work.Y, tile, x.lower_bound, of_k)
         if self.team.warp() < 4:
             core = self.chunk.tensor_core
             acc = core.accumulator()
-            core.one_product(acc, of.X, of.Y, 0)
-            core.store_pairs(acc, of.A_kk, of.b, tile, None, rows, 0)
+            core.one_product(acc, work.X, work.Y, 0)
+            core.store_pairs(acc, work.A_kk, work.b, tile, None, rows, 0)
 
     @cute.jit
-    def finish(self, of):
+    def finish(self, work):
         if self.team.warp() < 4:
             if cutlass.const_expr(not self.helped):
                 self.team.meet_first_four()
             else:
                 # redundant: INVERSE has its own proxy fence before the copy; the documented use is one per writer
                 cute.arch.fence_proxy("async.shared", space="cta")             # A_qk is in the tile
-                GROUP_INVERSE.arrive(of.group)
+                GROUP_INVERSE.arrive(work.group)
 
     @cute.jit
-    def tile_is_whole(self, of):
+    def tile_is_whole(self, work):
         cute.arch.sync_warp()                                                  # all else was waited for
 
     @cute.jit
@@ -104,44 +104,44 @@ class InBlocks:
         self.requested = RequestedByRow(self.c, self.team, chunk.tensor_core, chunk.tile)
 
     @cute.jit
-    def begin(self, x, of, begin, head):
+    def begin(self, x, work, begin, head):
         if cutlass.const_expr(self.c.bias):
-            self.chunk.rows.store_bias(self.chunk.gate.rows_of_head(x, begin, head), of.sums)
+            self.chunk.rows.store_bias(self.chunk.gate.rows_of_head(x, begin, head), work.sums)
             self.team.meet()                                                   # dt_bias is there
 
     @cute.jit
-    def rows(self, x, of, at, rows, beta):
-        made = self.chunk.rows
+    def rows(self, x, work, head_rows, rows, beta):
+        maker = self.chunk.rows
         if cutlass.const_expr(self.staged):
-            raw = self.requested.fetch(self.requested.found(at, of.X, of.Y), rows, 1, 1)
+            raw = self.requested.fetch(self.requested.found(head_rows, work.X, work.Y), rows, 1, 1)
         else:
-            raw = made.fetch(at, rows, x.H, x.HV)
-        store_b(self.c, self.team, of.b, beta)
-        qn, kn, decays = made.prepare(*raw, rows, at, of.sums)
-        made.blocks(qn, kn, decays, of.sums, of.X, of.Y)
+            raw = maker.fetch(head_rows, rows, x.H, x.HV)
+        store_b(self.c, self.team, work.b, beta)
+        qn, kn, decays = maker.prepare(*raw, rows, head_rows, work.sums)
+        maker.blocks(qn, kn, decays, work.sums, work.X, work.Y)
         return qn, kn, decays
 
     @cute.jit
-    def operands(self, x, of, tile, rows, qn, kn, decays):
-        core, made = self.chunk.tensor_core, self.chunk.rows
-        core.X, core.Y, core.of_16, core.pairs_to = of.X, of.Y, tile, (of.A_kk, of.b, tile, None, rows, 0)
-        gc, of_k = made.make_sums(decays, of.sums, of.Y, x.lower_bound), None
+    def operands(self, x, work, tile, rows, qn, kn, decays):
+        core, maker = self.chunk.tensor_core, self.chunk.rows
+        core.X, core.Y, core.of_16, core.pairs_to = work.X, work.Y, tile, (work.A_kk, work.b, tile, None, rows, 0)
+        gc, of_k = maker.make_sums(decays, work.sums, work.Y, x.lower_bound), None
         if cutlass.const_expr(self.c.b_on_keys):
-            of_k = load(of.b + made.first_row(), GROUP_ROWS)
-        made.across_blocks(qn, kn, gc, of.sums, of.X, tile, of.Y, tile, of_k)
+            of_k = load(work.b + maker.first_row(), GROUP_ROWS)
+        maker.across_blocks(qn, kn, gc, work.sums, work.X, tile, work.Y, tile, of_k)
 
     @cute.jit
-    def finish(self, of):
+    def finish(self, work):
         # redundant: for INVERSE, which has its own proxy fence before the copy; an INVERTER has it before it waits
         cute.arch.fence_proxy("async.shared", space="cta")                     # A_qk, kE and qg are in the tile
         if cutlass.const_expr(self.helped):
-            WHOLE_GROUP_INVERSE.arrive(of.group)
+            WHOLE_GROUP_INVERSE.arrive(work.group)
         elif self.team.warp() != INVERTER:                                     # it has A_kk, and goes on
-            WHOLE_GROUP.arrive(of.group)
+            WHOLE_GROUP.arrive(work.group)
 
     @cute.jit
-    def tile_is_whole(self, of):
-        WHOLE_GROUP.sync(of.group)
+    def tile_is_whole(self, work):
+        WHOLE_GROUP.sync(work.group)
 
     def operands_were_read(self):
         """All have met since."""

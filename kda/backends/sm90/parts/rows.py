@@ -23,10 +23,10 @@ class Requested:
         return row
 
     @cute.jit
-    def request(self, at, tokens, H, HV, X, Y):
+    def request(self, head_rows, tokens, H, HV, X, Y):
         """Past the end of a chunk of so many tokens: its last row."""
         K, lane, first = self.c.K, cute.arch.lane_idx(), WARP_ROWS * self.team.warp()
-        for source, heads, to in ((at.q, H, X), (at.k, H, X + C * K), (at.g, HV, Y)):
+        for source, heads, to in ((head_rows.q, H, X), (head_rows.k, H, X + C * K), (head_rows.g, HV, Y)):
             for j in cutlass.range_constexpr(WARP_ROWS * K // (32 * PIECE)):
                 row, column = first + (lane + 32 * j) // (K // PIECE), lane % (K // PIECE) * PIECE
                 address = source + (cutlass.min(row, tokens - 1) * (heads * K) + column)
@@ -34,12 +34,12 @@ class Requested:
         cute.arch.cp_async_commit_group()
 
     @cute.jit
-    def found(self, at, X, Y):
+    def found(self, head_rows, X, Y):
         """Where rows are that were requested, when they are there."""
         cute.arch.cp_async_wait_group(0)
         # redundant: in the simulator, where a warp waits as a whole; the manual lets each lane wait for its own copies
         cute.arch.sync_warp()
-        return at._replace(q=X, k=X + C * self.c.K, g=Y)
+        return head_rows._replace(q=X, k=X + C * self.c.K, g=Y)
 
 
 class RequestedByChannel(Requested, Gate):
@@ -51,6 +51,6 @@ class RequestedByRow(Requested, Rows):
 
     @cute.jit
     def load_row(self, pointer, row, heads):
-        own = cute.recast_ptr(pointer, dtype=Uint32) + (row * (self.c.K // 2) + self.first_channel() // 2)
-        words = load(own, self.pairs)
+        source = cute.recast_ptr(pointer, dtype=Uint32) + (row * (self.c.K // 2) + self.first_channel() // 2)
+        words = load(source, self.pairs)
         return [words[i] for i in range(self.pairs)]

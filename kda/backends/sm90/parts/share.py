@@ -97,20 +97,20 @@ class Share:
         begin, end, resume, limit = [
             load_one(share + field) for field in (ShareField.BEGIN, ShareField.END, ShareField.RESUME, ShareField.LIMIT)
         ]
-        at = resume if resume < end else begin
-        return limit if limit < end else at, end - begin
+        slot = resume if resume < end else begin
+        return limit if limit < end else slot, end - begin
 
     @cute.jit
-    def piece(self, x, share, at, looked_up, head, n):
+    def piece(self, x, share, slot, looked_up, head, n):
         """The piece at a slot: head, sequence, first token, tokens, whether another cluster has begun the walk, whether
         another goes on with it, and where in what is kept it lies.  Packed, it is only looked up where it may be a part
         of a walk: else it is the walk behind that of a head and sequence."""
         if cutlass.const_expr(not self.c.packed):
-            return self.look_up(x, share, at)
+            return self.look_up(x, share, slot)
         begin, tokens, enters, leaves = Int64(0), Int32(0), Boolean(False), Boolean(False)
         kept = KeptPlace(Int32(0), Int32(0), Int32(0))
         if looked_up:
-            head, n, begin, tokens, enters, leaves, kept = self.look_up(x, share, at)
+            head, n, begin, tokens, enters, leaves, kept = self.look_up(x, share, slot)
         while tokens == 0:                                                     # the sequence has no tokens
             n += 1
             if n == x.N:
@@ -121,23 +121,23 @@ class Share:
         return head, n, begin, tokens, enters, leaves, kept
 
     @cute.jit
-    def look_up(self, x, share, at):
+    def look_up(self, x, share, slot):
         """A piece, as above."""
         slots, end = load_one(share + ShareField.SLOTS), load_one(share + ShareField.END)
-        head, n, begin, tokens, first, state = self.walk_at(x, at, slots)
-        skipped = (at - first) * C
-        left, within = tokens - skipped, (end - at) * C
-        kept = KeptPlace(at - head * slots, at - first, state)
-        return head, n, begin + skipped, cutlass.min(left, within), at > first, left > within, kept
+        head, n, begin, tokens, first, state = self.walk_at(x, slot, slots)
+        skipped = (slot - first) * C
+        left, within = tokens - skipped, (end - slot) * C
+        kept = KeptPlace(slot - head * slots, slot - first, state)
+        return head, n, begin + skipped, cutlass.min(left, within), slot > first, left > within, kept
 
     @cute.jit
-    def after(self, share, at, chunks):
-        """The slot of the piece behind that at `at`, of so many chunks, and whether it has to be looked up."""
+    def after(self, share, slot, chunks):
+        """Return the slot of the piece behind that at `slot`, which has so many chunks, and whether it has to be looked up."""
         begin, resume, limit = [
             load_one(share + field) for field in (ShareField.BEGIN, ShareField.RESUME, ShareField.LIMIT)
         ]
-        far = at >= limit
-        following = resume if far else at + chunks
+        far = slot >= limit
+        following = resume if far else slot + chunks
         last = following >= limit
         return begin if last else following, far or last
 
@@ -150,14 +150,14 @@ class Crossing:
         self.strips, self.size = config.strips, COLUMNS * config.K
 
     @cute.jit
-    def own(self, x, cluster, rank):
+    def place(self, x, cluster, rank):
         return x.edges + (Int64(cluster * self.strips + rank) * self.size + 4 * cute.arch.thread_idx()[0])
 
     @cute.jit
     def leave(self, x, cluster, rank, S, team):
-        flat, own = cute.coalesce(S), self.own(x, cluster, rank)
+        flat, place = cute.coalesce(S), self.place(x, cluster, rank)
         for i in cutlass.range_constexpr(0, cute.size(flat), 4):
-            store(own + 128 * i, [flat[i + j] for j in range(4)])
+            store(place + 128 * i, [flat[i + j] for j in range(4)])
         team.sync()                                                            # all have stored
         if cute.arch.thread_idx()[0] == 0:
             cute.arch.store(x.crossed + (cluster * self.strips + rank), Int32(1), sem="release", scope="gpu")
@@ -165,12 +165,12 @@ class Crossing:
     @cute.jit
     def enter(self, x, cluster, rank, S, team):
         if cute.arch.thread_idx()[0] == 0:
-            here = Int32(0)
-            while here == 0:
-                here = cute.arch.load(x.crossed + (cluster * self.strips + rank), Int32, sem="acquire", scope="gpu")
+            crossed = Int32(0)
+            while crossed == 0:
+                crossed = cute.arch.load(x.crossed + (cluster * self.strips + rank), Int32, sem="acquire", scope="gpu")
         team.sync()                                                            # all may read
-        flat, own = cute.coalesce(S), self.own(x, cluster, rank)
+        flat, place = cute.coalesce(S), self.place(x, cluster, rank)
         for i in cutlass.range_constexpr(0, cute.size(flat), 4):
-            there = load(own + 128 * i, 4)
+            values = load(place + 128 * i, 4)
             for j in cutlass.range_constexpr(4):
-                flat[i + j] = there[j]
+                flat[i + j] = values[j]

@@ -76,9 +76,9 @@ class State:
     @cute.jit
     def load_v(self, rows_of_v, zero=False):
         """v^T of the warp's columns as it lies in an operand, in words of two."""
-        at, words = rows_of_v + own_matrices(), [Uint32(0)] * 8
+        source, words = rows_of_v + own_matrices(), [Uint32(0)] * 8
         if not zero:
-            words = [*load_matrices(at, transposed=True), *load_matrices(at + 16 * PITCH_V, transposed=True)]
+            words = [*load_matrices(source, transposed=True), *load_matrices(source + 16 * PITCH_V, transposed=True)]
         return words
 
     @cute.jit
@@ -91,12 +91,12 @@ class State:
         warpgroup.wait_group(0)
         # v_new^T = (v^T - P) @ TB^T
         left = cute.make_rmem_tensor(mma.make_fragment_A(mma.partition_shape_A((COLUMNS, C))).shape, BFloat16)
-        own, PO_flat, left_flat = cute.make_rmem_tensor(8, Uint32), cute.coalesce(PO), cute.coalesce(left)
+        v, PO_flat, left_flat = cute.make_rmem_tensor(8, Uint32), cute.coalesce(PO), cute.coalesce(left)
         for w in cutlass.range_constexpr(8):
-            own[w] = words_of_v[w]
-        own = floats(cute.recast_tensor(own, BFloat16))
+            v[w] = words_of_v[w]
+        v = floats(cute.recast_tensor(v, BFloat16))
         for e in cutlass.range_constexpr(16):
-            left_flat[e] = (own[e] - PO_flat[e]).to(BFloat16)
+            left_flat[e] = (v[e] - PO_flat[e]).to(BFloat16)
         v_new = accumulator(mma, (COLUMNS, C))
         multiply(mma_V, v_new, left, narrow_standing_view(tile + self.tile.TB.offset), accumulate=False)
         warpgroup.commit_group()
@@ -140,9 +140,9 @@ class State:
     @cute.jit
     def put_rows(self, rows, operand):
         """32 rows of 64 columns, out of an operand that has them transposed."""
-        words, at = cute.recast_tensor(operand, Uint32), rows + own_matrices()
-        store_matrices(at, [words[w] for w in range(4)], transposed=True)
-        store_matrices(at + 16 * PITCH_V, [words[w] for w in range(4, 8)], transposed=True)
+        words, place = cute.recast_tensor(operand, Uint32), rows + own_matrices()
+        store_matrices(place, [words[w] for w in range(4)], transposed=True)
+        store_matrices(place + 16 * PITCH_V, [words[w] for w in range(4, 8)], transposed=True)
 
     @cute.jit
     def put_state(self, image, operand):
@@ -151,15 +151,15 @@ class State:
         if cute.arch.thread_idx()[0] == 0:
             cute.arch.cp_async_bulk_wait_group(0, read=True)
         CHAIN.sync()
-        own = own_column(KEPT_COLUMNS * cute.arch.warp_idx())
+        lane_column = own_column(KEPT_COLUMNS * cute.arch.warp_idx())
         for half in cutlass.range_constexpr(self.c.K // 64):
-            self.put_columns(image + half * (COLUMNS * 64), own, operand, half)
+            self.put_columns(image + half * (COLUMNS * 64), lane_column, operand, half)
         cute.arch.fence_proxy("async.shared", space="cta")
 
     @cute.jit
-    def put_columns(self, rows, own, operand, half: cutlass.Constexpr):
+    def put_columns(self, rows, lane_column, operand, half: cutlass.Constexpr):
         """A warp's columns of the state, 64 channels of each, to where a column has a row of 128 bytes."""
-        words, (row, piece) = cute.recast_tensor(cute.coalesce(operand), Uint32), own
+        words, (row, piece) = cute.recast_tensor(cute.coalesce(operand), Uint32), lane_column
         for block in cutlass.range_constexpr(0, 8, 2):
             to = rows + (row * 64 + ((block | piece) ^ row & 7) * 8)
             store_matrices(to, [words[2 * (8 * half + block) + w] for w in range(4)])
@@ -178,13 +178,13 @@ class State:
         """The strip of the state, as it is multiplied, to its place among V columns in memory, by each warp alone: a
         column has 128 bytes for every 64 channels, swizzled as bwd/grads reads them (configs.state_image)."""
         lane, warp = cute.arch.lane_idx(), cute.arch.make_warp_uniform(cute.arch.warp_idx())
-        own = own_column(0)
+        lane_column = own_column(0)
         rows = own_rows + warp * (KEPT_COLUMNS * 64)
         to = x + ((strip * COLUMNS + warp * KEPT_COLUMNS) * 64 + lane * 8)
         for half in cutlass.range_constexpr(self.c.K // 64):
             if cutlass.const_expr(half > 0):
                 cute.arch.sync_warp()                                          # those before were read
-            self.put_columns(rows, own, operand, half)
+            self.put_columns(rows, lane_column, operand, half)
             cute.arch.sync_warp()                                              # 16 columns are there
             for i in cutlass.range_constexpr(KEPT_COLUMNS * 64 // (32 * 8)):
                 copy_16_bytes(rows + (lane * 8 + i * 256), to + (half * self.c.V * 64 + i * 256))
@@ -198,23 +198,23 @@ class State:
         return OwnPlace(row, first_v + column, row * PITCH_V + column)
 
     @cute.jit
-    def store_o(self, o, rows_of_o, own, i, HV, tokens=None):
+    def store_o(self, o, rows_of_o, thread_place, i, HV, tokens=None):
         """Rows of o of chunk i out of one of two places in shared memory."""
-        self.store_own(o, rows_of_o + (i & 1) * (C * PITCH_V), own, i, HV, tokens)
+        self.store_own(o, rows_of_o + (i & 1) * (C * PITCH_V), thread_place, i, HV, tokens)
 
     @cute.jit
-    def store_own(self, o, rows, own, i, HV, tokens=None):
+    def store_own(self, o, rows, thread_place, i, HV, tokens=None):
         """Rows of o or r of chunk i out of shared memory, as whole lines; all of them, or so many."""
-        source = rows + own.within
+        source = rows + thread_place.within
         if cutlass.const_expr(tokens is None):
             found = [load(source + 16 * j * PITCH_V, 8) for j in range(2)]     # both, before one is stored
             for j in cutlass.range_constexpr(2):
-                to = in_global(self.row(o, own.element, i * C + 16 * j + own.row, HV), BFloat16)
+                to = in_global(self.row(o, thread_place.element, i * C + 16 * j + thread_place.row, HV), BFloat16)
                 cute.autovec_copy(found[j], neighbours(to, 8))
         else:
             for j in cutlass.range_constexpr(2):
-                if 16 * j + own.row < tokens:
-                    to = self.row(o, own.element, i * C + 16 * j + own.row, HV)
+                if 16 * j + thread_place.row < tokens:
+                    to = self.row(o, thread_place.element, i * C + 16 * j + thread_place.row, HV)
                     copy_16_bytes(source + 16 * j * PITCH_V, in_global(to, BFloat16))
 
     @cute.jit
@@ -235,10 +235,10 @@ class State:
                 copy_16_bytes(rows + (row * PITCH_V + column), in_global(to, BFloat16))
 
     @cute.jit
-    def row(self, x, own, token, HV, columns: cutlass.Constexpr = None):
-        """The address in v or o, or in rows of other columns, `token` rows below element `own`."""
+    def row(self, x, element, token, HV, columns: cutlass.Constexpr = None):
+        """The address in v or o, or in rows of other columns, `token` rows below `element`."""
         columns = self.c.V if cutlass.const_expr(columns is None) else columns
-        return fast.row(x.toint() + own * 2, token, HV * Int32(2 * columns))
+        return fast.row(x.toint() + element * 2, token, HV * Int32(2 * columns))
 
     @cute.jit
     def place_in_state(self, i: cutlass.Constexpr, strip):
@@ -250,17 +250,17 @@ class State:
     def load(self, x, number, strip, columns: cutlass.Constexpr, transposed: cutlass.Constexpr, S):
         """S from a strip of one of many matrices (K, columns) in memory."""
         flat = cute.coalesce(S)
-        own = self.own_elements(x, number, strip, columns, transposed)
+        base = self.own_elements(x, number, strip, columns, transposed)
         for i in range(cute.size(flat)):
-            flat[i] = load_one(own + self.to_element(i, columns, transposed)).to(Float32)
+            flat[i] = load_one(base + self.to_element(i, columns, transposed)).to(Float32)
 
     @cute.jit
     def store(self, x, number, strip, columns: cutlass.Constexpr, transposed: cutlass.Constexpr, S):
         """The reverse of `load`."""
         flat = cute.coalesce(S)
-        own = self.own_elements(x, number, strip, columns, transposed)
+        base = self.own_elements(x, number, strip, columns, transposed)
         for i in range(cute.size(flat)):
-            store(own + self.to_element(i, columns, transposed), [flat[i]])
+            store(base + self.to_element(i, columns, transposed), [flat[i]])
 
     def strides(self, columns: int, transposed: bool):
         """Elements from channel to channel, and from column to column."""

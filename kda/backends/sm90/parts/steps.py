@@ -118,36 +118,36 @@ class Steps:
     def make_KT(self, tile):
         """KT over kg, the warp's channels; returns them unrounded."""
         KG, TB = field_at(tile, self.tile.KG), field_at(tile, self.tile.TB)
-        first, made = self.channels * self.team.warp(), []
+        first, KT = self.channels * self.team.warp(), []
         T = {(m, step): load_matrices(TB + self.narrow_place(ROWS * m, ROWS * step))
              for m, step in ((0, 0), (0, 1), (1, 1))}
-        own = [load_matrices(KG + self.wide_place(ROWS * step, first, C), transposed=True) for step in range(2)]
+        kg = [load_matrices(KG + self.wide_place(ROWS * step, first, C), transposed=True) for step in range(2)]
         for m in cutlass.range_constexpr(2):
             found = []
             for n in cutlass.range_constexpr(2):
                 acc = [Float32(0.0)] * 4
                 for step in cutlass.range_constexpr(m, 2):                     # TB^T has zeros below its diagonal
-                    acc = mma_bf16(acc, T[m, step], own[step][2 * n : 2 * n + 2])
+                    acc = mma_bf16(acc, T[m, step], kg[step][2 * n : 2 * n + 2])
                 found.append(acc)
-            made.append(found)
+            KT.append(found)
         for m in cutlass.range_constexpr(2):
-            store_matrices(KG + self.wide_place(ROWS * m, first, C), words_of_two(made[m]))
-        return made
+            store_matrices(KG + self.wide_place(ROWS * m, first, C), words_of_two(KT[m]))
+        return KT
 
     @cute.jit
     def make_A2(self, tile, m):
         """16 rows of A2, as words."""
         A_qk, TB = field_at(tile, self.tile.A_qk), field_at(tile, self.tile.TB)
-        own = [load_matrices(A_qk + self.narrow_place(ROWS * m, ROWS * step)) for step in range(2)]
-        made = []
+        rows_of_A = [load_matrices(A_qk + self.narrow_place(ROWS * m, ROWS * step)) for step in range(2)]
+        words = []
         for half in cutlass.range_constexpr(2):
             found = [[Float32(0.0)] * 4, [Float32(0.0)] * 4]
             for step in cutlass.range_constexpr(half, 2):                      # TB has zeros above its diagonal
                 of_TB = load_matrices(TB + self.place_of_columns(ROWS * half, ROWS * step))
                 for n in cutlass.range_constexpr(2):
-                    found[n] = mma_bf16(found[n], own[step], of_TB[2 * n : 2 * n + 2])
-            made += words_of_two(found)
-        return made
+                    found[n] = mma_bf16(found[n], rows_of_A[step], of_TB[2 * n : 2 * n + 2])
+            words += words_of_two(found)
+        return words
 
     @cute.jit
     def place_of_columns(self, row, column):
@@ -179,7 +179,7 @@ class Steps:
         KG, lane, warp = self.tile.KG, cute.arch.lane_idx(), self.team.warp()
         first = self.channels * warp
         lam_b = self.decays(b, warp)
-        own = [load_matrices(field_at(b, KG) + self.wide_place(ROWS * step, first, C), transposed=True)
+        KT_b = [load_matrices(field_at(b, KG) + self.wide_place(ROWS * step, first, C), transposed=True)
                for step in range(2)]
         for m in cutlass.range_constexpr(2):
             found = [[Float32(0.0)] * 4, [Float32(0.0)] * 4]
@@ -187,7 +187,7 @@ class Steps:
                 row, column = ROWS * step + (lane >> 4) * 8 + (lane & 7), ROWS * m + (lane >> 3 & 1) * 8
                 of_G = load_matrices(G + swizzle_64B(row, column) // 2, transposed=True)
                 for n in cutlass.range_constexpr(2):
-                    found[n] = mma_bf16(found[n], of_G, own[step][2 * n : 2 * n + 2])
+                    found[n] = mma_bf16(found[n], of_G, KT_b[step][2 * n : 2 * n + 2])
             left = [[of_a[m][n][e] * lam_b[2 * n + e % 2] - found[n][e] for e in range(4)] for n in range(2)]
             store_matrices(field_at(a, KG) + self.wide_place(ROWS * m, first, C), words_of_two(left))
 
@@ -199,18 +199,18 @@ class Steps:
         for side in cutlass.range_constexpr(2):
             if half == side:
                 for block in cutlass.range_constexpr(side * blocks // 2, (side + 1) * blocks // 2):
-                    lam, scaled, own = self.decays(a, block), [], self.wide_place(ROWS * rows, ROWS * block, 2 * C)
-                    words = load_matrices(KQ_b + own)
+                    lam, scaled, place_b = self.decays(a, block), [], self.wide_place(ROWS * rows, ROWS * block, 2 * C)
+                    words = load_matrices(KQ_b + place_b)
                     for w in cutlass.range_constexpr(4):
                         pair = [x.bitcast(Float32) for x in both_halves(words[w])]
                         scaled += words_of([pair[e] * lam[w // 2 * 2 + e] for e in range(2)])
                     if rows < 2:
                         place = self.wide_place(C + ROWS * rows, ROWS * block, 2 * C)
                         of_q = load_matrices(KQ_a + place)
-                        store_matrices(KQ_b + own, of_q)
+                        store_matrices(KQ_b + place_b, of_q)
                         store_matrices(KQ_a + place, scaled)
                     else:
-                        store_matrices(KQ_b + own, scaled)
+                        store_matrices(KQ_b + place_b, scaled)
 
     @cute.jit
     def finish_A2(self, a, b, G, found, m, half):
@@ -218,11 +218,11 @@ class Steps:
         lane, A2 = cute.arch.lane_idx(), field_at(b, self.tile.A_qk)
         left = [[Float32(0.0)] * 4, [Float32(0.0)] * 4]
         for step in cutlass.range_constexpr(2):
-            own = load_matrices(A2 + self.narrow_place(ROWS * m, ROWS * step))
+            A2_words = load_matrices(A2 + self.narrow_place(ROWS * m, ROWS * step))
             row, column = ROWS * step + (lane & 15), ROWS * half + (lane >> 4) * 8
             of_G = load_matrices(G + swizzle_64B(row, column) // 2, transposed=True)
             for n in cutlass.range_constexpr(2):
-                left[n] = mma_bf16(left[n], own, of_G[2 * n : 2 * n + 2])
+                left[n] = mma_bf16(left[n], A2_words, of_G[2 * n : 2 * n + 2])
         left = [[found[n][e] - left[n][e] for e in range(4)] for n in range(2)]
         store_matrices(field_at(a, self.tile.A_qk) + self.narrow_place(ROWS * m, ROWS * half), words_of_two(left))
 
@@ -230,10 +230,10 @@ class Steps:
     def multiply_decays(self, a, b):
         """lam_a lam_b over lam_a, by one warp, when all have read it."""
         to, of_b = field_at(a, self.tile.decay), field_at(b, self.tile.decay)
-        at = 4 * cute.arch.lane_idx()
-        if at < self.K:
-            first, second = load(to + at, 4), load(of_b + at, 4)
-            store(to + at, [first[e] * second[e] for e in range(4)])
+        channel = 4 * cute.arch.lane_idx()
+        if channel < self.K:
+            first, second = load(to + channel, 4), load(of_b + channel, 4)
+            store(to + channel, [first[e] * second[e] for e in range(4)])
 
 
 @cute.jit
@@ -285,12 +285,12 @@ class StepState(State):
         P = cute.coalesce(P)
         for i in cutlass.range_constexpr(2):
             words = self.load_v(rows_of_v + i * (C * PITCH_V))
-            own, flat = cute.make_rmem_tensor(8, Uint32), cute.coalesce(X[i])
+            v, flat = cute.make_rmem_tensor(8, Uint32), cute.coalesce(X[i])
             for w in cutlass.range_constexpr(8):
-                own[w] = words[w]
-            own = floats(cute.recast_tensor(own, BFloat16))
+                v[w] = words[w]
+            v = floats(cute.recast_tensor(v, BFloat16))
             for e in cutlass.range_constexpr(16):
-                flat[e] = (own[e] - P[16 * i + e]).to(BFloat16)
+                flat[e] = (v[e] - P[16 * i + e]).to(BFloat16)
 
     @cute.jit
     def round(self, operand, S):
@@ -307,5 +307,5 @@ class StepState(State):
         """o of both chunks in shared memory."""
         words = cute.recast_tensor(cute.coalesce(rounded(register_mma(C, OperandMajorMode.K), O, 2 * C)), Uint32)
         for i in cutlass.range_constexpr(2 * C // ROWS):
-            at = rows_of_o + (own_matrices() + i * (ROWS * PITCH_V))
-            store_matrices(at, [words[4 * i + w] for w in range(4)], transposed=True)
+            place = rows_of_o + (own_matrices() + i * (ROWS * PITCH_V))
+            store_matrices(place, [words[4 * i + w] for w in range(4)], transposed=True)

@@ -5,7 +5,7 @@ while the next product is computed.  A cluster of four has warps without another
 `full` counts beside the tile, and STORE takes o away, so that CHAIN's four warps never wait for each other.
 
   mbarrier               arrivals                         says
-  made, of two           4, a lane of each warp of CHAIN  o (and r) of a chunk is in shared memory
+  written, of two        4, a lane of each warp of CHAIN  o (and r) of a chunk is in shared memory
   taken, of two          1, of STORE                      it was read
   stored, of each stage  1, of STORE                      r was read, where r is kept
 
@@ -41,32 +41,32 @@ class Own:
     @cute.jit
     def begin(self, x, s, first_v, tokens, walked):
         """Begin a piece of a walk and return the place of what this thread moves."""
-        own = self.state.own_place(first_v)
+        thread_place = self.state.own_place(first_v)
         for i in cutlass.range_constexpr(RING - 1):
-            self.request(x, s, own, Int32(i), tokens, walked)
+            self.request(x, s, thread_place, Int32(i), tokens, walked)
         self.wait_for_rows(RING - 2)
-        return own
+        return thread_place
 
     @cute.jit
-    def beside_product(self, x, s, own, ring, i, tokens, walked):
+    def beside_product(self, x, s, thread_place, ring, i, tokens, walked):
         if cutlass.const_expr(self.c.has_r):                                   # where r was, this thread's pieces
             self.wait_for_rows(RING - 3)
             if i > 0:
-                self.store(x, s, own, i - 1, walked)
-            self.request(x, s, own, i + RING - 1, tokens, walked)
+                self.store(x, s, thread_place, i - 1, walked)
+            self.request(x, s, thread_place, i + RING - 1, tokens, walked)
         else:
-            self.request(x, s, own, i + RING - 1, tokens, walked)              # where all have read chunk i - 1
+            self.request(x, s, thread_place, i + RING - 1, tokens, walked)     # where all have read chunk i - 1
             self.wait_for_rows(RING - 2)
             if i > 0:
-                self.store(x, s, own, i - 1, walked)
+                self.store(x, s, thread_place, i - 1, walked)
 
     @cute.jit
-    def store(self, x, s, own, i, walked, tokens=None):
+    def store(self, x, s, thread_place, i, walked, tokens=None):
         """Store o and r of a chunk."""
         if cutlass.const_expr(self.c.has_o):
-            self.state.store_o(x.o, s.o, own, i, x.HV, tokens)
+            self.state.store_o(x.o, s.o, thread_place, i, x.HV, tokens)
         if cutlass.const_expr(self.c.has_r):
-            self.state.store_own(x.r, s.v + (walked + i & RING - 1) * (C * PITCH_V), own, i, x.HV, tokens)
+            self.state.store_own(x.r, s.v + (walked + i & RING - 1) * (C * PITCH_V), thread_place, i, x.HV, tokens)
 
     @cute.jit
     def place_of_o(self, s, i, walked):
@@ -77,19 +77,19 @@ class Own:
         """Do nothing: the threads that store o meet CHAIN's others before."""
 
     @cute.jit
-    def end(self, x, s, own, steps, tokens, walked):
+    def end(self, x, s, thread_place, steps, tokens, walked):
         if steps > 0:
             CHAIN.sync()                                                       # o of the last chunk is there
-            self.store(x, s, own, steps - 1, walked, tokens - (steps - 1) * C)
+            self.store(x, s, thread_place, steps - 1, walked, tokens - (steps - 1) * C)
 
     @cute.jit
-    def request(self, x, s, own, i, tokens, walked):
+    def request(self, x, s, thread_place, i, tokens, walked):
         """Requests rows of v of chunk i, if there is one: one group of copies either way."""
         if i * C < tokens:
-            stage = s.v + ((walked + i & RING - 1) * (C * PITCH_V) + own.within)
+            stage = s.v + ((walked + i & RING - 1) * (C * PITCH_V) + thread_place.within)
             for j in cutlass.range_constexpr(2):
-                token = cutlass.min(i * C + 16 * j + own.row, tokens - 1)      # past the end: it counts for nothing
-                copy_16_bytes_later(self.state.row(x.v, own.element, token, x.HV), stage + 16 * j * PITCH_V)
+                token = cutlass.min(i * C + 16 * j + thread_place.row, tokens - 1)  # past the end: it has no weight
+                copy_16_bytes_later(self.state.row(x.v, thread_place.element, token, x.HV), stage + 16 * j * PITCH_V)
         cute.arch.cp_async_commit_group()
 
     @cute.jit
@@ -113,7 +113,7 @@ class Helped:
         """LOAD has begun."""
 
     @cute.jit
-    def beside_product(self, x, s, own, ring, i, tokens, walked):
+    def beside_product(self, x, s, thread_place, ring, i, tokens, walked):
         c = walked + i
         cute.arch.mbarrier_wait(ring.taken + stage_of(c, OUTPUTS), phase_of(c, OUTPUTS) ^ 1)
 
@@ -125,9 +125,9 @@ class Helped:
     def o_is_there(self, ring, c):
         cute.arch.sync_warp()
         with cute.arch.elect_one():
-            cute.arch.mbarrier_arrive(ring.made + stage_of(c, OUTPUTS))
+            cute.arch.mbarrier_arrive(ring.written + stage_of(c, OUTPUTS))
 
-    def end(self, x, s, own, steps, tokens, walked):
+    def end(self, x, s, thread_place, steps, tokens, walked):
         """STORE goes on."""
 
     @cute.jit
@@ -136,13 +136,13 @@ class Helped:
         if cutlass.const_expr(not self.wrapped):
             move(x, s, ring, (begin * x.HV + head) * self.c.V + rank * COLUMNS, tokens, 0)
         else:
-            at, left = self.share.first(s.share)
+            slot, left = self.share.first(s.share)
             walked, n, looked_up = Int32(0), Int32(0), Boolean(True)
             while left > 0:
-                head, n, begin, tokens, _, _, _ = self.share.piece(x, s.share, at, looked_up, head, n)
+                head, n, begin, tokens, _, _, _ = self.share.piece(x, s.share, slot, looked_up, head, n)
                 move(x, s, ring, (begin * x.HV + head) * self.c.V + rank * COLUMNS, tokens, walked)
                 chunks = chunks_of(tokens)
-                at, looked_up = self.share.after(s.share, at, chunks)
+                slot, looked_up = self.share.after(s.share, slot, chunks)
                 left, walked = left - chunks, walked + chunks
 
     @cute.jit
@@ -160,7 +160,7 @@ class Helped:
         for i in cutlass.range(chunks_of(tokens), unroll=1):
             c = walked + i
             place = stage_of(c, OUTPUTS)
-            cute.arch.mbarrier_wait(ring.made + place, phase_of(c, OUTPUTS))
+            cute.arch.mbarrier_wait(ring.written + place, phase_of(c, OUTPUTS))
             stage = stage_of(c, RING)
             if cutlass.const_expr(self.c.has_o):
                 self.state.store_rows(x.o, s.o + place * (C * PITCH_V), first_v, i * C, tokens, x.HV)

@@ -36,23 +36,23 @@ class Gate:
         return rate, bias
 
     @cute.jit
-    def logits(self, x, own, at, channel, b: cutlass.Constexpr):
+    def logits(self, x, rows, place, channel, b: cutlass.Constexpr):
         """Return the logits of step b, in the order of `at_element`."""
         if cutlass.const_expr(self.c.wide_g):
-            _, head, begin, tokens = at
+            _, head, begin, tokens = place
             first, found = self.first_row(x.g, x, begin, head, channel), [None] * 8
             for t in cutlass.range_constexpr(EACH):
                 row = fast.row(first, last_token(self.token(b, t), tokens), x.HV * Int32(4 * self.c.K))
                 for r in cutlass.range_constexpr(HALVES):
                     found[at_element(0, r, t)] = load_one(in_global(row + 32 * r, Float32))
             return found
-        return raw(own, b)
+        return raw(rows, b)
 
     @cute.jit
-    def put(self, x, own, at, channel, b: cutlass.Constexpr, dg):
+    def put(self, x, rows, place, channel, b: cutlass.Constexpr, dg):
         """The reverse."""
         if cutlass.const_expr(self.c.wide_g):
-            _, head, begin, tokens = at
+            _, head, begin, tokens = place
             first = self.first_row(x.dg, x, begin, head, channel)
             for t in cutlass.range_constexpr(EACH):
                 if self.token(b, t) < tokens:
@@ -60,7 +60,7 @@ class Gate:
                     for r in cutlass.range_constexpr(HALVES):
                         store(in_global(row + 32 * r, Float32), [dg[at_element(0, r, t)]])
         else:
-            store_matrices(own + b * (STEP * 64), words_of(dg), transposed=True)
+            store_matrices(rows + b * (STEP * 64), words_of(dg), transposed=True)
 
     @cute.jit
     def first_row(self, rows, x, begin, head, channel):

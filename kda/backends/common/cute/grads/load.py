@@ -65,14 +65,14 @@ class Loader:
             self.store_results(x, s, place_of_item(self.c, x, first + (i - 1) * step), i - 1)
 
     @cute.jit
-    def load_rows(self, x, s, at, i):
-        self.ask_for_rows(x, s, at, i)
+    def load_rows(self, x, s, place, i):
+        self.ask_for_rows(x, s, place, i)
         cute.arch.cp_async_wait_group(0)
-        self.make_factors(x, s, at, i)
+        self.make_factors(x, s, place, i)
 
     @cute.jit
-    def load_values(self, x, s, at):
-        chunk, head, begin, tokens = at
+    def load_values(self, x, s, place):
+        chunk, head, begin, tokens = place
         K, V, begin = self.c.K, self.c.V, self.loaded(x, begin)
         for source, to, name in ((x.do, s.do, "do"), (x.dv, s.dv, "dv"), (x.r, s.r, "r")):
             rows = self.c.rows_of_values[name]
@@ -112,16 +112,16 @@ class Loader:
         return (piece >> 3) * (rows * 64) + row * 64 + (piece & 7 ^ row & 7) * 8
 
     @cute.jit
-    def ask_for_rows(self, x, s, at, i):
-        _, head, begin, tokens = at
+    def ask_for_rows(self, x, s, place, i):
+        _, head, begin, tokens = place
         K, begin = self.c.K, self.loaded(x, begin)
         of_q = head // (x.HV // x.H) if cutlass.const_expr(self.c.grouped) else head
         rows = self.rows_at(s, i)
-        for source, heads, own, field in (
+        for source, heads, source_head, field in (
             (x.q, x.H, of_q, "q"), (x.k, x.H, of_q, "k"), (x.g, x.HV, head, "g"),
         ):
             if cutlass.const_expr(field in self.c.rows.fields):
-                self.load_tokens(source, (begin * heads + own) * K, heads * K, tokens, self.field(rows, field))
+                self.load_tokens(source, (begin * heads + source_head) * K, heads * K, tokens, self.field(rows, field))
         # redundant: except for the first item and for q; everything MATH reads also arrives with the values
         cute.arch.cp_async_commit_group()
 
@@ -134,10 +134,10 @@ class Loader:
         return tile_at(cute.recast_ptr(rows, dtype=BFloat16), getattr(self.c.rows, name).offset // 2)
 
     @cute.jit
-    def make_factors(self, x, s, at, i):
+    def make_factors(self, x, s, place, i):
         """1 / |q|, 1 / |k| and b of each token, 0 where there is none; the rows were waited for.  MATH may want to know
         where the item lies."""
-        _, head, begin, tokens = at
+        _, head, begin, tokens = place
         thread, token = self.thread(), self.thread() & TOKENS - 1
         real = token < tokens
         of_tokens = s.of_tokens + (i & 1) * (TOKEN_FACTORS * TOKENS)
@@ -161,13 +161,13 @@ class Loader:
         of_tokens[thread] = factor if real else Float32(0.0)
         if cutlass.const_expr(self.c.places_shared):
             if thread == 0:
-                store(s.places + (i & 1) * PLACE, [Int64(y) for y in at])
+                store(s.places + (i & 1) * PLACE, [Int64(y) for y in place])
         cute.arch.mbarrier_arrive(s.rows_full + (i & 1))
 
     @cute.jit
-    def store_results(self, x, s, at, i):
+    def store_results(self, x, s, place, i):
         """dq, dk and dg of an item, out of the place of its rows."""
-        _, head, begin, tokens = at
+        _, head, begin, tokens = place
         cute.arch.mbarrier_wait(s.rows_done + (i & 1), i >> 1 & 1)
         rows, thread = self.rows_at(s, i), self.thread()
         for to, field in ((x.dq, "q"), (x.dk, "k"), (x.dg, "g")):
@@ -182,9 +182,9 @@ class Loader:
     @cute.jit
     def row_of(self, to, begin, head, row, HV):
         """A thread's piece of a row of a result."""
-        own = to + (begin * HV + head) * self.c.K + (self.thread() & self.pieces - 1) * 8
+        address = to + (begin * HV + head) * self.c.K + (self.thread() & self.pieces - 1) * 8
         size = to.dtype.width // 8
-        return in_global(fast.row(own.toint(), row, HV * Int32(size * self.c.K)), to.dtype)
+        return in_global(fast.row(address.toint(), row, HV * Int32(size * self.c.K)), to.dtype)
 
     @cute.jit
     def clear(self, x, begin, tokens, head):

@@ -46,9 +46,9 @@ class Rows:
         """Before steps of an item: where an arch forgets which thread this is, it asks again."""
 
     @cute.jit
-    def ask_again(self, x, s, i, at, channel, rate, bias):
+    def ask_again(self, x, s, i, place, channel, rate, bias):
         """What is known of the item and of the lane's channels, before the last steps."""
-        return at, channel, rate, bias
+        return place, channel, rate, bias
 
     @cute.jit
     def put_aside(self, xs):
@@ -101,8 +101,8 @@ class Rows:
         first = [Float32(0.0)] * 4
         second = [Float32(0.0)] * 4
         for step in cutlass.range_constexpr(self.c.V // 16):
-            here = self.own_rows_of_state(step)
-            a, b = [load_matrices(state + here, transposed=self.states_stand) for state in (s.h, s.dh)]
+            offset = self.own_rows_of_state(step)
+            a, b = [load_matrices(state + offset, transposed=self.states_stand) for state in (s.h, s.dh)]
             first = mma_bf16(first, a, [b[0], b[2]])
             second = mma_bf16(second, a, [b[1], b[3]])
         odd = lane & 4 != 0
@@ -111,7 +111,7 @@ class Rows:
 
     @cute.jit
     def finish(
-        self, x, s, at, i, channel, rows, of_tokens, rate, bias, xs, through, up1, up2, down, Qu, Ku, Kd
+        self, x, s, place, i, channel, rows, of_tokens, rate, bias, xs, through, up1, up2, down, Qu, Ku, Kd
     ):
         """From accumulators to results, in the place of the item's rows."""
         self.warps.sync()                                                      # G was read
@@ -119,9 +119,9 @@ class Rows:
         gains = self.gains_and_sums(x, s, of_tokens, xs, up1, up2, down, Qu, Ku, Kd)
         self.warps.sync()                                                      # partial sums are there
         self.refresh(s)
-        at, channel, rate, bias = self.ask_again(x, s, i, at, channel, rate, bias)
-        self.project(x, s, i, *at[1:])
-        self.store_dg(x, at, rows[-1], gains, rate, bias, through, channel)
+        place, channel, rate, bias = self.ask_again(x, s, i, place, channel, rate, bias)
+        self.project(x, s, i, *place[1:])
+        self.store_dg(x, place, rows[-1], gains, rate, bias, through, channel)
         self.warps.sync()                                                      # projections are there
         self.refresh(s)
         self.store_dq_dk(x, s, rows, of_tokens, xs, up1, up2, down)
@@ -145,8 +145,8 @@ class Rows:
             for r in cutlass.range_constexpr(HALVES):
                 found = Float32(0.0)
                 for b in cutlass.range_constexpr(STEPS):
-                    own = flat[8 * b + 6 * r + 1] if odd else flat[8 * b + 6 * r]
-                    found = own if part == b else found
+                    diagonal = flat[8 * b + 6 * r + 1] if odd else flat[8 * b + 6 * r]
+                    found = diagonal if part == b else found
                 if (lane & 3) == lane >> 3:
                     s.through_b[tokens[r]] = found
         last = [token - n - 4 * (lane & 3) for token in tokens]            # G2 is strict
@@ -160,17 +160,17 @@ class Rows:
             store_matrices(to + ((2 * b) ^ (lane >> 4) ^ (lane & 7)) * 8, words_of(causal))
 
     @cute.jit
-    def operands(self, x, at, rows, channel, of_tokens, rate, bias, Qu, Ku, Kd):
+    def operands(self, x, place, rows, channel, of_tokens, rate, bias, Qu, Ku, Kd):
         """Fills Qu, Ku and Kd; returns x, and factors from middle to middle of both halves: 2^a_0, 2^(a_(b+1) - a_b),
         .. , and from the last one to 2^gc_last."""
-        left = at[3] - EACH * (self.lane() & 3)
+        left = place[3] - EACH * (self.lane() & 3)
         words = [cute.recast_tensor(cute.coalesce(operand), Uint32) for operand in (Qu, Ku, Kd)]
         xs, middle, total = [None] * 32, [[], []], [[], []]
         for b in cutlass.range_constexpr(STEPS):
-            q, k = [raw(own, b) for own in rows[:2]]
-            g = self.gate.logits(x, rows[-1], at, channel, b)
+            q, k = [raw(of_tensor, b) for of_tensor in rows[:2]]
+            g = self.gate.logits(x, rows[-1], place, channel, b)
             of_q, of_k, of_b = self.factors(x, of_tokens, b)
-            made = [[None] * 8 for _ in words]
+            products = [[None] * 8 for _ in words]
             for r in cutlass.range_constexpr(HALVES):
                 sums = []
                 for t in cutlass.range_constexpr(EACH):
@@ -186,9 +186,9 @@ class Rows:
                     up, down = fast.exp2(from_middle), fast.exp2(-from_middle)
                     kn = k[j] * of_k[t]
                     xs[8 * b + j] = from_middle
-                    made[0][j], made[1][j], made[2][j] = q[j] * of_q[t] * up, kn * -up, kn * down * of_b[t]
+                    products[0][j], products[1][j], products[2][j] = q[j] * of_q[t] * up, kn * -up, kn * down * of_b[t]
             for n in cutlass.range_constexpr(3):
-                packed = words_of(made[n])
+                packed = words_of(products[n])
                 compute_words_now(packed)
                 for w in cutlass.range_constexpr(4):
                     words[n][4 * b + w] = packed[w]
@@ -202,20 +202,20 @@ class Rows:
         return xs, ratio
 
     @cute.jit
-    def place_in_block(self, own):
+    def place_in_block(self, of_lane):
         """What lies between the middle of its block and a lane's four tokens (negative before it); of each block of the
         step, the sums of its first half, and of all of it."""
         a = self.lane() & 3
-        beside = neighbour(own, 1)
+        beside = neighbour(of_lane, 1)
         if cutlass.const_expr(self.c.block == STEP):
-            half = own + beside
+            half = of_lane + beside
             other = neighbour(half, 2)
             before = beside if a == 3 else Float32(0.0)
-            before = -own if a == 1 else before
+            before = -of_lane if a == 1 else before
             before = -half if a == 0 else before
             return before, [half if a < 2 else other], [half + other]
-        first, whole = own if a & 1 == 0 else beside, own + beside
-        before = -own if a & 1 == 0 else Float32(0.0)
+        first, whole = of_lane if a & 1 == 0 else beside, of_lane + beside
+        before = -of_lane if a & 1 == 0 else Float32(0.0)
         of_first, of_whole = neighbour(first, 2), neighbour(whole, 2)
         halves = [first if a < 2 else of_first, of_first if a < 2 else first]
         return before, halves, [whole if a < 2 else of_whole, of_whole if a < 2 else whole]
@@ -280,8 +280,8 @@ class Rows:
         step = self.operand(STEP)
         words, to = [cute.recast_tensor(cute.coalesce(y), Uint32) for y in (operand, step)]
         for w in cutlass.range_constexpr(4):
-            here = words[4 * (block // 2) + w]
-            to[w] = self.of_lane([here, Uint32(0)] if block % 2 == 0 else [Uint32(0), here])
+            word = words[4 * (block // 2) + w]
+            to[w] = self.of_lane([word, Uint32(0)] if block % 2 == 0 else [Uint32(0), word])
         return step
 
     @cute.jit
@@ -352,15 +352,15 @@ class Rows:
                 total += through_b if of_k else Float32(0.0)
                 s.projected[thread] = total * factor * factor
             if of_k and token < tokens:
-                at = (begin + token) * x.HV + head
+                element = (begin + token) * x.HV + head
                 over_K = self.over_warps(s, self.c.sums.index("b") * TOKENS + token)
                 b_db = Float32(0.5) * (over_K + through_b)
                 if cutlass.const_expr(self.c.beta == "given"):
                     b = s.of_tokens[((i & 1) * TOKEN_FACTORS + B) * TOKENS + token]
                     db = (over_K if b == SMALLEST_B else b_db) * fast.reciprocal(b)
                 else:
-                    db = b_db * fast.sigmoid(-load_one(x.beta + at).to(Float32))
-                store(x.dbeta + at, [db])
+                    db = b_db * fast.sigmoid(-load_one(x.beta + element).to(Float32))
+                store(x.dbeta + element, [db])
 
     @cute.jit
     def over_warps(self, s, place):
@@ -371,15 +371,15 @@ class Rows:
         return total
 
     @cute.jit
-    def store_dg(self, x, at, own, gains, rate, bias, through, channel):
-        chunk, head, _, tokens = at
+    def store_dg(self, x, place, rows, gains, rate, bias, through, channel):
+        chunk, head, _, tokens = place
         a = self.lane() & 3
         left, number = tokens - EACH * a, chunk * x.HV + head
         later, of_A, of_bias = through, [Float32(0.0)] * HALVES, [Float32(0.0)] * HALVES
         to_logit, to_A = self.gate.slopes(x, rate)
         for n in cutlass.range_constexpr(STEPS):
             b = STEPS - 1 - n
-            logits, dg = self.gate.logits(x, own, at, channel, b), [None] * 8
+            logits, dg = self.gate.logits(x, rows, place, channel, b), [None] * 8
             for r in cutlass.range_constexpr(HALVES):
                 sums = [None] * EACH
                 for m in cutlass.range_constexpr(EACH):
@@ -399,11 +399,11 @@ class Rows:
                     of_A[r] = of_A[r] + share
                     of_bias[r] = of_bias[r] + slope
                     dg[j] = slope * to_logit
-            self.gate.put(x, own, at, channel, b, dg)
+            self.gate.put(x, rows, place, channel, b, dg)
         for r in cutlass.range_constexpr(HALVES):
             of_both = (x.of_A_log, of_A[r], to_A, self.c.rate), (x.of_dt_bias, of_bias[r], to_logit, self.c.bias)
-            for to, share, factor, there in of_both:
-                if cutlass.const_expr(there):
+            for to, share, factor, wanted in of_both:
+                if cutlass.const_expr(wanted):
                     share += neighbour(share, 1)
                     share += neighbour(share, 2)
                     if a == 0:
