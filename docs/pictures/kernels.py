@@ -17,7 +17,7 @@ from typing import Any
 from drawing import BLUE, GREEN, INK, ORANGE, PINK, PURPLE, RED, SOFT, box, line, svg, text
 from specs import KERNELS, SMEM_LIMIT, TIMED, TMEM_COLUMNS, Kernel, Timed
 
-from kda.backends.common.cute.fields import Field, Struct
+from kda.backends.common.cute.fields import Struct, StructField
 
 HERE = pathlib.Path(__file__).parent
 OUT = HERE / "kernels"
@@ -165,13 +165,13 @@ class Row:
     deep: int = 0
 
 
-def shape(f: Field) -> str:
+def shape(f: StructField) -> str:
     return f"{' x '.join(map(str, f.shape))} {f.dtype}"
 
 
 def rows_of(struct: Struct, inner: dict[str, Struct], bases: list[int], deep: int, least: int) -> Iterator[Row]:
     """A row for each field; small ones that follow each other share one."""
-    small: list[tuple[str, Field]] = []
+    small: list[tuple[str, StructField]] = []
 
     def together() -> Iterator[Row]:
         if small:

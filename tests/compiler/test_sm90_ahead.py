@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 from kda import dispatch
-from kda.backends.common.arguments import Launched
+from kda.backends.common.arguments import KernelConfig
 from kda.backends.common.cute.configs import TablesConfig
 from kda.backends.common.training_plan import OFFSETS, states_table
 from kda.backends.sm90.capability import BACKWARD
@@ -78,7 +78,7 @@ def wanted(p):
                 backward, T=T, N=N, B=1 if p.packed else N, H=H, HV=H * p.HV // p.H, final_state=final_state
             )
             at = training_plan(call, sms)
-            found |= {recipe(c) for c in vars(at).values() if isinstance(c, Launched)}
+            found |= {recipe(c) for c in vars(at).values() if isinstance(c, KernelConfig)}
     return found
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from kda.backends.common.arguments import MAX_CLUSTER, MAX_SHARED, MAX_THREADS, Arguments, Launched
+from kda.backends.common.arguments import MAX_CLUSTER, MAX_SHARED, MAX_THREADS, Arguments, KernelConfig
 from kda.backends.common.cute.configs import TablesConfig
 from kda.backends.common.launcher import launch_of
 from kda.backends.common.training_plan import configs_in
@@ -35,7 +35,7 @@ def one_of_each(backend):
 
 def widened(config):
     """The configuration for K = V = 192, also inside of it."""
-    parts = {name: widened(part) for name, part in vars(config).items() if isinstance(part, Launched)}
+    parts = {name: widened(part) for name, part in vars(config).items() if isinstance(part, KernelConfig)}
     sizes = {field.name: 192 for field in dataclasses.fields(config) if field.name in ("K", "V")}
     return dataclasses.replace(config, **parts, **sizes)
 
@@ -73,7 +73,7 @@ def test_a_kernel_of_no_cta_is_refused_and_not_left_out():
 
 
 @dataclass(frozen=True)
-class OfNoKernel(Launched):
+class OfNoKernel(KernelConfig):
     threads: int = 32
     shared: int = 0
     cluster: int | tuple[int, int, int] = 1

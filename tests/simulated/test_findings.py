@@ -6,7 +6,7 @@ import pytest
 import torch
 from assembly import kernel
 
-from kda.backends.common.cute.fields import Field, Struct
+from kda.backends.common.cute.fields import Struct, StructField
 from ptxkit.findings import Finding, FindingPlace, folded
 from ptxkit.launches import launch
 from ptxkit.naming import ElementLayout, span
@@ -45,7 +45,7 @@ def test_a_race_in_shared_memory_names_variable_warps_and_what_orders_them():
 def test_a_kernels_configuration_names_warps_and_fields_of_shared_memory():
     config = SimpleNamespace(
         roles={"LOAD": range(1), "MATH": range(1, 2)},
-        struct=Struct(16, full=Field("int64", (2,), 8), tile=Field("float32", (256,), 16)),
+        struct=Struct(16, full=StructField("int64", (2,), 8), tile=StructField("float32", (256,), 16)),
     )
     body = HANDOVER.replace("[%r12]", "[%r12+16]").replace("[%r13]", "[%r13+16]")
     (race,) = [f for f in found(body, block=64, config=config, dynamic=True) if f.kind == "race-write-read"]

@@ -84,7 +84,7 @@ class Arguments:
         return [name for name, argument in cls.declared.items() if not argument.is_tensor]
 
 
-class Launch(NamedTuple):
+class NamedLaunch(NamedTuple):
     """A kernel's launch without its tensors, to be called with them by name.  A missing one is null."""
 
     bound: Bound
@@ -99,7 +99,7 @@ class Launch(NamedTuple):
         self.bound(*map(tensors.get, self.names))
 
 
-class Launched:
+class KernelConfig:
     """What a kernel is built for, and how it is launched: a subclass has `threads`, `shared` bytes and `arguments`."""
 
     arguments: type[Arguments]
@@ -151,7 +151,7 @@ class Launched:
             name = type(self).__name__
             raise BuildError(f"{name}: {reason}. No kernel is built for {self}. Use backend='triton'.")
 
-    def bound(self, kernel: Kernel, grid: tuple[int, int, int], **numbers: float) -> Launch:
+    def bound(self, kernel: Kernel, grid: tuple[int, int, int], **numbers: float) -> NamedLaunch:
         """The launch of a kernel that was built for this, without its tensors."""
         values = [numbers.pop(name) for name in self.arguments.numbers()]
         assert not numbers, f"{type(self).__name__} has no numbers {sorted(numbers)}"
@@ -160,4 +160,4 @@ class Launched:
             config=self,
         )
         names = tuple(self.arguments.tensors())
-        return Launch(bound, names, frozenset(names))
+        return NamedLaunch(bound, names, frozenset(names))

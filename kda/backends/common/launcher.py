@@ -14,7 +14,7 @@ from ptxkit.compile.fetching import fetch_here
 from ptxkit.compile.kernel import Kernel
 from ptxkit.compile.recipes import AnyRecipe
 
-from .arguments import Launch, Launched
+from .arguments import KernelConfig, NamedLaunch
 from .chunks import Chunks
 from .tensors import chunks_of_a_row
 
@@ -52,8 +52,8 @@ def kernels(recipe: Callable[..., AnyRecipe]) -> Callable[..., Kernel]:
 
 
 def launch_of(
-    kernel: Callable[[Launched], Kernel], config: Launched | None, grid: tuple[int, int, int], **numbers: float
-) -> Launch | None:
+    kernel: Callable[[KernelConfig], Kernel], config: KernelConfig | None, grid: tuple[int, int, int], **numbers: float
+) -> NamedLaunch | None:
     """The launch of a kernel; None if there is none, or no CTA of it."""
     if config is None:
         return None

@@ -23,7 +23,7 @@ from ptxkit.compile.code import Place
 from ptxkit.compile.errors import BuildError
 from ptxkit.compile.kernel import Kernel
 
-from .arguments import Launch, Launched
+from .arguments import KernelConfig, NamedLaunch
 from .cute.configs import ROUNDED_TO, RUN, ChunkTable, ComposeConfig, SegmentTable, TablesConfig
 from .cute.tile import BF16, C, swizzle_128B
 from .cute.training import TOKENS
@@ -52,7 +52,7 @@ ROUNDED_IN_BACKWARD = dict.fromkeys(
 )
 
 
-class Tables(NamedTuple):
+class PackedTables(NamedTuple):
     """Tables of chunks, segments and pairs of chunks, on the GPU; None unless sequences are packed."""
 
     chunk: Tensor | None = None
@@ -61,11 +61,11 @@ class Tables(NamedTuple):
     first_segment: Tensor | None = None
 
 
-NO_TABLES = Tables()
+NO_TABLES = PackedTables()
 
 
 class Parts(NamedTuple):
-    """What a backward reads beside the inputs: tensors or Places; in the order of `Kept`."""
+    """What a backward reads beside the inputs: tensors or Places; in the order of `SavedBytes`."""
 
     tiles: Any
     M: Any
@@ -77,29 +77,29 @@ class Parts(NamedTuple):
 NOT_KEPT = {Save.OWN: 0, Save.STATES: 1}
 
 
-class Steps(NamedTuple):
+class TrainingLaunches(NamedTuple):
     """A plan and its launches, to be called with tensors; None if there is nothing to do."""
 
     plan: TrainingPlan
-    tables: Launch | None                    # makes the tables of chunks and of segments
-    states: Launch | None                    # makes the table of pairs of chunks
-    prepare: Launch | None
-    carry: Launch | None
-    compose: Launch | None
-    record: Launch | None
-    again: Launch | None
-    fused: Launch | None                     # instead of prepare and one of these
-    carry_back: Launch | None
-    compose_back: Launch | None
-    walk: Launch | None
-    grads: Launch | None
-    shares: Launch | None
+    tables: NamedLaunch | None               # makes the tables of chunks and of segments
+    states: NamedLaunch | None               # makes the table of pairs of chunks
+    prepare: NamedLaunch | None
+    carry: NamedLaunch | None
+    compose: NamedLaunch | None
+    record: NamedLaunch | None
+    again: NamedLaunch | None
+    fused: NamedLaunch | None                # instead of prepare and one of these
+    carry_back: NamedLaunch | None
+    compose_back: NamedLaunch | None
+    walk: NamedLaunch | None
+    grads: NamedLaunch | None
+    shares: NamedLaunch | None
 
 
 @functools.lru_cache(maxsize=1024)
 def steps(
     backend: TrainingBackend, p: Problem, cc: tuple[int, int], sms: int, offsets: str | None, what: str
-) -> Steps:
+) -> TrainingLaunches:
     """Return the launches of `what`, a key of NOT_LAUNCHED.  `offsets` is the dtype of `cu_seqlens`.  In a backward,
     `p.final_state` says whether final states have gradients."""
     pl = backend.plan(p, sms)
@@ -118,7 +118,7 @@ def steps(
     def composer(config):
         return config and step(config, (config.strips, p.HV, p.N), **compose)
 
-    return Steps(
+    return TrainingLaunches(
         pl,
         step(TablesConfig(offsets) if offsets else None, (runs(C, p), 1, 1), T=p.T, N=p.N, segment=pl.segment,
              every=pl.again.every, chunk_entries=pl.entries, segment_entries=pl.all_segments),
@@ -144,24 +144,24 @@ def with_dht(p: Problem, dht: bool) -> Problem:
     return dataclasses.replace(p, final_state=dht)
 
 
-class MapSteps(NamedTuple):
+class MapLaunches(NamedTuple):
     plan: MapPlan
-    prepare: Launch | None
-    carry: Launch | None
-    compose: Launch | None
-    compose_M: Launch | None
+    prepare: NamedLaunch | None
+    carry: NamedLaunch | None
+    compose: NamedLaunch | None
+    compose_M: NamedLaunch | None
 
 
 @functools.lru_cache(maxsize=1024)
-def map_steps(backend: TrainingBackend, p: Problem, cc: tuple[int, int], sms: int) -> MapSteps:
+def map_steps(backend: TrainingBackend, p: Problem, cc: tuple[int, int], sms: int) -> MapLaunches:
     assert backend.map_plan
     pl = backend.map_plan(p, sms)
     step = functools.partial(launch_of, lambda config: backend.kernel(config, cc))
 
-    def composer(config: ComposeConfig) -> Launch | None:                      # one more segment: see segment_map
+    def composer(config: ComposeConfig) -> NamedLaunch | None:                 # one more segment: see segment_map
         return step(config, (config.strips, p.HV, 1), segments=pl.segments + 1, HV=p.HV)
 
-    return MapSteps(
+    return MapLaunches(
         pl,
         step(pl.prepare, (p.HV, pl.chunks, 1), chunks=pl.chunks, **gate_numbers(p)),
         step(pl.carry, (pl.carry.strips, p.HV, pl.segments), **walk_numbers(p, pl)),
@@ -173,7 +173,7 @@ class TrainingBackend:
     """The functions of an arch's `launch` that have to do with gradients, or with a forward alone as a stage."""
 
     def __init__(
-        self, plan: Callable[[Problem, int], TrainingPlan], kernel: Callable[[Launched, tuple[int, int]], Kernel],
+        self, plan: Callable[[Problem, int], TrainingPlan], kernel: Callable[[KernelConfig, tuple[int, int]], Kernel],
         plain_forward: Callable[..., Outputs], call_of_stage: Callable[[str, Problem, bool], tuple[Problem, Save]], *,
         v_first: bool, map_plan: Callable[[Problem, int], MapPlan] | None = None,
     ) -> None:
@@ -195,7 +195,7 @@ class TrainingBackend:
             return Save.NOTHING
         return Save.OWN if saved.memory.numel() == self.saved_bytes(p, Save.OWN) else Save.STATES
 
-    def steps(self, p: Problem, x: Inputs, what: str = "") -> Steps:
+    def steps(self, p: Problem, x: Inputs, what: str = "") -> TrainingLaunches:
         host = detect(p.device)
         return steps(self, p, host.cc, host.sms, offsets_dtype(x), what or p.direction)
 
@@ -313,7 +313,7 @@ class TrainingBackend:
         }
 
 
-def tables(p: Problem, launches: Steps, x: Inputs) -> Tables:
+def tables(p: Problem, launches: TrainingLaunches, x: Inputs) -> PackedTables:
     if not p.packed:
         return NO_TABLES
     sizes = (ChunkTable.WIDTH * launches.plan.entries, SegmentTable.WIDTH * launches.plan.all_segments,
@@ -325,7 +325,7 @@ def tables(p: Problem, launches: Steps, x: Inputs) -> Tables:
         first_segment = torch.empty(p.N + 1, dtype=torch.int32, device=device)
         launches.states(cu_seqlens=cu_seqlens, chunk_table=state)
         launches.tables(cu_seqlens=cu_seqlens, chunk_table=chunk, segment_table=segment, first_segment=first_segment)
-    return Tables(chunk, segment, state, first_segment)
+    return PackedTables(chunk, segment, state, first_segment)
 
 
 def parts_in(like: Tensor, sizes: Sequence[int], first: int, memory: Tensor | None = None) -> tuple[Parts, Tensor]:
@@ -367,8 +367,10 @@ def edges_of(p: Problem, like: Tensor, launches: Any) -> Edges:
     return Edges(edges, like.new_zeros(clusters, strips, dtype=torch.int32))
 
 
-def up(p: Problem, launches: Steps, chain: Launch | None, inputs: dict, parts: Parts, found: Tables, crossing: Edges,
-       cleared: Tensor, **results: Tensor | None) -> None:
+def up(
+    p: Problem, launches: TrainingLaunches, chain: NamedLaunch | None, inputs: dict, parts: Parts, found: PackedTables,
+    crossing: Edges, cleared: Tensor, **results: Tensor | None,
+) -> None:
     """Launch what makes all that a backward reads; rows of `cleared` outside every sequence are set to zero."""
     if launches.fused:
         launches.fused(**inputs, **crossing._asdict(), o=cleared, ht=results.get("ht"), segment_table=found.segment,
@@ -386,15 +388,17 @@ def up(p: Problem, launches: Steps, chain: Launch | None, inputs: dict, parts: P
         chain(tiles=parts.tiles, v=v, h0=h0, r=parts.r, h=parts.h, segment_table=found.segment, **results)
 
 
-def make_tiles(launches: Steps, inputs: dict, parts: Parts, found: Tables, cleared: Tensor) -> None:
+def make_tiles(launches: TrainingLaunches, inputs: dict, parts: Parts, found: PackedTables, cleared: Tensor) -> None:
     """Launch what makes the operands of all chunks."""
     if launches.prepare:
         inputs = {name: y for name, y in inputs.items() if name not in ("v", "h0")}
         launches.prepare(**inputs, tiles=parts.tiles, o=cleared, chunk_table=found.chunk)
 
 
-def grads(p: Problem, launches: Steps, x: Inputs, inputs: dict, parts: Parts, found: Tables, shares: Sequence[Any],
-          do: Tensor, dv: Tensor, dh: Any) -> tuple[Tensor, ...]:
+def grads(
+    p: Problem, launches: TrainingLaunches, x: Inputs, inputs: dict, parts: Parts, found: PackedTables,
+    shares: Sequence[Any], do: Tensor, dv: Tensor, dh: Any,
+) -> tuple[Tensor, ...]:
     """Return dq, dk, dg and dbeta, and write the chunks' shares of the gradients of the gate's parameters."""
     like = x.q
     dq, dk = (like.new_empty(p.B, p.T, p.HV, p.K) for _ in range(2))
@@ -426,7 +430,7 @@ def of_heads(y: Tensor, p: Problem) -> Tensor:
     return y.view(p.B, p.T, p.H, p.HV // p.H, p.K).sum(3, dtype=torch.float32).to(y.dtype)
 
 
-def sums(launches: Steps, x: Inputs, shares: Sequence[Any]) -> list[Tensor | None]:
+def sums(launches: TrainingLaunches, x: Inputs, shares: Sequence[Any]) -> list[Tensor | None]:
     """Return dA_log and ddt_bias."""
     given = x.A_log, x.dt_bias
     found = [None if y is None else torch.empty(y.shape, dtype=torch.float32, device=y.device) for y in given]

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from kda.bundles import Save
 from kda.problem import Problem
 
-from .arguments import Launched
+from .arguments import KernelConfig
 from .cute.configs import LIMIT, ComposeConfig, SharesConfig, TablesConfig
 from .cute.tile import C
 from .cute.training import TOKENS
@@ -41,14 +41,14 @@ class Makers(NamedTuple):
     """An arch's configurations.  `cut`: sequences are; `alone`: there is an SM for each CTA."""
 
     tile_bytes: Callable[[int], int]                                           # as a function of K
-    prepare: Callable[[Problem], Launched]
-    record: Callable[[Problem, bool, bool, bool], Launched]                    # cut, alone; with results, or without
-    carry: Callable[[Problem, bool], Launched]                                 # alone
-    walk: Callable[[Problem, bool, bool], Launched]                            # cut, alone
-    carry_back: Callable[[Problem, bool], Launched]                            # alone
-    grads: Callable[[Problem], Launched]
+    prepare: Callable[[Problem], KernelConfig]
+    record: Callable[[Problem, bool, bool, bool], KernelConfig]                # cut, alone; with results, or without
+    carry: Callable[[Problem, bool], KernelConfig]                             # alone
+    walk: Callable[[Problem, bool, bool], KernelConfig]                        # cut, alone
+    carry_back: Callable[[Problem, bool], KernelConfig]                        # alone
+    grads: Callable[[Problem], KernelConfig]
     one_kernel: Callable[[Problem, int, int], Clusters] = lambda p, sms, chunks: NO_CLUSTERS   # uncut sequences
-    fused: Callable[[Problem, Clusters, bool], Launched | None] = lambda p, clusters, results: None
+    fused: Callable[[Problem, Clusters, bool], KernelConfig | None] = lambda p, clusters, results: None
     clusters: tuple[Clusters, ...] = ()      # every Clusters that one_kernel returns, but for the value of `sharing`
 
 
@@ -66,18 +66,18 @@ class TrainingPlan:
     entries_grid: tuple[int, int]            # y and z of a grid over them
     states: int                              # kept states of a row; if packed, entries of their table
     all_states: int
-    kept: Kept
+    kept: SavedBytes
     scratch: tuple[int, ...]                 # bytes of dh, what segments add to it, where it leaves them; shares
     grads_grid: int
-    prepare: Launched
-    carry: Launched | None                   # where sequences are cut
+    prepare: KernelConfig
+    carry: KernelConfig | None               # where sequences are cut
     compose: ComposeConfig | None
-    record: Launched                         # the forward
+    record: KernelConfig                     # the forward
     again: Any                               # the same without results
-    carry_back: Launched | None              # where sequences are cut
+    carry_back: KernelConfig | None          # where sequences are cut
     compose_back: ComposeConfig | None
-    walk: Launched
-    grads: Launched
+    walk: KernelConfig
+    grads: KernelConfig
     shares: SharesConfig | None              # where the gate has parameters
     clusters: Clusters
     fused: Any                               # instead of prepare and record
@@ -101,7 +101,7 @@ BACKWARD_OF = {Save.OWN: "backward of what was kept", Save.STATES: "backward of 
 AT_ONCE = ("prepare", "record", "again")     # what fused and fused_again do
 
 
-class Kept(NamedTuple):
+class SavedBytes(NamedTuple):
     """Bytes of all that a backward reads beside inputs, as it lies in memory that a forward keeps."""
 
     tiles: int
@@ -126,7 +126,7 @@ def plan_of(make: Makers, p: Problem, sms: int) -> TrainingPlan:
         all_states = states = p.T // TOKENS + p.N + 1
     cut, grads = length > 0, make.grads(p)
     state, of_segments = p.HV * p.K * p.V, all_segments * cut
-    kept = Kept(*places(
+    kept = SavedBytes(*places(
         all_chunks * p.HV * make.tile_bytes(p.K), 4 * of_segments * p.HV * p.K * p.K, 2 * all_states * state,
         2 * p.B * p.T * p.HV * p.V,
     ))
@@ -161,7 +161,7 @@ class MapPlan:
     segments: int
     segment: int                             # chunks of a segment
     tiles: int                               # bytes
-    prepare: Launched
+    prepare: KernelConfig
     carry: Any
     compose: ComposeConfig                   # composes what is added
     compose_M: ComposeConfig                 # composes M: the state that enters is the identity, and nothing is added
@@ -180,7 +180,7 @@ def map_plan_of(make: Makers, p: Problem, sms: int) -> MapPlan:
     )
 
 
-def all_configs(make: Makers, p: Problem) -> Iterator[Launched | None]:
+def all_configs(make: Makers, p: Problem) -> Iterator[KernelConfig | None]:
     """Yield the configuration of every kernel that a recorded call of this class can want, some of them twice."""
     yield from (make.prepare(p), make.grads(p), shares_config(p))
     if p.packed:
@@ -202,7 +202,7 @@ def all_configs(make: Makers, p: Problem) -> Iterator[Launched | None]:
 
 def configs_in(plan: Any) -> Iterator[Any]:
     """Return the configurations of the kernels of a plan."""
-    return (config for config in vars(plan).values() if isinstance(config, Launched))
+    return (config for config in vars(plan).values() if isinstance(config, KernelConfig))
 
 
 def configs_of_call(
@@ -212,7 +212,7 @@ def configs_of_call(
     was not kept.  Whether the final states have gradients is not known before the call."""
     backward = p.direction == "backward"
     kind = BACKWARD_OF.get(save, "backward") if backward else "forward"
-    yield from (config for config in planned(p, sms).kernels(kind).values() if isinstance(config, Launched))
+    yield from (config for config in planned(p, sms).kernels(kind).values() if isinstance(config, KernelConfig))
     if backward:
         without = planned(dataclasses.replace(p, final_state=False), sms)
         yield from (config for config in (without.walk, without.compose_back) if config)

@@ -10,9 +10,9 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import NamedTuple
 
-from ..common.arguments import Arguments, Launched, number, tensor
+from ..common.arguments import Arguments, KernelConfig, number, tensor
 from ..common.cute.configs import ChunkConfig, checkpoint_arguments, wrong_head_sizes
-from ..common.cute.fields import Field, Struct, array, several
+from ..common.cute.fields import Struct, StructField, array, several
 from ..common.cute.tile import PITCH_A, PITCH_INVERSE, SUMS, WARPS, C
 from ..common.cute.training import (
     LOAD_WARPS,
@@ -40,7 +40,7 @@ class Shared(NamedTuple):
 
     tile: Struct
     group: Struct
-    A_kk: Field                              # in a group, over X, which was read by then
+    A_kk: StructField                        # in a group, over X, which was read by then
     cta: Struct
 
 # What a group keeps of the sequence and value head that it works on: addresses of rows, and numbers.
@@ -296,7 +296,7 @@ class RecordColumns:
 
 
 @dataclass(frozen=True)
-class RecordConfig(Launched):
+class RecordConfig(KernelConfig):
     packed: bool                             # segments are found in the table
     walk: str                                # "sequences", "carry", "segments"
     h0: str | None                           # dtype of the states that they start from
@@ -354,7 +354,7 @@ class RecordConfig(Launched):
 
 
 @dataclass(frozen=True)
-class WalkConfig(Launched):
+class WalkConfig(KernelConfig):
     packed: bool
     walk: str                                # "sequences", "carry", "segments"
     dht: bool

@@ -14,7 +14,7 @@ from kda.problem import Inputs, Problem
 from ptxkit.compile.errors import BuildError
 
 from ..common import training
-from ..common.arguments import Launch
+from ..common.arguments import NamedLaunch
 from ..common.cute.tile import C
 from ..common.launcher import kernels, launch_of, outputs, segment_summary
 from ..common.pool.launch import Checkpoints
@@ -28,18 +28,18 @@ Tensor = torch.Tensor
 kernel = kernels(recipe)
 
 
-class Steps(NamedTuple):
+class Launches(NamedTuple):
     """A plan, and what launches its kernels: called with tensors; None where there is no sequence, or none is cut."""
 
     plan: Plan
-    fused: Launch | None
-    compose: Launch | None
-    join: Launch | None
+    fused: NamedLaunch | None
+    compose: NamedLaunch | None
+    join: NamedLaunch | None
 
 
 @functools.lru_cache(maxsize=1024)
-def steps(p: Problem, cc: tuple[int, int], sms: int, offsets: str | None) -> Steps:
-    """Return the Steps of a call; `offsets` is the dtype of `cu_seqlens`."""
+def steps(p: Problem, cc: tuple[int, int], sms: int, offsets: str | None) -> Launches:
+    """Return the launches of a call; `offsets` is the dtype of `cu_seqlens`."""
     pl = plan(p, sms, offsets)
     step = functools.partial(launch_of, lambda config: kernel(config, target(cc)))
     every = p.C // C if p.intermediate_states else 0                           # chunks from one kept state to the next
@@ -47,7 +47,7 @@ def steps(p: Problem, cc: tuple[int, int], sms: int, offsets: str | None) -> Ste
         every = 1
     shape = dict(T=p.T, HV=p.HV, segments=pl.segments)
     gate = dict(scale=p.scale, lower_bound=p.lower_bound or 0.0)
-    return Steps(
+    return Launches(
         pl,
         step(pl.fused, (pl.ctas, 1, 1), N=p.N, H=p.H, every=every, **shape, **gate),
         step(pl.compose, (pl.compose.strips, p.HV, p.N), segments=pl.segments, HV=p.HV) if pl.compose else None,

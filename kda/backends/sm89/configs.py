@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from kda.bundles import Save
 
-from ..common.arguments import Arguments, Launched, number, tensor
+from ..common.arguments import Arguments, KernelConfig, number, tensor
 
 SMALLEST = 99 << 10                          # bytes of shared memory that every GPU from sm_89 up allows a CTA
 SLICE = 32                                   # channels of K in a pass of `prepare`
@@ -89,7 +89,7 @@ def arguments_of(kernel: str, names: str) -> type[Arguments]:
 
 
 @dataclass(frozen=True)
-class TablesConfig(Launched):
+class TablesConfig(KernelConfig):
     C: int
     offsets: str | None                      # dtype of cu_seqlens of packed sequences
     kernel = "tables"
@@ -103,7 +103,7 @@ class TablesConfig(Launched):
         return {"CHUNK": self.C, "PACKED": OFFSETS[self.offsets]}
 
 
-class OfChunks(Launched):
+class OfChunks(KernelConfig):
     """A CTA has a warp for 8 rows of a chunk."""
 
     C: int
@@ -287,7 +287,7 @@ class IntraConfig(OfChunks):
 
 
 @dataclass(frozen=True)
-class NormsConfig(Launched):
+class NormsConfig(KernelConfig):
     K: int
     norm: bool
     beta: str
@@ -304,7 +304,7 @@ class NormsConfig(Launched):
 
 
 @dataclass(frozen=True)
-class SumsConfig(Launched):
+class SumsConfig(KernelConfig):
     K: int
     rate: bool
     bias: bool

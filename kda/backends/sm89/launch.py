@@ -15,7 +15,7 @@ from kda.offsets import offsets_dtype
 from kda.problem import Inputs, Problem
 from ptxkit.compile.errors import BuildError
 
-from ..common.arguments import Launch
+from ..common.arguments import NamedLaunch
 from ..common.chunks import Chunks
 from ..common.launcher import kernels, outputs
 from ..common.tensors import aligned, laid_out, offsets_on, on_its_device
@@ -37,7 +37,7 @@ class Steps:
     """A plan, and what launches its kernels: called with a kernel's name and its tensors; nothing happens where that
     kernel has nothing to do."""
 
-    def __init__(self, plan: Plan, launches: dict[str, Launch]):
+    def __init__(self, plan: Plan, launches: dict[str, NamedLaunch]):
         self.plan, self.launches = plan, launches
 
     def __call__(self, name: str, **tensors: Tensor | None) -> None:

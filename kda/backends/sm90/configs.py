@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from types import MappingProxyType
 
-from ..common.arguments import Arguments, Launched, number, tensor
+from ..common.arguments import Arguments, KernelConfig, number, tensor
 from ..common.cute.configs import ChunkConfig, checkpoint_arguments, wrong_head_sizes
-from ..common.cute.fields import Field, Struct, array, several
+from ..common.cute.fields import Struct, StructField, array, several
 from ..common.cute.tile import OF_BLOCKS, PITCH_A, PITCH_INVERSE, SUMS_OF_BLOCKS, WARPS, C
 from ..common.cute.training import (
     LOAD_WARPS,
@@ -55,7 +55,7 @@ def tile(K: int) -> Struct:
     )
 
 
-def state_image(K: int) -> Field:
+def state_image(K: int) -> StructField:
     """64 columns of a state, as bwd/grads has them in shared memory: halves of K one after the other, swizzle_128B."""
     return array("bfloat16", K // COLUMNS, COLUMNS, COLUMNS, align=1024)
 
@@ -144,7 +144,7 @@ class PairsArguments(Arguments):
 
 
 @dataclass(frozen=True)
-class PairsConfig(Launched):
+class PairsConfig(KernelConfig):
     K: int
     beta: str
     packed: bool
@@ -178,7 +178,7 @@ CheckpointArguments = ChainArguments.replacing("CheckpointArguments", r={}, M={}
 
 
 @dataclass(frozen=True)
-class ChainConfig(Launched):
+class ChainConfig(KernelConfig):
     K: int
     V: int
     packed: bool                             # segments are found in the table
@@ -251,7 +251,7 @@ class ChainConfig(Launched):
 
 
 @dataclass(frozen=True)
-class WalkConfig(Launched):
+class WalkConfig(KernelConfig):
     K: int
     V: int
     packed: bool
@@ -361,7 +361,7 @@ class ShareField:
 
 
 @dataclass(frozen=True)
-class FusedConfig(Launched):
+class FusedConfig(KernelConfig):
     prepare: PrepareConfig
     chain: ChainConfig
     wrapped: bool = False                    # as many clusters as fit, of which each has an equal share of all walks
@@ -494,7 +494,7 @@ CutArguments = StreamArguments.and_more(     # for a kernel that walks over segm
 
 
 @dataclass(frozen=True)
-class StreamConfig(Launched):
+class StreamConfig(KernelConfig):
     prepare: PrepareConfig
     chain: ChainConfig
     staged: bool                             # rows of q, k and g, of bfloat16, go through shared memory

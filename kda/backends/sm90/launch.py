@@ -14,7 +14,7 @@ from kda.problem import Inputs, Problem
 from ptxkit.compile.errors import BuildError
 
 from ..common import training
-from ..common.arguments import Launch
+from ..common.arguments import NamedLaunch
 from ..common.cute.configs import JOIN_ROWS, RUN, ChunkTable, SegmentTable, TablesConfig
 from ..common.cute.tile import C
 from ..common.cute.training import TOKENS
@@ -36,23 +36,23 @@ Tensor = torch.Tensor
 kernel = kernels(recipe)
 
 
-class Steps(NamedTuple):
+class Launches(NamedTuple):
     """A plan, and what launches its kernels: called with tensors; None where there is nothing to do."""
 
     plan: Plan
-    tables: Launch | None
-    prepare: Launch | None
-    pairs: Launch | None
-    chain: Launch | None
-    carry: Launch | None
-    compose: Launch | None
-    fused: Launch | None                     # then there are tables alone beside it
-    stream: Launch | None                    # the same; of segments: then compose and join
-    join: Launch | None
+    tables: NamedLaunch | None
+    prepare: NamedLaunch | None
+    pairs: NamedLaunch | None
+    chain: NamedLaunch | None
+    carry: NamedLaunch | None
+    compose: NamedLaunch | None
+    fused: NamedLaunch | None                # then there are tables alone beside it
+    stream: NamedLaunch | None               # the same; of segments: then compose and join
+    join: NamedLaunch | None
 
 
 @functools.lru_cache(maxsize=1024)
-def steps(p: Problem, sms: int, kept: bool, offsets: str | None) -> Steps:
+def steps(p: Problem, sms: int, kept: bool, offsets: str | None) -> Launches:
     """For `cu_seqlens` of dtype `offsets`."""
     pl = plan(p, sms, kept)
     step = functools.partial(launch_of, kernel)
@@ -64,22 +64,22 @@ def steps(p: Problem, sms: int, kept: bool, offsets: str | None) -> Steps:
     )
     if pl.fused:
         fused = step(pl.fused, pl.clusters.grid(p), chunks=pl.chunks, N=p.N, **gate)
-        return Steps(pl, tables, None, None, None, None, None, fused, None, None)
+        return Launches(pl, tables, None, None, None, None, None, fused, None, None)
     if pl.stream:
         cut = pl.stream_segments > 1
         grid = (pl.makers + pl.stream.walks(pl.stream_segments) * p.HV * p.N, 1, 1)
         segments = dict(segments=pl.stream_segments) if cut else {}
         stream = step(pl.stream, grid, chunks=pl.chunks, N=p.N, makers=pl.makers, **gate, **segments)
         if not cut:
-            return Steps(pl, tables, None, None, None, None, None, None, stream, None)
+            return Launches(pl, tables, None, None, None, None, None, None, stream, None)
         blocks = -(-(-(-p.T // (TOKENS * pl.stream_segments)) * TOKENS) // JOIN_ROWS)
-        return Steps(
+        return Launches(
             pl, tables, None, None, None, None,
             step(pl.compose, (pl.compose.strips, p.HV, p.N), HV=p.HV, **segments),
             None, stream,
             step(join_config(p, offsets), (blocks, p.HV, p.N * (pl.stream_segments - 1)), T=p.T, HV=p.HV, **segments),
         )
-    return Steps(
+    return Launches(
         pl, tables,
         step(pl.prepare, (p.HV, *pl.entries_grid), chunks=pl.entries, **gate),
         step(pl.pairs, (p.HV, *pl.halves_grid), T=p.T, chunks=pl.entries, HV=p.HV),
@@ -153,7 +153,7 @@ def _forward(p: Problem, x: Inputs, save: Save, checkpoints: Checkpoints | None)
 prefill = of_pool(_forward, lambda p: C)
 
 
-def chain(p: Problem, launches: Steps, tiles: Tensor, v: Tensor, h0: Tensor | None, out: Outputs,
+def chain(p: Problem, launches: Launches, tiles: Tensor, v: Tensor, h0: Tensor | None, out: Outputs,
           segment_table: Tensor | None = None, first_segment: Tensor | None = None, *,
           checkpoints: Checkpoints | None = None) -> None:
     """Outputs and states of what tiles were made of."""
@@ -175,7 +175,7 @@ def segment_map(p: Problem, x: Inputs, transition: bool) -> SegmentSummary:
     return SegmentSummary(x.q.new_zeros(1, p.HV, p.K, p.K, dtype=torch.float32), forward(p, x).final_state)
 
 
-def tables(p: Problem, launches: Steps, cu_seqlens: Tensor, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+def tables(p: Problem, launches: Launches, cu_seqlens: Tensor, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
     """Where chunks and segments lie, on the GPU."""
     sizes = (ChunkTable.WIDTH * launches.plan.entries, SegmentTable.WIDTH * launches.plan.all_segments)
     chunk_table, segment_table = torch.empty(sum(sizes), dtype=torch.int64, device=device).split(sizes)

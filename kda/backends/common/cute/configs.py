@@ -10,7 +10,7 @@ from typing import Any
 
 from kda.problem import Problem
 
-from ..arguments import Argument, Arguments, Launched, number, tensor
+from ..arguments import Argument, Arguments, KernelConfig, number, tensor
 from .fields import Struct, array
 from .tile import HEAD_SIZES, MIN_GATE_ONE_PRODUCT, WARPS, C
 
@@ -34,7 +34,7 @@ def wrong_head_sizes(K: int, V: int) -> Iterator[str]:
 
 
 @dataclass(frozen=True)
-class ChunkConfig(Launched):
+class ChunkConfig(KernelConfig):
     """The options with which a chunk's operands are made (gate.py, pairs.py, inverse.py)."""
 
     K: int
@@ -83,7 +83,7 @@ class ComposeArguments(Arguments):
 
 
 @dataclass(frozen=True)
-class ComposeConfig(Launched):
+class ComposeConfig(KernelConfig):
     arguments = ComposeArguments
     K: int
     V: int
@@ -130,7 +130,7 @@ class JoinArguments(Arguments):
 
 
 @dataclass(frozen=True)
-class JoinConfig(Launched):
+class JoinConfig(KernelConfig):
     offsets: str | None                      # dtype of cu_seqlens, of packed sequences
     K: int
     V: int
@@ -177,7 +177,7 @@ class TablesArguments(Arguments):
 
 
 @dataclass(frozen=True)
-class TablesConfig(Launched):
+class TablesConfig(KernelConfig):
     offsets: str                             # dtype of cu_seqlens
     rows: int = C                            # rows of a chunk
     segments: bool = True                    # their table is also made
@@ -196,7 +196,7 @@ class SharesArguments(Arguments):
 
 
 @dataclass(frozen=True)
-class SharesConfig(Launched):
+class SharesConfig(KernelConfig):
     K: int
     rate: bool                               # A_log is there
     bias: bool                               # dt_bias is there

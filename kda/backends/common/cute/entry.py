@@ -1,7 +1,7 @@
 """What is compiled: a kernel, and the host function that the DSL wants around it.
 
-ptxkit.compile keeps the kernel alone: launches are made from its configuration (`arguments.Launched`), and the host
-function is never run.
+ptxkit.compile keeps the kernel alone: launches are made from its configuration (`arguments.KernelConfig`), and the
+host function is never run.
 """
 
 from __future__ import annotations

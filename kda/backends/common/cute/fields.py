@@ -15,7 +15,7 @@ from typing import NamedTuple
 SIZES = {"bfloat16": 2, "float32": 4, "int32": 4, "uint32": 4, "int64": 8, "uint8": 1}
 
 
-class Field(NamedTuple):
+class StructField(NamedTuple):
     dtype: str
     shape: tuple[int, ...]
     align: int
@@ -26,14 +26,14 @@ class Field(NamedTuple):
         return math.prod(self.shape) * SIZES[self.dtype]
 
 
-def array(dtype: str, *shape: int, align: int = 16) -> Field:
-    return Field(dtype, shape, align)
+def array(dtype: str, *shape: int, align: int = 16) -> StructField:
+    return StructField(dtype, shape, align)
 
 
 class Struct:
     """`bytes` is a multiple of `align`, `end` is where the last field ends."""
 
-    def __init__(self, align: int = 16, **fields: Field):
+    def __init__(self, align: int = 16, **fields: StructField):
         self.align, self.end = align, 0
         for name, field in fields.items():
             assert align % field.align == 0, f"{name} wants a multiple of {field.align} bytes; the struct has {align}"
@@ -43,13 +43,13 @@ class Struct:
         self.bytes = -(-self.end // align) * align
 
     @property
-    def fields(self) -> dict[str, Field]:
-        return {name: field for name, field in vars(self).items() if isinstance(field, Field)}
+    def fields(self) -> dict[str, StructField]:
+        return {name: field for name, field in vars(self).items() if isinstance(field, StructField)}
 
-    def __getattr__(self, name: str) -> Field:
+    def __getattr__(self, name: str) -> StructField:
         raise AttributeError(f"no field {name}; there are {', '.join(self.fields)}")
 
 
-def several(struct: Struct, count: int) -> Field:
+def several(struct: Struct, count: int) -> StructField:
     """One struct after the other, as one field of another struct."""
-    return Field("uint8", (count, struct.bytes), struct.align)
+    return StructField("uint8", (count, struct.bytes), struct.align)

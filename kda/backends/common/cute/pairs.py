@@ -33,7 +33,7 @@ from .tile import HALF, LEVELS, PITCH_A, WARP_ROWS, WARPS, C, decay_index, row_b
 ACROSS = 3                                   # a `number` of `counts`: both products of rows.py across blocks
 
 
-class Pairs:
+class PairMaker:
     def __init__(self, config, team, gate, tensor_core, tile, buffers: int):
         self.c, self.team, self.gate, self.tensor_core = config, team, gate, tensor_core
         self.tile = tile                     # Struct with KG and decay; kE and qg are its first 2 C rows

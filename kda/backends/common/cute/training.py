@@ -9,7 +9,7 @@ from types import MappingProxyType
 
 from ..arguments import Arguments, number, tensor
 from .configs import ChunkConfig
-from .fields import Field, Struct, array, several
+from .fields import Struct, StructField, array, several
 
 TOKENS = 64                                  # tokens of a chunk of grads, two of the forward's; each has a kept state
 STEP = 16                                    # tokens of one step of a product
@@ -122,7 +122,7 @@ class GradsOptions(ChunkConfig):
         return Struct(align=1024, **dict.fromkeys(names, array("bfloat16", TOKENS, self.K, align=1024)))
 
     @property
-    def more_fields(self) -> dict[str, Field]:
+    def more_fields(self) -> dict[str, StructField]:
         return dict(
             rows=several(self.rows, 2),
             G=array("bfloat16", 2, TOKENS, TOKENS, align=1024),

@@ -52,7 +52,7 @@ from ...common.cute.copies import field_at, in_global, load_one, store
 from ...common.cute.fragments import load_matrices, mma_bf16
 from ...common.cute.grads.load import LOADERS, Loader
 from ...common.cute.grads.places import HALVES, STEPS
-from ...common.cute.grads.rows import Rows
+from ...common.cute.grads.rows import GradRows
 from ...common.cute.training import PLACE, TOKENS
 from ..configs import MATH_WARPS, TMEM, GradsColumns, GradsConfig, K, V
 from ..parts import umma
@@ -81,7 +81,7 @@ class Reloaded:
         return in_global(load_one(self.s.tensors + TENSORS.index(name)), given.dtype)
 
 
-class Math(Rows):
+class Math(GradRows):
     """MATH: eight warps, 16 channels each."""
 
     states_stand = False

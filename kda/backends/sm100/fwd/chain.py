@@ -38,7 +38,7 @@ from ..parts.walks import chunks_of, first_item, locate_walk, next_item
 STATE_PIECE = 16                             # columns of a row that a thread has in registers at a time
 
 
-class Walk(NamedTuple):
+class WalkItem(NamedTuple):
     """What a CTA walks over: one sequence, or segment, of one value head."""
 
     head: Any
@@ -78,7 +78,7 @@ class Consumer:
             place = place_of_checkpoint(self.c, x, states, Int32(0), steps)
             to = x.response.toint() if is_transition else x.o.toint()
             element = (begin * x.HV + head) * c.V + rank * c.columns
-            item = Walk(head, tokens, element, to, is_transition)
+            item = WalkItem(head, tokens, element, to, is_transition)
             if warp < 2:
                 self.load_v(x, shared, item, thread, 0, slot)
                 self.load_v(x, shared, item, thread, 1, self.next_slot(slot))

@@ -34,14 +34,14 @@ from ..configs import CTAS, FIRST_PRODUCER, GROUPS, RING, FusedConfig
 from ..parts import umma
 from ..parts.pairs import TensorCoreOfGroup
 from ..parts.state import store_transposed
-from ..parts.teams import Group, wait, warp_index
+from ..parts.teams import MakerGroup, wait, warp_index
 from ..parts.walks import first_item, locate_walk, next_item
 from ..parts.work_item import WorkItem
 
 
 class Producer:
     def __init__(self, config: FusedConfig):
-        self.c, self.team, self.fields = config, Group(config), config.memory
+        self.c, self.team, self.fields = config, MakerGroup(config), config.memory
         self.item = WorkItem(config, self.team)
         self.tensor_core = TensorCoreOfGroup(config, self.team)
         self.gate, self.rows = Gate(config, self.team), Rows(config, self.team, self.tensor_core, self.fields.tile)

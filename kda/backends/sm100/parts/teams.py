@@ -77,7 +77,7 @@ class WholeCta:
         FIRST_FOUR.sync()
 
 
-class Group:
+class MakerGroup:
     """One of the groups that follow CHAIN's warps."""
 
     def __init__(self, config: FusedConfig):

@@ -1,8 +1,8 @@
 """Products on the tensor cores of Blackwell: operands in shared memory, results in tensor memory.
 
 All operands are bfloat16 in rows of 128 bytes whose 16-byte pieces change places within eight rows (128B swizzle), or,
-`across` with 32 elements, in rows of 64 bytes (64B swizzle).  An operand is a Layout and where it begins; a step of a
-product reads 16 of its K indices.
+`across` with 32 elements, in rows of 64 bytes (64B swizzle). An operand is an OperandLayout and where it begins; a
+step of a product reads 16 of its K indices.
 
   along    a row lies along K, as of [kn; qn] (rows, channels): panels of 64 indices one after the other
   across   a row lies along M or N, as of v (tokens, columns): panels of 64 of those, each with all of K
@@ -25,7 +25,7 @@ WARP_LANES = 32 << 16                        # from one warp's lanes of tensor m
 HALF_LANES = 16 << 16                        # to the upper half of a warp's lanes
 
 
-class Layout(NamedTuple):
+class OperandLayout(NamedTuple):
     """The layout of one operand."""
 
     across: bool
@@ -48,14 +48,14 @@ class Layout(NamedTuple):
         return number * STEP // 64 * self.panel + number * STEP % 64 * 2
 
 
-def along(rows: int) -> Layout:
-    return Layout(False, rows * ROW)
+def along(rows: int) -> OperandLayout:
+    return OperandLayout(False, rows * ROW)
 
 
-def across(rows: int, elements: int = 64) -> Layout:
+def across(rows: int, elements: int = 64) -> OperandLayout:
     """Return the layout for rows of at least 64 elements, or of 32."""
     row = min(2 * elements, ROW)
-    return Layout(True, rows * row, row)
+    return OperandLayout(True, rows * row, row)
 
 
 class Product(NamedTuple):
@@ -63,8 +63,8 @@ class Product(NamedTuple):
 
     M: int
     N: int
-    A: Layout
-    B: Layout
+    A: OperandLayout
+    B: OperandLayout
     steps: range
     negated: bool = False                    # A
 

@@ -52,7 +52,7 @@ from ...common.cute import entry
 from ...common.cute.copies import allocate
 from ...common.cute.grads.load import LOADERS, Loader, place_of_item, tile_at
 from ...common.cute.grads.places import HALVES, STEPS
-from ...common.cute.grads.rows import Rows
+from ...common.cute.grads.rows import GradRows
 from ...common.cute.training import CHANNELS, TOKENS
 from ..configs import GradsConfig
 from ..parts.state import register_mma
@@ -76,7 +76,7 @@ def issue_product(acc, a, b, of_a: cutlass.Constexpr = OperandMajorMode.K, fence
     issue(mma, acc, mma.make_fragment_A(part.partition_A(a)), mma.make_fragment_B(part.partition_B(b)), False, fenced)
 
 
-class Math(Rows):
+class Math(GradRows):
     """MATH: a warpgroup for each panel of channels.  Two make G1 and G2, one each; one makes both."""
 
     states_stand = True

@@ -118,7 +118,7 @@ class Walk(entry.Entry):
     def walk(self, x, S, s, first_v, first_dh, strip, tokens, steps):
         """WALK: from chunk to chunk."""
         c = self.c
-        operand, thread_place = self.state.operand(S), self.state.own_place(first_v)
+        operand, thread_place = self.state.operand(S), self.state.thread_place(first_v)
         stage, phase = Int32(0), Int32(0)
         for j in cutlass.range(steps, unroll=1):
             i = steps - 1 - j

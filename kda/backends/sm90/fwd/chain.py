@@ -121,7 +121,7 @@ class Chain(entry.Entry):
         c = self.c
         rows_of_o = s.o if cutlass.const_expr(c.has_o) else s.v
         rows_of_r = s.r if cutlass.const_expr(c.has_r) else s.v
-        operand, thread_place = self.state.operand(S), self.state.own_place(first_v)
+        operand, thread_place = self.state.operand(S), self.state.thread_place(first_v)
         stage, phase = Int32(0), Int32(0)
         place = place_of_checkpoint(self.c, x, first_chunk, Int32(0), steps)
         for i in cutlass.range(steps, unroll=1):

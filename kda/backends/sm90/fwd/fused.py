@@ -118,16 +118,16 @@ from ..configs import (
     FusedConfig,
 )
 from ..parts.chunk import ChunkMaker
-from ..parts.handover import Four, OwnStages
+from ..parts.handover import OwnStages, RelayedStages
 from ..parts.making import INVERTER, Work, form_of
-from ..parts.share import Crossing, KeptPlace, Share, chunks_of
+from ..parts.share import Crossing, PlaceOfPiece, Share, chunks_of
 from ..parts.state import State
-from ..parts.teams import CHAIN, Group
-from ..parts.values import Helped, Own
+from ..parts.teams import CHAIN, MakerGroup
+from ..parts.values import MovedByChain, MovedByHelpers
 
 
-def way_of(config: FusedConfig) -> OwnStages | Four:
-    return Four(config) if config.helped else OwnStages(config)
+def way_of(config: FusedConfig) -> OwnStages | RelayedStages:
+    return RelayedStages(config) if config.helped else OwnStages(config)
 
 
 class Producer:
@@ -138,7 +138,7 @@ class Producer:
         self.makers, self.staged, self.helped = config.makers, config.staged, config.helped
         self.keeps = config.keeps
         self.share, self.way = Share(config.chain), way_of(config)
-        self.team = Group()
+        self.team = MakerGroup()
         self.chunk = ChunkMaker(config.prepare, self.team, shared=True)
         self.form = form_of(config, self.chunk)
 
@@ -297,7 +297,7 @@ class Consumer:
 
     def __init__(self, config: FusedConfig):
         self.c, self.way = config.chain, way_of(config)
-        self.values = Helped(config) if config.helped else Own(config)
+        self.values = MovedByHelpers(config) if config.helped else MovedByChain(config)
         self.state, self.share, self.crossing = State(config.chain), Share(config.chain), Crossing(config.chain)
 
     @cute.jit
@@ -380,7 +380,7 @@ class Fused(entry.Entry):
         begin, tokens, kept = Int64(0), Int32(0), None
         if cutlass.const_expr(not self.c.wrapped):
             _, begin, tokens, number, state = place_of_segment(c, x, n, x.chunks, 1, 0)
-            kept = KeptPlace(number, Int32(0), state)
+            kept = PlaceOfPiece(number, Int32(0), state)
         s = allocate(self.c.struct)
         ring = self.way.ring(s)
         if cute.arch.thread_idx()[0] == 0:

@@ -86,11 +86,11 @@ from ..configs import (
 )
 from ..parts.chunk import ChunkMaker
 from ..parts.making import Work, form_of
-from ..parts.steps import Steps, StepState
-from ..parts.teams import JOINED, Group
+from ..parts.steps import StepJoiner, StepState
+from ..parts.teams import JOINED, MakerGroup
 
 
-class Step(NamedTuple):
+class StreamStep(NamedTuple):
     """A step of a walk."""
 
     number: Any                              # its number among all steps that are made
@@ -120,14 +120,14 @@ def locate_steps(c: cutlass.Constexpr, x, sequence, step, head):
     return begin, tokens, place_of_step(n, chunk, step, head, x.HV)
 
 
-class Maker:
+class StreamMaker:
     """PREPARE and INVERSE."""
 
     def __init__(self, config: StreamConfig):
         self.c, self.struct, self.staged = config, config.group, config.staged
-        self.team = Group()
+        self.team = MakerGroup()
         self.chunk = ChunkMaker(config.prepare, self.team, shared=True)
-        self.form, self.steps = form_of(config, self.chunk), Steps(config.prepare.K, self.team)
+        self.form, self.steps = form_of(config, self.chunk), StepJoiner(config.prepare.K, self.team)
         self.tile = self.chunk.tile
 
     @cute.jit
@@ -167,7 +167,7 @@ class Maker:
             begin, tokens = first + step * TOKENS, cutlass.min(length - step * TOKENS, TOKENS)
             if tokens <= 0:
                 number += by
-        return Step(number, head, begin, tokens, place)
+        return StreamStep(number, head, begin, tokens, place)
 
     @cute.jit
     def produce(self, x, shared):
@@ -274,7 +274,7 @@ class Maker:
         clear_tokens(x, self.c.chain.V, Int32(end) + warp, x.makers * (GROUPS * WARPS), 0, x.HV)
 
 
-class Walk(NamedTuple):
+class StreamWalk(NamedTuple):
     """The walk of a CTA."""
 
     sequence: Any                            # sequence, or segment among those of all
@@ -291,7 +291,7 @@ class Walk(NamedTuple):
         return (self.tokens + TOKENS - 1) // TOKENS
 
 
-class Walker:
+class StreamWalker:
     """CHAIN, LOAD, VALUES and STORE."""
 
     def __init__(self, config: StreamConfig):
@@ -320,7 +320,7 @@ class Walker:
                 strip, columns = strip - c.strips, Int32(c.K)
         begin, tokens, place = locate_steps(self.stream, x, sequence, 0, head)
         first = (begin * x.HV + head) * columns + strip * COLUMNS
-        return Walk(sequence, segment, head, strip, of_M, first, tokens, place)
+        return StreamWalk(sequence, segment, head, strip, of_M, first, tokens, place)
 
     def field(self, shared, name):
         return field_at(shared, getattr(self.struct, name))
@@ -489,7 +489,7 @@ class Walker:
 class Stream(entry.Entry):
     def __init__(self, config: StreamConfig):
         self.c = config
-        self.maker, self.walker = Maker(config), Walker(config)
+        self.maker, self.walker = StreamMaker(config), StreamWalker(config)
 
     @cute.kernel
     def kernel(self, x):

@@ -12,7 +12,7 @@ from ...common.cute.copies import field_at, store
 from ...common.cute.fragments import accumulator_places
 from ...common.cute.gate import Gate
 from ...common.cute.inverse import Inverse
-from ...common.cute.pairs import ACROSS, Pairs, add_level, causal_pair, counts, keep_blocks, store_A_kk
+from ...common.cute.pairs import ACROSS, PairMaker, add_level, causal_pair, counts, keep_blocks, store_A_kk
 from ...common.cute.rows import Rows
 from ...common.cute.tile import C, swizzle_64B
 from ..configs import PrepareConfig, tile
@@ -141,6 +141,6 @@ class ChunkMaker:
         self.c, self.team, self.tile = config, team, tile(config.K)
         self.tensor_core = TensorCore(config, team, self.tile, shared)
         self.gate = Gate(config, team)
-        self.pairs = Pairs(config, team, self.gate, self.tensor_core, self.tile, buffers=2)
+        self.pairs = PairMaker(config, team, self.gate, self.tensor_core, self.tile, buffers=2)
         self.rows = Rows(config, team, self.tensor_core, self.tile)
         self.inverse = Inverse(bool(config.kept_C), swizzle_64B)

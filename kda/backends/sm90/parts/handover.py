@@ -4,11 +4,11 @@ Of one CTA or two (`OwnStages`): all make tiles, and one walks for each 64 colum
 chunk c is in stage c mod 4, which group (c >> 1) & 1 of CTA c & 1 fills in place; one bulk copy brings it to the same
 stage of the neighbour, if that walks.  Of one, chunk c is in stage c mod 2, which is that of group c & 1.
 
-Of four (`Four`): CTAs 0 and 1 walk and have one group, CTAs 2 and 3 have two, with two tiles each; each of these six
-makes a sixth of all chunks.  A tile is copied into stage c mod 4 of CTAs 0 and 1; one that walks reads the tile of its
-own group where it is made.  Warps without another role help: INVERSE, one for each group, so that a group goes on to
-its next chunk; RELAY, which gives credit for the stages of its CTA, so that no warp of CHAIN looks at another CTA; and
-LOAD and STORE (parts/values.py).
+Of four (`RelayedStages`): CTAs 0 and 1 walk and have one group, CTAs 2 and 3 have two, with two tiles each; each of
+these six makes a sixth of all chunks. A tile is copied into stage c mod 4 of CTAs 0 and 1; one that walks reads the
+tile of its own group where it is made. Warps without another role help: INVERSE, one for each group, so that a group
+goes on to its next chunk; RELAY, which gives credit for the stages of its CTA, so that no warp of CHAIN looks at
+another CTA; and LOAD and STORE (parts/values.py).
 
   chunk      0  1  2  3  4  5  6  7  8  9  10 11 12 ..
   CTA        2  3  2  3  0  1  2  3  2  3  0  1  2
@@ -156,7 +156,7 @@ class Relayed(NamedTuple):
     stored: Any                              # for each stage, if r takes the place of v: r was read
 
 
-class Maker(NamedTuple):
+class MakerOfTile(NamedTuple):
     """The maker of a chunk."""
 
     rank: Any
@@ -164,7 +164,7 @@ class Maker(NamedTuple):
     turn: Any                                # so many chunks it has made before
 
 
-class Four:
+class RelayedStages:
     def __init__(self, config: FusedConfig):
         self.c, self.layout, self.makers = config, tile(config.prepare.K), config.makers
         self.step, self.stages = self.makers, RING
@@ -203,7 +203,7 @@ class Four:
         rank, group = WALKING + (place & 1), place >> 1
         if place >= WALKING * GROUPS:
             rank, group = place & 1, Int32(0)
-        return Maker(rank, group, turn)
+        return MakerOfTile(rank, group, turn)
 
     @cute.jit
     def first_of_all(self, rank, group):

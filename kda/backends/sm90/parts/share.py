@@ -27,7 +27,7 @@ from ...common.cute.tile import C
 from ..configs import COLUMNS, ChainConfig, ShareField
 
 
-class KeptPlace(NamedTuple):
+class PlaceOfPiece(NamedTuple):
     """The place of a piece of a walk in what is kept for a backward."""
 
     number: Any                              # number of its first chunk among all of a head
@@ -108,7 +108,7 @@ class Share:
         if cutlass.const_expr(not self.c.packed):
             return self.look_up(x, share, slot)
         begin, tokens, enters, leaves = Int64(0), Int32(0), Boolean(False), Boolean(False)
-        kept = KeptPlace(Int32(0), Int32(0), Int32(0))
+        kept = PlaceOfPiece(Int32(0), Int32(0), Int32(0))
         if looked_up:
             head, n, begin, tokens, enters, leaves, kept = self.look_up(x, share, slot)
         while tokens == 0:                                                     # the sequence has no tokens
@@ -117,7 +117,7 @@ class Share:
                 n = Int32(0)
                 head += 1
             _, begin, tokens, number, state = place_of_segment(self.c, x, n, x.chunks, 1, 0)
-            kept = KeptPlace(number, kept.skipped, state)
+            kept = PlaceOfPiece(number, kept.skipped, state)
         return head, n, begin, tokens, enters, leaves, kept
 
     @cute.jit
@@ -127,12 +127,12 @@ class Share:
         head, n, begin, tokens, first, state = self.walk_at(x, slot, slots)
         skipped = (slot - first) * C
         left, within = tokens - skipped, (end - slot) * C
-        kept = KeptPlace(slot - head * slots, slot - first, state)
+        kept = PlaceOfPiece(slot - head * slots, slot - first, state)
         return head, n, begin + skipped, cutlass.min(left, within), slot > first, left > within, kept
 
     @cute.jit
     def after(self, share, slot, chunks):
-        """Return the slot of the piece behind that at `slot`, which has so many chunks, and whether it has to be looked up."""
+        """Return the slot of the piece behind that at `slot`, of so many chunks, and whether to look it up."""
         begin, resume, limit = [
             load_one(share + field) for field in (ShareField.BEGIN, ShareField.RESUME, ShareField.LIMIT)
         ]

@@ -39,7 +39,7 @@ from .views import narrow_standing_view, narrow_view, standing_view, wide_view
 from .wgmma import accumulator, issue
 
 
-class OwnPlace(NamedTuple):
+class ThreadPlace(NamedTuple):
     """The eight columns of two rows of v or o that a thread moves; the second row lies 16 below."""
 
     row: Any
@@ -190,12 +190,12 @@ class State:
                 copy_16_bytes(rows + (lane * 8 + i * 256), to + (half * self.c.V * 64 + i * 256))
 
     @cute.jit
-    def own_place(self, first_v):
+    def thread_place(self, first_v):
         """Return the place of a thread of CHAIN in rows of v or o, from a walk's first element on.  ptxas keeps the
         result of a shuffle in registers; else it would compute the place for each chunk again, in 250 clocks."""
         thread = cute.arch.shuffle_sync(cute.arch.thread_idx()[0], cute.arch.lane_idx())
         row, column = thread // 8, thread % 8 * 8
-        return OwnPlace(row, first_v + column, row * PITCH_V + column)
+        return ThreadPlace(row, first_v + column, row * PITCH_V + column)
 
     @cute.jit
     def store_o(self, o, rows_of_o, thread_place, i, HV, tokens=None):

@@ -45,7 +45,7 @@ from .wgmma import accumulator
 ROWS = 16                                    # rows of a matrix of mma.sync
 
 
-class Steps:
+class StepJoiner:
     """Joins two chunks to a step, with the eight warps of a group.  They meet before, and when the step is there."""
 
     def __init__(self, K: int, team):

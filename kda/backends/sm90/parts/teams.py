@@ -41,7 +41,7 @@ class WholeCta:
         FIRST_FOUR.sync()
 
 
-class Group:
+class MakerGroup:
     """One of the groups that follow CHAIN's warps."""
 
     @cute.jit

@@ -1,8 +1,9 @@
 """Who moves rows of v and o between memory and the shared memory of a CTA that walks (fwd/fused.py).
 
-In a cluster of two CHAIN does so itself (`Own`): it requests v three chunks ahead, and stores o of the chunk before
-while the next product is computed.  A cluster of four has warps without another role (`Helped`): LOAD brings v, which
-`full` counts beside the tile, and STORE takes o away, so that CHAIN's four warps never wait for each other.
+In a cluster of two CHAIN does so itself (`MovedByChain`): it requests v three chunks ahead, and stores o of the chunk
+before while the next product is computed. A cluster of four has warps without another role (`MovedByHelpers`): LOAD
+brings v, which `full` counts beside the tile, and STORE takes o away, so that CHAIN's four warps never wait for each
+other.
 
   mbarrier               arrivals                         says
   written, of two        4, a lane of each warp of CHAIN  o (and r) of a chunk is in shared memory
@@ -30,7 +31,7 @@ from .state import State
 from .teams import CHAIN
 
 
-class Own:
+class MovedByChain:
     """CHAIN itself."""
 
     early = True                             # v of a chunk is there before its tile is waited for
@@ -41,7 +42,7 @@ class Own:
     @cute.jit
     def begin(self, x, s, first_v, tokens, walked):
         """Begin a piece of a walk and return the place of what this thread moves."""
-        thread_place = self.state.own_place(first_v)
+        thread_place = self.state.thread_place(first_v)
         for i in cutlass.range_constexpr(RING - 1):
             self.request(x, s, thread_place, Int32(i), tokens, walked)
         self.wait_for_rows(RING - 2)
@@ -100,7 +101,7 @@ class Own:
         CHAIN.sync()
 
 
-class Helped:
+class MovedByHelpers:
     """LOAD and STORE."""
 
     early = False

@@ -21,7 +21,7 @@ FLOOR = -16.0                                # bits that a token of a block of 8
 LN_2 = 1.0 / fast.LOG2_E
 
 
-class Gate:
+class GradGate:
     def __init__(self, config: GradsOptions):
         self.c = config
 

@@ -15,12 +15,12 @@ from ..barriers import NamedBarrier
 from ..copies import both_halves, compute_words_now, floats, load, load_one, store, words_of
 from ..fragments import load_matrices, mma_bf16, store_matrices
 from ..training import STEP, TOKEN_FACTORS, TOKENS, GradsOptions
-from .gate import Gate
+from .gate import GradGate
 from .load import tile_at
 from .places import EACH, HALVES, K_, SMALLEST_B, STEPS, B, Q, at_element, neighbour, raw
 
 
-class Rows:
+class GradRows:
     """MATH but its products: a warp has 16 channels of a panel of 64, `part()` of `panel()`.
 
     An arch says which, and has
@@ -37,7 +37,7 @@ class Rows:
     early: bool
 
     def __init__(self, config: GradsOptions):
-        self.c, self.gate = config, Gate(config)
+        self.c, self.gate = config, GradGate(config)
         self.warps = NamedBarrier(1, 32 * config.math_warps)
         self.blocks, self.each = TOKENS // config.block, STEP // config.block  # blocks of a chunk, and of a step
 
