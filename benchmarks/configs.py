@@ -29,7 +29,7 @@ import torch
 import kda
 from kda import host
 from kda.backends.triton import call, configs, plan
-from kda.backends.triton.configs import Config, Row
+from kda.backends.triton.configs import TableRow, TileConfig
 from kda.host import host_of
 from kda.verify.cases import make_inputs
 from ptxkit.compile.errors import BuildError
@@ -47,7 +47,7 @@ class Calls:
         self.case = case
         self.plans = set()                   # the arguments of plan.plan
         self.events = defaultdict(list)
-        prepared, launch = call.prepared, call.Call.run
+        prepared, launch = call.prepared, call.TritonCall.run
 
         def seen(*arguments):
             self.plans.add(arguments)
@@ -60,16 +60,16 @@ class Calls:
             events[1].record()
             self.events[f"{this.p.direction} {name}"].append(events)
 
-        self.forget, call.prepared, call.Call.run = prepared.cache_clear, seen, timed
+        self.forget, call.prepared, call.TritonCall.run = prepared.cache_clear, seen, timed
 
-    def use(self, kernel: str, config: Config | None) -> None:
+    def use(self, kernel: str, config: TileConfig | None) -> None:
         """Put the kernel into this configuration, or into that of the table, from here on."""
-        rows = [Row(kernel, bits, 256, configs.SMALLEST, config) for bits in (16, 32)] if config else []
+        rows = [TableRow(kernel, bits, 256, configs.SMALLEST, config) for bits in (16, 32)] if config else []
         configs.TABLE = (*rows, *COMMITTED)
         self.forget()
         plan.plan.cache_clear()
 
-    def build(self, kernel: str, choices: list[Config]) -> None:
+    def build(self, kernel: str, choices: list[TileConfig]) -> None:
         """All kernels side by side."""
         recipes = []
         for config in choices:
@@ -120,7 +120,7 @@ def main() -> None:
     calls = Calls(make_inputs(T=a.tokens, H=a.heads, K=a.dim, V=a.dim, dtype=a.dtype, gate=a.gate, regime=a.regime,
                               initial_state=False, device="cuda"))
     expected = calls.run()
-    choices = [Config(*x[:4], x[4] or None) for x in itertools.product(a.warps, a.stages, a.BK, a.BV, a.maxnreg)]
+    choices = [TileConfig(*x[:4], x[4] or None) for x in itertools.product(a.warps, a.stages, a.BK, a.BV, a.maxnreg)]
     calls.build(a.kernel, choices)
     lines = []
     for config in [None, *choices]:

@@ -49,7 +49,7 @@ from .problem import Inputs, Options, Problem
 from .transforms import Links
 
 if TYPE_CHECKING:
-    from .backends.protocol import Launcher
+    from .backends.protocol import LaunchModule
 
 Tensor = torch.Tensor
 
@@ -96,7 +96,7 @@ def without_autograd() -> contextlib.AbstractContextManager:
     return AS_IT_IS if transforms.differentiated() else torch.no_grad()
 
 
-def _launch(c: Call, problem: Problem, training: bool = False) -> Launcher:
+def _launch(c: Call, problem: Problem, training: bool = False) -> LaunchModule:
     chosen = choose(problem, backend_asked(c.options.backend)).backend
     return launcher(training_backend(problem, chosen) if training else chosen)
 

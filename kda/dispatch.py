@@ -27,7 +27,7 @@ from .host import Host, detect, stand_in
 from .problem import Problem
 
 if TYPE_CHECKING:
-    from .backends.protocol import Launcher, Planner
+    from .backends.protocol import LaunchModule, PlanModule
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 _named_by_context: contextvars.ContextVar[str | None] = contextvars.ContextVar("kda_backend", default=None)
@@ -334,12 +334,12 @@ def _route(problem: Problem, asked: str, save: Save, host: Host | None) -> Route
 
 
 @functools.cache
-def launcher(backend: str) -> Launcher:
+def launcher(backend: str) -> LaunchModule:
     """The backend's launch module, imported at its first use."""
     return importlib.import_module(capability(backend).launch_module)
 
 
-def planner(backend: str) -> Planner | None:
+def planner(backend: str) -> PlanModule | None:
     """The backend's plan module; None if it has no kernels."""
     c = capability(backend)
     return importlib.import_module(f"{c.launch_module.rpartition('.')[0]}.plan") if c.archs else None

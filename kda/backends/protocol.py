@@ -7,7 +7,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from kda.capability import Capability
 from kda.host import Host
 from kda.problem import Inputs, Problem, StepInputs, StepProblem
 
@@ -17,7 +16,7 @@ if TYPE_CHECKING:
     from kda.bundles import Grads, OpaqueSaved, Outputs, Products, Save, Saved, SegmentSummary
 
 
-class Launcher(Protocol):
+class LaunchModule(Protocol):
     """`launch.py`: imported at its first use; it may import torch and the compiler."""
 
     def forward(self, p: Problem, x: Inputs, save: Save) -> Outputs:
@@ -61,7 +60,7 @@ class Launcher(Protocol):
         """Names of tensors of kda.stages that are rounded to less than float32 -> dtypes."""
 
 
-class Planner(Protocol):
+class PlanModule(Protocol):
     """`plan.py`: it needs neither torch nor a compiler.  Backends that declare `archs` have it."""
 
     def recipes(self, p: Problem, host: Host, training: bool = True) -> Sequence[Any]:
@@ -74,13 +73,3 @@ class Planner(Protocol):
 
     def call_of_stage(self, name: str, p: Problem, packed: bool) -> tuple[Problem, Save]:
         """Returns the call whose kernels a stage launches, if `p` is that of the whole call; and what it saves."""
-
-
-def functions_of(capability: Capability) -> dict[str, tuple[str, ...]]:
-    """Returns module -> functions that every backend of this capability has."""
-    optional = {"backward": capability.backward, "saved_bytes": capability.saves_opaque,
-                "segment_map": "forward" in capability.maps,
-                "segment_map_bwd": "backward" in capability.maps}
-    of_launch = ("forward", "stage", "rounded_to", *(name for name, there in optional.items() if there))
-    of_plan = ("recipes", "recipes_of_call", "call_of_stage")
-    return {"launch": of_launch} | ({"plan": of_plan} if capability.archs else {})

@@ -6,7 +6,7 @@ import itertools
 import pytest
 
 from kda.backends.triton import configs
-from kda.backends.triton.configs import SMALLEST, TABLE, Config, Row, choose, power_of_2
+from kda.backends.triton.configs import SMALLEST, TABLE, TableRow, TileConfig, choose, power_of_2
 from kda.backends.triton.plan import recipes
 from kda.host import host_of
 from kda.problem import Problem
@@ -92,12 +92,12 @@ def test_a_row_takes_no_more_than_it_says(row, arch, own_store):
 @pytest.mark.exhaustive
 @pytest.mark.parametrize(
     "arch, config, said",
-    [("sm90", Config(warps=4, stages=3, BV=32), "takes 3"), ("sm80", Config(warps=4, BV=64), "spills 1")],
+    [("sm90", TileConfig(stages=3, BV=32), "takes 3"), ("sm80", TileConfig(BV=64), "spills 1")],
     ids=["memory", "spills"],
 )
 def test_a_row_that_promises_too_much_is_noticed(arch, config, said, monkeypatch, own_store):
     pytest.importorskip("triton", reason="Triton is not installed")
-    row = Row("state", 16, 256, 99, config)
+    row = TableRow("state", 16, 256, 99, config)
     monkeypatch.setattr(configs, "TABLE", (row, *TABLE))
     assert f"state of {host_of(arch).device.split()[-1]} {said}" in "\n".join(too_much(row, built(row, arch)))
 
@@ -110,24 +110,24 @@ DIMS = (1, 16, 17, 64, 80, 128, 200, 256)
 def test_every_head_dim_has_a_configuration_on_every_gpu(number, dtype):
     for K, V, kernel in itertools.product(DIMS, (*DIMS, 1000), KERNELS):
         c = choose(kernel, problem(f"K={K} V={V} {dtype}"), host_of(str(number)), 32 if kernel == "compose" else 0)
-        assert 16 <= c.BK <= power_of_2(K) and 16 <= c.BV <= power_of_2(V) and c.warps in (4, 8)
+        assert 16 <= c.BK <= power_of_2(K) and 16 <= c.BV <= power_of_2(V) and c.num_warps in (4, 8)
 
 
 def test_what_was_measured_is_kept():
     p, h200 = problem("K=128 V=128 bfloat16"), host_of("sm90")
-    assert choose("state", p, h200) == Config(warps=4, stages=3, BK=128, BV=64)
-    assert choose("prepare", p, h200) == Config(warps=4, BK=64, BV=128)
-    assert choose("wy", p, h200) == Config(warps=4, stages=2, BK=128, BV=64)
-    assert choose("intra", p, h200) == Config(warps=4, stages=2, BK=32, BV=64, maxnreg=168)
+    assert choose("state", p, h200) == TileConfig(num_warps=4, stages=3, BK=128, BV=64)
+    assert choose("prepare", p, h200) == TileConfig(num_warps=4, BK=64, BV=128)
+    assert choose("wy", p, h200) == TileConfig(num_warps=4, stages=2, BK=128, BV=64)
+    assert choose("intra", p, h200) == TileConfig(num_warps=4, stages=2, BK=32, BV=64, maxnreg=168)
 
 
 def test_what_was_timed_as_code_of_sm80_is_kept():
     """Where 8 warps multiply rows twice and leave no room for a second program (docs/decisions/triton.md)."""
     p, a100 = problem("K=128 V=128 bfloat16"), host_of("sm80")
-    assert choose("state", p, a100) == Config(warps=4, stages=2, BK=64, BV=64)
-    assert choose("state_bwd", p, a100) == Config(warps=4, stages=2, BK=32, BV=64)
+    assert choose("state", p, a100) == TileConfig(num_warps=4, stages=2, BK=64, BV=64)
+    assert choose("state_bwd", p, a100) == TileConfig(num_warps=4, stages=2, BK=32, BV=64)
     for arch in ("sm80", "sm86", "sm89", "sm120"):
-        assert choose("intra", p, host_of(arch)) == Config(warps=4, stages=1, BK=32, BV=128)
+        assert choose("intra", p, host_of(arch)) == TileConfig(num_warps=4, stages=1, BK=32, BV=128)
 
 
 @pytest.mark.parametrize("arch", FAMILIES)

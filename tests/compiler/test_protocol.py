@@ -7,13 +7,22 @@ from pathlib import Path
 
 import pytest
 
-from kda.backends.protocol import Launcher, Planner, functions_of
+from kda.backends.protocol import LaunchModule, PlanModule
 from kda.capability import Capability
 from kda.dispatch import capabilities
 
 pytest.importorskip("triton")
 
-DECLARED = {"launch": Launcher, "plan": Planner}
+DECLARED = {"launch": LaunchModule, "plan": PlanModule}
+
+
+def functions_of(capability):
+    """Module -> functions that every backend of this capability has."""
+    optional = {"backward": capability.backward, "saved_bytes": capability.saves_opaque,
+                "segment_map": "forward" in capability.maps, "segment_map_bwd": "backward" in capability.maps}
+    of_launch = ("forward", "stage", "rounded_to", *(name for name, has_it in optional.items() if has_it))
+    of_plan = ("recipes", "recipes_of_call", "call_of_stage")
+    return {"launch": of_launch} | ({"plan": of_plan} if capability.archs else {})
 
 
 def arguments(function):
@@ -33,22 +42,22 @@ def test_a_backend_has_the_functions_that_its_capability_promises(capability):
 def test_who_decodes_has_the_function_for_it(backend):
     (capability,) = (c for c in capabilities() if c.backend == backend)
     module = importlib.import_module(capability.launch_module)
-    assert arguments(module.recurrent) == arguments(Launcher.recurrent)
-    assert arguments(module.decode_step) == arguments(Launcher.decode_step)
+    assert arguments(module.recurrent) == arguments(LaunchModule.recurrent)
+    assert arguments(module.decode_step) == arguments(LaunchModule.decode_step)
 
 
 @pytest.mark.parametrize("backend", ["reference", "triton", "sm90", "sm100"])
 def test_who_accepts_a_pool_has_the_function_for_it(backend):
     (capability,) = (c for c in capabilities() if c.backend == backend)
-    assert arguments(importlib.import_module(capability.launch_module).prefill) == arguments(Launcher.prefill)
+    assert arguments(importlib.import_module(capability.launch_module).prefill) == arguments(LaunchModule.prefill)
 
 
 def test_a_backend_of_forwards_alone_needs_no_backward():
-    of = functions_of(Capability("mine", 10, "made up", backward=False))
-    assert of == {"launch": ("forward", "stage", "rounded_to")}
+    functions = functions_of(Capability("mine", 10, "made up", backward=False))
+    assert functions == {"launch": ("forward", "stage", "rounded_to")}
 
 
-@pytest.mark.parametrize("protocol", [Launcher, Planner])
+@pytest.mark.parametrize("protocol", [LaunchModule, PlanModule])
 def test_the_page_on_backends_has_every_function_with_its_arguments(protocol):
     page = (Path(__file__).parents[2] / "docs" / "backends.md").read_text()
     on_page = dict(re.findall(r"`(\w+)\(([^`]*)\)`", page))

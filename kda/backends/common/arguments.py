@@ -18,12 +18,11 @@ from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ptxkit.compile.errors import BuildError
+from .limits import MAX_THREADS, Limited
 
 if TYPE_CHECKING:
     from ptxkit.compile.kernel import Bound, Kernel
 
-MAX_THREADS = 1024                           # threads of a CTA
 MAX_SHARED = 227 * 1024                      # bytes of shared memory that a CTA may have, on any arch; some have less
 MAX_CLUSTER = 8                              # CTAs of a cluster that every GPU with clusters runs
 
@@ -99,7 +98,7 @@ class NamedLaunch(NamedTuple):
         self.bound(*map(tensors.get, self.names))
 
 
-class KernelConfig:
+class KernelConfig(Limited):
     """What a kernel is built for, and how it is launched: a subclass has `threads`, `shared` bytes and `arguments`."""
 
     arguments: type[Arguments]
@@ -129,13 +128,7 @@ class KernelConfig:
         launch_options = MappingProxyType({})    # options of the DSL's launch that change the code
         roles = MappingProxyType({})         # the warps of a CTA by role, if they differ
 
-    def why_invalid(self) -> str | None:
-        """Return a sentence that says which limit this configuration breaks; None if none."""
-        return next(self.broken_limits(), None)
-
     def broken_limits(self) -> Iterator[str]:
-        """Yield a sentence for each limit of a GPU that is broken.  A subclass yields those of its kernel before these:
-        what does not hold for a size of a head may not be computable for it either."""
         clusters = math.prod(self.cluster) if isinstance(self.cluster, tuple) else self.cluster
         for what, found, most in (
             ("threads of a CTA", self.threads, MAX_THREADS), ("bytes of shared memory", self.shared, MAX_SHARED),
@@ -143,13 +136,6 @@ class KernelConfig:
         ):
             if found > most:
                 yield f"there are at most {most:,} {what}; found {found:,}"
-
-    def require_valid(self) -> None:
-        """Raise a BuildError if the configuration breaks a limit: before its kernel is built, and before it is left out
-        because its grid is empty."""
-        if reason := self.why_invalid():
-            name = type(self).__name__
-            raise BuildError(f"{name}: {reason}. No kernel is built for {self}. Use backend='triton'.")
 
     def bound(self, kernel: Kernel, grid: tuple[int, int, int], **numbers: float) -> NamedLaunch:
         """The launch of a kernel that was built for this, without its tensors."""

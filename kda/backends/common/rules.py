@@ -31,6 +31,6 @@ def keeps_its_own(*ccs: tuple[int, int]) -> Rule:
     )
 
 
-def of(backend: str, *rules: Rule) -> tuple[Rule, ...]:
+def rules_of(backend: str, *rules: Rule) -> tuple[Rule, ...]:
     """The same rules as a backend's own: "installed" of sm90 is sm90.installed."""
     return tuple(rule._replace(id=f"{backend}.{rule.id}") for rule in rules)

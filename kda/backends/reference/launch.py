@@ -120,8 +120,8 @@ def prefill(p: Problem, x: Inputs) -> Tensor:
 def _checkpoints(table: Ragged, offsets: Tensor, slots: Tensor) -> tuple[Tensor, Tensor]:
     """Return the slot of the state that enters each chunk, and slots of final states (N, E); -1: none."""
     chunk_slots, at_the_end = (torch.full(shape, -1, device="cpu") for shape in ((table.NC,), slots.shape))
-    for n, (at, to) in enumerate(zip(offsets.tolist(), slots.tolist())):
-        for e, (offset, slot) in enumerate(zip(at, to)):
+    for n, (tokens, to) in enumerate(zip(offsets.tolist(), slots.tolist())):
+        for e, (offset, slot) in enumerate(zip(tokens, to)):
             if offset == table.lengths[n]:
                 at_the_end[n, e] = slot
             elif slot >= 0 and 0 <= offset < table.lengths[n] and offset % table.C == 0:

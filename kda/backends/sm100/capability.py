@@ -2,7 +2,7 @@
 
 from kda.capability import Capability, Rule
 
-from ..common.rules import BFLOAT16, CHUNKS, CUTE_DSL, ONE_BETA, keeps_its_own, of
+from ..common.rules import BFLOAT16, CHUNKS, CUTE_DSL, ONE_BETA, keeps_its_own, rules_of
 
 LIMIT = 65535                                # the largest grid in y and z
 
@@ -30,7 +30,7 @@ CAPABILITY = Capability(
             lambda p, h: h.cc in ((10, 0), (10, 3)),
             "needs a GPU of compute capability 10.0 or 10.3 (B200, GB200, B300, GB300), found {h}",
         ),
-        *of("sm100", CUTE_DSL, CHUNKS, BFLOAT16),
+        *rules_of("sm100", CUTE_DSL, CHUNKS, BFLOAT16),
         Rule("sm100.head_dim", lambda p, h: p.K == p.V in (64, 128), "needs K=V=64 or K=V=128, got K={p.K} V={p.V}"),
         Rule(
             "sm100.size",
@@ -43,7 +43,7 @@ CAPABILITY = Capability(
             "has a backward for up to 65,535 value heads and sequences, and 2,097,120 tokens per row of a batch",
             "pass one long sequence with cu_seqlens",
         ),
-        *of("sm100", ONE_BETA, keeps_its_own((10, 0), (10, 3))),
+        *rules_of("sm100", ONE_BETA, keeps_its_own((10, 0), (10, 3))),
         *BACKWARD,
     ),
     stages=("fwd/gate+intra+wy+state+output only", "bwd/output+state+wy+intra+gate from inputs",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,9 @@ from ..common.arguments import Arguments, KernelConfig, number, tensor
 
 SMALLEST = 99 << 10                          # bytes of shared memory that every GPU from sm_89 up allows a CTA
 SLICE = 32                                   # channels of K in a pass of `prepare`
+COLUMNS = (32, 16, 8)                        # columns of a state in a CTA: the first that leaves few SMs idle
+WIDEST_BACK = 16                             # columns in a backward: more would not fit
+SIZES = {"K": (64, 128), "V": (64, 128), "C": (32, 64)}                      # for which kernels are written
 WORDS = {
     "given": "GIVEN", "softplus": "SOFTPLUS", "bounded": "BOUNDED",
 }
@@ -88,8 +92,22 @@ def arguments_of(kernel: str, names: str) -> type[Arguments]:
     return type(f"{kernel}Arguments", (Arguments,), {name: ARGUMENTS[name] for name in names.split()})
 
 
+class Sized(KernelConfig):
+    """A configuration with some of K, V and C."""
+
+    def broken_limits(self) -> Iterator[str]:
+        sizes = {name: getattr(self, name) for name in SIZES if hasattr(self, name)}
+        for name, found in sizes.items():
+            if found not in SIZES[name]:
+                yield f"{name} must be {' or '.join(map(str, SIZES[name]))}; found {found}"
+        K, V = sizes.get("K"), sizes.get("V")
+        if K and V and K != V:
+            yield f"K and V must be equal; found K = {K} and V = {V}"
+        yield from super().broken_limits()
+
+
 @dataclass(frozen=True)
-class TablesConfig(KernelConfig):
+class TablesConfig(Sized):
     C: int
     offsets: str | None                      # dtype of cu_seqlens of packed sequences
     kernel = "tables"
@@ -103,7 +121,7 @@ class TablesConfig(KernelConfig):
         return {"CHUNK": self.C, "PACKED": OFFSETS[self.offsets]}
 
 
-class OfChunks(KernelConfig):
+class OfChunks(Sized):
     """A CTA has a warp for 8 rows of a chunk."""
 
     C: int
@@ -163,10 +181,17 @@ class _Chain(OfChunks):
     columns: int                             # columns of the state, or of its gradient, in a CTA
     offsets: str | None
     v_first: bool                            # states are (V, K)
+    widest = COLUMNS[0]                      # the most columns that a CTA may have
     if TYPE_CHECKING:
 
         @property
         def slots(self) -> int: ...
+
+    def broken_limits(self) -> Iterator[str]:
+        if self.columns not in COLUMNS or self.columns > self.widest:
+            allowed = " or ".join(str(columns) for columns in reversed(COLUMNS) if columns <= self.widest)
+            yield f"a CTA holds {allowed} columns of a state; found {self.columns}"
+        yield from super().broken_limits()
 
     @property
     def parts(self) -> int:
@@ -212,6 +237,7 @@ class ChainConfig(_Chain):
 
 @dataclass(frozen=True)
 class ChainBwdConfig(_Chain):
+    widest = WIDEST_BACK
     kernel = "chain_bwd"
     arguments = arguments_of(
         "ChainBwd",
@@ -287,7 +313,7 @@ class IntraConfig(OfChunks):
 
 
 @dataclass(frozen=True)
-class NormsConfig(KernelConfig):
+class NormsConfig(Sized):
     K: int
     norm: bool
     beta: str
@@ -304,7 +330,7 @@ class NormsConfig(KernelConfig):
 
 
 @dataclass(frozen=True)
-class SumsConfig(KernelConfig):
+class SumsConfig(Sized):
     K: int
     rate: bool
     bias: bool

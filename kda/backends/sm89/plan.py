@@ -15,9 +15,11 @@ from ptxkit.compile.errors import BuildError
 from ptxkit.compile.target import parse
 
 from .configs import (
+    COLUMNS,
     OFFSETS,
     SLICE,
     SMALLEST,
+    WIDEST_BACK,
     ChainBwdConfig,
     ChainConfig,
     Config,
@@ -30,8 +32,6 @@ from .configs import (
 )
 
 TARGET = parse("sm89")                       # its PTX runs on every later GPU
-COLUMNS = (32, 16, 8)                        # columns of a state in a CTA: the first that leaves few SMs idle
-WIDEST_BACK = 16                             # columns in a backward: more would not fit
 BUSY = 0.75                                  # the share of all SMs that has to have work
 
 
@@ -66,6 +66,8 @@ def plan(p: Problem, sms: int, offsets: str | None, save: Save = Save.NOTHING) -
         }
         if p.A_log or p.dt_bias:
             steps["sum_chunks"] = SumsConfig(p.K, p.A_log, p.dt_bias, offsets), p.HV
+    for config, _ in steps.values():
+        config.require_valid()
     return Plan(-(-p.T // p.C), chunks * p.HV, {name: step for name, step in steps.items() if step[1]})
 
 
@@ -131,5 +133,5 @@ WITHIN = ("A_inv", "of_rows")                # what a backward needs until its e
 def sizes(p: Problem, names: tuple[str, ...]) -> dict[str, int]:
     """Return the elements of a tile of each operand."""
     K, V, C = p.K, p.V, p.C
-    of = {"u": C * V, "A_qk": C * C, "A_inv": C * C, "gc_last": K, "of_rows": 3 * C}
-    return {name: of.get(name, C * K) for name in names}
+    elements = {"u": C * V, "A_qk": C * C, "A_inv": C * C, "gc_last": K, "of_rows": 3 * C}
+    return {name: elements.get(name, C * K) for name in names}

@@ -2,7 +2,7 @@
 
 from kda.capability import Capability, Rule
 
-from ..common.rules import BFLOAT16, CHUNKS, CUTE_DSL, ONE_BETA, keeps_its_own, of
+from ..common.rules import BFLOAT16, CHUNKS, CUTE_DSL, ONE_BETA, keeps_its_own, rules_of
 
 LIMIT = 65535                                # the largest size of a grid in y and z
 
@@ -29,7 +29,7 @@ CAPABILITY = Capability(
             lambda p, h: h.cc == (9, 0),
             "needs a GPU of compute capability 9.0 (H100, H200, H20), found {h}",
         ),
-        *of("sm90", CUTE_DSL, CHUNKS, BFLOAT16),
+        *rules_of("sm90", CUTE_DSL, CHUNKS, BFLOAT16),
         Rule(
             "sm90.head_dim",
             lambda p, h: p.K in (64, 128) and p.V in (64, 128),
@@ -41,7 +41,7 @@ CAPABILITY = Capability(
             "accepts up to 65,535 value heads and sequences, and 2,097,120 tokens per row of a batch",
             "pass one long sequence with cu_seqlens",
         ),
-        *of("sm90", ONE_BETA, keeps_its_own((9, 0))),
+        *rules_of("sm90", ONE_BETA, keeps_its_own((9, 0))),
         *BACKWARD,
     ),
     stages=("fwd/gate+intra+wy+state+output", "bwd/output+state+wy+intra+gate from inputs",

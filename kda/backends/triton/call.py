@@ -34,12 +34,12 @@ FLOAT32 = {"A_log", "dt_bias", "gc_last", "ht", "dht", "dA_log", "ddt_bias"}
 
 def dtype_of(p: Problem, name: str) -> torch.dtype:
     """Return the dtype in which kernels have a tensor."""
-    own = {"g": p.g_dtype, "beta": p.beta_dtype, "h0": p.state_dtype or "float32"}
-    own |= {"d" + n: dtype for n, dtype in own.items()}
-    return getattr(torch, own.get(name) or ("float32" if name in FLOAT32 else p.dtype))
+    dtypes = {"g": p.g_dtype, "beta": p.beta_dtype, "h0": p.state_dtype or "float32"}
+    dtypes |= {"d" + n: dtype for n, dtype in dtypes.items()}
+    return getattr(torch, dtypes.get(name) or ("float32" if name in FLOAT32 else p.dtype))
 
 
-class Call:
+class TritonCall:
     """A tensor of rows is (tokens, heads, ..), one of chunks (chunks, HV, ..), in whatever shape it came: kernels get
     addresses.
     """
@@ -61,7 +61,7 @@ class Call:
             self._tables(tensors["cu_seqlens"])
 
     @classmethod
-    def of(cls, p: Problem, saved: Save, x: Inputs, cut: bool = False, **others: Tensor | None) -> Call:
+    def of(cls, p: Problem, saved: Save, x: Inputs, cut: bool = False, **others: Tensor | None) -> TritonCall:
         """Return the Call with these inputs; `saved` says what it saves, or what was saved for it."""
         return cls(p, saved, x.q.device, laid_out(x) | {"cu_seqlens": x.cu_seqlens} | others, cut)
 
@@ -108,17 +108,17 @@ class Call:
 
     # launches
 
-    def run(self, name: str, grid: int, **own: Any) -> None:
+    def run(self, name: str, grid: int, **given: Any) -> None:
         """Launch a kernel; its arguments are looked up by name."""
         if grid:
             kernel, env = self.kernels[name], self.env
-            kernel.launch(grid, *[own[n] if n in own else env[n] for n in kernel.names])
+            kernel.launch(grid, *[given[n] if n in given else env[n] for n in kernel.names])
 
-    def over_chunks(self, name: str, parts: int = 1, **own: Any) -> None:
-        self.run(name, self.chunks * self.p.HV * parts, **own)
+    def over_chunks(self, name: str, parts: int = 1, **given: Any) -> None:
+        self.run(name, self.chunks * self.p.HV * parts, **given)
 
-    def over_segments(self, name: str, **own: Any) -> None:
-        self.run(name, self.segments * self.p.HV * self.plan.tiles(name, "V"), **own)
+    def over_segments(self, name: str, **given: Any) -> None:
+        self.run(name, self.segments * self.p.HV * self.plan.tiles(name, "V"), **given)
 
-    def over_sequences(self, name: str, **own: Any) -> None:
-        self.run(name, self.p.N * self.p.HV * self.plan.tiles(name, "V"), **own)
+    def over_sequences(self, name: str, **given: Any) -> None:
+        self.run(name, self.p.N * self.p.HV * self.plan.tiles(name, "V"), **given)

@@ -7,64 +7,74 @@ prints what they need; tests/compiler/test_fits.py checks the table.  Every GPU 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 from kda.host import Host
 from kda.problem import Problem
 from ptxkit.compile.errors import BuildError
 
+from .limits import TritonConfig
+
 SMALLEST = 99                                # KiB; assumed of an unknown GPU
 
 
 @dataclass(frozen=True)
-class Config:
-    warps: int = 4
+class TileConfig(TritonConfig):
+    num_warps: int = 4
     stages: int = 1
     BK: int = 256                            # slice of K in registers
     BV: int = 64                             # slice of V
     maxnreg: int | None = None
+    tiles: ClassVar = ("BK", "BV")
+    smallest_tile: ClassVar = 16             # of a product
+
+    def broken_limits(self) -> Iterator[str]:
+        yield from super().broken_limits()
+        if self.maxnreg is not None and not 24 <= self.maxnreg <= 255:
+            yield f"maxnreg must be from 24 to 255; found {self.maxnreg}"
 
 
-class Row(NamedTuple):
+class TableRow(NamedTuple):
     kernel: str
     bits: int                                # bits of an element of q, k and v
     K: int                                   # the largest K
     shared: int                              # KiB that a block must be allowed
-    config: Config
+    config: TileConfig
     products: str = "any"                    # "async": wgmma, tcgen05, operands in shared memory; "mma.sync": others
 
 
 # The rows of 227 KiB for K <= 128 were measured on an H200; the others are built to fit, those of 4 warps for mma.sync
 # and K <= 128 also so that two CTAs share an SM (docs/decisions/triton.md).
 TABLE = (
-    Row("prepare", 16, 128, 227, Config(warps=4, BK=64, BV=128)),
-    Row("prepare", 16, 256, 99, Config(warps=4, BK=64, BV=64)),
-    Row("prepare", 32, 256, 99, Config(warps=8, BK=32, BV=32)),
-    Row("state", 16, 64, 227, Config(warps=4, stages=3, BV=64)),
-    Row("state", 16, 64, 99, Config(warps=4, stages=3, BV=64), "mma.sync"),
-    Row("state", 16, 64, 99, Config(warps=4, stages=2, BV=64)),
-    Row("state", 16, 128, 227, Config(warps=4, stages=3, BV=64)),
-    Row("state_bwd", 16, 128, 163, Config(warps=4, stages=2, BK=32, BV=64), "mma.sync"),
-    Row("state", 16, 128, 163, Config(warps=4, stages=2, BK=64, BV=64), "mma.sync"),
-    Row("state", 16, 128, 99, Config(warps=8, stages=2, BV=64), "mma.sync"),
-    Row("state", 16, 128, 99, Config(warps=8, stages=1, BV=64)),
-    Row("state", 16, 256, 163, Config(warps=8, stages=2, BK=128, BV=32), "mma.sync"),
-    Row("state", 16, 256, 99, Config(warps=8, stages=1, BK=128, BV=32), "mma.sync"),
-    Row("state", 16, 256, 99, Config(warps=8, stages=1, BK=64, BV=64)),
-    Row("state", 32, 64, 99, Config(warps=8, BV=32)),
-    Row("state", 32, 256, 99, Config(warps=8, BK=64, BV=16), "mma.sync"),
-    Row("state", 32, 256, 99, Config(warps=4, BK=64, BV=16)),
-    Row("compose", 32, 64, 99, Config(warps=4, BK=32, BV=32)),
-    Row("compose", 32, 256, 99, Config(warps=8, BK=32, BV=32)),
-    Row("wy", 16, 128, 227, Config(warps=4, stages=2, BV=64)),
-    Row("wy", 16, 256, 99, Config(warps=4, BV=64)),
-    Row("wy", 32, 256, 99, Config(warps=8, BV=32)),
-    Row("intra", 16, 128, 227, Config(warps=4, stages=2, BK=32, BV=64, maxnreg=168), "async"),
-    Row("intra", 16, 128, 99, Config(warps=4, BK=32, BV=128), "mma.sync"),
-    Row("intra", 16, 256, 99, Config(warps=8, BK=32, BV=64), "mma.sync"),
-    Row("intra", 16, 256, 99, Config(warps=8, BK=64, BV=64)),
-    Row("intra", 32, 256, 99, Config(warps=8, BK=16, BV=32)),
+    TableRow("prepare", 16, 128, 227, TileConfig(num_warps=4, BK=64, BV=128)),
+    TableRow("prepare", 16, 256, 99, TileConfig(num_warps=4, BK=64, BV=64)),
+    TableRow("prepare", 32, 256, 99, TileConfig(num_warps=8, BK=32, BV=32)),
+    TableRow("state", 16, 64, 227, TileConfig(num_warps=4, stages=3, BV=64)),
+    TableRow("state", 16, 64, 99, TileConfig(num_warps=4, stages=3, BV=64), "mma.sync"),
+    TableRow("state", 16, 64, 99, TileConfig(num_warps=4, stages=2, BV=64)),
+    TableRow("state", 16, 128, 227, TileConfig(num_warps=4, stages=3, BV=64)),
+    TableRow("state_bwd", 16, 128, 163, TileConfig(num_warps=4, stages=2, BK=32, BV=64), "mma.sync"),
+    TableRow("state", 16, 128, 163, TileConfig(num_warps=4, stages=2, BK=64, BV=64), "mma.sync"),
+    TableRow("state", 16, 128, 99, TileConfig(num_warps=8, stages=2, BV=64), "mma.sync"),
+    TableRow("state", 16, 128, 99, TileConfig(num_warps=8, stages=1, BV=64)),
+    TableRow("state", 16, 256, 163, TileConfig(num_warps=8, stages=2, BK=128, BV=32), "mma.sync"),
+    TableRow("state", 16, 256, 99, TileConfig(num_warps=8, stages=1, BK=128, BV=32), "mma.sync"),
+    TableRow("state", 16, 256, 99, TileConfig(num_warps=8, stages=1, BK=64, BV=64)),
+    TableRow("state", 32, 64, 99, TileConfig(num_warps=8, BV=32)),
+    TableRow("state", 32, 256, 99, TileConfig(num_warps=8, BK=64, BV=16), "mma.sync"),
+    TableRow("state", 32, 256, 99, TileConfig(num_warps=4, BK=64, BV=16)),
+    TableRow("compose", 32, 64, 99, TileConfig(num_warps=4, BK=32, BV=32)),
+    TableRow("compose", 32, 256, 99, TileConfig(num_warps=8, BK=32, BV=32)),
+    TableRow("wy", 16, 128, 227, TileConfig(num_warps=4, stages=2, BV=64)),
+    TableRow("wy", 16, 256, 99, TileConfig(num_warps=4, BV=64)),
+    TableRow("wy", 32, 256, 99, TileConfig(num_warps=8, BV=32)),
+    TableRow("intra", 16, 128, 227, TileConfig(num_warps=4, stages=2, BK=32, BV=64, maxnreg=168), "async"),
+    TableRow("intra", 16, 128, 99, TileConfig(num_warps=4, BK=32, BV=128), "mma.sync"),
+    TableRow("intra", 16, 256, 99, TileConfig(num_warps=8, BK=32, BV=64), "mma.sync"),
+    TableRow("intra", 16, 256, 99, TileConfig(num_warps=8, BK=64, BV=64)),
+    TableRow("intra", 32, 256, 99, TileConfig(num_warps=8, BK=16, BV=32)),
 )
 
 
@@ -76,7 +86,7 @@ def power_of_2(n: int) -> int:
     return max(16, 1 << (n - 1).bit_length())
 
 
-def choose(kernel: str, p: Problem, host: Host, bits: int = 0) -> Config:
+def choose(kernel: str, p: Problem, host: Host, bits: int = 0) -> TileConfig:
     """`bits` of what the kernel multiplies, if that is not in the dtype of q."""
     bits = bits or (32 if p.dtype == "float32" else 16)
     allowed = host.smem or SMALLEST << 10

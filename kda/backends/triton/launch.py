@@ -21,7 +21,7 @@ from ..common.chunks import Chunks, has_rows
 from ..common.pool.launch import Checkpoints
 from ..common.pool.launch import prefill as of_pool
 from ..common.tensors import aligned, chunks_of_a_row, on_its_device
-from .call import Call, dtype_of
+from .call import TritonCall, dtype_of
 from .decode.launch import decode_step as decode_step
 from .decode.launch import recurrent as recurrent
 from .plan import call_of_stage
@@ -45,7 +45,7 @@ def rounded_to(p: Problem) -> dict[str, str]:
 # the runs
 
 
-def sums(c: Call) -> None:
+def sums(c: TritonCall) -> None:
     """Allocate what the backward's kernels find beside the inputs: gc, and the norms of q and k."""
     p = c.p
     # A difference of long float64 sums keeps the small decays that follow a large one.
@@ -54,7 +54,7 @@ def sums(c: Call) -> None:
         c.env["q_norm"], c.env["k_norm"] = c.empty(2, p.B * p.T, p.HV, dtype=torch.float32)
 
 
-def gate_intra_wy(c: Call, keep: bool) -> None:
+def gate_intra_wy(c: TritonCall, keep: bool) -> None:
     """Compute A_qk, w, u, qg, kg, gc_last; for a backward also A_inv."""
     sums(c)
     if "A_inv" in c.env:                                                       # and so is A_qk
@@ -65,7 +65,7 @@ def gate_intra_wy(c: Call, keep: bool) -> None:
     c.over_chunks("prepare", A_kk=c.per_chunk(c.p.C, c.p.C, dtype=torch.float32))
 
 
-def state_output(c: Call) -> None:
+def state_output(c: TritonCall) -> None:
     """Compute o, ht, h and v_new, those that there is memory for."""
     h0 = c.env.get("h0")
     if c.plan.segment:
@@ -74,7 +74,7 @@ def state_output(c: Call) -> None:
     c.over_segments("state", h0=h0)
 
 
-def summarised(c: Call) -> SegmentSummary:
+def summarised(c: TritonCall) -> SegmentSummary:
     """Return the summary of each segment of the forward; M stays in the environment, for a backward."""
     added = c.per_segment(c.p.K, c.p.V)
     c.over_segments("added", ht=added)
@@ -82,14 +82,14 @@ def summarised(c: Call) -> SegmentSummary:
     return SegmentSummary(c.env["M"], added)
 
 
-def transitions(c: Call) -> None:
+def transitions(c: TritonCall) -> None:
     """Compute M: each segment multiplies a state by it, and the gradient of a state by its transpose."""
     if "M" not in c.env:
         c.env["M"] = c.per_segment(c.p.K, c.p.K)
         c.over_segments("transition")
 
 
-def output_state_bwd(c: Call) -> None:
+def output_state_bwd(c: TritonCall) -> None:
     """Compute dh, dv_new and, where there is memory for it, dh0."""
     c.make("dh dv_new")
     dht = c.env["dht"]
@@ -104,7 +104,7 @@ def output_state_bwd(c: Call) -> None:
     c.over_segments("state_bwd", dht=edge)
 
 
-def wy_intra_gate_bwd(c: Call) -> None:
+def wy_intra_gate_bwd(c: TritonCall) -> None:
     """Compute the gradients of the inputs."""
     p, env = c.p, c.env
     tokens = (p.B * p.T, p.HV)
@@ -139,7 +139,7 @@ def forward(p: Problem, x: Inputs, save: Save = Save.NOTHING) -> Outputs:
 
 @on_its_device
 def _forward(p: Problem, x: Inputs, save: Save, checkpoints: Checkpoints | None) -> Outputs:
-    c = Call.of(p, save, x, **(checkpoints._asdict() if checkpoints else {}))
+    c = TritonCall.of(p, save, x, **(checkpoints._asdict() if checkpoints else {}))
     env, state, kept = c.env, (p.HV, p.V, p.K) if p.state_v_first else (p.HV, p.K, p.V), save.kind
     c.make("o" + " h v_new" * (kept is Saved))
     chunks = chunks_of_a_row(p, x) if p.intermediate_states else 0
@@ -169,7 +169,7 @@ prefill = of_pool(_forward, lambda p: p.C)
 def backward(p: Problem, x: Inputs, do: Tensor, dht: Tensor | None, saved: Saved | Products | None = None) -> Grads:
     save = Save.of(saved)
     kept: dict[str, Any] = {} if saved is None else {name: aligned(t) for name, t in saved._asdict().items()}
-    c = Call.of(p, save, x, do=aligned(do, x.q.dtype), dht=aligned(dht, torch.float32), **kept)
+    c = TritonCall.of(p, save, x, do=aligned(do, x.q.dtype), dht=aligned(dht, torch.float32), **kept)
     env = c.env
     if save is Save.ALL:
         sums(c)
@@ -192,7 +192,7 @@ def backward(p: Problem, x: Inputs, do: Tensor, dht: Tensor | None, saved: Saved
 
 @on_its_device
 def segment_map(p: Problem, x: Inputs, transition: bool) -> SegmentSummary:
-    c = Call.of(p, Save.NOTHING, x, cut=transition)
+    c = TritonCall.of(p, Save.NOTHING, x, cut=transition)
     c.make("o")
     added = c.env["ht"] = c.empty(1, p.HV, p.K, p.V, dtype=torch.float32)
     gate_intra_wy(c, keep=False)
@@ -204,7 +204,7 @@ def segment_map(p: Problem, x: Inputs, transition: bool) -> SegmentSummary:
 @on_its_device
 def segment_map_bwd(p: Problem, x: Inputs, do: Tensor, dht: Tensor | None) -> Tensor:
     p = dataclasses.replace(p, direction="backward", state_dtype="float32")    # dh0 is requested
-    c = Call.of(p, Save.NOTHING, x, do=aligned(do, x.q.dtype), dht=aligned(dht, torch.float32))
+    c = TritonCall.of(p, Save.NOTHING, x, do=aligned(do, x.q.dtype), dht=aligned(dht, torch.float32))
     dh0 = c.env["dh0"] = c.empty(1, p.HV, p.K, p.V, dtype=torch.float32)
     gate_intra_wy(c, keep=True)
     c.drop("gc q_norm k_norm A_inv u")
@@ -212,7 +212,7 @@ def segment_map_bwd(p: Problem, x: Inputs, do: Tensor, dht: Tensor | None) -> Te
     return dh0
 
 
-def whole_transition(c: Call, asked: bool) -> Tensor:
+def whole_transition(c: TritonCall, asked: bool) -> Tensor:
     """Return M of the one sequence from those of its segments: in float64, which torch's flags do not affect."""
     p = c.p
     if not asked:
@@ -245,7 +245,7 @@ def stage(
             given[n] = given[n].view(shape)
     if offsets is not None:
         given["cu_seqlens"] = torch.tensor(offsets, device=device)
-    c = Call(p, save, device, given)
+    c = TritonCall(p, save, device, given)
     if name == "fwd/gate+intra+wy":
         c.make("o")                                                            # cleared past the sequences
         gate_intra_wy(c, keep=True)

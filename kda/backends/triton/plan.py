@@ -21,7 +21,7 @@ from ptxkit.compile.triton import Recipe
 from ..common.pool.plan import inner
 from ..common.pool.plan import recipes as pool_recipes
 from ..common.triton_types import TYPES, target_of
-from .configs import Config, choose, power_of_2
+from .configs import TileConfig, choose, power_of_2
 from .decode.recurrent_plan import recipes as decode_recipes
 from .decode.step_plan import recipes as step_recipes
 from .decode.step_plan import usual_step
@@ -136,9 +136,10 @@ class _Recipes:
         self.span = span(p)
         self.precision = "tf32" if wide == 1 else "tf32x3"                     # for products of float32 operands
 
-    def recipe(self, function: str, tensors: str, numbers: str, constants: dict[str, Any], config: Config,
+    def recipe(self, function: str, tensors: str, numbers: str, constants: dict[str, Any], config: TileConfig,
                absent: Iterable[str] = ()) -> Recipe:
         """`tensors` "name:type ..."; those in `absent` are None, and tables where nothing is packed."""
+        config.require_valid()
         signature = {}
         for word in tensors.split():
             name, _, kind = word.partition(":")
@@ -150,7 +151,7 @@ class _Recipes:
         constants = dict(constants) | dict.fromkeys(left_out)
         signature = {name: kind for name, kind in signature.items() if name not in left_out}
         aligned = [n for n, kind in signature.items() if kind.startswith("*") and n not in UNALIGNED]
-        options = {"num_warps": config.warps, "num_stages": config.stages}
+        options = {"num_warps": config.num_warps, "num_stages": config.stages}
         if config.maxnreg:
             options["maxnreg"] = config.maxnreg
         return Recipe(f"kda.backends.triton.{function}", signature, constants, target=self.target, divisible=aligned,
@@ -160,7 +161,7 @@ class _Recipes:
         return self.recipe(
             "parts.sequences:tables",
             f"cu_seqlens:{dtype} chunk_table:int64 segment_table:int64 first_segment:int32 taken:int64",
-            "T N C segment chunk_entries segment_entries", {"BLOCK": 256, "RUN": 16}, Config(),
+            "T N C segment chunk_entries segment_entries", {"BLOCK": 256, "RUN": 16}, TileConfig(),
         )
 
     def forward(self, segment: int, saved: Save) -> dict[str, Recipe]:
@@ -172,7 +173,7 @@ class _Recipes:
             kernels["clear_kept"] = self.recipe(
                 "parts.sequences:clear_kept",
                 "A_qk:q A_inv:q w:q qg:q kg:q v_new:q h:q gc_last:float32 chunk_table:int64", "chunk_bound HV",
-                {"K": p.K, "V": p.V, "C": p.C, "BLOCK": 64}, Config(),
+                {"K": p.K, "V": p.V, "C": p.C, "BLOCK": 64}, TileConfig(),
             )
         return kernels
 
@@ -180,14 +181,14 @@ class _Recipes:
         return {f"tables {d}": self.tables(d) for d in ("int32", "int64")} if self.p.packed else {}
 
     @staticmethod
-    def absent(**there: bool) -> list[str]:
-        return [name for name, needed in there.items() if not needed]
+    def absent(**needed: bool) -> list[str]:
+        return [name for name, value in needed.items() if not value]
 
     def preparation(self, mode: str, output: bool) -> Recipe:
         """Return the modes of fwd/prepare; `output`: for a call that gives o."""
         p, c = self.p, self.prepare
         constants = {
-            "K": p.K, "V": p.V, "C": p.C, "BK": c.BK, "BV": c.BV, **self.channels(c.warps), "SPAN": self.span,
+            "K": p.K, "V": p.V, "C": p.C, "BK": c.BK, "BV": c.BV, **self.channels(c.num_warps), "SPAN": self.span,
             "GATE": p.gate, "RATE": p.A_log, "BIAS": p.dt_bias, "BETA": p.beta, "NORM": p.qk_l2norm,
             "MODE": mode, "PRECISION": self.precision,
         }
@@ -224,7 +225,7 @@ class _Recipes:
             kernels["compose"] = self.compose(given, p.state_dtype, reverse=False)
         return kernels
 
-    def walk_constants(self, c: Config, start: str, finish: str) -> dict[str, Constant]:
+    def walk_constants(self, c: TileConfig, start: str, finish: str) -> dict[str, Constant]:
         """Return the constants of kernels that walk the chunks of a segment, with a state from `start` to `finish`."""
         p = self.p
         return {
@@ -234,8 +235,8 @@ class _Recipes:
 
     def state_kernel(self, start: str, finish: str, output: bool, keep_h: str, keep_v: bool) -> Recipe:
         p, c = self.p, self.state
-        own = {"OUTPUT": output, "KEEP_H": keep_h, "KEEP_V": keep_v, "STAGES": c.stages}
-        constants = self.walk_constants(c, start, finish) | own
+        outputs = {"OUTPUT": output, "KEEP_H": keep_h, "KEEP_V": keep_v, "STAGES": c.stages}
+        constants = self.walk_constants(c, start, finish) | outputs
         kept = output and p.checkpoints is not None
         absent = self.absent(A_qk=output, qg=output, o=output, v_new=keep_v, h=keep_h != "none", h0=start != "zero",
                              ht=finish != "none", pool=kept, place=kept)
@@ -290,7 +291,7 @@ class _Recipes:
         if p.A_log or p.dt_bias:
             kernels["sum_chunks"] = self.recipe(
                 "bwd.gate:sum_chunks", "of_A_log:float32 of_dt_bias:float32 dA_log:float32 ddt_bias:float32",
-                "chunks HV", {"K": p.K, "BK": self.K, "ROWS": 32, "RATE": p.A_log, "BIAS": p.dt_bias}, Config(warps=4),
+                "chunks HV", {"K": p.K, "BK": self.K, "ROWS": 32, "RATE": p.A_log, "BIAS": p.dt_bias}, TileConfig(),
                 self.absent(of_A_log=p.A_log, of_dt_bias=p.dt_bias, dA_log=p.A_log, ddt_bias=p.dt_bias),
             )
         return kernels
@@ -314,7 +315,7 @@ class _Recipes:
         p, c = self.p, self.intra
         constants = {
             "K": p.K, "V": p.V, "C": p.C, "BK": c.BK, "BV": c.BV, "SPAN": self.span,
-            "RUN": self.run(c.BK, c.warps), "GATE": p.gate, "RATE": p.A_log, "BIAS": p.dt_bias,
+            "RUN": self.run(c.BK, c.num_warps), "GATE": p.gate, "RATE": p.A_log, "BIAS": p.dt_bias,
             "BETA": p.beta, "NORM": p.qk_l2norm,
             "SUMMED": p.dtype == "float32", "PRECISION": self.precision, "STAGES": c.stages,
         }
@@ -338,7 +339,7 @@ class _Recipes:
         return self.recipe(
             "bwd.norms:norms_bwd",
             "q:q k:q beta:b q_norm:float32 k_norm:float32 dqn:q dkn:q db:float32 dq:q dk:q dbeta:b taken:int64",
-            "tokens H HV", constants, Config(warps=4), absent,
+            "tokens H HV", constants, TileConfig(), absent,
         )
 
     def state_bwd(self, start: str, finish: str, keep: bool) -> Recipe:

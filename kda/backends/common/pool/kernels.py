@@ -49,15 +49,15 @@ def scatter(
     block, head, n = tl.program_id(0) % blocks, tl.program_id(0) // blocks % HV, tl.program_id(0) // blocks // HV
     i = block * BLOCK + tl.arange(0, BLOCK)
     tokens = sequence_at(cu_seqlens, n, T)[1]
-    slot, at = slot_at(slots, n, count), head.to(tl.int64) * SIZE + i
-    x = tl.load(ht + n.to(tl.int64) * HV * SIZE + at, mask=i < SIZE, other=0.0).to(pool.dtype.element_ty)
+    slot, offset = slot_at(slots, n, count), head.to(tl.int64) * SIZE + i
+    x = tl.load(ht + n.to(tl.int64) * HV * SIZE + offset, mask=i < SIZE, other=0.0).to(pool.dtype.element_ty)
     moved = (tokens > 0) | (slot != slot_at(starts, n, count))
-    tl.store(pool + slot * stride + at, x, mask=(i < SIZE) & (slot >= 0) & moved)
+    tl.store(pool + slot * stride + offset, x, mask=(i < SIZE) & (slot >= 0) & moved)
     if checkpoints is not None:
         for e in range(E):
             to = slot_at(checkpoints, n * E + e, count)
-            there = (to >= 0) & (tl.load(offsets + n * E + e).to(tl.int64) == tokens)
-            tl.store(pool + to * stride + at, x, mask=(i < SIZE) & there)
+            is_final = (to >= 0) & (tl.load(offsets + n * E + e).to(tl.int64) == tokens)
+            tl.store(pool + to * stride + offset, x, mask=(i < SIZE) & is_final)
 
 
 @triton.jit
@@ -82,6 +82,6 @@ def places(
         found = tl.full((BLOCK,), -1, tl.int64)
         for e in range(E):
             to = slot_at(checkpoints, n * E + e, count)
-            here = (to >= 0) & (tl.load(offsets + n * E + e).to(tl.int64) == c.to(tl.int64) * ROWS)
-            found = tl.where(here, to * stride, found)
+            begins = (to >= 0) & (tl.load(offsets + n * E + e).to(tl.int64) == c.to(tl.int64) * ROWS)
+            found = tl.where(begins, to * stride, found)
         tl.store(place + first + c, found, mask=c * ROWS < tokens)

@@ -50,10 +50,10 @@ def prefill(forward: Callable[..., Outputs], rows: Callable[[Problem], int]) -> 
         values = tensors | {"h0": h0, "stride": pool.stride(0), "count": p.slots, "T": p.T, "HV": p.HV, "E": E}
         blocks = -(-p.K * p.V // kernels["gather"].block) * p.HV * p.N
 
-        def launch(name: str, grid: int, **own: Tensor | None) -> None:
+        def launch(name: str, grid: int, **given: Tensor | None) -> None:
             kernel = kernels[name].kernel
             if grid:
-                kernel.launch(grid, *((values | own)[n] for n in kernel.names))
+                kernel.launch(grid, *((values | given)[n] for n in kernel.names))
 
         launch("gather", blocks)
         checkpoints = None

@@ -24,22 +24,22 @@ def gate_bwd(
     real = (d < K)[:, None, None] & (r < rows)[None, :, :]
     near = tl.minimum(r, rows - 1)
     channel = tl.max_contiguous(d * one, d.shape[0])[:, None, None]
-    at = channel + (r * K)[None, :, :]
-    dg2 = tl.load(dg2_row + at, mask=real, other=0.0).to(tl.float32)
+    offset = channel + (r * K)[None, :, :]
+    dg2 = tl.load(dg2_row + offset, mask=real, other=0.0).to(tl.float32)
     if not SUMMED:
         # Triton's reverse cumsum asks other threads for what it has.
         of_run = tl.sum(dg2, 2)                                                # (channels, C / RUN)
         after = (tl.sum(of_run, 1) + through_last)[:, None] - tl.cumsum(of_run, 1)
         dg2 += (after + of_run)[:, :, None] - tl.cumsum(dg2, 2)
-    at = channel + near[None, :, :] * stride
+    offset = channel + near[None, :, :] * stride
     if GATE == "given":
-        tl.store(dg + at, dg2.to(dg.dtype.element_ty), mask=real)
+        tl.store(dg + offset, dg2.to(dg.dtype.element_ty), mask=real)
     else:
-        x = tl.load(g + at, mask=(d < K)[:, None, None], other=0.0).to(tl.float32)
+        x = tl.load(g + offset, mask=(d < K)[:, None, None], other=0.0).to(tl.float32)
         if BIAS:
             x += tl.load(dt_bias + head * K + d, mask=d < K, other=0.0).to(tl.float32)[:, None, None]
         dx, of_A = log2_decay_bwd(dg2, x, rate, lower_bound, GATE)
-        tl.store(dg + at, dx.to(dg.dtype.element_ty), mask=real)
+        tl.store(dg + offset, dx.to(dg.dtype.element_ty), mask=real)
         if RATE:
             tl.store(of_A_log + number * K + d, tl.sum(tl.sum(tl.where(real, of_A, 0.0), 2), 1), mask=d < K)
         if BIAS:
@@ -56,12 +56,12 @@ def sum_chunks(of_A_log, of_dt_bias, dA_log, ddt_bias, chunks, HV, K: tl.constex
     bias = tl.zeros((BK,), tl.float32)
     for c0 in range(0, chunks, ROWS):
         c = c0 + tl.arange(0, ROWS)
-        at = (c.to(tl.int64)[:, None] * HV + head) * K + d[None, :]
+        offset = (c.to(tl.int64)[:, None] * HV + head) * K + d[None, :]
         real = (c < chunks)[:, None] & (d < K)[None, :]
         if RATE:
-            A += tl.sum(tl.load(of_A_log + at, mask=real, other=0.0), 0)
+            A += tl.sum(tl.load(of_A_log + offset, mask=real, other=0.0), 0)
         if BIAS:
-            bias += tl.sum(tl.load(of_dt_bias + at, mask=real, other=0.0), 0)
+            bias += tl.sum(tl.load(of_dt_bias + offset, mask=real, other=0.0), 0)
     if RATE:
         tl.store(dA_log + head, tl.sum(A, 0))
     if BIAS:

@@ -32,18 +32,18 @@ ROOM: tl.constexpr = tl.constexpr(12.0)
 
 
 @triton.jit
-def sum_where(here, x, PRECISION: tl.constexpr):
+def sum_where(where, x, PRECISION: tl.constexpr):
     """Returns for each t the sum of rows i of x with here[t, i]."""
-    return tl.dot(tl.where(here, 1.0, 0.0), x, input_precision=PRECISION)
+    return tl.dot(tl.where(where, 1.0, 0.0), x, input_precision=PRECISION)
 
 
 @triton.jit
-def product(M, high, low, of, PRECISION: tl.constexpr):
+def product(M, high, low, total, PRECISION: tl.constexpr):
     """Returns of + M @ (high + low); in float32, high alone."""
-    of = tl.dot(M, high, of, input_precision=PRECISION)
+    total = tl.dot(M, high, total, input_precision=PRECISION)
     if M.dtype != tl.float32:
-        of = tl.dot(M, low, of)
-    return of
+        total = tl.dot(M, low, total)
+    return total
 
 
 @triton.jit
@@ -60,11 +60,11 @@ def level_bwd(
     second = ((i >> level) % 2 == 1)[:, None]
     zero = tl.zeros((C, BK), tl.float32)
     E = decay_to_cut(gc, near, level, d, rows, K, BK)
-    at = near[:, None] * stride
-    y = load_columns(tl.where(second, q + at, k + at) + d, d, K, BK).to(tl.float32)
+    offset = near[:, None] * stride
+    y = load_columns(tl.where(second, q + offset, k + offset) + d, d, K, BK).to(tl.float32)
     high, low = in_two(y * (E * tl.where(second, qs[:, None], ks[:, None])), k.dtype.element_ty)
     of_q = product(M1, high, low, zero, PRECISION)
-    y = load_columns(k + at + d, d, K, BK).to(tl.float32)
+    y = load_columns(k + offset + d, d, K, BK).to(tl.float32)
     high, low = in_two(y * (E * tl.where(second, bks[:, None], ks[:, None])), k.dtype.element_ty)
     of_k = product(M2, high, low, zero, PRECISION)
     if unit is not None:
@@ -133,15 +133,15 @@ def intra_bwd(
     # A loop of its own: Triton has one buffer too few for an operand of a product that is used otherwise, too.
     for v0 in tl.range(0, V, BV, num_stages=1):
         e = v0 + tl.arange(0, BV)
-        at = e[:, None] + d[None, :] * V
-        h_ = load_tile(h + at, e[:, None], V, BV, d[None, :], K, BK).to(tl.float32)
-        dh_ = load_tile(dh + at, e[:, None], V, BV, d[None, :], K, BK).to(tl.float32)
+        offset = e[:, None] + d[None, :] * V
+        h_ = load_tile(h + offset, e[:, None], V, BV, d[None, :], K, BK).to(tl.float32)
+        dh_ = load_tile(dh + offset, e[:, None], V, BV, d[None, :], K, BK).to(tl.float32)
         through_last += tl.sum(rounded_product(h_, dh_), 0)
     for v0 in tl.range(0, V, BV, num_stages=STAGES):
         e = v0 + tl.arange(0, BV)
-        at = e[:, None] + d[None, :] * V                                       # (BV, BK): h^T
-        h_ = load_tile(h + at, e[:, None], V, BV, d[None, :], K, BK)
-        dh_ = load_tile(dh + at, e[:, None], V, BV, d[None, :], K, BK)
+        offset = e[:, None] + d[None, :] * V                                   # (BV, BK): h^T
+        h_ = load_tile(h + offset, e[:, None], V, BV, d[None, :], K, BK)
+        dh_ = load_tile(dh + offset, e[:, None], V, BV, d[None, :], K, BK)
         x = tl.dot(load_columns(do + at_v + e[None, :], e[None, :], V, BV), h_, x, input_precision=PRECISION)
         plus = tl.dot(load_columns(P + at_v + e[None, :], e[None, :], V, BV), h_, plus, input_precision=PRECISION)
         minus = tl.dot(load_columns(v_new + at_v + e[None, :], e[None, :], V, BV), dh_, minus,
@@ -184,15 +184,15 @@ def intra_bwd(
         tl.debug_barrier()
         for level in tl.static_range(FIRST(SPAN), LEVELS(C)):
             half = i // (1 << level)
-            here = (half ^ 1)[:, None] == half[None, :]
-            M1, M2 = tl.load(L1 + at_c, mask=here, other=0.0), tl.load(L2 + at_c, mask=here, other=0.0)
+            in_level = (half ^ 1)[:, None] == half[None, :]
+            M1, M2 = tl.load(L1 + at_c, mask=in_level, other=0.0), tl.load(L2 + at_c, mask=in_level, other=0.0)
             x, plus, minus, of_q, of_k, E = level_bwd(
                 x, plus, minus, q, k, gc, M1, M2, unit, qs, ks, bks, level, d[None, :], rows, H * K, K, C, BK, PRECISION
             )
     else:
         for level in tl.range(0, LEVELS(C), num_stages=1):
-            here = quarters(i, level)
-            M1, M2 = tl.where(here, tl.load(L1 + at_c), 0.0), tl.where(here, tl.load(L2 + at_c), 0.0)
+            in_level = quarters(i, level)
+            M1, M2 = tl.where(in_level, tl.load(L1 + at_c), 0.0), tl.where(in_level, tl.load(L2 + at_c), 0.0)
             x, plus, minus, of_q, of_k, E = level_bwd(
                 x, plus, minus, q, k, gc, M1, M2, None, qs, ks, bks, level, d[None, :], rows, H * K, K, C, BK, PRECISION
             )

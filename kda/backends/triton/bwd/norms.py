@@ -44,12 +44,12 @@ def norms_bwd(
     norm_bwd(q, dqn, dq, q_norm, row, near, row < end, H, HV, head, K, BK, NORM)
     norm_bwd(k, dkn, dk, k_norm, row, near, row < end, H, HV, head, K, BK, NORM)
     for j in range(HV // H):
-        at = near * HV + head * (HV // H) + j
+        offset = near * HV + head * (HV // H) + j
         sum_ = tl.zeros((ROWS,), tl.float32)
         for share in tl.static_range(SHARES):
-            sum_ += tl.load(db + tokens.to(tl.int64) * (share * HV) + at)
+            sum_ += tl.load(db + tokens.to(tl.int64) * (share * HV) + offset)
         if BETA != "given":
-            logit = tl.load(beta + at).to(tl.float32)
+            logit = tl.load(beta + offset).to(tl.float32)
             sum_ *= sigmoid_slope(logit) * (2.0 if BETA == "2*sigmoid" else 1.0)
         sum_ = tl.where(row < end, sum_, 0.0)
-        tl.store(dbeta + at, sum_.to(dbeta.dtype.element_ty), mask=row == near)
+        tl.store(dbeta + offset, sum_.to(dbeta.dtype.element_ty), mask=row == near)

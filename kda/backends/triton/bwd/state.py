@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from ..parts.fast import exp2
-from ..parts.memory import load_rows, load_state, store_state
+from ..parts.memory import load_rows, load_start, store_state
 from ..parts.sequences import program_place
 
 
@@ -38,10 +38,7 @@ def state_bwd(
             return
     DOT: tl.constexpr = w.dtype.element_ty
     i, e = tl.arange(0, C), tile * BV + tl.arange(0, BV)
-    if START == "segment":
-        S = load_state(dht, p * HV + head, e, K, V, BK, False)
-    else:
-        S = load_state(dht, n * HV + head, e, K, V, BK, V_FIRST)
+    S = load_start(dht, START, p, n, head, HV, e, K, V, BK, V_FIRST)
     if segment_table is not None:
         if tokens == 0:                                                        # as in fwd/state
             if FINISH == "sequence":
@@ -68,10 +65,10 @@ def state_bwd(
         next_S = ()
         for s in tl.static_range(len(S)):
             d = s * BK + tl.arange(0, BK)
-            at, real = row[:, None] * K + d[None, :], valid[:, None] & (d < K)[None, :]
+            offset, real = row[:, None] * K + d[None, :], valid[:, None] & (d < K)[None, :]
             decay = exp2(tl.load(gc_last + at_chunk.to(tl.int64) * K + d, mask=d < K, other=0.0))
-            q_ = tl.trans(tl.load(qg + at, mask=real, other=0.0))
-            w_ = tl.trans(tl.load(w + at, mask=real, other=0.0))
+            q_ = tl.trans(tl.load(qg + offset, mask=real, other=0.0))
+            w_ = tl.trans(tl.load(w + offset, mask=real, other=0.0))
             y = S[s] * decay[:, None] + scale * tl.dot(q_, do_, input_precision=PRECISION)
             next_S = next_S + (tl.dot(w_, (-x).to(DOT), y, input_precision=PRECISION),)
         S = next_S

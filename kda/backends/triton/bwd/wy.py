@@ -82,12 +82,12 @@ def wy_bwd(
         unit, over = unit_of(tl.max(tl.maximum(tl.abs(D1), tl.abs(D2))))
         tl.store(units + number, unit)
         D1, D2 = D1 * over, D2 * over
-    at = i[:, None] * C + i[None, :]
+    offset = i[:, None] * C + i[None, :]
     Q, K = tl.trans(D1), tl.trans(D2)
     if SPAN > 1:
         same = (i // SPAN)[:, None] == (i // SPAN)[None, :]
-        tl.store(U1 + at, tl.where(same, Q, 0.0).to(DOT))
-        tl.store(U2 + at, tl.where(same, K, 0.0).to(DOT))
+        tl.store(U1 + offset, tl.where(same, Q, 0.0).to(DOT))
+        tl.store(U2 + offset, tl.where(same, K, 0.0).to(DOT))
         Q, K = tl.where(same, 0.0, Q), tl.where(same, 0.0, K)
-    tl.store(L1 + at, (D1 + Q).to(DOT))
-    tl.store(L2 + at, (D2 + K).to(DOT))
+    tl.store(L1 + offset, (D1 + Q).to(DOT))
+    tl.store(L2 + offset, (D2 + K).to(DOT))

@@ -60,26 +60,26 @@ def rows_at(t, live, rows, steps, real_k, real_v, PER_VALUE: tl.constexpr):
 
 
 @triton.jit
-def read_state(at, d, e, real, to_k, to_v, ORDER: tl.constexpr, K: tl.constexpr, V: tl.constexpr):
+def read_state(base, d, e, real, to_k, to_v, ORDER: tl.constexpr, K: tl.constexpr, V: tl.constexpr):
     """(BK, BV) in float32, by whole pieces of memory however it lies there."""
     if ORDER == "kv":
-        S = tl.load(at + (d[:, None] * V + e[None, :]), mask=real, other=0.0)
+        S = tl.load(base + (d[:, None] * V + e[None, :]), mask=real, other=0.0)
     elif ORDER == "vk":
-        S = tl.trans(tl.load(at + (e[:, None] * K + d[None, :]), mask=tl.trans(real), other=0.0))
+        S = tl.trans(tl.load(base + (e[:, None] * K + d[None, :]), mask=tl.trans(real), other=0.0))
     else:
-        S = tl.load(at + (d[:, None] * to_k + e[None, :] * to_v), mask=real, other=0.0)
+        S = tl.load(base + (d[:, None] * to_k + e[None, :] * to_v), mask=real, other=0.0)
     return S.to(tl.float32)
 
 
 @triton.jit
-def write_state(at, S, d, e, real, to_k, to_v, ORDER: tl.constexpr, K: tl.constexpr, V: tl.constexpr):
-    S = S.to(at.dtype.element_ty)
+def write_state(base, S, d, e, real, to_k, to_v, ORDER: tl.constexpr, K: tl.constexpr, V: tl.constexpr):
+    S = S.to(base.dtype.element_ty)
     if ORDER == "kv":
-        tl.store(at + (d[:, None] * V + e[None, :]), S, mask=real)
+        tl.store(base + (d[:, None] * V + e[None, :]), S, mask=real)
     elif ORDER == "vk":
-        tl.store(at + (e[:, None] * K + d[None, :]), tl.trans(S), mask=tl.trans(real))
+        tl.store(base + (e[:, None] * K + d[None, :]), tl.trans(S), mask=tl.trans(real))
     else:
-        tl.store(at + (d[:, None] * to_k + e[None, :] * to_v), S, mask=real)
+        tl.store(base + (d[:, None] * to_k + e[None, :] * to_v), S, mask=real)
 
 
 @triton.jit

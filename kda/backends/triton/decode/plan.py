@@ -19,6 +19,7 @@ from ptxkit.compile.target import Target
 from ptxkit.compile.triton import Recipe
 
 from ...common.triton_types import TYPES
+from ..limits import TritonConfig
 
 
 class TensorLayout(NamedTuple):
@@ -52,13 +53,14 @@ def aligned(layouts: Layouts, strides: Mapping[str, float], name: str, axes: str
 
 
 def recipe(function: str, dtypes: Mapping[str, str | None], numbers: Mapping[str, str], constants: Mapping[str, Any],
-           divisible: Iterable[str], num_warps: int, target: Target) -> Recipe:
+           divisible: Iterable[str], config: TritonConfig, target: Target) -> Recipe:
     """Return the recipe of a kernel.  `dtypes` are those of its tensors, None for one that is absent; `numbers` are
     Triton's types of its other arguments; `constants` go before both."""
+    config.require_valid()
     types = {name: TYPES[dtype] for name, dtype in dtypes.items() if dtype is not None} | dict(numbers)
     constants = {name: None for name, dtype in dtypes.items() if dtype is None} | dict(constants)
     types = {name: kind for name, kind in types.items() if name not in constants}
     return Recipe(
         function, types, constants, target=target, divisible=set(divisible) & set(types),
-        options={"num_warps": num_warps, "num_stages": 1, "enable_fp_fusion": False},
+        options={"num_warps": config.num_warps, "num_stages": 1, "enable_fp_fusion": False},
     )

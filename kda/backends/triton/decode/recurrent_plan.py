@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
 
 from kda.host import Host
 from kda.problem import Problem
@@ -12,6 +13,7 @@ from ptxkit.compile.target import Target
 from ptxkit.compile.triton import Recipe
 
 from ...common.triton_types import target_of, width
+from ..limits import TritonConfig
 from . import plan
 from .plan import Layouts, aligned, strides_of
 
@@ -38,9 +40,11 @@ class RecurrentLayout(NamedTuple):
     state_aligned: bool = True               # states begin at such multiples
 
 
-class RecurrentConfig(NamedTuple):
+@dataclass(frozen=True)
+class RecurrentConfig(TritonConfig):
     BV: int                                  # columns of the state that a program holds
     num_warps: int = 1                       # with one, for K up to 256, sums over K need no barrier
+    tiles: ClassVar = ("BV",)
 
 
 def configs(p: Problem) -> tuple[RecurrentConfig, RecurrentConfig]:
@@ -110,7 +114,7 @@ def recipe(p: Problem, x: RecurrentLayout, c: RecurrentConfig, target: Target) -
         divisible |= {"dt_bias"}
     if x.state_aligned and p.K * p.V % 16 == 0:
         divisible |= {"state", "state_n", "state_h"}
-    return plan.recipe(FUNCTION, dtypes, numbers, constants, divisible, c.num_warps, target)
+    return plan.recipe(FUNCTION, dtypes, numbers, constants, divisible, c, target)
 
 
 def recipes(p: Problem, host: Host) -> list[Recipe]:

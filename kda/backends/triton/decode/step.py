@@ -65,20 +65,20 @@ def state_of(state, state_k, state_v, first, K: tl.constexpr, V: tl.constexpr, B
     row = tl.arange(0, BK // PIECE * ROWS)[:, None]
     e, d = first + row % ROWS, row // ROWS * PIECE + tl.arange(0, PIECE)[None, :]
     if ORDER == "vk":
-        at = state + (e * K + d)
+        pointers = state + (e * K + d)
     elif ORDER == "kv":
-        at = state + (d * V + e)
+        pointers = state + (d * V + e)
     else:
-        at = state + (e * state_v + d * state_k)
-    return at, (d < K) & (e < V)
+        pointers = state + (e * state_v + d * state_k)
+    return pointers, (d < K) & (e < V)
 
 
 @triton.jit
 def block_of(j, state, state_k, state_v, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, ROWS: tl.constexpr,
              PIECE: tl.constexpr, ORDER: tl.constexpr):
     """ROWS rows of a state as its pool holds them, the j-th of such blocks."""
-    at, real = state_of(state, state_k, state_v, j * ROWS, K, V, BK, ROWS, PIECE, ORDER)
-    return fetch(at, real, K == BK and V % ROWS == 0)
+    pointers, real = state_of(state, state_k, state_v, j * ROWS, K, V, BK, ROWS, PIECE, ORDER)
+    return fetch(pointers, real, K == BK and V % ROWS == 0)
 
 
 @triton.jit
@@ -94,8 +94,8 @@ def blocks_of(N: tl.constexpr, state, state_k, state_v, K: tl.constexpr, V: tl.c
 @triton.jit
 def put_block(S, j, state, state_k, state_v, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, ROWS: tl.constexpr,
               PIECE: tl.constexpr, ORDER: tl.constexpr):
-    at, real = state_of(state, state_k, state_v, j * ROWS, K, V, BK, ROWS, PIECE, ORDER)
-    put(at, S, real, K == BK and V % ROWS == 0)
+    pointers, real = state_of(state, state_k, state_v, j * ROWS, K, V, BK, ROWS, PIECE, ORDER)
+    put(pointers, S, real, K == BK and V % ROWS == 0)
 
 
 @triton.jit

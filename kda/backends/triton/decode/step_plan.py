@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
 
 from kda.host import Host
 from kda.problem import Problem, StepInputs, StepProblem
@@ -13,6 +14,7 @@ from ptxkit.compile.target import Target
 from ptxkit.compile.triton import Recipe
 
 from ...common.triton_types import target_of, width
+from ..limits import TritonConfig
 from . import plan
 from .plan import Layouts, aligned, strides_of
 
@@ -31,11 +33,13 @@ TURNED = 2**14                               # elements of a state (K, V) that s
 ITEMSIZE = {"bfloat16": 2, "float16": 2, "float32": 4, "float64": 8}
 
 
-class StepConfig(NamedTuple):
+@dataclass(frozen=True)
+class StepConfig(TritonConfig):
     num_warps: int
     piece: int
     rows: int | None = None                  # rows of V in a block that is computed with at once; None: all
     ahead: int = 1                           # blocks that are loaded before the first, of one token
+    tiles: ClassVar = ("piece", "rows")
 
 
 class StepLayout(NamedTuple):
@@ -117,7 +121,7 @@ def recipe(s: StepProblem, x: StepLayout, c: StepConfig, target: Target) -> Reci
         constants["conv_states_c"] = 1
         if p.K % 16 == p.V % 16 == 0:
             divisible |= {"conv_states", "conv_states_n", "conv_states_l"}
-    return plan.recipe(FUNCTION, dtypes, numbers, constants, divisible, c.num_warps, target)
+    return plan.recipe(FUNCTION, dtypes, numbers, constants, divisible, c, target)
 
 
 def usual_step(p: Problem) -> StepProblem:

@@ -66,14 +66,14 @@ def sum_gates(
     for k0 in tl.range(0, K, BG, num_stages=1):
         d = k0 + tl.arange(0, BG)
         channel = tl.max_contiguous(d * one, BG)[:, None, None]
-        at = channel + r[None, :, :] * stride
+        offset = channel + r[None, :, :] * stride
         real = (d < K)[:, None, None] & (r < rows)[None, :, :]
-        x = tl.load(g + at, mask=real, other=0.0).to(tl.float32)
+        x = tl.load(g + offset, mask=real, other=0.0).to(tl.float32)
         if BIAS:
             x += tl.load(dt_bias + d, mask=d < K, other=0.0).to(tl.float32)[:, None, None]
         g2 = log2_decay(x, rate, lower_bound, GATE).to(gc.dtype.element_ty)
-        at = channel.to(tl.int64) + (r * K)[None, :, :]                        # rows are constants to add to 64 bits
-        tl.store(gc + at, tl.cumsum(g2, 2), mask=real)
+        offset = channel.to(tl.int64) + (r * K)[None, :, :]                    # rows are constants to add to 64 bits
+        tl.store(gc + offset, tl.cumsum(g2, 2), mask=real)
 
 
 @triton.jit
@@ -131,9 +131,9 @@ def operands(q, k, gc, step, rows, stride, K: tl.constexpr, C: tl.constexpr, BK:
         E = decay_to_middle(gc, i, d, rows, K, C, BK)
     else:
         E = decay_to_cut(gc, i, level, d, rows, K, BK)
-    at = i[:, None] * stride
-    x = load_columns(k + at + d, d, K, BK)
-    y = load_columns(tl.where(((tl.arange(0, C) >> level) % 2 == 1)[:, None], q + at, k + at) + d, d, K, BK)
+    offset = i[:, None] * stride
+    x = load_columns(k + offset + d, d, K, BK)
+    y = load_columns(tl.where(((tl.arange(0, C) >> level) % 2 == 1)[:, None], q + offset, k + offset) + d, d, K, BK)
     return times(x, E), times(y, E)
 
 
@@ -144,8 +144,8 @@ def block_operands(
     """Returns normalised k and q under 2^x of their row in a diagonal block of SPAN rows, and k under 2^-x."""
     d = k0 + tl.arange(0, BK)[None, :]
     after, before = from_first(gc, half, d, rows, K, C, BK, SPAN)
-    at = tl.minimum(tl.arange(0, C), rows - 1)[:, None] * stride + d
-    x, y = load_columns(k + at, d, K, BK), load_columns(q + at, d, K, BK)
+    offset = tl.minimum(tl.arange(0, C), rows - 1)[:, None] * stride + d
+    x, y = load_columns(k + offset, d, K, BK), load_columns(q + offset, d, K, BK)
     return times_both(x, ks[:, None], after), times_both(y, qs[:, None], after), times_both(x, ks[:, None], before)
 
 
@@ -210,9 +210,9 @@ def multiply(X, x, y, stride, rows, D: tl.constexpr, C: tl.constexpr, BD: tl.con
             pair = pair + (load_rows(x, d + BD, stride, rows, D, C),)
         tl.debug_barrier()                                                     # all of both was read
         for s in tl.static_range(len(pair)):
-            at = d + s * BD
+            column = d + s * BD
             product = tl.dot(X, pair[s], input_precision=PRECISION).to(y.dtype.element_ty)
-            tl.store(y + i * stride + at, product, mask=(i < rows) & (at < D))
+            tl.store(y + i * stride + column, product, mask=(i < rows) & (column < D))
 
 
 @triton.jit

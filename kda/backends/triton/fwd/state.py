@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 
 from ..parts.fast import exp2
-from ..parts.memory import load_rows, load_state, state_at, store_state
+from ..parts.memory import load_rows, load_start, load_state, state_at, store_state
 from ..parts.sequences import program_place
 
 
@@ -43,10 +43,7 @@ def state(
             return
     DOT: tl.constexpr = w.dtype.element_ty
     i, e = tl.arange(0, C), tile * BV + tl.arange(0, BV)
-    if START == "segment":
-        S = load_state(h0, p * HV + head, e, K, V, BK, False)
-    else:
-        S = load_state(h0, n * HV + head, e, K, V, BK, V_FIRST)
+    S = load_start(h0, START, p, n, head, HV, e, K, V, BK, V_FIRST)
     if segment_table is not None:
         if tokens == 0:                                                        # tcgen05 would have no S without a step
             if FINISH == "sequence":
@@ -163,8 +160,8 @@ def compose(
             S = tl.load(state_at(added, p * HV + head, d, e, K, V, False), mask=real, other=0.0)
             for k0 in tl.range(0, K, BK, num_stages=1):
                 f = k0 + tl.arange(0, BK)
-                there = (d < K)[:, None] & (f < K)[None, :]
-                m = tl.load(state_at(M, p * HV + head, d, f, K, K, REVERSE), mask=there, other=0.0)
-                there = (f < K)[:, None] & (e < V)[None, :]
-                h = tl.load(state_at(edge, p * HV + head, f, e, K, V, False), mask=there, other=0.0)
+                real_m = (d < K)[:, None] & (f < K)[None, :]
+                m = tl.load(state_at(M, p * HV + head, d, f, K, K, REVERSE), mask=real_m, other=0.0)
+                real_h = (f < K)[:, None] & (e < V)[None, :]
+                h = tl.load(state_at(edge, p * HV + head, f, e, K, V, False), mask=real_h, other=0.0)
                 S = tl.dot(m, h, S, input_precision=PRECISION)

@@ -148,23 +148,23 @@ def convolve_bwd(
             e += w[0] * tl.where(t - 3 >= first, d0, 0.0)
             mine = (t - 3 >= t0) & (t - 3 < t0 + rows) & (t - 3 < tokens)
             tl.store(dx + (t - 3).to(tl.int64) * C + c, e.to(dx.dtype.element_ty), mask=mine & (c < C))
-            own = tl.where(t < t0 + rows, d0, 0.0)
-            dw3 += own * y0
-            dw2 += own * y1
-            dw1 += own * y2
-            dw0 += own * y3
-            db += own
+            slope = tl.where(t < t0 + rows, d0, 0.0)
+            dw3 += slope * y0
+            dw2 += slope * y1
+            dw1 += slope * y2
+            dw0 += slope * y3
+            db += slope
             x3, x2, x1 = x2, x1, x0
             d3, d2, d1 = d2, d1, d0
             first2, first1 = first1, first
     given: tl.constexpr = 4 if bias is None else 5
-    at = shares + run.to(tl.int64) * given * C + c
-    tl.store(at, dw0, mask=c < C)
-    tl.store(at + C, dw1, mask=c < C)
-    tl.store(at + 2 * C, dw2, mask=c < C)
-    tl.store(at + 3 * C, dw3, mask=c < C)
+    share = shares + run.to(tl.int64) * given * C + c
+    tl.store(share, dw0, mask=c < C)
+    tl.store(share + C, dw1, mask=c < C)
+    tl.store(share + 2 * C, dw2, mask=c < C)
+    tl.store(share + 3 * C, dw3, mask=c < C)
     if bias is not None:
-        tl.store(at + 4 * C, db, mask=c < C)
+        tl.store(share + 4 * C, db, mask=c < C)
 
 
 @triton.jit

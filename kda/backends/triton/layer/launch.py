@@ -24,11 +24,11 @@ def kernel_of(recipe: AnyRecipe) -> Any:
 
 def convolution_refused(dtype: torch.dtype, width: int, device: str) -> tuple[str, ...]:
     """Return why torch has to make this convolution; empty if a kernel can."""
-    return plan.broken(plan.CONVOLUTION, plan.Part(_name(dtype), width), detect(device))
+    return plan.broken(plan.CONVOLUTION, plan.LayerPart(_name(dtype), width), detect(device))
 
 
 def norm_refused(dtype: torch.dtype, channels: int, device: str) -> tuple[str, ...]:
-    return plan.broken(plan.NORM, plan.Part(_name(dtype), channels), detect(device))
+    return plan.broken(plan.NORM, plan.LayerPart(_name(dtype), channels), detect(device))
 
 
 _on_its_device = on_device_of(lambda x, *others: x)

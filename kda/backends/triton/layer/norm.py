@@ -13,9 +13,9 @@ from ..parts.memory import load_columns
 
 
 @triton.jit
-def norm_of(x, at, there, d, eps, V: tl.constexpr, BV: tl.constexpr):
+def norm_of(x, offset, valid, d, eps, V: tl.constexpr, BV: tl.constexpr):
     """n of rows, and 1 / sqrt(mean(x^2) + eps)."""
-    value = tl.load(x + at, mask=there & (d < V), other=0.0).to(tl.float32)
+    value = tl.load(x + offset, mask=valid & (d < V), other=0.0).to(tl.float32)
     scale = tl.rsqrt(tl.sum(value * value, 1) / V + eps)[:, None]
     return value * scale, scale
 
@@ -28,12 +28,12 @@ def norm_gate(
     """y, of ROWS rows."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     d = tl.arange(0, BV)[None, :]
-    there = (row < rows)[:, None]
-    at = row.to(tl.int64)[:, None] * V + d
-    n, _ = norm_of(x, at, there, d, eps, V, BV)
+    valid = (row < rows)[:, None]
+    offset = row.to(tl.int64)[:, None] * V + d
+    n, _ = norm_of(x, offset, valid, d, eps, V, BV)
     w = load_columns(weight + d, d, V, BV).to(tl.float32)
-    s = sigmoid(tl.load(gate + at, mask=there & (d < V), other=0.0).to(tl.float32))
-    tl.store(y + at, (n * w * s).to(y.dtype.element_ty), mask=there & (d < V))
+    s = sigmoid(tl.load(gate + offset, mask=valid & (d < V), other=0.0).to(tl.float32))
+    tl.store(y + offset, (n * w * s).to(y.dtype.element_ty), mask=valid & (d < V))
 
 
 @triton.jit
@@ -47,15 +47,15 @@ def norm_gate_bwd(
     dw = tl.zeros((ROWS, BV), tl.float32)
     for tile in range(tl.program_id(0), tiles, tl.num_programs(0)):
         row = tile * ROWS + tl.arange(0, ROWS)
-        there = (row < rows)[:, None]
-        at = row.to(tl.int64)[:, None] * V + d
-        n, scale = norm_of(x, at, there, d, eps, V, BV)
-        s = sigmoid(tl.load(gate + at, mask=there & (d < V), other=0.0).to(tl.float32))
-        e = tl.load(dy + at, mask=there & (d < V), other=0.0).to(tl.float32) * s
+        valid = (row < rows)[:, None]
+        offset = row.to(tl.int64)[:, None] * V + d
+        n, scale = norm_of(x, offset, valid, d, eps, V, BV)
+        s = sigmoid(tl.load(gate + offset, mask=valid & (d < V), other=0.0).to(tl.float32))
+        e = tl.load(dy + offset, mask=valid & (d < V), other=0.0).to(tl.float32) * s
         dw += e * n
         e *= w
-        tl.store(dgate + at, (e * n * (1.0 - s)).to(dgate.dtype.element_ty), mask=there & (d < V))
+        tl.store(dgate + offset, (e * n * (1.0 - s)).to(dgate.dtype.element_ty), mask=valid & (d < V))
         e = scale * (e - n * (tl.sum(e * n, 1) / V)[:, None])
-        tl.store(dx + at, e.to(dx.dtype.element_ty), mask=there & (d < V))
+        tl.store(dx + offset, e.to(dx.dtype.element_ty), mask=valid & (d < V))
     out = tl.program_id(0).to(tl.int64) * V + tl.arange(0, BV)
     tl.store(shares + out, tl.sum(dw, 0), mask=tl.arange(0, BV) < V)

@@ -20,7 +20,7 @@ CHANNELS = 512                               # channels of a program of the conv
 NORM_ELEMENTS = 2048                         # elements of a tile of the norm
 
 
-class Part(NamedTuple):
+class LayerPart(NamedTuple):
     """A convolution or a norm, without its tensors."""
 
     dtype: str
@@ -42,7 +42,7 @@ NORM = (
 
 
 @functools.lru_cache(maxsize=1024)
-def broken(rules: tuple[Rule, ...], part: Part, host: Host) -> tuple[str, ...]:
+def broken(rules: tuple[Rule, ...], part: LayerPart, host: Host) -> tuple[str, ...]:
     """Return why torch has to do it; empty if a kernel can."""
     return tuple(f"{r.id}: {r.why.format(p=part, h=host)}" for r in rules if not r.holds(part, host))
 
@@ -64,12 +64,12 @@ def convolution(kernel: str, dtypes: tuple[tuple[str, str | None], ...], channel
     """`dtypes` has x, weight, bias, state, and those of starts, numbers and cu_seqlens that the kernel reads."""
     given = dict(dtypes)
     x, state = given["x"], given["state"]
-    own = {
+    tables = {
         "convolve": ("starts", "numbers"),
         "convolve_bwd": ("starts", "numbers"),
         "convolve_state_bwd": ("cu_seqlens",),
     }[kernel]
-    tensors = {name: given[name] for name in ("x", "weight", "bias", "state", *own)}
+    tensors = {name: given[name] for name in ("x", "weight", "bias", "state", *tables)}
     if kernel == "convolve":
         tensors["y"] = x
     else:
@@ -79,11 +79,11 @@ def convolution(kernel: str, dtypes: tuple[tuple[str, str | None], ...], channel
     if kernel == "convolve_state_bwd":
         tensors["dstate"] = state
     counts = ("tokens", "T", "C") if kernel == "convolve_state_bwd" else ("tokens", "T", "C", "rows")
-    made = recipe(f"convolution:{kernel}", tensors, dict.fromkeys(counts, "i32"), {"BC": CHANNELS}, target_of(host))
+    built = recipe(f"convolution:{kernel}", tensors, dict.fromkeys(counts, "i32"), {"BC": CHANNELS}, target_of(host))
     if channels % 16:
-        return made
-    return Recipe(made.function, made.signature, made.constants, target=made.target,
-                  divisible=(*made.divisible, "C"), options=made.options)
+        return built
+    return Recipe(built.function, built.signature, built.constants, target=built.target,
+                  divisible=(*built.divisible, "C"), options=built.options)
 
 
 @functools.lru_cache(maxsize=1024)

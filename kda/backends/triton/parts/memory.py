@@ -35,10 +35,10 @@ def state_at(states, number, d, e, K: tl.constexpr, V: tl.constexpr, V_FIRST: tl
     """Returns the addresses [d, e] in state `number` of many, each (K, V), or (V, K)."""
     base = states + number.to(tl.int64) * (K * V)
     if V_FIRST:
-        at = base + e[None, :] * K + d[:, None]
+        pointers = base + e[None, :] * K + d[:, None]
     else:
-        at = base + d[:, None] * V + e[None, :]
-    return at
+        pointers = base + d[:, None] * V + e[None, :]
+    return pointers
 
 
 @triton.jit
@@ -53,6 +53,19 @@ def load_state(states, number, e, K: tl.constexpr, V: tl.constexpr, BK: tl.const
             real = (d < K)[:, None] & (e < V)[None, :]
             x = tl.load(state_at(states, number, d, e, K, V, V_FIRST), mask=real, other=0.0).to(tl.float32)
         S = S + (x,)
+    return S
+
+
+@triton.jit
+def load_start(
+    states, START: tl.constexpr, p, n, head, HV, e, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr,
+    V_FIRST: tl.constexpr,
+):
+    """Loads the state that a walk starts with: that of segment p with START "segment", else that of sequence n."""
+    if START == "segment":
+        S = load_state(states, p * HV + head, e, K, V, BK, False)
+    else:
+        S = load_state(states, n * HV + head, e, K, V, BK, V_FIRST)
     return S
 
 

@@ -31,34 +31,34 @@ def tables(
         real = n < N
         start = tl.load(cu_seqlens + n, mask=real, other=0).to(tl.int64)
         length = tl.load(cu_seqlens + n + 1, mask=real, other=0).to(tl.int64) - start
-        own = tl.cdiv(length, C).to(tl.int32)
-        own_segments = tl.where(real, tl.maximum(tl.cdiv(own, segment), 1), 0)
-        chunk = chunks + tl.cumsum(own, 0) - own
-        first = segments + tl.cumsum(own_segments, 0) - own_segments
-        for j in range(RUN * p, tl.minimum(tl.max(own, 0), RUN * p + RUN)):
-            at = chunk_table + (chunk + j) * 2
-            tl.store(at, start + j * C, mask=j < own)
-            tl.store(at + 1, tl.minimum(length - j * C, C), mask=j < own)
-        for j in range(RUN * p, tl.minimum(tl.max(own_segments, 0), RUN * p + RUN)):
-            at, here, skipped = segment_table + (first + j) * 5, j < own_segments, j * segment * C
-            tl.store(at, n, mask=here)
-            tl.store(at + 1, j, mask=here)
-            tl.store(at + 2, start + skipped, mask=here)
-            tl.store(at + 3, length - skipped, mask=here)
-            tl.store(at + 4, chunk + j * segment, mask=here)
+        counts = tl.cdiv(length, C).to(tl.int32)
+        segment_counts = tl.where(real, tl.maximum(tl.cdiv(counts, segment), 1), 0)
+        chunk = chunks + tl.cumsum(counts, 0) - counts
+        first = segments + tl.cumsum(segment_counts, 0) - segment_counts
+        for j in range(RUN * p, tl.minimum(tl.max(counts, 0), RUN * p + RUN)):
+            entry = chunk_table + (chunk + j) * 2
+            tl.store(entry, start + j * C, mask=j < counts)
+            tl.store(entry + 1, tl.minimum(length - j * C, C), mask=j < counts)
+        for j in range(RUN * p, tl.minimum(tl.max(segment_counts, 0), RUN * p + RUN)):
+            entry, real_segment, skipped = segment_table + (first + j) * 5, j < segment_counts, j * segment * C
+            tl.store(entry, n, mask=real_segment)
+            tl.store(entry + 1, j, mask=real_segment)
+            tl.store(entry + 2, start + skipped, mask=real_segment)
+            tl.store(entry + 3, length - skipped, mask=real_segment)
+            tl.store(entry + 4, chunk + j * segment, mask=real_segment)
         if p == 0:
             tl.store(first_segment + n, first, mask=real)
-        chunks += tl.sum(own, 0)
-        segments += tl.sum(own_segments, 0)
+        chunks += tl.sum(counts, 0)
+        segments += tl.sum(segment_counts, 0)
     if p == 0:
         tl.store(first_segment + N, segments)
         tl.store(taken, end)
     idle = tl.maximum(chunk_entries - chunks, segment_entries - segments)
     for i0 in range(BLOCK * p, idle, BLOCK * tl.num_programs(0)):
         i = i0 + tl.arange(0, BLOCK)
-        begin, at = tl.minimum(end + i.to(tl.int64) * C, T), chunk_table + (chunks + i) * 2
-        tl.store(at, begin, mask=chunks + i < chunk_entries)
-        tl.store(at + 1, begin - tl.minimum(begin + C, T), mask=chunks + i < chunk_entries)
+        begin, entry = tl.minimum(end + i.to(tl.int64) * C, T), chunk_table + (chunks + i) * 2
+        tl.store(entry, begin, mask=chunks + i < chunk_entries)
+        tl.store(entry + 1, begin - tl.minimum(begin + C, T), mask=chunks + i < chunk_entries)
         tl.store(segment_table + (segments + i) * 5, -1, mask=segments + i < segment_entries)
 
 
@@ -66,9 +66,9 @@ def tables(
 def clear_rows(x, begin, rows, head, heads, d, D: tl.constexpr, C: tl.constexpr):
     """Stores zeros in columns d of up to C rows of one head; x (tokens, heads, D)."""
     i = tl.arange(0, C)
-    at = ((begin + i) * heads + head)[:, None] * D + d[None, :]
+    offset = ((begin + i) * heads + head)[:, None] * D + d[None, :]
     zero = tl.zeros((C, d.shape[0]), x.dtype.element_ty)
-    tl.store(x + at, zero, mask=(i < rows)[:, None] & (d < D)[None, :])
+    tl.store(x + offset, zero, mask=(i < rows)[:, None] & (d < D)[None, :])
 
 
 @triton.jit
@@ -105,8 +105,8 @@ def chunk_place(p, chunk_table, T, C, chunks):
         skipped = p % chunks * C
         begin, rows = (p // chunks).to(tl.int64) * T + skipped, T - skipped
     else:
-        at = chunk_table + p * 2
-        begin, rows = tl.load(at), tl.load(at + 1).to(tl.int32)
+        entry = chunk_table + p * 2
+        begin, rows = tl.load(entry), tl.load(entry + 1).to(tl.int32)
     return begin, tl.minimum(rows, C)
 
 
@@ -121,9 +121,9 @@ def segment_place(p, segment_table, T, C, segment, chunks, pieces):
         skipped = number * segment * C
         begin, left, chunk = n.to(tl.int64) * T + skipped, T - skipped, n * chunks + number * segment
     else:
-        at = segment_table + p * 5
-        n, number, begin = tl.load(at).to(tl.int32), tl.load(at + 1).to(tl.int32), tl.load(at + 2)
-        left, chunk = tl.load(at + 3).to(tl.int32), tl.load(at + 4).to(tl.int32)
+        entry = segment_table + p * 5
+        n, number, begin = tl.load(entry).to(tl.int32), tl.load(entry + 1).to(tl.int32), tl.load(entry + 2)
+        left, chunk = tl.load(entry + 3).to(tl.int32), tl.load(entry + 4).to(tl.int32)
     return n, number, begin, left, chunk
 
 

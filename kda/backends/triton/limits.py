@@ -1,0 +1,35 @@
+"""The limits of every configuration of a kernel in Triton."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from ..common.limits import MAX_THREADS, Limited
+
+MAX_WARPS = MAX_THREADS // 32
+
+
+def is_power_of_2(n: int) -> bool:
+    return n > 0 and n & (n - 1) == 0
+
+
+class TritonConfig(Limited):
+    """A frozen dataclass with `num_warps`, and sizes of tiles, whose names are `tiles`."""
+
+    without_limits = "reference"
+    num_warps: int
+    tiles: tuple[str, ...] = ()
+    smallest_tile = 1
+
+    def broken_limits(self) -> Iterator[str]:
+        for name in ("num_warps", *self.tiles):
+            found: Any = getattr(self, name)
+            if found is not None and not is_power_of_2(found):
+                yield f"{name} must be a power of two; found {found}"
+        for name in self.tiles:
+            found = getattr(self, name)
+            if found is not None and found < self.smallest_tile:
+                yield f"{name} must be at least {self.smallest_tile}; found {found}"
+        if self.num_warps > MAX_WARPS:
+            yield f"there are at most {MAX_WARPS} warps of a CTA; found {self.num_warps}"
