@@ -51,6 +51,15 @@ from .progress import Progress, a_command_begins, showing
 OK, FINDING, ERROR, CANNOT_JUDGE = range(4)          # exit codes; the last: asked for what this host cannot judge
 INTERRUPTED = 130                                    # exit code of shells
 
+
+class CannotJudge(Exception):
+    """A command was asked for what this host or a backend cannot do, for these reasons."""
+
+    def __init__(self, *reasons: str):
+        super().__init__(*reasons)
+        self.reasons = list(reasons)
+
+
 # status -> sign, mark without UTF-8, colour
 SIGNS = {
     "ok": ("✓", "[ok]", "green"),

@@ -24,7 +24,7 @@ from ptxkit.compile.target import Target, code_for
 from .layout import fold, row_lines, seen
 from .options import ARCH, BACKEND, backend_in_force, built_for, must_have_kernels, no_kernels
 from .progress import Progress
-from .render import CANNOT_JUDGE, FINDING, OK, Screen, common_options, kda_version
+from .render import CANNOT_JUDGE, FINDING, OK, CannotJudge, Screen, common_options, kda_version
 from .verify import StageName, finite, not_alone
 
 LEVELS = {"simulate": Evidence.SIMULATED, "execute": Evidence.EXECUTED}
@@ -70,10 +70,6 @@ class BackendResult:
     @property
     def judged(self) -> bool:
         return bool(self.levels and self.stages) or any(not case.refused for case in self.cases)
-
-
-class CannotJudge(Exception):
-    """Asked for what this host or backend cannot do."""
 
 
 class NotInstalled(CannotJudge):

@@ -12,7 +12,7 @@ from bench_calls import H200, LINE, ONE, QUICK, run
 
 import kda
 from kda.backends.reference import launch
-from kda.commands import bench, bench_asked, bench_report
+from kda.commands.bench import CannotJudge, Percent, asked, report, timed
 from kda.commands.layout import strip_ansi
 from kda.commands.render import Screen
 from kda.dispatch import weigh
@@ -61,18 +61,18 @@ def test_packed_and_grouped_heads_are_timed():
 
 def test_a_gpu_has_a_floor_and_a_clock():
     line = dataclasses.replace(LINE, bytes=4_000_000_000, floor=1e-3, median=2e-3, p20=2e-3, p80=2e-3)
-    assert bench.header(H200).startswith("NVIDIA H200  1980 of 1980 MHz  driver 580.95  copies 4.00 TB/s")
-    head, shape, row = (text.split() for text in bench.timing_lines(Screen(), [line], True))
+    assert report.header(H200).startswith("NVIDIA H200  1980 of 1980 MHz  driver 580.95  copies 4.00 TB/s")
+    head, shape, row = (text.split() for text in report.timing_lines(Screen(), [line], True))
     assert shape == LINE.problem.split()
     assert row[-4:] == ["2.000-2.000", "5e-09", "2e+03", "2.0"] and head[-2:] == ["x", "floor"]
-    assert not list(bench.remarks(H200, [line]))
+    assert not list(report.remarks(H200, [line]))
 
 
 def test_what_spoils_a_number_is_said():
     slow_clock = H200._replace(clock=1200)
     waits = dataclasses.replace(LINE, host_inside=True)
     busy = Machine("a CPU", "cpu", 2, cores=8, load=7.0)
-    said = [*bench.remarks(slow_clock, [waits]), *bench.remarks(busy, [LINE])]
+    said = [*report.remarks(slow_clock, [waits]), *report.remarks(busy, [LINE])]
     for words in ("1200 of 1980 MHz", "host time is included, because reference waits", "a load of 7.0 on 8"):
         assert any(words in text for text in said)
     assert not busy._replace(load=5.0).crowded
@@ -82,13 +82,13 @@ def test_what_spoils_a_number_is_said():
     "seconds, says", [(3.4e-7, "0.0003"), (1.2e-5, "0.012"), (7.233e-3, "7.233"), (0.2345, "234.5")]
 )
 def test_milliseconds_keep_a_digit_that_is_not_zero(seconds, says):
-    assert bench_asked.ms(seconds) == says
+    assert asked.ms(seconds) == says
 
 
 def test_a_percentage_is_a_number_with_or_without_its_sign():
-    assert [bench.Percent().convert(text, None, None) for text in ("3%", "2.5")] == [0.03, 0.025]
+    assert [Percent().convert(text, None, None) for text in ("3%", "2.5")] == [0.03, 0.025]
     with pytest.raises(click.BadParameter):
-        bench.Percent().convert("-3%", None, None)
+        Percent().convert("-3%", None, None)
 
 
 # decoding
@@ -198,7 +198,7 @@ def test_a_file_has_the_right_results_around_a_wrong_one_and_says_which_that_is(
 
     monkeypatch.setattr(timing, "measure", wrong_once)
     result = run(*QUICK, "--direction", "forward", "--save", str(file))
-    found, regimes = json.loads(file.read_text()), list(bench.REGIMES)
+    found, regimes = json.loads(file.read_text()), list(asked.REGIMES)
     assert result.exit_code == found["exit"] == 1 and len(calls) == 2
     assert [row["regime"] for row in found["rows"]] == [regimes[1 - wrong]]
     assert found["left_out"] == [
@@ -320,7 +320,7 @@ def rewritten(saved, tmp_path, factor=1.0, **host):
 )
 def test_a_change_counts_beyond_the_limit_and_the_spread(median, p20, p80, verdict):
     row = {"median": 1.0, "p20": 0.98, "p80": 1.02}
-    assert bench.verdict(dataclasses.replace(LINE, median=median, p20=p20, p80=p80), row, 0.03) == verdict
+    assert timed.verdict(dataclasses.replace(LINE, median=median, p20=p20, p80=p80), row, 0.03) == verdict
 
 
 def test_a_regression_exits_with_1(saved, tmp_path):
@@ -430,15 +430,15 @@ def test_what_a_machine_is_not_asked(monkeypatch, memory, words):
 
 
 def test_a_default_shape_that_is_too_large_is_left_out_with_a_sentence(monkeypatch):
-    monkeypatch.setattr("kda.commands.bench.detect", lambda device: Host(device, "a small GPU", memory=12 << 30))
+    monkeypatch.setattr("kda.commands.bench.timed.detect", lambda device: Host(device, "a small GPU", memory=12 << 30))
     monkeypatch.setattr("kda.measure.shapes.host_memory", lambda: None)
     options = {"names": (), "tokens": None, "lengths": None, "force": False, "directions": ("both",)}
-    shapes = bench.shapes_asked(options, "gpu")
-    kept, left_out = bench.refuse_large(shapes, options, "cuda:0", None)
+    shapes = asked.shapes_asked(options, "gpu")
+    kept, left_out = timed.refuse_large(shapes, options, "cuda:0", None)
     assert "h64-1k" in kept and "h96-8k" not in kept and len(kept) + len(left_out) == len(shapes)
-    assert bench.refuse_large(shapes, {**options, "force": True}, "cuda:0", None) == (shapes, [])
-    with pytest.raises(bench.CannotJudge, match="h96-8k"):
-        bench.refuse_large({"h96-8k": SHAPES["h96-8k"]}, {**options, "names": ("h96-8k",)}, "cuda:0", None)
+    assert timed.refuse_large(shapes, {**options, "force": True}, "cuda:0", None) == (shapes, [])
+    with pytest.raises(CannotJudge, match="h96-8k"):
+        timed.refuse_large({"h96-8k": SHAPES["h96-8k"]}, {**options, "names": ("h96-8k",)}, "cuda:0", None)
 
 
 def test_if_no_backend_accepts_the_call_the_reasons_are_printed(monkeypatch):
@@ -446,7 +446,7 @@ def test_if_no_backend_accepts_the_call_the_reasons_are_printed(monkeypatch):
         raise NoBackendError(weigh(problem, Host("cuda:0", "NVIDIA B200", (10, 0)), asked))
 
     monkeypatch.setattr("kda.dispatch.choose", nobody)
-    monkeypatch.setattr(bench, "problem_of", lambda spec, way, device: kda.Problem(direction=way))
+    monkeypatch.setattr(timed, "problem_of", lambda spec, way, device: kda.Problem(direction=way))
     result = run(*ONE)
     assert result.exit_code == 3
     assert "no backend accepts" in result.stdout
@@ -464,7 +464,7 @@ def test_if_no_backend_accepts_the_call_the_reasons_are_printed(monkeypatch):
     ],
 )
 def test_a_backend_whose_gpus_are_not_here_can_be_predicted(asked, device, hint):
-    assert bench.predictable(asked, device) == [hint] * bool(hint)
+    assert timed.predictable(asked, device) == [hint] * bool(hint)
 
 
 def test_the_prediction_is_mentioned_where_timing_is_refused():
@@ -530,7 +530,7 @@ def test_memory_is_printed_beside_the_times(made_up):
     out = run(*QUICK, "--regime", "slow", "--against", "reference", "-v").stdout
     assert "x floor  memory  with inputs  reference  vs reference" in out
     assert out.count("3 MiB") == 4 and "memory of a backward is that of a forward and its backward" in out
-    assert [bench_report.size(n) for n in (37 << 20, 3 << 29, None)] == ["37 MiB", "1.50 GiB", ""]
+    assert [report.size(n) for n in (37 << 20, 3 << 29, None)] == ["37 MiB", "1.50 GiB", ""]
 
 
 def test_a_cpu_counts_no_memory(saved):

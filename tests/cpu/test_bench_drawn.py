@@ -9,7 +9,8 @@ from importlib.metadata import version
 import pytest
 from bench_calls import H200, LINE, ONE, run
 
-from kda.commands import bench_drawn, bench_report, timeline
+from kda.commands import timeline
+from kda.commands.bench import drawn, report
 from kda.commands.render import Screen
 from kda.measure.shapes import DIRECTIONS, SHAPES
 from ptxkit.compile.target import TARGETS
@@ -23,8 +24,8 @@ def test_a_picture_has_every_shape_both_directions_floors_and_the_saved_times_of
         dataclasses.replace(H64, direction=way, regime=regime) for way in DIRECTIONS for regime in ("fast", "slow")
     ]
     given = dataclasses.replace(LINE, baseline=BASELINE)
-    h64, other = bench_drawn.groups_of([*lines, given], "NVIDIA H200")
-    assert bench_drawn.ways_of([h64, other]) == ["forward", "backward"]
+    h64, other = drawn.groups_of([*lines, given], "NVIDIA H200")
+    assert drawn.ways_of([h64, other]) == ["forward", "backward"]
     assert [track.name for track in h64.tracks[:2]] == ["sm90, fast", "sm90, slow"]
     assert [set(track.bars) for track in h64.tracks[:2]] == [{"forward", "backward"}] * 2
     assert h64.floors == {"forward": 500.0, "backward": 500.0} and other.floors == {}
@@ -32,12 +33,12 @@ def test_a_picture_has_every_shape_both_directions_floors_and_the_saved_times_of
     assert [(track.name, track.bars["forward"][:3]) for track in other.tracks] == [
         ("reference, slow", (1000.0, 980.0, 1020.0)), ("fla, slow", (2000.0, 1900.0, 2200.0))
     ]
-    assert "FLA 0.6.0" in bench_drawn.peers_line([h64]) and not bench_drawn.peers_line([other])
+    assert "FLA 0.6.0" in drawn.peers_line([h64]) and not drawn.peers_line([other])
 
 
 def test_others_are_drawn_only_beside_times_of_their_machine_and_call():
     for changed, device in (({}, "NVIDIA H100"), ({"problem": "B=2 T=8192 H=64 K=V=128 bf16"}, "NVIDIA H200")):
-        (group,) = bench_drawn.groups_of([dataclasses.replace(H64, **changed)], device)
+        (group,) = drawn.groups_of([dataclasses.replace(H64, **changed)], device)
         assert {track.kind for track in group.tracks} == {"slow"}
 
 
@@ -45,31 +46,31 @@ def test_others_are_drawn_only_beside_times_of_their_machine_and_call():
 def test_a_plot_is_drawn(tmp_path, changes):
     pytest.importorskip("matplotlib", reason="needs matplotlib, the extra `plot`")
     lines = [dataclasses.replace(LINE, **changes), dataclasses.replace(H64, direction="backward")]
-    groups = bench_drawn.groups_of(lines, H200.device)
-    bench_drawn.draw(str(tmp_path / "x.svg"), "a title", bench_report.header(H200), groups)
+    groups = drawn.groups_of(lines, H200.device)
+    drawn.draw(str(tmp_path / "x.svg"), "a title", report.header(H200), groups)
     assert "<svg" in (tmp_path / "x.svg").read_text()
 
 
 def test_a_wide_spread_and_its_number_stay_inside_the_plot(monkeypatch, tmp_path):
     figures = pytest.importorskip("matplotlib.figure", reason="needs matplotlib, the extra `plot`")
-    drawn = []
-    monkeypatch.setattr(figures.Figure, "savefig", lambda figure, *_, **__: drawn.append(figure))
-    groups = bench_drawn.groups_of([dataclasses.replace(LINE, median=1.0, p20=0.9, p80=5.0)], H200.device)
-    bench_drawn.draw(str(tmp_path / "x.svg"), "a title", bench_report.header(H200), groups)
-    (axes,) = drawn[0].axes
+    saved = []
+    monkeypatch.setattr(figures.Figure, "savefig", lambda figure, *_, **__: saved.append(figure))
+    groups = drawn.groups_of([dataclasses.replace(LINE, median=1.0, p20=0.9, p80=5.0)], H200.device)
+    drawn.draw(str(tmp_path / "x.svg"), "a title", report.header(H200), groups)
+    (axes,) = saved[0].axes
     assert max(text.get_position()[0] for text in axes.texts) == 5000.0 < axes.get_xlim()[1]
 
 
 @pytest.mark.parametrize("ways", [("forward",), ("forward", "backward", "step")])
 def test_the_legend_of_a_plot_is_inside_it(ways, monkeypatch, tmp_path):
     figures = pytest.importorskip("matplotlib.figure", reason="needs matplotlib, the extra `plot`")
-    drawn = []
-    monkeypatch.setattr(figures.Figure, "savefig", lambda figure, *_, **__: drawn.append(figure))
+    saved = []
+    monkeypatch.setattr(figures.Figure, "savefig", lambda figure, *_, **__: saved.append(figure))
     lines = [dataclasses.replace(H64, direction=way, floor=0.5, baseline=BASELINE) for way in ways]
-    bench_drawn.draw(str(tmp_path / "x.svg"), "a title", "details", bench_drawn.groups_of(lines, H200.device))
-    drawn[0].draw_without_rendering()
-    (legend,) = drawn[0].legends
-    assert len(legend.get_texts()) >= 3 and legend.get_window_extent().x1 <= drawn[0].bbox.x1
+    drawn.draw(str(tmp_path / "x.svg"), "a title", "details", drawn.groups_of(lines, H200.device))
+    saved[0].draw_without_rendering()
+    (legend,) = saved[0].legends
+    assert len(legend.get_texts()) >= 3 and legend.get_window_extent().x1 <= saved[0].bbox.x1
 
 
 def test_the_command_writes_a_picture_and_a_page(tmp_path):
@@ -86,7 +87,7 @@ def test_the_command_writes_a_picture_and_a_page(tmp_path):
 
 def test_a_page_shows_what_the_roles_of_kernels_do_when(monkeypatch):
     monkeypatch.setattr("ptxkit.timing.pages.sections", lambda timelines: f"{len(timelines)} kernels")
-    text = bench_drawn.page("<a title>", "details", ["a note"], bench_drawn.groups_of([H64], "CPU"), [None] * 2)
+    text = drawn.page("<a title>", "details", ["a note"], drawn.groups_of([H64], "CPU"), [None] * 2)
     assert "2 kernels" in text and "&lt;a title&gt;" in text and "<a title>" not in text and "a note" in text
     assert 'style="left: 50.00%"' in text                # the floor is half of the only time
 

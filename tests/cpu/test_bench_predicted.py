@@ -47,12 +47,12 @@ def test_a_chip_or_a_backend_that_cannot_be_predicted_is_named(words, says):
 
 
 def test_the_notes_say_whose_errors_are_expected():
-    from kda.commands import bench_predicted
+    from kda.commands.bench import predicted as command
 
     said = []
     for kernels_of_errors in ("sm90 fused", "sm90, other kernels", "all, other kernels"):
-        row = bench_predicted.PredictedRow("", "", "forward", "", 1.0, 1.0, None, None, {"of": kernels_of_errors}, {})
-        said.append(bench_predicted.notes(CHIPS["h200"], [row])[0])
+        row = command.PredictedRow("", "", "forward", "", 1.0, 1.0, None, None, {"of": kernels_of_errors}, {})
+        said.append(command.notes(CHIPS["h200"], [row])[0])
     whose = ("the same kernels", "the backend's other kernels", "the other backends' kernels")
     assert [f"errors are those of {kernels} on an H200" in text for kernels, text in zip(whose, said)] == [True] * 3
 
@@ -97,7 +97,7 @@ def test_a_prediction_has_its_error_its_floor_and_the_time_on_record(monkeypatch
 @pytest.fixture
 def forecasts(monkeypatch):
     """Makes predictions up, in two processes: milliseconds are the tokens; a function may do more, given a shape."""
-    from kda.commands import bench_predicted
+    from kda.commands.bench import predicted as command
     from kda.measure import predicted
     class Of:
         chip, warps, stalls = CHIPS["b200"], [], {}
@@ -112,7 +112,7 @@ def forecasts(monkeypatch):
 
     monkeypatch.setattr(predicted, "predict", predict)
     monkeypatch.setattr(predicted, "stands_for", lambda calls, chip: [])
-    monkeypatch.setattr(bench_predicted, "workers", lambda shapes: 2)
+    monkeypatch.setattr(command, "workers", lambda shapes: 2)
     return more
 
 
@@ -183,10 +183,10 @@ def test_a_process_that_was_killed_is_made_up_for(forecasts):
 
 
 def test_one_core_has_one_process(monkeypatch):
-    from kda.commands import bench_predicted
+    from kda.commands.bench import predicted as command
 
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0}, raising=False)
-    assert bench_predicted.workers(8) == 1
+    assert command.workers(8) == 1
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1, 2, 3}, raising=False)
-    assert [bench_predicted.workers(shapes) for shapes in (1, 2, 8)] == [1, 2, 2]
-    assert list(bench_predicted.side_by_side(lambda name: os.getpid(), "ab", "ba", 1)) == [os.getpid()] * 2
+    assert [command.workers(shapes) for shapes in (1, 2, 8)] == [1, 2, 2]
+    assert list(command.side_by_side(lambda name: os.getpid(), "ab", "ba", 1)) == [os.getpid()] * 2

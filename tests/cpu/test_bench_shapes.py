@@ -7,7 +7,7 @@ import math
 
 from bench_calls import QUICK, run
 
-from kda.commands import bench
+from kda.commands.bench import asked
 from kda.measure.shapes import SHAPES, BenchShape, bytes_moved, flops, too_large
 from kda.verify import cases
 
@@ -52,14 +52,14 @@ def test_every_shape_says_what_it_is_for():
 
 def test_every_shape_can_be_drawn_as_a_case():
     for shape in SHAPES.values():
-        spec = bench.spec_of(shape, "fast")
+        spec = asked.spec_of(shape, "fast")
         assert spec.heads == shape.heads and math.prod(spec.shape) == shape.tokens
 
 
 def test_a_problem_made_without_tensors_is_that_of_the_tensors():
     for name in ("tiny", "tiny-grouped", "tiny-packed"):
-        spec = bench.spec_of(SHAPES[name], "slow")
-        assert bench.problem_of(spec, "backward", "cpu") == cases.make(spec).problem("backward")
+        spec = asked.spec_of(SHAPES[name], "slow")
+        assert asked.problem_of(spec, "backward", "cpu") == cases.make(spec).problem("backward")
 
 
 def test_list_names_every_shape():
@@ -70,5 +70,5 @@ def test_list_names_every_shape():
 def test_a_cpu_times_tiny_shapes_unless_told_otherwise():
     options = {"names": (), "tokens": None, "lengths": None}
     for on in ("cpu", "gpu"):
-        assert all(shape.on == on for shape in bench.shapes_asked(options, on).values())
+        assert all(shape.on == on for shape in asked.shapes_asked(options, on).values())
     assert all(too_large(shape, ("forward", "backward"), 1) is None for shape in SHAPES.values() if shape.on == "cpu")

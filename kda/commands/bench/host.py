@@ -13,10 +13,10 @@ from kda.errors import NoBackendError
 from kda.measure.shapes import BenchShape
 from ptxkit.compile.target import code_for
 
-from .bench_asked import CannotJudge, backend_for, problem_of, setting, shapes_asked, spec_of
-from .layout import row_lines
-from .options import must_have_kernels
-from .render import OK, Screen, kda_version
+from ..layout import row_lines
+from ..options import must_have_kernels
+from ..render import OK, CannotJudge, Screen, kda_version
+from .asked import backend_for, problem_of, setting, shapes_asked, spec_of
 
 if TYPE_CHECKING:
     from kda.measure.host import HostCost, PresentGpu, StandIn

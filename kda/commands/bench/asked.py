@@ -13,10 +13,8 @@ if TYPE_CHECKING:
     from kda.verify.cases import Spec
 
 
-class CannotJudge(Exception):
-    def __init__(self, *reasons: str):
-        super().__init__(*reasons)
-        self.reasons = list(reasons)
+REGIMES = ("fast", "slow")
+SETTINGS = ("graph", "disable_recompute")                       # timings that differ in these are not compared
 
 
 def names_a_shape(options: dict[str, Any]) -> bool:
@@ -77,3 +75,7 @@ def ms(seconds: float) -> str:
 def setting(x: Any) -> bool | str:
     """An option as files have it and calls are given it: without a value it is True."""
     return x if x == "states" else bool(x)
+
+
+def option_of(name: str) -> str:
+    return f"-{name.upper()}" if len(name) == 1 else f"--{name.replace('_', '-')}"

@@ -6,9 +6,9 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from .bench_asked import ms
-from .layout import row_lines
-from .render import Screen, kda_version
+from ..layout import row_lines
+from ..render import Screen, kda_version
+from .asked import ms
 
 if TYPE_CHECKING:
     from kda.measure.timing import Machine, MeasuredShape, TimedLine

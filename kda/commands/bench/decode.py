@@ -13,9 +13,8 @@ from kda.errors import NoBackendError
 from kda.measure.peers import published_of_decoding
 from kda.problem import Problem
 
-from .bench_asked import CannotJudge
-from .options import check_value_heads
-from .render import FINDING, OK, Screen, kda_version
+from ..options import check_value_heads
+from ..render import FINDING, OK, CannotJudge, Screen, kda_version
 
 if TYPE_CHECKING:
     from kda.measure.decoding import Asked, Decoded

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from kda.measure.peers import peers_of, saved
 from kda.measure.shapes import SHAPES
 
-from .bench_asked import ms
-from .layout import fold
-from .render import kda_version
+from ..layout import fold
+from ..render import kda_version
+from .asked import ms
 
 if TYPE_CHECKING:
     from kda.measure.timing import TimedLine

@@ -20,10 +20,10 @@ from kda.errors import NoBackendError
 from kda.measure.shapes import DIRECTIONS, BenchShape, bytes_moved
 from ptxkit.compile.target import TARGETS, Target
 
-from .layout import row_lines
-from .options import chip_for, must_have_kernels, needs_a_clock, timed_arch
-from .progress import Progress, showing
-from .render import OK, Screen, kda_version, write_file
+from ..layout import row_lines
+from ..options import chip_for, must_have_kernels, needs_a_clock, timed_arch
+from ..progress import Progress, showing
+from ..render import OK, CannotJudge, Screen, kda_version, write_file
 
 if TYPE_CHECKING:
     from kda.measure.predicted import Prediction
@@ -58,7 +58,7 @@ class PredictedRow(NamedTuple):
 
 
 def predicted(screen: Screen, options: dict[str, Any]) -> int:
-    from .bench_asked import shapes_asked, ways
+    from .asked import shapes_asked, ways
 
     target = options["arch"] or TARGETS[timed_arch(options["backend"]) or "sm90"]
     needs_a_clock(target, "--arch")
@@ -101,8 +101,8 @@ def drawn(
     screen: Screen, options: dict[str, Any], chip: ChipClock, target: Target, rows: Sequence[PredictedRow]
 ) -> list[str]:
     """Write the picture and the page; what is said of them."""
-    from .bench_drawn import draw, groups_of_predicted, page, title_of
-    from .timeline import of_machine
+    from ..timeline import of_machine
+    from .drawn import draw, groups_of_predicted, page, title_of
 
     groups, says = groups_of_predicted(rows), []
     title, details = title_of(str(chip).upper()), f"{target.spelling}; predicted by the simulator's clock, not timed"
@@ -120,7 +120,7 @@ def backends_for(shape: BenchShape, directions: Sequence[str], target: Target, a
     """Direction -> the backend that accepts it on such a GPU."""
     from ptxkit import capture
 
-    from .bench_asked import CannotJudge, backend_for, problem_of, spec_of
+    from .asked import backend_for, problem_of, spec_of
 
     asked, found = backend_asked(asked), {}
     with capture(arch=target.spelling):
@@ -233,7 +233,7 @@ def backends_of(way: str, backends: dict[str, str]) -> list[str]:
 
 
 def cells(row: PredictedRow) -> tuple[str, ...]:
-    from .bench_asked import ms
+    from .asked import ms
 
     return (row.direction, row.backend, f"{ms(row.predicted)} ms", row.error_words, f"{ms(row.floor)} ms",
             f"{row.x_floor:.1f}", f"{ms(row.recorded)} ms" if row.recorded else "")
