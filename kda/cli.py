@@ -41,7 +41,7 @@ def folded_errors() -> Iterator[None]:
 
 
 def near_options(error: click.NoSuchOption) -> list[str]:
-    from kda.commands.options import nearest
+    from kda.errors import nearest
 
     options = [name for option in error.ctx.command.params for name in option.opts] if error.ctx else []
     near = nearest(error.option_name[2:], [name[2:] for name in options if name.startswith("--")])
@@ -74,7 +74,7 @@ class LazyGroup(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         if args[0] not in COMMANDS and not args[0].startswith("-"):
-            from kda.commands.options import nearest
+            from kda.errors import nearest
 
             near = nearest(args[0], COMMANDS)
             hint = f"Did you mean {near!r}?" if near else f"There are {', '.join(COMMANDS)}."

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import dataclasses
-import difflib
 import functools
 import importlib
 import inspect
@@ -22,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from .bundles import Save
 from .capability import Capability
-from .errors import InputError, KdaError, NoBackendError
+from .errors import InputError, KdaError, NoBackendError, nearest
 from .host import Host, detect, stand_in
 from .problem import Problem
 
@@ -145,8 +144,8 @@ def _nearest_backend(name: str, known: list[str]) -> str:
     if builders:
         have = "have" if len(builders) > 1 else "has"
         return f"A GPU is no backend: {' and '.join(map(repr, builders))} {have} kernels for {arch}."
-    near = difflib.get_close_matches(name, known, n=1)
-    return f"Did you mean {near[0]!r}?" if near else "`kda doctor` lists what each one can do."
+    near = nearest(name, known)
+    return f"Did you mean {near!r}?" if near else "`kda doctor` lists what each one can do."
 
 
 _RUN_LATER: dict[str, Callable[[Any], bool]] = {         # a `with` around the call would not reach these

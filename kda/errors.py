@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
 from typing import Any
 
 from ptxkit.errors import PtxkitError
@@ -16,6 +18,13 @@ def in_words(x: Any) -> str:
     if x is None:
         return text
     return type(x).__name__ + (f" {text}" if len(text) <= SHORT and "\n" not in text else "")
+
+
+def nearest(name: str, names: Iterable[str]) -> str | None:
+    """Return the name that was probably meant: one that begins so, or is written alike; None where none is near."""
+    names = list(names)
+    near = [each for each in names if name and each.startswith(name)] or difflib.get_close_matches(name, names, n=1)
+    return near[0] if near else None
 
 
 KdaError = PtxkitError                       # the base of all errors that kda and ptxkit raise on purpose

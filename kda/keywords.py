@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from typing import NoReturn
 
 import torch
 
-from .errors import InputTypeError
+from .errors import InputTypeError, nearest
 
 
 def names_of(function: Callable) -> list[str]:
@@ -22,15 +21,15 @@ def refuse_unknown(
 ) -> NoReturn:
     """Raise an error for the first of `unknown`; `elsewhere`: keywords of other packages, and what to do instead."""
     name = next(iter(unknown))
-    fix = (elsewhere or {}).get(name) or _nearest(name, tuple(known))
+    fix = (elsewhere or {}).get(name) or _meant(name, tuple(known))
     if torch.compiler.is_compiling():  # torch.compile does not know kda's errors
         raise TypeError(f"{op}: {name} is not a keyword. {fix}")
     raise InputTypeError(op, name, "an existing keyword", "an unknown one", fix, "keyword.unknown")
 
 
-def _nearest(name: str, known: tuple[str, ...]) -> str:
-    near = [each for each in known if each.startswith(name)] or difflib.get_close_matches(name, known, n=1)
-    return f"Did you mean {near[0]!r}?" if near else f"Known: {', '.join(known)}."
+def _meant(name: str, known: tuple[str, ...]) -> str:
+    near = nearest(name, known)
+    return f"Did you mean {near!r}?" if near else f"Known: {', '.join(known)}."
 
 
-vars(_nearest)["_dynamo_marked_constant"] = True                               # torch.compile calls it untraced
+vars(_meant)["_dynamo_marked_constant"] = True                               # torch.compile calls it untraced

@@ -16,9 +16,9 @@ from packaging.utils import canonicalize_name
 
 from kda.capability import Capability
 from kda.dispatch import backend_names, backends_of_gpu, capabilities
+from kda.errors import nearest
 from ptxkit.compile.target import code_for
 
-from .options import nearest
 from .probes import GpuFacts, MachineFacts, Probe, Ptxas, release
 
 GIB = 1 << 30

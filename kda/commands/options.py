@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import difflib
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -12,6 +11,7 @@ from click.shell_completion import CompletionItem
 
 from kda import dispatch
 from kda.capability import Capability
+from kda.errors import nearest
 from kda.problem import DTYPES, SHORT_DTYPES
 from ptxkit.compile.store import accepts_files
 from ptxkit.compile.target import NAMES, TARGETS, Target, parse
@@ -189,13 +189,6 @@ def check_value_heads(options: dict[str, Any]) -> None:
     heads, values = options["heads"], options["value_heads"]
     if values and values % heads:
         raise click.UsageError(f"--value-heads must be a multiple of --heads {heads}; found {values}")
-
-
-def nearest(name: str, names: Iterable[str]) -> str | None:
-    """The name that was probably meant: one that is written alike, or begins so; None where none is near."""
-    names = list(names)
-    near = difflib.get_close_matches(name, names, n=1) or [each for each in names if name and each.startswith(name)]
-    return near[0] if near else None
 
 
 def backend_in_force() -> str:

@@ -111,8 +111,3 @@ def crosses(offsets: Sequence[int], edges: Sequence[int]) -> bool:
     marks = set(offsets)
     total = offsets[-1]
     return any(0 < edge < total and edge not in marks for edge in edges)
-
-
-def bytes_sent(HV: int, K: int, V: int, parts: int = 1) -> int:
-    """Bytes that a rank sends per direction of a call: its maps in float32."""
-    return 4 * parts * HV * K * (V + K)

@@ -55,7 +55,7 @@ ARROWS = {
     "measure": {"__init__", "compile", "host", "simulator", "stages", "verify"},
     "commands": {"__init__", "bundles", "capability", "compile", "dispatch", "errors", "fla", "host", "measure",
                  "problem", "simulator", "stages", "verify"},
-    "cli": {"commands"},
+    "cli": {"commands", "errors"},
     "__main__": {"cli"},
 }
 LIGHT = {"application", "errors", "limits", "standing"}
