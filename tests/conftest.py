@@ -75,10 +75,13 @@ def pytest_collection_finish():
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    """`spread(every=n, first=m)` leaves the cases m, m + n, ... of a test to every run; the others are `exhaustive`."""
+    """`spread(every=n, first=m)` leaves the cases m, m + n, ... of a test to every run; the others are `exhaustive`, as
+    are those that have this mark already and do not count.
+    """
     cases = Counter()
     for item in items:
-        if spread := item.get_closest_marker("spread"):
+        spread = item.get_closest_marker("spread")
+        if spread and not item.get_closest_marker("exhaustive"):
             test = item.nodeid.partition("[")[0]
             if (cases[test] - spread.kwargs.get("first", 0)) % spread.kwargs["every"]:
                 item.add_marker(pytest.mark.exhaustive)

@@ -16,11 +16,12 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import CodeType, FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 SHORT = 8                                    # lines of a function that only passes a call on
 FIRST, LAST = 1000, 65535                    # columns that are numbers of call sites
 ENTRY = "kernel_wrapper"                     # the DSL's function that calls a kernel's function while it is traced
+KERNEL, FOREIGN = "kernel", "foreign"        # other functions: the kernel's, and those of the DSL and of Python
 
 Place = tuple[str, int]                      # file, line
 _LOC = re.compile(r"^\s*\.loc\s+\d+\s+\d+\s+(\d{4,5})\b", re.MULTILINE)
@@ -73,18 +74,12 @@ def kept() -> Iterator[CallSites]:
         return
     from cutlass._mlir import ir
 
-    known: dict[int, tuple[bool, CodeType]] = {}  # keys are ids of code objects, which stay referenced
-
-    def of_program(frame: FrameType) -> bool:
-        code = frame.f_code
-        if id(code) not in known:
-            known[id(code)] = not foreign(frame), code
-        return known[id(code)][0]
+    frames = _Frames(foreign)
 
     def numbered(loc: Any) -> Any:
         if loc is None or _KEEPING[-1] is not sites:
             return loc
-        places = callers(sys._getframe(1), of_program)
+        places = frames.callers(sys._getframe(1))
         number = sites.number(places[1:]) if len(places) > 1 else None
         return loc if number is None else ir.Location.file(*places[0], number)  # type: ignore[attr-defined]
 
@@ -96,21 +91,53 @@ def kept() -> Iterator[CallSites]:
         _KEEPING.pop()
 
 
-def callers(frame: FrameType | None, wanted: Callable[[FrameType], bool]) -> tuple[Place, ...]:
-    """The line of a short function that the kernel is in, and who called that, up to a longer function."""
-    found: list[Place] = []
-    before = None
-    while frame is not None and frame.f_code.co_name != ENTRY:
-        if wanted(frame):
-            place = frame.f_code.co_filename, frame.f_lineno
-            function = place[0], span(*place)
-            if function != before:                                           # the DSL makes functions of branches
-                found.append(place)
-            if function[1] is None or function[1][1] - function[1][0] >= SHORT:
-                return tuple(found)
-            before = function
-        frame = frame.f_back
-    return tuple(found)                                                      # the kernel itself is short
+class _Frames:
+    """Walks from each traced operation to the functions of the kernel that it stands in, a dozen frames every time."""
+
+    def __init__(self, foreign: Callable[[FrameType], bool]):
+        self._foreign = foreign
+        # by ids of code objects, which are quicker than their hashes; what is kept holds them
+        self._codes: dict[int, tuple[str, CodeType]] = {}
+        self._lines: dict[tuple[int, int], _Line] = {}
+
+    def callers(self, frame: FrameType | None) -> tuple[Place, ...]:
+        """Return the line of a short function that the kernel is in, and who called that, up to a longer function."""
+        found: list[Place] = []
+        before = None
+        while frame is not None:
+            kind, _ = self._codes.get(id(frame.f_code)) or self._looked_at(frame)
+            if kind == ENTRY:
+                break
+            if kind == KERNEL:
+                line = self._lines.get((id(frame.f_code), frame.f_lasti)) or self._line_of(frame)
+                if line.function != before:                                  # the DSL makes functions of branches
+                    found.append(line.place)
+                if line.is_in_a_long_function:
+                    break
+                before = line.function
+            frame = frame.f_back
+        return tuple(found)                                                  # the kernel itself may be short
+
+    def _looked_at(self, frame: FrameType) -> tuple[str, CodeType]:
+        code = frame.f_code
+        kind = ENTRY if code.co_name == ENTRY else FOREIGN if self._foreign(frame) else KERNEL
+        return self._codes.setdefault(id(code), (kind, code))
+
+    def _line_of(self, frame: FrameType) -> _Line:
+        place = frame.f_code.co_filename, frame.f_lineno
+        return self._lines.setdefault((id(frame.f_code), frame.f_lasti), _Line(place, (place[0], span(*place))))
+
+
+class _Line(NamedTuple):
+    """A line of a kernel, and the first and the last line of the function that it stands in."""
+
+    place: Place
+    function: tuple[str, tuple[int, int] | None]
+
+    @property
+    def is_in_a_long_function(self) -> bool:
+        lines = self.function[1]
+        return lines is None or lines[1] - lines[0] >= SHORT
 
 
 @functools.cache

@@ -8,6 +8,7 @@ from test_chunk import OPTIONS
 import kda
 
 
+@pytest.mark.spread(every=3)
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 def test_gradcheck(options):
     sizes = {"H": 1, "HV": 2, "K": 2, "V": 2} | options

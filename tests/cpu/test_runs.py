@@ -345,7 +345,7 @@ def test_the_verdict_and_the_replay_line_name_the_run(fused):
     assert again.exit_code == 1 and "fwd/state" not in again.stdout
 
 
-@pytest.mark.spread(every=7)
+@pytest.mark.spread(every=10)
 @pytest.mark.parametrize("name", FAULTS)
 def test_every_fault_is_noticed_though_the_stages_are_fused(fused, name):
     fault = FAULTS[name]

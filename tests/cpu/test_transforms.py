@@ -49,6 +49,7 @@ def q_and_tangent():
     return SMALL.tensors["q"].clone(), SMALL.tensors["k"]
 
 
+@pytest.mark.spread(every=2)
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 @pytest.mark.parametrize("watched", [False, True], ids=["plain", "profiled"])
 def test_tangents_are_those_of_the_definition(options, watched):

@@ -233,7 +233,7 @@ def test_gradients_of_saved_intermediates_are_within_the_budget_of_their_roundin
 # ---------------------------------------------------------------------------------------------- faults
 
 
-@pytest.mark.spread(every=8)
+@pytest.mark.spread(every=12)
 @pytest.mark.parametrize("name", FAULTS)
 def test_every_fault_is_noticed_where_it_was_planted(name):
     fault = FAULTS[name]
@@ -250,7 +250,7 @@ def test_every_fault_is_noticed_where_it_was_planted(name):
         assert first.stage in ("forward", "backward")
 
 
-@pytest.mark.spread(every=5)
+@pytest.mark.spread(every=10)
 @pytest.mark.parametrize("name", FAULTS)
 def test_kda_verify_exits_with_1_for_every_fault(name):
     result = kda_verify("--fault", name, "--json")
@@ -299,7 +299,7 @@ PATTERNS = {
 }
 
 
-@pytest.mark.spread(every=2)
+@pytest.mark.spread(every=3)
 @pytest.mark.parametrize("name", PATTERNS)
 def test_wrong_places_of_a_simple_shape_are_put_in_words(name):
     case = make(Spec(lengths=(64, 0, 64), K=32, V=32, C=32, dtype="float32", seed=5))

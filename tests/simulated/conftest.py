@@ -5,6 +5,7 @@ line of JSON a launch.
 """
 
 import os
+from unittest import mock
 
 import pytest
 
@@ -20,6 +21,44 @@ if os.environ.get("KDA_ON_SILICON"):
         silicon.current_test = "" if request.node.get_closest_marker("simulated_only") else request.node.nodeid
         yield
         silicon.current_test = ""
+
+
+@pytest.fixture(scope="session")
+def builders_that_stay():
+    """Return what gives processes that build kernels, which last as long as the run."""
+    from ptxkit.compile import builders
+
+    class Staying(builders.Builders):
+        def __exit__(self, *error):
+            pass
+
+    every = [Staying()]
+
+    def current():
+        if every[-1]._stopped:
+            every.append(Staying())
+        return every[-1]
+
+    yield current
+    for each in every:
+        builders.Builders.__exit__(each)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_compiler_for_all_calls(builders_that_stay):
+    """New processes would import the compiler again for every call that builds, as long as a small kernel takes."""
+    from ptxkit.compile import fetching
+
+    with mock.patch.object(fetching, "Builders", builders_that_stay):
+        yield
+
+
+@pytest.fixture(params=["a quarter of the draws", pytest.param("all draws", marks=pytest.mark.exhaustive)])
+def draws(request, monkeypatch):
+    """Random values beside the edges, all of which every run has; a model in Python takes long for each of them."""
+    import lanes
+
+    monkeypatch.setattr(lanes, "SHARE", 0.25 if "quarter" in request.param else 1.0)
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ from ptxkit.launches import launch
 BYTES = {"b16": 2, "b32": 4, "b64": 8, "pred": 4}
 VIEWS = {2: (np.uint16, np.int16), 4: (np.uint32, np.int32), 8: (np.uint64, np.int64)}
 LETTERS = "abce"
+SHARE = 1.0                                  # of the random values that a test asks for; the fixture `draws` sets it
 
 # In hexadecimal. Of floats: zeros, subnormals, the smallest normals, numbers near 1, ties, the largest, infinities, and
 # NaN with payloads.
@@ -74,13 +75,15 @@ def _random(kind, dice):
 
 
 def values(*kinds, count=10_000, seed=0):
-    """A list of values for each kind: all edges against each other (as many as fit in 3,000), then random bits."""
+    """A list of values for each kind: all edges against each other (as many as fit in 3,000), then random bits: `count`
+    of them, or a share of that.
+    """
     dice = random.Random(f"{kinds}{seed}")
     lists = [edges(k) for k in kinds]
     while np.prod([len(x) for x in lists]) > 3000:
         longest = max(lists, key=len)
         lists = [dice.sample(x, len(x) * 4 // 5) if x is longest else x for x in lists]
-    rows = list(itertools.product(*lists)) + [tuple(_random(k, dice) for k in kinds) for _ in range(count)]
+    rows = list(itertools.product(*lists)) + [tuple(_random(k, dice) for k in kinds) for _ in range(int(SHARE * count))]
     return [list(column) for column in zip(*rows)]
 
 

@@ -9,6 +9,7 @@ from softfloat import FORMATS
 
 from ptxkit.ptx import PtxError
 
+pytestmark = pytest.mark.usefixtures("draws")
 INTEGERS = [f"{s}{n}" for n in (8, 16, 32, 64) for s in "us"]
 WIDE = [k for k in INTEGERS if k[1:] != "8"]
 NEWEST = "sm_100a"  # for what came with it

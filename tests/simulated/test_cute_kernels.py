@@ -57,6 +57,7 @@ def assert_products(target, host, a, b, *constants):
         c.fill_(float("nan"))
 
 
+@pytest.mark.spread(every=3)
 @pytest.mark.parametrize(("m", "n", "majors"), [
     (128, 64, "KK"), (128, 64, "MN"), (128, 96, "KN"), (128, 128, "MK"),
     (64, 64, "KK"), (64, 64, "MN"), (64, 96, "MK"), (64, 128, "KN"),
@@ -70,11 +71,13 @@ def test_a_product_of_tcgen05_with_a_from_tensor_memory(b_major):
     assert_products("sm100", kernels.umma, matrix(128, 64), matrix(64, 64, b_major), "tmem", True)
 
 
+@pytest.mark.spread(every=2)
 @pytest.mark.parametrize(("m", "n", "majors"), [(256, 64, "KK"), (256, 128, "MN"), (128, 64, "KK")])
 def test_a_product_of_tcgen05_by_a_pair_of_ctas(m, n, majors):
     assert_products("sm100", kernels.umma, matrix(m, 64, majors[0]), matrix(n, 64, majors[1]), "pair", True)
 
 
+@pytest.mark.spread(every=2)
 @pytest.mark.parametrize(("n", "majors"), [(64, "KK"), (96, "KN"), (64, "MN")])
 def test_a_product_of_wgmma_from_shared_memory(n, majors):
     assert_products("sm90", kernels.wgmma, matrix(64, 64, majors[0]), matrix(n, 64, majors[1]), False, True)
@@ -85,11 +88,13 @@ def test_a_product_of_wgmma_with_a_from_registers(b_major):
     assert_products("sm90", kernels.wgmma, matrix(64, 64), matrix(64, 64, b_major), True, True)
 
 
+@pytest.mark.spread(every=2)
 @pytest.mark.parametrize(("from_registers", "b_major"), [(False, "K"), (False, "N"), (True, "K")])
 def test_a_cluster_shares_an_operand_by_multicast(from_registers, b_major):
     assert_products("sm90", kernels.wgmma, matrix(128, 64), matrix(64, 64, b_major), from_registers, True)
 
 
+@pytest.mark.spread(every=4)
 @pytest.mark.parametrize("steps", [1, 2, 5])
 @pytest.mark.parametrize(("target", "m"), [("sm90", 64), ("sm90", 128), ("sm100", 128)])
 def test_a_product_through_the_pipelines_of_the_dsl(target, m, steps):
@@ -97,6 +102,7 @@ def test_a_product_through_the_pipelines_of_the_dsl(target, m, steps):
     assert_products(target, host, matrix(m, 64 * steps), matrix(64, 64 * steps, "N"))
 
 
+@pytest.mark.spread(every=3)
 @pytest.mark.parametrize("majors", ["KK", "MN"])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)
 def test_a_product_of_tcgen05_in_other_types(dtype, majors):
@@ -104,7 +110,7 @@ def test_a_product_of_tcgen05_in_other_types(dtype, majors):
     assert_products("sm100", kernels.umma_pipelined, a.to(dtype), b.to(dtype))      # every bf16 is exact in tf32
 
 
-@pytest.mark.spread(every=3)
+@pytest.mark.spread(every=5)
 @pytest.mark.parametrize("target", ["sm90", "sm100"])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)
 @pytest.mark.parametrize("kind", ["K_INTER", "K_SW32", "K_SW64", "K_SW128"])

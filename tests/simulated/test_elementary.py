@@ -237,6 +237,7 @@ FAULTS = {
 }
 
 
+@pytest.mark.spread(every=2)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_planted_fault_is_noticed(fault):
     header, (old, new) = (Path(plan.__file__).parent / "parts/numbers.cuh").read_text(), FAULTS[fault]

@@ -27,6 +27,7 @@ def call():
 BACKENDS = {"sm90": ("sm_90a", torch.bfloat16), "sm89": ("sm_89", torch.float32), "triton": ("sm_80", torch.bfloat16)}
 
 
+@pytest.mark.usefixtures("kernels_built_here")
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_backend_reads_the_numbers_of_negated_and_of_zero_tensors(call, backend):
     arch, dtype = BACKENDS[backend]

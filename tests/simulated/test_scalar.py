@@ -10,6 +10,8 @@ from lanes import apply, check, register, values
 from ptxkit.launches import launch
 from ptxkit.ptx import PtxError
 
+pytestmark = pytest.mark.usefixtures("draws")
+
 
 def bits_of(kind):
     return int(kind[1:])

@@ -9,6 +9,7 @@ import softfloat as sf
 from lanes import apply, check, register, values
 from softfloat import FORMATS
 
+pytestmark = pytest.mark.usefixtures("draws")
 MODES = ("rn", "rz", "rm", "rp")
 NEWEST = "sm_100a"  # for what came with it
 

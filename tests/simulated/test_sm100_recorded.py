@@ -631,7 +631,7 @@ FAULTS = {
 }
 
 
-@pytest.mark.spread(every=15)
+@pytest.mark.spread(every=23)
 @pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
 def test_a_planted_fault_is_noticed(fault, tmp_path, monkeypatch):
     """The fault is in one kernel; tiles are made as they ship unless it is their fault."""

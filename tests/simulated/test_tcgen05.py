@@ -54,6 +54,7 @@ OPERANDS += [(name, swizzle, True) for name in TRANSPOSABLE for swizzle in PLAIN
 LAYOUTS = pytest.mark.parametrize("name, swizzle, mn_major", OPERANDS, ids=str)
 
 
+@pytest.mark.spread(every=3)
 @LAYOUTS
 def test_each_element_of_a_is_read_from_its_place(name, swizzle, mn_major):
     k = depth(name)
@@ -63,6 +64,7 @@ def test_each_element_of_a_is_read_from_its_place(name, swizzle, mn_major):
     assert torch.equal(out, with_d(cells, a.x, 128, k, d_type=d_type_of(name)))
 
 
+@pytest.mark.spread(every=3, first=1)
 @LAYOUTS
 def test_each_element_of_b_is_read_from_its_place(name, swizzle, mn_major):
     a = Operand(name, identity(name, 64), A_AT)

@@ -73,6 +73,7 @@ def signed(x):
     return x - 2**32 if x >= 2**31 else x
 
 
+@pytest.mark.spread(every=3)
 @pytest.mark.parametrize("shape, repeat, packed", CASES)
 def test_ld_gives_each_register_its_cells(shape, repeat, packed):
     imm = SHAPES[shape][1] * repeat * (1 + packed) if shape == "16x32bx2" else 0
@@ -87,6 +88,7 @@ def test_ld_gives_each_register_its_cells(shape, repeat, packed):
             assert out[0, 32 * warp + t, : len(wanted)].tolist() == wanted
 
 
+@pytest.mark.spread(every=3, first=1)
 @pytest.mark.parametrize("shape, repeat, packed", CASES)
 def test_st_gives_each_cell_its_register(shape, repeat, packed):
     imm = SHAPES[shape][1] * repeat * (1 + packed) if shape == "16x32bx2" else 0

@@ -203,7 +203,7 @@ def recorded(row, **options):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kept", [Save.NOTHING, Save.PRODUCTS])
+@pytest.mark.parametrize("kept", [pytest.param(Save.NOTHING, marks=pytest.mark.exhaustive), Save.PRODUCTS])
 def test_what_is_not_kept_is_made_again(kept, monkeypatch):
     """`products` is what a recorded forward on a GPU keeps."""
     row = row_of(BATCH)
@@ -555,6 +555,7 @@ def broken(tmp_path, monkeypatch):
     return plant
 
 
+@pytest.mark.spread(every=2)
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_planted_fault_is_noticed(fault, broken):

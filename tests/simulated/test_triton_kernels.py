@@ -37,6 +37,7 @@ def empty(*shape, dtype=torch.float32):
     return torch.full(shape, float("nan") if dtype.is_floating_point else -1, dtype=dtype)
 
 
+@pytest.mark.spread(every=5)
 @every
 @pytest.mark.parametrize("shape", [(16, 16, 16), (64, 64, 64), (128, 64, 128), (32, 128, 64)], ids=str)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
@@ -50,6 +51,7 @@ def test_a_product_is_that_of_torch(arch, shape, dtype):
     assert (c - expected).abs().max() <= tolerance * (a.double().abs() @ b.double().abs()).max()
 
 
+@pytest.mark.spread(every=5)
 @every
 @pytest.mark.parametrize("transposed", [(True, False), (False, True), (True, True)], ids=["A", "B", "both"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)

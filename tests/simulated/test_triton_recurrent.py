@@ -159,6 +159,7 @@ CASES = {
 }
 
 
+@pytest.mark.spread(every=3, first=2)
 @pytest.mark.parametrize("name", CASES)
 def test_it_is_the_definition(name):
     p, x = call(**CASES[name])
@@ -169,6 +170,7 @@ def test_it_is_the_definition(name):
     check(p, x, run("sm90", p, x))
 
 
+@pytest.mark.spread(every=2)
 @pytest.mark.parametrize("arch,wide", [("sm80", 0), ("sm80", 1), ("sm90", 1), ("sm100", 0), ("sm100", 1)])
 def test_it_is_the_definition_on_every_arch_and_in_every_tile(arch, wide, monkeypatch):
     monkeypatch.setattr(recurrent_plan, "config", lambda p, sms: recurrent_plan.configs(p)[wide])
@@ -287,6 +289,7 @@ def with_poison_in_slots(p, x):
     return x
 
 
+@pytest.mark.spread(every=3)
 @pytest.mark.parametrize("name", POOLS)
 def test_a_pool_is_read_and_written_at_its_slots_alone(name):
     p, x = pool_call(**POOLS[name])
@@ -518,6 +521,7 @@ def noticed(p, x):
     return False
 
 
+@pytest.mark.spread(every=3)
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_planted_fault_is_noticed(name, broken):
     old, new, words = FAULTS[name]
@@ -526,6 +530,7 @@ def test_a_planted_fault_is_noticed(name, broken):
     assert noticed(p, x)
 
 
+@pytest.mark.spread(every=3)
 @pytest.mark.parametrize("name", POOL_FAULTS)
 def test_a_planted_fault_with_a_pool_is_noticed(name, broken):
     old, new, case = POOL_FAULTS[name]

@@ -212,6 +212,7 @@ END:
     return launch(kernel(body, pointers=2), grid=1, block=threads, args=[out, flags], **options)
 
 
+@pytest.mark.spread(every=2)
 @pytest.mark.parametrize("options", [
     {}, {"clock": True}, {"schedule": SEEDS[0]},
     *(pytest.param({"schedule": seed}, marks=pytest.mark.exhaustive) for seed in SEEDS[1:]),
