@@ -6,11 +6,11 @@
  */
 #include "barriers.h"
 #include "clock.h"
+#include "control.h"
 #include "findings.h"
 #include "knowledge.h"
 #include "memory.h"
 #include "visits.h"
-#include "warps.h"
 
 #include <stdio.h>
 
@@ -293,8 +293,6 @@ static void expect_tx(Mbarrier *b, const Warp *w, const Ins *i, int lane, u32 by
     if (b->tx > MOST_ARRIVALS) broken_count(b, w, i, lane, "the count of bytes", b->tx);
     if (!b->tx && !b->pending) broken_count(b, w, i, lane, "expect_tx came after its phase's last arrival: the count of bytes", 0);
 }
-
-u32 mbarrier_next_clock(const Mbarrier *b) { return (u32)b->phase + 1; }
 
 static u64 state_of(const Mbarrier *b) { return b->phase << 24 | (u64)b->pending; }
 

@@ -10,7 +10,6 @@ void mbarrier_too_few(const Mbarrier *b, Warp *w, const Ins *i, int lane);
 void mbarrier_complete_tx(Mbarrier *b, const Warp *w, const Ins *i, int lane, s64 bytes);
 /* A finding if a copy or a commit, or another CTA than its own, knows of no fence behind its initialisation. */
 void mbarrier_fenced(const Mbarrier *b, Warp *w, const Ins *i, int lane, const Knowledge *know);
-u32 mbarrier_next_clock(const Mbarrier *b); /* the clock of accesses that its current phase tracks */
 void free_cta_barriers(Cta *cta);
 Outcome op_try_wait(Warp *w, const Ins *i, u32 lanes);
 bool barriers_explain_block(Warp *w, const Ins *i, int lane, char *text, size_t size); /* false if the instruction is none of its own */

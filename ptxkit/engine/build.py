@@ -75,20 +75,24 @@ def _answers(*asked):
 def _built(texts):
     with watching.once("the engine of ptxkit, once for this machine"), tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
-        for file, text in texts.items():
-            (folder / file).write_text(text)
-        with concurrent.futures.ThreadPoolExecutor(os.cpu_count() or 1) as pool:
-            try:
-                objects = list(pool.map(lambda file: _object(file, folder), (f for f in texts if f.endswith(".c"))))
-            except BaseException:            # Ctrl-C waits for files that are being compiled, not for all
-                pool.shutdown(wait=False, cancel_futures=True)
-                raise
-        _run([compiler(), "-shared", "-fPIC", *objects, "-lm", "-o", "engine.so"], folder)
+        _run([compiler(), "-shared", "-fPIC", *objects(texts, folder), "-lm", "-o", "engine.so"], folder)
         return (folder / "engine.so").read_bytes()
 
 
-def _object(file, folder):
-    _run([compiler(), *FLAGS, "-c", file, "-o", f"{file}.o"], folder)
+def objects(texts, folder, *flags):
+    """Compile the C files of `texts` (file name -> text) in a folder, side by side, and return the objects' names."""
+    for file, text in texts.items():
+        (folder / file).write_text(text)
+    with concurrent.futures.ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+        try:
+            return list(pool.map(lambda file: _object(file, folder, flags), (f for f in texts if f.endswith(".c"))))
+        except BaseException:                # Ctrl-C waits for files that are being compiled, not for all
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+
+
+def _object(file, folder, flags):
+    _run([compiler(), *FLAGS, *flags, "-c", file, "-o", f"{file}.o"], folder)
     return f"{file}.o"
 
 

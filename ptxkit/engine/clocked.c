@@ -9,6 +9,7 @@
 #include "clusters.h"
 #include "loops.h"
 #include "schedule.h"
+#include "waits.h"
 #include "warps.h"
 #include "work.h"
 

@@ -5,9 +5,8 @@
  * in local memory. A function that may be called while it runs (`recursive`) is saved at each call, lane by lane, and restored at the
  * return; its .local variables lie on a stack.
  */
-#include "functions.h"
+#include "control.h"
 #include "findings.h"
-#include "warps.h"
 
 /* arg: the callee's address (-1: there is one target); where a lane's stack ends (-1: no stack).
  * mod: these, then (bytes, place) of each argument and result, then the targets. */
@@ -16,19 +15,6 @@ enum { ARGUMENTS, RESULTS, TARGETS, STACK_END, HEAD };
  * address of something on its stack. */
 enum { LENGTH, ADDRESS, ENTRY, RECURSIVE, FRAME, LOCAL_FROM, LOCAL_TO, REGISTERS, POINTERS, TARGET_HEAD };
 enum { MOST_DEPTH = 4096 };
-
-struct Call {
-    const Ins *i;
-    const s64 *target;
-    u8 *registers, *local; /* NULL: not saved */
-};
-
-void free_call(Call *c) {
-    if (!c) return;
-    free(c->registers);
-    free(c->local);
-    free(c);
-}
 
 static const s64 *arguments_of(const Ins *i) { return i->mod + HEAD; }
 static const s64 *results_of(const Ins *i) { return i->mod + HEAD + 2 * i->mod[ARGUMENTS]; }

@@ -14,11 +14,11 @@
 
 /* ---- programs ----------------------------------------------------------------------------------------------------------- */
 
-extern const HandlerEntry calls_handlers[], functions_handlers[], warps_handlers[], memory_handlers[], barriers_handlers[], scalar_handlers[], collectives_handlers[],
-    copies_handlers[], tma_handlers[], cancel_handlers[], matrix_handlers[], wmma_handlers[], wgmma_handlers[], tmem_handlers[], tcgen05_handlers[];
+extern const HandlerEntry calls_handlers[], functions_handlers[], control_handlers[], memory_handlers[], barriers_handlers[], scalar_handlers[], moves_handlers[],
+    collectives_handlers[], copies_handlers[], tma_handlers[], cancel_handlers[], matrix_handlers[], wmma_handlers[], wgmma_handlers[], tmem_handlers[], tcgen05_handlers[];
 static const HandlerEntry *const families[] = {
     calls_handlers,  functions_handlers,
-    warps_handlers,  memory_handlers, barriers_handlers, scalar_handlers,  collectives_handlers,
+    control_handlers, memory_handlers, barriers_handlers, scalar_handlers, moves_handlers, collectives_handlers,
     copies_handlers, tma_handlers,    cancel_handlers,   matrix_handlers,  wmma_handlers, wgmma_handlers,        tmem_handlers,
     tcgen05_handlers,
 };

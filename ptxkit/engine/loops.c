@@ -7,7 +7,7 @@
  */
 #include "loops.h"
 #include "findings.h"
-#include "schedule.h"
+#include "waits.h"
 
 #include <stdio.h>
 

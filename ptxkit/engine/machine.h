@@ -3,16 +3,23 @@
  * A launch is a grid of clusters of CTAs of warps of 32 lanes. A warp holds all its registers in one block of memory, register by
  * register: 32 lanes of 4 bytes (types up to 32 bits), of 8, of 16, or one 4-byte mask of lanes for a predicate.
  *
- * The engine has floors, and no file calls one above its own:
- *     launch.c                        the entry, and the table of all handlers
- *     clocked.c, schedule.c, warps.c  which warp runs, with a clock and without one, and which of its lanes
- *     clusters.c                      CTAs and warps, made and unmade
- *     one file per family             tcgen05.c and tma.c above tmem.c and copies.c, those above barriers.c and registers.c
- *     memory.c                        loads, stores, atomics
- *     history.c, work.c, knowledge.c  last accesses; asynchronous work; who is ordered after whom
- *     clock.c                         the time of all this, if it is asked for
- *     trace.c                         its slices, if they are
- *     findings.c, machine.h, instructions.h
+ * The engine has floors, and a file calls only files of lower ones (tests/simulated/test_engine_floors.py reads this table):
+ *     launch.c                                      the entry, and the table of all handlers
+ *     clocked.c                                     which warp runs next: with a clock,
+ *     schedule.c                                    and without one
+ *     clusters.c                                    CTAs and warps, made and unmade
+ *     loops.c                                       warps that spin for ever
+ *     waits.c                                       what warps wait for
+ *     warps.c tcgen05.c tma.c cancel.c              a warp's turn; families that use tensor memory or copies
+ *     copies.c tmem.c                               copies; tensor memory
+ *     barriers.c functions.c calls.c collectives.c  families: barriers, calls, what the lanes of a warp do together
+ *     matrix.c wmma.c wgmma.c moves.c               families: matrices, and moves between registers
+ *     memory.c control.c registers.c                loads, stores, atomics; which lanes run; registers that asynchronous work has
+ *     mma.c sparse.c scalar.c                       products of tiles; the table of generated handlers
+ *     visits.c scalar_*.c                           accesses to shared memory that its CTA's end waits for; generated handlers
+ *     history.c work.c                              last accesses; asynchronous work
+ *     knowledge.c clock.c                           who is ordered after whom; the time of all this, if it is asked for
+ *     trace.c findings.c                            slices of time, if they are; what is wrong
  */
 #pragma once
 #include "instructions.h"
@@ -27,7 +34,7 @@ typedef struct Granule Granule; /* history.h */
 typedef struct Finding Finding; /* findings.h */
 typedef struct Foreign Foreign; /* knowledge.h: what is known of other clusters' actors */
 typedef struct Clock Clock;     /* clock.h: the time of a launch that is asked for it */
-typedef struct Call Call;       /* functions.c: a device function that runs */
+typedef struct Call Call;       /* control.h: a device function that runs */
 typedef struct WarpTime WarpTime;
 typedef struct ClockSetting ClockSetting;
 
@@ -319,6 +326,16 @@ static inline Region *region_at(const Launch *launch, u64 address) { /* the last
             high = mid;
     }
     return low ? &launch->regions[low - 1] : NULL;
+}
+
+static inline u32 mbarrier_next_clock(const Mbarrier *b) { return (u32)b->phase + 1; } /* of accesses that its current phase tracks */
+
+static inline Warp *warp_after(const Machine *m, Warp *w) { /* through all resident clusters, from NULL to NULL */
+    const Cluster *c = w ? w->cluster : NULL;
+    if (w && w->index + 1 < w->cta->nwarps) return w + 1;
+    if (w && w->cta->rank + 1 < c->nctas) return c->cta[w->cta->rank + 1].warp;
+    c = c ? c->next : m->clusters;
+    return c ? c->cta[0].warp : NULL;
 }
 
 static inline void machine_event(Machine *m) { /* something may have unblocked someone */

@@ -3,14 +3,14 @@
 #include "clock.h"
 
 /* and, or, xor, not, mov of predicates: arg d, a, b (-1: none); mod Combine, a is negated, b is negated, the result is negated */
-Outcome predicate_logic(Warp *w, const Ins *i, u32 lanes) {
+static Outcome predicate_logic(Warp *w, const Ins *i, u32 lanes) {
     const u32 r = joined(source_predicate(w, i->arg[1], i->mod[1]), i->mod[0], source_predicate(w, i->arg[2], i->mod[2]));
     set_pred(w, i->arg[0], lanes, i->mod[3] ? ~r : r);
     return NEXT;
 }
 
 /* lop3.and, lop3.or: arg d (-1: none), p, a, b, c, table, q; mod Combine, q is negated */
-Outcome lop3_test(Warp *w, const Ins *i, u32 lanes) {
+static Outcome lop3_test(Warp *w, const Ins *i, u32 lanes) {
     const u32 *A = R32(w, i->arg[2]), *B = R32(w, i->arg[3]), *C = R32(w, i->arg[4]), *E = R32(w, i->arg[5]);
     u32 d[LANES], bits = 0;
     EVERY_LANE({
@@ -24,7 +24,7 @@ Outcome lop3_test(Warp *w, const Ins *i, u32 lanes) {
 
 /* ---- moves -------------------------------------------------------------------------------------------------------------- */
 
-Outcome mov_b128(Warp *w, const Ins *i, u32 lanes) {
+static Outcome mov_b128(Warp *w, const Ins *i, u32 lanes) {
     u64 *D = R64(w, i->arg[0]);
     const u64 *A = R64(w, i->arg[1]);
     EACH_LANE(lanes, {
@@ -37,21 +37,21 @@ Outcome mov_b128(Warp *w, const Ins *i, u32 lanes) {
 }
 
 /* {a, b} to one register of twice the width and back; an item of -1 goes nowhere. arg: the whole, then its items from the lowest. */
-Outcome pack_b16(Warp *w, const Ins *i, u32 lanes) {
+static Outcome pack_b16(Warp *w, const Ins *i, u32 lanes) {
     RESULT(u32, i->arg[0]);
     const u32 *A = R32(w, i->arg[1]), *B = R32(w, i->arg[2]);
     EVERY_LANE(to[l] = (A[l] & 0xffff) | B[l] << 16;)
     MERGE();
     return NEXT;
 }
-Outcome pack_b32(Warp *w, const Ins *i, u32 lanes) {
+static Outcome pack_b32(Warp *w, const Ins *i, u32 lanes) {
     RESULT(u64, i->arg[0]);
     const u32 *A = R32(w, i->arg[1]), *B = R32(w, i->arg[2]);
     EVERY_LANE(to[l] = A[l] | (u64)B[l] << 32;)
     MERGE();
     return NEXT;
 }
-Outcome unpack_b16(Warp *w, const Ins *i, u32 lanes) {
+static Outcome unpack_b16(Warp *w, const Ins *i, u32 lanes) {
     const u32 *A = R32(w, i->arg[0]);
     for (int k = 0; k < 2; k++) {
         if (i->arg[1 + k] < 0) continue;
@@ -61,7 +61,7 @@ Outcome unpack_b16(Warp *w, const Ins *i, u32 lanes) {
     }
     return NEXT;
 }
-Outcome unpack_b32(Warp *w, const Ins *i, u32 lanes) {
+static Outcome unpack_b32(Warp *w, const Ins *i, u32 lanes) {
     const u64 *A = R64(w, i->arg[0]);
     for (int k = 0; k < 2; k++) {
         if (i->arg[1 + k] < 0) continue;
@@ -75,7 +75,7 @@ Outcome unpack_b32(Warp *w, const Ins *i, u32 lanes) {
 static inline u8 *word_of(const Warp *w, s32 offset, s64 bytes, int l) {
     return w->regs + offset + l * (bytes > 8 ? 16 : bytes > 4 ? 8 : 4);
 }
-Outcome pack_any(Warp *w, const Ins *i, u32 lanes) {
+static Outcome pack_any(Warp *w, const Ins *i, u32 lanes) {
     const s64 size = i->mod[0], count = i->mod[1];
     for (u32 rest = lanes; rest; rest &= rest - 1) {
         const int l = first_lane(rest);
@@ -85,7 +85,7 @@ Outcome pack_any(Warp *w, const Ins *i, u32 lanes) {
     }
     return NEXT;
 }
-Outcome unpack_any(Warp *w, const Ins *i, u32 lanes) {
+static Outcome unpack_any(Warp *w, const Ins *i, u32 lanes) {
     const s64 size = i->mod[0], count = i->mod[1];
     for (u32 rest = lanes; rest; rest &= rest - 1) {
         const int l = first_lane(rest);
@@ -101,7 +101,7 @@ Outcome unpack_any(Warp *w, const Ins *i, u32 lanes) {
 }
 
 /* %clock and the like, without a clock in instructions: arg d; mod: the register is 64 bits wide, how far to shift, in nanoseconds */
-Outcome read_clock(Warp *w, const Ins *i, u32 lanes) {
+static Outcome read_clock(Warp *w, const Ins *i, u32 lanes) {
     const u64 clocks = w->time ? (u64)w->time->at : w->machine->ran;
     const u64 now = (w->time && i->mod[2] ? (u64)(w->time->at / w->machine->time->p->gigahertz) : clocks) >> i->mod[1];
     if (i->mod[0])
@@ -113,7 +113,7 @@ Outcome read_clock(Warp *w, const Ins *i, u32 lanes) {
 
 /* An instruction on registers wider than its types. arg: the wide destination and its stand-in, the wide source and its stand-in (-1: as it
  * is), then the instruction's own; mod: the instruction's handler as an index here, the result is signed, the instruction's own. */
-Outcome through_wide_registers(Warp *w, const Ins *i, u32 lanes) {
+static Outcome through_wide_registers(Warp *w, const Ins *i, u32 lanes) {
     Ins inner = *i;
     inner.arg = i->arg + 4;
     inner.mod = i->mod + 2;
@@ -130,3 +130,9 @@ Outcome through_wide_registers(Warp *w, const Ins *i, u32 lanes) {
     }
     return o;
 }
+
+const HandlerEntry moves_handlers[] = {
+    {"predicate_logic", predicate_logic}, {"lop3_test", lop3_test}, {"mov_b128", mov_b128}, {"pack_b16", pack_b16}, {"pack_b32", pack_b32},
+    {"unpack_b16", unpack_b16}, {"unpack_b32", unpack_b32}, {"pack_any", pack_any}, {"unpack_any", unpack_any}, {"read_clock", read_clock},
+    {"through_wide_registers", through_wide_registers}, {0},
+};

@@ -203,12 +203,7 @@ static inline Outcome set_register(Warp *w, const Ins *i, u32 lanes, Comparison 
 
 /* ---- the table of all handlers ------------------------------------------------------------------------------------------ */
 
-/* moves.c has those that no row describes */
-#define HANDWRITTEN(each)                                                                                     \
-    each(predicate_logic) each(lop3_test) each(mov_b128) each(pack_b16) each(pack_b32) each(unpack_b16)       \
-    each(unpack_b32) each(pack_any) each(unpack_any) each(read_clock) each(through_wide_registers)
 #define DECLARED(name) Outcome name(Warp *w, const Ins *i, u32 lanes);
 #define LISTED(name) {#name, name},
 
-HANDWRITTEN(DECLARED)
 extern const HandlerEntry scalar_handlers[];

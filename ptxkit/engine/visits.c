@@ -2,7 +2,6 @@
  * copies read there, must be known to one of its own, or nothing keeps it from coming later.
  */
 #include "visits.h"
-#include "barriers.h"
 #include "findings.h"
 #include "knowledge.h"
 

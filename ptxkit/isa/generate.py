@@ -169,7 +169,7 @@ def sources():
     comparisons = [_comparison(name, kind, value) for name, (kind, value) in COMPARISONS.items()]
     handlers_ = f"#define GENERATED(each) {' '.join(f'each({name})' for name in handlers()[1])}"
     compared = " ".join(f"LISTED({p}_{name})" for name in COMPARISONS for p in ("setp", "set"))
-    table = f"const HandlerEntry scalar_handlers[] = {{GENERATED(LISTED) {compared} HANDWRITTEN(LISTED) {{0}}}};"
+    table = f"const HandlerEntry scalar_handlers[] = {{GENERATED(LISTED) {compared} {{0}}}};"
     files["scalar.c"] = [*comparisons, handlers_, "GENERATED(DECLARED)", table]
     return {name: "\n".join([HEADER, *texts, ""]) for name, texts in files.items()}
 
