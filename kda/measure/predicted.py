@@ -223,7 +223,7 @@ def _known(same: Alike, launch: Any, setting: Setting) -> Clock | None:
     clock = None if launch.pdl or not setting.waves else same.get(_key(launch))
     if not clock or not clock.more:
         return None
-    found = clock.of(setting.of)
+    found = clock.of(setting.clusters)
     return found if found.share > setting.waves * clock.resident else None
 
 
