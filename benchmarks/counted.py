@@ -11,6 +11,8 @@ import functools
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from pages import table_row
+
 import kda
 from kda.backends.common.cute.tile import C
 from kda.backends.sm100 import plan
@@ -20,6 +22,7 @@ from kda.measure.shapes import BenchShape
 from kda.problem import Problem
 from kda.verify.cases import make_inputs
 from ptxkit import capture
+from ptxkit.report import Run
 
 SMS, GHZ, HBM = 148, 1.85, 8e12              # a B200: multiprocessors, clock, bytes a second
 ISSUED = 2.4                                 # instructions a clock, as Hopper's kernel of the same code on an H200
@@ -52,6 +55,11 @@ class Chunk(NamedTuple):
         return max(self._fields[:-1], key=lambda name: getattr(self, name))
 
 
+def mufu(run: Run) -> int:
+    """Return the instructions of a launch that the unit of special functions computes."""
+    return sum(run.instructions.get(name, 0) for name in ("ex2", "rcp", "rsqrt", "lg2"))
+
+
 def counters(T: int, gate: str = "bounded", K: int = 128) -> dict[str, float]:
     case = make_inputs(T=T, H=1, K=K, V=K, gate=gate, initial_state=False)
     keywords = case.keywords | {"output_final_state": False, "backend": "sm100", "batch_invariant": True}
@@ -60,7 +68,7 @@ def counters(T: int, gate: str = "bounded", K: int = 128) -> dict[str, float]:
     (run,) = session.runs
     found = dict(run.counters)
     found["moves"] = run.instructions.get("mov", 0)
-    found["mufu"] = sum(run.instructions.get(name, 0) for name in ("ex2", "rcp", "rsqrt", "lg2"))
+    found["mufu"] = mufu(run)
     found["bytes"] = found["global_bytes_read"] + found["global_bytes_written"]
     return found
 
@@ -118,7 +126,7 @@ def clocked(H: int, K: int = 128, gate: str = "bounded") -> Prediction:
 def of_clock() -> Iterator[str]:
     one = chunk(of_a_chunk())
     for H in HEADS:
-        yield f"| {H} | {1e3 * seconds(one, T, H)[0]:.3f} | {clocked(H).milliseconds():.3f} |"
+        yield table_row(H, f"{1e3 * seconds(one, T, H)[0]:.3f}", f"{clocked(H).milliseconds():.3f}")
 
 
 def fused_alone() -> list[str]:

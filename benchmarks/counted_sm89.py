@@ -10,6 +10,8 @@ import dataclasses
 from collections.abc import Iterable, Iterator
 from unittest import mock
 
+from pages import table_row
+
 from kda.backends.sm89 import launch, plan
 from kda.bundles import Save
 from kda.problem import Problem
@@ -61,7 +63,7 @@ def row(name: str, config, long: Run, short: Run) -> str:
     built = launch.kernel(config)
     cells = [f"`{name}` {config.K}", built.registers, f"{config.shared / 1024:.1f}", f"{instructions:,.0f}",
              *(f"{word:,.0f}" for word in words), f"{read:,.0f}, {touched:,.0f}", f"{written:,.0f}"]
-    return f"| {' | '.join(map(str, cells))} |"
+    return table_row(*cells)
 
 
 def rows(dims: Iterable[int] = (64, 128)) -> Iterator[str]:

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 from unittest import mock
 
 from counted_step import GATES, LONG, SHORT, Counts, between, step
+from pages import table_row
 
 import kda
 from kda.backends.common.cute.tile import C
@@ -63,7 +64,7 @@ def row(name: str, K: int, found: Counts, launch: Launch) -> str:
         taken = "MATH {}, LOAD {}".format(*REGISTERS[launch.config.panels])
     cells = (f"{NAMES.get(name, name)}, {K}", f"{found.warp_instructions:,.0f}", f"{found.bytes:,.0f}", taken,
              launch.kernel.spills, shared(name, K, launch))
-    return f"| {' | '.join(map(str, cells))} |"
+    return table_row(*cells)
 
 
 def rows(dims: Iterable[int] = DIMS, forwards: Iterable[tuple[str, ...]] = STEPS) -> Iterator[str]:
@@ -78,7 +79,7 @@ def spills() -> Iterator[str]:
     """Rows for each gate, and for each with g in float32."""
     for name, words in GATES.items():
         taken = (launch.kernel(planned(K, 1, words).grads).spills for K in DIMS)
-        yield f"| {name} | {' | '.join(map(str, taken))} |"
+        yield table_row(name, *taken)
 
 
 FORMS = {                                    # forms of a forward: names of its kernels -> constants of the plan
@@ -111,4 +112,4 @@ def of_forward() -> Iterator[str]:
                 cells = (f"{name}, {gate}", f"{found.warp_instructions * C / TOKENS:,.0f}",
                          f"{found.bytes:,.0f}, {touched:,.0f}", launched.kernel.registers, launched.kernel.spills,
                          f"{launched.config.shared / 1024:.0f}")
-                yield f"| {' | '.join(map(str, cells))} |"
+                yield table_row(*cells)

@@ -15,7 +15,8 @@ from typing import NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from counted import GHZ, HBM, HEADS, HOP, HOPS, ISSUED, LAUNCH, MMA, MUFU, SMS
+from counted import GHZ, HBM, HEADS, HOP, HOPS, ISSUED, LAUNCH, MMA, MUFU, SMS, mufu
+from pages import table_row
 
 import kda
 from kda.backends.common.cute.training import TOKENS
@@ -101,9 +102,9 @@ def counts(shorter: int = SHORT, longer: int = LONG) -> dict[str, Counts]:
 
 def values(run: Run) -> Counts:
     counters = run.counters
-    mufu = sum(run.instructions.get(name, 0) for name in ("ex2", "rcp", "rsqrt", "lg2"))
     moved = counters["global_bytes_read"] + counters["global_bytes_written"]
-    return Counts(counters["warp_instructions"], mufu, counters["tensor_flops"], counters["shared_wavefronts"], moved)
+    return Counts(counters["warp_instructions"], mufu(run), counters["tensor_flops"], counters["shared_wavefronts"],
+                  moved)
 
 
 def total(found: dict[str, Counts], names: tuple[str, ...]) -> Counts:
@@ -137,8 +138,8 @@ def of_kernels(found: dict[str, Counts]) -> list[str]:
     launches = dict.fromkeys(found, 1) | {name: len(names) for name, names in SUMS.items()}
     shown = {name: name if name != "again" else "record without o" for name in found} | {n: f"**{n}**" for n in SUMS}
     return [
-        f"| {shown[name]} | {x.warp_instructions:,.0f} | {x.mufu:,.0f} | {x.tensor_flops / 1e6:.1f} | "
-        f"{x.shared_wavefronts:,.0f} | {x.bytes:,.0f} | {launches[name]} |"
+        table_row(shown[name], f"{x.warp_instructions:,.0f}", f"{x.mufu:,.0f}", f"{x.tensor_flops / 1e6:.1f}",
+                  f"{x.shared_wavefronts:,.0f}", f"{x.bytes:,.0f}", launches[name])
         for name, x in (found | sums).items()
     ]
 
@@ -150,7 +151,7 @@ def of_heads(found: dict[str, Counts], T: int = 8192) -> list[str]:
         times = seconds(found, T, H)
         both = [sum(times[name][0] for name in names) * 1e3 for names in (FORWARD, BACKWARD)]
         each = [f"{times[name][0] * 1e3:.3f} {times[name][1]}" for name in (*FORWARD, *BACKWARD)]
-        rows.append(f"| {H} | {' | '.join(each)} | {both[0]:.3f} | {both[1]:.3f} |")
+        rows.append(table_row(H, *each, *(f"{time:.3f}" for time in both)))
     return rows
 
 
@@ -171,11 +172,11 @@ def of_code() -> Iterator[str]:
             gates = [words for gate, words in GATES.items() if gate.startswith("bounded by -5") == bounded]
             found = {k.registers for words in gates for packed in (False, True) for k in built(words, packed)[kind]}
             cells.append(" to ".join(map(str, sorted({min(found), max(found)}))))
-        yield f"| {' | '.join(cells)} |"
+        yield table_row(*cells)
 
 
 def of_spills() -> Iterator[str]:
     """Yield a table's lines: the bytes that a thread of grads spills."""
     for name, words in GATES.items():
         taken = [k.spills for packed in (False, True) for k in built(words, packed)[GradsConfig]]
-        yield f"| {name} | {' | '.join(map(str, taken))} |"
+        yield table_row(name, *taken)

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
+from pages import table_row
 
 from kda.backends.triton import launch
 from kda.bundles import Save
@@ -92,10 +93,10 @@ def direction(way: str, found: dict[str, Bytes]) -> Iterator[str]:
     shown = {"prepare again": "backward `prepare`, A_qk and A_inv saved", "state again": "backward `state`",
              "prepare": "forward `prepare`", "state": "forward `state`"}
     for name, each in found.items():
-        yield f"| {shown.get(name, f'`{name}`')} | {cell(each.reads, each.found)} | {cell(each.writes, each.left)} |"
+        yield table_row(shown.get(name, f"`{name}`"), cell(each.reads, each.found), cell(each.writes, each.left))
     all_, scratch = sum(each.all for each in found.values()), sum(each.scratch for each in found.values())
-    yield (f"| **{way}, {len(found)} launches: {all_:,.0f}, without scratch {all_ - scratch:,.0f}** "
-           f"| floor {FLOOR[way]} | FLA {FLA[way]} |")
+    yield table_row(f"**{way}, {len(found)} launches: {all_:,.0f}, without scratch {all_ - scratch:,.0f}**",
+                    f"floor {FLOOR[way]}", f"FLA {FLA[way]}")
 
 
 def rows() -> Iterator[str]:

@@ -7,6 +7,10 @@ from collections.abc import Iterable
 from itertools import takewhile
 
 
+def table_row(*cells: object) -> str:
+    return f"| {' | '.join(map(str, cells))} |"
+
+
 def with_rows(text: str, header: str, rows: Iterable[str]) -> str:
     """Other rows under the two lines of a table's header."""
     above, head, below = text.partition(f"\n{header}\n")
