@@ -102,7 +102,7 @@ FAULTS = {                                   # CTAs of a cluster, clusters that 
         HANDOVER, "            else:\n                self.copy(tile, full, Int32(0))\n", "", "deadlock"
     )),
     "the one that does not walk waits for a CHAIN of its own": (2, None, LONG, Fault(
-        HANDOVER, "4 * self.c.walking + self.c.keeps", "4 * self.c.ctas + self.c.keeps", "deadlock"
+        HANDOVER, "4 * self.c.walking + self.c.saves", "4 * self.c.ctas + self.c.saves", "deadlock"
     )),
     "mbarriers are not there yet, alone": (1, None, LONG, Fault(
         FUSED, "    cute.arch.sync_threads()\n        else:", "    pass\n        else:", "race-read-write", schedule=1

@@ -71,7 +71,7 @@ def test_one_kernel_is_taken_where_its_clusters_fill_an_h200(T, H, lengths, ctas
     p = case_of(**(dict(lengths=(1,) * len(lengths)) if lengths else dict(T=1)), initial_state=False).problem()
     p = dataclasses.replace(p, T=T, H=H, HV=H)
     found = plan.plan(p, 132).fused
-    assert (found.ctas if found else 0) == ctas and not plan.plan(p, 132, kept=True).fused
+    assert (found.ctas if found else 0) == ctas and not plan.plan(p, 132, products=True).fused
     assert not ctas or found.wrapped == wrapped
 
 
@@ -133,7 +133,7 @@ def test_with_few_heads_or_more_results_two_kernels_run(fused):
     p = case_of(T=8192).problem()
     assert plan.plan(p, 132).carry and plan.plan(p, 132).fused is None          # cut into segments
     p = case_of(T=33).problem()
-    assert plan.plan(p, 132).fused and plan.plan(p, 132, kept=True).fused is None
+    assert plan.plan(p, 132).fused and plan.plan(p, 132, products=True).fused is None
     fused(False)
     assert plan.plan(p, 132).fused is None
 

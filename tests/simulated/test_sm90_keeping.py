@@ -182,7 +182,7 @@ FAULTS = {
         STATE, f"cute.arch.sync_warp(){42 * ' '}# those before were read", "pass", "race-lanes"
     ),
     "a state that a share begins with counts from there": Fault(
-        FUSED, "if kept.skipped + i & self.c.every - 1 == 0:", "if i & self.c.every - 1 == 0:", "wrong answer",
+        FUSED, "if piece_place.skipped + i & self.c.every - 1 == 0:", "if i & self.c.every - 1 == 0:", "wrong answer",
         case="cut"
     ),
     "tiles of a share lie where those of the walk begin": Fault(

@@ -89,4 +89,4 @@ def test_one_kernel_runs_where_it_runs_without_them():
         p = dataclasses.replace(without, T=T, H=H, HV=H)
         one, of_states = (plan.plan(x, 132).fused for x in (p, dataclasses.replace(p, intermediate_states=True)))
         assert one and of_states and (one.ctas, one.wrapped) == (of_states.ctas, of_states.wrapped)
-        assert of_states.chain.h and of_states.chain.every == 2 and not of_states.keeps
+        assert of_states.chain.h and of_states.chain.every == 2 and not of_states.saves

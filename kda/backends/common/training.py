@@ -1,8 +1,8 @@
-"""The launches of a forward that keeps what its backward reads, and of that backward.
+"""The launches of a forward that saves what its backward reads, and of that backward.
 
   forward   prepare, with b on keys;  carry and compose if sequences are cut;  a chain: o, h of every two chunks, r;
             or one kernel for all of it (`fused`)
-  backward  the same without results, or of it what was not kept;  the walk back over the chunks;  grads
+  backward  the same without results, or of it what was not saved;  the walk back over the chunks;  grads
 """
 
 from __future__ import annotations
@@ -73,8 +73,8 @@ class Parts(NamedTuple):
     r: Any
 
 
-# How many of Parts, from the first on, a backward makes again, by what the forward kept.
-NOT_KEPT = {Save.OWN: 0, Save.STATES: 1}
+# How many of Parts, from the first on, a backward recomputes, by what the forward saved.
+NOT_SAVED = {Save.OWN: 0, Save.STATES: 1}
 
 
 class TrainingLaunches(NamedTuple):
@@ -187,10 +187,10 @@ class TrainingBackend:
         return ROUNDED_IN_BACKWARD if p.direction == "backward" else ROUNDED_TO
 
     def saved_bytes(self, p: Problem, save: Save) -> int:
-        return sum(self.plan(p, detect(p.device).sms).kept[NOT_KEPT[save]:])
+        return sum(self.plan(p, detect(p.device).sms).saved[NOT_SAVED[save]:])
 
     def saved_in(self, p: Problem, saved: OpaqueSaved | None) -> Save:
-        """Return what a forward has kept, which the size of its memory tells."""
+        """Return what a forward has saved, which the size of its memory tells."""
         if saved is None:
             return Save.NOTHING
         return Save.OWN if saved.memory.numel() == self.saved_bytes(p, Save.OWN) else Save.STATES
@@ -202,7 +202,7 @@ class TrainingBackend:
     def forward(self, p: Problem, x: Inputs, save: Save) -> Outputs:
         launches = self.steps(p, x)
         out, inputs = outputs(p, x), laid_out(x)
-        parts, memory = parts_in(out.o, launches.plan.kept, NOT_KEPT[save])
+        parts, memory = parts_in(out.o, launches.plan.saved, NOT_SAVED[save])
         crossing = edges_of(p, out.o, launches)
         results = dict(o=out.o, ht=out.final_state)
         up(p, launches, launches.record, inputs, parts, tables(p, launches, x), crossing, cleared=out.o, **results)
@@ -216,17 +216,17 @@ class TrainingBackend:
         usable = saved if type(saved) is OpaqueSaved else None
         p, save = with_dht(p, dht is not None), self.saved_in(p, usable)
         launches = self.steps(p, x, BACKWARD_OF.get(save, "backward"))
-        like, inputs, kept, crossing = x.q, laid_out(x), launches.plan.kept, edges_of(p, x.q, launches)
+        like, inputs, sizes, crossing = x.q, laid_out(x), launches.plan.saved, edges_of(p, x.q, launches)
         found = tables(p, launches, x)
         do, dht = aligned(do, like.dtype), aligned(dht, torch.float32)
-        # tokens of no sequence: prepare clears their rows, which does not run again if all was kept
+        # tokens of no sequence: prepare clears their rows, which does not run again if all was saved
         dv = (like.new_zeros if save is Save.OWN and p.packed else like.new_empty)(p.B, p.T, p.HV, p.V)
         dh0 = None if inputs["h0"] is None else torch.empty_like(inputs["h0"])
         if usable is None:
-            parts, _ = parts_in(like, kept, 2)                                 # tiles and M are needed only briefly
+            parts, _ = parts_in(like, sizes, 2)                                # tiles and M are needed only briefly
             up(p, launches, launches.again, inputs, parts, found, crossing, cleared=dv)
         else:
-            parts, _ = parts_in(like, kept, NOT_KEPT[save], usable.memory)
+            parts, _ = parts_in(like, sizes, NOT_SAVED[save], usable.memory)
             if save is Save.STATES:
                 make_tiles(launches, inputs, parts, found, cleared=dv)
         dh, added, edge, *shares = fresh_places(like, launches.plan.scratch)
@@ -263,7 +263,7 @@ class TrainingBackend:
         like, inputs = x.q, laid_out(x)
         inputs.pop("h0")
         launches = self.steps(with_dht(p, dht is not None), x, "map of a backward")
-        tiles, M = fresh_places(like, launches.plan.kept[:2])
+        tiles, M = fresh_places(like, launches.plan.saved[:2])
         dh, added, edge = fresh_places(like, launches.plan.scratch[:3])
         do, dht = aligned(do, like.dtype), aligned(dht, torch.float32)
         dv, v = torch.empty_like(inputs["v"]), inputs.pop("v")
@@ -414,7 +414,7 @@ def grads(
 
 
 def image_of(state: Tensor) -> Tensor:
-    """Return (.., rows, columns) rounded and in the order in which kernels keep it, swizzle_128B."""
+    """Return (.., rows, columns) rounded and in the order in which kernels store it, swizzle_128B."""
     rows, columns = state.shape[-2:]
     row, column = (torch.arange(n, device="cpu") for n in (rows, columns))
     place = swizzle_128B(row[:, None], column[None], rows).flatten() // BF16

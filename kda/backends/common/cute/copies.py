@@ -46,9 +46,9 @@ def neighbours(pointer, count: cutlass.Constexpr):
 @cute.jit
 def load(pointer, count: cutlass.Constexpr = 1):
     """Load `count` neighbouring elements."""
-    kept = cute.make_rmem_tensor(count, pointer.dtype)
-    cute.autovec_copy(neighbours(pointer, count), kept)
-    return kept
+    registers = cute.make_rmem_tensor(count, pointer.dtype)
+    cute.autovec_copy(neighbours(pointer, count), registers)
+    return registers
 
 
 @cute.jit
@@ -59,21 +59,21 @@ def load_one(pointer):
 @cute.jit
 def store(pointer, values):
     """Neighbours, rounded to what lies there."""
-    kept = cute.make_rmem_tensor(len(values), pointer.dtype)
+    registers = cute.make_rmem_tensor(len(values), pointer.dtype)
     for i in cutlass.range_constexpr(len(values)):
-        kept[i] = values[i].to(pointer.dtype)
-    cute.autovec_copy(kept, neighbours(pointer, len(values)))
+        registers[i] = values[i].to(pointer.dtype)
+    cute.autovec_copy(registers, neighbours(pointer, len(values)))
 
 
 @cute.jit
-def floats(kept):
+def floats(registers):
     """float32 of what `load` has brought."""
-    if cutlass.const_expr(kept.element_type is BFloat16):
-        words, wide = cute.recast_tensor(kept, Uint32), cute.make_rmem_tensor(cute.size(kept), Uint32)
+    if cutlass.const_expr(registers.element_type is BFloat16):
+        words, wide = cute.recast_tensor(registers, Uint32), cute.make_rmem_tensor(cute.size(registers), Uint32)
         for w in cutlass.range_constexpr(cute.size(words)):
             wide[2 * w], wide[2 * w + 1] = both_halves(words[w])
-        kept = cute.recast_tensor(wide, Float32)
-    return [kept[i].to(Float32) for i in range(cute.size(kept))]
+        registers = cute.recast_tensor(wide, Float32)
+    return [registers[i].to(Float32) for i in range(cute.size(registers))]
 
 
 @cute.jit
@@ -85,10 +85,10 @@ def both_halves(word):
 @cute.jit
 def words_of(values):
     """Words of two bfloat16."""
-    kept = cute.make_rmem_tensor(len(values), BFloat16)
+    registers = cute.make_rmem_tensor(len(values), BFloat16)
     for i in cutlass.range_constexpr(len(values)):
-        kept[i] = values[i].to(BFloat16)
-    words = cute.recast_tensor(kept, Uint32)
+        registers[i] = values[i].to(BFloat16)
+    words = cute.recast_tensor(registers, Uint32)
     return [words[w] for w in range(len(values) // 2)]
 
 

@@ -24,7 +24,7 @@ from .tile import WARP_ROWS, WARPS
 
 
 class HeadRows(NamedTuple):
-    """Where the rows of one value head begin, and what its gate is made with."""
+    """The addresses at which rows of one value head begin, and the parameters of its gate."""
 
     q: Any
     k: Any

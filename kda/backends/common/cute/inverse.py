@@ -4,7 +4,7 @@ then pairs of blocks as [X 0; -Y A X, Y], and the two blocks of 16 rows the same
   A_kk      (C, PITCH_A) float32, below its diagonal
   columns   (C, PITCH_INVERSE) float32: columns of the inverses of blocks of 16 rows
   TB        (C, C) bfloat16: a row is a column of the inverse times its b; rows and bytes as `TB_at` says
-  whole     (C, C) bfloat16, swizzled: the inverse itself, where it is kept for a backward
+  whole     (C, C) bfloat16, swizzled: the inverse itself, where it is saved for a backward
 
 Both merges make Y A first: its rows come out as columns of the other operand of X^T (Y A)^T, where columns of Y A, that
 is rows of X, are counted in pairs.
@@ -22,8 +22,8 @@ from .tile import PITCH_A, PITCH_INVERSE, swizzle_64B
 
 
 class Inverse:
-    def __init__(self, kept: bool, TB_at, strict: bool = False):
-        self.kept = kept                     # `whole` is wanted
+    def __init__(self, saved: bool, TB_at, strict: bool = False):
+        self.saved = saved                   # `whole` is wanted
         self.strict = strict                 # TB is wanted without the ones of its diagonal; no b then
         self.TB_at = TB_at                   # (column of the inverse, row) -> bytes
 
@@ -45,7 +45,7 @@ class Inverse:
         if cutlass.const_expr(self.strict):
             of_TB = [Float32(0.0) if column == i else x[i] for i in range(8)]
         self.put(TB, whole, b, lane, block * 8, of_TB)
-        if cutlass.const_expr(self.kept):
+        if cutlass.const_expr(self.saved):
             for above in cutlass.range_constexpr(3):
                 if above < block:
                     self.put_whole(whole, lane, above * 8, [Float32(0.0)] * 8)
@@ -95,7 +95,7 @@ class Inverse:
         if cutlass.const_expr(b is not None):
             of_column = b[column]
         store(TB + self.TB_at(column, row) // 2, [x * of_column for x in values])
-        if cutlass.const_expr(self.kept):
+        if cutlass.const_expr(self.saved):
             self.put_whole(whole, column, row, values)
 
     @cute.jit

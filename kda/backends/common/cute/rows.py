@@ -128,7 +128,7 @@ class Rows:
 
     @cute.jit
     def store_bias(self, head_rows, sums):
-        """dt_bias of a head, by K threads; they meet before it is loaded."""
+        """Store dt_bias of a head, with K threads; they meet before it is loaded."""
         channel = self.team.thread()
         if channel < self.c.K:
             to = sums + (BIAS * self.c.K + self.place_of_channel(channel))
@@ -136,7 +136,7 @@ class Rows:
 
     @cute.jit
     def place_of_channel(self, channel):
-        """Where one channel lies in a row of `sums`."""
+        """Return where one channel lies in a row of `sums`."""
         lane, part = channel >> self.channels.bit_length() - 1, channel >> 2 & self.parts - 1
         return part * (4 * LANES) + lane * 4 + (channel & 3)
 
@@ -536,5 +536,5 @@ def of_lower_half(x, upper):
 
 @cute.jit
 def place(part: cutlass.Constexpr):
-    """Where four of the lane's channels lie in a row of `sums`: those of neighbouring lanes lie together."""
+    """Return where four of the lane's channels lie in a row of `sums`: those of neighbouring lanes lie together."""
     return part * (4 * LANES) + cute.arch.lane_idx() % LANES * 4

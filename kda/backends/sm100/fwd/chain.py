@@ -64,7 +64,7 @@ class Consumer:
     @cute.jit
     def walk(self, x, shared, barriers, walks, rank):
         c = self.c
-        chunk, states = Int32(0), Int32(0)                                     # chunks so far; states kept so far
+        chunk, states = Int32(0), Int32(0)                                     # chunks so far; states stored so far
         slot = Int32(self.fields.cta.v.offset)                                 # where rows of v of the chunk are
         warp, thread = cute.arch.make_warp_uniform(cute.arch.warp_idx()), cute.arch.thread_idx()[0]
         walk, head = first_item(x.HV)
@@ -72,7 +72,7 @@ class Consumer:
             begin, tokens, n, segment, is_transition = locate_walk(c, x, walk)
             steps = chunks_of(tokens)
             self.enter(x.h0, Int64(n) * x.HV + head, rank, thread, segment, is_transition)
-            until = Int32(-1)                                                  # chunks to the next kept state; or none
+            until = Int32(-1)                                                  # chunks to the next stored state; or -1
             if x.every > 0:
                 states, until = self.states_before(x, n), Int32(0)
             place = place_of_checkpoint(self.c, x, states, Int32(0), steps)
@@ -279,7 +279,7 @@ class Consumer:
 
     @cute.jit
     def states_before(self, x, n):
-        """Return how many states are kept of sequences before n."""
+        """Return how many states of sequences before n are stored."""
         each = x.every * C
         if cutlass.const_expr(self.c.offsets):
             lane, found = cute.arch.lane_idx(), Int32(0)

@@ -50,7 +50,7 @@ class OneProduct:
         self.requested = RequestedByChannel(self.c, self.team)
 
     def begin(self, x, work, begin, head):
-        """Nothing."""
+        """Do nothing: no parameter of the head is needed before rows."""
 
     @cute.jit
     def rows(self, x, work, head_rows, rows, beta):

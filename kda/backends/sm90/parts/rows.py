@@ -35,7 +35,7 @@ class Requested:
 
     @cute.jit
     def found(self, head_rows, X, Y):
-        """Where rows are that were requested, when they are there."""
+        """Wait for requested rows, and return where they lie."""
         cute.arch.cp_async_wait_group(0)
         # redundant: in the simulator, where a warp waits as a whole; the manual lets each lane wait for its own copies
         cute.arch.sync_warp()
