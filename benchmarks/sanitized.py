@@ -188,13 +188,13 @@ def was_saved(""",
     },
     "sm90/parts/chunk.py": {
         """        if self.team.warp() < 4:
-            found = self.accumulator()
-            self.multiply(found, self.X, self.Y, C)""": """        if cutlass.const_expr(self.shared):
+            acc = self.accumulator()
+            self.multiply(acc, self.X, self.Y, C)""": """        if cutlass.const_expr(self.shared):
             if self.team.warp() == 4 or self.team.warp() == 5:
                 self.team.product_is_there()
         if self.team.warp() < 4:
-            found = self.accumulator()
-            self.multiply(found, self.X, self.Y, C)""",
+            acc = self.accumulator()
+            self.multiply(acc, self.X, self.Y, C)""",
     },
 }
 

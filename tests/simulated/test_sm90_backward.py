@@ -424,13 +424,13 @@ FAULTS = {
         "wrong answer",
     ),
     "no gate learns of the state that leaves": Fault(
-        f"{GRADS}/rows", "found + factor * through_state[r]", "found", "wrong answer"
+        f"{GRADS}/rows", "passing + factor * through_state[r]", "found", "wrong answer"
     ),
     "tokens past the end have a share of dt_bias": Fault(
         f"{GRADS}/gate", "slope = slope if counts else Float32(0.0)", "pass", "wrong answer"
     ),
     "dq and dk keep what points along q and k": Fault(
-        f"{GRADS}/rows", "found[j] = found[j] - y[j] * along[t]", "pass", "wrong answer"
+        f"{GRADS}/rows", "gradient[j] = gradient[j] - y[j] * along[t]", "pass", "wrong answer"
     ),
     "dv adds to dh": Fault("sm90/bwd/walk", "words[w] ^ Uint32(0x80008000)", "words[w]", "wrong answer"),
     "dh does not decay": Fault("sm90/bwd/walk", "        self.state.decay(S, tile)\n", "", "wrong answer"),
@@ -462,7 +462,7 @@ FAULTS = {
         f"{GRADS}/rows", "return values[0] if self.lane() & 2 == 0 else values[1]", "return values[0]",
         "wrong answer", "softplus",
     ),
-    "decays have no floor": Fault(f"{GRADS}/gate", "fast.at_least(found, FLOOR)", "found", "wrong answer", "given"),
+    "decays have no floor": Fault(f"{GRADS}/gate", "fast.at_least(decay, FLOOR)", "decay", "wrong answer", "given"),
     "a softplus gate has the slope of none": Fault(
         f"{GRADS}/gate", "slope = gain * sigmoid", "pass", "wrong answer", "softplus"
     ),

@@ -217,27 +217,27 @@ class TrainingBackend:
         p, save = with_dht(p, dht is not None), self.saved_in(p, usable)
         launches = self.steps(p, x, BACKWARD_OF.get(save, "backward"))
         like, inputs, sizes, crossing = x.q, laid_out(x), launches.plan.saved, edges_of(p, x.q, launches)
-        found = tables(p, launches, x)
+        on_gpu = tables(p, launches, x)
         do, dht = aligned(do, like.dtype), aligned(dht, torch.float32)
         # tokens of no sequence: prepare clears their rows, which does not run again if all was saved
         dv = (like.new_zeros if save is Save.OWN and p.packed else like.new_empty)(p.B, p.T, p.HV, p.V)
         dh0 = None if inputs["h0"] is None else torch.empty_like(inputs["h0"])
         if usable is None:
             parts, _ = parts_in(like, sizes, 2)                                # tiles and M are needed only briefly
-            up(p, launches, launches.again, inputs, parts, found, crossing, cleared=dv)
+            up(p, launches, launches.again, inputs, parts, on_gpu, crossing, cleared=dv)
         else:
             parts, _ = parts_in(like, sizes, NOT_SAVED[save], usable.memory)
             if save is Save.STATES:
-                make_tiles(launches, inputs, parts, found, cleared=dv)
+                make_tiles(launches, inputs, parts, on_gpu, cleared=dv)
         dh, added, edge, *shares = fresh_places(like, launches.plan.scratch)
         if launches.carry_back:
-            launches.carry_back(tiles=parts.tiles, do=do, dh0=added, segment_table=found.segment)
-            launches.compose_back(M=parts.M, added=added, h0=dht, edge=edge, first_segment=found.first_segment)
+            launches.carry_back(tiles=parts.tiles, do=do, dh0=added, segment_table=on_gpu.segment)
+            launches.compose_back(M=parts.M, added=added, h0=dht, edge=edge, first_segment=on_gpu.first_segment)
             dht = edge  # type: ignore[assignment]
         if launches.walk:
-            launches.walk(tiles=parts.tiles, do=do, dht=dht, dv=dv, dh=dh, dh0=dh0, segment_table=found.segment)
+            launches.walk(tiles=parts.tiles, do=do, dht=dht, dv=dv, dh=dh, dh0=dh0, segment_table=on_gpu.segment)
         parts = parts._replace(tiles=None, M=None)                             # dq and dk may reuse their memory
-        dq, dk, dg, dbeta = grads(p, launches, x, inputs, parts, found, shares, do=do, dv=dv, dh=dh)
+        dq, dk, dg, dbeta = grads(p, launches, x, inputs, parts, on_gpu, shares, do=do, dv=dv, dh=dh)
         dA_log, ddt_bias = sums(launches, x, shares)
         return Grads(dq, dk, dv, dg, dbeta, dA_log, ddt_bias, dh0)
 
@@ -304,8 +304,8 @@ class TrainingBackend:
             y[: table.NC] = image_of(tensors[name].mT if self.v_first else tensors[name])
         shares = [do.new_zeros(launches.plan.all_states, p.HV, p.K, dtype=torch.float32) for _ in range(2)]
         parts = Parts(None, None, h, r)
-        found = grads(p, launches, x, inputs, parts, tables(p, launches, x), shares, do=do, dv=dv, dh=dh)
-        dq, dk, dg, dbeta = (y.flatten(0, 1) for y in found)
+        gradients = grads(p, launches, x, inputs, parts, tables(p, launches, x), shares, do=do, dv=dv, dh=dh)
+        dq, dk, dg, dbeta = (y.flatten(0, 1) for y in gradients)
         given = zip((x.A_log, x.dt_bias), shares)
         of_A_log, of_dt_bias = (None if y is None else share[: table.NC] for y, share in given)
         return {n: table.chunks(y) for n, y in (("dq", dq), ("dk", dk), ("dg", dg), ("dbeta", dbeta.unsqueeze(-1)))} | {
@@ -368,35 +368,35 @@ def edges_of(p: Problem, like: Tensor, launches: Any) -> Edges:
 
 
 def up(
-    p: Problem, launches: TrainingLaunches, chain: NamedLaunch | None, inputs: dict, parts: Parts, found: PackedTables,
+    p: Problem, launches: TrainingLaunches, chain: NamedLaunch | None, inputs: dict, parts: Parts, on_gpu: PackedTables,
     crossing: Edges, cleared: Tensor, **results: Tensor | None,
 ) -> None:
     """Launch what makes all that a backward reads; rows of `cleared` outside every sequence are set to zero."""
     if launches.fused:
-        launches.fused(**inputs, **crossing._asdict(), o=cleared, ht=results.get("ht"), segment_table=found.segment,
+        launches.fused(**inputs, **crossing._asdict(), o=cleared, ht=results.get("ht"), segment_table=on_gpu.segment,
                  tiles=parts.tiles, r=parts.r, h=parts.h)
         return
     v, h0 = inputs["v"], inputs["h0"]
-    make_tiles(launches, inputs, parts, found, cleared)
+    make_tiles(launches, inputs, parts, on_gpu, cleared)
     if launches.carry:
         summary = segment_summary(p, cleared, launches.plan.all_segments)
         edge = torch.empty_like(summary.added)
-        launches.carry(tiles=parts.tiles, v=v, ht=summary.added, M=parts.M, segment_table=found.segment)
-        launches.compose(M=parts.M, added=summary.added, h0=h0, edge=edge, first_segment=found.first_segment)
+        launches.carry(tiles=parts.tiles, v=v, ht=summary.added, M=parts.M, segment_table=on_gpu.segment)
+        launches.compose(M=parts.M, added=summary.added, h0=h0, edge=edge, first_segment=on_gpu.first_segment)
         h0 = edge
     if chain:
-        chain(tiles=parts.tiles, v=v, h0=h0, r=parts.r, h=parts.h, segment_table=found.segment, **results)
+        chain(tiles=parts.tiles, v=v, h0=h0, r=parts.r, h=parts.h, segment_table=on_gpu.segment, **results)
 
 
-def make_tiles(launches: TrainingLaunches, inputs: dict, parts: Parts, found: PackedTables, cleared: Tensor) -> None:
+def make_tiles(launches: TrainingLaunches, inputs: dict, parts: Parts, on_gpu: PackedTables, cleared: Tensor) -> None:
     """Launch what makes the operands of all chunks."""
     if launches.prepare:
         inputs = {name: y for name, y in inputs.items() if name not in ("v", "h0")}
-        launches.prepare(**inputs, tiles=parts.tiles, o=cleared, chunk_table=found.chunk)
+        launches.prepare(**inputs, tiles=parts.tiles, o=cleared, chunk_table=on_gpu.chunk)
 
 
 def grads(
-    p: Problem, launches: TrainingLaunches, x: Inputs, inputs: dict, parts: Parts, found: PackedTables,
+    p: Problem, launches: TrainingLaunches, x: Inputs, inputs: dict, parts: Parts, on_gpu: PackedTables,
     shares: Sequence[Any], do: Tensor, dv: Tensor, dh: Any,
 ) -> tuple[Tensor, ...]:
     """Return dq, dk, dg and dbeta, and write the chunks' shares of the gradients of the gate's parameters."""
@@ -408,7 +408,7 @@ def grads(
         inputs = {name: y for name, y in inputs.items() if name not in ("v", "h0")}
         launches.grads(
             **inputs, do=do, dv=dv, r=parts.r, h=parts.h, dh=dh, dq=dq, dk=dk, dg=dg, dbeta=dbeta, of_A_log=of_A_log,
-            of_dt_bias=of_dt_bias, chunk_table=found.state,
+            of_dt_bias=of_dt_bias, chunk_table=on_gpu.state,
         )
     return of_heads(dq, p), of_heads(dk, p), dg, dbeta
 
@@ -433,7 +433,7 @@ def of_heads(y: Tensor, p: Problem) -> Tensor:
 def sums(launches: TrainingLaunches, x: Inputs, shares: Sequence[Any]) -> list[Tensor | None]:
     """Return dA_log and ddt_bias."""
     given = x.A_log, x.dt_bias
-    found = [None if y is None else torch.empty(y.shape, dtype=torch.float32, device=y.device) for y in given]
+    totals = [None if y is None else torch.empty(y.shape, dtype=torch.float32, device=y.device) for y in given]
     if launches.shares:
-        launches.shares(of_A_log=shares[0], of_dt_bias=shares[1], dA_log=found[0], ddt_bias=found[1])
-    return [y if y is None or y.dtype == like.dtype else y.to(like.dtype) for y, like in zip(found, given)]
+        launches.shares(of_A_log=shares[0], of_dt_bias=shares[1], dA_log=totals[0], ddt_bias=totals[1])
+    return [y if y is None or y.dtype == like.dtype else y.to(like.dtype) for y, like in zip(totals, given)]

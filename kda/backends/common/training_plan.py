@@ -187,17 +187,17 @@ def all_configs(make: Makers, p: Problem) -> Iterator[KernelConfig | None]:
         for dtype in OFFSETS:
             yield from (TablesConfig(dtype), states_table(dtype))
     for final_state, alone in itertools.product((False, True), repeat=2):
-        asked = dataclasses.replace(p, direction="backward", final_state=final_state)
+        backward = dataclasses.replace(p, direction="backward", final_state=final_state)
         for cut in (False, True)[: 1 if p.batch_invariant else 2]:
             if cut and not (alone or p.packed):
                 continue                                                       # segments of a row have an SM each
-            yield from (make.record(asked, cut, alone, results) for results in (True, False))
-            yield make.walk(asked, cut, alone)
+            yield from (make.record(backward, cut, alone, results) for results in (True, False))
+            yield make.walk(backward, cut, alone)
             if cut:
-                yield from (make.carry_back(asked, alone), compose_config(p), compose_back_config(asked))
-        yield from (make.fused(asked, clusters, results) for clusters in make.clusters for results in (True, False))
+                yield from (make.carry_back(backward, alone), compose_config(p), compose_back_config(backward))
+        yield from (make.fused(backward, clusters, results) for clusters in make.clusters for results in (True, False))
         if not p.batch_invariant:
-            yield make.carry(asked, alone)
+            yield make.carry(backward, alone)
 
 
 def configs_in(plan: Any) -> Iterator[Any]:

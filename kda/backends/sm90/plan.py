@@ -80,7 +80,7 @@ WALK_STAGES = (6, 2)                         # and of other walks of a training 
 FUSED = None                                 # one kernel if that is faster; True: wherever possible, False: never
 STREAM: bool | None = None                   # the same of CTAs that make tiles beside others that walk
 STREAM_SEGMENTS: int | None = None           # segments of every sequence there; None: as many as are faster
-STAGED: bool | None = None                   # rows go through shared memory; None: except one product in clusters of two
+STAGED: bool | None = None                   # rows go through shared memory; None: but not one product by two CTAs
 CTAS: int | None = None                      # CTAs of its clusters; None: as many as are faster
 CLUSTERS = None                              # that run at once; None: those of FIT
 FIT = {1: 132, 2: 66, 4: 30}                 # clusters of so many CTAs that run at once on 132 SMs, of H200s: measured
@@ -186,8 +186,8 @@ def saving_clusters(p: Problem, sms: int, chunks: int) -> Clusters:
     one = fused_config(p)
     if not one:
         return NO_CLUSTERS
-    found = clusters_of_one_kernel(Times(p, sms, chunks, 0, costs_of(p, costs.SAVING)))
-    return found if saving_config(p, found, True) else NO_CLUSTERS
+    clusters = clusters_of_one_kernel(Times(p, sms, chunks, 0, costs_of(p, costs.SAVING)))
+    return clusters if saving_config(p, clusters, True) else NO_CLUSTERS
 
 
 def saving_config(p: Problem, clusters: Clusters, results: bool) -> FusedConfig | None:

@@ -23,11 +23,11 @@ def field_at(base, field):
 
 def allocate(struct):
     """A struct's fields in shared memory, by name: pointers."""
-    memory, found = SmemAllocator(), {}
+    memory, pointers = SmemAllocator(), {}
     for name, field in struct.fields.items():
         dtype, count = TYPES[field.dtype], math.prod(field.shape)
-        found[name] = memory.allocate_array(dtype, count, byte_alignment=field.align)
-    return namedtuple("Shared", found)(**found)
+        pointers[name] = memory.allocate_array(dtype, count, byte_alignment=field.align)
+    return namedtuple("Shared", pointers)(**pointers)
 
 
 def in_global(address, dtype):

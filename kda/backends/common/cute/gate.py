@@ -119,8 +119,8 @@ class Gate:
             for r in cutlass.range_constexpr(WARP_ROWS):
                 squares.append(self.square(rows[r]))
         total = sum_over_lanes(squares)
-        found = fast.rsqrt(total + Float32(fast.NORM_EPS))
-        each = [cute.arch.shuffle_sync(found, 4 * i) for i in range(2 * WARP_ROWS)]
+        factors = fast.rsqrt(total + Float32(fast.NORM_EPS))
+        each = [cute.arch.shuffle_sync(factors, 4 * i) for i in range(2 * WARP_ROWS)]
         return each[:WARP_ROWS], each[WARP_ROWS:]
 
     @cute.jit

@@ -65,14 +65,14 @@ class Inverse:
         for p in cutlass.range_constexpr(2):
             of_A = A_kk + ((16 * p + 8 + k) * PITCH_A + 16 * p + row)
             YA = mma_tf32([Float32(0.0)] * 4, y, tf32s(load_one(of_A), load_one(of_A + 4 * PITCH_A)))
-            found = mma_tf32([Float32(0.0)] * 4, x, tf32s(-YA[2 * p], -YA[2 * p + 1]))[2 * p : 2 * p + 2]
-            store(columns + ((16 * p + row) * PITCH_INVERSE + 8 + 2 * k), found)
-            self.put(TB, whole, b, 16 * p + row, 16 * p + 8 + 2 * k, found)
+            merged = mma_tf32([Float32(0.0)] * 4, x, tf32s(-YA[2 * p], -YA[2 * p + 1]))[2 * p : 2 * p + 2]
+            store(columns + ((16 * p + row) * PITCH_INVERSE + 8 + 2 * k), merged)
+            self.put(TB, whole, b, 16 * p + row, 16 * p + 8 + 2 * k, merged)
 
     @cute.jit
     def merge_blocks_of_16(self, A_kk, columns, TB, whole, b):
         row, k = cute.arch.lane_idx() // 4, cute.arch.lane_idx() % 4
-        YA, found = [[Float32(0.0)] * 4, [Float32(0.0)] * 4], [[Float32(0.0)] * 4, [Float32(0.0)] * 4]
+        YA, merged = [[Float32(0.0)] * 4, [Float32(0.0)] * 4], [[Float32(0.0)] * 4, [Float32(0.0)] * 4]
         for step in cutlass.range_constexpr(0, 16, 8):
             of_Y = columns + ((16 + step + k) * PITCH_INVERSE + row)
             y = tf32s(*[load_one(of_Y + offset) for offset in (0, 8, 4 * PITCH_INVERSE, 4 * PITCH_INVERSE + 8)])
@@ -83,10 +83,10 @@ class Inverse:
             upper, lower = [load(columns + ((row + r) * PITCH_INVERSE + 8 * step + 2 * k), 2) for r in (0, 8)]
             x = tf32s(upper[0], lower[0], upper[1], lower[1])
             for n in cutlass.range_constexpr(2):
-                found[n] = mma_tf32(found[n], x, tf32s(-YA[step][2 * n], -YA[step][2 * n + 1]))
+                merged[n] = mma_tf32(merged[n], x, tf32s(-YA[step][2 * n], -YA[step][2 * n + 1]))
         for n in cutlass.range_constexpr(2):
             for r in cutlass.range_constexpr(2):
-                self.put(TB, whole, b, row + 8 * r, 16 + 8 * n + 2 * k, found[n][2 * r : 2 * r + 2])
+                self.put(TB, whole, b, row + 8 * r, 16 + 8 * n + 2 * k, merged[n][2 * r : 2 * r + 2])
 
     @cute.jit
     def put(self, TB, whole, b, column, row, values):

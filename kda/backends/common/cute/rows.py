@@ -161,11 +161,11 @@ class Rows:
         if cutlass.const_expr(dtype is BFloat16):
             words = load(in_global(address, Uint32), self.pairs)
             return [words[i] for i in range(self.pairs)]
-        found = []
+        pairs = []
         for i in cutlass.range_constexpr(0, self.pairs, 2):
             two = load(in_global(address + 8 * i, Int64), 2)
-            found += [two[0], two[1]]
-        return found
+            pairs += [two[0], two[1]]
+        return pairs
 
     @cute.jit
     def prepare(self, raw_q, raw_k, raw_g, tokens, head_rows, sums):
@@ -237,10 +237,10 @@ class Rows:
         number = cute.arch.lane_idx() % LANES // apart
         factor = scale if number < GROUP_ROWS else Float32(1.0)
         factor = factor if self.has_token(number % GROUP_ROWS, tokens) else Float32(0.0)
-        found = fast.rsqrt(sum_over_lanes(squares, LANES) + Float32(fast.NORM_EPS)) * factor
+        factors = fast.rsqrt(sum_over_lanes(squares, LANES) + Float32(fast.NORM_EPS)) * factor
         within = (32 - LANES) << 8 | 31                                        # lanes of this half
-        found = [both(cute.arch.shuffle_sync(found, apart * i, mask_and_clamp=within)) for i in range(len(squares))]
-        return found[:GROUP_ROWS], found[GROUP_ROWS:]
+        factors = [both(cute.arch.shuffle_sync(factors, apart * i, mask_and_clamp=within)) for i in range(len(squares))]
+        return factors[:GROUP_ROWS], factors[GROUP_ROWS:]
 
     @cute.jit
     def load_channels(self, sums, row):

@@ -282,14 +282,14 @@ class Consumer:
         """Return how many states of sequences before n are stored."""
         each = x.every * C
         if cutlass.const_expr(self.c.offsets):
-            lane, found = cute.arch.lane_idx(), Int32(0)
+            lane, states = cute.arch.lane_idx(), Int32(0)
             for m in cutlass.range(lane, n, 32, unroll=1):
-                found += Int32((load_one(x.cu_seqlens + m + 1) - load_one(x.cu_seqlens + m) + each - 1) // each)
+                states += Int32((load_one(x.cu_seqlens + m + 1) - load_one(x.cu_seqlens + m) + each - 1) // each)
             for far in (16, 8, 4, 2, 1):
-                found += cute.arch.shuffle_sync_bfly(found, far)
+                states += cute.arch.shuffle_sync_bfly(states, far)
         else:
-            found = n * ((x.T + each - 1) // each)
-        return found
+            states = n * ((x.T + each - 1) // each)
+        return states
 
     @cute.jit
     def enter(self, h0, number, rank, thread, segment, is_transition):

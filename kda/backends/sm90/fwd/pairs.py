@@ -75,9 +75,9 @@ class Pairs(entry.Entry):
                     element = (row + i // 2 % 2 * 8) * PITCH_A + i // 4 * 8 + column
                     store(s.A_kk + element, [A[i] * of_row, A[i + 1] * of_row])
                 A_KK_THERE.sync()
-                found = self.inverse(s.A_kk, s.X, s.Y, warp)
+                blocks = self.inverse(s.A_kk, s.X, s.Y, warp)
                 for m in cutlass.range_constexpr(2):
-                    self.save(x.A_inv + to, found[m], 16 * m, 16 * warp, tokens, x.HV)
+                    self.save(x.A_inv + to, blocks[m], 16 * m, 16 * warp, tokens, x.HV)
             else:
                 self.save(x.A_qk + to, [A[i] for i in range(C // 2)], 16 * (warp - 2), 0, tokens, x.HV)
 
@@ -116,7 +116,7 @@ class Pairs(entry.Entry):
             for n in cutlass.range_constexpr(4):
                 of_A = load(A_kk + ((8 * n + row) * PITCH_A + 8 * step + pair), 2)
                 AX[n] = mma_tf32(AX[n], [a, b, c, d], tf32s(of_A[0], of_A[1]))
-        found = []
+        blocks = []
         for m in cutlass.range_constexpr(2):
             YAX = [[Float32(0.0)] * 4, [Float32(0.0)] * 4]
             for step in cutlass.range_constexpr(2 * m + 2):                    # right of that Y is zero
@@ -125,8 +125,8 @@ class Pairs(entry.Entry):
                 (a, c), (b, d) = both_halves(words[0]), both_halves(words[1])
                 for n in cutlass.range_constexpr(2):
                     YAX[n] = mma_tf32(YAX[n], [a, b, c, d], tf32s(AX[step][2 * n], AX[step][2 * n + 1]))
-            found.append([-YAX[n][i] for n in range(2) for i in range(4)])
-        return found
+            blocks.append([-YAX[n][i] for n in range(2) for i in range(4)])
+        return blocks
 
     @cute.jit
     def save(self, to, values, row, column, tokens, HV):

@@ -65,9 +65,9 @@ class TensorCore:
 
     @cute.jit
     def level(self, acc, X, level: cutlass.Constexpr, phase):
-        found = self.accumulator()
-        self.multiply(found, X, X, 2 * C)
-        add_level(acc, found, level, self.team.thread())
+        of_level = self.accumulator()
+        self.multiply(of_level, X, X, 2 * C)
+        add_level(acc, of_level, level, self.team.thread())
 
     @cute.jit
     def levels(self, acc):
@@ -77,11 +77,11 @@ class TensorCore:
     def issue_blocks(self):
         """Pairs within blocks of 8 rows, by warps 0 to 3."""
         if self.team.warp() < 4:
-            found = self.accumulator()
-            self.multiply(found, self.X, self.Y, C)
+            acc = self.accumulator()
+            self.multiply(acc, self.X, self.Y, C)
             if cutlass.const_expr(self.shared):
                 self.team.product_is_there()
-            self.store_pairs(found, *self.pairs_to, 0)
+            self.store_pairs(acc, *self.pairs_to, 0)
 
     @cute.jit
     def issue_across(self):

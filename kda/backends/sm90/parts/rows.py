@@ -34,7 +34,7 @@ class Requested:
         cute.arch.cp_async_commit_group()
 
     @cute.jit
-    def found(self, head_rows, X, Y):
+    def arrived(self, head_rows, X, Y):
         """Wait for requested rows, and return where they lie."""
         cute.arch.cp_async_wait_group(0)
         # redundant: in the simulator, where a warp waits as a whole; the manual lets each lane wait for its own copies

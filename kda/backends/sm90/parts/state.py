@@ -207,10 +207,10 @@ class State:
         """Rows of o or r of chunk i out of shared memory, as whole lines; all of them, or so many."""
         source = rows + thread_place.within
         if cutlass.const_expr(tokens is None):
-            found = [load(source + 16 * j * PITCH_V, 8) for j in range(2)]     # both, before one is stored
+            rows_loaded = [load(source + 16 * j * PITCH_V, 8) for j in range(2)]  # both, before one is stored
             for j in cutlass.range_constexpr(2):
                 to = in_global(self.row(o, thread_place.element, i * C + 16 * j + thread_place.row, HV), BFloat16)
-                cute.autovec_copy(found[j], neighbours(to, 8))
+                cute.autovec_copy(rows_loaded[j], neighbours(to, 8))
         else:
             for j in cutlass.range_constexpr(2):
                 if 16 * j + thread_place.row < tokens:
