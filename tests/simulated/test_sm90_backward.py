@@ -424,7 +424,7 @@ FAULTS = {
         "wrong answer",
     ),
     "no gate learns of the state that leaves": Fault(
-        f"{GRADS}/rows", "passing + factor * through_state[r]", "found", "wrong answer"
+        f"{GRADS}/rows", "passing + factor * through_state[r]", "passing", "wrong answer"
     ),
     "tokens past the end have a share of dt_bias": Fault(
         f"{GRADS}/gate", "slope = slope if counts else Float32(0.0)", "pass", "wrong answer"
