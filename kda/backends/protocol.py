@@ -68,7 +68,7 @@ class PlanModule(Protocol):
         is `training`, without those that only gradients need."""
 
     def recipes_of_call(self, p: Problem, host: Host, offsets: str | None, save: Save) -> Sequence[Any]:
-        """Returns the kernels of this forward, which keeps `save`, or of this backward, for which that was kept;
+        """Returns the kernels of this forward, which saves `save`, or of this backward, for which that was saved;
         `offsets` is the dtype of cu_seqlens.  Lengths of sequences are not known: some may not be launched."""
 
     def call_of_stage(self, name: str, p: Problem, packed: bool) -> tuple[Problem, Save]:

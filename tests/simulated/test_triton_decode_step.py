@@ -312,8 +312,8 @@ FAULTS = {
     "channels of k are those of q": ("(H + h) * K + d", "h * K + d", {}),
     "slot -1 is read": ("(slot >= first_slot) & (slot < pool)", "slot < pool", dict(slots=[4, -1, 0])),
     "a tail is written before all have read it": ("    tl.debug_barrier()\n    for r", "    for r", dict(T=2)),
-    "tails of q are written for every value head": ("        if W > 0 and not EARLY:\n            keep_tail(q",
-                                                   "            if W > 0 and not EARLY:\n             keep_tail(q",
+    "tails of q are written for every value head": ("        if W > 0 and not EARLY:\n            store_tail(q",
+                                                   "            if W > 0 and not EARLY:\n             store_tail(q",
                                                    dict(HV=4, T=2)),
     "the state behind the last draft is kept": ("if t == 0:", "if t == tokens - 1:", dict(T=3, drafts=True)),
     "one record too few is applied": ("range(1, holds)", "range(1, holds - 1)", dict(T=3, drafts=True)),
@@ -322,7 +322,7 @@ FAULTS = {
     "a block of rows has the v of the first": ("qk, rows[m]", "qk, rows[0]", {}),
     "blocks are joined in another order": ("tl.join(parts[i], parts[i + 1])", "tl.join(parts[i + 1], parts[i])", {}),
     "a token has the logits of the one before": ("logits = new_logits", "logits = logits", dict(T=2)),
-    "inputs of the convolution do not move on": ("found + (taps[j],)", "found + (taps[j + 1],)", dict(T=3)),
+    "inputs of the convolution do not move on": ("result + (taps[j],)", "result + (taps[j + 1],)", dict(T=3)),
     "a tree is taken for a line": ("(parent != t - 1)", "(parent == t)", dict(T=6, tree=True, drafts=True)),
 }
 

@@ -485,7 +485,7 @@ FAULTS = {
 }
 POOL_FAULTS = {
     "slot -1 is read": ("live = (slot >= 0) & (slot < pool)", "live = slot < pool", "padding"),
-    "a state goes to slot -1": ("kept = real & (to >= 0) & (to < pool)", "kept = real", "padding between"),
+    "a state goes to slot -1": ("stored = real & (to >= 0) & (to < pool)", "stored = real", "padding between"),
     "the slot after the accepted one": ("S_slots) - 1", "S_slots) - 0", "accepted tokens"),
     "states one slot late": ("(t - begin) * slots_s", "(t - begin + 1) * slots_s", "slots for each token"),
     "skipped sequences store states": ("mask=live & (t - begin", "mask=(t - begin", "padding between"),

@@ -71,7 +71,7 @@ class Arguments:
         """Return the arguments of another kernel, which has others in the places of some of these, or none."""
         declared: dict[str, Argument] = {}
         for n, argument in cls.declared.items():
-            declared.update(others.get(n, {n: argument}))
+            declared |= others.get(n, {n: argument})
         return type(name, (Arguments,), declared)
 
     @classmethod

@@ -19,16 +19,16 @@ class Chunks:
         chunks = (lengths + p.C - 1) // p.C
         self.C, self.NC, self.tokens = p.C, int(chunks.sum()), p.B * p.T
         shift = (chunks.cumsum(0) - chunks) * p.C - starts
-        self.at = (torch.arange(int(ends[-1]), device="cpu") + shift.repeat_interleave(lengths)).to(device)
+        self.positions = (torch.arange(int(ends[-1]), device="cpu") + shift.repeat_interleave(lengths)).to(device)
 
     def rows(self, x: Tensor) -> Tensor:
         out = x.new_zeros(self.tokens, x.shape[1], x.shape[3])
-        out[: len(self.at)] = x.transpose(1, 2).flatten(0, 1)[self.at]
+        out[: len(self.positions)] = x.transpose(1, 2).flatten(0, 1)[self.positions]
         return out
 
     def chunks(self, x: Tensor) -> Tensor:
         out = x.new_zeros(self.NC * self.C, *x.shape[1:])
-        out[self.at] = x[: len(self.at)]
+        out[self.positions] = x[: len(self.positions)]
         return out.unflatten(0, (self.NC, self.C)).transpose(1, 2).contiguous()
 
 

@@ -105,7 +105,7 @@ def inputs_of(
     h0 = None if tensors["h0"] is None else tensors["h0"].to(getattr(torch, p.state_dtype))
     return Inputs(
         **rows, **flat, initial_state=h0,
-        cu_seqlens=None if offsets is None else torch.tensor(offsets, device=table.at.device),
+        cu_seqlens=None if offsets is None else torch.tensor(offsets, device=table.positions.device),
     )
 
 

@@ -1,4 +1,4 @@
-"""Rules that several backends declare, less the backend's name, which is put before their ids.  No torch, no DSL."""
+"""Rules that several backends declare, without the backend's name, which is put before their ids.  No torch, no DSL."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ CUTE_DSL = Rule(
 CHUNKS = Rule("chunks", lambda p, h: p.op == "chunk", "works in chunks; requested: {p.op} {p.direction}")
 BFLOAT16 = Rule("dtype", lambda p, h: p.dtype == "bfloat16", "needs bfloat16 q, k and v, got {p.dtype}")
 ONE_BETA = Rule("beta", lambda p, h: not p.beta_per_value, "accepts one beta per token and value head")
-KEEPS_PRODUCTS = Rule(
+SAVES_PRODUCTS = Rule(
     "keeps",
     lambda p, h: not p.disable_recompute,
     "keeps A_qk and A_inv, not all intermediates that disable_recompute requests",
@@ -21,8 +21,9 @@ KEEPS_PRODUCTS = Rule(
 )
 
 
-def keeps_its_own(*ccs: tuple[int, int]) -> Rule:
-    """Return a rule that refuses calls that request more to be kept, on GPUs whose backward reads only its own."""
+def saves_opaque(*ccs: tuple[int, int]) -> Rule:
+    """Return a rule that refuses calls that request more to be saved, on GPUs whose backward reads only what its own
+    forward saves."""
     return Rule(
         "keeps",
         lambda p, h: not p.disable_recompute or h.cc not in ccs,
@@ -32,5 +33,5 @@ def keeps_its_own(*ccs: tuple[int, int]) -> Rule:
 
 
 def rules_of(backend: str, *rules: Rule) -> tuple[Rule, ...]:
-    """The same rules as a backend's own: "installed" of sm90 is sm90.installed."""
+    """Return these rules as those of a backend: "installed" of sm90 is sm90.installed."""
     return tuple(rule._replace(id=f"{backend}.{rule.id}") for rule in rules)

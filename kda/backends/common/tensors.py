@@ -35,7 +35,8 @@ on_its_device = on_device_of(lambda p, x, *others: x.q)
 
 
 def in_memory(x: Tensor) -> Tensor:
-    """x, or a copy where memory does not hold its numbers: torch has only noted that they are negated, or all zero."""
+    """Return x, or a copy where memory does not hold its numbers: torch has only noted that they are negated or
+    zero."""
     return x.clone() if x.is_neg() or (not x.data_ptr() and x.numel()) else x
 
 

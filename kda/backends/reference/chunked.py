@@ -36,7 +36,7 @@ class Setup(NamedTuple):
 def run(
     stages: tuple[Stage, ...], setup: Setup, tensors: Mapping[str, Tensor | None], want: Iterable[str]
 ) -> dict[str, Tensor | None]:
-    """The stages that `want` needs, in order; tensors that exist already (saved by the forward) are not recomputed."""
+    """Run the stages that `want` needs, in order; those that were saved by the forward are not recomputed."""
     env, missing, needed = dict(tensors), set(want) - set(tensors), []
     for stage in reversed(stages):
         if missing.intersection(stage.writes):

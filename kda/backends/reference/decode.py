@@ -45,7 +45,7 @@ class _Sequence:
         q, k, v, decay, b = self._operands()
         S = x.states[self.slot].to(self.wide).contiguous()                    # (HV, V, K)
         for i in range(1, self.accepted):
-            k_i, decay_i, change = self._recorded(records[self.path[i] - 1])
+            k_i, decay_i, change = self._read_record(records[self.path[i] - 1])
             S = self._stored(decay_i * S + change[..., None] * k_i)
         after, o = {-1: S}, []
         for t in range(p.T):
@@ -64,7 +64,7 @@ class _Sequence:
     def _stored(self, S: Tensor) -> Tensor:
         return S.to(self.x.states.dtype).to(self.wide)
 
-    def _recorded(self, record: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _read_record(self, record: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return k, decay (HV, 1, K) and change (HV, V) of a token of the last step."""
         k, decay, change = record.to(self.wide).split([self.p.K, self.p.K, self.p.V], -1)
         return k[:, None], decay[:, None], change

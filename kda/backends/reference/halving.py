@@ -26,7 +26,7 @@ def _halves(x: Tensor, size: int) -> tuple[Tensor, Tensor]:
 
 
 def _lower(A: Tensor, size: int) -> Tensor:
-    """(.., C, C) -> lower left quarters of the diagonal blocks of 2*size rows, a view (.., C / 2size, size, size)."""
+    """Return a view (.., C / 2size, size, size): the lower left quarters of the diagonal blocks of 2*size rows."""
     n = A.shape[-1] // (2 * size)
     blocks = A.unflatten(-1, (n, 2, size)).unflatten(-4, (n, 2, size))        # (..., n, 2, size, n, 2, size)
     return blocks.select(-5, 1).select(-2, 0).diagonal(dim1=-4, dim2=-2).movedim(-1, -3)
@@ -37,7 +37,8 @@ def _sizes(C: int) -> list[int]:
 
 
 def _cuts(xs: Sequence[Tensor], y: Tensor, total: Tensor) -> Iterator[tuple[int, list[Tensor], Tensor]]:
-    """(rows of a half, second half of each x, first half of y) for blocks of 2, 4, .. C rows; x and y change in place.
+    """Yield (rows of a half, second half of each x, first half of y) for blocks of 2, 4, .. C rows; x and y change in
+    place.
 
     At the start x carries the decay of its own row, y none, and `total` is the decay of each row.
     """
@@ -52,8 +53,8 @@ def _cuts(xs: Sequence[Tensor], y: Tensor, total: Tensor) -> Iterator[tuple[int,
 
 
 def _of_rows(g2: Tensor) -> Tensor:
-    """The decay of each row, rounded once from float64: a chunk multiplies up to C of them, and an exp2 that is an ulp
-    too small each time would be C ulps too small in the end."""
+    """Return the decay of each row, rounded once from float64: a chunk multiplies up to C of them, and an exp2 that
+    is an ulp too small each time would be C ulps too small in the end."""
     return g2.double().exp2().to(g2.dtype)
 
 

@@ -94,8 +94,8 @@ def forward(p: Problem, x: Inputs, save: Save = Save.NOTHING) -> Outputs:
 
 def _from_slots(p: Problem, pool: Tensor, slots: Tensor, q: Tensor) -> Tensor:
     """Return the states of these slots; zero for a slot of -1, as all are where the pool is empty."""
-    found = pool[slots.clamp(min=0)] if pool.shape[0] else pool.new_zeros(slots.shape[0], *pool.shape[1:])
-    S = _states(p, found, q)
+    states = pool[slots.clamp(min=0)] if pool.shape[0] else pool.new_zeros(slots.shape[0], *pool.shape[1:])
+    S = _states(p, states, q)
     S[slots < 0] = 0
     return S
 
@@ -132,18 +132,19 @@ def _checkpoints(table: Ragged, offsets: Tensor, slots: Tensor) -> tuple[Tensor,
 def _forward(
     p: Problem, x: Inputs, walk: _Walk, S: Tensor, save: Save, entering: Callable[[slice, Tensor], None] | None = None
 ) -> Outputs:
-    """S, the states that enter the first chunks, becomes the final states; `entering` gets those of all chunks."""
+    """Return the outputs.  S, the states that enter the first chunks, becomes the final states; `entering` gets
+    those of all chunks."""
     o, h = torch.zeros(p.B, p.T, p.HV, p.V, dtype=x.q.dtype, device=x.q.device), None
     rows = o.flatten(0, 1)
     if p.intermediate_states:
         chunks = walk.table.NC if p.packed else -(-p.T // p.C)
         h = S.new_empty(p.B, chunks, p.HV, p.K, p.V, dtype=x.q.dtype)
         states = h.flatten(0, 1)
-    kept, saved = save.kind, {}
-    if kept is not None:
+    kind, saved = save.kind, {}
+    if kind is not None:
         shapes = saved_shapes(p.B, p.T, p.N, p.HV, p.K, p.V, p.C, p.packed)
         dtypes = saved_dtypes(x.q.dtype, walk.dtype)
-        saved = {n: S.new_zeros(getattr(shapes, n), dtype=getattr(dtypes, n)) for n in kept._fields}
+        saved = {n: S.new_zeros(getattr(shapes, n), dtype=getattr(dtypes, n)) for n in kind._fields}
     want = ("o", "ht", "h", *saved)
     for slab in walk.slabs:
         env = run(FORWARD, _setup(p, slab.table), walk.inputs(slab, S[slab.sequences]), want)
@@ -153,13 +154,13 @@ def _forward(
         rows[slab.tokens] = slab.table.unchunk(env["o"]).to(o.dtype)
         if h is not None:
             states[slab.chunks] = env["h"].to(h.dtype)
-        for name, kept_ in saved.items():
+        for name, tensor in saved.items():
             if name in SAVED_ROWS:
-                kept_[slab.tokens] = slab.table.unchunk(env[name]).to(kept_.dtype)
+                tensor[slab.tokens] = slab.table.unchunk(env[name]).to(tensor.dtype)
             else:
-                kept_[slab.chunks] = env[name].view(-1, *kept_.shape[1:]).to(kept_.dtype)
+                tensor[slab.chunks] = env[name].view(-1, *tensor.shape[1:]).to(tensor.dtype)
     ht, h = _states_out(p, S) if p.final_state else None, None if h is None else _states_out(p, h)
-    return Outputs(o, ht, h, kept(**saved) if kept else None)
+    return Outputs(o, ht, h, kind(**saved) if kind else None)
 
 
 def _edges(p: Problem, walk: _Walk, S: Tensor) -> Iterator[Tensor]:
@@ -224,7 +225,7 @@ def segment_map_bwd(p: Problem, x: Inputs, do: Tensor, dht: Tensor | None) -> Te
 def stage(
     name: str, p: Problem, offsets: list[int] | None, tensors: dict[str, Tensor | None]
 ) -> dict[str, Tensor | None]:
-    """A stage of kda.stages alone, or a run of them, on tensors in chunks (see chunked.py); `offsets` is
+    """Run a stage of kda.stages alone, or a run of them, on tensors in chunks (see chunked.py); `offsets` is
     cu_seqlens."""
     stage = find(name)
     table = ragged((p.B, p.T), offsets, p.C, next(x.device for x in tensors.values() if x is not None))
@@ -233,7 +234,8 @@ def stage(
 
 
 def recurrent(p: Problem, x: Inputs) -> tuple[Tensor, Tensor | None]:
-    """o and the final states; with p.inplace they go into x.initial_state instead, and None is returned for them.
+    """Return o and the final states; with p.inplace they go into x.initial_state instead, and None is returned for
+    them.
 
     A sequence whose first slot is negative is padding: its o is zero and no state of it is read or written.
     """

@@ -27,7 +27,7 @@ class Ragged:
 
     @functools.cached_property
     def valid(self) -> torch.Tensor | None:
-        """(NC, 1, C, 1), False in the padding of short chunks; None when there is none."""
+        """Return (NC, 1, C, 1), False in the padding of short chunks; None when there is none."""
         if sum(self.lengths) == self.NC * self.C:
             return None
         rows = torch.arange(self.C, device=self.device)
@@ -36,7 +36,7 @@ class Ragged:
 
     @functools.cached_property
     def rows(self) -> torch.Tensor:
-        """(NC * C,) the token of each row; padding points at token 0 and is masked."""
+        """Return (NC * C,) the token of each row; padding points at token 0 and is masked."""
         first = [s + c * self.C for s, count in zip(self.starts, self.counts) for c in range(count)]
         begins = torch.tensor(first, dtype=torch.long, device=self.device)
         rows = begins[:, None] + torch.arange(self.C, device=self.device)
@@ -59,8 +59,8 @@ class Ragged:
         out = chunks.new_zeros(self.tokens, *x.shape[1:])
         if self.valid is None:
             return out.index_copy_(0, self.rows, x)
-        keep = self.valid.flatten()
-        return out.index_copy_(0, self.rows[keep], x[keep])
+        valid = self.valid.flatten()
+        return out.index_copy_(0, self.rows[valid], x[valid])
 
     @functools.cached_property
     def _waves(self) -> list[tuple[slice | torch.Tensor, slice | torch.Tensor]]:

@@ -38,7 +38,7 @@ def steps(
 def recurrent(
     q: Tensor, k: Tensor, v: Tensor, decay: Tensor, b: Tensor, S: Tensor, scale: float, table: Ragged
 ) -> tuple[Tensor, Tensor]:
-    """o (tokens, HV, V), zero in tokens outside every sequence, and the final states (N, HV, K, V).
+    """Return o (tokens, HV, V), zero in tokens outside every sequence, and the final states (N, HV, K, V).
 
     q, k, decay are (tokens, HV, K), v (tokens, HV, V), b (tokens, HV, 1 or V); `table` has C = 1.
     """

@@ -3,7 +3,7 @@
 from kda.bundles import chunk_bound
 from kda.capability import Capability, Rule
 
-from ..common.rules import KEEPS_PRODUCTS, ONE_BETA, rules_of
+from ..common.rules import ONE_BETA, SAVES_PRODUCTS, rules_of
 
 GRID = 2**31 - 1                             # CTAs of a launch
 NARROWEST = 8                                # columns of the state in a CTA
@@ -67,7 +67,7 @@ CAPABILITY = Capability(
             "starts from one state per sequence, got a pool of {p.slots}",
             "pass initial_state=pool[slots]",
         ),
-        *rules_of("sm89", ONE_BETA, KEEPS_PRODUCTS),
+        *rules_of("sm89", ONE_BETA, SAVES_PRODUCTS),
     ),
     stages=("fwd/gate+intra+wy", "fwd/state+output", "bwd/output+state", "bwd/wy+intra+gate"),
 )

@@ -1,4 +1,4 @@
-"""What each kernel is built for, and its shared memory.  No CUDA: a kept kernel needs no compiler."""
+"""What each kernel is built for, and its shared memory.  No CUDA: a kernel in the store needs no compiler."""
 
 from __future__ import annotations
 
@@ -195,12 +195,12 @@ class _Chain(OfChunks):
 
     @property
     def parts(self) -> int:
-        """CTAs that share a state."""
+        """Return how many CTAs share a state."""
         return self.V // self.columns
 
     @property
     def rings(self) -> int:
-        """Bytes of those of all warps."""
+        """Return the bytes of the rings of all warps."""
         return self.C // 8 * self.slots * 1024
 
     @property
@@ -222,7 +222,7 @@ class ChainConfig(_Chain):
 
     @property
     def slots(self) -> int:
-        """The KiB of a warp's ring."""
+        """Return the KiB of a warp's ring."""
         return 4 if self.columns == 32 else 8
 
     @property
@@ -247,7 +247,7 @@ class ChainBwdConfig(_Chain):
 
     @property
     def slots(self) -> int:
-        """KiB of a warp's ring: as many as there is room for."""
+        """Return the KiB of a warp's ring: as many as there is room for."""
         return 8 if self.columns == 8 else 6
 
     @property

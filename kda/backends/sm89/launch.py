@@ -34,7 +34,7 @@ kernel = kernels(recipe)
 
 
 class Steps:
-    """A plan, and what launches its kernels: called with a kernel's name and its tensors; nothing happens where that
+    """Launches a plan's kernels when it is called with the name of one and its tensors.  Nothing happens where that
     kernel has nothing to do."""
 
     def __init__(self, plan: Plan, launches: dict[str, NamedLaunch]):
@@ -75,7 +75,7 @@ def workspace(p: Problem, tiles: int, names: tuple[str, ...], device: torch.devi
 
 
 def located(launch: Steps, p: Problem, cu_seqlens: Tensor | None, device: torch.device) -> dict[str, Tensor]:
-    """cu_seqlens on the GPU, and the first chunk of each sequence, counted there; nothing if there are none."""
+    """Return cu_seqlens on the GPU, and the first chunk of each sequence, counted there; nothing unless packed."""
     if not p.packed:
         return {}
     where = {
@@ -113,7 +113,7 @@ def forward(p: Problem, x: Inputs, save: Save = Save.NOTHING) -> Outputs:
 
 @on_its_device
 def backward(p: Problem, x: Inputs, do: Tensor, dht: Tensor | None, saved: Products | None = None) -> Grads:
-    """A_qk and A_inv are read if they were saved; the rest is recomputed."""
+    """Return the gradients.  A_qk and A_inv are read if they were saved; the rest is recomputed."""
     saved = saved if isinstance(saved, Products) else None
     launch = steps(p, detect(p.device), offsets_dtype(x), Save.of(saved))
     inputs = laid_out(x)
@@ -236,12 +236,12 @@ def _tiles(x: Tensor, table: Chunks, p: Problem, *shape: int) -> Tensor:
 
 def _prepare(launch: Steps, p: Problem, table: Chunks, where: Tensors, tensors: Tensors) -> dict[str, Tensor]:
     inputs = _inputs(table, tensors)
-    room = workspace(p, launch.plan.tiles, FORWARD, table.at.device)
+    room = workspace(p, launch.plan.tiles, FORWARD, table.positions.device)
     saved = Products(*(inputs["q"].new_zeros(p.B * p.T, p.HV, p.C) for _ in Products._fields))
     launch("prepare", **inputs, **where, **room, saved_A_qk=saved.A_qk, saved_A_inv=saved.A_inv)
     shapes = {"w": (p.C, p.K), "qg": (p.C, p.K), "u": (p.C, p.V), "gc_last": (1, p.K), "kg_t": (p.K, p.C)}
-    found = {name: _tiles(room[name], table, p, *shape) for name, shape in shapes.items()}
-    return found | {"kg": found["kg_t"].mT, **{name: table.chunks(x) for name, x in saved._asdict().items()}}
+    results = {name: _tiles(room[name], table, p, *shape) for name, shape in shapes.items()}
+    return results | {"kg": results["kg_t"].mT, **{name: table.chunks(x) for name, x in saved._asdict().items()}}
 
 
 def _chain(launch: Steps, p: Problem, table: Chunks, where: Tensors, tensors: Tensors) -> dict[str, Tensor]:
@@ -268,8 +268,8 @@ def _wy_bwd(launch: Steps, p: Problem, table: Chunks, where: Tensors, tensors: T
     states = {n: aligned(tensors[n]) for n in ("h", "dh")}
     rows = {n: table.rows(tensors[n]) for n in ("do", "v_new", "dv_new")}
     grads = _within_chunks(launch, p, inputs, where, within, **states, **rows, dh0=None)._asdict()
-    found = {n: table.chunks(grads[n].view(p.B * p.T, *x.shape[1:])) for n, x in zip(
+    results = {n: table.chunks(grads[n].view(p.B * p.T, *x.shape[1:])) for n, x in zip(
         ("dq", "dk", "dv", "dg"), inputs.values())}
-    found["dbeta"] = table.chunks(grads["dbeta"].view(p.B * p.T, p.HV, 1))
+    results["dbeta"] = table.chunks(grads["dbeta"].view(p.B * p.T, p.HV, 1))
     bias = grads["ddt_bias"]
-    return found | {"dA_log": grads["dA_log"], "ddt_bias": None if bias is None else bias.view(p.HV, p.K)}
+    return results | {"dA_log": grads["dA_log"], "ddt_bias": None if bias is None else bias.view(p.HV, p.K)}

@@ -47,7 +47,8 @@ class Plan:
 
 
 def plan(p: Problem, sms: int, offsets: str | None, save: Save = Save.NOTHING) -> Plan:
-    """`offsets` is the dtype of cu_seqlens; `save` says what this forward saves, or what this backward's has saved."""
+    """Return the plan.  `offsets` is the dtype of cu_seqlens; `save` says what this forward saves, or what this
+    backward's has saved."""
     chunks, states, backward = chunk_bound(p.B, p.T, p.N, p.C, p.packed), p.N * p.HV, p.direction == "backward"
     places = (chunks + p.packed) * p.HV                                        # one may hold tokens of no sequence
     chain = chain_config(p, columns(p, sms), offsets, output=not backward)
@@ -84,7 +85,7 @@ def prepare_config(p: Problem, offsets: str | None, save: Save = Save.NOTHING) -
 
 
 def chain_config(p: Problem, columns: int, offsets: str | None, output: bool = True) -> ChainConfig:
-    """Return the chain's configuration; without `output` it is a backward's, whose kept states are (K, V)."""
+    """Return the chain's configuration; without `output` it is a backward's, whose states h are (K, V)."""
     return ChainConfig(p.K, p.V, p.C, columns, offsets, p.state_v_first, output)
 
 
@@ -93,15 +94,15 @@ def recipe(config: Config) -> nvrtc.Recipe:
 
 
 def recipes(p: Problem, host: Host, training: bool = True) -> list[nvrtc.Recipe]:
-    """All kernels that a call of this class can need, whatever B, T, N and the number of heads; `training`: also if its
+    """Return all kernels that a call of this class can need, whatever B, T, N and HV are; `training`: also if its
     gradients are wanted."""
     small = dataclasses.replace(p, B=1, T=1, N=1, H=1, HV=1)
-    found: dict[Config, None] = {}
+    configs: dict[Config, None] = {}
     for offsets, c in itertools.product(filter(None, OFFSETS) if p.packed else (None,), COLUMNS):
         for save in (Save.NOTHING, Save.PRODUCTS)[: 1 + training]:
             sms = int(p.V / c / BUSY)                                          # the SMs for which c is chosen
-            found |= {config: None for config, _ in plan(small, sms, offsets, save).steps.values()}
-    return [recipe(config) for config in found]
+            configs |= {config: None for config, _ in plan(small, sms, offsets, save).steps.values()}
+    return [recipe(config) for config in configs]
 
 
 def call_of_stage(name: str, p: Problem, packed: bool) -> tuple[Problem, Save]:

@@ -2,7 +2,7 @@
 
 from kda.capability import Capability, Rule
 
-from ..common.rules import BFLOAT16, CHUNKS, CUTE_DSL, ONE_BETA, keeps_its_own, rules_of
+from ..common.rules import BFLOAT16, CHUNKS, CUTE_DSL, ONE_BETA, rules_of, saves_opaque
 
 LIMIT = 65535                                # the largest size of a grid in y and z
 
@@ -41,7 +41,7 @@ CAPABILITY = Capability(
             "accepts up to 65,535 value heads and sequences, and 2,097,120 tokens per row of a batch",
             "pass one long sequence with cu_seqlens",
         ),
-        *rules_of("sm90", ONE_BETA, keeps_its_own((9, 0))),
+        *rules_of("sm90", ONE_BETA, saves_opaque((9, 0))),
         *BACKWARD,
     ),
     stages=("fwd/gate+intra+wy+state+output", "bwd/output+state+wy+intra+gate from inputs",

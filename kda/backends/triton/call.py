@@ -23,9 +23,9 @@ Tensor = torch.Tensor
 
 @functools.lru_cache(maxsize=1024)
 def prepared(p: Problem, host: Host, saved: Save, cut: bool) -> tuple[Plan, dict[str, TritonKernel]]:
-    """The plan and its kernels, those that are missing built side by side."""
-    found = plan(p, host, saved, cut)
-    return found, dict(zip(found.kernels, fetch_all(found.kernels.values())))
+    """Return the plan and its kernels; those that are missing are built side by side."""
+    chosen = plan(p, host, saved, cut)
+    return chosen, dict(zip(chosen.kernels, fetch_all(chosen.kernels.values())))
 
 
 # What is neither in the dtype of q nor in that of an input.
@@ -40,8 +40,10 @@ def dtype_of(p: Problem, name: str) -> torch.dtype:
 
 
 class TritonCall:
-    """A tensor of rows is (tokens, heads, ..), one of chunks (chunks, HV, ..), in whatever shape it came: kernels get
-    addresses.
+    """The tensors and numbers of one call, and the launches of its kernels.
+
+    A tensor of rows is read as (tokens, heads, ..), one of chunks as (chunks, HV, ..), whatever its shape is: kernels
+    get addresses.
     """
 
     def __init__(self, p: Problem, saved: Save, device: torch.device, tensors: Mapping[str, Tensor | None],

@@ -28,7 +28,7 @@ class TileConfig(TritonConfig):
     BV: int = 64                             # slice of V
     maxnreg: int | None = None
     tiles: ClassVar = ("BK", "BV")
-    smallest_tile: ClassVar = 16             # of a product
+    smallest_tile: ClassVar = 16             # the smallest side of a product
 
     def broken_limits(self) -> Iterator[str]:
         yield from super().broken_limits()
@@ -87,13 +87,13 @@ def power_of_2(n: int) -> int:
 
 
 def choose(kernel: str, p: Problem, host: Host, bits: int = 0) -> TileConfig:
-    """`bits` of what the kernel multiplies, if that is not in the dtype of q."""
+    """Return the configuration of a kernel.  `bits` are those of its operands, if they have not the dtype of q."""
     bits = bits or (32 if p.dtype == "float32" else 16)
     allowed = host.smem or SMALLEST << 10
     products = ("any", "async" if host.cc and host.cc[0] in (9, 10) else "mma.sync")
     for row in TABLE:
-        asked = row.kernel in (kernel, OTHERWISE.get(kernel)) and row.bits == bits and row.products in products
-        if asked and p.K <= row.K and row.shared << 10 <= allowed:
+        fits = row.kernel in (kernel, OTHERWISE.get(kernel)) and row.bits == bits and row.products in products
+        if fits and p.K <= row.K and row.shared << 10 <= allowed:
             c = row.config
             return dataclasses.replace(c, BK=min(c.BK, power_of_2(p.K)), BV=min(c.BV, power_of_2(p.V)))
     raise BuildError(

@@ -36,7 +36,7 @@ RESULTS = ("o", "dq", "dk", "dv", "dg", "dbeta", "dh0")
 
 
 def rounded_to(p: Problem) -> dict[str, str]:
-    """Operands of products and what waits for the norms, in the dtype of q, and results."""
+    """Return the dtypes of operands of products, of what the norms' backward reads, and of results."""
     names = RESULTS if p.dtype == "float32" else (*OPERANDS, "dqn", "dkn", *RESULTS)
     dtypes = {name: str(dtype_of(p, name)).removeprefix("torch.") for name in names}
     return {name: dtype for name, dtype in dtypes.items() if dtype not in ("float32", "float64")}
@@ -54,14 +54,14 @@ def sums(c: TritonCall) -> None:
         c.env["q_norm"], c.env["k_norm"] = c.empty(2, p.B * p.T, p.HV, dtype=torch.float32)
 
 
-def gate_intra_wy(c: TritonCall, keep: bool) -> None:
+def gate_intra_wy(c: TritonCall, for_backward: bool) -> None:
     """Compute A_qk, w, u, qg, kg, gc_last; for a backward also A_inv."""
     sums(c)
     if "A_inv" in c.env:                                                       # and so is A_qk
         c.make("w u qg kg gc_last")
         c.over_chunks("prepare")
         return
-    c.make("A_qk w u qg kg gc_last" + " A_inv" * keep)
+    c.make("A_qk w u qg kg gc_last" + " A_inv" * for_backward)
     c.over_chunks("prepare", A_kk=c.per_chunk(c.p.C, c.p.C, dtype=torch.float32))
 
 
@@ -140,14 +140,14 @@ def forward(p: Problem, x: Inputs, save: Save = Save.NOTHING) -> Outputs:
 @on_its_device
 def _forward(p: Problem, x: Inputs, save: Save, checkpoints: Checkpoints | None) -> Outputs:
     c = TritonCall.of(p, save, x, **(checkpoints._asdict() if checkpoints else {}))
-    env, state, kept = c.env, (p.HV, p.V, p.K) if p.state_v_first else (p.HV, p.K, p.V), save.kind
-    c.make("o" + " h v_new" * (kept is Saved))
+    env, state, kind = c.env, (p.HV, p.V, p.K) if p.state_v_first else (p.HV, p.K, p.V), save.kind
+    c.make("o" + " h v_new" * (kind is Saved))
     chunks = chunks_of_a_row(p, x) if p.intermediate_states else 0
-    if p.intermediate_states and kept is not Saved:
+    if p.intermediate_states and kind is not Saved:
         env["h"] = c.empty(p.B, chunks, *state, dtype=x.q.dtype)
     if p.final_state:
         env["ht"] = c.empty(p.N, *state, dtype=torch.float32)
-    gate_intra_wy(c, keep=kept is not None)
+    gate_intra_wy(c, for_backward=kind is not None)
     c.drop("gc q_norm k_norm")
     state_output(c)
     if "clear_kept" in c.kernels:
@@ -155,10 +155,10 @@ def _forward(p: Problem, x: Inputs, save: Save, checkpoints: Checkpoints | None)
     h = None
     if p.intermediate_states:
         h = env["h"]
-        if kept is Saved:                                                      # (K, V), of as many as there can be
+        if kind is Saved:                                                      # (K, V), of as many as there can be
             h = h[: p.B * chunks].unflatten(0, (p.B, chunks))
             h = (h.mT if p.state_v_first else h).clone(memory_format=torch.contiguous_format)
-    saved = kept(*(env[name] for name in kept._fields)) if kept else None
+    saved = kind(*(env[name] for name in kind._fields)) if kind else None
     return Outputs(env["o"], env.get("ht"), h, saved)
 
 
@@ -168,14 +168,14 @@ prefill = of_pool(_forward, lambda p: p.C)
 @on_its_device
 def backward(p: Problem, x: Inputs, do: Tensor, dht: Tensor | None, saved: Saved | Products | None = None) -> Grads:
     save = Save.of(saved)
-    kept: dict[str, Any] = {} if saved is None else {name: aligned(t) for name, t in saved._asdict().items()}
-    c = TritonCall.of(p, save, x, do=aligned(do, x.q.dtype), dht=aligned(dht, torch.float32), **kept)
+    given: dict[str, Any] = {} if saved is None else {name: aligned(t) for name, t in saved._asdict().items()}
+    c = TritonCall.of(p, save, x, do=aligned(do, x.q.dtype), dht=aligned(dht, torch.float32), **given)
     env = c.env
     if save is Save.ALL:
         sums(c)
         c.over_chunks("sums")
     else:
-        gate_intra_wy(c, keep=True)
+        gate_intra_wy(c, for_backward=True)
         c.make("h v_new")
         state_output(c)
         c.drop("u")
@@ -195,7 +195,7 @@ def segment_map(p: Problem, x: Inputs, transition: bool) -> SegmentSummary:
     c = TritonCall.of(p, Save.NOTHING, x, cut=transition)
     c.make("o")
     added = c.env["ht"] = c.empty(1, p.HV, p.K, p.V, dtype=torch.float32)
-    gate_intra_wy(c, keep=False)
+    gate_intra_wy(c, for_backward=False)
     c.drop("gc q_norm k_norm")
     state_output(c)
     return SegmentSummary(whole_transition(c, transition), added)
@@ -206,16 +206,16 @@ def segment_map_bwd(p: Problem, x: Inputs, do: Tensor, dht: Tensor | None) -> Te
     p = dataclasses.replace(p, direction="backward", state_dtype="float32")    # dh0 is requested
     c = TritonCall.of(p, Save.NOTHING, x, do=aligned(do, x.q.dtype), dht=aligned(dht, torch.float32))
     dh0 = c.env["dh0"] = c.empty(1, p.HV, p.K, p.V, dtype=torch.float32)
-    gate_intra_wy(c, keep=True)
+    gate_intra_wy(c, for_backward=True)
     c.drop("gc q_norm k_norm A_inv u")
     output_state_bwd(c)
     return dh0
 
 
-def whole_transition(c: TritonCall, asked: bool) -> Tensor:
+def whole_transition(c: TritonCall, wanted: bool) -> Tensor:
     """Return M of the one sequence from those of its segments: in float64, which torch's flags do not affect."""
     p = c.p
-    if not asked:
+    if not wanted:
         return torch.zeros(1, p.HV, p.K, p.K, device=c.device)
     if not c.plan.segment:                                                     # there is one chunk
         w, kg = (c.env[name].transpose(0, 1).double() for name in ("w", "kg"))
@@ -248,7 +248,7 @@ def stage(
     c = TritonCall(p, save, device, given)
     if name == "fwd/gate+intra+wy":
         c.make("o")                                                            # cleared past the sequences
-        gate_intra_wy(c, keep=True)
+        gate_intra_wy(c, for_backward=True)
     elif name == "fwd/state+output":
         c.make("o h v_new")
         c.env["ht"] = torch.empty_like(tensors["h0"], dtype=torch.float32)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 from ..common.limits import MAX_THREADS, Limited
 
@@ -19,8 +19,8 @@ class TritonConfig(Limited):
 
     without_limits = "reference"
     num_warps: int
-    tiles: tuple[str, ...] = ()
-    smallest_tile = 1
+    tiles: ClassVar[tuple[str, ...]] = ()
+    smallest_tile: ClassVar[int] = 1
 
     def broken_limits(self) -> Iterator[str]:
         for name in ("num_warps", *self.tiles):

@@ -44,7 +44,7 @@ class Plan:
 
     @property
     def chunks(self) -> int:
-        """The chunks of a row of T tokens."""
+        """Return the chunks of a row of T tokens."""
         return -(-self.problem.T // self.problem.C)
 
     @property
@@ -58,12 +58,12 @@ class Plan:
 
     @property
     def pieces(self) -> int:
-        """The segments of a row of T tokens."""
+        """Return the segments of a row of T tokens."""
         return max(1, -(-self.chunks // self.segment_chunks))
 
     @property
     def segment_bound(self) -> int:
-        """The most segments there can be; every sequence has one."""
+        """Return the most segments there can be; every sequence has one."""
         p = self.problem
         if not p.packed:
             return p.B * self.pieces
@@ -72,8 +72,8 @@ class Plan:
 
 @functools.lru_cache(maxsize=1024)
 def plan(p: Problem, host: Host, saved: Save = Save.NOTHING, cut: bool = False) -> Plan:
-    """`saved`: by this forward, or by that of this backward.  `cut`: of two segments at least, unless chunks are
-    fewer."""
+    """Return the plan of a call.  `saved` is what this forward saves, or what the forward of this backward has saved.
+    With `cut` there are at least two segments, unless there are fewer chunks."""
     make = _Recipes(p, host)
     segment = split(p, host.sms, make.state.BV)
     if cut and not segment:
@@ -138,7 +138,8 @@ class _Recipes:
 
     def recipe(self, function: str, tensors: str, numbers: str, constants: dict[str, Any], config: TileConfig,
                absent: Iterable[str] = ()) -> Recipe:
-        """`tensors` "name:type ..."; those in `absent` are None, and tables where nothing is packed."""
+        """Return the recipe of a kernel.  `tensors` are "name:type ..."; those in `absent` are None, and so are
+        tables where nothing is packed."""
         config.require_valid()
         signature = {}
         for word in tensors.split():
@@ -166,9 +167,9 @@ class _Recipes:
 
     def forward(self, segment: int, saved: Save) -> dict[str, Recipe]:
         p, all_ = self.p, saved is Save.ALL
-        keep_h = "kv" if all_ else "none" if not p.intermediate_states else "vk" if p.state_v_first else "kv"
+        store_h = "kv" if all_ else "none" if not p.intermediate_states else "vk" if p.state_v_first else "kv"
         prepare = self.preparation("forward" if saved is Save.NOTHING else "backward", output=True)
-        kernels = {**self.sequences(), "prepare": prepare, **self.states(segment, True, keep_h, keep_v=all_)}
+        kernels = {**self.sequences(), "prepare": prepare, **self.states(segment, True, store_h, store_v=all_)}
         if p.packed and all_:
             kernels["clear_kept"] = self.recipe(
                 "parts.sequences:clear_kept",
@@ -214,11 +215,11 @@ class _Recipes:
         """Return how many rows of a channel one thread has."""
         return min(self.p.C, max(1, self.p.C * channels // (32 * warps)))
 
-    def states(self, segment: int, output: bool, keep_h: str, keep_v: bool) -> dict[str, Recipe]:
+    def states(self, segment: int, output: bool, store_h: str, store_v: bool) -> dict[str, Recipe]:
         p = self.p
         given = "zero" if p.state_dtype is None else "sequence"
         final = "sequence" if p.final_state and output else "none"
-        kernels = {"state": self.state_kernel("segment" if segment else given, final, output, keep_h, keep_v)}
+        kernels = {"state": self.state_kernel("segment" if segment else given, final, output, store_h, store_v)}
         if segment:
             kernels["added"] = self.state_kernel("zero", "segment", False, "none", False)
             kernels["transition"] = self.transition()
@@ -233,13 +234,13 @@ class _Recipes:
             "V_FIRST": p.state_v_first, "PRECISION": self.precision,
         }
 
-    def state_kernel(self, start: str, finish: str, output: bool, keep_h: str, keep_v: bool) -> Recipe:
+    def state_kernel(self, start: str, finish: str, output: bool, store_h: str, store_v: bool) -> Recipe:
         p, c = self.p, self.state
-        outputs = {"OUTPUT": output, "KEEP_H": keep_h, "KEEP_V": keep_v, "STAGES": c.stages}
+        outputs = {"OUTPUT": output, "STORE_H": store_h, "STORE_V": store_v, "STAGES": c.stages}
         constants = self.walk_constants(c, start, finish) | outputs
-        kept = output and p.checkpoints is not None
-        absent = self.absent(A_qk=output, qg=output, o=output, v_new=keep_v, h=keep_h != "none", h0=start != "zero",
-                             ht=finish != "none", pool=kept, place=kept)
+        checkpoints = output and p.checkpoints is not None
+        absent = self.absent(A_qk=output, qg=output, o=output, v_new=store_v, h=store_h != "none", h0=start != "zero",
+                             ht=finish != "none", pool=checkpoints, place=checkpoints)
         h0 = p.state_dtype if start == "sequence" else "float32"
         return self.recipe(
             "fwd.state:state",
@@ -276,16 +277,16 @@ class _Recipes:
                 kernels["transition"] = self.transition()
         else:
             kernels["prepare"] = self.preparation("backward" if saved is Save.NOTHING else "saved", output=False)
-            kernels |= self.states(segment, output=False, keep_h="kv", keep_v=True)
+            kernels |= self.states(segment, output=False, store_h="kv", store_v=True)
+        final = "none" if p.state_dtype is None else "sequence"
         if segment:
-            kernels["added_bwd"] = self.state_bwd("zero", "segment", keep=False)
+            kernels["added_bwd"] = self.state_bwd("zero", "segment", store=False)
             kernels["compose_bwd"] = self.compose("sequence", "float32", reverse=True)
             kernels["compose_bwd from zero"] = self.compose("zero", None, reverse=True)
-            kernels["state_bwd"] = self.state_bwd("segment", "none" if p.state_dtype is None else "sequence", keep=True)
+            kernels["state_bwd"] = self.state_bwd("segment", final, store=True)
         else:
-            final = "none" if p.state_dtype is None else "sequence"
-            kernels["state_bwd"] = self.state_bwd("sequence", final, keep=True)
-            kernels["state_bwd from zero"] = self.state_bwd("zero", final, keep=True)
+            kernels["state_bwd"] = self.state_bwd("sequence", final, store=True)
+            kernels["state_bwd from zero"] = self.state_bwd("zero", final, store=True)
         kernels |= {"wy_bwd": self.wy_bwd(), "intra_bwd": self.intra_bwd()}
         kernels["norms_bwd"] = self.norms_bwd()
         if p.A_log or p.dt_bias:
@@ -342,10 +343,10 @@ class _Recipes:
             "tokens H HV", constants, TileConfig(), absent,
         )
 
-    def state_bwd(self, start: str, finish: str, keep: bool) -> Recipe:
+    def state_bwd(self, start: str, finish: str, store: bool) -> Recipe:
         p, c = self.p, self.state_back
-        constants = self.walk_constants(c, start, finish) | {"KEEP": keep, "STAGES": min(c.stages, 2)}
-        absent = self.absent(dht=start != "zero", dv_new=keep, dh=keep, dh0=finish != "none")
+        constants = self.walk_constants(c, start, finish) | {"STORE": store, "STAGES": min(c.stages, 2)}
+        absent = self.absent(dht=start != "zero", dv_new=store, dh=store, dh0=finish != "none")
         dh0 = p.state_dtype if finish == "sequence" else "float32"
         return self.recipe(
             "bwd.state:state_bwd",
@@ -360,8 +361,8 @@ UNALIGNED = ("beta", "A_log", "dt_bias", "cu_seqlens", *TABLES, "dbeta", "db", "
 
 
 def recipes(p: Problem, host: Host, training: bool = True) -> list[Recipe]:
-    """All kernels that a call of this class can need, whatever the lengths of its sequences; `training`: also if its
-    gradients are wanted."""
+    """Return all kernels that a call of this class can need, whatever the lengths of its sequences; `training`: also
+    if its gradients are wanted."""
     if p.op == "recurrent":
         return decode_recipes(p, host)
     if p.op == "decode":
@@ -369,7 +370,8 @@ def recipes(p: Problem, host: Host, training: bool = True) -> list[Recipe]:
     if p.slots:
         return [*pool_recipes(p, p.C, target_of(host)), *recipes(inner(p), host, training)]
     make = _Recipes(p, host)
-    way, kept = (make.forward, make.backward)[p.direction == "backward"], (Save.NOTHING, Save.PRODUCTS)[: 1 + training]
-    plans = [way(segment, saved) for segment in ((0,) if p.batch_invariant else (0, 64))
-             for saved in ((Save.ALL,) if p.disable_recompute else kept)]
+    make_kernels = make.forward if p.direction == "forward" else make.backward
+    saves = (Save.NOTHING, Save.PRODUCTS)[: 1 + training]
+    plans = [make_kernels(segment, saved) for segment in ((0,) if p.batch_invariant else (0, 64))
+             for saved in ((Save.ALL,) if p.disable_recompute else saves)]
     return list(dict.fromkeys(recipe for kernels in plans for recipe in kernels.values()))

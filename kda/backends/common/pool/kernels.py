@@ -11,14 +11,14 @@ import triton.language as tl
 
 @triton.jit
 def slot_at(slots, i, count):
-    """A slot of the pool; -1: none."""
+    """Returns a slot of the pool; -1: none."""
     slot = tl.load(slots + i).to(tl.int64)
     return tl.where((slot >= 0) & (slot < count), slot, -1)
 
 
 @triton.jit
 def sequence_at(cu_seqlens, n, T):
-    """First token and tokens of sequence n, of rows of T tokens without offsets."""
+    """Returns the first token and the number of tokens of sequence n, of rows of T tokens without offsets."""
     if cu_seqlens is None:
         begin, tokens = n.to(tl.int64) * T, tl.zeros((), tl.int64) + T
     else:
@@ -29,7 +29,7 @@ def sequence_at(cu_seqlens, n, T):
 
 @triton.jit
 def gather(pool, starts, h0, stride, count, HV, SIZE: tl.constexpr, BLOCK: tl.constexpr):
-    """h0[n] = pool[starts[n]], or zero; a program has BLOCK elements of a head."""
+    """Stores h0[n] = pool[starts[n]], or zero; a program has BLOCK elements of a head."""
     blocks: tl.constexpr = (SIZE + BLOCK - 1) // BLOCK
     block, head, n = tl.program_id(0) % blocks, tl.program_id(0) // blocks % HV, tl.program_id(0) // blocks // HV
     i = block * BLOCK + tl.arange(0, BLOCK)
@@ -43,7 +43,7 @@ def scatter(
     ht, pool, slots, starts, cu_seqlens, offsets, checkpoints, stride, count, T, HV, E,
     SIZE: tl.constexpr, BLOCK: tl.constexpr,
 ):
-    """pool[slots[n]] = ht[n], and so of the checkpoints that are final states.  A sequence of no tokens that starts
+    """Stores pool[slots[n]] = ht[n], and the checkpoints that are final states.  A sequence of no tokens that starts
     where it ends writes nothing: in a captured call such sequences may name any slot."""
     blocks: tl.constexpr = (SIZE + BLOCK - 1) // BLOCK
     block, head, n = tl.program_id(0) % blocks, tl.program_id(0) // blocks % HV, tl.program_id(0) // blocks // HV
@@ -64,7 +64,7 @@ def scatter(
 def places(
     offsets, checkpoints, cu_seqlens, place, stride, count, T, E, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):
-    """place[chunk]: the element of the pool where the state that enters a chunk of ROWS rows is stored; -1: it is not.
+    """Stores place[chunk]: the element of the pool where the state that enters a chunk of ROWS rows goes; -1: nowhere.
     Program n writes the chunks of sequence n."""
     n = tl.program_id(0)
     first = tl.zeros((), tl.int64)
@@ -79,9 +79,9 @@ def places(
     tokens = sequence_at(cu_seqlens, n, T)[1]
     for c0 in range(0, tl.cdiv(tokens, ROWS).to(tl.int32), BLOCK):
         c = c0 + tl.arange(0, BLOCK)
-        found = tl.full((BLOCK,), -1, tl.int64)
+        address = tl.full((BLOCK,), -1, tl.int64)
         for e in range(E):
             to = slot_at(checkpoints, n * E + e, count)
             begins = (to >= 0) & (tl.load(offsets + n * E + e).to(tl.int64) == c.to(tl.int64) * ROWS)
-            found = tl.where(begins, to * stride, found)
-        tl.store(place + first + c, found, mask=c * ROWS < tokens)
+            address = tl.where(begins, to * stride, address)
+        tl.store(place + first + c, address, mask=c * ROWS < tokens)

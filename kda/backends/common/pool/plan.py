@@ -31,7 +31,7 @@ class Dtypes(NamedTuple):
 
 @functools.lru_cache(maxsize=4096)
 def inner(p: Problem) -> Problem:
-    """The call from float32 states, one for each sequence, to such states."""
+    """Return the call whose states are float32, one for each sequence, instead of slots."""
     return dataclasses.replace(
         p, slots=0, start_slots=False, inplace=False, state_dtype="float32", final_state=True
     )
@@ -56,21 +56,21 @@ def recipes_of(p: Problem, x: Dtypes, rows: int, target: Target) -> dict[str, Re
             divisible=[name for name in given if name not in UNALIGNED], options={"num_warps": 4, "num_stages": 1},
         )
 
-    found = {
+    result = {
         "gather": recipe("gather", "pool starts h0", "stride count HV", of_states),
         "scatter": recipe("scatter", "ht pool slots starts cu_seqlens offsets checkpoints", "stride count T HV E",
                           of_states),
     }
     if x.checkpoints is not None:
-        found["places"] = recipe("places", "offsets checkpoints cu_seqlens place", "stride count T E",
+        result["places"] = recipe("places", "offsets checkpoints cu_seqlens place", "stride count T E",
                                  {"ROWS": rows, "BLOCK": 256})
-    return found
+    return result
 
 
 def recipes(p: Problem, rows: int, target: Target) -> list[Recipe]:
     """Return all recipes that calls like this one need, if their indices have one dtype."""
-    found: list[Recipe] = []
+    needed: list[Recipe] = []
     for offsets, slots in itertools.product(INDICES if p.packed else (None,), INDICES):
         of_checkpoints = (slots, slots) if p.checkpoints else (None, None)
-        found += recipes_of(p, Dtypes(slots, slots, offsets, *of_checkpoints), rows, target).values()
-    return list(dict.fromkeys(found))
+        needed += recipes_of(p, Dtypes(slots, slots, offsets, *of_checkpoints), rows, target).values()
+    return list(dict.fromkeys(needed))

@@ -19,12 +19,12 @@ from ..parts.sequences import program_place
 def state_bwd(
     A_qk, w, qg, kg, gc_last, do, dht, dv_new, dh, dh0, segment_table, T, chunks, pieces, segment, HV, scale,
     K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
-    START: tl.constexpr, FINISH: tl.constexpr, V_FIRST: tl.constexpr, KEEP: tl.constexpr,
+    START: tl.constexpr, FINISH: tl.constexpr, V_FIRST: tl.constexpr, STORE: tl.constexpr,
     PRECISION: tl.constexpr, STAGES: tl.constexpr,
 ):
     """START and FINISH as in fwd/state, for dht and dh0; "segment" leaves out the first of a sequence.
 
-    KEEP    dv_new, and dh leaving each chunk
+    STORE   dv_new, and dh leaving each chunk
     """
     tile, head, p, n, number, begin, left, chunk = program_place(
         segment_table, T, C, segment, chunks, pieces, HV, V, BV
@@ -51,7 +51,7 @@ def state_bwd(
         row = (begin + c * C + i) * HV + head
         at_v, v_real = row[:, None] * V + e[None, :], valid[:, None] & (e < V)[None, :]
         at_chunk = (chunk + c) * HV + head
-        if KEEP:
+        if STORE:
             store_state(dh, at_chunk, S, e, K, V, BK, False)
         do_ = tl.load(do + at_v, mask=v_real, other=0.0)
         a = tl.trans(tl.load(A_qk + row[:, None] * C + i[None, :], mask=valid[:, None], other=0.0))
@@ -60,7 +60,7 @@ def state_bwd(
             d = s * BK + tl.arange(0, BK)
             k_ = load_rows(kg, row, valid, d, K)
             x = tl.dot(k_, S[s].to(DOT), x, input_precision=PRECISION)
-        if KEEP:
+        if STORE:
             tl.store(dv_new + at_v, x.to(DOT), mask=v_real)
         next_S = ()
         for s in tl.static_range(len(S)):

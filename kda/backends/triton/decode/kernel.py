@@ -30,8 +30,8 @@ ZEROED: tl.constexpr = tl.constexpr(16)              # tokens of no sequence tha
 
 @triton.jit
 def decay_of(g2):
-    """2^g2 for g2 in [-127, 128], 0 and infinity at the ends.  The chip's exp2 errs to one side near 0: over many
-    tokens that adds up."""
+    """Returns 2^g2 for g2 in [-127, 128], 0 and infinity at the ends.  The chip's exp2 errs to one side near 0: over
+    many tokens that adds up."""
     t = g2 + ROUNDER
     f = g2 - (t - ROUNDER)                           # [-1/2, 1/2]
     p = tl.fma(f, 1.5353362e-4, 1.33988747e-3)       # 2^f, minimax: 2e-9
@@ -45,7 +45,7 @@ def decay_of(g2):
 
 @triton.jit
 def rows_at(t, live, rows, steps, real_k, real_v, PER_VALUE: tl.constexpr):
-    """q, k, v, g and beta of token t, zeros if it is not `live`; `rows` point to those of token 0."""
+    """Loads q, k, v, g and beta of token t, zeros if it is not `live`; `rows` point to those of token 0."""
     q, k, v, g, beta = rows
     q_t, k_t, v_t, g_t, beta_t = steps
     qt = tl.load(q + t * q_t, mask=real_k & live, other=0.0)
@@ -61,7 +61,7 @@ def rows_at(t, live, rows, steps, real_k, real_v, PER_VALUE: tl.constexpr):
 
 @triton.jit
 def read_state(base, d, e, real, to_k, to_v, ORDER: tl.constexpr, K: tl.constexpr, V: tl.constexpr):
-    """(BK, BV) in float32, by whole pieces of memory however it lies there."""
+    """Loads a state (BK, BV) as float32, along whichever axis is contiguous in memory."""
     if ORDER == "kv":
         S = tl.load(base + (d[:, None] * V + e[None, :]), mask=real, other=0.0)
     elif ORDER == "vk":
@@ -161,11 +161,11 @@ def recurrent(
         S = tl.fma(kt[:, None], x[None, :], S)
         tl.store(o + t * HV * V, scale * tl.fma(tl.sum(qt * kt, 0), x, seen), mask=real_v)
         if INPLACE and PER_TOKEN:
-            kept = real & (to >= 0) & (to < pool)
-            write_state(state + to * state_n, S, d, e, kept, state_k, state_v, ORDER, K, V)
+            stored = real & (to >= 0) & (to < pool)
+            write_state(state + to * state_n, S, d, e, stored, state_k, state_v, ORDER, K, V)
     if INPLACE and not PER_TOKEN:
-        kept = real & live & (begin < end)
-        write_state(state + slot * state_n, S, d, e, kept, state_k, state_v, ORDER, K, V)
+        stored = real & live & (begin < end)
+        write_state(state + slot * state_n, S, d, e, stored, state_k, state_v, ORDER, K, V)
     if ht is not None:
         write_state(ht + (n * HV + head).to(tl.int64) * (K * V), S, d, e, real, state_k, state_v, FINAL_ORDER, K, V)
 

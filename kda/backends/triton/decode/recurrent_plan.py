@@ -119,7 +119,7 @@ def recipe(p: Problem, x: RecurrentLayout, c: RecurrentConfig, target: Target) -
 
 def recipes(p: Problem, host: Host) -> list[Recipe]:
     """Return all that calls like this one need, of any size, if their tensors are contiguous."""
-    found = []
+    needed = []
     for offsets, slots, c in itertools.product(("int32", "int64"), ("int32", "int64"), configs(p)):
         x = RecurrentLayout(
             A_log="float32" if p.A_log else None,
@@ -129,5 +129,5 @@ def recipes(p: Problem, host: Host) -> list[Recipe]:
             accepted=slots if p.accepted_tokens else None,
             order=None if p.state_dtype is None else "vk" if p.state_v_first else "kv",
         )
-        found.append(recipe(p, x, c, target_of(host)))
-    return list(dict.fromkeys(found))
+        needed.append(recipe(p, x, c, target_of(host)))
+    return list(dict.fromkeys(needed))

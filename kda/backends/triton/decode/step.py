@@ -57,8 +57,9 @@ def put(pointers, x, real, FULL: tl.constexpr):
 @triton.jit
 def state_of(state, state_k, state_v, first, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, ROWS: tl.constexpr,
              PIECE: tl.constexpr, ORDER: tl.constexpr):
-    """Addresses (P * ROWS, PIECE) in a state of the rows from `first` on, and where it has elements; rows of one piece
-    of K, then of the next.
+    """Returns the addresses (P * ROWS, PIECE) of the rows of a state from `first` on, and where it has elements.
+
+    Rows of one piece of K come before those of the next.
 
     Of two axes Triton knows which one a warp reads along; of three, its versions differ.
     """
@@ -76,7 +77,7 @@ def state_of(state, state_k, state_v, first, K: tl.constexpr, V: tl.constexpr, B
 @triton.jit
 def block_of(j, state, state_k, state_v, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, ROWS: tl.constexpr,
              PIECE: tl.constexpr, ORDER: tl.constexpr):
-    """ROWS rows of a state as its pool holds them, the j-th of such blocks."""
+    """Loads block j of a state, ROWS rows, in the dtype of its pool."""
     pointers, real = state_of(state, state_k, state_v, j * ROWS, K, V, BK, ROWS, PIECE, ORDER)
     return fetch(pointers, real, K == BK and V % ROWS == 0)
 
@@ -85,10 +86,10 @@ def block_of(j, state, state_k, state_v, K: tl.constexpr, V: tl.constexpr, BK: t
 def blocks_of(N: tl.constexpr, state, state_k, state_v, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr,
               ROWS: tl.constexpr, PIECE: tl.constexpr, ORDER: tl.constexpr):
     """Loads the first N blocks."""
-    found = ()
+    blocks = ()
     for j in tl.static_range(N):
-        found = found + (block_of(j, state, state_k, state_v, K, V, BK, ROWS, PIECE, ORDER),)
-    return found
+        blocks = blocks + (block_of(j, state, state_k, state_v, K, V, BK, ROWS, PIECE, ORDER),)
+    return blocks
 
 
 @triton.jit
@@ -147,24 +148,24 @@ def advanced(block, D, k, q, qk, v, beta, scale, ROWS: tl.constexpr, BETA: tl.co
 @triton.jit
 def replayed(blocks, k, D, change, ROWS: tl.constexpr):
     """Returns all blocks behind a token of which there is a record."""
-    found, changes = (), cut(change, len(blocks))
+    result, changes = (), cut(change, len(blocks))
     for j in tl.static_range(len(blocks)):
         S = in_float32(blocks[j], ROWS) * D[:, None, :]
-        found = found + (updated(S, k, changes[j], blocks[j].dtype),)
-    return found
+        result = result + (updated(S, k, changes[j], blocks[j].dtype),)
+    return result
 
 
 @triton.jit
 def cut(x, N: tl.constexpr):
     """Returns N tensors, a power of 2, which lie one behind the other in x."""
-    found = (x,)
+    pieces = (x,)
     for _level in tl.static_range(N.bit_length() - 1):
         halves = ()
-        for i in tl.static_range(len(found)):
-            a, b = tl.split(tl.trans(tl.reshape(found[i], (2, found[i].shape[0] // 2))))
+        for i in tl.static_range(len(pieces)):
+            a, b = tl.split(tl.trans(tl.reshape(pieces[i], (2, pieces[i].shape[0] // 2))))
             halves = halves + (a, b)
-        found = halves
-    return found
+        pieces = halves
+    return pieces
 
 
 @triton.jit
@@ -208,18 +209,18 @@ def input_at(position, x, x_t, tail, tail_l, accepted, path, T, L, real, FULL: t
              NEW: tl.constexpr, OLD: tl.constexpr):
     """Loads what the convolution was given at a position, as a tail holds it; NEW, OLD: whether it may be a token of
     this call, one before it."""
-    kept: tl.constexpr = tail.dtype.element_ty
+    dtype: tl.constexpr = tail.dtype.element_ty
     if not OLD:
-        found = fetch(x + position * x_t, real, FULL).to(kept)
+        value = fetch(x + position * x_t, real, FULL).to(dtype)
     else:
         row = tl.minimum(tl.maximum(row_of(position, accepted, path, W), 0), L - 1)
         if not NEW:
-            found = fetch(tail + row * tail_l, real, FULL)
+            value = fetch(tail + row * tail_l, real, FULL)
         else:
-            new = tl.load(x + position * x_t, mask=real & (position >= 0), other=0.0).to(kept)
+            new = tl.load(x + position * x_t, mask=real & (position >= 0), other=0.0).to(dtype)
             old = tl.load(tail + row * tail_l, mask=real & (position < 0), other=0.0)
-            found = tl.where(position >= 0, new, old)
-    return found
+            value = tl.where(position >= 0, new, old)
+    return value
 
 
 @triton.jit
@@ -234,8 +235,8 @@ def before(position, parents):
 
 @triton.jit
 def parent_of(t, parents):
-    found = tl.load(parents + t, mask=t > 0, other=0).to(tl.int32)
-    return tl.minimum(tl.maximum(found, 0), tl.maximum(t - 1, 0))
+    parent = tl.load(parents + t, mask=t > 0, other=0).to(tl.int32)
+    return tl.minimum(tl.maximum(parent, 0), tl.maximum(t - 1, 0))
 
 
 @triton.jit
@@ -243,34 +244,34 @@ def taps_of(t, x, x_t, tail, tail_l, accepted, path, parents, T, L, real, FULL: 
             ONE: tl.constexpr):
     """Returns the inputs that token t sees, its own first; without a convolution its own alone."""
     if W == 0:
-        found = (fetch(x + t * x_t, real, FULL),)
+        taps = (fetch(x + t * x_t, real, FULL),)
     else:
-        found = (input_at(t, x, x_t, tail, tail_l, accepted, path, T, L, real, FULL, W, True, False),)
+        taps = (input_at(t, x, x_t, tail, tail_l, accepted, path, T, L, real, FULL, W, True, False),)
         position = t
         for _j in tl.static_range(1, W):
             position = before(position, parents)
-            found = found + (
+            taps = taps + (
                 input_at(position, x, x_t, tail, tail_l, accepted, path, T, L, real, FULL, W, not ONE, True),
             )
-    return found
+    return taps
 
 
 @triton.jit
 def shifted(new, taps):
     """Returns the inputs that the next token sees."""
-    found = (new.to(taps[0].dtype),)
+    result = (new.to(taps[0].dtype),)
     for j in tl.static_range(len(taps) - 1):
-        found = found + (taps[j],)
-    return found
+        result = result + (taps[j],)
+    return result
 
 
 @triton.jit
 def logits_of(t, g, g_t, beta, beta_t, gate, gate_t, real_k, real_w, FULL_K: tl.constexpr, FULL_V: tl.constexpr):
     """Loads what token t has: g, beta, and the gate of the norm if there is one."""
-    found = (fetch(g + t * g_t, real_k, FULL_K), tl.load(beta + t * beta_t))
+    logits = (fetch(g + t * g_t, real_k, FULL_K), tl.load(beta + t * beta_t))
     if gate is not None:
-        found = found + (fetch(gate + t * gate_t, real_w, FULL_V),)
-    return found
+        logits = logits + (fetch(gate + t * gate_t, real_w, FULL_V),)
+    return logits
 
 
 @triton.jit
@@ -309,14 +310,14 @@ def convolved(taps, weights, weight, W: tl.constexpr):
 
 
 @triton.jit
-def keep_taps(tail, tail_l, taps, real, FULL: tl.constexpr, W: tl.constexpr):
+def store_taps(tail, tail_l, taps, real, FULL: tl.constexpr, W: tl.constexpr):
     """Stores the tail behind one token; all threads have read the old one."""
     for r in tl.static_range(W - 1):
         put(tail + r * tail_l, taps[W - 2 - r], real, FULL)
 
 
 @triton.jit
-def keep_tail(x, x_t, tail, tail_l, accepted, path, T, L, real, FULL: tl.constexpr, W: tl.constexpr):
+def store_tail(x, x_t, tail, tail_l, accepted, path, T, L, real, FULL: tl.constexpr, W: tl.constexpr):
     """Stores the tail behind this call: all threads have read the old one before any writes the new one."""
     rows = ()
     for r in tl.static_range(W - 1):
@@ -331,7 +332,7 @@ def keep_tail(x, x_t, tail, tail_l, accepted, path, T, L, real, FULL: tl.constex
 
 
 @triton.jit
-def recorded(record, d, e, real_k, real_v, K: tl.constexpr, FULL_K: tl.constexpr, FULL_V: tl.constexpr):
+def read_record(record, d, e, real_k, real_v, K: tl.constexpr, FULL_K: tl.constexpr, FULL_V: tl.constexpr):
     """Returns k, D and c of a token."""
     k, D = fetch(record + d, real_k, FULL_K), fetch(record + K + d, real_k, FULL_K)
     return k, D, fetch(record + 2 * K + e, real_v, FULL_V)
@@ -404,9 +405,9 @@ def decode_step(
         for i in range(heads):
             head = h * group + i
             state = states + head * states_h
-            kept = ()
+            held = ()
             if not ONE:
-                kept = blocks_of(BLOCKS, state, states_k, states_v, K, V, BK, ROWS, PIECE, ORDER)
+                held = blocks_of(BLOCKS, state, states_k, states_v, K, V, BK, ROWS, PIECE, ORDER)
             v_at, c_v = v + n * v_n + head * v_h + wide, 2 * H * K + head * V + wide
             tail_v = None
             if W > 0:
@@ -437,8 +438,9 @@ def decode_step(
                     r = j
                     if way is not None:
                         r = tl.minimum(tl.maximum(tl.load(way + j).to(tl.int32), 1), T - 1)
-                    kr, Dr, cr = recorded(record + (r - 1) * HV * (2 * K + V), d, e, real_k, real_v, K, FULL_K, FULL_V)
-                    kept = replayed(kept, kr, Dr, cr, ROWS)
+                    kr, Dr, cr = read_record(record + (r - 1) * HV * (2 * K + V), d, e, real_k, real_v, K,
+                                             FULL_K, FULL_V)
+                    held = replayed(held, kr, Dr, cr, ROWS)
                 tl.debug_barrier()   # all have read what is written over; redundant where layouts are converted
 
             for t in range(tokens):
@@ -456,7 +458,7 @@ def decode_step(
                     new_v = fetch(v_at + later * v_t, real_w, FULL_V)
                     new_logits = logits_of(later, g_at, g_t, beta_at, beta_t, gate_at, norm_gate_t, real_k, real_w,
                                            FULL_K, FULL_V)
-                blocks = kept
+                blocks = held
                 if ONE:
                     blocks = blocks_of(AHEAD, state, states_k, states_v, K, V, BK, ROWS, PIECE, ORDER)
                 qt = convolved(taps_q, weights_q, conv_weight, W)
@@ -464,9 +466,9 @@ def decode_step(
                 vt = narrow(convolved(taps_v, weights_v, conv_weight, W))
                 if EARLY:
                     tl.debug_barrier()         # all have read the old tails; redundant where layouts are converted
-                    keep_taps(tail_q, conv_states_l, taps_q, real_k, FULL_K, W)
-                    keep_taps(tail_k, conv_states_l, taps_k, real_k, FULL_K, W)
-                    keep_taps(tail_v, conv_states_l, taps_v, first, False, W)
+                    store_taps(tail_q, conv_states_l, taps_q, real_k, FULL_K, W)
+                    store_taps(tail_k, conv_states_l, taps_k, real_k, FULL_K, W)
+                    store_taps(tail_v, conv_states_l, taps_v, first, False, W)
                 qq, kk, qk = products(qt, kt)
                 if NORM:
                     q_norm, k_norm = inverse_norm(qq), inverse_norm(kk)
@@ -486,7 +488,7 @@ def decode_step(
                         blocks = blocks_of(BLOCKS, state, states_k, states_v, K, V, BK, ROWS, PIECE, ORDER)
                         for j in range(1, t):
                             if (passed >> j) & 1 != 0:
-                                kr, Dr, cr = recorded(record + (j - 1) * HV * (2 * K + V), d, e, real_k, real_v, K,
+                                kr, Dr, cr = read_record(record + (j - 1) * HV * (2 * K + V), d, e, real_k, real_v, K,
                                                       FULL_K, FULL_V)
                                 blocks = replayed(blocks, kr, Dr, cr, ROWS)
                 bt = logits[1].to(tl.float32)
@@ -501,10 +503,10 @@ def decode_step(
                     after, changes, o = after + (S,), changes + (change,), o + (part,)
                 o = joined(o)
                 if not ONE:
-                    kept = after
+                    held = after
                 if record is not None:
                     if t == 0:
-                        put_blocks(kept, state, states_k, states_v, K, V, BK, ROWS, PIECE, ORDER)
+                        put_blocks(held, state, states_k, states_v, K, V, BK, ROWS, PIECE, ORDER)
                     else:
                         new = record + (t - 1) * HV * (2 * K + V)
                         put(new + d, kt, real_k, FULL_K)
@@ -522,9 +524,9 @@ def decode_step(
                     logits = new_logits
 
             if not ONE and records is None:
-                put_blocks(kept, state, states_k, states_v, K, V, BK, ROWS, PIECE, ORDER)
+                put_blocks(held, state, states_k, states_v, K, V, BK, ROWS, PIECE, ORDER)
             if W > 0 and not EARLY:
-                keep_tail(v_at, v_t, tail_v, conv_states_l, holds, way, T, L, first, False, W)
+                store_tail(v_at, v_t, tail_v, conv_states_l, holds, way, T, L, first, False, W)
         if W > 0 and not EARLY:
-            keep_tail(q, q_t, tail_q, conv_states_l, holds, way, T, L, real_k, FULL_K, W)
-            keep_tail(k, k_t, tail_k, conv_states_l, holds, way, T, L, real_k, FULL_K, W)
+            store_tail(q, q_t, tail_q, conv_states_l, holds, way, T, L, real_k, FULL_K, W)
+            store_tail(k, k_t, tail_k, conv_states_l, holds, way, T, L, real_k, FULL_K, W)

@@ -133,7 +133,7 @@ def usual_step(p: Problem) -> StepProblem:
 
 def recipes(s: StepProblem, host: Host) -> list[Recipe]:
     """Return all recipes that calls like this one need, of any size, if their tensors are contiguous."""
-    p, found = s.core, []
+    p, needed = s.core, []
     conv, norm = bool(s.width), s.norm_eps is not None
     given: dict[str, str | None] = {
         "A_log": "float32" if p.A_log else None, "dt_bias": "float32" if p.dt_bias else None,
@@ -147,5 +147,5 @@ def recipes(s: StepProblem, host: Host) -> list[Recipe]:
         indices["path"] = indices["parents"]
         dtypes = tuple((name, (given | indices).get(name)) for name in StepInputs._fields)
         layout = StepLayout(dtypes, channels=channels, order=order)
-        found += [recipe(s, layout, config(s, sms), target_of(host)) for sms in (0, s.core.N * p.H)]
-    return list(dict.fromkeys(found))
+        needed += [recipe(s, layout, config(s, sms), target_of(host)) for sms in (0, s.core.N * p.H)]
+    return list(dict.fromkeys(needed))

@@ -57,7 +57,7 @@ def sum_gates(
     g, dt_bias, gc, rate, lower_bound, one, stride, rows, K: tl.constexpr, C: tl.constexpr, BG: tl.constexpr,
     RUN: tl.constexpr, GATE: tl.constexpr, BIAS: tl.constexpr,
 ):
-    """gc (C, K), sums of log2 decays over each run of RUN rows.
+    """Computes gc (C, K), sums of log2 decays over each run of RUN rows.
 
     A thread has one channel and RUN rows, which it sums in registers.  Lanes go along channels because these are said
     to be neighbours, and have one each because `one` hides that rows of them begin at a multiple of 16 bytes.
@@ -201,7 +201,7 @@ def load_rows(x, d, stride, rows, D: tl.constexpr, C: tl.constexpr):
 
 @triton.jit
 def multiply(X, x, y, stride, rows, D: tl.constexpr, C: tl.constexpr, BD: tl.constexpr, PRECISION: tl.constexpr):
-    """y = X @ x, rows of D elements; y may be x.  Slices go in pairs: both are on their way at once."""
+    """Computes y = X @ x, with rows of D elements; y may be x.  Slices go in pairs: both are on their way at once."""
     i = tl.arange(0, C)[:, None]
     for d0 in tl.range(0, D, 2 * BD, num_stages=1):
         d = d0 + tl.arange(0, BD)[None, :]
@@ -267,7 +267,7 @@ def matrices(
     K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, RUN: tl.constexpr,
     SPAN: tl.constexpr, BETA: tl.constexpr, NORM: tl.constexpr, MODE: tl.constexpr, PRECISION: tl.constexpr,
 ):
-    """All but the gate of one chunk; q, k and gc begin at its first row."""
+    """Computes all matrices of one chunk from gc; q, k and gc begin at its first row."""
     i = tl.arange(0, C)
     valid = i < rows
     w += row * K

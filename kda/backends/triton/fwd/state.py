@@ -20,15 +20,15 @@ from ..parts.sequences import program_place
 def state(
     A_qk, w, u, qg, kg, gc_last, h0, o, v_new, h, ht, pool, place, segment_table, T, chunks, pieces, segment, HV, scale,
     K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
-    START: tl.constexpr, FINISH: tl.constexpr, V_FIRST: tl.constexpr, OUTPUT: tl.constexpr, KEEP_H: tl.constexpr,
-    KEEP_V: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
+    START: tl.constexpr, FINISH: tl.constexpr, V_FIRST: tl.constexpr, OUTPUT: tl.constexpr, STORE_H: tl.constexpr,
+    STORE_V: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
 ):
-    """One segment of `segment` chunks.  A row of T tokens has `pieces` segments and `chunks` chunks.
+    """Walks one segment of `segment` chunks.  A row of T tokens has `pieces` segments and `chunks` chunks.
 
     START   "zero", "sequence" (h0 of each sequence) or "segment" (h0 of each segment)
     FINISH  "none", "sequence" (ht of each) or "segment" (ht of each but the last of a sequence)
-    KEEP_H  "none", or the layout of h entering each chunk, "kv" or "vk"
-    KEEP_V  v_new
+    STORE_H "none", or the layout of h entering each chunk, "kv" or "vk"
+    STORE_V v_new
     place   where in `pool` h entering each chunk goes, in the layout of h0; -1: nowhere
     """
     tile, head, p, n, number, begin, left, chunk = program_place(
@@ -54,8 +54,8 @@ def state(
         row = (begin + c * C + i) * HV + head
         at_v, v_real = row[:, None] * V + e[None, :], valid[:, None] & (e < V)[None, :]
         at_chunk = (chunk + c) * HV + head
-        if KEEP_H != "none":
-            store_state(h, at_chunk, S, e, K, V, BK, KEEP_H == "vk")
+        if STORE_H != "none":
+            store_state(h, at_chunk, S, e, K, V, BK, STORE_H == "vk")
         if place is not None:
             to = tl.load(place + chunk + c)
             if to >= 0:
@@ -66,7 +66,7 @@ def state(
             w_ = load_rows(w, row, valid, d, K)
             x = tl.dot(w_, S[s].to(DOT), x, input_precision=PRECISION)
         x = (tl.load(u + at_v, mask=v_real, other=0.0).to(tl.float32) - x).to(DOT)
-        if KEEP_V:
+        if STORE_V:
             tl.store(v_new + at_v, x, mask=v_real)
         if OUTPUT:
             y = tl.zeros((C, BV), tl.float32)
@@ -96,7 +96,7 @@ def transition(
     K: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, PRECISION: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """M (K, K) of one segment, BV columns: the product of its chunks' Diag(2^gc_last) - kg^T @ w."""
+    """Computes BV columns of M (K, K) of one segment: the product of its chunks' Diag(2^gc_last) - kg^T @ w."""
     tile, head, p, n, number, begin, left, chunk = program_place(
         segment_table, T, C, segment, chunks, pieces, HV, K, BV
     )
@@ -136,7 +136,7 @@ def compose(
     K: tl.constexpr, V: tl.constexpr, ROWS: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, V_FIRST: tl.constexpr,
     REVERSE: tl.constexpr, PRECISION: tl.constexpr,
 ):
-    """The states at the edges of a sequence's segments: edge[p] = h entering p; next h = M[p] @ h + added[p].
+    """Computes the states at the edges of a sequence's segments: edge[p] = h entering p; next h = M[p] @ h + added[p].
 
     REVERSE: the gradient of the state leaving p; next dh = M[p]^T @ dh + added[p].  BK columns of M at a time meet as
     many rows of h, from memory, where it was just stored; ROWS is K as a power of 2.

@@ -21,7 +21,7 @@ NEVER: tl.constexpr = tl.constexpr(2**31 - 1)
 
 @triton.jit
 def first_of(starts, t, tokens, T):
-    """The first token of the sequence of t; past all tokens: no sequence."""
+    """Returns the first token of the sequence of t; past all tokens there is no sequence."""
     if starts is None:
         first = tl.where(t < tokens, t // T * T, NEVER)
     else:
@@ -40,24 +40,24 @@ def number_of(numbers, t, tokens, T):
 
 @triton.jit
 def row(x, t, tokens, c, C):
-    """Channels c of token t, as they are stored; zeros outside."""
+    """Loads channels c of token t in the dtype in memory; zeros outside."""
     return tl.load(x + t.to(tl.int64) * C + c, mask=(t >= 0) & (t < tokens) & (c < C), other=0.0)
 
 
 @triton.jit
 def tap(x, t, j: tl.constexpr, first, state, number, c, C):
     """Returns what stands j tokens before t in its sequence; x is what stands there in memory."""
-    found = tl.where(t - j >= first, x, 0.0)
+    value = tl.where(t - j >= first, x, 0.0)
     if state is not None:
         if (t >= first) & (t - j < first):
-            found = tl.load(state + (number.to(tl.int64) * 3 + (3 + t - j - first)) * C + c, mask=c < C, other=0.0)
-            found = found.to(tl.float32)
-    return found
+            value = tl.load(state + (number.to(tl.int64) * 3 + (3 + t - j - first)) * C + c, mask=c < C, other=0.0)
+            value = value.to(tl.float32)
+    return value
 
 
 @triton.jit
 def weights(weight, c, C):
-    """Four rows, of the oldest token first."""
+    """Loads the four rows of weights, that of the oldest token first."""
     w = ()
     for j in tl.static_range(4):
         w = w + (tl.load(weight + c * 4 + j, mask=c < C, other=0.0).to(tl.float32),)
@@ -69,7 +69,7 @@ def convolve(
     x, weight, bias, state, starts, numbers, y, tokens, T, C, rows,
     BC: tl.constexpr,
 ):
-    """y; a program makes `rows` rows, a multiple of UNROLL, of BC channels."""
+    """Computes y; a program has `rows` rows, a multiple of UNROLL, of BC channels."""
     blocks = tl.cdiv(C, BC)
     t0 = tl.program_id(0) // blocks * rows
     c = tl.program_id(0) % blocks * BC + tl.arange(0, BC)
@@ -108,7 +108,7 @@ def convolve_bwd(
     x, weight, bias, state, starts, numbers, dy, dx, shares, tokens, T, C, rows,
     BC: tl.constexpr,
 ):
-    """dx, and of each run of `rows` tokens its share of dw and, last, of the bias's gradient: (runs, 4 or 5, C)."""
+    """Computes dx, and for each run of `rows` tokens its share of dw and of the bias's gradient: (runs, 4 or 5, C)."""
     blocks = tl.cdiv(C, BC)
     run = tl.program_id(0) // blocks
     t0 = run * rows
@@ -172,7 +172,7 @@ def convolve_state_bwd(
     x, weight, bias, state, cu_seqlens, dy, dstate, tokens, T, C,
     BC: tl.constexpr,
 ):
-    """dstate (N, 3, C): what the first three tokens of each sequence owe to what came before."""
+    """Computes dstate (N, 3, C): the gradient that the first three tokens of each sequence give to its state."""
     blocks = tl.cdiv(C, BC)
     n = tl.program_id(0) // blocks
     c = tl.program_id(0) % blocks * BC + tl.arange(0, BC)

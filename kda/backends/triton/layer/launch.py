@@ -38,7 +38,8 @@ _on_its_device = on_device_of(lambda x, *others: x)
 def convolve(
     x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor | None, starts: Tensor | None, numbers: Tensor | None
 ) -> Tensor:
-    """silu(causal convolution) of x (B, T, C) with weight (C, 4), bias (C), state (N, 3, C); see convolution.py."""
+    """Return silu(causal convolution) of x (B, T, C) with weight (C, 4), bias (C), state (N, 3, C); see
+    convolution.py."""
     call = _Convolution(x, weight, bias, state, starts, numbers)
     y = torch.empty_like(call.x)
     call.run("convolve", y=y)

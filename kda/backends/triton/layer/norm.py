@@ -2,7 +2,7 @@
 
   y = n w sigmoid(gate),  n = x / sqrt(mean(x^2) + eps)
 
-Nothing is kept but the inputs: the way back makes n and the sigmoid again.
+Only the inputs are saved: the backward computes n and the sigmoid again.
 """
 
 import triton
@@ -14,7 +14,7 @@ from ..parts.memory import load_columns
 
 @triton.jit
 def norm_of(x, offset, valid, d, eps, V: tl.constexpr, BV: tl.constexpr):
-    """n of rows, and 1 / sqrt(mean(x^2) + eps)."""
+    """Returns n of rows, and 1 / sqrt(mean(x^2) + eps)."""
     value = tl.load(x + offset, mask=valid & (d < V), other=0.0).to(tl.float32)
     scale = tl.rsqrt(tl.sum(value * value, 1) / V + eps)[:, None]
     return value * scale, scale
@@ -25,7 +25,7 @@ def norm_gate(
     x, gate, weight, y, rows, eps,
     V: tl.constexpr, BV: tl.constexpr, ROWS: tl.constexpr,
 ):
-    """y, of ROWS rows."""
+    """Computes ROWS rows of y."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     d = tl.arange(0, BV)[None, :]
     valid = (row < rows)[:, None]
@@ -41,7 +41,8 @@ def norm_gate_bwd(
     x, gate, weight, dy, dx, dgate, shares, rows, eps, tiles,
     V: tl.constexpr, BV: tl.constexpr, ROWS: tl.constexpr,
 ):
-    """dx, dgate, and of each program, which takes every programs-th of the tiles, its share of dw: (programs, V)."""
+    """Computes dx, dgate, and the share of each program in dw: (programs, V).  The programs process the tiles in
+    turns."""
     d = tl.arange(0, BV)[None, :]
     w = load_columns(weight + d, d, V, BV).to(tl.float32)
     dw = tl.zeros((ROWS, BV), tl.float32)

@@ -49,7 +49,8 @@ def broken(rules: tuple[Rule, ...], part: LayerPart, host: Host) -> tuple[str, .
 
 def recipe(function: str, tensors: Mapping[str, str | None], numbers: Mapping[str, str], constants: Mapping[str, Any],
            target: Target, warps: int = 4) -> Recipe:
-    """`tensors`: names to dtypes, None for one that is not there; all but offsets and tables lie at 16 bytes."""
+    """Return the recipe of a kernel.  `tensors` are names -> dtypes, None for an absent one; all but offsets and tables
+    begin at multiples of 16 bytes."""
     types = {name: TYPES[dtype] for name, dtype in tensors.items() if dtype is not None}
     aligned = [name for name in types if name not in ("starts", "numbers", "cu_seqlens")]
     absent = {name: None for name, dtype in tensors.items() if dtype is None}
@@ -61,7 +62,8 @@ def recipe(function: str, tensors: Mapping[str, str | None], numbers: Mapping[st
 
 @functools.lru_cache(maxsize=1024)
 def convolution(kernel: str, dtypes: tuple[tuple[str, str | None], ...], channels: int, host: Host) -> Recipe:
-    """`dtypes` has x, weight, bias, state, and those of starts, numbers and cu_seqlens that the kernel reads."""
+    """Return the recipe of a convolution.  `dtypes` has x, weight, bias, state, and those of starts, numbers and
+    cu_seqlens that the kernel reads."""
     given = dict(dtypes)
     x, state = given["x"], given["state"]
     tables = {
@@ -88,7 +90,7 @@ def convolution(kernel: str, dtypes: tuple[tuple[str, str | None], ...], channel
 
 @functools.lru_cache(maxsize=1024)
 def norm(kernel: str, dtypes: tuple[tuple[str, str], ...], V: int, host: Host) -> Recipe:
-    """`dtypes` has x, gate and weight."""
+    """Return the recipe of a norm.  `dtypes` has x, gate and weight."""
     given = dict(dtypes)
     BV = max(16, 1 << (V - 1).bit_length())
     tensors = {name: given[name] for name in ("x", "gate", "weight")}
@@ -103,16 +105,17 @@ def norm(kernel: str, dtypes: tuple[tuple[str, str], ...], V: int, host: Host) -
 
 
 def recipes(p: Problem, host: Host) -> list[Recipe]:
-    """All kernels of a layer whose heads have V channels: of rows or packed sequences, from a state or without one."""
-    found = []
+    """Return all kernels of a layer whose heads have V channels: for rows or packed sequences, with a state or
+    without."""
+    needed = []
     for starts, state in itertools.product((None, "int32"), (None, p.dtype)):
         numbers = starts if state else None
         given = {"x": p.dtype, "weight": p.dtype, "bias": None, "state": state, "starts": starts, "numbers": numbers}
         for kernel in ("convolve", "convolve_bwd", *["convolve_state_bwd"] * bool(state)):
             offsets = "int64" if starts and kernel == "convolve_state_bwd" else None
-            found.append(convolution(kernel, (*given.items(), ("cu_seqlens", offsets)), p.HV * p.V, host))
+            needed.append(convolution(kernel, (*given.items(), ("cu_seqlens", offsets)), p.HV * p.V, host))
     dtypes = tuple(dict.fromkeys(("x", "gate", "weight"), p.dtype).items())
-    return found + [norm(kernel, dtypes, p.V, host) for kernel in ("norm_gate", "norm_gate_bwd")]
+    return needed + [norm(kernel, dtypes, p.V, host) for kernel in ("norm_gate", "norm_gate_bwd")]
 
 
 def run_of(tokens: int, blocks: int, sms: int) -> int:

@@ -39,7 +39,8 @@ def times(x, E):
 
 @triton.jit
 def times_both(x, norm, E):
-    """x * norm * E in the dtype of x, rounded once; E may be near 2^-126 or 2^127, x * norm is at most about 1."""
+    """Returns x * norm * E in the dtype of x, rounded once; E may be near 2^-126 or 2^127, x * norm is at most about
+    1."""
     return (x.to(tl.float32) * norm * E).to(x.dtype)
 
 
@@ -52,12 +53,13 @@ def in_two(x, DOT: tl.constexpr):
 
 @triton.jit
 def settled(x):
-    """x, computed here: a sum of products otherwise waits until it is used, and both factors of each in registers."""
+    """Returns x, computed at this point: otherwise a sum of products waits for its use, with both factors in
+    registers."""
     return tl.inline_asm_elementwise("mov.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=False, pack=1)
 
 
 @triton.jit
 def load_float(pointers):
-    """tl.load in any layout: Triton needs seconds to find one for a hundred dependent loads."""
+    """Loads in any layout: Triton needs seconds to find one for a hundred dependent loads."""
     return tl.inline_asm_elementwise("ld.global.f32 $0, [$1];", "=f,l", [pointers], dtype=tl.float32, is_pure=False,
                                      pack=1)

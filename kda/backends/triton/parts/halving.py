@@ -25,7 +25,7 @@ from .memory import load_columns
 
 @triton.jit
 def quarters(i, level):
-    """[i, j]: i and j lie in different halves of one block of 2^(level+1) rows."""
+    """Returns whether [i, j]: i and j lie in different halves of one block of 2^(level+1) rows."""
     half = i >> level
     return (half ^ 1)[:, None] == half[None, :]
 

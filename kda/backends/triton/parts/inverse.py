@@ -16,15 +16,15 @@ def solve_diagonal(A, C: tl.constexpr):
     """Turns diagonal blocks of I + A into their inverses, in place."""
     c = tl.arange(0, C)                                                        # a column: its block's, and its own
     first, column = c // BLOCK * BLOCK, c % BLOCK
-    found = ()
+    rows = ()
     for i in tl.static_range(BLOCK):
         x = tl.where(column == i, 1.0, 0.0)
         for j in tl.static_range(i):
-            x -= load_float(A + (first + i) * C + first + j) * found[j]
-        found = found + (x,)
+            x -= load_float(A + (first + i) * C + first + j) * rows[j]
+        rows = rows + (x,)
     tl.debug_barrier()                                                         # all of A was read
     for i in tl.static_range(BLOCK):
-        tl.store(A + (first + i) * C + c, found[i])
+        tl.store(A + (first + i) * C + c, rows[i])
 
 
 @triton.jit

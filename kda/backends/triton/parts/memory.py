@@ -16,7 +16,7 @@ def load_columns(pointers, d, D: tl.constexpr, BD: tl.constexpr):
 
 @triton.jit
 def load_tile(pointers, e, V: tl.constexpr, BV: tl.constexpr, d, K: tl.constexpr, BK: tl.constexpr):
-    """load_columns both ways: where e < V and d < K."""
+    """Loads where e < V and d < K; a tile without elements outside needs no mask."""
     if K % BK == 0 and V % BV == 0:
         x = tl.load(pointers)
     else:
@@ -43,7 +43,7 @@ def state_at(states, number, d, e, K: tl.constexpr, V: tl.constexpr, V_FIRST: tl
 
 @triton.jit
 def load_state(states, number, e, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, V_FIRST: tl.constexpr):
-    """Columns e of one state in slices of BK rows, float32; of zeros where `states` is None."""
+    """Loads columns e of one state in slices of BK rows, as float32; zeros where `states` is None."""
     S = ()
     for d0 in tl.static_range(0, K, BK):
         d = d0 + tl.arange(0, BK)
