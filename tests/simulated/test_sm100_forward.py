@@ -172,7 +172,7 @@ def test_a_value_head_of_its_own_has_the_bits_of_one_that_shares_q_and_k(K):
 
 
 SHAPES = {
-    "one": dict(T=390), "packed": RAGGED | dict(padding=9), "many": MANY, "any gate": dict(T=130, gate="softplus"),
+    "one": dict(T=390, HV=2), "packed": RAGGED | dict(padding=9), "many": MANY, "any gate": dict(T=130, gate="softplus"),
 }
 
 
@@ -358,7 +358,7 @@ FAULTY = {
 PLANTED = [(name, K) for K in SIZES for name in FAULTS if K == 64 or FAULTS[name].case != "64"]
 
 
-@pytest.mark.spread(every=40)
+@pytest.mark.spread(every=80)
 @pytest.mark.parametrize("name, K", PLANTED)
 def test_a_planted_fault_is_noticed(name, K, tmp_path, monkeypatch):
     fault = FAULTS[name]
