@@ -33,8 +33,8 @@ RUNS = [
 ]
 ANEW = "bwd/output+state+wy+intra+gate from inputs"
 RUNS.append(ANEW)
-SMALL = ["--lengths", "65,0,33", "-K", "32", "-V", "32", "--dtype", "float32"]
-EDGES = Spec(lengths=(65, 0, 63), K=32, V=32, dtype="float32", seed=5)
+SMALL = ["--lengths", "33,0,17", "-K", "32", "-V", "32", "--chunk-size", "32", "--dtype", "float32"]
+EDGES = Spec(lengths=(33, 0, 31), K=32, V=32, C=32, dtype="float32", seed=5)
 
 
 def run(command, *args):

@@ -172,7 +172,8 @@ def test_a_value_head_of_its_own_has_the_bits_of_one_that_shares_q_and_k(K):
 
 
 SHAPES = {
-    "one": dict(T=390, HV=2), "packed": RAGGED | dict(padding=9), "many": MANY, "any gate": dict(T=130, gate="softplus"),
+    "one": dict(T=390, HV=2), "packed": RAGGED | dict(padding=9), "many": MANY,
+    "any gate": dict(T=130, gate="softplus"),
 }
 
 
