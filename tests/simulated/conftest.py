@@ -75,13 +75,15 @@ def kernels_apart(plan_says):
 
 
 @pytest.fixture
-def at_once(plan_says):
-    """One Hopper kernel, of clusters of so many CTAs; so many of them share all walks.  0: kernels apart."""
+def takes(plan_says, monkeypatch):
+    """Makes calls take one form of the Hopper forward (sm90_forms.py), however short they are."""
+    import sm90_forms
 
-    def ask(ctas=2, sharing=None):
-        plan_says(FUSED=ctas > 0, CTAS=ctas or None, CLUSTERS=sharing)
+    def take(form):
+        monkeypatch.setattr(sm90_forms.training_plan, "SHORTEST", form.shortest or sm90_forms.SHORTEST)
+        plan_says(makers_of_stream=form.makers_of_stream, **form.constants)
 
-    return ask
+    return take
 
 
 @pytest.fixture

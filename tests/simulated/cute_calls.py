@@ -12,11 +12,11 @@ from typing import NamedTuple
 
 import pytest
 import torch
+from planted import edited
 
 import kda
 from kda.backends.common import training
-from kda.backends.sm90 import launch, plan
-from kda.backends.sm90.configs import FusedConfig
+from kda.backends.sm90 import launch
 from kda.dispatch import weigh
 from kda.host import host_of
 from kda.problem import Problem
@@ -56,8 +56,8 @@ def kept_and_made_again(case, backend, keep=True):
         assert out.saved is not None
         kept = kda.chunk_kda_bwd(do=case.do, dht=case.dht, **case.keywords, saved=out.saved, backend=backend)
     assert not session.findings, "\n".join(map(str, session.findings[:5]))
-    made, _ = gradients(case, backend)
-    return {"o": out.o, "ht": out.final_state} | {n: x for n, x in kept._asdict().items() if x is not None}, made
+    recomputed, _ = gradients(case, backend)
+    return {"o": out.o, "ht": out.final_state} | {n: x for n, x in kept._asdict().items() if x is not None}, recomputed
 
 
 def saturated(case):
@@ -103,22 +103,22 @@ def enters_chunks_with_the_final_states_of_what_comes_before(case, backend, **op
     """Check the states that enter chunks of packed sequences, which begin without a state, and return them."""
     options |= dict(return_intermediate_states=True, backend=backend)
 
-    def of(**x):
+    def outputs(**x):
         with capture(arch=backend, strict=True) as session:
             out = kda.chunk_kda_fwd(**x | options)
         assert not session.findings
         return out
 
     x = case.keywords
-    found, start, at = of(**x).h, 0, 0
+    found, start, number = outputs(**x).h, 0, 0
     for length in case.spec.lengths:
         for before in range(0, length, options["chunk_size"]):
             rows = {name: x[name][:, start : start + before] for name in TOKENS}
-            alone = of(**x | rows | {"cu_seqlens": None})
-            assert torch.equal(found[0, at], alone.final_state[0].to(found.dtype))
-            at += 1
+            alone = outputs(**x | rows | {"cu_seqlens": None})
+            assert torch.equal(found[0, number], alone.final_state[0].to(found.dtype))
+            number += 1
         start += length
-    assert found.shape[:2] == (1, at)
+    assert found.shape[:2] == (1, number)
     return found
 
 
@@ -140,11 +140,11 @@ def has_the_same_bits_in_any_order_of_warps(case, backend="sm90", **order):
     assert all(torch.equal(found[x], expected[x]) for x in expected)
 
 
-def looks_at_no_later_token(case, at, backend):
-    later = {n: (lambda x: torch.cat((x[:, :at], x[:, at:].flip(1) * 3), 1)) for n in TOKENS}
+def looks_at_no_later_token(case, token, backend):
+    later = {n: (lambda x: torch.cat((x[:, :token], x[:, token:].flip(1) * 3), 1)) for n in TOKENS}
     (found, _), (expected, _) = called(changed(case, **later), backend=backend), called(case, backend=backend)
-    assert torch.equal(found["o"][:, :at], expected["o"][:, :at])
-    assert not torch.equal(found["o"][:, at:], expected["o"][:, at:])
+    assert torch.equal(found["o"][:, :token], expected["o"][:, :token])
+    assert not torch.equal(found["o"][:, token:], expected["o"][:, token:])
 
 
 def has_the_bits_that_it_has_alone(case, begin, end, backend):
@@ -182,38 +182,21 @@ class Fault(NamedTuple):
 def plant(fault, folder, monkeypatch, backend="sm90"):
     """Kernels that the fault is in come from a copy of the backend in `folder`, each built once."""
     package = copy_backend(backend, *fault[:3], folder, monkeypatch)
-    of = {name: importlib.import_module(f"kda.backends.{backend}.{name}") for name in ("launch", "plan")}
-    whole, faulty = of["launch"].kernel, f"kda.backends.{fault.file.replace('/', '.')}"
+    launch, plan = (importlib.import_module(f"kda.backends.{backend}.{name}") for name in ("launch", "plan"))
+    whole, faulty = launch.kernel, f"kda.backends.{fault.file.replace('/', '.')}"
 
     @functools.cache
     def broken(config, *arch):
-        module = of["plan"].KERNELS[type(config)]
+        module = plan.KERNELS[type(config)]
         if faulty not in sources.files(f"kda.backends.{module}"):
             return whole(config, *arch)
         build = importlib.import_module(f"{package}.{module}").build
         (kernel,) = build(config, *(arch or (plan.TARGET,))).kernels.values()
         return kernel
 
-    monkeypatch.setattr(of["launch"], "kernel", broken)
-    for launcher in (of["launch"], training):
+    monkeypatch.setattr(launch, "kernel", broken)
+    for launcher in (launch, training):
         kept_nowhere(monkeypatch, launcher)
-
-
-def assert_the_bits_of_two_kernels(case, ask_for_two):
-    """A call is the definition, and has the same bits after `ask_for_two()`."""
-    found = check(case)
-    ask_for_two()
-    expected, _ = called(case)
-    assert all(torch.equal(found[x], expected[x]) for x in expected)
-
-
-def assert_less_shared_memory_is_too_little(case, monkeypatch, config=FusedConfig):
-    """One kernel with 16 bytes less than its configuration says reaches beyond them."""
-    enough = config.shared.fget
-    monkeypatch.setattr(config, "shared", property(lambda config: enough(config) - 16))
-    kept_nowhere(monkeypatch)
-    _, session = called(case)
-    assert any(finding.kind == "out-of-bounds" for finding in session.findings)
 
 
 def assert_noticed(fault, session, rows):
@@ -242,9 +225,7 @@ def copy_backend(backend, file, old, new, folder, monkeypatch):
     for part in (backend, "common"):
         shutil.copytree(backends / part, folder / package / part)
     source = folder / package / f"{file}.py"
-    times = source.read_text().count(old)
-    assert times == 1, f"{old!r} stands {times} times in {file}.py"
-    source.write_text(source.read_text().replace(old, new))
+    source.write_text(edited(source.read_text(), [(old, new)], file))
     monkeypatch.syspath_prepend(folder)
     return package
 
@@ -268,6 +249,6 @@ def has_products_that_wait_for_no_other(kernel, folder):
     assert sass.count("HGMMA") > waits > 0 and sass.count("WARPGROUP.DEPBAR") == waits
 
 
-def kept_nowhere(monkeypatch, of=launch):
+def kept_nowhere(monkeypatch, module=launch):
     """Kernels are made ready for each call."""
-    monkeypatch.setattr(of, "steps", getattr(of.steps, "__wrapped__", of.steps))
+    monkeypatch.setattr(module, "steps", getattr(module.steps, "__wrapped__", module.steps))

@@ -216,12 +216,17 @@ def source(name):
     return KERNELS[name][0].read_text()
 
 
-def planted(fault):
-    text = source(fault.kernel)
-    for old, new in fault.edits:
-        assert text.count(old) == 1, f"{fault.says}: {text.count(old)} places hold {old!r}"
+def edited(text, edits, file):
+    """Return the text of a file with each edit's old text, which stands there once, replaced by the new one."""
+    for old, new in edits:
+        times = text.count(old)
+        assert times == 1, f"{old!r} stands {times} times in {file}"
         text = text.replace(old, new)
     return text
+
+
+def planted(fault):
+    return edited(source(fault.kernel), fault.edits, fault.kernel)
 
 
 def verdict(fault, **options):

@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 
 from cute_calls import assert_right, called, check
+from planted import edited
 
 import kda
 from kda.backends.sm89 import launch, source
@@ -74,9 +75,8 @@ def plant(fault, folder, monkeypatch):
     """Kernels come from a copy of the backend."""
     copy = folder / "sm89"
     shutil.copytree(Path(source.__file__).parent, copy)
-    text = (copy / fault.file).read_text()
-    assert text.count(fault.old) == 1, f"{text.count(fault.old)} places hold {fault.old!r}"
-    (copy / fault.file).write_text(text.replace(fault.old, fault.new))
+    file = copy / fault.file
+    file.write_text(edited(file.read_text(), [(fault.old, fault.new)], fault.file))
     monkeypatch.setattr(source, "HERE", copy)
     monkeypatch.setattr(launch, "kernel", functools.cache(built))
     launch.steps.cache_clear()

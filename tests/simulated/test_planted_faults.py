@@ -12,14 +12,14 @@ from cute_calls import Fault
 import kda.backends
 
 BACKENDS = Path(kda.backends.__file__).parent
-FILES = sorted(file.stem for file in Path(__file__).parent.glob("test_sm*.py") if " Fault(" in file.read_text())
+FILES = sorted(file.stem for file in Path(__file__).parent.glob("*sm*.py") if " Fault(" in file.read_text())
 
 
 def faults_of(module):
-    """All of a module's tables, in which a fault may stand beside what its call needs."""
+    """All of a module's tables, in which a fault may stand in a table of its file."""
     for table in (value for name, value in vars(module).items() if "FAULTS" in name and isinstance(value, dict)):
         for row in table.values():
-            yield from [row] if isinstance(row, Fault) else [each for each in row if isinstance(each, Fault)]
+            yield from [row] if isinstance(row, Fault) else row.values()
 
 
 def source_of(file):

@@ -263,7 +263,7 @@ FAULTS = {
         "sm100/bwd/grads", "mbarrier_init(s.values_empty, MATH_WARPS)", "mbarrier_init(s.values_empty, 1)", "deadlock"
     ),
     "dk keeps what points along k": Fault(
-        f"{GRADS}/rows", "gradient[j] = gradient[j] - y[j] * along[t]", "pass", "wrong answer"
+        f"{GRADS}/rows", "found[j] = found[j] - y[j] * along[t]", "pass", "wrong answer"
     ),
     "a gate gains what a key loses": Fault(
         f"{GRADS}/rows", "(row[0] + row[1]) - row[2]", "(row[0] + row[1]) + row[2]", "wrong answer"

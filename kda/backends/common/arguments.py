@@ -1,5 +1,5 @@
 """The arguments of a kernel, declared once: the parameter that the kernel reads them from, what the compiler is told of
-them, and the order in which a launch passes them.  No compiler and no torch: a stored kernel needs neither.
+them, and the order in which a launch passes them.  No compiler and no torch: a kept kernel needs neither.
 
     class ComposeArguments(Arguments):
         M = tensor("float32")                # (segments, HV, K, K)
@@ -69,7 +69,7 @@ class Arguments:
     @classmethod
     def replacing(cls, name: str, **others: Mapping[str, Argument]) -> type[Arguments]:
         """Return the arguments of another kernel, which has others in the places of some of these, or none."""
-        declared: dict[str, Argument] = {}
+        declared = {}
         for n, argument in cls.declared.items():
             declared |= others.get(n, {n: argument})
         return type(name, (Arguments,), declared)

@@ -71,14 +71,14 @@ def forward_as_stage(
     states (N, HV, K, V).  `p` is that of the backend's `call_of_stage`."""
     table = chunks_of(p, offsets, tensors)
     out = forward(p, inputs_of(p, table, offsets, tensors), save)
-    saved = {} if out.saved is None else {n: table.chunks(x) for n, x in out.saved._asdict().items()}
-    return {"o": table.chunks(out.o.flatten(0, 1)), "ht": out.final_state, "h": out.h.flatten(0, 1), **saved}
+    kept = {} if out.saved is None else {n: table.chunks(x) for n, x in out.saved._asdict().items()}
+    return {"o": table.chunks(out.o.flatten(0, 1)), "ht": out.final_state, "h": out.h.flatten(0, 1), **kept}
 
 
 def backward_as_stage(
     backward: Callable[..., Grads], p: Problem, offsets: list[int] | None, tensors: Mapping[str, Tensor | None]
 ) -> dict[str, Tensor | None]:
-    """A backward for which nothing was saved, on tensors in the layout of `forward_as_stage`."""
+    """A backward for which nothing was kept, on tensors in the layout of `forward_as_stage`."""
     table = chunks_of(p, offsets, tensors)
     do = rows_of(p, table, tensors["do"], p.dtype)
     grads = backward(p, inputs_of(p, table, offsets, tensors), do, tensors["dht"])._asdict()

@@ -1,4 +1,4 @@
-"""Shapes of a training call, a forward that saves and its backward, to what is launched, on every arch that has kernels
+"""Shapes of a recorded call, a forward that keeps and its backward, to what is launched, on every arch that has kernels
 for it.  No torch, no cutlass.
 """
 
@@ -54,8 +54,8 @@ class Makers(NamedTuple):
 
 @dataclass(frozen=True)
 class TrainingPlan:
-    """The sizes and kernels of a forward that saves what its backward reads, and of that backward, which recomputes it
-    if nothing was saved.  Keys of tiles are multiplied by b, and a state is saved for every two chunks.  If packed,
+    """The sizes and kernels of a forward that keeps what its backward reads, and of that backward, which recomputes it
+    if nothing was kept.  Keys of tiles are multiplied by b, and a state is kept for every two chunks.  If packed,
     there may be fewer chunks, segments and states."""
 
     chunks: int                              # chunks of a row of T tokens, as in the forward
@@ -64,9 +64,9 @@ class TrainingPlan:
     all_segments: int
     entries: int                             # entries of the table of chunks
     entries_grid: tuple[int, int]            # y and z of a grid over them
-    states: int                              # saved states of a row; if packed, entries of their table
+    states: int                              # kept states of a row; if packed, entries of their table
     all_states: int
-    saved: SavedBytes
+    kept: SavedBytes
     scratch: tuple[int, ...]                 # bytes of dh, what segments add to it, where it leaves them; shares
     grads_grid: int
     prepare: KernelConfig
@@ -93,16 +93,16 @@ class TrainingPlan:
 NOT_LAUNCHED: dict[str, tuple[str, ...]] = {
     "forward": ("again", "fused_again", "carry_back", "compose_back", "walk", "grads", "shares"),
     "backward": ("record", "fused"),
-    "backward of what was saved": ("prepare", "carry", "compose", "record", "again"),
-    "backward of saved states": ("carry", "compose", "record", "again"),
+    "backward of what was kept": ("prepare", "carry", "compose", "record", "again"),
+    "backward of kept states": ("carry", "compose", "record", "again"),
     "map of a backward": ("record", "again"),
 }
-BACKWARD_OF = {Save.OWN: "backward of what was saved", Save.STATES: "backward of saved states"}
+BACKWARD_OF = {Save.OWN: "backward of what was kept", Save.STATES: "backward of kept states"}
 AT_ONCE = ("prepare", "record", "again")     # what fused and fused_again do
 
 
 class SavedBytes(NamedTuple):
-    """Bytes of all that a backward reads beside inputs, as it lies in memory that a forward saves."""
+    """Bytes of all that a backward reads beside inputs, as it lies in memory that a forward keeps."""
 
     tiles: int
     M: int                                   # bytes of the matrices M of segments
@@ -126,7 +126,7 @@ def plan_of(make: Makers, p: Problem, sms: int) -> TrainingPlan:
         all_states = states = p.T // TOKENS + p.N + 1
     cut, grads = length > 0, make.grads(p)
     state, of_segments = p.HV * p.K * p.V, all_segments * cut
-    saved = SavedBytes(*places(
+    kept = SavedBytes(*places(
         all_chunks * p.HV * make.tile_bytes(p.K), 4 * of_segments * p.HV * p.K * p.K, 2 * all_states * state,
         2 * p.B * p.T * p.HV * p.V,
     ))
@@ -136,7 +136,7 @@ def plan_of(make: Makers, p: Problem, sms: int) -> TrainingPlan:
     clusters = NO_CLUSTERS if cut else make.one_kernel(p, sms, all_chunks)
     return TrainingPlan(
         chunks, segments, segment, all_segments, all_chunks, grid(all_chunks) if p.packed else (chunks, p.B), states,
-        all_states, saved, scratch, min(all_states * p.HV, sms * grads.ctas) if p.T else 0,  # type: ignore[attr-defined]
+        all_states, kept, scratch, min(all_states * p.HV, sms * grads.ctas) if p.T else 0,  # type: ignore[attr-defined]
         prepare=make.prepare(p),
         carry=make.carry(p, carry_alone) if cut else None,
         compose=compose_config(p) if cut else None,
@@ -181,23 +181,23 @@ def map_plan_of(make: Makers, p: Problem, sms: int) -> MapPlan:
 
 
 def all_configs(make: Makers, p: Problem) -> Iterator[KernelConfig | None]:
-    """Yield the configuration of every kernel that a training call of this class can want, some of them twice."""
+    """Yield the configuration of every kernel that a recorded call of this class can want, some of them twice."""
     yield from (make.prepare(p), make.grads(p), shares_config(p))
     if p.packed:
         for dtype in OFFSETS:
             yield from (TablesConfig(dtype), states_table(dtype))
     for final_state, alone in itertools.product((False, True), repeat=2):
-        backward = dataclasses.replace(p, direction="backward", final_state=final_state)
+        asked = dataclasses.replace(p, direction="backward", final_state=final_state)
         for cut in (False, True)[: 1 if p.batch_invariant else 2]:
             if cut and not (alone or p.packed):
                 continue                                                       # segments of a row have an SM each
-            yield from (make.record(backward, cut, alone, results) for results in (True, False))
-            yield make.walk(backward, cut, alone)
+            yield from (make.record(asked, cut, alone, results) for results in (True, False))
+            yield make.walk(asked, cut, alone)
             if cut:
-                yield from (make.carry_back(backward, alone), compose_config(p), compose_back_config(backward))
-        yield from (make.fused(backward, clusters, results) for clusters in make.clusters for results in (True, False))
+                yield from (make.carry_back(asked, alone), compose_config(p), compose_back_config(asked))
+        yield from (make.fused(asked, clusters, results) for clusters in make.clusters for results in (True, False))
         if not p.batch_invariant:
-            yield make.carry(backward, alone)
+            yield make.carry(asked, alone)
 
 
 def configs_in(plan: Any) -> Iterator[Any]:
@@ -208,8 +208,8 @@ def configs_in(plan: Any) -> Iterator[Any]:
 def configs_of_call(
     planned: Callable[[Problem, int], TrainingPlan], p: Problem, sms: int, save: Save, offsets: str | None
 ) -> Iterator[Any]:
-    """Yield the configurations of a forward that saves something of its own, or of a backward, which recomputes what
-    was not saved.  Whether the final states have gradients is not known before the call."""
+    """Yield the configurations of a forward that keeps something of its own, or of a backward, which recomputes what
+    was not kept.  Whether the final states have gradients is not known before the call."""
     backward = p.direction == "backward"
     kind = BACKWARD_OF.get(save, "backward") if backward else "forward"
     yield from (config for config in planned(p, sms).kernels(kind).values() if isinstance(config, KernelConfig))
@@ -222,7 +222,7 @@ def configs_of_call(
 
 def call_in_one_piece(name: str, p: Problem, packed: bool, save: Save) -> tuple[Problem, Save]:
     """Stages that are a forward in one piece, with all its results and what it saves; or a backward in one piece, for
-    which nothing was saved."""
+    which nothing was kept."""
     p = dataclasses.replace(
         p, final_state=True, state_v_first=False, state_dtype=p.state_dtype or "float32", packed=packed
     )

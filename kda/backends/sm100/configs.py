@@ -1,5 +1,5 @@
-"""What the kernels are built for, their arguments, and their shared and tensor memory.  No cutlass: a stored kernel
-needs none."""
+"""What the kernels are built for, their arguments, and their shared and tensor memory.  No cutlass: a kept kernel needs
+none."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Shared(NamedTuple):
     A_kk: StructField                        # in a group, over X, which was read by then
     cta: Struct
 
-# What a group notes of the sequence and value head that it works on: addresses of rows, and numbers.
+# What a group keeps of the sequence and value head that it works on: addresses of rows, and numbers.
 ITEM = Struct(
     q=array("int64", 1, align=8),
     k=array("int64", 1, align=8),
@@ -133,7 +133,7 @@ class FusedArguments(Arguments):
     H = number("int32")
     HV = number("int32")
     segments = number("int32")               # segments per sequence
-    every = number("int32")                  # chunks of a stored state; 0: none is stored
+    every = number("int32")                  # chunks of a kept state; 0: none is kept
     scale = number("float32")
     lower_bound = number("float32")
 
@@ -306,7 +306,7 @@ class RecordConfig(KernelConfig):
     stages: int = 3
     K: int = K
     V: int = V
-    every = 2                                # chunks of a saved state
+    every = 2                                # chunks of a kept state
     arguments = ChainArguments
     threads = 32 * (STATE_WARPS + EPILOGUE_WARPS + 1)
     launch_options = MappingProxyType({"min_blocks_per_mp": 1})

@@ -42,7 +42,7 @@ def steps(p: Problem, cc: tuple[int, int], sms: int, offsets: str | None) -> Lau
     """Return the launches of a call; `offsets` is the dtype of `cu_seqlens`."""
     pl = plan(p, sms, offsets)
     step = functools.partial(launch_of, lambda config: kernel(config, target(cc)))
-    every = p.C // C if p.intermediate_states else 0                           # chunks of a stored state
+    every = p.C // C if p.intermediate_states else 0                           # chunks from one kept state to the next
     if p.checkpoints:
         every = 1
     shape = dict(T=p.T, HV=p.HV, segments=pl.segments)
@@ -61,7 +61,7 @@ def forward(p: Problem, x: Inputs, save: Save = Save.NOTHING) -> Outputs:
 
 @on_its_device
 def _forward(p: Problem, x: Inputs, save: Save, checkpoints: Checkpoints | None) -> Outputs:
-    if save in training.NOT_SAVED:
+    if save in training.NOT_KEPT:
         return TRAINING.forward(p, x, save)
     if save is not Save.NOTHING:
         raise BuildError(

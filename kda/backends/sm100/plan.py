@@ -106,7 +106,7 @@ def fused_config(p: Problem, offsets: str | None, cut: bool = False) -> FusedCon
 
 
 def record_config(p: Problem, cut: bool, alone: bool, results: bool) -> RecordConfig:
-    """Return the configuration of a forward that saves what its backward reads, or of the same without its results."""
+    """Return the configuration of a forward that keeps, or of the same without its results."""
     walk, h0 = ("segments", "float32") if cut else ("sequences", p.state_dtype)
     return RecordConfig(p.packed, walk, h0, ht=results and p.final_state, v_first=p.state_v_first, o=results)
 

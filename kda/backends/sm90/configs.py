@@ -1,4 +1,4 @@
-"""What each kernel is built for, its arguments, and its shared memory.  No cutlass: a stored kernel needs none."""
+"""What each kernel is built for, its arguments, and its shared memory.  No cutlass: a kept kernel needs none."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ..common.cute.training import (
 
 CHANNELS_OF_ROWS = 128                       # the value of K for which common/cute/rows.py is used here
 # pairs
-PITCH_SAVED = C + 8                          # elements of a row of a half's A_inv: eight rows lie in other banks
+PITCH_KEPT = C + 8                           # elements of a row of a half's A_inv: eight rows lie in other banks
 # chain
 COLUMNS = 64                                 # columns of the state in one warpgroup
 PITCH_V = COLUMNS + 8                        # elements between rows of v and o: eight rows lie in other banks
@@ -35,7 +35,7 @@ FIRST_PRODUCER = 4                           # warp of the first group
 RELAY, INVERSE, LOAD, STORE = range(FIRST_PRODUCER + WARPS, FIRST_PRODUCER + WARPS + 4)   # where a CTA walks, of 4
 CLUSTER_SIZES = {1: (1, 2), 2: (2, 4)}       # CTAs of clusters that walk over so many times COLUMNS columns
 TILES = 2                                    # tiles of each group of a CTA that does not walk
-SAVED_COLUMNS = 16                           # columns of a state that a warp of CHAIN stores
+KEPT_COLUMNS = 16                            # columns of a state that a warp of CHAIN stores
 # stream
 STREAM_STAGES = 3                            # steps of TOKENS tokens that a CTA that walks holds
 STREAM_LOAD, STREAM_VALUES, STREAM_STORE = range(FIRST_PRODUCER, FIRST_PRODUCER + 3)    # its warps beside CHAIN
@@ -68,7 +68,7 @@ class PrepareArguments(Arguments):
     A_log = tensor("float32")                # (HV)
     dt_bias = tensor("float32")              # (HV, K)
     tiles = tensor("uint8")                  # (chunks, HV) tiles
-    A_qk = tensor("bfloat16")                # (B * T, HV, saved_C), saved for a backward
+    A_qk = tensor("bfloat16")                # (B * T, HV, kept_C), kept for a backward
     A_inv = tensor("bfloat16")
     o = tensor("bfloat16")                   # (B, T, HV, V): cleared for tokens outside every sequence
     chunk_table = tensor("int64")            # (chunks, 3), of packed sequences
@@ -83,7 +83,7 @@ class PrepareArguments(Arguments):
 @dataclass(frozen=True)
 class PrepareConfig(ChunkConfig):
     packed: bool                             # chunks are found in the table
-    saved_C: int = 0                         # rows of the chunks whose A_qk and A_inv are saved; 0: of none
+    kept_C: int = 0                          # rows of the chunks whose A_qk and A_inv are kept; 0: of none
     b_on_keys: bool = False                  # for a backward: b kg, A_qk b and (I + A_kk b)^-1 in the tile
     arguments = PrepareArguments
     threads = 32 * WARPS
@@ -117,7 +117,7 @@ class PrepareConfig(ChunkConfig):
     def struct(self) -> Struct:
         return Struct(
             align=1024,
-            X=array("bfloat16", 2 * C, self.K, align=1024),  # rows of k, then of q, each scaled by its decay
+            X=array("bfloat16", 2 * C, self.K, align=1024),                    # rows of k, then of q, under a decay
             Y=array("bfloat16", self.rows_of_Y, self.K, align=1024),
             sums=array("float32", self.rows_of_sums, self.K),
             A_kk=array("float32", C, PITCH_A),
@@ -158,8 +158,8 @@ class PairsConfig(KernelConfig):
             align=1024,
             KQ=array("bfloat16", 2 * C, self.K, align=1024),                   # KQ of the second half's tile
             KG=array("bfloat16", C, self.K, align=1024),                       # KG of the first half's tile
-            X=array("bfloat16", C, PITCH_SAVED),                               # A_inv of the first half
-            Y=array("bfloat16", C, PITCH_SAVED),                               # A_inv of the second half
+            X=array("bfloat16", C, PITCH_KEPT),                                # A_inv of the first half
+            Y=array("bfloat16", C, PITCH_KEPT),                                # A_inv of the second half
             A_kk=array("float32", C, PITCH_A),
             full=array("int64", 1, align=8),
         )
@@ -185,12 +185,12 @@ class ChainConfig(KernelConfig):
     walk: str                                # "sequences", "carry", "segments"
     h0: str | None                           # dtype of the states that they start from
     ht: bool
-    v_first: bool                            # states of sequences are (V, K), and those that are stored
-    h: bool                                  # states that enter chunks are stored
-    every: int                               # chunks from one stored state to the next
+    v_first: bool                            # states of sequences are (V, K), and those that are kept
+    h: bool                                  # states that enter chunks are kept
+    every: int                               # chunks from one kept state to the next
     stages: int
     o: bool = True                           # outputs are requested; `carry` has none
-    training: bool = False                   # for a backward: r, h as bwd/grads has it, M of last segments; b on keys
+    recorded: bool = False                   # for a backward: r, h as bwd/grads has it, M of last segments; b on keys
     checkpoints: str | None = None           # dtype of a pool where some of the states that enter chunks are stored
     threads = 32 * (LOAD_WARP + 1)
     roles = MappingProxyType({"CHAIN": range(LOAD_WARP), "LOAD": range(LOAD_WARP, LOAD_WARP + 1)})
@@ -219,7 +219,7 @@ class ChainConfig(KernelConfig):
 
     @property
     def has_r(self) -> bool:
-        return self.training and not self.carry
+        return self.recorded and not self.carry
 
     @property
     def strips(self) -> int:
@@ -328,8 +328,8 @@ FusedArguments = ForwardArguments.and_more(
 )
 
 
-SavingArguments = FusedArguments.and_more(   # for a kernel that saves what a backward reads
-    "SavingArguments",
+KeepingArguments = FusedArguments.and_more(  # for a kernel that keeps what a backward reads
+    "KeepingArguments",
     tiles=tensor("uint8"),                   # (chunks, HV) tiles, with b on keys
     h=tensor("bfloat16"),                    # (states, HV, V, K): those that enter every two chunks
     r=tensor("bfloat16"),                    # as o
@@ -393,16 +393,16 @@ class FusedConfig(KernelConfig):
         return self.ctas > WALKING
 
     @property
-    def saves(self) -> bool:
-        """Whether the kernel saves what a backward reads: tiles whose keys are multiplied by b, r and h."""
-        return self.chain.training
+    def keeps(self) -> bool:
+        """Whether the kernel keeps what a backward reads: tiles whose keys are multiplied by b, r and h."""
+        return self.chain.recorded
 
     @property
     def arguments(self) -> type[Arguments]:  # type: ignore[override]
         if self.chain.checkpoints:
             return StoringArguments
-        if self.saves:
-            return SavingArguments
+        if self.keeps:
+            return KeepingArguments
         return StatesArguments if self.chain.h else FusedArguments
 
     @property
@@ -435,8 +435,8 @@ class FusedConfig(KernelConfig):
             sums=array("float32", self.prepare.rows_of_sums, self.prepare.K),
             A_kk=array("float32", C, PITCH_A),
             columns=array("float32", C, PITCH_INVERSE),
-            b=array("float32", C * (2 if self.saves else 1)),                  # on keys: of this chunk and the last
-            **{"places": array("int64", TILES)} if self.saves and self.helped else {},
+            b=array("float32", C * (2 if self.keeps else 1)),                  # on keys: of this chunk and the last
+            **{"places": array("int64", TILES)} if self.keeps and self.helped else {},
         )
 
     @cached_property
@@ -448,8 +448,8 @@ class FusedConfig(KernelConfig):
         fields |= dict(v=array("bfloat16", RING, C, PITCH_V))                  # and r, where v was
         if self.chain.has_o:
             fields |= dict(o=array("bfloat16", OUTPUTS, C, PITCH_V))
-        if self.saves:
-            fields |= dict(saved=array("bfloat16", FIRST_PRODUCER, SAVED_COLUMNS, 64))
+        if self.keeps:
+            fields |= dict(kept=array("bfloat16", FIRST_PRODUCER, KEPT_COLUMNS, 64))
         fields |= dict(
             full=array("int64", self.stages, align=8),
             empty=array("int64", GROUPS * TILES if self.helped else self.stages, align=8),
@@ -458,7 +458,7 @@ class FusedConfig(KernelConfig):
             fields |= dict.fromkeys(("credit", "solved"), array("int64", GROUPS, align=8))
             fields["read"] = array("int64", RING, align=8)
             fields |= dict.fromkeys(("written", "taken"), array("int64", OUTPUTS, align=8))
-            if self.saves:
+            if self.keeps:
                 fields["stored"] = array("int64", RING, align=8)
         if self.wrapped:
             fields["share"] = array("int32", ShareField.COUNT, align=16)

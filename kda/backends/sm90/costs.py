@@ -44,15 +44,15 @@ STATES = {
     (128, 128, False): replace(ONE_PRODUCT, pair=68, sharing=1.09, four=52, both=1.2, chained=0.6, step=45),
     (128, 128, True): replace(IN_BLOCKS, pair=88, four=57, both=1.45, chained=0.6, step=45),
 }
-# The same where what a backward reads is saved, for V = K; sequences are not cut then.  In clusters of two, gates in
+# The same where what a backward reads is kept, for V = K; sequences are not cut then.  In clusters of two, gates in
 # blocks of 8 rows leave no shared memory for it.
-SAVING_128 = Costs(
+KEEPING_128 = Costs(
     pair=72, sharing=1.11, four=43, piece=2.4, both=1.32, prepared=0.556, chained=0.767, step=34, cut=math.inf
 )
-SAVING = {
-    (128, 128, False): SAVING_128,
-    (128, 128, True): replace(SAVING_128, pair=math.inf, four=53, both=1.68, prepared=0.914),
+KEEPING = {
+    (128, 128, False): KEEPING_128,
+    (128, 128, True): replace(KEEPING_128, pair=math.inf, four=53, both=1.68, prepared=0.914),
     (64, 64, False): replace(
-        SAVING_128, alone=95, pair=48, sharing=1.13, four=math.inf, both=0.7, prepared=0.4, chained=0.3, step=22
+        KEEPING_128, alone=95, pair=48, sharing=1.13, four=math.inf, both=0.7, prepared=0.4, chained=0.3, step=22
     ),
 }

@@ -1,4 +1,4 @@
-"""Tensors in, tensors out: tables of packed sequences, tiles of all chunks, chains over them; what is saved."""
+"""Tensors in, tensors out: tables of packed sequences, tiles of all chunks, chains over them; what is kept."""
 
 from __future__ import annotations
 
@@ -52,9 +52,9 @@ class Launches(NamedTuple):
 
 
 @functools.lru_cache(maxsize=1024)
-def steps(p: Problem, sms: int, products: bool, offsets: str | None) -> Launches:
+def steps(p: Problem, sms: int, kept: bool, offsets: str | None) -> Launches:
     """For `cu_seqlens` of dtype `offsets`."""
-    pl = plan(p, sms, products)
+    pl = plan(p, sms, kept)
     step = functools.partial(launch_of, kernel)
     runs, walks = max(1, -(-p.T // (C * RUN))), pl.all_segments if p.N else 0
     gate, walk = gate_numbers(p), walk_numbers(p, pl)
@@ -107,10 +107,10 @@ def _forward(p: Problem, x: Inputs, save: Save, checkpoints: Checkpoints | None)
             "chunk_kda: backend='sm90' keeps what its own backward reads, or A_qk and A_inv, not all that "
             "disable_recompute keeps for others. Leave it out, or backend."
         )
-    if save in training.NOT_SAVED:
+    if save in training.NOT_KEPT:
         return TRAINING.forward(p, x, save)
-    products = save is Save.PRODUCTS
-    launches = steps(p, detect(p.device).sms, products, offsets_dtype(x))
+    kept = save is Save.PRODUCTS
+    launches = steps(p, detect(p.device).sms, kept, offsets_dtype(x))
     inputs, out = laid_out(x), outputs(p, x)
     o = out.o
     crossing = training.edges_of(p, o, launches)
@@ -140,14 +140,14 @@ def _forward(p: Problem, x: Inputs, save: Save, checkpoints: Checkpoints | None)
     v, h0 = inputs.pop("v"), inputs.pop("h0")
     tiles = o.new_empty(launches.plan.scratch, dtype=torch.uint8)
     A_qk = A_inv = None
-    if products:
+    if kept:
         A_qk, A_inv = (o.new_empty(p.B * p.T, p.HV, p.C) for _ in range(2))
     if launches.prepare:
         launches.prepare(**inputs, tiles=tiles, A_qk=A_qk, A_inv=A_inv, o=o, chunk_table=chunk_table)
     if launches.pairs:
         launches.pairs(tiles=tiles, beta=inputs["beta"], A_qk=A_qk, A_inv=A_inv, chunk_table=chunk_table)
     chain(p, launches, tiles, v, h0, out, *of_segments, checkpoints=checkpoints)
-    return out._replace(saved=Products(A_qk, A_inv) if products else None)
+    return out._replace(saved=Products(A_qk, A_inv) if kept else None)
 
 
 prefill = of_pool(_forward, lambda p: C)
@@ -164,8 +164,8 @@ def chain(p: Problem, launches: Launches, tiles: Tensor, v: Tensor, h0: Tensor |
         launches.compose(M=summary.M, added=summary.added, h0=h0, edge=edge, first_segment=first_segment)
         h0 = edge
     if launches.chain:
-        states = checkpoints._asdict() if checkpoints else {"h": out.h}
-        launches.chain(tiles=tiles, v=v, h0=h0, o=out.o, ht=out.final_state, segment_table=segment_table, **states)
+        kept = checkpoints._asdict() if checkpoints else {"h": out.h}
+        launches.chain(tiles=tiles, v=v, h0=h0, o=out.o, ht=out.final_state, segment_table=segment_table, **kept)
 
 
 @on_its_device
@@ -176,7 +176,7 @@ def segment_map(p: Problem, x: Inputs, transition: bool) -> SegmentSummary:
 
 
 def tables(p: Problem, launches: Launches, cu_seqlens: Tensor, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    """Return tables of chunks and of segments, on the GPU."""
+    """Where chunks and segments lie, on the GPU."""
     sizes = (ChunkTable.WIDTH * launches.plan.entries, SegmentTable.WIDTH * launches.plan.all_segments)
     chunk_table, segment_table = torch.empty(sum(sizes), dtype=torch.int64, device=device).split(sizes)
     first_segment = torch.empty(p.N + 1, dtype=torch.int32, device=device)

@@ -75,12 +75,12 @@ KERNELS = {
     StreamConfig: "sm90.fwd.stream", JoinConfig: "common.cute.join",
 }
 STAGES = (6, 3)                              # stages of a chain with one CTA on an SM, and with two
-RECORD_STAGES = (5, 2)                       # the same of a chain that saves, beside results
-WALK_STAGES = (6, 2)                         # and of other walks of a training call
+RECORD_STAGES = (5, 2)                       # the same of a chain that keeps, beside results
+WALK_STAGES = (6, 2)                         # and of other walks of a recorded call
 FUSED = None                                 # one kernel if that is faster; True: wherever possible, False: never
 STREAM: bool | None = None                   # the same of CTAs that make tiles beside others that walk
 STREAM_SEGMENTS: int | None = None           # segments of every sequence there; None: as many as are faster
-STAGED: bool | None = None                   # rows go through shared memory; None: but not one product by two CTAs
+STAGED: bool | None = None                   # rows go through shared memory; None: but for one product by two CTAs
 CTAS: int | None = None                      # CTAs of its clusters; None: as many as are faster
 CLUSTERS = None                              # that run at once; None: those of FIT
 FIT = {1: 132, 2: 66, 4: 30}                 # clusters of so many CTAs that run at once on 132 SMs, of H200s: measured
@@ -114,7 +114,7 @@ class Plan:
     halves_grid: tuple[int, int]             # the same over second halves of chunks of 64
     scratch: int                             # bytes of all tiles
     prepare: PrepareConfig
-    pairs: PairsConfig | None                # where products of chunks of 64 are saved
+    pairs: PairsConfig | None                # where chunks of 64 are kept
     chain: ChainConfig
     carry: ChainConfig | None                # where sequences are cut
     compose: ComposeConfig | None
@@ -131,10 +131,10 @@ class Plan:
 
 
 @functools.lru_cache(maxsize=1024)
-def plan(p: Problem, sms: int, products: bool = False) -> Plan:
+def plan(p: Problem, sms: int, kept: bool = False) -> Plan:
     length, chunks = segment_length(p, sms), -(-p.T // C)
     all_chunks = p.T // C + p.N if p.packed else p.B * chunks
-    one, can_stream = (None, False) if products else (fused_config(p), stream_config(p) is not None)
+    one, can_stream = (None, False) if kept else (fused_config(p), stream_config(p) is not None)
     cost = costs_of(p, costs.STATES if p.intermediate_states else costs.FORWARD)
     times, makers, in_stream, stream = Times(p, sms, all_chunks, length, cost), 0, 0, None
     clusters = clusters_of_one_kernel(times) if one else NO_CLUSTERS
@@ -157,8 +157,8 @@ def plan(p: Problem, sms: int, products: bool = False) -> Plan:
         chunks, segments, segment, p.N, all_chunks, all_segments, entries,
         grid(entries) if p.packed else (chunks, p.B), grid(halves) if p.packed else (halves, p.B),
         all_chunks * p.HV * tile(p.K).bytes,
-        prepare_config(p, products),
-        pairs_config(p) if products and p.C > C and halves else None,
+        prepare_config(p, kept),
+        pairs_config(p) if kept and p.C > C and halves else None,
         chain("segments" if cut else "sequences"), chain("carry") if cut else None,
         compose_config(p) if cut else join_states_config(p) if in_stream > 1 else None,
         fused, clusters, stream, makers, in_stream,
@@ -166,11 +166,11 @@ def plan(p: Problem, sms: int, products: bool = False) -> Plan:
 
 
 def record_config(p: Problem, cut: bool, alone: bool, results: bool) -> ChainConfig:
-    """Return a chain that saves what a backward reads, with the results of a forward or without."""
+    """Return a chain that keeps what a backward reads, with the results of a forward or without."""
     return ChainConfig(
         p.K, p.V, p.packed, "segments" if cut else "sequences", "float32" if cut else p.state_dtype,
         ht=results and p.final_state, v_first=p.state_v_first, h=True, every=TOKENS // C,
-        stages=(RECORD_STAGES if results else WALK_STAGES)[not alone], o=results, training=True,
+        stages=(RECORD_STAGES if results else WALK_STAGES)[not alone], o=results, recorded=True,
     )
 
 
@@ -181,17 +181,17 @@ def walk_config(p: Problem, cut: bool, alone: bool) -> WalkConfig:
     )
 
 
-def saving_clusters(p: Problem, sms: int, chunks: int) -> Clusters:
-    """Return the clusters of the one kernel that saves what a backward reads."""
+def keeping_clusters(p: Problem, sms: int, chunks: int) -> Clusters:
+    """Return the clusters of the one kernel that keeps what a backward reads."""
     one = fused_config(p)
     if not one:
         return NO_CLUSTERS
-    clusters = clusters_of_one_kernel(Times(p, sms, chunks, 0, costs_of(p, costs.SAVING)))
-    return clusters if saving_config(p, clusters, True) else NO_CLUSTERS
+    found = clusters_of_one_kernel(Times(p, sms, chunks, 0, costs_of(p, costs.KEEPING)))
+    return found if keeping_config(p, found, True) else NO_CLUSTERS
 
 
-def saving_config(p: Problem, clusters: Clusters, results: bool) -> FusedConfig | None:
-    """Return the one kernel that saves what a backward reads; without `results` if a backward recomputes that."""
+def keeping_config(p: Problem, clusters: Clusters, results: bool) -> FusedConfig | None:
+    """Return the one kernel that keeps what a backward reads; without `results` if a backward recomputes that."""
     fused = fused_config(p, clusters.sharing > 0, clusters.ctas) if clusters.ctas else None
     if not fused or (fused.ctas == 2 and fused.prepare.in_blocks):
         return None
@@ -202,18 +202,18 @@ def saving_config(p: Problem, clusters: Clusters, results: bool) -> FusedConfig 
 
 TRAINING = Makers(
     tile_bytes=lambda K: tile(K).bytes,
-    prepare=lambda p: dataclasses.replace(prepare_config(p, saved=False), b_on_keys=True),
+    prepare=lambda p: dataclasses.replace(prepare_config(p, kept=False), b_on_keys=True),
     record=record_config,
     carry=lambda p, alone: dataclasses.replace(
-        chain_config(p, "carry", WALK_STAGES[not alone]), training=True, every=TOKENS // C, v_first=False
+        chain_config(p, "carry", WALK_STAGES[not alone]), recorded=True, every=TOKENS // C, v_first=False
     ),
     walk=walk_config,
     carry_back=lambda p, alone: WalkConfig(
         p.K, p.V, p.packed, "carry", False, "float32", False, WALK_STAGES[not alone]
     ),
     grads=lambda p: GradsConfig(**chunk_options(p), packed=p.packed),
-    one_kernel=saving_clusters,
-    fused=saving_config,
+    one_kernel=keeping_clusters,
+    fused=keeping_config,
     clusters=CLUSTERS_OF_ONE,
 )
 
@@ -240,9 +240,9 @@ def recipes(p: Problem, host: Host, training: bool = True) -> list[AnyRecipe]:
     if p.slots:
         return [*pool_recipes(p, C, TARGET), *recipes(inner(p), host, training)]
     has_backward = all(rule.holds(dataclasses.replace(p, direction="backward"), host) for rule in BACKWARD)
-    for_others = training and not has_backward                                 # Triton's backward reads what is saved
+    for_others = training and not has_backward                                 # Triton's backward reads what is kept
     configs: list[Any] = [TablesConfig(dtype) for dtype in OFFSETS if p.packed]
-    configs += [prepare_config(p, saved) for saved in (False, True)[: 1 + for_others]]
+    configs += [prepare_config(p, kept) for kept in (False, True)[: 1 + for_others]]
     configs += [pairs_config(p)] * (for_others and p.C > C)
     for walk in ("sequences", "carry", "segments")[: 1 if p.batch_invariant else 3]:
         alone = walk == "segments" and not p.packed                            # segments of a row have an SM each
@@ -274,13 +274,13 @@ def recipes_of_call(p: Problem, host: Host, offsets: str | None, save: Save) -> 
     return [recipe(config) for config in dict.fromkeys(configs) if config]
 
 
-def prepare_config(p: Problem, saved: bool) -> PrepareConfig:
-    return PrepareConfig(**chunk_options(p), packed=p.packed, saved_C=p.C * saved)
+def prepare_config(p: Problem, kept: bool) -> PrepareConfig:
+    return PrepareConfig(**chunk_options(p), packed=p.packed, kept_C=p.C * kept)
 
 
 def fused_config(p: Problem, wrapped: bool = False, ctas: int = 0) -> FusedConfig | None:
     """Return the one kernel if prepare needs no halving.  A cluster has `ctas` CTAs; 0: one for each 64 columns."""
-    prepare, strips = prepare_config(p, saved=False), p.V // COLUMNS
+    prepare, strips = prepare_config(p, kept=False), p.V // COLUMNS
     ctas = ctas or strips
     staged = p.g_dtype == "bfloat16" and (ctas > 2 or prepare.in_blocks if STAGED is None else STAGED)
     if not (prepare.one_product or prepare.in_blocks) or ctas not in CLUSTER_SIZES.get(strips, ()):
@@ -292,13 +292,13 @@ def fused_config(p: Problem, wrapped: bool = False, ctas: int = 0) -> FusedConfi
 
 def costs_of(p: Problem, known: Mapping[tuple[int, int, bool], costs.Costs]) -> costs.Costs:
     """Return the costs from the table; those of K = V = 128 where dims are not in it."""
-    in_blocks = prepare_config(p, saved=False).in_blocks
+    in_blocks = prepare_config(p, kept=False).in_blocks
     return known.get((p.K, p.V, in_blocks)) or known[128, 128, in_blocks]
 
 
 def stream_config(p: Problem, cut: bool = False) -> StreamConfig | None:
     """Return the stream if prepare needs no halving, and no states that enter chunks are requested."""
-    prepare = prepare_config(p, saved=False)
+    prepare = prepare_config(p, kept=False)
     if p.intermediate_states or p.checkpoints or p.K != CHANNELS_OF_ROWS or not p.N * p.HV * p.T:
         return None
     staged = p.g_dtype == "bfloat16" if STAGED is None else STAGED and p.g_dtype == "bfloat16"

@@ -90,8 +90,8 @@ class Compose(entry.Entry):
         K = self.c.K
         if cutlass.const_expr(self.c.back):
             source = M + (Int64(number) * (K * K) + row * K + half * (K // 2))
-            fours = [load(source + i, 4) for i in range(0, K // 2, 4)]
-            return [four[e] for four in fours for e in range(4)]
+            found = [load(source + i, 4) for i in range(0, K // 2, 4)]
+            return [four[e] for four in found for e in range(4)]
         of_row = M + (Int64(number) * (K * K) + half * (K * K // 2) + row)
         return [load_one(of_row + i * K) for i in range(K // 2)]
 
@@ -108,12 +108,12 @@ class Compose(entry.Entry):
     @cute.jit
     def entering(self, h0, number, row, column):
         """A row of the state that enters the sequence."""
-        values = [Float32(0.0)] * STRIP
+        found = [Float32(0.0)] * STRIP
         if cutlass.const_expr(self.c.h0):
             state = h0 + Int64(number) * (self.c.K * self.c.V)
             for e in cutlass.range_constexpr(STRIP):
-                values[e] = load_one(state + self.in_state(row, column + e)).to(Float32)
-        return values
+                found[e] = load_one(state + self.in_state(row, column + e)).to(Float32)
+        return found
 
 
 def build(c: ComposeConfig, target: Target) -> cutedsl.Compiled:

@@ -1,4 +1,4 @@
-"""What kernels that both archs launch are built for.  No cutlass: a stored kernel needs none."""
+"""What kernels that both archs launch are built for.  No cutlass: a kept kernel needs none."""
 
 from __future__ import annotations
 
@@ -171,7 +171,7 @@ class TablesArguments(Arguments):
     T = number("int32")
     N = number("int32")
     segment = number("int32")                # chunks of a segment
-    every = number("int32")                  # chunks of a stored state
+    every = number("int32")                  # chunks of a kept state
     chunk_entries = number("int32")          # entries of the table of chunks
     segment_entries = number("int32")
 

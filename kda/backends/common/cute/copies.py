@@ -23,11 +23,11 @@ def field_at(base, field):
 
 def allocate(struct):
     """A struct's fields in shared memory, by name: pointers."""
-    memory, pointers = SmemAllocator(), {}
+    memory, found = SmemAllocator(), {}
     for name, field in struct.fields.items():
         dtype, count = TYPES[field.dtype], math.prod(field.shape)
-        pointers[name] = memory.allocate_array(dtype, count, byte_alignment=field.align)
-    return namedtuple("Shared", pointers)(**pointers)
+        found[name] = memory.allocate_array(dtype, count, byte_alignment=field.align)
+    return namedtuple("Shared", found)(**found)
 
 
 def in_global(address, dtype):
@@ -46,9 +46,9 @@ def neighbours(pointer, count: cutlass.Constexpr):
 @cute.jit
 def load(pointer, count: cutlass.Constexpr = 1):
     """Load `count` neighbouring elements."""
-    registers = cute.make_rmem_tensor(count, pointer.dtype)
-    cute.autovec_copy(neighbours(pointer, count), registers)
-    return registers
+    kept = cute.make_rmem_tensor(count, pointer.dtype)
+    cute.autovec_copy(neighbours(pointer, count), kept)
+    return kept
 
 
 @cute.jit
@@ -59,21 +59,21 @@ def load_one(pointer):
 @cute.jit
 def store(pointer, values):
     """Neighbours, rounded to what lies there."""
-    registers = cute.make_rmem_tensor(len(values), pointer.dtype)
+    kept = cute.make_rmem_tensor(len(values), pointer.dtype)
     for i in cutlass.range_constexpr(len(values)):
-        registers[i] = values[i].to(pointer.dtype)
-    cute.autovec_copy(registers, neighbours(pointer, len(values)))
+        kept[i] = values[i].to(pointer.dtype)
+    cute.autovec_copy(kept, neighbours(pointer, len(values)))
 
 
 @cute.jit
-def floats(registers):
+def floats(kept):
     """float32 of what `load` has brought."""
-    if cutlass.const_expr(registers.element_type is BFloat16):
-        words, wide = cute.recast_tensor(registers, Uint32), cute.make_rmem_tensor(cute.size(registers), Uint32)
+    if cutlass.const_expr(kept.element_type is BFloat16):
+        words, wide = cute.recast_tensor(kept, Uint32), cute.make_rmem_tensor(cute.size(kept), Uint32)
         for w in cutlass.range_constexpr(cute.size(words)):
             wide[2 * w], wide[2 * w + 1] = both_halves(words[w])
-        registers = cute.recast_tensor(wide, Float32)
-    return [registers[i].to(Float32) for i in range(cute.size(registers))]
+        kept = cute.recast_tensor(wide, Float32)
+    return [kept[i].to(Float32) for i in range(cute.size(kept))]
 
 
 @cute.jit
@@ -85,10 +85,10 @@ def both_halves(word):
 @cute.jit
 def words_of(values):
     """Words of two bfloat16."""
-    registers = cute.make_rmem_tensor(len(values), BFloat16)
+    kept = cute.make_rmem_tensor(len(values), BFloat16)
     for i in cutlass.range_constexpr(len(values)):
-        registers[i] = values[i].to(BFloat16)
-    words = cute.recast_tensor(registers, Uint32)
+        kept[i] = values[i].to(BFloat16)
+    words = cute.recast_tensor(kept, Uint32)
     return [words[w] for w in range(len(values) // 2)]
 
 

@@ -24,7 +24,7 @@ from .tile import WARP_ROWS, WARPS
 
 
 class HeadRows(NamedTuple):
-    """The addresses at which rows of one value head begin, and the parameters of its gate."""
+    """Where the rows of one value head begin, and what its gate is made with."""
 
     q: Any
     k: Any
@@ -119,8 +119,8 @@ class Gate:
             for r in cutlass.range_constexpr(WARP_ROWS):
                 squares.append(self.square(rows[r]))
         total = sum_over_lanes(squares)
-        factors = fast.rsqrt(total + Float32(fast.NORM_EPS))
-        each = [cute.arch.shuffle_sync(factors, 4 * i) for i in range(2 * WARP_ROWS)]
+        found = fast.rsqrt(total + Float32(fast.NORM_EPS))
+        each = [cute.arch.shuffle_sync(found, 4 * i) for i in range(2 * WARP_ROWS)]
         return each[:WARP_ROWS], each[WARP_ROWS:]
 
     @cute.jit

@@ -4,7 +4,7 @@ then pairs of blocks as [X 0; -Y A X, Y], and the two blocks of 16 rows the same
   A_kk      (C, PITCH_A) float32, below its diagonal
   columns   (C, PITCH_INVERSE) float32: columns of the inverses of blocks of 16 rows
   TB        (C, C) bfloat16: a row is a column of the inverse times its b; rows and bytes as `TB_at` says
-  whole     (C, C) bfloat16, swizzled: the inverse itself, where it is saved for a backward
+  whole     (C, C) bfloat16, swizzled: the inverse itself, where it is kept for a backward
 
 Both merges make Y A first: its rows come out as columns of the other operand of X^T (Y A)^T, where columns of Y A, that
 is rows of X, are counted in pairs.
@@ -22,8 +22,8 @@ from .tile import PITCH_A, PITCH_INVERSE, swizzle_64B
 
 
 class Inverse:
-    def __init__(self, saved: bool, TB_at, strict: bool = False):
-        self.saved = saved                   # `whole` is wanted
+    def __init__(self, kept: bool, TB_at, strict: bool = False):
+        self.kept = kept                     # `whole` is wanted
         self.strict = strict                 # TB is wanted without the ones of its diagonal; no b then
         self.TB_at = TB_at                   # (column of the inverse, row) -> bytes
 
@@ -45,7 +45,7 @@ class Inverse:
         if cutlass.const_expr(self.strict):
             of_TB = [Float32(0.0) if column == i else x[i] for i in range(8)]
         self.put(TB, whole, b, lane, block * 8, of_TB)
-        if cutlass.const_expr(self.saved):
+        if cutlass.const_expr(self.kept):
             for above in cutlass.range_constexpr(3):
                 if above < block:
                     self.put_whole(whole, lane, above * 8, [Float32(0.0)] * 8)
@@ -65,14 +65,14 @@ class Inverse:
         for p in cutlass.range_constexpr(2):
             of_A = A_kk + ((16 * p + 8 + k) * PITCH_A + 16 * p + row)
             YA = mma_tf32([Float32(0.0)] * 4, y, tf32s(load_one(of_A), load_one(of_A + 4 * PITCH_A)))
-            merged = mma_tf32([Float32(0.0)] * 4, x, tf32s(-YA[2 * p], -YA[2 * p + 1]))[2 * p : 2 * p + 2]
-            store(columns + ((16 * p + row) * PITCH_INVERSE + 8 + 2 * k), merged)
-            self.put(TB, whole, b, 16 * p + row, 16 * p + 8 + 2 * k, merged)
+            found = mma_tf32([Float32(0.0)] * 4, x, tf32s(-YA[2 * p], -YA[2 * p + 1]))[2 * p : 2 * p + 2]
+            store(columns + ((16 * p + row) * PITCH_INVERSE + 8 + 2 * k), found)
+            self.put(TB, whole, b, 16 * p + row, 16 * p + 8 + 2 * k, found)
 
     @cute.jit
     def merge_blocks_of_16(self, A_kk, columns, TB, whole, b):
         row, k = cute.arch.lane_idx() // 4, cute.arch.lane_idx() % 4
-        YA, merged = [[Float32(0.0)] * 4, [Float32(0.0)] * 4], [[Float32(0.0)] * 4, [Float32(0.0)] * 4]
+        YA, found = [[Float32(0.0)] * 4, [Float32(0.0)] * 4], [[Float32(0.0)] * 4, [Float32(0.0)] * 4]
         for step in cutlass.range_constexpr(0, 16, 8):
             of_Y = columns + ((16 + step + k) * PITCH_INVERSE + row)
             y = tf32s(*[load_one(of_Y + offset) for offset in (0, 8, 4 * PITCH_INVERSE, 4 * PITCH_INVERSE + 8)])
@@ -83,10 +83,10 @@ class Inverse:
             upper, lower = [load(columns + ((row + r) * PITCH_INVERSE + 8 * step + 2 * k), 2) for r in (0, 8)]
             x = tf32s(upper[0], lower[0], upper[1], lower[1])
             for n in cutlass.range_constexpr(2):
-                merged[n] = mma_tf32(merged[n], x, tf32s(-YA[step][2 * n], -YA[step][2 * n + 1]))
+                found[n] = mma_tf32(found[n], x, tf32s(-YA[step][2 * n], -YA[step][2 * n + 1]))
         for n in cutlass.range_constexpr(2):
             for r in cutlass.range_constexpr(2):
-                self.put(TB, whole, b, row + 8 * r, 16 + 8 * n + 2 * k, merged[n][2 * r : 2 * r + 2])
+                self.put(TB, whole, b, row + 8 * r, 16 + 8 * n + 2 * k, found[n][2 * r : 2 * r + 2])
 
     @cute.jit
     def put(self, TB, whole, b, column, row, values):
@@ -95,7 +95,7 @@ class Inverse:
         if cutlass.const_expr(b is not None):
             of_column = b[column]
         store(TB + self.TB_at(column, row) // 2, [x * of_column for x in values])
-        if cutlass.const_expr(self.saved):
+        if cutlass.const_expr(self.kept):
             self.put_whole(whole, column, row, values)
 
     @cute.jit

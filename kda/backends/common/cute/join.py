@@ -97,11 +97,11 @@ class Join(entry.Entry):
 @cute.jit
 def words_if(exists, pointer):
     """Eight neighbours as four words; zeros where nothing is."""
-    words = cute.make_rmem_tensor(4, Uint32)
-    words.fill(0)
+    found = cute.make_rmem_tensor(4, Uint32)
+    found.fill(0)
     if exists:
-        cute.autovec_copy(neighbours(cute.recast_ptr(pointer, dtype=Uint32), 4), words)
-    return words
+        cute.autovec_copy(neighbours(cute.recast_ptr(pointer, dtype=Uint32), 4), found)
+    return found
 
 
 def place_of_channel(channel):

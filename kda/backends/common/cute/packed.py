@@ -169,10 +169,10 @@ def rounded(values):
 @cute.jit
 def times_pairs(values, factor):
     """Words of float32, each times the same number, two at a time."""
-    products = []
+    found = []
     for i in cutlass.range_constexpr(0, len(values), 2):
-        products += cute.arch.inline_ptx(
+        found += cute.arch.inline_ptx(
             "{.reg .b64 x; mov.b64 x, {{$r0}, {$r1}}; mul.rn.f32x2 x, x, {$r2}; mov.b64 {{$w0}, {$w1}}, x;}",
             write_only_types=[Uint32] * 2, read_only_args=[values[i], values[i + 1], factor],
         )
-    return products
+    return found

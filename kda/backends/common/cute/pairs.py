@@ -173,23 +173,23 @@ class PairMaker:
 
 
 @cute.jit
-def add_level(acc, of_level, level: cutlass.Constexpr, thread):
+def add_level(acc, found, level: cutlass.Constexpr, thread):
     """What counts of a level's product: pairs in one block and different halves of it."""
     places = accumulator_places(thread)
     for i in cutlass.range_constexpr(cute.size(acc)):
         row, column = places[i]
         counts = ((row & C - 1) ^ column) >> level == 1
-        acc[i] = acc[i] + (of_level[i] if counts else Float32(0.0))
+        acc[i] = acc[i] + (found[i] if counts else Float32(0.0))
 
 
 @cute.jit
-def keep_blocks(acc, of_product, number: cutlass.Constexpr, places):
+def keep_blocks(acc, found, number: cutlass.Constexpr, places):
     """Copies what counts of a product of rows.py to acc; `places` are those of its elements.  Number 0: pairs within
     blocks of 8 rows, all others are cleared;  1 and 2: those across blocks of 8 and of 16 rows, all others stay."""
     for i in cutlass.range_constexpr(C // 2):
         row, column = places[i]
         other = acc[i] if cutlass.const_expr(number > 0) else Float32(0.0)
-        acc[i] = of_product[i] if counts(row, column, number) else other
+        acc[i] = found[i] if counts(row, column, number) else other
 
 
 @cute.jit

@@ -128,7 +128,7 @@ class Rows:
 
     @cute.jit
     def store_bias(self, head_rows, sums):
-        """Store dt_bias of a head, with K threads; they meet before it is loaded."""
+        """dt_bias of a head, by K threads; they meet before it is loaded."""
         channel = self.team.thread()
         if channel < self.c.K:
             to = sums + (BIAS * self.c.K + self.place_of_channel(channel))
@@ -136,7 +136,7 @@ class Rows:
 
     @cute.jit
     def place_of_channel(self, channel):
-        """Return where one channel lies in a row of `sums`."""
+        """Where one channel lies in a row of `sums`."""
         lane, part = channel >> self.channels.bit_length() - 1, channel >> 2 & self.parts - 1
         return part * (4 * LANES) + lane * 4 + (channel & 3)
 
@@ -161,11 +161,11 @@ class Rows:
         if cutlass.const_expr(dtype is BFloat16):
             words = load(in_global(address, Uint32), self.pairs)
             return [words[i] for i in range(self.pairs)]
-        pairs = []
+        found = []
         for i in cutlass.range_constexpr(0, self.pairs, 2):
             two = load(in_global(address + 8 * i, Int64), 2)
-            pairs += [two[0], two[1]]
-        return pairs
+            found += [two[0], two[1]]
+        return found
 
     @cute.jit
     def prepare(self, raw_q, raw_k, raw_g, tokens, head_rows, sums):
@@ -237,10 +237,10 @@ class Rows:
         number = cute.arch.lane_idx() % LANES // apart
         factor = scale if number < GROUP_ROWS else Float32(1.0)
         factor = factor if self.has_token(number % GROUP_ROWS, tokens) else Float32(0.0)
-        factors = fast.rsqrt(sum_over_lanes(squares, LANES) + Float32(fast.NORM_EPS)) * factor
+        found = fast.rsqrt(sum_over_lanes(squares, LANES) + Float32(fast.NORM_EPS)) * factor
         within = (32 - LANES) << 8 | 31                                        # lanes of this half
-        factors = [both(cute.arch.shuffle_sync(factors, apart * i, mask_and_clamp=within)) for i in range(len(squares))]
-        return factors[:GROUP_ROWS], factors[GROUP_ROWS:]
+        found = [both(cute.arch.shuffle_sync(found, apart * i, mask_and_clamp=within)) for i in range(len(squares))]
+        return found[:GROUP_ROWS], found[GROUP_ROWS:]
 
     @cute.jit
     def load_channels(self, sums, row):
@@ -536,5 +536,5 @@ def of_lower_half(x, upper):
 
 @cute.jit
 def place(part: cutlass.Constexpr):
-    """Return where four of the lane's channels lie in a row of `sums`: those of neighbouring lanes lie together."""
+    """Where four of the lane's channels lie in a row of `sums`: those of neighbouring lanes lie together."""
     return part * (4 * LANES) + cute.arch.lane_idx() % LANES * 4

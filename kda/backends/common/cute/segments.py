@@ -1,4 +1,4 @@
-"""The places of sequences, their segments and chunks: tokens, chunks and stored states."""
+"""Where sequences and their segments lie: tokens, chunks and kept states."""
 
 import cutlass
 import cutlass.cute as cute
@@ -11,8 +11,8 @@ from .tile import C
 
 @cute.jit
 def place_of_segment(c: cutlass.Constexpr, x, p, chunks, segments, segment):
-    """Return the sequence of segment p, its first token, the tokens from there to the sequence's end, its first chunk
-    and its first stored state.  A row of T tokens has `segments` segments of `segment` chunks, and `chunks` chunks."""
+    """Sequence, first token, tokens from there to the sequence's end, first chunk and first kept state of segment p; a
+    row of T tokens has so many `segments` of `segment` chunks, and `chunks` chunks."""
     every = c.every
     if cutlass.const_expr(c.packed):
         entry = x.segment_table + SegmentTable.WIDTH * p

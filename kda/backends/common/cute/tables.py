@@ -4,7 +4,7 @@ cu_seqlens[n+1]).
   chunk_table (.., 3)     its first token, its tokens, its number in its sequence; n <= 0 tokens: no chunk, but -n
                           tokens of no sequence
   segment_table (.., 6)   its sequence (-1: no segment), which one it is there, its first token, the tokens from there
-                          to the end of the sequence, its first chunk, the first of its states that are stored, one for
+                          to the end of the sequence, its first chunk, the first of its states that are kept, one for
                           `every` chunks; an empty sequence has one segment
   first_segment (N + 1)   that of each sequence; the last says how many there are
 
@@ -52,7 +52,7 @@ class Tables(entry.Entry):
                 own_segments = cutlass.max((own_chunks + x.segment - 1) // x.segment, 1) if n < x.N else Int32(0)
                 before, more = scan(own_segments, totals)
                 first = segments + before
-                before, more_states = scan((own_chunks + x.every - 1) // x.every, totals)
+                before, kept = scan((own_chunks + x.every - 1) // x.every, totals)
                 state = states + before
                 if n < x.N and p == 0:
                     store(x.first_segment + n, [first])
@@ -65,7 +65,7 @@ class Tables(entry.Entry):
                     for i, value in enumerate((n, j, *place)):
                         store(row + i, [Int64(value)])
                 segments += more
-                states += more_states
+                states += kept
             chunks += total
         if cutlass.const_expr(self.c.segments):
             if p == 0 and thread == 0:

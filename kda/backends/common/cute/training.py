@@ -1,5 +1,5 @@
-"""What kernels of training calls (forwards that save, and their backwards) have in common on both archs: sizes,
-arguments, and the configuration of bwd/grads.  No cutlass: a stored kernel needs none."""
+"""What kernels of recorded calls (forwards that keep, and their backwards) have in common on both archs: sizes,
+arguments, and the configuration of bwd/grads.  No cutlass: a kept kernel needs none."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..arguments import Arguments, number, tensor
 from .configs import ChunkConfig
 from .fields import Struct, StructField, array, several
 
-TOKENS = 64                                  # tokens of a chunk of grads, two of the forward's; each has a saved state
+TOKENS = 64                                  # tokens of a chunk of grads, two of the forward's; each has a kept state
 STEP = 16                                    # tokens of one step of a product
 TOKEN_FACTORS = 3                            # 1 / |q|, 1 / |k|, b
 PLACE = 4                                    # numbers of an item: its chunk, value head, first token and tokens

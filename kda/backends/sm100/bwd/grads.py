@@ -184,12 +184,12 @@ class Math(GradRows):
     @cute.jit
     def put_back(self, columns: cutlass.Constexpr, count: cutlass.Constexpr = 1):
         """Return operands that were put aside next to each other."""
-        loaded, each = umma.load_fragments(self.lanes() + columns, count * TOKENS // 2, Uint32), TOKENS // 4
+        found, each = umma.load_fragments(self.lanes() + columns, count * TOKENS // 2, Uint32), TOKENS // 4
         operands = [self.operand() for _ in range(count)]
         for n in cutlass.range_constexpr(count):
             words = cute.recast_tensor(operands[n], Uint32)
             for w in cutlass.range_constexpr(each):
-                words[w] = loaded[n * each + w]
+                words[w] = found[n * each + w]
         return operands
 
     @cute.jit
@@ -216,11 +216,11 @@ class Math(GradRows):
     @cute.jit
     def accumulators(self, columns: cutlass.Constexpr, count: cutlass.Constexpr = 1):
         """Return the warp's 16 rows of products that lie next to each other."""
-        columns_of_all, each = umma.load_fragments(self.lanes() + columns, count * TOKENS), TOKENS // 2
+        found, each = umma.load_fragments(self.lanes() + columns, count * TOKENS), TOKENS // 2
         accs = [cute.make_rmem_tensor(each, Float32) for _ in range(count)]
         for n in cutlass.range_constexpr(count):
             for j in cutlass.range_constexpr(each):
-                accs[n][j] = columns_of_all[n * each + j]
+                accs[n][j] = found[n * each + j]
         return accs
 
     @cute.jit
@@ -273,19 +273,19 @@ class Math(GradRows):
         lane = self.lane()
         row = (lane >> 4) * 8 + (lane & 7)
         offset = row * 64 + ((lane >> 3 & 1) ^ (row & 7)) * 8
-        words = load_matrices(s.G + ((offset ^ j * 16) + (n * TOKENS * TOKENS + i * umma.STEP * 64)), transposed)
+        found = load_matrices(s.G + ((offset ^ j * 16) + (n * TOKENS * TOKENS + i * umma.STEP * 64)), transposed)
         if cutlass.const_expr(transposed):
-            return [[words[0], words[2]], [words[1], words[3]]]
-        return [[words[0], words[1]], [words[2], words[3]]]
+            return [[found[0], found[2]], [found[1], found[3]]]
+        return [[found[0], found[1]], [found[2], found[3]]]
 
     @cute.jit
     def add(self, acc, b: cutlass.Constexpr, a, square):
         """Add a @ square to acc, for the 16 tokens of step b."""
         for half in cutlass.range_constexpr(2):
             first = 8 * b + 4 * half
-            total = mma_bf16([acc[first + j] for j in range(4)], a, square[half])
+            found = mma_bf16([acc[first + j] for j in range(4)], a, square[half])
             for j in cutlass.range_constexpr(4):
-                acc[first + j] = total[j]
+                acc[first + j] = found[j]
 
     @cute.jit
     def rescale(self, accs, b: cutlass.Constexpr, ratio, n: cutlass.Constexpr, counts: cutlass.Constexpr):
@@ -346,10 +346,10 @@ class Grads(entry.Entry):
     def fields(self, shared):
         """Return pointers to what lies in shared memory, by name."""
         struct = self.c.struct
-        fields = {name: field_at(shared, field) for name, field in struct.fields.items()}
-        do = fields.pop("do_dv")
-        fields |= dict(do=do, dv=do + TOKENS * 64)
-        return namedtuple("Shared", fields)(**fields)
+        found = {name: field_at(shared, field) for name, field in struct.fields.items()}
+        do = found.pop("do_dv")
+        found |= dict(do=do, dv=do + TOKENS * 64)
+        return namedtuple("Shared", found)(**found)
 
 
 def build(c: GradsConfig, target: Target) -> cutedsl.Compiled:

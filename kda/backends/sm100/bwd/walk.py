@@ -102,7 +102,7 @@ class Walk(Walker):
         """WALK: from chunk to chunk."""
         c, warp = self.c, cute.arch.make_warp_uniform(cute.arch.warp_idx())
         element = (begin * x.HV + head) * V
-        saved = x.dh + (Int64(state) * x.HV + head) * (K * V)
+        kept = x.dh + (Int64(state) * x.HV + head) * (K * V)
         stage, phase = Int32(0), Int32(0)
         if warp == 0 and steps > 0:
             self.issue_ahead(s, stage, phase)
@@ -125,7 +125,7 @@ class Walk(Walker):
                     self.issue_on_state(s, stage, j)
                     if cutlass.const_expr(not c.carry):
                         if (i & 1) == 1 or j == 0:                             # leaves two chunks, or the last one
-                            self.send_image(saved + Int64(i >> 1) * x.HV * (K * V), image)
+                            self.send_image(kept + Int64(i >> 1) * x.HV * (K * V), image)
             cute.arch.mbarrier_wait(s.out, j & 1)
             umma.fence_after_thread_sync()
             self.put_rows(RecordColumns.out, s.dv)

@@ -64,7 +64,7 @@ class Consumer:
     @cute.jit
     def walk(self, x, shared, barriers, walks, rank):
         c = self.c
-        chunk, states = Int32(0), Int32(0)                                     # chunks so far; states stored so far
+        chunk, states = Int32(0), Int32(0)                                     # chunks so far; states kept so far
         slot = Int32(self.fields.cta.v.offset)                                 # where rows of v of the chunk are
         warp, thread = cute.arch.make_warp_uniform(cute.arch.warp_idx()), cute.arch.thread_idx()[0]
         walk, head = first_item(x.HV)
@@ -72,7 +72,7 @@ class Consumer:
             begin, tokens, n, segment, is_transition = locate_walk(c, x, walk)
             steps = chunks_of(tokens)
             self.enter(x.h0, Int64(n) * x.HV + head, rank, thread, segment, is_transition)
-            until = Int32(-1)                                                  # chunks to the next stored state; or -1
+            until = Int32(-1)                                                  # chunks to the next kept state; or none
             if x.every > 0:
                 states, until = self.states_before(x, n), Int32(0)
             place = place_of_checkpoint(self.c, x, states, Int32(0), steps)
@@ -279,17 +279,17 @@ class Consumer:
 
     @cute.jit
     def states_before(self, x, n):
-        """Return how many states of sequences before n are stored."""
+        """Return how many states are kept of sequences before n."""
         each = x.every * C
         if cutlass.const_expr(self.c.offsets):
-            lane, states = cute.arch.lane_idx(), Int32(0)
+            lane, found = cute.arch.lane_idx(), Int32(0)
             for m in cutlass.range(lane, n, 32, unroll=1):
-                states += Int32((load_one(x.cu_seqlens + m + 1) - load_one(x.cu_seqlens + m) + each - 1) // each)
+                found += Int32((load_one(x.cu_seqlens + m + 1) - load_one(x.cu_seqlens + m) + each - 1) // each)
             for far in (16, 8, 4, 2, 1):
-                states += cute.arch.shuffle_sync_bfly(states, far)
+                found += cute.arch.shuffle_sync_bfly(found, far)
         else:
-            states = n * ((x.T + each - 1) // each)
-        return states
+            found = n * ((x.T + each - 1) // each)
+        return found
 
     @cute.jit
     def enter(self, h0, number, rank, thread, segment, is_transition):

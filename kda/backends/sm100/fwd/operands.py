@@ -164,9 +164,9 @@ class Operands(entry.Entry):
         for m in cutlass.range_constexpr(2):
             for pair in cutlass.range_constexpr(CHANNELS // 16):
                 of_pair = [words[4 * pair : 4 * pair + 4] for words in kg]
-                words_of_KT = self.times_T(T, m, [[b[:2] for b in of_pair], [b[2:] for b in of_pair]])
+                found = self.times_T(T, m, [[b[:2] for b in of_pair], [b[2:] for b in of_pair]])
                 place = swizzle_128B(16 * m + row, first + (2 * pair + piece) * 8, C)
-                store_matrices(KG + place // 2, words_of_KT)
+                store_matrices(KG + place // 2, found)
 
     @cute.jit
     def make_A2(self, acc, TA, b, warp):
@@ -177,10 +177,10 @@ class Operands(entry.Entry):
             of_keys = load(b + places[i][1], 2)
             pairs.append(words_of([x * of_keys[e] for e, x in enumerate(causal_pair(acc, places, i))])[0])
         for m in cutlass.range_constexpr(2):
-            words_of_A2 = self.times_T(T, m, [[[pairs[4 * step + n], pairs[4 * step + 2 + n]] for step in range(2)]
+            found = self.times_T(T, m, [[[pairs[4 * step + n], pairs[4 * step + 2 + n]] for step in range(2)]
                                         for n in range(2)])
             column = C + (2 * warp + (lane >> 4)) * 8
-            store_matrices(TA + swizzle_128B(16 * m + (lane & 15), column, C) // 2, words_of_A2)
+            store_matrices(TA + swizzle_128B(16 * m + (lane & 15), column, C) // 2, found)
 
     @cute.jit
     def blocks_of_T(self, TA):
@@ -201,10 +201,10 @@ class Operands(entry.Entry):
         """16 rows of T'^T @ (C, 16), rounded, as four matrices; of two times eight columns, operands by steps."""
         words = []
         for of_columns in operands:
-            acc = [Float32(0.0)] * 4
+            found = [Float32(0.0)] * 4
             for step in cutlass.range_constexpr(m, 2):
-                acc = mma_bf16(acc, T[m, step], of_columns[step])
-            words += words_of(acc)
+                found = mma_bf16(found, T[m, step], of_columns[step])
+            words += words_of(found)
         return words
 
 

@@ -146,11 +146,10 @@ class Producer:
             a = []
             for step in cutlass.range_constexpr(2):
                 a.append(load_matrices(TA + swizzle_128B(16 * m + row, (2 * step + piece) * 8, C) // 2))
-            accumulators = []
+            found = []
             for n in cutlass.range_constexpr(2):
-                b = [[pairs[4 * step + n], pairs[4 * step + 2 + n]] for step in range(2)]
-                accumulators.append(two_mma_bf16(a, b))
-            words = [word for n in range(2) for word in words_of(accumulators[n])]
+                found.append(two_mma_bf16(a, [[pairs[4 * step + n], pairs[4 * step + 2 + n]] for step in range(2)]))
+            words = [word for n in range(2) for word in words_of(found[n])]
             store_matrices(TA + swizzle_128B(16 * m + row, (to + piece) * 8, C) // 2, words)
 
     @cute.jit

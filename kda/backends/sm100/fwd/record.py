@@ -7,11 +7,11 @@ head, all of the state, which is the S of parts/state.py.
   o = qg S + A2 X
 
 Two products lie between a state and the next one: [X | o] starts as [v | 0] before S is known, and r and o are
-computed after S.  It saves r for the backward, and the rounded S that enters every two chunks.
+computed after S.  It keeps r for the backward, and the rounded S that enters every two chunks.
 
 A segment is a whole sequence, or a run of chunks if few heads would leave the chip idle.  Then `carry`
 walks first, a CTA each: from zero to what a segment adds to a state, and, with v = 0, from the columns of 1 to those of
-M (K, K), the matrix that it multiplies a state by, stored transposed.  It has no outputs; common/cute/compose.py makes
+M (K, K), the matrix that it multiplies a state by, kept transposed.  It has no outputs; common/cute/compose.py makes
 the states between segments of both.
 
   warps  role      does
@@ -122,7 +122,7 @@ class Record(Walker):
     def walk(self, x, s, state, head, steps, of_M):
         """CHAIN: from chunk to chunk."""
         c, warp = self.c, cute.arch.make_warp_uniform(cute.arch.warp_idx())
-        saved = x.h + (Int64(state) * x.HV + head) * (K * V)
+        kept = x.h + (Int64(state) * x.HV + head) * (K * V)
         stage, phase = Int32(0), Int32(0)
         if warp == 0 and steps > 0:
             self.issue_v(s, Int32(0), stage, phase, of_M)
@@ -142,7 +142,7 @@ class Record(Walker):
                     self.issue_on_state(s, i, stage, out, of_M)
                     if cutlass.const_expr(not c.carry):
                         if i & 1 == 0:
-                            self.send_image(saved + Int64(i >> 1) * x.HV * (K * V), image)
+                            self.send_image(kept + Int64(i >> 1) * x.HV * (K * V), image)
             cute.arch.mbarrier_wait(s.out, i & 1)
             umma.fence_after_thread_sync()
             self.put_rows(out, s.X)

@@ -74,15 +74,15 @@ class TensorCore:
         """Warps 0 to 3 take what counts of the products within blocks of 8 rows and across those of 8 and 16."""
         places = accumulator_places(self.team.thread())
         for number in cutlass.range_constexpr(3):
-            of_product = self.accumulator()
-            self.load(of_product, number)
-            keep_blocks(acc, of_product, number, places)
+            found = self.accumulator()
+            self.load(found, number)
+            keep_blocks(acc, found, number, places)
 
     @cute.jit
     def load(self, acc, number: cutlass.Constexpr):
-        fragments = umma.load_fragments(self.columns(number) + self.team.warp() * umma.WARP_LANES, C)
+        found = umma.load_fragments(self.columns(number) + self.team.warp() * umma.WARP_LANES, C)
         for i in cutlass.range_constexpr(C // 2):
-            acc[i] = fragments[i]
+            acc[i] = found[i]
 
 
 class TensorCoreOfGroup(TensorCore):

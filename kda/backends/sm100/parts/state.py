@@ -3,7 +3,7 @@
 S (K, V) float32 lies in tensor memory, channels in lanes.  Of the eight warps that have it, warp w has channels
 32 (w % 4) .. and columns 64 (w / 4) ..: a thread has half a row, whose decay is one number.  Where S is multiplied it
 lies in shared memory, rounded: an image of V / 64 panels of 64 columns, K rows of 128 bytes each, swizzle_128B.  Images
-are also what is saved of states and of their gradients, one bulk copy each.
+are also what is kept of states and of their gradients, one bulk copy each.
 
 LOAD, one warp, brings a chunk to a stage: its tile by one bulk copy, rows of v or do in pieces of 16 bytes, swizzled.
 """

@@ -179,9 +179,9 @@ def store_halves(address, apart: cutlass.Constexpr, values):
 
 @cute.jit
 def store(shape: cutlass.Constexpr, address, values, more: cutlass.Constexpr = ""):
-    registers = ", ".join(f"{{$r{i + 1}}}" for i in range(len(values)))
+    found = ", ".join(f"{{$r{i + 1}}}" for i in range(len(values)))
     cute.arch.inline_ptx(
-        f"tcgen05.st.sync.aligned.{shape}.b32 [{{$r0}}]{more}, {{{registers}}};",
+        f"tcgen05.st.sync.aligned.{shape}.b32 [{{$r0}}]{more}, {{{found}}};",
         read_only_args=[Int32(address), *values],
     )
 
@@ -197,8 +197,8 @@ def load(
 ):
     to = ", ".join(f"{{$w{i}}}" for i in range(count))
     # redundant: where another load follows before the first use of what this one brings
-    registers = cute.arch.inline_ptx(
+    found = cute.arch.inline_ptx(
         f"{{tcgen05.ld.sync.aligned.{shape}.b32 {{{to}}}, [{{$r0}}]{more}; tcgen05.wait::ld.sync.aligned;}}",
         write_only_types=[kind] * count, read_only_args=[Int32(address)],
     )
-    return list(registers)
+    return list(found)

@@ -1,6 +1,6 @@
 """The sequence and value head that a group of PREPARE works on, in shared memory: where its rows begin, and numbers.
 
-There are no registers for them from chunk to chunk.
+There are no registers to keep them from chunk to chunk.
 """
 
 import cutlass

@@ -173,13 +173,13 @@ class Walk(entry.Entry):
         warpgroup.commit_group()
         warpgroup.wait_group(0)
         # dh^T -= dv^T @ kE
-        dv_rounded = rounded(mma, dv, C)
-        words = cute.recast_tensor(cute.coalesce(dv_rounded), Uint32)
+        found = rounded(mma, dv, C)
+        words = cute.recast_tensor(cute.coalesce(found), Uint32)
         negative = self.of_words([words[w] ^ Uint32(0x80008000) for w in range(8)])
         multiply(mma_S, S, negative, self.rows(tile, KE), accumulate=True)
         warpgroup.commit_group()
         if cutlass.const_expr(not c.carry):
-            self.state.put_rows(rows_of_dv, dv_rounded)
+            self.state.put_rows(rows_of_dv, found)
         warpgroup.wait_group(0)
         round_to(operand, S)
 

@@ -1,9 +1,9 @@
 """fwd/state and fwd/output: the chunks of one segment of a sequence in turn, one value head, 64 columns of the state.
 Formulas and products are those of parts/state.py.
 
-A segment is a whole sequence, or a run of chunks if few heads would leave the chip idle.  Then `carry` walks first:
-from zero, which gives what a segment adds to a state, and, with v = 0, from the columns of the identity, which gives
-those of its transition matrix M (K, K), stored transposed.  It has no outputs; common/cute/compose.py makes the states
+A segment is a whole sequence, or a run of chunks if few heads would leave the chip idle.  Then `carry`
+walks first: from zero to what a segment adds to a state, and, with v = 0, from the columns of 1 to those of M (K, K),
+the matrix that it multiplies a state by, kept transposed.  It has no outputs; common/cute/compose.py makes the states
 between segments of both.
 
   warps  role   does
@@ -56,7 +56,7 @@ class Chain(entry.Entry):
         n, begin, left, chunk, state = place_of_segment(c, x, p, x.chunks, x.segments, x.segment)
         tokens = cutlass.min(left, x.segment * C)
         last = tokens == left                                                  # the last segment of its sequence
-        if n >= 0 and not (cutlass.const_expr(c.carry and not c.training) and last):
+        if n >= 0 and not (cutlass.const_expr(c.carry and not c.recorded) and last):
             s = allocate(c.struct)
             if cute.arch.thread_idx()[0] == 0:
                 for stage in cutlass.range_constexpr(c.stages):
@@ -131,18 +131,18 @@ class Chain(entry.Entry):
                     self.state.put_state(s.state, operand)
             elif cutlass.const_expr(c.h):
                 if i % c.every == 0:
-                    self.state.store(self.place_of_state(x, first_h, i), 0, strip, c.V, c.v_first, S)
+                    self.state.store(self.kept_state(x, first_h, i), 0, strip, c.V, c.v_first, S)
             elif cutlass.const_expr(c.checkpoints is not None):
                 if place >= 0:
                     self.state.store(x.pool + place, head, strip, c.V, c.v_first, S)
                 place = place_of_checkpoint(self.c, x, first_chunk, i + 1, steps)     # in time for the next chunk
             cute.arch.mbarrier_wait(s.full + stage, phase)
-            words_of_v = self.state.load_v(s.v + stage * (C * PITCH_V), zero=of_M)   # before o: v is needed first
+            words_of_v = self.state.load_v(s.v + stage * (C * PITCH_V), zero=of_M)   # v before o: waited for first
             PO = self.state.issue_PO(operand, tile)
             if cutlass.const_expr(c.has_r):
                 CHAIN.sync()                                                   # so is the state
                 if i % c.every == 0:
-                    self.state.send_state(self.place_of_state(x, first_h, i), strip, s.state)
+                    self.state.send_state(self.kept_state(x, first_h, i), strip, s.state)
             if cutlass.const_expr(not c.carry) and i > 0:
                 if cutlass.const_expr(not c.has_r):
                     CHAIN.sync()                                               # o of the chunk before is there
@@ -169,8 +169,8 @@ class Chain(entry.Entry):
             self.state.store_o(x.r, rows_of_r, thread_place, i, x.HV, tokens)
 
     @cute.jit
-    def place_of_state(self, x, first, i):
-        """Return where the state that enters chunk i goes."""
+    def kept_state(self, x, first, i):
+        """Where the state that enters chunk i goes."""
         return x.h + (first + Int64(i // self.c.every) * x.HV * (self.c.K * self.c.V))
 
 

@@ -20,11 +20,11 @@ make tiles for those that walk (parts/handover.py): a group of eight warps does 
 
 Registers: 192 of CHAIN and 72 of all others; in blocks of 8 rows 160 and 80.
 
-Each group waits for its tile after computing the sums of decays; with blocks of 8 rows, before.  In clusters of two its
-warp 0 computes the inverse while the others wait at the sums of the next chunk, with rows that they have loaded; warp
-7, which has the least to do, prefetches warp 0's next rows into L2: registers cannot hold them.  `staged`, default of
-clusters of four and of blocks of 8 rows: as soon as products are computed, all eight warps request their next rows,
-which go where the operands were (parts/rows.py).
+A group waits for its tile after its sums (in blocks of 8 rows: before them).  In clusters of two its warp 0 computes
+the inverse while the others wait at the sums of the next chunk, with rows that they have loaded; warp 7, which has the
+least to do, prefetches warp 0's next rows into L2: registers cannot hold them.  `staged`, default of clusters of four
+and of blocks of 8 rows: as soon as products are computed, all eight warps request their next rows, which go where the
+operands were (parts/rows.py).
 
   pipeline                arrivals                                           says
   cluster of two, and a CTA alone
@@ -42,7 +42,7 @@ which go where the operands were (parts/rows.py).
   credit, of each group   2, the RELAYs                                      the stage of its next tile is free in both
   solved, of each group   1, of INVERSE                                      it needs A_kk and b no more
   teams.GROUP_INVERSE     160, of each group: warps 0 to 3 and INVERSE       A_kk and A_qk are there
-  where it saves
+  where it keeps
   empty                   one more, of who hands the tile over               the copy to memory has read it, too
   stored, of each stage   1, of STORE, in clusters of four                   r was read, which lies where v was
   in blocks of 8 rows
@@ -67,7 +67,7 @@ of them, in pieces (parts/share.py), and the roles go on from piece to piece wit
 its number among all chunks of the share. A piece's state comes from the cluster before, by memory, or goes to the one
 behind.
 
-`saves`, of a training call: b is on keys, and each tile also goes to memory, by a copy of the warp
+`keeps`, of a call whose gradients are recorded: b is on keys, and each tile also goes to memory, by a copy of the warp
 that hands it over.  CHAIN leaves r of a chunk where its v was, from where it goes to memory as o does, and brings the
 state of every second chunk there itself, 16 columns by each warp.  The bits are those of prepare and chain.  CHAIN also
 stores the states that enter chunks, where a call returns them (`h`) or some of them go to a pool (`checkpoints`).
@@ -83,7 +83,7 @@ The PREPAREs of all CTAs clear tokens outside every sequence at the end.
     cluster of two           2 x (2 tiles + 37), v and o                         217, or 225
     of four, CTAs 0 and 1    tile + 37, stages 4 x 29, v and o                   209, or 213
     of four, CTAs 2 and 3    2 x (2 tiles + 37)                                  190, or 198, of the same
-  one that saves has 8 KiB more, of columns of a state; in clusters of two and blocks of 8 rows they do not fit
+  one that keeps has 8 KiB more, of columns of a state; in clusters of two and blocks of 8 rows they do not fit
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ class Producer:
     def __init__(self, config: FusedConfig):
         self.c, self.struct, self.wrapped = config.prepare, config.group, config.wrapped
         self.makers, self.staged, self.helped = config.makers, config.staged, config.helped
-        self.saves = config.saves
+        self.keeps = config.keeps
         self.share, self.way = Share(config.chain), way_of(config)
         self.team = MakerGroup()
         self.chunk = ChunkMaker(config.prepare, self.team, shared=True)
@@ -144,15 +144,15 @@ class Producer:
 
     @cute.jit
     def work_of(self, s, rank, group):
-        """Return the memory in which a group works."""
+        """Where a group works."""
         struct, base = self.struct, s.groups + group * self.struct.bytes
         fields = [field_at(base, getattr(struct, name)) for name in ("X", "Y", "sums", "A_kk", "columns", "b")]
-        places = field_at(base, struct.places) if cutlass.const_expr(self.saves and self.helped) else None
+        places = field_at(base, struct.places) if cutlass.const_expr(self.keeps and self.helped) else None
         return Work(rank, group, base, *fields, places)
 
     @cute.jit
-    def produce(self, x, s, ring, rank, begin, tokens, head, piece_place):
-        """Make the group's chunks of the sequence, or of all that the cluster walks."""
+    def produce(self, x, s, ring, rank, begin, tokens, head, kept):
+        """Every so many-th chunk of the sequence, or of all that the cluster walks."""
         group = self.team.number()
         work = self.work_of(s, rank, group)
         if self.team.warp() == LEAST_BUSY:
@@ -163,7 +163,7 @@ class Producer:
                     behind = field_at(tile, self.chunk.tile.decay) + (self.c.K + 2 * cute.arch.lane_idx())
                     store(behind, [Float32(0.0)] * 2)
         if cutlass.const_expr(not self.wrapped):
-            self.make(x, ring, work, begin, tokens, head, piece_place.number, 0)
+            self.make(x, ring, work, begin, tokens, head, kept.number, 0)
         else:
             slot, left = self.share.first(s.share)
             before, n, looked_up = Int32(0), Int32(0), Boolean(True)
@@ -173,14 +173,14 @@ class Producer:
                 self.make(x, ring, work, begin, tokens, head, piece.number, before)
                 slot, looked_up = self.share.after(s.share, slot, chunks)
                 left, before = left - chunks, before + chunks
-        if cutlass.const_expr(self.saves and not self.helped):
+        if cutlass.const_expr(self.keeps and not self.helped):
             if self.team.warp() == INVERTER:
                 cute.arch.cp_async_bulk_wait_group(0, read=True)               # the copy has read the last tile
 
     @cute.jit
     def make(self, x, ring, work, begin, tokens, head, number, before):
-        """Make the group's chunks of a piece, whose first chunk is `number` of all; `before` chunks came before the
-        piece."""
+        """The group's chunks of a piece, the first of which has this number among all, before which so many were
+        made."""
         first, step = self.way.first(work.rank, work.group, before), self.way.step
         self.form.begin(x, work, begin, head)
         if cutlass.const_expr(self.staged):
@@ -195,15 +195,15 @@ class Producer:
             turn = self.way.turn(before + chunk)
             tile = self.way.tile(work.base, work.rank, work.group, turn)
             chunk_work = work
-            if cutlass.const_expr(self.saves):
+            if cutlass.const_expr(self.keeps):
                 chunk_work = work._replace(b=work.b + (turn & 1) * C)
             rows_made = self.form.rows(x, chunk_work, head_rows, rows, beta)
             self.way.acquire(ring, work.rank, work.group, turn, self.team.warp() == INVERTER)
             if self.team.warp() == LEAST_BUSY:
-                if cutlass.const_expr(not self.saves):
+                if cutlass.const_expr(not self.keeps):
                     work.b[cute.arch.lane_idx()] = beta
                 elif cutlass.const_expr(self.helped):
-                    work.places[self.way.second(work.rank, turn)] = self.saved_at(x, number + chunk, head).toint()
+                    work.places[self.way.second(work.rank, turn)] = self.kept_at(x, number + chunk, head).toint()
             self.form.operands(x, chunk_work, tile, rows, *rows_made)
             self.form.finish(work)
             ahead = (chunk + step) * C < tokens                                # the piece has another of its chunks
@@ -217,18 +217,18 @@ class Producer:
                 if self.team.warp() == INVERTER:
                     self.solve(work, tile)
                     self.form.tile_is_whole(work)
-                    saved_at = self.saved_at(x, number + chunk, head) if cutlass.const_expr(self.saves) else None
-                    self.way.hand_over(ring, tile, work.group, work.rank, saved_at)
+                    kept_at = self.kept_at(x, number + chunk, head) if cutlass.const_expr(self.keeps) else None
+                    self.way.hand_over(ring, tile, work.group, work.rank, kept_at)
 
     @cute.jit
     def solve(self, work, tile):
-        b = None if cutlass.const_expr(self.saves) else work.b
+        b = None if cutlass.const_expr(self.keeps) else work.b
         self.chunk.inverse.solve(work.A_kk, work.columns, field_at(tile, self.chunk.tile.TB), None, b)
         cute.arch.fence_proxy("async.shared", space="cta")                     # TB is in the tile
 
     @cute.jit
-    def saved_at(self, x, number, head):
-        """Return where the tile of a chunk is saved, which has this number among all the call's chunks."""
+    def kept_at(self, x, number, head):
+        """Where the tile of a chunk is kept, of all the call's chunks."""
         return x.tiles + (Int64(number) * x.HV + head) * self.chunk.tile.bytes
 
     @cute.jit
@@ -325,29 +325,29 @@ class Consumer:
             left, walked = left - chunks, walked + chunks
 
     @cute.jit
-    def walk(self, x, S, s, ring, first_v, rank, tokens, head, piece_place, walked=0):
+    def walk(self, x, S, s, ring, first_v, rank, tokens, head, kept, walked=0):
         """Walk over `tokens` tokens, after `walked` chunks."""
         operand, steps, stages = self.state.operand(S), chunks_of(tokens), self.way.stages
         until = self.way.until_own(rank, walked)
         thread_place = self.values.begin(x, s, first_v, tokens, walked)
-        stored_at = place_of_checkpoint(self.c, x, piece_place.number, Int32(0), steps)
+        stored_at = place_of_checkpoint(self.c, x, kept.number, Int32(0), steps)
         for i in cutlass.range(steps, unroll=1):
             c = walked + i
             stage, phase = stage_of(c, stages), c // stages & 1                # counted: a shift is 0.5% slower
             tile = self.way.tile_of(s, stage, rank, until)
             rows_of_v = s.v + stage_of(c, RING) * (C * PITCH_V)
             if cutlass.const_expr(self.c.h):
-                if piece_place.skipped + i & self.c.every - 1 == 0:
-                    number = piece_place.state + (piece_place.skipped + i) // self.c.every
+                if kept.skipped + i & self.c.every - 1 == 0:
+                    number = kept.state + (kept.skipped + i) // self.c.every
                     place = Int64(number) * x.HV + head
                     if cutlass.const_expr(self.c.has_r):
-                        self.state.save(x.h + place * (self.c.K * self.c.V), operand, rank, s.saved)
+                        self.state.keep(x.h + place * (self.c.K * self.c.V), operand, rank, s.kept)
                     else:
                         self.state.store(x.h, place, rank, self.c.V, self.c.v_first, S)
             if cutlass.const_expr(self.c.checkpoints is not None):
                 if stored_at >= 0:
                     self.state.store(x.pool + stored_at, head, rank, self.c.V, self.c.v_first, S)
-                stored_at = place_of_checkpoint(self.c, x, piece_place.number, i + 1, steps)  # for the next chunk
+                stored_at = place_of_checkpoint(self.c, x, kept.number, i + 1, steps)    # in time for the next chunk
             words_of_v = None
             if cutlass.const_expr(self.values.early):
                 words_of_v = self.state.load_v(rows_of_v)
@@ -377,10 +377,10 @@ class Fused(entry.Entry):
         head, cluster, clusters = y, y, cute.arch.grid_dim()[1]
         if cutlass.const_expr(self.c.pdl):
             wait_for_the_kernel_before()
-        begin, tokens, piece_place = Int64(0), Int32(0), None
+        begin, tokens, kept = Int64(0), Int32(0), None
         if cutlass.const_expr(not self.c.wrapped):
             _, begin, tokens, number, state = place_of_segment(c, x, n, x.chunks, 1, 0)
-            piece_place = PlaceOfPiece(number, Int32(0), state)
+            kept = PlaceOfPiece(number, Int32(0), state)
         s = allocate(self.c.struct)
         ring = self.way.ring(s)
         if cute.arch.thread_idx()[0] == 0:
@@ -395,13 +395,13 @@ class Fused(entry.Entry):
         if cutlass.const_expr(not self.c.helped):
             if warp < FIRST_PRODUCER:
                 if cutlass.const_expr(self.c.walking == self.c.ctas) or rank < self.c.walking:
-                    self.chain(x, s, ring, cluster, rank, begin, tokens, head, n, piece_place)
+                    self.chain(x, s, ring, cluster, rank, begin, tokens, head, n, kept)
             else:
                 cute.arch.setmaxregister_decrease(self.c.registers[1])
-                self.prepare(x, s, ring, cluster, clusters, rank, begin, tokens, head, piece_place)
+                self.prepare(x, s, ring, cluster, clusters, rank, begin, tokens, head, kept)
         else:
             if rank < WALKING and warp < FIRST_PRODUCER:
-                self.chain(x, s, ring, cluster, rank, begin, tokens, head, n, piece_place)
+                self.chain(x, s, ring, cluster, rank, begin, tokens, head, n, kept)
             else:
                 cute.arch.setmaxregister_decrease(self.c.registers[1])
                 group = self.way.inverts(rank, warp)
@@ -410,7 +410,7 @@ class Fused(entry.Entry):
                 elif rank < WALKING and warp >= FIRST_PRODUCER + WARPS:
                     self.help(x, s, ring, rank, begin, tokens, head, warp)
                 elif warp >= FIRST_PRODUCER:
-                    self.prepare(x, s, ring, cluster, clusters, rank, begin, tokens, head, piece_place)
+                    self.prepare(x, s, ring, cluster, clusters, rank, begin, tokens, head, kept)
         if cutlass.const_expr(self.c.ctas > 1):
             self.meet()
 
@@ -424,7 +424,7 @@ class Fused(entry.Entry):
             cute.arch.cluster_wait()
 
     @cute.jit
-    def chain(self, x, s, ring, cluster, rank, begin, tokens, head, n, piece_place):
+    def chain(self, x, s, ring, cluster, rank, begin, tokens, head, n, kept):
         c = self.c.chain
         cute.arch.setmaxregister_increase(self.c.registers[0])
         if cutlass.const_expr(self.c.wrapped):
@@ -434,14 +434,14 @@ class Fused(entry.Entry):
             if cutlass.const_expr(c.h0):
                 self.consumer.state.load(x.h0, n * x.HV + head, rank, c.V, c.v_first, S)
             first_v = (begin * x.HV + head) * c.V + rank * COLUMNS
-            self.consumer.walk(x, S, s, ring, first_v, rank, tokens, head, piece_place)
+            self.consumer.walk(x, S, s, ring, first_v, rank, tokens, head, kept)
             if cutlass.const_expr(c.ht):
                 self.consumer.state.store(x.ht, n * x.HV + head, rank, c.V, c.v_first, S)
 
     @cute.jit
-    def prepare(self, x, s, ring, cluster, clusters, rank, begin, tokens, head, piece_place):
+    def prepare(self, x, s, ring, cluster, clusters, rank, begin, tokens, head, kept):
         c = self.c.chain
-        self.producer.produce(x, s, ring, rank, begin, tokens, head, piece_place)
+        self.producer.produce(x, s, ring, rank, begin, tokens, head, kept)
         if cutlass.const_expr(c.packed):
             _, begin, tokens, _, _ = place_of_segment(c, x, self.sequences(x) - 1, 0, 1, 0)
             self.producer.clear(x, begin + tokens, 0 if cutlass.const_expr(self.c.wrapped) else head)

@@ -1,8 +1,8 @@
 """fwd/intra and fwd/wy of a chunk of 2 C = 64 rows between its halves: columns 0 .. C-1 of rows C .. 2C-1 of the
-tensors that are saved for a backward.
+tensors that are kept for a backward.
 
   [A_kk / b; A_qk] = KQ of the second half @ (KG of the first)^T      one product, of tiles (configs.tile)
-  A_inv = -Y A_kk X                                                   X, Y: the halves' own A_inv, as they are saved
+  A_inv = -Y A_kk X                                                   X, Y: the halves' own A_inv, as they are kept
 
   warps  do
   0      brings the tiles' parts by one bulk copy each, rows of X and Y in pieces of 16 bytes
@@ -33,12 +33,12 @@ from ...common.cute.fragments import load_matrices, mma_tf32, tf32s
 from ...common.cute.gate import beta_of_row
 from ...common.cute.segments import locate_second_half
 from ...common.cute.tile import PITCH_A, C
-from ..configs import PITCH_SAVED, PairsConfig, tile
+from ..configs import PITCH_KEPT, PairsConfig, tile
 from ..parts.chunk import PAIRS, multiply_and_wait, pairs_mma
 from ..parts.views import wide_view
 from ..parts.wgmma import accumulator
 
-SAVED_C = 2 * C                              # columns of what is saved
+KEPT_C = 2 * C                               # columns of what is kept
 A_KK_THERE = NamedBarrier(1, 64)
 
 
@@ -58,7 +58,7 @@ class Pairs(entry.Entry):
                 cute.arch.mbarrier_init(s.full, 33)
                 cute.arch.mbarrier_init_fence()
             cute.arch.sync_threads()
-            to = (begin * x.HV + head) * SAVED_C                               # the second half's first row
+            to = (begin * x.HV + head) * KEPT_C                                # the second half's first row
             warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
             if warp == 0:
                 self.load(x, s, x.A_inv + to, chunk, tokens, head)
@@ -75,11 +75,11 @@ class Pairs(entry.Entry):
                     element = (row + i // 2 % 2 * 8) * PITCH_A + i // 4 * 8 + column
                     store(s.A_kk + element, [A[i] * of_row, A[i + 1] * of_row])
                 A_KK_THERE.sync()
-                blocks = self.inverse(s.A_kk, s.X, s.Y, warp)
+                found = self.inverse(s.A_kk, s.X, s.Y, warp)
                 for m in cutlass.range_constexpr(2):
-                    self.save(x.A_inv + to, blocks[m], 16 * m, 16 * warp, tokens, x.HV)
+                    self.keep(x.A_inv + to, found[m], 16 * m, 16 * warp, tokens, x.HV)
             else:
-                self.save(x.A_qk + to, [A[i] for i in range(C // 2)], 16 * (warp - 2), 0, tokens, x.HV)
+                self.keep(x.A_qk + to, [A[i] for i in range(C // 2)], 16 * (warp - 2), 0, tokens, x.HV)
 
     @cute.jit
     def load(self, x, s, A_inv, chunk, tokens, head):
@@ -95,10 +95,10 @@ class Pairs(entry.Entry):
         for i in cutlass.range_constexpr(C // 8):
             row, column = 8 * i + lane // 4, lane % 4 * 8
             token = cutlass.min(row, tokens - 1)                       # past the end: a row that counts for nothing
-            first = A_inv + ((row - C) * (x.HV * SAVED_C) + column)
-            copy_16_bytes_later(first.toint(), s.X + (row * PITCH_SAVED + column))
-            second = A_inv + (token * (x.HV * SAVED_C) + C + column)
-            copy_16_bytes_later(second.toint(), s.Y + (row * PITCH_SAVED + column))
+            first = A_inv + ((row - C) * (x.HV * KEPT_C) + column)
+            copy_16_bytes_later(first.toint(), s.X + (row * PITCH_KEPT + column))
+            second = A_inv + (token * (x.HV * KEPT_C) + C + column)
+            copy_16_bytes_later(second.toint(), s.Y + (row * PITCH_KEPT + column))
         arrive_when_copied(s.full)
 
     @cute.jit
@@ -108,35 +108,35 @@ class Pairs(entry.Entry):
         lane = cute.arch.lane_idx()
         row, pair = lane // 4, lane % 4 * 2
         AX = [[Float32(0.0)] * 4 for _ in range(4)]                            # 8 rows of A_kk X each
-        of_X = X + ((lane % 8 + lane // 16 * 8) * PITCH_SAVED + 16 * warp + lane // 8 % 2 * 8)
+        of_X = X + ((lane % 8 + lane // 16 * 8) * PITCH_KEPT + 16 * warp + lane // 8 % 2 * 8)
         for step in cutlass.range_constexpr(4):
             if cutlass.const_expr(step % 2 == 0):
-                words = load_matrices(of_X + step * 8 * PITCH_SAVED, transposed=True)
+                words = load_matrices(of_X + step * 8 * PITCH_KEPT, transposed=True)
             (a, c), (b, d) = both_halves(words[step % 2 * 2]), both_halves(words[step % 2 * 2 + 1])
             for n in cutlass.range_constexpr(4):
                 of_A = load(A_kk + ((8 * n + row) * PITCH_A + 8 * step + pair), 2)
                 AX[n] = mma_tf32(AX[n], [a, b, c, d], tf32s(of_A[0], of_A[1]))
-        blocks = []
+        found = []
         for m in cutlass.range_constexpr(2):
             YAX = [[Float32(0.0)] * 4, [Float32(0.0)] * 4]
             for step in cutlass.range_constexpr(2 * m + 2):                    # right of that Y is zero
-                of_Y = Y + ((16 * m + row) * PITCH_SAVED + 8 * step + pair)
-                words = [load_one(cute.recast_ptr(of_Y + r * PITCH_SAVED, dtype=Uint32)) for r in (0, 8)]
+                of_Y = Y + ((16 * m + row) * PITCH_KEPT + 8 * step + pair)
+                words = [load_one(cute.recast_ptr(of_Y + r * PITCH_KEPT, dtype=Uint32)) for r in (0, 8)]
                 (a, c), (b, d) = both_halves(words[0]), both_halves(words[1])
                 for n in cutlass.range_constexpr(2):
                     YAX[n] = mma_tf32(YAX[n], [a, b, c, d], tf32s(AX[step][2 * n], AX[step][2 * n + 1]))
-            blocks.append([-YAX[n][i] for n in range(2) for i in range(4)])
-        return blocks
+            found.append([-YAX[n][i] for n in range(2) for i in range(4)])
+        return found
 
     @cute.jit
-    def save(self, to, values, row, column, tokens, HV):
+    def keep(self, to, values, row, column, tokens, HV):
         """16 rows of so many columns, as lanes of a warp hold them."""
         row, column = row + cute.arch.lane_idx() // 4, column + cute.arch.lane_idx() % 4 * 2
         for r in cutlass.range_constexpr(2):
             if row + 8 * r < tokens:
                 for n in cutlass.range_constexpr(len(values) // 4):
                     i = 4 * n + 2 * r
-                    store(to + ((row + 8 * r) * (HV * SAVED_C) + column + 8 * n), [values[i], values[i + 1]])
+                    store(to + ((row + 8 * r) * (HV * KEPT_C) + column + 8 * n), [values[i], values[i + 1]])
 
 
 def build(c: PairsConfig, target: Target) -> cutedsl.Compiled:

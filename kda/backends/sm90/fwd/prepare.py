@@ -6,9 +6,9 @@ enough, those of rows.py.
   0-7    rows, sums, operands
   0-3    the product;  warps 0, 1 hold A_kk, warps 2, 3 A_qk
   0      the inverse
-  4-7    zeros right of the diagonal blocks of A_qk and A_inv, if those are saved
+  4-7    zeros right of the diagonal blocks of A_qk and A_inv, if those are kept
 
-Saved tensors have a row per token, (tokens, HV, saved_C).  This chunk is half of one of 64, and `pairs` adds the block
+Kept tensors have a row per token, (tokens, HV, kept_C).  This chunk is half of one of 64, and `pairs` adds the block
 between the halves.
 
 A program without a chunk sets its share of the rows of o that belong to no sequence to zero.
@@ -62,11 +62,11 @@ class Prepare(entry.Entry):
             head_rows = self.chunk.gate.rows_of_head(x, begin, head)
             if cute.arch.warp_idx() == 0:
                 s.b[cute.arch.lane_idx()] = beta_of_row(head_rows.beta, c.beta, tokens, x.HV, cute.arch.lane_idx())
-            saved_C, A_qk, A_inv = c.saved_C, x.A_qk, x.A_inv
-            if cutlass.const_expr(saved_C):                                    # to where the diagonal block is saved
-                of_block = (begin * x.HV + head) * saved_C + (number * C & saved_C - C)
+            kept_C, A_qk, A_inv = c.kept_C, x.A_qk, x.A_inv
+            if cutlass.const_expr(kept_C):                                     # to where the diagonal block is kept
+                of_block = (begin * x.HV + head) * kept_C + (number * C & kept_C - C)
                 A_qk, A_inv = A_qk + of_block, A_inv + of_block
-            pairs_to = (s.A_kk, s.b, tile, A_qk, tokens, x.HV * saved_C)
+            pairs_to = (s.A_kk, s.b, tile, A_qk, tokens, x.HV * kept_C)
             if cutlass.const_expr(c.in_blocks):
                 self.make_in_blocks(x, s, head_rows, tile, tokens, pairs_to)
             else:
@@ -75,10 +75,10 @@ class Prepare(entry.Entry):
                 self.chunk.team.meet_first_four()
                 if cute.arch.warp_idx() == 0:
                     self.chunk.inverse.solve(s.A_kk, s.columns, s.TB, s.X, None if c.b_on_keys else s.b)
-                    self.store_inverse(s.TB, s.X, tile, A_inv, tokens, x.HV * saved_C)
-            elif cutlass.const_expr(saved_C > C):
+                    self.store_inverse(s.TB, s.X, tile, A_inv, tokens, x.HV * kept_C)
+            elif cutlass.const_expr(kept_C > C):
                 if number & 1 == 0:
-                    self.clear_right(A_qk, A_inv, tokens, x.HV * saved_C)
+                    self.clear_right(A_qk, A_inv, tokens, x.HV * kept_C)
         elif cutlass.const_expr(c.packed):
             clear_chunk(x, c.V, begin, -tokens, head, cute.arch.warp_idx())
 
@@ -128,19 +128,19 @@ class Prepare(entry.Entry):
         thread = cute.arch.thread_idx()[0] - 128
         row, column = thread >> 2, (thread & 3) * 8
         if row < tokens:
-            for saved in (A_qk, A_inv):
-                store(saved + (row * stride + C + column), [Float32(0.0)] * 8)
+            for kept in (A_qk, A_inv):
+                store(kept + (row * stride + C + column), [Float32(0.0)] * 8)
 
     @cute.jit
     def store_inverse(self, TB, whole, tile, A_inv, tokens, stride):
-        """TB to the tile, A_inv to where it is saved, by one warp."""
+        """TB to the tile, A_inv to where it is kept, by one warp."""
         lane = cute.arch.lane_idx()
         to = field_at(tile, self.chunk.tile.TB)
         cute.arch.sync_warp()                                                  # TB is there
         for i in cutlass.range_constexpr(C * C // 32 // 8):
             piece = i * 32 + lane
             copy_16_bytes(TB + piece * 8, to + piece * 8)
-            if cutlass.const_expr(self.c.saved_C):
+            if cutlass.const_expr(self.c.kept_C):
                 row, column = piece >> 2, (piece & 3) * 8
                 if row < tokens:
                     copy_16_bytes(whole + swizzle_64B(row, column) // 2, A_inv + (row * stride + column))

@@ -132,7 +132,7 @@ class StreamMaker:
 
     @cute.jit
     def work_of(self, shared, group):
-        """Return the memory in which a group works."""
+        """Where a group works."""
         base = shared + group * self.struct.bytes
         fields = [field_at(base, getattr(self.struct, name)) for name in ("X", "Y", "sums", "A_kk", "columns", "b")]
         return Work(Int32(0), group, base, *fields, None)

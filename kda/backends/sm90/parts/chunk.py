@@ -65,9 +65,9 @@ class TensorCore:
 
     @cute.jit
     def level(self, acc, X, level: cutlass.Constexpr, phase):
-        of_level = self.accumulator()
-        self.multiply(of_level, X, X, 2 * C)
-        add_level(acc, of_level, level, self.team.thread())
+        found = self.accumulator()
+        self.multiply(found, X, X, 2 * C)
+        add_level(acc, found, level, self.team.thread())
 
     @cute.jit
     def levels(self, acc):
@@ -77,11 +77,11 @@ class TensorCore:
     def issue_blocks(self):
         """Pairs within blocks of 8 rows, by warps 0 to 3."""
         if self.team.warp() < 4:
-            acc = self.accumulator()
-            self.multiply(acc, self.X, self.Y, C)
+            found = self.accumulator()
+            self.multiply(found, self.X, self.Y, C)
             if cutlass.const_expr(self.shared):
                 self.team.product_is_there()
-            self.store_pairs(acc, *self.pairs_to, 0)
+            self.store_pairs(found, *self.pairs_to, 0)
 
     @cute.jit
     def issue_across(self):
@@ -117,8 +117,8 @@ class TensorCore:
         multiply(acc, wide_view(X, 2 * C, K), y, fenced)
 
     @cute.jit
-    def store_pairs(self, acc, A_kk, b, tile, saved_A_qk, tokens, stride, number: cutlass.Constexpr = None):
-        """Store A_kk to shared memory, and A_qk to the tile and where it is saved: the pairs that count in product
+    def store_pairs(self, acc, A_kk, b, tile, kept_A_qk, tokens, stride, number: cutlass.Constexpr = None):
+        """Store A_kk to shared memory, and A_qk to the tile and where it is kept: the pairs that count in product
         `number`.  Called by warps 0 to 3."""
         if self.team.warp() < 2:
             store_A_kk(acc, A_kk, b, self.team.thread(), self.c.b_on_keys, number)
@@ -131,9 +131,9 @@ class TensorCore:
                     pair = [pair[0] * b[column], pair[1] * b[column + 1]]
                 if counts(row, column, number):
                     store(to + swizzle_64B(row, column) // 2, pair)
-                    if cutlass.const_expr(self.c.saved_C):
+                    if cutlass.const_expr(self.c.kept_C):
                         if row < tokens:
-                            store(saved_A_qk + (row * stride + column), pair)
+                            store(kept_A_qk + (row * stride + column), pair)
 
 
 class ChunkMaker:
@@ -143,4 +143,4 @@ class ChunkMaker:
         self.gate = Gate(config, team)
         self.pairs = PairMaker(config, team, self.gate, self.tensor_core, self.tile, buffers=2)
         self.rows = Rows(config, team, self.tensor_core, self.tile)
-        self.inverse = Inverse(bool(config.saved_C), swizzle_64B)
+        self.inverse = Inverse(bool(config.kept_C), swizzle_64B)

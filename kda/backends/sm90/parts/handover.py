@@ -16,7 +16,7 @@ another CTA; and LOAD and STORE (parts/values.py).
   its tile   0  0  0  0  0  0  1  1  1  1  0  0  0
   stage      0  1  2  3  0  1  2  3  0  1  2  3  0          in CTAs 0 and 1
 
-Where tiles are saved for a backward, the warp that hands one over also copies it to memory, and is one more of those
+Where tiles are kept for a backward, the warp that hands one over also copies it to memory, and is one more of those
 that `empty` waits for: it arrives when that copy has read the tile.
 """
 
@@ -46,7 +46,7 @@ class OwnStages:
     def initialise(self, ring):
         for stage in cutlass.range_constexpr(self.stages):
             cute.arch.mbarrier_init(ring.full + stage, 1)
-            cute.arch.mbarrier_init(ring.empty + stage, 4 * self.c.walking + self.c.saves)
+            cute.arch.mbarrier_init(ring.empty + stage, 4 * self.c.walking + self.c.keeps)
 
     @cute.jit
     def place(self, rank, group):
@@ -77,14 +77,14 @@ class OwnStages:
     def acquire(self, ring, rank, group, turn, inverter):
         """The group may overwrite that tile, and all else that the chunk before needed."""
         empty = ring.empty + self.place(rank, group)
-        if cutlass.const_expr(self.c.saves):
+        if cutlass.const_expr(self.c.keeps):
             if inverter and turn > 0:
-                was_saved(empty)
+                was_kept(empty)
         cute.arch.mbarrier_wait(empty, turn & 1 ^ 1)
 
     @cute.jit
-    def hand_over(self, ring, tile, group, rank, saved_at):
-        """The tile to each CHAIN, and to where it is saved, by one warp."""
+    def hand_over(self, ring, tile, group, rank, kept_at):
+        """The tile to each CHAIN, and to where it is kept, by one warp."""
         full = ring.full + self.place(rank, group)
         with cute.arch.elect_one():
             if cutlass.const_expr(self.c.walking == self.c.ctas):
@@ -95,8 +95,8 @@ class OwnStages:
                 cute.arch.mbarrier_arrive(full)
             else:
                 self.copy(tile, full, Int32(0))
-            if cutlass.const_expr(self.c.saves):
-                save_tile(saved_at, tile, self.layout.end)
+            if cutlass.const_expr(self.c.keeps):
+                keep(kept_at, tile, self.layout.end)
 
     @cute.jit
     def copy(self, tile, full, neighbour):
@@ -129,14 +129,14 @@ class OwnStages:
 
 
 @cute.jit
-def save_tile(to, tile, size):
+def keep(to, tile, size):
     """Copy the tile to memory.  Called by one thread."""
     bulk_store(to, tile, size)
     cute.arch.cp_async_bulk_commit_group()
 
 
 @cute.jit
-def was_saved(empty):
+def was_kept(empty):
     """The copy to memory has read the tile, by the warp that began it."""
     with cute.arch.elect_one():
         cute.arch.cp_async_bulk_wait_group(0, read=True)
@@ -170,7 +170,7 @@ class RelayedStages:
         self.step, self.stages = self.makers, RING
 
     def ring(self, s):
-        stored = s.stored if cutlass.const_expr(self.c.saves) else None
+        stored = s.stored if cutlass.const_expr(self.c.keeps) else None
         return Relayed(s.full, s.read, s.empty, s.credit, s.solved, s.written, s.taken, stored)
 
     @cute.jit
@@ -178,7 +178,7 @@ class RelayedStages:
         for stage in cutlass.range_constexpr(RING):
             cute.arch.mbarrier_init(ring.full + stage, 1 + 32)
             cute.arch.mbarrier_init(ring.read + stage, 4)
-            if cutlass.const_expr(self.c.saves):
+            if cutlass.const_expr(self.c.keeps):
                 cute.arch.mbarrier_init(ring.stored + stage, 1)
         for place in cutlass.range_constexpr(OUTPUTS):
             cute.arch.mbarrier_init(ring.written + place, 4)
@@ -187,7 +187,7 @@ class RelayedStages:
             cute.arch.mbarrier_init(ring.credit + group, WALKING)
             cute.arch.mbarrier_init(ring.solved + group, 1)
             for number in cutlass.range_constexpr(TILES):
-                cute.arch.mbarrier_init(ring.empty + (TILES * group + number), WALKING + self.c.saves)
+                cute.arch.mbarrier_init(ring.empty + (TILES * group + number), WALKING + self.c.keeps)
 
     @cute.jit
     def place(self, rank, group):
@@ -247,22 +247,22 @@ class RelayedStages:
 
     @cute.jit
     def hand_over(self, s, ring, tile, c, group, rank, turn, places):
-        """The tile of chunk c to both CHAINs, and to where it is saved, which the group has said, by one warp."""
+        """The tile of chunk c to both CHAINs, and to where it is kept, which the group has said, by one warp."""
         stage = stage_of(c, RING)
         full, to = ring.full + stage, s.stages + stage * self.layout.bytes
         with cute.arch.elect_one():
             cute.arch.mbarrier_arrive(ring.solved + group)
         cute.arch.mbarrier_wait(ring.credit + group, turn & 1)
         with cute.arch.elect_one():
-            if cutlass.const_expr(self.c.saves):
-                save_tile(in_global(places[self.second(rank, turn)], Uint8), tile, self.layout.end)
+            if cutlass.const_expr(self.c.keeps):
+                keep(in_global(places[self.second(rank, turn)], Uint8), tile, self.layout.end)
             for walking in cutlass.range_constexpr(WALKING):
                 if rank == walking:
                     cute.arch.mbarrier_arrive(full)
                 else:
                     bulk_copy_to_neighbour(tile, to, self.layout.end, full, walking)
-        if cutlass.const_expr(self.c.saves):
-            was_saved(ring.empty + (TILES * group + self.second(rank, turn)))
+        if cutlass.const_expr(self.c.keeps):
+            was_kept(ring.empty + (TILES * group + self.second(rank, turn)))
 
     @cute.jit
     def until_own(self, rank, walked):

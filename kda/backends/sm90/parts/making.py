@@ -50,12 +50,12 @@ class OneProduct:
         self.requested = RequestedByChannel(self.c, self.team)
 
     def begin(self, x, work, begin, head):
-        """Do nothing: no parameter of the head is needed before rows."""
+        """Nothing."""
 
     @cute.jit
     def rows(self, x, work, head_rows, rows, beta):
         if cutlass.const_expr(self.staged):
-            qn, kn, gc = self.requested.load_rows(self.requested.arrived(head_rows, work.X, work.Y), rows, 1, 1)
+            qn, kn, gc = self.requested.load_rows(self.requested.found(head_rows, work.X, work.Y), rows, 1, 1)
         else:
             qn, kn, gc = self.chunk.gate.load_rows(head_rows, rows, x.H, x.HV)
         store_b(self.c, self.team, work.b, beta)
@@ -113,7 +113,7 @@ class InBlocks:
     def rows(self, x, work, head_rows, rows, beta):
         maker = self.chunk.rows
         if cutlass.const_expr(self.staged):
-            raw = self.requested.fetch(self.requested.arrived(head_rows, work.X, work.Y), rows, 1, 1)
+            raw = self.requested.fetch(self.requested.found(head_rows, work.X, work.Y), rows, 1, 1)
         else:
             raw = maker.fetch(head_rows, rows, x.H, x.HV)
         store_b(self.c, self.team, work.b, beta)

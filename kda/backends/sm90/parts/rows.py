@@ -34,8 +34,8 @@ class Requested:
         cute.arch.cp_async_commit_group()
 
     @cute.jit
-    def arrived(self, head_rows, X, Y):
-        """Wait for requested rows, and return where they lie."""
+    def found(self, head_rows, X, Y):
+        """Where rows are that were requested, when they are there."""
         cute.arch.cp_async_wait_group(0)
         # redundant: in the simulator, where a warp waits as a whole; the manual lets each lane wait for its own copies
         cute.arch.sync_warp()

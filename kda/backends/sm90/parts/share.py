@@ -28,11 +28,11 @@ from ..configs import COLUMNS, ChainConfig, ShareField
 
 
 class PlaceOfPiece(NamedTuple):
-    """The place of a piece of a walk in what is saved for a backward."""
+    """The place of a piece of a walk in what is kept for a backward."""
 
     number: Any                              # number of its first chunk among all of a head
     skipped: Any                             # chunks of the walk before it
-    state: Any                               # number of the walk's first saved state
+    state: Any                               # number of the walk's first kept state
 
 
 @cute.jit
@@ -71,7 +71,7 @@ class Share:
 
     @cute.jit
     def walk_at(self, x, slot, slots):
-        """Value head, sequence, first token, tokens, the slot of chunk 0, and the number of the first saved state."""
+        """Value head, sequence, first token, tokens, the slot of chunk 0, and the number of the first kept state."""
         head = slot // slots
         of_head = slot - head * slots
         n = self.sequence_with(x, of_head) if cutlass.const_expr(self.c.packed) else of_head // x.chunks
@@ -102,23 +102,23 @@ class Share:
 
     @cute.jit
     def piece(self, x, share, slot, looked_up, head, n):
-        """Return the piece at a slot: head, sequence, first token, tokens, whether another cluster has begun the walk,
-        whether another goes on with it, and its place in what is saved.  For packed input a look-up is needed only
-        for a part of a walk; otherwise the piece is the walk behind that of `head` and sequence n."""
+        """The piece at a slot: head, sequence, first token, tokens, whether another cluster has begun the walk, whether
+        another goes on with it, and where in what is kept it lies.  Packed, it is only looked up where it may be a part
+        of a walk: else it is the walk behind that of a head and sequence."""
         if cutlass.const_expr(not self.c.packed):
             return self.look_up(x, share, slot)
         begin, tokens, enters, leaves = Int64(0), Int32(0), Boolean(False), Boolean(False)
-        piece_place = PlaceOfPiece(Int32(0), Int32(0), Int32(0))
+        kept = PlaceOfPiece(Int32(0), Int32(0), Int32(0))
         if looked_up:
-            head, n, begin, tokens, enters, leaves, piece_place = self.look_up(x, share, slot)
+            head, n, begin, tokens, enters, leaves, kept = self.look_up(x, share, slot)
         while tokens == 0:                                                     # the sequence has no tokens
             n += 1
             if n == x.N:
                 n = Int32(0)
                 head += 1
             _, begin, tokens, number, state = place_of_segment(self.c, x, n, x.chunks, 1, 0)
-            piece_place = PlaceOfPiece(number, piece_place.skipped, state)
-        return head, n, begin, tokens, enters, leaves, piece_place
+            kept = PlaceOfPiece(number, kept.skipped, state)
+        return head, n, begin, tokens, enters, leaves, kept
 
     @cute.jit
     def look_up(self, x, share, slot):
@@ -127,8 +127,8 @@ class Share:
         head, n, begin, tokens, first, state = self.walk_at(x, slot, slots)
         skipped = (slot - first) * C
         left, within = tokens - skipped, (end - slot) * C
-        piece_place = PlaceOfPiece(slot - head * slots, slot - first, state)
-        return head, n, begin + skipped, cutlass.min(left, within), slot > first, left > within, piece_place
+        kept = PlaceOfPiece(slot - head * slots, slot - first, state)
+        return head, n, begin + skipped, cutlass.min(left, within), slot > first, left > within, kept
 
     @cute.jit
     def after(self, share, slot, chunks):

@@ -33,7 +33,7 @@ from ...common.cute.copies import (
 )
 from ...common.cute.fragments import load_matrices, store_matrices
 from ...common.cute.tile import C
-from ..configs import COLUMNS, PITCH_V, SAVED_COLUMNS, ChainConfig, tile
+from ..configs import COLUMNS, KEPT_COLUMNS, PITCH_V, ChainConfig, tile
 from .teams import CHAIN
 from .views import narrow_standing_view, narrow_view, standing_view, wide_view
 from .wgmma import accumulator, issue
@@ -151,7 +151,7 @@ class State:
         if cute.arch.thread_idx()[0] == 0:
             cute.arch.cp_async_bulk_wait_group(0, read=True)
         CHAIN.sync()
-        lane_column = own_column(SAVED_COLUMNS * cute.arch.warp_idx())
+        lane_column = own_column(KEPT_COLUMNS * cute.arch.warp_idx())
         for half in cutlass.range_constexpr(self.c.K // 64):
             self.put_columns(image + half * (COLUMNS * 64), lane_column, operand, half)
         cute.arch.fence_proxy("async.shared", space="cta")
@@ -174,25 +174,25 @@ class State:
             cute.arch.cp_async_bulk_commit_group()
 
     @cute.jit
-    def save(self, x, operand, strip, own_rows):
+    def keep(self, x, operand, strip, own_rows):
         """The strip of the state, as it is multiplied, to its place among V columns in memory, by each warp alone: a
         column has 128 bytes for every 64 channels, swizzled as bwd/grads reads them (configs.state_image)."""
         lane, warp = cute.arch.lane_idx(), cute.arch.make_warp_uniform(cute.arch.warp_idx())
         lane_column = own_column(0)
-        rows = own_rows + warp * (SAVED_COLUMNS * 64)
-        to = x + ((strip * COLUMNS + warp * SAVED_COLUMNS) * 64 + lane * 8)
+        rows = own_rows + warp * (KEPT_COLUMNS * 64)
+        to = x + ((strip * COLUMNS + warp * KEPT_COLUMNS) * 64 + lane * 8)
         for half in cutlass.range_constexpr(self.c.K // 64):
             if cutlass.const_expr(half > 0):
                 cute.arch.sync_warp()                                          # those before were read
             self.put_columns(rows, lane_column, operand, half)
             cute.arch.sync_warp()                                              # 16 columns are there
-            for i in cutlass.range_constexpr(SAVED_COLUMNS * 64 // (32 * 8)):
+            for i in cutlass.range_constexpr(KEPT_COLUMNS * 64 // (32 * 8)):
                 copy_16_bytes(rows + (lane * 8 + i * 256), to + (half * self.c.V * 64 + i * 256))
 
     @cute.jit
     def thread_place(self, first_v):
-        """Return the place of a thread of CHAIN in rows of v or o, from a walk's first element on.  The shuffle
-        makes the value opaque, so that ptxas has it in registers and does not recompute it per chunk (250 clocks)."""
+        """Return the place of a thread of CHAIN in rows of v or o, from a walk's first element on.  ptxas keeps the
+        result of a shuffle in registers; else it would compute the place for each chunk again, in 250 clocks."""
         thread = cute.arch.shuffle_sync(cute.arch.thread_idx()[0], cute.arch.lane_idx())
         row, column = thread // 8, thread % 8 * 8
         return ThreadPlace(row, first_v + column, row * PITCH_V + column)
@@ -207,10 +207,10 @@ class State:
         """Rows of o or r of chunk i out of shared memory, as whole lines; all of them, or so many."""
         source = rows + thread_place.within
         if cutlass.const_expr(tokens is None):
-            rows_loaded = [load(source + 16 * j * PITCH_V, 8) for j in range(2)]  # both, before one is stored
+            found = [load(source + 16 * j * PITCH_V, 8) for j in range(2)]     # both, before one is stored
             for j in cutlass.range_constexpr(2):
                 to = in_global(self.row(o, thread_place.element, i * C + 16 * j + thread_place.row, HV), BFloat16)
-                cute.autovec_copy(rows_loaded[j], neighbours(to, 8))
+                cute.autovec_copy(found[j], neighbours(to, 8))
         else:
             for j in cutlass.range_constexpr(2):
                 if 16 * j + thread_place.row < tokens:
@@ -268,7 +268,7 @@ class State:
 
     @cute.jit
     def own_elements(self, x, number, strip, columns: cutlass.Constexpr, transposed: cutlass.Constexpr):
-        """Return where this thread's first element is: the others are at constants from there (`to_element`)."""
+        """Where this thread's first element is: the others are at constants from there (`to_element`)."""
         over_channels, over_columns = self.strides(columns, transposed)
         channel, column = self.place_in_state(0, strip)
         return x + (Int64(number) * (self.c.K * columns) + channel * over_channels + column * over_columns)

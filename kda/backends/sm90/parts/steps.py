@@ -80,14 +80,14 @@ class StepJoiner:
                 self.put_A2(field_at(a, self.tile.TB), rows, A2)
             else:
                 self.clear_words(field_at(b, self.tile.TB) + (rows - 2) * (ROWS * C), ROWS * C // 2)
-        of_KT = self.times_KT(b, a, rows, half)
+        found = self.times_KT(b, a, rows, half)
         if rows < 2:
-            store_matrices(G + self.narrow_place(ROWS * rows, ROWS * half), words_of_two(of_KT))
+            store_matrices(G + self.narrow_place(ROWS * rows, ROWS * half), words_of_two(found))
         self.team.meet()                                                       # G is there; kE_b, qg_b, KT_a were read
         self.finish_KT(a, b, G, of_a)
         self.scale(a, b, rows, half)
         if rows >= 2:
-            self.finish_A2(a, b, G, of_KT, rows - 2, half)
+            self.finish_A2(a, b, G, found, rows - 2, half)
 
     @cute.jit
     def clear_words(self, to, count: cutlass.Constexpr):
@@ -123,13 +123,13 @@ class StepJoiner:
              for m, step in ((0, 0), (0, 1), (1, 1))}
         kg = [load_matrices(KG + self.wide_place(ROWS * step, first, C), transposed=True) for step in range(2)]
         for m in cutlass.range_constexpr(2):
-            of_rows = []
+            found = []
             for n in cutlass.range_constexpr(2):
                 acc = [Float32(0.0)] * 4
                 for step in cutlass.range_constexpr(m, 2):                     # TB^T has zeros below its diagonal
                     acc = mma_bf16(acc, T[m, step], kg[step][2 * n : 2 * n + 2])
-                of_rows.append(acc)
-            KT.append(of_rows)
+                found.append(acc)
+            KT.append(found)
         for m in cutlass.range_constexpr(2):
             store_matrices(KG + self.wide_place(ROWS * m, first, C), words_of_two(KT[m]))
         return KT
@@ -141,12 +141,12 @@ class StepJoiner:
         rows_of_A = [load_matrices(A_qk + self.narrow_place(ROWS * m, ROWS * step)) for step in range(2)]
         words = []
         for half in cutlass.range_constexpr(2):
-            halves = [[Float32(0.0)] * 4, [Float32(0.0)] * 4]
+            found = [[Float32(0.0)] * 4, [Float32(0.0)] * 4]
             for step in cutlass.range_constexpr(half, 2):                      # TB has zeros above its diagonal
                 of_TB = load_matrices(TB + self.place_of_columns(ROWS * half, ROWS * step))
                 for n in cutlass.range_constexpr(2):
-                    halves[n] = mma_bf16(halves[n], rows_of_A[step], of_TB[2 * n : 2 * n + 2])
-            words += words_of_two(halves)
+                    found[n] = mma_bf16(found[n], rows_of_A[step], of_TB[2 * n : 2 * n + 2])
+            words += words_of_two(found)
         return words
 
     @cute.jit
@@ -159,14 +159,14 @@ class StepJoiner:
     def times_KT(self, b, a, rows, half):
         """16 rows of [kE_b; qg_b] times 16 rows of KT_a."""
         KQ, KT, lane = field_at(b, self.tile.KQ), field_at(a, self.tile.KG), cute.arch.lane_idx()
-        acc = [[Float32(0.0)] * 4, [Float32(0.0)] * 4]
+        found = [[Float32(0.0)] * 4, [Float32(0.0)] * 4]
         row, piece = ROWS * half + (lane >> 4) * 8 + (lane & 7), lane >> 3 & 1
         for step in cutlass.range_constexpr(self.K // ROWS):
             words = load_matrices(KQ + self.wide_place(ROWS * rows, ROWS * step, 2 * C))
             of_KT = load_matrices(KT + swizzle_128B(row, ROWS * step + piece * 8, C) // 2)
             for n in cutlass.range_constexpr(2):
-                acc[n] = mma_bf16(acc[n], words, of_KT[2 * n : 2 * n + 2])
-        return acc
+                found[n] = mma_bf16(found[n], words, of_KT[2 * n : 2 * n + 2])
+        return found
 
     @cute.jit
     def decays(self, tile, block):
@@ -182,13 +182,13 @@ class StepJoiner:
         KT_b = [load_matrices(field_at(b, KG) + self.wide_place(ROWS * step, first, C), transposed=True)
                for step in range(2)]
         for m in cutlass.range_constexpr(2):
-            acc = [[Float32(0.0)] * 4, [Float32(0.0)] * 4]
+            found = [[Float32(0.0)] * 4, [Float32(0.0)] * 4]
             for step in cutlass.range_constexpr(2):
                 row, column = ROWS * step + (lane >> 4) * 8 + (lane & 7), ROWS * m + (lane >> 3 & 1) * 8
                 of_G = load_matrices(G + swizzle_64B(row, column) // 2, transposed=True)
                 for n in cutlass.range_constexpr(2):
-                    acc[n] = mma_bf16(acc[n], of_G, KT_b[step][2 * n : 2 * n + 2])
-            left = [[of_a[m][n][e] * lam_b[2 * n + e % 2] - acc[n][e] for e in range(4)] for n in range(2)]
+                    found[n] = mma_bf16(found[n], of_G, KT_b[step][2 * n : 2 * n + 2])
+            left = [[of_a[m][n][e] * lam_b[2 * n + e % 2] - found[n][e] for e in range(4)] for n in range(2)]
             store_matrices(field_at(a, KG) + self.wide_place(ROWS * m, first, C), words_of_two(left))
 
     @cute.jit
@@ -213,7 +213,7 @@ class StepJoiner:
                         store_matrices(KQ_b + place_b, scaled)
 
     @cute.jit
-    def finish_A2(self, a, b, G, of_KT, m, half):
+    def finish_A2(self, a, b, G, found, m, half):
         """A2_ba, 16 rows and columns, to where A_qk of chunk a was."""
         lane, A2 = cute.arch.lane_idx(), field_at(b, self.tile.A_qk)
         left = [[Float32(0.0)] * 4, [Float32(0.0)] * 4]
@@ -223,7 +223,7 @@ class StepJoiner:
             of_G = load_matrices(G + swizzle_64B(row, column) // 2, transposed=True)
             for n in cutlass.range_constexpr(2):
                 left[n] = mma_bf16(left[n], A2_words, of_G[2 * n : 2 * n + 2])
-        left = [[of_KT[n][e] - left[n][e] for e in range(4)] for n in range(2)]
+        left = [[found[n][e] - left[n][e] for e in range(4)] for n in range(2)]
         store_matrices(field_at(a, self.tile.A_qk) + self.narrow_place(ROWS * m, ROWS * half), words_of_two(left))
 
     @cute.jit
@@ -237,9 +237,9 @@ class StepJoiner:
 
 
 @cute.jit
-def words_of_two(accumulators):
+def words_of_two(found):
     """Return rounded accumulators of 16 rows and two times eight columns, in the order of `store_matrices`."""
-    return [word for acc in accumulators for word in words_of(acc)]
+    return [word for acc in found for word in words_of(acc)]
 
 
 class StepState(State):

@@ -8,7 +8,7 @@ other.
   mbarrier               arrivals                         says
   written, of two        4, a lane of each warp of CHAIN  o (and r) of a chunk is in shared memory
   taken, of two          1, of STORE                      it was read
-  stored, of each stage  1, of STORE                      r was read, where r is saved
+  stored, of each stage  1, of STORE                      r was read, where r is kept
 
 r of a chunk lies where its v was, and goes to memory as o does; only then v of a later chunk comes there.
 

@@ -40,12 +40,12 @@ class GradGate:
         """Return the logits of step b, in the order of `at_element`."""
         if cutlass.const_expr(self.c.wide_g):
             _, head, begin, tokens = place
-            first, logits = self.first_row(x.g, x, begin, head, channel), [None] * 8
+            first, found = self.first_row(x.g, x, begin, head, channel), [None] * 8
             for t in cutlass.range_constexpr(EACH):
                 row = fast.row(first, last_token(self.token(b, t), tokens), x.HV * Int32(4 * self.c.K))
                 for r in cutlass.range_constexpr(HALVES):
-                    logits[at_element(0, r, t)] = load_one(in_global(row + 32 * r, Float32))
-            return logits
+                    found[at_element(0, r, t)] = load_one(in_global(row + 32 * r, Float32))
+            return found
         return raw(rows, b)
 
     @cute.jit
@@ -75,15 +75,15 @@ class GradGate:
     @cute.jit
     def log2_decay(self, logit, rate, bias, lower_bound):
         """Return log2 of the decay from a logit, or from a given decay; in blocks of 8 it is at least FLOOR."""
-        decay = logit * Float32(fast.LOG2_E)
+        found = logit * Float32(fast.LOG2_E)
         if cutlass.const_expr(self.c.gate == "bounded"):
-            decay = fast.reciprocal(Float32(1.0) + fast.exp2((logit + bias) * (Float32(-fast.LOG2_E) * rate)))
-            decay = (Float32(fast.LOG2_E) * lower_bound) * decay
+            found = fast.reciprocal(Float32(1.0) + fast.exp2((logit + bias) * (Float32(-fast.LOG2_E) * rate)))
+            found = (Float32(fast.LOG2_E) * lower_bound) * found
         if cutlass.const_expr(self.c.gate == "softplus"):
             y = (logit + bias) * Float32(fast.LOG2_E)
             e = fast.exp2(fast.distance(y, Float32(0.0)))
-            decay = -rate * (fast.at_least(y, 0.0) + fast.log2(Float32(1.0) + e))
-        return decay if cutlass.const_expr(self.c.one_product) else fast.at_least(decay, FLOOR)
+            found = -rate * (fast.at_least(y, 0.0) + fast.log2(Float32(1.0) + e))
+        return found if cutlass.const_expr(self.c.one_product) else fast.at_least(found, FLOOR)
 
     @cute.jit
     def slopes(self, x, rate):

@@ -40,7 +40,7 @@ def neighbour(x, far: cutlass.Constexpr):
 def raw(rows, b: cutlass.Constexpr):
     """Both halves' channels of four tokens of step b, as `at_element` counts."""
     words = cute.make_rmem_tensor(4, Uint32)
-    matrices = load_matrices(rows + b * (STEP * 64), transposed=True)
+    found = load_matrices(rows + b * (STEP * 64), transposed=True)
     for w in cutlass.range_constexpr(4):
-        words[w] = matrices[w]
+        words[w] = found[w]
     return floats(cute.recast_tensor(words, BFloat16))

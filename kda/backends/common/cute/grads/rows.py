@@ -106,8 +106,8 @@ class GradRows:
             first = mma_bf16(first, a, [b[0], b[2]])
             second = mma_bf16(second, a, [b[1], b[3]])
         odd = lane & 4 != 0
-        diagonal = [first[1] if odd else first[0], second[3] if odd else second[2]]
-        return [cute.arch.shuffle_sync(y, (lane & 28) + (lane >> 3)) for y in diagonal]
+        found = [first[1] if odd else first[0], second[3] if odd else second[2]]
+        return [cute.arch.shuffle_sync(y, (lane & 28) + (lane >> 3)) for y in found]
 
     @cute.jit
     def finish(
@@ -143,12 +143,12 @@ class GradRows:
         if n == 1:
             odd = lane & 4 != 0
             for r in cutlass.range_constexpr(HALVES):
-                of_token = Float32(0.0)
+                found = Float32(0.0)
                 for b in cutlass.range_constexpr(STEPS):
                     diagonal = flat[8 * b + 6 * r + 1] if odd else flat[8 * b + 6 * r]
-                    of_token = diagonal if part == b else of_token
+                    found = diagonal if part == b else found
                 if (lane & 3) == lane >> 3:
-                    s.through_b[tokens[r]] = of_token
+                    s.through_b[tokens[r]] = found
         last = [token - n - 4 * (lane & 3) for token in tokens]            # G2 is strict
         row = STEP * part + (lane >> 3 & 1) * 8 + (lane & 7)
         to = s.G + (n * (TOKENS * TOKENS) + row * 64)
@@ -243,16 +243,16 @@ class GradRows:
                 of_halves[j // 2 % 2] = of_halves[j // 2 % 2] + weight[j] * flat[8 * b + j]
             of_step.append(of_halves)
         for r in cutlass.range_constexpr(HALVES):
-            factor, passing = ratio[r][self.blocks], Float32(0.0)
+            factor, found = ratio[r][self.blocks], Float32(0.0)
             for n in cutlass.range_constexpr(STEPS):
                 b, factors = STEPS - 1 - n, []
                 for m in cutlass.range_constexpr(self.each):
                     factors.insert(0, factor)
                     factor = factor * ratio[r][b * self.each + self.each - 1 - m]
-                passing += of_step[b][r] * self.of_lane(factors)
-            passing += neighbour(passing, 1)
-            passing += neighbour(passing, 2)
-            through.append(passing + factor * through_state[r])                # now it is 2^gc_last
+                found += of_step[b][r] * self.of_lane(factors)
+            found += neighbour(found, 1)
+            found += neighbour(found, 2)
+            through.append(found + factor * through_state[r])                  # now it is 2^gc_last
         self.times_halves(down, [ratio[r][self.blocks] for r in range(HALVES)])
         return through
 
@@ -423,11 +423,11 @@ class GradRows:
                         up, back = fast.exp2(from_middle[j]), fast.exp2(-from_middle[j])
                         self.gradients_of_rows(flat, 8 * b + j, up, back, factors, t)
             for n in cutlass.range_constexpr(2):
-                gradient = [flat[2 * n][8 * b + j] for j in range(8)]
+                found = [flat[2 * n][8 * b + j] for j in range(8)]
                 if cutlass.const_expr(self.c.norm):
                     y, along = raw(rows[n], b), load(projected + (n * TOKENS + STEP * b), EACH)
                     for r in cutlass.range_constexpr(HALVES):
                         for t in cutlass.range_constexpr(EACH):
                             j = at_element(0, r, t)
-                            gradient[j] = gradient[j] - y[j] * along[t]
-                store_matrices(rows[n] + b * (STEP * 64), words_of(gradient), transposed=True)
+                            found[j] = found[j] - y[j] * along[t]
+                store_matrices(rows[n] + b * (STEP * 64), words_of(found), transposed=True)
