@@ -1,4 +1,4 @@
-"""The documentation site: `python -m sphinx -W docs build/docs`.  docs/decisions/docs_site.md says why Sphinx."""
+"""The documentation site: `python -m sphinx -W docs build/docs`."""
 
 import importlib.metadata
 import pathlib
