@@ -27,8 +27,8 @@ import torch
 from kda.backends.reference import launch as reference
 from kda.backends.triton.decode import launch, recurrent_plan
 from kda.checks import Call, problem_of
-from kda.commands.layout import table
 from kda.problem import Inputs, Options, Problem
+from ptxkit.commands.layout import table
 
 K = V = 128
 REPLAYS, L2_TIMES = 21, 4

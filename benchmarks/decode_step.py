@@ -35,9 +35,9 @@ from decode import copy_speed, graph_of, numbers
 import kda
 from kda import nn
 from kda.backends.triton.decode import launch, step_plan
-from kda.commands.render import table
 from kda.nn.sequences import Sequences
 from kda.verify.steps import bytes_moved, copied, make_step, run_step
+from ptxkit.commands.render import table
 from ptxkit.compile.fetching import fetch_all
 
 REPLAYS, L2_TIMES, FEW = 15, 4, 3

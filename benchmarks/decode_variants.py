@@ -30,9 +30,9 @@ from decode import copy_speed
 from decode_step import Arguments, arguments, distance, measure, parse_config, recipes_of, seconds, use
 
 import kda
-from kda.commands.render import table
 from kda.measure.shapes import SHAPES
 from kda.verify.steps import bytes_moved, copied, run_step
+from ptxkit.commands.render import table
 from ptxkit.compile.fetching import fetch_all
 
 REACHED = 0.85                               # share of a copy's bandwidth, with 64 sequences of 32 heads and more

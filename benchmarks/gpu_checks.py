@@ -191,10 +191,10 @@ def compare(file: Path, device: str) -> int:
     """||x - exact|| / ||exact|| of o, final states and gradients; ours may not be larger than FLA's."""
     import torch
 
-    from kda.commands.layout import table
     from kda.verify.definition import definition
     from kda.verify.doors import Door, Fla
     from kda.verify.simulated import SimulatedDoor
+    from ptxkit.commands.layout import table
 
     if device == "cpu":
         from ptxkit.compile.target import parse

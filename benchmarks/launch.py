@@ -22,7 +22,7 @@ import torch
 import triton
 import triton.language as tl
 
-from kda.commands.layout import table
+from ptxkit.commands.layout import table
 from ptxkit.compile import driver
 from ptxkit.compile import triton as door
 

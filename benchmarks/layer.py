@@ -24,9 +24,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import torch
 import torch.nn.functional as F
 
-from kda.commands.layout import table
 from kda.measure.clocks import clock_of, interleaved
 from kda.nn import Cache, KimiDeltaAttention, convolution, gated_rms_norm, norm, short_convolution
+from ptxkit.commands.layout import table
 
 HIDDEN = {32: 2304, 64: 4096, 96: 7168}      # heads -> hidden size; of Kimi-Linear, of GLM-5.3-Flash, and a wider one
 CLOSE = {torch.bfloat16: 2e-2, torch.float16: 4e-3, torch.float32: 1e-4}       # relative, in the norm

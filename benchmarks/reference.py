@@ -24,9 +24,9 @@ import torch  # noqa: E402
 from kda.backends.reference import chunked, launch  # noqa: E402
 from kda.backends.reference.ragged import Ragged  # noqa: E402
 from kda.backends.reference.recurrent import recurrent  # noqa: E402
-from kda.commands.layout import table  # noqa: E402
 from kda.stages import FORWARD  # noqa: E402
 from kda.verify.cases import make_inputs  # noqa: E402
+from ptxkit.commands.layout import table  # noqa: E402
 
 NAMES = ("recurrent", "chunked 64", "chunked 32")
 H, K = 8, 64

@@ -38,10 +38,10 @@ import torch.multiprocessing as mp
 
 import kda
 from kda.checks import Call, problem_of
-from kda.commands.layout import table
 from kda.parallel import exchange
 from kda.parallel.maps import segment_map, segment_map_bwd
 from kda.problem import Inputs, Options
+from ptxkit.commands.layout import table
 
 EXCHANGES = "gather", "chain", "tree", "hops"
 PER_TOKEN = "q", "k", "v", "g", "beta"       # a rank has a part of each of these; A_log and dt_bias are whole on each

@@ -6,8 +6,6 @@ import importlib
 import sys
 from typing import TYPE_CHECKING
 
-from . import building as building
-
 __version__ = "0.1.0"
 
 _WHERE = {
@@ -60,5 +58,6 @@ def _is_own_command() -> bool:
     return ("-m", "kda") in zip(sys.orig_argv, sys.orig_argv[1:]) or program.endswith(("/kda", "/kda.exe"))
 
 
+importlib.import_module(".building", __name__)                           # names kda to ptxkit
 if not _is_own_command():
     importlib.import_module(".api", __name__)                                # registers torch.ops.kda

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 
 from ptxkit.application import Application, serve
 
+from . import __version__
+
 
 def folders(module: str) -> Sequence[str] | None:
     """Return the folders whose CUDA source the kernels of a module are built from: the backend's and what all share."""
@@ -14,9 +16,11 @@ def folders(module: str) -> Sequence[str] | None:
 
 
 serve(Application(
-    "kda",
+    "kda", __version__,
     ahead="`kda compile` builds ahead of time",
     why_uncached="`kda doctor cache.{check}` says why",
+    broken="; `kda doctor` looks for the cause.",
+    report=", `kda doctor --paste` makes a bug report",
     packages=frozenset({"kda", "ptxkit"}),
     unfollowed=frozenset({"kda"}),           # its __init__ imports what a kernel never runs
     folders=folders,

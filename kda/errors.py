@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterable
 from typing import Any
 
 from ptxkit.errors import PtxkitError
+from ptxkit.errors import nearest as nearest
 
 QUOTED = ("chunk_size",)                     # as FLA writes it: code that matches FLA's message also matches ours
 SHORT = 60                                   # characters of a value that a message repeats
@@ -18,13 +17,6 @@ def in_words(x: Any) -> str:
     if x is None:
         return text
     return type(x).__name__ + (f" {text}" if len(text) <= SHORT and "\n" not in text else "")
-
-
-def nearest(name: str, names: Iterable[str]) -> str | None:
-    """Return the name that was probably meant: one that begins so, or is written alike; None where none is near."""
-    names = list(names)
-    near = [each for each in names if name and each.startswith(name)] or difflib.get_close_matches(name, names, n=1)
-    return near[0] if near else None
 
 
 KdaError = PtxkitError                       # the base of all errors that kda and ptxkit raise on purpose

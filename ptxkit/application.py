@@ -11,14 +11,19 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from . import __version__ as VERSION
+
 PACKAGE = __name__.partition(".")[0]
 
 
 @dataclass(frozen=True)
 class Application:
     name: str = PACKAGE
+    version: str = VERSION
     ahead: str = ""                          # how kernels are built before they are needed, in words
     why_uncached: str = "{why}"              # how to learn why nothing is cached; `check` is "trust" or "dir"
+    broken: str = ""                         # how to learn why a command cannot be loaded
+    report: str = ""                         # how to report an internal error, after `--debug shows where`
     # top-level packages that see the machine as it is inside of a capture
     packages: frozenset[str] = frozenset({PACKAGE})
     unfollowed: frozenset[str] = frozenset()             # modules whose text is no part of the key of a kernel

@@ -10,11 +10,11 @@ from typing import Any
 
 import click
 
+from ptxkit.commands.render import FINDING, OK, Screen, common_options, program_version
 from ptxkit.compile import store
 
 from .findings import in_bytes
 from .options import Name, NumberOption
-from .render import FINDING, OK, Screen, common_options, kda_version
 from .stale import ENGINE, why_stale
 
 DAY = 86400
@@ -183,7 +183,7 @@ def size(lines: Sequence[EntryLine]) -> int:
 
 
 def json_heading(kept: store.Store, code: int) -> dict[str, Any]:
-    return {"schema": 1, "kda": kda_version(), "command": "cache", "exit": code, "folder": str(kept.folder),
+    return {"schema": 1, "kda": program_version(), "command": "cache", "exit": code, "folder": str(kept.folder),
             "distrusted": kept.distrusted()}
 
 

@@ -20,6 +20,8 @@ from kda.capability import Capability
 from kda.host import Host, detect
 from kda.measure.shapes import MODELS, Model
 from kda.problem import Problem
+from ptxkit.commands.options import ARCH, Count
+from ptxkit.commands.render import CANNOT_JUDGE, FINDING, OK, Screen, common_options, program_version
 from ptxkit.compile import store
 from ptxkit.compile.errors import BuildError, MissingCompilerError
 from ptxkit.compile.fetching import attempt_all
@@ -28,8 +30,7 @@ from ptxkit.compile.recipes import AnyRecipe
 from ptxkit.compile.target import Target, parse
 
 from .findings import in_bytes
-from .options import ARCH, BACKEND, Count, Name, must_have_kernels, no_kernels
-from .render import CANNOT_JUDGE, FINDING, OK, Screen, common_options, kda_version
+from .options import BACKEND, Name, must_have_kernels, no_kernels
 
 HEAD = ("backend", "arch", "kernel", "variants", "registers", "spills", "shared", "seconds", "")
 WAYS = ("forward", "backward", "recurrent")
@@ -355,7 +356,7 @@ def cannot(screen: Screen, targets: Sequence[Target], refused: dict[str, str]) -
 
 def json_heading(targets: Sequence[Target], code: int) -> dict[str, Any]:
     archs = [target.name for target in targets]
-    return {"schema": 1, "kda": kda_version(), "command": "compile", "exit": code, "archs": archs}
+    return {"schema": 1, "kda": program_version(), "command": "compile", "exit": code, "archs": archs}
 
 
 def as_json(

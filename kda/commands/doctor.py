@@ -20,16 +20,16 @@ from kda.dispatch import Choice, backend_names, capabilities, weigh
 from kda.host import Host
 from kda.problem import Problem
 from kda.verify.evidence import Evidence
+from ptxkit.commands.layout import table
+from ptxkit.commands.render import FINDING, OK, Screen, common_options, program_version
 from ptxkit.compile.target import TARGETS
 
 from . import models, probes
 from . import ran as ledger
 from .findings import CHECKS, Diagnosis, backends_with_kernels
 from .hosts import default_device, host_for
-from .layout import table
 from .options import BACKEND, Name
 from .probes import MachineFacts, Probe
-from .render import FINDING, OK, Screen, common_options, kda_version
 
 LIVE = "backend."                            # backend.NAME is the finding of a live call
 
@@ -194,7 +194,7 @@ def parse_problem(text: str, facts: MachineFacts) -> Problem:
 def header(facts: MachineFacts) -> str:
     system = f"{facts.system[0].lower()} {facts.system[1]}"
     device = facts.gpus[0].name if facts.gpus else "no GPU"
-    return f"kda {kda_version()}  python {'.'.join(map(str, facts.python))}  {system}  {device}"
+    return f"kda {program_version()}  python {'.'.join(map(str, facts.python))}  {system}  {device}"
 
 
 def finding_lines(screen: Screen, findings: Sequence[Diagnosis]) -> list[str]:
@@ -281,7 +281,7 @@ def as_json(report: DoctorReport) -> dict:
     gpu = report.facts.gpus[0] if report.facts.gpus else None
     out = {
         "schema": 1,
-        "kda": kda_version(),
+        "kda": program_version(),
         "command": "doctor",
         "exit": report.exit_code,
         "host": {
@@ -315,7 +315,7 @@ def paste_lines(report: DoctorReport) -> list[str]:
     plain, facts = Screen(utf8=False), report.facts
     gpus = "; ".join(f"{g.name} ({g.cc[0]}.{g.cc[1]})" for g in facts.gpus) or "none"
     facts_table = [
-        ("kda", kda_version()), ("python", ".".join(map(str, facts.python))), ("system", platform.platform()),
+        ("kda", program_version()), ("python", ".".join(map(str, facts.python))), ("system", platform.platform()),
         ("GPUs", gpus), ("driver", facts.driver or "-"), *facts.versions.items(), *facts.env.items(),
     ]
     parts = [table(facts_table), finding_lines(plain, report.findings), backend_lines(plain, report.rows)]

@@ -11,11 +11,11 @@ from packaging.version import Version
 
 from kda.dispatch import weigh
 from kda.problem import Problem
+from ptxkit.commands.render import Screen
 
 from .findings import Diagnosis, check
 from .hosts import default_device, host_for
 from .probes import MachineFacts
-from .render import Screen
 
 INSTALL_FLA = "pip install fla-core   (then `import kda.fla` before the model runs)"
 # As transformers calls chunk_kda, with the head dims of all checkpoints that are known.

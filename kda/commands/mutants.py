@@ -2,26 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
+from ptxkit.commands.mutants import write
+from ptxkit.commands.render import FINDING, OK, Screen, program_version
 from ptxkit.compile.target import Target
-
-from .render import FINDING, OK, Screen, kda_version
-
-if TYPE_CHECKING:
-    from ptxkit.mutation import Mutants
-
-HEAD = ("line", "mutants", "instruction", "what was changed", "noticed by")
-
-
-def write(screen: Screen, found: Mutants) -> None:
-    """Write a sentence and a table for each kernel, as wide as the terminal."""
-    for says, rows in found.sections():
-        screen.line(says)
-        for line in screen.table(rows, HEAD, "lrlll", indent=2):
-            screen.line(line)
 
 
 def report(screen: Screen, target: Target, options: dict[str, Any]) -> int:
@@ -44,7 +31,7 @@ def report(screen: Screen, target: Target, options: dict[str, Any]) -> int:
         )
     code = FINDING if found.survivors else OK
     if screen.json:
-        heading = {"schema": 1, "kda": kda_version(), "command": "verify", "exit": code}
+        heading = {"schema": 1, "kda": program_version(), "command": "verify", "exit": code}
         screen.emit_json({**heading, "mutants": found.as_json()})
         return code
     write(screen, found)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 from click.shell_completion import CompletionItem
@@ -13,17 +12,9 @@ from kda import dispatch
 from kda.capability import Capability
 from kda.errors import nearest
 from kda.problem import DTYPES, SHORT_DTYPES
-from ptxkit.compile.store import accepts_files
-from ptxkit.compile.target import NAMES, TARGETS, Target, parse
-
-from .render import CANNOT_JUDGE
-
-if TYPE_CHECKING:
-    from ptxkit.timing.chips import ChipClock
-
-
-class Count(click.IntRange):
-    name = "integer"
+from ptxkit.commands.options import Count, archs_with_clock
+from ptxkit.commands.render import CANNOT_JUDGE
+from ptxkit.compile.target import Target, parse
 
 
 class NumberOption(click.FloatRange):
@@ -50,57 +41,6 @@ class DtypeOption(click.Choice):
         return super().convert(SHORT_DTYPES.get(value, value), param, ctx)
 
 
-CARD = "card"                                # in the meta of a context: what --arch was given
-
-
-class Arch(click.ParamType):
-    """A Target, by the name of an arch or of a card."""
-
-    name = "ARCH"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Target:
-        if isinstance(value, Target):
-            return value
-        if ctx is not None:
-            ctx.meta[CARD] = value
-        try:
-            return parse(value)
-        except ValueError as error:
-            self.fail(str(error), param, ctx)
-
-    def get_missing_message(self, param: click.Parameter, ctx: click.Context | None) -> str:
-        return "Name a GPU, such as --arch h100."
-
-    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        archs = [CompletionItem(t.name, help=t.examples) for t in TARGETS.values()]
-        cards = [CompletionItem(name) for name in NAMES if name not in TARGETS and " " not in name]
-        return [each for each in archs + cards if each.value.startswith(incomplete)]
-
-
-class OutputFile(click.Path):
-    """A file that is written in the end: whether it can be, and by no other option, is asked before the work."""
-
-    def __init__(self, *endings: str, path_type: type | None = None):
-        super().__init__(dir_okay=False, writable=True, path_type=path_type)
-        self.endings = endings
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        path = super().convert(value, param, ctx)
-        file = str(path)
-        folder = os.path.dirname(file) or "."
-        if not os.path.isdir(folder):
-            self.fail(f"there is no folder {folder!r} for {file!r}. Create it, or name another file.", param, ctx)
-        if not (os.access(file, os.W_OK) if os.path.exists(file) else accepts_files(folder)):
-            self.fail(f"{file!r} cannot be written. Name another file.", param, ctx)
-        if self.endings and not file.lower().endswith(self.endings):
-            self.fail(f"{file!r} must end in {', '.join(self.endings[:-1])} or {self.endings[-1]}", param, ctx)
-        if ctx and param and (os.path.isfile(file) or not os.path.exists(file)):
-            other = ctx.meta.setdefault("files of outputs", {}).setdefault(os.path.realpath(file), param)
-            if other is not param:
-                self.fail(f"{file!r} is the file of {other.opts[-1]}, too. Name another file.", param, ctx)
-        return path
-
-
 class Name(click.ParamType):
     """One of the names of a kind, such as those of the backends, which are asked for when they are needed."""
 
@@ -116,7 +56,6 @@ class Name(click.ParamType):
         return [CompletionItem(name) for name in self.names() if name.startswith(incomplete)]
 
 
-ARCH = Arch()
 BACKEND = Name("backend", dispatch.backend_names)
 
 
@@ -149,40 +88,12 @@ def must_have_kernels(backend: str | None, target: Target) -> None:
                            f"{', '.join(others)}.")
 
 
-def archs_with_clock() -> list[str]:
-    from ptxkit.timing.chips import OF_ARCH
-
-    return [f"sm{number}" for number in OF_ARCH]
-
-
 def timed_arch(asked: str | None) -> str | None:
     """The arch on which the clock times a backend if none is named: sm90, or else the first that it has kernels for."""
     backend = dispatch.backend_asked(asked)
     archs = dispatch.capability(backend).archs if backend in dispatch.backend_names() else ("sm90",)
     found = [arch for arch in archs if arch in archs_with_clock()]
     return "sm90" if "sm90" in found else next(iter(found), None)
-
-
-def chip_for(target: Target, card: str | None = None) -> tuple[ChipClock, str]:
-    """The chip whose clock times an arch, and what it is in words: the card that --arch named, or `card`, as its driver
-    calls it; where that one has no clock, the chip that stands for the arch."""
-    from ptxkit.timing.chips import chip_of, of_card
-
-    if card is None:
-        context = click.get_current_context(silent=True)
-        card = context.meta.get(CARD, "") if context else ""
-    number = 10 * target.cc[0] + target.cc[1]
-    if named := of_card(card, number):
-        return named, f"{named} ({target.name})"
-    chip = chip_of(True, number)
-    return chip, f"{chip}, which stands for {target.name} ({target.examples})"
-
-
-def needs_a_clock(target: Target, option: str) -> None:
-    if target.name not in (known := archs_with_clock()):
-        raise click.UsageError(
-            f"{option}: the simulator has no clock for {target.name}; it has one for {', '.join(known)}"
-        )
 
 
 def check_value_heads(options: dict[str, Any]) -> None:

@@ -290,7 +290,7 @@ def find_plugins() -> tuple[str, ...]:
 
 
 def last_line(text: str) -> str:
-    from kda.commands.layout import strip_ansi  # here, as a child must not import kda
+    from ptxkit.commands.layout import strip_ansi  # here, as a child must not import kda
 
     lines = [line.strip() for line in strip_ansi(text).splitlines() if line.strip()]
     return lines[-1] if lines else ""

@@ -7,10 +7,9 @@ from typing import NamedTuple
 
 from kda.dispatch import capability
 from kda.verify.ledger import RAN, Known, Ledger, cards, last_date
+from ptxkit.commands.render import Screen
 from ptxkit.compile.recipes import COMPILERS
 from ptxkit.compile.target import code_for
-
-from .render import Screen
 
 
 class Ran(NamedTuple):

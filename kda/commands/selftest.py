@@ -18,13 +18,14 @@ from kda.capability import Capability
 from kda.problem import Problem
 from kda.verify import evidence
 from kda.verify.evidence import Evidence, Proof
+from ptxkit.commands.layout import fold, row_lines, seen
+from ptxkit.commands.options import ARCH
+from ptxkit.commands.progress import Progress
+from ptxkit.commands.render import CANNOT_JUDGE, FINDING, OK, CannotJudge, Screen, common_options, program_version
 from ptxkit.compile.errors import MissingCompilerError
 from ptxkit.compile.target import Target, code_for
 
-from .layout import fold, row_lines, seen
-from .options import ARCH, BACKEND, backend_in_force, built_for, must_have_kernels, no_kernels
-from .progress import Progress
-from .render import CANNOT_JUDGE, FINDING, OK, CannotJudge, Screen, common_options, kda_version
+from .options import BACKEND, backend_in_force, built_for, must_have_kernels, no_kernels
 from .verify import StageName, finite, not_alone
 
 LEVELS = {"simulate": Evidence.SIMULATED, "execute": Evidence.EXECUTED}
@@ -307,13 +308,13 @@ def could_be_simulated(result: BackendResult) -> bool:
 def heading(results: Sequence[BackendResult], target: Target | None) -> str:
     names = ", ".join(result.backend for result in results)
     if target is None:
-        return f"kda {kda_version()}, {names}"
+        return f"kda {program_version()}, {names}"
     levels = [level for result in results for level in result.levels]
     where = (
         "on this host's GPU" if any(result.device for result in results) else f"on a host without one ({host_name()})"
     )
     how = f": {max(levels).word}" if levels else ""
-    return f"kda {kda_version()}, {names}, arch {target.spelling}, {where}{how}"
+    return f"kda {program_version()}, {names}, arch {target.spelling}, {where}{how}"
 
 
 def host_name() -> str:
@@ -406,7 +407,7 @@ def cannot_judge(screen: Screen, target: Target | None, why: str) -> int:
 
 
 def json_heading(target: Target | None, code: int) -> dict[str, Any]:
-    return {"schema": 1, "kda": kda_version(), "command": "selftest", "exit": code, "arch": target and target.name}
+    return {"schema": 1, "kda": program_version(), "command": "selftest", "exit": code, "arch": target and target.name}
 
 
 def as_json(results: Sequence[BackendResult], target: Target | None, code: int) -> dict[str, Any]:

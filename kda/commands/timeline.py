@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING
 import click
 
 from kda.dispatch import capability
+from ptxkit.commands.options import ARCH, Count, OutputFile, archs_with_clock, chip_for, needs_a_clock
+from ptxkit.commands.render import OK, Screen, common_options, program_version, write_file
 from ptxkit.compile.target import Target, code_for
 
-from .options import ARCH, Count, NoKernelsYet, OutputFile, archs_with_clock, built_for, chip_for, needs_a_clock
-from .render import OK, Screen, common_options, kda_version, write_file
+from .options import NoKernelsYet, built_for
 
 if TYPE_CHECKING:
     from ptxkit.capturing.capture import Capture
@@ -56,7 +57,7 @@ def command(
             write_file(html, page(timelines))
     if screen.json:
         files = {"trace": str(out), **({"html": str(html)} if html else {})}
-        screen.emit_json({"schema": 1, "kda": kda_version(), "command": "timeline", "exit": OK, "chip": chip.name,
+        screen.emit_json({"schema": 1, "kda": program_version(), "command": "timeline", "exit": OK, "chip": chip.name,
                           "milliseconds": session.milliseconds, "files": files})
         return OK
     for timeline in timelines:

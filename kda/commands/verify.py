@@ -12,16 +12,15 @@ import click
 
 from kda.dispatch import backend_names, capabilities, capability, weigh
 from kda.stages import OF_WALK, STAGES, find, holder
+from ptxkit.commands.layout import shell_lines
+from ptxkit.commands.options import ARCH, Count, OutputFile
+from ptxkit.commands.render import CANNOT_JUDGE, FINDING, OK, Screen, common_options, program_version
 
 from . import mutants
-from .layout import shell_lines
 from .options import (
-    ARCH,
     BACKEND,
-    Count,
     Name,
     NoKernelsYet,
-    OutputFile,
     backend_in_force,
     built_for,
     check_value_heads,
@@ -29,7 +28,6 @@ from .options import (
     must_have_kernels,
     shape_options,
 )
-from .render import CANNOT_JUDGE, FINDING, OK, Screen, common_options, kda_version
 
 if TYPE_CHECKING:
     from kda.verify.cases import Case, Spec
@@ -449,7 +447,7 @@ def replay(report: ParityReport, options: dict[str, Any], small: Spec | None) ->
 
 
 def heading(case: Case, code: int) -> dict[str, Any]:
-    return {"schema": 1, "kda": kda_version(), "command": "verify", "exit": code, "problem": str(case.problem()),
+    return {"schema": 1, "kda": program_version(), "command": "verify", "exit": code, "problem": str(case.problem()),
             "spec": dataclasses.asdict(case.spec), "seed": case.spec.seed}
 
 

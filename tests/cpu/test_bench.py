@@ -13,8 +13,6 @@ from bench_calls import H200, LINE, ONE, QUICK, run
 import kda
 from kda.backends.reference import launch
 from kda.commands.bench import CannotJudge, Percent, asked, report, timed
-from kda.commands.layout import strip_ansi
-from kda.commands.render import Screen
 from kda.dispatch import weigh
 from kda.errors import NoBackendError
 from kda.host import Host
@@ -26,6 +24,8 @@ from kda.verify import cases, doors
 from kda.verify.budget import Rounding
 from kda.verify.definition import budgets
 from kda.verify.steps import run_step
+from ptxkit.commands.layout import strip_ansi
+from ptxkit.commands.render import Screen
 
 # what it prints
 

@@ -11,8 +11,8 @@ from bench_calls import H200, LINE, ONE, run
 
 from kda.commands import timeline
 from kda.commands.bench import drawn, report
-from kda.commands.render import Screen
 from kda.measure.shapes import DIRECTIONS, SHAPES
+from ptxkit.commands.render import Screen
 from ptxkit.compile.target import TARGETS
 
 H64 = dataclasses.replace(LINE, shape="h64-8k", problem=SHAPES["h64-8k"].label, backend="sm90", floor=0.5)

@@ -17,9 +17,9 @@ from click.testing import CliRunner
 from kda.capability import Capability, Rule
 from kda.commands import doctor, findings, probes, ran
 from kda.commands.findings import CHECKS, Examination
-from kda.commands.layout import strip_ansi
 from kda.commands.probes import CacheFacts, GpuFacts, MachineFacts, Probe, Ptxas
-from kda.commands.render import Screen
+from ptxkit.commands.layout import strip_ansi
+from ptxkit.commands.render import Screen
 from ptxkit.compile.target import TARGETS
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -54,11 +54,11 @@ ARROWS = {
                "host", "offsets", "problem", "ptxkit", "simulator", "stages"},
     "measure": {"__init__", "compile", "host", "simulator", "stages", "verify"},
     "commands": {"__init__", "bundles", "capability", "compile", "dispatch", "errors", "fla", "host", "measure",
-                 "problem", "simulator", "stages", "verify"},
-    "cli": {"commands", "errors"},
+                 "output", "problem", "simulator", "stages", "verify"},
+    "cli": {"commands", "output"},
     "__main__": {"cli"},
 }
-LIGHT = {"application", "errors", "limits", "standing"}
+LIGHT = {"", "application", "errors", "limits", "standing"}
 HEAVY = ("triton", "cutlass", "cuda", "matplotlib", "numpy")
 TORCH_FREE = ("errors", "notices", "problem", "stages", "bundles", "host", "capability", "dispatch", "compile",
               "offsets", "cli", "__main__")
@@ -69,9 +69,9 @@ def part(path):
 
 
 def part_of_ptxkit(module):
-    """Return "compile", "simulator", or "ptxkit" for the modules that cost nothing."""
-    first = module.split(".")[1:2]
-    return "compile" if first == ["compile"] else "ptxkit" if set(first) <= LIGHT else "simulator"
+    """Return "compile", "output" (of commands), "simulator", or "ptxkit" for the modules that cost nothing."""
+    first = "".join(module.split(".")[1:2])
+    return {"compile": "compile", "commands": "output"}.get(first, "ptxkit" if first in LIGHT else "simulator")
 
 
 @functools.cache
@@ -102,7 +102,7 @@ def imports(path):
 def parts_imported(path):
     """Parts of the package that a file imports; the package itself is its __init__."""
     modules = [module.split(".") for _, module in imports(path)]
-    found = {m[1] if m[1:] else "__init__" for m in modules if m[0] == "kda"}
+    found = {m[1] if m[1:] else "__init__" for m in modules if m[0] == "kda"} - {"__version__"}
     return (found | {part_of_ptxkit(".".join(m)) for m in modules if m[0] == "ptxkit"}) - {part(path)}
 
 

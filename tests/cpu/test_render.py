@@ -16,11 +16,11 @@ import pytest
 from click.testing import CliRunner
 
 from kda.cli import COMMANDS, cli
-from kda.commands import progress, render
-from kda.commands.layout import fold, is_terminal, shell_lines, strip_ansi, table, width_of
-from kda.commands.progress import Progress
-from kda.commands.render import Screen, common_options, speaks_utf8, wants_color
 from kda.errors import KdaError
+from ptxkit.commands import progress, render
+from ptxkit.commands.layout import fold, is_terminal, shell_lines, strip_ansi, table, width_of
+from ptxkit.commands.progress import Progress
+from ptxkit.commands.render import Screen, common_options, speaks_utf8, wants_color
 from ptxkit.engine.build import compiler
 
 
@@ -93,7 +93,7 @@ class Slow:
 
     def __init__(self, monkeypatch):
         self.now = 100.0
-        monkeypatch.setattr("kda.commands.progress.time.monotonic", lambda: self.now)
+        monkeypatch.setattr("ptxkit.commands.progress.time.monotonic", lambda: self.now)
 
 
 def test_progress_says_how_many_of_how_many_and_the_time_left(monkeypatch):

@@ -13,13 +13,13 @@ from click.testing import CliRunner
 
 from kda.capability import Capability, Rule
 from kda.commands import selftest
-from kda.commands.layout import strip_ansi
-from kda.commands.options import ARCH
 from kda.commands.selftest import LEVELS, command
 from kda.dispatch import capabilities
 from kda.stages import STAGES
 from kda.verify import evidence, parity, trials
 from kda.verify.evidence import Evidence, Proof
+from ptxkit.commands.layout import strip_ansi
+from ptxkit.commands.options import ARCH
 from ptxkit.compile.errors import MissingCompilerError
 from ptxkit.compile.target import TARGETS
 

@@ -10,8 +10,9 @@ import sys
 import pytest
 from click.testing import CliRunner
 
-from kda.cli import COMMANDS, HELP_WIDTH, cli
-from kda.commands.layout import fold, strip_ansi
+from kda.cli import COMMANDS, cli
+from ptxkit.commands.groups import HELP_WIDTH
+from ptxkit.commands.layout import fold, strip_ansi
 
 TINY = ("--tokens", "70", "--heads", "1", "-K", "8", "-V", "8", "--dtype", "float32", "--repeats", "3")
 SMALL = ("--lengths", "65,0,33", "-K", "32", "-V", "32", "--dtype", "float32")

@@ -16,9 +16,9 @@ pytest.importorskip("cuda.bindings.driver", reason="cuda-python is not installed
 
 import kda
 from kda.cli import cli
-from kda.commands.simulate import command
 from ptxkit import engine, scripts
 from ptxkit.capturing.gpu import order
+from ptxkit.commands.simulate import command
 from ptxkit.findings import FREED, KINDS, Finding, FindingPlace, SimulationError
 from ptxkit.scripts import places, sarif
 from ptxkit.scripts.places import PageLine

@@ -15,9 +15,10 @@ import click
 
 from kda.dispatch import backend_names
 from kda.measure.shapes import DIRECTIONS, SHAPES
+from ptxkit.commands.options import ARCH, Count, OutputFile
+from ptxkit.commands.render import CANNOT_JUDGE, OK, CannotJudge, Screen, common_options
 
-from ..options import ARCH, Count, Name, NumberOption, OutputFile, check_value_heads, shape_options
-from ..render import CANNOT_JUDGE, OK, CannotJudge, Screen, common_options
+from ..options import Name, NumberOption, check_value_heads, shape_options
 from . import decode
 from .asked import REGIMES, SETTINGS, option_of
 from .timed import compare_and_time, heading, read_results

@@ -12,9 +12,9 @@ from kda.dispatch import backend_asked, choose
 from kda.errors import NoBackendError
 from kda.measure.peers import published_of_decoding
 from kda.problem import Problem
+from ptxkit.commands.render import FINDING, OK, CannotJudge, Screen, program_version
 
 from ..options import check_value_heads
-from ..render import FINDING, OK, CannotJudge, Screen, kda_version
 
 if TYPE_CHECKING:
     from kda.measure.decoding import Asked, Decoded
@@ -92,11 +92,11 @@ def report(screen: Screen, machine: Machine, found: Sequence[Decoded]) -> int:
     code = OK if all(each.timing for each in found) else FINDING
     if screen.json:
         screen.emit_json({
-            "schema": 1, "kda": kda_version(), "command": "bench", "exit": code, "host": machine._asdict(),
+            "schema": 1, "kda": program_version(), "command": "bench", "exit": code, "host": machine._asdict(),
             "direction": "decode", "rows": [as_json(each, machine.copy) for each in found],
         })
         return code
-    words = [machine.device, f"kda {kda_version()}", *(f"{n} {v}" for n, v in machine.versions.items())]
+    words = [machine.device, f"kda {program_version()}", *(f"{n} {v}" for n, v in machine.versions.items())]
     screen.line(screen.paint("  ".join(words), bold=True))
     first = found[0].asked
     floor = f"; the floor is bytes over {machine.copy / 1e12:.2f} TB/s, a large copy's" if machine.copy else ""

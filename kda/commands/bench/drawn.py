@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kda.measure.peers import peers_of, saved
 from kda.measure.shapes import SHAPES
+from ptxkit.commands.layout import fold
+from ptxkit.commands.render import program_version
 
-from ..layout import fold
-from ..render import kda_version
 from .asked import ms
 
 if TYPE_CHECKING:
@@ -241,4 +241,4 @@ def _table(way: str, groups: Sequence[ShapeBars]) -> str:
 
 
 def title_of(device: str) -> str:
-    return f"Kimi Delta Attention on {device}, kda {kda_version()}"
+    return f"Kimi Delta Attention on {device}, kda {program_version()}"

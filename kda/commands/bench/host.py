@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 from kda.dispatch import backend_asked, capability, what_is_saved
 from kda.errors import NoBackendError
 from kda.measure.shapes import BenchShape
+from ptxkit.commands.layout import row_lines
+from ptxkit.commands.render import OK, CannotJudge, Screen, program_version
 from ptxkit.compile.target import code_for
 
-from ..layout import row_lines
 from ..options import must_have_kernels
-from ..render import OK, CannotJudge, Screen, kda_version
 from .asked import backend_for, problem_of, setting, shapes_asked, spec_of
 
 if TYPE_CHECKING:
@@ -100,12 +100,12 @@ def report(
     if screen.json:
         settings = {"disable_recompute": setting(options["disable_recompute"])}
         screen.emit_json({
-            "schema": 1, "kda": kda_version(), "command": "bench", "exit": OK, "host": machine._asdict(),
+            "schema": 1, "kda": program_version(), "command": "bench", "exit": OK, "host": machine._asdict(),
             "stand_in": stand_in and stand_in.name, "settings": settings,
             "rows": [as_json(shape, cost) for shape, cost in found],
         })
         return
-    words = [machine.device, f"kda {kda_version()}", *(f"{n} {v}" for n, v in machine.versions.items())]
+    words = [machine.device, f"kda {program_version()}", *(f"{n} {v}" for n, v in machine.versions.items())]
     screen.line(screen.paint("  ".join(words), bold=True))
     screen.line("microseconds of the host per call; results are not compared")
     if stand_in:

@@ -18,12 +18,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from kda.dispatch import backend_asked, backend_of_backward
 from kda.errors import NoBackendError
 from kda.measure.shapes import DIRECTIONS, BenchShape, bytes_moved
+from ptxkit.commands.layout import row_lines
+from ptxkit.commands.options import chip_for, needs_a_clock
+from ptxkit.commands.progress import Progress, showing
+from ptxkit.commands.render import OK, CannotJudge, Screen, program_version, write_file
 from ptxkit.compile.target import TARGETS, Target
 
-from ..layout import row_lines
-from ..options import chip_for, must_have_kernels, needs_a_clock, timed_arch
-from ..progress import Progress, showing
-from ..render import OK, CannotJudge, Screen, kda_version, write_file
+from ..options import must_have_kernels, timed_arch
 
 if TYPE_CHECKING:
     from kda.measure.predicted import Prediction
@@ -70,7 +71,7 @@ def predicted(screen: Screen, options: dict[str, Any]) -> int:
     columns = len(HEAD) - (not any_recorded(chip, shapes, directions, backends))
     aligned = aligner(shapes, directions, backends, columns, screen.width)
     if not screen.json:
-        screen.line(f"predicted for {which}: nothing was timed  kda {kda_version()}\n")
+        screen.line(f"predicted for {which}: nothing was timed  kda {program_version()}\n")
         screen.line("\n".join(aligned(HEAD)))
     tell = Progress("running kernels that shapes have in common", len(shapes) + 1)
     tell.step()
@@ -286,7 +287,7 @@ def notes(chip: ChipClock, rows: Sequence[PredictedRow]) -> list[str]:
 
 def as_json(target: Target, chip: ChipClock, rows: Sequence[PredictedRow]) -> dict[str, Any]:
     return {
-        "schema": 1, "kda": kda_version(), "command": "bench", "exit": OK, "predicted": True, "arch": target.name,
+        "schema": 1, "kda": program_version(), "command": "bench", "exit": OK, "predicted": True, "arch": target.name,
         "chip": chip.name, "compared": chip.name in COMPARED,
         "rows": [{**row._asdict(), "x_floor": row.x_floor} for row in rows],
     }

@@ -6,8 +6,9 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..layout import row_lines
-from ..render import Screen, kda_version
+from ptxkit.commands.layout import row_lines
+from ptxkit.commands.render import Screen, program_version
+
 from .asked import ms
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ def header(machine: Machine) -> str:
     words = [f"{machine.device}, {machine.threads} threads" if machine.threads else machine.device, clock,
              f"driver {machine.driver}" if machine.driver else None,
              f"copies {machine.copy / 1e12:.2f} TB/s" if machine.copy else None,
-             f"kda {kda_version()}" + (f" ({machine.commit})" if machine.commit else ""),
+             f"kda {program_version()}" + (f" ({machine.commit})" if machine.commit else ""),
              *(f"{name} {version}" for name, version in machine.versions.items())]
     return "  ".join(word for word in words if word)
 

@@ -20,10 +20,10 @@ from kda.dispatch import backend_asked, backend_names, capability, what_is_saved
 from kda.errors import NoBackendError
 from kda.host import detect
 from kda.measure.shapes import DIRECTIONS, BenchShape, too_large
+from ptxkit.commands.render import CANNOT_JUDGE, FINDING, OK, CannotJudge, Screen, program_version, write_file
 from ptxkit.compile.target import code_for
 
 from ..options import timed_arch
-from ..render import CANNOT_JUDGE, FINDING, OK, CannotJudge, Screen, kda_version, write_file
 from .asked import (
     REGIMES,
     SETTINGS,
@@ -304,7 +304,7 @@ def flag(name: str, x: Any) -> str:
 
 
 def heading(code: int) -> dict[str, Any]:
-    return {"schema": 1, "kda": kda_version(), "command": "bench", "exit": code}
+    return {"schema": 1, "kda": program_version(), "command": "bench", "exit": code}
 
 
 def as_json(

@@ -1,4 +1,4 @@
-"""All printing of the `kda` commands.  Beside kda's errors it imports click and the standard library alone.
+"""All printing of commands.  Beside the package's errors it imports click and the standard library alone.
 
 A command looks like this; what it returns is its exit code (None is 0):
 
@@ -18,7 +18,7 @@ A command looks like this; what it returns is its exit code (None is 0):
         return FINDING
 
 Lines and tables fit the terminal (layout.py).  `mark` gives "[ok]"-like marks for ok, info, warn, fail and crash;
-`sign` the same without brackets.  Cells of a table may be painted.  A KdaError ends a command with its message on
+`sign` the same without brackets.  Cells of a table may be painted.  A PtxkitError ends a command with its message on
 stderr and exit code 2, any other exception too, with a traceback under --debug; a compiler that is not installed ends
 it with exit code 3.  Output that nobody reads any more (`| head -1`) is dropped, also that of a script which a command
 runs (`lent`); the exit code stays.
@@ -41,9 +41,9 @@ from typing import Any, TextIO, cast
 
 import click
 
-import kda
-from kda.errors import KdaError
+from ptxkit import application
 from ptxkit.compile.errors import MissingCompilerError
+from ptxkit.errors import PtxkitError
 
 from .layout import fold, is_terminal, table, width_of
 from .progress import Progress, a_command_begins, showing
@@ -70,8 +70,8 @@ SIGNS = {
 }
 
 
-def kda_version() -> str:
-    return kda.__version__
+def program_version() -> str:
+    return application.current().version
 
 
 def wants_color(choice: str, terminal: bool, env: Mapping[str, str]) -> bool:
@@ -92,12 +92,12 @@ def speaks_utf8(stream: TextIO | None) -> bool:
         return False
 
 
-class OutputError(KdaError):
+class OutputError(PtxkitError):
     """A file or stream cannot be written; mostly the disk is full."""
 
     def __init__(self, error: OSError, file: Path | None = None):
         what, fix = ("the output", "Send it elsewhere.") if file is None else (file, "Name another file.")
-        super().__init__(f"kda: {what} cannot be written ({error.strerror or error}). {fix}")
+        super().__init__(f"{application.current().name}: {what} cannot be written ({error.strerror or error}). {fix}")
 
 
 def write_file(file: Path, text: str) -> None:
@@ -201,10 +201,10 @@ def explain_error(error: Exception, debug: bool) -> str:
     """What stderr gets for an exception that ends a command."""
     if debug:
         return "".join(traceback.format_exception(type(error), error, error.__traceback__)).rstrip()
-    if isinstance(error, KdaError):
+    if isinstance(error, PtxkitError):
         return str(error)
-    more = "--debug shows where, `kda doctor --paste` makes a bug report"
-    return f"kda: internal error, {type(error).__name__}: {error} ({more})"
+    program = application.current()
+    return f"{program.name}: internal error, {type(error).__name__}: {error} (--debug shows where{program.report})"
 
 
 def common_options(function: Callable[..., int | None]) -> Callable[..., None]:

@@ -1,4 +1,4 @@
-"""`kda simulate`: runs a script with a simulated GPU, and reports on its kernels.  Imports torch when it runs."""
+"""The command `simulate`: runs a script with a simulated GPU, reports on its kernels.  Imports torch when it runs."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ptxkit import application
 from ptxkit.compile.target import Target, parse
 
 from . import mutants as of_mutants
 from .options import ARCH, Count, OutputFile, chip_for, needs_a_clock
-from .render import CANNOT_JUDGE, ERROR, FINDING, OK, Screen, common_options, kda_version, write_file
+from .render import CANNOT_JUDGE, ERROR, FINDING, OK, Screen, common_options, program_version, write_file
 
 if TYPE_CHECKING:
     from ptxkit.mutation import Mutants
@@ -30,8 +31,8 @@ SCHEDULE_OF_MUTANTS = -1                     # in --json: the finding is of no s
 FILE = OutputFile(path_type=Path)
 NO_LAUNCH = (
     "{script} launched no kernel in the capture of this command, which sees those of Triton, of the CuTe DSL, of "
-    "ptxkit.compile, of kda.simulator.run, and PTX that cuda-python loads. If it calls kda.simulator.launch or opens "
-    "kda.simulator.capture, run it with python instead."
+    "ptxkit.compile, of ptxkit.run, and PTX that cuda-python loads. If it calls ptxkit.launch or opens ptxkit.capture, "
+    "run it with python instead."
 )
 
 
@@ -81,7 +82,7 @@ def command(
     if sarif:
         from ptxkit.scripts.sarif import log
 
-        log_of = log(found.findings + found.notes, survivors, kda_version(), home)
+        log_of = log(found.findings + found.notes, survivors, program_version(), home)
         write_file(sarif, json.dumps(log_of, indent=1) + "\n")
     files = {name: str(path) for name, path in (("html", html), ("sarif", sarif)) if path}
     if screen.json:
@@ -138,14 +139,15 @@ def _misplaced(args: tuple[str, ...]) -> str:
     """A hint, where the script was given an option of ours."""
     options = {option for parameter in command.params for option in parameter.opts if option.startswith("--")}
     mine = [arg for arg in args if arg.split("=")[0] in options]
-    return f"{', '.join(mine)} went to the script; options of kda simulate come before it" if mine else ""
+    program = application.current().name
+    return f"{', '.join(mine)} went to the script; options of {program} simulate come before it" if mine else ""
 
 
 def as_json(found: Simulated, judged: Mutants | None, code: int, files: dict[str, str]) -> dict[str, Any]:
     runs = found.session.runs
     return {
-        "schema": 1, "kda": kda_version(), "command": "simulate", "exit": code, "script": found.script,
-        "arch": found.arch, "schedules": found.schedules, "failed": found.failed,
+        "schema": 1, application.current().name: program_version(), "command": "simulate", "exit": code,
+        "script": found.script, "arch": found.arch, "schedules": found.schedules, "failed": found.failed,
         "milliseconds": found.session.milliseconds if found.session.options.get("clock") and runs else None,
         "launches": [
             {"kernel": run.kernel, "grid": run.grid, "block": run.block, "cluster": run.cluster,
