@@ -169,7 +169,7 @@ def test_a_model_is_built_for_the_backend_that_serves_it_alone(asked, monkeypatc
 def names_for(words, backend):
     """Return the names of kernels that a backend offers for a problem, and how many variants of each."""
     problem = command.problem_of(words)
-    alone = [] if command.may_record(words, problem) else [problem]
+    alone = [] if command.may_train(words, problem) else [problem]
     arch = parse(backend if backend != "triton" else "sm90")
     lines, _ = command.offered([arch], backend, [problem], alone=alone)
     return Counter(line.recipe.name for line in lines)

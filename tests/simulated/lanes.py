@@ -11,7 +11,7 @@ from ptxkit.launches import launch
 BYTES = {"b16": 2, "b32": 4, "b64": 8, "pred": 4}
 VIEWS = {2: (np.uint16, np.int16), 4: (np.uint32, np.int32), 8: (np.uint64, np.int64)}
 LETTERS = "abce"
-SHARE = 1.0                                  # of the random values that a test asks for; the fixture `draws` sets it
+SHARE = 1.0                                  # for the random values that a test asks for; the fixture `draws` sets it
 
 # In hexadecimal. Of floats: zeros, subnormals, the smallest normals, numbers near 1, ties, the largest, infinities, and
 # NaN with payloads.
