@@ -16,8 +16,8 @@ def place_of_segment(c: cutlass.Constexpr, x, p, chunks, segments, segment):
     every = c.every
     if cutlass.const_expr(c.packed):
         entry = x.segment_table + SegmentTable.WIDTH * p
-        of = SegmentTable
-        columns = of.SEQUENCE, of.TOKEN, of.TOKENS_LEFT, of.CHUNK, of.STATE
+        names = SegmentTable
+        columns = names.SEQUENCE, names.TOKEN, names.TOKENS_LEFT, names.CHUNK, names.STATE
         n, begin, left, chunk, state = [load_one(entry + column) for column in columns]
         n, left, chunk, state = Int32(n), Int32(left), Int32(chunk), Int32(state)
     else:
