@@ -12,7 +12,7 @@ import types
 import pytest
 from click.testing import CliRunner
 
-from kda import dispatch
+from kda import dispatch, host
 from kda.backends.common.arguments import KernelConfig
 from kda.backends.common.cute.configs import TablesConfig
 from kda.backends.common.training_plan import OFFSETS, states_table
@@ -210,7 +210,7 @@ def beside(cache, monkeypatch):
         dynamic_shared = staticmethod(lambda kernel: 64)
 
     plain = Capability("plain", 200, "for tests", archs=("sm90",))
-    plan = {"recipes": lambda p, host, recorded: [Plain]}
+    plan = {"recipes": lambda p, host, training: [Plain]}
     for name, content in {"plain": {"__path__": []}, "plain.plan": plan}.items():
         module = types.ModuleType(f"kda.backends.{name}")
         module.__dict__.update(content)
@@ -225,7 +225,9 @@ WITHOUT = ("compile", "--arch", "sm90", "--problem", WORDS)
 
 
 def test_without_the_dsl_the_others_are_built_and_it_says_how_to_get_it(beside, monkeypatch):
-    monkeypatch.setattr("ptxkit.chips.installed_versions", lambda: ())
+    monkeypatch.setattr("kda.host.installed_versions", lambda: ())
+    monkeypatch.setattr("kda.host._host_with", host._host_with.__wrapped__)    # no memo of hosts without the DSL
+    monkeypatch.setattr(command, "host_of", command.host_of.__wrapped__)
     summary, refused, _, _, row = run(*WITHOUT).stdout.splitlines()
     assert row.split() == ["plain", "sm90", "scale", "1", "8", "0", "64", "B", "0.0"]
     assert refused.startswith("no kernels of the backend sm90 for the arch sm90: chunk forward B=1 ")
