@@ -32,8 +32,8 @@ from kda.verify.literal import chain, run_stage
 from kda.verify.parity import examine, smaller
 from ptxkit.compile.target import parse
 
-EDGES = (65, 0, 63)
-SMALL = ["--lengths", "65,0,33", "-K", "32", "-V", "32", "--dtype", "float32"]
+EDGES = (33, 0, 31)                          # of chunks of 32
+SMALL = ["--lengths", "33,0,17", "-K", "32", "-V", "32", "--chunk-size", "32", "--dtype", "float32"]
 
 
 def kda_verify(*args: str, small: bool = True):
@@ -149,7 +149,7 @@ def test_a_backend_that_says_where_it_rounds_gets_the_room_for_it_and_no_other_d
             round_ = Rounding(torch.float32, ROUNDS_EVERY_OPERAND)
             return {n: None if x is None else round_(n, x) for n, x in super().stage(name, case, tensors).items()}
 
-    case = make(Spec(lengths=EDGES, K=32, V=32, dtype="float32", seed=3))
+    case = make(Spec(lengths=EDGES, K=32, V=32, C=32, dtype="float32", seed=3))
     stages = [row for row in examine(RoundsOperands("reference"), case).rows if row.stage in STAGES]
     assert len(stages) == 38 and not [row for row in stages if row.wrong]
     RoundsOperands.declared = {}
@@ -237,7 +237,7 @@ def test_gradients_of_saved_intermediates_are_within_the_budget_of_their_roundin
 @pytest.mark.parametrize("name", FAULTS)
 def test_every_fault_is_noticed_where_it_was_planted(name):
     fault = FAULTS[name]
-    case = make(fault.suited(Spec(lengths=EDGES, K=32, V=32, dtype="float32", seed=5)))
+    case = make(fault.suited(Spec(lengths=EDGES, K=32, V=32, C=32, dtype="float32", seed=5)))
     report = examine(Planted(Door("reference"), fault), case, keep_going=True)
     first = report.first
     assert first.measure.used > 1
@@ -265,7 +265,7 @@ def test_there_is_a_fault_for_every_stage_and_around_them():
 
 
 def test_a_stage_with_wrong_inputs_is_distinguished_from_a_wrong_stage():
-    case = make(Spec(lengths=EDGES, K=32, V=32, dtype="float32", seed=5))
+    case = make(Spec(lengths=EDGES, K=32, V=32, C=32, dtype="float32", seed=5))
     rows = {row.tensor: row for row in examine(Planted(Door("reference"), FAULTS["state-stale"]), case).rows}
     assert rows["h"].itself and rows["h"].follows_from is None
     assert rows["o"].wrong and not rows["o"].itself and rows["o"].follows_from == "h"
@@ -344,7 +344,9 @@ def test_nothing_smaller_is_claimed_where_nothing_smaller_fails():
 # ---------------------------------------------------------------------------------------------- equal bits
 
 
-@pytest.mark.parametrize("spec", [Spec(lengths=EDGES, seed=1), Spec(B=2, T=40, dtype="float32", HV=4, seed=2)], ids=str)
+@pytest.mark.parametrize(
+    "spec", [Spec(lengths=(65, 0, 63), seed=1), Spec(B=2, T=40, dtype="float32", HV=4, seed=2)], ids=str
+)
 def test_the_reference_gives_the_same_bits_run_after_run_and_packed_as_alone(spec):
     rows = examine(Door("reference"), make(spec), exact=True).rows
     assert len(rows) == 18 and all(row.measure.error == 0 for row in rows)
@@ -371,8 +373,8 @@ def test_the_command_prints_the_problem_the_stages_and_that_all_is_well():
     result = kda_verify("--seed", "7", "-v")
     lines = result.stdout.splitlines()
     assert result.exit_code == 0
-    packed = "packed [65, 0, 33], bounded gate, slow   seed 7"
-    assert lines[0] == f"problem  B=1 T=98 N=3 H=2 K=32 V=32 C=64 float32, {packed}"
+    packed = "packed [33, 0, 17], bounded gate, slow   seed 7"
+    assert lines[0] == f"problem  B=1 T=50 N=3 H=2 K=32 V=32 C=32 float32, {packed}"
     assert lines[2].startswith("[✓] 48 of 48 tensors within budget")
     assert kda_verify("--seed", "7").stdout.splitlines() == [*lines[:3], "         -v prints each stage and tensor"]
     printed = [line.split()[0] for line in lines if line[:1].isalpha()]
@@ -425,7 +427,7 @@ def test_json_is_one_object_without_colour_or_numbers_that_json_lacks():
 def test_a_dumped_case_is_loaded_with_the_same_bits(tmp_path):
     file = str(tmp_path / "case.pt")
     assert kda_verify("--fault", "o-late", "--seed", "4", "--dump", file).exit_code == 1
-    again, case = load(file), make(Spec(lengths=(65, 0, 33), K=32, V=32, dtype="float32", seed=4))
+    again, case = load(file), make(Spec(lengths=(33, 0, 17), K=32, V=32, C=32, dtype="float32", seed=4))
     assert again.spec == case.spec
     for n, x in case.keywords.items():
         assert torch.equal(again.keywords[n], x) if isinstance(x, torch.Tensor) else again.keywords[n] == x
@@ -553,7 +555,7 @@ def raises(*args):
     ("stage", raises, "the stage fwd/gate of the backend reference failed: IndexError: of mine (--debug"),
     ("forward", raises, "a forward of the backend reference failed: IndexError: of mine (--debug"),
     ("backward", raises, "a backward of the backend reference failed: IndexError: of mine (--debug"),
-    ("forward", lambda out: out._replace(o=out.o[:, 1:]), "o must have the shape [1, 98, 2, 32], and has [1, 97, "),
+    ("forward", lambda out: out._replace(o=out.o[:, 1:]), "o must have the shape [1, 50, 2, 32], and has [1, 49, "),
 ], ids=["stage", "forward", "backward", "a shape"])
 def test_a_mistake_of_a_backend_is_called_one(monkeypatch, name, wrong, says):
     from kda.backends.reference import launch
