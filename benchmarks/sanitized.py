@@ -78,10 +78,10 @@ FOLLOWED = {
         """mbarrier_init(ring.full + stage, 1 + 32)
             cute.arch.mbarrier_init(ring.read + stage, 4)""": """mbarrier_init(ring.full + stage, 32 + 32)
             cute.arch.mbarrier_init(ring.read + stage, 128)""",
-        "mbarrier_init(ring.made + place, 4)": "mbarrier_init(ring.made + place, 128)",
+        "mbarrier_init(ring.written + place, 4)": "mbarrier_init(ring.written + place, 128)",
         "mbarrier_init(ring.taken + place, 1)": "mbarrier_init(ring.taken + place, 32)",
-        "mbarrier_init(ring.empty + (TILES * group + own), WALKING +":
-            "mbarrier_init(ring.empty + (TILES * group + own), 32 * WALKING +",
+        "mbarrier_init(ring.empty + (TILES * group + number), WALKING +":
+            "mbarrier_init(ring.empty + (TILES * group + number), 32 * WALKING +",
         "mbarrier_init(ring.stored + stage, 1)": "mbarrier_init(ring.stored + stage, 32)",
         "mbarrier_init(ring.solved + group, 1)": "mbarrier_init(ring.solved + group, 32)",
         """with cute.arch.elect_one():
@@ -118,13 +118,13 @@ def was_kept(""",
             cute.arch.mbarrier_arrive(ring.empty + (TILES""",
     },
     "sm90/parts/making.py": {
-        """    def finish(self, of):
-        if self.team.warp() < 4:""": """    def finish(self, of):
+        """    def finish(self, work):
+        if self.team.warp() < 4:""": """    def finish(self, work):
         if cutlass.const_expr(self.helped):
             if self.team.warp() >= 4:
-                GROUP_INVERSE.sync(of.group)
+                GROUP_INVERSE.sync(work.group)
         if self.team.warp() < 4:""",
-        """    GROUP_INVERSE.arrive(of.group)""": """    GROUP_INVERSE.sync(of.group)""",
+        """    GROUP_INVERSE.arrive(work.group)""": """    GROUP_INVERSE.sync(work.group)""",
         "WHOLE_GROUP_INVERSE.arrive(": "WHOLE_GROUP_INVERSE.sync(",
         "WHOLE_GROUP.arrive(": "WHOLE_GROUP.sync(",
         """if self.team.warp() < 4:
@@ -139,7 +139,7 @@ def was_kept(""",
             cute.arch.cp_async_wait_group(0)
             cute.arch.mbarrier_arrive(ring.full + stage)""",
         """with cute.arch.elect_one():
-            cute.arch.mbarrier_arrive(ring.made""": "cute.arch.mbarrier_arrive(ring.made",
+            cute.arch.mbarrier_arrive(ring.written""": "cute.arch.mbarrier_arrive(ring.written",
         """with cute.arch.elect_one():
                 cute.arch.mbarrier_arrive(ring.taken""": """if True:
                 cute.arch.mbarrier_arrive(ring.taken""",
@@ -147,8 +147,8 @@ def was_kept(""",
     "sm90/fwd/stream.py": {
         "mbarrier_init(field_at(of_group, getattr(self.c.group, name)), 1)":
             "mbarrier_init(field_at(of_group, getattr(self.c.group, name)), 32)",
-        """("full", STREAM_STAGES, 33), ("read", STREAM_STAGES, 4), ("made", OUTPUTS, 4), ("taken", OUTPUTS, 1)""":
-            """("full", STREAM_STAGES, 64), ("read", STREAM_STAGES, 128), ("made", OUTPUTS, 128),
+        """("full", STREAM_STAGES, 33), ("read", STREAM_STAGES, 4), ("written", OUTPUTS, 4), ("taken", OUTPUTS, 1)""":
+            """("full", STREAM_STAGES, 64), ("read", STREAM_STAGES, 128), ("written", OUTPUTS, 128),
                 ("taken", OUTPUTS, 32)""",
         """with cute.arch.elect_one():
                             # redundant""": """if True:
@@ -157,17 +157,17 @@ def was_kept(""",
                     cute.arch.mbarrier_arrive(solved)""": "cute.arch.mbarrier_arrive(solved)",
         "            JOINED.arrive(group)": "            JOINED.sync(group)",
         """            cute.arch.cp_async_bulk_wait_group(0, read=True)
-            cute.arch.mbarrier_arrive(field_at(of.base, self.struct.taken))
+            cute.arch.mbarrier_arrive(field_at(work.base, self.struct.taken))
             cute""": """            cute.arch.cp_async_bulk_wait_group(0, read=True)
-        cute.arch.mbarrier_arrive(field_at(of.base, self.struct.taken))
+        cute.arch.mbarrier_arrive(field_at(work.base, self.struct.taken))
         with cute.arch.elect_one():
             cute""",
         """with cute.arch.elect_one():
             cute.arch.mbarrier_arrive(self.field(shared, "read")""": """if True:
             cute.arch.mbarrier_arrive(self.field(shared, "read")""",
         """with cute.arch.elect_one():
-            cute.arch.mbarrier_arrive(self.field(shared, "made")""": """if True:
-            cute.arch.mbarrier_arrive(self.field(shared, "made")""",
+            cute.arch.mbarrier_arrive(self.field(shared, "written")""": """if True:
+            cute.arch.mbarrier_arrive(self.field(shared, "written")""",
         """with cute.arch.elect_one():
                 # redundant: its release""": """if cute.arch.lane_idx() != 0:
                 cute.arch.mbarrier_arrive(full + stage)

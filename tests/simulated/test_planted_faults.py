@@ -31,3 +31,10 @@ def test_the_text_of_a_fault_stands_once_in_its_file(name):
     faults = list(faults_of(importlib.import_module(name)))
     times = {fault.old: source_of(fault.file).read_text().count(fault.old) for fault in faults}
     assert faults and [text for text, n in times.items() if n != 1] == []
+
+
+def test_what_racecheck_follows_instead_stands_once_in_its_file(monkeypatch):
+    monkeypatch.syspath_prepend(Path(__file__).parents[2] / "benchmarks")
+    followed = importlib.import_module("sanitized").FOLLOWED
+    texts = {text: (BACKENDS / file).read_text().count(text) for file, rows in followed.items() for text in rows}
+    assert texts and [text for text, n in texts.items() if n != 1] == []
