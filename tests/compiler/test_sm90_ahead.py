@@ -227,7 +227,6 @@ WITHOUT = ("compile", "--arch", "sm90", "--problem", WORDS)
 def test_without_the_dsl_the_others_are_built_and_it_says_how_to_get_it(beside, monkeypatch):
     monkeypatch.setattr("kda.host.installed_versions", lambda: ())
     monkeypatch.setattr("kda.host._host_with", host._host_with.__wrapped__)    # no memo of hosts without the DSL
-    monkeypatch.setattr(command, "host_of", command.host_of.__wrapped__)
     summary, refused, _, _, row = run(*WITHOUT).stdout.splitlines()
     assert row.split() == ["plain", "sm90", "scale", "1", "8", "0", "64", "B", "0.0"]
     assert refused.startswith("no kernels of the backend sm90 for the arch sm90: chunk forward B=1 ")
