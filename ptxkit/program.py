@@ -9,7 +9,7 @@ from array import array
 
 from ptxkit import isa, limits
 from ptxkit.engine import binding
-from ptxkit.isa import calls
+from ptxkit.isa import calls, fields
 from ptxkit.isa.common import BITS, WIDTHS, AddressOperand, Op
 from ptxkit.linking import link
 from ptxkit.ptx import PtxError
@@ -452,7 +452,8 @@ class Program:
             args.extend(op.args)
             mods.extend((m + (1 << 63)) % (1 << 64) - (1 << 63) for m in op.mods)  # 64 bits, signed
         self.ops = ops
-        self.triggers = any(op.handler == "grid" and op.mods == [0] for op in ops)  # lets the next grid begin
+        triggers = fields.GRID(wait=False)  # lets the next grid begin
+        self.triggers = any(op.handler == "grid" and op.mods == triggers for op in ops)
         self.count = len(ops)
         self.local_bytes = b.local_bytes
         self.handle = binding.new_program(records, args, mods, b.constants, b.size, b.local_bytes)
@@ -474,9 +475,9 @@ class Program:
             return [len(self.kernel.body) + 1, n + 1] if guarded else [len(self.kernel.body) + 1]
         if op.handler == "bra":
             guarded = self.kernel.body[n].guard
-            return [op.mods[0], n + 1] if guarded else [op.mods[0]]
+            return [*op.mods, n + 1] if guarded else op.mods
         if op.handler == "brx":
-            return [*op.mods[1:], n + 1]
+            return [*op.mods[fields.BRX.size :], n + 1]
         return [n + 1]
 
     def instruction(self, index):

@@ -39,7 +39,7 @@ static void complete_bar(Cta *cta, NamedBarrier *b, bool meeting) {
 
 /* Lanes come to a barrier, which nothing forbids: their votes, if it reduces, and their warp's place in it. */
 static void lanes_come(const Warp *w, NamedBarrier *b, const Ins *i, u32 lanes, u32 count) {
-    BarOp op = i->mod[0];
+    BarOp op = i->mod[BAR_OP];
     u32 p = op >= BAR_POPC ? *PRED(w, i->arg[3]) & lanes : 0;
     u32 votes = op == BAR_POPC ? (u32)__builtin_popcount(p) : op == BAR_AND ? p == lanes : p != 0;
     b->reduced = !b->begun ? votes : op == BAR_POPC ? b->reduced + votes : op == BAR_AND ? b->reduced & votes : b->reduced | votes;
@@ -68,7 +68,7 @@ static void arrive_if_whole(Warp *w, NamedBarrier *b, BarOp op, u32 lanes) {
 
 static bool misuse(const Warp *w, const Ins *i, int l, u32 id, u32 count) {
     const NamedBarrier *b = &w->cta->barrier[id];
-    BarOp op = i->mod[0];
+    BarOp op = i->mod[BAR_OP];
     if (op == BAR_ARRIVE && b->ahead >> w->index & 1)
         find(w, i, l, BAD_BARRIER, id, count, "warp %d runs bar.arrive twice at barrier %u before that completes: it is a round ahead", w->index, id);
     else if (b->begun && b->expected != count)
@@ -80,11 +80,11 @@ static bool misuse(const Warp *w, const Ins *i, int l, u32 id, u32 count) {
     return true;
 }
 
-/* operands: destination (-1), id, thread count (-1), predicate of a reduction (-1); mod[0]: BarOp */
+/* operands: destination (-1), id, thread count (-1), predicate of a reduction (-1) */
 static Outcome op_bar(Warp *w, const Ins *i, u32 lanes) {
     if (lanes != w->live) leave_others(w, lanes);
     Split *s = current_split(w);
-    BarOp op = i->mod[0];
+    BarOp op = i->mod[BAR_OP];
     int l = first_lane(lanes);
     u32 id = R32(w, i->arg[1])[l], count = i->arg[2] >= 0 ? R32(w, i->arg[2])[l] : 0;
     if (id >= NAMED_BARRIERS || count % LANES || (i->arg[2] >= 0 && !count) || (i->arg[2] >= 0 && count > (u32)w->cta->nwarps * LANES)) {
@@ -143,7 +143,6 @@ static void complete_cluster_barrier(Cluster *c) {
     machine_event(c->machine);
 }
 
-/* mod[0]: relaxed */
 static Outcome op_cluster_arrive(Warp *w, const Ins *i, u32 lanes) {
     Cluster *c = w->cluster;
     if (!c->done.clock[0]) c->gathering = new_knowledge(c), c->done = new_knowledge(c);
@@ -155,7 +154,7 @@ static Outcome op_cluster_arrive(Warp *w, const Ins *i, u32 lanes) {
     w->cluster_here |= lanes;
     w->cluster_owed |= lanes;
     w->cluster_clock = warp_clock(w);
-    if (!i->mod[0])
+    if (!i->mod[CLUSTER_ARRIVE_RELAXED])
         release_to(w, &c->gathering);
     else if (w->has_released) /* a fence before it: what that fence released */
         learn(c, &c->gathering, &w->released);
@@ -296,11 +295,11 @@ static void expect_tx(Mbarrier *b, const Warp *w, const Ins *i, int lane, u32 by
 
 static u64 state_of(const Mbarrier *b) { return b->phase << 24 | (u64)b->pending; }
 
-/* operands: address, count; mod: offset, 64-bit address */
+/* operands: address, count */
 static Outcome op_mbarrier_init(Warp *w, const Ins *i, u32 lanes) {
     for (u32 rest = lanes; rest; rest &= rest - 1) {
         int l = first_lane(rest);
-        u32 address = (u32)((i->mod[1] ? R64(w, i->arg[0])[l] : R32(w, i->arg[0])[l]) + i->mod[0]), count = R32(w, i->arg[1])[l], at;
+        u32 address = (u32)address_operand(w, i, 0, MBARRIER_INIT_ADDRESS, l), count = R32(w, i->arg[1])[l], at;
         Cta *cta;
         Mbarrier **slot = mbarrier_slot(w, i, l, address, &cta, &at);
         if (!slot) continue;
@@ -345,14 +344,10 @@ static Outcome op_mbarrier_init(Warp *w, const Ins *i, u32 lanes) {
     return NEXT;
 }
 
-static u32 operand_address(const Warp *w, const Ins *i, s32 operand, int l) { /* mod[0]: offset, mod[1]: 64-bit */
-    return (u32)((i->mod[1] ? R64(w, i->arg[operand])[l] : R32(w, i->arg[operand])[l]) + i->mod[0]);
-}
-
 static Outcome op_mbarrier_inval(Warp *w, const Ins *i, u32 lanes) {
     for (u32 rest = lanes; rest; rest &= rest - 1) {
         int l = first_lane(rest);
-        u32 address = operand_address(w, i, 0, l), at;
+        u32 address = (u32)address_operand(w, i, 0, MBARRIER_INVAL_ADDRESS, l), at;
         Mbarrier *b = mbarrier_at(w, i, l, address, true);
         Cta *cta;
         if (!b || !mbarrier_slot(w, i, l, address, &cta, &at)) continue;
@@ -365,40 +360,41 @@ static Outcome op_mbarrier_inval(Warp *w, const Ins *i, u32 lanes) {
     return NEXT;
 }
 
-/* operands: state (-1), address, count (-1), bytes to expect (-1); mod[2]: drop, mod[3]: relaxed, mod[4]: noComplete */
+/* operands: state (-1), address, count (-1), bytes to expect (-1) */
 static Outcome op_mbarrier_arrive(Warp *w, const Ins *i, u32 lanes) {
     bool released = false;
     speak_for_lanes(w);
     const Mbarrier *ended = NULL; /* the one whose phase an earlier lane of this instruction has ended */
     for (u32 rest = lanes; rest; rest &= rest - 1) {
         int l = first_lane(rest);
-        u32 address = operand_address(w, i, 1, l), count = i->arg[2] >= 0 ? R32(w, i->arg[2])[l] : 1;
+        u32 address = (u32)address_operand(w, i, 1, MBARRIER_ARRIVE_ADDRESS, l), count = i->arg[2] >= 0 ? R32(w, i->arg[2])[l] : 1;
         Mbarrier *b = mbarrier_at(w, i, l, address, true);
         if (!b) continue;
         if (b == ended) mbarrier_too_few(b, w, i, l);
         note_visit(w, i, b->cta);
         if (i->arg[3] >= 0) expect_tx(b, w, i, l, R32(w, i->arg[3])[l]);
-        if (i->mod[2]) b->expected -= count;
+        if (i->mod[MBARRIER_ARRIVE_DROP]) b->expected -= count;
         u64 before = state_of(b), phase = b->phase;
-        mbarrier_arrive(b, w, i, l, count, i->mod[3] ? (w->has_released ? &w->released : NULL) : &w->know);
-        released |= !i->mod[3];
+        mbarrier_arrive(b, w, i, l, count, i->mod[MBARRIER_ARRIVE_RELAXED] ? (w->has_released ? &w->released : NULL) : &w->know);
+        released |= !i->mod[MBARRIER_ARRIVE_RELAXED];
         if (b->phase != phase) ended = b;
         if (i->arg[0] >= 0) R64(w, i->arg[0])[l] = before;
-        if (i->mod[4] && b->phase != phase) find(w, i, l, BAD_MBARRIER, address, 8, "arrive.noComplete completed the phase");
+        if (i->mod[MBARRIER_ARRIVE_NO_COMPLETE] && b->phase != phase)
+            find(w, i, l, BAD_MBARRIER, address, 8, "arrive.noComplete completed the phase");
     }
     if (released) tick(w);
     return NEXT;
 }
 
-/* operands: address, bytes; mod[2]: 0 expect_tx, 1 complete_tx */
+/* operands: address, bytes */
 static Outcome op_mbarrier_tx(Warp *w, const Ins *i, u32 lanes) {
     for (u32 rest = lanes; rest; rest &= rest - 1) {
         int l = first_lane(rest);
-        Mbarrier *b = mbarrier_at(w, i, l, operand_address(w, i, 0, l), true);
+        Mbarrier *b = mbarrier_at(w, i, l, (u32)address_operand(w, i, 0, MBARRIER_TX_ADDRESS, l), true);
         if (!b) continue;
         u32 bytes = R32(w, i->arg[1])[l];
         note_visit(w, i, b->cta);
-        if (i->mod[2])
+        if (i->mod[MBARRIER_TX_COMPLETE])
             mbarrier_complete_tx(b, w, i, l, bytes);
         else
             expect_tx(b, w, i, l, bytes);
@@ -406,18 +402,18 @@ static Outcome op_mbarrier_tx(Warp *w, const Ins *i, u32 lanes) {
     return NEXT;
 }
 
-/* operands: predicate, address, parity or state; mod[2]: parity, mod[3]: relaxed */
+/* operands: predicate, address, parity or state */
 static u32 completed(Warp *w, const Ins *i, u32 lanes) {
     u32 bits = 0;
     for (u32 rest = lanes; rest; rest &= rest - 1) {
         int l = first_lane(rest);
-        Mbarrier *b = mbarrier_at(w, i, l, operand_address(w, i, 1, l), true);
+        Mbarrier *b = mbarrier_at(w, i, l, (u32)address_operand(w, i, 1, MBARRIER_WAIT_ADDRESS, l), true);
         if (!b) {
             stop(w->machine);
             continue;
         }
         bool done;
-        if (i->mod[2]) {
+        if (i->mod[MBARRIER_WAIT_PARITY]) {
             u32 parity = R32(w, i->arg[2])[l];
             if (parity > 1) find(w, i, l, BAD_MBARRIER, b->address, 8, "a parity is 0 or 1, not %u", parity);
             done = (b->phase & 1) != (parity & 1);
@@ -431,7 +427,7 @@ static u32 completed(Warp *w, const Ins *i, u32 lanes) {
         if (!done) continue;
         bits |= 1u << l;
         if (w->time) wake_at(w, b->done_at + w->machine->time->p->mbarrier_wake);
-        if (!i->mod[3]) acquire_from(w, &b->done);
+        if (!i->mod[MBARRIER_WAIT_RELAXED]) acquire_from(w, &b->done);
     }
     return bits;
 }
@@ -475,27 +471,26 @@ void free_cta_barriers(Cta *cta) {
 
 /* ---- fences ------------------------------------------------------------------------------------------------------------- */
 
-/* mod[0]: views to fence, as bits; mod[1]: releases and acquires, as bits 1 and 2; mod[2]: 1 makes initialised
- * mbarriers known to the async proxy, 2 to other CTAs, too */
+/* isa/barriers.py has the bits: RELEASE 1, ACQUIRE 2; TO_ASYNC 1, TO_CTAS 2, which is both */
 static Outcome op_fence(Warp *w, const Ins *i, u32 lanes) {
     (void)lanes;
     Knowledge *k = &w->know;
-    if (i->mod[1] & 2) fence_acquire(w);
+    if (i->mod[FENCE_ORDER] & 2) fence_acquire(w);
     for (int v = FENCED_SHARED; v <= FENCED_GLOBAL; v++)
-        if (i->mod[0] >> v & 1)
+        if (i->mod[FENCE_VIEWS] >> v & 1)
             for (s32 a = 0; a < w->cluster->width; a++)
                 if (k->clock[v][a] < k->clock[SEEN][a]) k->clock[v][a] = k->clock[SEEN][a];
-    if (i->mod[1] & 1) fence_release(w);
-    if (i->mod[2]) fence_initialisations(w, i->mod[2] == 2);
+    if (i->mod[FENCE_ORDER] & 1) fence_release(w);
+    if (i->mod[FENCE_MBARRIERS]) fence_initialisations(w, i->mod[FENCE_MBARRIERS] == 2);
     tick(w);
     return NEXT;
 }
 
-/* griddepcontrol. mod[0]: wait, for all that the grids ahead do; else launch_dependents: the next grid may begin */
+/* griddepcontrol.wait, for all that the grids ahead do; launch_dependents: the next grid may begin */
 static Outcome op_grid(Warp *w, const Ins *i, u32 lanes) {
     (void)lanes;
     Launch *launch = w->machine->launch;
-    if (i->mod[0]) {
+    if (i->mod[GRID_WAIT]) {
         w->know.grid_ahead = true;
         if (w->time) wake_at(w, w->machine->time->p->ahead);
     } else {
@@ -508,16 +503,15 @@ static Outcome op_grid(Warp *w, const Ins *i, u32 lanes) {
 
 /* ---- setmaxnreg --------------------------------------------------------------------------------------------------------- */
 
-/* mod[0]: inc, mod[1]: registers a thread shall have */
 static Outcome op_setmaxnreg(Warp *w, const Ins *i, u32 lanes) {
     u32 threads = w->cta->nwarps * LANES, most = 65536 / threads / 8 * 8; /* where the count is unknown: what can have been given */
     bool known = w->max_registers > 0;
     if (!known) w->max_registers = most < 256 ? (s32)most : 248;
-    s32 wanted = (s32)i->mod[1], change = wanted - w->max_registers;
-    if (!known && i->mod[0] && change < 0) change = 0;
-    if (wanted < 24 || wanted > 256 || wanted % 8 || (i->mod[0] ? change < 0 : change > 0)) {
-        find(w, i, first_lane(lanes), BAD_OPERAND, 0, 0, "setmaxnreg.%s to %d registers from %d: 24 to 256, a multiple of 8, and %s", i->mod[0] ? "inc" : "dec",
-             wanted, w->max_registers, i->mod[0] ? "no fewer than now" : "no more than now");
+    s32 wanted = (s32)i->mod[SETMAXNREG_REGISTERS], change = wanted - w->max_registers;
+    if (!known && i->mod[SETMAXNREG_INC] && change < 0) change = 0;
+    if (wanted < 24 || wanted > 256 || wanted % 8 || (i->mod[SETMAXNREG_INC] ? change < 0 : change > 0)) {
+        find(w, i, first_lane(lanes), BAD_OPERAND, 0, 0, "setmaxnreg.%s to %d registers from %d: 24 to 256, a multiple of 8, and %s",
+             i->mod[SETMAXNREG_INC] ? "inc" : "dec", wanted, w->max_registers, i->mod[SETMAXNREG_INC] ? "no fewer than now" : "no more than now");
         stop(w->machine);
         return YIELD;
     }
@@ -546,8 +540,8 @@ bool barriers_explain_block(Warp *w, const Ins *i, int l, char *text, size_t siz
                          b->expected ? b->expected : live_threads(w->cta));
         if (away) snprintf(text + n, size - n, "; lanes %08x of its warp have not", away);
     } else if (i->run == op_try_wait) {
-        Cta *cta = cta_at(w->cluster, operand_address(w, i, 1, l));
-        u32 at = operand_address(w, i, 1, l) & 0xffffff;
+        u32 address = (u32)address_operand(w, i, 1, MBARRIER_WAIT_ADDRESS, l), at = address & 0xffffff;
+        Cta *cta = cta_at(w->cluster, address);
         const Mbarrier *b = cta ? cta->mbarrier[at / 8] : NULL;
         char ended[40] = "";
         if (b && b->phase) snprintf(ended, sizeof ended, " (phases that have ended: %llu)", (unsigned long long)b->phase);
@@ -564,7 +558,8 @@ bool barriers_explain_block(Warp *w, const Ins *i, int l, char *text, size_t siz
             }
         snprintf(text, size, "waits at the cluster's barrier: %d warps have not arrived", missing);
     } else if (i->run == op_setmaxnreg)
-        snprintf(text, size, "waits for %d registers a thread; %d are free", (s32)i->mod[1] - w->max_registers, w->cta->register_pool);
+        snprintf(text, size, "waits for %d registers a thread; %d are free", (s32)i->mod[SETMAXNREG_REGISTERS] - w->max_registers,
+                 w->cta->register_pool);
     else
         return false;
     return true;

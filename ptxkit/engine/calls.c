@@ -102,13 +102,12 @@ static const char *print_conversion(Values *v, const char *format) {
     return p + 1;
 }
 
-/* mod: where the format's address, the address of the values and the result lie in local memory */
 static Outcome op_printf(Warp *w, const Ins *i, u32 lanes) {
     for (u32 rest = lanes; rest; rest &= rest - 1) {
         int l = first_lane(rest);
         u64 format_at = 0, values_at = 0;
-        local_value(w, l, (u64)i->mod[0], &format_at, 8);
-        local_value(w, l, (u64)i->mod[1], &values_at, 8);
+        local_value(w, l, (u64)i->mod[PRINTF_FORMAT], &format_at, 8);
+        local_value(w, l, (u64)i->mod[PRINTF_VALUES], &values_at, 8);
         Values v = {w, i, l, values_at & 0x00ffffffffffffffu};
         for (const char *p = text_at(w, i, l, format_at); *p;) {
             if (*p == '%')
@@ -121,14 +120,13 @@ static Outcome op_printf(Warp *w, const Ins *i, u32 lanes) {
     return NEXT;
 }
 
-/* mod: where the addresses of the message, the file and the function, and the line, lie in local memory */
 static Outcome op_assertfail(Warp *w, const Ins *i, u32 lanes) {
     int l = first_lane(lanes);
     u64 message = 0, file = 0;
     u32 line = 0;
-    local_value(w, l, (u64)i->mod[0], &message, 8);
-    local_value(w, l, (u64)i->mod[1], &file, 8);
-    local_value(w, l, (u64)i->mod[2], &line, 4);
+    local_value(w, l, (u64)i->mod[ASSERTFAIL_MESSAGE], &message, 8);
+    local_value(w, l, (u64)i->mod[ASSERTFAIL_FILE], &file, 8);
+    local_value(w, l, (u64)i->mod[ASSERTFAIL_LINE], &line, 4);
     find(w, i, l, BAD_OPERAND, 0, 0, "assertion failed: %.80s (%.50s:%u)", text_at(w, i, l, message), text_at(w, i, l, file), line);
     stop(w->machine);
     return YIELD;

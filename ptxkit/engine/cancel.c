@@ -58,13 +58,13 @@ static void run_cancel(Work *work) {
     }
 }
 
-/* operands: address, mbarrier; mod[0], mod[3]: the places, mod[6]: to all CTAs of the cluster */
+/* operands: address, mbarrier */
 static Outcome op_try_cancel(Warp *w, const Ins *i, u32 lanes) {
     for (u32 rest = lanes; rest; rest &= rest - 1) {
         int l = first_lane(rest);
-        Target t = {.mask = i->mod[6] ? (1 << w->cluster->nctas) - 1 : ALL, .align = ANSWER_BYTES};
+        Target t = {.mask = i->mod[TRY_CANCEL_ALL_CTAS] ? (1 << w->cluster->nctas) - 1 : ALL, .align = ANSWER_BYTES};
         Landings to;
-        if (!shared_operand(w, i, 0, 0, l, &t.address) || !shared_operand(w, i, 1, 3, l, &t.barrier)) continue;
+        if (!shared_operand(w, i, 0, TRY_CANCEL_TO, l, &t.address) || !shared_operand(w, i, 1, TRY_CANCEL_MBARRIER, l, &t.barrier)) continue;
         if (cta_at(w->cluster, t.address) != w->cta || cta_at(w->cluster, t.barrier) != w->cta) {
             find(w, i, l, BAD_OPERAND, t.address, ANSWER_BYTES, "the answer and its mbarrier must be in the CTA's own shared memory");
             continue;

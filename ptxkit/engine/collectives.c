@@ -22,7 +22,7 @@ static int shfl_source(int mode, int l, u32 b, u32 c, bool *inside) {
     return *inside ? from : l;
 }
 
-/* d, p, a, b, c, mask; mod[1]: the mode */
+/* d, p, a, b, c, mask */
 static Outcome op_shfl(Warp *w, const Ins *i, u32 lanes) {
     const u32 *b = R32(w, i->arg[3]), *c = R32(w, i->arg[4]);
     u32 a[LANES], bits = 0;
@@ -30,7 +30,7 @@ static Outcome op_shfl(Warp *w, const Ins *i, u32 lanes) {
     for (u32 rest = lanes; rest; rest &= rest - 1) {
         int l = first_lane(rest);
         bool inside;
-        int from = shfl_source((int)i->mod[1], l, b[l], c[l], &inside);
+        int from = shfl_source((int)i->mod[SHFL_MODE], l, b[l], c[l], &inside);
         if (!lane_in(lanes, from))
             find(w, i, l, BAD_LANE, 0, 0, "lane %d reads lane %d, which takes no part in it (lanes %08x do)", l, from, lanes);
         if (i->arg[0] >= 0) R32(w, i->arg[0])[l] = a[from];
@@ -44,15 +44,15 @@ static Outcome op_shfl(Warp *w, const Ins *i, u32 lanes) {
 
 enum { VOTE_ALL, VOTE_ANY, VOTE_UNI, VOTE_BALLOT };
 
-/* d, a, mask; mod[1]: the mode; mod[2]: a is negated */
+/* d, a, mask */
 static Outcome op_vote(Warp *w, const Ins *i, u32 lanes) {
-    u32 votes = (i->mod[2] ? ~*PRED(w, i->arg[1]) : *PRED(w, i->arg[1])) & lanes;
+    u32 votes = (i->mod[VOTE_NEGATED] ? ~*PRED(w, i->arg[1]) : *PRED(w, i->arg[1])) & lanes;
     bool all = votes == lanes;
-    if (i->mod[1] == VOTE_BALLOT) {
+    if (i->mod[VOTE_MODE] == VOTE_BALLOT) {
         if (i->arg[0] >= 0) EACH_LANE(lanes, { R32(w, i->arg[0])[l] = votes; });
         return NEXT;
     }
-    bool answer = i->mod[1] == VOTE_ALL ? all : i->mod[1] == VOTE_ANY ? votes != 0 : all || !votes;
+    bool answer = i->mod[VOTE_MODE] == VOTE_ALL ? all : i->mod[VOTE_MODE] == VOTE_ANY ? votes != 0 : all || !votes;
     set_pred(w, i->arg[0], lanes, answer ? FULL : 0);
     return NEXT;
 }
@@ -74,7 +74,7 @@ static Outcome op_activemask(Warp *w, const Ins *i, u32 lanes) {
 
 static u64 lane_value(const Warp *w, s32 reg, bool wide, int l) { return wide ? R64(w, reg)[l] : R32(w, reg)[l]; }
 
-/* d, p, a, mask; mod[1]: .all; mod[2]: 64-bit */
+/* d, p, a, mask */
 static Outcome op_match(Warp *w, const Ins *i, u32 lanes) {
     u32 equal[LANES];
     bool all = true;
@@ -83,11 +83,11 @@ static Outcome op_match(Warp *w, const Ins *i, u32 lanes) {
         equal[l] = 0;
         for (u32 others = lanes; others; others &= others - 1) {
             int o = first_lane(others);
-            if (lane_value(w, i->arg[2], i->mod[2], o) == lane_value(w, i->arg[2], i->mod[2], l)) equal[l] |= 1u << o;
+            if (lane_value(w, i->arg[2], i->mod[MATCH_WIDE], o) == lane_value(w, i->arg[2], i->mod[MATCH_WIDE], l)) equal[l] |= 1u << o;
         }
         all = all && equal[l] == lanes;
     }
-    if (i->arg[0] >= 0) EACH_LANE(lanes, { R32(w, i->arg[0])[l] = !i->mod[1] || all ? equal[l] : 0; });
+    if (i->arg[0] >= 0) EACH_LANE(lanes, { R32(w, i->arg[0])[l] = !i->mod[MATCH_ALL] || all ? equal[l] : 0; });
     set_pred(w, i->arg[1], lanes, all ? FULL : 0);
     return NEXT;
 }
@@ -119,15 +119,15 @@ static u32 reduce_float(int op, bool propagate_nan, u32 a, u32 b) {
     return (op == REDUX_MIN) == (ordered(b) < ordered(a)) ? b : a;
 }
 
-/* d, a, mask; mod[1]: the operation; mod[2]: the type; mod[3]: .abs; mod[4]: .NaN */
+/* d, a, mask */
 static Outcome op_redux(Warp *w, const Ins *i, u32 lanes) {
     const u32 *a = R32(w, i->arg[1]);
-    u32 ignored = i->mod[3] ? 0x80000000u : 0, first = a[first_lane(lanes)] & ~ignored;
-    u32 result = i->mod[2] == REDUX_F32 && is_nan(first) ? 0x7fffffff : first;
+    u32 ignored = i->mod[REDUX_ABS] ? 0x80000000u : 0, first = a[first_lane(lanes)] & ~ignored;
+    u32 result = i->mod[REDUX_TYPE] == REDUX_F32 && is_nan(first) ? 0x7fffffff : first;
     for (u32 rest = lanes & (lanes - 1); rest; rest &= rest - 1) {
         u32 next = a[first_lane(rest)] & ~ignored;
-        result = i->mod[2] == REDUX_F32 ? reduce_float((int)i->mod[1], i->mod[4], result, next)
-                                        : reduce_integer((int)i->mod[1], i->mod[2] == REDUX_S32, result, next);
+        result = i->mod[REDUX_TYPE] == REDUX_F32 ? reduce_float((int)i->mod[REDUX_OP], i->mod[REDUX_NAN], result, next)
+                                        : reduce_integer((int)i->mod[REDUX_OP], i->mod[REDUX_TYPE] == REDUX_S32, result, next);
     }
     if (i->arg[0] >= 0) EACH_LANE(lanes, { R32(w, i->arg[0])[l] = result; });
     return NEXT;

@@ -97,11 +97,11 @@ void return_lanes(Warp *w, u32 lanes) {
     complete_join(w, j);
 }
 
-/* bra: the lanes that come here take it; mod[0] is the target. */
+/* bra: the lanes that come here take it. */
 static Outcome op_bra(Warp *w, const Ins *i, u32 lanes) {
     Split *s = current_split(w);
     u32 stay = s->lanes & ~lanes;
-    s32 target = (s32)i->mod[0];
+    s32 target = (s32)i->mod[BRA_TARGET];
     if (!stay) {
         go_to(w, target);
         return JUMPED;
@@ -119,19 +119,19 @@ static Outcome op_bra(Warp *w, const Ins *i, u32 lanes) {
     return JUMPED;
 }
 
-/* brx.idx: operand 0 is the index, mod[...] the targets. */
+/* brx.idx: operand 0 is the index. */
 static Outcome op_brx(Warp *w, const Ins *i, u32 lanes) {
     Split *s = current_split(w);
     const u32 *index = R32(w, i->arg[0]);
     u32 rest = lanes, at_first = 0, first = index[first_lane(lanes)];
     for (; rest; rest &= rest - 1)
         if (index[first_lane(rest)] == first) at_first |= 1u << first_lane(rest);
-    if (first >= (u32)i->mod[0]) {
-        find(w, i, first_lane(lanes), BAD_OPERAND, 0, 0, "branch index %u of %d targets", first, (int)i->mod[0]);
+    if (first >= (u32)i->mod[BRX_COUNT]) {
+        find(w, i, first_lane(lanes), BAD_OPERAND, 0, 0, "branch index %u of %d targets", first, (int)i->mod[BRX_COUNT]);
         stop(w->machine);
         return YIELD;
     }
-    s32 target = (s32)i->mod[1 + first];
+    s32 target = (s32)i->mod[BRX_FIELDS + first];
     u32 stay = s->lanes & ~at_first;
     if (!stay) {
         go_to(w, target);

@@ -15,7 +15,7 @@
 bool shared_operand(Warp *w, const Ins *i, int k, int m, int l, u32 *address) {
     u64 a = address_operand(w, i, k, m, l);
     *address = (u32)a;
-    if (!i->mod[m + 2] || a >> 56 == WINDOW_SHARED) return true;
+    if (!i->mod[m + PLACE_GENERIC] || a >> 56 == WINDOW_SHARED) return true;
     find(w, i, l, OUT_OF_BOUNDS, a, 0, "generic address 0x%llx is not in shared memory", (unsigned long long)a);
     return false;
 }
@@ -148,18 +148,17 @@ static Outcome op_bulk_commit(Warp *w, const Ins *i, u32 lanes) {
     return NEXT;
 }
 
-/* mod[0]: groups that may stay pending, mod[1]: .read, the sources have been read and no more */
 static Outcome op_bulk_wait(Warp *w, const Ins *i, u32 lanes) {
     for (u32 rest = lanes; rest; rest &= rest - 1) {
         int l = first_lane(rest);
-        u32 clock = awaited(&w->bulk, l, (u32)i->mod[0]);
+        u32 clock = awaited(&w->bulk, l, (u32)i->mod[BULK_WAIT_STAY]);
         if (!clock) continue;
-        u32 group = w->bulk.committed[l] - (u32)i->mod[0];
+        u32 group = w->bulk.committed[l] - (u32)i->mod[BULK_WAIT_STAY];
         if (w->bulk.awaited[l] < group) w->bulk.awaited[l] = group;
-        run_groups(w, BY_BULK_WRITE, l, clock, i->mod[1]);
-        if (w->time && !i->mod[1]) wake_at(w, w->time->bulk_end);
+        run_groups(w, BY_BULK_WRITE, l, clock, i->mod[BULK_WAIT_READ]);
+        if (w->time && !i->mod[BULK_WAIT_READ]) wake_at(w, w->time->bulk_end);
         knows_of(&w->know, actor_of(w, BY_BULK_READ), clock);
-        if (!i->mod[1]) knows_of(&w->know, actor_of(w, BY_BULK_WRITE), clock);
+        if (!i->mod[BULK_WAIT_READ]) knows_of(&w->know, actor_of(w, BY_BULK_WRITE), clock);
     }
     return NEXT;
 }
@@ -193,12 +192,11 @@ static void run_cp_async(Work *work) {
     }
 }
 
-/* operands: shared, global, bytes to read (-1: all), a predicate that ignores the source (-1: none); mod[0], mod[3]: the places,
- * mod[6]: bytes to write, mod[7]: the predicate is negated */
+/* operands: shared, global, bytes to read (-1: all), a predicate that ignores the source (-1: none) */
 static Outcome op_cp_async(Warp *w, const Ins *i, u32 lanes) {
-    u32 size = (u32)i->mod[6], reading = 0;
+    u32 size = (u32)i->mod[CP_ASYNC_BYTES], reading = 0;
     SmallCopies c = {.size = size};
-    u32 ignored = i->arg[3] >= 0 ? *PRED(w, i->arg[3]) ^ (i->mod[7] ? FULL : 0) : 0;
+    u32 ignored = i->arg[3] >= 0 ? *PRED(w, i->arg[3]) ^ (i->mod[CP_ASYNC_NEGATED] ? FULL : 0) : 0;
     for (u32 rest = lanes; rest; rest &= rest - 1) {
         int l = first_lane(rest);
         u32 bytes = i->arg[2] >= 0 ? R32(w, i->arg[2])[l] : size, at;
@@ -209,9 +207,9 @@ static Outcome op_cp_async(Warp *w, const Ins *i, u32 lanes) {
             find(w, i, l, BAD_OPERAND, 0, 0, "a copy of %u bytes reads %u: the source may be the shorter one, not the longer", size, bytes);
             continue;
         }
-        c.from[l] = address_operand(w, i, 1, 3, l);
+        c.from[l] = address_operand(w, i, 1, CP_ASYNC_SOURCE, l);
         c.read[l] = bytes;
-        if (!shared_operand(w, i, 0, 0, l, &c.to[l]) || !shared_bytes(w, i, l, c.to[l], size, size, &cta, &at)) continue;
+        if (!shared_operand(w, i, 0, CP_ASYNC_TO, l, &c.to[l]) || !shared_bytes(w, i, l, c.to[l], size, size, &cta, &at)) continue;
         if (bytes && !global_bytes(w, i, l, c.from[l], bytes, size, false, &region)) continue;
         if (cta != w->cta) {
             find(w, i, l, BAD_OPERAND, c.to[l], size, "cp.async writes its own CTA's shared memory, not that of CTA %d", cta->rank);
@@ -237,12 +235,11 @@ static Outcome op_cp_async_commit(Warp *w, const Ins *i, u32 lanes) {
     return NEXT;
 }
 
-/* mod[0]: groups that may stay pending, mod[1]: wait_all, which commits first */
 static Outcome op_cp_async_wait(Warp *w, const Ins *i, u32 lanes) {
-    if (i->mod[1]) commit(w, &w->cp_async, BY_CP_ASYNC, lanes);
+    if (i->mod[CP_ASYNC_WAIT_ALL]) commit(w, &w->cp_async, BY_CP_ASYNC, lanes);
     u32 newest = 0;
     for (u32 rest = lanes; rest; rest &= rest - 1) {
-        u32 clock = awaited(&w->cp_async, first_lane(rest), (u32)i->mod[0]);
+        u32 clock = awaited(&w->cp_async, first_lane(rest), (u32)i->mod[CP_ASYNC_WAIT_STAY]);
         if (clock > newest) newest = clock;
     }
     if (!newest) return NEXT;
@@ -275,16 +272,16 @@ static void run_arrivals(Work *work) {
     }
 }
 
-/* cp.async.mbarrier.arrive: arrives when all that the lane has sent off is done. operand: mbarrier; mod[0]: its place, mod[3]: .noinc */
+/* cp.async.mbarrier.arrive: arrives when all that the lane has sent off is done. operand: mbarrier */
 static Outcome op_cp_async_arrive(Warp *w, const Ins *i, u32 lanes) {
     enum { MOST_PENDING = (1 << 20) - 1 };
     Arrivals a = {0};
     for (u32 rest = lanes; rest; rest &= rest - 1) {
         int l = first_lane(rest);
         u32 address;
-        Mbarrier *b = shared_operand(w, i, 0, 0, l, &address) ? mbarrier_at(w, i, l, address, true) : NULL;
+        Mbarrier *b = shared_operand(w, i, 0, CP_ASYNC_ARRIVE_MBARRIER, l, &address) ? mbarrier_at(w, i, l, address, true) : NULL;
         if (!b) continue;
-        if (!i->mod[3] && ++b->pending > MOST_PENDING)
+        if (!i->mod[CP_ASYNC_ARRIVE_NOINC] && ++b->pending > MOST_PENDING)
             find(w, i, l, BAD_MBARRIER, address, 8, "more than %d arrivals pending at the mbarrier at shared address 0x%x", MOST_PENDING, b->address);
         a.barrier[l] = b;
         a.lanes |= 1u << l;
@@ -338,16 +335,16 @@ static void run_bulk_load(Work *work) {
     free(data);
 }
 
-/* global to shared. operands: destination, source, size, mbarrier, CTAs of a multicast (-1); mod[0], mod[3], mod[6]: the places,
- * mod[9]: .shared::cta */
+/* global to shared. operands: destination, source, size, mbarrier, CTAs of a multicast (-1) */
 static Outcome op_bulk_load(Warp *w, const Ins *i, u32 lanes) {
     for (u32 rest = lanes; rest; rest &= rest - 1) {
         int l = first_lane(rest);
-        Bulk c = {.global = address_operand(w, i, 1, 3, l)};
+        Bulk c = {.global = address_operand(w, i, 1, BULK_LOAD_SOURCE, l)};
         Target t = {.mask = i->arg[4] >= 0 ? (s32)(R32(w, i->arg[4])[l] & 0xffff) : ALL, .align = 16};
         Region *region;
-        if (!bulk_size(w, i, 2, l, &c.size) || !shared_operand(w, i, 0, 0, l, &t.address) || !shared_operand(w, i, 3, 6, l, &t.barrier)) continue;
-        if (i->mod[9] && !own_shared(w, i, l, t.address, c.size, "destination")) continue;
+        if (!bulk_size(w, i, 2, l, &c.size) || !shared_operand(w, i, 0, BULK_LOAD_TO, l, &t.address)) continue;
+        if (!shared_operand(w, i, 3, BULK_LOAD_MBARRIER, l, &t.barrier)) continue;
+        if (i->mod[BULK_LOAD_OWN_CTA] && !own_shared(w, i, l, t.address, c.size, "destination")) continue;
         if (c.size && !global_bytes(w, i, l, c.global, c.size, 16, false, &region)) continue;
         if (find_landings(w, i, l, &t, c.size, &c.to)) send_bulk(w, i, l, run_bulk_load, &c)->finish = clock_bulk(w, i, c.global, c.size, false);
     }
@@ -372,15 +369,16 @@ static void run_bulk_send(Work *work) {
     free(data);
 }
 
-/* a CTA's shared memory to another's. operands: destination, source, size, mbarrier; mod[0], mod[3], mod[6]: the places,
- * mod[9]: AtomicOp or PLAIN, mod[10]: AtomicType, mod[11]: bytes of an element */
+/* a CTA's shared memory to another's. operands: destination, source, size, mbarrier */
 static Outcome op_bulk_send(Warp *w, const Ins *i, u32 lanes) {
+    const s64 *reduction = i->mod + BULK_SEND_REDUCTION;
     for (u32 rest = lanes; rest; rest &= rest - 1) {
         int l = first_lane(rest);
-        Bulk c = {.op = (s32)i->mod[9], .type = (s32)i->mod[10], .element = (s32)i->mod[11]};
+        Bulk c = {.op = (s32)reduction[REDUCTION_OP], .type = (s32)reduction[REDUCTION_TYPE], .element = (s32)reduction[REDUCTION_BYTES]};
         Target t = {.mask = ALL, .align = 16};
-        if (!bulk_size(w, i, 2, l, &c.size) || !shared_operand(w, i, 0, 0, l, &t.address) || !shared_operand(w, i, 1, 3, l, &c.shared)) continue;
-        if (!shared_operand(w, i, 3, 6, l, &t.barrier) || !own_shared(w, i, l, c.shared, c.size, "source")) continue;
+        if (!bulk_size(w, i, 2, l, &c.size) || !shared_operand(w, i, 0, BULK_SEND_TO, l, &t.address)) continue;
+        if (!shared_operand(w, i, 1, BULK_SEND_SOURCE, l, &c.shared)) continue;
+        if (!shared_operand(w, i, 3, BULK_SEND_MBARRIER, l, &t.barrier) || !own_shared(w, i, l, c.shared, c.size, "source")) continue;
         if (cta_at(w->cluster, t.address) == w->cta) {
             find(w, i, l, BAD_OPERAND, t.address, c.size, "from .shared::cta to .shared::cluster the destination must be another CTA's");
             continue;
@@ -422,16 +420,17 @@ static void run_bulk_store(Work *work) {
     free(data);
 }
 
-/* shared to global; lanes that ask for one and the same copy get one, as on silicon. operands: destination, source, size, byte mask (-1);
- * mod[0], mod[3]: the places, mod[6]: AtomicOp or PLAIN, mod[7]: AtomicType, mod[8]: bytes of an element */
+/* shared to global; lanes that ask for one and the same copy get one, as on silicon. operands: destination, source, size, byte mask (-1) */
 static Outcome op_bulk_store(Warp *w, const Ins *i, u32 lanes) {
+    const s64 *reduction = i->mod + BULK_STORE_REDUCTION;
     Work *sent = NULL;
     for (u32 rest = lanes; rest; rest &= rest - 1) {
         int l = first_lane(rest);
-        Bulk c = {.global = address_operand(w, i, 0, 0, l), .op = (s32)i->mod[6], .type = (s32)i->mod[7], .element = (s32)i->mod[8]};
+        Bulk c = {.global = address_operand(w, i, 0, BULK_STORE_TO, l), .op = (s32)reduction[REDUCTION_OP],
+                  .type = (s32)reduction[REDUCTION_TYPE], .element = (s32)reduction[REDUCTION_BYTES]};
         c.byte_mask = i->arg[3] >= 0 ? R32(w, i->arg[3])[l] & 0xffff : 0xffff;
         Region *region;
-        if (!bulk_size(w, i, 2, l, &c.size) || !shared_operand(w, i, 1, 3, l, &c.shared)) continue;
+        if (!bulk_size(w, i, 2, l, &c.size) || !shared_operand(w, i, 1, BULK_STORE_SOURCE, l, &c.shared)) continue;
         if (!own_shared(w, i, l, c.shared, c.size, "source")) continue;
         if (c.size && !global_bytes(w, i, l, c.global, c.size, 16, true, &region)) continue;
         const Bulk *other = sent ? (const Bulk *)sent->data : NULL;
@@ -447,13 +446,13 @@ static Outcome op_bulk_store(Warp *w, const Ins *i, u32 lanes) {
     return NEXT;
 }
 
-/* operands: source, size; mod[0]: the place. Its only effect: an address that cannot be. */
+/* operands: source, size. Its only effect: an address that cannot be. */
 static Outcome op_bulk_prefetch(Warp *w, const Ins *i, u32 lanes) {
     for (u32 rest = lanes; rest; rest &= rest - 1) {
         int l = first_lane(rest);
         u32 size;
         Region *region;
-        if (bulk_size(w, i, 1, l, &size) && size) global_bytes(w, i, l, address_operand(w, i, 0, 0, l), size, 16, false, &region);
+        if (bulk_size(w, i, 1, l, &size) && size) global_bytes(w, i, l, address_operand(w, i, 0, BULK_PREFETCH_SOURCE, l), size, 16, false, &region);
     }
     return NEXT;
 }
@@ -486,11 +485,10 @@ static void run_stores(Work *work) {
     }
 }
 
-/* operands: address, mbarrier, values; mod[0], mod[3]: the places, mod[6]: bytes of a value, mod[7]: values, mod[8]: AtomicOp or PLAIN,
- * mod[9]: AtomicType, mod[10]: scope of a strong access */
+/* operands: address, mbarrier, values */
 static Outcome op_st_async(Warp *w, const Ins *i, u32 lanes) {
-    u32 element = (u32)i->mod[6], count = (u32)i->mod[7];
-    Stores s = {.bytes = element * count, .op = (s32)i->mod[8], .type = (s32)i->mod[9], .scope = (u8)i->mod[10]};
+    u32 element = (u32)i->mod[ST_ASYNC_BYTES], count = (u32)i->mod[ST_ASYNC_COUNT];
+    Stores s = {.bytes = element * count, .op = (s32)i->mod[ST_ASYNC_OP], .type = (s32)i->mod[ST_ASYNC_TYPE], .scope = (u8)i->mod[ST_ASYNC_SCOPE]};
     if (w->cluster->nctas == 1) {
         find(w, i, first_lane(lanes), BAD_OPERAND, 0, 0, "it needs a cluster of more than one CTA");
         return NEXT;
@@ -499,7 +497,7 @@ static Outcome op_st_async(Warp *w, const Ins *i, u32 lanes) {
         int l = first_lane(rest);
         Target t = {.mask = ALL, .align = s.bytes};
         Landings to;
-        if (!shared_operand(w, i, 0, 0, l, &t.address) || !shared_operand(w, i, 1, 3, l, &t.barrier)) continue;
+        if (!shared_operand(w, i, 0, ST_ASYNC_TO, l, &t.address) || !shared_operand(w, i, 1, ST_ASYNC_MBARRIER, l, &t.barrier)) continue;
         if (!find_landings(w, i, l, &t, s.bytes, &to)) continue;
         if (s.op != PLAIN && to.at[0].barrier->cta == w->cta) {
             find(w, i, l, BAD_OPERAND, t.address, s.bytes, "red.async acts on the shared memory of another CTA than its own");

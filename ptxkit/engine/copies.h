@@ -1,12 +1,9 @@
-/* What the asynchronous copies share: address operands, the groups of a lane, and where a copy lands. */
+/* What the asynchronous copies share: operands in shared memory, the groups of a lane, and where a copy lands. */
 #pragma once
 #include "barriers.h"
 #include "memory.h"
 
-/* An address operand is register arg[k] and three numbers from mod[m] on: is it 64 bits wide, what to add, is it generic. */
-static inline u64 address_operand(const Warp *w, const Ins *i, int k, int m, int l) {
-    return (i->mod[m] ? R64(w, i->arg[k])[l] : R32(w, i->arg[k])[l]) + (u64)i->mod[m + 1];
-}
+/* An address operand of shared memory: register arg[k], and the fields of PLACE from mod[m] on. */
 bool shared_operand(Warp *w, const Ins *i, int k, int m, int l, u32 *address); /* false after a finding */
 
 /* Work that has not been committed to a group belongs to the group with this clock. */

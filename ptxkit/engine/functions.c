@@ -9,24 +9,21 @@
 #include "findings.h"
 
 /* arg: the callee's address (-1: there is one target); where a lane's stack ends (-1: no stack).
- * mod: these, then (bytes, place) of each argument and result, then the targets. */
-enum { ARGUMENTS, RESULTS, TARGETS, STACK_END, HEAD };
-/* A target: these, then the place of each parameter and result, (offset, width) of its registers, and (register, place) of what holds the
- * address of something on its stack. */
-enum { LENGTH, ADDRESS, ENTRY, RECURSIVE, FRAME, LOCAL_FROM, LOCAL_TO, REGISTERS, POINTERS, TARGET_HEAD };
+ * mod: the fields of CALL, (bytes, place) of each argument and result, then the targets. A target: the fields of TARGET, the place of each
+ * parameter and result, (offset, width) of its registers, and (register, place) of what holds the address of something on its stack. */
 enum { MOST_DEPTH = 4096 };
 
-static const s64 *arguments_of(const Ins *i) { return i->mod + HEAD; }
-static const s64 *results_of(const Ins *i) { return i->mod + HEAD + 2 * i->mod[ARGUMENTS]; }
-static const s64 *first_target(const Ins *i) { return results_of(i) + 2 * i->mod[RESULTS]; }
-static const s64 *places_of(const s64 *target) { return target + TARGET_HEAD; }
-static const s64 *registers_of(const Ins *i, const s64 *target) { return places_of(target) + i->mod[ARGUMENTS] + i->mod[RESULTS]; }
-static const s64 *pointers_of(const Ins *i, const s64 *target) { return registers_of(i, target) + 2 * target[REGISTERS]; }
+static const s64 *arguments_of(const Ins *i) { return i->mod + CALL_FIELDS; }
+static const s64 *results_of(const Ins *i) { return i->mod + CALL_FIELDS + 2 * i->mod[CALL_ARGUMENTS]; }
+static const s64 *first_target(const Ins *i) { return results_of(i) + 2 * i->mod[CALL_RESULTS]; }
+static const s64 *places_of(const s64 *target) { return target + TARGET_FIELDS; }
+static const s64 *registers_of(const Ins *i, const s64 *target) { return places_of(target) + i->mod[CALL_ARGUMENTS] + i->mod[CALL_RESULTS]; }
+static const s64 *pointers_of(const Ins *i, const s64 *target) { return registers_of(i, target) + 2 * target[TARGET_REGISTERS]; }
 
 static const s64 *target_at(const Ins *i, u64 address) {
     const s64 *target = first_target(i);
-    for (s64 n = 0; n < i->mod[TARGETS]; n++, target += target[LENGTH])
-        if ((u64)target[ADDRESS] == address) return target;
+    for (s64 n = 0; n < i->mod[CALL_TARGETS]; n++, target += target[TARGET_LENGTH])
+        if ((u64)target[TARGET_ADDRESS] == address) return target;
     return NULL;
 }
 
@@ -37,19 +34,19 @@ static u64 register_bytes(s64 width) { return width ? (u64)width * LANES : sizeo
 
 static void save(const Warp *w, Call *c) {
     const s64 *r = registers_of(c->i, c->target);
-    u64 room = 0, n = (u64)(c->target[LOCAL_TO] - c->target[LOCAL_FROM]);
-    for (s64 k = 0; k < c->target[REGISTERS]; k++) room += register_bytes(r[2 * k + 1]);
+    u64 room = 0, n = (u64)(c->target[TARGET_LOCAL_TO] - c->target[TARGET_LOCAL_FROM]);
+    for (s64 k = 0; k < c->target[TARGET_REGISTERS]; k++) room += register_bytes(r[2 * k + 1]);
     u8 *to = c->registers = malloc(room + 1);
-    for (s64 k = 0; k < c->target[REGISTERS]; k++, to += register_bytes(r[2 * k - 1])) memcpy(to, w->regs + r[2 * k], register_bytes(r[2 * k + 1]));
+    for (s64 k = 0; k < c->target[TARGET_REGISTERS]; k++, to += register_bytes(r[2 * k - 1])) memcpy(to, w->regs + r[2 * k], register_bytes(r[2 * k + 1]));
     c->local = malloc(n * LANES + 1);
-    for (int l = 0; l < LANES; l++) memcpy(c->local + (u64)l * n, local_of(w, l) + c->target[LOCAL_FROM], n);
+    for (int l = 0; l < LANES; l++) memcpy(c->local + (u64)l * n, local_of(w, l) + c->target[TARGET_LOCAL_FROM], n);
 }
 
 static void restore(Warp *w, const Call *c, u32 lanes) {
     const s64 *r = registers_of(c->i, c->target);
     const u8 *from = c->registers;
-    u64 n = (u64)(c->target[LOCAL_TO] - c->target[LOCAL_FROM]);
-    for (s64 k = 0; k < c->target[REGISTERS]; k++, from += register_bytes(r[2 * k - 1])) {
+    u64 n = (u64)(c->target[TARGET_LOCAL_TO] - c->target[TARGET_LOCAL_FROM]);
+    for (s64 k = 0; k < c->target[TARGET_REGISTERS]; k++, from += register_bytes(r[2 * k - 1])) {
         u64 width = (u64)r[2 * k + 1];
         u8 *to = w->regs + r[2 * k];
         if (!width) {
@@ -59,7 +56,7 @@ static void restore(Warp *w, const Call *c, u32 lanes) {
         }
         EACH_LANE(lanes, { memcpy(to + (u64)l * width, from + (u64)l * width, width); });
     }
-    EACH_LANE(lanes, { memcpy(local_of(w, l) + c->target[LOCAL_FROM], c->local + (u64)l * n, n); });
+    EACH_LANE(lanes, { memcpy(local_of(w, l) + c->target[TARGET_LOCAL_FROM], c->local + (u64)l * n, n); });
 }
 
 /* ---- the stack ---------------------------------------------------------------------------------------------------------- */
@@ -69,14 +66,14 @@ static bool push(Warp *w, const Ins *i, const s64 *target, u32 lanes) {
     u32 *end = R32(w, i->arg[1]);
     for (u32 rest = lanes; rest; rest &= rest - 1) {
         int l = first_lane(rest);
-        if (end[l] + target[FRAME] > i->mod[STACK_END]) {
-            find(w, i, l, OUT_OF_BOUNDS, end[l], (u64)target[FRAME], "the stack of a thread is full: a recursion too deep");
+        if (end[l] + target[TARGET_FRAME] > i->mod[CALL_STACK_END]) {
+            find(w, i, l, OUT_OF_BOUNDS, end[l], (u64)target[TARGET_FRAME], "the stack of a thread is full: a recursion too deep");
             stop(w->machine);
             return false;
         }
         const s64 *p = pointers_of(i, target);
-        for (s64 k = 0; k < target[POINTERS]; k++) R64(w, (s32)p[2 * k])[l] = end[l] + (u64)p[2 * k + 1];
-        end[l] += (u32)target[FRAME];
+        for (s64 k = 0; k < target[TARGET_POINTERS]; k++) R64(w, (s32)p[2 * k])[l] = end[l] + (u64)p[2 * k + 1];
+        end[l] += (u32)target[TARGET_FRAME];
     }
     return true;
 }
@@ -84,13 +81,13 @@ static bool push(Warp *w, const Ins *i, const s64 *target, u32 lanes) {
 static void pop(Warp *w, const Call *c, u32 lanes) {
     if (c->i->arg[1] < 0) return;
     u32 *end = R32(w, c->i->arg[1]);
-    EACH_LANE(lanes, { end[l] -= (u32)c->target[FRAME]; });
+    EACH_LANE(lanes, { end[l] -= (u32)c->target[TARGET_FRAME]; });
 }
 
 /* ---- call and return ---------------------------------------------------------------------------------------------------- */
 
 static void pass_arguments(Warp *w, const Ins *i, const s64 *target, const s64 *from, s64 count, bool back, u32 lanes) {
-    const s64 *there = places_of(target) + (back ? i->mod[ARGUMENTS] : 0);
+    const s64 *there = places_of(target) + (back ? i->mod[CALL_ARGUMENTS] : 0);
     for (s64 k = 0; k < count; k++)
         EACH_LANE(lanes, {
             u8 *local = local_of(w, l);
@@ -106,7 +103,7 @@ static s32 depth_of(const Warp *w, s32 join) {
 
 static Outcome op_call(Warp *w, const Ins *i, u32 lanes) {
     const u64 *address = i->arg[0] < 0 ? NULL : R64(w, i->arg[0]);
-    u64 first = address ? address[first_lane(lanes)] : (u64)first_target(i)[ADDRESS];
+    u64 first = address ? address[first_lane(lanes)] : (u64)first_target(i)[TARGET_ADDRESS];
     const s64 *target = target_at(i, first);
     u32 taking = 0;
     for (u32 rest = lanes; rest; rest &= rest - 1)
@@ -117,7 +114,7 @@ static Outcome op_call(Warp *w, const Ins *i, u32 lanes) {
         return YIELD;
     }
     Split *s = current_split(w);
-    if (target[RECURSIVE] && depth_of(w, s->join) > MOST_DEPTH) {
+    if (target[TARGET_RECURSIVE] && depth_of(w, s->join) > MOST_DEPTH) {
         find(w, i, first_lane(lanes), BAD_OPERAND, 0, 0, "a recursion deeper than %d calls", MOST_DEPTH);
         stop(w->machine);
         return YIELD;
@@ -133,11 +130,11 @@ static Outcome op_call(Warp *w, const Ins *i, u32 lanes) {
     *c = (Call){.i = i, .target = target};
     w->join[s->join].lands = i->index + 1;
     w->join[s->join].call = c;
-    if (target[RECURSIVE]) save(w, c);
-    pass_arguments(w, i, target, arguments_of(i), i->mod[ARGUMENTS], false, taking);
+    if (target[TARGET_RECURSIVE]) save(w, c);
+    pass_arguments(w, i, target, arguments_of(i), i->mod[CALL_ARGUMENTS], false, taking);
     if (!push(w, i, target, taking)) return YIELD;
     if (off) settle(w, w->nsplits - 1); /* after the split that calls, so that does not move */
-    go_to(w, (s32)target[ENTRY]);
+    go_to(w, (s32)target[TARGET_ENTRY]);
     return JUMPED;
 }
 
@@ -145,19 +142,19 @@ static Outcome op_return(Warp *w, const Ins *i, u32 lanes) {
     (void)i;
     const Call *c = w->join[current_split(w)->join].call;
     u8 *results[LANES];
-    const s64 *to = results_of(c->i), *from = places_of(c->target) + c->i->mod[ARGUMENTS];
+    const s64 *to = results_of(c->i), *from = places_of(c->target) + c->i->mod[CALL_ARGUMENTS];
     u64 bytes = 0, at = 0;
-    for (s64 k = 0; k < c->i->mod[RESULTS]; k++) bytes += (u64)to[2 * k];
+    for (s64 k = 0; k < c->i->mod[CALL_RESULTS]; k++) bytes += (u64)to[2 * k];
     EACH_LANE(lanes, { /* restoring may overwrite them */
         results[l] = malloc(bytes + 1);
         at = 0;
-        for (s64 k = 0; k < c->i->mod[RESULTS]; at += (u64)to[2 * k++]) memcpy(results[l] + at, local_of(w, l) + from[k], (size_t)to[2 * k]);
+        for (s64 k = 0; k < c->i->mod[CALL_RESULTS]; at += (u64)to[2 * k++]) memcpy(results[l] + at, local_of(w, l) + from[k], (size_t)to[2 * k]);
     });
-    if (c->target[RECURSIVE]) restore(w, c, lanes);
+    if (c->target[TARGET_RECURSIVE]) restore(w, c, lanes);
     pop(w, c, lanes);
     EACH_LANE(lanes, {
         at = 0;
-        for (s64 k = 0; k < c->i->mod[RESULTS]; at += (u64)to[2 * k++]) memcpy(local_of(w, l) + to[2 * k + 1], results[l] + at, (size_t)to[2 * k]);
+        for (s64 k = 0; k < c->i->mod[CALL_RESULTS]; at += (u64)to[2 * k++]) memcpy(local_of(w, l) + to[2 * k + 1], results[l] + at, (size_t)to[2 * k]);
         free(results[l]);
     });
     return_lanes(w, lanes);

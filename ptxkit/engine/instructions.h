@@ -4,6 +4,8 @@
  * instruction for the lanes of a mask and says how to go on (Outcome).
  */
 #pragma once
+#include "fields.h"
+
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -47,12 +49,12 @@ typedef struct {
 struct Ins {
     Handler run;
     const s32 *arg; /* register-file offsets of the operands, destinations first; -1: absent */
-    const s64 *mod; /* numbers that the family defines: widths, spaces, flags */
+    const s64 *mod; /* widths, spaces, flags: isa/fields.py names them */
     s32 nargs;
     s32 guard;  /* offset of the guard predicate; -1: always */
     s32 negate; /* the guard is @!p */
     s32 join;   /* a branch: the instruction where its lanes meet again; -1: at the exit */
-    s32 gather; /* 0; 1: all live lanes of the warp must run it together (.aligned); 2: the lanes of operand mod[0] must (.sync) */
+    s32 gather; /* 0; 1: all live lanes of the warp must run it together (.aligned); 2: the lanes of operand mod[MEMBERS_MASK] must (.sync) */
     s32 index;
 };
 

@@ -291,6 +291,10 @@ struct Machine {
 static inline u32 *R32(const Warp *w, s32 offset) { return (u32 *)(w->regs + offset); }
 static inline u64 *R64(const Warp *w, s32 offset) { return (u64 *)(w->regs + offset); }
 static inline u32 *PRED(const Warp *w, s32 offset) { return (u32 *)(w->regs + offset); } /* one mask of lanes */
+/* An address operand: register arg[k], and the fields of ADDRESS from mod[m] on. */
+static inline u64 address_operand(const Warp *w, const Ins *i, int k, int m, int l) {
+    return (i->mod[m + ADDRESS_WIDE] ? R64(w, i->arg[k])[l] : R32(w, i->arg[k])[l]) + (u64)i->mod[m + ADDRESS_OFFSET];
+}
 static inline bool lane_in(u32 lanes, int l) { return lanes >> l & 1; }
 static inline int first_lane(u32 lanes) { return __builtin_ctz(lanes); }
 

@@ -19,7 +19,6 @@ static bool whole_warp(Warp *w, const Ins *i, u32 lanes) {
 /* ---- ldmatrix, stmatrix ------------------------------------------------------------------------------------------------- */
 
 /* operands: the registers, then the address */
-enum { L_COUNT, L_FORM, L_ROWS, L_OFFSET, L_WIDE, L_GENERIC, L_BITS }; /* registers; Form; rows in all; address; of packed elements */
 typedef enum { B16, B16_TRANSPOSED, B8_LOAD, B8_STORE } Form;
 enum { ROW = 16 }; /* bytes */
 
@@ -36,10 +35,9 @@ static void fragment_byte(Form form, int r, int l, int b, int *row, int *byte) {
 
 /* The lanes' 32-bit shared addresses; false after a finding. */
 static bool row_addresses(Warp *w, const Ins *i, u32 *address) {
-    s32 reg = i->arg[i->mod[L_COUNT]];
-    for (int l = 0; l < i->mod[L_ROWS]; l++) {
-        u64 at = (i->mod[L_WIDE] ? R64(w, reg)[l] : R32(w, reg)[l]) + (u64)i->mod[L_OFFSET];
-        if (i->mod[L_GENERIC] && at >> 56 != WINDOW_SHARED) {
+    for (int l = 0; l < i->mod[MATRIX_MOVE_ROWS]; l++) {
+        u64 at = address_operand(w, i, (int)i->mod[MATRIX_MOVE_COUNT], MATRIX_MOVE_ROW, l);
+        if (i->mod[MATRIX_MOVE_ROW + PLACE_GENERIC] && at >> 56 != WINDOW_SHARED) {
             find(w, i, l, OUT_OF_BOUNDS, at, ROW, "generic address 0x%llx is not in shared memory", (unsigned long long)at);
             return false;
         }
@@ -65,19 +63,19 @@ static Outcome op_ldmatrix(Warp *w, const Ins *i, u32 lanes) {
     u32 address[LANES];
     u8 rows[LANES][ROW];
     if (!whole_warp(w, i, lanes) || !row_addresses(w, i, address)) return NEXT;
-    for (int l = 0; l < i->mod[L_ROWS]; l++) {
+    for (int l = 0; l < i->mod[MATRIX_MOVE_ROWS]; l++) {
         Access a = warp_access(w, i, l, SPACE_SHARED);
-        u32 bits = (u32)i->mod[L_BITS];
+        u32 bits = (u32)i->mod[MATRIX_MOVE_BITS];
         shared_read(w, i, &a, address[l], rows[l], bits ? 2 * bits : ROW, ROW);
         if (bits) unpack_row(rows[l], bits);
     }
-    count_wavefronts(w, i, first_lanes(i->mod[L_ROWS]), address, ROW, false);
-    for (int r = 0; r < i->mod[L_COUNT]; r++)
+    count_wavefronts(w, i, first_lanes(i->mod[MATRIX_MOVE_ROWS]), address, ROW, false);
+    for (int r = 0; r < i->mod[MATRIX_MOVE_COUNT]; r++)
         for (int l = 0; l < LANES; l++) {
             u8 value[4];
             for (int b = 0; b < 4; b++) {
                 int row, byte;
-                fragment_byte((Form)i->mod[L_FORM], r, l, b, &row, &byte);
+                fragment_byte((Form)i->mod[MATRIX_MOVE_FORM], r, l, b, &row, &byte);
                 value[b] = rows[row][byte];
             }
             if (i->arg[r] >= 0) memcpy(&R32(w, i->arg[r])[l], value, 4);
@@ -89,18 +87,18 @@ static Outcome op_stmatrix(Warp *w, const Ins *i, u32 lanes) {
     u32 address[LANES];
     u8 rows[LANES][ROW];
     if (!whole_warp(w, i, lanes) || !row_addresses(w, i, address)) return NEXT;
-    for (int r = 0; r < i->mod[L_COUNT]; r++)
+    for (int r = 0; r < i->mod[MATRIX_MOVE_COUNT]; r++)
         for (int l = 0; l < LANES; l++)
             for (int b = 0; b < 4; b++) {
                 int row, byte;
-                fragment_byte((Form)i->mod[L_FORM], r, l, b, &row, &byte);
+                fragment_byte((Form)i->mod[MATRIX_MOVE_FORM], r, l, b, &row, &byte);
                 rows[row][byte] = (u8)(R32(w, i->arg[r])[l] >> 8 * b);
             }
-    for (int l = 0; l < i->mod[L_ROWS]; l++) {
+    for (int l = 0; l < i->mod[MATRIX_MOVE_ROWS]; l++) {
         Access a = warp_access(w, i, l, SPACE_SHARED);
         shared_write(w, i, &a, address[l], rows[l], ROW, ROW);
     }
-    count_wavefronts(w, i, first_lanes(i->mod[L_ROWS]), address, ROW, true);
+    count_wavefronts(w, i, first_lanes(i->mod[MATRIX_MOVE_ROWS]), address, ROW, true);
     return NEXT;
 }
 
@@ -123,8 +121,6 @@ static Outcome op_movmatrix(Warp *w, const Ins *i, u32 lanes) {
 /* ---- mma.sync ----------------------------------------------------------------------------------------------------------- */
 
 /* operands: registers of D, A, B, C; then metadata, and factors */
-enum { M_ROWS, M_DEPTH, M_A, M_B, M_D, M_SATURATE, M_ND, M_NA, M_NB, M_BITS, M_SHIFT_A, M_SHIFT_B, M_EXCLUSIVE, M_SCALES, M_SCALE_TYPE,
-       M_SPARSE, M_FIRST }; /* Sparse; the first lane of a group of four that has metadata */
 enum { COLUMNS = 8, MAX_ROWS = 16, MAX_DEPTH = 256, MAX_SCALES = 4 };
 
 /* to[row][k] of a matrix of 8 or 16 rows (columns of B); elements of 4 and 6 bits may lie `shift` bits up in containers of 8 */
@@ -161,36 +157,36 @@ static Outcome op_mma(Warp *w, const Ins *i, u32 lanes) {
     const s64 *m = i->mod;
     u32 A[MAX_ROWS * MAX_DEPTH], B[COLUMNS * MAX_DEPTH], D[MAX_ROWS * COLUMNS], shift;
     u32 scales_a[MAX_ROWS * MAX_SCALES], scales_b[COLUMNS * MAX_SCALES];
-    u32 rows = (u32)m[M_ROWS], depth = (u32)m[M_DEPTH], bits = (u32)m[M_BITS], count = (u32)m[M_SCALES];
-    bool packed = m[M_D] == MT_F16;
-    const s32 *d = i->arg, *a = d + m[M_ND], *b = a + m[M_NA], *c = b + m[M_NB];
+    u32 rows = (u32)m[FRAGMENTS_ROWS], depth = (u32)m[FRAGMENTS_DEPTH], bits = (u32)m[MMA_BITS], count = (u32)m[MMA_SCALES];
+    bool packed = m[FRAGMENTS_D] == MT_F16;
+    const s32 *d = i->arg, *a = d + m[FRAGMENTS_REGISTERS_D], *b = a + m[FRAGMENTS_REGISTERS_A], *c = b + m[FRAGMENTS_REGISTERS_B];
     if (!whole_warp(w, i, lanes)) return NEXT;
-    gather(w, a, (s32)m[M_NA], rows / 8, m[M_SPARSE] ? depth / 2 : depth, bits, (u32)m[M_SHIFT_A], A);
-    if (m[M_SPARSE]) {
+    gather(w, a, (s32)m[FRAGMENTS_REGISTERS_A], rows / 8, m[MMA_SPARSE] ? depth / 2 : depth, bits, (u32)m[MMA_SHIFT_A], A);
+    if (m[MMA_SPARSE]) {
         u32 half[MAX_ROWS * MAX_DEPTH / 2];
         memcpy(half, A, sizeof half);
         memset(A, 0, sizeof A);
-        Metadata metadata = {R32(w, c[m[M_ND]]), (u32)m[M_FIRST], bits, m[M_SPARSE] == SPARSE_ORDERED};
+        Metadata metadata = {R32(w, c[m[FRAGMENTS_REGISTERS_D]]), (u32)m[MMA_FIRST], bits, m[MMA_SPARSE] == SPARSE_ORDERED};
         if (!spread_sparse(w, i, &metadata, depth, half, A)) return NEXT;
     }
-    gather(w, b, (s32)m[M_NB], 1, depth, bits, (u32)m[M_SHIFT_B], B);
-    const s32 *scale = c + m[M_ND] + (m[M_SPARSE] ? 1 : 0);
-    Scales scales = {.type = (MatrixType)m[M_SCALE_TYPE], .block = count ? (int)(depth / count) : 0, .a = scales_a, .b = scales_b};
+    gather(w, b, (s32)m[FRAGMENTS_REGISTERS_B], 1, depth, bits, (u32)m[MMA_SHIFT_B], B);
+    const s32 *scale = c + m[FRAGMENTS_REGISTERS_D] + (m[MMA_SPARSE] ? 1 : 0);
+    Scales scales = {.type = (MatrixType)m[MMA_SCALE_TYPE], .block = count ? (int)(depth / count) : 0, .a = scales_a, .b = scales_b};
     if (count && !(gather_scales(w, i, scale, count, true, scales_a) && gather_scales(w, i, scale + 3, count, false, scales_b))) return NEXT;
     for (u32 n = 0; n < rows / 4; n++)
         for (u32 l = 0; l < LANES; l++) {
             u32 x = *accumulator(w, c, n, l, packed, &shift) >> shift;
             D[(l / 4 + 8 * (n >> 1)) * COLUMNS + 2 * (l % 4) + (n & 1)] = packed ? x & 0xffff : x;
         }
-    multiply_tile(&(Tile){.arch = w->machine->launch->arch, .by_warp = true, .a = (MatrixType)m[M_A], .b = (MatrixType)m[M_B], .d = (MatrixType)m[M_D],
-                          .m = (int)rows, .n = COLUMNS, .k = (int)depth, .A = A, .B = B, .C = D, .D = D, .saturate = m[M_SATURATE],
-                          .exclusive = m[M_EXCLUSIVE], .scales = count ? &scales : NULL});
+    multiply_tile(&(Tile){.arch = w->machine->launch->arch, .by_warp = true, .a = (MatrixType)m[FRAGMENTS_A], .b = (MatrixType)m[FRAGMENTS_B], .d = (MatrixType)m[FRAGMENTS_D],
+                          .m = (int)rows, .n = COLUMNS, .k = (int)depth, .A = A, .B = B, .C = D, .D = D, .saturate = m[FRAGMENTS_SATURATE],
+                          .exclusive = m[MMA_EXCLUSIVE], .scales = count ? &scales : NULL});
     for (u32 n = 0; n < rows / 4; n++)
         for (u32 l = 0; l < LANES; l++) {
             u32 *to = accumulator(w, d, n, l, packed, &shift), value = D[(l / 4 + 8 * (n >> 1)) * COLUMNS + 2 * (l % 4) + (n & 1)];
             *to = packed ? (*to & ~(0xffffu << shift)) | value << shift : value;
         }
-    counter(w, i)->flops += 2ull * rows * COLUMNS * (m[M_SPARSE] ? depth / 2 : depth);
+    counter(w, i)->flops += 2ull * rows * COLUMNS * (m[MMA_SPARSE] ? depth / 2 : depth);
     return NEXT;
 }
 
@@ -198,12 +194,12 @@ static Outcome op_mma(Warp *w, const Ins *i, u32 lanes) {
 static Outcome op_mma_f64(Warp *w, const Ins *i, u32 lanes) {
     const s64 *m = i->mod;
     double A[MAX_ROWS][MAX_DEPTH], B[COLUMNS][MAX_DEPTH], D[MAX_ROWS][COLUMNS];
-    u32 rows = (u32)m[M_ROWS], depth = (u32)m[M_DEPTH], down = rows / 8;
-    const s32 *d = i->arg, *a = d + m[M_ND], *b = a + m[M_NA], *c = b + m[M_NB];
+    u32 rows = (u32)m[FRAGMENTS_ROWS], depth = (u32)m[FRAGMENTS_DEPTH], down = rows / 8;
+    const s32 *d = i->arg, *a = d + m[FRAGMENTS_REGISTERS_D], *b = a + m[FRAGMENTS_REGISTERS_A], *c = b + m[FRAGMENTS_REGISTERS_B];
     if (!whole_warp(w, i, lanes)) return NEXT;
     for (u32 l = 0; l < LANES; l++) {
-        for (u32 r = 0; r < m[M_NA]; r++) A[l / 4 + 8 * (r % down)][l % 4 + 4 * (r / down)] = bits_double(R64(w, a[r])[l]);
-        for (u32 r = 0; r < m[M_NB]; r++) B[l / 4][l % 4 + 4 * r] = bits_double(R64(w, b[r])[l]);
+        for (u32 r = 0; r < m[FRAGMENTS_REGISTERS_A]; r++) A[l / 4 + 8 * (r % down)][l % 4 + 4 * (r / down)] = bits_double(R64(w, a[r])[l]);
+        for (u32 r = 0; r < m[FRAGMENTS_REGISTERS_B]; r++) B[l / 4][l % 4 + 4 * r] = bits_double(R64(w, b[r])[l]);
         for (u32 n = 0; n < rows / 4; n++) D[l / 4 + 8 * (n >> 1)][2 * (l % 4) + (n & 1)] = bits_double(R64(w, c[n])[l]);
     }
     for (u32 row = 0; row < rows; row++)

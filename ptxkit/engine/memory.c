@@ -202,12 +202,6 @@ typedef enum { GENERIC, GLOBAL, SHARED, LOCAL, PARAM } Space;
 enum { SEM_WEAK, SEM_RELAXED, SEM_ACQUIRE, SEM_RELEASE, SEM_ACQ_REL };
 
 /* operands: the values, then the address */
-/* M_DECLARED: bytes of the registers, which may be wider than the elements */
-enum { M_SPACE, M_BYTES, M_COUNT, M_SIGNED, M_SEM, M_SCOPE, M_OFFSET, M_WIDE, M_DECLARED };
-
-static u64 lane_address(const Warp *w, const Ins *i, s32 operand, bool wide, s64 offset, int l) {
-    return (wide ? R64(w, i->arg[operand])[l] : R32(w, i->arg[operand])[l]) + (u64)offset;
-}
 
 static Space space_of(Space named, u64 *address) { /* a generic address becomes one of its space */
     if (named != GENERIC) return named;
@@ -255,25 +249,25 @@ static void get_element(const Warp *w, s32 reg, int l, u8 *to, u32 bytes) {
 
 static Outcome op_ld(Warp *w, const Ins *i, u32 lanes) {
     const s64 *m = i->mod;
-    u32 bytes = (u32)m[M_BYTES], count = (u32)m[M_COUNT], n = bytes * count;
+    u32 bytes = (u32)m[ACCESS_BYTES], count = (u32)m[ACCESS_COUNT], n = bytes * count;
     u64 global[LANES];
     u32 shared[LANES], in_global = 0, in_shared = 0;
     for (u32 rest = lanes; rest; rest &= rest - 1) {
         int l = first_lane(rest);
-        u64 address = lane_address(w, i, count, m[M_WIDE], m[M_OFFSET], l);
-        Space space = space_of(m[M_SPACE], &address);
+        u64 address = address_operand(w, i, (int)count, ACCESS_ADDRESS, l);
+        Space space = space_of(m[ACCESS_SPACE], &address);
         u8 value[128];
         memset(value, 0xff, sizeof value);
         if (space == SHARED || space == GLOBAL) {
             Access a = warp_access(w, i, l, space == SHARED ? SPACE_SHARED : SPACE_GLOBAL);
-            a.scope = m[M_SEM] ? (u8)m[M_SCOPE] : WEAK;
+            a.scope = m[ACCESS_SEM] ? (u8)m[ACCESS_SCOPE] : WEAK;
             if (space == SHARED ? shared_read(w, i, &a, (u32)address, value, n, n) : global_read(w, i, &a, address, value, n, n)) {
                 if (space == SHARED)
                     shared[l] = (u32)address, in_shared |= 1u << l;
                 else
                     global[l] = address, in_global |= 1u << l;
             }
-            if (m[M_SEM]) observe(w, sync_key(w, space, address), m[M_SEM] == SEM_ACQUIRE);
+            if (m[ACCESS_SEM]) observe(w, sync_key(w, space, address), m[ACCESS_SEM] == SEM_ACQUIRE);
         } else if (space == LOCAL) {
             const u8 *p = local_bytes(w, i, l, address, n, n);
             if (p) memcpy(value, p, n);
@@ -287,46 +281,46 @@ static Outcome op_ld(Warp *w, const Ins *i, u32 lanes) {
         }
         for (u32 e = 0; e < count; e++) {
             s32 reg = i->arg[e];
-            if (reg >= 0 && m[M_DECLARED] > 4 && bytes < m[M_DECLARED]) {
+            if (reg >= 0 && m[ACCESS_DECLARED] > 4 && bytes < m[ACCESS_DECLARED]) {
                 u64 x[2] = {0};
                 memcpy(x, value + e * bytes, bytes);
-                if (m[M_SIGNED]) x[0] = (u64)((s64)(x[0] << (64 - 8 * bytes)) >> (64 - 8 * bytes)), x[1] = -(x[0] >> 63);
-                memcpy(w->regs + reg + l * m[M_DECLARED], x, (size_t)m[M_DECLARED]);
+                if (m[ACCESS_SIGNED]) x[0] = (u64)((s64)(x[0] << (64 - 8 * bytes)) >> (64 - 8 * bytes)), x[1] = -(x[0] >> 63);
+                memcpy(w->regs + reg + l * m[ACCESS_DECLARED], x, (size_t)m[ACCESS_DECLARED]);
             } else
-                put_element(w, reg, l, value + e * bytes, bytes, m[M_SIGNED]);
+                put_element(w, reg, l, value + e * bytes, bytes, m[ACCESS_SIGNED]);
         }
     }
     if (in_shared) count_wavefronts(w, i, in_shared, shared, n, false);
     if (in_global) count_sectors(w, i, in_global, global, n);
-    return m[M_SEM] ? YIELD : NEXT;
+    return m[ACCESS_SEM] ? YIELD : NEXT;
 }
 
 static Outcome op_st(Warp *w, const Ins *i, u32 lanes) {
     const s64 *m = i->mod;
-    u32 bytes = (u32)m[M_BYTES], count = (u32)m[M_COUNT], n = bytes * count;
+    u32 bytes = (u32)m[ACCESS_BYTES], count = (u32)m[ACCESS_COUNT], n = bytes * count;
     u64 global[LANES];
     u32 shared[LANES], in_global = 0, in_shared = 0;
     for (u32 rest = lanes; rest; rest &= rest - 1) {
         int l = first_lane(rest);
-        u64 address = lane_address(w, i, count, m[M_WIDE], m[M_OFFSET], l);
-        Space space = space_of(m[M_SPACE], &address);
+        u64 address = address_operand(w, i, (int)count, ACCESS_ADDRESS, l);
+        Space space = space_of(m[ACCESS_SPACE], &address);
         u8 value[128];
         for (u32 e = 0; e < count; e++) {
-            if (m[M_DECLARED] > 4 && bytes < m[M_DECLARED])
-                memcpy(value + e * bytes, w->regs + i->arg[e] + l * m[M_DECLARED], bytes);
+            if (m[ACCESS_DECLARED] > 4 && bytes < m[ACCESS_DECLARED])
+                memcpy(value + e * bytes, w->regs + i->arg[e] + l * m[ACCESS_DECLARED], bytes);
             else
                 get_element(w, i->arg[e], l, value + e * bytes, bytes);
         }
         if (space == SHARED || space == GLOBAL) {
             Access a = warp_access(w, i, l, space == SHARED ? SPACE_SHARED : SPACE_GLOBAL);
-            a.scope = m[M_SEM] ? (u8)m[M_SCOPE] : WEAK;
+            a.scope = m[ACCESS_SEM] ? (u8)m[ACCESS_SCOPE] : WEAK;
             if (space == SHARED ? shared_write(w, i, &a, (u32)address, value, n, n) : global_write(w, i, &a, address, value, n, n)) {
                 if (space == SHARED)
                     shared[l] = (u32)address, in_shared |= 1u << l;
                 else
                     global[l] = address, in_global |= 1u << l;
             }
-            if (m[M_SEM]) publish(w, sync_key(w, space, address), m[M_SEM] == SEM_RELEASE, false);
+            if (m[ACCESS_SEM]) publish(w, sync_key(w, space, address), m[ACCESS_SEM] == SEM_RELEASE, false);
         } else if (space == LOCAL) {
             u8 *p = local_bytes(w, i, l, address, n, n);
             if (p) memcpy(p, value, n);
@@ -335,17 +329,17 @@ static Outcome op_st(Warp *w, const Ins *i, u32 lanes) {
     }
     if (in_shared) count_wavefronts(w, i, in_shared, shared, n, true);
     if (in_global) count_sectors(w, i, in_global, global, n);
-    return m[M_SEM] ? YIELD : NEXT;
+    return m[ACCESS_SEM] ? YIELD : NEXT;
 }
 
-/* st.bulk: operands: address, bytes; mod: offset, wide, generic */
+/* st.bulk: operands: address, bytes */
 static Outcome op_st_bulk(Warp *w, const Ins *i, u32 lanes) {
     enum { PIECE = 512 };
     static const u8 zeros[PIECE];
     for (u32 rest = lanes; rest; rest &= rest - 1) {
         int l = first_lane(rest);
-        u64 address = lane_address(w, i, 0, i->mod[1], i->mod[0], l), n = R64(w, i->arg[1])[l];
-        if (i->mod[2] && address >> 56 != WINDOW_SHARED) {
+        u64 address = address_operand(w, i, 0, ST_BULK_TO, l), n = R64(w, i->arg[1])[l];
+        if (i->mod[ST_BULK_TO + PLACE_GENERIC] && address >> 56 != WINDOW_SHARED) {
             find(w, i, l, OUT_OF_BOUNDS, address, n, "generic address 0x%llx is not in shared memory", (unsigned long long)address);
             continue;
         }
@@ -421,36 +415,35 @@ void combine(AtomicOp op, AtomicType t, const u8 *old, const u8 *x, u8 *result, 
 }
 
 /* operands: destination (or -1) for each element, address, value for each element, [new value of cas] */
-enum { A_SPACE, A_OP, A_TYPE, A_BYTES, A_COUNT, A_SEM, A_SCOPE, A_OFFSET, A_WIDE };
 
 static Outcome op_atom(Warp *w, const Ins *i, u32 lanes) {
     const s64 *m = i->mod;
-    u32 bytes = (u32)m[A_BYTES], count = (u32)m[A_COUNT], n = bytes * count;
+    u32 bytes = (u32)m[ATOM_BYTES], count = (u32)m[ATOM_COUNT], n = bytes * count;
     u64 global[LANES];
     u32 shared[LANES], in_global = 0, in_shared = 0;
     for (u32 rest = lanes; rest; rest &= rest - 1) {
         int l = first_lane(rest);
-        u64 address = lane_address(w, i, count, m[A_WIDE], m[A_OFFSET], l);
-        Space space = space_of(m[A_SPACE], &address);
+        u64 address = address_operand(w, i, (int)count, ATOM_ADDRESS, l);
+        Space space = space_of(m[ATOM_SPACE], &address);
         u8 old[32], value[32], result[32];
         if (space != SHARED && space != GLOBAL) {
             find(w, i, l, UNSUPPORTED, address, n, "an atomic on local memory or parameters");
             continue;
         }
         Access a = warp_access(w, i, l, space == SHARED ? SPACE_SHARED : SPACE_GLOBAL);
-        a.scope = (u8)m[A_SCOPE];
+        a.scope = (u8)m[ATOM_SCOPE];
         bool there = space == SHARED ? shared_read(w, i, &a, (u32)address, old, n, n) : global_read(w, i, &a, address, old, n, n);
         if (!there) continue;
         for (u32 e = 0; e < count; e++) {
             get_element(w, i->arg[count + 1 + e], l, value + e * bytes, bytes);
-            if (m[A_OP] == AT_CAS) {
+            if (m[ATOM_OP] == AT_CAS) {
                 u8 replacement[16];
                 get_element(w, i->arg[2 * count + 1], l, replacement, bytes);
                 memcpy(result, memcmp(old, value, bytes) ? old : replacement, bytes);
             } else
-                combine(m[A_OP], m[A_TYPE], old + e * bytes, value + e * bytes, result + e * bytes, m[A_TYPE] == T_F32 && space == GLOBAL);
+                combine(m[ATOM_OP], m[ATOM_TYPE], old + e * bytes, value + e * bytes, result + e * bytes, m[ATOM_TYPE] == T_F32 && space == GLOBAL);
         }
-        if (m[A_SEM] == SEM_ACQUIRE || m[A_SEM] == SEM_ACQ_REL)
+        if (m[ATOM_SEM] == SEM_ACQUIRE || m[ATOM_SEM] == SEM_ACQ_REL)
             observe(w, sync_key(w, space, address), true);
         else
             observe(w, sync_key(w, space, address), false);
@@ -458,7 +451,7 @@ static Outcome op_atom(Warp *w, const Ins *i, u32 lanes) {
             shared_write(w, i, &a, (u32)address, result, n, n), shared[l] = (u32)address, in_shared |= 1u << l;
         else
             global_write(w, i, &a, address, result, n, n), global[l] = address, in_global |= 1u << l;
-        publish(w, sync_key(w, space, address), m[A_SEM] == SEM_RELEASE || m[A_SEM] == SEM_ACQ_REL, true);
+        publish(w, sync_key(w, space, address), m[ATOM_SEM] == SEM_RELEASE || m[ATOM_SEM] == SEM_ACQ_REL, true);
         for (u32 e = 0; e < count; e++) put_element(w, i->arg[e], l, old + e * bytes, bytes, false);
     }
     if (in_shared) count_wavefronts(w, i, in_shared, shared, n, true);
@@ -468,37 +461,36 @@ static Outcome op_atom(Warp *w, const Ins *i, u32 lanes) {
 
 /* ---- addresses ---------------------------------------------------------------------------------------------------------- */
 
-/* mapa d, a, rank: the same place in another CTA of the cluster; a rank that is none is found out when the address is used.
- * mod[0]: 64-bit; mod[1]: generic */
+/* mapa d, a, rank: the same place in another CTA of the cluster; a rank that is none is found out when the address is used. */
 static Outcome op_mapa(Warp *w, const Ins *i, u32 lanes) {
     const u32 *rank = R32(w, i->arg[2]);
     EACH_LANE(lanes, {
-        u32 at = (i->mod[0] ? (u32)R64(w, i->arg[1])[l] : R32(w, i->arg[1])[l]) & 0xffffff;
+        u32 at = (i->mod[MAPA_WIDE] ? (u32)R64(w, i->arg[1])[l] : R32(w, i->arg[1])[l]) & 0xffffff;
         u32 mapped = rank[l] << 24 | at;
-        if (i->mod[0])
-            R64(w, i->arg[0])[l] = i->mod[1] ? window(WINDOW_SHARED) | mapped : mapped;
+        if (i->mod[MAPA_WIDE])
+            R64(w, i->arg[0])[l] = i->mod[MAPA_GENERIC] ? window(WINDOW_SHARED) | mapped : mapped;
         else
             R32(w, i->arg[0])[l] = mapped;
     });
     return NEXT;
 }
 
-/* getctarank d, a: mod[0]: 64-bit address */
+/* getctarank d, a */
 static Outcome op_getctarank(Warp *w, const Ins *i, u32 lanes) {
     EACH_LANE(lanes, {
-        u32 at = i->mod[0] ? (u32)R64(w, i->arg[1])[l] : R32(w, i->arg[1])[l];
+        u32 at = i->mod[GETCTARANK_WIDE] ? (u32)R64(w, i->arg[1])[l] : R32(w, i->arg[1])[l];
         R32(w, i->arg[0])[l] = at >> 24;
     });
     return NEXT;
 }
 
-/* isspacep p, a: mod[0]: the window's top byte (0: global); mod[1]: 1 for shared::cta, the CTA's own alone */
+/* isspacep p, a */
 static Outcome op_isspacep(Warp *w, const Ins *i, u32 lanes) {
     u32 bits = 0;
     const u64 *a = R64(w, i->arg[1]);
     for (int l = 0; l < LANES; l++) {
-        bool in = (int)(a[l] >> 56) == (int)i->mod[0];
-        if (i->mod[1]) in = in && cta_at(w->cluster, (u32)a[l]) == w->cta;
+        bool in = (int)(a[l] >> 56) == (int)i->mod[ISSPACEP_WINDOW];
+        if (i->mod[ISSPACEP_OWN_CTA]) in = in && cta_at(w->cluster, (u32)a[l]) == w->cta;
         bits |= (u32)in << l;
     }
     set_pred(w, i->arg[0], lanes, bits);

@@ -2,14 +2,15 @@
 #include "scalar.h"
 #include "clock.h"
 
-/* and, or, xor, not, mov of predicates: arg d, a, b (-1: none); mod Combine, a is negated, b is negated, the result is negated */
+/* and, or, xor, not, mov of predicates: arg d, a, b (-1: none) */
 static Outcome predicate_logic(Warp *w, const Ins *i, u32 lanes) {
-    const u32 r = joined(source_predicate(w, i->arg[1], i->mod[1]), i->mod[0], source_predicate(w, i->arg[2], i->mod[2]));
-    set_pred(w, i->arg[0], lanes, i->mod[3] ? ~r : r);
+    const u32 a = source_predicate(w, i->arg[1], i->mod[PREDICATES_NEGATE_A]), b = source_predicate(w, i->arg[2], i->mod[PREDICATES_NEGATE_B]);
+    const u32 r = joined(a, i->mod[PREDICATES_COMBINE], b);
+    set_pred(w, i->arg[0], lanes, i->mod[PREDICATES_NEGATE] ? ~r : r);
     return NEXT;
 }
 
-/* lop3.and, lop3.or: arg d (-1: none), p, a, b, c, table, q; mod Combine, q is negated */
+/* lop3.and, lop3.or: arg d (-1: none), p, a, b, c, table, q */
 static Outcome lop3_test(Warp *w, const Ins *i, u32 lanes) {
     const u32 *A = R32(w, i->arg[2]), *B = R32(w, i->arg[3]), *C = R32(w, i->arg[4]), *E = R32(w, i->arg[5]);
     u32 d[LANES], bits = 0;
@@ -17,7 +18,7 @@ static Outcome lop3_test(Warp *w, const Ins *i, u32 lanes) {
         d[l] = look_up(A[l], B[l], C[l], E[l]);
         bits |= (u32)(d[l] != 0) << l;
     })
-    set_pred(w, i->arg[1], lanes, joined(bits, i->mod[0], source_predicate(w, i->arg[6], i->mod[1])));
+    set_pred(w, i->arg[1], lanes, joined(bits, i->mod[LOP3_COMBINE], source_predicate(w, i->arg[6], i->mod[LOP3_NEGATED])));
     if (i->arg[0] >= 0) EACH_LANE(lanes, { R32(w, i->arg[0])[l] = d[l]; });
     return NEXT;
 }
@@ -71,12 +72,12 @@ static Outcome unpack_b32(Warp *w, const Ins *i, u32 lanes) {
     }
     return NEXT;
 }
-/* The same for items of mod[0] bytes, mod[1] of them. */
+/* The same for items of any size. */
 static inline u8 *word_of(const Warp *w, s32 offset, s64 bytes, int l) {
     return w->regs + offset + l * (bytes > 8 ? 16 : bytes > 4 ? 8 : 4);
 }
 static Outcome pack_any(Warp *w, const Ins *i, u32 lanes) {
-    const s64 size = i->mod[0], count = i->mod[1];
+    const s64 size = i->mod[PACK_BYTES], count = i->mod[PACK_COUNT];
     for (u32 rest = lanes; rest; rest &= rest - 1) {
         const int l = first_lane(rest);
         u64 whole[2] = {0, 0};
@@ -86,7 +87,7 @@ static Outcome pack_any(Warp *w, const Ins *i, u32 lanes) {
     return NEXT;
 }
 static Outcome unpack_any(Warp *w, const Ins *i, u32 lanes) {
-    const s64 size = i->mod[0], count = i->mod[1];
+    const s64 size = i->mod[PACK_BYTES], count = i->mod[PACK_COUNT];
     for (u32 rest = lanes; rest; rest &= rest - 1) {
         const int l = first_lane(rest);
         u8 whole[16];
@@ -100,11 +101,11 @@ static Outcome unpack_any(Warp *w, const Ins *i, u32 lanes) {
     return NEXT;
 }
 
-/* %clock and the like, without a clock in instructions: arg d; mod: the register is 64 bits wide, how far to shift, in nanoseconds */
+/* %clock and the like, without a clock in instructions: arg d */
 static Outcome read_clock(Warp *w, const Ins *i, u32 lanes) {
     const u64 clocks = w->time ? (u64)w->time->at : w->machine->ran;
-    const u64 now = (w->time && i->mod[2] ? (u64)(w->time->at / w->machine->time->p->gigahertz) : clocks) >> i->mod[1];
-    if (i->mod[0])
+    const u64 now = (w->time && i->mod[CLOCK_NANOSECONDS] ? (u64)(w->time->at / w->machine->time->p->gigahertz) : clocks) >> i->mod[CLOCK_SHIFT];
+    if (i->mod[CLOCK_WIDE])
         EACH_LANE(lanes, { R64(w, i->arg[0])[l] = now; });
     else
         EACH_LANE(lanes, { R32(w, i->arg[0])[l] = (u32)now; });
@@ -112,20 +113,20 @@ static Outcome read_clock(Warp *w, const Ins *i, u32 lanes) {
 }
 
 /* An instruction on registers wider than its types. arg: the wide destination and its stand-in, the wide source and its stand-in (-1: as it
- * is), then the instruction's own; mod: the instruction's handler as an index here, the result is signed, the instruction's own. */
+ * is), then the instruction's own; mod: the instruction's own follow. */
 static Outcome through_wide_registers(Warp *w, const Ins *i, u32 lanes) {
     Ins inner = *i;
     inner.arg = i->arg + 4;
-    inner.mod = i->mod + 2;
+    inner.mod = i->mod + THROUGH_WIDE_FIELDS;
     if (i->arg[2] >= 0) {
         const u64 *from = R64(w, i->arg[2]);
         u32 *to = R32(w, i->arg[3]);
         EVERY_LANE({ to[l] = (u32)from[l]; })
     }
-    const Outcome o = scalar_handlers[i->mod[0]].run(w, &inner, lanes);
+    const Outcome o = scalar_handlers[i->mod[THROUGH_WIDE_HANDLER]].run(w, &inner, lanes);
     if (i->arg[0] >= 0) {
         const u32 *from = R32(w, i->arg[1]);
-        const bool is_signed = i->mod[1];
+        const bool is_signed = i->mod[THROUGH_WIDE_SIGNED];
         EACH_LANE(lanes, { R64(w, i->arg[0])[l] = is_signed ? (u64)(s64)(s32)from[l] : from[l]; });
     }
     return o;

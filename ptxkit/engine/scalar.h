@@ -171,15 +171,15 @@ INLINE u32 source_predicate(const Warp *w, s32 offset, s64 negated) {
 }
 
 /* Two masks of lanes from a comparison's: of the lower and the upper element of a packed type, else of the comparison and its opposite,
- * each combined with the predicate c. arg: a, b, c; mod: flags, negate, Combine, c is negated, packed. */
+ * each combined with the predicate c. arg: a, b, c. */
 typedef u32 Comparison(const Warp *w, const s32 *arg, int flags, int shift);
 typedef struct { u32 first, second; } Compared;
 
 static inline Compared compared(const Warp *w, const s32 *arg, const s64 *mod, Comparison *compare) {
-    const u32 flip = mod[1] ? FULL : 0, c = source_predicate(w, arg[2], mod[3]);
-    const u32 first = compare(w, arg, (int)mod[0], 0) ^ flip;
-    const u32 second = mod[4] ? compare(w, arg, (int)mod[0], 16) ^ flip : ~first;
-    return (Compared){joined(first, mod[2], c), joined(second, mod[2], c)};
+    const u32 flip = mod[COMPARE_NEGATE] ? FULL : 0, c = source_predicate(w, arg[2], mod[COMPARE_NEGATE_C]);
+    const u32 first = compare(w, arg, (int)mod[COMPARE_FLAGS], 0) ^ flip;
+    const u32 second = mod[COMPARE_PACKED] ? compare(w, arg, (int)mod[COMPARE_FLAGS], 16) ^ flip : ~first;
+    return (Compared){joined(first, mod[COMPARE_COMBINE], c), joined(second, mod[COMPARE_COMBINE], c)};
 }
 /* setp: arg p, q, a, b, c */
 static inline Outcome set_predicates(Warp *w, const Ins *i, u32 lanes, Comparison *compare) {
@@ -188,10 +188,10 @@ static inline Outcome set_predicates(Warp *w, const Ins *i, u32 lanes, Compariso
     set_pred(w, i->arg[1], lanes, r.second);
     return NEXT;
 }
-/* set: arg d, a, b, c; mod[5] is what true looks like */
+/* set: arg d, a, b, c; mod[SET_TRUE] is what true looks like */
 static inline Outcome set_register(Warp *w, const Ins *i, u32 lanes, Comparison *compare) {
     const Compared r = compared(w, i->arg + 1, i->mod, compare);
-    const u32 low = (u32)i->mod[5], high = i->mod[4] ? low << 16 : 0;
+    const u32 low = (u32)i->mod[SET_TRUE], high = i->mod[COMPARE_PACKED] ? low << 16 : 0;
     RESULT(u32, i->arg[0]);
     EVERY_LANE(to[l] = (r.first >> l & 1 ? low : 0) | (r.second >> l & 1 ? high : 0);)
     MERGE();

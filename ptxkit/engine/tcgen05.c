@@ -193,7 +193,6 @@ static void gather(Work *work, const Cta *cta, const Matrix *m, const Element *e
 /* ---- mma: what the descriptors say -------------------------------------------------------------------------------------- */
 
 /* operands: D, A (address or descriptor), B, idesc, predicate, zero-column mask (-1), words of the lane mask, or addresses of factors */
-enum { MMA_KIND, MMA_GROUP, MMA_WS, MMA_A_IN_TMEM, MMA_D_OFFSET, MMA_A_OFFSET, MMA_NEGATED, MMA_SCALE, MMA_MASK_WORDS, MMA_FACTORS, MMA_OFFSET_FACTORS };
 enum { ARG_D, ARG_A, ARG_B, ARG_IDESC, ARG_P, ARG_ZERO, ARG_MASK };
 typedef enum { KIND_F16, KIND_TF32, KIND_F8F6F4, KIND_I8, KIND_MXF8F6F4, KIND_MXF4, KIND_MXF4NVF4, KINDS } MmaKind;
 enum { TYPES = 6, NO_TYPE = -1 };
@@ -250,9 +249,9 @@ static bool allowed_n(const Mma *m, MmaKind kind) {
 
 /* What all formats share: the signs, the order of A and B, N; then what M is. */
 static bool read_shape(Warp *w, const Ins *i, int lane, u32 d, Mma *m) {
-    MmaKind kind = i->mod[MMA_KIND];
-    int group = (int)i->mod[MMA_GROUP];
-    bool ws = i->mod[MMA_WS];
+    MmaKind kind = i->mod[TCGEN05_MMA_KIND];
+    int group = (int)i->mod[TCGEN05_MMA_GROUP];
+    bool ws = i->mod[TCGEN05_MMA_WS];
     m->negate_a = bits(d, 13, 1);
     m->negate_b = bits(d, 14, 1);
     m->a.mn_major = bits(d, 15, 1);
@@ -270,7 +269,7 @@ static bool read_shape(Warp *w, const Ins *i, int lane, u32 d, Mma *m) {
 
 /* idesc of the kinds with factors */
 static bool read_scaled_idesc(Warp *w, const Ins *i, int lane, u32 d, Mma *m) {
-    MmaKind kind = i->mod[MMA_KIND];
+    MmaKind kind = i->mod[TCGEN05_MMA_KIND];
     bool wide = kind == KIND_MXF8F6F4;
     u32 a = bits(d, 7, 3), b = bits(d, 10, wide ? 3 : 2);
     if (bits(d, 2, 1)) return refuse(w, i, lane, UNSUPPORTED, "idesc", d, "a sparse A (bit 2) is not simulated");
@@ -298,8 +297,8 @@ static bool read_scaled_idesc(Warp *w, const Ins *i, int lane, u32 d, Mma *m) {
 }
 
 static bool read_idesc(Warp *w, const Ins *i, int lane, u32 d, Mma *m) {
-    MmaKind kind = i->mod[MMA_KIND];
-    bool ws = i->mod[MMA_WS];
+    MmaKind kind = i->mod[TCGEN05_MMA_KIND];
+    bool ws = i->mod[TCGEN05_MMA_WS];
     u32 a = bits(d, 7, 3), b = bits(d, 10, 3), to = bits(d, 4, 2);
     if (bits(d, 2, 1)) return refuse(w, i, lane, UNSUPPORTED, "idesc", d, "a sparse A (bit 2) is not simulated");
     if (bits(d, 6, 1) || bits(d, 23, 1) || bits(d, 29, 1)) return refuse(w, i, lane, BAD_DESCRIPTOR, "idesc", d, "bits 6, 23 and 29 must be 0");
@@ -355,7 +354,7 @@ static bool read_addresses(Warp *w, const Ins *i, int lane, Mma *m) {
 /* Bits 30 and 31 are the first byte once more, where compilers keep it. */
 static bool read_factor_addresses(Warp *w, const Ins *i, int lane, Mma *m) {
     for (int k = 0; k < 2; k++) {
-        u32 address = R32(w, i->arg[ARG_MASK + k])[lane] + (u32)i->mod[MMA_OFFSET_FACTORS + k];
+        u32 address = R32(w, i->arg[ARG_MASK + k])[lane] + (u32)i->mod[k ? TCGEN05_MMA_FACTORS_B_OFFSET : TCGEN05_MMA_FACTORS_A_OFFSET];
         m->factors_at[k] = address & 0xffff;
         if (address >> 16 & 0x3fff) {
             find(w, i, lane, TMEM_MISUSE, address, 0, "the factors of %c start in lane %u; they start in 0, and lie in all lanes", "AB"[k], address >> 16 & 0x3fff);
@@ -367,13 +366,13 @@ static bool read_factor_addresses(Warp *w, const Ins *i, int lane, Mma *m) {
 
 static bool read_mma(Warp *w, const Ins *i, int lane, Mma *m) {
     u32 idesc = R32(w, i->arg[ARG_IDESC])[lane];
-    m->a_in_tmem = i->mod[MMA_A_IN_TMEM];
-    m->accumulate = lane_in(*PRED(w, i->arg[ARG_P]), lane) != i->mod[MMA_NEGATED];
-    m->scale = (int)i->mod[MMA_SCALE];
-    m->d_address = R32(w, i->arg[ARG_D])[lane] + (u32)i->mod[MMA_D_OFFSET];
-    if (m->a_in_tmem) m->a_address = R32(w, i->arg[ARG_A])[lane] + (u32)i->mod[MMA_A_OFFSET];
-    m->factors = (u32)i->mod[MMA_FACTORS];
-    for (int k = 0; k < i->mod[MMA_MASK_WORDS]; k++) m->disabled[k] = R32(w, i->arg[ARG_MASK + k])[lane];
+    m->a_in_tmem = i->mod[TCGEN05_MMA_A_IN_TMEM];
+    m->accumulate = lane_in(*PRED(w, i->arg[ARG_P]), lane) != i->mod[TCGEN05_MMA_NEGATED];
+    m->scale = (int)i->mod[TCGEN05_MMA_SCALE];
+    m->d_address = R32(w, i->arg[ARG_D])[lane] + (u32)i->mod[TCGEN05_MMA_D_OFFSET];
+    if (m->a_in_tmem) m->a_address = R32(w, i->arg[ARG_A])[lane] + (u32)i->mod[TCGEN05_MMA_A_OFFSET];
+    m->factors = (u32)i->mod[TCGEN05_MMA_FACTORS];
+    for (int k = 0; k < i->mod[TCGEN05_MMA_MASK_WORDS]; k++) m->disabled[k] = R32(w, i->arg[ARG_MASK + k])[lane];
     if (i->arg[ARG_ZERO] >= 0) m->zero_mask = R64(w, i->arg[ARG_ZERO])[lane];
     if (!(m->factors ? read_scaled_idesc : read_idesc)(w, i, lane, idesc, m)) return false;
     if (m->factors && !read_factor_addresses(w, i, lane, m)) return false;
@@ -515,7 +514,7 @@ static Outcome op_mma(Warp *w, const Ins *i, u32 lanes) {
     for (u32 rest = lanes; rest; rest &= rest - 1) {
         int l = first_lane(rest);
         Mma m = {0};
-        if (!tensor_ctas(w, i, l, (int)i->mod[MMA_GROUP], ctas)) return YIELD;
+        if (!tensor_ctas(w, i, l, (int)i->mod[TCGEN05_MMA_GROUP], ctas)) return YIELD;
         if (!read_mma(w, i, l, &m)) continue;
         Work *work = send(w, i, l, m.layout->group, run_mma, &m, sizeof m);
         if (w->time) work->duration = clocks_of(&m, w->machine->time->p->tensor_rate);
@@ -537,7 +536,6 @@ static const CopyShape copy_shapes[] = {
 };
 /* source elements: as they are, 6 bits, 4 bits */
 static const Element copy_formats[] = {{4, 32, 0, 4}, {1, 6, 1, 16}, {1, 4, 2, 16}};
-enum { CP_OFFSET, CP_GROUP, CP_SHAPE, CP_FORMAT };
 
 typedef struct {
     const CopyShape *shape;
@@ -578,10 +576,10 @@ static Outcome op_cp(Warp *w, const Ins *i, u32 lanes) {
     Cta *ctas[2];
     for (u32 rest = lanes; rest; rest &= rest - 1) {
         int l = first_lane(rest);
-        u32 taddr = R32(w, i->arg[0])[l] + (u32)i->mod[CP_OFFSET];
+        u32 taddr = R32(w, i->arg[0])[l] + (u32)i->mod[TCGEN05_CP_OFFSET];
         u64 d = R64(w, i->arg[1])[l];
-        Copy c = {.shape = &copy_shapes[i->mod[CP_SHAPE]], .format = &copy_formats[i->mod[CP_FORMAT]], .lane = taddr >> 16,
-                  .column = taddr & 0xffff, .group = (int)i->mod[CP_GROUP]};
+        Copy c = {.shape = &copy_shapes[i->mod[TCGEN05_CP_SHAPE]], .format = &copy_formats[i->mod[TCGEN05_CP_FORMAT]], .lane = taddr >> 16,
+                  .column = taddr & 0xffff, .group = (int)i->mod[TCGEN05_CP_GROUP]};
         if (!tensor_ctas(w, i, l, c.group, ctas) || !read_descriptor(w, i, l, "source", d, &c.source)) return YIELD;
         if (c.source.swizzle->wide_atom) {
             refuse(w, i, l, BAD_DESCRIPTOR, "source", d, "128B swizzle of 32B atoms is for transposed 32-bit matrices of an mma");
@@ -622,13 +620,13 @@ static void run_shift(Work *work) {
     end(work);
 }
 
-/* operands: taddr; mod: offset, cta_group */
+/* operand: taddr */
 static Outcome op_shift(Warp *w, const Ins *i, u32 lanes) {
     Cta *ctas[2];
     for (u32 rest = lanes; rest; rest &= rest - 1) {
         int l = first_lane(rest);
-        u32 taddr = R32(w, i->arg[0])[l] + (u32)i->mod[0];
-        Shift s = {.lane = taddr >> 16, .column = taddr & 0xffff, .group = (int)i->mod[1]};
+        u32 taddr = R32(w, i->arg[0])[l] + (u32)i->mod[TCGEN05_SHIFT_OFFSET];
+        Shift s = {.lane = taddr >> 16, .column = taddr & 0xffff, .group = (int)i->mod[TCGEN05_SHIFT_GROUP]};
         if (!tensor_ctas(w, i, l, s.group, ctas)) return YIELD;
         if (s.lane % SLAB || s.lane >= TMEM_LANES) {
             find(w, i, l, TMEM_MISUSE, taddr, 0, "lane %u; it must be 0, 32, 64 or 96", s.lane);
@@ -641,7 +639,6 @@ static Outcome op_shift(Warp *w, const Ins *i, u32 lanes) {
 
 /* ---- commit ------------------------------------------------------------------------------------------------------------- */
 
-enum { COMMIT_OFFSET, COMMIT_WIDE, COMMIT_GENERIC, COMMIT_GROUP };
 typedef struct {
     u32 address, ranks; /* ranks: CTAs to tell, as bits */
 } Commit;
@@ -686,10 +683,10 @@ static void run_commit(Work *work) {
 static Outcome op_commit(Warp *w, const Ins *i, u32 lanes) {
     Cta *ctas[2];
     for (u32 rest = lanes; rest; rest &= rest - 1) {
-        int l = first_lane(rest), group = (int)i->mod[COMMIT_GROUP];
-        u64 address = (i->mod[COMMIT_WIDE] ? R64(w, i->arg[0])[l] : R32(w, i->arg[0])[l]) + (u64)i->mod[COMMIT_OFFSET];
+        int l = first_lane(rest), group = (int)i->mod[TCGEN05_COMMIT_GROUP];
+        u64 address = address_operand(w, i, 0, TCGEN05_COMMIT_MBARRIER, l);
         if (!tensor_ctas(w, i, l, group, ctas)) return YIELD;
-        if (i->mod[COMMIT_GENERIC] && address >> 56 != WINDOW_SHARED && address >> 32) { /* Triton 3.6 widens a shared address; it works on silicon */
+        if (i->mod[TCGEN05_COMMIT_MBARRIER + PLACE_GENERIC] && address >> 56 != WINDOW_SHARED && address >> 32) { /* Triton 3.6 widens a shared address; it works on silicon */
             find(w, i, l, OUT_OF_BOUNDS, address, 8, "the mbarrier must lie in shared memory; generic address 0x%llx does not",
                  (unsigned long long)address);
             continue;

@@ -376,16 +376,17 @@ static double tile_done(Warp *w, const Ins *i, const Tile *t, bool store) {
     return done;
 }
 
-/* operands: destination, map, mbarrier, CTAs of a multicast (-1), coordinates; mod[0], mod[3], mod[6]: the places, mod[9]: rank,
- * mod[10]: the mode, of im2col with offsets; mod[11]: .cta_group::2, mod[12]: .shared::cta */
+/* operands: destination, map, mbarrier, CTAs of a multicast (-1), coordinates */
 static Outcome op_tma_load(Warp *w, const Ins *i, u32 lanes) {
+    int rank = (int)i->mod[TMA_LOAD_RANK], mode = (int)i->mod[TMA_LOAD_MODE];
     for (u32 rest = lanes; rest; rest &= rest - 1) {
         int l = first_lane(rest);
         Tile t = {0};
-        Target target = {.mask = i->arg[3] >= 0 ? (s32)(R32(w, i->arg[3])[l] & 0xffff) : ALL, .pair = i->mod[11], .align = TILE_ALIGN};
-        if (!shared_operand(w, i, 0, 0, l, &target.address) || !shared_operand(w, i, 2, 6, l, &target.barrier)) continue;
-        if (!find_tile(w, i, l, 1, 3, 4, (int)i->mod[9], (int)i->mod[10], offsets_of(i->mod[9], i->mod[10]), &t)) continue;
-        if (i->mod[12] && cta_at(w->cluster, target.address) != w->cta) {
+        Target target = {.mask = i->arg[3] >= 0 ? (s32)(R32(w, i->arg[3])[l] & 0xffff) : ALL, .pair = i->mod[TMA_LOAD_PAIR], .align = TILE_ALIGN};
+        if (!shared_operand(w, i, 0, TMA_LOAD_TO, l, &target.address)) continue;
+        if (!shared_operand(w, i, 2, TMA_LOAD_MBARRIER, l, &target.barrier)) continue;
+        if (!find_tile(w, i, l, 1, TMA_LOAD_MAP, 4, rank, mode, offsets_of(rank, mode), &t)) continue;
+        if (i->mod[TMA_LOAD_OWN_CTA] && cta_at(w->cluster, target.address) != w->cta) {
             find(w, i, l, BAD_OPERAND, target.address, 0, "the destination is in another CTA; .shared::cta is the CTA's own");
             continue;
         }
@@ -441,22 +442,24 @@ static bool same_store(const Tile *a, const Tile *b) {
            !memcmp(a->row, b->row, sizeof a->row);
 }
 
-/* operands: source, map, coordinates; mod[0], mod[3]: the places, mod[6]: rank, mod[7]: the mode, of im2col without offsets; mod[8]: AtomicOp or PLAIN */
+/* operands: source, map, coordinates */
 static Outcome op_tma_store(Warp *w, const Ins *i, u32 lanes) {
     Work *sent = NULL;
     for (u32 rest = lanes; rest; rest &= rest - 1) {
         int l = first_lane(rest);
-        Tile t = {.op = (s32)i->mod[8]};
+        Tile t = {.op = (s32)i->mod[TMA_STORE_OP]};
         Cta *cta;
         u32 at;
-        if (!shared_operand(w, i, 0, 0, l, &t.shared) || !find_tile(w, i, l, 1, 3, 2, (int)i->mod[6], (int)i->mod[7], 0, &t)) continue;
+        if (!shared_operand(w, i, 0, TMA_STORE_SOURCE, l, &t.shared)) continue;
+        if (!find_tile(w, i, l, 1, TMA_STORE_MAP, 2, (int)i->mod[TMA_STORE_RANK], (int)i->mod[TMA_STORE_MODE], 0, &t)) continue;
         if (t.op != PLAIN && !(REDUCIBLE[t.op] & IN(TYPE[t.map.type].atomic))) {
-            find(w, i, l, BAD_TENSOR_MAP, address_operand(w, i, 1, 3, l), MAP_BYTES, "there is no such reduction of elements of type %s",
+            find(w, i, l, BAD_TENSOR_MAP, address_operand(w, i, 1, TMA_STORE_MAP, l), MAP_BYTES, "there is no such reduction of elements of type %s",
                  TYPE[t.map.type].name);
             continue;
         }
         if (is_padded(t.map.type)) {
-            find(w, i, l, BAD_TENSOR_MAP, address_operand(w, i, 1, 3, l), MAP_BYTES, "%s is for loads; its stores are not simulated", TYPE[t.map.type].name);
+            find(w, i, l, BAD_TENSOR_MAP, address_operand(w, i, 1, TMA_STORE_MAP, l), MAP_BYTES, "%s is for loads; its stores are not simulated",
+                 TYPE[t.map.type].name);
             continue;
         }
         if (!shared_bytes(w, i, l, t.shared, t.rows * t.pitch, TILE_ALIGN, &cta, &at)) continue;
@@ -481,11 +484,12 @@ static Outcome op_tma_store(Warp *w, const Ins *i, u32 lanes) {
     return NEXT;
 }
 
-/* operands: map, coordinates; mod[0]: the place, mod[3]: rank, mod[4]: the mode. Its only effect: a map that cannot be. */
+/* operands: map, coordinates. Its only effect: a map that cannot be. */
 static Outcome op_tma_prefetch(Warp *w, const Ins *i, u32 lanes) {
+    int rank = (int)i->mod[TMA_PREFETCH_RANK], mode = (int)i->mod[TMA_PREFETCH_MODE];
     for (u32 rest = lanes; rest; rest &= rest - 1) {
         Tile t = {0};
-        find_tile(w, i, first_lane(rest), 0, 0, 1, (int)i->mod[3], (int)i->mod[4], offsets_of(i->mod[3], i->mod[4]), &t);
+        find_tile(w, i, first_lane(rest), 0, TMA_PREFETCH_MAP, 1, rank, mode, offsets_of(rank, mode), &t);
     }
     return NEXT;
 }
@@ -517,40 +521,42 @@ static void replace_field(u64 *map, FieldName f, int dimension, u64 value) {
         put_field(map, f, dimension, f == F_RANK ? value + 1 : value);
 }
 
-/* operands: address, value; mod[0]: the place, mod[3]: space, mod[4]: FieldName, mod[5]: dimension, mod[6], mod[7]: least and most value,
- * mod[8]: the value has 64 bits, mod[9]: it is a multiple of this */
+/* operands: address, value */
 static Outcome op_tensormap_replace(Warp *w, const Ins *i, u32 lanes) {
+    u64 least = (u64)i->mod[TENSORMAP_REPLACE_LEAST], most = (u64)i->mod[TENSORMAP_REPLACE_MOST];
+    u64 multiple = (u64)i->mod[TENSORMAP_REPLACE_MULTIPLE];
+    s64 space = i->mod[TENSORMAP_REPLACE_SPACE];
     for (u32 rest = lanes; rest; rest &= rest - 1) {
         int l = first_lane(rest);
-        u64 map[MAP_BYTES / 8], address = address_operand(w, i, 0, 0, l);
-        u64 value = i->mod[8] ? R64(w, i->arg[1])[l] : R32(w, i->arg[1])[l];
-        if (value < (u64)i->mod[6] || value > (u64)i->mod[7] || value % (u64)i->mod[9]) {
+        u64 map[MAP_BYTES / 8], address = address_operand(w, i, 0, TENSORMAP_REPLACE_MAP, l);
+        u64 value = i->mod[TENSORMAP_REPLACE_WIDE] ? R64(w, i->arg[1])[l] : R32(w, i->arg[1])[l];
+        if (value < least || value > most || value % multiple) {
             find(w, i, l, BAD_TENSOR_MAP, address, MAP_BYTES, "the value %llu: it must be %llu to %llu and a multiple of %llu",
-                 (unsigned long long)value, (unsigned long long)i->mod[6], (unsigned long long)i->mod[7], (unsigned long long)i->mod[9]);
+                 (unsigned long long)value, (unsigned long long)least, (unsigned long long)most, (unsigned long long)multiple);
             continue;
         }
-        bool shared = i->mod[3] == IN_SHARED || (i->mod[3] == IN_ANY && address >> 56 == WINDOW_SHARED);
+        bool shared = space == IN_SHARED || (space == IN_ANY && address >> 56 == WINDOW_SHARED);
         Access a = warp_access(w, i, l, shared ? SPACE_SHARED : SPACE_GLOBAL);
         if (!map_in_memory(w, i, &a, address, map, false)) continue;
-        replace_field(map, (FieldName)i->mod[4], (int)i->mod[5], value);
+        replace_field(map, (FieldName)i->mod[TENSORMAP_REPLACE_FIELD], (int)i->mod[TENSORMAP_REPLACE_DIMENSION], value);
         map_in_memory(w, i, &a, address, map, true);
     }
     return NEXT;
 }
 
 /* tensormap.cp_fenceproxy: the warp copies a map from shared to global memory and releases it to the copy engine.
- * operands: destination, source; mod[0], mod[3]: the places */
+ * operands: destination, source */
 static Outcome op_tensormap_copy(Warp *w, const Ins *i, u32 lanes) {
     int l = first_lane(lanes);
     u64 map[MAP_BYTES / 8];
     Access from = warp_access(w, i, l, SPACE_SHARED), to = warp_access(w, i, l, SPACE_GLOBAL);
-    if (!map_in_memory(w, i, &from, address_operand(w, i, 1, 3, l), map, false)) return NEXT;
-    if (!map_in_memory(w, i, &to, address_operand(w, i, 0, 0, l), map, true)) return NEXT;
+    if (!map_in_memory(w, i, &from, address_operand(w, i, 1, TENSORMAP_COPY_SOURCE, l), map, false)) return NEXT;
+    if (!map_in_memory(w, i, &to, address_operand(w, i, 0, TENSORMAP_COPY_TO, l), map, true)) return NEXT;
     Cta *cta;
     Region *r;
     u32 at;
-    const u8 *unused = shared_bytes(w, i, l, (u32)address_operand(w, i, 1, 3, l) + MAP_USED, MAP_USED, MAP_ALIGN, &cta, &at);
-    u8 *copied = global_bytes(w, i, l, address_operand(w, i, 0, 0, l) + MAP_USED, MAP_USED, MAP_ALIGN, true, &r);
+    const u8 *unused = shared_bytes(w, i, l, (u32)address_operand(w, i, 1, TENSORMAP_COPY_SOURCE, l) + MAP_USED, MAP_USED, MAP_ALIGN, &cta, &at);
+    u8 *copied = global_bytes(w, i, l, address_operand(w, i, 0, TENSORMAP_COPY_TO, l) + MAP_USED, MAP_USED, MAP_ALIGN, true, &r);
     if (unused && copied) memcpy(copied, unused, MAP_USED);
     for (s32 a = 0; a < w->cluster->width; a++)
         if (w->know.clock[FENCED_GLOBAL][a] < w->know.clock[SEEN][a]) w->know.clock[FENCED_GLOBAL][a] = w->know.clock[SEEN][a];

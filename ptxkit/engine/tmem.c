@@ -212,12 +212,12 @@ static void check_permit(Warp *w, const Ins *i, u32 columns) {
     t->last_columns = columns;
 }
 
-/* operands: address of the result, columns; mod: offset, 64-bit, generic, cta_group */
+/* operands: address of the result, columns */
 static Outcome op_alloc(Warp *w, const Ins *i, u32 lanes) {
     Cta *ctas[2];
     u32 columns;
     if (!full_warp(w, i, lanes) || !uniform(w, i, 1, "the number of columns", &columns) || !good_size(w, i, columns)) return YIELD;
-    int n = tensor_ctas(w, i, 0, (int)i->mod[3], ctas);
+    int n = tensor_ctas(w, i, 0, (int)i->mod[TMEM_ALLOC_GROUP], ctas);
     if (!n) return YIELD;
     Tmem *t = tmem_of(w->cta);
     if (!current_split(w)->ticket) {
@@ -225,10 +225,10 @@ static Outcome op_alloc(Warp *w, const Ins *i, u32 lanes) {
         check_permit(w, i, columns);
     }
     if (await(w, i, ctas, n, ALLOCATE) == BLOCK) return BLOCK;
-    u64 to = (i->mod[1] ? R64(w, i->arg[0])[0] : R32(w, i->arg[0])[0]) + (u64)i->mod[0];
+    u64 to = address_operand(w, i, 0, TMEM_ALLOC_TO, 0);
     Access a = warp_access(w, i, 0, SPACE_SHARED);
     a.in_either = true; /* the manual: it maintains same-address ordering with respect to non-tcgen05 instructions, and copies are such */
-    if (i->mod[2] && to >> 56 != WINDOW_SHARED)
+    if (i->mod[TMEM_ALLOC_TO + PLACE_GENERIC] && to >> 56 != WINDOW_SHARED)
         find(w, i, 0, OUT_OF_BOUNDS, to, 4, "tcgen05.alloc writes its result to shared memory; generic address 0x%llx is elsewhere",
              (unsigned long long)to);
     else
@@ -244,11 +244,11 @@ static void write_all(Warp *w, const Ins *i, u32 column, u32 columns) {
         history_write(t->history + lane * TMEM_COLUMNS + column, columns, &a, lane << 16 | column);
 }
 
-/* operands: taddr, columns; mod: cta_group */
+/* operands: taddr, columns */
 static Outcome op_dealloc(Warp *w, const Ins *i, u32 lanes) {
     Cta *ctas[2];
     u32 taddr, columns;
-    int group = (int)i->mod[0];
+    int group = (int)i->mod[TMEM_DEALLOC_GROUP];
     if (!full_warp(w, i, lanes) || !uniform(w, i, 0, "the address", &taddr) || !uniform(w, i, 1, "the number of columns", &columns)) return YIELD;
     int n = tensor_ctas(w, i, 0, group, ctas);
     if (!n) return YIELD;
@@ -313,7 +313,6 @@ void tmem_at_exit(Cta *cta) {
 
 typedef enum { M32X32, M16X64, M16X128, M16X256, M16X32X2 } MoveShape;
 /* operands: taddr, result of the reduction (-1), the registers */
-enum { L_OFFSET, L_SHAPE, L_REGISTERS, L_HALF, L_PACKED, L_REDUCE, L_TYPE, L_ABS, L_NAN };
 enum { MOST_REGISTERS = 128 };
 /* lanes of the shape; columns that a repeat covers, and registers that it takes */
 static const struct { u8 lanes, columns, registers; } move_shapes[] = {
@@ -342,11 +341,11 @@ typedef struct {
 static bool check_move(Warp *w, const Ins *i, u32 lanes, Move *m) {
     u32 taddr;
     if (!full_warp(w, i, lanes) || !uniform(w, i, 0, "the address", &taddr)) return false;
-    taddr += (u32)i->mod[L_OFFSET];
-    u32 second = taddr + (u32)i->mod[L_HALF], slab = w->index % SLABS * SLAB;
-    m->shape = (MoveShape)i->mod[L_SHAPE];
-    m->registers = (u32)i->mod[L_REGISTERS];
-    m->cells = i->mod[L_PACKED] ? 2 : 1;
+    taddr += (u32)i->mod[TMEM_MOVE_OFFSET];
+    u32 second = taddr + (u32)i->mod[TMEM_MOVE_HALF], slab = w->index % SLABS * SLAB;
+    m->shape = (MoveShape)i->mod[TMEM_MOVE_SHAPE];
+    m->registers = (u32)i->mod[TMEM_MOVE_REGISTERS];
+    m->cells = i->mod[TMEM_MOVE_PACKED] ? 2 : 1;
     m->lane = taddr >> 16;
     m->column[0] = taddr & 0xffff;
     m->column[1] = second & 0xffff;
@@ -396,11 +395,11 @@ typedef enum { REDUCE_NONE, REDUCE_MIN, REDUCE_MAX } Reduce;
 typedef enum { REDUCE_F32, REDUCE_U32, REDUCE_S32 } ReduceType;
 
 static u32 extremum(const Ins *i, u32 a, u32 b) {
-    bool max = i->mod[L_REDUCE] == REDUCE_MAX;
-    if (i->mod[L_TYPE] == REDUCE_U32) return (a < b) == max ? b : a;
-    if (i->mod[L_TYPE] == REDUCE_S32) return ((s32)a < (s32)b) == max ? b : a;
+    bool max = i->mod[TMEM_MOVE_REDUCE] == REDUCE_MAX;
+    if (i->mod[TMEM_MOVE_TYPE] == REDUCE_U32) return (a < b) == max ? b : a;
+    if (i->mod[TMEM_MOVE_TYPE] == REDUCE_S32) return ((s32)a < (s32)b) == max ? b : a;
     float x = bits_float(a), y = bits_float(b);
-    if (x != x || y != y) return !i->mod[L_NAN] && x == x ? a : !i->mod[L_NAN] && y == y ? b : 0x7fffffff;
+    if (x != x || y != y) return !i->mod[TMEM_MOVE_NAN] && x == x ? a : !i->mod[TMEM_MOVE_NAN] && y == y ? b : 0x7fffffff;
     if (x == y) return max ? a & b : a | b; /* -0 is less than +0 */
     return (x < y) == max ? b : a;
 }
@@ -416,7 +415,7 @@ static Outcome op_tmem_ld(Warp *w, const Ins *i, u32 lanes) {
         for (u32 r = 0; r < m.registers; r++) {
             u32 x = m.cells == 1 ? value[r] : (value[2 * r] & 0xffff) | value[2 * r + 1] << 16;
             if (i->arg[2 + r] >= 0) R32(w, i->arg[2 + r])[t] = x;
-            if (i->mod[L_ABS]) x &= 0x7fffffff;
+            if (i->mod[TMEM_MOVE_ABS]) x &= 0x7fffffff;
             result = r ? extremum(i, result, x) : x;
         }
         if (i->arg[1] >= 0) R32(w, i->arg[1])[t] = result;
@@ -448,9 +447,8 @@ static Outcome op_tmem_st(Warp *w, const Ins *i, u32 lanes) {
     return NEXT;
 }
 
-/* mod[0]: is it wait::st? */
 static Outcome op_tmem_wait(Warp *w, const Ins *i, u32 lanes) {
-    ActorKind kind = i->mod[0] ? BY_TMEM_STORE : BY_TMEM;
+    ActorKind kind = i->mod[TMEM_WAIT_STORES] ? BY_TMEM_STORE : BY_TMEM;
     if (!full_warp(w, i, lanes)) return YIELD;
     knows_of(&w->know, actor_of(w, kind), w->async_clock[kind]);
     if (w->time) wake_at(w, kind == BY_TMEM ? w->time->loads_end : w->time->stores_end);
@@ -458,10 +456,9 @@ static Outcome op_tmem_wait(Warp *w, const Ins *i, u32 lanes) {
     return NEXT;
 }
 
-/* mod[0]: after_thread_sync, not before_thread_sync */
 static Outcome op_tmem_fence(Warp *w, const Ins *i, u32 lanes) {
     (void)lanes;
-    fence_view(w->cluster, &w->know, i->mod[0] ? BEFORE_TENSOR : BEFORE_SYNC, i->mod[0] ? BEFORE_SYNC : BEFORE_TENSOR);
+    fence_view(w->cluster, &w->know, i->mod[TMEM_FENCE_AFTER] ? BEFORE_TENSOR : BEFORE_SYNC, i->mod[TMEM_FENCE_AFTER] ? BEFORE_SYNC : BEFORE_TENSOR);
     return NEXT;
 }
 

@@ -25,7 +25,8 @@ static void explain_block(Warp *w, const Split *s, char *text, size_t size) {
     const Ins *i = &w->machine->program->ins[s->pc];
     int l = first_lane(s->lanes);
     if (s->gathering)
-        snprintf(text, size, "lanes %08x wait here for the others of %08x", s->lanes, i->gather == 1 ? w->live : R32(w, i->arg[i->mod[0]])[l] & w->live);
+        snprintf(text, size, "lanes %08x wait here for the others of %08x", s->lanes,
+                 i->gather == 1 ? w->live : R32(w, i->arg[i->mod[MEMBERS_MASK]])[l] & w->live);
     else if (!barriers_explain_block(w, i, l, text, size) && !tmem_explain_block(w, i, text, size))
         snprintf(text, size, "waits");
 }

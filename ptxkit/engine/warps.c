@@ -92,7 +92,7 @@ static bool step_sync(Warp *w, const Ins *i) {
     if (!taking) return skip(w, i);
     for (s32 k = 0; k < w->nsplits; k++)
         if (w->split[k].pc == pc) here |= passing(w, &w->split[k], i);
-    const u32 *mask = R32(w, i->arg[i->mod[0]]);
+    const u32 *mask = R32(w, i->arg[i->mod[MEMBERS_MASK]]);
     for (u32 before = 0; before != taking;) { /* whole splits, and all lanes that their masks name */
         before = taking;
         u32 named = 0;

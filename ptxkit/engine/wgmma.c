@@ -133,8 +133,6 @@ static void scatter_d(const Warp *w, const s32 *reg, u32 columns, bool packed, u
 /* ---- wgmma.mma_async ---------------------------------------------------------------------------------------------------- */
 
 /* D's registers, A's registers or its descriptor, B's descriptor, scale-d; of a sparse A its metadata */
-enum { W_N, W_DEPTH, W_A, W_B, W_D, W_ND, W_NA, W_NEGATE_A, W_NEGATE_B, W_ROWS_A, W_ROWS_B, W_SATURATE, W_NEGATE_SCALE,
-       W_SPARSE, W_FIRST }; /* is A sparse? The first lane of a group of four that has metadata */
 enum { ROWS = 16, MAX_COLUMNS = 256, MAX_DEPTH = 64 };
 
 static u32 element_bytes(MatrixType t) { return t == MT_TF32 ? 4 : t == MT_F16 || t == MT_BF16 ? 2 : 1; }
@@ -153,21 +151,21 @@ static void check_registers(Warp *w, const Ins *i, Registers *r) {
         find(w, i, 0, REGISTER_IN_FLIGHT, 0, 0, "the first wgmma runs without a wgmma.fence before it");
         return;
     }
-    for (s32 k = 0; k < m[W_ND] + m[W_NA]; k++) {
-        bool is_a = k >= m[W_ND];
+    for (s32 k = 0; k < m[WGMMA_REGISTERS_D] + m[WGMMA_REGISTERS_A]; k++) {
+        bool is_a = k >= m[WGMMA_REGISTERS_D];
         const RegisterState *s = &r->state[i->arg[k] / SLOT];
         const Ins *other = s->clock ? &w->machine->program->ins[s->ins] : NULL;
         if (s->touched > r->fence) /* compilers move copies of registers behind the fence; between two wgmmas they do not */
             find(w, i, 0, s->touched > s->taken && s->taken > r->fence ? REGISTER_IN_FLIGHT : REGISTER_UNFENCED, 0, 0,
                  "%s register was used, and no wgmma.fence has run since", is_a ? "an A" : "an accumulator");
         if (!other) continue;
-        bool same_shape = other->mod[W_N] == m[W_N] && other->mod[W_DEPTH] == m[W_DEPTH] && other->mod[W_D] == m[W_D];
+        bool same_shape = other->mod[WGMMA_N] == m[WGMMA_N] && other->mod[WGMMA_DEPTH] == m[WGMMA_DEPTH] && other->mod[WGMMA_D] == m[WGMMA_D];
         if (is_a ? s->use == WRITTEN : s->use == READ || !same_shape) report_register(w, i, s, is_a ? "reads, as A," : "writes");
     }
 }
 
 static void take_registers(Warp *w, const Ins *i, Registers *r, u32 clock) {
-    s32 nd = (s32)i->mod[W_ND], na = (s32)i->mod[W_NA];
+    s32 nd = (s32)i->mod[WGMMA_REGISTERS_D], na = (s32)i->mod[WGMMA_REGISTERS_A];
     in_flight_add(w, i->arg, nd, BY_WGMMA, WRITTEN, i->index, clock);
     in_flight_add(w, i->arg + nd, na, BY_WGMMA, READ, i->index, clock);
     for (s32 k = 0; k < nd + na; k++) r->state[i->arg[k] / SLOT].taken = w->issued;
@@ -182,9 +180,9 @@ static void trace(Issued *r, const Ins *i, u64 a, u64 b) {
 
 Outcome op_wgmma(Warp *w, const Ins *i, u32 lanes) {
     const s64 *m = i->mod;
-    s32 nd = (s32)m[W_ND], na = (s32)m[W_NA];
+    s32 nd = (s32)m[WGMMA_REGISTERS_D], na = (s32)m[WGMMA_REGISTERS_A];
     const s32 *d = i->arg, *a = i->arg + nd, *rest = a + (na ? na : 1);
-    u32 columns = (u32)m[W_N], depth = (u32)m[W_DEPTH], bytes = element_bytes((MatrixType)m[W_A]), given = m[W_SPARSE] ? depth / 2 : depth;
+    u32 columns = (u32)m[WGMMA_N], depth = (u32)m[WGMMA_DEPTH], bytes = element_bytes((MatrixType)m[WGMMA_A]), given = m[WGMMA_SPARSE] ? depth / 2 : depth;
     u32 clock = w->async_clock[BY_WGMMA] + 1; /* the open group */
     Registers *r = registers_of(w);
     check_warpgroup(w, i, lanes);
@@ -199,28 +197,28 @@ Outcome op_wgmma(Warp *w, const Ins *i, u32 lanes) {
     if (na)
         gather_a(w, a, given, bytes, A);
     else {
-        Operand o = operand_of(w, i, a_descriptor, m[W_ROWS_A]);
+        Operand o = operand_of(w, i, a_descriptor, m[WGMMA_ROWS_A]);
         read_operand(w, i, &access, &o, (w->index & 3) * ROWS, ROWS, given, bytes, A);
     }
-    if (m[W_SPARSE]) {
+    if (m[WGMMA_SPARSE]) {
         u32 half[ROWS * MAX_DEPTH / 2];
         memcpy(half, A, sizeof half);
         memset(A, 0, sizeof A);
-        if (!spread_sparse(w, i, &(Metadata){R32(w, rest[2]), (u32)m[W_FIRST], 8 * bytes, false}, depth, half, A)) return NEXT;
+        if (!spread_sparse(w, i, &(Metadata){R32(w, rest[2]), (u32)m[WGMMA_FIRST], 8 * bytes, false}, depth, half, A)) return NEXT;
     }
     u64 read = counter(w, i)->shared_read;
-    Operand o = operand_of(w, i, b_descriptor, m[W_ROWS_B]);
+    Operand o = operand_of(w, i, b_descriptor, m[WGMMA_ROWS_B]);
     if (!o.along_rows && o.span > 1 && depth * bytes > 16 * o.span)
         find(w, i, 0, BAD_DESCRIPTOR, o.start, 0, "a row of B has %u bytes; a %u-byte swizzle is too narrow for them", depth * bytes, 16 * o.span);
     read_operand(w, i, &access, &o, 0, columns, depth, bytes, B);
     if (w->index & 3) counter(w, i)->shared_read = read; /* the four warps share one reading of B */
 
-    bool add = uniform_predicate(w, i, rest[1], m[W_NEGATE_SCALE]);
-    if (add) gather_d(w, d, columns, m[W_D] == MT_F16, D);
-    multiply_tile(&(Tile){.arch = 90, .wgmma = true, .a = (MatrixType)m[W_A], .b = (MatrixType)m[W_B], .d = (MatrixType)m[W_D], .m = ROWS,
-                          .n = (int)columns, .k = (int)depth, .A = A, .B = B, .C = add ? D : NULL, .D = D, .negate_a = m[W_NEGATE_A],
-                          .negate_b = m[W_NEGATE_B], .saturate = m[W_SATURATE]});
-    scatter_d(w, d, columns, m[W_D] == MT_F16, D);
+    bool add = uniform_predicate(w, i, rest[1], m[WGMMA_NEGATE_SCALE]);
+    if (add) gather_d(w, d, columns, m[WGMMA_D] == MT_F16, D);
+    multiply_tile(&(Tile){.arch = 90, .wgmma = true, .a = (MatrixType)m[WGMMA_A], .b = (MatrixType)m[WGMMA_B], .d = (MatrixType)m[WGMMA_D], .m = ROWS,
+                          .n = (int)columns, .k = (int)depth, .A = A, .B = B, .C = add ? D : NULL, .D = D, .negate_a = m[WGMMA_NEGATE_A],
+                          .negate_b = m[WGMMA_NEGATE_B], .saturate = m[WGMMA_SATURATE]});
+    scatter_d(w, d, columns, m[WGMMA_D] == MT_F16, D);
     take_registers(w, i, r, clock);
     Issued *issued = issued_by(w);
     trace(issued, i, a_descriptor, b_descriptor);
@@ -259,10 +257,9 @@ static bool wait_for_peers(Warp *w, u32 group) {
     return true;
 }
 
-/* mod[0]: groups that may stay */
 static Outcome op_wait(Warp *w, const Ins *i, u32 lanes) {
     check_warpgroup(w, i, lanes);
-    u32 committed = w->async_clock[BY_WGMMA], stay = (u32)i->mod[0];
+    u32 committed = w->async_clock[BY_WGMMA], stay = (u32)i->mod[WGMMA_WAIT_STAY];
     if (committed <= stay) return NEXT;
     if (!wait_for_peers(w, committed - stay)) return BLOCK;
     knows_of(&w->know, actor_of(w, BY_WGMMA), committed - stay);

@@ -13,7 +13,6 @@ enum { MOST = 16 * 16 * 4 }; /* elements of a matrix of bits: 8 x 128 */
 /* ---- load and store ----------------------------------------------------------------------------------------------------- */
 
 /* arg: the fragment, the address, the stride in elements */
-enum { V_REGISTERS, V_ROWS, V_COLUMNS, V_BITS, V_OF_B, V_BY_COLUMNS, V_SPACE, V_OFFSET, V_WIDE };
 enum { IN_GENERIC, IN_GLOBAL, IN_SHARED };
 
 typedef struct {
@@ -24,30 +23,30 @@ typedef struct {
 
 static bool agreed(Warp *w, const Ins *i, u32 lanes) {
     const s64 *m = i->mod;
-    s32 address = i->arg[m[V_REGISTERS]], stride = i->arg[m[V_REGISTERS] + 1];
+    s32 address = (s32)m[WMMA_MOVE_REGISTERS], stride = i->arg[address + 1];
     bool same = lanes == FULL;
     for (int l = 1; same && l < LANES; l++)
-        same = R32(w, stride)[l] == R32(w, stride)[0] && (m[V_WIDE] ? R64(w, address)[l] == R64(w, address)[0] : R32(w, address)[l] == R32(w, address)[0]);
+        same = R32(w, stride)[l] == R32(w, stride)[0] &&
+               address_operand(w, i, address, WMMA_MOVE_ADDRESS, l) == address_operand(w, i, address, WMMA_MOVE_ADDRESS, 0);
     if (!same) find(w, i, first_lane(lanes), BAD_LANE, 0, 0, "all 32 lanes must run it, with the same address and stride");
     return same;
 }
 
 static u64 base_of(const Warp *w, const Ins *i, bool *shared) {
     const s64 *m = i->mod;
-    s32 reg = i->arg[m[V_REGISTERS]];
-    u64 at = (m[V_WIDE] ? R64(w, reg)[0] : R32(w, reg)[0]) + (u64)m[V_OFFSET];
-    *shared = m[V_SPACE] == IN_SHARED || (m[V_SPACE] == IN_GENERIC && at >> 56 == WINDOW_SHARED);
+    u64 at = address_operand(w, i, (int)m[WMMA_MOVE_REGISTERS], WMMA_MOVE_ADDRESS, 0);
+    *shared = m[WMMA_MOVE_SPACE] == IN_SHARED || (m[WMMA_MOVE_SPACE] == IN_GENERIC && at >> 56 == WINDOW_SHARED);
     return *shared ? (u32)at : at;
 }
 
 /* The piece of memory that holds element e of lane l: a byte, or a whole element. */
 static Element element_at(const Warp *w, const Ins *i, u64 base, int l, u32 e) {
     const s64 *m = i->mod;
-    u32 bits = (u32)m[V_BITS], word = bits > 32 ? bits : 32, each = word / bits, of_lane = (u32)m[V_REGISTERS] * each;
-    u32 rows = (u32)m[V_ROWS], columns = (u32)m[V_COLUMNS], n = ((u32)l * of_lane + e) % (rows * columns);
-    u32 row = m[V_OF_B] ? n % rows : n / columns, column = m[V_OF_B] ? n / rows : n % columns;
-    u64 stride = R32(w, i->arg[m[V_REGISTERS] + 1])[0];
-    u64 at = m[V_BY_COLUMNS] ? column * stride + row : row * stride + column;
+    u32 bits = (u32)m[WMMA_MOVE_BITS], word = bits > 32 ? bits : 32, each = word / bits, of_lane = (u32)m[WMMA_MOVE_REGISTERS] * each;
+    u32 rows = (u32)m[WMMA_MOVE_ROWS], columns = (u32)m[WMMA_MOVE_COLUMNS], n = ((u32)l * of_lane + e) % (rows * columns);
+    u32 row = m[WMMA_MOVE_IS_B] ? n % rows : n / columns, column = m[WMMA_MOVE_IS_B] ? n / rows : n % columns;
+    u64 stride = R32(w, i->arg[m[WMMA_MOVE_REGISTERS] + 1])[0];
+    u64 at = m[WMMA_MOVE_BY_COLUMNS] ? column * stride + row : row * stride + column;
     return (Element){.address = base + at * bits / 8, .bits = bits, .at = bits * (e % each), .reg = i->arg[e / each]};
 }
 
@@ -58,7 +57,7 @@ static Outcome op_wmma_load(Warp *w, const Ins *i, u32 lanes) {
     bool shared;
     if (!agreed(w, i, lanes)) return NEXT;
     u64 base = base_of(w, i, &shared), address[LANES];
-    u32 bits = (u32)m[V_BITS], bytes = bits < 8 ? 1 : bits / 8, of_lane = (u32)m[V_REGISTERS] * ((bits > 32 ? bits : 32) / bits), place[LANES];
+    u32 bits = (u32)m[WMMA_MOVE_BITS], bytes = bits < 8 ? 1 : bits / 8, of_lane = (u32)m[WMMA_MOVE_REGISTERS] * ((bits > 32 ? bits : 32) / bits), place[LANES];
     for (u32 e = 0; e < of_lane; e += step_of(bits)) {
         for (int l = 0; l < LANES; l++) {
             Access a = warp_access(w, i, l, shared ? SPACE_SHARED : SPACE_GLOBAL);
@@ -87,7 +86,7 @@ static Outcome op_wmma_store(Warp *w, const Ins *i, u32 lanes) {
     bool shared;
     if (!agreed(w, i, lanes)) return NEXT;
     u64 base = base_of(w, i, &shared), address[LANES];
-    u32 bits = (u32)m[V_BITS], bytes = bits / 8, of_lane = (u32)m[V_REGISTERS] * ((bits > 32 ? bits : 32) / bits), place[LANES];
+    u32 bits = (u32)m[WMMA_MOVE_BITS], bytes = bits / 8, of_lane = (u32)m[WMMA_MOVE_REGISTERS] * ((bits > 32 ? bits : 32) / bits), place[LANES];
     for (u32 e = 0; e < of_lane; e++) {
         for (int l = 0; l < LANES; l++) {
             Access a = warp_access(w, i, l, shared ? SPACE_SHARED : SPACE_GLOBAL);
@@ -110,7 +109,6 @@ static Outcome op_wmma_store(Warp *w, const Ins *i, u32 lanes) {
 /* ---- mma ---------------------------------------------------------------------------------------------------------------- */
 
 /* arg: fragments of D, A, B, C */
-enum { W_M, W_N, W_K, W_AB, W_D, W_C, W_BITS, W_SATURATE, W_EXCLUSIVE, W_ND, W_NA, W_NB, W_NC };
 
 static void unpack(const Warp *w, const s32 *reg, u32 registers, u32 bits, u32 count, u32 *to) {
     u32 each = 32 / bits, mask = bits == 32 ? FULL : (1u << bits) - 1;
@@ -129,18 +127,18 @@ static Outcome op_wmma(Warp *w, const Ins *i, u32 lanes) {
     const s64 *m = i->mod;
     static u32 A[MOST], B[MOST], D[MOST]; /* B by columns: [n][k] */
     if (!whole(w, i, lanes)) return NEXT;
-    const s32 *d = i->arg, *a = d + m[W_ND], *b = a + m[W_NA], *c = b + m[W_NB];
-    u32 rows = (u32)m[W_M], columns = (u32)m[W_N], depth = (u32)m[W_K], bits = (u32)m[W_BITS];
-    MatrixType of_d = (MatrixType)m[W_D], of_c = (MatrixType)m[W_C];
-    unpack(w, a, (u32)m[W_NA], bits, rows * depth, A);
-    unpack(w, b, (u32)m[W_NB], bits, columns * depth, B);
-    unpack(w, c, (u32)m[W_NC], of_c == MT_F16 ? 16 : 32, rows * columns, D);
+    const s32 *d = i->arg, *a = d + m[WMMA_REGISTERS_D], *b = a + m[WMMA_REGISTERS_A], *c = b + m[WMMA_REGISTERS_B];
+    u32 rows = (u32)m[WMMA_M], columns = (u32)m[WMMA_N], depth = (u32)m[WMMA_K], bits = (u32)m[WMMA_BITS];
+    MatrixType of_d = (MatrixType)m[WMMA_D], of_c = (MatrixType)m[WMMA_C];
+    unpack(w, a, (u32)m[WMMA_REGISTERS_A], bits, rows * depth, A);
+    unpack(w, b, (u32)m[WMMA_REGISTERS_B], bits, columns * depth, B);
+    unpack(w, c, (u32)m[WMMA_REGISTERS_C], of_c == MT_F16 ? 16 : 32, rows * columns, D);
     MatrixType sums = of_d == MT_S32 ? MT_S32 : of_d == MT_F16 && of_c == MT_F16 ? MT_F16 : MT_F32;
     for (u32 n = 0; sums == MT_F32 && of_c == MT_F16 && n < rows * columns; n++) D[n] = float_bits(half_to_float((u16)D[n]));
-    multiply_tile(&(Tile){.arch = w->machine->launch->arch, .by_warp = true, .a = (MatrixType)m[W_AB], .b = (MatrixType)m[W_AB], .d = sums, .m = (int)rows,
-                          .n = (int)columns, .k = (int)depth, .A = A, .B = B, .C = D, .D = D, .saturate = m[W_SATURATE], .exclusive = m[W_EXCLUSIVE]});
+    multiply_tile(&(Tile){.arch = w->machine->launch->arch, .by_warp = true, .a = (MatrixType)m[WMMA_AB], .b = (MatrixType)m[WMMA_AB], .d = sums, .m = (int)rows,
+                          .n = (int)columns, .k = (int)depth, .A = A, .B = B, .C = D, .D = D, .saturate = m[WMMA_SATURATE], .exclusive = m[WMMA_EXCLUSIVE]});
     for (u32 n = 0; sums == MT_F32 && of_d == MT_F16 && n < rows * columns; n++) D[n] = float_to_half(bits_float(D[n]));
-    u32 each = of_d == MT_F16 ? 2 : 1, of_lane = (u32)m[W_ND] * each;
+    u32 each = of_d == MT_F16 ? 2 : 1, of_lane = (u32)m[WMMA_REGISTERS_D] * each;
     for (u32 n = 0; n < rows * columns; n++) {
         u32 *to = &R32(w, d[n % of_lane / each])[n / of_lane], shift = 16 * (n % each);
         *to = each == 1 ? D[n] : (*to & ~(0xffffu << shift)) | D[n] << shift;

@@ -1,9 +1,22 @@
 """bar, barrier.cluster, mbarrier, fence, griddepcontrol, setmaxnreg."""
 
 from ptxkit.isa.common import ALIGNED, NOT_GATHERED, SYNC, Op, operands
+from ptxkit.isa.fields import (
+    BAR,
+    CLUSTER_ARRIVE,
+    FENCE,
+    GRID,
+    MBARRIER_ARRIVE,
+    MBARRIER_INIT,
+    MBARRIER_INVAL,
+    MBARRIER_TX,
+    MBARRIER_WAIT,
+    MEMBERS,
+    SETMAXNREG,
+)
 from ptxkit.ptx.syntax import Address, Immediate
 
-BAR = {"sync": 0, "arrive": 1, "popc": 2, "and": 3, "or": 4}
+BAR_OPS = {"sync": 0, "arrive": 1, "popc": 2, "and": 3, "or": 4}
 SHARED, GLOBAL = 1 << 1, 1 << 2  # the engine's views FENCED_SHARED and FENCED_GLOBAL
 RELEASE, ACQUIRE = 1, 2
 TO_ASYNC, TO_CTAS = 1, 2  # to whom a fence makes mbarriers known
@@ -15,12 +28,12 @@ def lower_bar(b, ins):
     parts = [p for p in ins.parts[1:] if p not in ("cta", "aligned")]
     if parts[:1] == ["warp"]:
         (mask,) = operands(b, ins, "membermask")
-        return Op("warp_sync", [b.value(mask, "b32")], [0], SYNC)
+        return Op("warp_sync", [b.value(mask, "b32")], MEMBERS(mask=0), SYNC)
     if parts[:1] == ["cluster"]:
         return _lower_cluster(b, ins, parts[1:])
     red = parts[:1] == ["red"]
     kind = (*parts[red:], "")[0]
-    if kind not in BAR or red != (kind in ("popc", "and", "or")):
+    if kind not in BAR_OPS or red != (kind in ("popc", "and", "or")):
         b.fail(f"no barrier operation .{'.'.join(parts)}", ".sync, .arrive, .red.popc, .red.and, .red.or")
     target = predicate = -1
     if red:
@@ -38,7 +51,7 @@ def lower_bar(b, ins):
     if kind == "arrive" and count < 0:
         b.fail("bar.arrive needs a thread count")
     gather = ALIGNED if ins.parts[0] == "bar" or "aligned" in ins.parts else NOT_GATHERED
-    return Op("bar", [target, barrier, count, predicate], [BAR[kind]], gather)
+    return Op("bar", [target, barrier, count, predicate], BAR(op=BAR_OPS[kind]), gather)
 
 
 def _lower_cluster(b, ins, parts):
@@ -47,7 +60,7 @@ def _lower_cluster(b, ins, parts):
     if not set(parts) <= known or len({"arrive", "wait"} & {*parts}) != 1:
         b.fail(f"modifiers {'.'.join(parts)}", ", ".join(sorted(known)))
     if "arrive" in parts:
-        return Op("cluster_arrive", [], [int("relaxed" in parts)], gather)
+        return Op("cluster_arrive", [], CLUSTER_ARRIVE(relaxed="relaxed" in parts), gather)
     return Op("cluster_wait", [], [], gather)
 
 
@@ -80,7 +93,7 @@ def lower_mbarrier(b, ins):
     unknown = [p for p in ins.parts[1:] if p not in MBARRIER_MODIFIERS]
     if unknown or what not in MBARRIER:
         b.fail(f"unknown modifiers {unknown or what}", ", ".join(sorted(MBARRIER_MODIFIERS)))
-    return MBARRIER[what](b, ins, what, parts, int("relaxed" in parts))
+    return MBARRIER[what](b, ins, what, parts, "relaxed" in parts)
 
 
 def _lower_pending_count(b, ins, what, parts, relaxed):
@@ -95,7 +108,7 @@ def _lower_wait(b, ins, what, parts, relaxed):
     place = b.place(address)
     parity = "parity" in parts
     args = [b.target(target, "pred"), place.register, b.value(phase, "u32" if parity else "b64")]
-    return Op(what, args, [place.offset, int(place.wide), int(parity), relaxed])
+    return Op(what, args, MBARRIER_WAIT(address=place.address, parity=parity, relaxed=relaxed))
 
 
 def _lower_arrive(b, ins, what, parts, relaxed):
@@ -111,7 +124,9 @@ def _lower_arrive(b, ins, what, parts, relaxed):
     address, *number = given
     place = b.place(address)
     value = b.value(number[0], "u32") if number else -1
-    mods = [place.offset, int(place.wide), int(what == "arrive_drop"), relaxed, int("noComplete" in parts)]
+    mods = MBARRIER_ARRIVE(
+        address=place.address, drop=what == "arrive_drop", relaxed=relaxed, no_complete="noComplete" in parts
+    )
     return Op("mbarrier_arrive", [state, place.register, *((-1, value) if needed else (value, -1))], mods)
 
 
@@ -119,13 +134,12 @@ def _lower_mbarrier_memory(b, ins, what, parts, relaxed):
     """init, inval, expect_tx, complete_tx"""
     address, *number = operands(b, ins, "[a]", *({"init": ["count"], "inval": []}.get(what, ["bytes"])))
     place = b.place(address)
-    where = [place.offset, int(place.wide)]
     if what == "inval":
-        return Op("mbarrier_inval", [place.register], where)
+        return Op("mbarrier_inval", [place.register], MBARRIER_INVAL(address=place.address))
     args = [place.register, b.value(number[0], "u32")]
-    return Op("mbarrier_init", args, where) if what == "init" else Op(
-        "mbarrier_tx", args, [*where, int(what == "complete_tx")]
-    )
+    if what == "init":
+        return Op("mbarrier_init", args, MBARRIER_INIT(address=place.address))
+    return Op("mbarrier_tx", args, MBARRIER_TX(address=place.address, complete=what == "complete_tx"))
 
 
 MBARRIER = {
@@ -136,47 +150,51 @@ MBARRIER = {
 }
 
 
+def _fence(views, order, mbarriers):
+    return Op("fence", [], FENCE(views=views, order=order, mbarriers=mbarriers))
+
+
 def lower_fence(b, ins):
     parts = set(ins.parts[1:])
     if "mbarrier_init" in parts:
-        return Op("fence", [], [0, RELEASE, TO_CTAS])
+        return _fence(0, RELEASE, TO_CTAS)
     if "proxy" in parts:
         if parts & {"tensormap::generic", "alias"}:
-            return Op("fence", [], [SHARED | GLOBAL, RELEASE | ACQUIRE, 0])
+            return _fence(SHARED | GLOBAL, RELEASE | ACQUIRE, 0)
         if not parts & {"async", "async::generic"} and not any(p.startswith("async") for p in parts):
             b.fail("unknown proxy", "async, alias, tensormap::generic")
         spaces = [p.removeprefix("async::") for p in parts]
         views = (
             SHARED if any(p.startswith("shared") for p in spaces) else GLOBAL if "global" in spaces else SHARED | GLOBAL
         )
-        return Op("fence", [], [views, 0, TO_ASYNC if views & SHARED else 0])
+        return _fence(views, 0, TO_ASYNC if views & SHARED else 0)
     known = 0 if "cta" in parts else TO_CTAS
     if parts & {"acq_rel", "sc"}:
-        return Op("fence", [], [0, RELEASE | ACQUIRE, known])
+        return _fence(0, RELEASE | ACQUIRE, known)
     if parts & {"acquire", "release"}:
-        return Op("fence", [], [0, RELEASE, known] if "release" in parts else [0, ACQUIRE, 0])
+        return _fence(0, RELEASE, known) if "release" in parts else _fence(0, ACQUIRE, 0)
     if not parts <= {"cta", "cluster", "gpu", "sys"}:
         b.fail(f"unknown modifiers {sorted(parts)}", "acq_rel, sc, acquire, release, proxy.async, mbarrier_init")
-    return Op("fence", [], [0, RELEASE | ACQUIRE, known])
+    return _fence(0, RELEASE | ACQUIRE, known)
 
 
 def lower_membar(b, ins):
     if "proxy" in ins.parts:
         return lower_fence(b, ins)
-    return Op("fence", [], [0, RELEASE | ACQUIRE, 0 if "cta" in ins.parts else TO_CTAS])
+    return _fence(0, RELEASE | ACQUIRE, 0 if "cta" in ins.parts else TO_CTAS)
 
 
 def lower_griddepcontrol(b, ins):
     if ins.parts[1:] not in (("wait",), ("launch_dependents",)):
         b.fail(f"griddepcontrol.{'.'.join(ins.parts[1:])}", "wait, launch_dependents")
-    return Op("grid", [], [int(ins.parts[1] == "wait")])
+    return Op("grid", [], GRID(wait=ins.parts[1] == "wait"))
 
 
 def lower_setmaxnreg(b, ins):
     (count,) = operands(b, ins, "count")
     if not isinstance(count, Immediate):
         b.fail("setmaxnreg needs an immediate")
-    return Op("setmaxnreg", [], [int("inc" in ins.parts), int(count.value)], ALIGNED)
+    return Op("setmaxnreg", [], SETMAXNREG(inc="inc" in ins.parts, registers=count.value), ALIGNED)
 
 
 LOWERINGS = {

@@ -1,17 +1,21 @@
 """call: the program's own device functions, and those of the CUDA runtime, vprintf and __assertfail."""
 
 from ptxkit.isa.common import WIDTHS, Op
+from ptxkit.isa.fields import ASSERTFAIL, CALL, PRINTF, TARGET
 from ptxkit.ptx.syntax import Register, Symbol
 
-# callee of the CUDA runtime -> (handler, how many of its arguments that takes)
-CALLEES = {"vprintf": ("printf", 2), "__assertfail": ("assertfail", 3)}
+# callee of the CUDA runtime -> (handler, its fields: where the first arguments lie)
+CALLEES = {"vprintf": ("printf", PRINTF), "__assertfail": ("assertfail", ASSERTFAIL)}
 
 
 def lower_call(b, ins):
     results, callee, arguments = ins.operands
     if isinstance(callee, Symbol) and callee.name in CALLEES:
-        handler, taken = CALLEES[callee.name]
-        return Op(handler, mods=[b.symbol(argument.name)[1] for argument in arguments.items[:taken]])
+        handler, fields = CALLEES[callee.name]
+        if len(arguments.items) < len(fields.parts):
+            b.fail(f"{len(arguments.items)} arguments of {callee.name}", f"{len(fields.parts)} or more")
+        places = (b.symbol(argument.name)[1] for argument in arguments.items)
+        return Op(handler, mods=fields(**dict(zip(fields.parts, places))))
     if isinstance(callee, Symbol) and callee.name not in b.linked:
         b.fail(
             f"a call of {callee.name}, which this module does not define",
@@ -49,7 +53,7 @@ def _sizes(f):
 def finish(b):
     """Completes the calls once every function has its registers: what engine/functions.c reads."""
     for op, given, taken, targets in b.calls:
-        op.mods = [len(given), len(taken), len(targets), b.local_bytes]
+        op.mods = CALL(arguments=len(given), results=len(taken), targets=len(targets), stack_end=b.local_bytes)
         for v in (*given, *taken):
             op.mods += [v.size, b.symbols[v.name][1]]
         for f in targets:
@@ -67,10 +71,13 @@ def _target(b, f):
         ends = [(begin, begin + size) for begin, size in static]
         local = (min((begin for begin, _ in ends), default=0), max((end for _, end in ends), default=0))
     frame = b.frames.get(f.name, 0)
-    head = [b.code_address(f.name), f.first, int(f.recursive), frame, *local, len(saved), len(pointers)]
     turned = [(register, offset) for offset, register in pointers]
     tail = [*places, *(n for pair in (*saved, *turned) for n in pair)]
-    return [1 + len(head) + len(tail), *head, *tail]
+    head = TARGET(
+        length=TARGET.size + len(tail), address=b.code_address(f.name), entry=f.first, recursive=f.recursive,
+        frame=frame, local_from=local[0], local_to=local[1], registers=len(saved), pointers=len(pointers),
+    )
+    return [*head, *tail]
 
 
 LOWERINGS = {"call": lower_call}

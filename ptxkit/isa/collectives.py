@@ -1,12 +1,13 @@
 """shfl, vote, match, redux, elect, activemask: what the lanes of a warp do together."""
 
 from ptxkit.isa.common import SYNC, Op, operands
+from ptxkit.isa.fields import MATCH, MEMBERS, REDUX, SHFL, VOTE
 from ptxkit.ptx.syntax import Pair
 
 # modifier -> the engine's number
-SHFL = {"up": 0, "down": 1, "bfly": 2, "idx": 3}
-VOTE = {"all": 0, "any": 1, "uni": 2, "ballot": 3}
-REDUX = {"add": 0, "min": 1, "max": 2, "and": 3, "or": 4, "xor": 5}
+SHFL_MODES = {"up": 0, "down": 1, "bfly": 2, "idx": 3}
+VOTE_MODES = {"all": 0, "any": 1, "uni": 2, "ballot": 3}
+REDUX_OPS = {"add": 0, "min": 1, "max": 2, "and": 3, "or": 4, "xor": 5}
 REDUX_TYPES = {"u32": 0, "b32": 0, "s32": 1, "f32": 2}
 REDUX_FORMS = {  # type -> the operations that take it
     "u32": ("add", "min", "max"),
@@ -39,19 +40,20 @@ def _results(b, operand):
 
 def lower_shfl(b, ins):
     _sync(b, ins)
-    mode, _ = _form(b, ins, SHFL, ("b32",))
+    mode, _ = _form(b, ins, SHFL_MODES, ("b32",))
     target, *sources = operands(b, ins, "d|p", "a", "b", "c", "membermask")
-    return Op("shfl", [*_results(b, target), *(b.value(s, "b32") for s in sources)], [5, SHFL[mode]], SYNC)
+    args = [*_results(b, target), *(b.value(s, "b32") for s in sources)]
+    return Op("shfl", args, SHFL(members=MEMBERS(mask=5), mode=SHFL_MODES[mode]), SYNC)
 
 
 def lower_vote(b, ins):
     _sync(b, ins)
     ballot = "ballot" in ins.parts
-    mode, _ = _form(b, ins, VOTE, ("b32",) if ballot else ("pred",))
+    mode, _ = _form(b, ins, VOTE_MODES, ("b32",) if ballot else ("pred",))
     target, source, mask = operands(b, ins, "d", "{!}a", "membermask")
     predicate, negated = b.predicate(source)
     args = [b.target(target, "b32" if ballot else "pred"), predicate, b.value(mask, "b32")]
-    return Op("vote", args, [2, VOTE[mode], int(negated)], SYNC)
+    return Op("vote", args, VOTE(members=MEMBERS(mask=2), mode=VOTE_MODES[mode], negated=negated), SYNC)
 
 
 def lower_match(b, ins):
@@ -61,7 +63,8 @@ def lower_match(b, ins):
     if isinstance(target, Pair) and mode == "any":
         b.fail("match.any gives no predicate", "match.all with d|p")
     args = [*_results(b, target), b.value(source, type_), b.value(mask, "b32")]
-    return Op("match", args, [3, int(mode == "all"), int(type_ == "b64")], SYNC)
+    mods = MATCH(members=MEMBERS(mask=3), all=mode == "all", wide=type_ == "b64")
+    return Op("match", args, mods, SYNC)
 
 
 def lower_redux(b, ins):
@@ -76,7 +79,11 @@ def lower_redux(b, ins):
         b.fail(f"redux.sync of f32 does not exist on sm_{b.arch}", "sm_100a, sm_103a")
     target, source, mask = operands(b, ins, "d", "a", "membermask")
     args = [b.target(target, type_), b.value(source, type_), b.value(mask, "b32")]
-    return Op("redux", args, [2, REDUX[operation], REDUX_TYPES[type_], int("abs" in flags), int("NaN" in flags)], SYNC)
+    mods = REDUX(
+        members=MEMBERS(mask=2), op=REDUX_OPS[operation], type=REDUX_TYPES[type_], abs="abs" in flags,
+        nan="NaN" in flags,
+    )
+    return Op("redux", args, mods, SYNC)
 
 
 def lower_elect(b, ins):
@@ -87,7 +94,7 @@ def lower_elect(b, ins):
     target, mask = operands(b, ins, "d|p", "membermask")
     if not isinstance(target, Pair):
         b.fail("one result", "d|p, membermask")
-    return Op("elect", [*_results(b, target), b.value(mask, "b32")], [2], SYNC)
+    return Op("elect", [*_results(b, target), b.value(mask, "b32")], MEMBERS(mask=2), SYNC)
 
 
 def lower_activemask(b, ins):

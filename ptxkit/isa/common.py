@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from ptxkit.isa.fields import ADDRESS, PLACE
 from ptxkit.isa.rows import KINDS
 
 # type -> bits of its values, and of a register that is declared with it
@@ -50,7 +51,7 @@ NOT_GATHERED, ALIGNED, SYNC = 0, 1, 2  # Ins.gather
 
 @dataclass
 class Op:
-    """One instruction as the engine takes it: a handler's name, register-file offsets, the family's own numbers."""
+    """One instruction as the engine takes it: a handler's name, register-file offsets, numbers (fields.py)."""
 
     handler: str
     args: list[int] = field(default_factory=list)
@@ -65,6 +66,13 @@ class AddressOperand:
     register: int
     wide: bool
     offset: int
+
+    @property
+    def address(self):
+        return ADDRESS(offset=self.offset, wide=self.wide)
+
+    def place(self, generic):
+        return PLACE(address=self.address, generic=generic)
 
 
 def one_of(parts, table, default=None):

@@ -1,6 +1,7 @@
 """setp and set: all comparisons, from a few that C computes."""
 
 from ptxkit.isa.common import Op
+from ptxkit.isa.fields import COMPARE, SET
 from ptxkit.isa.registers import predicate_target, source, target
 from ptxkit.isa.rows import FLAGS
 from ptxkit.ptx.syntax import Pair
@@ -69,13 +70,10 @@ def _compare(b, ins, types):
     x, y = (source(b, o, type_) for o in ins.operands[1:3])
     c, c_negated = b.predicate(ins.operands[3]) if combined else (-1, False)
     args = [y, x, c] if exchanged else [x, y, c]
-    mods = [
-        FLAGS["ftz"] if "ftz" in words else 0,
-        int(negated),
-        COMBINE[combined[0]] if combined else 0,
-        int(c_negated),
-        int(type_ in PACKED),
-    ]
+    mods = COMPARE(
+        flags=FLAGS["ftz"] if "ftz" in words else 0, negate=negated, combine=COMBINE[combined[0]] if combined else 0,
+        negate_c=c_negated, packed=type_ in PACKED,
+    )
     return f"{name}_{kind if kind in FLOATS or name != 'eq' else 'u' + kind[1:]}", args, mods
 
 
@@ -97,7 +95,7 @@ def lower_set(b, ins):
             f"results of .{type_} from .{source_type}",
             ", ".join(sorted(t for t, packed in TRUE if packed == (source_type in PACKED))),
         )
-    return Op(f"set_{handler}", [target(b, ins.operands[0], "b32"), *args], [*mods, true])
+    return Op(f"set_{handler}", [target(b, ins.operands[0], "b32"), *args], SET(compare=mods, true=true))
 
 
 LOWERINGS = {"setp": lower_setp, "set": lower_set}

@@ -1,16 +1,17 @@
 """Branches, exits, and instructions without an effect here."""
 
 from ptxkit.isa.common import Op, operands
+from ptxkit.isa.fields import BRA, BRX
 
 
 def lower_bra(b, ins):
-    return Op("bra", mods=[b.kernel.labels[ins.operands[0].name]])
+    return Op("bra", mods=BRA(target=b.kernel.labels[ins.operands[0].name]))
 
 
 def lower_brx(b, ins):
     index, targets = ins.operands[0], ins.operands[1:]
     labels = [b.kernel.labels[t.name] for target in targets for t in getattr(target, "items", (target,))]
-    return Op("brx", [b.value(index, "u32")], [len(labels), *labels])
+    return Op("brx", [b.value(index, "u32")], [*BRX(count=len(labels)), *labels])
 
 
 def lower_exit(b, ins):

@@ -1,6 +1,19 @@
 """cp.async, cp.async.bulk, cp.reduce.async.bulk, st.async, red.async, clusterlaunchcontrol; tma.py: tensor copies."""
 
 from ptxkit.isa.common import ATOMIC_TYPES, ATOMICS, SCOPES, SIZES, Op, one_of, operands
+from ptxkit.isa.fields import (
+    BULK_LOAD,
+    BULK_PREFETCH,
+    BULK_SEND,
+    BULK_STORE,
+    BULK_WAIT,
+    CP_ASYNC,
+    CP_ASYNC_ARRIVE,
+    CP_ASYNC_WAIT,
+    REDUCTION,
+    ST_ASYNC,
+    TRY_CANCEL,
+)
 from ptxkit.ptx.syntax import Immediate, Negated, Register, Sink
 
 PLAIN = -1  # in the place of an atomic operation: a copy
@@ -38,9 +51,9 @@ def needs(b, arch, what):
 
 
 def place(b, operand, generic=False):
-    """Return (register, [is it wide, offset, is it generic]) of an address operand."""
+    """Return (register, the fields of PLACE) of an address operand."""
     p = b.place(operand)
-    return p.register, [int(p.wide), p.offset, int(generic)]
+    return p.register, p.place(generic)
 
 
 def operands_of(b, ins, *names):
@@ -90,7 +103,8 @@ def lower_cp_async(b, ins):
     elif rest:
         read = b.value(rest[0], "u32")
     (to, to_place), (source, source_place) = place(b, to), place(b, source)
-    return Op("cp_async", [to, source, read, ignored], [*to_place, *source_place, int(size.value), int(negated)])
+    mods = CP_ASYNC(to=to_place, source=source_place, bytes=size.value, negated=negated)
+    return Op("cp_async", [to, source, read, ignored], mods)
 
 
 def lower_cp_async_commit(b, ins):
@@ -99,12 +113,12 @@ def lower_cp_async_commit(b, ins):
 
 
 def lower_cp_async_wait_group(b, ins):
-    return Op("cp_async_wait", [], [small_number(b, ins, GROUPS_KEPT - 1), 0])
+    return Op("cp_async_wait", [], CP_ASYNC_WAIT(stay=small_number(b, ins, GROUPS_KEPT - 1), all=False))
 
 
 def lower_cp_async_wait_all(b, ins):
     operands_of(b, ins)
-    return Op("cp_async_wait", [], [0, 1])
+    return Op("cp_async_wait", [], CP_ASYNC_WAIT(stay=0, all=True))
 
 
 def lower_cp_async_arrive(b, ins):
@@ -112,7 +126,7 @@ def lower_cp_async_arrive(b, ins):
     register, where = place(
         b, operands_of(b, ins, "mbarrier")["mbarrier"], generic=not {"shared", "shared::cta"} & set(ins.parts)
     )
-    return Op("cp_async_arrive", [register], [*where, int("noinc" in ins.parts)])
+    return Op("cp_async_arrive", [register], CP_ASYNC_ARRIVE(mbarrier=where, noinc="noinc" in ins.parts))
 
 
 # ---- cp.async.bulk
@@ -128,7 +142,7 @@ def lower_bulk(b, ins):
 
 
 def _reduction(b, ins, to):
-    """[operation, type, bytes of an element]."""
+    """Return the fields of REDUCTION."""
     if ins.parts[1] != "async":  # cp.reduce
         op, type_ = one_of(ins.parts, {o: o for o in REDUCTIONS}), ins.parts[-1]
         table = REDUCIBLE[to]
@@ -139,8 +153,8 @@ def _reduction(b, ins, to):
             )
         if op == "add" and type_ in ("f16", "bf16") and "noftz" not in ins.parts:
             b.fail(f".add.{type_} without .noftz", f".add.noftz.{type_}")
-        return [REDUCTIONS[op], ATOMIC_TYPES[type_], SIZES[type_]]
-    return [PLAIN, 0, 1]
+        return REDUCTION(op=REDUCTIONS[op], type=ATOMIC_TYPES[type_], bytes=SIZES[type_])
+    return REDUCTION(op=PLAIN, type=0, bytes=1)
 
 
 def _lower_bulk_load(b, ins):
@@ -161,7 +175,9 @@ def _lower_bulk_load(b, ins):
         place(b, found[n]) for n in ("destination", "source", "mbarrier")
     )
     args = [to, source, b.value(found["size"], "u32"), barrier, cta_mask(b, found)]
-    return Op("bulk_load", args, [*to_place, *source_place, *barrier_place, int("shared::cta" in ins.parts)])
+    own_cta = "shared::cta" in ins.parts
+    mods = BULK_LOAD(to=to_place, source=source_place, mbarrier=barrier_place, own_cta=own_cta)
+    return Op("bulk_load", args, mods)
 
 
 def _lower_bulk_send(b, ins):
@@ -170,7 +186,8 @@ def _lower_bulk_send(b, ins):
     (to, to_place), (source, source_place), (barrier, barrier_place) = (
         place(b, found[n]) for n in ("destination", "source", "mbarrier")
     )
-    mods = [*to_place, *source_place, *barrier_place, *_reduction(b, ins, "shared::cluster")]
+    reduction = _reduction(b, ins, "shared::cluster")
+    mods = BULK_SEND(to=to_place, source=source_place, mbarrier=barrier_place, reduction=reduction)
     return Op("bulk_send", [to, source, b.value(found["size"], "u32"), barrier], mods)
 
 
@@ -187,7 +204,7 @@ def _lower_bulk_store(b, ins):
     return Op(
         "bulk_store",
         [to, source, b.value(found["size"], "u32"), mask],
-        [*to_place, *source_place, *_reduction(b, ins, "global")],
+        BULK_STORE(to=to_place, source=source_place, reduction=_reduction(b, ins, "global")),
     )
 
 
@@ -204,7 +221,7 @@ def lower_bulk_prefetch(b, ins):
     refuse_unknown(b, ins, {"async", "bulk", "prefetch", "L2", "global", HINT})
     found = operands_of(b, ins, "source", "size", HINT in ins.parts and "policy")
     source, source_place = place(b, found["source"])
-    return Op("bulk_prefetch", [source, b.value(found["size"], "u32")], source_place)
+    return Op("bulk_prefetch", [source, b.value(found["size"], "u32")], BULK_PREFETCH(source=source_place))
 
 
 def lower_bulk_commit(b, ins):
@@ -214,7 +231,7 @@ def lower_bulk_commit(b, ins):
 
 def lower_bulk_wait(b, ins):
     refuse_unknown(b, ins, {"async", "bulk", "wait_group", "read"})
-    return Op("bulk_wait", [], [small_number(b, ins, GROUPS_KEPT - 1), int("read" in ins.parts)])
+    return Op("bulk_wait", [], BULK_WAIT(stay=small_number(b, ins, GROUPS_KEPT - 1), read="read" in ins.parts))
 
 
 FORMS = {  # how an opcode goes on after cp, tensors apart (tma.py)
@@ -243,11 +260,11 @@ def _lower_store(b, ins, op, type_, count, scope):
     values = b.values(found["value"], type_)
     if len(values) != count:
         b.fail(f"{len(values)} registers for {count} elements")
-    return Op(
-        "st_async",
-        [to, barrier, *values],
-        [*to_place, *barrier_place, SIZES[type_], count, op, ATOMIC_TYPES.get(type_, 0), scope],
+    mods = ST_ASYNC(
+        to=to_place, mbarrier=barrier_place, bytes=SIZES[type_], count=count, op=op, type=ATOMIC_TYPES.get(type_, 0),
+        scope=scope,
     )
+    return Op("st_async", [to, barrier, *values], mods)
 
 
 def lower_st_async(b, ins):
@@ -302,7 +319,8 @@ def _lower_try_cancel(b, ins):
     found = operands_of(b, ins, "address", "mbarrier")
     generic = "shared::cta" not in ins.parts
     (to, to_place), (barrier, barrier_place) = (place(b, found[n], generic) for n in ("address", "mbarrier"))
-    return Op("try_cancel", [to, barrier], [*to_place, *barrier_place, int(everywhere in ins.parts)])
+    mods = TRY_CANCEL(to=to_place, mbarrier=barrier_place, all_ctas=everywhere in ins.parts)
+    return Op("try_cancel", [to, barrier], mods)
 
 
 def _lower_query_cancel(b, ins):

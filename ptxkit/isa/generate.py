@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import re
 
-from ptxkit.isa import compare, convert, floating, integer, logic
+from ptxkit.isa import compare, convert, fields, floating, integer, logic
 from ptxkit.isa.rows import KINDS, ROUNDINGS, WIDER
 
 TABLES = {"integer": integer.TABLE, "logic": logic.TABLE, "floating": floating.TABLE, "convert": convert.TABLE}
@@ -80,11 +80,12 @@ def _handler(row, constants):
     """Return the body of a handler; constants are (rounding, flags), or None where the instruction says them."""
     lines = []
     if constants is None:
-        lines.append("const Rounding rounding = (Rounding)i->mod[0]; const int flags = (int)i->mod[1];")
+        lines.append("const Rounding rounding = (Rounding)i->mod[ROW_ROUNDING];")
+        lines.append("const int flags = (int)i->mod[ROW_FLAGS];")
     else:
         lines.append(f"const Rounding rounding = {IN_C[constants[0]]}; const int flags = {constants[1]};")
     if row.masked:
-        lines.append("const u32 mask = (u32)i->mod[2];")
+        lines.append("const u32 mask = (u32)i->mod[MASKED_ROW_MASK];")
     lines += _pointers(row)
     towards = constants is None and rounds_in_c(row)
     lines += ["round_towards(rounding);"] if towards else []
@@ -164,14 +165,15 @@ def order():
 
 
 def sources():
-    """File name -> C text: a file for each table, to be compiled side by side; comparisons and the engine's table."""
+    """Return file name -> C text: a file for each table, compiled side by side; the engine's table; fields.h."""
     files = {f"scalar_{name}.c": _functions(table) for name, table in TABLES.items()}
     comparisons = [_comparison(name, kind, value) for name, (kind, value) in COMPARISONS.items()]
     handlers_ = f"#define GENERATED(each) {' '.join(f'each({name})' for name in handlers()[1])}"
     compared = " ".join(f"LISTED({p}_{name})" for name in COMPARISONS for p in ("setp", "set"))
     table = f"const HandlerEntry scalar_handlers[] = {{GENERATED(LISTED) {compared} {{0}}}};"
     files["scalar.c"] = [*comparisons, handlers_, "GENERATED(DECLARED)", table]
-    return {name: "\n".join([HEADER, *texts, ""]) for name, texts in files.items()}
+    texts = {name: "\n".join([HEADER, *lines, ""]) for name, lines in files.items()}
+    return texts | {"fields.h": fields.header()}
 
 
 def _functions(table):

@@ -3,6 +3,7 @@
 import re
 
 from ptxkit.isa.common import ALIGNED, MATRIX_TYPES, Op, one_of, operands
+from ptxkit.isa.fields import FRAGMENTS, MATRIX_MOVE, MMA
 from ptxkit.ptx.syntax import Immediate
 
 PARTS = (r"m\d+n\d+", r"x\d", r"b\d+(x16.*)?")  # shape, count, type
@@ -57,7 +58,8 @@ def _lower_move(b, ins, table, first_arch, vector, address):
         b.fail(f"{len(given)} registers", f"{n * registers}")
     place = b.place(address)
     generic = not any(p in SHARED for p in ins.parts) and b.space_of(address) != "shared"
-    mods = [len(given), form, n * rows, place.offset, int(place.wide), int(generic), UNPACKED.get(type_, 0)]
+    bits = UNPACKED.get(type_, 0)
+    mods = MATRIX_MOVE(count=len(given), form=form, rows=n * rows, row=place.place(generic), bits=bits)
     return Op("ldmatrix" if table is LOADS else "stmatrix", [*given, place.register], mods, ALIGNED)
 
 
@@ -82,7 +84,7 @@ def lower_movmatrix(b, ins):
 F8 = ("e4m3", "e5m2")
 F8F6F4 = ("e4m3", "e5m2", "e3m2", "e2m3", "e2m1")
 I8, I4 = ("s8", "u8"), ("s4", "u4")
-MMA = {
+DENSE = {
     (("f16",), ("f16",)): (("f32", "f16"), {"m16n8k8": 75, "m16n8k16": 80}),
     (("bf16",), ("bf16",)): (("f32",), {"m16n8k8": 80, "m16n8k16": 80}),
     (("tf32",), ("tf32",)): (("f32",), {"m16n8k4": 80, "m16n8k8": 80}),
@@ -119,7 +121,7 @@ BITS = {
 }
 
 
-def _mma_forms(table=MMA):
+def _mma_forms(table=DENSE):
     rows = [[_either(names) for names in (shapes, d, a, b)] for (a, b), (d, shapes) in table.items()]
     return "; ".join(f".{shapes} {d}.{a}.{b}" for shapes, d, a, b in rows)
 
@@ -127,7 +129,7 @@ def _mma_forms(table=MMA):
 def lower_mma(b, ins):
     """mma{.sp}.sync.aligned.shape.row.col{.satfinite}.d.a.b.c: D = A B + C."""
     sparse = one_of(ins.parts, VARIANTS, 0)
-    table = SPARSE if sparse else MMA
+    table = SPARSE if sparse else DENSE
     parts = [p for p in ins.parts[1:] if p not in ("sync", "aligned", "satfinite", *VARIANTS)]
     if any(p.startswith("kind::") for p in parts):
         return _lower_kind(b, ins, parts, sparse)
@@ -146,12 +148,15 @@ def lower_mma(b, ins):
     m, n, k = map(int, re.findall(r"\d+", shape))
     if d == "f64":
         registers = _fragments(b, ins.operands, (d, a), (m, n, k), 64, "f64")
-        return Op("mma_f64", _flat(registers), _mods(m, k, (a, type_b, d), saturate, registers), ALIGNED)
+        return Op("mma_f64", _flat(registers), _fragment_fields(m, k, (a, type_b, d), saturate, registers), ALIGNED)
     metadata, selector = _metadata(b, ins.operands, k, BITS[a]) if sparse else ([], 0)
     dense = ins.operands[:4] if sparse else ins.operands
     registers = _fragments(b, dense, (d, a), (m, n, k), BITS[a], "f32" if d == "f32" else "b32", sparse)
-    mods = [*_mods(m, k, (a, type_b, d), saturate, registers), BITS[a], 0, 0, int("xor" in bitwise), 0, 0]
-    return Op("mma", [*_flat(registers), *metadata], [*mods, sparse, selector], ALIGNED)
+    mods = MMA(
+        fragments=_fragment_fields(m, k, (a, type_b, d), saturate, registers), bits=BITS[a], shift_a=0, shift_b=0,
+        exclusive="xor" in bitwise, scales=0, scale_type=0, sparse=sparse, first=selector,
+    )
+    return Op("mma", [*_flat(registers), *metadata], mods, ALIGNED)
 
 
 def _metadata(b, given, k, bits):
@@ -189,8 +194,12 @@ def _flat(registers):
     return [r for of_a_matrix in registers for r in of_a_matrix]
 
 
-def _mods(m, k, types, saturate, registers):
-    return [m, k, *(MATRIX_TYPES[t] for t in types), int(saturate), *(len(r) for r in registers[:3])]
+def _fragment_fields(m, k, types, saturate, registers):
+    (a, b, d), counts = (MATRIX_TYPES[t] for t in types), [len(r) for r in registers]
+    return FRAGMENTS(
+        rows=m, depth=k, a=a, b=b, d=d, saturate=saturate, registers_d=counts[0], registers_a=counts[1],
+        registers_b=counts[2],
+    )
 
 
 def _kind_forms():
@@ -239,9 +248,11 @@ def _lower_kind(b, ins, parts, sparse):
             selected += [*word, *pair]
     elif rest:
         b.fail(f"{len(ins.operands)} operands", "D, A, B, C" + (", metadata, selector" if sparse else ""))
-    shifts = [CONTAINED.get(t, 0) if bits == 8 else 0 for t in (type_a, type_b)]
-    mods = [*_mods(m, k, (type_a, type_b, d), False, registers), bits, *shifts, 0, count, MATRIX_TYPES[named[-1]]]
-    mods += [sparse, 0]
+    shift_a, shift_b = (CONTAINED.get(t, 0) if bits == 8 else 0 for t in (type_a, type_b))
+    mods = MMA(
+        fragments=_fragment_fields(m, k, (type_a, type_b, d), False, registers), bits=bits, shift_a=shift_a,
+        shift_b=shift_b, exclusive=False, scales=count, scale_type=MATRIX_TYPES[named[-1]], sparse=sparse, first=0,
+    )
     return Op("mma", [*_flat(registers), *selected], mods, ALIGNED)
 
 

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 from ptxkit.isa.common import ATOMIC_TYPES, ATOMICS, SCOPES, SEMANTICS, SIZES, WIDTHS, Op, one_of, operands
 from ptxkit.isa.copies import lower_red_async, lower_st_async
+from ptxkit.isa.fields import ACCESS, ATOM, GETCTARANK, ISSPACEP, MAPA, ST_BULK
 from ptxkit.ptx.syntax import Immediate, Register
 
 SPACES = {
@@ -60,8 +61,10 @@ def _access(b, ins, values, address, to_registers, wider=True):
     if declared > max(size, 4) and len(held) < count and not to_registers:
         b.fail("immediates beside registers that are wider than what is stored")
     sem, scope = _semantics(b, ins)
-    signed = int(type_[0] == "s")
-    mods = [space, size, count, signed, sem, scope, place.offset, int(place.wide), declared]
+    mods = ACCESS(
+        space=space, bytes=size, count=count, signed=type_[0] == "s", sem=sem, scope=scope, address=place.address,
+        declared=declared,
+    )
     return [*registers, place.register], mods
 
 
@@ -88,7 +91,7 @@ def _lower_st_bulk(b, ins):
         b.fail(f"modifiers {'.'.join(ins.parts[2:])} and value {getattr(value, 'text', value)}", "st.bulk of 0")
     place = b.place(address)
     generic = "shared::cta" not in ins.parts and b.space_of(address) != "shared"
-    return Op("st_bulk", [place.register, b.value(size, "u64")], [place.offset, int(place.wide), int(generic)])
+    return Op("st_bulk", [place.register, b.value(size, "u64")], ST_BULK(to=place.place(generic)))
 
 
 def lower_st(b, ins):
@@ -124,17 +127,10 @@ def _atomic(b, ins, target, address, operands):
     if len(values) != count or len(targets) != count:
         b.fail(f"{len(values)} values and {len(targets)} results for {count} elements")
     rest = [b.value(o, type_) for o in operands[1:] if op == ATOMICS["cas"]]
-    mods = [
-        space,
-        op,
-        ATOMIC_TYPES[type_],
-        SIZES[type_],
-        count,
-        sem,
-        one_of(ins.parts, SCOPES, SCOPES["gpu"]),
-        place.offset,
-        int(place.wide),
-    ]
+    mods = ATOM(
+        space=space, op=op, type=ATOMIC_TYPES[type_], bytes=SIZES[type_], count=count, sem=sem,
+        scope=one_of(ins.parts, SCOPES, SCOPES["gpu"]), address=place.address,
+    )
     return Op("atom", [*targets, place.register, *values, *rest], mods)
 
 
@@ -175,13 +171,13 @@ def lower_mapa(b, ins):
     type_, generic = _address_type(b, ins)
     target, address, rank = operands(b, ins, "d", "a", "rank")
     args = [b.target(target, type_), b.value(address, type_), b.value(rank, "u32")]
-    return Op("mapa", args, [int(type_ == "u64"), int(generic)])
+    return Op("mapa", args, MAPA(wide=type_ == "u64", generic=generic))
 
 
 def lower_getctarank(b, ins):
     type_, _ = _address_type(b, ins)
     target, address = operands(b, ins, "d", "a")
-    return Op("getctarank", [b.target(target, "u32"), b.value(address, type_)], [int(type_ == "u64")])
+    return Op("getctarank", [b.target(target, "u32"), b.value(address, type_)], GETCTARANK(wide=type_ == "u64"))
 
 
 WINDOWS = {
@@ -200,7 +196,9 @@ def lower_isspacep(b, ins):
     if ins.parts[1] not in WINDOWS:
         b.fail(f".{ins.parts[1]} is no space", ", ".join(WINDOWS))
     target, address = operands(b, ins, "p", "a")
-    return Op("isspacep", [b.target(target, "pred"), b.value(address, "u64")], list(WINDOWS[ins.parts[1]]))
+    window, own_cta = WINDOWS[ins.parts[1]]
+    args = [b.target(target, "pred"), b.value(address, "u64")]
+    return Op("isspacep", args, ISSPACEP(window=window, own_cta=own_cta))
 
 
 LOWERINGS = {

@@ -1,6 +1,7 @@
 """What moves values: mov with vectors, clocks and predicates, cvta, createpolicy; and the logic of predicates."""
 
 from ptxkit.isa.common import Op, operands
+from ptxkit.isa.fields import CLOCK, LOP3, PACK, PREDICATES
 from ptxkit.isa.registers import predicate_target, source, target
 from ptxkit.isa.rows import KINDS
 from ptxkit.ptx.syntax import Pair, Sink, Special, Vector
@@ -25,7 +26,7 @@ def lower_mov(b, ins):
     if type_ == "b128":
         return Op("mov_b128", [target(b, d, type_), source(b, a, type_)])
     if isinstance(a, Special) and a.name in CLOCKS and type_ in KINDS:
-        mods = [int(KINDS[type_].word == "u64"), CLOCKS[a.name], int("globaltimer" in a.name)]
+        mods = CLOCK(wide=KINDS[type_].word == "u64", shift=CLOCKS[a.name], nanoseconds="globaltimer" in a.name)
         return Op("read_clock", [target(b, d, type_)], mods)
     return None
 
@@ -40,7 +41,7 @@ def _pack(b, type_, d, a):
     bits = BITS[type_] // count
     item = f"b{bits}"
     handler = PACKS.get((bits, count), "any")
-    mods = [bits // 8, count] if handler == "any" else []
+    mods = PACK(bytes=bits // 8, count=count) if handler == "any" else []
     if vector is d:
         items = [-1 if isinstance(v, Sink) else target(b, v, item) for v in vector.items]
         return Op(f"unpack_{handler}", [source(b, whole, type_), *items], mods)
@@ -56,7 +57,7 @@ def lower_predicate_logic(b, ins):
     return Op(
         "predicate_logic",
         [target(b, d, "pred"), first, second],
-        [COMBINE[how], int(first_negated), int(second_negated), int(how == "not")],
+        PREDICATES(combine=COMBINE[how], negate_a=first_negated, negate_b=second_negated, negate=how == "not"),
     )
 
 
@@ -71,7 +72,8 @@ def lower_lop3(b, ins):
     result = -1 if isinstance(d.first, Sink) else target(b, d.first, "b32")
     last, negated = b.predicate(q)
     sources = [source(b, o, "b32") for o in (x, y, z, table)]
-    return Op("lop3_test", [result, predicate_target(b, d.second), *sources, last], [COMBINE[how[0]], int(negated)])
+    mods = LOP3(combine=COMBINE[how[0]], negated=negated)
+    return Op("lop3_test", [result, predicate_target(b, d.second), *sources, last], mods)
 
 
 # ---- addresses: the top byte of a generic address names its space (engine/memory.h)

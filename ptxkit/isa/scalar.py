@@ -8,6 +8,7 @@ from collections import defaultdict
 
 from ptxkit.isa import compare, generate, moves
 from ptxkit.isa.common import Op
+from ptxkit.isa.fields import MASKED_ROW, ROW, THROUGH_WIDE
 from ptxkit.isa.registers import hidden, is_wide, source, target
 from ptxkit.isa.rows import TYPES
 from ptxkit.ptx.syntax import Negated
@@ -38,7 +39,7 @@ def _find(parts, count):
         if len(row.sources) == count - 1 and (asked := row.match(words)):
             exact = generate.handlers()[0].get((row, asked))
             handler = exact or generate.handlers()[0][row, None]
-            mods = () if exact and not row.masked else asked
+            mods = [] if exact and not row.masked else ROW(rounding=asked[0], flags=asked[1])
             return row, (row.target, *row.sources), handler, mods, row.carries, row.masked
     return None
 
@@ -62,7 +63,7 @@ def lower_row(b, ins):
     if carries:
         args.append(hidden(b, CARRY, 0))
     if masked:
-        mods += (MASKS.get(b.type_of(ins.operands[0])[1:], FULL),)
+        mods = MASKED_ROW(row=mods, mask=MASKS.get(b.type_of(ins.operands[0])[1:], FULL))
     return Op(handler, args, list(mods))
 
 
@@ -74,8 +75,8 @@ def _through_wide_registers(b, ins, row, types, handler, mods):
         inner.append(hidden(b, name, 4) if wide else place(b, operand, kind, True))
         outer += [b.register(operand.name), inner[-1]] if wide else [-1, -1]
     is_signed = types[0][0] == "s"
-    masks = [FULL] if row.masked else []
-    return Op("through_wide_registers", outer + inner, [generate.order().index(handler), int(is_signed), *mods, *masks])
+    head = THROUGH_WIDE(handler=generate.order().index(handler), signed=is_signed)
+    return Op("through_wide_registers", outer + inner, head + (MASKED_ROW(row=mods, mask=FULL) if row.masked else mods))
 
 
 def lower_logic(b, ins):

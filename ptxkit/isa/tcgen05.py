@@ -1,6 +1,17 @@
 """tcgen05: the tensor core and tensor memory of sm_100a and sm_103a."""
 
 from ptxkit.isa.common import ALIGNED, Op
+from ptxkit.isa.fields import (
+    TCGEN05_COMMIT,
+    TCGEN05_CP,
+    TCGEN05_MMA,
+    TCGEN05_SHIFT,
+    TMEM_ALLOC,
+    TMEM_DEALLOC,
+    TMEM_FENCE,
+    TMEM_MOVE,
+    TMEM_WAIT,
+)
 from ptxkit.ptx.syntax import Address, Immediate, Vector
 
 GROUPS = {"cta_group::1": 1, "cta_group::2": 2}
@@ -84,8 +95,8 @@ def lower_alloc(b, ins, parts):
     _all_known(b, parts, "sync", "aligned", "shared::cta", "b32")
     to, columns = _operands(b, ins, 2)
     place = b.place(to)
-    generic = int(generic and b.space_of(to) != "shared")
-    mods = [place.offset, int(place.wide), generic, group]
+    generic = generic and b.space_of(to) != "shared"
+    mods = TMEM_ALLOC(to=place.place(generic), group=group)
     return Op("tmem_alloc", [place.register, b.value(columns, "b32")], mods, ALIGNED)
 
 
@@ -93,7 +104,7 @@ def lower_dealloc(b, ins, parts):
     group = _group(b, parts)
     _all_known(b, parts, "sync", "aligned", "b32")
     taddr, columns = _operands(b, ins, 2)
-    return Op("tmem_dealloc", [b.value(taddr, "b32"), b.value(columns, "b32")], [group], ALIGNED)
+    return Op("tmem_dealloc", [b.value(taddr, "b32"), b.value(columns, "b32")], TMEM_DEALLOC(group=group), ALIGNED)
 
 
 def lower_relinquish(b, ins, parts):
@@ -107,19 +118,19 @@ def lower_relinquish(b, ins, parts):
 
 
 def _reduction(b, parts, shape):
-    """Return the engine's numbers for ld.red: operation, type, .abs, .NaN."""
+    """Return the fields for ld.red; reduce is 0 without."""
     if "red" not in parts:
-        return [0, 0, 0, 0]
+        return {"reduce": 0, "type": 0, "abs": False, "nan": False}
     parts.remove("red")
     if b.arch != 103:
         b.fail(f"tcgen05.ld.red on sm_{b.arch}", "sm_103a")
     if shape != "32x32b":
         b.fail(f"ld.red.{shape}", "ld.red.32x32b (what the halves of 16x32bx2 reduce is not documented)")
     type_ = _take(b, parts, REDUCED_TYPES)
-    flags = [int(_take(b, parts, {name}, required=False) is not None) for name in ("abs", "NaN")]
-    if any(flags) and type_ != "f32":
+    flags = {name.lower(): _take(b, parts, {name}, required=False) is not None for name in ("abs", "NaN")}
+    if any(flags.values()) and type_ != "f32":
         b.fail(f".abs or .NaN with .{type_}", ".f32")
-    return [REDUCTIONS[_take(b, parts, REDUCTIONS)], REDUCED_TYPES[type_], *flags]
+    return {"reduce": REDUCTIONS[_take(b, parts, REDUCTIONS)], "type": REDUCED_TYPES[type_], **flags}
 
 
 def _lower_move(b, ins, parts, handler, packing):
@@ -127,8 +138,8 @@ def _lower_move(b, ins, parts, handler, packing):
     number, registers = MOVES[shape]
     reduction = _reduction(b, parts, shape)
     packed = _take(b, parts, {packing}, required=False) is not None
-    _all_known(b, parts, "sync", "aligned", *([] if reduction[0] else ["b32"]))
-    if reduction[0] and (packed or repeat < 2):
+    _all_known(b, parts, "sync", "aligned", *([] if reduction["reduce"] else ["b32"]))
+    if reduction["reduce"] and (packed or repeat < 2):
         b.fail("ld.red with pack::16b or .x1", "ld.red of .x2 and more, unpacked")
     operands = list(ins.operands)
     half = 0
@@ -140,7 +151,7 @@ def _lower_move(b, ins, parts, handler, packing):
     vectors = [o for o in operands if isinstance(o, Vector)]
     addresses = [o for o in operands if isinstance(o, Address)]
     rest = [o for o in operands if not isinstance(o, (Vector, Address))]
-    if len(vectors) != 1 or len(addresses) != 1 or len(rest) != (reduction[0] > 0):
+    if len(vectors) != 1 or len(addresses) != 1 or len(rest) != (reduction["reduce"] > 0):
         b.fail(f"{len(ins.operands)} operands", "a vector of registers and an address")
     count = registers * repeat
     if count > MOST_REGISTERS or len(vectors[0].items) != count:
@@ -148,7 +159,8 @@ def _lower_move(b, ins, parts, handler, packing):
     register, offset = _tmem(b, addresses[0])
     values = (b.targets if handler == "tmem_ld" else b.values)(vectors[0], "b32")
     result = b.target(rest[0], "b32") if rest else -1
-    return Op(handler, [register, result, *values], [offset, number, count, half, int(packed), *reduction], ALIGNED)
+    mods = TMEM_MOVE(offset=offset, shape=number, registers=count, half=half, packed=packed, **reduction)
+    return Op(handler, [register, result, *values], mods, ALIGNED)
 
 
 def lower_ld(b, ins, parts):
@@ -161,12 +173,12 @@ def lower_st(b, ins, parts):
 
 def lower_wait(b, ins, parts):
     _all_known(b, parts, "sync", "aligned")
-    return Op("tmem_wait", [], [int(ins.parts[1] == "wait::st")], ALIGNED)
+    return Op("tmem_wait", [], TMEM_WAIT(stores=ins.parts[1] == "wait::st"), ALIGNED)
 
 
 def lower_fence(b, ins, parts):
     _all_known(b, parts)
-    return Op("tmem_fence", [], [int(ins.parts[1] == "fence::after_thread_sync")])
+    return Op("tmem_fence", [], TMEM_FENCE(after=ins.parts[1] == "fence::after_thread_sync"))
 
 
 # ---- the tensor core
@@ -193,13 +205,16 @@ def _lower_scaled_mma(b, ins, parts):
         b.fail(f"{vec or 'no .scale_vec'} with {kind}", ", ".join(filter(None, SCALED_KINDS[kind])))
     d, a, matrix_b, idesc, scale_a, scale_b, enable = _operands(b, ins, 7)
     predicate, negated = b.predicate(enable)
-    (d, d_offset), (scale_a, a_at), (scale_b, b_at) = (_tmem(b, o) for o in (d, scale_a, scale_b))
+    (d, d_offset), (scale_a, factors_a), (scale_b, factors_b) = (_tmem(b, o) for o in (d, scale_a, scale_b))
     in_tmem = isinstance(a, Address)
     a_register, a_offset = _tmem(b, a) if in_tmem else (b.value(a, "b64"), 0)
     args = [d, a_register, b.value(matrix_b, "b64"), b.value(idesc, "b32"), predicate, -1, scale_a, scale_b]
-    factors = [SCALED_KINDS[kind][vec], a_at, b_at]
-    flags = [0, int(in_tmem), d_offset, a_offset, int(negated)]
-    return Op("tcgen05_mma", args, [KINDS[kind], group, *flags, 0, 0, *factors])
+    mods = TCGEN05_MMA(
+        kind=KINDS[kind], group=group, ws=False, a_in_tmem=in_tmem, d_offset=d_offset, a_offset=a_offset,
+        negated=negated, scale=0, mask_words=0, factors=SCALED_KINDS[kind][vec], factors_a_offset=factors_a,
+        factors_b_offset=factors_b,
+    )
+    return Op("tcgen05_mma", args, mods)
 
 
 def lower_mma(b, ins, parts):
@@ -231,8 +246,11 @@ def lower_mma(b, ins, parts):
     in_tmem = isinstance(a, Address)
     a_register, a_offset = _tmem(b, a) if in_tmem else (b.value(a, "b64"), 0)
     args = [d_register, a_register, b.value(matrix_b, "b64"), b.value(idesc, "b32"), predicate, zero, *mask]
-    flags = [int(ws), int(in_tmem), d_offset, a_offset, int(negated)]
-    return Op("tcgen05_mma", args, [KINDS[kind], group, *flags, scale, len(mask), 0, 0, 0])
+    mods = TCGEN05_MMA(
+        kind=KINDS[kind], group=group, ws=ws, a_in_tmem=in_tmem, d_offset=d_offset, a_offset=a_offset, negated=negated,
+        scale=scale, mask_words=len(mask), factors=0, factors_a_offset=0, factors_b_offset=0,
+    )
+    return Op("tcgen05_mma", args, mods)
 
 
 def _scale(b, operand, kind):
@@ -253,14 +271,15 @@ def lower_cp(b, ins, parts):
         b.fail(f"modifiers {', '.join(parts)}", "; ".join(".".join(key) for key in (*COPIES, *FORMATS) if key))
     taddr, source = _operands(b, ins, 2)
     register, offset = _tmem(b, taddr)
-    return Op("tcgen05_cp", [register, b.value(source, "b64")], [offset, group, COPIES[shape], FORMATS[formats]])
+    mods = TCGEN05_CP(offset=offset, group=group, shape=COPIES[shape], format=FORMATS[formats])
+    return Op("tcgen05_cp", [register, b.value(source, "b64")], mods)
 
 
 def lower_shift(b, ins, parts):
     group = _group(b, parts)
     _all_known(b, parts, "down")
     register, offset = _tmem(b, *_operands(b, ins, 1))
-    return Op("tcgen05_shift", [register], [offset, group])
+    return Op("tcgen05_shift", [register], TCGEN05_SHIFT(offset=offset, group=group))
 
 
 def lower_commit(b, ins, parts):
@@ -271,9 +290,9 @@ def lower_commit(b, ins, parts):
     _all_known(b, parts, "b64")
     barrier, *mask = _operands(b, ins, 2 if multicast else 1)
     place = b.place(barrier)
-    generic = int(generic and b.space_of(barrier) != "shared")
+    generic = generic and b.space_of(barrier) != "shared"
     ranks = b.value(mask[0], "b16") if mask else -1
-    return Op("tcgen05_commit", [place.register, ranks], [place.offset, int(place.wide), generic, group])
+    return Op("tcgen05_commit", [place.register, ranks], TCGEN05_COMMIT(mbarrier=place.place(generic), group=group))
 
 
 FORMS = {

@@ -16,6 +16,7 @@ from ptxkit.isa.copies import (
     place,
     refuse_unknown,
 )
+from ptxkit.isa.fields import TENSORMAP_COPY, TENSORMAP_REPLACE, TMA_LOAD, TMA_PREFETCH, TMA_STORE
 from ptxkit.ptx.syntax import Immediate
 
 RANKS = {f"{n}d": n for n in range(1, 6)}
@@ -105,11 +106,11 @@ def _lower_load(b, ins, rank, mode):
     tensor, tensor_place = map_place(b, found["map"])
     args = [to, tensor, barrier, cta_mask(b, found), *_coordinates(b, found["map"], rank, mode)]
     args += _offsets(b, found, rank)
-    return Op(
-        "tma_load",
-        args,
-        [*to_place, *tensor_place, *barrier_place, rank, mode, pair or 0, int("shared::cta" in ins.parts)],
+    mods = TMA_LOAD(
+        to=to_place, map=tensor_place, mbarrier=barrier_place, rank=rank, mode=mode, pair=pair or 0,
+        own_cta="shared::cta" in ins.parts,
     )
+    return Op("tma_load", args, mods)
 
 
 def _lower_store(b, ins, rank, mode):
@@ -131,7 +132,7 @@ def _lower_store(b, ins, rank, mode):
     source, source_place = place(b, found["source"])
     tensor, tensor_place = map_place(b, found["map"])
     args = [source, tensor, *_coordinates(b, found["map"], rank, mode)]
-    return Op("tma_store", args, [*source_place, *tensor_place, rank, mode, op])
+    return Op("tma_store", args, TMA_STORE(source=source_place, map=tensor_place, rank=rank, mode=mode, op=op))
 
 
 def _lower_prefetch(b, ins, rank, mode):
@@ -141,7 +142,7 @@ def _lower_prefetch(b, ins, rank, mode):
     found = operands_of(b, ins, "map", mode == PIXELS and "offsets", HINT in ins.parts and "policy")
     tensor, tensor_place = map_place(b, found["map"])
     args = [tensor, *_coordinates(b, found["map"], rank, mode), *_offsets(b, found, rank)]
-    return Op("tma_prefetch", args, [*tensor_place, rank, mode])
+    return Op("tma_prefetch", args, TMA_PREFETCH(map=tensor_place, rank=rank, mode=mode))
 
 
 # ---- tensormap
@@ -187,16 +188,10 @@ def _lower_replace(b, ins):
     if not isinstance(ordinal, Immediate) or not 0 <= int(ordinal.value) < max(dimensions, 1):
         b.fail(f"dimension {getattr(ordinal, 'text', ordinal)} of {name}", f"an immediate from 0 to {dimensions - 1}")
     address, where = place(b, found["address"])
-    mods = [
-        *where,
-        one_of(ins.parts, MAP_SPACES, 0),
-        number,
-        int(ordinal.value),
-        least,
-        most,
-        int(bits == 64),
-        multiple,
-    ]
+    mods = TENSORMAP_REPLACE(
+        map=where, space=one_of(ins.parts, MAP_SPACES, 0), field=number, dimension=ordinal.value, least=least,
+        most=most, wide=bits == 64, multiple=multiple,
+    )
     return Op("tensormap_replace", [address, b.value(found["value"], f"b{bits}")], mods)
 
 
@@ -209,7 +204,7 @@ def _lower_copy(b, ins):
     if not isinstance(found["size"], Immediate) or int(found["size"].value) != 128:
         b.fail(f"{getattr(found['size'], 'text', found['size'])} bytes", "128")
     (to, to_place), (source, source_place) = (place(b, found[n]) for n in ("destination", "source"))
-    return Op("tensormap_copy", [to, source], [*to_place, *source_place], ALIGNED)
+    return Op("tensormap_copy", [to, source], TENSORMAP_COPY(to=to_place, source=source_place), ALIGNED)
 
 
 ALL_FORMS = FORMS | {

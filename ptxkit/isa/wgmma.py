@@ -3,6 +3,7 @@
 import re
 
 from ptxkit.isa.common import ALIGNED, MATRIX_TYPES, Op, operands
+from ptxkit.isa.fields import WGMMA, WGMMA_WAIT
 from ptxkit.ptx.syntax import Immediate, Sink, Vector
 
 # type of A -> (k, types that B may have, types that D may have)
@@ -75,16 +76,18 @@ def _lower_mma(b, ins, parts):
         if len(registers) != wanted[what]:
             b.fail(f"{len(registers)} registers for {what}", str(wanted[what]))
     scale, negated = b.predicate(given["scale-d"])
-    types = [MATRIX_TYPES[t] for t in (a, type_b, d)]
-    signs = [int(literal(f"imm-scale-{m}", (1, -1)) < 0) for m in "ab"]
+    negative = [literal(f"imm-scale-{m}", (1, -1)) < 0 for m in "ab"]
     transposed = [literal(f"imm-trans-{m}", (0, 1)) for m in "ab"]
-    counts = [len(targets), 4 if in_registers else 0]
-    depth = FORMS[a][0] * (2 if sparse else 1)
-    mods = [n, depth, *types, *counts, *signs, *transposed, int("satfinite" in parts), int(negated), int(sparse)]
     metadata = [b.value(given["sp-meta"], "b32")] if sparse else []
     # With elements of 8 bits all lanes of a group of four have metadata, with larger ones two.
     selected = 2 * _literal(b, given["sp-sel"], "sp-sel", (0,) if FORMS[a][0] == 32 else (0, 1)) if sparse else 0
-    return Op("wgmma", [*targets, *from_a, b.value(given["B"], "b64"), scale, *metadata], [*mods, selected], ALIGNED)
+    mods = WGMMA(
+        n=n, depth=FORMS[a][0] * (2 if sparse else 1), a=MATRIX_TYPES[a], b=MATRIX_TYPES[type_b], d=MATRIX_TYPES[d],
+        registers_d=len(targets), registers_a=4 if in_registers else 0, negate_a=negative[0], negate_b=negative[1],
+        rows_a=transposed[0], rows_b=transposed[1], saturate="satfinite" in parts, negate_scale=negated, sparse=sparse,
+        first=selected,
+    )
+    return Op("wgmma", [*targets, *from_a, b.value(given["B"], "b64"), scale, *metadata], mods, ALIGNED)
 
 
 def lower_wgmma(b, ins):
@@ -95,7 +98,7 @@ def lower_wgmma(b, ins):
         return _lower_mma(b, ins, parts)
     if what == "wait_group":
         (stay,) = operands(b, ins, "N")
-        return Op("wgmma_wait", [], [_literal(b, stay, "N", range(8))], ALIGNED)
+        return Op("wgmma_wait", [], WGMMA_WAIT(stay=_literal(b, stay, "N", range(8))), ALIGNED)
     if what in ("fence", "commit_group") and not parts:
         return Op("wgmma_fence" if what == "fence" else "wgmma_commit", gather=ALIGNED)
     b.fail(f"wgmma.{'.'.join((what, *parts))}", "mma_async, fence, commit_group, wait_group")

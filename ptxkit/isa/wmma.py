@@ -7,6 +7,7 @@ fragments of all lanes hold more elements than the matrix has, they hold it seve
 import re
 
 from ptxkit.isa.common import ALIGNED, MATRIX_TYPES, Op, operands
+from ptxkit.isa.fields import WMMA, WMMA_MOVE
 
 FLOATS, INTEGERS = ("m16n16k16", "m8n32k16", "m32n8k16"), ("s8", "u8")
 # type of A and B -> (shapes, types of C and D, first arch)
@@ -85,8 +86,10 @@ def _lower_move(b, ins, matrix, parts):
     place = b.place(given["[address]"])
     args = [*registers, place.register, b.value(given["stride"], "u32") if stride else b.constant(default)]
     space = space or {"shared": 2, "global": 1}.get(b.space_of(given["[address]"]), 0)
-    mods = [len(registers), rows, columns, BITS[type_], int(matrix == B), LAYOUTS[layout], space, place.offset,
-            int(place.wide)]
+    mods = WMMA_MOVE(
+        registers=len(registers), rows=rows, columns=columns, bits=BITS[type_], is_b=matrix == B,
+        by_columns=LAYOUTS[layout], space=space, address=place.address,
+    )
     return Op("wmma_store" if store else "wmma_load", args, mods, ALIGNED)
 
 
@@ -112,9 +115,12 @@ def _lower_mma(b, ins, parts):
         _vector(b, of_c, shape, C, c),
     ]
     m, n, k = map(int, re.findall(r"\d+", shape))
-    mods = [m, n, k, *(MATRIX_TYPES[t] for t in (a, d, c)), BITS[a], int(saturate), int(exclusive)]
     counts = [len(r) for r in registers]
-    return Op("wmma_f64" if a == "f64" else "wmma", [r for group in registers for r in group], mods + counts, ALIGNED)
+    mods = WMMA(
+        m=m, n=n, k=k, ab=MATRIX_TYPES[a], d=MATRIX_TYPES[d], c=MATRIX_TYPES[c], bits=BITS[a], saturate=saturate,
+        exclusive=exclusive, registers_d=counts[0], registers_a=counts[1], registers_b=counts[2], registers_c=counts[3],
+    )
+    return Op("wmma_f64" if a == "f64" else "wmma", [r for group in registers for r in group], mods, ALIGNED)
 
 
 def lower_wmma(b, ins):

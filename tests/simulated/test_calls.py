@@ -144,3 +144,9 @@ def test_an_assertion_that_fails_ends_the_launch_with_its_words():
 def test_other_calls_are_refused():
     with pytest.raises(PtxError, match=r"a call of unknown, which this module does not define.*vprintf"):
         launch(program(".param .b64 a; st.param.b64 [a], %rd6; call.uni unknown, (a);"), grid=1, block=32, args=[])
+
+
+def test_a_call_of_the_runtime_with_too_few_arguments_is_refused():
+    body = ".param .b64 a; .param .b32 r; st.param.b64 [a], %rd6; call.uni (r), vprintf, (a);"
+    with pytest.raises(PtxError, match="1 arguments of vprintf; supported: 2 or more"):
+        launch(program(body), grid=1, block=32, args=[])

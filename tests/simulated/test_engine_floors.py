@@ -45,7 +45,7 @@ def compiled(tmp_path_factory):
     if not shutil.which("nm"):
         pytest.skip("there is no nm (binutils), which lists the symbols of an object file")
     texts, folder = build.sources(), tmp_path_factory.mktemp("objects")
-    chosen = {name: text for name, text in texts.items() if name not in generate.sources()}
+    chosen = {name: text for name, text in texts.items() if name.endswith(".h") or name not in generate.sources()}
     return texts, folder, symbols(build.objects(chosen, folder, "-O0"), folder)
 
 
