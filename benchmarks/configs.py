@@ -27,11 +27,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import torch
 
 import kda
-from kda import host
 from kda.backends.triton import call, configs, plan
 from kda.backends.triton.configs import TableRow, TileConfig
-from kda.host import host_of
-from kda.verify.cases import make_inputs
+from kda.model import host
+from kda.model.host import host_of
+from kda.tools.verify.cases import make_inputs
 from ptxkit.compile.errors import BuildError
 from ptxkit.compile.fetching import attempt_all
 

@@ -17,10 +17,10 @@ import kda
 from kda.backends.common.cute.tile import C
 from kda.backends.sm100 import plan
 from kda.backends.sm100.configs import CTAS
-from kda.measure.predicted import Prediction, predict
-from kda.measure.shapes import BenchShape
-from kda.problem import Problem
-from kda.verify.cases import make_inputs
+from kda.model.problem import Problem
+from kda.tools.measure.predicted import Prediction, predict
+from kda.tools.measure.shapes import BenchShape
+from kda.tools.verify.cases import make_inputs
 from ptxkit import capture
 from ptxkit.report import Run
 

@@ -13,9 +13,9 @@ from unittest import mock
 from pages import table_row
 
 from kda.backends.sm89 import launch, plan
-from kda.bundles import Save
-from kda.problem import Problem
-from kda.verify.cases import Case, make_inputs
+from kda.model.bundles import Save
+from kda.model.problem import Problem
+from kda.tools.verify.cases import Case, make_inputs
 from ptxkit import capture
 from ptxkit.report import Run
 

@@ -19,8 +19,8 @@ from kda.backends.common.cute.training import TOKENS
 from kda.backends.common.training_plan import TrainingPlan
 from kda.backends.sm90 import launch, plan
 from kda.backends.sm90.bwd.grads import REGISTERS
-from kda.problem import Problem
-from kda.verify.cases import make_inputs
+from kda.model.problem import Problem
+from kda.tools.verify.cases import make_inputs
 from ptxkit import capture
 from ptxkit.capturing.session import Session
 from ptxkit.compile.launching import Launch

@@ -23,8 +23,8 @@ from kda.backends.common.cute.training import TOKENS
 from kda.backends.common.training_plan import all_configs
 from kda.backends.sm100 import launch, plan
 from kda.backends.sm100.configs import GradsConfig, OperandsConfig, RecordConfig, WalkConfig
-from kda.problem import Problem
-from kda.verify.cases import make_inputs
+from kda.model.problem import Problem
+from kda.tools.verify.cases import make_inputs
 from ptxkit import capture
 from ptxkit.capturing.session import Session
 from ptxkit.compile.kernel import Kernel

@@ -12,8 +12,8 @@ import torch
 from pages import table_row
 
 from kda.backends.triton import launch
-from kda.bundles import Save
-from kda.verify.cases import make_inputs
+from kda.model.bundles import Save
+from kda.tools.verify.cases import make_inputs
 from ptxkit import capture
 from ptxkit.capturing.session import Session
 from ptxkit.report import Run

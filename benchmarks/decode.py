@@ -26,8 +26,8 @@ import torch
 
 from kda.backends.reference import launch as reference
 from kda.backends.triton.decode import launch, recurrent_plan
-from kda.checks import Call, problem_of
-from kda.problem import Inputs, Options, Problem
+from kda.checks.calls import Call, problem_of
+from kda.model.problem import Inputs, Options, Problem
 from ptxkit.commands.layout import table
 
 K = V = 128

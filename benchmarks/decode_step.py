@@ -36,7 +36,7 @@ import kda
 from kda import nn
 from kda.backends.triton.decode import launch, step_plan
 from kda.nn.sequences import Sequences
-from kda.verify.steps import bytes_moved, copied, make_step, run_step
+from kda.tools.verify.steps import bytes_moved, copied, make_step, run_step
 from ptxkit.commands.render import table
 from ptxkit.compile.fetching import fetch_all
 

@@ -30,8 +30,8 @@ from decode import copy_speed
 from decode_step import Arguments, arguments, distance, measure, parse_config, recipes_of, seconds, use
 
 import kda
-from kda.measure.shapes import SHAPES
-from kda.verify.steps import bytes_moved, copied, run_step
+from kda.tools.measure.shapes import SHAPES
+from kda.tools.verify.steps import bytes_moved, copied, run_step
 from ptxkit.commands.render import table
 from ptxkit.compile.fetching import fetch_all
 

@@ -37,11 +37,11 @@ sys.path.insert(0, str(ROOT))
 
 import torch  # noqa: E402
 
-from kda import gates  # noqa: E402
-from kda.stages import LOG2_E  # noqa: E402
-from kda.verify.cases import LOWER_BOUND, Case, make_inputs  # noqa: E402
-from kda.verify.definition import definition  # noqa: E402
-from kda.verify.literal import log_decay, step_size  # noqa: E402
+from kda.model import gates  # noqa: E402
+from kda.model.stages import LOG2_E  # noqa: E402
+from kda.tools.verify.cases import LOWER_BOUND, Case, make_inputs  # noqa: E402
+from kda.tools.verify.definition import definition  # noqa: E402
+from kda.tools.verify.literal import log_decay, step_size  # noqa: E402
 from ptxkit.commands.layout import table  # noqa: E402
 
 Tensor = torch.Tensor

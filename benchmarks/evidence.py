@@ -1,4 +1,4 @@
-"""Runs on a GPU what the ledger of evidence lacks (kda/verify/ledger.py), the most important first.
+"""Runs on a GPU what the ledger of evidence lacks (kda/tools/verify/ledger.py), the most important first.
 
     python benchmarks/evidence.py --list                   what has no evidence, and the cases that would give it
     python benchmarks/evidence.py --minutes 9              run as many of them as fit, on all GPUs of this machine
@@ -49,8 +49,8 @@ from evidence_cases import (
     paths_of,
 )
 
-from kda.verify import digests
-from kda.verify.ledger import FILE, RAN, SIMULATED, Known, Ledger, host_code
+from kda.tools.verify import digests
+from kda.tools.verify.ledger import FILE, RAN, SIMULATED, Known, Ledger, host_code
 from ptxkit.compile import fetching
 from ptxkit.compile.target import Target, parse
 

@@ -1,8 +1,8 @@
 """The cases that `benchmarks/evidence.py` chooses from: what they call, and the kernels that they launch.
 
-A case is a class of problems (kda/verify/digests.py), a path (what is called, and the form in which host code launches
-a plan), and a shape.  `candidates` has many more cases than are necessary; `covering` takes those that launch what has
-no evidence yet, the most important first.
+A case is a class of problems (kda/tools/verify/digests.py), a path (what is called, and the form in which host code
+launches a plan), and a shape.  `candidates` has many more cases than are necessary; `covering` takes those that launch
+what has no evidence yet, the most important first.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from kda import ahead
-from kda.bundles import Save
-from kda.dispatch import backend_of_backward, choose, route, what_is_saved
+from kda.calls import ahead
 from kda.errors import NoBackendError
-from kda.host import Host, host_of, standing_in
-from kda.problem import Problem
-from kda.verify import digests
+from kda.model.bundles import Save
+from kda.model.host import Host, host_of, standing_in
+from kda.model.problem import Problem
+from kda.routing.dispatch import backend_of_backward, choose, route, what_is_saved
+from kda.tools.verify import digests
 from ptxkit.compile.recipes import AnyRecipe
 
 FORWARD, APART, RECOMPUTED, STATES, ALL = "forward", "backward alone", "step", "step, states kept", "step, all kept"

@@ -1,8 +1,8 @@
 """One case of `benchmarks/evidence_cases.py`, on a GPU or in the simulator: whether it is right, and what it launched.
 
-Results are compared with float64 on the same device, in both gate regimes, within the budgets of kda.verify.  The same
-call is made again with other contents in fresh and freed memory, and once more from a CUDA graph that was captured with
-other numbers: its bits may not change.
+Results are compared with float64 on the same device, in both gate regimes, within the budgets of kda.tools.verify.  The
+same call is made again with other contents in fresh and freed memory, and once more from a CUDA graph that was captured
+with other numbers: its bits may not change.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ import torch
 from evidence_cases import APART, FORWARD, KEEPS, ON_GPU, Case, GpuTest, lengths, planned
 
 import kda
-from kda import host
-from kda.host import host_of
-from kda.verify import cases
-from kda.verify.budget import Budget
-from kda.verify.cases import REGIMES, Spec
-from kda.verify.definition import budgets, by_gradient
-from kda.verify.digests import digest
-from kda.verify.doors import Door
-from kda.verify.literal import one_thread
+from kda.model import host
+from kda.model.host import host_of
+from kda.tools.verify import cases
+from kda.tools.verify.budget import Budget
+from kda.tools.verify.cases import REGIMES, Spec
+from kda.tools.verify.definition import budgets, by_gradient
+from kda.tools.verify.digests import digest
+from kda.tools.verify.doors import Door
+from kda.tools.verify.literal import one_thread
 from ptxkit.compile import driver
 from ptxkit.compile.target import parse
 

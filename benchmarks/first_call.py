@@ -27,7 +27,7 @@ def one(tokens: int, heads: int, backend: str, dtype: str) -> dict[str, float]:
     import torch
 
     import kda
-    from kda.verify.cases import make_inputs
+    from kda.tools.verify.cases import make_inputs
 
     x = torch.ones(1, device="cuda", requires_grad=True)
     (2 * x).backward(torch.ones_like(x))

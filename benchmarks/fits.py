@@ -19,8 +19,8 @@ from concurrent.futures import ProcessPoolExecutor
 from typing import NamedTuple
 
 from kda.backends.triton.plan import recipes
-from kda.host import host_of
-from kda.problem import Problem
+from kda.model.host import host_of
+from kda.model.problem import Problem
 from ptxkit.compile import triton as door
 from ptxkit.compile.triton import Recipe
 

@@ -42,10 +42,10 @@ MODULES = {
 REGISTERED = """
 import collections, os
 import fla.utils
-import kda.fla, kda.rehearsal
+import kda.fla, kda.calls.rehearsal
 
 fla.utils.device = os.environ["KDA_TEST_DEVICE"]                               # it takes none for cuda
-came, rehearse = collections.Counter(), kda.rehearsal.rehearse
+came, rehearse = collections.Counter(), kda.calls.rehearsal.rehearse
 
 def counting(function, *args, **keywords):
     came[f"calls of {function} left to FLA"] += 1
@@ -54,7 +54,7 @@ def counting(function, *args, **keywords):
     came[f"calls of {function} taken by {choices[0].backend}"] += 1
     return choices
 
-kda.rehearsal.rehearse = counting
+kda.calls.rehearsal.rehearse = counting
 
 def pytest_terminal_summary(terminalreporter):
     for what, count in sorted(came.items()):

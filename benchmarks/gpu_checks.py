@@ -35,7 +35,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
-    from kda.verify.cases import Case
+    from kda.tools.verify.cases import Case
 
 HERE = Path(__file__).resolve().parents[1]
 BENCHMARKS = HERE / "benchmarks"
@@ -191,9 +191,9 @@ def compare(file: Path, device: str) -> int:
     """||x - exact|| / ||exact|| of o, final states and gradients; ours may not be larger than FLA's."""
     import torch
 
-    from kda.verify.definition import definition
-    from kda.verify.doors import Door, Fla
-    from kda.verify.simulated import SimulatedDoor
+    from kda.tools.verify.definition import definition
+    from kda.tools.verify.doors import Door, Fla
+    from kda.tools.verify.simulated import SimulatedDoor
     from ptxkit.commands.layout import table
 
     if device == "cpu":
@@ -230,7 +230,7 @@ def compare(file: Path, device: str) -> int:
 
 
 def case_of(name: str, device: str) -> Case:
-    from kda.verify.cases import make_inputs
+    from kda.tools.verify.cases import make_inputs
 
     words = SHAPE | CASES[name] | (ON_A_CPU if device == "cpu" else {})
     alike = words.pop("alike", False)

@@ -24,10 +24,10 @@ import kda
 from kda.backends.sm90 import launch, plan
 from kda.backends.sm90.configs import ChainConfig
 from kda.backends.sm90.plan import KERNELS
-from kda.bundles import Save
-from kda.host import detect
-from kda.measure.shapes import SHAPES, BenchShape
-from kda.verify.cases import make_inputs
+from kda.model.bundles import Save
+from kda.model.host import detect
+from kda.tools.measure.shapes import SHAPES, BenchShape
+from kda.tools.verify.cases import make_inputs
 
 CALLS, CLOSE = 31, 1e-2
 FEW = {f"h{H}-{T}k": BenchShape(f"{H} heads", T=1024 * T, H=H)

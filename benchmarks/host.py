@@ -21,10 +21,10 @@ sys.path.insert(0, str(ROOT))
 import torch  # noqa: E402
 
 import kda  # noqa: E402
-from kda import autograd  # noqa: E402
-from kda.checks import Call, problem_of  # noqa: E402
-from kda.dispatch import backend_asked, choose, launcher  # noqa: E402
-from kda.problem import Inputs, Options  # noqa: E402
+from kda.calls import autograd  # noqa: E402
+from kda.checks.calls import Call, problem_of  # noqa: E402
+from kda.model.problem import Inputs, Options  # noqa: E402
+from kda.routing.dispatch import backend_asked, choose, launcher  # noqa: E402
 from ptxkit.commands.layout import table  # noqa: E402
 
 INTERPRETERS, BATCHES, BATCH_SECONDS = 5, 9, 0.05

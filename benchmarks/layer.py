@@ -24,8 +24,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import torch
 import torch.nn.functional as F
 
-from kda.measure.clocks import clock_of, interleaved
 from kda.nn import Cache, KimiDeltaAttention, convolution, gated_rms_norm, norm, short_convolution
+from kda.tools.measure.clocks import clock_of, interleaved
 from ptxkit.commands.layout import table
 
 HIDDEN = {32: 2304, 64: 4096, 96: 7168}      # heads -> hidden size; of Kimi-Linear, of GLM-5.3-Flash, and a wider one

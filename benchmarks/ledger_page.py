@@ -11,7 +11,7 @@ from pathlib import Path
 
 from pages import with_rows
 
-from kda.verify.ledger import FAILED, RAN, SIMULATED, Known, Ledger, cards, host_code, last_date
+from kda.tools.verify.ledger import FAILED, RAN, SIMULATED, Known, Ledger, cards, host_code, last_date
 
 HERE = Path(__file__).resolve().parents[1]
 PAGE, README = HERE / "docs" / "results" / "evidence.md", HERE / "README.md"

@@ -1,8 +1,8 @@
 """Draw the picture of the README out of benchmarks/results: `python benchmarks/picture.py`.
 
 Two files, for light and for dark pages: docs/pictures/h200-light.svg and h200-dark.svg.  Nothing in them is typed by
-hand: our times are those of h200-sm90.json and h200-sm90-step.json, those of others are in kda/measure/peers.json,
-which says which gate was timed.  `gates` are the rows of README's table of gates.
+hand: our times are those of h200-sm90.json and h200-sm90-step.json, those of others are in
+kda/tools/measure/peers.json, which says which gate was timed.  `gates` are the rows of README's table of gates.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def read(name: str) -> list[dict]:
 
 
 def saved() -> dict:
-    return json.loads((ROOT / "kda" / "measure" / "peers.json").read_text())
+    return json.loads((ROOT / "kda" / "tools" / "measure" / "peers.json").read_text())
 
 
 def peers() -> list[dict]:

@@ -5,7 +5,7 @@
     python benchmarks/predicted.py --merge FILE   # and this puts them in instead of the old ones
 
 Each row is a kernel of a call, predicted with the plan of the call as it was timed.  What the prediction and the record
-say of it stands in kda/measure/errors.json; `table` makes the page's table of that.
+say of it stands in kda/tools/measure/errors.json; `table` makes the page's table of that.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from pages import with_figures, with_rows
 
 import kda.backends.sm90.launch as sm90_launch
 import kda.backends.sm90.plan as sm90_plan
-from kda.measure.predicted import ERRORS, PredictedLaunch, Prediction, forget, predict
-from kda.measure.shapes import SHAPES, BenchShape
+from kda.tools.measure.predicted import ERRORS, PredictedLaunch, Prediction, forget, predict
+from kda.tools.measure.shapes import SHAPES, BenchShape
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs/clock.md"

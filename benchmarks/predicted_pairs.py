@@ -24,8 +24,8 @@ import kda.backends.triton.call as call
 import kda.backends.triton.configs as configs
 import kda.backends.triton.launch as launch
 import kda.backends.triton.plan as plan
-from kda.measure import predicted as predictions
-from kda.measure.shapes import SHAPES
+from kda.tools.measure import predicted as predictions
+from kda.tools.measure.shapes import SHAPES
 
 APART = 0.03                                 # pairs closer than this were not told apart
 

@@ -24,8 +24,8 @@ import torch  # noqa: E402
 from kda.backends.reference import chunked, launch  # noqa: E402
 from kda.backends.reference.ragged import Ragged  # noqa: E402
 from kda.backends.reference.recurrent import recurrent  # noqa: E402
-from kda.stages import FORWARD  # noqa: E402
-from kda.verify.cases import make_inputs  # noqa: E402
+from kda.model.stages import FORWARD  # noqa: E402
+from kda.tools.verify.cases import make_inputs  # noqa: E402
 from ptxkit.commands.layout import table  # noqa: E402
 
 NAMES = ("recurrent", "chunked 64", "chunked 32")

@@ -32,7 +32,7 @@ import torch
 import kda
 from kda.backends.common import training_plan
 from kda.backends.sm90 import launch, plan
-from kda.verify.cases import Case, make_inputs
+from kda.tools.verify.cases import Case, make_inputs
 
 FOLLOWED = {
     "sm90/bwd/walk.py": {

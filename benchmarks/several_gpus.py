@@ -37,10 +37,10 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 import kda
-from kda.checks import Call, problem_of
+from kda.checks.calls import Call, problem_of
+from kda.model.problem import Inputs, Options
 from kda.parallel import exchange
 from kda.parallel.maps import segment_map, segment_map_bwd
-from kda.problem import Inputs, Options
 from ptxkit.commands.layout import table
 
 EXCHANGES = "gather", "chain", "tree", "hops"

@@ -19,8 +19,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import torch
 
-from kda.verify.cases import make_inputs
-from kda.verify.simulated import SimulatedDoor
+from kda.tools.verify.cases import make_inputs
+from kda.tools.verify.simulated import SimulatedDoor
 from ptxkit import TensorMap, launch, launches
 from ptxkit.compile.target import parse
 from ptxkit.engine import binding, build

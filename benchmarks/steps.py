@@ -22,8 +22,8 @@ import torch
 from hopper import whole
 
 import kda
-from kda.host import detect
-from kda.verify.cases import Case, make_inputs
+from kda.model.host import detect
+from kda.tools.verify.cases import Case, make_inputs
 
 SHAPES: dict[str, dict[str, Any]] = {
     "h64-8k": dict(T=8192, H=64), "h32-8k": dict(T=8192, H=32), "h96-8k": dict(T=8192, H=96),

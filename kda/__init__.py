@@ -8,21 +8,23 @@ from typing import TYPE_CHECKING
 
 __version__ = "0.1.0"
 
-_WHERE = {
-    "chunk_kda": "api", "chunk_kda_fwd": "api", "chunk_kda_bwd": "api", "fused_recurrent_kda": "api",
-    "fused_recurrent_kda_fwd": "api", "decode_step": "decoding.step",
-    "fused_kda_gate": "api", "explain": "rehearsal", "Explanation": "rehearsal", "use_backend": "dispatch",
-    "Choice": "dispatch", "Problem": "problem",
-    "Grads": "bundles", "Kept": "bundles", "Outputs": "bundles", "Saved": "bundles",
-    "KdaError": "errors", "InputError": "errors", "InputTypeError": "errors", "NoBackendError": "errors",
-    "PackageError": "errors",
+_NAMES = {                                   # module -> what users find in kda
+    "calls.api": ("chunk_kda", "chunk_kda_fwd", "chunk_kda_bwd", "fused_recurrent_kda", "fused_recurrent_kda_fwd",
+        "fused_kda_gate"),
+    "calls.decode": ("decode_step",),
+    "calls.rehearsal": ("explain", "Explanation"),
+    "routing.dispatch": ("use_backend", "Choice"),
+    "model.problem": ("Problem",),
+    "model.bundles": ("Grads", "Kept", "Outputs", "Saved"),
+    "errors": ("KdaError", "InputError", "InputTypeError", "NoBackendError", "PackageError"),
 }
+_WHERE = {name: module for module, names in _NAMES.items() for name in names}
 _MODULES = ("hf", "nn", "parallel", "simulator")    # such as kda.simulator, imported at their first use
 __all__ = ["__version__", *_WHERE]
 
 if TYPE_CHECKING:
     from . import hf, nn, parallel, simulator
-    from .api import (
+    from .calls.api import (
         chunk_kda,
         chunk_kda_bwd,
         chunk_kda_fwd,
@@ -30,12 +32,12 @@ if TYPE_CHECKING:
         fused_recurrent_kda,
         fused_recurrent_kda_fwd,
     )
-    from .bundles import Grads, Kept, Outputs, Saved
-    from .decoding.step import decode_step
-    from .dispatch import Choice, use_backend
+    from .calls.decode import decode_step
+    from .calls.rehearsal import Explanation, explain
     from .errors import InputError, InputTypeError, KdaError, NoBackendError, PackageError
-    from .problem import Problem
-    from .rehearsal import Explanation, explain
+    from .model.bundles import Grads, Kept, Outputs, Saved
+    from .model.problem import Problem
+    from .routing.dispatch import Choice, use_backend
 
 
 def __getattr__(name: str):
@@ -60,4 +62,4 @@ def _is_own_command() -> bool:
 
 importlib.import_module(".building", __name__)                           # names kda to ptxkit
 if not _is_own_command():
-    importlib.import_module(".api", __name__)                                # registers torch.ops.kda
+    importlib.import_module(".calls.api", __name__)                            # registers torch.ops.kda

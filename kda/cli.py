@@ -9,14 +9,14 @@ from ptxkit.commands.render import program_version
 
 # name -> (module that exports `command`, line of --help)
 COMMANDS = {
-    "doctor": ("kda.commands.doctor", "Say what works on this machine, and how to fix the rest."),
-    "selftest": ("kda.commands.selftest", "Check the kernels of an arch, as far as this host can."),
-    "verify": ("kda.commands.verify", "Find the first stage of a backend that is wrong."),
-    "bench": ("kda.commands.bench", "Time a backend, on inputs on which it was compared."),
+    "doctor": ("kda.tools.commands.doctor", "Say what works on this machine, and how to fix the rest."),
+    "selftest": ("kda.tools.commands.selftest", "Check the kernels of an arch, as far as this host can."),
+    "verify": ("kda.tools.commands.verify", "Find the first stage of a backend that is wrong."),
+    "bench": ("kda.tools.commands.bench", "Time a backend, on inputs on which it was compared."),
     "simulate": ("ptxkit.commands.simulate", "Find races in any script's kernels, without a GPU."),
-    "timeline": ("kda.commands.timeline", "Show what a forward's warps and units do, without a GPU."),
-    "compile": ("kda.commands.compile", "Build kernels ahead of time, for any arch."),
-    "cache": ("kda.commands.cache", "List and clean the kernels that were built."),
+    "timeline": ("kda.tools.commands.timeline", "Show what a forward's warps and units do, without a GPU."),
+    "compile": ("kda.tools.commands.compile", "Build kernels ahead of time, for any arch."),
+    "cache": ("kda.tools.commands.cache", "List and clean the kernels that were built."),
 }
 
 

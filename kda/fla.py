@@ -2,8 +2,9 @@
 
 FLA has a registry of backends for some of its functions and consults it at every call: the first backend whose verifier
 accepts the call runs it, and if none does, FLA's own Triton kernels do.  This module registers one such backend.  Its
-verifier is the package's own dispatch (`kda.rehearsal.rehearse`), so it accepts a call if and only if `kda.chunk_kda`
-would.  A declined call is explained once per reason (`kda.notices`).  docs/fla.md lists which calls go where.
+verifier is the package's own dispatch (`kda.calls.rehearsal.rehearse`), so it accepts a call if and only if
+`kda.chunk_kda` would.  A declined call is explained once per reason (`kda.notices`).  docs/fla.md lists which calls go
+where.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-from . import api, notices, rehearsal
+from . import notices
+from .calls import api, rehearsal
 from .errors import KdaError, PackageError
 
 _INSTALL = "pip install 'fla-core>=0.5.2'"

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from . import nn, notices
-from .api import chunk_kda, fused_recurrent_kda
+from .calls.api import chunk_kda, fused_recurrent_kda
 from .errors import InputError, KdaError, PackageError
 
 Tensor = torch.Tensor

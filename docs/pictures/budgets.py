@@ -17,7 +17,7 @@ from kda.backends.sm89.configs import (
     PrepareConfig,
     WyConfig,
 )
-from kda.bundles import Save
+from kda.model.bundles import Save
 
 HERE = pathlib.Path(__file__).parent
 WIDTH, NAME, BAR = 900, 110, 640

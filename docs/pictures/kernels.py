@@ -320,7 +320,7 @@ def measured(kernels: list[Kernel | Timed]) -> dict[str, Any]:
     import torch
 
     import kda
-    from kda.verify.cases import make_inputs
+    from kda.tools.verify.cases import make_inputs
     from ptxkit import capture
 
     found: dict[str, Any] = {}

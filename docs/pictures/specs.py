@@ -15,7 +15,7 @@ from kda.backends.sm90 import configs as sm90
 from kda.backends.sm90 import plan as sm90_plan
 from kda.backends.sm100 import configs as sm100
 from kda.backends.sm100 import plan as sm100_plan
-from kda.problem import Problem
+from kda.model.problem import Problem
 
 SMEM_LIMIT = 227 << 10                       # bytes that a CTA of both archs may have
 TMEM_COLUMNS = sm100.TMEM

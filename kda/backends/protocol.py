@@ -7,13 +7,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from kda.host import Host
-from kda.problem import Inputs, Problem, StepInputs, StepProblem
+from kda.model.host import Host
+from kda.model.problem import Inputs, Problem, StepInputs, StepProblem
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from kda.bundles import Grads, OpaqueSaved, Outputs, Products, Save, Saved, SegmentSummary
+    from kda.model.bundles import Grads, OpaqueSaved, Outputs, Products, Save, Saved, SegmentSummary
 
 
 class LaunchModule(Protocol):
@@ -57,7 +57,7 @@ class LaunchModule(Protocol):
         """Runs a stage, or a run of them, that the capability declares, alone."""
 
     def rounded_to(self, p: Problem) -> Mapping[str, str]:
-        """Names of tensors of kda.stages that are rounded to less than float32 -> dtypes."""
+        """Names of tensors of kda.model.stages that are rounded to less than float32 -> dtypes."""
 
 
 class PlanModule(Protocol):

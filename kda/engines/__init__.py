@@ -13,11 +13,12 @@ import functools
 import importlib
 import os
 
+from kda.model.host import detect
+from kda.model.problem import Problem
+from kda.routing.dispatch import backend_asked, weigh
+
 from .. import notices
-from ..dispatch import backend_asked, weigh
 from ..errors import KdaError
-from ..host import detect
-from ..problem import Problem
 
 SWITCHES = {"vllm": "KDA_VLLM", "sglang": "KDA_SGLANG"}
 

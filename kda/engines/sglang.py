@@ -14,8 +14,9 @@ from typing import Any
 
 import torch
 
-from ..api import chunk_kda, fused_recurrent_kda
-from ..problem import Problem
+from kda.calls.api import chunk_kda, fused_recurrent_kda
+from kda.model.problem import Problem
+
 from . import leave, refusal
 
 Tensor = torch.Tensor

@@ -13,12 +13,13 @@ from typing import Any
 
 import torch
 
-from ..api import chunk_kda, fused_recurrent_kda
+from kda.calls.api import chunk_kda, fused_recurrent_kda
+from kda.model.problem import Problem
+
 from ..errors import PackageError
 from ..nn.convolution import next_state, short_convolution
 from ..nn.norm import gated_rms_norm
 from ..nn.sequences import Sequences
-from ..problem import Problem
 from . import leave, refusal
 
 Tensor = torch.Tensor

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 import torch
 
-from ..checks import dtype_name
+from kda.checks.calls import dtype_name
+
 from ..errors import InputError, InputTypeError
 
 Tensor = torch.Tensor

@@ -10,11 +10,12 @@ import torch.nn.functional as F
 from torch import nn
 from torch.autograd.function import once_differentiable
 
-from ..checks import shape_of
+from kda.checks.calls import shape_of
+from kda.model.gates import wide_dtype
+from kda.model.host import stand_in
+from kda.model.transforms import Links, register, untransformed
+
 from ..errors import InputError
-from ..gates import wide_dtype
-from ..host import stand_in
-from ..transforms import Links, register, untransformed
 from .sequences import Sequences
 
 Tensor = torch.Tensor

@@ -9,12 +9,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..api import chunk_kda, fused_recurrent_kda
-from ..checks import bad_bound, dtype_name, is_finite, is_index, is_number, number, on_cpu, shape_of
-from ..dispatch import check_backend_name
+from kda.calls.api import chunk_kda, fused_recurrent_kda
+from kda.checks.calls import bad_bound, dtype_name, is_finite, is_index, is_number, number, on_cpu, shape_of
+from kda.checks.keywords import names_of, refuse_unknown
+from kda.model.transforms import untransformed
+from kda.routing.dispatch import check_backend_name
+
 from ..errors import InputError
-from ..keywords import names_of, refuse_unknown
-from ..transforms import untransformed
 from . import checkpoints, step
 from .cache import Cache, LayerState, state_of
 from .convolution import ShortConvolution, next_state

@@ -9,10 +9,11 @@ import torch
 from torch import nn
 from torch.autograd.function import once_differentiable
 
-from ..checks import shape_of
+from kda.checks.calls import shape_of
+from kda.model.gates import wide_dtype
+from kda.model.transforms import Links, register
+
 from ..errors import InputError
-from ..gates import wide_dtype
-from ..transforms import Links, register
 from .convolution import takes_kernels
 
 Tensor = torch.Tensor

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ..transforms import untransformed
+from kda.model.transforms import untransformed
 
 Tensor = torch.Tensor
 

@@ -11,12 +11,13 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..decoding.checks import WIDTHS
-from ..decoding.step import decode_step
-from ..dispatch import backend_asked, weigh
-from ..host import Host, detect
-from ..problem import Problem
-from ..transforms import untransformed
+from kda.calls.decode import decode_step
+from kda.checks.decode import WIDTHS
+from kda.model.host import Host, detect
+from kda.model.problem import Problem
+from kda.model.transforms import untransformed
+from kda.routing.dispatch import backend_asked, weigh
+
 from .cache import Cache, LayerState
 
 Tensor = torch.Tensor

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from kda.checks import is_finite, is_number, number
+from kda.checks.calls import is_finite, is_number, number
 from kda.errors import InputError, InputTypeError, KdaError, in_words
-from kda.offsets import ASKED, FIX, bad_offsets
+from kda.model.offsets import ASKED, FIX, bad_offsets
 
 from .agreement import Ask, group_of
 from .layout import LAYOUTS, Local, RankPart, crosses, edges_of, equal_edges, local_of, part_numbers

@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from kda.autograd import no_second
+from kda.calls.autograd import no_second
 from kda.errors import InputError, InputTypeError, in_words
-from kda.transforms import Links, register
+from kda.model.transforms import Links, register
 
 from . import exchange
 from .context import CPContext, adopt, capturing, context_of, on

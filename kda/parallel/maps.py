@@ -12,11 +12,11 @@ import dataclasses
 
 import torch
 
-from kda.autograd import autocast_off
-from kda.bundles import Save, SegmentSummary
-from kda.dispatch import backend_of_backward, capability, choose, launcher
-from kda.gates import wide_dtype
-from kda.problem import Inputs, Problem
+from kda.calls.autograd import autocast_off
+from kda.model.bundles import Save, SegmentSummary
+from kda.model.gates import wide_dtype
+from kda.model.problem import Inputs, Problem
+from kda.routing.dispatch import backend_of_backward, capability, choose, launcher
 
 Tensor = torch.Tensor
 

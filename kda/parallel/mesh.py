@@ -17,7 +17,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
 from kda.errors import InputError
-from kda.problem import Inputs
+from kda.model.problem import Inputs
 
 from .context import CPContext
 

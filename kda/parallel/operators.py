@@ -19,14 +19,14 @@ from typing import Any, NamedTuple
 
 import torch
 
-from kda import autograd
-from kda.autograd import INPUTS, OPTIONS, no_second
-from kda.bundles import Save, SegmentSummary
-from kda.checks import Call, problem_of
-from kda.dispatch import backend_asked, backend_of_backward
+from kda.calls import autograd
+from kda.calls.autograd import INPUTS, OPTIONS, no_second
+from kda.checks.calls import Call, problem_of
 from kda.errors import InputError, KdaError
-from kda.problem import Inputs, Options, Problem
-from kda.transforms import Links, register
+from kda.model.bundles import Save, SegmentSummary
+from kda.model.problem import Inputs, Options, Problem
+from kda.model.transforms import Links, register
+from kda.routing.dispatch import backend_asked, backend_of_backward
 
 from . import exchange, maps
 from .context import CPContext, context_of

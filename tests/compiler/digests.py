@@ -4,7 +4,7 @@
     python tests/compiler/digests.py --write               the differences were meant: write digests.json anew
     python tests/compiler/digests.py --keep FOLDER         write each kernel's normalised PTX, to compare two trees
 
-kda/verify/digests.py says what is digested, and of which kernels.  The ledger of what ran on a GPU has the same
+kda/tools/verify/digests.py says what is digested, and of which kernels.  The ledger of what ran on a GPU has the same
 digests: write it anew, too (python benchmarks/evidence.py --write).
 """
 
@@ -19,7 +19,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from kda.verify.digests import PROBLEMS, Digest, digest, labelled, normalised, version
+from kda.tools.verify.digests import PROBLEMS, Digest, digest, labelled, normalised, version
 from ptxkit.compile.fetching import fetch_all
 from ptxkit.compile.recipes import AnyRecipe
 

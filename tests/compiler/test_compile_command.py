@@ -11,11 +11,11 @@ from click.testing import CliRunner
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
-from kda import dispatch
-from kda.capability import Capability, Rule
 from kda.cli import cli
-from kda.commands import compile as command
-from kda.dispatch import capabilities
+from kda.routing import dispatch
+from kda.routing.capability import Capability, Rule
+from kda.routing.dispatch import capabilities
+from kda.tools.commands import compile as command
 from ptxkit.compile import fetching, store, watching
 from ptxkit.compile.target import parse
 from ptxkit.compile.triton import Recipe
@@ -262,7 +262,7 @@ def test_a_wrong_use_is_refused(asked, arguments, says):
 
 
 def test_without_an_arch_it_builds_for_this_machine(asked, monkeypatch):
-    monkeypatch.setattr("kda.verify.doors.default_device", lambda: "cpu")
+    monkeypatch.setattr("kda.tools.verify.doors.default_device", lambda: "cpu")
     assert "name an --arch" in run(code=2).stderr
 
 

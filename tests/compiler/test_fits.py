@@ -8,8 +8,8 @@ import pytest
 from kda.backends.triton import configs
 from kda.backends.triton.configs import SMALLEST, TABLE, TableRow, TileConfig, choose, power_of_2
 from kda.backends.triton.plan import recipes
-from kda.host import host_of
-from kda.problem import Problem
+from kda.model.host import host_of
+from kda.model.problem import Problem
 from ptxkit.chips import CHIPS
 from ptxkit.compile.errors import BuildError
 from ptxkit.compile.fetching import fetch_all

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from kda.backends.protocol import LaunchModule, PlanModule
-from kda.capability import Capability
-from kda.dispatch import capabilities
+from kda.routing.capability import Capability
+from kda.routing.dispatch import capabilities
 
 pytest.importorskip("triton")
 

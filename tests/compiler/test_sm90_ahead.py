@@ -12,18 +12,19 @@ import types
 import pytest
 from click.testing import CliRunner
 
-from kda import dispatch, host
 from kda.backends.common.arguments import KernelConfig
 from kda.backends.common.cute.configs import TablesConfig
 from kda.backends.common.training_plan import OFFSETS, states_table
 from kda.backends.sm90.capability import BACKWARD
 from kda.backends.sm90.capability import CAPABILITY as SM90
 from kda.backends.sm90.plan import TARGET, join_config, plan, recipe, recipes, training_plan
-from kda.capability import Capability
 from kda.cli import cli
-from kda.commands import compile as command
-from kda.host import host_of
-from kda.problem import Problem
+from kda.model import host
+from kda.model.host import host_of
+from kda.model.problem import Problem
+from kda.routing import dispatch
+from kda.routing.capability import Capability
+from kda.tools.commands import compile as command
 from ptxkit.compile import fetching
 from ptxkit.compile.errors import BuildError
 from ptxkit.compile.recipes import outdated
@@ -92,7 +93,7 @@ def test_what_is_offered_is_all_that_calls_of_a_class_want(words):
 def test_offering_imports_neither_torch_nor_the_dsl():
     code = (
         "import sys; sys.argv[:] = ['bin/kda']; from kda.backends.sm90.plan import recipes; "
-        "from kda.problem import Problem; from kda.host import host_of; "
+        "from kda.model.problem import Problem; from kda.model.host import host_of; "
         "print(len(recipes(Problem(), host_of('sm90'))[0].key), *({'torch', 'cutlass'} & set(sys.modules)))"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.split() == ["64"]
@@ -127,11 +128,11 @@ sys.meta_path.insert(0, Ban())
 
 import kda
 from kda.backends.sm90 import launch
-from kda.bundles import Save
+from kda.model.bundles import Save
 from ptxkit.compile import launching, store
-from kda.host import standing_in
-from kda.host import host_of
-from kda.verify.cases import make_inputs
+from kda.model.host import standing_in
+from kda.model.host import host_of
+from kda.tools.verify.cases import make_inputs
 
 class Notes(list):
     def launch(self, launch):
@@ -215,7 +216,7 @@ def beside(cache, monkeypatch):
         module = types.ModuleType(f"kda.backends.{name}")
         module.__dict__.update(content)
         monkeypatch.setitem(sys.modules, module.__name__, module)
-    importlib.import_module("kda.verify.doors")          # keeps the capabilities that it finds at its import
+    importlib.import_module("kda.tools.verify.doors")          # keeps the capabilities that it finds at its import
     monkeypatch.setattr(dispatch, "capabilities", lambda: (SM90, plain))
     monkeypatch.setattr(fetching.Builders, "build", lambda self, recipe: recipe.build())
     return cache
@@ -225,8 +226,8 @@ WITHOUT = ("compile", "--arch", "sm90", "--problem", WORDS)
 
 
 def test_without_the_dsl_the_others_are_built_and_it_says_how_to_get_it(beside, monkeypatch):
-    monkeypatch.setattr("kda.host.installed_versions", lambda: ())
-    monkeypatch.setattr("kda.host._host_with", host._host_with.__wrapped__)    # no memo of hosts without the DSL
+    monkeypatch.setattr("kda.model.host.installed_versions", lambda: ())
+    monkeypatch.setattr("kda.model.host._host_with", host._host_with.__wrapped__)    # no memo of hosts without the DSL
     summary, refused, _, _, row = run(*WITHOUT).stdout.splitlines()
     assert row.split() == ["plain", "sm90", "scale", "1", "8", "0", "64", "B", "0.0"]
     assert refused.startswith("no kernels of the backend sm90 for the arch sm90: chunk forward B=1 ")

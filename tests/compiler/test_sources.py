@@ -8,8 +8,8 @@ import sys
 import pytest
 
 import kda
-from kda.host import host_of
-from kda.problem import Problem
+from kda.model.host import host_of
+from kda.model.problem import Problem
 from ptxkit.compile import recipes, sources
 from ptxkit.compile.cutedsl import Recipe
 from ptxkit.compile.errors import BuildError

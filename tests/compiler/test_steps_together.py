@@ -8,14 +8,15 @@ import types
 import pytest
 import torch
 
-from kda import ahead, autograd, dispatch
 from kda.backends.common import training
 from kda.backends.common.cute.configs import TablesConfig
 from kda.backends.common.training_plan import BACKWARD_OF
 from kda.backends.sm90.plan import recipe
-from kda.bundles import Outputs, Save
-from kda.host import host_of, standing_in
-from kda.problem import Inputs, Options, Problem
+from kda.calls import ahead, autograd
+from kda.model.bundles import Outputs, Save
+from kda.model.host import host_of, standing_in
+from kda.model.problem import Inputs, Options, Problem
+from kda.routing import dispatch
 from ptxkit.compile import fetching
 
 ARCHS = ("sm90", "sm100")

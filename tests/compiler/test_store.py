@@ -12,7 +12,7 @@ import warnings
 
 import pytest
 
-from kda.commands import probes
+from kda.tools.commands import probes
 from ptxkit.compile import store
 from ptxkit.compile.store import Store, digest
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from click.testing import CliRunner
 
 from kda.cli import cli
-from kda.measure.timing import Machine, TimedLine
+from kda.tools.measure.timing import Machine, TimedLine
 
 QUICK = ("--tokens", "70", "--heads", "1", "-K", "8", "-V", "8", "--dtype", "float32", "--repeats", "3")
 ONE = (*QUICK, "--regime", "slow", "--direction", "forward")

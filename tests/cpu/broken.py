@@ -1,4 +1,4 @@
-"""One broken call for every row of kda.checks.  `python tests/cpu/broken.py` writes docs/errors.md from them."""
+"""One broken call for every row of kda.checks.calls.  `python tests/cpu/broken.py` writes docs/errors.md from them."""
 
 import pathlib
 import warnings
@@ -14,8 +14,8 @@ PAGE = pathlib.Path(__file__).parents[2] / "docs" / "errors.md"
 
 HEAD = """# Every error that a function can raise
 
-One row for each check of `kda/checks.py` and, with `gate.` and `decode.` in front, of `kda/gate_checks.py` and
-`kda/decoding/checks.py`, with the message of a call that fails it. All are `kda.InputError` (a `ValueError`); rows that
+One row for each check of `kda/checks/calls.py` and, with `gate.` and `decode.` in front, of `kda/checks/gate.py` and
+`kda/checks/decode.py`, with the message of a call that fails it. All are `kda.InputError` (a `ValueError`); rows that
 end in `.type` are also a `TypeError`. `error.check` is the id; `error.argument`, `error.asked`, `error.found` and
 `error.fix` are the parts of the message. A call that no backend accepts raises `kda.NoBackendError`, with the reasons
 of the named backend, or of each if none was named, and the backends that would accept the call.

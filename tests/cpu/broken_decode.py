@@ -1,9 +1,9 @@
-"""One broken call for every row of kda.decoding.checks."""
+"""One broken call for every row of kda.checks.decode."""
 
 import torch
 
 import kda
-from kda.verify.steps import make_step
+from kda.tools.verify.steps import make_step
 
 SHAPE = dict(N=2, T=3, H=2, K=5, V=3)
 INDICES = ("ssm_state_indices", "num_accepted_tokens", "accepted_path", "parents")

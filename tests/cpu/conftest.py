@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from kda.verify import literal
+from kda.tools.verify import literal
 
 
 @pytest.fixture(autouse=True, scope="module")

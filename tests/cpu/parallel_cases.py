@@ -130,7 +130,7 @@ def differences(call, context, group, function=None):
 
 def generic(on):
     """Take the reference's own maps away."""
-    from kda.dispatch import capability
+    from kda.routing.dispatch import capability
 
     object.__setattr__(capability("reference"), "maps", () if on else ("forward", "backward"))
 

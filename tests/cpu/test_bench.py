@@ -12,18 +12,18 @@ from bench_calls import H200, LINE, ONE, QUICK, run
 
 import kda
 from kda.backends.reference import launch
-from kda.commands.bench import CannotJudge, Percent, asked, report, timed
-from kda.dispatch import weigh
 from kda.errors import NoBackendError
-from kda.host import Host
-from kda.measure import clocks, timing
-from kda.measure.clocks import CpuClock
-from kda.measure.shapes import SHAPES, too_large
-from kda.measure.timing import Machine
-from kda.verify import cases, doors
-from kda.verify.budget import Rounding
-from kda.verify.definition import budgets
-from kda.verify.steps import run_step
+from kda.model.host import Host
+from kda.routing.dispatch import weigh
+from kda.tools.commands.bench import CannotJudge, Percent, asked, report, timed
+from kda.tools.measure import clocks, timing
+from kda.tools.measure.clocks import CpuClock
+from kda.tools.measure.shapes import SHAPES, too_large
+from kda.tools.measure.timing import Machine
+from kda.tools.verify import cases, doors
+from kda.tools.verify.budget import Rounding
+from kda.tools.verify.definition import budgets
+from kda.tools.verify.steps import run_step
 from ptxkit.commands.layout import strip_ansi
 from ptxkit.commands.render import Screen
 
@@ -106,14 +106,14 @@ def test_decoding_that_is_wrong_is_not_timed(monkeypatch):
         found = run_step(x, **options)
         return found | {"states": found["states"] + 1e-3}
 
-    monkeypatch.setattr("kda.measure.decoding.run_step", wrong)
+    monkeypatch.setattr("kda.tools.measure.decoding.run_step", wrong)
     result = run("--direction", "decode", "--heads", "2", "--batch", "3", "-K", "16", "-V", "8")
     assert result.exit_code == 1 and "wrong results are not timed" in result.stdout
 
 
 def test_what_others_publish_of_decoding_stands_behind_what_a_gpu_took(monkeypatch):
     """Only a machine with a GPU has a copy's bandwidth. Nobody published other sizes than K = V = 128."""
-    import kda.measure.timing as timing
+    import kda.tools.measure.timing as timing
 
     machine = timing.this_machine
     monkeypatch.setattr(timing, "this_machine", lambda device: machine(device)._replace(copy=4.2e12))
@@ -272,7 +272,7 @@ def test_a_sample_of_a_case_has_the_results_of_the_whole():
 
 
 def test_stages_are_timed_alone_on_what_the_stages_before_them_made():
-    from kda.stages import FORWARD, STAGES
+    from kda.model.stages import FORWARD, STAGES
 
     result = run(*QUICK, "--regime", "slow", "--stages", "--json")
     rows = json.loads(result.stdout)["stages"]
@@ -424,14 +424,17 @@ def test_a_shape_too_large_for_a_cpu_is_refused_with_an_estimate():
      ({"threads": None, "device_memory": 80 << 30}, None)],
 )
 def test_what_a_machine_is_not_asked(monkeypatch, memory, words):
-    monkeypatch.setattr("kda.measure.shapes.host_memory", lambda: 64 << 30)
+    monkeypatch.setattr("kda.tools.measure.shapes.host_memory", lambda: 64 << 30)
     says = too_large(SHAPES["h64-8k"], ("forward", "backward"), **memory)
     assert says is None if words is None else words in says
 
 
 def test_a_default_shape_that_is_too_large_is_left_out_with_a_sentence(monkeypatch):
-    monkeypatch.setattr("kda.commands.bench.timed.detect", lambda device: Host(device, "a small GPU", memory=12 << 30))
-    monkeypatch.setattr("kda.measure.shapes.host_memory", lambda: None)
+    def small(device):
+        return Host(device, "a small GPU", memory=12 << 30)
+
+    monkeypatch.setattr("kda.tools.commands.bench.timed.detect", small)
+    monkeypatch.setattr("kda.tools.measure.shapes.host_memory", lambda: None)
     options = {"names": (), "tokens": None, "lengths": None, "force": False, "directions": ("both",)}
     shapes = asked.shapes_asked(options, "gpu")
     kept, left_out = timed.refuse_large(shapes, options, "cuda:0", None)
@@ -445,7 +448,7 @@ def test_if_no_backend_accepts_the_call_the_reasons_are_printed(monkeypatch):
     def nobody(problem, asked):
         raise NoBackendError(weigh(problem, Host("cuda:0", "NVIDIA B200", (10, 0)), asked))
 
-    monkeypatch.setattr("kda.dispatch.choose", nobody)
+    monkeypatch.setattr("kda.routing.dispatch.choose", nobody)
     monkeypatch.setattr(timed, "problem_of", lambda spec, way, device: kda.Problem(direction=way))
     result = run(*ONE)
     assert result.exit_code == 3

@@ -9,8 +9,8 @@ import weakref
 import pytest
 import torch
 
-from kda.measure import clocks
-from kda.measure.clocks import CpuClock, Timings
+from kda.tools.measure import clocks
+from kda.tools.measure.clocks import CpuClock, Timings
 
 
 def test_a_quantile_lies_between_launches():

@@ -9,9 +9,9 @@ from importlib.metadata import version
 import pytest
 from bench_calls import H200, LINE, ONE, run
 
-from kda.commands import timeline
-from kda.commands.bench import drawn, report
-from kda.measure.shapes import DIRECTIONS, SHAPES
+from kda.tools.commands import timeline
+from kda.tools.commands.bench import drawn, report
+from kda.tools.measure.shapes import DIRECTIONS, SHAPES
 from ptxkit.commands.render import Screen
 from ptxkit.compile.target import TARGETS
 

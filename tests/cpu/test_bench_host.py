@@ -10,8 +10,8 @@ import torch
 from click.testing import CliRunner
 
 from kda.cli import cli
-from kda.measure.host import QUEUE, SPARE, WARMUPS, PresentGpu, StandIn, calls, cost
-from kda.verify.cases import make_inputs
+from kda.tools.measure.host import QUEUE, SPARE, WARMUPS, PresentGpu, StandIn, calls, cost
+from kda.tools.verify.cases import make_inputs
 from ptxkit.compile import driver
 from ptxkit.compile.target import parse
 

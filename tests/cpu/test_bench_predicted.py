@@ -11,8 +11,8 @@ import pytest
 from click.testing import CliRunner
 
 from kda.cli import cli
-from kda.commands.options import timed_arch
-from kda.measure.shapes import SHAPES
+from kda.tools.commands.options import timed_arch
+from kda.tools.measure.shapes import SHAPES
 from ptxkit.timing.chips import CHIPS
 
 
@@ -47,7 +47,7 @@ def test_a_chip_or_a_backend_that_cannot_be_predicted_is_named(words, says):
 
 
 def test_the_notes_say_whose_errors_are_expected():
-    from kda.commands.bench import predicted as command
+    from kda.tools.commands.bench import predicted as command
 
     said = []
     for kernels_of_errors in ("sm90 fused", "sm90, other kernels", "all, other kernels"):
@@ -63,7 +63,7 @@ def test_without_an_arch_it_is_that_of_the_backend():
 
 
 def test_a_prediction_has_its_error_its_floor_and_the_time_on_record(monkeypatch):
-    from kda.measure import predicted
+    from kda.tools.measure import predicted
     class Of:
         chip, warps, stalls = CHIPS["h200"], [], {}
 
@@ -97,8 +97,8 @@ def test_a_prediction_has_its_error_its_floor_and_the_time_on_record(monkeypatch
 @pytest.fixture
 def forecasts(monkeypatch):
     """Makes predictions up, in two processes: milliseconds are the tokens; a function may do more, given a shape."""
-    from kda.commands.bench import predicted as command
-    from kda.measure import predicted
+    from kda.tools.commands.bench import predicted as command
+    from kda.tools.measure import predicted
     class Of:
         chip, warps, stalls = CHIPS["b200"], [], {}
 
@@ -138,7 +138,7 @@ def test_shapes_are_predicted_in_other_processes_and_printed_in_their_order(fore
 def test_what_is_predicted_is_drawn_and_shown_on_a_page(forecasts, monkeypatch, tmp_path):
     pytest.importorskip("matplotlib", reason="needs matplotlib, the extra `plot`")
     asked = []
-    monkeypatch.setattr("kda.commands.timeline.of_machine", lambda screen, *which: asked.append(which) or [])
+    monkeypatch.setattr("kda.tools.commands.timeline.of_machine", lambda screen, *which: asked.append(which) or [])
     out = run(*ALL, "--plot", str(tmp_path / "x.png"), "--html", str(tmp_path / "x.html")).stdout
     assert out.count("drawn") == 2 and (tmp_path / "x.png").exists()
     text = (tmp_path / "x.html").read_text(encoding="utf-8")
@@ -149,7 +149,8 @@ def test_what_is_predicted_is_drawn_and_shown_on_a_page(forecasts, monkeypatch, 
 @pytest.mark.parametrize("arch", ["h100", "H100 PCIe", "h200", "sm90", "b200", "GB200"])
 def test_a_timeline_is_of_the_chip_that_a_prediction_for_the_same_words_is_of(arch, forecasts, monkeypatch, tmp_path):
     chips = []
-    monkeypatch.setattr("kda.commands.timeline.forward", lambda target, chip, *_: chips.append(chip.name) or SILENT)
+    forward = "kda.tools.commands.timeline.forward"
+    monkeypatch.setattr(forward, lambda target, chip, *_: chips.append(chip.name) or SILENT)
     text = CliRunner().invoke(cli, ["timeline", "--arch", arch, "--out", str(tmp_path / "x.json")]).stdout
     [which] = [line.removeprefix("predicted for ") for line in text.splitlines() if line.startswith("predicted for ")]
     bench = run("--predicted", "--shape", "h64-8k", "--arch", arch, "--direction", "forward").stdout
@@ -183,7 +184,7 @@ def test_a_process_that_was_killed_is_made_up_for(forecasts):
 
 
 def test_one_core_has_one_process(monkeypatch):
-    from kda.commands.bench import predicted as command
+    from kda.tools.commands.bench import predicted as command
 
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0}, raising=False)
     assert command.workers(8) == 1

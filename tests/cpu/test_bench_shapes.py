@@ -7,9 +7,9 @@ import math
 
 from bench_calls import QUICK, run
 
-from kda.commands.bench import asked
-from kda.measure.shapes import SHAPES, BenchShape, bytes_moved, flops, too_large
-from kda.verify import cases
+from kda.tools.commands.bench import asked
+from kda.tools.measure.shapes import SHAPES, BenchShape, bytes_moved, flops, too_large
+from kda.tools.verify import cases
 
 # the formulas
 

@@ -10,8 +10,8 @@ import pytest
 from click.testing import CliRunner
 
 from kda.cli import cli
-from kda.commands.probes import look_at_cache
-from kda.commands.stale import why_stale
+from kda.tools.commands.probes import look_at_cache
+from kda.tools.commands.stale import why_stale
 from ptxkit.compile import recipes
 from ptxkit.compile.store import Store, digest
 from ptxkit.engine import build

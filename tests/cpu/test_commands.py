@@ -9,9 +9,9 @@ import pytest
 from click.testing import CliRunner
 
 from kda.cli import COMMANDS, cli
-from kda.commands.doctor import archs_without_kernels
-from kda.commands.findings import backends_with_kernels
-from kda.dispatch import capabilities
+from kda.routing.dispatch import capabilities
+from kda.tools.commands.doctor import archs_without_kernels
+from kda.tools.commands.findings import backends_with_kernels
 from ptxkit.compile.target import TARGETS, parse
 
 ASKING_FOR_A_BACKEND = {
@@ -25,7 +25,7 @@ ASKING_FOR_A_BACKEND = {
 @pytest.fixture
 def no_kernels(monkeypatch):
     reference = [c for c in capabilities() if c.backend == "reference"]
-    monkeypatch.setattr("kda.dispatch.capabilities", lambda: tuple(reference))
+    monkeypatch.setattr("kda.routing.dispatch.capabilities", lambda: tuple(reference))
 
 
 @pytest.mark.parametrize("command", ASKING_FOR_A_BACKEND)
@@ -78,7 +78,7 @@ def test_a_dtype_has_a_short_name_too():
 
 def test_an_interruption_is_told_from_a_finding():
     program = (
-        "import kda.commands.cache as c; from kda.cli import main\n"
+        "import kda.tools.commands.cache as c; from kda.cli import main\n"
         "def stop(**_): raise KeyboardInterrupt\n"
         "c.command.callback = stop\nimport sys; sys.argv[:] = ['kda', 'cache']\nmain()"
     )

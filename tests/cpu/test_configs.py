@@ -20,9 +20,9 @@ from kda.backends.triton.configs import TileConfig, choose
 from kda.backends.triton.decode import recurrent_plan, step_plan
 from kda.backends.triton.decode.recurrent_plan import RecurrentConfig, RecurrentLayout
 from kda.backends.triton.decode.step_plan import StepConfig, StepLayout
-from kda.host import host_of
-from kda.problem import Problem, StepProblem
-from kda.verify.digests import PROBLEMS
+from kda.model.host import host_of
+from kda.model.problem import Problem, StepProblem
+from kda.tools.verify.digests import PROBLEMS
 from ptxkit.compile.errors import BuildError
 from ptxkit.compile.target import parse
 

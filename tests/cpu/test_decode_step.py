@@ -8,7 +8,7 @@ import torch
 import kda
 from kda import nn
 from kda.nn.sequences import Sequences
-from kda.verify.steps import beside_plain_decoding, copied, make_step, run_step, tokens_of
+from kda.tools.verify.steps import beside_plain_decoding, copied, make_step, run_step, tokens_of
 
 CASES = {
     "softplus gate": {},

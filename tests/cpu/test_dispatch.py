@@ -17,10 +17,12 @@ import torch
 from naive import make
 
 import kda
-from kda import checks, dispatch, notices
-from kda.capability import Capability, Rule
-from kda.host import Host, detect
-from kda.problem import Inputs, Options, Problem
+from kda import notices
+from kda.checks import calls as checks
+from kda.model.host import Host, detect
+from kda.model.problem import Inputs, Options, Problem
+from kda.routing import dispatch
+from kda.routing.capability import Capability, Rule
 
 H200 = Host(device="cuda:0", name="NVIDIA H200", cc=(9, 0), sms=132, smem=232448, memory=150 * 2**30)
 
@@ -58,7 +60,7 @@ def test_a_folder_with_a_capability_is_a_backend(tmp_path, monkeypatch):
 
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "capability.py").write_text(
-        "from kda.capability import Capability\nCAPABILITY = Capability('mine', rank=5, summary='')\n"
+        "from kda.routing.capability import Capability\nCAPABILITY = Capability('mine', rank=5, summary='')\n"
     )
     (tmp_path / "notes").mkdir()
     monkeypatch.setattr(backends, "__path__", [*backends.__path__, str(tmp_path)])
@@ -69,7 +71,7 @@ def test_a_folder_with_a_capability_is_a_backend(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(("text", "says"), [
-    ("from kda.capability import Capability\nCAPABILITY = Capability('broken', rnak=5)", "keyword argument 'rnak'"),
+    ("from kda.routing.capability import Capability as C\nCAPABILITY = C('broken', rnak=5)", "keyword argument 'rnak'"),
     ("capability = 1", "has no attribute 'CAPABILITY'"),
 ], ids=["a misspelt field", "no declaration"])
 def test_a_capability_that_is_none_is_named(tmp_path, monkeypatch, text, says):
@@ -161,7 +163,10 @@ def test_chunk_kda_and_explain_refuse_a_named_backend_alike():
 
 @pytest.mark.exhaustive
 def test_a_problem_from_another_process_has_the_hash_of_this_one():
-    code = "import pickle, sys; from kda.problem import Problem; sys.stdout.buffer.write(pickle.dumps(Problem(T=5)))"
+    code = (
+        "import pickle, sys; from kda.model.problem import Problem; "
+        "sys.stdout.buffer.write(pickle.dumps(Problem(T=5)))"
+    )
     for seed in ("1", "2"):
         environment = os.environ | {"PYTHONHASHSEED": seed}
         command = [sys.executable, "-c", code]
@@ -295,7 +300,7 @@ def test_a_wrong_name_is_refused_wherever_it_comes_from(monkeypatch):
 
 def test_the_forward_and_its_backward_use_the_requested_backend(monkeypatch):
     asked, launcher = [], dispatch.launcher
-    monkeypatch.setattr("kda.autograd.launcher", lambda name: asked.append(name) or launcher(name))
+    monkeypatch.setattr("kda.calls.autograd.launcher", lambda name: asked.append(name) or launcher(name))
     call = make(B=1, T=3).requiring_grad()
     with kda.use_backend("reference"):
         o, _ = kda.chunk_kda(**call.arguments)

@@ -14,9 +14,9 @@ import pytest
 import kda
 from kda.backends.reference import chunked
 from kda.backends.sm90 import costs, plan
-from kda.commands import findings
-from kda.problem import Problem
-from kda.stages import BACKWARD, FORWARD, SHAPES, STAGES
+from kda.model.problem import Problem
+from kda.model.stages import BACKWARD, FORWARD, SHAPES, STAGES
+from kda.tools.commands import findings
 
 ROOT = pathlib.Path(__file__).parents[2]
 PICTURES = ROOT / "docs" / "pictures"

@@ -14,10 +14,10 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from kda.capability import Capability, Rule
-from kda.commands import doctor, findings, probes, ran
-from kda.commands.findings import CHECKS, Examination
-from kda.commands.probes import CacheFacts, GpuFacts, MachineFacts, Probe, Ptxas
+from kda.routing.capability import Capability, Rule
+from kda.tools.commands import doctor, findings, probes, ran
+from kda.tools.commands.findings import CHECKS, Examination
+from kda.tools.commands.probes import CacheFacts, GpuFacts, MachineFacts, Probe, Ptxas
 from ptxkit.commands.layout import strip_ansi
 from ptxkit.commands.render import Screen
 from ptxkit.compile.target import TARGETS
@@ -323,7 +323,7 @@ def machine(monkeypatch):
 
     def make(facts: MachineFacts = HEALTHY, **live: Probe):
         backends = (SWIFT, PLAIN)
-        monkeypatch.setattr("kda.dispatch.capabilities", lambda: backends)
+        monkeypatch.setattr("kda.routing.dispatch.capabilities", lambda: backends)
         monkeypatch.setattr(doctor, "capabilities", lambda: backends)
         monkeypatch.setattr(findings, "capabilities", lambda: backends)
         monkeypatch.setattr(probes, "gather", lambda wanted, answered: facts)
@@ -596,7 +596,7 @@ def test_a_reader_that_leaves_early_changes_neither_the_exit_code_nor_stderr():
 
 def test_the_small_live_call_runs_on_one_thread(monkeypatch, capsys):
     """On a busy machine it took twelve times as long on two."""
-    from kda.commands import probe_backend
+    from kda.tools.commands import probe_backend
 
     threads = torch.get_num_threads()
     monkeypatch.setattr(probe_backend, "probe", lambda name: {"backend": name, "threads": torch.get_num_threads()})

@@ -8,7 +8,7 @@ import pytest
 
 import kda.engines
 from kda import notices
-from kda.problem import Problem
+from kda.model.problem import Problem
 
 tomllib = pytest.importorskip("tomllib", reason="needs Python 3.11")
 ROOT = pathlib.Path(__file__).parents[2]

@@ -11,8 +11,9 @@ from broken_parallel import building, gate_on_a_mesh, halo
 from naive import make
 
 import kda
-from kda import checks, gate_checks
-from kda.decoding import checks as decoding
+from kda.checks import calls as checks
+from kda.checks import decode as decoding
+from kda.checks import gate as gate_checks
 
 ROWS = (*checks.CALLER, *checks.KIND, *checks.VALUES, *gate_checks.GATE, *decoding.ALL)
 IDS = {row.id for row in ROWS} | set(checks.ELSEWHERE) | set(decoding.ELSEWHERE)

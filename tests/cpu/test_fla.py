@@ -12,15 +12,15 @@ from naive import make
 
 import kda
 from kda import notices
+from kda.calls.rehearsal import rehearse
 from kda.notices import KdaNotice, reason_of, say_once
-from kda.rehearsal import rehearse
 
 
 @pytest.mark.parametrize("recorded", [False, True], ids=["forward alone", "recorded"])
 def test_a_rehearsal_names_who_takes_each_direction_and_computes_nothing(recorded, monkeypatch):
     call = make(T=40)
     call = call.requiring_grad() if recorded else call
-    monkeypatch.setattr(kda.dispatch, "launcher", None)
+    monkeypatch.setattr(kda.routing.dispatch, "launcher", None)
     choices = rehearse("chunk_kda", **call.arguments)
     assert [choice.problem.direction for choice in choices] == ["forward", "backward"][: 1 + recorded]
     assert {choice.backend for choice in choices} == {"reference"}

@@ -13,59 +13,77 @@ import kda
 
 ROOT = pathlib.Path(kda.__file__).parent
 
+# packages whose modules, or folders, are parts of their own
+GROUPS = ("calls", "checks", "model", "routing", "tools")
 # part of the package -> what it imports of the package, and of ptxkit: compile, the simulator, and what has no weight
 ARROWS = {
-    "errors": {"ptxkit"},
     "building": {"ptxkit"},
-    "problem": set(),
-    "bundles": set(),
-    "gates": set(),
-    "host": {"ptxkit", "simulator"},
-    "stages": {"bundles"},
-    "offsets": {"errors", "problem"},
+    "checks.memo": set(),
+    "checks.written": set(),
+    "errors": {"ptxkit"},
+    "model.bundles": set(),
+    "model.gates": set(),
+    "model.problem": set(),
     "simulator": {"ptxkit"},
-    "capability": {"host", "problem"},
-    "dispatch": {"backends", "bundles", "capability", "compile", "errors", "host", "notices", "problem"},
-    "memo": set(),
-    "checks": {"errors", "memo", "offsets", "problem", "written"},
-    "gate_checks": {"checks"},
-    "keywords": {"errors"},
-    "transforms": {"errors"},
-    "written": set(),
-    "parallel": {"autograd", "bundles", "checks", "dispatch", "errors", "gates", "offsets", "problem",
-                 "transforms"},
-    "ahead": {"bundles", "compile", "dispatch", "host", "problem"},
-    "autograd": {"ahead", "bundles", "checks", "dispatch", "errors", "gates", "host", "offsets", "problem",
-                 "transforms"},
-    "api": {"autograd", "bundles", "checks", "dispatch", "errors", "gate_checks", "gates", "host", "keywords",
-            "memo", "offsets", "parallel", "problem"},
-    "decoding": {"checks", "dispatch", "errors", "keywords", "memo", "problem", "transforms", "written"},
-    "rehearsal": {"api", "bundles", "checks", "dispatch", "errors", "gates", "host", "problem"},
+    "checks.keywords": {"errors"},
+    "model.host": {"ptxkit", "simulator"},
+    "model.offsets": {"errors", "model.problem"},
+    "model.stages": {"model.bundles"},
+    "model.transforms": {"errors"},
     "notices": {"errors"},
-    "fla": {"api", "errors", "notices", "rehearsal"},
-    "nn": {"api", "backends", "checks", "decoding", "dispatch", "errors", "gates", "host", "keywords", "parallel",
-           "problem", "transforms"},
-    "hf": {"api", "errors", "nn", "notices"},
-    "engines": {"api", "dispatch", "errors", "host", "nn", "notices", "problem"},
-    "__init__": {"api", "building", "bundles", "decoding", "dispatch", "errors", "hf", "nn", "parallel", "problem",
-                 "rehearsal", "simulator"},
-    "backends": {"bundles", "capability", "compile", "gates", "host", "offsets", "problem", "stages"},
-    "verify": {"__init__", "ahead", "backends", "bundles", "capability", "compile", "dispatch", "errors", "gates",
-               "host", "offsets", "problem", "ptxkit", "simulator", "stages"},
-    "measure": {"__init__", "compile", "host", "simulator", "stages", "verify"},
-    "commands": {"__init__", "bundles", "capability", "compile", "dispatch", "errors", "fla", "host", "measure",
-                 "output", "problem", "simulator", "stages", "verify"},
-    "cli": {"commands", "output"},
+    "checks.calls": {"checks.memo", "checks.written", "errors", "model.offsets", "model.problem"},
+    "routing.capability": {"model.host", "model.problem"},
+    "backends": {"compile", "model.bundles", "model.gates", "model.host", "model.offsets", "model.problem",
+                 "model.stages", "routing.capability"},
+    "checks.decode": {"checks.calls", "checks.written", "errors", "model.problem"},
+    "checks.gate": {"checks.calls"},
+    "routing.dispatch": {"backends", "compile", "errors", "model.bundles", "model.host", "model.problem", "notices",
+                         "routing.capability"},
+    "calls.ahead": {"compile", "model.bundles", "model.host", "model.problem", "routing.dispatch"},
+    "calls.decode": {"checks.calls", "checks.decode", "checks.keywords", "checks.memo", "errors", "model.problem",
+                     "model.transforms", "routing.dispatch"},
+    "calls.autograd": {"calls.ahead", "checks.calls", "errors", "model.bundles", "model.gates", "model.host",
+                       "model.offsets", "model.problem", "model.transforms", "routing.dispatch"},
+    "calls.api": {"calls.autograd", "checks.calls", "checks.gate", "checks.keywords", "checks.memo", "errors",
+                  "model.bundles", "model.gates", "model.host", "model.offsets", "model.problem", "parallel",
+                  "routing.dispatch"},
+    "parallel": {"calls.autograd", "checks.calls", "errors", "model.bundles", "model.gates", "model.offsets",
+                 "model.problem", "model.transforms", "routing.dispatch"},
+    "calls.rehearsal": {"calls.api", "checks.calls", "errors", "model.bundles", "model.gates", "model.host",
+                        "model.problem", "routing.dispatch"},
+    "nn": {"backends", "calls.api", "calls.decode", "checks.calls", "checks.decode", "checks.keywords", "errors",
+           "model.gates", "model.host", "model.problem", "model.transforms", "parallel", "routing.dispatch"},
+    "engines": {"calls.api", "errors", "model.host", "model.problem", "nn", "notices", "routing.dispatch"},
+    "fla": {"calls.api", "calls.rehearsal", "errors", "notices"},
+    "hf": {"calls.api", "errors", "nn", "notices"},
+    "__init__": {"building", "calls.api", "calls.decode", "calls.rehearsal", "errors", "hf", "model.bundles",
+                 "model.problem", "nn", "parallel", "routing.dispatch", "simulator"},
+    "tools.verify": {"__init__", "backends", "calls.ahead", "compile", "errors", "model.bundles", "model.gates",
+                     "model.host", "model.offsets", "model.problem", "model.stages", "ptxkit", "routing.capability",
+                     "routing.dispatch", "simulator"},
+    "tools.measure": {"__init__", "compile", "model.host", "model.stages", "simulator", "tools.verify"},
+    "tools.commands": {"__init__", "compile", "errors", "fla", "model.bundles", "model.host", "model.problem",
+                       "model.stages", "output", "routing.capability", "routing.dispatch", "simulator",
+                       "tools.measure", "tools.verify"},
+    "cli": {"output", "tools.commands"},
     "__main__": {"cli"},
 }
+BARE = ("kda", "ptxkit", "", *(f"kda.{group}" for group in GROUPS))
 LIGHT = {"", "application", "errors", "limits", "standing"}
 HEAVY = ("triton", "cutlass", "cuda", "matplotlib", "numpy")
-TORCH_FREE = ("errors", "notices", "problem", "stages", "bundles", "host", "capability", "dispatch", "compile",
-              "offsets", "cli", "__main__")
+TORCH_FREE = ("errors", "notices", "model.problem", "model.stages", "model.bundles", "model.host",
+              "routing.capability", "routing.dispatch", "compile", "model.offsets", "cli", "__main__")
 
 
 def part(path):
-    return path.relative_to(ROOT).with_suffix("").parts[0]
+    return part_of(path.relative_to(ROOT).with_suffix("").parts)
+
+
+def part_of(names):
+    """Return "nn", or "calls.api" within a group; None for the group itself."""
+    if names[0] not in GROUPS:
+        return names[0]
+    return ".".join(names[:2]) if names[1:] and names[1] != "__init__" else None
 
 
 def part_of_ptxkit(module):
@@ -91,7 +109,7 @@ def imports(path):
         elif isinstance(node, ast.ImportFrom):
             base = package[: len(package) - node.level + 1] if node.level else []
             module = ".".join([*base, *([node.module] if node.module else [])])
-            bare = module in ("kda", "ptxkit", "") or not node.module
+            bare = module in BARE or not node.module
             named = [f"{module}.{alias.name}" if bare else module for alias in node.names]
             found += [(node in top, name) for name in named]
         elif isinstance(node, ast.Constant) and re.fullmatch(r"(kda|ptxkit)(\.\w+)+(:\w+)?", str(node.value)):
@@ -102,11 +120,11 @@ def imports(path):
 def parts_imported(path):
     """Parts of the package that a file imports; the package itself is its __init__."""
     modules = [module.split(".") for _, module in imports(path)]
-    found = {m[1] if m[1:] else "__init__" for m in modules if m[0] == "kda"} - {"__version__"}
-    return (found | {part_of_ptxkit(".".join(m)) for m in modules if m[0] == "ptxkit"}) - {part(path)}
+    found = {part_of(m[1:]) if m[1:] else "__init__" for m in modules if m[0] == "kda"} - {"__version__"}
+    return (found | {part_of_ptxkit(".".join(m)) for m in modules if m[0] == "ptxkit"}) - {part(path), None}
 
 
-FILES = sorted(ROOT.rglob("*.py"))
+FILES = sorted(path for path in ROOT.rglob("*.py") if part(path))
 
 
 def test_arrows_go_one_way():
@@ -132,8 +150,8 @@ def test_no_arrows_make_a_circle_but_that_of_dispatch_which_finds_the_backends()
 def test_an_import_inside_a_function_and_a_module_named_in_text_are_seen(tmp_path, monkeypatch):
     monkeypatch.setitem(globals(), "ROOT", tmp_path)
     file = tmp_path / "problem.py"
-    file.write_text("def f():\n    from .checks import check\n\nprover = 'kda.verify.parity:prove'\nimport kda\n")
-    assert parts_imported(file) == {"checks", "verify", "__init__"}
+    file.write_text("def f():\n    from .nn import step\n\nprover = 'kda.tools.verify.parity:prove'\nimport kda\n")
+    assert parts_imported(file) == {"nn", "tools.verify", "__init__"}
 
 
 def test_nothing_heavy_is_imported_at_the_top_of_a_file():
@@ -237,8 +255,10 @@ def test_import_kda_registers_its_operators():
 def test_import_kda_costs_a_few_files_of_its_own_over_import_torch():
     """It loads no file of a backend, a compiler, the simulator or a command, and no other package."""
     loaded = fresh("import torch, sys; before = set(sys.modules); import kda; print(*(set(sys.modules) - before))")
-    parts = ("api", "autograd", "building", "bundles", "capability", "checks", "dispatch", "errors", "gate_checks",
-             "gates", "host", "keywords", "memo", "offsets", "problem", "transforms", "written")
+    parts = ("building", "calls", "calls.api", "calls.autograd", "checks", "checks.calls", "checks.gate",
+             "checks.keywords", "checks.memo", "checks.written", "errors", "model", "model.bundles", "model.gates",
+             "model.host", "model.offsets", "model.problem", "model.transforms", "routing", "routing.capability",
+             "routing.dispatch")
     light = ("ptxkit", "ptxkit.application", "ptxkit.errors", "ptxkit.standing")
     assert set(loaded.stdout.split()) == {"kda", *(f"kda.{part}" for part in parts), *light}
 

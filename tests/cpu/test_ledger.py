@@ -16,9 +16,9 @@ import evidence_run
 import ledger_page
 from evidence_cases import ON_GPU, PATHS, RECOMPUTED, Case, GpuTest, candidates, covering, covers, gpu_tests, matches
 
-from kda.host import Host, detect
-from kda.verify import ledger
-from kda.verify.ledger import FAILED, FILE, RAN, SIMULATED, Ledger
+from kda.model.host import Host, detect
+from kda.tools.verify import ledger
+from kda.tools.verify.ledger import FAILED, FILE, RAN, SIMULATED, Ledger
 
 ROOT = Path(__file__).parents[2]
 SAID = "python benchmarks/evidence.py --write writes it anew"

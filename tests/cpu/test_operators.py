@@ -8,9 +8,9 @@ from naive import distance, make
 from torch.library import opcheck
 
 import kda
-from kda import autograd
-from kda.bundles import OpaqueSaved, Save
-from kda.problem import Options
+from kda.calls import autograd
+from kda.model.bundles import OpaqueSaved, Save
+from kda.model.problem import Options
 
 
 def arguments(call, names, options):
@@ -67,7 +67,7 @@ def test_opcheck_of_intermediate_states():
 @pytest.mark.parametrize("options", CALLS.values(), ids=CALLS)
 def test_a_call_on_a_gpu_compiles_and_records_gradients(options, monkeypatch):
     """The test pretends to be on a GPU, where the backend says what a recorded forward keeps before anything runs."""
-    monkeypatch.setattr(kda.api, "_on_gpu", lambda q: True)
+    monkeypatch.setattr(kda.calls.api, "_on_gpu", lambda q: True)
     call = make(dtype=torch.float32, **options).requiring_grad()
     compiled = torch.compile(kda.chunk_kda, backend="aot_eager", fullgraph=True)
     o = compiled(**call.tensors, **call.options)[0]

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from naive import make
 
 import kda
-from kda.checks import Call, problem_of
-from kda.dispatch import capability
+from kda.checks.calls import Call, problem_of
+from kda.model.problem import Inputs, Options
 from kda.parallel import halo, layout, operators
-from kda.problem import Inputs, Options
+from kda.routing.dispatch import capability
 
 maps = operators.maps
 rows = st.tuples(

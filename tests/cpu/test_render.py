@@ -294,7 +294,7 @@ def test_the_error_of_a_misspelt_command_names_the_nearest_one():
 
 
 def test_a_command_that_cannot_be_imported_exits_with_2_and_points_to_doctor(monkeypatch):
-    monkeypatch.setitem(COMMANDS, "verify", ("kda.commands.no_such_module", "-"))
+    monkeypatch.setitem(COMMANDS, "verify", ("kda.tools.commands.no_such_module", "-"))
     result = CliRunner().invoke(cli, ["verify"])
     assert result.exit_code == 2 and "kda doctor" in result.stderr and "Traceback" not in result.stderr
     assert "Traceback" in CliRunner().invoke(cli, ["verify", "--debug"]).stderr

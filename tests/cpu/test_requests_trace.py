@@ -7,10 +7,10 @@ import torch
 from requests_trace import CHUNK, Engine, run
 
 import kda
-from kda.verify.cases import make_inputs
-from kda.verify.definition import budgets
-from kda.verify.doors import Door
-from kda.verify.parity import describe, judge
+from kda.tools.verify.cases import make_inputs
+from kda.tools.verify.definition import budgets
+from kda.tools.verify.doors import Door
+from kda.tools.verify.parity import describe, judge
 
 
 def test_requests_have_the_bits_that_they_have_alone_and_no_slot_is_lost():

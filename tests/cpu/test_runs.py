@@ -1,4 +1,4 @@
-"""Backends that fuse stages: runs of them in kda.stages, in `kda verify` and in `kda selftest`."""
+"""Backends that fuse stages: runs of them in kda.model.stages, in `kda verify` and in `kda selftest`."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from click.testing import CliRunner
 from torch.overrides import TorchFunctionMode
 
 from kda.backends.reference import chunked, launch
-from kda.capability import Capability, Rule
-from kda.commands import selftest, verify
-from kda.dispatch import capabilities, launcher
-from kda.stages import BACKWARD, FORWARD, OPERANDS, STAGES, find, holder, in_order
-from kda.verify import literal, parity
-from kda.verify.budget import Rounding
-from kda.verify.cases import Spec, make, make_inputs
-from kda.verify.definition import budgets
-from kda.verify.doors import ROUNDS_EVERY_OPERAND, Door
-from kda.verify.evidence import Evidence, provable
-from kda.verify.faults import FAULTS, Planted
+from kda.model.stages import BACKWARD, FORWARD, OPERANDS, STAGES, find, holder, in_order
+from kda.routing.capability import Capability, Rule
+from kda.routing.dispatch import capabilities, launcher
+from kda.tools.commands import selftest, verify
+from kda.tools.verify import literal, parity
+from kda.tools.verify.budget import Rounding
+from kda.tools.verify.cases import Spec, make, make_inputs
+from kda.tools.verify.definition import budgets
+from kda.tools.verify.doors import ROUNDS_EVERY_OPERAND, Door
+from kda.tools.verify.evidence import Evidence, provable
+from kda.tools.verify.faults import FAULTS, Planted
 
 FUSED = ("fwd/gate+intra+wy", "fwd/state+output", "bwd/output+state", "bwd/wy+intra+gate")
 RUNS = [
@@ -65,9 +65,9 @@ def fused(monkeypatch):
         monkeypatch.setitem(sys.modules, name, module)
         mine = Capability("fused", 10, "made up", stages=stages, **declared)
         every = (mine, *(c for c in capabilities() if c.backend == "reference"))
-        for place in ("kda.dispatch", "kda.verify.doors"):
+        for place in ("kda.routing.dispatch", "kda.tools.verify.doors"):
             monkeypatch.setattr(f"{place}.capabilities", lambda: every)
-        monkeypatch.setattr("kda.dispatch._decided", {})
+        monkeypatch.setattr("kda.routing.dispatch._decided", {})
         launcher.cache_clear()
         parity._oracle.cache_clear()
         return Door("fused")
@@ -224,7 +224,7 @@ def test_gradients_have_the_room_of_the_backend_that_makes_them(fused):
 
 def test_a_rounding_of_what_is_no_tensor_of_a_stage_is_refused(fused):
     door = fused(rounded_to=lambda problem: {"W": "bfloat16"})
-    with pytest.raises(ValueError, match=r"fused rounds W, which kda\.stages does not contain"):
+    with pytest.raises(ValueError, match=r"fused rounds W, which kda\.model\.stages does not contain"):
         door.rounding(make(EDGES))
 
 

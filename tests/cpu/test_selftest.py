@@ -11,13 +11,13 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from kda.capability import Capability, Rule
-from kda.commands import selftest
-from kda.commands.selftest import LEVELS, command
-from kda.dispatch import capabilities
-from kda.stages import STAGES
-from kda.verify import evidence, parity, trials
-from kda.verify.evidence import Evidence, Proof
+from kda.model.stages import STAGES
+from kda.routing.capability import Capability, Rule
+from kda.routing.dispatch import capabilities
+from kda.tools.commands import selftest
+from kda.tools.commands.selftest import LEVELS, command
+from kda.tools.verify import evidence, parity, trials
+from kda.tools.verify.evidence import Evidence, Proof
 from ptxkit.commands.layout import strip_ansi
 from ptxkit.commands.options import ARCH
 from ptxkit.compile.errors import MissingCompilerError
@@ -63,7 +63,7 @@ def made_up(monkeypatch):
 
     def make(*backends: Capability) -> None:
         every = (*backends, *(c for c in capabilities() if c.backend == "reference"))
-        monkeypatch.setattr("kda.dispatch.capabilities", lambda: every)
+        monkeypatch.setattr("kda.routing.dispatch.capabilities", lambda: every)
 
     return make
 
@@ -252,8 +252,9 @@ def test_a_package_that_is_not_installed_is_named_and_exits_with_3(made_up):
 
 def test_an_arch_without_kernels_exits_with_3_and_needs_no_torch():
     code = (
-        "import sys; sys.argv = ['/bin/kda', 'selftest', '--arch', 'sm120']; import kda.cli, kda.dispatch, atexit;"
-        "kda.dispatch.capabilities = tuple;"
+        "import sys; sys.argv = ['/bin/kda', 'selftest', '--arch', 'sm120'];"
+        "import kda.cli, kda.routing.dispatch, atexit;"
+        "kda.routing.dispatch.capabilities = tuple;"
         "atexit.register(lambda: print('torch' in sys.modules)); kda.cli.main()"
     )
     ran = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
@@ -347,11 +348,11 @@ def test_every_arch_can_be_requested():
 
 
 def test_where_auto_picks_nothing_the_backend_that_can_be_named_is_proven_and_said_so(monkeypatch):
-    from kda.host import Host
+    from kda.model.host import Host
 
     h200 = Host(device="cuda:0", name="NVIDIA H200", cc=(9, 0))
-    monkeypatch.setattr("kda.verify.doors.default_device", lambda: "cuda:0")
-    monkeypatch.setattr("kda.host.detect", lambda device="cpu": h200)
+    monkeypatch.setattr("kda.tools.verify.doors.default_device", lambda: "cuda:0")
+    monkeypatch.setattr("kda.model.host.detect", lambda device="cpu": h200)
     lines = []
     screen = type("Screen", (), {"line": lambda self, text, err=False: lines.append((text, err))})()
     assert selftest.auto(screen) == "reference"
@@ -366,7 +367,7 @@ def test_a_prover_gets_the_backend_whose_stage_it_proves(monkeypatch):
     """A backend must not be proven by the reference's stages."""
     reference = capabilities()[-1]
     twin = dataclasses.replace(reference, backend="twin", rank=1)
-    monkeypatch.setattr("kda.dispatch.capabilities", lambda: (twin, reference))
+    monkeypatch.setattr("kda.routing.dispatch.capabilities", lambda: (twin, reference))
     asked = []
     monkeypatch.setattr(parity, "prove_executed", lambda *args: asked.append(args) or Proof(True, "right"))
     assert selftest.proof(twin, Evidence.EXECUTED, "fwd/intra", None).passed

@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from kda.backends.reference import launch
-from kda.stages import BACKWARD, FORWARD, SHAPES, STAGES
-from kda.verify import literal
-from kda.verify.cases import Spec, make, make_inputs
-from kda.verify.definition import definition, from_stages
-from kda.verify.layout import ChunkLayout
+from kda.model.stages import BACKWARD, FORWARD, SHAPES, STAGES
+from kda.tools.verify import literal
+from kda.tools.verify.cases import Spec, make, make_inputs
+from kda.tools.verify.definition import definition, from_stages
+from kda.tools.verify.layout import ChunkLayout
 
 NAMES = [stage.name for stage in FORWARD + BACKWARD]
 GATES = {"given": ("given", False), "softplus": ("2*sigmoid", True), "bounded": ("sigmoid", True)}     # beta, l2norm

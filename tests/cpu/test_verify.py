@@ -15,24 +15,24 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from kda import dispatch
-from kda.bundles import Saved
-from kda.capability import Capability, Rule
 from kda.cli import cli
-from kda.commands.verify import command
-from kda.stages import BACKWARD, FORWARD, STAGES
-from kda.verify import budget as verify_budget
-from kda.verify import definition, literal, parity, places
-from kda.verify.budget import Budget, Rounding, Scale, dithered, shaken
-from kda.verify.cases import Spec, load, make, make_inputs, save
-from kda.verify.definition import budgets
-from kda.verify.doors import ROUNDS_EVERY_OPERAND, Door
-from kda.verify.faults import FAULTS, Planted
-from kda.verify.literal import chain, run_stage
-from kda.verify.parity import examine, smaller
+from kda.model.bundles import Saved
+from kda.model.stages import BACKWARD, FORWARD, STAGES
+from kda.routing import dispatch
+from kda.routing.capability import Capability, Rule
+from kda.tools.commands.verify import command
+from kda.tools.verify import budget as verify_budget
+from kda.tools.verify import definition, literal, parity, places
+from kda.tools.verify.budget import Budget, Rounding, Scale, dithered, shaken
+from kda.tools.verify.cases import Spec, load, make, make_inputs, save
+from kda.tools.verify.definition import budgets
+from kda.tools.verify.doors import ROUNDS_EVERY_OPERAND, Door
+from kda.tools.verify.faults import FAULTS, Planted
+from kda.tools.verify.literal import chain, run_stage
+from kda.tools.verify.parity import examine, smaller
 from ptxkit.compile.target import parse
 
-EDGES = (33, 0, 31)                          # of chunks of 32
+EDGES = (33, 0, 31)                          # tokens of sequences in chunks of 32
 SMALL = ["--lengths", "33,0,17", "-K", "32", "-V", "32", "--chunk-size", "32", "--dtype", "float32"]
 
 
@@ -483,11 +483,11 @@ def picky(monkeypatch):
     from kda.backends.reference import launch
 
     real = dispatch.launcher
-    for module in ("kda.dispatch", "kda.verify.doors"):
+    for module in ("kda.routing.dispatch", "kda.tools.verify.doors"):
         monkeypatch.setattr(f"{module}.capabilities", lambda: backends)
         monkeypatch.setattr(f"{module}.launcher", lambda name: launch if name == "picky" else real(name))
-    monkeypatch.setattr("kda.autograd.launcher", lambda name: launch if name == "picky" else real(name))
-    monkeypatch.setattr("kda.dispatch._decided", {})
+    monkeypatch.setattr("kda.calls.autograd.launcher", lambda name: launch if name == "picky" else real(name))
+    monkeypatch.setattr("kda.routing.dispatch._decided", {})
 
 
 def test_a_backend_that_does_not_take_the_problem_exits_with_3_and_its_reasons(picky):
@@ -527,11 +527,11 @@ def late(monkeypatch):
 
     def declare(*stages):
         backends = (Capability("late", 1, "", stages=stages), *others)
-        for module in ("kda.dispatch", "kda.verify.doors"):
+        for module in ("kda.routing.dispatch", "kda.tools.verify.doors"):
             monkeypatch.setattr(f"{module}.capabilities", lambda: backends)
             monkeypatch.setattr(f"{module}.launcher", lambda name: Wrong() if name == "late" else real(name))
-        monkeypatch.setattr("kda.autograd.launcher", lambda name: launch if name == "late" else real(name))
-        monkeypatch.setattr("kda.dispatch._decided", {})
+        monkeypatch.setattr("kda.calls.autograd.launcher", lambda name: launch if name == "late" else real(name))
+        monkeypatch.setattr("kda.routing.dispatch._decided", {})
 
     return declare
 
@@ -602,7 +602,7 @@ def test_two_backends_are_compared_within_the_room_of_both(picky):
 
 def test_loading_the_commands_needs_no_torch():
     source = (
-        "import sys; sys.argv[0] = '/bin/kda'; import kda.commands.verify, kda.commands.selftest;"
+        "import sys; sys.argv[0] = '/bin/kda'; import kda.tools.commands.verify, kda.tools.commands.selftest;"
         "assert 'torch' not in sys.modules"
     )
     assert subprocess.run([sys.executable, "-c", source], check=False).returncode == 0
@@ -640,6 +640,6 @@ def test_mutants_are_those_of_an_arch_and_of_nothing_else(words, says):
      (None, "sm90", "bfloat16"), ("reference", None, "bfloat16")],
 )
 def test_where_no_dtype_is_named_a_backend_gets_one_that_it_handles(backend, arch, dtype):
-    from kda.commands import verify
+    from kda.tools.commands import verify
 
     assert verify.usual_dtype({"backend": backend, "arch": arch and parse(arch)}) == dtype

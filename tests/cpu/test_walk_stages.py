@@ -1,12 +1,12 @@
-"""The backward in two pieces, as kda/verify/literal.py writes it out, against autograd of the definition."""
+"""The backward in two pieces, as kda/tools/verify/literal.py writes it out, against autograd of the definition."""
 
 import pytest
 import torch
 
-from kda.stages import WALK, find
-from kda.verify import literal
-from kda.verify.cases import make_inputs
-from kda.verify.definition import definition, from_stages
+from kda.model.stages import WALK, find
+from kda.tools.verify import literal
+from kda.tools.verify.cases import make_inputs
+from kda.tools.verify.definition import definition, from_stages
 
 NAMES = ["fwd/gate", "fwd/intra", "fwd/wy", "fwd/state", *(stage.name for stage in WALK)]
 SMALL = {"H": 2, "K": 20, "V": 12, "T": 70, "dtype": "float64", "seed": 5}

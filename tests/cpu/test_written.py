@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import kda
-from kda import written
-from kda.verify.steps import make_step
+from kda.checks import written
+from kda.tools.verify.steps import make_step
 
 
 def met(x, y):

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import kda
-from kda.host import detect
+from kda.model.host import detect
 
 pytestmark = pytest.mark.gpu
 

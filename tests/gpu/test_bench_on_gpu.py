@@ -7,7 +7,7 @@ import torch
 from click.testing import CliRunner
 
 from kda.cli import cli
-from kda.measure import clocks
+from kda.tools.measure import clocks
 
 pytestmark = pytest.mark.gpu
 

@@ -6,7 +6,7 @@ import pytest
 from click.testing import CliRunner
 
 from kda.cli import cli
-from kda.stages import STAGES
+from kda.model.stages import STAGES
 
 pytestmark = pytest.mark.gpu
 

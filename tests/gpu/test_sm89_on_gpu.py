@@ -11,10 +11,10 @@ from memory import needs
 pytest.importorskip("cuda.bindings", reason="cuda-bindings is not installed")
 
 import kda
-from kda.host import detect
-from kda.verify.cases import REGIMES, make_inputs
-from kda.verify.doors import Door
-from kda.verify.parity import describe, packed_vs_alone, prove_executed, run_vs_run, whole_call
+from kda.model.host import detect
+from kda.tools.verify.cases import REGIMES, make_inputs
+from kda.tools.verify.doors import Door
+from kda.tools.verify.parity import describe, packed_vs_alone, prove_executed, run_vs_run, whole_call
 
 DEVICE = "cuda"
 ROWS = ("q", "k", "v", "g", "beta")

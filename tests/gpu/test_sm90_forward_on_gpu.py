@@ -11,10 +11,10 @@ pytest.importorskip("cutlass", reason="nvidia-cutlass-dsl is not installed")
 
 import kda
 from kda.backends.sm90 import launch, plan
-from kda.host import detect
-from kda.verify.cases import REGIMES, make_inputs
-from kda.verify.doors import Door
-from kda.verify.parity import describe, packed_vs_alone, run_vs_run, whole_call
+from kda.model.host import detect
+from kda.tools.verify.cases import REGIMES, make_inputs
+from kda.tools.verify.doors import Door
+from kda.tools.verify.parity import describe, packed_vs_alone, run_vs_run, whole_call
 
 DEVICE = "cuda"
 pytestmark = [

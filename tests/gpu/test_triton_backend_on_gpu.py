@@ -13,11 +13,11 @@ pytest.importorskip("triton", reason="needs triton")
 
 import kda
 from kda.backends.triton import plan
-from kda.host import detect
-from kda.verify.cases import REGIMES, make_inputs
-from kda.verify.definition import budgets
-from kda.verify.doors import Door
-from kda.verify.parity import describe, judge, packed_vs_alone, prove_executed, run_vs_run, whole_call
+from kda.model.host import detect
+from kda.tools.verify.cases import REGIMES, make_inputs
+from kda.tools.verify.definition import budgets
+from kda.tools.verify.doors import Door
+from kda.tools.verify.parity import describe, judge, packed_vs_alone, prove_executed, run_vs_run, whole_call
 
 pytestmark = pytest.mark.gpu
 

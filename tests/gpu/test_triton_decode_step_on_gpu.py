@@ -6,7 +6,7 @@ import torch
 pytest.importorskip("triton", reason="needs triton")
 
 import kda
-from kda.verify.steps import UPDATED, beside_plain_decoding, budgets, copied, make_step, run_step, tokens_of
+from kda.tools.verify.steps import UPDATED, beside_plain_decoding, budgets, copied, make_step, run_step, tokens_of
 
 pytestmark = pytest.mark.gpu
 

@@ -7,7 +7,7 @@ from memory import needs
 pytest.importorskip("triton", reason="needs triton")
 
 import kda
-from kda.verify.budget import Budget
+from kda.tools.verify.budget import Budget
 
 pytestmark = pytest.mark.gpu
 

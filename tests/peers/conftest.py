@@ -8,7 +8,7 @@ Without them these tests skip.  None needs a GPU: what FLA leaves to Triton fail
 
 import pytest
 
-from kda.verify import literal
+from kda.tools.verify import literal
 
 
 @pytest.fixture(autouse=True, scope="module")

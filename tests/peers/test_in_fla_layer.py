@@ -64,8 +64,8 @@ def test_tokens_one_by_one_from_a_cache_give_what_the_whole_gives(options):
 
 @pytest.mark.parametrize("options", LAYERS.values(), ids=LAYERS)
 def test_every_parameter_has_its_gradient(options, monkeypatch):
-    trained, calls, real = layer(**options), [], kda.api.chunk_kda
-    monkeypatch.setattr(kda.api, "chunk_kda", lambda **arguments: calls.append(arguments) or real(**arguments))
+    trained, calls, real = layer(**options), [], kda.calls.api.chunk_kda
+    monkeypatch.setattr(kda.calls.api, "chunk_kda", lambda **arguments: calls.append(arguments) or real(**arguments))
     trained(torch.randn(2, 20, 32))[0].square().sum().backward()
     assert len(calls) == 1 and calls[0]["use_gate_in_kernel"] and calls[0]["state_v_first"]
     assert [name for name, p in trained.named_parameters() if p.grad is None or not p.grad.abs().max() > 0] == []

@@ -76,7 +76,7 @@ def counted(monkeypatch):
         return call
 
     for name in counts:
-        monkeypatch.setattr(kda.api, name, counting(name, getattr(kda.api, name)))
+        monkeypatch.setattr(kda.calls.api, name, counting(name, getattr(kda.calls.api, name)))
     return counts
 
 
@@ -113,7 +113,7 @@ def test_ten_steps_of_training_have_the_same_losses_with_kda(in_fla, counted, wi
 
 
 def test_that_budget_notices_one_wrong_token(in_fla, without_kda, monkeypatch):
-    real = kda.api.chunk_kda
+    real = kda.calls.api.chunk_kda
 
     def broken(q, k, v, g, beta, **keywords):
         factor = torch.ones_like(beta)
@@ -121,7 +121,7 @@ def test_that_budget_notices_one_wrong_token(in_fla, without_kda, monkeypatch):
         return real(q, k, v, g, beta * factor, **keywords)
 
     with monkeypatch.context() as patch:
-        patch.setattr(kda.api, "chunk_kda", broken)
+        patch.setattr(kda.calls.api, "chunk_kda", broken)
         losses = train()
     exact, limit = budget(without_kda)
     assert distance(losses, exact) > 100 * limit

@@ -9,7 +9,7 @@ from unittest import mock
 
 import pytest
 
-from kda.verify import literal
+from kda.tools.verify import literal
 
 if os.environ.get("KDA_ON_SILICON"):
     import silicon

@@ -17,14 +17,14 @@ from planted import edited
 import kda
 from kda.backends.common import training
 from kda.backends.sm90 import launch
-from kda.dispatch import weigh
-from kda.host import host_of
-from kda.problem import Problem
-from kda.verify.cases import make_inputs
-from kda.verify.definition import budgets
-from kda.verify.doors import Door
-from kda.verify.parity import describe, judge
-from kda.verify.simulated import SimulatedDoor
+from kda.model.host import host_of
+from kda.model.problem import Problem
+from kda.routing.dispatch import weigh
+from kda.tools.verify.cases import make_inputs
+from kda.tools.verify.definition import budgets
+from kda.tools.verify.doors import Door
+from kda.tools.verify.parity import describe, judge
+from kda.tools.verify.simulated import SimulatedDoor
 from ptxkit import capture
 from ptxkit.compile import sources
 from ptxkit.compile.target import parse

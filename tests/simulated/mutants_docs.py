@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import kda
-from kda.verify.mutants import CALLS, calls
+from kda.tools.verify.mutants import CALLS, calls
 from ptxkit.compile import target
 from ptxkit.mutation import SCHEDULES, WAYS, Mutants, Outcome, mutants
 from ptxkit.mutation.sources import located, text_of
@@ -34,7 +34,8 @@ HEAD = """# Every synchronising instruction has a reason
 
 `ptxkit.mutants` removes or weakens every synchronising instruction of a kernel, one at a time, and reports
 what notices it; [the simulator's page](simulator.md) explains how. These are the shipped kernels in small problems,
-packed and with grouped heads, under {schedules} schedules ([`kda/verify/mutants.py`](../kda/verify/mutants.py)).
+packed and with grouped heads, under {schedules} schedules
+([`kda/tools/verify/mutants.py`](../kda/tools/verify/mutants.py)).
 `kda verify --mutants --arch sm100` runs it again; `tests/simulated/mutants_docs.py --write` writes this page.
 
 A mutant is noticed by a race, a deadlock, a broken rule of the PTX manual, or a wrong result. Kernels contain no

@@ -10,10 +10,10 @@ from planted import edited
 
 import kda
 from kda.backends.sm89 import launch, source
-from kda.verify.cases import make_inputs
-from kda.verify.definition import budgets
-from kda.verify.doors import Door
-from kda.verify.parity import judge
+from kda.tools.verify.cases import make_inputs
+from kda.tools.verify.definition import budgets
+from kda.tools.verify.doors import Door
+from kda.tools.verify.parity import judge
 from ptxkit import capture
 from ptxkit.compile import nvrtc
 

@@ -12,7 +12,7 @@ from cute_calls import RAGGED, called, changed, drawn, saturated
 
 from kda.backends.common import training_plan
 from kda.backends.sm90 import launch, plan
-from kda.bundles import Save
+from kda.model.bundles import Save
 from ptxkit import capture
 
 
@@ -22,7 +22,7 @@ class Form(NamedTuple):
     ctas: int = 0                            # CTAs of a cluster of the one kernel
     sharing: int | None = None               # its clusters, which share all walks; None: a walk each
     staged: bool | None = None               # whether its rows go through shared memory; None: as the plan says
-    segments: int = 0                        # of each sequence, where some CTAs make tiles and others walk
+    segments: int = 0                        # segments of each sequence, where some CTAs make tiles and others walk
     makers: int | None = None                # those that make tiles; None: as many as keep up
     shortest: int | None = None              # chunks of a segment of two kernels; None: as the plan says
 

@@ -8,11 +8,11 @@ import pytest
 pytest.importorskip("cutlass", reason="nvidia-cutlass-dsl is not installed")
 pytest.importorskip("triton", reason="triton is not installed")
 
-from kda.dispatch import capability
-from kda.host import host_of, standing_in
-from kda.verify import parity, together
-from kda.verify.simulated import SimulatedDoor
-from kda.verify.trials import TRIALS, attempt
+from kda.model.host import host_of, standing_in
+from kda.routing.dispatch import capability
+from kda.tools.verify import parity, together
+from kda.tools.verify.simulated import SimulatedDoor
+from kda.tools.verify.trials import TRIALS, attempt
 from ptxkit.compile import fetching
 from ptxkit.compile.target import parse
 

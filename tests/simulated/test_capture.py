@@ -24,7 +24,7 @@ from cutlass.cute.runtime import from_dlpack, make_fake_compact_tensor, make_fak
 from cutlass.experimental.cuda import tensor_map as maps  # noqa: E402
 
 import ptxkit  # noqa: E402
-from kda.host import detect  # noqa: E402
+from kda.model.host import detect  # noqa: E402
 from ptxkit.capturing import CaptureError, capture, memory  # noqa: E402
 from ptxkit.capturing.devices import ATTRIBUTES, runs  # noqa: E402
 from ptxkit.chips import CHIPS  # noqa: E402

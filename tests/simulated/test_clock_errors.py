@@ -13,7 +13,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 import predicted
 import predicted_pairs
 
-from kda.measure.predicted import ERRORS
+from kda.tools.measure.predicted import ERRORS
 
 FOUND = json.loads(ERRORS.read_text())
 CHEAP = [("h64-1k", "fused")]  # clusters that walk along a row

@@ -6,7 +6,7 @@ import torch
 pytest.importorskip("cutlass", reason="nvidia-cutlass-dsl is not installed")
 
 import kda
-from kda.verify.cases import make_inputs
+from kda.tools.verify.cases import make_inputs
 from ptxkit import capture
 
 

@@ -11,7 +11,7 @@ pytest.importorskip("triton", reason="needs triton")
 from triton_calls import building_here
 
 from kda.backends.triton.decode import launch, step_plan
-from kda.measure.shapes import BenchShape
+from kda.tools.measure.shapes import BenchShape
 from ptxkit import capture
 
 

@@ -21,11 +21,11 @@ from elementary import (
     numbers,
 )
 
-from kda import gates
 from kda.backends.common.triton_types import target_of
 from kda.backends.reference import halving
 from kda.backends.sm89 import plan
-from kda.host import detect
+from kda.model import gates
+from kda.model.host import detect
 from ptxkit import capture
 from ptxkit.compile import nvrtc
 from ptxkit.compile.target import parse

@@ -13,7 +13,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 import evidence_run
 from evidence_cases import FORWARD, Case
 
-from kda.verify import digests
+from kda.tools.verify import digests
 
 DIGESTS = Path(__file__).parents[1] / "compiler" / "digests.json"
 

@@ -8,9 +8,9 @@ from assembly import kernel
 
 import kda
 from kda.backends.common import training
+from kda.model.problem import Inputs
 from kda.parallel import operators
-from kda.problem import Inputs
-from kda.verify.cases import make_inputs
+from kda.tools.verify.cases import make_inputs
 from ptxkit import capture
 from ptxkit.compile.code import entries
 from ptxkit.compile.kernel import Kernel

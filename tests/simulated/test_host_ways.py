@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 pytest.importorskip("cuda.bindings.nvrtc", reason="cuda-python is not installed")
 
 import kda
-from kda.verify.cases import Spec, make
+from kda.tools.verify.cases import Spec, make
 from ptxkit import capture
 
 NODE, OPERATOR = "ChunkKdaBackward", "GeneratedBackwardFor_kda_chunk_forward"

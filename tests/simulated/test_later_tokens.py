@@ -6,8 +6,8 @@ import pytest
 import torch
 from cute_calls import TOKENS, changed
 
-from kda.verify.cases import make_inputs
-from kda.verify.simulated import SimulatedDoor
+from kda.tools.verify.cases import make_inputs
+from kda.tools.verify.simulated import SimulatedDoor
 from ptxkit.compile.target import parse
 
 pytestmark = pytest.mark.usefixtures("one_thread", "libnvrtc", "kernels_built_here")

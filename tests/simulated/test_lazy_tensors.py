@@ -5,7 +5,7 @@ import torch
 from naive import make
 
 import kda
-from kda.verify.steps import copied, make_step, run_step
+from kda.tools.verify.steps import copied, make_step, run_step
 from ptxkit import capture
 
 

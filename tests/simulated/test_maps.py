@@ -8,10 +8,10 @@ import torch
 import kda
 from kda.backends.common import training_plan
 from kda.backends.sm90.launch import forget_plans
-from kda.dispatch import backend_of_backward, capability
+from kda.model.problem import Inputs
 from kda.parallel import operators
-from kda.problem import Inputs
-from kda.verify.cases import make_inputs
+from kda.routing.dispatch import backend_of_backward, capability
+from kda.tools.verify.cases import make_inputs
 from ptxkit import capture
 
 maps = operators.maps

@@ -5,7 +5,7 @@ import re
 import mutants_docs as docs
 import pytest
 
-from kda.verify.mutants import CALLS
+from kda.tools.verify.mutants import CALLS
 from ptxkit.mutation import RULES
 
 EVERY = 20                                   # mutants of the first call, of which one is looked at in every run

@@ -8,12 +8,12 @@ pytest.importorskip("triton", reason="needs triton")
 from triton_calls import built_here
 
 from kda import nn
-from kda.autograd import INPUTS, OPTIONS, RECURRENT_INPUTS, RECURRENT_OPTIONS
 from kda.backends.triton.layer import launch
-from kda.bundles import Save
+from kda.calls.autograd import INPUTS, OPTIONS, RECURRENT_INPUTS, RECURRENT_OPTIONS
+from kda.model.bundles import Save
+from kda.model.problem import Options
 from kda.nn.sequences import Sequences
-from kda.problem import Options
-from kda.verify.cases import make_inputs
+from kda.tools.verify.cases import make_inputs
 from ptxkit import capture
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -13,11 +13,11 @@ pytest.importorskip("triton", reason="needs triton")
 from cute_calls import TOKENS, drawn
 
 import kda
-from kda import checks
 from kda.backends.common.pool import plan
 from kda.backends.common.triton_types import target_of
-from kda.host import host_of
-from kda.problem import Problem
+from kda.checks import calls as checks
+from kda.model.host import host_of
+from kda.model.problem import Problem
 from ptxkit import capture
 
 pytestmark = pytest.mark.usefixtures("one_thread")

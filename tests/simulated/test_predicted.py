@@ -6,8 +6,8 @@ import pytest
 
 pytest.importorskip("cutlass", reason="nvidia-cutlass-dsl is not installed")
 
-from kda.measure import predicted
-from kda.measure.shapes import BenchShape
+from kda.tools.measure import predicted
+from kda.tools.measure.shapes import BenchShape
 from ptxkit.timing.clock import Setting
 
 FEW_HEADS = BenchShape(T=2048, H=40)

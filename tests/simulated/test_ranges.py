@@ -13,10 +13,10 @@ from cute_calls import assert_right, changed
 from naive import definition, make
 
 import kda
-from kda.verify.cases import make_inputs
-from kda.verify.definition import budgets
-from kda.verify.parity import judge
-from kda.verify.simulated import SimulatedDoor
+from kda.tools.verify.cases import make_inputs
+from kda.tools.verify.definition import budgets
+from kda.tools.verify.parity import judge
+from kda.tools.verify.simulated import SimulatedDoor
 from ptxkit import capture
 from ptxkit.compile.target import parse
 

@@ -9,11 +9,11 @@ import torch
 from assembly import kernel
 from click.testing import CliRunner
 
-from kda.capability import Capability, Rule
-from kda.commands import selftest, verify
-from kda.dispatch import capabilities, launcher
-from kda.host import Host, detect, host_of, standing_in
-from kda.verify.evidence import Evidence
+from kda.model.host import Host, detect, host_of, standing_in
+from kda.routing.capability import Capability, Rule
+from kda.routing.dispatch import capabilities, launcher
+from kda.tools.commands import selftest, verify
+from kda.tools.verify.evidence import Evidence
 from ptxkit.compile.kernel import Kernel
 from ptxkit.compile.target import parse
 
@@ -86,9 +86,9 @@ def made_up(monkeypatch, barrier="bar.sync 0;", wrong=1.0, launches=True, stages
         rules=(Rule("mine.arch", lambda p, h: h.cc is not None and h.cc >= (9, 0), "needs 9.0, found {h.cc}", "none"),),
     )
     every = (mine, *(c for c in capabilities() if c.backend == "reference"))
-    for place in ("kda.dispatch", "kda.verify.doors"):
+    for place in ("kda.routing.dispatch", "kda.tools.verify.doors"):
         monkeypatch.setattr(f"{place}.capabilities", lambda: every)
-    monkeypatch.setattr("kda.dispatch._decided", {})
+    monkeypatch.setattr("kda.routing.dispatch._decided", {})
     launcher.cache_clear()
 
 

@@ -26,11 +26,11 @@ import kda
 from kda.backends.common import training_plan
 from kda.backends.sm90.launch import forget_plans
 from kda.backends.sm100 import launch, plan
-from kda.dispatch import weigh
-from kda.host import host_of, standing_in
-from kda.problem import Problem
-from kda.verify.parity import prove
-from kda.verify.simulated import SimulatedDoor
+from kda.model.host import host_of, standing_in
+from kda.model.problem import Problem
+from kda.routing.dispatch import weigh
+from kda.tools.verify.parity import prove
+from kda.tools.verify.simulated import SimulatedDoor
 from ptxkit.compile.target import parse
 
 pytestmark = pytest.mark.usefixtures("one_thread", "kernels_apart")

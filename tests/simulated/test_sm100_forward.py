@@ -29,16 +29,16 @@ from cute_calls import (
 pytest.importorskip("cutlass", reason="nvidia-cutlass-dsl is not installed")
 
 import kda
-from kda import rehearsal
 from kda.backends.common.cute.tile import C
 from kda.backends.sm100 import launch, plan
 from kda.backends.sm100.configs import TMEM, FusedConfig, GradsConfig
-from kda.bundles import Save
-from kda.dispatch import training_backend, weigh
-from kda.host import host_of, standing_in
-from kda.problem import Problem
-from kda.verify.cases import make_inputs
-from kda.verify.simulated import SimulatedDoor
+from kda.calls import rehearsal
+from kda.model.bundles import Save
+from kda.model.host import host_of, standing_in
+from kda.model.problem import Problem
+from kda.routing.dispatch import training_backend, weigh
+from kda.tools.verify.cases import make_inputs
+from kda.tools.verify.simulated import SimulatedDoor
 from ptxkit import capture
 from ptxkit.compile.errors import BuildError
 from ptxkit.compile.target import parse

@@ -16,10 +16,10 @@ from kda.backends.common.cute.configs import ChunkTable, SegmentTable, chunk_opt
 from kda.backends.common.cute.tile import C, decay_index, swizzle_128B
 from kda.backends.common.tensors import laid_out
 from kda.backends.sm100.configs import RECORD_TILE, TMEM, K, OperandsConfig, RecordColumns, RecordConfig, V, WalkConfig
-from kda.problem import Problem
-from kda.stages import LOG2_E
-from kda.verify.cases import make_inputs
-from kda.verify.literal import l2norm, log_decay, step_size
+from kda.model.problem import Problem
+from kda.model.stages import LOG2_E
+from kda.tools.verify.cases import make_inputs
+from kda.tools.verify.literal import l2norm, log_decay, step_size
 from ptxkit import capture
 from ptxkit.compile import cutedsl
 from ptxkit.compile.fetching import fetch_here

@@ -17,9 +17,9 @@ from cute_calls import (
 pytest.importorskip("cutlass", reason="nvidia-cutlass-dsl is not installed")
 
 from kda.backends.sm100 import launch, plan
-from kda.host import host_of
-from kda.problem import Problem
-from kda.verify.cases import make_inputs
+from kda.model.host import host_of
+from kda.model.problem import Problem
+from kda.tools.verify.cases import make_inputs
 
 pytestmark = pytest.mark.usefixtures("one_thread", "three_segments")
 

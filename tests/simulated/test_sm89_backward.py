@@ -18,12 +18,12 @@ from sm89_calls import (
 
 import kda
 from kda.backends.sm89 import launch, plan
-from kda.bundles import Save
-from kda.stages import find
-from kda.verify.definition import definition
-from kda.verify.doors import Door
-from kda.verify.parity import Oracle, alone
-from kda.verify.simulated import SimulatedDoor
+from kda.model.bundles import Save
+from kda.model.stages import find
+from kda.tools.verify.definition import definition
+from kda.tools.verify.doors import Door
+from kda.tools.verify.parity import Oracle, alone
+from kda.tools.verify.simulated import SimulatedDoor
 from ptxkit import capture
 
 pytestmark = pytest.mark.usefixtures("one_thread", "libnvrtc")

@@ -21,13 +21,13 @@ from sm89_calls import D128, case_of, lacking, plant, proven, seen
 
 from kda.backends.sm89 import launch, plan
 from kda.backends.sm89.configs import SMALLEST
-from kda.bundles import Save
-from kda.commands.selftest import is_here
-from kda.dispatch import capabilities, training_backend, weigh
-from kda.host import host_of, standing_in
-from kda.problem import Problem
-from kda.verify.definition import definition
-from kda.verify.simulated import SimulatedDoor
+from kda.model.bundles import Save
+from kda.model.host import host_of, standing_in
+from kda.model.problem import Problem
+from kda.routing.dispatch import capabilities, training_backend, weigh
+from kda.tools.commands.selftest import is_here
+from kda.tools.verify.definition import definition
+from kda.tools.verify.simulated import SimulatedDoor
 from ptxkit import capture
 from ptxkit.compile.errors import BuildError
 from ptxkit.compile.fetching import fetch_here

@@ -26,14 +26,14 @@ from kda.backends.common.cute.training import LOAD_WARPS
 from kda.backends.sm90 import launch, plan
 from kda.backends.sm90.bwd.grads import REGISTERS
 from kda.backends.sm90.launch import forget_plans
-from kda.dispatch import saves_opaque, weigh
 from kda.errors import InputError
-from kda.host import host_of, standing_in
-from kda.measure.host import StandIn
-from kda.measure.host import calls as host_calls
-from kda.problem import Problem
-from kda.verify.parity import examine, prove
-from kda.verify.simulated import SimulatedDoor
+from kda.model.host import host_of, standing_in
+from kda.model.problem import Problem
+from kda.routing.dispatch import saves_opaque, weigh
+from kda.tools.measure.host import StandIn
+from kda.tools.measure.host import calls as host_calls
+from kda.tools.verify.parity import examine, prove
+from kda.tools.verify.simulated import SimulatedDoor
 from ptxkit import capture
 from ptxkit.compile.errors import BuildError
 from ptxkit.compile.target import parse

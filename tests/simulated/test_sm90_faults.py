@@ -11,11 +11,11 @@ from sm90_forms import TWO_KERNELS, assert_the_same, results, rows_of
 pytest.importorskip("cutlass", reason="nvidia-cutlass-dsl is not installed")
 
 from kda.backends.sm90 import launch, plan
-from kda.bundles import Save
-from kda.stages import find
-from kda.verify.definition import budgets
-from kda.verify.doors import Door
-from kda.verify.parity import Oracle, judge
+from kda.model.bundles import Save
+from kda.model.stages import find
+from kda.tools.verify.definition import budgets
+from kda.tools.verify.doors import Door
+from kda.tools.verify.parity import Oracle, judge
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 ALL = {f"{fault.case}: {says}": fault for rows in FAULTS.values() for says, fault in rows.items()}

@@ -56,8 +56,8 @@ from kda.backends.common import training, training_plan
 from kda.backends.common.pool.launch import Checkpoints
 from kda.backends.sm90 import launch, plan
 from kda.backends.sm90.configs import GROUPS, TILES, FusedConfig, StreamConfig, tile
-from kda.bundles import Save
-from kda.problem import Problem
+from kda.model.bundles import Save
+from kda.model.problem import Problem
 from ptxkit import capture
 from ptxkit.compile.recipes import imported
 

@@ -25,11 +25,11 @@ pytest.importorskip("cutlass", reason="nvidia-cutlass-dsl is not installed")
 import kda
 from kda.backends.sm90 import launch
 from kda.backends.sm90.configs import ChainConfig, PrepareConfig
-from kda.bundles import Save
-from kda.dispatch import weigh
-from kda.host import host_of
-from kda.verify.cases import make_inputs
-from kda.verify.simulated import SimulatedDoor
+from kda.model.bundles import Save
+from kda.model.host import host_of
+from kda.routing.dispatch import weigh
+from kda.tools.verify.cases import make_inputs
+from kda.tools.verify.simulated import SimulatedDoor
 from ptxkit import capture
 from ptxkit.compile.errors import BuildError
 from ptxkit.compile.target import parse

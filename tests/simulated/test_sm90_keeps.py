@@ -11,15 +11,15 @@ pytest.importorskip("cutlass", reason="nvidia-cutlass-dsl is not installed")
 import kda
 from kda.backends.sm90 import launch
 from kda.backends.sm90.configs import PairsConfig
-from kda.bundles import Save
-from kda.host import host_of, standing_in
-from kda.stages import find
-from kda.verify.budget import Budget
-from kda.verify.cases import make_inputs
-from kda.verify.definition import budgets
-from kda.verify.doors import Door
-from kda.verify.parity import Oracle, describe, judge, masked
-from kda.verify.simulated import SimulatedDoor
+from kda.model.bundles import Save
+from kda.model.host import host_of, standing_in
+from kda.model.stages import find
+from kda.tools.verify.budget import Budget
+from kda.tools.verify.cases import make_inputs
+from kda.tools.verify.definition import budgets
+from kda.tools.verify.doors import Door
+from kda.tools.verify.parity import Oracle, describe, judge, masked
+from kda.tools.verify.simulated import SimulatedDoor
 from ptxkit import capture
 from ptxkit.compile.target import parse
 
@@ -140,7 +140,7 @@ RECORDED = {
 def recorded(monkeypatch):
     """A recorded call as on a GPU, where it keeps A_qk and A_inv: the case, what was found, and the budgets."""
     pytest.importorskip("triton")
-    monkeypatch.setattr("kda.api.what_is_saved", lambda problem, asked, states: Save.PRODUCTS)
+    monkeypatch.setattr("kda.calls.api.what_is_saved", lambda problem, asked, states: Save.PRODUCTS)
 
     def call(name):
         case, door = drawn(**RECORDED[name]), SimulatedDoor("sm90", parse("sm90"))

@@ -16,15 +16,15 @@ from triton_calls import Unbuilt, built_here, forget_plans
 
 import kda
 from kda.backends.triton import call, plan
-from kda.bundles import Save
-from kda.host import host_of
-from kda.problem import Problem
-from kda.stages import find
-from kda.verify.cases import make_inputs
-from kda.verify.definition import budgets
-from kda.verify.doors import Door
-from kda.verify.parity import Oracle, alone, describe, judge, packed_vs_alone
-from kda.verify.simulated import SimulatedDoor
+from kda.model.bundles import Save
+from kda.model.host import host_of
+from kda.model.problem import Problem
+from kda.model.stages import find
+from kda.tools.verify.cases import make_inputs
+from kda.tools.verify.definition import budgets
+from kda.tools.verify.doors import Door
+from kda.tools.verify.parity import Oracle, alone, describe, judge, packed_vs_alone
+from kda.tools.verify.simulated import SimulatedDoor
 from ptxkit import capture
 from ptxkit.compile.target import parse
 
@@ -207,7 +207,7 @@ def recorded(row, **options):
 def test_what_is_not_kept_is_made_again(kept, monkeypatch):
     """`products` is what a recorded forward on a GPU keeps."""
     row = row_of(BATCH)
-    monkeypatch.setattr("kda.api.what_is_saved", lambda problem, asked, states: kept)
+    monkeypatch.setattr("kda.calls.api.what_is_saved", lambda problem, asked, states: kept)
     check(row.case, recorded(row, disable_recompute=False), row.limits)
 
 

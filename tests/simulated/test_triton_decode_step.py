@@ -16,9 +16,9 @@ import kda
 from kda.backends.common.triton_types import target_of
 from kda.backends.triton.decode import launch, step_plan
 from kda.backends.triton.decode.step_plan import StepConfig
-from kda.host import host_of
-from kda.problem import Problem, StepProblem
-from kda.verify.steps import beside_plain_decoding, budgets, bytes_moved, copied, make_step, run_step
+from kda.model.host import host_of
+from kda.model.problem import Problem, StepProblem
+from kda.tools.verify.steps import beside_plain_decoding, budgets, bytes_moved, copied, make_step, run_step
 from ptxkit import capture
 from ptxkit.compile import triton as door
 
@@ -266,7 +266,7 @@ def test_numbers_out_of_range_touch_no_other_memory():
     names = ("num_accepted_tokens", "accepted_path", "parents", "ssm_state_indices")
     given = []
     with pytest.MonkeyPatch.context() as patch, capture(arch="sm90") as session:
-        patch.setattr("kda.decoding.step.VALUES", ())
+        patch.setattr("kda.calls.decode.VALUES", ())
         for n, name in itertools.product(wild, names):
             run_step(copied(x) | {name: torch.full_like(x[name], n)})
             given.append(n)
@@ -278,7 +278,7 @@ def test_numbers_out_of_range_touch_no_other_memory():
 def test_slots_out_of_range_are_padding():
     x = make_step(slots=[0, 1, 2])
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("kda.decoding.step.VALUES", ())
+        patch.setattr("kda.calls.decode.VALUES", ())
         wrong = run(copied(x) | {"ssm_state_indices": torch.tensor([0, 5, -2], dtype=torch.int32)})
     padded = run(copied(x) | {"ssm_state_indices": torch.tensor([0, -1, -1], dtype=torch.int32)})
     for each in wrong:
@@ -419,7 +419,7 @@ def test_a_call_without_a_place_for_its_state_is_refused():
 
 @pytest.mark.exhaustive
 def test_kernels_built_ahead_of_time_are_those_that_calls_ask_for(monkeypatch):
-    wanted, asked = [], kda.decoding.step._PROBLEMS
+    wanted, asked = [], kda.calls.decode._PROBLEMS
     monkeypatch.setattr(launch, "fetch", lambda recipe: wanted.append(recipe) or built_here(recipe))
     for words in (dict(dtype="bfloat16"), dict(T=3, drafts=True), dict(conv=False, gate="given")):
         asked.clear()

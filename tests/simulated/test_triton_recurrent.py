@@ -15,11 +15,11 @@ import kda
 from kda.backends.common.triton_types import target_of
 from kda.backends.reference import launch as reference
 from kda.backends.triton.decode import launch, recurrent_plan
-from kda.checks import Call, problem_of
-from kda.host import host_of
-from kda.problem import Options, Problem
-from kda.verify.budget import Budget, shaken, shakes
-from kda.verify.cases import make_inputs
+from kda.checks.calls import Call, problem_of
+from kda.model.host import host_of
+from kda.model.problem import Options, Problem
+from kda.tools.verify.budget import Budget, shaken, shakes
+from kda.tools.verify.cases import make_inputs
 from ptxkit import capture
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -36,7 +36,8 @@ def kernels_built_here(monkeypatch):
 
 
 def call(lengths=(3, 0, 5, 1), index=torch.int64, given=None, **words):
-    """A Problem and its Inputs: the options of this file, tensors by name in `given`, the rest as in kda.verify."""
+    """A Problem and its Inputs: the options of this file, tensors by name in `given`, the rest as in
+    kda.tools.verify."""
     options = {name: words.pop(name, default) for name, default in OPTIONS.items()}
     shape = dict(H=2, K=32, V=16, padding=2 if lengths else 0) | words
     case = make_inputs(lengths, **shape)

@@ -1,11 +1,11 @@
-"""Converts between the tensors of a call and those of `kda.stages`."""
+"""Converts between the tensors of a call and those of `kda.model.stages`."""
 
 from __future__ import annotations
 
 import torch
 
-from kda.problem import Problem
-from kda.stages import SHAPES
+from kda.model.problem import Problem
+from kda.model.stages import SHAPES
 
 Tensor = torch.Tensor
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from kda.bundles import Grads, Outputs, Save, SegmentSummary
-from kda.problem import Inputs, Problem
+from kda.model.bundles import Grads, Outputs, Save, SegmentSummary
+from kda.model.problem import Inputs, Problem
 from ptxkit.compile.fetching import fetch_here
 from ptxkit.compile.kernel import Kernel
 from ptxkit.compile.recipes import AnyRecipe

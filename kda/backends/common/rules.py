@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kda.capability import Rule
+from kda.routing.capability import Rule
 
 CUTE_DSL = Rule(
     "installed",

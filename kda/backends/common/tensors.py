@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from kda.offsets import offsets_after_waiting
-from kda.problem import Inputs, Problem
+from kda.model.offsets import offsets_after_waiting
+from kda.model.problem import Inputs, Problem
 
 Tensor = torch.Tensor
 

@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 
 import torch
 
-from kda.bundles import Grads, OpaqueSaved, Outputs, Products, Save, Saved, SegmentSummary
-from kda.host import detect
-from kda.offsets import offsets_dtype
-from kda.problem import Inputs, Problem
+from kda.model.bundles import Grads, OpaqueSaved, Outputs, Products, Save, Saved, SegmentSummary
+from kda.model.host import detect
+from kda.model.offsets import offsets_dtype
+from kda.model.problem import Inputs, Problem
 from ptxkit.compile.code import Place
 from ptxkit.compile.errors import BuildError
 from ptxkit.compile.kernel import Kernel

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from kda.bundles import Save
-from kda.problem import Problem
+from kda.model.bundles import Save
+from kda.model.problem import Problem
 
 from .arguments import KernelConfig
 from .cute.configs import LIMIT, ComposeConfig, SharesConfig, TablesConfig

@@ -1,7 +1,7 @@
 """The reference: the definition and the chunked algorithm in torch, on any device, in any float dtype."""
 
-from kda.capability import Capability, Rule
-from kda.stages import STAGES
+from kda.model.stages import STAGES
+from kda.routing.capability import Capability, Rule
 
 CAPABILITY = Capability(
     backend="reference",

@@ -1,8 +1,9 @@
-"""The chunked algorithm, one function per stage of `kda.stages`, forward and backward; the backward is explicit.
+"""The chunked algorithm, one function per stage of `kda.model.stages`, forward and backward; the backward is explicit.
 
-A stage gets a `Setup` and the tensors its row of `kda.stages` reads, and returns those it writes.  Tensors of rows are
-(NC, heads, C, D), of states (NC, HV, K, V) or (N, HV, K, V); b and beta are (NC, HV, C, 1).  q, k before fwd/gate and
-their gradients after bwd/gate have H heads, everything else HV.  All of it runs in one float dtype, the caller's.
+A stage gets a `Setup` and the tensors its row of `kda.model.stages` reads, and returns those it writes.  Tensors of
+rows are (NC, heads, C, D), of states (NC, HV, K, V) or (N, HV, K, V); b and beta are (NC, HV, C, 1).  q, k before
+fwd/gate and their gradients after bwd/gate have H heads, everything else HV.  All of it runs in one float dtype, the
+caller's.
 """
 
 from __future__ import annotations
@@ -12,8 +13,8 @@ from typing import NamedTuple
 
 import torch
 
-from kda import gates
-from kda.stages import LOG2_E, Stage
+from kda.model import gates
+from kda.model.stages import LOG2_E, Stage
 
 from .halving import decayed_products, decayed_products_bwd, decays, inverse
 from .ragged import Ragged

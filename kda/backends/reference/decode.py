@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
-from kda import gates
-from kda.gates import wide_dtype
-from kda.problem import StepInputs, StepProblem
+from kda.model import gates
+from kda.model.gates import wide_dtype
+from kda.model.problem import StepInputs, StepProblem
 
 Tensor = torch.Tensor
 

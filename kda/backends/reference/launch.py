@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterator
 
 import torch
 
-from kda import gates
-from kda.bundles import Grads, Outputs, Products, Save, Saved, SegmentSummary, saved_dtypes, saved_shapes
-from kda.gates import wide_dtype
-from kda.offsets import offsets_after_waiting
-from kda.problem import Inputs, Problem
-from kda.stages import BACKWARD, FORWARD, find
+from kda.model import gates
+from kda.model.bundles import Grads, Outputs, Products, Save, Saved, SegmentSummary, saved_dtypes, saved_shapes
+from kda.model.gates import wide_dtype
+from kda.model.offsets import offsets_after_waiting
+from kda.model.problem import Inputs, Problem
+from kda.model.stages import BACKWARD, FORWARD, find
 
 from .chunked import Setup, run, run_stage
 from .decode import decode_step as decode_step
@@ -225,7 +225,7 @@ def segment_map_bwd(p: Problem, x: Inputs, do: Tensor, dht: Tensor | None) -> Te
 def stage(
     name: str, p: Problem, offsets: list[int] | None, tensors: dict[str, Tensor | None]
 ) -> dict[str, Tensor | None]:
-    """Run a stage of kda.stages alone, or a run of them, on tensors in chunks (see chunked.py); `offsets` is
+    """Run a stage of kda.model.stages alone, or a run of them, on tensors in chunks (see chunked.py); `offsets` is
     cu_seqlens."""
     stage = find(name)
     table = ragged((p.B, p.T), offsets, p.C, next(x.device for x in tensors.values() if x is not None))

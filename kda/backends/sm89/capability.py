@@ -1,7 +1,7 @@
 """float32 on every GPU from sm_89 up: CUDA C++ through NVRTC."""
 
-from kda.bundles import chunk_bound
-from kda.capability import Capability, Rule
+from kda.model.bundles import chunk_bound
+from kda.routing.capability import Capability, Rule
 
 from ..common.rules import ONE_BETA, SAVES_PRODUCTS, rules_of
 

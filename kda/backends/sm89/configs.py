@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from kda.bundles import Save
+from kda.model.bundles import Save
 
 from ..common.arguments import Arguments, KernelConfig, number, tensor
 

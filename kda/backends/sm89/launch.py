@@ -9,10 +9,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
-from kda.bundles import Grads, Outputs, Products, Save, SegmentSummary
-from kda.host import Host, detect
-from kda.offsets import offsets_dtype
-from kda.problem import Inputs, Problem
+from kda.model.bundles import Grads, Outputs, Products, Save, SegmentSummary
+from kda.model.host import Host, detect
+from kda.model.offsets import offsets_dtype
+from kda.model.problem import Inputs, Problem
 from ptxkit.compile.errors import BuildError
 
 from ..common.arguments import NamedLaunch

@@ -7,9 +7,9 @@ import itertools
 from dataclasses import dataclass
 from typing import Any
 
-from kda.bundles import Save, chunk_bound
-from kda.host import Host
-from kda.problem import Problem
+from kda.model.bundles import Save, chunk_bound
+from kda.model.host import Host
+from kda.model.problem import Problem
 from ptxkit.compile import nvrtc
 from ptxkit.compile.errors import BuildError
 from ptxkit.compile.target import parse

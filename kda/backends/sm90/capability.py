@@ -1,6 +1,6 @@
 """Hopper: forward and backward in the CuTe DSL."""
 
-from kda.capability import Capability, Rule
+from kda.routing.capability import Capability, Rule
 
 from ..common.rules import BFLOAT16, CHUNKS, CUTE_DSL, ONE_BETA, rules_of, saves_opaque
 

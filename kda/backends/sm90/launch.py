@@ -7,10 +7,10 @@ from typing import NamedTuple
 
 import torch
 
-from kda.bundles import Outputs, Products, Save, SegmentSummary
-from kda.host import detect
-from kda.offsets import offsets_dtype
-from kda.problem import Inputs, Problem
+from kda.model.bundles import Outputs, Products, Save, SegmentSummary
+from kda.model.host import detect
+from kda.model.offsets import offsets_dtype
+from kda.model.problem import Inputs, Problem
 from ptxkit.compile.errors import BuildError
 
 from ..common import training

@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from kda.bundles import Save
-from kda.host import Host
-from kda.problem import Problem
+from kda.model.bundles import Save
+from kda.model.host import Host
+from kda.model.problem import Problem
 from ptxkit.compile import cutedsl
 from ptxkit.compile.recipes import AnyRecipe
 from ptxkit.compile.target import parse

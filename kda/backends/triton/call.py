@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
-from kda.bundles import Save
-from kda.host import Host, detect
-from kda.problem import Inputs, Problem
-from kda.stages import RESULTS, SHAPES
+from kda.model.bundles import Save
+from kda.model.host import Host, detect
+from kda.model.problem import Inputs, Problem
+from kda.model.stages import RESULTS, SHAPES
 from ptxkit.compile.fetching import fetch_all
 from ptxkit.compile.triton import TritonKernel
 
@@ -91,7 +91,7 @@ class TritonCall:
         return self.empty(self.segments, self.p.HV, *shape, dtype=torch.float32)
 
     def make(self, names: str) -> None:
-        """Allocate tensors of `kda.stages`, of rows or of chunks."""
+        """Allocate tensors of `kda.model.stages`, of rows or of chunks."""
         p = self.p
         for name in names.split():
             first, *others = SHAPES[name].strip("()").split(", ")

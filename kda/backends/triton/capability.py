@@ -1,6 +1,6 @@
 """The portable backend: everything that the API accepts on a GPU, in Triton, from sm_80 up."""
 
-from kda.capability import Capability, Rule
+from kda.routing.capability import Capability, Rule
 from ptxkit.compile.target import TARGETS
 
 from ..common.triton_types import width

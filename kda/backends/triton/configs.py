@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
-from kda.host import Host
-from kda.problem import Problem
+from kda.model.host import Host
+from kda.model.problem import Problem
 from ptxkit.compile.errors import BuildError
 
 from .limits import TritonConfig

@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 
-from kda.bundles import Grads, Outputs, Products, Save, Saved, SegmentSummary
-from kda.problem import Inputs, Problem
-from kda.stages import SHAPES, find
+from kda.model.bundles import Grads, Outputs, Products, Save, Saved, SegmentSummary
+from kda.model.problem import Inputs, Problem
+from kda.model.stages import SHAPES, find
 
 from ..common.chunks import Chunks, has_rows
 from ..common.pool.launch import Checkpoints

@@ -10,10 +10,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from kda.bundles import Save, chunk_bound
-from kda.host import Host
-from kda.problem import Problem
-from kda.stages import LOG2_E
+from kda.model.bundles import Save, chunk_bound
+from kda.model.host import Host
+from kda.model.problem import Problem
+from kda.model.stages import LOG2_E
 from ptxkit.compile.recipes import Constant
 from ptxkit.compile.target import Target
 from ptxkit.compile.triton import Recipe

@@ -8,7 +8,7 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import Any
 
-from kda.problem import Problem
+from kda.model.problem import Problem
 
 from ..arguments import Argument, Arguments, KernelConfig, number, tensor
 from .fields import Struct, array

@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from kda.bundles import Outputs, Save
-from kda.host import Host, detect
-from kda.problem import Inputs, Problem
+from kda.model.bundles import Outputs, Save
+from kda.model.host import Host, detect
+from kda.model.problem import Inputs, Problem
 from ptxkit.compile.fetching import fetch_all
 from ptxkit.compile.triton import TritonKernel
 

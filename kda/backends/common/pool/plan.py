@@ -8,7 +8,7 @@ import itertools
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from kda.problem import Problem
+from kda.model.problem import Problem
 from ptxkit.compile.target import Target
 from ptxkit.compile.triton import Recipe
 

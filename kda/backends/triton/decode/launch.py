@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from kda.host import Host, detect
-from kda.problem import Inputs, Problem, StepInputs, StepProblem
+from kda.model.host import Host, detect
+from kda.model.problem import Inputs, Problem, StepInputs, StepProblem
 from ptxkit.compile.fetching import fetch
 from ptxkit.compile.triton import TritonKernel
 

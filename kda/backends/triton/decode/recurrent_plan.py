@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
-from kda.host import Host
-from kda.problem import Problem
+from kda.model.host import Host
+from kda.model.problem import Problem
 from ptxkit.compile.target import Target
 from ptxkit.compile.triton import Recipe
 

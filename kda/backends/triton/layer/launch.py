@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from kda.host import detect
+from kda.model.host import detect
 from ptxkit.compile.fetching import fetch
 from ptxkit.compile.recipes import AnyRecipe
 

@@ -7,9 +7,9 @@ import itertools
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from kda.capability import Rule
-from kda.host import Host
-from kda.problem import Problem
+from kda.model.host import Host
+from kda.model.problem import Problem
+from kda.routing.capability import Rule
 from ptxkit.compile.target import Target
 from ptxkit.compile.triton import Recipe
 

@@ -1,0 +1,793 @@
+"""The public functions.
+
+KDA keeps one matrix-valued state S (K, V) for each value head and updates it with every token:
+
+    S <- Diag(e^g_t) S                                  each key channel forgets at its own rate, g <= 0
+    S <- S + beta_t k_t (v_t - k_t^T S)^T               what k_t recalls moves towards v_t
+    o_t = scale S^T q_t
+
+`chunk_kda` computes it in chunks, for training and prefill; `fused_recurrent_kda` token by token, for decoding.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import numbers
+import warnings
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch.autograd import forward_ad
+
+from kda.checks.calls import (
+    CALLER,
+    KIND,
+    NUMBERS,
+    TRAINING_OUT,
+    TRAINING_POOL,
+    WRITTEN_STATE,
+    Call,
+    Outline,
+    autocasts,
+    check,
+    is_training,
+    number,
+    problem_of,
+    problem_of_outlines,
+)
+from kda.checks.gate import GATE, GateCall
+from kda.checks.keywords import names_of, refuse_unknown
+from kda.checks.memo import are_plain
+from kda.errors import InputError, InputTypeError, KdaError, NoBackendError
+from kda.model.bundles import Grads, Kept, MadeWith, OpaqueSaved, Outputs, Save, Saved, saved_dtypes, saved_shapes
+from kda.model.gates import wide_dtype
+from kda.model.host import stand_in
+from kda.model.offsets import host_offsets
+from kda.model.problem import Inputs, Options, Problem
+from kda.routing.dispatch import backend_asked, capability, choose, launcher, route, what_is_saved
+
+from . import autograd
+
+Tensor = torch.Tensor
+
+
+def chunk_kda(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    scale: float | None = None,
+    initial_state: Tensor | None = None,
+    output_final_state: bool = False,
+    use_qk_l2norm_in_kernel: bool = False,
+    use_gate_in_kernel: bool = False,
+    use_beta_sigmoid_in_kernel: bool = False,
+    allow_neg_eigval: bool = False,
+    safe_gate: bool = False,
+    lower_bound: float | None = None,
+    disable_recompute: bool | str = False,
+    return_intermediate_states: bool = False,
+    state_v_first: bool = False,
+    cu_seqlens: Tensor | None = None,
+    cu_seqlens_cpu: Tensor | None = None,
+    cp_context: Any = None,
+    use_graph: bool = False,
+    max_num_seqs: int | None = None,
+    *,
+    A_log: Tensor | None = None,
+    dt_bias: Tensor | None = None,
+    chunk_size: int = 64,
+    backend: str | None = None,
+    batch_invariant: bool = False,
+    transpose_state_layout: bool | None = None,
+    ssm_state_indices: Tensor | None = None,
+    initial_state_indices: Tensor | None = None,
+    checkpoint_offsets: Tensor | None = None,
+    checkpoint_indices: Tensor | None = None,
+    **unknown: Any,
+) -> tuple[Tensor, Tensor | None] | tuple[Tensor, Tensor | None, Tensor]:
+    """Kimi Delta Attention over whole sequences, differentiable; a drop-in replacement for `fla.ops.kda.chunk_kda`.
+
+    Args:
+        q, k: (B, T, H, K), K <= 256.
+        v: (B, T, HV, V), HV a multiple of H: value head i reads q/k head i // (HV // H).
+        g: (B, T, HV, K), natural-log decays <= 0 (not checked; a chunk may grow by e^8), or logits with
+            `use_gate_in_kernel`.
+        beta: (B, T, HV), step sizes, or logits with `use_beta_sigmoid_in_kernel`.
+        scale: of q; None means `K ** -0.5`.
+        initial_state: (N, HV, K, V), float32 or the dtype of q; a pool with `ssm_state_indices`.
+        output_final_state: also return the states after the last token, float32 (float64 for float64 inputs).
+        use_qk_l2norm_in_kernel: first normalise q and k: x / sqrt(sum x^2 + 1e-6).
+        use_gate_in_kernel: with x = g + dt_bias, the decay is `-exp(A_log) softplus(x)`. A `lower_bound`
+            makes it `lower_bound * sigmoid(exp(A_log) x)`; A_log may then be left out.
+        use_beta_sigmoid_in_kernel: beta is sigmoid(beta), twice that with `allow_neg_eigval`.
+        safe_gate: accepted, not needed: every gate is fast and safe.
+        lower_bound: of the gate, negative; with a precomputed g, the caller's promise that g >= lower_bound.
+        disable_recompute: keep the forward's intermediates for the backward: faster, more memory. They are kept in the
+            dtype of q, so in 16 bits all gradients carry that rounding. "states" keeps less than half as much, where
+            `explain` says so: what costs a walk over the sequence.
+        return_intermediate_states: return h (B, chunks, HV, K, V), the states entering the chunks, as a third value.
+        state_v_first: all states are (V, K).
+        cu_seqlens: (N + 1,) int32 or int64 offsets of sequences packed in one row (B = 1), on the CPU or the GPU.
+            Tokens past the last offset belong to no sequence: outputs and gradients are zero there.
+        cu_seqlens_cpu: a copy on the CPU, so that no call waits for the GPU to learn the lengths.
+        cp_context: from `kda.parallel.build_cp_context` or FLA: the tensors are this rank's part of a row of packed
+            sequences that is distributed over several ranks. Its offsets replace `cu_seqlens`, N counts the rank's own
+            sequences, and all ranks make the call together. A sequence that began on an earlier rank gets its state
+            from there: its row of `initial_state` is not read and has a gradient of zero.
+        use_graph, max_num_seqs: accepted without effect. No launch depends on offsets on the GPU, so a CUDA graph may
+            be replayed with other offsets, unless it returns intermediate states. `max_num_seqs` must be at least N.
+        A_log: HV elements.
+        dt_bias: `HV * K` elements.
+        chunk_size: 32 or 64.
+        backend: a backend's name; None means that of `use_backend`, else KDA_BACKEND, else the fastest that accepts the
+            call.
+        batch_invariant: a sequence's results have the same bits alone and packed with others, and however it is cut
+            into calls at multiples of `chunk_size`, if its state is kept in float32 in between.
+        transpose_state_layout: deprecated name of `state_v_first`.
+        ssm_state_indices: (N,), for inference: `initial_state` is a pool (slots, HV, K, V) of any float dtype. Sequence
+            n starts from slot [n] and its final state is written back there; -1 starts from zero and drops it.
+        initial_state_indices: (N,), with a pool: start from these slots instead; -1 starts from zero.
+        checkpoint_offsets: (N, E), with a pool: the state of sequence n after its first [n, e] tokens, a multiple of
+            `chunk_size`, is written to slot `checkpoint_indices[n, e]`, which may be -1 for none. The
+            entries of a sequence that are stored name different numbers of tokens.
+        checkpoint_indices: (N, E), slots that no other state of the call is written to.
+
+    Returns:
+        o (B, T, HV, V) in the dtype of q and the final states, which are `initial_state` itself if that is a pool, or
+        None; with `return_intermediate_states` also h.
+
+    Raises:
+        InputError: an argument is invalid for every backend.
+        NoBackendError: no backend accepts the call, or the named one does not.
+
+    Example:
+        >>> q, k = torch.randn(2, 1, 100, 2, 16).unbind()                      # B=1, T=100, H=2, K=16
+        >>> v, g = torch.randn(1, 100, 4, 16), -torch.rand(1, 100, 4, 16)      # HV=4: two value heads per head
+        >>> beta = torch.rand(1, 100, 4)
+        >>> o, state = chunk_kda(q, k, v, g, beta, use_qk_l2norm_in_kernel=True, output_final_state=True)
+        >>> o.shape, state.shape
+        (torch.Size([1, 100, 4, 16]), torch.Size([1, 4, 16, 16]))
+    """
+    context = None
+    if cp_context is not None:
+        context = parallel().adopt(cp_context)
+        cu_seqlens, cu_seqlens_cpu = context.cu_seqlens, context.cu_seqlens_cpu
+    inputs, options = prepare(
+        "chunk_kda", q, k, v, g, beta, scale, initial_state, output_final_state, use_qk_l2norm_in_kernel,
+        use_gate_in_kernel, use_beta_sigmoid_in_kernel, allow_neg_eigval, safe_gate, lower_bound, disable_recompute,
+        return_intermediate_states, state_v_first, cu_seqlens, cu_seqlens_cpu, None, use_graph, max_num_seqs,
+        A_log, dt_bias, chunk_size, backend, batch_invariant, transpose_state_layout, ssm_state_indices,
+        initial_state_indices, checkpoint_offsets, checkpoint_indices, unknown,
+    )
+    if ssm_state_indices is not None:
+        return _prefill(inputs, options, context), initial_state  # type: ignore[return-value]
+    if _sharded(inputs):
+        each_rank = functools.partial(_chunk, options=options, context=context)
+        out = parallel().mesh.run("chunk_kda", inputs, each_rank, context)
+    else:
+        out = _chunk(inputs, options, context)
+    return out if return_intermediate_states else out[:2]
+
+
+def _prefill(inputs: Inputs, options: Options, context: Any = None) -> Tensor:
+    """o of a call with a pool of states, which it writes."""
+    if context is not None or _sharded(inputs):
+        found = "a cp_context" if context is not None else "a DTensor"
+        raise InputError("chunk_kda", "ssm_state_indices", "used on one device", found,
+                         "Pass x.to_local() of each tensor, without a cp_context.", "cp_context.pool")
+    call, training = Call("chunk_kda", inputs, options), is_training(inputs)
+    if training and not torch.compiler.is_compiling():
+        operate(check, call, call, (TRAINING_POOL,))
+    if _unseen(inputs) and not training:
+        return operate(autograd.prefill, call, call)
+    tensors = [getattr(inputs, name) for name in autograd.POOL_INPUTS]
+    settings = [getattr(options, name) for name in autograd.POOL_OPTIONS]
+    return operate(autograd.call, call, "chunk_forward_", *tensors, *settings)[0]
+
+
+def _chunk(inputs: Inputs, options: Options, context: Any) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """o, the final states and the states that enter the chunks."""
+    training = is_training(inputs)
+    if context is not None:
+        return _on_ranks(inputs, options, context, training)
+    if training and not options.return_intermediate_states and _unseen(inputs):    # the operator costs time
+        return *_training_call(inputs, options), None
+    out = _forward(inputs, options, _saved_by(inputs, options) if training else Save.NOTHING, training)
+    return out.o, out.final_state, out.h
+
+
+_CHUNK_SIGNATURE = inspect.signature(chunk_kda)
+_KEYWORDS = names_of(chunk_kda)
+OF_OTHERS = {                                # keywords of other packages, and of FLA until 2025
+    "return_final_state": "It is called output_final_state.",
+    "head_first": "Leave it out: tensors are (B, T, H, D); use x.transpose(1, 2) if heads come first.",
+}
+CHUNK_DEFAULTS = {name: _CHUNK_SIGNATURE.parameters[name].default for name in _KEYWORDS[5:]}
+
+
+def chunk_kda_fwd(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, *args: Any, **keywords: Any) -> Outputs:
+    """The forward of `chunk_kda`, with the same arguments, without autograd: Outputs(o, final_state, h, saved).
+
+    With `disable_recompute=True`, `saved` holds the intermediates for `chunk_kda_bwd`, and the options that they were
+    made with; with "states" it does if the backend keeps those alone; otherwise it is None.
+
+    Raises:
+        InputError, NoBackendError: as `chunk_kda`.
+
+    Example:
+        >>> q, k, v, g = torch.randn(4, 1, 70, 2, 16).unbind()
+        >>> out = chunk_kda_fwd(q, k, v, -g.abs(), torch.rand(1, 70, 2), output_final_state=True)
+        >>> out.o.shape, out.final_state.shape, out.saved
+        (torch.Size([1, 70, 2, 16]), torch.Size([1, 2, 16, 16]), None)
+    """
+    inputs, options = _bind("chunk_kda_fwd", q, k, v, g, beta, *args, **keywords)
+    try:
+        if inputs.ssm_state_indices is not None:
+            return Outputs(_prefill(inputs, options), inputs.initial_state, None, None)
+        with autograd.without_autograd() if is_training(inputs) else autograd.AS_IT_IS:
+            save = _saved_by(inputs, options) if options.disable_recompute else Save.NOTHING
+            out = _forward(inputs, options, Save.NOTHING if save is Save.PRODUCTS else save)
+    except InputError as error:
+        raise error.as_of("chunk_kda_fwd") from None
+    if not isinstance(out.saved, Saved | OpaqueSaved):
+        return out
+    return out._replace(saved=Kept(out.saved, _made_with(inputs, options)))
+
+
+def chunk_kda_bwd(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    do: Tensor | None,
+    dht: Tensor | None = None,
+    saved: Kept | None = None,
+    **keywords: Any,
+) -> Grads:
+    """All gradients of `chunk_kda` without autograd: Grads(dq, dk, dv, dg, dbeta, dA_log, ddt_bias, dh0).
+
+    Args:
+        q, k, v, g, beta: as in the forward.
+        do: gradient of o; None means zero.
+        dht: gradient of the final states, in their layout; None means zero.
+        saved: `Outputs.saved` of the same call of `chunk_kda_fwd`; without it the forward is recomputed.
+        keywords: those of `chunk_kda`, as in the forward.
+
+    Returns:
+        For each input, a gradient of its shape and dtype; None for inputs left out.
+
+    Raises:
+        InputError: as `chunk_kda`, and for a `saved` that a call with other options, shapes or dtypes left.
+        NoBackendError: as `chunk_kda`.
+
+    Example:
+        >>> q, k, v, g = torch.randn(4, 1, 70, 2, 16).unbind()
+        >>> inputs = q, k, v, -g.abs(), torch.rand(1, 70, 2)
+        >>> out = chunk_kda_fwd(*inputs, disable_recompute=True)
+        >>> grads = chunk_kda_bwd(*inputs, do=torch.ones_like(out.o), saved=out.saved)
+        >>> grads.dq.shape, grads.dbeta.shape, grads.dA_log
+        (torch.Size([1, 70, 2, 16]), torch.Size([1, 70, 2]), None)
+    """
+    inputs, options = _bind("chunk_kda_bwd", q, k, v, g, beta, **keywords)
+    for name, x in (("do", do), ("dht", dht)):
+        if _sharded((x,)):
+            raise _without_mesh("chunk_kda_bwd", name)
+    options = options._replace(disable_recompute=isinstance(saved, Kept) and isinstance(saved.tensors, Saved))
+    call = Call("chunk_kda_bwd", inputs, options, do=do, dht=dht)
+    if saved is not None:
+        _check_saved(call, saved)
+    if inputs.ssm_state_indices is not None:                                   # the operator does not see it
+        check(call, (*CALLER, *KIND))
+    settings = [getattr(options, name) for name in autograd.OPTIONS]
+    tensors = inputs[: len(autograd.INPUTS)]
+    tensors_saved = saved.tensors if saved else ()
+    with autograd.without_autograd():
+        grads = operate(autograd.call, call, "chunk_backward", *tensors, *settings, do, dht, *tensors_saved)
+    given = (q, k, v, *inputs[3:])                                             # before autocast
+    return Grads(*(None if x is None else grad.to(x.dtype) for x, grad in zip(given, grads)))
+
+
+def fused_recurrent_kda(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    A_log: Tensor | None = None,
+    dt_bias: Tensor | None = None,
+    scale: float | None = None,
+    initial_state: Tensor | None = None,
+    output_final_state: bool = False,
+    use_qk_l2norm_in_kernel: bool = False,
+    use_gate_in_kernel: bool = False,
+    use_beta_sigmoid_in_kernel: bool = False,
+    allow_neg_eigval: bool = False,
+    lower_bound: float | None = None,
+    state_v_first: bool = False,
+    cu_seqlens: Tensor | None = None,
+    *,
+    cu_seqlens_cpu: Tensor | None = None,
+    ssm_state_indices: Tensor | None = None,
+    num_accepted_tokens: Tensor | None = None,
+    inplace_final_state: bool | None = None,
+    out: Tensor | None = None,
+    backend: str | None = None,
+    batch_invariant: bool = False,
+    transpose_state_layout: bool | None = None,
+    **unknown: Any,
+) -> tuple[Tensor, Tensor | None]:
+    """Kimi Delta Attention token by token, for inference; replaces `fla.ops.kda.fused_recurrent_kda`.
+
+    Args:
+        q, k: (B, T, H, K); K up to 1,024 on a GPU. Arguments that are not listed here are those of `chunk_kda`.
+        initial_state: of any float dtype.
+        beta: also (B, T, HV, V), a step size per value channel.
+        ssm_state_indices: `initial_state` is a pool (slots, HV, K, V). (N,): sequence n starts from slot [n] and its
+            last state is stored there. (N, S): it starts from slot [n, 0] and the state after its token t is stored in
+            slot [n, t].
+            A slot of -1 is padding: a sequence that starts there is skipped and its outputs are zero; a state whose
+            slot is -1 is dropped.
+        num_accepted_tokens: (N,), with (N, S) slots: start from slot [n, num_accepted_tokens[n] - 1] instead.
+        inplace_final_state: write the final states into `initial_state`; None means True with a pool, else False.
+            False with a pool does not write the pool and returns the last states, zero for skipped sequences.
+        out: o is written there; only without gradients.
+
+    Returns:
+        o (B, T, HV, V) and the final states: `initial_state` itself if written in place, else float32 ones if
+        `output_final_state`, else None.
+
+    Raises:
+        InputError, NoBackendError: as `chunk_kda`. There is no backward: requesting a gradient raises an error.
+
+    Example:
+        >>> q, k, v, g = torch.randn(4, 3, 1, 2, 16).unbind()                  # one token per sequence, three sequences
+        >>> pool = torch.zeros(8, 2, 16, 16)                                   # eight states
+        >>> slots = torch.tensor([5, 2, -1], dtype=torch.int32)                # the last sequence is padding
+        >>> o, _ = fused_recurrent_kda(
+        ...     q, k, v, -g.abs(), torch.rand(3, 1, 2), initial_state=pool, ssm_state_indices=slots
+        ... )
+        >>> o.shape, (o[2] == 0).all().item(), pool[5].any().item(), pool[0].any().item()
+        (torch.Size([3, 1, 2, 16]), True, True, False)
+    """
+    if inplace_final_state is None:
+        inplace_final_state = ssm_state_indices is not None
+    inputs, options = prepare(
+        "fused_recurrent_kda", q, k, v, g, beta, scale, initial_state, output_final_state, use_qk_l2norm_in_kernel,
+        use_gate_in_kernel, use_beta_sigmoid_in_kernel, allow_neg_eigval, False, lower_bound, False, False,
+        state_v_first, cu_seqlens, cu_seqlens_cpu, None, False, None, A_log, dt_bias, 64, backend, batch_invariant,
+        transpose_state_layout, ssm_state_indices, None, None, None, unknown, inplace_final_state, num_accepted_tokens,
+    )
+    if _sharded((*inputs, out)):
+        each_rank = functools.partial(_recurrent, options=options)
+        o, ht = parallel().mesh.run("fused_recurrent_kda", inputs, each_rank, out=out)
+    else:
+        o, ht = _recurrent(inputs, options, out)
+    return (o if out is None else out), initial_state if options.inplace_final_state else ht
+
+
+def _recurrent(inputs: Inputs, options: Options, out: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+    """o, also in `out`, and the final states unless they are written in place."""
+    call, inplace = Call("fused_recurrent_kda", inputs, options, out=out), options.inplace_final_state
+    training = is_training(inputs)
+    compiling = torch.compiler.is_compiling()
+    if (training or getattr(out, "requires_grad", False)) and not compiling:
+        operate(check, call, call, (WRITTEN_STATE, TRAINING_OUT))
+    if out is not None and not compiling:                                     # the operator does not see it
+        operate(problem_of, call, call)
+    if _unseen(inputs) and not training:
+        o, ht = operate(autograd.recurrent, call, call)
+    else:
+        settings = [getattr(options, name) for name in autograd.RECURRENT_OPTIONS]
+        tensors = inputs[: len(autograd.RECURRENT_INPUTS)]
+        o, *ht = operate(autograd.call, call, "recurrent_" if inplace else "recurrent", *tensors, *settings)
+        ht = ht[0] if options.output_final_state and not inplace else None
+    if out is not None:
+        torch.ops.kda.put(out, o, training) if compiling else out.copy_(o)
+    return o, None if inplace else ht
+
+
+def fused_recurrent_kda_fwd(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    A_log: Tensor | None = None,
+    dt_bias: Tensor | None = None,
+    initial_state: Tensor | None = None,
+    scale: float | None = None,
+    output_final_state: bool = False,
+    inplace_final_state: bool = True,
+    state_v_first: bool = False,
+    cu_seqlens: Tensor | None = None,
+    ssm_state_indices: Tensor | None = None,
+    num_accepted_tokens: Tensor | None = None,
+    use_qk_l2norm_in_kernel: bool = False,
+    use_gate_in_kernel: bool = False,
+    use_beta_sigmoid_in_kernel: bool = False,
+    allow_neg_eigval: bool = False,
+    lower_bound: float | None = None,
+    out: Tensor | None = None,
+    **keywords: Any,
+) -> tuple[Tensor, Tensor | None]:
+    """`fused_recurrent_kda` with the order and defaults of `fla.ops.kda.fused_recurrent.fused_recurrent_kda_fwd`.
+
+    States are written in place unless `inplace_final_state=False`. Other keywords are those of `fused_recurrent_kda`.
+
+    Raises:
+        InputError, NoBackendError: as `fused_recurrent_kda`.
+
+    Example:
+        >>> q, k, v, g = torch.randn(4, 1, 5, 2, 16).unbind()
+        >>> state = torch.zeros(1, 2, 16, 16)
+        >>> o, new = fused_recurrent_kda_fwd(q, k, v, -g.abs(), torch.rand(1, 5, 2), initial_state=state)
+        >>> new is state, state.any().item()
+        (True, True)
+    """
+    try:
+        return fused_recurrent_kda(
+            q, k, v, g, beta, A_log, dt_bias, scale, initial_state, output_final_state, use_qk_l2norm_in_kernel,
+            use_gate_in_kernel, use_beta_sigmoid_in_kernel, allow_neg_eigval, lower_bound, state_v_first, cu_seqlens,
+            ssm_state_indices=ssm_state_indices, num_accepted_tokens=num_accepted_tokens,
+            inplace_final_state=inplace_final_state, out=out, **keywords,
+        )
+    except InputError as error:
+        raise error.as_of("fused_recurrent_kda_fwd") from None
+
+
+def fused_kda_gate(
+    g: Tensor,
+    A_log: Tensor | None = None,
+    dt_bias: Tensor | None = None,
+    lower_bound: float | None = None,
+    output_dtype: torch.dtype = torch.float32,
+    **unknown: Any,
+) -> Tensor:
+    """The gate alone, differentiable: logits (.., HV, K) to natural-log decays of the same shape.
+
+    With x = g + dt_bias: `-exp(A_log) softplus(x)`, or `lower_bound * sigmoid(exp(A_log) x)` given a `lower_bound`.
+
+    Args:
+        g: (.., HV, K) logits.
+        A_log: HV elements; may be None with a `lower_bound` (a factor of 1).
+        dt_bias: `HV * K` elements or None.
+        lower_bound: negative; None means the softplus gate.
+        output_dtype: of the result.
+
+    Returns:
+        The decays, of the shape of g in `output_dtype`.
+
+    Raises:
+        InputError: an argument is invalid.
+
+    Example:
+        >>> decays = fused_kda_gate(torch.randn(1, 10, 2, 16), A_log=torch.zeros(2), lower_bound=-5.0)
+        >>> decays.shape, -5 <= decays.min() and decays.max() <= 0
+        (torch.Size([1, 10, 2, 16]), tensor(True))
+    """
+    if unknown:
+        refuse_unknown("fused_kda_gate", unknown, _KNOWN["fused_kda_gate"])
+    lower_bound = number(lower_bound)
+    if _sharded((g, A_log, dt_bias)):
+        each_rank = functools.partial(fused_kda_gate, lower_bound=lower_bound, output_dtype=output_dtype)
+        return parallel().mesh.gate("fused_kda_gate", g, A_log, dt_bias, each_rank)
+    check(GateCall("fused_kda_gate", g, A_log, dt_bias, lower_bound, output_dtype), GATE)
+    return autograd.call("gate", g, A_log, dt_bias, lower_bound, output_dtype)[0]
+
+
+def _training_call(inputs: Inputs, options: Options) -> tuple[Tensor, Tensor | None]:
+    """Make a training call with plain tensors, without an operator."""
+    call, asked = Call("chunk_kda", inputs, options), backend_asked(options.backend)
+    problem = operate(problem_of, call, call)
+    way = route(problem, asked, what_is_saved(problem, asked, saves_states(options)))
+    training_call = autograd.TrainingCall(options, way)
+    return operate(autograd.ChunkKda.apply, call, training_call, *inputs[: len(autograd.INPUTS)])
+
+
+def _saved_by(inputs: Inputs, options: Options) -> Save:
+    """Return what a training forward saves.  A compiled one saves what all backends save alike, because the shapes of
+    its results must be known; or nothing, if one backend runs both directions and saves only its own layout."""
+    on_gpu = _on_gpu(inputs.q)
+    if not torch.compiler.is_compiling():
+        if on_gpu or stand_in() is not None:
+            problem = problem_of(Call("chunk_kda", inputs, options))
+            return what_is_saved(problem, backend_asked(options.backend), saves_states(options))
+        return Save.ALL if options.disable_recompute is True else Save.NOTHING
+    if options.disable_recompute is True:
+        return Save.ALL
+    tensors = inputs[: len(autograd.INPUTS)]
+    if not on_gpu or not all(isinstance(x, Tensor) and x.dim() == 4 for x in (inputs.q, inputs.v)):
+        return Save.NOTHING                                                    # the operator reports the error
+    K, V = (_constant(x.shape[3]) for x in (inputs.q, inputs.v))
+    bound = None if options.lower_bound is None else 0.0  # any number will do: no rule depends on its value
+    settings = options._replace(scale=1.0, lower_bound=bound, chunk_size=32 if options.chunk_size == 32 else 64)
+    dtypes = [None if x is None else x.dtype for x in tensors]
+    return Save.NOTHING if _saves_nothing(str(inputs.q.device), tuple(settings), K, V, *dtypes) else Save.PRODUCTS
+
+
+def saves_states(options: Options) -> bool:
+    return options.disable_recompute == Save.STATES
+
+
+def _on_gpu(q: Any) -> bool:
+    return isinstance(q, Tensor) and q.is_cuda
+
+
+def _constant(size: int) -> int:
+    """A head dim for which a graph is specialised; 0 for an unusual one."""
+    return next((usual for usual in (64, 128, 256) if size == usual), 0)
+
+
+def _saves_nothing(device: str, settings: tuple, K: int, V: int, *dtypes: torch.dtype | None) -> bool:
+    """Return whether a compiled forward saves nothing.
+
+    It ignores the number of tokens and heads, so that no graph is specialised to them. If another backend then runs the
+    call, it recomputes what was not saved.
+    """
+    rows, heads, options = (Problem.B, Problem.T), Problem.HV, Options(*settings)
+    state, offsets = (1, heads, K, V), (2,)                                    # for one sequence
+    shapes = dict(q=(*rows, heads, K), k=(*rows, heads, K), v=(*rows, heads, V), g=(*rows, heads, K),
+                  beta=(*rows, heads), A_log=(heads,), dt_bias=(heads * K,), initial_state=state,
+                  cu_seqlens=offsets, cu_seqlens_cpu=offsets)
+    outlines = [Outline(shapes[name], dtype, device) if dtype else None
+                for name, dtype in zip(autograd.INPUTS, dtypes, strict=True)]
+    try:
+        return what_is_saved(problem_of_outlines(outlines, options), backend_asked(options.backend)) is Save.NOTHING
+    except NoBackendError:                                                     # the operator reports it
+        return True
+
+
+vars(_saves_nothing)["_dynamo_marked_constant"] = True                          # torch.compile calls it untraced
+
+
+def _on_ranks(inputs: Inputs, options: Options, context: Any, training: bool) -> tuple:
+    operators = parallel().operators
+    inputs = operators.prepared(inputs, options)
+    save = _saved_by(inputs, options) if training else Save.NOTHING
+    call = Call("chunk_kda", inputs, options)
+    return operate(operators.run, call, inputs, options, context, save)
+
+
+def _sharded(inputs: Iterable[Any]) -> bool:
+    """Whether a tensor is a DTensor; recognised by name, because nothing else needs its module."""
+    if not torch.compiler.is_compiling() and are_plain(map(type, inputs)):
+        return False
+    return "DTensor" in [type(x).__name__ for x in inputs]
+
+
+def _without_mesh(op: str, name: str) -> InputError:
+    return InputError(op, name, "given without DTensors", "a DTensor", "Use chunk_kda, or pass x.to_local() of each.",
+                      "mesh.op")
+
+
+def parallel() -> Any:
+    from kda import parallel
+
+    return parallel
+
+
+def _forward(inputs: Inputs, options: Options, save: Save, training: bool = False) -> Outputs:
+    """Run the forward. For operators `disable_recompute` requests `Saved`; `save` decides what else is saved."""
+    if options.disable_recompute and save is not Save.ALL:
+        options = options._replace(disable_recompute=False)
+    call = Call("chunk_kda", inputs, options)
+    if not training and _unseen(inputs):                                       # the operator costs 20 microseconds more
+        return operate(autograd.forward, call, call, save)
+    settings = [getattr(options, name) for name in autograd.OPTIONS]
+    arguments = *inputs[: len(autograd.INPUTS)], *settings, save.value
+    o, ht, h, *saved = operate(autograd.call, call, "chunk_forward", *arguments)
+    return Outputs(o, ht if options.output_final_state else None, h if options.return_intermediate_states else None,
+                   save.kind(*saved) if save in (Save.ALL, Save.OWN, Save.STATES) else None)
+
+
+def _unseen(inputs: Inputs) -> bool:
+    """Whether a call has only plain tensors, and no mode, transform, trace or profiler is active."""
+    return (
+        not torch.compiler.is_compiling()
+        and not torch._C._is_tracing()
+        and not torch.autograd._profiler_enabled()
+        and not torch._C._len_torch_dispatch_stack()
+        and torch._C._functorch.peek_interpreter_stack() is None
+        and forward_ad._current_level < 0
+        and are_plain(map(type, inputs))
+        and not (inputs.q is None or inputs.q.is_meta)
+    )
+
+
+def _made_with(inputs: Inputs, options: Options) -> MadeWith:
+    """A graph of torch.compile is for any offsets."""
+    return MadeWith.of(inputs, options, None if torch.compiler.is_compiling() else host_offsets(inputs))
+
+
+def _check_saved(call: Call, kept: Any) -> None:
+    asked = "what chunk_kda_fwd(..., disable_recompute=True) returned as saved for the same call"
+    refuse = functools.partial(InputError, call.op, "saved", asked)
+    whole = isinstance(
+        kept, Kept) and isinstance(kept.tensors, Saved | OpaqueSaved) and isinstance(kept.made_with, MadeWith
+    )
+    if not whole or not all(isinstance(x, Tensor) for x in kept.tensors):
+        kind = "a Kept with other contents" if isinstance(kept, Kept) else type(kept).__name__
+        raise refuse(kind, "Pass Outputs.saved, or None to recompute.", "saved.kind")
+    if not torch.compiler.is_compiling():                                      # the operator checks a compiled call
+        check(call, (*CALLER, *KIND))
+    saved, same = kept.tensors, "Pass both functions the same arguments."
+    ours = _made_with(call.inputs, call.options)
+    for name, had, given in zip(MadeWith._fields, kept.made_with, ours):
+        if name == "offsets" and None in (had, given):
+            continue                                                           # a GPU alone knows them
+        if had != given:
+            had, given = (f"{x[0]} {[*x[1]]}" if isinstance(x, tuple) else x for x in (had, given))
+            raise refuse(f"what it returned for {name}={had}, beside {name}={given} here", same, "saved.options")
+    if isinstance(saved, OpaqueSaved):
+        problem = problem_of(call, "backward")
+        backend = choose(problem, backend_asked(call.options.backend)).backend
+        if not capability(backend).saves_opaque:                                  # its backward recomputes
+            return
+        sizes = [launcher(backend).saved_bytes(problem, save) for save in (Save.OWN, Save.STATES)]
+        shapes: Any = [next(((size,) for size in sizes if saved.memory.shape == (size,)), sizes[:1])]
+        dtypes: Any = [torch.uint8]
+    else:
+        packed, C = call.inputs.cu_seqlens is not None, call.options.chunk_size
+        shapes = saved_shapes(call.B, call.T, call.N, call.HV, call.K, call.V, C, packed)
+        dtypes = saved_dtypes(call.inputs.q.dtype, wide_dtype(call.inputs.q.dtype))
+    for name, x, shape, dtype in zip(saved._fields, saved, shapes, dtypes):
+        for what, found, wanted in (("shape", list(x.shape), list(shape)), ("dtype", x.dtype, dtype),
+                                    ("device", x.device, call.inputs.q.device)):
+            if found != wanted:
+                raise refuse(f"{name} of {what} {found}, not {wanted}", same, "saved.shape")
+
+
+def operate(operator: Any, call: Call, *arguments: Any) -> Any:
+    """Call an operator or a check; if it fails on its arguments, report which one has the wrong type."""
+    if torch.compiler.is_compiling():
+        return operator(*arguments)
+    try:
+        return operator(*arguments)
+    except KdaError:
+        raise
+    except Exception:
+        check(call, CALLER)
+        raise
+
+
+def bind_a_part(op: str, /, *args: Any, cp_context: Any = None, **keywords: Any) -> tuple[Inputs, Options, Any]:
+    """Bind like `_bind`; a context becomes one of kda's, and inputs those of this rank's part of the sequences."""
+    if cp_context is None:
+        return *_bind(op, *args, **keywords), None
+    context = parallel().adopt(cp_context, op)
+    keywords |= {"cu_seqlens": context.cu_seqlens, "cu_seqlens_cpu": context.cu_seqlens_cpu}
+    inputs, options = _bind(op, *args, **keywords)
+    return parallel().operators.prepared(inputs, options), options, context
+
+
+def _bind(op: str, /, *args: Any, **keywords: Any) -> tuple[Inputs, Options]:
+    """Return the inputs and options of a function that takes the arguments of `chunk_kda`."""
+    if len(args) == 5:                                                         # saves 30 microseconds of bind
+        given: dict[str, Any] = CHUNK_DEFAULTS | keywords
+        if len(given) == len(CHUNK_DEFAULTS):
+            return prepare(op, *args, *given.values(), {})  # type: ignore[call-arg]
+    try:
+        bound = _CHUNK_SIGNATURE.bind(*args, **keywords)
+    except TypeError as error:
+        raise TypeError(f"{op}: {error}; its arguments are those of chunk_kda") from None
+    bound.apply_defaults()
+    return prepare(op, *bound.arguments.values())
+
+
+def prepare(
+    op, q, k, v, g, beta, scale, initial_state, output_final_state, use_qk_l2norm_in_kernel, use_gate_in_kernel,
+    use_beta_sigmoid_in_kernel, allow_neg_eigval, safe_gate, lower_bound, disable_recompute, return_intermediate_states,
+    state_v_first, cu_seqlens, cu_seqlens_cpu, cp_context, use_graph, max_num_seqs, A_log, dt_bias, chunk_size,
+    backend, batch_invariant, transpose_state_layout, ssm_state_indices, initial_state_indices, checkpoint_offsets,
+    checkpoint_indices, unknown, inplace_final_state=None, num_accepted_tokens=None,
+) -> tuple[Inputs, Options]:
+    """What every function does first: it checks keywords that are not tensors."""
+    if unknown:
+        refuse_unknown(op, unknown, _KNOWN.get(op, _KEYWORDS), OF_OTHERS)
+    if cp_context is not None:
+        raise InputError(op, "cp_context", "None", type(cp_context).__name__,
+                         "Use chunk_kda, whose backward is the mirror of its forward.", "cp_context.none")
+    if use_graph is not False or max_num_seqs is not None:
+        _check_graph(op, use_graph, max_num_seqs, cu_seqlens)
+    if transpose_state_layout is not None:
+        state_v_first = _old_layout_name(op, state_v_first, transpose_state_layout)
+    if isinstance(q, Tensor) and autocasts(q):
+        q, k, v = (_autocast(x, torch.get_autocast_dtype(q.device.type)) for x in (q, k, v))
+    if scale is None:
+        K = q.shape[-1] if isinstance(q, Tensor) and q.dim() and not q.is_nested else 0
+        scale = float(K) ** -0.5 if K else 1.0
+    elif type(scale) is not float:
+        scale = number(scale)
+    if lower_bound is not None and type(lower_bound) is not float:
+        lower_bound = number(lower_bound)
+    if type(chunk_size) is not int:
+        chunk_size = number(chunk_size)
+    if op not in _ON_A_MESH and _sharded((q, k, v, g, beta, A_log, dt_bias, initial_state)):
+        raise _without_mesh(op, "q")
+    if inplace_final_state is None:                                            # chunk_kda leaves it out
+        inplace_final_state = ssm_state_indices is not None
+    inputs = Inputs(
+        q, k, v, g, beta, A_log, dt_bias, initial_state, cu_seqlens, cu_seqlens_cpu, ssm_state_indices,
+        num_accepted_tokens, initial_state_indices, checkpoint_offsets, checkpoint_indices,
+    )
+    options = Options(
+        scale, lower_bound, chunk_size, backend, output_final_state, use_qk_l2norm_in_kernel, use_gate_in_kernel,
+        use_beta_sigmoid_in_kernel, allow_neg_eigval, safe_gate, disable_recompute, return_intermediate_states,
+        state_v_first, inplace_final_state, batch_invariant,
+    )
+    if not _BOOL.issuperset(map(type, options[-len(_FLAGS):])):
+        flags: Any = {name: _flag(op, name, getattr(options, name), _OTHER.get(name)) for name in _FLAGS}
+        options = options._replace(**flags)
+    if type(scale) is not float or type(chunk_size) is not int or type(lower_bound) not in _BOUND:
+        _check_numbers(Call(op, inputs, options))
+    return inputs, options
+
+
+def _check_numbers(call: Call) -> None:
+    """Check numbers before known calls are looked up by their values: there True equals 1.0, and 64.0 equals 64."""
+    o = call.options
+    if not torch.compiler.is_compiling():
+        check(call, NUMBERS)
+    elif bool in (type(o.scale), type(o.lower_bound), type(o.chunk_size)):                # others the operator refuses
+        raise TypeError(f"{call.op}: scale, lower_bound and chunk_size must be numbers; found a bool.")
+
+
+_ON_A_MESH = ("chunk_kda", "fused_recurrent_kda")
+_FLAGS = Options._fields[Options._fields.index("output_final_state"):]
+_BOOL = {bool}
+_BOUND = (float, type(None))
+_OTHER = {"disable_recompute": Save.STATES.value}                             # other values than a bool that flags take
+
+
+def _flag(op: str, name: str, x: Any, other: str | None = None) -> bool | str:
+    """A bool, or `other`; None, 0 and 1, which occur in configurations, and numpy's bools are accepted."""
+    if x is True or x is False or (isinstance(x, str) and x == other):
+        return x
+    of_numpy = type(x).__module__ == "numpy" and type(x).__name__ in ("bool", "bool_")
+    if x is None or of_numpy or (isinstance(x, numbers.Integral) and x in (0, 1)):
+        return bool(x)
+    asked, fix = "True or False", "Pass a bool."
+    if other is not None:
+        asked, fix = f"True, False or {other!r}", "Pass one of them."
+    raise InputTypeError(op, name, asked, f"{type(x).__name__} {x!r:.60}", fix, "flag.type")
+
+
+def _check_graph(op: str, use_graph: Any, max_num_seqs: Any, cu_seqlens: Any) -> None:
+    """Check arguments without effect: they must still be valid."""
+    _flag(op, "use_graph", use_graph)
+    most = number(max_num_seqs)
+    if isinstance(most, bool) or not isinstance(most, int | None):
+        raise InputTypeError(op, "max_num_seqs", "an int or None", f"{type(most).__name__} {most!r:.60}",
+                             "Leave it out: kda does not need it.", "max_num_seqs.type")
+    N = cu_seqlens.numel() - 1 if isinstance(cu_seqlens, Tensor) else 0
+    if most is not None and most < N:
+        asked = f"at least the number of sequences, {N}" if N else "0 or more"
+        raise InputError(op, "max_num_seqs", asked, str(most),
+                         "Raise it, or leave it out: kda does not need it.", "max_num_seqs.value")
+
+
+def _old_layout_name(op: str, state_v_first: bool, transpose_state_layout: bool) -> bool:
+    if state_v_first:
+        raise InputError(op, "transpose_state_layout", "left out beside state_v_first", "both",
+                         "state_v_first is its new name; pass that alone.", "state_layout.both")
+    warnings.warn(f"{op}: transpose_state_layout is now called state_v_first", DeprecationWarning, stacklevel=4)
+    return bool(transpose_state_layout)
+
+
+def _autocast(x: Any, dtype: torch.dtype) -> Any:
+    """Cast x like torch.autocast casts the operands of a product; float64 is unchanged."""
+    if isinstance(x, Tensor) and x.is_floating_point() and x.dtype != torch.float64:
+        return x.to(dtype)
+    return x
+
+
+_KNOWN = {                                   # keywords, if they are not those of chunk_kda
+    "chunk_kda_bwd": [*names_of(chunk_kda_bwd), *_KEYWORDS[5:]],
+    "fused_recurrent_kda": names_of(fused_recurrent_kda),
+    "fused_kda_gate": names_of(fused_kda_gate),
+}

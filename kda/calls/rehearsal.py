@@ -1,0 +1,199 @@
+"""Which backend would run a call, without running it: `explain` for people, `rehearse` for registries of others."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import inspect
+import math
+from typing import Any
+
+import torch
+
+from kda.checks.calls import CALLER, REQUIRED, TRAINING, Call, autocasts, check, is_training, problem_of
+from kda.errors import InputError, NoBackendError
+from kda.model.bundles import OpaqueSaved, Save, saved_dtypes, saved_shapes
+from kda.model.gates import wide_dtype
+from kda.model.host import detect
+from kda.model.problem import Problem
+from kda.routing.dispatch import (
+    Choice,
+    backend_asked,
+    backend_of_backward,
+    check_backend_name,
+    choose,
+    launcher,
+    route,
+    training_backend,
+    weigh,
+    what_is_saved,
+)
+
+from .api import (
+    CHUNK_DEFAULTS,
+    bind_a_part,
+    fused_recurrent_kda,
+    fused_recurrent_kda_fwd,
+    operate,
+    parallel,
+    prepare,
+    saves_states,
+)
+
+Tensor = torch.Tensor
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class Explanation:
+    """What `explain` returns. Printed, it is its text; an interactive session shows that text, too."""
+
+    forward: Choice
+    backward: Choice | None = None           # None: no gradients are wanted
+    notes: tuple[str, ...] = ()              # which backend runs a training forward, what is saved, how maps are made
+
+    @property
+    def backend(self) -> str | None:
+        """The forward's; None: no backend accepts the call."""
+        return self.forward.backend
+
+    def __str__(self) -> str:
+        return "\n".join(str(part) for part in (self.forward, self.backward, *self.notes) if part is not None)
+
+    __repr__ = __str__
+
+
+def explain(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, *args: Any, **keywords: Any) -> Explanation:
+    """Say which backend handles this call of `chunk_kda` and why each other one does not; nothing is computed.
+
+    If an input requires a gradient, that includes the choice for the backward, which backend then runs the forward if
+    that differs, and what is kept between the two. With a `cp_context` it also says which backend computes the
+    maps of sequences that span several ranks.
+
+    Args:
+        q, k, v, g, beta, args, keywords: the arguments of `chunk_kda`.
+
+    Returns:
+        An `Explanation`: print it. Its `backend` is None if no backend accepts the call: that is not an error here.
+
+    Raises:
+        InputError: as `chunk_kda`.
+
+    Example:
+        >>> q, k, v, g = torch.randn(4, 1, 70, 2, 16).unbind()
+        >>> found = explain(q, k, v, -g.abs(), torch.rand(1, 70, 2))
+        >>> print(found)
+        reference accepts chunk forward B=1 T=70 N=1 H=2 K=16 V=16 C=64 float32, cpu, given gate
+        ...
+        * reference  accepts it
+        >>> found.backend
+        'reference'
+    """
+    inputs, options, context = bind_a_part("explain", q, k, v, g, beta, *args, **keywords)
+    check(Call("explain", inputs, options), CALLER)
+    if context is not None:
+        parallel().operators.check_tokens("explain", context, inputs.q)
+    asked = backend_asked(options.backend)
+    check_backend_name(asked)
+    training = is_training(inputs)
+    directions = ("forward", "backward") if training else ("forward",)
+    save = Save.NOTHING
+    if training:
+        problem = problem_of(Call("explain", inputs, options))
+        with contextlib.suppress(NoBackendError):                              # the error is reported below
+            save = what_is_saved(problem, asked, saves_states(options))
+    if save is not Save.ALL:
+        options = options._replace(disable_recompute=False)
+    choices, notes = [], []
+    for direction in directions:
+        problem = problem_of(Call("explain", inputs, options), direction)
+        name = asked if direction == "forward" else backend_of_backward(asked)
+        choices.append(weigh(problem, detect(problem.device), name))
+    takers = [choice.backend for choice in choices]
+    if training and all(takers):
+        writer = takers[0]
+        assert writer is not None
+        if save is Save.PRODUCTS:
+            writer = training_backend(choices[0].problem, takers[0])
+            if writer != takers[0]:
+                notes.append(
+                    f"{writer} also runs the forward: gradients are recorded, and {takers[0]} keeps nothing for them"
+                )
+        notes.append(_what_is_saved(save, choices[1].problem, writer, inputs.q.dtype))
+    if context is not None and takers[0]:
+        notes.append(parallel().operators.maps.how(choices[0].problem, asked))
+    return Explanation(choices[0], choices[1] if training else None, tuple(notes))
+
+
+def rehearse(function: str, /, *args: Any, **keywords: Any) -> tuple[Choice, ...]:
+    """Say which backends would run a call: the forward's choice, and the backward's if gradients are recorded.
+
+    Args:
+        function: the name of the called function: `chunk_kda`, `fused_recurrent_kda`, `fused_recurrent_kda_fwd`.
+        args, keywords: its arguments.
+
+    Raises what the call would raise before it computes: InputError for invalid input, NoBackendError if no backend
+    accepts it, TypeError for arguments that the function does not have.
+    """
+    try:
+        call = _call_of(function, args, keywords)
+        problem, asked = operate(problem_of, call, call), backend_asked(call.options.backend)
+        check(call, TRAINING)
+    except InputError as error:
+        raise error.as_of(function) from None
+    if call.recurrent or not is_training(call.inputs):
+        return (choose(problem, asked),)
+    way = route(problem, asked, what_is_saved(problem, asked, saves_states(call.options)))
+    return choose(way.forward, asked), choose(way.backward, way.asked)
+
+
+def _call_of(function: str, args: tuple, keywords: dict[str, Any]) -> Call:
+    """A call with its arguments by name; nothing is cast for it."""
+    args = (*map(_as_if_cast, args[:3]), *args[3:])
+    keywords = keywords | {name: _as_if_cast(keywords[name]) for name in ("q", "k", "v") if name in keywords}
+    if function == "chunk_kda":
+        while len(args) < 5 and REQUIRED[len(args)] in keywords:              # _bind's fast path takes five positions
+            args = (*args, keywords.pop(REQUIRED[len(args)]))
+        inputs, options, _ = bind_a_part(function, *args, **keywords)
+        return Call(function, inputs, options)
+    if function == "fused_recurrent_kda_fwd" and args:
+        given = _arguments(function, args, keywords)
+        args, keywords = (), given | given.pop("keywords")
+    elif function == "fused_recurrent_kda_fwd":
+        keywords = {"inplace_final_state": True} | keywords
+    given = _arguments("fused_recurrent_kda", args, keywords)
+    out = given.pop("out")
+    if given["inplace_final_state"] is None:
+        given["inplace_final_state"] = given["ssm_state_indices"] is not None
+    return Call("fused_recurrent_kda", *prepare("fused_recurrent_kda", **CHUNK_DEFAULTS | given), out=out)
+
+
+def _as_if_cast(x: Any) -> Any:
+    """A tensor with the dtype and shape that torch.autocast would give it; its values do not matter."""
+    if not isinstance(x, Tensor) or not x.is_floating_point() or x.dtype == torch.float64 or not autocasts(x):
+        return x
+    dtype = torch.get_autocast_dtype(x.device.type)
+    return x if x.dtype == dtype else x.new_empty((), dtype=dtype).expand(x.shape).requires_grad_(x.requires_grad)
+
+
+def _arguments(function: str, args: tuple, keywords: dict[str, Any]) -> dict[str, Any]:
+    bound = _SIGNATURES[function].bind(*args, **keywords)
+    bound.apply_defaults()
+    return bound.arguments
+
+
+_SIGNATURES = {f.__name__: inspect.signature(f) for f in (fused_recurrent_kda, fused_recurrent_kda_fwd)}
+
+
+def _what_is_saved(save: Save, p: Problem, backend: str, dtype: torch.dtype) -> str:
+    """Return one line about what is saved between forward and backward."""
+    if save is Save.NOTHING:
+        return "between forward and backward nothing is kept but the inputs"
+    if save.kind is OpaqueSaved:
+        size = launcher(backend).saved_bytes(p, save)
+    else:
+        shapes = saved_shapes(p.B, p.T, p.N, p.HV, p.K, p.V, p.C, p.packed)
+        dtypes = saved_dtypes(dtype, wide_dtype(dtype))
+        kind = save.kind
+        assert kind is not None
+        size = sum(math.prod(getattr(shapes, f)) * getattr(dtypes, f).itemsize for f in kind._fields)
+    return f"between forward and backward {backend} keeps {size / 2**20:,.1f} MiB beside the inputs"

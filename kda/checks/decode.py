@@ -1,0 +1,398 @@
+"""Every check of a call of decode_step, as a table of `kda.checks.calls.Check`; docs/errors.md lists all rows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+
+from kda.model.problem import DTYPES, StepInputs
+
+from ..errors import InputTypeError, in_words
+from . import written
+from .calls import (
+    Requirement,
+    bad_bound,
+    dtype_name,
+    is_finite,
+    is_float,
+    is_index,
+    is_number,
+    not_dense,
+    on_cpu,
+    shape_of,
+    when,
+)
+
+WIDTHS = (2, 8)                              # widths that a convolution may have
+MOST_IN_A_TREE = 64                          # tokens
+
+
+class StepOptions(NamedTuple):
+    """What a call asks for, under the names of its keywords."""
+
+    scale: Any
+    lower_bound: Any = None
+    use_qk_l2norm_in_kernel: bool = True
+    use_gate_in_kernel: bool = True
+    use_beta_sigmoid_in_kernel: bool = True
+    allow_neg_eigval: bool = False
+    norm_eps: Any = 1e-5
+    first_slot: int = 0
+    state_v_first: bool = True
+    backend: Any = None
+
+
+FLAGS = ("use_qk_l2norm_in_kernel", "use_gate_in_kernel", "use_beta_sigmoid_in_kernel", "allow_neg_eigval",
+         "state_v_first")
+
+
+class StepCall(NamedTuple):
+    """A call of decode_step; states are (V, K) and tails (L, C) here, however they came."""
+
+    x: StepInputs
+    options: StepOptions
+    op: str = "decode_step"
+
+    # The letters of kda.model.problem.
+    @property
+    def N(self) -> int:
+        return self.x.q.shape[0]
+
+    @property
+    def T(self) -> int:
+        return self.x.q.shape[1]
+
+    @property
+    def H(self) -> int:
+        return self.x.q.shape[2]
+
+    @property
+    def K(self) -> int:
+        return self.x.q.shape[3]
+
+    @property
+    def HV(self) -> int:
+        return self.x.v.shape[2]
+
+    @property
+    def V(self) -> int:
+        return self.x.v.shape[3]
+
+    @property
+    def C(self) -> int:
+        return 2 * self.H * self.K + self.HV * self.V
+
+    @property
+    def slots(self) -> int:
+        return self.x.states.shape[0]
+
+    @property
+    def W(self) -> int:
+        return 0 if self.x.conv_weight is None else self.x.conv_weight.shape[1]
+
+    @property
+    def L(self) -> int:
+        return self.W - 1 + (0 if self.x.records is None else self.T - 1)
+
+
+NAMES = {"slots": "ssm_state_indices", "accepted": "num_accepted_tokens", "path": "accepted_path"}
+_NAMES = [NAMES.get(name, name) for name in StepInputs._fields]
+REQUIRED = StepInputs._fields[:6]
+INDICES = ("slots", "accepted", "path", "parents")
+WRITTEN = ("states", "conv_states", "records", "out")
+
+
+def _id(name: str, what: str) -> str:
+    return f"decode.{NAMES.get(name, name)}.{what}"
+
+
+def _type_row(name: str) -> Requirement:
+    needed = name in REQUIRED
+
+    def found(c: StepCall) -> str | None:
+        x = getattr(c.x, name)
+        if isinstance(x, torch.Tensor):
+            return not_dense(x)
+        return when(needed or x is not None, in_words(x))
+
+    asked = "a dense torch.Tensor" + ("" if needed else " or None")
+    return Requirement(_id(name, "type"), NAMES.get(name, name), asked, found, "Pass a tensor.", InputTypeError)
+
+
+def _number_row(name: str, asked: str, *kinds: type) -> Requirement:
+    def found(c: StepCall) -> str | None:
+        x = getattr(c.options, name)
+        return when(not is_number(x, *kinds), in_words(x))
+
+    return Requirement(_id(name, "type"), name, asked, found, "See help(kda.decode_step).", InputTypeError)
+
+
+def _shape_row(name: str, letters: str, fix: str) -> Requirement:
+    def sizes(c: StepCall) -> list[tuple[str, int]]:
+        numbers = {"T-1": lambda: c.T - 1, "2K+V": lambda: 2 * c.K + c.V}
+        return [(each, numbers[each]() if each in numbers else getattr(c, each)) for each in letters.split()]
+
+    def asked(c: StepCall) -> str:
+        return "[" + ", ".join(f"{letter}={n}" for letter, n in sizes(c)) + "]"
+
+    def found(c: StepCall) -> str | None:
+        x = getattr(c.x, name)
+        return None if x is None or [*x.shape] == [n for _, n in sizes(c)] else f"shape {shape_of(x)}"
+
+    return Requirement(_id(name, "shape"), NAMES.get(name, name), asked, found, fix)
+
+
+def _numel_row(name: str, letters: str, fix: str) -> Requirement:
+    def wanted(c: StepCall) -> int:
+        return math.prod(getattr(c, letter) for letter in letters.split("*"))
+
+    def found(c: StepCall) -> str | None:
+        x = getattr(c.x, name)
+        return None if x is None or x.numel() == wanted(c) else f"{x.numel()} elements, shape {shape_of(x)}"
+
+    return Requirement(_id(name, "numel"), name, lambda c: f"of {letters}={wanted(c)} elements", found, fix)
+
+
+def _dtype_row(name: str) -> Requirement:
+    def found(c: StepCall) -> str | None:
+        x = getattr(c.x, name)
+        if name in INDICES:
+            good = x is None or is_index(x.dtype)
+        elif name in ("k", "v", "out"):
+            good = x is None or x.dtype == c.x.q.dtype
+        elif name == "records":
+            good = x is None or x.dtype in (torch.float32, torch.float64)
+        else:
+            good = x is None or is_float(x.dtype)
+        return None if good else dtype_name(x)
+
+    asked = dict.fromkeys(("k", "v", "out"), "of q's dtype") | {"records": "of dtype float32"}
+    asked |= dict.fromkeys(INDICES, "of dtype int32 or int64")
+    name_ = NAMES.get(name, name)
+    way = "long()" if name in INDICES else "to(q.dtype)" if name in ("k", "v", "out") else "float()"
+    return Requirement(_id(name, "dtype"), name_, asked.get(name, "of a float dtype"), found, f"Use {name_}.{way}.")
+
+
+def _device_row(name: str) -> Requirement:
+    def found(c: StepCall) -> str | None:
+        x, home = getattr(c.x, name), c.x.q.device
+        return when(x is not None and x.device != home, f"{getattr(x, 'device', '')} beside q on {home}")
+
+    return Requirement(_id(name, "device"), NAMES.get(name, name), "on the device of q", found, "Move it there.")
+
+
+def _together_row(id: str, name: str, others: tuple[str, ...], asked: str, fix: str) -> Requirement:
+    """Return the check that `name` is given only where all others are."""
+
+    def found(c: StepCall) -> str | None:
+        missing = [NAMES.get(each, each) for each in others if getattr(c.x, each) is None]
+        return when(getattr(c.x, name) is not None and missing, f"no {' and no '.join(missing)}")
+
+    return Requirement(f"decode.{id}", NAMES.get(name, name), asked, found, fix)
+
+
+def _logits_only_row(name: str) -> Requirement:
+    def found(c: StepCall) -> str | None:
+        return when(getattr(c.x, name) is not None and not c.options.use_gate_in_kernel, "use_gate_in_kernel=False")
+
+    fix = f"Leave {name} out if g holds log decays."
+    return Requirement(_id(name, "unused"), name, "left out unless use_gate_in_kernel=True", found, fix)
+
+
+def _own_memory_row(name: str) -> Requirement:
+    def found(c: StepCall) -> str | None:
+        x = getattr(c.x, name)
+        if x is None or x.is_contiguous() or (name in ("states", "conv_states") and not written.may_overlap(x)):
+            return None
+        return f"strides {tuple(x.stride())} of shape {shape_of(x)}"
+
+    asked = "contiguous" if name in ("records", "out") else "memory of its own to be written"
+    return Requirement(_id(name, "memory"), name, asked, found, f"Use {name}.contiguous() once, for all calls.")
+
+
+def _negated_row(name: str) -> Requirement:
+    return Requirement(_id(name, "negated"), name, written.NEGATED, lambda c: written.negated(getattr(c.x, name)),
+                       written.NEGATED_FIX)
+
+
+def _bad_v(c: StepCall) -> str | None:
+    v = c.x.v
+    return when(v.dim() != 4 or v.shape[:2] != c.x.q.shape[:2] or 0 in v.shape[2:], f"shape {shape_of(v)}")
+
+
+def _bad_weight(c: StepCall) -> str | None:
+    x = c.x.conv_weight
+    good = x is None or (x.dim() == 2 and x.shape[0] == c.C and WIDTHS[0] <= x.shape[1] <= WIDTHS[1])
+    return None if good else f"shape {shape_of(x)}"
+
+
+def _recording(c: StepCall) -> str | None:
+    wanting = [n for n in StepInputs._fields if getattr(getattr(c.x, n), "requires_grad", False)]
+    return f"{NAMES.get(wanting[0], wanting[0])}.requires_grad=True" if wanting and torch.is_grad_enabled() else None
+
+
+def _bad_slot(c: StepCall) -> str | None:
+    x = c.x.slots
+    if not on_cpu(x) or not x.numel():
+        return None
+    low, high = int(x.min()), int(x.max())
+    return when(low < -1 or high >= c.slots,
+                 f"slot {low if high < c.slots else high} of a pool of {c.slots}")
+
+
+def _shared_slot(c: StepCall) -> str | None:
+    if not on_cpu(c.x.slots):
+        return None
+    owner: dict[int, int] = {}
+    for n, slot in enumerate(c.x.slots.tolist()):
+        if slot >= c.options.first_slot and owner.setdefault(slot, n) != n:
+            return f"slot {slot} for sequences {owner[slot]} and {n}"
+    return None
+
+
+def _rows(c: StepCall, *names: str) -> Iterator[tuple]:
+    """The number of each sequence and its rows of these tensors; none if one is not on the CPU, nor of padding."""
+    tensors = [getattr(c.x, name) for name in names]
+    if not all(map(on_cpu, tensors)):
+        return
+    slots = None if c.x.slots is None else c.x.slots.tolist()                  # on the device of the others
+    for i, rows in enumerate(zip(*(x.tolist() for x in tensors))):
+        if slots is None or slots[i] >= c.options.first_slot:
+            yield i, *rows
+
+
+def _bad_count(c: StepCall) -> str | None:
+    return next((f"{n} for sequence {i}" for i, n in _rows(c, "accepted") if not 1 <= n <= c.T), None)
+
+
+def _bad_path(c: StepCall) -> str | None:
+    for i, count, row in _rows(c, "accepted", "path"):
+        real = row[:count]
+        if real[0] != 0 or any(not a < b < c.T for a, b in zip(real, real[1:])):
+            return f"{real} for sequence {i}"
+    return None
+
+
+def _bad_parent(c: StepCall) -> str | None:
+    for i, row in _rows(c, "parents"):
+        for t, parent in enumerate(row):
+            if t and not 0 <= parent < t:
+                return f"{parent} for token {t} of sequence {i}"
+    return None
+
+
+OF_TYPES: tuple[Requirement, ...] = (
+    *map(_type_row, StepInputs._fields),
+    _number_row("scale", "a number or None", int, float),
+    _number_row("lower_bound", "a number or None", int, float, type(None)),
+    _number_row("norm_eps", "a number", int, float),
+    _number_row("first_slot", "an int", int),
+    _number_row("backend", "a str or None", str, type(None)),
+)
+RECORDING = Requirement(
+    "decode.grad", "the call", "made without gradients", _recording,
+    "There is no backward: use torch.no_grad().",
+)
+
+KIND: tuple[Requirement, ...] = (
+    Requirement("decode.q.shape", "q", "[N, T, H, K] with T, H, K >= 1",
+                lambda c: when(c.x.q.dim() != 4 or 0 in c.x.q.shape[1:], f"shape {shape_of(c.x.q)}"),
+                "A token of each of N sequences is (N, 1, H, K)."),
+    Requirement("decode.q.dtype", "q", "of dtype " + ", ".join(DTYPES),
+                lambda c: when(dtype_name(c.x.q) not in DTYPES, dtype_name(c.x.q)), "Cast q, k and v."),
+    *map(_device_row, StepInputs._fields[1:]),
+    _shape_row("k", "N T H K", "q and k share heads and head dim."),
+    Requirement("decode.v.shape", "v", lambda c: f"[N={c.N}, T={c.T}, HV, V] with HV, V >= 1", _bad_v,
+                "Give v the sequences and the tokens of q."),
+    Requirement("decode.v.heads", "v", lambda c: f"of a multiple of H={c.H} heads",
+                lambda c: when(c.HV % c.H, f"HV={c.HV}"), "Each q/k head serves HV / H value heads."),
+    _shape_row("g", "N T HV K", "The gate has the heads of v and the channels of k."),
+    _shape_row("beta", "N T HV", "One beta per token and value head."),
+    Requirement("decode.states.shape", "states",
+                lambda c: f"[slots, HV={c.HV}, "
+                + (f"V={c.V}, K={c.K}]" if c.options.state_v_first else f"K={c.K}, V={c.V}]")
+                + ("" if c.x.slots is not None else f" with slots = N = {c.N}"),
+                lambda c: when(c.x.states.dim() != 4 or [*c.x.states.shape[1:]] != [c.HV, c.V, c.K]
+                                or (c.x.slots is None and c.slots != c.N), f"shape {shape_of(c.x.states)}"
+                                + ("" if c.options.state_v_first else ", seen as (V, K)")),
+                "Without ssm_state_indices state n is that of sequence n; state_v_first=False is for states (K, V)."),
+    _numel_row("A_log", "HV", "One rate per value head."),
+    _numel_row("dt_bias", "HV*K", "One bias per value head and channel."),
+    _logits_only_row("A_log"),
+    _logits_only_row("dt_bias"),
+    Requirement("decode.A_log.missing", "A_log", "given for a gate without a lower_bound",
+                lambda c: when(c.options.use_gate_in_kernel and c.x.A_log is c.options.lower_bound is None, "neither"),
+                "Pass A_log, or lower_bound for the bounded gate."),
+    Requirement("decode.lower_bound.value", "lower_bound", "a finite negative number",
+                lambda c: bad_bound(c.options.lower_bound), "-5.0 is the common choice; None means no bound."),
+    Requirement("decode.allow_neg_eigval.sigmoid", "allow_neg_eigval", "used with use_beta_sigmoid_in_kernel=True",
+                lambda c: when(c.options.allow_neg_eigval and not c.options.use_beta_sigmoid_in_kernel, "no sigmoid"),
+                "Set use_beta_sigmoid_in_kernel=True, or double beta yourself."),
+    Requirement("decode.scale.value", "scale", "a finite number",
+                lambda c: when(not is_finite(c.options.scale), f"{c.options.scale!r:.60}"), "None means K ** -0.5."),
+    Requirement("decode.norm_eps.value", "norm_eps", "a finite number >= 0",
+                lambda c: when(not (is_finite(c.options.norm_eps) and c.options.norm_eps >= 0),
+                               f"{c.options.norm_eps!r:.60}"), "1e-5 is the default."),
+    Requirement("decode.first_slot.value", "first_slot", "0 or more",
+                lambda c: when(c.options.first_slot < 0, repr(c.options.first_slot)),
+                "0: a slot of -1 is padding; 1: slot 0 is, too."),
+    _shape_row("slots", "N", "One slot per sequence."),
+    _together_row("conv_states.alone", "conv_states", ("conv_weight",), "used with conv_weight",
+                  "Pass the weight (C, W), or neither."),
+    _together_row("conv_weight.alone", "conv_weight", ("conv_states",), "used with conv_states",
+                  "Pass the pool of tails, or neither: q, k and v are then used as they are."),
+    _together_row("conv_bias.alone", "conv_bias", ("conv_weight", "conv_states"), "used with a convolution",
+                  "Leave it out where q, k and v were convolved before."),
+    Requirement("decode.conv_weight.shape", "conv_weight",
+                lambda c: f"[C={c.C}, W] with C = 2*H*K + HV*V and {WIDTHS[0]} <= W <= {WIDTHS[1]}", _bad_weight,
+                "Concatenate the weights of q, k and v: torch.cat([wq, wk, wv]).flatten(1)."),
+    _shape_row("records", "slots T-1 HV 2K+V", "One record per slot, draft token and value head."),
+    Requirement("decode.records.tokens", "records", "left out where T = 1",
+                lambda c: when(c.x.records is not None and c.T == 1, "T=1"), "One token alone is never rolled back."),
+    _shape_row("conv_states", "slots L C",
+               "L = W - 1, with records W - 2 + T; conv_channels_first=True is for tails (C, L)."),
+    _shape_row("conv_bias", "C", "One bias per channel."),
+    _together_row("norm_gate.alone", "norm_gate", ("norm_weight",), "used with norm_weight", "Pass both, or neither."),
+    _together_row("norm_weight.alone", "norm_weight", ("norm_gate",), "used with norm_gate", "Pass both, or neither."),
+    _shape_row("norm_gate", "N T HV V", "The gate has the shape of v."),
+    _shape_row("norm_weight", "V", "One weight per channel of v, shared by all heads."),
+    _together_row("num_accepted_tokens.records", "accepted", ("records",), "used with records",
+                  "Only drafts can be rolled back: pass their records."),
+    Requirement("decode.records.accepted", "records", "used with num_accepted_tokens",
+                lambda c: when(c.x.records is not None and c.x.accepted is None, "none"),
+                "It says how many tokens of the last step were accepted; 1 after a prefill."),
+    _shape_row("accepted", "N", "One count per sequence."),
+    _together_row("accepted_path.records", "path", ("records",), "used with records", "Leave it out without drafts."),
+    _shape_row("path", "N T", "The numbers of the accepted tokens of the last step, filled up with anything."),
+    _together_row("parents.records", "parents", ("records",), "used with records",
+                  "Tokens that are never rolled back lie in a line."),
+    _shape_row("parents", "N T", "The number of the token before each one; the first has none."),
+    Requirement("decode.parents.tokens", "parents", f"of at most {MOST_IN_A_TREE} tokens",
+                lambda c: when(c.x.parents is not None and c.T > MOST_IN_A_TREE, f"T={c.T}"), "Draft fewer tokens."),
+    _shape_row("out", "N T HV V", "o is written to out."),
+    *(_dtype_row(name) for name in StepInputs._fields[1:]),
+)
+
+# Numbers, only where a CPU holds them, and memory: on every call.
+VALUES: tuple[Requirement, ...] = (
+    Requirement("decode.ssm_state_indices.range", "ssm_state_indices", "slots of the pool, or -1 for padding",
+                _bad_slot, "Grow the pool, or check the slot allocator."),
+    Requirement("decode.ssm_state_indices.shared", "ssm_state_indices", "different for each sequence", _shared_slot,
+                "Two sequences would write one state; give each a slot of its own."),
+    Requirement("decode.num_accepted_tokens.range", "num_accepted_tokens", lambda c: f"from 1 to T={c.T}", _bad_count,
+                "The first token of a step is always accepted."),
+    Requirement("decode.accepted_path.values", "accepted_path", "0 and then ascending numbers of tokens", _bad_path,
+                "It begins with the root, 0, and each token comes after the one before it."),
+    Requirement("decode.parents.values", "parents", "the number of an earlier token", _bad_parent,
+                "Put each token after its parent."),
+    *map(_own_memory_row, WRITTEN),
+    *map(_negated_row, WRITTEN),
+    Requirement("decode.memory.shared", "what is written", written.SHARED,
+                lambda c: written.shared(c.x, _NAMES, WRITTEN), written.SHARED_FIX),
+)
+
+ALL = (*OF_TYPES, RECORDING, *KIND, *VALUES)
+ELSEWHERE = {"decode.flag.type": "any flag", "decode.mesh": "any tensor that is a DTensor"}

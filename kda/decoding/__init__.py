@@ -1,1 +1,0 @@
-"""`kda.decode_step`: one token, or some draft tokens, of every running sequence (docs/serving.md)."""

@@ -1,0 +1,81 @@
+"""What `kda bench` was asked for, measured or predicted: shapes, directions, problems, an arch."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from kda.tools.measure.shapes import DIRECTIONS, SHAPES, BenchShape
+
+if TYPE_CHECKING:
+    from kda.model.problem import Problem
+    from kda.tools.verify.cases import Spec
+
+
+REGIMES = ("fast", "slow")
+SETTINGS = ("graph", "disable_recompute")                       # timings that differ in these are not compared
+
+
+def names_a_shape(options: dict[str, Any]) -> bool:
+    return bool(options["names"] or options["tokens"] or options["lengths"] is not None)
+
+
+def shapes_asked(
+    options: dict[str, Any], on: str, default: dict[str, BenchShape] | None = None
+) -> dict[str, BenchShape]:
+    if not names_a_shape(options):
+        return default or {name: shape for name, shape in SHAPES.items() if shape.on == on}
+    if options["names"]:
+        return {name: SHAPES[name] for name in options["names"]}
+    names = {"B": "batch", "T": "tokens", "H": "heads", "HV": "value_heads", "K": "k", "V": "v", "dtype": "dtype"}
+    fields = {field: options[name] for field, name in names.items() if options[name] is not None}
+    return {"given": BenchShape(**fields, lengths=options["lengths"] or ())}
+
+
+def spec_of(shape: BenchShape, regime: str) -> Spec:
+    from kda.tools.verify.cases import Spec
+
+    return Spec(lengths=shape.lengths or None, B=shape.B, T=shape.T, H=shape.H, HV=shape.HV, K=shape.K, V=shape.V,
+                dtype=shape.dtype, regime=regime, initial_state=False)
+
+
+def both(choice: str, choices: Sequence[str]) -> tuple[str, ...]:
+    return tuple(choices) if choice == "both" else (choice,)
+
+
+def ways(choices: Sequence[str]) -> tuple[str, ...]:
+    """The directions that are timed, each once."""
+    return tuple(dict.fromkeys(way for choice in choices for way in both(choice, DIRECTIONS)))
+
+
+def problem_of(spec: Spec, direction: str, device: str) -> Problem:
+    """The problem of a spec whose tensors are not drawn yet."""
+    from kda.tools.verify.cases import make
+
+    one_token = dataclasses.replace(spec, lengths=None if spec.lengths is None else (1,), B=1, T=1)
+    (B, T), N = spec.shape, spec.B if spec.lengths is None else len(spec.lengths)
+    return dataclasses.replace(make(one_token).problem(direction), device=device, B=B, T=T, N=N)
+
+
+def backend_for(problem: Problem, asked: str) -> str:
+    """The backend that handles a call, as `kda.routing.dispatch.choose` has it."""
+    from kda.routing.dispatch import choose
+
+    backend = choose(problem, asked).backend
+    assert backend is not None
+    return backend
+
+
+def ms(seconds: float) -> str:
+    digits = 4 if seconds < 1e-5 else 3 if seconds < 0.1 else 1
+    return f"{seconds * 1e3:.{digits}f}"
+
+
+def setting(x: Any) -> bool | str:
+    """An option as files have it and calls are given it: without a value it is True."""
+    return x if x == "states" else bool(x)
+
+
+def option_of(name: str) -> str:
+    return f"-{name.upper()}" if len(name) == 1 else f"--{name.replace('_', '-')}"

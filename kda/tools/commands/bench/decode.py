@@ -1,0 +1,140 @@
+"""`kda bench --direction decode`: a token of every sequence by `kda.decode_step`.  Imports torch when it runs."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from kda.errors import NoBackendError
+from kda.model.problem import Problem
+from kda.routing.dispatch import backend_asked, choose
+from kda.tools.measure.peers import published_of_decoding
+from ptxkit.commands.render import FINDING, OK, CannotJudge, Screen, program_version
+
+from ..options import check_value_heads
+
+if TYPE_CHECKING:
+    from kda.tools.measure.decoding import Asked, Decoded
+    from kda.tools.measure.timing import Machine
+
+OTHERS = ("against", "names", "lengths", "tokens", "regime", "graph", "disable_recompute", "stages", "save", "compare",
+          "fail_above", "plot", "predicted", "host", "arch", "force")
+HEADS, SEQUENCES = {"gpu": (8, 12, 16, 32, 64, 96), "cpu": (2,)}, {"gpu": (1, 64, 256), "cpu": (1, 4)}
+DIM = {"gpu": 128, "cpu": 32}
+DTYPE = {"gpu": "bfloat16", "cpu": "float32"}
+REPEATS = {"gpu": 20, "cpu": 10}
+HEAD = ("states", "sequences", "heads", "backend", "budget", "median", "p20-p80", "GB/s", "x floor")
+
+
+def check_usage(options: dict[str, Any], given: Any, option_of: Any) -> None:
+    if len(options["directions"]) > 1:
+        raise click.UsageError("--direction decode times one function; leave out the other directions")
+    if wrong := [name for name in OTHERS if given(name)]:
+        raise click.UsageError(f"--direction decode times one token of each sequence; leave out {option_of(wrong[0])}")
+    check_value_heads(options)
+
+
+def asked_for(options: dict[str, Any], kind: str, given: Any) -> list[Asked]:
+    """--heads, --batch (sequences), -K, -V and --dtype; what is not given goes by the device."""
+    from kda.tools.measure.decoding import Asked
+
+    heads = (options["heads"],) if given("heads") else HEADS[kind]
+    sequences = (options["batch"],) if given("batch") else SEQUENCES[kind]
+    K, V = (options[name] if given(name) else DIM[kind] for name in ("k", "v"))
+    dtype = options["dtype"] if given("dtype") else DTYPE[kind]
+    return [
+        Asked(N, H, options["value_heads"] or H, K, V, dtype, states)
+        for states, H, N in itertools.product(("float32", "bfloat16"), heads, sequences)
+    ]
+
+
+def decode(screen: Screen, options: dict[str, Any], given: Any) -> int:
+    from kda.tools.measure.clocks import CudaClock, clock_of
+    from kda.tools.measure.decoding import measure
+    from kda.tools.measure.timing import this_machine
+    from kda.tools.verify.doors import default_device
+
+    device = default_device()
+    machine = this_machine(device)
+    asked = asked_for(options, machine.kind, given)
+    backends = [backend_of(each, options["backend"], device) for each in asked]
+    clock, found = clock_of(device), []
+    repeats = options["repeats"] or REPEATS[machine.kind]
+    with screen.progress("measuring the copy bandwidth" if machine.kind == "gpu" else "drawing inputs") as tell:
+        if isinstance(clock, CudaClock):
+            machine = machine._replace(copy=clock.copy_bandwidth())
+        for each, backend in zip(asked, backends):
+            tell(f"sequences: {each.sequences}, heads: {each.heads}, {each.states} states")
+            found.append(measure(each, backend, clock, repeats, options["seconds"]))
+    return report(screen, machine, found)
+
+
+def backend_of(asked: Asked, name: str | None, device: str) -> str:
+    problem = Problem(
+        op="decode", device=device, B=asked.sequences, T=1, N=asked.sequences, H=asked.heads, HV=asked.value_heads,
+        K=asked.K, V=asked.V, dtype=asked.dtype, g_dtype=asked.dtype, beta_dtype=asked.dtype, state_dtype=asked.states,
+        gate="bounded", lower_bound=-5.0, A_log=True, dt_bias=True, beta="sigmoid", qk_l2norm=True, inplace=True,
+        scale=asked.K**-0.5, slots=asked.sequences + 2, state_v_first=True,
+    )
+    try:
+        return choose(problem, backend_asked(name)).backend or ""
+    except NoBackendError as error:
+        raise CannotJudge(*str(error).splitlines()) from None
+
+
+# ---------------------------------------------------------------------------------------------- reporting
+
+
+def report(screen: Screen, machine: Machine, found: Sequence[Decoded]) -> int:
+    code = OK if all(each.timing for each in found) else FINDING
+    if screen.json:
+        screen.emit_json({
+            "schema": 1, "kda": program_version(), "command": "bench", "exit": code, "host": machine._asdict(),
+            "direction": "decode", "rows": [as_json(each, machine.copy) for each in found],
+        })
+        return code
+    words = [machine.device, f"kda {program_version()}", *(f"{n} {v}" for n, v in machine.versions.items())]
+    screen.line(screen.paint("  ".join(words), bold=True))
+    first = found[0].asked
+    floor = f"; the floor is bytes over {machine.copy / 1e12:.2f} TB/s, a large copy's" if machine.copy else ""
+    screen.line(f"decode_step, one token, K={first.K} V={first.V} {first.dtype}{floor}")
+    screen.line()
+    columns = len(HEAD) - (not machine.copy)                          # without a GPU there is no floor
+    rows = [cells(each, machine.copy)[:columns] for each in found]
+    for line in screen.table(rows, HEAD[:columns], "lrrlrrrrr"):
+        screen.line(line)
+    if machine.copy and (first.K, first.V) == (128, 128):
+        screen.line()
+        screen.line("Published by others, not measured here:")
+        for line in screen.table(published(), ("peer", "states", "of", "sequences: us", "source")):
+            screen.line(line)
+    if code == FINDING:
+        screen.line(f"{screen.sign('fail')} wrong results are not timed")
+    return code
+
+
+def published() -> list[tuple[str, ...]]:
+    rows = published_of_decoding()
+    times = ["; ".join(f"{n}: {us:.1f}" for n, us in row.us.items()) for row in rows]
+    return [(row.peer, row.states, row.what, us, row.source) for row, us in zip(rows, times)]
+
+
+def cells(each: Decoded, copy: float | None) -> tuple[str, ...]:
+    a, t = each.asked, each.timing
+    heads = str(a.heads) if a.heads == a.value_heads else f"{a.heads} of {a.value_heads}"
+    first = (a.states, str(a.sequences), heads, each.backend, f"{each.used:.0%}")
+    if t is None:
+        return (*first, "-", "-", "-", "-")
+    us = [f"{1e6 * t.quantile(share):.1f}" for share in (0.5, 0.2, 0.8)]
+    floor = f"{t.median * copy / each.bytes:.2f}" if copy else "-"
+    return (*first, f"{us[0]} us", f"{us[1]}-{us[2]}", f"{each.bytes / t.median / 1e9:.3g}", floor)
+
+
+def as_json(each: Decoded, copy: float | None) -> dict[str, Any]:
+    t = each.timing
+    times = {} if t is None else {"median": t.median, "p20": t.quantile(0.2), "p80": t.quantile(0.8)}
+    floor = {"floor": each.bytes / copy} if copy else {}
+    return {**each.asked._asdict(), "backend": each.backend, "used": each.used, "bytes": each.bytes, **times, **floor}

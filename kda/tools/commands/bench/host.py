@@ -1,0 +1,170 @@
+"""`kda bench --host`: what a forward and a training step cost the host.  Imports torch when it runs."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import statistics
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from kda.errors import NoBackendError
+from kda.routing.dispatch import backend_asked, capability, what_is_saved
+from kda.tools.measure.shapes import BenchShape
+from ptxkit.commands.layout import row_lines
+from ptxkit.commands.render import OK, CannotJudge, Screen, program_version
+from ptxkit.compile.target import code_for
+
+from ..options import must_have_kernels
+from .asked import backend_for, problem_of, setting, shapes_asked, spec_of
+
+if TYPE_CHECKING:
+    from kda.tools.measure.host import HostCost, PresentGpu, StandIn
+    from kda.tools.measure.timing import Machine
+
+DEFAULT = {"few tokens": BenchShape("the host alone is seen where a GPU has little to do", T=1024, H=16)}
+DIRECTIONS = ("forward", "step")
+HEAD = ("", "backend", "GPU idle", "p20-p80", "GPU busy", "p20-p80", "launches", "of torch", "allocations")
+SPREADS = (3, 5)                             # columns that -v adds
+REPEATS = 200
+
+
+def host(screen: Screen, options: dict[str, Any]) -> int:
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")     # otherwise torch's profiler writes into the progress
+    from kda.tools.measure.host import PresentGpu, StandIn, calls, cost
+    from kda.tools.measure.timing import this_machine
+    from kda.tools.verify.cases import make
+    from kda.tools.verify.doors import default_device
+
+    device = default_device()
+    target = options["arch"]
+    if target is None and device == "cpu":
+        raise CannotJudge(
+            "--host needs a GPU that calls are launched to; found none. --arch sm90 sends the launches of that GPU's "
+            "backends to a stand-in, so that all but the driver's part is timed"
+        )
+    name = options["backend"]
+    if target and name and (archs := capability(name).archs) and code_for(target.cc, archs) is None:
+        must_have_kernels(name, target)
+    machine = this_machine("cpu" if target else device)
+    gpu = StandIn(target) if target else PresentGpu(device)
+    tensors_on = "cpu" if target else device
+    shapes = shapes_asked(options, "gpu", DEFAULT)
+    asked_to_keep = setting(options["disable_recompute"])
+    kept = {"disable_recompute": asked_to_keep} if asked_to_keep else {}
+    found: list[tuple[BenchShape, HostCost]] = []
+    steps = len(shapes) * len(directions_of(options)) * (1 + bool(options["against"]))
+    with gpu.used(), screen.progress("drawing inputs", steps) as tell:
+        for shape in shapes.values():
+            spec = spec_of(shape, "slow")
+            asked = [options["backend"], *filter(None, [options["against"]])]
+            backends = {name: taken_by(spec, name, tensors_on, asked_to_keep is True) for name in asked}
+            case = make(spec).map(lambda x: x.to(tensors_on))
+            for name, backend in backends.items():
+                for direction, call in calls(name or backend_asked(), case, **kept).items():
+                    if direction in directions_of(options):
+                        tell.step(f"{shape.label}: {direction} of {backend}")
+                        found.append((shape, cost(direction, backend, call, gpu, options["repeats"] or REPEATS)))
+    report(screen, machine, gpu, found, options)
+    return OK
+
+
+def directions_of(options: dict[str, Any]) -> tuple[str, ...]:
+    return tuple(way for way in DIRECTIONS if way in options["directions"]) or DIRECTIONS
+
+
+def taken_by(spec: Any, asked: str | None, device: str, kept: bool) -> str:
+    """The backend of a step's forward, and that of its backward where that is another."""
+    from kda.routing.dispatch import backend_of_backward
+
+    asked = backend_asked(asked)
+    try:
+        forward = problem_of(spec, "forward", device)
+        as_saved = kept and what_is_saved(dataclasses.replace(forward, disable_recompute=True), asked).value == "all"
+        writer = backend_for(dataclasses.replace(forward, disable_recompute=as_saved), asked)
+        backward = dataclasses.replace(problem_of(spec, "backward", device), disable_recompute=as_saved)
+        reader = backend_for(backward, backend_of_backward(asked))
+    except NoBackendError as error:
+        raise CannotJudge(*str(error).splitlines()) from None
+    return writer if writer == reader else f"{writer}, {reader}"
+
+
+# ---------------------------------------------------------------------------------------------- reporting
+
+
+def report(
+    screen: Screen, machine: Machine, gpu: PresentGpu | StandIn, found: Sequence[tuple[BenchShape, HostCost]],
+    options: dict[str, Any],
+) -> None:
+    stand_in = getattr(gpu, "host", None)
+    if screen.json:
+        settings = {"disable_recompute": setting(options["disable_recompute"])}
+        screen.emit_json({
+            "schema": 1, "kda": program_version(), "command": "bench", "exit": OK, "host": machine._asdict(),
+            "stand_in": stand_in and stand_in.name, "settings": settings,
+            "rows": [as_json(shape, cost) for shape, cost in found],
+        })
+        return
+    words = [machine.device, f"kda {program_version()}", *(f"{n} {v}" for n, v in machine.versions.items())]
+    screen.line(screen.paint("  ".join(words), bold=True))
+    screen.line("microseconds of the host per call; results are not compared")
+    if stand_in:
+        name = stand_in.name.removeprefix("simulated ")
+        screen.line(f"launches go to a stand-in of {name}: the driver's part is left out, and tensors lie on the CPU")
+    screen.line()
+    for line in table_lines(screen, found, options["verbose"]):
+        screen.line(line)
+    for _, cost in found:
+        if cost.busy and cost.busy.host_inside:
+            screen.line(
+                f"{screen.sign('warn')} {cost.direction} of {cost.backend}: the call waits for the GPU, or that ran "
+                "dry; its time with a busy GPU is not the host's alone"
+            )
+    if machine.crowded:
+        screen.line(f"{screen.sign('warn')} other processes kept the cores busy (a load of {machine.load:.1f} on "
+                    f"{machine.cores}): these times can be many times too long")
+
+
+def table_lines(screen: Screen, found: Sequence[tuple[BenchShape, HostCost]], verbose: bool) -> Iterator[str]:
+    """A heading for each shape, and a row for each of its calls."""
+    shown = [i for i in range(len(HEAD)) if verbose or i not in SPREADS]
+    rows = [[row[i] for i in shown] for row in cells(found)]
+    top, *printed = row_lines(rows, [HEAD[i] for i in shown], "llrrrrrrr", 2, screen.width)
+    yield from top
+    shape = None
+    for (other, _), lines in zip(found, printed):
+        if other != shape:
+            shape = other
+            yield screen.paint(shape.label, bold=True)
+        yield from lines
+
+
+def cells(found: Sequence[tuple[BenchShape, HostCost]]) -> Iterator[tuple[str, ...]]:
+    for _, cost in found:
+        busy = ("-", "-") if cost.busy is None else (us(cost.busy.median), spread(cost.busy))
+        torch = "-" if cost.of_torch is None else str(cost.of_torch)
+        yield (cost.direction, cost.backend, us(cost.idle.median), spread(cost.idle), *busy,
+               str(cost.launches), torch, str(cost.allocations))
+
+
+def us(seconds: float) -> str:
+    return f"{1e6 * seconds:.0f}"
+
+
+def spread(timing: Any) -> str:
+    return f"{us(timing.quantile(0.2))}-{us(timing.quantile(0.8))}"
+
+
+def as_json(shape: BenchShape, cost: HostCost) -> dict[str, Any]:
+    """Return the costs as JSON, with times in seconds."""
+    return {
+        "problem": shape.label, "direction": cost.direction, "backend": cost.backend, "launches": cost.launches,
+        "launches_of_torch": cost.of_torch, "allocations": cost.allocations,
+        "idle": of_timing(cost.idle), "busy": cost.busy and of_timing(cost.busy),
+    }
+
+
+def of_timing(timing: Any) -> dict[str, Any]:
+    return {"calls": len(timing.seconds), "median": timing.median, "p20": timing.quantile(0.2),
+            "p80": timing.quantile(0.8), "mean": statistics.fmean(timing.seconds),
+            "host_inside": timing.host_inside}

@@ -1,0 +1,294 @@
+"""`kda bench --predicted`: what the simulator's clock says of calls on a chip, and the error to expect of it.
+
+The launches run in the simulator, in part: `kda.tools.measure.predicted` says how.  Shapes run side by side, in two
+processes where there are two cores; what is predicted of one does not depend on the others.  Imports torch when it
+runs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import multiprocessing
+import os
+from collections.abc import Callable, Generator, Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from kda.errors import NoBackendError
+from kda.routing.dispatch import backend_asked, backend_of_backward
+from kda.tools.measure.shapes import DIRECTIONS, BenchShape, bytes_moved
+from ptxkit.commands.layout import row_lines
+from ptxkit.commands.options import chip_for, needs_a_clock
+from ptxkit.commands.progress import Progress, showing
+from ptxkit.commands.render import OK, CannotJudge, Screen, program_version, write_file
+from ptxkit.compile.target import TARGETS, Target
+
+from ..options import must_have_kernels, timed_arch
+
+if TYPE_CHECKING:
+    from kda.tools.measure.predicted import Prediction
+    from ptxkit.timing.chips import ChipClock
+
+
+WORKERS = 2                                  # at most: each may need 3.5 GB
+HEAD = ("", "backend", "predicted", "error (worst)", "floor", "x floor", "recorded")
+
+
+class PredictedRow(NamedTuple):
+    """One predicted call: times are in seconds, errors in percent."""
+
+    shape: str
+    problem: str
+    direction: str
+    backend: str                             # the forward's, then the backward's
+    predicted: float
+    floor: float                             # bytes over what memory gives
+    recorded: float | None                   # the same call, timed on such a chip
+    source: str | None
+    error: dict[str, Any]                    # median, worst, of
+    kernels: dict[str, float]
+
+    @property
+    def x_floor(self) -> float:
+        return self.predicted / self.floor
+
+    @property
+    def error_words(self) -> str:
+        return f"{self.error['median']:.0f}% ({self.error['worst']:.0f}%)"
+
+
+def predicted(screen: Screen, options: dict[str, Any]) -> int:
+    from .asked import shapes_asked, ways
+
+    target = options["arch"] or TARGETS[timed_arch(options["backend"]) or "sm90"]
+    needs_a_clock(target, "--arch")
+    must_have_kernels(options["backend"], target)
+    (chip, which), shapes, directions = chip_for(target), shapes_asked(options, "gpu"), ways(options["directions"])
+    backends = {name: backends_for(shape, directions, target, options["backend"]) for name, shape in shapes.items()}
+    work = functools.partial(_rows, shapes, directions, target, chip, backends)
+    rows: list[PredictedRow] = []
+    columns = len(HEAD) - (not any_recorded(chip, shapes, directions, backends))
+    aligned = aligner(shapes, directions, backends, columns, screen.width)
+    if not screen.json:
+        screen.line(f"predicted for {which}: nothing was timed  kda {program_version()}\n")
+        screen.line("\n".join(aligned(HEAD)))
+    tell = Progress("running kernels that shapes have in common", len(shapes) + 1)
+    tell.step()
+    with showing(tell):
+        run_what_is_common(shapes, directions, target, chip, backends)
+    with contextlib.closing(side_by_side(work, shapes, longest_first(shapes), workers(len(shapes)))) as found:
+        for name, shape in shapes.items():
+            tell.step(f"{name}: running its launches in the simulator")
+            with showing(tell):
+                of_shape = next(found)
+            rows += of_shape
+            if not screen.json:
+                screen.line(screen.paint(shape.label if name == "given" else f"{name}: {shape.label}", bold=True))
+                for row in of_shape:
+                    screen.line("\n".join(aligned(cells(row))))
+    sources = sorted({row.source for row in rows if row.source})
+    said = [f"recorded: {', '.join(sources)}"] * bool(sources and options["verbose"])
+    said += drawn(screen, options, chip, target, rows)
+    if screen.json:
+        screen.emit_json(as_json(target, chip, rows))
+    else:
+        for text in ["", *notes(chip, rows), *said]:
+            screen.line(text)
+    return OK
+
+
+def drawn(
+    screen: Screen, options: dict[str, Any], chip: ChipClock, target: Target, rows: Sequence[PredictedRow]
+) -> list[str]:
+    """Write the picture and the page; what is said of them."""
+    from ..timeline import of_machine
+    from .drawn import draw, groups_of_predicted, page, title_of
+
+    groups, says = groups_of_predicted(rows), []
+    title, details = title_of(str(chip).upper()), f"{target.spelling}; predicted by the simulator's clock, not timed"
+    if options["plot"]:
+        draw(options["plot"], title, details, groups)
+        says.append(f"drawn    {options['plot']}")
+    if options["html"]:
+        timelines = of_machine(screen, rows[0].backend.partition(",")[0], target)
+        write_file(Path(options["html"]), page(title, details, notes(chip, rows), groups, timelines))
+        says.append(f"drawn    {options['html']}: open it in a browser")
+    return says
+
+
+def backends_for(shape: BenchShape, directions: Sequence[str], target: Target, asked: str | None) -> dict[str, str]:
+    """Direction -> the backend that accepts it on such a GPU."""
+    from ptxkit import capture
+
+    from .asked import backend_for, problem_of, spec_of
+
+    asked, found = backend_asked(asked), {}
+    with capture(arch=target.spelling):
+        for way in DIRECTIONS:
+            if way in directions or "step" in directions or way == "forward":
+                problem = dataclasses.replace(problem_of(spec_of(shape, "slow"), way, "cpu"), disable_recompute=False)
+                try:
+                    found[way] = backend_for(problem, asked if way == "forward" else backend_of_backward(asked))
+                except NoBackendError as error:
+                    more = ["--direction forward predicts what there is"] if way == "backward" else []
+                    raise CannotJudge(*str(error).splitlines(), *more) from None
+                if found[way] == "reference":
+                    raise CannotJudge(
+                        f"backend={asked!r} has no kernels for {target.name}: the reference is torch alone. "
+                        f"Name a backend with kernels, or another --arch; `kda doctor` lists what each one can do."
+                    )
+    return found
+
+
+def workers(shapes: int) -> int:
+    """Processes for so many shapes; one where processes cannot be forked."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(WORKERS, cores, shapes) if "fork" in multiprocessing.get_all_start_methods() else 1
+
+
+def longest_first(shapes: dict[str, BenchShape]) -> list[str]:
+    """Those whose launches run as asked, for their short rows are planned otherwise or are no shorter."""
+    return sorted(shapes, key=lambda name: (not shapes[name].lengths, -shapes[name].T))
+
+
+def run_what_is_common(
+    shapes: dict[str, BenchShape], directions: Sequence[str], target: Target, chip: ChipClock,
+    backends: dict[str, dict[str, str]],
+) -> None:
+    """Run once what several shapes need, before processes are forked for them."""
+    from kda.tools.measure.predicted import PredictedCall, alike, keep, stands_for
+
+    step = any(way != "forward" for way in directions)
+    calls = [PredictedCall(target.spelling, backends[name]["forward"], shape, step) for name, shape in shapes.items()]
+    keys = stands_for(calls, chip.name)
+    for key, found in zip(keys, side_by_side(lambda key: alike(*key), keys, keys, workers(len(keys)))):
+        keep(key, found)
+
+
+_WORK: list[Callable[[Any], Any]] = []       # the work of this process's workers, which inherit it when they are forked
+
+
+def side_by_side(
+    work: Callable[[Any], Any], names: Iterable[Any], begun: Iterable[Any], processes: int
+) -> Generator[Any, None, None]:
+    """What `work` makes of each name, in the order of names, begun in another order.  What fails in another process is
+    done again in this one: its error comes as it would have come here, and a process that was killed is made up for."""
+    if processes < 2:
+        yield from map(work, names)
+        return
+    from ptxkit.workers import forked
+
+    _WORK.append(work)
+    try:
+        with forked(processes) as pool:
+            futures = {name: pool.submit(_work, name) for name in begun}
+            for name in names:
+                yield work(name) if futures[name].exception() else futures[name].result()
+    finally:
+        _WORK.pop()
+
+
+def _work(name: Any) -> Any:
+    return _WORK[-1](name)
+
+
+def _rows(
+    shapes: dict[str, BenchShape], directions: Sequence[str], target: Target, chip: ChipClock,
+    backends: dict[str, dict[str, str]], name: str
+) -> list[PredictedRow]:
+    return rows_of(name, shapes[name], directions, target, chip, backends[name])
+
+
+def rows_of(
+    name: str, shape: BenchShape, directions: Sequence[str], target: Target, chip: ChipClock, backends: dict[str, str]
+) -> list[PredictedRow]:
+    from kda.tools.measure.predicted import predict
+
+    calls: dict[bool, Prediction] = {}
+    for step in {way != "forward" for way in directions}:
+        calls[step] = predict(target.spelling, chip.name, backends["forward"], shape, step)
+    return [row_of(name, shape, way, chip, backends, calls[way != "forward"]) for way in directions]
+
+
+def row_of(
+    name: str, shape: BenchShape, way: str, chip: ChipClock, backends: dict[str, str], call: Prediction
+) -> PredictedRow:
+    from kda.tools.measure.predicted import expected, family_of, measured_call
+
+    backward = {"forward": False, "backward": True, "step": None}[way]
+    launches = [one for one in call.launches if backward in (None, one.backward)]
+    used = backends_of(way, backends)
+    timed = measured_call(chip.name, shape.label, way, backends["forward"]) or {}
+    kernels: dict[str, float] = {}
+    for one in launches:
+        word = family_of(one.kernel)
+        kernels[word] = kernels.get(word, 0.0) + one.milliseconds / 1e3
+    floor = bytes_moved(shape, way) / (chip.hbm_rate * chip.gigahertz * 1e9)
+    return PredictedRow(name, shape.label, way, ", ".join(used), call.milliseconds(backward) / 1e3, floor,
+                        timed.get("seconds"), timed.get("source"), expected(used[-1], launches), kernels)
+
+
+def backends_of(way: str, backends: dict[str, str]) -> list[str]:
+    return list(dict.fromkeys(backends[direction] for direction in DIRECTIONS if way in (direction, "step")))
+
+
+def cells(row: PredictedRow) -> tuple[str, ...]:
+    from .asked import ms
+
+    return (row.direction, row.backend, f"{ms(row.predicted)} ms", row.error_words, f"{ms(row.floor)} ms",
+            f"{row.x_floor:.1f}", f"{ms(row.recorded)} ms" if row.recorded else "")
+
+
+def any_recorded(
+    chip: ChipClock, shapes: dict[str, BenchShape], directions: Sequence[str], backends: dict[str, dict[str, str]]
+) -> bool:
+    """Whether one of the calls was timed on such a chip: else that column is left out."""
+    from kda.tools.measure.predicted import measured_call
+
+    return any(measured_call(chip.name, shape.label, way, backends[name]["forward"])
+               for name, shape in shapes.items() for way in directions)
+
+
+def aligner(
+    shapes: dict[str, BenchShape], directions: Sequence[str], backends: dict[str, dict[str, str]], columns: int,
+    width: int | None,
+) -> Callable[[Sequence[str]], list[str]]:
+    """Makes a line of the first so many cells, in columns as wide as those of all rows will be, which are printed as
+    they are found."""
+    time = "00.000 ms"
+    wide = [(way, ", ".join(backends_of(way, backends[name])), time, "", time, "00.0", time)
+            for name in shapes for way in directions]
+    return lambda row: row_lines(
+        [each[:columns] for each in (HEAD, *wide, row)], align="llrrrrr"[:columns], indent=2, width=width
+    )[-1]
+
+
+def whose_errors(row: PredictedRow) -> str:
+    """Say in words whose errors `kda.tools.measure.predicted.expected` took."""
+    kernels = row.error["of"]
+    if kernels.startswith("all,"):
+        return "the other backends' kernels"
+    return "the backend's other kernels" if kernels.endswith(", other kernels") else "the same kernels"
+
+
+COMPARED = {                                 # chips whose predictions were compared with times: what is said of that
+    "h200": "",                              # the errors are its own
+    "h100": "predictions for h100 were 20% below to 13% above the times of four calls (docs/clock.md)",
+}
+
+
+def notes(chip: ChipClock, rows: Sequence[PredictedRow]) -> list[str]:
+    these = " or ".join(dict.fromkeys(map(whose_errors, rows)))
+    found = [f"errors are those of {these} on an H200, the worst of a call's kernels; --json names those"]
+    unknown = f"no prediction for {chip} was ever compared with a time: its error is not known"
+    return [*found, *filter(None, [COMPARED.get(chip.name, unknown)])]
+
+
+def as_json(target: Target, chip: ChipClock, rows: Sequence[PredictedRow]) -> dict[str, Any]:
+    return {
+        "schema": 1, "kda": program_version(), "command": "bench", "exit": OK, "predicted": True, "arch": target.name,
+        "chip": chip.name, "compared": chip.name in COMPARED,
+        "rows": [{**row._asdict(), "x_floor": row.x_floor} for row in rows],
+    }

@@ -1,0 +1,497 @@
+"""The checks of `kda doctor`: functions of made-up or gathered `MachineFacts` to a `Diagnosis`.
+
+None means healthy with nothing to tell; a Diagnosis of status "ok" is healthy and tells what `-v` shows.  Checks stand
+in the order in which they are printed, each with the probes that it needs.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import NamedTuple
+
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+from packaging.utils import canonicalize_name
+
+from kda.errors import nearest
+from kda.routing.capability import Capability
+from kda.routing.dispatch import backend_names, backends_of_gpu, capabilities
+from ptxkit.compile.target import code_for
+
+from .probes import GpuFacts, MachineFacts, Probe, Ptxas, release
+
+GIB = 1 << 30
+REQUIRES_PYTHON = ">=3.10,<3.14"                          # for a checkout that is not installed
+LOWEST_DRIVER = {11: "450.80", 12: "525.60", 13: "580.65"}      # CUDA major -> driver that runs all of its minors
+NETWORK_FILESYSTEMS = ("nfs", "cifs", "smb", "lustre", "gpfs", "beegfs", "ceph", "fuse.", "9p", "afs", "wekafs")
+FULL_DISK = 256 << 20
+
+
+class Diagnosis(NamedTuple):
+    id: str
+    status: str                              # "ok", "info", "warn", "fail", "crash"
+    says: str
+    fix: tuple[str, ...] = ()
+
+
+class Examination(NamedTuple):
+    id: str
+    title: str
+    needs: tuple[str, ...]                   # probes
+    look: Callable[[MachineFacts], Diagnosis | None]
+
+    def __call__(self, facts: MachineFacts) -> Diagnosis:
+        """The finding, also where the check itself breaks or has nothing to tell."""
+        try:
+            return self.look(facts) or Diagnosis(self.id, "ok", "")
+        except Exception as error:
+            why = f"the check itself broke: {type(error).__name__}: {error}"
+            return Diagnosis(self.id, "crash", why, ("report it with the output of `kda doctor --paste`",))
+
+
+CHECKS: dict[str, Examination] = {}
+
+
+def check(id: str, title: str, *needs: str):
+    def register(look: Callable[[MachineFacts], Diagnosis | None]):
+        CHECKS[id] = Examination(id, title, needs, look)
+        return look
+
+    return register
+
+
+# ---------------------------------------------------------------------------------------------- Python and packages
+
+
+@check("python.version", "Python is one that kda supports")
+def python_version(f: MachineFacts) -> Diagnosis | None:
+    wanted, found = f.requires_python or REQUIRES_PYTHON, ".".join(map(str, f.python))
+    if SpecifierSet(wanted).contains(found):
+        return Diagnosis("python.version", "ok", f"{found}, kda needs {wanted}")
+    return Diagnosis("python.version", "fail", f"{found}, but kda needs {wanted}", ("uv venv --python 3.12",))
+
+
+@check("deps.pins", "installed packages are the versions that kda asks for")
+def deps_pins(f: MachineFacts) -> Diagnosis | None:
+    if f.requires is None:
+        return Diagnosis("deps.pins", "info", "kda is not installed, it runs from a checkout: no pins to compare with")
+    wanted = [r for r in _requirements(f) if not r.url]
+    wrong = [r for r in wanted if not _satisfied(r, f)]
+    if not wrong:
+        return Diagnosis("deps.pins", "ok", f"{len(wanted)} requirements hold")
+    found = [f.versions.get(canonicalize_name(r.name), "is missing") for r in wrong]
+    says = [f"{r.name} {version}, kda needs {_specifier(r)}" for r, version in zip(wrong, found, strict=True)]
+    return Diagnosis("deps.pins", "fail", "; ".join(says), tuple(f"pip install '{_spelled(r)}'" for r in wrong))
+
+
+def _requirements(f: MachineFacts) -> list[Requirement]:
+    """Return the requirements that hold on this platform, without extras."""
+    environment = {"extra": "", "platform_system": f.system[0], "platform_machine": f.system[1]}
+    all_of_them = map(Requirement, f.requires or ())
+    return [r for r in all_of_them if r.marker is None or r.marker.evaluate(environment)]
+
+
+def _satisfied(r: Requirement, f: MachineFacts) -> bool:
+    found = f.versions.get(canonicalize_name(r.name))
+    return found is not None and r.specifier.contains(found, prereleases=True)
+
+
+def _specifier(r: Requirement) -> str:
+    return str(r.specifier) or "any version"
+
+
+def _spelled(r: Requirement) -> str:
+    extras = f"[{','.join(sorted(r.extras))}]" if r.extras else ""
+    return f"{r.name}{extras}{r.specifier}"
+
+
+def _install(f: MachineFacts, package: str, extra: str = "") -> str:
+    """`pip install` of what we ask for, else of what is there, else of the newest."""
+    ours = [r for r in _requirements(f) if canonicalize_name(r.name) == package]
+    found = f.versions.get(package)
+    package_found = f"{package}{extra}=={found}" if found else f"{package}{extra}"
+    wanted = _spelled(ours[0]) if ours else package_found
+    return f"pip install {'--force-reinstall ' if found else ''}'{wanted}'"
+
+
+# ---------------------------------------------------------------------------------------------- GPU and driver
+
+
+@check("gpu.visible", "torch sees a GPU", "torch", "smi")
+def gpu_visible(f: MachineFacts) -> Diagnosis | None:
+    if f.gpus:
+        first, count = f.gpus[0], len(f.gpus)
+        known = {"SMs": first.sms, "GiB": f"{first.memory / GIB:.1f}" if first.memory else 0}
+        numbers = "".join(f", {value} {unit}" for unit, value in known.items() if value)
+        says = f"{count} device{'s' * (count > 1)}, {first.name}, compute capability {_dotted(first.cc)}{numbers}"
+        return Diagnosis("gpu.visible", "ok", f"{says}   ({f.gpu_source})")
+    says, *fix = next(answer for holds, *answer in _NO_GPU if holds(f))
+    return Diagnosis("gpu.visible", "warn", says.format(f=f, **_no_gpu_words(f)), tuple(fix))
+
+
+def _no_gpu_words(f: MachineFacts) -> dict[str, str]:
+    return {
+        "hidden": repr(f.env.get("CUDA_VISIBLE_DEVICES")),
+        "torch": f"torch {f.torch.data.get('version', '')}".strip(),
+        "gpu": f.smi_gpus[0].name if f.smi_gpus else "",
+        "why": f.torch.data.get("why") or "torch names no reason",
+    }
+
+
+_CUDA_TORCH = "install a CUDA build of torch (its install page names the command)"
+
+# (when, says, fix...): the first that holds is the cause
+_NO_GPU = (
+    (lambda f: f.env.get("CUDA_VISIBLE_DEVICES") in ("", "-1"),
+     "CUDA_VISIBLE_DEVICES is {hidden}: it hides every GPU", "unset CUDA_VISIBLE_DEVICES"),
+    (lambda f: f.torch.ok and not f.torch_cuda and f.smi_gpus,
+     "{torch} has no CUDA in it and cannot use the {gpu}", _CUDA_TORCH),
+    (lambda f: f.torch.ok and not f.torch_cuda,
+     "no CUDA device, and {torch} could not use one",
+     "nothing to do if this machine has no GPU", f"otherwise {_CUDA_TORCH}"),
+    (lambda f: f.device_files is False,
+     "no /dev/nvidia*: no GPU, or a container that was started without it",
+     "nothing to do if this machine has no GPU", "otherwise start it with `docker run --gpus all ...`"),
+    (lambda f: f.smi.state in ("failed", "crashed"),
+     "the driver does not answer: nvidia-smi {f.smi.says}",
+     "run `nvidia-smi`; if it fails too, reload the driver or restart the machine"),
+    (lambda f: f.torch.ok, "no CUDA device: {why}", "run `nvidia-smi`, and `kda doctor driver.version`"),
+    (lambda f: True,
+     "no CUDA device that torch or nvidia-smi could name", "fix torch.import first, or run `nvidia-smi`"),
+)
+
+
+@check("gpu.capability", "a backend has kernels for this GPU", "torch", "smi")
+def gpu_capability(f: MachineFacts) -> Diagnosis | None:
+    if not f.gpus:
+        return _nothing_to_see("gpu.capability", "no GPU")
+    cc, takers = f.gpus[0].cc, backends_with_kernels(f.gpus[0].cc, capabilities())
+    if takers:
+        return Diagnosis("gpu.capability", "ok", f"{_dotted(cc)} has kernels in {', '.join(takers)}")
+    says = f"{_dotted(cc)} ({f.gpus[0].name}) has no backend with kernels"
+    fix = "backend='reference' runs there, slowly; auto never picks it on a GPU"
+    return Diagnosis("gpu.capability", "warn", says, (fix,))
+
+
+def backends_with_kernels(cc: tuple[int, int], backends: tuple[Capability, ...]) -> list[str]:
+    return [b.backend for b in backends if code_for(cc, b.archs)]
+
+
+@check("gpu.busy", "nobody else computes on the GPU", "torch", "smi")
+def gpu_busy(f: MachineFacts) -> Diagnosis | None:
+    if not f.gpus:
+        return _nothing_to_see("gpu.busy", "no GPU")
+    if not f.smi_gpus:
+        return _nothing_to_see("gpu.busy", "nvidia-smi does not answer")
+    gpu = next((g for g in f.smi_gpus if g.uuid == f.gpus[0].uuid), f.smi_gpus[0])
+    says, fix = [], []
+    if gpu.users:
+        says.append("also used by " + ", ".join(f"pid {pid} ({name})" for pid, name in gpu.users))
+        fix.append(_free_gpu(f.smi_gpus) or f"wait for pid {gpu.users[0][0]} before `kda bench`")
+    if gpu.mig:
+        says.append("a MIG slice: fewer SMs and less bandwidth than the whole GPU")
+        fix.append("compare `kda bench` only with runs on the same slice")
+    if gpu.mode != "Default":
+        says.append(f"compute mode {gpu.mode}: a second process cannot use it")
+        fix.append("sudo nvidia-smi -c DEFAULT")
+    return Diagnosis("gpu.busy", "warn", f"{gpu.name} is {'; '.join(says)}", tuple(fix)) if says else None
+
+
+def _free_gpu(gpus: tuple[GpuFacts, ...]) -> str:
+    return next((f"export CUDA_VISIBLE_DEVICES={i}" for i, g in enumerate(gpus) if not g.users), "")
+
+
+@check("driver.version", "the driver runs the CUDA of torch and of the DSL", "torch", "smi")
+def driver_version(f: MachineFacts) -> Diagnosis | None:
+    if not f.driver_cuda:
+        return _nothing_to_see("driver.version", "no driver answers")
+    major = f.driver_cuda[0]
+    says = f"{f.driver or 'driver'}, runs CUDA up to {_dotted(f.driver_cuda)}"
+    majors = {"torch": f.torch_cuda and f.torch_cuda[0], "cutlass-dsl": _dsl_cuda(f)}
+    needs = {who: cuda for who, cuda in majors.items() if cuda}
+    if all(cuda <= major for cuda in needs.values()):
+        return Diagnosis("driver.version", "ok", says)
+    newest = max(needs.values())
+    wants = ", ".join(f"{who} needs CUDA {cuda}" for who, cuda in needs.items() if cuda > major)
+    fix = [f"install driver {LOWEST_DRIVER.get(newest, f'for CUDA {newest}')} or newer"]
+    fix += [f"or a torch built for CUDA {major} (its install page names the command)"] * (needs.get("torch", 0) > major)
+    fix += [f"or `pip install 'nvidia-cutlass-dsl[cu{major}]'`"] * (needs.get("cutlass-dsl", 0) > major)
+    return Diagnosis("driver.version", "fail", f"{says}; {wants}", tuple(fix))
+
+
+def _dsl_cuda(f: MachineFacts) -> int | None:
+    """The oldest CUDA major that the installed libraries of the DSL are made for."""
+    return next((cuda for cuda in (12, 13) if f"nvidia-cutlass-dsl-libs-cu{cuda}" in f.versions), None)
+
+
+# ---------------------------------------------------------------------------------------------- imports
+
+
+@check("torch.import", "torch can be imported", "torch")
+def torch_import(f: MachineFacts) -> Diagnosis | None:
+    if f.torch.ok:
+        sees = "sees the GPU" if f.torch_gpus else "sees no GPU"
+        return Diagnosis("torch.import", "ok", f"{f.torch.data.get('version')}, {sees}")
+    if f.torch.state == "absent":
+        return Diagnosis("torch.import", "fail", "torch is not installed: nothing can run", (_install(f, "torch"),))
+    return _broken("torch.import", f.torch, "torch", f, _install(f, "torch"))
+
+
+@check("cutlass.import", "CuTe DSL can be imported", "cutlass", "torch", "smi")
+def cutlass_import(f: MachineFacts) -> Diagnosis | None:
+    if f.cutlass.ok:
+        return Diagnosis("cutlass.import", "ok", _version(f.cutlass, f, "nvidia-cutlass-dsl"))
+    if f.cutlass.state == "absent":
+        without = "backends written in CuTe DSL can be neither built nor run"
+        return _not_there("cutlass.import", "nvidia-cutlass-dsl", without, f, _extra(f))
+    return _broken("cutlass.import", f.cutlass, "cutlass", f, _install(f, "nvidia-cutlass-dsl", _extra(f)))
+
+
+@check("cutlass.trace", "CuTe DSL builds a small kernel, without a GPU", "trace", "cutlass")
+def cutlass_trace(f: MachineFacts) -> Diagnosis | None:
+    if f.trace.ok:
+        built, seconds = " and ".join(f.trace.data.get("built", ())), f.trace.data.get("seconds", 0.0)
+        version = _version(f.cutlass, f, "nvidia-cutlass-dsl")
+        return Diagnosis("cutlass.trace", "ok", f"{version} built a probe for {built} in {seconds:.1f} s".strip())
+    if f.trace.state == "absent":
+        return Diagnosis("cutlass.trace", "info", "not tried: nvidia-cutlass-dsl is not installed")
+    if f.cutlass.state in ("failed", "crashed"):
+        return Diagnosis("cutlass.trace", "info", "not tried to the end: cutlass.import failed")
+    fix = ["unset " + name for name in ("CUTE_DSL_PTXAS_PATH", "CUTE_DSL_ARCH") if name in f.env]
+    says = "building a probe " + _how(f.trace)
+    return Diagnosis("cutlass.trace", _status(f.trace), says, (*fix, _install(f, "nvidia-cutlass-dsl", _extra(f))))
+
+
+@check("triton.import", "Triton can be imported, and finds the GPU that torch finds", "triton", "torch", "smi")
+def triton_import(f: MachineFacts) -> Diagnosis | None:
+    if f.triton.state == "absent":
+        return _not_there("triton.import", "triton", "backends written in Triton cannot run", f)
+    if not f.triton.ok:
+        return _broken("triton.import", f.triton, "triton", f, *_triton_fix(f.triton.says, f))
+    version, why = _version(f.triton, f, "triton"), reworded(f.triton.data.get("why") or "")
+    if f.torch_gpus and not f.triton.data.get("driver", True):
+        says = f"{version} was imported, but finds no GPU: {why}"
+        return Diagnosis("triton.import", "fail", says, _triton_fix(why, f))
+    return Diagnosis("triton.import", "ok", version)
+
+
+@check("nvrtc.library", "CUDA C++ kernels can be built: there is a libnvrtc", "nvrtc", "torch", "smi")
+def nvrtc_library(f: MachineFacts) -> Diagnosis | None:
+    without = "the float32 kernels of sm89 can be neither built nor simulated"
+    if f.nvrtc.state == "absent":
+        return _not_there("nvrtc.library", "cuda-python", without, f)
+    if not f.nvrtc.ok:
+        return _broken("nvrtc.library", f.nvrtc, "cuda.bindings", f, _install(f, "cuda-python"))
+    if f.nvrtc.data.get("version"):
+        return Diagnosis("nvrtc.library", "ok", _dotted(tuple(f.nvrtc.data["version"])))
+    old = f.versions.get("cuda-bindings", "").startswith("12.")
+    fix = f"pip install nvidia-cuda-nvrtc{'-cu12' * old}   (a CUDA build of torch and a CUDA toolkit contain it)"
+    return Diagnosis("nvrtc.library", "warn", f"libnvrtc is not installed: {without}", (fix,))
+
+
+def _triton_fix(why: str, f: MachineFacts) -> tuple[str, ...]:
+    if "libcuda" in why or "driver" in why:
+        mount = "mount the driver (`docker run --gpus all`), or install the package that has libcuda.so.1"
+        return mount, _install(f, "triton")
+    return (_install(f, "triton"),)
+
+
+REWORDED = ((r"\d+ active drivers \(.*", "no GPU driver visible to Triton"),)
+
+
+def reworded(message: str) -> str:
+    """What another package says, in words that help."""
+    for pattern, words in REWORDED:
+        message = re.sub(pattern, words, message)
+    return message
+
+
+def _not_there(id: str, package: str, without: str, f: MachineFacts, extra: str = "") -> Diagnosis:
+    """A missing package hurts where there is a GPU for it to run on."""
+    if f.system != ("Linux", "x86_64"):
+        where = " ".join(f.system)
+        return Diagnosis(id, "info", f"{package} is not installed and is not needed on {where}: {without}")
+    status, fix = "warn" if f.gpus else "info", _install(f, package, extra)
+    return Diagnosis(id, status, f"{package} is not installed: {without}", (fix,))
+
+
+def _broken(id: str, probe: Probe, module: str, f: MachineFacts, *fix: str) -> Diagnosis:
+    version = f.versions.get({"cutlass": "nvidia-cutlass-dsl", "cuda.bindings": "cuda-bindings"}.get(module, module))
+    installed = f"{version} is installed; " if version else ""
+    return Diagnosis(id, _status(probe), f"{installed}importing {module} {_how(probe)}", fix)
+
+
+def _status(probe: Probe) -> str:
+    return "crash" if probe.state == "crashed" else "fail"
+
+
+def _how(probe: Probe) -> str:
+    return probe.says if probe.state == "crashed" else f"failed: {reworded(probe.says)}"
+
+
+def _version(probe: Probe, f: MachineFacts, package: str) -> str:
+    return f.versions.get(package) or probe.data.get("version") or ""
+
+
+def _extra(f: MachineFacts) -> str:
+    cuda = f.torch_cuda or f.driver_cuda
+    return f"[cu{cuda[0]}]" if cuda else ""
+
+
+# ---------------------------------------------------------------------------------------------- tools
+
+
+@check("cuda_python.skew", "cuda-python fits the driver", "torch", "smi")
+def cuda_python_skew(f: MachineFacts) -> Diagnosis | None:
+    package = next((name for name in ("cuda-bindings", "cuda-python") if name in f.versions), None)
+    found = release(f.versions[package]) if package else None
+    if package is None or found is None:
+        return _nothing_to_see("cuda_python.skew", "cuda-python is not installed")
+    if not f.driver_cuda:
+        return _nothing_to_see("cuda_python.skew", "no driver answers")
+    says = f"{package} {f.versions[package]}, driver for CUDA {_dotted(f.driver_cuda)}"
+    if found[0] <= f.driver_cuda[0]:
+        return Diagnosis("cuda_python.skew", "ok", says)
+    return Diagnosis("cuda_python.skew", "warn", says, (f"pip install '{package}=={f.driver_cuda[0]}.*'",))
+
+
+# PTX that a ptxas reads, by CUDA release, where it is not simply four majors behind
+_PTX_OF_CUDA = {(12, 6): (8, 5), (12, 7): (8, 6), (12, 8): (8, 7), (12, 9): (8, 8)}
+
+
+def ptx_read_by(cuda: tuple[int, int]) -> tuple[int, int]:
+    return _PTX_OF_CUDA.get(cuda, (cuda[0] - 4, cuda[1]))
+
+
+@check("ptxas.version", "the ptxas that CuTe DSL is told to use reads what it writes", "ptxas", "trace")
+def ptxas_version(f: MachineFacts) -> Diagnosis | None:
+    written = f.trace.data.get("ptx")
+    named = next((p for p in f.ptxas if p.by_variable), None)
+    if named and named.release is None:
+        return Diagnosis(
+            "ptxas.version", "warn", f"CUTE_DSL_PTXAS_PATH={named.path} is no ptxas that runs", _UNSET_PTXAS
+        )
+    tool = named or next(iter(f.ptxas), None)
+    if tool is None or tool.release is None:
+        return Diagnosis("ptxas.version", "ok", "no other ptxas, cutlass-dsl has its own")
+    if not written:
+        return _nothing_to_see("ptxas.version", "cutlass.trace wrote no PTX to compare with")
+    return _compare(tool, tool.release, (written[0], written[1]))
+
+
+_UNSET_PTXAS = ("unset CUTE_DSL_PTXAS_PATH",)
+
+
+def _compare(tool: Ptxas, release: tuple[int, int], written: tuple[int, int]) -> Diagnosis:
+    reads = ptx_read_by(release)
+    says = f"{tool.path} {_dotted(release)} reads PTX <= {_dotted(reads)}, cutlass-dsl writes {_dotted(written)}"
+    if reads >= written:
+        return Diagnosis("ptxas.version", "ok", says)
+    if not tool.by_variable:
+        return Diagnosis("ptxas.version", "info", f"{says}; it is not used, cutlass-dsl has its own")
+    newer = f"or name the ptxas of CUDA {written[0] + 4}.{written[1]} or newer"
+    return Diagnosis("ptxas.version", "warn", says, (*_UNSET_PTXAS, newer))
+
+
+# variable -> (status when set, what it does now)
+VARIABLES = {
+    "CUTE_DSL_ARCH": ("warn", "CuTe DSL builds for it, whatever the device is"),
+    "CUTE_DSL_NO_CACHE": ("warn", "CuTe DSL builds every kernel anew in each process"),
+    "CUTE_DSL_PTXAS_PATH": ("warn", "CuTe DSL assembles with it, not with its own ptxas"),
+    "TRITON_INTERPRET": ("warn", "Triton kernels are interpreted on the CPU: slow, and bfloat16 ties round up"),
+    "KDA_VLLM": ("info", "0: vLLM runs without kda"),
+    "KDA_SGLANG": ("info", "0: SGLang runs without kda"),
+    "KDA_BACKEND": ("info", "calls without backend= use this backend or fail"),
+    "KDA_CACHE_DIR": ("info", "built kernels are kept there"),
+    "KDA_QUIET": ("info", "nothing is said of kernels that are built, nor of progress"),
+}
+_OFF = {"KDA_QUIET": "0", "TRITON_INTERPRET": "0", "CUTE_DSL_NO_CACHE": "0"}
+
+
+@check("env.overrides", "no variable changes what runs")
+def env_overrides(f: MachineFacts) -> Diagnosis | None:
+    names = [n for n in f.env if (n in VARIABLES or n.startswith("KDA_")) and f.env[n] not in ("", _OFF.get(n))]
+    overrides = [_override(name, f.env[name]) for name in sorted(names)]
+    if not overrides:
+        return None
+    status = next((word for word in ("fail", "warn") if word in [t[0] for t in overrides]), "info")
+    fix = tuple(fix for level, _, fix in overrides if level != "info")
+    return Diagnosis("env.overrides", status, "; ".join(says for _, says, _ in overrides), fix)
+
+
+def _override(name: str, value: str) -> tuple[str, str, str]:
+    """Return the status of an environment variable, what it does, and a fix."""
+    if name not in VARIABLES:
+        near = nearest(name[4:], [n[4:] for n in VARIABLES if n.startswith("KDA_")])       # all begin alike
+        return "warn", f"{name}: no such variable{f', did you mean KDA_{near}?' if near else ''}", f"unset {name}"
+    backends = ["auto", *backend_names()]
+    if name == "KDA_BACKEND" and value not in backends:
+        _, builders = backends_of_gpu(value)                                   # the nearest of h100 would be sm100
+        near = builders[0] if builders else nearest(value, backends)
+        fix = f"export KDA_BACKEND={near}" if near else f"unset KDA_BACKEND   (or one of {', '.join(backends)})"
+        return "fail", f"KDA_BACKEND={value}: no such backend, every call fails", fix
+    status, does = VARIABLES[name]
+    return status, f"{name}={value}: {does}", f"unset {name}"
+
+
+# ---------------------------------------------------------------------------------------------- files, others
+
+
+@check("cache.dir", "built kernels can be kept", "cache")
+def cache_dir(f: MachineFacts) -> Diagnosis | None:
+    c, elsewhere = f.cache, ("export KDA_CACHE_DIR=/local/path",)
+    remote = c.filesystem.startswith(NETWORK_FILESYSTEMS)
+    if not c.path:
+        return Diagnosis("cache.dir", "fail", "there is no home directory to keep built kernels in", elsewhere)
+    size = f"{in_bytes(c.bytes)}, {c.files} file{'s' * (c.files != 1)}" if c.exists else "not there yet"
+    for broken, status, why in (
+        (not c.writable, "fail", "cannot be written" if c.exists else "cannot be made"),
+        (c.free is not None and c.free < FULL_DISK, "fail", f"is on a full disk, {in_bytes(c.free or 0)} left"),
+        (remote, "warn", f"is on a network disk ({c.filesystem}): slow, and locks may not hold"),
+    ):
+        if broken:
+            return Diagnosis("cache.dir", status, f"{c.path} {why}", elsewhere)
+    return Diagnosis("cache.dir", "ok", f"{c.path}, {size}")
+
+
+@check("cache.trust", "nobody else can put code into the cache", "cache")
+def cache_trust(f: MachineFacts) -> Diagnosis | None:
+    if not f.cache.distrusted:
+        return None
+    why, _, way_out = f.cache.distrusted.partition("; ")
+    fix = tuple(way_out.replace("`", "").split(", or "))
+    return Diagnosis("cache.trust", "fail", f"{why}: nothing is read or kept there, each process builds anew", fix)
+
+
+@check("cache.stale", "cache files are readable, and stale kernels total under 1 GiB", "cache")
+def cache_stale(f: MachineFacts) -> Diagnosis | None:
+    c, clean = f.cache, ("kda cache clean",)
+    if c.unreadable:
+        return Diagnosis("cache.stale", "warn", f"{c.unreadable} unreadable in {c.path}", clean)
+    if c.stale > GIB:
+        says = f"{c.path} holds {in_bytes(c.stale)} built from other source or by another compiler"
+        return Diagnosis("cache.stale", "warn", says, clean)
+    return None
+
+
+@check("simulator.compiler", "kernels can be simulated without their GPU")
+def simulator_compiler(f: MachineFacts) -> Diagnosis | None:
+    if f.c_compiler:
+        return Diagnosis("simulator.compiler", "ok", f"kda.simulator is built with {f.c_compiler}")
+    says = "there is no C compiler: kda.simulator, and with it `kda selftest --arch`, cannot be built"
+    return Diagnosis("simulator.compiler", "warn", says, ("apt-get install gcc libc6-dev   (or set CC)",))
+
+
+def _nothing_to_see(id: str, why: str) -> Diagnosis:
+    return Diagnosis(id, "info", f"not looked at: {why}")
+
+
+def _dotted(numbers: tuple[int, ...]) -> str:
+    return ".".join(map(str, numbers))
+
+
+def in_bytes(number: int) -> str:
+    if number >= GIB:
+        return f"{number / GIB:.1f} GiB"
+    return f"{number / (1 << 20):.0f} MiB" if number >= 1 << 20 else f"{number / (1 << 10):.0f} KiB"

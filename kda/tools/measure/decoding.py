@@ -1,0 +1,71 @@
+"""One call of `kda.decode_step`: held against the reference in float64, then timed.  Imports torch.
+
+On a GPU calls are replayed from one CUDA graph over pools of four times the L2 cache, as the layers of a model do; the
+time is that of one of them.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, NamedTuple
+
+import torch
+
+from kda.tools.verify.steps import UPDATED, budgets, bytes_moved, copied, make_step, run_step
+
+from .clocks import CpuClock, CudaClock, Timings, interleaved
+
+L2_TIMES, FEW = 4, 3                         # sequences that are compared
+
+
+class Asked(NamedTuple):
+    """A call by its sizes."""
+
+    sequences: int
+    heads: int
+    value_heads: int
+    K: int
+    V: int
+    dtype: str
+    states: str                              # their dtype
+
+
+class Decoded(NamedTuple):
+    asked: Asked
+    backend: str
+    used: float  # share of the budget in the tensor that uses most; above 1 the result is wrong
+    bytes: int                               # bytes that any kernel must move
+    timing: Timings | None = None             # None if the result is wrong
+
+
+def measure(asked: Asked, backend: str, clock: CpuClock | CudaClock, repeats: int, seconds: float) -> Decoded:
+    device = str(getattr(clock, "device", "cpu"))
+    shape = (asked.heads, asked.value_heads, asked.K, asked.V)
+    how: dict[str, Any] = {"dtype": asked.dtype, "states": asked.states, "gate": "bounded"}
+    few = make_step(min(asked.sequences, FEW), 1, *shape, **how)
+    moved = {name: t.to(device) if torch.is_tensor(t) else t for name, t in copied(few).items()}
+    found = run_step(moved, backend=backend)
+    used = max(budget.excess(found[name]) for name, budget in budgets(few).items())
+    x = make_step(asked.sequences, 1, *shape, **how, device=device)
+    wrong = Decoded(asked, backend, used, bytes_moved(x))
+    if not used <= 1:
+        return wrong
+    calls = [functools.partial(run_step, one, backend=backend) for one in _pools(x)]
+
+    def all_calls() -> None:
+        for call in calls:
+            call()
+
+    once = clock.captured(lambda: all_calls) if isinstance(clock, CudaClock) else all_calls
+    ((timing, _),) = interleaved([once], clock, repeats, seconds)
+    return wrong._replace(timing=Timings(tuple(t / len(calls) for t in timing.seconds), timing.host_inside))
+
+
+def _pools(x: dict[str, Any]) -> list[dict[str, Any]]:
+    """The call on pools that push each other out of L2; on a CPU as it is."""
+    states = x["states"]
+    if not states.is_cuda:
+        return [x]
+    L2 = torch.cuda.get_device_properties(states.device).L2_cache_size
+    count = max(2, -(-L2_TIMES * L2 // (states.numel() * states.element_size())))
+    return [x | {name: x[name].clone() for name in UPDATED if x.get(name) is not None} for _ in range(count)]

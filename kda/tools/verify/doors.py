@@ -1,0 +1,157 @@
+"""What can be verified: a backend's whole calls and its single stages, both with tensors on the CPU."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import importlib.util
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+
+import kda
+from kda.errors import KdaError
+from kda.model.gates import wide_dtype
+from kda.model.host import detect
+from kda.model.problem import Problem
+from kda.model.stages import OPERANDS, SHAPES
+from kda.routing.dispatch import Choice, backend_of_backward, capabilities, launcher, weigh
+
+from .budget import Rounding
+from .cases import Case
+from .definition import by_gradient
+from .evidence import stages_of
+
+Tensor = torch.Tensor
+
+ROUNDS_EVERY_OPERAND = dict.fromkeys(
+    ("qn", "kn", "A_qk", "A_inv", "w", "u", "qg", "kb", "kg", "h", "v_new", "dv_local", "dh", "dv_new", "dv"),
+    "bfloat16",
+)
+
+
+def default_device() -> str:
+    """The device that calls are made on."""
+    return "cuda:0" if torch.cuda.is_available() else "cpu"
+
+
+def stored_by(backend: str, problem: Problem) -> Mapping[str, str]:
+    """The roundings that a backend declares."""
+    stored = launcher(backend).rounded_to(problem)
+    if unknown := set(stored) - {*SHAPES, *OPERANDS}:
+        raise ValueError(f"{backend} rounds {', '.join(sorted(unknown))}, which kda.model.stages does not contain")
+    return stored
+
+
+class Door:
+    def __init__(self, name: str, device: str | None = None):
+        self.name, self.device = name, device or default_device()
+        self.capability = next(c for c in capabilities() if c.backend == name)
+
+    def __str__(self) -> str:
+        return f"{self.name} on {self.device}"
+
+    def __eq__(self, other: object) -> bool:
+        return type(self) is type(other) and str(self) == str(other)
+
+    def __hash__(self) -> int:
+        return hash(str(self))
+
+    @property
+    def stages(self) -> tuple[str, ...]:
+        return stages_of(self.capability)
+
+    def against(self, case: Case, direction: str = "forward") -> tuple[str, ...]:
+        """Reasons why this backend does not accept the case here."""
+        return self.against_problem(dataclasses.replace(case.problem(direction), device=self.device))
+
+    def against_problem(self, problem: Problem) -> tuple[str, ...]:
+        return dict(self.weighed(problem, self.name).tried)[self.name]
+
+    def weighed(self, problem: Problem, asked: str) -> Choice:
+        return weigh(problem, detect(self.device), asked)
+
+    def rounding(self, case: Case) -> Rounding:
+        """Return the rounding of outputs by this backend, and of gradients by the backend that computes them here."""
+        forward, backward = (dataclasses.replace(case.problem(d), device=self.device) for d in ("forward", "backward"))
+        asked, gradients = backend_of_backward(self.name), None
+        if asked != self.name and (other := self.weighed(backward, asked).backend):
+            gradients = stored_by(other, backward)
+        return Rounding(wide_dtype(case.inputs.q.dtype), stored_by(self.name, forward), gradients=gradients)
+
+    @contextlib.contextmanager
+    def blamed(self, what: str) -> Iterator[None]:
+        """An exception that is none of kda's own says whose fault it is."""
+        try:
+            yield
+        except KdaError:
+            raise
+        except Exception as error:
+            raise KdaError(f"{what} of the backend {self.name} failed: {type(error).__name__}: {error} "
+                           "(--debug shows where)") from error
+
+    def sees(self, case: Case) -> Case:
+        """Return the case with the inputs that reach the backend."""
+        return case
+
+    def call(self, case: Case, backward: bool, **keywords) -> dict[str, Tensor]:
+        """o, ht and the gradients of all inputs, by name."""
+        case = self.sees(case).map(lambda x: x.to(self.device))
+        leaves = {
+            name: x.detach().clone().requires_grad_(backward) if isinstance(x, Tensor) and x.is_floating_point() else x
+            for name, x in case.keywords.items()
+        }
+        with self.blamed("a forward"):
+            o, ht = self.chunk_kda(**leaves, **keywords)
+            for name, x, shape in (("o", o, case.do.shape), ("ht", ht, case.dht.shape)):
+                if x.shape != shape:
+                    raise ValueError(f"{name} must have the shape {list(shape)}, and has {list(x.shape)}")
+        found = {"o": o.detach(), "ht": ht.detach()}
+        if backward:
+            wanted, cotangents = by_gradient(leaves), (case.do, case.dht)
+            with self.blamed("a backward"):
+                grads = torch.autograd.grad((o, ht), list(wanted.values()), cotangents, allow_unused=True,
+                                            materialize_grads=True)
+            found |= dict(zip(wanted, grads))
+        return {name: x.cpu() for name, x in found.items()}
+
+    def chunk_kda(self, **keywords):
+        return kda.chunk_kda(**keywords, backend=self.name)
+
+    def stage_call(self, name: str, case: Case) -> Callable[[Mapping[str, Tensor | None]], Any]:
+        """The stage as a function of tensors on the backend's device."""
+        problem = case.problem("backward" if name.startswith("bwd") else "forward")
+        problem = dataclasses.replace(problem, device=self.device)
+        return functools.partial(launcher(self.name).stage, name, problem, case.spec.offsets)
+
+    def stage(self, name: str, case: Case, tensors: Mapping[str, Tensor | None]) -> dict[str, Tensor | None]:
+        moved = {n: None if x is None else x.to(self.device) for n, x in tensors.items()}
+        with self.blamed(f"the stage {name}"):
+            found = self.stage_call(name, case)(moved)
+        return {n: None if x is None else x.cpu() for n, x in found.items()}
+
+
+class Fla(Door):
+    """flash-linear-attention, whose operands are rounded to the dtype of q."""
+
+    stages = ()
+
+    def __init__(self):
+        self.name, self.device = "fla", default_device()
+
+    def against(self, case: Case, direction: str = "forward") -> tuple[str, ...]:
+        if importlib.util.find_spec("fla") is None:
+            return ("fla.installed: FLA is not installed -> pip install fla-core",)
+        if self.device == "cpu":
+            return ("fla.gpu: it runs on a GPU and there is none -> run this on a machine with one",)
+        return ()
+
+    def rounding(self, case: Case) -> Rounding:
+        return Rounding(wide_dtype(case.inputs.q.dtype), ROUNDS_EVERY_OPERAND)
+
+    def chunk_kda(self, **keywords):
+        from fla.ops.kda import chunk_kda
+
+        return chunk_kda(**keywords)

@@ -1,0 +1,183 @@
+"""Small, packed and grouped calls that launch the shipped kernels, for `kda verify --mutants`."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import importlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import torch
+
+import kda
+from kda.backends.common import training, training_plan
+from kda.model.bundles import Save
+from kda.model.host import stand_in, standing_in
+from kda.routing.dispatch import launcher
+
+from .cases import Case, Spec, make
+
+Tensor = torch.Tensor
+
+
+class MutantsCall(NamedTuple):
+    """A problem, and settings that make it follow the path of a large one."""
+
+    spec: Spec
+    constants: Mapping[str, Any] = {}             # constants of the backend's plan
+    sms: int | None = None                   # number of SMs, if fewer than the GPU has
+    backward: bool = False                   # whether it is a backward, not a forward
+    tables: bool = False                     # whether only the tables of a training call are made
+    save: Save = Save.NOTHING                # what a forward saves
+    states: bool = False                     # whether the states that enter chunks are requested
+
+
+GROUPED: dict[str, Any] = dict(H=1, HV=2)
+FLOAT32: dict[str, Any] = dict(dtype="float32")
+MANY = (0,) * 256 + (300,)                   # sequences, more than a CTA has threads
+CALLS = {
+    "sm100": {
+        "clusters of two, one walk after the other": MutantsCall(Spec((430, 0, 70), **GROUPED), sms=2, states=True),
+        "the same of any gate": MutantsCall(
+            Spec((430, 0, 70), gate="softplus", **GROUPED), sms=2, states=True
+        ),
+        "sequences cut into segments": MutantsCall(Spec((400, 40), **GROUPED), dict(SEGMENTS=3), sms=2),
+        "clusters of two, heads of 64 channels": MutantsCall(
+            Spec((230, 0, 70), K=64, V=64, **GROUPED), sms=2, states=True
+        ),
+        "a forward that keeps its own": MutantsCall(Spec((230, 0, 70), **GROUPED), save=Save.OWN),
+        "a forward of any gate that keeps its own": MutantsCall(
+            Spec((70, 0, 33), gate="softplus", **GROUPED), save=Save.OWN
+        ),
+        "backward, one item after the other": MutantsCall(Spec((230, 0, 40, 20), **GROUPED), sms=2, backward=True),
+        "backward of any gate": MutantsCall(
+            Spec((230, 0, 40, 20), gate="softplus", **GROUPED), sms=2, backward=True
+        ),
+        "the same, a CTA for each item": MutantsCall(Spec((70,), gate="softplus", **GROUPED), backward=True),
+        "backward of segments": MutantsCall(Spec((390,), **GROUPED), dict(SHORTEST=6), backward=True),
+        "backward of segments, one without tokens": MutantsCall(
+            Spec((290, 0), **GROUPED), dict(SHORTEST=2), backward=True
+        ),
+        "tables of more sequences than threads": MutantsCall(Spec(MANY, H=1), tables=True),
+    },
+    "sm90": {
+        "one kernel, clusters of two": MutantsCall(Spec((600, 0, 65), **GROUPED), dict(FUSED=True)),
+        "one kernel, walks shared out": MutantsCall(Spec((300, 0, 65), **GROUPED), dict(FUSED=True), sms=6),
+        "one kernel, clusters of four": MutantsCall(Spec((1000, 0, 65), **GROUPED), dict(FUSED=True, CTAS=4)),
+        "clusters of four, walks shared out": MutantsCall(
+            Spec((900, 0, 65), **GROUPED), dict(FUSED=True, CTAS=4), sms=14
+        ),
+        "one kernel of any gate, clusters of two": MutantsCall(
+            Spec((600, 0, 65), gate="softplus", **GROUPED), dict(FUSED=True)
+        ),
+        "the same of four": MutantsCall(Spec((900, 0, 65), gate="softplus", **GROUPED), dict(FUSED=True, CTAS=4)),
+        "some CTAs make tiles and others walk": MutantsCall(
+            Spec((600, 0, 65), **GROUPED), dict(STREAM=True, STREAM_SEGMENTS=1), sms=16
+        ),
+        "the same with any gate": MutantsCall(
+            Spec((600, 0, 65), gate="softplus", **GROUPED), dict(STREAM=True, STREAM_SEGMENTS=1), sms=16
+        ),
+        "the same over segments": MutantsCall(Spec((900, 0), **GROUPED), dict(STREAM=True, STREAM_SEGMENTS=2), sms=28),
+        "kernels one by one, with what is kept": MutantsCall(
+            Spec((600, 0, 65), **GROUPED), dict(FUSED=False), save=Save.PRODUCTS
+        ),
+        "sequences cut into segments, any gate": MutantsCall(
+            Spec((930,), gate="softplus", **GROUPED), dict(FUSED=False, SHORTEST=14)
+        ),
+        "more sequences than threads": MutantsCall(Spec(MANY, H=1), dict(FUSED=False)),
+        "backward, one item after the other": MutantsCall(Spec((300, 0, 65), **GROUPED), sms=2, backward=True),
+        "backward of any gate": MutantsCall(
+            Spec((600, 0, 65), gate="softplus", **GROUPED), sms=2, backward=True
+        ),
+        "backward of any gate, a CTA for each item": MutantsCall(
+            Spec((600, 0, 65), gate="softplus", **GROUPED), backward=True
+        ),
+        "backward of heads of 64 channels": MutantsCall(
+            Spec((400, 0, 65), K=64, V=64, **GROUPED), sms=2, backward=True
+        ),
+        "heads of 64 channels, a CTA for each item": MutantsCall(
+            Spec((600, 0, 65), K=64, V=64, **GROUPED), backward=True
+        ),
+        "backward of segments": MutantsCall(Spec((930,), **GROUPED), dict(SHORTEST=14), backward=True),
+        "tables of more sequences than threads": MutantsCall(Spec(MANY, H=1), tables=True),
+        "a forward that keeps its own": MutantsCall(Spec((300, 0, 65), **GROUPED), dict(FUSED=False), save=Save.OWN),
+        "a forward of any gate that keeps its own": MutantsCall(
+            Spec((300, 0, 65), gate="softplus", **GROUPED), dict(FUSED=False), save=Save.OWN
+        ),
+        "one kernel that keeps, clusters of two": MutantsCall(
+            Spec((600, 0, 65), **GROUPED), dict(FUSED=True), save=Save.OWN
+        ),
+        "the same, walks shared out": MutantsCall(
+            Spec((300, 0, 65), **GROUPED), dict(FUSED=True), sms=6, save=Save.OWN
+        ),
+        "one kernel that keeps, of four": MutantsCall(
+            Spec((1000, 0, 65), **GROUPED), dict(FUSED=True, CTAS=4), save=Save.OWN
+        ),
+        "the same that keeps, of any gate": MutantsCall(
+            Spec((900, 0, 65), gate="softplus", **GROUPED), dict(FUSED=True, CTAS=4), save=Save.OWN
+        ),
+        "CTAs alone, walks shared out": MutantsCall(
+            Spec((400, 0, 65), V=64, **GROUPED), dict(FUSED=True, CTAS=1), sms=3
+        ),
+        "clusters of two, of which one walks": MutantsCall(
+            Spec((600, 0, 65), V=64, **GROUPED), dict(FUSED=True, CTAS=2)
+        ),
+        "one kernel that keeps, 64 channels, CTAs alone": MutantsCall(
+            Spec((300, 0, 65), K=64, V=64, **GROUPED), dict(FUSED=True, CTAS=1), sms=3, save=Save.OWN
+        ),
+        "the same, clusters of two, of which one walks": MutantsCall(
+            Spec((400, 0, 65), K=64, V=64, **GROUPED), dict(FUSED=True, CTAS=2), save=Save.OWN
+        ),
+    },
+    "sm89": {
+        "forward": MutantsCall(Spec((150, 0, 30), **GROUPED, **FLOAT32)),
+        "backward": MutantsCall(Spec((150, 0, 30), **GROUPED, **FLOAT32), backward=True),
+        "more sequences than threads": MutantsCall(Spec(MANY, H=1, K=64, V=64, **FLOAT32)),
+    },
+}
+
+
+def calls(backend: str) -> list[Callable[[], Mapping[str, Tensor | None]]]:
+    """Return the functions that are to be called inside a capture."""
+    return [functools.partial(results, backend, call, make(call.spec)) for call in CALLS[backend].values()]
+
+
+def results(backend: str, call: MutantsCall, case: Case) -> dict[str, Tensor | None]:
+    """Make the call and return its results, by name."""
+    with planned_with(backend, call):
+        if call.tables:
+            p, kernels = case.problem(), launcher(backend).TRAINING  # type: ignore[attr-defined]
+            return training.tables(p, kernels.steps(p, case.inputs), case.inputs)._asdict()
+        if call.backward:
+            return kda.chunk_kda_bwd(do=case.do, dht=case.dht, **case.keywords, backend=backend)._asdict()
+        if call.save is Save.NOTHING:
+            more: dict[str, Any] = dict(return_intermediate_states=True) if call.states else {}
+            return kda.chunk_kda_fwd(**case.keywords, **more, backend=backend)._asdict()
+        out = launcher(backend).forward(case.problem(), case.inputs, call.save)
+        return out._replace(saved=None)._asdict() | out.saved._asdict()
+
+
+@contextlib.contextmanager
+def planned_with(backend: str, call: MutantsCall) -> Iterator[None]:
+    """Make the backend plan as the call requires, inside the block."""
+    plan, host = importlib.import_module(f"kda.backends.{backend}.plan"), stand_in()
+    modules = (plan, launcher(backend), training, training_plan)
+    owners = {name: next(module for module in modules if hasattr(module, name)) for name in call.constants}
+    before = {name: getattr(module, name) for name, module in owners.items()}
+    kept = [getattr(module, name, None) for module in modules for name in ("plan", "training_plan", "steps")]
+    forget = [cached.cache_clear for cached in kept if hasattr(cached, "cache_clear")]
+
+    def tell(constants: Mapping[str, Any]) -> None:
+        for name, value in constants.items():
+            setattr(owners[name], name, value)
+        for cleared in forget:
+            cleared()
+
+    tell(call.constants)
+    try:
+        with standing_in(dataclasses.replace(host, sms=call.sms or host.sms)):
+            yield
+    finally:
+        tell(before)
