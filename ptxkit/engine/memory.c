@@ -247,90 +247,101 @@ static void get_element(const Warp *w, s32 reg, int l, u8 *to, u32 bytes) {
         memcpy(to, &R32(w, reg)[l], bytes);
 }
 
-static Outcome op_ld(Warp *w, const Ins *i, u32 lanes) {
+static void put_values(Warp *w, const Ins *i, int l, const u8 *value) { /* into registers, which may be wider than the elements */
     const s64 *m = i->mod;
-    u32 bytes = (u32)m[ACCESS_BYTES], count = (u32)m[ACCESS_COUNT], n = bytes * count;
+    u32 bytes = (u32)m[ACCESS_BYTES];
+    for (u32 e = 0; e < m[ACCESS_COUNT]; e++) {
+        s32 reg = i->arg[e];
+        if (reg >= 0 && m[ACCESS_DECLARED] > 4 && bytes < m[ACCESS_DECLARED]) {
+            u64 x[2] = {0};
+            memcpy(x, value + e * bytes, bytes);
+            if (m[ACCESS_SIGNED]) x[0] = (u64)((s64)(x[0] << (64 - 8 * bytes)) >> (64 - 8 * bytes)), x[1] = -(x[0] >> 63);
+            memcpy(w->regs + reg + l * m[ACCESS_DECLARED], x, (size_t)m[ACCESS_DECLARED]);
+        } else
+            put_element(w, reg, l, value + e * bytes, bytes, m[ACCESS_SIGNED]);
+    }
+}
+
+static void get_values(const Warp *w, const Ins *i, int l, u8 *value) {
+    const s64 *m = i->mod;
+    u32 bytes = (u32)m[ACCESS_BYTES];
+    for (u32 e = 0; e < m[ACCESS_COUNT]; e++) {
+        if (m[ACCESS_DECLARED] > 4 && bytes < m[ACCESS_DECLARED])
+            memcpy(value + e * bytes, w->regs + i->arg[e] + l * m[ACCESS_DECLARED], bytes);
+        else
+            get_element(w, i->arg[e], l, value + e * bytes, bytes);
+    }
+}
+
+/* The lanes whose access to shared or global memory is counted, and where that was. */
+typedef struct {
+    u32 in_global, in_shared, shared[LANES];
     u64 global[LANES];
-    u32 shared[LANES], in_global = 0, in_shared = 0;
+} Touched;
+
+static inline void touch_lane(Touched *t, Space space, int l, u64 address) {
+    if (space == SHARED)
+        t->shared[l] = (u32)address, t->in_shared |= 1u << l;
+    else
+        t->global[l] = address, t->in_global |= 1u << l;
+}
+
+static inline void count_touched(Warp *w, const Ins *i, const Touched *t, u32 n, bool write) {
+    if (t->in_shared) count_wavefronts(w, i, t->in_shared, t->shared, n, write);
+    if (t->in_global) count_sectors(w, i, t->in_global, t->global, n);
+}
+
+static inline bool access_bytes(Warp *w, const Ins *i, const Access *a, Space space, u64 address, u8 *value, u32 n, bool write) {
+    if (space == SHARED) return write ? shared_write(w, i, a, (u32)address, value, n, n) : shared_read(w, i, a, (u32)address, value, n, n);
+    return write ? global_write(w, i, a, address, value, n, n) : global_read(w, i, a, address, value, n, n);
+}
+
+static void access_private(Warp *w, const Ins *i, int l, Space space, u64 address, u8 *value, u32 n, bool write) { /* .local and .param */
+    if (space == LOCAL) {
+        u8 *p = local_bytes(w, i, l, address, n, n);
+        if (p) memcpy(write ? p : value, write ? value : p, n);
+    } else if (write)
+        find(w, i, l, OUT_OF_BOUNDS, address, n, "a store to parameters");
+    else {
+        const u8 *p = param_bytes(w, address, n);
+        if (p)
+            memcpy(value, p, n);
+        else
+            find(w, i, l, OUT_OF_BOUNDS, address, n, "%u bytes at offset %llu of %u bytes of parameters", n, (unsigned long long)address,
+                 w->machine->launch->params_size);
+    }
+}
+
+static inline __attribute__((always_inline)) Outcome load_or_store(Warp *w, const Ins *i, u32 lanes, bool write) {
+    const s64 *m = i->mod;
+    u32 n = (u32)m[ACCESS_BYTES] * (u32)m[ACCESS_COUNT];
+    Touched touched;
+    touched.in_global = touched.in_shared = 0;
     for (u32 rest = lanes; rest; rest &= rest - 1) {
         int l = first_lane(rest);
-        u64 address = address_operand(w, i, (int)count, ACCESS_ADDRESS, l);
+        u64 address = address_operand(w, i, (int)m[ACCESS_COUNT], ACCESS_ADDRESS, l);
         Space space = space_of(m[ACCESS_SPACE], &address);
         u8 value[128];
-        memset(value, 0xff, sizeof value);
+        if (write)
+            get_values(w, i, l, value);
+        else
+            memset(value, 0xff, sizeof value);
         if (space == SHARED || space == GLOBAL) {
             Access a = warp_access(w, i, l, space == SHARED ? SPACE_SHARED : SPACE_GLOBAL);
             a.scope = m[ACCESS_SEM] ? (u8)m[ACCESS_SCOPE] : WEAK;
-            if (space == SHARED ? shared_read(w, i, &a, (u32)address, value, n, n) : global_read(w, i, &a, address, value, n, n)) {
-                if (space == SHARED)
-                    shared[l] = (u32)address, in_shared |= 1u << l;
-                else
-                    global[l] = address, in_global |= 1u << l;
-            }
-            if (m[ACCESS_SEM]) observe(w, sync_key(w, space, address), m[ACCESS_SEM] == SEM_ACQUIRE);
-        } else if (space == LOCAL) {
-            const u8 *p = local_bytes(w, i, l, address, n, n);
-            if (p) memcpy(value, p, n);
-        } else {
-            const u8 *p = param_bytes(w, address, n);
-            if (p)
-                memcpy(value, p, n);
-            else
-                find(w, i, l, OUT_OF_BOUNDS, address, n, "%u bytes at offset %llu of %u bytes of parameters", n, (unsigned long long)address,
-                     w->machine->launch->params_size);
-        }
-        for (u32 e = 0; e < count; e++) {
-            s32 reg = i->arg[e];
-            if (reg >= 0 && m[ACCESS_DECLARED] > 4 && bytes < m[ACCESS_DECLARED]) {
-                u64 x[2] = {0};
-                memcpy(x, value + e * bytes, bytes);
-                if (m[ACCESS_SIGNED]) x[0] = (u64)((s64)(x[0] << (64 - 8 * bytes)) >> (64 - 8 * bytes)), x[1] = -(x[0] >> 63);
-                memcpy(w->regs + reg + l * m[ACCESS_DECLARED], x, (size_t)m[ACCESS_DECLARED]);
-            } else
-                put_element(w, reg, l, value + e * bytes, bytes, m[ACCESS_SIGNED]);
-        }
+            if (access_bytes(w, i, &a, space, address, value, n, write)) touch_lane(&touched, space, l, address);
+            if (m[ACCESS_SEM] && write) publish(w, sync_key(w, space, address), m[ACCESS_SEM] == SEM_RELEASE, false);
+            if (m[ACCESS_SEM] && !write) observe(w, sync_key(w, space, address), m[ACCESS_SEM] == SEM_ACQUIRE);
+        } else
+            access_private(w, i, l, space, address, value, n, write);
+        if (!write) put_values(w, i, l, value);
     }
-    if (in_shared) count_wavefronts(w, i, in_shared, shared, n, false);
-    if (in_global) count_sectors(w, i, in_global, global, n);
+    count_touched(w, i, &touched, n, write);
     return m[ACCESS_SEM] ? YIELD : NEXT;
 }
 
-static Outcome op_st(Warp *w, const Ins *i, u32 lanes) {
-    const s64 *m = i->mod;
-    u32 bytes = (u32)m[ACCESS_BYTES], count = (u32)m[ACCESS_COUNT], n = bytes * count;
-    u64 global[LANES];
-    u32 shared[LANES], in_global = 0, in_shared = 0;
-    for (u32 rest = lanes; rest; rest &= rest - 1) {
-        int l = first_lane(rest);
-        u64 address = address_operand(w, i, (int)count, ACCESS_ADDRESS, l);
-        Space space = space_of(m[ACCESS_SPACE], &address);
-        u8 value[128];
-        for (u32 e = 0; e < count; e++) {
-            if (m[ACCESS_DECLARED] > 4 && bytes < m[ACCESS_DECLARED])
-                memcpy(value + e * bytes, w->regs + i->arg[e] + l * m[ACCESS_DECLARED], bytes);
-            else
-                get_element(w, i->arg[e], l, value + e * bytes, bytes);
-        }
-        if (space == SHARED || space == GLOBAL) {
-            Access a = warp_access(w, i, l, space == SHARED ? SPACE_SHARED : SPACE_GLOBAL);
-            a.scope = m[ACCESS_SEM] ? (u8)m[ACCESS_SCOPE] : WEAK;
-            if (space == SHARED ? shared_write(w, i, &a, (u32)address, value, n, n) : global_write(w, i, &a, address, value, n, n)) {
-                if (space == SHARED)
-                    shared[l] = (u32)address, in_shared |= 1u << l;
-                else
-                    global[l] = address, in_global |= 1u << l;
-            }
-            if (m[ACCESS_SEM]) publish(w, sync_key(w, space, address), m[ACCESS_SEM] == SEM_RELEASE, false);
-        } else if (space == LOCAL) {
-            u8 *p = local_bytes(w, i, l, address, n, n);
-            if (p) memcpy(p, value, n);
-        } else
-            find(w, i, l, OUT_OF_BOUNDS, address, n, "a store to parameters");
-    }
-    if (in_shared) count_wavefronts(w, i, in_shared, shared, n, true);
-    if (in_global) count_sectors(w, i, in_global, global, n);
-    return m[ACCESS_SEM] ? YIELD : NEXT;
-}
+static Outcome op_ld(Warp *w, const Ins *i, u32 lanes) { return load_or_store(w, i, lanes, false); }
+static Outcome op_st(Warp *w, const Ins *i, u32 lanes) { return load_or_store(w, i, lanes, true); }
 
 /* st.bulk: operands: address, bytes */
 static Outcome op_st_bulk(Warp *w, const Ins *i, u32 lanes) {
@@ -419,8 +430,8 @@ void combine(AtomicOp op, AtomicType t, const u8 *old, const u8 *x, u8 *result, 
 static Outcome op_atom(Warp *w, const Ins *i, u32 lanes) {
     const s64 *m = i->mod;
     u32 bytes = (u32)m[ATOM_BYTES], count = (u32)m[ATOM_COUNT], n = bytes * count;
-    u64 global[LANES];
-    u32 shared[LANES], in_global = 0, in_shared = 0;
+    Touched touched;
+    touched.in_global = touched.in_shared = 0;
     for (u32 rest = lanes; rest; rest &= rest - 1) {
         int l = first_lane(rest);
         u64 address = address_operand(w, i, (int)count, ATOM_ADDRESS, l);
@@ -432,8 +443,7 @@ static Outcome op_atom(Warp *w, const Ins *i, u32 lanes) {
         }
         Access a = warp_access(w, i, l, space == SHARED ? SPACE_SHARED : SPACE_GLOBAL);
         a.scope = (u8)m[ATOM_SCOPE];
-        bool there = space == SHARED ? shared_read(w, i, &a, (u32)address, old, n, n) : global_read(w, i, &a, address, old, n, n);
-        if (!there) continue;
+        if (!access_bytes(w, i, &a, space, address, old, n, false)) continue;
         for (u32 e = 0; e < count; e++) {
             get_element(w, i->arg[count + 1 + e], l, value + e * bytes, bytes);
             if (m[ATOM_OP] == AT_CAS) {
@@ -443,19 +453,13 @@ static Outcome op_atom(Warp *w, const Ins *i, u32 lanes) {
             } else
                 combine(m[ATOM_OP], m[ATOM_TYPE], old + e * bytes, value + e * bytes, result + e * bytes, m[ATOM_TYPE] == T_F32 && space == GLOBAL);
         }
-        if (m[ATOM_SEM] == SEM_ACQUIRE || m[ATOM_SEM] == SEM_ACQ_REL)
-            observe(w, sync_key(w, space, address), true);
-        else
-            observe(w, sync_key(w, space, address), false);
-        if (space == SHARED)
-            shared_write(w, i, &a, (u32)address, result, n, n), shared[l] = (u32)address, in_shared |= 1u << l;
-        else
-            global_write(w, i, &a, address, result, n, n), global[l] = address, in_global |= 1u << l;
+        observe(w, sync_key(w, space, address), m[ATOM_SEM] == SEM_ACQUIRE || m[ATOM_SEM] == SEM_ACQ_REL);
+        access_bytes(w, i, &a, space, address, result, n, true);
+        touch_lane(&touched, space, l, address);
         publish(w, sync_key(w, space, address), m[ATOM_SEM] == SEM_RELEASE || m[ATOM_SEM] == SEM_ACQ_REL, true);
         for (u32 e = 0; e < count; e++) put_element(w, i->arg[e], l, old + e * bytes, bytes, false);
     }
-    if (in_shared) count_wavefronts(w, i, in_shared, shared, n, true);
-    if (in_global) count_sectors(w, i, in_global, global, n);
+    count_touched(w, i, &touched, n, true);
     return YIELD;
 }
 

@@ -194,7 +194,7 @@ def lower_setmaxnreg(b, ins):
     (count,) = operands(b, ins, "count")
     if not isinstance(count, Immediate):
         b.fail("setmaxnreg needs an immediate")
-    return Op("setmaxnreg", [], SETMAXNREG(inc="inc" in ins.parts, registers=count.value), ALIGNED)
+    return Op("setmaxnreg", [], SETMAXNREG(inc="inc" in ins.parts, registers=int(count.value)), ALIGNED)
 
 
 LOWERINGS = {

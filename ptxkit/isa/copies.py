@@ -103,7 +103,7 @@ def lower_cp_async(b, ins):
     elif rest:
         read = b.value(rest[0], "u32")
     (to, to_place), (source, source_place) = place(b, to), place(b, source)
-    mods = CP_ASYNC(to=to_place, source=source_place, bytes=size.value, negated=negated)
+    mods = CP_ASYNC(to=to_place, source=source_place, bytes=int(size.value), negated=negated)
     return Op("cp_async", [to, source, read, ignored], mods)
 
 

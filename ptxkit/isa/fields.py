@@ -7,6 +7,8 @@ other from `..._TO` on. What follows the named numbers, where there is more, beg
 
 from __future__ import annotations
 
+import functools
+
 ROWS: dict[str, Fields] = {}
 
 
@@ -19,20 +21,31 @@ class Fields:
         for word in spec.split():
             field, _, part = word.partition(":")
             self.parts[field] = ROWS[part.upper()] if part else None
+        self.names, self.plain = (*self.parts,), not any(self.parts.values())
         ROWS[name] = self
 
     def __call__(self, **numbers) -> list[int]:
         """Return the numbers in the order of the fields, all of which must be given."""
-        if numbers.keys() != self.parts.keys():
-            raise TypeError(f"{self.name} has the fields {', '.join(self.parts)}; given: {', '.join(numbers)}")
+        if (*numbers,) != self.names:
+            numbers = self._in_order(numbers)
+        if self.plain:
+            return [*numbers.values()]
         result: list[int] = []
-        for field, part in self.parts.items():
-            if part and len(numbers[field]) != part.size:
-                raise TypeError(f"{self.name}: {field} takes the {part.size} numbers of {part.name}: {numbers[field]}")
-            result += numbers[field] if part else [int(numbers[field])]
+        for number, part in zip(numbers.values(), self.parts.values()):
+            if not part:
+                result.append(number)
+            elif len(number) == part.size:
+                result += number
+            else:
+                raise TypeError(f"{self.name}: {part.name} has {part.size} numbers; given: {number}")
         return result
 
-    @property
+    def _in_order(self, numbers):
+        if numbers.keys() != self.parts.keys():
+            raise TypeError(f"{self.name} has the fields {', '.join(self.names)}; given: {', '.join(numbers)}")
+        return {name: numbers[name] for name in self.names}
+
+    @functools.cached_property
     def size(self) -> int:
         """How many numbers there are."""
         return sum(part.size if part else 1 for part in self.parts.values())

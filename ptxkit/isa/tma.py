@@ -189,7 +189,7 @@ def _lower_replace(b, ins):
         b.fail(f"dimension {getattr(ordinal, 'text', ordinal)} of {name}", f"an immediate from 0 to {dimensions - 1}")
     address, where = place(b, found["address"])
     mods = TENSORMAP_REPLACE(
-        map=where, space=one_of(ins.parts, MAP_SPACES, 0), field=number, dimension=ordinal.value, least=least,
+        map=where, space=one_of(ins.parts, MAP_SPACES, 0), field=number, dimension=int(ordinal.value), least=least,
         most=most, wide=bits == 64, multiple=multiple,
     )
     return Op("tensormap_replace", [address, b.value(found["value"], f"b{bits}")], mods)

@@ -19,12 +19,13 @@ def c_text():
     return "\n".join([*texts, (FOLDERS["Python"] / "generate.py").read_text()])
 
 
-def numbers(row):
+def separate(row):
     """Return a number of its own for each field of a row."""
-    given = {}
-    for n, (field, part) in enumerate(row.parts.items()):
-        given[field] = numbers(part) if part else n + 100
-    return row(**given)
+    return {field: numbers(part) if part else n + 100 for n, (field, part) in enumerate(row.parts.items())}
+
+
+def numbers(row):
+    return row(**separate(row))
 
 
 @pytest.mark.parametrize("row", fields.ROWS.values(), ids=fields.ROWS)
@@ -35,6 +36,7 @@ def test_a_number_stands_where_the_header_of_c_says(row):
         expected = numbers(part) if part else [n + 100]
         assert given[offset : offset + len(expected)] == expected
         offset += len(expected)
+    assert given == row(**dict(reversed(separate(row).items()))), "the order of arguments does not matter"
     assert len(given) == row.size == int(HEADER[f"{row.name}_FIELDS"]) == offset
 
 
@@ -43,7 +45,7 @@ def test_a_missing_field_and_an_unknown_one_are_refused():
         fields.SETMAXNREG(inc=True)
     with pytest.raises(TypeError, match="SETMAXNREG has the fields inc, registers; given: inc, registers, wait"):
         fields.SETMAXNREG(inc=True, registers=24, wait=False)
-    with pytest.raises(TypeError, match="BULK_PREFETCH: source takes the 3 numbers of PLACE: "):
+    with pytest.raises(TypeError, match="BULK_PREFETCH: PLACE has 3 numbers; given: "):
         fields.BULK_PREFETCH(source=fields.ADDRESS(offset=0, wide=True))
 
 
