@@ -47,7 +47,7 @@ class Fields:
 
     @functools.cached_property
     def size(self) -> int:
-        """How many numbers there are."""
+        """Return how many numbers there are."""
         return sum(part.size if part else 1 for part in self.parts.values())
 
     def offsets(self) -> dict[str, int]:
