@@ -55,7 +55,7 @@ from ptxkit.compile import fetching
 from ptxkit.compile.target import Target, parse
 
 HERE = Path(__file__).resolve().parents[1]
-DIGESTS = HERE / "tests" / "compiler" / "digests.json"
+DIGESTS = HERE / "tests" / "helpers" / "digests.json"
 RESULTS = HERE / "benchmarks" / "results"
 MATRIX = HERE / "benchmarks" / "parallel_matrix.py"
 TOGETHER = 48                                # kernels that are built in one go
@@ -71,7 +71,7 @@ Job = Case | GpuTest
 
 
 def shipped() -> dict[str, dict[str, dict[str, str]]]:
-    """{"sm90 sm90": {words of a class of problems: {"chain 0": digest}}}, as tests/compiler/digests.json has them."""
+    """{"sm90 sm90": {words of a class of problems: {"chain 0": digest}}}, as tests/helpers/digests.json has them."""
     found: dict[str, dict[str, dict[str, str]]] = {}
     for label, known in json.loads(DIGESTS.read_text())["kernels"].items():
         group, _, rest = label.partition(": ")

@@ -1,14 +1,60 @@
+"""Fixtures and options of all tests.  What a test needs is a mark of its file; see pyproject.toml.
+
+KDA_ON_SILICON=1 repeats every launch of the tests marked `simulated` on the GPU and compares what the two leave in
+memory.  Launches that find something wrong are not repeated: a GPU may hang on them. KDA_ON_SILICON_LOG names a file
+for one line of JSON a launch.
+"""
+
 import gc
 import os
 import sys
 from collections import Counter
+from unittest import mock
 
 import pytest
 import torch
 
+from kda.tools.verify import literal
+
+NEEDS = ("compiler", "gpu", "peers", "simulated")  # a file with none of these marks needs torch alone
+
 os.environ.pop("COLUMNS", None)  # commands would fold their output
 if "PYTEST_XDIST_WORKER" in os.environ:
     torch.set_num_threads(1)  # the workers share the cores
+
+
+if os.environ.get("KDA_ON_SILICON"):
+    import silicon
+
+    silicon.install()
+
+    @pytest.fixture(autouse=True)
+    def silicon_test_name(request):
+        marks = {mark.name for mark in request.node.iter_markers()}
+        silicon.current_test = request.node.nodeid if marks & {"simulated", "simulated_only"} == {"simulated"} else ""
+        yield
+        silicon.current_test = ""
+
+
+@pytest.fixture(autouse=True, scope="module")
+def without_a_gpu(request):
+    """A GPU that happens to be there changes nothing for tests that need torch alone."""
+    if any(map(request.node.get_closest_marker, NEEDS)):
+        yield
+        return
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.cuda, "is_available", lambda: False)
+        yield
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread_for_small_tensors(request):
+    """The tensors of tests that need torch alone are small, and other tests run beside these."""
+    if any(map(request.node.get_closest_marker, NEEDS)):
+        yield
+        return
+    with literal.one_thread():
+        yield
 
 
 @pytest.fixture(autouse=True)
@@ -37,6 +83,94 @@ def plan_says(monkeypatch):
     yield say
     monkeypatch.undo()
     launch.forget_plans()
+
+
+@pytest.fixture(scope="session")
+def builders_that_stay():
+    """Return what gives processes that build kernels, which last as long as the run."""
+    from ptxkit.compile import builders
+
+    class Staying(builders.Builders):
+        def __exit__(self, *error):
+            pass
+
+    every = [Staying()]
+
+    def current():
+        if every[-1]._stopped:
+            every.append(Staying())
+        return every[-1]
+
+    yield current
+    for each in every:
+        builders.Builders.__exit__(each)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_compiler_for_all_calls(request):
+    """New processes would import the compiler again for every call that builds, as long as a small kernel takes."""
+    from ptxkit.compile import fetching
+
+    if not request.node.get_closest_marker("simulated"):
+        yield
+        return
+    with mock.patch.object(fetching, "Builders", request.getfixturevalue("builders_that_stay")):
+        yield
+
+
+@pytest.fixture(params=["a quarter of the draws", pytest.param("all draws", marks=pytest.mark.exhaustive)])
+def draws(request, monkeypatch):
+    """Random values beside the edges, all of which every run has; a model in Python takes long for each of them."""
+    import lanes
+
+    monkeypatch.setattr(lanes, "SHARE", 0.25 if "quarter" in request.param else 1.0)
+
+
+@pytest.fixture
+def one_thread():
+    """Operators are as small as can be: modules of such calls ask for it."""
+    with literal.one_thread():
+        yield
+
+
+@pytest.fixture
+def kernels_apart(plan_says):
+    """The Hopper forward's kernels one by one, though so short a call would take the one that does all."""
+    plan_says(FUSED=False)
+
+
+@pytest.fixture
+def takes(plan_says, monkeypatch):
+    """Makes calls take one form of the Hopper forward (sm90_forms.py), however short they are."""
+    import sm90_forms
+
+    def take(form):
+        monkeypatch.setattr(sm90_forms.training_plan, "SHORTEST", form.shortest or sm90_forms.SHORTEST)
+        plan_says(makers_of_stream=form.makers_of_stream, **form.constants)
+
+    return take
+
+
+@pytest.fixture
+def kernels_built_here(monkeypatch):
+    """Those of the Triton backend, by the Triton of this process; plans and calls forget those of others."""
+    import triton_calls
+
+    triton_calls.forget_plans()
+    monkeypatch.setattr(triton_calls.call, "fetch_all", lambda recipes: [*map(triton_calls.Unbuilt, recipes)])
+    yield
+    triton_calls.forget_plans()
+
+
+@pytest.fixture(scope="module")
+def libnvrtc():
+    """Builds the float32 kernels."""
+    from ptxkit.compile import nvrtc
+
+    try:
+        nvrtc.version()
+    except nvrtc.MissingCompilerError as error:
+        pytest.skip(str(error))
 
 
 def pytest_addoption(parser):

@@ -2,7 +2,7 @@
 
 What does not change from one launch of a kernel to the next is made ready once: the loaded kernel, the configuration
 with its attributes, a buffer for the arguments and a pointer to each. A launch then fills in grid, stream and
-arguments. Numbers and layouts are those of the CUDA driver API; tests/compiler compiles its header against them.
+arguments. Numbers and layouts are those of the CUDA driver API; tests/ptxkit/compile compiles its header against them.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 A cubin is an ELF file. `.nv.info` holds attributes of all kernels by symbol, `.nv.info.<kernel>` those of one,
 `.nv.shared.<kernel>` is as large as its static shared memory. The format is not published; the numbers below agree
-with what `cuobjdump -res-usage` prints and with the .param lists of the PTX (tests/compiler compares both).
+with what `cuobjdump -res-usage` prints and with the .param lists of the PTX (tests/ptxkit/compile compares both).
 """
 
 from __future__ import annotations

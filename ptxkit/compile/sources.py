@@ -2,7 +2,7 @@
 
 Files that only host code imports are not included, so editing a launch or a plan does not invalidate built kernels.
 All imports count, also those in functions and for types; modules named in strings do not, so builds import by name
-(tests/compiler/test_sources.py checks that for the package).  Files in other languages name no
+(tests/ptxkit/compile/test_sources.py checks that for the package).  Files in other languages name no
 modules: all of them in the kernel's package count, or in the folders that the application names.
 """
 

@@ -3,7 +3,7 @@
  * A launch is a grid of clusters of CTAs of warps of 32 lanes. A warp holds all its registers in one block of memory, register by
  * register: 32 lanes of 4 bytes (types up to 32 bits), of 8, of 16, or one 4-byte mask of lanes for a predicate.
  *
- * The engine has floors, and a file calls only files of lower ones (tests/simulated/test_engine_floors.py reads this table):
+ * The engine has floors, and a file calls only files of lower ones (test_engine_floors.py reads this table):
  *     launch.c                                      the entry, and the table of all handlers
  *     clocked.c                                     which warp runs next: with a clock,
  *     schedule.c                                    and without one

@@ -18,6 +18,8 @@ import kda
 from kda import hf
 from kda.notices import KdaNotice
 
+pytestmark = pytest.mark.peers
+
 ROUNDINGS = 300 * torch.finfo(torch.float32).eps
 every = pytest.mark.parametrize("model", MODELS)
 

@@ -23,6 +23,8 @@ from fla.ops.kda.fused_recurrent import fused_recurrent_kda_fwd
 from fla.ops.kda.gate import fused_kda_gate
 from fla.ops.kda.naive import naive_recurrent_kda
 
+pytestmark = pytest.mark.peers
+
 FELL_THROUGH = "active drivers"                          # what Triton says where there is no GPU
 
 CALLS = {

@@ -14,6 +14,8 @@ pytest.importorskip("fla.layers", reason="needs flash-linear-attention, see test
 from fla.layers import KimiDeltaAttention
 from fla.models.utils import Cache
 
+pytestmark = pytest.mark.peers
+
 LIMIT = 100 * torch.finfo(torch.float32).eps             # for sums in another order
 
 

@@ -19,6 +19,8 @@ import kda
 import kda.engines
 from kda.engines import sglang as plugin
 
+pytestmark = pytest.mark.peers
+
 HV, K, V = 2, 32, 16
 LENGTHS = (150, 70)
 OURS = Backend("kda")

@@ -19,6 +19,8 @@ pytest.importorskip("transformers", reason="needs transformers, see tests/peers/
 from transformers import KimiLinearConfig, KimiLinearForCausalLM
 from transformers.models.kimi_linear import modeling_kimi_linear as modeling
 
+pytestmark = pytest.mark.peers
+
 STEPS = 10
 LIMIT = 100 * torch.finfo(torch.float32).eps             # for sums in another order
 FUNCTIONS = ("chunk_kimi_delta_attention", "recurrent_kimi_delta_attention")

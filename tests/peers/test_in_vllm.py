@@ -22,6 +22,8 @@ import kda.engines
 from kda.engines import vllm as plugin
 from kda.nn import KimiDeltaAttention
 
+pytestmark = pytest.mark.peers
+
 HIDDEN, H, D, SLOTS = 48, 2, 16, 6
 PREFIX = "model.layers.0.self_attn"
 LENGTHS = (70, 41)

@@ -16,6 +16,8 @@ from small_models import distance
 import kda
 from kda.nn import KimiDeltaAttention, layout_of
 
+pytestmark = pytest.mark.peers
+
 ROUNDINGS = 100 * torch.finfo(torch.float32).eps
 KINDS = {
     "Kimi-Linear's": {},

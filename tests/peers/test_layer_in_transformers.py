@@ -13,6 +13,8 @@ from transformers import DynamicCache
 
 from kda.nn import LAYOUTS, Cache, KimiDeltaAttention
 
+pytestmark = pytest.mark.peers
+
 ROUNDINGS = 100 * torch.finfo(torch.float32).eps
 every = pytest.mark.parametrize("model", MODELS)
 

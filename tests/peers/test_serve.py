@@ -16,6 +16,8 @@ import torch
 pytest.importorskip("starlette", reason="needs starlette")
 pytest.importorskip("uvicorn", reason="needs uvicorn")
 
+pytestmark = pytest.mark.peers
+
 PROGRAM = Path(__file__).parents[2] / "examples" / "serve.py"
 NAMES = runpy.run_path(str(PROGRAM))
 LIMIT = 8

@@ -1,7 +1,7 @@
 """How a kernel is cut and scheduled: the first row of TABLE that fits the head dims, the dtype and the GPU.
 
 A row names the shared memory that a block must be allowed.  benchmarks/fits.py builds the kernels of every row and
-prints what they need; tests/compiler/test_fits.py checks the table.  Every GPU from sm_80 up allows 99 KiB.
+prints what they need; tests/kda/backends/triton/test_fits.py checks the table.  Every GPU from sm_80 up allows 99 KiB.
 """
 
 from __future__ import annotations

@@ -1,0 +1,88 @@
+"""The PTX of shipped kernels beside digests.json: a change that should not change code cannot.
+
+    python tests/helpers/digests.py                       what differs from digests.json
+    python tests/helpers/digests.py --write               the differences were meant: write digests.json anew
+    python tests/helpers/digests.py --keep FOLDER         write each kernel's normalised PTX, to compare two trees
+
+kda/tools/verify/digests.py says what is digested, and of which kernels.  The ledger of what ran on a GPU has the same
+digests: write it anew, too (python benchmarks/evidence.py --write).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from kda.tools.verify.digests import PROBLEMS, Digest, digest, labelled, normalised, version
+from ptxkit.compile.fetching import fetch_all
+from ptxkit.compile.recipes import AnyRecipe
+
+COMMITTED = Path(__file__).with_name("digests.json")
+
+def made(recipes: dict[str, AnyRecipe]) -> dict[str, str]:
+    """Label -> PTX."""
+    return dict(zip(recipes, (kernel.ptx for kernel in fetch_all(recipes.values()))))
+
+
+def committed() -> dict[str, Any]:
+    return json.loads(COMMITTED.read_text())
+
+
+def changes(was: dict[str, Any], now: dict[str, Digest]) -> Iterator[str]:
+    """What differs, a line each: for people, and for a test to quote."""
+    for label, new in now.items():
+        old = was.get(label)
+        if old is None:
+            yield f"{label}: new"
+        elif old["code"] != new.code:
+            before, after = Counter(old["instructions"]), Counter(new.instructions)
+            words = [f"{n:+d} {opcode}" for opcode in sorted(before | after) if (n := after[opcode] - before[opcode])]
+            yield f"{label}: {', '.join(words) or 'the same instructions, other registers or order'}"
+    for label in was.keys() - now.keys():
+        yield f"{label}: gone"
+
+
+def measured(backend: str, arch: str, labels: Iterable[str] | None = None) -> dict[str, Digest]:
+    recipes = labelled(backend, arch)
+    chosen = recipes if labels is None else {label: recipes[label] for label in labels}
+    return {label: digest(ptx) for label, ptx in made(chosen).items()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--write", action="store_true")
+    parser.add_argument("--keep", type=Path)
+    parser.add_argument("--backend", help="by default all")
+    asked = parser.parse_args()
+    document = committed() if COMMITTED.exists() else {"compilers": {}, "kernels": {}}
+    differences = []
+    for backend, arch in PROBLEMS:
+        if asked.backend not in (None, backend):
+            continue
+        ptx = made(labelled(backend, arch))
+        now = {label: digest(text) for label, text in ptx.items()}
+        for label, text in ptx.items() if asked.keep else ():
+            asked.keep.mkdir(parents=True, exist_ok=True)
+            name = re.sub(r"[^\w.-]+", "_", label)
+            (asked.keep / f"{name}.ptx").write_text(normalised(text))
+        was = {label: of for label, of in document["kernels"].items() if label.startswith(f"{backend} {arch}:")}
+        differences += changes(was, now)
+        document["compilers"][backend] = version(backend)
+        document["kernels"] = {label: of for label, of in document["kernels"].items() if label not in was}
+        document["kernels"] |= {label: of._asdict() for label, of in now.items()}
+    print("\n".join(differences) or "no kernel changed")
+    if asked.write:
+        lines = ",\n".join(f"  {json.dumps(k)}: {json.dumps(v)}" for k, v in sorted(document["kernels"].items()))
+        head = json.dumps(document["compilers"])
+        COMMITTED.write_text(f'{{"compilers": {head},\n "kernels": {{\n{lines}\n}}}}\n')
+    sys.exit(bool(differences) and not asked.write)
+
+
+if __name__ == "__main__":
+    main()

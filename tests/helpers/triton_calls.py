@@ -1,0 +1,70 @@
+"""Kernels of the Triton backend for its tests: built once, in the process that tests."""
+
+import contextlib
+import functools
+import importlib
+from unittest import mock
+
+from kda.backends.triton import call, plan
+from ptxkit.compile import triton as compiler
+
+BACKEND = "kda.backends.triton"
+
+
+@functools.cache
+def built_here(recipe, package=BACKEND):
+    """Built by the Triton of this process, which is faster, and which keeps what it built from run to run."""
+    function = getattr(importlib.import_module(recipe.module.replace(BACKEND, package)), recipe.name)
+    return compiled(function, recipe)
+
+
+def compiled(function, recipe):
+    options = {"divisible": recipe.divisible, **recipe.options}
+    with ptx_alone():
+        return compiler.compile(function, recipe.signature, recipe.constants, target=recipe.target, **options)
+
+
+@contextlib.contextmanager
+def ptx_alone():
+    """Let Triton stop at PTX, which is all that the simulator reads: ptxas takes a third of a build.
+
+    Tests marked `compiler` build a kernel of each name to its end.  Triton keeps what the hook changed under another
+    key.
+    """
+    from triton import knobs
+
+    def stages_of(*build):
+        if build:
+            build[1]["cubin"] = lambda ptx, metadata: b""
+        return "ptx alone", "ptx alone"
+
+    def repaired(asm, version, *build):
+        return {"ptx": compiler.repaired(asm["ptx"], version)}
+
+    stages = mock.patch.object(knobs.runtime, "add_stages_inspection_hook", stages_of)
+    with stages, mock.patch.object(compiler, "with_repairs", repaired):
+        yield
+
+
+@contextlib.contextmanager
+def building_here(launch, monkeypatch):
+    """Let a decoding launch build its kernels in this process inside the block; it remembers no others."""
+    launch._prepared.cache_clear()
+    monkeypatch.setattr(launch, "fetch", built_here)
+    yield
+    launch._prepared.cache_clear()
+
+
+class Unbuilt:
+    """A kernel that is built once somebody asks for it: plans name more than one call launches."""
+
+    def __init__(self, recipe, package=BACKEND):
+        self._made = recipe, package
+
+    def __getattr__(self, name):
+        return getattr(built_here(*self._made), name)
+
+
+def forget_plans():
+    call.prepared.cache_clear()
+    plan.plan.cache_clear()

@@ -1,0 +1,302 @@
+"""The Blackwell backward, run on the CPU from its PTX: gradients against the definition, clean in several schedules."""
+
+import dataclasses
+import functools
+import importlib.util
+from pathlib import Path
+
+import cute_calls
+import pytest
+import torch
+from cute_calls import (
+    Fault,
+    assert_noticed,
+    assert_right,
+    changed,
+    drawn,
+    judged_gradients,
+    kept_and_made_again,
+    plant,
+    saturated,
+)
+
+pytest.importorskip("cutlass", reason="nvidia-cutlass-dsl is not installed")
+
+import kda
+from kda.backends.common import training_plan
+from kda.backends.sm90.launch import forget_plans
+from kda.backends.sm100 import launch, plan
+from kda.model.host import host_of, standing_in
+from kda.model.problem import Problem
+from kda.routing.dispatch import weigh
+from kda.tools.verify.parity import prove
+from kda.tools.verify.simulated import SimulatedDoor
+from ptxkit.compile.target import parse
+
+pytestmark = [pytest.mark.simulated, pytest.mark.usefixtures("one_thread", "kernels_apart")]
+
+gradients = functools.partial(cute_calls.gradients, backend="sm100")
+judged = functools.partial(judged_gradients, backend="sm100")
+
+
+def check(case, **options):
+    found, session = gradients(case, **options)
+    assert not session.findings, "\n".join(map(str, session.findings[:5]))
+    assert_right(judged(case, found))
+    return found
+
+
+OPTIONS = {
+    "two chunks and a part of one": dict(T=140),
+    "a batch, GVA": dict(B=2, T=70, HV=2),
+    "one token": dict(T=1, H=8),                               # eight draws of a single number are no budget
+    "less than the half of a chunk": dict(T=20),
+    "no initial state, beta up to 2": dict(T=40, initial_state=False, beta="2*sigmoid"),
+    "gates that forget": dict(T=100, regime="fast"),
+    "packed, GVA, tokens of none": dict(lengths=(65, 0, 1, 30), padding=140, HV=2),
+    "a softplus gate": dict(T=140, gate="softplus"),
+    "a softplus gate that forgets, packed, GVA": dict(lengths=(65, 0, 1, 30), HV=2, gate="softplus", regime="fast"),
+    "decays given that forget, GVA": dict(T=70, HV=2, gate="given", regime="fast"),
+    "no norms": dict(T=70, l2norm=False),
+    "beta given": dict(T=70, beta="given"),
+    "decays and beta given, no norms": dict(T=70, gate="given", beta="given", l2norm=False),
+}
+
+
+@pytest.mark.spread(every=14)
+@pytest.mark.parametrize("name", OPTIONS)
+def test_gradients_are_the_definition(name):
+    check(drawn(**OPTIONS[name]))
+
+
+@pytest.mark.exhaustive
+def test_so_they_are_on_sm_103a():
+    check(drawn(lengths=(65, 0, 1, 30), padding=20, HV=2), arch="sm103")
+
+
+@pytest.mark.exhaustive
+def test_grouped_heads_that_are_none_have_the_bits_of_plain_ones():
+    """HV == H, with q and k of every value head written out."""
+    case = drawn(T=70, HV=2)
+    plain = changed(case, q=lambda q: q.repeat_interleave(2, 2), k=lambda k: k.repeat_interleave(2, 2))
+    plain = dataclasses.replace(plain, spec=dataclasses.replace(case.spec, H=2))
+    (found, _), (expected, _) = gradients(case), gradients(plain)
+    assert all(torch.equal(found[name], expected[name]) for name in ("dv", "dg", "dbeta", "dA_log", "ddt_bias", "dh0"))
+    for name in ("dq", "dk"):
+        summed = expected[name].float().sum(2, keepdim=True).bfloat16()
+        assert torch.equal(found[name], summed)
+
+
+@pytest.mark.exhaustive
+def test_states_may_be_v_first():
+    case = drawn(T=70)
+    turned = {"initial_state": case.keywords["initial_state"].mT.contiguous(), "state_v_first": True}
+    v_first = dataclasses.replace(case, keywords=case.keywords | turned, dht=case.dht.mT.contiguous())
+    (found, _), (expected, _) = gradients(v_first), gradients(case)
+    expected["dh0"] = expected["dh0"].mT
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+def test_no_tokens_hand_the_gradient_of_their_state_through():
+    case = drawn(B=2, T=0)
+    found, session = gradients(case)
+    assert not session.findings and torch.equal(found["dh0"], case.dht)
+    assert found["dq"].shape == (2, 0, 1, 128) and not found["dA_log"].any()
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("schedule", [1, 2, 3, 4, 5])
+def test_any_order_of_warps_gives_the_same_bits(schedule):
+    case = drawn(T=200, HV=2)
+    (expected, _), (found, session) = gradients(case), gradients(case, schedule=schedule, early=schedule % 2 == 0)
+    assert not session.findings, "\n".join(map(str, session.findings[:5]))
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+@pytest.mark.spread(every=5)
+@pytest.mark.parametrize(("gate", "size"), [
+    ("bounded", 2.0**60), ("softplus", 2.0**50), ("given", 2.0**50), ("bounded", 2.0**-60), ("softplus", 2.0**-50),
+], ids=str)
+def test_gradients_are_as_large_as_those_that_come_in(gate, size):
+    """Saturated gates included: what is rounded is never beyond what bfloat16 holds."""
+    case = saturated(drawn(T=70, gate=gate))
+    large = dataclasses.replace(case, do=size * case.do, dht=size * case.dht)
+    (found, _), (expected, _) = gradients(large), gradients(case)
+    for name, x in expected.items():
+        assert x.isfinite().all() and torch.equal(found[name], size * x), name
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("gate", ["softplus", "given"])
+def test_gates_that_hide_all_that_was_before(gate):
+    case = saturated(drawn(T=70, gate=gate))
+    finite = changed(case, g=lambda g: g.clamp(-1000, 1000))                   # no definition has a gradient at inf
+    found = check(finite)
+    (same, _), hidden = gradients(case), case.keywords["g"].abs() >= 1000
+    assert all(torch.equal(same[name], x) for name, x in found.items())
+    assert not found["dg"][hidden].any()
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("words", [
+    dict(T=140, gate="softplus", B=2), dict(lengths=(65, 0, 1, 30), padding=140, HV=2), dict(T=70, gate="given"),
+], ids=str)
+def test_g_may_be_float32(words):
+    case = drawn(**words)
+    found = check(changed(case, g=lambda g: g.float() * 1.001))                # not what bfloat16 holds
+    assert found["dg"].dtype == torch.float32
+
+
+@pytest.mark.exhaustive
+def test_beta_may_be_0():
+    case = drawn(T=70, beta="given")
+    found = check(changed(case, beta=lambda b: b * (torch.arange(70) % 3 > 0).view(1, 70, 1)))
+    assert found["dbeta"][:, ::3].abs().min() > 0
+
+
+@pytest.mark.exhaustive
+def test_keys_may_be_all_alike():
+    case = drawn(T=70, gate="softplus")
+    check(changed(case, k=lambda k: k[:, :1].expand_as(k).contiguous()))
+
+
+KEPT = {
+    "packed, GVA, tokens of none": dict(lengths=(65, 0, 1, 30), padding=140, HV=2),
+    "a batch, GVA": dict(B=2, T=70, HV=2),
+    "cut into segments": dict(T=290, SHORTEST=4),
+    "packed, GVA, cut into segments": dict(lengths=(290, 1), padding=20, HV=2, SHORTEST=2),
+}
+
+
+@pytest.mark.spread(every=8)
+@pytest.mark.parametrize("keep", [True, "states"])
+@pytest.mark.parametrize("name", KEPT)
+def test_what_a_forward_keeps_gives_the_bits_of_what_is_made_again(name, keep, monkeypatch):
+    words = dict(KEPT[name])
+    monkeypatch.setattr(training_plan, "SHORTEST", words.pop("SHORTEST", training_plan.SHORTEST))
+    forget_plans()
+    case = drawn(**words)
+    assert ("cut into segments" in name) == bool(training_plan.segment_length(case.problem(), 148))
+    kept, made = kept_and_made_again(case, "sm100", keep)
+    forget_plans()
+    assert_right(judged(case, kept))
+    assert all(torch.equal(kept[name], x) for name, x in made.items())
+
+
+@pytest.mark.parametrize("kept", [False, True, "states"])
+def test_autograd_gives_the_same_gradients(kept):
+    case, at = drawn(T=33), SimulatedDoor("sm100", parse("sm100"))
+    found, (expected, _) = at.call(case, True, disable_recompute=kept), gradients(case)
+    assert not at.findings and all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+@pytest.mark.parametrize(("kept", "said"), [
+    (False, "between forward and backward nothing is kept but the inputs"),
+    (True, "between forward and backward sm100 keeps 1.7 MiB beside the inputs"),
+    ("states", "between forward and backward sm100 keeps 0.8 MiB beside the inputs"),
+])
+def test_explain_says_that_both_directions_are_here_and_what_is_kept_between_them(kept, said):
+    case = drawn(T=1024)
+    recorded = case.keywords | {"q": case.keywords["q"].clone().requires_grad_()}
+    with standing_in(host_of("sm100")):
+        lines = str(kda.explain(**recorded, disable_recompute=kept)).splitlines()
+    assert [line for line in lines if line.startswith("* ")] == ["* sm100      accepts it"] * 2
+    assert lines[-1] == said
+
+
+def test_other_head_dims_go_to_triton():
+    p = Problem.parse("bfloat16 backward beta=sigmoid bounded l2norm K=64 V=64")
+    assert weigh(p, host_of("sm100")).backend == "triton"
+
+
+WITHOUT_SPILLS = "bounded dt_bias=true l2norm beta=sigmoid", "bounded dt_bias=true l2norm beta=sigmoid packed"
+
+
+@pytest.mark.exhaustive
+def test_no_kernel_of_a_bounded_gate_spills_but_grads_8_bytes_and_64_of_packed_calls():
+    spilt = {}
+    for words in WITHOUT_SPILLS:
+        for arch in ("sm100", "sm103"):
+            p = Problem.parse(f"bfloat16 {words} state_dtype=float32 final_state=true")
+            for config in dict.fromkeys(training_plan.all_configs(plan.TRAINING, p)):
+                bytes_ = launch.kernel(config, parse(arch)).spills if config else 0
+                if bytes_:
+                    spilt[type(config).__name__, config.packed] = bytes_
+    most = {("GradsConfig", False): 8, ("GradsConfig", True): 64}
+    assert all(bytes_ <= most.get(of, 0) for of, bytes_ in spilt.items())
+
+
+GRADS = "common/cute/grads"
+FAULTS = {
+    "G is read before it is there": Fault(
+        "sm100/bwd/grads", "self.warps.sync()                                                      # G is there",
+        "pass", "race-write-read",
+    ),
+    "products read values that are on their way": Fault(
+        "sm100/bwd/grads", 'cute.arch.fence_proxy("async.shared", space="cta")                 # LOAD\'s copies, for',
+        "pass  #", "proxy",
+    ),
+    "G is read before its product is done": Fault(
+        "sm100/bwd/grads", "cute.arch.mbarrier_wait(s.products, i & 1)\n", "pass\n", "uninitialised",
+    ),
+    "the next item's products overwrite what is read": Fault(
+        "sm100/bwd/grads",
+        "umma.fence_before_thread_sync()                                        # warp 0 issues", "pass  #",
+        "tcgen05-fence",
+    ),
+    "dh r^T comes from h": Fault(
+        "sm100/bwd/grads", "s.base_desc, struct.dh.offset, r", "s.base_desc, struct.h.offset, r", "wrong answer"
+    ),
+    "rows above their block decay": Fault(
+        "sm100/bwd/grads", "self.rescale((down,), b, ratio, n, range(n))", "pass", "wrong answer"
+    ),
+    "what a block passes on does not decay": Fault(
+        "sm100/bwd/grads", "b, ratio, n + 1, range(n + 1, self.blocks))", "b, ratio, n + 1, range(0))", "wrong answer"
+    ),
+    "x comes back from another step": Fault(
+        "sm100/bwd/grads", "(GradsColumns.x + b * umma.STEP)", "(GradsColumns.x + 0 * b)", "wrong answer"
+    ),
+    "an item is taken for the one before": Fault(
+        f"{GRADS}/load", "store(s.places + (i & 1) * PLACE", "store(s.places + (i + 1 & 1) * PLACE", "wrong answer"
+    ),
+    "values are replaced while a product reads them": Fault(
+        "sm100/bwd/grads", "mbarrier_init(s.values_empty, MATH_WARPS)", "mbarrier_init(s.values_empty, 1)", "deadlock"
+    ),
+    "dk keeps what points along k": Fault(
+        f"{GRADS}/rows", "found[j] = found[j] - y[j] * along[t]", "pass", "wrong answer"
+    ),
+    "a gate gains what a key loses": Fault(
+        f"{GRADS}/rows", "(row[0] + row[1]) - row[2]", "(row[0] + row[1]) + row[2]", "wrong answer"
+    ),
+}
+
+
+@pytest.mark.spread(every=18)
+@pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
+def test_a_planted_fault_is_noticed(fault, tmp_path, monkeypatch):
+    plant(fault, tmp_path, monkeypatch, "sm100")
+    monkeypatch.setattr(launch.TRAINING, "plan", lambda p, sms: plan.training_plan(p, 1))       # one item after another
+    case = drawn(T=150)
+    found, session = gradients(case, strict=True)
+    assert_noticed(fault, session, lambda: judged(case, found))
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", ["a gate gains what a key loses", "dh r^T comes from h"])
+def test_a_fault_of_grads_is_one_of_that_stage(name, tmp_path, monkeypatch):
+    plant(FAULTS[name], tmp_path, monkeypatch, "sm100")
+    found = prove(SimulatedDoor("sm100", parse("sm100")), "bwd/grads")
+    assert not found.passed and any("dg: " in line for line in found.details)
+
+
+def test_its_page_says_what_is_counted():
+    """At most what was asked for: 60,000 instructions, 5,600 bytes and 22 MFLOP back, 26,000 instructions up."""
+    root = Path(__file__).parents[4]
+    spec = importlib.util.spec_from_file_location("counted_step", root / "benchmarks" / "counted_step.py")
+    counted = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(counted)
+    found, page = counted.counts(), (root / "docs" / "stages" / "sm100_backward.md").read_text()
+    assert [row for row in counted.of_kernels(found) + counted.of_heads(found) if row not in page] == []
+    up, back = (counted.total(found, names) for names in (counted.FORWARD, counted.BACKWARD))
+    assert up.warp_instructions <= 26_000 and back.warp_instructions <= 60_000
+    assert back.bytes <= 5_600 and back.tensor_flops <= 22e6

@@ -1,0 +1,505 @@
+"""The Blackwell forward on the CPU, from its PTX: whole calls against the definition, clean in several schedules."""
+
+import dataclasses
+import importlib.util
+import itertools
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from cute_calls import (
+    RAGGED,
+    Fault,
+    assert_a_call_notices,
+    called,
+    changed,
+    check,
+    enters_chunks_with_the_final_states_of_what_comes_before,
+    hands_states_through_sequences_of_no_tokens,
+    has_the_bits_of_value_heads_with_q_and_k_of_their_own,
+    has_the_bits_that_it_has_alone,
+    has_the_same_bits_in_any_order_of_warps,
+    kept_nowhere,
+    looks_at_no_later_token,
+    plant,
+    refusals,
+)
+
+pytest.importorskip("cutlass", reason="nvidia-cutlass-dsl is not installed")
+
+import kda
+from kda.backends.common.cute.tile import C
+from kda.backends.sm100 import launch, plan
+from kda.backends.sm100.configs import TMEM, FusedConfig, GradsConfig
+from kda.calls import rehearsal
+from kda.model.bundles import Save
+from kda.model.host import host_of, standing_in
+from kda.model.problem import Problem
+from kda.routing.dispatch import training_backend, weigh
+from kda.tools.verify.cases import make_inputs
+from kda.tools.verify.simulated import SimulatedDoor
+from ptxkit import capture
+from ptxkit.compile.errors import BuildError
+from ptxkit.compile.target import parse
+
+pytestmark = [pytest.mark.simulated, pytest.mark.usefixtures("one_thread")]
+MANY = dict(lengths=(5, 33) * 20, HV=2)      # more sequences and heads than 74 clusters
+WALK = dict(lengths=(130, 1, 0, 70, 200))
+# Channels, and columns: one code handles both, and is proven with both.
+SIZES = 128, 64
+OFTEN_128 = 128, pytest.param(64, marks=pytest.mark.exhaustive)
+
+
+def case_of(K=128, **options):
+    return make_inputs(**dict(H=1, K=K, V=K, gate="bounded") | options)
+
+
+def seen(case, **options):
+    return called(case, backend="sm100", **options)
+
+
+def proven(case, **options):
+    return check(case, backend="sm100", **options)
+
+
+def by_one_cluster(monkeypatch):
+    """All sequences and heads, one after the other."""
+    monkeypatch.setattr(launch, "plan", lambda p, sms, offsets: plan.plan(p, 2, offsets))
+    kept_nowhere(monkeypatch, launch)
+
+
+OPTIONS = {
+    "one chunk and a part of one": dict(T=33),
+    "stages used several times, GVA": dict(T=390, HV=2),
+    "one token": dict(T=1),
+    "a batch": dict(B=2, T=70),
+    "packed, GVA": dict(HV=2, **RAGGED),
+    "packed, many tokens of none": dict(HV=2, padding=140, **RAGGED),
+    "sequence after sequence": MANY,
+    "no initial state, beta up to 2": dict(T=40, initial_state=False, beta="2*sigmoid"),
+    "given beta": dict(T=40, beta="given"),
+    "gates that forget": dict(T=100, regime="fast"),
+    "softplus gate": dict(T=100, gate="softplus"),
+    "softplus gate that forgets, packed": dict(gate="softplus", regime="fast", HV=2, **RAGGED),
+    "given decays, no l2norm": dict(T=70, gate="given", l2norm=False),
+    "bounded gate, no l2norm": dict(T=40, l2norm=False),
+    "lengths around a chunk's, GVA": dict(lengths=(65, 0, 1, 300), HV=2),
+}
+
+
+@pytest.mark.spread(every=15, first=1)
+@pytest.mark.parametrize("name", OPTIONS)
+@pytest.mark.parametrize("K", SIZES)
+def test_a_call_is_the_definition(name, K):
+    proven(case_of(K, **OPTIONS[name]))
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("shape", [WALK, dict(T=140, HV=3), dict(B=3, T=70, gate="softplus")], ids=str)
+@pytest.mark.parametrize("K", SIZES)
+def test_one_cluster_walks_over_one_sequence_and_head_after_the_other(shape, K, monkeypatch):
+    case = case_of(K, **shape)
+    expected, _ = seen(case)
+    by_one_cluster(monkeypatch)
+    for schedule in range(3):
+        found = proven(case, schedule=schedule, early=bool(schedule))
+        assert all(torch.equal(found[x], expected[x]) for x in expected)
+
+
+@pytest.mark.spread(every=2)
+@pytest.mark.parametrize("arch", ["sm100", "sm103"])
+def test_it_is_one_kernel_for_either_arch(arch):
+    found, session = seen(case_of(T=70), arch=arch)
+    assert len(session.launches) == 1 and not session.findings
+    assert session.launches[0].kernel.target.spelling == parse(arch).spelling
+    assert torch.equal(found["o"], seen(case_of(T=70))[0]["o"])
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("K", SIZES)
+def test_states_may_be_v_first_and_bfloat16(K):
+    case = changed(case_of(K, T=70, HV=2), initial_state=lambda x: x.bfloat16())
+    found, expected = proven(case, state_v_first=True), proven(case)
+    assert all(torch.equal(found[x], expected[x]) for x in expected)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("K", OFTEN_128)
+def test_g_and_beta_may_be_float32(K):
+    proven(changed(case_of(K, T=40), **dict.fromkeys(("g", "beta"), lambda x: x.float())))
+
+
+@pytest.mark.exhaustive
+def test_offsets_may_be_int64():
+    case = case_of(**RAGGED)
+    wide = changed(case, cu_seqlens=lambda x: x.long())
+    narrow = changed(case, cu_seqlens=lambda x: x.int())
+    assert torch.equal(seen(wide)[0]["o"], seen(narrow)[0]["o"])
+
+
+def test_memory_may_lie_in_any_order():
+    case = case_of(T=40, H=2)
+    strided = {n: (lambda x: x.transpose(1, 2).contiguous().transpose(1, 2)) for n in ("q", "k", "v", "g", "beta")}
+    (found, _), (expected, _) = seen(changed(case, **strided)), seen(case)
+    assert all(torch.equal(found[name], expected[name]) for name in found)
+
+
+@pytest.mark.spread(every=8)
+@pytest.mark.parametrize("v_first", [False, True])
+@pytest.mark.parametrize("C", [32, 64])
+@pytest.mark.parametrize("K", SIZES)
+def test_states_that_enter_chunks_are_final_states_of_what_comes_before(C, v_first, K):
+    lengths = (130, 0, 1, 64)
+    case = case_of(K, lengths=lengths, padding=9, HV=2, initial_state=False)
+    found = enters_chunks_with_the_final_states_of_what_comes_before(
+        case, "sm100", chunk_size=C, state_v_first=v_first
+    )
+    assert found.shape == (1, sum(-(-n // C) for n in lengths), 2, K, K) and found.dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("HV", [1, pytest.param(2, marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize("shape", [dict(B=2, T=0), dict(lengths=(0, 0), padding=40)], ids=str)
+@pytest.mark.parametrize("K", OFTEN_128)
+def test_sequences_of_no_tokens_hand_their_states_through(shape, HV, K):
+    case = case_of(K, HV=HV, **shape)
+    hands_states_through_sequences_of_no_tokens(case, "sm100")
+
+
+@pytest.mark.parametrize("K", OFTEN_128)
+def test_a_value_head_of_its_own_has_the_bits_of_one_that_shares_q_and_k(K):
+    has_the_bits_of_value_heads_with_q_and_k_of_their_own(case_of(K, T=70, HV=2), "sm100")
+
+
+SHAPES = {
+    "one": dict(T=390, HV=2), "packed": RAGGED | dict(padding=9), "many": MANY,
+    "any gate": dict(T=130, gate="softplus"),
+}
+
+
+@pytest.mark.spread(every=20)
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("schedule", [1, 2, 3, 4, 5])
+@pytest.mark.parametrize("K", SIZES)
+def test_any_order_of_warps_gives_the_same_bits(schedule, shape, K):
+    case = case_of(K, **SHAPES[shape])
+    has_the_same_bits_in_any_order_of_warps(case, "sm100", schedule=schedule, early=schedule % 2 == 1)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("gate", ["bounded", "softplus"])
+@pytest.mark.parametrize("K", OFTEN_128)
+def test_no_output_depends_on_later_tokens(gate, K):
+    case, at = case_of(K, T=150, gate=gate), 75
+    looks_at_no_later_token(case, at, "sm100")
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("K", SIZES)
+def test_a_sequence_has_the_bits_that_it_has_alone_whatever_its_neighbours_hold(K):
+    lengths = (33, 40, 21)
+    case = case_of(K, lengths=lengths, initial_state=False)
+    has_the_bits_that_it_has_alone(case, 33, 73, "sm100")
+
+
+HARD = {
+    "identical keys": dict(k=lambda x: x[:, :1].expand_as(x).contiguous()),
+    "identical keys, beta near 1, gates open": dict(
+        k=lambda x: x[:, :1].expand_as(x).contiguous(), beta=lambda x: torch.full_like(x, 8),
+        g=lambda x: torch.full_like(x, -30),
+    ),
+    "saturated gates": dict(g=lambda x: torch.where(x > 0, 1e4, -1e4).to(x.dtype)),
+    "keys of zero": dict(k=torch.zeros_like),
+}
+
+
+@pytest.mark.parametrize("name", HARD)
+@pytest.mark.parametrize("K", OFTEN_128)
+def test_hard_inputs_are_within_budget(name, K):
+    proven(changed(case_of(K, T=100), **HARD[name]))
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("K", OFTEN_128)
+def test_decays_of_minus_1000_are_finite_and_correct(K):
+    proven(changed(case_of(K, T=100, gate="given"), g=lambda x: torch.where(x < x.median(), -1000.0, x).to(x.dtype)))
+
+
+PREPARE, CHAIN, FUSED = (f"sm100/fwd/{name}" for name in ("prepare", "chain", "fused"))
+ROWS, PAIRS = "common/cute/rows", "common/cute/pairs"
+FAULTS = {
+    "the product does not see the operands": Fault(
+        ROWS,
+        'space="cta")\n        self.team.meet_for_product()                                           # both',
+        'space="cta") if False else 0\n        self.team.meet_for_product()  # both', "proxy",
+    ),
+    "a stage is handed back before both CTAs have read it": Fault(
+        FUSED, "fields.empty), CHAIN_WARPS * CTAS)", "fields.empty), CHAIN_WARPS)", "race-write-read"
+    ),
+    "the neighbour's group does not hear that a stage is free": Fault(
+        CHAIN, "group.empty), chunk & 1)", "group.empty), rank)", "deadlock"
+    ),
+    "A2 is made before TB is there": Fault(
+        PREPARE, "self.team.meet_first_four()                                            # TB", "# TB",
+        "race-read-write"
+    ),
+    "a tile is handed over before all of KT is there": Fault(
+        PREPARE, "self.team.meet_last_six()                                          # KT", "pass  # KT",
+        "race-write-read"
+    ),
+    "a tile is handed over before A2 is there": Fault(
+        PREPARE, "            self.A_qk_times_TB(acc, TA)\n"
+        '            cute.arch.fence_proxy("async.shared", space="cta")\n            self.team.arrive_for_last_six()\n',
+        "            self.team.arrive_for_last_six()\n            self.A_qk_times_TB(acc, TA)\n"
+        '            cute.arch.fence_proxy("async.shared", space="cta")\n', "race-write-read"
+    ),
+    "sums of groups are read before all are there": Fault(
+        ROWS, "self.team.meet()                                                   # the sums of each", "pass  # each",
+        "race-write-read"
+    ),
+    "dt_bias is that of the head before": Fault(
+        PREPARE, "self.rows.store_bias(head_rows, ", "self.rows.store_bias(head_rows._replace(bias=x.dt_bias), ",
+        "wrong answer", case="heads"
+    ),
+    "a row of no token decays": Fault(ROWS, 'Float32(float("inf"))', "Float32(2.0)", "wrong answer", case="tail"),
+    "-v of the next chunk is made over o that was not read": Fault(
+        CHAIN, "                self.round_o(shared, warp, thread, chunk - 1)\n"
+        "            umma.fence_before_thread_sync()\n            X_THERE.arrive()\n            if i > 0:",
+        "                umma.fence_before_thread_sync()\n            X_THERE.arrive()\n            if i > 0:\n"
+        "                self.round_o(shared, warp, thread, chunk - 1)", "race-read-write"
+    ),
+    "rows of v are read before they are there": Fault(
+        CHAIN, "cp_async_wait_group(0)", "cp_async_wait_group(2)", "race-write-read"
+    ),
+    "X is read before both warps have written it": Fault(
+        CHAIN, "X_THERE.sync()", "pass", "race-write-read"
+    ),
+    "o is written before both warps have it": Fault(
+        CHAIN, "O_THERE.sync()\n        for j", "for j", "race-write-read"
+    ),
+    "the last o is written over one that is still read": Fault(
+        CHAIN, "O_THERE.sync()                                                 # both", "pass  # both",
+        "race-read-write"
+    ),
+    "what is added is read before it is there": Fault(
+        CHAIN, "wait(barriers.added, parity)", "pass", "race-write-read"
+    ),
+    "the state is read before all of it is rounded": Fault(
+        CHAIN, "space=\"cta\")\n        STATE_ROUNDED.sync()", "space=\"cta\")", "race-write-read"
+    ),
+    "the state's products do not follow its stores": Fault(
+        CHAIN, "umma.fence_before_thread_sync()\n            X_THERE.arrive()", "X_THERE.arrive()", "tcgen05-fence"
+    ),
+    "X is read in no order with its products": Fault(
+        CHAIN, "wait(barriers.out, parity)\n            umma.fence_after_thread_sync()", "wait(barriers.out, parity)",
+        "tcgen05-fence"
+    ),
+    "the neighbour is not told of the mbarriers": Fault(
+        FUSED, "cute.arch.mbarrier_init_fence()", "pass", "mbarrier-fence"
+    ),
+    "columns of 8 rows are read before all lanes have them": Fault(
+        "common/cute/inverse", "cute.arch.sync_warp()                                                  # columns of 8",
+        "# columns of 8", "race-lanes"
+    ),
+    "2^gc_last S is not there yet when more is added": Fault(
+        CHAIN, "        umma.wait_for_stores()\n        cute", "        cute", "race-write-read"
+    ),
+    "a sequence and head are another's before all know them": Fault(
+        "sm100/parts/work_item", "self.team.meet()                                                       # all",
+        "# all", "race-write-read", case="walk"
+    ),
+    "what is added to the state is taken from it": Fault(
+        CHAIN, "negated=True)          # -KT", "negated=False)          # -KT", "wrong answer"
+    ),
+    "[-X; o] of both parities in one place": Fault(
+        CHAIN, "return self.c.tmem.out + (chunk & 1) * self.c.columns", "return self.c.tmem.out", "race-read-write"
+    ),
+    "tensor memory is not given back": Fault(FUSED, "            umma.free(TMEM)", "            pass", "tmem-leak"),
+    "a CTA is gone before the neighbour is done": Fault(
+        FUSED, "cute.arch.cluster_arrive()\n        cute.arch.cluster_wait()\n        if warp == 0:", "if warp == 0:",
+        "peer-exited"
+    ),
+    "a token of none is left as it is": Fault(
+        "common/cute/clear", "first, x.T,", "first, x.T - 1,", "wrong answer", case="packed"
+    ),
+    "a stage's phase is that of its sequence alone": Fault(
+        PREPARE, "phase_of(before + chunk, RING)", "phase_of(chunk, RING)", "race-write-read", case="walk"
+    ),
+    "pairs across blocks count as those across wider ones": Fault(
+        PAIRS, "apart >> number - 1 == 1 if", "apart >> number == 1 if", "wrong answer", case="any gate"
+    ),
+    "operands across blocks are written over those within": Fault(
+        ROWS, "self.tensor_core.wait_until_read(0)", "pass", "race-read-write", case="any gate"
+    ),
+    "kE and qg are written over operands across blocks": Fault(
+        ROWS, "self.tensor_core.wait(1)", "pass", "race-read-write", case="any gate"
+    ),
+    "the second half of a block does not know what the first one lost": Fault(
+        ROWS, "self.load_channels(sums, of_block)]", "[top] * self.pairs]", "wrong answer", case="fast"
+    ),
+    "a block's second half looks before the first one has summed": Fault(
+        ROWS, "self.team.meet()                                                       # the sums over first", "# first",
+        "race-write-read", case="any gate"
+    ),
+    "half of a row of the state is the other half": Fault(
+        CHAIN, "return (thread >> 4 & 1) * self.own_columns if", "return (thread >> 4 & 1 ^ 1) * self.own_columns if",
+        "wrong answer", case="64"
+    ),
+    "rows of 64 bytes are read as rows of 128": Fault(
+        "sm100/parts/umma", "row = min(2 * elements, ROW)", "row = ROW", "wrong answer", case="64"
+    ),
+}
+FAULTY = {
+    "long": dict(T=390), "tail": dict(T=33, regime="fast"), "heads": dict(T=33, HV=2), "walk": WALK,
+    "packed": dict(padding=9, **RAGGED), "any gate": dict(T=70, gate="softplus"),
+    "fast": dict(T=40, gate="softplus", regime="fast"), "64": dict(T=70),
+}
+
+
+PLANTED = [(name, K) for K in SIZES for name in FAULTS if K == 64 or FAULTS[name].case != "64"]
+
+
+@pytest.mark.spread(every=80)
+@pytest.mark.parametrize("name, K", PLANTED)
+def test_a_planted_fault_is_noticed(name, K, tmp_path, monkeypatch):
+    fault = FAULTS[name]
+    plant(fault, tmp_path, monkeypatch, "sm100")
+    by_one_cluster(monkeypatch)
+    assert_a_call_notices(fault, case_of(K, **FAULTY[fault.case]), "sm100")
+
+
+@pytest.mark.exhaustive
+def test_its_page_says_what_is_counted():
+    """Bytes are at most 1.6 times what q, k, v, g, beta and o are."""
+    file = Path(__file__).parents[4] / "benchmarks" / "counted.py"
+    spec = importlib.util.spec_from_file_location("counted", file)
+    counted = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(counted)
+    found = counted.of_a_chunk(256, 512)
+    page = (file.parents[1] / "docs" / "stages" / "sm100_forward.md").read_text()
+    assert found["bytes"] / C <= 1.6 * 1282
+    for name, said in {
+        "warp_instructions": "{:,.0f} warp instructions", "shared_wavefronts": "{:,.0f} wavefronts",
+        "bank_conflicts": "{:.0f} of conflicts", "bytes": "{:,.0f} requested",
+    }.items():
+        assert said.format(found[name] / (C if name == "bytes" else 1)) in page
+    one = counted.chunk(found)
+    for H in counted.HEADS:
+        time, pieces = counted.seconds(one, 8192, H)
+        assert re.search(rf"H = {H} \| {pieces} \|.*\| {time * 1e3:.3f} \|", page)
+    for gate, said in {
+        "given": "{:,.0f} instructions and {:.0f} MUFU (given", "softplus": "{:,.0f} and {:.0f} (softplus)",
+    }.items():
+        found = counted.of_a_chunk(256, 512, gate)
+        assert said.format(found["warp_instructions"], found["mufu"]) in page
+
+
+def test_its_memory_is_what_its_configuration_says():
+    for K in SIZES:
+        of_bounded, *_ = plan.recipes(case_of(K, T=33).problem(), host_of("sm100"))
+        config = of_bounded.config
+        assert config.shared <= 232448 and TMEM // 2 < config.tmem.end <= TMEM == 512
+        kernel = launch.kernel(config, parse("sm100"))
+        assert 640 * kernel.registers <= 65536 and not kernel.spills
+
+
+GATES = (
+    "bounded l2norm dt_bias=true beta=sigmoid", "bounded", "bounded l2norm beta=2*sigmoid beta_dtype=float32",
+    "softplus l2norm dt_bias=true beta=sigmoid", "gate=given g_dtype=float32", "bounded lower_bound=-9 l2norm",
+    "softplus A_log=false",
+)
+HEADS = "H=2 HV=2", "H=2 HV=4", "H=1 HV=3 packed", "H=4 packed", "H=1 HV=2 B=2"
+STATES = (
+    "", "final_state=true", "state_dtype=float32 final_state=true", "intermediate_states=true final_state=true",
+    "state_dtype=bfloat16 final_state=true intermediate_states=true state_v_first=true", "state_dtype=float32",
+)
+CLASSES = [" ".join(words) for words in itertools.product(GATES, HEADS, STATES)]
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("arch", ["sm100", "sm103"])
+def test_no_kernel_of_heads_of_64_channels_spills(arch):
+    recipes = {}
+    for words in CLASSES[:: 11 if arch == "sm100" else 37]:
+        for recipe in plan.recipes(Problem.parse(f"K=64 V=64 bfloat16 {words}"), host_of(arch)):
+            recipes.setdefault(recipe.key, recipe)
+    assert len(recipes) > 12
+    assert not any(launch.kernel(recipe.config, recipe.target).spills for recipe in recipes.values())
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("arch", ["sm100", "sm103"])
+def test_kernels_spill_what_their_pages_say_at_most(arch):
+    """A part of all classes, that has each word many times.  Pages: docs/stages."""
+    recipes = {}
+    for words in CLASSES[:: 31 if arch == "sm100" else 71]:
+        for recipe in plan.recipes(Problem.parse(f"K=128 V=128 bfloat16 {words}"), host_of(arch)):
+            recipes.setdefault(recipe.key, recipe)
+    spilt = {recipe.config: launch.kernel(recipe.config, recipe.target).spills for recipe in recipes.values()}
+    most: dict[object, int] = {}
+    for config, spills in spilt.items():
+        of = (config.one_product, config.cut) if type(config) is FusedConfig else type(config)
+        most[of] = max(most.get(of, 0), spills)
+    allowed = {GradsConfig: 136, (True, False): 8, (True, True): 16, (False, False): 48, (False, True): 88}
+    assert len(recipes) > 6
+    assert all(spills <= allowed.get(of, 0) for of, spills in most.items()), most
+
+
+@pytest.mark.parametrize("K", OFTEN_128)
+def test_it_takes_the_shared_memory_that_its_configuration_says(K, monkeypatch):
+    """With 16 bytes less it reaches beyond it."""
+    monkeypatch.setattr(FusedConfig, "shared", property(lambda config: config.struct.end - 16))
+    kept_nowhere(monkeypatch, launch)
+    _, session = seen(case_of(K, T=100))
+    assert any(finding.kind == "out-of-bounds" for finding in session.findings)
+
+
+def test_a_blackwell_gpu_picks_it_and_its_backward():
+    case = case_of(T=33)
+    for arch in ("sm100", "sm103"):
+        at = SimulatedDoor("sm100", parse(arch))
+        assert at.call(case, False).keys() == {"o", "ht"} and at.launches == 1 and not at.findings
+        taken = [weigh(case.problem(direction), host_of(arch)).backend for direction in ("forward", "backward")]
+        assert taken == ["sm100", "sm100"]
+
+
+def test_a_forward_that_is_recorded_is_made_by_who_takes_the_backward():
+    problem = case_of(T=33).problem()
+    with standing_in(host_of("sm100")):
+        assert training_backend(problem, "sm100") == "sm100"
+        assert training_backend(case_of(64, T=33).problem(), "sm100") == "triton"
+        assert training_backend(dataclasses.replace(problem, packed=True, N=70_000), "sm100") == "triton"
+    with standing_in(host_of("sm90")):
+        assert training_backend(problem, "sm90") == "sm90"
+
+
+@pytest.mark.parametrize(("save", "said"), [(Save.PRODUCTS, True), (Save.NOTHING, False)])
+def test_explain_says_who_makes_a_forward_that_is_recorded(save, said, monkeypatch):
+    monkeypatch.setattr(rehearsal, "what_is_saved", lambda problem, asked, states: save)     # as on a GPU; as here
+    case = case_of(T=33, initial_state=False)
+    many = torch.cat([torch.zeros(70_000, dtype=torch.int64), torch.tensor([33])])    # sequences, for a backward
+    with standing_in(host_of("sm100")):
+        found = kda.explain(**case.keywords | {"q": case.keywords["q"].detach().requires_grad_(), "cu_seqlens": many})
+    lines = str(found).splitlines()
+    assert all(any(line.startswith(f"{name} accepts") for line in lines) for name in ("sm100", "triton"))
+    line = "triton also runs the forward: gradients are recorded, and sm100 keeps nothing for them"
+    assert (line in lines) == said
+
+
+REFUSED = {
+    "dtype=float16": "sm100.dtype", "K=64": "sm100.head_dim", "K=96 V=96": "sm100.head_dim", "V=256": "sm100.head_dim",
+    "K=64 V=64 backward": "sm100.backward_head_dim", "H=70000 backward": "sm100.backward_size",
+    "recurrent": "sm100.chunks", "disable_recompute=true": "sm100.keeps", "N=70000 HV=40000 packed": "sm100.size",
+    "beta_per_value=true": "sm100.beta",
+}
+
+
+@pytest.mark.parametrize("words", REFUSED)
+def test_what_it_cannot_do_is_refused_with_a_way_out(words):
+    assert refusals(f"bounded lower_bound=-5 l2norm {words}", "sm100") == [REFUSED[words]]
+
+
+def test_no_kernel_keeps_all_that_a_backward_reads():
+    case = case_of(T=33)
+    with capture(arch="sm100"), pytest.raises(BuildError, match="Leave out disable_recompute"):
+        launch.forward(case.problem(), case.inputs, Save.ALL)

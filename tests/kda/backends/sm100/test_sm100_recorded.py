@@ -1,0 +1,721 @@
+"""The Blackwell kernels of a step that records gradients, each alone on the CPU from its PTX, against float64."""
+
+import functools
+import importlib
+import itertools
+import sys
+from typing import NamedTuple
+
+import pytest
+import torch
+from cute_calls import Fault, copy_backend, reads_nothing_before_the_kernel_ahead_is_done
+
+pytest.importorskip("cutlass", reason="nvidia-cutlass-dsl is not installed")
+
+from kda.backends.common.cute.configs import ChunkTable, SegmentTable, chunk_options
+from kda.backends.common.cute.tile import C, decay_index, swizzle_128B
+from kda.backends.common.tensors import laid_out
+from kda.backends.sm100.configs import RECORD_TILE, TMEM, K, OperandsConfig, RecordColumns, RecordConfig, V, WalkConfig
+from kda.model.problem import Problem
+from kda.model.stages import LOG2_E
+from kda.tools.verify.cases import make_inputs
+from kda.tools.verify.literal import l2norm, log_decay, step_size
+from ptxkit import capture
+from ptxkit.compile import cutedsl
+from ptxkit.compile.fetching import fetch_here
+from ptxkit.compile.target import parse
+
+pytestmark = [pytest.mark.simulated, pytest.mark.usefixtures("one_thread")]
+
+HOMES = {OperandsConfig: "fwd.operands", RecordConfig: "fwd.record", WalkConfig: "bwd.walk"}
+SHARED_OF_SM = 228 * 1024
+RAGGED = dict(lengths=(65, 0, 1, 30), padding=9)
+
+
+def case_of(**options):
+    return make_inputs(**dict(H=1, K=K, V=V, gate="bounded") | options)
+
+
+@functools.cache
+def kernel(config, arch="sm100"):
+    return fetch_here(cutedsl.Recipe(f"kda.backends.sm100.{HOMES[type(config)]}:build", config, parse(arch)))
+
+
+def launched(config, grid, numbers, tensors, arch="sm100", bare=False, kinds=None, **options):
+    """Clean, or the test fails; the Run.  `bare`: inside of another's capture.  `kinds` gets those of findings."""
+    launch = config.bound(kernel(config, arch), grid, **numbers)
+    if bare:
+        return launch(**tensors)
+    with capture(arch=arch, **dict(strict=True) | options) as session:
+        launch(**tensors)
+    if kinds is not None:
+        kinds |= {finding.kind for finding in session.findings}
+    else:
+        assert not session.findings, "\n".join(map(str, session.findings[:5]))
+    return session.runs[0]
+
+
+# what is right
+
+
+class Chunk(NamedTuple):
+    """A chunk of one value head, in float64; rows of no token are left out."""
+
+    kE: torch.Tensor
+    qg: torch.Tensor
+    KT: torch.Tensor
+    T: torch.Tensor
+    A2: torch.Tensor
+    decay: torch.Tensor                      # (K)
+    v: torch.Tensor
+    do: torch.Tensor
+
+
+def sequences(case):
+    """Return the first token, among those of all rows, and the number of tokens of each sequence."""
+    if case.spec.lengths is None:
+        B, T = case.spec.shape
+        return [(n * T, T) for n in range(B)]
+    return list(zip(case.spec.offsets, case.spec.lengths))
+
+
+def rows_of(case):
+    """qn, kn, log2 decays, v and do (tokens, HV, D) and step sizes (tokens, HV) in float64."""
+    p, x = case.problem(), case.inputs
+    q, k, v, g, do = (y.flatten(0, 1).double() for y in (x.q, x.k, x.v, x.g, case.do))
+    if p.qk_l2norm:
+        q, k = l2norm(q), l2norm(k)
+    q, k = (y.repeat_interleave(p.HV // p.H, 1) for y in (q, k))
+    A_log = None if x.A_log is None else x.A_log.double().view(p.HV, 1)
+    bias = None if x.dt_bias is None else x.dt_bias.double().view(p.HV, K)
+    return q * p.scale, k, LOG2_E * log_decay(p, g, A_log, bias), v, do, step_size(p, x.beta.flatten(0, 1).double())
+
+
+@functools.lru_cache(maxsize=4)
+def _chunks(key, case):
+    rows = rows_of(case)
+    return [[[chunk(*[y[at : min(at + C, begin + tokens), head] for y in rows])
+              for at in range(begin, begin + tokens, C)] for head in range(case.spec.heads)]
+            for begin, tokens in sequences(case)]
+
+
+def chunks_of(case):
+    """Return the chunks of each sequence and value head."""
+    return _chunks.__wrapped__(None, case)
+
+
+def chunk(q, k, g2, v, do, b):
+    gc = g2.cumsum(0)
+    between = (gc[:, None] - gc[None]).clamp(max=0).exp2()
+    A_kk = torch.einsum("ik,jk,ijk->ij", k, k, between).tril(-1) * b
+    A_qk = torch.einsum("ik,jk,ijk->ij", q, k, between).tril() * b
+    T = torch.linalg.inv(torch.eye(len(b), dtype=b.dtype) + A_kk)
+    KG = b[:, None] * k * (gc[-1] - gc).exp2()
+    return Chunk(k * gc.exp2(), q * gc.exp2(), T.mT @ KG, T, A_qk @ T, gc[-1].exp2(), v, do)
+
+
+# operands
+
+
+def unswizzled(data, rows, columns):
+    """(.., rows, columns) bfloat16 out of (.., bytes) of an image: halves of the columns one after the other."""
+    row, column = torch.arange(rows)[:, None], torch.arange(columns)[None]
+    return data.contiguous().view(torch.bfloat16)[..., swizzle_128B(row, column, rows) // 2].double()
+
+
+def decoded(tiles, chunks, HV):
+    """The fields of each tile."""
+    tiles, found = tiles.view(chunks, HV, RECORD_TILE.bytes), {}
+    for name, shape in dict(KQ=(2 * C, K), KT=(C, K), TA=(C, 2 * C)).items():
+        field = getattr(RECORD_TILE, name)
+        found[name] = unswizzled(tiles[..., field.offset : field.offset + field.bytes], *shape)
+    decay = RECORD_TILE.decay
+    floats = tiles[..., decay.offset : decay.offset + decay.bytes].contiguous().view(torch.float32)
+    found["decay"] = floats[..., decay_index(torch.arange(K))].double()
+    return found
+
+
+def operands_config(case):
+    return OperandsConfig(**chunk_options(case.problem()), packed=case.spec.lengths is not None)
+
+
+def chunk_table(case):
+    """Return the table of packed sequences' chunks, with entries for tokens of no sequence."""
+    entries = [(at, min(C, begin + tokens - at), number) for begin, tokens in sequences(case)
+               for number, at in enumerate(range(begin, begin + tokens, C))]
+    end, T = case.spec.offsets[-1], case.spec.shape[1]
+    entries += [(at, at - min(at + C, T), 0) for at in range(end, T, C)] + [(T, 0, 0)]
+    assert len(entries[0]) == ChunkTable.WIDTH
+    return torch.tensor(entries, dtype=torch.int64)
+
+
+def operands_of(case, **options):
+    """Tiles as they are in memory, and o, of which some rows are cleared; the Run."""
+    p, packed = case.problem(), case.spec.lengths is not None
+    table = chunk_table(case) if packed else None
+    per_row = -(-p.T // C)
+    chunks = len(table) if packed else per_row * p.B
+    tiles = torch.full((chunks * p.HV * RECORD_TILE.bytes,), 0xFF, dtype=torch.uint8)
+    o = torch.full((p.B, p.T, p.HV, V), torch.nan, dtype=torch.bfloat16)
+    x = {name: y for name, y in laid_out(case.inputs).items() if name not in ("v", "h0")}
+    run = launched(
+        operands_config(case), (p.HV, *((chunks, 1) if packed else (per_row, p.B))),
+        dict(T=p.T, chunks=chunks, H=p.H, HV=p.HV, scale=p.scale, lower_bound=p.lower_bound or 0.0),
+        dict(x, tiles=tiles, o=o, chunk_table=table), **options,
+    )
+    return tiles, o, run
+
+
+def distance(found, expected):
+    """Norm of the difference over that of what is expected; of nothing expected, the norm."""
+    assert found.shape == expected.shape and found.isfinite().all()
+    return float((found - expected).norm() / expected.norm().clamp(min=1e-30))
+
+
+def tile_of(one):
+    """The fields of its tile, rows of no token, too."""
+    rows, pad = len(one.v), C - len(one.v)
+
+    def padded(x):
+        return torch.nn.functional.pad(x, (0, 0, 0, pad))
+
+    TA = torch.zeros(C, 2 * C, dtype=torch.float64)
+    TA[:rows, :rows], TA[:rows, C : C + rows] = (one.T - torch.eye(rows, dtype=torch.float64)).mT, one.A2.mT
+    return dict(KQ=torch.cat((padded(-one.kE), padded(one.qg))), KT=padded(one.KT), TA=TA, decay=one.decay)
+
+
+OPERANDS = {
+    "bounded, GVA": dict(T=70, HV=2),
+    "packed": dict(HV=2, **RAGGED),
+    "softplus": dict(T=40, gate="softplus", regime="fast"),
+    "given decays, no norms, given beta": dict(T=40, gate="given", l2norm=False, beta="given"),
+    "bounded, no norms, a batch": dict(T=33, B=2, l2norm=False),
+    "beta up to 2, gates that forget": dict(T=64, beta="2*sigmoid", regime="fast"),
+}
+
+
+def operands_are_right(case, **options):
+    tiles, o, _ = operands_of(case, **options)
+    of_heads = zip(*[[one for each in of_sequence for one in each] for of_sequence in zip(*chunks_of(case))])
+    expected = [[tile_of(one) for one in heads] for heads in of_heads]
+    found = decoded(tiles, len(tiles) // (case.spec.heads * RECORD_TILE.bytes), case.spec.heads)
+    for field, x in found.items():
+        right = torch.stack([torch.stack([tile[field] for tile in heads]) for heads in expected])
+        assert distance(x[: len(right)], right) < (1e-5 if field == "decay" else 4e-3), field
+    assert case.spec.lengths or o.isnan().all()
+    padding = case.spec.padding
+    assert o[:, o.shape[1] - padding :].eq(0).all() and o[:, : o.shape[1] - padding].isnan().all()
+
+
+@pytest.mark.spread(every=6)
+@pytest.mark.parametrize("name", OPERANDS)
+def test_operands_are_their_formulas(name):
+    operands_are_right(case_of(**OPERANDS[name]))
+
+
+# states
+
+
+def state_of(x, v_first=False):
+    return (x.mT if v_first else x).double()
+
+
+def walked(case, h0=None):
+    """Return (states that enter chunks, and the last; r; o) of each sequence and head."""
+    found = []
+    for n, of_heads in enumerate(chunks_of(case)):
+        found.append([])
+        for head, chunks in enumerate(of_heads):
+            S, r, o = [torch.zeros(K, V, dtype=torch.float64) if h0 is None else h0[n, head]], [], []
+            for one in chunks:
+                X = one.v - one.kE @ S[-1]
+                r.append(one.T @ X)
+                o.append(one.qg @ S[-1] + one.A2 @ X)
+                S.append(one.decay[:, None] * S[-1] + one.KT.mT @ X)
+            found[-1].append((S, r, o))
+    return found
+
+
+def walked_back(case, dht=None):
+    """Return (gradients of states that leave chunks, first that of the one that enters; dv) by sequence and head."""
+    found = []
+    for n, of_heads in enumerate(chunks_of(case)):
+        found.append([])
+        for head, chunks in enumerate(of_heads):
+            dS, dv = [torch.zeros(K, V, dtype=torch.float64) if dht is None else dht[n, head]], []
+            for one in reversed(chunks):
+                dv.append(one.KT @ dS[-1] + one.A2.mT @ one.do)
+                dS.append(one.decay[:, None] * dS[-1] + one.qg.mT @ one.do - one.kE.mT @ dv[-1])
+            found[-1].append((dS[::-1], dv[::-1]))
+    return found
+
+
+def rows(found, index, case):
+    """(B, T, HV, V), nan in rows of no sequence, out of what `walked` found."""
+    p = case.problem()
+    y = torch.full((p.B * p.T, p.HV, V), torch.nan, dtype=torch.float64)
+    for (begin, tokens), of_heads in zip(sequences(case), found):
+        for head, one in enumerate(of_heads):
+            if tokens:
+                y[begin : begin + tokens, head] = torch.cat(one[index])
+    return y.view(p.B, p.T, p.HV, V)
+
+
+def kept(images, HV):
+    """(states, HV, K, V) out of images."""
+    return unswizzled(images.view(torch.uint8).view(-1, HV, 2 * K * V), K, V)
+
+
+def states(found, of_chunks):
+    """(states, HV, K, V): those of every sequence that `of_chunks` picks out of the states of its chunks."""
+    picked = [torch.stack(each) for of_heads in found for each in zip(*[of_chunks(one[0]) for one in of_heads])]
+    return torch.stack(picked)
+
+
+def entering(S):
+    return S[:-1:2]
+
+
+def leaving(dS):
+    chunks = len(dS) - 1
+    return [dS[min(at + 2, chunks)] for at in range(0, chunks, 2)]
+
+
+def segment_table(case, segment):
+    """Return the table of packed sequences' segments of so many chunks, with an entry of no sequence."""
+    entries, chunk, state = [], 0, 0
+    for n, (begin, tokens) in enumerate(sequences(case)):
+        chunks = -(-tokens // C)
+        for number in range(max(1, -(-chunks // segment))):
+            skipped = number * segment
+            place = (begin + skipped * C, tokens - skipped * C, chunk + skipped, state + skipped // 2)
+            entries.append((n, number, *place))
+        chunk, state = chunk + chunks, state + -(-chunks // 2)
+    assert len(entries[0]) == SegmentTable.WIDTH
+    return torch.tensor([*entries, (-1, 0, 0, 0, 0, 0)], dtype=torch.int64)
+
+
+class Places(NamedTuple):
+    """Where segments lie: numbers of a launch, the table, and how many segments and kept states there are."""
+
+    numbers: dict
+    table: torch.Tensor | None
+    segments: int
+    states: int
+
+
+def places_of(case, segment=None):
+    p = case.problem()
+    chunks = -(-p.T // C)
+    segment = segment or max(chunks, 1)
+    of_row = max(1, -(-chunks // segment))
+    numbers = dict(T=p.T, chunks=chunks, segments=of_row, segment=segment, HV=p.HV)
+    if not p.packed:
+        return Places(numbers, None, of_row * p.B, p.B * -(-p.T // (2 * C)))
+    table = segment_table(case, segment)
+    return Places(numbers, table, len(table), sum(-(-tokens // (2 * C)) for _, tokens in sequences(case)))
+
+
+def given(x, v_first, dtype=torch.float32):
+    return None if x is None else (x.mT if v_first else x).to(dtype).contiguous()
+
+
+def fresh(*shape, dtype=torch.float32):
+    return torch.full(shape, torch.nan, dtype=dtype)
+
+
+def walk_of(case, tiles, walk="sequences", segment=None, dht=None, v_first=False, dh0="float32", **options):
+    """dv, dh and dh0, the last two (.., K, V) in float64; the Run."""
+    p, places = case.problem(), places_of(case, segment)
+    of_states = dh0 if walk != "carry" else "float32"
+    config = WalkConfig(p.packed, walk, dht is not None, of_states, v_first and walk != "carry")
+    dv = fresh(p.B, p.T, p.HV, V, dtype=torch.bfloat16)
+    dh = fresh(places.states, p.HV, K, V, dtype=torch.bfloat16)
+    ends = fresh(places.segments if walk == "carry" else p.N, p.HV, K, V, dtype=getattr(torch, of_states))
+    begins = given(dht, v_first and walk == "sequences")
+    run = launched(
+        config, (config.strips, p.HV, places.segments), places.numbers,
+        dict(tiles=tiles, do=case.do, dht=begins, dv=dv, dh=dh, dh0=ends, segment_table=places.table), **options,
+    )
+    return dv, None if walk == "carry" else kept(dh, p.HV), state_of(ends, config.v_first), run
+
+
+def assert_rows(found, expected, budget):
+    """Rows of no sequence are left alone."""
+    none = expected.isnan()
+    assert found[none].isnan().all() and distance(found[~none].double(), expected[~none]) < budget
+
+
+def record_of(case, tiles, walk="sequences", segment=None, h0=None, v_first=False, dtype="float32", o=True, ht=True,
+              **options):
+    """o, r, h, ht and M, states (.., K, V) in float64; the Run."""
+    p, places, carry = case.problem(), places_of(case, segment), walk == "carry"
+    turned = v_first and not carry
+    config = RecordConfig(p.packed, walk, None if h0 is None else dtype, ht and not carry, turned, o and not carry)
+    out, r = (fresh(p.B, p.T, p.HV, V, dtype=torch.bfloat16) for _ in range(2))
+    h = fresh(places.states, p.HV, K, V, dtype=torch.bfloat16)
+    ends, M = fresh(places.segments if carry else p.N, p.HV, K, V), fresh(places.segments, p.HV, K, K)
+    begins = given(h0, v_first and walk == "sequences", getattr(torch, dtype))
+    run = launched(
+        config, (config.strips, p.HV, places.segments), places.numbers,
+        dict(tiles=tiles, v=case.inputs.v, h0=begins, o=out, r=r, ht=ends, M=M, h=h, segment_table=places.table),
+        **options,
+    )
+    return out, r, None if carry else kept(h, p.HV), state_of(ends, turned), M.mT.double(), run
+
+
+
+def both(found, index):
+    """(N, HV, K, V): of all states of each sequence and head one."""
+    return torch.stack([torch.stack([one[0][index] for one in of_heads]) for of_heads in found])
+
+
+def composed(M, added, h0, firsts):
+    """States that enter segments, or gradients that leave them, in the order of `firsts`, which says where a sequence
+    begins anew with the next of h0."""
+    edge, state = torch.full_like(added, torch.nan), None
+    for p, n in firsts:
+        state = h0[n] if n is not None else state
+        edge[p] = state
+        state = M[p] @ state + added[p]
+    return edge
+
+
+WALKS = {
+    "one chunk and a part of one": dict(T=33),
+    "stages used several times, GVA": dict(T=230, HV=2),
+    "packed": dict(HV=2, **RAGGED),
+    "a batch, gates that forget": dict(T=70, B=2, regime="fast"),
+    "softplus": dict(T=70, gate="softplus"),
+    "no norms, given beta": dict(T=70, l2norm=False, beta="given"),
+    "sequences of no tokens": dict(lengths=(0, 0), padding=20),
+}
+BUDGET = 8e-3  # room for two roundings of operands, one of the state and one of the result
+
+
+def tiles_of(case):
+    return operands_of(case)[0]
+
+
+def up_is_right(case, o=True, v_first=False, dtype="float32", **options):
+    h0 = case.inputs.initial_state.to(getattr(torch, dtype)).double()
+    found = record_of(case, tiles_of(case), h0=h0, o=o, v_first=v_first, dtype=dtype, **options)[:4]
+    expected = walked(case, h0)
+    if o:
+        assert_rows(found[0], rows(expected, 2, case), BUDGET)
+    else:
+        assert found[0].isnan().all()
+    assert_rows(found[1], rows(expected, 1, case), BUDGET)
+    if len(found[2]):
+        assert distance(found[2], states(expected, entering)) < BUDGET
+    assert distance(found[3], both(expected, -1)) < BUDGET
+    return found
+
+
+def back_is_right(case, v_first=False, dh0="float32", **options):
+    dht = case.dht.double()
+    found = walk_of(case, tiles_of(case), dht=dht, v_first=v_first, dh0=dh0, **options)[:3]
+    expected = walked_back(case, dht)
+    assert_rows(found[0], rows(expected, 1, case), BUDGET)
+    if len(found[1]):
+        assert distance(found[1], states(expected, leaving)) < BUDGET
+    assert distance(found[2], both(expected, 0)) < BUDGET
+    return found
+
+
+@pytest.mark.spread(every=7, first=2)
+@pytest.mark.parametrize("name", WALKS)
+def test_the_way_up_is_its_formulas(name):
+    up_is_right(case_of(**WALKS[name]))
+
+
+@pytest.mark.spread(every=7, first=2)
+@pytest.mark.parametrize("name", WALKS)
+def test_the_way_back_is_its_formulas(name):
+    back_is_right(case_of(**WALKS[name]))
+
+
+def test_a_backward_without_o_has_the_same_bits():
+    case = case_of(T=70)
+    asked, again = up_is_right(case), up_is_right(case, o=False)
+    assert all(torch.equal(x, y) for x, y in zip(asked[1:], again[1:]))
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_states_may_be_v_first(dtype):
+    case = case_of(T=70, HV=2)
+    for way in (functools.partial(up_is_right, dtype=dtype), functools.partial(back_is_right, dh0=dtype)):
+        for x, y in zip(way(case), way(case, v_first=True)):
+            assert torch.equal(x.nan_to_num(), y.nan_to_num())
+
+
+@pytest.mark.exhaustive
+def test_states_are_zero_and_left_out_unless_requested():
+    case = case_of(T=70)
+    tiles = operands_of(case)[0]
+    expected = walked(case)
+    o, _, h, ht, _, _ = record_of(case, tiles, ht=False)
+    assert_rows(o, rows(expected, 2, case), BUDGET)
+    assert distance(h, states(expected, entering)) < BUDGET and ht.isnan().all()
+    back = walked_back(case)
+    dv, dh, dh0, _ = walk_of(case, tiles)
+    assert_rows(dv, rows(back, 1, case), BUDGET)
+    assert distance(dh, states(back, leaving)) < BUDGET and distance(dh0, both(back, 0)) < BUDGET
+
+
+CUT = {
+    "GVA, the last segment of six tokens": dict(T=134, HV=2),
+    "a batch": dict(T=70, B=2),
+    "packed": dict(lengths=(140, 0, 1, 65), padding=9, HV=2),
+}
+
+
+def first_and_last(case, segment):
+    """For each segment, in turn, its sequence where that begins, or None; and the same back from where they end."""
+    numbers, p = [], 0
+    for n, (_, tokens) in enumerate(sequences(case)):
+        count = max(1, -(-tokens // (C * segment)))
+        numbers.append((n, range(p, p + count)))
+        p += count
+    up = [(p, n if p == own[0] else None) for n, own in numbers for p in own]
+    back = [(p, n if p == own[-1] else None) for n, own in numbers for p in reversed(own)]
+    return up, back, [own[0] for _, own in numbers]
+
+
+def up_of_segments_is_right(case, **options):
+    tiles, h0 = operands_of(case)[0], case.inputs.initial_state.double()
+    up, _, _ = first_and_last(case, 2)
+    o, r, _, added, M, _ = record_of(case, tiles, "carry", 2, **options)
+    assert o.isnan().all() and r.isnan().all() and not M[: len(up)].isnan().any()
+    o, r, h, ht, _, _ = record_of(case, tiles, "segments", 2, h0=composed(M, added, h0, up), **options)
+    expected = walked(case, h0)
+    assert_rows(o, rows(expected, 2, case), BUDGET)
+    assert_rows(r, rows(expected, 1, case), BUDGET)
+    assert distance(h, states(expected, entering)) < BUDGET and distance(ht, both(expected, -1)) < BUDGET
+    return M
+
+
+def back_of_segments_is_right(case, M, **options):
+    tiles, dht = operands_of(case)[0], case.dht.double()
+    _, back, firsts = first_and_last(case, 2)
+    dv, _, added, _ = walk_of(case, tiles, "carry", 2, **options)
+    assert dv.isnan().all() and added[firsts].isnan().all()
+    edge = composed(M.mT, added, dht, back)
+    dv, dh, dh0, _ = walk_of(case, tiles, "segments", 2, dht=edge, **options)
+    expected = walked_back(case, dht)
+    assert_rows(dv, rows(expected, 1, case), BUDGET)
+    assert distance(dh, states(expected, leaving)) < BUDGET and distance(dh0, both(expected, 0)) < BUDGET
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", CUT)
+def test_segments_walk_as_whole_sequences_do(name):
+    """What each adds to a state and M of it, put together in float64, are the states that segments begin with."""
+    case = case_of(**CUT[name])
+    back_of_segments_is_right(case, up_of_segments_is_right(case))
+
+
+ORDERS = [dict(schedule=n, early=n % 2 == 1) for n in range(1, 6)]
+
+
+@pytest.mark.spread(every=5, first=2)
+@pytest.mark.parametrize("order", ORDERS, ids=str)
+def test_any_order_of_warps_gives_the_same_bits(order):
+    case = case_of(lengths=(130, 0, 1, 33), padding=9, HV=2)
+    h0, dht = case.inputs.initial_state.double(), case.dht.double()
+    expected = operands_of(case)[0]
+    found = operands_of(case, **order)[0]
+    assert torch.equal(found, expected)
+    for way in (functools.partial(record_of, h0=h0), functools.partial(walk_of, dht=dht),
+                functools.partial(record_of, walk="carry", segment=2)):
+        for x, y in zip(way(case, expected)[:-1], way(case, expected, **order)[:-1]):
+            assert x is None or torch.equal(x.nan_to_num(), y.nan_to_num())
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("gate", ["softplus", "given"])
+@pytest.mark.parametrize("order", ORDERS, ids=str)
+def test_any_order_of_warps_gives_the_same_operands_of_any_gate(order, gate):
+    case = case_of(T=40, gate=gate, HV=2)
+    assert torch.equal(operands_of(case, **order)[0], operands_of(case)[0])
+
+
+# faults
+
+WALK, RECORD, MADE, STATE = (f"sm100/{name}" for name in ("bwd/walk", "fwd/record", "fwd/operands", "parts/state"))
+WAYS = {
+    "operands": lambda kinds: operands_are_right(case_of(HV=2, lengths=(33, 0, 40), padding=9), kinds=kinds),
+    "any gate": lambda kinds: operands_are_right(case_of(T=40, gate="softplus"), kinds=kinds),
+    "up": lambda kinds: up_is_right(case_of(T=200), kinds=kinds),
+    "back": lambda kinds: back_is_right(case_of(T=200), kinds=kinds),
+    "segments": lambda kinds: up_of_segments_is_right(case_of(T=134), kinds=kinds),
+}
+FAULTS = {
+    "T' is read before it is there": Fault(
+        MADE, "self.team.meet()                                                       # T'", "# T'", "race-read-write",
+        "operands",
+    ),
+    "a tile leaves before all of it is there": Fault(
+        MADE, "self.team.meet()                                                       # the tile", "# the tile",
+        "race-write-read", "operands",
+    ),
+    "a tile leaves as the copy does not see it": Fault(
+        MADE, 'cute.arch.fence_proxy("async.shared", space="cta")', "pass", "proxy", "operands"
+    ),
+    "the ones of T' stay": Fault(MADE, ", strict=True", "", "wrong answer", "operands"),
+    "kE is not negated": Fault(MADE, ", negated_kE=True", "", "wrong answer", "operands"),
+    "T' has no ones where it is multiplied": Fault(
+        MADE, "if cutlass.const_expr(m == step)", "if cutlass.const_expr(False)", "wrong answer", "operands"
+    ),
+    "A_qk has no b": Fault(MADE, "x * of_keys[e] for", "x for", "wrong answer", "operands"),
+    "products across blocks in one place": Fault(
+        "sm100/parts/pairs", "return load_one(self.tmem) + number * C", "return load_one(self.tmem)", "wrong answer",
+        "any gate",
+    ),
+    "kE leaves before all of it is there": Fault(
+        MADE, "self.team.meet()                                                   # kE", "pass  # kE",
+        "race-write-read", "any gate",
+    ),
+    "tensor memory is given back before pairs were read": Fault(
+        MADE, "umma.fence_before_thread_sync()", "pass", "tcgen05-fence", "operands"
+    ),
+    "tensor memory is given back before pairs by halving were read": Fault(
+        MADE, "umma.fence_before_thread_sync()", "pass", "tcgen05-fence", "any gate"
+    ),
+    "dh is multiplied before all is rounded": Fault(WALK, "IMAGE_THERE.sync()", "pass", "race-write-read", "back"),
+    "dv is multiplied before all have it": Fault(WALK, "ROWS_THERE.sync()", "pass", "race-write-read", "back"),
+    "what is added to dh does not follow its stores": Fault(
+        WALK, "umma.fence_before_thread_sync()\n            IMAGE_THERE", "IMAGE_THERE", "tcgen05-fence", "back"
+    ),
+    "products do not see rows of do": Fault(
+        WALK, 'cute.arch.fence_proxy("async.shared", space="cta")', "pass", "proxy", "back"
+    ),
+    "dv is read before it is there": Fault(
+        WALK, "cute.arch.mbarrier_wait(s.out, j & 1)", "pass", "uninitialised", "back"
+    ),
+    "dh is read before all is added": Fault(
+        WALK, "cute.arch.mbarrier_wait(s.added, j & 1 ^ 1)", "pass", "race-write-read", "back"
+    ),
+    "the last dh is not kept": Fault(WALK, "(i & 1) == 1 or j == 0", "(i & 1) == 1", "wrong answer", "back"),
+    "T' instead of A2": Fault(WALK, "RECORD_TILE.TA.offset + A2)", "RECORD_TILE.TA.offset)", "wrong answer", "back"),
+    "tensor memory is not given back": Fault(WALK, "umma.free(TMEM)", "pass", "tmem-leak", "back"),
+    "an image is written while it is copied": Fault(
+        STATE, '''        """Wait, in the warp of the thread that sent them, until images were read."""
+        cute.arch.cp_async_bulk_wait_group(0, read=True)''', "        pass", "race-read-write", "up"
+    ),
+    "a stage is filled before it was read": Fault(
+        STATE, "cute.arch.mbarrier_wait(s.empty + stage, phase ^ 1)", "pass", "race-read-write", "up"
+    ),
+    "S is not there yet when more is added": Fault(
+        STATE, "        umma.wait_for_stores()\n        cute", "        cute", "race-write-read", "up"
+    ),
+    "rows of v of another swizzle": Fault(STATE, "(r & 7) * 16", "(r & 6) * 32 % 128", "wrong answer", "up"),
+    "X is multiplied before all have it": Fault(RECORD, "ROWS_THERE.sync()", "pass", "race-write-read", "up"),
+    "r and o are overwritten before they are read": Fault(
+        RECORD, "cute.arch.mbarrier_wait(s.read + (i + 1 & 1), i + 1 >> 1 & 1 ^ 1)", "pass", "race-read-write", "up"
+    ),
+    "r and o are read before they are there": Fault(
+        RECORD, "cute.arch.mbarrier_wait(s.done + (i & 1), i >> 1 & 1)", "pass", "uninitialised", "up"
+    ),
+    "r and o leave before all lanes have them": Fault(
+        RECORD, "cute.arch.sync_warp()                                              # the warp's columns are", "# are",
+        "race-lanes", "up",
+    ),
+    "r and o of odd and even chunks in one place": Fault(RECORD, "OUT = 2 * C ", "OUT = 0 ", "race-read-write", "up"),
+    "M is not transposed": Fault(
+        RECORD, "self.leave(x.M, p * x.HV + head, True)", "self.leave(x.M, p * x.HV + head, False)", "wrong answer",
+        "segments",
+    ),
+    "M is walked for with v": Fault(RECORD, "if not of_M:", "if True:", "uninitialised", "segments"),
+}
+
+
+@pytest.mark.spread(every=23)
+@pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
+def test_a_planted_fault_is_noticed(fault, tmp_path, monkeypatch):
+    """The fault is in one kernel; tiles are made as they ship unless it is their fault."""
+    case_tiles = tiles_of if fault.case not in ("operands", "any gate") else None
+    assert fault.noticed in ways_of_noticing(fault, tmp_path, monkeypatch, case_tiles)
+
+
+def ways_of_noticing(fault, folder, monkeypatch, case_tiles=None):
+    """Kinds of findings, and "wrong answer"."""
+    module, whole = sys.modules[__name__], kernel
+    package = copy_backend("sm100", fault.file, fault.old, fault.new, folder, monkeypatch)
+
+    @functools.cache
+    def broken(config, arch="sm100"):
+        if case_tiles and isinstance(config, OperandsConfig):
+            return whole(config, arch)
+        build = importlib.import_module(f"{package}.sm100.{HOMES[type(config)]}").build
+        return next(iter(build(config, parse(arch)).kernels.values()))
+
+    monkeypatch.setattr(module, "kernel", broken)
+    kinds = set()
+    try:
+        WAYS[fault.case](kinds)
+    except AssertionError:
+        kinds.add("wrong answer")
+    return kinds
+
+
+@pytest.mark.exhaustive
+def test_tensor_memory_of_operands_may_begin_anywhere(tmp_path, monkeypatch):
+    """Behind what another CTA has: here 32 columns that nobody gives back."""
+    before = '[{{$r0}}], {columns}; "'
+    after = '[{{$r0}}], 32; tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [{{$r0}}], {columns}; "'
+    fault = Fault("sm100/parts/umma", before, after, "tmem-leak", "operands")
+    assert ways_of_noticing(fault, tmp_path, monkeypatch) == {"tmem-leak"}
+
+
+GATES = (
+    "bounded l2norm dt_bias=true beta=sigmoid", "bounded", "bounded l2norm beta=2*sigmoid beta_dtype=float32",
+    "softplus l2norm dt_bias=true beta=sigmoid", "gate=given g_dtype=float32", "bounded lower_bound=-9 l2norm",
+    "softplus A_log=false", "softplus l2norm dt_bias=true g_dtype=float32",
+)
+HEADS = "H=2 HV=2", "H=1 HV=3"
+FLAGS = (False, True)
+
+
+def configs():
+    """Those of all classes."""
+    for words, heads, packed in itertools.product(GATES, HEADS, FLAGS):
+        yield OperandsConfig(**chunk_options(Problem.parse(f"K=128 V=128 bfloat16 {words} {heads}")), packed=packed)
+    dtypes = ("float32", "bfloat16")
+    for packed, v_first in itertools.product(FLAGS, FLAGS):
+        for dtype, ht, o in itertools.product((None, *dtypes), FLAGS, FLAGS):
+            yield RecordConfig(packed, "sequences", dtype, ht, v_first, o)
+            yield WalkConfig(packed, "sequences", ht, dtype, v_first)
+        for ht, o in itertools.product(FLAGS, FLAGS):
+            yield RecordConfig(packed, "segments", "float32", ht, v_first, o)
+        for dtype in (None, *dtypes):
+            yield WalkConfig(packed, "segments", True, dtype, v_first)
+    for packed in FLAGS:
+        yield RecordConfig(packed, "carry", None, False, False, False)
+        yield WalkConfig(packed, "carry", False, "float32", False)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("arch", ["sm100", "sm103"])
+def test_no_kernel_spills(arch):
+    """A part of all classes, that has each option many times."""
+    found = list(dict.fromkeys(configs()))[:: 3 if arch == "sm100" else 11]
+    assert len(found) > 6 and not [config for config in found if kernel(config, arch).spills]
+
+
+def test_memory_is_what_configurations_say():
+    few, many = operands_config(case_of(T=1)), operands_config(case_of(T=1, gate="softplus"))
+    record = RecordConfig(False, "sequences", None, True, False)
+    walk = WalkConfig(False, "sequences", True, None, False)
+    assert 3 * (few.shared + 1024) <= SHARED_OF_SM and 3 * few.columns <= TMEM
+    assert 2 * (many.shared + 1024) <= SHARED_OF_SM and 2 * many.columns <= TMEM
+    assert record.shared <= SHARED_OF_SM - 1024 and walk.shared <= SHARED_OF_SM - 1024 and RecordColumns.end <= TMEM
+    for config, ctas in ((few, 3), (many, 2), (record, 1), (walk, 1)):
+        assert ctas * config.threads * kernel(config).registers <= 65536 and not kernel(config).spills
+
+
+def test_operands_read_nothing_before_the_tables_are_there():
+    config = operands_config(case_of(**RAGGED))
+    assert config.pdl
+    reads_nothing_before_the_kernel_ahead_is_done(kernel(config))

@@ -1,0 +1,386 @@
+"""The Hopper backward, run on the CPU from its PTX: gradients against the definition, clean in several schedules."""
+
+import dataclasses
+import functools
+
+import cute_calls
+import pytest
+import torch
+from cute_calls import (
+    assert_right,
+    changed,
+    drawn,
+    has_products_that_wait_for_no_other,
+    judged_gradients,
+    kept_and_made_again,
+    plant,
+    saturated,
+)
+from sm90_faults import FAULTS
+
+pytest.importorskip("cutlass", reason="nvidia-cutlass-dsl is not installed")
+
+import kda
+from kda.backends.common import training_plan
+from kda.backends.common.cute.training import LOAD_WARPS
+from kda.backends.sm90 import launch, plan
+from kda.backends.sm90.bwd.grads import REGISTERS
+from kda.backends.sm90.launch import forget_plans
+from kda.errors import InputError
+from kda.model.host import host_of, standing_in
+from kda.model.problem import Problem
+from kda.routing.dispatch import saves_opaque, weigh
+from kda.tools.measure.host import StandIn
+from kda.tools.measure.host import calls as host_calls
+from kda.tools.verify.parity import examine, prove
+from kda.tools.verify.simulated import SimulatedDoor
+from ptxkit import capture
+from ptxkit.compile.errors import BuildError
+from ptxkit.compile.target import parse
+
+pytestmark = [pytest.mark.simulated, pytest.mark.usefixtures("one_thread", "kernels_apart")]
+
+
+gradients = functools.partial(cute_calls.gradients, backend="sm90")
+judged = functools.partial(judged_gradients, backend="sm90")
+
+
+def check(case, **options):
+    found, session = gradients(case, **options)
+    assert not session.findings, "\n".join(map(str, session.findings[:5]))
+    assert_right(judged(case, found))
+    return found
+
+
+SMALL = dict(K=64, V=64)
+OPTIONS = {
+    "two chunks and a part of one": dict(T=140),
+    "a batch, GVA": dict(B=2, T=70, HV=2),
+    "packed, GVA, tokens of none": dict(lengths=(65, 0, 1, 30), padding=140, HV=2),
+    "one token": dict(T=1, H=8),                               # eight draws of a single number are no budget
+    "less than the half of a chunk": dict(T=20),
+    "no initial state, beta up to 2": dict(T=40, initial_state=False, beta="2*sigmoid"),
+    "gates that forget": dict(T=100, regime="fast"),
+    "a softplus gate": dict(T=140, gate="softplus"),
+    "a softplus gate that forgets, packed, GVA": dict(lengths=(65, 0, 1, 30), HV=2, gate="softplus", regime="fast"),
+    "decays and beta given, no norms": dict(T=70, gate="given", beta="given", l2norm=False),
+    "decays given that forget, GVA": dict(T=70, HV=2, gate="given", regime="fast"),
+    "no norms": dict(T=70, l2norm=False),
+    "beta given": dict(T=70, beta="given"),
+}
+
+
+@pytest.mark.spread(every=14)
+@pytest.mark.parametrize("name", OPTIONS)
+def test_gradients_are_the_definition(name):
+    check(drawn(**OPTIONS[name]))
+
+
+@pytest.mark.spread(every=len(OPTIONS), first=2)
+@pytest.mark.parametrize("name", OPTIONS)
+def test_with_64_channels_they_are_too(name):
+    check(drawn(**SMALL, **OPTIONS[name]))
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(("dtype", "close"), [
+    (torch.bfloat16, 2.0**-8), pytest.param(torch.float32, 1e-5, marks=pytest.mark.exhaustive),
+], ids=str)
+def test_a_beta_has_the_gradient_of_the_sigmoid_that_gives_it(dtype, close):
+    of_logits = changed(drawn(T=70), beta=lambda logits: logits.to(dtype))
+    beta = of_logits.keywords["beta"].float().sigmoid()
+    given = dataclasses.replace(of_logits, keywords=of_logits.keywords | {
+        "beta": beta, "use_beta_sigmoid_in_kernel": False,
+    })
+    (of_sigmoid, _), (found, _) = gradients(of_logits), gradients(given)
+    expected = of_sigmoid["dbeta"] / (beta * (1 - beta))
+    assert (found["dbeta"] - expected).norm() <= close * expected.norm()
+
+
+OF_BETA = pytest.mark.parametrize("dtype", [
+    torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.exhaustive),
+], ids=str)
+
+
+@pytest.mark.exhaustive
+@OF_BETA
+def test_a_beta_of_nothing_has_a_gradient(dtype):
+    tokens = torch.arange(70)[:, None]
+
+    def almost(beta):
+        return torch.where(tokens % 3 == 0, 0.0, torch.where(tokens % 3 == 1, 2.0**-120, beta)).to(dtype)
+
+    found = check(changed(drawn(T=70, beta="given"), beta=almost))
+    assert found["dbeta"].abs().min() > 0
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", ["A_log", "dt_bias"])
+def test_a_gate_may_have_no_parameters(name):
+    case = drawn(T=40)
+    found = check(dataclasses.replace(case, keywords=case.keywords | {name: None}))
+    assert f"d{name}" not in found
+
+
+def test_no_gradient_of_a_final_state_is_one_of_zeros():
+    case = drawn(T=40)
+    without = dataclasses.replace(case, dht=None)
+    (found, _), (expected, _) = gradients(without), gradients(dataclasses.replace(case, dht=torch.zeros_like(case.dht)))
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("words", [{}, SMALL], ids=str)
+def test_states_may_be_v_first_and_bfloat16(words):
+    case = drawn(T=70, **words)
+    turned = {"initial_state": case.keywords["initial_state"].mT.contiguous(), "state_v_first": True}
+    v_first = dataclasses.replace(case, keywords=case.keywords | turned, dht=case.dht.mT.contiguous())
+    (found, _), (expected, _) = gradients(v_first), gradients(case)
+    expected["dh0"] = expected["dh0"].mT
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+@pytest.mark.parametrize("words", [
+    SMALL | OPTIONS["packed, GVA, tokens of none"], pytest.param(dict(T=40, HV=2), marks=pytest.mark.exhaustive),
+], ids=str)
+def test_gradients_have_the_shapes_of_inputs_and_are_no_views(words):
+    case = drawn(**words)
+    for name, x in gradients(case)[0].items():
+        given = case.keywords["initial_state" if name == "dh0" else name[1:]]
+        assert (x.shape, x.dtype) == (given.shape, given.dtype) and not x._is_view(), name
+
+
+def test_no_tokens_hand_the_gradient_of_their_state_through():
+    case = drawn(B=2, T=0)
+    found, session = gradients(case)
+    assert not session.findings and torch.equal(found["dh0"], case.dht)
+    assert found["dq"].shape == (2, 0, 1, 128) and not found["dA_log"].any()
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("schedule", [1, 2, 3, 4, 5])
+@pytest.mark.parametrize("words", [{}, SMALL], ids=str)
+def test_any_order_of_warps_gives_the_same_bits(schedule, words):
+    case = drawn(T=200, HV=2, **words)
+    (expected, _), (found, session) = gradients(case), gradients(case, schedule=schedule, early=schedule % 2 == 0)
+    assert not session.findings, "\n".join(map(str, session.findings[:5]))
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+@pytest.mark.spread(every=6)
+@pytest.mark.parametrize(("words", "size"), [
+    (dict(gate="bounded"), 2.0**60), (dict(gate="bounded"), 2.0**-60),
+    (dict(gate="softplus"), 2.0**50), (dict(gate="softplus"), 2.0**-50),
+    (dict(gate="given", beta="given", l2norm=False), 2.0**50),
+    (dict(gate="given"), 2.0**50),
+], ids=str)
+def test_gradients_are_as_large_as_those_that_come_in(words, size):
+    """Saturated gates included: what is rounded is never beyond what bfloat16 holds."""
+    case = saturated(drawn(T=70, **words))
+    large = dataclasses.replace(case, do=size * case.do, dht=size * case.dht)
+    (found, _), (expected, _) = gradients(large), gradients(case)
+    for name, x in expected.items():
+        assert x.isfinite().all() and torch.equal(found[name], size * x), name
+
+
+WIDE = {"softplus": ("softplus", None), "given": ("given", None), "bounded": ("bounded", -30.0)}
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", WIDE)
+def test_gates_that_hide_all_that_was_before(name):
+    hide_all_that_was_before(name)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", WIDE)
+def test_with_64_channels_they_do_too(name):
+    hide_all_that_was_before(name, **SMALL)
+
+
+def hide_all_that_was_before(name, **words):
+    gate, bound = WIDE[name]
+    case = saturated(drawn(T=70, gate=gate, **words))
+    if bound:
+        case = dataclasses.replace(case, keywords=case.keywords | {"lower_bound": bound})
+    finite = changed(case, g=lambda g: g.clamp(-1000, 1000))                   # no definition has a gradient at inf
+    found = check(finite)
+    (same, _), hidden = gradients(case), case.keywords["g"].abs() >= 1000
+    assert all(torch.equal(same[name], x) for name, x in found.items())
+    assert not found["dg"][hidden].any()
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("words", [
+    dict(T=70, gate="softplus", B=2), dict(lengths=(65, 0, 1, 30), padding=140, HV=2), dict(T=70, gate="given"),
+    dict(lengths=(65, 0, 1, 30), padding=140, HV=2, **SMALL), dict(T=140, gate="softplus", B=2),
+], ids=str)
+def test_g_may_be_float32(words):
+    case = drawn(**words)
+    found = check(changed(case, g=lambda g: g.float() * 1.001))                # not what bfloat16 holds
+    assert found["dg"].dtype == torch.float32
+
+
+@pytest.mark.exhaustive
+@OF_BETA
+def test_beta_may_be_0(dtype):
+    case = drawn(T=70, beta="given")
+    found = check(changed(case, beta=lambda b: b.to(dtype) * (torch.arange(70) % 3 > 0).view(1, 70, 1)))
+    assert found["dbeta"][:, ::3].abs().min() > 0
+
+
+def test_keys_may_be_all_alike():
+    case = drawn(T=70, gate="softplus")
+    check(changed(case, k=lambda k: k[:, :1].expand_as(k).contiguous()))
+
+
+@pytest.mark.spread(every=4)
+@pytest.mark.parametrize("words", [                          # the first four: kernels that other tests have built
+    "bounded dt_bias=true l2norm beta=sigmoid", "softplus dt_bias=true l2norm beta=sigmoid", "",
+    "K=64 V=64 H=1 HV=2 packed bounded dt_bias=true l2norm beta=sigmoid",
+    *(pytest.param(f"{of_64}{words}", marks=pytest.mark.exhaustive) for of_64 in ("", "K=64 V=64 ") for words in (
+        "l2norm", "bounded lower_bound=-8 dt_bias=true l2norm beta=sigmoid",
+        *(("softplus dt_bias=true l2norm beta=sigmoid", "bounded dt_bias=true l2norm beta=sigmoid") if of_64 else ()),
+    )),
+])
+def test_no_product_waits_for_another(words, tmp_path):
+    p = Problem.parse(f"bfloat16 {words} backward")
+    has_products_that_wait_for_no_other(launch.kernel(plan.TRAINING.grads(p)), tmp_path)
+
+
+@pytest.mark.parametrize("K", [64, 128])
+def test_an_SM_has_room_for_as_many_ctas_of_grads_as_are_launched(K):
+    p = Problem.parse(f"bfloat16 K={K} V={K} bounded l2norm beta=sigmoid backward T=8192 H=64")
+    planned = plan.training_plan(p, 132)
+    of_math, of_load = REGISTERS[planned.grads.panels]
+    registers = 32 * (planned.grads.math_warps * of_math + LOAD_WARPS * of_load)
+    assert planned.grads_grid == 132 * planned.grads.ctas == 132 * 128 // K
+    assert planned.grads.ctas * registers <= 65536 and planned.grads.ctas * (planned.grads.shared + 1024) <= 228 << 10
+
+
+@pytest.mark.parametrize(("kept", "said"), [
+    (False, "between forward and backward nothing is kept but the inputs"),
+    (True, "between forward and backward sm90 keeps 1.7 MiB beside the inputs"),
+    ("states", "between forward and backward sm90 keeps 0.8 MiB beside the inputs"),
+])
+def test_explain_says_that_both_directions_are_here_and_what_is_kept_between_them(kept, said):
+    case = drawn(T=1024)
+    recorded = case.keywords | {"q": case.keywords["q"].clone().requires_grad_()}
+    with standing_in(host_of("sm90")):
+        lines = str(kda.explain(**recorded, disable_recompute=kept)).splitlines()
+    assert [line for line in lines if line.startswith("* ")] == ["* sm90       accepts it"] * 2
+    assert lines[-1] == said
+
+
+@pytest.mark.parametrize("kept", [False, True, "states"])
+def test_autograd_gives_the_same_gradients(kept):
+    case, door = drawn(T=33), SimulatedDoor("sm90", parse("sm90"))
+    found, (expected, _) = door.call(case, True, disable_recompute=kept), gradients(case)
+    assert not door.findings and all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+KEPT = {
+    "a batch, GVA": dict(B=2, T=70, HV=2),
+    "packed, GVA, tokens of none": dict(lengths=(65, 0, 1, 30), padding=140, HV=2),
+    "cut into segments": dict(T=290, SHORTEST=4),
+    "packed, GVA, cut into segments": dict(lengths=(290, 1), padding=20, HV=2, SHORTEST=2),
+}
+KEPT |= {f"{name}, 64 channels": words | SMALL for name, words in KEPT.items()}
+# With 290 such tokens one dg is 70 times as large as the others, and half an ulp of it takes the whole budget.
+KEPT["cut into segments, 64 channels"] = dict(T=250, SHORTEST=2, **SMALL)
+
+
+@pytest.mark.spread(every=16, first=14)
+@pytest.mark.parametrize("keep", [True, "states"])
+@pytest.mark.parametrize("name", KEPT)
+def test_what_a_forward_keeps_gives_the_bits_of_what_is_made_again(name, keep, monkeypatch):
+    words = dict(KEPT[name])
+    monkeypatch.setattr(training_plan, "SHORTEST", words.pop("SHORTEST", training_plan.SHORTEST))
+    forget_plans()
+    case = drawn(**words)
+    assert ("cut into segments" in name) == bool(training_plan.segment_length(case.problem(), 132))
+    kept, recomputed = kept_and_made_again(case, "sm90", keep)
+    assert_right(judged(case, kept))
+    assert all(torch.equal(kept[name], x) for name, x in recomputed.items())
+
+
+def test_what_was_kept_of_another_call_is_refused():
+    case, other = drawn(T=33), drawn(T=70)
+    with capture(arch="sm90"):
+        saved = kda.chunk_kda_fwd(**other.keywords, disable_recompute=True, backend="sm90").saved
+        with pytest.raises(InputError, match=r"for q=\S+ \[1, 70, .* Pass both functions the same arguments"):
+            kda.chunk_kda_bwd(do=case.do, **case.keywords, saved=saved, backend="sm90")
+        with pytest.raises(InputError, match=r"for scale=\S+, beside scale=0\.5 here\. Pass both functions the same"):
+            kda.chunk_kda_bwd(do=other.do, **other.keywords | {"scale": 0.5}, saved=saved, backend="sm90")
+
+
+def test_another_backend_recomputes_what_was_kept_here():
+    case = drawn(T=33)
+    with capture(arch="sm90"):
+        saved = kda.chunk_kda_fwd(**case.keywords, disable_recompute=True, backend="sm90").saved
+    found = kda.chunk_kda_bwd(do=case.do, **case.keywords, saved=saved, backend="reference")
+    expected = kda.chunk_kda_bwd(do=case.do, **case.keywords, backend="reference")
+    assert all(torch.equal(x, y) for x, y in zip(found, expected))
+
+
+def test_a_call_that_returns_states_as_well_keeps_what_every_backend_knows():
+    p = drawn(T=33).problem()
+    with standing_in(host_of("sm90")):
+        assert saves_opaque(p, "auto") and not saves_opaque(dataclasses.replace(p, intermediate_states=True), "auto")
+
+
+def test_the_hosts_launches_are_those_of_the_call():
+    case = drawn(T=33)
+    stand_in, found = StandIn(parse("sm90")), {}
+    with stand_in.used():
+        for name, call in host_calls("sm90", case).items():
+            found[name] = stand_in.launches_of(call)
+    for name, call in host_calls("sm90", case).items():
+        with capture(arch="sm90") as session:
+            call()
+        assert found[name] == len(session.runs) > 1, name
+
+
+ANEW = "bwd/output+state+wy+intra+gate from inputs"
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("words", [
+    dict(lengths=(65, 0, 1, 30), HV=2), dict(T=70, gate="softplus"), dict(T=40, gate="given", beta="given"),
+], ids=str)
+def test_the_backward_is_a_stage_of_verify(words):
+    case, door = drawn(**words), SimulatedDoor("sm90", parse("sm90"))
+    rows = examine(door, case, only_stage=ANEW).rows
+    assert not door.findings and {row.tensor for row in rows} >= {"dq", "dk", "dv", "dg", "dbeta", "dh0"}
+    assert_right(rows)
+
+
+@pytest.mark.exhaustive
+def test_a_fault_of_the_walk_is_one_of_that_stage(tmp_path, monkeypatch):
+    plant(FAULTS["sm90/bwd/walk"]["dh does not decay"], tmp_path, monkeypatch)
+    found = prove(SimulatedDoor("sm90", parse("sm90")), ANEW)
+    assert not found.passed and any("dh0: " in line for line in found.details)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("words", [
+    dict(lengths=(65, 0, 1, 30), HV=2), dict(T=70, gate="softplus", regime="fast"),
+    dict(T=40, gate="given", beta="given"), dict(T=70, **SMALL),
+], ids=str)
+def test_its_second_kernel_is_a_stage_of_its_own(words):
+    case, door = drawn(**words), SimulatedDoor("sm90", parse("sm90"))
+    rows = examine(door, case, only_stage="bwd/grads").rows
+    assert not door.findings and {row.tensor for row in rows} >= {"dq", "dk", "dg", "dbeta"}
+    assert_right(rows)
+
+
+def test_that_stage_takes_chunks_of_64_tokens():
+    with pytest.raises(BuildError, match="bwd/grads: chunk_size must be 64; found 32"):
+        examine(SimulatedDoor("sm90", parse("sm90")), drawn(T=40, C=32), only_stage="bwd/grads")
+
+
+def test_other_head_dims_go_to_triton():
+    p = Problem.parse("bfloat16 backward beta=sigmoid bounded l2norm K=64 V=128")
+    choice = weigh(p, host_of("sm90"))
+    assert choice.backend == "triton"
+    assert [reason.split(":")[0] for reason in dict(choice.tried)["sm90"]] == ["sm90.backward_shape"]

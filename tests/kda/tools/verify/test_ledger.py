@@ -1,0 +1,272 @@
+"""The ledger of what ran on a GPU, its page and README's table, and the program that fills it."""
+
+import argparse
+import json
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[4] / "benchmarks"))
+
+import evidence
+import evidence_cases
+import evidence_run
+import ledger_page
+from evidence_cases import ON_GPU, PATHS, RECOMPUTED, Case, GpuTest, candidates, covering, covers, gpu_tests, matches
+
+from kda.model.host import Host, detect
+from kda.tools.verify import ledger
+from kda.tools.verify.ledger import FAILED, FILE, RAN, SIMULATED, Ledger
+
+ROOT = Path(__file__).parents[4]
+SAID = "python benchmarks/evidence.py --write writes it anew"
+PATH, CODE = "sm89: forward, as the plan says", "0123456789abcdef"
+
+
+def row(case=f"{PATH} | one", path=PATH, outcome="ok", codes=(CODE,), host=None, card="H100", date="2026-11-28"):
+    return {"case": case, "path": path, "outcome": outcome, "errors": [], "codes": list(codes), "launches": [],
+            "host": host or ledger.host_code(path), "card": card, "date": date, "versions": {}}
+
+
+def ledger_of(*runs, codes=(CODE,)):
+    kernels = {"sm89 sm89": {"float32": {f"chain {n}": code for n, code in enumerate(codes)}}}
+    return Ledger({"compilers": {"sm89": "NVRTC 13"}, "kernels": kernels, "paths": {PATH: []}, "runs": runs})
+
+
+def states(*runs, **words):
+    found = ledger_of(*runs, **words)
+    return [each.state for each in found.kernels("sm89 sm89")], [each.state for each in found.paths()]
+
+
+# the committed ones
+
+
+def test_the_ledger_names_the_kernels_and_paths_of_this_tree():
+    assert evidence.written(evidence.document(evidence.rows_of(FILE))) == FILE.read_text(), SAID
+
+
+def test_the_page_and_readme_say_what_the_ledger_says():
+    for file, text in ledger_page.pages(Ledger.read()).items():
+        assert file.read_text() == text, f"{file.name} is not that of the ledger: {SAID}"
+
+
+def test_no_run_of_the_ledger_is_of_the_simulator():
+    assert not [run["case"] for run in Ledger.read().runs if run["card"] == evidence.SIMULATOR]
+
+
+# what is evidence
+
+
+def test_a_run_is_evidence_for_its_path_and_for_the_kernels_that_it_launched():
+    assert states(row(), codes=(CODE, "other")) == ([RAN, SIMULATED], [RAN])
+
+
+def test_a_kernel_whose_code_changed_has_no_evidence():
+    assert states(row(codes=["what it was"])) == ([SIMULATED], [RAN])
+
+
+def test_a_path_whose_host_code_changed_has_no_evidence_and_its_kernels_do():
+    assert states(row(host="what it was")) == ([RAN], [SIMULATED])
+
+
+def test_a_case_that_failed_is_told_until_it_passes_and_is_no_evidence_for_its_kernels():
+    failed = row(outcome="wrong", case="another")
+    assert states(row(codes=[]), failed) == ([SIMULATED], [FAILED])
+    document = evidence.document([failed, row(case="another", date="2026-11-29")])
+    assert [run["outcome"] for run in document["runs"]] == ["ok"]
+
+
+def test_the_page_says_what_a_path_was_before_its_code_changed():
+    found = ledger_of(row(host="what it was"))
+    assert [*map(ledger_page.state, found.paths())] == ["simulated since its code changed (before: H100, 2026-11-28)"]
+
+
+def test_readme_counts_what_ran():
+    text = ledger_page.of_backend("| `sm89`: float32 |", ledger_of(row(), codes=(CODE, "other")))
+    assert text == "1 of 2 kernels, 1 of 1 host paths ran on H100, last on 2026-11-28"
+    assert ledger_page.of_backend("| `sm89`: float32 |", ledger_of()) == "simulated"
+
+
+def test_words_are_not_host_code():
+    code = 'def f(x):\n    return f"#{x}", "#", x\n'
+    words = '"""Says."""\n# one\ndef f(x):  # another\n    """Says."""\n\n    return f"#{x}", "#", x  # a third\n'
+    assert ledger.without_words(words) == ledger.without_words(code)
+    assert ledger.without_words(code) != ledger.without_words(code.replace('"#"', '"# "'))
+
+
+# what is run
+
+
+def test_cases_cover_every_kernel_and_path_of_float32():
+    codes = {recipe: str(n) for n, recipe in enumerate(evidence.digests.labelled("sm89", "sm89").values())}
+    paths = {case.path for case in candidates("sm89", "sm89")}
+    chosen = covering("sm89", "sm89", set(codes.values()), paths, codes, ())
+    assert {case.path for case in chosen} == paths
+    launched = {codes.get(recipe) for case in chosen for recipe in case.recipes()}
+    assert launched >= set(codes.values()) == covers("sm89", "sm89", codes)
+    without = covering("sm89", "sm89", set(), {chosen[0].path}, codes, {chosen[0].name})
+    assert [case.path for case in without] == [chosen[0].path] and without[0].name != chosen[0].name
+
+
+def test_a_case_is_known_by_its_name_and_the_tests_exist():
+    case = next(iter(candidates("sm89", "sm89")))
+    assert matches(case.name, "sm89 forward K=64") and not matches(case.name, "K=64 sm89: forward")
+    assert all((ON_GPU / file).exists() for file in evidence.ALL_TESTS.values())
+    assert {path.partition(":")[0] for path in [*evidence.ALL_TESTS, evidence.TWO_GPUS]} <= set(ledger.HOST_CODE)
+
+
+def test_a_path_of_tests_ran_when_each_of_them_did():
+    first, *others = gpu_tests("pool: prefill from and to slots")
+    document = evidence.document([row(case=first.name, path=first.path, codes=[])])
+    known = next(each for each in Ledger(document).paths() if each.name == first.path)
+    assert known.state == SIMULATED and ledger_page.state(known) == "in part: H100, 2026-11-28"
+    left = evidence.lacking(Ledger(document), evidence.parse("sm89"))
+    assert first not in left and all(test in left for test in others)
+    document = evidence.document([row(case=test.name, path=test.path, codes=[]) for test in (first, *others)])
+    assert [each.state for each in Ledger(document).paths() if each.name == first.path] == [RAN]
+
+
+def test_a_case_that_no_test_has_any_more_is_left_out():
+    test = gpu_tests("pool: prefill from and to slots")[0]
+    document = evidence.document([row(case=name, path=test.path) for name in (test.name, "file.py::test_of_before")])
+    assert [run["case"] for run in document["runs"]] == [test.name]
+
+
+def test_a_long_test_runs_in_parts_that_have_each_of_its_cases_once(pytestconfig):
+    (part_of,) = (each.Part for each in pytestconfig.pluginmanager.get_plugins() if hasattr(each, "Part"))
+    parts = [test for test in gpu_tests("sm90: tests of the forward") if test.test in evidence_cases.PARTS]
+    assert [test.name[-11:] for test in parts] == [f"part {n} of 4" for n in (1, 2, 3, 4)]
+    assert {test.test for path in evidence.ALL_TESTS for test in gpu_tests(path)} >= evidence_cases.PARTS.keys()
+    found = []
+    for test in parts:
+        found += [*range(10)][part_of(f"{test.part}/{test.parts}").chosen]
+    assert sorted(found) == [*range(10)]
+    with pytest.raises(pytest.UsageError, match="K < N, such as 0/3; found '3/3'"):
+        part_of("3/3")
+
+
+@pytest.fixture
+def of_the_reference(monkeypatch):
+    """A case whose kernels are torch's, its inputs, and what is right for them."""
+    monkeypatch.setitem(PATHS, "reference", PATHS["sm89"])
+    words = "float32 K=8 V=16 C=32 bounded dt_bias=true l2norm beta=sigmoid state_dtype=float32 final_state=true packed"
+    case = Case("reference", "sm89", f"{words} state_v_first=true", "as the plan says", RECOMPUTED, tokens=80)
+    return case, *evidence_run.right(evidence_run.reused(case), "slow", "cpu", None)
+
+
+def test_a_right_case_is_within_every_budget(of_the_reference):
+    used = []
+    assert [*evidence_run.checked(*of_the_reference, "cpu", used)] == []
+    assert {name for *_, name in used} == {"o", "ht", "dq", "dk", "dv", "dg", "dbeta", "dA_log", "ddt_bias", "dh0"}
+
+
+def test_one_wrong_element_and_other_bits_of_a_second_call_are_told(of_the_reference, monkeypatch):
+    right, calls = evidence_run.called, []
+
+    def wrong(*arguments):
+        found = right(*arguments)
+        calls.append(found["dk"][0, 3, 0, 5].mul_(1.5 if not calls else 1.0))
+        return found
+
+    monkeypatch.setattr(evidence_run, "called", wrong)
+    first, second = evidence_run.checked(*of_the_reference, "cpu", [])
+    assert first.startswith("dk is ") and "times its budget" in first
+    assert second == "a second call, with nan in fresh memory, gives other bits: dk"
+
+
+def test_a_gpu_looks_as_it_is_stated_in_every_thread():
+    stated, found = Host("cuda:0", "A100", (8, 0), 3), []
+    with evidence_run.on(stated):
+        thread = threading.Thread(target=lambda: found.append(detect("cuda:0")))
+        thread.start()
+        thread.join()
+    assert found == [stated] and detect("cpu").device == "cpu"
+
+
+WORKER = """
+import json, os, sys, time
+for line in sys.stdin:
+    name = json.loads(line)
+    if name.endswith("crash"):
+        os._exit(9)
+    if name.endswith("hang"):
+        time.sleep(600)
+    print(json.dumps(dict(json.loads(sys.argv[1]), case=name)))
+    print("null", flush=True)
+"""
+
+
+class Runner(evidence.Runner):
+    started = 0
+
+    def limit(self, job):
+        return 0.5 if job.name.endswith("hang") else 300.0
+
+    def start(self, device):
+        self.started += 1
+        argv = [sys.executable, "-c", WORKER, json.dumps(row())]
+        pipe = evidence.subprocess.PIPE
+        return evidence.subprocess.Popen(argv, stdin=pipe, stdout=pipe, text=True)
+
+
+def test_a_case_that_crashes_or_hangs_does_not_lose_the_others(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(evidence, "failure", lambda job, why, device: row(case=job.name, outcome=why))
+    jobs = [GpuTest(PATH, f"{PATH} {word}") for word in ("first", "crash", "second", "hang", "third")]
+    asked = argparse.Namespace(minutes=5, workers=1, builders=1, tokens=0)
+    runner = Runner(asked, jobs, tmp_path)
+    runner.run(["cpu"])
+    outcomes = {run["case"].rpartition(" ")[2]: run["outcome"] for run in evidence.rows_of(tmp_path / "evidence.json")}
+    assert outcomes == {"first": "ok", "second": "ok", "third": "ok", "crash": "the process ended with 9",
+                        "hang": "took longer than 0 s"}
+    assert runner.started == 3
+
+
+PROGRAM = """
+import json, sys
+file = sys.argv[sys.argv.index("--json") + 1]
+rows = json.load(open(file))
+rows += [{"case": "a call, 64 channels", "outcome": "ok", "errors": {}, "seconds": 1.0},
+         {"case": "a graph", "outcome": "failed", "errors": {"rank 1 dq": "0.3"}, "seconds": 2.0}]
+json.dump(rows, open(file, "w"))
+"""
+
+
+def test_rows_of_two_gpus_go_into_the_ledger_and_do_not_run_again(tmp_path, monkeypatch):
+    (tmp_path / "matrix_of_a_test.py").write_text(PROGRAM)
+    monkeypatch.setattr(evidence, "MATRIX", tmp_path / "matrix_of_a_test.py")
+    monkeypatch.setattr(evidence, "pairs_of_gpus", lambda: ["a layer", "a call, 64 channels", "a graph"])
+    monkeypatch.setattr(evidence, "card", lambda: "H100")
+    before = row(case="parallel: a layer", path=evidence.TWO_GPUS, codes=[])
+    known = Ledger(evidence.document([before]))
+    asked = argparse.Namespace(minutes=1, workers=1, no_matrix=False, again=False)
+    runner = evidence.Runner(asked, [], tmp_path)
+    evidence.matrix(asked, runner, known, 1)
+    assert runner.rows == {}
+    evidence.matrix(asked, runner, known, 2)
+    assert {name: (run["outcome"], run["errors"]) for name, run in runner.rows.items()} == {
+        "parallel: a call, 64 channels": ("ok", []), "parallel: a graph": ("failed", ["rank 1 dq: 0.3"]),
+    }
+    (path,) = (each for each in known.paths() if each.name == evidence.TWO_GPUS)
+    assert path.state == SIMULATED and len(known.needed[path.name]) == 3
+    failed = next(each for each in Ledger(evidence.document([before, *runner.rows.values()])).paths("parallel"))
+    assert failed.state == FAILED
+
+
+def test_what_ran_or_failed_with_this_code_is_not_run_again():
+    jobs = evidence.lacking(Ledger(evidence.document([])), evidence.parse("sm89"))
+    case = next(job for job in jobs if isinstance(job, Case))
+    codes = evidence.codes_of(Ledger(evidence.document([])), case.backend, case.arch)
+    for outcome in ("ok", "wrong"):
+        run = row(case=case.name, path=case.path, outcome=outcome, codes=[codes[recipe] for recipe in case.recipes()])
+        known = Ledger(evidence.document([run]))
+        later = evidence.lacking(known, evidence.parse("sm89"))
+        assert later and case not in later
+    assert case in evidence.lacking(known, evidence.parse("sm89"), again=True)
+
+
+def test_rows_of_the_simulator_cannot_be_merged(tmp_path):
+    evidence.save(tmp_path / "evidence.json", [row(card=evidence.SIMULATOR)])
+    with pytest.raises(SystemExit, match="not of a GPU"):
+        evidence.merge([tmp_path / "evidence.json"])

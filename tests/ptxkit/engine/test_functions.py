@@ -1,0 +1,226 @@
+"""Calls of a program's own device functions: arguments, recursion, pointers, divergence."""
+
+import pytest
+import torch
+
+from ptxkit.launches import launch
+from ptxkit.ptx import PtxError
+
+pytestmark = pytest.mark.simulated
+
+LANES = range(32)
+
+
+def module(functions, body, variables="", registers=""):
+    """A kernel `k` of one tensor: lane in %r0, its own four bytes at [%rd2]."""
+    return f"""
+.version 8.0
+.target sm_90
+.address_size 64
+{functions}
+{variables}
+.visible .entry k(.param .u64 out)
+{{
+    .reg .pred %p<4>; .reg .b32 %r<16>; .reg .b64 %rd<8>;
+    {registers}
+    ld.param.u64 %rd1, [out];
+    mov.u32 %r0, %tid.x;
+    mul.wide.u32 %rd2, %r0, 4;
+    add.s64 %rd2, %rd1, %rd2;
+    {body}
+    st.global.u32 [%rd2], %r1;
+    ret;
+}}
+"""
+
+
+def call(callee, *arguments, result="%r1", prototype=""):
+    """The lines that nvcc writes around a call of 32-bit arguments."""
+    passed = "".join(f".param .b32 a{n}; st.param.b32 [a{n}], {a};\n" for n, a in enumerate(arguments))
+    names = ", ".join(f"a{n}" for n in range(len(arguments)))
+    return f"{{ {passed} .param .b32 r; {prototype}\n call.uni (r), {callee}, ({names})" + (
+        f", proto;\n ld.param.b32 {result}, [r]; }}" if prototype else f";\n ld.param.b32 {result}, [r]; }}"
+    )
+
+
+def results(ptx, **options):
+    out = torch.full((32,), -1, dtype=torch.int32)
+    run = launch(ptx, grid=1, block=32, args=[out], **options)
+    return out.tolist(), run
+
+
+FIBONACCI = f"""
+.func (.param .b32 r0) fib(.param .b32 n0)
+{{
+    .reg .pred %p<2>; .reg .b32 %r<8>;
+    ld.param.b32 %r1, [n0];
+    setp.lt.s32 %p1, %r1, 2;
+    mov.u32 %r5, %r1;
+    @%p1 bra DONE;
+    sub.s32 %r2, %r1, 1;
+    {call("fib", "%r2", result="%r3")}
+    sub.s32 %r2, %r1, 2;
+    {call("fib", "%r2", result="%r4")}
+    add.s32 %r5, %r3, %r4;
+DONE:
+    st.param.b32 [r0], %r5;
+    ret;
+}}
+"""
+
+
+def test_a_recursion_keeps_what_each_of_its_calls_has():
+    numbers = [0, 1]
+    while len(numbers) < 11:
+        numbers.append(numbers[-1] + numbers[-2])
+    out, run = results(module(FIBONACCI, "rem.u32 %r2, %r0, 11;\n" + call("fib", "%r2")))
+    assert out == [numbers[lane % 11] for lane in LANES] and not run.findings
+
+
+def test_a_recursion_under_a_random_schedule_gives_the_same():
+    ptx = module(FIBONACCI, "rem.u32 %r2, %r0, 7;\n" + call("fib", "%r2"))
+    assert results(ptx)[0] == results(ptx, schedule=3)[0] == results(ptx, clock=True)[0]
+
+
+def test_a_recursion_that_does_not_end_is_found():
+    _, run = results(module(FIBONACCI.replace("@%p1 bra DONE;", ""), call("fib", "%r0")))
+    assert "a recursion deeper than 4096 calls" in run.findings[0].says
+
+
+CHAIN = """
+.func (.param .b32 r0) chain(.param .b64 outer, .param .b32 n0)
+{
+    .local .align 8 .b8 mine[8];
+    .reg .pred %p<2>; .reg .b32 %r<8>; .reg .b64 %rd<4>;
+    ld.param.b64 %rd1, [outer];
+    ld.param.b32 %r1, [n0];
+    st.local.u32 [mine], %r1;
+    ld.u32 %r2, [%rd1];
+    st.local.u32 [mine+4], %r2;
+    setp.eq.s32 %p1, %r1, 0;
+    mov.u32 %r3, 0;
+    @%p1 bra DONE;
+    mov.u64 %rd2, mine;
+    cvta.local.u64 %rd2, %rd2;
+    sub.s32 %r4, %r1, 1;
+    { .param .b64 a; st.param.b64 [a], %rd2; .param .b32 b; st.param.b32 [b], %r4; .param .b32 r;
+      call (r), chain, (a, b);
+      ld.param.b32 %r3, [r]; }
+DONE:
+    ld.local.u32 %r5, [mine];
+    ld.local.u32 %r6, [mine+4];
+    mad.lo.s32 %r3, %r3, 100, %r5;
+    mad.lo.s32 %r3, %r3, 10, %r6;
+    st.param.b32 [r0], %r3;
+    ret;
+}
+"""
+CHAIN_CALL = """
+    .local .align 8 .b8 base[8];
+    mov.u32 %r3, 9;
+    st.local.u32 [base], %r3;
+    mov.u64 %rd3, base;
+    cvta.local.u64 %rd3, %rd3;
+    {start}
+    { .param .b64 a; st.param.b64 [a], %rd3; .param .b32 b; st.param.b32 [b], %r2; .param .b32 r;
+      call (r), chain, (a, b);
+      ld.param.b32 %r1, [r]; }
+"""
+
+
+def chain(outer, n):
+    return ((chain(n, n - 1) if n else 0) * 100 + n) * 10 + outer
+
+
+def test_each_call_of_a_recursion_has_variables_of_its_own_that_it_may_point_to():
+    body = CHAIN_CALL.replace("{start}", "and.b32 %r2, %r0, 1;")
+    out, run = results(module(CHAIN, body))
+    assert out == [chain(9, lane & 1) for lane in LANES] and not run.findings
+
+
+def test_a_stack_that_is_full_is_found():
+    _, run = results(module(CHAIN, CHAIN_CALL.replace("{start}", "mov.u32 %r2, 1000;")))
+    assert "the stack of a thread is full" in run.findings[0].says
+
+
+def arithmetic(name, operation):
+    return f"""
+.func (.param .b32 r0) {name}(.param .b32 x0)
+{{
+    .reg .b32 %r<3>;
+    ld.param.b32 %r1, [x0];
+    {operation} %r2, %r1, 3;
+    st.param.b32 [r0], %r2;
+    ret;
+}}
+"""
+
+
+THREE = arithmetic("more", "add.s32") + arithmetic("less", "sub.s32") + arithmetic("times", "mul.lo.s32")
+TABLE = ".global .align 8 .u64 table[3] = {more, generic(less), times};"
+LOOK_UP = """
+    rem.u32 %r2, %r0, 3;
+    mul.wide.u32 %rd3, %r2, 8;
+    mov.u64 %rd4, table;
+    add.s64 %rd4, %rd4, %rd3;
+    ld.global.u64 %rd5, [%rd4];
+"""
+PROTOTYPE = "proto: .callprototype (.param .b32 _) _ (.param .b32 _);"
+WANTED = [(lane + 3, lane - 3, lane * 3)[lane % 3] for lane in LANES]
+
+
+def test_lanes_may_call_different_functions_by_address():
+    out, run = results(module(THREE, LOOK_UP + call("%rd5", "%r0", prototype=PROTOTYPE), TABLE))
+    assert out == WANTED and not run.findings
+
+
+def test_lanes_meet_again_after_a_call_by_address():
+    after = "{ .reg .b32 %m; activemask.b32 %m; popc.b32 %m, %m; mad.lo.s32 %r1, %r1, 100, %m; }"
+    out, _ = results(module(THREE, LOOK_UP + call("%rd5", "%r0", prototype=PROTOTYPE) + after, TABLE))
+    assert out == [w * 100 + 32 for w in WANTED]
+
+
+def test_lanes_whose_guard_fails_do_not_call():
+    guarded = call("more", "%r0").replace("call.uni", "@%p1 call")
+    out, run = results(module(THREE, "setp.lt.u32 %p1, %r0, 5;\n mov.u32 %r1, 77;\n" + guarded))
+    assert out[:5] == [lane + 3 for lane in range(5)] and not run.findings
+
+
+def test_an_address_that_is_no_function_is_found():
+    body = "mov.u64 %rd5, more; add.s64 %rd5, %rd5, 2;" + call("%rd5", "%r0", prototype=PROTOTYPE)
+    _, run = results(module(THREE, body))
+    assert "is not the address of a function with these arguments" in run.findings[0].says
+
+
+def test_a_function_that_returns_early_returns_for_those_lanes_alone():
+    early = """
+.func (.param .b32 r0) early(.param .b32 x0)
+{
+    .reg .pred %p<2>; .reg .b32 %r<3>;
+    ld.param.b32 %r1, [x0];
+    st.param.b32 [r0], %r1;
+    setp.lt.u32 %p1, %r1, 10;
+    @%p1 ret;
+    neg.s32 %r1, %r1;
+    st.param.b32 [r0], %r1;
+    ret;
+}
+"""
+    out, run = results(module(early, call("early", "%r0") + "bar.warp.sync -1;"))
+    assert out == [lane if lane < 10 else -lane for lane in LANES] and not run.findings
+
+
+def test_a_barrier_in_a_function_waits_for_all_lanes():
+    function = THREE.replace("add.s32 %r2", "bar.sync 0;\n add.s32 %r2")
+    out, run = results(module(function, call("more", "%r0")))
+    assert out == [lane + 3 for lane in LANES] and not run.findings
+
+
+def test_a_call_with_arguments_of_other_sizes_is_refused():
+    with pytest.raises(PtxError, match=r"arguments of \[4, 4\] bytes.*\[4\] and \[4\], as more declares them"):
+        results(module(THREE, call("more", "%r0", "%r0")))
+
+
+def test_a_function_that_is_not_defined_is_refused():
+    with pytest.raises(PtxError, match="a call of other, which this module does not define"):
+        results(module(".extern .func (.param .b32 r) other(.param .b32 x);", call("other", "%r0")))

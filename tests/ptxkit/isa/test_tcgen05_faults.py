@@ -1,0 +1,448 @@
+"""tcgen05: what orders its operations, every way of using them wrongly that is reported, and what is refused."""
+
+import pytest
+import torch
+from assembly import kinds
+from tensor_core import (
+    A_AT,
+    B_AT,
+    STORED,
+    UNDER_ANY_SCHEDULE,
+    WAIT,
+    Operand,
+    commit,
+    copy,
+    descriptor,
+    idesc,
+    image_of,
+    mma,
+    multiply,
+    operands,
+    operands_of_a_pair,
+    pattern,
+    random_image,
+    run,
+    source,
+    values,
+    with_d,
+)
+
+from ptxkit.launches import launch
+from ptxkit.ptx import PtxError
+
+pytestmark = pytest.mark.simulated
+
+BF16 = idesc("bf16", "bf16", 128, 32)
+
+
+def plain(descriptors=(None, None), number=BF16, **options):
+    """One mma that writes 32 columns, in a run that may find something."""
+    a, b = operands("bf16", 128, 32)
+    image = image_of(a, b)
+    for operand, chosen in zip((a, b), descriptors):
+        operand.descriptor = operand.descriptor if chosen is None else chosen
+    return multiply(a, b, 128, 32, number=number, image=image, strict=False, **options)[1]
+
+
+def races(result):
+    return any(kind.startswith("race") for kind in kinds(result))
+
+
+# ---- order
+
+
+@UNDER_ANY_SCHEDULE
+def test_to_read_d_without_waiting_is_a_race(schedule):
+    assert races(plain(wait="", **schedule))
+
+
+@UNDER_ANY_SCHEDULE
+def test_operands_need_a_proxy_fence(schedule):
+    assert kinds(plain(fence="", **schedule)) == ["proxy"]
+
+
+def test_operands_need_a_barrier_too():
+    assert races(plain(sync=""))
+
+
+@UNDER_ANY_SCHEDULE
+def test_without_a_commit_nothing_arrives(schedule):
+    assert kinds(plain(commit="", **schedule)) == ["deadlock"]
+
+
+@UNDER_ANY_SCHEDULE
+def test_a_commit_by_another_thread_says_nothing_of_the_mma(schedule):
+    by_thread = "setp.eq.u32 %p7, %r0, {}; bar.warp.sync 0xffffffff; @%p7 " + commit() + WAIT
+    assert races(plain(commit="", wait=by_thread.format(1), **schedule))
+    assert not plain(commit="", wait=by_thread.format(0), **schedule).findings
+
+
+@UNDER_ANY_SCHEDULE
+def test_operands_may_not_be_overwritten_before_the_commit_is_seen(schedule):
+    overwrite = f"mov.u32 %r12, 0;\n @%p3 st.shared.u32 [{A_AT}], %r12;\n"
+    assert races(plain(wait=overwrite + WAIT, **schedule))
+    assert not plain(wait=WAIT + overwrite, **schedule).findings
+
+
+@UNDER_ANY_SCHEDULE
+def test_an_mma_may_not_overtake_a_store_to_tensor_memory(schedule):
+    assert "race-write-read" in kinds(plain(accumulate=1, stored="", **schedule))
+
+
+LOAD = "tcgen05.ld.sync.aligned.32x32b.x1.b32 {%x100}, [%r9];"
+
+
+@UNDER_ANY_SCHEDULE
+@pytest.mark.parametrize(
+    "then, expected",
+    [("tcgen05.wait::ld.sync.aligned;", []), ("add.u32 %x101, %x100, 1;", []), ("", ["race-read-write"])],
+    ids=["wait", "use", "nothing"],
+)
+def test_d_may_be_replaced_once_it_is_loaded(then, expected, schedule):
+    assert kinds(plain(stored=STORED + LOAD + then, **schedule)) == expected
+
+
+# thread 0 multiplies and may tell warp 1 through a barrier; thread 32 adds to the same D and commits
+TWO_ISSUERS = """
+    setp.eq.u32 %p7, %r0, 32;
+    @!%p3 bra first;
+    {one}
+first:
+    {between}
+    @!%p7 bra issued;
+    {two}
+"""
+
+
+@pytest.mark.parametrize("between", ["bar.sync 1;", ""])
+@UNDER_ANY_SCHEDULE
+def test_operations_of_two_warps_are_ordered_by_what_orders_the_warps(between, schedule):
+    a, b = operands("bf16", 128, 32)
+    one, two = (mma("f16", (a.descriptor, b.descriptor), BF16, accumulate=n) for n in (0, 1))
+    text = source("ISSUE", 64, 0x8000)
+    text = text.replace("@!%p3 bra issued;\n    ISSUE", TWO_ISSUERS.format(one=one, between=between, two=two))
+    cells = pattern(1, 64)
+    out = torch.zeros_like(cells)
+    result = launch(text, grid=1, block=128, args=[image_of(a, b), cells, out], **schedule)
+    if between:
+        assert not result.findings and torch.equal(out, with_d(cells, 2 * a.x @ b.x.T, 128, 32))
+    else:
+        assert races(result)
+
+
+# thread 32 writes a word of A and tells thread 0, which multiplies; thread 64 knows of the commit alone
+HAND_OVER = f"""
+    setp.eq.u32 %p7, %r0, 32;
+    mov.u32 %r12, 0;
+    @%p7 st.shared.u32 [{A_AT}], %r12;
+    fence.proxy.async.shared::cta;
+    setp.gt.u32 %p8, %r2, 1;
+    @%p8 bra issued;
+    bar.sync 1, 64;
+"""
+
+
+@UNDER_ANY_SCHEDULE
+def test_who_sees_a_commit_knows_what_its_operations_knew(schedule):
+    a, b = operands("bf16", 128, 32)
+    overwrite = f"setp.eq.u32 %p7, %r0, 64;\n @%p7 st.shared.u32 [{A_AT}], %r0;\n"
+    text = source(mma("f16", (a.descriptor, b.descriptor), BF16), 64, 0x8000, wait=WAIT + overwrite)
+    text = text.replace("    @!%p3 bra issued;", HAND_OVER + "    @!%p3 bra issued;")
+    cells = pattern(1, 64)
+    result = launch(text, grid=1, block=128, args=[image_of(a, b), cells, cells.clone()], **schedule)
+    assert not result.findings
+
+
+@UNDER_ANY_SCHEDULE
+def test_a_commit_speaks_for_the_tensor_core_of_its_own_cta(schedule):
+    a, b = operands("bf16", 128, 32)
+    issue = mma("f16", (a.descriptor, b.descriptor), BF16)
+    meet = "barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;"
+    first = f"{meet} setp.ne.u32 %p7, %r4, 1; @%p7 bra met; @!%p2 bra met; {issue} met: {meet}"
+    tell = commit(2).replace("cta_group::2", "cta_group::1")  # CTA 0 tells CTA 1, which has committed nothing
+    cells, images = pattern(2, 64), torch.stack([image_of(a, b)] * 2)
+    text = source(issue, 64, 0x8000, 1, 2, sync=first, commit=tell)
+    assert races(launch(text, grid=2, block=128, cluster=2, args=[images, cells, cells.clone()], **schedule))
+    own = f"@%p7 bra told; @!%p2 bra told; {commit()} told:" + WAIT  # with its own commit the barrier counts two
+    text = source(issue, 64, 0x8000, 1, 2, sync=first, commit=commit(), wait=own)
+    assert not launch(text, grid=2, block=128, cluster=2, args=[images, cells, cells.clone()], **schedule).findings
+
+
+def test_columns_may_not_be_freed_under_a_running_mma():
+    result = plain(wait="", load="")
+    assert kinds(result) == ["race-write-write"]
+    assert result.findings[0].place.ptx.startswith("@%p1 tcgen05.dealloc")
+
+
+def test_a_cta_may_not_exit_while_its_peer_still_multiplies():
+    leave = "barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned; setp.ne.u32 %p7, %r4, 0; @%p7 exit;"
+    parts, images = operands_of_a_pair(values("bf16", 256, 1), values("bf16", 32, 2))
+    _, result, _ = multiply(*parts, 256, 32, group=2, image=images, sync=leave, end="", strict=False)
+    assert "peer-exited" in kinds(result)
+
+
+# ---- descriptors
+
+OK = 1 << 46
+
+
+@pytest.mark.parametrize(
+    "descriptors, says",
+    [
+        ((OK | 3 << 61, None), "swizzle (bits 61-63) 3"),
+        ((OK | 5 << 61, None), "swizzle (bits 61-63) 5"),
+        ((None, OK | 7 << 61), "swizzle (bits 61-63) 7"),
+        ((0, None), "bits 46-48 are 0"),
+        ((OK | 1 << 50 | 2 << 61, None), "base offset (bits 49-51) 2"),
+        ((OK | 1 << 52 | 2 << 61, None), "bit 52"),
+        ((None, OK | 1 << 57), "bits 53-60 are 0x10"),
+        ((OK | 1 << 61, None), "128B swizzle of 32B atoms"),
+    ],
+)
+def test_a_bad_matrix_descriptor_is_described(descriptors, says):
+    (finding,) = plain(descriptors).findings
+    name = "A" if descriptors[0] is not None else "B"
+    assert finding.kind in ("descriptor", "unsupported")
+    assert says in finding.says and f"{name} descriptor 0x" in finding.says
+
+
+@pytest.mark.parametrize(
+    "number, says",
+    [
+        (idesc("bf16", "bf16", 96, 32), "M=96"),
+        (idesc("bf16", "bf16", 256, 32), "M=256"),
+        (idesc("bf16", "bf16", 32, 32), "M=32"),
+        (idesc("bf16", "bf16", 128, 0), "N=0"),
+        (idesc("bf16", "bf16", 128, 264), "N=264"),
+        (BF16 | 4 << 7, "types 5"),
+        (BF16 & ~0x30, "D of type 0"),
+        (BF16 | 1 << 5, "D of type 3"),
+        (BF16 | 1 << 2, "sparse"),
+        (BF16 | 1 << 3, "saturation"),
+        (BF16 | 1 << 6, "bits 6, 23 and 29"),
+        (BF16 | 1 << 23, "bits 6, 23 and 29"),
+        (BF16 | 1 << 29, "bits 6, 23 and 29"),
+        (BF16 | 1 << 30, "for .ws alone"),
+    ],
+)
+def test_a_bad_instruction_descriptor_is_described(number, says):
+    (finding,) = plain(number=number).findings
+    assert finding.kind in ("descriptor", "unsupported")
+    assert says in finding.says and f"idesc {number:#x}" in finding.says
+
+
+@pytest.mark.parametrize(
+    "name, m, n, group, ws, taken",
+    [
+        ("u8", 128, 24, 1, "", True),
+        ("u8", 128, 40, 1, "", False),
+        ("u8", 128, 48, 1, "", True),
+        ("u8", 256, 48, 2, "", False),
+        ("bf16", 128, 24, 1, "", True),
+        ("bf16", 256, 24, 2, "", False),
+        ("bf16", 256, 48, 2, "", True),
+        ("bf16", 64, 32, 1, ".ws", False),
+        ("bf16", 64, 64, 1, ".ws", True),
+    ],
+)
+def test_each_kind_has_its_own_values_of_n(name, m, n, group, ws, taken):
+    a, b = operands(name, 128, 64)
+    image = torch.stack([image_of(a, b)] * group)
+    _, result, _ = multiply(a, b, m, n, group=group, ws=ws, image=image, strict=False)
+    assert [f"N={n} is" in f.says for f in result.findings] == ([] if taken else [True])
+
+
+@pytest.mark.parametrize("n, taken", [(24, False), (32, True)])
+def test_eight_bit_transposed_b_takes_whole_groups_of_columns(n, taken):
+    a = Operand("e4m3", values("e4m3", 128, 1), A_AT, "128B")
+    b = Operand("e4m3", values("e4m3", 32, 2), B_AT, "32B", mn_major=True)
+    _, result, _ = multiply(a, b, 128, n, strict=False)
+    assert kinds(result) == ([] if taken else ["descriptor"])
+
+
+@pytest.mark.parametrize(
+    "name, says",
+    [("tf32", "128B swizzle of 32B atoms"), ("e2m1", "elements of 4 bits cannot be transposed")],
+)
+def test_what_cannot_be_transposed(name, says):
+    a, b = operands(name, 128, 32)
+    image = image_of(a, b)
+    _, result, _ = multiply(a, b, 128, 32, image=image, flags={"transpose_b": True}, strict=False)
+    assert kinds(result) == ["descriptor"] and says in result.findings[0].says
+
+
+def test_a_in_tensor_memory_cannot_be_transposed():
+    _, b = operands("bf16", 128, 32)
+    issue = mma("f16", (0, b.descriptor), BF16 | 1 << 15, a="[%r8+40]")
+    _, result = run(issue, image=image_of(b), strict=False)
+    assert kinds(result) == ["descriptor"] and "A in tensor memory cannot be transposed" in result.findings[0].says
+
+
+@pytest.mark.parametrize(
+    "m, d, a, says",
+    [
+        (128, 1, None, "D of M=128 starts in lane 1;"),
+        (128, 16, None, "D of M=128 starts in lane 16;"),
+        (64, 8, None, "D of M=64 starts in lane 8;"),
+        (128, 0, 16, "A starts in lane 16 and D in lane 0"),
+        (64, 16, 0, "A starts in lane 0 and D in lane 16"),
+    ],
+)
+def test_matrices_start_in_the_lanes_that_their_layout_has(m, d, a, says):
+    left, right = operands("bf16", m, 32)
+    where = "%rd10" if a is None else f"[%r8+{(a << 16) + 40}]"
+    descriptors, number = (left.descriptor, right.descriptor), idesc("bf16", "bf16", m, 32)
+    issue = mma("f16", descriptors, number, d=f"%r8+{d << 16}", a=where)
+    _, result = run(issue, image=image_of(left, right), strict=False)
+    assert kinds(result) == ["tmem"] and says in result.findings[0].says
+
+
+def test_where_a_lies_for_a_small_ws_is_not_known():
+    _, b = operands("bf16", 64, 64)
+    issue = mma("f16", (0, b.descriptor), idesc("bf16", "bf16", 64, 64), a="[%r8+40]", ws=".ws")
+    _, result = run(issue, image=image_of(b), strict=False)
+    assert kinds(result) == ["unsupported"] and "not documented" in result.findings[0].says
+
+
+@pytest.mark.parametrize("d, a, says", [(40, None, "D takes columns 40 to 71"), (0, 60, "A takes columns 60 to 67")])
+def test_unallocated_columns_are_refused(d, a, says):
+    left, right = operands("bf16", 128, 32)
+    where = "%rd10" if a is None else f"[%r8+{a}]"
+    issue = mma("f16", (left.descriptor, right.descriptor), BF16, d=f"%r8+{d}", a=where)
+    _, result = run(issue, image=image_of(left, right), strict=False)
+    assert kinds(result) == ["tmem"] and says in result.findings[0].says
+
+
+def test_a_descriptor_that_leaves_shared_memory_is_found():
+    assert "out-of-bounds" in kinds(plain((descriptor(0x20000, 16, 1024, "128B"), None)))
+
+
+def test_unwritten_operands_are_found():
+    assert kinds(plain((None, descriptor(0x400, 16, 256, "none")))) == ["uninitialised"]
+
+
+def test_a_wrong_stride_gives_a_wrong_product():
+    a, b = operands("bf16", 128, 32)
+    image = image_of(a, b)
+    right, _, cells = multiply(a, b, 128, 32, image=image)
+    a.descriptor = descriptor(A_AT, 16, 512, "128B")
+    wrong, _, _ = multiply(a, b, 128, 32, image=image)
+    assert torch.equal(right, with_d(cells, a.x @ b.x.T, 128, 32)) and not torch.equal(right, wrong)
+
+
+@pytest.mark.parametrize("field, says", [(1 << 56, "a column shift"), (1 << 61, "a column shift")])
+def test_a_column_shift_is_refused(field, says):
+    a, b = operands("f16", 32, 64)
+    before = f"mov.b64 %rd12, {field};\n"
+    _, result, _ = multiply(a, b, 32, 64, ws=".ws", before=before, tail=", %rd12", strict=False)
+    assert kinds(result) == ["unsupported"] and says in result.findings[0].says
+
+
+def test_an_f16_result_cannot_be_scaled():
+    a, b = operands("f16", 128, 32)
+    _, result, _ = multiply(a, b, 128, 32, d_type="f16", tail=", 3", strict=False)
+    assert kinds(result) == ["unsupported"] and "rounding is not documented" in result.findings[0].says
+
+
+# ---- cp, shift, commit
+
+
+@pytest.mark.parametrize(
+    "issue, kind, says",
+    [
+        (f"tcgen05.shift.cta_group::1.down [%r8+{1 << 16}];", "tmem", "lane 1;"),
+        (f"tcgen05.shift.cta_group::1.down [%r8+{160 << 16}];", "tmem", "lane 160;"),
+        ("tcgen05.shift.cta_group::1.down [%r8+60];", "tmem", "columns 60 to 67"),
+        (copy("32x128b.warpx4", descriptor(A_AT, 16, 128, "none"), "%r8+65536"), "tmem", "reaches lane 128"),
+        (copy("4x256b", descriptor(A_AT, 16, 128, "none"), "%r8+2097152"), "tmem", "reaches lane 128"),
+        (copy("128x256b", descriptor(A_AT, 16, 128, "none"), "%r8+60"), "tmem", "columns 60 to 67"),
+        (copy("128x256b", descriptor(A_AT, 16, 128, "128B/32B")), "descriptor", "128B swizzle of 32B atoms"),
+        (copy("128x256b", 3 << 61 | OK), "descriptor", "swizzle (bits 61-63) 3"),
+    ],
+)
+def test_copies_and_shifts_stay_within_what_there_is(issue, kind, says):
+    _, result = run(issue, image=random_image(64), strict=False)
+    assert kinds(result) == [kind] and says in result.findings[0].says
+
+
+def test_a_commit_needs_a_barrier():
+    _, result = run("", commit=commit().replace("smem+16", "smem+32"), strict=False)
+    assert kinds(result) == ["mbarrier"]
+    assert "there is no mbarrier at shared address 0x420" in result.findings[0].says
+
+
+def test_a_commit_needs_no_proxy_fence():
+    run("", fence="")
+
+
+def test_a_commit_without_a_wait_may_outlive_its_cta():
+    free = "@%p1 tcgen05.dealloc.cta_group::1.sync.aligned.b32 %r8, 64;"
+    run("", commit="", wait="", end=f"bar.sync 0; {free} @%p2 {commit()}")
+
+
+def test_a_commit_follows_the_initialisation_of_its_barrier():
+    late = "bar.sync 0; setp.eq.u32 %p7, %r0, 32; @%p7 mbarrier.init.shared::cta.b64 [smem+32], 1;"
+    to_it = commit().replace("smem+16", "smem+32")
+    assert kinds(run("", sync=late, commit=to_it, wait="", strict=False)[1]) == ["race-write-read"]
+    assert not run("", sync=late + "bar.sync 0;", commit=to_it, wait="")[1].findings
+
+
+@pytest.mark.parametrize("address, taken", [("cvta.shared.u64 %rd12, %rd13;", True), ("mov.u64 %rd12, %rd1;", False)])
+def test_a_commit_takes_a_generic_address_of_shared_memory(address, taken):
+    generic = "tcgen05.commit.cta_group::1.mbarrier::arrive::one.b64 [%rd12+16];"
+    _, result = run("", commit=f"mov.u64 %rd13, smem; {address} {generic}", wait=WAIT if taken else "", strict=False)
+    assert kinds(result) == ([] if taken else ["out-of-bounds"])
+
+
+@UNDER_ANY_SCHEDULE
+def test_a_barrier_may_be_invalidated_once_its_commit_is_seen(schedule):
+    inval = "bar.sync 0;\n @%p2 mbarrier.inval.shared.b64 [smem+16];\n"
+    assert not plain(wait=WAIT + inval, **schedule).findings
+
+
+# ---- what is refused
+
+
+@pytest.mark.parametrize(
+    "instruction, says",
+    [
+        ("mma.sp.cta_group::1.kind::f16 [%r8], %rd10, %rd11, [%r8], %r11, %p6;", "sparse"),
+        ("mma.cta_group::1.kind::f16.ashift [%r8], [%r8], %rd11, %r11, %p6;", ".ashift"),
+        ("mma.cta_group::1.kind::f64 [%r8], %rd10, %rd11, %r11, %p6;", "kind::f16, kind::f8f6f4"),
+        ("mma.kind::f16 [%r8], %rd10, %rd11, %r11, %p6;", "cta_group::1, cta_group::2"),
+        ("mma.cta_group::2.kind::f16 [%r8], %rd10, %rd11, %r11, %p6;", "one of them for the whole kernel"),
+        ("mma.cta_group::1.kind::i8 [%r8], %rd10, %rd11, %r11, %p6, 2;", "scale-input-d"),
+        ("mma.cta_group::1.kind::f16 [%r8], %rd10, %rd11, %r11, %p6, 16;", "immediates 0 to 15"),
+        ("mma.cta_group::1.kind::f16 [%r8], %rd10, %rd11, %r11, {%r1, %r2}, %p6;", "4 with cta_group::1"),
+        ("mma.cta_group::1.kind::f16.collector::b0::fill [%r8], %rd10, %rd11, %r11, %p6;", "collector::b0::fill"),
+        ("cp.cta_group::1.64x128b [%r8], %rd10;", "64x128b.warpx2::02_13"),
+        ("cp.cta_group::1.32x64b [%r8], %rd10;", "128x256b"),
+        ("commit.cta_group::1.b64 [smem];", "mbarrier::arrive::one"),
+        ("frob.cta_group::1 [%r8];", "mma"),
+    ],
+)
+def test_variants_that_are_not_simulated_are_refused_with_what_is(instruction, says):
+    with pytest.raises(PtxError) as caught:
+        run("tcgen05." + instruction)
+    assert says in str(caught.value) and instruction[:20] in str(caught.value)
+
+
+@pytest.mark.parametrize("target, taken", [("sm_100a", True), ("sm_103a", True), ("sm_90a", False), ("sm_120a", False)])
+def test_only_sm_100_and_sm_103_have_a_tensor_memory(target, taken):
+    if taken:
+        run("", target=target)
+    else:
+        with pytest.raises(PtxError, match="sm_100a, sm_103a"):
+            run("", target=target)
+
+
+def test_integers_are_for_sm_100_alone():
+    with pytest.raises(PtxError, match="kind::i8 on sm_103a"):
+        run(mma("i8", (0, 0), 0), target="sm_103a")
+
+
+def test_a_pair_needs_a_cluster():
+    ptx = source(copy("128x256b", descriptor(A_AT, 128, 256, "none"), group=2), 64, 16, group=2)
+    cells = pattern(1, 64)
+    result = launch(ptx, grid=1, block=128, args=[torch.zeros(16, dtype=torch.uint8), cells, cells.clone()])
+    assert kinds(result) == ["tmem"] and "has no peer" in result.findings[0].says

@@ -1,0 +1,497 @@
+"""Tensor memory from the side of the warps: who gets which columns, what ld and st move, and what their waits order."""
+
+import itertools
+
+import pytest
+import torch
+from assembly import kernel, kinds
+from tensor_core import LOADED, STORED, UNDER_ANY_SCHEDULE, float_bits, pattern, run, vector
+
+from ptxkit.launches import launch
+from ptxkit.ptx import PtxError
+
+pytestmark = pytest.mark.simulated
+
+QUIET = {"commit": "", "wait": ""}  # nothing for the tensor core to do
+
+# shape -> (lanes, columns of a repeat, registers of a repeat, (thread, register) -> (lane, column))
+SHAPES = {
+    "32x32b": (32, 1, 1, lambda t, r: (t, r)),
+    "16x64b": (16, 2, 1, lambda t, r: (t // 4 + 8 * (t % 2), t // 2 % 2 + 2 * r)),
+    "16x128b": (16, 4, 2, lambda t, r: (t // 4 + 8 * (r % 2), t % 4 + 4 * (r // 2))),
+    "16x256b": (16, 8, 4, lambda t, r: (t // 4 + 8 * (r // 2 % 2), 2 * (t % 4) + r % 2 + 8 * (r // 4))),
+    "16x32bx2": (16, 1, 1, lambda t, r: (t % 16, r)),
+}
+MOVES = [(shape, 1 << n) for shape in SHAPES for n in range(8) if SHAPES[shape][2] << n <= 128]
+
+
+def cells_of(shape, repeat, packed=False, imm=0):
+    """[thread][register] -> its cells (lane, column), relative to the address."""
+    spot, registers = SHAPES[shape][3], SHAPES[shape][2] * repeat
+    table = []
+    for t in range(32):
+        half = imm if shape == "16x32bx2" and t >= 16 else 0
+        spots = [spot(t, r) for r in range(registers)]
+        pairs = [[(lane, half + 2 * c), (lane, half + 2 * c + 1)] for lane, c in spots]
+        table.append(pairs if packed else [[(lane, half + c)] for lane, c in spots])
+    return table
+
+
+def spelled(what, shape, repeat, packed, imm, at="%r9"):
+    registers = vector(0, SHAPES[shape][2] * repeat)
+    modifier = {"ld": ".pack::16b", "st": ".unpack::16b"}[what] if packed else ""
+    second = f", {imm}" if shape == "16x32bx2" else ""
+    name = f"tcgen05.{what}.sync.aligned.{shape}.x{repeat}{modifier}.b32"
+    return f"{name} {registers}, [{at}]{second};" if what == "ld" else f"{name} [{at}]{second}, {registers};"
+
+
+def rows(verb, count, base):
+    """Moves registers of this thread from or to its row in global memory."""
+    quads = [(".v4.b32", vector(n, 4), n) for n in range(0, count - 3, 4)]
+    moves = quads + [(".b32", f"%x{n}", n) for n in range(count // 4 * 4, count)]
+    if verb == "ld":
+        return "\n".join(f"ld.global{kind} {registers}, [{base}+{4 * n}];" for kind, registers, n in moves)
+    return "\n".join(f"st.global{kind} [{base}+{4 * n}], {registers};" for kind, registers, n in moves)
+
+
+def columns_for(shape, repeat, packed, imm=0):
+    wanted = SHAPES[shape][1] * repeat * (2 if packed else 1) + imm
+    return max(32, 1 << (wanted - 1).bit_length(), 1 << (SHAPES[shape][2] * repeat - 1).bit_length())
+
+
+CASES = [(s, n, p) for (s, n), p in itertools.product(MOVES, (False, True)) if SHAPES[s][1] * n * (1 + p) <= 256]
+
+
+def test_cells_worked_out_by_hand():
+    assert cells_of("32x32b", 8)[9][5] == [(9, 5)]
+    assert cells_of("16x64b", 4)[7][3] == [(9, 7)]
+    assert cells_of("16x128b", 4)[13][5] == [(11, 9)]
+    assert cells_of("16x256b", 4)[13][11] == [(11, 19)]
+    assert cells_of("16x32bx2", 4, imm=32)[21][3] == [(5, 35)]
+    assert cells_of("16x32bx2", 4, packed=True, imm=8)[21][3] == [(5, 14), (5, 15)]
+
+
+def signed(x):
+    return x - 2**32 if x >= 2**31 else x
+
+
+@pytest.mark.spread(every=3)
+@pytest.mark.parametrize("shape, repeat, packed", CASES)
+def test_ld_gives_each_register_its_cells(shape, repeat, packed):
+    imm = SHAPES[shape][1] * repeat * (1 + packed) if shape == "16x32bx2" else 0
+    columns, table = columns_for(shape, repeat, packed, imm), cells_of(shape, repeat, packed, imm)
+    before = pattern(1, columns)[0].tolist()
+    for half in (0, 16)[: 1 + (SHAPES[shape][0] == 16)]:
+        ld = spelled("ld", shape, repeat, packed, imm, f"%r9+{half << 16}")
+        out, _ = run("", columns=columns, load=ld + LOADED + rows("st", len(table[0]), "%rd7"), **QUIET)
+        for warp, t in itertools.product(range(4), (0, 1, 2, 5, 15, 16, 21, 31)):
+            cells = [[before[32 * warp + half + lane][c] for lane, c in spots] for spots in table[t]]
+            wanted = [signed(x[0] & 0xFFFF | (x[1] & 0xFFFF) << 16) if packed else x[0] for x in cells]
+            assert out[0, 32 * warp + t, : len(wanted)].tolist() == wanted
+
+
+@pytest.mark.spread(every=3, first=1)
+@pytest.mark.parametrize("shape, repeat, packed", CASES)
+def test_st_gives_each_cell_its_register(shape, repeat, packed):
+    imm = SHAPES[shape][1] * repeat * (1 + packed) if shape == "16x32bx2" else 0
+    columns, table = columns_for(shape, repeat, packed, imm), cells_of(shape, repeat, packed, imm)
+    st = spelled("st", shape, repeat, packed, imm)
+    out, _ = run("", columns=columns, stored=STORED + rows("ld", len(table[0]), "%rd6") + st + STORED, **QUIET)
+    before = pattern(1, columns)[0].tolist()
+    wanted = pattern(1, columns)[0].tolist()
+    for warp, t in itertools.product(range(4), range(32)):
+        for r, spots in enumerate(table[t]):
+            value = before[32 * warp + t][r]
+            for n, (lane, column) in enumerate(spots):  # unpacked: poison above the half
+                wanted[32 * warp + lane][column] = (value >> 16 * n & 0xFFFF) - 65536 if packed else value
+    assert out[0].tolist() == wanted
+
+
+def test_what_pack_takes_apart_unpack_puts_together():
+    move = spelled("ld", "16x128b", 8, True, 0) + LOADED + spelled("st", "16x128b", 8, False, 0) + STORED
+    out, _ = run("", stored=STORED + move, **QUIET)
+    before = pattern(1, 64)[0, :, :64]
+    packed = (before[:, ::2] & 0xFFFF) | before[:, 1::2] << 16
+    wanted = before.clone()
+    for warp in range(4):
+        wanted[32 * warp : 32 * warp + 16, :32] = packed[32 * warp : 32 * warp + 16, :32]
+    assert torch.equal(out[0], wanted)
+
+
+# ---- ld.red
+
+
+@pytest.mark.parametrize("op, type_, flags, expected", [
+    ("min", "u32", "", lambda x: x.view(torch.uint32).to(torch.int64).amin(-1)),
+    ("max", "u32", "", lambda x: x.view(torch.uint32).to(torch.int64).amax(-1)),
+    ("min", "s32", "", lambda x: x.amin(-1)),
+    ("max", "s32", "", lambda x: x.amax(-1)),
+    ("min", "f32", "", lambda x: float_bits(x.view(torch.float32).nan_to_num(nan=9e9).amin(-1))),
+    ("max", "f32", "", lambda x: float_bits(x.view(torch.float32).nan_to_num(nan=-9e9).amax(-1))),
+    ("max", "f32", ".abs", lambda x: float_bits(x.view(torch.float32).nan_to_num(nan=0).abs().amax(-1))),
+    ("max", "f32", ".NaN", lambda x: float_bits(x.view(torch.float32).amax(-1))),
+])
+def test_ld_red_also_reduces_what_it_loads(op, type_, flags, expected):
+    cells = float_bits(torch.randn(1, 128, 64, generator=torch.Generator().manual_seed(1)))
+    if type_ == "f32":
+        cells[0, 5, 2] = cells[0, 77, 7] = 0x7FC00000
+    ld = f"tcgen05.ld.red.sync.aligned.32x32b.x8.{op}{flags}.{type_} {vector(0, 8)}, %x8, [%r9];"
+    out, _ = run("", cells=cells, load=ld + LOADED + rows("st", 9, "%rd7"), target="sm_103a", **QUIET)
+    assert torch.equal(out[0, :, :8], cells[0, :, :8])
+    wanted = expected(cells[0, :, :8].contiguous()).to(torch.int64).to(torch.int32)
+    if flags == ".NaN":
+        wanted[[5, 77]] = 0x7FFFFFFF
+    assert torch.equal(out[0, :, 8], wanted)
+
+
+def test_minus_zero_is_less_than_zero():
+    cells = torch.zeros(1, 128, 64, dtype=torch.int32)
+    cells[0, :, 1] = -(2**31)
+    for op, wanted in (("min", -(2**31)), ("max", 0)):
+        ld = f"tcgen05.ld.red.sync.aligned.32x32b.x2.{op}.f32 {vector(0, 2)}, %x2, [%r9];"
+        out, _ = run("", cells=cells, load=ld + LOADED + rows("st", 3, "%rd7"), target="sm_103a", **QUIET)
+        assert out[0, :, 2].eq(wanted).all()
+
+
+@pytest.mark.parametrize("target, instruction, says", [
+    ("sm_100a", "ld.red.sync.aligned.32x32b.x2.max.f32 {%x0, %x1}, %x2, [%r9];", "sm_103a"),
+    ("sm_103a", "ld.red.sync.aligned.16x32bx2.x2.max.f32 {%x0, %x1}, %x2, [%r9], 2;", "ld.red.32x32b"),
+    ("sm_103a", "ld.red.sync.aligned.32x32b.x1.max.f32 {%x0}, %x2, [%r9];", ".x2 and more"),
+    ("sm_103a", "ld.red.sync.aligned.32x32b.x2.max.abs.s32 {%x0, %x1}, %x2, [%r9];", ".abs or .NaN with .s32"),
+    ("sm_100a", "ld.sync.aligned.32x32b.x2.b32 {%x0, %x1, %x2}, [%r9];", "2 for .32x32b.x2"),
+    ("sm_100a", f"ld.sync.aligned.16x256b.x64.b32 {vector(0, 128)}, [%r9];", "of at most 128"),
+    ("sm_100a", "ld.sync.aligned.16x32bx2.x2.b32 {%x0, %x1}, [%r9];", "an immediate after the address"),
+    ("sm_100a", "ld.sync.aligned.16x512b.x2.b32 {%x0, %x1}, [%r9];", "16x32bx2"),
+    ("sm_100a", "ld.sync.aligned.32x32b.x2.unpack::16b.b32 {%x0, %x1}, [%r9];", "unpack::16b"),
+    ("sm_100a", "alloc.cta_group::3.sync.aligned.b32 [smem], 32;", "cta_group::1"),
+])
+def test_forms_that_do_not_exist_are_refused(target, instruction, says):
+    with pytest.raises(PtxError) as caught:
+        run("", load="tcgen05." + instruction, target=target, **QUIET)
+    assert says in str(caught.value)
+
+
+# ---- what the waits order
+
+
+AGAIN = f"tcgen05.st.sync.aligned.32x32b.x32.b32 [%r9], {vector(0, 32)};"
+LOAD = f"tcgen05.ld.sync.aligned.32x32b.x32.b32 {vector(32, 32)}, [%r9];"
+
+
+ORDERS = {
+    "st, wait::st, ld": (STORED + LOAD + LOADED, []),
+    "st, ld": (LOAD + LOADED + STORED, ["race-write-read"]),
+    "st, wait::ld, ld": (LOADED + LOAD + LOADED + STORED, ["race-write-read"]),
+    "st, wait::st, st": (STORED + AGAIN + STORED, []),
+    "st, st": (AGAIN + STORED, ["race-write-write"]),
+    "ld, wait::ld, st": (STORED + LOAD + LOADED + AGAIN + STORED, []),
+    "ld, st": (STORED + LOAD + AGAIN + STORED, ["race-read-write"]),
+    "ld, wait::st, st": (STORED + LOAD + STORED + AGAIN + STORED, ["race-read-write"]),
+    "ld, use, st": (STORED + LOAD + "add.u32 %x0, %x63, 1;" + AGAIN + STORED, []),
+}
+
+
+@UNDER_ANY_SCHEDULE
+@pytest.mark.parametrize("stored, expected", ORDERS.values(), ids=ORDERS)
+def test_a_warps_own_accesses_are_ordered_by_their_waits_alone(stored, expected, schedule):
+    _, result = run("", stored=stored, strict=False, **QUIET, **schedule)
+    assert kinds(result) == expected
+
+
+def test_a_race_in_tensor_memory_names_both_instructions():
+    _, result = run("", stored=LOAD + LOADED + STORED, strict=False, **QUIET)
+    race = result.findings[0]
+    assert "an asynchronous read of tensor memory" in race.says and "a tcgen05.st of warp" in race.says
+    assert race.place.ptx.startswith("tcgen05.ld") and race.other.ptx.startswith("tcgen05.st")
+
+
+ALLOC = "@%p1 tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [smem], 64;"
+FREE = "@%p1 tcgen05.dealloc.cta_group::1.sync.aligned.b32 %r8, 64;"
+
+
+@UNDER_ANY_SCHEDULE
+def test_columns_are_freed_after_the_other_warps_have_read_them(schedule):
+    _, result = run("", end="bar.sync 0;" + FREE, strict=False, **QUIET, **schedule)
+    assert not result.findings
+    _, result = run("", end=FREE, strict=False, **QUIET, **schedule)  # a slower warp may find its columns gone
+    assert set(kinds(result)) & {"race-read-write", "race-write-write", "tmem"}
+
+
+def test_a_load_without_a_wait_is_not_over_when_its_columns_are_freed():
+    load = f"tcgen05.ld.sync.aligned.32x32b.x1.b32 {vector(0, 1)}, [%r9];"
+    _, result = run("", load=load, strict=False, **QUIET)
+    assert kinds(result) == ["race-read-write"] and result.findings[0].place.ptx == FREE
+
+
+REUSED = """
+    setp.lt.u32 %p4, %r0, 32;
+    setp.eq.u32 %p5, %r0, 32;
+    @%p5 mbarrier.init.shared::cta.b64 [smem+16], 1;
+    @%p5 fence.mbarrier_init.release.cluster;
+    @%p4 {write}
+    {before}
+    ld.shared.u32 %r8, [smem];
+    {between}
+    @%p5 mbarrier.arrive.expect_tx.shared::cta.b64 _, [smem+16], 16;
+    @%p5 cp.async.bulk.shared::cta.global.mbarrier::complete_tx::bytes [smem], [%rd1], 16, [smem+16];
+WAIT:
+    @%p5 mbarrier.try_wait.parity.shared::cta.b64 %p6, [smem+16], 0;
+    @!%p5 setp.eq.u32 %p6, 0, 0;
+    @!%p6 bra WAIT;
+    @%p4 tcgen05.dealloc.cta_group::1.sync.aligned.b32 %r8, 32;
+"""
+ALLOCATED = "tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [smem], 32;"
+
+
+@UNDER_ANY_SCHEDULE
+@pytest.mark.parametrize(("write", "before", "between", "found"), [
+    (ALLOCATED, "bar.sync 0;", "bar.sync 0;", set()),
+    (f"{ALLOCATED} @%p2 st.shared.u32 [smem], 0;", "bar.sync 0;", "bar.sync 0;", {"proxy"}),
+    (ALLOCATED, "bar.sync 0;", "", {"race-read-write"}),
+])
+def test_a_copy_to_where_an_allocation_has_left_its_address_needs_no_proxy_fence(
+    write, before, between, found, schedule
+):
+    """Triton gives the word to a buffer as soon as all warps have read it: a barrier orders the two."""
+    body = "setp.eq.u32 %p2, %r0, 0;\n" + REUSED.format(write=write, before=before, between=between)
+    result = launch(kernel(body, target="sm_100a"), grid=1, block=64, args=[torch.zeros(64)], **schedule)
+    assert set(kinds(result)) == found
+
+
+def test_new_columns_hold_nothing():
+    load = LOAD.replace("[%r9]", "[%r9+32]") + LOADED
+    _, result = run("", alloc=ALLOC, columns=32, load=load, end="bar.sync 0;" + FREE, strict=False, **QUIET)
+    assert kinds(result) == ["uninitialised"]
+
+
+def test_columns_forget_what_they_held_when_they_are_freed():
+    load = f"bar.sync 0; {FREE} {ALLOC} bar.sync 0; {LOAD} {LOADED} st.global.v4.b32 [%rd7], {vector(32, 4)};"
+    out, result = run("", load=load, strict=False, **QUIET)
+    assert kinds(result) == ["uninitialised"] and out[0, :, :4].eq(-1).all()
+
+
+# ---- reach
+
+
+@pytest.mark.parametrize("at, shape, says", [
+    ("xor.b32 %r10, %r9, 2097152;", "32x32b.x1", "lane 64: warp 3 of the CTA may touch lanes 96 to 127, from lane 96"),
+    ("add.u32 %r10, %r9, 1048576;", "32x32b.x1", "lane 112: warp 3 of the CTA may touch lanes 96 to 127, from lane 96"),
+    ("add.u32 %r10, %r9, 524288;", "16x64b.x1", "warp 3 of the CTA may touch lanes 96 to 127, from lane 96 or 16 more"),
+    ("add.u32 %r10, %r9, 64;", "32x32b.x1", "columns 64 to 64"),
+    ("add.u32 %r10, %r9, 63;", "16x64b.x1", "columns 63 to 64"),
+    ("sub.u32 %r10, %r9, 1;", "32x32b.x1", "lane 95: warp 3"),
+])
+def test_a_warp_reaches_its_slab_and_allocated_columns_alone(at, shape, says):
+    load = f"setp.eq.u32 %p7, %r2, 3; {at} @%p7 tcgen05.ld.sync.aligned.{shape}.b32 {vector(0, 1)}, [%r10]; {LOADED}"
+    _, result = run("", load=load, strict=False, **QUIET)
+    assert kinds(result) == ["tmem"] and says in result.findings[0].says
+
+
+@pytest.mark.parametrize("at, expected", [("mov.u32 %r10, %r8;", []), ("xor.b32 %r10, %r9, 2097152;", ["tmem"])])
+def test_a_warp_stays_in_its_own_slab_which_lane_0_stands_for(at, expected):
+    store = at + AGAIN.replace("%r9", "%r10")
+    out, result = run("", stored=STORED + store + STORED, strict=False, **QUIET)
+    assert kinds(result) == expected
+    wanted = pattern(1, 64)
+    wanted[0, :, :32] = wanted[0, :, 32:]  # the registers hold what was stored last
+    assert torch.equal(out, wanted)
+
+
+def test_the_second_half_must_be_allocated_too():
+    load = f"tcgen05.ld.sync.aligned.16x32bx2.x2.b32 {vector(0, 2)}, [%r9], 63; {LOADED}"
+    _, result = run("", load=load, strict=False, **QUIET)
+    assert kinds(result) == ["tmem"] and "its second half takes columns 63 to 64" in result.findings[0].says
+    _, result = run("", load=load.replace("63", "65536"), strict=False, **QUIET)
+    assert kinds(result) == ["unsupported"] and "another lane" in result.findings[0].says
+
+
+def test_lanes_agree_on_the_address():
+    load = f"add.u32 %r10, %r9, %r0; tcgen05.ld.sync.aligned.32x32b.x1.b32 {vector(0, 1)}, [%r10]; {LOADED}"
+    _, result = run("", load=load, strict=False, **QUIET)
+    assert kinds(result) == ["tmem"] and "the lanes differ in the address" in result.findings[0].says
+
+
+def test_the_whole_warp_is_needed():
+    load = f"setp.eq.u32 %p7, %r0, 3;\n @%p7 exit;\n {LOAD}"
+    _, result = run("", load=load, strict=False, **QUIET)
+    assert kinds(result) == ["tmem"] and "lanes fffffff7 do" in result.findings[0].says
+    _, result = run("", load=f"setp.eq.u32 %p7, %r0, 3;\n @!%p7 {LOAD}", strict=False, **QUIET)
+    assert "diverged" in kinds(result)
+
+
+# ---- allocation
+
+
+def alone(body, block=32, grid=1, cluster=1, **options):
+    """A kernel of warps that allocate; `out` is written from %r20, %r21, ... of thread 0."""
+    out = torch.full((grid, 8), -1, dtype=torch.int32)
+    store = "".join(f"@%p2 st.global.u32 [%rd3+{4 * n}], %r{20 + n};\n" for n in range(8))
+    ptx = f"""
+.version 8.8
+.target sm_100a
+.address_size 64
+.visible .entry k(.param .u64 out)
+{{
+    .reg .pred %p<8>; .reg .b32 %r<64>; .reg .b64 %rd<8>;
+    .shared .align 16 .b8 smem[256];
+    ld.param.u64 %rd3, [out];
+    mov.u32 %r0, %tid.x;
+    mov.u32 %r4, %ctaid.x;
+    mul.wide.u32 %rd4, %r4, 32;
+    add.s64 %rd3, %rd3, %rd4;
+    shr.u32 %r2, %r0, 5;
+    setp.eq.u32 %p1, %r2, 0;
+    setp.eq.u32 %p2, %r0, 0;
+    {"".join(f"mov.u32 %r{20 + n}, 0;" for n in range(8))}
+    {body}
+    {store}
+    ret;
+}}
+"""
+    return out, launch(ptx, grid=grid, block=block, cluster=cluster, args=[out], **options)
+
+
+def alloc(at, columns, group=1):
+    """Puts the address of new columns into %r<20 + at>."""
+    return f"""tcgen05.alloc.cta_group::{group}.sync.aligned.shared::cta.b32 [smem+{4 * at}], {columns};
+    bar.warp.sync 0xffffffff;
+    ld.shared.u32 %r{20 + at}, [smem+{4 * at}];
+    """
+
+
+def dealloc(at, columns, group=1):
+    return f"tcgen05.dealloc.cta_group::{group}.sync.aligned.b32 %r{20 + at}, {columns};\n"
+
+
+GIVE_UP = "tcgen05.relinquish_alloc_permit.cta_group::1.sync.aligned;\n"
+
+
+def test_allocations_take_the_first_columns_that_are_free():
+    body = alloc(0, 128) + alloc(1, 64) + alloc(2, 32) + dealloc(1, 64)
+    body += alloc(3, 32) + alloc(4, 32) + alloc(5, 32) + GIVE_UP + dealloc(0, 128)
+    out, result = alone(body + "".join(dealloc(n, 32) for n in (2, 3, 4, 5)))
+    assert not result.findings
+    assert out[0, :6].tolist() == [0, 128, 192, 128, 160, 224]
+    assert result.counters["tmem_columns"] == 128 + 3 * 32 + 32
+
+
+def test_a_generic_address_takes_the_result_too():
+    into = "tcgen05.alloc.cta_group::1.sync.aligned.b32 [%rd1+4], 32;\n bar.warp.sync 0xffffffff;\n"
+    convert = "mov.u64 %rd2, smem;\n cvta.shared.u64 %rd1, %rd2;\n"
+    out, result = alone(convert + into + "ld.shared.u32 %r20, [smem+4];\n" + dealloc(0, 32))
+    assert not result.findings and out[0, 0] == 0
+    _, result = alone("mov.u64 %rd1, %rd3;\n" + into + "mov.u32 %r20, 0;\n" + dealloc(0, 32))
+    assert kinds(result) == ["out-of-bounds"] and "is elsewhere" in result.findings[0].says
+
+
+@pytest.mark.parametrize("columns", [0, 16, 48, 1024])
+def test_sizes_are_powers_of_two_from_32_to_512(columns):
+    _, result = alone(alloc(0, columns))
+    assert kinds(result) == ["tmem"] and f"asks for {columns} columns" in result.findings[0].says
+
+
+@UNDER_ANY_SCHEDULE
+def test_an_allocation_waits_until_there_is_room(schedule):
+    body = f"""
+    @!%p1 bra second;
+    {alloc(0, 512)}
+    bar.sync 1;
+    nanosleep.u32 100;
+    {dealloc(0, 512)}
+    bra done;
+second:
+    bar.sync 1;
+    {alloc(1, 256)}
+    {dealloc(1, 256)}
+done:
+    """
+    _, result = alone(body, block=64, **schedule)
+    assert not result.findings and result.counters["tmem_columns"] == 512
+
+
+def wait_for_room(n):
+    store = f"st.global.u32 [%rd3+{4 * n}], %r{20 + n};\n"
+    return f"bar.sync 1;\n {alloc(n, 256)} bar.sync 2, 64;\n {store} {dealloc(n, 256)} exit;\n"
+
+
+@UNDER_ANY_SCHEDULE
+def test_warps_that_wait_for_room_get_different_columns(schedule):
+    body = f"""
+    setp.eq.u32 %p4, %r2, 1;
+    @%p4 bra second;
+    @!%p1 bra third;
+    {alloc(0, 512)}
+    bar.sync 1;
+    {dealloc(0, 512)}
+    exit;
+second:
+    {wait_for_room(1)}
+third:
+    {wait_for_room(2)}
+    """
+    out, result = alone(body, block=96, **schedule)
+    assert not result.findings and sorted(out[0, 1:3].tolist()) == [0, 256]
+
+
+def test_an_allocation_that_never_finds_room_is_a_deadlock():
+    _, result = alone(alloc(0, 512) + alloc(1, 32))
+    assert kinds(result) == ["deadlock"]
+    assert "waits for 32 columns of tensor memory; 512 of 512 are allocated" in result.findings[0].says
+
+
+@pytest.mark.parametrize("body, says", [
+    (alloc(0, 32) + alloc(1, 64) + dealloc(0, 32) + dealloc(1, 64), "64 columns after 32: a CTA's allocations"),
+    (alloc(0, 32) + GIVE_UP + alloc(1, 32) + dealloc(0, 32) + dealloc(1, 32), "after relinquish_alloc_permit"),
+    (alloc(0, 32) + dealloc(0, 32) + dealloc(0, 32), "deallocates 32 columns at 0x0; an allocation of 0 columns"),
+    (alloc(0, 64) + "mov.u32 %r21, 32;\n" + dealloc(1, 32) + dealloc(0, 64), "at 0x20; an allocation of 0 columns"),
+    ("mov.u32 %r21, 7;\n" + alloc(0, 64) + dealloc(1, 64) + dealloc(0, 64), "at 0x7; an allocation of 0 columns"),
+    (alloc(0, 64) + dealloc(0, 32) + dealloc(0, 64), "deallocates 32 columns at 0x0; an allocation of 64 columns"),
+])
+def test_misuse_of_the_allocator_is_described(body, says):
+    _, result = alone(body)
+    assert kinds(result) == ["tmem"] and len(result.findings) == 1 and says in result.findings[0].says
+
+
+def test_columns_left_at_the_end_are_a_leak():
+    _, result = alone(alloc(0, 128) + alloc(1, 32) + dealloc(1, 32))
+    assert kinds(result) == ["tmem-leak"] and "128 columns at 0 were never deallocated" in result.findings[0].says
+    assert result.findings[0].place.ptx.startswith("tcgen05.alloc")
+
+
+def test_each_cta_has_a_tensor_memory_of_its_own():
+    out, result = alone(alloc(0, 512) + dealloc(0, 512), grid=5)
+    assert not result.findings and out[:, 0].eq(0).all()
+
+
+# ---- pairs
+
+
+BOTH = "barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;\n"
+
+
+@UNDER_ANY_SCHEDULE
+def test_a_pair_gets_the_same_columns_in_both_ctas(schedule):
+    body = alloc(0, 128, 2) + alloc(1, 64, 2) + BOTH + dealloc(0, 128, 2) + dealloc(1, 64, 2)
+    out, result = alone(body, grid=4, cluster=4, **schedule)
+    assert not result.findings and out[:, :2].tolist() == 4 * [[0, 128]]
+
+
+def only(rank, text, label):
+    return f"setp.ne.u32 %p3, %r4, {rank};\n @%p3 bra {label};\n {text}\n{label}:\n"
+
+
+def test_the_pair_must_ask_together():
+    _, result = alone(only(0, alloc(0, 32, 2), "on"), grid=2, cluster=2)
+    assert kinds(result) == ["deadlock"] and "the other CTA of the pair" in result.findings[0].says
+    _, result = alone(only(0, alloc(0, 32, 2), "on") + only(1, alloc(1, 64, 2), "off"), grid=2, cluster=2)
+    assert kinds(result) == ["tmem"] and "must ask for the same: here" in result.findings[0].says
+
+
+def test_without_a_cluster_there_is_no_pair():
+    _, result = alone(alloc(0, 32, 2))
+    assert kinds(result) == ["tmem"] and "has no peer" in result.findings[0].says
+
+
+def test_a_group_is_chosen_for_the_whole_kernel():
+    with pytest.raises(PtxError, match="one of them for the whole kernel"):
+        alone(alloc(0, 32, 2) + dealloc(0, 32, 1))

@@ -1,0 +1,573 @@
+"""wgmma: operands in every layout of shared memory, registers in flight, fences, groups."""
+
+import pytest
+import torch
+from assembly import SEEDS, kernel, kinds
+from matrices import decode, dot, encode, pack, random_bits, size_of, small_integers, unpack
+
+from ptxkit.launches import launch
+from ptxkit.ptx import PtxError
+
+pytestmark = pytest.mark.simulated
+
+SHARED_BASE = 0x400
+# swizzle -> (the descriptor's layout, 16-byte pieces in a row of the pattern)
+MODES = {"none": (0, 1), "32": (3, 2), "64": (2, 4), "128": (1, 8)}
+THREADS = [(T >> 5, T >> 2 & 7, T & 3) for T in range(128)]  # warp, g, t
+DEPTH = {"f16": 16, "bf16": 16, "tf32": 8, "e4m3": 32, "e5m2": 32, "s8": 32, "u8": 32}
+
+
+# ---- operands in shared memory
+
+
+class Matrix:
+    """A matrix of bits [rows][k] (rows of A, columns of B) laid out in shared memory for wgmma."""
+
+    def __init__(self, bits, type_, swizzle="128", mn=False, start=SHARED_BASE, leading=None, stride=None):
+        self.bits, self.size, self.mn, self.start = bits, size_of(type_), mn, start
+        self.layout, self.pieces = MODES[swizzle]
+        rows, depth = bits.shape
+        each = 16 // self.size
+        if mn and self.pieces > 1:  # 8 k of a span of rows, then the next 8 k, then the next span
+            self.stride = stride or 128 * self.pieces
+            self.leading = leading or self.stride * -(-depth // 8)
+        elif mn:
+            self.stride = stride or 128 * (depth // 8)
+            self.leading = leading or 128
+        else:
+            self.stride = stride or (128 * self.pieces if self.pieces > 1 else 128 * (depth // each))
+            self.leading = leading or 128
+        self.places = {(r, k): self.address(r, k) for r in range(rows) for k in range(depth)}
+        self.end = max(self.places.values()) + self.size
+
+    def address(self, r, k):
+        each, pieces = 16 // self.size, self.pieces
+        if not self.mn:
+            off = r % 8 * 16 * pieces + r // 8 * self.stride
+            off += k % each * self.size + k // each * (self.leading if pieces == 1 else 16)
+        elif pieces > 1:
+            off = r % (each * pieces) * self.size + r // (each * pieces) * self.leading
+            off += k % 8 * 16 * pieces + k // 8 * self.stride
+        else:
+            off = r % each * self.size + r // each * self.stride + k % 8 * 16 + k // 8 * self.leading
+        at = self.start + off
+        return at ^ (at >> 3 & 16 * (pieces - 1))
+
+    def descriptor(self, start=None):
+        start = self.start if start is None else start
+        return (start & 0x3FFFF) >> 4 | self.leading >> 4 << 16 | self.stride >> 4 << 32 | self.layout << 62
+
+    def write(self, image):
+        for place, at in self.places.items():
+            image[at - SHARED_BASE : at - SHARED_BASE + self.size] = int(self.bits[place]).to_bytes(self.size, "little")
+
+
+def up(n, to=1024):
+    return -(-n // to) * to
+
+
+# ---- register fragments: thread -> the (row, column) of each element
+
+
+def d_places(columns):
+    def place(i, w, g, t):
+        return 16 * w + g + 8 * (i >> 1 & 1), 8 * (i >> 2) + 2 * t + (i & 1)
+
+    return [[place(i, *thread) for i in range(columns // 2)] for thread in THREADS]
+
+
+def a_places(size):
+    rules = {2: lambda e, g, t: (g + 8 * (e >> 1 & 1), 2 * t + (e & 1) + 8 * (e >> 2)),
+             4: lambda e, g, t: (g + 8 * (e & 1), t + 4 * (e >> 1)),
+             1: lambda e, g, t: (g + 8 * (e >> 2 & 1), 4 * t + (e & 3) + 16 * (e >> 3))}
+    rows = []
+    for w, g, t in THREADS:
+        row_of = [rules[size](e, g, t) for e in range(16 // size)]
+        rows.append([(16 * w + r, k) for r, k in row_of])
+    return rows
+
+
+# ---- kernels
+
+
+def vector(prefix, n):
+    return "{" + ", ".join(f"%{prefix}{r}" for r in range(n)) + "}"
+
+
+def fill(size):
+    """Copies the image from %rd1 to shared memory by ordinary stores of 128 threads."""
+    text = "shl.b32 %r2, %r0, 4;\n cvt.u64.u32 %rd9, %r2;\n add.s64 %rd9, %rd1, %rd9;\n"
+    text += "mov.u32 %r3, smem;\n add.u32 %r3, %r3, %r2;\n"
+    four = "{%r4, %r5, %r6, %r7}"
+    for at in range(0, size, 2048):
+        text += f"ld.global.v4.u32 {four}, [%rd9+{at}];\n st.shared.v4.u32 [%r3+{at}], {four};\n"
+    return text
+
+
+READY = "fence.proxy.async.shared::cta;\n bar.sync 0;\n"
+FENCE, COMMIT = "wgmma.fence.sync.aligned;\n", "wgmma.commit_group.sync.aligned;\n"
+WAIT = "wgmma.wait_group.sync.aligned 0;\n"
+
+
+def run(image, compute, registers, given=None, block=128, ready=READY, **options):
+    """Fills shared memory, loads registers from `given` (name -> [register][thread]), computes, stores %d0, %d1, ..."""
+    size = up(len(image), 2048)
+    data = torch.frombuffer(bytearray(image.ljust(size, b"\0")), dtype=torch.uint8).clone()
+    given = given or {}
+    rows = [row for name in given for row in given[name]]
+    inputs = torch.tensor(rows or [[0] * 128], dtype=torch.int64)
+    inputs = torch.where(inputs >> 31 > 0, inputs - (1 << 32), inputs).to(torch.int32)
+    out = torch.full((registers, 128), -1, dtype=torch.int32)
+    text = f".reg .b32 %d<{registers}>;\n .reg .b32 %e<128>;\n .reg .b32 %a<4>;\n"
+    text += (
+        "mul.wide.u32 %rd10, %r0, 4;\n add.s64 %rd11, %rd2, %rd10;\n add.s64 %rd12, %rd3, %rd10;\n" + fill(size) + ready
+    )
+    at = 0
+    for name, its in given.items():
+        for r in range(len(its)):
+            text += f"ld.global.b32 %{name}{r}, [%rd11+{512 * at}];\n"
+            at += 1
+    text += compute + "".join(f"st.global.b32 [%rd12+{512 * r}], %d{r};\n" for r in range(registers))
+    ptx = kernel(text, pointers=3, shared=size)
+    result = launch(ptx, grid=1, block=block, args=[data, inputs, out], **options)
+    return [[x & 0xFFFFFFFF for x in row] for row in out.tolist()], result
+
+
+def mma(columns, types, a, b, scale="1", flags="", modifier="", d="d"):
+    """One wgmma.mma_async; a and b are descriptors (numbers), or `a` is None where it lies in registers."""
+    of_d, of_a, of_b = types
+    registers = columns // 2 if of_d != "f16" else columns // 4
+    text = "" if a is None else f"mov.b64 %rd20, {a};\n"
+    text += f"mov.b64 %rd21, {b};\n"
+    name = f"wgmma.mma_async.sync.aligned.m64n{columns}k{DEPTH[of_a]}{modifier}.{of_d}.{of_a}.{of_b}"
+    return text + f"{name} {vector(d, registers)}, {vector('a', 4) if a is None else '%rd20'}, %rd21, {scale}{flags};\n"
+
+
+def flags_of(of_a, trans_a=0, trans_b=0, scale_a=1, scale_b=1, in_registers=False):
+    if of_a in ("s8", "u8"):
+        return ""
+    text = f", {scale_a}, {scale_b}"
+    if size_of(of_a) == 2:
+        text += f", {trans_b}" if in_registers else f", {trans_a}, {trans_b}"
+    return text
+
+
+def multiply(types, a, b, c=None, *, scale="1", in_registers=False, modifier="", trans=(0, 0), swizzle="128",
+             signs=(1, 1), ready=READY):
+    """D's bits [64][columns] of one wgmma on bits a [64][k], b [columns][k], and the Run."""
+    of_d, of_a, of_b = types
+    columns, size_d = len(b), size_of(of_d)
+    b_matrix = Matrix(b, of_b, swizzle, bool(trans[1]))
+    a_matrix = None if in_registers else Matrix(a, of_a, swizzle, bool(trans[0]), start=up(b_matrix.end))
+    image = bytearray(up((a_matrix or b_matrix).end) - SHARED_BASE)
+    for matrix in (a_matrix, b_matrix):
+        if matrix:
+            matrix.write(image)
+    places, size_a = d_places(columns), size_of(of_a)
+    c = torch.zeros(64, columns, dtype=torch.int64) if c is None else c
+    given = {"d": pack(c, places, size_d)} | ({"a": pack(a, a_places(size_a), size_a)} if in_registers else {})
+    flags = flags_of(of_a, *trans, *signs, in_registers)
+    text = mma(columns, types, a_matrix and a_matrix.descriptor(), b_matrix.descriptor(), scale, flags, modifier)
+    out, result = run(bytes(image), FENCE + text + COMMIT + WAIT, len(given["d"]), given, ready=ready)
+    return unpack(out, places, size_d, (64, columns)), result
+
+
+def exact(types, a, b, c, signs=(1, 1)):
+    of_d, of_a, of_b = types
+    return signs[0] * signs[1] * (decode(a, of_a) @ decode(b, of_b).T) + decode(c, of_d)
+
+
+def operands(types, columns, seed=1, most=4):
+    g, (of_d, of_a, of_b) = torch.Generator().manual_seed(seed), types
+    shapes = ((64, DEPTH[of_a]), (columns, DEPTH[of_a]), (64, columns))
+    return [small_integers(s, t, g, m) for s, t, m in zip(shapes, (of_a, of_b, of_d), (most, most, 100))]
+
+
+# ---- layouts
+
+
+@pytest.mark.parametrize("swizzle", MODES)
+@pytest.mark.parametrize("types", [("f32", "bf16", "bf16"), ("f32", "tf32", "tf32"), ("f32", "e4m3", "e4m3")])
+def test_k_major_operands_are_found_in_every_swizzle(swizzle, types):
+    a, b, c = operands(types, 32)
+    got, result = multiply(types, a, b, c, swizzle=swizzle)
+    assert torch.equal(decode(got, "f32"), exact(types, a, b, c))
+    assert not result.findings
+    assert result.counters["tensor_flops"] == 2 * 64 * 32 * DEPTH[types[1]]
+    assert result.counters["shared_bytes_read"] == (64 + 32) * 32  # A and B once, 32 bytes along k
+
+
+@pytest.mark.parametrize("swizzle", MODES)
+@pytest.mark.parametrize("trans", [(0, 1), (1, 0), (1, 1)])
+def test_mn_major_operands_are_found_in_every_swizzle(swizzle, trans):
+    types = ("f32", "f16", "f16")
+    a, b, c = operands(types, 128, seed=2)
+    got, result = multiply(types, a, b, c, swizzle=swizzle, trans=trans)
+    assert torch.equal(decode(got, "f32"), exact(types, a, b, c))
+    assert not result.findings
+
+
+def only_one(at, descriptor, columns, trans=0):
+    """(column, k) of B that the 2 bytes at a shared address are."""
+    image = bytearray(0x8000)
+    image[at - SHARED_BASE : at - SHARED_BASE + 2] = int(encode([1.0], "bf16")).to_bytes(2, "little")
+    a = encode(torch.arange(1, 17).double().expand(64, 16).contiguous(), "bf16")
+    flags = flags_of("bf16", trans_b=trans, in_registers=True)
+    text = mma(columns, ("f32", "bf16", "bf16"), None, descriptor, "0", flags)
+    places = d_places(columns)
+    out, result = run(bytes(image), FENCE + text + COMMIT + WAIT, columns // 2, {"a": pack(a, a_places(2), 2)})
+    assert not result.findings
+    got = decode(unpack(out, places, 4, (64, columns)), "f32")
+    assert bool((got == got[0]).all())
+    (column,) = got[0].nonzero()
+    return int(column), int(got[0, column]) - 1
+
+
+@pytest.mark.parametrize(
+    "at, start, place", [(0x2490, 0x2400, (1, 0)), (0x28BA, 0x2420, (9, 5)), (0x438E, 0x2460, (63, 15))]
+)
+def test_128_byte_swizzled_k_major_elements_lie_where_the_manual_says(at, start, place):
+    assert only_one(at, 0x4000004000010000 | start >> 4, 64) == place
+
+
+def test_k_major_elements_without_swizzle_lie_where_the_manual_says():
+    base = 0x400  # the case's addresses count from 0, which is not the CTA's
+    assert only_one(base + 0x196, 128 >> 4 << 16 | 256 >> 4 << 32 | base >> 4, 64) == (9, 11)
+
+
+@pytest.mark.parametrize("at, place", [(0x840, (0, 1)), (0x1892, (33, 2)), (0x1A50, (40, 9)), (0xBCE, (31, 15))])
+def test_64_byte_swizzled_mn_major_elements_lie_where_the_manual_says(at, place):
+    assert only_one(at, 2 << 62 | 512 >> 4 << 32 | 4096 >> 4 << 16 | 0x800 >> 4, 64, trans=1) == place
+
+
+def test_mn_major_elements_without_swizzle_lie_where_the_manual_says():
+    base = 0x400
+    assert only_one(base + 0x322, 512 >> 4 << 32 | 256 >> 4 << 16 | base >> 4, 64, trans=1) == (9, 10)
+
+
+def test_the_owners_of_fragments_are_the_manuals():
+    assert next((T, row.index((45, 37))) for T, row in enumerate(d_places(64)) if (45, 37) in row) == (86, 19)
+    assert next((T, row.index((45, 11))) for T, row in enumerate(a_places(2)) if (45, 11) in row) == (85, 7)
+
+
+# ---- types and numbers
+
+TYPES = [("f32", "f16", "f16"), ("f16", "f16", "f16"), ("f32", "bf16", "bf16"), ("f32", "tf32", "tf32"),
+         ("f32", "e4m3", "e5m2"), ("f16", "e5m2", "e4m3"), ("s32", "s8", "u8"), ("s32", "u8", "s8")]
+
+
+@pytest.mark.parametrize("types", TYPES, ids=".".join)
+@pytest.mark.parametrize("in_registers", [False, True])
+def test_whole_numbers_multiply_exactly(types, in_registers):
+    a, b, c = operands(types, 24, seed=3)
+    got, result = multiply(types, a, b, c, in_registers=in_registers)
+    assert torch.equal(decode(got, types[0]), exact(types, a, b, c).to(decode(got, types[0]).dtype))
+    assert not result.findings
+
+
+@pytest.mark.parametrize("columns", [8, 40, 256])
+def test_any_number_of_columns_will_do(columns):
+    types = ("f32", "bf16", "bf16")
+    a, b, c = operands(types, columns, seed=columns)
+    got, result = multiply(types, a, b, c)
+    assert torch.equal(decode(got, "f32"), exact(types, a, b, c))
+    assert not result.findings
+
+
+@pytest.mark.parametrize("types", [t for t in TYPES if t[0] != "s32"], ids=".".join)
+def test_sums_are_cut_as_the_tensor_core_cuts_them(types):
+    of_d, of_a, of_b = types
+    g = torch.Generator().manual_seed(7)
+    a, b = random_bits((64, DEPTH[of_a]), of_a, g), random_bits((8, DEPTH[of_a]), of_b, g)
+    c = random_bits((64, 8), of_d, g)
+    got, _ = multiply(types, a, b, c)
+    for m, row in enumerate(a.tolist()):
+        expected = [dot(row, column, int(c[m, n]), (of_a, of_b, of_d), 90, True) for n, column in enumerate(b.tolist())]
+        assert got[m].tolist() == expected
+
+
+def test_small_terms_survive_as_the_published_model_says():
+    e = 2.0**-12
+    a, b = torch.zeros(64, 16), torch.zeros(8, 16)
+    a[0] = torch.tensor([1, *[0] * 6, e, e, e, *[0] * 6])
+    b[0] = torch.tensor([1, *[0] * 6, e, e / 2, e / 2, *[0] * 6])
+    a[1] = torch.tensor([2.0**12, 1, *[0] * 6, -(2.0**12), *[0] * 7])
+    b[1] = torch.tensor([2.0**12, 0.5, *[0] * 6, 2.0**12, *[0] * 7])
+    got, _ = multiply(("f32", "f16", "f16"), encode(a, "f16"), encode(b, "f16"))
+    assert (int(got[0, 0]), int(got[1, 1])) == (0x3F800001, 0x3F000000)
+
+
+def test_an_operand_of_tf32_loses_its_low_13_bits():
+    a, b = torch.zeros(64, 8), torch.zeros(8, 8)
+    a[:, 0], b[:, 0] = 1.0, 1.0
+    bits = encode(a, "tf32")
+    bits[3, 0] |= 0x1FFF
+    got, _ = multiply(("f32", "tf32", "tf32"), bits, encode(b, "tf32"))
+    assert decode(got, "f32").unique().tolist() == [1.0]
+
+
+def test_integers_saturate_if_asked():
+    types = ("s32", "s8", "s8")
+    a, b, c = operands(types, 8, most=100)
+    c[:] = 2**31 - 10
+    full, _ = multiply(types, a, b, c, modifier=".satfinite")
+    wrapped, _ = multiply(types, a, b, c)
+    true = exact(types, a, b, c)
+    assert torch.equal(decode(full, "s32"), true.clamp(-(2**31), 2**31 - 1))
+    assert torch.equal(wrapped, true & 0xFFFFFFFF)
+
+
+def test_a_false_scale_d_ignores_the_old_accumulator_even_nans():
+    types = ("f32", "bf16", "bf16")
+    a, b, _ = operands(types, 8)
+    c = torch.full((64, 8), 0x7FC00000)
+    got, _ = multiply(types, a, b, c, scale="0")
+    assert torch.equal(decode(got, "f32"), exact(types, a, b, torch.zeros_like(c)))
+
+
+def test_scale_d_may_be_a_predicate():
+    types = ("f32", "bf16", "bf16")
+    a, b, c = operands(types, 8)
+    for value in (0, 1):
+        ready = READY + f"mov.pred %p7, {value};\n"
+        got, _ = multiply(types, a, b, c, scale="%p7", ready=ready)
+        assert torch.equal(decode(got, "f32"), exact(types, a, b, c * value))
+
+
+@pytest.mark.parametrize("signs", [(-1, 1), (1, -1), (-1, -1)])
+def test_operands_may_be_negated(signs):
+    types = ("f32", "f16", "f16")
+    a, b, c = operands(types, 8)
+    got, _ = multiply(types, a, b, c, signs=signs)
+    assert torch.equal(decode(got, "f32"), exact(types, a, b, c, signs))
+
+
+# ---- a chain over k: what is right, and what is wrong with it
+
+CHAIN_TYPES = ("f32", "bf16", "bf16")
+
+
+def chain():
+    """(image, the descriptors of A and B for two instructions along k, A B^T): 64 x 32 times 16 x 32."""
+    g = torch.Generator().manual_seed(5)
+    a, b = small_integers((64, 32), "bf16", g), small_integers((16, 32), "bf16", g)
+    b_matrix = Matrix(b, "bf16", "64")
+    a_matrix = Matrix(a, "bf16", "64", start=up(b_matrix.end))
+    image = bytearray(up(a_matrix.end) - SHARED_BASE)
+    a_matrix.write(image)
+    b_matrix.write(image)
+    steps = [tuple(m.descriptor(m.start + 32 * n) for m in (a_matrix, b_matrix)) for n in range(2)]
+    return bytes(image), steps, decode(a, "bf16") @ decode(b, "bf16").T
+
+
+def step(n, scale, d="d"):
+    return mma(16, CHAIN_TYPES, *chain()[1][n], scale, flags_of("bf16"), d=d)
+
+
+def run_chain(compute, **options):
+    out, result = run(chain()[0], compute, 8, **options)
+    return decode(unpack(out, d_places(16), 4, (64, 16)), "f32"), result
+
+
+CLEAN = FENCE + step(0, "0") + step(1, "1") + COMMIT + WAIT
+
+
+@pytest.mark.parametrize("seed", [0, *SEEDS])
+def test_a_chain_over_k_adds_up_under_every_schedule(seed):
+    got, result = run_chain(CLEAN, schedule=seed)
+    assert torch.equal(got, chain()[2])
+    assert not result.findings
+
+
+def test_two_chains_may_be_in_flight():
+    later = "wgmma.wait_group.sync.aligned 1;\n"
+    add = "".join(f"add.f32 %d{r}, %d{r}, %e{r};\n" for r in range(8))
+    compute = FENCE + step(0, "0") + COMMIT + step(1, "0", "e") + COMMIT + later + "mov.b32 %r30, %d0;\n" + WAIT + add
+    got, result = run_chain(compute)
+    assert torch.equal(got, chain()[2])
+    assert not result.findings
+
+
+def test_without_fence_proxy_async_it_is_a_proxy_race():
+    _, result = run_chain(CLEAN, ready="bar.sync 0;\n")
+    assert kinds(result) == ["proxy"]
+    assert "wgmma" in result.findings[0].place.ptx and "st.shared" in result.findings[0].other.ptx
+
+
+def test_a_fence_by_the_readers_after_the_barrier_will_do():
+    _, result = run_chain(CLEAN, ready="bar.sync 0;\n fence.proxy.async;\n")
+    assert not result.findings
+
+
+def test_without_a_barrier_it_is_a_race():
+    _, result = run_chain(CLEAN, ready="fence.proxy.async;\n")
+    assert "race-write-read" in kinds(result) or "uninitialised" in kinds(result)
+
+
+def test_an_accumulator_read_before_the_wait_is_found():
+    _, result = run_chain(FENCE + step(0, "0") + step(1, "1") + COMMIT + "mov.b32 %r30, %d3;\n" + WAIT)
+    assert kinds(result) == ["register-in-flight"]
+    assert "mov.b32 %r30, %d3" in result.findings[0].place.ptx and "wgmma.mma_async" in result.findings[0].other.ptx
+
+
+def test_an_accumulator_written_before_the_wait_is_found():
+    _, result = run_chain(FENCE + step(0, "0") + COMMIT + "mov.b32 %d3, 0;\n" + WAIT)
+    assert kinds(result) == ["register-in-flight"]
+
+
+def test_a_wait_that_covers_too_little_is_found():
+    two = FENCE + step(0, "0", "e") + COMMIT + step(1, "0") + COMMIT
+    _, result = run_chain(two + "wgmma.wait_group.sync.aligned 1;\n")
+    assert "register-in-flight" in kinds(result)
+
+
+def test_without_a_wait_reading_and_ending_are_found():
+    _, result = run_chain(FENCE + step(0, "0") + COMMIT)
+    assert kinds(result) == ["group", "register-in-flight"]
+
+
+def test_without_a_commit_the_wait_covers_nothing():
+    _, result = run_chain(FENCE + step(0, "0") + WAIT)
+    assert "register-in-flight" in kinds(result)
+
+
+def test_the_first_wgmma_needs_a_fence():
+    _, result = run_chain(step(0, "0") + COMMIT + WAIT)
+    assert kinds(result) == ["register-in-flight"]
+    assert "wgmma.fence" in result.findings[0].says
+
+
+def test_registers_used_between_two_wgmmas_need_a_fence():
+    change = WAIT + "add.f32 %d5, %d5, %d5;\n"
+    _, result = run_chain(FENCE + step(0, "0") + COMMIT + change + step(1, "1") + COMMIT + WAIT)
+    assert kinds(result) == ["register-in-flight"]
+    assert "no wgmma.fence has run since" in result.findings[0].says
+    _, result = run_chain(FENCE + step(0, "0") + COMMIT + change + FENCE + step(1, "1") + COMMIT + WAIT)
+    assert not result.findings
+
+
+def test_the_setting_of_registers_may_slip_behind_the_fence():
+    """CuTe DSL's kernels have their zeros there: the compiler moves them.  The manual forbids it."""
+    zeros = "".join(f"mov.b32 %d{r}, 0;\n" for r in range(8))
+    late = FENCE + zeros + step(0, "1") + step(1, "1") + COMMIT + WAIT
+    got, result = run_chain(late)
+    assert torch.equal(got, chain()[2])
+    assert not result.findings and {note.kind for note in result.notes} == {"wgmma-fence"}
+    assert kinds(run_chain(late, strict=True)[1]) == ["wgmma-fence"]
+    _, result = run_chain(FENCE + zeros + FENCE + step(0, "1") + step(1, "1") + COMMIT + WAIT, strict=True)
+    assert not result.findings
+
+
+def test_registers_that_no_wgmma_has_had_need_a_fence_all_the_same():
+    """The first product's registers are fenced; the second one's, read before, are not."""
+    first, second = FENCE + step(0, "0") + "mov.b32 %r30, %e3;\n", step(1, "0", "e") + COMMIT + WAIT
+    assert kinds(run_chain(first + second, strict=True)[1]) == ["wgmma-fence"]
+    assert not run_chain(first + FENCE + second, strict=True)[1].findings
+
+
+def test_another_shape_on_the_same_accumulator_must_wait():
+    other = mma(8, CHAIN_TYPES, *chain()[1][0], "1", flags_of("bf16"))
+    _, result = run_chain(FENCE + step(0, "0") + other + COMMIT + WAIT)
+    assert kinds(result) == ["register-in-flight"]
+
+
+def test_a_registers_stay_taken_until_the_wait():
+    b = chain()[1][0][1]
+    given = {"a": [[0] * 128] * 4}
+    first = mma(16, CHAIN_TYPES, None, b, "0", flags_of("bf16", in_registers=True))
+    second = mma(16, CHAIN_TYPES, None, b, "0", flags_of("bf16", in_registers=True), d="e")
+    _, result = run_chain(FENCE + first + second + COMMIT + WAIT + "mov.b32 %a2, 1;\n", given=given)
+    assert not result.findings  # several wgmmas may read the same A
+    _, result = run_chain(FENCE + first + COMMIT + "mov.b32 %a2, 1;\n" + WAIT, given=given)
+    assert kinds(result) == ["register-in-flight"]
+    assert "an A register" in result.findings[0].says
+
+
+def test_overwriting_an_operand_before_the_wait_is_a_race():
+    store = "st.shared.u32 [%r3], %r0;\n"
+    _, result = run_chain(FENCE + step(0, "0") + COMMIT + "bar.sync 0;\n" + store + WAIT)
+    assert kinds(result) == ["race-read-write"]
+    assert "a wgmma of warp" in str(result.findings[0])
+    _, result = run_chain(FENCE + step(0, "0") + COMMIT + WAIT + "bar.sync 0;\n" + store)
+    assert not result.findings
+
+
+def test_a_wait_by_one_warp_does_not_speak_for_the_others():
+    store = "st.shared.u32 [%r3], %r0;\n"
+    _, result = run_chain(FENCE + step(0, "0") + COMMIT + "bar.sync 0;\n" + WAIT + store)  # other warps may still read
+    assert kinds(result) == ["race-read-write"]
+
+
+def test_a_warpgroup_has_four_warps():
+    _, result = run_chain(CLEAN, block=96)
+    assert "group" in kinds(result)
+    assert "four warps" in next(f for f in result.findings if f.kind == "group").says
+
+
+def test_all_warps_of_a_warpgroup_must_run_it():
+    skip = "setp.ge.u32 %p1, %r0, 96;\n @%p1 bra OUT;\n" + CLEAN + "OUT:\n"
+    _, result = run_chain(skip)
+    assert kinds(result) == ["group"]
+    assert "same wgmmas" in result.findings[0].says
+
+
+def test_warps_must_agree_on_the_matrices():
+    b = chain()[1][0][1]
+    other = f"mov.b64 %rd21, {b};\n setp.ge.u32 %p1, %r0, 96;\n @%p1 add.s64 %rd21, %rd21, 2;\n"
+    name = "wgmma.mma_async.sync.aligned.m64n16k16.f32.bf16.bf16"
+    wgmma = f"{name} {vector('d', 8)}, %rd20, %rd21, 0, 1, 1, 0, 0;\n"
+    _, result = run_chain(FENCE + f"mov.b64 %rd20, {chain()[1][0][0]};\n" + other + wgmma + COMMIT + WAIT)
+    assert kinds(result) == ["group"]
+
+
+def test_half_a_warp_is_found():
+    _, result = run_chain("setp.lt.u32 %p1, %r0, 112;\n @%p1 wgmma.fence.sync.aligned;\n")
+    assert "diverged" in kinds(result)
+
+
+def test_lanes_must_agree_on_a_descriptor():
+    text = step(0, "0").replace("wgmma.mma", "add.s64 %rd21, %rd21, %rd13;\n wgmma.mma")
+    lanes = "cvt.u64.u32 %rd13, %r0;\n"
+    _, result = run_chain(FENCE + lanes + text + COMMIT + WAIT)
+    assert "descriptor" in kinds(result)
+
+
+@pytest.mark.parametrize("change, says", [(1 << 49, "base offset"), (0x80 >> 4, "repeats every 512 bytes")])
+def test_a_matrix_that_starts_inside_the_pattern_is_found(change, says):
+    a, b = chain()[1][0]
+    _, result = run_chain(FENCE + mma(16, CHAIN_TYPES, a, b + change, "0", flags_of("bf16")) + COMMIT + WAIT)
+    assert says in next(f for f in result.findings if f.kind == "descriptor").says
+
+
+def test_a_matrix_beyond_shared_memory_is_found():
+    a, _ = chain()[1][0]
+    far = Matrix(torch.zeros(16, 16, dtype=torch.int64), "bf16", "64", start=0x30000).descriptor()
+    _, result = run_chain(FENCE + mma(16, CHAIN_TYPES, a, far, "0", flags_of("bf16")) + COMMIT + WAIT)
+    assert "out-of-bounds" in kinds(result)
+
+
+# ---- what is refused
+
+
+FOUR = "{%f0,%f1,%f2,%f3}"
+
+
+@pytest.mark.parametrize("instruction, says", [
+    (f"wgmma.mma_async.sync.aligned.m64n12k16.f32.f16.f16 {FOUR}, %rd1, %rd1, 1, 1, 1, 0, 0;", "m64nNk16"),
+    ("wgmma.mma_async.sync.aligned.m64n8k16.f32.f16.f16 {%f0,%f1}, %rd1, %rd1, 1, 1, 1, 0, 0;", "4"),
+    (f"wgmma.mma_async.sync.aligned.m64n8k16.f32.f16.f16 {FOUR}, %rd1, %rd1, 1, 2, 1, 0, 0;", "1, -1"),
+    (f"wgmma.mma_async.sync.aligned.m64n8k8.f32.tf32.tf32 {FOUR}, %rd1, %rd1, 1, 1, 1, 0, 0;", "scale-d"),
+    ("wgmma.mma_async.sync.aligned.m64n8k16.f16.bf16.bf16 {%f0,%f1}, %rd1, %rd1, 1, 1, 1, 0, 0;", "f32"),
+    ("wgmma.wait_group.sync.aligned 9;", "0, 1"),
+    ("wgmma.wait.sync.aligned;", "wait_group"),
+])
+def test_a_form_that_is_not_there_is_refused(instruction, says):
+    with pytest.raises(PtxError) as error:
+        launch(kernel(f"    {instruction}\n"), grid=1, block=128, args=[torch.zeros(32)])
+    assert says in str(error.value) and instruction.rstrip(";") in str(error.value)
+
+
+@pytest.mark.parametrize("target", ["sm_80", "sm_100a"])
+def test_other_architectures_have_no_wgmma(target):
+    with pytest.raises(PtxError, match=r"tcgen05\.mma replaces it"):
+        launch(kernel("    wgmma.fence.sync.aligned;\n", target=target), grid=1, block=128, args=[torch.zeros(32)])

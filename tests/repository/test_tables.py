@@ -1,0 +1,75 @@
+"""Figures on pages that are counted here, or are ptxas', are those of today's kernels."""
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("cutlass", reason="nvidia-cutlass-dsl is not installed")
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+
+import counted_sm89
+import counted_sm90
+import pages
+import tables
+
+pytestmark = [pytest.mark.simulated, pytest.mark.usefixtures("libnvrtc")]
+
+SAID = "python benchmarks/tables.py --write"
+CHEAP = {
+    "float32, 64 channels": (tables.SM89, lambda: counted_sm89.rows([64])),
+    "Hopper, 64 channels": (tables.SM90, lambda: counted_sm90.rows([64], [("prepare", "record")])),
+}
+FIGURES = pytest.mark.parametrize("figures", tables.FIGURES, ids=lambda of: f"{of.page}: {of[1][:40]}")
+
+
+def page_of(name):
+    return (tables.DOCS / name).read_text()
+
+
+def not_there(rows, page):
+    return [row for row in rows if f"\n{row}\n" not in page]
+
+
+def changed(text):
+    """Each text that has another digit in one place."""
+    for digit in re.finditer(r"\d", text):
+        yield f"{text[: digit.start()]}{(int(digit[0]) + 1) % 10}{text[digit.end() :]}"
+
+
+@pytest.mark.spread(every=2)
+@pytest.mark.parametrize("name", CHEAP)
+def test_rows_that_are_counted_soon_are_on_the_page(name):
+    page, count = CHEAP[name]
+    rows, text = [*count()], page_of(page)
+    assert rows and not_there(rows, text) == [], SAID
+    assert all(not_there([row], text.replace(row, other)) for row in rows for other in changed(row))
+
+
+@pytest.mark.exhaustive
+@FIGURES
+def test_all_figures_of_a_page_are_those_of_its_kernels(figures):
+    text = page_of(figures.page)
+    assert figures.renewed(text, figures.count()) == text, SAID
+
+
+@FIGURES
+def test_figures_that_are_not_as_counted_are_written_anew(figures):
+    text = page_of(figures.page)
+    if isinstance(figures, tables.Table):
+        counted = text.partition(f"\n{figures.header}\n")[2].partition("\n\n")[0].split("\n")[1:]
+        row = f"{counted[1]}\n"
+        wrong = [text.replace(row, other) for other in (next(changed(row)), "", 2 * row)]
+    else:
+        counted = pages.found(text, figures.words).groups()
+        wrong = [pages.with_figures(text, figures.words, ["77", *counted[1:]])]
+    assert figures.renewed(text, counted) == text
+    assert all(page != text and figures.renewed(page, counted) == text for page in wrong)
+
+
+@pytest.mark.parametrize("figures", [tables.FIGURES[0], tables.FIGURES[-1]], ids=lambda of: type(of).__name__)
+def test_a_page_that_lacks_them_is_refused(figures):
+    with pytest.raises(LookupError, match=f"the page (has no table|does not say) {re.escape(figures[1])}"):
+        figures.renewed("", [])
