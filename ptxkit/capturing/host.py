@@ -69,7 +69,7 @@ class Library:
     with a point as `float`; ctypes values, such as `ctypes.c_double(2)`, as what they are. A call returns an int."""
 
     def __init__(self, code: bytes, ptx: str, target: Target):
-        self._kernels = {name: Kernel.library(name, ptx, None, target) for name in entries(ptx)}
+        self._kernels = {name: Kernel.of(name, ptx, None, target) for name in entries(ptx)}
         with tempfile.NamedTemporaryFile(suffix=".so") as file:
             file.write(code)
             file.flush()

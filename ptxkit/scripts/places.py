@@ -27,9 +27,10 @@ def frames(source: str) -> list[PageLine]:
 def line_of(source: str | None, ptx_line: int, home: Path) -> PageLine:
     """Return the innermost line inside a folder; where there is none, the innermost of all."""
     found = frames(source or "")
-    inside = (each for each in found if each.file and Path(each.file).resolve().is_relative_to(home))
-    of_user = (each for each in inside if _is_of_user(each.file))
-    return next(of_user, found[0] if found else PageLine(None, ptx_line))
+    for each in found:
+        if each.file and Path(each.file).resolve().is_relative_to(home) and _is_of_user(each.file):
+            return each
+    return found[0] if found else PageLine(None, ptx_line)
 
 
 def of(place: FindingPlace, home: Path) -> PageLine:

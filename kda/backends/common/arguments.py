@@ -69,7 +69,7 @@ class Arguments:
     @classmethod
     def replacing(cls, name: str, **others: Mapping[str, Argument]) -> type[Arguments]:
         """Return the arguments of another kernel, which has others in the places of some of these, or none."""
-        declared = {}
+        declared = {}                        # type: ignore[var-annotated]
         for n, argument in cls.declared.items():
             declared |= others.get(n, {n: argument})
         return type(name, (Arguments,), declared)
