@@ -225,7 +225,7 @@ def _takers(session: Session) -> Iterator[tuple[Any, str, Any]]:
         """Host code is compiled for the kind of memory that its arguments lie in."""
         ours = isinstance(tensor, torch.Tensor) and tensor.device.type == "cpu"
         make_tensor(self, Disguised(tensor) if ours else tensor, *args, **kwargs)
-        self._kda_memory = tensor            # an address in a table may be all that leads to it
+        self._ptxkit_memory = tensor            # an address in a table may be all that leads to it
 
     compile_with = CompileCallable._compile
 

@@ -74,10 +74,10 @@ class Library:
             file.write(code)
             file.flush()
             self._library = ctypes.CDLL(file.name)
-        names = self._strings("kda_names")
-        self._functions = self._strings("kda_functions")
+        names = self._strings("ptxkit_names")
+        self._functions = self._strings("ptxkit_functions")
         self._answers = _Answers(self)
-        table = (c_void_p * len(names)).in_dll(self._library, "kda_table")
+        table = (c_void_p * len(names)).in_dll(self._library, "ptxkit_table")
         for i, name in enumerate(names):
             table[i] = self._answers.address(name)
 
@@ -112,9 +112,9 @@ class Library:
 
     def kernel_of(self, function: int) -> Kernel:
         """Return the kernel at the address that a launch names."""
-        count = c_int.in_dll(self._library, "kda_registered").value
-        hosts = (c_void_p * count).in_dll(self._library, "kda_hosts")
-        kernels = (c_char_p * count).in_dll(self._library, "kda_kernels")
+        count = c_int.in_dll(self._library, "ptxkit_registered").value
+        hosts = (c_void_p * count).in_dll(self._library, "ptxkit_hosts")
+        kernels = (c_char_p * count).in_dll(self._library, "ptxkit_kernels")
         return next(self._kernels[name.decode()] for host, name in zip(hosts, kernels) if host == function)
 
 
@@ -324,18 +324,18 @@ FUNCTIONS: dict[str, tuple[tuple, Callable[..., Any] | None]] = dict.fromkeys((
 REGISTRATION = """
 #include <stddef.h>
 enum { MOST = 4096 };
-int kda_registered;
-const void *kda_hosts[MOST];
-const char *kda_kernels[MOST];
+int ptxkit_registered;
+const void *ptxkit_hosts[MOST];
+const char *ptxkit_kernels[MOST];
 void **__cudaRegisterFatBinary(void *image) { static void *handle; (void)image; return &handle; }
 void __cudaRegisterFatBinaryEnd(void **handle) { (void)handle; }
 void __cudaUnregisterFatBinary(void **handle) { (void)handle; }
 char __cudaInitModule(void **handle) { (void)handle; return 1; }
 void __cudaRegisterVar(void **h, char *host, char *device, const char *name, int e, size_t n, int c, int g) {}
 void __cudaRegisterFunction(void **handle, const char *host, char *device, const char *name) {
-    if (kda_registered == MOST) return;
-    kda_hosts[kda_registered] = host;
-    kda_kernels[kda_registered++] = name;
+    if (ptxkit_registered == MOST) return;
+    ptxkit_hosts[ptxkit_registered] = host;
+    ptxkit_kernels[ptxkit_registered++] = name;
 }
 typedef struct { unsigned x, y, z; } Dim3;
 static struct { Dim3 grid, block; size_t shared; void *stream; } pushed[64];
@@ -386,12 +386,12 @@ def _trampolines(names: Sequence[str], functions: Sequence[str]) -> str:
     """Return a C function for each name, which hands its parameters on to an address in a table."""
     longs, values = (", ".join(f"{kind}a{n}" for n in range(_LONGS)) for kind in ("long ", ""))
     lines = [
-        f"long {name}({longs}) {{ return kda_table[{i}] ? ((long (*)({longs}))kda_table[{i}])({values}) : 0; }}"
+        f"long {name}({longs}) {{ return ptxkit_table[{i}] ? ((long (*)({longs}))ptxkit_table[{i}])({values}) : 0; }}"
         for i, name in enumerate(names)
     ]
     return "\n".join([
-        f"void *kda_table[{max(len(names), 1)}];", f'const char *kda_names = "{" ".join(names)}";',
-        f'const char *kda_functions = "{" ".join(functions)}";', *lines,
+        f"void *ptxkit_table[{max(len(names), 1)}];", f'const char *ptxkit_names = "{" ".join(names)}";',
+        f'const char *ptxkit_functions = "{" ".join(functions)}";', *lines,
     ]) + "\n"
 
 

@@ -1,6 +1,6 @@
 """What a command is doing, on stderr: which step, how many of how many, and about how long it will still take.
 
-Nothing is said in a command's first two seconds, nor in the first half second of a step, nor with KDA_QUIET.  On a
+Nothing is said in a command's first two seconds, nor in the first half second of a step, nor with PTXKIT_QUIET.  On a
 terminal one line is kept up to date and wiped in the end; into a file goes a line every ten seconds.
 """
 

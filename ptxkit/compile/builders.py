@@ -32,7 +32,7 @@ from .errors import BuildError, MissingCompilerError
 from .recipes import AnyRecipe
 from .store import Entry
 
-# Like the application's command, in which `import kda` does not import torch.
+# Like the application's command, in which its package does not import torch.
 PROGRAM = (
     "import sys as s; door, *s.path[:] = s.argv[1:]; s.argv[:] = ['bin/' + {name!r}]; "
     "import ptxkit.compile.builders as b; b.main(door)"

@@ -48,8 +48,8 @@ def arriving(site: Site) -> str | None:
 
 def one_arrival_less(site: Site) -> str:
     address, count = site.operands
-    fewer = site.written(site.opcode, [address, "kda_fewer"])
-    return f"{{ .reg .b32 kda_fewer; sub.u32 kda_fewer, {count}, 1; {fewer} }}"
+    fewer = site.written(site.opcode, [address, "ptxkit_fewer"])
+    return f"{{ .reg .b32 ptxkit_fewer; sub.u32 ptxkit_fewer, {count}, 1; {fewer} }}"
 
 
 def arriving_once_less(site: Site) -> str | None:

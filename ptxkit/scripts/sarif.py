@@ -105,7 +105,7 @@ def _result(rule: str, level: str, text: str, kernel: str, line: places.PageLine
         "level": level,
         "message": {"text": text},
         "locations": [_location(line, kernel, home)],
-        "partialFingerprints": {"kdaSimulate/v1": _fingerprint(rule, kernel, line, home)},
+        "partialFingerprints": {f"{application.current().name}Simulate/v1": _fingerprint(rule, kernel, line, home)},
     }
 
 

@@ -40,3 +40,74 @@ def test_no_docstring_is_half_a_sentence_and_no_comment_begins_with_of(folder):
 def test_fragments_are_found():
     code = 'def f():\n    """Of two."""\n    x = 1  # of x\n    y = 2  # fmt: skip\n\n\ndef g():\n    """Offer it."""\n'
     assert [line for line, _ in fragments(code)] == [2, 3, 4]
+
+
+NO_NAMES = {"of", "at", "own", "made", "there", "here", "told", "taker"}
+NAMED = ("kda", "ptxkit", "benchmarks", "examples", "docs")
+# class name -> why classes of one name in two modules are one role; siblings, such as backends, need no reason
+ONE_ROLE = {
+    "Grads": "results of a call, and the kernel that makes them, whose name stands in digests",
+    "Stream": "torch.cuda.Stream in a capture has torch's name; the kernel's name stands in digests",
+}
+SIBLINGS = re.compile(r"kda/backends/\w+/|ptxkit/compile/")
+
+
+def python_files(*folders):
+    files = [file for folder in folders for file in (ROOT / folder).rglob("*.py")]
+    return [file for file in files if not {"build", ".venv"} & {*file.parts}]
+
+
+def bindings(code):
+    """Variables, parameters and fields that are called by a word which says nothing, with their lines."""
+    found = []
+    for node in ast.walk(ast.parse(code)):
+        if isinstance(node, ast.arg):
+            name = node.arg
+        elif isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Store):
+            name = node.id if isinstance(node, ast.Name) else node.attr
+        else:
+            continue
+        if name in NO_NAMES:
+            found.append((node.lineno, name))
+    return sorted(found)
+
+
+@pytest.mark.parametrize("folder", NAMED)
+def test_a_variable_says_what_it_holds(folder):
+    found = [f"{file.relative_to(ROOT)}:{line}: {name}" for file in python_files(folder)
+             for line, name in bindings(file.read_text())]
+    assert not found, "\n".join(found)
+
+
+def test_names_that_say_nothing_are_found():
+    code = "def f(of):\n    at = 1\n    self.own = [here for here in of]\n    held = at\n    return [x.told]\n"
+    assert bindings(code) == [(1, "of"), (2, "at"), (3, "here"), (3, "own")]
+
+
+def classes(files):
+    """Return class name -> modules that define one."""
+    found = {}
+    for file in files:
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.ClassDef):
+                found.setdefault(node.name, set()).add(file.relative_to(ROOT).as_posix())
+    return found
+
+
+def are_siblings(modules):
+    """Tell whether modules belong to backends, or to compilers, beside each other, one to each."""
+    parents = [SIBLINGS.match(module) for module in modules]
+    first = [parent and (parent[0] if "backends" in parent[0] else module) for parent, module in zip(parents, modules)]
+    return all(first) and len({*first}) == len(modules)
+
+
+def test_a_class_name_stands_in_one_module():
+    several = {name: sorted(modules) for name, modules in classes(python_files("kda", "ptxkit")).items()
+               if len(modules) > 1 and not are_siblings(sorted(modules)) and name not in ONE_ROLE}
+    assert not several
+
+
+def test_every_reason_for_a_class_name_is_needed():
+    several = {name for name, modules in classes(python_files("kda", "ptxkit")).items()
+               if len(modules) > 1 and not are_siblings(sorted(modules))}
+    assert set(ONE_ROLE) == several
