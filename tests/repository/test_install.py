@@ -55,7 +55,7 @@ def test_an_sdist_has_tests_and_docs_and_makes_a_wheel_of_the_package_alone(tmp_
     for path in ROOT.iterdir():
         if path.is_file():
             shutil.copy(path, checkout)
-        elif path.name in ("kda", "kda_pytest", "ptxkit", "tests", "docs", "benchmarks", "examples", ".github", ".ci"):
+        elif path.name in ("kda", "ptxkit", "tests", "docs", "benchmarks", "examples", ".github", ".ci"):
             shutil.copytree(path, checkout / path.name, ignore=shutil.ignore_patterns("__pycache__", "build"))
     python("-c", "from setuptools import build_meta; build_meta.build_sdist('..')", cwd=checkout)
     with tarfile.open(next(tmp_path.glob("*.tar.gz"))) as sdist:
@@ -66,6 +66,6 @@ def test_an_sdist_has_tests_and_docs_and_makes_a_wheel_of_the_package_alone(tmp_
     python("-c", "from setuptools import build_meta; build_meta.build_wheel('..')", cwd=unpacked)
     with zipfile.ZipFile(next((tmp_path / "sdist").glob("*.whl"))) as wheel:
         names = set(wheel.namelist())
-    files = (path for home in ("kda", "kda_pytest") for path in (ROOT / home).rglob("*"))
+    files = (path for path in (ROOT / "kda").rglob("*"))
     package = {str(path.relative_to(ROOT)) for path in files if path.suffix in KINDS}
     assert package == {name for name in names if ".dist-info" not in name}

@@ -75,9 +75,9 @@ def found(gpu: Gpu, handle: Any, kind: type) -> Any:
     """Return what a handle stands for."""
     thing = gpu.objects.get(int(handle))
     if not isinstance(thing, kind):
+        what = "function" if kind is LoadedFunction else kind.__name__.lower()
         raise CaptureError(
-            f"handle {int(handle):#x} is no {kind.__name__.lower()} of this capture. Load modules, and create events, "
-            "inside the block."
+            f"handle {int(handle):#x} is no {what} of this capture. Load modules, and create events, inside the block."
         )
     return thing
 

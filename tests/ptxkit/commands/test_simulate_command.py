@@ -459,7 +459,8 @@ class Watching:
 def test_findings_fail_the_test_that_has_them(here):
     (here / "test_kernels_of_somebody.py").write_text(TESTS)
     (here / "pytest.ini").write_text("[pytest]\n")
-    words = ["-p", "kda_pytest", "-p", "no:cacheprovider", "--simulate-arch", "h100", "--strict-markers", "-q", "-c"]
+    words = ["-p", "ptxkit.pytest_plugin", "-p", "no:cacheprovider", "--simulate-arch", "h100", "--strict-markers",
+             "-q", "-c"]
     watching = Watching()
     pytest.main([*words, "pytest.ini", "test_kernels_of_somebody.py"], plugins=[watching])
     right, wrong = "call passed", "call failed"
@@ -489,8 +490,8 @@ def test_a_wrong_marker_fails_its_test_in_a_line(here):
     (here / "test_wrong_markers.py").write_text(WRONG)
     (here / "pytest.ini").write_text("[pytest]\n")
     watching = Watching()
-    pytest.main(["-p", "kda_pytest", "-p", "no:cacheprovider", "-q", "-c", "pytest.ini", "test_wrong_markers.py"],
-                plugins=[watching])
+    words = ["-p", "ptxkit.pytest_plugin", "-p", "no:cacheprovider", "-q", "-c", "pytest.ini"]
+    pytest.main([*words, "test_wrong_markers.py"], plugins=[watching])
     assert set(watching.verdicts.values()) == {"setup failed"} and len(watching.verdicts) == 3
     says = {"option": "capture has no option 'strct'", "arch": "did you mean 'h100'", "place": "options by name"}
     for name, part in says.items():
@@ -499,7 +500,7 @@ def test_a_wrong_marker_fails_its_test_in_a_line(here):
 
 def test_a_wrong_arch_of_the_command_line_is_one_usage_error(here):
     (here / "pytest.ini").write_text("[pytest]\n")
-    words = ["-m", "pytest", "-p", "kda_pytest", "-c", "pytest.ini", "--simulate-arch", "h10"]
+    words = ["-m", "pytest", "-p", "ptxkit.pytest_plugin", "-c", "pytest.ini", "--simulate-arch", "h10"]
     path = os.environ | {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[3]), *sys.path])}
     ran = subprocess.run([sys.executable, *words], capture_output=True, text=True, timeout=600, env=path)
     assert ran.returncode == pytest.ExitCode.USAGE_ERROR
@@ -508,7 +509,7 @@ def test_a_wrong_arch_of_the_command_line_is_one_usage_error(here):
 
 
 def test_the_plug_in_costs_nothing_until_it_is_used():
-    code = "import sys, kda_pytest; print(sorted({'torch', 'kda', 'triton', 'cutlass'} & set(sys.modules)))"
+    code = "import sys, ptxkit.pytest_plugin; print(sorted({'torch', 'kda', 'triton', 'cutlass'} & set(sys.modules)))"
     path = os.environ | {"PYTHONPATH": str(Path(__file__).parents[3])}
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=600, env=path)
     assert ran.stdout.strip() == "[]", ran.stderr
