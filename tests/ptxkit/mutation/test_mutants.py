@@ -302,8 +302,8 @@ CHANGES = {
         "for the CTA alone": "mbarrier.try_wait.parity.acquire.cta.shared.b64 %q, [%r1], %r2;",
     },
     "mbarrier.init.shared.b64 [%r1], %r2;": {
-        "one arrival less": "{ .reg .b32 kda_fewer; sub.u32 kda_fewer, %r2, 1; "
-        "mbarrier.init.shared.b64 [%r1], kda_fewer; }"
+        "one arrival less": "{ .reg .b32 ptxkit_fewer; sub.u32 ptxkit_fewer, %r2, 1; "
+        "mbarrier.init.shared.b64 [%r1], ptxkit_fewer; }"
     },
     "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%r1], %r2;": {
         "relaxed": "mbarrier.arrive.expect_tx.relaxed.cta.shared::cta.b64 _, [%r1], %r2;",
