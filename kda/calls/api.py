@@ -607,8 +607,10 @@ def _made_with(inputs: Inputs, options: Options) -> MadeWith:
 def _check_saved(call: Call, kept: Any) -> None:
     asked = "what chunk_kda_fwd(..., disable_recompute=True) returned as saved for the same call"
     refuse = functools.partial(InputError, call.op, "saved", asked)
-    whole = isinstance(
-        kept, Kept) and isinstance(kept.tensors, Saved | OpaqueSaved) and isinstance(kept.made_with, MadeWith
+    whole = (
+        isinstance(kept, Kept)
+        and isinstance(kept.tensors, Saved | OpaqueSaved)
+        and isinstance(kept.made_with, MadeWith)
     )
     if not whole or not all(isinstance(x, Tensor) for x in kept.tensors):
         kind = "a Kept with other contents" if isinstance(kept, Kept) else type(kept).__name__
