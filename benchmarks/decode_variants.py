@@ -10,7 +10,7 @@ in order of weight, and none is begun after --seconds.
 
 --simulated runs each configuration in the simulator on one sequence, where it must give the bits of the first one and
 no findings, and predicts each shape on an H200.  The clock leaves out that a state goes back to HBM
-(docs/clock.md): of float32 states, which HBM limits, it says too little.
+(ptxkit/docs/clock.md): of float32 states, which HBM limits, it says too little.
 """
 
 from __future__ import annotations

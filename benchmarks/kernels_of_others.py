@@ -1,6 +1,6 @@
 """Runs kernels of public projects, unmodified, under the simulator, checks their results, and writes a page.
 
-    python benchmarks/kernels_of_others.py --sources FOLDER [--only TEXT] [--page docs/results/kernels_of_others.md]
+    python benchmarks/kernels_of_others.py --sources FOLDER [--only TEXT] [--page ptxkit/docs/kernels_of_others.md]
 
 FOLDER holds checkouts, which are cloned there where they are missing, and packages: the error for one that is missing
 names the command that installs it. `others/` has the cases, a file per project, and `others/cases.py` the versions.

@@ -1,6 +1,6 @@
 """The clock against every H200 time on record that the simulator can run.  No GPU:
 
-    python benchmarks/predicted.py                # writes the tables of docs/clock.md, and the errors that kda quotes
+    python benchmarks/predicted.py                # writes docs/results/clock.md, and the errors that kda quotes
     python benchmarks/predicted.py --only h96-8k  # prints rows, writes nothing; --json FILE keeps them,
     python benchmarks/predicted.py --merge FILE   # and this puts them in instead of the old ones
 
@@ -30,7 +30,7 @@ from kda.tools.measure.predicted import ERRORS, PredictedLaunch, Prediction, for
 from kda.tools.measure.shapes import SHAPES, BenchShape
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGE = ROOT / "docs/clock.md"
+PAGE = ROOT / "docs/results/clock.md"
 MARKERS = ("<!-- errors: begin, by benchmarks/predicted.py -->", "<!-- errors: end -->")
 ARCH, CHIP = "sm_90a", "h200"
 

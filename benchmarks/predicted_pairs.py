@@ -1,6 +1,6 @@
 """Whether the clock prefers what an H200 preferred, of configurations that were timed beside each other.  No GPU:
 
-    python benchmarks/predicted_pairs.py          # writes the table of docs/clock.md, and how many pairs are right
+    python benchmarks/predicted_pairs.py          # writes docs/results/clock.md's table, and how many pairs are right
 
 The times are those of docs/results and docs/decisions for B1 T8192 H64, where today's kernel can be built so and is the
 one that was timed, or a near relative (`older`: an earlier form of it).

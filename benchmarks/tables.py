@@ -46,7 +46,7 @@ class Sentence(NamedTuple):
         return with_figures(text, self.words, figures)
 
 
-SM89, SM90, TRITON, CLOCK = "stages/sm89.md", "stages/sm90_backward.md", "triton.md", "clock.md"
+SM89, SM90, TRITON, CLOCK = "stages/sm89.md", "stages/sm90_backward.md", "triton.md", "results/clock.md"
 FORWARD, SM100 = "stages/sm100_forward.md", "stages/sm100_backward.md"
 FIGURES = (
     Table(SM89, counted_sm89.HEADER, counted_sm89.rows),

@@ -1,4 +1,4 @@
-"""The table of docs/microbenchmarks.md, from results on record:
+"""The table of ptxkit/docs/microbenchmarks.md, from results on record:
 
   python -m benchmarks.microbenchmarks.page benchmarks/results/h200-microbenchmarks.json
 

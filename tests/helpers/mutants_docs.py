@@ -33,8 +33,8 @@ ENOUGH = 0.98                                # share of the mutants that matter
 HEAD = """# Every synchronising instruction has a reason
 
 `ptxkit.mutants` removes or weakens every synchronising instruction of a kernel, one at a time, and reports
-what notices it; [the simulator's page](simulator.md) explains how. These are the shipped kernels in small problems,
-packed and with grouped heads, under {schedules} schedules
+what notices it; [the simulator's page](../ptxkit/docs/simulator.md) explains how. These are the shipped kernels in
+small problems, packed and with grouped heads, under {schedules} schedules
 ([`kda/tools/verify/mutants.py`](../kda/tools/verify/mutants.py)).
 `kda verify --mutants --arch sm100` runs it again; `tests/helpers/mutants_docs.py --write` writes this page.
 

@@ -1,6 +1,6 @@
 """Correct kernels, and faults planted in their text: each must be reported, or give a wrong answer.
 
-`python tests/helpers/planted.py` prints the table of docs/simulator.md.
+`python tests/helpers/planted.py` prints the table of ptxkit/docs/simulator.md.
 """
 
 from __future__ import annotations

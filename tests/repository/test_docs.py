@@ -20,7 +20,8 @@ from kda.tools.commands import findings
 
 ROOT = pathlib.Path(__file__).parents[2]
 PICTURES = ROOT / "docs" / "pictures"
-PAGES = [page for where in ("*.md", "docs/**/*.md", "benchmarks/**/*.md") for page in sorted(ROOT.glob(where))]
+FOLDERS = ("*.md", "docs/**/*.md", "ptxkit/**/*.md", "benchmarks/**/*.md")
+PAGES = [page for where in FOLDERS for page in sorted(ROOT.glob(where))]
 
 
 def anchors(page):

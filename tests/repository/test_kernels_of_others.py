@@ -1,10 +1,10 @@
-"""docs/results/kernels_of_others.md is what benchmarks/kernels_of_others.py writes: a row for each case, all read."""
+"""ptxkit/docs/kernels_of_others.md is what benchmarks/kernels_of_others.py writes: a row for each case, all read."""
 
 import importlib.util
 import pathlib
 
 ROOT = pathlib.Path(__file__).parents[2]
-PAGE = (ROOT / "docs" / "results" / "kernels_of_others.md").read_text()
+PAGE = (ROOT / "ptxkit" / "docs" / "kernels_of_others.md").read_text()
 
 
 def script():

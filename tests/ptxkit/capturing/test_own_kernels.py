@@ -1,4 +1,4 @@
-"""The kernels of docs/own_kernels.md: their bugs are reported as the page says, and its fixes remove them."""
+"""The kernels of ptxkit/docs/own_kernels.md: their bugs are reported as the page says, and its fixes remove them."""
 
 import linecache
 import pathlib
@@ -9,7 +9,7 @@ import pytest
 
 pytestmark = pytest.mark.simulated
 
-PAGE = pathlib.Path(__file__).parents[3] / "docs" / "own_kernels.md"
+PAGE = pathlib.Path(__file__).parents[3] / "ptxkit" / "docs" / "own_kernels.md"
 BLOCKS = re.findall(r"^```(py|text|diff)\n(.*?)^```$", PAGE.read_text(), re.DOTALL | re.MULTILINE)
 EXAMPLES = dict(zip(("triton", "cutlass", "cuda.bindings.nvrtc"), zip(*[(text for _, text in BLOCKS)] * 3)))
 

@@ -8,7 +8,7 @@ from planted import FAULTS, KERNELS, source, table, verdict
 
 pytestmark = pytest.mark.simulated
 
-DOCS = pathlib.Path(__file__).parents[3] / "docs" / "simulator.md"
+DOCS = pathlib.Path(__file__).parents[3] / "ptxkit" / "docs" / "simulator.md"
 SCHEDULES = range(20)
 
 
@@ -34,4 +34,4 @@ def test_there_are_faults_of_every_family():
 
 
 def test_the_table_in_the_docs_is_that_of_this_code():
-    assert table() in DOCS.read_text(), "python tests/helpers/planted.py prints what docs/simulator.md should hold"
+    assert table() in DOCS.read_text(), "tests/helpers/planted.py prints what the page should hold"

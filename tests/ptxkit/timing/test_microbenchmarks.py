@@ -210,7 +210,7 @@ def test_every_kernel_builds_and_everything_expected_is_measured(arch):
 def test_the_page_shows_the_results_on_record(results):
     from benchmarks.microbenchmarks.page import table
 
-    page = (ROOT / "docs" / "microbenchmarks.md").read_text()
+    page = (ROOT / "ptxkit" / "docs" / "microbenchmarks.md").read_text()
     assert table(results["figures"]) in page
     other = [figure | {"value": figure["value"] * 1.5} for figure in results["figures"]]
     assert table(other) not in page

@@ -275,7 +275,7 @@ def whose_errors(row: PredictedRow) -> str:
 
 COMPARED = {                                 # chips whose predictions were compared with times: what is said of that
     "h200": "",                              # the errors are its own
-    "h100": "predictions for h100 were 20% below to 13% above the times of four calls (docs/clock.md)",
+    "h100": "predictions for h100 were 20% below to 13% above the times of four calls (docs/results/clock.md)",
 }
 
 

@@ -1,0 +1,15 @@
+"""The documentation site: `python -m sphinx -W ptxkit/docs build/docs/ptxkit`."""
+
+import pathlib
+import sys
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
+
+import shared
+
+globals().update(shared.settings("ptxkit", "ptxkit"))
+extensions = ["myst_parser"]
+
+
+def setup(app):
+    app.connect("source-read", shared.adapt)
