@@ -13,7 +13,7 @@ import torch
 from ptxkit import TensorMap, launch
 
 HERE = pathlib.Path(__file__).parent
-TILE = HERE.parents[1] / "benchmarks" / "kernels" / "tile_sm100.ptx"
+TILE = HERE.parents[1] / "ptxkit" / "benchmarks" / "kernels" / "tile_sm100.ptx"
 
 
 def random(*shape, dtype=torch.bfloat16):

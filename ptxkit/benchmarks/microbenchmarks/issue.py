@@ -28,7 +28,7 @@ ONE = bits(1.0)
 BF16_ONES = 0x3F803F80
 
 
-class Op(NamedTuple):
+class Link(NamedTuple):
     """One instruction; %0 is its chain, %1 and %2 are operands."""
 
     ptx: str
@@ -40,39 +40,41 @@ class Op(NamedTuple):
 
 
 OPS = {
-    "fma.f32": Op("fma.rn.f32 %0, %0, %1, %2;", "FFMA", 0, ONE, ONE, "bits(N)"),
-    "add.f32": Op("add.rn.f32 %0, %0, %1;", "FADD", 0, ONE, 0, "bits(N)"),
-    "mul.f32": Op("mul.rn.f32 %0, %0, %1;", "FMUL", ONE, ONE + 1, 0, "ONE + N"),
-    "max.f32, min.f32": Op("max.f32 %0, %1, %0; min.f32 %0, %2, %0;", "FMNMX FMNMX", 0, ONE, bits(2.0), "ONE"),
-    "fma.bf16x2": Op("fma.rn.bf16x2 %0, %0, %1, %2;", "HFMA2", 0, BF16_ONES, 0, "0"),
-    "mul.bf16x2": Op("mul.rn.bf16x2 %0, %0, %1;", "HMUL2|HFMA2", BF16_ONES, BF16_ONES, 0, "BF16_ONES"),
-    "mad.s32": Op("mad.lo.s32 %0, %0, %1, %2;", "IMAD", 0, 1, 1, "N"),
-    "add.s32, xor": Op("add.s32 %0, %1, %0; xor.b32 %0, %0, %2;", "VIADD|IADD3|IMAD.IADD LOP3", 0, 1, 2),
-    "fma.f32, immediate": Op("fma.rn.f32 %0, %0, %1, 0f3F800000;", "FFMA", 0, ONE, 0, "bits(N)"),
-    "lop3, immediate": Op("lop3.b32 %0, %0, %1, 0x55, 0x1e;", "LOP3", 0, 5, 0, ""),
-    "lop3": Op("lop3.b32 %0, %0, %1, %2, 0x1e;", "LOP3", 0, 5, 2, ""),
-    "shf": Op("shf.l.wrap.b32 %0, %0, %1, %2;", "SHF", 1, 7, 3, ""),
-    "prmt": Op("prmt.b32 %0, %0, %1, %2;", "PRMT", 0x01020304, 0, 0x0321, "0x01020304"),
-    "min.s32, max.s32": Op("min.s32 %0, %1, %0; max.s32 %0, %2, %0;", "VIMNMX VIMNMX", 7, 5, 3, "5"),
-    "selp": Op("{ .reg .pred p; setp.ne.s32 p, %2, 0; selp.b32 %0, %1, %0, p; }", "SEL", 7, 5, 1, "5"),
-    "setp, selp": Op("{ .reg .pred p; setp.lt.s32 p, %0, %2; selp.b32 %0, %1, %2, p; }", "ISETP SEL", 0, 3, 5, ""),
-    "cvt.bf16x2.f32": Op("cvt.rn.bf16x2.f32 %0, %0, %1;", "F2FP", ONE, ONE, 0, "0x3F803F80"),
-    "cvt.tf32.f32": Op("cvt.rna.tf32.f32 %0, %0;", "LOP3 FSETP IMAD.IADD", ONE, 0, 0, "ONE"),
-    "cvt.f32.s32": Op("cvt.rn.f32.s32 %0, %0;", "I2FP", 0, 0, 0, "0"),
-    "cvt.s32.f32": Op("cvt.rzi.s32.f32 %0, %0;", "F2I", 0, 0, 0, "0"),
-    "ex2": Op("ex2.approx.ftz.f32 %0, %0;", "MUFU.EX2", 0, 0, 0, ""),
-    "ex2.bf16x2": Op("ex2.approx.ftz.bf16x2 %0, %0;", "MUFU.EX2 MUFU.EX2", 0, 0, 0, ""),
-    "lg2": Op("lg2.approx.ftz.f32 %0, %0;", "MUFU.LG2", ONE, 0, 0, ""),
-    "rcp": Op("{ .reg .b32 t; abs.f32 t, %0; rcp.approx.ftz.f32 %0, t; }", "MUFU.RCP", bits(2.0), 0, 0, "bits(2.0)"),
-    "rsqrt": Op("rsqrt.approx.ftz.f32 %0, %0;", "MUFU.RSQ", ONE, 0, 0, "ONE"),
-    "sqrt": Op("sqrt.approx.ftz.f32 %0, %0;", "MUFU.SQRT", ONE, 0, 0, "ONE"),
-    "tanh": Op("tanh.approx.f32 %0, %0;", "MUFU.TANH", 0, 0, 0, "0"),
-    "popc": Op("popc.b32 %0, %0;", "POPC", 1, 0, 0, "1"),
-    "bfind": Op("bfind.u32 %0, %0;", "FLO", 0xFFFF, 0, 0, ""),
-    "shfl": Op("shfl.sync.idx.b32 %0, %0, %0, 0x1f, -1;", "SHFL", 7, 0, 0, "7"),
-    "vote": Op("{ .reg .pred p; setp.ne.s32 p, %0, 0; vote.sync.ballot.b32 %0, p, -1; }", "VOTE", 7, 0, 0, "2**32 - 1"),
-    "redux": Op("redux.sync.and.b32 %0, %0, -1;", "REDUX", 7, 0, 0, "7"),
-    "movmatrix": Op("movmatrix.sync.aligned.m8n8.trans.b16 %0, %0;", "MOVM", 7, 0, 0, ""),
+    "fma.f32": Link("fma.rn.f32 %0, %0, %1, %2;", "FFMA", 0, ONE, ONE, "bits(N)"),
+    "add.f32": Link("add.rn.f32 %0, %0, %1;", "FADD", 0, ONE, 0, "bits(N)"),
+    "mul.f32": Link("mul.rn.f32 %0, %0, %1;", "FMUL", ONE, ONE + 1, 0, "ONE + N"),
+    "max.f32, min.f32": Link("max.f32 %0, %1, %0; min.f32 %0, %2, %0;", "FMNMX FMNMX", 0, ONE, bits(2.0), "ONE"),
+    "fma.bf16x2": Link("fma.rn.bf16x2 %0, %0, %1, %2;", "HFMA2", 0, BF16_ONES, 0, "0"),
+    "mul.bf16x2": Link("mul.rn.bf16x2 %0, %0, %1;", "HMUL2|HFMA2", BF16_ONES, BF16_ONES, 0, "BF16_ONES"),
+    "mad.s32": Link("mad.lo.s32 %0, %0, %1, %2;", "IMAD", 0, 1, 1, "N"),
+    "add.s32, xor": Link("add.s32 %0, %1, %0; xor.b32 %0, %0, %2;", "VIADD|IADD3|IMAD.IADD LOP3", 0, 1, 2),
+    "fma.f32, immediate": Link("fma.rn.f32 %0, %0, %1, 0f3F800000;", "FFMA", 0, ONE, 0, "bits(N)"),
+    "lop3, immediate": Link("lop3.b32 %0, %0, %1, 0x55, 0x1e;", "LOP3", 0, 5, 0, ""),
+    "lop3": Link("lop3.b32 %0, %0, %1, %2, 0x1e;", "LOP3", 0, 5, 2, ""),
+    "shf": Link("shf.l.wrap.b32 %0, %0, %1, %2;", "SHF", 1, 7, 3, ""),
+    "prmt": Link("prmt.b32 %0, %0, %1, %2;", "PRMT", 0x01020304, 0, 0x0321, "0x01020304"),
+    "min.s32, max.s32": Link("min.s32 %0, %1, %0; max.s32 %0, %2, %0;", "VIMNMX VIMNMX", 7, 5, 3, "5"),
+    "selp": Link("{ .reg .pred p; setp.ne.s32 p, %2, 0; selp.b32 %0, %1, %0, p; }", "SEL", 7, 5, 1, "5"),
+    "setp, selp": Link("{ .reg .pred p; setp.lt.s32 p, %0, %2; selp.b32 %0, %1, %2, p; }", "ISETP SEL", 0, 3, 5, ""),
+    "cvt.bf16x2.f32": Link("cvt.rn.bf16x2.f32 %0, %0, %1;", "F2FP", ONE, ONE, 0, "0x3F803F80"),
+    "cvt.tf32.f32": Link("cvt.rna.tf32.f32 %0, %0;", "LOP3 FSETP IMAD.IADD", ONE, 0, 0, "ONE"),
+    "cvt.f32.s32": Link("cvt.rn.f32.s32 %0, %0;", "I2FP", 0, 0, 0, "0"),
+    "cvt.s32.f32": Link("cvt.rzi.s32.f32 %0, %0;", "F2I", 0, 0, 0, "0"),
+    "ex2": Link("ex2.approx.ftz.f32 %0, %0;", "MUFU.EX2", 0, 0, 0, ""),
+    "ex2.bf16x2": Link("ex2.approx.ftz.bf16x2 %0, %0;", "MUFU.EX2 MUFU.EX2", 0, 0, 0, ""),
+    "lg2": Link("lg2.approx.ftz.f32 %0, %0;", "MUFU.LG2", ONE, 0, 0, ""),
+    "rcp": Link("{ .reg .b32 t; abs.f32 t, %0; rcp.approx.ftz.f32 %0, t; }", "MUFU.RCP", bits(2.0), 0, 0, "bits(2.0)"),
+    "rsqrt": Link("rsqrt.approx.ftz.f32 %0, %0;", "MUFU.RSQ", ONE, 0, 0, "ONE"),
+    "sqrt": Link("sqrt.approx.ftz.f32 %0, %0;", "MUFU.SQRT", ONE, 0, 0, "ONE"),
+    "tanh": Link("tanh.approx.f32 %0, %0;", "MUFU.TANH", 0, 0, 0, "0"),
+    "popc": Link("popc.b32 %0, %0;", "POPC", 1, 0, 0, "1"),
+    "bfind": Link("bfind.u32 %0, %0;", "FLO", 0xFFFF, 0, 0, ""),
+    "shfl": Link("shfl.sync.idx.b32 %0, %0, %0, 0x1f, -1;", "SHFL", 7, 0, 0, "7"),
+    "vote": Link(
+        "{ .reg .pred p; setp.ne.s32 p, %0, 0; vote.sync.ballot.b32 %0, p, -1; }", "VOTE", 7, 0, 0, "2**32 - 1"
+    ),
+    "redux": Link("redux.sync.and.b32 %0, %0, -1;", "REDUX", 7, 0, 0, "7"),
+    "movmatrix": Link("movmatrix.sync.aligned.m8n8.trans.b16 %0, %0;", "MOVM", 7, 0, 0, ""),
 }
 
 # per instruction of a mix: one letter; the body repeats it until UNROLLED is full
@@ -80,7 +82,7 @@ LETTERS = {"f": "fma.f32", "h": "fma.bf16x2", "i": "mad.s32", "a": "lop3", "p": 
            "m": "ex2", "s": "shfl", "l": "lds", "g": "fma.f32, immediate", "o": "lop3, immediate",
            "u": "mul.f32", "v": "fma.f32"}
 OTHERS = 4                                   # registers that operands of a v go round in: none is read twice in a row
-LDS = Op("ld.shared.b32 %0, [%0];", "LDS")   # reads a word that holds its own address
+LDS = Link("ld.shared.b32 %0, [%0];", "LDS")   # reads a word that holds its own address
 MIXES = (
     "v", "vu", "go", "ggo", "fo", "ga", "uo", "fa", "fi", "ai", "ac", "fc", "fh", "ap", "fffm", "fffffffm", "aaam",
     "aaaaaaam", "fffl", "fffffffl", "fffs", "ffaa", "ffaaffam", "ffafcaflfapfamfl",
@@ -91,11 +93,11 @@ BURSTS = "ex2", "lds", "lop3", "shfl", "cvt.bf16x2.f32"
 BURST = 1, 2, 4, 8, 12, 16, 24, 32
 
 
-def statement(op: Op, chain: str, b: str = "b", c: str = "c") -> str:
+def statement(op: Link, chain: str, b: str = "b", c: str = "c") -> str:
     return f'      asm volatile("{op.ptx}" : "+r"({chain}) : {frame.registers("r", [b, c])});'
 
 
-def source_of(op: Op, chains: int) -> str:
+def source_of(op: Link, chains: int) -> str:
     names = [f"x{n}" for n in range(chains)]
     agree = " ".join(f"all = all == {x} ? all : 0xdeadbeef;" for x in names)
     return frame.loop(
@@ -106,16 +108,16 @@ def source_of(op: Op, chains: int) -> str:
     )
 
 
-def sass_of(op: Op, times: int) -> dict[str, int]:
+def sass_of(op: Link, times: int) -> dict[str, int]:
     words = op.sass.split()
     return {opcode: times * words.count(opcode) for opcode in words}
 
 
-def expected_end(op: Op, links: int) -> int | None:
+def expected_end(op: Link, links: int) -> int | None:
     return int(eval(op.ends, {"bits": bits, "ONE": ONE, "BF16_ONES": BF16_ONES, "N": links})) if op.ends else None
 
 
-def run(bench: Bench, built, op: Op, block: int, chains: int) -> tuple[list[float], str]:
+def run(bench: Bench, built, op: Link, block: int, chains: int) -> tuple[list[float], str]:
     """Clocks of all trips, and a fault where the chains did not end where they must."""
     trips = bench.trips(TRIPS)
     clocks = bench.clocks(built, trips, op.x, op.b, op.c, block=block)
@@ -143,7 +145,7 @@ def each(bench: Bench) -> None:
             bench.each(name_, clocks, count, built.fault, fault, odd, unit="clocks of a scheduler")
 
 
-def op_of(letter: str) -> Op:
+def op_of(letter: str) -> Link:
     return LDS if letter == "l" else OPS[LETTERS[letter]]
 
 
@@ -195,7 +197,7 @@ def mixes(bench: Bench) -> None:
             bench.figure(f"mix {called(mix)}: {warps} warps", issued, "per clock and scheduler", built.fault, over)
 
 
-def burst_source(op: Op, count: int) -> str:
+def burst_source(op: Link, count: int) -> str:
     names = [f"x{n}" for n in range(count)]
     lines = "\n".join(statement(op, x) for x in names)
     first = "own" if op is LDS else "first"

@@ -1,4 +1,4 @@
-"""`python -m benchmarks.microbenchmarks`, from the root of a checkout."""
+"""`python -m ptxkit.benchmarks.microbenchmarks`, from the root of a checkout."""
 
 from __future__ import annotations
 
@@ -12,11 +12,14 @@ from pathlib import Path
 
 import torch
 
+import ptxkit
+from ptxkit.compile.target import parse
+
 from . import groups
 from .figures import Results
-from .groups import GROUPS, Gpu, Message
+from .groups import GROUPS, FoundGpu, Message
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 BUILDING = 600.0                             # seconds for the kernels of a group
 
 
@@ -37,7 +40,7 @@ def main() -> int:
         return check(names, arch, groups.building if args.build else groups.simulating)
     gpu = ask()
     if gpu is None or gpu.target is None:
-        print(f"{__package__} needs a GPU that kda has code for; found {gpu}. --build needs none.", file=sys.stderr)
+        print(f"{__package__} needs a GPU that ptxkit has code for; found {gpu}. --build needs none.", file=sys.stderr)
         return 2
     say(f"{gpu.name} {gpu.cc[0]}.{gpu.cc[1]}, {gpu.sms} SMs, driver {gpu.driver}, torch {torch.__version__}")
     began = time.monotonic()
@@ -50,7 +53,7 @@ def say(text: str) -> None:
     print(text, flush=True)
 
 
-def ask() -> Gpu | None:
+def ask() -> FoundGpu | None:
     """Ask in a child process: this one must not touch the GPU, or its children could not."""
     found = []
     for message in groups.in_child(lambda send: send(Message("gpu", groups.the_gpu())), 60):
@@ -61,7 +64,7 @@ def ask() -> Gpu | None:
     return found[0] if found else None
 
 
-def head(gpu: Gpu) -> dict:
+def head(gpu: FoundGpu) -> dict:
     try:
         asked = subprocess.run(["git", "-C", ROOT, "describe", "--always", "--dirty"], capture_output=True, text=True)
         commit = asked.stdout.strip() or None
@@ -69,12 +72,12 @@ def head(gpu: Gpu) -> dict:
         commit = None
     versions = {"torch": torch.__version__}
     about = {"device": gpu.name, "cc": list(gpu.cc), "sms": gpu.sms, "driver": gpu.driver, "versions": versions}
-    return {"schema": 1, "kda": groups.VERSION, "command": "microbenchmarks", "commit": commit} | about
+    return {"schema": 1, "ptxkit": ptxkit.__version__, "command": "microbenchmarks", "commit": commit} | about
 
 
 def check(names: list[str], arch: str, way) -> int:
     """All groups at once, as far as there are cores."""
-    target = groups.target_of(arch)
+    target = parse(arch)
     faults = 0
 
     def one(name: str) -> list[Message]:
@@ -90,7 +93,7 @@ def check(names: list[str], arch: str, way) -> int:
     return int(faults > 0)
 
 
-def measure(names: list[str], gpu: Gpu, results: Results, args: argparse.Namespace) -> int:
+def measure(names: list[str], gpu: FoundGpu, results: Results, args: argparse.Namespace) -> int:
     ends, faults = time.monotonic() + args.seconds, 0
     for name in names:
         left, began = ends - time.monotonic(), time.monotonic()

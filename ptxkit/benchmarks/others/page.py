@@ -1,28 +1,6 @@
-"""Runs kernels of public projects, unmodified, under the simulator, checks their results, and writes a page.
+"""The page of what ran: a row for each case, with the verdict of a person on each finding."""
 
-    python benchmarks/kernels_of_others.py --sources FOLDER [--only TEXT] [--page ptxkit/docs/kernels_of_others.md]
-
-FOLDER holds checkouts, which are cloned there where they are missing, and packages: the error for one that is missing
-names the command that installs it. `others/` has the cases, a file per project, and `others/cases.py` the versions.
-Kernels in CUDA C++ need nvcc. Each case calls a project's kernel or its host function on CPU tensors and compares the
-result with torch's.
-"""
-
-from __future__ import annotations
-
-import argparse
-import collections
-import pathlib
-import subprocess
-import sys
-import time
-import traceback
-
-import torch
-
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
-import others  # noqa: F401  registers the cases
-from others.cases import CASES, NOT_RUN, PACKAGES, PROJECTS
+from .cases import NOT_RUN, PROJECTS
 
 COPIES = "harmless: warps that hold copies of a block read it, and do not store"
 VERDICTS = {  # (part of a kernel's name, finding, or "NO": a wrong result) -> what reading the kernel says
@@ -57,55 +35,10 @@ VERDICTS = {  # (part of a kernel's name, finding, or "NO": a wrong result) -> w
     ("bf16_h100_gemm", "mbarrier"): "true by the manual: every lane of a warp initialises the same mbarriers",
     ("fwd_attend_ker<64, true>", "peer-exited"): "true: nothing waits for tiles that a causal CTA does not use",
 }
-
-
-def fetched(folder, name):
-    packages = folder / "packages"
-    missing = [f"{package}=={version}" for package, version in PACKAGES.items()
-               if not (packages / f"{package.replace('-', '_')}-{version}.dist-info").is_dir()]
-    if missing:
-        raise SystemExit(f"packages are missing: pip install --no-deps --target {packages} {' '.join(missing)}")
-    project = PROJECTS[name]
-    for beside in project.beside:
-        fetched(folder, beside)
-    if project.url and not (folder / name).exists():
-        subprocess.run(["git", "clone", project.url, folder / name], check=True)
-        subprocess.run(["git", "-C", folder / name, "checkout", project.version], check=True)
-
-
-def outcome(project, kernel, arch, function, folder):
-    """(correct?, findings by kind, warp instructions, seconds)."""
-    torch.manual_seed(0)
-    began = time.time()
-    try:
-        correct, runs = function(folder)
-    except Exception as error:
-        traceback.print_exc()
-        return f"did not run: {str(error).splitlines()[0][:120]}", {}, 0, 0.0
-    kinds = collections.Counter(f.kind for r in runs for f in r.findings)
-    instructions = sum(r.counters["warp_instructions"] for r in runs)
-    return "yes" if correct else "NO", dict(kinds), instructions, time.time() - began
-
-
-def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--sources", type=pathlib.Path, required=True)
-    parser.add_argument("--only", default="")
-    parser.add_argument("--page", type=pathlib.Path)
-    asked = parser.parse_args()
-    rows = []
-    for project, kernel, arch, function in CASES:
-        if asked.only not in f"{project} {kernel}":
-            continue
-        fetched(asked.sources, project)
-        correct, kinds, instructions, seconds = outcome(project, kernel, arch, function, asked.sources)
-        said = "; ".join(f"{kind}: {verdict(kernel, kind)}" for kind in kinds) or "none"
-        if correct == "NO":
-            correct = f"no: {verdict(kernel, 'NO')}"
-        rows.append((project, f"| {kernel} | {arch} | {correct} | {instructions:,} | {said} |"))
-        print(f"{project:13} {kernel:60} {arch:8} {correct:4} {said}  {seconds:.1f} s", flush=True)
-    if asked.page:
-        asked.page.write_text(page(rows, asked.page.read_text() if asked.page.exists() else ""))
+INTRODUCTION = """Written by `python -m ptxkit.benchmarks.others`. The kernels are unmodified; the script calls them on
+CPU tensors of small sizes and compares the results with torch's. "Correct" means that they agree. Wrong results and
+findings have the verdict of a person who read the kernel: *true* is an error of the kernel, which hardware may mask;
+*harmless* is none."""
 
 
 def verdict(kernel, what):
@@ -126,12 +59,3 @@ def page(rows, before=""):
     lines += ["", "## Not run, and why", "", "| project | kernels | why |", "|---|---|---|"]
     lines += [f"| {PROJECTS[project].title} | {kernels} | {why} |" for project, kernels, why in NOT_RUN]
     return "\n".join(lines) + "\n"
-
-
-INTRODUCTION = """Written by `benchmarks/kernels_of_others.py`. The kernels are unmodified; the script calls them on
-CPU tensors of small sizes and compares the results with torch's. "Correct" means that they agree. Wrong results and
-findings have the verdict of a person who read the kernel: *true* is an error of the kernel, which hardware may mask;
-*harmless* is none."""
-
-if __name__ == "__main__":
-    main()

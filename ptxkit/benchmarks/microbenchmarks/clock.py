@@ -61,7 +61,7 @@ def loads(bench: Bench) -> dict[str, Load]:
         "mma.sync on every SM, random operands": running("\n".join(products), 512, 3300, random, mixed),
     }
     if bench.hopper:
-        one = wgmma.Product(128)
+        one = wgmma.Wgmma(128)
         work = wgmma.group(one, 16) + wgmma.waiting(0)
         some = "out[threadIdx.x] = __float_as_uint(d[0] + d[17]);"
         for name, fill in (("random operands", "scrambled(i)"), ("ones", "")):

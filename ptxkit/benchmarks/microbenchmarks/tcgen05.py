@@ -23,7 +23,7 @@ EACH = {"32x32b": 1, "16x256b": 4}           # registers of a thread for each re
 COLUMNS_OF = {"32x32b": 1, "16x256b": 8}     # and columns
 
 
-class Product(NamedTuple):
+class Umma(NamedTuple):
     m: int
     n: int
     a: str = "SS"                            # SS, TS: A from tensor memory
@@ -92,7 +92,7 @@ def commit(group: int) -> str:
     return frame.asm(f"{text}.b64 [%0];", "", '"r"(bar)')
 
 
-def source_of(one: Product, steps: int, waits: bool) -> str:
+def source_of(one: Umma, steps: int, waits: bool) -> str:
     take, give = allocation(one.group)
     a_bytes = 128 * ROW
     setup = f"""{take}
@@ -117,11 +117,11 @@ def source_of(one: Product, steps: int, waits: bool) -> str:
     return frame.loop(body, setup, finish, threads=128, outside=HELPERS, drain=drain)
 
 
-def shared_bytes(one: Product) -> int:
+def shared_bytes(one: Umma) -> int:
     return 128 * ROW + one.n * ROW
 
 
-def product(bench: Bench, name: str, one: Product, steps: int, waits: bool, per: int = 1) -> None:
+def product(bench: Bench, name: str, one: Umma, steps: int, waits: bool, per: int = 1) -> None:
     built = bench.build(source_of(one, steps, waits), {"UTCHMMA": steps})
     trips = bench.trips(TRIPS)
     clocks = bench.clocks(built, trips, grid=one.group, cluster=one.group, block=128, dynamic_shared=shared_bytes(one))
@@ -131,9 +131,9 @@ def product(bench: Bench, name: str, one: Product, steps: int, waits: bool, per:
 
 
 def products(bench: Bench) -> None:
-    shapes = [Product(m, n, a) for m in (64, 128) for n in (32, 64, 128, 256) for a in ("SS", "TS")]
-    shapes += [Product(m, n, type="tf32") for m in (64, 128) for n in (64, 128)]
-    shapes += [Product(m, n, group=2) for m in (128, 256) for n in (64, 128, 256)]
+    shapes = [Umma(m, n, a) for m in (64, 128) for n in (32, 64, 128, 256) for a in ("SS", "TS")]
+    shapes += [Umma(m, n, type="tf32") for m in (64, 128) for n in (64, 128)]
+    shapes += [Umma(m, n, group=2) for m in (128, 256) for n in (64, 128, 256)]
     for one in shapes:
         product(bench, f"{one.name}: a step, no waits", one, 8, False, per=8)
         for steps in STEPS if one.group == 1 and one.type == "bf16" and one.n < 256 else (4,):

@@ -1,6 +1,6 @@
 """What a GPU's units take, one figure at a time: the source of the constants of the simulator's clock.
 
-  python -m benchmarks.microbenchmarks [--group fetch,issue] [--json FILE]
+  python -m ptxkit.benchmarks.microbenchmarks [--group fetch,issue] [--json FILE]
 
 A group is one file with a function `measure(bench)`: it writes small kernels (CUDA C++ around inline PTX, built by
 `ptxkit.compile.nvrtc`), launches each several times and hands over figures with their spread and what was checked.

@@ -17,8 +17,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-import kda
-from ptxkit.compile.target import Target, code_for, parse
+from ptxkit.compile.target import Target, code_for
 
 from .bench import Bench, Skip
 from .figures import Figure
@@ -45,7 +44,7 @@ class Message(NamedTuple):
     content: Any
 
 
-class Gpu(NamedTuple):
+class FoundGpu(NamedTuple):
     name: str
     cc: tuple[int, int]
     sms: int
@@ -56,7 +55,7 @@ class Gpu(NamedTuple):
         return code_for(self.cc)
 
 
-def the_gpu() -> Gpu | None:
+def the_gpu() -> FoundGpu | None:
     """What torch says of the GPU; None without one."""
     if not torch.cuda.is_available():
         return None
@@ -67,7 +66,7 @@ def the_gpu() -> Gpu | None:
 
         pynvml.nvmlInit()
         driver = pynvml.nvmlSystemGetDriverVersion()
-    return Gpu(found.name, (found.major, found.minor), found.multi_processor_count, driver)
+    return FoundGpu(found.name, (found.major, found.minor), found.multi_processor_count, driver)
 
 
 def in_child(work: Callable[[Callable[[Message], Any]], Any], limit: float) -> Iterator[Message]:
@@ -113,7 +112,7 @@ def module_of(group: str) -> Any:
     return importlib.import_module(f".{group}", __package__)
 
 
-def measuring(group: str, gpu: Gpu) -> Callable[[Callable[[Message], Any]], None]:
+def measuring(group: str, gpu: FoundGpu) -> Callable[[Callable[[Message], Any]], None]:
     def work(send: Callable[[Message], Any]) -> None:
         torch.cuda._sleep(WARM_UP)
         torch.cuda.synchronize()
@@ -151,9 +150,3 @@ def simulating(group: str, target: Target) -> Callable[[Callable[[Message], Any]
 
     return work
 
-
-def target_of(arch: str) -> Target:
-    return parse(arch)
-
-
-VERSION = kda.__version__

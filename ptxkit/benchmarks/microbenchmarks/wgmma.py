@@ -26,7 +26,7 @@ OTHERS, REGION = 8, 16384                    # warps that do, and the bytes that
 ANY, COMMIT = frame.asm("wgmma.fence.sync.aligned;"), frame.asm("wgmma.commit_group.sync.aligned;")
 
 
-class Product(NamedTuple):
+class Wgmma(NamedTuple):
     n: int
     a: str = "SS"                            # SS, RS
     type: str = "bf16"
@@ -67,11 +67,11 @@ def waiting(left: int) -> str:
     return frame.asm(f"wgmma.wait_group.sync.aligned {left};")
 
 
-def group(one: Product, steps: int, d: str = "d") -> str:
+def group(one: Wgmma, steps: int, d: str = "d") -> str:
     return "\n".join([ANY, *(one.line(d, step) for step in range(steps)), COMMIT])
 
 
-def setup(one: Product, accumulators: int = 1, fill: str = "") -> str:
+def setup(one: Wgmma, accumulators: int = 1, fill: str = "") -> str:
     """Ones, or `fill`, in shared memory: A of all warpgroups first, B behind it."""
     stride = (16384 >> 4 << 16) if one.transposed else 1 << 16
     arrays = " ".join(f"float {'de'[i]}[{one.n // 2}];" for i in range(accumulators))
@@ -89,7 +89,7 @@ def setup(one: Product, accumulators: int = 1, fill: str = "") -> str:
   for (int j = 0; j < {one.n // 2}; ++j) {{ {clear} }}"""
 
 
-def finish(one: Product, accumulators: int = 1) -> str:
+def finish(one: Wgmma, accumulators: int = 1) -> str:
     """What all elements of D have in common."""
     checks = " ".join(f"same = same && {'de'[i]}[j] == d[0];" for i in range(accumulators))
     return f"""bool same = true;
@@ -108,7 +108,7 @@ def build(bench: Bench, text: str, sass: dict[str, int]) -> Built:
     return built
 
 
-def timed(bench: Bench, name: str, one: Product, body: str, steps: int, accumulators: int = 1, drain: str = "",
+def timed(bench: Bench, name: str, one: Wgmma, body: str, steps: int, accumulators: int = 1, drain: str = "",
           groups: int = 1, per: int = 1) -> None:
     """`body` has `steps` steps of each accumulator; the figure is clocks of a trip over `per`."""
     block, trips = GROUP * groups, bench.trips(TRIPS)
@@ -121,8 +121,8 @@ def timed(bench: Bench, name: str, one: Product, body: str, steps: int, accumula
 
 
 def alone(bench: Bench) -> None:
-    plain = [(Product(n, a), ALONE if n > 8 else (1, 4)) for a in ("SS", "RS") for n in COLUMNS]
-    others = Product(64, "RS", same=True), *(Product(n, type="tf32") for n in (64, 128)), Product(64, transposed=True)
+    plain = [(Wgmma(n, a), ALONE if n > 8 else (1, 4)) for a in ("SS", "RS") for n in COLUMNS]
+    others = Wgmma(64, "RS", same=True), *(Wgmma(n, type="tf32") for n in (64, 128)), Wgmma(64, transposed=True)
     for one, counts in plain + [(one, (1, 4, 8)) for one in others]:
         for steps in counts:
             timed(bench, f"{one.name}: {steps} steps and a wait", one, group(one, steps) + waiting(0), steps)
@@ -130,9 +130,9 @@ def alone(bench: Bench) -> None:
 
 def rates(bench: Bench) -> None:
     """Groups of four steps after each other, one wait behind all of them."""
-    plain = [Product(n, a) for a in ("SS", "RS") for n in COLUMNS]
-    tf32 = [Product(n, a, "tf32") for a in ("SS", "RS") for n in (64, 128)]
-    for one in (*plain, *tf32, *(Product(n, transposed=True) for n in (64, 128, 256))):
+    plain = [Wgmma(n, a) for a in ("SS", "RS") for n in COLUMNS]
+    tf32 = [Wgmma(n, a, "tf32") for a in ("SS", "RS") for n in (64, 128)]
+    for one in (*plain, *tf32, *(Wgmma(n, transposed=True) for n in (64, 128, 256))):
         for groups in (1, 2, 3) if one in plain and one.n < 256 else (1, 2) if one.n < 256 else (1,):
             many = f", {groups} warpgroups" if groups > 1 else ""
             name, per = f"{one.name}: a step, no waits{many}", 4 * groups
@@ -144,11 +144,11 @@ def flying(bench: Bench) -> None:
     for a in ("SS", "RS"):
         for n in (64, 128):
             for steps in FLYING:
-                one = Product(n, a)
+                one = Wgmma(n, a)
                 body = "\n".join([group(one, steps, "d"), waiting(1), group(one, steps, "e"), waiting(1)])
                 timed(bench, f"{one.name}: {steps} steps, one group ahead", one, body, steps, 2, waiting(0), per=2)
     for n in (64, 128):
-        one = Product(n)
+        one = Wgmma(n)
         for groups in (2, 3):
             name = f"{one.name}: 4 steps and a wait, {groups} warpgroups"
             timed(bench, name, one, group(one, 4) + waiting(0), 4, groups=groups)
@@ -156,7 +156,7 @@ def flying(bench: Bench) -> None:
 
 def handed(bench: Bench) -> None:
     """A's 64 columns written by the warpgroup, to two places in turn, then a product of four steps with them."""
-    one, trips = Product(64), bench.trips(TRIPS)
+    one, trips = Wgmma(64), bench.trips(TRIPS)
     stores = shared.accesses(shared.store(128), 4, 2048)
     turn = f"u32 at = place + (i & 1) * {BLOCK_A}; desc_a = begin + (i & 1) * {BLOCK_A >> 4};"
     fence, barrier, product = "fence_async();", frame.asm("bar.sync 1, 128;"), group(one, 4) + waiting(0)
@@ -170,7 +170,7 @@ def handed(bench: Bench) -> None:
         bench.each(f"n64 SS: {name}", clocks, trips, built.fault)
 
 
-def beside_source(one: Product, access: shared.Access | None) -> str:
+def beside_source(one: Wgmma, access: shared.Access | None) -> str:
     """The first warpgroup multiplies `n` times; the others load or store until it is done. (trips, clocks) of each."""
     unit = shared.accesses(access, REGION // 512, 512) if access else frame.asm("nanosleep.u32 100;")
     body = f"""
@@ -204,7 +204,7 @@ def beside_source(one: Product, access: shared.Access | None) -> str:
 
 def beside(bench: Bench) -> None:
     names, trips = ("LDS.32", "LDS.128", "STS.128", "LDSM.x4", "STSM.x4"), bench.trips(200, 3)
-    for one in (Product(64), Product(256), Product(64, "RS"), Product(128, "RS")):
+    for one in (Wgmma(64), Wgmma(256), Wgmma(64, "RS"), Wgmma(128, "RS")):
         for name, access in ({"nothing": None} | {name: shared.RATES[name] for name in names}).items():
             sass = {access.sass: REGION // 512} if access else {}
             built = build(bench, beside_source(one, access), {"HGMMA": BESIDE} | sass)

@@ -1,4 +1,4 @@
-"""The cases of kernels_of_others.py: a file per project. Importing it registers all of them."""
+"""Kernels of public projects: a file per project has its cases. Importing it registers all of them."""
 
 from . import (  # noqa: F401
     attention_gym,

@@ -11,6 +11,12 @@ from pathlib import Path
 import pytest
 
 from ptxkit import capture
+from ptxkit.benchmarks.microbenchmarks import frame, issue, wgmma
+from ptxkit.benchmarks.microbenchmarks.bench import Bench, Skip, disassembler
+from ptxkit.benchmarks.microbenchmarks.expected import EXPECTED
+from ptxkit.benchmarks.microbenchmarks.figures import Figure, Results
+from ptxkit.benchmarks.microbenchmarks.groups import GROUPS, Message, in_child, module_of
+from ptxkit.benchmarks.microbenchmarks.page import NOT_YET, SECTIONS, shown, table
 from ptxkit.compile import nvrtc
 from ptxkit.compile.errors import MissingCompilerError
 from ptxkit.compile.target import parse
@@ -22,16 +28,7 @@ HOPPER, BLACKWELL = "sm90", "sm100"
 
 
 @pytest.fixture(autouse=True, scope="module")
-def checkout():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(ROOT)
-        yield
-
-
-@pytest.fixture(autouse=True, scope="module")
-def tools(checkout):
-    from benchmarks.microbenchmarks.bench import disassembler
-
+def tools():
     try:
         nvrtc.version()
     except MissingCompilerError as error:
@@ -42,22 +39,18 @@ def tools(checkout):
 
 def bench(group, arch=HOPPER, way="simulated"):
     """A Bench, and the list that its figures go to."""
-    from benchmarks.microbenchmarks.bench import Bench
-
     figures = []
     return Bench(group, parse(arch), figures.append, way, sms=4), figures
 
 
 def measured(group, arch):
-    from benchmarks.microbenchmarks.groups import module_of
-
     one, figures = bench(group, arch)
     with capture(arch=parse(arch).spelling) as session:
         module_of(group).measure(one)
     return figures, session.findings
 
 
-GROUPS = [
+CASES = [
     *((group, HOPPER) for group in ("barriers", "mma", "shared", "bulk", "wgmma", "memory", "issue")),
     *((group, BLACKWELL) for group in ("tcgen05", "mma", "shared", "bulk", "barriers", "fetch", "launches")),
 ]
@@ -65,7 +58,7 @@ GROUPS = [
 
 @pytest.mark.slow
 @pytest.mark.spread(every=24, first=13)    # a cheap one stays in every run; tcgen05 takes 50 s
-@pytest.mark.parametrize("group, arch", GROUPS)
+@pytest.mark.parametrize("group, arch", CASES)
 def test_results_are_correct_and_nothing_was_removed(group, arch):
     figures, findings = measured(group, arch)
     assert len(figures) > 5 and not findings
@@ -74,9 +67,6 @@ def test_results_are_correct_and_nothing_was_removed(group, arch):
 
 @pytest.mark.parametrize("group, arch", [("wgmma", BLACKWELL), ("tcgen05", HOPPER)])
 def test_what_a_chip_has_not_is_left_out_with_a_sentence(group, arch):
-    from benchmarks.microbenchmarks.bench import Skip
-    from benchmarks.microbenchmarks.groups import module_of
-
     with pytest.raises(Skip, match="alone"):
         module_of(group).measure(bench(group, arch)[0])
 
@@ -85,16 +75,12 @@ def test_what_a_chip_has_not_is_left_out_with_a_sentence(group, arch):
 
 
 def test_a_chain_that_ptxas_shortens_is_noticed():
-    from benchmarks.microbenchmarks import issue
-
-    twice = issue.Op("rcp.approx.ftz.f32 %0, %0;", "MUFU.RCP")          # 1 / (1 / x) is x
+    twice = issue.Link("rcp.approx.ftz.f32 %0, %0;", "MUFU.RCP")          # 1 / (1 / x) is x
     built = bench("issue", way="dry")[0].build(issue.source_of(twice, 1), issue.sass_of(twice, issue.UNROLLED))
     assert built.fault == "MUFU.RCP stands 0 times in the machine code, not 256"
 
 
 def test_a_wrong_result_is_noticed():
-    from benchmarks.microbenchmarks import issue
-
     op = issue.OPS["fma.f32"]
     one, _ = bench("issue")
     built = one.build(issue.source_of(op, 1))
@@ -104,9 +90,7 @@ def test_a_wrong_result_is_noticed():
 
 
 def test_products_that_ptxas_waits_for_one_by_one_are_noticed():
-    from benchmarks.microbenchmarks import frame, wgmma
-
-    one, (bench_, _) = wgmma.Product(64), bench("wgmma", way="dry")
+    one, (bench_, _) = wgmma.Wgmma(64), bench("wgmma", way="dry")
     read_early = wgmma.group(one, 4) + "\nseen += d[0];"
     for body, said in ((wgmma.group(one, 4), False), (read_early, True)):
         setup = wgmma.setup(one) + " float seen = 0.f;"
@@ -126,16 +110,12 @@ def test_a_clock_that_runs_wrong_is_noticed():
 
 
 def messages(work, limit):
-    from benchmarks.microbenchmarks.groups import in_child
-
     began = time.monotonic()
     found = list(in_child(work, limit))
     return [(each.kind, each.content) for each in found], time.monotonic() - began
 
 
 def test_a_group_that_hangs_costs_its_limit_and_keeps_what_it_had():
-    from benchmarks.microbenchmarks.groups import Message
-
     def work(send):
         send(Message("figure", 1))
         time.sleep(600)
@@ -145,8 +125,6 @@ def test_a_group_that_hangs_costs_its_limit_and_keeps_what_it_had():
 
 
 def test_a_group_that_dies_or_raises_is_reported():
-    from benchmarks.microbenchmarks.groups import Message
-
     def raising(send):
         raise ValueError("an illegal instruction")
 
@@ -164,12 +142,10 @@ def test_a_group_that_dies_or_raises_is_reported():
 
 @pytest.fixture
 def results():
-    return json.loads((ROOT / "benchmarks" / "results" / "h200-microbenchmarks.json").read_text())
+    return json.loads((ROOT / "ptxkit" / "benchmarks" / "results" / "h200-microbenchmarks.json").read_text())
 
 
 def test_the_results_on_record_have_no_faults(results):
-    from benchmarks.microbenchmarks.page import NOT_YET, shown
-
     assert not results["failed"] and set(results["skipped"]) == {"tcgen05"}
     assert not [figure for figure in results["figures"] if figure["fault"]]
     assert all(figure["low"] <= figure["value"] <= figure["high"] for figure in results["figures"])
@@ -178,8 +154,6 @@ def test_the_results_on_record_have_no_faults(results):
 
 
 def test_everything_expected_was_measured(results):
-    from benchmarks.microbenchmarks.expected import EXPECTED
-
     names = {(figure["group"], figure["name"]) for figure in results["figures"]}
     assert {name for name in EXPECTED if name[0] != "tcgen05"} <= names
 
@@ -188,11 +162,6 @@ def test_everything_expected_was_measured(results):
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("arch", [HOPPER, BLACKWELL])
 def test_every_kernel_builds_and_everything_expected_is_measured(arch):
-    from benchmarks.microbenchmarks.bench import Skip
-    from benchmarks.microbenchmarks.expected import EXPECTED
-    from benchmarks.microbenchmarks.groups import GROUPS, module_of
-    from benchmarks.microbenchmarks.page import SECTIONS
-
     found, missing = {}, {HOPPER: "tcgen05", BLACKWELL: "wgmma"}[arch]
     for group in GROUPS:
         one, figures = bench(group, arch, way="dry")
@@ -208,8 +177,6 @@ def test_every_kernel_builds_and_everything_expected_is_measured(arch):
 
 
 def test_the_page_shows_the_results_on_record(results):
-    from benchmarks.microbenchmarks.page import table
-
     page = (ROOT / "ptxkit" / "docs" / "microbenchmarks.md").read_text()
     assert table(results["figures"]) in page
     other = [figure | {"value": figure["value"] * 1.5} for figure in results["figures"]]
@@ -217,8 +184,6 @@ def test_the_page_shows_the_results_on_record(results):
 
 
 def test_results_are_written_again_after_each_figure(tmp_path):
-    from benchmarks.microbenchmarks.figures import Figure, Results
-
     kept = Results(tmp_path / "r.json", {"device": "none"})
     for n in range(2):
         kept.figures.append(Figure.of("issue", "fma.f32: latency", [4.0 + n, 5.0, 3.0], "clocks").record())

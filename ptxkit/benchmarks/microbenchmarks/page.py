@@ -1,6 +1,6 @@
 """The table of ptxkit/docs/microbenchmarks.md, from results on record:
 
-  python -m benchmarks.microbenchmarks.page benchmarks/results/h200-microbenchmarks.json
+  python -m ptxkit.benchmarks.microbenchmarks.page ptxkit/benchmarks/results/h200-microbenchmarks.json
 
 A test holds the page to it. A figure that is missing or has a fault is shown as not measured.
 """
