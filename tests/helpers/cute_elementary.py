@@ -20,15 +20,15 @@ ROWS = (
 def of_each(x: cute.Tensor, out: cute.Tensor, rate: Float32, lower_bound: Float32):
     i = cute.arch.block_idx()[0] * THREADS + cute.arch.thread_idx()[0]
     v = x[i]
-    at = HeadRows(None, None, None, None, rate, None, None, lower_bound)
+    head_rows = HeadRows(None, None, None, None, rate, None, None, lower_bound)
     found = [
         fast.exp2(v), fast.reciprocal(v), fast.rsqrt(v + Float32(fast.NORM_EPS)), fast.whole(v),
         beta_of_row(x.iterator + i, "sigmoid", 1, 1, 0), fast.softplus(v),
         fast.finite(fast.exp2(v * Float32(fast.LOG2_E))),
     ]
     for gate in GATES:
-        of = Gate(SimpleNamespace(gate=gate, one_product=False), None)
-        found.append(of.log2_decay(v, at, Float32(1.0)))
+        decay = Gate(SimpleNamespace(gate=gate, one_product=False), None)
+        found.append(decay.log2_decay(v, head_rows, Float32(1.0)))
     for row in cutlass.range_constexpr(len(found)):
         out[row, i] = found[row]
 

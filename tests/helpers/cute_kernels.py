@@ -163,10 +163,10 @@ def fill(tmem, a, thread):
     cells = cute.make_tensor(tmem, cute.make_layout((THREADS, words), stride=(1 << 16, 1)))
     copy = tcgen05.make_tmem_copy(cute.make_copy_atom(tcgen05.St32x32bOp(tcgen05.Repetition(words)), F32), cells)
     mine = copy.get_slice(thread)
-    there = mine.partition_D(cells)
+    tmem_cells = mine.partition_D(cells)
     row = cute.make_rmem_tensor(mine.partition_S(cute.make_identity_tensor(cells.shape)).shape, F32)
     cute.autovec_copy(a[thread, None], cute.coalesce(cute.recast_tensor(row, BF16)))
-    cute.copy(copy, row, there)
+    cute.copy(copy, row, tmem_cells)
 
 
 @cute.jit
@@ -193,11 +193,11 @@ def drain(part, acc, c):
         op = tcgen05.Ld16x256bOp(tcgen05.Repetition((columns & -columns) // 4))
     copy = tcgen05.make_tmem_copy(cute.make_copy_atom(op, F32), tile)
     mine = copy.get_slice(cute.arch.thread_idx()[0])
-    there = mine.partition_D(part.partition_C(c)[(None, None), 0, 0])
-    kept = cute.make_rmem_tensor(there.shape, F32)
+    outputs = mine.partition_D(part.partition_C(c)[(None, None), 0, 0])
+    kept = cute.make_rmem_tensor(outputs.shape, F32)
     cute.copy(copy, mine.partition_S(tile), kept)
     cute.arch.fence_view_async_tmem_load()
-    cute.autovec_copy(kept, there)
+    cute.autovec_copy(kept, outputs)
 
 
 @cute.jit
@@ -494,8 +494,8 @@ def through_tile(
     cute.arch.mbarrier_wait(full, 0)
     rows, columns = x.shape
     for i in cutlass.range_constexpr(rows * columns // THREADS):
-        at = i * THREADS + thread
-        row, column = at // columns, at % columns
+        element = i * THREADS + thread
+        row, column = element // columns, element % columns
         shared[row, column] = shared[row, column] * dtype(column + 1) + dtype(row)
     if cutlass.const_expr(fences):
         cute.arch.fence_proxy("async.shared", space="cta")

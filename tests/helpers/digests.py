@@ -25,8 +25,8 @@ from ptxkit.compile.recipes import AnyRecipe
 
 COMMITTED = Path(__file__).with_name("digests.json")
 
-def made(recipes: dict[str, AnyRecipe]) -> dict[str, str]:
-    """Label -> PTX."""
+def fetched(recipes: dict[str, AnyRecipe]) -> dict[str, str]:
+    """Build the kernels and return the PTX of each label."""
     return dict(zip(recipes, (kernel.ptx for kernel in fetch_all(recipes.values()))))
 
 
@@ -51,7 +51,7 @@ def changes(was: dict[str, Any], now: dict[str, Digest]) -> Iterator[str]:
 def measured(backend: str, arch: str, labels: Iterable[str] | None = None) -> dict[str, Digest]:
     recipes = labelled(backend, arch)
     chosen = recipes if labels is None else {label: recipes[label] for label in labels}
-    return {label: digest(ptx) for label, ptx in made(chosen).items()}
+    return {label: digest(ptx) for label, ptx in fetched(chosen).items()}
 
 
 def main() -> None:
@@ -65,17 +65,17 @@ def main() -> None:
     for backend, arch in PROBLEMS:
         if asked.backend not in (None, backend):
             continue
-        ptx = made(labelled(backend, arch))
+        ptx = fetched(labelled(backend, arch))
         now = {label: digest(text) for label, text in ptx.items()}
         for label, text in ptx.items() if asked.keep else ():
             asked.keep.mkdir(parents=True, exist_ok=True)
             name = re.sub(r"[^\w.-]+", "_", label)
             (asked.keep / f"{name}.ptx").write_text(normalised(text))
-        was = {label: of for label, of in document["kernels"].items() if label.startswith(f"{backend} {arch}:")}
+        was = {label: entry for label, entry in document["kernels"].items() if label.startswith(f"{backend} {arch}:")}
         differences += changes(was, now)
         document["compilers"][backend] = version(backend)
-        document["kernels"] = {label: of for label, of in document["kernels"].items() if label not in was}
-        document["kernels"] |= {label: of._asdict() for label, of in now.items()}
+        document["kernels"] = {label: entry for label, entry in document["kernels"].items() if label not in was}
+        document["kernels"] |= {label: entry._asdict() for label, entry in now.items()}
     print("\n".join(differences) or "no kernel changed")
     if asked.write:
         lines = ",\n".join(f"  {json.dumps(k)}: {json.dumps(v)}" for k, v in sorted(document["kernels"].items()))

@@ -213,12 +213,12 @@ def judge(name: str, found: Tensor, x: Tensor, rate: float, b: Backend) -> Found
     largest = b.largest_rate if name == "rate" else LARGEST
     exact = exact.clamp(-largest, largest)                                     # infinity counts as LARGEST
     got = found.double().clamp(-LARGEST, LARGEST)
-    here = (wide >= f.domain[0]) & (wide <= f.domain[1]) | wide.isnan()
+    in_domain = (wide >= f.domain[0]) & (wide <= f.domain[1]) | wide.isnan()
     wrong = (got - exact).abs()
     used = wrong / (error.nan_to_num(0.0, LARGEST) + flushed)
-    used = torch.where(wide.isnan() == found.isnan(), used.nan_to_num(0.0), torch.inf).where(here, -1.0)
+    used = torch.where(wide.isnan() == found.isnan(), used.nan_to_num(0.0), torch.inf).where(in_domain, -1.0)
     ulps = wrong / torch.ldexp(torch.ones_like(exact), torch.frexp(exact).exponent - 24)
-    ulps = ulps.where(here & (exact.abs() > 4 * flushed) & (exact.abs() < LARGEST / 4), 0.0).nan_to_num(0.0)
-    at = int(used.argmax())
+    ulps = ulps.where(in_domain & (exact.abs() > 4 * flushed) & (exact.abs() < LARGEST / 4), 0.0).nan_to_num(0.0)
+    worst = int(used.argmax())
     near = float(ulps.where(wide.abs() <= NEAR, 0.0).max())
-    return Found(float(used[at]), float(x[at]), float(found[at]), float(exact[at]), near, float(ulps.max()))
+    return Found(float(used[worst]), float(x[worst]), float(found[worst]), float(exact[worst]), near, float(ulps.max()))

@@ -68,8 +68,8 @@ def packed(codes, places, bits):
 def unpacked(registers, places, shape):
     """The matrix of 32-bit words that registers hold."""
     matrix = torch.full(shape, -1, dtype=torch.int64)
-    for lane, at in enumerate(places):
-        for register, place in zip(registers, at):
+    for lane, cells in enumerate(places):
+        for register, place in zip(registers, cells):
             matrix[place] = register[lane]
     return matrix
 

@@ -113,8 +113,8 @@ def _converted_dot(a, b, c, types, arch):
     a, b = (encode(decode(torch.as_tensor(x), t), "f16").tolist() for x, t in zip((a, b), types))
     total = 0
     for part in ((0, 1), (2, 3)):
-        at = [k for k in range(len(a)) if k % 4 in part]
-        total = dot([a[k] for k in at], [b[k] for k in at], total, ("f16", "f16", types[2]), arch)
+        indices = [k for k in range(len(a)) if k % 4 in part]
+        total = dot([a[k] for k in indices], [b[k] for k in indices], total, ("f16", "f16", types[2]), arch)
     values = decode(torch.tensor([total, c]), types[2])
     wide = values.sum() if types[2] == "f16" else (values[0].float() + values[1].float())
     return NAN[types[2]] if wide.isnan() else int(encode(wide[None], types[2]))
@@ -140,7 +140,7 @@ def pack(matrix, places, size):
     each = 4 // size
     rows = []
     for first in range(0, len(places[0]), each):
-        rows.append([sum(int(matrix[at[first + e]]) << 8 * size * e for e in range(each)) for at in places])
+        rows.append([sum(int(matrix[cells[first + e]]) << 8 * size * e for e in range(each)) for cells in places])
     return rows
 
 
@@ -148,7 +148,7 @@ def unpack(registers, places, size, shape):
     """The matrix of bits that registers hold."""
     each = 4 // size
     matrix = torch.full(shape, -1, dtype=torch.int64)
-    for thread, at in enumerate(places):
-        for e, place in enumerate(at):
+    for thread, cells in enumerate(places):
+        for e, place in enumerate(cells):
             matrix[place] = int(registers[e // each][thread]) >> 8 * size * (e % each) & ((1 << 8 * size) - 1)
     return matrix

@@ -73,14 +73,14 @@ def entries(found: Sequence[Outcome]) -> dict[Key, Entry]:
     by_key = defaultdict(list)
     for outcome in found:
         by_key[key_of(outcome)].append(outcome)
-    return {key: entry_of(of) for key, of in sorted(by_key.items())}
+    return {key: entry_of(outcomes) for key, outcomes in sorted(by_key.items())}
 
 
-def entry_of(of: Sequence[Outcome]) -> Entry:
-    status = Counter(outcome.status for outcome in of)
-    noticed = sorted({how for outcome in of for how in outcome.noticed})
-    reason = next((outcome.reason for outcome in of if outcome.status == "redundant"), None)
-    return Entry(len(of), tuple(noticed), status["redundant"], reason or "", status["survived"])
+def entry_of(outcomes: Sequence[Outcome]) -> Entry:
+    status = Counter(outcome.status for outcome in outcomes)
+    noticed = sorted({how for outcome in outcomes for how in outcome.noticed})
+    reason = next((outcome.reason for outcome in outcomes if outcome.status == "redundant"), None)
+    return Entry(len(outcomes), tuple(noticed), status["redundant"], reason or "", status["survived"])
 
 
 def says(entry: Entry) -> str:
@@ -110,26 +110,26 @@ def rows(found: Sequence[Outcome]) -> Iterator[str]:
 def summary(found: dict[str, Mutants]) -> Iterator[str]:
     yield f"| kernels | mutants | {' | '.join(f'by {way}' for way in WAYS)} | redundant | survived | noticed |"
     yield "|---|" + "---|" * (len(WAYS) + 4)
-    for backend, of in found.items():
-        ways = Counter(outcome.way for outcome in of.outcomes)
-        status = Counter(outcome.status for outcome in of.outcomes)
-        numbers = [len(of.outcomes), *[ways[way] for way in WAYS], status["redundant"], status["survived"]]
-        yield f"| {backend} | {' | '.join(map(str, numbers))} | {of.share:.1%} |"
+    for backend, judged in found.items():
+        ways = Counter(outcome.way for outcome in judged.outcomes)
+        status = Counter(outcome.status for outcome in judged.outcomes)
+        numbers = [len(judged.outcomes), *[ways[way] for way in WAYS], status["redundant"], status["survived"]]
+        yield f"| {backend} | {' | '.join(map(str, numbers))} | {judged.share:.1%} |"
 
 
 def page(found: dict[str, Mutants]) -> str:
     lines = [HEAD.format(schedules={4: "four"}[len(SCHEDULES)]), *summary(found)]
-    for backend, of in found.items():
-        lines += ["", f"## {backend}", "", *rows(of.outcomes)]
+    for backend, judged in found.items():
+        lines += ["", f"## {backend}", "", *rows(judged.outcomes)]
     return "\n".join(lines) + "\n"
 
 
-def renewed(before: str, backend: str, of: Mutants) -> str:
+def renewed(before: str, backend: str, judged: Mutants) -> str:
     """The page with another section, and another line of the summary, of one backend."""
     head, *sections = before.split("\n## ")
-    line = list(summary({backend: of}))[-1]
+    line = list(summary({backend: judged}))[-1]
     head = "\n".join(line if old.startswith(f"| {backend} |") else old for old in head.split("\n"))
-    body = "\n".join([backend, "", *rows(of.outcomes), ""])
+    body = "\n".join([backend, "", *rows(judged.outcomes), ""])
     sections = [body if section.startswith(f"{backend}\n") else section for section in sections]
     return "\n## ".join([head, *sections]).rstrip("\n") + "\n"
 

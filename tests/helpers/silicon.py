@@ -50,7 +50,7 @@ def both(ptx, kernel=None, *, args=(), **options):
     """launch(), and the same on the GPU unless something was found wrong."""
     plain = current_test and not isinstance(args, bytes | bytearray) and runs_here(ptx) and not UNSPECIFIED.search(ptx)
     plain = plain and not any(isinstance(a, TensorMap) and a.tensor is None for a in args)
-    before = {at: twin(t) for at, t in tensors_of(args).items()} if plain else {}
+    before = {address: twin(t) for address, t in tensors_of(args).items()} if plain else {}
     run = simulate(ptx, kernel, args=args, **options)
     if not plain or run.findings or not run.counters["warp_instructions"]:
         return run
@@ -58,15 +58,15 @@ def both(ptx, kernel=None, *, args=(), **options):
     if (
         run.arch != f"sm_{10 * major + minor}"
     ):  # tensor cores of the chip at hand: how they round goes by it, not by the PTX
-        after = {at: t.clone() for at, t in tensors_of(args).items()}
+        after = {address: t.clone() for address, t in tensors_of(args).items()}
         restore(args, before)
         simulate(ptx, kernel, args=args, **(options | {"arch": f"sm_{10 * major + minor}", "raises": True}))
-        here = {at: t.clone() for at, t in tensors_of(args).items()}
+        simulated = {address: t.clone() for address, t in tensors_of(args).items()}
         restore(args, after)
     else:
-        here = tensors_of(args)
-    there = on_gpu(ptx, run.kernel, args, before, options)
-    compare(ptx, here, there)
+        simulated = tensors_of(args)
+    on_silicon = on_gpu(ptx, run.kernel, args, before, options)
+    compare(ptx, simulated, on_silicon)
     return run
 
 
@@ -78,30 +78,30 @@ def triton(built, grid, arguments):
         return
     major, minor = torch.cuda.get_device_capability()
     copies = [{n: x.clone() if isinstance(x, torch.Tensor) else x for n, x in arguments.items()} for _ in range(2)]
-    there = {n: x.cuda() if isinstance(x, torch.Tensor) else x for n, x in copies[1].items()}
+    on_silicon = {n: x.cuda() if isinstance(x, torch.Tensor) else x for n, x in copies[1].items()}
     with capture(arch=f"sm_{major}{minor}") as _:
         built.launch(grid, *copies[0].values())
-    built.launch(grid, *there.values())
+    built.launch(grid, *on_silicon.values())
     finish(built.ptx)
     compare(
         built.ptx,
-        *({n: x.cpu() for n, x in found.items() if isinstance(x, torch.Tensor)} for found in (copies[0], there)),
+        *({n: x.cpu() for n, x in found.items() if isinstance(x, torch.Tensor)} for found in (copies[0], on_silicon)),
     )
 
 
 def restore(args, values):
-    for at, t in tensors_of(args).items():
-        t.copy_(values[at])
+    for address, t in tensors_of(args).items():
+        t.copy_(values[address])
 
 
 def on_gpu(ptx, name, args, before, options):
-    cuda = {at: twin(t, "cuda") for at, t in before.items()}
+    cuda = {address: twin(t, "cuda") for address, t in before.items()}
     launched = Kernel.of(name, ptx, None, target_of(ptx))
     given = [moved(a, cuda) for a in args]
     sizes = {k: options[k] for k in ("block", "cluster", "dynamic_shared") if k in options}
     launched.launch(options["grid"], *given, **sizes, tensors=[])
     finish(ptx)
-    return {at: t.cpu() for at, t in cuda.items()}
+    return {address: t.cpu() for address, t in cuda.items()}
 
 
 def finish(ptx):
@@ -138,12 +138,12 @@ def bits(t):
     return t.contiguous().view({1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[t.element_size()])
 
 
-def compare(ptx, here, there):
+def compare(ptx, simulated, on_silicon):
     """Equal bits; NaNs may differ, and approximations by what their documentation allows."""
     different = total = 0
     worst = 0.0
-    for at, t in here.items():
-        a, b = t, there[at]
+    for address, t in simulated.items():
+        a, b = t, on_silicon[address]
         total += a.numel()
         unequal = bits(a) != bits(b)
         different += int(unequal.sum())
@@ -151,11 +151,11 @@ def compare(ptx, here, there):
             worst = max(worst, ulps(a[unequal], b[unequal]))
     log(ptx, total, different, worst)
     if different and not APPROXIMATE.search(ptx):
-        for at, t in here.items():
-            unequal = (bits(t) != bits(there[at])).flatten().nonzero().flatten()
+        for address, t in simulated.items():
+            unequal = (bits(t) != bits(on_silicon[address])).flatten().nonzero().flatten()
             if len(unequal):
                 n = int(unequal[0])
-                a, b = bits(t).flatten()[n].item(), bits(there[at]).flatten()[n].item()
+                a, b = bits(t).flatten()[n].item(), bits(on_silicon[address]).flatten()[n].item()
                 raise AssertionError(
                     f"element {n} and {len(unequal) - 1} others of {t.numel()}: {a:#x} here, {b:#x} on silicon"
                 )

@@ -48,11 +48,11 @@ def _rows(columns, verb):
         quads = [(vector(n, 4), 4 * (c + n)) for n in range(0, 32, 4)]
         lines.append(f"add.u32 %r10, %r9, {c};")
         if verb == "st":
-            lines += [f"ld.global.v4.b32 {quad}, [%rd6+{at}];" for quad, at in quads]
+            lines += [f"ld.global.v4.b32 {quad}, [%rd6+{offset}];" for quad, offset in quads]
             lines.append(f"tcgen05.st.sync.aligned.32x32b.x32.b32 [%r10], {registers};")
         else:
             lines += [f"tcgen05.ld.sync.aligned.32x32b.x32.b32 {registers}, [%r10];", LOADED]
-            lines += [f"st.global.v4.b32 [%rd7+{at}], {quad};" for quad, at in quads]
+            lines += [f"st.global.v4.b32 [%rd7+{offset}], {quad};" for quad, offset in quads]
     return "\n    ".join(lines)
 
 
@@ -251,8 +251,8 @@ def byte_address(mn, k, size, start, lbo, sbo, swizzle, mn_major):
     else:
         off = mn // 8 * sbo + mn % 8 * width + k * size
     mask, shift = XORS[swizzle]
-    at = start + off
-    return at ^ (at >> 7 & mask) << shift
+    address = start + off
+    return address ^ (address >> 7 & mask) << shift
 
 
 class Operand:
@@ -289,8 +289,8 @@ class Operand:
 
 
 def put(image, address, code, size):
-    at = address - IMAGE
-    image[at : at + size] = torch.tensor(list(code.to_bytes(size, "little")), dtype=torch.uint8)
+    offset = address - IMAGE
+    image[offset : offset + size] = torch.tensor(list(code.to_bytes(size, "little")), dtype=torch.uint8)
 
 
 def operands(name, m, n, seed=1, swizzle="128B", mn_major=False, b_at=B_AT, exact=True):
@@ -303,7 +303,7 @@ def operands_of_a_pair(a, b, swizzle="128B", mn_major=False):
     """Halves of bf16 matrices: (A and B of the last CTA, whose descriptors serve both; the image of each CTA)."""
     images = []
     for rows, columns in zip(a.chunk(2), b.chunk(2)):
-        parts = [Operand("bf16", x, at, swizzle, mn_major) for x, at in ((rows, A_AT), (columns, B_AT))]
+        parts = [Operand("bf16", x, start, swizzle, mn_major) for x, start in ((rows, A_AT), (columns, B_AT))]
         images.append(image_of(*parts))
     return parts, torch.stack(images)
 
@@ -385,9 +385,9 @@ def with_d(cells, d, m, n, *, group=1, ws=False, half=0, d_type="f32"):
     return wanted
 
 
-def copy(shape, number, at="%r8+8", group=1):
+def copy(shape, number, address="%r8+8", group=1):
     """PTX of one tcgen05.cp."""
-    return f"mov.b64 %rd10, {number};\n tcgen05.cp.cta_group::{group}.{shape} [{at}], %rd10;\n"
+    return f"mov.b64 %rd10, {number};\n tcgen05.cp.cta_group::{group}.{shape} [{address}], %rd10;\n"
 
 
 def random_image(seed, size=0x8000):

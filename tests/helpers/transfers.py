@@ -121,9 +121,9 @@ def target_of(swizzle):
     return "sm_100a" if isinstance(swizzle, str) else "sm_90a"
 
 
-def swizzled(swizzle, at):
+def swizzled(swizzle, offset):
     """Return the place at which the byte of a linear offset lands."""
-    line, piece, byte = at // 128, at % 128 // 16, at % 16
+    line, piece, byte = offset // 128, offset % 128 // 16, offset % 16
     pattern = PATTERNS[swizzle]
     place = pattern[line % len(pattern)].index(str(piece))
     if swizzle == "128/32+8" and line % 2:
@@ -177,8 +177,8 @@ def loading(m, start, size, target="sm_90a", count=None, after=""):
 def load(x, m, start, size=None, **options):
     size = size or int(np.prod(m.steps[1:])) * m.pitch
     out = torch.zeros(size, dtype=torch.uint8)
-    made = {k: options.pop(k) for k in ("target", "count") if k in options}
-    run = launch(loading(m, start, size, **made), grid=1, block=THREADS, args=[m, out], **options)
+    kernel_options = {k: options.pop(k) for k in ("target", "count") if k in options}
+    run = launch(loading(m, start, size, **kernel_options), grid=1, block=THREADS, args=[m, out], **options)
     return out.numpy(), run
 
 
@@ -206,8 +206,9 @@ def storing(
 
 
 def store(x, m, start, source, **options):
-    made = {k: options.pop(k) for k in ("op", "wait_for", "fence", "target", "after") if k in options}
-    return launch(storing(m, start, source.numel(), **made), grid=1, block=THREADS, args=[m, source], **options)
+    kernel_options = {k: options.pop(k) for k in ("op", "wait_for", "fence", "target", "after") if k in options}
+    ptx = storing(m, start, source.numel(), **kernel_options)
+    return launch(ptx, grid=1, block=THREADS, args=[m, source], **options)
 
 
 def scattered(x, m, start, source, reduce=lambda old, new: new):

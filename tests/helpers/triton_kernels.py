@@ -54,17 +54,17 @@ def softmax(x, y, columns, BLOCK: tl.constexpr):
 
 @triton.jit
 def scans(x, sums, products, T: tl.constexpr, K: tl.constexpr):
-    at = tl.arange(0, T)[:, None] * K + tl.arange(0, K)[None, :]
-    v = tl.load(x + at)
-    tl.store(sums + at, tl.cumsum(v, axis=0))
-    tl.store(products + at, tl.cumprod(v, axis=1))
+    offsets = tl.arange(0, T)[:, None] * K + tl.arange(0, K)[None, :]
+    v = tl.load(x + offsets)
+    tl.store(sums + offsets, tl.cumsum(v, axis=0))
+    tl.store(products + offsets, tl.cumprod(v, axis=1))
 
 
 @triton.jit
 def histogram(x, counts, total, n, BLOCK: tl.constexpr):
-    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    v = tl.load(x + at, mask=at < n, other=0)
-    tl.atomic_add(counts + v, 1, mask=at < n)
+    offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    v = tl.load(x + offsets, mask=offsets < n, other=0)
+    tl.atomic_add(counts + v, 1, mask=offsets < n)
     tl.atomic_add(total, tl.sum(v.to(tl.float32), axis=0))
 
 
@@ -79,5 +79,5 @@ def descriptor_copy(x, y, rows, columns, R: tl.constexpr, C: tl.constexpr):
 
 @triton.jit
 def sort_rows(x, y, N: tl.constexpr):
-    at = tl.program_id(0) * N + tl.arange(0, N)
-    tl.store(y + at, tl.sort(tl.load(x + at)))
+    offsets = tl.program_id(0) * N + tl.arange(0, N)
+    tl.store(y + offsets, tl.sort(tl.load(x + offsets)))

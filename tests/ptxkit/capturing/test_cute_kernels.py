@@ -140,7 +140,7 @@ FAULTS = {
     ),
     "A's way to tensor memory is not waited for": (
         ("sm100", kernels.umma, matrix(128, 64), matrix(64, 64), torch.empty(128, 64), "tmem", False),
-        ("race-write-read", GEMM, "cute.copy(copy, row, there)"),
+        ("race-write-read", GEMM, "cute.copy(copy, row, tmem_cells)"),
     ),
     "no wait_group before the sums are read": (
         ("sm90", kernels.wgmma, matrix(64, 64), matrix(64, 64), torch.empty(64, 64), False, False),
@@ -155,9 +155,9 @@ FAULTS = {
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_is_found_where_it_is_in_the_source(fault):
-    launched, (kind, at, other) = FAULTS[fault]
+    launched, (kind, place, other) = FAULTS[fault]
     for session in sessions(*launched):
         found = [f for f in session.findings if f.kind == kind and f.other]
         assert found, session.findings
-        assert source_line(found[0].place).startswith(at)
+        assert source_line(found[0].place).startswith(place)
         assert source_line(found[0].other).startswith(other)

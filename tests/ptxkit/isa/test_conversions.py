@@ -83,12 +83,12 @@ def test_a_source_register_may_be_wider_than_its_type(wide):
     check(texts, "b32", (wide,), columns, models)
 
 
-def conversion(words, to, of):
+def conversion(words, to, source):
     """A cvt whose bytes lie in .b8 registers where the other side is bf16, which takes no wider ones."""
-    opcode = f"cvt.{words}.{to}.{of}"
-    if "bf16" not in (to, of) or "8" not in (to[1:], of[1:]):
+    opcode = f"cvt.{words}.{to}.{source}"
+    if "bf16" not in (to, source) or "8" not in (to[1:], source[1:]):
         return opcode
-    if of[1:] == "8":
+    if source[1:] == "8":
         return f"{{ .reg .b8 %y; cvt.u8.u16 %y, %a; {opcode} %d, %y; }}"
     return f"{{ .reg .b8 %y; {opcode} %y, %a; cvt.{to[0]}16.{to} %d, %y; }}"
 
@@ -135,19 +135,19 @@ def test_ftz_makes_a_subnormal_round_as_zero_does():
 
 
 @pytest.mark.spread(every=2)
-@pytest.mark.parametrize(("to", "of"), [p for p in itertools.product(FORMATS, FORMATS) if p[0] != p[1]])
-def test_floats_become_other_floats_with_one_rounding(to, of):
-    d, s = FORMATS[to], FORMATS[of]
-    columns = [list(range(65536))] if of in ("f16", "bf16") else values(of)
+@pytest.mark.parametrize(("to", "source"), [p for p in itertools.product(FORMATS, FORMATS) if p[0] != p[1]])
+def test_floats_become_other_floats_with_one_rounding(to, source):
+    d, s = FORMATS[to], FORMATS[source]
+    columns = [list(range(65536))] if source in ("f16", "bf16") else values(source)
     exact = d.mantissa >= s.mantissa and d.exponent >= s.exponent
-    texts = [f"cvt.{to}.{of}"] if exact else [f"cvt.{m}.{to}.{of}" for m in MODES]
+    texts = [f"cvt.{to}.{source}"] if exact else [f"cvt.{m}.{to}.{source}" for m in MODES]
     # a NaN that comes from or goes to a double, and bf16's in f32, keeps its payload: it is tested on its own
     plain = [x for x in columns[0] if s.decode(x).kind != "nan"]
     modes = ["rn"] if exact else MODES
-    check(texts, register(to), (of,), [plain], [lambda a, m=m: d.encode(s.decode(a), m) for m in modes])
-    if {to, of} == {"f16", "bf16"} or (of == "f32" and to != "f64") or (to, of) == ("f32", "f16"):
+    check(texts, register(to), (source,), [plain], [lambda a, m=m: d.encode(s.decode(a), m) for m in modes])
+    if {to, source} == {"f16", "bf16"} or (source == "f32" and to != "f64") or (to, source) == ("f32", "f16"):
         nans = [x for x in columns[0] if s.decode(x).kind == "nan"]
-        assert all(set(row) == {d.nan} for row in apply(texts, register(to), (of,), [nans]))
+        assert all(set(row) == {d.nan} for row in apply(texts, register(to), (source,), [nans]))
 
 
 def test_payloads_of_nan_survive_where_doubles_are_concerned():

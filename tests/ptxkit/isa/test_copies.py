@@ -453,11 +453,11 @@ NUMPY = {"u32": np.uint32, "s32": np.int32, "u64": np.uint64, "s64": np.int64, "
 def test_a_reduction_into_another_ctas_memory(name, options):
     op, type_ = name.split(".")
     data = noise(2048).reshape(2, 1024)
-    own = each_word("START", 1024, "shl.b32 %r33, %r30, 20;\n    st.shared.u32 [%r31+4096], %r33;")
+    initial = each_word("START", 1024, "shl.b32 %r33, %r30, 20;\n    st.shared.u32 [%r31+4096], %r33;")
     copy = SEND_COPY.replace("cp.async", "cp.reduce.async").replace("bytes [", f"bytes.{op}.{type_} [")
     start = np.arange(0, 1024, 4, dtype=np.uint32) << np.uint32(20)
     wanted = [OPS[op](start.view(NUMPY[type_]), row.numpy().view(NUMPY[type_])) for row in data.flip(0).clone()]
-    result = run(sending(copy, before=own), data, grid=2, cluster=2, **options)
+    result = run(sending(copy, before=initial), data, grid=2, cluster=2, **options)
     assert not result.findings
     for row, right in zip(data, wanted):
         np.testing.assert_array_equal(row.numpy().view(NUMPY[type_]), right)

@@ -59,8 +59,8 @@ WAITS = {  # behind the copy; %p1 is false in thread 0
 }
 
 
-def run(made, **options):
-    text, args = made
+def run(program, **options):
+    text, args = program
     return launch(text, grid=1, block=THREADS, args=args, **options)
 
 

@@ -64,16 +64,16 @@ def places(m, start):
     ]
     images = range(start[-1], start[-1] + m.pixels * m.element_strides[-1] + 1, m.element_strides[-1])
     every = itertools.product(images, *reversed(sides))
-    return itertools.islice(itertools.dropwhile(lambda at: at != tuple(start[:0:-1]), every), m.pixels)
+    return itertools.islice(itertools.dropwhile(lambda pixel: pixel != tuple(start[:0:-1]), every), m.pixels)
 
 
 def copied(x, m, start, offsets):
     """(row, channel, index in the tensor, or None outside of it) of each element."""
     for row, (image, *pixel) in enumerate(places(m, start)):
-        pixel = [at + offset for at, offset in zip(pixel, reversed(offsets))]
+        pixel = [coordinate + offset for coordinate, offset in zip(pixel, reversed(offsets))]
         for k in range(m.box[0]):
             where = (image, *pixel, start[0] + k)
-            yield row, k, where if all(0 <= at < n for at, n in zip(where, x.shape)) else None
+            yield row, k, where if all(0 <= coordinate < n for coordinate, n in zip(where, x.shape)) else None
 
 
 def image_of(x, m, start, offsets, size):

@@ -39,11 +39,11 @@ def through_shared(body, image, registers=0, outputs=4, target="sm_100a", block=
     add.u32 %r2, %r1, %r2;
 """
     steps = range(0, size, 128)
-    text += "".join(f"ld.global.u32 %r3, [%rd10+{at}];\n st.shared.u32 [%r2+{at}], %r3;\n" for at in steps)
+    text += "".join(f"ld.global.u32 %r3, [%rd10+{offset}];\n st.shared.u32 [%r2+{offset}], %r3;\n" for offset in steps)
     text += "".join(f"ld.global.u32 %r{10 + n}, [%rd11+{128 * n}];\n" for n in range(registers))
     text += "bar.warp.sync -1;\n" + body + "bar.warp.sync -1;\n"
     text += "".join(f"st.global.u32 [%rd12+{128 * n}], %r{40 + n};\n" for n in range(outputs))
-    text += "".join(f"ld.shared.u32 %r3, [%r2+{at}];\n st.global.u32 [%rd13+{at}], %r3;\n" for at in steps)
+    text += "".join(f"ld.shared.u32 %r3, [%r2+{offset}];\n st.global.u32 [%rd13+{offset}], %r3;\n" for offset in steps)
     run = launch(kernel(text, pointers=4, target=target), grid=1, block=block, args=[data, inputs, out, after])
     return [[x & 0xFFFFFFFF for x in row] for row in out.tolist()], after, run
 
@@ -116,8 +116,8 @@ def test_ldmatrix_b8_gives_four_rows_of_a_column():
     out, _, run = through_shared(ROW_ADDRESS + ldmatrix(2, "m16n16", ".trans", "b8"), IMAGE)
     for r in range(4):
         for lane, (g, t) in enumerate(LANES):
-            at = [16 * (16 * (r // 2) + 4 * t + b) + g + 8 * (r % 2) for b in range(4)]
-            assert out[r][lane] == int.from_bytes(bytes(IMAGE[a] for a in at), "little")
+            addresses = [16 * (16 * (r // 2) + 4 * t + b) + g + 8 * (r % 2) for b in range(4)]
+            assert out[r][lane] == int.from_bytes(bytes(IMAGE[a] for a in addresses), "little")
     assert not run.findings
 
 
@@ -372,7 +372,7 @@ def test_doubles_are_a_chain_of_fused_multiply_adds(shape):
     a, b, c = (torch.randint(-1000, 1000, s, generator=g).double() for s in ((m, k), (k, 8), (m, 8)))
     a_at = [[(g_ + 8 * (e % (m // 8)), t + 4 * (e // (m // 8))) for e in range(m * k // 32)] for g_, t in LANES]
     b_at = [[(t + 4 * e, g_) for e in range(k // 4)] for g_, t in LANES]
-    inputs = [torch.tensor([[float(matrix[at[e]]) for at in where] for e in range(len(where[0]))])
+    inputs = [torch.tensor([[float(matrix[cells[e]]) for cells in where] for e in range(len(where[0]))])
               for matrix, where in ((a, a_at), (b, b_at), (c, c_places(m)))]
     given, out = torch.cat(inputs).double(), torch.zeros(m // 4, 32, dtype=torch.float64)
     counts, names, first = [len(x) for x in inputs], [], 0
@@ -387,8 +387,8 @@ def test_doubles_are_a_chain_of_fused_multiply_adds(shape):
     body += "".join(f"st.global.f64 [%rd11+{256 * n}], %u{n};\n" for n in range(m // 4))
     run = launch(kernel(body, pointers=2), grid=1, block=32, args=[given, out])
     expected = a @ b + c
-    for lane, at in enumerate(c_places(m)):
-        assert out[:, lane].tolist() == [float(expected[place]) for place in at]
+    for lane, cells in enumerate(c_places(m)):
+        assert out[:, lane].tolist() == [float(expected[place]) for place in cells]
     assert not run.findings
 
 

@@ -117,8 +117,8 @@ def test_ldmatrix_spreads_packed_elements_to_bytes(bits, type_, shape, count):
         for lane in range(32):
             g, t = lane >> 2, lane & 3
             if wide:  # four rows of a column
-                at = [(16 * (r // 2) + 4 * t + b, g + 8 * (r % 2)) for b in range(4)]
+                cells = [(16 * (r // 2) + 4 * t + b, g + 8 * (r % 2)) for b in range(4)]
             else:
-                at = [(8 * r + g, 4 * t + b) for b in range(4)]
-            assert int(out[r, lane]) & 0xFFFFFFFF == sum(int(codes[p]) << 8 * b for b, p in enumerate(at))
+                cells = [(8 * r + g, 4 * t + b) for b in range(4)]
+            assert int(out[r, lane]) & 0xFFFFFFFF == sum(int(codes[p]) << 8 * b for b, p in enumerate(cells))
     assert rows <= 32

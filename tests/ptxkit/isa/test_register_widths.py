@@ -109,10 +109,10 @@ def variants(template):
     """(instruction, the register that differs, is it of bits that the operand takes): each operand in each class."""
     between, places = PLACE.split(template)[::3], PLACE.findall(template)
     names = [f"%{class_}{n}" for n, (class_, _) in enumerate(places, 1)]
-    for k, (own, wider) in enumerate(places):
+    for k, (operand_class, wider) in enumerate(places):
         for class_, bits in CLASSES.items():
             given = [*names[:k], f"%{class_}{k + 1}", *names[k + 1 :], ""]
-            fits = bits == CLASSES[own] or (bool(wider) and bits > CLASSES[own])
+            fits = bits == CLASSES[operand_class] or (bool(wider) and bits > CLASSES[operand_class])
             yield "".join(text + name for text, name in zip(between, given)), given[k], fits
 
 

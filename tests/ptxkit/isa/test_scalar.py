@@ -184,11 +184,11 @@ def test_the_carry_flag_joins_words_into_longer_numbers(bits):
     low, high = (f"%{'r' if bits == 32 else 'x'}{n}" for n in (1, 2))
     third = f"%{'r' if bits == 32 else 'x'}3"
 
-    def chain(op, mid="", of=2):
+    def chain(op, mid="", word=2):
         """{b, a} op {e, c}: which word comes back."""
         return (
             f"{op}{mid}.cc.u{bits} {low}, %a, %c; {op}c.cc.u{bits} {high}, %b, %e; {op}c.u{bits} {third}, 0, 0; "
-            f"mov.b{bits} %d, {(low, high, third)[of]};"
+            f"mov.b{bits} %d, {(low, high, third)[word]};"
         )
 
     def number(a, b):
@@ -197,7 +197,7 @@ def test_the_carry_flag_joins_words_into_longer_numbers(bits):
     texts, models = [], []
     for op, function in (("add", operator.add), ("sub", operator.sub)):
         for word in range(3):
-            texts.append(chain(op, of=word))
+            texts.append(chain(op, word=word))
             models.append(lambda a, b, c, e, f=function, w=word: f(number(a, b), number(c, e)) >> w * bits & mask)
     check(texts, f"b{bits}", (kind,) * 4, columns, models)
 

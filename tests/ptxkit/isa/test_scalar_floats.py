@@ -96,7 +96,7 @@ def compare(got, columns, models):
 def test_a_double_nan_keeps_the_payload_of_the_operand_that_an_h200_prefers():
     """The second operand's, then the third's of fma, then the first's; div prefers its first. All come out quiet."""
     a, b, c, one = 0x7FF00000000000A1, 0xFFF80000000000B2, 0x7FF80000000000C3, 0x3FF0000000000000
-    quiet_a, made = 0x7FF80000000000A1, 0xFFF8000000000000
+    quiet_a, new_nan = 0x7FF80000000000A1, 0xFFF8000000000000
     (add, div, low), (fma,) = (
         apply(["add.rz.f64", "div.rn.f64", "min.f64"], "b64", ("f64", "f64"), [[a, a, one], [b, one, b]]),
         apply(["fma.rn.f64"], "b64", ("f64",) * 3, [[a, a, a], [b, one, one], [c, c, one]]),
@@ -105,7 +105,7 @@ def test_a_double_nan_keeps_the_payload_of_the_operand_that_an_h200_prefers():
     assert div == [quiet_a, quiet_a, b]
     assert low == [b, one, one]
     assert fma == [b, c, quiet_a]
-    assert apply(["sqrt.rn.f64"], "b64", ("f64",), [[0xBFF0000000000000]]) == [[made]]
+    assert apply(["sqrt.rn.f64"], "b64", ("f64",), [[0xBFF0000000000000]]) == [[new_nan]]
 
 
 HALF = {"f16": sf.F16, "bf16": sf.BF16}

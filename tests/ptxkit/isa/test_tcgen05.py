@@ -96,15 +96,15 @@ def test_strides_are_what_the_descriptor_says(name, swizzle, mn_major, lbo, sbo)
     image = image_of(b, size=0xC000)
     held = {}
     for mn, row in enumerate(codes(name, a.x).tolist()):
-        for at, code in enumerate(row):
-            held[a.address(mn, at, TYPES[name][2])] = mn, at, code
+        for column, code in enumerate(row):
+            held[a.address(mn, column, TYPES[name][2])] = mn, column, code
     for address, (_, _, code) in held.items():
         put(image, address, code, TYPES[name][2])
     out, _, _ = multiply(a, b, 64, k, image=image)
     d = out[d_spots(1, 64, k)]
     d = d.double() if TYPES[name][0] == "i8" else bits_float(d)
-    for mn, at, _ in held.values():  # where blocks overlap, the last one written
-        assert d[mn, at] == a.x[mn, at]
+    for mn, column, _ in held.values():  # where blocks overlap, the last one written
+        assert d[mn, column] == a.x[mn, column]
 
 
 # start, LBO, SBO, swizzle, MN-major, descriptor, {(mn, k): address}: by hand from the manual's canonical layouts
@@ -133,10 +133,10 @@ def test_addresses_worked_out_by_hand_are_read(name, start, lbo, sbo, swizzle, m
     m = 64 if max(mn for mn, _ in places) < 64 else 128
     assert descriptor(start, lbo, sbo, swizzle) == number
     image, d = torch.zeros(0xC000, dtype=torch.uint8), torch.zeros(m, k, dtype=torch.float64)
-    for n, ((mn, at), address) in enumerate(places.items(), 1):
-        assert byte_address(mn, at, size, start, lbo, sbo, swizzle, mn_major) == address
+    for n, ((mn, column), address) in enumerate(places.items(), 1):
+        assert byte_address(mn, column, size, start, lbo, sbo, swizzle, mn_major) == address
         put(image, address, int(codes(name, torch.tensor(float(n)))), size)
-        d[mn, at] = n
+        d[mn, column] = n
     a, b = Operand(name, d, start, swizzle, mn_major), Operand(name, identity(name, k), 0xC000)
     a.descriptor = number
     b.place(image)
@@ -322,7 +322,8 @@ def test_a_tile_of_128_x_128_x_64_in_four_steps(schedule):
     x, y = (torch.cat([values("bf16", 128, seed + n) for n in range(4)], 1) for seed in (31, 35))
     image, steps = torch.zeros(0xC000, dtype=torch.uint8), []
     for n in range(4):  # 32 bytes further along K
-        a, b = (Operand("bf16", z[:, 16 * n : 16 * n + 16], at + 32 * n, "128B") for z, at in ((x, A_AT), (y, B_AT)))
+        columns = slice(16 * n, 16 * n + 16)
+        a, b = (Operand("bf16", z[:, columns], start + 32 * n, "128B") for z, start in ((x, A_AT), (y, B_AT)))
         a.place(image)
         b.place(image)
         number = idesc("bf16", "bf16", 128, 128)
@@ -362,11 +363,11 @@ def test_a_in_tensor_memory_worked_out_by_hand():
 @pytest.mark.parametrize("m, half", [(64, 0), (64, 1), (128, 0)])
 def test_a_can_lie_in_tensor_memory(name, m, half):
     a, b = values(name, m, 33), Operand(name, values(name, 32, 34), B_AT, "128B")
-    cells, d_type, at = pattern(1, 64), d_type_of(name), half << 20
+    cells, d_type, offset = pattern(1, 64), d_type_of(name), half << 20
     lanes = d_spots(1, m, 8, half=half)[1]
     cells[0, lanes, torch.arange(40, 48).expand(m, 8)] = packed_cells(name, a)
     number = idesc(name, name, m, 32, d_type)
-    issue = mma(TYPES[name][0], (0, b.descriptor), number, d=f"%r8+{at}", a=f"[%r8+{at + 40}]")
+    issue = mma(TYPES[name][0], (0, b.descriptor), number, d=f"%r8+{offset}", a=f"[%r8+{offset + 40}]")
     out, _ = run(issue, image=image_of(b), cells=cells)
     assert torch.equal(out, with_d(cells, a @ b.x.T, m, 32, half=half, d_type=d_type))
 
@@ -400,10 +401,10 @@ def copied(shape, image, cells, column, lbo=128, sbo=256, swizzle="none", unpack
     rows, width, lanes = COPIES[shape]
     wanted = cells.clone()
     for row, chunk in itertools.product(range(rows), range(0, width, 16)):
-        at = byte_address(row, chunk, 1, A_AT, lbo, sbo, swizzle, False) - IMAGE
+        offset = byte_address(row, chunk, 1, A_AT, lbo, sbo, swizzle, False) - IMAGE
         first = column + chunk // 4
         for lane in lanes(row):
-            wanted[0, lane, first : first + 4] = unpack(image[at : at + 16]).view(torch.int32)
+            wanted[0, lane, first : first + 4] = unpack(image[offset : offset + 16]).view(torch.int32)
     return wanted
 
 

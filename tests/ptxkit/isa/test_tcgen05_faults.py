@@ -163,8 +163,8 @@ def test_a_commit_speaks_for_the_tensor_core_of_its_own_cta(schedule):
     cells, images = pattern(2, 64), torch.stack([image_of(a, b)] * 2)
     text = source(issue, 64, 0x8000, 1, 2, sync=first, commit=tell)
     assert races(launch(text, grid=2, block=128, cluster=2, args=[images, cells, cells.clone()], **schedule))
-    own = f"@%p7 bra told; @!%p2 bra told; {commit()} told:" + WAIT  # with its own commit the barrier counts two
-    text = source(issue, 64, 0x8000, 1, 2, sync=first, commit=commit(), wait=own)
+    own_commit = f"@%p7 bra told; @!%p2 bra told; {commit()} told:" + WAIT  # with its own commit the barrier counts two
+    text = source(issue, 64, 0x8000, 1, 2, sync=first, commit=commit(), wait=own_commit)
     assert not launch(text, grid=2, block=128, cluster=2, args=[images, cells, cells.clone()], **schedule).findings
 
 

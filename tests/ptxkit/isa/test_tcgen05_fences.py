@@ -66,13 +66,14 @@ NEEDED = {
 
 
 @UNDER_ANY_SCHEDULE
-@pytest.mark.parametrize(("fence", "number", "says", "at"), NEEDED.values(), ids=NEEDED)
-def test_each_fence_is_missed(fence, number, says, at, schedule):
+@pytest.mark.parametrize(("fence", "number", "says", "instruction"), NEEDED.values(), ids=NEEDED)
+def test_each_fence_is_missed(fence, number, says, instruction, schedule):
     text = without(product(), fence, number)
     result = run(text, strict=True, **schedule)
     assert kinds(result) == ["tcgen05-fence"] and not result.notes
     for finding in result.findings:
-        assert says.rstrip(";") in finding.says and finding.place.ptx.startswith(at) and finding.grade == "error"
+        assert says.rstrip(";") in finding.says and finding.place.ptx.startswith(instruction)
+        assert finding.grade == "error"
     result = run(text, **schedule)
     assert not result.findings and {note.grade for note in result.notes} == {"note"}
 

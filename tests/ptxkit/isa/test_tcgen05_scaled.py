@@ -43,20 +43,20 @@ class Packed:
     def place(self, image):
         for mn, row in enumerate(codes("e2m1", self.x).tolist()):
             for k in range(32):
-                at = byte_address(mn, k, 1, self.start, self.lbo, self.sbo, self.swizzle, False)
-                put(image, at, row[2 * k] | row[2 * k + 1] << 4, 1)
+                address = byte_address(mn, k, 1, self.start, self.lbo, self.sbo, self.swizzle, False)
+                put(image, address, row[2 * k] | row[2 * k + 1] << 4, 1)
 
 
-def factor_values(of, type_):
-    return torch.exp2(of.double() - 127) if type_ == "ue8m0" else E4M3[of]
+def factor_values(factors, type_):
+    return torch.exp2(factors.double() - 127) if type_ == "ue8m0" else E4M3[factors]
 
 
-def place_factors(cells, of, column, byte):
+def place_factors(cells, factors, column, byte):
     """[rows][count] codes: row r in lane r % 32 of each slab, column r // 32, from that byte on."""
-    for r, row in enumerate(of.tolist()):
+    for r, row in enumerate(factors.tolist()):
         for n, code in enumerate(row):
-            at, shift = (slice(r % 32, None, 32), column + r // 32), 8 * (byte + n)
-            cells[at] = cells[at] & ~(0xFF << shift) | code << shift
+            cell, shift = (slice(r % 32, None, 32), column + r // 32), 8 * (byte + n)
+            cells[cell] = cells[cell] & ~(0xFF << shift) | code << shift
 
 
 def idesc(kind, types, m, n, type_, ids=(0, 0)):
@@ -69,7 +69,7 @@ def signed(cells):
 
 
 def product(kind="mxf4nvf4", vec="scale_vec::4X", types=("e2m1", "e2m1"), type_="ue4m3", m=128, n=32, ids=(0, 0),
-            group=1, swizzle="none", accumulate=0, spoil=None, before="", a_in_tmem=False, number=None, at=None,
+            group=1, swizzle="none", accumulate=0, spoil=None, before="", a_in_tmem=False, number=None, addresses=None,
             factors=True, **options):
     """(D, the exact result, the Run) of one scaled mma."""
     g = torch.Generator().manual_seed(11)
@@ -100,13 +100,13 @@ def product(kind="mxf4nvf4", vec="scale_vec::4X", types=("e2m1", "e2m1"), type_=
     if spoil:
         spoil(cells)
     vec = f".{vec}" if vec else ""
-    at = at or {name: f"%r8+{column}" for name, column in AT.items()}
+    addresses = addresses or {name: f"%r8+{column}" for name, column in AT.items()}
     lines = [before, f"mov.b64 %rd10, {parts[0].descriptor};", f"mov.b64 %rd11, {parts[1].descriptor};"]
     lines += [f"mov.b32 %r11, {idesc(kind, types, m, n, type_, ids) if number is None else number};"]
     lines += [f"setp.ne.s32 %p6, {accumulate}, 0;"]
     of_a = "[%r8+96]" if a_in_tmem else "%rd10"
     opcode = f"tcgen05.mma.cta_group::{group}.kind::{kind}.block_scale{vec}"
-    lines += [f"{opcode} [%r8], {of_a}, %rd11, %r11, [{at['a']}], [{at['b']}], %p6;"]
+    lines += [f"{opcode} [%r8], {of_a}, %rd11, %r11, [{addresses['a']}], [{addresses['b']}], %p6;"]
     out, result = run(
         "\n".join(lines), image=torch.stack(images), cells=signed(cells), columns=128, group=group, **options
     )
@@ -167,12 +167,12 @@ def test_factors_copied_by_the_tensor_core_are_there_for_the_next_product(schedu
     a, b = (E2M1[torch.randint(0, 16, (rows, 64), generator=g)] for rows in (128, 32))
     scales = [torch.randint(48, 72, (rows, 4), generator=g) for rows in (128, 32)]
     image, places = image_of(Packed(a, A_AT), Packed(b, B_AT)), (0x7000, 0x7400)
-    for of, at in zip(scales, places):
-        for r, row in enumerate(of.tolist()):
-            put(image, at + r % 32 * 16 + r // 32 * 4, int.from_bytes(bytes(row), "little"), 4)
+    for factors, address in zip(scales, places):
+        for r, row in enumerate(factors.tolist()):
+            put(image, address + r % 32 * 16 + r // 32 * 4, int.from_bytes(bytes(row), "little"), 4)
     lines = []
-    for n, (at, column) in enumerate(zip(places, AT.values())):
-        lines += [f"mov.b64 %rd1{2 + n}, {descriptor(at, 16, 128, 'none')};"]
+    for n, (address, column) in enumerate(zip(places, AT.values())):
+        lines += [f"mov.b64 %rd1{2 + n}, {descriptor(address, 16, 128, 'none')};"]
         lines += [f"tcgen05.cp.cta_group::1.32x128b.warpx4 [%r8+{column}], %rd1{2 + n};"]
     lines += [f"mov.b64 %rd10, {Packed(a, A_AT).descriptor};", f"mov.b64 %rd11, {Packed(b, B_AT).descriptor};"]
     lines += [f"mov.b32 %r11, {idesc('mxf4nvf4', (), 128, 32, 'ue4m3')};", "setp.ne.s32 %p6, 0, 0;"]
@@ -192,17 +192,17 @@ def test_factors_that_differ_between_slabs_are_found():
 
 
 def test_factors_outside_what_was_allocated_are_found():
-    _, _, result = product(at={"a": "%r8+64", "b": "%r8+128"}, strict=False)
+    _, _, result = product(addresses={"a": "%r8+64", "b": "%r8+128"}, strict=False)
     assert "tmem" in kinds(result)
 
 
 def test_factors_that_start_in_another_lane_are_found():
-    _, _, result = product(at={"a": f"%r8+{64 + (32 << 16)}", "b": "%r8+72"}, strict=False)
+    _, _, result = product(addresses={"a": f"%r8+{64 + (32 << 16)}", "b": "%r8+72"}, strict=False)
     assert "the factors of A start in lane 32" in result.findings[0].says
 
 
 def test_bits_of_the_id_in_an_address_are_not_part_of_it():
-    got, exact, _ = product(at={"a": f"%r8+{64 + (2 << 30)}", "b": "%r8+72"})
+    got, exact, _ = product(addresses={"a": f"%r8+{64 + (2 << 30)}", "b": "%r8+72"})
     assert torch.equal(got, exact)
 
 

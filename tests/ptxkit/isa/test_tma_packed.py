@@ -19,8 +19,8 @@ def packed(rows, columns, bits, seed=0):
     codes = torch.randint(0, 1 << bits, (rows, columns), generator=torch.Generator().manual_seed(seed))
     ones = (codes[..., None] >> torch.arange(bits) & 1).reshape(rows, -1, 8)
     data = torch.zeros(rows * columns * bits // 8 + 64, dtype=torch.uint8)
-    at = -data.data_ptr() % 32  # padded types want 32 bytes
-    x = data[at : at + rows * columns * bits // 8].view(rows, -1)
+    offset = -data.data_ptr() % 32  # padded types want 32 bytes
+    x = data[offset : offset + rows * columns * bits // 8].view(rows, -1)
     x.copy_((ones << torch.arange(8)).sum(-1))
     return codes, x
 

@@ -37,12 +37,12 @@ def cells_of(shape, repeat, packed=False, imm=0):
     return table
 
 
-def spelled(what, shape, repeat, packed, imm, at="%r9"):
+def spelled(what, shape, repeat, packed, imm, address="%r9"):
     registers = vector(0, SHAPES[shape][2] * repeat)
     modifier = {"ld": ".pack::16b", "st": ".unpack::16b"}[what] if packed else ""
     second = f", {imm}" if shape == "16x32bx2" else ""
     name = f"tcgen05.{what}.sync.aligned.{shape}.x{repeat}{modifier}.b32"
-    return f"{name} {registers}, [{at}]{second};" if what == "ld" else f"{name} [{at}]{second}, {registers};"
+    return f"{name} {registers}, [{address}]{second};" if what == "ld" else f"{name} [{address}]{second}, {registers};"
 
 
 def rows(verb, count, base):
@@ -273,7 +273,7 @@ def test_columns_forget_what_they_held_when_they_are_freed():
 # ---- reach
 
 
-@pytest.mark.parametrize("at, shape, says", [
+@pytest.mark.parametrize("change, shape, says", [
     ("xor.b32 %r10, %r9, 2097152;", "32x32b.x1", "lane 64: warp 3 of the CTA may touch lanes 96 to 127, from lane 96"),
     ("add.u32 %r10, %r9, 1048576;", "32x32b.x1", "lane 112: warp 3 of the CTA may touch lanes 96 to 127, from lane 96"),
     ("add.u32 %r10, %r9, 524288;", "16x64b.x1", "warp 3 of the CTA may touch lanes 96 to 127, from lane 96 or 16 more"),
@@ -281,15 +281,15 @@ def test_columns_forget_what_they_held_when_they_are_freed():
     ("add.u32 %r10, %r9, 63;", "16x64b.x1", "columns 63 to 64"),
     ("sub.u32 %r10, %r9, 1;", "32x32b.x1", "lane 95: warp 3"),
 ])
-def test_a_warp_reaches_its_slab_and_allocated_columns_alone(at, shape, says):
-    load = f"setp.eq.u32 %p7, %r2, 3; {at} @%p7 tcgen05.ld.sync.aligned.{shape}.b32 {vector(0, 1)}, [%r10]; {LOADED}"
-    _, result = run("", load=load, strict=False, **QUIET)
+def test_a_warp_reaches_its_slab_and_allocated_columns_alone(change, shape, says):
+    load = f"setp.eq.u32 %p7, %r2, 3; {change} @%p7 tcgen05.ld.sync.aligned.{shape}.b32 {vector(0, 1)}, [%r10];"
+    _, result = run("", load=load + LOADED, strict=False, **QUIET)
     assert kinds(result) == ["tmem"] and says in result.findings[0].says
 
 
-@pytest.mark.parametrize("at, expected", [("mov.u32 %r10, %r8;", []), ("xor.b32 %r10, %r9, 2097152;", ["tmem"])])
-def test_a_warp_stays_in_its_own_slab_which_lane_0_stands_for(at, expected):
-    store = at + AGAIN.replace("%r9", "%r10")
+@pytest.mark.parametrize("change, expected", [("mov.u32 %r10, %r8;", []), ("xor.b32 %r10, %r9, 2097152;", ["tmem"])])
+def test_a_warp_stays_in_its_own_slab_which_lane_0_stands_for(change, expected):
+    store = change + AGAIN.replace("%r9", "%r10")
     out, result = run("", stored=STORED + store + STORED, strict=False, **QUIET)
     assert kinds(result) == expected
     wanted = pattern(1, 64)
@@ -351,16 +351,16 @@ def alone(body, block=32, grid=1, cluster=1, **options):
     return out, launch(ptx, grid=grid, block=block, cluster=cluster, args=[out], **options)
 
 
-def alloc(at, columns, group=1):
-    """Puts the address of new columns into %r<20 + at>."""
-    return f"""tcgen05.alloc.cta_group::{group}.sync.aligned.shared::cta.b32 [smem+{4 * at}], {columns};
+def alloc(number, columns, group=1):
+    """Puts the address of new columns into %r<20 + number>."""
+    return f"""tcgen05.alloc.cta_group::{group}.sync.aligned.shared::cta.b32 [smem+{4 * number}], {columns};
     bar.warp.sync 0xffffffff;
-    ld.shared.u32 %r{20 + at}, [smem+{4 * at}];
+    ld.shared.u32 %r{20 + number}, [smem+{4 * number}];
     """
 
 
-def dealloc(at, columns, group=1):
-    return f"tcgen05.dealloc.cta_group::{group}.sync.aligned.b32 %r{20 + at}, {columns};\n"
+def dealloc(number, columns, group=1):
+    return f"tcgen05.dealloc.cta_group::{group}.sync.aligned.b32 %r{20 + number}, {columns};\n"
 
 
 GIVE_UP = "tcgen05.relinquish_alloc_permit.cta_group::1.sync.aligned;\n"

@@ -50,16 +50,17 @@ class Matrix:
             off += k % 8 * 16 * pieces + k // 8 * self.stride
         else:
             off = r % each * self.size + r // each * self.stride + k % 8 * 16 + k // 8 * self.leading
-        at = self.start + off
-        return at ^ (at >> 3 & 16 * (pieces - 1))
+        address = self.start + off
+        return address ^ (address >> 3 & 16 * (pieces - 1))
 
     def descriptor(self, start=None):
         start = self.start if start is None else start
         return (start & 0x3FFFF) >> 4 | self.leading >> 4 << 16 | self.stride >> 4 << 32 | self.layout << 62
 
     def write(self, image):
-        for place, at in self.places.items():
-            image[at - SHARED_BASE : at - SHARED_BASE + self.size] = int(self.bits[place]).to_bytes(self.size, "little")
+        for place, address in self.places.items():
+            start = address - SHARED_BASE
+            image[start : start + self.size] = int(self.bits[place]).to_bytes(self.size, "little")
 
 
 def up(n, to=1024):
@@ -99,8 +100,8 @@ def fill(size):
     text = "shl.b32 %r2, %r0, 4;\n cvt.u64.u32 %rd9, %r2;\n add.s64 %rd9, %rd1, %rd9;\n"
     text += "mov.u32 %r3, smem;\n add.u32 %r3, %r3, %r2;\n"
     four = "{%r4, %r5, %r6, %r7}"
-    for at in range(0, size, 2048):
-        text += f"ld.global.v4.u32 {four}, [%rd9+{at}];\n st.shared.v4.u32 [%r3+{at}], {four};\n"
+    for offset in range(0, size, 2048):
+        text += f"ld.global.v4.u32 {four}, [%rd9+{offset}];\n st.shared.v4.u32 [%r3+{offset}], {four};\n"
     return text
 
 
@@ -122,11 +123,8 @@ def run(image, compute, registers, given=None, block=128, ready=READY, **options
     text += (
         "mul.wide.u32 %rd10, %r0, 4;\n add.s64 %rd11, %rd2, %rd10;\n add.s64 %rd12, %rd3, %rd10;\n" + fill(size) + ready
     )
-    at = 0
-    for name, its in given.items():
-        for r in range(len(its)):
-            text += f"ld.global.b32 %{name}{r}, [%rd11+{512 * at}];\n"
-            at += 1
+    loaded = [f"%{name}{r}" for name, its in given.items() for r in range(len(its))]
+    text += "".join(f"ld.global.b32 {register}, [%rd11+{512 * n}];\n" for n, register in enumerate(loaded))
     text += compute + "".join(f"st.global.b32 [%rd12+{512 * r}], %d{r};\n" for r in range(registers))
     ptx = kernel(text, pointers=3, shared=size)
     result = launch(ptx, grid=1, block=block, args=[data, inputs, out], **options)
@@ -207,10 +205,10 @@ def test_mn_major_operands_are_found_in_every_swizzle(swizzle, trans):
     assert not result.findings
 
 
-def only_one(at, descriptor, columns, trans=0):
+def only_one(address, descriptor, columns, trans=0):
     """(column, k) of B that the 2 bytes at a shared address are."""
     image = bytearray(0x8000)
-    image[at - SHARED_BASE : at - SHARED_BASE + 2] = int(encode([1.0], "bf16")).to_bytes(2, "little")
+    image[address - SHARED_BASE : address - SHARED_BASE + 2] = int(encode([1.0], "bf16")).to_bytes(2, "little")
     a = encode(torch.arange(1, 17).double().expand(64, 16).contiguous(), "bf16")
     flags = flags_of("bf16", trans_b=trans, in_registers=True)
     text = mma(columns, ("f32", "bf16", "bf16"), None, descriptor, "0", flags)
@@ -224,10 +222,10 @@ def only_one(at, descriptor, columns, trans=0):
 
 
 @pytest.mark.parametrize(
-    "at, start, place", [(0x2490, 0x2400, (1, 0)), (0x28BA, 0x2420, (9, 5)), (0x438E, 0x2460, (63, 15))]
+    "address, start, place", [(0x2490, 0x2400, (1, 0)), (0x28BA, 0x2420, (9, 5)), (0x438E, 0x2460, (63, 15))]
 )
-def test_128_byte_swizzled_k_major_elements_lie_where_the_manual_says(at, start, place):
-    assert only_one(at, 0x4000004000010000 | start >> 4, 64) == place
+def test_128_byte_swizzled_k_major_elements_lie_where_the_manual_says(address, start, place):
+    assert only_one(address, 0x4000004000010000 | start >> 4, 64) == place
 
 
 def test_k_major_elements_without_swizzle_lie_where_the_manual_says():
@@ -235,9 +233,9 @@ def test_k_major_elements_without_swizzle_lie_where_the_manual_says():
     assert only_one(base + 0x196, 128 >> 4 << 16 | 256 >> 4 << 32 | base >> 4, 64) == (9, 11)
 
 
-@pytest.mark.parametrize("at, place", [(0x840, (0, 1)), (0x1892, (33, 2)), (0x1A50, (40, 9)), (0xBCE, (31, 15))])
-def test_64_byte_swizzled_mn_major_elements_lie_where_the_manual_says(at, place):
-    assert only_one(at, 2 << 62 | 512 >> 4 << 32 | 4096 >> 4 << 16 | 0x800 >> 4, 64, trans=1) == place
+@pytest.mark.parametrize("address, place", [(0x840, (0, 1)), (0x1892, (33, 2)), (0x1A50, (40, 9)), (0xBCE, (31, 15))])
+def test_64_byte_swizzled_mn_major_elements_lie_where_the_manual_says(address, place):
+    assert only_one(address, 2 << 62 | 512 >> 4 << 32 | 4096 >> 4 << 16 | 0x800 >> 4, 64, trans=1) == place
 
 
 def test_mn_major_elements_without_swizzle_lie_where_the_manual_says():
