@@ -3,7 +3,7 @@
     python benchmarks/evidence.py --list                   what has no evidence, and the cases that would give it
     python benchmarks/evidence.py --minutes 9              run as many of them as fit, on all GPUs of this machine
     python benchmarks/evidence.py --merge FILE             put the rows of a run into the ledger, then as --write
-    python benchmarks/evidence.py --write                  the ledger's kernels and paths, its page and README's table
+    python benchmarks/evidence.py --write                  the ledger's kernels and paths, and README's table
 
 Rows go to FOLDER/evidence.json (--out; $OUT, or benchmarks/results) after each case, and a later call with the same
 folder, or with a ledger that they were merged into, goes on where they end.  Kernels are built by all CPUs while the

@@ -1,6 +1,6 @@
 """The page of the ledger, and README's column of it: what ran on which GPU, and what has not since its code changed.
 
-`benchmarks/evidence.py --write` and `--merge` call it; a test compares.
+docs/written.py writes the page. `benchmarks/evidence.py --write` and `--merge` write the column, and a test compares.
 """
 
 from __future__ import annotations
@@ -14,23 +14,63 @@ from pages import with_rows
 from kda.tools.verify.ledger import FAILED, RAN, SIMULATED, Known, Ledger, cards, host_code, last_date
 
 HERE = Path(__file__).resolve().parents[1]
-PAGE, README = HERE / "docs" / "results" / "evidence.md", HERE / "README.md"
+README = HERE / "README.md"
 KERNELS = "| backend | built for | kernels | ran | on | last | compiler |"
 PATHS = "| host path | evidence | cases | closest to its budget |"
 MISSING = "| built for | class of problems | kernels without evidence |"
 BACKENDS = "| GPU | backend | forward | backward | has run on | this code |"
 
 
+PAGE = """# Evidence: what ran on a GPU
+
+Each kernel that ships is known by the digest of its PTX, and each host path, which is a call with the plan that
+launches its kernels, by the digest of the code on the host that runs it. The ledger (`kda/tools/verify/ledger.json`)
+says when each last ran on a GPU. Code that changed after that has no evidence any more: it is *simulated*, which means
+that its kernels ran on a CPU, from their PTX, in the tests.
+
+A run is a case: a class of problems, a path and a shape. Its results and gradients are compared with float64 on the
+same GPU, in fast and in slow gates, within [budgets](../numerics.md); they must have the same bits when fresh and freed
+memory holds nan, and when a CUDA graph that was captured with other numbers is replayed. What is no plan of `chunk_kda`
+is run by the tests of `tests/gpu`.
+
+`python benchmarks/evidence.py --list` prints what is missing, and on a machine with a GPU `python
+benchmarks/evidence.py --minutes 9` runs it ([how](../../CONTRIBUTING.md#run-it-on-a-gpu)).
+
+## Kernels
+
+A kernel counts once for each class of problems that names it. Code for sm80 and sm89 runs on later GPUs, where the
+driver finishes it: that is what the column *on* says.
+
+{kernels}
+
+## Host paths
+
+*Closest to its budget*: the result that used most of it, in any of the cases; 1 is the limit.
+
+{paths}
+
+## Kernels without evidence
+
+Numbers are the places of kernels of one name among those of the class. `benchmarks/evidence.py --list` says which of
+them no case launches. What is built ahead for a class on Hopper includes walks over segments by more CTAs than SMs,
+which exist for packed sequences alone, and what a forward keeps for another backend's backward, which only single
+stages ask for where K = V.
+
+{missing}
+"""
+
+
+def page(ledger: Ledger) -> str:
+    tables = {"kernels": (KERNELS, kernels), "paths": (PATHS, paths), "missing": (MISSING, missing)}
+    return PAGE.format(**{name: table(header, rows(ledger)) for name, (header, rows) in tables.items()})
+
+
+def table(header: str, rows: Iterable[str]) -> str:
+    return "\n".join([header, "|---" * header.count(" | ") + "|---|", *rows])
+
+
 def renew(ledger: Ledger) -> None:
-    for file, text in pages(ledger).items():
-        file.write_text(text)
-
-
-def pages(ledger: Ledger) -> dict[Path, str]:
-    page = PAGE.read_text()
-    for header, rows in ((KERNELS, kernels(ledger)), (PATHS, paths(ledger)), (MISSING, missing(ledger))):
-        page = with_rows(page, header, rows)
-    return {PAGE: page, README: with_states(README.read_text(), ledger)}
+    README.write_text(with_states(README.read_text(), ledger))
 
 
 def kernels(ledger: Ledger) -> Iterator[str]:

@@ -7,9 +7,11 @@ import pathlib
 import re
 import sys
 
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "ptxkit" / "docs"))
 
 import shared
+import written
 
 globals().update(shared.settings("kda", "kimi-delta-attention"))
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
@@ -29,5 +31,6 @@ def unquoted(app, what, name, thing, options, signature, returns):
 
 
 def setup(app):
+    app.connect("builder-inited", written.write)
     app.connect("source-read", shared.adapt)
     app.connect("autodoc-process-signature", unquoted)

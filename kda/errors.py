@@ -23,7 +23,7 @@ KdaError = PtxkitError                       # the base of all errors that kda a
 
 
 class InputError(KdaError, ValueError):
-    """An invalid argument; `check` is the id of its row in docs/errors.md, or begins with `nn.` for a layer."""
+    """An invalid argument; `check` is the id of its row in docs/data/errors.json, or begins with `nn.` for a layer."""
 
     def __init__(self, op: str, argument: str, asked: str, found: str, fix: str, check: str):
         name = f"`{argument}`" if argument in QUOTED else argument

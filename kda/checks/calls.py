@@ -6,7 +6,7 @@
   KIND     shapes, dtypes and options: once per kind of call, also below torch.compile
   VALUES   numbers and memory: on every call; only numbers on the CPU, because a call never waits for the GPU
 
-Those of fused_kda_gate are in kda.checks.gate. docs/errors.md lists all rows, and test_errors.py breaks each.
+Those of fused_kda_gate are in kda.checks.gate. docs/data/errors.json lists all rows, and test_errors.py breaks each.
 """
 
 from __future__ import annotations

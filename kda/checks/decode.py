@@ -1,4 +1,4 @@
-"""Every check of a call of decode_step, as a table of `kda.checks.calls.Requirement`; docs/errors.md lists all rows."""
+"""Every check of a call of decode_step, as a table of `checks.calls.Requirement`; rows are in docs/data/errors.json."""
 
 from __future__ import annotations
 

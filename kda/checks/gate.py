@@ -1,4 +1,4 @@
-"""Every check of a call of fused_kda_gate, as a table of `checks.calls.Requirement`; docs/errors.md lists all rows."""
+"""Every check of a call of fused_kda_gate, a table of `checks.calls.Requirement`; rows are in docs/data/errors.json."""
 
 from __future__ import annotations
 

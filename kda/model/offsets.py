@@ -6,7 +6,7 @@ from kda.errors import InputError
 
 from .problem import Inputs
 
-CHECK = "cu_seqlens.values"                  # a row of docs/errors.md
+CHECK = "cu_seqlens.values"                  # a row of docs/data/errors.json
 ASKED = "offsets that start at 0, never decrease and end at T or before"
 FIX = "Offsets are cumulative sums of the lengths."
 

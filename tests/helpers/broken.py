@@ -1,5 +1,6 @@
-"""One broken call for every row of kda.checks.calls: `python tests/helpers/broken.py` writes docs/errors.md."""
+"""One broken call for every row of kda.checks.calls: `python tests/helpers/broken.py` writes docs/data/errors.json."""
 
+import json
 import pathlib
 import warnings
 
@@ -10,27 +11,7 @@ from naive import make
 
 import kda
 
-PAGE = pathlib.Path(__file__).parents[2] / "docs" / "errors.md"
-
-HEAD = """# Every error that a function can raise
-
-One row for each check of `kda/checks/calls.py` and, with `gate.` and `decode.` in front, of `kda/checks/gate.py` and
-`kda/checks/decode.py`, with the message of a call that fails it. All are `kda.InputError` (a `ValueError`); rows that
-end in `.type` are also a `TypeError`. `error.check` is the id; `error.argument`, `error.asked`, `error.found` and
-`error.fix` are the parts of the message. A call that no backend accepts raises `kda.NoBackendError`, with the reasons
-of the named backend, or of each if none was named, and the backends that would accept the call.
-
-Values in tensors are read only on the CPU: a call never waits for the GPU. Pass `cu_seqlens_cpu` to have offsets
-checked that are on a GPU. A precomputed `g` is assumed to be <= 0 and is not checked.
-
-The layer has checks of its own, `kda.nn` and `kda.parallel`, with ids that begin with `nn.` and `parallel.`; their
-messages are made in the same way, and they have no row here.
-
-`python tests/helpers/broken.py` writes this page; a test breaks every row and compares.
-
-| id | argument | message |
-|---|---|---|
-"""
+FILE = pathlib.Path(__file__).parents[2] / "docs" / "data" / "errors.json"
 
 
 def chunk(lengths=None, drop=(), options=None, make_options=None, function=None, **replaced):
@@ -277,14 +258,12 @@ def message(case):
     raise AssertionError("the broken call went through")
 
 
-def page():
-    rows = []
-    for id, case in CASES.items():
-        error = message(case)
-        text = str(error).removesuffix(f" [{error.check}]").replace("|", "\\|")
-        rows.append(f"| `{id}` | {error.argument} | {text} |")
-    return HEAD + "\n".join(rows) + "\n"
+def messages():
+    """Return id -> argument and message, without the id at its end."""
+    found = {id: message(case) for id, case in CASES.items()}
+    return {id: [error.argument, str(error).removesuffix(f" [{error.check}]")] for id, error in found.items()}
 
 
 if __name__ == "__main__":
-    PAGE.write_text(page())
+    lines = [f"{json.dumps(id)}: {json.dumps(row, ensure_ascii=False)}" for id, row in messages().items()]
+    FILE.write_text("{\n" + ",\n".join(lines) + "\n}\n")

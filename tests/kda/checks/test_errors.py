@@ -1,12 +1,13 @@
-"""Every check has a broken call that meets it, and docs/errors.md shows them all."""
+"""Every check has a broken call that meets it, and docs/data/errors.json has the messages of all."""
 
 import contextlib
+import json
 import pickle
 
 import numpy as np
 import pytest
 import torch
-from broken import CASES, PAGE, SPARSE, chunk, message, page
+from broken import CASES, FILE, SPARSE, chunk, message, messages
 from broken_parallel import building, gate_on_a_mesh, halo
 from naive import make
 
@@ -33,8 +34,9 @@ def test_a_broken_call_names_its_argument_what_was_found_and_what_to_do(id):
     assert isinstance(error, TypeError) == (id.endswith(".type") or id == "keyword.unknown")
 
 
-def test_the_page_of_errors_is_up_to_date():
-    assert PAGE.read_text() == page(), "run `python tests/helpers/broken.py`"
+def test_the_messages_on_file_are_up_to_date():
+    on_file = json.loads(FILE.read_text())
+    assert on_file == messages() and [*on_file] == [*CASES], "run `python tests/helpers/broken.py`"
 
 
 def test_a_sparse_tensor_is_named():

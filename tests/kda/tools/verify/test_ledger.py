@@ -47,9 +47,18 @@ def test_the_ledger_names_the_kernels_and_paths_of_this_tree():
     assert evidence.written(evidence.document(evidence.rows_of(FILE))) == FILE.read_text(), SAID
 
 
-def test_the_page_and_readme_say_what_the_ledger_says():
-    for file, text in ledger_page.pages(Ledger.read()).items():
-        assert file.read_text() == text, f"{file.name} is not that of the ledger: {SAID}"
+def test_readme_says_what_the_ledger_says():
+    text = (ROOT / "README.md").read_text()
+    assert ledger_page.with_states(text, Ledger.read()) == text, f"README.md is not that of the ledger: {SAID}"
+
+
+def test_the_page_has_a_row_for_each_group_of_kernels_and_each_path_of_the_ledger():
+    known, rows = Ledger.read(), ledger_page.page(Ledger.read()).splitlines()
+    for group in known.groups:
+        backend, arch = group.split()
+        assert any(row.startswith(f"| `{backend}` | {arch} | {len([*known.kernels(group)])} |") for row in rows), group
+    assert all(any(row.startswith(f"| {path.name} | {ledger_page.state(path)} |") for row in rows)
+               for path in known.paths())
 
 
 def test_no_run_of_the_ledger_is_of_the_simulator():

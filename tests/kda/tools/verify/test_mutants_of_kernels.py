@@ -1,61 +1,59 @@
-"""Weakened synchronisation of the shipped kernels is noticed, as docs/mutants.md says."""
+"""Weakened synchronisation of the shipped kernels is noticed, as docs/data/mutants.json says."""
 
-import re
-
-import mutants_docs as docs
+import mutant_table
 import pytest
+from mutant_table import Entry, Key
 
 from kda.tools.verify.mutants import CALLS
-from ptxkit.mutation import RULES
+from ptxkit.mutation import RULES, SCHEDULES, WAYS
 
 pytestmark = pytest.mark.simulated
 
 EVERY = 20                                   # mutants of the first call, of which one is looked at in every run
-
-
-def tables():
-    """Section -> the cells of its table's rows, out of the page."""
-    found = {}
-    for section in docs.PAGE.read_text().split("\n## ")[1:]:
-        name, *lines = section.splitlines()
-        cells = [re.split(r"(?<!\\) \| ", line.strip("| ")) for line in lines if line.startswith("| ")]
-        found[name] = [[cell.replace("\\|", "|").strip("`") for cell in row] for row in cells[1:]]
-    return found
+ENOUGH = 0.98                                # share of the mutants that matter
 
 
 @pytest.fixture(scope="module")
-def page():
-    return tables()
+def table():
+    """Backend -> its rows in the file, by key."""
+    return {name: {Key(*row[:4]): Entry(*row[4:]) for row in part["rows"]}
+            for name, part in mutant_table.read().items()}
 
 
-def test_the_page_has_a_table_for_each_backend_with_kernels_of_its_own(page):
-    assert list(page) == list(CALLS)
-    assert all(len(row) == 6 for rows in page.values() for row in rows)
+def test_the_file_has_a_table_for_each_backend_with_kernels_of_its_own(table):
+    assert list(table) == list(CALLS) and len(SCHEDULES) == 4, "the page says four"
+    for backend, part in mutant_table.read().items():
+        assert [*part["ways"]] == [*WAYS] and len(table[backend]) == len(part["rows"])
+        counted = sum(entry.mutants - entry.redundant - entry.survived for entry in table[backend].values())
+        assert sum(part["ways"].values()) == counted
 
 
-def test_nothing_survives_in_the_page(page):
-    assert not [row for rows in page.values() for row in rows if "survived" in row[5]]
+def test_nothing_survives_in_the_file(table):
+    assert not [key for rows in table.values() for key, entry in rows.items() if entry.survived]
 
 
-def test_the_page_names_what_the_rules_do(page):
-    assert {row[3] for rows in page.values() for row in rows} <= {rule.name for rule in RULES}
+def test_the_file_names_what_the_rules_do(table):
+    assert {key.mutation for rows in table.values() for key in rows} <= {rule.name for rule in RULES}
+
+
+def test_the_file_is_as_the_program_writes_it():
+    assert mutant_table.text(mutant_table.read()) == mutant_table.FILE.read_text()
 
 
 @pytest.mark.spread(every=3)
 @pytest.mark.parametrize("backend", CALLS)
-def test_a_sample_of_the_mutants_is_noticed_as_the_page_says(backend, page):
-    known = {tuple(row[:4]): row for row in page[backend]}
-    found = docs.looked_at(backend, sample=EVERY, first=1)
+def test_a_sample_of_the_mutants_is_noticed_as_the_file_says(backend, table):
+    found = mutant_table.looked_at(backend, sample=EVERY, first=1)
     assert len(found.outcomes) >= 3 and not found.survivors
     for outcome in found.outcomes:
-        row = known[docs.key_of(outcome)]
-        assert all(kind in row[5] for kind in outcome.noticed), (row, outcome.noticed)
-        assert outcome.noticed or "redundant" in row[5]
+        entry = table[backend][mutant_table.key_of(outcome)]
+        assert {*outcome.noticed} <= {*entry.noticed}, (entry, outcome.noticed)
+        assert outcome.noticed or entry.redundant
 
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("backend", CALLS)
-def test_all_mutants_are_noticed_as_the_page_says(backend):
-    found = docs.looked_at(backend)
-    assert found.share >= docs.ENOUGH
-    assert "\n".join(docs.rows(found.outcomes)) in docs.PAGE.read_text()
+def test_all_mutants_are_noticed_as_the_file_says(backend):
+    found = mutant_table.looked_at(backend)
+    assert found.share >= ENOUGH
+    assert mutant_table.section(found) == mutant_table.read()[backend]

@@ -1,0 +1,112 @@
+"""The pages of the site that are written by programs, which its build does, too.
+
+    python docs/written.py            # docs/errors.md, docs/mutants.md and docs/results/evidence.md
+
+What they say lies in git as data that tests compare with the code: docs/data and kda/tools/verify/ledger.json.
+"""
+
+import json
+import pathlib
+import sys
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "benchmarks"))
+
+import ledger_page
+
+from kda.tools.verify.ledger import Ledger
+
+HERE = pathlib.Path(__file__).resolve().parent
+ERRORS, MUTANTS = HERE / "data" / "errors.json", HERE / "data" / "mutants.json"
+
+OF_ERRORS = """# Every error that a function can raise
+
+One row for each check of `kda/checks/calls.py` and, with `gate.` and `decode.` in front, of `kda/checks/gate.py` and
+`kda/checks/decode.py`, with the message of a call that fails it. All are `kda.InputError` (a `ValueError`); rows that
+end in `.type` are also a `TypeError`. `error.check` is the id; `error.argument`, `error.asked`, `error.found` and
+`error.fix` are the parts of the message. A call that no backend accepts raises `kda.NoBackendError`, with the reasons
+of the named backend, or of each if none was named, and the backends that would accept the call.
+
+Values in tensors are read only on the CPU: a call never waits for the GPU. Pass `cu_seqlens_cpu` to have offsets
+checked that are on a GPU. A precomputed `g` is assumed to be <= 0 and is not checked.
+
+The layer has checks of its own, `kda.nn` and `kda.parallel`, with ids that begin with `nn.` and `parallel.`; their
+messages are made in the same way, and they have no row here.
+
+| id | argument | message |
+|---|---|---|
+"""
+
+OF_MUTANTS = """# Every synchronising instruction has a reason
+
+`ptxkit.mutants` removes or weakens every synchronising instruction of a kernel, one at a time, and reports what notices
+it; [the simulator's page](../ptxkit/docs/simulator.md) explains how. These are the shipped kernels in small problems,
+packed and with grouped heads, under four schedules ([`kda/tools/verify/mutants.py`](../kda/tools/verify/mutants.py)).
+`kda verify --mutants --arch sm100` runs it again.
+
+A mutant is noticed by a race, a deadlock, a broken rule of the PTX manual, or a wrong result. Kernels contain no
+instruction that nothing needs, unless the source says why beside it (`# redundant: ...`).
+
+"""
+
+
+def cell(text):
+    return text.replace("|", "\\|")
+
+
+def code(text):
+    return f"`{cell(text)}`" if text else ""
+
+
+def errors():
+    found = json.loads(ERRORS.read_text())
+    return OF_ERRORS + "".join(f"| `{id}` | {argument} | {cell(text)} |\n" for id, (argument, text) in found.items())
+
+
+def became_of(mutants, noticed, redundant, reason, survived):
+    """Return what the last column of a row says of its mutants."""
+    parts = [", ".join(noticed)] if noticed else []
+    if redundant:
+        number = f"{redundant} " if redundant < mutants else ""
+        parts.append(f"{number}redundant: {reason}")
+    if survived:
+        parts.append(f"**{survived} survived**")
+    return "; ".join(parts)
+
+
+def mutants():
+    found = json.loads(MUTANTS.read_text())
+    ways = next(iter(found.values()))["ways"]
+    titles = "kernels", "mutants", *(f"by {way}" for way in ways), "redundant", "survived", "noticed"
+    page = f"{OF_MUTANTS}| {' | '.join(titles)} |\n|{'---|' * len(titles)}\n"
+    for backend, section in found.items():
+        total, redundant, survived = (sum(row[place] for row in section["rows"]) for place in (4, 6, 8))
+        numbers = total, *section["ways"].values(), redundant, survived
+        share = sum(section["ways"].values()) / (total - redundant)
+        page += f"| {backend} | {' | '.join(map(str, numbers))} | {share:.1%} |\n"
+    for backend, section in found.items():
+        page += f"\n## {backend}\n\n| file | statement | instruction | what was done | mutants | noticed by |\n"
+        page += "|---|---|---|---|---|---|\n"
+        for file, statement, instruction, mutation, *became in section["rows"]:
+            cells = file, code(statement), code(instruction), mutation, str(became[0]), cell(became_of(*became))
+            page += f"| {' | '.join(cells)} |\n"
+    return page
+
+
+def evidence():
+    return ledger_page.page(Ledger.read())
+
+
+PAGES = {HERE / "errors.md": errors, HERE / "mutants.md": mutants, HERE / "results" / "evidence.md": evidence}
+
+
+def write(*_):
+    """Write the pages that are not as they should be; Sphinx calls this with its application."""
+    for file, page in PAGES.items():
+        text = page()
+        if not file.exists() or file.read_text() != text:
+            file.write_text(text)
+
+
+if __name__ == "__main__":
+    write()
