@@ -179,6 +179,12 @@ class Fault(NamedTuple):
     schedule: int = 0                        # others than 0 are early, too
 
 
+def initialises(pipeline, count, pipelines="self.c.pipelines"):
+    """A text that initialises mbarriers, and the same with another count in one of the pipelines."""
+    old, new = f"initialise(s, {pipelines})", "p._replace(arrivals=(p.arrivals[0]._replace(count={}),))"
+    return old, old.replace(pipelines, f"[{new.format(count)} if p.name == {pipeline!r} else p for p in {pipelines}]")
+
+
 def plant(fault, folder, monkeypatch, backend="sm90"):
     """Kernels that the fault is in come from a copy of the backend in `folder`, each built once."""
     package = copy_backend(backend, *fault[:3], folder, monkeypatch)

@@ -1,7 +1,7 @@
 """Faults planted into the Hopper kernels, by the file of kda/backends that each stands in, and the calls that notice
 them."""
 
-from cute_calls import RAGGED, Fault
+from cute_calls import RAGGED, Fault, initialises
 from sm90_forms import ALONE, CUT, FLOAT32, FOUR, PAIR, SMALL, SOME, STREAM, TWO_KERNELS, Call, Form
 
 LONG = dict(V=64, T=390, HV=2)
@@ -46,13 +46,10 @@ FAULTS = {                                   # the call, how it notices the faul
             "gradients", "proxy", 'first + n)\n        cute.arch.fence_proxy("async.shared", space="cta")', "first + n)"
         ),
         "values are replaced while a product reads them": (
-            "gradients", "deadlock",
-            "mbarrier_init(s.values_empty, self.c.math_warps)", "mbarrier_init(s.values_empty, 1)"
+            "gradients", "deadlock", *initialises("values_empty", 1)
         ),
         "rows are given back with a row's gradient missing": (
-            "gradients", "race-write-read",
-            "mbarrier_init(s.rows_done + stage, self.c.math_warps)",
-            "mbarrier_init(s.rows_done + stage, self.c.math_warps - 1)",
+            "gradients", "race-write-read", *initialises("rows_done", "self.c.math_warps - 1")
         ),
         "G1 stands where G2 should": (
             "gradients, 64 channels", "wrong answer",
@@ -71,7 +68,7 @@ FAULTS = {                                   # the call, how it notices the faul
     },
     "sm90/fwd/chain": {
         "a stage is handed back before all have read it": (
-            "two kernels", "deadlock", "mbarrier_init(s.empty + stage, 4)", "mbarrier_init(s.empty + stage, 1)"
+            "two kernels", "deadlock", *initialises("empty", 1, "c.pipelines")
         ),
         "o goes to the rows of the chunk after": (
             "two kernels", "wrong answer", "rows_of_r, thread_place, i - 1)", "rows_of_r, thread_place, i)"
@@ -89,6 +86,17 @@ FAULTS = {                                   # the call, how it notices the faul
             "pair", "race-write-read", "self.meet()\n        warp =", "cute.arch.sync_threads()\n        warp ="
         ),
         "copies are not told of the mbarriers": ("pair", "mbarrier-fence", "cute.arch.mbarrier_init_fence()", "pass"),
+        "a stage is handed back before both CTAs have read it": (
+            "pair", "race-write-read", *initialises("empty", 4)
+        ),
+        "a tile is overwritten before both CTAs have read it": (
+            "four", "race-read-write", *initialises("empty", 1), 2
+        ),
+        "credit comes before the stage was read": ("four", "race-read-write", *initialises("read", 1), 2),
+        "CHAIN does not wait for all of v": ("four", "mbarrier", *initialises("full", 1)),
+        "the one that does not walk waits for a CHAIN of its own": (
+            "one_walks", "deadlock", *initialises("empty", "4 * self.c.ctas")
+        ),
         "a share is read before it is there": (
             "shares", "race-read-write",
             "self.producer.share.publish(x, s.share, cluster, clusters)\n        self.meet()\n",
@@ -219,9 +227,6 @@ FAULTS = {                                   # the call, how it notices the faul
         ),
     },
     "sm90/parts/handover": {
-        "a stage is handed back before both CTAs have read it": (
-            "pair", "race-write-read", "(ring.empty + stage, 4 * self.c.walking +", "(ring.empty + stage, 4 +"
-        ),
         "the neighbour's group does not hear that a stage is free": (
             "pair", "deadlock", ", peer_cta_rank_in_cluster=stage & 1", ""
         ),
@@ -235,15 +240,6 @@ FAULTS = {                                   # the call, how it notices the faul
         "a tile leaves before its stage is free": (
             "four", "race-read-write", "cute.arch.mbarrier_wait(ring.credit + group, turn & 1)", "pass", 2
         ),
-        "a tile is overwritten before both CTAs have read it": (
-            "four", "race-read-write",
-            "mbarrier_init(ring.empty + (TILES * group + number), WALKING +",
-            "mbarrier_init(ring.empty + (TILES * group + number), 1 +",
-            2,
-        ),
-        "credit comes before the stage was read": (
-            "four", "race-read-write", "mbarrier_init(ring.read + stage, 4)", "mbarrier_init(ring.read + stage, 1)", 2
-        ),
         "RELAY tells the wrong CTA": (
             "four", "deadlock",
             "credit + maker.group, peer_cta_rank_in_cluster=maker.rank",
@@ -252,17 +248,11 @@ FAULTS = {                                   # the call, how it notices the faul
         "pairs of the next chunk come before INVERSE has read those of this one": (
             "four", "race-read-write", "cute.arch.mbarrier_wait(ring.solved + group, turn & 1 ^ 1)", "pass", 2
         ),
-        "CHAIN does not wait for all of v": (
-            "four", "mbarrier", "mbarrier_init(ring.full + stage, 1 + 32)", "mbarrier_init(ring.full + stage, 1)"
-        ),
         "a tile is made before CHAIN has read the last one, alone": (
             "alone", "race-read-write", "cute.arch.mbarrier_wait(empty, turn & 1 ^ 1)", "pass"
         ),
         "the CTA that walks is not told of the other's tiles": (
             "one_walks", "deadlock", "            else:\n                self.copy(tile, full, Int32(0))\n", ""
-        ),
-        "the one that does not walk waits for a CHAIN of its own": (
-            "one_walks", "deadlock", "4 * self.c.walking + self.c.keeps", "4 * self.c.ctas + self.c.keeps"
         ),
         "a tile is overwritten before memory has it": (
             "kept", "race-read-write", "        cute.arch.cp_async_bulk_wait_group(0, read=True)\n", ""
@@ -348,8 +338,7 @@ FAULTS = {                                   # the call, how it notices the faul
             "two kernels", "race-write-read", "        FIRST_FOUR.sync()", "        pass"
         ),
         "groups meet at one barrier": (
-            "pair", "race-write-read",
-            "GROUP = NamedBarrier(2, 32 * WARPS, ids_per_group=2)", "GROUP = NamedBarrier(2, 32 * WARPS)"
+            "pair", "race-write-read", "        GROUP.sync(self.number())", "        GROUP.sync()"
         ),
     },
     "sm90/parts/values": {

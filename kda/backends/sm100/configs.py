@@ -11,7 +11,8 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from ..common.arguments import Arguments, KernelConfig, number, tensor
-from ..common.cute.configs import ChunkConfig, checkpoint_arguments, wrong_head_sizes
+from ..common.cute.barriers import COMMIT, Arrivals, Meeting, NamedBarrier, Pipeline, mbarriers, of_each_warp
+from ..common.cute.configs import ChunkConfig, checkpoint_arguments, ring_of_tiles, wrong_head_sizes
 from ..common.cute.fields import Struct, StructField, array, several
 from ..common.cute.tile import PITCH_A, PITCH_INVERSE, SUMS, WARPS, C
 from ..common.cute.training import (
@@ -33,6 +34,20 @@ MATH_WARPS = 8                               # warps of MATH in grads
 FIRST_PRODUCER = CHAIN_WARPS                 # warp of the first group
 K = V = 128                                  # the head size of a step that records gradients
 TMEM = 512                                   # columns: all there are
+STATE_WARPS = 8                              # warps that have the state, in record and walk
+EPILOGUE_WARPS = 4                           # warps of EPILOGUE in record
+
+# Named barriers of CHAIN in fused, of its groups, of the eight warps that have the state in record and walk, and of the
+# first four in operands.
+STATE_ROUNDED = NamedBarrier("STATE_ROUNDED", 1, 32 * CHAIN_WARPS)
+X_THERE = NamedBarrier("X_THERE", 2, 32 * CHAIN_WARPS)
+O_THERE = NamedBarrier("O_THERE", 3, 64)
+GROUP = NamedBarrier("GROUP", 4, 32 * WARPS, ids_per_group=3)
+GROUP_FIRST_FOUR = NamedBarrier("GROUP_FIRST_FOUR", 5, 128, ids_per_group=3)
+GROUP_LAST_SIX = NamedBarrier("GROUP_LAST_SIX", 6, 192, ids_per_group=3)
+IMAGE_THERE = NamedBarrier("IMAGE_THERE", 1, 32 * STATE_WARPS)
+ROWS_THERE = NamedBarrier("ROWS_THERE", 2, 32 * STATE_WARPS)
+FIRST_FOUR = NamedBarrier("FIRST_FOUR", 1, 128)
 
 
 class Shared(NamedTuple):
@@ -59,6 +74,24 @@ ITEM = Struct(
 )
 
 
+CTA_PIPELINES = (
+    Pipeline(
+        "full", (Arrivals(1, "PREPARE", "its warp 4; in the neighbour with the bytes of the copy"),), "CHAIN",
+        "a tile is there: kE, qg, KT, A2, 2^gc_last", RING,
+    ),
+    Pipeline("out", COMMIT, "CHAIN", "-X is there, S was read"),
+    Pipeline("added", COMMIT, "CHAIN", "S has KT^T @ X, o is there; X and the tile were read"),
+)
+READ = Arrivals(
+    CHAIN_WARPS * CTAS, "CHAIN", "a lane of each warp of both CTAs, in the CTA that makes the stage's tiles"
+)
+GROUP_PIPELINES = (                          # each group of PREPARE has them
+    Pipeline("empty", (READ,), "PREPARE", "no warp reads the stage any more, in either CTA; the copy is done"),
+    Pipeline("pairs_done", COMMIT, "PREPARE", "the product of pairs is there"),
+    Pipeline("KT_done", COMMIT, "PREPARE", "KT is in tensor memory"),
+)
+
+
 @functools.cache
 def shared_memory(K: int, columns: int) -> Shared:
     """Return the shared memory of a CTA that has `columns` columns of the state."""
@@ -78,9 +111,7 @@ def shared_memory(K: int, columns: int) -> Shared:
         sums=array("float32", SUMS, K),      # common/cute/rows.py
         columns=array("float32", C, PITCH_INVERSE),
         b=array("float32", 2, C),            # b of this chunk, and of the one before
-        empty=array("int64", 1, align=8),    # mbarriers
-        pairs_done=array("int64", 1, align=8),
-        KT_done=array("int64", 1, align=8),
+        **mbarriers(GROUP_PIPELINES),
     )
     cta = Struct(
         align=1024,
@@ -89,9 +120,7 @@ def shared_memory(K: int, columns: int) -> Shared:
         v=array("bfloat16", AHEAD, C, columns),   # rows of v, and -X in their place
         o=array("bfloat16", C, columns),
         minus_one=array("bfloat16", C, 2 * C),    # [-1; 0], transposed
-        full=array("int64", RING, align=8),
-        out=array("int64", 1, align=8),
-        added=array("int64", 1, align=8),
+        **mbarriers(CTA_PIPELINES),
         base_desc=array("uint32", 1, align=4),    # the address of all this / 16, as descriptors have it
         tmem=array("uint32", 1, align=4),    # where tensor memory begins: at 0
         items=several(ITEM, GROUPS),
@@ -157,6 +186,16 @@ class FusedConfig(ChunkConfig):
         "CHAIN": range(CHAIN_WARPS),
         **{f"PREPARE {n}": range(FIRST_PRODUCER + n * WARPS, FIRST_PRODUCER + (n + 1) * WARPS) for n in range(GROUPS)},
     })
+    pipelines = CTA_PIPELINES + GROUP_PIPELINES
+    meetings = (
+        Meeting(STATE_ROUNDED, "CHAIN", "S is in shared memory, 2^gc_last S in tensor memory; first: rows of v are"),
+        Meeting(X_THERE, "CHAIN", "for warps 0 and 1: -X is in shared memory, and rows of v of the next chunk; warps 2 "
+                "and 3 arrive: o of the chunk before was read from tensor memory"),
+        Meeting(O_THERE, "warps 2, 3 of CHAIN", "o is in shared memory"),
+        Meeting(GROUP, "PREPARE", "as barrier 0 of fwd/operands.py"),
+        Meeting(GROUP_FIRST_FOUR, "warps 0 to 3 of PREPARE", "A_kk is there; TB is"),
+        Meeting(GROUP_LAST_SIX, "warps 2 to 7 of PREPARE", "KT and A2 are in the tile, for warp 4"),
+    )
 
     @property
     def arguments(self) -> type[Arguments]:  # type: ignore[override]
@@ -238,6 +277,8 @@ class OperandsConfig(ChunkConfig):
     arguments = OperandsArguments
     threads = 32 * WARPS
     roles = MappingProxyType({"OPERANDS": range(WARPS)})
+    pipelines = (Pipeline("done", COMMIT, "OPERANDS", "the product of pairs is there (by halving: of each level)"),)
+    meetings = (Meeting(FIRST_FOUR, "warps 0 to 3", "A_kk is there"),)
 
     @property
     def pdl(self) -> bool:
@@ -263,7 +304,7 @@ class OperandsConfig(ChunkConfig):
             sums=array("float32", SUMS, self.K),
             columns=array("float32", C, PITCH_INVERSE),                        # columns of inverses
             b=array("float32", C),
-            done=array("int64", 1, align=8),
+            **mbarriers(self.pipelines),
             **OF_CTA,
         )
 
@@ -275,9 +316,6 @@ class OperandsConfig(ChunkConfig):
         yield from other_than_trained_heads(self)
         yield from super().broken_limits()
 
-
-STATE_WARPS = 8                              # warps that have the state, in record and walk
-EPILOGUE_WARPS = 4                           # warps of EPILOGUE in record
 
 # A chunk, as LOAD brings it to record or walk.
 STAGE = Struct(
@@ -293,6 +331,13 @@ class RecordColumns:
     S = 0                                    # the state: lanes are channels
     out = V                                  # [r; o], transposed, of even and of odd chunks; dv, transposed
     end = out + 2 * 2 * C
+
+
+# Those of EPILOGUE; a stage is that of even or of odd chunks.
+RESULTS = (
+    Pipeline("done", COMMIT, "EPILOGUE", "r^T and o^T are there", 2),
+    Pipeline("read", of_each_warp(EPILOGUE_WARPS, "EPILOGUE"), "CHAIN", "they were read", 2),
+)
 
 
 @dataclass(frozen=True)
@@ -314,6 +359,26 @@ class RecordConfig(KernelConfig):
         "CHAIN": range(STATE_WARPS), "EPILOGUE": range(STATE_WARPS, STATE_WARPS + EPILOGUE_WARPS),
         "LOAD": range(STATE_WARPS + EPILOGUE_WARPS, STATE_WARPS + EPILOGUE_WARPS + 1),
     })
+    meetings = (
+        Meeting(IMAGE_THERE, "CHAIN", "S is rounded and decayed"),
+        Meeting(ROWS_THERE, "CHAIN", "X is in shared memory, out was read"),
+    )
+
+    @property
+    def state_pipelines(self) -> tuple[Pipeline, ...]:
+        return (
+            *ring_of_tiles("CHAIN", "v", self.stages, COMMIT, "no product reads the stage any more"),
+            Pipeline("out", COMMIT, "CHAIN", "X^T is there, S rounded was read"),
+            Pipeline("added", COMMIT, "CHAIN", "S is that which leaves the chunk"),
+        )
+
+    @property
+    def epilogue_pipelines(self) -> tuple[Pipeline, ...]:
+        return () if self.carry else RESULTS
+
+    @property
+    def pipelines(self) -> tuple[Pipeline, ...]:
+        return self.state_pipelines + self.epilogue_pipelines
 
     @property
     def carry(self) -> bool:
@@ -339,10 +404,7 @@ class RecordConfig(KernelConfig):
         )
         if not self.carry:
             fields["rows"] = array("bfloat16", self.columns, V, align=1024)    # rows of r, and of o
-        fields |= dict.fromkeys(("full", "empty"), array("int64", self.stages, align=8))
-        fields |= dict.fromkeys(("out", "added"), array("int64", 1, align=8))
-        fields |= dict.fromkeys(("done", "read"), array("int64", 2, align=8))
-        return Struct(align=1024, **fields, **OF_CTA)
+        return Struct(align=1024, **fields, **mbarriers(self.state_pipelines + RESULTS), **OF_CTA)
 
     @property
     def shared(self) -> int:
@@ -368,7 +430,23 @@ class WalkConfig(KernelConfig):
     threads = 32 * (STATE_WARPS + 1)
     launch_options = MappingProxyType({"min_blocks_per_mp": 1})
     roles = MappingProxyType({"WALK": range(STATE_WARPS), "LOAD": range(STATE_WARPS, STATE_WARPS + 1)})
+    meetings = (
+        Meeting(IMAGE_THERE, "WALK", "dh is rounded and decayed, the dv before was read"),
+        Meeting(ROWS_THERE, "WALK", "dv is in shared memory, out was read"),
+    )
     strips = 1                               # CTAs of a head
+
+    @property
+    def state_pipelines(self) -> tuple[Pipeline, ...]:
+        return (
+            *ring_of_tiles("WALK", "do", self.stages, COMMIT, "no product reads the stage any more"),
+            Pipeline("out", COMMIT, "WALK", "dv^T is there, dh rounded was read"),
+            Pipeline("added", COMMIT, "WALK", "dh is that which enters the chunk; dv was read"),
+        )
+
+    @property
+    def pipelines(self) -> tuple[Pipeline, ...]:
+        return self.state_pipelines
 
     @property
     def carry(self) -> bool:
@@ -381,9 +459,7 @@ class WalkConfig(KernelConfig):
             S=array("bfloat16", 2, K, V, align=1024),                          # rounded, of every other chunk
             dv=array("bfloat16", C, V, align=1024),
         )
-        fields |= dict.fromkeys(("full", "empty"), array("int64", self.stages, align=8))
-        fields |= dict.fromkeys(("out", "added"), array("int64", 1, align=8))
-        return Struct(align=1024, **fields, **OF_CTA)
+        return Struct(align=1024, **fields, **mbarriers(self.pipelines), **OF_CTA)
 
     @property
     def shared(self) -> int:
@@ -414,6 +490,13 @@ class GradsConfig(GradsOptions):
     rows_of_values = MappingProxyType({"do": 2 * TOKENS, "dv": 2 * TOKENS, "r": TOKENS})
     threads = 32 * (MATH_WARPS + LOAD_WARPS)
     roles = MappingProxyType({"MATH": range(MATH_WARPS), "LOAD": range(MATH_WARPS, MATH_WARPS + LOAD_WARPS)})
+    product_pipelines = (
+        Pipeline("products", COMMIT, "MATH", "G is in tensor memory; products of states are", 2),
+    )
+
+    @property
+    def pipelines(self) -> tuple[Pipeline, ...]:
+        return self.ring_pipelines + self.product_pipelines
 
     @cached_property
     def struct(self) -> Struct:
@@ -426,7 +509,7 @@ class GradsConfig(GradsOptions):
             **self.more_fields,
             places=array("int64", 2, PLACE, align=16),
             tensors=array("int64", len(GradsArguments.tensors()), align=8),    # their addresses
-            products=array("int64", 2, align=8),             # G is there; products of states are
+            **mbarriers(self.product_pipelines),
             base_desc=array("uint32", 1, align=4),           # the address of all this / 16, as descriptors have it
             tmem=array("uint32", 1, align=4),                # where tensor memory begins: at 0
             items=array("int32", 1, align=4),                # how many this CTA has

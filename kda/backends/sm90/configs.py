@@ -8,9 +8,19 @@ from functools import cached_property
 from types import MappingProxyType
 
 from ..common.arguments import Arguments, KernelConfig, number, tensor
-from ..common.cute.configs import ChunkConfig, checkpoint_arguments, wrong_head_sizes
+from ..common.cute.barriers import (
+    LANES_OF_A_WARP,
+    Arrivals,
+    Meeting,
+    NamedBarrier,
+    Pipeline,
+    mbarriers,
+    of_a_lane,
+    of_each_warp,
+)
+from ..common.cute.configs import ChunkConfig, checkpoint_arguments, ring_of_tiles, wrong_head_sizes
 from ..common.cute.fields import Struct, StructField, array, several
-from ..common.cute.tile import OF_BLOCKS, PITCH_A, PITCH_INVERSE, SUMS_OF_BLOCKS, WARPS, C
+from ..common.cute.tile import OF_BLOCKS, PITCH_A, PITCH_INVERSE, SUM_CHANNELS, SUMS_OF_BLOCKS, WARPS, C
 from ..common.cute.training import (
     LOAD_WARPS,
     TOKENS,
@@ -25,13 +35,14 @@ PITCH_KEPT = C + 8                           # elements of a row of a half's A_i
 # chain
 COLUMNS = 64                                 # columns of the state in one warpgroup
 PITCH_V = COLUMNS + 8                        # elements between rows of v and o: eight rows lie in other banks
-LOAD_WARP = 4                                # the others are the chain's
+CHAIN_WARPS = 4
+LOAD_WARP = CHAIN_WARPS
 # fused
 GROUPS = 2                                   # groups of WARPS warps in a CTA
 WALKING = 2                                  # CTAs of a cluster: the first ones, of COLUMNS columns each
 RING = WALKING * GROUPS                      # stages: of two CTAs, one for each group
 OUTPUTS = 2                                  # chunks of o that a CTA holds
-FIRST_PRODUCER = 4                           # warp of the first group
+FIRST_PRODUCER = CHAIN_WARPS                 # warp of the first group
 RELAY, INVERSE, LOAD, STORE = range(FIRST_PRODUCER + WARPS, FIRST_PRODUCER + WARPS + 4)   # where a CTA walks, of 4
 CLUSTER_SIZES = {1: (1, 2), 2: (2, 4)}       # CTAs of clusters that walk over so many times COLUMNS columns
 TILES = 2                                    # tiles of each group of a CTA that does not walk
@@ -39,6 +50,19 @@ KEPT_COLUMNS = 16                            # columns of a state that a warp of
 # stream
 STREAM_STAGES = 3                            # steps of TOKENS tokens that a CTA that walks holds
 STREAM_LOAD, STREAM_VALUES, STREAM_STORE = range(FIRST_PRODUCER, FIRST_PRODUCER + 3)    # its warps beside CHAIN
+
+# Named barriers.
+CHAIN = NamedBarrier("CHAIN", 1, 32 * CHAIN_WARPS)
+A_KK_THERE = NamedBarrier("A_KK_THERE", 1, 64)
+FIRST_FOUR = NamedBarrier("FIRST_FOUR", 1, 128)      # the first four of a CTA of eight warps
+# The warps of a group, some of them, or some with the warp of its inverse.
+GROUP = NamedBarrier("GROUP", 2, 32 * WARPS, ids_per_group=2)
+GROUP_FIRST_FOUR = NamedBarrier("GROUP_FIRST_FOUR", 3, 128, ids_per_group=2)
+GROUP_INVERSE = NamedBarrier("GROUP_INVERSE", 6, 128 + 32, ids_per_group=1)
+GROUP_PRODUCT = NamedBarrier("GROUP_PRODUCT", 3, 128 + 32 * (CHANNELS_OF_ROWS // SUM_CHANNELS), ids_per_group=2)
+WHOLE_GROUP = NamedBarrier("WHOLE_GROUP", 6, 32 * WARPS, ids_per_group=1)
+WHOLE_GROUP_INVERSE = NamedBarrier("WHOLE_GROUP_INVERSE", 6, 32 * WARPS + 32, ids_per_group=1)
+JOINED = NamedBarrier("JOINED", 8, 32 * WARPS + 32, ids_per_group=1)
 
 
 def tile(K: int) -> Struct:
@@ -88,6 +112,7 @@ class PrepareConfig(ChunkConfig):
     arguments = PrepareArguments
     threads = 32 * WARPS
     roles = MappingProxyType({"PREPARE": range(WARPS)})
+    meetings = (Meeting(FIRST_FOUR, "PREPARE", "A_kk is there"),)
 
     @property
     def pdl(self) -> bool:
@@ -151,6 +176,13 @@ class PairsConfig(KernelConfig):
     beta_dtype: str
     arguments = PairsArguments
     threads = 128
+    pipelines = (
+        Pipeline("full", (
+            Arrivals(1, "warp 0", "with the bytes of the tiles' parts"),
+            Arrivals(LANES_OF_A_WARP, "warp 0", "each lane with its pieces of X and Y"),
+        ), "all", "operands are there"),
+    )
+    meetings = (Meeting(A_KK_THERE, "warps 0, 1", "A_kk is there"),)
 
     @cached_property
     def struct(self) -> Struct:
@@ -161,7 +193,7 @@ class PairsConfig(KernelConfig):
             X=array("bfloat16", C, PITCH_KEPT),                                # A_inv of the first half
             Y=array("bfloat16", C, PITCH_KEPT),                                # A_inv of the second half
             A_kk=array("float32", C, PITCH_A),
-            full=array("int64", 1, align=8),
+            **mbarriers(self.pipelines),
         )
 
     @property
@@ -194,6 +226,12 @@ class ChainConfig(KernelConfig):
     checkpoints: str | None = None           # dtype of a pool where some of the states that enter chunks are stored
     threads = 32 * (LOAD_WARP + 1)
     roles = MappingProxyType({"CHAIN": range(LOAD_WARP), "LOAD": range(LOAD_WARP, LOAD_WARP + 1)})
+    meetings = (Meeting(CHAIN, "CHAIN", "o (r, and the state) is in shared memory, the o before last was read"),)
+
+    @property
+    def pipelines(self) -> tuple[Pipeline, ...]:
+        read = of_each_warp(CHAIN_WARPS, "CHAIN")
+        return ring_of_tiles("CHAIN", "v", self.stages, read, "no warp reads the stage any more")
 
     @property
     def arguments(self) -> type[Arguments]:  # type: ignore[override]
@@ -236,7 +274,7 @@ class ChainConfig(KernelConfig):
             fields["o"] = array("bfloat16", 2, C, PITCH_V)
         if self.has_r:
             fields["r"] = array("bfloat16", 2, C, PITCH_V)
-        fields |= dict.fromkeys(("full", "empty"), array("int64", self.stages, align=8))
+        fields |= mbarriers(self.pipelines)
         if self.has_r:
             fields["state"] = state_image(self.K)
         return Struct(align=1024, **fields)
@@ -264,6 +302,14 @@ class WalkConfig(KernelConfig):
     arguments = WalkArguments
     threads = 32 * (LOAD_WARP + 1)
     roles = MappingProxyType({"WALK": range(LOAD_WARP), "LOAD": range(LOAD_WARP, LOAD_WARP + 1)})
+    meetings = (
+        Meeting(CHAIN, "WALK", "dv and dh are in shared memory, the dv before last was read; the dh before has gone"),
+    )
+
+    @property
+    def pipelines(self) -> tuple[Pipeline, ...]:
+        read = of_each_warp(CHAIN_WARPS, "WALK")
+        return ring_of_tiles("WALK", "do", self.stages, read, "no warp reads the stage any more")
 
     @property
     def cluster(self) -> tuple[int, int, int] | int:
@@ -286,7 +332,7 @@ class WalkConfig(KernelConfig):
         )
         if not self.carry:
             fields |= dict(dv=array("bfloat16", 2, C, PITCH_V), state=state_image(self.K))
-        fields |= dict.fromkeys(("full", "empty"), array("int64", self.stages, align=8))
+        fields |= mbarriers(self.pipelines)
         return Struct(align=1024, **fields)
 
     @property
@@ -406,6 +452,51 @@ class FusedConfig(KernelConfig):
         return StatesArguments if self.chain.h else FusedArguments
 
     @property
+    def pipelines(self) -> tuple[Pipeline, ...]:
+        return self.relayed_pipelines if self.helped else self.direct_pipelines
+
+    @property
+    def direct_pipelines(self) -> tuple[Pipeline, ...]:
+        """Those of a CTA alone, or of a cluster of two."""
+        handed_over = Arrivals(1, "PREPARE", "its warp 0; in the neighbour with the bytes of the copy")
+        read = Arrivals(
+            CHAIN_WARPS * self.walking, "CHAIN",
+            "a lane of each warp of each CTA that walks, in the CTA that makes the stage's tiles",
+        )
+        says = "no warp reads the stage any more, in any CTA, and the copy is done"
+        return (
+            Pipeline("full", (handed_over,), "CHAIN", "a tile is there", self.stages),
+            Pipeline("empty", (read, *self.kept_by("PREPARE")), "PREPARE", says, self.stages),
+        )
+
+    @property
+    def relayed_pipelines(self) -> tuple[Pipeline, ...]:
+        """Those of a cluster of four."""
+        handed_over = Arrivals(1, "RELAY", "with the bytes of the copy, or of INVERSE in its own CTA")
+        copies = Arrivals(LANES_OF_A_WARP, "LOAD", "each lane with its pieces of v")
+        relayed = Arrivals(WALKING, "RELAY", "of both CTAs that walk")
+        read, stored = of_each_warp(CHAIN_WARPS, "CHAIN"), of_a_lane("STORE")
+        solved = of_a_lane("INVERSE")
+        return (
+            Pipeline("full", (handed_over, copies), "CHAIN", "a tile and v are there", RING),
+            Pipeline("read", read, "RELAY, LOAD", "tile and v were read in this CTA", RING),
+            *[Pipeline("stored", stored, "LOAD", "where tiles are kept: r was read, which lies where v was", RING)
+              for _ in range(self.keeps)],
+            Pipeline("written", read, "STORE", "o (and r) of a chunk is in shared memory", OUTPUTS, "o"),
+            Pipeline("taken", stored, "CHAIN", "it was read", OUTPUTS, "o"),
+            Pipeline("credit", (relayed,), "INVERSE", "the stage of its next tile is free in both", GROUPS, "group"),
+            Pipeline("solved", solved, "PREPARE", "INVERSE needs A_kk and b no more", GROUPS, "group"),
+            Pipeline(
+                "empty", (relayed, *self.kept_by("INVERSE")), "PREPARE", "both CTAs have read what was last in a tile",
+                GROUPS, "group", TILES,
+            ),
+        )
+
+    def kept_by(self, role: str) -> tuple[Arrivals, ...]:
+        """The arrivals, at `empty`, of who hands tiles over, where they are kept."""
+        return (Arrivals(1, role, "where tiles are kept: the copy to memory has read it, too"),) * self.keeps
+
+    @property
     def registers(self) -> tuple[int, int]:
         """The registers of CHAIN and of PREPARE, together all that 640 threads have at launch."""
         return (160, 80) if self.prepare.in_blocks else (192, 72)
@@ -450,16 +541,9 @@ class FusedConfig(KernelConfig):
             fields |= dict(o=array("bfloat16", OUTPUTS, C, PITCH_V))
         if self.keeps:
             fields |= dict(kept=array("bfloat16", FIRST_PRODUCER, KEPT_COLUMNS, 64))
-        fields |= dict(
-            full=array("int64", self.stages, align=8),
-            empty=array("int64", GROUPS * TILES if self.helped else self.stages, align=8),
-        )
-        if self.helped:
-            fields |= dict.fromkeys(("credit", "solved"), array("int64", GROUPS, align=8))
-            fields["read"] = array("int64", RING, align=8)
-            fields |= dict.fromkeys(("written", "taken"), array("int64", OUTPUTS, align=8))
-            if self.keeps:
-                fields["stored"] = array("int64", RING, align=8)
+        barriers = mbarriers(self.pipelines)
+        order = ("full", "empty", "credit", "solved", "read", "written", "taken", "stored")
+        fields |= {name: barriers[name] for name in order if name in barriers}
         if self.wrapped:
             fields["share"] = array("int32", ShareField.COUNT, align=16)
         return Struct(align=1024, **fields)
@@ -507,6 +591,20 @@ class StreamConfig(KernelConfig):
     launch_options = MappingProxyType({"min_blocks_per_mp": 1})
     helped = True                            # an inverse has a warp of its own (parts/making.py)
     registers = (240, 56)                    # registers of CHAIN, and of the other warps of its CTA
+    group_pipelines = (                      # each group of a CTA that makes tiles has them
+        Pipeline("solved", of_a_lane("INVERSE"), "PREPARE", "TB is there; it needs A_kk and b no more"),
+        Pipeline("taken", of_a_lane("INVERSE"), "PREPARE", "the copy to memory has read the step's tiles"),
+        Pipeline("begun", (Arrivals(1, "PREPARE 0", "its last warp"),), "PREPARE 1", "it has made a chunk"),
+    )
+    walker_pipelines = (                     # a CTA that walks has them
+        Pipeline("full", (
+            Arrivals(1, "LOAD", "with the bytes of the copies"),
+            Arrivals(LANES_OF_A_WARP, "VALUES", "each lane with its pieces of v"),
+        ), "CHAIN", "tiles and v are there", STREAM_STAGES),
+        Pipeline("read", of_each_warp(CHAIN_WARPS, "CHAIN"), "LOAD, VALUES", "both were read", STREAM_STAGES),
+        Pipeline("written", of_each_warp(CHAIN_WARPS, "CHAIN"), "STORE", "o is in shared memory", OUTPUTS, "o"),
+        Pipeline("taken", of_a_lane("STORE"), "CHAIN", "it was read", OUTPUTS, "o"),
+    )
 
     @property
     def arguments(self) -> type[Arguments]:  # type: ignore[override]
@@ -534,9 +632,7 @@ class StreamConfig(KernelConfig):
             columns=array("float32", C, PITCH_INVERSE),
             G=array("bfloat16", C, C),                                         # parts/steps.py
             b=array("float32", C),
-            solved=array("int64", 1, align=8),
-            taken=array("int64", 1, align=8),
-            begun=array("int64", 1, align=8),
+            **mbarriers(self.group_pipelines),
         )
 
     @cached_property
@@ -547,8 +643,7 @@ class StreamConfig(KernelConfig):
             tiles=several(tile(self.prepare.K), 2 * STREAM_STAGES),
             v=array("bfloat16", STREAM_STAGES, TOKENS, PITCH_V),
             o=array("bfloat16", OUTPUTS, TOKENS, PITCH_V),
-            **dict.fromkeys(("full", "read"), array("int64", STREAM_STAGES, align=8)),
-            **dict.fromkeys(("written", "taken"), array("int64", OUTPUTS, align=8)),
+            **mbarriers(self.walker_pipelines),
         )
 
     @property

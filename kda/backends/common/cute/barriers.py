@@ -1,56 +1,106 @@
-"""Barriers by name, and rings of stages.  Only functions that a kernel calls use cutlass.
+"""The protocol of a kernel, declared once: mbarriers, by which warps hand something over, and named barriers, at which
+they meet.
 
-A named barrier of the hardware has an id (0 is `sync_threads`) and a number of threads that meet there.  A ring has one
-mbarrier `full` and one `empty` for each stage: chunk c lies in stage c mod stages, for the (c div stages)-th time.
+    LOADED = Arrivals(1, "LOAD", "with the bytes of the tile"), Arrivals(32, "LOAD", "each lane with its pieces of v")
+    full = Pipeline("full", LOADED, "CHAIN", "a chunk is there", stages=3)
+
+A configuration has them as `pipelines` and `meetings`.  The mbarriers in its shared memory (`mbarriers`), their counts
+(`initialise`), the table in the kernel's docstring (docs/pictures/protocols.py) and the arrows of its picture come from
+there.  Only what a kernel calls imports cutlass.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from itertools import groupby
 from typing import Any, NamedTuple
 
-import cutlass
-import cutlass.cute as cute
-from cutlass import Int32
+from .fields import StructField, array
+
+LANES_OF_A_WARP = 32
+TENSOR_CORE = "the tensor core"
+
+
+class Arrivals(NamedTuple):
+    """What one role adds to each phase of an mbarrier."""
+
+    count: int
+    role: str                                # who arrives: a role of the configuration, or the tensor core
+    how: str
+
+
+COMMIT = (Arrivals(1, TENSOR_CORE, "a commit"),)
+
+
+class Pipeline(NamedTuple):
+    """Mbarriers of one name: a phase ends when all have arrived, and the bytes that they bring."""
+
+    name: str                                # field of shared memory
+    arrivals: tuple[Arrivals, ...]
+    waits: str                               # roles that wait for it: "RELAY, LOAD"
+    says: str                                # what they know then
+    stages: int = 1
+    each: str = "stage"                      # what has one
+    places: int = 1                          # mbarriers that each of these has
+
+    @property
+    def count(self) -> int:
+        return sum(arrivals.count for arrivals in self.arrivals)
 
 
 class NamedBarrier(NamedTuple):
+    """A barrier of the hardware: its id (0 is `sync_threads`), and the number of threads that meet there."""
+
+    name: str
     id: int
     threads: int
     ids_per_group: int = 0                   # every group of warps has its own barrier, at so many ids from the last
 
-    @cute.jit
-    def sync(self, group=0):
+    def sync(self, group: Any = 0) -> None:
+        from cutlass import cute
+
         cute.arch.barrier(barrier_id=self.number(group), number_of_threads=self.threads)
 
-    @cute.jit
-    def arrive(self, group=0):
+    def arrive(self, group: Any = 0) -> None:
         """Without waiting for the others."""
+        from cutlass import cute
+
         cute.arch.barrier_arrive(barrier_id=self.number(group), number_of_threads=self.threads)
 
-    def number(self, group):
+    def number(self, group: Any) -> Any:
         return self.id if self.ids_per_group == 0 else self.id + self.ids_per_group * group
 
 
-class Ring(NamedTuple):
-    """The mbarriers of some stages."""
+class Meeting(NamedTuple):
+    """What warps know that have met at a named barrier."""
 
-    full: Any
-    empty: Any
-
-
-def stage_of(chunk, stages: int):
-    """The stage in which a chunk lies."""
-    return chunk % stages if stages & stages - 1 else chunk & stages - 1
+    barrier: NamedBarrier
+    roles: str                               # who meets there
+    says: str
 
 
-def phase_of(chunk, stages: int):
-    """The parity of the stage's phase in which it holds the chunk."""
-    return (chunk // stages if stages & stages - 1 else chunk >> stages.bit_length() - 1) & 1
+def of_each_warp(warps: int, role: str) -> tuple[Arrivals, ...]:
+    return (Arrivals(warps, role, "a lane of each warp"),)
 
 
-@cute.jit
-def advance(stage, phase, stages: cutlass.Constexpr):
-    """Return the next stage of a ring of any length, and its phase."""
-    stage += 1
-    wraps = stage == stages
-    return (Int32(0) if wraps else stage), (phase ^ 1 if wraps else phase)
+def of_a_lane(role: str) -> tuple[Arrivals, ...]:
+    return (Arrivals(1, role, "a lane"),)
+
+
+def mbarriers(pipelines: Iterable[Pipeline]) -> dict[str, StructField]:
+    """Return the mbarriers of pipelines, as fields of shared memory."""
+    return {p.name: array("int64", p.stages * p.places, align=8) for p in pipelines}
+
+
+def initialise(s: Any, pipelines: Iterable[Pipeline]) -> None:
+    """Initialise the mbarriers, by one thread; `s` has their pointers by name.  Pipelines take turns that follow each
+    other and have one mbarrier for each of the same things."""
+    from cutlass import cute
+
+    for (stages, _), group in groupby(pipelines, key=lambda p: (p.stages, p.each)):
+        together = list(group)
+        for stage in range(stages):
+            for pipeline in together:
+                for place in range(pipeline.places):
+                    mbarrier = getattr(s, pipeline.name) + (pipeline.places * stage + place)
+                    cute.arch.mbarrier_init(mbarrier, pipeline.count)

@@ -11,6 +11,7 @@ from typing import Any
 from kda.model.problem import Problem
 
 from ..arguments import Argument, Arguments, KernelConfig, number, tensor
+from .barriers import LANES_OF_A_WARP, Arrivals, Pipeline
 from .fields import Struct, array
 from .tile import HEAD_SIZES, MIN_GATE_ONE_PRODUCT, WARPS, C
 
@@ -69,6 +70,17 @@ def checkpoint_arguments(dtype_from: str = "checkpoints") -> dict[str, Argument]
         pool=tensor(dtype_from=dtype_from),          # states in the caller's layout
         place=tensor("int64"),               # (chunks): the element of the pool where the state that enters goes, or -1
     )
+
+
+def ring_of_tiles(
+    role: str, rows: str, stages: int, read: tuple[Arrivals, ...], says: str
+) -> tuple[Pipeline, Pipeline]:
+    """Return the pipelines between LOAD and the role that walks over tiles, with rows of v or do."""
+    copies = (
+        Arrivals(1, "LOAD", "with the bytes of the tile"),
+        Arrivals(LANES_OF_A_WARP, "LOAD", f"each lane with its pieces of {rows}"),
+    )
+    return Pipeline("full", copies, role, "a chunk is there", stages), Pipeline("empty", read, "LOAD", says, stages)
 
 
 class ComposeArguments(Arguments):

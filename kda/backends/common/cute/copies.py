@@ -21,6 +21,12 @@ def field_at(base, field):
     )
 
 
+def fields_at(base, struct):
+    """All fields of a struct whose bytes begin at `base`, by name: pointers."""
+    found = {name: field_at(base, field) for name, field in struct.fields.items()}
+    return namedtuple("Fields", found)(**found)
+
+
 def allocate(struct):
     """A struct's fields in shared memory, by name: pointers."""
     memory, found = SmemAllocator(), {}

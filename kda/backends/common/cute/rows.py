@@ -78,6 +78,7 @@ from .tile import (
     HALF,
     LEAST_BUSY,
     ROW_GROUPS,
+    SUM_CHANNELS,
     TO_LAST,
     WARPS,
     C,
@@ -90,7 +91,6 @@ LANES = 16                                   # lanes of a row
 CAP, TOP = -28.0, 98.0                       # constants for blocks of 8 rows
 WHOLE, FROM_END = 0, BLOCKS                  # rows of float32 in `of_blocks`
 OF_BLOCK, FURTHER = 4 * BLOCKS, 5 * BLOCKS   # rows of bfloat16, behind those
-SUM_CHANNELS = 64                            # channels of each warp that sums over all rows: two for each thread
 
 
 class Rows:

@@ -15,6 +15,7 @@ ROW_GROUPS = C // GROUP_ROWS                 # groups of rows in a chunk
 DECAY, BIAS, TO_LAST, FROM_ZERO = range(ROW_GROUPS, ROW_GROUPS + 4)    # rows of `sums`
 SUMS, SUMS_OF_BLOCKS = FROM_ZERO + 1, BIAS + 1   # rows that there are; in blocks of 8 rows
 BLOCKS = C // 8                              # blocks of 8 rows in a chunk
+SUM_CHANNELS = 64                            # channels of each warp that sums over all rows: two for each thread
 OF_BLOCKS = 6 * BLOCKS                       # rows of bfloat16 of what blocks have
 MIN_GATE_ONE_PRODUCT = -5.02                 # the lowest bound for which one product is enough: 31 rows are 2^-224
 PITCH_A = C + 4                              # floats of a row of A_kk

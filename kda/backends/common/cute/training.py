@@ -8,6 +8,7 @@ from functools import cached_property
 from types import MappingProxyType
 
 from ..arguments import Arguments, number, tensor
+from .barriers import Arrivals, Meeting, NamedBarrier, Pipeline, mbarriers, of_each_warp
 from .configs import ChunkConfig
 from .fields import Struct, StructField, array, several
 
@@ -17,6 +18,8 @@ TOKEN_FACTORS = 3                            # 1 / |q|, 1 / |k|, b
 PLACE = 4                                    # numbers of an item: its chunk, value head, first token and tokens
 CHANNELS = 64                                # channels of a panel; each of four warps of MATH has 16
 LOAD_WARPS = 4
+LOADERS = 32 * LOAD_WARPS
+LOAD = NamedBarrier("LOAD", 2, LOADERS)
 
 
 class ChainArguments(Arguments):
@@ -101,6 +104,33 @@ class GradsOptions(ChunkConfig):
         return 4 * self.panels
 
     @property
+    def math(self) -> NamedBarrier:
+        return NamedBarrier("MATH", 1, 32 * self.math_warps)
+
+    @property
+    def ring_pipelines(self) -> tuple[Pipeline, ...]:
+        """Those between LOAD and MATH."""
+        values = Arrivals(LOADERS, "LOAD", "each thread with its pieces of do, dv and r"), Arrivals(
+            1, "LOAD", "with the bytes of h and dh"
+        )
+        rows, read = (Arrivals(LOADERS, "LOAD", "each thread"),), of_each_warp(self.math_warps, "MATH")
+        return (
+            Pipeline("values_full", values, "MATH", "do, dv, r, h and dh of a chunk are there"),
+            Pipeline("values_empty", read, "LOAD", "all products and sums that read them are done"),
+            Pipeline("rows_full", rows, "MATH", "q, k, g and of_tokens are there", 2),
+            Pipeline("rows_done", read, "LOAD", "dq, dk and dg stand where q, k and g stood", 2),
+        )
+
+    @property
+    def pipelines(self) -> tuple[Pipeline, ...]:
+        return self.ring_pipelines
+
+    @property
+    def meetings(self) -> tuple[Meeting, ...]:
+        says = "G is there; it was read; partial sums are there; projections are"
+        return Meeting(self.math, "MATH", says), Meeting(LOAD, "LOAD", "rows are there")
+
+    @property
     def block(self) -> int:
         """Tokens whose decays are counted from their middle: of any gate fewer, each floored (grads/gate.FLOOR)."""
         return STEP if self.one_product else STEP // 2
@@ -129,10 +159,7 @@ class GradsOptions(ChunkConfig):
             of_tokens=array("float32", 2, TOKEN_FACTORS, TOKENS),
             through_b=array("float32", TOKENS),
             projected=array("float32", 2, TOKENS),
-            values_full=array("int64", 1, align=8),
-            values_empty=array("int64", 1, align=8),
-            rows_full=array("int64", 2, align=8),
-            rows_done=array("int64", 2, align=8),
+            **mbarriers(self.ring_pipelines),
         )
 
     @property

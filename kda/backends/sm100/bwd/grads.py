@@ -48,9 +48,10 @@ from ptxkit.compile import cutedsl
 from ptxkit.compile.target import Target
 
 from ...common.cute import entry
+from ...common.cute.barriers import initialise
 from ...common.cute.copies import field_at, in_global, load_one, store
 from ...common.cute.fragments import load_matrices, mma_bf16
-from ...common.cute.grads.load import LOADERS, Loader
+from ...common.cute.grads.load import Loader
 from ...common.cute.grads.places import HALVES, STEPS
 from ...common.cute.grads.rows import GradRows
 from ...common.cute.training import PLACE, TOKENS
@@ -311,12 +312,7 @@ class Grads(entry.Entry):
         first, step = cute.arch.block_idx()[0], cute.arch.grid_dim()[0]
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         if cute.arch.thread_idx()[0] == 0:
-            cute.arch.mbarrier_init(s.values_full, LOADERS + 1)
-            cute.arch.mbarrier_init(s.values_empty, MATH_WARPS)
-            for n in cutlass.range_constexpr(2):
-                cute.arch.mbarrier_init(s.rows_full + n, LOADERS)
-                cute.arch.mbarrier_init(s.rows_done + n, MATH_WARPS)
-                cute.arch.mbarrier_init(s.products + n, 1)
+            initialise(s, self.c.pipelines)
             cute.arch.mbarrier_init_fence()
             for n, name in enumerate(TENSORS):
                 store(s.tensors + n, [getattr(x, name).toint()])

@@ -36,15 +36,25 @@ from ptxkit.compile import cutedsl
 from ptxkit.compile.target import Target
 
 from ...common.cute import entry
-from ...common.cute.barriers import advance
 from ...common.cute.configs import SegmentTable
 from ...common.cute.copies import load_one
+from ...common.cute.rings import advance
 from ...common.cute.segments import place_of_segment
 from ...common.cute.tile import C
-from ..configs import RECORD_TILE, STAGE, STATE_WARPS, TMEM, K, RecordColumns, V, WalkConfig
+from ..configs import (
+    IMAGE_THERE,
+    RECORD_TILE,
+    ROWS_THERE,
+    STAGE,
+    STATE_WARPS,
+    TMEM,
+    K,
+    RecordColumns,
+    V,
+    WalkConfig,
+)
 from ..parts import umma
 from ..parts.state import IMAGE, Walker
-from ..parts.teams import IMAGE_THERE, ROWS_THERE
 
 AHEAD = umma.Product(V, C, umma.across(C), umma.along(C), range(C // 16))         # do^T @ A2
 ON_STATE = umma.Product(V, C, umma.across(K), umma.along(C), range(K // 16))      # dh^T @ KT^T

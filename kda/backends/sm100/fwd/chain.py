@@ -23,16 +23,16 @@ from cutlass import BFloat16, Float32, Int32, Int64, Uint32
 
 from ...common.cute import fast
 from ...common.cute.async_copies import copy_16_bytes_later
-from ...common.cute.barriers import phase_of, stage_of
 from ...common.cute.checkpoints import place_of_checkpoint
 from ...common.cute.copies import copy_16_bytes, field_at, in_global, load_one, store
 from ...common.cute.fragments import store_matrices
 from ...common.cute.packed import both, rounded, times_pairs
+from ...common.cute.rings import phase_of, stage_of
 from ...common.cute.tile import HALF, C, decay_index, swizzle_64B, swizzle_128B
-from ..configs import AHEAD, RING, FusedConfig
+from ..configs import AHEAD, O_THERE, RING, STATE_ROUNDED, X_THERE, FusedConfig
 from ..parts import umma
 from ..parts.state import in_shared
-from ..parts.teams import O_THERE, STATE_ROUNDED, X_THERE, arrive_at, wait
+from ..parts.teams import arrive_at, wait
 from ..parts.walks import chunks_of, first_item, locate_walk, next_item
 
 STATE_PIECE = 16                             # columns of a row that a thread has in registers at a time

@@ -53,11 +53,12 @@ from ptxkit.compile import cutedsl
 from ptxkit.compile.target import Target
 
 from ...common.cute import entry
-from ...common.cute.copies import field_at, store
+from ...common.cute.barriers import initialise
+from ...common.cute.copies import field_at, fields_at, store
 from ...common.cute.order import permit_early_launch
 from ...common.cute.segments import locate_sequence
 from ...common.cute.tile import C, swizzle_128B
-from ..configs import CHAIN_WARPS, CTAS, FIRST_PRODUCER, GROUPS, RING, TMEM, FusedConfig
+from ..configs import CTA_PIPELINES, CTAS, FIRST_PRODUCER, GROUP_PIPELINES, GROUPS, TMEM, FusedConfig
 from ..parts import umma
 from .chain import Consumer
 from .prepare import Producer
@@ -111,16 +112,10 @@ class Fused(entry.Entry):
     @cute.jit
     def initialise(self, shared, barriers):
         """One thread initialises mbarriers; the fence makes this known to the cluster's other CTA and to copies."""
-        for stage in cutlass.range_constexpr(RING):
-            cute.arch.mbarrier_init(barriers.full + stage, 1)
-        cute.arch.mbarrier_init(barriers.out, 1)
-        cute.arch.mbarrier_init(barriers.added, 1)
-        fields = self.c.memory.group
+        initialise(barriers, CTA_PIPELINES)
         for group in cutlass.range_constexpr(GROUPS):
-            of_group = shared + group * fields.bytes
-            cute.arch.mbarrier_init(field_at(of_group, fields.empty), CHAIN_WARPS * CTAS)
-            cute.arch.mbarrier_init(field_at(of_group, fields.pairs_done), 1)
-            cute.arch.mbarrier_init(field_at(of_group, fields.KT_done), 1)
+            s = fields_at(shared + group * self.c.memory.group.bytes, self.c.memory.group)
+            initialise(s, GROUP_PIPELINES)
         cute.arch.mbarrier_init_fence()
 
     @cute.jit

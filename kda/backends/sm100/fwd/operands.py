@@ -43,8 +43,9 @@ from ptxkit.compile.target import Target
 
 from ...common.cute import entry
 from ...common.cute.async_copies import bulk_store
+from ...common.cute.barriers import initialise
 from ...common.cute.clear import clear_chunk
-from ...common.cute.copies import field_at, load, load_one, store, words_of
+from ...common.cute.copies import field_at, fields_at, load, load_one, store, words_of
 from ...common.cute.fragments import accumulator_places, load_matrices, mma_bf16, store_matrices
 from ...common.cute.gate import Gate, beta_of_row
 from ...common.cute.inverse import Inverse
@@ -87,30 +88,30 @@ class Operands(entry.Entry):
     @cute.jit
     def make(self, x, shared, begin, tokens, to, head):
         c, struct, warp = self.c, self.c.struct, self.team.warp()
-        tile, names = shared + struct.tile.offset, ("X", "Y", "sums", "columns", "b", "done", "base_desc", "tmem")
-        X, Y, sums, columns, b, done, base_desc, tmem = [field_at(shared, getattr(struct, name)) for name in names]
+        tile, s = shared + struct.tile.offset, fields_at(shared, struct)
+        X, Y, sums, columns, b = s.X, s.Y, s.sums, s.columns, s.b
         A_kk = cute.recast_ptr(X, dtype=Float32)
         TA = field_at(tile, RECORD_TILE.TA)
         if self.team.thread() == 0:
-            cute.arch.mbarrier_init(done, 1)
-            store(base_desc, [(shared.toint().to(Uint32) & 0x3FFFF) >> 4])
+            initialise(s, c.pipelines)
+            store(s.base_desc, [(shared.toint().to(Uint32) & 0x3FFFF) >> 4])
         if warp == 1:
-            umma.allocate(tmem, c.columns)
+            umma.allocate(s.tmem, c.columns)
         head_rows = self.gate.rows_of_head(x, begin, head)
         if warp == 0:
             b[cute.arch.lane_idx()] = beta_of_row(head_rows.beta, c.beta, tokens, x.HV, cute.arch.lane_idx())
         acc = self.tensor_core.accumulator()
-        self.tensor_core.done, self.tensor_core.base_desc, self.tensor_core.tmem = done, base_desc, tmem
+        self.tensor_core.done, self.tensor_core.base_desc, self.tensor_core.tmem = s.done, s.base_desc, s.tmem
         raw = self.rows.fetch(head_rows, tokens, x.H, x.HV)
         if cutlass.const_expr(c.bias):
             self.rows.store_bias(head_rows, sums)
             self.team.meet()                                                   # dt_bias is there
-        qn, kn, s = self.rows.prepare(*raw, tokens, head_rows, sums)
+        qn, kn, decays = self.rows.prepare(*raw, tokens, head_rows, sums)
         if warp == LEAST_BUSY:
             self.inverse.zeros(columns, TA)
         if cutlass.const_expr(not c.one_product):
-            self.rows.blocks(qn, kn, s, sums, X, Y)
-        gc = self.rows.make_sums(s, sums, Y, x.lower_bound)
+            self.rows.blocks(qn, kn, decays, sums, X, Y)
+        gc = self.rows.make_sums(decays, sums, Y, x.lower_bound)
         of_k = load(b + self.rows.first_row(), GROUP_ROWS)
         self.rows.operands(qn, kn, gc, sums, X, Y, tile, x.lower_bound, of_k)
         if cutlass.const_expr(not c.one_product):
@@ -135,7 +136,7 @@ class Operands(entry.Entry):
         elif warp >= 2:
             self.make_A2(acc, TA, b, warp - 2)
         elif warp == 1:
-            umma.free_at(load_one(tmem), c.columns)
+            umma.free_at(load_one(s.tmem), c.columns)
         cute.arch.fence_proxy("async.shared", space="cta")
         self.team.meet()                                                       # the tile is there
         if warp == LEAST_BUSY:

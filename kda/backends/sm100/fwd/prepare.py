@@ -20,7 +20,6 @@ import cutlass.cute as cute
 from cutlass import Int32, Uint32
 
 from ...common.cute.async_copies import bulk_copy_to_neighbour
-from ...common.cute.barriers import phase_of
 from ...common.cute.clear import clear_tokens
 from ...common.cute.copies import field_at, store, words_of
 from ...common.cute.fragments import accumulator_places, load_matrices, store_matrices, two_mma_bf16
@@ -28,6 +27,7 @@ from ...common.cute.gate import Gate, beta_of_row
 from ...common.cute.inverse import Inverse
 from ...common.cute.packed import rounded
 from ...common.cute.pairs import causal_pair, store_A_kk
+from ...common.cute.rings import phase_of
 from ...common.cute.rows import Rows
 from ...common.cute.tile import LEAST_BUSY, WARPS, C, swizzle_128B
 from ..configs import CTAS, FIRST_PRODUCER, GROUPS, RING, FusedConfig

@@ -43,15 +43,27 @@ from ptxkit.compile import cutedsl
 from ptxkit.compile.target import Target
 
 from ...common.cute import entry, fast
-from ...common.cute.barriers import advance
+from ...common.cute.barriers import initialise
 from ...common.cute.copies import copy_16_bytes, in_global, store
 from ...common.cute.packed import rounded
+from ...common.cute.rings import advance
 from ...common.cute.segments import place_of_segment
 from ...common.cute.tile import C, swizzle_128B
-from ..configs import EPILOGUE_WARPS, RECORD_TILE, STAGE, STATE_WARPS, TMEM, K, RecordColumns, RecordConfig, V
+from ..configs import (
+    EPILOGUE_WARPS,
+    IMAGE_THERE,
+    RECORD_TILE,
+    ROWS_THERE,
+    STAGE,
+    STATE_WARPS,
+    TMEM,
+    K,
+    RecordColumns,
+    RecordConfig,
+    V,
+)
 from ..parts import umma
 from ..parts.state import IMAGE, Walker, store_transposed
-from ..parts.teams import IMAGE_THERE, ROWS_THERE
 
 ADDED = umma.Product(K, V, umma.across(C), umma.across(C), range(C // 16))        # KT^T @ X
 OUT = 2 * C                                  # columns of tensor memory, from even chunks' [r; o] to odd ones'
@@ -75,9 +87,7 @@ class Record(Walker):
         if n >= 0:
             s = self.set_up()
             if cute.arch.thread_idx()[0] == 0:
-                for parity in cutlass.range_constexpr(0 if c.carry else 2):
-                    cute.arch.mbarrier_init(s.done + parity, 1)
-                    cute.arch.mbarrier_init(s.read + parity, EPILOGUE_WARPS)
+                initialise(s, c.epilogue_pipelines)
                 cute.arch.mbarrier_init_fence()
             self.store_one(s.one)
             cute.arch.sync_threads()                                           # mbarriers and tensor memory are there

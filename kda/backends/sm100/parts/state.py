@@ -10,8 +10,6 @@ LOAD, one warp, brings a chunk to a stage: its tile by one bulk copy, rows of v 
 
 from __future__ import annotations
 
-from collections import namedtuple
-
 import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64, Uint8, Uint32
@@ -19,17 +17,17 @@ from cutlass.memory import SmemAllocator
 
 from ...common.cute import entry, fast
 from ...common.cute.async_copies import arrive_when_copied, bulk_copy, bulk_store, copy_16_bytes_later
-from ...common.cute.barriers import advance
-from ...common.cute.copies import copy_16_bytes, field_at, floats, in_global, load, load_one, store
+from ...common.cute.barriers import initialise
+from ...common.cute.copies import copy_16_bytes, field_at, fields_at, floats, in_global, load, load_one, store
 from ...common.cute.fragments import store_matrices
 from ...common.cute.packed import both, rounded, times_pairs
+from ...common.cute.rings import advance
 from ...common.cute.tile import HALF, C, decay_index, swizzle_128B
 from ..configs import RECORD_TILE, STAGE, TMEM, K, RecordColumns, V
 from . import umma
 
 PIECE = 32                                   # columns of a row that a thread has in registers at a time
 IMAGE = 2 * K * V                            # bytes
-LOADERS = 33                                 # arrivals: LOAD's lanes, and the bytes of the tile
 
 
 class Walker(entry.Entry):
@@ -42,17 +40,12 @@ class Walker(entry.Entry):
 
     @cute.jit
     def set_up(self):
-        """Shared memory by names, `base` where it begins; mbarriers of LOAD; all of tensor memory."""
+        """Shared memory by names, with its mbarriers; all of tensor memory."""
         struct = self.c.struct
         base = SmemAllocator().allocate_array(Uint8, struct.end, byte_alignment=1024)
-        fields = {name: field_at(base, field) for name, field in struct.fields.items()}
-        s = namedtuple("Shared", ["base", *fields])(base, **fields)
+        s = fields_at(base, struct)
         if cute.arch.thread_idx()[0] == 0:
-            for stage in cutlass.range_constexpr(self.c.stages):
-                cute.arch.mbarrier_init(s.full + stage, LOADERS)
-                cute.arch.mbarrier_init(s.empty + stage, 1)
-            cute.arch.mbarrier_init(s.out, 1)
-            cute.arch.mbarrier_init(s.added, 1)
+            initialise(s, self.c.state_pipelines)
             store(s.base_desc, [(base.toint().to(Uint32) & 0x3FFFF) >> 4])
         if cute.arch.warp_idx() == 0:
             umma.allocate(s.tmem, TMEM)

@@ -4,26 +4,10 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Uint32
 
-from ...common.cute.barriers import NamedBarrier
 from ...common.cute.copies import field_at, load_one
 from ...common.cute.tile import WARPS
-from ..configs import FIRST_PRODUCER, FusedConfig
+from ..configs import FIRST_FOUR, FIRST_PRODUCER, GROUP, GROUP_FIRST_FOUR, GROUP_LAST_SIX, FusedConfig
 from . import umma
-
-# CHAIN's four warps meet at:
-STATE_ROUNDED = NamedBarrier(1, 128)         # S is in shared memory, 2^gc_last S in tensor memory; first: rows of v are
-X_THERE = NamedBarrier(2, 128)               # warps 0, 1: -X is in shared memory, and rows of v of the next chunk;
-                                             # warps 2, 3 arrive: o of the chunk before was read from tensor memory
-O_THERE = NamedBarrier(3, 64)                # warps 2 and 3: o is in shared memory
-# The eight warps that have the state in record and walk meet at:
-IMAGE_THERE = NamedBarrier(1, 256)           # S, rounded, is in shared memory, 2^gc_last S in tensor memory
-ROWS_THERE = NamedBarrier(2, 256)            # X or dv is in shared memory
-# The first four warps of a CTA of eight (fwd/operands.py) meet at:
-FIRST_FOUR = NamedBarrier(1, 128)
-# The warps of each group of PREPARE meet at:
-GROUP = NamedBarrier(4, 32 * WARPS, ids_per_group=3)
-GROUP_FIRST_FOUR = NamedBarrier(5, 128, ids_per_group=3)
-GROUP_LAST_SIX = NamedBarrier(6, 192, ids_per_group=3)
 
 
 @cute.jit

@@ -49,8 +49,9 @@ from ptxkit.compile import cutedsl
 from ptxkit.compile.target import Target
 
 from ...common.cute import entry
+from ...common.cute.barriers import initialise
 from ...common.cute.copies import allocate
-from ...common.cute.grads.load import LOADERS, Loader, place_of_item, tile_at
+from ...common.cute.grads.load import Loader, place_of_item, tile_at
 from ...common.cute.grads.places import HALVES, STEPS
 from ...common.cute.grads.rows import GradRows
 from ...common.cute.training import CHANNELS, TOKENS
@@ -207,11 +208,7 @@ class Grads(entry.Entry):
         s = allocate(self.c.struct)
         first, step = cute.arch.block_idx()[0], cute.arch.grid_dim()[0]
         if cute.arch.thread_idx()[0] == 0:
-            cute.arch.mbarrier_init(s.values_full, LOADERS + 1)
-            cute.arch.mbarrier_init(s.values_empty, self.c.math_warps)
-            for stage in cutlass.range_constexpr(2):
-                cute.arch.mbarrier_init(s.rows_full + stage, LOADERS)
-                cute.arch.mbarrier_init(s.rows_done + stage, self.c.math_warps)
+            initialise(s, self.c.pipelines)
             cute.arch.mbarrier_init_fence()
         cute.arch.sync_threads()
         of_math, of_load = REGISTERS[self.c.panels]

@@ -38,14 +38,14 @@ from ptxkit.compile.target import Target
 
 from ...common.cute import entry
 from ...common.cute.async_copies import arrive_when_copied, bulk_copy
-from ...common.cute.barriers import advance
+from ...common.cute.barriers import initialise
 from ...common.cute.configs import SegmentTable
 from ...common.cute.copies import allocate, field_at, load_one
+from ...common.cute.rings import advance
 from ...common.cute.segments import place_of_segment
 from ...common.cute.tile import C
-from ..configs import COLUMNS, LOAD_WARP, PITCH_V, WalkConfig
+from ..configs import CHAIN, COLUMNS, LOAD_WARP, PITCH_V, WalkConfig
 from ..parts.state import State, multiply, register_mma, round_to, rounded
-from ..parts.teams import CHAIN
 from ..parts.views import narrow_standing_view, narrow_view, view, wide_view
 from ..parts.wgmma import accumulator
 
@@ -67,9 +67,7 @@ class Walk(entry.Entry):
         if n >= 0 and not (cutlass.const_expr(c.carry) and first):
             s = allocate(c.struct)
             if cute.arch.thread_idx()[0] == 0:
-                for stage in cutlass.range_constexpr(c.stages):
-                    cute.arch.mbarrier_init(s.full + stage, 33)
-                    cute.arch.mbarrier_init(s.empty + stage, 4)
+                initialise(s, c.pipelines)
                 cute.arch.mbarrier_init_fence()
             cute.arch.sync_threads()
             tokens = cutlass.min(left, x.segment * C)

@@ -33,14 +33,14 @@ from ptxkit.compile.target import Target
 
 from ...common.cute import entry
 from ...common.cute.async_copies import arrive_when_copied, bulk_copy
-from ...common.cute.barriers import advance
+from ...common.cute.barriers import initialise
 from ...common.cute.checkpoints import place_of_checkpoint
 from ...common.cute.copies import allocate
+from ...common.cute.rings import advance
 from ...common.cute.segments import place_of_segment
 from ...common.cute.tile import C
-from ..configs import COLUMNS, LOAD_WARP, PITCH_V, ChainConfig
+from ..configs import CHAIN, COLUMNS, LOAD_WARP, PITCH_V, ChainConfig
 from ..parts.state import State
-from ..parts.teams import CHAIN
 
 
 class Chain(entry.Entry):
@@ -59,9 +59,7 @@ class Chain(entry.Entry):
         if n >= 0 and not (cutlass.const_expr(c.carry and not c.recorded) and last):
             s = allocate(c.struct)
             if cute.arch.thread_idx()[0] == 0:
-                for stage in cutlass.range_constexpr(c.stages):
-                    cute.arch.mbarrier_init(s.full + stage, 33)
-                    cute.arch.mbarrier_init(s.empty + stage, 4)
+                initialise(s, c.pipelines)
                 cute.arch.mbarrier_init_fence()
             cute.arch.sync_threads()
             first_v = (begin * x.HV + head) * c.V + strip * COLUMNS

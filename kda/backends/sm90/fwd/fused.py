@@ -97,15 +97,17 @@ from ptxkit.compile.target import Target
 
 from ...common.cute import entry
 from ...common.cute.async_copies import prefetch
-from ...common.cute.barriers import stage_of
+from ...common.cute.barriers import initialise
 from ...common.cute.checkpoints import place_of_checkpoint
 from ...common.cute.clear import clear_tokens
 from ...common.cute.copies import allocate, field_at, load_one, store
 from ...common.cute.gate import beta_of_row
 from ...common.cute.order import wait_for_the_kernel_before
+from ...common.cute.rings import stage_of
 from ...common.cute.segments import place_of_segment
 from ...common.cute.tile import LEAST_BUSY, WARPS, C
 from ..configs import (
+    CHAIN,
     COLUMNS,
     FIRST_PRODUCER,
     LOAD,
@@ -122,7 +124,7 @@ from ..parts.handover import OwnStages, RelayedStages
 from ..parts.making import INVERTER, Work, form_of
 from ..parts.share import Crossing, PlaceOfPiece, Share, chunks_of
 from ..parts.state import State
-from ..parts.teams import CHAIN, MakerGroup
+from ..parts.teams import MakerGroup
 from ..parts.values import MovedByChain, MovedByHelpers
 
 
@@ -384,7 +386,7 @@ class Fused(entry.Entry):
         s = allocate(self.c.struct)
         ring = self.way.ring(s)
         if cute.arch.thread_idx()[0] == 0:
-            self.way.initialise(ring)
+            initialise(s, self.c.pipelines)
             if cutlass.const_expr(self.c.ctas > 1):                            # no copy arrives at those of a CTA alone
                 cute.arch.mbarrier_init_fence()
         if cutlass.const_expr(self.c.wrapped):

@@ -27,19 +27,18 @@ from ptxkit.compile.target import Target
 
 from ...common.cute import entry
 from ...common.cute.async_copies import arrive_when_copied, bulk_copy, copy_16_bytes_later
-from ...common.cute.barriers import NamedBarrier
+from ...common.cute.barriers import initialise
 from ...common.cute.copies import allocate, both_halves, load, load_one, store
 from ...common.cute.fragments import load_matrices, mma_tf32, tf32s
 from ...common.cute.gate import beta_of_row
 from ...common.cute.segments import locate_second_half
 from ...common.cute.tile import PITCH_A, C
-from ..configs import PITCH_KEPT, PairsConfig, tile
+from ..configs import A_KK_THERE, PITCH_KEPT, PairsConfig, tile
 from ..parts.chunk import PAIRS, multiply_and_wait, pairs_mma
 from ..parts.views import wide_view
 from ..parts.wgmma import accumulator
 
 KEPT_C = 2 * C                               # columns of what is kept
-A_KK_THERE = NamedBarrier(1, 64)
 
 
 class Pairs(entry.Entry):
@@ -55,7 +54,7 @@ class Pairs(entry.Entry):
         if tokens > 0:
             s = allocate(self.c.struct)
             if cute.arch.thread_idx()[0] == 0:
-                cute.arch.mbarrier_init(s.full, 33)
+                initialise(s, self.c.pipelines)
                 cute.arch.mbarrier_init_fence()
             cute.arch.sync_threads()
             to = (begin * x.HV + head) * KEPT_C                                # the second half's first row

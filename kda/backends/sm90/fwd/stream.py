@@ -64,17 +64,19 @@ from ptxkit.compile.target import Target
 
 from ...common.cute import entry
 from ...common.cute.async_copies import arrive_when_copied, bulk_copy, bulk_store
-from ...common.cute.barriers import advance, phase_of, stage_of
+from ...common.cute.barriers import initialise
 from ...common.cute.clear import clear_tokens
-from ...common.cute.copies import field_at, store
+from ...common.cute.copies import field_at, fields_at, store
 from ...common.cute.gate import beta_of_row
 from ...common.cute.order import permit_early_launch, wait_for_the_kernel_before
+from ...common.cute.rings import advance, phase_of, stage_of
 from ...common.cute.segments import locate_segment, place_of_segment
 from ...common.cute.tile import LEAST_BUSY, WARPS, C
 from ..configs import (
     COLUMNS,
     FIRST_PRODUCER,
     GROUPS,
+    JOINED,
     OUTPUTS,
     PITCH_V,
     STREAM_LOAD,
@@ -87,7 +89,7 @@ from ..configs import (
 from ..parts.chunk import ChunkMaker
 from ..parts.making import Work, form_of
 from ..parts.steps import StepJoiner, StepState
-from ..parts.teams import JOINED, MakerGroup
+from ..parts.teams import MakerGroup
 
 
 class StreamStep(NamedTuple):
@@ -530,15 +532,10 @@ class Stream(entry.Entry):
     def initialise(self, shared, makes):
         if makes:
             for group in cutlass.range_constexpr(GROUPS):
-                for name in ("solved", "taken", "begun"):
-                    of_group = shared + group * self.c.group.bytes
-                    cute.arch.mbarrier_init(field_at(of_group, getattr(self.c.group, name)), 1)
+                initialise(fields_at(shared + group * self.c.group.bytes, self.c.group), self.c.group_pipelines)
         else:
-            for name, places, arrivals in (
-                ("full", STREAM_STAGES, 33), ("read", STREAM_STAGES, 4), ("written", OUTPUTS, 4), ("taken", OUTPUTS, 1)
-            ):
-                for i in cutlass.range_constexpr(places):
-                    cute.arch.mbarrier_init(field_at(shared, getattr(self.c.walker, name)) + i, arrivals)
+            for pipeline in self.c.walker_pipelines:
+                initialise(fields_at(shared, self.c.walker), (pipeline,))
 
 
 def build(c: StreamConfig, target: Target) -> cutedsl.Compiled:

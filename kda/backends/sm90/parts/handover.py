@@ -29,9 +29,9 @@ import cutlass.cute as cute
 from cutlass import Int32, Uint8
 
 from ...common.cute.async_copies import bulk_copy_to_neighbour, bulk_store
-from ...common.cute.barriers import Ring, phase_of, stage_of
 from ...common.cute.copies import in_global
-from ..configs import GROUPS, INVERSE, OUTPUTS, RING, TILES, WALKING, FusedConfig, tile
+from ...common.cute.rings import Ring, phase_of, stage_of
+from ..configs import GROUPS, INVERSE, RING, TILES, WALKING, FusedConfig, tile
 
 
 class OwnStages:
@@ -41,12 +41,6 @@ class OwnStages:
 
     def ring(self, s):
         return Ring(s.full, s.empty)
-
-    @cute.jit
-    def initialise(self, ring):
-        for stage in cutlass.range_constexpr(self.stages):
-            cute.arch.mbarrier_init(ring.full + stage, 1)
-            cute.arch.mbarrier_init(ring.empty + stage, 4 * self.c.walking + self.c.keeps)
 
     @cute.jit
     def place(self, rank, group):
@@ -172,22 +166,6 @@ class RelayedStages:
     def ring(self, s):
         stored = s.stored if cutlass.const_expr(self.c.keeps) else None
         return Relayed(s.full, s.read, s.empty, s.credit, s.solved, s.written, s.taken, stored)
-
-    @cute.jit
-    def initialise(self, ring):
-        for stage in cutlass.range_constexpr(RING):
-            cute.arch.mbarrier_init(ring.full + stage, 1 + 32)
-            cute.arch.mbarrier_init(ring.read + stage, 4)
-            if cutlass.const_expr(self.c.keeps):
-                cute.arch.mbarrier_init(ring.stored + stage, 1)
-        for place in cutlass.range_constexpr(OUTPUTS):
-            cute.arch.mbarrier_init(ring.written + place, 4)
-            cute.arch.mbarrier_init(ring.taken + place, 1)
-        for group in cutlass.range_constexpr(GROUPS):
-            cute.arch.mbarrier_init(ring.credit + group, WALKING)
-            cute.arch.mbarrier_init(ring.solved + group, 1)
-            for number in cutlass.range_constexpr(TILES):
-                cute.arch.mbarrier_init(ring.empty + (TILES * group + number), WALKING + self.c.keeps)
 
     @cute.jit
     def place(self, rank, group):

@@ -21,10 +21,9 @@ import cutlass.cute as cute
 
 from ...common.cute.copies import load
 from ...common.cute.tile import GROUP_ROWS, LEAST_BUSY, WARP_ROWS
-from ..configs import FusedConfig
+from ..configs import GROUP_INVERSE, WHOLE_GROUP, WHOLE_GROUP_INVERSE, FusedConfig
 from .chunk import ChunkMaker
 from .rows import RequestedByChannel, RequestedByRow
-from .teams import GROUP_INVERSE, WHOLE_GROUP, WHOLE_GROUP_INVERSE
 
 INVERTER = 0                                 # the warp of a group that computes the inverse, but in clusters of four
 Work = namedtuple("Work", "rank group base X Y sums A_kk columns b places")   # a group and its memory

@@ -33,8 +33,7 @@ from ...common.cute.copies import (
 )
 from ...common.cute.fragments import load_matrices, store_matrices
 from ...common.cute.tile import C
-from ..configs import COLUMNS, KEPT_COLUMNS, PITCH_V, ChainConfig, tile
-from .teams import CHAIN
+from ..configs import CHAIN, COLUMNS, KEPT_COLUMNS, PITCH_V, ChainConfig, tile
 from .views import narrow_standing_view, narrow_view, standing_view, wide_view
 from .wgmma import accumulator, issue
 

@@ -2,23 +2,8 @@
 
 import cutlass.cute as cute
 
-from ...common.cute.barriers import NamedBarrier
-from ...common.cute.rows import SUM_CHANNELS
 from ...common.cute.tile import WARPS
-from ..configs import CHANNELS_OF_ROWS, FIRST_PRODUCER
-
-# barrier 0 is sync_threads;  who meets there
-FIRST_FOUR = NamedBarrier(1, 128)            # the first four of a CTA of eight warps
-CHAIN = NamedBarrier(1, 128)                 # where there is one: CHAIN's warps
-GROUP = NamedBarrier(2, 32 * WARPS, ids_per_group=2)
-GROUP_FIRST_FOUR = NamedBarrier(3, 128, ids_per_group=2)
-GROUP_INVERSE = NamedBarrier(6, 128 + 32, ids_per_group=1)   # its first four warps, and the one of its inverse
-# Where pairs are made in blocks: of who makes their product, for those who write over Y; of all eight warps, which
-# write to the tile till the end, for the one that inverts.
-GROUP_PRODUCT = NamedBarrier(3, 128 + 32 * (CHANNELS_OF_ROWS // SUM_CHANNELS), ids_per_group=2)
-WHOLE_GROUP = NamedBarrier(6, 32 * WARPS, ids_per_group=1)
-WHOLE_GROUP_INVERSE = NamedBarrier(6, 32 * WARPS + 32, ids_per_group=1)
-JOINED = NamedBarrier(8, 32 * WARPS + 32, ids_per_group=1)   # two chunks' tiles are those of a step
+from ..configs import FIRST_FOUR, FIRST_PRODUCER, GROUP, GROUP_FIRST_FOUR, GROUP_PRODUCT
 
 
 class WholeCta:

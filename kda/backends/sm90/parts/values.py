@@ -23,12 +23,11 @@ import cutlass.cute as cute
 from cutlass import Boolean, Int32
 
 from ...common.cute.async_copies import arrive_when_copied, copy_16_bytes_later
-from ...common.cute.barriers import phase_of, stage_of
+from ...common.cute.rings import phase_of, stage_of
 from ...common.cute.tile import C
-from ..configs import COLUMNS, OUTPUTS, PITCH_V, RING, FusedConfig
+from ..configs import CHAIN, COLUMNS, OUTPUTS, PITCH_V, RING, FusedConfig
 from .share import Share, chunks_of
 from .state import State
-from .teams import CHAIN
 
 
 class MovedByChain:

@@ -14,6 +14,7 @@ from cute_calls import (
     assert_right,
     changed,
     drawn,
+    initialises,
     judged_gradients,
     kept_and_made_again,
     plant,
@@ -260,7 +261,7 @@ FAULTS = {
         f"{GRADS}/load", "store(s.places + (i & 1) * PLACE", "store(s.places + (i + 1 & 1) * PLACE", "wrong answer"
     ),
     "values are replaced while a product reads them": Fault(
-        "sm100/bwd/grads", "mbarrier_init(s.values_empty, MATH_WARPS)", "mbarrier_init(s.values_empty, 1)", "deadlock"
+        "sm100/bwd/grads", *initialises("values_empty", 1), "deadlock"
     ),
     "dk keeps what points along k": Fault(
         f"{GRADS}/rows", "found[j] = found[j] - y[j] * along[t]", "pass", "wrong answer"

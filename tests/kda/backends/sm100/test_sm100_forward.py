@@ -20,6 +20,7 @@ from cute_calls import (
     has_the_bits_of_value_heads_with_q_and_k_of_their_own,
     has_the_bits_that_it_has_alone,
     has_the_same_bits_in_any_order_of_warps,
+    initialises,
     kept_nowhere,
     looks_at_no_later_token,
     plant,
@@ -234,7 +235,7 @@ FAULTS = {
         'space="cta") if False else 0\n        self.team.meet_for_product()  # both', "proxy",
     ),
     "a stage is handed back before both CTAs have read it": Fault(
-        FUSED, "fields.empty), CHAIN_WARPS * CTAS)", "fields.empty), CHAIN_WARPS)", "race-write-read"
+        FUSED, *initialises("empty", 4, "GROUP_PIPELINES"), "race-write-read"
     ),
     "the neighbour's group does not hear that a stage is free": Fault(
         CHAIN, "group.empty), chunk & 1)", "group.empty), rank)", "deadlock"

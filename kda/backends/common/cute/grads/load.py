@@ -13,15 +13,11 @@ from cutlass import BFloat16, Float32, Int32, Int64
 
 from .. import fast
 from ..async_copies import arrive_when_copied, bulk_copy, copy_16_bytes_later
-from ..barriers import NamedBarrier
 from ..configs import ChunkTable
 from ..copies import copy_16_bytes, floats, in_global, load, load_one, store
 from ..tile import BF16
-from ..training import LOAD_WARPS, PLACE, TOKEN_FACTORS, TOKENS, GradsOptions
+from ..training import LOAD, LOADERS, PLACE, TOKEN_FACTORS, TOKENS, GradsOptions
 from .places import SMALLEST_B, B, last_token, position
-
-LOAD = NamedBarrier(2, 32 * LOAD_WARPS)
-LOADERS = 32 * LOAD_WARPS
 
 
 @cute.jit

@@ -11,7 +11,6 @@ import cutlass.cute as cute
 from cutlass import BFloat16, Float32, Int64, Uint32
 
 from .. import fast
-from ..barriers import NamedBarrier
 from ..copies import both_halves, compute_words_now, floats, load, load_one, store, words_of
 from ..fragments import load_matrices, mma_bf16, store_matrices
 from ..training import STEP, TOKEN_FACTORS, TOKENS, GradsOptions
@@ -38,7 +37,7 @@ class GradRows:
 
     def __init__(self, config: GradsOptions):
         self.c, self.gate = config, GradGate(config)
-        self.warps = NamedBarrier(1, 32 * config.math_warps)
+        self.warps = config.math
         self.blocks, self.each = TOKENS // config.block, STEP // config.block  # blocks of a chunk, and of a step
 
     @cute.jit
