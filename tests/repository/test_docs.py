@@ -10,12 +10,14 @@ import sys
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[2] / "docs"))
 
 import written
 
 import kda
+import ptxkit
 from kda.backends.reference import chunked
 from kda.backends.sm90 import costs, plan
 from kda.model.problem import Problem
@@ -251,3 +253,31 @@ def test_the_reference_has_every_public_name():
 
 def test_every_public_name_has_a_docstring():
     assert all(getattr(kda, name).__doc__ for name in kda.__all__ if name != "__version__")
+
+
+SAVED = {                                    # rows of the tutorial's table -> archs, dtype, K, V
+    "| Hopper, Blackwell | bfloat16, K = V = 128 |": (("sm_90a", "sm_100a"), torch.bfloat16, 128, 128),
+    "| Hopper | bfloat16, K = V = 64 |": (("sm_90a",), torch.bfloat16, 64, 64),
+    "| Blackwell | bfloat16, K = V = 64; all by `triton`": (("sm_100a",), torch.bfloat16, 64, 64),
+    "| Hopper | bfloat16, K = 128, V = 64 |": (("sm_90a",), torch.bfloat16, 128, 64),
+    "| any other from compute capability 8.0 | bfloat16 or": (("sm_80", "sm_89"), torch.float16, 128, 128),
+    "| any from compute capability 8.9 | float32, K = V = 128 |": (("sm_89", "sm_100a"), torch.float32, 128, 128),
+}
+
+
+@pytest.mark.simulated
+@pytest.mark.compiler
+@pytest.mark.parametrize("words", SAVED)
+def test_bytes_that_the_tutorial_says_are_saved_are_those_that_explain_names(words):
+    pytest.importorskip("cutlass", reason="nvidia-cutlass-dsl is not installed")
+    archs, dtype, K, V = SAVED[words]
+    (row,) = (line for line in TEXTS[ROOT / "docs/tutorial.md"].splitlines() if line.startswith(words))
+    T, H = 1024, 64
+    for arch, (said, kind) in itertools.product(archs, zip(row.strip("| ").split(" | ")[2:], (False, "states", True))):
+        with ptxkit.capture(arch=arch):
+            rows = (torch.empty(1, T, H, size, dtype=dtype, device="cuda", requires_grad=True) for size in (K, K, V, K))
+            beta = torch.empty(1, T, H, dtype=dtype, device="cuda")
+            found = kda.explain(*rows, beta, disable_recompute=kind, use_qk_l2norm_in_kernel=True)
+        size = int(said.partition(", all")[0].replace(",", "")) * T * H / 2**20
+        assert (f"keeps {size:,.1f} MiB beside the inputs" if size else "nothing is kept but the inputs") in str(found)
+        assert found.backend == "triton" or ", all by `triton`" not in said
