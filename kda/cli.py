@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import click
-
-from ptxkit.commands.groups import SETTINGS, LazyGroup, run
-from ptxkit.commands.render import program_version
+from ptxkit.commands.groups import command_of, run
 
 # name -> (module that exports `command`, line of --help)
 COMMANDS = {
@@ -18,16 +15,8 @@ COMMANDS = {
     "compile": ("kda.tools.commands.compile", "Build kernels ahead of time, for any arch."),
     "cache": ("kda.tools.commands.cache", "List and clean the kernels that were built."),
 }
-
-
-@click.group(cls=LazyGroup, homes=COMMANDS, context_settings=SETTINGS)
-@click.version_option(program_version(), prog_name="kda", message="%(prog)s %(version)s")
-def cli() -> None:
-    """Kimi Delta Attention: what works on this machine, whether it is correct, and how fast it is.
-
-    Exit codes: 0 nothing wrong, 1 a finding, 2 a wrong command or an internal error, 3 this host cannot judge that or
-    lacks a compiler for it.
-    """
+SAYS = "Kimi Delta Attention: what works on this machine, whether it is correct, and how fast it is."
+cli = command_of("kda", SAYS, COMMANDS)
 
 
 def main() -> None:

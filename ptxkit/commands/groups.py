@@ -14,10 +14,14 @@ from ptxkit import application
 from ptxkit.errors import nearest
 
 from .layout import fold, width_of
-from .render import ERROR, INTERRUPTED, OutputError, Screen, explain_error
+from .render import ERROR, INTERRUPTED, OutputError, Screen, explain_error, program_version
 
 HELP_WIDTH = 100                             # columns of --help: longer lines of prose are hard to read
 SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": HELP_WIDTH}
+EXIT_CODES = (
+    "Exit codes: 0 nothing wrong, 1 a finding, 2 a wrong command or an internal error, 3 this host cannot judge that "
+    "or lacks a compiler for it."
+)
 Homes = Mapping[str, tuple[str, str]]        # name -> (module that exports `command`, line of --help)
 
 
@@ -87,6 +91,12 @@ class LazyGroup(click.Group):
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
             formatter.write_dl([(name, line) for name, (_, line) in self.homes.items()])
+
+
+def command_of(name: str, says: str, homes: Homes) -> click.Command:
+    """Return the command of a program, with its subcommands."""
+    group = LazyGroup(name, homes=homes, context_settings=SETTINGS, help=f"{says}\n\n{EXIT_CODES}")
+    return click.version_option(program_version(), prog_name=name, message="%(prog)s %(version)s")(group)
 
 
 def run(cli: click.Command) -> None:

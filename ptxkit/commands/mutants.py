@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
+from .progress import Progress
 from .render import Screen
 
 if TYPE_CHECKING:
@@ -12,9 +14,19 @@ if TYPE_CHECKING:
 HEAD = ("line", "mutants", "instruction", "what was changed", "noticed by")
 
 
-def write(screen: Screen, found: Mutants) -> None:
-    """Write a sentence and a table for each kernel, as wide as the terminal."""
+def lines(screen: Screen, found: Mutants) -> Iterator[str]:
+    """Yield a sentence and a table for each kernel, as wide as the terminal."""
     for says, rows in found.sections():
-        screen.line(says)
-        for line in screen.table(rows, HEAD, "lrlll", indent=2):
-            screen.line(line)
+        yield says
+        yield from screen.table(rows, HEAD, "lrlll", indent=2)
+
+
+def told(shown: Progress, name: str = "mutants") -> Callable[[int, int, int], None]:
+    """Return the `tell` of `ptxkit.mutants` that shows how many were judged, and how many of them survived."""
+    def tell(done: int, total: int, survived: int) -> None:
+        if not shown.total:
+            shown.expect(total)
+        shown(f"{name}, {survived} survived")
+        shown.count()
+
+    return tell

@@ -10,11 +10,9 @@ A command looks like this; what it returns is its exit code (None is 0):
             tell.step("tracing fwd/gate")
             ...
             tell.step("tracing fwd/intra")
-        if screen.json:
-            screen.emit_json({"schema": 1, ...})               # exactly one object on stdout
-        for line in screen.table(rows, header=("stage", "error"), align="lr"):
-            screen.line(line)
-        screen.line(screen.mark("fail") + " " + screen.paint("fwd/state", "red"))
+        lines = [f"{screen.mark('fail')} {screen.paint('fwd/state', 'red')}"]
+        lines += screen.table(rows, header=("stage", "error"), align="lr")
+        screen.answer(heading("verify", FINDING, rows=rows), lines)          # one object, or lines, on stdout
         return FINDING
 
 Lines and tables fit the terminal (layout.py).  `mark` gives "[ok]"-like marks for ok, info, warn, fail and crash;
@@ -33,7 +31,7 @@ import json
 import os
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -72,6 +70,12 @@ SIGNS = {
 
 def program_version() -> str:
     return application.current().version
+
+
+def heading(command: str, code: int, **more: Any) -> dict[str, Any]:
+    """Return the JSON object of a command, which begins alike for all of them."""
+    program = application.current()
+    return {"schema": 1, program.name: program.version, "command": command, "exit": code, **more}
 
 
 def wants_color(choice: str, terminal: bool, env: Mapping[str, str]) -> bool:
@@ -155,6 +159,17 @@ class Screen:
         """Print a text, folded where the terminal ends; `hang` indents its later lines."""
         width = width_of(sys.stderr) if err else self.width
         self.write("\n".join(part for line in text.split("\n") for part in fold(line, width, hang)), err)
+
+    def lines(self, lines: Iterable[str]) -> None:
+        for line in lines:
+            self.line(line)
+
+    def answer(self, as_json: object, lines: Iterable[str]) -> None:
+        """Print what a command has found: one JSON object under --json, lines otherwise."""
+        if self.json:
+            self.emit_json(as_json)
+        else:
+            self.lines(lines)
 
     def table(
         self, rows: Sequence[Sequence[str]], header: Sequence[str] = (), align: str = "", indent: int = 0

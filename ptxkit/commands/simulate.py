@@ -18,7 +18,7 @@ from ptxkit.compile.target import Target, parse
 
 from . import mutants as of_mutants
 from .options import ARCH, Count, OutputFile, chip_for, needs_a_clock
-from .render import CANNOT_JUDGE, ERROR, FINDING, OK, Screen, common_options, program_version, write_file
+from .render import CANNOT_JUDGE, ERROR, FINDING, OK, Screen, common_options, heading, program_version, write_file
 
 if TYPE_CHECKING:
     from ptxkit.mutation import Mutants
@@ -114,14 +114,8 @@ def _mutants(screen: Screen, found: Simulated, strict: bool, workers: int) -> Mu
     if found.failed or found.findings or not found.first:
         return None
     with screen.progress("looking for mutants") as shown:
-        def tell(done: int, total: int, survived: int) -> None:
-            if not shown.total:
-                shown.expect(total)
-            shown(f"mutants, {survived} survived")
-            shown.count()
-
         try:
-            return found.mutants(strict=strict, workers=workers, tell=tell)
+            return found.mutants(strict=strict, workers=workers, tell=of_mutants.told(shown))
         except SimulationError as error:     # their schedules find what ours did not
             found.add(error.findings, SCHEDULE_OF_MUTANTS)
             return None
@@ -145,23 +139,18 @@ def _misplaced(args: tuple[str, ...]) -> str:
 
 def as_json(found: Simulated, judged: Mutants | None, code: int, files: dict[str, str]) -> dict[str, Any]:
     runs = found.session.runs
-    return {
-        "schema": 1, application.current().name: program_version(), "command": "simulate", "exit": code,
-        "script": found.script, "arch": found.arch, "schedules": found.schedules, "failed": found.failed,
-        "milliseconds": found.session.milliseconds if found.session.options.get("clock") and runs else None,
-        "launches": [
+    return heading(
+        "simulate", code, script=found.script, arch=found.arch, schedules=found.schedules, failed=found.failed,
+        milliseconds=found.session.milliseconds if found.session.options.get("clock") and runs else None,
+        launches=[
             {"kernel": run.kernel, "grid": run.grid, "block": run.block, "cluster": run.cluster,
              "counters": run.counters, "incomplete": run.incomplete,
              "milliseconds": run.clock.milliseconds if run.clock else None}
             for run in runs
         ],
-        "findings": [
-            asdict(finding) | {"schedule": schedule} for finding, schedule in found.found.values()
-        ],
-        "varying": sorted(found.varying),
-        "mutants": judged.as_json() if judged else None,
-        "files": files,
-    }
+        findings=[asdict(finding) | {"schedule": schedule} for finding, schedule in found.found.values()],
+        varying=sorted(found.varying), mutants=judged.as_json() if judged else None, files=files,
+    )
 
 
 def _print(screen: Screen, found: Simulated, asked: bool, judged: Mutants | None, files: dict[str, str]) -> None:
@@ -180,8 +169,7 @@ def _print(screen: Screen, found: Simulated, asked: bool, judged: Mutants | None
             screen.line(f"predicted for {chip_for(parse(found.arch))[1]}")
         rows = [_row(screen, name, runs, found) for name, runs in kernels.items()]
         header, align = (HEAD, "llrrrrrr") if timed else (HEAD[:-1], "llrrrrr")
-        for line in screen.table([row[: len(header)] for row in rows], header, align):
-            screen.line(line)
+        screen.lines(screen.table([row[: len(header)] for row in rows], header, align))
     for finding in found.findings + found.notes:
         screen.line()
         screen.line(str(finding), hang=4)
@@ -190,7 +178,7 @@ def _print(screen: Screen, found: Simulated, asked: bool, judged: Mutants | None
         screen.line(f"{name}: its results depend on the schedule (atomic additions of floats do that, too)")
     if judged:
         screen.line()
-        of_mutants.write(screen, judged)
+        screen.lines(of_mutants.lines(screen, judged))
         if not judged.outcomes:
             screen.line("no mutants: these kernels have no synchronising instruction")
     elif asked and found.findings:

@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from ptxkit.commands.render import FINDING, OK, Screen, common_options, program_version
+from ptxkit.commands.render import FINDING, OK, Screen, common_options, heading
 from ptxkit.compile import store
 
 from .findings import in_bytes
@@ -79,8 +79,12 @@ def command(screen: Screen, action: str, stale: bool, days: float | None, everyt
     if sum(asked) > (action == "clean"):
         raise click.UsageError("--stale, --older-than and --all are for `kda cache clean`, one of them at a time.")
     kept = store.default()
-    if action == "path":
-        return show_path(screen, kept)
+    if action == "path":                     # never folded: a shell takes it
+        if screen.json:
+            screen.emit_json({**json_heading(kept, OK), "action": "path"})
+        else:
+            screen.write(str(kept.folder))
+        return OK
     with screen.progress(f"reading {kept.folder}") as tell:
         found = list(kept.entries())
         tell.expect(len(found))
@@ -92,14 +96,6 @@ def command(screen: Screen, action: str, stale: bool, days: float | None, everyt
         go = [line for line in lines if goes(line, days, everything)]
         return clean(screen, kept, go, len(lines) - len(go), "" if sum(asked) else "; --all removes them, too")
     return show(screen, kept, lines, verbose)
-
-
-def show_path(screen: Screen, kept: store.Store) -> int:
-    if screen.json:
-        screen.emit_json({**json_heading(kept, OK), "action": "path"})
-    else:
-        screen.write(str(kept.folder))
-    return OK
 
 
 def goes(line: EntryLine, days: float | None, everything: bool) -> bool:
@@ -115,44 +111,39 @@ def clean(screen: Screen, kept: store.Store, lines: Sequence[EntryLine], others:
     freed = sum(line.kept.bytes for line in gone) + (0 if why else kept.sweep())
     left = others + len(lines) - len(gone)
     code = FINDING if why or len(gone) < len(lines) else OK
-    if screen.json:
-        found = {"action": "clean", "removed": len(gone), "left": left, "bytes": freed}
-        screen.emit_json({**json_heading(kept, code), **found})
-    elif why:
-        screen.line(f"{screen.mark('fail')} nothing is removed: {why}")
+    if why:
+        texts = [f"{screen.mark('fail')} nothing is removed: {why}"]
     else:
         about = f"{left} left{hint if others else ''}"
-        screen.line(f"{kept.folder}: {entries(len(gone))} removed, {in_bytes(freed)}; {about}")
+        texts = [f"{kept.folder}: {entries(len(gone))} removed, {in_bytes(freed)}; {about}"]
         if len(gone) < len(lines):
-            screen.line(f"{screen.mark('fail')} {entries(len(lines) - len(gone))} cannot be removed")
+            texts.append(f"{screen.mark('fail')} {entries(len(lines) - len(gone))} cannot be removed")
+    found = {"action": "clean", "removed": len(gone), "left": left, "bytes": freed}
+    screen.answer({**json_heading(kept, code), **found}, texts)
     return code
 
 
 def show(screen: Screen, kept: store.Store, lines: Sequence[EntryLine], verbose: bool) -> int:
     why = kept.distrusted()
     code = FINDING if why else OK
-    if screen.json:
-        found = {"action": "list", "bytes": size(lines), "entries": [line_json(line) for line in lines]}
-        screen.emit_json({**json_heading(kept, code), **found})
-        return code
-    screen.line(f"{kept.folder}: {entries(len(lines))}, {in_bytes(size(lines))}")
+    texts = [f"{kept.folder}: {entries(len(lines))}, {in_bytes(size(lines))}"]
     if why:
-        screen.line(f"{screen.mark('fail')} not used: {why}")
+        texts.append(f"{screen.mark('fail')} not used: {why}")
     elif not store.writable(kept.folder):
-        screen.line(f"{screen.mark('warn')} cannot be written, so nothing new is kept: see `kda doctor cache.dir`")
-    if reasons := Counter(line.why or "unreadable" for line in lines if line.status != "current"):
-        words = ", ".join(f"{count} {reason}" for reason, count in reasons.items())
-        freed = in_bytes(size([line for line in lines if line.status != "current"]))
-        screen.line(f"Stale: {sum(reasons.values())} ({words}); `kda cache clean` frees {freed}.")
+        texts.append(f"{screen.mark('warn')} cannot be written, so nothing new is kept: see `kda doctor cache.dir`")
+    stale = [line for line in lines if line.status != "current"]
+    if stale:
+        reasons = Counter(line.why or "unreadable" for line in stale).items()
+        words = ", ".join(f"{count} {reason}" for reason, count in reasons)
+        texts.append(f"Stale: {len(stale)} ({words}); `kda cache clean` frees {in_bytes(size(stale))}.")
     if lines:
         header = ("whose", "arch", "kernel" if verbose else "kernels", "entries", "size", "last used", "stale")
-        for text in screen.table(rows(lines, verbose), header, "lllrrrr", indent=2):
-            screen.line(text)
-        for whose, says in SAYS.items():
-            if any(line.sort[0] == whose for line in lines):
-                screen.line(f"{whose}: {says}")
-        if not verbose:
-            screen.line("-v prints each kernel.")
+        texts += screen.table(rows(lines, verbose), header, "lllrrrr", indent=2)
+        owners = {line.sort[0] for line in lines}
+        texts += [f"{whose}: {says}" for whose, says in SAYS.items() if whose in owners]
+        texts += ["-v prints each kernel."] * (not verbose)
+    found = {"action": "list", "bytes": size(lines), "entries": [line_json(line) for line in lines]}
+    screen.answer({**json_heading(kept, code), **found}, texts)
     return code
 
 
@@ -183,8 +174,7 @@ def size(lines: Sequence[EntryLine]) -> int:
 
 
 def json_heading(kept: store.Store, code: int) -> dict[str, Any]:
-    return {"schema": 1, "kda": program_version(), "command": "cache", "exit": code, "folder": str(kept.folder),
-            "distrusted": kept.distrusted()}
+    return heading("cache", code, folder=str(kept.folder), distrusted=kept.distrusted())
 
 
 def line_json(line: EntryLine) -> dict[str, Any]:

@@ -15,13 +15,13 @@ from typing import Any
 import click
 
 from kda.model import host as machines
-from kda.model.host import Host, detect
+from kda.model.host import Host
 from kda.model.problem import Problem
 from kda.routing import dispatch
 from kda.routing.capability import Capability
 from kda.tools.measure.shapes import MODELS, Model
 from ptxkit.commands.options import ARCH, Count
-from ptxkit.commands.render import CANNOT_JUDGE, FINDING, OK, Screen, common_options, program_version
+from ptxkit.commands.render import CANNOT_JUDGE, FINDING, OK, Screen, common_options, heading
 from ptxkit.compile import store
 from ptxkit.compile.errors import BuildError, MissingCompilerError
 from ptxkit.compile.fetching import attempt_all
@@ -30,6 +30,7 @@ from ptxkit.compile.recipes import AnyRecipe
 from ptxkit.compile.target import Target, parse
 
 from .findings import in_bytes
+from .hosts import own_host
 from .options import BACKEND, Name, must_have_kernels, no_kernels
 
 HEAD = ("backend", "arch", "kernel", "variants", "registers", "spills", "shared", "seconds", "")
@@ -95,11 +96,8 @@ def command(screen: Screen, archs: tuple[Target, ...], backend: str | None, mode
     with screen.progress(", ".join(target.name for target in targets)):
         fill(lines, workers)
     code = FINDING if broken(lines) else OK
-    if screen.json:
-        screen.emit_json(as_json(lines, targets, refused, code))
-    else:
-        for text in text_lines(screen, lines, refused, [about(name, tp) for name in models], verbose):
-            screen.line(text)
+    texts = text_lines(screen, lines, refused, [about(name, tp) for name in models], verbose)
+    screen.answer(as_json(lines, targets, refused, code), texts)
     return code
 
 
@@ -135,9 +133,7 @@ def about(name: str, tp: int) -> str:
 
 
 def own_target() -> Target:
-    from kda.tools.verify.doors import default_device
-
-    cc = detect(default_device()).cc
+    cc = own_host().cc
     if cc is None:
         raise click.UsageError("this machine has no GPU to build for: name an --arch, such as sm90.")
     try:
@@ -149,9 +145,7 @@ def own_target() -> Target:
 @functools.cache
 def host_of(target: Target) -> Host:
     """This machine's GPU where it is of that arch, else one as the simulator knows it."""
-    from kda.tools.verify.doors import default_device
-
-    detected = detect(default_device())
+    detected = own_host()
     if detected.cc == target.cc:
         return detected
     return dataclasses.replace(machines.host_of(target.name), device="cuda:0", simulated=False)
@@ -355,8 +349,7 @@ def cannot(screen: Screen, targets: Sequence[Target], refused: dict[str, str]) -
 
 
 def json_heading(targets: Sequence[Target], code: int) -> dict[str, Any]:
-    archs = [target.name for target in targets]
-    return {"schema": 1, "kda": program_version(), "command": "compile", "exit": code, "archs": archs}
+    return heading("compile", code, archs=[target.name for target in targets])
 
 
 def as_json(

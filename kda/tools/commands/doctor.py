@@ -21,7 +21,7 @@ from kda.routing.capability import Capability
 from kda.routing.dispatch import Choice, backend_names, capabilities, weigh
 from kda.tools.verify.evidence import Evidence
 from ptxkit.commands.layout import table
-from ptxkit.commands.render import FINDING, OK, Screen, common_options, program_version
+from ptxkit.commands.render import FINDING, OK, Screen, common_options, heading, program_version
 from ptxkit.compile.target import TARGETS
 
 from . import models, probes
@@ -279,26 +279,18 @@ def text_lines(screen: Screen, report: DoctorReport, verbose: bool, for_problem:
 
 def as_json(report: DoctorReport) -> dict:
     gpu = report.facts.gpus[0] if report.facts.gpus else None
-    out = {
-        "schema": 1,
-        "kda": program_version(),
-        "command": "doctor",
-        "exit": report.exit_code,
-        "host": {
-            "gpu": gpu and gpu.name,
-            "cc": gpu and list(gpu.cc),
-            "sms": gpu and gpu.sms,
-            "gpu_source": report.facts.gpu_source if gpu else None,
-            "driver": report.facts.driver,
-            "python": ".".join(map(str, report.facts.python)),
-            "system": list(report.facts.system),
-            "versions": dict(report.facts.versions),
-        },
-        "findings": [{"id": f.id, "status": f.status, "says": f.says, "fix": list(f.fix)} for f in report.findings],
-        "backends": [_row_json(row) for row in report.rows],
-        "ran": [each.as_json() for each in report.ran],
-        "models": [way.as_json() for way in report.ways],
+    host = {
+        "gpu": gpu and gpu.name, "cc": gpu and list(gpu.cc), "sms": gpu and gpu.sms,
+        "gpu_source": report.facts.gpu_source if gpu else None, "driver": report.facts.driver,
+        "python": ".".join(map(str, report.facts.python)), "system": list(report.facts.system),
+        "versions": dict(report.facts.versions),
     }
+    out = heading(
+        "doctor", report.exit_code, host=host,
+        findings=[{**finding._asdict(), "fix": list(finding.fix)} for finding in report.findings],
+        backends=[_row_json(row) for row in report.rows], ran=[each._asdict() for each in report.ran],
+        models=[way.as_json() for way in report.ways],
+    )
     return out if report.choice is None else {**out, "problem": str(report.choice.problem)}
 
 
@@ -341,11 +333,6 @@ def check_names() -> list[str]:
     return [*CHECKS, *(LIVE + name for name in backend_names())]
 
 
-def listing(screen: Screen) -> list[str]:
-    rows = [(check.id, check.title) for check in CHECKS.values()]
-    return screen.table([*rows, (f"{LIVE}NAME", "a small call of a usable backend agrees with the reference")])
-
-
 def check_problem(text: str | None) -> None:
     try:
         Problem.parse(text or "")
@@ -370,25 +357,15 @@ def command(screen: Screen, checks: tuple[str, ...], verbose: bool, only_list: b
     Exits with 1 if a check failed; a warning counts under --strict.
     """
     if only_list:
-        return print_list(screen)
+        titles = {check.id: check.title for check in CHECKS.values()}
+        live = (f"{LIVE}NAME", "a small call of a usable backend agrees with the reference")
+        screen.answer({"schema": 1, "command": "doctor", "checks": titles}, screen.table([*titles.items(), live]))
+        return OK
     check_problem(problem)
     report = examine(screen, checks, problem, require, strict)
-    if screen.json:
-        screen.emit_json(as_json(report))
+    if paste and not screen.json:
+        screen.write("\n".join(paste_lines(report)))
     else:
-        verbose = verbose or bool(checks)
-        if paste:
-            screen.write("\n".join(paste_lines(report)))
-        for line in () if paste else text_lines(screen, report, verbose, problem is not None):
-            screen.line(line)
+        lines = text_lines(screen, report, verbose or bool(checks), problem is not None)
+        screen.answer(as_json(report), lines)
     return report.exit_code
-
-
-def print_list(screen: Screen) -> int:
-    if screen.json:
-        titles = {check.id: check.title for check in CHECKS.values()}
-        screen.emit_json({"schema": 1, "command": "doctor", "checks": titles})
-    else:
-        for line in listing(screen):
-            screen.line(line)
-    return OK

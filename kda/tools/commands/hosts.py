@@ -1,9 +1,10 @@
-"""The machine of `kda doctor`'s facts, as dispatch sees machines."""
+"""This machine as dispatch sees machines: from the facts of `kda doctor`, or by asking torch."""
 
 from __future__ import annotations
 
 import dataclasses
 
+from kda.model import host as machines
 from kda.model.host import PACKAGES, Host
 
 from .probes import MachineFacts
@@ -11,6 +12,13 @@ from .probes import MachineFacts
 
 def default_device(facts: MachineFacts) -> str:
     return "cuda:0" if facts.gpus else "cpu"
+
+
+def own_host() -> Host:
+    """Return what torch, which this imports, calls this machine."""
+    from kda.tools.verify import doors
+
+    return machines.detect(doors.default_device())
 
 
 def host_for(device: str, facts: MachineFacts) -> Host:

@@ -165,21 +165,10 @@ def lines(screen: Screen, found: Sequence[ModelsWay]) -> list[str]:
     return screen.table([cells(way) for way in found], header) if found else []
 
 
-@check("models.fla", "models that call FLA would use kda", "fla", "torch", "smi")
-def models_fla(f: MachineFacts) -> Diagnosis:
-    return way_of_fla(f).finding()
-
-
-@check("models.transformers", "models of transformers would use kda", "fla", "torch", "smi")
-def models_transformers(f: MachineFacts) -> Diagnosis:
-    return way_of_transformers(f).finding()
-
-
-@check("models.vllm", "models of vLLM would use kda", "torch", "smi")
-def models_vllm(f: MachineFacts) -> Diagnosis:
-    return way_of_engine(f, ENGINES[0]).finding()
-
-
-@check("models.sglang", "models of SGLang would use kda", "torch", "smi")
-def models_sglang(f: MachineFacts) -> Diagnosis:
-    return way_of_engine(f, ENGINES[1]).finding()
+for id, title, way, *needs in (
+    ("fla", "models that call FLA would use kda", way_of_fla, "fla"),
+    ("transformers", "models of transformers would use kda", way_of_transformers, "fla"),
+    ("vllm", "models of vLLM would use kda", lambda f: way_of_engine(f, ENGINES[0])),
+    ("sglang", "models of SGLang would use kda", lambda f: way_of_engine(f, ENGINES[1])),
+):
+    check(f"models.{id}", title, *needs, "torch", "smi")(lambda f, way=way: way(f).finding())

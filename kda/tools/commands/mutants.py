@@ -6,8 +6,8 @@ from typing import Any
 
 import click
 
-from ptxkit.commands.mutants import write
-from ptxkit.commands.render import FINDING, OK, Screen, program_version
+from ptxkit.commands.mutants import lines, told
+from ptxkit.commands.render import FINDING, OK, Screen, heading
 from ptxkit.compile.target import Target
 
 
@@ -19,26 +19,13 @@ def report(screen: Screen, target: Target, options: dict[str, Any]) -> int:
     if target.name not in CALLS:
         raise click.UsageError(f"--mutants: --arch {target.name} has no kernels of its own; {', '.join(CALLS)} have")
     with screen.progress(f"looking for the mutants of {target.name}") as shown:
-        def tell(done: int, total: int, survived: int) -> None:
-            if not shown.total:
-                shown.expect(total)
-            shown(f"mutants of {target.name}, {survived} survived")
-            shown.count()
-
         found = simulator.mutants(
             *calls(target.name), arch=target.spelling, strict=True, sample=options["sample"],
-            workers=options["workers"], tell=tell,
+            workers=options["workers"], tell=told(shown, f"mutants of {target.name}"),
         )
     code = FINDING if found.survivors else OK
-    if screen.json:
-        heading = {"schema": 1, "kda": program_version(), "command": "verify", "exit": code}
-        screen.emit_json({**heading, "mutants": found.as_json()})
-        return code
-    write(screen, found)
     part = f" (every {options['sample']}th was looked at)" if options["sample"] > 1 else ""
-    screen.line()
-    screen.line(
-        f"{len(found.outcomes)} mutants{part}: {found.share:.1%} of those that matter were noticed, "
-        f"{len(found.survivors)} survived."
-    )
+    noticed = f"{len(found.outcomes)} mutants{part}: {found.share:.1%} of those that matter were noticed"
+    end = f"{noticed}, {len(found.survivors)} survived."
+    screen.answer(heading("verify", code, mutants=found.as_json()), [*lines(screen, found), "", end])
     return code

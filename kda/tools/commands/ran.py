@@ -23,9 +23,6 @@ class Ran(NamedTuple):
     last: str                                # a date; "" if nothing ran
     why: str = ""                            # kernels count as not run
 
-    def as_json(self) -> dict:
-        return self._asdict()
-
 
 def found(backends: Iterable[str], cc: tuple[int, int]) -> tuple[Ran, ...]:
     """Return what ran of each backend that has kernels for this GPU and is in the ledger."""

@@ -18,6 +18,7 @@ from kda.routing import dispatch
 from kda.routing.capability import Capability
 from kda.tools.verify import evidence
 from kda.tools.verify.evidence import Evidence, Proof
+from ptxkit.commands import render
 from ptxkit.commands.layout import fold, row_lines, seen
 from ptxkit.commands.options import ARCH
 from ptxkit.commands.progress import Progress
@@ -25,6 +26,7 @@ from ptxkit.commands.render import CANNOT_JUDGE, FINDING, OK, CannotJudge, Scree
 from ptxkit.compile.errors import MissingCompilerError
 from ptxkit.compile.target import Target, code_for
 
+from .hosts import own_host
 from .options import BACKEND, backend_in_force, built_for, must_have_kernels, no_kernels
 from .verify import StageName, finite, not_alone
 
@@ -99,13 +101,10 @@ def command(
         chosen = chosen_backends(screen, arch, backend)
         results, unable = prove_all(screen, chosen, arch, wanted, stage, quick)
     except CannotJudge as error:
-        return cannot_judge(screen, arch, str(error))
-    code = exit_code(results, unable)
-    if screen.json:
-        screen.emit_json({**as_json(results, arch, code), "unable": list(map(str, unable))})
-    else:
-        for line in [*text(screen, results, arch, verbose), *map(str, unable)]:
-            screen.line(line)
+        screen.answer({**json_heading(arch, CANNOT_JUDGE), "why": str(error), "backends": []}, [str(error)])
+        return CANNOT_JUDGE
+    code, why = exit_code(results, unable), list(map(str, unable))
+    screen.answer({**as_json(results, arch, code), "unable": why}, [*text(screen, results, arch, verbose), *why])
     return code
 
 
@@ -127,10 +126,8 @@ def chosen_backends(screen: Screen, target: Target | None, backend: str | None) 
 
 def auto(screen: Screen) -> str:
     """What auto picks here; where it picks nothing, the first backend that runs here once it is named."""
-    from kda.model.host import detect
-    from kda.tools.verify.doors import default_device
-
-    problem, host, asked = Problem(device=default_device()), detect(default_device()), backend_in_force()
+    host, asked = own_host(), backend_in_force()
+    problem = Problem(device=host.device)
     choice = dispatch.weigh(problem, host, asked)
     if choice.backend is not None:
         return choice.backend
@@ -163,12 +160,9 @@ def prove_all(
 
 def is_here(c: Capability, target: Target | None) -> bool:
     """Whether kernels of the backend, for the target, run on this machine's GPU; code without kernels runs anywhere."""
-    from kda.model.host import detect
-    from kda.tools.verify.doors import default_device
-
     if not c.archs:
         return True
-    cc = detect(default_device()).cc
+    cc = own_host().cc
     found = code_for(cc, c.archs) if cc else None
     return found is not None and target in (None, found)
 
@@ -208,9 +202,7 @@ def prove(
         if executes:
             trials = importlib.import_module("kda.tools.verify.trials")             # torch takes its time
             total += 0 if stage else len(trials.trials(quick))
-            from kda.tools.verify.doors import default_device
-
-            result.device = default_device()
+            result.device = own_host().device
         began = time.monotonic()
         tell.expect(total)
         if executes:
@@ -310,18 +302,10 @@ def heading(results: Sequence[BackendResult], target: Target | None) -> str:
     if target is None:
         return f"kda {program_version()}, {names}"
     levels = [level for result in results for level in result.levels]
-    where = (
-        "on this host's GPU" if any(result.device for result in results) else f"on a host without one ({host_name()})"
-    )
+    executed = any(result.device for result in results)
+    where = "on this host's GPU" if executed else f"on a host without one ({own_host().name})"
     how = f": {max(levels).word}" if levels else ""
     return f"kda {program_version()}, {names}, arch {target.spelling}, {where}{how}"
-
-
-def host_name() -> str:
-    from kda.model.host import detect
-    from kda.tools.verify.doors import default_device
-
-    return detect(default_device()).name
 
 
 def stage_lines(screen: Screen, result: BackendResult, whose: str) -> list[str]:
@@ -395,19 +379,11 @@ def refusal(result: BackendResult) -> str:
     )
 
 
-def cannot_judge(screen: Screen, target: Target | None, why: str) -> int:
-    if screen.json:
-        screen.emit_json({**json_heading(target, CANNOT_JUDGE), "why": why, "backends": []})
-    else:
-        screen.line(why)
-    return CANNOT_JUDGE
-
-
 # ---------------------------------------------------------------------------------------------- JSON
 
 
 def json_heading(target: Target | None, code: int) -> dict[str, Any]:
-    return {"schema": 1, "kda": program_version(), "command": "selftest", "exit": code, "arch": target and target.name}
+    return render.heading("selftest", code, arch=target and target.name)
 
 
 def as_json(results: Sequence[BackendResult], target: Target | None, code: int) -> dict[str, Any]:

@@ -11,9 +11,10 @@ import click
 
 from kda.routing.dispatch import capability
 from ptxkit.commands.options import ARCH, Count, OutputFile, archs_with_clock, chip_for, needs_a_clock
-from ptxkit.commands.render import OK, Screen, common_options, program_version, write_file
+from ptxkit.commands.render import OK, Screen, common_options, heading, write_file
 from ptxkit.compile.target import Target, code_for
 
+from .hosts import own_host
 from .options import NoKernelsYet, built_for
 
 if TYPE_CHECKING:
@@ -55,29 +56,20 @@ def command(
         write_file(out, json.dumps(trace(timelines)))
         if html:
             write_file(html, page(timelines))
-    if screen.json:
-        files = {"trace": str(out), **({"html": str(html)} if html else {})}
-        screen.emit_json({"schema": 1, "kda": program_version(), "command": "timeline", "exit": OK, "chip": chip.name,
-                          "milliseconds": session.milliseconds, "files": files})
-        return OK
-    for timeline in timelines:
-        screen.line(f"{timeline.kernel}: {1e3 * timeline.clock.milliseconds:,.1f} us on {chip}, predicted")
+    lines = [f"{x.kernel}: {1e3 * x.clock.milliseconds:,.1f} us on {chip}, predicted" for x in timelines]
     shape = f"B=1 T={tokens} H={heads} K=128 V=128 {backends[0].usual_dtype}, bounded gate"
-    screen.line(f"a forward of {shape}, by {backends[0].backend}")
-    screen.line(f"predicted for {which}")
-    screen.line(f"{out}: open it at https://ui.perfetto.dev or in chrome://tracing")
-    if html:
-        screen.line(f"{html}: open it in a browser")
+    lines += [f"a forward of {shape}, by {backends[0].backend}", f"predicted for {which}"]
+    lines.append(f"{out}: open it at https://ui.perfetto.dev or in chrome://tracing")
+    lines += [f"{html}: open it in a browser"] * bool(html)
+    files = {"trace": str(out), **({"html": str(html)} if html else {})}
+    found = heading("timeline", OK, chip=chip.name, milliseconds=session.milliseconds, files=files)
+    screen.answer(found, lines)
     return OK
 
 
 def of_machine(screen: Screen, backend: str, target: Target | None = None) -> list[Timeline]:
     """Those of a short forward, on this machine's GPU or another; none where the simulator has no clock for it."""
-    from kda.model.host import detect
-    from kda.routing.dispatch import capability
-    from kda.tools.verify.doors import default_device
-
-    archs, host = capability(backend).archs, detect(default_device())
+    archs, host = capability(backend).archs, own_host()
     card = host.name if target is None else None
     if target is None and host.cc:
         target = code_for(host.cc, archs)

@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from kda.model.stages import OF_WALK, STAGES, find, holder
-from kda.routing.dispatch import backend_names, capabilities, capability, weigh
+from kda.routing.dispatch import Choice, backend_names, capabilities, capability, weigh
+from ptxkit.commands import render
 from ptxkit.commands.layout import shell_lines
 from ptxkit.commands.options import ARCH, Count, OutputFile
-from ptxkit.commands.render import CANNOT_JUDGE, FINDING, OK, Screen, common_options, program_version
+from ptxkit.commands.render import CANNOT_JUDGE, FINDING, OK, Screen, common_options
 
 from . import mutants
+from .hosts import own_host
 from .options import (
     BACKEND,
     Name,
@@ -36,18 +38,8 @@ if TYPE_CHECKING:
 
 LENGTHS = (65, 0, 63)                        # a tail, an empty sequence, and one that is shorter than a chunk
 DRAWN = (
-    "lengths",
-    "batch",
-    "tokens",
-    "heads",
-    "value_heads",
-    "k",
-    "v",
-    "dtype",
-    "gate",
-    "regime",
-    "chunk_size",
-    "seed",
+    *("lengths", "batch", "tokens", "heads", "value_heads", "k", "v", "dtype"),
+    *("gate", "regime", "chunk_size", "seed"),
 )
 OF_MUTANTS = ("verbose", "arch", "mutants", "sample", "workers", "as_json", "color", "debug")
 BAR = 10                                     # signs of a used-up budget
@@ -190,11 +182,9 @@ def loaded(file: str) -> Case:
 def list_faults(screen: Screen) -> int:
     from kda.tools.verify.faults import FAULTS
 
-    if screen.json:
-        screen.emit_json({"schema": 1, "command": "verify", "faults": {name: f.says for name, f in FAULTS.items()}})
-    else:
-        for line in screen.table([(name, fault.place, fault.says) for name, fault in FAULTS.items()]):
-            screen.line(line)
+    says = {name: fault.says for name, fault in FAULTS.items()}
+    rows = [(name, fault.place, fault.says) for name, fault in FAULTS.items()]
+    screen.answer({"schema": 1, "command": "verify", "faults": says}, screen.table(rows))
     return OK
 
 
@@ -203,12 +193,13 @@ def list_faults(screen: Screen) -> int:
 
 def verify(screen: Screen, case: Case, options: dict[str, Any], planted) -> int:
     from kda.tools.verify import cases, parity
-    from kda.tools.verify.doors import Fla, default_device
+    from kda.tools.verify.doors import Fla
     from kda.tools.verify.faults import Planted
 
-    name = options["backend"] or (first_with_kernels(options) if options["arch"] else auto(case, default_device()))
+    name = options["backend"] or (first_with_kernels(options) if options["arch"] else weigh_here(case).backend)
     if name is None:
-        return cannot_judge(screen, case, None, (refusal(case, default_device()),))
+        refusal = f"{weigh_here(case)}\n--backend NAME verifies one that auto does not pick"
+        return cannot_judge(screen, case, None, (refusal,))
     door = door_to(name, options)
     if reasons := unable(door, case, options["stage"]):
         return cannot_judge(screen, case, name, reasons)
@@ -235,13 +226,9 @@ def verify(screen: Screen, case: Case, options: dict[str, Any], planted) -> int:
         saved = options["dump"]
     objections = [str(finding) for finding in getattr(simulated, "findings", ())]
     code = FINDING if report.wrong or objections else OK
-    if screen.json:
-        screen.emit_json({**as_json(report, door, options, small, saved, code), "objections": objections})
-    else:
-        for line in lines(screen, report, door, options, small, saved):
-            screen.line(line)
-        for line in ("The simulator objects:", *objections) if objections else ():
-            screen.line(line)
+    objects = ["The simulator objects:", *objections] if objections else []
+    screen.answer({**as_json(report, door, options, small, saved, code), "objections": objections},
+                  [*lines(screen, report, door, options, small, saved), *objects])
     return code
 
 
@@ -266,18 +253,9 @@ def first_with_kernels(options: dict[str, Any]) -> str:
     return found[0].backend
 
 
-def auto(case: Case, device: str) -> str | None:
-    return weigh_here(case, device).backend
-
-
-def weigh_here(case: Case, device: str):
-    from kda.model.host import detect
-
-    return weigh(dataclasses.replace(case.problem(), device=device), detect(device), backend_in_force())
-
-
-def refusal(case: Case, device: str) -> str:
-    return f"{weigh_here(case, device)}\n--backend NAME verifies one that auto does not pick"
+def weigh_here(case: Case) -> Choice:
+    host = own_host()
+    return weigh(dataclasses.replace(case.problem(), device=host.device), host, backend_in_force())
 
 
 def unable(door: Door, case: Case, stage: str) -> tuple[str, ...]:
@@ -290,14 +268,11 @@ def unable(door: Door, case: Case, stage: str) -> tuple[str, ...]:
 
 
 def cannot_judge(screen: Screen, case: Case, name: str | None, reasons: Sequence[str]) -> int:
-    if screen.json:
-        screen.emit_json({**heading(case, CANNOT_JUDGE), "backend": name, "rejections": list(reasons), "rows": []})
-    else:
-        screen.line(problem_line(case))
-        for reason in reasons:
-            screen.line(f"{name} cannot be judged here: {reason}" if name else reason)
-        if arch := arch_elsewhere(case, name, reasons):
-            screen.line(f"--arch {arch} runs its kernels in the simulator, without such a GPU.")
+    lines = [problem_line(case), *(f"{name} cannot be judged here: {why}" if name else why for why in reasons)]
+    if arch := arch_elsewhere(case, name, reasons):
+        lines.append(f"--arch {arch} runs its kernels in the simulator, without such a GPU.")
+    found = {"backend": name, "rejections": list(reasons), "rows": []}
+    screen.answer({**heading(case, CANNOT_JUDGE), **found}, lines)
     return CANNOT_JUDGE
 
 
@@ -447,8 +422,8 @@ def replay(report: ParityReport, options: dict[str, Any], small: Spec | None) ->
 
 
 def heading(case: Case, code: int) -> dict[str, Any]:
-    return {"schema": 1, "kda": program_version(), "command": "verify", "exit": code, "problem": str(case.problem()),
-            "spec": dataclasses.asdict(case.spec), "seed": case.spec.seed}
+    spec = case.spec
+    return render.heading("verify", code, problem=str(case.problem()), spec=dataclasses.asdict(spec), seed=spec.seed)
 
 
 def as_json(
