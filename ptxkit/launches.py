@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
-import gc
 import struct
 from collections.abc import Hashable, Iterable
 
@@ -19,6 +18,7 @@ from ptxkit.naming import ElementLayout, Names, Span, span
 from ptxkit.program import Program, align_up
 from ptxkit.ptx import parse
 from ptxkit.report import Run
+from ptxkit.temporary import uncollected
 from ptxkit.timing.clock import Timer
 from ptxkit.timing.timeline import LaunchRecords
 
@@ -36,22 +36,10 @@ def _module(ptx):
     return parse(ptx)
 
 
-@contextlib.contextmanager
-def _uncollected():
-    """Stop the garbage collector: syntax trees are no garbage, and it would look through them again and again."""
-    collecting = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if collecting:
-            gc.enable()
-
-
 @functools.lru_cache(maxsize=64)
 def program(ptx, kernel, arch):
     """Return the kernel of a name (None: the only one), lowered for an arch such as "sm_100a" (None: the PTX's)."""
-    with _uncollected():
+    with uncollected():                      # syntax trees are no garbage
         return _program(ptx, kernel, arch)
 
 

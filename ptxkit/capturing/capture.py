@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
+from ptxkit.compile.errors import MissingCompilerError
 from ptxkit.compile.launching import redirect
 
 from .. import launches
@@ -67,7 +68,10 @@ def capture(arch: str = "sm_100a", *, sms: int | None = None, **options: Any) ->
     if sms is not None:
         chip = chip._replace(sms=sms)
     session = Capture(chip, options)
-    with _ONE, redirect(session), standing_in(chip), cutedsl.taken(session), triton.taken(session), (
-        gpu.present(session)
-    ):
+    with _ONE, redirect(session), standing_in(chip), contextlib.ExitStack() as stack:
+        for compiler in (cutedsl, triton):
+            with contextlib.suppress(MissingCompilerError):
+                compiler.door.load()
+                stack.enter_context(compiler.taken(session))
+        stack.enter_context(gpu.present(session))
         yield session

@@ -22,9 +22,9 @@ import torch
 
 from ptxkit.compile import cutedsl as door
 from ptxkit.compile.code import entries
-from ptxkit.compile.errors import MissingCompilerError
 from ptxkit.compile.kernel import Kernel
 
+from ..temporary import replaced
 from . import memory
 from .aligned import aligned
 from .dlpack import Disguised
@@ -172,22 +172,13 @@ def _cubin(function: Any) -> bytes | None:
 @contextlib.contextmanager
 def taken(session: Session) -> Iterator[None]:
     """Let the DSL compile for the session's arch, keep PTX and call functions as a `HostFunction`, inside the block."""
-    try:
-        door.load()
-    except MissingCompilerError:
-        yield
-        return
     with contextlib.ExitStack() as undo:
         folder = undo.enter_context(tempfile.TemporaryDirectory(prefix="ptxkit"))
         session.call_sites = undo.enter_context(
             door.compiling_for(session.arch, keep_ptx=True, keep_cubin=True, lineinfo=True, dump_dir=folder)
         )
         for owner, name, replacement in _takers(session):
-            if name in vars(owner):
-                undo.callback(setattr, owner, name, vars(owner)[name])
-            else:                                                            # inherited
-                undo.callback(delattr, owner, name)
-            setattr(owner, name, replacement)
+            undo.enter_context(replaced(owner, **{name: replacement}))
         yield
 
 

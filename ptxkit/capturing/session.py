@@ -14,6 +14,7 @@ from ptxkit.errors import PtxkitError
 from .. import advice, launches, tensormap
 from ..chips import Chip
 from ..findings import FREED, Finding, FindingPlace, SimulationError
+from ..temporary import replaced
 from ..timing.clock import together
 from . import memory
 from .arena import Heap
@@ -135,12 +136,9 @@ class Session:
                 **options | more,
             )
 
-        gpu, self.gpu = self.gpu, None       # what simulates sees the machine as it is
-        try:
+        with replaced(self, gpu=None):       # what simulates sees the machine as it is
             run = simulate(accesses=accesses, heap=heap)
             trial.judge(run, lambda: simulate(timeline=False, limit=PATIENCE + 2 * run.counters["warp_instructions"]))
-        finally:
-            self.gpu = gpu
         if lost := self._lost_arguments(run, heap):
             run.findings = [*run.findings, *lost]
         if run.findings and self.options.get("raises"):

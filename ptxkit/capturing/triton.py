@@ -18,8 +18,8 @@ import torch
 
 from ptxkit.compile import elf
 from ptxkit.compile import triton as door
-from ptxkit.compile.errors import MissingCompilerError
 
+from ..temporary import replaced
 from ..timing.clock import together
 from .devices import UNKNOWN_REGISTERS
 from .session import CaptureError, Session
@@ -114,30 +114,16 @@ class TritonLauncher:
 @contextlib.contextmanager
 def taken(session: Session) -> Iterator[None]:
     """Inside the block Triton's driver is the session's."""
-    try:
-        door.load()
-    except MissingCompilerError:
-        yield
-        return
     from triton import testing
     from triton.runtime import autotuner, driver
 
     before, ours = driver._active, Driver(session)                       # asking for `active` would look for a GPU
-    answers = (
-        (autotuner.Autotuner, "do_bench", property(lambda tuner: ours.get_benchmarker())),  # with warmup=, rep= as well
-        (testing, "do_bench", _once(session)),
-        (testing, "do_bench_cudagraph", _once(session)),
-    )
-    kept = [(owner, name, vars(owner)[name]) for owner, name, _ in answers]
-    driver.set_active(ours)
-    for owner, name, answer in answers:
-        setattr(owner, name, answer)
-    try:
+    tuned = property(lambda tuner: ours.get_benchmarker())                   # with warmup=, rep= as well
+    timed = dict.fromkeys(("do_bench", "do_bench_cudagraph"), _once(session))
+    with replaced(autotuner.Autotuner, do_bench=tuned), replaced(testing, **timed), contextlib.ExitStack() as undo:
+        undo.callback(driver.set_active, before)
+        driver.set_active(ours)
         yield
-    finally:
-        driver.set_active(before)
-        for owner, name, value in kept:
-            setattr(owner, name, value)
 
 
 def _once(session: Session) -> Any:

@@ -12,7 +12,6 @@ that is there, nothing of the DSL is imported.
 from __future__ import annotations
 
 import contextlib
-import gc
 import hashlib
 import io
 import platform
@@ -26,6 +25,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ..temporary import replaced, uncollected
 from . import call_sites, store
 from .code import entries
 from .errors import BuildError, MissingCompilerError
@@ -110,7 +110,7 @@ class Recipe(ConfiguredRecipe):
         return self.module.rpartition(".")[2]
 
     def build(self) -> store.Entry:
-        with _without_collections():
+        with uncollected():                  # to look through all that torch made, too, is a tenth of a build
             load()
             (found,) = imported(self.function)(self.config, self.target).kernels.values()
         return {"name": found.name.encode(), "ptx": found.ptx.encode(), "cubin": found.cubin}
@@ -212,25 +212,8 @@ def _short_file_names() -> Iterator[None]:
             name = hashlib.sha256(name.encode()).hexdigest()
         name_files(option, folder, name, *more)
 
-    options._set_artifact_dump_paths = staticmethod(named)
-    try:
+    with replaced(options, _set_artifact_dump_paths=staticmethod(named)):
         yield
-    finally:
-        options._set_artifact_dump_paths = staticmethod(name_files)
-
-
-@contextlib.contextmanager
-def _without_collections() -> Iterator[None]:
-    """What an import and a trace make is there to stay: to look for garbage, in all that torch made too, is a tenth of
-    a build.
-    """
-    on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if on:
-            gc.enable()
 
 
 @contextlib.contextmanager
@@ -268,13 +251,8 @@ def _lines_kept() -> Iterator[None]:
             locations[id(info)] = location_of(info), info
         return locations[id(info)][0]
 
-    for name, kept in zip(names, (kept_is_foreign, kept_info_of, kept_location_of)):
-        setattr(op, name, kept)
-    try:
+    with replaced(op, **dict(zip(names, (kept_is_foreign, kept_info_of, kept_location_of)))):
         yield
-    finally:
-        for name, before in zip(names, looked_up):
-            setattr(op, name, before)
 
 
 def _dsls() -> list[Any]:

@@ -7,7 +7,7 @@ import os
 import runpy
 import sys
 import traceback
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Container, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -23,6 +23,7 @@ from ..capturing import Capture, capture, memory
 from ..findings import Finding
 from ..mutation import Mutants, mutants
 from ..mutation.replay import equal
+from ..temporary import replaced
 
 
 class ScriptError(PtxkitError, ValueError):
@@ -154,7 +155,8 @@ def run(
             outcomes = []
             for number in numbers:
                 assert before is not None
-                with _having(session, {"clock": None, "timeline": False} | schedule(number)):
+                options = session.options | {"clock": None, "timeline": False} | schedule(number)
+                with replaced(session, options=options):
                     result.add(_all(simulate()), number)
                 ran()
                 outcomes.append([x.detach().clone() for x in before.tensors.values()])
@@ -168,16 +170,6 @@ def run(
         session.around = launched
         result.failed = _executed(path, args)
     return result
-
-
-@contextlib.contextmanager
-def _having(session: Capture, options: dict[str, Any]) -> Iterator[None]:
-    before = session.options
-    session.options = before | options
-    try:
-        yield
-    finally:
-        session.options = before
 
 
 def _executed(path: Path, args: Sequence[str]) -> str | None:

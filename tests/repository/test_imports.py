@@ -69,7 +69,7 @@ ARROWS = {
     "__main__": {"cli"},
 }
 BARE = ("kda", "ptxkit", "", *(f"kda.{group}" for group in GROUPS))
-LIGHT = {"", "application", "errors", "limits", "standing"}
+LIGHT = {"", "application", "errors", "limits", "standing", "temporary"}
 HEAVY = ("triton", "cutlass", "cuda", "matplotlib", "numpy")
 TORCH_FREE = ("errors", "notices", "model.problem", "model.stages", "model.bundles", "model.host",
               "routing.capability", "routing.dispatch", "compile", "model.offsets", "cli", "__main__")

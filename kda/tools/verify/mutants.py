@@ -16,6 +16,7 @@ from kda.backends.common import training, training_plan
 from kda.model.bundles import Save
 from kda.model.host import stand_in, standing_in
 from kda.routing.dispatch import launcher
+from ptxkit.temporary import replaced
 
 from .cases import Case, Spec, make
 
@@ -164,20 +165,18 @@ def planned_with(backend: str, call: MutantsCall) -> Iterator[None]:
     """Make the backend plan as the call requires, inside the block."""
     plan, host = importlib.import_module(f"kda.backends.{backend}.plan"), stand_in()
     modules = (plan, launcher(backend), training, training_plan)
-    owners = {name: next(module for module in modules if hasattr(module, name)) for name in call.constants}
-    before = {name: getattr(module, name) for name, module in owners.items()}
     kept = [getattr(module, name, None) for module in modules for name in ("plan", "training_plan", "steps")]
-    forget = [cached.cache_clear for cached in kept if hasattr(cached, "cache_clear")]
 
-    def tell(constants: Mapping[str, Any]) -> None:
-        for name, value in constants.items():
-            setattr(owners[name], name, value)
-        for cleared in forget:
-            cleared()
+    def forget() -> None:
+        for cached in kept:
+            if hasattr(cached, "cache_clear"):
+                cached.cache_clear()
 
-    tell(call.constants)
-    try:
+    with contextlib.ExitStack() as changed:
+        changed.callback(forget)             # comes last, when the constants are what they were
+        for name, value in call.constants.items():
+            owner = next(module for module in modules if hasattr(module, name))
+            changed.enter_context(replaced(owner, **{name: value}))
+        forget()
         with standing_in(dataclasses.replace(host, sms=call.sms or host.sms)):
             yield
-    finally:
-        tell(before)

@@ -12,6 +12,7 @@ from typing import Any
 
 from ptxkit import application
 from ptxkit.compile.launching import launch_sink
+from ptxkit.temporary import replaced
 
 Table = Mapping[str, Callable[..., Any]]     # name -> what it answers: (gpu, arguments) -> ...
 _MISSING = object()
@@ -36,11 +37,7 @@ class Patches(contextlib.ExitStack):
 
     def put(self, owner: Any, name: str, value: Any) -> None:
         """Replace an attribute, for every thread."""
-        if name in vars(owner):
-            self.callback(setattr, owner, name, vars(owner)[name])
-        else:                                                                # missing, or inherited
-            self.callback(delattr, owner, name)
-        setattr(owner, name, value)
+        self.enter_context(replaced(owner, **{name: value}))
 
     def answer(self, owner: Any, table: Table) -> None:
         """Replace functions of a module, for the thread that captures and for all code but what knows."""

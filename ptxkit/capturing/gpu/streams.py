@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
-from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from typing import Any
 
+from ...temporary import replaced
 from ...timing.clock import together
 from .order import Mark
 from .patching import current
@@ -127,13 +127,6 @@ def milliseconds(gpu: Gpu, start: int, end: int) -> float:
     return 1e3 * together([run for run in gpu.session.runs[start:end] if run.clock])
 
 
-@contextlib.contextmanager
-def entered(gpu: Gpu, stream: Any) -> Iterator[None]:
+def entered(gpu: Gpu, stream: Any) -> AbstractContextManager[None]:
     """`with torch.cuda.stream(stream)`; None changes nothing."""
-    before = gpu.stream
-    if stream is not None:
-        gpu.stream = stream
-    try:
-        yield
-    finally:
-        gpu.stream = before
+    return replaced(gpu, stream=gpu.stream if stream is None else stream)
