@@ -1,19 +1,7 @@
 """bar, barrier.cluster, mbarrier, fence, griddepcontrol, setmaxnreg."""
 
+from ptxkit.isa import fields
 from ptxkit.isa.common import ALIGNED, NOT_GATHERED, SYNC, Op, operands
-from ptxkit.isa.fields import (
-    BAR,
-    CLUSTER_ARRIVE,
-    FENCE,
-    GRID,
-    MBARRIER_ARRIVE,
-    MBARRIER_INIT,
-    MBARRIER_INVAL,
-    MBARRIER_TX,
-    MBARRIER_WAIT,
-    MEMBERS,
-    SETMAXNREG,
-)
 from ptxkit.ptx.syntax import Address, Immediate
 
 BAR_OPS = {"sync": 0, "arrive": 1, "popc": 2, "and": 3, "or": 4}
@@ -28,7 +16,7 @@ def lower_bar(b, ins):
     parts = [p for p in ins.parts[1:] if p not in ("cta", "aligned")]
     if parts[:1] == ["warp"]:
         (mask,) = operands(b, ins, "membermask")
-        return Op("warp_sync", [b.value(mask, "b32")], MEMBERS(mask=0), SYNC)
+        return Op("warp_sync", [b.value(mask, "b32")], fields.MEMBERS(mask=0), SYNC)
     if parts[:1] == ["cluster"]:
         return _lower_cluster(b, ins, parts[1:])
     red = parts[:1] == ["red"]
@@ -37,9 +25,8 @@ def lower_bar(b, ins):
         b.fail(f"no barrier operation .{'.'.join(parts)}", ".sync, .arrive, .red.popc, .red.and, .red.or")
     target = predicate = -1
     if red:
-        result, *which, predicate = operands(b, ins, "d", "a", "p") if len(ins.operands) < 4 else operands(
-            b, ins, "d", "a", "b", "p"
-        )
+        counted = ["b"] if len(ins.operands) > 3 else []
+        result, *which, predicate = operands(b, ins, "d", "a", *counted, "p")
         target = b.target(result, "u32" if kind == "popc" else "pred")
         predicate, negated = b.predicate(predicate)
         if negated:
@@ -51,7 +38,7 @@ def lower_bar(b, ins):
     if kind == "arrive" and count < 0:
         b.fail("bar.arrive needs a thread count")
     gather = ALIGNED if ins.parts[0] == "bar" or "aligned" in ins.parts else NOT_GATHERED
-    return Op("bar", [target, barrier, count, predicate], BAR(op=BAR_OPS[kind]), gather)
+    return Op("bar", [target, barrier, count, predicate], fields.BAR(op=BAR_OPS[kind]), gather)
 
 
 def _lower_cluster(b, ins, parts):
@@ -60,30 +47,13 @@ def _lower_cluster(b, ins, parts):
     if not set(parts) <= known or len({"arrive", "wait"} & {*parts}) != 1:
         b.fail(f"modifiers {'.'.join(parts)}", ", ".join(sorted(known)))
     if "arrive" in parts:
-        return Op("cluster_arrive", [], CLUSTER_ARRIVE(relaxed="relaxed" in parts), gather)
+        return Op("cluster_arrive", [], fields.CLUSTER_ARRIVE(relaxed="relaxed" in parts), gather)
     return Op("cluster_wait", [], [], gather)
 
 
 MBARRIER_MODIFIERS = {
-    "shared",
-    "shared::cta",
-    "shared::cluster",
-    "b64",
-    "release",
-    "acquire",
-    "relaxed",
-    "cta",
-    "cluster",
-    "parity",
-    "expect_tx",
-    "noComplete",
-    "init",
-    "inval",
-    "arrive",
-    "arrive_drop",
-    "test_wait",
-    "try_wait",
-    "pending_count",
+    *("shared", "shared::cta", "shared::cluster", "b64", "release", "acquire", "relaxed", "cta", "cluster", "parity"),
+    *("expect_tx", "noComplete", "init", "inval", "arrive", "arrive_drop", "test_wait", "try_wait", "pending_count"),
     "complete_tx",
 }
 
@@ -108,7 +78,7 @@ def _lower_wait(b, ins, what, parts, relaxed):
     place = b.place(address)
     parity = "parity" in parts
     args = [b.target(target, "pred"), place.register, b.value(phase, "u32" if parity else "b64")]
-    return Op(what, args, MBARRIER_WAIT(address=place.address, parity=parity, relaxed=relaxed))
+    return Op(what, args, fields.MBARRIER_WAIT(address=place.address, parity=parity, relaxed=relaxed))
 
 
 def _lower_arrive(b, ins, what, parts, relaxed):
@@ -124,7 +94,7 @@ def _lower_arrive(b, ins, what, parts, relaxed):
     address, *number = given
     place = b.place(address)
     value = b.value(number[0], "u32") if number else -1
-    mods = MBARRIER_ARRIVE(
+    mods = fields.MBARRIER_ARRIVE(
         address=place.address, drop=what == "arrive_drop", relaxed=relaxed, no_complete="noComplete" in parts
     )
     return Op("mbarrier_arrive", [state, place.register, *((-1, value) if needed else (value, -1))], mods)
@@ -135,11 +105,11 @@ def _lower_mbarrier_memory(b, ins, what, parts, relaxed):
     address, *number = operands(b, ins, "[a]", *({"init": ["count"], "inval": []}.get(what, ["bytes"])))
     place = b.place(address)
     if what == "inval":
-        return Op("mbarrier_inval", [place.register], MBARRIER_INVAL(address=place.address))
+        return Op("mbarrier_inval", [place.register], fields.MBARRIER_INVAL(address=place.address))
     args = [place.register, b.value(number[0], "u32")]
     if what == "init":
-        return Op("mbarrier_init", args, MBARRIER_INIT(address=place.address))
-    return Op("mbarrier_tx", args, MBARRIER_TX(address=place.address, complete=what == "complete_tx"))
+        return Op("mbarrier_init", args, fields.MBARRIER_INIT(address=place.address))
+    return Op("mbarrier_tx", args, fields.MBARRIER_TX(address=place.address, complete=what == "complete_tx"))
 
 
 MBARRIER = {
@@ -151,7 +121,7 @@ MBARRIER = {
 
 
 def _fence(views, order, mbarriers):
-    return Op("fence", [], FENCE(views=views, order=order, mbarriers=mbarriers))
+    return Op("fence", [], fields.FENCE(views=views, order=order, mbarriers=mbarriers))
 
 
 def lower_fence(b, ins):
@@ -187,14 +157,14 @@ def lower_membar(b, ins):
 def lower_griddepcontrol(b, ins):
     if ins.parts[1:] not in (("wait",), ("launch_dependents",)):
         b.fail(f"griddepcontrol.{'.'.join(ins.parts[1:])}", "wait, launch_dependents")
-    return Op("grid", [], GRID(wait=ins.parts[1] == "wait"))
+    return Op("grid", [], fields.GRID(wait=ins.parts[1] == "wait"))
 
 
 def lower_setmaxnreg(b, ins):
     (count,) = operands(b, ins, "count")
     if not isinstance(count, Immediate):
         b.fail("setmaxnreg needs an immediate")
-    return Op("setmaxnreg", [], SETMAXNREG(inc="inc" in ins.parts, registers=int(count.value)), ALIGNED)
+    return Op("setmaxnreg", [], fields.SETMAXNREG(inc="inc" in ins.parts, registers=int(count.value)), ALIGNED)
 
 
 LOWERINGS = {

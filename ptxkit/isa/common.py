@@ -29,20 +29,8 @@ MATRIX_TYPES = {
 }
 ATOMICS = {"add": 0, "min": 1, "max": 2, "and": 3, "or": 4, "xor": 5, "exch": 6, "cas": 7, "inc": 8, "dec": 9}
 ATOMIC_TYPES = {
-    "u32": 0,
-    "s32": 1,
-    "u64": 2,
-    "s64": 3,
-    "f32": 4,
-    "f64": 5,
-    "f16": 6,
-    "bf16": 7,
-    "b16": 8,
-    "b128": 9,
-    "f16x2": 10,
-    "bf16x2": 11,
-    "b32": 0,
-    "b64": 2,
+    "u32": 0, "s32": 1, "u64": 2, "s64": 3, "f32": 4, "f64": 5, "f16": 6, "bf16": 7, "b16": 8, "b128": 9,
+    "f16x2": 10, "bf16x2": 11, "b32": 0, "b64": 2,
 }
 SCOPES = {"cta": 1, "cluster": 2, "gpu": 3, "sys": 4}
 SEMANTICS = {"weak": 0, "relaxed": 1, "acquire": 2, "release": 3, "acq_rel": 4}

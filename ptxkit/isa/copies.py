@@ -1,19 +1,7 @@
 """cp.async, cp.async.bulk, cp.reduce.async.bulk, st.async, red.async, clusterlaunchcontrol; tma.py: tensor copies."""
 
+from ptxkit.isa import fields
 from ptxkit.isa.common import ATOMIC_TYPES, ATOMICS, SCOPES, SIZES, Op, one_of, operands
-from ptxkit.isa.fields import (
-    BULK_LOAD,
-    BULK_PREFETCH,
-    BULK_SEND,
-    BULK_STORE,
-    BULK_WAIT,
-    CP_ASYNC,
-    CP_ASYNC_ARRIVE,
-    CP_ASYNC_WAIT,
-    REDUCTION,
-    ST_ASYNC,
-    TRY_CANCEL,
-)
 from ptxkit.ptx.syntax import Immediate, Negated, Register, Sink
 
 PLAIN = -1  # in the place of an atomic operation: a copy
@@ -56,8 +44,15 @@ def place(b, operand, generic=False):
     return p.register, p.place(generic)
 
 
+def places(b, found, *names, generic=False):
+    """Return the registers of address operands, and their fields of PLACE by name: `to` for the destination."""
+    pairs = [place(b, found[name], generic) for name in names]
+    called = {"destination": "to", "address": "to"}
+    return [register for register, _ in pairs], {called.get(n, n): fields_ for n, (_, fields_) in zip(names, pairs)}
+
+
 def operands_of(b, ins, *names):
-    """Return the operands by name; a name of None was not asked for by the modifiers, so there is no operand."""
+    """Return the operands by name; a name that is false was not asked for by the modifiers, so there is no operand."""
     wanted = [name for name in names if name]
     if len(ins.operands) != len(wanted):
         b.fail(f"{len(ins.operands)} operands", f"{len(wanted)} with these modifiers: {', '.join(wanted)}")
@@ -65,6 +60,13 @@ def operands_of(b, ins, *names):
     if "policy" in found:
         b.value(found["policy"], "b64")  # which has no effect here
     return found
+
+
+def loaded(b, ins, *names):
+    """Return the operands of a copy into shared memory, which may go to several CTAs."""
+    if MULTICAST in ins.parts and "shared::cta" in ins.parts:
+        b.fail("a multicast to .shared::cta", ".shared::cluster")
+    return operands_of(b, ins, *names, MULTICAST in ins.parts and "mask", HINT in ins.parts and "policy")
 
 
 def cta_mask(b, found):
@@ -102,8 +104,8 @@ def lower_cp_async(b, ins):
         ignored, negated = b.predicate(rest[0])
     elif rest:
         read = b.value(rest[0], "u32")
-    (to, to_place), (source, source_place) = place(b, to), place(b, source)
-    mods = CP_ASYNC(to=to_place, source=source_place, bytes=int(size.value), negated=negated)
+    (to, source), where = places(b, {"destination": to, "source": source}, "destination", "source")
+    mods = fields.CP_ASYNC(**where, bytes=int(size.value), negated=negated)
     return Op("cp_async", [to, source, read, ignored], mods)
 
 
@@ -113,12 +115,12 @@ def lower_cp_async_commit(b, ins):
 
 
 def lower_cp_async_wait_group(b, ins):
-    return Op("cp_async_wait", [], CP_ASYNC_WAIT(stay=small_number(b, ins, GROUPS_KEPT - 1), all=False))
+    return Op("cp_async_wait", [], fields.CP_ASYNC_WAIT(stay=small_number(b, ins, GROUPS_KEPT - 1), all=False))
 
 
 def lower_cp_async_wait_all(b, ins):
     operands_of(b, ins)
-    return Op("cp_async_wait", [], CP_ASYNC_WAIT(stay=0, all=True))
+    return Op("cp_async_wait", [], fields.CP_ASYNC_WAIT(stay=0, all=True))
 
 
 def lower_cp_async_arrive(b, ins):
@@ -126,7 +128,7 @@ def lower_cp_async_arrive(b, ins):
     register, where = place(
         b, operands_of(b, ins, "mbarrier")["mbarrier"], generic=not {"shared", "shared::cta"} & set(ins.parts)
     )
-    return Op("cp_async_arrive", [register], CP_ASYNC_ARRIVE(mbarrier=where, noinc="noinc" in ins.parts))
+    return Op("cp_async_arrive", [register], fields.CP_ASYNC_ARRIVE(mbarrier=where, noinc="noinc" in ins.parts))
 
 
 # ---- cp.async.bulk
@@ -141,53 +143,37 @@ def lower_bulk(b, ins):
     return BULK[direction](b, ins)
 
 
+def _reducing(b, ins, to, refusal):
+    """Return (operation, type) of a reduction to a space."""
+    op, type_ = one_of(ins.parts, {o: o for o in REDUCTIONS}), ins.parts[-1]
+    if type_ not in REDUCIBLE[to].get(op, ()):
+        b.fail(refusal.format(op, type_, to), "; ".join(f"{o}: {', '.join(t)}" for o, t in REDUCIBLE[to].items()))
+    return op, type_
+
+
 def _reduction(b, ins, to):
     """Return the fields of REDUCTION."""
     if ins.parts[1] != "async":  # cp.reduce
-        op, type_ = one_of(ins.parts, {o: o for o in REDUCTIONS}), ins.parts[-1]
-        table = REDUCIBLE[to]
-        if op not in table or type_ not in table[op]:
-            b.fail(
-                f"no reduction .{op}.{type_} to {to}",
-                "; ".join(f"{o}: {', '.join(t)}" for o, t in table.items()),
-            )
+        op, type_ = _reducing(b, ins, to, "no reduction .{}.{} to {}")
         if op == "add" and type_ in ("f16", "bf16") and "noftz" not in ins.parts:
             b.fail(f".add.{type_} without .noftz", f".add.noftz.{type_}")
-        return REDUCTION(op=REDUCTIONS[op], type=ATOMIC_TYPES[type_], bytes=SIZES[type_])
-    return REDUCTION(op=PLAIN, type=0, bytes=1)
+        return fields.REDUCTION(op=REDUCTIONS[op], type=ATOMIC_TYPES[type_], bytes=SIZES[type_])
+    return fields.REDUCTION(op=PLAIN, type=0, bytes=1)
 
 
 def _lower_bulk_load(b, ins):
     refuse_unknown(b, ins, {"async", "bulk", MBARRIER, MULTICAST, HINT, *SPACES})
-    if MULTICAST in ins.parts and "shared::cta" in ins.parts:
-        b.fail("a multicast to .shared::cta", ".shared::cluster")
-    found = operands_of(
-        b,
-        ins,
-        "destination",
-        "source",
-        "size",
-        "mbarrier",
-        MULTICAST in ins.parts and "mask",
-        HINT in ins.parts and "policy",
-    )
-    (to, to_place), (source, source_place), (barrier, barrier_place) = (
-        place(b, found[n]) for n in ("destination", "source", "mbarrier")
-    )
+    found = loaded(b, ins, "destination", "source", "size", "mbarrier")
+    (to, source, barrier), where = places(b, found, "destination", "source", "mbarrier")
     args = [to, source, b.value(found["size"], "u32"), barrier, cta_mask(b, found)]
-    own_cta = "shared::cta" in ins.parts
-    mods = BULK_LOAD(to=to_place, source=source_place, mbarrier=barrier_place, own_cta=own_cta)
-    return Op("bulk_load", args, mods)
+    return Op("bulk_load", args, fields.BULK_LOAD(**where, own_cta="shared::cta" in ins.parts))
 
 
 def _lower_bulk_send(b, ins):
     refuse_unknown(b, ins, {"async", "bulk", "reduce", MBARRIER, *SPACES, *REDUCTIONS, "u32", "s32", "u64", "b32"})
     found = operands_of(b, ins, "destination", "source", "size", "mbarrier")
-    (to, to_place), (source, source_place), (barrier, barrier_place) = (
-        place(b, found[n]) for n in ("destination", "source", "mbarrier")
-    )
-    reduction = _reduction(b, ins, "shared::cluster")
-    mods = BULK_SEND(to=to_place, source=source_place, mbarrier=barrier_place, reduction=reduction)
+    (to, source, barrier), where = places(b, found, "destination", "source", "mbarrier")
+    mods = fields.BULK_SEND(**where, reduction=_reduction(b, ins, "shared::cluster"))
     return Op("bulk_send", [to, source, b.value(found["size"], "u32"), barrier], mods)
 
 
@@ -199,13 +185,10 @@ def _lower_bulk_store(b, ins):
     found = operands_of(
         b, ins, "destination", "source", "size", HINT in ins.parts and "policy", "cp_mask" in ins.parts and "byte mask"
     )
-    (to, to_place), (source, source_place) = (place(b, found[n]) for n in ("destination", "source"))
+    (to, source), where = places(b, found, "destination", "source")
     mask = b.value(found["byte mask"], "b16") if "byte mask" in found else -1
-    return Op(
-        "bulk_store",
-        [to, source, b.value(found["size"], "u32"), mask],
-        BULK_STORE(to=to_place, source=source_place, reduction=_reduction(b, ins, "global")),
-    )
+    args = [to, source, b.value(found["size"], "u32"), mask]
+    return Op("bulk_store", args, fields.BULK_STORE(**where, reduction=_reduction(b, ins, "global")))
 
 
 BULK = {
@@ -221,7 +204,7 @@ def lower_bulk_prefetch(b, ins):
     refuse_unknown(b, ins, {"async", "bulk", "prefetch", "L2", "global", HINT})
     found = operands_of(b, ins, "source", "size", HINT in ins.parts and "policy")
     source, source_place = place(b, found["source"])
-    return Op("bulk_prefetch", [source, b.value(found["size"], "u32")], BULK_PREFETCH(source=source_place))
+    return Op("bulk_prefetch", [source, b.value(found["size"], "u32")], fields.BULK_PREFETCH(source=source_place))
 
 
 def lower_bulk_commit(b, ins):
@@ -231,7 +214,7 @@ def lower_bulk_commit(b, ins):
 
 def lower_bulk_wait(b, ins):
     refuse_unknown(b, ins, {"async", "bulk", "wait_group", "read"})
-    return Op("bulk_wait", [], BULK_WAIT(stay=small_number(b, ins, GROUPS_KEPT - 1), read="read" in ins.parts))
+    return Op("bulk_wait", [], fields.BULK_WAIT(stay=small_number(b, ins, GROUPS_KEPT - 1), read="read" in ins.parts))
 
 
 FORMS = {  # how an opcode goes on after cp, tensors apart (tma.py)
@@ -256,14 +239,12 @@ def _lower_store(b, ins, op, type_, count, scope):
     needs(b, 90, f"{ins.parts[0]}.async")
     found = operands_of(b, ins, "address", "value", "mbarrier")
     generic = "shared::cluster" not in ins.parts
-    (to, to_place), (barrier, barrier_place) = (place(b, found[n], generic) for n in ("address", "mbarrier"))
+    (to, barrier), where = places(b, found, "address", "mbarrier", generic=generic)
     values = b.values(found["value"], type_)
     if len(values) != count:
         b.fail(f"{len(values)} registers for {count} elements")
-    mods = ST_ASYNC(
-        to=to_place, mbarrier=barrier_place, bytes=SIZES[type_], count=count, op=op, type=ATOMIC_TYPES.get(type_, 0),
-        scope=scope,
-    )
+    type_number = ATOMIC_TYPES.get(type_, 0)
+    mods = fields.ST_ASYNC(**where, bytes=SIZES[type_], count=count, op=op, type=type_number, scope=scope)
     return Op("st_async", [to, barrier, *values], mods)
 
 
@@ -290,10 +271,7 @@ def lower_red_async(b, ins):
     refuse_unknown(
         b, ins, {"async", "relaxed", "cluster", "shared::cluster", MBARRIER, *REDUCTIONS, "b32", "u32", "s32", "u64"}
     )
-    op, type_ = one_of(ins.parts, {o: o for o in REDUCTIONS}), ins.parts[-1]
-    table = REDUCIBLE["shared::cluster"]
-    if op not in table or type_ not in table[op]:
-        b.fail(f"no such reduction .{op}.{type_}", "; ".join(f"{o}: {', '.join(t)}" for o, t in table.items()))
+    op, type_ = _reducing(b, ins, "shared::cluster", "no such reduction .{}.{}")
     return _lower_store(b, ins, REDUCTIONS[op], type_, 1, SCOPES["cluster"])
 
 
@@ -304,23 +282,17 @@ DIMENSIONS = {"get_first_ctaid::x": 0, "get_first_ctaid::y": 1, "get_first_ctaid
 
 def lower_launch_control(b, ins):
     needs(b, 100, "clusterlaunchcontrol")
-    return {"try_cancel": _lower_try_cancel, "query_cancel": _lower_query_cancel}.get(ins.parts[1], _no_launch_control)(
-        b, ins
-    )
-
-
-def _no_launch_control(b, ins):
-    b.fail(f"no clusterlaunchcontrol.{ins.parts[1]}", "try_cancel, query_cancel")
+    if ins.parts[1] not in LAUNCH_CONTROL:
+        b.fail(f"no clusterlaunchcontrol.{ins.parts[1]}", ", ".join(LAUNCH_CONTROL))
+    return LAUNCH_CONTROL[ins.parts[1]](b, ins)
 
 
 def _lower_try_cancel(b, ins):
     everywhere = "multicast::cluster::all"
     refuse_unknown(b, ins, {"try_cancel", "async", "shared::cta", MBARRIER, everywhere, "b128"})
     found = operands_of(b, ins, "address", "mbarrier")
-    generic = "shared::cta" not in ins.parts
-    (to, to_place), (barrier, barrier_place) = (place(b, found[n], generic) for n in ("address", "mbarrier"))
-    mods = TRY_CANCEL(to=to_place, mbarrier=barrier_place, all_ctas=everywhere in ins.parts)
-    return Op("try_cancel", [to, barrier], mods)
+    registers, where = places(b, found, "address", "mbarrier", generic="shared::cta" not in ins.parts)
+    return Op("try_cancel", registers, fields.TRY_CANCEL(**where, all_ctas=everywhere in ins.parts))
 
 
 def _lower_query_cancel(b, ins):
@@ -342,4 +314,5 @@ def _lower_query_cancel(b, ins):
     return Op("first_ctaid", [answer, *targets[:3]])
 
 
+LAUNCH_CONTROL = {"try_cancel": _lower_try_cancel, "query_cancel": _lower_query_cancel}
 LOWERINGS = {"clusterlaunchcontrol": lower_launch_control}

@@ -8,15 +8,8 @@ from ptxkit.isa.fields import ACCESS, ATOM, GETCTARANK, ISSPACEP, MAPA, ST_BULK
 from ptxkit.ptx.syntax import Immediate, Register
 
 SPACES = {
-    "global": 1,
-    "shared": 2,
-    "shared::cta": 2,
-    "shared::cluster": 2,
-    "local": 3,
-    "param": 4,
-    "const": 1,
-    "param::entry": 4,
-    "param::func": 4,
+    **dict.fromkeys(("global", "const"), 1), **dict.fromkeys(("shared", "shared::cta", "shared::cluster"), 2),
+    "local": 3, **dict.fromkeys(("param", "param::entry", "param::func"), 4),
 }
 VECTORS = {"v2": 2, "v4": 4, "v8": 8}
 STRONG = {"volatile": ("relaxed", "sys"), "mmio": ("relaxed", "sys")}
@@ -106,11 +99,7 @@ def lower_st(b, ins):
 
 def _atomic(b, ins, target, address, operands):
     _refuse_unknown(b, ins, SPACES, VECTORS, ATOMIC_TYPES, SEMANTICS, SCOPES, ATOMICS, CACHE)
-    type_ = (
-        ins.parts[-1]
-        if ins.parts[-1] in ATOMIC_TYPES
-        else next((p for p in reversed(ins.parts) if p in ATOMIC_TYPES), None)
-    )
+    type_ = next((p for p in reversed(ins.parts) if p in ATOMIC_TYPES), None)
     if type_ is None:
         b.fail("the type of an atomic is missing", ", ".join(ATOMIC_TYPES))
     op = one_of(ins.parts, ATOMICS)

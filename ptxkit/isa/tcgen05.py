@@ -1,17 +1,7 @@
 """tcgen05: the tensor core and tensor memory of sm_100a and sm_103a."""
 
+from ptxkit.isa import fields
 from ptxkit.isa.common import ALIGNED, Op
-from ptxkit.isa.fields import (
-    TCGEN05_COMMIT,
-    TCGEN05_CP,
-    TCGEN05_MMA,
-    TCGEN05_SHIFT,
-    TMEM_ALLOC,
-    TMEM_DEALLOC,
-    TMEM_FENCE,
-    TMEM_MOVE,
-    TMEM_WAIT,
-)
 from ptxkit.ptx.syntax import Address, Immediate, Vector
 
 GROUPS = {"cta_group::1": 1, "cta_group::2": 2}
@@ -96,15 +86,15 @@ def lower_alloc(b, ins, parts):
     to, columns = _operands(b, ins, 2)
     place = b.place(to)
     generic = generic and b.space_of(to) != "shared"
-    mods = TMEM_ALLOC(to=place.place(generic), group=group)
+    mods = fields.TMEM_ALLOC(to=place.place(generic), group=group)
     return Op("tmem_alloc", [place.register, b.value(columns, "b32")], mods, ALIGNED)
 
 
 def lower_dealloc(b, ins, parts):
     group = _group(b, parts)
     _all_known(b, parts, "sync", "aligned", "b32")
-    taddr, columns = _operands(b, ins, 2)
-    return Op("tmem_dealloc", [b.value(taddr, "b32"), b.value(columns, "b32")], TMEM_DEALLOC(group=group), ALIGNED)
+    args = [b.value(operand, "b32") for operand in _operands(b, ins, 2)]
+    return Op("tmem_dealloc", args, fields.TMEM_DEALLOC(group=group), ALIGNED)
 
 
 def lower_relinquish(b, ins, parts):
@@ -159,7 +149,7 @@ def _lower_move(b, ins, parts, handler, packing):
     register, offset = _tmem(b, addresses[0])
     values = (b.targets if handler == "tmem_ld" else b.values)(vectors[0], "b32")
     result = b.target(rest[0], "b32") if rest else -1
-    mods = TMEM_MOVE(offset=offset, shape=number, registers=count, half=half, packed=packed, **reduction)
+    mods = fields.TMEM_MOVE(offset=offset, shape=number, registers=count, half=half, packed=packed, **reduction)
     return Op(handler, [register, result, *values], mods, ALIGNED)
 
 
@@ -173,12 +163,12 @@ def lower_st(b, ins, parts):
 
 def lower_wait(b, ins, parts):
     _all_known(b, parts, "sync", "aligned")
-    return Op("tmem_wait", [], TMEM_WAIT(stores=ins.parts[1] == "wait::st"), ALIGNED)
+    return Op("tmem_wait", [], fields.TMEM_WAIT(stores=ins.parts[1] == "wait::st"), ALIGNED)
 
 
 def lower_fence(b, ins, parts):
     _all_known(b, parts)
-    return Op("tmem_fence", [], TMEM_FENCE(after=ins.parts[1] == "fence::after_thread_sync"))
+    return Op("tmem_fence", [], fields.TMEM_FENCE(after=ins.parts[1] == "fence::after_thread_sync"))
 
 
 # ---- the tensor core
@@ -209,7 +199,7 @@ def _lower_scaled_mma(b, ins, parts):
     in_tmem = isinstance(a, Address)
     a_register, a_offset = _tmem(b, a) if in_tmem else (b.value(a, "b64"), 0)
     args = [d, a_register, b.value(matrix_b, "b64"), b.value(idesc, "b32"), predicate, -1, scale_a, scale_b]
-    mods = TCGEN05_MMA(
+    mods = fields.TCGEN05_MMA(
         kind=KINDS[kind], group=group, ws=False, a_in_tmem=in_tmem, d_offset=d_offset, a_offset=a_offset,
         negated=negated, scale=0, mask_words=0, factors=SCALED_KINDS[kind][vec], factors_a_offset=factors_a,
         factors_b_offset=factors_b,
@@ -246,7 +236,7 @@ def lower_mma(b, ins, parts):
     in_tmem = isinstance(a, Address)
     a_register, a_offset = _tmem(b, a) if in_tmem else (b.value(a, "b64"), 0)
     args = [d_register, a_register, b.value(matrix_b, "b64"), b.value(idesc, "b32"), predicate, zero, *mask]
-    mods = TCGEN05_MMA(
+    mods = fields.TCGEN05_MMA(
         kind=KINDS[kind], group=group, ws=ws, a_in_tmem=in_tmem, d_offset=d_offset, a_offset=a_offset, negated=negated,
         scale=scale, mask_words=len(mask), factors=0, factors_a_offset=0, factors_b_offset=0,
     )
@@ -271,7 +261,7 @@ def lower_cp(b, ins, parts):
         b.fail(f"modifiers {', '.join(parts)}", "; ".join(".".join(key) for key in (*COPIES, *FORMATS) if key))
     taddr, source = _operands(b, ins, 2)
     register, offset = _tmem(b, taddr)
-    mods = TCGEN05_CP(offset=offset, group=group, shape=COPIES[shape], format=FORMATS[formats])
+    mods = fields.TCGEN05_CP(offset=offset, group=group, shape=COPIES[shape], format=FORMATS[formats])
     return Op("tcgen05_cp", [register, b.value(source, "b64")], mods)
 
 
@@ -279,7 +269,7 @@ def lower_shift(b, ins, parts):
     group = _group(b, parts)
     _all_known(b, parts, "down")
     register, offset = _tmem(b, *_operands(b, ins, 1))
-    return Op("tcgen05_shift", [register], TCGEN05_SHIFT(offset=offset, group=group))
+    return Op("tcgen05_shift", [register], fields.TCGEN05_SHIFT(offset=offset, group=group))
 
 
 def lower_commit(b, ins, parts):
@@ -291,8 +281,8 @@ def lower_commit(b, ins, parts):
     barrier, *mask = _operands(b, ins, 2 if multicast else 1)
     place = b.place(barrier)
     generic = generic and b.space_of(barrier) != "shared"
-    ranks = b.value(mask[0], "b16") if mask else -1
-    return Op("tcgen05_commit", [place.register, ranks], TCGEN05_COMMIT(mbarrier=place.place(generic), group=group))
+    args = [place.register, b.value(mask[0], "b16") if mask else -1]
+    return Op("tcgen05_commit", args, fields.TCGEN05_COMMIT(mbarrier=place.place(generic), group=group))
 
 
 FORMS = {

@@ -11,9 +11,11 @@ from ptxkit.isa.copies import (
     REDUCTIONS,
     SPACES,
     cta_mask,
+    loaded,
     needs,
     operands_of,
     place,
+    places,
     refuse_unknown,
 )
 from ptxkit.isa.fields import TENSORMAP_COPY, TENSORMAP_REPLACE, TMA_LOAD, TMA_PREFETCH, TMA_STORE
@@ -79,47 +81,26 @@ def lower_tensor(b, ins):
 
 
 def _lower_load(b, ins, rank, mode):
-    refuse_unknown(
-        b,
-        ins,
-        {"async", "bulk", "tensor", "tile", "tile::gather4", "im2col", MBARRIER, MULTICAST, HINT}
-        | {*RANKS, *SPACES, *PAIRS},
-    )
+    forms = {"async", "bulk", "tensor", "tile", "tile::gather4", "im2col", MBARRIER, MULTICAST, HINT}
+    refuse_unknown(b, ins, forms | {*RANKS, *SPACES, *PAIRS})
     pair = one_of(ins.parts, PAIRS)
     if pair is not None:
         needs(b, 100, ".cta_group")
     if MBARRIER not in ins.parts:
         b.fail("a load without a way to tell that it is done", f".{MBARRIER}")
-    if MULTICAST in ins.parts and "shared::cta" in ins.parts:
-        b.fail("a multicast to .shared::cta", ".shared::cluster")
-    found = operands_of(
-        b,
-        ins,
-        "destination",
-        "map",
-        "mbarrier",
-        mode == PIXELS and "offsets",
-        MULTICAST in ins.parts and "mask",
-        HINT in ins.parts and "policy",
-    )
-    (to, to_place), (barrier, barrier_place) = (place(b, found[n]) for n in ("destination", "mbarrier"))
+    found = loaded(b, ins, "destination", "map", "mbarrier", mode == PIXELS and "offsets")
+    (to, barrier), where = places(b, found, "destination", "mbarrier")
     tensor, tensor_place = map_place(b, found["map"])
     args = [to, tensor, barrier, cta_mask(b, found), *_coordinates(b, found["map"], rank, mode)]
     args += _offsets(b, found, rank)
-    mods = TMA_LOAD(
-        to=to_place, map=tensor_place, mbarrier=barrier_place, rank=rank, mode=mode, pair=pair or 0,
-        own_cta="shared::cta" in ins.parts,
-    )
+    own_cta = "shared::cta" in ins.parts
+    mods = TMA_LOAD(**where, map=tensor_place, rank=rank, mode=mode, pair=pair or 0, own_cta=own_cta)
     return Op("tma_load", args, mods)
 
 
 def _lower_store(b, ins, rank, mode):
-    refuse_unknown(
-        b,
-        ins,
-        {"async", "bulk", "tensor", "reduce", "tile", "tile::scatter4", "im2col_no_offs", GROUP, HINT}
-        | {*RANKS, *SPACES, *REDUCTIONS},
-    )
+    forms = {"async", "bulk", "tensor", "reduce", "tile", "tile::scatter4", "im2col_no_offs", GROUP, HINT}
+    refuse_unknown(b, ins, forms | {*RANKS, *SPACES, *REDUCTIONS})
     if GROUP not in ins.parts:
         b.fail("a store without a way to tell that it is done", f".{GROUP}")
     reduces = ins.parts[1] == "reduce"
@@ -203,8 +184,8 @@ def _lower_copy(b, ins):
     found = operands_of(b, ins, "destination", "source", "size")
     if not isinstance(found["size"], Immediate) or int(found["size"].value) != 128:
         b.fail(f"{getattr(found['size'], 'text', found['size'])} bytes", "128")
-    (to, to_place), (source, source_place) = (place(b, found[n]) for n in ("destination", "source"))
-    return Op("tensormap_copy", [to, source], TENSORMAP_COPY(to=to_place, source=source_place), ALIGNED)
+    registers, where = places(b, found, "destination", "source")
+    return Op("tensormap_copy", registers, TENSORMAP_COPY(**where), ALIGNED)
 
 
 ALL_FORMS = FORMS | {
