@@ -21,7 +21,7 @@ def lines(screen: Screen, found: Mutants) -> Iterator[str]:
         yield from screen.table(rows, HEAD, "lrlll", indent=2)
 
 
-def told(shown: Progress, name: str = "mutants") -> Callable[[int, int, int], None]:
+def reporter(shown: Progress, name: str = "mutants") -> Callable[[int, int, int], None]:
     """Return the `tell` of `ptxkit.mutants` that shows how many were judged, and how many of them survived."""
     def tell(done: int, total: int, survived: int) -> None:
         if not shown.total:

@@ -115,7 +115,7 @@ def _mutants(screen: Screen, found: Simulated, strict: bool, workers: int) -> Mu
         return None
     with screen.progress("looking for mutants") as shown:
         try:
-            return found.mutants(strict=strict, workers=workers, tell=of_mutants.told(shown))
+            return found.mutants(strict=strict, workers=workers, tell=of_mutants.reporter(shown))
         except SimulationError as error:     # their schedules find what ours did not
             found.add(error.findings, SCHEDULE_OF_MUTANTS)
             return None

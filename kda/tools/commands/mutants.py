@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from ptxkit.commands.mutants import lines, told
+from ptxkit.commands.mutants import lines, reporter
 from ptxkit.commands.render import FINDING, OK, Screen, heading
 from ptxkit.compile.target import Target
 
@@ -21,7 +21,7 @@ def report(screen: Screen, target: Target, options: dict[str, Any]) -> int:
     with screen.progress(f"looking for the mutants of {target.name}") as shown:
         found = simulator.mutants(
             *calls(target.name), arch=target.spelling, strict=True, sample=options["sample"],
-            workers=options["workers"], tell=told(shown, f"mutants of {target.name}"),
+            workers=options["workers"], tell=reporter(shown, f"mutants of {target.name}"),
         )
     code = FINDING if found.survivors else OK
     part = f" (every {options['sample']}th was looked at)" if options["sample"] > 1 else ""
