@@ -332,8 +332,8 @@ def test_everything_is_put_back_at_the_end(noted, xy):
     from cutlass.cutlass_dsl.cuda_jit_executor import CudaDialectJitCompiledFunction as Function
 
     def state():
-        own = CuTeDSL._get_dsl().envar
-        return (dict(vars(Function)), own.arch, own.keep_ptx, own.dump_dir, triton.runtime.driver._active)
+        dsl = CuTeDSL._get_dsl().envar
+        return (dict(vars(Function)), dsl.arch, dsl.keep_ptx, dsl.dump_dir, triton.runtime.driver._active)
 
     before = state()
     with pytest.raises(Broken), capture(arch="sm_90a"):
@@ -587,9 +587,9 @@ def test_living_memory_has_the_names_of_variables_and_of_the_largest_tensor():
     part, (first, second) = whole[10:20], two.unbind()
     del two
     padded = torch.zeros(200, dtype=torch.uint8)[8:88].view(torch.float32)
-    here = {id(x): (x.data_ptr(), x.nbytes) for x in (whole, part, first, second, padded)}
+    extents = {id(x): (x.data_ptr(), x.nbytes) for x in (whole, part, first, second, padded)}
     regions = memory.with_tensors(memory.live())
-    ours = [r for r in regions if r.layout and (r.address, r.size) in here.values()]
+    ours = [r for r in regions if r.layout and (r.address, r.size) in extents.values()]
     named = {region.name: region for region in ours}
     assert set(named) == {"whole", "first", "second", "padded"}
     assert named["padded"].layout.shape == (20,) and named["padded"].layout.dtype == "float32"

@@ -62,18 +62,19 @@ def scale(driver, x, a, stream=0):
 
 
 def test_a_tensor_lies_where_the_program_put_it(session):
-    made = torch.zeros(3, device="cuda")
+    on_gpu = torch.zeros(3, device="cuda")
     plain = torch.zeros(3)
-    here = made.cpu()
-    assert made.is_cuda and made.device == torch.device("cuda", 0) and made.get_device() == 0 and not made.is_cpu
-    assert here.is_cpu and here.device.type == "cpu" and not here.is_cuda
+    on_host = on_gpu.cpu()
+    assert on_gpu.is_cuda and not on_gpu.is_cpu
+    assert on_gpu.device == torch.device("cuda", 0) and on_gpu.get_device() == 0
+    assert on_host.is_cpu and on_host.device.type == "cpu" and not on_host.is_cuda
     assert plain.is_cuda and plain.to("cuda").is_cuda                        # nothing was said: it is the GPU's
     assert torch.empty(3, device="cpu").is_cpu and torch.empty(3, device=0).is_cuda
-    assert torch.ones(3, device=here.device).is_cpu and torch.ones(3, device=made.device).is_cuda
-    assert (made + 1).is_cuda and (here + 1).is_cpu and (here.view(3, 1) + made).is_cuda
-    assert all(part.is_cpu for part in here.split(1)) and made.new_zeros(2).is_cuda
-    assert here.to(0).is_cuda and here.to(device=0).is_cuda and made.to(device="cpu").is_cpu
-    assert here.to(made).is_cuda and made.to(here).is_cpu and made.type() == "torch.cuda.FloatTensor"
+    assert torch.ones(3, device=on_host.device).is_cpu and torch.ones(3, device=on_gpu.device).is_cuda
+    assert (on_gpu + 1).is_cuda and (on_host + 1).is_cpu and (on_host.view(3, 1) + on_gpu).is_cuda
+    assert all(part.is_cpu for part in on_host.split(1)) and on_gpu.new_zeros(2).is_cuda
+    assert on_host.to(0).is_cuda and on_host.to(device=0).is_cuda and on_gpu.to(device="cpu").is_cpu
+    assert on_host.to(on_gpu).is_cuda and on_gpu.to(on_host).is_cpu and on_gpu.type() == "torch.cuda.FloatTensor"
 
 
 def test_functions_that_were_imported_by_name_are_seen(session):
@@ -82,15 +83,15 @@ def test_functions_that_were_imported_by_name_are_seen(session):
 
 def test_a_move_between_the_two_copies_and_a_move_to_where_it_lies_does_not(session):
     x = torch.zeros(4)
-    there = x.cuda()
-    back = there.cpu()
-    assert there.cuda() is not x and there.cuda().data_ptr() == there.data_ptr()
-    there += 1
+    on_gpu = x.cuda()
+    back = on_gpu.cpu()
+    assert on_gpu.cuda() is not x and on_gpu.cuda().data_ptr() == on_gpu.data_ptr()
+    on_gpu += 1
     back += 5
-    assert x.tolist() == [0] * 4 and there.tolist() == [1] * 4 and back.tolist() == [5] * 4
-    assert back.cpu().data_ptr() == back.data_ptr() and there.to("cuda", copy=True).data_ptr() != there.data_ptr()
-    assert there.to("cuda", torch.float16, True).dtype == torch.float16
-    assert there.to("cpu", non_blocking=True).is_cpu and there.half().is_cuda
+    assert x.tolist() == [0] * 4 and on_gpu.tolist() == [1] * 4 and back.tolist() == [5] * 4
+    assert back.cpu().data_ptr() == back.data_ptr() and on_gpu.to("cuda", copy=True).data_ptr() != on_gpu.data_ptr()
+    assert on_gpu.to("cuda", torch.float16, True).dtype == torch.float16
+    assert on_gpu.to("cpu", non_blocking=True).is_cpu and on_gpu.half().is_cuda
 
 
 @pytest.mark.parametrize("make", [
@@ -318,8 +319,8 @@ def test_captures_inside_of_captures_each_have_their_own_gpu():
         x = torch.zeros(2, device="cuda")
         with capture(arch="sm_100a"):
             assert torch.cuda.get_device_capability() == (10, 0) and x.is_cuda and x.cpu().is_cpu
-            made = torch.zeros(2, device="cuda")
-        assert torch.cuda.get_device_capability() == (8, 0) and made.is_cuda and x.cpu().is_cpu
+            inner = torch.zeros(2, device="cuda")
+        assert torch.cuda.get_device_capability() == (8, 0) and inner.is_cuda and x.cpu().is_cpu
 
 
 # ---- cuda-python
@@ -347,15 +348,15 @@ def test_tensor_maps_of_both_modes_are_encoded(session, driver):
     dims, strides = map(driver.cuuint64_t, dims), map(driver.cuuint64_t, strides)
     dims, strides, ones, box = [*dims], [*strides], [driver.cuuint32_t(1)] * 4, [*map(driver.cuuint32_t, (8, 4, 2, 1))]
     done, tile = driver.cuTensorMapEncodeTiled(u16, 4, x.data_ptr(), dims, strides, box, ones, *more)
-    assert done == 0 and decode(at(tile)) == TensorMap(x, box=(8, 4, 2, 1), swizzle=32)
-    of = u16, 4, x.data_ptr(), dims, strides
-    done, image = driver.cuTensorMapEncodeIm2col(*of, [-1, 0], [2, -3], 8, 40, ones, *more)
+    assert done == 0 and decode(image_of(tile)) == TensorMap(x, box=(8, 4, 2, 1), swizzle=32)
+    common = u16, 4, x.data_ptr(), dims, strides
+    done, image = driver.cuTensorMapEncodeIm2col(*common, [-1, 0], [2, -3], 8, 40, ones, *more)
     assert done == 0
-    assert decode(at(image)) == TensorMap(x, box=(8,), swizzle=32, pixels=40, lower=(-1, 0), upper=(2, -3))
+    assert decode(image_of(image)) == TensorMap(x, box=(8,), swizzle=32, pixels=40, lower=(-1, 0), upper=(2, -3))
 
 
-def at(made):
-    return ctypes.string_at(int(made.getPtr()), 128)
+def image_of(tensor_map):
+    return ctypes.string_at(int(tensor_map.getPtr()), 128)
 
 
 def test_parameters_may_be_an_array_of_pointers(session, driver):

@@ -60,9 +60,9 @@ def test_a_product_is_that_of_torch(arch, shape, dtype):
 def test_operands_may_lie_transposed(arch, transposed, dtype):
     M, N, K = 64, 64, 64
     a, b, c = torch.randn(M, K).to(dtype), torch.randn(K, N).to(dtype), empty(M, N)
-    there = dict(a=a.T.contiguous() if transposed[0] else a, b=b.T.contiguous() if transposed[1] else b, c=c)
+    tensors = dict(a=a.T.contiguous() if transposed[0] else a, b=b.T.contiguous() if transposed[1] else b, c=c)
     constants = dict(M=M, N=N, K=K, BK=32, A_T=transposed[0], B_T=transposed[1], TF32=True)
-    run(kernels.dot, arch, 1, there, constants)
+    run(kernels.dot, arch, 1, tensors, constants)
     tolerance = 2e-3 if dtype == torch.float32 else 1e-5
     assert (c - a.double() @ b.double()).abs().max() <= tolerance * (a.double().abs() @ b.double().abs()).max()
 

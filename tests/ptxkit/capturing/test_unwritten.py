@@ -37,9 +37,9 @@ THROUGH_SHARED = built(
 
 def run(kernel, *tensors, **options):
     with capture(arch="sm_90a", **options) as session:
-        made = [make() for make in tensors]
-        kernel.launch(1, *made, block=32)
-    return session, made
+        arguments = [make() for make in tensors]
+        kernel.launch(1, *arguments, block=32)
+    return session, arguments
 
 
 def empty():

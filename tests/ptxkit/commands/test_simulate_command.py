@@ -72,7 +72,7 @@ if __name__ == "__main__":
 
 
 @pytest.fixture
-def here(tmp_path, monkeypatch):
+def workspace(tmp_path, monkeypatch):
     (tmp_path / "script.py").write_text(SCRIPT)
     (tmp_path / "beside.py").write_text("VALUE = 7\n")
     monkeypatch.chdir(tmp_path)
@@ -81,13 +81,13 @@ def here(tmp_path, monkeypatch):
     sys.modules.pop("beside", None)
 
 
-def test_a_kernel_that_does_not_end_is_told_of_and_interrupted(here):
+def test_a_kernel_that_does_not_end_is_told_of_and_interrupted(workspace):
     begin = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); from kda.cli import main; main()"
     words = [sys.executable, "-c", begin, "simulate", "--arch", "sm90", "script.py", "counts"]    # nohup ignores SIGINT
     path = os.pathsep.join([str(Path(kda.__file__).parents[1]), *os.environ.get("PYTHONPATH", "").split(os.pathsep)])
     spoken = {"PYTHONPATH": path, "KDA_QUIET": "0"}
     with subprocess.Popen(words, stderr=subprocess.PIPE, text=True, env=os.environ | spoken) as program:
-        told = next(line for line in program.stderr if "simulating" in line)
+        progress = next(line for line in program.stderr if "simulating" in line)
         program.send_signal(signal.SIGINT)
         try:
             program.wait(timeout=300)
@@ -95,7 +95,7 @@ def test_a_kernel_that_does_not_end_is_told_of_and_interrupted(here):
             program.kill()                   # also where Ctrl-C did not end it
         rest = program.stderr.read()
     engine = "building the engine of ptxkit, once for this machine"
-    assert re.fullmatch(rf"simulating counts; (0 of 3 done|{engine}); \d+ s \.\.\.\n", told)
+    assert re.fullmatch(rf"simulating counts; (0 of 3 done|{engine}); \d+ s \.\.\.\n", progress)
     assert program.returncode == 130
     assert [line for line in rest.splitlines() if "simulating" not in line] == ["kda: interrupted"]
 
@@ -115,7 +115,7 @@ def simulate(*words):
     (["--limit", "9000", "counts"], 1, "too-many-instructions: counts"),
     ([], 3, "script.py launched no kernel in the capture of this command"),
 ])
-def test_the_exit_code_says_how_it_ended(here, names, code, says):
+def test_the_exit_code_says_how_it_ended(workspace, names, code, says):
     argv, path = sys.argv, [*sys.path]
     options, names = (names[:2], names[2:]) if names[:1] == ["--limit"] else ([], names)
     result = simulate(*options, "script.py", *names)
@@ -123,7 +123,7 @@ def test_the_exit_code_says_how_it_ended(here, names, code, says):
     assert (sys.argv, sys.path) == (argv, path)
 
 
-def test_a_script_has_a_limit_without_being_asked(here, monkeypatch):
+def test_a_script_has_a_limit_without_being_asked(workspace, monkeypatch):
     (limit,) = (option for option in command.params if option.name == "limit")
     assert limit.default >= 10**7 and f"{limit.default:,}" in simulate("--help").output
     monkeypatch.setattr(limit, "default", 9000)
@@ -131,19 +131,20 @@ def test_a_script_has_a_limit_without_being_asked(here, monkeypatch):
     assert result.exit_code == 1 and "--limit) allows more" in result.output.replace("\n", " ").replace("    ", "")
 
 
-def test_every_output_says_that_a_launch_was_ended_by_a_finding(here):
+def test_every_output_says_that_a_launch_was_ended_by_a_finding(workspace):
     said = "it ended the launch, whose results are incomplete"
     options = ("--limit", "9000", "--html", "page.html", "--sarif", "log.sarif")
     text = simulate(*options, "script.py", "counts", "twice").output
     assert text.count(said) == 1
-    assert said in (here / "page.html").read_text() and said in results(here / "log.sarif")[0]["message"]["text"]
+    assert said in (workspace / "page.html").read_text()
+    assert said in results(workspace / "log.sarif")[0]["message"]["text"]
     found = json.loads(simulate("--json", *options, "script.py", "counts", "twice").stdout)
     assert [launch["incomplete"] for launch in found["launches"]] == [True, False]
     assert [finding["ended"] for finding in found["findings"]] == [True]
 
 
-def test_a_script_that_cannot_be_parsed_is_shown_without_frames_of_others(here):
-    (here / "script.py").write_text("print(1\n")
+def test_a_script_that_cannot_be_parsed_is_shown_without_frames_of_others(workspace):
+    (workspace / "script.py").write_text("print(1\n")
     result = simulate("script.py")
     assert result.exit_code == 2 and "SyntaxError: '(' was never closed" in result.output
     assert "script.py" in result.output and "line 1" in result.output
@@ -155,12 +156,12 @@ def test_a_script_that_cannot_be_parsed_is_shown_without_frames_of_others(here):
     (["twice", "fail"], 2, "", "1 launch of 1 kernel, 3 schedules of each; 0 findings, 0 notes; the script failed"),
     ([], 3, "", "0 launches of 0 kernels, 3 schedules of each; 0 findings, 0 notes; the script launched no kernel"),
 ])
-def test_a_page_looks_clean_only_if_kernels_ran_to_the_end(here, names, code, looks, says):
+def test_a_page_looks_clean_only_if_kernels_ran_to_the_end(workspace, names, code, looks, says):
     assert simulate("--html", "page.html", "script.py", *names).exit_code == code
     assert f'<p class="{looks}">{says}</p>' in Path("page.html").read_text()
 
 
-def test_a_traceback_begins_in_the_script_and_a_missing_script_is_named(here):
+def test_a_traceback_begins_in_the_script_and_a_missing_script_is_named(workspace):
     assert "runpy" not in simulate("script.py", "fail").output
     result = simulate("nothing.py")
     assert result.exit_code == 2 and "there is no script 'nothing.py'" in result.output
@@ -168,18 +169,18 @@ def test_a_traceback_begins_in_the_script_and_a_missing_script_is_named(here):
 
 @pytest.mark.spread(every=3)
 @pytest.mark.parametrize("schedules", [1, 2, 5])
-def test_a_script_sees_each_launch_once_however_many_schedules_there_are(here, schedules):
+def test_a_script_sees_each_launch_once_however_many_schedules_there_are(workspace, schedules):
     result = simulate("--schedules", str(schedules), "script.py", "twice", "twice")
     assert "x: 4 7\n" in result.output and "2 launches of 1 kernel" in result.output
 
 
-def test_an_option_behind_the_script_is_the_scripts_and_the_message_says_so(here):
+def test_an_option_behind_the_script_is_the_scripts_and_the_message_says_so(workspace):
     result = simulate("script.py", "--clock", "twice")
     says = "--clock went to the script; options of kda simulate come before it"
     assert result.exit_code == 2 and says in result.output
 
 
-def test_that_is_said_also_where_the_script_does_not_mind(here):
+def test_that_is_said_also_where_the_script_does_not_mind(workspace):
     runs_it = "runpy.run_path('script.py', run_name='__main__')"
     Path("deaf.py").write_text(f"import runpy, sys\nsys.argv[1:] = ['twice']\n{runs_it}\n")
     result = simulate("deaf.py", "--strict", "--html=page.html")
@@ -214,7 +215,7 @@ print("gradient", x.grad.unique().item())
 """
 
 
-def test_a_script_may_save_what_a_kernel_reads_for_its_backward(here):
+def test_a_script_may_save_what_a_kernel_reads_for_its_backward(workspace):
     """Several schedules start from the same memory, and autograd must not take that for a change."""
     pytest.importorskip("triton", reason="triton is not installed")
     Path("trains.py").write_text(TRAINS)
@@ -222,7 +223,7 @@ def test_a_script_may_save_what_a_kernel_reads_for_its_backward(here):
     assert (result.exit_code, result.output.splitlines()[0]) == (0, "gradient 2.0")
 
 
-def test_json_is_one_object_and_what_the_script_prints_goes_to_stderr(here):
+def test_json_is_one_object_and_what_the_script_prints_goes_to_stderr(workspace):
     result = simulate("--json", "--clock", "script.py", "twice", "racy")
     found = json.loads(result.stdout)
     assert "x: " in result.stderr and found["exit"] == result.exit_code == 1 and found["failed"] is None
@@ -235,8 +236,8 @@ def test_json_is_one_object_and_what_the_script_prints_goes_to_stderr(here):
 
 
 @pytest.mark.parametrize("printed", ["print('x' * 100_000)", "print('x', flush=True)"])
-def test_a_script_whose_output_nobody_reads_runs_to_its_end(here, monkeypatch, capfd, printed):
-    (here / "script.py").write_text(f"{SCRIPT}    {printed}\n    open('ended', 'w').close()\n")
+def test_a_script_whose_output_nobody_reads_runs_to_its_end(workspace, monkeypatch, capfd, printed):
+    (workspace / "script.py").write_text(f"{SCRIPT}    {printed}\n    open('ended', 'w').close()\n")
     read, write = os.pipe()
     os.close(read)
     with open(write, "w") as unread:
@@ -245,18 +246,18 @@ def test_a_script_whose_output_nobody_reads_runs_to_its_end(here, monkeypatch, c
     assert (code, Path("ended").exists(), capfd.readouterr().err) == (0, True, "")
 
 
-def test_a_pipe_of_the_script_that_nobody_reads_is_a_failure_of_the_script(here):
-    (here / "script.py").write_text("import os\nread, write = os.pipe()\nos.close(read)\nos.write(write, b'x')\n")
+def test_a_pipe_of_the_script_that_nobody_reads_is_a_failure_of_the_script(workspace):
+    (workspace / "script.py").write_text("import os\nread, write = os.pipe()\nos.close(read)\nos.write(write, b'x')\n")
     result = simulate("script.py")
     assert result.exit_code == 2 and "BrokenPipeError" in result.stderr
 
 
-def test_a_result_that_depends_on_the_schedule_is_reported(here):
+def test_a_result_that_depends_on_the_schedule_is_reported(workspace):
     found = json.loads(simulate("--json", "--schedules", "6", "script.py", "twice", "last").stdout)
     assert found["varying"] == ["last"] and found["exit"] == 0
 
 
-def test_mutants_tell_a_barrier_that_is_needed_from_one_that_is_not(here):
+def test_mutants_tell_a_barrier_that_is_needed_from_one_that_is_not(workspace):
     needed = simulate("--mutants", "script.py", "swap")
     assert needed.exit_code == 0 and "1 mutant, 1 noticed" in needed.output
     idle = simulate("--mutants", "script.py", "twice", "idle")
@@ -268,7 +269,7 @@ def test_mutants_tell_a_barrier_that_is_needed_from_one_that_is_not(here):
 
 @pytest.mark.spread(every=2)
 @pytest.mark.parametrize("width", [80, 120])
-def test_a_table_of_mutants_fits_the_terminal_with_whole_cells(here, monkeypatch, width):
+def test_a_table_of_mutants_fits_the_terminal_with_whole_cells(workspace, monkeypatch, width):
     monkeypatch.setenv("COLUMNS", str(width))
     lines = simulate("--mutants", "script.py", "swap", "idle").stdout.splitlines()
     assert all(len(line) <= width for line in lines)
@@ -278,14 +279,14 @@ def test_a_table_of_mutants_fits_the_terminal_with_whole_cells(here, monkeypatch
     assert ["script.py:19", "1", "bar.sync", "removed", "SURVIVED (PTX line 11)"] in cells
 
 
-def test_memory_that_the_script_did_not_make_is_neither_copied_nor_compared(here):
+def test_memory_that_the_script_did_not_make_is_neither_copied_nor_compared(workspace):
     mine = torch.zeros(1000)
     found = scripts.run("script.py", ["twice"], schedules=3, keep=True)
     ((_, kept),) = found.first.values()
     assert kept.tensors and mine.data_ptr() not in {x.data_ptr() for x in kept.tensors.values()}
 
 
-def test_a_finding_that_only_the_schedules_of_mutants_have_is_a_finding(here, monkeypatch):
+def test_a_finding_that_only_the_schedules_of_mutants_have_is_a_finding(workspace, monkeypatch):
     race = Finding("race-lanes", "of a schedule", "swap", 0, 0, 0, FindingPlace(3, "st", None), None, 1)
 
     def found(*calls, **options):
@@ -298,7 +299,7 @@ def test_a_finding_that_only_the_schedules_of_mutants_have_is_a_finding(here, mo
 
 @pytest.mark.parametrize("words", [["simulate", "--arch", "sm120", "--clock", "script.py"],
                                    ["timeline", "--arch", "sm120"]], ids=lambda words: words[0])
-def test_a_clock_that_the_arch_does_not_have_is_a_wrong_command(here, words):
+def test_a_clock_that_the_arch_does_not_have_is_a_wrong_command(workspace, words):
     result = CliRunner().invoke(cli, words)
     assert result.exit_code == 2 and "no clock for sm120; it has one for sm80" in result.output
 
@@ -310,10 +311,10 @@ def results(path):
     return json.loads(path.read_text())["runs"][0]["results"]
 
 
-def test_sarif_names_rule_file_and_line_and_knows_a_finding_again_when_lines_move(here):
+def test_sarif_names_rule_file_and_line_and_knows_a_finding_again_when_lines_move(workspace):
     arguments = ("--mutants", "--sarif", "log.sarif", "script.py")
     assert simulate(*arguments, "racy").exit_code == 1
-    before = results(here / "log.sarif")
+    before = results(workspace / "log.sarif")
     assert {result["ruleId"] for result in before} == {"race-lanes", "race-write-write"}
     first = next(result for result in before if result["ruleId"] == "race-write-write")
     where = first["locations"][0]
@@ -322,10 +323,10 @@ def test_sarif_names_rule_file_and_line_and_knows_a_finding_again_when_lines_mov
         "artifactLocation": {"uri": "script.py", "uriBaseId": "SRCROOT"}, "region": {"startLine": 17}
     }
     assert where["logicalLocations"][0]["fullyQualifiedName"] == "racy"
-    (here / "script.py").write_text("\n\n" + SCRIPT.replace(".loc 1 17", ".loc 1 19"))
+    (workspace / "script.py").write_text("\n\n" + SCRIPT.replace(".loc 1 17", ".loc 1 19"))
     sarif.text_of.cache_clear()
     simulate(*arguments, "racy")
-    after = results(here / "log.sarif")
+    after = results(workspace / "log.sarif")
     assert after[0]["locations"][0]["physicalLocation"]["region"]["startLine"] == 19
     prints = [[result["partialFingerprints"] for result in found] for found in (before, after)]
     assert prints[0] == prints[1]
@@ -334,28 +335,28 @@ def test_sarif_names_rule_file_and_line_and_knows_a_finding_again_when_lines_mov
 @pytest.mark.parametrize(("name", "uri"), [
     ("a b%#.py", "a%20b%25%23.py"), ("a < b.py", "a%20%3C%20b.py"), (os.fsdecode(b"\xff.py"), "script.py"),
 ], ids=ascii)
-def test_a_script_of_any_name_has_its_page_and_its_uri_in_sarif(here, name, uri):
+def test_a_script_of_any_name_has_its_page_and_its_uri_in_sarif(workspace, name, uri):
     source = "__file__" if name.isascii() else '"script.py"'                   # PTX is UTF-8
-    (here / name).write_text(SCRIPT.replace("__file__", source))
+    (workspace / name).write_text(SCRIPT.replace("__file__", source))
     done = simulate("--html", "page.html", "--sarif", "log.sarif", name, "racy")
-    assert done.exit_code == 1 and (here / "page.html").stat().st_size > 1000
-    (where,) = {each["physicalLocation"]["artifactLocation"]["uri"] for result in results(here / "log.sarif")
+    assert done.exit_code == 1 and (workspace / "page.html").stat().st_size > 1000
+    (where,) = {each["physicalLocation"]["artifactLocation"]["uri"] for result in results(workspace / "log.sarif")
                 for each in result["locations"]}
     assert where == uri
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs Linux's /dev/full")
 @pytest.mark.parametrize("option", ["--html", "--sarif"])
-def test_a_full_disk_is_said_to_be_full(here, option):
+def test_a_full_disk_is_said_to_be_full(workspace, option):
     done = simulate(option, "/dev/full", "script.py", "twice")
     assert done.exit_code == 2
     assert done.stderr.endswith("kda: /dev/full cannot be written (No space left on device). Name another file.\n")
 
 
 @pytest.mark.exhaustive
-def test_a_surviving_mutant_is_a_warning_in_sarif(here):
+def test_a_surviving_mutant_is_a_warning_in_sarif(workspace):
     simulate("--mutants", "--sarif", "log.sarif", "script.py", "idle")
-    (result,) = results(here / "log.sarif")
+    (result,) = results(workspace / "log.sarif")
     assert result["ruleId"] == "mutant-survived" and result["level"] == "warning"
     assert result["locations"][0]["physicalLocation"]["region"]["startLine"] == 19
 
@@ -369,9 +370,9 @@ def test_every_kind_of_finding_has_a_rule():
 
 
 def test_a_finding_is_shown_at_the_innermost_line_of_the_users_own_files(tmp_path):
-    own, library = tmp_path / "kernel.py", tmp_path / "venv" / "site-packages" / "sort.py"
-    source = f"{library}:3 < {own}:5 < {own}:9"
-    assert places.line_of(source, 1, tmp_path) == PageLine(str(own), 5)
+    kernel, library = tmp_path / "kernel.py", tmp_path / "venv" / "site-packages" / "sort.py"
+    source = f"{library}:3 < {kernel}:5 < {kernel}:9"
+    assert places.line_of(source, 1, tmp_path) == PageLine(str(kernel), 5)
     assert places.line_of(source, 1, tmp_path / "elsewhere") == PageLine(str(library), 3)
     assert places.line_of(None, 8, tmp_path) == PageLine(None, 8)
     assert places.frames("C:/a b.py:12") == [PageLine("C:/a b.py", 12)]
@@ -380,10 +381,10 @@ def test_a_finding_is_shown_at_the_innermost_line_of_the_users_own_files(tmp_pat
 # ---- the page
 
 
-def test_the_page_has_the_source_with_counts_and_findings_at_their_lines(here):
+def test_the_page_has_the_source_with_counts_and_findings_at_their_lines(workspace):
     result = simulate("--html", "page.html", "script.py", "twice", "racy", "swap")
     assert result.exit_code == 1
-    page = (here / "page.html").read_text()
+    page = (workspace / "page.html").read_text()
     text = re.sub(r"<[^>]+>", "", page)
     assert "&lt;16&gt;" in page and "<16>" not in page
     assert "race-write-write" in text and "3 launches of 3 kernels" in text and "1 launch, the first with" in text
@@ -393,13 +394,13 @@ def test_the_page_has_the_source_with_counts_and_findings_at_their_lines(here):
     assert not re.search(r'(src|href)=|url\(|@import', page)                  # it needs no network
 
 
-def test_lines_of_no_file_and_code_of_no_line_are_shown_as_ptx(here):
-    (here / "script.py").write_text(CUDA)
+def test_lines_of_no_file_and_code_of_no_line_are_shown_as_ptx(workspace):
+    (workspace / "script.py").write_text(CUDA)
     result = simulate("--html", "page.html", "--sarif", "log.sarif", "script.py")
     assert result.exit_code == 1 and "uninitialised" in result.output, result.output
-    page = (here / "page.html").read_text()
+    page = (workspace / "page.html").read_text()
     assert "PTX (it names no source)" in page and "&lt;string&gt;" not in page
-    (run,) = json.loads((here / "log.sarif").read_text())["runs"]
+    (run,) = json.loads((workspace / "log.sarif").read_text())["runs"]
     assert run["results"] and "<string>" not in json.dumps(run["results"])
 
 
@@ -456,9 +457,9 @@ class Watching:
             self.reasons[name] = report.longreprtext + "".join(text for _, text in report.sections)
 
 
-def test_findings_fail_the_test_that_has_them(here):
-    (here / "test_kernels_of_somebody.py").write_text(TESTS)
-    (here / "pytest.ini").write_text("[pytest]\n")
+def test_findings_fail_the_test_that_has_them(workspace):
+    (workspace / "test_kernels_of_somebody.py").write_text(TESTS)
+    (workspace / "pytest.ini").write_text("[pytest]\n")
     words = ["-p", "ptxkit.pytest_plugin", "-p", "no:cacheprovider", "--simulate-arch", "h100", "--strict-markers",
              "-q", "-c"]
     watching = Watching()
@@ -486,9 +487,9 @@ def test_place(simulated):
 '''
 
 
-def test_a_wrong_marker_fails_its_test_in_a_line(here):
-    (here / "test_wrong_markers.py").write_text(WRONG)
-    (here / "pytest.ini").write_text("[pytest]\n")
+def test_a_wrong_marker_fails_its_test_in_a_line(workspace):
+    (workspace / "test_wrong_markers.py").write_text(WRONG)
+    (workspace / "pytest.ini").write_text("[pytest]\n")
     watching = Watching()
     words = ["-p", "ptxkit.pytest_plugin", "-p", "no:cacheprovider", "-q", "-c", "pytest.ini"]
     pytest.main([*words, "test_wrong_markers.py"], plugins=[watching])
@@ -498,8 +499,8 @@ def test_a_wrong_marker_fails_its_test_in_a_line(here):
         assert part in watching.reasons[name] and "\n" not in watching.reasons[name].strip()
 
 
-def test_a_wrong_arch_of_the_command_line_is_one_usage_error(here):
-    (here / "pytest.ini").write_text("[pytest]\n")
+def test_a_wrong_arch_of_the_command_line_is_one_usage_error(workspace):
+    (workspace / "pytest.ini").write_text("[pytest]\n")
     words = ["-m", "pytest", "-p", "ptxkit.pytest_plugin", "-c", "pytest.ini", "--simulate-arch", "h10"]
     path = os.environ | {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[3]), *sys.path])}
     ran = subprocess.run([sys.executable, *words], capture_output=True, text=True, timeout=600, env=path)
@@ -519,7 +520,7 @@ def test_the_options_of_the_command_come_before_the_script():
     assert command.context_settings["allow_interspersed_args"] is False
 
 
-def test_without_a_c_compiler_the_script_does_not_begin(here, monkeypatch):
+def test_without_a_c_compiler_the_script_does_not_begin(workspace, monkeypatch):
     monkeypatch.delenv("CC", raising=False)
     monkeypatch.setattr("shutil.which", lambda name: None)
     result = simulate("script.py", "twice")

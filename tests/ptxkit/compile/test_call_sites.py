@@ -94,10 +94,10 @@ def test_nothing_but_lines_of_source_changes(monkeypatch):
     def code(ptx):
         return re.sub(r"(?m)^(//|\s*\.(loc|file)\b).*\n", "", ptx.split(".section")[0])
 
-    told = compiled(launched)
+    numbered = compiled(launched)
     monkeypatch.setattr(call_sites.CallSites, "number", lambda self, callers: None)
     plain = compiled(launched)
-    assert "call site" in told and "call site" not in plain and code(told) == code(plain)
+    assert "call site" in numbered and "call site" not in plain and code(numbered) == code(plain)
 
 
 @pytest.mark.exhaustive

@@ -68,7 +68,7 @@ class Libcuda:
         return list((Launch * 256).in_dll(self.library, "launches")[: self.launched])
 
     @property
-    def told(self):
+    def settings(self):
         return [tuple(row) for row in ((c_int * 4) * 16).in_dll(self.library, "settings")[: self.settled]]
 
     @property
@@ -178,7 +178,7 @@ def test_what_is_bound_is_called_with_tensors(libcuda, monkeypatch):
         assert (*launch.grid, *launch.block) == (*start.grid, 128, 1, 1) and launch.stream == 0x7F0000077000 + device
         addresses = [0 if t is None else x.data_ptr() for t in tensors]
         assert bytes(launch.params[: launch.size]) == struct.pack("<QQif", *addresses, -5, 1.5)
-    assert len(driver._READY) == 2 and [told[-1] for told in libcuda.told] == [0, 1]
+    assert len(driver._READY) == 2 and [setting[-1] for setting in libcuda.settings] == [0, 1]
     with pytest.raises(BuildError, match="needs 4 arguments; found 3"):
         twice[0](x)
 
@@ -252,7 +252,7 @@ def test_memory_and_clusters_above_the_usual_are_allowed_once_on_each_device(lib
             launch = start(kernel, libcuda, grid=16, dynamic_shared=shared, cluster=cluster)
             assert (launch.shared, launch.stream) == (shared, 0x7F0000077000 + device)
     memory, clusters = (1, 0), (0, 1)
-    assert libcuda.told == [
+    assert libcuda.settings == [
         (*what, value, device)
         for device in (0, 1)
         for what, value in ((memory, 1000), (memory, 200_000), (clusters, 1))
@@ -281,7 +281,7 @@ def test_without_torch_the_driver_says_which_device_is_current(libcuda, monkeypa
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
     libcuda.set(device=3, answer=0)
     assert start(kernel_of(), libcuda, dynamic_shared=99).stream is None
-    assert libcuda.told == [(1, 0, 99, 3)] and driver._torch is None
+    assert libcuda.settings == [(1, 0, 99, 3)] and driver._torch is None
     libcuda.set(answer=1)
     with pytest.raises(BuildError, match=r"current device: the driver answered CUDA_ERROR_INVALID_VALUE \(1\)"):
         start(kernel_of(), libcuda)
@@ -364,13 +364,13 @@ def test_names_and_numbers_are_those_of_the_driver():
 
 def calls_made(function, *args):
     """Calls of functions, of Python or of C, that a call consists of."""
-    made = []
-    sys.setprofile(lambda frame, event, what: made.append(event) if event in ("call", "c_call") else None)
+    events = []
+    sys.setprofile(lambda frame, event, what: events.append(event) if event in ("call", "c_call") else None)
     try:
         function(*args)
     finally:
         sys.setprofile(None)
-    return len(made) - 1                                                     # that of setprofile
+    return len(events) - 1                                                   # that of setprofile
 
 
 def test_a_repeated_launch_is_a_few_calls_of_python(libcuda):

@@ -165,8 +165,8 @@ def test_a_kernel_of_this_process_costs_no_look_at_source_or_disk(made_up, monke
 def test_a_fetched_kernel_is_the_one_that_compile_gives(made_up):
     import made_up.kernels
 
-    here = door.compile(made_up.kernels.scale, TYPES, {"FACTOR": 3.0, "BLOCK": 128}, target="sm90", divisible=["x"])
-    assert fetching.fetch(recipe()) == here
+    compiled = door.compile(made_up.kernels.scale, TYPES, {"FACTOR": 3.0, "BLOCK": 128}, target="sm90", divisible=["x"])
+    assert fetching.fetch(recipe()) == compiled
 
 
 @needs_triton
@@ -207,11 +207,11 @@ def test_what_a_kernel_s_file_prints_disturbs_nothing(made_up):
 def test_the_error_is_the_one_that_compile_raises(made_up):
     import made_up.kernels
 
-    with pytest.raises(BuildError, match="cannot build scale for sm_90a") as here:
+    with pytest.raises(BuildError, match="cannot build scale for sm_90a") as compile_error:
         door.compile(made_up.kernels.scale, TYPES, {"FACTOR": 3.0, "BLOCK": 100}, target="sm90", divisible=["x"])
-    with pytest.raises(BuildError) as there:
+    with pytest.raises(BuildError) as fetch_error:
         fetching.fetch(recipe(block=100))
-    assert str(there.value) == str(here.value)
+    assert str(fetch_error.value) == str(compile_error.value)
     with pytest.raises(BuildError, match="no type for BLOCK"):
         fetching.fetch(Recipe("made_up.kernels:scale", TYPES, {"FACTOR": 3.0}, target="sm90"))
     with pytest.raises(BuildError, match=r"made_up\.kernels:scales cannot be imported: AttributeError"):

@@ -189,8 +189,8 @@ def give_away(path, monkeypatch):
     if os.geteuid() == 0:
         os.chown(path, 12345, -1, follow_symlinks=False)
     else:  # only root can: we are somebody else
-        own = os.geteuid()
-        monkeypatch.setattr(os, "geteuid", lambda: own + 1)
+        user = os.geteuid()
+        monkeypatch.setattr(os, "geteuid", lambda: user + 1)
 
 
 def is_refused(kept, key, match):

@@ -31,15 +31,15 @@ def of_a_pair(pair, y, BLOCK: tl.constexpr):
 
 @jit
 def through_a_map(source, y, M: tl.constexpr, N: tl.constexpr):
-    at = tl.arange(0, M)[:, None] * N + tl.arange(0, N)[None, :]
-    tl.store(y + at, source.load([0, 0]))
+    offsets = tl.arange(0, M)[:, None] * N + tl.arange(0, N)[None, :]
+    tl.store(y + offsets, source.load([0, 0]))
 
 
 @jit
 def through_a_map_of_its_own(x, y, M: tl.constexpr, N: tl.constexpr):
     source = tl.make_tensor_descriptor(x, [M, N], [N, 1], [M, N])
-    at = tl.arange(0, M)[:, None] * N + tl.arange(0, N)[None, :]
-    tl.store(y + at, source.load([0, 0]))
+    offsets = tl.arange(0, M)[:, None] * N + tl.arange(0, N)[None, :]
+    tl.store(y + offsets, source.load([0, 0]))
 
 
 class Notebook:

@@ -75,12 +75,12 @@ def test_printf_prints_what_each_lane_has(capfd):
 
 def printed(text, *values, word="words"):
     """The output of one lane's printf and what the launch found; values are (type, number), in their order."""
-    at, stores = 0, []
+    offset, stores = 0, []
     for type_, value in values:
         size = int(type_[1:]) // 8
-        at = -(-at // size) * size
-        stores.append(f"st.local.{type_} [values+{at}], {value};")
-        at += size
+        offset = -(-offset // size) * size
+        stores.append(f"st.local.{type_} [values+{offset}], {value};")
+        offset += size
     ptx = program("\n".join(stores) + PRINT, text=text, word=word)
     return launch(ptx, grid=1, block=32, args=[])
 

@@ -18,7 +18,7 @@ pytest.importorskip("resource", reason="the memory of a process cannot be limite
 def test_damaged_kernels_are_refused_or_run(first, count):
     words = [sys.executable, str(PROGRAM), str(first), str(count)]
     done = subprocess.run(words, capture_output=True, text=True, timeout=600 + 20 * count)
-    told = done.stdout.split("\n")[:-1]
+    lines = done.stdout.split("\n")[:-1]
     assert done.returncode == 0, f"{done.stdout.split(chr(10))[-1]}: exit code {done.returncode}\n{done.stderr[-2000:]}"
-    came = Counter(line.split()[-1] for line in told)
+    came = Counter(line.split()[-1] for line in lines)
     assert came.total() == count and came["refused"] and came["found"] + came["ran"]

@@ -158,8 +158,8 @@ def test_identical_instructions_of_one_line_are_mutants_of_one_row(source):
 
 def test_a_helper_is_shown_with_its_callers_and_accepted_where_one_of_them_says_so(source):
     ptx = source(SOURCE.replace("line 9", "line 9  # redundant: nothing follows"))
-    told = ptx.replace(".loc 1 7 0", ".loc 1 7 1003") + "// call site 1003: SOURCE:8 < SOURCE:9\n"
-    found = judged(told.replace("SOURCE", ptx.split('"')[1]), rules=(REMOVED,))
+    numbered = ptx.replace(".loc 1 7 0", ".loc 1 7 1003") + "// call site 1003: SOURCE:8 < SOURCE:9\n"
+    found = judged(numbered.replace("SOURCE", ptx.split('"')[1]), rules=(REMOVED,))
     (row,) = [row for row in found.rows if ":7" in row.source]
     assert row.source.endswith("reversed.py:7 < reversed.py:8 < reversed.py:9")
     assert row.says == "redundant (PTX line 21): nothing follows"
@@ -386,12 +386,12 @@ def module(*body):
 def test_an_instruction_is_changed_by_the_rules_for_it(instruction):
     ptx = module("bar.sync 7; // a comment", instruction)
     rest = [line.strip() for line in ptx.replace(" // a comment", "").split("\n")]
-    at, found = rest.index(instruction), {}
+    index, found = rest.index(instruction), {}
     for mutant in mutants_of(ptx, "k"):
         lines = [line.strip() for line in mutant.changed.split("\n")]
-        if mutant.line == at + 1:
-            found[mutant.mutation] = " ".join(lines[at].split())
-            assert lines[:at] + lines[at + 1 :] == rest[:at] + rest[at + 1 :]
+        if mutant.line == index + 1:
+            found[mutant.mutation] = " ".join(lines[index].split())
+            assert lines[:index] + lines[index + 1 :] == rest[:index] + rest[index + 1 :]
             parse(mutant.changed)
     assert found == {name: " ".join(text.split()) for name, text in CHANGES[instruction].items()}
 

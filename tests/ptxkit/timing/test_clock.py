@@ -102,8 +102,8 @@ def test_a_load_moves_ahead_of_its_use_by_the_window_and_no_more():
 
 def test_a_global_load_moves_ahead_of_uses_before_it_but_not_of_a_barrier_or_a_store():
     """Each load is followed by its use: they wait once where they may move, and each for itself where they may not."""
-    load = "add.s64 %rd{n}, %rd1, {at}; ld.global.f32 %f{f}, [%rd{n}]; ex2.approx.ftz.f32 %f{f}, %f{f};"
-    loads = [load.format(n=2 + k, f=8 + k, at=4096 * (k + 1)) for k in range(6)]
+    load = "add.s64 %rd{n}, %rd1, {offset}; ld.global.f32 %f{f}, [%rd{n}]; ex2.approx.ftz.f32 %f{f}, %f{f};"
+    loads = [load.format(n=2 + k, f=8 + k, offset=4096 * (k + 1)) for k in range(6)]
 
     def clocks(between="", **options):
         return timed(ONE + between.join(loads), **options).clock.clocks
@@ -137,7 +137,7 @@ def test_stalls_are_reported_by_line_and_by_warp():
     body += "\nMEET: bar.sync 0;"
     run = timed(body, block=64)
     (at_barrier, waits), (at_chain, works) = run.stalls()[:2]
-    first, second = (int(at.removeprefix("PTX line ")) for at in (at_chain, at_barrier))
+    first, second = (int(place.removeprefix("PTX line ")) for place in (at_chain, at_barrier))
     assert second == first + 1 and next(iter(waits)) == "barrier" and set(works) >= {"short", "long"}
     zero, one = run.clock.warps
     assert zero["long"] == pytest.approx(H200.hbm_latency, abs=60) and one["long"] == 0
@@ -170,11 +170,11 @@ def test_bank_conflicts_cost_a_pass_each():
 
 
 def test_global_memory_answers_from_l1_l2_or_hbm():
-    chase = "ld.global{how}.u64 %rd2, [%rd1{at}]; add.s64 %rd1, %rd1, %rd2;"
+    chase = "ld.global{how}.u64 %rd2, [%rd1{offset}]; add.s64 %rd1, %rd1, %rd2;"
     add, n = H200.alu_latency, 32 / H200.l2_rate_sm
-    assert each(chase.format(how="", at="")) == pytest.approx(H200.l1_latency + add)
-    assert each(chase.format(how=".cg", at="")) == pytest.approx(H200.l2_latency + n + add)
-    fresh = [chase.format(how=".cg", at=f"+{128 * k}") for k in range(256)]
+    assert each(chase.format(how="", offset="")) == pytest.approx(H200.l1_latency + add)
+    assert each(chase.format(how=".cg", offset="")) == pytest.approx(H200.l2_latency + n + add)
+    fresh = [chase.format(how=".cg", offset=f"+{128 * k}") for k in range(256)]
     clocks = timed("".join(fresh)).clock.clocks - timed(fresh[0]).clock.clocks
     assert clocks / 255 == pytest.approx(H200.hbm_latency + 32 / H200.hbm_rate_sm + add, rel=0.01)
 
@@ -197,15 +197,16 @@ MADE:
     and.b32 %r7, %r2, 31;
     setp.ne.u32 %p2, %r7, 0;
 """
-WAIT = "{name}: mbarrier.try_wait.parity.shared.b64 %p3, [smem+{at}], {parity}; @!%p3 bra {name};\n"
-ARRIVE = "@!%p2 mbarrier.arrive.shared.b64 _, [smem+{at}];\n"
+WAIT = "{name}: mbarrier.try_wait.parity.shared.b64 %p3, [smem+{offset}], {parity}; @!%p3 bra {name};\n"
+ARRIVE = "@!%p2 mbarrier.arrive.shared.b64 _, [smem+{offset}];\n"
 
 
 def hops(n):
     """Two warps that hand over to each other, n times there and back."""
-    here = "".join(ARRIVE.format(at=0) + WAIT.format(name=f"A{k}", at=8, parity=k % 2) for k in range(n))
-    there = "".join(WAIT.format(name=f"B{k}", at=0, parity=k % 2) + ARRIVE.format(at=8) for k in range(n))
-    return timed(INIT + f"setp.ne.u32 %p1, %r3, 0; @%p1 bra OTHER; {here} bra END; OTHER: {there} END:", block=64).clock
+    first = "".join(ARRIVE.format(offset=0) + WAIT.format(name=f"A{k}", offset=8, parity=k % 2) for k in range(n))
+    second = "".join(WAIT.format(name=f"B{k}", offset=0, parity=k % 2) + ARRIVE.format(offset=8) for k in range(n))
+    body = f"setp.ne.u32 %p1, %r3, 0; @%p1 bra OTHER; {first} bra END; OTHER: {second} END:"
+    return timed(INIT + body, block=64).clock
 
 
 def test_a_hop_between_two_warps_costs_about_what_was_measured():
@@ -221,7 +222,7 @@ def test_a_barrier_of_a_cluster_costs_what_was_measured():
 
 def test_an_arrival_at_a_neighbours_mbarrier_takes_the_way_between_them():
     """CTA 0 arrives at CTA 1's mbarrier, which waits for it; both then meet."""
-    there = (
+    arrival = (
         "mapa.shared::cluster.u32 %r8, %r4, 1; @!%p2 mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%r8];\n"
     )
     meet = "barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;"
@@ -229,7 +230,7 @@ def test_an_arrival_at_a_neighbours_mbarrier_takes_the_way_between_them():
         INIT + "fence.mbarrier_init.release.cluster;" + meet + "mov.u32 %r9, %cluster_ctarank; setp.ne.u32 %p1, %r9, 0;"
     )
     parts = [
-        f"@%p1 bra W{k}; {there} bra M{k};" + WAIT.format(name=f"W{k}", at=0, parity=k % 2) + f"M{k}: {meet}"
+        f"@%p1 bra W{k}; {arrival} bra M{k};" + WAIT.format(name=f"W{k}", offset=0, parity=k % 2) + f"M{k}: {meet}"
         for k in range(6)
     ]
     few, many = (timed(init + "".join(parts[:n]), grid=2, cluster=2).clock.clocks for n in (2, 6))
@@ -242,7 +243,7 @@ def bulk(size, copies):
         f"@!%p1 mbarrier.arrive.expect_tx.shared.b64 _, [smem], {size};\n"
         f"@!%p1 cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%r8], [%rd1], {size}, [smem];\n"
     )
-    body = "".join(one + WAIT.format(name=f"W{k}", at=0, parity=k % 2) for k in range(copies))
+    body = "".join(one + WAIT.format(name=f"W{k}", offset=0, parity=k % 2) for k in range(copies))
     return timed(INIT + "setp.ne.u32 %p1, %r2, 0; fence.proxy.async; add.u32 %r8, %r4, 1024;" + body).clock.clocks
 
 
@@ -285,7 +286,8 @@ def wgmmas(steps):
         + "cvt.u64.u32 %rd6, %r4; shr.u64 %rd4, %rd6, 4; or.b64 %rd4, %rd4, 0x4000004000000000; mov.b64 %rd5, %rd4;"
     )
     zero = "mov.u32 %r5, 0; shl.b32 %r6, %r2, 2; add.u32 %r6, %r6, %r4;"
-    zero += "".join(f"st.shared.u32 [%r6+{at}], %r5;" for at in range(0, 16384, 512)) + "fence.proxy.async; bar.sync 0;"
+    zero += "".join(f"st.shared.u32 [%r6+{offset}], %r5;" for offset in range(0, 16384, 512))
+    zero += "fence.proxy.async; bar.sync 0;"
     return (
         start
         + zero
@@ -361,8 +363,8 @@ def test_a_part_of_a_launch_stands_for_it():
     """Four CTAs that stand for ten to each SM: the others follow at their rate."""
     text = FRAME.format(body=ONE + LOOP, target="sm_90a")
 
-    def clocks(grid, of):
-        options = dict(clock=Setting("h200", of), registers=255, checks=False)
+    def clocks(grid, clusters):
+        options = dict(clock=Setting("h200", clusters), registers=255, checks=False)
         return launch(text, grid=grid, block=256, args=[X, 20], **options).clock
 
     part, whole = clocks(4, 1320), clocks(10, 1320)
@@ -408,8 +410,9 @@ def test_where_the_hosts_tensors_lie_means_nothing():
         f"ld.global.v4.f32 {{%f1, %f2, %f3, %f4}}, [%rd1+{64 * k}]; add.f32 %f5, %f1, %f2;" for k in range(64)
     )
     text, found = FRAME.format(body=body, target="sm_90a"), set()
-    for at in (0, 16, 48, 1 << 12):
-        run = launch(text, grid=1, block=64, args=[torch.zeros(1 << 14)[at : at + 8192], 0], clock="h200", checks=False)
+    for start in (0, 16, 48, 1 << 12):
+        x = torch.zeros(1 << 14)[start : start + 8192]
+        run = launch(text, grid=1, block=64, args=[x, 0], clock="h200", checks=False)
         found.add(run.clock.clocks)
     assert len(found) == 1
 

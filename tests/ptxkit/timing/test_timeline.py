@@ -151,7 +151,7 @@ def test_phases_of_an_mbarrier_follow_each_other_and_a_copy_is_on_its_way_betwee
         "@!%p1 mbarrier.arrive.expect_tx.shared.b64 _, [smem], 1024;\n"
         "@!%p1 cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%r8], [%rd1], 1024, [smem];\n"
     )
-    loop = "".join(copied + WAIT.format(name=f"W{k}", at=0, parity=k % 2) for k in range(4))
+    loop = "".join(copied + WAIT.format(name=f"W{k}", offset=0, parity=k % 2) for k in range(4))
     body = INIT + "setp.ne.u32 %p1, %r2, 0; fence.proxy.async; add.u32 %r8, %r4, 1024;" + loop
     barriers = SimpleNamespace(fields={"full": SimpleNamespace(dtype="int64", bytes=16, offset=-(1 << 15))})
     timeline = timed(body, timeline=True, config=SimpleNamespace(struct=barriers)).timeline()
