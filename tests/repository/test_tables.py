@@ -22,7 +22,7 @@ CHEAP = {
     "float32, 64 channels": (tables.SM89, lambda: counted_sm89.rows([64])),
     "Hopper, 64 channels": (tables.SM90, lambda: counted_sm90.rows([64], [("prepare", "record")])),
 }
-FIGURES = pytest.mark.parametrize("figures", tables.FIGURES, ids=lambda of: f"{of.page}: {of[1][:40]}")
+FIGURES = pytest.mark.parametrize("figures", tables.FIGURES, ids=lambda figures: f"{figures.page}: {figures[1][:40]}")
 
 
 def page_of(name):
@@ -69,7 +69,7 @@ def test_figures_that_are_not_as_counted_are_written_anew(figures):
     assert all(page != text and figures.renewed(page, counted) == text for page in wrong)
 
 
-@pytest.mark.parametrize("figures", [tables.FIGURES[0], tables.FIGURES[-1]], ids=lambda of: type(of).__name__)
+@pytest.mark.parametrize("figures", [tables.FIGURES[0], tables.FIGURES[-1]], ids=lambda figures: type(figures).__name__)
 def test_a_page_that_lacks_them_is_refused(figures):
     with pytest.raises(LookupError, match=f"the page (has no table|does not say) {re.escape(figures[1])}"):
         figures.renewed("", [])

@@ -15,6 +15,11 @@ COMMENT = re.compile(r"# *(of\b|fmt:)")
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
+def python_files(*folders):
+    files = [file for folder in folders for file in (ROOT / folder).rglob("*.py")]
+    return [file for file in files if not {"build", ".venv"} & {*file.parts}]
+
+
 def fragments(code):
     """Docstrings and comments that lack their beginning, or speak to a formatter: their lines and how they begin."""
     found = []
@@ -30,7 +35,7 @@ def fragments(code):
 
 @pytest.mark.parametrize("folder", FOLDERS)
 def test_no_docstring_is_half_a_sentence_and_no_comment_begins_with_of(folder):
-    files = [file for file in (ROOT / folder).rglob("*.py") if not {"build", ".venv"} & {*file.parts}]
+    files = python_files(folder)
     assert files
     found = [f"{file.relative_to(ROOT)}:{line}: {words}" for file in files
              for line, words in fragments(file.read_text())]
@@ -43,18 +48,12 @@ def test_fragments_are_found():
 
 
 NO_NAMES = {"of", "at", "own", "made", "there", "here", "told", "taker"}
-NAMED = ("kda", "ptxkit", "benchmarks", "examples", "docs")
 # class name -> why classes of one name in two modules are one role; siblings, such as backends, need no reason
 ONE_ROLE = {
     "Grads": "results of a call, and the kernel that makes them, whose name stands in digests",
     "Stream": "torch.cuda.Stream in a capture has torch's name; the kernel's name stands in digests",
 }
 SIBLINGS = re.compile(r"kda/backends/\w+/|ptxkit/compile/")
-
-
-def python_files(*folders):
-    files = [file for folder in folders for file in (ROOT / folder).rglob("*.py")]
-    return [file for file in files if not {"build", ".venv"} & {*file.parts}]
 
 
 def bindings(code):
@@ -72,7 +71,7 @@ def bindings(code):
     return sorted(found)
 
 
-@pytest.mark.parametrize("folder", NAMED)
+@pytest.mark.parametrize("folder", FOLDERS)
 def test_a_variable_says_what_it_holds(folder):
     found = [f"{file.relative_to(ROOT)}:{line}: {name}" for file in python_files(folder)
              for line, name in bindings(file.read_text())]

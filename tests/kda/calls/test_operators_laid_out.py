@@ -35,11 +35,11 @@ def assert_told(operator, arguments, arch):
         def fake(x):
             return mode.from_tensor(x) if isinstance(x, torch.Tensor) else x
 
-        told = operator(*([*map(fake, x)] if isinstance(x, list) else fake(x) for x in arguments))
+        declared = operator(*([*map(fake, x)] if isinstance(x, list) else fake(x) for x in arguments))
     with capture(arch=arch) as session:
         found = operator(*arguments)
     assert session.runs and not session.findings
-    assert outlines(found) == outlines(told)
+    assert outlines(found) == outlines(declared)
     return found
 
 

@@ -31,7 +31,7 @@ CASES = {
 NEEDS = {"sm90": "cutlass", "sm100": "cutlass"}
 
 
-def made(name):
+def drawn(name):
     backend, arch, words = CASES[name]
     if backend in NEEDS:
         pytest.importorskip(NEEDS[backend])
@@ -57,7 +57,7 @@ def error(found, wanted):
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("name", CASES)
 def test_maps_are_those_of_the_definition_and_nothing_is_wrong_on_the_way(name, request, monkeypatch):
-    backend, arch, p, x, do, h0, dht = made(name)
+    backend, arch, p, x, do, h0, dht = drawn(name)
     if backend == "sm89":
         request.getfixturevalue("libnvrtc")
     if backend == "triton":
@@ -116,6 +116,6 @@ def test_states_that_are_handed_on_give_the_bits_of_one_call(backend, kept, requ
 
 
 def test_who_has_maps_of_its_own_declares_it():
-    own = {name: capability(name).maps for name in ("reference", "triton", "sm89", "sm90", "sm100")}
+    declared = {name: capability(name).maps for name in ("reference", "triton", "sm89", "sm90", "sm100")}
     both = ("forward", "backward")
-    assert own == {"reference": both, "triton": both, "sm89": both, "sm90": both, "sm100": both[1:]}
+    assert declared == {"reference": both, "triton": both, "sm89": both, "sm90": both, "sm100": both[1:]}

@@ -54,8 +54,8 @@ class Prefix:
         return found
 
     def from_slots(self, start, end, slots, starts, lengths=None, **checkpoints):
-        at = dict(ssm_state_indices=index(*slots), initial_state_indices=index(*starts))
-        return self.call(start, end, lengths, initial_state=self.pool, **at, **checkpoints)[0]
+        indices = dict(ssm_state_indices=index(*slots), initial_state_indices=index(*starts))
+        return self.call(start, end, lengths, initial_state=self.pool, **indices, **checkpoints)[0]
 
 
 def checkpoints(offsets, slots):
@@ -64,8 +64,8 @@ def checkpoints(offsets, slots):
 
 def is_one_call_over_the_whole_sequence(x):
     # an empty sequence in front, whose checkpoint is the zero that it starts from
-    at = checkpoints([[0, 0, 0], [64, 128, 64]], [[0, -1, -1], [1, 2, -1]])
-    o = x.from_slots(0, T, slots=(5, 3), starts=(-1, -1), lengths=[0, T], **at)
+    options = checkpoints([[0, 0, 0], [64, 128, 64]], [[0, -1, -1], [1, 2, -1]])
+    o = x.from_slots(0, T, slots=(5, 3), starts=(-1, -1), lengths=[0, T], **options)
     assert torch.equal(o, x.o) and torch.equal(x.pool[3], x.state)
     assert not x.pool[0].any() and not x.pool[5].any() and (x.pool[4] == 7).all()
     if x.pool.dtype == torch.float32:
@@ -74,7 +74,7 @@ def is_one_call_over_the_whole_sequence(x):
             assert torch.equal(o, x.o[:, start:]) and torch.equal(x.pool[4], x.state)
     else:
         keeper = Prefix(x.backend, x.arch, x.options["state_v_first"])
-        keeper.from_slots(0, T, slots=(5, 3), starts=(-1, -1), lengths=[0, T], **at)
+        keeper.from_slots(0, T, slots=(5, 3), starts=(-1, -1), lengths=[0, T], **options)
         assert torch.equal(x.pool[1:3], keeper.pool[1:3].to(x.pool.dtype))
     assert not x.findings, "\n".join(map(str, x.findings[:5]))
 
@@ -114,11 +114,11 @@ def test_nothing_that_is_launched_depends_on_numbers_that_the_gpu_holds():
     """Grids, and memory: so a captured call may be replayed with others."""
     x = Prefix("triton", "sm80", K=16, V=16)
     seen = []
-    for lengths, slots, at in (
+    for lengths, slots, options in (
         ([0, T], (5, 3), checkpoints([[0], [64]], [[0], [1]])),
         ([100, 50], (1, -1), checkpoints([[64], [0]], [[3], [-1]])),
     ):
-        x.from_slots(0, T, slots=slots, starts=(-1, 2), lengths=lengths, **at)
+        x.from_slots(0, T, slots=slots, starts=(-1, 2), lengths=lengths, **options)
         seen.append([(run.kernel, run.grid) for run in x.runs[-1]])
     assert seen[0] == seen[1] and len(seen[0]) > 4
 
@@ -129,8 +129,8 @@ def test_offsets_and_slots_out_of_range_touch_no_memory(monkeypatch):
     monkeypatch.setattr(checks, "VALUES", ())
     x = Prefix("triton", "sm80", K=16, V=16)
     before = x.pool.clone()
-    at = checkpoints([[5, -64, 192, 64], [64, 128, 0, 64]], [[0, 1, 2, 6], [-7, 99, -1, 6]])
-    o = x.from_slots(0, T, slots=(6, -2), starts=(99, -1), lengths=[0, T], **at)
+    options = checkpoints([[5, -64, 192, 64], [64, 128, 0, 64]], [[0, 1, 2, 6], [-7, 99, -1, 6]])
+    o = x.from_slots(0, T, slots=(6, -2), starts=(99, -1), lengths=[0, T], **options)
     assert torch.equal(o, x.o) and torch.equal(x.pool, before) and not x.findings
 
 
@@ -141,10 +141,10 @@ def test_four_thousand_sequences_on_a_grid_beyond_65535():
     keywords = case.keywords | dict(backend="triton", batch_invariant=True)
     two = keywords | dict(cu_seqlens=torch.tensor([0, 17, 87]), output_final_state=True)
     pool, slots = torch.ones(4096, 17, 16, 16), torch.randperm(4096)
-    at = dict(initial_state=pool, ssm_state_indices=slots, initial_state_indices=torch.full((4096,), -1))
+    options = dict(initial_state=pool, ssm_state_indices=slots, initial_state_indices=torch.full((4096,), -1))
     with capture(arch="sm80") as session:
         o, finals = kda.chunk_kda(**two)
-        found, _ = kda.chunk_kda(**keywords | at)
+        found, _ = kda.chunk_kda(**keywords | options)
     assert torch.equal(found, o) and torch.equal(pool[slots[[0, -1]]], finals) and not session.findings
     assert not pool[slots[1:-1]].any()
     assert max(run.grid[0] for run in session.runs) >= 4096 * 17

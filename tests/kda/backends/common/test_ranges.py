@@ -26,11 +26,11 @@ pytestmark = [pytest.mark.simulated, pytest.mark.usefixtures("one_thread", "libn
 def spread(low, high):
     """Numbers evenly from low to high over all elements, in no order."""
 
-    def of(x):
+    def numbers(x):
         order = torch.randperm(x.numel(), generator=torch.Generator().manual_seed(1))
         return torch.linspace(low, high, x.numel())[order].view(x.shape).to(x.dtype)
 
-    return of
+    return numbers
 
 
 def sized(x):

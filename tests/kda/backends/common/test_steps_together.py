@@ -32,7 +32,7 @@ STEPS = {
 
 def launched(arch, p, save, offsets, monkeypatch):
     """Configurations that a forward and its backward launch."""
-    launch, at, found = importlib.import_module(f"kda.backends.{arch}.launch"), host_of(arch), set()
+    launch, host, found = importlib.import_module(f"kda.backends.{arch}.launch"), host_of(arch), set()
 
     def seen(kernel, config, grid, **numbers):
         if config is not None and 0 not in grid:
@@ -42,13 +42,13 @@ def launched(arch, p, save, offsets, monkeypatch):
     monkeypatch.setattr(launch, "launch_of", seen)
     of_recorded, steps = training.steps.__wrapped__, launch.steps.__wrapped__
     if save is not Save.NOTHING:
-        of_recorded(launch.TRAINING, p, at.cc, at.sms, offsets, "forward")
+        of_recorded(launch.TRAINING, p, host.cc, host.sms, offsets, "forward")
     else:
-        steps(p, at.sms, False, offsets) if arch == "sm90" else steps(p, at.cc, at.sms, offsets)
+        steps(p, host.sms, False, offsets) if arch == "sm90" else steps(p, host.cc, host.sms, offsets)
     for dht in {False, p.final_state}:
         backward = dataclasses.replace(p, direction="backward", final_state=dht)
         what = BACKWARD_OF.get(save, "backward")
-        of_recorded(launch.TRAINING, backward, at.cc, at.sms, offsets, what)
+        of_recorded(launch.TRAINING, backward, host.cc, host.sms, offsets, what)
     return found
 
 
@@ -93,12 +93,12 @@ def test_a_recorded_call_builds_its_step_once(asked, keeps, monkeypatch):
     with standing_in(host_of("sm90")):
         p = Problem.parse("T=8192 H=4 cuda")
         save = dispatch.what_is_saved(dataclasses.replace(p, disable_recompute=keeps), asked)
-        of = dispatch.route(p, asked, save)._replace(built=set())
+        route = dispatch.route(p, asked, save)._replace(built=set())
         x = Inputs(*tensors, torch.zeros(1, 3, 2))
         for cu_seqlens in (None, None, torch.tensor([0, 3]), torch.tensor([0, 3])):
             given = x._replace(cu_seqlens=cu_seqlens)[: len(autograd.INPUTS)]
-            autograd.ChunkKda.apply(autograd.TrainingCall(Options(scale=None), of), *given)
-        calls = [of.forward, of.backward]
+            autograd.ChunkKda.apply(autograd.TrainingCall(Options(scale=None), route), *given)
+        calls = [route.forward, route.backward]
         step = [[*itertools.chain(*(ahead.recipes_of(asked, call, save, offsets) for call in calls))]
                 for offsets in (None, "int64")]
     assert built == step and len(set(built[0])) > 3

@@ -178,17 +178,17 @@ def test_what_a_forward_keeps_gives_the_bits_of_what_is_made_again(name, keep, m
     forget_plans()
     case = drawn(**words)
     assert ("cut into segments" in name) == bool(training_plan.segment_length(case.problem(), 148))
-    kept, made = kept_and_made_again(case, "sm100", keep)
+    kept, remade = kept_and_made_again(case, "sm100", keep)
     forget_plans()
     assert_right(judged(case, kept))
-    assert all(torch.equal(kept[name], x) for name, x in made.items())
+    assert all(torch.equal(kept[name], x) for name, x in remade.items())
 
 
 @pytest.mark.parametrize("kept", [False, True, "states"])
 def test_autograd_gives_the_same_gradients(kept):
-    case, at = drawn(T=33), SimulatedDoor("sm100", parse("sm100"))
-    found, (expected, _) = at.call(case, True, disable_recompute=kept), gradients(case)
-    assert not at.findings and all(torch.equal(found[name], expected[name]) for name in expected)
+    case, door = drawn(T=33), SimulatedDoor("sm100", parse("sm100"))
+    found, (expected, _) = door.call(case, True, disable_recompute=kept), gradients(case)
+    assert not door.findings and all(torch.equal(found[name], expected[name]) for name in expected)
 
 
 @pytest.mark.parametrize(("kept", "said"), [
@@ -224,7 +224,7 @@ def test_no_kernel_of_a_bounded_gate_spills_but_grads_8_bytes_and_64_of_packed_c
                 if bytes_:
                     spilt[type(config).__name__, config.packed] = bytes_
     most = {("GradsConfig", False): 8, ("GradsConfig", True): 64}
-    assert all(bytes_ <= most.get(of, 0) for of, bytes_ in spilt.items())
+    assert all(bytes_ <= most.get(kind, 0) for kind, bytes_ in spilt.items())
 
 
 GRADS = "common/cute/grads"

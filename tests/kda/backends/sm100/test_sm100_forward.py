@@ -191,8 +191,8 @@ def test_any_order_of_warps_gives_the_same_bits(schedule, shape, K):
 @pytest.mark.parametrize("gate", ["bounded", "softplus"])
 @pytest.mark.parametrize("K", OFTEN_128)
 def test_no_output_depends_on_later_tokens(gate, K):
-    case, at = case_of(K, T=150, gate=gate), 75
-    looks_at_no_later_token(case, at, "sm100")
+    case, token = case_of(K, T=150, gate=gate), 75
+    looks_at_no_later_token(case, token, "sm100")
 
 
 @pytest.mark.exhaustive
@@ -439,11 +439,11 @@ def test_kernels_spill_what_their_pages_say_at_most(arch):
     spilt = {recipe.config: launch.kernel(recipe.config, recipe.target).spills for recipe in recipes.values()}
     most: dict[object, int] = {}
     for config, spills in spilt.items():
-        of = (config.one_product, config.cut) if type(config) is FusedConfig else type(config)
-        most[of] = max(most.get(of, 0), spills)
+        kind = (config.one_product, config.cut) if type(config) is FusedConfig else type(config)
+        most[kind] = max(most.get(kind, 0), spills)
     allowed = {GradsConfig: 136, (True, False): 8, (True, True): 16, (False, False): 48, (False, True): 88}
     assert len(recipes) > 6
-    assert all(spills <= allowed.get(of, 0) for of, spills in most.items()), most
+    assert all(spills <= allowed.get(kind, 0) for kind, spills in most.items()), most
 
 
 @pytest.mark.parametrize("K", OFTEN_128)
@@ -458,8 +458,8 @@ def test_it_takes_the_shared_memory_that_its_configuration_says(K, monkeypatch):
 def test_a_blackwell_gpu_picks_it_and_its_backward():
     case = case_of(T=33)
     for arch in ("sm100", "sm103"):
-        at = SimulatedDoor("sm100", parse(arch))
-        assert at.call(case, False).keys() == {"o", "ht"} and at.launches == 1 and not at.findings
+        door = SimulatedDoor("sm100", parse(arch))
+        assert door.call(case, False).keys() == {"o", "ht"} and door.launches == 1 and not door.findings
         taken = [weigh(case.problem(direction), host_of(arch)).backend for direction in ("forward", "backward")]
         assert taken == ["sm100", "sm100"]
 

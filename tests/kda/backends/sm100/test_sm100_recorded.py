@@ -94,8 +94,8 @@ def rows_of(case):
 @functools.lru_cache(maxsize=4)
 def _chunks(key, case):
     rows = rows_of(case)
-    return [[[chunk(*[y[at : min(at + C, begin + tokens), head] for y in rows])
-              for at in range(begin, begin + tokens, C)] for head in range(case.spec.heads)]
+    return [[[chunk(*[y[start : min(start + C, begin + tokens), head] for y in rows])
+              for start in range(begin, begin + tokens, C)] for head in range(case.spec.heads)]
             for begin, tokens in sequences(case)]
 
 
@@ -141,10 +141,10 @@ def operands_config(case):
 
 def chunk_table(case):
     """Return the table of packed sequences' chunks, with entries for tokens of no sequence."""
-    entries = [(at, min(C, begin + tokens - at), number) for begin, tokens in sequences(case)
-               for number, at in enumerate(range(begin, begin + tokens, C))]
+    entries = [(start, min(C, begin + tokens - start), number) for begin, tokens in sequences(case)
+               for number, start in enumerate(range(begin, begin + tokens, C))]
     end, T = case.spec.offsets[-1], case.spec.shape[1]
-    entries += [(at, at - min(at + C, T), 0) for at in range(end, T, C)] + [(T, 0, 0)]
+    entries += [(start, start - min(start + C, T), 0) for start in range(end, T, C)] + [(T, 0, 0)]
     assert len(entries[0]) == ChunkTable.WIDTH
     return torch.tensor(entries, dtype=torch.int64)
 
@@ -278,7 +278,7 @@ def entering(S):
 
 def leaving(dS):
     chunks = len(dS) - 1
-    return [dS[min(at + 2, chunks)] for at in range(0, chunks, 2)]
+    return [dS[min(index + 2, chunks)] for index in range(0, chunks, 2)]
 
 
 def segment_table(case, segment):
@@ -478,9 +478,9 @@ def first_and_last(case, segment):
         count = max(1, -(-tokens // (C * segment)))
         numbers.append((n, range(p, p + count)))
         p += count
-    up = [(p, n if p == own[0] else None) for n, own in numbers for p in own]
-    back = [(p, n if p == own[-1] else None) for n, own in numbers for p in reversed(own)]
-    return up, back, [own[0] for _, own in numbers]
+    up = [(p, n if p == segments[0] else None) for n, segments in numbers for p in segments]
+    back = [(p, n if p == segments[-1] else None) for n, segments in numbers for p in reversed(segments)]
+    return up, back, [segments[0] for _, segments in numbers]
 
 
 def up_of_segments_is_right(case, **options):

@@ -143,16 +143,16 @@ def test_what_was_kept_changes_no_bit_of_a_gradient(name):
 @pytest.mark.parametrize("stage", Door("sm89", "cpu").stages)
 def test_a_run_of_stages_is_what_is_written_out(stage):
     case = case_of(lengths=(70, 0, 1), HV=2, gate="softplus")
-    at = SimulatedDoor("sm89", plan.TARGET)
-    rows = alone(at, case, find(stage), Oracle(case, at.rounding(case)))
+    door = SimulatedDoor("sm89", plan.TARGET)
+    rows = alone(door, case, find(stage), Oracle(case, door.rounding(case)))
     assert_right(rows)
-    assert not at.findings
+    assert not door.findings
 
 
 def test_autograd_takes_a_call_through_seven_kernels_after_two():
-    at = SimulatedDoor("sm89", plan.TARGET)
-    found = at.call(case_of(T=33), True)
-    assert at.launches == 9 and not at.findings and {"o", "dq", "dA_log", "dh0"} <= found.keys()
+    door = SimulatedDoor("sm89", plan.TARGET)
+    found = door.call(case_of(T=33), True)
+    assert door.launches == 9 and not door.findings and {"o", "dq", "dA_log", "dh0"} <= found.keys()
 
 
 # the same bits
@@ -172,12 +172,12 @@ def test_any_order_of_warps_gives_the_same_bits(schedule, shape):
 def test_a_sequence_has_the_bits_that_it_has_alone():
     case = case_of(lengths=(33, 70, 21))
     found, x = trained(case), case.keywords
-    at = slice(33, 103)
-    rows = {n: x[n][:, at] for n in TOKENS} | {"initial_state": x["initial_state"][1:2]}
+    tokens = slice(33, 103)
+    rows = {n: x[n][:, tokens] for n in TOKENS} | {"initial_state": x["initial_state"][1:2]}
     keywords = {n: y for n, y in x.items() if n != "cu_seqlens"} | rows
-    alone = trained(dataclasses.replace(case, keywords=keywords, do=case.do[:, at], dht=case.dht[1:2]))
+    alone = trained(dataclasses.replace(case, keywords=keywords, do=case.do[:, tokens], dht=case.dht[1:2]))
     for name in ("o", "dq", "dk", "dv", "dg", "dbeta"):
-        assert torch.equal(found[name][:, at], alone[name]), name
+        assert torch.equal(found[name][:, tokens], alone[name]), name
     assert torch.equal(found["dh0"][1:2], alone["dh0"])
 
 

@@ -44,11 +44,11 @@ def forget_steps():
 def in_columns(monkeypatch):
     """A CTA has so many columns of the state, whatever the chip."""
 
-    def of(columns):
+    def set_columns(columns):
         monkeypatch.setattr(plan, "columns", lambda p, sms: columns)
         forget_steps()
 
-    yield of
+    yield set_columns
     monkeypatch.undo()
     forget_steps()
 
@@ -170,11 +170,11 @@ def test_sequences_of_no_tokens_hand_their_states_through(shape):
 def test_more_sequences_than_threads_count_them():
     lengths = [int(n) for n in torch.randint(0, 90, (600,), generator=torch.Generator().manual_seed(1))]
     for C, dtype in ((32, torch.int32), (64, torch.int64)):
-        at = launch.steps(Problem(K=64, V=64, C=C, N=600, T=sum(lengths), packed=True, dtype="float32"),
+        steps = launch.steps(Problem(K=64, V=64, C=C, N=600, T=sum(lengths), packed=True, dtype="float32"),
                           host_of("sm89"), str(dtype).removeprefix("torch."), Save.NOTHING)
         found = torch.full((601,), 77)
         with capture(arch="sm89") as session:
-            at("tables", cu_seqlens=torch.tensor([0, *lengths]).cumsum(0).to(dtype), first_chunk=found)
+            steps("tables", cu_seqlens=torch.tensor([0, *lengths]).cumsum(0).to(dtype), first_chunk=found)
         assert not session.findings
         assert found.tolist() == torch.tensor([0, *(-(-n // C) for n in lengths)]).cumsum(0).tolist()
 
@@ -198,10 +198,10 @@ def test_any_order_of_warps_gives_the_same_bits(schedule, shape):
 
 
 @pytest.mark.parametrize("gate", ["bounded", "softplus"])
-@pytest.mark.parametrize("at", [1, 9, 33, 75])
-def test_no_output_depends_on_later_tokens(gate, at):
+@pytest.mark.parametrize("token", [1, 9, 33, 75])
+def test_no_output_depends_on_later_tokens(gate, token):
     case = case_of(T=100, gate=gate)
-    looks_at_no_later_token(case, at, "sm89")
+    looks_at_no_later_token(case, token, "sm89")
 
 
 def test_a_sequence_has_the_bits_that_it_has_alone_whatever_its_neighbours_hold():
@@ -421,17 +421,18 @@ def test_every_gpu_from_sm89_up_takes_float32_by_itself(arch):
         assert training_backend(p, "sm89") == "sm89"
 
 
-@pytest.mark.parametrize("arch, here", [("sm86", False), ("sm89", True), ("sm90", True), ("sm120", True)])
-def test_what_is_built_for_sm89_is_executed_on_later_gpus(arch, here):
+@pytest.mark.parametrize("arch, executed", [("sm86", False), ("sm89", True), ("sm90", True), ("sm120", True)])
+def test_what_is_built_for_sm89_is_executed_on_later_gpus(arch, executed):
     (c,) = (c for c in capabilities() if c.backend == "sm89")
     with standing_in(host_of(arch)):
-        assert is_here(c, plan.TARGET) is here
+        assert is_here(c, plan.TARGET) is executed
 
 
 def test_a_call_launches_two_kernels_and_a_packed_one_three():
     for shape, launches in ((dict(T=33), 2), (RAGGED, 3)):
-        at = SimulatedDoor("sm89", plan.TARGET)
-        assert at.call(case_of(**shape), False).keys() == {"o", "ht"} and at.launches == launches and not at.findings
+        door = SimulatedDoor("sm89", plan.TARGET)
+        assert door.call(case_of(**shape), False).keys() == {"o", "ht"}
+        assert door.launches == launches and not door.findings
 
 
 REFUSED = {

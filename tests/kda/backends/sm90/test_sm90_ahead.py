@@ -70,9 +70,10 @@ def wanted(p):
     has_backward = all(rule.holds(backward, host_of("sm90")) for rule in BACKWARD)
     for (T, N, H, sms), kept in itertools.product(sizes, (False,) if has_backward else (False, True)):
         call = dataclasses.replace(p, T=T, N=N, B=1 if p.packed else N, H=H, HV=H * p.HV // p.H)
-        at = plan(call, sms, kept)
-        found |= {recipe(c) for c in (at.prepare, at.pairs, at.chain, at.carry, at.compose, at.fused, at.stream) if c}
-        if at.stream and at.compose:
+        planned = plan(call, sms, kept)
+        kernels = ("prepare", "pairs", "chain", "carry", "compose", "fused", "stream")
+        found |= {recipe(c) for c in (getattr(planned, kernel) for kernel in kernels) if c}
+        if planned.stream and planned.compose:
             found |= {recipe(join_config(call, offsets)) for offsets in (OFFSETS if p.packed else (None,))}
     if has_backward:
         found |= {recipe(states_table(dtype)) for dtype in OFFSETS if p.packed}
@@ -80,8 +81,8 @@ def wanted(p):
             call = dataclasses.replace(
                 backward, T=T, N=N, B=1 if p.packed else N, H=H, HV=H * p.HV // p.H, final_state=final_state
             )
-            at = training_plan(call, sms)
-            found |= {recipe(c) for c in vars(at).values() if isinstance(c, KernelConfig)}
+            planned = training_plan(call, sms)
+            found |= {recipe(c) for c in vars(planned).values() if isinstance(c, KernelConfig)}
     return found
 
 
@@ -179,9 +180,9 @@ def test_what_was_built_ahead_is_what_calls_find(cache):
 @needs_dsl
 def test_a_call_builds_what_the_command_builds(cache):
     one = recipe(TablesConfig("int32"))
-    here = fetching.fetch_here(one)
+    built = fetching.fetch_here(one)
     (cache / one.key[:2] / f"{one.key}.kernel").unlink()
-    assert fetching.fetch(one) == here                                       # in a process of its own
+    assert fetching.fetch(one) == built                                      # in a process of its own
 
 
 @needs_dsl

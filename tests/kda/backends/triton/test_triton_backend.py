@@ -157,11 +157,11 @@ def row(request):
 @pytest.mark.slow
 @pytest.mark.parametrize("stage", Door("triton", "cpu").stages)
 def test_each_run_of_stages_is_its_oracle(row, stage):
-    at = door(row.arch)
-    wrong = [describe(found) for found in alone(at, row.case, find(stage), row.oracle) if found.wrong]
+    simulated = door(row.arch)
+    wrong = [describe(found) for found in alone(simulated, row.case, find(stage), row.oracle) if found.wrong]
     assert not wrong, "\n".join(wrong)
-    assert at.launches
-    assert_clean(at.findings)
+    assert simulated.launches
+    assert_clean(simulated.findings)
 
 
 def test_a_call_is_the_definition(row):
@@ -190,15 +190,15 @@ def test_what_is_kept_is_zero_where_no_token_and_no_chunk_is(K, V, padding):
         saved = kda.chunk_kda_fwd(**case.keywords, disable_recompute=True, backend="triton").saved.tensors
     assert_clean(session.findings)
     for name, x in saved._asdict().items():
-        there = 4 if name in ("h", "gc_last") else sum(lengths)
-        assert x.isfinite().all() and x[:there].any() and not x[there:].any(), name
+        end = 4 if name in ("h", "gc_last") else sum(lengths)
+        assert x.isfinite().all() and x[:end].any() and not x[end:].any(), name
 
 
 def recorded(row, **options):
     """The call by way of autograd."""
-    at = SimulatedDoor("triton", parse(row.arch))
-    found = at.call(row.case, True, **{"disable_recompute": True} | row.options | options)
-    assert_clean(at.findings)
+    simulated = SimulatedDoor("triton", parse(row.arch))
+    found = simulated.call(row.case, True, **{"disable_recompute": True} | row.options | options)
+    assert_clean(simulated.findings)
     return found
 
 
@@ -327,20 +327,20 @@ def test_a_sequence_in_segments_is_the_definition(monkeypatch):
 def test_alone_and_packed_have_the_same_bits(monkeypatch):
     """Segments have two chunks."""
     cut_into(monkeypatch, 2)
-    at = door("sm90")
+    simulated = door("sm90")
     case = make_inputs(H=1, **LONG | dict(lengths=(150, 0, 1, 64)))
-    differ = [row for row in packed_vs_alone(at, case, backward=True) if row.wrong]
+    differ = [row for row in packed_vs_alone(simulated, case, backward=True) if row.wrong]
     assert not differ, "\n".join(map(describe, differ))
-    assert_clean(at.findings)
+    assert_clean(simulated.findings)
 
 
 @pytest.mark.spread(every=4)
 @pytest.mark.parametrize("schedule", [1, 2])
 def test_any_order_of_warps_gives_the_same_bits(schedule):
     row = row_of(PACKED)
-    at = door(row.arch, schedule=schedule, early=True)
-    assert_same_bits(at.call(row.case, True), row.found)
-    assert_clean(at.findings)
+    simulated = door(row.arch, schedule=schedule, early=True)
+    assert_same_bits(simulated.call(row.case, True), row.found)
+    assert_clean(simulated.findings)
 
 
 @pytest.mark.exhaustive
@@ -402,8 +402,8 @@ def test_gradients_of_any_size_have_the_same_bits(name):
     for size in (2.0**60, 2.0**-60):
         found = row.trained(dataclasses.replace(case, do=size * case.do, dht=size * case.dht))
         for gradient, x in found.items():
-            there = size if gradient.startswith("d") else 1.0
-            assert torch.equal(x, there * expected[gradient]), (size, gradient)
+            factor = size if gradient.startswith("d") else 1.0
+            assert torch.equal(x, factor * expected[gradient]), (size, gradient)
 
 
 @pytest.mark.exhaustive
@@ -562,8 +562,8 @@ def test_a_planted_fault_is_noticed(fault, broken):
     which, stage, *edit = FAULTS[fault]
     row = row_of(which)
     broken(*edit)
-    at = door(row.arch)
-    assert any(found.wrong for found in alone(at, row.case, find(stage), row.oracle))
+    simulated = door(row.arch)
+    assert any(found.wrong for found in alone(simulated, row.case, find(stage), row.oracle))
 
 
 # the plan
@@ -617,14 +617,14 @@ def tables_of(lengths, padding, segment):
     """What chunks and segments of 64 rows are, in Python."""
     T, chunks, segments, first, begin = sum(lengths) + padding, [], [], [], 0
     for n, length in enumerate(lengths):
-        own = [(begin + at, min(length - at, 64)) for at in range(0, length, 64)]
+        its_chunks = [(begin + start, min(length - start, 64)) for start in range(0, length, 64)]
         first.append(len(segments))
-        for j in range(max(1, -(-len(own) // segment))):
+        for j in range(max(1, -(-len(its_chunks) // segment))):
             skipped = j * segment * 64
             segments.append((n, j, begin + skipped, length - skipped, len(chunks) + j * segment))
-        chunks += own
+        chunks += its_chunks
         begin += length
-    idle = [(at, -min(T - at, 64)) for at in range(begin, T, 64)]
+    idle = [(start, -min(T - start, 64)) for start in range(begin, T, 64)]
     return T, chunks, idle, segments, [*first, len(segments)], begin
 
 

@@ -94,12 +94,12 @@ def test_kernels_are_built_once_and_kept(asked):
 def test_kernels_with_nested_configurations_are_distinguished_by_what_differs_in_them():
     def line(ht, cut):
         config = {"chain": {"K": 128, "ht": ht, "h0": None}, "cut": cut}
-        of = types.SimpleNamespace(name="stream", target="sm90", constants={}, options=config, signature=())
-        return types.SimpleNamespace(backend="sm90", recipe=Hashed(of))
+        recipe = types.SimpleNamespace(name="stream", target="sm90", constants={}, options=config, signature=())
+        return types.SimpleNamespace(backend="sm90", recipe=Hashed(recipe))
 
     class Hashed:
-        def __init__(self, of):
-            self.__dict__ = of.__dict__
+        def __init__(self, recipe):
+            self.__dict__ = recipe.__dict__
 
     named = command.names([line(True, False), line(False, False)])
     assert [*named.values()] == ["stream chain.ht=True", "stream chain.ht=False"]
