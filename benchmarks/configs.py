@@ -1,6 +1,6 @@
 """Which configuration of a Triton kernel is fastest on this GPU: where rows of backends/triton/configs.py come from.
 
-    python benchmarks/configs.py --kernel intra --warps 4,8 --BK 32,64 --BV 64 --stages 1 --maxnreg 0,168
+    python -m benchmarks.configs --kernel intra --warps 4,8 --BK 32,64 --BV 64 --stages 1 --maxnreg 0,168
                                  [--tokens 8192] [--heads 64] [--dim 128] [--dtype bfloat16] [--regime slow]
                                  [--as sm80]
 
@@ -13,16 +13,11 @@ mma.sync, in the tiles and registers that they have there, on the SMs and memory
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import itertools
 import json
 import statistics
-import sys
 from collections import defaultdict
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch
 
@@ -34,6 +29,8 @@ from kda.model.host import host_of
 from kda.tools.verify.cases import make_inputs
 from ptxkit.compile.errors import BuildError
 from ptxkit.compile.fetching import attempt_all
+
+from . import common
 
 CALLS = 11
 CLOSE = 2e-2                                 # two right results differ by roundings of bfloat16 in another order
@@ -105,13 +102,13 @@ def off(found: tuple, expected: tuple) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = common.parser(__spec__, __doc__)
     parser.add_argument("--kernel", default="intra", help="a name in configs.TABLE")
     for name, default in (("warps", "4,8"), ("stages", "1"), ("BK", "64"), ("BV", "64"), ("maxnreg", "0")):
-        parser.add_argument("--" + name, default=default, type=lambda text: [int(x) for x in text.split(",")])
+        parser.add_argument("--" + name, default=default, type=common.numbers)
     for name, default in (("tokens", 8192), ("heads", 64), ("dim", 128)):
         parser.add_argument("--" + name, default=default, type=int)
-    for name, default in (("dtype", "bfloat16"), ("gate", "bounded"), ("regime", "slow"), ("json", None)):
+    for name, default in (("dtype", "bfloat16"), ("gate", "bounded"), ("regime", "slow")):
         parser.add_argument("--" + name, default=default)
     parser.add_argument("--as", dest="arch", help="build for this arch: sm80, sm86, ...")
     a = parser.parse_args()
@@ -132,8 +129,7 @@ def main() -> None:
             error, found = None, str(failure).splitlines()[0]
         lines.append({"config": str(config or "the table's"), "off": error, "ms": found})
         print(json.dumps(lines[-1]), flush=True)
-    if a.json:
-        Path(a.json).write_text(json.dumps(lines, indent=1))
+    common.write(a.json, lines)
 
 
 if __name__ == "__main__":

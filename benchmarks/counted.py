@@ -1,6 +1,6 @@
 """What the Blackwell forward costs on paper: counted in the simulator, at published rates.  No GPU:
 
-    python benchmarks/counted.py
+    python -m benchmarks.counted
 
 A chunk's counts are those of a longer sequence less those of a shorter one, over the chunks between them.
 """
@@ -10,8 +10,6 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator
 from typing import NamedTuple
-
-from pages import table_row
 
 import kda
 from kda.backends.common.cute.tile import C
@@ -23,6 +21,8 @@ from kda.tools.measure.shapes import BenchShape
 from kda.tools.verify.cases import make_inputs
 from ptxkit import capture
 from ptxkit.report import Run
+
+from .pages import table_row
 
 SMS, GHZ, HBM = 148, 1.85, 8e12              # a B200: multiprocessors, clock, bytes a second
 ISSUED = 2.4                                 # instructions a clock, as Hopper's kernel of the same code on an H200

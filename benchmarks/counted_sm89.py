@@ -1,4 +1,4 @@
-"""What the float32 kernels take, for the table of docs/stages/sm89.md, which `python benchmarks/tables.py` writes.
+"""What the float32 kernels take, for the table of docs/stages/sm89.md, which `python -m benchmarks.tables` writes.
 
 Registers are ptxas' for sm_89.  Instructions (PTX, without mov) and bytes are counted in the simulator, those of 192
 tokens less those of 64: a chunk of a value head, all CTAs that share it, in a training step.
@@ -10,14 +10,14 @@ import dataclasses
 from collections.abc import Iterable, Iterator
 from unittest import mock
 
-from pages import table_row
-
 from kda.backends.sm89 import launch, plan
 from kda.model.bundles import Save
 from kda.model.problem import Problem
 from kda.tools.verify.cases import Case, make_inputs
 from ptxkit import capture
 from ptxkit.report import Run
+
+from .pages import table_row
 
 LONG, SHORT, C = 192, 64, 64
 HEADS, SMS = 16, 132                         # whose columns of a state are counted

@@ -1,5 +1,5 @@
-"""What Hopper's kernels take, for the tables of docs/stages/sm90_backward.md and sm90_forward.md, which `python
-benchmarks/tables.py` writes.
+"""What Hopper's kernels take, for the tables of docs/stages/sm90_backward.md and sm90_forward.md, which
+`python -m benchmarks.tables` writes.
 
 Instructions and bytes are counted in the simulator, of 64 tokens and one value head, as `counted_step` does it for
 Blackwell; registers and spills are ptxas'.
@@ -9,9 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from unittest import mock
-
-from counted_step import GATES, LONG, SHORT, Counts, between, step
-from pages import table_row
 
 import kda
 from kda.backends.common.cute.tile import C
@@ -24,6 +21,9 @@ from kda.tools.verify.cases import make_inputs
 from ptxkit import capture
 from ptxkit.capturing.session import Session
 from ptxkit.compile.launching import Launch
+
+from .counted_step import GATES, LONG, SHORT, Counts, between, step
+from .pages import table_row
 
 SMS, DIMS = 132, (128, 64)
 FUSED = "fused"                              # instead of prepare and record, in clusters of two

@@ -1,5 +1,5 @@
 """What a training step on Blackwell costs on paper: counted in the simulator, at published rates.
-`python benchmarks/tables.py` writes the tables of docs/stages/sm100_backward.md.
+`python -m benchmarks.tables` writes the tables of docs/stages/sm100_backward.md.
 
 Counts are of 64 tokens and one value head, of a bounded gate with l2norms and a sigmoid: those of a longer sequence
 less those of a shorter one.  A kernel takes as long as the resource that it uses most; record and walk, where a CTA
@@ -8,15 +8,8 @@ has a head, at least the latency of their chunks, one after the other.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import NamedTuple
-
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-
-from counted import GHZ, HBM, HEADS, HOP, HOPS, ISSUED, LAUNCH, MMA, MUFU, SMS, mufu
-from pages import table_row
 
 import kda
 from kda.backends.common.cute.training import TOKENS
@@ -30,6 +23,9 @@ from ptxkit.capturing.session import Session
 from ptxkit.compile.kernel import Kernel
 from ptxkit.compile.target import parse
 from ptxkit.report import Run
+
+from .counted import GHZ, HBM, HEADS, HOP, HOPS, ISSUED, LAUNCH, MMA, MUFU, SMS, mufu
+from .pages import table_row
 
 FORWARD, BACKWARD = ("operands", "record"), ("walk", "grads", "shares")
 AGAIN = ("operands", "again")                # first of a backward that nothing was kept for: record without o

@@ -1,4 +1,4 @@
-"""Bytes that the Triton backend's launches touch, for the table of docs/triton.md, which `python benchmarks/tables.py`
+"""Bytes that the Triton backend's launches touch, for the table of docs/triton.md, which `python -m benchmarks.tables`
 writes: of a token and a value head, bfloat16, K = V = 128, those of 192 tokens less those of 64.
 """
 
@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
-from pages import table_row
 
 from kda.backends.triton import launch
 from kda.model.bundles import Save
@@ -17,6 +16,8 @@ from kda.tools.verify.cases import make_inputs
 from ptxkit import capture
 from ptxkit.capturing.session import Session
 from ptxkit.report import Run
+
+from .pages import table_row
 
 LONG, SHORT, ARCH = 192, 64, "sm90"
 SECTOR, READ, WRITTEN = 32, 1, 2             # bytes; flags of a sector

@@ -1,26 +1,20 @@
-"""Decoding and short prompts on the Triton backend: `python benchmarks/decode.py`, on a GPU.
+"""Decoding and short prompts on the Triton backend: `python -m benchmarks.decode`, on a GPU.
 
 Each call reads and writes one state for each of N sequences in a pool, in place.  Calls are replayed from a CUDA graph
 that walks over pools of four times the L2 cache, as the layers of a model do; the time is that of one of them.  Results
 are compared with the reference in float32 before anything is timed.  Bytes are those of states, q, k, v, g, beta and o;
 beside them stands what a large copy reaches in the same run.
 
-    python benchmarks/decode.py --heads 32 --sequences 1,8,64 --tokens 1 --states kv,vk
-    python benchmarks/decode.py --columns 8,16,32 --warps 1,2,4          # instead of the plan's own choice
+    python -m benchmarks.decode --heads 32 --sequences 1,8,64 --tokens 1 --states kv,vk
+    python -m benchmarks.decode --columns 8,16,32 --warps 1,2,4          # instead of the plan's own choice
 """
 
 from __future__ import annotations
 
-import argparse
 import itertools
-import json
 import statistics
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch
 
@@ -29,6 +23,8 @@ from kda.backends.triton.decode import launch, recurrent_plan
 from kda.checks.calls import Call, problem_of
 from kda.model.problem import Inputs, Options, Problem
 from ptxkit.commands.layout import table
+
+from . import common
 
 K = V = 128
 REPLAYS, L2_TIMES = 21, 4
@@ -127,20 +123,16 @@ def chosen(
     return config
 
 
-def numbers(text: str) -> list[int]:
-    return [int(word) for word in text.split(",")]
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--heads", type=numbers, default=[32, 64, 96])
-    parser.add_argument("--sequences", type=numbers, default=[1, 4, 16, 64, 256])
-    parser.add_argument("--tokens", type=numbers, default=[1])
-    parser.add_argument("--states", type=lambda text: text.split(","), default=["kv", "vk"], help="orders: kv, vk")
+    parser = common.parser(__spec__, __doc__)
+    parser.add_argument("--heads", type=common.numbers, default=[32, 64, 96])
+    parser.add_argument("--sequences", type=common.numbers, default=[1, 4, 16, 64, 256])
+    parser.add_argument("--tokens", type=common.numbers, default=[1])
+    parser.add_argument("--states", type=common.words, default=["kv", "vk"], help="orders: kv, vk")
     parser.add_argument("--state-dtype", choices=["float32", "bfloat16"], default="float32")
-    parser.add_argument("--columns", type=numbers, default=[0], help="of the state that a program holds; 0: the plan's")
-    parser.add_argument("--warps", type=numbers, default=[0], help="of a program; 0: the plan's")
-    parser.add_argument("--json", metavar="FILE", help="write what was found")
+    parser.add_argument("--columns", type=common.numbers, default=[0],
+                        help="of the state that a program holds; 0: the plan's")
+    parser.add_argument("--warps", type=common.numbers, default=[0], help="of a program; 0: the plan's")
     args = parser.parse_args()
     device = torch.device("cuda", torch.cuda.current_device())
     sms, copy = torch.cuda.get_device_properties(device).multi_processor_count, copy_speed(str(device))
@@ -167,8 +159,7 @@ def main() -> None:
     print(f"{gpu}, K=V={K} bfloat16, states {args.state_dtype}; a copy of 1 GiB: {copy / 1e12:.2f} TB/s")
     header = ("HV", "N", "T", "states", "columns x warps", "us", "TB/s", "of a copy")
     print("\n".join(table(rows, header=header, align="rrrlrrrr")))
-    if args.json:
-        Path(args.json).write_text(json.dumps({"gpu": gpu, "copy": copy, "found": found}, indent=1) + "\n")
+    common.write(args.json, {"gpu": gpu, "copy": copy, "found": found})
 
 
 if __name__ == "__main__":

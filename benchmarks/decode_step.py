@@ -1,4 +1,4 @@
-"""`kda.decode_step` on the Triton backend beside its parts: `python benchmarks/decode_step.py`, on a GPU.
+"""`kda.decode_step` on the Triton backend beside its parts: `python -m benchmarks.decode_step`, on a GPU.
 
 Before anything is timed, the outputs and the updated pools of a few sequences are held against the reference in
 float32, and the outputs of all sequences against the parts.  Then calls are replayed from CUDA graphs that walk over
@@ -7,10 +7,10 @@ without decode_step: three convolutions, three new tails, the recurrence with no
 `recurrence` is that kernel alone.
 Bytes are those that a call cannot do without; beside them stands what a large copy reaches in the same run.
 
-    python benchmarks/decode_step.py --json decode_step.json
-    python benchmarks/decode_step.py --heads 32 --configs plan,4x64,4x128x64x2  # as parse_config says
-    python benchmarks/decode_step.py --heads 32 --sequences 64 --drafts 3 --tree      # speculative decoding
-    python benchmarks/decode_step.py --device cpu --heads 2 --sequences 2 --head-dim 16 --dtype float32
+    python -m benchmarks.decode_step --json decode_step.json
+    python -m benchmarks.decode_step --heads 32 --configs plan,4x64,4x128x64x2  # as parse_config says
+    python -m benchmarks.decode_step --heads 32 --sequences 64 --drafts 3 --tree      # speculative decoding
+    python -m benchmarks.decode_step --device cpu --heads 2 --sequences 2 --head-dim 16 --dtype float32
 """
 
 from __future__ import annotations
@@ -19,18 +19,13 @@ import argparse
 import contextlib
 import functools
 import itertools
-import json
 import statistics
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
 import torch
-from decode import copy_speed, graph_of, numbers
 
 import kda
 from kda import nn
@@ -39,6 +34,9 @@ from kda.nn.sequences import Sequences
 from kda.tools.verify.steps import bytes_moved, copied, make_step, run_step
 from ptxkit.commands.render import table
 from ptxkit.compile.fetching import fetch_all
+
+from . import common
+from .decode import copy_speed, graph_of
 
 REPLAYS, L2_TIMES, FEW = 15, 4, 3
 TOLERANCE = {torch.bfloat16: 2**-7, torch.float32: 2e-5}
@@ -232,17 +230,16 @@ def printed(rows: list[Arguments], copy: float, configs: list[str]) -> list[str]
 
 
 def main(argv: list[str] | None = None) -> list[Arguments]:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--heads", type=numbers, default=[8, 12, 16, 32, 64, 96])
-    parser.add_argument("--sequences", type=numbers, default=[1, 64, 256])
-    parser.add_argument("--states", type=lambda text: text.split(","), default=["float32", "bfloat16"])
+    parser = common.parser(__spec__, __doc__)
+    parser.add_argument("--heads", type=common.numbers, default=[8, 12, 16, 32, 64, 96])
+    parser.add_argument("--sequences", type=common.numbers, default=[1, 64, 256])
+    parser.add_argument("--states", type=common.words, default=["float32", "bfloat16"])
     parser.add_argument("--head-dim", type=int, default=128)
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--drafts", type=int, default=0, help="tokens behind the first")
     parser.add_argument("--tree", action="store_true", help="drafts in a tree; the parts cannot")
-    parser.add_argument("--configs", type=lambda text: text.split(","), default=["plan"])
+    parser.add_argument("--configs", type=common.words, default=["plan"])
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--json", metavar="FILE", type=Path)
     args = parser.parse_args(argv)
     begun, copy, name = time.perf_counter(), 0.0, "a CPU"
     with torch.no_grad():
@@ -256,9 +253,8 @@ def main(argv: list[str] | None = None) -> list[Arguments]:
     print(f"{name}, T={args.drafts + 1} K=V={args.head_dim} {args.dtype}, microseconds; a copy of 1 GiB: "
           f"{copy / 1e12:.2f} TB/s; {time.perf_counter() - begun:.0f} s in all")
     print("\n".join(printed(rows, copy, args.configs)))
-    if args.json:
-        about = {"device": name, "torch": torch.__version__, "copy": copy, "K": args.head_dim, "dtype": args.dtype}
-        args.json.write_text(json.dumps(about | {"rows": rows}, indent=1) + "\n")
+    about = {"device": name, "torch": torch.__version__, "copy": copy, "K": args.head_dim, "dtype": args.dtype}
+    common.write(args.json, about | {"rows": rows})
     return rows
 
 

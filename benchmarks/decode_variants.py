@@ -1,12 +1,12 @@
-"""Which configuration of decode_step's kernel is fastest: `python benchmarks/decode_variants.py`, on a GPU.
+"""Which configuration of decode_step's kernel is fastest: `python -m benchmarks.decode_variants`, on a GPU.
 
 For each shape every configuration is held against the reference and against the parts, as in decode_step.py, and then
 timed beside the parts, their recurrence and a large copy.  The best of each shape is named, and whether it reaches
 REACHED of the copy and is not slower than the parts.  Last, what `batch_invariant=True` costs a forward.  Shapes come
 in order of weight, and none is begun after --seconds.
 
-    python benchmarks/decode_variants.py --json variants.json              # at most three minutes
-    python benchmarks/decode_variants.py --simulated                       # without a GPU: checked, and predicted
+    python -m benchmarks.decode_variants --json variants.json              # at most three minutes
+    python -m benchmarks.decode_variants --simulated                       # without a GPU: checked, and predicted
 
 --simulated runs each configuration in the simulator on one sequence, where it must give the bits of the first one and
 no findings, and predicts each shape on an H200.  The clock leaves out that a state goes back to HBM
@@ -17,23 +17,21 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import sys
 import time
-from pathlib import Path
 from typing import Any, NamedTuple
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
 import torch
-from decode import copy_speed
-from decode_step import Arguments, arguments, distance, measure, parse_config, recipes_of, seconds, use
 
 import kda
 from kda.tools.measure.shapes import SHAPES
 from kda.tools.verify.steps import bytes_moved, copied, run_step
 from ptxkit.commands.render import table
 from ptxkit.compile.fetching import fetch_all
+
+from . import common
+from .decode import copy_speed
+from .decode_step import Arguments, arguments, distance, measure, parse_config, recipes_of, seconds, use
 
 REACHED = 0.85                               # share of a copy's bandwidth, with 64 sequences of 32 heads and more
 VARIANTS = {                                 # by dtype of states and tokens, in the words of decode_step.parse_config
@@ -222,16 +220,14 @@ def lines(found: dict[str, Any]) -> list[str]:
 
 
 def main(argv: list[str] | None = None) -> dict[str, Any]:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = common.parser(__spec__, __doc__)
     parser.add_argument("--seconds", type=float, default=150, help="after which no shape is begun")
     parser.add_argument("--simulated", action="store_true", help="no GPU: check in the simulator, predict")
-    parser.add_argument("--json", metavar="FILE", type=Path)
     args = parser.parse_args(argv)
     with torch.no_grad():
         found = simulated("sm90", "h200") if args.simulated else timed(args.seconds, "cuda:0")
     print("\n".join(lines(found)))
-    if args.json:
-        args.json.write_text(json.dumps(found, indent=1) + "\n")
+    common.write(args.json, found)
     return found
 
 

@@ -1,4 +1,4 @@
-"""What rounding costs each form of a Hopper forward and backward: `python benchmarks/emulated.py`, on one core.
+"""What rounding costs each form of a Hopper forward and backward: `python -m benchmarks.emulated`, on one core.
 
 A form is what a walk over chunks multiplies, in both directions, with S the state that enters a chunk and dS the
 gradient of the one that leaves it:
@@ -23,26 +23,21 @@ float64 without any rounding has to give the definition's results; `--exact` sho
 
 from __future__ import annotations
 
-import argparse
 import functools
-import json
 import math
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import NamedTuple
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
+import torch
 
-import torch  # noqa: E402
+from kda.model import gates
+from kda.model.stages import LOG2_E
+from kda.tools.verify.cases import LOWER_BOUND, Case, make_inputs
+from kda.tools.verify.definition import definition
+from kda.tools.verify.literal import log_decay, step_size
+from ptxkit.commands.layout import table
 
-from kda.model import gates  # noqa: E402
-from kda.model.stages import LOG2_E  # noqa: E402
-from kda.tools.verify.cases import LOWER_BOUND, Case, make_inputs  # noqa: E402
-from kda.tools.verify.definition import definition  # noqa: E402
-from kda.tools.verify.literal import log_decay, step_size  # noqa: E402
-from ptxkit.commands.layout import table  # noqa: E402
+from . import common
 
 Tensor = torch.Tensor
 
@@ -538,13 +533,12 @@ def cell(error: float) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Errors against float64, in thousandths of a result's norm.")
+    parser = common.parser(__spec__, __doc__)
     parser.add_argument("--case", action="append", choices=CASES, help="one of them; all if left out")
     parser.add_argument("--form", action="append", choices=FORMS, help=f"{', '.join(SHOWN)} if left out")
     parser.add_argument("--draws", type=int, default=1, help=f"of {SEEDS} seeds each")
     parser.add_argument("--rms", action="store_true", help="over all seeds, instead of the worst")
     parser.add_argument("--exact", action="store_true", help="nothing is rounded: shows that the formulas are correct")
-    parser.add_argument("--json", type=Path, help="a file to write the errors of all seeds to")
     asked = parser.parse_args()
     torch.set_num_threads(1)
     names, forms = asked.case or list(CASES), asked.form or list(SHOWN)
@@ -567,8 +561,7 @@ def main() -> None:
             [[name if i == 0 else "", label, *(cell(errors_of(e[n])) if n in e else "" for n in NAMES)]
              for name, kinds in by_case.items() for i, (label, e) in enumerate(kinds.get(kind, {}).items())],
             ["case", "", *NAMES], "ll" + "r" * len(NAMES))))
-    if asked.json:
-        asked.json.write_text(json.dumps(by_case, indent=1))
+    common.write(asked.json, by_case)
 
 
 if __name__ == "__main__":

@@ -7,52 +7,51 @@ set -uo pipefail
 cd "$(dirname "$0")/.."
 what=${1:?times, checks, hopper or questions} out=${2:?a folder for the results} fla=${3:-}
 mkdir -p "$out"
-export PYTHONPATH=${PYTHONPATH:-.}
 
 times() {
-    python benchmarks/first_call.py --backend triton --json "$out/first_call.json"
+    python -m benchmarks.first_call --backend triton --json "$out/first_call.json"
     python -m kda bench --backend triton --shape h64-8k --shape h64-8x1k --shape h8-32k --direction forward --direction step \
         --save "$out/h200-triton.json"
     python -m kda bench --backend triton --shape h64-1k --graph --direction forward --direction step --save "$out/h200-triton-graph.json"
     python -m kda bench --backend triton --shape h64-8k --shape h64-8x1k --regime slow --disable-recompute --direction forward \
         --direction step --save "$out/h200-triton-kept.json"
-    python benchmarks/configs.py --gate softplus --kernel state --warps 4 --stages 3 --BK 128 --json "$out/softplus.json"
-    python benchmarks/decode.py --json "$out/decode.json"
-    python benchmarks/decode_step.py --json "$out/decode_step.json"
-    python benchmarks/launch.py --json "$out/launch.json"
+    python -m benchmarks.configs --gate softplus --kernel state --warps 4 --stages 3 --BK 128 --json "$out/softplus.json"
+    python -m benchmarks.decode --json "$out/decode.json"
+    python -m benchmarks.decode_step --json "$out/decode_step.json"
+    python -m benchmarks.launch --json "$out/launch.json"
 }
 
 run() { timeout "$2" "${@:3}" > "$out/$1.log" 2>&1; tail -n 12 "$out/$1.log"; }
 
 questions() {
     few=(--shape kimi-8k --shape h24-8k --shape h40-8k --shape h22-4k --shape h32-1k)
-    run twos 60 python benchmarks/hopper.py "${few[@]}" --no-fused --json "$out/twos.json"
-    run fours 60 python benchmarks/hopper.py "${few[@]}" --fused --ctas 4 --json "$out/fours.json"
-    run memcheck-fours 90 compute-sanitizer --report-api-errors no --tool memcheck python benchmarks/hopper.py --shape h32-1k \
+    run twos 60 python -m benchmarks.hopper "${few[@]}" --no-fused --json "$out/twos.json"
+    run fours 60 python -m benchmarks.hopper "${few[@]}" --fused --ctas 4 --json "$out/fours.json"
+    run memcheck-fours 90 compute-sanitizer --report-api-errors no --tool memcheck python -m benchmarks.hopper --shape h32-1k \
         --fused --ctas 4
-    run staged 60 python benchmarks/hopper.py --shape h64-8k --fused --staged --json "$out/staged.json"
-    run shares 60 python benchmarks/hopper.py --shape h64-64x128 --shape h96-8k --json "$out/shares.json"
-    run softplus 60 python benchmarks/hopper.py --shape h64-8k --shape kimi-8k --gate softplus --json "$out/softplus.json"
+    run staged 60 python -m benchmarks.hopper --shape h64-8k --fused --staged --json "$out/staged.json"
+    run shares 60 python -m benchmarks.hopper --shape h64-64x128 --shape h96-8k --json "$out/shares.json"
+    run softplus 60 python -m benchmarks.hopper --shape h64-8k --shape kimi-8k --gate softplus --json "$out/softplus.json"
     for keep in states all; do
         run "step-$keep" 90 python -m kda bench --backend sm90 --direction step --graph --disable-recompute $keep \
             --shape h64-8k --shape kimi-8k --shape h16-8k --regime slow --save "$out/step-$keep.json"
     done
-    run first 60 python benchmarks/first_call.py --backend sm90 --json "$out/first_call.json"
+    run first 60 python -m benchmarks.first_call --backend sm90 --json "$out/first_call.json"
     run host 40 python -m kda bench --host --backend sm90 --shape h64-8k
-    run decode 200 python benchmarks/decode_variants.py --json "$out/decode_variants.json"
+    run decode 200 python -m benchmarks.decode_variants --json "$out/decode_variants.json"
 }
 
 hopper() {
     run tests 120 python -m pytest -q tests/gpu/test_sm90_forward_on_gpu.py
-    run memcheck 100 compute-sanitizer --report-api-errors no --tool memcheck python benchmarks/sanitized.py sm90
-    run racecheck 100 compute-sanitizer --report-api-errors no --tool racecheck python benchmarks/sanitized.py sm90 --followed
+    run memcheck 100 compute-sanitizer --report-api-errors no --tool memcheck python -m benchmarks.sanitized sm90
+    run racecheck 100 compute-sanitizer --report-api-errors no --tool racecheck python -m benchmarks.sanitized sm90 --followed
     for options in --fused --no-fused; do
-        run "h64$options" 60 python benchmarks/hopper.py --shape h64-8k --shape h96-8k --shape h64-64x128 $options
+        run "h64$options" 60 python -m benchmarks.hopper --shape h64-8k --shape h96-8k --shape h64-64x128 $options
     done
-    run kernels 120 python benchmarks/hopper.py --json "$out/h200-sm90-kernels.json"
-    run step 60 python benchmarks/hopper.py --shape h64-8k --shape h64-8x1k --step
-    run softplus 60 python benchmarks/hopper.py --shape h64-8k --gate softplus
-    run first 60 python benchmarks/first_call.py --backend sm90
+    run kernels 120 python -m benchmarks.hopper --json "$out/h200-sm90-kernels.json"
+    run step 60 python -m benchmarks.hopper --shape h64-8k --shape h64-8x1k --step
+    run softplus 60 python -m benchmarks.hopper --shape h64-8k --gate softplus
+    run first 60 python -m benchmarks.first_call --backend sm90
     run selftest 60 python -m kda selftest --backend sm90 --quick
     run graph 60 python -m kda bench --backend sm90 --shape h64-1k --graph --direction forward
     run bench 300 python -m kda bench --backend sm90 --direction forward --shape h64-8k --shape h64-8x1k --shape h64-mixed \
@@ -60,11 +59,11 @@ hopper() {
 }
 
 checks() {
-    python benchmarks/sanitized.py                                       # builds what the others run
-    [ -z "$fla" ] || python benchmarks/fla_tests.py "$fla" -q -n 5 > "$out/fla.log" 2>&1 &
+    python -m benchmarks.sanitized                                       # builds what the others run
+    [ -z "$fla" ] || python -m benchmarks.fla_tests "$fla" -q -n 5 > "$out/fla.log" 2>&1 &
     python -m pytest -q -n 9 tests/gpu > "$out/tests.log" 2>&1 &
     for tool in memcheck racecheck; do
-        compute-sanitizer --tool $tool python benchmarks/sanitized.py > "$out/$tool.log" 2>&1 &
+        compute-sanitizer --tool $tool python -m benchmarks.sanitized > "$out/$tool.log" 2>&1 &
     done
     wait
     python -m pytest -q tests/gpu -k "int32" > "$out/large.log" 2>&1            # these want the GPU's memory for themselves

@@ -1,9 +1,9 @@
 """Runs on a GPU what the ledger of evidence lacks (kda/tools/verify/ledger.py), the most important first.
 
-    python benchmarks/evidence.py --list                   what has no evidence, and the cases that would give it
-    python benchmarks/evidence.py --minutes 9              run as many of them as fit, on all GPUs of this machine
-    python benchmarks/evidence.py --merge FILE             put the rows of a run into the ledger, then as --write
-    python benchmarks/evidence.py --write                  the ledger's kernels and paths, and README's table
+    python -m benchmarks.evidence --list                   what has no evidence, and the cases that would give it
+    python -m benchmarks.evidence --minutes 9              run as many of them as fit, on all GPUs of this machine
+    python -m benchmarks.evidence --merge FILE             put the rows of a run into the ledger, then as --write
+    python -m benchmarks.evidence --write                  the ledger's kernels and paths, and README's table
 
 Rows go to FOLDER/evidence.json (--out; $OUT, or benchmarks/results) after each case, and a later call with the same
 folder, or with a ledger that they were merged into, goes on where they end.  Kernels are built by all CPUs while the
@@ -34,9 +34,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from kda.tools.verify import digests
+from kda.tools.verify.ledger import FILE, RAN, SIMULATED, Known, Ledger, host_code
+from ptxkit.compile import fetching
+from ptxkit.compile.target import Target, parse
 
-from evidence_cases import (
+from . import common
+from .evidence_cases import (
     GROUPS,
     MORE_TESTS,
     TESTS,
@@ -49,17 +53,10 @@ from evidence_cases import (
     paths_of,
 )
 
-from kda.tools.verify import digests
-from kda.tools.verify.ledger import FILE, RAN, SIMULATED, Known, Ledger, host_code
-from ptxkit.compile import fetching
-from ptxkit.compile.target import Target, parse
-
-HERE = Path(__file__).resolve().parents[1]
-DIGESTS = HERE / "tests" / "helpers" / "digests.json"
-RESULTS = HERE / "benchmarks" / "results"
-MATRIX = HERE / "benchmarks" / "parallel_matrix.py"
+DIGESTS = common.ROOT / "tests" / "helpers" / "digests.json"
 TOGETHER = 48                                # kernels that are built in one go
 ALL_TESTS = TESTS | MORE_TESTS
+MATRIX = [sys.executable, "-m", "benchmarks.parallel_matrix"]
 SIMULATOR = "simulator"                      # the card of a row that is of no GPU
 PARALLEL = "parallel: "
 TWO_GPUS = "parallel: two GPUs of one host"  # the path of benchmarks/parallel_matrix.py
@@ -121,7 +118,7 @@ def merge(files: Iterable[Path]) -> None:
 
 
 def write(runs: Iterable[Row]) -> None:
-    from ledger_page import renew
+    from .ledger_page import renew
 
     FILE.write_text(written(document(runs)))
     renew(Ledger.read())
@@ -276,9 +273,11 @@ class Runner:
         environment = os.environ | {"KDA_QUIET": "1", "PYTHONUNBUFFERED": "1"}
         if device != "cpu":
             environment["CUDA_VISIBLE_DEVICES"] = device
-        argv = [sys.executable, __file__, "--worker", "--out", str(self.out), "--tokens", str(self.asked.tokens),
-                "--device", "cpu" if device == "cpu" else "cuda"]
-        return subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
+        argv = common.again(__spec__, "--worker", "--out", self.out.resolve(), "--tokens", self.asked.tokens,
+                            "--device", "cpu" if device == "cpu" else "cuda")
+        return subprocess.Popen(
+            argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment, cwd=common.ROOT
+        )
 
     def ask(self, worker: Worker, job: Job, limit: float) -> str | None:
         """Take the rows of a job; why it ended without its end."""
@@ -300,13 +299,7 @@ class Runner:
             self.rows[row["case"]] = row
             print(f"{row['outcome']:7} {row.get('seconds', 0):6.1f} s  {row['case']}", *row["errors"][:6],
                   sep="\n        ", flush=True)
-            save(self.out / "evidence.json", [*self.rows.values()])
-
-
-def save(file: Path, rows: list[Row]) -> None:
-    new = file.with_suffix(".new")
-    new.write_text(json.dumps({"runs": rows}, indent=1) + "\n")
-    new.replace(file)
+            common.write(self.out / "evidence.json", {"runs": [*self.rows.values()]})
 
 
 def failure(job: Job, why: str, device: str) -> Row:
@@ -338,8 +331,9 @@ def versions() -> dict[str, str]:
 @functools.cache
 def pairs_of_gpus() -> tuple[str, ...]:
     """The cases of benchmarks/parallel_matrix.py."""
-    module = importlib.import_module(MATRIX.stem)
-    return tuple(module.name_of(case) for case in module.cases())
+    from . import parallel_matrix
+
+    return tuple(parallel_matrix.name_of(case) for case in parallel_matrix.cases())
 
 
 def matrix(asked: argparse.Namespace, runner: Runner, ledger: Ledger, gpus: int) -> None:
@@ -352,8 +346,8 @@ def matrix(asked: argparse.Namespace, runner: Runner, ledger: Ledger, gpus: int)
     before = [{"case": case, "outcome": "ok", "errors": {}} for case in pairs_of_gpus() if PARALLEL + case in ran]
     file.write_text(json.dumps(before))
     with contextlib.suppress(subprocess.TimeoutExpired):
-        subprocess.run([sys.executable, str(MATRIX), "--json", str(file), "--minutes", f"{minutes:.1f}"],
-                       timeout=60 * minutes + 160, check=False)
+        subprocess.run([*MATRIX, "--json", str(file.resolve()), "--minutes", f"{minutes:.1f}"],
+                       timeout=60 * minutes + 160, check=False, cwd=common.ROOT)
     for row in json.loads(file.read_text()):
         if (name := PARALLEL + row["case"]) not in ran:
             errors = [f"{what}: {why}" for what, why in row["errors"].items()] if row["outcome"] != "ok" else []
@@ -368,7 +362,8 @@ def matrix(asked: argparse.Namespace, runner: Runner, ledger: Ledger, gpus: int)
 def serve(asked: argparse.Namespace) -> None:
     """Cases by name from stdin, one a line; their rows to stdout, then null."""
     import torch
-    from evidence_run import run, run_test
+
+    from .evidence_run import run, run_test
 
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)                            # what others print does not belong to the answers
@@ -413,12 +408,12 @@ def visible() -> list[str]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = common.parser(__spec__, __doc__, json=False)
     parser.add_argument("--list", action="store_true")
     parser.add_argument("--minutes", type=float, default=9.0)
     parser.add_argument("--merge", metavar="FILE", type=Path, nargs="+")
     parser.add_argument("--write", action="store_true")
-    parser.add_argument("--out", metavar="FOLDER", type=Path, default=Path(os.environ.get("OUT") or RESULTS))
+    parser.add_argument("--out", metavar="FOLDER", type=Path, default=Path(os.environ.get("OUT") or common.RESULTS))
     parser.add_argument("--only", metavar="WORDS", default="", help="cases whose names have these words, in this order")
     parser.add_argument("--no-matrix", action="store_true", help="not the matrix of several GPUs")
     parser.add_argument("--again", action="store_true", help="also what has run with this code, or failed")

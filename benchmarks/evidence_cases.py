@@ -16,7 +16,6 @@ import itertools
 import re
 from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from kda.calls import ahead
@@ -27,6 +26,8 @@ from kda.model.problem import Problem
 from kda.routing.dispatch import backend_of_backward, choose, route, what_is_saved
 from kda.tools.verify import digests
 from ptxkit.compile.recipes import AnyRecipe
+
+from . import common
 
 FORWARD, APART, RECOMPUTED, STATES, ALL = "forward", "backward alone", "step", "step, states kept", "step, all kept"
 KEEPS = {RECOMPUTED: False, STATES: "states", ALL: True}       # what a step keeps -> disable_recompute
@@ -85,7 +86,7 @@ PARTS = {                                    # tests that take minutes, and the 
     f"test_sm90_forward_on_gpu.py::{OPTIONS}": 4, f"test_sm90_backward_on_gpu.py::{OPTIONS}": 4,
     f"test_triton_backend_on_gpu.py::{OPTIONS}": 4,
 }
-ON_GPU = Path(__file__).resolve().parents[1] / "tests" / "gpu"
+ON_GPU = common.ROOT / "tests" / "gpu"
 LEFT_OUT = (".slow", ".exhaustive")          # marks of tests
 
 

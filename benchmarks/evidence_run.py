@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from evidence_cases import APART, FORWARD, KEEPS, ON_GPU, Case, GpuTest, lengths, planned
 
 import kda
 from kda.model import host
@@ -34,6 +33,8 @@ from kda.tools.verify.doors import Door
 from kda.tools.verify.literal import one_thread
 from ptxkit.compile import driver
 from ptxkit.compile.target import parse
+
+from .evidence_cases import APART, FORWARD, KEEPS, ON_GPU, Case, GpuTest, lengths, planned
 
 Tensor = torch.Tensor
 Tensors = dict[str, Tensor]

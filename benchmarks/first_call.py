@@ -1,6 +1,6 @@
 """What a first call of a training step costs, with an empty cache of kernels and with a warm one.
 
-    python benchmarks/first_call.py [--tokens 8192] [--heads 64] [--backend auto] [--dtype bfloat16] [--json FILE]
+    python -m benchmarks.first_call [--tokens 8192] [--heads 64] [--backend auto] [--dtype bfloat16] [--json FILE]
 
 Two processes, one after the other, with a cache of their own.  Seconds; torch and CUDA are awake before the call, and
 torch's first backward, which imports for a second, was one of torch's own.
@@ -12,15 +12,12 @@ import argparse
 import json
 import os
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(HERE))
+from . import common
 
 
 def one(tokens: int, heads: int, backend: str, dtype: str) -> dict[str, float]:
@@ -51,12 +48,11 @@ def seconds(call: Callable[[], Any]) -> tuple[float, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = common.parser(__spec__, __doc__)
     parser.add_argument("--tokens", type=int, default=8192)
     parser.add_argument("--heads", type=int, default=64)
     parser.add_argument("--backend", default="auto")
     parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float16", "float32"))
-    parser.add_argument("--json", metavar="FILE", help="write what was found")
     parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
     a = parser.parse_args()
     if a.one:
@@ -65,13 +61,13 @@ def main() -> None:
     found = {}
     with tempfile.TemporaryDirectory() as cache:
         for name in ("empty cache", "warm cache"):
-            again = [sys.executable, __file__, "--one", "--tokens", str(a.tokens), "--heads", str(a.heads),
-                     "--backend", a.backend, "--dtype", a.dtype]
-            run = subprocess.run(again, env=os.environ | {"KDA_CACHE_DIR": cache}, stdout=subprocess.PIPE, check=True)
+            again = common.again(__spec__, "--one", "--tokens", a.tokens, "--heads", a.heads, "--backend", a.backend,
+                                 "--dtype", a.dtype)
+            environment = os.environ | {"KDA_CACHE_DIR": cache}
+            run = subprocess.run(again, env=environment, stdout=subprocess.PIPE, check=True, cwd=common.ROOT)
             found[name] = json.loads(run.stdout.splitlines()[-1])
             print(name, *(f"{way} {took:.2f} s" for way, took in found[name].items()), sep=", ", flush=True)
-    if a.json:
-        Path(a.json).write_text(json.dumps(found, indent=1) + "\n")
+    common.write(a.json, found)
 
 
 if __name__ == "__main__":

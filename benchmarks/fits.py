@@ -1,16 +1,14 @@
 """What the Triton backend's kernels take of every GPU: shared memory, registers, spills, and seconds to build.
 
-    python benchmarks/fits.py [--arch sm80,sm86,sm90,sm100] [--dim 16,64,128,256] [--dtype bfloat16,float32]
+    python -m benchmarks.fits [--arch sm80,sm86,sm90,sm100] [--dim 16,64,128,256] [--dtype bfloat16,float32]
                               [--kernel state,prepare] [--workers 2] [--json FILE]
 
 One line for each kernel, arch, K = V and dtype: the most that any variant of it takes.  No GPU is needed.  Exits with 1
 if a kernel takes more shared memory than the GPU has.
 """
 
-import argparse
 import importlib
 import itertools
-import json
 import multiprocessing
 import os
 import sys
@@ -23,6 +21,8 @@ from kda.model.host import host_of
 from kda.model.problem import Problem
 from ptxkit.compile import triton as door
 from ptxkit.compile.triton import Recipe
+
+from . import common
 
 OPTIONS = "packed softplus dt_bias=true l2norm beta=sigmoid state_dtype=float32 final_state=true"
 WAYS = ("forward", "backward", "forward disable_recompute=true", "backward disable_recompute=true")
@@ -50,33 +50,29 @@ def take(text: str) -> Taken:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--arch", default="sm80,sm86,sm90,sm100")
-    parser.add_argument("--dim", default="16,64,128,256")
-    parser.add_argument("--dtype", default="bfloat16,float32")
-    parser.add_argument("--kernel", help="by default all")
+    parser = common.parser(__spec__, __doc__)
+    parser.add_argument("--arch", type=common.words, default=["sm80", "sm86", "sm90", "sm100"])
+    parser.add_argument("--dim", type=common.numbers, default=[16, 64, 128, 256])
+    parser.add_argument("--dtype", type=common.words, default=["bfloat16", "float32"])
+    parser.add_argument("--kernel", type=common.words, help="by default all")
     parser.add_argument("--workers", type=int, default=os.cpu_count())
-    parser.add_argument("--json")
     asked = parser.parse_args()
-    names = asked.kernel.split(",") if asked.kernel else None
     lines, futures = [], {}
     print(LINE.format("arch", "dtype", "K=V", "kernel", "shared", "regs", "spills", "seconds"))
     with ProcessPoolExecutor(asked.workers, mp_context=multiprocessing.get_context("spawn")) as pool:
-        for arch, dtype, dim in itertools.product(asked.arch.split(","), asked.dtype.split(","), asked.dim.split(",")):
+        for arch, dtype, dim in itertools.product(asked.arch, asked.dtype, asked.dim):
             by_name = {}
             for way in WAYS:
                 for recipe in recipes(Problem.parse(f"K={dim} V={dim} {dtype} {way} {OPTIONS}"), host_of(arch)):
-                    if recipe.name in (names or {recipe.name} - {"tables"}):
+                    if recipe.name in (asked.kernel or {recipe.name} - {"tables"}):
                         futures[recipe] = futures.get(recipe) or pool.submit(take, recipe.text)
                         by_name.setdefault(recipe.name, []).append(futures[recipe])
             for name, variants in by_name.items():
                 most = Taken(*map(max, zip(*(future.result() for future in variants))))
-                lines.append({"arch": arch, "dtype": dtype, "K": int(dim), "kernel": name, **most._asdict()})
+                lines.append({"arch": arch, "dtype": dtype, "K": dim, "kernel": name, **most._asdict()})
                 over = "  does not fit" if most.shared > host_of(arch).smem else ""
                 print(LINE.format(arch, dtype, dim, name, *most) + over, flush=True)
-    if asked.json:
-        with open(asked.json, "w") as file:
-            json.dump(lines, file, indent=1)
+    common.write(asked.json, lines)
     sys.exit(any(line["shared"] > host_of(line["arch"]).smem for line in lines))
 
 

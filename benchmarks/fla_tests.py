@@ -1,6 +1,6 @@
 """FLA's own tests of KDA, with kda behind FLA's names.
 
-    python benchmarks/fla_tests.py CHECKOUT [--device cuda] [--registered] [pytest's options]
+    python -m benchmarks.fla_tests CHECKOUT [--device cuda] [--registered] [pytest's options]
 
 CHECKOUT is one of flash-linear-attention, of which its tests, its definitions and its measure of closeness are read.
 FLA itself need not be installed; einops and pytest must be.  Nothing of it is kept here.  With --registered the
@@ -9,7 +9,6 @@ installed FLA is tested instead, its registry asking kda (kda.fla), and how many
 
 from __future__ import annotations
 
-import argparse
 import ast
 import os
 import subprocess
@@ -17,7 +16,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-HERE = Path(__file__).resolve().parents[1]
+from . import common
+
 # A module of FLA: what stands there instead, and what is taken over, a file or functions of one.
 MODULES = {
     "fla": ("", "", ()),
@@ -82,7 +82,7 @@ def stand_in(checkout: Path, folder: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = common.parser(__spec__, __doc__, json=False)
     parser.add_argument("checkout", type=Path)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--registered", action="store_true")
@@ -93,7 +93,7 @@ def main() -> None:
         else:
             stand_in(asked.checkout, Path(folder))
         (Path(folder) / "test_kda.py").write_text((asked.checkout / "tests/ops/test_kda.py").read_text())
-        path = os.pathsep.join(filter(None, (folder, str(HERE), os.environ.get("PYTHONPATH"))))
+        path = os.pathsep.join(filter(None, (folder, str(common.ROOT), os.environ.get("PYTHONPATH"))))
         environment = os.environ | {"KDA_TEST_DEVICE": asked.device, "PYTHONPATH": path}
         pytest = [sys.executable, "-m", "pytest", "--rootdir", folder, "-p", "no:cacheprovider", folder]
         sys.exit(subprocess.run([*pytest, *options], env=environment).returncode)

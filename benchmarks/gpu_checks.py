@@ -1,13 +1,13 @@
 """What only a Hopper GPU can tell of the backward, in one call of a few minutes.
 
-    python benchmarks/gpu_checks.py [--only PART ...] [--out FOLDER] [--wheels FILE ...] [--fla-tests CHECKOUT]
+    python -m benchmarks.gpu_checks [--only PART ...] [--out FOLDER] [--wheels FILE ...] [--fla-tests CHECKOUT]
 
   build       the steps that are sanitized, as they are: their kernels are built and kept for the parts that follow
-  memcheck    compute-sanitizer over them (benchmarks/sanitized.py --backwards): every kernel of the backward, packed
+  memcheck    compute-sanitizer over them (benchmarks.sanitized --backwards): every kernel of the backward, packed
               and not, one item after another, cut into segments, made again and kept
   racecheck   the same with the kernels in a form that it follows
   errors      every result and gradient against float64, beside FLA's on the same problem
-  fla-tests   FLA's own tests of KDA with kda behind its names (benchmarks/fla_tests.py), of a CHECKOUT
+  fla-tests   FLA's own tests of KDA with kda behind its names (benchmarks.fla_tests), of a CHECKOUT
   host        `kda bench --host`
 
 --wheels are those of what is not installed, fla-core and einops: they are unpacked into a folder that goes away again.
@@ -34,12 +34,10 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from . import common
+
 if TYPE_CHECKING:
     from kda.tools.verify.cases import Case
-
-HERE = Path(__file__).resolve().parents[1]
-BENCHMARKS = HERE / "benchmarks"
-sys.path.insert(0, str(HERE))
 
 SHAPE = dict(T=512, H=4, K=128, V=128, dtype="bfloat16", gate="bounded", seed=1)
 ON_A_CPU = dict(T=40, H=1)                   # in the simulator, to see that this script runs
@@ -74,16 +72,16 @@ class Done(NamedTuple):
 
 def parts(asked: argparse.Namespace, out: Path) -> dict[str, Part | str]:
     """Each part, or why it cannot run."""
-    sanitized = [sys.executable, str(BENCHMARKS / "sanitized.py"), "sm90", "--backwards"]
+    sanitized = [sys.executable, "-m", "benchmarks.sanitized", "sm90", "--backwards"]
     sanitizer = shutil.which("compute-sanitizer")
     missing = "needs compute-sanitizer on PATH; found none"
 
     def tool(name: str, *options: str) -> list[str]:
         return [sanitizer or "", "--tool", name, "--error-exitcode", "1", *options]
 
-    errors = [sys.executable, __file__, "--errors", str(out / "errors.json"), "--device", asked.device]
-    host = [sys.executable, __file__, "--host-times", str(out / "host.json"), "--device", asked.device]
-    tests = [sys.executable, str(BENCHMARKS / "fla_tests.py"), str(asked.fla_tests), "--device", asked.device, "-q"]
+    errors = common.again(__spec__, "--errors", out / "errors.json", "--device", asked.device)
+    host = common.again(__spec__, "--host-times", out / "host.json", "--device", asked.device)
+    tests = [sys.executable, "-m", "benchmarks.fla_tests", str(asked.fla_tests), "--device", asked.device, "-q"]
     return {
         "build": Part(sanitized, 200),
         # A launch from a thread without a context fails, and is made again with one: compute-sanitizer counts that.
@@ -107,7 +105,7 @@ def run(name: str, part: Part | str, left: Callable[[], float], out: Path, envir
         return Done("not run", 0.0, "no time was left")
     with open(out / f"{name}.log", "w") as log:
         process = subprocess.Popen(
-            part.argv, stdout=log, stderr=subprocess.STDOUT, cwd=HERE, env=environment, start_new_session=True
+            part.argv, stdout=log, stderr=subprocess.STDOUT, cwd=common.ROOT, env=environment, start_new_session=True
         )
         try:
             code = process.wait(limit)
@@ -135,12 +133,12 @@ def environment_with(wheels: Sequence[Path], folder: Path) -> dict[str, str]:
     for wheel in wheels:
         with zipfile.ZipFile(wheel) as archive:
             archive.extractall(folder)
-    paths = [str(HERE), *([str(folder)] if wheels else []), os.environ.get("PYTHONPATH", "")]
+    paths = [str(common.ROOT), *([str(folder)] if wheels else []), os.environ.get("PYTHONPATH", "")]
     return os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths)), "PYTHONUNBUFFERED": "1"}
 
 
 def check(asked: argparse.Namespace) -> int:
-    out = Path(asked.out or os.environ.get("OUT") or "gpu_checks")
+    out = Path(asked.out or os.environ.get("OUT") or "gpu_checks").resolve()
     out.mkdir(parents=True, exist_ok=True)
     began, found = time.monotonic(), {}
     chosen = {name: part for name, part in parts(asked, out).items() if not asked.only or name in asked.only}
@@ -174,14 +172,7 @@ def save(out: Path, found: dict[str, Done]) -> None:
     for name in ("errors", "host"):
         file = out / f"{name}.json"
         data |= {name: json.loads(file.read_text())} if file.exists() else {}
-    write(out / "gpu_checks.json", data)
-
-
-def write(file: Path, data: dict[str, Any]) -> None:
-    """The whole file at once: `save` reads a part's file while that part still adds to it."""
-    whole = file.with_suffix(".new")
-    whole.write_text(json.dumps(data, indent=1) + "\n")
-    whole.replace(file)
+    common.write(out / "gpu_checks.json", data)
 
 
 # ---- errors
@@ -218,7 +209,7 @@ def compare(file: Path, device: str) -> int:
             worse = both[1] is not None and not both[0] <= both[1]
             ratio = "-" if both[1] is None else f"{both[0] / both[1]:.2f}"
             rows.append((name, tensor, *("-" if e is None else f"{1e3 * e:.3f}" for e in both), ratio, "more" * worse))
-        write(file, found)
+        common.write(file, found)
     print(f"||x - exact|| / ||exact|| in thousandths, T = {case.spec.T}, {case.spec.H} heads, K = V = 128, bfloat16")
     print("\n".join(table(rows, header=("case", "tensor", "kda", "fla", "kda / fla", ""), align="llrrrl")))
     if why:
@@ -259,7 +250,7 @@ def host_times(file: Path, device: str) -> int:
             print(f"{name}: {row['direction']} of {row['backend']}, {row['problem']}: {idle} us idle, {busy} us busy, "
                   f"{row['launches']} launches, {row['launches_of_torch']} of torch, {row['allocations']} allocations",
                   flush=True)
-        write(file, found)
+        common.write(file, found)
     return next((code for code in (FAILED, 2, CANNOT) if code in codes), OK)
 
 
@@ -268,12 +259,12 @@ def distance(x: Any, exact: Any) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = common.parser(__spec__, __doc__, json=False)
     names = ("build", "memcheck", "racecheck", "errors", "fla-tests", "host")
     parser.add_argument("--only", metavar="PART", choices=names, action="append", help="may be repeated")
     parser.add_argument("--out", metavar="FOLDER")
     parser.add_argument("--wheels", metavar="FILE", type=Path, nargs="+", default=[])
-    parser.add_argument("--fla-tests", metavar="CHECKOUT", type=Path)
+    parser.add_argument("--fla-tests", metavar="CHECKOUT", type=lambda text: Path(text).resolve())
     parser.add_argument("--seconds", type=float, default=460, help="of all parts together  [default: 460]")
     parser.add_argument("--serial", action="store_true")
     parser.add_argument("--device", default="cuda", help="cpu: errors and host go to the simulator and a stand-in")

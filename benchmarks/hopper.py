@@ -1,4 +1,4 @@
-"""The kernels of the Hopper forward, each on its own: `python benchmarks/hopper.py --shape h64-8k [--stages 3,6]`.
+"""The kernels of the Hopper forward, each on its own: `python -m benchmarks.hopper --shape h64-8k [--stages 3,6]`.
 
 Results are held against the portable backend first; then a call is timed as a whole, from a graph, and with events
 around each kernel.  Milliseconds, medians.
@@ -13,10 +13,7 @@ import json
 import statistics
 import sys
 from collections import defaultdict
-from pathlib import Path
 from typing import Any
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch
 
@@ -28,6 +25,8 @@ from kda.model.bundles import Save
 from kda.model.host import detect
 from kda.tools.measure.shapes import SHAPES, BenchShape
 from kda.tools.verify.cases import make_inputs
+
+from . import common
 
 CALLS, CLOSE = 31, 1e-2
 FEW = {f"h{H}-{T}k": BenchShape(f"{H} heads", T=1024 * T, H=H)
@@ -226,11 +225,11 @@ def forms(case, **words: bool) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = common.parser(__spec__, __doc__)
     parser.add_argument("--shape", action="append", choices=NAMED)
     parser.add_argument("--regime", default="slow")
     parser.add_argument("--gate", default="bounded")
-    parser.add_argument("--stages", default="0", help="of chain; 0: as planned")
+    parser.add_argument("--stages", type=common.numbers, default=[0], help="of chain; 0: as planned")
     parser.add_argument("--plain", action="store_true", help="no kernel starts before the one ahead of it has ended")
     parser.add_argument("--cluster", type=int, default=0, help="CTAs of a chain that lie together; 0: as planned")
     parser.add_argument("--fused", action=argparse.BooleanOptionalAction,
@@ -244,7 +243,6 @@ def main() -> None:
     parser.add_argument("--states", action="store_true", help="with --forms: states that enter chunks are returned")
     parser.add_argument("--K", type=int, choices=(64, 128), help="instead of the shape's")
     parser.add_argument("--V", type=int, choices=(64, 128), help="instead of the shape's")
-    parser.add_argument("--json", type=Path)
     asked = parser.parse_args()
     plan.FUSED, plan.CTAS, plan.STAGED = asked.fused, asked.ctas, asked.staged
     rows = []
@@ -265,7 +263,7 @@ def main() -> None:
             rows.append(row | dict(forms=forms(case, **words)))
             print(json.dumps(rows[-1]), flush=True)
             continue
-        for stages in map(int, asked.stages.split(",")):
+        for stages in asked.stages:
             row = dict(shape=label, gate=asked.gate, regime=asked.regime, stages=stages, plain=asked.plain,
                        cluster=asked.cluster, fused=asked.fused, ctas=asked.ctas, staged=asked.staged)
             row |= measured(case, stages, asked.plain, asked.cluster)
@@ -273,8 +271,7 @@ def main() -> None:
             rows.append(row)
             if not row["error"] < CLOSE:
                 raise SystemExit(f"{label}: off by {row['error']}")
-    if asked.json:
-        asked.json.write_text(json.dumps(rows, indent=1))
+    common.write(asked.json, rows)
 
 
 if __name__ == "__main__":

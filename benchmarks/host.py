@@ -1,31 +1,27 @@
-"""What a call costs the host: `python benchmarks/host.py`.  Tensors are as small as can be, on the CPU.
+"""What a call costs the host: `python -m benchmarks.host`.  Tensors are as small as can be, on the CPU.
 
 `import kda` is timed in fresh interpreters, after `import torch`; everything else in this one, in batches.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
+import torch
 
-import torch  # noqa: E402
+import kda
+from kda.calls import autograd
+from kda.checks.calls import Call, problem_of
+from kda.model.problem import Inputs, Options
+from kda.routing.dispatch import backend_asked, choose, launcher
+from ptxkit.commands.layout import table
 
-import kda  # noqa: E402
-from kda.calls import autograd  # noqa: E402
-from kda.checks.calls import Call, problem_of  # noqa: E402
-from kda.model.problem import Inputs, Options  # noqa: E402
-from kda.routing.dispatch import backend_asked, choose, launcher  # noqa: E402
-from ptxkit.commands.layout import table  # noqa: E402
+from . import common
 
 INTERPRETERS, BATCHES, BATCH_SECONDS = 5, 9, 0.05
 IMPORT = "import time, torch; t = time.perf_counter(); import kda; print(time.perf_counter() - t)"
@@ -33,7 +29,7 @@ IMPORT = "import time, torch; t = time.perf_counter(); import kda; print(time.pe
 
 def imports() -> list[float]:
     """Seconds of `import kda` once torch is there, in fresh interpreters."""
-    argv = [sys.executable, "-c", f"import sys; sys.path.insert(0, {str(ROOT)!r}); {IMPORT}"]
+    argv = [sys.executable, "-c", f"import sys; sys.path.insert(0, {str(common.ROOT)!r}); {IMPORT}"]
     return [float(subprocess.run(argv, capture_output=True, text=True, check=True).stdout) for _ in range(INTERPRETERS)]
 
 
@@ -83,15 +79,13 @@ def report(found: dict[str, Any]) -> list[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = common.parser(__spec__, __doc__)
     parser.add_argument("--threads", type=int, default=1, help="of torch  [default: 1, for calls as small as these]")
-    parser.add_argument("--json", metavar="FILE", help="write what was found")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     found = measure()
     print("\n".join(report(found)))
-    if args.json:
-        Path(args.json).write_text(json.dumps(found, indent=1) + "\n")
+    common.write(args.json, found)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What a launch costs the host: `python benchmarks/launch.py`, on a GPU.
+"""What a launch costs the host: `python -m benchmarks.launch`, on a GPU.
 
 One kernel that does next to nothing is launched by kda, by Triton itself and, for the floor, by a bare call of the
 driver with everything ready; an operator of torch stands beside them. Results are checked first. Batches are short, so
@@ -7,16 +7,11 @@ that the queue never fills.
 
 from __future__ import annotations
 
-import argparse
-import json
 import statistics
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch
 import triton
@@ -25,6 +20,8 @@ import triton.language as tl
 from ptxkit.commands.layout import table
 from ptxkit.compile import driver
 from ptxkit.compile import triton as door
+
+from . import common
 
 BATCHES, LAUNCHES, SIZE = 50, 100, 128
 
@@ -98,19 +95,17 @@ def batches(call: Callable[[], Any]) -> list[float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--json", metavar="FILE", help="write what was found")
+    parser = common.parser(__spec__, __doc__)
     args = parser.parse_args()
     if not torch.cuda.is_available():
-        sys.exit("benchmarks/launch.py: launches are timed on a GPU; torch finds none here")
+        sys.exit("benchmarks.launch: launches are timed on a GPU; torch finds none here")
     found = {name: batches(call) for name, call in calls().items()}
     head = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "triton": triton.__version__}
     times = {name: {"min": min(each), "median": statistics.median(each)} for name, each in found.items()}
     print(", ".join(f"{name} {value}" for name, value in head.items()))
     rows = [(name, f"{t['min']:.1f}", f"{t['median']:.1f}") for name, t in times.items()]
     print("\n".join(table(rows, header=("microseconds of the host", "min", "median"), align="lrr")))
-    if args.json:
-        Path(args.json).write_text(json.dumps(head | {"microseconds": times}, indent=1) + "\n")
+    common.write(args.json, head | {"microseconds": times})
 
 
 if __name__ == "__main__":

@@ -1,25 +1,21 @@
-"""The layer's step, and its fused parts, beside torch's and FLA's: `python benchmarks/layer.py`, on a GPU.
+"""The layer's step, and its fused parts, beside torch's and FLA's: `python -m benchmarks.layer`, on a GPU.
 
 Right first: outputs and gradients of every side are held against the same layer in float32 (float64 for float32), and
 the errors are printed; who is further off than CLOSE is not timed.  Then calls alternate, side by side, on the same
 tensors, timed as `kda bench` times.  Milliseconds: the median, the 20th and 80th percentile.
 
-    python benchmarks/layer.py --heads 32,64 --tokens 8192                # Kimi-Linear's and GLM's widths
-    python benchmarks/layer.py --lower-bound -5 --what step,convolution
-    python benchmarks/layer.py --device cpu --heads 2 --head-dim 16 --hidden 32 --tokens 70 --calls 3 --dtype float32
+    python -m benchmarks.layer --heads 32,64 --tokens 8192                # Kimi-Linear's and GLM's widths
+    python -m benchmarks.layer --lower-bound -5 --what step,convolution
+    python -m benchmarks.layer --device cpu --heads 2 --head-dim 16 --hidden 32 --tokens 70 --calls 3 --dtype float32
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch
 import torch.nn.functional as F
@@ -27,6 +23,8 @@ import torch.nn.functional as F
 from kda.nn import Cache, KimiDeltaAttention, convolution, gated_rms_norm, norm, short_convolution
 from kda.tools.measure.clocks import clock_of, interleaved
 from ptxkit.commands.layout import table
+
+from . import common
 
 HIDDEN = {32: 2304, 64: 4096, 96: 7168}      # heads -> hidden size; of Kimi-Linear, of GLM-5.3-Flash, and a wider one
 CLOSE = {torch.bfloat16: 2e-2, torch.float16: 4e-3, torch.float32: 1e-4}       # relative, in the norm
@@ -222,21 +220,19 @@ def both_ways(
 
 
 def main(argv: list[str] | None = None) -> list[dict[str, Any]]:
-    numbers = lambda text: [int(n) for n in text.split(",")]  # noqa: E731
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--heads", type=numbers, default=[32, 64])
+    parser = common.parser(__spec__, __doc__)
+    parser.add_argument("--heads", type=common.numbers, default=[32, 64])
     parser.add_argument("--head-dim", type=int, default=128)
     parser.add_argument("--hidden", type=int, default=0, help="0: that of a model with so many heads")
     parser.add_argument("--tokens", type=int, default=8192)
     parser.add_argument("--batch", type=int, default=1)
-    parser.add_argument("--sequences", type=numbers, default=[1, 64], help="that are decoded together")
+    parser.add_argument("--sequences", type=common.numbers, default=[1, 64], help="that are decoded together")
     parser.add_argument("--lower-bound", type=float, default=None)
     parser.add_argument("--dtype", type=lambda name: getattr(torch, name), default=torch.bfloat16)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--calls", type=int, default=31)
     parser.add_argument("--seconds", type=float, default=5.0, help="at most, of each row")
-    parser.add_argument("--what", type=lambda text: text.split(","), default=list(WHAT), help=",".join(WHAT))
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--what", type=common.words, default=list(WHAT), help=",".join(WHAT))
     args = parser.parse_args(argv)
     rows = []
     for heads in args.heads:
@@ -250,10 +246,9 @@ def main(argv: list[str] | None = None) -> list[dict[str, Any]]:
     cells = [[f"{row[c]:.3g}" if isinstance(row.get(c), float) else str(row.get(c, "")) for c in columns]
              for row in rows]
     print(*table(cells, columns), sep="\n")
-    if args.json:
-        about = {"device": name, "torch": torch.__version__, "batch": args.batch, "tokens": args.tokens,
-                 "head_dim": args.head_dim, "dtype": str(args.dtype), "lower_bound": args.lower_bound}
-        args.json.write_text(json.dumps(about | {"rows": rows}, indent=1) + "\n")
+    about = {"device": name, "torch": torch.__version__, "batch": args.batch, "tokens": args.tokens,
+             "head_dim": args.head_dim, "dtype": str(args.dtype), "lower_bound": args.lower_bound}
+    common.write(args.json, about | {"rows": rows})
     return rows
 
 

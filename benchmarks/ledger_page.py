@@ -1,20 +1,20 @@
 """The page of the ledger, and README's column of it: what ran on which GPU, and what has not since its code changed.
 
-docs/written.py writes the page. `benchmarks/evidence.py --write` and `--merge` write the column, and a test compares.
+docs/written.py writes the page. `python -m benchmarks.evidence --write` and `--merge` write the column, and a test
+compares.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from pathlib import Path
-
-from pages import with_rows
 
 from kda.tools.verify.ledger import FAILED, RAN, SIMULATED, Known, Ledger, cards, host_code, last_date
 
-HERE = Path(__file__).resolve().parents[1]
-README = HERE / "README.md"
+from . import common
+from .pages import with_rows
+
+README = common.ROOT / "README.md"
 KERNELS = "| backend | built for | kernels | ran | on | last | compiler |"
 PATHS = "| host path | evidence | cases | closest to its budget |"
 MISSING = "| built for | class of problems | kernels without evidence |"
@@ -33,8 +33,8 @@ same GPU, in fast and in slow gates, within [budgets](../numerics.md); they must
 memory holds nan, and when a CUDA graph that was captured with other numbers is replayed. What is no plan of `chunk_kda`
 is run by the tests of `tests/gpu`.
 
-`python benchmarks/evidence.py --list` prints what is missing, and on a machine with a GPU `python
-benchmarks/evidence.py --minutes 9` runs it ([how](../../CONTRIBUTING.md#run-it-on-a-gpu)).
+`python -m benchmarks.evidence --list` prints what is missing, and on a machine with a GPU
+`python -m benchmarks.evidence --minutes 9` runs it ([how](../../CONTRIBUTING.md#run-it-on-a-gpu)).
 
 ## Kernels
 

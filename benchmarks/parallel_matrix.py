@@ -1,7 +1,7 @@
 """Sequences over two GPUs of one host against one GPU: all options of a context, any three of them together.
 
-    python benchmarks/parallel_matrix.py --json FILE --minutes 4
-    python benchmarks/parallel_matrix.py --device cpu --only hops       gloo and the reference, to see that it runs
+    python -m benchmarks.parallel_matrix --json FILE --minutes 4
+    python -m benchmarks.parallel_matrix --device cpu --only hops       gloo and the reference, to see that it runs
 
 Each case is a step of the whole row on one GPU and of its parts on two.  o, final states and all gradients of the parts
 may be twice as far from float64 as those of one GPU, and FLOOR more.  A step is repeated, and in between all memory
@@ -15,7 +15,6 @@ that are "ok" in it do not run again.
 
 from __future__ import annotations
 
-import argparse
 import datetime
 import functools
 import itertools
@@ -28,10 +27,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any, NamedTuple
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch
 import torch.distributed as dist
@@ -39,6 +35,8 @@ import torch.multiprocessing as mp
 
 import kda
 from kda.parallel import layout as layouts
+
+from . import common
 
 Tensor = torch.Tensor
 Case = dict[str, Any]
@@ -537,8 +535,7 @@ def rows(device: str, cases: list[Case | str], deadline: float) -> Iterator[dict
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path)
+    parser = common.parser(__spec__, __doc__)
     parser.add_argument("--minutes", type=float, default=10, help="that all cases may take  [default: 10]")
     parser.add_argument("--only", metavar="TEXT", help="cases whose names contain it")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
@@ -555,8 +552,7 @@ def main() -> int:
         print(f"{row['outcome']:7} {row['seconds']:6.1f} s  {row['case']}", flush=True)
         for name, words in row["errors"].items():
             print(f"        {name}: {words}", flush=True)
-        if asked.json:
-            asked.json.write_text(json.dumps(found, indent=1) + "\n")
+        common.write(asked.json, found)
     bad = sum(row["outcome"] != "ok" for row in found)
     print(f"{len(found)} of {len(ran) + len(chosen)} cases ran, {bad} are not ok")
     return int(bad > 0)

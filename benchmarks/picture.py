@@ -1,4 +1,4 @@
-"""Draw the picture of the README out of benchmarks/results: `python benchmarks/picture.py`.
+"""Draw the picture of the README out of benchmarks/results: `python -m benchmarks.picture`.
 
 Two files, for light and for dark pages: docs/pictures/h200-light.svg and h200-dark.svg.  Nothing in them is typed by
 hand: our times are those of h200-sm90.json and h200-sm90-step.json, those of others are in
@@ -11,8 +11,9 @@ import json
 from pathlib import Path
 from typing import NamedTuple
 
-ROOT = Path(__file__).resolve().parents[1]
-RESULTS, PICTURES = ROOT / "benchmarks" / "results", ROOT / "docs" / "pictures"
+from . import common
+
+PICTURES = common.ROOT / "docs" / "pictures"
 SHAPE = "h64-8k"
 MIB_PER_GIB = 1024
 THEMES = {
@@ -29,11 +30,11 @@ class Bar(NamedTuple):
 
 
 def read(name: str) -> list[dict]:
-    return json.loads((RESULTS / f"{name}.json").read_text())["rows"]
+    return json.loads((common.RESULTS / f"{name}.json").read_text())["rows"]
 
 
 def saved() -> dict:
-    return json.loads((ROOT / "kda" / "tools" / "measure" / "peers.json").read_text())
+    return json.loads((common.ROOT / "kda" / "tools" / "measure" / "peers.json").read_text())
 
 
 def peers() -> list[dict]:

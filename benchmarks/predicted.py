@@ -1,8 +1,8 @@
 """The clock against every H200 time on record that the simulator can run.  No GPU:
 
-    python benchmarks/predicted.py                # writes docs/results/clock.md, and the errors that kda quotes
-    python benchmarks/predicted.py --only h96-8k  # prints rows, writes nothing; --json FILE keeps them,
-    python benchmarks/predicted.py --merge FILE   # and this puts them in instead of the old ones
+    python -m benchmarks.predicted                # writes docs/results/clock.md, and the errors that kda quotes
+    python -m benchmarks.predicted --only h96-8k  # prints rows, writes nothing; --json FILE keeps them,
+    python -m benchmarks.predicted --merge FILE   # and this puts them in instead of the old ones
 
 Each row is a kernel of a call, predicted with the plan of the call as it was timed.  What the prediction and the record
 say of it stands in kda/tools/measure/errors.json; `table` makes the page's table of that.
@@ -10,27 +10,24 @@ say of it stands in kda/tools/measure/errors.json; `table` makes the page's tabl
 
 from __future__ import annotations
 
-import argparse
 import functools
 import json
 import statistics
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
 import torch
-from pages import with_figures, with_rows
 
 import kda.backends.sm90.launch as sm90_launch
 import kda.backends.sm90.plan as sm90_plan
 from kda.tools.measure.predicted import ERRORS, PredictedLaunch, Prediction, forget, predict
 from kda.tools.measure.shapes import SHAPES, BenchShape
 
-ROOT = Path(__file__).resolve().parents[1]
-PAGE = ROOT / "docs/results/clock.md"
+from . import common
+from .pages import with_figures, with_rows
+
+PAGE = common.ROOT / "docs/results/clock.md"
 MARKERS = ("<!-- errors: begin, by benchmarks/predicted.py -->", "<!-- errors: end -->")
 ARCH, CHIP = "sm_90a", "h200"
 
@@ -297,7 +294,7 @@ def write_tables() -> None:
 def calls() -> list[dict[str, Any]]:
     """Whole calls that `kda bench` timed."""
     found = []
-    for file in sorted((ROOT / "benchmarks/results").glob("h200-*.json")):
+    for file in sorted(common.RESULTS.glob("h200-*.json")):
         data = json.loads(file.read_text())
         if isinstance(data, dict) and "settings" in data and not data["settings"]["disable_recompute"]:
             source = f"{file.name} {data['host']['commit'].partition(',')[0]}"
@@ -324,9 +321,8 @@ def write(rows: list[dict[str, Any]]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = common.parser(__spec__, __doc__)
     parser.add_argument("--only", metavar="WORD", help="rows whose backend or shape this is; nothing is written")
-    parser.add_argument("--json", metavar="FILE", help="write the rows to this file, too, as they come")
     parser.add_argument("--merge", metavar="FILE", nargs="+", help="predict nothing: take new rows from these files")
     options = parser.parse_args()
     if options.merge:
@@ -340,8 +336,7 @@ def main() -> None:
         for name in call.times if only in (None, call.backend, call.shape) else ():
             rows.append(row_of(call, name))
             print(*(rows[-1][k] for k in ("backend", "shape", "kernel", "measured", "predicted", "error")), flush=True)
-            if options.json:
-                Path(options.json).write_text(json.dumps(rows, indent=1) + "\n")
+            common.write(options.json, rows)
     if not only:
         write(rows)
         write_tables()

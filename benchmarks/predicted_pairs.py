@@ -1,6 +1,6 @@
 """Whether the clock prefers what an H200 preferred, of configurations that were timed beside each other.  No GPU:
 
-    python benchmarks/predicted_pairs.py          # writes docs/results/clock.md's table, and how many pairs are right
+    python -m benchmarks.predicted_pairs          # writes docs/results/clock.md's table, and how many pairs are right
 
 The times are those of docs/results and docs/decisions for B1 T8192 H64, where today's kernel can be built so and is the
 one that was timed, or a near relative (`older`: an earlier form of it).
@@ -10,15 +10,9 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import sys
-from pathlib import Path
 from typing import Any, NamedTuple
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-import predicted as rows
 import torch
-from pages import with_figures, with_rows
 
 import kda.backends.triton.call as call
 import kda.backends.triton.configs as configs
@@ -26,6 +20,9 @@ import kda.backends.triton.launch as launch
 import kda.backends.triton.plan as plan
 from kda.tools.measure import predicted as predictions
 from kda.tools.measure.shapes import SHAPES
+
+from . import predicted as rows
+from .pages import with_figures, with_rows
 
 APART = 0.03                                 # pairs closer than this were not told apart
 

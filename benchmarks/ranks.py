@@ -1,6 +1,6 @@
 """What a sequence over many ranks costs by way of exchange: a simulation of messages, written into docs/parallel.md.
 
-    python benchmarks/ranks.py [--heads 64] [--dim 128] [--latency 10e-6] [--bandwidth 50e9] [--pass 0.33e-3]
+    python -m benchmarks.ranks [--heads 64] [--dim 128] [--latency 10e-6] [--bandwidth 50e9] [--pass 0.33e-3]
                                [--map 0.66e-3] [--fold 20e-6] [--write]
 
 Each rank has a clock. A message leaves when its sender has what it holds, takes latency + bytes / bandwidth, and the
@@ -11,13 +11,13 @@ tokens, both of one rank; `fold` one product of a map with a state.
 
 from __future__ import annotations
 
-import argparse
 import textwrap
 from collections.abc import Callable
-from pathlib import Path
 from typing import NamedTuple
 
-PAGE = Path(__file__).resolve().parents[1] / "docs" / "parallel.md"
+from . import common
+
+PAGE = common.ROOT / "docs" / "parallel.md"
 MARKS = "<!-- made by benchmarks/ranks.py -->", "<!-- to here -->"
 RANKS = (2, 8, 32, 128, 1024)
 
@@ -127,7 +127,7 @@ def page_with(text: str, c: Costs) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = common.parser(__spec__, __doc__, json=False)
     for name, default in Costs._field_defaults.items():
         word = {"local": "pass"}.get(name, name)
         parser.add_argument(f"--{word}", dest=name, type=type(default), default=default)

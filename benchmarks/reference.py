@@ -1,4 +1,4 @@
-"""The chunked path of the reference against its token-by-token recurrence: `python benchmarks/reference.py`.
+"""The chunked path of the reference against its token-by-token recurrence: `python -m benchmarks.reference`.
 
 One row, float32, gate given, no l2norm.  Each implementation is timed in this process, where the allocator is warm, and
 in one of its own, whose first call pays for page faults.  What a stage takes is seen from inside the chunked path.
@@ -10,23 +10,20 @@ import argparse
 import json
 import statistics
 import subprocess
-import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
+import torch
 
-import torch  # noqa: E402
+from kda.backends.reference import chunked, launch
+from kda.backends.reference.ragged import Ragged
+from kda.backends.reference.recurrent import recurrent
+from kda.model.stages import FORWARD
+from kda.tools.verify.cases import make_inputs
+from ptxkit.commands.layout import table
 
-from kda.backends.reference import chunked, launch  # noqa: E402
-from kda.backends.reference.ragged import Ragged  # noqa: E402
-from kda.backends.reference.recurrent import recurrent  # noqa: E402
-from kda.model.stages import FORWARD  # noqa: E402
-from kda.tools.verify.cases import make_inputs  # noqa: E402
-from ptxkit.commands.layout import table  # noqa: E402
+from . import common
 
 NAMES = ("recurrent", "chunked 64", "chunked 32")
 H, K = 8, 64
@@ -59,9 +56,9 @@ def timed(name: str, T: int, launches: int) -> dict[str, float]:
 
 
 def in_a_fresh_process(name: str, T: int, launches: int) -> dict[str, float]:
-    argv = [sys.executable, __file__, "--only", name, "--tokens", str(T), "--launches", str(launches),
-            "--threads", str(torch.get_num_threads())]
-    return json.loads(subprocess.run(argv, capture_output=True, text=True, check=True).stdout)
+    argv = common.again(__spec__, "--only", name, "--tokens", T, "--launches", launches, "--threads",
+                        torch.get_num_threads())
+    return json.loads(subprocess.run(argv, capture_output=True, text=True, check=True, cwd=common.ROOT).stdout)
 
 
 def stages(T: int, launches: int) -> dict[str, float]:
@@ -134,11 +131,10 @@ def ms(seconds: float) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = common.parser(__spec__, __doc__)
     parser.add_argument("--tokens", type=int, default=4096)
     parser.add_argument("--launches", type=int, default=7)
     parser.add_argument("--threads", type=int, help="of torch; 1 where other processes keep the cores busy")
-    parser.add_argument("--json", metavar="FILE", help="write what was found, in seconds")
     parser.add_argument("--only", choices=NAMES, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.threads:
@@ -148,8 +144,7 @@ def main() -> None:
         return
     found = measure(args.tokens, args.launches)
     print("\n".join(report(found)))
-    if args.json:
-        Path(args.json).write_text(json.dumps(found, indent=1) + "\n")
+    common.write(args.json, found)
 
 
 if __name__ == "__main__":

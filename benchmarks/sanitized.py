@@ -1,6 +1,6 @@
 """Every kernel of a call, packed, with tokens of nobody: what compute-sanitizer looks at.
 
-    compute-sanitizer --tool memcheck|racecheck python benchmarks/sanitized.py [BACKEND] [OPTIONS]
+    compute-sanitizer --tool memcheck|racecheck python -m benchmarks.sanitized [BACKEND] [OPTIONS]
 
 racecheck (CUDA 13.0) reports hazards of the Hopper kernels that are none, of four kinds:
 - one lane arrives on an mbarrier for its warp, which met before: what the other lanes did counts as not ordered;
@@ -15,7 +15,6 @@ LOAD waits for its copies and arrives itself.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import functools
 import importlib
@@ -25,14 +24,14 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
 import torch
 
 import kda
 from kda.backends.common import training_plan
 from kda.backends.sm90 import launch, plan
 from kda.tools.verify.cases import Case, make_inputs
+
+from . import common
 
 FOLLOWED = {
     "sm90/bwd/walk.py": {
@@ -221,7 +220,7 @@ def follow(folder: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = common.parser(__spec__, __doc__, json=False)
     parser.add_argument("backend", nargs="?", default="triton")
     parser.add_argument("--followed", action="store_true", help="Hopper's kernels in a form that racecheck follows")
     parser.add_argument("--backwards", action="store_true", help="steps of Hopper's own backward alone")

@@ -1,6 +1,6 @@
 """A row of tokens over several GPUs of one host, beside one GPU and FLA.
 
-    python benchmarks/several_gpus.py --json FILE
+    python -m benchmarks.several_gpus --json FILE
 
     --ranks 2,4 --shape 131072x64 --shape 524288x8       # tokens x heads; channels: --dim
     --device cpu --shape 512x2 --dim 32 --calls 1        # processes with gloo and the reference, to see that it runs
@@ -20,17 +20,13 @@ from __future__ import annotations
 import argparse
 import datetime
 import functools
-import json
 import socket
 import statistics
 import sys
 import time
 from collections.abc import Callable
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any, NamedTuple
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch
 import torch.distributed as dist
@@ -42,6 +38,8 @@ from kda.model.problem import Inputs, Options
 from kda.parallel import exchange
 from kda.parallel.maps import segment_map, segment_map_bwd
 from ptxkit.commands.layout import table
+
+from . import common
 
 EXCHANGES = "gather", "chain", "tree", "hops"
 PER_TOKEN = "q", "k", "v", "g", "beta"       # a rank has a part of each of these; A_log and dt_bias are whole on each
@@ -247,14 +245,13 @@ def printed(rows: list[Row]) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--ranks", type=lambda text: [int(n) for n in text.split(",")], default=[2])
+    parser = common.parser(__spec__, __doc__)
+    parser.add_argument("--ranks", type=common.numbers, default=[2])
     parser.add_argument("--shape", type=shape, action="append", help="TOKENSxHEADS")
     parser.add_argument("--dim", type=int, default=128)
     parser.add_argument("--calls", type=int, default=10)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--fla", action="store_true", help="FLA's context parallelism beside")
-    parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     args.shape = args.shape or [(131072, 64), (131072, 32), (524288, 8)]
     for tokens, _ in args.shape:
@@ -273,8 +270,7 @@ def main() -> int:
             while True:
                 rows += (found := pipe.recv())
                 print(printed(found), flush=True)
-                if args.json:
-                    args.json.write_text(json.dumps(document, indent=1))
+                common.write(args.json, document)
         except EOFError:
             pass
         for process in processes:

@@ -1,6 +1,6 @@
 """How fast the simulator is with the backends' kernels, on one core of this machine.
 
-    python benchmarks/simulator.py
+    python -m benchmarks.simulator
 
 Prints what `python -m ptxkit.benchmarks.simulator` does, and the time of the parts of a forward and backward (130
 tokens, 2 heads) of each backend: seconds of user and system CPU, the best of a few.

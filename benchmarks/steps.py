@@ -1,4 +1,4 @@
-"""A training step made by autograd: `python benchmarks/steps.py --json benchmarks/results/h200-sm90-step.json`.
+"""A training step made by autograd: `python -m benchmarks.steps --json benchmarks/results/h200-sm90-step.json`.
 
 Each row is a shape and a regime of gates: a step whose backward makes again what it reads, and one that kept it
 (`disable_recompute`), called and from a graph, with the peak of memory.  Both have the same bits, which is checked
@@ -7,23 +7,20 @@ first; the distance from the portable backend's gradients is that of one row per
 
 from __future__ import annotations
 
-import argparse
 import datetime
 import json
 import os
-import sys
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
 import torch
-from hopper import whole
 
 import kda
 from kda.model.host import detect
 from kda.tools.verify.cases import Case, make_inputs
+
+from . import common
+from .hopper import whole
 
 SHAPES: dict[str, dict[str, Any]] = {
     "h64-8k": dict(T=8192, H=64), "h32-8k": dict(T=8192, H=32), "h96-8k": dict(T=8192, H=96),
@@ -101,9 +98,8 @@ def measured(name: str, regime: str, case: Case) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = common.parser(__spec__, __doc__)
     parser.add_argument("--shape", action="append", choices=SHAPES)
-    parser.add_argument("--json", type=Path, required=True)
     asked = parser.parse_args()
     document = dict(
         what="A training step by autograd (benchmarks/steps.py); milliseconds, medians",
@@ -115,7 +111,7 @@ def main() -> None:
         for row, case in zip(rows, threads.map(drawn, *zip(*rows, strict=True)), strict=True):
             document["rows"].append(measured(*row, case.map(lambda x: x.cuda())))
             print(json.dumps(document["rows"][-1]), flush=True)
-            asked.json.write_text(json.dumps(document, indent=1))
+            common.write(asked.json, document)
 
 
 if __name__ == "__main__":

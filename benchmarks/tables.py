@@ -1,31 +1,23 @@
 """Figures on pages that the simulator counts and ptxas gives.  No GPU:
 
-    python benchmarks/tables.py                   what differs from the pages
-    python benchmarks/tables.py --write           write them anew
-    python benchmarks/tables.py --only sm90       those of the pages whose name has this word
+    python -m benchmarks.tables                   what differs from the pages
+    python -m benchmarks.tables --write           write them anew
+    python -m benchmarks.tables --only sm90       those of the pages whose name has this word
 
 `FIGURES` says which page has which, and what counts them.
 """
 
 from __future__ import annotations
 
-import argparse
 import difflib
 import sys
 from collections.abc import Callable, Iterable
-from pathlib import Path
 from typing import NamedTuple
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
+from . import common, counted, counted_sm89, counted_sm90, counted_step, counted_triton
+from .pages import with_figures, with_rows
 
-import counted
-import counted_sm89
-import counted_sm90
-import counted_step
-import counted_triton
-from pages import with_figures, with_rows
-
-DOCS = Path(__file__).resolve().parents[1] / "docs"
+DOCS = common.ROOT / "docs"
 
 
 class Table(NamedTuple):
@@ -81,7 +73,7 @@ FIGURES = (
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = common.parser(__spec__, __doc__, json=False)
     parser.add_argument("--write", action="store_true")
     parser.add_argument("--only", metavar="WORD", default="")
     asked = parser.parse_args()

@@ -10,10 +10,8 @@ import pathlib
 import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "benchmarks"))
 
-import ledger_page
-
+from benchmarks import ledger_page
 from kda.tools.verify.ledger import Ledger
 
 HERE = pathlib.Path(__file__).resolve().parent

@@ -5,7 +5,7 @@
     python tests/helpers/digests.py --keep FOLDER         write each kernel's normalised PTX, to compare two trees
 
 kda/tools/verify/digests.py says what is digested, and of which kernels.  The ledger of what ran on a GPU has the same
-digests: write it anew, too (python benchmarks/evidence.py --write).
+digests: write it anew, too (python -m benchmarks.evidence --write).
 """
 
 from __future__ import annotations

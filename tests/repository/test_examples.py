@@ -23,8 +23,9 @@ def run(monkeypatch, program, *arguments):
     """A program in this process; what it exits with."""
     monkeypatch.setattr(sys, "argv", [program, *map(str, arguments)])
     monkeypatch.delenv("RANK", raising=False)
+    is_file, how = program.endswith(".py"), {"run_name": "__main__"}
     try:
-        runpy.run_path(str(ROOT / program), run_name="__main__")
+        runpy.run_path(str(ROOT / program), **how) if is_file else runpy.run_module(program, **how)
     except SystemExit as left:
         return left.code or 0
     return 0
@@ -220,7 +221,7 @@ def test_a_checkpoint_with_other_bits_is_noticed(monkeypatch, capsys):
 
 def test_the_benchmark_of_the_layer_is_checked_before_it_times(monkeypatch, capsys, tmp_path):
     small = "--device cpu --heads 2 --head-dim 16 --hidden 32 --tokens 70 --sequences 1 --calls 3 --dtype float32"
-    assert run(monkeypatch, "benchmarks/layer.py", *small.split(), "--json", tmp_path / "found.json") == 0
+    assert run(monkeypatch, "benchmarks.layer", *small.split(), "--json", tmp_path / "found.json") == 0
     found = json.loads((tmp_path / "found.json").read_text())
     ours = [row for row in found["rows"] if row["side"] == "kda"]
     assert [row["what"] for row in ours] == [
@@ -232,8 +233,7 @@ def test_the_benchmark_of_the_layer_is_checked_before_it_times(monkeypatch, caps
 @pytest.mark.parametrize("drafts", [0, 2])
 def test_the_benchmark_of_a_decoding_step_is_right_before_it_times(drafts, monkeypatch, capsys, tmp_path):
     small = f"--device cpu --heads 2 --sequences 1,4 --head-dim 16 --dtype float32 --states float32 --drafts {drafts}"
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    assert run(monkeypatch, "benchmarks/decode_step.py", *small.split(), "--json", tmp_path / "found.json") == 0
+    assert run(monkeypatch, "benchmarks.decode_step", *small.split(), "--json", tmp_path / "found.json") == 0
     rows = json.loads((tmp_path / "found.json").read_text())["rows"]
     assert [row["config"] for row in rows] == ["plan", "parts", "recurrence"] * 2
     assert all(row["seconds"] > 0 and row.get("error", 0) <= 1 for row in rows)

@@ -1,23 +1,16 @@
 """Figures on pages that are counted here, or are ptxas', are those of today's kernels."""
 
 import re
-import sys
-from pathlib import Path
 
 import pytest
 
 pytest.importorskip("cutlass", reason="nvidia-cutlass-dsl is not installed")
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
-
-import counted_sm89
-import counted_sm90
-import pages
-import tables
+from benchmarks import counted_sm89, counted_sm90, pages, tables
 
 pytestmark = [pytest.mark.simulated, pytest.mark.usefixtures("libnvrtc")]
 
-SAID = "python benchmarks/tables.py --write"
+SAID = "python -m benchmarks.tables --write"
 CHEAP = {
     "float32, 64 channels": (tables.SM89, lambda: counted_sm89.rows([64])),
     "Hopper, 64 channels": (tables.SM90, lambda: counted_sm90.rows([64], [("prepare", "record")])),

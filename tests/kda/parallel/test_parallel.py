@@ -1,14 +1,14 @@
 """Sequences over several processes: the same results as one, forward and backward."""
 
 import json
-import pathlib
 import subprocess
-import sys
 
 import processes
 import pytest
 import torch
 from parallel_cases import CASES, checkpointed, compiled, everything, layers_with_padding_alone, left_to_autograd, many
+
+from benchmarks import common, several_gpus
 
 # Two ranks have one cut, four a tree of two levels.
 world = pytest.mark.parametrize("world", [2, pytest.param(3, marks=pytest.mark.exhaustive), 4])
@@ -130,9 +130,9 @@ def test_a_call_may_be_made_again_in_the_backward_and_autocast():
 
 @pytest.mark.exhaustive
 def test_the_benchmark_of_several_gpus_compares_every_exchange_and_times_it(tmp_path):
-    script = pathlib.Path(__file__).parents[3] / "benchmarks" / "several_gpus.py"
     options = ["--device", "cpu", "--ranks", "3", "--shape", "192x2", "--dim", "16", "--calls", "1", "--json"]
-    subprocess.run([sys.executable, script, *options, tmp_path / "found.json"], check=True, timeout=600)
+    command = common.again(several_gpus.__spec__, *options, tmp_path / "found.json")
+    subprocess.run(command, cwd=common.ROOT, check=True, timeout=600)
     alone, part, *ways = json.loads((tmp_path / "found.json").read_text())["rows"]
     assert alone["side"] == "one GPU" and part["map"] > 0 and part["map_bwd"] > 0 and part["send"] > 0
     assert [row["side"] for row in ways] == ["gather", "chain", "tree", "hops"]

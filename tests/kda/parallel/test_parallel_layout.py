@@ -1,8 +1,6 @@
 """Where parts and sequences lie, and what maps of pieces are: one process is enough."""
 
 import dataclasses
-import importlib.util
-import pathlib
 from types import SimpleNamespace
 
 import pytest
@@ -12,6 +10,7 @@ from hypothesis import strategies as st
 from naive import make
 
 import kda
+from benchmarks import ranks
 from kda.checks.calls import Call, problem_of
 from kda.model.problem import Inputs, Options
 from kda.parallel import halo, layout, operators
@@ -63,12 +62,8 @@ def test_zigzag_gives_every_rank_an_early_and_a_late_part():
 
 
 def test_the_page_has_the_table_of_its_script():
-    path = pathlib.Path(__file__).parents[3] / "benchmarks" / "ranks.py"
-    spec = importlib.util.spec_from_file_location("ranks_simulated", path)
-    script = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(script)
-    text = script.PAGE.read_text()
-    assert script.page_with(text, script.Costs()) == text, "run `python benchmarks/ranks.py --write`"
+    text = ranks.PAGE.read_text()
+    assert ranks.page_with(text, ranks.Costs()) == text, "run `python -m benchmarks.ranks --write`"
 
 
 # maps

@@ -2,7 +2,6 @@
 
 import itertools
 import json
-import pathlib
 import subprocess
 import sys
 
@@ -10,16 +9,14 @@ import processes
 import pytest
 import torch
 
-BENCHMARKS = pathlib.Path(__file__).resolve().parents[3] / "benchmarks"
-sys.path.insert(0, str(BENCHMARKS))
-
-import parallel_matrix as matrix  # noqa: E402
+from benchmarks import common
+from benchmarks import parallel_matrix as matrix
 
 
 def run(tmp_path, only):
     file = tmp_path / "rows.json"
-    command = [sys.executable, str(BENCHMARKS / "parallel_matrix.py"), "--device", "cpu", "--json", str(file)]
-    ended = subprocess.run([*command, "--only", only], capture_output=True, text=True, check=False)
+    command = common.again(matrix.__spec__, "--device", "cpu", "--json", file, "--only", only)
+    ended = subprocess.run(command, cwd=common.ROOT, capture_output=True, text=True, check=False)
     return ended, json.loads(file.read_text()) if file.exists() else None
 
 
@@ -58,8 +55,7 @@ def test_a_wrong_result_is_outside_the_budget(wrong):
 def test_without_two_gpus_it_says_what_it_needs(tmp_path):
     if torch.cuda.device_count() >= 2:
         pytest.skip("this machine has two GPUs")
-    command = [sys.executable, str(BENCHMARKS / "parallel_matrix.py")]
-    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    ended = subprocess.run(common.again(matrix.__spec__), cwd=common.ROOT, capture_output=True, text=True, check=False)
     assert ended.returncode == 3 and "needs 2 GPUs" in ended.stdout
 
 

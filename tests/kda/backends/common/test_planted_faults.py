@@ -10,6 +10,7 @@ pytest.importorskip("cutlass", reason="nvidia-cutlass-dsl is not installed")
 from cute_calls import Fault
 
 import kda.backends
+from benchmarks import sanitized
 
 pytestmark = pytest.mark.simulated
 
@@ -37,8 +38,7 @@ def test_the_text_of_a_fault_stands_once_in_its_file(name, monkeypatch):
     assert faults and [text for text, n in times.items() if n != 1] == []
 
 
-def test_what_racecheck_follows_instead_stands_once_in_its_file(monkeypatch):
-    monkeypatch.syspath_prepend(Path(__file__).parents[4] / "benchmarks")
-    followed = importlib.import_module("sanitized").FOLLOWED
+def test_what_racecheck_follows_instead_stands_once_in_its_file():
+    followed = sanitized.FOLLOWED
     texts = {text: (BACKENDS / file).read_text().count(text) for file, rows in followed.items() for text in rows}
     assert texts and [text for text, n in texts.items() if n != 1] == []

@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import importlib.util
 from pathlib import Path
 
 import cute_calls
@@ -24,6 +23,7 @@ from cute_calls import (
 pytest.importorskip("cutlass", reason="nvidia-cutlass-dsl is not installed")
 
 import kda
+from benchmarks import counted_step as counted
 from kda.backends.common import training_plan
 from kda.backends.sm90.launch import forget_plans
 from kda.backends.sm100 import launch, plan
@@ -292,11 +292,7 @@ def test_a_fault_of_grads_is_one_of_that_stage(name, tmp_path, monkeypatch):
 
 def test_its_page_says_what_is_counted():
     """At most what was asked for: 60,000 instructions, 5,600 bytes and 22 MFLOP back, 26,000 instructions up."""
-    root = Path(__file__).parents[4]
-    spec = importlib.util.spec_from_file_location("counted_step", root / "benchmarks" / "counted_step.py")
-    counted = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(counted)
-    found, page = counted.counts(), (root / "docs" / "stages" / "sm100_backward.md").read_text()
+    found, page = counted.counts(), (Path(__file__).parents[4] / "docs" / "stages" / "sm100_backward.md").read_text()
     assert [row for row in counted.of_kernels(found) + counted.of_heads(found) if row not in page] == []
     up, back = (counted.total(found, names) for names in (counted.FORWARD, counted.BACKWARD))
     assert up.warp_instructions <= 26_000 and back.warp_instructions <= 60_000

@@ -1,7 +1,6 @@
 """The Blackwell forward on the CPU, from its PTX: whole calls against the definition, clean in several schedules."""
 
 import dataclasses
-import importlib.util
 import itertools
 import re
 from pathlib import Path
@@ -30,6 +29,7 @@ from cute_calls import (
 pytest.importorskip("cutlass", reason="nvidia-cutlass-dsl is not installed")
 
 import kda
+from benchmarks import counted
 from kda.backends.common.cute.tile import C
 from kda.backends.sm100 import launch, plan
 from kda.backends.sm100.configs import TMEM, FusedConfig, GradsConfig
@@ -372,12 +372,8 @@ def test_a_planted_fault_is_noticed(name, K, tmp_path, monkeypatch):
 @pytest.mark.exhaustive
 def test_its_page_says_what_is_counted():
     """Bytes are at most 1.6 times what q, k, v, g, beta and o are."""
-    file = Path(__file__).parents[4] / "benchmarks" / "counted.py"
-    spec = importlib.util.spec_from_file_location("counted", file)
-    counted = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(counted)
     found = counted.of_a_chunk(256, 512)
-    page = (file.parents[1] / "docs" / "stages" / "sm100_forward.md").read_text()
+    page = (Path(__file__).parents[4] / "docs" / "stages" / "sm100_forward.md").read_text()
     assert found["bytes"] / C <= 1.6 * 1282
     for name, said in {
         "warp_instructions": "{:,.0f} warp instructions", "shared_wavefronts": "{:,.0f} wavefronts",

@@ -2,10 +2,8 @@
 warps, states and what is kept, registers and shared memory, and which form the plan chooses."""
 
 import dataclasses
-import importlib
 import itertools
 import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -52,6 +50,7 @@ from sm90_forms import (
 
 pytest.importorskip("cutlass", reason="nvidia-cutlass-dsl is not installed")
 
+from benchmarks import sanitized
 from kda.backends.common import training, training_plan
 from kda.backends.common.pool.launch import Checkpoints
 from kda.backends.sm90 import launch, plan
@@ -62,8 +61,6 @@ from ptxkit import capture
 from ptxkit.compile.recipes import imported
 
 pytestmark = [pytest.mark.simulated, pytest.mark.usefixtures("one_thread")]
-BENCHMARKS = Path(__file__).parents[4] / "benchmarks"
-
 
 
 @rows_of(
@@ -316,11 +313,10 @@ def test_the_form_that_racecheck_follows_is_this_kernel(name, tmp_path, monkeypa
     call, save = FOLLOWED[name]
     for x, attribute in ((launch, "kernel"), (sys, "path")):                    # `follow` changes both
         monkeypatch.setattr(x, attribute, getattr(x, attribute))
-    monkeypatch.syspath_prepend(BENCHMARKS)
     made_ready_for_each_call(monkeypatch)
     takes(call.form)
     expected, _ = results(call, save)
-    importlib.import_module("sanitized").follow(tmp_path)
+    sanitized.follow(tmp_path)
     found, session = results(call, save)
     assert_nothing_found(session)
     assert_the_same(found, expected)

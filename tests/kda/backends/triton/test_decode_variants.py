@@ -1,7 +1,4 @@
-"""benchmarks/decode_variants.py without a GPU: what it runs, what it says, and what its variants give."""
-
-import sys
-from pathlib import Path
+"""`python -m benchmarks.decode_variants` without a GPU: what it runs, what it says, and what its variants give."""
 
 import pytest
 import torch
@@ -10,6 +7,7 @@ pytest.importorskip("triton", reason="needs triton")
 
 from triton_calls import building_here
 
+from benchmarks import decode_variants as script
 from kda.backends.triton.decode import launch, step_plan
 from kda.tools.measure.shapes import BenchShape
 from ptxkit import capture
@@ -17,19 +15,10 @@ from ptxkit import capture
 pytestmark = pytest.mark.simulated
 
 
-@pytest.fixture
-def script(monkeypatch):
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[4] / "benchmarks"))
-    import decode_variants
-
-    yield decode_variants
-    sys.modules.pop("decode_variants")
-
-
 FAST = {"config": "4x128", "seconds": 8e-6, "bytes": 16e6}
 
 
-def test_the_best_of_a_shape_is_named_with_what_it_misses(script):
+def test_the_best_of_a_shape_is_named_with_what_it_misses():
     step, plan = script.Step("bfloat16", 1, 32, 64), FAST | {"config": "plan", "seconds": 9e-6}
     found = script.best_of(step, [plan, FAST, {"config": "parts", "seconds": 7e-6}], copy=2.5e12)
     assert (found["best"], found["share_of_copy"]) == ("4x128", pytest.approx(0.8))
@@ -39,14 +28,14 @@ def test_the_best_of_a_shape_is_named_with_what_it_misses(script):
     assert script.best_of(step, [{"config": "plan", "error": 3.0, "bytes": 1}], copy=1.0)["best"] is None
 
 
-def test_every_variant_is_a_kernel_of_its_own(script, monkeypatch):
+def test_every_variant_is_a_kernel_of_its_own(monkeypatch):
     with building_here(launch, monkeypatch), capture(arch="sm90"), torch.no_grad():
         assert len(script.recipes("cpu")) == sum(map(len, script.VARIANTS.values()))
     assert {names[0] for names in script.VARIANTS.values()} == {"plan"}
 
 
 @pytest.mark.parametrize("T", [1, pytest.param(4, marks=pytest.mark.exhaustive)])
-def test_a_rehearsal_on_a_cpu_fills_every_field_and_stops_in_time(T, script, monkeypatch):
+def test_a_rehearsal_on_a_cpu_fills_every_field_and_stops_in_time(T, monkeypatch):
     monkeypatch.setattr(script, "STEPS", {T: ((1, 1),)})
     monkeypatch.setattr(script, "VARIANTS", {(states, T): ("plan", "4x64") for states in ("bfloat16", "float32")})
     monkeypatch.setattr(script, "INVARIANT", (("small", "reference"),))
@@ -63,7 +52,7 @@ def test_a_rehearsal_on_a_cpu_fills_every_field_and_stops_in_time(T, script, mon
 
 
 @pytest.mark.exhaustive
-def test_variants_of_one_piece_give_the_bits_of_the_plan_without_findings(script, monkeypatch):
+def test_variants_of_one_piece_give_the_bits_of_the_plan_without_findings(monkeypatch):
     monkeypatch.setattr(script, "STEPS", {1: ((1, 2),), 4: ((1, 2),)})
     with building_here(launch, monkeypatch), torch.no_grad():
         rows = script.simulated("sm90", "h200")["rows"]

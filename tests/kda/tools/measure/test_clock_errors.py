@@ -1,18 +1,12 @@
 """The clock's errors: what the page and the figures that kda quotes say is what the predictions are."""
 
 import json
-import sys
-from pathlib import Path
 
 import pytest
 
 pytest.importorskip("cutlass", reason="nvidia-cutlass-dsl is not installed")
 
-sys.path.insert(0, str(Path(__file__).parents[4] / "benchmarks"))
-
-import predicted
-import predicted_pairs
-
+from benchmarks import predicted, predicted_pairs
 from kda.tools.measure.predicted import ERRORS
 
 pytestmark = pytest.mark.simulated
@@ -27,7 +21,7 @@ def rows():
 
 def holds(call, name):
     found = predicted.row_of(call, name)
-    assert found in FOUND["rows"], f"{found}: run benchmarks/predicted.py"
+    assert found in FOUND["rows"], f"{found}: run python -m benchmarks.predicted"
 
 
 def named(row):
@@ -93,13 +87,13 @@ def test_every_row_is_predicted_again(call, name):
 @pytest.mark.parametrize("header", predicted.TABLES)
 def test_every_row_of_the_other_tables_is_predicted_again(header):
     page = predicted.PAGE.read_text()
-    assert predicted.with_rows(page, header, predicted.TABLES[header]()) == page, "run benchmarks/predicted.py"
+    assert predicted.with_rows(page, header, predicted.TABLES[header]()) == page, "run python -m benchmarks.predicted"
 
 
 @pytest.mark.exhaustive
 def test_every_row_of_pairs_is_predicted_again():
     page, found = predicted.PAGE.read_text(), [(way, predicted_pairs.predicted(way)) for way in predicted_pairs.WAYS]
-    assert predicted_pairs.written(page, found) == page, "run benchmarks/predicted_pairs.py"
+    assert predicted_pairs.written(page, found) == page, "run python -m benchmarks.predicted_pairs"
 
 
 def test_the_page_says_how_many_pairs_of_its_table_are_right():

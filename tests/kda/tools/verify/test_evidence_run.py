@@ -1,18 +1,14 @@
 """A case of the ledger in the simulator, as it runs on a GPU: results, the same bits, a graph, and what it launched."""
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
 
 pytest.importorskip("cuda.bindings", reason="cuda-bindings is not installed")
 
-sys.path.insert(0, str(Path(__file__).parents[4] / "benchmarks"))
-
-import evidence_run
-from evidence_cases import FORWARD, Case
-
+from benchmarks import evidence_run
+from benchmarks.evidence_cases import FORWARD, Case
 from kda.tools.verify import digests
 
 pytestmark = pytest.mark.simulated

@@ -2,26 +2,15 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import subprocess
 import sys
 import zipfile
-from pathlib import Path
 
 import pytest
 
-import kda
-
-FILE = Path(kda.__file__).parents[1] / "benchmarks" / "gpu_checks.py"
-
-
-@pytest.fixture(scope="module")
-def checks():
-    spec = importlib.util.spec_from_file_location("gpu_checks", FILE)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+from benchmarks import common
+from benchmarks import gpu_checks as checks
 
 
 def python(text):
@@ -30,8 +19,8 @@ def python(text):
 
 def test_parts_that_cannot_run_say_what_is_missing(tmp_path):
     asked = ["--only", "memcheck", "--only", "fla-tests", "--out", str(tmp_path)]
-    argv = [sys.executable, FILE, *asked]
-    ended = subprocess.run(argv, env={"PATH": ""}, capture_output=True, text=True, check=False)
+    argv = common.again(checks.__spec__, *asked)
+    ended = subprocess.run(argv, env={"PATH": ""}, cwd=common.ROOT, capture_output=True, text=True, check=False)
     assert ended.returncode == 3, ended.stderr
     assert "compute-sanitizer on PATH; found none" in ended.stdout and "needs --fla-tests CHECKOUT" in ended.stdout
     states = json.loads((tmp_path / "gpu_checks.json").read_text())["parts"]
@@ -42,24 +31,24 @@ def test_parts_that_cannot_run_say_what_is_missing(tmp_path):
     ("print('all well')", "ok", ""), ("raise SystemExit(1)", "failed", "exit 1"),
     ("raise SystemExit(3)", "not run", "exit 3"),
 ])
-def test_a_part_ends_as_its_exit_code_says(checks, tmp_path, text, status, says):
+def test_a_part_ends_as_its_exit_code_says(tmp_path, text, status, says):
     done = checks.run("mine", checks.Part(python(text), 600), lambda: 600, tmp_path, {})
     assert (done.status, done.says) == (status, says)
 
 
 @pytest.mark.exhaustive
-def test_a_part_that_takes_too_long_is_stopped_with_all_its_processes(checks, tmp_path):
+def test_a_part_that_takes_too_long_is_stopped_with_all_its_processes(tmp_path):
     wait = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'import time; time.sleep(600)'])"
     done = checks.run("mine", checks.Part(python(wait), 5), lambda: 600, tmp_path, {})
     assert done.status == "too slow" and 5 <= done.seconds < 500
 
 
-def test_no_part_begins_when_no_time_is_left(checks, tmp_path):
+def test_no_part_begins_when_no_time_is_left(tmp_path):
     done = checks.run("mine", checks.Part(python("raise SystemExit(1)"), 60), lambda: 2, tmp_path, {})
     assert done == checks.Done("not run", 0.0, "no time was left")
 
 
-def test_wheels_are_unpacked_where_a_part_finds_them(checks, tmp_path):
+def test_wheels_are_unpacked_where_a_part_finds_them(tmp_path):
     wheel = tmp_path / "mine-1.0-py3-none-any.whl"
     with zipfile.ZipFile(wheel, "w") as archive:
         archive.writestr("mine_of_a_wheel.py", "here = True")

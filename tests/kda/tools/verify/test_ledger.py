@@ -8,20 +8,25 @@ from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[4] / "benchmarks"))
-
-import evidence
-import evidence_cases
-import evidence_run
-import ledger_page
-from evidence_cases import ON_GPU, PATHS, RECOMPUTED, Case, GpuTest, candidates, covering, covers, gpu_tests, matches
-
+from benchmarks import common, evidence, evidence_cases, evidence_run, ledger_page
+from benchmarks.evidence_cases import (
+    ON_GPU,
+    PATHS,
+    RECOMPUTED,
+    Case,
+    GpuTest,
+    candidates,
+    covering,
+    covers,
+    gpu_tests,
+    matches,
+)
 from kda.model.host import Host, detect
 from kda.tools.verify import ledger
 from kda.tools.verify.ledger import FAILED, FILE, RAN, SIMULATED, Ledger
 
 ROOT = Path(__file__).parents[4]
-SAID = "python benchmarks/evidence.py --write writes it anew"
+SAID = "python -m benchmarks.evidence --write writes it anew"
 PATH, CODE = "sm89: forward, as the plan says", "0123456789abcdef"
 
 
@@ -244,7 +249,7 @@ json.dump(rows, open(file, "w"))
 
 def test_rows_of_two_gpus_go_into_the_ledger_and_do_not_run_again(tmp_path, monkeypatch):
     (tmp_path / "matrix_of_a_test.py").write_text(PROGRAM)
-    monkeypatch.setattr(evidence, "MATRIX", tmp_path / "matrix_of_a_test.py")
+    monkeypatch.setattr(evidence, "MATRIX", [sys.executable, str(tmp_path / "matrix_of_a_test.py")])
     monkeypatch.setattr(evidence, "pairs_of_gpus", lambda: ["a layer", "a call, 64 channels", "a graph"])
     monkeypatch.setattr(evidence, "card", lambda: "H100")
     before = row(case="parallel: a layer", path=evidence.TWO_GPUS, codes=[])
@@ -276,6 +281,6 @@ def test_what_ran_or_failed_with_this_code_is_not_run_again():
 
 
 def test_rows_of_the_simulator_cannot_be_merged(tmp_path):
-    evidence.save(tmp_path / "evidence.json", [row(card=evidence.SIMULATOR)])
+    common.write(tmp_path / "evidence.json", {"runs": [row(card=evidence.SIMULATOR)]})
     with pytest.raises(SystemExit, match="not of a GPU"):
         evidence.merge([tmp_path / "evidence.json"])
