@@ -15,10 +15,12 @@ import pytest
 import torch
 
 from kda.tools.verify import literal
+from ptxkit.compile import store
 
 NEEDS = ("compiler", "gpu", "peers", "simulated")  # a file with none of these marks needs torch alone
 
 os.environ.pop("COLUMNS", None)  # commands would fold their output
+os.environ.setdefault("PTXKIT_CACHE_DIR", str(store.cache_folder()))  # programs without kda find the engine there
 if "PYTEST_XDIST_WORKER" in os.environ:
     torch.set_num_threads(1)  # the workers share the cores
 

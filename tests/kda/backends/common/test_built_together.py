@@ -63,7 +63,7 @@ def built(door, stages, trials):
         return set(together.recipes_of(door, stages, trials))
 
 
-@pytest.mark.spread(every=2)
+@pytest.mark.spread(every=4)
 @pytest.mark.parametrize("backend", [backend for backend in BACKENDS if backend != "sm89"])        # only bfloat16
 def test_kernels_of_a_trial_are_built_before_it(backend, looked_up):
     door = SimulatedDoor(backend, parse(BACKENDS[backend]))
@@ -71,7 +71,7 @@ def test_kernels_of_a_trial_are_built_before_it(backend, looked_up):
     assert looked_up and looked_up <= built(door, (), [TRIAL])
 
 
-@pytest.mark.spread(every=3)
+@pytest.mark.spread(every=6)
 @pytest.mark.parametrize(("backend", "stage"), [
     (backend, stage) for backend in BACKENDS for stage in capability(backend).stages
 ])

@@ -169,7 +169,7 @@ KEPT = {
 }
 
 
-@pytest.mark.spread(every=8)
+@pytest.mark.spread(every=8, first=2)
 @pytest.mark.parametrize("keep", [True, "states"])
 @pytest.mark.parametrize("name", KEPT)
 def test_what_a_forward_keeps_gives_the_bits_of_what_is_made_again(name, keep, monkeypatch):

@@ -146,7 +146,7 @@ def test_memory_may_lie_in_any_order():
     assert all(torch.equal(found[name], expected[name]) for name in found)
 
 
-@pytest.mark.spread(every=8)
+@pytest.mark.spread(every=8, first=4)
 @pytest.mark.parametrize("v_first", [False, True])
 @pytest.mark.parametrize("C", [32, 64])
 @pytest.mark.parametrize("K", SIZES)

@@ -44,7 +44,7 @@ CASES = {
 }
 
 
-@pytest.mark.spread(every=12)
+@pytest.mark.spread(every=12, first=6)
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("K", [128, 64])
 def test_a_call_that_is_cut_is_the_definition(name, K):

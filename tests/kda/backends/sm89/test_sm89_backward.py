@@ -60,7 +60,7 @@ def test_gradients_of_large_heads_are_those_of_the_definition(name):
     proven_trained(case_of(**LARGE[name]))
 
 
-@pytest.mark.spread(every=2)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("without", ["A_log", "dt_bias"])
 def test_a_bounded_gate_may_lack_its_parameters(without):
     proven_trained(lacking(case_of(T=40), without))
@@ -131,7 +131,7 @@ KEPT = {"a part of a chunk, GVA": dict(T=70, HV=2), "packed, chunks of 32": dict
         "large heads": dict(T=70, **D128)}
 
 
-@pytest.mark.spread(every=6)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", KEPT)
 def test_what_was_kept_changes_no_bit_of_a_gradient(name):
     case = case_of(gate="softplus", **KEPT[name])

@@ -76,7 +76,7 @@ def test_gradients_are_the_definition(name):
     check(drawn(**OPTIONS[name]))
 
 
-@pytest.mark.spread(every=len(OPTIONS), first=2)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", OPTIONS)
 def test_with_64_channels_they_are_too(name):
     check(drawn(**SMALL, **OPTIONS[name]))
@@ -141,7 +141,7 @@ def test_states_may_be_v_first_and_bfloat16(words):
 
 
 @pytest.mark.parametrize("words", [
-    SMALL | OPTIONS["packed, GVA, tokens of none"], pytest.param(dict(T=40, HV=2), marks=pytest.mark.exhaustive),
+    dict(T=40, HV=2), pytest.param(SMALL | OPTIONS["packed, GVA, tokens of none"], marks=pytest.mark.exhaustive),
 ], ids=str)
 def test_gradients_have_the_shapes_of_inputs_and_are_no_views(words):
     case = drawn(**words)
@@ -229,6 +229,7 @@ def test_beta_may_be_0(dtype):
     assert found["dbeta"][:, ::3].abs().min() > 0
 
 
+@pytest.mark.exhaustive
 def test_keys_may_be_all_alike():
     case = drawn(T=70, gate="softplus")
     check(changed(case, k=lambda k: k[:, :1].expand_as(k).contiguous()))
@@ -290,7 +291,7 @@ KEPT |= {f"{name}, 64 channels": words | SMALL for name, words in KEPT.items()}
 KEPT["cut into segments, 64 channels"] = dict(T=250, SHORTEST=2, **SMALL)
 
 
-@pytest.mark.spread(every=16, first=14)
+@pytest.mark.spread(every=16)
 @pytest.mark.parametrize("keep", [True, "states"])
 @pytest.mark.parametrize("name", KEPT)
 def test_what_a_forward_keeps_gives_the_bits_of_what_is_made_again(name, keep, monkeypatch):

@@ -53,7 +53,7 @@ def judged(name, found):
 @rows_of(
     ALL, "two kernels: a token does not read what it wrote", "products: rows of A_kk without b",
     "pair: a stage is handed back before both CTAs have read it", "shares: a state is read before it is there",
-    "products: rows of the next sequence are written", "gradients: G is read before it is there",
+    "products: rows of the next sequence are written",
 )
 def test_a_planted_fault_is_noticed(name, tmp_path, monkeypatch, takes):
     fault = ALL[name]

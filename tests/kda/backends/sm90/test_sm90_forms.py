@@ -78,8 +78,7 @@ def test_a_call_is_the_definition_and_has_the_bits_of_two_kernels(name, takes):
 
 
 @rows_of(
-    DEFINED, "stream: a group makes several steps", "stream_of_segments: packed, GVA",
-    "segments: five, the last of one token",
+    DEFINED, "stream: a group makes several steps", "segments: five, the last of one token",
 )
 def test_a_call_is_the_definition(name, takes):
     call = DEFINED[name]
@@ -112,7 +111,7 @@ def test_sequences_of_no_tokens_hand_their_states_through(name, takes):
 
 
 @rows_of(ORDERS, "pair, rows, 1", "shares, packed, 1", "shares, packed, 3", "four, rows, 1", "alone, packed, GVA, 1",
-         "alone, packed, GVA, 2", "segments, 1")
+         "alone, packed, GVA, 2")
 def test_any_order_of_warps_gives_the_same_bits(name, takes):
     call, save, order = ORDERS[name]
     takes(call.form)
@@ -199,7 +198,7 @@ def test_nobody_waits_where_no_walk_is_longer_than_a_share(walks, clusters, wait
 # states that enter chunks, and what is kept for a backward or in a pool
 
 
-@rows_of(STATES, "states: a batch, GVA, V first", "states: K = 64, both walk, K first")
+@rows_of(STATES, "states: a batch, GVA, V first")
 def test_states_outputs_and_final_states_have_the_bits_of_two_kernels(name, takes):
     call = STATES[name]
     takes(call.form)
@@ -236,7 +235,7 @@ GRADIENTS = {
 }
 
 
-@rows_of(GRADIENTS, "pair, rows, True")
+@rows_of(GRADIENTS)
 def test_gradients_have_the_bits_of_two_kernels(name, takes):
     """Gradients come from what was kept, and from what a backward recomputes in one kernel without o."""
     call, keep = GRADIENTS[name]

@@ -54,7 +54,7 @@ OPTIONS = {
 }
 
 
-@pytest.mark.spread(every=6, first=1)
+@pytest.mark.spread(every=12, first=1)
 @pytest.mark.parametrize("name", OPTIONS)
 def test_a_call_is_the_definition(name):
     check(make_inputs(**dict(H=1, K=128, V=128, gate="bounded") | OPTIONS[name]))

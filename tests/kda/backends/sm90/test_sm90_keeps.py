@@ -70,7 +70,7 @@ CASES = {
 }
 
 
-@pytest.mark.spread(every=16)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", CASES)
 def test_what_is_kept_is_the_definition(name):
     check(drawn(**CASES[name]))

@@ -148,7 +148,9 @@ class Row:
 row_of = functools.cache(Row)
 
 
-@pytest.fixture(scope="module", params=ROWS)
+@pytest.fixture(scope="module", params=[PACKED, BATCH, SOFTPLUS, *(
+    pytest.param(name, marks=pytest.mark.exhaustive) for name in (GIVEN, FLOAT32)
+)])
 def row(request):
     return row_of(request.param)
 
@@ -450,7 +452,8 @@ def test_pairs_without_decay_after_the_longest_one_whatever_the_norms(size):
     check(case, trained("sm90", case))
 
 
-@pytest.mark.parametrize("C", [32, pytest.param(64, marks=pytest.mark.exhaustive)])
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("C", [32, 64])
 def test_every_token_at_the_lower_bound_without_l2norm(C):
     case = make_inputs(T=70, H=1, K=32, V=16, C=C, gate="bounded", l2norm=False)
     case = changed(case, g=lambda x: torch.full_like(x, 1e9))
