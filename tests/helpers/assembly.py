@@ -6,7 +6,7 @@ REGISTERS = """
 
 
 def kernel(body, pointers=1, numbers=0, target="sm_90a", shared=4096, dynamic=False, directives="", align=1024):
-    """A kernel called k: tensors in %rd1, %rd2, ...; numbers in %r1, ...; %tid.x in %r0; shared memory is `smem`."""
+    """Return a kernel k: tensors in %rd1, %rd2, ...; numbers in %r1, ...; %tid.x in %r0; shared memory is `smem`."""
     params = [f".param .u64 p{n}" for n in range(1, pointers + 1)]
     params += [f".param .u32 n{n}" for n in range(1, numbers + 1)]
     loads = [f"ld.param.u64 %rd{n}, [p{n}];" for n in range(1, pointers + 1)]
@@ -30,7 +30,7 @@ def kernel(body, pointers=1, numbers=0, target="sm_90a", shared=4096, dynamic=Fa
 
 
 def kinds(run):
-    """The ids of what a run found, without repeats."""
+    """Return the ids of a run's findings, without repeats."""
     return sorted({f.kind for f in run.findings})
 
 

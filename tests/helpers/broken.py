@@ -15,7 +15,7 @@ FILE = pathlib.Path(__file__).parents[2] / "docs" / "data" / "errors.json"
 
 
 def chunk(lengths=None, drop=(), options=None, make_options=None, function=None, **replaced):
-    """A good call of chunk_kda with some arguments replaced by bad ones."""
+    """Make a good call of chunk_kda with some arguments replaced by bad ones."""
     function = function or kda.chunk_kda
     shape = {"B": 1, "T": 8} if lengths is None else {"lengths": lengths}
     call = make(dtype=torch.float32, **shape, **(make_options or {}))
@@ -40,7 +40,7 @@ def backward(*args, **keywords):
 
 
 def recording(**options):
-    """A good call whose q requires a gradient."""
+    """Make a good call whose q requires a gradient."""
     call = make(B=1, T=8, dtype=torch.float32)
     call.tensors["q"].requires_grad_()
     return kda.chunk_kda(**call.arguments, **options)
@@ -61,7 +61,7 @@ def recording_into_out():
 
 
 def pool(lengths=(3, 5), slots=(0, 1), **keywords):
-    """A good call of two sequences and a pool of three slots, with some arguments replaced by bad ones."""
+    """Make a good call of two sequences and a pool of three slots, with some arguments replaced by bad ones."""
     arguments = {"initial_state": zeros(3, 2, 5, 3), "ssm_state_indices": index(*slots)} | keywords
     return chunk([*lengths], **arguments)
 

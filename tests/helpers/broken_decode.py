@@ -13,7 +13,7 @@ META = "meta"
 
 
 def good(T=3, **words):
-    """A call that has every tensor."""
+    """Return the arguments of a call that has every tensor."""
     x = make_step(**SHAPE | {"T": T}, bias=True, drafts=True, tree=True, slots=[0, 1], **words)
     path = torch.tensor([[0, 1, 2]] * 2)
     return x | {"accepted_path": path, "parents": torch.tensor([[0, 0, 1]] * 2), "out": torch.empty_like(x["v"])}

@@ -28,7 +28,7 @@ def building(*offsets, **words):
 
 
 def calling(lengths, function=None, T=None, **words):
-    """A call of the tokens of `lengths`, with a context of T tokens."""
+    """Call with the tokens of `lengths`, and with a context of T tokens."""
     with alone() as group:
         context = kda.parallel.build_cp_context(torch.tensor([0, T or sum(lengths)]), group, **words)
         return (function or _chunk)(make(lengths, **SIZES), context)
@@ -45,7 +45,7 @@ def in_another_world():
 
 
 def of_another_world():
-    """A context of FLA's that speaks of more ranks than there are."""
+    """Call with a context of FLA's that speaks of more ranks than there are."""
 
     class Theirs:
         cu_seqlens = cu_seqlens_cpu = torch.tensor([0, 8])
@@ -79,7 +79,7 @@ def halo(*shape, rows=None):
 
 
 def meshed(axis, sizes=None, world=2, **replaced):
-    """A call of DTensors whose rows are sharded along an axis of a mesh of fake ranks."""
+    """Call with DTensors whose rows are sharded along an axis of a mesh of fake ranks."""
     from torch.distributed.tensor import Replicate, Shard, distribute_tensor, init_device_mesh
     from torch.testing._internal.distributed.fake_pg import FakeStore
 

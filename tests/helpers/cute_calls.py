@@ -50,7 +50,7 @@ def judged_gradients(case, found, backend):
 
 
 def kept_and_made_again(case, backend, keep=True):
-    """o, ht and the gradients of a forward that keeps, and the gradients of a backward that makes all again."""
+    """Return o, ht and the gradients of a forward that saves, and the gradients of a backward that makes all again."""
     with capture(arch=backend, strict=True) as session:
         out = kda.chunk_kda_fwd(**case.keywords, disable_recompute=keep, backend=backend)
         assert out.saved is not None
@@ -61,7 +61,7 @@ def kept_and_made_again(case, backend, keep=True):
 
 
 def saturated(case):
-    """Decays of nothing and of everything, four together among them."""
+    """Return the case with gates that forget nothing and gates that forget everything."""
     most, g = -1000.0 if case.spec.gate == "given" else 1000.0, case.keywords["g"].clone()
     g[:, 20:40], g[:, 45], g[:, 50], g[:, 52] = most, math.copysign(math.inf, most), 0.0, most
     if case.spec.gate != "given":
@@ -75,7 +75,7 @@ def changed(case, **given):
 
 
 def called(case, state_v_first=False, backend="sm90", arch=None, **options):
-    """o and ht, (K, V), of one call, and what the simulator objects to."""
+    """Return o and the states, (K, V), of one call, and the session with the simulator's findings."""
     keywords = dict(case.keywords, state_v_first=state_v_first, backend=backend)
     if state_v_first:
         keywords["initial_state"] = keywords["initial_state"].mT.contiguous()
@@ -148,7 +148,7 @@ def looks_at_no_later_token(case, token, backend):
 
 
 def has_the_bits_that_it_has_alone(case, begin, end, backend):
-    """The second of three sequences, tokens `begin` to `end`, between nan and inf; o of all three."""
+    """Check the second of three sequences, tokens `begin` to `end`, between nan and inf; return o of all three."""
     nan, inf = float("nan"), float("inf")
     spoiled = {n: (lambda x: torch.cat((x[:, :begin] * nan, x[:, begin:end], x[:, end:] * inf), 1)) for n in TOKENS}
     (found, _), x = called(changed(case, **spoiled), backend=backend), case.keywords
@@ -161,15 +161,15 @@ def has_the_bits_that_it_has_alone(case, begin, end, backend):
 
 
 def refusals(words, backend):
-    """Ids of the rules by which it refuses a problem; the refusal ends with who accepts it."""
+    """Return the ids of the rules by which a backend refuses a problem; the refusal must say who accepts it."""
     choice = weigh(Problem.parse(words), host_of(backend), backend)
     assert "backend='triton'" in str(choice).splitlines()[-1]
     return [reason.split(":")[0] for reason in dict(choice.tried)[backend]]
 
 
 class Fault(NamedTuple):
-    """A text of a kernel's source that stands there once, what stands there instead, and how a call notices it: by the
-    kind of a finding, or as a "wrong answer"."""
+    """Text that stands once in a kernel's source, the text planted instead, and how a call notices it: by the kind of a
+    finding, or as a "wrong answer"."""
 
     file: str                                # "sm90/fwd/chain"
     old: str
@@ -180,13 +180,13 @@ class Fault(NamedTuple):
 
 
 def initialises(pipeline, count, pipelines="self.c.pipelines"):
-    """A text that initialises mbarriers, and the same with another count in one of the pipelines."""
+    """Return the text that initialises mbarriers, and the same with another count in one of the pipelines."""
     old, new = f"initialise(s, {pipelines})", "p._replace(arrivals=(p.arrivals[0]._replace(count={}),))"
     return old, old.replace(pipelines, f"[{new.format(count)} if p.name == {pipeline!r} else p for p in {pipelines}]")
 
 
 def plant(fault, folder, monkeypatch, backend="sm90"):
-    """Kernels that the fault is in come from a copy of the backend in `folder`, each built once."""
+    """Let kernels that have the fault come from a copy of the backend in `folder`, each built once."""
     package = copy_backend(backend, *fault[:3], folder, monkeypatch)
     launch, plan = (importlib.import_module(f"kda.backends.{backend}.{name}") for name in ("launch", "plan"))
     whole, faulty = launch.kernel, f"kda.backends.{fault.file.replace('/', '.')}"
@@ -206,7 +206,7 @@ def plant(fault, folder, monkeypatch, backend="sm90"):
 
 
 def assert_noticed(fault, session, rows):
-    """`rows()` judges the results, which takes as long as the call: only a wrong answer needs it."""
+    """Check that a fault was noticed. `rows()` judges results, which is slow: only a wrong answer needs it."""
     if fault.noticed == "wrong answer":
         assert any(row.wrong for row in rows())
     else:
@@ -225,7 +225,7 @@ def assert_a_call_notices(fault, case, backend="sm90"):
 
 
 def copy_backend(backend, file, old, new, folder, monkeypatch):
-    """The package that has it, and what it shares with others."""
+    """Copy a backend and what it shares with others, with one text replaced, and return the name of the new package."""
     package = "broken_" + folder.name.replace("-", "_")
     backends = Path(launch.__file__).parents[1]
     for part in (backend, "common"):
@@ -237,14 +237,14 @@ def copy_backend(backend, file, old, new, folder, monkeypatch):
 
 
 def reads_nothing_before_the_kernel_ahead_is_done(kernel):
-    """Seen in the PTX, and so of all that the kernel may read, not only of what a case does."""
+    """Check it in the PTX, and so for all that the kernel may read, not only for what a case reads."""
     before, wait, after = kernel.ptx.partition("griddepcontrol.wait")
     assert wait and re.search(r"ld\.global|bulk", after)
     assert not re.search(r"(ld|st)\.global|bulk|@%p\d+ bra", before)
 
 
 def has_products_that_wait_for_no_other(kernel, folder):
-    """ptxas runs wgmmas one by one where it cannot keep their accumulators apart, with no more than a remark."""
+    """Check the SASS: where ptxas cannot keep accumulators apart, it runs wgmmas one by one, with a mere remark."""
     nvdisasm = Path(importlib.util.find_spec("triton").origin).parent / "backends/nvidia/bin/nvdisasm"
     if not nvdisasm.exists():
         pytest.skip("this Triton brings no nvdisasm")
@@ -256,5 +256,5 @@ def has_products_that_wait_for_no_other(kernel, folder):
 
 
 def kept_nowhere(monkeypatch, module=launch):
-    """Kernels are made ready for each call."""
+    """Let kernels be made ready for each call."""
     monkeypatch.setattr(module, "steps", getattr(module.steps, "__wrapped__", module.steps))

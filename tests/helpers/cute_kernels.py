@@ -29,7 +29,7 @@ def major(x):
 
 @cute.jit
 def barriers(smem, arrivals: cutlass.Constexpr):
-    """One initialised mbarrier for each count of arrivals; every thread may use them afterwards."""
+    """Initialise one mbarrier for each count of arrivals; every thread may use them afterwards."""
     first = smem.allocate_array(cutlass.Int64, len(arrivals))
     if cute.arch.thread_idx()[0] == 0:
         for i, count in enumerate(arrivals):
@@ -41,7 +41,7 @@ def barriers(smem, arrivals: cutlass.Constexpr):
 
 @cute.jit
 def whole_tile(smem_tensor, atom, gmem_tensor, rank: cutlass.Constexpr):
-    """The two sides of a TMA copy of all of `gmem_tensor`, whose first `rank` modes are the tile."""
+    """Return the two sides of a TMA copy of all of `gmem_tensor`, whose first `rank` modes are the tile."""
     return cpasync.tma_partition(
         atom, 0, cute.make_layout(1), cute.group_modes(smem_tensor, 0, rank), cute.group_modes(gmem_tensor, 0, rank)
     )
@@ -60,7 +60,7 @@ def umma_tile(
     pair: cutlass.Constexpr,
     waits: cutlass.Constexpr,
 ):
-    """One CTA or a pair: each loads its part of A and of B; the even one multiplies, its mbarrier counts all copies."""
+    """Run a CTA or a pair: each loads its part of A and B; the even one multiplies, its mbarrier counts all copies."""
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
     rank = cute.arch.make_warp_uniform(cute.arch.block_idx_in_cluster())
     smem = SmemAllocator()
@@ -158,7 +158,7 @@ def free_tmem(warp, tmem, pair: cutlass.Constexpr = False):
 
 @cute.jit
 def fill(tmem, a, thread):
-    """Row `thread` of a 128-row A into lane `thread`, two bf16 to a column."""
+    """Copy row `thread` of a 128-row A into lane `thread`, two bf16 to a column."""
     words = a.shape[1] // 2
     cells = cute.make_tensor(tmem, cute.make_layout((THREADS, words), stride=(1 << 16, 1)))
     copy = tcgen05.make_tmem_copy(cute.make_copy_atom(tcgen05.St32x32bOp(tcgen05.Repetition(words)), F32), cells)
@@ -171,7 +171,7 @@ def fill(tmem, a, thread):
 
 @cute.jit
 def issue(mma, acc, a, b, done, pair: cutlass.Constexpr = False):
-    """Queues the products along K from one warp; `done` completes after the last of them, of a pair in both CTAs."""
+    """Queue the products along K from one warp; `done` completes after the last one, for a pair in both CTAs."""
     mma.set(tcgen05.Field.ACCUMULATE, False)
     for k in cutlass.range_constexpr(cute.size(a, mode=[2])):
         cute.gemm(mma, acc, a[None, None, k, 0], b[None, None, k, 0], acc)
@@ -185,7 +185,7 @@ def issue(mma, acc, a, b, done, pair: cutlass.Constexpr = False):
 
 @cute.jit
 def drain(part, acc, c):
-    """TMEM to registers to global memory; a 64-row accumulator lies in 16 of each warp's 32 lanes."""
+    """Copy TMEM to registers to global memory; a 64-row accumulator lies in 16 of each warp's 32 lanes."""
     tile = acc[(None, None), 0, 0]
     columns = cute.size(tile) // THREADS          # where all lanes are in use: a pair's 64 rows lie in two halves
     op = tcgen05.Ld32x32bOp(tcgen05.Repetition(columns & -columns))
@@ -202,7 +202,7 @@ def drain(part, acc, c):
 
 @cute.jit
 def umma(a: cute.Tensor, b: cute.Tensor, c: cute.Tensor, by: cutlass.Constexpr, waits: cutlass.Constexpr, stream):
-    """C = A B^T by tcgen05.mma, `by` "one" CTA, a "pair", or one with A in "tmem"."""
+    """Compute C = A B^T by tcgen05.mma, `by` "one" CTA, a "pair", or one with A in "tmem"."""
     tile = (*c.shape, a.shape[1])
     pair, from_tmem = by == "pair", by == "tmem"
     group = tcgen05.CtaGroup.TWO if pair else tcgen05.CtaGroup.ONE
@@ -294,7 +294,7 @@ def umma_pipeline(
 
 @cute.jit
 def umma_pipelined(a: cute.Tensor, b: cute.Tensor, c: cute.Tensor, stream):
-    """C = A B^T, any multiple of STEP along k, by the DSL's pipelines for tcgen05; fp32 counts as tf32."""
+    """Compute C = A B^T, any multiple of STEP along k, by the DSL's pipelines for tcgen05; fp32 counts as tf32."""
     tile = (*c.shape, STEP)
     group, source = tcgen05.CtaGroup.ONE, tcgen05.OperandSource.SMEM
     dtype = a.element_type
@@ -368,7 +368,7 @@ def wgmma_pipeline(
 
 @cute.jit
 def wgmma_pipelined(a: cute.Tensor, b: cute.Tensor, c: cute.Tensor, stream):
-    """C = A B^T, any multiple of STEP along k, by the DSL's pipeline for wgmma."""
+    """Compute C = A B^T, any multiple of STEP along k, by the DSL's pipeline for wgmma."""
     m, n = c.shape
     op = warpgroup.MmaF16BF16Op(BF16, F32, (64, n, MMA_K), warpgroup.OperandSource.SMEM, major(a), major(b))
     mma = cute.make_tiled_mma(op)
@@ -454,7 +454,7 @@ def wgmma(
     waits: cutlass.Constexpr,
     stream,
 ):
-    """C = A B^T by wgmma: 64 rows of C to a CTA, all CTAs in one cluster that shares B."""
+    """Compute C = A B^T by wgmma: 64 rows of C to a CTA, all CTAs in one cluster that shares B."""
     ctas, n, k = c.shape[0] // 64, c.shape[1], a.shape[1]
     source = warpgroup.OperandSource.RMEM if from_registers else warpgroup.OperandSource.SMEM
     op = warpgroup.MmaF16BF16Op(BF16, F32, (64, n, MMA_K), source, major(a), major(b))
@@ -510,7 +510,7 @@ def through_tile(
 
 @cute.jit
 def through_shared(x: cute.Tensor, y: cute.Tensor, kind: cutlass.Constexpr, fences: cutlass.Constexpr, stream):
-    """Y = X * (column + 1) + row, in a tile whose shared layout is one of the swizzles: TMA in, threads, TMA out."""
+    """Compute Y = X * (column + 1) + row in a tile whose shared layout is swizzled: TMA in, threads, TMA out."""
     atom = warpgroup.make_smem_layout_atom(kind, x.element_type)
     layout = cute.tile_to_shape(atom, x.shape, order=(0, 1))
     load, tma_x = cpasync.make_tiled_tma_atom(cpasync.CopyBulkTensorTileG2SOp(), x, layout, x.shape)

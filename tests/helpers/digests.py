@@ -35,7 +35,7 @@ def committed() -> dict[str, Any]:
 
 
 def changes(was: dict[str, Any], now: dict[str, Digest]) -> Iterator[str]:
-    """What differs, a line each: for people, and for a test to quote."""
+    """Yield a line for each difference: for people, and for a test to quote."""
     for label, new in now.items():
         old = was.get(label)
         if old is None:

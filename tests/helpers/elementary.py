@@ -27,7 +27,7 @@ MORE = 1 + 1e-5                              # products of errors
 
 
 class Chip(NamedTuple):
-    """Relative errors of the instructions that approximate."""
+    """The relative errors of the instructions that approximate."""
 
     ex2: float
     rcp: float
@@ -50,7 +50,7 @@ class Backend(NamedTuple):
     largest_rate: float = LARGEST
 
     def exp(self, x: Tensor) -> Tensor:
-        """Relative error of e^x."""
+        """Return the relative error of e^x."""
         return self.chip.ex2 + self.after + self.exponent * x.abs().clamp(max=1e4)
 
 
@@ -75,18 +75,21 @@ def slope(x: Tensor) -> Tensor:
 
 
 def of_sigmoid(x: Tensor, b: Backend) -> Tensor:
-    """1 / (1 + e^-x): the share of e^-x in the sum brings its error along."""
+    """Bound the error of 1 / (1 + e^-x): the share of e^-x in the sum brings its error along."""
     return torch.sigmoid(-x) * b.exp(x) + EPS + b.chip.rcp
 
 
 def of_slope(x: Tensor, b: Backend) -> Tensor:
-    """e s s with e = e^-|x| and s = 1 / (1 + e)."""
+    """Bound the error of e s s with e = e^-|x| and s = 1 / (1 + e)."""
     return b.exp(x) + 2 * (torch.sigmoid(-x.abs()) * b.exp(x) + EPS + b.chip.rcp) + 2 * EPS
 
 
 def of_log1p(e: Tensor, b: Backend) -> Tensor:
-    """s = e / (2 + e), then 2 s (1 + s^2 p): what the series leaves out is 2 s^15 / 15, s^2 p rounds twice.  Or e p(e):
-    the fit's own error, and two roundings of each sum, none of which is larger than its coefficient of LOG1P."""
+    """Bound the error of log(1 + e).
+
+    The series computes s = e / (2 + e), then 2 s (1 + s^2 p): it leaves out 2 s^15 / 15, and s^2 p rounds twice.  The
+    fit e p(e) has its own error, and two roundings of each sum, none of which is larger than its coefficient of LOG1P.
+    """
     if b.fitted:
         sums = sum(c * e**n for n, c in enumerate(LOG1P))
         return LOG1P_ERROR + 2 * EPS * sums * e / torch.log1p(e).clamp(min=1e-300) + EPS
@@ -96,14 +99,14 @@ def of_log1p(e: Tensor, b: Backend) -> Tensor:
 
 
 def of_softplus(x: Tensor, b: Backend) -> Tensor:
-    """max(x, 0) + log(1 + e^-|x|): an error of e is one of e / (1 + e)."""
+    """Bound the error of max(x, 0) + log(1 + e^-|x|): an error of e counts e / (1 + e) times."""
     e = torch.exp(-x.abs())
     log = torch.log1p(e) * of_log1p(e, b) + e / (1 + e) * b.exp(x)
     return log / softplus(x).clamp(min=1e-300) + EPS
 
 
 def finite(x: Tensor, rate: Tensor) -> Tensor:
-    """rate x, no further from 0 than where sigmoids are 0 or 1."""
+    """Return rate x, no further from 0 than where sigmoids are 0 or 1."""
     return (rate * x).clamp(-1e4, 1e4)
 
 
@@ -168,7 +171,7 @@ def floats(bits: Tensor) -> Tensor:
 
 
 def near_edges() -> Tensor:
-    """Both signs of all EDGES and their 16 neighbours on either side, nan, and whole numbers and halves."""
+    """Return both signs of all EDGES and their 16 neighbours on either side, nan, and whole numbers and halves."""
     bits = torch.tensor(EDGES, dtype=torch.float32).view(torch.int32).long()
     bits = (bits[:, None] + torch.arange(-16, 17)).flatten().clamp(0, 0x7F800000)
     steps = torch.arange(0, 160, 0.5).view(torch.int32).long()
@@ -177,8 +180,10 @@ def near_edges() -> Tensor:
 
 
 def numbers(seed: int, count: int) -> Tensor:
-    """`count` float32: all bfloat16, what is near EDGES, and, drawn by `seed`, an eighth of the rest evenly from -150
-    to 150 and the others from all exponents and signs alike."""
+    """Return `count` float32: all bfloat16, what is near EDGES, and the rest drawn by `seed`.
+
+    An eighth of the rest is drawn evenly from -150 to 150, the others from all exponents and signs alike.
+    """
     random = torch.Generator().manual_seed(seed)
     known = torch.cat([floats(torch.arange(1 << 16) << 16), near_edges()])
     rest = count - len(known)
@@ -188,8 +193,8 @@ def numbers(seed: int, count: int) -> Tensor:
 
 
 class Found(NamedTuple):
-    """The worst answer: its error over its budget, and where; and the largest error in ulps of results that are not
-    flushed, of |x| up to `NEAR` and of all."""
+    """The worst answer, with its error over its budget and its place; and the largest error in ulps of results that are
+    not flushed, for |x| up to `NEAR` and for all."""
 
     used: float
     x: float

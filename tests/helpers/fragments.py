@@ -15,9 +15,9 @@ def vector(first, count):
 
 
 def warp(instruction, registers, outputs, target, findings=False):
-    """Runs `instruction` ({0}, {1}, ... stand for vectors of `registers`, {d} for the result's) on one warp.
+    """Run `instruction` ({0}, {1}, ... stand for vectors of `registers`, {d} for the result's) on one warp.
 
-    registers: a list of fragments, each [register][lane]. Returns the result, [register][lane], and the Run.
+    registers: a list of fragments, each [register][lane]. Return the result, [register][lane], and the Run.
     """
     given = torch.tensor([row for fragment in registers for row in fragment], dtype=torch.int64)
     out = torch.full((outputs, 32), -1, dtype=torch.int32)
@@ -39,7 +39,7 @@ def shape_of(name):
 
 
 def places_of_a(m, k, bits):
-    """For each lane, (row, column) of its elements from the lowest bits of its first register on."""
+    """Return, for each lane, (row, column) of its elements from the lowest bits of its first register on."""
     each, down = 32 // bits, m // 8
     count = m * k // 32
     return [
@@ -57,7 +57,7 @@ def places_of_c(m):
 
 
 def packed(codes, places, bits):
-    """Registers [register][lane] that hold a matrix of codes."""
+    """Return registers [register][lane] that hold a matrix of codes."""
     each = 32 // bits
     count = len(places[0]) // each
     return [
@@ -66,7 +66,7 @@ def packed(codes, places, bits):
 
 
 def unpacked(registers, places, shape):
-    """The matrix of 32-bit words that registers hold."""
+    """Return the matrix of 32-bit words that registers hold."""
     matrix = torch.full(shape, -1, dtype=torch.int64)
     for lane, cells in enumerate(places):
         for register, place in zip(registers, cells):

@@ -63,7 +63,7 @@ def edges(kind):
 
 
 def _random(kind, dice):
-    """Any bits; for floats half the time a number near 1, so that sums and products round."""
+    """Return any bits; for floats half the time a number near 1, so that sums and products round."""
     if kind in ("pred", "small"):
         return dice.getrandbits(1 if kind == "pred" else 7)
     width, exponent, mantissa = 8 * BYTES[register(kind)], *KINDS[kind][1:]
@@ -75,8 +75,8 @@ def _random(kind, dice):
 
 
 def values(*kinds, count=10_000, seed=0):
-    """A list of values for each kind: all edges against each other (as many as fit in 3,000), then random bits: `count`
-    of them, or a share of that.
+    """Return a list of values for each kind: all edges against each other (as many as fit in 3,000), then random bits:
+    `count` of them, or a share of that.
     """
     dice = random.Random(f"{kinds}{seed}")
     lists = [edges(k) for k in kinds]
@@ -88,7 +88,7 @@ def values(*kinds, count=10_000, seed=0):
 
 
 def apply(instructions, result, kinds, columns, target="sm_90a"):
-    """The result's bits for each instruction and row.
+    """Return the result's bits for each instruction and row.
 
     An instruction is an opcode that takes %d, %a, %b, ... as they are, or statements on these, %p and %q.
     """
@@ -134,7 +134,7 @@ def _tensor(column, size):
 
 
 def check(instructions, result, kinds, columns, models, **options):
-    """Compares each instruction with its model, a function of the row's values; says the first rows that differ."""
+    """Compare each instruction with its model, a function of the row's values, and say which rows differ first."""
     for text, model, got in zip(instructions, models, apply(instructions, result, kinds, columns, **options)):
         wanted = [model(*row) for row in zip(*columns)]
         wrong = [n for n, (g, x) in enumerate(zip(got, wanted)) if g != x]

@@ -27,13 +27,13 @@ def size_of(type_):
 
 
 def encode(values, type_):
-    """Raw bits, as non-negative numbers in an int64 tensor of the same shape."""
+    """Return raw bits, as non-negative numbers in an int64 tensor of the same shape."""
     t = torch.as_tensor(values).to(TORCH[type_])
     return t.view(WORDS[t.element_size()]).long() & ((1 << 8 * t.element_size()) - 1 if t.element_size() < 8 else -1)
 
 
 def decode(bits, type_):
-    """Values of raw bits, in f64 (or int64 for integers)."""
+    """Return the values of raw bits, in f64 (or int64 for integers)."""
     n = size_of(type_)
     signed = torch.where(bits >> (8 * n - 1) > 0, bits - (1 << 8 * n), bits) if 1 < n < 8 else bits
     values = signed.to(WORDS[n]).contiguous().view(TORCH[type_])
@@ -41,7 +41,7 @@ def decode(bits, type_):
 
 
 def number(type_, bits):
-    """(significand, exponent) with 1 <= |significand| < 2, less for a subnormal; a float for a NaN or an infinity."""
+    """Return (significand, exponent): 1 <= |significand| < 2, less for a subnormal. A NaN or an infinity is a float."""
     mantissa, exponent, bias, top, dropped = FORMATS[type_]
     bits >>= dropped
     fraction, field = bits & (1 << mantissa) - 1, bits >> mantissa & (1 << exponent) - 1
@@ -56,7 +56,7 @@ def _cut(x):
 
 
 def _result(total, type_, kept):
-    """A fraction as bits: cut to f32 with that many mantissa bits, or the nearest f16."""
+    """Return the bits of a fraction: cut to f32 with that many mantissa bits, or the nearest f16."""
     mantissa, _, bias, *_ = FORMATS[type_]
     sign = 1 << (31 if type_ == "f32" else 15) if total < 0 else 0
     if not total:
@@ -96,7 +96,7 @@ def _step(a, b, c, types, fraction_bits, kept):
 
 
 def dot(a, b, c, types, arch, wgmma=False):
-    """Bits of a . b + c on a tensor core: each step takes 16 (sm_80, sm_89) or 32 bytes of k."""
+    """Return the bits of a . b + c on a tensor core: each step takes 16 (sm_80, sm_89) or 32 bytes of k."""
     size = size_of(types[0])
     if size == 1 and arch >= 90 and not wgmma:
         return _converted_dot(a, b, c, types, arch)
@@ -109,7 +109,7 @@ def dot(a, b, c, types, arch, wgmma=False):
 
 
 def _converted_dot(a, b, c, types, arch):
-    """fp8 in mma.sync on sm_90 and later, as an H200 does it: two sums in f16's way, then c added to nearest."""
+    """Compute fp8 in mma.sync on sm_90 and later like an H200: two sums in f16's way, then c added to nearest."""
     a, b = (encode(decode(torch.as_tensor(x), t), "f16").tolist() for x, t in zip((a, b), types))
     total = 0
     for part in ((0, 1), (2, 3)):
@@ -121,7 +121,7 @@ def _converted_dot(a, b, c, types, arch):
 
 
 def random_bits(shape, type_, generator, spread=4.0):
-    """Normal numbers of mixed sizes as bits, some of them zero; integers are any."""
+    """Return the bits of normal numbers of mixed sizes, some of them zero, or of any integers."""
     if type_ in ("s8", "u8"):
         return torch.randint(0, 256, shape, generator=generator)
     values = torch.randn(shape, generator=generator) * torch.exp2(torch.randn(shape, generator=generator) * spread)
@@ -130,13 +130,13 @@ def random_bits(shape, type_, generator, spread=4.0):
 
 
 def small_integers(shape, type_, generator, most=4):
-    """Bits of whole numbers so small that every sum of products is exact."""
+    """Return the bits of whole numbers so small that every sum of products is exact."""
     low = 0 if type_ == "u8" else -most
     return encode(torch.randint(low, most + 1, shape, generator=generator).double(), type_)
 
 
 def pack(matrix, places, size):
-    """Registers [register][thread] of 32 bits from a matrix of bits: places[thread][element] = (row, column)."""
+    """Return registers [register][thread] of 32 bits for a matrix of bits: places[thread][element] = (row, column)."""
     each = 4 // size
     rows = []
     for first in range(0, len(places[0]), each):
@@ -145,7 +145,7 @@ def pack(matrix, places, size):
 
 
 def unpack(registers, places, size, shape):
-    """The matrix of bits that registers hold."""
+    """Return the matrix of bits that registers hold."""
     each = 4 // size
     matrix = torch.full(shape, -1, dtype=torch.int64)
     for thread, cells in enumerate(places):

@@ -57,7 +57,7 @@ def differences(mesh, ways):
 
 
 def refusals(mesh, line):
-    """The id of the check that refuses each of these calls; on `line`, of two ranks, a head cannot be split."""
+    """Return the id of the check that refuses each of these calls; on `line`, of two ranks, a head cannot be split."""
     call = make(B=4, T=70, **SIZES)
     few = make(B=4, T=70, **SIZES | {"H": 1, "HV": 2})
     packed = make([70], **SIZES | {"H": 1, "HV": 2})
@@ -112,7 +112,7 @@ def refused(function, tensors, options):
 
 
 def others(mesh):
-    """The gate and the recurrence, by rows or batch and heads."""
+    """Return how far the gate and the recurrence, sharded by batch and heads, are from one process."""
     call, found = make(B=4, T=10, **SIZES), {}
     tensors = distributed(call, mesh, ("batch", "heads"))
     names, options = ("g", "A_log", "dt_bias"), {n: x for n, x in call.options.items() if n != "chunk_size"}
@@ -152,7 +152,7 @@ class Layer(torch.nn.Module):
 
 
 def fully_sharded(mesh):
-    """Losses of three steps under FSDP2, beside one process."""
+    """Return the losses of three steps under FSDP2, beside those of one process."""
     from torch.distributed.fsdp import fully_shard
 
     x = torch.randn(4, 50, 16, generator=torch.Generator().manual_seed(1), dtype=torch.float64)

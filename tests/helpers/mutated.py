@@ -29,7 +29,7 @@ _MODIFIER = re.compile(r"\.[a-z]\w*(?:::\w+)*")
 
 
 def _one(pattern, text, rng, new):
-    """The text with one match of the pattern, chosen at random, replaced."""
+    """Return the text with one match of the pattern, chosen at random, replaced."""
     found = [*pattern.finditer(text)]
     if not found:
         return text
@@ -51,7 +51,7 @@ def _operands(text, rng):
 
 
 def mutant(text, rng):
-    """The text after one to three changes of instructions or declarations."""
+    """Return the text after one to three changes of instructions or declarations."""
     lines = text.split("\n")
     body = [n for n, line in enumerate(lines) if line.strip().endswith(";")]
     for _ in range(rng.choice((1, 1, 2, 3))):
@@ -77,7 +77,7 @@ def mutant(text, rng):
 
 
 def run(number):
-    """Runs the mutant of that number; what came of it, in a word."""
+    """Run the mutant of that number and return what came of it, in a word."""
     rng = random.Random(number)
     path, launched = rng.choice([*planted.KERNELS.values()])
     try:

@@ -7,7 +7,7 @@ import torch
 
 @dataclass
 class Call:
-    """Arguments of chunk_kda, with a gradient of each output."""
+    """The arguments of chunk_kda, with a gradient of each output."""
 
     tensors: dict
     options: dict = field(default_factory=dict)
@@ -32,7 +32,7 @@ DIFFERENTIABLE = ("q", "k", "v", "g", "beta", "A_log", "dt_bias", "initial_state
 def make(lengths=None, B=1, T=None, H=2, HV=None, K=5, V=3, dtype=torch.float64, gate="given", A_log=True, dt_bias=True,
          beta="given", l2norm=True, initial_state=True, state_v_first=False, tail=0, chunk_size=32, seed=0,
          **options):
-    """A random call; `lengths` packs sequences, with `tail` tokens of nobody after them."""
+    """Make a random call; `lengths` packs sequences, with `tail` tokens of no sequence after them."""
     HV = H if HV is None else HV
     generator = torch.Generator().manual_seed(seed)
 
@@ -100,7 +100,7 @@ OPTIONS = {
 
 
 def definition(call):
-    """o and the final states in float64, differentiable."""
+    """Return o and the final states in float64, differentiable."""
     x = {n: t.double() for n, t in call.tensors.items() if n != "cu_seqlens"}
     options = call.options
     q, k, v, g, beta = (x[n] for n in ("q", "k", "v", "g", "beta"))
@@ -138,7 +138,7 @@ def definition(call):
 
 
 def gradients(call):
-    """The definition's gradients by name, by autograd."""
+    """Return the definition's gradients by name, from autograd."""
     call = call.requiring_grad()
     o, ht = definition(call)
     names = [n for n in DIFFERENTIABLE if n in call.tensors]
@@ -148,7 +148,7 @@ def gradients(call):
 
 
 def distance(x, exact):
-    """Largest difference, relative to the largest exact value; a nan is infinitely far."""
+    """Return the largest difference, relative to the largest exact value; a nan is infinitely far."""
     x, exact = x.detach().double(), exact.detach().double()
     if x.shape != exact.shape:
         raise AssertionError(f"shape {tuple(x.shape)}, not {tuple(exact.shape)}")

@@ -48,7 +48,7 @@ OF_CONTEXT = ("cut", "layout", "exchange", "generic")
 
 
 def called(case, **others):
-    """Gates are so slow that what a sequence's first tokens wrote still counts at its end."""
+    """Make a call with gates so slow that what a sequence's first tokens wrote still counts at its end."""
     words = {n: x for n, x in case.items() if n not in OF_CONTEXT}
     call = make(**SIZES | words | others)
     if call.options.get("lower_bound"):
@@ -69,7 +69,7 @@ def context_of(case, call, group):
 
 
 def view_of(context, offsets):
-    """This rank's tokens and sequences, as indices of the whole, and which of its sequences end here."""
+    """Return this rank's tokens and sequences, as indices of the whole, and which of its sequences end here."""
     edges = layouts.edges_of(context.lengths)
     tokens, rows, ends = [], [], []
     for part in context.parts:
@@ -87,7 +87,7 @@ def gradients(call, o, ht, do, dht):
 
 
 def whole(call):
-    """One process: o, final states, their gradients and all that follow."""
+    """Return what one process computes: o, final states, their gradients and all gradients that follow."""
     call = call.requiring_grad()
     o, ht = kda.chunk_kda(**call.arguments)
     generator = torch.Generator().manual_seed(1)
@@ -96,7 +96,7 @@ def whole(call):
 
 
 def part_of(call, context, view):
-    """The call as this rank makes it."""
+    """Return the call as this rank makes it."""
     tensors = {}
     for name, x in call.tensors.items():
         x = x[:, view.tokens] if name in ROWS else x[view.rows] if name == "initial_state" else x
@@ -147,7 +147,7 @@ def cases_on(group, names):
 
 
 def bits_on(group):
-    """float32, cut on the grid of chunks: by exchange, how far from one process."""
+    """Return, by exchange, how far float32 that is cut on the grid of chunks is from one process."""
     world, found = dist.get_world_size(group), {}
     for exchange in ("gather", "chain", "tree", "hops"):
         call = called({"lengths": [64 * world]}, dtype=torch.float32, batch_invariant=True, HV=4, K=32, V=16)
@@ -157,7 +157,7 @@ def bits_on(group):
 
 
 def convolutions_on(group):
-    """A short convolution with its halo against one process: y, dx and the gradient of its weight."""
+    """Compare y, dx and the gradient of the weight of a short convolution, with its halo, with one process."""
     found = {}
     world = dist.get_world_size(group)
     cuts = {2: [239, 1], 3: [100, 1, 139], 4: [1, 1, 2, 236]}
@@ -191,7 +191,7 @@ def convolved(x, w, dy, offsets, halo):
 
 
 def layer_on(group):
-    """kda.nn's layer with a context against one process: y, dx and the gradients of all parameters, summed."""
+    """Compare y, dx and the summed gradients of all parameters of kda.nn's layer, with a context, with one process."""
     from kda.nn import KimiDeltaAttention
 
     found = {}
@@ -249,7 +249,7 @@ def contexts_of_fla_on(group):
 
 
 def states_at_cuts_on(group):
-    """With gradients of the states that leave every rank: against pieces in one process, each from the last one's."""
+    """Compare gradients with one process that computes piece by piece; states that leave ranks have gradients, too."""
     world, rank, found = dist.get_world_size(group), dist.get_rank(group), {}
     for exchange in ("gather", "tree", "hops"):
         case = {"lengths": [240], "exchange": exchange}
@@ -274,7 +274,7 @@ def states_at_cuts_on(group):
 
 
 def planted_on(group):
-    """The differences of a case once a fold forgets what came before the last part."""
+    """Return the differences of a case once a fold forgets what came before the last part."""
     from kda.parallel import maps
 
     fold = maps.fold
@@ -286,7 +286,7 @@ def planted_on(group):
 
 
 def counted_on(group):
-    """Gathers of a forward and its backward: where a sequence crosses a cut, and where none does."""
+    """Count the gathers of a forward and its backward: where a sequence crosses a cut, and where none does."""
     from kda.parallel import agreement, exchange
 
     count, gather = [0], exchange.gather
@@ -320,7 +320,7 @@ READING = ("__bool__", "__int__", "__float__", "__index__", "item", "tolist", "c
 
 
 def reads_on(group):
-    """Who of kda.parallel looks into a tensor during a forward and its backward: file, method, dtype and dimensions."""
+    """Return who in kda.parallel looks into a tensor in a forward and its backward: file, method, dtype, dimensions."""
     read, methods = [], {name: getattr(torch.Tensor, name) for name in READING}
 
     def reading(name):
@@ -345,7 +345,7 @@ def reads_on(group):
 
 
 def many(rank):
-    """Differences of a sequence over nearly all of seven ranks and more, by exchange."""
+    """Return the differences of a sequence over nearly all of seven ranks and more, by exchange."""
     found, group = {}, dist.group.WORLD
     for exchange in ("gather", "chain", "tree", "hops"):
         case = {"lengths": [3, 274, 3], "exchange": exchange}
@@ -355,7 +355,7 @@ def many(rank):
 
 
 def compiled(rank):
-    """Differences of calls in one graph, and how many graphs were made for them."""
+    """Return the differences of calls in one graph, and how many graphs were made for them."""
     from torch._dynamo.utils import counters
 
     found, group = {}, dist.group.WORLD
@@ -371,7 +371,7 @@ def compiled(rank):
 
 
 def left_to_autograd(rank):
-    """How far gradients are off if autograd alone holds the context, by function; and how many contexts stay alive."""
+    """Return, by function, how far gradients are off if autograd alone holds a context; and how many contexts stay."""
     import gc
 
     from kda.nn import KimiDeltaAttention
@@ -413,7 +413,7 @@ def left_to_autograd(rank):
 
 
 def checkpointed(rank):
-    """Differences of a call that is made again in the backward, and of one under autocast."""
+    """Return the differences of a call that is made again in the backward, and of one under autocast."""
     from torch.utils.checkpoint import checkpoint
 
     group, found = dist.group.WORLD, {}
@@ -427,7 +427,7 @@ def checkpointed(rank):
 
 
 def layers_with_padding_alone(rank):
-    """How far y and dx of a layer are from one process where ranks have no sequence, by exchange and offsets."""
+    """Return how far y and dx of a layer are from one process if ranks have no sequence, by exchange and offsets."""
     from kda.nn import KimiDeltaAttention
 
     found, edges = {}, [0, 2, 22, 24]

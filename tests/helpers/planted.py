@@ -230,7 +230,7 @@ def planted(fault):
 
 
 def verdict(fault, **options):
-    """What became of it: the kinds of findings, "wrong answer", or "" if it went unnoticed."""
+    """Return what became of a fault: the kinds of findings, "wrong answer", or "" if it went unnoticed."""
     run, right = KERNELS[fault.kernel][1](planted(fault), strict=True, **options)
     reported = ", ".join(sorted({f.kind for f in run.findings}))
     return reported or ("" if right else "wrong answer")

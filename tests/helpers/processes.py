@@ -15,7 +15,7 @@ PATIENCE = 300                               # seconds that ranks wait for one a
 
 
 def run(world, function, *args):
-    """What function(rank, *args) returns on each rank; of one that raises the traceback, of one that dies "died"."""
+    """Return each rank's function(rank, *args): the traceback if it raises, "died" if the process dies."""
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOADED)

@@ -60,14 +60,14 @@ def request(number: int, draw: random.Random) -> Request:
 
 
 def alone(r: Request) -> torch.Tensor:
-    """o of all its tokens: the prompt in one call, then token by token."""
+    """Return o of all tokens of a request: the prompt in one call, then token by token."""
     parts = [{n: x[:, : r.prompt] for n, x in r.x.items()}, {n: x[:, r.prompt :] for n, x in r.x.items()}]
     o, state = kda.chunk_kda(**parts[0], chunk_size=CHUNK, output_final_state=True, **OPTIONS)
     return torch.cat([o, kda.fused_recurrent_kda(**parts[1], initial_state=state, **OPTIONS)[0]], 1)
 
 
 class Engine:
-    """Runs requests over `slots` states, up to `batch` of them at once."""
+    """An engine runs requests over `slots` states, up to `batch` of them at once."""
 
     def __init__(self, slots: int, batch: int, draw: random.Random):
         self.pool = torch.full((slots, HV, K, V), torch.nan)
@@ -83,7 +83,7 @@ class Engine:
         self.free.append(slot)
 
     def take(self, busy: set[int]) -> int | None:
-        """A free slot, or that of the oldest prefix that this step does not read."""
+        """Return a free slot, or that of the oldest prefix that this step does not read."""
         if not self.free:
             oldest = next((key for key, slot in self.prefixes.items() if slot not in busy), None)
             if oldest is None:
@@ -103,7 +103,7 @@ class Engine:
         return True
 
     def start_of(self, r: Request) -> int:
-        """The slot that a request goes on from."""
+        """Return the slot that a request goes on from."""
         if r.done:
             return r.slot
         for n in range(min(self.shared(r), (r.prompt - 1) // CHUNK * CHUNK), 0, -CHUNK):
@@ -116,7 +116,7 @@ class Engine:
         return -1
 
     def shared(self, r: Request) -> int:
-        """Tokens, in whole chunks, that are its template's."""
+        """Return how many tokens, in whole chunks, a request shares with its template."""
         if r.template < 0:
             return 0
         same = (r.x["k"][0, :PREFIX] == tokens(PREFIX, -1 - r.template)["k"][0, : r.tokens]).flatten(1).all(1)
@@ -176,7 +176,7 @@ class Engine:
 
 
 def run(requests: int, engine: type[Engine] = Engine, slots: int = 12, batch: int = 6, seed: int = 0) -> Engine:
-    """A whole trace, each request held against itself alone as it leaves."""
+    """Run a whole trace; each request that leaves is compared with the same request alone."""
     draw = random.Random(seed)
     server, arrived, waiting, left = engine(slots, batch, draw), 0, [], 0
     while left < requests:

@@ -22,7 +22,7 @@ simulate = launching.launch
 
 
 def install():
-    """Tests that import `launch` from now on get the one that does both."""
+    """Let tests that import `launch` from now on get the one that also launches on the GPU."""
     launching.launch = ptxkit.launch = both
 
 
@@ -33,13 +33,13 @@ def runs_here(ptx):
 
 
 def tensors_of(args):
-    """The tensors behind arguments: each once, by address."""
+    """Return the tensors behind arguments: each once, by address."""
     found = [a.tensor if isinstance(a, TensorMap) else a for a in args if isinstance(a, torch.Tensor | TensorMap)]
     return {t.data_ptr(): t for t in found if t is not None and t.numel()}
 
 
 def twin(t, device="cpu"):
-    """A copy with the same strides, and with what lies between its elements."""
+    """Return a copy with the same strides, and with what lies between its elements."""
     if t.device.type != "cpu":
         return t
     whole = torch.empty(0, dtype=t.dtype).set_(t.untyped_storage())
@@ -47,7 +47,7 @@ def twin(t, device="cpu"):
 
 
 def both(ptx, kernel=None, *, args=(), **options):
-    """launch(), and the same on the GPU unless something was found wrong."""
+    """Launch in the simulator, and on the GPU unless the simulator has findings."""
     plain = current_test and not isinstance(args, bytes | bytearray) and runs_here(ptx) and not UNSPECIFIED.search(ptx)
     plain = plain and not any(isinstance(a, TensorMap) and a.tensor is None for a in args)
     before = {address: twin(t) for address, t in tensors_of(args).items()} if plain else {}
@@ -71,7 +71,7 @@ def both(ptx, kernel=None, *, args=(), **options):
 
 
 def triton(built, grid, arguments):
-    """A kernel that Triton built, here and there; it leaves its arguments as they were."""
+    """Compare a kernel that Triton built in the simulator and on the GPU; its arguments stay as they were."""
     from ptxkit import capture
 
     if not runs_here(built.ptx):
@@ -105,7 +105,7 @@ def on_gpu(ptx, name, args, before, options):
 
 
 def finish(ptx):
-    """Waits for the GPU. An error leaves a dead context to all tests to come: the worker ends, xdist starts another."""
+    """Wait for the GPU. An error leaves a dead context to all tests to come: the worker ends, xdist starts another."""
     try:
         torch.cuda.synchronize()
     except RuntimeError as error:
@@ -139,7 +139,7 @@ def bits(t):
 
 
 def compare(ptx, simulated, on_silicon):
-    """Equal bits; NaNs may differ, and approximations by what their documentation allows."""
+    """Check that bits are equal; NaNs may differ, and approximations by what their documentation allows."""
     different = total = 0
     worst = 0.0
     for address, t in simulated.items():
@@ -162,7 +162,7 @@ def compare(ptx, simulated, on_silicon):
 
 
 def ulps(x, y):
-    """The largest distance in units of the last place; tests keep bits of floats in integers, too."""
+    """Return the largest distance in units of the last place; tests keep bits of floats in integers, too."""
     size = x.element_size()
     x, y = (bits(t).long() for t in (x, y))
     lowest = -(1 << 8 * size - 1)

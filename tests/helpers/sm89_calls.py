@@ -33,15 +33,14 @@ def proven(case, **options):
 
 
 def trained(case, simulator=None, **options):
-    """o, the final states and all gradients by name, states as (K, V), of a call that the simulator objects to in
-    nothing."""
+    """Return o, the final states and all gradients by name, states as (K, V), of a call without findings."""
     found, findings = seen_trained(case, simulator, **options)
     assert not findings, "\n".join(map(str, findings[:5]))
     return found
 
 
 def seen_trained(case, simulator=None, **options):
-    """The same results, and what the simulator objects to."""
+    """Return the same results, and the simulator's findings."""
     turned = (lambda x: x.mT.contiguous()) if options.get("state_v_first") else (lambda x: x)
     keywords = case.keywords | {"backend": "sm89"} | options
     if keywords.get("initial_state") is not None:
@@ -62,7 +61,7 @@ def proven_trained(case, **options):
 
 
 def lacking(case, name):
-    """The same call without an input."""
+    """Return the same call without an input."""
     return dataclasses.replace(case, keywords={n: x for n, x in case.keywords.items() if n != name})
 
 
@@ -72,7 +71,7 @@ def built(config):
 
 
 def plant(fault, folder, monkeypatch):
-    """Kernels come from a copy of the backend."""
+    """Let kernels come from a copy of the backend that has the fault."""
     copy = folder / "sm89"
     shutil.copytree(Path(source.__file__).parent, copy)
     file = copy / fault.file

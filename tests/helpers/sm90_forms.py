@@ -17,7 +17,7 @@ from ptxkit import capture
 
 
 class Form(NamedTuple):
-    """What the plan is asked for, however short a call is.  Without any value: two kernels."""
+    """What the plan is asked for, however short a call is.  A form without any value is two kernels."""
 
     ctas: int = 0                            # CTAs of a cluster of the one kernel
     sharing: int | None = None               # its clusters, which share all walks; None: a walk each
@@ -28,7 +28,7 @@ class Form(NamedTuple):
 
     @property
     def constants(self) -> dict[str, Any]:
-        """Constants of plan.py."""
+        """Return constants of plan.py."""
         return dict(
             FUSED=None if self.segments else self.ctas > 0, CTAS=self.ctas or None, CLUSTERS=self.sharing,
             STAGED=self.staged, STREAM=self.segments > 0 or None, STREAM_SEGMENTS=self.segments or None,
@@ -74,7 +74,7 @@ class Call(NamedTuple):
 
 
 def table(**forms):
-    """Calls by name.  A row of a form's table is what makes the inputs, behind a form if it differs from the usual."""
+    """Return calls by name.  A row of a form's table makes the inputs, and stands behind a form if that is unusual."""
     found = {}
     for name, (usual, rows) in forms.items():
         for row, words in rows.items():
@@ -111,7 +111,7 @@ def assert_nothing_found(session):
 
 
 def assert_as_planned(call, case):
-    """The plan follows the form."""
+    """Check that the plan follows the form."""
     planned, form = plan.plan(case.problem(), 132), call.form
     narrow = case.keywords["g"].dtype == torch.bfloat16
     if form.segments:

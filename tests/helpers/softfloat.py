@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 
 class Number(NamedTuple):
-    """n * 2**e, an infinity (n is its sign) or not a number; `negative` tells -0 from +0."""
+    """A number n * 2**e, an infinity (n is its sign) or not a number; `negative` tells -0 from +0."""
 
     n: int
     e: int
@@ -41,7 +41,7 @@ class Format:
 
     @property
     def least(self):
-        """The exponent of the smallest normal number."""
+        """Return the exponent of the smallest normal number."""
         return 2 - (1 << self.exponent - 1)
 
     @property
@@ -59,7 +59,7 @@ class Format:
         return Number(-n if negative else n, e + self.least - self.mantissa, negative)
 
     def encode(self, x, mode="rn", ftz=False, sat=False, relu=False, satfinite=False):
-        """The bits of a number after one rounding, then what the modifiers ask for."""
+        """Return the bits of a number after one rounding, then what the modifiers ask for."""
         top = 1 << self.bits - 1
         if x.kind == "nan":
             return 0 if sat else self.nan
@@ -85,7 +85,7 @@ class Format:
 
 
 def _multiple(n, e, quantum, negative, mode):
-    """How many 2**quantum a magnitude n * 2**e rounds to."""
+    """Return how many 2**quantum a magnitude n * 2**e rounds to."""
     shift = quantum - e
     if shift <= 0:
         return n << -shift
@@ -121,7 +121,7 @@ FORMATS = {"f16": F16, "bf16": BF16, "f32": F32, "f64": F64}
 
 
 def whole(n):
-    """A number that is an integer."""
+    """Return a number that is an integer."""
     return Number(n, 0, n < 0)
 
 
@@ -185,7 +185,7 @@ def square_root(x):
 
 
 def less(x, y):
-    """x < y of numbers; infinities count, -0 equals +0."""
+    """Return x < y for numbers; infinities count, -0 equals +0."""
     if "inf" in (x.kind, y.kind):
         return (x.n if x.kind == "inf" else 0) < (y.n if y.kind == "inf" else 0)
     e = min(x.e, y.e)
@@ -193,7 +193,7 @@ def less(x, y):
 
 
 def to_whole(x, mode):
-    """The integer that x rounds to."""
+    """Return the integer that x rounds to."""
     if x.e >= 0:
         return x.n << x.e
     low, rest = x.n >> -x.e, x.n & (1 << -x.e) - 1

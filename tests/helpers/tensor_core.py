@@ -29,7 +29,7 @@ STORED, LOADED = "tcgen05.wait::st.sync.aligned;", "tcgen05.wait::ld.sync.aligne
 
 
 def commit(group=1):
-    """Tells the barrier of every CTA of the group."""
+    """Return PTX that tells the barrier of every CTA of the group."""
     if group == 1:
         return f"tcgen05.commit.cta_group::1.mbarrier::arrive::one.shared::cluster.b64 [{BARRIER}];"
     return f"""
@@ -42,7 +42,7 @@ def vector(first, count, name="%x"):
 
 
 def _rows(columns, verb):
-    """Moves this thread's lane between global memory and registers, 32 columns at a time."""
+    """Return PTX that moves this thread's lane between global memory and registers, 32 columns at a time."""
     lines, registers = [], vector(0, 32)
     for c in range(0, columns, 32):
         quads = [(vector(n, 4), 4 * (c + n)) for n in range(0, 32, 4)]
@@ -57,7 +57,7 @@ def _rows(columns, verb):
 
 
 def source(issue, columns, image_bytes, group=1, ctas=1, **parts):
-    """The PTX. `parts` replaces steps: target, alloc, fence, stored, sync, commit, wait, load, end."""
+    """Return the PTX. `parts` replaces steps: target, alloc, fence, stored, sync, commit, wait, load, end."""
     sync = "barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;" if ctas > 1 else "bar.sync 0;"
     step = {
         "target": "sm_100a",
@@ -135,7 +135,7 @@ issued:
 
 
 def run(issue, *, image=None, cells=None, columns=64, group=1, schedule=0, early=False, strict=True, **parts):
-    """(cells afterwards [cta][lane][column] as int32, the Run). Without `cells`, tensor memory starts as a pattern."""
+    """Return (cells afterwards [cta][lane][column], int32; the Run). Tensor memory holds `cells` or a pattern first."""
     image = torch.zeros(group, 16, dtype=torch.uint8) if image is None else image.reshape(group, -1).contiguous()
     cells = pattern(group, columns) if cells is None else cells.reshape(group, 128, columns).contiguous()
     out = torch.zeros_like(cells)
@@ -148,7 +148,7 @@ def run(issue, *, image=None, cells=None, columns=64, group=1, schedule=0, early
 
 
 def pattern(ctas, columns):
-    """Cells that tell where they are: lane << 16 | column."""
+    """Return cells that tell where they are: lane << 16 | column."""
     c, lane, column = torch.meshgrid(torch.arange(ctas), torch.arange(128), torch.arange(columns), indexing="ij")
     return (0x20000000 + (c << 24) + (lane << 16) + column).to(torch.int32)
 
@@ -157,7 +157,7 @@ def pattern(ctas, columns):
 
 
 def _table(exponent_bits, mantissa_bits, bias):
-    """All values of a small format without infinities, by their bits."""
+    """Return all values of a small format without infinities, by their bits."""
     values = []
     for code in range(1 << (1 + exponent_bits + mantissa_bits)):
         mantissa, exponent = code & ((1 << mantissa_bits) - 1), code >> mantissa_bits & ((1 << exponent_bits) - 1)
@@ -184,12 +184,12 @@ D_TYPES = {"f16": 0, "f32": 1, "s32": 2}
 
 
 def depth(name):
-    """K of one mma."""
+    """Return K of one mma."""
     return 32 // TYPES[name][2]
 
 
 def values(name, rows, seed=0, exact=True):
-    """[rows][K] values of a type, as float64; `exact`: small whole numbers, whose products and sums are exact."""
+    """Return [rows][K] values of a type, in float64; `exact` ones are small: sums of their products are exact."""
     random = torch.Generator().manual_seed(seed)
     shape = (rows, depth(name))
     how = TYPES[name][3]
@@ -207,7 +207,7 @@ def values(name, rows, seed=0, exact=True):
 
 
 def codes(name, x):
-    """The bits of values, as int64."""
+    """Return the bits of values, as int64."""
     how = TYPES[name][3]
     if isinstance(how, torch.Tensor):
         return (x[..., None] == how).double().argmax(-1)
@@ -237,7 +237,7 @@ def idesc(a, b, m, n, d="f32", **flags):
 
 
 def byte_address(mn, k, size, start, lbo, sbo, swizzle, mn_major):
-    """Where element (mn, k) lies in shared memory."""
+    """Return where element (mn, k) lies in shared memory."""
     width = WIDTHS[swizzle]
     if mn_major:
         x = mn * size
@@ -276,7 +276,7 @@ class Operand:
         return byte_address(mn, k, size, self.start, self.lbo, self.sbo, self.swizzle, self.mn_major)
 
     def place(self, image):
-        """Writes itself into an image (bytes of shared memory from IMAGE on)."""
+        """Write the matrix into an image (bytes of shared memory from IMAGE on)."""
         size, bits = TYPES[self.name][2], SUB_BYTE.get(self.name)
         for mn, row in enumerate(codes(self.name, self.x).tolist()):
             if bits:  # groups of 16 elements, packed, at the start of 16 bytes
@@ -294,13 +294,13 @@ def put(image, address, code, size):
 
 
 def operands(name, m, n, seed=1, swizzle="128B", mn_major=False, b_at=B_AT, exact=True):
-    """A and B in shared memory, where the tests expect them."""
+    """Return A and B in shared memory, where the tests expect them."""
     a, b = values(name, m, seed, exact), values(name, n, seed + 1, exact)
     return Operand(name, a, A_AT, swizzle, mn_major), Operand(name, b, b_at, swizzle, mn_major)
 
 
 def operands_of_a_pair(a, b, swizzle="128B", mn_major=False):
-    """Halves of bf16 matrices: (A and B of the last CTA, whose descriptors serve both; the image of each CTA)."""
+    """Return halves of bf16 matrices: (A and B of the last CTA, whose descriptors serve both; each CTA's image)."""
     images = []
     for rows, columns in zip(a.chunk(2), b.chunk(2)):
         parts = [Operand("bf16", x, start, swizzle, mn_major) for x, start in ((rows, A_AT), (columns, B_AT))]
@@ -319,7 +319,7 @@ def image_of(*operands, size=0x8000):
 
 
 def d_spot(group, m, n, i, j, ws=False, half=0):
-    """(cta, lane, column) of element (i, j) of D, relative to its address."""
+    """Return (cta, lane, column) of element (i, j) of D, relative to its address."""
     if group == 2 and m == 256:
         return i // 128, i % 128, j
     if group == 2:
@@ -334,7 +334,7 @@ def d_spot(group, m, n, i, j, ws=False, half=0):
 
 
 def d_spots(group, m, n, ws=False, half=0):
-    """The same for all of D: three tensors [m][n]."""
+    """Return the same for all of D: three tensors [m][n]."""
     spots = [d_spot(group, m, n, i, j, ws, half) for i in range(m) for j in range(n)]
     return torch.tensor(spots).reshape(m, n, 3).unbind(-1)
 
@@ -348,7 +348,7 @@ def bits_float(x):
 
 
 def mma(kind, descriptors, number, *, d="%r8", a="%rd10", accumulate=0, group=1, ws="", mask="", tail=""):
-    """PTX of one mma: sets its registers to numbers first."""
+    """Return PTX of one mma, which sets its registers to numbers first."""
     lines = [f"mov.b64 %rd{10 + n}, {value};" for n, value in enumerate(descriptors)]
     lines += [f"mov.b32 %r11, {number};", f"setp.ne.s32 %p6, {int(accumulate)}, 0;"]
     lines += [f"tcgen05.mma{ws}.cta_group::{group}.kind::{kind} [{d}], {a}, %rd11, %r11, {mask}%p6{tail};"]
@@ -361,7 +361,10 @@ def d_type_of(name):
 
 def multiply(a, b, m, n, *, number=None, flags=None, d_type=None, half=0, group=1, accumulate=0, ws="", mask="",
              tail="", before="", columns=64, cells=None, image=None, **options):
-    """One mma of operands in shared memory: (cells afterwards, the Run, cells before). `flags` are those of idesc."""
+    """Run one mma of operands in shared memory; return (cells afterwards, the Run, cells before).
+
+    `flags` are those of idesc.
+    """
     flags = {"transpose_a": a.mn_major, "transpose_b": b.mn_major} | (flags or {})
     number = idesc(a.name, b.name, m, n, d_type or d_type_of(a.name), **flags) if number is None else number
     image = image_of(a, b) if image is None else image
@@ -373,7 +376,7 @@ def multiply(a, b, m, n, *, number=None, flags=None, d_type=None, half=0, group=
 
 
 def with_d(cells, d, m, n, *, group=1, ws=False, half=0, d_type="f32"):
-    """The cells with D in its place."""
+    """Return the cells with D in its place."""
     if d_type == "s32":
         bits = d.to(torch.int64).to(torch.int32)
     elif d_type == "f16":  # in the lower half, and poison above
@@ -386,7 +389,7 @@ def with_d(cells, d, m, n, *, group=1, ws=False, half=0, d_type="f32"):
 
 
 def copy(shape, number, address="%r8+8", group=1):
-    """PTX of one tcgen05.cp."""
+    """Return PTX of one tcgen05.cp."""
     return f"mov.b64 %rd10, {number};\n tcgen05.cp.cta_group::{group}.{shape} [{address}], %rd10;\n"
 
 

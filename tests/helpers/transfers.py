@@ -18,7 +18,7 @@ FILLER = 0xEE  # what shared memory holds before a copy, in every byte
 
 
 def frame(body, maps=0, **options):
-    """A kernel as assembly.kernel makes it, with tensor maps map1, map2, ... as its first parameters."""
+    """Return a kernel as assembly.kernel makes it, with tensor maps map1, map2, ... as its first parameters."""
     text = kernel(PROLOGUE + body, shared=BARRIER + 64, **options)
     params = "".join(f".param .align 64 .b8 map{n}[128], " for n in range(1, maps + 1))
     text = text.replace(".visible .entry k(", f".visible .entry k({params}")
@@ -26,7 +26,7 @@ def frame(body, maps=0, **options):
 
 
 def refusal(body):
-    """What is said of an instruction that is not simulated; it names the line."""
+    """Return the message about an instruction that is not simulated, which names the line."""
     with pytest.raises(ValueError, match="PTX line") as refused:
         launch(frame(body), grid=1, block=32, args=[torch.zeros(8)])
     return str(refused.value)
@@ -40,7 +40,7 @@ PROLOGUE = f"""
 
 
 def each_word(name, size, do):
-    """Runs `do` with %r30 on 0, 4, 8, ... below size: the CTA's threads take turns."""
+    """Return code that runs `do` with %r30 at 0, 4, 8, ... below size: the CTA's threads take turns."""
     return f"""
     shl.b32 %r30, %r0, 2;
 {name}:
@@ -57,7 +57,7 @@ def each_word(name, size, do):
 
 
 def fill_shared(size):
-    """Shared memory holds FILLER, and the async proxy may overwrite it."""
+    """Return code that fills shared memory with FILLER, which the async proxy may then overwrite."""
     return (
         each_word("FILL", size, f"st.shared.u32 [%r31], {FILLER * 0x01010101};")
         + "fence.proxy.async.shared::cta;\nbar.sync 0;\n"
@@ -75,7 +75,7 @@ def store_shared(size, name="OUT"):
 
 
 def make_barrier(arrivals=1):
-    """Thread 0 makes the mbarrier, everybody knows of it."""
+    """Return code with which thread 0 makes the mbarrier, and after which every thread may use it."""
     return f"""
     @%p1 bra MADE;
     mbarrier.init.shared::cta.b64 [%r21], {arrivals};
@@ -132,7 +132,7 @@ def swizzled(swizzle, offset):
 
 
 def tensor(*shape, dtype=torch.uint16):
-    """Every element tells its index; the last dimension is contiguous."""
+    """Return a tensor whose elements tell their index; the last dimension is contiguous."""
     count = int(np.prod(shape))
     values = torch.arange(1, count + 1, dtype=torch.int64)
     if dtype.is_floating_point:
@@ -145,7 +145,7 @@ def bytes_of(x):
 
 
 def image_of(x, m, start, size):
-    """Shared memory after the load of a box of x at `start`: NumPy's idea of it."""
+    """Return shared memory after the load of a box of x at `start`, as NumPy computes it."""
     image = np.full(size, FILLER, dtype=np.uint8)
     item = m.itemsize
     data = bytes_of(x).reshape(*x.shape, item) if x.dim() else bytes_of(x)
@@ -161,7 +161,7 @@ def image_of(x, m, start, size):
 
 
 def loading(m, start, size, target="sm_90a", count=None, after=""):
-    """A kernel that fills shared memory, loads one box, waits, and writes `size` bytes of it to its tensor."""
+    """Return a kernel that fills shared memory, loads one box, waits, and writes `size` bytes of it to its tensor."""
     coordinates = ", ".join(map(str, start))
     copy = f"""
     {expect(m.box_bytes if count is None else count)}
@@ -192,7 +192,7 @@ def storing(
     target="sm_90a",
     after="",
 ):
-    """A kernel that copies its tensor to shared memory and stores one box of it."""
+    """Return a kernel that copies its tensor to shared memory and stores one box of it."""
     coordinates = ", ".join(map(str, start))
     verb, op = ("cp.reduce", f".{op}") if op else ("cp", "")
     copy = f"""
@@ -212,7 +212,7 @@ def store(x, m, start, source, **options):
 
 
 def scattered(x, m, start, source, reduce=lambda old, new: new):
-    """The tensor after the store of a box: NumPy's idea of it."""
+    """Return the tensor after the store of a box, as NumPy computes it."""
     result, item = x.clone(), m.itemsize
     data = source.numpy()
     for row, index in enumerate(itertools.product(*(range(n) for n in m.steps[:0:-1]))):

@@ -13,7 +13,7 @@ BACKEND = "kda.backends.triton"
 
 @functools.cache
 def built_here(recipe, package=BACKEND):
-    """Built by the Triton of this process, which is faster, and which keeps what it built from run to run."""
+    """Build a kernel by the Triton of this process, which is faster and keeps what it built from run to run."""
     function = getattr(importlib.import_module(recipe.module.replace(BACKEND, package)), recipe.name)
     return compiled(function, recipe)
 

@@ -15,7 +15,7 @@ ROWS = (
 
 @triton.jit
 def functions(x, out, count, rate, lower_bound, BLOCK: tl.constexpr):
-    """out (rows, count) of x (count)."""
+    """Compute out (rows, count) from x (count)."""
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     real = i < count
     v = tl.load(x + i, mask=real)

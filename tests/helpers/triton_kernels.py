@@ -7,7 +7,7 @@ import triton.language as tl
 @triton.jit
 def dot(a, b, c, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, BK: tl.constexpr, A_T: tl.constexpr,
         B_T: tl.constexpr, TF32: tl.constexpr):
-    """c = a @ b in one program, K in steps of BK; A_T, B_T: the operand lies transposed in memory."""
+    """Compute c = a @ b in one program, K in steps of BK; A_T, B_T: the operand lies transposed in memory."""
     m, n, k = tl.arange(0, M), tl.arange(0, N), tl.arange(0, BK)
     acc = tl.zeros((M, N), dtype=tl.float32)
     for k0 in range(0, K, BK):
@@ -26,7 +26,7 @@ def dot(a, b, c, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, BK: tl.const
 
 @triton.jit
 def chained_dots(a, b, c, out, N: tl.constexpr):
-    """out = (a @ b).to(bf16) @ c: the first result is an operand of the second."""
+    """Compute out = (a @ b).to(bf16) @ c: the first result is an operand of the second."""
     i, j = tl.arange(0, N)[:, None], tl.arange(0, N)[None, :]
     x = tl.dot(tl.load(a + i * N + j), tl.load(b + i * N + j))
     y = tl.dot(x.to(tl.bfloat16), tl.load(c + i * N + j))
@@ -70,7 +70,7 @@ def histogram(x, counts, total, n, BLOCK: tl.constexpr):
 
 @triton.jit
 def descriptor_copy(x, y, rows, columns, R: tl.constexpr, C: tl.constexpr):
-    """Through tensor descriptors made on the device: TMA where the arch has it."""
+    """Copy through tensor descriptors made on the device: TMA where the arch has it."""
     source = tl.make_tensor_descriptor(x, shape=[rows, columns], strides=[columns, 1], block_shape=[R, C])
     target = tl.make_tensor_descriptor(y, shape=[rows, columns], strides=[columns, 1], block_shape=[R, C])
     r, c = tl.program_id(0) * R, tl.program_id(1) * C
