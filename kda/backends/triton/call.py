@@ -16,7 +16,9 @@ from ptxkit.compile.fetching import fetch_all
 from ptxkit.compile.triton import TritonKernel
 
 from ..common.tensors import laid_out, offsets_on
+from ..common.triton_recipes import launch
 from .plan import Plan, plan
+from .plan import dtype_of as dtype_name
 
 Tensor = torch.Tensor
 
@@ -28,15 +30,9 @@ def prepared(p: Problem, host: Host, saved: Save, cut: bool) -> tuple[Plan, dict
     return chosen, dict(zip(chosen.kernels, fetch_all(chosen.kernels.values())))
 
 
-# What is neither in the dtype of q nor in that of an input.
-FLOAT32 = {"A_log", "dt_bias", "gc_last", "ht", "dht", "dA_log", "ddt_bias"}
-
-
 def dtype_of(p: Problem, name: str) -> torch.dtype:
     """Return the dtype in which kernels have a tensor."""
-    dtypes = {"g": p.g_dtype, "beta": p.beta_dtype, "h0": p.state_dtype or "float32"}
-    dtypes |= {"d" + n: dtype for n, dtype in dtypes.items()}
-    return getattr(torch, dtypes.get(name) or ("float32" if name in FLOAT32 else p.dtype))
+    return getattr(torch, dtype_name(p, name))
 
 
 class TritonCall:
@@ -112,9 +108,7 @@ class TritonCall:
 
     def run(self, name: str, grid: int, **given: Any) -> None:
         """Launch a kernel; its arguments are looked up by name."""
-        if grid:
-            kernel, env = self.kernels[name], self.env
-            kernel.launch(grid, *[given[n] if n in given else env[n] for n in kernel.names])
+        launch(self.kernels[name], grid, {**self.env, **given})
 
     def over_chunks(self, name: str, parts: int = 1, **given: Any) -> None:
         self.run(name, self.chunks * self.p.HV * parts, **given)

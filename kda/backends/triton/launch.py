@@ -25,6 +25,7 @@ from .call import TritonCall, dtype_of
 from .decode.launch import decode_step as decode_step
 from .decode.launch import recurrent as recurrent
 from .plan import call_of_stage
+from .plan import dtype_of as dtype_name
 
 Tensor = torch.Tensor
 
@@ -38,8 +39,7 @@ RESULTS = ("o", "dq", "dk", "dv", "dg", "dbeta", "dh0")
 def rounded_to(p: Problem) -> dict[str, str]:
     """Return the dtypes of operands of products, of what the norms' backward reads, and of results."""
     names = RESULTS if p.dtype == "float32" else (*OPERANDS, "dqn", "dkn", *RESULTS)
-    dtypes = {name: str(dtype_of(p, name)).removeprefix("torch.") for name in names}
-    return {name: dtype for name, dtype in dtypes.items() if dtype not in ("float32", "float64")}
+    return {name: dtype for name in names if (dtype := dtype_name(p, name)) not in ("float32", "float64")}
 
 
 # the runs
@@ -49,7 +49,7 @@ def sums(c: TritonCall) -> None:
     """Allocate what the backward's kernels find beside the inputs: gc, and the norms of q and k."""
     p = c.p
     # A difference of long float64 sums keeps the small decays that follow a large one.
-    c.env["gc"] = c.per_chunk(p.C, p.K, dtype=torch.float64 if p.dtype == "float32" else torch.float32)
+    c.env["gc"] = c.per_chunk(p.C, p.K, dtype=dtype_of(p, "gc"))
     if p.qk_l2norm:
         c.env["q_norm"], c.env["k_norm"] = c.empty(2, p.B * p.T, p.HV, dtype=torch.float32)
 

@@ -18,9 +18,10 @@ from ptxkit.compile.recipes import Constant
 from ptxkit.compile.target import Target
 from ptxkit.compile.triton import Recipe
 
+from ..common import triton_recipes
 from ..common.pool.plan import inner
 from ..common.pool.plan import recipes as pool_recipes
-from ..common.triton_types import TYPES, target_of
+from ..common.triton_types import target_of
 from .configs import TileConfig, choose, power_of_2
 from .decode.recurrent_plan import recipes as decode_recipes
 from .decode.step_plan import recipes as step_recipes
@@ -121,48 +122,105 @@ def span(p: Problem) -> int:
     return next(fits, 1)
 
 
+# Tensors, numbers and constants of each kernel.
+ARGUMENTS = {
+    "parts.sequences:tables": (
+        "cu_seqlens chunk_table segment_table first_segment taken", "T N C segment chunk_entries segment_entries",
+        "BLOCK RUN",
+    ),
+    "parts.sequences:clear_kept": (
+        "A_qk A_inv w qg kg v_new h gc_last chunk_table", "chunk_bound HV", "K V C BLOCK",
+    ),
+    "fwd.prepare:prepare": (
+        "q k v g beta A_log dt_bias gc q_norm k_norm A_qk A_kk A_inv w u qg kg gc_last o chunk_table",
+        "T chunks H HV one scale lower_bound", "K V C BK BV BG RUN SPAN GATE RATE BIAS BETA NORM MODE PRECISION",
+    ),
+    "fwd.state:state": (
+        "A_qk w u qg kg gc_last h0 o v_new h ht pool place segment_table", "T chunks pieces segment HV scale",
+        "K V C BK BV START FINISH V_FIRST OUTPUT STORE_H STORE_V PRECISION STAGES",
+    ),
+    "fwd.state:transition": (
+        "w kg gc_last M segment_table", "T chunks pieces segment HV", "K C BK BV PRECISION STAGES",
+    ),
+    "fwd.state:compose": (
+        "M added h0 edge first_segment", "pieces HV", "K V ROWS BK BV V_FIRST REVERSE PRECISION",
+    ),
+    "bwd.state:state_bwd": (
+        "A_qk w qg kg gc_last do dht dv_new dh dh0 segment_table", "T chunks pieces segment HV scale",
+        "K V C BK BV START FINISH V_FIRST STORE PRECISION STAGES",
+    ),
+    "bwd.wy:wy_bwd": (
+        "v beta A_inv v_new dv_new do P L1 L2 U1 U2 units dv db diagonal chunk_table", "T chunks HV scale",
+        "V C BV SPAN BETA PRECISION STAGES",
+    ),
+    "bwd.intra:intra_bwd": (
+        "q k g beta A_log dt_bias gc q_norm k_norm h dh v_new do P L1 L2 U1 U2 units diagonal dqn dkn dg db of_A_log "
+        "of_dt_bias chunk_table",
+        "T tokens chunks H HV one scale lower_bound",
+        "K V C BK BV SPAN RUN GATE RATE BIAS BETA NORM SUMMED PRECISION STAGES",
+    ),
+    "bwd.norms:norms_bwd": (
+        "q k beta q_norm k_norm dqn dkn db dq dk dbeta taken", "tokens H HV", "K BK ROWS SHARES BETA NORM",
+    ),
+    "bwd.gate:sum_chunks": ("of_A_log of_dt_bias dA_log ddt_bias", "chunks HV", "K BK ROWS RATE BIAS"),
+}
+TABLES = ("chunk_table", "segment_table", "first_segment", "taken")           # parts/sequences.py
+UNALIGNED = {"beta", "A_log", "dt_bias", "cu_seqlens", *TABLES, "dbeta", "db", "units", "diagonal", "q_norm", "k_norm",
+             "dA_log", "ddt_bias", "pool"}
+FLOATS = ("scale", "lower_bound")            # numbers; the others are int32
+DTYPES = {                                   # dtypes of tensors that have not that of q, whatever the call
+    **dict.fromkeys(("A_log", "dt_bias", "dA_log", "ddt_bias", "of_A_log", "of_dt_bias", "gc_last", "ht", "dht", "A_kk",
+                     "M", "added", "edge", "q_norm", "k_norm", "units", "diagonal", "db"), "float32"),
+    **dict.fromkeys(("chunk_table", "segment_table", "taken", "place"), "int64"), "first_segment": "int32",
+}
+
+
+@functools.lru_cache(maxsize=4096)
+def dtype_of(p: Problem, name: str) -> str:
+    """Return the dtype in which kernels have a tensor."""
+    wide = "float64" if p.dtype == "float32" else "float32"                    # of sums of log2 decays
+    of_call = {"g": p.g_dtype, "beta": p.beta_dtype, "h0": p.state_dtype or "float32", "gc": wide,
+               "pool": p.checkpoints or "float32"}
+    return of_call.get(name) or of_call.get(name.removeprefix("d")) or DTYPES.get(name, p.dtype)
+
+
 class _Recipes:
     """The kernels of one class of problems on one target."""
 
     def __init__(self, p: Problem, host: Host):
-        self.p, self.target = p, target_of(host)
-        wide = 2 if p.dtype == "float32" else 1
-        self.K = power_of_2(p.K)
-        self.sums = "float64" if p.dtype == "float32" else "float32"             # dtype of sums of log2 decays
-        self.prepare = choose("prepare", p, host)
-        self.state, self.state_back = choose("state", p, host), choose("state_bwd", p, host)
+        self.p, self.target, self.K = p, target_of(host), power_of_2(p.K)
+        self.prepare, self.state = choose("prepare", p, host), choose("state", p, host)
         self.wy, self.intra = choose("wy", p, host), choose("intra", p, host)
-        self.composing = choose("compose", p, host, bits=32)
-        self.span = span(p)
-        self.precision = "tf32" if wide == 1 else "tf32x3"                     # for products of float32 operands
+        self.state_back, self.composing = choose("state_bwd", p, host), choose("compose", p, host, bits=32)
+        self.constants: dict[str, Any] = {
+            "K": p.K, "V": p.V, "C": p.C, "SPAN": span(p), "GATE": p.gate, "RATE": p.A_log, "BIAS": p.dt_bias,
+            "BETA": p.beta, "NORM": p.qk_l2norm, "V_FIRST": p.state_v_first, "SUMMED": p.dtype == "float32",
+            "PRECISION": "tf32x3" if p.dtype == "float32" else "tf32",         # for products of float32 operands
+        }
+        given = {
+            **dict.fromkeys(TABLES, p.packed), **dict.fromkeys(("q_norm", "k_norm"), p.qk_l2norm),
+            **dict.fromkeys(("A_log", "of_A_log", "dA_log"), p.A_log),
+            **dict.fromkeys(("dt_bias", "of_dt_bias", "ddt_bias"), p.dt_bias),
+            **dict.fromkeys(("U1", "U2", "units"), self.constants["SPAN"] > 1),
+        }
+        self.absent = absent(**given)
 
-    def recipe(self, function: str, tensors: str, numbers: str, constants: dict[str, Any], config: TileConfig,
-               absent: Iterable[str] = ()) -> Recipe:
-        """Return the recipe of a kernel.  `tensors` are "name:type ..."; those in `absent` are None, and so are
-        tables where nothing is packed."""
-        config.require_valid()
-        signature = {}
-        for word in tensors.split():
-            name, _, kind = word.partition(":")
-            signature[name] = TYPES[{"q": self.p.dtype, "g": self.p.g_dtype, "b": self.p.beta_dtype}.get(kind, kind)]
-        left_out = [*absent, *(name for name in TABLES if name in signature and not self.p.packed)]
-        for word in numbers.split():
-            name, _, kind = word.partition(":")
-            signature[name] = kind or "i32"
-        constants = dict(constants) | dict.fromkeys(left_out)
-        signature = {name: kind for name, kind in signature.items() if name not in left_out}
-        aligned = [n for n, kind in signature.items() if kind.startswith("*") and n not in UNALIGNED]
-        options = {"num_warps": config.num_warps, "num_stages": config.stages}
-        if config.maxnreg:
-            options["maxnreg"] = config.maxnreg
-        return Recipe(f"kda.backends.triton.{function}", signature, constants, target=self.target, divisible=aligned,
-                      options=options)
-
-    def tables(self, dtype: str) -> Recipe:
-        return self.recipe(
-            "parts.sequences:tables",
-            f"cu_seqlens:{dtype} chunk_table:int64 segment_table:int64 first_segment:int32 taken:int64",
-            "T N C segment chunk_entries segment_entries", {"BLOCK": 256, "RUN": 16}, TileConfig(),
+    def recipe(
+        self, function: str, c: TileConfig, left_out: Iterable[str] = (),
+        dtypes: Mapping[str, str | None] | None = None, **constants: Constant,
+    ) -> Recipe:
+        """Return the recipe of a kernel.  The tensors in `left_out` are None; `dtypes` are those of tensors that have
+        others than `dtype_of` says; `constants` are those that the call and the configuration do not say."""
+        c.require_valid()
+        tensors, numbers, needed = (names.split() for names in ARGUMENTS[function])
+        none = {*self.absent, *left_out}
+        given = {name: None if name in none else dtype_of(self.p, name) for name in tensors} | (dtypes or {})
+        known = self.constants | {"BK": c.BK, "BV": c.BV, "STAGES": c.stages} | constants
+        options = {"maxnreg": c.maxnreg} if c.maxnreg else {}
+        return triton_recipes.recipe(
+            f"triton.{function}", given, {name: "fp32" if name in FLOATS else "i32" for name in numbers},
+            {name: known[name] for name in needed}, {*tensors} - UNALIGNED, self.target, c.num_warps, c.stages,
+            **options,
         )
 
     def forward(self, segment: int, saved: Save) -> dict[str, Recipe]:
@@ -171,49 +229,30 @@ class _Recipes:
         prepare = self.preparation("forward" if saved is Save.NOTHING else "backward", output=True)
         kernels = {**self.sequences(), "prepare": prepare, **self.states(segment, True, store_h, store_v=all_)}
         if p.packed and all_:
-            kernels["clear_kept"] = self.recipe(
-                "parts.sequences:clear_kept",
-                "A_qk:q A_inv:q w:q qg:q kg:q v_new:q h:q gc_last:float32 chunk_table:int64", "chunk_bound HV",
-                {"K": p.K, "V": p.V, "C": p.C, "BLOCK": 64}, TileConfig(),
-            )
+            kernels["clear_kept"] = self.recipe("parts.sequences:clear_kept", TileConfig(), BLOCK=64)
         return kernels
 
     def sequences(self) -> dict[str, Recipe]:
-        return {f"tables {d}": self.tables(d) for d in ("int32", "int64")} if self.p.packed else {}
-
-    @staticmethod
-    def absent(**needed: bool) -> list[str]:
-        return [name for name, value in needed.items() if not value]
+        return {
+            f"tables {dtype}": self.recipe(
+                "parts.sequences:tables", TileConfig(), dtypes={"cu_seqlens": dtype}, BLOCK=256, RUN=16
+            )
+            for dtype in ("int32", "int64") if self.p.packed
+        }
 
     def preparation(self, mode: str, output: bool) -> Recipe:
         """Return the modes of fwd/prepare; `output`: for a call that gives o."""
-        p, c = self.p, self.prepare
-        constants = {
-            "K": p.K, "V": p.V, "C": p.C, "BK": c.BK, "BV": c.BV, **self.channels(c.num_warps), "SPAN": self.span,
-            "GATE": p.gate, "RATE": p.A_log, "BIAS": p.dt_bias, "BETA": p.beta, "NORM": p.qk_l2norm,
-            "MODE": mode, "PRECISION": self.precision,
-        }
-        norms, rows = p.qk_l2norm and mode != "forward", mode != "sums"
-        absent = self.absent(
-            A_log=p.A_log, dt_bias=p.dt_bias, q_norm=norms, k_norm=norms, A_qk=mode in ("forward", "backward"),
-            A_kk=mode in ("forward", "backward"), A_inv=mode in ("backward", "saved"), o=p.packed and output,
-            **dict.fromkeys(("v", "beta", "w", "u", "qg", "kg", "gc_last"), rows),
+        norms, rows, pairs, BG = mode != "forward", mode != "sums", mode in ("forward", "backward"), min(self.K, 128)
+        left_out = absent(
+            q_norm=norms, k_norm=norms, A_qk=pairs, A_kk=pairs, A_inv=mode in ("backward", "saved"),
+            o=self.p.packed and output, **dict.fromkeys(("v", "beta", "w", "u", "qg", "kg", "gc_last"), rows),
         )
-        return self.recipe(
-            "fwd.prepare:prepare",
-            f"q:q k:q v:q g:g beta:b A_log:float32 dt_bias:float32 gc:{self.sums} q_norm:float32 k_norm:float32 A_qk:q "
-            "A_kk:float32 A_inv:q w:q u:q qg:q kg:q gc_last:float32 o:q chunk_table:int64",
-            "T chunks H HV one scale:fp32 lower_bound:fp32", constants, c, absent,
-        )
+        run = self.run(BG, self.prepare)                                       # BG: slices of K, a channel a thread
+        return self.recipe("fwd.prepare:prepare", self.prepare, left_out, MODE=mode, BG=BG, RUN=run)
 
-    def channels(self, warps: int) -> dict[str, int]:
-        """Return the slices of K where a thread owns a channel, and the rows that it sums."""
-        BG = min(self.K, 128)
-        return {"BG": BG, "RUN": self.run(BG, warps)}
-
-    def run(self, channels: int, warps: int) -> int:
+    def run(self, channels: int, c: TileConfig) -> int:
         """Return how many rows of a channel one thread has."""
-        return min(self.p.C, max(1, self.p.C * channels // (32 * warps)))
+        return min(self.p.C, max(1, self.p.C * channels // (32 * c.num_warps)))
 
     def states(self, segment: int, output: bool, store_h: str, store_v: bool) -> dict[str, Recipe]:
         p = self.p
@@ -226,47 +265,27 @@ class _Recipes:
             kernels["compose"] = self.compose(given, p.state_dtype, reverse=False)
         return kernels
 
-    def walk_constants(self, c: TileConfig, start: str, finish: str) -> dict[str, Constant]:
-        """Return the constants of kernels that walk the chunks of a segment, with a state from `start` to `finish`."""
-        p = self.p
-        return {
-            "K": p.K, "V": p.V, "C": p.C, "BK": c.BK, "BV": c.BV, "START": start, "FINISH": finish,
-            "V_FIRST": p.state_v_first, "PRECISION": self.precision,
-        }
-
     def state_kernel(self, start: str, finish: str, output: bool, store_h: str, store_v: bool) -> Recipe:
-        p, c = self.p, self.state
-        outputs = {"OUTPUT": output, "STORE_H": store_h, "STORE_V": store_v, "STAGES": c.stages}
-        constants = self.walk_constants(c, start, finish) | outputs
-        checkpoints = output and p.checkpoints is not None
-        absent = self.absent(A_qk=output, qg=output, o=output, v_new=store_v, h=store_h != "none", h0=start != "zero",
-                             ht=finish != "none", pool=checkpoints, place=checkpoints)
-        h0 = p.state_dtype if start == "sequence" else "float32"
+        checkpoints = output and self.p.checkpoints is not None
+        left_out = absent(A_qk=output, qg=output, o=output, v_new=store_v, h=store_h != "none", ht=finish != "none",
+                          pool=checkpoints, place=checkpoints)
         return self.recipe(
-            "fwd.state:state",
-            f"A_qk:q w:q u:q qg:q kg:q gc_last:float32 h0:{h0} o:q v_new:q h:q ht:float32 "
-            f"pool:{p.checkpoints or 'float32'} place:int64 segment_table:int64",
-            "T chunks pieces segment HV scale:fp32", constants, c, absent,
+            "fwd.state:state", self.state, left_out, {"h0": self.edge(start)}, START=start, FINISH=finish,
+            OUTPUT=output, STORE_H=store_h, STORE_V=store_v,
         )
+
+    def edge(self, end: str) -> str | None:
+        """Return the dtype of states that walks begin or end with: those of sequences, of segments, or none."""
+        return {"sequence": self.p.state_dtype, "segment": "float32"}.get(end)
 
     def transition(self) -> Recipe:
-        p, c = self.p, self.state
-        constants = {"K": p.K, "C": p.C, "BK": c.BK, "BV": c.BV, "PRECISION": self.precision, "STAGES": c.stages}
-        return self.recipe(
-            "fwd.state:transition",
-            "w:q kg:q gc_last:float32 M:float32 segment_table:int64",
-            "T chunks pieces segment HV", constants, c,
-        )
+        return self.recipe("fwd.state:transition", self.state)
 
     def compose(self, start: str, dtype: str | None, reverse: bool) -> Recipe:
-        p, c = self.p, self.composing
-        constants = {"K": p.K, "V": p.V, "ROWS": self.K, "BK": c.BK, "BV": c.BV, "V_FIRST": p.state_v_first,
-                     "REVERSE": reverse, "PRECISION": "tf32x3"}
         return self.recipe(
-            "fwd.state:compose", f"M:float32 added:float32 h0:{dtype or 'float32'} edge:float32 first_segment:int32",
-            "pieces HV", constants, c, self.absent(h0=start != "zero"),
+            "fwd.state:compose", self.composing, (), {"h0": None if start == "zero" else dtype}, ROWS=self.K,
+            REVERSE=reverse, PRECISION="tf32x3",
         )
-
 
     def backward(self, segment: int, saved: Save) -> dict[str, Recipe]:
         p = self.p
@@ -287,77 +306,28 @@ class _Recipes:
         else:
             kernels["state_bwd"] = self.state_bwd("sequence", final, store=True)
             kernels["state_bwd from zero"] = self.state_bwd("zero", final, store=True)
-        kernels |= {"wy_bwd": self.wy_bwd(), "intra_bwd": self.intra_bwd()}
-        kernels["norms_bwd"] = self.norms_bwd()
+        c = self.intra
+        kernels["wy_bwd"] = self.recipe("bwd.wy:wy_bwd", self.wy)
+        kernels["intra_bwd"] = self.recipe("bwd.intra:intra_bwd", c, RUN=self.run(c.BK, c))
+        kernels["norms_bwd"] = self.recipe(
+            "bwd.norms:norms_bwd", TileConfig(BK=self.K),
+            absent(q=p.qk_l2norm, k=p.qk_l2norm, beta=p.beta != "given"), ROWS=max(1, 4096 // self.K),
+            SHARES=1 + -(-p.K // c.BK),
+        )
         if p.A_log or p.dt_bias:
-            kernels["sum_chunks"] = self.recipe(
-                "bwd.gate:sum_chunks", "of_A_log:float32 of_dt_bias:float32 dA_log:float32 ddt_bias:float32",
-                "chunks HV", {"K": p.K, "BK": self.K, "ROWS": 32, "RATE": p.A_log, "BIAS": p.dt_bias}, TileConfig(),
-                self.absent(of_A_log=p.A_log, of_dt_bias=p.dt_bias, dA_log=p.A_log, ddt_bias=p.dt_bias),
-            )
+            kernels["sum_chunks"] = self.recipe("bwd.gate:sum_chunks", TileConfig(BK=self.K), ROWS=32)
         return kernels
 
-    def wy_bwd(self) -> Recipe:
-        p, c = self.p, self.wy
-        constants = {"V": p.V, "C": p.C, "BV": c.BV, "SPAN": self.span, "BETA": p.beta,
-                     "PRECISION": self.precision, "STAGES": c.stages}
-        return self.recipe(
-            "bwd.wy:wy_bwd",
-            "v:q beta:b A_inv:q v_new:q dv_new:q do:q P:q L1:q L2:q U1:q U2:q units:float32 dv:q db:float32 "
-            "diagonal:float32 chunk_table:int64",
-            "T chunks HV scale:fp32", constants, c, self.blocks,
-        )
-
-    @property
-    def blocks(self) -> list[str]:
-        return self.absent(**dict.fromkeys(("U1", "U2", "units"), self.span > 1))
-
-    def intra_bwd(self) -> Recipe:
-        p, c = self.p, self.intra
-        constants = {
-            "K": p.K, "V": p.V, "C": p.C, "BK": c.BK, "BV": c.BV, "SPAN": self.span,
-            "RUN": self.run(c.BK, c.num_warps), "GATE": p.gate, "RATE": p.A_log, "BIAS": p.dt_bias,
-            "BETA": p.beta, "NORM": p.qk_l2norm,
-            "SUMMED": p.dtype == "float32", "PRECISION": self.precision, "STAGES": c.stages,
-        }
-        absent = self.absent(A_log=p.A_log, dt_bias=p.dt_bias, q_norm=p.qk_l2norm, k_norm=p.qk_l2norm,
-                             of_A_log=p.A_log, of_dt_bias=p.dt_bias)
-        return self.recipe(
-            "bwd.intra:intra_bwd",
-            f"q:q k:q g:g beta:b A_log:float32 dt_bias:float32 gc:{self.sums} q_norm:float32 k_norm:float32 h:q dh:q "
-            "v_new:q do:q P:q L1:q L2:q U1:q U2:q units:float32 diagonal:float32 dqn:q dkn:q dg:g db:float32 "
-            "of_A_log:float32 of_dt_bias:float32 chunk_table:int64",
-            "T tokens chunks H HV one scale:fp32 lower_bound:fp32", constants, c,
-            [*absent, *self.blocks],
-        )
-
-    def norms_bwd(self) -> Recipe:
-        p = self.p
-        constants = {"K": p.K, "BK": self.K, "ROWS": max(1, 4096 // self.K), "SHARES": 1 + -(-p.K // self.intra.BK),
-                     "BETA": p.beta, "NORM": p.qk_l2norm}
-        absent = self.absent(q=p.qk_l2norm, k=p.qk_l2norm, q_norm=p.qk_l2norm, k_norm=p.qk_l2norm,
-                             beta=p.beta != "given")
-        return self.recipe(
-            "bwd.norms:norms_bwd",
-            "q:q k:q beta:b q_norm:float32 k_norm:float32 dqn:q dkn:q db:float32 dq:q dk:q dbeta:b taken:int64",
-            "tokens H HV", constants, TileConfig(), absent,
-        )
-
     def state_bwd(self, start: str, finish: str, store: bool) -> Recipe:
-        p, c = self.p, self.state_back
-        constants = self.walk_constants(c, start, finish) | {"STORE": store, "STAGES": min(c.stages, 2)}
-        absent = self.absent(dht=start != "zero", dv_new=store, dh=store, dh0=finish != "none")
-        dh0 = p.state_dtype if finish == "sequence" else "float32"
+        left_out = absent(dht=start != "zero", dv_new=store, dh=store)
         return self.recipe(
-            "bwd.state:state_bwd",
-            f"A_qk:q w:q qg:q kg:q gc_last:float32 do:q dht:float32 dv_new:q dh:q dh0:{dh0} segment_table:int64",
-            "T chunks pieces segment HV scale:fp32", constants, c, absent,
+            "bwd.state:state_bwd", self.state_back, left_out, {"dh0": self.edge(finish)}, START=start, FINISH=finish,
+            STORE=store, STAGES=min(self.state_back.stages, 2),
         )
 
 
-TABLES = ("chunk_table", "segment_table", "first_segment", "taken")           # parts/sequences.py
-UNALIGNED = ("beta", "A_log", "dt_bias", "cu_seqlens", *TABLES, "dbeta", "db", "units", "diagonal", "q_norm", "k_norm",
-             "dA_log", "ddt_bias", "pool")
+def absent(**needed: bool) -> list[str]:
+    return [name for name, value in needed.items() if not value]
 
 
 def recipes(p: Problem, host: Host, training: bool = True) -> list[Recipe]:

@@ -18,6 +18,7 @@ from ptxkit.compile.fetching import fetch_all
 from ptxkit.compile.triton import TritonKernel
 
 from ..tensors import aligned, offsets_on, on_its_device
+from ..triton_recipes import launch
 from ..triton_types import target_of
 from .plan import Dtypes, inner, recipes_of
 
@@ -50,20 +51,15 @@ def prefill(forward: Callable[..., Outputs], rows: Callable[[Problem], int]) -> 
         values = tensors | {"h0": h0, "stride": pool.stride(0), "count": p.slots, "T": p.T, "HV": p.HV, "E": E}
         blocks = -(-p.K * p.V // kernels["gather"].block) * p.HV * p.N
 
-        def launch(name: str, grid: int, **given: Tensor | None) -> None:
-            kernel = kernels[name].kernel
-            if grid:
-                kernel.launch(grid, *((values | given)[n] for n in kernel.names))
-
-        launch("gather", blocks)
+        launch(kernels["gather"].kernel, blocks, values)
         checkpoints = None
         if p.checkpoints:
             entries = -(-p.T // rows(p)) * p.B + p.N * p.packed
             place = torch.empty(entries, dtype=torch.int64, device=device)
-            launch("places", p.N, place=place)
+            launch(kernels["places"].kernel, p.N, values | {"place": place})
             checkpoints = Checkpoints(pool, place)
         out = forward(inner(p), x._replace(initial_state=h0), Save.NOTHING, checkpoints)
-        launch("scatter", blocks, ht=out.final_state)
+        launch(kernels["scatter"].kernel, blocks, values | {"ht": out.final_state})
         return out.o
 
     return run

@@ -5,18 +5,18 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from kda.model.problem import Problem
 from ptxkit.compile.target import Target
 from ptxkit.compile.triton import Recipe
 
-from ..triton_types import TYPES
+from .. import triton_recipes
 
 ELEMENTS = 4096                              # elements that a program of gather or scatter has: 32 for each thread
 INDICES = ("int32", "int64")
-UNALIGNED = ("pool", "starts", "slots", "cu_seqlens", "offsets", "checkpoints")    # as they come from the caller
+ALIGNED = ("h0", "ht", "place")              # others are as they come from the caller
+WIDE = ("stride", "count", "T")              # numbers of 64 bits
 
 
 class Dtypes(NamedTuple):
@@ -46,14 +46,10 @@ def recipes_of(p: Problem, x: Dtypes, rows: int, target: Target) -> dict[str, Re
     }
     of_states = {"SIZE": size, "BLOCK": min(ELEMENTS, 1 << (size - 1).bit_length())}
 
-    def recipe(function: str, names: str, numbers: str, constants: Mapping[str, int]) -> Recipe:
-        given = {name: TYPES[tensors[name]] for name in names.split() if tensors[name] is not None}
-        absent = dict.fromkeys(name for name in names.split() if tensors[name] is None)
-        wide = dict.fromkeys(("stride", "count", "T"), "i64")
-        signature = given | {name: wide.get(name, "i32") for name in numbers.split()}
-        return Recipe(
-            f"kda.backends.common.pool.kernels:{function}", signature, absent | dict(constants), target=target,
-            divisible=[name for name in given if name not in UNALIGNED], options={"num_warps": 4, "num_stages": 1},
+    def recipe(function: str, names: str, numbers: str, constants: dict[str, Any]) -> Recipe:
+        return triton_recipes.recipe(
+            f"common.pool.kernels:{function}", {name: tensors[name] for name in names.split()},
+            {name: "i64" if name in WIDE else "i32" for name in numbers.split()}, constants, ALIGNED, target,
         )
 
     result = {

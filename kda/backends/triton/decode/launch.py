@@ -15,6 +15,7 @@ from ptxkit.compile.fetching import fetch
 from ptxkit.compile.triton import TritonKernel
 
 from ...common.tensors import aligned, in_memory, on_its_device
+from ...common.triton_recipes import launch
 from ...common.triton_types import target_of
 from . import recurrent_plan, step_plan
 from .plan import TensorLayout
@@ -74,8 +75,7 @@ def _launch(
         None if t is None else (t.dtype, t.shape, t.stride(), t.data_ptr() % 16) for t in tensors.values()
     )
     kernel, programs, numbers = _prepared(plan, call, layouts, detect(device))
-    values = tensors | numbers | results
-    kernel.launch(programs, *(values[name] for name in kernel.names))
+    launch(kernel, programs, tensors | numbers | results)
 
 
 @functools.lru_cache(maxsize=4096)

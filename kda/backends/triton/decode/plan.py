@@ -12,14 +12,8 @@ A plan is a module with these functions, of a call (a Problem or a StepProblem) 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
-
-from ptxkit.compile.target import Target
-from ptxkit.compile.triton import Recipe
-
-from ...common.triton_types import TYPES
-from ..limits import TritonConfig
+from collections.abc import Mapping
+from typing import NamedTuple
 
 
 class TensorLayout(NamedTuple):
@@ -50,17 +44,3 @@ def strides_of(axes: Mapping[str, str], layouts: Layouts) -> dict[str, int]:
 def aligned(layouts: Layouts, strides: Mapping[str, float], name: str, axes: str = "") -> bool:
     """Whether a tensor begins at a multiple of 16 bytes, and its strides along `axes` are multiples of 16 elements."""
     return not any(n % 16 for n in (layouts[name].address, *(strides[f"{name}_{axis}"] for axis in axes)))
-
-
-def recipe(function: str, dtypes: Mapping[str, str | None], numbers: Mapping[str, str], constants: Mapping[str, Any],
-           divisible: Iterable[str], config: TritonConfig, target: Target) -> Recipe:
-    """Return the recipe of a kernel.  `dtypes` are those of its tensors, None for one that is absent; `numbers` are
-    Triton's types of its other arguments; `constants` go before both."""
-    config.require_valid()
-    types = {name: TYPES[dtype] for name, dtype in dtypes.items() if dtype is not None} | dict(numbers)
-    constants = {name: None for name, dtype in dtypes.items() if dtype is None} | dict(constants)
-    types = {name: kind for name, kind in types.items() if name not in constants}
-    return Recipe(
-        function, types, constants, target=target, divisible=set(divisible) & set(types),
-        options={"num_warps": config.num_warps, "num_stages": 1, "enable_fp_fusion": False},
-    )

@@ -12,12 +12,12 @@ from kda.model.problem import Problem
 from ptxkit.compile.target import Target
 from ptxkit.compile.triton import Recipe
 
+from ...common import triton_recipes
 from ...common.triton_types import target_of, width
 from ..limits import TritonConfig
-from . import plan
 from .plan import Layouts, aligned, strides_of
 
-FUNCTION = "kda.backends.triton.decode.kernel:recurrent"
+FUNCTION = "triton.decode.kernel:recurrent"
 ROWS = ("q", "k", "v", "g", "beta")
 TENSORS = (*ROWS, "A_log", "dt_bias", "cu_seqlens", "slots", "accepted", "state")
 AXES = dict.fromkeys(ROWS, "bthd") | {"state": "nhkv", "slots": "ns"}
@@ -114,7 +114,10 @@ def recipe(p: Problem, x: RecurrentLayout, c: RecurrentConfig, target: Target) -
         divisible |= {"dt_bias"}
     if x.state_aligned and p.K * p.V % 16 == 0:
         divisible |= {"state", "state_n", "state_h"}
-    return plan.recipe(FUNCTION, dtypes, numbers, constants, divisible, c, target)
+    c.require_valid()
+    return triton_recipes.recipe(
+        FUNCTION, dtypes, numbers, constants, divisible, target, c.num_warps, enable_fp_fusion=False
+    )
 
 
 def recipes(p: Problem, host: Host) -> list[Recipe]:

@@ -13,12 +13,12 @@ from kda.model.problem import Problem, StepInputs, StepProblem
 from ptxkit.compile.target import Target
 from ptxkit.compile.triton import Recipe
 
+from ...common import triton_recipes
 from ...common.triton_types import target_of, width
 from ..limits import TritonConfig
-from . import plan
 from .plan import Layouts, aligned, strides_of
 
-FUNCTION = "kda.backends.triton.decode.step:decode_step"
+FUNCTION = "triton.decode.step:decode_step"
 AXES = {"q": "nth", "k": "nth", "v": "nth", "g": "nth", "beta": "nth", "norm_gate": "nth", "states": "nhvk",
         "conv_states": "nlc", "slots": "n"}
 TENSORS = StepInputs._fields
@@ -121,7 +121,10 @@ def recipe(s: StepProblem, x: StepLayout, c: StepConfig, target: Target) -> Reci
         constants["conv_states_c"] = 1
         if p.K % 16 == p.V % 16 == 0:
             divisible |= {"conv_states", "conv_states_n", "conv_states_l"}
-    return plan.recipe(FUNCTION, dtypes, numbers, constants, divisible, c, target)
+    c.require_valid()
+    return triton_recipes.recipe(
+        FUNCTION, dtypes, numbers, constants, divisible, target, c.num_warps, enable_fp_fusion=False
+    )
 
 
 def usual_step(p: Problem) -> StepProblem:

@@ -12,6 +12,7 @@ from ptxkit.compile.fetching import fetch
 from ptxkit.compile.recipes import AnyRecipe
 
 from ...common.tensors import aligned, on_device_of
+from ...common.triton_recipes import launch
 from . import plan
 
 Tensor = torch.Tensor
@@ -88,19 +89,16 @@ class _Convolution:
         names = ("x", "weight", "bias", "state", "starts", "numbers", "cu_seqlens")
         dtypes = tuple((n, None if given[n] is None else _name(given[n].dtype)) for n in names)
         kernel = kernel_of(plan.convolution(name, dtypes, self.C, self.host))
-        grid = self.blocks * (-(-self.tokens // self.rows) if programs is None else programs)
-        if grid:
-            kernel.launch(grid, *(given[n] for n in kernel.names))
+        launch(kernel, self.blocks * (-(-self.tokens // self.rows) if programs is None else programs), given)
 
 
 @_on_its_device
 def norm_gate(x: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tensor:
     """Return RMSNorm of x (.., V) times weight (V) and sigmoid(gate (.., V))."""
     x, gate, weight = aligned(x), aligned(gate), aligned(weight)
-    y, V = torch.empty_like(x), x.shape[-1]
-    kernel, tiles = _norm("norm_gate", x, gate, weight)
-    if tiles:
-        kernel.launch(tiles, x, gate, weight, y, x.numel() // V, eps)
+    y = torch.empty_like(x)
+    kernel, tiles, given = _norm("norm_gate", x, gate, weight, eps)
+    launch(kernel, tiles, given | {"y": y})
     return y
 
 
@@ -108,20 +106,21 @@ def norm_gate(x: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tensor:
 def norm_gate_bwd(x: Tensor, gate: Tensor, weight: Tensor, eps: float, dy: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of x, gate and weight."""
     x, gate, weight, dy = aligned(x), aligned(gate), aligned(weight), aligned(dy, x.dtype)
-    dx, dgate, V = torch.empty_like(x), torch.empty_like(gate), x.shape[-1]
-    kernel, tiles = _norm("norm_gate_bwd", x, gate, weight)
+    dx, dgate = torch.empty_like(x), torch.empty_like(gate)
+    kernel, tiles, given = _norm("norm_gate_bwd", x, gate, weight, eps)
     programs = plan.norm_programs(tiles, detect(str(x.device)).sms)
-    shares = torch.empty(programs, V, dtype=torch.float32, device=x.device)
-    if tiles:
-        kernel.launch(programs, x, gate, weight, dy, dx, dgate, shares, x.numel() // V, eps, tiles)
+    shares = torch.empty(programs, x.shape[-1], dtype=torch.float32, device=x.device)
+    launch(kernel, programs, given | {"dy": dy, "dx": dx, "dgate": dgate, "shares": shares, "tiles": tiles})
     return dx, dgate, shares.sum(0).to(weight.dtype)
 
 
-def _norm(name: str, x: Tensor, gate: Tensor, weight: Tensor) -> tuple[Any, int]:
+def _norm(name: str, x: Tensor, gate: Tensor, weight: Tensor, eps: float) -> tuple[Any, int, dict[str, Any]]:
+    """Return the kernel, its tiles, and the arguments that both directions have."""
     V = x.shape[-1]
     dtypes = (("x", _name(x.dtype)), ("gate", _name(gate.dtype)), ("weight", _name(weight.dtype)))
     recipe = plan.norm(name, dtypes, V, detect(str(x.device)))
-    return kernel_of(recipe), -(-x.numel() // (V * recipe.constants["ROWS"]))
+    given = {"x": x, "gate": gate, "weight": weight, "rows": x.numel() // V, "eps": eps}
+    return kernel_of(recipe), -(-x.numel() // (V * recipe.constants["ROWS"])), given
 
 
 @functools.cache

@@ -10,14 +10,22 @@ from typing import Any, NamedTuple
 from kda.model.host import Host
 from kda.model.problem import Problem
 from kda.routing.capability import Rule
-from ptxkit.compile.target import Target
 from ptxkit.compile.triton import Recipe
 
-from ...common.triton_types import TYPES, target_of
+from ...common import triton_recipes
+from ...common.triton_types import target_of, width
 
 WIDTH = 4                                    # tokens that the convolution sees: that of every model
 CHANNELS = 512                               # channels of a program of the convolution: four a thread
 NORM_ELEMENTS = 2048                         # elements of a tile of the norm
+ARGUMENTS = {                                # tensors and numbers of each kernel
+    "convolve": ("x weight bias state starts numbers y", "tokens T C rows"),
+    "convolve_bwd": ("x weight bias state starts numbers dy dx shares", "tokens T C rows"),
+    "convolve_state_bwd": ("x weight bias state cu_seqlens dy dstate", "tokens T C"),
+    "norm_gate": ("x gate weight y", "rows eps"),
+    "norm_gate_bwd": ("x gate weight dy dx dgate shares", "rows eps tiles"),
+}
+UNALIGNED = {"starts", "numbers", "cu_seqlens"}
 
 
 class LayerPart(NamedTuple):
@@ -47,16 +55,18 @@ def broken(rules: tuple[Rule, ...], part: LayerPart, host: Host) -> tuple[str, .
     return tuple(f"{r.id}: {r.why.format(p=part, h=host)}" for r in rules if not r.holds(part, host))
 
 
-def recipe(function: str, tensors: Mapping[str, str | None], numbers: Mapping[str, str], constants: Mapping[str, Any],
-           target: Target, warps: int = 4) -> Recipe:
-    """Return the recipe of a kernel.  `tensors` are names -> dtypes, None for an absent one; all but offsets and tables
-    begin at multiples of 16 bytes."""
-    types = {name: TYPES[dtype] for name, dtype in tensors.items() if dtype is not None}
-    aligned = [name for name in types if name not in ("starts", "numbers", "cu_seqlens")]
-    absent = {name: None for name, dtype in tensors.items() if dtype is None}
-    return Recipe(
-        f"kda.backends.triton.layer.{function}", types | dict(numbers), absent | dict(constants), target=target,
-        divisible=aligned, options={"num_warps": warps, "num_stages": 1},
+def recipe(
+    kernel: str, dtypes: Mapping[str, str | None], constants: Mapping[str, Any], host: Host, *multiples: str
+) -> Recipe:
+    """Return the recipe of a kernel.  Results and gradients have the dtypes of their inputs.  All tensors but offsets
+    and tables begin at multiples of 16 bytes, and the numbers `multiples` are multiples of 16."""
+    tensors, numbers = (names.split() for names in ARGUMENTS[kernel])
+    given = dict(dtypes) | dict.fromkeys(("y", "dy", "dx"), dtypes["x"])
+    given |= {"dgate": dtypes.get("gate"), "dstate": dtypes.get("state"), "shares": "float32"}
+    return triton_recipes.recipe(
+        f"triton.layer.{'norm' if kernel.startswith('norm') else 'convolution'}:{kernel}",
+        {name: given[name] for name in tensors}, {name: "fp32" if name == "eps" else "i32" for name in numbers},
+        constants, {*tensors, *multiples} - UNALIGNED, target_of(host),
     )
 
 
@@ -64,44 +74,14 @@ def recipe(function: str, tensors: Mapping[str, str | None], numbers: Mapping[st
 def convolution(kernel: str, dtypes: tuple[tuple[str, str | None], ...], channels: int, host: Host) -> Recipe:
     """Return the recipe of a convolution.  `dtypes` has x, weight, bias, state, and those of starts, numbers and
     cu_seqlens that the kernel reads."""
-    given = dict(dtypes)
-    x, state = given["x"], given["state"]
-    tables = {
-        "convolve": ("starts", "numbers"),
-        "convolve_bwd": ("starts", "numbers"),
-        "convolve_state_bwd": ("cu_seqlens",),
-    }[kernel]
-    tensors = {name: given[name] for name in ("x", "weight", "bias", "state", *tables)}
-    if kernel == "convolve":
-        tensors["y"] = x
-    else:
-        tensors["dy"] = x
-    if kernel == "convolve_bwd":
-        tensors |= {"dx": x, "shares": "float32"}
-    if kernel == "convolve_state_bwd":
-        tensors["dstate"] = state
-    counts = ("tokens", "T", "C") if kernel == "convolve_state_bwd" else ("tokens", "T", "C", "rows")
-    built = recipe(f"convolution:{kernel}", tensors, dict.fromkeys(counts, "i32"), {"BC": CHANNELS}, target_of(host))
-    if channels % 16:
-        return built
-    return Recipe(built.function, built.signature, built.constants, target=built.target,
-                  divisible=(*built.divisible, "C"), options=built.options)
+    return recipe(kernel, dict(dtypes), {"BC": CHANNELS}, host, *["C"] * (channels % 16 == 0))
 
 
 @functools.lru_cache(maxsize=1024)
 def norm(kernel: str, dtypes: tuple[tuple[str, str], ...], V: int, host: Host) -> Recipe:
     """Return the recipe of a norm.  `dtypes` has x, gate and weight."""
-    given = dict(dtypes)
-    BV = max(16, 1 << (V - 1).bit_length())
-    tensors = {name: given[name] for name in ("x", "gate", "weight")}
-    numbers = {"rows": "i32", "eps": "fp32"}
-    if kernel == "norm_gate":
-        tensors["y"] = given["x"]
-    else:
-        tensors |= {"dy": given["x"], "dx": given["x"], "dgate": given["gate"], "shares": "float32"}
-        numbers["tiles"] = "i32"
-    constants = {"V": V, "BV": BV, "ROWS": max(1, NORM_ELEMENTS // BV)}
-    return recipe(f"norm:{kernel}", tensors, numbers, constants, target_of(host))
+    BV = max(16, width(V))
+    return recipe(kernel, dict(dtypes), {"V": V, "BV": BV, "ROWS": max(1, NORM_ELEMENTS // BV)}, host)
 
 
 def recipes(p: Problem, host: Host) -> list[Recipe]:
