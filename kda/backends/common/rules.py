@@ -4,12 +4,22 @@ from __future__ import annotations
 
 from kda.routing.capability import Rule
 
-CUTE_DSL = Rule(
-    "installed",
-    lambda p, h: h.has("nvidia-cutlass-dsl"),
-    "needs the package nvidia-cutlass-dsl",
-    "pip install 'nvidia-cutlass-dsl[cu13]'",
-)
+GRID = 65535                                 # the largest size of a grid in y and z
+
+
+def runs_from(major: int, minor: int) -> Rule:
+    return Rule(
+        "gpu", lambda p, h: h.cc is not None and h.cc >= (major, minor),
+        f"needs an NVIDIA GPU of compute capability {major}.{minor} or more, found {{h}}",
+    )
+
+
+def installed(package: str, to_install: str) -> Rule:
+    return Rule("installed", lambda p, h: h.has(package), f"needs the package {package}", f"pip install {to_install}")
+
+
+CUTE_DSL = installed("nvidia-cutlass-dsl", "'nvidia-cutlass-dsl[cu13]'")
+TRITON = installed("triton", "triton")
 CHUNKS = Rule("chunks", lambda p, h: p.op == "chunk", "works in chunks; requested: {p.op} {p.direction}")
 BFLOAT16 = Rule("dtype", lambda p, h: p.dtype == "bfloat16", "needs bfloat16 q, k and v, got {p.dtype}")
 ONE_BETA = Rule("beta", lambda p, h: not p.beta_per_value, "accepts one beta per token and value head")

@@ -13,14 +13,17 @@ from typing import Any, NamedTuple
 from kda.model.bundles import Save
 from kda.model.problem import Problem
 
+from . import cutting
 from .arguments import KernelConfig
-from .cute.configs import LIMIT, ComposeConfig, SharesConfig, TablesConfig
+from .cute.configs import ComposeConfig, SharesConfig, TablesConfig
 from .cute.tile import C
 from .cute.training import TOKENS
+from .rules import GRID
 
 OFFSETS = ("int32", "int64")                 # dtypes of cu_seqlens
 TILE_ALIGNMENT = 1024
 SHORTEST = 32                                # chunks of a segment
+WHOLE = 2                                    # chunks of 64 tokens are not cut
 COLUMNS = 64                                 # columns of a state or of M that a CTA has where sequences are cut
 
 
@@ -53,15 +56,11 @@ class Makers(NamedTuple):
 
 
 @dataclass(frozen=True)
-class TrainingPlan:
+class TrainingPlan(cutting.Cut):
     """The sizes and kernels of a forward that keeps what its backward reads, and of that backward, which recomputes it
-    if nothing was kept.  Keys of tiles are multiplied by b, and a state is kept for every two chunks.  If packed,
-    there may be fewer chunks, segments and states."""
+    if nothing was kept.  Keys of tiles are multiplied by b, and a state is kept for every two chunks.  Packed, there
+    may be fewer states."""
 
-    chunks: int                              # chunks of a row of T tokens, as in the forward
-    segments: int                            # segments of a row
-    segment: int                             # chunks of a segment
-    all_segments: int
     entries: int                             # entries of the table of chunks
     entries_grid: tuple[int, int]            # y and z of a grid over them
     states: int                              # kept states of a row; if packed, entries of their table
@@ -117,13 +116,12 @@ def places(*sizes: int) -> tuple[int, ...]:
 
 def plan_of(make: Makers, p: Problem, sms: int) -> TrainingPlan:
     """Return the plan, which has the same segments in both directions."""
-    length, chunks, states = segment_length(p, sms), -(-p.T // C), -(-p.T // TOKENS)
-    segment = length or max(chunks, 1)
-    segments = max(1, -(-chunks // segment))
-    all_chunks, all_states, all_segments = p.B * chunks, p.B * states, p.B * segments
+    length, states = segment_length(p, sms), -(-p.T // TOKENS)
+    chunks, _, _, all_segments = sizes = cutting.cut_into(p, C, length)
+    all_chunks, all_states = p.B * chunks, p.B * states
     if p.packed:                                                               # tokens of no sequence may need one more
-        all_chunks, all_segments = p.T // C + p.N + 1, p.N + (p.T // (length * C) if length else 0)
-        all_states = states = p.T // TOKENS + p.N + 1
+        all_chunks, all_states = p.T // C + p.N + 1, p.T // TOKENS + p.N + 1
+        states = all_states
     cut, grads = length > 0, make.grads(p)
     state, of_segments = p.HV * p.K * p.V, all_segments * cut
     kept = SavedBytes(*places(
@@ -135,7 +133,7 @@ def plan_of(make: Makers, p: Problem, sms: int) -> TrainingPlan:
     alone, carry_alone = (columns // COLUMNS * ctas <= sms for columns in (p.V, p.V + p.K))
     clusters = NO_CLUSTERS if cut else make.one_kernel(p, sms, all_chunks)
     return TrainingPlan(
-        chunks, segments, segment, all_segments, all_chunks, grid(all_chunks) if p.packed else (chunks, p.B), states,
+        *sizes, all_chunks, grid(all_chunks) if p.packed else (chunks, p.B), states,
         all_states, kept, scratch, min(all_states * p.HV, sms * grads.ctas) if p.T else 0,  # type: ignore[attr-defined]
         prepare=make.prepare(p),
         carry=make.carry(p, carry_alone) if cut else None,
@@ -171,7 +169,7 @@ def map_plan_of(make: Makers, p: Problem, sms: int) -> MapPlan:
     """Return the plan with as many segments as give each SM two CTAs."""
     chunks, ctas = -(-p.T // C), (p.K + p.V) // COLUMNS * p.HV
     wanted = 1 if p.batch_invariant else max(1, 2 * sms // ctas)
-    segment = max(SHORTEST, -(-chunks // wanted) + 1 & -2)                     # whole chunks of 64
+    segment = cutting.length_for(chunks, wanted, SHORTEST, WHOLE)
     segments = -(-chunks // segment)
     square = dataclasses.replace(p, V=p.K, state_dtype="float32")
     return MapPlan(
@@ -249,18 +247,9 @@ def shares_config(p: Problem) -> SharesConfig | None:
 
 
 def segment_length(p: Problem, sms: int) -> int:
-    """Chunks of a segment, 0 for whole sequences: cut where heads and sequences leave the chip idle.
-
-    Never with batch_invariant: roundings would depend on neighbours, and on where a call ends.
-    """
-    sequences = max(p.N, 1)
-    wanted = sms // (p.V // COLUMNS * p.HV * sequences)
-    if wanted < 3 or p.batch_invariant:
-        return 0
-    chunks = -(-p.T // C) // (sequences if p.packed else 1)
-    length = max(SHORTEST, -(-chunks // wanted) + 1 & -2)                      # whole chunks of 64
-    return length if chunks > 2 * length else 0
+    """Return the chunks of a segment, 0 for whole sequences: one CTA on an SM walks COLUMNS columns of a state."""
+    return cutting.segment_length(p, C, p.V // COLUMNS, sms, SHORTEST, WHOLE)
 
 
 def grid(programs: int) -> tuple[int, int]:
-    return min(programs, LIMIT), -(-programs // LIMIT)
+    return min(programs, GRID), -(-programs // GRID)

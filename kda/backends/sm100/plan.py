@@ -14,6 +14,7 @@ from ptxkit.compile import cutedsl
 from ptxkit.compile.recipes import AnyRecipe
 from ptxkit.compile.target import Target, parse
 
+from ..common import training_plan as shared
 from ..common.cute.configs import (
     JOIN_ROWS,
     ComposeConfig,
@@ -24,19 +25,9 @@ from ..common.cute.configs import (
     join_states_config,
 )
 from ..common.cute.tile import C
+from ..common.cutting import chunks_of_a_sequence
 from ..common.pool.plan import inner
 from ..common.pool.plan import recipes as pool_recipes
-from ..common.training_plan import (
-    BACKWARD_OF,
-    OFFSETS,
-    Makers,
-    TrainingPlan,
-    all_configs,
-    call_in_one_piece,
-    configs_in,
-    configs_of_call,
-    plan_of,
-)
 from .capability import BACKWARD
 from .configs import (
     CTAS,
@@ -89,7 +80,7 @@ def segments_of(p: Problem, sms: int) -> int:
     are faster than one over all.  Roundings then differ, and states that enter chunks are not available."""
     if SEGMENTS or p.batch_invariant or p.intermediate_states or p.checkpoints or not p.N:
         return SEGMENTS or 1
-    clusters, chunks = sms // CTAS, max(-(-p.T // C) // (p.N if p.packed else 1), 1)
+    clusters, chunks = sms // CTAS, max(chunks_of_a_sequence(p, C), 1)
 
     def time(segments: int) -> int:
         waves = -(-p.N * p.HV * (2 * segments - 1) // clusters)
@@ -116,7 +107,7 @@ def walk_config(p: Problem, cut: bool, alone: bool) -> WalkConfig:
     return WalkConfig(p.packed, walk, p.final_state or cut, p.state_dtype, p.state_v_first)
 
 
-TRAINING = Makers(
+TRAINING = shared.Makers(
     tile_bytes=lambda K: RECORD_TILE.bytes,
     prepare=lambda p: OperandsConfig(**chunk_options(p), packed=p.packed),
     record=record_config,
@@ -128,8 +119,8 @@ TRAINING = Makers(
 
 
 @functools.lru_cache(maxsize=1024)
-def training_plan(p: Problem, sms: int) -> TrainingPlan:
-    return plan_of(TRAINING, p, sms)
+def training_plan(p: Problem, sms: int) -> shared.TrainingPlan:
+    return shared.plan_of(TRAINING, p, sms)
 
 
 def target(cc: tuple[int, int]) -> Target:
@@ -141,14 +132,14 @@ def recipe(config: Config, arch: Target) -> cutedsl.Recipe:
 
 
 def call_of_stage(name: str, p: Problem, packed: bool) -> tuple[Problem, Save]:
-    return call_in_one_piece(name, p, packed, Save.NOTHING)
+    return shared.call_in_one_piece(name, p, packed, Save.NOTHING)
 
 
 def recipes_of_call(p: Problem, host: Host, offsets: str | None, save: Save) -> list[AnyRecipe]:
-    if p.direction == "backward" or save in BACKWARD_OF:
-        configs = configs_of_call(training_plan, p, host.sms, save, offsets)
+    if p.direction == "backward" or save in shared.BACKWARD_OF:
+        configs = shared.configs_of_call(training_plan, p, host.sms, save, offsets)
     else:
-        configs = configs_in(plan(p, host.sms, offsets))
+        configs = shared.configs_in(plan(p, host.sms, offsets))
     return [recipe(config, target(host.cc)) for config in dict.fromkeys(configs)]
 
 
@@ -159,10 +150,10 @@ def recipes(p: Problem, host: Host, training: bool = True) -> list[AnyRecipe]:
     if p.slots:
         return [*pool_recipes(p, C, target(host.cc)), *recipes(inner(p), host, training)]
     cut = not (p.batch_invariant or p.intermediate_states or p.checkpoints)
-    for offsets in OFFSETS if p.packed else (None,):
+    for offsets in shared.OFFSETS if p.packed else (None,):
         configs += [fused_config(p, offsets)]
         configs += [fused_config(p, offsets, cut), JoinConfig(offsets, p.K, p.V, C)] * cut
     configs += [join_states_config(p)] * cut
     if training and all(rule.holds(dataclasses.replace(p, direction="backward"), host) for rule in BACKWARD):
-        configs += all_configs(TRAINING, p)
+        configs += shared.all_configs(TRAINING, p)
     return [recipe(config, target(host.cc)) for config in dict.fromkeys(configs) if config]

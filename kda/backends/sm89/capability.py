@@ -3,7 +3,7 @@
 from kda.model.bundles import chunk_bound
 from kda.routing.capability import Capability, Rule
 
-from ..common.rules import ONE_BETA, SAVES_PRODUCTS, rules_of
+from ..common.rules import CHUNKS, ONE_BETA, SAVES_PRODUCTS, installed, rules_of, runs_from
 
 GRID = 2**31 - 1                             # CTAs of a launch
 NARROWEST = 8                                # columns of the state in a CTA
@@ -25,22 +25,7 @@ CAPABILITY = Capability(
     maps=("forward", "backward"),
     archs=("sm89",),
     rules=(
-        Rule(
-            "sm89.gpu",
-            lambda p, h: h.cc is not None and h.cc >= (8, 9),
-            "needs an NVIDIA GPU of compute capability 8.9 or more, found {h}",
-        ),
-        Rule(
-            "sm89.installed",
-            lambda p, h: h.has("cuda-bindings"),
-            "needs the package cuda-bindings",
-            "pip install cuda-python",
-        ),
-        Rule(
-            "sm89.chunks",
-            lambda p, h: p.op == "chunk",
-            "works in chunks; requested: {p.op} {p.direction}",
-        ),
+        *rules_of("sm89", runs_from(8, 9), installed("cuda-bindings", "cuda-python"), CHUNKS),
         Rule(
             "sm89.dtype",
             lambda p, h: p.dtype == p.g_dtype == p.beta_dtype == "float32" and p.state_dtype in (None, "float32"),

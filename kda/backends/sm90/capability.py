@@ -2,9 +2,7 @@
 
 from kda.routing.capability import Capability, Rule
 
-from ..common.rules import BFLOAT16, CHUNKS, CUTE_DSL, ONE_BETA, rules_of, saves_opaque
-
-LIMIT = 65535                                # the largest size of a grid in y and z
+from ..common.rules import BFLOAT16, CHUNKS, CUTE_DSL, GRID, ONE_BETA, rules_of, saves_opaque
 
 # Further rules of a backward.
 BACKWARD = (
@@ -37,7 +35,7 @@ CAPABILITY = Capability(
         ),
         Rule(
             "sm90.size",
-            lambda p, h: max(p.HV, p.N) <= LIMIT and (p.packed or p.T <= 32 * LIMIT),
+            lambda p, h: max(p.HV, p.N) <= GRID and (p.packed or p.T <= 32 * GRID),
             "accepts up to 65,535 value heads and sequences, and 2,097,120 tokens per row of a batch",
             "pass one long sequence with cu_seqlens",
         ),

@@ -16,6 +16,8 @@ from ptxkit.compile import cutedsl
 from ptxkit.compile.recipes import AnyRecipe
 from ptxkit.compile.target import parse
 
+from ..common import cutting
+from ..common import training_plan as shared
 from ..common.cute.configs import (
     ComposeConfig,
     JoinConfig,
@@ -28,24 +30,6 @@ from ..common.cute.tile import C
 from ..common.cute.training import TOKENS
 from ..common.pool.plan import inner
 from ..common.pool.plan import recipes as pool_recipes
-from ..common.training_plan import (
-    BACKWARD_OF,
-    NO_CLUSTERS,
-    OFFSETS,
-    Clusters,
-    Makers,
-    MapPlan,
-    TrainingPlan,
-    all_configs,
-    call_in_one_piece,
-    compose_config,
-    configs_in,
-    configs_of_call,
-    grid,
-    map_plan_of,
-    plan_of,
-    segment_length,
-)
 from . import costs
 from .capability import BACKWARD
 from .configs import (
@@ -84,7 +68,7 @@ STAGED: bool | None = None                   # rows go through shared memory; No
 CTAS: int | None = None                      # CTAs of its clusters; None: as many as are faster
 CLUSTERS = None                              # that run at once; None: those of FIT
 FIT = {1: 132, 2: 66, 4: 30}                 # clusters of so many CTAs that run at once on 132 SMs, of H200s: measured
-CLUSTERS_OF_ONE = tuple(Clusters(ctas, sharing) for ctas in FIT for sharing in (0, 1)[ctas == 1 :])   # see `wraps`
+CLUSTERS_OF_ONE = tuple(shared.Clusters(ctas, n) for ctas in FIT for n in (0, 1)[ctas == 1 :])   # see `wraps`
 # What decides between one kernel and two, as measured on an H200 (docs/decisions/hopper.md); clusters of
 # four from times of 4 to 10 shapes, most of which it meets within 5%.  In the unit of costs.py.
 FIRST_CHUNK = 5                              # more chunks that a cluster's first one takes
@@ -100,17 +84,13 @@ AT_MOST = 0.98                               # fraction of the time of what woul
 
 
 @dataclass(frozen=True)
-class Plan:
-    """Sizes that follow from a call's shapes.  Packed, there may be fewer chunks and segments."""
+class Plan(cutting.Cut):
+    """Sizes that follow from a call's shapes."""
 
-    chunks: int                              # chunks of a row of T tokens
-    segments: int                            # segments of a row
-    segment: int                             # chunks of a segment
     sequences: int
     all_chunks: int
-    all_segments: int
     entries: int                             # entries of the table of chunks
-    entries_grid: tuple[int, int]            # y and z of a grid over them
+    entries_grid: tuple[int, int]            # y and z of a shared.grid over them
     halves_grid: tuple[int, int]             # the same over second halves of chunks of 64
     scratch: int                             # bytes of all tiles
     prepare: PrepareConfig
@@ -119,7 +99,7 @@ class Plan:
     carry: ChainConfig | None                # where sequences are cut
     compose: ComposeConfig | None
     fused: FusedConfig | None                # instead of all but the tables
-    clusters: Clusters                       # clusters of fused
+    clusters: shared.Clusters                       # clusters of fused
     stream: StreamConfig | None              # instead of all but the tables
     makers: int                              # its CTAs that make tiles
     stream_segments: int                     # segments of every sequence; more than one: `compose` and join follow
@@ -132,20 +112,18 @@ class Plan:
 
 @functools.lru_cache(maxsize=1024)
 def plan(p: Problem, sms: int, kept: bool = False) -> Plan:
-    length, chunks = segment_length(p, sms), -(-p.T // C)
+    length, chunks = shared.segment_length(p, sms), -(-p.T // C)
     all_chunks = p.T // C + p.N if p.packed else p.B * chunks
     one, can_stream = (None, False) if kept else (fused_config(p), stream_config(p) is not None)
     cost = costs_of(p, costs.STATES if p.intermediate_states else costs.FORWARD)
     times, makers, in_stream, stream = Times(p, sms, all_chunks, length, cost), 0, 0, None
-    clusters = clusters_of_one_kernel(times) if one else NO_CLUSTERS
+    clusters = clusters_of_one_kernel(times) if one else shared.NO_CLUSTERS
     if can_stream and streams(times, clusters.ctas):
-        clusters, in_stream = NO_CLUSTERS, segments_of_stream(times)
+        clusters, in_stream = shared.NO_CLUSTERS, segments_of_stream(times)
         makers, stream = makers_of_stream(p, sms, cost, in_stream), stream_config(p, in_stream > 1)
     fused = fused_config(p, clusters.sharing > 0, clusters.ctas) if clusters.ctas else None
     length = 0 if fused or stream else length
-    segment = length or max(chunks, 1)
-    segments = max(1, -(-chunks // segment))
-    all_segments = p.B * segments if not p.packed else p.N + (p.T // (length * C) if length else 0)
+    chunks, _, _, all_segments = sizes = cutting.cut_into(p, C, length)
 
     def chain(walk: str) -> ChainConfig:
         alone, several = (chain_config(p, walk, stages) for stages in STAGES)
@@ -154,13 +132,13 @@ def plan(p: Problem, sms: int, kept: bool = False) -> Plan:
     cut, entries = length > 0, all_chunks + p.packed                           # tokens of no sequence may need one more
     halves = (entries + 1) // 2 if p.packed else chunks // 2                   # one of two neighbours is a second half
     return Plan(
-        chunks, segments, segment, p.N, all_chunks, all_segments, entries,
-        grid(entries) if p.packed else (chunks, p.B), grid(halves) if p.packed else (halves, p.B),
+        *sizes, p.N, all_chunks, entries,
+        shared.grid(entries) if p.packed else (chunks, p.B), shared.grid(halves) if p.packed else (halves, p.B),
         all_chunks * p.HV * tile(p.K).bytes,
         prepare_config(p, kept),
         pairs_config(p) if kept and p.C > C and halves else None,
         chain("segments" if cut else "sequences"), chain("carry") if cut else None,
-        compose_config(p) if cut else join_states_config(p) if in_stream > 1 else None,
+        shared.compose_config(p) if cut else join_states_config(p) if in_stream > 1 else None,
         fused, clusters, stream, makers, in_stream,
     )
 
@@ -181,16 +159,16 @@ def walk_config(p: Problem, cut: bool, alone: bool) -> WalkConfig:
     )
 
 
-def keeping_clusters(p: Problem, sms: int, chunks: int) -> Clusters:
+def keeping_clusters(p: Problem, sms: int, chunks: int) -> shared.Clusters:
     """Return the clusters of the one kernel that keeps what a backward reads."""
     one = fused_config(p)
     if not one:
-        return NO_CLUSTERS
+        return shared.NO_CLUSTERS
     found = clusters_of_one_kernel(Times(p, sms, chunks, 0, costs_of(p, costs.KEEPING)))
-    return found if keeping_config(p, found, True) else NO_CLUSTERS
+    return found if keeping_config(p, found, True) else shared.NO_CLUSTERS
 
 
-def keeping_config(p: Problem, clusters: Clusters, results: bool) -> FusedConfig | None:
+def keeping_config(p: Problem, clusters: shared.Clusters, results: bool) -> FusedConfig | None:
     """Return the one kernel that keeps what a backward reads; without `results` if a backward recomputes that."""
     fused = fused_config(p, clusters.sharing > 0, clusters.ctas) if clusters.ctas else None
     if not fused or (fused.ctas == 2 and fused.prepare.in_blocks):
@@ -200,7 +178,7 @@ def keeping_config(p: Problem, clusters: Clusters, results: bool) -> FusedConfig
     return dataclasses.replace(fused, prepare=prepare, chain=chain)
 
 
-TRAINING = Makers(
+TRAINING = shared.Makers(
     tile_bytes=lambda K: tile(K).bytes,
     prepare=lambda p: dataclasses.replace(prepare_config(p, kept=False), b_on_keys=True),
     record=record_config,
@@ -219,13 +197,13 @@ TRAINING = Makers(
 
 
 @functools.lru_cache(maxsize=1024)
-def training_plan(p: Problem, sms: int) -> TrainingPlan:
-    return plan_of(TRAINING, p, sms)
+def training_plan(p: Problem, sms: int) -> shared.TrainingPlan:
+    return shared.plan_of(TRAINING, p, sms)
 
 
 @functools.lru_cache(maxsize=1024)
-def map_plan(p: Problem, sms: int) -> MapPlan:
-    return map_plan_of(TRAINING, p, sms)
+def map_plan(p: Problem, sms: int) -> shared.MapPlan:
+    return shared.map_plan_of(TRAINING, p, sms)
 
 
 def recipe(config: Config) -> cutedsl.Recipe:
@@ -241,36 +219,36 @@ def recipes(p: Problem, host: Host, training: bool = True) -> list[AnyRecipe]:
         return [*pool_recipes(p, C, TARGET), *recipes(inner(p), host, training)]
     has_backward = all(rule.holds(dataclasses.replace(p, direction="backward"), host) for rule in BACKWARD)
     for_others = training and not has_backward                                 # Triton's backward reads what is kept
-    configs: list[Any] = [TablesConfig(dtype) for dtype in OFFSETS if p.packed]
+    configs: list[Any] = [TablesConfig(dtype) for dtype in shared.OFFSETS if p.packed]
     configs += [prepare_config(p, kept) for kept in (False, True)[: 1 + for_others]]
     configs += [pairs_config(p)] * (for_others and p.C > C)
     for walk in ("sequences", "carry", "segments")[: 1 if p.batch_invariant else 3]:
         alone = walk == "segments" and not p.packed                            # segments of a row have an SM each
         configs += [chain_config(p, walk, stages) for stages in STAGES[: 1 if alone else 2]]
-    configs += [None if p.batch_invariant else compose_config(p)]
+    configs += [None if p.batch_invariant else shared.compose_config(p)]
     configs += [fused_config(p, sharing > 0, ctas) for ctas, sharing in CLUSTERS_OF_ONE]
     if not p.batch_invariant and stream_config(p):
         configs += [stream_config(p), stream_config(p, cut=True), join_states_config(p)]
-        configs += [join_config(p, offsets) for offsets in (OFFSETS if p.packed else (None,))]
+        configs += [join_config(p, offsets) for offsets in (shared.OFFSETS if p.packed else (None,))]
     if training and has_backward:
-        configs += all_configs(TRAINING, p)
+        configs += shared.all_configs(TRAINING, p)
     return [recipe(config) for config in dict.fromkeys(configs) if config]
 
 
 def call_of_stage(name: str, p: Problem, packed: bool) -> tuple[Problem, Save]:
-    return call_in_one_piece(name, p, packed, Save.PRODUCTS)
+    return shared.call_in_one_piece(name, p, packed, Save.PRODUCTS)
 
 
 def recipes_of_call(p: Problem, host: Host, offsets: str | None, save: Save) -> list[AnyRecipe]:
-    if p.direction == "backward" or save in BACKWARD_OF:
-        configs: list[Any] = [*configs_of_call(training_plan, p, host.sms, save, offsets)]
+    if p.direction == "backward" or save in shared.BACKWARD_OF:
+        configs: list[Any] = [*shared.configs_of_call(training_plan, p, host.sms, save, offsets)]
     else:
         forward = plan(p, host.sms, save is Save.PRODUCTS)
         configs = [TablesConfig(offsets)] if offsets else []
         if forward.stream:
             configs += [forward.stream, forward.compose, join_config(p, offsets) if forward.compose else None]
         else:
-            configs += [forward.fused] if forward.fused else configs_in(forward)
+            configs += [forward.fused] if forward.fused else shared.configs_in(forward)
     return [recipe(config) for config in dict.fromkeys(configs) if config]
 
 
@@ -396,9 +374,9 @@ class Times:
         return {0: self.apart, 1: self.alone, 2: self.of_two, 4: self.of_four}[ctas]()
 
 
-def clusters_of_one_kernel(times: Times) -> Clusters:
+def clusters_of_one_kernel(times: Times) -> shared.Clusters:
     p, sms, ctas = times.p, times.sms, ctas_of_one_kernel(times)
-    return Clusters(ctas, clusters_of(p, sms, ctas)) if ctas and wraps(p, sms, ctas) else Clusters(ctas, 0)
+    return shared.Clusters(ctas, clusters_of(p, sms, ctas) if ctas and wraps(p, sms, ctas) else 0)
 
 
 def ctas_of_one_kernel(times: Times) -> int:

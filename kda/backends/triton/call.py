@@ -50,11 +50,11 @@ class TritonCall:
         self.env: dict[str, Any] = {
             **tensors,
             "T": p.T, "tokens": p.B * p.T, "N": p.N, "H": p.H, "HV": p.HV, "C": p.C, "one": 1, "scale": p.scale,
-            "lower_bound": p.lower_bound or 0.0, "chunks": pl.chunks, "pieces": pl.pieces,
-            "segment": pl.segment_chunks, "chunk_bound": pl.chunk_bound,
+            "lower_bound": p.lower_bound or 0.0, "chunks": pl.chunks, "pieces": pl.segments,
+            "segment": pl.segment, "chunk_bound": pl.chunk_bound,
         }
         # Packed, there may be fewer; programs without a chunk clear tokens outside every sequence.
-        self.chunks, self.segments = pl.chunk_bound + p.packed, pl.segment_bound
+        self.chunks, self.segments = pl.chunk_bound + p.packed, pl.all_segments
         if p.packed:
             self._tables(tensors["cu_seqlens"])
 

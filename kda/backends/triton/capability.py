@@ -3,6 +3,7 @@
 from kda.routing.capability import Capability, Rule
 from ptxkit.compile.target import TARGETS
 
+from ..common.rules import TRITON, rules_of, runs_from
 from ..common.triton_types import width
 
 CAPABILITY = Capability(
@@ -10,17 +11,7 @@ CAPABILITY = Capability(
     rank=100,
     summary="portable Triton kernels, compute capability 8.0 and up",
     rules=(
-        Rule(
-            "triton.gpu",
-            lambda p, h: h.cc is not None and h.cc >= (8, 0),
-            "needs an NVIDIA GPU of compute capability 8.0 or more, found {h}",
-        ),
-        Rule(
-            "triton.installed",
-            lambda p, h: h.has("triton"),
-            "needs the package triton",
-            "pip install triton",
-        ),
+        *rules_of("triton", runs_from(8, 0), TRITON),
         Rule(
             "triton.dtype",
             lambda p, h: p.dtype != "float64",

@@ -68,7 +68,7 @@ def gate_intra_wy(c: TritonCall, for_backward: bool) -> None:
 def state_output(c: TritonCall) -> None:
     """Compute o, ht, h and v_new, those that there is memory for."""
     h0 = c.env.get("h0")
-    if c.plan.segment:
+    if c.plan.cut:
         summary, h0 = summarised(c), c.per_segment(c.p.K, c.p.V)
         c.over_sequences("compose", edge=h0, added=summary.added)
     c.over_segments("state", h0=h0)
@@ -94,7 +94,7 @@ def output_state_bwd(c: TritonCall) -> None:
     c.make("dh dv_new")
     dht = c.env["dht"]
     start = " from zero" if dht is None else ""
-    if not c.plan.segment:
+    if not c.plan.cut:
         c.over_segments("state_bwd" + start)
         return
     transitions(c)
@@ -217,7 +217,7 @@ def whole_transition(c: TritonCall, wanted: bool) -> Tensor:
     p = c.p
     if not wanted:
         return torch.zeros(1, p.HV, p.K, p.K, device=c.device)
-    if not c.plan.segment:                                                     # there is one chunk
+    if not c.plan.cut:                                                     # there is one chunk
         w, kg = (c.env[name].transpose(0, 1).double() for name in ("w", "kg"))
         return (c.env["gc_last"].double().exp2().view(p.HV, p.K).diag_embed() - kg.mT @ w).float().unsqueeze(0)
     *others, last = c.env["M"].double().unbind()

@@ -15,10 +15,9 @@ from kda.model.host import Host
 from kda.model.problem import Problem
 from kda.model.stages import LOG2_E
 from ptxkit.compile.recipes import Constant
-from ptxkit.compile.target import Target
 from ptxkit.compile.triton import Recipe
 
-from ..common import triton_recipes
+from ..common import cutting, triton_recipes
 from ..common.pool.plan import inner
 from ..common.pool.plan import recipes as pool_recipes
 from ..common.triton_types import target_of
@@ -27,14 +26,14 @@ from .decode.recurrent_plan import recipes as decode_recipes
 from .decode.step_plan import recipes as step_recipes
 from .decode.step_plan import usual_step
 
+SHORTEST = 16                                # chunks of a segment
+
 
 @dataclass(frozen=True)
-class Plan:
+class Plan(cutting.Cut):
     problem: Problem
-    target: Target
-    sms: int
     kernels: dict[str, Recipe]
-    segment: int                             # chunks that one program of `state` walks; 0: whole sequences
+    cut: bool                                # into segments, each of which one program of `state` walks
 
     __hash__ = None                          # type: ignore[assignment]
 
@@ -44,31 +43,9 @@ class Plan:
         return -(-built_for.get(dim, self.problem.K) // built_for["B" + dim])
 
     @property
-    def chunks(self) -> int:
-        """Return the chunks of a row of T tokens."""
-        return -(-self.problem.T // self.problem.C)
-
-    @property
     def chunk_bound(self) -> int:
         p = self.problem
         return chunk_bound(p.B, p.T, p.N, p.C, p.packed)
-
-    @property
-    def segment_chunks(self) -> int:
-        return self.segment or max(self.chunks, 1)
-
-    @property
-    def pieces(self) -> int:
-        """Return the segments of a row of T tokens."""
-        return max(1, -(-self.chunks // self.segment_chunks))
-
-    @property
-    def segment_bound(self) -> int:
-        """Return the most segments there can be; every sequence has one."""
-        p = self.problem
-        if not p.packed:
-            return p.B * self.pieces
-        return p.T // (self.segment_chunks * p.C) + p.N if self.segment else p.N
 
 
 @functools.lru_cache(maxsize=1024)
@@ -80,7 +57,7 @@ def plan(p: Problem, host: Host, saved: Save = Save.NOTHING, cut: bool = False) 
     if cut and not segment:
         segment = -(-p.T // p.C) // 2
     kernels = (make.forward if p.direction == "forward" else make.backward)(segment, saved)
-    return Plan(p, make.target, host.sms, kernels, segment)
+    return Plan(*cutting.cut_into(p, p.C, segment), p, kernels, segment > 0)
 
 
 def call_of_stage(name: str, p: Problem, packed: bool) -> tuple[Problem, Save]:
@@ -94,17 +71,8 @@ def recipes_of_call(p: Problem, host: Host, offsets: str | None, save: Save) -> 
 
 
 def split(p: Problem, sms: int, BV: int) -> int:
-    """Return the chunks of a segment, 0 for whole sequences: cut if heads and sequences leave the chip idle.
-
-    Never with batch_invariant: roundings would depend on neighbours, and on where a call ends.
-    """
-    sequences = max(p.N, 1)
-    wanted = 2 * sms // (-(-p.V // BV) * p.HV * sequences)
-    if wanted < 3 or p.batch_invariant:
-        return 0
-    chunks = -(-p.T // p.C) // (sequences if p.packed else 1)
-    length = max(16, -(-chunks // wanted))
-    return length if chunks > 2 * length else 0
+    """Return the chunks of a segment, 0 for whole sequences: two programs on an SM walk BV columns of a state each."""
+    return cutting.segment_length(p, p.C, -(-p.V // BV), 2 * sms, SHORTEST)
 
 
 # Rows of a diagonal block, whether of normalised q and k alone, and the most bits that half of its rows may decay by:
@@ -178,7 +146,7 @@ DTYPES = {                                   # dtypes of tensors that have not t
 @functools.lru_cache(maxsize=4096)
 def dtype_of(p: Problem, name: str) -> str:
     """Return the dtype in which kernels have a tensor."""
-    wide = "float64" if p.dtype == "float32" else "float32"                    # of sums of log2 decays
+    wide = "float64" if p.dtype == "float32" else "float32"                    # for sums of log2 decays
     of_call = {"g": p.g_dtype, "beta": p.beta_dtype, "h0": p.state_dtype or "float32", "gc": wide,
                "pool": p.checkpoints or "float32"}
     return of_call.get(name) or of_call.get(name.removeprefix("d")) or DTYPES.get(name, p.dtype)

@@ -21,7 +21,6 @@ SLICES = 8                                   # slices into which shares divides 
 # tables
 THREADS = 256
 RUN = 16                                     # chunks of every sequence that a program writes
-LIMIT = 65535                                # the largest size of a grid in y and z
 
 # What the forwards round: operands of products, and results; decays, norms, the inverse and the state stay float32.
 ROUNDED_TO = dict.fromkeys(("A_qk", "A_inv", "qg", "kb", "kg", "h", "v_new", "o"), "bfloat16")

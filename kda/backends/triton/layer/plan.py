@@ -13,6 +13,7 @@ from kda.routing.capability import Rule
 from ptxkit.compile.triton import Recipe
 
 from ...common import triton_recipes
+from ...common.rules import TRITON, rules_of, runs_from
 from ...common.triton_types import target_of, width
 
 WIDTH = 4                                    # tokens that the convolution sees: that of every model
@@ -36,9 +37,7 @@ class LayerPart(NamedTuple):
 
 
 CONVOLUTION = (
-    Rule("layer.gpu", lambda p, h: h.cc is not None and h.cc >= (8, 0),
-         "needs an NVIDIA GPU of compute capability 8.0 or more, found {h}"),
-    Rule("layer.installed", lambda p, h: h.has("triton"), "needs the package triton", "pip install triton"),
+    *rules_of("layer", runs_from(8, 0), TRITON),
     Rule("layer.dtype", lambda p, h: p.dtype in ("bfloat16", "float16", "float32"),
          "needs bfloat16, float16 or float32, got {p.dtype}"),
     Rule("layer.width", lambda p, h: p.size == WIDTH, "needs a convolution over 4 tokens, got {p.size}"),

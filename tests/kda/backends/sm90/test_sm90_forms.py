@@ -166,7 +166,7 @@ def test_states_of_heads_that_remember_are_whole_or_cut_the_same_but_for_roundin
     call = Call(SEGMENTS, dict(T=256, regime="slow", states=True, **SMALL))
     takes(call.form)
     cut = results(call)[0]
-    monkeypatch.setattr(plan, "segment_length", lambda p, sms: 0)
+    monkeypatch.setattr(training_plan, "segment_length", lambda p, sms: 0)
     launch.forget_plans()
     whole = results(call)[0]
     assert whole["h"].shape == (1, 4, 1, 64, 64)
