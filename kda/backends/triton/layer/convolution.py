@@ -65,6 +65,23 @@ def weights(weight, c, C):
 
 
 @triton.jit
+def bias_of(bias, c, C, BC: tl.constexpr):
+    b = tl.zeros((BC,), tl.float32)
+    if bias is not None:
+        b = tl.load(bias + c, mask=c < C, other=0.0).to(tl.float32)
+    return b
+
+
+@triton.jit
+def rows_before(x, t, tokens, c, C):
+    """Loads the three rows before token t, the latest first, as float32."""
+    x1 = row(x, t - 1, tokens, c, C).to(tl.float32)
+    x2 = row(x, t - 2, tokens, c, C).to(tl.float32)
+    x3 = row(x, t - 3, tokens, c, C).to(tl.float32)
+    return x1, x2, x3
+
+
+@triton.jit
 def convolve(
     x, weight, bias, state, starts, numbers, y, tokens, T, C, rows,
     BC: tl.constexpr,
@@ -74,12 +91,8 @@ def convolve(
     t0 = tl.program_id(0) // blocks * rows
     c = tl.program_id(0) % blocks * BC + tl.arange(0, BC)
     w = weights(weight, c, C)
-    b = tl.zeros((BC,), tl.float32)
-    if bias is not None:
-        b = tl.load(bias + c, mask=c < C, other=0.0).to(tl.float32)
-    x1 = row(x, t0 - 1, tokens, c, C).to(tl.float32)
-    x2 = row(x, t0 - 2, tokens, c, C).to(tl.float32)
-    x3 = row(x, t0 - 3, tokens, c, C).to(tl.float32)
+    b = bias_of(bias, c, C, BC)
+    x1, x2, x3 = rows_before(x, t0, tokens, c, C)
     for r in range(0, rows, UNROLL):
         new = ()
         for u in tl.static_range(UNROLL):
@@ -114,12 +127,8 @@ def convolve_bwd(
     t0 = run * rows
     c = tl.program_id(0) % blocks * BC + tl.arange(0, BC)
     w = weights(weight, c, C)
-    b = tl.zeros((BC,), tl.float32)
-    if bias is not None:
-        b = tl.load(bias + c, mask=c < C, other=0.0).to(tl.float32)
-    x1 = row(x, t0 - 1, tokens, c, C).to(tl.float32)
-    x2 = row(x, t0 - 2, tokens, c, C).to(tl.float32)
-    x3 = row(x, t0 - 3, tokens, c, C).to(tl.float32)
+    b = bias_of(bias, c, C, BC)
+    x1, x2, x3 = rows_before(x, t0, tokens, c, C)
     d1, d2, d3 = tl.zeros((BC,), tl.float32), tl.zeros((BC,), tl.float32), tl.zeros((BC,), tl.float32)
     first1, first2 = first_of(starts, t0, tokens, T), first_of(starts, t0, tokens, T)
     dw0, dw1, dw2 = tl.zeros((BC,), tl.float32), tl.zeros((BC,), tl.float32), tl.zeros((BC,), tl.float32)
@@ -181,9 +190,7 @@ def convolve_state_bwd(
     else:
         first, end = tl.load(cu_seqlens + n).to(tl.int32), tl.load(cu_seqlens + n + 1).to(tl.int32)
     w = weights(weight, c, C)
-    b = tl.zeros((BC,), tl.float32)
-    if bias is not None:
-        b = tl.load(bias + c, mask=c < C, other=0.0).to(tl.float32)
+    b = bias_of(bias, c, C, BC)
     before = state + n.to(tl.int64) * 3 * C + c
     s = ()
     for i in tl.static_range(3):
