@@ -12,7 +12,7 @@ import triton.language as tl
 
 from ..parts.fast import exp2
 from ..parts.memory import load_rows, load_start, store_state
-from ..parts.sequences import program_place
+from ..parts.sequences import walk_place
 
 
 @triton.jit
@@ -26,12 +26,9 @@ def state_bwd(
 
     STORE   dv_new, and dh leaving each chunk
     """
-    tile, head, p, n, number, begin, left, chunk = program_place(
-        segment_table, T, C, segment, chunks, pieces, HV, V, BV
-    )
-    if segment_table is not None:
-        if n < 0:
-            return
+    tile, head, p, n, number, begin, left, chunk = walk_place(segment_table, T, C, segment, chunks, pieces, HV, V, BV)
+    if segment_table is not None and n < 0:
+        return
     tokens = tl.minimum(left, segment * C)
     if FINISH == "segment":
         if number == 0:

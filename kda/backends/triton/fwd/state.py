@@ -13,7 +13,7 @@ import triton.language as tl
 
 from ..parts.fast import exp2
 from ..parts.memory import load_rows, load_start, load_state, state_at, store_state
-from ..parts.sequences import program_place
+from ..parts.sequences import walk_place
 
 
 @triton.jit
@@ -31,12 +31,9 @@ def state(
     STORE_V v_new
     place   where in `pool` h entering each chunk goes, in the layout of h0; -1: nowhere
     """
-    tile, head, p, n, number, begin, left, chunk = program_place(
-        segment_table, T, C, segment, chunks, pieces, HV, V, BV
-    )
-    if segment_table is not None:
-        if n < 0:
-            return
+    tile, head, p, n, number, begin, left, chunk = walk_place(segment_table, T, C, segment, chunks, pieces, HV, V, BV)
+    if segment_table is not None and n < 0:
+        return
     tokens = tl.minimum(left, segment * C)
     if FINISH == "segment":
         if tokens == left:
@@ -97,12 +94,9 @@ def transition(
     STAGES: tl.constexpr,
 ):
     """Computes BV columns of M (K, K) of one segment: the product of its chunks' Diag(2^gc_last) - kg^T @ w."""
-    tile, head, p, n, number, begin, left, chunk = program_place(
-        segment_table, T, C, segment, chunks, pieces, HV, K, BV
-    )
-    if segment_table is not None:
-        if n < 0:
-            return
+    tile, head, p, n, number, begin, left, chunk = walk_place(segment_table, T, C, segment, chunks, pieces, HV, K, BV)
+    if segment_table is not None and n < 0:
+        return
     tokens = tl.minimum(left, segment * C)
     if (number == 0) & (tokens == left):                                       # the only one of its sequence
         return

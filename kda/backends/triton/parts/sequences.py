@@ -128,7 +128,7 @@ def segment_place(p, segment_table, T, C, segment, chunks, pieces):
 
 
 @triton.jit
-def program_place(segment_table, T, C, segment, chunks, pieces, HV, V: tl.constexpr, BV: tl.constexpr):
+def walk_place(segment_table, T, C, segment, chunks, pieces, HV, V: tl.constexpr, BV: tl.constexpr):
     """Returns (tile of BV columns, head, segment, `segment_place` of that) of a program that walks a segment."""
     tiles: tl.constexpr = (V + BV - 1) // BV
     tile, head, p = tl.program_id(0) % tiles, tl.program_id(0) // tiles % HV, tl.program_id(0) // tiles // HV
