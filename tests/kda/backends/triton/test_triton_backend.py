@@ -613,7 +613,7 @@ def test_there_is_room_for_every_chunk_and_segment(T, N):
     lengths = [T - others] + [1] * others + [0] * (N - 1 - others)
     chunks = [-(-n // 64) for n in lengths]
     assert sum(chunks) <= found.chunk_bound
-    assert sum(max(1, -(-n // found.segment_chunks)) for n in chunks) <= found.segment_bound
+    assert sum(max(1, -(-n // found.segment)) for n in chunks) <= found.all_segments
 
 
 def tables_of(lengths, padding, segment):
