@@ -5,6 +5,7 @@ import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 
+import from_data
 import shared
 
 globals().update(shared.settings("ptxkit", "ptxkit"))
@@ -12,4 +13,5 @@ extensions = ["myst_parser"]
 
 
 def setup(app):
+    app.connect("builder-inited", from_data.write)
     app.connect("source-read", shared.adapt)

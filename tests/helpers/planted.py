@@ -1,10 +1,11 @@
 """Correct kernels, and faults planted in their text: each must be reported, or give a wrong answer.
 
-`python tests/helpers/planted.py` prints the table of ptxkit/docs/simulator.md.
+`python tests/helpers/planted.py` writes ptxkit/docs/data/planted_faults.json.
 """
 
 from __future__ import annotations
 
+import json
 import pathlib
 from typing import NamedTuple
 
@@ -13,6 +14,7 @@ import torch
 from ptxkit import TensorMap, launch
 
 HERE = pathlib.Path(__file__).parent
+FILE = HERE.parents[1] / "ptxkit" / "docs" / "data" / "planted_faults.json"
 TILE = HERE.parents[1] / "ptxkit" / "benchmarks" / "kernels" / "tile_sm100.ptx"
 
 
@@ -237,9 +239,8 @@ def verdict(fault, **options):
 
 
 def table():
-    rows = [f"| {f.family} | {f.kernel} | {f.says} | {verdict(f) or 'NOT NOTICED'} |" for f in FAULTS]
-    return "\n".join(["| family | kernel | fault | verdict |", "|---|---|---|---|", *rows])
+    return [[f.family, f.kernel, f.says, verdict(f) or "NOT NOTICED"] for f in FAULTS]
 
 
 if __name__ == "__main__":
-    print(table())
+    FILE.write_text("[\n" + ",\n".join(map(json.dumps, table())) + "\n]\n")

@@ -13,7 +13,9 @@ import pytest
 import torch
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[2] / "docs"))
+sys.path.insert(0, str(pathlib.Path(__file__).parents[2] / "ptxkit" / "docs"))
 
+import from_data
 import written
 
 import kda
@@ -27,8 +29,10 @@ from kda.tools.commands import findings
 ROOT = pathlib.Path(__file__).parents[2]
 PICTURES = ROOT / "docs" / "pictures"
 FOLDERS = ("*.md", "docs/**/*.md", "ptxkit/**/*.md", "benchmarks/**/*.md")
-PAGES = sorted({page for where in FOLDERS for page in ROOT.glob(where)} | written.PAGES.keys())
-TEXTS = {page: written.PAGES[page]() if page in written.PAGES else page.read_text() for page in PAGES}
+WRITTEN = written.PAGES | from_data.PAGES    # when a site is built; only its pages lead there
+SITES = {ROOT / "docs", ROOT / "ptxkit" / "docs"}
+PAGES = sorted({page for where in FOLDERS for page in ROOT.glob(where)} | WRITTEN.keys())
+TEXTS = {page: WRITTEN[page]() if page in WRITTEN else page.read_text() for page in PAGES}
 
 
 def anchors(page):
@@ -41,7 +45,7 @@ def broken_links(page, text):
     for link in re.findall(r"\]\(([^)\s]+)\)", text):
         file, _, anchor = link.partition("#")
         target = (page.parent / file).resolve() if file else page
-        exists = target.exists() if target not in written.PAGES else ROOT / "docs" in page.parents  # in the site alone
+        exists = bool(SITES & {*page.parents}) if target in WRITTEN else target.exists()
         if "://" not in link and not (exists and (not anchor or anchor in anchors(target))):
             yield link
 

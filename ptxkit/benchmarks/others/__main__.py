@@ -1,6 +1,6 @@
-"""Runs kernels of public projects, unmodified, under the simulator, checks their results, and writes a page.
+"""Runs kernels of public projects, unmodified, under the simulator, and checks their results.
 
-    python -m ptxkit.benchmarks.others --sources FOLDER [--only TEXT] [--page ptxkit/docs/kernels_of_others.md]
+    python -m ptxkit.benchmarks.others --sources FOLDER [--only TEXT] [--write ptxkit/docs/data/kernels_of_others.json]
 
 FOLDER holds checkouts, which are cloned there where they are missing, and packages: the error for one that is missing
 names the command that installs it. A file per project has its cases, and `cases.py` the versions.
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import collections
+import json
 import pathlib
 import subprocess
 import time
@@ -20,7 +21,7 @@ import traceback
 import torch
 
 from .cases import CASES, PACKAGES, PROJECTS
-from .page import page, verdict
+from .page import row_of, text
 
 
 def fetched(folder, name):
@@ -57,21 +58,19 @@ def main():
     )
     parser.add_argument("--sources", type=pathlib.Path, required=True)
     parser.add_argument("--only", default="")
-    parser.add_argument("--page", type=pathlib.Path)
+    parser.add_argument("--write", type=pathlib.Path, metavar="FILE", help="put what ran instead of its projects' rows")
     asked = parser.parse_args()
-    rows = []
+    rows = collections.defaultdict(list)
     for project, kernel, arch, function in CASES:
         if asked.only not in f"{project} {kernel}":
             continue
         fetched(asked.sources, project)
         correct, kinds, instructions, seconds = outcome(project, kernel, arch, function, asked.sources)
-        said = "; ".join(f"{kind}: {verdict(kernel, kind)}" for kind in kinds) or "none"
-        if correct == "NO":
-            correct = f"no: {verdict(kernel, 'NO')}"
-        rows.append((project, f"| {kernel} | {arch} | {correct} | {instructions:,} | {said} |"))
-        print(f"{project:13} {kernel:60} {arch:8} {correct:4} {said}  {seconds:.1f} s", flush=True)
-    if asked.page:
-        asked.page.write_text(page(rows, asked.page.read_text() if asked.page.exists() else ""))
+        rows[project].append([kernel, arch, correct, instructions, [*kinds]])
+        print(f"{project:13} {row_of(*rows[project][-1])}  {seconds:.1f} s", flush=True)
+    if asked.write:
+        new = {project: {"version": PROJECTS[project].version, "rows": found} for project, found in rows.items()}
+        asked.write.write_text(text(json.loads(asked.write.read_text()) | new))
 
 
 if __name__ == "__main__":

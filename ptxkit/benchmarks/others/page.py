@@ -1,5 +1,7 @@
 """The page of what ran: a row for each case, with the verdict of a person on each finding."""
 
+import json
+
 from .cases import NOT_RUN, PROJECTS
 
 COPIES = "harmless: warps that hold copies of a block read it, and do not store"
@@ -35,27 +37,43 @@ VERDICTS = {  # (part of a kernel's name, finding, or "NO": a wrong result) -> w
     ("bf16_h100_gemm", "mbarrier"): "true by the manual: every lane of a warp initialises the same mbarriers",
     ("fwd_attend_ker<64, true>", "peer-exited"): "true: nothing waits for tiles that a causal CTA does not use",
 }
-INTRODUCTION = """Written by `python -m ptxkit.benchmarks.others`. The kernels are unmodified; the script calls them on
-CPU tensors of small sizes and compares the results with torch's. "Correct" means that they agree. Wrong results and
-findings have the verdict of a person who read the kernel: *true* is an error of the kernel, which hardware may mask;
-*harmless* is none."""
+INTRODUCTION = """These kernels are unmodified; `python -m ptxkit.benchmarks.others` calls them on CPU tensors of small
+sizes and compares the results with torch's. "Correct" means that they agree. Wrong results and findings have the
+verdict of a person who read the kernel: *true* is an error of the kernel, which hardware may mask; *harmless* is
+none."""
 
 
 def verdict(kernel, what):
     return next((said for (part, kind), said in VERDICTS.items() if part in kernel and kind == what), "not read yet")
 
 
-def page(rows, before=""):
-    """The page anew; sections of projects without rows stay as they were before."""
-    kept = dict(section.split("\n", 1) for section in before.split("\n## ")[1:])
+def page(found):
+    """Return the page of what is on file: project -> its version, and rows of a kernel each."""
     lines = ["# Kernels by others, under the simulator", "", INTRODUCTION]
     for project, (title, version, *_) in PROJECTS.items():
-        lines_of_project, heading = [line for p, line in rows if p == project], f"{title}, {version}"
-        if lines_of_project:
-            lines += ["", f"## {heading}", "", "| kernel | arch | correct | warp instructions | findings |"]
-            lines += ["|---|---|---|---|---|", *lines_of_project]
-        elif heading in kept:
-            lines += ["", f"## {heading}", kept[heading].rstrip("\n")]
+        if project in found and found[project]["version"] == version:
+            lines += ["", f"## {title}, {version}", "", "| kernel | arch | correct | warp instructions | findings |"]
+            lines += ["|---|---|---|---|---|", *(row_of(*row) for row in found[project]["rows"])]
     lines += ["", "## Not run, and why", "", "| project | kernels | why |", "|---|---|---|"]
     lines += [f"| {PROJECTS[project].title} | {kernels} | {why} |" for project, kernels, why in NOT_RUN]
     return "\n".join(lines) + "\n"
+
+
+def row_of(kernel, arch, correct, instructions, kinds):
+    if correct == "NO":
+        correct = f"no: {verdict(kernel, 'NO')}"
+    return f"| {kernel} | {arch} | {correct} | {instructions:,} | {findings(kernel, kinds)} |"
+
+
+def findings(kernel, kinds):
+    return "; ".join(f"{kind}: {verdict(kernel, kind)}" for kind in kinds) or "none"
+
+
+def text(found):
+    """Return the file's text, a line for each kernel."""
+    def lines(rows):
+        return ",\n".join(json.dumps(row, ensure_ascii=False) for row in rows)
+
+    parts = [f'"{project}": {{"version": "{part["version"]}", "rows": [\n{lines(part["rows"])}\n]}}'
+             for project, part in found.items()]
+    return "{\n" + ",\n".join(parts) + "\n}\n"
