@@ -194,7 +194,7 @@ KEPT = {                                     # what a page says a forward keeps 
     ("sm90", 128, r"\| r \| (\d+) \| chain"): "r",
     ("sm90", 128, r"read it again: (\d+) bytes per token"): "tiles",
     ("sm90", 128, r"CTAs of a head read it: (\S+)\."): "3 * tiles",
-    ("sm90", 64, r"`disable_recompute` keeps (\d+) bytes"): "tiles + h + r",
+    ("sm90", 64, r"`disable_recompute` saves (\d+) bytes"): "tiles + h + r",
     ("sm100", 128, r"(\d+) bytes: h \d+, r"): "h + r",
     ("sm100", 128, r"(\S+) bytes: tiles"): "tiles + h + r",
     ("sm100", 128, r"bytes: tiles (\d+), h"): "tiles",
