@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import pathlib
+import re
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -106,17 +107,18 @@ def roles(kernel: Kernel, top: float) -> tuple[list[str], float]:
     for edge in kernel.edges:
         a, b, key = places[edge.start], places[edge.end], frozenset((edge.start, edge.end))
         n = used[key] = used.get(key, -1) + 1
-        dashed = edge.label.startswith(("empty", "values_empty", "rows_done", "read"))
+        label = kernel.label(edge)
+        dashed = label.startswith(("empty", "values_empty", "rows_done", "read"))
         if a.row == b.row:
-            assert abs(a.column - b.column) == 1, f"{kernel.name}: {edge.label} is not between neighbours"
+            assert abs(a.column - b.column) == 1, f"{kernel.name}: {label} is not between neighbours"
             y = max(a.y, b.y) + 26 + EDGE * n
             x1, x2 = (a.x + a.w + 3, b.x - 3) if a.x < b.x else (a.x - 3, b.x + b.w + 3)
-            parts += [line(x1, y, x2, y, dashed=dashed), text((x1 + x2) / 2, y - 5, edge.label)]
+            parts += [line(x1, y, x2, y, dashed=dashed), text((x1 + x2) / 2, y - 5, label)]
         else:
-            assert a.column == b.column and abs(a.row - b.row) == 1, f"{kernel.name}: {edge.label}, not neighbours"
+            assert a.column == b.column and abs(a.row - b.row) == 1, f"{kernel.name}: {label}, not neighbours"
             x = a.x + 14 + 0.47 * a.w * n
             y1, y2 = (a.y + a.h + 3, b.y - 3) if a.y < b.y else (a.y - 3, b.y + b.h + 3)
-            names = edge.label.split(", ")       # below each other: a label may not leave its column
+            names = re.split(", | (?=[+])", label)    # below each other: a label may not leave its column
             first = (y1 + y2) / 2 + 4 - LINE / 2 * (len(names) - 1)
             parts.append(line(x, y1, x, y2, dashed=dashed))
             parts += [text(x + 6, first + LINE * k, words, "start") for k, words in enumerate(names)]

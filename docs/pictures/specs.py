@@ -1,5 +1,6 @@
-"""What the pictures of kernels show beside their configurations: who hands what to whom, and the steps of warps that
-work together.  `Kernel` refuses a configuration whose mbarriers are not those of its picture.
+"""What the pictures of kernels show beside their configurations: which pipelines lie between whom, and the steps of
+warps that work together.  `Kernel` refuses a picture whose mbarriers are not those of its configuration, and an arrow
+from a role that does not arrive, or to one that does not wait.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import kda
+from kda.backends.common.cute.barriers import Meeting, Pipeline
 from kda.backends.common.cute.fields import Struct, several
 from kda.backends.sm90 import configs as sm90
 from kda.backends.sm90 import plan as sm90_plan
@@ -19,7 +21,6 @@ from kda.model.problem import Problem
 
 SMEM_LIMIT = 227 << 10                       # bytes that a CTA of both archs may have
 TMEM_COLUMNS = sm100.TMEM
-NO_BARRIERS = {"places", "tensors"}          # 64-bit fields that are none
 BACKENDS = pathlib.Path(kda.__file__).parent / "backends"
 
 
@@ -32,12 +33,13 @@ class Node:
 
 @dataclass(frozen=True)
 class Edge:
-    """An arrow; `mbarrier` names the fields of the configuration that it stands for, if there are any."""
+    """An arrow; `pipelines` names those of the configuration that it stands for.  Names of pipelines and barriers in
+    braces, in a label, stand for their counts; without a label it says all of its pipelines."""
 
     start: str
     end: str
-    label: str
-    mbarrier: str = ""
+    label: str = ""
+    pipelines: str = ""
 
 
 @dataclass(frozen=True)
@@ -81,15 +83,33 @@ class Kernel:
     ctas: int = 1                            # per SM
 
     def __post_init__(self) -> None:
-        structs = self.config.struct, *(struct for name, struct in self.inner.items() if name != "items")
-        declared = {n for struct in structs for n, f in struct.fields.items() if f.dtype == "int64"} - NO_BARRIERS
-        shown = {name for edge in self.edges for name in edge.mbarrier.split()}
-        if self.nodes and declared != shown:
-            raise ValueError(f"{self.name}: mbarriers {sorted(declared)}, the picture shows {sorted(shown)}")
+        shown = {name for edge in self.edges for name in edge.pipelines.split()}
+        if self.nodes and self.pipelines.keys() != shown:
+            raise ValueError(f"{self.name}: mbarriers {sorted(self.pipelines)}, the picture shows {sorted(shown)}")
+        for edge in self.edges:
+            for pipeline in map(self.pipelines.get, edge.pipelines.split()):
+                self.check(edge.start, {arrivals.role for arrivals in pipeline.arrivals}, f"arrives at {pipeline.name}")
+                self.check(edge.end, set(pipeline.waits.split(", ")), f"waits for {pipeline.name}")
         unknown = {name.partition(":")[0] for name in self.nodes} - set(self.config.roles)
         roles = set(self.config.roles) - {name.partition(":")[0] for name in self.nodes}
         if self.nodes and roles:
             raise ValueError(f"{self.name}: no node for {sorted(roles)}; there are {sorted(unknown)}")
+
+    @property
+    def pipelines(self) -> dict[str, Pipeline]:
+        return {pipeline.name: pipeline for pipeline in self.config.pipelines}
+
+    def check(self, node: str, roles: set[str], what: str) -> None:
+        """Refuse an arrow between a pipeline and a role that does not do this; PREPARE 0 does what PREPARE does."""
+        role = node.partition(":")[0]
+        if role in self.config.roles and not roles & {role, role.rstrip(" 01")}:
+            raise ValueError(f"{self.name}: {role} has an arrow, but {' or '.join(sorted(roles))} {what}")
+
+    def label(self, edge: Edge) -> str:
+        """Return the words beside an arrow."""
+        label = edge.label or ", ".join(f"{name}: {{{name}}}" for name in edge.pipelines.split())
+        threads = {meeting.barrier.name: meeting.barrier.threads for meeting in self.config.meetings}
+        return label.format_map(threads | {name: pipeline.total for name, pipeline in self.pipelines.items()})
 
 
 @dataclass(frozen=True)
@@ -98,6 +118,8 @@ class Part:
 
     struct: Struct
     roles: dict[str, range]
+    pipelines: tuple[Pipeline, ...]
+    meetings: tuple[Meeting, ...] = ()
 
     @property
     def shared(self) -> int:
@@ -180,15 +202,18 @@ def fused_edges(tensor_core: bool) -> tuple[Edge, ...]:
             maker, stages = f"PREPARE {group}{suffix}", f"stages {2 * group}, {2 * group + 1}{suffix}"
             other = stages.replace(suffix, f": CTA {1 - cta}")
             stage = 2 * group + cta
-            found += [Edge(maker, stages, f"tile, stage {stage}"), Edge(stages, maker, f"empty[{stage}]: 8", "empty")]
-            found += [Edge(stages, other, f"stage {stage}: copy")]
+            found += [
+                Edge(maker, stages, f"tile, stage {stage}"),
+                Edge(stages, maker, f"empty[{stage}]: {{empty}}", "empty"),
+                Edge(stages, other, f"stage {stage}: copy"),
+            ]
         stages = f"stages 2, 3{suffix}"
-        found += [Edge(stages, f"CHAIN{suffix}", "full: 1", "full"), Edge(f"CHAIN{suffix}", stages, "empty: 8")]
+        found += [Edge(stages, f"CHAIN{suffix}", pipelines="full"), Edge(f"CHAIN{suffix}", stages, pipelines="empty")]
         if tensor_core:
             core = f"tensor core{suffix}"
             found += [
-                Edge(core, f"CHAIN{suffix}", "out: commit", "out"),
-                Edge(core, f"CHAIN{suffix}", "added: commit", "added"),
+                Edge(core, f"CHAIN{suffix}", pipelines="out"),
+                Edge(core, f"CHAIN{suffix}", pipelines="added"),
                 Edge(core, f"PREPARE 1{suffix}", "pairs_done, KT_done", "pairs_done KT_done"),
             ]
     return tuple(found)
@@ -206,18 +231,18 @@ def walk_nodes(role: str, reads: str, does: tuple[str, ...], maker: str = "prepa
     }
 
 
-def walk_edges(role: str, reads: str, empty: str) -> tuple[Edge, ...]:
+def walk_edges(role: str, reads: str) -> tuple[Edge, ...]:
     return (
-        Edge("global memory", "LOAD", f"tiles, {reads}"),
-        Edge("LOAD", role, "full: 33 + bytes", "full"),
-        Edge(role, "LOAD", f"empty: {empty}", "empty"),
+        Edge("global memory", "LOAD", f"tiles, {reads}"), Edge("LOAD", role, pipelines="full"),
+        Edge(role, "LOAD", pipelines="empty"),
     )
 
 
 GRADS_EDGES = (
     Edge("global memory", "LOAD", "inputs"), Edge("LOAD", "global memory", "gradients"),
-    Edge("LOAD", "MATH", "values_full: 129", "values_full"), Edge("MATH", "LOAD", "values_empty: 8", "values_empty"),
-    Edge("LOAD", "MATH", "rows_full[2]: 128", "rows_full"), Edge("MATH", "LOAD", "rows_done[2]: 8", "rows_done"),
+    Edge("LOAD", "MATH", pipelines="values_full"), Edge("MATH", "LOAD", pipelines="values_empty"),
+    Edge("LOAD", "MATH", "rows_full[2]: {rows_full}", "rows_full"),
+    Edge("MATH", "LOAD", "rows_done[2]: {rows_done}", "rows_done"),
 )
 GRADS_NODES = {
     "global memory": Node(0, 0, ("q, k, g, beta", "do, dv, r, h, dh", "-> dq, dk, dg, dbeta")),
@@ -231,6 +256,7 @@ MAKER = Part(
     Struct(align=1024, **{f"group {n}": several(sm90_stream.group, 1) for n in range(sm90.GROUPS)}),
     {f"INVERSE {n}": range(n, n + 1) for n in range(sm90.GROUPS)}
     | {name: warps for name, warps in sm90_stream.roles.items() if name != "CHAIN"},
+    sm90_stream.group_pipelines, sm90_stream.meetings,
 )
 WALKER = Part(
     sm90_stream.walker,
@@ -238,6 +264,7 @@ WALKER = Part(
         role: range(warp, warp + 1) for role, warp in
         (("LOAD", sm90.STREAM_LOAD), ("VALUES", sm90.STREAM_VALUES), ("STORE", sm90.STREAM_STORE))
     },
+    sm90_stream.walker_pipelines,
 )
 STREAM_MAKES = (
     {f"PREPARE {n}": Node(0, n, ("two chunks, one after the", "other, and what joins them")) for n in (0, 1)}
@@ -245,11 +272,11 @@ STREAM_MAKES = (
     | {f"memory: {n}": Node(2, n, ("58 KiB of tiles of a step,", "and its flag, in L2")) for n in (0, 1)}
 )
 STREAM_MAKES_EDGES = (
-    Edge("PREPARE 0", "PREPARE 1", "begun: 1", "begun"),
+    Edge("PREPARE 0", "PREPARE 1", pipelines="begun"),
     *[edge for n in (0, 1) for edge in (
-        Edge(f"PREPARE {n}", f"INVERSE {n}", "barriers: 160, 288"),
-        Edge(f"INVERSE {n}", f"PREPARE {n}", "solved: 1", "solved"),
-        Edge(f"INVERSE {n}", f"PREPARE {n}", "taken: 1", "taken"),
+        Edge(f"PREPARE {n}", f"INVERSE {n}", "barriers: {GROUP_INVERSE}, {JOINED}"),
+        Edge(f"INVERSE {n}", f"PREPARE {n}", pipelines="solved"),
+        Edge(f"INVERSE {n}", f"PREPARE {n}", pipelines="taken"),
         Edge(f"INVERSE {n}", f"memory: {n}", "tiles, then flag"),
     )],
 )
@@ -261,9 +288,10 @@ STREAM_WALKS = {
     "STORE": Node(3, 0, ("rows of o", "to global memory")),
 }
 STREAM_WALKS_EDGES = (
-    Edge("memory", "LOAD", "flag, tiles"), Edge("LOAD", "CHAIN", "full: 33 + bytes", "full"),
-    Edge("CHAIN", "LOAD", "read: 4", "read"), Edge("VALUES", "CHAIN", "full"), Edge("CHAIN", "VALUES", "read"),
-    Edge("CHAIN", "STORE", "written: 4", "written"), Edge("STORE", "CHAIN", "taken: 1", "taken"),
+    Edge("memory", "LOAD", "flag, tiles"), Edge("LOAD", "CHAIN", pipelines="full"),
+    Edge("CHAIN", "LOAD", pipelines="read"), Edge("VALUES", "CHAIN", "full", "full"),
+    Edge("CHAIN", "VALUES", "read", "read"), Edge("CHAIN", "STORE", pipelines="written"),
+    Edge("STORE", "CHAIN", pipelines="taken"),
 )
 
 SM90 = [
@@ -278,7 +306,7 @@ SM90 = [
     Kernel(
         "sm90_chain", "chain", chain, FORWARD32, "one turn of the ring of stages", inner={"tiles": sm90.tile(128)},
         nodes=walk_nodes("CHAIN", "rows of v", ("S^T in registers; all products", "o to global memory")),
-        edges=walk_edges("CHAIN", "v", "4"), ring="full[0]", frames={"CTA": ("LOAD", "CHAIN")},
+        edges=walk_edges("CHAIN", "v"), ring="full[0]", frames={"CTA": ("LOAD", "CHAIN")},
     ),
     Kernel(
         "sm90_fused", "fused", sm90_fused, FORWARD64, "four chunks, CTA 0", nodes=FUSED90, edges=fused_edges(False),
@@ -304,7 +332,7 @@ SM90 = [
         "sm90_walk", "walk", recorded.walk, SM90_STEP, "one turn of the ring of stages",
         inner={"tiles": sm90.tile(128)}, ring="full[0]", frames={"CTA": ("LOAD", "WALK")},
         nodes=walk_nodes("WALK", "rows of do", ("dh^T in registers; all products", "dv and dh to global memory")),
-        edges=walk_edges("WALK", "do", "4"),
+        edges=walk_edges("WALK", "do"),
     ),
     Kernel(
         "sm90_grads", "grads", sm90_grads, SM90_STEP, "one chunk of 64 tokens", nodes=GRADS_NODES, edges=GRADS_EDGES,
@@ -332,7 +360,7 @@ Of, OfRecord, OfGrads = sm100_fused.tmem, sm100.RecordColumns, sm100.GradsColumn
 IN_STAGES = {"stages": sm100.STAGE, "tile": sm100.RECORD_TILE}
 CORE = Node(2, 1, ("products, issued by warp 0",))
 OF_THE_TENSOR_CORE = (
-    Edge("tensor core", "WALK", "out: commit", "out"), Edge("tensor core", "WALK", "added: commit", "added"),
+    Edge("tensor core", "WALK", pipelines="out"), Edge("tensor core", "WALK", pipelines="added"),
 )
 
 SM100 = [
@@ -372,10 +400,10 @@ SM100 = [
         nodes=walk_nodes("CHAIN", "rows of v", ("rounds and decays S, rounds X", "h to global memory"), "operands")
         | {"EPILOGUE": Node(1, 1, ("r and o, rounded,", "to global memory")), "tensor core": CORE},
         edges=(
-            *walk_edges("CHAIN", "v", "commit"),
-            Edge("tensor core", "CHAIN", "out: commit", "out"), Edge("tensor core", "CHAIN", "added: commit", "added"),
-            Edge("tensor core", "EPILOGUE", "done[2]: commit", "done"),
-            Edge("EPILOGUE", "tensor core", "read[2]: 4", "read"),
+            *walk_edges("CHAIN", "v"),
+            Edge("tensor core", "CHAIN", pipelines="out"), Edge("tensor core", "CHAIN", pipelines="added"),
+            Edge("tensor core", "EPILOGUE", "done[2]: {done}", "done"),
+            Edge("EPILOGUE", "tensor core", "read[2]: {read}", "read"),
         ),
         tmem=(Columns("S (K, V)", OfRecord.S, 128), Columns("[r | o], even", OfRecord.out, 64),
               Columns("[r | o], odd", OfRecord.out + 64, 64)),
@@ -386,13 +414,13 @@ SM100 = [
         nodes=walk_nodes("WALK", "rows of do", ("rounds and decays dh, rounds dv", "dv and dh to global memory"),
                          "operands")
         | {"tensor core": CORE},
-        edges=(*walk_edges("WALK", "do", "commit"), *OF_THE_TENSOR_CORE),
+        edges=(*walk_edges("WALK", "do"), *OF_THE_TENSOR_CORE),
         tmem=(Columns("dh (K, V)", OfRecord.S, 128), Columns("dv", OfRecord.out, 32)),
     ),
     Kernel(
         "sm100_grads", "grads", sm100_grads, SM100_STEP, "one chunk of 64 tokens",
         nodes=GRADS_NODES | {"tensor core": CORE}, ring="values_full",
-        edges=(*GRADS_EDGES, Edge("tensor core", "MATH", "products[2]: commit", "products")),
+        edges=(*GRADS_EDGES, Edge("tensor core", "MATH", "products[2]: {products}", "products")),
         registers={"MATH": MATH100, "LOAD": LOAD100}, inner={"rows": sm100_grads.rows},
         frames={"CTA": ("LOAD", "MATH", "tensor core")},
         tmem=(

@@ -24,6 +24,8 @@ from ptxkit.compile.fetching import fetch_all
 from ptxkit.compile.recipes import AnyRecipe
 
 COMMITTED = Path(__file__).with_name("digests.json")
+LONG = 4000                                  # instructions: the DSL takes seconds for each thousand
+
 
 def fetched(recipes: dict[str, AnyRecipe]) -> dict[str, str]:
     """Build the kernels and return the PTX of each label."""
@@ -52,6 +54,15 @@ def measured(backend: str, arch: str, labels: Iterable[str] | None = None) -> di
     recipes = labelled(backend, arch)
     chosen = recipes if labels is None else {label: recipes[label] for label in labels}
     return {label: digest(ptx) for label, ptx in fetched(chosen).items()}
+
+
+def of_a_name(backend: str, long: bool) -> list[str]:
+    """Return the first label of each kernel, of those kernels that are long or of those that are not."""
+    names: dict[str, str] = {}
+    for label in labelled(backend, backend):
+        names.setdefault(label.split(": ")[1].split()[0], label)
+    known = committed()["kernels"]
+    return [label for label in names.values() if (sum(known[label]["instructions"].values()) > LONG) == long]
 
 
 def main() -> None:

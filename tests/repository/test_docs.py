@@ -97,7 +97,7 @@ def test_the_example_of_a_docstring_runs(name):
 def pictures(monkeypatch):
     """The scripts of docs/pictures, by name."""
     monkeypatch.syspath_prepend(PICTURES)
-    names = ("maths", "kernels", "budgets", "specs")
+    names = ("maths", "kernels", "budgets", "specs", "protocols")
     yield SimpleNamespace(**{name: importlib.import_module(name) for name in names})
     for name in (*names, "drawing"):
         del sys.modules[name]
@@ -119,9 +119,59 @@ def test_every_picture_of_a_kernel_is_on_a_page():
 
 def test_a_picture_that_lacks_an_mbarrier_of_its_kernel_is_refused(pictures):
     kernel = pictures.specs.KERNELS[1]
-    without = [edge for edge in kernel.edges if edge.mbarrier != "empty"]
+    without = [edge for edge in kernel.edges if edge.pipelines != "empty"]
     with pytest.raises(ValueError, match="the picture shows \\['full'\\]"):
         dataclasses.replace(kernel, edges=without)
+
+
+@pytest.mark.parametrize("turned, message", [
+    ("full", "CHAIN has an arrow, but LOAD arrives at full"),
+    ("empty", "LOAD has an arrow, but CHAIN arrives at empty"),
+])
+def test_an_arrow_from_a_role_that_does_not_arrive_is_refused(pictures, turned, message):
+    kernel = pictures.specs.KERNELS[1]
+    edges = [
+        dataclasses.replace(edge, start=edge.end, end=edge.start) if edge.pipelines == turned else edge
+        for edge in kernel.edges
+    ]
+    with pytest.raises(ValueError, match=message):
+        dataclasses.replace(kernel, edges=edges)
+
+
+def test_an_arrow_to_a_role_that_does_not_wait_is_refused(pictures):
+    kernel = next(kernel for kernel in pictures.specs.KERNELS if kernel.name == "sm90_stream_walks")
+    edges = [dataclasses.replace(edge, end="LOAD") if edge.pipelines == "written" else edge for edge in kernel.edges]
+    with pytest.raises(ValueError, match="LOAD has an arrow, but STORE waits for written"):
+        dataclasses.replace(kernel, edges=edges)
+
+
+def test_an_arrow_says_how_many_arrivals_its_pipeline_has(pictures):
+    kernel = pictures.specs.KERNELS[1]
+    full, empty = kernel.config.pipelines
+    fewer = full._replace(arrivals=full.arrivals[1:])
+    other = SimpleNamespace(pipelines=(fewer, empty), meetings=(), roles=kernel.config.roles)
+    labels = [each.label(kernel.edges[1]) for each in (kernel, dataclasses.replace(kernel, config=other))]
+    assert labels == ["full: 33 + bytes", "full: 32"]
+
+
+def test_the_table_in_a_kernels_docstring_is_that_of_its_configurations(pictures):
+    sources = pictures.protocols.sources()
+    assert len(sources) == 12
+    said = "python docs/pictures/protocols.py writes them"
+    assert [str(file) for file, source in sources.items() if file.read_text() != source] == [], said
+
+
+def test_a_wrong_count_in_a_docstring_is_noticed(pictures, tmp_path):
+    file, configs = next((f, c) for f, c in pictures.protocols.configurations().items() if f.name == "chain.py")
+    kernel, source = tmp_path / "chain.py", file.read_text()
+    kernel.write_text(source.replace("4 of CHAIN, a lane", "5 of CHAIN, a lane"))
+    assert kernel.read_text() != source == pictures.protocols.written(kernel, configs)
+
+
+def test_a_kernel_without_a_table_is_told_how_to_get_one(pictures, tmp_path):
+    (tmp_path / "chain.py").write_text('"""A kernel."""')
+    with pytest.raises(ValueError, match="has no table of mbarriers and named barriers: add a line"):
+        pictures.protocols.written(tmp_path / "chain.py", [])
 
 
 def test_a_map_of_shared_memory_has_every_byte_once(pictures):

@@ -122,11 +122,18 @@ class KernelConfig(Limited):
         @property
         def roles(self) -> Mapping[str, range]: ...
 
+        @property
+        def pipelines(self) -> tuple[Any, ...]: ...
+
+        @property
+        def meetings(self) -> tuple[Any, ...]: ...
+
     else:
         cluster = 1
         pdl = False                          # programmatic: it may start before the previous kernel has ended
         launch_options = MappingProxyType({})    # options of the DSL's launch that change the code
         roles = MappingProxyType({})         # the warps of a CTA by role, if they differ
+        pipelines = meetings = ()            # where they wait for each other (cute/barriers.py)
 
     def broken_limits(self) -> Iterator[str]:
         clusters = math.prod(self.cluster) if isinstance(self.cluster, tuple) else self.cluster

@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from ..common.arguments import Arguments, KernelConfig, number, tensor
-from ..common.cute.barriers import COMMIT, Arrivals, Meeting, NamedBarrier, Pipeline, mbarriers, of_each_warp
+from ..common.cute.barriers import Arrivals, Meeting, NamedBarrier, Pipeline, commit, mbarriers, of_each_warp
 from ..common.cute.configs import ChunkConfig, checkpoint_arguments, ring_of_tiles, wrong_head_sizes
 from ..common.cute.fields import Struct, StructField, array, several
 from ..common.cute.tile import PITCH_A, PITCH_INVERSE, SUMS, WARPS, C
@@ -38,7 +38,7 @@ STATE_WARPS = 8                              # warps that have the state, in rec
 EPILOGUE_WARPS = 4                           # warps of EPILOGUE in record
 
 # Named barriers of CHAIN in fused, of its groups, of the eight warps that have the state in record and walk, and of the
-# first four in operands.
+# first four and of all in operands.
 STATE_ROUNDED = NamedBarrier("STATE_ROUNDED", 1, 32 * CHAIN_WARPS)
 X_THERE = NamedBarrier("X_THERE", 2, 32 * CHAIN_WARPS)
 O_THERE = NamedBarrier("O_THERE", 3, 64)
@@ -48,6 +48,7 @@ GROUP_LAST_SIX = NamedBarrier("GROUP_LAST_SIX", 6, 192, ids_per_group=3)
 IMAGE_THERE = NamedBarrier("IMAGE_THERE", 1, 32 * STATE_WARPS)
 ROWS_THERE = NamedBarrier("ROWS_THERE", 2, 32 * STATE_WARPS)
 FIRST_FOUR = NamedBarrier("FIRST_FOUR", 1, 128)
+WHOLE_CTA = NamedBarrier("sync_threads", 0, 32 * WARPS)
 
 
 class Shared(NamedTuple):
@@ -76,19 +77,19 @@ ITEM = Struct(
 
 CTA_PIPELINES = (
     Pipeline(
-        "full", (Arrivals(1, "PREPARE", "its warp 4; in the neighbour with the bytes of the copy"),), "CHAIN",
+        "full", (Arrivals(1, "PREPARE", "its warp 4; in its own CTA without bytes", "the copy"),), "CHAIN",
         "a tile is there: kE, qg, KT, A2, 2^gc_last", RING,
     ),
-    Pipeline("out", COMMIT, "CHAIN", "-X is there, S was read"),
-    Pipeline("added", COMMIT, "CHAIN", "S has KT^T @ X, o is there; X and the tile were read"),
+    Pipeline("out", commit("CHAIN"), "CHAIN", "-X is there, S was read"),
+    Pipeline("added", commit("CHAIN"), "CHAIN", "S has KT^T @ X, o is there; X and the tile were read"),
 )
 READ = Arrivals(
     CHAIN_WARPS * CTAS, "CHAIN", "a lane of each warp of both CTAs, in the CTA that makes the stage's tiles"
 )
-GROUP_PIPELINES = (                          # each group of PREPARE has them
-    Pipeline("empty", (READ,), "PREPARE", "no warp reads the stage any more, in either CTA; the copy is done"),
-    Pipeline("pairs_done", COMMIT, "PREPARE", "the product of pairs is there"),
-    Pipeline("KT_done", COMMIT, "PREPARE", "KT is in tensor memory"),
+GROUP_PIPELINES = (
+    Pipeline("empty", (READ,), "PREPARE", "no warp reads the stage any more; the copy is done", each="group"),
+    Pipeline("pairs_done", commit("PREPARE"), "PREPARE", "the product of pairs is there", each="group"),
+    Pipeline("KT_done", commit("PREPARE"), "PREPARE", "KT is in tensor memory", each="group"),
 )
 
 
@@ -277,8 +278,16 @@ class OperandsConfig(ChunkConfig):
     arguments = OperandsArguments
     threads = 32 * WARPS
     roles = MappingProxyType({"OPERANDS": range(WARPS)})
-    pipelines = (Pipeline("done", COMMIT, "OPERANDS", "the product of pairs is there (by halving: of each level)"),)
-    meetings = (Meeting(FIRST_FOUR, "warps 0 to 3", "A_kk is there"),)
+    pipelines = (
+        Pipeline("done", commit("OPERANDS"), "OPERANDS", "the product of pairs is there (by halving: of each level)"),
+    )
+    meetings = (
+        Meeting(
+            WHOLE_CTA, "OPERANDS", "the sums of each warp's rows are there, and what is set up once; those before each "
+            "warp; operands (by halving: of each level, and the one before was read); T'; all of the tile"
+        ),
+        Meeting(FIRST_FOUR, "warps 0 to 3", "A_kk is there"),
+    )
 
     @property
     def pdl(self) -> bool:
@@ -335,7 +344,7 @@ class RecordColumns:
 
 # Those of EPILOGUE; a stage is that of even or of odd chunks.
 RESULTS = (
-    Pipeline("done", COMMIT, "EPILOGUE", "r^T and o^T are there", 2),
+    Pipeline("done", commit("CHAIN"), "EPILOGUE", "r^T and o^T are there", 2),
     Pipeline("read", of_each_warp(EPILOGUE_WARPS, "EPILOGUE"), "CHAIN", "they were read", 2),
 )
 
@@ -367,9 +376,9 @@ class RecordConfig(KernelConfig):
     @property
     def state_pipelines(self) -> tuple[Pipeline, ...]:
         return (
-            *ring_of_tiles("CHAIN", "v", self.stages, COMMIT, "no product reads the stage any more"),
-            Pipeline("out", COMMIT, "CHAIN", "X^T is there, S rounded was read"),
-            Pipeline("added", COMMIT, "CHAIN", "S is that which leaves the chunk"),
+            *ring_of_tiles("CHAIN", "v", self.stages, commit("CHAIN"), "no product reads the stage any more"),
+            Pipeline("out", commit("CHAIN"), "CHAIN", "X^T is there, S rounded was read"),
+            Pipeline("added", commit("CHAIN"), "CHAIN", "S is that which leaves the chunk"),
         )
 
     @property
@@ -439,9 +448,9 @@ class WalkConfig(KernelConfig):
     @property
     def state_pipelines(self) -> tuple[Pipeline, ...]:
         return (
-            *ring_of_tiles("WALK", "do", self.stages, COMMIT, "no product reads the stage any more"),
-            Pipeline("out", COMMIT, "WALK", "dv^T is there, dh rounded was read"),
-            Pipeline("added", COMMIT, "WALK", "dh is that which enters the chunk; dv was read"),
+            *ring_of_tiles("WALK", "do", self.stages, commit("WALK"), "no product reads the stage any more"),
+            Pipeline("out", commit("WALK"), "WALK", "dv^T is there, dh rounded was read"),
+            Pipeline("added", commit("WALK"), "WALK", "dh is that which enters the chunk; dv was read"),
         )
 
     @property
@@ -491,7 +500,7 @@ class GradsConfig(GradsOptions):
     threads = 32 * (MATH_WARPS + LOAD_WARPS)
     roles = MappingProxyType({"MATH": range(MATH_WARPS), "LOAD": range(MATH_WARPS, MATH_WARPS + LOAD_WARPS)})
     product_pipelines = (
-        Pipeline("products", COMMIT, "MATH", "G is in tensor memory; products of states are", 2),
+        Pipeline("products", commit("MATH"), "MATH", "first: G is in tensor memory; second: products of states are", 2),
     )
 
     @property

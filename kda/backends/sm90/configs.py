@@ -54,7 +54,9 @@ STREAM_LOAD, STREAM_VALUES, STREAM_STORE = range(FIRST_PRODUCER, FIRST_PRODUCER 
 # Named barriers.
 CHAIN = NamedBarrier("CHAIN", 1, 32 * CHAIN_WARPS)
 A_KK_THERE = NamedBarrier("A_KK_THERE", 1, 64)
-FIRST_FOUR = NamedBarrier("FIRST_FOUR", 1, 128)      # the first four of a CTA of eight warps
+# A CTA of eight warps, and its first four.
+WHOLE_CTA = NamedBarrier("sync_threads", 0, 32 * WARPS)
+FIRST_FOUR = NamedBarrier("FIRST_FOUR", 1, 128)
 # The warps of a group, some of them, or some with the warp of its inverse.
 GROUP = NamedBarrier("GROUP", 2, 32 * WARPS, ids_per_group=2)
 GROUP_FIRST_FOUR = NamedBarrier("GROUP_FIRST_FOUR", 3, 128, ids_per_group=2)
@@ -112,7 +114,13 @@ class PrepareConfig(ChunkConfig):
     arguments = PrepareArguments
     threads = 32 * WARPS
     roles = MappingProxyType({"PREPARE": range(WARPS)})
-    meetings = (Meeting(FIRST_FOUR, "PREPARE", "A_kk is there"),)
+    meetings = (
+        Meeting(
+            WHOLE_CTA, "PREPARE", "the sums of each warp's rows are there; those before each warp; both operands (by "
+            "halving: of each level; in blocks of 8 rows: within them, that they were read, across them)"
+        ),
+        Meeting(FIRST_FOUR, "warps 0 to 3", "A_kk is there"),
+    )
 
     @property
     def pdl(self) -> bool:
@@ -178,7 +186,7 @@ class PairsConfig(KernelConfig):
     threads = 128
     pipelines = (
         Pipeline("full", (
-            Arrivals(1, "warp 0", "with the bytes of the tiles' parts"),
+            Arrivals(1, "warp 0", bytes="the tiles' parts"),
             Arrivals(LANES_OF_A_WARP, "warp 0", "each lane with its pieces of X and Y"),
         ), "all", "operands are there"),
     )
@@ -399,6 +407,22 @@ def rows_that_cannot_be_staged(config: FusedConfig | StreamConfig) -> Iterator[s
         yield f"rows that go through shared memory must be bfloat16; found g of {config.prepare.g_dtype}"
 
 
+def meetings_of_makers(config: FusedConfig | StreamConfig) -> Iterator[Meeting]:
+    """Yield where the warps of a group that makes tiles meet, some with the warp of its inverse."""
+    blocks = "in blocks of 8 rows: "
+    yield Meeting(GROUP, "PREPARE", "as at prepare's sync_threads; dt_bias is there; operands of pairs were read")
+    if config.prepare.in_blocks:
+        yield Meeting(GROUP_PRODUCT, "warps 0 to 3, 6 and 7 of PREPARE", f"{blocks}Y was read, where 6 and 7 write")
+    if config.prepare.in_blocks and config.helped:
+        yield Meeting(WHOLE_GROUP_INVERSE, "PREPARE, INVERSE", f"{blocks}all but TB is there, for INVERSE")
+    elif config.prepare.in_blocks:
+        yield Meeting(WHOLE_GROUP, "PREPARE", f"{blocks}all but TB is there, for warp 0")
+    elif config.helped:
+        yield Meeting(GROUP_INVERSE, "warps 0 to 3 of PREPARE, INVERSE", "A_kk and A_qk are there")
+    else:
+        yield Meeting(GROUP_FIRST_FOUR, "warps 0 to 3 of PREPARE", "A_kk and A_qk are there")
+
+
 class ShareField:
     """The fields that describe a cluster's share of all walks (parts/share.py)."""
 
@@ -458,7 +482,7 @@ class FusedConfig(KernelConfig):
     @property
     def direct_pipelines(self) -> tuple[Pipeline, ...]:
         """Those of a CTA alone, or of a cluster of two."""
-        handed_over = Arrivals(1, "PREPARE", "its warp 0; in the neighbour with the bytes of the copy")
+        handed_over = Arrivals(1, "PREPARE", "its warp 0; in its own CTA without bytes", "the copy")
         read = Arrivals(
             CHAIN_WARPS * self.walking, "CHAIN",
             "a lane of each warp of each CTA that walks, in the CTA that makes the stage's tiles",
@@ -472,16 +496,16 @@ class FusedConfig(KernelConfig):
     @property
     def relayed_pipelines(self) -> tuple[Pipeline, ...]:
         """Those of a cluster of four."""
-        handed_over = Arrivals(1, "RELAY", "with the bytes of the copy, or of INVERSE in its own CTA")
+        handed_over = Arrivals(1, "RELAY", "or INVERSE in its own CTA, without bytes", "the copy")
         copies = Arrivals(LANES_OF_A_WARP, "LOAD", "each lane with its pieces of v")
         relayed = Arrivals(WALKING, "RELAY", "of both CTAs that walk")
         read, stored = of_each_warp(CHAIN_WARPS, "CHAIN"), of_a_lane("STORE")
         solved = of_a_lane("INVERSE")
+        kept = (Pipeline("stored", stored, "LOAD", "where tiles are kept: r was read, which lies where v was", RING),)
         return (
             Pipeline("full", (handed_over, copies), "CHAIN", "a tile and v are there", RING),
             Pipeline("read", read, "RELAY, LOAD", "tile and v were read in this CTA", RING),
-            *[Pipeline("stored", stored, "LOAD", "where tiles are kept: r was read, which lies where v was", RING)
-              for _ in range(self.keeps)],
+            *(kept if self.keeps else ()),
             Pipeline("written", read, "STORE", "o (and r) of a chunk is in shared memory", OUTPUTS, "o"),
             Pipeline("taken", stored, "CHAIN", "it was read", OUTPUTS, "o"),
             Pipeline("credit", (relayed,), "INVERSE", "the stage of its next tile is free in both", GROUPS, "group"),
@@ -491,6 +515,11 @@ class FusedConfig(KernelConfig):
                 GROUPS, "group", TILES,
             ),
         )
+
+    @property
+    def meetings(self) -> tuple[Meeting, ...]:
+        says = "rows of v and o are in shared memory, in clusters of two; a state that crosses is"
+        return Meeting(CHAIN, "CHAIN", says), *meetings_of_makers(self)
 
     def kept_by(self, role: str) -> tuple[Arrivals, ...]:
         """The arrivals, at `empty`, of who hands tiles over, where they are kept."""
@@ -591,14 +620,14 @@ class StreamConfig(KernelConfig):
     launch_options = MappingProxyType({"min_blocks_per_mp": 1})
     helped = True                            # an inverse has a warp of its own (parts/making.py)
     registers = (240, 56)                    # registers of CHAIN, and of the other warps of its CTA
-    group_pipelines = (                      # each group of a CTA that makes tiles has them
-        Pipeline("solved", of_a_lane("INVERSE"), "PREPARE", "TB is there; it needs A_kk and b no more"),
-        Pipeline("taken", of_a_lane("INVERSE"), "PREPARE", "the copy to memory has read the step's tiles"),
-        Pipeline("begun", (Arrivals(1, "PREPARE 0", "its last warp"),), "PREPARE 1", "it has made a chunk"),
+    group_pipelines = (                      # in a CTA that makes tiles
+        Pipeline("solved", of_a_lane("INVERSE"), "PREPARE", "TB is there; it needs A_kk and b no more", each="group"),
+        Pipeline("taken", of_a_lane("INVERSE"), "PREPARE", "the copy to memory has read the tiles", each="group"),
+        Pipeline("begun", of_a_lane("PREPARE 0"), "PREPARE 1", "it has made a chunk", each="group"),
     )
-    walker_pipelines = (                     # a CTA that walks has them
+    walker_pipelines = (                     # in a CTA that walks
         Pipeline("full", (
-            Arrivals(1, "LOAD", "with the bytes of the copies"),
+            Arrivals(1, "LOAD", bytes="the copies"),
             Arrivals(LANES_OF_A_WARP, "VALUES", "each lane with its pieces of v"),
         ), "CHAIN", "tiles and v are there", STREAM_STAGES),
         Pipeline("read", of_each_warp(CHAIN_WARPS, "CHAIN"), "LOAD, VALUES", "both were read", STREAM_STAGES),
@@ -609,6 +638,15 @@ class StreamConfig(KernelConfig):
     @property
     def arguments(self) -> type[Arguments]:  # type: ignore[override]
         return CutArguments if self.cut else StreamArguments
+
+    @property
+    def pipelines(self) -> tuple[Pipeline, ...]:
+        return self.group_pipelines + self.walker_pipelines
+
+    @property
+    def meetings(self) -> tuple[Meeting, ...]:
+        joined = Meeting(JOINED, "PREPARE, INVERSE", "the step's tiles are there")
+        return *meetings_of_makers(self), joined
 
     def walks(self, segments: int) -> int:
         """CTAs that walk over one sequence and value head: all segments but the first have an M."""

@@ -1,7 +1,7 @@
 """The protocol of a kernel, declared once: mbarriers, by which warps hand something over, and named barriers, at which
 they meet.
 
-    LOADED = Arrivals(1, "LOAD", "with the bytes of the tile"), Arrivals(32, "LOAD", "each lane with its pieces of v")
+    LOADED = Arrivals(1, "LOAD", bytes="the tile"), Arrivals(32, "LOAD", "each lane with its pieces of v")
     full = Pipeline("full", LOADED, "CHAIN", "a chunk is there", stages=3)
 
 A configuration has them as `pipelines` and `meetings`.  The mbarriers in its shared memory (`mbarriers`), their counts
@@ -18,18 +18,21 @@ from typing import Any, NamedTuple
 from .fields import StructField, array
 
 LANES_OF_A_WARP = 32
-TENSOR_CORE = "the tensor core"
 
 
 class Arrivals(NamedTuple):
     """What one role adds to each phase of an mbarrier."""
 
     count: int
-    role: str                                # who arrives: a role of the configuration, or the tensor core
-    how: str
+    role: str                                # who arrives
+    how: str = ""
+    bytes: str = ""                          # what a copy brings that the phase waits for, too
+    commit: bool = False                     # the tensor core arrives, when it has done what the role issued
 
-
-COMMIT = (Arrivals(1, TENSOR_CORE, "a commit"),)
+    def __str__(self) -> str:
+        with_bytes = f" with the bytes of {self.bytes}" if self.bytes else ""
+        how = "a commit" if self.commit else self.how
+        return f"{self.role}{with_bytes}{', ' if how else ''}{how}"
 
 
 class Pipeline(NamedTuple):
@@ -46,6 +49,13 @@ class Pipeline(NamedTuple):
     @property
     def count(self) -> int:
         return sum(arrivals.count for arrivals in self.arrivals)
+
+    @property
+    def total(self) -> str:
+        """What a phase waits for, in a word or two."""
+        if any(arrivals.commit for arrivals in self.arrivals):
+            return "commit"
+        return f"{self.count}{' + bytes' if any(arrivals.bytes for arrivals in self.arrivals) else ''}"
 
 
 class NamedBarrier(NamedTuple):
@@ -77,6 +87,10 @@ class Meeting(NamedTuple):
     barrier: NamedBarrier
     roles: str                               # who meets there
     says: str
+
+
+def commit(role: str) -> tuple[Arrivals, ...]:
+    return (Arrivals(1, role, commit=True),)
 
 
 def of_each_warp(warps: int, role: str) -> tuple[Arrivals, ...]:

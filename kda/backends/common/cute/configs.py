@@ -76,7 +76,7 @@ def ring_of_tiles(
 ) -> tuple[Pipeline, Pipeline]:
     """Return the pipelines between LOAD and the role that walks over tiles, with rows of v or do."""
     copies = (
-        Arrivals(1, "LOAD", "with the bytes of the tile"),
+        Arrivals(1, "LOAD", bytes="the tile"),
         Arrivals(LANES_OF_A_WARP, "LOAD", f"each lane with its pieces of {rows}"),
     )
     return Pipeline("full", copies, role, "a chunk is there", stages), Pipeline("empty", read, "LOAD", says, stages)

@@ -110,8 +110,9 @@ class GradsOptions(ChunkConfig):
     @property
     def ring_pipelines(self) -> tuple[Pipeline, ...]:
         """Those between LOAD and MATH."""
-        values = Arrivals(LOADERS, "LOAD", "each thread with its pieces of do, dv and r"), Arrivals(
-            1, "LOAD", "with the bytes of h and dh"
+        values = (
+            Arrivals(LOADERS, "LOAD", "each thread with its pieces of do, dv and r"),
+            Arrivals(1, "LOAD", bytes="h and dh"),
         )
         rows, read = (Arrivals(LOADERS, "LOAD", "each thread"),), of_each_warp(self.math_warps, "MATH")
         return (

@@ -21,15 +21,18 @@ warps share a warp has 16 in turn: their fragments are those of a warpgroup on H
                           UMMA's products
   8-11   56         LOAD  brings what comes next, norms and beta of its tokens, and takes away what was made
 
-  pipeline        arrivals                        says
-  values_full     128, of LOAD's copies;          do, dv, r, h and dh of a chunk are there
-                  1 and the bytes of h and dh
-  values_empty    8, a lane of each MATH warp     all products and sums that read them are done
-  rows_full, 2    128, of LOAD                    q, k, g and of_tokens are there
-  rows_done, 2    8, a lane of each MATH warp     dq, dk and dg stand where q, k and g stood
-  products, 2     1, a commit                     G is in tensor memory;  products of states are
-  MATH            256                             G is there;  it was read;  partial sums are there;  projections are
-  LOAD            128                             rows are there
+  pipeline, barrier      arrivals                          waits  says
+  values_full            128 of LOAD, each thread with     MATH   do, dv, r, h and dh of a chunk are there
+                         its pieces of do, dv and r; 1 of
+                         LOAD with the bytes of h and dh
+  values_empty           8 of MATH, a lane of each warp    LOAD   all products and sums that read them are done
+  rows_full, each stage  128 of LOAD, each thread          MATH   q, k, g and of_tokens are there
+  rows_done, each stage  8 of MATH, a lane of each warp    LOAD   dq, dk and dg stand where q, k and g stood
+  products, each stage   1 of MATH, a commit               MATH   first: G is in tensor memory; second: products of
+                                                                  states are
+  MATH                   256                               MATH   G is there; it was read; partial sums are there;
+                                                                  projections are
+  LOAD                   128                               LOAD   rows are there
 
   shared memory: configs.GradsConfig.struct: do, dv, r 3 x 16 KiB, h, dh 2 x 32, rows 2 x 48, G 16 (partial sums later)
   tensor memory: configs.GradsColumns, 416 columns; all 512 are allocated, so that they begin at 0

@@ -14,13 +14,14 @@ adds to dh; the transposed M of the forward is what it multiplies dh by, and com
   0-7    WALK  dh rounded and decayed, dv rounded; dv and dh to memory.  warp 0: issues products
   8      LOAD  a tile by one bulk copy, rows of do in pieces of 16 bytes
 
-  pipeline     arrivals                                                says
-  full         1 and the bytes of the tile; 32, a lane's pieces of do  a chunk is there
-  empty        1, a commit                                             no product reads the stage any more
-  out          1, a commit                                             dv^T is there, dh rounded was read
-  added        1, a commit                                             dh is that which enters the chunk; dv was read
-  IMAGE_THERE  256                                                     dh is rounded and decayed, the dv before was read
-  ROWS_THERE   256                                                     dv is in shared memory, out was read
+  pipeline, barrier  arrivals                                  waits  says
+  full, each stage   1 of LOAD with the bytes of the tile; 32  WALK   a chunk is there
+                     of LOAD, each lane with its pieces of do
+  empty, each stage  1 of WALK, a commit                       LOAD   no product reads the stage any more
+  out                1 of WALK, a commit                       WALK   dv^T is there, dh rounded was read
+  added              1 of WALK, a commit                       WALK   dh is that which enters the chunk; dv was read
+  IMAGE_THERE        256                                       WALK   dh is rounded and decayed, the dv before was read
+  ROWS_THERE         256                                       WALK   dv is in shared memory, out was read
 
   shared memory: configs.WalkConfig.struct; a stage has a tile of 29 KiB and do 8; dh rounded twice 32, dv 8
   tensor memory: configs.RecordColumns; all is allocated, so that columns begin at 0

@@ -25,16 +25,29 @@ common/cute/compose.py goes from state to state, fwd/join.py adds what o has of 
 Chunks are counted through all that a cluster walks over: chunk c is in stage c mod 4, which group (c >> 1) & 1 of CTA
 c & 1 fills.  PREPAREs of a cluster's next sequence do not wait for the end of the one before.
 
-  pipeline    arrivals                                              says
-  full        1, of a PREPARE's warp 4; in the neighbour with the   a tile is there: kE, qg, KT, A2, 2^gc_last
-              bytes of the copy
-  empty       8, a lane of each warp of both CHAINs, in the CTA     no warp reads the stage any more, in either CTA, and
-              that makes the stage's tiles                          the copy is done
-  out         1, a commit                                           -X is there, S was read
-  added       1, a commit                                           S has KT^T @ X, o is there; X and the tile were read
-  pairs_done  1, a commit; of each group                            the product of pairs is there
-  KT_done     1, a commit; of each group                            KT is in tensor memory
-  named       parts/teams.py
+  pipeline, barrier       arrivals                     waits                    says
+  full, each stage        1 of PREPARE with the bytes  CHAIN                    a tile is there: kE, qg, KT, A2,
+                          of the copy, its warp 4; in                           2^gc_last
+                          its own CTA without bytes
+  out                     1 of CHAIN, a commit         CHAIN                    -X is there, S was read
+  added                   1 of CHAIN, a commit         CHAIN                    S has KT^T @ X, o is there; X and the
+                                                                                tile were read
+  empty, each group       8 of CHAIN, a lane of each   PREPARE                  no warp reads the stage any more; the
+                          warp of both CTAs, in the                             copy is done
+                          CTA that makes the stage's
+                          tiles
+  pairs_done, each group  1 of PREPARE, a commit       PREPARE                  the product of pairs is there
+  KT_done, each group     1 of PREPARE, a commit       PREPARE                  KT is in tensor memory
+  STATE_ROUNDED           128                          CHAIN                    S is in shared memory, 2^gc_last S in
+                                                                                tensor memory; first: rows of v are
+  X_THERE                 128                          CHAIN                    for warps 0 and 1: -X is in shared
+                                                                                memory, and rows of v of the next chunk;
+                                                                                warps 2 and 3 arrive: o of the chunk
+                                                                                before was read from tensor memory
+  O_THERE                 64                           warps 2, 3 of CHAIN      o is in shared memory
+  GROUP                   256, of each group           PREPARE                  as barrier 0 of fwd/operands.py
+  GROUP_FIRST_FOUR        128, of each group           warps 0 to 3 of PREPARE  A_kk is there; TB is
+  GROUP_LAST_SIX          192, of each group           warps 2 to 7 of PREPARE  KT and A2 are in the tile, for warp 4
 
   shared memory: configs.shared_memory, 226 KiB, or 124 of K = 64;  tensor memory: configs.Columns, all there are
   allocated, so that they begin at 0.  A product of M = 64 rows takes half the lanes of its columns.

@@ -16,12 +16,12 @@ pairs, common/cute/rows.py makes all of them.
 
 A program without a chunk clears its share of the rows of o outside every sequence.
 
-  barrier           arrivals                says
-  done              1, a commit             the product of pairs is there (by halving: of each level)
-  0                 256                     the sums of each warp's rows are there, and what is set up once;  those
-                                            before each warp;  operands (by halving: of each level, and the one before
-                                            was read);  T';  all of the tile
-  teams.FIRST_FOUR  128                     A_kk is there
+  pipeline, barrier  arrivals                 waits         says
+  done               1 of OPERANDS, a commit  OPERANDS      the product of pairs is there (by halving: of each level)
+  sync_threads       256                      OPERANDS      the sums of each warp's rows are there, and what is set up
+                                                            once; those before each warp; operands (by halving: of each
+                                                            level, and the one before was read); T'; all of the tile
+  FIRST_FOUR         128                      warps 0 to 3  A_kk is there
 
 The tile is made in shared memory; two bulk copies send it: KQ while T' is computed, then the rest.
 

@@ -19,15 +19,16 @@ the states between segments of both.
   8-11   EPILOGUE  r and o, rounded, to memory: 32 columns each
   12     LOAD      a tile by one bulk copy, rows of v in pieces of 16 bytes
 
-  pipeline     arrivals                                               says
-  full         1 and the bytes of the tile; 32, a lane's pieces of v  a chunk is there
-  empty        1, a commit                                            no product reads the stage any more
-  out          1, a commit                                            X^T is there, S rounded was read
-  added        1, a commit                                            S is that which leaves the chunk
-  done[2]      1, a commit                                            r^T and o^T are there
-  read[2]      4, a lane of each warp of EPILOGUE                     they were read
-  IMAGE_THERE  256                                                    S is rounded and decayed
-  ROWS_THERE   256                                                    X is in shared memory, out was read
+  pipeline, barrier  arrivals                                  waits     says
+  full, each stage   1 of LOAD with the bytes of the tile; 32  CHAIN     a chunk is there
+                     of LOAD, each lane with its pieces of v
+  empty, each stage  1 of CHAIN, a commit                      LOAD      no product reads the stage any more
+  out                1 of CHAIN, a commit                      CHAIN     X^T is there, S rounded was read
+  added              1 of CHAIN, a commit                      CHAIN     S is that which leaves the chunk
+  done, each stage   1 of CHAIN, a commit                      EPILOGUE  r^T and o^T are there
+  read, each stage   4 of EPILOGUE, a lane of each warp        CHAIN     they were read
+  IMAGE_THERE        256                                       CHAIN     S is rounded and decayed
+  ROWS_THERE         256                                       CHAIN     X is in shared memory, out was read
 
   shared memory: configs.RecordConfig.struct; a stage has a tile of 29 KiB and v 8; S rounded twice 32, X 8, r and o 16,
   [1 | 0] 4;  tensor memory: configs.RecordColumns; all is allocated, so that columns begin at 0

@@ -24,14 +24,16 @@ are permuted: position 8 b + 2 a + e holds token 4 a + 2 b + e, and lane a of fo
                                        two make G1 and G2, a single one makes both
   8-11   40         4-7    24    LOAD  brings what comes next, norms and beta of its tokens, takes away what was made
 
-  pipeline        arrivals                        says
-  values_full     128, of LOAD's copies;          do, dv, r, h and dh of a chunk are there
-                  1 and the bytes of h and dh
-  values_empty    8 or 4, one of each MATH warp   all products and sums that read them are done
-  rows_full, 2    128, of LOAD                    q, k, g and of_tokens are there
-  rows_done, 2    8 or 4, one of each MATH warp   dq, dk and dg stand where q, k and g stood
-  Rows.warps      all of MATH                     G is there;  it was read;  partial sums are there;  projections are
-  LOAD            128                             rows are there
+  pipeline, barrier      arrivals                             waits  says
+  values_full            128 of LOAD, each thread with its    MATH   do, dv, r, h and dh of a chunk are there
+                         pieces of do, dv and r; 1 of LOAD
+                         with the bytes of h and dh
+  values_empty           4 or 8 of MATH, a lane of each warp  LOAD   all products and sums that read them are done
+  rows_full, each stage  128 of LOAD, each thread             MATH   q, k, g and of_tokens are there
+  rows_done, each stage  4 or 8 of MATH, a lane of each warp  LOAD   dq, dk and dg stand where q, k and g stood
+  MATH                   128 or 256                           MATH   G is there; it was read; partial sums are there;
+                                                                     projections are
+  LOAD                   128                                  LOAD   rows are there
 
   shared memory: configs.GradsConfig.struct: do, dv, r 3 x 16 KiB, h, dh 2 x 32, rows 2 x 48, G 16 (partial sums later);
   of K = V = 64 3 x 8, 2 x 8, 2 x 24 and 16, of which two CTAs fit on an SM

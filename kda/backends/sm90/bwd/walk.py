@@ -15,11 +15,12 @@ adds to dh; the transposed M of the forward is what it multiplies dh by, and com
   0-3    WALK  all products, from registers and shared memory; dv and dh to global memory
   4      LOAD  a tile by one bulk copy, rows of do in pieces of 16 bytes
 
-  pipeline    arrivals                                               says
-  full        1 and the bytes of the tile; 32, a lane's pieces of do a chunk is there
-  empty       4, a lane of each warp of WALK                         no warp reads the stage any more
-  teams.CHAIN 128                                                    dv and dh are in shared memory, the dv before last
-                                                                     was read;  the dh before has gone
+  pipeline, barrier  arrivals                                  waits  says
+  full, each stage   1 of LOAD with the bytes of the tile; 32  WALK   a chunk is there
+                     of LOAD, each lane with its pieces of do
+  empty, each stage  4 of WALK, a lane of each warp            LOAD   no warp reads the stage any more
+  CHAIN              128                                       WALK   dv and dh are in shared memory, the dv before last
+                                                                      was read; the dh before has gone
 
   shared memory: configs.WalkConfig.struct; at K = 128 a stage has a tile of 29 KiB and do 4.5; dv twice 4.5, dh 16 KiB;
   at K = 64 the tile 17 and dh 8

@@ -11,10 +11,12 @@ between segments of both.
   4      LOAD   a tile (configs.tile) by one bulk copy, rows of v in pieces of 16 bytes: bulk copies of rows would be
                 issued by one lane after the other, 50 clocks each
 
-  pipeline     arrivals                                              says
-  full         1 and the bytes of the tile; 32, a lane's pieces of v a chunk is there
-  empty        4, a lane of each warp of CHAIN                       no warp reads the stage any more
-  teams.CHAIN  128                                                   o is in shared memory, the o before last was read
+  pipeline, barrier  arrivals                                  waits  says
+  full, each stage   1 of LOAD with the bytes of the tile; 32  CHAIN  a chunk is there
+                     of LOAD, each lane with its pieces of v
+  empty, each stage  4 of CHAIN, a lane of each warp           LOAD   no warp reads the stage any more
+  CHAIN              128                                       CHAIN  o (r, and the state) is in shared memory, the o
+                                                                      before last was read
 
 The bottleneck is the state's path from chunk to chunk: S rounded, P, v - P rounded, v_new, S.  While P and O are
 computed, o of the previous chunk is written; o's other product is queued behind S.

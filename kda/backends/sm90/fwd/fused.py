@@ -26,41 +26,53 @@ least to do, prefetches warp 0's next rows into L2: registers cannot hold them. 
 and of blocks of 8 rows: as soon as products are computed, all eight warps request their next rows, which go where the
 operands were (parts/rows.py).
 
-  pipeline                arrivals                                           says
-  cluster of two, and a CTA alone
-  full                    1, of PREPARE's warp 0; in the neighbour with      a tile is there
-                          the bytes of the copy
-  empty                   4 for each CTA that walks, a lane of each warp     no warp reads the stage any more, in any
-                          of CHAIN, in the CTA that makes the stage's tiles  CTA, and the copy is done
-  cluster of four
-  full                    1, of RELAY with the bytes of the copy, or of      a tile and v are there
-                          INVERSE in its own CTA; 32, a lane's pieces of v
-  read                    4, a lane of each warp of CHAIN                    tile and v were read in this CTA
-  written, of each o      4, a lane of each warp of CHAIN                    o (and r) of a chunk is in shared memory
-  taken, of each o        1, of STORE                                        it was read
-  empty, of each tile     2, the RELAYs                                      both CTAs have read what was last in it
-  credit, of each group   2, the RELAYs                                      the stage of its next tile is free in both
-  solved, of each group   1, of INVERSE                                      it needs A_kk and b no more
-  teams.GROUP_INVERSE     160, of each group: warps 0 to 3 and INVERSE       A_kk and A_qk are there
-  where it keeps
-  empty                   one more, of who hands the tile over               the copy to memory has read it, too
-  stored, of each stage   1, of STORE, in clusters of four                   r was read, which lies where v was
-  in blocks of 8 rows
-  teams.GROUP_PRODUCT     192, of each group: warps 0 to 3, and 6 and 7      Y was read, where 6 and 7 write
-  teams.WHOLE_GROUP       256, of each group, in clusters of two             all but TB is there, for warp 0
-  teams.WHOLE_GROUP_      288, of each group and INVERSE, of four            the same, for INVERSE
-  INVERSE
-  both
-  teams.CHAIN             128                                                rows of v and o are in shared memory, in
-                                                                             clusters of two; a state that crosses is
-  teams.GROUP             256, of each group                                 prepare's barrier 0; dt_bias is there;
-                                                                             operands of pairs were read
-  teams.GROUP_FIRST_FOUR  128, of each group, in clusters of two             prepare's FIRST_FOUR
-  crossed, in memory      1, a thread of the CHAIN before                    the state that enters a share is there
-  share                   (the first meeting of the cluster)                 which share it is, by CHAIN's warp 0
-  cluster                 640 of each CTA                                    first: mbarriers are initialised; last: the
-                                                                             neighbour reads nothing here any more, and
-                                                                             copies nothing here.  Alone: first only
+  pipeline, barrier       arrivals                             waits           says
+  a CTA alone, or a cluster of two:
+  full, each stage        1 of PREPARE with the bytes of the   CHAIN           a tile is there
+                          copy, its warp 0; in its own CTA
+                          without bytes
+  empty, each stage       4 or 8 of CHAIN, a lane of each      PREPARE         no warp reads the stage any more, in any
+                          warp of each CTA that walks, in the                  CTA, and the copy is done
+                          CTA that makes the stage's tiles; 1
+                          of PREPARE, where tiles are kept:
+                          the copy to memory has read it, too
+  a cluster of four:
+  full, each stage        1 of RELAY with the bytes of the     CHAIN           a tile and v are there
+                          copy, or INVERSE in its own CTA,
+                          without bytes; 32 of LOAD, each
+                          lane with its pieces of v
+  read, each stage        4 of CHAIN, a lane of each warp      RELAY, LOAD     tile and v were read in this CTA
+  written, each o         4 of CHAIN, a lane of each warp      STORE           o (and r) of a chunk is in shared memory
+  taken, each o           1 of STORE, a lane                   CHAIN           it was read
+  credit, each group      2 of RELAY, of both CTAs that walk   INVERSE         the stage of its next tile is free in
+                                                                               both
+  solved, each group      1 of INVERSE, a lane                 PREPARE         INVERSE needs A_kk and b no more
+  empty, 2 of each group  2 of RELAY, of both CTAs that walk;  PREPARE         both CTAs have read what was last in a
+                          1 of INVERSE, where tiles are kept:                  tile
+                          the copy to memory has read it, too
+  stored, each stage      1 of STORE, a lane                   LOAD            where tiles are kept: r was read, which
+                                                                               lies where v was
+  both:
+  CHAIN                   128                                  CHAIN           rows of v and o are in shared memory, in
+                                                                               clusters of two; a state that crosses is
+  GROUP                   256, of each group                   PREPARE         as at prepare's sync_threads; dt_bias is
+                                                                               there; operands of pairs were read
+  GROUP_FIRST_FOUR        128, of each group                   warps 0 to 3    A_kk and A_qk are there
+                                                               of PREPARE
+  GROUP_INVERSE           160, of each group                   warps 0 to 3    A_kk and A_qk are there
+                                                               of PREPARE,
+                                                               INVERSE
+  GROUP_PRODUCT           192, of each group                   warps 0 to 3,   in blocks of 8 rows: Y was read, where 6
+                                                               6 and 7 of      and 7 write
+                                                               PREPARE
+  WHOLE_GROUP             256, of each group                   PREPARE         in blocks of 8 rows: all but TB is there,
+                                                                               for warp 0
+  WHOLE_GROUP_INVERSE     288, of each group                   PREPARE,        in blocks of 8 rows: all but TB is there,
+                                                               INVERSE         for INVERSE
+
+A flag in memory, `crossed`, says that the state that enters a share is there: a thread of the CHAIN before sets it.
+The cluster meets twice: first mbarriers are initialised, and CHAIN's warp 0 has published the share; last, the
+neighbour reads nothing here any more, and copies nothing here.  A CTA alone meets first only.
 
 `wrapped`, where walks outnumber the clusters that run at once, and in CTAs alone: a cluster has an equal share of all
 of them, in pieces (parts/share.py), and the roles go on from piece to piece without a pause: a chunk's stage is that of

@@ -9,9 +9,10 @@ tensors that are kept for a backward.
   0-3    the product;  warps 0, 1 hold A_kk, warps 2, 3 A_qk
   0, 1   A_inv, 16 columns each
 
-  barrier     arrivals              says
-  full        1 and the bytes of the tiles' parts; 32, a lane's pieces of X and Y: operands are there
-  A_KK_THERE  64                    A_kk is there
+  pipeline, barrier  arrivals                                            waits       says
+  full               1 of warp 0 with the bytes of the tiles' parts; 32  all         operands are there
+                     of warp 0, each lane with its pieces of X and Y
+  A_KK_THERE         64                                                  warps 0, 1  A_kk is there
 
   shared memory: configs.PairsConfig.struct; at K = 128 KQ 16 KiB, KG 8, X and Y 5, A_kk 4.5
 """

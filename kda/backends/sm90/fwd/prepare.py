@@ -13,10 +13,11 @@ between the halves.
 
 A program without a chunk sets its share of the rows of o that belong to no sequence to zero.
 
-  barrier           threads  says
-  0                 256      the sums of each warp's rows are there;  those before each warp;  both operands (by
-                             halving: of each level; in blocks of 8 rows: within them, that they were read, across them)
-  teams.FIRST_FOUR  128      A_kk is there
+  pipeline, barrier  arrivals        waits         says
+  sync_threads       256             PREPARE       the sums of each warp's rows are there; those before each warp; both
+                                                   operands (by halving: of each level; in blocks of 8 rows: within
+                                                   them, that they were read, across them)
+  FIRST_FOUR         128             warps 0 to 3  A_kk is there
 
   shared memory: configs.PrepareConfig.struct; at K = 128 operands 16 + 8 KiB (any gate: twice 16), sums 5 (in blocks of
   8 rows: 10, and 6 of what blocks have), A_kk 4.5, TB 2

@@ -17,24 +17,31 @@ nobody, so CTAs that walk always find what they wait for, on any number of SMs.
 Steps are made in the order of their numbers in walks, of all walks in turn; first groups make earlier ones than second
 groups, which begin when the first group of their CTA has made a chunk: so first steps are there sooner.
 
-  pipeline             arrivals                                           says
-  of a group that makes tiles
-  teams.GROUP_INVERSE  160: warps 0 to 3 and INVERSE                      A_kk and A_qk are there
-  teams.WHOLE_GROUP_   288, in blocks of 8 rows                           the same
-  INVERSE
-  teams.GROUP          256, and the others of parts/making.py             as in fwd/fused.py; parts of the step are
-                                                                          there, and were read
-  solved               1, of INVERSE                                      TB is there; it needs A_kk and b no more
-  teams.JOINED         288: the group and INVERSE                         the step's tiles are there
-  taken                1, of INVERSE                                      the copy to memory has read them
-  begun                1, of the first group's last warp                  it has made a chunk
-  ready, in memory     1, of INVERSE                                      tiles of a step are in memory
-  of a CTA that walks, for each stage, or for each of two places of o
-  full                 1 and the bytes of the copies; 32, a lane's        tiles and v are there
-                       pieces of v
-  read                 4, a lane of each warp of CHAIN                    both were read
-  made                 4, a lane of each warp of CHAIN                    o is in shared memory
-  taken                1, of STORE                                        it was read
+  pipeline, barrier    arrivals                         waits                             says
+  a CTA that makes tiles:
+  solved, each group   1 of INVERSE, a lane             PREPARE                           TB is there; it needs A_kk and
+                                                                                          b no more
+  taken, each group    1 of INVERSE, a lane             PREPARE                           the copy to memory has read
+                                                                                          the tiles
+  begun, each group    1 of PREPARE 0, a lane           PREPARE 1                         it has made a chunk
+  GROUP                256, of each group               PREPARE                           as at prepare's sync_threads;
+                                                                                          dt_bias is there; operands of
+                                                                                          pairs were read
+  GROUP_INVERSE        160, of each group               warps 0 to 3 of PREPARE, INVERSE  A_kk and A_qk are there
+  JOINED               288, of each group               PREPARE, INVERSE                  the step's tiles are there
+  GROUP_PRODUCT        192, of each group               warps 0 to 3, 6 and 7 of PREPARE  in blocks of 8 rows: Y was
+                                                                                          read, where 6 and 7 write
+  WHOLE_GROUP_INVERSE  288, of each group               PREPARE, INVERSE                  in blocks of 8 rows: all but
+                                                                                          TB is there, for INVERSE
+  a CTA that walks:
+  full, each stage     1 of LOAD with the bytes of the  CHAIN                             tiles and v are there
+                       copies; 32 of VALUES, each lane
+                       with its pieces of v
+  read, each stage     4 of CHAIN, a lane of each warp  LOAD, VALUES                      both were read
+  written, each o      4 of CHAIN, a lane of each warp  STORE                             o is in shared memory
+  taken, each o        1 of STORE, a lane               CHAIN                             it was read
+
+A flag in memory, `ready`, says that the tiles of a step are there: INVERSE sets it.
 
 CHAIN's products have the state, or X, in registers, and issuing one waits until the tensor core has begun it.  So a
 step is the sum of its products and of what is done between them; only o goes to shared memory beside a product:

@@ -64,24 +64,13 @@ def test_every_recipe_has_a_digest():
     assert expected == set(DOCUMENT["kernels"]), SAID
 
 
-LONG = 4000                                  # instructions: the DSL takes seconds for each thousand
-
-
-def of_a_name(backend, arch, long):
-    """The first of each kernel's recipes, of those kernels that are long or of those that are not."""
-    names = {}
-    for label in digests.labelled(backend, arch):
-        names.setdefault(label.split(": ")[1].split()[0], label)
-    return [x for x in names.values() if (sum(DOCUMENT["kernels"][x]["instructions"].values()) > LONG) == long]
-
-
 @pytest.mark.parametrize(("backend", "long"), [
     ("sm100", False), ("sm90", False), ("sm89", False), ("sm89", True),
     *(pytest.param(backend, True, marks=pytest.mark.exhaustive) for backend in ("sm100", "sm90")),
 ])
 def test_a_kernel_of_each_name_has_the_code_that_is_committed(backend, long):
     skip_with_other_compilers(backend)
-    labels = of_a_name(backend, backend, long)
+    labels = digests.of_a_name(backend, long)
     assert labels
     assert [*digests.changes(document_of(labels), digests.measured(backend, backend, labels))] == [], SAID
 
