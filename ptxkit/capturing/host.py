@@ -8,6 +8,7 @@ refuses by its name.
 from __future__ import annotations
 
 import ctypes
+import functools
 import os
 import pathlib
 import re
@@ -16,11 +17,12 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from ctypes import POINTER, c_char_p, c_float, c_int, c_size_t, c_uint, c_uint32, c_uint64, c_void_p
+from ctypes import POINTER, c_char_p, c_float, c_int, c_size_t, c_uint, c_uint64, c_void_p
 from typing import Any
 
 from ptxkit.compile import nvrtc, store
 from ptxkit.compile.code import entries
+from ptxkit.compile.driver import COOPERATIVE
 from ptxkit.compile.errors import BuildError, MissingCompilerError
 from ptxkit.compile.kernel import Kernel
 from ptxkit.compile.target import Target, parse
@@ -29,9 +31,10 @@ from .. import cuda
 from ..engine.build import compiler
 from .gpu import driver as d
 from .gpu import images
+from .gpu.bindings import RUNTIME
 from .gpu.patching import current
 from .gpu.state import Gpu
-from .runtime import CLUSTER, COOPERATIVE, PDL, Callbacks, RuntimeLaunchConfig, encoded
+from .runtime import ENCODED, Callbacks, RuntimeLaunchConfig, attributes_of
 from .session import CaptureError
 
 _OF_CUDA = re.compile(r"^(?:__)?(?:cuda|cu)[A-Z]\w*$")
@@ -163,28 +166,14 @@ def _three(low: int, high: int) -> tuple[int, int, int]:
 
 
 def _launch(a: _Answers, gpu: Gpu, function: int, g: int, g2: int, b: int, b2: int, params: int, shared: int,
-            stream: Any) -> None:
-    a.launch(gpu, function, _three(g, g2), _three(b, b2), shared, params, {}, stream)
-
-
-def _launch_together(a: _Answers, gpu: Gpu, function: int, g: int, g2: int, b: int, b2: int, params: int,
-                     shared: int, stream: Any) -> None:
-    a.launch(gpu, function, _three(g, g2), _three(b, b2), shared, params, {COOPERATIVE: True}, stream)
+            stream: Any, together: bool = False) -> None:
+    attributes = {COOPERATIVE: True} if together else {}
+    a.launch(gpu, function, _three(g, g2), _three(b, b2), shared, params, attributes, stream)
 
 
 def _launch_ex(a: _Answers, gpu: Gpu, config: Any, function: int, params: int) -> None:
     c = config[0]
-    found = {c.attributes[i].id: c.attributes[i].value for i in range(c.count)}
-    attributes: dict[int, Any] = {key: bool(found[key][0]) for key in (PDL, COOPERATIVE) if key in found}
-    if CLUSTER in found:
-        attributes[CLUSTER] = tuple(found[CLUSTER][:3])
-    a.launch(gpu, function, tuple(c.grid), tuple(c.block), c.dynamic_shared, params, attributes, c.stream)
-
-
-def _tensor_map(a: _Answers, gpu: Gpu, to: int, dtype: int, rank: int, address: int, dims: Any, strides: Any, box: Any,
-                steps: Any, *more: int) -> None:
-    raw = encoded(dtype, address or 0, dims[:rank], strides[: rank - 1], box[:rank], steps[:rank], *more)
-    ctypes.memmove(to, raw, len(raw))
+    a.launch(gpu, function, tuple(c.grid), tuple(c.block), c.dynamic_shared, params, attributes_of(c), c.stream)
 
 
 def _entry_point(a: _Answers, gpu: Gpu, symbol: bytes, to: Any, *more: Any) -> None:
@@ -226,20 +215,12 @@ def _occupancy(a: _Answers, gpu: Gpu, to: Any, function: int, threads: int, shar
     to[0] = d.resident(gpu.chip, kernel.registers, kernel.shared, threads, shared)
 
 
-def _elapsed(a: _Answers, gpu: Gpu, to: Any, start: int, end: int) -> None:
-    to[0] = d.elapsed(gpu, start, end)
-
-
 def _worded(a: _Answers, gpu: Gpu, error: int) -> int:
     return ctypes.addressof(_NO_ERROR)
 
 
 def _worded_to(a: _Answers, gpu: Gpu, error: int, to: Any) -> None:
     to[0] = ctypes.addressof(_NO_ERROR)
-
-
-def _nothing(a: _Answers, gpu: Gpu, *args: Any) -> None:
-    """Do nothing: this is done already, or means nothing here."""
 
 
 def _to(answer: Callable[..., Any]) -> Callable[..., None]:
@@ -251,65 +232,52 @@ def _to(answer: Callable[..., Any]) -> Callable[..., None]:
     return put
 
 
-def _by(answer: Callable[..., Any]) -> Callable[..., None]:
-    return lambda a, gpu, *args: answer(gpu, *args)
-
-
-def _free(gpu: Gpu, address: int | None, *more: Any) -> None:
-    d.free(gpu, address or 0)
-
-
-def _fill(gpu: Gpu, to: int, value: int, count: int, *stream: Any) -> None:
-    d.fill(gpu, to, value, count, 1)
+def _as_in_python(name: str, types: tuple) -> Callable[..., Any]:
+    """Return the answer that cuda-python's function of this name gives: where the first argument is a typed pointer, it
+    goes there."""
+    answer = getattr(RUNTIME[name], "answer", RUNTIME[name])
+    return _to(answer) if types and issubclass(types[0], ctypes._Pointer) else lambda a, gpu, *args: answer(gpu, *args)
 
 
 _NO_ERROR = ctypes.create_string_buffer(b"no error")
 _P, _INT, _HANDLE = c_void_p, POINTER(c_int), POINTER(c_void_p)
 _RETURN_ADDRESSES = {"cudaGetErrorString", "cudaGetErrorName"}
 _DIM3 = (c_uint64,) * 2
-FUNCTIONS: dict[str, tuple[tuple, Callable[..., Any] | None]] = dict.fromkeys((
-    "cudaGetLastError", "cudaPeekAtLastError", "cudaStreamDestroy",
-    "cudaEventDestroy", "cudaSetDevice", "cudaDeviceReset",
-    "cudaFuncSetAttribute", "cudaFuncSetCacheConfig", "cudaProfilerStart", "cudaProfilerStop", "cudaDeviceSetLimit",
-), ((), _nothing)) | {
-    "cudaLaunchKernel": ((_P, *_DIM3, *_DIM3, _P, c_size_t, _P), _launch),
-    "__cudaLaunchKernel": ((_P, *_DIM3, *_DIM3, _P, c_size_t, _P), _launch),
-    "cudaLaunchCooperativeKernel": ((_P, *_DIM3, *_DIM3, _P, c_size_t, _P), _launch_together),
+_LAUNCHED = (_P, *_DIM3, *_DIM3, _P, c_size_t, _P)
+# what cuda-python answers as well -> its parameters
+TYPES: dict[str, tuple] = {
+    **dict.fromkeys((
+        "cudaGetLastError", "cudaPeekAtLastError", "cudaStreamDestroy", "cudaEventDestroy", "cudaSetDevice",
+        "cudaDeviceReset", "cudaFuncSetAttribute", "cudaFuncSetCacheConfig", "cudaProfilerStart", "cudaProfilerStop",
+        "cudaDeviceSetLimit", "cudaDeviceSynchronize",
+    ), ()),
+    **dict.fromkeys(("cudaMalloc", "cudaMallocHost"), (_HANDLE, c_size_t)),
+    **dict.fromkeys(("cudaMallocManaged", "cudaHostAlloc"), (_HANDLE, c_size_t, c_uint)),
+    "cudaMallocAsync": (_HANDLE, c_size_t, _P),
+    **dict.fromkeys(("cudaFree", "cudaFreeHost", "cudaStreamSynchronize", "cudaEventSynchronize"), (_P,)),
+    **dict.fromkeys(("cudaFreeAsync", "cudaEventRecord"), (_P, _P)),
+    "cudaStreamWaitEvent": (_P, _P, c_uint),
+    "cudaMemcpy": (_P, _P, c_size_t, c_int),
+    "cudaMemcpyAsync": (_P, _P, c_size_t, c_int, _P),
+    "cudaMemset": (_P, c_int, c_size_t),
+    "cudaMemsetAsync": (_P, c_int, c_size_t, _P),
+    **dict.fromkeys(("cudaGetDevice", "cudaGetDeviceCount"), (_INT,)),
+    "cudaDeviceGetAttribute": (_INT, c_int, c_int),
+    **dict.fromkeys(("cudaStreamCreate", "cudaEventCreate"), (_HANDLE,)),
+    **dict.fromkeys(("cudaStreamCreateWithFlags", "cudaEventCreateWithFlags"), (_HANDLE, c_uint)),
+    "cudaEventElapsedTime": (POINTER(c_float), _P, _P),
+}
+FUNCTIONS: dict[str, tuple[tuple, Callable[..., Any] | None]] = {
+    **{name: (types, _as_in_python(name, types)) for name, types in TYPES.items()},
+    **dict.fromkeys(("cudaLaunchKernel", "__cudaLaunchKernel"), (_LAUNCHED, _launch)),
+    "cudaLaunchCooperativeKernel": (_LAUNCHED, functools.partial(_launch, together=True)),
     "cudaLaunchKernelExC": ((POINTER(RuntimeLaunchConfig), _P, _P), _launch_ex),
     "__cudaGetKernel": ((_HANDLE, _P), _kernel),
-    "cuTensorMapEncodeTiled": (
-        (_P, c_int, c_int, _P, *(POINTER(c_uint64),) * 2, *(POINTER(c_uint32),) * 2, *(c_int,) * 4), _tensor_map,
-    ),
+    "cuTensorMapEncodeTiled": (ENCODED, lambda a, gpu, *args: a.tensor_map(*args)),
     "cudaGetDriverEntryPoint": ((c_char_p, _HANDLE, c_uint64, _INT), _entry_point),
     "cudaGetDriverEntryPointByVersion": ((c_char_p, _HANDLE, c_uint, c_uint64, _INT), _entry_point),
     "cudaPointerGetAttributes": ((_HANDLE, _P), _pointer),
-    "cudaMalloc": ((_HANDLE, c_size_t), _to(d.allocate)),
-    "cudaMallocAsync": ((_HANDLE, c_size_t, _P), _to(d.allocate)),
-    "cudaMallocManaged": ((_HANDLE, c_size_t, c_uint), _to(d.allocate)),
-    "cudaMallocHost": ((_HANDLE, c_size_t), _to(d.allocate)),
-    "cudaHostAlloc": ((_HANDLE, c_size_t, c_uint), _to(d.allocate)),
-    "cudaFree": ((_P,), _by(_free)),
-    "cudaFreeAsync": ((_P, _P), _by(_free)),
-    "cudaFreeHost": ((_P,), _by(_free)),
-    "cudaMemcpy": ((_P, _P, c_size_t, c_int), _by(d.copy)),
-    "cudaMemcpyAsync": ((_P, _P, c_size_t, c_int, _P), _by(d.copy)),
-    "cudaMemset": ((_P, c_int, c_size_t), _by(_fill)),
-    "cudaMemsetAsync": ((_P, c_int, c_size_t, _P), _by(_fill)),
-    "cudaDriverGetVersion": ((_INT,), _to(lambda gpu: CUDA_VERSION)),
-    "cudaRuntimeGetVersion": ((_INT,), _to(lambda gpu: CUDA_VERSION)),
-    "cudaGetDevice": ((_INT,), _to(lambda gpu: 0)),
-    "cudaGetDeviceCount": ((_INT,), _to(lambda gpu: 1)),
-    "cudaDeviceGetAttribute": ((_INT, c_int, c_int), _to(d.attribute)),
-    "cudaDeviceSynchronize": ((), _by(d.await_all)),
-    "cudaStreamSynchronize": ((_P,), _by(d.await_stream)),
-    "cudaStreamWaitEvent": ((_P, _P, c_uint), _by(d.wait)),
-    "cudaEventSynchronize": ((_P,), _by(d.await_event)),
-    "cudaStreamCreate": ((_HANDLE,), _to(d.create_stream)),
-    "cudaStreamCreateWithFlags": ((_HANDLE, c_uint), _to(d.create_stream)),
-    "cudaEventCreate": ((_HANDLE,), _to(d.create_event)),
-    "cudaEventCreateWithFlags": ((_HANDLE, c_uint), _to(d.create_event)),
-    "cudaEventRecord": ((_P, _P), _by(d.record)),
-    "cudaEventElapsedTime": ((POINTER(c_float), _P, _P), _elapsed),
+    **dict.fromkeys(("cudaDriverGetVersion", "cudaRuntimeGetVersion"), ((_INT,), _to(lambda gpu: CUDA_VERSION))),
     "cudaFuncGetAttributes": ((POINTER(_Attributes), _P), _attributes),
     "cudaOccupancyMaxActiveBlocksPerMultiprocessor": ((_INT, _P, c_int, c_size_t), _occupancy),
     "cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags": ((_INT, _P, c_int, c_size_t, c_uint), _occupancy),

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Sequence
 from ctypes import POINTER, c_char_p, c_int, c_size_t, c_uint, c_uint32, c_uint64, c_void_p
 from typing import Any
 
+from ptxkit.compile.driver import CLUSTER, COOPERATIVE, PDL
 from ptxkit.compile.kernel import Kernel
 from ptxkit.compile.launching import Launch
 
@@ -24,7 +25,6 @@ from .devices import ATTRIBUTES, resident
 from .session import CaptureError, Session
 
 SUCCESS = 0
-CLUSTER, COOPERATIVE, PDL = 4, 2, 6          # ids of launch attributes
 SHARED_SIZE = 1                              # CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES
 # What cuTensorMapEncodeTiled calls them, in its own order.
 DRIVER_DTYPES = (
@@ -64,6 +64,12 @@ class Callbacks:
         """Return the address of a C function; it lives as long as this object."""
         self._callbacks[name] = ctypes.CFUNCTYPE(returns, *types)(self._guarded(answer))
         return ctypes.cast(self._callbacks[name], c_void_p).value or 0
+
+    def tensor_map(self, to: int, dtype: int, rank: int, address: int, dims: Any, strides: Any, box: Any, steps: Any,
+                   *more: int) -> None:
+        """Do what cuTensorMapEncodeTiled does."""
+        raw = encoded(dtype, address or 0, dims[:rank], strides[: rank - 1], box[:rank], steps[:rank], *more)
+        ctypes.memmove(to, raw, len(raw))
 
     def raised(self) -> BaseException | None:
         """The exception of a callback since the last time, for the caller to raise."""
@@ -157,33 +163,35 @@ class Runtime(Callbacks):
 
     def launch_ex(self, config, kernel, params):
         c = config[0]
-        attributes = {c.attributes[i].id: c.attributes[i].value for i in range(c.count)}
-        flags = {key: bool(attributes[key][0]) for key in (PDL, COOPERATIVE) if key in attributes}
-        cluster = tuple(attributes[CLUSTER][:3]) if CLUSTER in attributes else (1, 1, 1)
-        self._launch(kernel, tuple(c.grid), tuple(c.block), cluster, c.dynamic_shared, params, flags, c.stream)
+        self._launch(kernel, tuple(c.grid), tuple(c.block), c.dynamic_shared, params, attributes_of(c), c.stream)
 
     def launch(self, kernel, gx, gy, gz, bx, by, bz, params, dynamic_shared, stream):
-        self._launch(kernel, (gx, gy, gz), (bx, by, bz), (1, 1, 1), dynamic_shared, params, {}, stream)
+        self._launch(kernel, (gx, gy, gz), (bx, by, bz), dynamic_shared, params, {}, stream)
 
-    def _launch(self, handle, grid, block, cluster, dynamic_shared, params, flags, stream):
+    def _launch(self, handle, grid, block, dynamic_shared, params, attributes, stream):
         """`params` points at one pointer for each parameter; no stream is the current one."""
-        kernel = self._handles[handle]
-        buffer = bytearray(kernel.params[-1].offset + kernel.params[-1].size if kernel.params else 0)
-        for pointer, param in zip(params[: len(kernel.params)], kernel.params):
-            buffer[param.offset : param.offset + param.size] = ctypes.string_at(pointer, param.size)
-        pdl, cooperative = flags.get(PDL, False), flags.get(COOPERATIVE, False)
-        taken = Launch(kernel, grid, block, cluster, dynamic_shared, bytes(buffer), self.tensors, pdl, cooperative,
+        kernel, cluster = self._handles[handle], attributes.get(CLUSTER, (1, 1, 1))
+        pointers = zip(params[: len(kernel.params)], kernel.params)
+        args = packed(kernel, (ctypes.string_at(pointer, param.size) for pointer, param in pointers))
+        pdl, cooperative = (attributes.get(key, False) for key in (PDL, COOPERATIVE))
+        taken = Launch(kernel, grid, block, cluster, dynamic_shared, args, self.tensors, pdl, cooperative,
                        stream=stream or None)
         self.session.launch(taken)
 
-    def encode_tiled(
-        self, found, dtype, rank, address, dims, strides, box, steps, interleave, swizzle, promotion, fill
-    ):
-        raw = encoded(
-            dtype, address or 0, dims[:rank], strides[: rank - 1], box[:rank], steps[:rank], interleave, swizzle,
-            promotion, fill,
-        )
-        ctypes.memmove(found, raw, len(raw))
+
+def attributes_of(config: RuntimeLaunchConfig) -> dict[int, Any]:
+    """Return those attributes of a launch that mean something here."""
+    found = {config.attributes[i].id: config.attributes[i].value for i in range(config.count)}
+    attributes: dict[int, Any] = {key: bool(found[key][0]) for key in (PDL, COOPERATIVE) if key in found}
+    return attributes | ({CLUSTER: tuple(found[CLUSTER][:3])} if CLUSTER in found else {})
+
+
+def packed(kernel: Kernel, values: Iterable[bytes]) -> bytes:
+    """Return the parameter buffer of a launch, from the bytes of each parameter."""
+    buffer = bytearray(kernel.layout.size)
+    for param, value in zip(kernel.params, values):
+        buffer[param.offset : param.offset + param.size] = value
+    return bytes(buffer)
 
 
 def encoded(
@@ -212,6 +220,7 @@ def encoded(
 
 
 _P, _OUT, _HANDLE = c_void_p, POINTER(c_int), POINTER(c_void_p)
+ENCODED = (_P, c_int, c_int, _P, *(POINTER(c_uint64),) * 2, *(POINTER(c_uint32),) * 2, *(c_int,) * 4)
 # what host code calls -> its parameters, the method that answers
 FUNCTIONS: dict[str, tuple[tuple, str]] = {
     "_cudaLibraryLoadData": ((_HANDLE, _P, _P, _P, c_uint, _P, _P, c_uint), "load"),
@@ -229,8 +238,5 @@ FUNCTIONS: dict[str, tuple[tuple, str]] = {
     "_cudaStreamSynchronize": ((_P,), "nothing"),
     "_cudaDeviceSynchronize": ((), "nothing"),
     "cuda_dialect_init_library_once": ((_P, _P, _P, _P), "init_library_once"),
-    "_cuTensorMapEncodeTiled": (
-        (_P, c_int, c_int, _P, *(POINTER(c_uint64),) * 2, *(POINTER(c_uint32),) * 2, *(c_int,) * 4),
-        "encode_tiled",
-    ),
+    "_cuTensorMapEncodeTiled": (ENCODED, "tensor_map"),
 }

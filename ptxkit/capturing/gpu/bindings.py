@@ -38,35 +38,64 @@ def _context(*args: Any) -> int:
     return d.CONTEXT
 
 
-def _handle(gpu: Gpu, *args: Any) -> int:
-    return gpu.handle()
-
-
-def _name(gpu: Gpu, *args: Any) -> bytes:
-    return gpu.name.encode()
-
-
 def _fill(width: int) -> Callable[..., Any]:
     return lambda gpu, to, value, count, *stream: d.fill(gpu, to, value, count, width)
 
 
-NOTHING = dict.fromkeys((
+NOTHING = (
+    "StreamDestroy", "EventDestroy", "FuncSetAttribute", "FuncSetCacheConfig", "LibraryUnload", "ProfilerStart",
+    "ProfilerStop", "GraphDestroy", "GraphExecDestroy", "GraphUpload",
+)
+# what the driver and the runtime call alike: cuStreamCreate, cudaStreamCreate
+SHARED: dict[str, Any] = dict.fromkeys(NOTHING, _nothing) | {
+    "DeviceGetAttribute": d.attribute,
+    "DeviceCanAccessPeer": _of(0),
+    "DeviceGetPCIBusId": _of(b"0000:00:00.0"),
+    "StreamCreate": Made("stream", d.create_stream),
+    "StreamCreateWithPriority": Made("stream", d.create_stream),
+    "StreamSynchronize": d.await_stream,
+    "StreamQuery": d.await_stream,
+    "StreamWaitEvent": d.wait,
+    "StreamBeginCapture": d.begin_capture,
+    "StreamEndCapture": Made("graph", d.end_capture),
+    "EventCreate": Made("event", d.create_event),
+    "EventRecord": d.record,
+    "EventRecordWithFlags": d.record,
+    "EventSynchronize": d.await_event,
+    "EventQuery": d.await_event,
+    "EventElapsedTime": d.elapsed,
+    "GraphInstantiate": Made("graphExec", lambda gpu, graph, flags: int(graph)),
+    "GraphInstantiateWithFlags": Made("graphExec", lambda gpu, graph, flags: int(graph)),
+    "GraphGetNodes": d.nodes,
+    "GraphLaunch": d.replay,
+    "MemGetInfo": d.memory_info,
+    "LibraryLoadData": Made("library", d.load),
+    "LibraryLoadFromFile": Made("library", d.load_file),
+    "LibraryGetKernel": Made("kernel", images.function),
+    "LibraryEnumerateKernels": Made("kernel", lambda gpu, count, library: images.functions(gpu, library, count)),
+    "OccupancyMaxActiveBlocksPerMultiprocessor": d.blocks,
+    "OccupancyMaxActiveBlocksPerMultiprocessorWithFlags": d.blocks,
+    "OccupancyAvailableDynamicSMemPerBlock": d.spare_shared,
+}
+
+
+def _shared(prefix: str, kind: Callable[[str], str]) -> dict[str, Any]:
+    """Return the shared answers under one API's names; `kind` is how it calls a type."""
+    named = {each: Made(kind(a.kind), a.answer) if isinstance(a, Made) else a for each, a in SHARED.items()}
+    return {prefix + each: answer for each, answer in named.items()}
+
+
+DRIVER: dict[str, Any] = _shared("cu", lambda kind: f"CU{kind}") | dict.fromkeys((
     "cuInit", "cuCtxDestroy", "cuCtxSetCurrent", "cuCtxPushCurrent", "cuCtxSetLimit",
-    "cuDevicePrimaryCtxRelease", "cuDevicePrimaryCtxReset", "cuStreamDestroy",
-    "cuEventDestroy", "cuModuleUnload", "cuLibraryUnload",
-    "cuFuncSetAttribute", "cuFuncSetCacheConfig", "cuFuncLoad", "cuKernelSetAttribute", "cuMemHostRegister",
-    "cuMemHostUnregister", "cuProfilerStart", "cuProfilerStop", "cuGraphDestroy", "cuGraphExecDestroy", "cuGraphUpload",
-), _nothing)
-DRIVER: dict[str, Any] = NOTHING | {
+    "cuDevicePrimaryCtxRelease", "cuDevicePrimaryCtxReset", "cuModuleUnload", "cuFuncLoad", "cuKernelSetAttribute",
+    "cuMemHostRegister", "cuMemHostUnregister",
+), _nothing) | {
     "cuDriverGetVersion": Made("CUDA_VERSION", _nothing),
     "cuDeviceGetCount": _of(1),
     "cuDeviceGet": Made("CUdevice", lambda gpu, ordinal: int(ordinal)),
     "cuDeviceGetName": lambda gpu, length, device: gpu.name.encode()[:length],
     "cuDeviceTotalMem": lambda gpu, device: gpu.memory,
-    "cuDeviceGetAttribute": d.attribute,
     "cuDeviceComputeCapability": lambda gpu, device: gpu.chip.target.cc,
-    "cuDeviceCanAccessPeer": _of(0),
-    "cuDeviceGetPCIBusId": _of(b"0000:00:00.0"),
     "cuDevicePrimaryCtxRetain": Made("CUcontext", _context),
     "cuDevicePrimaryCtxGetState": _of((0, 1)),
     "cuCtxCreate": Made("CUcontext", _context),
@@ -75,124 +104,50 @@ DRIVER: dict[str, Any] = NOTHING | {
     "cuCtxGetDevice": Made("CUdevice", _of(0)),
     "cuCtxGetStreamPriorityRange": _of((0, 0)),
     "cuCtxGetLimit": _of(0),
-    "cuStreamCreate": Made("CUstream", d.create_stream),
-    "cuStreamCreateWithPriority": Made("CUstream", d.create_stream),
     "cuStreamGetCtx": Made("CUcontext", _context),
     "cuCtxSynchronize": d.await_all,
-    "cuStreamSynchronize": d.await_stream,
-    "cuStreamQuery": d.await_stream,
-    "cuStreamWaitEvent": d.wait,
-    "cuEventSynchronize": d.await_event,
-    "cuEventQuery": d.await_event,
     "cuStreamIsCapturing": lambda gpu, stream: _capturing("driver", gpu),
-    "cuEventCreate": Made("CUevent", d.create_event),
-    "cuEventRecord": d.record,
-    "cuEventRecordWithFlags": d.record,
-    "cuEventElapsedTime": d.elapsed,
-    "cuStreamBeginCapture": d.begin_capture,
-    "cuStreamEndCapture": Made("CUgraph", d.end_capture),
-    "cuGraphInstantiate": Made("CUgraphExec", lambda gpu, graph, flags: int(graph)),
-    "cuGraphInstantiateWithFlags": Made("CUgraphExec", lambda gpu, graph, flags: int(graph)),
-    "cuGraphGetNodes": d.nodes,
-    "cuGraphLaunch": d.replay,
-    "cuMemAlloc": Made("CUdeviceptr", d.allocate),
-    "cuMemAllocAsync": Made("CUdeviceptr", d.allocate),
-    "cuMemAllocManaged": Made("CUdeviceptr", d.allocate),
-    "cuMemAllocHost": d.allocate,
-    "cuMemHostAlloc": d.allocate,
-    "cuMemFree": d.free,
-    "cuMemFreeAsync": d.free,
-    "cuMemFreeHost": d.free,
-    "cuMemGetInfo": d.memory_info,
-    "cuMemsetD8": _fill(1), "cuMemsetD8Async": _fill(1),
-    "cuMemsetD16": _fill(2), "cuMemsetD16Async": _fill(2),
-    "cuMemsetD32": _fill(4), "cuMemsetD32Async": _fill(4),
+    **dict.fromkeys(("cuMemAlloc", "cuMemAllocAsync", "cuMemAllocManaged"), Made("CUdeviceptr", d.allocate)),
+    **dict.fromkeys(("cuMemAllocHost", "cuMemHostAlloc"), d.allocate),
+    **dict.fromkeys(("cuMemFree", "cuMemFreeAsync", "cuMemFreeHost"), d.free),
+    **{f"cuMemsetD{8 * n}{late}": _fill(n) for n in (1, 2, 4) for late in ("", "Async")},
+    **{f"cuMemcpy{way}{late}": d.copy for way in ("", "HtoD", "DtoH", "DtoD") for late in ("", "Async")},
     "cuModuleLoad": Made("CUmodule", d.load_file),
-    "cuModuleLoadData": Made("CUmodule", d.load),
-    "cuModuleLoadDataEx": Made("CUmodule", d.load),
+    **dict.fromkeys(("cuModuleLoadData", "cuModuleLoadDataEx"), Made("CUmodule", d.load)),
     "cuModuleGetFunction": Made("CUfunction", images.function),
-    "cuLibraryLoadData": Made("CUlibrary", d.load),
-    "cuLibraryLoadFromFile": Made("CUlibrary", d.load_file),
-    "cuLibraryGetKernel": Made("CUkernel", images.function),
     "cuLibraryGetModule": Made("CUmodule", lambda gpu, library: int(library)),
     "cuLibraryGetKernelCount": lambda gpu, library: len(images.functions(gpu, library, 1 << 30)),
-    "cuLibraryEnumerateKernels": Made("CUkernel", lambda gpu, count, library: images.functions(gpu, library, count)),
     "cuKernelGetFunction": Made("CUfunction", lambda gpu, kernel: int(kernel)),
-    "cuKernelGetAttribute": d.function_attribute,
-    "cuFuncGetAttribute": d.function_attribute,
-    "cuFuncGetName": d.name_of,
-    "cuKernelGetName": d.name_of,
-    "cuOccupancyMaxActiveBlocksPerMultiprocessor": d.blocks,
-    "cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags": d.blocks,
+    **dict.fromkeys(("cuKernelGetAttribute", "cuFuncGetAttribute"), d.function_attribute),
+    **dict.fromkeys(("cuFuncGetName", "cuKernelGetName"), d.name_of),
     "cuOccupancyMaxActiveClusters": d.clusters,
     "cuOccupancyMaxPotentialClusterSize": d.largest_cluster,
-    "cuOccupancyAvailableDynamicSMemPerBlock": d.spare_shared,
     "cuLaunchKernel": d.launch,
     "cuLaunchKernelEx": d.launch_ex,
     "cuTensorMapEncodeTiled": d.tensor_map,
     "cuTensorMapEncodeIm2col": d.im2col_map,
 }
-DRIVER |= {f"cuMemcpy{way}{late}": d.copy for way in ("", "HtoD", "DtoH", "DtoD") for late in ("", "Async")}
 
-RUNTIME: dict[str, Any] = dict.fromkeys((
-    "cudaSetDevice", "cudaInitDevice", "cudaDeviceReset", "cudaStreamDestroy",
-    "cudaEventDestroy",
-    "cudaGetLastError", "cudaPeekAtLastError", "cudaFuncSetAttribute", "cudaHostRegister",
-    "cudaHostUnregister", "cudaProfilerStart", "cudaProfilerStop", "cudaLibraryUnload", "cudaDeviceSetLimit",
-    "cudaGraphDestroy", "cudaGraphExecDestroy", "cudaGraphUpload",
-    "cudaKernelSetAttributeForDevice", "cudaCtxResetPersistingL2Cache", "cudaFuncSetCacheConfig",
+RUNTIME: dict[str, Any] = _shared("cuda", lambda kind: f"cuda{kind[0].upper()}{kind[1:]}_t") | dict.fromkeys((
+    "cudaSetDevice", "cudaInitDevice", "cudaDeviceReset", "cudaGetLastError", "cudaPeekAtLastError", "cudaHostRegister",
+    "cudaHostUnregister", "cudaDeviceSetLimit", "cudaKernelSetAttributeForDevice", "cudaCtxResetPersistingL2Cache",
 ), _nothing) | {
     "cudaDriverGetVersion": Made("CUDART_VERSION", _nothing),
     "cudaRuntimeGetVersion": Made("CUDART_VERSION", _nothing),
     "cudaGetDeviceCount": _of(1),
     "cudaGetDevice": _of(0),
-    "cudaDeviceGetAttribute": d.attribute,
     "cudaGetDeviceProperties": lambda gpu, device: _properties(gpu),
-    "cudaDeviceCanAccessPeer": _of(0),
-    "cudaDeviceGetPCIBusId": _of(b"0000:00:00.0"),
     "cudaDeviceGetStreamPriorityRange": _of((0, 0)),
     "cudaDeviceGetLimit": _of(0),
-    "cudaStreamCreate": Made("cudaStream_t", d.create_stream),
     "cudaStreamCreateWithFlags": Made("cudaStream_t", d.create_stream),
-    "cudaStreamCreateWithPriority": Made("cudaStream_t", d.create_stream),
     "cudaDeviceSynchronize": d.await_all,
-    "cudaStreamSynchronize": d.await_stream,
-    "cudaStreamQuery": d.await_stream,
-    "cudaStreamWaitEvent": d.wait,
-    "cudaEventSynchronize": d.await_event,
-    "cudaEventQuery": d.await_event,
     "cudaStreamIsCapturing": lambda gpu, stream: _capturing("runtime", gpu),
-    "cudaEventCreate": Made("cudaEvent_t", d.create_event),
     "cudaEventCreateWithFlags": Made("cudaEvent_t", d.create_event),
-    "cudaEventRecord": d.record,
-    "cudaEventRecordWithFlags": d.record,
-    "cudaEventElapsedTime": d.elapsed,
-    "cudaStreamBeginCapture": d.begin_capture,
-    "cudaStreamEndCapture": Made("cudaGraph_t", d.end_capture),
-    "cudaGraphInstantiate": Made("cudaGraphExec_t", lambda gpu, graph, flags: int(graph)),
-    "cudaGraphInstantiateWithFlags": Made("cudaGraphExec_t", lambda gpu, graph, flags: int(graph)),
-    "cudaGraphGetNodes": d.nodes,
-    "cudaGraphLaunch": d.replay,
-    "cudaMalloc": d.allocate,
-    "cudaMallocAsync": d.allocate,
-    "cudaMallocManaged": d.allocate,
-    "cudaMallocHost": d.allocate,
-    "cudaHostAlloc": d.allocate,
-    "cudaFree": d.free,
-    "cudaFreeAsync": d.free,
-    "cudaFreeHost": d.free,
-    "cudaMemGetInfo": d.memory_info,
-    "cudaMemcpy": d.copy,
-    "cudaMemcpyAsync": d.copy,
-    "cudaMemset": _fill(1),
-    "cudaMemsetAsync": _fill(1),
-    "cudaLibraryLoadData": Made("cudaLibrary_t", d.load),
-    "cudaLibraryLoadFromFile": Made("cudaLibrary_t", d.load_file),
-    "cudaLibraryGetKernel": Made("cudaKernel_t", images.function),
-    "cudaLibraryEnumerateKernels": Made("cudaKernel_t", lambda gpu, n, library: images.functions(gpu, library, n)),
-    "cudaOccupancyMaxActiveBlocksPerMultiprocessor": d.blocks,
-    "cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags": d.blocks,
-    "cudaOccupancyAvailableDynamicSMemPerBlock": d.spare_shared,
+    **dict.fromkeys(("cudaMalloc", "cudaMallocAsync", "cudaMallocManaged", "cudaMallocHost", "cudaHostAlloc"),
+                    d.allocate),
+    **dict.fromkeys(("cudaFree", "cudaFreeAsync", "cudaFreeHost"), d.free),
+    **dict.fromkeys(("cudaMemcpy", "cudaMemcpyAsync"), d.copy),
+    **dict.fromkeys(("cudaMemset", "cudaMemsetAsync"), _fill(1)),
 }
 ERRORS = {"cuGetErrorName", "cuGetErrorString", "cudaGetErrorName", "cudaGetErrorString"}
 

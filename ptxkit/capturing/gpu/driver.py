@@ -105,8 +105,9 @@ def allocate(gpu: Gpu, size: int, *more: Any) -> int:
 
 
 def free(gpu: Gpu, address: Any, *stream: Any) -> None:
-    if int(address) and gpu.allocations.pop(int(address), None) is None:
-        raise CaptureError(f"{int(address):#x} was freed, which this capture has not allocated")
+    number = int(address or 0)
+    if number and gpu.allocations.pop(number, None) is None:
+        raise CaptureError(f"{number:#x} was freed, which this capture has not allocated")
 
 
 def copy(gpu: Gpu, to: Any, source: Any, size: int, *more: Any) -> None:

@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from ptxkit.compile.code import Dim3, entries
+from ptxkit.compile.driver import CLUSTER, COOPERATIVE, PDL
 from ptxkit.compile.kernel import Kernel
 from ptxkit.compile.launching import Launch
 
 from ... import launches
+from ..runtime import packed
 from ..session import CaptureError
 from .state import Gpu
-
-CLUSTER, COOPERATIVE, PDL = 4, 2, 6          # ids of launch attributes
 
 
 class Image(NamedTuple):
@@ -97,12 +97,10 @@ def launch(
         raise CaptureError(f"{name} was launched with `extra`; a capture reads kernelParams. Pass parameters there.")
     options = attributes or {}
     cluster = options.get(CLUSTER) or launches.own_cluster(kernel.ptx, name, gpu.session.arch)
-    buffer = bytearray(kernel.params[-1].offset + kernel.params[-1].size if kernel.params else 0)
-    for param, value in zip(kernel.params, _values(params, [p.size for p in kernel.params], name)):
-        buffer[param.offset : param.offset + param.size] = value
+    args = packed(kernel, _values(params, [param.size for param in kernel.params], name))
+    pdl, cooperative = (bool(options.get(key)) for key in (PDL, COOPERATIVE))
     gpu.session.launch(
-        Launch(kernel, grid, block, cluster, dynamic_shared, bytes(buffer), None,
-               bool(options.get(PDL)), bool(options.get(COOPERATIVE)), stream=stream)
+        Launch(kernel, grid, block, cluster, dynamic_shared, args, None, pdl, cooperative, stream=stream)
     )
 
 
