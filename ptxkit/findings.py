@@ -186,6 +186,12 @@ def shortened(name):
     return name if len(name) <= LONGEST_NAME else f"{name[:LONGEST_NAME]}..."
 
 
+def of_launch(kind, says, run, **more):
+    """Return a finding about a whole launch, at the kernel's entry."""
+    place = FindingPlace(run._program.kernel.line, f".entry {run.kernel}", None)
+    return Finding(kind, says, run.kernel, 0, 0, 0, place, None, 1, **more)
+
+
 def folded(findings):
     """Return the first finding of each kind per source line, or per instruction without one; `alike` has the others."""
     sites = {}
@@ -265,21 +271,10 @@ class Wording:
             s=self.heap.arena.at(record.address).allocated if number == UNWRITTEN else "",
             u="used" if record.other_actor else "allocated",
         )
+        grade = "note" if kind.forgiven and not self.strict else "error"
         return Finding(
-            kind.id,
-            kind.says.format(**words),
-            self.program.kernel.name,
-            record.cta,
-            record.warp,
-            record.lane,
-            place,
-            other,
-            record.count,
-            record.address,
-            "note" if kind.forgiven and not self.strict else "error",
-            this.role,
-            memory,
-            by,
+            kind.id, kind.says.format(**words), self.program.kernel.name, record.cta, record.warp, record.lane,
+            place, other, record.count, record.address, grade, this.role, memory, by,
             advice.FREED if gone else self._advice(record, this, by, async_),
         )
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import ast
-import functools
 import re
 from dataclasses import dataclass
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
+
+from ptxkit.compile.call_sites import functions_in
 
 _OF_A_FUNCTION = re.compile(r"_ZZ.*E(\d+)(\w+)$")
 SPACES = ("shared", "global", "tensor")
@@ -102,7 +101,7 @@ class Names:
     def __init__(self, spans, program, config=None, ctas=1):
         self.spans = sorted((s for s in spans if s.size), key=lambda s: s[:2])
         self.ranked, self.ctas = program.arch >= 90, ctas  # ranked: addresses of shared memory name the CTA
-        self.roles = {w: role for role, warps in (getattr(config, "roles", None) or {}).items() for w in warps}
+        self.roles = roles_of(config)
         self.variables = sorted(_variables(program, config))
 
     def memory(self, space, address):
@@ -138,17 +137,28 @@ class Names:
         return max(inside, key=lambda s: (s.address + s.size, s.size)) if inside and not last.layout else last
 
 
+def roles_of(config):
+    """Return warp -> role of a kernel's configuration; empty where that names none."""
+    return {w: role for role, warps in (getattr(config, "roles", None) or {}).items() for w in warps}
+
+
+def fields_of(program, config):
+    """Yield (first byte, end, name, is it an mbarrier) for the struct of shared memory of a CuTe kernel, if it has one:
+    of a field of 64-bit words each word."""
+    start = -(-program.builder.dynamic_start // 1024) * 1024
+    for name, f in getattr(getattr(config, "struct", None), "fields", {}).items():
+        words = f.bytes // 8 if f.dtype == "int64" else 0
+        for n in range(words):
+            address = start + f.offset + 8 * n
+            yield address, address + 8, f"{name}[{n}]" if words > 1 else name, True
+        if f.dtype != "int64":
+            yield start + f.offset, start + f.offset + f.bytes, name, False
+
+
 def _variables(program, config):
     """Yield (first byte, end, name) of everything that has a name in shared memory."""
     builder, fields = program.builder, getattr(getattr(config, "struct", None), "fields", {})
-    start = -(-builder.dynamic_start // 1024) * 1024  # where a CuTe kernel's struct begins
-    for name, f in fields.items():
-        if f.dtype == "int64":
-            for n in range(f.bytes // 8):
-                address = start + f.offset + 8 * n
-                yield address, address + 8, f"{name}[{n}]" if f.bytes > 8 else name
-        else:
-            yield start + f.offset, start + f.offset + f.bytes, name
+    yield from (field[:3] for field in fields_of(program, config))
     for v in (*program.module.variables, *program.kernel.variables):
         space, address = builder.symbols.get(v.name, (None, 0))
         if space == "shared" and not fields:
@@ -168,16 +178,5 @@ def function_of(loc):
     """Return the function of the source that the outermost known caller stands in; None where nobody knows."""
     while loc.inlined_at:
         loc = loc.inlined_at
-    around = [(first, name) for first, last, name in _functions(loc.file) if first <= loc.line <= last]
+    around = [(first, name) for first, last, name in functions_in(loc.file) if first <= loc.line <= last]
     return loc.function or max(around, default=(0, None))[1]
-
-
-@functools.cache
-def _functions(file):
-    """Return (first line, last line, name) of the functions of a Python file; none of a file that is not there."""
-    try:
-        tree = ast.parse(Path(file).read_text())
-    except (OSError, SyntaxError, ValueError):
-        return ()
-    kinds = (ast.FunctionDef, ast.AsyncFunctionDef)
-    return tuple((n.lineno, n.end_lineno, n.name) for n in ast.walk(tree) if isinstance(n, kinds))

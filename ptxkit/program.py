@@ -18,23 +18,9 @@ from ptxkit.ptx.syntax import Address, Immediate, Negated, Register, Sink, Speci
 # special registers -> the engine's Source, in its order
 _XYZ = ("tid", "ntid", "ctaid", "nctaid", "clusterid", "nclusterid", "cluster_ctaid", "cluster_nctaid")
 _PLAIN = (
-    "cluster_ctarank",
-    "cluster_nctarank",
-    "is_explicit_cluster",
-    "laneid",
-    "warpid",
-    "nwarpid",
-    "smid",
-    "nsmid",
-    "gridid",
-    "lanemask_eq",
-    "lanemask_le",
-    "lanemask_lt",
-    "lanemask_ge",
-    "lanemask_gt",
-    "total_smem_size",
-    "dynamic_smem_size",
-    "aggr_smem_size",
+    *("cluster_ctarank", "cluster_nctarank", "is_explicit_cluster", "laneid", "warpid", "nwarpid", "smid", "nsmid"),
+    *("gridid", "lanemask_eq", "lanemask_le", "lanemask_lt", "lanemask_ge", "lanemask_gt"),
+    *("total_smem_size", "dynamic_smem_size", "aggr_smem_size"),
 )
 SOURCES = {f"%{name}.{axis}": 3 * n + a for n, name in enumerate(_XYZ) for a, axis in enumerate("xyz")}
 SOURCES |= {f"%{name}": 3 * len(_XYZ) + n for n, name in enumerate(_PLAIN)}
@@ -321,6 +307,22 @@ class ProgramBuilder:
         )
 
 
+def _post_order(root, following):
+    """Return the blocks that can be reached from one, each behind those that follow it."""
+    order, seen, stack = [], {root}, [(root, iter(following(root)))]
+    while stack:
+        block, rest = stack[-1]
+        for nxt in rest:
+            if nxt not in seen:
+                seen.add(nxt)
+                stack.append((nxt, iter(following(nxt))))
+                break
+        else:
+            order.append(block)
+            stack.pop()
+    return order
+
+
 def post_dominators(targets, count):
     """Return for each instruction the first one that every path from it to the exit passes (None: only the exit).
 
@@ -332,20 +334,7 @@ def post_dominators(targets, count):
     ends = [*(start - 1 for start in leaders[1:]), count - 1]
     exit_block = len(leaders)
     successors = [[exit_block if t >= count else block_of[t] for t in targets[end]] or [exit_block] for end in ends]
-    order, seen = [], set()
-    stack = [(0, iter(successors[0]))] if leaders else []
-    seen.add(0)
-    while stack:  # a post-order of the blocks that can be reached
-        block, rest = stack[-1]
-        for nxt in rest:
-            if nxt != exit_block and nxt not in seen:
-                seen.add(nxt)
-                stack.append((nxt, iter(successors[nxt])))
-                break
-        else:
-            order.append(block)
-            stack.pop()
-    rank = {block: n for n, block in enumerate(order)} | {exit_block: -1}
+    order = _post_order(0, lambda block: [s for s in successors[block] if s != exit_block]) if leaders else []
     # in the reversed graph a block that only loops never reaches the exit: let it
     ipdom = {exit_block: exit_block}
     reaches = {exit_block}
@@ -361,17 +350,7 @@ def post_dominators(targets, count):
     for block in order:
         for s in successors[block] if block in reaches else [exit_block]:
             reverse[s].append(block)
-    post, visited, stack = [], {exit_block}, [(exit_block, iter(reverse[exit_block]))]
-    while stack:
-        block, rest = stack[-1]
-        for nxt in rest:
-            if nxt not in visited:
-                visited.add(nxt)
-                stack.append((nxt, iter(reverse[nxt])))
-                break
-        else:
-            post.append(block)
-            stack.pop()
+    post = _post_order(exit_block, reverse.__getitem__)
     rank = {block: n for n, block in enumerate(post)}
 
     def meet(a, b):
@@ -435,20 +414,8 @@ class Program:
                 guard, negate = b.register(body[n].guard.register), int(body[n].guard.negated)
             if op.handler not in handlers:
                 raise PtxError(self.lines[n], f"the engine has no handler {op.handler}")
-            join = joins.get(n)
-            records.extend(
-                (
-                    handlers[op.handler],
-                    guard,
-                    negate,
-                    len(args),
-                    len(op.args),
-                    len(mods),
-                    len(op.mods),
-                    -1 if join is None else join,
-                    op.gather,
-                )
-            )
+            join, numbers = joins.get(n), (len(args), len(op.args), len(mods), len(op.mods))
+            records.extend((handlers[op.handler], guard, negate, *numbers, -1 if join is None else join, op.gather))
             args.extend(op.args)
             mods.extend((m + (1 << 63)) % (1 << 64) - (1 << 63) for m in op.mods)  # 64 bits, signed
         self.ops = ops

@@ -13,7 +13,7 @@ from ptxkit.errors import PtxkitError
 
 from .. import advice, launches, tensormap
 from ..chips import Chip
-from ..findings import FREED, Finding, FindingPlace, SimulationError
+from ..findings import FREED, Finding, SimulationError, of_launch
 from ..temporary import replaced
 from ..timing.clock import together
 from . import memory
@@ -106,12 +106,9 @@ class Session:
         if not (lost := [block for block in heap.given if heap.is_gone(block)]):
             return []
         touched = [*heap.arena.among(finding.address for finding in run.findings if finding.kind == FREED.id)]
-        place = FindingPlace(run._program.kernel.line, f".entry {run.kernel}", None)
-        return [
-            Finding(FREED.id, f"an argument points into memory of {block}", run.kernel, 0, 0, 0, place, None, 1,
-                    block.address, advice=advice.FREED)
-            for block in lost if block not in touched
-        ]
+        says = "an argument points into memory of {}"
+        return [of_launch(FREED.id, says.format(block), run, address=block.address, advice=advice.FREED)
+                for block in lost if block not in touched]
 
     def _simulated(
         self, launch: Launch, regions: list[memory.Region], heap: Heap, ptx: str | None = None,
@@ -122,18 +119,9 @@ class Session:
 
         def simulate(**more: Any) -> Any:
             return launches.launch(
-                ptx or kernel.ptx,
-                kernel.name,
-                grid=launch.grid,
-                block=launch.block,
-                cluster=launch.cluster,
-                dynamic_shared=launch.dynamic_shared,
-                args=launch.args,
-                arch=self.arch,
-                memory=regions,
-                registers=kernel.registers,
-                behind=behind,
-                **options | more,
+                ptx or kernel.ptx, kernel.name, grid=launch.grid, block=launch.block, cluster=launch.cluster,
+                dynamic_shared=launch.dynamic_shared, args=launch.args, arch=self.arch, memory=regions,
+                registers=kernel.registers, behind=behind, **options | more,
             )
 
         with replaced(self, gpu=None):       # what simulates sees the machine as it is

@@ -143,14 +143,15 @@ class _Line(NamedTuple):
 @functools.cache
 def span(file: str, line: int) -> tuple[int, int] | None:
     """The first and the last line of the innermost function that a line stands in."""
-    return max(((first, last) for first, last in _functions(file) if first <= line <= last), default=None)
+    return max(((first, last) for first, last, _ in functions_in(file) if first <= line <= last), default=None)
 
 
 @functools.cache
-def _functions(file: str) -> tuple[tuple[int, int], ...]:
+def functions_in(file: str) -> tuple[tuple[int, int, str], ...]:
+    """Return (first line, last line, name) of the functions of a Python file; none of a file that is not there."""
     try:
         tree = ast.parse(Path(file).read_text())
     except (OSError, SyntaxError, ValueError):                               # there is no such file, as with "<stdin>"
         return ()
-    found = (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef))
-    return tuple((node.lineno, node.end_lineno or node.lineno) for node in found)
+    found = (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
+    return tuple((node.lineno, node.end_lineno or node.lineno, node.name) for node in found)

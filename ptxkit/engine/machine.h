@@ -320,16 +320,23 @@ static inline void set_pred(Warp *w, s32 offset, u32 lanes, u32 bits) {
 static inline Counter *counter(const Warp *w, const Ins *i) { return &w->machine->launch->counters[i->index]; }
 static inline Split *current_split(Warp *w) { return &w->split[w->current]; }
 
+/* How many of `count` sorted things are at most something: `holds` asks it of number n, and is true up to one of them. */
+#define HOW_MANY(count, holds)                                  \
+    ({                                                          \
+        s32 low_ = 0, high_ = (count);                          \
+        while (low_ < high_) {                                  \
+            const s32 n = (low_ + high_) / 2;                   \
+            if (holds)                                          \
+                low_ = n + 1;                                   \
+            else                                                \
+                high_ = n;                                      \
+        }                                                       \
+        low_;                                                   \
+    })
+
 static inline Region *region_at(const Launch *launch, u64 address) { /* the last region that starts at or before it */
-    s32 low = 0, high = launch->nregions;
-    while (low < high) {
-        s32 mid = (low + high) / 2;
-        if (launch->regions[mid].address <= address)
-            low = mid + 1;
-        else
-            high = mid;
-    }
-    return low ? &launch->regions[low - 1] : NULL;
+    const s32 begun = HOW_MANY(launch->nregions, launch->regions[n].address <= address);
+    return begun ? &launch->regions[begun - 1] : NULL;
 }
 
 static inline u32 mbarrier_next_clock(const Mbarrier *b) { return (u32)b->phase + 1; } /* of accesses that its current phase tracks */

@@ -51,15 +51,8 @@ static Work *send(Warp *w, const Ins *i, int lane, int group, void (*run)(Work *
 }
 
 static u32 sent_by(const Issuer *t, u32 clock) { /* the last operation that its warp sent up to this clock; 0: none */
-    s32 low = 0, high = t->count;
-    while (low < high) {
-        s32 mid = (low + high) / 2;
-        if (t->sent[mid].clock <= clock)
-            low = mid + 1;
-        else
-            high = mid;
-    }
-    return low ? t->sent[low - 1].number : 0;
+    const s32 known = HOW_MANY(t->count, t->sent[n].clock <= clock);
+    return known ? t->sent[known - 1].number : 0;
 }
 
 /* When its turn comes an operation follows its thread's earlier ones, and those in the queue that its sender knew of. */

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 from ptxkit.engine.binding import STALLS, TRACES
 from ptxkit.findings import shortened
+from ptxkit.naming import fields_of, roles_of
 
 PAUSE = 48  # the shortest wait, in clocks, with its own slice
 MERGED = 32  # clocks that a slice of several lines, or of a unit's work, has at least
@@ -87,8 +88,8 @@ class Timeline:
     def __init__(self, run, sms=None):
         self.clock, self._program, config = run.clock, run.recorded.program, run.recorded.config
         self.kernel = name_of(config) or shortened(run.kernel)
-        self._roles = {warp: role for role, warps in (getattr(config, "roles", None) or {}).items() for warp in warps}
-        self._mbarriers = _mbarriers(config, self._program)
+        self._roles = roles_of(config)
+        self._mbarriers = {first: name for first, _, name, words in fields_of(self._program, config) if words}
         self._places = [self._place_of(n) for n in range(self._program.count)]
         found = defaultdict(list)
         for r in run.recorded.records:
@@ -272,13 +273,3 @@ def _runs(pieces):
         some.append(p)
     if some:
         yield bool(some[-1].why), some
-
-
-def _mbarriers(config, program):
-    """Return address -> name of mbarriers of a kernel whose dynamic shared memory is a struct with 64-bit fields."""
-    start = -(-program.builder.dynamic_start // 1024) * 1024
-    found = {}
-    for name, f in getattr(getattr(config, "struct", None), "fields", {}).items():
-        for n in range(f.bytes // 8 if f.dtype == "int64" else 0):
-            found[start + f.offset + 8 * n] = f"{name}[{n}]" if f.bytes > 8 else name
-    return found

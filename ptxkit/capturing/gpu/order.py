@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from ...findings import FREED, Finding, FindingPlace
+from ...findings import FREED, Finding, of_launch
 from ...naming import GLOBAL, Names
 from ..arena import Arena, Block
 
@@ -103,7 +103,6 @@ class Order:
         self._seen += mine
         return list(found.values())
 
-
     def freed(self, block: Block) -> list[Finding]:
         """A block is free for its stream: what other streams may still do to it, which their runs have as findings."""
         known, found = self.reached(block.stream), []
@@ -151,18 +150,14 @@ def _clash(address: int, flags: torch.Tensor, other: Accesses) -> tuple[int, int
 
 
 def _finding(run: Any, stream: int, other: Accesses, address: int, now: int, before: int) -> Finding:
-    program = run._program
-    memory = Names(run.spans, program).memory(GLOBAL, address)
+    memory = Names(run.spans, run._program).memory(GLOBAL, address)
     does, did = "writes" if now & WRITES else "reads", "wrote" if before & WRITES else "read"
     says = (
         f"{does} {memory} in stream {stream:#x}, which {other.kernel} {did} in stream {other.stream:#x}: nothing "
         "orders the two launches"
     )
-    return Finding(
-        KIND, says, run.kernel, 0, 0, 0, FindingPlace(program.kernel.line, f".entry {run.kernel}", None), None, 1,
-        address, memory=memory,
-        advice=ADVICE.format(other=f"stream {other.stream:#x}", this=f"stream {stream:#x}", kernel=other.kernel),
-    )
+    advice = ADVICE.format(other=f"stream {other.stream:#x}", this=f"stream {stream:#x}", kernel=other.kernel)
+    return of_launch(KIND, says, run, address=address, memory=memory, advice=advice)
 
 
 def _finding_of_freed(block: Block, stream: int, run: Any) -> Finding:
@@ -170,5 +165,4 @@ def _finding_of_freed(block: Block, stream: int, run: Any) -> Finding:
         f"may still use {block}, in stream {stream:#x}: the memory is free for stream {block.stream:#x}, in which it "
         "was allocated and which does not wait for this launch"
     )
-    place = FindingPlace(run._program.kernel.line, f".entry {run.kernel}", None)
-    return Finding(FREED.id, says, run.kernel, 0, 0, 0, place, None, 1, block.address, advice=ADVICE_OF_FREED)
+    return of_launch(FREED.id, says, run, address=block.address, advice=ADVICE_OF_FREED)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from ..session import CaptureError
-from . import graphs, streams
+from . import driver, graphs, streams
 from .patching import Patches, Table
 from .state import Gpu, only
 
@@ -71,10 +71,6 @@ def _reset_peak(gpu: Gpu, device: Any = None) -> None:
     gpu.peak = 0
 
 
-def _mem_get_info(gpu: Gpu, device: Any = None) -> tuple[int, int]:
-    return max(gpu.memory - gpu.allocated(), 0), gpu.memory
-
-
 def _stats(gpu: Gpu, device: Any = None) -> dict[str, Any]:
     now = gpu.allocated()
     return {f"{kind}_bytes.all.{when}": n for kind in ("allocated", "reserved", "active")
@@ -130,7 +126,7 @@ ANSWERS: Table = {
     "max_memory_allocated": _peak,
     "max_memory_reserved": _peak,
     "memory_stats": _stats,
-    "mem_get_info": _mem_get_info,
+    "mem_get_info": lambda gpu, device=None: driver.memory_info(gpu),
     "empty_cache": _nothing,
     "ipc_collect": _nothing,
     "reset_peak_memory_stats": _reset_peak,
