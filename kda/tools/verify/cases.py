@@ -63,14 +63,7 @@ class Spec:
         words += ["--heads", str(self.H)]
         if self.heads != self.H:
             words += ["--value-heads", str(self.HV)]
-        options = {
-            "K": "-K",
-            "V": "-V",
-            "C": "--chunk-size",
-            "dtype": "--dtype",
-            "gate": "--gate",
-            "regime": "--regime",
-        }
+        options = {"K": "-K", "V": "-V", "C": "--chunk-size"} | {n: f"--{n}" for n in ("dtype", "gate", "regime")}
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
             if field.name in options and value != field.default:
@@ -117,13 +110,12 @@ class Case:
         """What the stages read that no stage writes, in chunks, on the CPU."""
         x, p, chunk = self.map(lambda x: x.cpu()).inputs, self.problem(), self.layout.chunk
         rows = {"q": x.q, "k": x.k, "v": x.v, "g": x.g, "beta": x.beta.unsqueeze(-1), "do": self.do.cpu()}
+        h0 = x.initial_state
         return {
             **{name: chunk(t.flatten(0, 1).to(dtype)) for name, t in rows.items()},
             "A_log": None if x.A_log is None else x.A_log.to(dtype).view(p.HV, 1, 1),
             "dt_bias": None if x.dt_bias is None else x.dt_bias.to(dtype).view(p.HV, 1, p.K),
-            "h0": torch.zeros(p.N, p.HV, p.K, p.V, dtype=dtype)
-            if x.initial_state is None
-            else x.initial_state.to(dtype),
+            "h0": torch.zeros(p.N, p.HV, p.K, p.V, dtype=dtype) if h0 is None else h0.to(dtype),
             "dht": self.dht.cpu().to(dtype),
         }
 
@@ -139,12 +131,8 @@ def make(spec: Spec, device: str = "cpu") -> Case:
     def uniform(low: float, high: float, *shape: int) -> Tensor:
         return low + (high - low) * torch.rand(*shape, generator=random, dtype=torch.float64)
 
-    q, k, v, logits = (
-        normal(B, T, spec.H, spec.K),
-        normal(B, T, spec.H, spec.K),
-        normal(B, T, HV, spec.V),
-        normal(B, T, HV, spec.K),
-    )
+    heads = (spec.H, spec.K), (spec.H, spec.K), (HV, spec.V), (HV, spec.K)
+    q, k, v, logits = (normal(B, T, *each) for each in heads)
     slow = spec.regime == "slow"
     A_log = torch.zeros(HV, dtype=torch.float64) if slow else uniform(0, 1, HV)
     dt_bias = uniform(-8, -6, HV, spec.K) if slow else uniform(0, 1, HV, spec.K)
@@ -159,11 +147,8 @@ def make(spec: Spec, device: str = "cpu") -> Case:
     }
     keywords: dict[str, Any] = {name: _poisoned(x, spec).to(device, dtype) for name, x in rows.items()}
     if spec.gate != "given":
-        keywords |= {
-            "A_log": A_log.to(device, exact),
-            "dt_bias": dt_bias.flatten().to(device, exact),
-            "use_gate_in_kernel": True,
-        }
+        gate = {"A_log": A_log.to(device, exact), "dt_bias": dt_bias.flatten().to(device, exact)}
+        keywords |= {**gate, "use_gate_in_kernel": True}
     if spec.gate == "bounded":
         keywords["lower_bound"] = LOWER_BOUND
     if spec.initial_state:
@@ -191,16 +176,8 @@ def make_inputs(lengths: tuple[int, ...] | list[int] | None = None, device: str 
 
 def save(case: Case, file: str) -> None:
     on_cpu = case.map(lambda x: x.cpu())
-    torch.save(
-        {
-            "kda": 1,
-            "spec": dataclasses.asdict(case.spec),
-            "keywords": on_cpu.keywords,
-            "do": on_cpu.do,
-            "dht": on_cpu.dht,
-        },
-        file,
-    )
+    tensors = {"keywords": on_cpu.keywords, "do": on_cpu.do, "dht": on_cpu.dht}
+    torch.save({"kda": 1, "spec": dataclasses.asdict(case.spec), **tensors}, file)
 
 
 def load(file: str, device: str = "cpu") -> Case:
@@ -208,12 +185,8 @@ def load(file: str, device: str = "cpu") -> Case:
     try:
         data = torch.load(file, map_location="cpu", weights_only=True)
         spec = Spec(**data["spec"])
-        case = Case(
-            dataclasses.replace(spec, lengths=spec.lengths and tuple(spec.lengths)),
-            data["keywords"],
-            data["do"],
-            data["dht"],
-        )
+        spec = dataclasses.replace(spec, lengths=spec.lengths and tuple(spec.lengths))
+        case = Case(spec, data["keywords"], data["do"], data["dht"])
     except Exception as error:
         says = str(error).partition("\n")[0].partition(". ")[0]               # torch explains at length
         why = ": ".join(filter(None, (type(error).__name__, says)))

@@ -19,16 +19,7 @@ from .literal import chain, l2norm, log_decay, one_thread, step_size
 
 Tensor = torch.Tensor
 
-GRADIENTS = {
-    "dq": "q",
-    "dk": "k",
-    "dv": "v",
-    "dg": "g",
-    "dbeta": "beta",
-    "dA_log": "A_log",
-    "ddt_bias": "dt_bias",
-    "dh0": "initial_state",
-}
+GRADIENTS = {f"d{name}": name for name in ("q", "k", "v", "g", "beta", "A_log", "dt_bias")} | {"dh0": "initial_state"}
 SEGMENT = 32                                 # tokens whose states autograd holds at a time
 
 
@@ -57,13 +48,9 @@ def definition(
         rows = {name: leaves[name].flatten(0, 1)[: ends[-1]] for name in ("q", "k", "v", "g", "beta")}
         q, k = (l2norm(rows[n]) if p.qk_l2norm else rows[n] for n in ("q", "k"))
         head = torch.arange(p.HV) // (p.HV // p.H)
-        A_log, dt_bias = leaves.get("A_log"), leaves.get("dt_bias")
-        decay = log_decay(
-            p,
-            rows["g"],
-            None if A_log is None else A_log.view(p.HV, 1),
-            None if dt_bias is None else dt_bias.view(p.HV, p.K),
-        )
+        gate = {"A_log": (p.HV, 1), "dt_bias": (p.HV, p.K)}
+        A_log, dt_bias = (leaves[name].view(shape) if name in leaves else None for name, shape in gate.items())
+        decay = log_decay(p, rows["g"], A_log, dt_bias)
         tokens = (q[:, head], k[:, head], rows["v"], decay, step_size(p, rows["beta"]).unsqueeze(-1))
         S = leaves["initial_state"] if "initial_state" in leaves else torch.zeros(p.N, p.HV, p.K, p.V, dtype=dtype)
         outputs, states = [], []

@@ -68,14 +68,6 @@ def chain(
 
     `round_` is applied to everything that a stage writes, also where the stage itself uses it further.
     """
-    with one_thread_if_small(p):
-        return _chain(names, p, layout, tensors, dtype, round_)
-
-
-def _chain(
-    names: Iterable[str], p: Problem, layout: ChunkLayout, tensors: Mapping[str, Tensor | None], dtype: torch.dtype,
-    round_: Round,
-) -> Tensors:
     env = dict(tensors)
     for stage in (member for name in names for member in find(name).members):
         done: set[str] = set()
@@ -84,9 +76,10 @@ def _chain(
             done.add(name)
             return round_(name, x)
 
-        reads = [None if env[n] is None else env[n].to(dtype) for n in stage.reads]
-        written = zip(stage.writes, FUNCTIONS[stage.name](p, layout, inside, *reads))  # type: ignore[operator]
-        env |= {n: x if x is None or n in done else round_(n, x) for n, x in written}
+        with one_thread_if_small(p):
+            reads = [None if env[n] is None else env[n].to(dtype) for n in stage.reads]
+            written = zip(stage.writes, FUNCTIONS[stage.name](p, layout, inside, *reads))  # type: ignore[operator]
+            env |= {n: x if x is None or n in done else round_(n, x) for n, x in written}
     return env
 
 
@@ -240,11 +233,8 @@ def gate_bwd(p: Problem, layout: ChunkLayout, round_: Round, dqn, dkn, dg2, db, 
         )
     by_leaf = iter(grads)
     dq, dk, dg, dbeta, dA_log, ddt_bias = (None if x is None else next(by_leaf) for x in leaves)
-    if dA_log is not None:
-        dA_log = dA_log.flatten()
-    if ddt_bias is not None:
-        ddt_bias = ddt_bias.squeeze(1)
-    return dq, dk, dg, dbeta, dA_log, ddt_bias
+    return (dq, dk, dg, dbeta, None if dA_log is None else dA_log.flatten(),
+            None if ddt_bias is None else ddt_bias.squeeze(1))
 
 
 # the backward in two pieces

@@ -35,107 +35,69 @@ class MutantsCall(NamedTuple):
     states: bool = False                     # whether the states that enter chunks are requested
 
 
-GROUPED: dict[str, Any] = dict(H=1, HV=2)
-FLOAT32: dict[str, Any] = dict(dtype="float32")
+def packed(*lengths: int, **words: Any) -> MutantsCall:
+    """Return a call on packed sequences, with two value heads for a q/k head; words are fields of its Spec, of
+    MutantsCall, or constants of the backend's plan."""
+    known: dict[str, dict[str, Any]] = {"spec": {"H": 1, "HV": 2}, "call": {}, "plan": {}}
+    for name, value in words.items():
+        place = "spec" if name in Spec.__dataclass_fields__ else "call" if name in MutantsCall._fields else "plan"
+        known[place][name] = value
+    return MutantsCall(Spec(lengths, **known["spec"]), known["plan"], **known["call"])
+
+
 MANY = (0,) * 256 + (300,)                   # sequences, more than a CTA has threads
 CALLS = {
     "sm100": {
-        "clusters of two, one walk after the other": MutantsCall(Spec((430, 0, 70), **GROUPED), sms=2, states=True),
-        "the same of any gate": MutantsCall(
-            Spec((430, 0, 70), gate="softplus", **GROUPED), sms=2, states=True
-        ),
-        "sequences cut into segments": MutantsCall(Spec((400, 40), **GROUPED), dict(SEGMENTS=3), sms=2),
-        "clusters of two, heads of 64 channels": MutantsCall(
-            Spec((230, 0, 70), K=64, V=64, **GROUPED), sms=2, states=True
-        ),
-        "a forward that keeps its own": MutantsCall(Spec((230, 0, 70), **GROUPED), save=Save.OWN),
-        "a forward of any gate that keeps its own": MutantsCall(
-            Spec((70, 0, 33), gate="softplus", **GROUPED), save=Save.OWN
-        ),
-        "backward, one item after the other": MutantsCall(Spec((230, 0, 40, 20), **GROUPED), sms=2, backward=True),
-        "backward of any gate": MutantsCall(
-            Spec((230, 0, 40, 20), gate="softplus", **GROUPED), sms=2, backward=True
-        ),
-        "the same, a CTA for each item": MutantsCall(Spec((70,), gate="softplus", **GROUPED), backward=True),
-        "backward of segments": MutantsCall(Spec((390,), **GROUPED), dict(SHORTEST=6), backward=True),
-        "backward of segments, one without tokens": MutantsCall(
-            Spec((290, 0), **GROUPED), dict(SHORTEST=2), backward=True
-        ),
-        "tables of more sequences than threads": MutantsCall(Spec(MANY, H=1), tables=True),
+        "clusters of two, one walk after the other": packed(430, 0, 70, sms=2, states=True),
+        "the same of any gate": packed(430, 0, 70, gate="softplus", sms=2, states=True),
+        "sequences cut into segments": packed(400, 40, SEGMENTS=3, sms=2),
+        "clusters of two, heads of 64 channels": packed(230, 0, 70, K=64, V=64, sms=2, states=True),
+        "a forward that keeps its own": packed(230, 0, 70, save=Save.OWN),
+        "a forward of any gate that keeps its own": packed(70, 0, 33, gate="softplus", save=Save.OWN),
+        "backward, one item after the other": packed(230, 0, 40, 20, sms=2, backward=True),
+        "backward of any gate": packed(230, 0, 40, 20, gate="softplus", sms=2, backward=True),
+        "the same, a CTA for each item": packed(70, gate="softplus", backward=True),
+        "backward of segments": packed(390, SHORTEST=6, backward=True),
+        "backward of segments, one without tokens": packed(290, 0, SHORTEST=2, backward=True),
+        "tables of more sequences than threads": packed(*MANY, HV=None, tables=True),
     },
     "sm90": {
-        "one kernel, clusters of two": MutantsCall(Spec((600, 0, 65), **GROUPED), dict(FUSED=True)),
-        "one kernel, walks shared out": MutantsCall(Spec((300, 0, 65), **GROUPED), dict(FUSED=True), sms=6),
-        "one kernel, clusters of four": MutantsCall(Spec((1000, 0, 65), **GROUPED), dict(FUSED=True, CTAS=4)),
-        "clusters of four, walks shared out": MutantsCall(
-            Spec((900, 0, 65), **GROUPED), dict(FUSED=True, CTAS=4), sms=14
-        ),
-        "one kernel of any gate, clusters of two": MutantsCall(
-            Spec((600, 0, 65), gate="softplus", **GROUPED), dict(FUSED=True)
-        ),
-        "the same of four": MutantsCall(Spec((900, 0, 65), gate="softplus", **GROUPED), dict(FUSED=True, CTAS=4)),
-        "some CTAs make tiles and others walk": MutantsCall(
-            Spec((600, 0, 65), **GROUPED), dict(STREAM=True, STREAM_SEGMENTS=1), sms=16
-        ),
-        "the same with any gate": MutantsCall(
-            Spec((600, 0, 65), gate="softplus", **GROUPED), dict(STREAM=True, STREAM_SEGMENTS=1), sms=16
-        ),
-        "the same over segments": MutantsCall(Spec((900, 0), **GROUPED), dict(STREAM=True, STREAM_SEGMENTS=2), sms=28),
-        "kernels one by one, with what is kept": MutantsCall(
-            Spec((600, 0, 65), **GROUPED), dict(FUSED=False), save=Save.PRODUCTS
-        ),
-        "sequences cut into segments, any gate": MutantsCall(
-            Spec((930,), gate="softplus", **GROUPED), dict(FUSED=False, SHORTEST=14)
-        ),
-        "more sequences than threads": MutantsCall(Spec(MANY, H=1), dict(FUSED=False)),
-        "backward, one item after the other": MutantsCall(Spec((300, 0, 65), **GROUPED), sms=2, backward=True),
-        "backward of any gate": MutantsCall(
-            Spec((600, 0, 65), gate="softplus", **GROUPED), sms=2, backward=True
-        ),
-        "backward of any gate, a CTA for each item": MutantsCall(
-            Spec((600, 0, 65), gate="softplus", **GROUPED), backward=True
-        ),
-        "backward of heads of 64 channels": MutantsCall(
-            Spec((400, 0, 65), K=64, V=64, **GROUPED), sms=2, backward=True
-        ),
-        "heads of 64 channels, a CTA for each item": MutantsCall(
-            Spec((600, 0, 65), K=64, V=64, **GROUPED), backward=True
-        ),
-        "backward of segments": MutantsCall(Spec((930,), **GROUPED), dict(SHORTEST=14), backward=True),
-        "tables of more sequences than threads": MutantsCall(Spec(MANY, H=1), tables=True),
-        "a forward that keeps its own": MutantsCall(Spec((300, 0, 65), **GROUPED), dict(FUSED=False), save=Save.OWN),
-        "a forward of any gate that keeps its own": MutantsCall(
-            Spec((300, 0, 65), gate="softplus", **GROUPED), dict(FUSED=False), save=Save.OWN
-        ),
-        "one kernel that keeps, clusters of two": MutantsCall(
-            Spec((600, 0, 65), **GROUPED), dict(FUSED=True), save=Save.OWN
-        ),
-        "the same, walks shared out": MutantsCall(
-            Spec((300, 0, 65), **GROUPED), dict(FUSED=True), sms=6, save=Save.OWN
-        ),
-        "one kernel that keeps, of four": MutantsCall(
-            Spec((1000, 0, 65), **GROUPED), dict(FUSED=True, CTAS=4), save=Save.OWN
-        ),
-        "the same that keeps, of any gate": MutantsCall(
-            Spec((900, 0, 65), gate="softplus", **GROUPED), dict(FUSED=True, CTAS=4), save=Save.OWN
-        ),
-        "CTAs alone, walks shared out": MutantsCall(
-            Spec((400, 0, 65), V=64, **GROUPED), dict(FUSED=True, CTAS=1), sms=3
-        ),
-        "clusters of two, of which one walks": MutantsCall(
-            Spec((600, 0, 65), V=64, **GROUPED), dict(FUSED=True, CTAS=2)
-        ),
-        "one kernel that keeps, 64 channels, CTAs alone": MutantsCall(
-            Spec((300, 0, 65), K=64, V=64, **GROUPED), dict(FUSED=True, CTAS=1), sms=3, save=Save.OWN
-        ),
-        "the same, clusters of two, of which one walks": MutantsCall(
-            Spec((400, 0, 65), K=64, V=64, **GROUPED), dict(FUSED=True, CTAS=2), save=Save.OWN
-        ),
+        "one kernel, clusters of two": packed(600, 0, 65, FUSED=True),
+        "one kernel, walks shared out": packed(300, 0, 65, FUSED=True, sms=6),
+        "one kernel, clusters of four": packed(1000, 0, 65, FUSED=True, CTAS=4),
+        "clusters of four, walks shared out": packed(900, 0, 65, FUSED=True, CTAS=4, sms=14),
+        "one kernel of any gate, clusters of two": packed(600, 0, 65, gate="softplus", FUSED=True),
+        "the same of four": packed(900, 0, 65, gate="softplus", FUSED=True, CTAS=4),
+        "some CTAs make tiles and others walk": packed(600, 0, 65, STREAM=True, STREAM_SEGMENTS=1, sms=16),
+        "the same with any gate": packed(600, 0, 65, gate="softplus", STREAM=True, STREAM_SEGMENTS=1, sms=16),
+        "the same over segments": packed(900, 0, STREAM=True, STREAM_SEGMENTS=2, sms=28),
+        "kernels one by one, with what is kept": packed(600, 0, 65, FUSED=False, save=Save.PRODUCTS),
+        "sequences cut into segments, any gate": packed(930, gate="softplus", FUSED=False, SHORTEST=14),
+        "more sequences than threads": packed(*MANY, HV=None, FUSED=False),
+        "backward, one item after the other": packed(300, 0, 65, sms=2, backward=True),
+        "backward of any gate": packed(600, 0, 65, gate="softplus", sms=2, backward=True),
+        "backward of any gate, a CTA for each item": packed(600, 0, 65, gate="softplus", backward=True),
+        "backward of heads of 64 channels": packed(400, 0, 65, K=64, V=64, sms=2, backward=True),
+        "heads of 64 channels, a CTA for each item": packed(600, 0, 65, K=64, V=64, backward=True),
+        "backward of segments": packed(930, SHORTEST=14, backward=True),
+        "tables of more sequences than threads": packed(*MANY, HV=None, tables=True),
+        "a forward that keeps its own": packed(300, 0, 65, FUSED=False, save=Save.OWN),
+        "a forward of any gate that keeps its own": packed(300, 0, 65, gate="softplus", FUSED=False, save=Save.OWN),
+        "one kernel that keeps, clusters of two": packed(600, 0, 65, FUSED=True, save=Save.OWN),
+        "the same, walks shared out": packed(300, 0, 65, FUSED=True, sms=6, save=Save.OWN),
+        "one kernel that keeps, of four": packed(1000, 0, 65, FUSED=True, CTAS=4, save=Save.OWN),
+        "the same that keeps, of any gate": packed(900, 0, 65, gate="softplus", FUSED=True, CTAS=4, save=Save.OWN),
+        "CTAs alone, walks shared out": packed(400, 0, 65, V=64, FUSED=True, CTAS=1, sms=3),
+        "clusters of two, of which one walks": packed(600, 0, 65, V=64, FUSED=True, CTAS=2),
+        "one kernel that keeps, 64 channels, CTAs alone":
+            packed(300, 0, 65, K=64, V=64, FUSED=True, CTAS=1, sms=3, save=Save.OWN),
+        "the same, clusters of two, of which one walks":
+            packed(400, 0, 65, K=64, V=64, FUSED=True, CTAS=2, save=Save.OWN),
     },
     "sm89": {
-        "forward": MutantsCall(Spec((150, 0, 30), **GROUPED, **FLOAT32)),
-        "backward": MutantsCall(Spec((150, 0, 30), **GROUPED, **FLOAT32), backward=True),
-        "more sequences than threads": MutantsCall(Spec(MANY, H=1, K=64, V=64, **FLOAT32)),
+        "forward": packed(150, 0, 30, dtype="float32"),
+        "backward": packed(150, 0, 30, dtype="float32", backward=True),
+        "more sequences than threads": packed(*MANY, HV=None, K=64, V=64, dtype="float32"),
     },
 }
 

@@ -301,31 +301,27 @@ def examine(
     keep_going: bool = False, tell: Callable[[str], None] = lambda text: None,
 ) -> ParityReport:
     """Examine stages, then whole calls; with `only_stage` only that one, with `exact` only equal bits."""
-    with one_thread_if_small(case.problem()):
-        return _examined(door, case, only_stage, other, exact, keep_going, tell)
-
-
-def _examined(
-    door: Door, case: Case, only_stage: str | None, other: Door | None, exact: bool, keep_going: bool,
-    tell: Callable[[str], None],
-) -> ParityReport:
     report = ParityReport(case, door.name, no_backward=door.against(case, "backward"))
-    backward = not report.no_backward
+    with one_thread_if_small(case.problem()):
+        _examine(report, door, only_stage, other, exact, keep_going, tell)
+    return report
+
+
+def _examine(
+    report: ParityReport, door: Door, only_stage: str | None, other: Door | None, exact: bool, keep_going: bool,
+    tell: Callable[[str], None],
+) -> None:
+    case, backward = report.case, not report.no_backward
     if exact:
         tell("run after run, packed and alone")
         report.rows = run_vs_run(door, case, backward) + packed_vs_alone(door, case, backward)
-        return report
-    if only_stage in OF_WALK:
-        report.rows = alone(door, case, find(only_stage), Oracle(case, door.rounding(case)))
-        return report
-    stages = [stage for stage in in_order(door.stages) if stage not in WALK and (backward or not stage.backward)]
-    forward = [stage.name for stage in stages if not stage.backward]
-    if only_stage is not None:
-        stages = stages[: stages.index(find(only_stage)) + 1]
+        return
     oracle = Oracle(case, door.rounding(case))
-    if only_stage is not None and stages != _unbroken(stages):
+    stages = [] if only_stage in OF_WALK else _looked_at(door, backward, only_stage)
+    if only_stage in OF_WALK or (only_stage is not None and stages != _unbroken(stages)):
         report.rows = alone(door, case, find(only_stage), oracle)             # no stage of the backend's own feeds it
-        return report
+        return
+    forward = [stage.name for stage in stages if not stage.backward]
     if stages:
         tell(stages[0].name)
     chained = _unbroken(stages)
@@ -336,7 +332,7 @@ def _examined(
             report.rows += rows
         if only_stage is None and rows[0].stage == forward[-1] and report.wrong and not keep_going:
             report.stopped = True
-            return report
+            return
     if only_stage is None:
         tell("whole calls")
         first = report.first
@@ -344,17 +340,19 @@ def _examined(
         if other is not None and other.name != door.name:
             rows += compare(door, other, case, backward, found, limits)
         report.rows += [row._replace(follows_from=first.tensor) if first and row.wrong else row for row in rows]
-    return report
+
+
+def _looked_at(door: Door, backward: bool, only_stage: str | None) -> list[Stage]:
+    """Return the stages of a backend, or those up to one of them."""
+    stages = [stage for stage in in_order(door.stages) if stage not in WALK and (backward or not stage.backward)]
+    return stages if only_stage is None else stages[: stages.index(find(only_stage)) + 1]
 
 
 def parts(door: Door, case: Case, only_stage: str | None = None, exact: bool = False) -> int | None:
     """Return how often `examine` tells what it does now; None if that says little."""
     if exact or only_stage in OF_WALK:
         return None
-    backward = not door.against(case, "backward")
-    stages = [s for s in in_order(door.stages) if s not in WALK and (backward or not s.backward)]
-    if only_stage is not None:
-        stages = stages[: stages.index(find(only_stage)) + 1]
+    stages = _looked_at(door, not door.against(case, "backward"), only_stage)
     return len(stages) + bool(stages) + (only_stage is None)
 
 

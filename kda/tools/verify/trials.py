@@ -37,34 +37,24 @@ class OperatorTrial(NamedTuple):
 
 RAGGED = (65, 0, 1, 30)
 TRIALS = (
-    OperatorTrial(
-        "one exact chunk", Spec(T=64, H=2, dtype="float32", gate="softplus", regime="fast", seed=1), quick=True
-    ),
+    OperatorTrial("one exact chunk", Spec(T=64, H=2, dtype="float32", gate="softplus", regime="fast", seed=1),
+                  quick=True),
     OperatorTrial("a batch with a tail", Spec(B=2, T=70, H=2, regime="slow", seed=2)),
     OperatorTrial("empty and one-token sequences", Spec(lengths=RAGGED, H=2, regime="slow", seed=3), quick=True),
     OperatorTrial("the same in float32", Spec(lengths=RAGGED, H=2, dtype="float32", regime="slow", seed=3)),
-    OperatorTrial(
-        "two value heads per q/k head",
-        Spec(lengths=(33, 64), H=2, HV=4, gate="softplus", regime="slow", seed=4),
-        quick=True,
-    ),
+    OperatorTrial("two value heads per q/k head",
+                  Spec(lengths=(33, 64), H=2, HV=4, gate="softplus", regime="slow", seed=4), quick=True),
     OperatorTrial("fast gates", Spec(lengths=RAGGED, H=2, dtype="float32", regime="fast", seed=5)),
-    OperatorTrial(
-        "given decays, no l2norm", Spec(T=100, H=2, gate="given", beta="given", l2norm=False, regime="slow", seed=6)
-    ),
-    OperatorTrial(
-        "beta up to 2", Spec(T=128, H=1, dtype="float32", gate="softplus", beta="2*sigmoid", regime="slow", seed=7)
-    ),
-    OperatorTrial(
-        "no initial state, tokens past the end", Spec(lengths=(70, 5), H=2, initial_state=False, padding=9, seed=8)
-    ),
+    OperatorTrial("given decays, no l2norm",
+                  Spec(T=100, H=2, gate="given", beta="given", l2norm=False, regime="slow", seed=6)),
+    OperatorTrial("beta up to 2",
+                  Spec(T=128, H=1, dtype="float32", gate="softplus", beta="2*sigmoid", regime="slow", seed=7)),
+    OperatorTrial("no initial state, tokens past the end",
+                  Spec(lengths=(70, 5), H=2, initial_state=False, padding=9, seed=8)),
     OperatorTrial("chunks of 32", Spec(lengths=RAGGED, H=2, C=32, regime="slow", seed=9)),
     OperatorTrial("decode, one token", Spec(B=3, T=1, H=2, HV=4, seed=10), decode=True, quick=True),
-    OperatorTrial(
-        "decode, float32, softplus",
-        Spec(B=3, T=4, H=2, dtype="float32", gate="softplus", regime="fast", seed=11),
-        decode=True,
-    ),
+    OperatorTrial("decode, float32, softplus",
+                  Spec(B=3, T=4, H=2, dtype="float32", gate="softplus", regime="fast", seed=11), decode=True),
 )
 
 
