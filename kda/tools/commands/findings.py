@@ -1,6 +1,6 @@
-"""The checks of `kda doctor`: functions of made-up or gathered `MachineFacts` to a `Diagnosis`.
+"""The checks of `kda doctor`: functions of made-up or gathered `MachineFacts` to an answer.
 
-None means healthy with nothing to tell; a Diagnosis of status "ok" is healthy and tells what `-v` shows.  Checks stand
+None means healthy with nothing to tell; an answer of status "ok" is healthy and tells what `-v` shows.  Checks stand
 in the order in which they are printed, each with the probes that it needs.
 """
 
@@ -35,16 +35,20 @@ class Diagnosis(NamedTuple):
     fix: tuple[str, ...] = ()
 
 
+Answer = tuple[str, ...]                     # a check's: status, what it says, and what fixes it
+
+
 class Examination(NamedTuple):
     id: str
     title: str
     needs: tuple[str, ...]                   # probes
-    look: Callable[[MachineFacts], Diagnosis | None]
+    look: Callable[[MachineFacts], Answer | None]
 
     def __call__(self, facts: MachineFacts) -> Diagnosis:
         """The finding, also where the check itself breaks or has nothing to tell."""
         try:
-            return self.look(facts) or Diagnosis(self.id, "ok", "")
+            status, says, *fix = self.look(facts) or ("ok", "")
+            return Diagnosis(self.id, status, says, tuple(fix))
         except Exception as error:
             why = f"the check itself broke: {type(error).__name__}: {error}"
             return Diagnosis(self.id, "crash", why, ("report it with the output of `kda doctor --paste`",))
@@ -54,7 +58,7 @@ CHECKS: dict[str, Examination] = {}
 
 
 def check(id: str, title: str, *needs: str):
-    def register(look: Callable[[MachineFacts], Diagnosis | None]):
+    def register(look: Callable[[MachineFacts], Answer | None]):
         CHECKS[id] = Examination(id, title, needs, look)
         return look
 
@@ -65,24 +69,24 @@ def check(id: str, title: str, *needs: str):
 
 
 @check("python.version", "Python is one that kda supports")
-def python_version(f: MachineFacts) -> Diagnosis | None:
+def python_version(f: MachineFacts) -> Answer | None:
     wanted, found = f.requires_python or REQUIRES_PYTHON, ".".join(map(str, f.python))
     if SpecifierSet(wanted).contains(found):
-        return Diagnosis("python.version", "ok", f"{found}, kda needs {wanted}")
-    return Diagnosis("python.version", "fail", f"{found}, but kda needs {wanted}", ("uv venv --python 3.12",))
+        return "ok", f"{found}, kda needs {wanted}"
+    return "fail", f"{found}, but kda needs {wanted}", "uv venv --python 3.12"
 
 
 @check("deps.pins", "installed packages are the versions that kda asks for")
-def deps_pins(f: MachineFacts) -> Diagnosis | None:
+def deps_pins(f: MachineFacts) -> Answer | None:
     if f.requires is None:
-        return Diagnosis("deps.pins", "info", "kda is not installed, it runs from a checkout: no pins to compare with")
+        return "info", "kda is not installed, it runs from a checkout: no pins to compare with"
     wanted = [r for r in _requirements(f) if not r.url]
     wrong = [r for r in wanted if not _satisfied(r, f)]
     if not wrong:
-        return Diagnosis("deps.pins", "ok", f"{len(wanted)} requirements hold")
+        return "ok", f"{len(wanted)} requirements hold"
     found = [f.versions.get(canonicalize_name(r.name), "is missing") for r in wrong]
     says = [f"{r.name} {version}, kda needs {_specifier(r)}" for r, version in zip(wrong, found, strict=True)]
-    return Diagnosis("deps.pins", "fail", "; ".join(says), tuple(f"pip install '{_spelled(r)}'" for r in wrong))
+    return "fail", "; ".join(says), *(f"pip install '{_spelled(r)}'" for r in wrong)
 
 
 def _requirements(f: MachineFacts) -> list[Requirement]:
@@ -119,15 +123,15 @@ def _install(f: MachineFacts, package: str, extra: str = "") -> str:
 
 
 @check("gpu.visible", "torch sees a GPU", "torch", "smi")
-def gpu_visible(f: MachineFacts) -> Diagnosis | None:
+def gpu_visible(f: MachineFacts) -> Answer | None:
     if f.gpus:
         first, count = f.gpus[0], len(f.gpus)
         known = {"SMs": first.sms, "GiB": f"{first.memory / GIB:.1f}" if first.memory else 0}
         numbers = "".join(f", {value} {unit}" for unit, value in known.items() if value)
         says = f"{count} device{'s' * (count > 1)}, {first.name}, compute capability {_dotted(first.cc)}{numbers}"
-        return Diagnosis("gpu.visible", "ok", f"{says}   ({f.gpu_source})")
+        return "ok", f"{says}   ({f.gpu_source})"
     says, *fix = next(answer for holds, *answer in _NO_GPU if holds(f))
-    return Diagnosis("gpu.visible", "warn", says.format(f=f, **_no_gpu_words(f)), tuple(fix))
+    return "warn", says.format(f=f, **_no_gpu_words(f)), *fix
 
 
 def _no_gpu_words(f: MachineFacts) -> dict[str, str]:
@@ -163,15 +167,14 @@ _NO_GPU = (
 
 
 @check("gpu.capability", "a backend has kernels for this GPU", "torch", "smi")
-def gpu_capability(f: MachineFacts) -> Diagnosis | None:
+def gpu_capability(f: MachineFacts) -> Answer | None:
     if not f.gpus:
-        return _nothing_to_see("gpu.capability", "no GPU")
+        return _nothing_to_see("no GPU")
     cc, takers = f.gpus[0].cc, backends_with_kernels(f.gpus[0].cc, capabilities())
     if takers:
-        return Diagnosis("gpu.capability", "ok", f"{_dotted(cc)} has kernels in {', '.join(takers)}")
+        return "ok", f"{_dotted(cc)} has kernels in {', '.join(takers)}"
     says = f"{_dotted(cc)} ({f.gpus[0].name}) has no backend with kernels"
-    fix = "backend='reference' runs there, slowly; auto never picks it on a GPU"
-    return Diagnosis("gpu.capability", "warn", says, (fix,))
+    return "warn", says, "backend='reference' runs there, slowly; auto never picks it on a GPU"
 
 
 def backends_with_kernels(cc: tuple[int, int], backends: tuple[Capability, ...]) -> list[str]:
@@ -179,11 +182,11 @@ def backends_with_kernels(cc: tuple[int, int], backends: tuple[Capability, ...])
 
 
 @check("gpu.busy", "nobody else computes on the GPU", "torch", "smi")
-def gpu_busy(f: MachineFacts) -> Diagnosis | None:
+def gpu_busy(f: MachineFacts) -> Answer | None:
     if not f.gpus:
-        return _nothing_to_see("gpu.busy", "no GPU")
+        return _nothing_to_see("no GPU")
     if not f.smi_gpus:
-        return _nothing_to_see("gpu.busy", "nvidia-smi does not answer")
+        return _nothing_to_see("nvidia-smi does not answer")
     gpu = next((g for g in f.smi_gpus if g.uuid == f.gpus[0].uuid), f.smi_gpus[0])
     says, fix = [], []
     if gpu.users:
@@ -195,7 +198,7 @@ def gpu_busy(f: MachineFacts) -> Diagnosis | None:
     if gpu.mode != "Default":
         says.append(f"compute mode {gpu.mode}: a second process cannot use it")
         fix.append("sudo nvidia-smi -c DEFAULT")
-    return Diagnosis("gpu.busy", "warn", f"{gpu.name} is {'; '.join(says)}", tuple(fix)) if says else None
+    return ("warn", f"{gpu.name} is {'; '.join(says)}", *fix) if says else None
 
 
 def _free_gpu(gpus: tuple[GpuFacts, ...]) -> str:
@@ -203,21 +206,21 @@ def _free_gpu(gpus: tuple[GpuFacts, ...]) -> str:
 
 
 @check("driver.version", "the driver runs the CUDA of torch and of the DSL", "torch", "smi")
-def driver_version(f: MachineFacts) -> Diagnosis | None:
+def driver_version(f: MachineFacts) -> Answer | None:
     if not f.driver_cuda:
-        return _nothing_to_see("driver.version", "no driver answers")
+        return _nothing_to_see("no driver answers")
     major = f.driver_cuda[0]
     says = f"{f.driver or 'driver'}, runs CUDA up to {_dotted(f.driver_cuda)}"
     majors = {"torch": f.torch_cuda and f.torch_cuda[0], "cutlass-dsl": _dsl_cuda(f)}
     needs = {who: cuda for who, cuda in majors.items() if cuda}
     if all(cuda <= major for cuda in needs.values()):
-        return Diagnosis("driver.version", "ok", says)
+        return "ok", says
     newest = max(needs.values())
     wants = ", ".join(f"{who} needs CUDA {cuda}" for who, cuda in needs.items() if cuda > major)
     fix = [f"install driver {LOWEST_DRIVER.get(newest, f'for CUDA {newest}')} or newer"]
     fix += [f"or a torch built for CUDA {major} (its install page names the command)"] * (needs.get("torch", 0) > major)
     fix += [f"or `pip install 'nvidia-cutlass-dsl[cu{major}]'`"] * (needs.get("cutlass-dsl", 0) > major)
-    return Diagnosis("driver.version", "fail", f"{says}; {wants}", tuple(fix))
+    return "fail", f"{says}; {wants}", *fix
 
 
 def _dsl_cuda(f: MachineFacts) -> int | None:
@@ -229,72 +232,69 @@ def _dsl_cuda(f: MachineFacts) -> int | None:
 
 
 @check("torch.import", "torch can be imported", "torch")
-def torch_import(f: MachineFacts) -> Diagnosis | None:
+def torch_import(f: MachineFacts) -> Answer | None:
     if f.torch.ok:
         sees = "sees the GPU" if f.torch_gpus else "sees no GPU"
-        return Diagnosis("torch.import", "ok", f"{f.torch.data.get('version')}, {sees}")
+        return "ok", f"{f.torch.data.get('version')}, {sees}"
     if f.torch.state == "absent":
-        return Diagnosis("torch.import", "fail", "torch is not installed: nothing can run", (_install(f, "torch"),))
-    return _broken("torch.import", f.torch, "torch", f, _install(f, "torch"))
+        return "fail", "torch is not installed: nothing can run", _install(f, "torch")
+    return _broken(f.torch, "torch", f, _install(f, "torch"))
 
 
 @check("cutlass.import", "CuTe DSL can be imported", "cutlass", "torch", "smi")
-def cutlass_import(f: MachineFacts) -> Diagnosis | None:
+def cutlass_import(f: MachineFacts) -> Answer | None:
     if f.cutlass.ok:
-        return Diagnosis("cutlass.import", "ok", _version(f.cutlass, f, "nvidia-cutlass-dsl"))
+        return "ok", _version(f.cutlass, f, "nvidia-cutlass-dsl")
     if f.cutlass.state == "absent":
         without = "backends written in CuTe DSL can be neither built nor run"
-        return _not_there("cutlass.import", "nvidia-cutlass-dsl", without, f, _extra(f))
-    return _broken("cutlass.import", f.cutlass, "cutlass", f, _install(f, "nvidia-cutlass-dsl", _extra(f)))
+        return _not_there("nvidia-cutlass-dsl", without, f, _extra(f))
+    return _broken(f.cutlass, "cutlass", f, _install(f, "nvidia-cutlass-dsl", _extra(f)))
 
 
 @check("cutlass.trace", "CuTe DSL builds a small kernel, without a GPU", "trace", "cutlass")
-def cutlass_trace(f: MachineFacts) -> Diagnosis | None:
+def cutlass_trace(f: MachineFacts) -> Answer | None:
     if f.trace.ok:
         built, seconds = " and ".join(f.trace.data.get("built", ())), f.trace.data.get("seconds", 0.0)
         version = _version(f.cutlass, f, "nvidia-cutlass-dsl")
-        return Diagnosis("cutlass.trace", "ok", f"{version} built a probe for {built} in {seconds:.1f} s".strip())
+        return "ok", f"{version} built a probe for {built} in {seconds:.1f} s".strip()
     if f.trace.state == "absent":
-        return Diagnosis("cutlass.trace", "info", "not tried: nvidia-cutlass-dsl is not installed")
+        return "info", "not tried: nvidia-cutlass-dsl is not installed"
     if f.cutlass.state in ("failed", "crashed"):
-        return Diagnosis("cutlass.trace", "info", "not tried to the end: cutlass.import failed")
+        return "info", "not tried to the end: cutlass.import failed"
     fix = ["unset " + name for name in ("CUTE_DSL_PTXAS_PATH", "CUTE_DSL_ARCH") if name in f.env]
     says = "building a probe " + _how(f.trace)
-    return Diagnosis("cutlass.trace", _status(f.trace), says, (*fix, _install(f, "nvidia-cutlass-dsl", _extra(f))))
+    return _status(f.trace), says, *fix, _install(f, "nvidia-cutlass-dsl", _extra(f))
 
 
 @check("triton.import", "Triton can be imported, and finds the GPU that torch finds", "triton", "torch", "smi")
-def triton_import(f: MachineFacts) -> Diagnosis | None:
+def triton_import(f: MachineFacts) -> Answer | None:
     if f.triton.state == "absent":
-        return _not_there("triton.import", "triton", "backends written in Triton cannot run", f)
+        return _not_there("triton", "backends written in Triton cannot run", f)
     if not f.triton.ok:
-        return _broken("triton.import", f.triton, "triton", f, *_triton_fix(f.triton.says, f))
+        return _broken(f.triton, "triton", f, *_triton_fix(f.triton.says, f))
     version, why = _version(f.triton, f, "triton"), reworded(f.triton.data.get("why") or "")
     if f.torch_gpus and not f.triton.data.get("driver", True):
-        says = f"{version} was imported, but finds no GPU: {why}"
-        return Diagnosis("triton.import", "fail", says, _triton_fix(why, f))
-    return Diagnosis("triton.import", "ok", version)
+        return "fail", f"{version} was imported, but finds no GPU: {why}", *_triton_fix(why, f)
+    return "ok", version
 
 
 @check("nvrtc.library", "CUDA C++ kernels can be built: there is a libnvrtc", "nvrtc", "torch", "smi")
-def nvrtc_library(f: MachineFacts) -> Diagnosis | None:
+def nvrtc_library(f: MachineFacts) -> Answer | None:
     without = "the float32 kernels of sm89 can be neither built nor simulated"
     if f.nvrtc.state == "absent":
-        return _not_there("nvrtc.library", "cuda-python", without, f)
+        return _not_there("cuda-python", without, f)
     if not f.nvrtc.ok:
-        return _broken("nvrtc.library", f.nvrtc, "cuda.bindings", f, _install(f, "cuda-python"))
+        return _broken(f.nvrtc, "cuda.bindings", f, _install(f, "cuda-python"))
     if f.nvrtc.data.get("version"):
-        return Diagnosis("nvrtc.library", "ok", _dotted(tuple(f.nvrtc.data["version"])))
+        return "ok", _dotted(tuple(f.nvrtc.data["version"]))
     old = f.versions.get("cuda-bindings", "").startswith("12.")
     fix = f"pip install nvidia-cuda-nvrtc{'-cu12' * old}   (a CUDA build of torch and a CUDA toolkit contain it)"
-    return Diagnosis("nvrtc.library", "warn", f"libnvrtc is not installed: {without}", (fix,))
+    return "warn", f"libnvrtc is not installed: {without}", fix
 
 
 def _triton_fix(why: str, f: MachineFacts) -> tuple[str, ...]:
-    if "libcuda" in why or "driver" in why:
-        mount = "mount the driver (`docker run --gpus all`), or install the package that has libcuda.so.1"
-        return mount, _install(f, "triton")
-    return (_install(f, "triton"),)
+    mount = "mount the driver (`docker run --gpus all`), or install the package that has libcuda.so.1"
+    return *([mount] if "libcuda" in why or "driver" in why else []), _install(f, "triton")
 
 
 REWORDED = ((r"\d+ active drivers \(.*", "no GPU driver visible to Triton"),)
@@ -307,19 +307,19 @@ def reworded(message: str) -> str:
     return message
 
 
-def _not_there(id: str, package: str, without: str, f: MachineFacts, extra: str = "") -> Diagnosis:
+def _not_there(package: str, without: str, f: MachineFacts, extra: str = "") -> Answer:
     """A missing package hurts where there is a GPU for it to run on."""
     if f.system != ("Linux", "x86_64"):
         where = " ".join(f.system)
-        return Diagnosis(id, "info", f"{package} is not installed and is not needed on {where}: {without}")
+        return "info", f"{package} is not installed and is not needed on {where}: {without}"
     status, fix = "warn" if f.gpus else "info", _install(f, package, extra)
-    return Diagnosis(id, status, f"{package} is not installed: {without}", (fix,))
+    return status, f"{package} is not installed: {without}", fix
 
 
-def _broken(id: str, probe: Probe, module: str, f: MachineFacts, *fix: str) -> Diagnosis:
+def _broken(probe: Probe, module: str, f: MachineFacts, *fix: str) -> Answer:
     version = f.versions.get({"cutlass": "nvidia-cutlass-dsl", "cuda.bindings": "cuda-bindings"}.get(module, module))
     installed = f"{version} is installed; " if version else ""
-    return Diagnosis(id, _status(probe), f"{installed}importing {module} {_how(probe)}", fix)
+    return _status(probe), f"{installed}importing {module} {_how(probe)}", *fix
 
 
 def _status(probe: Probe) -> str:
@@ -343,17 +343,17 @@ def _extra(f: MachineFacts) -> str:
 
 
 @check("cuda_python.skew", "cuda-python fits the driver", "torch", "smi")
-def cuda_python_skew(f: MachineFacts) -> Diagnosis | None:
+def cuda_python_skew(f: MachineFacts) -> Answer | None:
     package = next((name for name in ("cuda-bindings", "cuda-python") if name in f.versions), None)
     found = release(f.versions[package]) if package else None
     if package is None or found is None:
-        return _nothing_to_see("cuda_python.skew", "cuda-python is not installed")
+        return _nothing_to_see("cuda-python is not installed")
     if not f.driver_cuda:
-        return _nothing_to_see("cuda_python.skew", "no driver answers")
+        return _nothing_to_see("no driver answers")
     says = f"{package} {f.versions[package]}, driver for CUDA {_dotted(f.driver_cuda)}"
     if found[0] <= f.driver_cuda[0]:
-        return Diagnosis("cuda_python.skew", "ok", says)
-    return Diagnosis("cuda_python.skew", "warn", says, (f"pip install '{package}=={f.driver_cuda[0]}.*'",))
+        return "ok", says
+    return "warn", says, f"pip install '{package}=={f.driver_cuda[0]}.*'"
 
 
 # PTX that a ptxas reads, by CUDA release, where it is not simply four majors behind
@@ -365,33 +365,30 @@ def ptx_read_by(cuda: tuple[int, int]) -> tuple[int, int]:
 
 
 @check("ptxas.version", "the ptxas that CuTe DSL is told to use reads what it writes", "ptxas", "trace")
-def ptxas_version(f: MachineFacts) -> Diagnosis | None:
+def ptxas_version(f: MachineFacts) -> Answer | None:
     written = f.trace.data.get("ptx")
     named = next((p for p in f.ptxas if p.by_variable), None)
     if named and named.release is None:
-        return Diagnosis(
-            "ptxas.version", "warn", f"CUTE_DSL_PTXAS_PATH={named.path} is no ptxas that runs", _UNSET_PTXAS
-        )
+        return "warn", f"CUTE_DSL_PTXAS_PATH={named.path} is no ptxas that runs", _UNSET_PTXAS
     tool = named or next(iter(f.ptxas), None)
     if tool is None or tool.release is None:
-        return Diagnosis("ptxas.version", "ok", "no other ptxas, cutlass-dsl has its own")
+        return "ok", "no other ptxas, cutlass-dsl has its own"
     if not written:
-        return _nothing_to_see("ptxas.version", "cutlass.trace wrote no PTX to compare with")
+        return _nothing_to_see("cutlass.trace wrote no PTX to compare with")
     return _compare(tool, tool.release, (written[0], written[1]))
 
 
-_UNSET_PTXAS = ("unset CUTE_DSL_PTXAS_PATH",)
+_UNSET_PTXAS = "unset CUTE_DSL_PTXAS_PATH"
 
 
-def _compare(tool: Ptxas, release: tuple[int, int], written: tuple[int, int]) -> Diagnosis:
+def _compare(tool: Ptxas, release: tuple[int, int], written: tuple[int, int]) -> Answer:
     reads = ptx_read_by(release)
     says = f"{tool.path} {_dotted(release)} reads PTX <= {_dotted(reads)}, cutlass-dsl writes {_dotted(written)}"
     if reads >= written:
-        return Diagnosis("ptxas.version", "ok", says)
+        return "ok", says
     if not tool.by_variable:
-        return Diagnosis("ptxas.version", "info", f"{says}; it is not used, cutlass-dsl has its own")
-    newer = f"or name the ptxas of CUDA {written[0] + 4}.{written[1]} or newer"
-    return Diagnosis("ptxas.version", "warn", says, (*_UNSET_PTXAS, newer))
+        return "info", f"{says}; it is not used, cutlass-dsl has its own"
+    return "warn", says, _UNSET_PTXAS, f"or name the ptxas of CUDA {written[0] + 4}.{written[1]} or newer"
 
 
 # variable -> (status when set, what it does now)
@@ -410,14 +407,14 @@ _OFF = {"KDA_QUIET": "0", "TRITON_INTERPRET": "0", "CUTE_DSL_NO_CACHE": "0"}
 
 
 @check("env.overrides", "no variable changes what runs")
-def env_overrides(f: MachineFacts) -> Diagnosis | None:
+def env_overrides(f: MachineFacts) -> Answer | None:
     names = [n for n in f.env if (n in VARIABLES or n.startswith("KDA_")) and f.env[n] not in ("", _OFF.get(n))]
     overrides = [_override(name, f.env[name]) for name in sorted(names)]
     if not overrides:
         return None
     status = next((word for word in ("fail", "warn") if word in [t[0] for t in overrides]), "info")
-    fix = tuple(fix for level, _, fix in overrides if level != "info")
-    return Diagnosis("env.overrides", status, "; ".join(says for _, says, _ in overrides), fix)
+    fix = [fix for level, _, fix in overrides if level != "info"]
+    return status, "; ".join(says for _, says, _ in overrides), *fix
 
 
 def _override(name: str, value: str) -> tuple[str, str, str]:
@@ -439,11 +436,11 @@ def _override(name: str, value: str) -> tuple[str, str, str]:
 
 
 @check("cache.dir", "built kernels can be kept", "cache")
-def cache_dir(f: MachineFacts) -> Diagnosis | None:
-    c, elsewhere = f.cache, ("export KDA_CACHE_DIR=/local/path",)
+def cache_dir(f: MachineFacts) -> Answer | None:
+    c, elsewhere = f.cache, "export KDA_CACHE_DIR=/local/path"
     remote = c.filesystem.startswith(NETWORK_FILESYSTEMS)
     if not c.path:
-        return Diagnosis("cache.dir", "fail", "there is no home directory to keep built kernels in", elsewhere)
+        return "fail", "there is no home directory to keep built kernels in", elsewhere
     size = f"{in_bytes(c.bytes)}, {c.files} file{'s' * (c.files != 1)}" if c.exists else "not there yet"
     for broken, status, why in (
         (not c.writable, "fail", "cannot be written" if c.exists else "cannot be made"),
@@ -451,40 +448,39 @@ def cache_dir(f: MachineFacts) -> Diagnosis | None:
         (remote, "warn", f"is on a network disk ({c.filesystem}): slow, and locks may not hold"),
     ):
         if broken:
-            return Diagnosis("cache.dir", status, f"{c.path} {why}", elsewhere)
-    return Diagnosis("cache.dir", "ok", f"{c.path}, {size}")
+            return status, f"{c.path} {why}", elsewhere
+    return "ok", f"{c.path}, {size}"
 
 
 @check("cache.trust", "nobody else can put code into the cache", "cache")
-def cache_trust(f: MachineFacts) -> Diagnosis | None:
+def cache_trust(f: MachineFacts) -> Answer | None:
     if not f.cache.distrusted:
         return None
     why, _, way_out = f.cache.distrusted.partition("; ")
-    fix = tuple(way_out.replace("`", "").split(", or "))
-    return Diagnosis("cache.trust", "fail", f"{why}: nothing is read or kept there, each process builds anew", fix)
+    fix = way_out.replace("`", "").split(", or ")
+    return "fail", f"{why}: nothing is read or kept there, each process builds anew", *fix
 
 
 @check("cache.stale", "cache files are readable, and stale kernels total under 1 GiB", "cache")
-def cache_stale(f: MachineFacts) -> Diagnosis | None:
-    c, clean = f.cache, ("kda cache clean",)
+def cache_stale(f: MachineFacts) -> Answer | None:
+    c, clean = f.cache, "kda cache clean"
     if c.unreadable:
-        return Diagnosis("cache.stale", "warn", f"{c.unreadable} unreadable in {c.path}", clean)
+        return "warn", f"{c.unreadable} unreadable in {c.path}", clean
     if c.stale > GIB:
-        says = f"{c.path} holds {in_bytes(c.stale)} built from other source or by another compiler"
-        return Diagnosis("cache.stale", "warn", says, clean)
+        return "warn", f"{c.path} holds {in_bytes(c.stale)} built from other source or by another compiler", clean
     return None
 
 
 @check("simulator.compiler", "kernels can be simulated without their GPU")
-def simulator_compiler(f: MachineFacts) -> Diagnosis | None:
+def simulator_compiler(f: MachineFacts) -> Answer | None:
     if f.c_compiler:
-        return Diagnosis("simulator.compiler", "ok", f"kda.simulator is built with {f.c_compiler}")
+        return "ok", f"kda.simulator is built with {f.c_compiler}"
     says = "there is no C compiler: kda.simulator, and with it `kda selftest --arch`, cannot be built"
-    return Diagnosis("simulator.compiler", "warn", says, ("apt-get install gcc libc6-dev   (or set CC)",))
+    return "warn", says, "apt-get install gcc libc6-dev   (or set CC)"
 
 
-def _nothing_to_see(id: str, why: str) -> Diagnosis:
-    return Diagnosis(id, "info", f"not looked at: {why}")
+def _nothing_to_see(why: str) -> Answer:
+    return "info", f"not looked at: {why}"
 
 
 def _dotted(numbers: tuple[int, ...]) -> str:

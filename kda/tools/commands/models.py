@@ -13,7 +13,7 @@ from kda.model.problem import Problem
 from kda.routing.dispatch import weigh
 from ptxkit.commands.render import Screen
 
-from .findings import Diagnosis, check
+from .findings import Answer, check
 from .hosts import default_device, host_for
 from .probes import MachineFacts
 
@@ -46,10 +46,9 @@ class ModelsWay:
             return self.forward or ""
         return f"{self.forward}, backward {self.backward or 'none'}"
 
-    def finding(self) -> Diagnosis:
+    def answer(self) -> Answer:
         used = f"{self.package} {self.version}: after `{self.line}` {self.models} use kda, by {self.takers}"
-        says = used if self.uses_kda else self.why
-        return Diagnosis(f"models.{self.package.partition('-')[0]}", self.status, says, self.fix)
+        return self.status, used if self.uses_kda else self.why, *self.fix
 
     def as_json(self) -> dict:
         fields = dataclasses.asdict(self) | {"uses_kda": self.uses_kda, "fix": list(self.fix)}
@@ -171,4 +170,4 @@ for id, title, way, *needs in (
     ("vllm", "models of vLLM would use kda", lambda f: way_of_engine(f, ENGINES[0])),
     ("sglang", "models of SGLang would use kda", lambda f: way_of_engine(f, ENGINES[1])),
 ):
-    check(f"models.{id}", title, *needs, "torch", "smi")(lambda f, way=way: way(f).finding())
+    check(f"models.{id}", title, *needs, "torch", "smi")(lambda f, way=way: way(f).answer())
