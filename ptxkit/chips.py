@@ -22,7 +22,7 @@ class Chip(NamedTuple):
 
 _KB, _MB = 1 << 10, 1 << 20
 CHIPS = {
-    10 * t.cc[0] + t.cc[1]: Chip(name, t, *numbers)
+    t.number: Chip(name, t, *numbers)
     for t, (name, *numbers) in {
         TARGETS["sm80"]: ("A100", 108, 163 * _KB, 164 * _KB, 2048, 1, 40 * _MB),
         TARGETS["sm86"]: ("A40", 84, 99 * _KB, 100 * _KB, 1536, 1, 6 * _MB),
@@ -38,8 +38,7 @@ CHIPS = {
 def number_of(arch: str) -> int:
     """Return 100 for "sm_100a", "sm100", "compute_100" or "100"; ValueError for an arch that is not simulated."""
     try:
-        cc = parse(str(arch).replace("compute", "sm")).cc
+        return parse(str(arch).replace("compute", "sm")).number
     except ValueError:
         known = ", ".join(f"sm_{n}" for n in CHIPS)
         raise ValueError(f"arch={arch!r} is not simulated; there are {known}") from None
-    return 10 * cc[0] + cc[1]

@@ -66,9 +66,7 @@ KINDS = {
         forgiven=True,
     ),
     32: FindingKind("peer-exited", "{t}", forgiven=True),
-    33: FindingKind(
-        "copy-at-exit", "its CTA may end before this has read the CTA's shared memory: {t}", forgiven=True
-    ),
+    33: FindingKind("copy-at-exit", "its CTA may end before this has read the CTA's shared memory: {t}", forgiven=True),
     34: FindingKind("uninitialised", "reads {a}, which nothing has written since it was allocated at {s}"),
 }
 UNWRITTEN = 34

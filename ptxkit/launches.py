@@ -133,27 +133,11 @@ def launch(
     grids = _Grids(p, regions[: len(touched)], behind, accesses)
 
     record = binding.LaunchRecord(
-        program=p.handle,
-        grid=grid,
-        block=block,
-        cluster=cluster,
-        arch=p.arch,
-        shared_base=p.builder.shared_base,
-        shared_end=align_up(shared_end, 8),
-        params=params,
-        params_size=len(params),
-        sms=chip.sms,
-        regions=regions,
-        nregions=len(touched),
-        early=early,
-        checks=checks,
-        resident=4 if schedule else 1,
-        seed=schedule,
-        quantum=QUANTUM,
-        limit=limit or 0,
-        fatal=_errors(strict) if stop else 0,
+        program=p.handle, grid=grid, block=block, cluster=cluster, arch=p.arch, shared_base=p.builder.shared_base,
+        shared_end=align_up(shared_end, 8), params=params, params_size=len(params), sms=chip.sms, regions=regions,
+        nregions=len(touched), early=early, checks=checks, resident=4 if schedule else 1, seed=schedule,
+        quantum=QUANTUM, limit=limit or 0, fatal=_errors(strict) if stop else 0, max_findings=MAX_FINDINGS,
         max_registers=-(-registers // 8) * 8 if registers else p.kernel.directives.get("maxnreg", (0,))[0],
-        max_findings=MAX_FINDINGS,
     )
     findings, counters = (binding.FindingRecord * MAX_FINDINGS)(), (binding.Counter * p.count)()
     record.findings, record.counters = findings, counters
@@ -281,16 +265,15 @@ def _check_shape(p, grid, block, cluster, most_ctas):
         raise LaunchError(f"cluster={cluster} has {ctas} CTAs; sm_{p.arch} allows 1 to {most_ctas}")
     if any(g % c for g, c in zip(grid, cluster)):
         raise LaunchError(f"grid={grid} is not a multiple of cluster={cluster}")
-    wanted, most = p.kernel.directives.get("reqntid"), p.kernel.directives.get("maxntid")
-    if wanted and tuple(block) != (*wanted, 1, 1)[:3]:
-        raise LaunchError(f"block={block}, but the kernel has .reqntid {', '.join(map(str, wanted))}")
+    for name, asked, directive in (("block", block, "reqntid"), ("cluster", cluster, "reqnctapercluster")):
+        wanted = p.kernel.directives.get(directive)
+        if wanted and tuple(asked) != (*wanted, 1, 1)[:3]:
+            raise LaunchError(f"{name}={asked}, but the kernel has .{directive} {', '.join(map(str, wanted))}")
+    most = p.kernel.directives.get("maxntid")
     if most and threads > functools.reduce(lambda a, b: a * b, most):
         raise LaunchError(
             f"block={block} has {threads} threads, but the kernel has .maxntid {', '.join(map(str, most))}"
         )
-    wanted = p.kernel.directives.get("reqnctapercluster")
-    if wanted and tuple(cluster) != (*wanted, 1, 1)[:3]:
-        raise LaunchError(f"cluster={cluster}, but the kernel has .reqnctapercluster {', '.join(map(str, wanted))}")
 
 
 # ---- arguments

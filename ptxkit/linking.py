@@ -68,9 +68,7 @@ def link(module: Module, kernel: PtxKernel) -> tuple[PtxKernel, dict[str, Linked
             name, first, len(body), tuple(params), tuple(results), tuple(new),
             tuple((*params, *results, *renamed_variables)), recursive, name in taken,
         )
-    return replace(
-        kernel, body=tuple(body), registers=registers, labels=labels, variables=tuple(variables)
-    ), placed
+    return replace(kernel, body=tuple(body), registers=registers, labels=labels, variables=tuple(variables)), placed
 
 
 def _reachable(module: Module, kernel: PtxKernel) -> tuple[dict[str, PtxFunction], set[str]]:

@@ -60,7 +60,7 @@ def runs(ptx: str, target: Target) -> bool:
     found = re.search(r"^\s*\.target\s+sm_(\d+)([af]?)", ptx, re.MULTILINE)
     if not found:
         return False
-    built, wanted = int(found[1]), 10 * target.cc[0] + target.cc[1]
+    built, wanted = int(found[1]), target.number
     return {"a": built == wanted, "f": built <= wanted < built - built % 10 + 10, "": built <= wanted}[found[2]]
 
 

@@ -206,7 +206,7 @@ def _attributes(a: _Answers, gpu: Gpu, to: Any, function: int) -> None:
     shared, threads, registers, most_dynamic = (
         d.function_attribute(gpu, which, handle) for which in (d.SHARED_SIZE, d.MAX_THREADS, d.REGISTERS, d.MAX_DYNAMIC)
     )
-    code = 10 * kernel.target.cc[0] + kernel.target.cc[1]
+    code = kernel.target.number
     to[0] = _Attributes(shared, 0, kernel.spills or 0, threads, registers, code, code, 0, most_dynamic)
 
 

@@ -205,17 +205,9 @@ def encoded(
             f"of {', '.join(DRIVER_DTYPES)} and a swizzle among {', '.join(map(str, DRIVER_SWIZZLES))}."
         )
     return encode(
-        address=address,
-        dims=tuple(dims),
-        strides=tuple(strides),
-        box=tuple(box),
-        element_strides=tuple(steps),
-        dtype=DRIVER_DTYPES[dtype],
-        swizzle=DRIVER_SWIZZLES[swizzle],
-        fill=("zero", "nan")[fill],
-        interleave=tuple(INTERLEAVES)[interleave],
-        l2=promotion,
-        **im2col,
+        address=address, dims=tuple(dims), strides=tuple(strides), box=tuple(box), element_strides=tuple(steps),
+        dtype=DRIVER_DTYPES[dtype], swizzle=DRIVER_SWIZZLES[swizzle], fill=("zero", "nan")[fill],
+        interleave=tuple(INTERLEAVES)[interleave], l2=promotion, **im2col,
     )
 
 

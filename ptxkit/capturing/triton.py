@@ -36,8 +36,7 @@ class Driver:
         self.launcher_cls = lambda src, metadata: TritonLauncher(session, src, metadata)
 
     def get_current_device(self) -> int:
-        major, minor = self.session.device.target.cc
-        return FIRST_DEVICE + 10 * major + minor
+        return FIRST_DEVICE + self.session.device.target.number
 
     def set_current_device(self, device: int) -> None:
         """Do nothing: there is one device."""
@@ -51,8 +50,7 @@ class Driver:
     def get_current_target(self) -> Any:
         from triton.backends.compiler import GPUTarget
 
-        major, minor = self.session.device.target.cc
-        return GPUTarget("cuda", 10 * major + minor, 32)
+        return GPUTarget("cuda", self.session.device.target.number, 32)
 
     def get_active_torch_device(self) -> torch.device:
         return torch.device("cuda", 0)

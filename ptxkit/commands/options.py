@@ -87,10 +87,9 @@ def chip_for(target: Target, card: str | None = None) -> tuple[ChipClock, str]:
     if card is None:
         context = click.get_current_context(silent=True)
         card = context.meta.get(CARD, "") if context else ""
-    number = 10 * target.cc[0] + target.cc[1]
-    if named := of_card(card, number):
+    if named := of_card(card, target.number):
         return named, f"{named} ({target.name})"
-    chip = chip_of(True, number)
+    chip = chip_of(True, target.number)
     return chip, f"{chip}, which stands for {target.name} ({target.examples})"
 
 

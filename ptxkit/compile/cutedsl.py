@@ -83,13 +83,8 @@ def compile(
     def build() -> store.Entry:
         compiled, function_object = _compiled(host, args, kwargs, target, options, with_object=True)
         fresh.append(compiled)
-        return {
-            "object": function_object,
-            "symbol": compiled.symbol.encode(),
-            "module": compiled.module,
-            "ptx": compiled.ptx.encode(),
-            "cubin": compiled.cubin,
-        }
+        return {"object": function_object, "symbol": compiled.symbol.encode(), "module": compiled.module,
+                "ptx": compiled.ptx.encode(), "cubin": compiled.cubin}
 
     name = store.digest("cutedsl 1", version, _cuda_version(), platform.machine(), target.spelling, options, key)
     kernel = getattr(host, "__name__", type(host).__name__)
@@ -159,14 +154,8 @@ def _loaded(entry: store.Entry, target: Target, options: str) -> Compiled:
         path = Path(folder, "host.o")
         path.write_bytes(entry["object"])
         module = load_module(str(path), **({"enable_tvm_ffi": True} if TVM_FFI in options else {}))
-    return _made(
-        target,
-        entry["ptx"].decode(),
-        entry["cubin"],
-        getattr(module, PREFIX),
-        entry["symbol"].decode(),
-        entry["module"],
-    )
+    symbol = entry["symbol"].decode()
+    return _made(target, entry["ptx"].decode(), entry["cubin"], getattr(module, PREFIX), symbol, entry["module"])
 
 
 def _made(target: Target, ptx: str, cubin: bytes, function: Any, symbol: str, module: bytes) -> Compiled:

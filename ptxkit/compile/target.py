@@ -16,6 +16,11 @@ class Target(NamedTuple):
     spelling: str                            # "sm_100a", how compilers spell it
     examples: str                            # products, for people
 
+    @property
+    def number(self) -> int:
+        """100 of "sm100"."""
+        return 10 * self.cc[0] + self.cc[1]
+
 
 TARGETS = {
     t.name: t

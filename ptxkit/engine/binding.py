@@ -23,77 +23,31 @@ class FindingRecord(ctypes.Structure):
 
 
 class Counter(ctypes.Structure):
-    _fields_ = [
-        (n, U64)
-        for n in (
-            "issued",
-            "lanes",
-            "global_read",
-            "global_written",
-            "sectors",
-            "wavefronts",
-            "wavefronts_needed",
-            "shared_read",
-            "shared_written",
-            "flops",
-        )
-    ]
+    _fields_ = [(n, U64) for n in ("issued", "lanes", "global_read", "global_written", "sectors")]
+    _fields_ += [(n, U64) for n in ("wavefronts", "wavefronts_needed", "shared_read", "shared_written", "flops")]
 
 
 class Region(ctypes.Structure):
-    _fields_ = [
-        ("address", U64),
-        ("size", U64),
-        ("host", ctypes.c_void_p),
-        ("pages", ctypes.c_void_p),
-        ("touched", ctypes.c_void_p),
-        ("ahead", ctypes.c_void_p),
-        ("left", ctypes.c_void_p),
-        ("written", ctypes.c_void_p),
-        ("writable", S32),
-        ("label", S32),
-    ]
+    _fields_ = [("address", U64), ("size", U64)]
+    _fields_ += [(n, ctypes.c_void_p) for n in ("host", "pages", "touched", "ahead", "left", "written")]
+    _fields_ += [("writable", S32), ("label", S32)]
 
 
 TRIGGERED_EARLY = 2  # a bit of LaunchRecord.triggered
 
 
 class LaunchRecord(ctypes.Structure):
-    _fields_ = [
-        ("program", ctypes.c_void_p),
-        ("grid", U32 * 3),
-        ("block", U32 * 3),
-        ("cluster", U32 * 3),
-        ("arch", U32),
-        ("shared_base", U32),
-        ("shared_end", U32),
-        ("params", ctypes.c_char_p),
-        ("params_size", U32),
-        ("sms", U32),
-        ("regions", ctypes.POINTER(Region)),
-        ("nregions", S32),
-        ("early", U32),
-        ("checks", U32),
-        ("resident", U32),
-        ("seed", U64),
-        ("quantum", U64),
-        ("limit", U64),
-        ("fatal", U64),
-        ("max_registers", S32),
-        ("max_findings", S32),
-        ("findings", ctypes.POINTER(FindingRecord)),
-        ("nfindings", S32),
-        ("stopped", S32),
-        ("counters", ctypes.POINTER(Counter)),
-        ("issued", U64),
-        ("launched_clusters", U64),
-        ("async_work", U64),
-        ("barrier_waits", U64),
-        ("tmem_columns", U64),
-        ("triggered", S32),
-        ("newest", S32),
-        ("clock", ctypes.c_void_p),
-    ]
+    _fields_ = [("program", ctypes.c_void_p), *((n, U32 * 3) for n in ("grid", "block", "cluster"))]
+    _fields_ += [(n, U32) for n in ("arch", "shared_base", "shared_end")]
+    _fields_ += [("params", ctypes.c_char_p), ("params_size", U32), ("sms", U32)]
+    _fields_ += [("regions", ctypes.POINTER(Region)), ("nregions", S32)]
+    _fields_ += [(n, U32) for n in ("early", "checks", "resident")]
+    _fields_ += [(n, U64) for n in ("seed", "quantum", "limit", "fatal")]
+    _fields_ += [("max_registers", S32), ("max_findings", S32)]
+    _fields_ += [("findings", ctypes.POINTER(FindingRecord)), ("nfindings", S32), ("stopped", S32)]
+    _fields_ += [("counters", ctypes.POINTER(Counter)), ("issued", U64), ("launched_clusters", U64)]
+    _fields_ += [(n, U64) for n in ("async_work", "barrier_waits", "tmem_columns")]
+    _fields_ += [("triggered", S32), ("newest", S32), ("clock", ctypes.c_void_p)]
 
 
 # clock.h, in its order
@@ -186,16 +140,8 @@ def new_program(records, args, mods, constants, register_bytes, local_bytes):
         slot.offset, slot.width, slot.source = offset, width, source
         slot.value, slot.value2 = value & low, value >> 64 & low
     return engine().new_program(
-        _pointer(records),
-        S32(len(records) // 9),
-        _pointer(args),
-        S32(len(args)),
-        _pointer(mods),
-        S32(len(mods)),
-        table,
-        S32(len(constants)),
-        U64(register_bytes),
-        U64(local_bytes),
+        _pointer(records), S32(len(records) // 9), _pointer(args), S32(len(args)), _pointer(mods), S32(len(mods)),
+        table, S32(len(constants)), U64(register_bytes), U64(local_bytes),
     )
 
 

@@ -260,9 +260,4 @@ def _numbers(values):
     return ", ".join(map(str, values))
 
 
-LOWERINGS = {
-    "ldmatrix": lower_ldmatrix,
-    "stmatrix": lower_stmatrix,
-    "movmatrix": lower_movmatrix,
-    "mma": lower_mma,
-}
+LOWERINGS = {"ldmatrix": lower_ldmatrix, "stmatrix": lower_stmatrix, "movmatrix": lower_movmatrix, "mma": lower_mma}

@@ -176,10 +176,7 @@ def lower_fence(b, ins, parts):
 
 def _refuse_variants(b, parts):
     """Variants of mma that are not simulated."""
-    variants = {
-        "sp": "sparse matrices",
-        "ashift": ".ashift: which rows it moves at the edges is not documented",
-    }
+    variants = {"sp": "sparse matrices", "ashift": ".ashift: which rows it moves at the edges is not documented"}
     for part in parts:
         if part in variants:
             b.fail(f"not simulated: {variants[part]}", ", ".join(KINDS))

@@ -6,15 +6,6 @@ from .sites import Mutant, mutants_of
 from .table import WAYS, Mutants, Outcome, OutcomeRow
 
 __all__ = [
-    "RULES",
-    "SCHEDULES",
-    "WAYS",
-    "Mutant",
-    "Mutants",
-    "MutantsError",
-    "Outcome",
-    "OutcomeRow",
-    "Weakening",
-    "mutants",
+    "RULES", "SCHEDULES", "WAYS", "Mutant", "Mutants", "MutantsError", "Outcome", "OutcomeRow", "Weakening", "mutants",
     "mutants_of",
 ]

@@ -20,9 +20,7 @@ from .sites import Mutant, mutants_of
 from .table import Mutants, Outcome
 
 # What each mutant runs under: asynchronous work late and early, warps in turns and in two random orders.
-SCHEDULES = (
-    {"schedule": 0}, {"schedule": 0, "early": True}, {"schedule": 1, "early": True}, {"schedule": 2},
-)
+SCHEDULES = ({"schedule": 0}, {"schedule": 0, "early": True}, {"schedule": 1, "early": True}, {"schedule": 2})
 WRONG = "wrong result"
 PATIENCE, SPARE = 4, 10_000                  # a launch PATIENCE times longer than any other is endless
 Verdict = tuple[tuple[str, ...], int | None]

@@ -1,51 +1,8 @@
 """PTX text -> syntax tree: `parse(text)` gives a `Module`, or a `PtxError` that quotes the line."""
 
+from . import syntax
 from .parser import parse
-from .syntax import (
-    TYPE_SIZES,
-    Address,
-    Guard,
-    Immediate,
-    Instruction,
-    Label,
-    Loc,
-    Module,
-    Negated,
-    Operand,
-    Pair,
-    PtxError,
-    PtxFunction,
-    PtxKernel,
-    PtxParam,
-    Register,
-    Sink,
-    Special,
-    Symbol,
-    Variable,
-    Vector,
-)
+from .syntax import *  # noqa: F403
 
-__all__ = [
-    "TYPE_SIZES",
-    "Address",
-    "Guard",
-    "Immediate",
-    "Instruction",
-    "Label",
-    "Loc",
-    "Module",
-    "Negated",
-    "Operand",
-    "Pair",
-    "PtxError",
-    "PtxFunction",
-    "PtxKernel",
-    "PtxParam",
-    "Register",
-    "Sink",
-    "Special",
-    "Symbol",
-    "Variable",
-    "Vector",
-    "parse",
-]
+__all__ = ["parse"]
+__all__ += syntax.__all__

@@ -68,9 +68,7 @@ _VARIABLE = re.compile(
     re.DOTALL,
 )
 _DECLARED = re.compile(rf"({NAME})\s*((?:\[\s*\w*\s*\]\s*)*)(?:=\s*(.*))?", re.DOTALL)
-_SYMBOL_ADDRESS = re.compile(
-    rf"(?:generic\s*\(\s*(?P<name>{NAME})\s*\)|(?P<bare>{NAME}))(?:\s*\+\s*(?P<plus>\d+))?"
-)
+_SYMBOL_ADDRESS = re.compile(rf"(?:generic\s*\(\s*(?P<name>{NAME})\s*\)|(?P<bare>{NAME}))(?:\s*\+\s*(?P<plus>\d+))?")
 _PARAM = re.compile(
     r"\.param\s*(?:\.align\s+(?P<align>\d+)\s*)?\.(?P<type>\w+)"
     r"(?:\s*\.ptr(?:\s*\.(?:global|shared|const|local|generic))?(?:\s*\.align\s+\d+)?)?"

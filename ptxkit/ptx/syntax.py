@@ -8,6 +8,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+__all__ = [
+    "TYPE_SIZES", "Address", "Guard", "Immediate", "Instruction", "Label", "Loc", "Module", "Negated", "Operand",
+    "Pair", "PtxError", "PtxFunction", "PtxKernel", "PtxParam", "Register", "Sink", "Special", "Symbol", "Variable",
+    "Vector",
+]
 TYPE_SIZES = {  # bytes of one element in memory; a predicate lives in registers only
     "b8": 1, "u8": 1, "s8": 1,
     "b16": 2, "u16": 2, "s16": 2, "f16": 2, "bf16": 2,

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 
 from ..findings import ENDED, Finding
 from ..mutation import Outcome
-from ..mutation.table import frames
 from ..timing.pages import document
 from . import places
 from .places import PageLine
@@ -77,9 +76,8 @@ def _remarks(found: Simulated, survivors: Iterable[Outcome], home: Path) -> dict
         said[finding.kernel][places.of(finding.place, home)].append(remark)
     for outcome in survivors:
         mutant = outcome.mutant
-        source = " < ".join(f"{frame.file}:{frame.line}" for frame in frames(mutant.loc)) or None
         remark = Remark("survivor", "mutant survived", f"{mutant.mutation}: {mutant.instruction}")
-        said[mutant.kernel][places.line_of(source, mutant.line, home)].append(remark)
+        said[mutant.kernel][places.of_mutant(mutant, home)].append(remark)
     return said
 
 

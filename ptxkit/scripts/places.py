@@ -8,6 +8,8 @@ from typing import NamedTuple
 from ptxkit.compile.call_sites import places_in
 
 from ..findings import FindingPlace
+from ..mutation import Mutant
+from ..mutation.table import frames as inlined
 
 
 class PageLine(NamedTuple):
@@ -35,6 +37,10 @@ def line_of(source: str | None, ptx_line: int, home: Path) -> PageLine:
 
 def of(place: FindingPlace, home: Path) -> PageLine:
     return line_of(place.source, place.line, home)
+
+
+def of_mutant(mutant: Mutant, home: Path) -> PageLine:
+    return line_of(" < ".join(f"{line.file}:{line.line}" for line in inlined(mutant.loc)), mutant.line, home)
 
 
 def _is_of_user(file: str) -> bool:

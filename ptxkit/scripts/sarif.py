@@ -12,7 +12,7 @@ from urllib.parse import quote
 from .. import application
 from ..findings import ENDED, Finding, FindingPlace
 from ..mutation.sources import text_of
-from ..mutation.table import Outcome, frames
+from ..mutation.table import Outcome
 from . import places
 
 SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
@@ -93,10 +93,8 @@ def _of_finding(finding: Finding, home: Path) -> dict[str, Any]:
 
 def _of_survivor(outcome: Outcome, home: Path) -> dict[str, Any]:
     mutant = outcome.mutant
-    source = " < ".join(f"{line.file}:{line.line}" for line in frames(mutant.loc)) or None
     text = f"nothing notices this mutant: {mutant.mutation}, of {mutant.instruction} (kernel {mutant.kernel})"
-    line = places.line_of(source, mutant.line, home)
-    return _result(SURVIVED, "warning", text, mutant.kernel, line, home)
+    return _result(SURVIVED, "warning", text, mutant.kernel, places.of_mutant(mutant, home), home)
 
 
 def _result(rule: str, level: str, text: str, kernel: str, line: places.PageLine, home: Path) -> dict[str, Any]:

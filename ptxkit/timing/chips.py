@@ -150,10 +150,7 @@ _GB200 = _B200 | {
     "l2_rate": assumed(34.4 * 152, _LIKE_H200),
     "hbm_rate": assumed(0.9 * 8e12 / 1.92e9, "nine tenths of the published rate"),
 }
-_NO_WGMMA = {
-    "wgmma_rate": assumed(1, "there is none"),
-    "wgmma_latency": assumed(0, "there is none"),
-}
+_NO_WGMMA = {"wgmma_rate": assumed(1, "there is none"), "wgmma_latency": assumed(0, "there is none")}
 _A100 = _HOPPER | _NO_TENSOR_MEMORY | _NO_WGMMA | {
     "sms": published(108, _AMPERE),
     "gigahertz": published(1.41, _AMPERE),

@@ -136,22 +136,12 @@ class Timer:
         for rate, most in (("l2_rate", chip.l2_rate_sm), ("hbm_rate", chip.hbm_rate_sm)):
             constants[rate] = min(most * size, constants[rate] / at_once * self._used) * self._side_by_side
         taken = self._used * (shared + SHARED_OF_A_CTA)
+        arrays = {"timing": table, "registers": registers_, "stalls": self._stalls, "warps": self._warps,
+                  "begun": self._begun, "ended": self._ended}
         self.record = ClockSetting(
-            timing=ctypes.addressof(table),
-            registers=ctypes.addressof(registers_),
-            nregisters=numbers,
-            detailed=self.detailed,
-            alone=bool(waves),
-            slots=self._side_by_side,
-            resident=self.resident,
-            l1_lines=max(0, int(chip.l1_bytes) - taken) // 128,
-            traced=traced,
-            ahead=ahead,
-            stalls=ctypes.addressof(self._stalls),
-            warps=ctypes.addressof(self._warps),
-            begun=ctypes.addressof(self._begun),
-            ended=ctypes.addressof(self._ended),
-            **constants,
+            nregisters=numbers, detailed=self.detailed, alone=bool(waves), slots=self._side_by_side,
+            resident=self.resident, l1_lines=max(0, int(chip.l1_bytes) - taken) // 128, traced=traced, ahead=ahead,
+            **{name: ctypes.addressof(array) for name, array in arrays.items()}, **constants,
         )
         self._kept = (table, registers_)
 
@@ -171,22 +161,12 @@ class Timer:
             for k in range(0, len(self._warps), OF_A_WARP)
         ]
         return Clock(
-            chip=self.chip,
-            clocks=clocks,
-            start=min(self._start, clocks),
-            drain=record.end - full,
-            size=self.size,
-            resident=self.resident,
-            share=self.share,
-            detailed=self.detailed,
+            chip=self.chip, clocks=clocks, start=min(self._start, clocks), drain=record.end - full, size=self.size,
+            resident=self.resident, share=self.share, detailed=self.detailed,
             more=(clocks - record.end) / left if left else 0.0,
             triggered=clocks - (record.end - record.triggered) if record.triggered else clocks,
-            leaves_room=self.resident > self._used,
-            begins=self.begins,
-            units=units,
-            stalls={why: sum(row[why] for row in named) for why in STALLS},
-            stalls_of=named,
-            warps=warps,
+            leaves_room=self.resident > self._used, begins=self.begins, units=units,
+            stalls={why: sum(row[why] for row in named) for why in STALLS}, stalls_of=named, warps=warps,
         )
 
     def records(self):

@@ -9,16 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
-from ptxkit.engine.binding import (
-    BARS_LOADS,
-    HOISTED,
-    ORDERED,
-    PAST_L1,
-    PIPES,
-    STALLS,
-    STORES,
-    THROUGH_SHARED,
-)
+from ptxkit.engine.binding import BARS_LOADS, HOISTED, ORDERED, PAST_L1, PIPES, STALLS, STORES, THROUGH_SHARED
 from ptxkit.ptx.syntax import Address, Negated, Pair, Register, Special, Vector
 
 SPECIAL = {"ex2", "rcp", "rsqrt", "lg2", "sqrt", "tanh", "sin", "cos"}

@@ -34,9 +34,7 @@ TOKENS, HEADS = 512, 64
               help="The trace: open it at ui.perfetto.dev or in chrome://tracing.")
 @click.option("--html", type=OutputFile(path_type=Path), help="A page with a picture, too.")
 @common_options
-def command(
-    screen: Screen, arch: Target, tokens: int, heads: int, out: Path, html: Path | None
-) -> int:
+def command(screen: Screen, arch: Target, tokens: int, heads: int, out: Path, html: Path | None) -> int:
     """Write a timeline of a forward: what each warp, engine and mbarrier does, predicted without a GPU.
 
     The file has the SMs of the first CTA, or of the first cluster of CTAs, of each kernel.
