@@ -175,7 +175,7 @@ def chunk_of_fla(q, k, v, g, beta, scale=None, **more): ...
 
 @pytest.fixture(params=["0.5", "0.6"])
 def registries(request, monkeypatch):
-    """A package fla with the registry of that version alone, and what it keeps of chunk_kda and of the operation."""
+    """Make a package fla with that version's registry alone; yield its registries of chunk_kda and of the operation."""
     chunk, operation = Registry(), Registry()
     contents = {name: {} for name in ("fla", "fla.ops", "fla.ops.kda", "fla.ops.kda.chunk")}
     contents["fla"]["__version__"], contents["fla.ops.kda.chunk"]["chunk_kda"] = request.param, chunk_of_fla

@@ -29,7 +29,7 @@ def wide(**words):
 
 
 def apart(x):
-    """The same by the functions of the layer, one after the other: o, states, and tails of sequences with a slot."""
+    """Run the layer's functions one after the other; return o, states, and tails of sequences with a slot."""
     real = x["ssm_state_indices"] >= 0
     slots = x["ssm_state_indices"][real].long()
     q, k, v, g, beta = (x[name][real] for name in ("q", "k", "v", "g", "beta"))

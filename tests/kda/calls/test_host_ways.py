@@ -42,7 +42,7 @@ def tensors_of(case):
 
 
 def step(case):
-    """o, ht and the gradients of all inputs; the node that autograd recorded."""
+    """Return o, ht and the gradients of all inputs, and the node that autograd recorded."""
     leaves = {name: x.detach().requires_grad_() for name, x in case.keywords.items() if isinstance(x, torch.Tensor)}
     o, ht = kda.chunk_kda(**case.keywords | leaves)
     found = torch.autograd.grad((o, ht), list(leaves.values()), (case.do, case.dht))

@@ -12,7 +12,7 @@ pytestmark = pytest.mark.simulated
 
 
 def negated(x):
-    """The same numbers, as z.conj().imag has them."""
+    """Return the same numbers as a lazily negated tensor, like z.conj().imag."""
     return torch._neg_view(-x)
 
 

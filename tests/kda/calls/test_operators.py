@@ -100,7 +100,7 @@ def test_opcheck_of_the_gate():
 
 
 class Layer(torch.nn.Module):
-    """What a model has around chunk_kda, small."""
+    """A small version of what a model has around chunk_kda."""
 
     def __init__(self, width=12, H=2, HV=4, K=5, V=3, **options):
         super().__init__()
@@ -122,7 +122,7 @@ class Layer(torch.nn.Module):
 
 
 def train(layer, model, x, *args, steps=3):
-    """Losses of a few steps, and the parameters after them."""
+    """Return the losses of a few steps, and the parameters after them."""
     optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
     losses = []
     for _ in range(steps):

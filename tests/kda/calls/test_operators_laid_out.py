@@ -23,14 +23,14 @@ BACKENDS = {"triton": "sm90", "sm90": "sm90", "sm89": "sm89", "sm100": "sm100"} 
 
 
 def outlines(results):
-    """Shape, strides and dtype of each tensor in nested results."""
+    """Return shape, strides and dtype of each tensor in nested results."""
     if isinstance(results, torch.Tensor):
         return [(tuple(results.shape), results.stride(), results.dtype)]
     return [outline for each in results for outline in outlines(each)]
 
 
 def assert_told(operator, arguments, arch):
-    """Returns what the kernels found."""
+    """Check that results are laid out as declared to fake tensors, and return them."""
     with torch._subclasses.FakeTensorMode() as mode:
         def fake(x):
             return mode.from_tensor(x) if isinstance(x, torch.Tensor) else x

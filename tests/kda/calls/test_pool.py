@@ -20,7 +20,7 @@ def index(*values):
 
 
 def pooled(call, slots, spare=3):
-    """A pool of random states, those of the call in their slots."""
+    """Return a pool of random states, with those of the call in their slots."""
     states = call.tensors["initial_state"]
     pool = torch.randn(len(slots) + spare, *states.shape[1:], dtype=states.dtype)
     real = slots >= 0

@@ -171,7 +171,7 @@ def test_out_is_refused_where_gradients_are_recorded(compiling):
 
 
 def pooled(call, slots, indices, seed=1):
-    """The call on a pool of random states, and the states its sequences start from."""
+    """Return the call on a pool of random states, and the states its sequences start from."""
     generator = torch.Generator().manual_seed(seed)
     pool = torch.randn(slots, *call.tensors["initial_state"].shape[1:], generator=generator, dtype=torch.float64)
     first = indices if indices.dim() == 1 else indices[:, 0]
@@ -317,7 +317,7 @@ def test_states_of_a_lower_dtype_are_rounded_once():
 
 
 def in_place(call, **options):
-    """A call that may write into its pool, none of its other tensors, and what is differentiable."""
+    """Call on a pool, whose slot 1 gets the final state in place; return the pool and the results."""
     pool = torch.zeros(3, 2, 5, 3, dtype=torch.float64)
     return pool, recurrent(call, initial_state=pool, ssm_state_indices=torch.tensor([1]), **options)
 

@@ -37,7 +37,7 @@ class StartsFromWhatLiesThere(Engine):
 
 
 class MixesUpTemplates(Engine):
-    """A prefix of another request, of as many tokens."""
+    """An engine that takes the prefix of another request, of as many tokens."""
 
     def start_of(self, r):
         slot = super().start_of(r)

@@ -11,14 +11,14 @@ from kda.tools.verify.steps import make_step
 
 
 def met(x, y):
-    """Whether two tensors have an element in common, by writing one and reading the other."""
+    """Tell whether two tensors have an element in common, by writing one and reading the other."""
     x.zero_()
     y.fill_(1)
     return bool(x.any())
 
 
 def views(buffer):
-    """Views of one buffer that lie in it in every way that callers use."""
+    """Yield views of one buffer that lie in it in every way that callers use."""
     rows = buffer.view(4, 6, 8)
     yield from (buffer[:60], buffer[60:], buffer[59:100], buffer[::2], buffer[1::2], buffer[1::4], buffer[:0])
     yield from (rows[:, :3], rows[:, 3:], rows[..., :3], rows[..., 3:5], rows[..., 5:], rows[1], rows.mT)

@@ -13,7 +13,7 @@ import kda
 
 
 def outputs(call, names):
-    """o and the final states as a function of the tensors called `names`."""
+    """Return o and the final states as a function of the tensors called `names`."""
     rest = {n: x for n, x in call.tensors.items() if n not in names} | call.options
     return lambda *tensors: kda.chunk_kda(**dict(zip(names, tensors)), **rest, output_final_state=True)
 
@@ -30,7 +30,7 @@ def differentiable(call):
 
 
 def pushed(function, tensors, tangents):
-    """The tangents of what a function returns, by dual tensors."""
+    """Return the tangents of a function's results, by dual tensors."""
     with forward_ad.dual_level():
         found = function(*map(forward_ad.make_dual, tensors, tangents))
         return [forward_ad.unpack_dual(y).tangent for y in found]
@@ -40,7 +40,7 @@ SMALL = make(B=1, T=5)
 
 
 def loss(q):
-    """A number that depends on q."""
+    """Return a number that depends on q."""
     return kda.chunk_kda(**SMALL.arguments | {"q": q})[0].square().sum()
 
 
@@ -230,7 +230,7 @@ def test_a_compiled_call_refuses_tangents(function):
 
 
 def arguments_of(schema):
-    """Something for every argument of an operator."""
+    """Return a value for every argument of an operator."""
     values = {"Tensor": torch.zeros(1, 2, 1, 4), "float": 1.0, "bool": False, "int": 0, "SymInt": 0, "str": "nothing",
               "List[Tensor]": [], "number": 1.0}
     return [None if str(a.type).startswith("Optional") else values[str(a.type)] for a in schema.arguments]
@@ -286,7 +286,7 @@ def test_a_step_of_the_layer_has_the_tangent_of_its_parts():
 
 
 def of_v(function):
-    """A function of v alone."""
+    """Return a function of v alone."""
     q, k, g, beta = (SMALL.tensors[n] for n in ("q", "k", "g", "beta"))
     return lambda v: function(q, k, v, g, beta).sum()
 

@@ -24,14 +24,14 @@ def layer():
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """Bytes of a small file of weights, which is not damaged."""
+    """Return the bytes of a small file of weights, which is not damaged."""
     path = tmp_path_factory.mktemp("whole") / "model.safetensors"
     NAMES["save"](layer().to_checkpoint("kimi_linear", PREFIX), path)
     return path.read_bytes()
 
 
 def parts(data):
-    """The header and the tensors' bytes."""
+    """Return the header and the tensors' bytes."""
     begin = 8 + int.from_bytes(data[:8], "little")
     return json.loads(data[8:begin]), data[begin:]
 
@@ -42,14 +42,14 @@ def joined(header, tensors):
 
 
 def with_field(data, tensor, **fields):
-    """The file where the header says something else of a tensor; a field of None is left out."""
+    """Return the file with other fields for a tensor in its header; a field of None is left out."""
     header, tensors = parts(data)
     header[tensor] = {name: x for name, x in (header[tensor] | fields).items() if x is not None}
     return joined(header, tensors)
 
 
 def with_tensor(data, tensor, x):
-    """The file with another tensor under one of its names."""
+    """Return the file with another tensor under one of its names."""
     header, tensors = parts(data)
     del header[tensor]
     start = 0
@@ -64,7 +64,7 @@ def with_tensor(data, tensor, x):
 
 @pytest.fixture
 def converted(monkeypatch, tmp_path):
-    """Runs the example on a file of weights and a config; returns what it exits with."""
+    """Run the example on a file of weights and a config; return what it exits with."""
     monkeypatch.setitem(NAMES["main"].__globals__, "of_transformers", lambda *_: "not asked here")
 
     def convert(weights, config):
@@ -158,7 +158,7 @@ def test_files_that_cannot_be_read_are_named(whole, converted, tmp_path):
 
 
 def mutated(draw, data):
-    """The file with one of the things that happen to files, at a random place."""
+    """Return the file with one of the damages that happen to files, at a random place."""
     begin = 8 + int.from_bytes(data[:8], "little")
     place, kind = draw.randrange(begin), draw.randrange(6)
     if kind == 0:                                                              # a byte of the header

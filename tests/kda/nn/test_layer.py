@@ -42,7 +42,7 @@ def hidden(T, B=2, dtype=torch.float64):
 
 
 def defined(layer, x):
-    """y (T, D) of x (T, D), by the formulas, one token after the other."""
+    """Return y (T, D) of x (T, D), by the formulas, one token after the other."""
     def convolved(proj, conv):
         z, w, W = proj(x), conv.weight[:, 0], conv.width
         before = torch.cat([z.new_zeros(W - 1, z.shape[1]), z])
@@ -320,7 +320,7 @@ def test_a_context_brings_what_came_before_into_the_convolutions(monkeypatch):
 
 
 def written(layout, seed=0):
-    """A layer that has a layout, and its weights in it."""
+    """Return a layer that has a layout, and its weights in this layout."""
     to = LAYOUTS[layout]
     ranks = {name: "head" if rank == "low" else None for name, rank in
              (("forget_rank", to.forget), ("gate_rank", to.gate))}
@@ -396,7 +396,7 @@ def test_a_config_tells_what_tensors_do_not():
 
 
 def broken(name):
-    """What is done, and a part of what is said."""
+    """Return a wrong call, and a part of its message."""
     layer, tensors = written("kimi_linear")
     above, prefix, plain = "model.layers.3.", "model.layers.3.self_attn.", layer.state_dict()
     options = {"lower_bound": None, "norm_eps": 1e-5}
@@ -589,7 +589,7 @@ def test_offsets_tell_where_tokens_belong():
 
 
 def torchs_own():
-    """What launches kernels on a GPU, in torch."""
+    """Return, in torch, the functions that launch kernels on a GPU."""
     def convolve(x, weight, bias, state, starts, numbers):
         s = Sequences(0, None, None, starts, numbers)
         return convolution._in_torch(x, weight, bias, state, s)

@@ -39,7 +39,7 @@ def close(a, b, tolerance=1e-12):
 
 @pytest.fixture
 def steps(monkeypatch):
-    """Calls of decode_step."""
+    """Return a list that gets the calls of decode_step."""
     lengths = []
     monkeypatch.setattr(step, "decode_step", lambda *a, **k: lengths.append(a[0].shape[1]) or kda.decode_step(*a, **k))
     return lengths

@@ -15,7 +15,7 @@ world = pytest.mark.parametrize("world", [2, pytest.param(3, marks=pytest.mark.e
 
 
 class Found(dict):
-    """For each size of the world that a test asks for, what its ranks found."""
+    """What the ranks found, for each size of the world that a test asks for."""
 
     def __missing__(self, world):
         results = processes.run(world, everything, (world,))

@@ -21,7 +21,7 @@ SIZES = dict(H=2, K=8, V=6, chunk_size=32, initial_state=False)
 
 
 def called(group=None, V=6, T=30, timeout=PATIENCE, **words):
-    """One sequence of 30 tokens a rank."""
+    """Return a call with one sequence of 30 tokens a rank."""
     world = dist.get_world_size(group)
     context = kda.parallel.build_cp_context(torch.tensor([0, 30 * world]), group, timeout=timeout)
     call = make(B=1, T=T, **SIZES | {"V": V} | words)
@@ -29,7 +29,7 @@ def called(group=None, V=6, T=30, timeout=PATIENCE, **words):
 
 
 def lose_patience(context):
-    """Waits for all ranks.  From then on none waits for another longer than LIMIT seconds."""
+    """Wait for all ranks.  From then on none waits for another longer than LIMIT seconds."""
     dist.barrier()
     context.timeout = LIMIT
     dist.distributed_c10d._set_pg_timeout(timedelta(seconds=LIMIT), dist.group.WORLD)
@@ -155,7 +155,7 @@ def test_a_call_that_is_wrong_on_one_rank_is_an_error_there_and_the_others_hear_
 
 
 def a_group_that_has_ended(rank):
-    """Whether the context keeps it, and what a call with that context says."""
+    """Return whether the group is gone, and what a call with its context says."""
     group = dist.new_group()
     kept, function = weakref.ref(group), called(group)
     function()
@@ -177,7 +177,7 @@ def test_so_is_one_of_a_layer():
 
 
 def layers(known):
-    """The forwards of two layers with the same sizes, differentiable, in one context, after steps that ranks know."""
+    """Return the differentiable forwards of two layers of one size, in one context, after steps that ranks know."""
     context = kda.parallel.build_cp_context(torch.tensor([0, 90]), timeout=PATIENCE)
     calls = [make(B=1, T=30, gate="softplus", **SIZES).requiring_grad().arguments for _ in range(2)]
     calls[1] = calls[1] | {"A_log": (calls[1]["A_log"].detach() + 0.5).requires_grad_()}

@@ -60,7 +60,7 @@ def test_without_two_gpus_it_says_what_it_needs(tmp_path):
 
 
 def layers(rank):
-    """What is wrong with a layer in parts; and with one whose exchanges bring nothing from the other rank."""
+    """Return what is wrong with a layer in parts, and with one whose exchanges bring nothing from the other rank."""
     from kda.parallel import exchange
 
     rank_alone = matrix.Rank(rank, torch.device("cpu"))

@@ -406,7 +406,7 @@ def test_a_repeated_decision_asks_no_rule(monkeypatch):
 
 
 def keeps_of(host, **fields):
-    """What explain says of `disable_recompute=True` for each backend."""
+    """Return what explain says about `disable_recompute=True` for each backend."""
     tried = dict(dispatch.weigh(problem(device="cuda:0", disable_recompute=True, **fields), host).tried)
     return {name: reason for name, reasons in tried.items() for reason in reasons if f"{name}.keeps" in reason}
 

@@ -41,7 +41,7 @@ def launched(request):
 
 @pytest.fixture
 def looked_up(monkeypatch, launched):
-    """Recipes of kernels that were looked for in the store; nothing is remembered from before."""
+    """Return the recipes of kernels that were looked for in the store; nothing is remembered from before."""
     found, opened = set(), fetching._opened
     forget_kernels()
     monkeypatch.setattr(fetching, "_FETCHED", {})

@@ -43,7 +43,7 @@ def one_of_each(backend):
 
 
 def widened(config):
-    """The configuration for K = V = 192, also inside of it."""
+    """Return the configuration for K = V = 192, with those that it contains."""
     parts = {name: widened(part) for name, part in vars(config).items() if isinstance(part, KernelConfig)}
     sizes = {field.name: 192 for field in dataclasses.fields(config) if field.name in ("K", "V")}
     return dataclasses.replace(config, **parts, **sizes)

@@ -57,7 +57,7 @@ SM89 = {
 
 
 def sm89(target, count, header=None):
-    """`header` instead of parts/numbers.cuh."""
+    """Compile the functions, with `header` instead of parts/numbers.cuh."""
     rows = "".join(f"\n  out[{row} * count + i] = {text};" for row, text in enumerate(SM89.values()))
     source = f"""#include "numbers.cuh"
 extern "C" __global__ void functions(const float* at, float* out, i64 count, float rate, float lower_bound) {{
@@ -118,7 +118,7 @@ def computed(kernel, arch, x, rate):
 
 
 def judged(found, x, rate, rounds):
-    """Those whose every answer was judged, by name."""
+    """Judge every answer of each function, by name."""
     return {name: judge(name, answers, x, rate, rounds) for name, answers in found.items()}
 
 
@@ -130,7 +130,7 @@ def assert_within(results):
 
 @functools.cache
 def swept(backend, arch):
-    """A million numbers, at a rate of 1."""
+    """Judge a million numbers, at a rate of 1."""
     x = numbers(1, MANY)
     return judged(computed(KERNELS[backend](parse(arch), MANY), arch, x, 1.0), x, 1.0, how(backend))
 
@@ -184,7 +184,7 @@ def test_functions_on_a_gpu_are_as_good_as_its_documentation_says(backend):
 
 
 def on_the_page(name):
-    """Cells of its row in docs/numerics.md."""
+    """Return the cells of a function's row in docs/numerics.md."""
     (row,) = (line for line in DOCS.read_text().splitlines() if line.startswith(f"| {name} |"))
     return [[float(word) for word in cell.split(",") if word.strip()] for cell in row.split("|")[2:-1]]
 
@@ -200,7 +200,7 @@ def test_the_page_says_how_wrong_each_function_is(name):
 
 
 def reference(x, rate):
-    """What the reference computes in the dtype of x, and the rate that it was asked for."""
+    """Return what the reference computes in the dtype of x, and the rate as this dtype has it."""
     A_log = torch.tensor(rate, dtype=x.dtype).log()
     one = torch.ones_like(x)
     softplus, bounded = (gates.decay_bwd(one, x, A_log, None, bound) for bound in (None, LOWER_BOUND))

@@ -28,7 +28,7 @@ CASES = [(backend, *place) for backend in WORDS for place in PLACES]
 
 
 def trained(case, backend):
-    """o and the gradients of q, k, v, g and beta, by name."""
+    """Return o and the gradients of q, k, v, g and beta, by name."""
     door = SimulatedDoor(backend, parse(ARCHS.get(backend, backend)))
     options = dict(disable_recompute=True) if backend == "triton" else {}      # then nothing is built twice
     found = door.call(case, True, **options)

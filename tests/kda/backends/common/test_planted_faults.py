@@ -20,7 +20,7 @@ FILES = {file.stem: file for file in sorted(TESTS.rglob("*sm*.py")) if " Fault("
 
 
 def faults_of(module):
-    """All of a module's tables, in which a fault may stand in a table of its file."""
+    """Yield all faults of a module's tables, in which a fault may stand in a table of its file."""
     for table in (value for name, value in vars(module).items() if "FAULTS" in name and isinstance(value, dict)):
         for row in table.values():
             yield from [row] if isinstance(row, Fault) else row.values()

@@ -29,7 +29,7 @@ def index(*values):
 
 
 class Prefix:
-    """One sequence, alone and whole, and the same through a pool, cut at a checkpoint."""
+    """One sequence that is computed alone and whole, and through a pool, cut at a checkpoint."""
 
     def __init__(self, backend, arch=None, v_first=False, dtype="float32", **words):
         self.case = drawn(lengths=(T,), initial_state=False, **words)

@@ -19,7 +19,7 @@ DECLARED = {"launch": LaunchModule, "plan": PlanModule}
 
 
 def functions_of(capability):
-    """Module -> functions that every backend of this capability has."""
+    """Return, for each module, the functions that every backend of this capability has."""
     optional = {"backward": capability.backward, "saved_bytes": capability.saves_opaque,
                 "segment_map": "forward" in capability.maps, "segment_map_bwd": "backward" in capability.maps}
     of_launch = ("forward", "stage", "rounded_to", *(name for name, has_it in optional.items() if has_it))
@@ -69,7 +69,7 @@ def test_the_page_on_backends_has_every_function_with_its_arguments(protocol):
 
 
 def declared_in_cuda(config):
-    """Names of a kernel's parameters, from its source."""
+    """Return the names of a kernel's parameters, from its source."""
     from kda.backends.sm89 import plan
 
     text = (Path(plan.__file__).parent / config.file).read_text()

@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.simulated, pytest.mark.usefixtures("one_thread", "libn
 
 
 def spread(low, high):
-    """Numbers evenly from low to high over all elements, in no order."""
+    """Return a function that spreads numbers evenly from low to high over all elements, in random order."""
 
     def numbers(x):
         order = torch.randperm(x.numel(), generator=torch.Generator().manual_seed(1))
@@ -34,7 +34,7 @@ def spread(low, high):
 
 
 def sized(x):
-    """Tokens times 2^-59 to 2^59: the sum of their squares is still a float32."""
+    """Return tokens times 2^-59 to 2^59: the sum of their squares is still a float32."""
     return x * 2.0 ** torch.linspace(-59, 59, x.shape[1]).round().to(x.dtype).view(-1, 1, 1)
 
 
@@ -59,7 +59,7 @@ def case_of(backend, gate, shape, given):
 
 
 def called(backend, case):
-    """o, ht and the gradients that the backend makes, by name, and their budgets."""
+    """Return o, ht and the backend's gradients, by name, and their budgets."""
     pytest.importorskip({"triton": "triton", "sm90": "cutlass", "sm100": "cutlass"}.get(backend, "torch"))
     door, backward = SimulatedDoor(backend, parse(ARCHS[backend])), backend in OF_THEIR_OWN
     options = dict(disable_recompute=True) if backend == "triton" else {}      # then nothing is built twice

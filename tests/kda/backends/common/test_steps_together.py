@@ -31,7 +31,7 @@ STEPS = {
 
 
 def launched(arch, p, save, offsets, monkeypatch):
-    """Configurations that a forward and its backward launch."""
+    """Return the configurations that a forward and its backward launch."""
     launch, host, found = importlib.import_module(f"kda.backends.{arch}.launch"), host_of(arch), set()
 
     def seen(kernel, config, grid, **numbers):

@@ -65,7 +65,7 @@ def proven(case, **options):
 
 
 def by_one_cluster(monkeypatch):
-    """All sequences and heads, one after the other."""
+    """Let one cluster compute all sequences and heads, one after the other."""
     monkeypatch.setattr(launch, "plan", lambda p, sms, offsets: plan.plan(p, 2, offsets))
     kept_nowhere(monkeypatch, launch)
 

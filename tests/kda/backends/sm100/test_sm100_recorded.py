@@ -42,7 +42,7 @@ def kernel(config, arch="sm100"):
 
 
 def launched(config, grid, numbers, tensors, arch="sm100", bare=False, kinds=None, **options):
-    """Clean, or the test fails; the Run.  `bare`: inside of another's capture.  `kinds` gets those of findings."""
+    """Launch and return the Run; `bare`: in a capture of the caller.  Findings fail the test, or go into `kinds`."""
     launch = config.bound(kernel(config, arch), grid, **numbers)
     if bare:
         return launch(**tensors)
@@ -80,7 +80,7 @@ def sequences(case):
 
 
 def rows_of(case):
-    """qn, kn, log2 decays, v and do (tokens, HV, D) and step sizes (tokens, HV) in float64."""
+    """Return qn, kn, log2 decays, v and do (tokens, HV, D) and step sizes (tokens, HV) in float64."""
     p, x = case.problem(), case.inputs
     q, k, v, g, do = (y.flatten(0, 1).double() for y in (x.q, x.k, x.v, x.g, case.do))
     if p.qk_l2norm:
@@ -118,13 +118,13 @@ def chunk(q, k, g2, v, do, b):
 
 
 def unswizzled(data, rows, columns):
-    """(.., rows, columns) bfloat16 out of (.., bytes) of an image: halves of the columns one after the other."""
+    """Return (.., rows, columns) bfloat16 from (.., bytes) of an image, which has one half of the columns first."""
     row, column = torch.arange(rows)[:, None], torch.arange(columns)[None]
     return data.contiguous().view(torch.bfloat16)[..., swizzle_128B(row, column, rows) // 2].double()
 
 
 def decoded(tiles, chunks, HV):
-    """The fields of each tile."""
+    """Return the fields of each tile."""
     tiles, found = tiles.view(chunks, HV, RECORD_TILE.bytes), {}
     for name, shape in dict(KQ=(2 * C, K), KT=(C, K), TA=(C, 2 * C)).items():
         field = getattr(RECORD_TILE, name)
@@ -150,7 +150,7 @@ def chunk_table(case):
 
 
 def operands_of(case, **options):
-    """Tiles as they are in memory, and o, of which some rows are cleared; the Run."""
+    """Return tiles as they are in memory, o, of which some rows are cleared, and the Run."""
     p, packed = case.problem(), case.spec.lengths is not None
     table = chunk_table(case) if packed else None
     per_row = -(-p.T // C)
@@ -167,13 +167,13 @@ def operands_of(case, **options):
 
 
 def distance(found, expected):
-    """Norm of the difference over that of what is expected; of nothing expected, the norm."""
+    """Return the norm of the difference over the norm of what is expected, or the former alone if the latter is 0."""
     assert found.shape == expected.shape and found.isfinite().all()
     return float((found - expected).norm() / expected.norm().clamp(min=1e-30))
 
 
 def tile_of(one):
-    """The fields of its tile, rows of no token, too."""
+    """Return the fields of a chunk's tile, rows of no token included."""
     rows, pad = len(one.v), C - len(one.v)
 
     def padded(x):
@@ -251,7 +251,7 @@ def walked_back(case, dht=None):
 
 
 def rows(found, index, case):
-    """(B, T, HV, V), nan in rows of no sequence, out of what `walked` found."""
+    """Return (B, T, HV, V) from what `walked` found, with nan in rows of no sequence."""
     p = case.problem()
     y = torch.full((p.B * p.T, p.HV, V), torch.nan, dtype=torch.float64)
     for (begin, tokens), of_heads in zip(sequences(case), found):
@@ -262,12 +262,12 @@ def rows(found, index, case):
 
 
 def kept(images, HV):
-    """(states, HV, K, V) out of images."""
+    """Return (states, HV, K, V) from images."""
     return unswizzled(images.view(torch.uint8).view(-1, HV, 2 * K * V), K, V)
 
 
 def states(found, of_chunks):
-    """(states, HV, K, V): those of every sequence that `of_chunks` picks out of the states of its chunks."""
+    """Return (states, HV, K, V): those that `of_chunks` picks from the states of each sequence's chunks."""
     picked = [torch.stack(each) for of_heads in found for each in zip(*[of_chunks(one[0]) for one in of_heads])]
     return torch.stack(picked)
 
@@ -325,7 +325,7 @@ def fresh(*shape, dtype=torch.float32):
 
 
 def walk_of(case, tiles, walk="sequences", segment=None, dht=None, v_first=False, dh0="float32", **options):
-    """dv, dh and dh0, the last two (.., K, V) in float64; the Run."""
+    """Return dv, dh and dh0, the last two (.., K, V) in float64, and the Run."""
     p, places = case.problem(), places_of(case, segment)
     of_states = dh0 if walk != "carry" else "float32"
     config = WalkConfig(p.packed, walk, dht is not None, of_states, v_first and walk != "carry")
@@ -341,14 +341,14 @@ def walk_of(case, tiles, walk="sequences", segment=None, dht=None, v_first=False
 
 
 def assert_rows(found, expected, budget):
-    """Rows of no sequence are left alone."""
+    """Check rows against a budget; those of no sequence must be untouched."""
     none = expected.isnan()
     assert found[none].isnan().all() and distance(found[~none].double(), expected[~none]) < budget
 
 
 def record_of(case, tiles, walk="sequences", segment=None, h0=None, v_first=False, dtype="float32", o=True, ht=True,
               **options):
-    """o, r, h, ht and M, states (.., K, V) in float64; the Run."""
+    """Return o, r, h, ht and M, states (.., K, V) in float64, and the Run."""
     p, places, carry = case.problem(), places_of(case, segment), walk == "carry"
     turned = v_first and not carry
     config = RecordConfig(p.packed, walk, None if h0 is None else dtype, ht and not carry, turned, o and not carry)
@@ -366,13 +366,15 @@ def record_of(case, tiles, walk="sequences", segment=None, h0=None, v_first=Fals
 
 
 def both(found, index):
-    """(N, HV, K, V): of all states of each sequence and head one."""
+    """Return (N, HV, K, V): one state of each sequence and head."""
     return torch.stack([torch.stack([one[0][index] for one in of_heads]) for of_heads in found])
 
 
 def composed(M, added, h0, firsts):
-    """States that enter segments, or gradients that leave them, in the order of `firsts`, which says where a sequence
-    begins anew with the next of h0."""
+    """Return states that enter segments, or gradients that leave them, in the order of `firsts`.
+
+    `firsts` says which segment is the first of a sequence, and thus begins with a state of h0.
+    """
     edge, state = torch.full_like(added, torch.nan), None
     for p, n in firsts:
         state = h0[n] if n is not None else state
@@ -472,7 +474,7 @@ CUT = {
 
 
 def first_and_last(case, segment):
-    """For each segment, in turn, its sequence where that begins, or None; and the same back from where they end."""
+    """Return, for each segment, the sequence that begins there, or None; the same backwards; and first segments."""
     numbers, p = [], 0
     for n, (_, tokens) in enumerate(sequences(case)):
         count = max(1, -(-tokens // (C * segment)))
@@ -640,7 +642,7 @@ def test_a_planted_fault_is_noticed(fault, tmp_path, monkeypatch):
 
 
 def ways_of_noticing(fault, folder, monkeypatch, case_tiles=None):
-    """Kinds of findings, and "wrong answer"."""
+    """Return the kinds of findings that a fault causes, and "wrong answer"."""
     module, whole = sys.modules[__name__], kernel
     package = copy_backend("sm100", fault.file, fault.old, fault.new, folder, monkeypatch)
 
@@ -679,7 +681,7 @@ FLAGS = (False, True)
 
 
 def configs():
-    """Those of all classes."""
+    """Yield configurations of all classes."""
     for words, heads, packed in itertools.product(GATES, HEADS, FLAGS):
         yield OperandsConfig(**chunk_options(Problem.parse(f"K=128 V=128 bfloat16 {words} {heads}")), packed=packed)
     dtypes = ("float32", "bfloat16")

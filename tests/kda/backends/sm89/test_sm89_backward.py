@@ -105,7 +105,7 @@ def test_memory_may_lie_in_any_order():
 
 
 def trained_from_products(case):
-    """What a recorded forward keeps, and the gradients made of it."""
+    """Return what a recorded forward saves, and the gradients made from it."""
     p = case.problem()
     with capture(arch="sm89") as session:
         kept = launch.forward(p, case.inputs, Save.PRODUCTS).saved
@@ -271,13 +271,13 @@ FAULTY = {
 
 @functools.cache
 def faulty(name):
-    """A case, and its gradients by the definition."""
+    """Return a case, and its gradients by the definition."""
     case = case_of(**FAULTY[name])
     return case, definition(case, torch.float64)
 
 
 def ways_of_noticing(name, schedule=0):
-    """The kinds of what the simulator objects to in a call with its gradients, and "wrong answer"."""
+    """Return the kinds of the simulator's findings in a call with its gradients, and "wrong answer"."""
     case, exact = faulty(name)
     found, findings = seen_trained(case, dict(strict=True, schedule=schedule, early=schedule == 1))
     wrong = any(not (found[name].double() - x).norm() < 3e-6 * x.norm() for name, x in exact.items())

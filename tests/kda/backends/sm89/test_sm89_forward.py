@@ -42,7 +42,7 @@ def forget_steps():
 
 @pytest.fixture
 def in_columns(monkeypatch):
-    """A CTA has so many columns of the state, whatever the chip."""
+    """Let a test say how many columns of the state a CTA has, whatever the chip."""
 
     def set_columns(columns):
         monkeypatch.setattr(plan, "columns", lambda p, sms: columns)

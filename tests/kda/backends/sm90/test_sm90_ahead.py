@@ -62,7 +62,7 @@ def run(*arguments, code=0):
 
 
 def wanted(p):
-    """The kernels of calls, long and short, few and many, of the class of `p`."""
+    """Return the kernels of calls, long and short, few and many, of the class of `p`."""
     found = {recipe(TablesConfig(dtype)) for dtype in OFFSETS if p.packed}
     sizes = list(itertools.product((0, 1, 33, 3000, 10**6), (1, 3, 70), (1, 4, 64), (16, 132)))
     sizes += [(T, 1, H, 132) for T in (3000, 8192) for H in (12, 16, 24, 32)]  # clusters of four

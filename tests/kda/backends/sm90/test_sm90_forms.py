@@ -250,7 +250,7 @@ def test_gradients_have_the_bits_of_two_kernels(name, takes):
 
 
 def stored(call, dtype):
-    """o, ht and a pool in which every third state that enters a chunk was stored, and the CTAs of the one kernel."""
+    """Return o, ht, a pool with every third state that enters a chunk, and how many CTAs the one kernel has."""
     case = call.case()
     p = dataclasses.replace(case.problem(), checkpoints=dtype)
     planned, size = plan.plan(p, 132), p.HV * p.K * p.V

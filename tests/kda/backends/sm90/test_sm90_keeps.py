@@ -138,7 +138,7 @@ RECORDED = {
 
 @pytest.fixture
 def recorded(monkeypatch):
-    """A recorded call as on a GPU, where it keeps A_qk and A_inv: the case, what was found, and the budgets."""
+    """Return a function that makes a recorded call, which saves A_qk and A_inv: the case, its results and budgets."""
     pytest.importorskip("triton")
     monkeypatch.setattr("kda.calls.api.what_is_saved", lambda problem, asked, states: Save.PRODUCTS)
 

@@ -31,19 +31,19 @@ def problem(words, gate="softplus"):
 
 
 def host(arch, shared):
-    """A GPU of an arch that allows a block `shared` KiB."""
+    """Return a GPU of an arch that allows a block `shared` KiB."""
     return dataclasses.replace(host_of(arch), smem=shared << 10)
 
 
 def reached(row):
-    """The archs on which a GPU with no more than the row's shared memory comes to this row."""
+    """Return the archs on which a GPU with no more than the row's shared memory comes to this row."""
     p = problem(f"K={row.K} V=256 {'float32' if row.bits == 32 else 'bfloat16'}")
     wanted = dataclasses.replace(row.config, BK=min(row.config.BK, row.K))
     return [arch for arch in FAMILIES if choose(row.kernel, p, host(arch, row.shared), row.bits) == wanted]
 
 
 def built(row, arch):
-    """Kernels of a row, for either way of treating gates, of each the one that does the most."""
+    """Build the kernels of a row, for either way of treating gates; of each the one that does the most."""
     words = f"K={row.K} V={row.K} {'float32' if row.bits == 32 else 'bfloat16'}"
     found = {}
     for way, gate in itertools.product(("forward disable_recompute=true", "backward"), ("softplus", "bounded")):
@@ -56,7 +56,7 @@ def built(row, arch):
 
 
 def too_much(row, kernels):
-    """What does not fit, for people."""
+    """Yield a line for each kernel that does not fit."""
     for k in kernels:
         name, takes, allowed = f"{k.name} of {k.target.spelling}", k.dynamic_shared + k.shared, row.shared << 10
         if takes > allowed:

@@ -29,7 +29,7 @@ def built_in_this_process(monkeypatch):
 
 
 def trained(function, dtype, *tensors):
-    """The output and the gradients of a function, of its first tensor in a dtype; the others are as they are."""
+    """Return the output and the gradients of a function, with its first tensor in a dtype."""
     given = [x.detach().to(dtype if i == 0 or dtype == torch.float64 else x.dtype).requires_grad_()
              for i, x in enumerate(tensors)]
     y = function(*given)
@@ -38,7 +38,7 @@ def trained(function, dtype, *tensors):
 
 
 def compare(function, arch, dtype, *tensors, names=("y", "dx", "dw", "dbias", "dstate")):
-    """No result is further off than twice torch's own in the same dtype, or a few roundings of the largest."""
+    """Check that no result is further off than twice torch's own in this dtype, or a few roundings of the largest."""
     tensors = [tensors[0].to(dtype), *tensors[1:]]
     exact, rounded = trained(function, torch.float64, *tensors), trained(function, dtype, *tensors)
     with capture(arch=arch) as session:

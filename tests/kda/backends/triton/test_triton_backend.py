@@ -37,7 +37,7 @@ pytestmark = [pytest.mark.simulated, pytest.mark.usefixtures("one_thread", "kern
 
 
 class KeepsAll(SimulatedDoor):
-    """Calls keep all that the backward wants: then nothing has to be built twice."""
+    """A door whose calls save all that the backward wants: then nothing has to be built twice."""
 
     def chunk_kda(self, **keywords):
         return super().chunk_kda(**{"disable_recompute": True} | keywords)
@@ -52,13 +52,13 @@ def assert_clean(findings):
 
 
 def changed(case, **given):
-    """The case with some inputs replaced: by None, or by what a function makes of them."""
+    """Return the case with some inputs replaced: by None, or by what a function makes of them."""
     new = {name: change and change(case.keywords[name]) for name, change in given.items()}
     return dataclasses.replace(case, keywords=case.keywords | new)
 
 
 def trained(arch, case, **options):
-    """o, the final states and the gradients of one call by name, states as (K, V)."""
+    """Return o, the final states and the gradients of one call by name, states as (K, V)."""
     turned = (lambda x: x.mT.contiguous()) if options.get("state_v_first") else (lambda x: x)
     keywords = case.keywords | {"disable_recompute": True, "backend": "triton"} | options
     if keywords.get("initial_state") is not None:
@@ -73,7 +73,7 @@ def trained(arch, case, **options):
 
 
 def check(case, found, limits=None):
-    """Every result within its budget."""
+    """Check that every result is within its budget."""
     limits = limits or budgets(case, Door("triton", "cpu").rounding(case))
     assert found.keys() == limits.keys()
     rows = [judge("call", name, limit, found[name], case, whole=True) for name, limit in limits.items()]
@@ -197,7 +197,7 @@ def test_what_is_kept_is_zero_where_no_token_and_no_chunk_is(K, V, padding):
 
 
 def recorded(row, **options):
-    """The call by way of autograd."""
+    """Return the results of the call by way of autograd."""
     simulated = SimulatedDoor("triton", parse(row.arch))
     found = simulated.call(row.case, True, **{"disable_recompute": True} | row.options | options)
     assert_clean(simulated.findings)
@@ -304,7 +304,7 @@ def test_inputs_are_left_alone():
 
 
 def cut_into(monkeypatch, chunks):
-    """Sequences in segments of so many chunks; 0 for whole ones."""
+    """Cut sequences into segments of so many chunks; 0 leaves them whole."""
     monkeypatch.setattr(plan, "split", lambda p, sms, BV: chunks)
     forget_plans()
 
@@ -355,7 +355,7 @@ def test_no_output_depends_on_later_tokens(name):
 
 
 def other_from(x, t):
-    """Other numbers from token t on."""
+    """Return other numbers from token t on."""
     x = x.clone()
     x[:, t:] = 3 * torch.randn(x[:, t:].shape, generator=torch.Generator().manual_seed(t)).to(x.dtype)
     return x
@@ -541,7 +541,7 @@ FAULTS = {
 
 @pytest.fixture
 def broken(tmp_path, monkeypatch):
-    """Plants a fault in a copy of the kernels' sources, and has all kernels built from that."""
+    """Plant a fault in a copy of the kernels' sources, and let all kernels be built from it."""
 
     def plant(file, old, new):
         package = "broken_" + tmp_path.name
@@ -617,7 +617,7 @@ def test_there_is_room_for_every_chunk_and_segment(T, N):
 
 
 def tables_of(lengths, padding, segment):
-    """What chunks and segments of 64 rows are, in Python."""
+    """Compute the tables of chunks and segments of 64 rows, in Python."""
     T, chunks, segments, first, begin = sum(lengths) + padding, [], [], [], 0
     for n, length in enumerate(lengths):
         its_chunks = [(begin + start, min(length - start, 64)) for start in range(0, length, 64)]

@@ -34,7 +34,7 @@ def kernels_built_here(monkeypatch):
 
 
 def run(x, arch="sm90", **options):
-    """o and the updated tensors, those of x; nothing may be wrong with the one launch."""
+    """Return o and the updated tensors, those of x; the one launch must have no findings."""
     with capture(arch=arch, **options) as session:
         found = run_step(x)
     assert not session.findings, "\n".join(map(str, session.findings[:5]))
@@ -329,7 +329,7 @@ FAULTS = {
 
 @pytest.fixture
 def broken(tmp_path, monkeypatch):
-    """Plants a fault in the kernel's source."""
+    """Plant a fault in the kernel's source."""
 
     def plant(old, new):
         with open(importlib.util.find_spec("kda.backends.triton.decode.step").origin) as file:

@@ -36,7 +36,7 @@ def kernels_built_here(monkeypatch):
 
 
 def call(lengths=(3, 0, 5, 1), index=torch.int64, given=None, **words):
-    """A Problem and its Inputs: the options of this file, tensors by name in `given`, the rest as in
+    """Return a Problem and its Inputs: the options of this file, tensors by name in `given`, the rest as in
     kda.tools.verify."""
     options = {name: words.pop(name, default) for name, default in OPTIONS.items()}
     shape = dict(H=2, K=32, V=16, padding=2 if lengths else 0) | words
@@ -61,7 +61,7 @@ def problem(x, keywords, scale, final, v_first, inplace, batch_invariant):
 
 
 def pooled(p, x, slots, size, dtype=torch.float32, **others):
-    """The call on a pool of random states."""
+    """Return the call on a pool of random states."""
     shape = (size, p.HV, *((p.V, p.K) if p.state_v_first else (p.K, p.V)))
     pool = torch.randn(shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64).to(dtype)
     x = x._replace(initial_state=pool, ssm_state_indices=slots, num_accepted_tokens=others.pop("accepted", None))
@@ -73,7 +73,7 @@ def pooled(p, x, slots, size, dtype=torch.float32, **others):
 
 
 def run(arch, p, x, **options):
-    """o and the states; inputs stay as they are, a state that is written in place is a copy."""
+    """Return o and the states; inputs stay as they are, a state that is written in place is a copy."""
     if p.inplace:
         x = x._replace(initial_state=x.initial_state.clone())
     with capture(arch=arch, **options) as session:
@@ -84,7 +84,7 @@ def run(arch, p, x, **options):
 
 
 def exactly(p, x, dtype=torch.float64, given=lambda t: t):
-    """The reference in one dtype."""
+    """Return the results of the reference in one dtype."""
     floats = {n: given(t.to(dtype)).clone() for n, t in x._asdict().items() if t is not None and t.is_floating_point()}
     x = x._replace(**floats)
     o, ht = reference.recurrent(p, x)
@@ -255,7 +255,7 @@ POOLS = {
 
 
 def pool_call(slots, index=torch.int32, accepted=None, v_first=False, size=13, dtype=torch.float32, **words):
-    """Sequences of 3, 0, 5 and 1 tokens on a pool where every slot that they do not read is nan."""
+    """Return sequences of 3, 0, 5 and 1 tokens on a pool where every slot that they do not read is nan."""
     p, x = call(v_first=v_first)
     accepted = None if accepted is None else torch.tensor(accepted, dtype=index)
     words = dict(final_state=False) | words
@@ -379,7 +379,7 @@ def test_offsets_out_of_range_touch_no_other_memory(offsets):
 
 
 def spread(x, axis):
-    """The same numbers with nan between them along one axis."""
+    """Return the same numbers with nan between them along one axis."""
     memory = torch.full((*x.shape[: axis + 1], 2, *x.shape[axis + 1 :]), torch.nan, dtype=x.dtype)
     memory.select(axis + 1, 1).copy_(x)
     return memory.select(axis + 1, 1)
@@ -495,7 +495,7 @@ POOL_FAULTS = {
 
 @pytest.fixture
 def broken(tmp_path, monkeypatch):
-    """Plants a fault in the kernel's source."""
+    """Plant a fault in the kernel's source."""
 
     def plant(old, new):
         source = importlib.util.find_spec("kda.backends.triton.decode.kernel").origin

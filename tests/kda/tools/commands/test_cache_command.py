@@ -35,7 +35,7 @@ def path_of(kept, name):
 
 
 def fill(kept):
-    """Two kernels in use, one built from older source, one unreadable, one of no backend, the simulator's engine."""
+    """Store two kernels in use, one of older source, one unreadable, one of no backend, and the simulator's engine."""
     now = {"module": "kda.backends.reference.kernels", "source": recipes.source("kda.backends.reference.kernels")}
     keep(kept, "new", kernel="scan", arch="sm90", **now)
     keep(kept, "unused", days=40, kernel="scan", arch="sm80", **now)

@@ -47,7 +47,7 @@ FAST = Capability(
 
 @pytest.fixture
 def asked(tmp_path, monkeypatch):
-    """The problems and hosts that the backend was asked about."""
+    """Return the problems and hosts that the backend was asked about."""
     asked = []
 
     def recipes(problem, host, training=True):

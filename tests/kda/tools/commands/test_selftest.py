@@ -56,7 +56,7 @@ PLAIN = Capability("plain", 30, "made up", stages=("fwd/gate",))
 
 @pytest.fixture
 def made_up(monkeypatch):
-    """Backends of a test's own, beside the reference."""
+    """Make backends up, beside the reference."""
     asked.clear()
     together.clear()
     monkeypatch.setattr(evidence, "PROVERS", {level: (__name__, f"prove_{level.word}") for level in Evidence})

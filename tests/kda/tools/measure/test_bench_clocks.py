@@ -56,7 +56,7 @@ class Notes(list):
         return inside
 
     def call(self, nth=0, raises=None):
-        """A call that notes itself, and raises the `at`th time."""
+        """Return a call that notes itself, and that raises the `nth` time."""
 
         def call():
             self.append("call")

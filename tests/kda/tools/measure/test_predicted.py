@@ -96,7 +96,7 @@ LARGE = [BenchShape(T=1024, H=64, K=64, V=64), BenchShape(T=1024, H=96, K=64, V=
 
 @pytest.fixture
 def small_stand_in(monkeypatch):
-    """The call that stands for others is small, and so is what is looked at; the (row, kernels that ran) of trials."""
+    """Make the call that stands for others small; return a list that gets (heads, row, kernels that ran) of trials."""
     for name, value in dict(TOKENS=128, HEADS=8, WAVES=1, SHORT=((64, 128),)).items():
         monkeypatch.setattr(predicted, name, value)
     ran, clocks = [], predicted._Trial.clocks

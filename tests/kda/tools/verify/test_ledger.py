@@ -163,7 +163,7 @@ def test_a_long_test_runs_in_parts_that_have_each_of_its_cases_once(pytestconfig
 
 @pytest.fixture
 def of_the_reference(monkeypatch):
-    """A case whose kernels are torch's, its inputs, and what is right for them."""
+    """Return a case whose kernels are torch's, its inputs, and the right results for them."""
     monkeypatch.setitem(PATHS, "reference", PATHS["sm89"])
     words = "float32 K=8 V=16 C=32 bounded dt_bias=true l2norm beta=sigmoid state_dtype=float32 final_state=true packed"
     case = Case("reference", "sm89", f"{words} state_v_first=true", "as the plan says", RECOMPUTED, tokens=80)

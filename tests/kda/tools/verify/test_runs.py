@@ -45,7 +45,7 @@ def run(command, *args):
 
 @pytest.fixture
 def fused(monkeypatch):
-    """Makes a backend called `fused`: the reference, whose stages come in runs; `spoil` changes what a part wrote."""
+    """Make a backend called `fused`: the reference, whose stages come in runs; `spoil` changes what a part wrote."""
 
     def make_up(stages=FUSED, spoil=lambda name, written: None, rounded_to=None, **declared):
         def stage(name, problem, offsets, tensors):
@@ -229,7 +229,7 @@ def test_a_rounding_of_what_is_no_tensor_of_a_stage_is_refused(fused):
 
 
 class Bfloat16Products(TorchFunctionMode):
-    """Rounds both operands of every matrix product, as tensor cores take them."""
+    """A mode that rounds both operands of every matrix product, as tensor cores take them."""
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
         first = {torch.Tensor.matmul: 0, torch.baddbmm: 1}.get(function)
@@ -239,7 +239,7 @@ class Bfloat16Products(TorchFunctionMode):
 
 
 class TensorCores(Door):
-    """The reference with such products, but for the inverse, as one that declares what it rounds."""
+    """The reference with such products, but for the inverse, which declares what it rounds."""
 
     stages, rounds = FUSED, (*ROUNDS_EVERY_OPERAND, "dA_qk", "dA_kk", *OPERANDS)
 

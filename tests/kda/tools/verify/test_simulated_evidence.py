@@ -44,7 +44,7 @@ BODY = """
 
 
 def passed_through(x, target, barrier):
-    """x, word for word, by way of a kernel."""
+    """Return x, copied word for word by a kernel."""
     words = torch.zeros(-(-x.numel() * x.element_size() // 256) * 64, dtype=torch.int32)
     words.view(torch.uint8)[: x.numel() * x.element_size()] = x.contiguous().flatten().view(torch.uint8)
     out = torch.zeros_like(words)
@@ -54,7 +54,7 @@ def passed_through(x, target, barrier):
 
 
 def made_up(monkeypatch, barrier="bar.sync 0;", wrong=1.0, launches=True, stages=("fwd/gate", "fwd/output")):
-    """A backend called `mine`: the reference, whose stages' results pass through that kernel."""
+    """Make a backend called `mine`: the reference, whose stages' results pass through that kernel."""
     reference = launcher("reference")
     name = "kda.backends.mine.launch"
     module = types.ModuleType(name)

@@ -477,7 +477,7 @@ def test_fla_that_is_not_here_exits_with_3_and_says_so(monkeypatch):
 
 @pytest.fixture
 def picky(monkeypatch):
-    """A backend without stages that takes no float32 and is otherwise the reference."""
+    """Make a backend without stages that takes no float32 and is otherwise the reference."""
     rule = Rule("picky.dtype", lambda p, h: p.dtype == "bfloat16", "needs bfloat16, got {p.dtype}", "cast")
     backends = (Capability("picky", 1, "", rules=(rule,)), *dispatch.capabilities())
     from kda.backends.reference import launch
@@ -512,7 +512,7 @@ def test_a_backend_whose_gpu_is_missing_can_be_judged_in_the_simulator(backend, 
 
 @pytest.fixture
 def late(monkeypatch):
-    """A function of stages: the reference with a wrong fwd/output, which declares those."""
+    """Return a function of stages, which makes the reference with a wrong fwd/output that declares those stages."""
     from kda.backends.reference import launch
 
     class Wrong:

@@ -295,7 +295,7 @@ def test_stages_of_a_wrong_backend_are_not_timed(monkeypatch):
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):
-    """Results of one call, and the file that holds them."""
+    """Return the results of one call, and the file that holds them."""
     file = tmp_path_factory.mktemp("bench") / "old.json"
     result = run(*QUICK, "--regime", "slow", "--save", str(file))
     assert result.exit_code == 0, result.output
@@ -303,7 +303,7 @@ def saved(tmp_path_factory):
 
 
 def rewritten(saved, tmp_path, factor=1.0, **host):
-    """The saved results as if each time had been so many times as long, on another host."""
+    """Return the saved results as if each time had been so many times as long, on another host."""
     old = json.loads(json.dumps(saved[0]))
     for row in old["rows"]:
         row |= {name: factor * row[name] for name in ("median", "p20", "p80")}
@@ -507,7 +507,7 @@ class MadeUpClock(CpuClock):
 
 @pytest.fixture
 def made_up(monkeypatch):
-    """Makes the clock that the next call of the command times by, on what it takes for an H200."""
+    """Return a function that sets the clock of the next command, which takes its machine for an H200."""
 
     def take(clock):
         monkeypatch.setattr(clocks, "clock_of", lambda device: clock)

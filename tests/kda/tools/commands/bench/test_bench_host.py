@@ -87,7 +87,7 @@ def test_a_stand_in_counts_launches_and_allocations():
 
 @pytest.fixture
 def busy_gpu(monkeypatch):
-    """A GPU that is made up: how long it was told to be busy, and whether it still was when the host was done."""
+    """Make a GPU up; return how long it was told to be busy, and whether it still was when the host was done."""
     gpu, waits, dry = PresentGpu.__new__(PresentGpu), [], []
     gpu.device, gpu.clock = "cuda:0", SimpleNamespace(busy=waits.append)
     event = SimpleNamespace(record=lambda: None, query=lambda: bool(dry))

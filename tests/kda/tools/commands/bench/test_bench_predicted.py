@@ -96,7 +96,7 @@ def test_a_prediction_has_its_error_its_floor_and_the_time_on_record(monkeypatch
 
 @pytest.fixture
 def forecasts(monkeypatch):
-    """Makes predictions up, in two processes: milliseconds are the tokens; a function may do more, given a shape."""
+    """Make predictions up, in two processes: milliseconds are the tokens; a function may do more, given a shape."""
     from kda.tools.commands.bench import predicted as command
     from kda.tools.measure import predicted
     class Of:
