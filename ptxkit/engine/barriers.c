@@ -47,20 +47,20 @@ static void lanes_come(const Warp *w, NamedBarrier *b, const Ins *i, u32 lanes, 
     b->begun = true;
     b->reducing = op >= BAR_POPC;
     b->expected = count;
-    b->here[w->index] |= lanes;
+    b->waiting[w->index] |= lanes;
     b->ins = i->index;
 }
 
 /* A warp arrives once all of its live lanes are here. */
 static void arrive_if_whole(Warp *w, NamedBarrier *b, BarOp op, u32 lanes) {
-    u32 *here = &b->here[w->index], whole = *here & w->live;
+    u32 *waiting = &b->waiting[w->index], whole = *waiting & w->live;
     if (!whole || w->live & ~whole) return;
     w->acting = whole;
     if (op != BAR_ARRIVE) lanes_meet(w, whole);
     release_to(w, &b->gathering);
     b->arrived += LANES;
     if (op == BAR_ARRIVE) b->ahead |= 1ull << w->index;
-    *here = 0;
+    *waiting = 0;
     w->machine->progress++;
     w->machine->meetings += op < BAR_POPC;
     if (whole != lanes) machine_event(w->machine); /* for its other parts, which wait */
@@ -106,7 +106,7 @@ static Outcome op_bar(Warp *w, const Ins *i, u32 lanes) {
     arrive_if_whole(w, b, op, lanes);
     u32 required = count ? count : live_threads(w->cta);
     if (b->generation + 1 == s->ticket && b->arrived >= required) complete_bar(w->cta, b, op < BAR_POPC);
-    if (op == BAR_ARRIVE) return b->here[w->index] & lanes ? BLOCK : NEXT;
+    if (op == BAR_ARRIVE) return b->waiting[w->index] & lanes ? BLOCK : NEXT;
     if (b->generation < s->ticket) return BLOCK;
     w->machine->launch->barrier_waits++;
     acquire_from(w, &b->done);
@@ -184,9 +184,9 @@ static Outcome op_cluster_wait(Warp *w, const Ins *i, u32 lanes) {
 
 enum { MOST_ARRIVALS = (1 << 20) - 1 };
 
-static Mbarrier **mbarrier_slot(Warp *w, const Ins *i, int lane, u32 address, Cta **cta, u32 *at) {
-    u8 *p = shared_bytes(w, i, lane, address, 8, 8, cta, at);
-    return p ? &(*cta)->mbarrier[*at / 8] : NULL;
+static Mbarrier **mbarrier_slot(Warp *w, const Ins *i, int lane, u32 address, Cta **cta, u32 *offset) {
+    u8 *p = shared_bytes(w, i, lane, address, 8, 8, cta, offset);
+    return p ? &(*cta)->mbarrier[*offset / 8] : NULL;
 }
 
 void mbarrier_fenced(const Mbarrier *b, Warp *w, const Ins *i, int lane, const Knowledge *know) {
@@ -200,9 +200,9 @@ void mbarrier_fenced(const Mbarrier *b, Warp *w, const Ins *i, int lane, const K
 }
 
 static void await_fence(Mbarrier *b, Warp *w) { /* notes that w has initialised it, and must run a fence */
-    for (Mbarrier **at = b->by ? &b->by->unfenced : NULL; at && *at; at = &(*at)->next_unfenced)
-        if (*at == b) {
-            *at = b->next_unfenced;
+    for (Mbarrier **link = b->by ? &b->by->unfenced : NULL; link && *link; link = &(*link)->next_unfenced)
+        if (*link == b) {
+            *link = b->next_unfenced;
             break;
         }
     b->by = w;
@@ -221,18 +221,18 @@ static void fence_initialisations(Warp *w, bool for_other_ctas) {
 
 Mbarrier *mbarrier_at(Warp *w, const Ins *i, int lane, u32 address, bool must_live) {
     Cta *cta;
-    u32 at;
-    Mbarrier **slot = mbarrier_slot(w, i, lane, address, &cta, &at);
+    u32 offset;
+    Mbarrier **slot = mbarrier_slot(w, i, lane, address, &cta, &offset);
     if (!slot) return NULL;
     Mbarrier *b = *slot;
     if (must_live && (!b || !b->live)) {
-        find(w, i, lane, BAD_MBARRIER, address, 8, "there is no mbarrier at shared address 0x%x%s", at, b ? ": it has been invalidated" : "");
+        find(w, i, lane, BAD_MBARRIER, address, 8, "there is no mbarrier at shared address 0x%x%s", offset, b ? ": it has been invalidated" : "");
         return NULL;
     }
     if (b && cta->shared_history) { /* its initialisation must be ordered before this */
         Access a = warp_access(w, i, lane, SPACE_SHARED);
         a.scope = SCOPE_SYS;
-        bytes_read(cta->shared_history, at, 8, &a, shared_address(cta, at));
+        bytes_read(cta->shared_history, offset, 8, &a, shared_address(cta, offset));
     }
     if (b && cta != w->cta) mbarrier_fenced(b, w, i, lane, &w->know);
     return b;
@@ -259,8 +259,8 @@ static void end_phase_if_due(Mbarrier *b) {
 }
 
 static void note_arrival(Mbarrier *b) {
-    double at = clock_arrival(b->cta);
-    if (at > b->arrived_at) b->arrived_at = at;
+    double arrived = clock_arrival(b->cta);
+    if (arrived > b->arrived_at) b->arrived_at = arrived;
 }
 
 void mbarrier_arrive(Mbarrier *b, const Warp *w, const Ins *i, int lane, u32 count, const Knowledge *from) {
@@ -299,24 +299,24 @@ static u64 state_of(const Mbarrier *b) { return b->phase << 24 | (u64)b->pending
 static Outcome op_mbarrier_init(Warp *w, const Ins *i, u32 lanes) {
     for (u32 rest = lanes; rest; rest &= rest - 1) {
         int l = first_lane(rest);
-        u32 address = (u32)address_operand(w, i, 0, MBARRIER_INIT_ADDRESS, l), count = R32(w, i->arg[1])[l], at;
+        u32 address = (u32)address_operand(w, i, 0, MBARRIER_INIT_ADDRESS, l), count = R32(w, i->arg[1])[l], offset;
         Cta *cta;
-        Mbarrier **slot = mbarrier_slot(w, i, l, address, &cta, &at);
+        Mbarrier **slot = mbarrier_slot(w, i, l, address, &cta, &offset);
         if (!slot) continue;
         if (count < 1 || count > MOST_ARRIVALS) {
             find(w, i, l, BAD_MBARRIER, address, 8, "an mbarrier takes 1 to %d arrivals, not %u", MOST_ARRIVALS, count);
             continue;
         }
-        if (*slot && (*slot)->live) find(w, i, l, BAD_MBARRIER, address, 8, "initialised again, while live, at shared address 0x%x", at);
+        if (*slot && (*slot)->live) find(w, i, l, BAD_MBARRIER, address, 8, "initialised again, while live, at shared address 0x%x", offset);
         u8 image[8];
         u64 raw = (u64)((1u << 21) - 2 * count) & 0x1ffffe, high = (u64)((1u << 20) - count) << 11;
         raw |= high << 32;
         memcpy(image, &raw, 8);
         if (cta->shared_history) {
             Access a = warp_access(w, i, l, SPACE_SHARED);
-            bytes_written(cta->shared_history, at, 8, &a, shared_address(cta, at), cta->shared + at, image);
+            bytes_written(cta->shared_history, offset, 8, &a, shared_address(cta, offset), cta->shared + offset, image);
         }
-        memcpy(cta->shared + at, image, 8);
+        memcpy(cta->shared + offset, image, 8);
         Mbarrier *b = *slot;
         if (!b) {
             Cluster *c = w->cluster;
@@ -326,7 +326,7 @@ static Outcome op_mbarrier_init(Warp *w, const Ins *i, u32 lanes) {
                 return YIELD;
             }
             *slot = b = calloc(1, sizeof *b);
-            b->address = at;
+            b->address = offset;
             b->cta = cta;
             b->actor = c->width++;
             b->arriving = new_knowledge(c);
@@ -347,14 +347,14 @@ static Outcome op_mbarrier_init(Warp *w, const Ins *i, u32 lanes) {
 static Outcome op_mbarrier_inval(Warp *w, const Ins *i, u32 lanes) {
     for (u32 rest = lanes; rest; rest &= rest - 1) {
         int l = first_lane(rest);
-        u32 address = (u32)address_operand(w, i, 0, MBARRIER_INVAL_ADDRESS, l), at;
+        u32 address = (u32)address_operand(w, i, 0, MBARRIER_INVAL_ADDRESS, l), offset;
         Mbarrier *b = mbarrier_at(w, i, l, address, true);
         Cta *cta;
-        if (!b || !mbarrier_slot(w, i, l, address, &cta, &at)) continue;
+        if (!b || !mbarrier_slot(w, i, l, address, &cta, &offset)) continue;
         b->live = false;
         if (cta->shared_history) {
             Access a = warp_access(w, i, l, SPACE_SHARED);
-            bytes_written(cta->shared_history, at, 8, &a, shared_address(cta, at), NULL, NULL);
+            bytes_written(cta->shared_history, offset, 8, &a, shared_address(cta, offset), NULL, NULL);
         }
     }
     return NEXT;
@@ -535,18 +535,18 @@ bool barriers_explain_block(Warp *w, const Ins *i, int l, char *text, size_t siz
     if (i->run == op_bar) {
         u32 id = R32(w, i->arg[1])[l];
         const NamedBarrier *b = &w->cta->barrier[id];
-        u32 away = b->here[w->index] ? w->live & ~b->here[w->index] : 0;
+        u32 away = b->waiting[w->index] ? w->live & ~b->waiting[w->index] : 0;
         int n = snprintf(text, size, "waits at barrier %u: %u of %u threads have arrived", id, b->arrived,
                          b->expected ? b->expected : live_threads(w->cta));
         if (away) snprintf(text + n, size - n, "; lanes %08x of its warp have not", away);
     } else if (i->run == op_try_wait) {
-        u32 address = (u32)address_operand(w, i, 1, MBARRIER_WAIT_ADDRESS, l), at = address & 0xffffff;
+        u32 address = (u32)address_operand(w, i, 1, MBARRIER_WAIT_ADDRESS, l), offset = address & 0xffffff;
         Cta *cta = cta_at(w->cluster, address);
-        const Mbarrier *b = cta ? cta->mbarrier[at / 8] : NULL;
+        const Mbarrier *b = cta ? cta->mbarrier[offset / 8] : NULL;
         char ended[40] = "";
         if (b && b->phase) snprintf(ended, sizeof ended, " (phases that have ended: %llu)", (unsigned long long)b->phase);
         if (b)
-            snprintf(text, size, "waits for the mbarrier at 0x%x: phase %llu%s, %lld of %lld arrivals %s %lld bytes %s", at, (unsigned long long)b->phase,
+            snprintf(text, size, "waits for the mbarrier at 0x%x: phase %llu%s, %lld of %lld arrivals %s %lld bytes %s", offset, (unsigned long long)b->phase,
                      ended, (long long)b->pending, (long long)b->expected, b->tx < 0 ? "are missing, and" : "and",
                      (long long)(b->tx < 0 ? -b->tx : b->tx), b->tx < 0 ? "more than expected have come" : "are missing");
     } else if (i->run == op_cluster_wait) {

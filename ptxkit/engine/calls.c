@@ -8,10 +8,10 @@
 
 #include <stdio.h>
 
-static bool local_value(Warp *w, int lane, u64 at, void *to, u64 n) {
+static bool local_value(Warp *w, int lane, u64 offset, void *to, u64 n) {
     u64 size = w->machine->program->local_bytes;
-    if (!lies_within(at, n, 0, size)) return false;
-    memcpy(to, w->local + lane * size + at, n);
+    if (!lies_within(offset, n, 0, size)) return false;
+    memcpy(to, w->local + lane * size + offset, n);
     return true;
 }
 
@@ -32,13 +32,13 @@ typedef struct {
     Warp *w;
     const Ins *i;
     int lane;
-    u64 at; /* where the next value is in local memory */
+    u64 offset; /* where the next value is in local memory */
 } Values;
 
 static u64 next_value(Values *v, u64 size) {
-    u64 x = 0, at = (v->at + size - 1) & ~(size - 1);
-    if (!local_value(v->w, v->lane, at, &x, size)) find(v->w, v->i, v->lane, OUT_OF_BOUNDS, at, size, "printf asks for more values than it was given");
-    v->at = at + size;
+    u64 x = 0, offset = (v->offset + size - 1) & ~(size - 1);
+    if (!local_value(v->w, v->lane, offset, &x, size)) find(v->w, v->i, v->lane, OUT_OF_BOUNDS, offset, size, "printf asks for more values than it was given");
+    v->offset = offset + size;
     return x;
 }
 

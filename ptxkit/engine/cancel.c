@@ -53,8 +53,8 @@ static void run_cancel(Work *work) {
         answer[3] = CANCELED;
     }
     for (s32 k = 0; k < to->count; k++) {
-        if (answer[3] == REFUSED) remember_refusal(m, to->at[k].barrier);
-        land(work, &to->at[k], (const u8 *)answer, ANSWER_BYTES);
+        if (answer[3] == REFUSED) remember_refusal(m, to->landing[k].barrier);
+        land(work, &to->landing[k], (const u8 *)answer, ANSWER_BYTES);
     }
 }
 

@@ -14,8 +14,8 @@ enum { SECTOR = 32, SECTORS_OF_A_LINE = 4 };
 
 static double latest(double a, double b) { return a > b ? a : b; }
 
-static double take(Unit *u, double at, double busy) { /* when the unit begins */
-    double begins = latest(at, u->free);
+static double take(Unit *u, double from, double busy) { /* when the unit begins */
+    double begins = latest(from, u->free);
     u->free = begins + busy;
     u->busy += busy;
     return begins;
@@ -74,10 +74,10 @@ void clock_start_warp(Warp *w) {
 void clock_end_warp(Warp *w) {
     WarpTime *t = w->time;
     if (!t) return;
-    double *of = w->machine->launch->clock->warps + w->index * OF_A_WARP;
-    for (int k = 0; k < STALLS; k++) of[k] += t->stalls[k];
-    of[STALLS] += t->slots;
-    of[STALLS + 1] += t->now - t->begun;
+    double *sums = w->machine->launch->clock->warps + w->index * OF_A_WARP;
+    for (int k = 0; k < STALLS; k++) sums[k] += t->stalls[k];
+    sums[STALLS] += t->slots;
+    sums[STALLS + 1] += t->now - t->begun;
     free(t->ready);
     free(t->early);
     free(t->why);
@@ -109,16 +109,16 @@ static double operands_at(const Warp *w, const Timing *c, int *why) {
     const s32 *registers = w->machine->time->p->registers + c->first;
     double ready = 0;
     for (s32 k = 0; k < c->nsources + c->nresults; k++) {
-        double at = t->ready[registers[k]] - (k < c->nsources ? 0 : c->latency);
-        if (at > ready) ready = at, *why = t->why[registers[k]];
+        double operand = t->ready[registers[k]] - (k < c->nsources ? 0 : c->latency);
+        if (operand > ready) ready = operand, *why = t->why[registers[k]];
     }
     if (c->flags & ORDERED && t->last > ready) ready = t->last, *why = t->last_why;
     return ready;
 }
 
-static void results_at(Warp *w, const Timing *c, double at) {
+static void results_at(Warp *w, const Timing *c, double ready) {
     const s32 *results = w->machine->time->p->registers + c->first + c->nsources;
-    for (s32 k = 0; k < c->nresults; k++) w->time->ready[results[k]] = w->time->early[results[k]] = at, w->time->why[results[k]] = (u8)c->stall;
+    for (s32 k = 0; k < c->nresults; k++) w->time->ready[results[k]] = w->time->early[results[k]] = ready, w->time->why[results[k]] = (u8)c->stall;
 }
 
 bool clock_settled(Warp *w, const Ins *i) {
@@ -168,9 +168,9 @@ static double hoisted_to(WarpTime *t, const ClockSetting *p, const Timing *c, do
 
 static double early_at(const Warp *w, const Timing *c) { /* when its operands would be there, had all moved ahead that may */
     const s32 *registers = w->machine->time->p->registers + c->first;
-    double at = w->time->region;
-    for (s32 k = 0; k < c->nsources; k++) at = latest(at, w->time->early[registers[k]]);
-    return at;
+    double early = w->time->region;
+    for (s32 k = 0; k < c->nsources; k++) early = latest(early, w->time->early[registers[k]]);
+    return early;
 }
 
 void clock_issue(Warp *w, const Ins *i) {
@@ -179,37 +179,37 @@ void clock_issue(Warp *w, const Ins *i) {
     const Timing *c = timing_of(w, i);
     WarpTime *t = w->time;
     int why = STALL_WAIT;
-    double at = operands_at(w, c, &why), early = early_at(w, c);
+    double start = operands_at(w, c, &why), early = early_at(w, c);
     occupy_slot(w, i, c);
-    at = latest(at, t->slot);
+    start = latest(start, t->slot);
     for (int k = 0; k < PIPES; k++) /* the backlog counts from the slot, so that no gap before a late operand is lost */
         if (c->busy[k]) {
             double begins = take(&s->pipe[t->quarter][k], t->slot, c->busy[k]);
             if (k == PIPE_TENSOR) trace_warp(w, TRACE_TENSOR, i->index, t->quarter, begins, begins + c->busy[k]);
-            at = latest(at, begins);
+            start = latest(start, begins);
         }
     if (c->operands) take_shared(w, i, c->operands);
-    if (c->flags & HOISTED) at = hoisted_to(t, clock->p, c, early);
-    t->at = at;
-    if (c->flags & (ORDERED | BARS_LOADS)) t->region = at;
-    if (at > t->last) t->last = at, t->last_why = (u8)why;
+    if (c->flags & HOISTED) start = hoisted_to(t, clock->p, c, early);
+    t->start = start;
+    if (c->flags & (ORDERED | BARS_LOADS)) t->region = start;
+    if (start > t->last) t->last = start, t->last_why = (u8)why;
     if (c->flags & ORDERED) { /* a wgmma waits for the tensor core, too */
         double from = t->now;
-        hold(w, i, STALL_MATH, at, &from);
+        hold(w, i, STALL_MATH, start, &from);
         t->now = from;
     }
     if (c->hold) {
         double from = t->now;
-        hold(w, i, c->stall, latest(at, t->slot) + c->hold, &from);
+        hold(w, i, c->stall, latest(start, t->slot) + c->hold, &from);
         t->now = from;
     }
     t->loaded = t->passes = t->wake = 0;
-    results_at(w, c, at + c->latency);
-    if (!(c->flags & ORDERED) && early < at) {
+    results_at(w, c, start + c->latency);
+    if (!(c->flags & ORDERED) && early < start) {
         const s32 *results = clock->p->registers + c->first + c->nsources;
         for (s32 k = 0; k < c->nresults; k++) t->early[results[k]] = early + c->latency;
     }
-    clock->now = latest(clock->now, c->flags & ORDERED ? at : t->slot);
+    clock->now = latest(clock->now, c->flags & ORDERED ? start : t->slot);
     clock->acting = w->cta;
 }
 
@@ -231,7 +231,7 @@ void clock_done(Warp *w, const Ins *i, bool was_blocked, bool blocked) {
     if (blocked) return;
     if (t->passes) {
         double begins = take_shared(w, i, t->passes);
-        if (!(c->flags & STORES)) t->loaded = latest(t->loaded, latest(begins, t->at) + t->passes * clock->p->shared_pass + clock->p->shared_latency);
+        if (!(c->flags & STORES)) t->loaded = latest(t->loaded, latest(begins, t->start) + t->passes * clock->p->shared_pass + clock->p->shared_latency);
     }
     if (t->loaded) results_at(w, c, t->loaded);
     double until = latest(t->wake, was_blocked ? clock->now : 0);
@@ -256,15 +256,15 @@ static u64 sector_of(const Machine *m, u64 sector) {
 }
 
 static u64 place_of(const Clock *c, u64 sector) {
-    u64 at = (sector * 0x9e3779b97f4a7c15u >> 20) & (c->room - 1);
-    while (c->sector[at] && c->sector[at] != sector + 1) at = (at + 1) & (c->room - 1);
-    return at;
+    u64 index = (sector * 0x9e3779b97f4a7c15u >> 20) & (c->room - 1);
+    while (c->sector[index] && c->sector[index] != sector + 1) index = (index + 1) & (c->room - 1);
+    return index;
 }
 
 static bool first_touch(Clock *c, u64 sector) {
-    u64 at = place_of(c, sector);
-    if (c->sector[at]) return false;
-    c->sector[at] = sector + 1;
+    u64 index = place_of(c, sector);
+    if (c->sector[index]) return false;
+    c->sector[index] = sector + 1;
     if (2 * ++c->sectors < c->room) return true;
     u64 *old = c->sector, n = c->room;
     c->sector = calloc(c->room *= 2, sizeof *c->sector);
@@ -275,11 +275,11 @@ static bool first_touch(Clock *c, u64 sector) {
 }
 
 /* A sector through the L2, and through HBM if the launch has not touched it before: when it has come; a write: when it has gone. */
-static double through_l2(Clock *c, double at, u64 sector, bool store) {
+static double through_l2(Clock *c, double from, u64 sector, bool store) {
     const ClockSetting *p = c->p;
-    double there = take(&c->l2, at, SECTOR / p->l2_rate) + SECTOR / p->l2_rate + (store ? 0 : p->l2_latency);
-    if (!first_touch(c, sector)) return there;
-    return latest(there, take(&c->hbm, at, SECTOR / p->hbm_rate) + SECTOR / p->hbm_rate + (store ? 0 : p->hbm_latency));
+    double done = take(&c->l2, from, SECTOR / p->l2_rate) + SECTOR / p->l2_rate + (store ? 0 : p->l2_latency);
+    if (!first_touch(c, sector)) return done;
+    return latest(done, take(&c->hbm, from, SECTOR / p->hbm_rate) + SECTOR / p->hbm_rate + (store ? 0 : p->hbm_latency));
 }
 
 void clock_shared(Warp *w, u64 passes) {
@@ -289,9 +289,9 @@ void clock_shared(Warp *w, u64 passes) {
 static bool in_l1(Clock *c, Sm *s, u64 sector) { /* it is afterwards */
     if (!c->p->l1_lines) return false;
     u64 line = sector / SECTORS_OF_A_LINE, bit = 1u << sector % SECTORS_OF_A_LINE, *tag = &s->tag[(line * 0x9e3779b97f4a7c15u >> 30) % c->p->l1_lines];
-    bool there = *tag >> 4 == line && *tag & bit;
+    bool hit = *tag >> 4 == line && *tag & bit;
     *tag = (*tag >> 4 == line ? *tag : line << 4) | bit;
-    return there;
+    return hit;
 }
 
 void clock_global(Warp *w, const Ins *i, const u64 *sector, int n) {
@@ -301,31 +301,31 @@ void clock_global(Warp *w, const Ins *i, const u64 *sector, int n) {
     WarpTime *t = w->time;
     bool store = timing_of(w, i)->flags & STORES, past = timing_of(w, i)->flags & (STORES | PAST_L1);
     double begins = take_shared(w, i, latest(n / (double)SECTORS_OF_A_LINE, 1));
-    double at = t->at < t->slot ? t->at + (begins - t->slot) : latest(t->at, begins);
+    double from = t->start < t->slot ? t->start + (begins - t->slot) : latest(t->start, begins);
     for (int k = 0; k < n; k++) {
         u64 which = sector_of(w->machine, sector[k]);
-        double there = !past && in_l1(c, s, which) ? at + c->p->l1_latency : through_l2(c, at, which, store);
-        if (!store) t->loaded = latest(t->loaded, there);
+        double done = !past && in_l1(c, s, which) ? from + c->p->l1_latency : through_l2(c, from, which, store);
+        if (!store) t->loaded = latest(t->loaded, done);
     }
 }
 
 /* ---- copies ------------------------------------------------------------------------------------------------------------- */
 
-double clock_arrival(const Cta *at) {
-    const Clock *c = at->machine->time;
-    return c ? c->now + (c->acting && c->acting != at ? c->p->remote_arrival : 0) : 0;
+double clock_arrival(const Cta *cta) {
+    const Clock *c = cta->machine->time;
+    return c ? c->now + (c->acting && c->acting != cta ? c->p->remote_arrival : 0) : 0;
 }
 
 double clock_copied(Warp *w) {
     WarpTime *t = w->time;
     if (!t) return 0;
-    double done = latest(t->loaded, t->at) + w->machine->time->p->cp_async_latency;
+    double done = latest(t->loaded, t->start) + w->machine->time->p->cp_async_latency;
     t->copies_end = latest(t->copies_end, done);
     return done;
 }
 
 static double take_tma(Warp *w, const Ins *i, double clocks) { /* when they begin */
-    double begins = take(&sm_of(w)->tma, latest(w->time->at, w->machine->time->now), clocks);
+    double begins = take(&sm_of(w)->tma, latest(w->time->start, w->machine->time->now), clocks);
     trace_warp(w, TRACE_TMA, i->index, 0, begins, begins + clocks);
     return begins;
 }
@@ -360,7 +360,7 @@ void clock_wgmma(Warp *w, const Ins *i) {
     WarpTime *t = w->time;
     if (!t) return;
     const Timing *c = timing_of(w, i);
-    t->tensor_end = latest(t->tensor_end, t->at) + c->busy[PIPE_TENSOR] + c->latency; /* a chain of its own */
+    t->tensor_end = latest(t->tensor_end, t->start) + c->busy[PIPE_TENSOR] + c->latency; /* a chain of its own */
     t->steps++;
 }
 
@@ -381,6 +381,6 @@ void clock_tmem(Warp *w, u32 columns, bool store) {
     if (!t) return;
     const ClockSetting *p = w->machine->time->p;
     double *end = store ? &t->stores_end : &t->loads_end;
-    t->loaded = latest(*end, t->at + p->tmem_latency) + columns * p->tmem_column; /* one after the other */
+    t->loaded = latest(*end, t->start + p->tmem_latency) + columns * p->tmem_column; /* one after the other */
     *end = t->loaded;
 }

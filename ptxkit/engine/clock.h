@@ -102,7 +102,7 @@ struct Clock {
 struct WarpTime {
     double now;    /* when it may issue next */
     double slot;   /* the instruction at hand: when it was issued, */
-    double at;     /* when it had its operands and its units, */
+    double start;  /* when it had its operands and its units, */
     double loaded; /* when the memory that it reads has answered; 0: it reads none, */
     double wake;   /* until when it waits, */
     double passes; /* and its passes over shared memory */
@@ -138,8 +138,8 @@ void clock_done(Warp *w, const Ins *i, bool was_blocked, bool blocked);
 
 /* families, while an instruction runs */
 static inline double time_of(const Machine *m) { return m->time ? m->time->now : 0; }
-static inline void wake_at(Warp *w, double at) { /* it goes on no sooner */
-    if (w->time && at > w->time->wake) w->time->wake = at;
+static inline void wake_at(Warp *w, double until) { /* it goes on no sooner */
+    if (w->time && until > w->time->wake) w->time->wake = until;
 }
 void clock_shared(Warp *w, u64 passes);
 void clock_global(Warp *w, const Ins *i, const u64 *sector, int n); /* sectors: addresses / 32 */
@@ -147,7 +147,7 @@ void clock_wgmma(Warp *w, const Ins *i);
 void clock_wgmma_commit(Warp *w, u32 group);
 void clock_wgmma_wait(Warp *w, u32 group);
 void clock_tmem(Warp *w, u32 columns, bool store);
-double clock_arrival(const Cta *at);             /* when an arrival of now counts at an mbarrier of that CTA */
+double clock_arrival(const Cta *cta);             /* when an arrival of now counts at an mbarrier of that CTA */
 double clock_read(const Warp *w);                /* when the bulk copies so far have read their sources */
 void clock_await(Warp *w, double read, double done, bool only_read); /* waits for a copy of a group */
 double clock_copied(Warp *w);                    /* when a cp.async of the instruction at hand is done */

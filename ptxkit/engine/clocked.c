@@ -32,24 +32,24 @@ static void begin_in_turn(Queue *q, const Clock *c) { /* the first of a queue wh
 
 typedef struct {
     Queue *queue;   /* NULL: none waits */
-    double at;      /* when its first work is done; without one, never */
+    double finish;  /* when its first work is done; without one, never */
     u64 changes;    /* Machine.work_changes then */
 } Next;
 
 static void find_next(const Machine *m, Next *next) {
     if (next->changes == m->work_changes) return;
-    *next = (Next){.at = INFINITY, .changes = m->work_changes};
+    *next = (Next){.finish = INFINITY, .changes = m->work_changes};
     for (Cluster *c = m->clusters; c; c = c->next)
         for (Queue *q = c->queues.next; q != &c->queues; q = q->next) {
             if (!q->first) continue;
             if (!q->first->finish) begin_in_turn(q, m->time);
-            if (q->first->finish < next->at) next->at = q->first->finish, next->queue = q;
+            if (q->first->finish < next->finish) next->finish = q->first->finish, next->queue = q;
         }
 }
 
 static void run_next(Machine *m, const Next *next) {
     Clock *c = m->time;
-    if (next->at > c->now) c->now = next->at;
+    if (next->finish > c->now) c->now = next->finish;
     c->acting = NULL;
     run_first(next->queue);
 }
@@ -142,13 +142,13 @@ static bool begin_others(Machine *m, u64 all) {
 
 static void end_clusters(Machine *m) { /* takes out those whose warps and asynchronous work have ended */
     ClockSetting *p = m->time->p;
-    for (Cluster **at = &m->clusters; *at;) {
-        Cluster *c = *at;
+    for (Cluster **link = &m->clusters; *link;) {
+        Cluster *c = *link;
         if (c->running || c->pending_work) {
-            at = &c->next;
+            link = &c->next;
             continue;
         }
-        *at = c->next;
+        *link = c->next;
         if (c->ends_at > p->end) p->end = c->ends_at;
         if (c->serial <= p->detailed) p->ended[c->serial - 1] = c->ends_at;
         end_cluster(c);
@@ -179,12 +179,12 @@ static bool run_event(Machine *m, Next *next) { /* the earliest; false: nobody c
     double second;
     Warp *w = earliest(m, &second);
     find_next(m, next);
-    if (next->queue && (!w || next->at <= w->time->now)) {
+    if (next->queue && (!w || next->finish <= w->time->now)) {
         run_next(m, next);
         return true;
     }
     if (!w) return false;
-    if (current_split(w)->blocked || clock_settled(w, at_hand(w))) run_turn(w, second < next->at ? second : next->at);
+    if (current_split(w)->blocked || clock_settled(w, at_hand(w))) run_turn(w, second < next->finish ? second : next->finish);
     return true;
 }
 
@@ -194,7 +194,7 @@ void run_clocked(Machine *m) {
     const ClockSetting *p = m->time->p;
     u64 all = m->total_clusters, events = 0;
     Watch watch = {0};
-    Next next = {.at = INFINITY, .changes = (u64)-1};
+    Next next = {.finish = INFINITY, .changes = (u64)-1};
     m->total_clusters = p->detailed < all ? p->detailed : all;
     while (!launch->stopped) {
         while (m->next_cluster < m->total_clusters && resident(m, emptiest_slot(m)) < p->resident) begin_cluster(m);

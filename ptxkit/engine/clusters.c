@@ -26,7 +26,7 @@ static u64 source_value(const Warp *w, const ConstantRecord *r, int l) {
     const u32 *block = launch->block, *size = launch->cluster;
     u32 t = w->index * LANES + l;
     u32 tid[3] = {t % block[0], t / block[0] % block[1], t / (block[0] * block[1])};
-    u32 at[3] = {cta->rank % size[0], cta->rank / size[0] % size[1], cta->rank / (size[0] * size[1])};
+    u32 position[3] = {cta->rank % size[0], cta->rank / size[0] % size[1], cta->rank / (size[0] * size[1])};
     s32 s = r->source;
     u32 below = (1u << l) - 1;
     switch (s) {
@@ -36,7 +36,7 @@ static u64 source_value(const Warp *w, const ConstantRecord *r, int l) {
     case SR_NCTAID_X: case SR_NCTAID_Y: case SR_NCTAID_Z: return launch->grid[s - SR_NCTAID_X];
     case SR_CLUSTERID_X: case SR_CLUSTERID_Y: case SR_CLUSTERID_Z: return w->cluster->id[s - SR_CLUSTERID_X];
     case SR_NCLUSTERID_X: case SR_NCLUSTERID_Y: case SR_NCLUSTERID_Z: return launch->grid[s - SR_NCLUSTERID_X] / size[s - SR_NCLUSTERID_X];
-    case SR_CLUSTER_CTAID_X: case SR_CLUSTER_CTAID_Y: case SR_CLUSTER_CTAID_Z: return at[s - SR_CLUSTER_CTAID_X];
+    case SR_CLUSTER_CTAID_X: case SR_CLUSTER_CTAID_Y: case SR_CLUSTER_CTAID_Z: return position[s - SR_CLUSTER_CTAID_X];
     case SR_CLUSTER_NCTAID_X: case SR_CLUSTER_NCTAID_Y: case SR_CLUSTER_NCTAID_Z: return size[s - SR_CLUSTER_NCTAID_X];
     case SR_CLUSTER_CTARANK: return cta->rank;
     case SR_CLUSTER_NCTARANK: return w->cluster->nctas;
@@ -101,13 +101,13 @@ static void start_warp(Cta *cta, s32 index) {
     Machine *m = cta->machine;
     const Launch *launch = m->launch;
     Warp *w = &cta->warp[index];
-    u32 threads = launch->block[0] * launch->block[1] * launch->block[2], here = threads - index * LANES;
+    u32 threads = launch->block[0] * launch->block[1] * launch->block[2], remaining = threads - index * LANES;
     w->machine = m;
     w->cta = cta;
     w->cluster = cta->cluster;
     w->index = index;
     w->actor = cta->rank * cta->nwarps + index;
-    w->born = w->live = here >= LANES ? FULL : (1u << here) - 1;
+    w->born = w->live = remaining >= LANES ? FULL : (1u << remaining) - 1;
     give_memory(w);
     w->split[0] = (Split){.pc = 0, .lanes = w->live, .join = -1};
     w->nsplits = 1;

@@ -179,7 +179,7 @@ static Outcome op_nop(Warp *w, const Ins *i, u32 lanes) {
 static Outcome op_nanosleep(Warp *w, const Ins *i, u32 lanes) {
     (void)i, (void)lanes;
     enum { NANOSECONDS = 100 }; /* whatever it asks for: it may sleep for less */
-    if (w->time) wake_at(w, w->time->at + NANOSECONDS * w->machine->time->p->gigahertz);
+    if (w->time) wake_at(w, w->time->start + NANOSECONDS * w->machine->time->p->gigahertz);
     return YIELD;
 }
 

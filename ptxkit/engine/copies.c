@@ -22,12 +22,12 @@ bool shared_operand(Warp *w, const Ins *i, int k, int m, int l, u32 *address) {
 
 static bool find_landing(Warp *w, const Ins *i, int l, u32 address, u32 barrier, const Target *target, u64 bytes, Landings *found) {
     Cta *cta;
-    u32 at;
-    if (bytes && !shared_bytes(w, i, l, address, bytes, target->align, &cta, &at)) return false;
+    u32 offset;
+    if (bytes && !shared_bytes(w, i, l, address, bytes, target->align, &cta, &offset)) return false;
     Mbarrier *b = mbarrier_at(w, i, l, barrier, true);
     if (!b) return false;
     if (b->cta == w->cta) mbarrier_fenced(b, w, i, l, &w->know);
-    found->at[found->count++] = (Landing){address, b};
+    found->landing[found->count++] = (Landing){address, b};
     return true;
 }
 
@@ -35,9 +35,9 @@ bool find_landings(Warp *w, const Ins *i, int l, const Target *t, u64 bytes, Lan
     found->count = 0;
     u32 named = t->barrier >> 24, ctas = (1u << w->cluster->nctas) - 1;
     if (t->mask == ALL) {
-        u32 own = t->address >> 24;
-        if (t->pair ? own / 2 != named / 2 : own != named) {
-            find(w, i, l, BAD_MBARRIER, t->barrier, 8, "the copy lands in CTA %u of the cluster, its mbarrier is in CTA %u%s", own, named,
+        u32 rank = t->address >> 24;
+        if (t->pair ? rank / 2 != named / 2 : rank != named) {
+            find(w, i, l, BAD_MBARRIER, t->barrier, 8, "the copy lands in CTA %u of the cluster, its mbarrier is in CTA %u%s", rank, named,
                  t->pair ? ", which is not its peer" : "");
             return false;
         }
@@ -59,34 +59,34 @@ Access tracked_access(Work *work, const Mbarrier *b, HistorySpace space) {
 }
 
 /* Shared memory of a CTA that has ended; NULL: it has not. Its own stores may still read there: kernels that run on silicon leave them. */
-static u8 *ended_cta(Work *work, u32 address, u64 bytes, bool write, Granule **history, u32 *at) {
+static u8 *ended_cta(Work *work, u32 address, u64 bytes, bool write, Granule **history, u32 *offset) {
     Warp *w = work->warp;
     const Cta *cta = cta_at(w->cluster, address);
     if (!cta || !cta->exited) return NULL;
-    *at = address & 0xffffff;
+    *offset = address & 0xffffff;
     if (work->kind != BY_CP_ASYNC && (write || cta != w->cta))
         find(w, work->ins, work->lane, PEER_EXITED, address, bytes, "CTA %d of the cluster ended while this copy from or to it was under way",
              cta->rank);
     *history = cta->shared_history;
-    return cta->shared + *at;
+    return cta->shared + *offset;
 }
 
 bool copy_from_shared(Work *work, const Access *a, u32 address, void *to, u64 bytes) {
     Granule *history;
-    u32 at;
-    const u8 *p = ended_cta(work, address, bytes, false, &history, &at);
+    u32 offset;
+    const u8 *p = ended_cta(work, address, bytes, false, &history, &offset);
     if (!p) return shared_read(work->warp, work->ins, a, address, to, bytes, 1);
-    if (history) bytes_read(history, at, bytes, a, address);
+    if (history) bytes_read(history, offset, bytes, a, address);
     memcpy(to, p, bytes);
     return true;
 }
 
 bool copy_to_shared(Work *work, const Access *a, u32 address, const void *from, u64 bytes) {
     Granule *history;
-    u32 at;
-    u8 *p = ended_cta(work, address, bytes, true, &history, &at);
+    u32 offset;
+    u8 *p = ended_cta(work, address, bytes, true, &history, &offset);
     if (!p) return shared_write(work->warp, work->ins, a, address, from, bytes, 1);
-    if (history) bytes_written(history, at, bytes, a, address, p, from);
+    if (history) bytes_written(history, offset, bytes, a, address, p, from);
     memcpy(p, from, bytes);
     return true;
 }
@@ -199,7 +199,7 @@ static Outcome op_cp_async(Warp *w, const Ins *i, u32 lanes) {
     u32 ignored = i->arg[3] >= 0 ? *PRED(w, i->arg[3]) ^ (i->mod[CP_ASYNC_NEGATED] ? FULL : 0) : 0;
     for (u32 rest = lanes; rest; rest &= rest - 1) {
         int l = first_lane(rest);
-        u32 bytes = i->arg[2] >= 0 ? R32(w, i->arg[2])[l] : size, at;
+        u32 bytes = i->arg[2] >= 0 ? R32(w, i->arg[2])[l] : size, offset;
         Cta *cta;
         Region *region;
         if (lane_in(ignored, l)) bytes = 0;
@@ -209,7 +209,7 @@ static Outcome op_cp_async(Warp *w, const Ins *i, u32 lanes) {
         }
         c.from[l] = address_operand(w, i, 1, CP_ASYNC_SOURCE, l);
         c.read[l] = bytes;
-        if (!shared_operand(w, i, 0, CP_ASYNC_TO, l, &c.to[l]) || !shared_bytes(w, i, l, c.to[l], size, size, &cta, &at)) continue;
+        if (!shared_operand(w, i, 0, CP_ASYNC_TO, l, &c.to[l]) || !shared_bytes(w, i, l, c.to[l], size, size, &cta, &offset)) continue;
         if (bytes && !global_bytes(w, i, l, c.from[l], bytes, size, false, &region)) continue;
         if (cta != w->cta) {
             find(w, i, l, BAD_OPERAND, c.to[l], size, "cp.async writes its own CTA's shared memory, not that of CTA %d", cta->rank);
@@ -312,8 +312,8 @@ static bool bulk_size(Warp *w, const Ins *i, int operand, int l, u32 *size) {
 
 static bool own_shared(Warp *w, const Ins *i, int l, u32 address, u32 size, const char *what) {
     Cta *cta = w->cta;
-    u32 at;
-    if (size && !shared_bytes(w, i, l, address, size, 16, &cta, &at)) return false;
+    u32 offset;
+    if (size && !shared_bytes(w, i, l, address, size, 16, &cta, &offset)) return false;
     if (cta == w->cta) return true;
     find(w, i, l, BAD_OPERAND, address, size, "the %s is in CTA %d of the cluster; .shared::cta is the CTA's own, %d", what, cta->rank, w->cta->rank);
     return false;
@@ -328,10 +328,10 @@ static Work *send_bulk(Warp *w, const Ins *i, int l, void (*run)(Work *), const 
 static void run_bulk_load(Work *work) {
     const Bulk *c = (const Bulk *)work->data;
     u8 *data = malloc(c->size + 1);
-    Access a = tracked_access(work, c->to.at[0].barrier, SPACE_GLOBAL);
+    Access a = tracked_access(work, c->to.landing[0].barrier, SPACE_GLOBAL);
     if (c->size) global_read(work->warp, work->ins, &a, c->global, data, c->size, 16);
     add_sectors(work->warp, work->ins, c->global, c->size);
-    for (s32 k = 0; k < c->to.count; k++) land(work, &c->to.at[k], data, c->size);
+    for (s32 k = 0; k < c->to.count; k++) land(work, &c->to.landing[k], data, c->size);
     free(data);
 }
 
@@ -353,7 +353,7 @@ static Outcome op_bulk_load(Warp *w, const Ins *i, u32 lanes) {
 
 static void run_bulk_send(Work *work) {
     const Bulk *c = (const Bulk *)work->data;
-    const Landing *to = &c->to.at[0];
+    const Landing *to = &c->to.landing[0];
     u8 *data = malloc(2 * (u64)c->size + 1), *old = data + c->size;
     Access a = tracked_access(work, to->barrier, SPACE_SHARED);
     if (c->size) copy_from_shared(work, &a, c->shared, data, c->size);
@@ -385,17 +385,17 @@ static Outcome op_bulk_send(Warp *w, const Ins *i, u32 lanes) {
         }
         if (!find_landings(w, i, l, &t, c.size, &c.to)) continue;
         send_bulk(w, i, l, run_bulk_send, &c)->finish = clock_to_peer(w, i, c.size);
-        note_copy(w, i, l, c.to.at[0].barrier);
+        note_copy(w, i, l, c.to.landing[0].barrier);
     }
     return NEXT;
 }
 
 static void write_masked(Work *work, const Access *a, const Bulk *c, const u8 *data) { /* bit k of the mask: byte k of each 16 */
-    for (u32 at = 0; at < c->size;) {
+    for (u32 offset = 0; offset < c->size;) {
         u32 n = 0;
-        while (at + n < c->size && c->byte_mask >> (at + n) % 16 & 1) n++;
-        if (n) global_write(work->warp, work->ins, a, c->global + at, data + at, n, 1);
-        at += n ? n : 1;
+        while (offset + n < c->size && c->byte_mask >> (offset + n) % 16 & 1) n++;
+        if (n) global_write(work->warp, work->ins, a, c->global + offset, data + offset, n, 1);
+        offset += n ? n : 1;
     }
 }
 
@@ -499,11 +499,11 @@ static Outcome op_st_async(Warp *w, const Ins *i, u32 lanes) {
         Landings to;
         if (!shared_operand(w, i, 0, ST_ASYNC_TO, l, &t.address) || !shared_operand(w, i, 1, ST_ASYNC_MBARRIER, l, &t.barrier)) continue;
         if (!find_landings(w, i, l, &t, s.bytes, &to)) continue;
-        if (s.op != PLAIN && to.at[0].barrier->cta == w->cta) {
+        if (s.op != PLAIN && to.landing[0].barrier->cta == w->cta) {
             find(w, i, l, BAD_OPERAND, t.address, s.bytes, "red.async acts on the shared memory of another CTA than its own");
             continue;
         }
-        s.lane[l].to = to.at[0];
+        s.lane[l].to = to.landing[0];
         for (u32 e = 0; e < count; e++) {
             const u8 *value = element == 8 ? (u8 *)&R64(w, i->arg[2 + e])[l] : (u8 *)&R32(w, i->arg[2 + e])[l];
             memcpy(s.lane[l].value + e * element, value, element);

@@ -20,7 +20,7 @@ typedef struct {
 } Landing;
 typedef struct {
     s32 count;
-    Landing at[MOST_CTAS];
+    Landing landing[MOST_CTAS];
 } Landings;
 
 typedef struct {

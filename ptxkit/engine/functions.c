@@ -87,11 +87,11 @@ static void pop(Warp *w, const Call *c, u32 lanes) {
 /* ---- call and return ---------------------------------------------------------------------------------------------------- */
 
 static void pass_arguments(Warp *w, const Ins *i, const s64 *target, const s64 *from, s64 count, bool back, u32 lanes) {
-    const s64 *there = places_of(target) + (back ? i->mod[CALL_ARGUMENTS] : 0);
+    const s64 *places = places_of(target) + (back ? i->mod[CALL_ARGUMENTS] : 0);
     for (s64 k = 0; k < count; k++)
         EACH_LANE(lanes, {
             u8 *local = local_of(w, l);
-            memmove(local + (back ? from[2 * k + 1] : there[k]), local + (back ? there[k] : from[2 * k + 1]), (size_t)from[2 * k]);
+            memmove(local + (back ? from[2 * k + 1] : places[k]), local + (back ? places[k] : from[2 * k + 1]), (size_t)from[2 * k]);
         });
 }
 
@@ -143,18 +143,18 @@ static Outcome op_return(Warp *w, const Ins *i, u32 lanes) {
     const Call *c = w->join[current_split(w)->join].call;
     u8 *results[LANES];
     const s64 *to = results_of(c->i), *from = places_of(c->target) + c->i->mod[CALL_ARGUMENTS];
-    u64 bytes = 0, at = 0;
+    u64 bytes = 0, offset = 0;
     for (s64 k = 0; k < c->i->mod[CALL_RESULTS]; k++) bytes += (u64)to[2 * k];
     EACH_LANE(lanes, { /* restoring may overwrite them */
         results[l] = malloc(bytes + 1);
-        at = 0;
-        for (s64 k = 0; k < c->i->mod[CALL_RESULTS]; at += (u64)to[2 * k++]) memcpy(results[l] + at, local_of(w, l) + from[k], (size_t)to[2 * k]);
+        offset = 0;
+        for (s64 k = 0; k < c->i->mod[CALL_RESULTS]; offset += (u64)to[2 * k++]) memcpy(results[l] + offset, local_of(w, l) + from[k], (size_t)to[2 * k]);
     });
     if (c->target[TARGET_RECURSIVE]) restore(w, c, lanes);
     pop(w, c, lanes);
     EACH_LANE(lanes, {
-        at = 0;
-        for (s64 k = 0; k < c->i->mod[CALL_RESULTS]; at += (u64)to[2 * k++]) memcpy(local_of(w, l) + to[2 * k + 1], results[l] + at, (size_t)to[2 * k]);
+        offset = 0;
+        for (s64 k = 0; k < c->i->mod[CALL_RESULTS]; offset += (u64)to[2 * k++]) memcpy(local_of(w, l) + to[2 * k + 1], results[l] + offset, (size_t)to[2 * k]);
         free(results[l]);
     });
     return_lanes(w, lanes);

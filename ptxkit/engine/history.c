@@ -84,13 +84,13 @@ static void conflict(const Access *a, Order order, FindingKind race, u32 actor, 
     if (f && f->count == 1) {
         u32 index = actor & 0xffff, nwarps = a->cluster->nwarps;
         if (order == TENSOR_UNORDERED) strcpy(f->text, missing_between(a, index, other_clock));
-        bool here = actor >> 16 == (a->cluster->serial & 0xffff), of_a_warp = index < KINDS_OF_ACTOR * nwarps;
+        bool same_cluster = actor >> 16 == (a->cluster->serial & 0xffff), of_a_warp = index < KINDS_OF_ACTOR * nwarps;
         f->space = a->space;
         f->actor = (a->actor & 0xffff) < KINDS_OF_ACTOR * nwarps ? (a->actor & 0xffff) / nwarps : KINDS_OF_ACTOR;
         if (actor != GRID_AHEAD) {
             f->other_actor = of_a_warp ? index / nwarps : KINDS_OF_ACTOR;
             f->other_warp = of_a_warp ? (s32)(index % nwarps) : -1;
-            f->other_cluster = here ? (s32)a->cluster->serial - 1 : m->total_clusters <= 0xffff ? (s32)(actor >> 16) - 1 : -1;
+            f->other_cluster = same_cluster ? (s32)a->cluster->serial - 1 : m->total_clusters <= 0xffff ? (s32)(actor >> 16) - 1 : -1;
         }
         f->detail[1] = other_lane;
         f->detail[2] = a->async;
@@ -259,8 +259,8 @@ static Order after_writer(const Access *a, const Cell *c) {
 
 /* Reports what a read of a byte (or cell) breaks, of an access of n of them: is it clean? */
 static bool check_read(const Cell *c, const Access *a, u64 address, u64 n) {
-    bool there = c->written || a->space == SPACE_GLOBAL;
-    if (!there) {
+    bool initialised = c->written || a->space == SPACE_GLOBAL;
+    if (!initialised) {
         const Warp *w = &a->cta->warp[a->warp];
         Finding *f = find_at(a->cluster->machine, UNINITIALISED, w, a->lane, a->ins, -1, address, n);
         if (f) f->space = a->space;
@@ -268,7 +268,7 @@ static bool check_read(const Cell *c, const Access *a, u64 address, u64 n) {
     Order o = after_writer(a, c);
     if (o == UNORDERED && c->rewritten) o = ORDERED; /* it may follow the other writer of this value */
     if (o != ORDERED) conflict(a, o, RACE_WRITE_READ, c->writer, c->writer_clock, c->writer_ins, c->writer_lane, address);
-    return there && is_clean(o);
+    return initialised && is_clean(o);
 }
 
 /* A cell that stands for `bytes` bytes with one history; all are checked where the first one is not clean. */
@@ -401,62 +401,62 @@ void free_histories(void) {
     nsplits = room_for_splits = nfree_splits = 0;
 }
 
-void copy_cells(const Granule *of, u64 at, u64 n, Cell *to) {
-    for (u64 k = at; k < at + n; k++) {
-        const Cell *c = &of[k / GRANULE].cell;
+void copy_cells(const Granule *granule, u64 offset, u64 n, Cell *to) {
+    for (u64 k = offset; k < offset + n; k++) {
+        const Cell *c = &granule[k / GRANULE].cell;
         *to++ = c->writer == SPLIT ? splits[c->writer_clock][k % GRANULE] : *c;
     }
 }
 
-void forget_bytes(Granule *of, u64 bytes) {
+void forget_bytes(Granule *granule, u64 bytes) {
     if (nsets == nfree_sets && nsplits == nfree_splits) return;
     for (u64 g = 0; g < granules(bytes); g++) {
-        bool split = of[g].cell.writer == SPLIT;
-        Cell *c = split ? splits[of[g].cell.writer_clock] : &of[g].cell;
+        bool split = granule[g].cell.writer == SPLIT;
+        Cell *c = split ? splits[granule[g].cell.writer_clock] : &granule[g].cell;
         for (int k = 0; k < (split ? GRANULE : 1); k++) forget_readers(&c[k]);
-        if (split) free_splits[nfree_splits++] = of[g].cell.writer_clock;
+        if (split) free_splits[nfree_splits++] = granule[g].cell.writer_clock;
     }
 }
 
-void bytes_read(Granule *of, u64 at, u64 n, const Access *a, u64 address) {
+void bytes_read(Granule *granule, u64 offset, u64 n, const Access *a, u64 address) {
     Repeat last = {.usable = false};
-    for (u64 end = at + n, first = at; at < end;) {
-        Granule *g = &of[at / GRANULE];
-        u64 from = at % GRANULE, here = GRANULE - from < end - at ? GRANULE - from : end - at;
-        if (here == GRANULE && g->cell.writer != SPLIT)
-            read_cell(&last, &g->cell, GRANULE, a, address + (at - first), n);
+    for (u64 end = offset + n, first = offset; offset < end;) {
+        Granule *g = &granule[offset / GRANULE];
+        u64 from = offset % GRANULE, piece = GRANULE - from < end - offset ? GRANULE - from : end - offset;
+        if (piece == GRANULE && g->cell.writer != SPLIT)
+            read_cell(&last, &g->cell, GRANULE, a, address + (offset - first), n);
         else {
             Cell *c = split_cells(g);
-            for (u64 k = 0; k < here; k++) read_cell(&last, &c[from + k], 1, a, address + (at - first) + k, n);
-            if (here == GRANULE) unite(g);
+            for (u64 k = 0; k < piece; k++) read_cell(&last, &c[from + k], 1, a, address + (offset - first) + k, n);
+            if (piece == GRANULE) unite(g);
         }
-        at += here;
+        offset += piece;
     }
 }
 
-void bytes_written(Granule *of, u64 at, u64 n, const Access *a, u64 address, const u8 *old_value, const u8 *new_value) {
+void bytes_written(Granule *granule, u64 offset, u64 n, const Access *a, u64 address, const u8 *old_value, const u8 *new_value) {
     Repeat last = {.usable = false}, rewriting = {.usable = false};
     bool may_rewrite = a->space == SPACE_GLOBAL && !a->async && !a->scope;
-    for (u64 end = at + n, first = at; at < end;) {
-        Granule *g = &of[at / GRANULE];
-        u64 from = at % GRANULE, here = GRANULE - from < end - at ? GRANULE - from : end - at, done = at - first;
+    for (u64 end = offset + n, first = offset; offset < end;) {
+        Granule *g = &granule[offset / GRANULE];
+        u64 from = offset % GRANULE, piece = GRANULE - from < end - offset ? GRANULE - from : end - offset, done = offset - first;
         u32 same = 0;
-        for (u64 k = 0; old_value && k < here; k++) same |= (u32)(old_value[done + k] == new_value[done + k]) << k;
-        if (here == GRANULE && g->cell.writer != SPLIT && (!may_rewrite || !same || same == WHOLE)) {
+        for (u64 k = 0; old_value && k < piece; k++) same |= (u32)(old_value[done + k] == new_value[done + k]) << k;
+        if (piece == GRANULE && g->cell.writer != SPLIT && (!may_rewrite || !same || same == WHOLE)) {
             if (may_rewrite && same)
                 rewrite_cell(&rewriting, &g->cell, a);
             else
                 write_cell(&last, &g->cell, GRANULE, a, address + done, same);
         } else {
             Cell *c = split_cells(g) + from;
-            for (u64 k = 0; k < here; k++)
+            for (u64 k = 0; k < piece; k++)
                 if (may_rewrite && same >> k & 1)
                     rewrite_cell(&rewriting, &c[k], a);
                 else
                     write_cell(&last, &c[k], 1, a, address + done + k, same >> k & 1);
-            if (here == GRANULE) unite(g);
+            if (piece == GRANULE) unite(g);
         }
-        at += here;
+        offset += piece;
     }
 }
 
@@ -467,8 +467,8 @@ static u64 skew(const Region *r) { return r->address % GRANULE; } /* granules li
 
 void note_grid_ahead(Region *r, u64 page) {
     for (u64 k = 0; k < PAGE; k++) {
-        u64 at = page * PAGE + k - skew(r); /* far too large before the region */
-        u8 ahead = at < r->size ? r->ahead[at] : 0;
+        u64 offset = page * PAGE + k - skew(r); /* far too large before the region */
+        u8 ahead = offset < r->size ? r->ahead[offset] : 0;
         if (!ahead) continue;
         Cell *c = &split_cells(&r->pages[page][k / GRANULE])[k % GRANULE];
         if (ahead & AHEAD_WRITES) c->writer = GRID_AHEAD, c->writer_clock = 1, c->writer_ins = (u32)-1;
@@ -480,14 +480,14 @@ void note_grid_ahead(Region *r, u64 page) {
 
 void note_left(Region *r) {
     for (u64 k = 0; r->left && k < r->size; k++) {
-        u64 at = k + skew(r);
-        const Granule *page = r->pages ? r->pages[at / PAGE] : NULL;
+        u64 position = k + skew(r);
+        const Granule *page = r->pages ? r->pages[position / PAGE] : NULL;
         if (!page) {
-            k = (at | (PAGE - 1)) - skew(r);
+            k = (position | (PAGE - 1)) - skew(r);
             continue;
         }
         Cell c;
-        copy_cells(page, at % PAGE, 1, &c);
+        copy_cells(page, position % PAGE, 1, &c);
         if (c.writer_clock && c.writer != GRID_AHEAD) r->left[k] |= AHEAD_WRITES;
         if (c.reader_clock && c.reader != GRID_AHEAD) r->left[k] |= AHEAD_READS;
         if (c.reader == MANY_READERS) r->left[k] |= AHEAD_READS;
@@ -498,19 +498,19 @@ void region_history(Region *r, u64 offset, u64 n, const Access *a, const u8 *old
     u64 address = r->address + offset;
     if (!r->pages) r->pages = calloc(pages_of(r), sizeof *r->pages);
     for (offset += skew(r); n;) {
-        u64 page = offset / PAGE, at = offset % PAGE, here = PAGE - at < n ? PAGE - at : n;
+        u64 page = offset / PAGE, in_page = offset % PAGE, piece = PAGE - in_page < n ? PAGE - in_page : n;
         if (!r->pages[page]) {
             r->pages[page] = calloc(PAGE / GRANULE, sizeof(Granule));
             if (r->ahead) note_grid_ahead(r, page);
         }
         if (write)
-            bytes_written(r->pages[page], at, here, a, address, old_value, new_value);
+            bytes_written(r->pages[page], in_page, piece, a, address, old_value, new_value);
         else
-            bytes_read(r->pages[page], at, here, a, address);
-        offset += here;
-        address += here;
-        n -= here;
-        if (old_value) old_value += here, new_value += here;
+            bytes_read(r->pages[page], in_page, piece, a, address);
+        offset += piece;
+        address += piece;
+        n -= piece;
+        if (old_value) old_value += piece, new_value += piece;
     }
 }
 

@@ -42,12 +42,12 @@ Access warp_access(Warp *w, const Ins *i, int lane, HistorySpace space); /* a ge
 Access work_access(Work *work, u32 actor, u32 clock, HistorySpace space); /* an access of the async proxy, for what the sender knew */
 void history_read(Cell *cell, u64 n, const Access *a, u64 address);
 void history_write(Cell *cell, u64 n, const Access *a, u64 address);
-/* the same of n bytes, `at` bytes into memory whose granules these are */
-void bytes_read(Granule *of, u64 at, u64 n, const Access *a, u64 address);
-void bytes_written(Granule *of, u64 at, u64 n, const Access *a, u64 address, const u8 *old_value, const u8 *new_value);
+/* the same for n bytes, `offset` bytes into memory whose granules these are */
+void bytes_read(Granule *granule, u64 offset, u64 n, const Access *a, u64 address);
+void bytes_written(Granule *granule, u64 offset, u64 n, const Access *a, u64 address, const u8 *old_value, const u8 *new_value);
 void region_history(Region *r, u64 offset, u64 n, const Access *a, const u8 *old_value, const u8 *new_value, bool write);
-void copy_cells(const Granule *of, u64 at, u64 n, Cell *to);       /* one for each byte, to look at */
-void forget_bytes(Granule *of, u64 bytes);                          /* before they are freed */
+void copy_cells(const Granule *granule, u64 offset, u64 n, Cell *to);       /* one for each byte, to look at */
+void forget_bytes(Granule *granule, u64 bytes);                          /* before they are freed */
 void note_left(Region *r);                                          /* what a grid behind must know, out of all its pages */
 void free_pages(Region *r);
 void free_histories(void);

@@ -13,7 +13,7 @@
 
 typedef struct {
     u64 changes;    /* the machine's when this was seen */
-    u64 at, window; /* when, and for how many instructions of the machine it is kept */
+    u64 ran, window; /* instructions that the machine had run then, and for how many more this is kept */
     u64 issued;     /* instructions that the warp had issued then */
     bool repeats;   /* the warp was the same again */
     s32 nsplits;
@@ -46,11 +46,11 @@ static void see(Warp *w) {
     enum { WINDOW = 1 << 19 };
     Seen *s = w->seen;
     bool again = s && s->changes == changes(m);
-    if (again && m->ran - s->at < s->window) return;
+    if (again && m->ran - s->ran < s->window) return;
     if (!s) s = w->seen = calloc(1, sizeof *s + m->program->register_bytes + local_size(m));
     s->window = again ? 2 * s->window : WINDOW; /* a loop of many turns needs a longer look */
     s->changes = changes(m);
-    s->at = m->ran;
+    s->ran = m->ran;
     s->issued = w->issued;
     s->repeats = false;
     s->nsplits = w->nsplits;

@@ -158,7 +158,7 @@ typedef struct {
     bool reducing;    /* with bar.red */
     u32 arrived;      /* threads of whole warps */
     u32 expected;     /* threads; 0: all */
-    u32 here[MOST_WARPS]; /* lanes of a warp that have come, while others of it have not */
+    u32 waiting[MOST_WARPS]; /* lanes of a warp that have come, while others of it have not */
     u64 generation;
     u64 ahead;        /* bit for each warp that has run bar.arrive in this generation, and did not wait */
     u32 reduced, reduced_last; /* bar.red */

@@ -36,12 +36,12 @@ static void fragment_byte(Form form, int r, int l, int b, int *row, int *byte) {
 /* The lanes' 32-bit shared addresses; false after a finding. */
 static bool row_addresses(Warp *w, const Ins *i, u32 *address) {
     for (int l = 0; l < i->mod[MATRIX_MOVE_ROWS]; l++) {
-        u64 at = address_operand(w, i, (int)i->mod[MATRIX_MOVE_COUNT], MATRIX_MOVE_ROW, l);
-        if (i->mod[MATRIX_MOVE_ROW + PLACE_GENERIC] && at >> 56 != WINDOW_SHARED) {
-            find(w, i, l, OUT_OF_BOUNDS, at, ROW, "generic address 0x%llx is not in shared memory", (unsigned long long)at);
+        u64 operand = address_operand(w, i, (int)i->mod[MATRIX_MOVE_COUNT], MATRIX_MOVE_ROW, l);
+        if (i->mod[MATRIX_MOVE_ROW + PLACE_GENERIC] && operand >> 56 != WINDOW_SHARED) {
+            find(w, i, l, OUT_OF_BOUNDS, operand, ROW, "generic address 0x%llx is not in shared memory", (unsigned long long)operand);
             return false;
         }
-        address[l] = (u32)at;
+        address[l] = (u32)operand;
     }
     return true;
 }

@@ -20,19 +20,19 @@ Cta *cta_at(Cluster *c, u32 address) {
 
 u8 *shared_bytes(Warp *w, const Ins *i, int lane, u32 address, u64 n, u64 align, Cta **cta, u32 *offset) {
     const Launch *launch = w->machine->launch;
-    u32 at = launch->arch >= 90 ? address & 0xffffff : address;
+    u32 start = launch->arch >= 90 ? address & 0xffffff : address;
     Cta *owner = launch->arch >= 90 ? cta_at(w->cluster, address) : w->cta;
     if (!owner) {
         find(w, i, lane, OUT_OF_BOUNDS, address, n, "shared address 0x%x names CTA %u of a cluster of %d", address, address >> 24, w->cluster->nctas);
         return NULL;
     }
-    if (!lies_within(at, n, launch->shared_base, launch->shared_end - launch->shared_base)) {
-        find(w, i, lane, OUT_OF_BOUNDS, address, n, "%llu bytes at shared address 0x%x; the CTA has 0x%x to 0x%x", (unsigned long long)n, at,
+    if (!lies_within(start, n, launch->shared_base, launch->shared_end - launch->shared_base)) {
+        find(w, i, lane, OUT_OF_BOUNDS, address, n, "%llu bytes at shared address 0x%x; the CTA has 0x%x to 0x%x", (unsigned long long)n, start,
              launch->shared_base, launch->shared_end);
         return NULL;
     }
-    if (at & (align - 1)) {
-        find(w, i, lane, MISALIGNED, address, n, "shared address 0x%x is not a multiple of %llu", at, (unsigned long long)align);
+    if (start & (align - 1)) {
+        find(w, i, lane, MISALIGNED, address, n, "shared address 0x%x is not a multiple of %llu", start, (unsigned long long)align);
         return NULL;
     }
     if (owner->exited && owner != w->cta) { /* what a CTA has sent off from its own memory ends before that is given away */
@@ -40,8 +40,8 @@ u8 *shared_bytes(Warp *w, const Ins *i, int lane, u32 address, u64 n, u64 align,
         return NULL;
     }
     *cta = owner;
-    *offset = at;
-    return owner->shared + at;
+    *offset = start;
+    return owner->shared + start;
 }
 
 u8 *global_bytes(Warp *w, const Ins *i, int lane, u64 address, u64 n, u64 align, bool write, Region **region) {
@@ -78,33 +78,33 @@ const u8 *param_bytes(Warp *w, u64 offset, u64 n) {
 
 bool shared_read(Warp *w, const Ins *i, const Access *a, u32 address, void *to, u64 n, u64 align) {
     Cta *cta;
-    u32 at;
-    u8 *p = shared_bytes(w, i, a->lane, address, n, align, &cta, &at);
+    u32 offset;
+    u8 *p = shared_bytes(w, i, a->lane, address, n, align, &cta, &offset);
     if (!p) {
         memset(to, 0xff, n);
         return false;
     }
     if (!a->async) note_visit(w, i, cta);
-    if (cta->shared_history) bytes_read(cta->shared_history, at, n, a, shared_address(cta, at));
+    if (cta->shared_history) bytes_read(cta->shared_history, offset, n, a, shared_address(cta, offset));
     memcpy(to, p, n);
     counter(w, i)->shared_read += n;
     return true;
 }
 
-static void guard_mbarriers(Warp *w, const Ins *i, int lane, Cta *cta, u32 at, u64 n) {
-    for (u32 k = at / 8; k <= (at + n - 1) / 8; k++)
+static void guard_mbarriers(Warp *w, const Ins *i, int lane, Cta *cta, u32 offset, u64 n) {
+    for (u32 k = offset / 8; k <= (offset + n - 1) / 8; k++)
         if (cta->mbarrier[k] && cta->mbarrier[k]->live)
             find(w, i, lane, MBARRIER_OVERWRITTEN, shared_address(cta, k * 8), 8, "a store to the live mbarrier at shared address 0x%x", k * 8);
 }
 
 bool shared_write(Warp *w, const Ins *i, const Access *a, u32 address, const void *from, u64 n, u64 align) {
     Cta *cta;
-    u32 at;
-    u8 *p = shared_bytes(w, i, a->lane, address, n, align, &cta, &at);
+    u32 offset;
+    u8 *p = shared_bytes(w, i, a->lane, address, n, align, &cta, &offset);
     if (!p) return false;
-    guard_mbarriers(w, i, a->lane, cta, at, n);
+    guard_mbarriers(w, i, a->lane, cta, offset, n);
     if (!a->async) note_visit(w, i, cta);
-    if (cta->shared_history) bytes_written(cta->shared_history, at, n, a, shared_address(cta, at), p, from);
+    if (cta->shared_history) bytes_written(cta->shared_history, offset, n, a, shared_address(cta, offset), p, from);
     if (memcmp(p, from, n)) w->machine->progress++;
     memcpy(p, from, n);
     counter(w, i)->shared_written += n;
@@ -359,8 +359,8 @@ static Outcome op_st_bulk(Warp *w, const Ins *i, u32 lanes) {
             continue;
         }
         Access a = warp_access(w, i, l, SPACE_SHARED);
-        for (u64 at = 0; at < n; at += PIECE)
-            if (!shared_write(w, i, &a, (u32)(address + at), zeros, n - at < PIECE ? n - at : PIECE, 8)) break;
+        for (u64 offset = 0; offset < n; offset += PIECE)
+            if (!shared_write(w, i, &a, (u32)(address + offset), zeros, n - offset < PIECE ? n - offset : PIECE, 8)) break;
     }
     return NEXT;
 }
@@ -469,8 +469,8 @@ static Outcome op_atom(Warp *w, const Ins *i, u32 lanes) {
 static Outcome op_mapa(Warp *w, const Ins *i, u32 lanes) {
     const u32 *rank = R32(w, i->arg[2]);
     EACH_LANE(lanes, {
-        u32 at = (i->mod[MAPA_WIDE] ? (u32)R64(w, i->arg[1])[l] : R32(w, i->arg[1])[l]) & 0xffffff;
-        u32 mapped = rank[l] << 24 | at;
+        u32 offset = (i->mod[MAPA_WIDE] ? (u32)R64(w, i->arg[1])[l] : R32(w, i->arg[1])[l]) & 0xffffff;
+        u32 mapped = rank[l] << 24 | offset;
         if (i->mod[MAPA_WIDE])
             R64(w, i->arg[0])[l] = i->mod[MAPA_GENERIC] ? window(WINDOW_SHARED) | mapped : mapped;
         else
@@ -482,8 +482,8 @@ static Outcome op_mapa(Warp *w, const Ins *i, u32 lanes) {
 /* getctarank d, a */
 static Outcome op_getctarank(Warp *w, const Ins *i, u32 lanes) {
     EACH_LANE(lanes, {
-        u32 at = i->mod[GETCTARANK_WIDE] ? (u32)R64(w, i->arg[1])[l] : R32(w, i->arg[1])[l];
-        R32(w, i->arg[0])[l] = at >> 24;
+        u32 address = i->mod[GETCTARANK_WIDE] ? (u32)R64(w, i->arg[1])[l] : R32(w, i->arg[1])[l];
+        R32(w, i->arg[0])[l] = address >> 24;
     });
     return NEXT;
 }

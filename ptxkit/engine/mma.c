@@ -239,13 +239,13 @@ static u32 special_sum(const Tile *t, s32 m, s32 n, s32 k, s32 terms, u32 c) {
 
 static void multiply_row(const Tile *t, const Model *model, const Columns *columns, bool special_columns, s32 m, s32 k, s32 terms,
                          const u32 *accumulator) {
-    const size_t at = (size_t)m * t->n + columns->first;
-    const u32 *c = accumulator ? accumulator + at : NULL;
+    const size_t index = (size_t)m * t->n + columns->first;
+    const u32 *c = accumulator ? accumulator + index : NULL;
     const s32 F = model->fraction_bits, up = F - formats[t->a].mantissa - formats[t->b].mantissa - 2 * scale_mantissa(t); /* products in units of 2^(exponent - F) */
     s32 a[MAX_TERMS], a_exponent[MAX_TERMS];
     bool special_row = false;
     Row row;
-    u32 *d = t->D + at;
+    u32 *d = t->D + index;
     for (s32 e = 0; e < terms; e++) {
         Number x = element_a(t, m, k + e);
         a[e] = x.significand * (1 << up);
@@ -298,10 +298,10 @@ static FAST void multiply_integers(const Tile *t) {
                 for (s32 n = 0; n < t->n; n++) sum[n] += a * b[k][n];
         }
         for (s32 n = 0; n < t->n; n++) {
-            size_t at = (size_t)m * t->n + n;
-            s64 all = (s64)(t->C ? (s32)t->C[at] : 0) + sum[n];
+            size_t index = (size_t)m * t->n + n;
+            s64 all = (s64)(t->C ? (s32)t->C[index] : 0) + sum[n];
             if (t->saturate) all = all > INT32_MAX ? INT32_MAX : all < INT32_MIN ? INT32_MIN : all;
-            t->D[at] = (u32)all;
+            t->D[index] = (u32)all;
         }
     }
     free(b);

@@ -103,8 +103,8 @@ static Outcome unpack_any(Warp *w, const Ins *i, u32 lanes) {
 
 /* %clock and the like, without a clock in instructions: arg d */
 static Outcome read_clock(Warp *w, const Ins *i, u32 lanes) {
-    const u64 clocks = w->time ? (u64)w->time->at : w->machine->ran;
-    const u64 now = (w->time && i->mod[CLOCK_NANOSECONDS] ? (u64)(w->time->at / w->machine->time->p->gigahertz) : clocks) >> i->mod[CLOCK_SHIFT];
+    const u64 clocks = w->time ? (u64)w->time->start : w->machine->ran;
+    const u64 now = (w->time && i->mod[CLOCK_NANOSECONDS] ? (u64)(w->time->start / w->machine->time->p->gigahertz) : clocks) >> i->mod[CLOCK_SHIFT];
     if (i->mod[CLOCK_WIDE])
         EACH_LANE(lanes, { R64(w, i->arg[0])[l] = now; });
     else

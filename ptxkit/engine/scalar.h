@@ -93,8 +93,8 @@ INLINE u64 reverse_bits(u64 x) {
 INLINE u32 nth_set_bit(u32 mask, u32 base, s32 offset) {
     if (offset == 0) return base < 32 && mask >> base & 1 ? base : FULL;
     s64 left = offset > 0 ? offset : -(s64)offset;
-    for (s64 at = base; at >= 0 && at < 32; at += offset > 0 ? 1 : -1)
-        if ((mask >> at & 1) && --left == 0) return (u32)at;
+    for (s64 bit = base; bit >= 0 && bit < 32; bit += offset > 0 ? 1 : -1)
+        if ((mask >> bit & 1) && --left == 0) return (u32)bit;
     return FULL;
 }
 INLINE u64 low_bits(u32 n) { return n < 64 ? (1ull << n) - 1 : ~0ull; }

@@ -20,14 +20,14 @@ void report_limit(Machine *m) {
 }
 
 static void reap(Machine *m) { /* clusters that have ended, or have asynchronous work alone left */
-    for (Cluster **at = &m->clusters; *at;) {
-        Cluster *c = *at;
+    for (Cluster **link = &m->clusters; *link;) {
+        Cluster *c = *link;
         if (c->running) {
-            at = &c->next;
+            link = &c->next;
             continue;
         }
         while (c->pending_work && !m->launch->stopped) run_some_work(m);
-        *at = c->next;
+        *link = c->next;
         end_cluster(c);
         m->progress++;
     }

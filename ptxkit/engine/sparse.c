@@ -18,14 +18,14 @@ bool spread_sparse(Warp *w, const Ins *i, const Metadata *m, u32 depth, const u3
     u32 bits = m->bits, chunk = bits == 32 ? 2 : bits == 4 ? 8 : 4, together = bits == 4 ? 2 : 1;
     for (u32 row = 0; row < ROWS; row++)
         for (u32 c = 0; c < depth / chunk; c++) {
-            u32 found = indices(m, row, c), at[2] = {found & 3, found >> 2};
-            if (bits == 32 ? found != 0x4 && found != 0xe : at[0] == at[1] || (m->ordered && at[0] > at[1])) {
+            u32 found = indices(m, row, c), index[2] = {found & 3, found >> 2};
+            if (bits == 32 ? found != 0x4 && found != 0xe : index[0] == index[1] || (m->ordered && index[0] > index[1])) {
                 find(w, i, 0, BAD_OPERAND, 0, 0, "metadata 0x%x of row %u, columns %u to %u: %s", found, row, c * chunk, (c + 1) * chunk - 1,
-                     bits == 32 ? "it must be 0x4 or 0xe" : at[0] == at[1] ? "both indices are the same" : "the indices are not in order");
+                     bits == 32 ? "it must be 0x4 or 0xe" : index[0] == index[1] ? "both indices are the same" : "the indices are not in order");
                 return false;
             }
             for (u32 e = 0; e < chunk / 2; e++) {
-                u32 column = bits == 32 ? found == 0xe : at[e / together] * together + e % together;
+                u32 column = bits == 32 ? found == 0xe : index[e / together] * together + e % together;
                 to[row * depth + c * chunk + column] = from[row * depth / 2 + c * chunk / 2 + e];
             }
         }

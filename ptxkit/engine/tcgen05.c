@@ -133,12 +133,12 @@ static bool read_descriptor(Warp *w, const Ins *i, int lane, const char *name, u
 
 /* Address of the 16 bytes that start at row or column mn (MN-major: byte x of them) and at byte kb of K (MN-major: at k). */
 static u32 group_address(const Matrix *m, u32 mn, u32 k) {
-    u32 width = m->swizzle->width, rows = m->swizzle->wide_atom ? 4 : 8, at = m->start;
+    u32 width = m->swizzle->width, rows = m->swizzle->wide_atom ? 4 : 8, address = m->start;
     if (m->mn_major)
-        at += width ? mn / width * m->lbo + mn % width + k % rows * width + k / rows * m->sbo : mn / 16 * m->sbo + k % 8 * 16 + k / 8 * m->lbo;
+        address += width ? mn / width * m->lbo + mn % width + k % rows * width + k / rows * m->sbo : mn / 16 * m->sbo + k % 8 * 16 + k / 8 * m->lbo;
     else
-        at += mn / 8 * m->sbo + (width ? mn % 8 * width + k : mn % 8 * 16 + k / 16 * m->lbo);
-    return at ^ (at >> 7 & m->swizzle->mask) << m->swizzle->shift;
+        address += mn / 8 * m->sbo + (width ? mn % 8 * width + k : mn % 8 * 16 + k / 16 * m->lbo);
+    return address ^ (address >> 7 & m->swizzle->mask) << m->swizzle->shift;
 }
 
 /* Elements in shared memory come in groups of 16 bytes; those of 4 and 6 bits leave the end of their group empty. */
@@ -175,11 +175,11 @@ static void gather(Work *work, const Cta *cta, const Matrix *m, const Element *e
             for (u32 kb = 0; kb < K_BYTES; kb += GROUP) read_group(work, &a, cta, group_address(m, mn, kb), e, to + mn * k + kb / GROUP * n);
         return;
     }
-    for (u32 at = 0; at < k; at++)
+    for (u32 column = 0; column < k; column++)
         for (u32 mn = 0; mn < rows; mn += n) {
             u32 group[GROUP];
-            read_group(work, &a, cta, group_address(m, mn * e->bytes, at), e, group);
-            for (u32 x = 0; x < n; x++) to[(mn + x) * k + at] = group[x];
+            read_group(work, &a, cta, group_address(m, mn * e->bytes, column), e, group);
+            for (u32 x = 0; x < n; x++) to[(mn + x) * k + column] = group[x];
         }
 }
 
@@ -324,9 +324,9 @@ static bool read_matrix(Warp *w, const Ins *i, int lane, const char *name, u64 d
 }
 
 static bool read_addresses(Warp *w, const Ins *i, int lane, Mma *m) {
-    u32 at = m->d_address >> 16;
-    if (at && !(m->layout->spread && at == 16)) {
-        find(w, i, lane, TMEM_MISUSE, m->d_address, 0, "D of M=%u starts in lane %u; it may start in %s", m->m, at,
+    u32 d_lane = m->d_address >> 16;
+    if (d_lane && !(m->layout->spread && d_lane == 16)) {
+        find(w, i, lane, TMEM_MISUSE, m->d_address, 0, "D of M=%u starts in lane %u; it may start in %s", m->m, d_lane,
              m->layout->spread ? "0 or 16" : "0");
         return false;
     }
@@ -337,8 +337,8 @@ static bool read_addresses(Warp *w, const Ins *i, int lane, Mma *m) {
         stop(w->machine);
         return false;
     }
-    if (m->a_address >> 16 != at) {
-        find(w, i, lane, TMEM_MISUSE, m->a_address, 0, "A starts in lane %u and D in lane %u; it must be the same", m->a_address >> 16, at);
+    if (m->a_address >> 16 != d_lane) {
+        find(w, i, lane, TMEM_MISUSE, m->a_address, 0, "A starts in lane %u and D in lane %u; it must be the same", m->a_address >> 16, d_lane);
         return false;
     }
     return true;
@@ -398,8 +398,8 @@ static void zero_columns(const Mma *m) {
     for (u32 part = 0; part < m->layout->parts; part++) {
         u32 value = d >> (32 + part) & 1, left = run[value];
         s32 drop = d >> (8 * part) & 0xff;
-        for (s32 at = -drop; at < (s32)per; at++) {
-            if (at >= 0 && value) memset(tile_b + (part * per + (u32)at) * m->k, 0, m->k * sizeof *tile_b);
+        for (s32 column = -drop; column < (s32)per; column++) {
+            if (column >= 0 && value) memset(tile_b + (part * per + (u32)column) * m->k, 0, m->k * sizeof *tile_b);
             if (!--left) left = run[value = !value];
         }
     }
@@ -638,29 +638,29 @@ typedef struct {
 
 /* Its initialisation must be ordered before the commit, which reads it through the generic proxy. That read leaves no trace: when the
  * wait for it is over, the barrier may be invalidated. */
-static void check_initialised(Work *work, const Cta *cta, u32 at) {
+static void check_initialised(Work *work, const Cta *cta, u32 offset) {
     Cell cells[8];
     if (!cta->shared_history) return;
-    copy_cells(cta->shared_history, at, 8, cells);
+    copy_cells(cta->shared_history, offset, 8, cells);
     for (int k = 0; k < 8; k++) cells[k].reader = cells[k].reader_clock = 0;
     Access a = tensor_access(work, SPACE_SHARED);
     a.async = false;
-    history_read(cells, 8, &a, shared_address(cta, at));
+    history_read(cells, 8, &a, shared_address(cta, offset));
 }
 
 static void arrive_at(Work *work, u32 address, const Knowledge *done) {
     Warp *w = work->warp;
     Cta *cta;
-    u32 at;
-    if (!shared_bytes(w, work->ins, work->lane, address, 8, 8, &cta, &at)) return;
-    Mbarrier *b = cta->mbarrier[at / 8];
+    u32 offset;
+    if (!shared_bytes(w, work->ins, work->lane, address, 8, 8, &cta, &offset)) return;
+    Mbarrier *b = cta->mbarrier[offset / 8];
     if (!b || !b->live) {
-        find(w, work->ins, work->lane, BAD_MBARRIER, address, 8, "there is no mbarrier at shared address 0x%x%s", at,
+        find(w, work->ins, work->lane, BAD_MBARRIER, address, 8, "there is no mbarrier at shared address 0x%x%s", offset,
              b ? ": it has been invalidated" : "");
         stop(w->machine);
         return;
     }
-    check_initialised(work, cta, at);
+    check_initialised(work, cta, offset);
     mbarrier_fenced(b, w, work->ins, work->lane, &work->know);
     mbarrier_arrive(b, w, work->ins, work->lane, 1, done);
 }

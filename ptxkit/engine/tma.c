@@ -126,8 +126,8 @@ typedef struct {
 /* The corner of a dimension: 16 bits are shared out among those between channels and images, the first of them lowest. */
 static s32 corner(const u64 *map, FieldName f, int rank, int d) {
     int width = 16 / (rank - 2);
-    u32 at = (u32)get_field(map, f, 0) >> (d - 1) * width << (32 - width);
-    return (s32)at >> (32 - width);
+    u32 bits = (u32)get_field(map, f, 0) >> (d - 1) * width << (32 - width);
+    return (s32)bits >> (32 - width);
 }
 
 static TensorMap decode(const u64 *map) {
@@ -211,16 +211,16 @@ typedef struct {
 } Row;
 
 /* im2col: where pixel r lies. */
-static void pixel_of(const Tile *t, u32 r, s64 *at) {
+static void pixel_of(const Tile *t, u32 r, s64 *pixel) {
     const TensorMap *m = &t->map;
     int images = m->rank - 1;
-    for (int d = 1; d <= images; d++) at[d] = t->start[d];
+    for (int d = 1; d <= images; d++) pixel[d] = t->start[d];
     while (r--) {
         int d = 1;
-        for (; d < images && (at[d] += m->step[d]) > m->upper[d]; d++) at[d] = m->lower[d];
-        if (d == images) at[d] += m->step[d];
+        for (; d < images && (pixel[d] += m->step[d]) > m->upper[d]; d++) pixel[d] = m->lower[d];
+        if (d == images) pixel[d] += m->step[d];
     }
-    for (int d = 1; d < images; d++) at[d] += t->offset[d];
+    for (int d = 1; d < images; d++) pixel[d] += t->offset[d];
 }
 
 static Row row_of(const Tile *t, u32 r) {
@@ -346,10 +346,10 @@ static void spread_row(const Tile *t, u8 *row) {
 static void run_load(Work *work) {
     const Tile *t = (const Tile *)work->data;
     const Swizzle *s = &SWIZZLE[t->map.swizzle];
-    u32 at = t->to.at[0].address & 0xffffff;
+    u32 offset = t->to.landing[0].address & 0xffffff;
     u8 *image = malloc((u64)t->rows * t->pitch), *row = malloc(t->row_bytes), *line = image;
-    Access a = tracked_access(work, t->to.at[0].barrier, SPACE_GLOBAL);
-    for (u32 r = 0; r < t->rows; r++, at += t->pitch, line += t->pitch) {
+    Access a = tracked_access(work, t->to.landing[0].barrier, SPACE_GLOBAL);
+    for (u32 r = 0; r < t->rows; r++, offset += t->pitch, line += t->pitch) {
         Row in = row_of(t, r);
         u32 n = in.to - in.from;
         if (n < t->counted) fill_row(&t->map, row, t->counted);
@@ -359,9 +359,9 @@ static void run_load(Work *work) {
             convert_row(&t->map, row + in.from, n);
         }
         spread_row(t, row);
-        for (u32 b = 0; b < t->row_bytes; b += s->piece) memcpy(line + (swizzled(s, at + b) - at), row + b, s->piece);
+        for (u32 b = 0; b < t->row_bytes; b += s->piece) memcpy(line + (swizzled(s, offset + b) - offset), row + b, s->piece);
     }
-    for (s32 k = 0; k < t->to.count; k++) land_tile(work, t, &t->to.at[k], image);
+    for (s32 k = 0; k < t->to.count; k++) land_tile(work, t, &t->to.landing[k], image);
     free(image);
     free(row);
 }
@@ -370,8 +370,8 @@ static double tile_done(Warp *w, const Ins *i, const Tile *t, bool store) {
     double done = 0;
     for (u32 r = 0; w->time && r < t->rows; r++) {
         Row in = row_of(t, r);
-        double at = clock_bulk(w, i, in.address, in.to - in.from, store);
-        if (at > done) done = at;
+        double row_done = clock_bulk(w, i, in.address, in.to - in.from, store);
+        if (row_done > done) done = row_done;
     }
     return done;
 }
@@ -404,14 +404,14 @@ static Outcome op_tma_load(Warp *w, const Ins *i, u32 lanes) {
 static bool read_row(Work *work, const Tile *t, u32 r, Row in, u8 *row, u8 *line) {
     const Swizzle *s = &SWIZZLE[t->map.swizzle];
     Access a = work_access(work, actor_of(work->warp, BY_BULK_READ), work->clock, SPACE_SHARED);
-    u32 at = t->shared + r * t->pitch;
+    u32 address = t->shared + r * t->pitch;
     bool at_once = in.to - in.from == t->pitch || !s->span;
-    if (at_once && !copy_from_shared(work, &a, at + in.from, line + in.from, in.to - in.from)) return false;
+    if (at_once && !copy_from_shared(work, &a, address + in.from, line + in.from, in.to - in.from)) return false;
     for (u32 b = in.from, next; b < in.to; b = next) {
         next = (b / s->piece + 1) * s->piece;
         if (next > in.to) next = in.to;
-        u32 place = swizzled(s, at + b) - at;
-        if (!at_once && !copy_from_shared(work, &a, at + place, line + place, next - b)) return false;
+        u32 place = swizzled(s, address + b) - address;
+        if (!at_once && !copy_from_shared(work, &a, address + place, line + place, next - b)) return false;
         memcpy(row + b, line + place, next - b);
     }
     return true;
@@ -449,7 +449,7 @@ static Outcome op_tma_store(Warp *w, const Ins *i, u32 lanes) {
         int l = first_lane(rest);
         Tile t = {.op = (s32)i->mod[TMA_STORE_OP]};
         Cta *cta;
-        u32 at;
+        u32 offset;
         if (!shared_operand(w, i, 0, TMA_STORE_SOURCE, l, &t.shared)) continue;
         if (!find_tile(w, i, l, 1, TMA_STORE_MAP, 2, (int)i->mod[TMA_STORE_RANK], (int)i->mod[TMA_STORE_MODE], 0, &t)) continue;
         if (t.op != PLAIN && !(REDUCIBLE[t.op] & IN(TYPE[t.map.type].atomic))) {
@@ -462,7 +462,7 @@ static Outcome op_tma_store(Warp *w, const Ins *i, u32 lanes) {
                  TYPE[t.map.type].name);
             continue;
         }
-        if (!shared_bytes(w, i, l, t.shared, t.rows * t.pitch, TILE_ALIGN, &cta, &at)) continue;
+        if (!shared_bytes(w, i, l, t.shared, t.rows * t.pitch, TILE_ALIGN, &cta, &offset)) continue;
         if (cta != w->cta) {
             find(w, i, l, BAD_OPERAND, t.shared, 0, "the source is in CTA %d of the cluster; .shared::cta is the CTA's own, %d", cta->rank,
                  w->cta->rank);
@@ -554,8 +554,8 @@ static Outcome op_tensormap_copy(Warp *w, const Ins *i, u32 lanes) {
     if (!map_in_memory(w, i, &to, address_operand(w, i, 0, TENSORMAP_COPY_TO, l), map, true)) return NEXT;
     Cta *cta;
     Region *r;
-    u32 at;
-    const u8 *unused = shared_bytes(w, i, l, (u32)address_operand(w, i, 1, TENSORMAP_COPY_SOURCE, l) + MAP_USED, MAP_USED, MAP_ALIGN, &cta, &at);
+    u32 offset;
+    const u8 *unused = shared_bytes(w, i, l, (u32)address_operand(w, i, 1, TENSORMAP_COPY_SOURCE, l) + MAP_USED, MAP_USED, MAP_ALIGN, &cta, &offset);
     u8 *copied = global_bytes(w, i, l, address_operand(w, i, 0, TENSORMAP_COPY_TO, l) + MAP_USED, MAP_USED, MAP_ALIGN, true, &r);
     if (unused && copied) memcpy(copied, unused, MAP_USED);
     for (s32 a = 0; a < w->cluster->width; a++)

@@ -254,10 +254,10 @@ static Outcome op_dealloc(Warp *w, const Ins *i, u32 lanes) {
     if (!n) return YIELD;
     Tmem *t = tmem_of(w->cta);
     if (!current_split(w)->ticket) {
-        u32 there = taddr < TMEM_COLUMNS && taddr % TMEM_UNIT == 0 ? t->allocation[taddr / TMEM_UNIT].columns : 0;
-        if (there != columns) {
+        u32 allocated = taddr < TMEM_COLUMNS && taddr % TMEM_UNIT == 0 ? t->allocation[taddr / TMEM_UNIT].columns : 0;
+        if (allocated != columns) {
             find(w, i, 0, TMEM_MISUSE, taddr, columns, "deallocates %u columns at 0x%x; an allocation of %u columns starts there", columns,
-                 taddr, there);
+                 taddr, allocated);
             return NEXT;
         }
         if (!ask(w, i, DEALLOCATE, taddr, columns)) return BLOCK;

@@ -69,29 +69,29 @@ static bool skip(Warp *w, const Ins *i) { /* its guard holds for no lane */
 /* .aligned: all live lanes run it together, from whatever splits they come in: a compiler may give parts of a warp different paths to one
  * instruction, and the hardware lets them meet there. */
 static bool step_aligned(Warp *w, const Ins *i) {
-    u32 here = 0;
+    u32 gathered = 0;
     if (!passing(w, current_split(w), i)) return skip(w, i);
     for (s32 k = 0; k < w->nsplits; k++)
-        if (w->split[k].pc == i->index) here |= passing(w, &w->split[k], i);
-    if (here != w->live) {
+        if (w->split[k].pc == i->index) gathered |= passing(w, &w->split[k], i);
+    if (gathered != w->live) {
         current_split(w)->gathering = true;
         return true;
     }
-    Outcome o = run_counted(w, i, here);
+    Outcome o = run_counted(w, i, gathered);
     if (o == BLOCK || w->nsplits == 1)
         finish(w, w->current, o);
     else
-        finish_all(w, i->index, here, o);
+        finish_all(w, i->index, gathered, o);
     return o != BLOCK && o != YIELD;
 }
 
 /* .sync with a mask of lanes: those come together here from whatever splits they are in, and each mask's lanes act as one. */
 static bool step_sync(Warp *w, const Ins *i) {
     const s32 pc = current_split(w)->pc;
-    u32 taking = passing(w, current_split(w), i), here = 0;
+    u32 taking = passing(w, current_split(w), i), gathered = 0;
     if (!taking) return skip(w, i);
     for (s32 k = 0; k < w->nsplits; k++)
-        if (w->split[k].pc == pc) here |= passing(w, &w->split[k], i);
+        if (w->split[k].pc == pc) gathered |= passing(w, &w->split[k], i);
     const u32 *mask = R32(w, i->arg[i->mod[MEMBERS_MASK]]);
     for (u32 before = 0; before != taking;) { /* whole splits, and all lanes that their masks name */
         before = taking;
@@ -105,7 +105,7 @@ static bool step_sync(Warp *w, const Ins *i) {
             }
             named |= mask[l];
         }
-        if (named & w->live & ~here) {
+        if (named & w->live & ~gathered) {
             current_split(w)->gathering = true;
             return true;
         }
@@ -138,9 +138,9 @@ static bool can_run(const Machine *m, const Split *s) { return !s->gathering && 
 
 bool pick_split(Warp *w) {
     for (s32 k = 0; k < w->nsplits; k++) {
-        s32 at = (w->current + k) % w->nsplits;
-        if (can_run(w->machine, &w->split[at])) {
-            w->current = at;
+        s32 index = (w->current + k) % w->nsplits;
+        if (can_run(w->machine, &w->split[index])) {
+            w->current = index;
             return true;
         }
     }

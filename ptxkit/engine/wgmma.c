@@ -76,8 +76,8 @@ static u32 piece_address(const Operand *o, u32 r, u32 k, u32 bytes) {
         off = r % (each * o->span) * bytes + r / (each * o->span) * o->leading + k % 8 * 16 * o->span + k / 8 * o->stride;
     else
         off = r / each * o->stride + k % 8 * 16 + k / 8 * o->leading;
-    u32 at = o->start + off;
-    return at ^ (at >> 3 & (o->span - 1) << 4);
+    u32 address = o->start + off;
+    return address ^ (address >> 3 & (o->span - 1) << 4);
 }
 
 static void spread(const u8 *piece, u32 bytes, u32 *to, u32 step) { /* 16 bytes as one element a word, `step` words apart */

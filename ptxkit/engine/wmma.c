@@ -17,7 +17,7 @@ enum { IN_GENERIC, IN_GLOBAL, IN_SHARED };
 
 typedef struct {
     u64 address;
-    u32 bits, at; /* the element's bits, and where they begin in the register */
+    u32 bits, shift; /* the element's bits, and where they begin in the register */
     s32 reg;
 } Element;
 
@@ -34,9 +34,9 @@ static bool agreed(Warp *w, const Ins *i, u32 lanes) {
 
 static u64 base_of(const Warp *w, const Ins *i, bool *shared) {
     const s64 *m = i->mod;
-    u64 at = address_operand(w, i, (int)m[WMMA_MOVE_REGISTERS], WMMA_MOVE_ADDRESS, 0);
-    *shared = m[WMMA_MOVE_SPACE] == IN_SHARED || (m[WMMA_MOVE_SPACE] == IN_GENERIC && at >> 56 == WINDOW_SHARED);
-    return *shared ? (u32)at : at;
+    u64 address = address_operand(w, i, (int)m[WMMA_MOVE_REGISTERS], WMMA_MOVE_ADDRESS, 0);
+    *shared = m[WMMA_MOVE_SPACE] == IN_SHARED || (m[WMMA_MOVE_SPACE] == IN_GENERIC && address >> 56 == WINDOW_SHARED);
+    return *shared ? (u32)address : address;
 }
 
 /* The piece of memory that holds element e of lane l: a byte, or a whole element. */
@@ -46,8 +46,8 @@ static Element element_at(const Warp *w, const Ins *i, u64 base, int l, u32 e) {
     u32 rows = (u32)m[WMMA_MOVE_ROWS], columns = (u32)m[WMMA_MOVE_COLUMNS], n = ((u32)l * of_lane + e) % (rows * columns);
     u32 row = m[WMMA_MOVE_IS_B] ? n % rows : n / columns, column = m[WMMA_MOVE_IS_B] ? n / rows : n % columns;
     u64 stride = R32(w, i->arg[m[WMMA_MOVE_REGISTERS] + 1])[0];
-    u64 at = m[WMMA_MOVE_BY_COLUMNS] ? column * stride + row : row * stride + column;
-    return (Element){.address = base + at * bits / 8, .bits = bits, .at = bits * (e % each), .reg = i->arg[e / each]};
+    u64 index = m[WMMA_MOVE_BY_COLUMNS] ? column * stride + row : row * stride + column;
+    return (Element){.address = base + index * bits / 8, .bits = bits, .shift = bits * (e % each), .reg = i->arg[e / each]};
 }
 
 static u32 step_of(u32 bits) { return bits < 8 ? 8 / bits : 1; } /* narrower elements move a byte at a time */
@@ -71,7 +71,7 @@ static Outcome op_wmma_load(Warp *w, const Ins *i, u32 lanes) {
             if (bits == 64)
                 R64(w, x.reg)[l] = value;
             else
-                R32(w, x.reg)[l] = (x.at ? R32(w, x.reg)[l] : 0) | (u32)value << x.at;
+                R32(w, x.reg)[l] = (x.shift ? R32(w, x.reg)[l] : 0) | (u32)value << x.shift;
         }
         if (shared)
             count_wavefronts(w, i, FULL, place, bytes, false);
@@ -91,7 +91,7 @@ static Outcome op_wmma_store(Warp *w, const Ins *i, u32 lanes) {
         for (int l = 0; l < LANES; l++) {
             Access a = warp_access(w, i, l, shared ? SPACE_SHARED : SPACE_GLOBAL);
             Element x = element_at(w, i, base, l, e);
-            u64 value = bits == 64 ? R64(w, x.reg)[l] : R32(w, x.reg)[l] >> x.at;
+            u64 value = bits == 64 ? R64(w, x.reg)[l] : R32(w, x.reg)[l] >> x.shift;
             if (shared)
                 shared_write(w, i, &a, (u32)x.address, &value, bytes, bytes);
             else
