@@ -65,30 +65,9 @@ def _program(ptx, kernel, arch):
 
 
 def launch(
-    ptx,
-    kernel=None,
-    *,
-    grid,
-    block,
-    cluster=(1, 1, 1),
-    dynamic_shared=0,
-    args=(),
-    arch=None,
-    schedule=0,
-    early=False,
-    checks=True,
-    strict=False,
-    raises=False,
-    memory=None,
-    limit=None,
-    registers=None,
-    behind=None,
-    stop=False,
-    clock=None,
-    timeline=False,
-    config=None,
-    accesses=False,
-    heap=None,
+    ptx, kernel=None, *, grid, block, cluster=(1, 1, 1), dynamic_shared=0, args=(), arch=None, schedule=0, early=False,
+    checks=True, strict=False, raises=False, memory=None, limit=None, registers=None, behind=None, stop=False,
+    clock=None, timeline=False, config=None, accesses=False, heap=None,
 ):
     """Runs a kernel on the CPU.
 

@@ -127,15 +127,14 @@ class HostFunction:
 
 def call(session: Session, compiled: door.Compiled, args: tuple, kwargs: dict) -> Any:
     """Call what `ptxkit.compile.cutedsl` compiled."""
-    host = session.hosts.get(id(compiled.function))
-    if host is None:
+    if id(compiled.function) not in session.hosts:
         from cutlass._mlir import ir
 
         with ir.Context():  # type: ignore[attr-defined]
             module = ir.Module.parse(compiled.module)  # type: ignore[attr-defined]
         host = HostFunction(session, compiled.function, module, compiled.symbol, compiled.kernels)
         session.hosts[id(compiled.function)] = host
-    return host(args, kwargs)
+    return session.hosts[id(compiled.function)](args, kwargs)
 
 
 def _host(session: Session, function: Any) -> HostFunction:

@@ -97,6 +97,20 @@ void return_lanes(Warp *w, u32 lanes) {
     complete_join(w, j);
 }
 
+/* The join where the lanes of a split meet again that part at a branch. */
+static s32 join_of(Warp *w, const Ins *i, const Split *s) {
+    const bool met = s->join >= 0 && w->join[s->join].pc == i->join;
+    return met || i->join < 0 ? s->join : new_join(w, i->join, s->lanes, s->join);
+}
+
+/* The split that takes a branch may have moved in the array: it is the one with these lanes. */
+static Outcome branched(Warp *w, const Ins *i, u32 lanes, s32 target) {
+    for (s32 k = 0; k < w->nsplits; k++)
+        if (w->split[k].lanes == lanes && w->split[k].pc == i->index) w->current = k;
+    go_to(w, target);
+    return JUMPED;
+}
+
 /* bra: the lanes that come here take it. */
 static Outcome op_bra(Warp *w, const Ins *i, u32 lanes) {
     Split *s = current_split(w);
@@ -106,17 +120,11 @@ static Outcome op_bra(Warp *w, const Ins *i, u32 lanes) {
         go_to(w, target);
         return JUMPED;
     }
-    s32 join = s->join, fall = s->pc + 1;
-    if (join < 0 || w->join[join].pc != i->join) join = i->join < 0 ? join : new_join(w, i->join, s->lanes, s->join);
+    s32 join = s->join = join_of(w, i, s), fall = s->pc + 1;
     s->lanes = lanes;
-    s->join = join;
     add_split(w, fall, stay, join);
     settle(w, w->nsplits - 1);
-    /* the split that took the branch may have moved in the array: it is the one with these lanes */
-    for (s32 k = 0; k < w->nsplits; k++)
-        if (w->split[k].lanes == lanes && w->split[k].pc == i->index) w->current = k;
-    go_to(w, target);
-    return JUMPED;
+    return branched(w, i, lanes, target);
 }
 
 /* brx.idx: operand 0 is the index. */
@@ -138,20 +146,15 @@ static Outcome op_brx(Warp *w, const Ins *i, u32 lanes) {
         return JUMPED;
     }
     /* lanes with another index run the same instruction again; guarded-off lanes fall through */
-    s32 join = s->join;
-    if (join < 0 || w->join[join].pc != i->join) join = i->join < 0 ? join : new_join(w, i->join, s->lanes, s->join);
+    s32 join = s->join = join_of(w, i, s);
     u32 again = lanes & ~at_first, off = s->lanes & ~lanes;
     s->lanes = at_first;
-    s->join = join;
     if (again) add_split(w, i->index, again, join);
     if (off) {
         add_split(w, i->index + 1, off, join);
         settle(w, w->nsplits - 1);
     }
-    for (s32 k = 0; k < w->nsplits; k++)
-        if (w->split[k].lanes == at_first && w->split[k].pc == i->index) w->current = k;
-    go_to(w, target);
-    return JUMPED;
+    return branched(w, i, at_first, target);
 }
 
 static Outcome op_exit(Warp *w, const Ins *i, u32 lanes) {

@@ -1,6 +1,6 @@
 """shfl, vote, match, redux, elect, activemask: what the lanes of a warp do together."""
 
-from ptxkit.isa.common import SYNC, Op, operands
+from ptxkit.isa.common import SYNC, Op, exists_from, operands
 from ptxkit.isa.fields import MATCH, MEMBERS, REDUX, SHFL, VOTE
 from ptxkit.ptx.syntax import Pair
 
@@ -89,8 +89,7 @@ def lower_redux(b, ins):
 def lower_elect(b, ins):
     _sync(b, ins)
     _form(b, ins)
-    if b.arch < 90:
-        b.fail(f"elect.sync does not exist on sm_{b.arch}", "sm_90 and later")
+    exists_from(b, 90, "elect.sync")
     target, mask = operands(b, ins, "d|p", "membermask")
     if not isinstance(target, Pair):
         b.fail("one result", "d|p, membermask")

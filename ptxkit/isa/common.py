@@ -68,6 +68,12 @@ def one_of(parts, table, default=None):
     return next((table[p] for p in parts if p in table), default)
 
 
+def exists_from(b, arch, what, needed=None):
+    """Refuse what only later archs have; `needed`: their name, if it is not the arch's."""
+    if b.arch < arch:
+        b.fail(f"{what} does not exist on sm_{b.arch}", f"{needed or f'sm_{arch}'} and later")
+
+
 def operands(b, ins, *names, optional=()):
     """Return the operands of an instruction, which must be as many as their names; `optional` ones may be missing."""
     if not len(names) <= len(ins.operands) <= len(names) + len(optional):

@@ -8,6 +8,7 @@ other from `..._TO` on. What follows the named numbers, where there is more, beg
 from __future__ import annotations
 
 import functools
+import itertools
 
 ROWS: dict[str, Fields] = {}
 
@@ -48,15 +49,14 @@ class Fields:
     @functools.cached_property
     def size(self) -> int:
         """Return how many numbers there are."""
-        return sum(part.size if part else 1 for part in self.parts.values())
+        return sum(self._sizes())
+
+    def _sizes(self) -> list[int]:
+        return [part.size if part else 1 for part in self.parts.values()]
 
     def offsets(self) -> dict[str, int]:
         """Return where each field begins."""
-        found, offset = {}, 0
-        for field, part in self.parts.items():
-            found[field] = offset
-            offset += part.size if part else 1
-        return found
+        return dict(zip(self.parts, itertools.accumulate([0, *self._sizes()])))
 
 
 # ---- parts that instructions share

@@ -2,7 +2,7 @@
 
 import re
 
-from ptxkit.isa.common import ALIGNED, MATRIX_TYPES, Op, one_of, operands
+from ptxkit.isa.common import ALIGNED, MATRIX_TYPES, Op, exists_from, one_of, operands
 from ptxkit.isa.fields import FRAGMENTS, MATRIX_MOVE, MMA
 from ptxkit.ptx.syntax import Immediate
 
@@ -49,9 +49,7 @@ def _lower_move(b, ins, table, first_arch, vector, address):
         b.fail(f"modifiers {'.'.join(parts)}", _forms(table))
     form, registers, rows, _ = table[key]
     needed = 100 if type_.startswith("b8") else first_arch
-    if b.arch < needed:
-        since = f"sm_{needed}a and later" if needed >= 100 else f"sm_{needed} and later"
-        b.fail(f"{ins.parts[0]} of {type_} does not exist on sm_{b.arch}", since)
+    exists_from(b, needed, f"{ins.parts[0]} of {type_}", f"sm_{needed}a" if needed >= 100 else None)
     n = COUNTS[count]
     given = (b.targets if table is LOADS else b.values)(vector, "b32")
     if len(given) != n * registers or (table is STORES and -1 in given):
@@ -143,8 +141,7 @@ def lower_mma(b, ins):
         bitwise in (["and", "popc"], ["xor", "popc"])
     ):
         b.fail(f"modifiers {'.'.join(ins.parts[1:])}", _mma_forms(table))
-    if b.arch < shapes[shape]:
-        b.fail(f"{shape} of {a} does not exist on sm_{b.arch}", f"sm_{shapes[shape]} and later")
+    exists_from(b, shapes[shape], f"{shape} of {a}")
     m, n, k = map(int, re.findall(r"\d+", shape))
     if d == "f64":
         registers = _fragments(b, ins.operands, (d, a), (m, n, k), 64, "f64")

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from ptxkit.isa.common import ATOMIC_TYPES, ATOMICS, SCOPES, SEMANTICS, SIZES, WIDTHS, Op, one_of, operands
+from ptxkit.isa.common import ATOMIC_TYPES, ATOMICS, SCOPES, SEMANTICS, SIZES, WIDTHS, Op, exists_from, one_of, operands
 from ptxkit.isa.copies import lower_red_async, lower_st_async
 from ptxkit.isa.fields import ACCESS, ATOM, GETCTARANK, ISSPACEP, MAPA, ST_BULK
 from ptxkit.ptx.syntax import Immediate, Register
@@ -78,8 +78,7 @@ def lower_ld(b, ins, wider=True):
 
 def _lower_st_bulk(b, ins):
     address, size, value = operands(b, ins, "[a]", "size", "0")
-    if b.arch < 100:
-        b.fail(f"st.bulk does not exist on sm_{b.arch}", "sm_100 and later")
+    exists_from(b, 100, "st.bulk")
     if not isinstance(value, Immediate) or value.value != 0 or not {*ins.parts[2:]} <= {"weak", "shared::cta"}:
         b.fail(f"modifiers {'.'.join(ins.parts[2:])} and value {getattr(value, 'text', value)}", "st.bulk of 0")
     place = b.place(address)
@@ -137,8 +136,7 @@ def lower_red(b, ins):
 
 def lower_multimem(b, ins):
     """Lower a plain access: on one device, which is all there is here, a multimem address stands for one place."""
-    if b.arch < 90:
-        b.fail(f"multimem does not exist on sm_{b.arch}", "sm_90 and later")
+    exists_from(b, 90, "multimem")
     what, *parts = ins.parts[1:]
     parts = [MULTIMEM_TYPES.get(p, p) for p in parts if not p.startswith("acc::")]
     if what == "ld_reduce":

@@ -190,18 +190,22 @@ def _lower_scaled_mma(b, ins, parts):
     _all_known(b, parts, "block_scale")
     if vec not in SCALED_KINDS[kind]:
         b.fail(f"{vec or 'no .scale_vec'} with {kind}", ", ".join(filter(None, SCALED_KINDS[kind])))
-    d, a, matrix_b, idesc, scale_a, scale_b, enable = _operands(b, ins, 7)
-    predicate, negated = b.predicate(enable)
-    (d, d_offset), (scale_a, factors_a), (scale_b, factors_b) = (_tmem(b, o) for o in (d, scale_a, scale_b))
-    in_tmem = isinstance(a, Address)
+    *matrices, scale_a, scale_b, enable = _operands(b, ins, 7)
+    predicate = b.predicate(enable)
+    (scale_a, factors_a), (scale_b, factors_b) = (_tmem(b, o) for o in (scale_a, scale_b))
+    return _product(b, matrices, predicate, [-1, scale_a, scale_b], kind=KINDS[kind], group=group,
+                    factors=SCALED_KINDS[kind][vec], factors_a_offset=factors_a, factors_b_offset=factors_b)
+
+
+def _product(b, matrices, predicate, more, **numbers):
+    """Return the Op of a product: `matrices` are D, A, B and their descriptor, `more` the registers that follow.  A
+    number that is not given is 0."""
+    d, a, matrix_b, idesc = matrices
+    (d_register, d_offset), in_tmem = _tmem(b, d), isinstance(a, Address)
     a_register, a_offset = _tmem(b, a) if in_tmem else (b.value(a, "b64"), 0)
-    args = [d, a_register, b.value(matrix_b, "b64"), b.value(idesc, "b32"), predicate, -1, scale_a, scale_b]
-    mods = fields.TCGEN05_MMA(
-        kind=KINDS[kind], group=group, ws=False, a_in_tmem=in_tmem, d_offset=d_offset, a_offset=a_offset,
-        negated=negated, scale=0, mask_words=0, factors=SCALED_KINDS[kind][vec], factors_a_offset=factors_a,
-        factors_b_offset=factors_b,
-    )
-    return Op("tcgen05_mma", args, mods)
+    args = [d_register, a_register, b.value(matrix_b, "b64"), b.value(idesc, "b32"), predicate[0], *more]
+    numbers |= {"a_in_tmem": in_tmem, "d_offset": d_offset, "a_offset": a_offset, "negated": predicate[1]}
+    return Op("tcgen05_mma", args, fields.TCGEN05_MMA(**dict.fromkeys(fields.TCGEN05_MMA.names, 0) | numbers))
 
 
 def lower_mma(b, ins, parts):
@@ -218,26 +222,20 @@ def lower_mma(b, ins, parts):
         b.fail("kind::i8 on sm_103a", "sm_100a")
     if ws and group == 2:
         b.fail(".ws with cta_group::2", "cta_group::1")
-    d, a, matrix_b, idesc, *rest = _operands(b, ins, 5, 6, 7)
+    given = _operands(b, ins, 5, 6, 7)
+    matrices, rest = given[:4], given[4:]
     mask = [] if ws or not isinstance(rest[0], Vector) else b.values(rest.pop(0), "b32")
     if mask and len(mask) != 4 * group:
         b.fail(f"a mask of {len(mask)} words", f"{4 * group} with cta_group::{group}")
     if not rest:
         b.fail("no predicate", "one that says whether D is added to")
-    predicate, negated = b.predicate(rest.pop(0))
+    predicate = b.predicate(rest.pop(0))
     zero = b.value(rest.pop(0), "b64") if ws and rest else -1
     scale = _scale(b, rest.pop(0), kind) if rest else 0
     if rest:
         b.fail(f"{len(ins.operands)} operands", "D, A, B, idesc, {mask}, predicate, scale-input-d")
-    d_register, d_offset = _tmem(b, d)
-    in_tmem = isinstance(a, Address)
-    a_register, a_offset = _tmem(b, a) if in_tmem else (b.value(a, "b64"), 0)
-    args = [d_register, a_register, b.value(matrix_b, "b64"), b.value(idesc, "b32"), predicate, zero, *mask]
-    mods = fields.TCGEN05_MMA(
-        kind=KINDS[kind], group=group, ws=ws, a_in_tmem=in_tmem, d_offset=d_offset, a_offset=a_offset, negated=negated,
-        scale=scale, mask_words=len(mask), factors=0, factors_a_offset=0, factors_b_offset=0,
-    )
-    return Op("tcgen05_mma", args, mods)
+    return _product(b, matrices, predicate, [zero, *mask], kind=KINDS[kind], group=group, ws=ws, scale=scale,
+                    mask_words=len(mask))
 
 
 def _scale(b, operand, kind):

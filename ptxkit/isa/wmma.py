@@ -6,7 +6,7 @@ fragments of all lanes hold more elements than the matrix has, they hold it seve
 
 import re
 
-from ptxkit.isa.common import ALIGNED, MATRIX_TYPES, Op, operands
+from ptxkit.isa.common import ALIGNED, MATRIX_TYPES, Op, exists_from, operands
 from ptxkit.isa.fields import WMMA, WMMA_MOVE
 
 FLOATS, INTEGERS = ("m16n16k16", "m8n32k16", "m32n8k16"), ("s8", "u8")
@@ -48,8 +48,7 @@ def _check(b, ins, shape, type_, accumulator):
     shapes, accumulators, arch = MULTIPLICANDS.get(type_, ((), (), 0))
     if shape not in shapes or accumulator not in accumulators:
         _fail(b, ins)
-    if b.arch < arch:
-        b.fail(f"wmma of {type_} does not exist on sm_{b.arch}", f"sm_{arch} and later")
+    exists_from(b, arch, f"wmma of {type_}")
 
 
 def _vector(b, operand, shape, matrix, type_, write=False):

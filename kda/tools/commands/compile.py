@@ -31,7 +31,7 @@ from ptxkit.compile.target import Target, parse
 
 from .findings import in_bytes
 from .hosts import own_host
-from .options import BACKEND, Name, must_have_kernels, no_kernels
+from .options import BACKEND, Name, must_have_kernels, no_kernels, problem_of
 
 HEAD = ("backend", "arch", "kernel", "variants", "registers", "spills", "shared", "seconds", "")
 WAYS = ("forward", "backward", "recurrent")
@@ -99,13 +99,6 @@ def command(screen: Screen, archs: tuple[Target, ...], backend: str | None, mode
     texts = text_lines(screen, lines, refused, [about(name, tp) for name in models], verbose)
     screen.answer(as_json(lines, targets, refused, code), texts)
     return code
-
-
-def problem_of(words: str) -> Problem:
-    try:
-        return Problem.parse(words)
-    except ValueError as error:
-        raise click.UsageError(str(error)) from None
 
 
 def may_train(words: str, problem: Problem) -> bool:

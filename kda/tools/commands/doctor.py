@@ -28,7 +28,7 @@ from . import models, probes
 from . import ran as ledger
 from .findings import CHECKS, Diagnosis, backends_with_kernels
 from .hosts import default_device, host_for
-from .options import BACKEND, Name
+from .options import BACKEND, Name, problem_of
 from .probes import MachineFacts, Probe
 
 LIVE = "backend."                            # backend.NAME is the finding of a live call
@@ -333,13 +333,6 @@ def check_names() -> list[str]:
     return [*CHECKS, *(LIVE + name for name in backend_names())]
 
 
-def check_problem(text: str | None) -> None:
-    try:
-        Problem.parse(text or "")
-    except ValueError as error:
-        raise click.UsageError(str(error)) from None
-
-
 @click.command()
 @click.argument("checks", metavar="[CHECK]...", nargs=-1, type=Name("check", check_names))
 @click.option("--verbose", "-v", is_flag=True, help="Print the checks that found nothing, too.")
@@ -361,7 +354,7 @@ def command(screen: Screen, checks: tuple[str, ...], verbose: bool, only_list: b
         live = (f"{LIVE}NAME", "a small call of a usable backend agrees with the reference")
         screen.answer({"schema": 1, "command": "doctor", "checks": titles}, screen.table([*titles.items(), live]))
         return OK
-    check_problem(problem)
+    problem_of(problem or "")
     report = examine(screen, checks, problem, require, strict)
     if paste and not screen.json:
         screen.write("\n".join(paste_lines(report)))

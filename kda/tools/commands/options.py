@@ -9,7 +9,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from kda.errors import nearest
-from kda.model.problem import DTYPES, SHORT_DTYPES
+from kda.model.problem import DTYPES, SHORT_DTYPES, Problem
 from kda.routing import dispatch
 from kda.routing.capability import Capability
 from ptxkit.commands.options import Count, archs_with_clock
@@ -57,6 +57,13 @@ class Name(click.ParamType):
 
 
 BACKEND = Name("backend", dispatch.backend_names)
+
+
+def problem_of(words: str) -> Problem:
+    try:
+        return Problem.parse(words)
+    except ValueError as error:
+        raise click.UsageError(str(error)) from None
 
 
 class NoKernelsYet(click.ClickException):

@@ -8,6 +8,7 @@ torch could take down, and a segfault, a hang or a failing import is a `Probe`, 
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib.metadata
 import importlib.util
 import json
@@ -167,17 +168,9 @@ def gather(wanted: Collection[str] = PROBES, answered: Callable[[], None] = lamb
 
 
 def _jobs() -> dict[str, Callable]:
-    return {
-        "torch": lambda: child("torch"),
-        "triton": lambda: child("triton"),
-        "cutlass": lambda: child("cutlass"),
-        "trace": lambda: child("trace", *TRACE_ARCHS),
-        "nvrtc": lambda: child("nvrtc"),
-        "smi": nvidia_smi,
-        "ptxas": find_ptxas,
-        "cache": look_at_cache,
-        "fla": probe_fla,
-    }
+    children = {name: functools.partial(child, name) for name in CHILDREN}
+    others = {"smi": nvidia_smi, "ptxas": find_ptxas, "cache": look_at_cache, "fla": probe_fla}
+    return {**children, "trace": lambda: child("trace", *TRACE_ARCHS), **others}
 
 
 def _gpu(data: Mapping) -> GpuFacts:

@@ -255,7 +255,7 @@ def first_with_kernels(options: dict[str, Any]) -> str:
 
 def weigh_here(case: Case) -> Choice:
     host = own_host()
-    return weigh(dataclasses.replace(case.problem(), device=host.device), host, backend_in_force())
+    return weigh(case.problem(device=host.device), host, backend_in_force())
 
 
 def unable(door: Door, case: Case, stage: str) -> tuple[str, ...]:
@@ -283,8 +283,7 @@ def arch_elsewhere(case: Case, name: str | None, reasons: Sequence[str]) -> str 
     from kda.model.host import host_of
 
     arch = capability(name).archs[0]
-    problem = dataclasses.replace(case.problem(), device="cuda")
-    return arch if weigh(problem, host_of(arch), name).backend == name else None
+    return arch if weigh(case.problem(device="cuda"), host_of(arch), name).backend == name else None
 
 
 # ---------------------------------------------------------------------------------------------- printing

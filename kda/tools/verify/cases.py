@@ -84,11 +84,12 @@ class Case:
     def inputs(self) -> Inputs:
         return Inputs(**{name: x for name, x in self.keywords.items() if name in Inputs._fields})
 
-    def problem(self, direction: str = "forward") -> Problem:
+    def problem(self, direction: str = "forward", device: str | None = None) -> Problem:
+        """Return the problem that it is on its own device, or on another."""
         spec, x = self.spec, self.inputs
         dtype = {name: str(t.dtype).removeprefix("torch.") for name, t in x._asdict().items() if t is not None}
         return Problem(
-            direction=direction, device=str(x.q.device), B=spec.shape[0], T=spec.shape[1],
+            direction=direction, device=device or str(x.q.device), B=spec.shape[0], T=spec.shape[1],
             N=spec.shape[0] if spec.lengths is None else len(spec.lengths), H=spec.H, HV=spec.heads, K=spec.K, V=spec.V,
             C=spec.C, dtype=dtype["q"], g_dtype=dtype["g"], beta_dtype=dtype["beta"],
             state_dtype=dtype.get("initial_state"),

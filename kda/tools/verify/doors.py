@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 import importlib.util
 from collections.abc import Callable, Iterator, Mapping
@@ -65,7 +64,7 @@ class Door:
 
     def against(self, case: Case, direction: str = "forward") -> tuple[str, ...]:
         """Reasons why this backend does not accept the case here."""
-        return self.against_problem(dataclasses.replace(case.problem(direction), device=self.device))
+        return self.against_problem(case.problem(direction, self.device))
 
     def against_problem(self, problem: Problem) -> tuple[str, ...]:
         return dict(self.weighed(problem, self.name).tried)[self.name]
@@ -75,7 +74,7 @@ class Door:
 
     def rounding(self, case: Case) -> Rounding:
         """Return the rounding of outputs by this backend, and of gradients by the backend that computes them here."""
-        forward, backward = (dataclasses.replace(case.problem(d), device=self.device) for d in ("forward", "backward"))
+        forward, backward = (case.problem(direction, self.device) for direction in ("forward", "backward"))
         asked, gradients = backend_of_backward(self.name), None
         if asked != self.name and (other := self.weighed(backward, asked).backend):
             gradients = stored_by(other, backward)
@@ -122,8 +121,7 @@ class Door:
 
     def stage_call(self, name: str, case: Case) -> Callable[[Mapping[str, Tensor | None]], Any]:
         """The stage as a function of tensors on the backend's device."""
-        problem = case.problem("backward" if name.startswith("bwd") else "forward")
-        problem = dataclasses.replace(problem, device=self.device)
+        problem = case.problem("backward" if name.startswith("bwd") else "forward", self.device)
         return functools.partial(launcher(self.name).stage, name, problem, case.spec.offsets)
 
     def stage(self, name: str, case: Case, tensors: Mapping[str, Tensor | None]) -> dict[str, Tensor | None]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterable, Iterator
 
 from kda.calls import ahead
@@ -24,7 +23,7 @@ def recipes_of(door: Door, stages: Iterable[str], trials: Iterable[OperatorTrial
     for stage in stages:
         for spec in proof_specs(door):
             case = make(spec)
-            whole = dataclasses.replace(case.problem("forward"), device=door.device)
+            whole = case.problem("forward", door.device)
             p, save = plan.call_of_stage(stage, whole, spec.lengths is not None)
             if not door.against(case, p.direction):
                 yield from ahead.recipes_of(door.name, p, save, "int64" if p.packed else None)
@@ -35,7 +34,7 @@ def recipes_of(door: Door, stages: Iterable[str], trials: Iterable[OperatorTrial
 
 def _of_call(door: Door, trial: OperatorTrial) -> Iterator[AnyRecipe]:
     case = make(trial.spec)
-    forward, backward = (dataclasses.replace(case.problem(way), device=door.device) for way in ("forward", "backward"))
+    forward, backward = (case.problem(way, door.device) for way in ("forward", "backward"))
     training = not door.against(case, "backward")
     save = what_is_saved(forward, door.name) if training else Save.NOTHING
     for p in (forward, backward)[: 1 + training]:
