@@ -47,23 +47,24 @@ def number(dtype: str) -> Any:
 
 
 class Arguments:
-    """A subclass is a frozen dataclass with the declared fields, tensors first."""
+    """A subclass is a frozen dataclass with the declared fields, tensors first; a subclass of that adds others."""
 
-    declared: dict[str, Argument]
+    declared: Mapping[str, Argument] = MappingProxyType({})
 
     def __init_subclass__(cls) -> None:
-        cls.declared = {name: value for name, value in vars(cls).items() if isinstance(value, Argument)}
+        more = {name: value for name, value in vars(cls).items() if isinstance(value, Argument)}
+        cls.declared = {**cls.declared, **more}
         kinds = [argument.is_tensor for argument in cls.declared.values()]
         assert kinds == sorted(kinds, reverse=True), f"{cls.__name__}: a tensor is declared after a number"
-        for name in cls.declared:
+        for name in more:
             delattr(cls, name)
-        cls.__annotations__ = dict.fromkeys(cls.declared, Any)
+        cls.__annotations__ = dict.fromkeys(more, Any)
         dataclasses.dataclass(frozen=True)(cls)
 
     @classmethod
     def and_more(cls, name: str, **others: Argument) -> type[Arguments]:
         """Return the arguments of another kernel, which has these and others."""
-        declared = sorted((cls.declared | others).items(), key=lambda item: not item[1].is_tensor)
+        declared = sorted({**cls.declared, **others}.items(), key=lambda item: not item[1].is_tensor)
         return type(name, (Arguments,), dict(declared))
 
     @classmethod

@@ -10,9 +10,17 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import NamedTuple
 
-from ..common.arguments import Arguments, KernelConfig, number, tensor
+from ..common.arguments import Arguments, number, tensor
 from ..common.cute.barriers import Arrivals, Meeting, NamedBarrier, Pipeline, commit, mbarriers, of_each_warp
-from ..common.cute.configs import ChunkConfig, checkpoint_arguments, ring_of_tiles, wrong_head_sizes
+from ..common.cute.configs import (
+    ChunkConfig,
+    HeadsConfig,
+    TilesArguments,
+    WalkedConfig,
+    checkpoint_arguments,
+    ring_of_tiles,
+    wrong_head_sizes,
+)
 from ..common.cute.fields import Struct, StructField, array, several
 from ..common.cute.tile import PITCH_A, PITCH_INVERSE, SUMS, WARPS, C
 from ..common.cute.training import (
@@ -249,33 +257,17 @@ RECORD_TILE = Struct(
 OF_CTA = dict.fromkeys(("base_desc", "tmem"), array("uint32", 1, align=4))
 
 
-def other_than_trained_heads(config: OperandsConfig | RecordConfig | WalkConfig | GradsConfig) -> Iterator[str]:
-    if (config.K, config.V) != (K, V):
-        yield f"in a training call K and V must be {K}; found K = {config.K} and V = {config.V}"
-
-
-class OperandsArguments(Arguments):
-    q = tensor("bfloat16")                   # (B, T, H, K)
-    k = tensor("bfloat16")
-    g = tensor(dtype_from="g_dtype")         # (B, T, HV, K)
-    beta = tensor(dtype_from="beta_dtype")   # (B, T, HV)
-    A_log = tensor("float32")                # (HV)
-    dt_bias = tensor("float32")              # (HV, K)
-    tiles = tensor("uint8")                  # (chunks, HV) tiles
-    o = tensor("bfloat16")                   # (B, T, HV, V): cleared for tokens outside every sequence
-    chunk_table = tensor("int64")            # (chunks, 3), of packed sequences
-    T = number("int32")
-    chunks = number("int32")                 # entries of the table
-    H = number("int32")
-    HV = number("int32")
-    scale = number("float32")
-    lower_bound = number("float32")
+class TrainedConfig(HeadsConfig):
+    def broken_limits(self) -> Iterator[str]:
+        if (self.K, self.V) != (K, V):
+            yield f"in a training call K and V must be {K}; found K = {self.K} and V = {self.V}"
+        yield from super().broken_limits()
 
 
 @dataclass(frozen=True)
-class OperandsConfig(ChunkConfig):
+class OperandsConfig(TrainedConfig, ChunkConfig):
     packed: bool                             # chunks are found in the table
-    arguments = OperandsArguments
+    arguments = TilesArguments
     threads = 32 * WARPS
     roles = MappingProxyType({"OPERANDS": range(WARPS)})
     pipelines = (
@@ -317,14 +309,6 @@ class OperandsConfig(ChunkConfig):
             **OF_CTA,
         )
 
-    @property
-    def shared(self) -> int:
-        return self.struct.end
-
-    def broken_limits(self) -> Iterator[str]:
-        yield from other_than_trained_heads(self)
-        yield from super().broken_limits()
-
 
 # A chunk, as LOAD brings it to record or walk.
 STAGE = Struct(
@@ -350,7 +334,7 @@ RESULTS = (
 
 
 @dataclass(frozen=True)
-class RecordConfig(KernelConfig):
+class RecordConfig(TrainedConfig, WalkedConfig):
     packed: bool                             # segments are found in the table
     walk: str                                # "sequences", "carry", "segments"
     h0: str | None                           # dtype of the states that they start from
@@ -390,10 +374,6 @@ class RecordConfig(KernelConfig):
         return self.state_pipelines + self.epilogue_pipelines
 
     @property
-    def carry(self) -> bool:
-        return self.walk == "carry"
-
-    @property
     def strips(self) -> int:
         """CTAs of a head: one for the state, one for M."""
         return 1 + self.carry
@@ -415,17 +395,9 @@ class RecordConfig(KernelConfig):
             fields["rows"] = array("bfloat16", self.columns, V, align=1024)    # rows of r, and of o
         return Struct(align=1024, **fields, **mbarriers(self.state_pipelines + RESULTS), **OF_CTA)
 
-    @property
-    def shared(self) -> int:
-        return self.struct.end
-
-    def broken_limits(self) -> Iterator[str]:
-        yield from other_than_trained_heads(self)
-        yield from super().broken_limits()
-
 
 @dataclass(frozen=True)
-class WalkConfig(KernelConfig):
+class WalkConfig(TrainedConfig, WalkedConfig):
     packed: bool
     walk: str                                # "sequences", "carry", "segments"
     dht: bool
@@ -457,10 +429,6 @@ class WalkConfig(KernelConfig):
     def pipelines(self) -> tuple[Pipeline, ...]:
         return self.state_pipelines
 
-    @property
-    def carry(self) -> bool:
-        return self.walk == "carry"
-
     @cached_property
     def struct(self) -> Struct:
         fields = dict(
@@ -469,14 +437,6 @@ class WalkConfig(KernelConfig):
             dv=array("bfloat16", C, V, align=1024),
         )
         return Struct(align=1024, **fields, **mbarriers(self.pipelines), **OF_CTA)
-
-    @property
-    def shared(self) -> int:
-        return self.struct.end
-
-    def broken_limits(self) -> Iterator[str]:
-        yield from other_than_trained_heads(self)
-        yield from super().broken_limits()
 
 
 class GradsColumns:
@@ -494,7 +454,7 @@ class GradsColumns:
 
 
 @dataclass(frozen=True)
-class GradsConfig(GradsOptions):
+class GradsConfig(TrainedConfig, GradsOptions):
     places_shared = True
     rows_of_values = MappingProxyType({"do": 2 * TOKENS, "dv": 2 * TOKENS, "r": TOKENS})
     threads = 32 * (MATH_WARPS + LOAD_WARPS)
@@ -524,7 +484,3 @@ class GradsConfig(GradsOptions):
             items=array("int32", 1, align=4),                # how many this CTA has
             threads=array("uint8", 32 * MATH_WARPS, align=1),     # their numbers
         )
-
-    def broken_limits(self) -> Iterator[str]:
-        yield from other_than_trained_heads(self)
-        yield from super().broken_limits()

@@ -18,7 +18,15 @@ from ..common.cute.barriers import (
     of_a_lane,
     of_each_warp,
 )
-from ..common.cute.configs import ChunkConfig, checkpoint_arguments, ring_of_tiles, wrong_head_sizes
+from ..common.cute.configs import (
+    ChunkConfig,
+    HeadsConfig,
+    TilesArguments,
+    WalkedConfig,
+    checkpoint_arguments,
+    ring_of_tiles,
+    wrong_head_sizes,
+)
 from ..common.cute.fields import Struct, StructField, array, several
 from ..common.cute.tile import OF_BLOCKS, PITCH_A, PITCH_INVERSE, SUM_CHANNELS, SUMS_OF_BLOCKS, WARPS, C
 from ..common.cute.training import (
@@ -86,24 +94,14 @@ def state_image(K: int) -> StructField:
     return array("bfloat16", K // COLUMNS, COLUMNS, COLUMNS, align=1024)
 
 
-class PrepareArguments(Arguments):
-    q = tensor("bfloat16")                   # (B, T, H, K)
-    k = tensor("bfloat16")
-    g = tensor(dtype_from="g_dtype")         # (B, T, HV, K)
-    beta = tensor(dtype_from="beta_dtype")   # (B, T, HV)
-    A_log = tensor("float32")                # (HV)
-    dt_bias = tensor("float32")              # (HV, K)
-    tiles = tensor("uint8")                  # (chunks, HV) tiles
-    A_qk = tensor("bfloat16")                # (B * T, HV, kept_C), kept for a backward
-    A_inv = tensor("bfloat16")
-    o = tensor("bfloat16")                   # (B, T, HV, V): cleared for tokens outside every sequence
-    chunk_table = tensor("int64")            # (chunks, 3), of packed sequences
-    T = number("int32")
-    chunks = number("int32")                 # entries of the table
-    H = number("int32")
-    HV = number("int32")
-    scale = number("float32")
-    lower_bound = number("float32")
+PrepareArguments = TilesArguments.replacing(
+    "PrepareArguments",
+    o=dict(
+        A_qk=tensor("bfloat16"),             # (B * T, HV, kept_C), kept for a backward
+        A_inv=tensor("bfloat16"),
+        o=TilesArguments.declared["o"],
+    ),
+)
 
 
 @dataclass(frozen=True)
@@ -160,10 +158,6 @@ class PrepareConfig(ChunkConfig):
             **{"of_blocks": array("bfloat16", OF_BLOCKS, self.K)} if self.in_blocks else {},
         )
 
-    @property
-    def shared(self) -> int:
-        return self.struct.end
-
 
 class PairsArguments(Arguments):
     tiles = tensor("uint8")                  # (chunks, HV) tiles
@@ -177,7 +171,7 @@ class PairsArguments(Arguments):
 
 
 @dataclass(frozen=True)
-class PairsConfig(KernelConfig):
+class PairsConfig(HeadsConfig):
     K: int
     beta: str
     packed: bool
@@ -205,12 +199,8 @@ class PairsConfig(KernelConfig):
         )
 
     @property
-    def shared(self) -> int:
-        return self.struct.end
-
-    def broken_limits(self) -> Iterator[str]:
-        yield from wrong_head_sizes(self.K, self.K)
-        yield from super().broken_limits()
+    def head_sizes(self) -> tuple[int, int]:
+        return self.K, self.K
 
 
 # Such a chain has no r, M and h.
@@ -218,7 +208,7 @@ CheckpointArguments = ChainArguments.replacing("CheckpointArguments", r={}, M={}
 
 
 @dataclass(frozen=True)
-class ChainConfig(KernelConfig):
+class ChainConfig(WalkedConfig):
     K: int
     V: int
     packed: bool                             # segments are found in the table
@@ -249,10 +239,6 @@ class ChainConfig(KernelConfig):
     def cluster(self) -> tuple[int, int, int] | int:
         """Two CTAs that read the same tiles lie together, and come to them together."""
         return (2, 1, 1) if not self.carry and self.strips == 2 else 1
-
-    @property
-    def carry(self) -> bool:
-        return self.walk == "carry"
 
     @property
     def rows(self) -> int:
@@ -287,17 +273,9 @@ class ChainConfig(KernelConfig):
             fields["state"] = state_image(self.K)
         return Struct(align=1024, **fields)
 
-    @property
-    def shared(self) -> int:
-        return self.struct.end
-
-    def broken_limits(self) -> Iterator[str]:
-        yield from wrong_head_sizes(self.K, self.V)
-        yield from super().broken_limits()
-
 
 @dataclass(frozen=True)
-class WalkConfig(KernelConfig):
+class WalkConfig(WalkedConfig):
     K: int
     V: int
     packed: bool
@@ -325,10 +303,6 @@ class WalkConfig(KernelConfig):
         return (2, 1, 1) if self.strips == 2 else 1
 
     @property
-    def carry(self) -> bool:
-        return self.walk == "carry"
-
-    @property
     def strips(self) -> int:
         return self.V // COLUMNS
 
@@ -342,14 +316,6 @@ class WalkConfig(KernelConfig):
             fields |= dict(dv=array("bfloat16", 2, C, PITCH_V), state=state_image(self.K))
         fields |= mbarriers(self.pipelines)
         return Struct(align=1024, **fields)
-
-    @property
-    def shared(self) -> int:
-        return self.struct.end
-
-    def broken_limits(self) -> Iterator[str]:
-        yield from wrong_head_sizes(self.K, self.V)
-        yield from super().broken_limits()
 
 
 class ForwardArguments(Arguments):

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kda.model.problem import Problem
 
@@ -33,8 +33,66 @@ def wrong_head_sizes(K: int, V: int) -> Iterator[str]:
             yield f"{name} must be {' or '.join(map(str, HEAD_SIZES))}; found {found}"
 
 
+class HeadsConfig(KernelConfig):
+    """A kernel for the sizes of heads that layouts hold, with `struct` in shared memory."""
+
+    K: int
+    V: int
+    if TYPE_CHECKING:
+
+        @property
+        def struct(self) -> Struct: ...
+
+    @property
+    def head_sizes(self) -> tuple[int, int]:
+        return self.K, self.V
+
+    @property
+    def shared(self) -> int:
+        return self.struct.end
+
+    def broken_limits(self) -> Iterator[str]:
+        yield from wrong_head_sizes(*self.head_sizes)
+        yield from super().broken_limits()
+
+
+class WalkedConfig(HeadsConfig):
+    """A kernel that walks over the chunks of segments."""
+
+    walk: str                                # "sequences", "carry", "segments"
+
+    @property
+    def carry(self) -> bool:
+        return self.walk == "carry"
+
+
+class ChunkInputs(Arguments):
+    """The arguments of every kernel that reads rows of a chunk."""
+
+    q = tensor("bfloat16")                   # (B, T, H, K)
+    k = tensor("bfloat16")
+    g = tensor(dtype_from="g_dtype")         # (B, T, HV, K)
+    beta = tensor(dtype_from="beta_dtype")   # (B, T, HV)
+    A_log = tensor("float32")                # (HV)
+    dt_bias = tensor("float32")              # (HV, K)
+
+
+class TilesArguments(ChunkInputs):
+    """The arguments of every kernel that makes tiles of chunks."""
+
+    tiles = tensor("uint8")                  # (chunks, HV) tiles
+    o = tensor("bfloat16")                   # (B, T, HV, V): cleared for tokens outside every sequence
+    chunk_table = tensor("int64")            # (chunks, 3), of packed sequences
+    T = number("int32")
+    chunks = number("int32")                 # entries of the table
+    H = number("int32")
+    HV = number("int32")
+    scale = number("float32")
+    lower_bound = number("float32")
+
+
 @dataclass(frozen=True)
-class ChunkConfig(KernelConfig):
+class ChunkConfig(HeadsConfig):
     """The options with which a chunk's operands are made (gate.py, pairs.py, inverse.py)."""
 
     K: int
@@ -48,10 +106,6 @@ class ChunkConfig(KernelConfig):
     grouped: bool                            # value heads share q and k
     g_dtype: str
     beta_dtype: str
-
-    def broken_limits(self) -> Iterator[str]:
-        yield from wrong_head_sizes(self.K, self.V)
-        yield from super().broken_limits()
 
 
 def chunk_options(p: Problem) -> dict[str, Any]:
@@ -94,7 +148,7 @@ class ComposeArguments(Arguments):
 
 
 @dataclass(frozen=True)
-class ComposeConfig(KernelConfig):
+class ComposeConfig(HeadsConfig):
     arguments = ComposeArguments
     K: int
     V: int
@@ -121,10 +175,6 @@ class ComposeConfig(KernelConfig):
     def shared(self) -> int:
         return 2 * 4 * self.K * STRIP
 
-    def broken_limits(self) -> Iterator[str]:
-        yield from wrong_head_sizes(self.K, self.V)
-        yield from super().broken_limits()
-
 
 def join_states_config(p: Problem) -> ComposeConfig:
     return ComposeConfig(p.K, p.V, packed=False, h0=None, v_first=p.state_v_first, begun=True, ht=p.final_state)
@@ -141,7 +191,7 @@ class JoinArguments(Arguments):
 
 
 @dataclass(frozen=True)
-class JoinConfig(KernelConfig):
+class JoinConfig(HeadsConfig):
     offsets: str | None                      # dtype of cu_seqlens, of packed sequences
     K: int
     V: int
@@ -154,10 +204,6 @@ class JoinConfig(KernelConfig):
     @property
     def shared(self) -> int:
         return self.K * self.V * 2
-
-    def broken_limits(self) -> Iterator[str]:
-        yield from wrong_head_sizes(self.K, self.V)
-        yield from super().broken_limits()
 
 
 class ChunkTable:
@@ -207,7 +253,7 @@ class SharesArguments(Arguments):
 
 
 @dataclass(frozen=True)
-class SharesConfig(KernelConfig):
+class SharesConfig(HeadsConfig):
     K: int
     rate: bool                               # A_log is there
     bias: bool                               # dt_bias is there
@@ -223,9 +269,5 @@ class SharesConfig(KernelConfig):
         return Struct(**each, of_warps=array("float32", self.K // 32))
 
     @property
-    def shared(self) -> int:
-        return self.struct.end
-
-    def broken_limits(self) -> Iterator[str]:
-        yield from wrong_head_sizes(self.K, self.K)
-        yield from super().broken_limits()
+    def head_sizes(self) -> tuple[int, int]:
+        return self.K, self.K

@@ -9,7 +9,7 @@ from types import MappingProxyType
 
 from ..arguments import Arguments, number, tensor
 from .barriers import Arrivals, Meeting, NamedBarrier, Pipeline, mbarriers, of_each_warp
-from .configs import ChunkConfig
+from .configs import ChunkConfig, ChunkInputs
 from .fields import Struct, StructField, array, several
 
 TOKENS = 64                                  # tokens of a chunk of grads, two of the forward's; each has a kept state
@@ -22,45 +22,41 @@ LOADERS = 32 * LOAD_WARPS
 LOAD = NamedBarrier("LOAD", 2, LOADERS)
 
 
-class ChainArguments(Arguments):
-    tiles = tensor("uint8")                  # (chunks, HV) tiles
-    v = tensor("bfloat16")                   # (B, T, HV, V)
-    h0 = tensor(dtype_from="h0")             # (N, HV, K, V) in the caller's layout; (segments, HV, K, V) of segments
-    o = tensor("bfloat16")                   # (B, T, HV, V)
-    r = tensor("bfloat16")                   # as o
-    ht = tensor("float32")                   # as h0; of `carry` what a segment adds, (segments, HV, K, V)
-    M = tensor("float32")                    # (segments, HV, K, K), transposed
-    h = tensor("bfloat16")                   # (states, HV, K, V): those that enter every so many chunks
-    segment_table = tensor("int64")          # (segments, 6), of packed sequences
-    T = number("int32")
-    chunks = number("int32")                 # chunks of a row of T tokens
-    segments = number("int32")               # segments of a row
-    segment = number("int32")                # chunks of a segment
-    HV = number("int32")
+SEGMENTS = dict(                             # the last arguments of kernels that walk over segments
+    segment_table=tensor("int64"),           # (segments, 6), of packed sequences
+    T=number("int32"),
+    chunks=number("int32"),                  # chunks of a row of T tokens
+    segments=number("int32"),                # segments of a row
+    segment=number("int32"),                 # chunks of a segment
+    HV=number("int32"),
+)
+ChainArguments = Arguments.and_more(
+    "ChainArguments",
+    tiles=tensor("uint8"),                   # (chunks, HV) tiles
+    v=tensor("bfloat16"),                    # (B, T, HV, V)
+    h0=tensor(dtype_from="h0"),              # (N, HV, K, V) in the caller's layout; (segments, HV, K, V) of segments
+    o=tensor("bfloat16"),                    # (B, T, HV, V)
+    r=tensor("bfloat16"),                    # as o
+    ht=tensor("float32"),                    # as h0; of `carry` what a segment adds, (segments, HV, K, V)
+    M=tensor("float32"),                     # (segments, HV, K, K), transposed
+    h=tensor("bfloat16"),                    # (states, HV, K, V): those that enter every so many chunks
+    **SEGMENTS,
+)
 
 
-class WalkArguments(Arguments):
-    tiles = tensor("uint8")                  # (chunks, HV) tiles, with b on keys
-    do = tensor("bfloat16")                  # (B, T, HV, V)
-    dht = tensor("float32")                  # (N, HV, K, V) in the caller's layout; (segments, HV, K, V) of segments
-    dv = tensor("bfloat16")                  # (B, T, HV, V)
-    dh = tensor("bfloat16")                  # (states, HV, V, K): leaving every two chunks
-    dh0 = tensor(dtype_from="dh0")           # (N, ..) as dht; of `carry` what a segment adds, (segments, HV, K, V)
-    segment_table = tensor("int64")          # (segments, 6), of packed sequences
-    T = number("int32")
-    chunks = number("int32")                 # chunks of a row of T tokens
-    segments = number("int32")               # segments of a row
-    segment = number("int32")                # chunks of a segment
-    HV = number("int32")
+WalkArguments = Arguments.and_more(
+    "WalkArguments",
+    tiles=tensor("uint8"),                   # (chunks, HV) tiles, with b on keys
+    do=tensor("bfloat16"),                   # (B, T, HV, V)
+    dht=tensor("float32"),                   # (N, HV, K, V) in the caller's layout; (segments, HV, K, V) of segments
+    dv=tensor("bfloat16"),                   # (B, T, HV, V)
+    dh=tensor("bfloat16"),                   # (states, HV, V, K): leaving every two chunks
+    dh0=tensor(dtype_from="dh0"),            # (N, ..) as dht; of `carry` what a segment adds, (segments, HV, K, V)
+    **SEGMENTS,
+)
 
 
-class GradsArguments(Arguments):
-    q = tensor("bfloat16")                   # (B, T, H, K)
-    k = tensor("bfloat16")
-    g = tensor(dtype_from="g_dtype")         # (B, T, HV, K)
-    beta = tensor(dtype_from="beta_dtype")   # (B, T, HV)
-    A_log = tensor("float32")                # (HV)
-    dt_bias = tensor("float32")              # (HV, K)
+class GradsArguments(ChunkInputs):
     do = tensor("bfloat16")                  # (B, T, HV, V)
     dv = tensor("bfloat16")
     r = tensor("bfloat16")
@@ -162,7 +158,3 @@ class GradsOptions(ChunkConfig):
             projected=array("float32", 2, TOKENS),
             **mbarriers(self.ring_pipelines),
         )
-
-    @property
-    def shared(self) -> int:
-        return self.struct.end
