@@ -118,10 +118,11 @@ def merge(files: Iterable[Path]) -> None:
 
 
 def write(runs: Iterable[Row]) -> None:
-    from .ledger_page import renew
+    from . import ledger_page
 
-    FILE.write_text(written(document(runs)))
-    renew(Ledger.read())
+    found = document(runs)
+    FILE.write_text(written(found))
+    ledger_page.README.write_text(ledger_page.with_states(ledger_page.README.read_text(), Ledger(found)))
 
 
 # ---- what is lacking

@@ -69,10 +69,6 @@ def table(header: str, rows: Iterable[str]) -> str:
     return "\n".join([header, "|---" * header.count(" | ") + "|---|", *rows])
 
 
-def renew(ledger: Ledger) -> None:
-    README.write_text(with_states(README.read_text(), ledger))
-
-
 def kernels(ledger: Ledger) -> Iterator[str]:
     for group in ledger.groups:
         backend, arch = group.split()

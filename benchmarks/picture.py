@@ -1,4 +1,4 @@
-"""Draw the picture of the README out of benchmarks/results: `python -m benchmarks.picture`.
+"""Draw the picture of the README out of benchmarks/results: `python -m benchmarks write --only picture`.
 
 Two files, for light and for dark pages: docs/pictures/h200-light.svg and h200-dark.svg.  Nothing in them is typed by
 hand: our times are those of h200-sm90.json and h200-sm90-step.json, those of others are in
@@ -8,12 +8,15 @@ kda/tools/measure/peers.json, which says which gate was timed.  `gates` are the 
 from __future__ import annotations
 
 import json
+import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
 from . import common
+from .pages import with_rows
 
-PICTURES = common.ROOT / "docs" / "pictures"
+README, PICTURES = common.ROOT / "README.md", common.ROOT / "docs" / "pictures"
+GATES = "| gate | forward, 64 heads | forward, 32 heads | step, 64 heads | step, 32 heads |"
 SHAPE = "h64-8k"
 MIB_PER_GIB = 1024
 THEMES = {
@@ -119,11 +122,12 @@ def draw(theme: dict[str, str], file: Path) -> None:
     plt.close(figure)
 
 
-def main() -> None:
-    PICTURES.mkdir(exist_ok=True)
-    for name, theme in THEMES.items():
-        draw(theme, PICTURES / f"h200-{name}.svg")
-
-
-if __name__ == "__main__":
-    main()
+def texts() -> dict[Path, str]:
+    """Return the pictures, and README with its table of gates."""
+    found = {README: with_rows(README.read_text(), GATES, gates())}
+    with tempfile.TemporaryDirectory() as folder:
+        for name, theme in THEMES.items():
+            file = Path(folder, f"h200-{name}.svg")
+            draw(theme, file)
+            found[PICTURES / file.name] = file.read_text()
+    return found

@@ -1,7 +1,7 @@
 """The clock against every H200 time on record that the simulator can run.  No GPU:
 
-    python -m benchmarks.predicted                # writes docs/results/clock.md, and the errors that kda quotes
-    python -m benchmarks.predicted --only h96-8k  # prints rows, writes nothing; --json FILE keeps them,
+    python -m benchmarks write --only predicted   # writes docs/results/clock.md, and the errors that kda quotes
+    python -m benchmarks.predicted --only h96-8k  # prints rows; --json FILE keeps them,
     python -m benchmarks.predicted --merge FILE   # and this puts them in instead of the old ones
 
 Each row is a kernel of a call, predicted with the plan of the call as it was timed.  What the prediction and the record
@@ -19,12 +19,11 @@ from typing import Any, NamedTuple
 
 import torch
 
-import kda.backends.sm90.launch as sm90_launch
-import kda.backends.sm90.plan as sm90_plan
 from kda.tools.measure.predicted import ERRORS, PredictedLaunch, Prediction, forget, predict
 from kda.tools.measure.shapes import SHAPES, BenchShape
 
 from . import common
+from .forms import planned
 from .pages import with_figures, with_rows
 
 PAGE = common.ROOT / "docs/results/clock.md"
@@ -103,16 +102,10 @@ CALLS = (
 
 @functools.cache
 def prediction(backend: str, shape: BenchShape, step: bool, two: bool) -> Prediction:
-    planned = sm90_plan.FUSED, sm90_plan.STREAM
-    if two or step:                          # steps as they were timed
-        sm90_plan.FUSED, sm90_plan.STREAM = False, False
-    sm90_launch.forget_plans()
-    forget()                                 # so that a row is the same alone and behind others
-    try:
+    as_timed = {"FUSED": False, "STREAM": False} if two or step else {}
+    with planned(**as_timed):
+        forget()                             # so that a row is the same alone and behind others
         return predict(ARCH, CHIP, backend, shape, step, "softplus" if backend == "sm89" else "bounded")
-    finally:
-        sm90_plan.FUSED, sm90_plan.STREAM = planned
-        sm90_launch.forget_plans()
 
 
 def launched(call: Call, name: str, recorded_step: bool) -> PredictedLaunch:
@@ -286,9 +279,10 @@ TABLES = {                                   # beside that of the rows, by heade
 }
 
 
-def write_tables() -> None:
+def with_tables(page: str) -> str:
     for header, count in TABLES.items():
-        PAGE.write_text(with_rows(PAGE.read_text(), header, count()))
+        page = with_rows(page, header, count())
+    return page
 
 
 def calls() -> list[dict[str, Any]]:
@@ -314,20 +308,28 @@ def merged(rows: list[dict[str, Any]], new: list[dict[str, Any]]) -> list[dict[s
     return [found[name] for name in order if name in found]
 
 
-def write(rows: list[dict[str, Any]]) -> None:
+def texts(rows: list[dict[str, Any]]) -> dict[Path, str]:
+    """Return the files that say what the rows say."""
     data = {"chip": CHIP, "errors": summary(rows), "calls": calls(), "rows": rows}
-    ERRORS.write_text(json.dumps(data, indent=1) + "\n")
-    PAGE.write_text(written(PAGE.read_text(), rows))
+    return {ERRORS: json.dumps(data, indent=1) + "\n", PAGE: written(PAGE.read_text(), rows)}
+
+
+def all_texts() -> dict[Path, str]:
+    found = texts([row_of(call, name) for call in CALLS for name in call.times])
+    return found | {PAGE: with_tables(found[PAGE])}
 
 
 def main() -> None:
     parser = common.parser(__spec__, __doc__)
-    parser.add_argument("--only", metavar="WORD", help="rows whose backend or shape this is; nothing is written")
-    parser.add_argument("--merge", metavar="FILE", nargs="+", help="predict nothing: take new rows from these files")
+    parser.add_argument("--only", metavar="WORD", help="rows whose backend or shape this is")
+    parser.add_argument("--merge", metavar="FILE", type=Path, nargs="+",
+                        help="predict nothing: take new rows from these files")
     options = parser.parse_args()
     if options.merge:
         old = json.loads(ERRORS.read_text())["rows"]
-        write(merged(old, [row for file in options.merge for row in json.loads(Path(file).read_text())]))
+        new = [row for file in options.merge for row in json.loads(file.read_text())]
+        for file, text in texts(merged(old, new)).items():
+            file.write_text(text)
         return
     only = options.only
     torch.set_num_threads(1)
@@ -337,9 +339,6 @@ def main() -> None:
             rows.append(row_of(call, name))
             print(*(rows[-1][k] for k in ("backend", "shape", "kernel", "measured", "predicted", "error")), flush=True)
             common.write(options.json, rows)
-    if not only:
-        write(rows)
-        write_tables()
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Whether the clock prefers what an H200 preferred, of configurations that were timed beside each other.  No GPU:
 
-    python -m benchmarks.predicted_pairs          # writes docs/results/clock.md's table, and how many pairs are right
+    python -m benchmarks write --only pairs       # writes docs/results/clock.md's table, and how many pairs are right
 
 The times are those of docs/results and docs/decisions for B1 T8192 H64, where today's kernel can be built so and is the
 one that was timed, or a near relative (`older`: an earlier form of it).
@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+from pathlib import Path
 from typing import Any, NamedTuple
-
-import torch
 
 import kda.backends.triton.call as call
 import kda.backends.triton.configs as configs
@@ -20,6 +19,7 @@ import kda.backends.triton.launch as launch
 import kda.backends.triton.plan as plan
 from kda.tools.measure import predicted as predictions
 from kda.tools.measure.shapes import SHAPES
+from ptxkit.temporary import replaced
 
 from . import predicted as rows
 from .pages import with_figures, with_rows
@@ -57,18 +57,17 @@ SENTENCE = "# of # such pairs are predicted in the order in which they were time
 
 def predicted(way: Way) -> float:
     """Microseconds."""
-    shipped = configs.TABLE
     family = way.kernel.removesuffix("_bwd") if way.kernel == "wy_bwd" else way.kernel
-    configs.TABLE = tuple(
+    changed = tuple(
         row._replace(config=dataclasses.replace(row.config, **way.changes), shared=99) if row.kernel == family else row
-        for row in shipped
+        for row in configs.TABLE
     )
-    forget()
     try:
-        step = way.kernel.endswith("_bwd")
-        found = predictions.predict(rows.ARCH, rows.CHIP, "triton", SHAPES["h64-8k"], step)
+        with replaced(configs, TABLE=changed):
+            forget()
+            step = way.kernel.endswith("_bwd")
+            found = predictions.predict(rows.ARCH, rows.CHIP, "triton", SHAPES["h64-8k"], step)
     finally:
-        configs.TABLE = shipped
         forget()
     return 1e3 * found.kernel(way.kernel, step).milliseconds
 
@@ -105,11 +104,6 @@ def written(page: str, found: list[tuple[Way, float]]) -> str:
     return with_figures(page, SENTENCE, [*right(found), *right(without)])
 
 
-def main() -> None:
-    torch.set_num_threads(1)
-    found = [(way, predicted(way)) for way in WAYS]
-    rows.PAGE.write_text(written(rows.PAGE.read_text(), found))
-
-
-if __name__ == "__main__":
-    main()
+def texts() -> dict[Path, str]:
+    """Return the page as the predictions have it."""
+    return {rows.PAGE: written(rows.PAGE.read_text(), [(way, predicted(way)) for way in WAYS])}

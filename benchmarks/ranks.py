@@ -131,12 +131,8 @@ def main() -> None:
     for name, default in Costs._field_defaults.items():
         word = {"local": "pass"}.get(name, name)
         parser.add_argument(f"--{word}", dest=name, type=type(default), default=default)
-    parser.add_argument("--write", action="store_true", help="put the table into docs/parallel.md")
-    given = vars(parser.parse_args())
-    write, costs = given.pop("write"), Costs(**given)
+    costs = Costs(**vars(parser.parse_args()))
     print(f"{sentence(costs)}\n\n{table(costs)}")
-    if write:
-        PAGE.write_text(page_with(PAGE.read_text(), costs))
 
 
 if __name__ == "__main__":

@@ -39,11 +39,10 @@ def test_every_time_of_ours_is_shorter_than_every_other_one():
         assert max(bar.slow for bar in ours) < min(bar.fast for bar in others)
 
 
-def test_it_is_drawn_for_light_and_for_dark_pages(tmp_path, monkeypatch):
+def test_it_is_drawn_for_light_and_for_dark_pages():
     pytest.importorskip("matplotlib")
-    monkeypatch.setattr(picture, "PICTURES", tmp_path / "pictures")
-    picture.main()
+    drawings = picture.texts()
     for name, theme in picture.THEMES.items():
-        drawn = (tmp_path / "pictures" / f"h200-{name}.svg").read_text()
+        drawn = drawings[picture.PICTURES / f"h200-{name}.svg"]
         assert drawn.count(f"fill: {theme['ours']}") == len([bar for bars in (picture.forward(), picture.step(),
                                                             picture.memory()) for bar in bars if bar.ours])

@@ -6,14 +6,16 @@ import pytest
 
 pytest.importorskip("cutlass", reason="nvidia-cutlass-dsl is not installed")
 
-from benchmarks import counted_sm89, counted_sm90, pages, tables
+from benchmarks import pages
+from benchmarks.counted import figures as tables
+from benchmarks.counted import float32, hopper
 
 pytestmark = [pytest.mark.simulated, pytest.mark.usefixtures("libnvrtc")]
 
-SAID = "python -m benchmarks.tables --write"
+SAID = "python -m benchmarks write --only counted"
 CHEAP = {
-    "float32, 64 channels": (tables.SM89, lambda: counted_sm89.rows([64])),
-    "Hopper, 64 channels": (tables.SM90, lambda: counted_sm90.rows([64], [("prepare", "record")])),
+    "float32, 64 channels": (tables.SM89, lambda: float32.rows([64])),
+    "Hopper, 64 channels": (tables.SM90, lambda: hopper.rows([64], [("prepare", "record")])),
 }
 FIGURES = pytest.mark.parametrize("figures", tables.FIGURES, ids=lambda figures: f"{figures.page}: {figures[1][:40]}")
 

@@ -1,20 +1,22 @@
-"""The table of ptxkit/docs/microbenchmarks.md, from results on record:
+"""The tables at the end of ptxkit/docs/microbenchmarks.md, from results on record:
 
-  python -m ptxkit.benchmarks.microbenchmarks.page ptxkit/benchmarks/results/h200-microbenchmarks.json
+  python -m ptxkit.benchmarks.microbenchmarks.page         writes them
 
-A test holds the page to it. A figure that is missing or has a fault is shown as not measured.
+A test holds the page to them. A figure that is missing or has a fault is shown as not measured.
 """
 
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from .expected import EXPECTED, Expected
 
+PTXKIT = Path(__file__).resolve().parents[2]
+PAGE = PTXKIT / "docs" / "microbenchmarks.md"
+RESULTS = PTXKIT / "benchmarks" / "results" / "h200-microbenchmarks.json"
 NOT_YET, NOTHING = "not measured", "-"
 LETTERS = {"measured": "S", "published": "L", "assumed": "?", "predicted": "P"}
 
@@ -278,5 +280,13 @@ def table(figures: Sequence[Mapping[str, Any]]) -> str:
     return "\n".join(lines)
 
 
+def texts() -> dict[Path, str]:
+    """Return the page with the tables of the results."""
+    before, title, _ = PAGE.read_text().partition(f"### {SECTIONS[0].title}\n")
+    assert title, f"{PAGE} has no section {SECTIONS[0].title}"
+    return {PAGE: before + table(json.loads(RESULTS.read_text())["figures"])}
+
+
 if __name__ == "__main__":
-    print(table(json.loads(Path(sys.argv[1]).read_text())["figures"]))
+    for file, text in texts().items():
+        file.write_text(text)

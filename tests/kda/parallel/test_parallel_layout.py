@@ -63,7 +63,7 @@ def test_zigzag_gives_every_rank_an_early_and_a_late_part():
 
 def test_the_page_has_the_table_of_its_script():
     text = ranks.PAGE.read_text()
-    assert ranks.page_with(text, ranks.Costs()) == text, "run `python -m benchmarks.ranks --write`"
+    assert ranks.page_with(text, ranks.Costs()) == text, "run `python -m benchmarks write --only ranks`"
 
 
 # maps

@@ -6,7 +6,6 @@ import json
 import os
 import re
 import time
-from pathlib import Path
 
 import pytest
 
@@ -16,14 +15,13 @@ from ptxkit.benchmarks.microbenchmarks.bench import Bench, Skip, disassembler
 from ptxkit.benchmarks.microbenchmarks.expected import EXPECTED
 from ptxkit.benchmarks.microbenchmarks.figures import Figure, Results
 from ptxkit.benchmarks.microbenchmarks.groups import GROUPS, Message, in_child, module_of
-from ptxkit.benchmarks.microbenchmarks.page import NOT_YET, SECTIONS, shown, table
+from ptxkit.benchmarks.microbenchmarks.page import NOT_YET, PAGE, RESULTS, SECTIONS, shown, table, texts
 from ptxkit.compile import nvrtc
 from ptxkit.compile.errors import MissingCompilerError
 from ptxkit.compile.target import parse
 
 pytestmark = pytest.mark.simulated
 
-ROOT = Path(__file__).parents[3]
 HOPPER, BLACKWELL = "sm90", "sm100"
 
 
@@ -142,7 +140,7 @@ def test_a_group_that_dies_or_raises_is_reported():
 
 @pytest.fixture
 def results():
-    return json.loads((ROOT / "ptxkit" / "benchmarks" / "results" / "h200-microbenchmarks.json").read_text())
+    return json.loads(RESULTS.read_text())
 
 
 def test_the_results_on_record_have_no_faults(results):
@@ -177,8 +175,8 @@ def test_every_kernel_builds_and_everything_expected_is_measured(arch):
 
 
 def test_the_page_shows_the_results_on_record(results):
-    page = (ROOT / "ptxkit" / "docs" / "microbenchmarks.md").read_text()
-    assert table(results["figures"]) in page
+    page = PAGE.read_text()
+    assert table(results["figures"]) in page and texts() == {PAGE: page}
     other = [figure | {"value": figure["value"] * 1.5} for figure in results["figures"]]
     assert table(other) not in page
 

@@ -23,7 +23,7 @@ from cute_calls import (
 pytest.importorskip("cutlass", reason="nvidia-cutlass-dsl is not installed")
 
 import kda
-from benchmarks import counted_step as counted
+from benchmarks.counted import blackwell_step as counted
 from kda.backends.common import training_plan
 from kda.backends.sm90.launch import forget_plans
 from kda.backends.sm100 import launch, plan

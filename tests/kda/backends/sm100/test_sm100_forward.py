@@ -29,7 +29,7 @@ from cute_calls import (
 pytest.importorskip("cutlass", reason="nvidia-cutlass-dsl is not installed")
 
 import kda
-from benchmarks import counted
+from benchmarks.counted import blackwell as counted
 from kda.backends.common.cute.tile import C
 from kda.backends.sm100 import launch, plan
 from kda.backends.sm100.configs import TMEM, FusedConfig, GradsConfig

@@ -12,6 +12,7 @@ from kda.tools.measure.predicted import ERRORS
 pytestmark = pytest.mark.simulated
 
 FOUND = json.loads(ERRORS.read_text())
+SAID = "run python -m benchmarks write --only predicted"
 CHEAP = [("h64-1k", "fused")]  # clusters that walk along a row
 
 
@@ -21,7 +22,7 @@ def rows():
 
 def holds(call, name):
     found = predicted.row_of(call, name)
-    assert found in FOUND["rows"], f"{found}: run python -m benchmarks.predicted"
+    assert found in FOUND["rows"], f"{found}: {SAID}"
 
 
 def named(row):
@@ -87,13 +88,13 @@ def test_every_row_is_predicted_again(call, name):
 @pytest.mark.parametrize("header", predicted.TABLES)
 def test_every_row_of_the_other_tables_is_predicted_again(header):
     page = predicted.PAGE.read_text()
-    assert predicted.with_rows(page, header, predicted.TABLES[header]()) == page, "run python -m benchmarks.predicted"
+    assert predicted.with_rows(page, header, predicted.TABLES[header]()) == page, SAID
 
 
 @pytest.mark.exhaustive
 def test_every_row_of_pairs_is_predicted_again():
     page, found = predicted.PAGE.read_text(), [(way, predicted_pairs.predicted(way)) for way in predicted_pairs.WAYS]
-    assert predicted_pairs.written(page, found) == page, "run python -m benchmarks.predicted_pairs"
+    assert predicted_pairs.written(page, found) == page, SAID
 
 
 def test_the_page_says_how_many_pairs_of_its_table_are_right():

@@ -1,29 +1,23 @@
-"""What Hopper's kernels take, for the tables of docs/stages/sm90_backward.md and sm90_forward.md, which
-`python -m benchmarks.tables` writes.
+"""What Hopper's kernels take, for the tables of docs/stages/sm90_backward.md and sm90_forward.md.
 
-Instructions and bytes are counted in the simulator, of 64 tokens and one value head, as `counted_step` does it for
-Blackwell; registers and spills are ptxas'.
+Instructions and bytes are counted in the simulator, of 64 tokens and one value head; registers and spills are ptxas'.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from unittest import mock
 
-import kda
 from kda.backends.common.cute.tile import C
 from kda.backends.common.cute.training import TOKENS
 from kda.backends.common.training_plan import TrainingPlan
 from kda.backends.sm90 import launch, plan
 from kda.backends.sm90.bwd.grads import REGISTERS
 from kda.model.problem import Problem
-from kda.tools.verify.cases import make_inputs
-from ptxkit import capture
-from ptxkit.capturing.session import Session
 from ptxkit.compile.launching import Launch
 
-from .counted_step import GATES, LONG, SHORT, Counts, between, step
-from .pages import table_row
+from ..forms import planned
+from ..pages import table_row
+from . import GATES, LONG, SHORT, Counts, between, forward, step
 
 SMS, DIMS = 132, (128, 64)
 FUSED = "fused"                              # instead of prepare and record, in clusters of two
@@ -37,24 +31,22 @@ HEADER = "| kernel, K = V | warp instructions | bytes per token | registers | sp
 SPILLS = f"| bytes that grads spills | {' | '.join(f'K = V = {K}' for K in DIMS)} |"
 
 
-def planned(K: int, H: int, words: str = GATES["bounded by -5"]) -> TrainingPlan:
+def training_plan(K: int, H: int, words: str = GATES["bounded by -5"]) -> TrainingPlan:
     p = Problem.parse(f"bfloat16 K={K} V={K} T={LONG} H={H} {words} l2norm beta=sigmoid backward")
     return plan.training_plan(p, SMS)
 
 
 def of_step(K: int, kept: bool, names: tuple[str, ...]) -> dict[str, tuple[Counts, Launch]]:
     """Map the name of each kernel to what it takes and to its launch."""
-    with mock.patch.multiple(plan, FUSED=FUSED in names, CTAS=2):
-        launch.forget_plans()
+    with planned(FUSED=FUSED in names, CTAS=2):
         short, long = (step(T, kept, "sm90", K) for T in (SHORT, LONG))
-    launch.forget_plans()
     runs = zip(names, short.runs, long.runs, long.launches, strict=True)
     return {name: (between(a, b, LONG - SHORT), launched) for name, a, b, launched in runs}
 
 
 def shared(name: str, K: int, launch: Launch) -> str:
     """KiB: of a CTA that has an SM to itself, and of one that shares it with another."""
-    both = [launch.config] if name == FUSED else [getattr(planned(K, H), name) for H in (1, 2 * SMS)]
+    both = [launch.config] if name == FUSED else [getattr(training_plan(K, H), name) for H in (1, 2 * SMS)]
     return " or ".join(dict.fromkeys(f"{config.shared / 1024:.0f}" for config in both))
 
 
@@ -78,7 +70,7 @@ def rows(dims: Iterable[int] = DIMS, forwards: Iterable[tuple[str, ...]] = STEPS
 def spills() -> Iterator[str]:
     """Rows for each gate, and for each with g in float32."""
     for name, words in GATES.items():
-        taken = (launch.kernel(planned(K, 1, words).grads).spills for K in DIMS)
+        taken = (launch.kernel(training_plan(K, 1, words).grads).spills for K in DIMS)
         yield table_row(name, *taken)
 
 
@@ -91,21 +83,12 @@ OF_FORWARD = ("| kernel, gate | warp instructions | bytes per token: requested, 
               "memory, KiB |")
 
 
-def forward(T: int, gate: str) -> Session:
-    case = make_inputs(T=T, H=1, K=128, V=128, gate=gate, initial_state=False)
-    with capture(arch="sm90", checks=False) as session:
-        kda.chunk_kda_fwd(**case.keywords | {"backend": "sm90", "output_final_state": False})
-    return session
-
-
 def of_forward() -> Iterator[str]:
     """Yield a table's lines: what each form takes for a chunk of 32 tokens."""
     for names, constants in FORMS.items():
         for gate in ("bounded", "softplus", "given"):
-            with mock.patch.multiple(plan, STREAM=False, **constants):
-                launch.forget_plans()
-                short, long = (forward(T, gate) for T in (SHORT, LONG))
-            launch.forget_plans()
+            with planned(STREAM=False, **constants):
+                short, long = (forward(T, gate, "sm90", checks=False) for T in (SHORT, LONG))
             for name, a, b, launched in zip(names, short.runs, long.runs, long.launches, strict=True):
                 found = between(a, b, LONG - SHORT)
                 touched = sum(b.counters[floor] - a.counters[floor] for floor in FLOORS) / (LONG - SHORT)

@@ -1,8 +1,6 @@
-"""What the Blackwell forward costs on paper: counted in the simulator, at published rates.  No GPU:
+"""What the Blackwell forward costs on paper: counted in the simulator, at published rates.
 
-    python -m benchmarks.counted
-
-A chunk's counts are those of a longer sequence less those of a shorter one, over the chunks between them.
+    python -m benchmarks.counted.blackwell        prints what the forward costs, and which resource limits it
 """
 
 from __future__ import annotations
@@ -11,18 +9,15 @@ import functools
 from collections.abc import Iterator
 from typing import NamedTuple
 
-import kda
 from kda.backends.common.cute.tile import C
 from kda.backends.sm100 import plan
 from kda.backends.sm100.configs import CTAS
 from kda.model.problem import Problem
 from kda.tools.measure.predicted import Prediction, predict
 from kda.tools.measure.shapes import BenchShape
-from kda.tools.verify.cases import make_inputs
-from ptxkit import capture
-from ptxkit.report import Run
 
-from .pages import table_row
+from ..pages import table_row
+from . import forward, moved, mufu
 
 SMS, GHZ, HBM = 148, 1.85, 8e12              # a B200: multiprocessors, clock, bytes a second
 ISSUED = 2.4                                 # instructions a clock, as Hopper's kernel of the same code on an H200
@@ -55,22 +50,9 @@ class Chunk(NamedTuple):
         return max(self._fields[:-1], key=lambda name: getattr(self, name))
 
 
-def mufu(run: Run) -> int:
-    """Return the instructions of a launch that the unit of special functions computes."""
-    return sum(run.instructions.get(name, 0) for name in ("ex2", "rcp", "rsqrt", "lg2"))
-
-
 def counters(T: int, gate: str = "bounded", K: int = 128) -> dict[str, float]:
-    case = make_inputs(T=T, H=1, K=K, V=K, gate=gate, initial_state=False)
-    keywords = case.keywords | {"output_final_state": False, "backend": "sm100", "batch_invariant": True}
-    with capture(arch="sm100") as session:
-        kda.chunk_kda_fwd(**keywords)
-    (run,) = session.runs
-    found = dict(run.counters)
-    found["moves"] = run.instructions.get("mov", 0)
-    found["mufu"] = mufu(run)
-    found["bytes"] = found["global_bytes_read"] + found["global_bytes_written"]
-    return found
+    (run,) = forward(T, gate, "sm100", K).runs
+    return run.counters | {"moves": run.instructions.get("mov", 0), "mufu": mufu(run), "bytes": moved(run)}
 
 
 def of_a_chunk(shorter: int = 512, longer: int = 1024, gate: str = "bounded", K: int = 128) -> dict[str, float]:
@@ -112,7 +94,7 @@ def seconds(one: Chunk, T: int, H: int) -> tuple[float, int]:
     return walked + joined, pieces
 
 
-# What pages say of heads of 128 and of 64 channels, and of times that the clock predicts; `tables.py` writes it.
+# What pages say of heads of 128 and of 64 channels, and of times that the clock predicts.
 
 DIMS, T = (128, 64), 8192
 HEADER = "| H | counted, ms | clock, ms |"

@@ -1,4 +1,4 @@
-"""What the float32 kernels take, for the table of docs/stages/sm89.md, which `python -m benchmarks.tables` writes.
+"""What the float32 kernels take, for the table of docs/stages/sm89.md.
 
 Registers are ptxas' for sm_89.  Instructions (PTX, without mov) and bytes are counted in the simulator, those of 192
 tokens less those of 64: a chunk of a value head, all CTAs that share it, in a training step.
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Iterator
-from unittest import mock
 
 from kda.backends.sm89 import launch, plan
 from kda.model.bundles import Save
@@ -16,8 +15,9 @@ from kda.model.problem import Problem
 from kda.tools.verify.cases import Case, make_inputs
 from ptxkit import capture
 from ptxkit.report import Run
+from ptxkit.temporary import replaced
 
-from .pages import table_row
+from ..pages import table_row
 
 LONG, SHORT, C = 192, 64, 64
 HEADS, SMS = 16, 132                         # whose columns of a state are counted
@@ -71,7 +71,7 @@ def rows(dims: Iterable[int] = (64, 128)) -> Iterator[str]:
         few = case_of(SHORT, D).problem()
         columns = plan.columns(dataclasses.replace(few, H=HEADS, HV=HEADS), SMS)
         launch.steps.cache_clear()
-        with mock.patch.object(plan, "columns", lambda p, sms, columns=columns: columns):
+        with replaced(plan, columns=lambda p, sms, columns=columns: columns):
             long, short, configs = runs(case_of(LONG, D)), runs(case_of(SHORT, D)), kernels(few)
         launch.steps.cache_clear()
         yield from (row(name, configs[name], run, short[name]) for name, run in long.items() if name != "sum_chunks")

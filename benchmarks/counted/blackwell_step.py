@@ -1,5 +1,4 @@
 """What a training step on Blackwell costs on paper: counted in the simulator, at published rates.
-`python -m benchmarks.tables` writes the tables of docs/stages/sm100_backward.md.
 
 Counts are of 64 tokens and one value head, of a bounded gate with l2norms and a sigmoid: those of a longer sequence
 less those of a shorter one.  A kernel takes as long as the resource that it uses most; record and walk, where a CTA
@@ -9,23 +8,18 @@ has a head, at least the latency of their chunks, one after the other.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
 
-import kda
 from kda.backends.common.cute.training import TOKENS
 from kda.backends.common.training_plan import all_configs
 from kda.backends.sm100 import launch, plan
 from kda.backends.sm100.configs import GradsConfig, OperandsConfig, RecordConfig, WalkConfig
 from kda.model.problem import Problem
-from kda.tools.verify.cases import make_inputs
-from ptxkit import capture
-from ptxkit.capturing.session import Session
 from ptxkit.compile.kernel import Kernel
 from ptxkit.compile.target import parse
-from ptxkit.report import Run
 
-from .counted import GHZ, HBM, HEADS, HOP, HOPS, ISSUED, LAUNCH, MMA, MUFU, SMS, mufu
-from .pages import table_row
+from ..pages import table_row
+from . import GATES, LONG, SHORT, Counts, between, step
+from .blackwell import GHZ, HBM, HEADS, HOP, HOPS, ISSUED, LAUNCH, MMA, MUFU, SMS
 
 FORWARD, BACKWARD = ("operands", "record"), ("walk", "grads", "shares")
 AGAIN = ("operands", "again")                # first of a backward that nothing was kept for: record without o
@@ -34,73 +28,30 @@ PRODUCTS = {                                 # clocks of those between a state a
     "record": 2 * 128 * (64 * 128 + 128 * 32) / MMA[128], "walk": 2 * 128 * (32 * 128 + 128 * 32) / MMA[128],
 }
 COMPOSE = 2.4e-6                             # seconds of a segment, as on an H200
-SHORT, LONG = 256, 512                       # tokens of the sequences that are compared
 OF_KERNELS = ("| kernel | warp instructions | MUFU | MFLOP | wavefronts of shared memory | bytes per token | "
               "launches |")
 STATES = "state_dtype=float32 final_state=true"
 OF_CODE = "| registers | bounded by -5 | any other gate |"
 OF_SPILLS = "| bytes that grads spills | whole sequences | packed |"
-GATES = {
-    "bounded by -5": "bounded dt_bias=true", "bounded by -8": "bounded lower_bound=-8 dt_bias=true",
-    "softplus": "softplus dt_bias=true", "given decays": "gate=given",
-}
-GATES |= {f"{name}, g in float32": f"{words} g_dtype=float32" for name, words in GATES.items()}
 OF_HEADS = "| heads | operands | record | walk | grads | shares | forward | backward |"
 
 
-class Counts(NamedTuple):
-    """What a kernel takes for 64 tokens and one value head."""
-
-    warp_instructions: float
-    mufu: float
-    tensor_flops: float
-    shared_wavefronts: float
-    bytes: float                             # per token
-
-    def __add__(self, other):
-        return Counts(*(a + b for a, b in zip(self, other)))
-
-    @property
-    def clocks(self) -> dict[str, float]:
-        """Return the clocks of one SM, by resource."""
-        return {
-            "issue slots": self.warp_instructions / ISSUED, "exponentials": self.mufu * 32 / MUFU,
-            "tensor cores": self.tensor_flops / MMA[128], "shared memory": self.shared_wavefronts,
-            "memory": self.bytes * TOKENS / (HBM / SMS / (GHZ * 1e9)),
-        }
-
-
-def step(T: int, kept: bool, backend: str = "sm100", K: int = 128) -> Session:
-    """A forward that keeps, and its backward; or a backward alone, that nothing was kept for."""
-    case = make_inputs(T=T, H=1, K=K, V=K, gate="bounded", initial_state=False)
-    keywords = case.keywords | {"backend": backend, "output_final_state": False}
-    with capture(arch=backend) as session:
-        saved = kda.chunk_kda_fwd(**keywords, disable_recompute=True).saved if kept else None
-        kda.chunk_kda_bwd(do=case.do, saved=saved, **keywords)
-    return session
-
-
-def between(short: Run, long: Run, tokens: int) -> Counts:
-    """What so many more tokens take, for each block of them."""
-    a, b = values(short), values(long)
-    found = Counts(*((y - x) * TOKENS / tokens for x, y in zip(a, b)))
-    return found._replace(bytes=found.bytes / TOKENS)
+def clocks_of(one: Counts) -> dict[str, float]:
+    """Return the clocks of one SM, by resource."""
+    return {
+        "issue slots": one.warp_instructions / ISSUED, "exponentials": one.mufu * 32 / MUFU,
+        "tensor cores": one.tensor_flops / MMA[128], "shared memory": one.shared_wavefronts,
+        "memory": one.bytes * TOKENS / (HBM / SMS / (GHZ * 1e9)),
+    }
 
 
 def counts(shorter: int = SHORT, longer: int = LONG) -> dict[str, Counts]:
     """Return the counts of each kernel."""
     found = {}
     for kept, names in ((True, FORWARD + BACKWARD), (False, AGAIN)):
-        pairs = list(zip(step(shorter, kept).runs, step(longer, kept).runs))
+        pairs = list(zip(step(shorter, kept, "sm100").runs, step(longer, kept, "sm100").runs))
         found = {name: between(*pair, longer - shorter) for name, pair in zip(names, pairs, strict=kept)} | found
     return {name: found[name] for name in (*FORWARD, *BACKWARD, *AGAIN)}
-
-
-def values(run: Run) -> Counts:
-    counters = run.counters
-    moved = counters["global_bytes_read"] + counters["global_bytes_written"]
-    return Counts(counters["warp_instructions"], mufu(run), counters["tensor_flops"], counters["shared_wavefronts"],
-                  moved)
 
 
 def total(found: dict[str, Counts], names: tuple[str, ...]) -> Counts:
@@ -112,7 +63,7 @@ def seconds(found: dict[str, Counts], T: int, H: int) -> dict[str, tuple[float, 
     p = Problem.parse(f"bounded l2norm bfloat16 K=128 V=128 T={T} H={H}")
     pl, times = plan.training_plan(p, SMS), {}
     for name in FORWARD + BACKWARD:
-        binds, clocks = max(found[name].clocks.items(), key=lambda pair: pair[1])
+        binds, clocks = max(clocks_of(found[name]).items(), key=lambda pair: pair[1])
         time = clocks * T / TOKENS * H / SMS / (GHZ * 1e9)
         if name in PRODUCTS:
             waves = -(-pl.all_segments * H // SMS)

@@ -1,5 +1,5 @@
-"""Bytes that the Triton backend's launches touch, for the table of docs/triton.md, which `python -m benchmarks.tables`
-writes: of a token and a value head, bfloat16, K = V = 128, those of 192 tokens less those of 64.
+"""Bytes that the Triton backend's launches touch, for the table of docs/triton.md: of a token and a value head,
+bfloat16, K = V = 128, those of 192 tokens less those of 64.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ptxkit import capture
 from ptxkit.capturing.session import Session
 from ptxkit.report import Run
 
-from .pages import table_row
+from ..pages import table_row
 
 LONG, SHORT, ARCH = 192, 64, "sm90"
 SECTOR, READ, WRITTEN = 32, 1, 2             # bytes; flags of a sector

@@ -1,0 +1,75 @@
+"""Writes every page and table that comes from results on record, or from what is counted and predicted.  No GPU:
+
+    python -m benchmarks                          what differs from the pages
+    python -m benchmarks write                    write them anew
+    python -m benchmarks write --only sm90        those whose name or page has this word
+
+`WRITERS` names them, from those that take seconds to the clock's, which take most of an hour.
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import torch
+
+from kda.tools.verify.ledger import FILE, Ledger
+from ptxkit.benchmarks.microbenchmarks import page as microbenchmarks
+
+from . import common, evidence, ledger_page, picture, predicted, predicted_pairs, ranks
+from .counted import figures
+
+Texts = Mapping[Path, str]
+
+
+def ledger() -> Texts:
+    found = evidence.document(evidence.rows_of(FILE))
+    readme = ledger_page.with_states(ledger_page.README.read_text(), Ledger(found))
+    return {FILE: evidence.written(found), ledger_page.README: readme}
+
+
+def counted(page: str) -> Texts:
+    return {figures.DOCS / page: figures.renewed(page)}
+
+
+WRITERS: dict[str, Callable[[], Texts]] = {  # name -> what files should say
+    "picture": picture.texts,
+    "ranks": lambda: {ranks.PAGE: ranks.page_with(ranks.PAGE.read_text(), ranks.Costs())},
+    "microbenchmarks": microbenchmarks.texts,
+    "ledger": ledger,
+    **{f"counted {page}": functools.partial(counted, page) for page in dict.fromkeys(f.page for f in figures.FIGURES)},
+    "pairs of predicted configurations": predicted_pairs.texts,
+    "predicted": predicted.all_texts,
+}
+
+
+def differences(file: Path, text: str) -> list[str]:
+    """Return what is said now and what should be said, line by line."""
+    name, before = str(file.relative_to(common.ROOT)), file.read_text()
+    return [*difflib.unified_diff(before.splitlines(), text.splitlines(), name, "now", "", "", 0, "")]
+
+
+def main() -> None:
+    parser = common.parser(__spec__, __doc__, json=False)
+    parser.add_argument("write", nargs="?", choices=["write"], help="write the files")
+    parser.add_argument("--only", metavar="WORD", default="")
+    asked = parser.parse_args()
+    torch.set_num_threads(1)
+    differs = False
+    for name, texts in WRITERS.items():
+        if asked.only in name:
+            for file, text in texts().items():
+                found = differences(file, text)
+                print("\n".join([f"{name}: {len(found)} lines differ", *found]), flush=True)
+                differs |= bool(found)
+                if asked.write:
+                    file.write_text(text)
+    sys.exit(differs and not asked.write)
+
+
+if __name__ == "__main__":
+    main()
