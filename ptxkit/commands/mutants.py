@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 HEAD = ("line", "mutants", "instruction", "what was changed", "noticed by")
 
 
-def lines(screen: Screen, found: Mutants) -> Iterator[str]:
+def lines(screen: Screen, judged: Mutants) -> Iterator[str]:
     """Yield a sentence and a table for each kernel, as wide as the terminal."""
-    for says, rows in found.sections():
+    for says, rows in judged.sections():
         yield says
         yield from screen.table(rows, HEAD, "lrlll", indent=2)
 

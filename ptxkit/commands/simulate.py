@@ -68,31 +68,32 @@ def command(
         needs_a_clock(arch, "--clock")
     compiler()                               # the script would fail where it first launches
     with screen.lent():
-        found = run(script, args, arch=arch.spelling, schedules=schedules, keep=mutants, strict=strict,
-                    limit=limit, watch=partial(_watched, screen),
-                    **({"clock": chip_for(arch)[0].name} if clock else {}))
-    judged = _mutants(screen, found, strict, workers) if mutants else None
-    code = _code(found, judged)
+        simulated = run(
+            script, args, arch=arch.spelling, schedules=schedules, keep=mutants, strict=strict, limit=limit,
+            watch=partial(_watched, screen), **({"clock": chip_for(arch)[0].name} if clock else {}),
+        )
+    judged = _mutants(screen, simulated, strict, workers) if mutants else None
+    code = _code(simulated, judged)
     home = Path.cwd().resolve()
     survivors = judged.survivors if judged else []
     if html:
         from ptxkit.scripts.pages import page
 
-        write_file(html, page(found, survivors, home))
+        write_file(html, page(simulated, survivors, home))
     if sarif:
         from ptxkit.scripts.sarif import log
 
-        log_of = log(found.findings + found.notes, survivors, program_version(), home)
+        log_of = log(simulated.findings + simulated.notes, survivors, program_version(), home)
         write_file(sarif, json.dumps(log_of, indent=1) + "\n")
     files = {name: str(path) for name, path in (("html", html), ("sarif", sarif)) if path}
     if screen.json:
-        screen.emit_json(as_json(found, judged, code, files))
+        screen.emit_json(as_json(simulated, judged, code, files))
     else:
-        _print(screen, found, mutants, judged, files)
-    if found.failed:
-        screen.line(f"{found.script} failed: {found.failed}", err=True)
-    elif not found.session.runs:
-        screen.line(NO_LAUNCH.format(script=found.script), err=True)
+        _print(screen, simulated, mutants, judged, files)
+    if simulated.failed:
+        screen.line(f"{simulated.script} failed: {simulated.failed}", err=True)
+    elif not simulated.session.runs:
+        screen.line(NO_LAUNCH.format(script=simulated.script), err=True)
     if hint := _misplaced(args):
         screen.line(hint, err=True)
     return code
@@ -107,26 +108,26 @@ def _watched(screen: Screen, kernel: str, runs: int) -> Iterator[Callable[[], No
         yield shown.count
 
 
-def _mutants(screen: Screen, found: Simulated, strict: bool, workers: int) -> Mutants | None:
+def _mutants(screen: Screen, simulated: Simulated, strict: bool, workers: int) -> Mutants | None:
     """Return the mutants; None if there is nothing to judge: a script that failed, kernels with findings, or none."""
     from ptxkit import SimulationError
 
-    if found.failed or found.findings or not found.first:
+    if simulated.failed or simulated.findings or not simulated.first:
         return None
     with screen.progress("looking for mutants") as shown:
         try:
-            return found.mutants(strict=strict, workers=workers, tell=of_mutants.reporter(shown))
+            return simulated.mutants(strict=strict, workers=workers, tell=of_mutants.reporter(shown))
         except SimulationError as error:     # their schedules find what ours did not
-            found.add(error.findings, SCHEDULE_OF_MUTANTS)
+            simulated.add(error.findings, SCHEDULE_OF_MUTANTS)
             return None
 
 
-def _code(found: Simulated, judged: Mutants | None) -> int:
-    if found.failed:
+def _code(simulated: Simulated, judged: Mutants | None) -> int:
+    if simulated.failed:
         return ERROR
-    if not found.session.runs:
+    if not simulated.session.runs:
         return CANNOT_JUDGE
-    return FINDING if found.findings or (judged and judged.survivors) else OK
+    return FINDING if simulated.findings or (judged and judged.survivors) else OK
 
 
 def _misplaced(args: tuple[str, ...]) -> str:
@@ -137,43 +138,46 @@ def _misplaced(args: tuple[str, ...]) -> str:
     return f"{', '.join(mine)} went to the script; options of {program} simulate come before it" if mine else ""
 
 
-def as_json(found: Simulated, judged: Mutants | None, code: int, files: dict[str, str]) -> dict[str, Any]:
-    runs = found.session.runs
+def as_json(simulated: Simulated, judged: Mutants | None, code: int, files: dict[str, str]) -> dict[str, Any]:
+    runs = simulated.session.runs
     return heading(
-        "simulate", code, script=found.script, arch=found.arch, schedules=found.schedules, failed=found.failed,
-        milliseconds=found.session.milliseconds if found.session.options.get("clock") and runs else None,
+        "simulate", code, script=simulated.script, arch=simulated.arch,
+        schedules=simulated.schedules, failed=simulated.failed,
+        milliseconds=simulated.session.milliseconds if simulated.session.options.get("clock") and runs else None,
         launches=[
             {"kernel": run.kernel, "grid": run.grid, "block": run.block, "cluster": run.cluster,
              "counters": run.counters, "incomplete": run.incomplete,
              "milliseconds": run.clock.milliseconds if run.clock else None}
             for run in runs
         ],
-        findings=[asdict(finding) | {"schedule": schedule} for finding, schedule in found.found.values()],
-        varying=sorted(found.varying), mutants=judged.as_json() if judged else None, files=files,
+        findings=[asdict(finding) | {"schedule": schedule} for finding, schedule in simulated.found.values()],
+        varying=sorted(simulated.varying), mutants=judged.as_json() if judged else None, files=files,
     )
 
 
-def _print(screen: Screen, found: Simulated, asked: bool, judged: Mutants | None, files: dict[str, str]) -> None:
-    """Print what was found; `asked` says whether mutants were requested."""
+def _print(
+    screen: Screen, simulated: Simulated, with_mutants: bool, judged: Mutants | None, files: dict[str, str]
+) -> None:
+    """Print what was found; `with_mutants` says whether mutants were requested."""
     kernels: dict[str, list[Any]] = defaultdict(list)
-    for run in found.session.runs:
+    for run in simulated.session.runs:
         kernels[run.kernel].append(run)
     if kernels:
         from ptxkit.scripts.pages import many
 
-        launches, different = many(len(found.session.runs), "launch", "es"), many(len(kernels), "kernel")
-        each = many(found.schedules, "schedule")
-        timed = any(run.clock for run in found.session.runs)
-        screen.line(f"{launches} of {different} on {found.arch}, simulated under {each}")
+        launches, different = many(len(simulated.session.runs), "launch", "es"), many(len(kernels), "kernel")
+        each = many(simulated.schedules, "schedule")
+        timed = any(run.clock for run in simulated.session.runs)
+        screen.line(f"{launches} of {different} on {simulated.arch}, simulated under {each}")
         if timed:
-            screen.line(f"predicted for {chip_for(parse(found.arch))[1]}")
-        rows = [_row(screen, name, runs, found) for name, runs in kernels.items()]
+            screen.line(f"predicted for {chip_for(parse(simulated.arch))[1]}")
+        rows = [_row(screen, name, runs, simulated) for name, runs in kernels.items()]
         header, align = (HEAD, "llrrrrrr") if timed else (HEAD[:-1], "llrrrrr")
         screen.lines(screen.table([row[: len(header)] for row in rows], header, align))
-    for finding in found.findings + found.notes:
+    for finding in simulated.findings + simulated.notes:
         screen.line()
         screen.line(str(finding), hang=4)
-    for name in sorted(found.varying):
+    for name in sorted(simulated.varying):
         screen.line()
         screen.line(f"{name}: its results depend on the schedule (atomic additions of floats do that, too)")
     if judged:
@@ -181,7 +185,7 @@ def _print(screen: Screen, found: Simulated, asked: bool, judged: Mutants | None
         screen.lines(of_mutants.lines(screen, judged))
         if not judged.outcomes:
             screen.line("no mutants: these kernels have no synchronising instruction")
-    elif asked and found.findings:
+    elif with_mutants and simulated.findings:
         screen.line()
         screen.line("no mutants: fix the findings first, which would hide what a mutant changes")
     if files:
@@ -190,13 +194,13 @@ def _print(screen: Screen, found: Simulated, asked: bool, judged: Mutants | None
         screen.line(f"{path}: written")
 
 
-def _row(screen: Screen, name: str, runs: list[Any], found: Simulated) -> list[str]:
+def _row(screen: Screen, name: str, runs: list[Any], simulated: Simulated) -> list[str]:
     from ptxkit.findings import shortened
 
     def total(*counters: str) -> str:
         return f"{sum(run.counters[counter] for run in runs for counter in counters):,}"
 
-    findings = [finding for finding in found.findings if finding.kernel == name]
+    findings = [finding for finding in simulated.findings if finding.kernel == name]
     time = f"{1e3 * sum(run.clock.milliseconds for run in runs):,.1f}" if all(run.clock for run in runs) else "-"
     return [
         screen.sign("fail" if findings else "ok"), shortened(name), str(len(runs)), str(len(findings)),

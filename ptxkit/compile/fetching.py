@@ -37,15 +37,15 @@ def fetch_all(recipes: Iterable[AnyRecipe], workers: int | None = None) -> list[
 
 def attempt_all(recipes: Iterable[AnyRecipe], workers: int | None = None) -> list[Any]:
     """The same, with a BuildError for each kernel that cannot be built."""
-    recipes, kept = list(recipes), store.default()
+    recipes, kernel_store = list(recipes), store.default()
     missing = []
     for recipe in dict.fromkeys(recipes):
         if recipe not in _FETCHED:
-            if (kernel := _opened(kept, recipe)) is not None:
+            if (kernel := _opened(kernel_store, recipe)) is not None:
                 _FETCHED.setdefault(recipe, kernel)
             else:
                 missing.append(recipe)
-    failed = _build_all(missing, kept, workers or min(_cpus(), 16)) if missing else {}
+    failed = _build_all(missing, kernel_store, workers or min(_cpus(), 16)) if missing else {}
     return [_FETCHED.get(recipe) or failed[recipe] for recipe in recipes]
 
 
@@ -53,8 +53,8 @@ def fetch_here(recipe: AnyRecipe) -> Any:
     """The kernel of a recipe, built in this process if it is missing, and not remembered."""
     if recipe in _FETCHED:
         return _FETCHED[recipe]
-    kept = store.default()
-    return _opened(kept, recipe) or recipe.opened(kept.fetch(recipe.key, recipe.build, recipe.about))
+    kernel_store = store.default()
+    return _opened(kernel_store, recipe) or recipe.opened(kernel_store.fetch(recipe.key, recipe.build, recipe.about))
 
 
 def build_together(recipes: Iterable[AnyRecipe]) -> None:
@@ -65,13 +65,13 @@ def build_together(recipes: Iterable[AnyRecipe]) -> None:
         attempt_all(recipes)
 
 
-def _build_all(recipes: Sequence[AnyRecipe], kept: store.Store, workers: int) -> dict[AnyRecipe, BuildError]:
+def _build_all(recipes: Sequence[AnyRecipe], kernel_store: store.Store, workers: int) -> dict[AnyRecipe, BuildError]:
     """Build kernels; return the errors of those that failed."""
     failed: dict[AnyRecipe, BuildError] = {}
 
     def build_one(recipe: AnyRecipe) -> None:
         try:
-            entry = kept.fetch(recipe.key, lambda: builders.build(recipe), recipe.about)
+            entry = kernel_store.fetch(recipe.key, lambda: builders.build(recipe), recipe.about)
             _FETCHED.setdefault(recipe, recipe.opened(entry))
             built(recipe)
         except BuildError as error:
@@ -94,12 +94,12 @@ def _cpus() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _opened(kept: store.Store, recipe: AnyRecipe) -> Kernel | None:
+def _opened(kernel_store: store.Store, recipe: AnyRecipe) -> Kernel | None:
     """The kernel of an entry; a readable entry with other contents is dropped."""
-    if (entry := kept.find(recipe.key)) is None:
+    if (entry := kernel_store.find(recipe.key)) is None:
         return None
     try:
         return recipe.opened(entry)
     except (KeyError, TypeError, ValueError, BuildError):
-        kept.forget(recipe.key)
+        kernel_store.forget(recipe.key)
         return None
