@@ -186,9 +186,6 @@ class Arena:
                 seen.add(block.address)
                 yield block
 
-    def living(self) -> list[Block]:
-        return [block for block in self._blocks.values() if not block.gone]
-
     def without_owner(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return the same tensor, which does not keep its memory: a launch in a CUDA graph knows addresses alone."""
         storage = tensor.untyped_storage()

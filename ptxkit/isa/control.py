@@ -14,16 +14,8 @@ def lower_brx(b, ins):
     return Op("brx", [b.value(index, "u32")], [*BRX(count=len(labels)), *labels])
 
 
-def lower_exit(b, ins):
-    return Op("exit")
-
-
 def lower_ret(b, ins):
     return Op("return" if b.in_function else "exit")
-
-
-def lower_nothing(b, ins):
-    return Op("nop")
 
 
 def lower_nanosleep(b, ins):
@@ -32,21 +24,13 @@ def lower_nanosleep(b, ins):
     return Op("nanosleep")
 
 
-def lower_trap(b, ins):
-    return Op("trap")
-
-
+NOTHING = ("brkpt", "pmevent", "discard", "applypriority", "prefetch", "prefetchu")
 LOWERINGS = {
     "bra": lower_bra,
     "brx": lower_brx,
     "ret": lower_ret,
-    "exit": lower_exit,
+    "exit": lambda b, ins: Op("exit"),
     "nanosleep": lower_nanosleep,
-    "trap": lower_trap,
-    "brkpt": lower_nothing,
-    "pmevent": lower_nothing,
-    "discard": lower_nothing,
-    "applypriority": lower_nothing,
-    "prefetch": lower_nothing,
-    "prefetchu": lower_nothing,
+    "trap": lambda b, ins: Op("trap"),
+    **dict.fromkeys(NOTHING, lambda b, ins: Op("nop")),
 }

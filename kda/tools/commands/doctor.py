@@ -146,7 +146,7 @@ def examine(screen: Screen, checks: Sequence[str] = (), problem: str | None = No
             strict: bool = False) -> DoctorReport:
     """Examine everything, or only the named checks; or, for a problem, only which backends accept it."""
     named = [name.removeprefix(LIVE) for name in checks if name.startswith(LIVE)]
-    looked_at = _checks_to_run(checks, problem)
+    looked_at = [check for check in CHECKS.values() if check.id in checks or (not checks and problem is None)]
     with_table = not checks or problem is not None or bool(require) or bool(named)
     needs = {need for check in looked_at for need in check.needs} | ({"torch", "smi"} if with_table else set())
     with_models = with_table and not checks and problem is None
@@ -155,7 +155,7 @@ def examine(screen: Screen, checks: Sequence[str] = (), problem: str | None = No
         findings = [check(facts) for check in looked_at]
         if not with_table:
             return DoctorReport(facts, tuple(findings), strict=strict)
-        asked = parse_problem(problem or "", facts)
+        asked = Problem.parse(problem or "", device=default_device(facts))
         rows = weigh_backends(facts, asked, {})
         if problem is None:
             called = {*named, *require} if checks else set(backend_names())
@@ -164,7 +164,8 @@ def examine(screen: Screen, checks: Sequence[str] = (), problem: str | None = No
             tell(f"calling {', '.join(runs) or 'no backend'}")
             live = live_calls(runs, tell.count)
             findings += [live_finding(name, call) for name, call in live.items()]
-            findings += [_not_called(row) for row in rows if row.name in named and row.name not in live]
+            silent = [row for row in rows if row.name in named and row.name not in live]
+            findings += [Diagnosis(LIVE + row.name, "info", f"not called: {row.why}") for row in silent]
             rows = weigh_backends(facts, asked, live)
     unmet = [row for row in rows if row.name in require and not row.usable]
     choice = weigh(asked, host_for(asked.device, facts))
@@ -172,20 +173,6 @@ def examine(screen: Screen, checks: Sequence[str] = (), problem: str | None = No
     ways = models.ways(facts) if with_models else ()
     ran = ledger.found([row.name for row in rows], facts.gpus[0].cc) if with_models and facts.gpus else ()
     return DoctorReport(facts, tuple(findings), rows, ways, ran, choice, says, strict)
-
-
-def _checks_to_run(checks: Sequence[str], problem: str | None) -> list:
-    if checks:
-        return [CHECKS[name] for name in CHECKS if name in checks]
-    return [] if problem is not None else list(CHECKS.values())
-
-
-def _not_called(row: BackendRow) -> Diagnosis:
-    return Diagnosis(LIVE + row.name, "info", f"not called: {row.why}")
-
-
-def parse_problem(text: str, facts: MachineFacts) -> Problem:
-    return Problem.parse(text, device=default_device(facts))
 
 
 # ---------------------------------------------------------------------------------------------- printing
@@ -232,11 +219,6 @@ def legend(choice: Choice) -> str:
     return f'{picked} = what backend="auto" picks for K={p.K} V={p.V} {p.dtype}{where}; try {example}'
 
 
-def archs_line() -> str:
-    missing = archs_without_kernels(capabilities())
-    return f"No kernels yet for {', '.join(missing)}." if missing else ""
-
-
 def summary(screen: Screen, report: DoctorReport) -> str:
     """The result, which is printed first; nothing if an unmet requirement is the only one."""
     failed, warned = report.count("fail", "crash"), report.count("warn")
@@ -269,7 +251,9 @@ def text_lines(screen: Screen, report: DoctorReport, verbose: bool, for_problem:
     if report.rows:
         lines += ["", *backend_lines(screen, report.rows, not for_problem)]
     if report.choice and not for_problem:
-        lines += [line for line in (legend(report.choice), archs_line()) if line]
+        lines.append(legend(report.choice))
+        if missing := archs_without_kernels(capabilities()):
+            lines.append(f"No kernels yet for {', '.join(missing)}.")
     if report.ran:
         lines += ["", *ledger.lines(screen, report.ran)]
     if any(way.version for way in report.ways):

@@ -153,16 +153,12 @@ def _device_of(mode: Tensors, func: Any, args: tuple, kwargs: dict) -> torch.dev
     return CUDA if place == "cuda" else func(*args)
 
 
-def _cuda(mode: Tensors, func: Any, args: tuple, kwargs: dict) -> Any:
-    return mode.moved(args[0], "cuda", **_form(kwargs))
+def _moved_to(place: str) -> Answer:
+    def moved(mode: Tensors, func: Any, args: tuple, kwargs: dict) -> Any:
+        form = kwargs.get("memory_format")
+        return mode.moved(args[0], place, **({} if form is None else {"memory_format": form}))
 
-
-def _cpu(mode: Tensors, func: Any, args: tuple, kwargs: dict) -> Any:
-    return mode.moved(args[0], "cpu", **_form(kwargs))
-
-
-def _form(kwargs: dict) -> dict:
-    return {"memory_format": kwargs["memory_format"]} if kwargs.get("memory_format") is not None else {}
+    return moved
 
 
 def _to(mode: Tensors, func: Any, args: tuple, kwargs: dict) -> Any:
@@ -188,14 +184,11 @@ def _type(mode: Tensors, func: Any, args: tuple, kwargs: dict) -> Any:
     return name.replace("torch.", "torch.cuda.") if on_gpu else name
 
 
-def _dlpack(mode: Tensors, func: Any, args: tuple, kwargs: dict) -> Any:
-    x, *_ = args
-    return Disguised(x).__dlpack__() if mode.place(x) == "cuda" else func(*args, **kwargs)
+def _disguised(method: Callable[[Disguised], Any]) -> Answer:
+    def answer(mode: Tensors, func: Any, args: tuple, kwargs: dict) -> Any:
+        return method(Disguised(args[0])) if mode.place(args[0]) == "cuda" else func(*args, **kwargs)
 
-
-def _dlpack_device(mode: Tensors, func: Any, args: tuple, kwargs: dict) -> Any:
-    x, *_ = args
-    return Disguised(x).__dlpack_device__() if mode.place(x) == "cuda" else func(*args, **kwargs)
+    return answer
 
 
 _T: Any = torch.Tensor
@@ -209,14 +202,14 @@ ANSWERS: dict[Any, Answer] = {
     _T.is_cuda.__get__: lambda mode, func, args, kwargs: mode.place(args[0]) == "cuda",
     _T.is_cpu.__get__: lambda mode, func, args, kwargs: mode.place(args[0]) == "cpu",
     _T.get_device: lambda mode, func, args, kwargs: 0 if mode.place(args[0]) == "cuda" else func(*args),
-    _T.cuda: _cuda,
-    _T.cpu: _cpu,
+    _T.cuda: _moved_to("cuda"),
+    _T.cpu: _moved_to("cpu"),
     _T.to: _to,
     _T.type: _type,
     _T.pin_memory: lambda mode, func, args, kwargs: mode.placed(args[0], "cpu"),
     _T.is_pinned: lambda mode, func, args, kwargs: mode.places.get(args[0]) == "cpu",
-    _T.__dlpack__: _dlpack,
-    _T.__dlpack_device__: _dlpack_device,
+    _T.__dlpack__: _disguised(Disguised.__dlpack__),
+    _T.__dlpack_device__: _disguised(Disguised.__dlpack_device__),
 }
 
 
@@ -261,7 +254,8 @@ def _reach(mode: Tensors, patches: Patches) -> None:
     for owner in (torch, torch.utils.dlpack):
         patches.answer(owner, {"from_dlpack": from_a_disguise})
     patches.put(torch.Tensor, "record_stream", _record_stream)                 # refused before a mode sees it
-    patches.answer(torch, {"set_default_device": _set_default, "get_default_device": _get_default})
+    default = {"get_default_device": lambda gpu: gpu.default_device or torch.device("cpu")}
+    patches.answer(torch, {"set_default_device": _set_default, **default})
 
 
 def _record_stream(x: torch.Tensor, stream: Any) -> None:
@@ -279,10 +273,6 @@ _RECORD_STREAM = torch.Tensor.record_stream
 def _set_default(gpu: Gpu, device: Any) -> None:
     """torch's own would be a mode below ours, and reach what we compute on the CPU."""
     gpu.default_device = None if device is None else torch.device(device)
-
-
-def _get_default(gpu: Gpu) -> torch.device:
-    return gpu.default_device or torch.device("cpu")
 
 
 def _with_mode(mode: Tensors, function: Callable) -> Callable:
