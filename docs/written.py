@@ -19,8 +19,9 @@ ERRORS, MUTANTS = HERE / "data" / "errors.json", HERE / "data" / "mutants.json"
 
 OF_ERRORS = """# Every error that a function can raise
 
-One row for each check of `kda/checks/calls.py` and, with `gate.` and `decode.` in front, of `kda/checks/gate.py` and
-`kda/checks/decode.py`, with the message of a call that fails it. All are `kda.InputError` (a `ValueError`); rows that
+A message ends with the id of a check, in brackets. Here are all ids, each with the message of a call that fails it;
+checks whose messages differ in the argument alone share a row, with the message of the first. Ids that begin with
+`gate.` are of `fused_kda_gate`, with `decode.` of `decode_step`. All are `kda.InputError` (a `ValueError`); those that
 end in `.type` are also a `TypeError`. `error.check` is the id; `error.argument`, `error.asked`, `error.found` and
 `error.fix` are the parts of the message. A call that no backend accepts raises `kda.NoBackendError`, with the reasons
 of the named backend, or of each if none was named, and the backends that would accept the call.
@@ -31,8 +32,8 @@ checked that are on a GPU. A precomputed `g` is assumed to be <= 0 and is not ch
 The layer has checks of its own, `kda.nn` and `kda.parallel`, with ids that begin with `nn.` and `parallel.`; their
 messages are made in the same way, and they have no row here.
 
-| id | argument | message |
-|---|---|---|
+| ids | message |
+|---|---|
 """
 
 OF_MUTANTS = """# Every synchronising instruction has a reason
@@ -57,8 +58,11 @@ def code(text):
 
 
 def errors():
-    found = json.loads(ERRORS.read_text())
-    return OF_ERRORS + "".join(f"| `{id}` | {argument} | {cell(text)} |\n" for id, (argument, text) in found.items())
+    rows = {}                                # a message of any argument -> ids, and the message of the first
+    for id, (argument, text) in json.loads(ERRORS.read_text()).items():
+        _, _, said = text.partition(": ")
+        rows.setdefault(said.replace(argument, "#"), ([], text))[0].append(id)
+    return OF_ERRORS + "".join(f"| {', '.join(map(code, ids))} | {cell(text)} |\n" for ids, text in rows.values())
 
 
 def became_of(mutants, noticed, redundant, reason, survived):

@@ -69,6 +69,20 @@ def test_a_broken_link_is_noticed():
     assert list(broken_links(ROOT / "README.md", "[a](docs/errors.md) [b](docs/index.md)")) == ["docs/errors.md"]
 
 
+def pages_under(site, *captions):
+    """Return the index of a site, and the pages that stand in its navigation under the captions."""
+    index = site / "index.md"
+    trees = re.findall(r"^```\{toctree\}\n:caption: (.*)\n(?::.*\n)+\n((?:.+\n)+)```$", TEXTS[index], re.MULTILINE)
+    assert {*captions} <= {caption for caption, _ in trees}
+    names = [name for caption, names in trees if caption in captions for name in names.split()]
+    return [index, *(site / f"{name}.md" for name in names)]
+
+
+def test_pages_for_users_have_at_most_30_000_words():
+    pages = [*pages_under(ROOT / "docs", "Use", "Understand"), *pages_under(ROOT / "ptxkit" / "docs", "Use")]
+    assert len(pages) > 15 and sum(len(TEXTS[page].split()) for page in pages) <= 30_000
+
+
 def examples(page):
     """Each block of Python on a page, and the text that stands right under it: what it prints."""
     blocks = r"^```python\n(.*?)^```\n(?:\s*^```text\n(.*?)^```$)?"

@@ -3,10 +3,17 @@
 import contextlib
 import json
 import pickle
+import re
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+
+sys.path.insert(0, str(Path(__file__).parents[3] / "docs"))
+
+import written
 from broken import CASES, FILE, SPARSE, chunk, message, messages
 from broken_parallel import building, gate_on_a_mesh, halo
 from naive import make
@@ -37,6 +44,12 @@ def test_a_broken_call_names_its_argument_what_was_found_and_what_to_do(id):
 def test_the_messages_on_file_are_up_to_date():
     on_file = json.loads(FILE.read_text())
     assert on_file == messages() and [*on_file] == [*CASES], "run `python tests/helpers/broken.py`"
+
+
+def test_the_page_of_errors_has_each_id_once():
+    table = written.errors().partition("| ids | message |")[2]
+    ids = [id for row in table.splitlines() for id in re.findall(r"`([\w.]+)`", row.partition(" | ")[0])]
+    assert sorted(ids) == sorted(CASES)
 
 
 def test_a_sparse_tensor_is_named():
