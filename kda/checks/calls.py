@@ -38,33 +38,13 @@ class Call(NamedTuple):
     out: Any = None                          # only fused_recurrent_kda has it
 
     # The letters of kda.model.problem; rows after "q.shape" and "v.shape" may use them.
-    @property
-    def B(self) -> int:
-        return self.inputs.q.shape[0]
-
-    @property
-    def T(self) -> int:
-        return self.inputs.q.shape[1]
-
-    @property
-    def H(self) -> int:
-        return self.inputs.q.shape[2]
-
-    @property
-    def K(self) -> int:
-        return self.inputs.q.shape[3]
-
-    @property
-    def HV(self) -> int:
-        return self.inputs.v.shape[2]
-
-    @property
-    def V(self) -> int:
-        return self.inputs.v.shape[3]
-
-    @property
-    def N(self) -> int:
-        return self.B if self.inputs.cu_seqlens is None else self.inputs.cu_seqlens.shape[0] - 1
+    B = property(lambda c: c.inputs.q.shape[0])
+    T = property(lambda c: c.inputs.q.shape[1])
+    H = property(lambda c: c.inputs.q.shape[2])
+    K = property(lambda c: c.inputs.q.shape[3])
+    HV = property(lambda c: c.inputs.v.shape[2])
+    V = property(lambda c: c.inputs.v.shape[3])
+    N = property(lambda c: c.B if c.inputs.cu_seqlens is None else c.inputs.cu_seqlens.shape[0] - 1)
 
     @property
     def states(self) -> tuple[int, ...]:
@@ -162,7 +142,10 @@ def not_dense(x: torch.Tensor) -> str | None:
     return "a nested tensor" if x.is_nested else when(x.layout != torch.strided, f"a tensor of layout {x.layout}")
 
 
-def type_row(name: str, needed: bool, id: str | None = None) -> Requirement:
+# These return the row of one kind for any argument; the error has another `id` and another name if they are given.
+
+
+def type_row(name: str, needed: bool, id: str | None = None, argument: str | None = None) -> Requirement:
     def found(c: Any) -> str | None:
         x = c.tensor(name)
         if isinstance(x, torch.Tensor):
@@ -170,26 +153,29 @@ def type_row(name: str, needed: bool, id: str | None = None) -> Requirement:
         return when(needed or x is not None, in_words(x))
 
     asked = "a dense torch.Tensor" + ("" if needed else " or None")
-    return Requirement(id or f"{name}.type", name, asked, found, "Pass a tensor.", InputTypeError)
+    return Requirement(id or f"{name}.type", argument or name, asked, found, "Pass a tensor.", InputTypeError)
 
 
-def _shape_row(name: str, letters: str, fix: str, states: bool = False) -> Requirement:
-    """Return the check of a shape: `letters` such as "B T HV K", or with `states` the shape of final states."""
+def shape_row(
+    name: str, letters: str, fix: str, sizes: Callable[[Any], tuple[int, ...]] | None = None, id: str | None = None,
+    argument: str | None = None,
+) -> Requirement:
+    """Return the check of a shape: `letters` such as "B T HV K", with the sizes of that name or those given."""
 
-    def expected(c: Call) -> tuple[int, ...]:
-        return c.states if states else tuple(getattr(c, letter) for letter in letters.split())
+    def expected(c: Any) -> tuple[int, ...]:
+        return sizes(c) if sizes else tuple(getattr(c, letter) for letter in letters.split())
 
-    def asked(c: Call) -> str:
+    def asked(c: Any) -> str:
         return "[" + ", ".join(f"{letter}={n}" for letter, n in zip(letters.split(), expected(c))) + "]"
 
-    def found(c: Call) -> str | None:
+    def found(c: Any) -> str | None:
         x = c.tensor(name)
         return when(x is not None and tuple(x.shape) != expected(c), f"shape {shape_of(x)}" if x is not None else "")
 
-    return Requirement(f"{name}.shape", name, asked, found, fix)
+    return Requirement(id or f"{name}.shape", argument or name, asked, found, fix)
 
 
-def numel_row(name: str, letters: str, fix: str, id: str | None = None) -> Requirement:
+def numel_row(name: str, letters: str, fix: str, id: str | None = None, asked: str = "a tensor of") -> Requirement:
     def wanted(c: Any) -> int:
         return math.prod([getattr(c, letter) for letter in letters.split("*")])     # torch.compile traces it
 
@@ -197,51 +183,53 @@ def numel_row(name: str, letters: str, fix: str, id: str | None = None) -> Requi
         x = c.tensor(name)
         return None if x is None or x.numel() == wanted(c) else f"{x.numel()} elements, shape {shape_of(x)}"
 
-    return Requirement(id or f"{name}.numel", name, lambda c: f"a tensor of {letters}={wanted(c)} elements", found, fix)
+    return Requirement(id or f"{name}.numel", name, lambda c: f"{asked} {letters}={wanted(c)} elements", found, fix)
 
 
 _DTYPE_KINDS: dict[str, tuple[Callable[[Any, torch.dtype], bool], str]] = {
-    "a tensor of q's dtype": (lambda c, dtype: dtype == c.inputs.q.dtype, "Use {}.to(q.dtype)."),
-    "a tensor of a float dtype": (lambda c, dtype: is_float(dtype), "Use {}.float()."),
-    "a tensor of int32 or int64": (lambda c, dtype: is_index(dtype), "Use {}.long()."),
+    "q's dtype": (lambda c, dtype: dtype == c.tensor("q").dtype, "Use {}.to(q.dtype)."),
+    "a float dtype": (lambda c, dtype: is_float(dtype), "Use {}.float()."),
+    "float32": (lambda c, dtype: dtype in (torch.float32, torch.float64), "Use {}.float()."),
+    "int32 or int64": (lambda c, dtype: is_index(dtype), "Use {}.long()."),
 }
 
 
-def dtype_row(name: str, kind: str, id: str | None = None) -> Requirement:
+def dtype_row(
+    name: str, kind: str, id: str | None = None, argument: str | None = None, asked: str = "a tensor of"
+) -> Requirement:
     right, fix = _DTYPE_KINDS[kind]
 
     def found(c: Any) -> str | None:
         x = c.tensor(name)
         return None if x is None or right(c, x.dtype) else dtype_name(x)
 
-    return Requirement(id or f"{name}.dtype", name, kind, found, fix.format(name))
+    return Requirement(id or f"{name}.dtype", argument or name, f"{asked} {kind}", found, fix.format(argument or name))
 
 
-def _device_row(name: str) -> Requirement:
-    homes = {"cu_seqlens": "on the device of q or the CPU", "cu_seqlens_cpu": "on the CPU"}
-    asked = homes.get(name, "on the device of q")
-
-    def found(c: Call) -> str | None:
-        x, home = c.tensor(name), c.inputs.q.device
+def device_row(
+    name: str, asked: str = "on the device of q", fix: str = "", id: str | None = None, argument: str | None = None
+) -> Requirement:
+    def found(c: Any) -> str | None:
+        x, home = c.tensor(name), c.tensor("q").device
         right = x is None or ("q" in asked and x.device == home) or ("CPU" in asked and x.device.type == "cpu")
         return when(not right, f"{x.device} beside q on {home}" if x is not None else "")
 
-    return Requirement(f"{name}.device", name, asked, found, f"Move {name} there.")
+    return Requirement(id or f"{name}.device", argument or name, asked, found, fix or f"Move {name} there.")
 
 
-def _option_row(name: str, asked: str, fix: str, *kinds: type) -> Requirement:
-    def found(c: Call) -> str | None:
+def option_row(name: str, asked: str, fix: str, *kinds: type, id: str | None = None) -> Requirement:
+    def found(c: Any) -> str | None:
         x = getattr(c.options, name)
         return when(not is_number(x, *kinds), in_words(x))
 
-    return Requirement(f"{name}.type", name, asked, found, fix, InputTypeError)
+    return Requirement(id or f"{name}.type", name, asked, found, fix, InputTypeError)
 
 
-def _logits_only_row(name: str) -> Requirement:
+def logits_only_row(name: str, id: str | None = None, fix: str = "") -> Requirement:
     return Requirement(
-        f"{name}.unused", name, "left out unless use_gate_in_kernel=True",
+        id or f"{name}.unused", name, "left out unless use_gate_in_kernel=True",
         lambda c: when(c.tensor(name) is not None and not c.options.use_gate_in_kernel, "use_gate_in_kernel=False"),
-        f"Set use_gate_in_kernel=True if g holds logits; leave {name} out if g holds log decays.",
+        fix or f"Set use_gate_in_kernel=True if g holds logits; leave {name} out if g holds log decays.",
     )
 
 
@@ -296,15 +284,15 @@ TRAINING_OUT = Requirement(
 TRAINING = (INTERMEDIATE_STATES, WRITTEN_STATE, TRAINING_POOL, TRAINING_OUT)
 
 NUMBERS = (
-    _option_row("scale", "a number or None", "Pass float(scale). None: K ** -0.5.", int, float),
-    _option_row("lower_bound", "a number or None", "Pass float(lower_bound). None: no bound.", int, float, type(None)),
-    _option_row("chunk_size", "an int", "Pass 32 or 64, or leave it out.", int),
+    option_row("scale", "a number or None", "Pass float(scale). None: K ** -0.5.", int, float),
+    option_row("lower_bound", "a number or None", "Pass float(lower_bound). None: no bound.", int, float, type(None)),
+    option_row("chunk_size", "an int", "Pass 32 or 64, or leave it out.", int),
 )
 
 CALLER: tuple[Requirement, ...] = (
     *(type_row(name, needed=name in REQUIRED) for name in ARGUMENTS),
     *NUMBERS,
-    _option_row("backend", "a str or None", "Pass the name of a backend, or leave it out.", str, type(None)),
+    option_row("backend", "a str or None", "Pass the name of a backend, or leave it out.", str, type(None)),
     *TRAINING,
 )
 
@@ -396,6 +384,8 @@ def _no_slots_per_token(c: Call) -> str | None:
     return when(c.inputs.num_accepted_tokens is not None and (x is None or x.dim() != 2), "no slots per token")
 
 
+DEVICES = {"cu_seqlens": "on the device of q or the CPU", "cu_seqlens_cpu": "on the CPU"}
+
 KIND: tuple[Requirement, ...] = (
     Requirement(
         "q.shape", "q", "[B, T, H, K] with H >= 1",
@@ -411,14 +401,14 @@ KIND: tuple[Requirement, ...] = (
         lambda c: when(c.K < 1 or not (c.recurrent or c.K <= MAX_K), f"K={c.K}"),
         "Split the head into several; fused_recurrent_kda accepts K up to 1,024 on a GPU, any K on a CPU.",
     ),
-    *(_device_row(name) for name in ARGUMENTS[1:]),
-    _shape_row("k", "B T H K", "q and k share heads and head dim; only v, g and beta may have more heads."),
-    dtype_row("k", "a tensor of q's dtype"),
+    *(device_row(name, DEVICES.get(name, "on the device of q")) for name in ARGUMENTS[1:]),
+    shape_row("k", "B T H K", "q and k share heads and head dim; only v, g and beta may have more heads."),
+    dtype_row("k", "q's dtype"),
     Requirement(
         "v.shape", "v", lambda c: f"[B={c.B}, T={c.T}, HV, V] with HV, V >= 1", _bad_v,
         "Give v the batch and the tokens of q; heads come behind the tokens.",
     ),
-    dtype_row("v", "a tensor of q's dtype"),
+    dtype_row("v", "q's dtype"),
     Requirement(
         "v.heads", "v", lambda c: f"a tensor with a multiple of H={c.H} heads",
         lambda c: when(c.HV % c.H, f"HV={c.HV}"), "Each q/k head serves HV / H value heads.",
@@ -427,26 +417,26 @@ KIND: tuple[Requirement, ...] = (
         "g.heads_first", "g", lambda c: f"[B={c.B}, T={c.T}, HV={c.HV}, K={c.K}], by the shapes of q, k and v",
         _heads_first, "Either g or q, k and v have heads before tokens; use x.transpose(1, 2) on those.",
     ),
-    _shape_row("g", "B T HV K", "The gate has the heads of v and the channels of k."),
-    dtype_row("g", "a tensor of a float dtype"),
+    shape_row("g", "B T HV K", "The gate has the heads of v and the channels of k."),
+    dtype_row("g", "a float dtype"),
     Requirement(
         "beta.shape", "beta",
         lambda c: f"[B={c.B}, T={c.T}, HV={c.HV}]" + (f" or [.., V={c.V}]" if c.recurrent else ""), _bad_beta,
         "One beta per token and value head; heads come after tokens, in all inputs. Only fused_recurrent_kda accepts "
         "one per value channel.",
     ),
-    dtype_row("beta", "a tensor of a float dtype"),
+    dtype_row("beta", "a float dtype"),
     numel_row("A_log", "HV", "One rate per value head."),
-    dtype_row("A_log", "a tensor of a float dtype"),
-    _logits_only_row("A_log"),
+    dtype_row("A_log", "a float dtype"),
+    logits_only_row("A_log"),
     Requirement(
         "A_log.missing", "A_log", "given for a gate without a lower_bound",
         lambda c: when(c.options.use_gate_in_kernel and c.inputs.A_log is c.options.lower_bound is None, "neither"),
         "Pass A_log for -exp(A_log) softplus(g + dt_bias), or lower_bound for the bounded gate.",
     ),
     numel_row("dt_bias", "HV*K", "One bias per value head and channel."),
-    dtype_row("dt_bias", "a tensor of a float dtype"),
-    _logits_only_row("dt_bias"),
+    dtype_row("dt_bias", "a float dtype"),
+    logits_only_row("dt_bias"),
     Requirement("lower_bound.value", "lower_bound", "a finite negative number",
                 lambda c: bad_bound(c.options.lower_bound), "-5.0 is the common choice; None means no bound."),
     Requirement("safe_gate.promise", "safe_gate", "set only for a gate within [-5, 0]", _bad_promise,
@@ -467,7 +457,7 @@ KIND: tuple[Requirement, ...] = (
         _bad_offsets_shape,
         "Pass the N + 1 offsets of N packed sequences.",
     ),
-    dtype_row("cu_seqlens", "a tensor of int32 or int64"),
+    dtype_row("cu_seqlens", "int32 or int64"),
     Requirement(
         "cu_seqlens.batch", "q", "a tensor with B=1 beside cu_seqlens",
         lambda c: when(c.inputs.cu_seqlens is not None and c.B != 1, f"B={c.B}"),
@@ -478,7 +468,7 @@ KIND: tuple[Requirement, ...] = (
         lambda c: when(c.inputs.cu_seqlens is None and c.inputs.cu_seqlens_cpu is not None, "cu_seqlens=None"),
         "Pass cu_seqlens as well.",
     ),
-    dtype_row("cu_seqlens_cpu", "a tensor of int32 or int64"),
+    dtype_row("cu_seqlens_cpu", "int32 or int64"),
     Requirement(
         "initial_state_indices.pool", "initial_state_indices", "used with ssm_state_indices",
         _without_pool("initial_state_indices"), "ssm_state_indices says where the final states go; -1 drops one.",
@@ -499,16 +489,17 @@ KIND: tuple[Requirement, ...] = (
         "a tensor of float32 or of q's dtype, or a pool of any float dtype",
         _bad_state_dtype, "Use initial_state.float().",
     ),
-    _shape_row("do", "B T HV V", "do is the gradient of o."),
-    dtype_row("do", "a tensor of a float dtype"),
-    _shape_row("dht", "N HV K V", "dht is the gradient of the final states, in their layout.", states=True),
-    dtype_row("dht", "a tensor of a float dtype"),
+    shape_row("do", "B T HV V", "do is the gradient of o."),
+    dtype_row("do", "a float dtype"),
+    shape_row("dht", "N HV K V", "dht is the gradient of the final states, in their layout.",
+              lambda c: c.states),
+    dtype_row("dht", "a float dtype"),
     Requirement(
         "ssm_state_indices.shape", "ssm_state_indices",
         lambda c: f"[N={c.N}]" + (f" or [N={c.N}, S >= 1]" if c.recurrent else ""), _bad_slots,
         "One slot per sequence; fused_recurrent_kda also accepts one per token of each.",
     ),
-    dtype_row("ssm_state_indices", "a tensor of int32 or int64"),
+    dtype_row("ssm_state_indices", "int32 or int64"),
     Requirement(
         "ssm_state_indices.pool", "initial_state", "the pool that ssm_state_indices points into",
         lambda c: when(c.inputs.ssm_state_indices is not None and c.inputs.initial_state is None, "None"),
@@ -524,20 +515,20 @@ KIND: tuple[Requirement, ...] = (
         lambda c: when(c.op == "chunk_kda_bwd" and c.inputs.ssm_state_indices is not None, "a pool"),
         "A pool is for inference; pass initial_state=pool[slots] to train.",
     ),
-    _shape_row("initial_state_indices", "N", "One slot per sequence, -1 to start from zero."),
-    dtype_row("initial_state_indices", "a tensor of int32 or int64"),
+    shape_row("initial_state_indices", "N", "One slot per sequence, -1 to start from zero."),
+    dtype_row("initial_state_indices", "int32 or int64"),
     Requirement(
         "checkpoint_offsets.shape", "checkpoint_offsets", lambda c: f"[N={c.N}, E >= 1]", _bad_checkpoints,
         "One row per sequence; a slot of -1 in checkpoint_indices leaves an entry out.",
     ),
-    dtype_row("checkpoint_offsets", "a tensor of int32 or int64"),
+    dtype_row("checkpoint_offsets", "int32 or int64"),
     Requirement(
         "checkpoint_indices.shape", "checkpoint_indices", "of the shape of checkpoint_offsets", _other_checkpoints,
         "Pass both: the slot of each state that is stored.",
     ),
-    dtype_row("checkpoint_indices", "a tensor of int32 or int64"),
-    _shape_row("num_accepted_tokens", "N", "One count per sequence."),
-    dtype_row("num_accepted_tokens", "a tensor of int32 or int64"),
+    dtype_row("checkpoint_indices", "int32 or int64"),
+    shape_row("num_accepted_tokens", "N", "One count per sequence."),
+    dtype_row("num_accepted_tokens", "int32 or int64"),
     Requirement(
         "num_accepted_tokens.slots", "num_accepted_tokens", "used with ssm_state_indices [N, S]",
         _no_slots_per_token, "It says from which slot each sequence continues.",
@@ -547,8 +538,8 @@ KIND: tuple[Requirement, ...] = (
         lambda c: when(c.options.inplace_final_state and c.inputs.initial_state is None, "initial_state=None"),
         "The final states are written into initial_state: pass one, or inplace_final_state=False.",
     ),
-    _shape_row("out", "B T HV V", "o is written to out."),
-    dtype_row("out", "a tensor of q's dtype"),
+    shape_row("out", "B T HV V", "o is written to out."),
+    dtype_row("out", "q's dtype"),
 )
 
 

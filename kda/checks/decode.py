@@ -2,27 +2,28 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
 
 from kda.model.problem import DTYPES, StepInputs
 
-from ..errors import InputTypeError, in_words
 from . import written
 from .calls import (
     Requirement,
     bad_bound,
+    device_row,
     dtype_name,
+    dtype_row,
     is_finite,
-    is_float,
-    is_index,
-    is_number,
-    not_dense,
+    logits_only_row,
+    numel_row,
     on_cpu,
+    option_row,
     shape_of,
+    shape_row,
+    type_row,
     when,
 )
 
@@ -57,51 +58,26 @@ class StepCall(NamedTuple):
     op: str = "decode_step"
 
     # The letters of kda.model.problem.
-    @property
-    def N(self) -> int:
-        return self.x.q.shape[0]
+    N = property(lambda c: c.x.q.shape[0])
+    T = property(lambda c: c.x.q.shape[1])
+    H = property(lambda c: c.x.q.shape[2])
+    K = property(lambda c: c.x.q.shape[3])
+    HV = property(lambda c: c.x.v.shape[2])
+    V = property(lambda c: c.x.v.shape[3])
+    C = property(lambda c: 2 * c.H * c.K + c.HV * c.V)
+    W = property(lambda c: 0 if c.x.conv_weight is None else c.x.conv_weight.shape[1])
+    L = property(lambda c: c.W - 1 + (0 if c.x.records is None else c.T - 1))
+    slots = property(lambda c: c.x.states.shape[0])
 
-    @property
-    def T(self) -> int:
-        return self.x.q.shape[1]
-
-    @property
-    def H(self) -> int:
-        return self.x.q.shape[2]
-
-    @property
-    def K(self) -> int:
-        return self.x.q.shape[3]
-
-    @property
-    def HV(self) -> int:
-        return self.x.v.shape[2]
-
-    @property
-    def V(self) -> int:
-        return self.x.v.shape[3]
-
-    @property
-    def C(self) -> int:
-        return 2 * self.H * self.K + self.HV * self.V
-
-    @property
-    def slots(self) -> int:
-        return self.x.states.shape[0]
-
-    @property
-    def W(self) -> int:
-        return 0 if self.x.conv_weight is None else self.x.conv_weight.shape[1]
-
-    @property
-    def L(self) -> int:
-        return self.W - 1 + (0 if self.x.records is None else self.T - 1)
+    def tensor(self, name: str) -> Any:
+        return getattr(self.x, name)
 
 
 NAMES = {"slots": "ssm_state_indices", "accepted": "num_accepted_tokens", "path": "accepted_path"}
 _NAMES = [NAMES.get(name, name) for name in StepInputs._fields]
 REQUIRED = StepInputs._fields[:6]
-INDICES = ("slots", "accepted", "path", "parents")
+DTYPE_KINDS = dict.fromkeys(("slots", "accepted", "path", "parents"), "int32 or int64") | dict.fromkeys(
+    ("k", "v", "out"), "q's dtype") | {"records": "float32"}
 WRITTEN = ("states", "conv_states", "records", "out")
 
 
@@ -109,79 +85,18 @@ def _id(name: str, what: str) -> str:
     return f"decode.{NAMES.get(name, name)}.{what}"
 
 
-def _type_row(name: str) -> Requirement:
-    needed = name in REQUIRED
-
-    def found(c: StepCall) -> str | None:
-        x = getattr(c.x, name)
-        if isinstance(x, torch.Tensor):
-            return not_dense(x)
-        return when(needed or x is not None, in_words(x))
-
-    asked = "a dense torch.Tensor" + ("" if needed else " or None")
-    return Requirement(_id(name, "type"), NAMES.get(name, name), asked, found, "Pass a tensor.", InputTypeError)
+def _shape_row(name: str, letters: str, fix: str, sizes: Callable[[Any], tuple[int, ...]] | None = None) -> Requirement:
+    return shape_row(name, letters, fix, sizes, _id(name, "shape"), NAMES.get(name, name))
 
 
 def _number_row(name: str, asked: str, *kinds: type) -> Requirement:
-    def found(c: StepCall) -> str | None:
-        x = getattr(c.options, name)
-        return when(not is_number(x, *kinds), in_words(x))
-
-    return Requirement(_id(name, "type"), name, asked, found, "See help(kda.decode_step).", InputTypeError)
-
-
-def _shape_row(name: str, letters: str, fix: str) -> Requirement:
-    def sizes(c: StepCall) -> list[tuple[str, int]]:
-        numbers = {"T-1": lambda: c.T - 1, "2K+V": lambda: 2 * c.K + c.V}
-        return [(each, numbers[each]() if each in numbers else getattr(c, each)) for each in letters.split()]
-
-    def asked(c: StepCall) -> str:
-        return "[" + ", ".join(f"{letter}={n}" for letter, n in sizes(c)) + "]"
-
-    def found(c: StepCall) -> str | None:
-        x = getattr(c.x, name)
-        return None if x is None or [*x.shape] == [n for _, n in sizes(c)] else f"shape {shape_of(x)}"
-
-    return Requirement(_id(name, "shape"), NAMES.get(name, name), asked, found, fix)
-
-
-def _numel_row(name: str, letters: str, fix: str) -> Requirement:
-    def wanted(c: StepCall) -> int:
-        return math.prod(getattr(c, letter) for letter in letters.split("*"))
-
-    def found(c: StepCall) -> str | None:
-        x = getattr(c.x, name)
-        return None if x is None or x.numel() == wanted(c) else f"{x.numel()} elements, shape {shape_of(x)}"
-
-    return Requirement(_id(name, "numel"), name, lambda c: f"of {letters}={wanted(c)} elements", found, fix)
+    return option_row(name, asked, "See help(kda.decode_step).", *kinds, id=_id(name, "type"))
 
 
 def _dtype_row(name: str) -> Requirement:
-    def found(c: StepCall) -> str | None:
-        x = getattr(c.x, name)
-        if name in INDICES:
-            good = x is None or is_index(x.dtype)
-        elif name in ("k", "v", "out"):
-            good = x is None or x.dtype == c.x.q.dtype
-        elif name == "records":
-            good = x is None or x.dtype in (torch.float32, torch.float64)
-        else:
-            good = x is None or is_float(x.dtype)
-        return None if good else dtype_name(x)
-
-    asked = dict.fromkeys(("k", "v", "out"), "of q's dtype") | {"records": "of dtype float32"}
-    asked |= dict.fromkeys(INDICES, "of dtype int32 or int64")
-    name_ = NAMES.get(name, name)
-    way = "long()" if name in INDICES else "to(q.dtype)" if name in ("k", "v", "out") else "float()"
-    return Requirement(_id(name, "dtype"), name_, asked.get(name, "of a float dtype"), found, f"Use {name_}.{way}.")
-
-
-def _device_row(name: str) -> Requirement:
-    def found(c: StepCall) -> str | None:
-        x, home = getattr(c.x, name), c.x.q.device
-        return when(x is not None and x.device != home, f"{getattr(x, 'device', '')} beside q on {home}")
-
-    return Requirement(_id(name, "device"), NAMES.get(name, name), "on the device of q", found, "Move it there.")
+    kind = DTYPE_KINDS.get(name, "a float dtype")
+    asked = "of dtype" if kind in ("int32 or int64", "float32") else "of"
+    return dtype_row(name, kind, _id(name, "dtype"), NAMES.get(name, name), asked)
 
 
 def _together_row(id: str, name: str, others: tuple[str, ...], asked: str, fix: str) -> Requirement:
@@ -192,14 +107,6 @@ def _together_row(id: str, name: str, others: tuple[str, ...], asked: str, fix: 
         return when(getattr(c.x, name) is not None and missing, f"no {' and no '.join(missing)}")
 
     return Requirement(f"decode.{id}", NAMES.get(name, name), asked, found, fix)
-
-
-def _logits_only_row(name: str) -> Requirement:
-    def found(c: StepCall) -> str | None:
-        return when(getattr(c.x, name) is not None and not c.options.use_gate_in_kernel, "use_gate_in_kernel=False")
-
-    fix = f"Leave {name} out if g holds log decays."
-    return Requirement(_id(name, "unused"), name, "left out unless use_gate_in_kernel=True", found, fix)
 
 
 def _own_memory_row(name: str) -> Requirement:
@@ -285,7 +192,7 @@ def _bad_parent(c: StepCall) -> str | None:
 
 
 OF_TYPES: tuple[Requirement, ...] = (
-    *map(_type_row, StepInputs._fields),
+    *(type_row(n, n in REQUIRED, _id(n, "type"), NAMES.get(n, n)) for n in StepInputs._fields),
     _number_row("scale", "a number or None", int, float),
     _number_row("lower_bound", "a number or None", int, float, type(None)),
     _number_row("norm_eps", "a number", int, float),
@@ -303,7 +210,8 @@ KIND: tuple[Requirement, ...] = (
                 "A token of each of N sequences is (N, 1, H, K)."),
     Requirement("decode.q.dtype", "q", "of dtype " + ", ".join(DTYPES),
                 lambda c: when(dtype_name(c.x.q) not in DTYPES, dtype_name(c.x.q)), "Cast q, k and v."),
-    *map(_device_row, StepInputs._fields[1:]),
+    *(device_row(n, fix="Move it there.", id=_id(n, "device"), argument=NAMES.get(n, n))
+      for n in StepInputs._fields[1:]),
     _shape_row("k", "N T H K", "q and k share heads and head dim."),
     Requirement("decode.v.shape", "v", lambda c: f"[N={c.N}, T={c.T}, HV, V] with HV, V >= 1", _bad_v,
                 "Give v the sequences and the tokens of q."),
@@ -319,10 +227,10 @@ KIND: tuple[Requirement, ...] = (
                                 or (c.x.slots is None and c.slots != c.N), f"shape {shape_of(c.x.states)}"
                                 + ("" if c.options.state_v_first else ", seen as (V, K)")),
                 "Without ssm_state_indices state n is that of sequence n; state_v_first=False is for states (K, V)."),
-    _numel_row("A_log", "HV", "One rate per value head."),
-    _numel_row("dt_bias", "HV*K", "One bias per value head and channel."),
-    _logits_only_row("A_log"),
-    _logits_only_row("dt_bias"),
+    numel_row("A_log", "HV", "One rate per value head.", "decode.A_log.numel", "of"),
+    numel_row("dt_bias", "HV*K", "One bias per value head and channel.", "decode.dt_bias.numel", "of"),
+    *(logits_only_row(name, f"decode.{name}.unused", f"Leave {name} out if g holds log decays.")
+      for name in ("A_log", "dt_bias")),
     Requirement("decode.A_log.missing", "A_log", "given for a gate without a lower_bound",
                 lambda c: when(c.options.use_gate_in_kernel and c.x.A_log is c.options.lower_bound is None, "neither"),
                 "Pass A_log, or lower_bound for the bounded gate."),
@@ -349,7 +257,8 @@ KIND: tuple[Requirement, ...] = (
     Requirement("decode.conv_weight.shape", "conv_weight",
                 lambda c: f"[C={c.C}, W] with C = 2*H*K + HV*V and {WIDTHS[0]} <= W <= {WIDTHS[1]}", _bad_weight,
                 "Concatenate the weights of q, k and v: torch.cat([wq, wk, wv]).flatten(1)."),
-    _shape_row("records", "slots T-1 HV 2K+V", "One record per slot, draft token and value head."),
+    _shape_row("records", "slots T-1 HV 2K+V", "One record per slot, draft token and value head.",
+               lambda c: (c.slots, c.T - 1, c.HV, 2 * c.K + c.V)),
     Requirement("decode.records.tokens", "records", "left out where T = 1",
                 lambda c: when(c.x.records is not None and c.T == 1, "T=1"), "One token alone is never rolled back."),
     _shape_row("conv_states", "slots L C",

@@ -43,7 +43,7 @@ GATE: tuple[Requirement, ...] = (
         "gate.g.shape", "g", "[.., HV, K]", lambda c: f"shape {shape_of(c.g)}" if c.g.dim() < 2 else None,
         "The last two axes are heads and channels.",
     ),
-    *(dtype_row(name, "a tensor of a float dtype", id=f"gate.{name}.dtype") for name in ("g", "A_log", "dt_bias")),
+    *(dtype_row(name, "a float dtype", id=f"gate.{name}.dtype") for name in ("g", "A_log", "dt_bias")),
     numel_row("A_log", "HV", "One rate per value head.", id="gate.A_log.numel"),
     numel_row("dt_bias", "HV*K", "One bias per value head and channel.", id="gate.dt_bias.numel"),
     Requirement(
