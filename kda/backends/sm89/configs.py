@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import dataclasses
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -15,11 +16,17 @@ SLICE = 32                                   # channels of K in a pass of `prepa
 COLUMNS = (32, 16, 8)                        # columns of a state in a CTA: the first that leaves few SMs idle
 WIDEST_BACK = 16                             # columns in a backward: more would not fit
 SIZES = {"K": (64, 128), "V": (64, 128), "C": (32, 64)}                      # for which kernels are written
-WORDS = {
-    "given": "GIVEN", "softplus": "SOFTPLUS", "bounded": "BOUNDED",
-}
+GATES = {"given": "GIVEN", "softplus": "SOFTPLUS", "bounded": "BOUNDED"}
 BETAS = {"given": "AS_IT_IS", "sigmoid": "SIGMOID", "2*sigmoid": "TWICE_SIGMOID"}
 OFFSETS = {None: 0, "int32": 32, "int64": 64}                                # dtypes of cu_seqlens, and their bits
+# The macro that a kernel has for a field of its configuration, and its value.
+MACROS: dict[str, tuple[str, Callable[[Any], int | str]]] = {
+    "K": ("HEAD_K", int), "V": ("HEAD_V", int), "C": ("CHUNK", int), "columns": ("COLUMNS", int),
+    "slots": ("RING", int), "gate": ("GATE_IS", GATES.__getitem__), "beta": ("BETA_IS", BETAS.__getitem__), "norm": ("NORM", int),
+    "rate": ("RATE", int), "bias": ("BIAS", int), "offsets": ("PACKED", OFFSETS.__getitem__),
+    "save": ("PRODUCTS", lambda save: int(save is Save.PRODUCTS)), "backward": ("FOR_BACKWARD", int),
+    "v_first": ("STATES_V_FIRST", int), "output": ("OUTPUT", int),
+}
 
 
 # Every argument of the kernels, by its one name.  Operands of chunks are tiles, one of a chunk and value head after the
@@ -95,6 +102,12 @@ def arguments_of(kernel: str, names: str) -> type[Arguments]:
 class Sized(KernelConfig):
     """A configuration with some of K, V and C."""
 
+    @property
+    def defines(self) -> dict[str, Any]:
+        names = [field.name for field in dataclasses.fields(self)]  # type: ignore[arg-type]  # a subclass is a dataclass
+        names += ["slots"] * hasattr(self, "slots")
+        return {MACROS[name][0]: MACROS[name][1](getattr(self, name)) for name in names}
+
     def broken_limits(self) -> Iterator[str]:
         sizes = {name: getattr(self, name) for name in SIZES if hasattr(self, name)}
         for name, found in sizes.items():
@@ -115,10 +128,6 @@ class TablesConfig(Sized):
     file = "fwd/tables.cu"
     threads = 256
     shared = 0
-
-    @property
-    def defines(self) -> dict[str, Any]:
-        return {"CHUNK": self.C, "PACKED": OFFSETS[self.offsets]}
 
 
 class OfChunks(Sized):
@@ -161,15 +170,6 @@ class PrepareConfig(OfChunks):
         place = max(slices, matrix + max(2 * matrix, C * (self.V + 4)))
         return 4 * (C * (self.K + 4) + place + C // 8 * SLICE + 3 * C)
 
-    @property
-    def defines(self) -> dict[str, Any]:
-        return {
-            "HEAD_K": self.K, "HEAD_V": self.V, "CHUNK": self.C, "GATE_IS": WORDS[self.gate],
-            "BETA_IS": BETAS[self.beta], "NORM": int(self.norm), "RATE": int(self.rate), "BIAS": int(self.bias),
-            "PACKED": OFFSETS[self.offsets], "PRODUCTS": int(self.save is Save.PRODUCTS),
-            "FOR_BACKWARD": int(self.backward),
-        }
-
 
 @dataclass(frozen=True)
 class _Chain(OfChunks):
@@ -203,13 +203,6 @@ class _Chain(OfChunks):
         """Return the bytes of the rings of all warps."""
         return self.C // 8 * self.slots * 1024
 
-    @property
-    def defines(self) -> dict[str, Any]:
-        return {
-            "HEAD_K": self.K, "HEAD_V": self.V, "CHUNK": self.C, "COLUMNS": self.columns, "RING": self.slots,
-            "PACKED": OFFSETS[self.offsets], "STATES_V_FIRST": int(self.v_first),
-        }
-
 
 @dataclass(frozen=True)
 class ChainConfig(_Chain):
@@ -229,10 +222,6 @@ class ChainConfig(_Chain):
     def shared(self) -> int:
         of_o = 4 * self.C * self.columns if self.output else 256 * self.C // 8
         return self.rings + 8 * (self.K + self.C) * (self.columns + 1) + of_o
-
-    @property
-    def defines(self) -> dict[str, Any]:
-        return super().defines | {"OUTPUT": int(self.output)}
 
 
 @dataclass(frozen=True)
@@ -276,10 +265,6 @@ class WyConfig(OfChunks):
     def shared(self) -> int:
         return 4 * self.C * (self.C + 4 + SLICE + 8 + 2 * (SLICE + 4 + 2 * (SLICE + 8)) + 2)
 
-    @property
-    def defines(self) -> dict[str, Any]:
-        return {"HEAD_V": self.V, "CHUNK": self.C, "PACKED": OFFSETS[self.offsets]}
-
 
 @dataclass(frozen=True)
 class IntraConfig(OfChunks):
@@ -304,13 +289,6 @@ class IntraConfig(OfChunks):
         place = max(2 * (3 * C + 2 * SLICE) * (SLICE + 8), 2 * C * (C + 4) + 3 * C * (SLICE + 4))
         return 4 * (place + SLICE * (warps * (levels + 5) + 1))
 
-    @property
-    def defines(self) -> dict[str, Any]:
-        return {
-            "HEAD_K": self.K, "HEAD_V": self.V, "CHUNK": self.C, "GATE_IS": WORDS[self.gate], "RATE": int(self.rate),
-            "BIAS": int(self.bias), "PACKED": OFFSETS[self.offsets],
-        }
-
 
 @dataclass(frozen=True)
 class NormsConfig(Sized):
@@ -324,10 +302,6 @@ class NormsConfig(Sized):
     threads = 256
     shared = 0
 
-    @property
-    def defines(self) -> dict[str, Any]:
-        return {"HEAD_K": self.K, "NORM": int(self.norm), "BETA_IS": BETAS[self.beta], "PACKED": OFFSETS[self.offsets]}
-
 
 @dataclass(frozen=True)
 class SumsConfig(Sized):
@@ -340,10 +314,6 @@ class SumsConfig(Sized):
     file = "bwd/sums.cu"
     threads = 512
     shared = 0
-
-    @property
-    def defines(self) -> dict[str, Any]:
-        return {"HEAD_K": self.K, "RATE": int(self.rate), "BIAS": int(self.bias), "PACKED": OFFSETS[self.offsets]}
 
 
 Config = (
