@@ -41,7 +41,7 @@ from kda.checks.gate import GATE, GateCall
 from kda.checks.keywords import names_of, refuse_unknown
 from kda.checks.memo import are_plain
 from kda.errors import InputError, InputTypeError, KdaError, NoBackendError
-from kda.model.bundles import Grads, Kept, MadeWith, OpaqueSaved, Outputs, Save, Saved, saved_dtypes, saved_shapes
+from kda.model.bundles import Grads, Kept, MadeWith, OpaqueSaved, Outputs, Save, Saved, saved_outlines
 from kda.model.gates import wide_dtype
 from kda.model.host import stand_in
 from kda.model.offsets import host_offsets
@@ -631,13 +631,12 @@ def _check_saved(call: Call, kept: Any) -> None:
         if not capability(backend).saves_opaque:                                  # its backward recomputes
             return
         sizes = [launcher(backend).saved_bytes(problem, save) for save in (Save.OWN, Save.STATES)]
-        shapes: Any = [next(((size,) for size in sizes if saved.memory.shape == (size,)), sizes[:1])]
-        dtypes: Any = [torch.uint8]
+        shape: Any = next(((size,) for size in sizes if saved.memory.shape == (size,)), sizes[:1])
+        outlines: Any = [(shape, torch.uint8)]
     else:
-        packed, C = call.inputs.cu_seqlens is not None, call.options.chunk_size
-        shapes = saved_shapes(call.B, call.T, call.N, call.HV, call.K, call.V, C, packed)
-        dtypes = saved_dtypes(call.inputs.q.dtype, wide_dtype(call.inputs.q.dtype))
-    for name, x, shape, dtype in zip(saved._fields, saved, shapes, dtypes):
+        packed, q_dtype = call.inputs.cu_seqlens is not None, call.inputs.q.dtype
+        outlines = saved_outlines(call, call.options.chunk_size, packed, q_dtype, wide_dtype(q_dtype)).values()
+    for name, x, (shape, dtype) in zip(saved._fields, saved, outlines):
         for what, found, wanted in (("shape", list(x.shape), list(shape)), ("dtype", x.dtype, dtype),
                                     ("device", x.device, call.inputs.q.device)):
             if found != wanted:

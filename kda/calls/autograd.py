@@ -40,7 +40,7 @@ from kda.checks.calls import (
 )
 from kda.errors import KdaError
 from kda.model import gates, transforms
-from kda.model.bundles import Grads, OpaqueSaved, Outputs, Products, Save, Saved, saved_dtypes, saved_shapes
+from kda.model.bundles import Grads, OpaqueSaved, Outputs, Products, Save, Saved, saved_outlines
 from kda.model.gates import wide_dtype
 from kda.model.host import stand_in
 from kda.model.offsets import offsets_dtype
@@ -170,20 +170,15 @@ def chunk_forward_fake(*args):
         problem = problem_of(c)
         saved = [q.new_empty(launcher(_saver(c, problem, save)).saved_bytes(problem, save), dtype=torch.uint8)]
     elif kind is not None:
-        shapes = saved_shapes(c.B, c.T, c.N, c.HV, c.K, c.V, o.chunk_size, packed)
-        dtypes = saved_dtypes(q.dtype, wide_dtype(q.dtype))
-        saved = [q.new_empty(getattr(shapes, name), dtype=getattr(dtypes, name)) for name in kind._fields]
+        outlines = saved_outlines(c, o.chunk_size, packed, q.dtype, wide_dtype(q.dtype))
+        saved = [q.new_empty(shape, dtype=dtype) for shape, dtype in map(outlines.__getitem__, kind._fields)]
     return q.new_empty(c.B, c.T, c.HV, c.V), ht, h, saved
 
 
 def _chunk_setup(ctx, inputs, output):
-    ctx.mark_non_differentiable(*output[3])
-    _save_for_backward(ctx, inputs, output[3])
-
-
-def _save_for_backward(ctx, inputs, saved):
     *args, _ = inputs
-    c = Call("chunk_kda", Inputs(*args[: len(INPUTS)]), Options(**dict(zip(OPTIONS, args[len(INPUTS):]))))
+    c, saved = call_of(args), output[3]
+    ctx.mark_non_differentiable(*saved)
     if c.options.return_intermediate_states and any(ctx.needs_input_grad):
         refuse(c, INTERMEDIATE_STATES, "gradients recorded")
     asked = backend_of_backward(backend_asked(c.options.backend))            # a backward may run in another thread
@@ -356,18 +351,26 @@ def _chunk_forward_(*args):
     return prefill(_pool_call(args))
 
 
-def _chunk_forward_fake_(*args):
-    c = _pool_call(args)
-    check(c, KIND)
-    return c.inputs.q.new_empty(c.B, c.T, c.HV, c.V)
+def _fake_of(call_of: Callable[[tuple], Call]) -> Callable[..., Tensor]:
+    """Return the fake implementation of an operator that returns o and writes states in place."""
+
+    def fake(*args):
+        c = call_of(args)
+        check(c, KIND)
+        return c.inputs.q.new_empty(c.B, c.T, c.HV, c.V)
+
+    return fake
 
 
 # recurrent
 
 
-def _recurrent_call(args: tuple, inplace: bool) -> Call:
+def _recurrent_call(args: tuple, inplace: bool = False) -> Call:
     options = Options(**dict(zip(RECURRENT_OPTIONS, args[len(RECURRENT_INPUTS):])), inplace_final_state=inplace)
     return Call("fused_recurrent_kda", Inputs(*args[: len(RECURRENT_INPUTS)]), options)
+
+
+_recurrent_call_ = functools.partial(_recurrent_call, inplace=True)
 
 
 def recurrent(c: Call) -> tuple[Tensor, Tensor | None]:
@@ -386,7 +389,7 @@ def _recurrent(*args):
 
 
 def _recurrent_(*args):
-    return recurrent(_recurrent_call(args, inplace=True))[0]
+    return recurrent(_recurrent_call_(args))[0]
 
 
 def _writing(name: str, call_of: Callable[[tuple], Call], row: Requirement) -> Callable:
@@ -409,12 +412,6 @@ def _recurrent_fake(*args):
     q = c.inputs.q
     ht = q.new_empty(c.states, dtype=wide_dtype(q.dtype)) if c.options.output_final_state else q.new_empty(0)
     return q.new_empty(c.B, c.T, c.HV, c.V), ht
-
-
-def _recurrent_fake_(*args):
-    c = _recurrent_call(args, inplace=True)
-    check(c, KIND)
-    return c.inputs.q.new_empty(c.B, c.T, c.HV, c.V)
 
 
 def _put(out, o, training):
@@ -443,10 +440,6 @@ def _gate_tensors(g: Tensor, A_log: Tensor | None, dt_bias: Tensor | None):
 
 
 def _gate(g, A_log, dt_bias, lower_bound, dtype):
-    return _gate_formula(g, A_log, dt_bias, lower_bound, dtype)
-
-
-def _gate_formula(g, A_log, dt_bias, lower_bound, dtype):
     with autocast_off(g):
         return gates.decay(*_gate_tensors(g, A_log, dt_bias), lower_bound).to(dtype).contiguous()
 
@@ -491,7 +484,7 @@ def _gate_jvp(ctx, *tangents):
 
 def _gate_tangent(g, A_log, dt_bias, lower_bound, dtype, *tangents):
     def output(*tensors):
-        return (_gate_formula(*tensors, lower_bound, dtype),)
+        return (_gate(*tensors, lower_bound, dtype),)
 
     return transforms.pushforward(output, (g, A_log, dt_bias), tangents)
 
@@ -573,7 +566,7 @@ _WRITTEN = {
 }
 _AUTOGRAD = {
     "chunk_forward_": _writing("chunk_forward_", _pool_call, TRAINING_POOL),
-    "recurrent_": _writing("recurrent_", functools.partial(_recurrent_call, inplace=True), WRITTEN_STATE),
+    "recurrent_": _writing("recurrent_", _recurrent_call_, WRITTEN_STATE),
 }
 _FUNCTIONS = {
     name: transforms.function(name, run, *_FLAT_LINKS[name], written=_WRITTEN.get(name)) for name, run in _FLAT.items()
@@ -602,11 +595,11 @@ def _register() -> None:
         f"chunk_backward({chunk}, Tensor? do, Tensor? dht, Tensor[] saved) -> ({', '.join(['Tensor'] * 8)})":
             ("chunk_kda_bwd", _chunk_backward, chunk_backward_fake),
         f"chunk_forward_({pool}) -> Tensor":
-            ("chunk_kda", _chunk_forward_, _chunk_forward_fake_),
+            ("chunk_kda", _chunk_forward_, _fake_of(_pool_call)),
         f"recurrent({schema_of_tensors(RECURRENT_INPUTS)}, {recurrent_options}) -> (Tensor, Tensor)":
             ("fused_recurrent_kda", _recurrent, _recurrent_fake),
         f"recurrent_({schema_of_tensors(RECURRENT_INPUTS, 'initial_state')}, {recurrent_options}) -> Tensor":
-            ("fused_recurrent_kda", _recurrent_, _recurrent_fake_),
+            ("fused_recurrent_kda", _recurrent_, _fake_of(_recurrent_call_)),
         "put(Tensor(a!) out, Tensor o, bool training) -> ()":
             ("fused_recurrent_kda", _put_real, _put),
         f"gate({gate}, ScalarType dtype) -> Tensor": ("fused_kda_gate", _gate, _gate_fake),

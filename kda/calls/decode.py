@@ -257,19 +257,20 @@ def _schema() -> str:
     return f"({', '.join([*tensors, *options])}) -> ()"
 
 
+def _call_of(args: tuple) -> StepCall:
+    return StepCall(StepInputs(*args[: len(StepInputs._fields)]), StepOptions(*args[len(StepInputs._fields):]))
+
+
 def _operator(*args: Any) -> None:
-    c = StepCall(StepInputs(*args[: len(StepInputs._fields)]), StepOptions(*args[len(StepInputs._fields):]))
-    _run(c)
+    _run(_call_of(args))
 
 
 def _operator_fake(*args: Any) -> None:
-    c = StepCall(StepInputs(*args[: len(StepInputs._fields)]), StepOptions(*args[len(StepInputs._fields):]))
-    check(c, KIND)
+    check(_call_of(args), KIND)
 
 
 def _operator_autograd(*args: Any) -> None:
-    c = StepCall(StepInputs(*args[: len(StepInputs._fields)]), StepOptions(*args[len(StepInputs._fields):]))
-    check(c, (RECORDING,))
+    check(_call_of(args), (RECORDING,))
     with torch._C._AutoDispatchBelowAutograd():
         torch.ops.kda.decode_step_(*args)
 

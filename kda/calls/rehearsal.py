@@ -12,7 +12,7 @@ import torch
 
 from kda.checks.calls import CALLER, REQUIRED, TRAINING, Call, autocasts, check, is_training, problem_of
 from kda.errors import InputError, NoBackendError
-from kda.model.bundles import OpaqueSaved, Save, saved_dtypes, saved_shapes
+from kda.model.bundles import OpaqueSaved, Save, saved_outlines
 from kda.model.gates import wide_dtype
 from kda.model.host import detect
 from kda.model.problem import Problem
@@ -191,9 +191,7 @@ def _what_is_saved(save: Save, p: Problem, backend: str, dtype: torch.dtype) -> 
     if save.kind is OpaqueSaved:
         size = launcher(backend).saved_bytes(p, save)
     else:
-        shapes = saved_shapes(p.B, p.T, p.N, p.HV, p.K, p.V, p.C, p.packed)
-        dtypes = saved_dtypes(dtype, wide_dtype(dtype))
-        kind = save.kind
-        assert kind is not None
-        size = sum(math.prod(getattr(shapes, f)) * getattr(dtypes, f).itemsize for f in kind._fields)
+        assert save.kind is not None
+        outlines = saved_outlines(p, p.C, p.packed, dtype, wide_dtype(dtype))
+        size = sum(math.prod(shape) * t.itemsize for shape, t in map(outlines.__getitem__, save.kind._fields))
     return f"between forward and backward {backend} keeps {size / 2**20:,.1f} MiB beside the inputs"

@@ -136,20 +136,16 @@ class SegmentSummary(NamedTuple):
     transposed: bool = False
 
 
-def saved_shapes(B: int, T: int, N: int, HV: int, K: int, V: int, C: int, packed: bool) -> Any:
-    """The shape of each field of `Saved`."""
-    make: Any = Saved                                                          # without tensors here
-    rows, chunks = (B * T, HV), (chunk_bound(B, T, N, C, packed), HV)
-    return make(
-        A_qk=(*rows, C), A_inv=(*rows, C), w=(*rows, K), qg=(*rows, K), kg=(*rows, K), v_new=(*rows, V),
-        h=(*chunks, K, V), gc_last=(*chunks, K),
-    )
-
-
-def saved_dtypes(dtype: dtype, wide: dtype) -> Any:
-    """The dtype of each field of `Saved`, for q of `dtype`, whose states are `wide`."""
-    make: Any = Saved
-    return make(**dict.fromkeys(Saved._fields, dtype) | {"gc_last": wide})
+def saved_outlines(
+    p: Any, C: int, packed: bool, dtype: dtype, wide: dtype
+) -> dict[str, tuple[tuple[int, ...], dtype]]:
+    """The shape and dtype of each field of `Saved`.  `p` is a Problem or a Call; states of q of `dtype` are `wide`."""
+    rows, chunks = (p.B * p.T, p.HV), (chunk_bound(p.B, p.T, p.N, C, packed), p.HV)
+    shapes = {
+        "A_qk": (*rows, C), "A_inv": (*rows, C), "w": (*rows, p.K), "qg": (*rows, p.K), "kg": (*rows, p.K),
+        "v_new": (*rows, p.V), "h": (*chunks, p.K, p.V), "gc_last": (*chunks, p.K),
+    }
+    return {name: (shape, wide if name == "gc_last" else dtype) for name, shape in shapes.items()}
 
 
 def chunk_bound(B: int, T: int, N: int, C: int, packed: bool) -> int:

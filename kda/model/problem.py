@@ -88,8 +88,25 @@ class StepInputs(NamedTuple):
     out: Any = None                          # (N, T, HV, V), in the dtype of q
 
 
+class Hashed:
+    """A frozen dataclass whose hash is computed once, because a call looks it up several times."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_hash", hash(self._values()))
+
+    def __hash__(self) -> int:
+        return self._hash                    # type: ignore[attr-defined]
+
+    def __reduce__(self):
+        """Leave out the hash: hashes of strings differ between processes."""
+        return type(self), self._values()
+
+    def _values(self) -> tuple:
+        return tuple(getattr(self, f.name) for f in dataclasses.fields(self))  # type: ignore[arg-type]
+
+
 @dataclass(frozen=True)
-class Problem:
+class Problem(Hashed):
     """A call without its tensors: sizes, dtypes and options.  `Problem.parse("K=64 V=64 float32 packed")` makes one."""
 
     op: str = "chunk"                        # "chunk", "recurrent" or "decode"
@@ -127,21 +144,16 @@ class Problem:
     inplace: bool = False                    # final states go into initial_state
     start_slots: bool = False                # initial_state_indices given
     checkpoints: str | None = None           # dtype of states stored at checkpoint_offsets; None without them
-
-    def __post_init__(self) -> None:
-        values = tuple(getattr(self, f.name) for f in dataclasses.fields(self))
-        object.__setattr__(self, "_hash", hash(values))
-
-    def __hash__(self) -> int:
-        return self._hash                    # type: ignore[attr-defined]  # dispatch looks a Problem up on every call
-
-    def __reduce__(self):
-        """Leave out the hash: hashes of strings differ between processes."""
-        return type(self), tuple(getattr(self, f.name) for f in dataclasses.fields(self))
+    __hash__ = Hashed.__hash__
 
     @property
     def is_gpu(self) -> bool:
         return self.device.startswith("cuda")
+
+    @property
+    def state_shape(self) -> tuple[int, int, int]:
+        """Return the shape of a sequence's state as the caller has it."""
+        return (self.HV, self.V, self.K) if self.state_v_first else (self.HV, self.K, self.V)
 
     @property
     def states_in_words(self) -> str:
@@ -267,7 +279,7 @@ def _parsed(field: dataclasses.Field, text: str, word: str) -> Any:
 
 
 @dataclass(frozen=True)
-class StepProblem:
+class StepProblem(Hashed):
     """One call of decode_step without its tensors: the recurrence, and what stands around it."""
 
     core: Problem                            # op="decode", N sequences of T tokens
@@ -276,16 +288,7 @@ class StepProblem:
     first_slot: int = 0                      # slots below it are padding
     drafts: bool = False                     # tokens behind the first may be rolled back: there are records
     tree: bool = False                       # each of them may follow any token before it
-
-    def __post_init__(self) -> None:
-        values = tuple(getattr(self, f.name) for f in dataclasses.fields(self))
-        object.__setattr__(self, "_hash", hash(values))
-
-    def __hash__(self) -> int:
-        return self._hash                    # type: ignore[attr-defined]  # a launch looks a Step up on every call
-
-    def __reduce__(self):
-        return type(self), tuple(getattr(self, f.name) for f in dataclasses.fields(self))
+    __hash__ = Hashed.__hash__
 
     @property
     def tail(self) -> int:

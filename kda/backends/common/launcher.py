@@ -23,9 +23,9 @@ Tensor = torch.Tensor
 
 def outputs(p: Problem, x: Inputs) -> Outputs:
     """Allocate memory for o and for the requested states."""
-    like, state = x.q, (p.V, p.K) if p.state_v_first else (p.K, p.V)
-    final_state = like.new_empty(p.N, p.HV, *state, dtype=torch.float32) if p.final_state else None
-    h = like.new_empty(p.B, chunks_of_a_row(p, x), p.HV, *state) if p.intermediate_states else None
+    like = x.q
+    final_state = like.new_empty(p.N, *p.state_shape, dtype=torch.float32) if p.final_state else None
+    h = like.new_empty(p.B, chunks_of_a_row(p, x), *p.state_shape) if p.intermediate_states else None
     return Outputs(like.new_empty(p.B, p.T, p.HV, p.V), final_state, h, None)
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 import torch
 
 from kda.model import gates
-from kda.model.bundles import Grads, Outputs, Products, Save, Saved, SegmentSummary, saved_dtypes, saved_shapes
+from kda.model.bundles import Grads, Outputs, Products, Save, Saved, SegmentSummary, saved_outlines
 from kda.model.gates import wide_dtype
 from kda.model.offsets import offsets_after_waiting
 from kda.model.problem import Inputs, Problem
@@ -142,9 +142,8 @@ def _forward(
         states = h.flatten(0, 1)
     kind, saved = save.kind, {}
     if kind is not None:
-        shapes = saved_shapes(p.B, p.T, p.N, p.HV, p.K, p.V, p.C, p.packed)
-        dtypes = saved_dtypes(x.q.dtype, walk.dtype)
-        saved = {n: S.new_zeros(getattr(shapes, n), dtype=getattr(dtypes, n)) for n in kind._fields}
+        outlines = saved_outlines(p, p.C, p.packed, x.q.dtype, walk.dtype)
+        saved = {n: S.new_zeros(outlines[n][0], dtype=outlines[n][1]) for n in kind._fields}
     want = ("o", "ht", "h", *saved)
     for slab in walk.slabs:
         env = run(FORWARD, _setup(p, slab.table), walk.inputs(slab, S[slab.sequences]), want)

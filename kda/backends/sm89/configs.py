@@ -22,8 +22,8 @@ OFFSETS = {None: 0, "int32": 32, "int64": 64}                                # d
 # The macro that a kernel has for a field of its configuration, and its value.
 MACROS: dict[str, tuple[str, Callable[[Any], int | str]]] = {
     "K": ("HEAD_K", int), "V": ("HEAD_V", int), "C": ("CHUNK", int), "columns": ("COLUMNS", int),
-    "slots": ("RING", int), "gate": ("GATE_IS", GATES.__getitem__), "beta": ("BETA_IS", BETAS.__getitem__), "norm": ("NORM", int),
-    "rate": ("RATE", int), "bias": ("BIAS", int), "offsets": ("PACKED", OFFSETS.__getitem__),
+    "slots": ("RING", int), "gate": ("GATE_IS", GATES.__getitem__), "beta": ("BETA_IS", BETAS.__getitem__),
+    "norm": ("NORM", int), "rate": ("RATE", int), "bias": ("BIAS", int), "offsets": ("PACKED", OFFSETS.__getitem__),
     "save": ("PRODUCTS", lambda save: int(save is Save.PRODUCTS)), "backward": ("FOR_BACKWARD", int),
     "v_first": ("STATES_V_FIRST", int), "output": ("OUTPUT", int),
 }

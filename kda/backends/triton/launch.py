@@ -140,13 +140,13 @@ def forward(p: Problem, x: Inputs, save: Save = Save.NOTHING) -> Outputs:
 @on_its_device
 def _forward(p: Problem, x: Inputs, save: Save, checkpoints: Checkpoints | None) -> Outputs:
     c = TritonCall.of(p, save, x, **(checkpoints._asdict() if checkpoints else {}))
-    env, state, kind = c.env, (p.HV, p.V, p.K) if p.state_v_first else (p.HV, p.K, p.V), save.kind
+    env, kind = c.env, save.kind
     c.make("o" + " h v_new" * (kind is Saved))
     chunks = chunks_of_a_row(p, x) if p.intermediate_states else 0
     if p.intermediate_states and kind is not Saved:
-        env["h"] = c.empty(p.B, chunks, *state, dtype=x.q.dtype)
+        env["h"] = c.empty(p.B, chunks, *p.state_shape, dtype=x.q.dtype)
     if p.final_state:
-        env["ht"] = c.empty(p.N, *state, dtype=torch.float32)
+        env["ht"] = c.empty(p.N, *p.state_shape, dtype=torch.float32)
     gate_intra_wy(c, for_backward=kind is not None)
     c.drop("gc q_norm k_norm")
     state_output(c)

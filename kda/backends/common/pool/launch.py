@@ -45,8 +45,7 @@ def prefill(forward: Callable[..., Outputs], rows: Callable[[Problem], int]) -> 
             tensors[name] = None if given is None else given.contiguous()
         dtypes = Dtypes(*(_name(tensors[n]) for n in Dtypes._fields))
         kernels = _kernels(p, dtypes, rows(p), detect(p.device))
-        states = (p.V, p.K) if p.state_v_first else (p.K, p.V)
-        h0 = torch.empty(p.N, p.HV, *states, dtype=torch.float32, device=device)
+        h0 = torch.empty(p.N, *p.state_shape, dtype=torch.float32, device=device)
         E = 0 if x.checkpoint_offsets is None else x.checkpoint_offsets.shape[1]
         values = tensors | {"h0": h0, "stride": pool.stride(0), "count": p.slots, "T": p.T, "HV": p.HV, "E": E}
         blocks = -(-p.K * p.V // kernels["gather"].block) * p.HV * p.N

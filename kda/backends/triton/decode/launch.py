@@ -33,8 +33,7 @@ def recurrent(p: Problem, x: Inputs) -> tuple[Tensor, Tensor | None]:
     device = x.q.device
     o, ht = torch.empty(p.B, p.T, p.HV, p.V, dtype=x.q.dtype, device=device), None
     if p.final_state and not p.inplace:
-        last = (p.V, p.K) if p.state_v_first else (p.K, p.V)
-        ht = torch.empty(p.N, p.HV, *last, dtype=torch.float32, device=device)
+        ht = torch.empty(p.N, *p.state_shape, dtype=torch.float32, device=device)
     if not p.N:
         return o.zero_(), ht
     state = x.initial_state if p.inplace or x.initial_state is None else in_memory(x.initial_state)
