@@ -35,6 +35,19 @@ def segment_summary(p: Problem, like: Tensor, segments: int) -> SegmentSummary:
     return SegmentSummary(M, added, transposed=True)
 
 
+def run_segments(
+    p: Problem, first: NamedLaunch, compose: NamedLaunch, join: NamedLaunch | None, segments: int, out: Outputs,
+    offsets: Tensor | None, **inputs: Tensor | None,
+) -> None:
+    """Launch `first`, which walks over the segments of all sequences at once, and what adds up its results."""
+    response, summary = out.o.new_empty(p.B, p.T, p.HV, p.K), segment_summary(p, out.o, p.N * segments)
+    edge = torch.empty_like(summary.added)
+    first(**inputs, o=out.o, response=response, ht=summary.added, M=summary.M)
+    compose(M=summary.M, added=summary.added, edge=edge, ht=out.final_state)
+    if join:
+        join(response=response, edge=edge, o=out.o, cu_seqlens=offsets)
+
+
 def gate_numbers(p: Problem) -> dict[str, float]:
     """Return the numbers, beside `chunks`, with which kernels that make tiles are launched."""
     return dict(T=p.T, H=p.H, HV=p.HV, scale=p.scale, lower_bound=p.lower_bound or 0.0)

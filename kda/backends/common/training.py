@@ -205,7 +205,8 @@ class TrainingBackend:
         parts, memory = parts_in(out.o, launches.plan.kept, NOT_KEPT[save])
         crossing = edges_of(p, out.o, launches)
         results = dict(o=out.o, ht=out.final_state)
-        up(p, launches, launches.record, inputs, parts, tables(p, launches, x), crossing, cleared=out.o, **results)
+        found = tables(p, launches, x, launches.plan.states)
+        up(p, launches, launches.record, inputs, parts, found, crossing, cleared=out.o, **results)
         return out._replace(saved=OpaqueSaved(memory))
 
     def _backward(
@@ -217,7 +218,7 @@ class TrainingBackend:
         p, save = with_dht(p, dht is not None), self.saved_in(p, usable)
         launches = self.steps(p, x, BACKWARD_OF.get(save, "backward"))
         like, inputs, kept, crossing = x.q, laid_out(x), launches.plan.kept, edges_of(p, x.q, launches)
-        found = tables(p, launches, x)
+        found = tables(p, launches, x, launches.plan.states)
         do, dht = aligned(do, like.dtype), aligned(dht, torch.float32)
         # tokens of no sequence: prepare clears their rows, which does not run again if all was kept
         dv = (like.new_zeros if save is Save.OWN and p.packed else like.new_empty)(p.B, p.T, p.HV, p.V)
@@ -304,7 +305,8 @@ class TrainingBackend:
             y[: table.NC] = image_of(tensors[name].mT if self.v_first else tensors[name])
         shares = [do.new_zeros(launches.plan.all_states, p.HV, p.K, dtype=torch.float32) for _ in range(2)]
         parts = Parts(None, None, h, r)
-        found = grads(p, launches, x, inputs, parts, tables(p, launches, x), shares, do=do, dv=dv, dh=dh)
+        of_chunks = tables(p, launches, x, launches.plan.states)
+        found = grads(p, launches, x, inputs, parts, of_chunks, shares, do=do, dv=dv, dh=dh)
         dq, dk, dg, dbeta = (y.flatten(0, 1) for y in found)
         given = zip((x.A_log, x.dt_bias), shares)
         of_A_log, of_dt_bias = (None if y is None else share[: table.NC] for y, share in given)
@@ -313,17 +315,19 @@ class TrainingBackend:
         }
 
 
-def tables(p: Problem, launches: TrainingLaunches, x: Inputs) -> PackedTables:
+def tables(p: Problem, launches: Any, x: Inputs, states: int) -> PackedTables:
+    """Make the tables on the GPU; `states` is the number of pairs of chunks, if `launches` make a table of them."""
     if not p.packed:
         return NO_TABLES
     sizes = (ChunkTable.WIDTH * launches.plan.entries, SegmentTable.WIDTH * launches.plan.all_segments,
-             ChunkTable.WIDTH * launches.plan.states)
+             ChunkTable.WIDTH * states)
     device = x.q.device
     chunk, segment, state = torch.empty(sum(sizes), dtype=torch.int64, device=device).split(sizes)
     first_segment, cu_seqlens = None, offsets_on(device, x.cu_seqlens)
     if launches.tables:
         first_segment = torch.empty(p.N + 1, dtype=torch.int32, device=device)
-        launches.states(cu_seqlens=cu_seqlens, chunk_table=state)
+        if launches.states:
+            launches.states(cu_seqlens=cu_seqlens, chunk_table=state)
         launches.tables(cu_seqlens=cu_seqlens, chunk_table=chunk, segment_table=segment, first_segment=first_segment)
     return PackedTables(chunk, segment, state, first_segment)
 
@@ -379,13 +383,21 @@ def up(
     v, h0 = inputs["v"], inputs["h0"]
     make_tiles(launches, inputs, parts, found, cleared)
     if launches.carry:
-        summary = segment_summary(p, cleared, launches.plan.all_segments)
-        edge = torch.empty_like(summary.added)
-        launches.carry(tiles=parts.tiles, v=v, ht=summary.added, M=parts.M, segment_table=found.segment)
-        launches.compose(M=parts.M, added=summary.added, h0=h0, edge=edge, first_segment=found.first_segment)
-        h0 = edge
+        added = segment_summary(p, cleared, launches.plan.all_segments).added
+        h0 = entering_segments(launches, parts.tiles, v, h0, parts.M, added, found)
     if chain:
         chain(tiles=parts.tiles, v=v, h0=h0, r=parts.r, h=parts.h, segment_table=found.segment, **results)
+
+
+def entering_segments(
+    launches: Any, tiles: Any, v: Tensor, h0: Tensor | None, M: Any, added: Tensor, found: PackedTables
+) -> Tensor:
+    """Return the states that enter segments, from what each adds to a state and what it multiplies one by, which are
+    written to `added` and M."""
+    edge = torch.empty_like(added)
+    launches.carry(tiles=tiles, v=v, ht=added, M=M, segment_table=found.segment)
+    launches.compose(M=M, added=added, h0=h0, edge=edge, first_segment=found.first_segment)
+    return edge
 
 
 def make_tiles(launches: TrainingLaunches, inputs: dict, parts: Parts, found: PackedTables, cleared: Tensor) -> None:

@@ -16,7 +16,7 @@ from ptxkit.compile.errors import BuildError
 from ..common import training
 from ..common.arguments import NamedLaunch
 from ..common.cute.tile import C
-from ..common.launcher import kernels, launch_of, outputs, segment_summary
+from ..common.launcher import kernels, launch_of, outputs, run_segments
 from ..common.pool.launch import Checkpoints
 from ..common.pool.launch import prefill as of_pool
 from ..common.tensors import laid_out, offsets_on, on_its_device
@@ -55,12 +55,8 @@ def steps(p: Problem, cc: tuple[int, int], sms: int, offsets: str | None) -> Lau
     )
 
 
-def forward(p: Problem, x: Inputs, save: Save = Save.NOTHING) -> Outputs:
-    return _forward(p, x, save, None)
-
-
 @on_its_device
-def _forward(p: Problem, x: Inputs, save: Save, checkpoints: Checkpoints | None) -> Outputs:
+def forward(p: Problem, x: Inputs, save: Save = Save.NOTHING, checkpoints: Checkpoints | None = None) -> Outputs:
     if save in training.NOT_KEPT:
         return TRAINING.forward(p, x, save)
     if save is not Save.NOTHING:
@@ -79,17 +75,12 @@ def _forward(p: Problem, x: Inputs, save: Save, checkpoints: Checkpoints | None)
     elif not launches.compose:
         launches.fused(**inputs, o=o, ht=ht, **(checkpoints._asdict() if checkpoints else {"h": h}))
     else:
-        response = torch.empty_like(o)
-        summary = segment_summary(p, o, p.N * launches.plan.segments)
-        edge = torch.empty_like(summary.added)
-        launches.fused(**inputs, o=o, response=response, ht=summary.added, M=summary.M)
-        launches.compose(M=summary.M, added=summary.added, edge=edge, ht=ht)
-        if launches.join:
-            launches.join(response=response, edge=edge, o=o, cu_seqlens=offsets)
+        segments = launches.plan.segments
+        run_segments(p, launches.fused, launches.compose, launches.join, segments, out, offsets, **inputs)
     return out
 
 
-prefill = of_pool(_forward, lambda p: C)
+prefill = of_pool(forward, lambda p: C)
 
 
 TRAINING = training.TrainingBackend(

@@ -15,7 +15,7 @@ from ptxkit.compile.errors import BuildError
 
 from ..common import training
 from ..common.arguments import NamedLaunch
-from ..common.cute.configs import JOIN_ROWS, RUN, ChunkTable, SegmentTable, TablesConfig
+from ..common.cute.configs import JOIN_ROWS, RUN, TablesConfig
 from ..common.cute.tile import C
 from ..common.cute.training import TOKENS
 from ..common.launcher import (
@@ -23,6 +23,7 @@ from ..common.launcher import (
     kernels,
     launch_of,
     outputs,
+    run_segments,
     segment_summary,
     walk_numbers,
 )
@@ -41,14 +42,15 @@ class Launches(NamedTuple):
 
     plan: Plan
     tables: NamedLaunch | None
-    prepare: NamedLaunch | None
-    pairs: NamedLaunch | None
-    chain: NamedLaunch | None
-    carry: NamedLaunch | None
-    compose: NamedLaunch | None
-    fused: NamedLaunch | None                # then there are tables alone beside it
-    stream: NamedLaunch | None               # the same; of segments: then compose and join
-    join: NamedLaunch | None
+    prepare: NamedLaunch | None = None
+    pairs: NamedLaunch | None = None
+    chain: NamedLaunch | None = None
+    carry: NamedLaunch | None = None
+    compose: NamedLaunch | None = None
+    fused: NamedLaunch | None = None         # then there are tables alone beside it
+    stream: NamedLaunch | None = None        # the same; of segments: then compose and join
+    join: NamedLaunch | None = None
+    states: None = None                      # tables of pairs of chunks are for training
 
 
 @functools.lru_cache(maxsize=1024)
@@ -63,21 +65,20 @@ def steps(p: Problem, sms: int, kept: bool, offsets: str | None) -> Launches:
         chunk_entries=pl.entries, segment_entries=pl.all_segments,
     )
     if pl.fused:
-        fused = step(pl.fused, pl.clusters.grid(p), chunks=pl.chunks, N=p.N, **gate)
-        return Launches(pl, tables, None, None, None, None, None, fused, None, None)
+        return Launches(pl, tables, fused=step(pl.fused, pl.clusters.grid(p), chunks=pl.chunks, N=p.N, **gate))
     if pl.stream:
         cut = pl.stream_segments > 1
         grid = (pl.makers + pl.stream.walks(pl.stream_segments) * p.HV * p.N, 1, 1)
         segments = dict(segments=pl.stream_segments) if cut else {}
         stream = step(pl.stream, grid, chunks=pl.chunks, N=p.N, makers=pl.makers, **gate, **segments)
         if not cut:
-            return Launches(pl, tables, None, None, None, None, None, None, stream, None)
+            return Launches(pl, tables, stream=stream)
         blocks = -(-(-(-p.T // (TOKENS * pl.stream_segments)) * TOKENS) // JOIN_ROWS)
+        join = (blocks, p.HV, p.N * (pl.stream_segments - 1))
         return Launches(
-            pl, tables, None, None, None, None,
-            step(pl.compose, (pl.compose.strips, p.HV, p.N), HV=p.HV, **segments),
-            None, stream,
-            step(join_config(p, offsets), (blocks, p.HV, p.N * (pl.stream_segments - 1)), T=p.T, HV=p.HV, **segments),
+            pl, tables, stream=stream,
+            compose=step(pl.compose, (pl.compose.strips, p.HV, p.N), HV=p.HV, **segments),
+            join=step(join_config(p, offsets), join, T=p.T, HV=p.HV, **segments),
         )
     return Launches(
         pl, tables,
@@ -86,7 +87,6 @@ def steps(p: Problem, sms: int, kept: bool, offsets: str | None) -> Launches:
         step(pl.chain, (pl.chain.strips, p.HV, walks), **walk),
         step(pl.carry, (pl.carry.strips, p.HV, walks), **walk) if pl.carry else None,
         step(pl.compose, (pl.compose.strips, p.HV, p.N), segments=pl.segments, HV=p.HV) if pl.compose else None,
-        None, None, None,
     )
 
 
@@ -96,12 +96,8 @@ def forget_plans() -> None:
         getattr(planned, "cache_clear", lambda: None)()
 
 
-def forward(p: Problem, x: Inputs, save: Save = Save.NOTHING) -> Outputs:
-    return _forward(p, x, save, None)
-
-
 @on_its_device
-def _forward(p: Problem, x: Inputs, save: Save, checkpoints: Checkpoints | None) -> Outputs:
+def forward(p: Problem, x: Inputs, save: Save = Save.NOTHING, checkpoints: Checkpoints | None = None) -> Outputs:
     if save is Save.ALL:
         raise BuildError(
             "chunk_kda: backend='sm90' keeps what its own backward reads, or A_qk and A_inv, not all that "
@@ -118,24 +114,20 @@ def _forward(p: Problem, x: Inputs, save: Save, checkpoints: Checkpoints | None)
         places = launches.plan.all_steps * p.HV
         tiles = o.new_empty(2 * places * tile(p.K).bytes, dtype=torch.uint8)
         ready = o.new_zeros(places, dtype=torch.int32)
-    chunk_table, *of_segments = tables(p, launches, x.cu_seqlens, x.q.device) if p.packed else (None,) * 3
+    tables = training.tables(p, launches, x, 0)
     if launches.fused:
         states = checkpoints._asdict() if checkpoints else {}
         if p.intermediate_states:
             states = {"h": out.h}
-        launches.fused(**inputs, **crossing._asdict(), **states, o=o, ht=out.final_state, segment_table=of_segments[0])
+        launches.fused(**inputs, **crossing._asdict(), **states, o=o, ht=out.final_state, segment_table=tables.segment)
         return out
     if launches.stream:
-        arguments = dict(inputs, o=o, segment_table=of_segments[0], tiles=tiles, ready=ready)
+        arguments = dict(inputs, segment_table=tables.segment, tiles=tiles, ready=ready)
         if not launches.join:
-            launches.stream(**arguments, ht=out.final_state)
+            launches.stream(**arguments, o=o, ht=out.final_state)
             return out
-        response, summary = o.new_empty(p.B, p.T, p.HV, p.K), segment_summary(p, o, p.N * launches.plan.stream_segments)
-        edge = torch.empty_like(summary.added)
-        launches.stream(**arguments, ht=summary.added, response=response, M=summary.M)
-        launches.compose(M=summary.M, added=summary.added, edge=edge, ht=out.final_state)
-        offsets = offsets_on(o.device, x.cu_seqlens) if p.packed else None
-        launches.join(response=response, edge=edge, o=o, cu_seqlens=offsets)
+        offsets, segments = offsets_on(o.device, x.cu_seqlens) if p.packed else None, launches.plan.stream_segments
+        run_segments(p, launches.stream, launches.compose, launches.join, segments, out, offsets, **arguments)
         return out
     v, h0 = inputs.pop("v"), inputs.pop("h0")
     tiles = o.new_empty(launches.plan.scratch, dtype=torch.uint8)
@@ -143,29 +135,21 @@ def _forward(p: Problem, x: Inputs, save: Save, checkpoints: Checkpoints | None)
     if kept:
         A_qk, A_inv = (o.new_empty(p.B * p.T, p.HV, p.C) for _ in range(2))
     if launches.prepare:
-        launches.prepare(**inputs, tiles=tiles, A_qk=A_qk, A_inv=A_inv, o=o, chunk_table=chunk_table)
+        launches.prepare(**inputs, tiles=tiles, A_qk=A_qk, A_inv=A_inv, o=o, chunk_table=tables.chunk)
     if launches.pairs:
-        launches.pairs(tiles=tiles, beta=inputs["beta"], A_qk=A_qk, A_inv=A_inv, chunk_table=chunk_table)
-    chain(p, launches, tiles, v, h0, out, *of_segments, checkpoints=checkpoints)
+        launches.pairs(tiles=tiles, beta=inputs["beta"], A_qk=A_qk, A_inv=A_inv, chunk_table=tables.chunk)
+    if launches.carry:                                                         # states that enter segments come first
+        summary = segment_summary(p, o, launches.plan.all_segments)
+        h0 = training.entering_segments(launches, tiles, v, h0, summary.M, summary.added, tables)
+    if launches.chain:
+        kept_states = checkpoints._asdict() if checkpoints else {"h": out.h}
+        launches.chain(
+            tiles=tiles, v=v, h0=h0, o=o, ht=out.final_state, segment_table=tables.segment, **kept_states
+        )
     return out._replace(saved=Products(A_qk, A_inv) if kept else None)
 
 
-prefill = of_pool(_forward, lambda p: C)
-
-
-def chain(p: Problem, launches: Launches, tiles: Tensor, v: Tensor, h0: Tensor | None, out: Outputs,
-          segment_table: Tensor | None = None, first_segment: Tensor | None = None, *,
-          checkpoints: Checkpoints | None = None) -> None:
-    """Outputs and states of what tiles were made of."""
-    if launches.carry:                                                         # states that enter segments come first
-        summary = segment_summary(p, out.o, launches.plan.all_segments)
-        edge = torch.empty_like(summary.added)
-        launches.carry(tiles=tiles, v=v, ht=summary.added, M=summary.M, segment_table=segment_table)
-        launches.compose(M=summary.M, added=summary.added, h0=h0, edge=edge, first_segment=first_segment)
-        h0 = edge
-    if launches.chain:
-        kept = checkpoints._asdict() if checkpoints else {"h": out.h}
-        launches.chain(tiles=tiles, v=v, h0=h0, o=out.o, ht=out.final_state, segment_table=segment_table, **kept)
+prefill = of_pool(forward, lambda p: C)
 
 
 @on_its_device
@@ -173,18 +157,6 @@ def segment_map(p: Problem, x: Inputs, transition: bool) -> SegmentSummary:
     if transition:
         return TRAINING.segment_map(p, x)
     return SegmentSummary(x.q.new_zeros(1, p.HV, p.K, p.K, dtype=torch.float32), forward(p, x).final_state)
-
-
-def tables(p: Problem, launches: Launches, cu_seqlens: Tensor, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    """Where chunks and segments lie, on the GPU."""
-    sizes = (ChunkTable.WIDTH * launches.plan.entries, SegmentTable.WIDTH * launches.plan.all_segments)
-    chunk_table, segment_table = torch.empty(sum(sizes), dtype=torch.int64, device=device).split(sizes)
-    first_segment = torch.empty(p.N + 1, dtype=torch.int32, device=device)
-    cu_seqlens = offsets_on(device, cu_seqlens)
-    launches.tables(
-        cu_seqlens=cu_seqlens, chunk_table=chunk_table, segment_table=segment_table, first_segment=first_segment
-    )
-    return chunk_table, segment_table, first_segment
 
 
 TRAINING = training.TrainingBackend(

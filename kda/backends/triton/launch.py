@@ -133,12 +133,8 @@ def wy_intra_gate_bwd(c: TritonCall) -> None:
 # calls
 
 
-def forward(p: Problem, x: Inputs, save: Save = Save.NOTHING) -> Outputs:
-    return _forward(p, x, save, None)
-
-
 @on_its_device
-def _forward(p: Problem, x: Inputs, save: Save, checkpoints: Checkpoints | None) -> Outputs:
+def forward(p: Problem, x: Inputs, save: Save = Save.NOTHING, checkpoints: Checkpoints | None = None) -> Outputs:
     c = TritonCall.of(p, save, x, **(checkpoints._asdict() if checkpoints else {}))
     env, kind = c.env, save.kind
     c.make("o" + " h v_new" * (kind is Saved))
@@ -162,7 +158,7 @@ def _forward(p: Problem, x: Inputs, save: Save, checkpoints: Checkpoints | None)
     return Outputs(env["o"], env.get("ht"), h, saved)
 
 
-prefill = of_pool(_forward, lambda p: p.C)
+prefill = of_pool(forward, lambda p: p.C)
 
 
 @on_its_device

@@ -258,7 +258,7 @@ def stored(call, dtype):
     place = torch.full((planned.entries,), -1)
     place[::3] = torch.arange(planned.entries)[::3] * size
     with capture(arch="sm90", strict=True) as session:
-        out = launch._forward(p, case.inputs, Save.NOTHING, Checkpoints(pool, place))
+        out = launch.forward(p, case.inputs, Save.NOTHING, Checkpoints(pool, place))
     assert_nothing_found(session)
     return {"o": out.o, "ht": out.final_state, "pool": pool}, planned.fused.ctas if planned.fused else 0
 
