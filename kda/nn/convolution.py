@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -70,13 +71,13 @@ def takes_kernels(x: Tensor) -> bool:
     return gpu and untransformed()
 
 
-def _launch() -> Any:
+def kernels() -> Any:
     return importlib.import_module("kda.backends.triton.layer.launch")
 
 
 def _served(dtype: torch.dtype, width: int, device: str) -> bool:
     """Whether there is a kernel for such a convolution."""
-    return not _launch().convolution_refused(dtype, width, device)
+    return not kernels().convolution_refused(dtype, width, device)
 
 
 vars(_served)["_dynamo_marked_constant"] = True                                 # torch.compile calls it untraced
@@ -142,46 +143,47 @@ class Convolution(torch.autograd.Function):
         ctx.save_for_backward(x, weight, bias, state, s.starts, s.numbers, s.cu_seqlens)
         if torch.compiler.is_compiling():                                      # it does not trace an operator
             return torch.ops.kda.convolve(x, weight, bias, state, s.starts, s.numbers)
-        return _launch().convolve(x, weight, bias, state, s.starts, s.numbers)
+        return kernels().convolve(x, weight, bias, state, s.starts, s.numbers)
 
     @staticmethod
     @once_differentiable
     def backward(ctx, dy: Tensor):
         tensors = ctx.saved_tensors
         if not torch.compiler.is_compiling():
-            return *_launch().convolve_bwd(*tensors, dy), None
+            return *kernels().convolve_bwd(*tensors, dy), None
         found = torch.ops.kda.convolve_bwd(*tensors, dy)
         return *(None if given is None else each for given, each in zip(tensors[:4], found)), None
 
 
-def _convolve(*tensors: Tensor | None) -> Tensor:
-    return _launch().convolve(*tensors)
-
-
-def _convolve_fake(x: Tensor, *others: Tensor | None) -> Tensor:
-    return torch.empty_like(x, memory_format=torch.contiguous_format)
-
-
 def _convolve_bwd(x: Tensor, *others: Tensor | None) -> list[Tensor]:
-    return [x.new_empty(0) if each is None else each for each in _launch().convolve_bwd(x, *others)]
+    return [x.new_empty(0) if each is None else each for each in kernels().convolve_bwd(x, *others)]
 
 
-def _convolve_bwd_fake(*tensors: Tensor | None) -> list[Tensor]:
-    x: Any = tensors[0]
-    return [x.new_empty(0) if each is None else torch.empty_like(each, memory_format=torch.contiguous_format)
-            for each in tensors[:4]]
+def like(*tensors: Tensor | None) -> list[Tensor]:
+    """Return contiguous memory of the same shapes and dtypes, empty for None; the first is a tensor."""
+    first: Any = tensors[0]
+    return [first.new_empty(0) if each is None else torch.empty_like(each, memory_format=torch.contiguous_format)
+            for each in tensors]
+
+
+def register_pair(function: str, name: str, forward: tuple[str, Callable, Callable],
+                  backward: tuple[str, Callable, Callable]) -> None:
+    """Register the operators `name` and `name`_bwd, below torch.compile, of a function with a first derivative.  Each
+    has its arguments and results, what runs and what a trace sees."""
+    none = Links.none(
+        f"torch.ops.kda.{name} and torch.ops.kda.{name}_bwd have no derivative. Call kda.nn.{function}, which has a "
+        "first one."
+    )
+    for suffix, (schema, real, fake) in (("", forward), ("_bwd", backward)):
+        register(f"{name}{suffix}{schema}", f"nn.{function}", real, fake, none)
 
 
 _TENSORS = "Tensor x, Tensor weight, Tensor? bias, Tensor? state, Tensor? starts, Tensor? numbers"
-_NO_DERIVATIVE = Links.none(
-    "torch.ops.kda.convolve and torch.ops.kda.convolve_bwd have no derivative. Call kda.nn.short_convolution, which "
-    "has a first one."
+register_pair(
+    "short_convolution", "convolve",
+    (f"({_TENSORS}) -> Tensor", lambda *tensors: kernels().convolve(*tensors), lambda *tensors: like(tensors[0])[0]),
+    (f"({_TENSORS}, Tensor? cu_seqlens, Tensor dy) -> Tensor[]", _convolve_bwd, lambda *tensors: like(*tensors[:4])),
 )
-for _schema, _real, _fake in (
-    (f"convolve({_TENSORS}) -> Tensor", _convolve, _convolve_fake),
-    (f"convolve_bwd({_TENSORS}, Tensor? cu_seqlens, Tensor dy) -> Tensor[]", _convolve_bwd, _convolve_bwd_fake),
-):
-    register(_schema, "nn.short_convolution", _real, _fake, _NO_DERIVATIVE)
 
 
 class ShortConvolution(nn.Module):

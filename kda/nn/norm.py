@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from typing import Any
 
 import torch
@@ -11,10 +10,9 @@ from torch.autograd.function import once_differentiable
 
 from kda.checks.calls import shape_of
 from kda.model.gates import wide_dtype
-from kda.model.transforms import Links, register
 
 from ..errors import InputError
-from .convolution import takes_kernels
+from .convolution import kernels, like, register_pair, takes_kernels
 
 Tensor = torch.Tensor
 
@@ -42,13 +40,9 @@ def gated_rms_norm(x: Tensor, gate: Tensor, weight: Tensor, eps: float = 1e-5) -
     return (value * scale * weight.to(wide) * torch.sigmoid(gate.to(wide))).to(x.dtype)
 
 
-def _launch() -> Any:
-    return importlib.import_module("kda.backends.triton.layer.launch")
-
-
 def _served(dtype: torch.dtype, channels: int, device: str) -> bool:
     """Whether there is a kernel for such a norm."""
-    return not _launch().norm_refused(dtype, channels, device)
+    return not kernels().norm_refused(dtype, channels, device)
 
 
 vars(_served)["_dynamo_marked_constant"] = True                                 # torch.compile calls it untraced
@@ -63,38 +57,22 @@ class GatedNorm(torch.autograd.Function):
         ctx.eps = eps
         if torch.compiler.is_compiling():
             return torch.ops.kda.norm_gate(x, gate, weight, eps)
-        return _launch().norm_gate(x, gate, weight, eps)
+        return kernels().norm_gate(x, gate, weight, eps)
 
     @staticmethod
     @once_differentiable
     def backward(ctx, dy: Tensor):
-        operator = torch.ops.kda.norm_gate_bwd if torch.compiler.is_compiling() else _launch().norm_gate_bwd
+        operator = torch.ops.kda.norm_gate_bwd if torch.compiler.is_compiling() else kernels().norm_gate_bwd
         return *operator(*ctx.saved_tensors, ctx.eps, dy), None
 
 
-def _norm_gate(x: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tensor:
-    return _launch().norm_gate(x, gate, weight, eps)
-
-
-def _norm_gate_bwd(x: Tensor, gate: Tensor, weight: Tensor, eps: float, dy: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    return _launch().norm_gate_bwd(x, gate, weight, eps, dy)
-
-
-def _like(*tensors: Tensor) -> tuple[Tensor, ...]:
-    return tuple(torch.empty_like(each, memory_format=torch.contiguous_format) for each in tensors)
-
-
 _TENSORS = "Tensor x, Tensor gate, Tensor weight, float eps"
-_NO_DERIVATIVE = Links.none(
-    "torch.ops.kda.norm_gate and torch.ops.kda.norm_gate_bwd have no derivative. Call kda.nn.gated_rms_norm, which has "
-    "a first one."
+register_pair(
+    "gated_rms_norm", "norm_gate",
+    (f"({_TENSORS}) -> Tensor", lambda *given: kernels().norm_gate(*given), lambda x, *others: like(x)[0]),
+    (f"({_TENSORS}, Tensor dy) -> (Tensor, Tensor, Tensor)", lambda *given: kernels().norm_gate_bwd(*given),
+     lambda x, gate, weight, *others: tuple(like(x, gate, weight))),
 )
-for _schema, _real, _fake in (
-    (f"norm_gate({_TENSORS}) -> Tensor", _norm_gate, lambda x, gate, weight, eps: _like(x)[0]),
-    (f"norm_gate_bwd({_TENSORS}, Tensor dy) -> (Tensor, Tensor, Tensor)", _norm_gate_bwd,
-     lambda x, gate, weight, eps, dy: _like(x, gate, weight)),
-):
-    register(_schema, "nn.gated_rms_norm", _real, _fake, _NO_DERIVATIVE)
 
 
 class GatedRMSNorm(nn.Module):

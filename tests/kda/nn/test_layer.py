@@ -617,7 +617,7 @@ def test_the_way_of_a_gpu_compiles_without_a_graph_break(masked, monkeypatch):
     """Stand-ins replace the launches: operators that torch.compile does not look into, forward and backward."""
     for module in (convolution, norm):
         monkeypatch.setattr(module, "takes_kernels", lambda x: True)
-        monkeypatch.setattr(module, "_launch", torchs_own)
+        monkeypatch.setattr(module, "kernels", torchs_own)
     layer, x = make(dtype=torch.float32), hidden(20, dtype=torch.float32)
     mask = torch.tensor(MASKS["left"]) if masked else None
     expected, exact = gradients(layer, lambda x: layer(x, mask), x)
