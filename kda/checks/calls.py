@@ -29,6 +29,13 @@ from .memo import Memo, kind_of_call
 CHUNK_SIZES = (32, 64)
 
 
+def _size(name: str, axis: int) -> Any:
+    return property(lambda c: c.tensor(name).shape[axis])
+
+
+SIZES = (*(_size("q", axis) for axis in range(4)), _size("v", 2), _size("v", 3))       # B (or N), T, H, K, HV, V
+
+
 class Call(NamedTuple):
     op: str                                  # the public function: chunk_kda, chunk_kda_bwd, fused_recurrent_kda
     inputs: Inputs
@@ -38,12 +45,7 @@ class Call(NamedTuple):
     out: Any = None                          # only fused_recurrent_kda has it
 
     # The letters of kda.model.problem; rows after "q.shape" and "v.shape" may use them.
-    B = property(lambda c: c.inputs.q.shape[0])
-    T = property(lambda c: c.inputs.q.shape[1])
-    H = property(lambda c: c.inputs.q.shape[2])
-    K = property(lambda c: c.inputs.q.shape[3])
-    HV = property(lambda c: c.inputs.v.shape[2])
-    V = property(lambda c: c.inputs.v.shape[3])
+    B, T, H, K, HV, V = SIZES
     N = property(lambda c: c.B if c.inputs.cu_seqlens is None else c.inputs.cu_seqlens.shape[0] - 1)
 
     @property

@@ -11,6 +11,7 @@ from kda.model.problem import DTYPES, StepInputs
 
 from . import written
 from .calls import (
+    SIZES,
     Requirement,
     bad_bound,
     device_row,
@@ -58,12 +59,7 @@ class StepCall(NamedTuple):
     op: str = "decode_step"
 
     # The letters of kda.model.problem.
-    N = property(lambda c: c.x.q.shape[0])
-    T = property(lambda c: c.x.q.shape[1])
-    H = property(lambda c: c.x.q.shape[2])
-    K = property(lambda c: c.x.q.shape[3])
-    HV = property(lambda c: c.x.v.shape[2])
-    V = property(lambda c: c.x.v.shape[3])
+    N, T, H, K, HV, V = SIZES
     C = property(lambda c: 2 * c.H * c.K + c.HV * c.V)
     W = property(lambda c: 0 if c.x.conv_weight is None else c.x.conv_weight.shape[1])
     L = property(lambda c: c.W - 1 + (0 if c.x.records is None else c.T - 1))
