@@ -35,7 +35,7 @@ ARROWS = {
     "routing.capability": {"model.host", "model.problem"},
     "backends": {"compile", "model.bundles", "model.gates", "model.host", "model.offsets", "model.problem",
                  "model.stages", "routing.capability"},
-    "checks.decode": {"checks.calls", "checks.written", "errors", "model.problem"},
+    "checks.decode": {"checks.calls", "checks.written", "model.problem"},
     "checks.gate": {"checks.calls"},
     "routing.dispatch": {"backends", "compile", "errors", "model.bundles", "model.host", "model.problem", "notices",
                          "routing.capability"},
