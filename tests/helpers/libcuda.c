@@ -13,7 +13,7 @@ struct launch {
 } launches[256];
 struct map {
     int dtype, rank, interleave, swizzle, promotion, fill;
-    void *address, *at;
+    void *address, *destination;
     cuuint64_t dims[5], strides[5];
     cuuint32_t box[5], steps[5];
 } map;
@@ -33,12 +33,12 @@ CUresult cuCtxSetCurrent(CUcontext context) {
     return CUDA_SUCCESS;
 }
 
-CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice of) {
-    *context = (CUcontext)(0x3000L + of);
+CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice dev) {
+    *context = (CUcontext)(0x3000L + dev);
     return CUDA_SUCCESS;
 }
 
-CUresult cuDeviceGetAttribute(int *value, CUdevice_attribute attribute, CUdevice of) {
+CUresult cuDeviceGetAttribute(int *value, CUdevice_attribute attribute, CUdevice dev) {
     *value = attribute == CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR   ? cc / 10
              : attribute == CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR ? cc % 10
                                                                          : -1;
@@ -58,15 +58,15 @@ CUresult cuLibraryLoadData(CUlibrary *library, const void *code, CUjit_option *o
     return options || values || count || more || more_values || more_count ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
 }
 
-CUresult cuLibraryGetKernel(CUkernel *kernel, CUlibrary library, const char *of) {
-    strncpy(name, of, sizeof name - 1);
+CUresult cuLibraryGetKernel(CUkernel *kernel, CUlibrary library, const char *symbol) {
+    strncpy(name, symbol, sizeof name - 1);
     *kernel = (CUkernel)0x7fff12345678L;     /* more than 32 bits */
     return library == (CUlibrary)0x1000L ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
-CUresult cuKernelSetAttribute(CUfunction_attribute attribute, int value, CUkernel kernel, CUdevice of) {
+CUresult cuKernelSetAttribute(CUfunction_attribute attribute, int value, CUkernel kernel, CUdevice dev) {
     int all[] = {attribute == CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
-                 attribute == CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED, value, of};
+                 attribute == CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED, value, dev};
     memcpy(settings[settled++], all, sizeof all);
     return kernel == (CUkernel)0x7fff12345678L ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }

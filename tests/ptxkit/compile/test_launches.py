@@ -42,7 +42,7 @@ class Launch(ctypes.Structure):
 
 
 class Map(ctypes.Structure):
-    _fields_ = (("numbers", c_int * 6), ("address", c_void_p), ("at", c_void_p), ("dims", c_uint64 * 5),
+    _fields_ = (("numbers", c_int * 6), ("address", c_void_p), ("destination", c_void_p), ("dims", c_uint64 * 5),
                 ("strides", c_uint64 * 5), ("box", c_uint32 * 5), ("steps", c_uint32 * 5))
 
 
@@ -336,7 +336,7 @@ def test_a_tensor_map_is_requested_with_every_field_and_comes_back_whole(libcuda
         swizzle=128, fill="nan",
     )
     asked = libcuda.map
-    assert found == bytes(range(128)) and asked.at % 64 == 0 and asked.address == 0x7F0000001000
+    assert found == bytes(range(128)) and asked.destination % 64 == 0 and asked.address == 0x7F0000001000
     dtype, rank, interleave, swizzle, promotion, fill = asked.numbers
     assert (dtype, rank, interleave, swizzle, promotion, fill) == (9, 3, 0, 3, 2, 1)
     assert [*asked.dims] == [1 << 33, 40, 3, 0, 0] and [*asked.strides] == [256, 1 << 34, 0, 0, 0]

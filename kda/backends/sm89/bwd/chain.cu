@@ -27,21 +27,21 @@ struct Shared {
 
 // A thread's share of do (C, BV) of a chunk: fetched early, shared late.
 struct Share {
-  float of[EACH][2];
+  float value[EACH][2];
   __device__ __forceinline__ void fetch(const float* d_o, i64 begin, i64 rows, i64 head, i64 HV, i64 part) {
 #pragma unroll
     for (int i = 0; i < EACH; ++i) {
-      const int at = threadIdx.x + i * THREADS, row = at / BV * 2;
-      const float* from = d_o + ((begin + row) * HV + head) * V + part * BV + at % BV;
-      of[i][0] = row < rows ? *from : 0.0f;
-      of[i][1] = row + 1 < rows ? from[HV * V] : 0.0f;
+      const int index = threadIdx.x + i * THREADS, row = index / BV * 2;
+      const float* from = d_o + ((begin + row) * HV + head) * V + part * BV + index % BV;
+      value[i][0] = row < rows ? *from : 0.0f;
+      value[i][1] = row + 1 < rows ? from[HV * V] : 0.0f;
     }
   }
   __device__ __forceinline__ void share(float4 (*to)[PITCH]) const {
 #pragma unroll
     for (int i = 0; i < EACH; ++i) {
-      const int at = threadIdx.x + i * THREADS;
-      to[at / BV][at % BV] = parts_of(of[i][0], of[i][1]);
+      const int index = threadIdx.x + i * THREADS;
+      to[index / BV][index % BV] = parts_of(value[i][0], value[i][1]);
     }
   }
 };
@@ -105,7 +105,7 @@ __device__ __forceinline__ void walk(Shared& s, const Arguments& x, const Sequen
 #pragma unroll
     for (int n = 0; n < TILES; ++n)
 #pragma unroll
-      for (int i = 0; i < 4; ++i) S.of[m][n][i] = fmaf(S.of[m][n][i], decay[m][i / 2], x.scale * added[n].sum[i]);
+      for (int i = 0; i < 4; ++i) S.value[m][n][i] = fmaf(S.value[m][n][i], decay[m][i / 2], x.scale * added[n].sum[i]);
   };
   TokenRows out(sequence.begin + (count - 1) * C, head, x.HV, part, row, l);
   int rows = sequence.tokens - (count - 1) * C;
@@ -173,7 +173,7 @@ __device__ __forceinline__ void walk(Shared& s, const Arguments& x, const Sequen
 #pragma unroll
         for (int n = 0; n < TILES; ++n)
 #pragma unroll
-          for (int i = 0; i < 4; ++i) S.of[m][n][i] -= taken[n].sum[i];
+          for (int i = 0; i < 4; ++i) S.value[m][n][i] -= taken[n].sum[i];
       }
     }
   }

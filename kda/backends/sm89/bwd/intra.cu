@@ -41,7 +41,7 @@ struct Shared {
       };
     };
   };
-  float total[WARPS][SLICE], terms[LEVELS + 2][WARPS][SLICE], through_last[SLICE], of[2][WARPS][SLICE];
+  float total[WARPS][SLICE], terms[LEVELS + 2][WARPS][SLICE], through_last[SLICE], sums[2][WARPS][SLICE];
 };
 
 struct Matrices {
@@ -68,7 +68,7 @@ __device__ __forceinline__ void of_states(Shared& s, const Matrices& x, i64 stri
     else wait<0>();
     const Columns& y = s.slice[e0 / SLICE % 2];
     __syncthreads();  // the slice is there
-    Tile of[3][2];
+    Tile tiles[3][2];
 #pragma unroll
     for (int e = 2 * l.t; e < SLICE; e += 8) {
       B of_h[2] = {B(0.0f, 0.0f), B(0.0f, 0.0f)}, of_dh[2] = {B(0.0f, 0.0f), B(0.0f, 0.0f)};
@@ -84,16 +84,16 @@ __device__ __forceinline__ void of_states(Shared& s, const Matrices& x, i64 stri
         const float2 g = *(const float2*)&left[row + l.g][e], h = *(const float2*)&left[row + l.g + 8][e];
         const A a(g.x, h.x, g.y, h.y);
 #pragma unroll
-        for (int n = 0; n < 2; ++n) of[m][n].add(a, m == 2 ? of_dh[n] : of_h[n]);
+        for (int n = 0; n < 2; ++n) tiles[m][n].add(a, m == 2 ? of_dh[n] : of_h[n]);
       }
     }
 #pragma unroll
     for (int m = 0; m < 3; ++m)
 #pragma unroll
       for (int n = 0; n < 2; ++n) {
-        of[m][n].finish();
+        tiles[m][n].finish();
 #pragma unroll
-        for (int i = 0; i < 4; ++i) sum[m][n][i] += of[m][n].sum[i];
+        for (int i = 0; i < 4; ++i) sum[m][n][i] += tiles[m][n].sum[i];
       }
 #pragma unroll
     for (int i = 0; i < SLICE / WARPS; ++i) {
@@ -167,9 +167,9 @@ struct Channel {
 // minus = dA_qk^T @ of_q + dA_kk^T @ of_k.
 template <int S>
 __device__ __forceinline__ void multiply_level(Shared& s, int warp, Lane l) {
-  const int at = warp % M * 8, block = at / S, i0 = block * 2 * S + S + at % S, j0 = block * 2 * S;
+  const int half_row = warp % M * 8, block = half_row / S, i0 = block * 2 * S + S + half_row % S, j0 = block * 2 * S;
   const int column = warp / M * 16 + l.g;
-  Tile of[2];
+  Tile tiles[2];
 #pragma unroll
   for (int k = 0; k < S; k += 8) {
     const float2 q = *(const float2*)&s.dA_qk[i0 + l.g][j0 + k + 2 * l.t];
@@ -178,14 +178,14 @@ __device__ __forceinline__ void multiply_level(Shared& s, int warp, Lane l) {
     const int from = block * S + k + 2 * l.t;
 #pragma unroll
     for (int n = 0; n < 2; ++n)
-      of[n].add(a, B(s.of_j[from][column + 8 * n], s.of_j[from + 1][column + 8 * n]));
+      tiles[n].add(a, B(s.of_j[from][column + 8 * n], s.of_j[from + 1][column + 8 * n]));
   }
 #pragma unroll
   for (int n = 0; n < 2; ++n) {
-    of[n].finish();
+    tiles[n].finish();
     const int d = warp / M * 16 + 8 * n + 2 * l.t;
-    *(float2*)&s.x[at + l.g][d] = make_float2(of[n].sum[0], of[n].sum[1]);
-    *(float2*)&s.plus[at + l.g][d] = make_float2(of[n].sum[2], of[n].sum[3]);
+    *(float2*)&s.x[half_row + l.g][d] = make_float2(tiles[n].sum[0], tiles[n].sum[1]);
+    *(float2*)&s.plus[half_row + l.g][d] = make_float2(tiles[n].sum[2], tiles[n].sum[3]);
   }
   // 16 rows of minus and 8 channels; in blocks of 16 rows there are but 8, and 16 channels.
   constexpr int HIGH = S == 8 ? 1 : 2, WIDE = 3 - HIGH;
@@ -222,15 +222,15 @@ template <int LEVEL>
 __device__ __forceinline__ void far(Shared& s, Channel& c, const Rows& e, int warp, Lane l) {
   constexpr int S = 8 << LEVEL;
   const ToCut cut(s.total, warp, LEVEL, l.lane);
-  const int at = packed(8 * warp, S);
+  const int half_row = packed(8 * warp, S);
 #pragma unroll
   for (int r = 0; r < 8; ++r) {
     const float decay = cut.decay(e, r);
     if (cut.second) {
-      s.of_q[at + r][l.lane] = c.qn[r] * decay;
-      s.of_k[at + r][l.lane] = c.b[r] * c.kn[r] * decay;
+      s.of_q[half_row + r][l.lane] = c.qn[r] * decay;
+      s.of_k[half_row + r][l.lane] = c.b[r] * c.kn[r] * decay;
     } else {
-      s.of_j[at + r][l.lane] = c.kn[r] * decay;
+      s.of_j[half_row + r][l.lane] = c.kn[r] * decay;
     }
   }
   __syncthreads();  // decayed rows are there
@@ -241,11 +241,11 @@ __device__ __forceinline__ void far(Shared& s, Channel& c, const Rows& e, int wa
   for (int r = 0; r < 8; ++r) {
     const float decay = cut.decay(e, r);
     if (cut.second) {
-      const float x = s.x[at + r][l.lane] * decay, plus = s.plus[at + r][l.lane] * decay;
+      const float x = s.x[half_row + r][l.lane] * decay, plus = s.plus[half_row + r][l.lane] * decay;
       c.x[r] += x, c.plus[r] += plus;
       row[r] = fmaf(c.qn[r], x, c.b[r] * c.kn[r] * plus);
     } else {
-      const float minus = s.minus[at + r][l.lane] * decay;
+      const float minus = s.minus[half_row + r][l.lane] * decay;
       c.minus[r] += minus;
       row[r] = c.kn[r] * minus;
     }
@@ -279,27 +279,27 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
   const float *from_q = q + q_row * K + 8 * warp * q_stride + d, *from_k = k + (from_q - q), *from_g = g + of_d;
 #pragma unroll
   for (int r = 0; r < 8; ++r, from_q += q_stride, from_k += q_stride, from_g += g_stride) {  // on their way meanwhile
-    const bool here = 8 * warp + r < rows;
-    c.qn[r] = here ? *from_q : 0.0f;
-    c.kn[r] = here ? *from_k : 0.0f;
-    logit[r] = here ? *from_g : 0.0f;
+    const bool has_row = 8 * warp + r < rows;
+    c.qn[r] = has_row ? *from_q : 0.0f;
+    c.kn[r] = has_row ? *from_k : 0.0f;
+    logit[r] = has_row ? *from_g : 0.0f;
   }
   of_states(s, {d_o + row * V, P + row * V, v_new + row * V, h + state, dh + state}, HV * V, rows, warp, l);
 
 #pragma unroll
   for (int r = 0; r < 8; ++r) {
-    const float* of = of_rows + tile * (3 * C) + 8 * warp + r;
-    c.qn[r] *= of[0], c.kn[r] *= of[C], c.b[r] = of[2 * C];
+    const float* from = of_rows + tile * (3 * C) + 8 * warp + r;
+    c.qn[r] *= from[0], c.kn[r] *= from[C], c.b[r] = from[2 * C];
     logit[r] += bias;
     g2[r] = 8 * warp + r < rows ? log2_decay<GATE_IS>(logit[r], rate, lower_bound) : 0.0f;
   }
   const Rows e(g2);
   s.total[warp][l.lane] = e.total;
-  for (int at = threadIdx.x; at < C * C / 4; at += THREADS) {
-    const int i = at / (C / 4), j = at % (C / 4) * 4;
+  for (int index = threadIdx.x; index < C * C / 4; index += THREADS) {
+    const int i = index / (C / 4), j = index % (C / 4) * 4;
     if (j / 16 > i / 16) continue;  // never written
-    copy16(&s.dA_qk[i][j], dA_qk + tile * (C * C) + 4 * at);
-    copy16(&s.dA_kk[i][j], dA_kk + tile * (C * C) + 4 * at);
+    copy16(&s.dA_qk[i][j], dA_qk + tile * (C * C) + 4 * index);
+    copy16(&s.dA_kk[i][j], dA_kk + tile * (C * C) + 4 * index);
   }
   commit();
   wait<0>();
@@ -310,11 +310,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
   float of_row[8], of_column[8];
 #pragma unroll
   for (int r = 0; r < 8; ++r) {
-    const int at = 8 * warp + r;
+    const int i = 8 * warp + r;
     const float decay = e.after[r] * before;
-    c.x[r] = s.whole[0][at][l.lane] * (scale * decay);
-    c.plus[r] = -(s.whole[1][at][l.lane] * decay);
-    c.minus[r] = s.whole[2][at][l.lane] * (e.before[r] * after);
+    c.x[r] = s.whole[0][i][l.lane] * (scale * decay);
+    c.plus[r] = -(s.whole[1][i][l.lane] * decay);
+    c.minus[r] = s.whole[2][i][l.lane] * (e.before[r] * after);
     of_row[r] = fmaf(c.qn[r], c.x[r], c.b[r] * c.kn[r] * c.plus[r]);
     of_column[r] = c.kn[r] * c.minus[r];
     c.dg2[r] = 0.0f;
@@ -346,8 +346,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 #pragma unroll
   for (int r = 0; r < 8; ++r) of_b[r] = c.kn[r] * c.plus[r];
   sum_lanes<8>(of_b, l.lane);  // lane 4 r has that of r
-  if (const int at = 8 * warp + l.lane / 4; l.lane % 4 == 0 && at < rows)
-    db[(slice + 1) * tokens * HV + row + at * HV] = of_b[0];
+  if (const int i = 8 * warp + l.lane / 4; l.lane % 4 == 0 && i < rows)
+    db[(slice + 1) * tokens * HV + row + i * HV] = of_b[0];
   i64 to = of_d;
 #pragma unroll
   for (int r = 0; r < 8; ++r, to += g_stride) {
@@ -361,12 +361,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     }
   }
   if (!RATE && !BIAS) return;
-  s.of[0][warp][l.lane] = of_A, s.of[1][warp][l.lane] = of_bias;
+  s.sums[0][warp][l.lane] = of_A, s.sums[1][warp][l.lane] = of_bias;
   __syncthreads();  // sums of warps are there
   if (warp < 2) {
     float sum = 0.0f;
 #pragma unroll
-    for (int i = 0; i < WARPS; ++i) sum += s.of[warp][i][l.lane];
+    for (int i = 0; i < WARPS; ++i) sum += s.sums[warp][i][l.lane];
     if (warp == 0 && RATE) of_A_log[tile * K + d] = sum;
     if (warp == 1 && BIAS) of_dt_bias[tile * K + d] = sum;
   }

@@ -49,8 +49,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
   const int rows = place.rows;
   const i64 token = place.begin * HV + head, stride = HV * V;
   const float* from = A_inv + tile * (C * C);
-  for (int at = threadIdx.x; at < C * C / 4; at += THREADS)
-    copy16(&s.A_inv[at / (C / 4)][at % (C / 4) * 4], from + 4 * at);
+  for (int index = threadIdx.x; index < C * C / 4; index += THREADS)
+    copy16(&s.A_inv[index / (C / 4)][index % (C / 4) * 4], from + 4 * index);
   const auto load = [&](int e) {
     Columns& to = s.slice[e / SLICE % 2];
     copy_rows<C, SLICE, THREADS>(to.d_o, d_o + token * V + e, stride, rows);
@@ -70,34 +70,34 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
     const Columns& x = s.slice[e0 / SLICE % 2];
     __syncthreads();  // do, v_new and dv_new are there
 
-    Tile of[2];
+    Tile tiles[2];
 #pragma unroll 1
     for (int k = row; k < C; k += 16) {
 #pragma unroll
       for (int step = k; step < k + 16; step += 8) {
-        const int at = step + 2 * l.t, i = row + l.g;
-        const A a(s.A_inv[at][i], s.A_inv[at][i + 8], s.A_inv[at + 1][i], s.A_inv[at + 1][i + 8]);
+        const int j = step + 2 * l.t, i = row + l.g;
+        const A a(s.A_inv[j][i], s.A_inv[j][i + 8], s.A_inv[j + 1][i], s.A_inv[j + 1][i + 8]);
 #pragma unroll
         for (int n = 0; n < 2; ++n) {
           const int e = column + 8 * n + l.g;
-          of[n].add(a, B(x.dv_new[at][e], x.dv_new[at + 1][e]));
+          tiles[n].add(a, B(x.dv_new[j][e], x.dv_new[j + 1][e]));
         }
       }
-      of[0].settle(), of[1].settle();
+      tiles[0].settle(), tiles[1].settle();
     }
 #pragma unroll
     for (int n = 0; n < 2; ++n) {
-      of[n].finish();
+      tiles[n].finish();
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
         const int i = row + l.g + 8 * h, e = column + 8 * n + 2 * l.t;
-        const float2 p = make_float2(of[n].sum[2 * h], of[n].sum[2 * h + 1]);
+        const float2 p = make_float2(tiles[n].sum[2 * h], tiles[n].sum[2 * h + 1]);
         *(float2*)&s.P[i][e] = p;
         if (i < rows) {
-          const i64 at = token * V + i * stride + e0 + e;
-          const float2 of_v = *(const float2*)&v[at];
-          *(float2*)&P[at] = p;
-          *(float2*)&dv[at] = make_float2(b[h] * p.x, b[h] * p.y);
+          const i64 offset = token * V + i * stride + e0 + e;
+          const float2 of_v = *(const float2*)&v[offset];
+          *(float2*)&P[offset] = p;
+          *(float2*)&dv[offset] = make_float2(b[h] * p.x, b[h] * p.y);
           of_P[h] = fmaf(p.x, of_v.x, fmaf(p.y, of_v.y, of_P[h]));
         }
       }
@@ -106,7 +106,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
     const float (*left)[PITCH] = warp % 2 ? s.P : x.d_o;
 #pragma unroll
     for (int n = 0; n < TILES; ++n) {
-      const int at = warp / 2 * TILES + n, m = (at >= 2) + (at >= 6) + (at >= 12), j = 8 * (at - m * (m + 1));
+      const int pair = warp / 2 * TILES + n, m = (pair >= 2) + (pair >= 6) + (pair >= 12), j = 8 * (pair - m * (m + 1));
       Tile one;
 #pragma unroll 2
       for (int e = 0; e < SLICE; e += 8) {
@@ -124,7 +124,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
   const float sign = warp % 2 ? -1.0f : scale;
 #pragma unroll
   for (int n = 0; n < TILES; ++n) {
-    const int at = warp / 2 * TILES + n, m = (at >= 2) + (at >= 6) + (at >= 12), j = 8 * (at - m * (m + 1));
+    const int pair = warp / 2 * TILES + n, m = (pair >= 2) + (pair >= 6) + (pair >= 12), j = 8 * (pair - m * (m + 1));
     float2* out = (float2*)&to[(16 * m + l.g) * C + j + 2 * l.t];
     out[0] = make_float2(sign * matrix[n][0], sign * matrix[n][1]);
     out[4 * C] = make_float2(sign * matrix[n][2], sign * matrix[n][3]);

@@ -101,10 +101,10 @@ __device__ __forceinline__ void walk(Shared& s, const Arguments& x, const Sequen
       product<C / 16>(within, stream, stream.SECOND, s.v_new, l);
 #pragma unroll
       for (int n = 0; n < TILES; ++n) {
-        const float4 of = s.of_o[n][threadIdx.x - HALF * 32];
+        const float4 qg_h = s.of_o[n][threadIdx.x - HALF * 32];
         const float* y = within[n].sum;
-        out.put(x.o, n, rows, {fmaf(x.scale, of.x, y[0]), fmaf(x.scale, of.y, y[1]), fmaf(x.scale, of.z, y[2]),
-                               fmaf(x.scale, of.w, y[3])});
+        out.put(x.o, n, rows, {fmaf(x.scale, qg_h.x, y[0]), fmaf(x.scale, qg_h.y, y[1]), fmaf(x.scale, qg_h.z, y[2]),
+                               fmaf(x.scale, qg_h.w, y[3])});
       }
     }
     if (KEEPS) {
@@ -115,7 +115,7 @@ __device__ __forceinline__ void walk(Shared& s, const Arguments& x, const Sequen
 #pragma unroll
         for (int n = 0; n < TILES; ++n)
 #pragma unroll
-          for (int i = 0; i < 4; ++i) S.of[m][n][i] = fmaf(S.of[m][n][i], decay[m][i / 2], added[n].sum[i]);
+          for (int i = 0; i < 4; ++i) S.value[m][n][i] = fmaf(S.value[m][n][i], decay[m][i / 2], added[n].sum[i]);
       }
     }
   }

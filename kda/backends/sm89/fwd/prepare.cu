@@ -66,10 +66,10 @@ __device__ __forceinline__ void norms(Shared& s, const Inputs& x, i64 q_stride, 
     float squares[16] = {};  // q, k
 #pragma unroll
     for (int r = 0; r < 8; ++r) {
-      const i64 at = min(8 * warp + r, rows - 1) * q_stride + l.lane;
+      const i64 offset = min(8 * warp + r, rows - 1) * q_stride + l.lane;
 #pragma unroll
       for (int d = 0; d < K; d += 32) {
-        const float a = x.q[at + d], b = x.k[at + d];
+        const float a = x.q[offset + d], b = x.k[offset + d];
         squares[r] = fmaf(a, a, squares[r]), squares[r + 8] = fmaf(b, b, squares[r + 8]);
       }
     }
@@ -93,10 +93,10 @@ struct Slice {
     const float* from_g = x.g + 8 * warp * of_g + d;
 #pragma unroll
     for (int r = 0; r < 8; ++r, from_q += of_q, from_k += of_q, from_g += of_g) {
-      const bool here = 8 * warp + r < rows;
-      q[r] = here ? *from_q : 0.0f;
-      k[r] = here ? *from_k : 0.0f;
-      g[r] = here ? *from_g : 0.0f;
+      const bool has_row = 8 * warp + r < rows;
+      q[r] = has_row ? *from_q : 0.0f;
+      k[r] = has_row ? *from_k : 0.0f;
+      g[r] = has_row ? *from_g : 0.0f;
     }
   }
 };
@@ -130,15 +130,15 @@ __device__ __forceinline__ void decay_rows(Shared& s, const Tiles& to, const Row
       if (!FOR_BACKWARD) to.qg[row * K + d] = qg[i];
       else to.kg[row * K + d] = kg[i];
     }
-    const int at = d * C + 8 * warp + r0;
-    *(float4*)&to.kg_t[at] = make_float4(kg[0], kg[1], kg[2], kg[3]);
-    if (FOR_BACKWARD) *(float4*)&to.qg[at] = make_float4(qg[0], qg[1], qg[2], qg[3]);
+    const int offset = d * C + 8 * warp + r0;
+    *(float4*)&to.kg_t[offset] = make_float4(kg[0], kg[1], kg[2], kg[3]);
+    if (FOR_BACKWARD) *(float4*)&to.qg[offset] = make_float4(qg[0], qg[1], qg[2], qg[3]);
   }
   if (warp == WARPS - 1) to.gc_last[d] = around.before + e.total;
 }
 
 struct Sum {
-  float of[4];
+  float value[4];
 };
 
 __device__ __forceinline__ Sum far_sum(const Shared& s, int n) {
@@ -150,8 +150,8 @@ __device__ __forceinline__ Sum far_sum(const Shared& s, int n) {
 template <int S>
 __device__ __forceinline__ void add_far(Shared& s, int n, int level, FarTile<S> tile, bool first, Lane l) {
   Sum sum = first ? Sum{} : far_sum(s, n);
-  tile.add(sum.of, s.x[level], s.y[level], l);
-  s.far[n][threadIdx.x] = make_float4(sum.of[0], sum.of[1], sum.of[2], sum.of[3]);
+  tile.add(sum.value, s.x[level], s.y[level], l);
+  s.far[n][threadIdx.x] = make_float4(sum.value[0], sum.value[1], sum.value[2], sum.value[3]);
 }
 
 // Pairs that lie 8 rows apart and more; a warp has some tiles of each level.
@@ -163,8 +163,8 @@ __device__ __forceinline__ void far_pairs(Shared& s, bool first, int warp, Lane 
 }
 
 template <int S>
-__device__ __forceinline__ void put_far(Shared& s, const FarTile<S>& at, const float (&sum)[4], float scale, Lane l) {
-  const int i = at.i + l.g, j = at.j + 2 * l.t;
+__device__ __forceinline__ void put_far(Shared& s, const FarTile<S>& tile, const float (&sum)[4], float scale, Lane l) {
+  const int i = tile.i + l.g, j = tile.j + 2 * l.t;
   const float of_k = s.ks[i] * s.b[i], of_q = s.qs[i] * scale, k0 = s.ks[j], k1 = s.ks[j + 1];
   *(float2*)&s.A_kk[i][j] = make_float2(sum[0] * of_k * k0, sum[1] * of_k * k1);
   *(float2*)&s.A_qk[i][j] = make_float2(sum[2] * of_q * k0, sum[3] * of_q * k1);
@@ -184,10 +184,10 @@ __device__ __forceinline__ void put_pairs(Shared& s, float (&near)[64], float sc
     if (a > b) s.A_kk[a][b] = near[n] * s.ks[a] * s.ks[b] * s.b[a], s.A_qk[b][a] = 0.0f;
     else s.A_qk[b][a] = near[n] * s.qs[b] * s.ks[a] * scale, s.A_kk[a][b] = 0.0f;
   }
-  if (warp < C / 16) put_far(s, FarTile<8>(warp), far[0].of, scale, l);
-  if (C == 64) put_far(s, FarTile<16>(warp), far[1].of, scale, l);
+  if (warp < C / 16) put_far(s, FarTile<8>(warp), far[0].value, scale, l);
+  if (C == 64) put_far(s, FarTile<16>(warp), far[1].value, scale, l);
 #pragma unroll
-  for (int n = 0; n < TOP; ++n) put_far(s, FarTile<C / 2>(TOP * warp + n), far[LEVELS - 1 + n].of, scale, l);
+  for (int n = 0; n < TOP; ++n) put_far(s, FarTile<C / 2>(TOP * warp + n), far[LEVELS - 1 + n].value, scale, l);
 }
 
 // 16 rows and 8 columns of a tile (C, D), and transposed on request.
@@ -198,8 +198,8 @@ __device__ __forceinline__ void put_tile(Tile& tile, float* to, float* transpose
   *(float2*)out = make_float2(tile.sum[0], tile.sum[1]);
   *(float2*)(out + 8 * D) = make_float2(tile.sum[2], tile.sum[3]);
   if (transposed) {
-    float* at = transposed + (column + 2 * l.t) * C + row + l.g;
-    at[0] = tile.sum[0], at[C] = tile.sum[1], at[8] = tile.sum[2], at[C + 8] = tile.sum[3];
+    float* out_t = transposed + (column + 2 * l.t) * C + row + l.g;
+    out_t[0] = tile.sum[0], out_t[C] = tile.sum[1], out_t[8] = tile.sum[2], out_t[C + 8] = tile.sum[3];
   }
 }
 
@@ -213,12 +213,12 @@ __device__ __forceinline__ void times_inverse(const Shared& s, const Tiles& to, 
     for (int k = 0; k <= row; k += 16) {
 #pragma unroll
       for (int step = k; step < k + 16; step += 8) {
-        const int at = step + 2 * l.t;
-        const float2 g = *(const float2*)&s.X[row + l.g][at], h = *(const float2*)&s.X[row + l.g + 8][at];
-        const float2 b = *(const float2*)&s.b[at];
+        const int j = step + 2 * l.t;
+        const float2 g = *(const float2*)&s.X[row + l.g][j], h = *(const float2*)&s.X[row + l.g + 8][j];
+        const float2 b = *(const float2*)&s.b[j];
         const A a(g.x * b.x, h.x * b.x, g.y * b.y, h.y * b.y);
-        const float* x = &s.kE[at][8 * OF_K * warp + l.g];
-        const float* y = &s.v[at][8 * OF_V * warp + l.g];
+        const float* x = &s.kE[j][8 * OF_K * warp + l.g];
+        const float* y = &s.v[j][8 * OF_V * warp + l.g];
 #pragma unroll
         for (int n = 0; n < OF_K; ++n) of_w[n].add(a, B(x[8 * n], x[8 * n + K + 4]));
 #pragma unroll
@@ -240,19 +240,19 @@ __device__ __forceinline__ void times_inverse(const Shared& s, const Tiles& to, 
 // A thread's share of v (C, V): fetched early, shared late.
 struct Share {
   static constexpr int EACH = C * V / 4 / THREADS;
-  float4 of[EACH];
+  float4 value[EACH];
   __device__ __forceinline__ void fetch(const float* v, i64 stride, int rows) {
 #pragma unroll
     for (int n = 0; n < EACH; ++n) {
-      const int at = threadIdx.x + n * THREADS, i = at / (V / 4), e = at % (V / 4) * 4;
-      of[n] = i < rows ? *(const float4*)(v + i * stride + e) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+      const int index = threadIdx.x + n * THREADS, i = index / (V / 4), e = index % (V / 4) * 4;
+      value[n] = i < rows ? *(const float4*)(v + i * stride + e) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
     }
   }
   __device__ __forceinline__ void share(Shared& s) const {
 #pragma unroll
     for (int n = 0; n < EACH; ++n) {
-      const int at = threadIdx.x + n * THREADS;
-      *(float4*)&s.v[at / (V / 4)][at % (V / 4) * 4] = of[n];
+      const int index = threadIdx.x + n * THREADS;
+      *(float4*)&s.v[index / (V / 4)][index % (V / 4) * 4] = value[n];
     }
   }
 };
@@ -266,8 +266,8 @@ __device__ __forceinline__ float4 lower(const float (*x)[P], int i, int j) {
 __device__ __forceinline__ void get_matrices(Shared& s, const float* saved_A_qk, const float* saved_A_inv, i64 row,
                                              i64 HV, int rows) {
 #pragma unroll 1
-  for (int at = 4 * threadIdx.x; at < C * C; at += 4 * THREADS) {
-    const int i = at / C, j = at % C, bytes = i < rows ? 16 : 0;
+  for (int index = 4 * threadIdx.x; index < C * C; index += 4 * THREADS) {
+    const int i = index / C, j = index % C, bytes = i < rows ? 16 : 0;
     const i64 from = (row + (i < rows ? i * HV : 0)) * C + j;
     copy16(&s.A_qk[i][j], saved_A_qk + from, bytes);
     copy16(&s.X[i][j], saved_A_inv + from, bytes);
@@ -279,18 +279,18 @@ __device__ __forceinline__ void get_matrices(Shared& s, const float* saved_A_qk,
 __device__ __forceinline__ void put_matrices(const Shared& s, const Tiles& to, float* saved_A_qk, float* saved_A_inv,
                                              i64 row, i64 HV, int rows) {
 #pragma unroll 1
-  for (int at = 4 * threadIdx.x; at < C * C; at += 4 * THREADS) {
-    const int i = at / C, j = at % C;
-    const float4 of = lower(s.A_qk, i, j);
+  for (int index = 4 * threadIdx.x; index < C * C; index += 4 * THREADS) {
+    const int i = index / C, j = index % C;
+    const float4 of_A_qk = lower(s.A_qk, i, j);
     if (FOR_BACKWARD) {
-      *(float4*)&to.A_inv[at] = lower(s.X, i, j);
-      *(float4*)&to.A_qk[at] = make_float4(i <= j ? s.A_qk[j][i] : 0.0f, i <= j + 1 ? s.A_qk[j + 1][i] : 0.0f,
+      *(float4*)&to.A_inv[index] = lower(s.X, i, j);
+      *(float4*)&to.A_qk[index] = make_float4(i <= j ? s.A_qk[j][i] : 0.0f, i <= j + 1 ? s.A_qk[j + 1][i] : 0.0f,
                                            i <= j + 2 ? s.A_qk[j + 2][i] : 0.0f, i <= j + 3 ? s.A_qk[j + 3][i] : 0.0f);
     } else {
-      *(float4*)&to.A_qk[at] = of;
+      *(float4*)&to.A_qk[index] = of_A_qk;
     }
     if (SAVES && i < rows) {
-      *(float4*)&saved_A_qk[(row + i * HV) * C + j] = of;
+      *(float4*)&saved_A_qk[(row + i * HV) * C + j] = of_A_qk;
       *(float4*)&saved_A_inv[(row + i * HV) * C + j] = lower(s.X, i, j);
     }
   }

@@ -12,8 +12,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) tables(const Offset* cu_se
   i64 before = 0;
   for (i64 n0 = 0; n0 < N; n0 += THREADS) {
     const i64 n = n0 + threadIdx.x;
-    const i64 own = n < N ? ((i64)cu_seqlens[n + 1] - (i64)cu_seqlens[n] + C - 1) / C : 0;
-    i64 sum = own;
+    const i64 count = n < N ? ((i64)cu_seqlens[n + 1] - (i64)cu_seqlens[n] + C - 1) / C : 0;
+    i64 sum = count;
 #pragma unroll
     for (int by = 1; by < 32; by *= 2) {
       const i64 other = __shfl_up_sync(~0u, sum, by);
@@ -21,12 +21,12 @@ extern "C" __global__ void __launch_bounds__(THREADS) tables(const Offset* cu_se
     }
     if (lane == 31) of_warp[warp] = sum;
     __syncthreads();  // sums of all warps are there
-    i64 at = before + sum - own;
+    i64 first = before + sum - count;
     for (int w = 0; w < WARPS; ++w) {
-      if (w < warp) at += of_warp[w];
+      if (w < warp) first += of_warp[w];
       before += of_warp[w];
     }
-    if (n < N) first_chunk[n] = at;
+    if (n < N) first_chunk[n] = first;
     __syncthreads();  // and were read
   }
   if (threadIdx.x == 0) first_chunk[N] = before;

@@ -5,8 +5,8 @@
 
 // `bytes` of the 16 are read, the others are zero.
 __device__ __forceinline__ void copy16(void* to, const void* from, int bytes = 16) {
-  const u32 at = (u32)__cvta_generic_to_shared(to);
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(at), "l"(from), "r"(bytes) : "memory");
+  const u32 address = (u32)__cvta_generic_to_shared(to);
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(address), "l"(from), "r"(bytes) : "memory");
 }
 
 // WIDE elements of each of ROWS rows, `stride` apart, by the ALL threads of a CTA; zero from row `rows` on.
@@ -14,9 +14,9 @@ template <int ROWS, int WIDE, int ALL, int PITCH>
 __device__ __forceinline__ void copy_rows(float (*to)[PITCH], const float* from, i64 stride, int rows) {
 #pragma unroll
   for (int n = 0; n < ROWS * WIDE / 4 / ALL; ++n) {
-    const int at = threadIdx.x + n * ALL, i = at / (WIDE / 4), e = at % (WIDE / 4) * 4;
-    const bool here = i < rows;
-    copy16(&to[i][e], from + (here ? i * stride + e : 0), here ? 16 : 0);
+    const int index = threadIdx.x + n * ALL, i = index / (WIDE / 4), e = index % (WIDE / 4) * 4;
+    const bool has_row = i < rows;
+    copy16(&to[i][e], from + (has_row ? i * stride + e : 0), has_row ? 16 : 0);
   }
 }
 

@@ -22,9 +22,9 @@ __device__ __forceinline__ void solve_diagonal(float (*X)[P], const float (*A_kk
   for (int i = 0; i < 16; ++i) X[first + i][first + column] = x[i];
 }
 
-// 16 rows from `row` of x, k from `from` to `to`, times 8 columns from `column` of y, whose row `of` meets k = `from`.
+// 16 rows from `row` of x, k from `from` to `to`, times 8 columns from `column` of y, whose row `first` meets k = `from`.
 template <int P, int Q>
-__device__ __forceinline__ Tile product(const float (*x)[P], int row, int from, int to, const float (*y)[Q], int of,
+__device__ __forceinline__ Tile product(const float (*x)[P], int row, int from, int to, const float (*y)[Q], int first,
                                         int column, Lane l) {
   Tile tile;
   for (int k = from; k < to; k += 16) {
@@ -32,8 +32,8 @@ __device__ __forceinline__ Tile product(const float (*x)[P], int row, int from, 
     for (int step = 0; step < 16; step += 8) {
       const float2 g = *(const float2*)&x[row + l.g][k + step + 2 * l.t];
       const float2 h = *(const float2*)&x[row + l.g + 8][k + step + 2 * l.t];
-      const int at = of + k - from + step + 2 * l.t;
-      tile.add(A(g.x, h.x, g.y, h.y), B(y[at][column + l.g], y[at + 1][column + l.g]));
+      const int y_row = first + k - from + step + 2 * l.t;
+      tile.add(A(g.x, h.x, g.y, h.y), B(y[y_row][column + l.g], y[y_row + 1][column + l.g]));
     }
     tile.settle();
   }

@@ -55,9 +55,9 @@ struct Around {
     const int first = warp / warps * warps;
 #pragma unroll
     for (int i = 0; i < warps; ++i) {
-      const float of = total[first + i][lane];
-      if (first + i < warp) before += of;
-      if (first + i > warp) after += of;
+      const float other = total[first + i][lane];
+      if (first + i < warp) before += other;
+      if (first + i > warp) after += other;
     }
   }
 };
@@ -119,9 +119,9 @@ struct FarTile {
   int i, j;  // first row and column
   __device__ __forceinline__ FarTile(int number) {
     constexpr int side = S / 8;
-    const int block = number / (side * side), at = number % (side * side);
-    i = block * 2 * S + S + at / side * 8;
-    j = block * 2 * S + at % side * 8;
+    const int block = number / (side * side), index = number % (side * side);
+    i = block * 2 * S + S + index / side * 8;
+    j = block * 2 * S + index % side * 8;
   }
   // x: decayed rows of k; y: decayed rows of q in second halves, one half after the other.
   __device__ __forceinline__ void add(float (&sum)[4], const float (*x)[PITCH], const float (*y)[PITCH], Lane l) const {

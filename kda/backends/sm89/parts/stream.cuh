@@ -20,12 +20,12 @@ struct Stage {
 template <int PITCH, int WIDE, int COUNT_>
 struct Part {
   static constexpr int COUNT = COUNT_;
-  const float* at;                 // the lane's own element of the first stage of this chunk
+  const float* element;            // the lane's own element of the first stage of this chunk
   i64 by;                          // to the next chunk
   int begin = 0, end = COUNT - 1;  // the first and the last stage that are not zero
   __device__ __forceinline__ void ask(float4* slot, int stage, bool of_next) const {
     if (stage < 0 || stage >= COUNT) return;
-    const float* from = at + (of_next ? by : 0) + stage / WIDE * (16 * PITCH) + stage % WIDE * 16;
+    const float* from = element + (of_next ? by : 0) + stage / WIDE * (16 * PITCH) + stage % WIDE * 16;
     const int bytes = begin <= stage && stage <= end ? 16 : 0;
     copy16(slot, from, bytes);
     copy16(slot + 32, from + 8 * PITCH, bytes);
@@ -53,10 +53,10 @@ struct Stream {
     ask(BATCH, chunks > 0);
   }
   // For the batch that begins with stage n of this chunk, or with n - ALL of the next.  A group may be of nothing.
-  __device__ __forceinline__ void ask(int n, bool there) {
+  __device__ __forceinline__ void ask(int n, bool exists) {
 #pragma unroll
     for (int i = n; i < n + BATCH; ++i) {
-      if (!there) continue;
+      if (!exists) continue;
       float4* slot = ring + i % DEPTH * 64;
       const bool of_next = i >= ALL;
       const int stage = i % ALL;
@@ -81,7 +81,7 @@ struct Stream {
   __device__ __forceinline__ void next_chunk() {
 #pragma unroll
     for (int n = END; n < ALL; ++n) take(n);
-    --chunks, first.at += first.by, second.at += second.by, third.at += third.by;
+    --chunks, first.element += first.by, second.element += second.by, third.element += third.by;
   }
 };
 
@@ -100,11 +100,11 @@ __device__ __forceinline__ void shelve(float4 (*to)[PITCH], int row, int column,
 
 // tiles += a stage @ 16 rows of x from `row`: TILES times 8 columns.
 template <int TILES, int PITCH>
-__device__ __forceinline__ void multiply(Tile (&tile)[TILES], const Stage& of, const float4 (*x)[PITCH], int row,
+__device__ __forceinline__ void multiply(Tile (&tile)[TILES], const Stage& stage, const float4 (*x)[PITCH], int row,
                                          Lane l) {
 #pragma unroll
   for (int step = 0; step < 2; ++step) {
-    const A a = step ? A(of.g.z, of.h.z, of.g.w, of.h.w) : A(of.g.x, of.h.x, of.g.y, of.h.y);
+    const A a = step ? A(stage.g.z, stage.h.z, stage.g.w, stage.h.w) : A(stage.g.x, stage.h.x, stage.g.y, stage.h.y);
 #pragma unroll
     for (int n = 0; n < TILES; ++n) tile[n].add(a, B(x[row / 2 + 2 * l.t + step][8 * n + l.g]));
   }

@@ -232,7 +232,7 @@ FAULTS = {
         "bwd/chain.cu", "of_do.share(s.d_o[1 - now])", "of_do.share(s.d_o[now])", "race-write-read",
     ),
     "what w gives back is added": Fault(
-        "bwd/chain.cu", "S.of[m][n][i] -= taken", "S.of[m][n][i] += taken", "wrong answer",
+        "bwd/chain.cu", "S.value[m][n][i] -= taken", "S.value[m][n][i] += taken", "wrong answer",
     ),
     "dh without its scale": Fault("bwd/chain.cu", "x.scale * added[n].sum[i]", "added[n].sum[i]", "wrong answer"),
     "P is read before it is there": Fault("bwd/wy.cu", "    __syncthreads();  // P is there\n", "", "race-read-write"),

@@ -307,8 +307,8 @@ FAULTS = {
     ),
     "a joined block with the wrong sign": Fault("parts/inverse.cuh", "-1.0f, l);", "1.0f, l);", "wrong answer"),
     "rows past the end of a sequence": Fault(
-        "fwd/prepare.cu", "const bool here = 8 * warp + r < rows;",
-        "const bool here = 8 * warp + r < rows + 1;", "out-of-bounds",
+        "fwd/prepare.cu", "const bool has_row = 8 * warp + r < rows;",
+        "const bool has_row = 8 * warp + r < rows + 1;", "out-of-bounds",
     ),
     "an operand is read before it is there": Fault("parts/stream.cuh", "wait<1>();", "wait<2>();", "race-read-write"),
     "operands of the next chunk are those of this": Fault(
@@ -322,7 +322,7 @@ FAULTS = {
         "fwd/chain.cu", "    __syncthreads();  // v_new is there, the state was read\n", "", "race-read-write",
     ),
     "the state does not decay": Fault(
-        "fwd/chain.cu", "fmaf(S.of[m][n][i], decay[m][i / 2], added", "(S.of[m][n][i] + added", "wrong answer",
+        "fwd/chain.cu", "fmaf(S.value[m][n][i], decay[m][i / 2], added", "(S.value[m][n][i] + added", "wrong answer",
     ),
     "tokens of no sequence keep what was there": Fault(
         "fwd/prepare.cu", "o && r < C", "o && r < 0", "wrong answer", "packed",
