@@ -1,6 +1,6 @@
 """The pages of the site that are written by programs, which its build does, too.
 
-    python docs/written.py            # docs/errors.md, docs/mutants.md and docs/results/evidence.md
+    python docs/written.py            # docs/errors.md, mutants.md, results/evidence.md and stages/counted.md
 
 What they say lies in git as data that tests compare with the code: docs/data and kda/tools/verify/ledger.json.
 """
@@ -15,7 +15,7 @@ from benchmarks import ledger_page
 from kda.tools.verify.ledger import Ledger
 
 HERE = pathlib.Path(__file__).resolve().parent
-ERRORS, MUTANTS = HERE / "data" / "errors.json", HERE / "data" / "mutants.json"
+ERRORS, MUTANTS, COUNTED = HERE / "data" / "errors.json", HERE / "data" / "mutants.json", HERE / "data" / "counted"
 
 OF_ERRORS = """# Every error that a function can raise
 
@@ -47,6 +47,51 @@ A mutant is noticed by a race, a deadlock, a broken rule of the PTX manual, or a
 instruction that nothing needs, unless the source says why beside it (`# redundant: ...`).
 
 """
+
+OF_COUNTS = """# Counts: instructions, bytes, registers
+
+The simulator counts instructions, which are those of PTX, and bytes; registers and spills of a thread are those of
+ptxas. `python -m benchmarks write --only counted` counts again, and [a
+test](../../tests/repository/test_tables.py) compares.
+
+"""
+COUNTS = {                                   # file in docs/data/counted -> section, with its tables in turn
+    "sm90_forward": """## Hopper, forward
+
+Per chunk of 32 tokens and value head, K = V = 128, with l2norms and a sigmoid. Bytes are those that instructions
+request, and those of all sectors that are touched. Roles of `fused` share out the registers of the launch.
+
+{}""",
+    "sm90_backward": """## Hopper, backward
+
+Per 64 tokens and value head, with a gate bounded by -5, l2norms and a sigmoid: instructions and the bytes that they
+request. `fused` saves what a backward reads, in clusters of two. "or" separates a CTA that has an SM to itself from one
+that shares it.
+
+{}
+{}""",
+    "sm100_backward": """## Blackwell, backward
+
+Registers as ptxas chooses them for sm_100a, from the least to the most of all classes with l2norms:
+
+{}
+{}
+Per 64 tokens and value head, with a bounded gate, l2norms and a sigmoid. About one in seven instructions is a move that
+has none in SASS.
+
+{}
+Milliseconds for B = 1, T = 8192 with everything saved, at 2.4 instructions per clock, 1.85 GHz and 8 TB/s over 148 SMs:
+counted, **not measured**. With 8 and 16 heads sequences are cut; the times of record and walk then include `carry` and
+`compose`.
+
+{}""",
+    "sm89": """## float32
+
+Per chunk of 64 tokens and value head, with a softplus gate, K = V = 64 (8 columns) and 128 (16 columns). Registers are
+those for sm_89; no configuration spills. Instructions are without `mov`.
+
+{}""",
+}
 
 
 def cell(text):
@@ -99,7 +144,19 @@ def evidence():
     return ledger_page.page(Ledger.read())
 
 
-PAGES = {HERE / "errors.md": errors, HERE / "mutants.md": mutants, HERE / "results" / "evidence.md": evidence}
+def counts():
+    page = OF_COUNTS
+    for name, section in COUNTS.items():
+        found = json.loads((COUNTED / f"{name}.json").read_text())
+        tables = ["\n".join([header, "|" + "---|" * header.count(" |"), *rows, ""]) for header, rows in found.items()]
+        page += section.format(*tables) + "\n"
+    return page.rstrip() + "\n"
+
+
+PAGES = {
+    HERE / "errors.md": errors, HERE / "mutants.md": mutants, HERE / "results" / "evidence.md": evidence,
+    HERE / "stages" / "counted.md": counts,
+}
 
 
 def write(*_):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
@@ -21,6 +22,20 @@ class Table(NamedTuple):
         return with_rows(text, self.header, rows)
 
 
+class Counted(NamedTuple):
+    """A table of docs/stages/counted.md, which docs/written.py writes from data."""
+
+    page: str
+    header: str
+    count: Callable[[], Iterable[str]]       # its rows
+
+    def renewed(self, text: str, rows: Iterable[str]) -> str:
+        tables = json.loads(text)
+        if self.header not in tables:
+            raise LookupError(f"the page has no table {self.header}")
+        return json.dumps(tables | {self.header: [*rows]}, indent=1) + "\n"
+
+
 class Sentence(NamedTuple):
     page: str
     words: str                               # with # for a figure
@@ -30,17 +45,17 @@ class Sentence(NamedTuple):
         return with_figures(text, self.words, figures)
 
 
-SM89, SM90, TRITON, CLOCK = "stages/sm89.md", "stages/sm90_backward.md", "triton.md", "results/clock.md"
-FORWARD, SM100 = "stages/sm100_forward.md", "stages/sm100_backward.md"
+SM89, SM90, SM100 = (f"data/counted/{name}.json" for name in ("sm89", "sm90_backward", "sm100_backward"))
+TRITON, CLOCK, FORWARD = "triton.md", "results/clock.md", "stages/sm100_forward.md"
 FIGURES = (
-    Table(SM89, float32.HEADER, float32.rows),
-    Table(SM90, hopper.HEADER, hopper.rows),
-    Table(SM90, hopper.SPILLS, hopper.spills),
-    Table("stages/sm90_forward.md", hopper.OF_FORWARD, hopper.of_forward),
-    Table(SM100, blackwell_step.OF_KERNELS, lambda: blackwell_step.of_kernels(blackwell_step.counts())),
-    Table(SM100, blackwell_step.OF_HEADS, lambda: blackwell_step.of_heads(blackwell_step.counts())),
-    Table(SM100, blackwell_step.OF_CODE, blackwell_step.of_code),
-    Table(SM100, blackwell_step.OF_SPILLS, blackwell_step.of_spills),
+    Counted(SM89, float32.HEADER, float32.rows),
+    Counted(SM90, hopper.HEADER, hopper.rows),
+    Counted(SM90, hopper.SPILLS, hopper.spills),
+    Counted("data/counted/sm90_forward.json", hopper.OF_FORWARD, hopper.of_forward),
+    Counted(SM100, blackwell_step.OF_KERNELS, lambda: blackwell_step.of_kernels(blackwell_step.counts())),
+    Counted(SM100, blackwell_step.OF_HEADS, lambda: blackwell_step.of_heads(blackwell_step.counts())),
+    Counted(SM100, blackwell_step.OF_CODE, blackwell_step.of_code),
+    Counted(SM100, blackwell_step.OF_SPILLS, blackwell_step.of_spills),
     Sentence(
         FORWARD, "columns of tensor memory in use | # bytes; # | # bytes; # (all are allocated)",
         blackwell.memory_of_dims,

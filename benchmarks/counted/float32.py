@@ -1,4 +1,4 @@
-"""What the float32 kernels take, for the table of docs/stages/sm89.md.
+"""What the float32 kernels take, for a table of docs/stages/counted.md.
 
 Registers are ptxas' for sm_89.  Instructions (PTX, without mov) and bytes are counted in the simulator, those of 192
 tokens less those of 64: a chunk of a value head, all CTAs that share it, in a training step.

@@ -1,4 +1,4 @@
-"""What Hopper's kernels take, for the tables of docs/stages/sm90_backward.md and sm90_forward.md.
+"""What Hopper's kernels take, for tables of docs/stages/counted.md.
 
 Instructions and bytes are counted in the simulator, of 64 tokens and one value head; registers and spills are ptxas'.
 """

@@ -292,7 +292,8 @@ def test_a_fault_of_grads_is_one_of_that_stage(name, tmp_path, monkeypatch):
 
 def test_its_page_says_what_is_counted():
     """At most what was asked for: 60,000 instructions, 5,600 bytes and 22 MFLOP back, 26,000 instructions up."""
-    found, page = counted.counts(), (Path(__file__).parents[4] / "docs" / "stages" / "sm100_backward.md").read_text()
+    root = Path(__file__).parents[4]
+    found, page = counted.counts(), (root / "docs" / "data" / "counted" / "sm100_backward.json").read_text()
     assert [row for row in counted.of_kernels(found) + counted.of_heads(found) if row not in page] == []
     up, back = (counted.total(found, names) for names in (counted.FORWARD, counted.BACKWARD))
     assert up.warp_instructions <= 26_000 and back.warp_instructions <= 60_000
