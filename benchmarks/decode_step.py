@@ -4,12 +4,13 @@ Before anything is timed, the outputs and the updated pools of a few sequences a
 float32, and the outputs of all sequences against the parts.  Then calls are replayed from CUDA graphs that walk over
 pools of four times the L2 cache, as the layers of a model do; the time is that of one of them.  `parts` is the layer
 without decode_step: three convolutions, three new tails, the recurrence with norms and gate, the gated norm;
-`recurrence` is that kernel alone.
+`recurrence` is that kernel alone, in brackets its share of the copy, by the bytes of its own.
 Bytes are those that a call cannot do without; beside them stands what a large copy reaches in the same run.
 
     python -m benchmarks.decode_step --json decode_step.json
     python -m benchmarks.decode_step --heads 32 --configs plan,4x64,4x128x64x2  # as parse_config says
     python -m benchmarks.decode_step --heads 32 --sequences 64 --drafts 3 --tree      # speculative decoding
+    python -m benchmarks.decode_step --recurrences vk,kv,vk:8x2 --drafts 3      # orders of states, columns x warps
     python -m benchmarks.decode_step --device cpu --heads 2 --sequences 2 --head-dim 16 --dtype float32
 """
 
@@ -19,28 +20,28 @@ import argparse
 import contextlib
 import functools
 import itertools
-import statistics
 import sys
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 import torch
 
 import kda
 from kda import nn
-from kda.backends.triton.decode import launch, step_plan
+from kda.backends.triton.decode import launch, recurrent_plan, step_plan
 from kda.nn.sequences import Sequences
+from kda.tools.measure.clocks import CpuClock, CudaClock, clock_of
+from kda.tools.measure.decoding import pools, time_of_one
 from kda.tools.verify.steps import bytes_moved, copied, make_step, run_step
 from ptxkit.commands.render import table
 from ptxkit.compile.fetching import fetch_all
+from ptxkit.temporary import replaced
 
 from . import common
-from .decode import copy_speed, graph_of
 
-REPLAYS, L2_TIMES, FEW = 15, 4, 3
+REPLAYS, FEW, SECONDS = 15, 3, 60.0
 TOLERANCE = {torch.bfloat16: 2**-7, torch.float32: 2e-5}
-UPDATED = ("states", "conv_states", "records")
 Arguments = dict[str, Any]
 
 
@@ -104,13 +105,49 @@ def parts_of(x: Arguments) -> Callable[[], tuple[torch.Tensor, list]]:
     return functools.partial(parts, x, tails_of(x), weights)
 
 
-def recurrence_of(x: Arguments) -> Callable[[], Any]:
-    names = ("q", "k", "v", "g", "beta", "A_log", "dt_bias", "lower_bound")
-    asked = {name: x[name] for name in names}
-    return functools.partial(
-        kda.fused_recurrent_kda, **asked, initial_state=x["states"], ssm_state_indices=x["slots"], state_v_first=True,
-        use_qk_l2norm_in_kernel=True, use_gate_in_kernel=True, use_beta_sigmoid_in_kernel=True,
-    )
+class Recurrence(NamedTuple):
+    """The recurrence alone, in words: "vk", the order of its states, "kv:8x4", with columns x warps of a program, or
+    "vk+last", which writes the state behind a sequence's last token alone, as behind a short prompt."""
+
+    words: str
+
+    @property
+    def name(self) -> str:
+        return "recurrence" if self.words == "vk" else f"recurrence {self.words}"
+
+    def call(self, x: Arguments, **options: Any) -> Callable[[], Any]:
+        names = ("q", "k", "v", "g", "beta", "A_log", "dt_bias", "lower_bound")
+        slots = x["ssm_state_indices"] if self.words.endswith("+last") else x["slots"]
+        return functools.partial(
+            kda.fused_recurrent_kda, **{name: x[name] for name in names}, initial_state=x["states"],
+            ssm_state_indices=slots, state_v_first=self.words.startswith("vk"), use_qk_l2norm_in_kernel=True,
+            use_gate_in_kernel=True, use_beta_sigmoid_in_kernel=True, **options,
+        )
+
+    @contextlib.contextmanager
+    def planned(self) -> Iterator[None]:
+        """Launch the kernel in the configuration of the words inside the block."""
+        sizes, plan = self.words.removesuffix("+last").partition(":")[2], recurrent_plan.config
+        chosen = recurrent_plan.RecurrentConfig(*map(int, sizes.split("x"))) if sizes else None
+        with contextlib.ExitStack() as changed:
+            changed.callback(launch._prepared.cache_clear)
+            changed.enter_context(replaced(recurrent_plan, config=lambda p, sms: chosen or plan(p, sms)))
+            launch._prepared.cache_clear()
+            yield
+
+    def error(self, x: Arguments, backend: str) -> float:
+        """Return the distance of o and the states from the float32 reference, on the first sequences."""
+        few = for_parts(first_of(x))
+        mine, exact = copied(few), copied(few, torch.float32)
+        o, expected = self.call(mine, backend=backend)()[0], self.call(exact, backend="reference")()[0]
+        return max(distance(o, expected), distance(mine["states"], exact["states"]))
+
+
+def moved(x: Arguments) -> int:
+    """Return the bytes that the recurrence alone cannot do without."""
+    N, T, H, D = x["v"].shape
+    rows = N * T * H * (5 * D + 1) * x["q"].element_size()
+    return 2 * N * H * D * D * x["states"].element_size() + rows
 
 
 # right first
@@ -123,10 +160,15 @@ def distance(a: torch.Tensor, b: torch.Tensor) -> float:
 
 def error(x: Arguments, backend: str) -> float:
     """Return the distance of o and each updated pool from the float32 reference, on the first sequences."""
-    few = {n: t[:FEW] if torch.is_tensor(t) and len(t) == len(x["q"]) and n in EACH else t for n, t in x.items()}
+    few = first_of(x)
     ours = run_step(copied(few), backend=backend)
     exact = run_step(copied(few, torch.float32) | {"states": few["states"].clone()}, backend="reference")
     return max(distance(ours[name], exact[name]) for name in exact)
+
+
+def first_of(x: Arguments) -> Arguments:
+    """Return the call of the first sequences."""
+    return {n: t[:FEW] if torch.is_tensor(t) and len(t) == len(x["q"]) and n in EACH else t for n, t in x.items()}
 
 
 EACH = ("q", "k", "v", "g", "beta", "norm_gate", "ssm_state_indices", "num_accepted_tokens", "parents")
@@ -144,32 +186,19 @@ def error_of_parts(x: Arguments, backend: str) -> float:
 # timing
 
 
+@functools.cache
+def clock(device: str) -> CpuClock | CudaClock:
+    return clock_of(device)
+
+
 def seconds(functions: list[Callable[[], Any]], device: str) -> float:
     """Return the time of one call, replayed among the others: the median; on a CPU calls run as they are."""
-    taken, replay = [], None
-    if device != "cpu":
-        replay = graph_of(functions).replay
-    for _ in range(REPLAYS if replay else 3):
-        if replay:
-            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            start.record()
-            replay()
-            end.record()
-            end.synchronize()
-            taken.append(start.elapsed_time(end) / 1e3 / len(functions))
-        else:
-            begun = time.perf_counter()
-            for function in functions:
-                function()
-            taken.append((time.perf_counter() - begun) / len(functions))
-    return statistics.median(taken)
+    return time_of_one(functions, clock(device), 3 if device == "cpu" else REPLAYS, SECONDS).median
 
 
-def pools(x: Arguments, L2: int) -> list[Arguments]:
-    """The call on as many pools as it takes to push each other out of L2."""
-    size = x["states"].numel() * x["states"].element_size()
-    count = max(4, -(-L2_TIMES * L2 // size)) if L2 else 1
-    return [x | {n: x[n].clone() for n in UPDATED if x.get(n) is not None} for _ in range(count)]
+def copy_speed(device: str) -> float:
+    """Return the bytes per second, read and written, of a large copy; 0 on a CPU."""
+    return 0.0 if device == "cpu" else clock(device).copy_bandwidth()
 
 
 def recipes_of(args: argparse.Namespace, configs: list[step_plan.StepConfig | None]) -> list[Any]:
@@ -190,10 +219,9 @@ def recipes_of(args: argparse.Namespace, configs: list[step_plan.StepConfig | No
 def measure(N: int, H: int, states: str, args: argparse.Namespace, configs: list[str]) -> list[Arguments]:
     on_cpu = args.device == "cpu"
     backend = "reference" if on_cpu else "triton"
-    L2 = 0 if on_cpu else torch.cuda.get_device_properties(args.device).L2_cache_size
     x, rows = arguments(N, H, states, args), []
     about = {"HV": H, "N": N, "T": args.drafts + 1, "states": states, "bytes": bytes_moved(x)}
-    each = pools(x, L2)
+    each = pools(x)
     for config in configs:
         use(parse_config(config))
         row = about | {"config": config, "error": max(error(x, backend), error_of_parts(x, backend))}
@@ -204,8 +232,13 @@ def measure(N: int, H: int, states: str, args: argparse.Namespace, configs: list
     apart = [for_parts(one) for one in each]
     if not args.tree:
         rows.append(about | {"config": "parts", "seconds": seconds([parts_of(one) for one in apart], args.device)})
-        recurrence = [recurrence_of(one) for one in apart]
-        rows.append(about | {"config": "recurrence", "seconds": seconds(recurrence, args.device)})
+        for recurrence in map(Recurrence, args.recurrences):
+            row = about | {"config": recurrence.name, "moved": moved(x)}
+            with recurrence.planned():
+                row["error"] = recurrence.error(x, backend)
+                if row["error"] <= 1:
+                    row["seconds"] = seconds([recurrence.call(one) for one in apart], args.device)
+            rows.append(row)
     return rows
 
 
@@ -215,13 +248,16 @@ def printed(rows: list[Arguments], copy: float, configs: list[str]) -> list[str]
     shapes: dict[tuple, dict[str, Arguments]] = {}
     for row in rows:
         shapes.setdefault((row["states"], row["HV"], row["N"]), {})[row["config"]] = row
-    columns, lines = [*configs, "parts", "recurrence"], []
+    columns, lines = list(dict.fromkeys(row["config"] for row in rows)), []
     for (states, HV, N), found in shapes.items():
         cells = []
         for config in columns:
             row = found.get(config, {})
-            wrong = "wrong" if row.get("error", 0) > 1 else ""
-            cells.append(f"{1e6 * row['seconds']:.1f}" if "seconds" in row else wrong)
+            if "seconds" in row:
+                share = f" ({row['moved'] / row['seconds'] / copy:.0%})" if copy and "moved" in row else ""
+                cells.append(f"{1e6 * row['seconds']:.1f}{share}")
+            else:
+                cells.append("wrong" if row.get("error", 0) > 1 else "")
         first = found[configs[0]]
         share = f"{first['bytes'] / first['seconds'] / copy:.0%}" if copy and "seconds" in first else ""
         lines.append([states, str(HV), str(N), *cells, share])
@@ -239,6 +275,7 @@ def main(argv: list[str] | None = None) -> list[Arguments]:
     parser.add_argument("--drafts", type=int, default=0, help="tokens behind the first")
     parser.add_argument("--tree", action="store_true", help="drafts in a tree; the parts cannot")
     parser.add_argument("--configs", type=common.words, default=["plan"])
+    parser.add_argument("--recurrences", type=common.words, default=["vk"], help="as Recurrence says")
     parser.add_argument("--device", default="cuda")
     args = parser.parse_args(argv)
     begun, copy, name = time.perf_counter(), 0.0, "a CPU"
@@ -250,7 +287,7 @@ def main(argv: list[str] | None = None) -> list[Arguments]:
         rows = []
         for states, H, N in itertools.product(args.states, args.heads, args.sequences):
             rows += measure(N, H, states, args, args.configs)
-    print(f"{name}, T={args.drafts + 1} K=V={args.head_dim} {args.dtype}, microseconds; a copy of 1 GiB: "
+    print(f"{name}, T={args.drafts + 1} K=V={args.head_dim} {args.dtype}, microseconds; a large copy: "
           f"{copy / 1e12:.2f} TB/s; {time.perf_counter() - begun:.0f} s in all")
     print("\n".join(printed(rows, copy, args.configs)))
     about = {"device": name, "torch": torch.__version__, "copy": copy, "K": args.head_dim, "dtype": args.dtype}

@@ -30,8 +30,7 @@ from ptxkit.commands.render import table
 from ptxkit.compile.fetching import fetch_all
 
 from . import common
-from .decode import copy_speed
-from .decode_step import Arguments, arguments, distance, measure, parse_config, recipes_of, seconds, use
+from .decode_step import Arguments, arguments, copy_speed, distance, measure, parse_config, recipes_of, seconds, use
 
 REACHED = 0.85                               # share of a copy's bandwidth, with 64 sequences of 32 heads and more
 VARIANTS = {                                 # by dtype of states and tokens, in the words of decode_step.parse_config
@@ -54,7 +53,7 @@ class Step(NamedTuple):
 
     def args(self, device: str) -> argparse.Namespace:
         return argparse.Namespace(drafts=self.T - 1, tree=False, head_dim=128, dtype="bfloat16", device=device,
-                                  states=[self.states])
+                                  states=[self.states], recurrences=["vk"])
 
 
 def steps() -> list[Step]:

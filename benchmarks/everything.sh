@@ -16,7 +16,8 @@ times() {
     python -m kda bench --backend triton --shape h64-8k --shape h64-8x1k --regime slow --disable-recompute --direction forward \
         --direction step --save "$out/h200-triton-kept.json"
     python -m benchmarks.configs --gate softplus --kernel state --warps 4 --stages 3 --BK 128 --json "$out/softplus.json"
-    python -m benchmarks.decode --json "$out/decode.json"
+    python -m benchmarks.decode_step --heads 32,64,96 --sequences 1,4,16,64,256 --states float32 --recurrences vk,kv \
+        --json "$out/decode.json"
     python -m benchmarks.decode_step --json "$out/decode_step.json"
     python -m benchmarks.launch --json "$out/launch.json"
 }

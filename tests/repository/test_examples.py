@@ -23,6 +23,7 @@ def run(monkeypatch, program, *arguments):
     """A program in this process; what it exits with."""
     monkeypatch.setattr(sys, "argv", [program, *map(str, arguments)])
     monkeypatch.delenv("RANK", raising=False)
+    monkeypatch.delitem(sys.modules, program, raising=False)       # a module that another test has imported
     is_file, how = program.endswith(".py"), {"run_name": "__main__"}
     try:
         runpy.run_path(str(ROOT / program), **how) if is_file else runpy.run_module(program, **how)

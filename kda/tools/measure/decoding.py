@@ -7,6 +7,7 @@ time is that of one of them.
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -50,18 +51,25 @@ def measure(asked: Asked, backend: str, clock: CpuClock | CudaClock, repeats: in
     wrong = Decoded(asked, backend, used, bytes_moved(x))
     if not used <= 1:
         return wrong
-    calls = [functools.partial(run_step, one, backend=backend) for one in _pools(x)]
+    calls = [functools.partial(run_step, one, backend=backend) for one in pools(x)]
 
+    return wrong._replace(timing=time_of_one(calls, clock, repeats, seconds))
+
+
+def time_of_one(
+    calls: Sequence[Callable[[], Any]], clock: CpuClock | CudaClock, repeats: int, seconds: float
+) -> Timings:
+    """Time one call among others that are made in turn, on a GPU from one CUDA graph."""
     def all_calls() -> None:
         for call in calls:
             call()
 
     once = clock.captured(lambda: all_calls) if isinstance(clock, CudaClock) else all_calls
     ((timing, _),) = interleaved([once], clock, repeats, seconds)
-    return wrong._replace(timing=Timings(tuple(t / len(calls) for t in timing.seconds), timing.host_inside))
+    return Timings(tuple(t / len(calls) for t in timing.seconds), timing.host_inside)
 
 
-def _pools(x: dict[str, Any]) -> list[dict[str, Any]]:
+def pools(x: dict[str, Any]) -> list[dict[str, Any]]:
     """The call on pools that push each other out of L2; on a CPU as it is."""
     states = x["states"]
     if not states.is_cuda:
