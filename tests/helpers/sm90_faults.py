@@ -38,6 +38,11 @@ CALLS = {
 SPACE = " "                                  # many stand before a comment that tells two equal lines apart
 FAULTS = {                                   # the call, how it notices the fault, a text of the file, what stands there
     #                                          instead, and a schedule of warps other than the usual one
+    "common/cute/teams": {
+        "the inverse begins before A_kk is there": (
+            "two kernels", "race-write-read", "        FIRST_FOUR.sync()", "        pass"
+        ),
+    },
     "sm90/bwd/grads": {
         "G is read before it is there": (
             "gradients", "race-write-read", f"self.warps.sync(){54 * SPACE}# G is there", "pass"
@@ -334,9 +339,6 @@ FAULTS = {                                   # the call, how it notices the faul
         ),
     },
     "sm90/parts/teams": {
-        "the inverse begins before A_kk is there": (
-            "two kernels", "race-write-read", "        FIRST_FOUR.sync()", "        pass"
-        ),
         "groups meet at one barrier": (
             "pair", "race-write-read", "        GROUP.sync(self.number())", "        GROUP.sync()"
         ),

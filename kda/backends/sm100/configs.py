@@ -13,6 +13,8 @@ from typing import NamedTuple
 from ..common.arguments import Arguments, number, tensor
 from ..common.cute.barriers import Arrivals, Meeting, NamedBarrier, Pipeline, commit, mbarriers, of_each_warp
 from ..common.cute.configs import (
+    FIRST_FOUR,
+    WHOLE_CTA,
     ChunkConfig,
     HeadsConfig,
     TilesArguments,
@@ -45,8 +47,7 @@ TMEM = 512                                   # columns: all there are
 STATE_WARPS = 8                              # warps that have the state, in record and walk
 EPILOGUE_WARPS = 4                           # warps of EPILOGUE in record
 
-# Named barriers of CHAIN in fused, of its groups, of the eight warps that have the state in record and walk, and of the
-# first four and of all in operands.
+# Named barriers of CHAIN in fused, of its groups, and of the eight warps that have the state in record and walk.
 STATE_ROUNDED = NamedBarrier("STATE_ROUNDED", 1, 32 * CHAIN_WARPS)
 X_THERE = NamedBarrier("X_THERE", 2, 32 * CHAIN_WARPS)
 O_THERE = NamedBarrier("O_THERE", 3, 64)
@@ -55,8 +56,6 @@ GROUP_FIRST_FOUR = NamedBarrier("GROUP_FIRST_FOUR", 5, 128, ids_per_group=3)
 GROUP_LAST_SIX = NamedBarrier("GROUP_LAST_SIX", 6, 192, ids_per_group=3)
 IMAGE_THERE = NamedBarrier("IMAGE_THERE", 1, 32 * STATE_WARPS)
 ROWS_THERE = NamedBarrier("ROWS_THERE", 2, 32 * STATE_WARPS)
-FIRST_FOUR = NamedBarrier("FIRST_FOUR", 1, 128)
-WHOLE_CTA = NamedBarrier("sync_threads", 0, 32 * WARPS)
 
 
 class Shared(NamedTuple):

@@ -19,6 +19,8 @@ from ..common.cute.barriers import (
     of_each_warp,
 )
 from ..common.cute.configs import (
+    FIRST_FOUR,
+    WHOLE_CTA,
     ChunkConfig,
     HeadsConfig,
     TilesArguments,
@@ -62,9 +64,6 @@ STREAM_LOAD, STREAM_VALUES, STREAM_STORE = range(FIRST_PRODUCER, FIRST_PRODUCER 
 # Named barriers.
 CHAIN = NamedBarrier("CHAIN", 1, 32 * CHAIN_WARPS)
 A_KK_THERE = NamedBarrier("A_KK_THERE", 1, 64)
-# A CTA of eight warps, and its first four.
-WHOLE_CTA = NamedBarrier("sync_threads", 0, 32 * WARPS)
-FIRST_FOUR = NamedBarrier("FIRST_FOUR", 1, 128)
 # The warps of a group, some of them, or some with the warp of its inverse.
 GROUP = NamedBarrier("GROUP", 2, 32 * WARPS, ids_per_group=2)
 GROUP_FIRST_FOUR = NamedBarrier("GROUP_FIRST_FOUR", 3, 128, ids_per_group=2)

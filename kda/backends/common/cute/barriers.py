@@ -11,6 +11,7 @@ there.  Only what a kernel calls imports cutlass.
 
 from __future__ import annotations
 
+from collections import namedtuple
 from collections.abc import Iterable
 from itertools import groupby
 from typing import Any, NamedTuple
@@ -104,6 +105,12 @@ def of_a_lane(role: str) -> tuple[Arrivals, ...]:
 def mbarriers(pipelines: Iterable[Pipeline]) -> dict[str, StructField]:
     """Return the mbarriers of pipelines, as fields of shared memory."""
     return {p.name: array("int64", p.stages * p.places, align=8) for p in pipelines}
+
+
+def mbarriers_among(s: Any, pipelines: Iterable[Pipeline]) -> Any:
+    """Return the pointers to mbarriers, by name, out of those to all of shared memory."""
+    found = {pipeline.name: getattr(s, pipeline.name) for pipeline in pipelines}
+    return namedtuple("Mbarriers", found)(**found)
 
 
 def initialise(s: Any, pipelines: Iterable[Pipeline]) -> None:

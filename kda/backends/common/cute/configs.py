@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from kda.model.problem import Problem
 
 from ..arguments import Argument, Arguments, KernelConfig, number, tensor
-from .barriers import LANES_OF_A_WARP, Arrivals, Pipeline
+from .barriers import LANES_OF_A_WARP, Arrivals, NamedBarrier, Pipeline
 from .fields import Struct, array
 from .tile import HEAD_SIZES, MIN_GATE_ONE_PRODUCT, WARPS, C
 
@@ -21,6 +21,9 @@ SLICES = 8                                   # slices into which shares divides 
 # tables
 THREADS = 256
 RUN = 16                                     # chunks of every sequence that a program writes
+# Named barriers of a CTA of eight warps that make a chunk, and of the first four of them.
+WHOLE_CTA = NamedBarrier("sync_threads", 0, 32 * WARPS)
+FIRST_FOUR = NamedBarrier("FIRST_FOUR", 1, 128)
 
 # What the forwards round: operands of products, and results; decays, norms, the inverse and the state stay float32.
 ROUNDED_TO = dict.fromkeys(("A_qk", "A_inv", "qg", "kb", "kg", "h", "v_new", "o"), "bfloat16")

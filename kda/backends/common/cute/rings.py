@@ -2,18 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
-
 import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
-
-
-class Ring(NamedTuple):
-    """The mbarriers of some stages."""
-
-    full: Any
-    empty: Any
 
 
 def stage_of(chunk, stages: int):

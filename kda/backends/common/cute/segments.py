@@ -29,6 +29,15 @@ def place_of_segment(c: cutlass.Constexpr, x, p, chunks, segments, segment):
 
 
 @cute.jit
+def begins_sequence(c: cutlass.Constexpr, x, p):
+    """Return whether a sequence begins with segment p."""
+    number = p % x.segments
+    if cutlass.const_expr(c.packed):
+        number = Int32(load_one(x.segment_table + SegmentTable.WIDTH * p + SegmentTable.NUMBER))
+    return number == 0
+
+
+@cute.jit
 def locate_chunk(packed: cutlass.Constexpr, x, y, z):
     """Return the number of the chunk that CTA (y, z) has, its first token, its tokens and its number in its sequence.
     A chunk of tokens that belong to no sequence has minus so many."""

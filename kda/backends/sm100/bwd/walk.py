@@ -37,10 +37,8 @@ from ptxkit.compile import cutedsl
 from ptxkit.compile.target import Target
 
 from ...common.cute import entry
-from ...common.cute.configs import SegmentTable
-from ...common.cute.copies import load_one
 from ...common.cute.rings import advance
-from ...common.cute.segments import place_of_segment
+from ...common.cute.segments import begins_sequence, place_of_segment
 from ...common.cute.tile import C
 from ..configs import (
     IMAGE_THERE,
@@ -72,7 +70,7 @@ class Walk(Walker):
         c, warp = self.c, cute.arch.make_warp_uniform(cute.arch.warp_idx())
         _, head, p = cute.arch.block_idx()
         n, begin, left, chunk, state = place_of_segment(c, x, p, x.chunks, x.segments, x.segment)
-        first = self.is_first(x, p)
+        first = begins_sequence(c, x, p)
         if n >= 0 and not (cutlass.const_expr(c.carry) and first):
             s = self.set_up()
             if warp == 0:
@@ -99,14 +97,6 @@ class Walk(Walker):
             cute.arch.sync_threads()                                           # tensor memory is unused
             if warp == 0:
                 umma.free(TMEM)
-
-    @cute.jit
-    def is_first(self, x, p):
-        """Return whether a sequence begins with this segment."""
-        number = p % x.segments
-        if cutlass.const_expr(self.c.packed):
-            number = Int32(load_one(x.segment_table + SegmentTable.WIDTH * p + SegmentTable.NUMBER))
-        return number == 0
 
     @cute.jit
     def walk(self, x, s, begin, state, head, tokens, steps):

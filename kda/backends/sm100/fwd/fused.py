@@ -55,8 +55,6 @@ c & 1 fills.  PREPAREs of a cluster's next sequence do not wait for the end of t
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
-
 import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Uint8, Uint32
@@ -66,7 +64,7 @@ from ptxkit.compile import cutedsl
 from ptxkit.compile.target import Target
 
 from ...common.cute import entry
-from ...common.cute.barriers import initialise
+from ...common.cute.barriers import initialise, mbarriers_among
 from ...common.cute.copies import field_at, fields_at, store
 from ...common.cute.order import permit_early_launch
 from ...common.cute.segments import locate_sequence
@@ -75,12 +73,6 @@ from ..configs import CTA_PIPELINES, CTAS, FIRST_PRODUCER, GROUP_PIPELINES, GROU
 from ..parts import umma
 from .chain import Consumer
 from .prepare import Producer
-
-
-class Mbarriers(NamedTuple):
-    full: Any
-    out: Any
-    added: Any
 
 
 class Fused(entry.Entry):
@@ -95,7 +87,7 @@ class Fused(entry.Entry):
         rank, warp = cute.arch.block_idx()[0] % CTAS, cute.arch.make_warp_uniform(cute.arch.warp_idx())
         struct = self.c.struct
         shared = SmemAllocator().allocate_array(Uint8, struct.end, byte_alignment=1024)
-        barriers = Mbarriers(*[field_at(shared, getattr(struct, name)) for name in Mbarriers._fields])
+        barriers = mbarriers_among(fields_at(shared, struct), CTA_PIPELINES)
         if cute.arch.thread_idx()[0] == 0:
             self.initialise(shared, barriers)
             base = (shared.toint().to(Uint32) & 0x3FFFF) >> 4

@@ -4,9 +4,10 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Uint32
 
+from ...common.cute import teams
 from ...common.cute.copies import field_at, load_one
 from ...common.cute.tile import WARPS
-from ..configs import FIRST_FOUR, FIRST_PRODUCER, GROUP, GROUP_FIRST_FOUR, GROUP_LAST_SIX, FusedConfig
+from ..configs import FIRST_PRODUCER, GROUP, GROUP_FIRST_FOUR, GROUP_LAST_SIX, FusedConfig
 from . import umma
 
 
@@ -35,30 +36,14 @@ def arrive_at(mbarrier, cta):
     )
 
 
-class WholeCta:
+class WholeCta(teams.WholeCta):
     """The CTA of fwd/operands.py: barrier 0 is `sync_threads`."""
-
-    @cute.jit
-    def thread(self):
-        return cute.arch.thread_idx()[0]
-
-    @cute.jit
-    def warp(self):
-        return cute.arch.make_warp_uniform(cute.arch.warp_idx())
-
-    @cute.jit
-    def meet(self):
-        cute.arch.sync_threads()
 
     @cute.jit
     def meet_for_product(self):
         """Meet before a product: from then on tensor memory is allocated, too."""
-        cute.arch.sync_threads()
+        self.meet()
         umma.fence_after_thread_sync()
-
-    @cute.jit
-    def meet_first_four(self):
-        FIRST_FOUR.sync()
 
 
 class MakerGroup:

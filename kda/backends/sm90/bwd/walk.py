@@ -40,10 +40,9 @@ from ptxkit.compile.target import Target
 from ...common.cute import entry
 from ...common.cute.async_copies import arrive_when_copied, bulk_copy
 from ...common.cute.barriers import initialise
-from ...common.cute.configs import SegmentTable
-from ...common.cute.copies import allocate, field_at, load_one
+from ...common.cute.copies import allocate, field_at
 from ...common.cute.rings import advance
-from ...common.cute.segments import place_of_segment
+from ...common.cute.segments import begins_sequence, place_of_segment
 from ...common.cute.tile import C
 from ..configs import CHAIN, COLUMNS, LOAD_WARP, PITCH_V, WalkConfig
 from ..parts.state import State, multiply, register_mma, round_to, rounded
@@ -64,7 +63,7 @@ class Walk(entry.Entry):
         c = self.c
         strip, head, p = cute.arch.block_idx()
         n, begin, left, chunk, state = place_of_segment(c, x, p, x.chunks, x.segments, x.segment)
-        first = self.is_first(x, p)
+        first = begins_sequence(c, x, p)
         if n >= 0 and not (cutlass.const_expr(c.carry) and first):
             s = allocate(c.struct)
             if cute.arch.thread_idx()[0] == 0:
@@ -88,14 +87,6 @@ class Walk(entry.Entry):
                     self.state.store(x.dh0, p * x.HV + head, strip, c.V, False, S)
                 elif cutlass.const_expr(c.dh0 is not None) and first:
                     self.state.store(x.dh0, n * x.HV + head, strip, c.V, c.v_first, S)
-
-    @cute.jit
-    def is_first(self, x, p):
-        """Whether a sequence begins with this segment."""
-        number = p % x.segments
-        if cutlass.const_expr(self.c.packed):
-            number = Int32(load_one(x.segment_table + SegmentTable.WIDTH * p + SegmentTable.NUMBER))
-        return number == 0
 
     @cute.jit
     def load(self, x, s, first_v, tokens, chunk, head, steps):

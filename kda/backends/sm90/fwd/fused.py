@@ -109,7 +109,7 @@ from ptxkit.compile.target import Target
 
 from ...common.cute import entry
 from ...common.cute.async_copies import prefetch
-from ...common.cute.barriers import initialise
+from ...common.cute.barriers import initialise, mbarriers_among
 from ...common.cute.checkpoints import place_of_checkpoint
 from ...common.cute.clear import clear_tokens
 from ...common.cute.copies import allocate, field_at, load_one, store
@@ -396,7 +396,7 @@ class Fused(entry.Entry):
             _, begin, tokens, number, state = place_of_segment(c, x, n, x.chunks, 1, 0)
             kept = PlaceOfPiece(number, Int32(0), state)
         s = allocate(self.c.struct)
-        ring = self.way.ring(s)
+        ring = mbarriers_among(s, self.c.pipelines)
         if cute.arch.thread_idx()[0] == 0:
             initialise(s, self.c.pipelines)
             if cutlass.const_expr(self.c.ctas > 1):                            # no copy arrives at those of a CTA alone

@@ -38,10 +38,10 @@ from ...common.cute.copies import allocate, copy_16_bytes, field_at, load, store
 from ...common.cute.gate import beta_of_row
 from ...common.cute.order import wait_for_the_kernel_before
 from ...common.cute.segments import locate_chunk
+from ...common.cute.teams import WholeCta
 from ...common.cute.tile import GROUP_ROWS, WARP_ROWS, WARPS, C, swizzle_64B
 from ..configs import PrepareConfig
 from ..parts.chunk import ChunkMaker
-from ..parts.teams import WholeCta
 
 
 class Prepare(entry.Entry):

@@ -30,7 +30,7 @@ from cutlass import Int32, Uint8
 
 from ...common.cute.async_copies import bulk_copy_to_neighbour, bulk_store
 from ...common.cute.copies import in_global
-from ...common.cute.rings import Ring, phase_of, stage_of
+from ...common.cute.rings import phase_of, stage_of
 from ..configs import GROUPS, INVERSE, RING, TILES, WALKING, FusedConfig, tile
 
 
@@ -38,9 +38,6 @@ class OwnStages:
     def __init__(self, config: FusedConfig):
         self.c, self.layout, self.group = config, tile(config.prepare.K), config.group
         self.step = self.stages = config.makers    # from a chunk of a group to its next one, and of a stage
-
-    def ring(self, s):
-        return Ring(s.full, s.empty)
 
     @cute.jit
     def place(self, rank, group):
@@ -137,19 +134,6 @@ def was_kept(empty):
         cute.arch.mbarrier_arrive(empty)
 
 
-class Relayed(NamedTuple):
-    """The mbarriers of a cluster of four."""
-
-    full: Any                                # for each stage, in a CTA that walks: its tile and v are there
-    read: Any                                # the same: CHAIN's warps have read it, and v
-    empty: Any                               # for each tile of each group, in its CTA: both CHAINs have read it
-    credit: Any                              # for each group, in its CTA: the stage of its next tile is free in both
-    solved: Any                              # the same: the inverse of its last chunk is there
-    written: Any                             # for each o of a CTA that walks: it is in shared memory (parts/values.py)
-    taken: Any                               # the same: it was read
-    stored: Any                              # for each stage, if r takes the place of v: r was read
-
-
 class MakerOfTile(NamedTuple):
     """The maker of a chunk."""
 
@@ -162,10 +146,6 @@ class RelayedStages:
     def __init__(self, config: FusedConfig):
         self.c, self.layout, self.makers = config, tile(config.prepare.K), config.makers
         self.step, self.stages = self.makers, RING
-
-    def ring(self, s):
-        stored = s.stored if cutlass.const_expr(self.c.keeps) else None
-        return Relayed(s.full, s.read, s.empty, s.credit, s.solved, s.written, s.taken, stored)
 
     @cute.jit
     def place(self, rank, group):

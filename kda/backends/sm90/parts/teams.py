@@ -1,29 +1,9 @@
-"""The eight warps that make a chunk: which thread and warp of them one is, and where they meet."""
+"""The eight warps that make a chunk, where they are a group of several in a CTA."""
 
 import cutlass.cute as cute
 
 from ...common.cute.tile import WARPS
-from ..configs import FIRST_FOUR, FIRST_PRODUCER, GROUP, GROUP_FIRST_FOUR, GROUP_PRODUCT
-
-
-class WholeCta:
-    @cute.jit
-    def thread(self):
-        return cute.arch.thread_idx()[0]
-
-    @cute.jit
-    def warp(self):
-        return cute.arch.make_warp_uniform(cute.arch.warp_idx())
-
-    @cute.jit
-    def meet(self):
-        cute.arch.sync_threads()
-
-    meet_for_product = meet
-
-    @cute.jit
-    def meet_first_four(self):
-        FIRST_FOUR.sync()
+from ..configs import FIRST_PRODUCER, GROUP, GROUP_FIRST_FOUR, GROUP_PRODUCT
 
 
 class MakerGroup:

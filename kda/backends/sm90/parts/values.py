@@ -5,11 +5,6 @@ before while the next product is computed. A cluster of four has warps without a
 brings v, which `full` counts beside the tile, and STORE takes o away, so that CHAIN's four warps never wait for each
 other.
 
-  mbarrier               arrivals                         says
-  written, of two        4, a lane of each warp of CHAIN  o (and r) of a chunk is in shared memory
-  taken, of two          1, of STORE                      it was read
-  stored, of each stage  1, of STORE                      r was read, where r is kept
-
 r of a chunk lies where its v was, and goes to memory as o does; only then v of a later chunk comes there.
 
 Both say where o of a chunk goes (`place_of_o`), and what CHAIN does while [P; O] of a chunk is computed
