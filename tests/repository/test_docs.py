@@ -16,6 +16,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).parents[2] / "docs"))
 sys.path.insert(0, str(pathlib.Path(__file__).parents[2] / "ptxkit" / "docs"))
 
 import from_data
+import shared
 import written
 
 import kda
@@ -67,6 +68,16 @@ def test_a_broken_link_is_noticed():
     text = "[a](sm89.md) [b](#nowhere) [c](../nobody.md) [d](sm90_forward.md#why-chunks-of-32) [e](sm89.md#no)"
     assert list(broken_links(page, text + " [f](../mutants.md)")) == ["#nowhere", "../nobody.md", "sm89.md#no"]
     assert list(broken_links(ROOT / "README.md", "[a](docs/errors.md) [b](docs/index.md)")) == ["docs/errors.md"]
+
+
+def test_a_link_to_a_page_of_another_site_leads_to_where_it_is_built():
+    links = "[a](../../ptxkit/docs/clock.md#the-model) [b](../words.md) [c](../../ptxkit/chips.py) [d](../../ptxkit)"
+    source = [links]
+    shared.adapt(SimpleNamespace(srcdir=ROOT / "docs"), "stages/sm89", source)
+    assert source == ["[a](site:../ptxkit/clock.html#the-model) [b](../words.md) [c](path:../../ptxkit/chips.py) d"]
+    source = ["[a](../../docs/results/clock.md) [b](clock.md)"]
+    shared.adapt(SimpleNamespace(srcdir=ROOT / "ptxkit" / "docs"), "index", source)
+    assert source == ["[a](site:../results/clock.html) [b](clock.md)"]
 
 
 def pages_under(site, *captions):
