@@ -11,7 +11,6 @@ import ast
 import contextlib
 import dataclasses
 import functools
-import importlib
 import itertools
 import re
 from collections.abc import Container, Iterable, Iterator, Mapping
@@ -28,6 +27,7 @@ from kda.tools.verify import digests
 from ptxkit.compile.recipes import AnyRecipe
 
 from . import common
+from .forms import planned
 
 FORWARD, APART, RECOMPUTED, STATES, ALL = "forward", "backward alone", "step", "step, states kept", "step, all kept"
 KEEPS = {RECOMPUTED: False, STATES: "states", ALL: True}       # what a step keeps -> disable_recompute
@@ -150,9 +150,14 @@ class Case:
     def with_its_sms(self, host: Host) -> Host:
         return dataclasses.replace(host, sms=self.sms or host.sms)
 
+    def planned(self) -> contextlib.AbstractContextManager[None]:
+        """Let plans be of its form inside the block."""
+        constants = self.as_form.constants
+        return planned(**constants) if constants else contextlib.nullcontext()
+
     def recipes(self) -> list[AnyRecipe]:
         """The kernels that it launches on a GPU of its arch; none where its backend does not accept the call."""
-        with standing_in(self.with_its_sms(host_of(self.arch))), planned(self.backend, self.as_form.constants):
+        with standing_in(self.with_its_sms(host_of(self.arch))), self.planned():
             try:
                 return list(dict.fromkeys(self._recipes()))
             except NoBackendError:
@@ -178,27 +183,6 @@ def lengths(T: int) -> tuple[int, ...]:
     """The lengths of packed sequences in a row of T tokens, the last nine of which belong to no sequence.  A long
     sequence is alone, because beside others it would not be cut."""
     return (65, 0, 1, T - 75) if T < 1000 else (T - 9,)
-
-
-@contextlib.contextmanager
-def planned(backend: str, constants: Mapping[str, Any]) -> Iterator[None]:
-    """Give the Hopper backend's plan these constants inside the block."""
-    if backend != "sm90" or not constants:
-        yield
-        return
-    plan, launch = (importlib.import_module(f"kda.backends.sm90.{name}") for name in ("plan", "launch"))
-    before = {name: getattr(plan, name) for name in constants}
-
-    def say(values: Mapping[str, Any]) -> None:
-        for name in constants:
-            setattr(plan, name, values[name])
-        launch.forget_plans()
-
-    say(constants)
-    try:
-        yield
-    finally:
-        say(before)
 
 
 def _cases(backend: str, arch: str, form: str, calls: Iterable[str]) -> Iterator[tuple[Case, list[AnyRecipe]]]:

@@ -33,8 +33,9 @@ from kda.tools.verify.doors import Door
 from kda.tools.verify.literal import one_thread
 from ptxkit.compile import driver
 from ptxkit.compile.target import parse
+from ptxkit.temporary import replaced
 
-from .evidence_cases import APART, FORWARD, KEEPS, ON_GPU, Case, GpuTest, lengths, planned
+from .evidence_cases import APART, FORWARD, KEEPS, ON_GPU, Case, GpuTest, lengths
 
 Tensor = torch.Tensor
 Tensors = dict[str, Tensor]
@@ -190,11 +191,8 @@ def launches(session: Any = None) -> Iterator[dict[str, str]]:
         found[_code(kernel)] = short(kernel.name)
         return launch(kernel, *args, **keywords)
 
-    driver.launch = seen
-    try:
+    with replaced(driver, launch=seen):
         yield found
-    finally:
-        driver.launch = launch
 
 
 def short(name: str) -> str:
@@ -258,15 +256,9 @@ class Watch:
 # ---- one case
 
 
-@contextlib.contextmanager
-def on(stated: host.Host) -> Iterator[None]:
+def on(stated: host.Host) -> contextlib.AbstractContextManager[None]:
     """Make every GPU look like this one inside the block, in all threads: autograd has one for each GPU."""
-    asked = host._asked
-    host._asked = lambda device: stated                                        # type: ignore[assignment]
-    try:
-        yield
-    finally:
-        host._asked = asked
+    return replaced(host, _asked=lambda device: stated)
 
 
 def run(case: Case, device: str, kept: Path | None = None) -> dict[str, Any]:
@@ -283,7 +275,7 @@ def run(case: Case, device: str, kept: Path | None = None) -> dict[str, Any]:
             if gpu.cc != chip.cc and case.backend != "sm89":                   # older code, which the driver finishes
                 gpu = dataclasses.replace(gpu, cc=chip.cc, smem=chip.smem)
             stack.enter_context(on(gpu))
-        stack.enter_context(planned(case.backend, case.as_form.constants))
+        stack.enter_context(case.planned())
         found = stack.enter_context(launches(session))
         used: list[tuple[float, float, str]] = []
         errors: list[str] = []

@@ -25,8 +25,10 @@ from kda.model.bundles import Save
 from kda.model.host import detect
 from kda.tools.measure.shapes import SHAPES, BenchShape
 from kda.tools.verify.cases import make_inputs
+from ptxkit.temporary import replaced
 
 from . import common
+from .forms import planned
 
 CALLS, CLOSE = 31, 1e-2
 FEW = {f"h{H}-{T}k": BenchShape(f"{H} heads", T=1024 * T, H=H)
@@ -65,12 +67,11 @@ def replayed(call) -> float:
 @contextlib.contextmanager
 def launching(launch_of):
     """`launch_of` instead of what makes the launches of a call."""
-    plain, launch.launch_of = launch.launch_of, launch_of
-    launch.steps.cache_clear()
     try:
-        yield
+        with replaced(launch, launch_of=launch_of):
+            launch.steps.cache_clear()
+            yield
     finally:
-        launch.launch_of = plain
         launch.steps.cache_clear()
 
 
@@ -168,14 +169,13 @@ def keeping(case) -> dict[str, Any]:
         "backward": lambda: launch.backward(backward, x, case.do, case.dht),
     }
     for name, fused in (("apart", False), ("at once", asked)):
-        plan.FUSED = fused
-        launch.forget_plans()
-        torch.use_deterministic_algorithms(True)                               # memory of nothing is the same, too
-        out, grads = calls["forward"](), calls["backward"]()
-        of_kept = launch.backward(backward, x, case.do, case.dht, out.saved)
-        results[name] = [y for y in (out.o, out.final_state, *grads, *of_kept) if y is not None]
-        torch.use_deterministic_algorithms(False)
-        found[name] = {kind: replayed(call) for kind, call in calls.items()}
+        with planned(FUSED=fused):
+            torch.use_deterministic_algorithms(True)                           # memory of nothing is the same, too
+            out, grads = calls["forward"](), calls["backward"]()
+            of_kept = launch.backward(backward, x, case.do, case.dht, out.saved)
+            results[name] = [y for y in (out.o, out.final_state, *grads, *of_kept) if y is not None]
+            torch.use_deterministic_algorithms(False)
+            found[name] = {kind: replayed(call) for kind, call in calls.items()}
     found["clusters"] = plan.training_plan(p, detect(p.device).sms).clusters
     return found | {"same bits": all(map(torch.equal, *results.values()))}
 
@@ -202,25 +202,22 @@ def forms(case, **words: bool) -> dict[str, Any]:
         return kda.chunk_kda_fwd(**case.keywords, **words, backend="sm90")
 
     for name, constants in FORMS.items():
-        vars(plan).update(constants)
-        launch.forget_plans()
-        planned = plan.plan(p, sms)
-        clusters = planned.clusters.ctas if planned.fused else 0
-        runs = {"two kernels": not planned.fused, "some make, others walk": bool(planned.stream), "as planned": True}
-        if not (runs[name] if name in runs else clusters == constants["CTAS"]):
-            continue
-        torch.cuda.empty_cache()
-        torch.full((2**28,), float("nan"), device="cuda")                      # what results must not depend on
-        out = call()
-        results = [y.float() for y in (out.o, out.final_state, out.h) if y is not None]
-        of_two = of_two or results
-        errors = [float((y - z).norm() / z.norm()) for y, z in zip(results, expected, strict=True)]
-        found[name] = dict(ms=replayed(call), same=all(map(torch.equal, results, of_two)), errors=errors)
-        found[name]["sharing"], found[name]["segments"] = planned.clusters.sharing, planned.stream_segments
-        found[name]["is"] = "stream" if planned.stream else clusters
+        with planned(**constants):
+            chosen = plan.plan(p, sms)
+            clusters = chosen.clusters.ctas if chosen.fused else 0
+            runs = {"two kernels": not chosen.fused, "some make, others walk": bool(chosen.stream), "as planned": True}
+            if not (runs[name] if name in runs else clusters == constants["CTAS"]):
+                continue
+            torch.cuda.empty_cache()
+            torch.full((2**28,), float("nan"), device="cuda")                  # what results must not depend on
+            out = call()
+            results = [y.float() for y in (out.o, out.final_state, out.h) if y is not None]
+            of_two = of_two or results
+            errors = [float((y - z).norm() / z.norm()) for y, z in zip(results, expected, strict=True)]
+            found[name] = dict(ms=replayed(call), same=all(map(torch.equal, results, of_two)), errors=errors)
+        found[name] |= dict(sharing=chosen.clusters.sharing, segments=chosen.stream_segments)
+        found[name]["is"] = "stream" if chosen.stream else clusters
         print(f"  {name}: {found[name]}", file=sys.stderr, flush=True)
-    vars(plan).update(FORMS["as planned"])
-    launch.forget_plans()
     return found
 
 

@@ -23,6 +23,7 @@ import torch.nn.functional as F
 from kda.nn import Cache, KimiDeltaAttention, convolution, gated_rms_norm, norm, short_convolution
 from kda.tools.measure.clocks import clock_of, interleaved
 from ptxkit.commands.layout import table
+from ptxkit.temporary import replaced
 
 from . import common
 
@@ -103,12 +104,9 @@ def wider(layer: KimiDeltaAttention) -> KimiDeltaAttention:
 @contextlib.contextmanager
 def no_kernels() -> Iterator[None]:
     """Convolution and norm by torch, which shares nothing with what is measured."""
-    old, convolution.takes_kernels = convolution.takes_kernels, lambda x: False
-    norm.takes_kernels = convolution.takes_kernels
-    try:
+    nowhere = {"takes_kernels": lambda x: False}
+    with replaced(convolution, **nowhere), replaced(norm, **nowhere):
         yield
-    finally:
-        convolution.takes_kernels = norm.takes_kernels = old
 
 
 def output_of(layer: Any, x: torch.Tensor) -> torch.Tensor:

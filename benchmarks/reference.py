@@ -22,6 +22,7 @@ from kda.backends.reference.recurrent import recurrent
 from kda.model.stages import FORWARD
 from kda.tools.verify.cases import make_inputs
 from ptxkit.commands.layout import table
+from ptxkit.temporary import replaced
 
 from . import common
 
@@ -77,17 +78,12 @@ def stages(T: int, launches: int) -> dict[str, float]:
 
     call, found = implementation("chunked 64", T), []
     call()
-    originals = {stage: getattr(chunked, stage.function) for stage in FORWARD}
-    try:
-        for stage, function in originals.items():
-            setattr(chunked, stage.function, watched(stage.name, function))
+    stages = {stage.function: watched(stage.name, getattr(chunked, stage.function)) for stage in FORWARD}
+    with replaced(chunked, **stages):
         for _ in range(launches):
             inside.update(dict.fromkeys((stage.name for stage in FORWARD), 0.0))
             whole = seconds(call, 1)[0]
             found.append({**inside, "between stages": whole - sum(inside.values())})
-    finally:
-        for stage, function in originals.items():
-            setattr(chunked, stage.function, function)
     return {name: statistics.median(each[name] for each in found) for name in found[0]}
 
 

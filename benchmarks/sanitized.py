@@ -23,6 +23,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -30,8 +31,10 @@ import kda
 from kda.backends.common import training_plan
 from kda.backends.sm90 import launch, plan
 from kda.tools.verify.cases import Case, make_inputs
+from ptxkit.temporary import replaced
 
 from . import common
+from .forms import planned
 
 FOLLOWED = {
     "sm90/bwd/walk.py": {
@@ -267,16 +270,12 @@ def backwards_of_hopper(device: str) -> None:
 def planned_with(sms: int | None, segment: int | None, ctas: int | None) -> Iterator[None]:
     """Plan, inside the block, for so many SMs, segments of at least so many chunks, and one kernel of
     clusters of so many CTAs; None: kernels apart."""
-    before = training_plan.SHORTEST, launch.TRAINING.plan, plan.FUSED, plan.CTAS
-    plan.FUSED, plan.CTAS = ctas is not None, ctas
-    training_plan.SHORTEST = segment or training_plan.SHORTEST
-    launch.TRAINING.plan = lambda p, all_sms: plan.training_plan(p, sms or all_sms)
-    launch.forget_plans()
-    try:
+    with (
+        replaced(training_plan, SHORTEST=segment or training_plan.SHORTEST),
+        replaced(launch.TRAINING, plan=lambda p, all_sms: plan.training_plan(p, sms or all_sms)),
+        planned(FUSED=ctas is not None, CTAS=ctas),
+    ):
         yield
-    finally:
-        training_plan.SHORTEST, launch.TRAINING.plan, plan.FUSED, plan.CTAS = before
-        launch.forget_plans()
 
 
 def step(case: Case, backend: str, **options: bool) -> None:
@@ -286,52 +285,40 @@ def step(case: Case, backend: str, **options: bool) -> None:
     torch.autograd.backward((o, ht), (case.do, case.dht))
 
 
+FORMS: dict[str, dict[str, Any]] = {         # other plans of a forward than those above -> constants of the plan
+    "one kernel, clusters of two": dict(FUSED=True, CTAS=2),
+    "one kernel, clusters of four": dict(FUSED=True, CTAS=4),
+    "one kernel, clusters of four, two of which share all walks": dict(FUSED=True, CTAS=4, CLUSTERS=2),
+    "one kernel, CTAs alone": dict(FUSED=True, CTAS=None),
+    "one kernel, CTAs alone, two of which share all walks": dict(FUSED=True, CTAS=None, CLUSTERS=2),
+    "some CTAs make tiles and others walk": dict(FUSED=None, CTAS=None, STREAM=True, STREAM_SEGMENTS=1),
+    "some CTAs make tiles and others walk, two segments": dict(FUSED=None, CTAS=None, STREAM=True, STREAM_SEGMENTS=2),
+}
+
+
 def calls(backend: str, forwards: bool) -> None:
-    plan.FUSED = False
-    dtype = "float32" if backend == "sm89" else "bfloat16"
-    for gate, D in (("bounded", 128), ("softplus", 128), ("bounded", 64)):
-        case = make_inputs((100, 0, 65), padding=70, H=1, HV=2, K=D, V=D, dtype=dtype, gate=gate, device="cuda")
-        kda.chunk_kda_fwd(**case.keywords, backend=backend)
-        if not forwards:
-            step(case, backend)
-    if backend != "sm89":                                                                       # cut into segments
-        case = make_inputs(T=4200, H=1, K=128, V=128, gate="bounded", device="cuda")
-        kda.chunk_kda_fwd(**case.keywords, backend=backend)
-    if backend == "sm90":                                                                       # other plans than those
+    with planned(FUSED=False):
+        dtype = "float32" if backend == "sm89" else "bfloat16"
+        for gate, D in (("bounded", 128), ("softplus", 128), ("bounded", 64)):
+            case = make_inputs((100, 0, 65), padding=70, H=1, HV=2, K=D, V=D, dtype=dtype, gate=gate, device="cuda")
+            kda.chunk_kda_fwd(**case.keywords, backend=backend)
+            if not forwards:
+                step(case, backend)
+        if backend != "sm89":                                                  # cut into segments
+            case = make_inputs(T=4200, H=1, K=128, V=128, gate="bounded", device="cuda")
+            kda.chunk_kda_fwd(**case.keywords, backend=backend)
+    if backend == "sm90":
         if not forwards:
             backwards_of_hopper("cuda")
         for gate in ("bounded", "softplus"):
-            case = make_inputs((650, 0, 165), padding=5, H=1, HV=3, K=128, V=128, gate=gate, device="cuda")
-            for plan.CTAS, plan.CLUSTERS in ((2, None), (4, None), (4, 2)):
-                plan.FUSED = True
-                launch.forget_plans()
-                kda.chunk_kda_fwd(**case.keywords, backend=backend)
-                torch.cuda.synchronize()
-                print(f"one kernel, {gate} gate: CTAs {plan.CTAS}, clusters {plan.CLUSTERS}", flush=True)
-            plan.CTAS, plan.CLUSTERS = None, None
-            ctas_alone(gate)
-            plan.FUSED = None
-            makers_and_walkers(case, gate)
+            for name, constants in FORMS.items():
+                V = 64 if "alone" in name else 128
+                case = make_inputs((650, 0, 165), padding=5, H=1, HV=3, K=128, V=V, gate=gate, device="cuda")
+                with planned(**constants):
+                    kda.chunk_kda_fwd(**case.keywords, backend=backend)
+                    torch.cuda.synchronize()
+                print(f"{name}, {gate} gate", flush=True)
     torch.cuda.synchronize()
-
-
-def ctas_alone(gate: str) -> None:
-    case = make_inputs((650, 0, 165), padding=5, H=1, HV=3, K=128, V=64, gate=gate, device="cuda")
-    for plan.CLUSTERS in (None, 2):
-        launch.forget_plans()
-        kda.chunk_kda_fwd(**case.keywords, backend="sm90")
-        torch.cuda.synchronize()
-        print(f"one kernel, {gate} gate: CTAs alone, of which so many share all walks: {plan.CLUSTERS}", flush=True)
-    plan.CLUSTERS = None
-
-
-def makers_and_walkers(case: Case, gate: str) -> None:
-    for plan.STREAM, plan.STREAM_SEGMENTS in ((True, 1), (True, 2)):
-        launch.forget_plans()
-        kda.chunk_kda_fwd(**case.keywords, backend="sm90")
-        torch.cuda.synchronize()
-        print(f"some CTAs make tiles and others walk, {plan.STREAM_SEGMENTS} segments, {gate} gate", flush=True)
-    plan.STREAM, plan.STREAM_SEGMENTS = None, None
 
 
 if __name__ == "__main__":
