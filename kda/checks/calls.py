@@ -302,9 +302,9 @@ CALLER: tuple[Requirement, ...] = (
 # KIND
 
 
-def _bad_v(c: Call) -> str | None:
-    v = c.inputs.v
-    right = v.dim() == 4 and v.shape[0] == c.B and v.shape[1] == c.T and c.HV > 0 and c.V > 0
+def bad_v(c: Any) -> str | None:
+    v, q = c.tensor("v"), c.tensor("q")
+    right = v.dim() == 4 and v.shape[0] == q.shape[0] and v.shape[1] == c.T and c.HV > 0 and c.V > 0
     return None if right else f"shape {shape_of(v)}"
 
 
@@ -388,6 +388,20 @@ def _no_slots_per_token(c: Call) -> str | None:
 
 DEVICES = {"cu_seqlens": "on the device of q or the CPU", "cu_seqlens_cpu": "on the CPU"}
 
+LOWER_BOUND = Requirement(
+    "lower_bound.value", "lower_bound", "a finite negative number", lambda c: bad_bound(c.options.lower_bound),
+    "-5.0 is the common choice; None means no bound.",
+)
+SIGMOID = Requirement(
+    "allow_neg_eigval.sigmoid", "allow_neg_eigval", "used with use_beta_sigmoid_in_kernel=True",
+    lambda c: when(c.options.allow_neg_eigval and not c.options.use_beta_sigmoid_in_kernel, "no sigmoid"),
+    "Set use_beta_sigmoid_in_kernel=True, or double beta yourself.",
+)
+SCALE = Requirement(
+    "scale.value", "scale", "a finite number",
+    lambda c: when(not is_finite(c.options.scale), f"{c.options.scale!r:.60}"), "None means K ** -0.5.",
+)
+
 KIND: tuple[Requirement, ...] = (
     Requirement(
         "q.shape", "q", "[B, T, H, K] with H >= 1",
@@ -407,7 +421,7 @@ KIND: tuple[Requirement, ...] = (
     shape_row("k", "B T H K", "q and k share heads and head dim; only v, g and beta may have more heads."),
     dtype_row("k", "q's dtype"),
     Requirement(
-        "v.shape", "v", lambda c: f"[B={c.B}, T={c.T}, HV, V] with HV, V >= 1", _bad_v,
+        "v.shape", "v", lambda c: f"[B={c.B}, T={c.T}, HV, V] with HV, V >= 1", bad_v,
         "Give v the batch and the tokens of q; heads come behind the tokens.",
     ),
     dtype_row("v", "q's dtype"),
@@ -439,19 +453,11 @@ KIND: tuple[Requirement, ...] = (
     numel_row("dt_bias", "HV*K", "One bias per value head and channel."),
     dtype_row("dt_bias", "a float dtype"),
     logits_only_row("dt_bias"),
-    Requirement("lower_bound.value", "lower_bound", "a finite negative number",
-                lambda c: bad_bound(c.options.lower_bound), "-5.0 is the common choice; None means no bound."),
+    LOWER_BOUND,
     Requirement("safe_gate.promise", "safe_gate", "set only for a gate within [-5, 0]", _bad_promise,
                 "Leave safe_gate out: kda runs every gate at full speed and needs no promise."),
-    Requirement(
-        "allow_neg_eigval.sigmoid", "allow_neg_eigval", "used with use_beta_sigmoid_in_kernel=True",
-        lambda c: when(c.options.allow_neg_eigval and not c.options.use_beta_sigmoid_in_kernel, "no sigmoid"),
-        "Set use_beta_sigmoid_in_kernel=True, or double beta yourself.",
-    ),
-    Requirement(
-        "scale.value", "scale", "a finite number",
-        lambda c: when(not is_finite(c.options.scale), f"{c.options.scale!r:.60}"), "None means K ** -0.5.",
-    ),
+    SIGMOID,
+    SCALE,
     Requirement("chunk_size.value", "chunk_size", f"either {' or '.join(map(str, CHUNK_SIZES))}", lambda c: when(
         c.options.chunk_size not in CHUNK_SIZES, repr(c.options.chunk_size)), "64 is the default."),
     Requirement(
@@ -572,16 +578,21 @@ def _range_row(name: str, fix: str) -> Requirement:
     return Requirement(f"{name}.range", name, asked, found, fix)
 
 
+def owned_twice(slots: Iterable[Iterable[int]], first: int = 0) -> str | None:
+    """Return the first slot, of those from `first` on, that two sequences name."""
+    owner: dict[int, int] = {}
+    for n, named in enumerate(slots):
+        for slot in named:
+            if slot >= first and owner.setdefault(slot, n) != n:
+                return f"slot {slot} for sequences {owner[slot]} and {n}"
+    return None
+
+
 def _shared_slot(c: Call) -> str | None:
     x = c.inputs.ssm_state_indices
     if not on_cpu(x) or not c.options.inplace_final_state:
         return None
-    owner: dict[int, int] = {}
-    for n, slots in enumerate(x.reshape(x.shape[0], -1).tolist()):
-        for slot in slots:
-            if slot >= 0 and owner.setdefault(slot, n) != n:
-                return f"slot {slot} for sequences {owner[slot]} and {n}"
-    return None
+    return owned_twice(x.reshape(x.shape[0], -1).tolist())
 
 
 def _shared_checkpoint(c: Call) -> str | None:

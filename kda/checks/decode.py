@@ -11,9 +11,12 @@ from kda.model.problem import DTYPES, StepInputs
 
 from . import written
 from .calls import (
+    LOWER_BOUND,
+    SCALE,
+    SIGMOID,
     SIZES,
     Requirement,
-    bad_bound,
+    bad_v,
     device_row,
     dtype_name,
     dtype_row,
@@ -22,6 +25,7 @@ from .calls import (
     numel_row,
     on_cpu,
     option_row,
+    owned_twice,
     shape_of,
     shape_row,
     type_row,
@@ -121,11 +125,6 @@ def _negated_row(name: str) -> Requirement:
                        written.NEGATED_FIX)
 
 
-def _bad_v(c: StepCall) -> str | None:
-    v = c.x.v
-    return when(v.dim() != 4 or v.shape[:2] != c.x.q.shape[:2] or 0 in v.shape[2:], f"shape {shape_of(v)}")
-
-
 def _bad_weight(c: StepCall) -> str | None:
     x = c.x.conv_weight
     good = x is None or (x.dim() == 2 and x.shape[0] == c.C and WIDTHS[0] <= x.shape[1] <= WIDTHS[1])
@@ -149,11 +148,7 @@ def _bad_slot(c: StepCall) -> str | None:
 def _shared_slot(c: StepCall) -> str | None:
     if not on_cpu(c.x.slots):
         return None
-    owner: dict[int, int] = {}
-    for n, slot in enumerate(c.x.slots.tolist()):
-        if slot >= c.options.first_slot and owner.setdefault(slot, n) != n:
-            return f"slot {slot} for sequences {owner[slot]} and {n}"
-    return None
+    return owned_twice(([slot] for slot in c.x.slots.tolist()), c.options.first_slot)
 
 
 def _rows(c: StepCall, *names: str) -> Iterator[tuple]:
@@ -209,7 +204,7 @@ KIND: tuple[Requirement, ...] = (
     *(device_row(n, fix="Move it there.", id=_id(n, "device"), argument=NAMES.get(n, n))
       for n in StepInputs._fields[1:]),
     _shape_row("k", "N T H K", "q and k share heads and head dim."),
-    Requirement("decode.v.shape", "v", lambda c: f"[N={c.N}, T={c.T}, HV, V] with HV, V >= 1", _bad_v,
+    Requirement("decode.v.shape", "v", lambda c: f"[N={c.N}, T={c.T}, HV, V] with HV, V >= 1", bad_v,
                 "Give v the sequences and the tokens of q."),
     Requirement("decode.v.heads", "v", lambda c: f"of a multiple of H={c.H} heads",
                 lambda c: when(c.HV % c.H, f"HV={c.HV}"), "Each q/k head serves HV / H value heads."),
@@ -230,13 +225,7 @@ KIND: tuple[Requirement, ...] = (
     Requirement("decode.A_log.missing", "A_log", "given for a gate without a lower_bound",
                 lambda c: when(c.options.use_gate_in_kernel and c.x.A_log is c.options.lower_bound is None, "neither"),
                 "Pass A_log, or lower_bound for the bounded gate."),
-    Requirement("decode.lower_bound.value", "lower_bound", "a finite negative number",
-                lambda c: bad_bound(c.options.lower_bound), "-5.0 is the common choice; None means no bound."),
-    Requirement("decode.allow_neg_eigval.sigmoid", "allow_neg_eigval", "used with use_beta_sigmoid_in_kernel=True",
-                lambda c: when(c.options.allow_neg_eigval and not c.options.use_beta_sigmoid_in_kernel, "no sigmoid"),
-                "Set use_beta_sigmoid_in_kernel=True, or double beta yourself."),
-    Requirement("decode.scale.value", "scale", "a finite number",
-                lambda c: when(not is_finite(c.options.scale), f"{c.options.scale!r:.60}"), "None means K ** -0.5."),
+    *(row._replace(id=f"decode.{row.id}") for row in (LOWER_BOUND, SIGMOID, SCALE)),
     Requirement("decode.norm_eps.value", "norm_eps", "a finite number >= 0",
                 lambda c: when(not (is_finite(c.options.norm_eps) and c.options.norm_eps >= 0),
                                f"{c.options.norm_eps!r:.60}"), "1e-5 is the default."),

@@ -9,7 +9,7 @@ caller's.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -58,8 +58,15 @@ def _masked(x: Tensor, setup: Setup) -> Tensor:
     return x if setup.table.valid is None else x.masked_fill(~setup.table.valid, 0)
 
 
-def _bound(setup: Setup) -> float | None:
-    return setup.lower_bound if setup.gate == "bounded" else None
+def activated(c: Any, q: Tensor, k: Tensor, g: Tensor, beta: Tensor, A_log: Tensor | None, dt_bias: Tensor | None):
+    """Return q and k normalised, natural-log decays and step sizes, as the Setup or Problem says."""
+    qn, kn = (gates.l2norm(q)[0], gates.l2norm(k)[0]) if c.qk_l2norm else (q, k)
+    decay = g if c.gate == "given" else gates.decay(g, A_log, dt_bias, _bound(c))
+    return qn, kn, decay, gates.beta_activation(beta, c.beta)
+
+
+def _bound(c: Any) -> float | None:
+    return c.lower_bound if c.gate == "bounded" else None
 
 
 # forward
@@ -67,10 +74,8 @@ def _bound(setup: Setup) -> float | None:
 
 @torch.no_grad()
 def gate(c: Setup, q: Tensor, k: Tensor, g: Tensor, beta: Tensor, A_log: Tensor | None, dt_bias: Tensor | None):
-    qn, kn = (gates.l2norm(q)[0], gates.l2norm(k)[0]) if c.qk_l2norm else (q, k)
-    decay = g if c.gate == "given" else gates.decay(g, A_log, dt_bias, _bound(c))
-    g2 = _masked(LOG2_E * decay, c)
-    b = _masked(gates.beta_activation(beta, c.beta), c)
+    qn, kn, decay, b = activated(c, q, k, g, beta, A_log, dt_bias)
+    g2, b = _masked(LOG2_E * decay, c), _masked(b, c)
     if c.groups > 1:
         qn, kn = qn.repeat_interleave(c.groups, 1), kn.repeat_interleave(c.groups, 1)
     return qn, kn, b, g2, g2.sum(-2, keepdim=True)

@@ -10,9 +10,10 @@ from typing import Any
 
 import torch
 
-from kda.model import gates
 from kda.model.gates import wide_dtype
 from kda.model.problem import StepInputs, StepProblem
+
+from .chunked import activated
 
 Tensor = torch.Tensor
 
@@ -92,16 +93,11 @@ class _Sequence:
         """Return q, k, decay (T, HV, 1, K), v (T, HV, V), b (T, HV, 1): all that the recurrence is given."""
         p, x, n = self.p, self.x, self.n
         q, k, v = self._convolved() if self.s.width else (t[n].to(self.wide) for t in (x.q, x.k, x.v))
-        if p.qk_l2norm:
-            q, k = gates.l2norm(q)[0], gates.l2norm(k)[0]
+        A_log = None if x.A_log is None else x.A_log.to(self.wide).reshape(p.HV, 1)
+        bias = None if x.dt_bias is None else x.dt_bias.to(self.wide).reshape(p.HV, p.K)
+        q, k, decay, b = activated(p, q, k, x.g[n].to(self.wide), x.beta[n].to(self.wide), A_log, bias)
         q, k = (t.repeat_interleave(p.HV // p.H, 1)[:, :, None] for t in (q, k))
-        g = x.g[n].to(self.wide)
-        if p.gate != "given":
-            A_log = None if x.A_log is None else x.A_log.to(self.wide).reshape(p.HV, 1)
-            bias = None if x.dt_bias is None else x.dt_bias.to(self.wide).reshape(p.HV, p.K)
-            g = gates.decay(g, A_log, bias, p.lower_bound if p.gate == "bounded" else None)
-        b = gates.beta_activation(x.beta[n].to(self.wide), p.beta)[..., None]
-        return q, k, v, g.exp()[:, :, None], b
+        return q, k, v, decay.exp()[:, :, None], b[..., None]
 
     def _normed(self, o: Tensor) -> Tensor:
         x, eps = self.x, self.s.norm_eps

@@ -11,14 +11,13 @@ from collections.abc import Callable, Iterator
 
 import torch
 
-from kda.model import gates
 from kda.model.bundles import Grads, Outputs, Products, Save, Saved, SegmentSummary, saved_outlines
 from kda.model.gates import wide_dtype
 from kda.model.offsets import offsets_after_waiting
 from kda.model.problem import Inputs, Problem
 from kda.model.stages import BACKWARD, FORWARD, find
 
-from .chunked import Setup, run, run_stage
+from .chunked import Setup, activated, run, run_stage
 from .decode import decode_step as decode_step
 from .ragged import Ragged, Slab, ragged
 from .recurrent import steps
@@ -275,13 +274,9 @@ def _tokens(p: Problem, x: Inputs) -> tuple[Tensor, ...]:
 def _rows(p: Problem, x: Inputs, tokens: tuple[Tensor, ...], table: Ragged) -> tuple[Tensor, ...]:
     """Return q, k, v, decay, b of the table's tokens, (rows, HV, 1, D), after l2norm, gate and beta's sigmoid."""
     q, k, v, g, beta = map(table.chunk, tokens)
+    q, k, decay, b = activated(p, q, k, g, beta, *_parameters(p, x, g.dtype).values())
     groups = p.HV // p.H
-    if p.qk_l2norm:
-        q, k = gates.l2norm(q)[0], gates.l2norm(k)[0]
-    if p.gate != "given":
-        A_log, dt_bias = _parameters(p, x, g.dtype).values()
-        g = gates.decay(g, A_log, dt_bias, p.lower_bound if p.gate == "bounded" else None)
-    return q.repeat_interleave(groups, 1), k.repeat_interleave(groups, 1), v, g, gates.beta_activation(beta, p.beta)
+    return q.repeat_interleave(groups, 1), k.repeat_interleave(groups, 1), v, decay, b
 
 
 def _first_slots(p: Problem, x: Inputs) -> Tensor | None:
