@@ -36,7 +36,7 @@ def _size(name: str, axis: int) -> Any:
 SIZES = (*(_size("q", axis) for axis in range(4)), _size("v", 2), _size("v", 3))       # B (or N), T, H, K, HV, V
 
 
-class Call(NamedTuple):
+class _Call(NamedTuple):
     op: str                                  # the public function: chunk_kda, chunk_kda_bwd, fused_recurrent_kda
     inputs: Inputs
     options: Options
@@ -44,6 +44,11 @@ class Call(NamedTuple):
     dht: Any = None
     out: Any = None                          # only fused_recurrent_kda has it
 
+
+class Call(_Call):
+    """A call of one of the functions with the arguments of chunk_kda, for all checks."""
+
+    __slots__ = ()
     # The letters of kda.model.problem; rows after "q.shape" and "v.shape" may use them.
     B, T, H, K, HV, V = SIZES
     N = property(lambda c: c.B if c.inputs.cu_seqlens is None else c.inputs.cu_seqlens.shape[0] - 1)

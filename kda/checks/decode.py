@@ -55,13 +55,16 @@ FLAGS = ("use_qk_l2norm_in_kernel", "use_gate_in_kernel", "use_beta_sigmoid_in_k
          "state_v_first")
 
 
-class StepCall(NamedTuple):
-    """A call of decode_step; states are (V, K) and tails (L, C) here, however they came."""
-
+class _StepCall(NamedTuple):
     x: StepInputs
     options: StepOptions
     op: str = "decode_step"
 
+
+class StepCall(_StepCall):
+    """A call of decode_step; states are (V, K) and tails (L, C) here, however they came."""
+
+    __slots__ = ()
     # The letters of kda.model.problem.
     N, T, H, K, HV, V = SIZES
     C = property(lambda c: 2 * c.H * c.K + c.HV * c.V)

@@ -205,8 +205,7 @@ class TrainingBackend:
         parts, memory = parts_in(out.o, launches.plan.kept, NOT_KEPT[save])
         crossing = edges_of(p, out.o, launches)
         results = dict(o=out.o, ht=out.final_state)
-        found = tables(p, launches, x, launches.plan.states)
-        up(p, launches, launches.record, inputs, parts, found, crossing, cleared=out.o, **results)
+        up(p, launches, launches.record, inputs, parts, tables(p, launches, x), crossing, cleared=out.o, **results)
         return out._replace(saved=OpaqueSaved(memory))
 
     def _backward(
@@ -218,7 +217,7 @@ class TrainingBackend:
         p, save = with_dht(p, dht is not None), self.saved_in(p, usable)
         launches = self.steps(p, x, BACKWARD_OF.get(save, "backward"))
         like, inputs, kept, crossing = x.q, laid_out(x), launches.plan.kept, edges_of(p, x.q, launches)
-        found = tables(p, launches, x, launches.plan.states)
+        found = tables(p, launches, x)
         do, dht = aligned(do, like.dtype), aligned(dht, torch.float32)
         # tokens of no sequence: prepare clears their rows, which does not run again if all was kept
         dv = (like.new_zeros if save is Save.OWN and p.packed else like.new_empty)(p.B, p.T, p.HV, p.V)
@@ -305,8 +304,7 @@ class TrainingBackend:
             y[: table.NC] = image_of(tensors[name].mT if self.v_first else tensors[name])
         shares = [do.new_zeros(launches.plan.all_states, p.HV, p.K, dtype=torch.float32) for _ in range(2)]
         parts = Parts(None, None, h, r)
-        of_chunks = tables(p, launches, x, launches.plan.states)
-        found = grads(p, launches, x, inputs, parts, of_chunks, shares, do=do, dv=dv, dh=dh)
+        found = grads(p, launches, x, inputs, parts, tables(p, launches, x), shares, do=do, dv=dv, dh=dh)
         dq, dk, dg, dbeta = (y.flatten(0, 1) for y in found)
         given = zip((x.A_log, x.dt_bias), shares)
         of_A_log, of_dt_bias = (None if y is None else share[: table.NC] for y, share in given)
@@ -315,10 +313,11 @@ class TrainingBackend:
         }
 
 
-def tables(p: Problem, launches: Any, x: Inputs, states: int) -> PackedTables:
-    """Make the tables on the GPU; `states` is the number of pairs of chunks, if `launches` make a table of them."""
+def tables(p: Problem, launches: Any, x: Inputs) -> PackedTables:
+    """Make the tables on the GPU, that of pairs of chunks for training alone."""
     if not p.packed:
         return NO_TABLES
+    states = getattr(launches.plan, "states", 0)
     sizes = (ChunkTable.WIDTH * launches.plan.entries, SegmentTable.WIDTH * launches.plan.all_segments,
              ChunkTable.WIDTH * states)
     device = x.q.device

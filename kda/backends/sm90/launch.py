@@ -114,7 +114,7 @@ def forward(p: Problem, x: Inputs, save: Save = Save.NOTHING, checkpoints: Check
         places = launches.plan.all_steps * p.HV
         tiles = o.new_empty(2 * places * tile(p.K).bytes, dtype=torch.uint8)
         ready = o.new_zeros(places, dtype=torch.int32)
-    tables = training.tables(p, launches, x, 0)
+    tables = training.tables(p, launches, x)
     if launches.fused:
         states = checkpoints._asdict() if checkpoints else {}
         if p.intermediate_states:

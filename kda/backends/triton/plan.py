@@ -182,7 +182,8 @@ class _Recipes:
         c.require_valid()
         tensors, numbers, needed = (names.split() for names in ARGUMENTS[function])
         none = {*self.absent, *left_out}
-        given = {name: None if name in none else dtype_of(self.p, name) for name in tensors} | (dtypes or {})
+        given = {name: None if name in none else dtype_of(self.p, name) for name in tensors}
+        given |= dtypes or {}
         known = self.constants | {"BK": c.BK, "BV": c.BV, "STAGES": c.stages} | constants
         options = {"maxnreg": c.maxnreg} if c.maxnreg else {}
         return triton_recipes.recipe(
