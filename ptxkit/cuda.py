@@ -56,8 +56,7 @@ def run(
     """
     text, file = text_of(source)
     target = parse(arch.replace("compute", "sm"))
-    beside = [os.path.dirname(os.path.abspath(file))] if file else []
-    folders = [*beside, *(os.fspath(folder) for folder in include)]
+    folders = folders_of(file, include)
     included = included_by(text, folders)
     flags = [*(f"-I{folder}" for folder in (*folders, *headers())), *options]
     if compiler == "nvrtc":
@@ -127,11 +126,21 @@ def headers() -> list[str]:
     return [folder for folder in (first, first and os.path.join(first, "cccl")) if folder and os.path.isdir(folder)]
 
 
-def _nvcc(text: str, file: str, target: Target, options: list[str], included: dict[str, str]) -> str:
+def nvcc_for(asked: str, get: str) -> tuple[str, str]:
+    """Return nvcc's path, and what it says of its version."""
     nvcc = shutil.which("nvcc")
     if not nvcc:
-        raise MissingCompilerError('compiler="nvcc"', "nvcc", 'A CUDA toolkit has it; compiler="nvrtc" needs none.')
-    version = subprocess.run([nvcc, "--version"], capture_output=True, text=True).stdout
+        raise MissingCompilerError(asked, "nvcc", get)
+    return nvcc, subprocess.run([nvcc, "--version"], capture_output=True, text=True).stdout
+
+
+def folders_of(file: str, include: Sequence[str | os.PathLike[str]]) -> list[str]:
+    """Return where a source looks for its headers: in its own folder first."""
+    return [*([os.path.dirname(os.path.abspath(file))] if file else []), *(os.fspath(each) for each in include)]
+
+
+def _nvcc(text: str, file: str, target: Target, options: list[str], included: dict[str, str]) -> str:
+    nvcc, version = nvcc_for('compiler="nvcc"', 'A CUDA toolkit has it; compiler="nvrtc" needs none.')
     flags = [f"-arch={target.spelling}", *options]
 
     def build() -> store.Entry:

@@ -25,10 +25,8 @@ KINDS = {
     4: FindingKind("race-write-write", "{w} {a}, which {o} wrote: nothing orders the two"),
     5: FindingKind("race-write-read", "{r} {a}, which {o} wrote: nothing orders this read after that write"),
     6: FindingKind("race-read-write", "{w} {a}, which {o} may still read: nothing orders this write after that read"),
-    7: FindingKind(
-        "proxy",
-        "the async proxy {x} {a}, which {o} wrote through the generic proxy: fence.proxy.async is missing between",
-    ),
+    7: FindingKind("proxy", "the async proxy {x} {a}, which {o} wrote through the generic proxy: fence.proxy.async is "
+                   "missing between"),
     8: FindingKind("race-lanes", "{x} {a}, which another lane of the same warp {b}"),
     9: FindingKind("barrier", "{t}"),
     10: FindingKind("mbarrier", "{t}"),
@@ -45,26 +43,17 @@ KINDS = {
     21: FindingKind("register-in-flight", "{t}"),
     22: FindingKind("group", "{t}"),
     23: FindingKind("mbarrier-overwritten", "{t}"),
-    24: FindingKind(
-        "too-many-instructions",
-        "the launch ran {n} warp-instructions and has not ended; a larger limit "
-        "(limit=, simulate --limit) allows more",
-    ),
+    24: FindingKind("too-many-instructions", "the launch ran {n} warp-instructions and has not ended; a larger limit "
+                    "(limit=, simulate --limit) allows more"),
     25: FindingKind("unsupported", "{t}"),
     26: FindingKind("tcgen05-fence", "uses {a}, which {o} {u}: {t} is missing between", forgiven=True),
     27: FindingKind("mbarrier-fence", "{t}", forgiven=True),
-    28: FindingKind(
-        "race-lanes",
-        "{x} {a}, which {o} used by lane {l}: bar.warp.sync is missing between that and its release",
-        forgiven=True,
-    ),
+    28: FindingKind("race-lanes", "{x} {a}, which {o} used by lane {l}: bar.warp.sync is missing between that and its "
+                    "release", forgiven=True),
     29: FindingKind("wgmma-fence", "{t}", forgiven=True),
     30: FindingKind("race-grids", "{x} {a}, which the kernel ahead {v}: griddepcontrol.wait is missing before this"),
-    31: FindingKind(
-        "tcgen05-wait",
-        "uses a register of a tcgen05.ld that no tcgen05.wait::ld has waited for",
-        forgiven=True,
-    ),
+    31: FindingKind("tcgen05-wait", "uses a register of a tcgen05.ld that no tcgen05.wait::ld has waited for",
+                    forgiven=True),
     32: FindingKind("peer-exited", "{t}", forgiven=True),
     33: FindingKind("copy-at-exit", "its CTA may end before this has read the CTA's shared memory: {t}", forgiven=True),
     34: FindingKind("uninitialised", "reads {a}, which nothing has written since it was allocated at {s}"),

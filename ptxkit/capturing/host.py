@@ -12,7 +12,6 @@ import functools
 import os
 import pathlib
 import re
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -23,7 +22,7 @@ from typing import Any
 from ptxkit.compile import nvrtc, store
 from ptxkit.compile.code import entries
 from ptxkit.compile.driver import COOPERATIVE
-from ptxkit.compile.errors import BuildError, MissingCompilerError
+from ptxkit.compile.errors import BuildError
 from ptxkit.compile.kernel import Kernel
 from ptxkit.compile.target import Target, parse
 
@@ -61,7 +60,7 @@ def library(
     """
     text, file = cuda.text_of(source)
     target = parse(arch.replace("compute", "sm"))
-    folders = [*([os.path.dirname(os.path.abspath(file))] if file else []), *(os.fspath(each) for each in include)]
+    folders = cuda.folders_of(file, include)
     flags = [*nvrtc.macros(defines), *(f"-I{folder}" for folder in folders), *options]
     built = _built(text, file or "program.cu", target, flags, cuda.included_by(text, folders))
     return Library(built["library.so"], built["ptx"].decode(), target)
@@ -323,10 +322,7 @@ int __cudaPopCallConfiguration(Dim3 *grid, Dim3 *block, size_t *shared, void *st
 
 
 def _built(text: str, file: str, target: Target, flags: list[str], included: dict[str, str]) -> store.Entry:
-    nvcc = shutil.which("nvcc")
-    if not nvcc:
-        raise MissingCompilerError("ptxkit.library", "nvcc", "A CUDA toolkit has it.")
-    version = subprocess.run([nvcc, "--version"], capture_output=True, text=True).stdout
+    nvcc, version = cuda.nvcc_for("ptxkit.library", "A CUDA toolkit has it.")
     virtual = target.spelling.replace("sm", "compute")
 
     def build() -> store.Entry:

@@ -19,8 +19,8 @@ def lower_mov(b, ins):
     if len(ins.parts) != 2 or len(ins.operands) != 2:
         return None
     type_, (d, a) = ins.parts[1], ins.operands
-    if type_ == "pred":
-        return lower_predicate_logic(b, ins)
+    if predicate := lower_predicate_logic(b, ins):
+        return predicate
     if isinstance(d, Vector) or isinstance(a, Vector):
         return _pack(b, type_, d, a)
     if type_ == "b128":
@@ -49,7 +49,9 @@ def _pack(b, type_, d, a):
 
 
 def lower_predicate_logic(b, ins):
-    """and, or, xor, not and mov of .pred."""
+    """and, or, xor, not and mov of .pred; None for other types."""
+    if ins.parts[1:] != ("pred",):
+        return None
     how = ins.parts[0]
     d, x, *rest = operands(b, ins, "d", "a", *(["b"] if COMBINE[how] else []))
     first, first_negated = b.predicate(x)

@@ -79,10 +79,6 @@ def _through_wide_registers(b, ins, row, types, handler, mods):
     return Op("through_wide_registers", outer + inner, head + (MASKED_ROW(row=mods, mask=FULL) if row.masked else mods))
 
 
-def lower_logic(b, ins):
-    return moves.lower_predicate_logic(b, ins) if ins.parts[1:] == ("pred",) else lower_row(b, ins)
-
-
 def lower_selp(b, ins):
     """`selp d, a, b, !p` is `selp d, b, a, p`."""
     if len(ins.operands) == 4 and isinstance(ins.operands[3], Negated):
@@ -91,21 +87,18 @@ def lower_selp(b, ins):
     return lower_row(b, ins)
 
 
-def lower_mov(b, ins):
-    return moves.lower_mov(b, ins) or lower_row(b, ins)
-
-
-def lower_lop3(b, ins):
-    return moves.lower_lop3(b, ins) or lower_row(b, ins)
+def _or_row(lower):
+    """Return a lowering for what a row describes unless `lower` takes it."""
+    return lambda b, ins: lower(b, ins) or lower_row(b, ins)
 
 
 LOWERINGS = {
     **dict.fromkeys({row.opcode for row in generate.ROWS}, lower_row),
     **compare.LOWERINGS,
-    **dict.fromkeys(("and", "or", "xor", "not"), lower_logic),
+    **dict.fromkeys(("and", "or", "xor", "not"), _or_row(moves.lower_predicate_logic)),
     "selp": lower_selp,
-    "mov": lower_mov,
-    "lop3": lower_lop3,
+    "mov": _or_row(moves.lower_mov),
+    "lop3": _or_row(moves.lower_lop3),
     "cvta": moves.lower_cvta,
     "createpolicy": moves.lower_createpolicy,
 }
