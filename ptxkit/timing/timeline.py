@@ -123,10 +123,8 @@ class Timeline:
 
     def _warps(self, issues, stalls):
         warps = defaultdict(list)
-        for r in issues:
-            warps[r.sm, r.cta, r.warp].append(_Piece(r.begins, r.ends, r.ins, ""))
-        for r in stalls:
-            warps[r.sm, r.cta, r.warp].append(_Piece(r.begins, r.ends, r.ins, STALLS[r.row]))
+        for r, why in (*((r, "") for r in issues), *((r, STALLS[r.row]) for r in stalls)):
+            warps[r.sm, r.cta, r.warp].append(_Piece(r.begins, r.ends, r.ins, why))
         for (sm, cta, warp), pieces in sorted(warps.items()):
             role = self.role(warp)
             name = f"{role}, warp {warp}" if warp in self._roles else role

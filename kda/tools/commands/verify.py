@@ -45,26 +45,19 @@ OF_MUTANTS = ("verbose", "arch", "mutants", "sample", "workers", "as_json", "col
 BAR = 10                                     # signs of a used-up budget
 
 
-def known_stage(name: str, *others: str) -> None:
-    """Usage error for what is neither a stage, nor a run of stages, nor one of `others`."""
-    if "+" not in name:
-        return known("stage", name, [*others, *STAGES, *OF_WALK])
-    try:
-        find(name)
-    except ValueError as error:
-        raise click.UsageError(str(error)) from None
-
-
 class StageName(Name):
     """A stage, a run of stages, or one of some other words."""
 
     def __init__(self, *others: str) -> None:
         super().__init__("stage", lambda: [*others, *STAGES, *OF_WALK])
-        self.others = others
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        known_stage(value, *self.others)
-        return str(value)
+        if "+" not in value:
+            return super().convert(value, param, ctx)
+        try:
+            return find(value).name
+        except ValueError as error:
+            raise click.UsageError(str(error)) from None
 
 
 @click.command()
