@@ -17,6 +17,7 @@ from ptxkit.findings import KINDS, UNWRITTEN, SimulationError, Wording
 from ptxkit.naming import ElementLayout, Names, Span, span
 from ptxkit.program import Program, align_up
 from ptxkit.ptx import parse
+from ptxkit.ptx.syntax import FLOAT_FORMATS
 from ptxkit.report import Run
 from ptxkit.temporary import uncollected
 from ptxkit.timing.clock import Timer
@@ -24,7 +25,6 @@ from ptxkit.timing.timeline import LaunchRecords
 
 MAX_FINDINGS = 1000
 QUANTUM = 64  # instructions of one warp before the next one's turn
-FORMATS = {"f16": "<e", "f32": "<f", "f64": "<d"}
 
 
 class LaunchError(ValueError):
@@ -301,9 +301,9 @@ def _encoded(n, param, value):
     if isinstance(value, (bool, int, float)):
         if param.count > 1:
             raise LaunchError(f"{what}: a number for an array of {param.count}; pass bytes or a TensorMap")
-        if param.type in FORMATS:
+        if param.type in FLOAT_FORMATS:
             with contextlib.suppress(OverflowError):
-                return struct.pack(FORMATS[param.type], value), []
+                return struct.pack(FLOAT_FORMATS[param.type], value), []
             raise LaunchError(f"{what}: {value!r} does not fit into .{param.type}")
         if isinstance(value, float) and not value.is_integer():
             raise LaunchError(f"{what}: {value!r} is not a whole number")

@@ -13,7 +13,7 @@ from ptxkit.isa import calls, fields
 from ptxkit.isa.common import BITS, WIDTHS, AddressOperand, Op
 from ptxkit.linking import link
 from ptxkit.ptx import PtxError
-from ptxkit.ptx.syntax import Address, Immediate, Negated, Register, Sink, Special, Symbol, Vector
+from ptxkit.ptx.syntax import FLOAT_FORMATS, Address, Immediate, Negated, Register, Sink, Special, Symbol, Vector
 
 # special registers -> the engine's Source, in its order
 _XYZ = ("tid", "ntid", "ctaid", "nctaid", "clusterid", "nclusterid", "cluster_ctaid", "cluster_nctaid")
@@ -28,7 +28,7 @@ CONSTANT, SHARED_ADDRESS = 3 * len(_XYZ) + len(_PLAIN), 3 * len(_XYZ) + len(_PLA
 WINDOW_CODE = 0x05 << 56  # the address of a function: this, and where its body begins
 GRID_WORKSPACE = 1024  # bytes
 STACK_BYTES = 4096  # a thread's, where functions that call themselves have variables
-FLOATS = {"f16": "<e", "f32": "<f", "tf32": "<f", "f64": "<d"}
+FLOATS = FLOAT_FORMATS | {"tf32": "<f"}
 
 
 def align_up(n, to):

@@ -53,6 +53,16 @@ ATTRIBUTES = {
     115: lambda d: 1,                        # pools of memory
     120: lambda d: int(d.cluster > 1),       # clusters
 }
+# some of them -> what torch calls them ("": it does not), and what the runtime does
+PROPERTIES = {
+    1: ("max_threads_per_block", "maxThreadsPerBlock"), 8: ("shared_memory_per_block", "sharedMemPerBlock"),
+    10: ("warp_size", "warpSize"), 12: ("", "regsPerBlock"), 16: ("multi_processor_count", "multiProcessorCount"),
+    38: ("L2_cache_size", "l2CacheSize"), 39: ("max_threads_per_multi_processor", "maxThreadsPerMultiProcessor"),
+    75: ("major", "major"), 76: ("minor", "minor"),
+    81: ("shared_memory_per_multiprocessor", "sharedMemPerMultiprocessor"),
+    82: ("regs_per_multiprocessor", "regsPerMultiprocessor"),
+    97: ("shared_memory_per_block_optin", "sharedMemPerBlockOptin"), 120: ("", "clusterLaunch"),
+}
 
 
 def runs(ptx: str, target: Target) -> bool:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Sequence
 from ctypes import POINTER, c_char_p, c_int, c_size_t, c_uint, c_uint32, c_uint64, c_void_p
 from typing import Any
 
-from ptxkit.compile.driver import CLUSTER, COOPERATIVE, PDL
+from ptxkit.compile.driver import CLUSTER, COOPERATIVE, DTYPES, PDL, SWIZZLES, Attribute
 from ptxkit.compile.kernel import Kernel
 from ptxkit.compile.launching import Launch
 
@@ -27,17 +27,7 @@ from .session import CaptureError, Session
 SUCCESS = 0
 SHARED_SIZE = 1                              # CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES
 # What cuTensorMapEncodeTiled calls them, in its own order.
-DRIVER_DTYPES = (
-    "uint8", "uint16", "uint32", "int32", "uint64", "int64", "float16", "float32", "float64", "bfloat16", "float32_ftz",
-    "tfloat32", "tfloat32_ftz", "16u4_align8b", "16u4_align16b", "16u6_align16b",
-)
-DRIVER_SWIZZLES = (0, 32, 64, 128, "128/32", "128/32+8", "128/64")
-
-
-class _Attribute(ctypes.Structure):
-    """cudaLaunchAttribute: an id and a union of 64 bytes, of which at most three numbers matter here."""
-
-    _fields_ = (("id", c_uint), ("pad", c_uint), ("value", c_uint * 16))
+DRIVER_DTYPES, DRIVER_SWIZZLES = (*DTYPES, "16u6_align16b"), (*SWIZZLES,)
 
 
 class RuntimeLaunchConfig(ctypes.Structure):
@@ -48,7 +38,7 @@ class RuntimeLaunchConfig(ctypes.Structure):
         ("block", c_uint * 3),
         ("dynamic_shared", c_size_t),
         ("stream", c_void_p),
-        ("attributes", POINTER(_Attribute)),
+        ("attributes", POINTER(Attribute)),
         ("count", c_uint),
     )
 

@@ -6,18 +6,18 @@ from dataclasses import dataclass, field
 
 from ptxkit.isa.fields import ADDRESS, PLACE
 from ptxkit.isa.rows import KINDS
+from ptxkit.ptx.syntax import TYPE_SIZES
 
 # type -> bits of its values, and of a register that is declared with it
 BITS = {**{name: kind.bits for name, kind in KINDS.items()}, "e4m3x4": 32, "e5m2x4": 32, "b128": 128}
 # type -> bytes a lane takes in a register; 0: a predicate, one mask for the warp
 WIDTHS = {name: 0 if name == "pred" else max(bits, 32) // 8 for name, bits in BITS.items()}
-# type -> bytes in memory
-SIZES = {
-    **dict.fromkeys(("b8", "u8", "s8"), 1),
-    **dict.fromkeys(("b16", "u16", "s16", "f16", "bf16"), 2),
-    **dict.fromkeys(("b32", "u32", "s32", "f32", "f16x2", "bf16x2", "tf32"), 4),
-    **dict.fromkeys(("b64", "u64", "s64", "f64", "f32x2"), 8),
-    "b128": 16,
+SIZES = TYPE_SIZES
+# type of a matrix's elements -> bits
+ELEMENT_BITS = {
+    **dict.fromkeys(("f64", "b64"), 64), **dict.fromkeys(("tf32", "f32", "s32"), 32),
+    **dict.fromkeys(("f16", "bf16"), 16), **dict.fromkeys(("e4m3", "e5m2", "s8", "u8"), 8),
+    **dict.fromkeys(("s4", "u4"), 4), "b1": 1,
 }
 # type of a matrix's elements -> the engine's MatrixType
 MATRIX_TYPES = {

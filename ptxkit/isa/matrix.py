@@ -2,7 +2,7 @@
 
 import re
 
-from ptxkit.isa.common import ALIGNED, MATRIX_TYPES, Op, exists_from, one_of, operands
+from ptxkit.isa.common import ALIGNED, ELEMENT_BITS, MATRIX_TYPES, Op, exists_from, one_of, operands
 from ptxkit.isa.fields import FRAGMENTS, MATRIX_MOVE, MMA
 from ptxkit.ptx.syntax import Immediate
 
@@ -113,10 +113,6 @@ KINDS = {
 }
 SCALE_VECS = {"scale_vec::1X": 1, "scale_vec::2X": 2, "scale_vec::4X": 4}
 CONTAINED = {"e2m1": 2}  # in containers of 8 bits: how far up it lies; others begin at bit 0
-BITS = {
-    **dict.fromkeys(("f64", "b64"), 64), "tf32": 32, **dict.fromkeys(("f16", "bf16"), 16),
-    **dict.fromkeys((*F8, *I8), 8), **dict.fromkeys(I4, 4), "b1": 1,
-}
 
 
 def _mma_forms(table=DENSE):
@@ -146,11 +142,12 @@ def lower_mma(b, ins):
     if d == "f64":
         registers = _fragments(b, ins.operands, (d, a), (m, n, k), 64, "f64")
         return Op("mma_f64", _flat(registers), _fragment_fields(m, k, (a, type_b, d), saturate, registers), ALIGNED)
-    metadata, selector = _metadata(b, ins.operands, k, BITS[a]) if sparse else ([], 0)
+    bits = ELEMENT_BITS[a]
+    metadata, selector = _metadata(b, ins.operands, k, bits) if sparse else ([], 0)
     dense = ins.operands[:4] if sparse else ins.operands
-    registers = _fragments(b, dense, (d, a), (m, n, k), BITS[a], "f32" if d == "f32" else "b32", sparse)
+    registers = _fragments(b, dense, (d, a), (m, n, k), bits, "f32" if d == "f32" else "b32", sparse)
     mods = MMA(
-        fragments=_fragment_fields(m, k, (a, type_b, d), saturate, registers), bits=BITS[a], shift_a=0, shift_b=0,
+        fragments=_fragment_fields(m, k, (a, type_b, d), saturate, registers), bits=bits, shift_a=0, shift_b=0,
         exclusive="xor" in bitwise, scales=0, scale_type=0, sparse=sparse, first=selector,
     )
     return Op("mma", [*_flat(registers), *metadata], mods, ALIGNED)

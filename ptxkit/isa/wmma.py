@@ -6,7 +6,7 @@ fragments of all lanes hold more elements than the matrix has, they hold it seve
 
 import re
 
-from ptxkit.isa.common import ALIGNED, MATRIX_TYPES, Op, exists_from, operands
+from ptxkit.isa.common import ALIGNED, ELEMENT_BITS, MATRIX_TYPES, Op, exists_from, operands
 from ptxkit.isa.fields import WMMA, WMMA_MOVE
 
 FLOATS, INTEGERS = ("m16n16k16", "m8n32k16", "m32n8k16"), ("s8", "u8")
@@ -20,7 +20,6 @@ MULTIPLICANDS = {
     **dict.fromkeys(("s4", "u4"), (("m8n8k32",), ("s32",), 75)),
     "b1": (("m8n8k128",), ("s32",), 75),
 }
-BITS = {"f16": 16, "bf16": 16, "tf32": 32, "f32": 32, "s32": 32, "f64": 64, "s8": 8, "u8": 8, "s4": 4, "u4": 4, "b1": 1}
 LAYOUTS = {"row": 0, "col": 1}
 SPACES = {"global": 1, "shared": 2, "shared::cta": 2}
 A, B, C = "a", "b", "c"
@@ -35,8 +34,8 @@ def _extent(shape, matrix):
 
 
 def _registers(shape, matrix, type_):
-    rows, columns = _extent(shape, matrix)
-    return HELD.get((type_, matrix)) or max(rows * columns * BITS[type_] // (32 * max(BITS[type_], 32)), 1)
+    (rows, columns), bits = _extent(shape, matrix), ELEMENT_BITS[type_]
+    return HELD.get((type_, matrix)) or max(rows * columns * bits // (32 * max(bits, 32)), 1)
 
 
 def _fail(b, ins):
@@ -66,14 +65,14 @@ def _lower_move(b, ins, matrix, parts):
     layout, shape, *rest = sorted(parts, key=lambda p: (p not in LAYOUTS, not p.startswith("m")))
     space = next((SPACES[p] for p in rest if p in SPACES), 0)
     type_ = next((p for p in rest if p not in SPACES), "")
-    if layout not in LAYOUTS or len(rest) != 1 + (space > 0) or type_ not in BITS:
+    if layout not in LAYOUTS or len(rest) != 1 + (space > 0) or type_ not in ELEMENT_BITS:
         _fail(b, ins)
     multiplicand = type_ if matrix in (A, B) else next(
         (t for t, (shapes, ds, _) in MULTIPLICANDS.items() if shape in shapes and type_ in ds), ""
     )
     accumulator = type_ if matrix not in (A, B) else MULTIPLICANDS.get(type_, ((), ("",)))[1][0]
     _check(b, ins, shape, multiplicand, accumulator)
-    if BITS[type_] < 8 and layout != {A: "row", B: "col"}[matrix]:
+    if ELEMENT_BITS[type_] < 8 and layout != {A: "row", B: "col"}[matrix]:
         b.fail(f".{layout} of {type_}", ".row of A and .col of B")
     store = matrix == "d"
     names = ("[address]", "r") if store else ("r", "[address]")
@@ -86,7 +85,7 @@ def _lower_move(b, ins, matrix, parts):
     args = [*registers, place.register, b.value(given["stride"], "u32") if stride else b.constant(default)]
     space = space or {"shared": 2, "global": 1}.get(b.space_of(given["[address]"]), 0)
     mods = WMMA_MOVE(
-        registers=len(registers), rows=rows, columns=columns, bits=BITS[type_], is_b=matrix == B,
+        registers=len(registers), rows=rows, columns=columns, bits=ELEMENT_BITS[type_], is_b=matrix == B,
         by_columns=LAYOUTS[layout], space=space, address=place.address,
     )
     return Op("wmma_store" if store else "wmma_load", args, mods, ALIGNED)
@@ -116,8 +115,9 @@ def _lower_mma(b, ins, parts):
     m, n, k = map(int, re.findall(r"\d+", shape))
     counts = [len(r) for r in registers]
     mods = WMMA(
-        m=m, n=n, k=k, ab=MATRIX_TYPES[a], d=MATRIX_TYPES[d], c=MATRIX_TYPES[c], bits=BITS[a], saturate=saturate,
-        exclusive=exclusive, registers_d=counts[0], registers_a=counts[1], registers_b=counts[2], registers_c=counts[3],
+        m=m, n=n, k=k, ab=MATRIX_TYPES[a], d=MATRIX_TYPES[d], c=MATRIX_TYPES[c], bits=ELEMENT_BITS[a],
+        saturate=saturate, exclusive=exclusive, registers_d=counts[0], registers_a=counts[1],
+        registers_b=counts[2], registers_c=counts[3],
     )
     return Op("wmma_f64" if a == "f64" else "wmma", [r for group in registers for r in group], mods, ALIGNED)
 

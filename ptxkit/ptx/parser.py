@@ -15,6 +15,7 @@ from ptxkit.compile import call_sites
 
 from .lexer import LINKING, NAME, Statement, number, split_list, statements, without_comments
 from .syntax import (
+    FLOAT_FORMATS,
     TYPE_SIZES,
     Address,
     Guard,
@@ -55,7 +56,6 @@ AT_MODULE_SCOPE = """.version, .target, .address_size, .file, .section, .pragma,
     .global, .const and .shared"""
 IN_A_BODY = """instructions that end in `;`, labels, `{` and `}`, .reg, .loc, .pragma, .branchtargets and variables in
     .shared, .local, .const, .global and .param"""
-STRUCT_FLOATS = {"f16": "<e", "f32": "<f", "f64": "<d"}
 
 _OPCODE = r"[A-Za-z]\w*(?:\s*\.\s*[\w:]+)*"
 _INSTRUCTION = re.compile(rf"(?:@\s*(!?)\s*({NAME})\s+)?({_OPCODE})(?:\s+|(?=[\[{{(;]))(.*);", re.DOTALL)
@@ -179,9 +179,9 @@ class _Reader:
         if found is None:
             self.fail(f"`{text}` as an initial value; supported are numbers, and addresses in 64 bits: symbol+bytes")
         value, bits = found
-        if type_ in STRUCT_FLOATS and bits is None:
+        if type_ in FLOAT_FORMATS and bits is None:
             with suppress(OverflowError):
-                return struct.pack(STRUCT_FLOATS[type_], value)
+                return struct.pack(FLOAT_FORMATS[type_], value)
         if bits is None and isinstance(value, float):
             self.fail(f"`{text}` as an initial value of type .{type_}, which does not hold it")
         whole: Any = value if bits is None else bits

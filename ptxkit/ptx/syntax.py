@@ -20,6 +20,7 @@ TYPE_SIZES = {  # bytes of one element in memory; a predicate lives in registers
     "b64": 8, "u64": 8, "s64": 8, "f64": 8, "f32x2": 8,
     "b128": 16,
 }
+FLOAT_FORMATS = {"f16": "<e", "f32": "<f", "f64": "<d"}  # as struct packs them
 
 
 class PtxError(ValueError):

@@ -54,7 +54,6 @@ RULES = {
     "unsupported": "something that is not simulated",
     SURVIVED: "a synchronising instruction was weakened, and nothing noticed",
 }
-LEVELS = {"error": "error", "note": "note"}
 
 
 def log(findings: Iterable[Finding], survivors: Iterable[Outcome], version: str, home: Path) -> dict[str, Any]:
@@ -84,8 +83,7 @@ def _of_finding(finding: Finding, home: Path) -> dict[str, Any]:
     times = f", {finding.count} times" if finding.count > 1 else ""
     ended = f"; {ENDED}" if finding.ended else ""
     text = f"{finding.says}{times}{ended} (kernel {finding.kernel}, at {finding.place.ptx})"
-    result = _result(finding.kind, LEVELS.get(finding.grade, "warning"), text, finding.kernel,
-                     places.of(finding.place, home), home)
+    result = _result(finding.kind, finding.grade, text, finding.kernel, places.of(finding.place, home), home)
     if finding.other:
         result["relatedLocations"] = [_related(finding.other, finding.kernel, home)]
     return result

@@ -163,7 +163,6 @@ _A100 = _HOPPER | _NO_TENSOR_MEMORY | _NO_WGMMA | {
     "mma_latency": published(25, "papers on Ampere's mma.sync: m16n8k16"),
     "l2_latency": published(200, "papers on Ampere's memory latencies"),
     "hbm_latency": published(466, "papers on Ampere's memory latencies"),
-    "wgmma_latency": assumed(0, "there is none"),
 }
 _RTX4090 = _HOPPER | _NO_TENSOR_MEMORY | _NO_WGMMA | {
     "sms": published(128, _ADA),

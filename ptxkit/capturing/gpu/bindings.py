@@ -12,6 +12,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
+from ..devices import ATTRIBUTES, PROPERTIES
 from ..session import CaptureError
 from . import driver as d
 from . import images
@@ -211,22 +212,19 @@ def _worded(error: Any, name: str) -> bytes:
 
 
 def _capturing(name: str, gpu: Gpu) -> Any:
-    module: Any = importlib.import_module(f"cuda.bindings.{name}")
-    statuses = module.CUstreamCaptureStatus if name == "driver" else module.cudaStreamCaptureStatus
-    active = "CU_STREAM_CAPTURE_STATUS" if name == "driver" else "cudaStreamCaptureStatus"
-    word = ("ACTIVE" if gpu.graph else "NONE") if name == "driver" else ("Active" if gpu.graph else "None")
-    return getattr(statuses, active + ("_" if name == "driver" else "") + word)
+    statuses, begin, *words = {
+        "driver": ("CUstreamCaptureStatus", "CU_STREAM_CAPTURE_STATUS_", "NONE", "ACTIVE"),
+        "runtime": ("cudaStreamCaptureStatus", "cudaStreamCaptureStatus", "None", "Active"),
+    }[name]
+    known = getattr(importlib.import_module(f"cuda.bindings.{name}"), statuses)
+    return getattr(known, begin + words[bool(gpu.graph)])
 
 
 def _properties(gpu: Gpu) -> Any:
     from cuda.bindings.runtime import cudaDeviceProp
 
-    chip, found = gpu.chip, cudaDeviceProp()
+    found = cudaDeviceProp()
     found.name, found.totalGlobalMem = gpu.name.encode().ljust(256, b"\0"), gpu.memory
-    found.major, found.minor = chip.target.cc
-    found.multiProcessorCount, found.l2CacheSize, found.warpSize = chip.sms, chip.l2, 32
-    found.sharedMemPerBlock, found.sharedMemPerBlockOptin = 48 << 10, chip.shared
-    found.sharedMemPerMultiprocessor, found.maxThreadsPerMultiProcessor = chip.shared_sm, chip.threads_sm
-    found.regsPerBlock = found.regsPerMultiprocessor = 65536
-    found.maxThreadsPerBlock, found.clusterLaunch = 1024, int(chip.cluster > 1)
+    for number, (_, name) in PROPERTIES.items():
+        setattr(found, name, ATTRIBUTES[number](gpu.chip))
     return found

@@ -8,13 +8,13 @@ from typing import Any
 
 import torch
 
+from ..devices import ATTRIBUTES, PROPERTIES
 from ..session import CaptureError
 from . import driver, graphs, streams
 from .patching import Patches, Table
 from .state import Gpu, only
 
 TOOLKIT = "13.0"                             # the version of CUDA, where torch was built for none
-_KB = 1 << 10
 
 
 class Properties(types.SimpleNamespace):
@@ -22,14 +22,9 @@ class Properties(types.SimpleNamespace):
 
     @classmethod
     def of(cls, gpu: Gpu) -> Properties:
-        chip, (major, minor) = gpu.chip, gpu.chip.target.cc
-        return cls(
-            name=gpu.name, major=major, minor=minor, total_memory=gpu.memory, multi_processor_count=chip.sms,
-            warp_size=32, regs_per_multiprocessor=65536, max_threads_per_multi_processor=chip.threads_sm,
-            max_threads_per_block=1024, L2_cache_size=chip.l2, shared_memory_per_block=48 * _KB,
-            shared_memory_per_block_optin=chip.shared, shared_memory_per_multiprocessor=chip.shared_sm,
-            is_integrated=0, is_multi_gpu_board=0, gcnArchName=gpu.name,
-        )
+        known = {name: ATTRIBUTES[number](gpu.chip) for number, (name, _) in PROPERTIES.items() if name}
+        return cls(name=gpu.name, total_memory=gpu.memory, **known, is_integrated=0, is_multi_gpu_board=0,
+                   gcnArchName=gpu.name)
 
 
 def _nothing(gpu: Gpu, *args: Any, **kwargs: Any) -> None:
