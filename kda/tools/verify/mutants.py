@@ -112,7 +112,8 @@ def results(backend: str, call: MutantsCall, case: Case) -> dict[str, Tensor | N
     with planned_with(backend, call):
         if call.tables:
             p, kernels = case.problem(), launcher(backend).TRAINING  # type: ignore[attr-defined]
-            return training.tables(p, kernels.steps(p, case.inputs), case.inputs)._asdict()
+            launches = kernels.steps(p, case.inputs)
+            return training.tables(p, launches, case.inputs, launches.plan.states)._asdict()
         if call.backward:
             return kda.chunk_kda_bwd(do=case.do, dht=case.dht, **case.keywords, backend=backend)._asdict()
         if call.save is Save.NOTHING:
