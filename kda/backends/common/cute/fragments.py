@@ -50,23 +50,23 @@ def tf32s(*values):
 
 
 @cute.jit
+def mma(kinds: cutlass.Constexpr, acc, a, b):
+    """acc + a @ b of four, four and two registers of each lane."""
+    return cute.arch.inline_ptx(
+        f"mma.sync.aligned.{kinds}.f32 " "{{$w0}, {$w1}, {$w2}, {$w3}}, "
+        "{{$r0}, {$r1}, {$r2}, {$r3}}, {{$r4}, {$r5}}, {{$r6}, {$r7}, {$r8}, {$r9}};",
+        write_only_types=[Float32] * 4, read_only_args=[*a, *b, *acc],
+    )
+
+
 def mma_tf32(acc, a, b):
     """acc + a @ b, (16, 8) = (16, 8) @ (8, 8)."""
-    return cute.arch.inline_ptx(
-        "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {{$w0}, {$w1}, {$w2}, {$w3}}, "
-        "{{$r0}, {$r1}, {$r2}, {$r3}}, {{$r4}, {$r5}}, {{$r6}, {$r7}, {$r8}, {$r9}};",
-        write_only_types=[Float32] * 4, read_only_args=[*a, *b, *acc],
-    )
+    return mma("m16n8k8.row.col.f32.tf32.tf32", acc, a, b)
 
 
-@cute.jit
 def mma_bf16(acc, a, b):
     """acc + a @ b, (16, 8) = (16, 16) @ (16, 8)."""
-    return cute.arch.inline_ptx(
-        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {{$w0}, {$w1}, {$w2}, {$w3}}, "
-        "{{$r0}, {$r1}, {$r2}, {$r3}}, {{$r4}, {$r5}}, {{$r6}, {$r7}, {$r8}, {$r9}};",
-        write_only_types=[Float32] * 4, read_only_args=[*a, *b, *acc],
-    )
+    return mma("m16n8k16.row.col.f32.bf16.bf16", acc, a, b)
 
 
 @cute.jit

@@ -23,6 +23,13 @@ def pair(instruction: cutlass.Constexpr, *operands):
 
 
 @cute.jit
+def of_both(x, instruction: cutlass.Constexpr, dtype: cutlass.Constexpr):
+    """Return what an instruction makes of a and b, the numbers of a pair."""
+    text = "{.reg .f32 a, b; mov.b64 {a, b}, {$r0}; " + instruction + "}"
+    return cute.arch.inline_ptx(text, write_only_types=[dtype], read_only_args=[x])
+
+
+@cute.jit
 def both(x):
     """Twice the same number."""
     return pair("mov.b64 {$w0}, {{$r0}, {$r0}};", x.bitcast(Uint32))
@@ -74,10 +81,7 @@ def from_bf16(word, low: cutlass.Constexpr = None):
 @cute.jit
 def to_bf16(x):
     """A word of two bfloat16."""
-    return cute.arch.inline_ptx(
-        "{.reg .f32 a, b; mov.b64 {a, b}, {$r0}; cvt.rn.bf16x2.f32 {$w0}, b, a;}", write_only_types=[Uint32],
-        read_only_args=[x],
-    )
+    return of_both(x, "cvt.rn.bf16x2.f32 {$w0}, b, a;", Uint32)
 
 
 @cute.jit
@@ -146,10 +150,7 @@ def logistic(x, one):
 @cute.jit
 def sum_of(x):
     """Return the sum of the two numbers."""
-    return cute.arch.inline_ptx(
-        "{.reg .f32 a, b; mov.b64 {a, b}, {$r0}; add.ftz.f32 {$w0}, a, b;}", write_only_types=[Float32],
-        read_only_args=[x],
-    )
+    return of_both(x, "add.ftz.f32 {$w0}, a, b;", Float32)
 
 
 # Rows of single registers, as tensor memory has them.

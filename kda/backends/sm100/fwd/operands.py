@@ -44,17 +44,15 @@ from ptxkit.compile.target import Target
 from ...common.cute import entry
 from ...common.cute.async_copies import bulk_store
 from ...common.cute.barriers import initialise
-from ...common.cute.clear import clear_chunk
+from ...common.cute.chunk_entry import ChunkEntry
 from ...common.cute.copies import field_at, fields_at, load, load_one, store, words_of
 from ...common.cute.fragments import accumulator_places, load_matrices, mma_bf16, store_matrices
 from ...common.cute.gate import Gate, beta_of_row
 from ...common.cute.inverse import Inverse
-from ...common.cute.order import wait_for_the_kernel_before
 from ...common.cute.pairs import causal_pair, store_A_kk
 from ...common.cute.rows import Rows
-from ...common.cute.segments import locate_chunk
 from ...common.cute.tile import GROUP_ROWS, LEAST_BUSY, C, swizzle_128B
-from ..configs import RECORD_TILE, OperandsConfig, V
+from ..configs import RECORD_TILE, OperandsConfig
 from ..parts import umma
 from ..parts.pairs import TensorCoreOfCta
 from ..parts.teams import WholeCta
@@ -64,7 +62,7 @@ OF_ROWS = SimpleNamespace(KG=RECORD_TILE.KT, decay=RECORD_TILE.decay)
 CHANNELS = 32                                # channels of KT that a warp has
 
 
-class Operands(entry.Entry):
+class Operands(ChunkEntry):
     def __init__(self, config: OperandsConfig):
         self.c, self.team = config, WholeCta()
         self.tensor_core = TensorCoreOfCta(config, self.team)
@@ -72,21 +70,14 @@ class Operands(entry.Entry):
         self.rows = Rows(config, self.team, self.tensor_core, OF_ROWS, negated_kE=True)
         self.inverse = Inverse(False, lambda column, row: swizzle_128B(column, row, C), strict=True)
 
-    @cute.kernel
-    def kernel(self, x):
-        c = self.c
-        head, y, z = cute.arch.block_idx()
-        if cutlass.const_expr(c.pdl):
-            wait_for_the_kernel_before()
-        chunk, begin, tokens, _ = locate_chunk(c.packed, x, y, z)
-        if tokens > 0:
-            shared = SmemAllocator().allocate_array(Uint8, c.shared, byte_alignment=1024)
-            self.make(x, shared, begin, tokens, x.tiles + (Int64(chunk) * x.HV + head) * RECORD_TILE.bytes, head)
-        elif cutlass.const_expr(c.packed):
-            clear_chunk(x, V, begin, -tokens, head, self.team.warp())
+    @cute.jit
+    def warp(self):
+        return self.team.warp()
 
     @cute.jit
-    def make(self, x, shared, begin, tokens, to, head):
+    def make(self, x, chunk, begin, tokens, number, head):
+        shared = SmemAllocator().allocate_array(Uint8, self.c.shared, byte_alignment=1024)
+        to = x.tiles + (Int64(chunk) * x.HV + head) * RECORD_TILE.bytes
         c, struct, warp = self.c, self.c.struct, self.team.warp()
         tile, s = shared + struct.tile.offset, fields_at(shared, struct)
         X, Y, sums, columns, b = s.X, s.Y, s.sums, s.columns, s.b

@@ -45,19 +45,14 @@ from ...common.cute.rings import advance
 from ...common.cute.segments import begins_sequence, place_of_segment
 from ...common.cute.tile import C
 from ..configs import CHAIN, COLUMNS, LOAD_WARP, PITCH_V, WalkConfig
-from ..parts.state import State, multiply, register_mma, round_to, rounded
+from ..parts.state import Walker, multiply, register_mma, round_to, rounded
 from ..parts.views import narrow_standing_view, narrow_view, view, wide_view
 from ..parts.wgmma import accumulator
 
 KE, QG = range(2)                            # halves of the tile's KQ
 
 
-class Walk(entry.Entry):
-    def __init__(self, config: WalkConfig):
-        self.c = config
-        self.state = State(config)
-        self.tile = self.state.tile
-
+class Walk(Walker):
     @cute.kernel
     def kernel(self, x):
         c = self.c

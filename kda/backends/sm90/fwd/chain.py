@@ -42,15 +42,10 @@ from ...common.cute.rings import advance
 from ...common.cute.segments import place_of_segment
 from ...common.cute.tile import C
 from ..configs import CHAIN, COLUMNS, LOAD_WARP, PITCH_V, ChainConfig
-from ..parts.state import State
+from ..parts.state import Walker
 
 
-class Chain(entry.Entry):
-    def __init__(self, config: ChainConfig):
-        self.c = config
-        self.state = State(config)
-        self.tile = self.state.tile
-
+class Chain(Walker):
     @cute.kernel
     def kernel(self, x):
         c = self.c

@@ -33,58 +33,53 @@ from ptxkit.compile import cutedsl
 from ptxkit.compile.target import Target
 
 from ...common.cute import entry
-from ...common.cute.clear import clear_chunk
+from ...common.cute.chunk_entry import ChunkEntry
 from ...common.cute.copies import allocate, copy_16_bytes, field_at, load, store
 from ...common.cute.gate import beta_of_row
-from ...common.cute.order import wait_for_the_kernel_before
-from ...common.cute.segments import locate_chunk
 from ...common.cute.teams import WholeCta
 from ...common.cute.tile import GROUP_ROWS, WARP_ROWS, WARPS, C, swizzle_64B
 from ..configs import PrepareConfig
 from ..parts.chunk import ChunkMaker
 
 
-class Prepare(entry.Entry):
+class Prepare(ChunkEntry):
     def __init__(self, config: PrepareConfig):
         self.c = config
         self.chunk = ChunkMaker(config, WholeCta())
 
-    @cute.kernel
-    def kernel(self, x):
-        c = self.c
-        head, y, z = cute.arch.block_idx()
-        if cutlass.const_expr(c.pdl):
-            wait_for_the_kernel_before()
-        chunk, begin, tokens, number = locate_chunk(c.packed, x, y, z)
-        if tokens > 0:
-            s = allocate(c.struct)
-            tile = x.tiles + (Int64(chunk) * x.HV + head) * self.chunk.tile.bytes
-
-            head_rows = self.chunk.gate.rows_of_head(x, begin, head)
-            if cute.arch.warp_idx() == 0:
-                s.b[cute.arch.lane_idx()] = beta_of_row(head_rows.beta, c.beta, tokens, x.HV, cute.arch.lane_idx())
-            kept_C, A_qk, A_inv = c.kept_C, x.A_qk, x.A_inv
-            if cutlass.const_expr(kept_C):                                     # to where the diagonal block is kept
-                of_block = (begin * x.HV + head) * kept_C + (number * C & kept_C - C)
-                A_qk, A_inv = A_qk + of_block, A_inv + of_block
-            pairs_to = (s.A_kk, s.b, tile, A_qk, tokens, x.HV * kept_C)
-            if cutlass.const_expr(c.in_blocks):
-                self.make_in_blocks(x, s, head_rows, tile, tokens, pairs_to)
-            else:
-                self.make(x, s, head_rows, tile, tokens, pairs_to)
-            if cute.arch.warp_idx() < 4:
-                self.chunk.team.meet_first_four()
-                if cute.arch.warp_idx() == 0:
-                    self.chunk.inverse.solve(s.A_kk, s.columns, s.TB, s.X, None if c.b_on_keys else s.b)
-                    self.store_inverse(s.TB, s.X, tile, A_inv, tokens, x.HV * kept_C)
-            elif cutlass.const_expr(kept_C > C):
-                if number & 1 == 0:
-                    self.clear_right(A_qk, A_inv, tokens, x.HV * kept_C)
-        elif cutlass.const_expr(c.packed):
-            clear_chunk(x, c.V, begin, -tokens, head, cute.arch.warp_idx())
+    @cute.jit
+    def warp(self):
+        return cute.arch.warp_idx()
 
     @cute.jit
-    def make(self, x, s, head_rows, tile, tokens, pairs_to):
+    def make(self, x, chunk, begin, tokens, number, head):
+        c = self.c
+        s = allocate(c.struct)
+        tile = x.tiles + (Int64(chunk) * x.HV + head) * self.chunk.tile.bytes
+
+        head_rows = self.chunk.gate.rows_of_head(x, begin, head)
+        if cute.arch.warp_idx() == 0:
+            s.b[cute.arch.lane_idx()] = beta_of_row(head_rows.beta, c.beta, tokens, x.HV, cute.arch.lane_idx())
+        kept_C, A_qk, A_inv = c.kept_C, x.A_qk, x.A_inv
+        if cutlass.const_expr(kept_C):                                         # to where the diagonal block is kept
+            of_block = (begin * x.HV + head) * kept_C + (number * C & kept_C - C)
+            A_qk, A_inv = A_qk + of_block, A_inv + of_block
+        pairs_to = (s.A_kk, s.b, tile, A_qk, tokens, x.HV * kept_C)
+        if cutlass.const_expr(c.in_blocks):
+            self.make_in_blocks(x, s, head_rows, tile, tokens, pairs_to)
+        else:
+            self.make_whole(x, s, head_rows, tile, tokens, pairs_to)
+        if cute.arch.warp_idx() < 4:
+            self.chunk.team.meet_first_four()
+            if cute.arch.warp_idx() == 0:
+                self.chunk.inverse.solve(s.A_kk, s.columns, s.TB, s.X, None if c.b_on_keys else s.b)
+                self.store_inverse(s.TB, s.X, tile, A_inv, tokens, x.HV * kept_C)
+        elif cutlass.const_expr(kept_C > C):
+            if number & 1 == 0:
+                self.clear_right(A_qk, A_inv, tokens, x.HV * kept_C)
+
+    @cute.jit
+    def make_whole(self, x, s, head_rows, tile, tokens, pairs_to):
         """Operands to the tile, and pairs of rows."""
         c, d, of_k = self.c, self.c.K // 32 * cute.arch.lane_idx(), None
         acc = self.chunk.tensor_core.accumulator()

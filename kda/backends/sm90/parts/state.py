@@ -18,7 +18,7 @@ import cutlass.cute as cute
 from cutlass import BFloat16, Float32, Int32, Int64, Uint32
 from cutlass.cute.nvgpu import OperandMajorMode, warpgroup
 
-from ...common.cute import fast
+from ...common.cute import entry, fast
 from ...common.cute.async_copies import bulk_store, copy_16_bytes_later
 from ...common.cute.copies import (
     compute_words_now,
@@ -44,6 +44,15 @@ class ThreadPlace(NamedTuple):
     row: Any
     element: Any                             # in memory, of row 0
     within: Any                              # in shared memory, of a chunk's first element
+
+
+class Walker(entry.Entry):
+    """A kernel that walks with a state."""
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.state = State(config)
+        self.tile = self.state.tile
 
 
 class State:
