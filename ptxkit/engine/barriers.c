@@ -543,7 +543,7 @@ bool barriers_explain_block(Warp *w, const Ins *i, int l, char *text, size_t siz
         u32 address = (u32)address_operand(w, i, 1, MBARRIER_WAIT_ADDRESS, l), offset = address & 0xffffff;
         Cta *cta = cta_at(w->cluster, address);
         const Mbarrier *b = cta ? cta->mbarrier[offset / 8] : NULL;
-        char ended[40] = "";
+        char ended[48] = "";
         if (b && b->phase) snprintf(ended, sizeof ended, " (phases that have ended: %llu)", (unsigned long long)b->phase);
         if (b)
             snprintf(text, size, "waits for the mbarrier at 0x%x: phase %llu%s, %lld of %lld arrivals %s %lld bytes %s", offset, (unsigned long long)b->phase,

@@ -97,6 +97,8 @@ def _object(file, folder, flags):
 
 
 def _run(command, folder):
+    """Run a command in a folder and return what it says: the compiler's warnings."""
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
     if done.returncode:
         raise EngineError(f"ptxkit: {command[0]} could not build the engine:\n{done.stderr.strip()}")
+    return done.stderr

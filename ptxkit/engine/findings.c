@@ -38,7 +38,7 @@ Finding *find_at(Machine *m, FindingKind kind, const Warp *w, int lane, s32 ins,
     return f;
 }
 
-Finding *find(Warp *w, const Ins *i, int lane, FindingKind kind, u64 address, u64 size, const char *format, ...) {
+Finding *find(const Warp *w, const Ins *i, int lane, FindingKind kind, u64 address, u64 size, const char *format, ...) {
     Finding *f = find_at(w->machine, kind, w, lane, i->index, -1, address, size);
     if (f && f->count == 1) {
         va_list values;

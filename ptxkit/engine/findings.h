@@ -21,6 +21,6 @@ struct Finding {
 };
 
 Finding *find_at(Machine *m, FindingKind kind, const Warp *w, int lane, s32 ins, s32 other_ins, u64 address, u64 size);
-Finding *find(Warp *w, const Ins *i, int lane, FindingKind kind, u64 address, u64 size, const char *format, ...)
+Finding *find(const Warp *w, const Ins *i, int lane, FindingKind kind, u64 address, u64 size, const char *format, ...)
     __attribute__((format(printf, 7, 8)));
 void stop(Machine *m); /* after a finding with which going on makes no sense */

@@ -22,15 +22,16 @@ static bool whole_warp(Warp *w, const Ins *i, u32 lanes) {
 typedef enum { B16, B16_TRANSPOSED, B8_LOAD, B8_STORE } Form;
 enum { ROW = 16 }; /* bytes */
 
-/* Where byte b of register r of lane l lies: the row, counted through all matrices (the lane that gives its address), and the byte in it. */
-static void fragment_byte(Form form, int r, int l, int b, int *row, int *byte) {
+/* Byte b of register r of lane l. Rows are counted through all matrices: lane n gives the address of row n. */
+static u8 *fragment_byte(u8 (*rows)[ROW], Form form, int r, int l, int b) {
     int g = l >> 2, t = l & 3;
     switch (form) {
-    case B16: *row = 8 * r + g, *byte = 4 * t + b; break;
-    case B16_TRANSPOSED: *row = 8 * r + 2 * t + (b >> 1), *byte = 2 * g + (b & 1); break;
-    case B8_LOAD: *row = 16 * (r >> 1) + 4 * t + b, *byte = g + 8 * (r & 1); break;       /* 16 rows of 16 in two registers */
-    case B8_STORE: *row = 8 * r + 2 * t + (b & 1), *byte = g + 8 * (b >> 1); break;        /* 8 rows of 16 in one */
+    case B16: return &rows[8 * r + g][4 * t + b];
+    case B16_TRANSPOSED: return &rows[8 * r + 2 * t + (b >> 1)][2 * g + (b & 1)];
+    case B8_LOAD: return &rows[16 * (r >> 1) + 4 * t + b][g + 8 * (r & 1)];       /* 16 rows of 16 in two registers */
+    case B8_STORE: return &rows[8 * r + 2 * t + (b & 1)][g + 8 * (b >> 1)];       /* 8 rows of 16 in one */
     }
+    __builtin_unreachable();
 }
 
 /* The lanes' 32-bit shared addresses; false after a finding. */
@@ -73,11 +74,7 @@ static Outcome op_ldmatrix(Warp *w, const Ins *i, u32 lanes) {
     for (int r = 0; r < i->mod[MATRIX_MOVE_COUNT]; r++)
         for (int l = 0; l < LANES; l++) {
             u8 value[4];
-            for (int b = 0; b < 4; b++) {
-                int row, byte;
-                fragment_byte((Form)i->mod[MATRIX_MOVE_FORM], r, l, b, &row, &byte);
-                value[b] = rows[row][byte];
-            }
+            for (int b = 0; b < 4; b++) value[b] = *fragment_byte(rows, (Form)i->mod[MATRIX_MOVE_FORM], r, l, b);
             if (i->arg[r] >= 0) memcpy(&R32(w, i->arg[r])[l], value, 4);
         }
     return NEXT;
@@ -89,11 +86,7 @@ static Outcome op_stmatrix(Warp *w, const Ins *i, u32 lanes) {
     if (!whole_warp(w, i, lanes) || !row_addresses(w, i, address)) return NEXT;
     for (int r = 0; r < i->mod[MATRIX_MOVE_COUNT]; r++)
         for (int l = 0; l < LANES; l++)
-            for (int b = 0; b < 4; b++) {
-                int row, byte;
-                fragment_byte((Form)i->mod[MATRIX_MOVE_FORM], r, l, b, &row, &byte);
-                rows[row][byte] = (u8)(R32(w, i->arg[r])[l] >> 8 * b);
-            }
+            for (int b = 0; b < 4; b++) *fragment_byte(rows, (Form)i->mod[MATRIX_MOVE_FORM], r, l, b) = (u8)(R32(w, i->arg[r])[l] >> 8 * b);
     for (int l = 0; l < i->mod[MATRIX_MOVE_ROWS]; l++) {
         Access a = warp_access(w, i, l, SPACE_SHARED);
         shared_write(w, i, &a, address[l], rows[l], ROW, ROW);
@@ -109,11 +102,7 @@ static Outcome op_movmatrix(Warp *w, const Ins *i, u32 lanes) {
     for (int l = 0; l < LANES; l++) memcpy(&rows[l >> 2][4 * (l & 3)], &R32(w, i->arg[1])[l], 4);
     for (int l = 0; l < LANES; l++) {
         u8 *to = (u8 *)&R32(w, i->arg[0])[l];
-        for (int b = 0; b < 4; b++) {
-            int row, byte;
-            fragment_byte(B16_TRANSPOSED, 0, l, b, &row, &byte);
-            to[b] = rows[row][byte];
-        }
+        for (int b = 0; b < 4; b++) to[b] = *fragment_byte(rows, B16_TRANSPOSED, 0, l, b);
     }
     return NEXT;
 }

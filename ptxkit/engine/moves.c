@@ -93,9 +93,9 @@ static Outcome unpack_any(Warp *w, const Ins *i, u32 lanes) {
         u8 whole[16];
         memcpy(whole, word_of(w, i->arg[0], size * count, l), size * count);
         for (s64 k = 0; k < count; k++) {
-            u64 item = 0;
-            memcpy(&item, whole + k * size, size);
-            if (i->arg[1 + k] >= 0) memcpy(word_of(w, i->arg[1 + k], size, l), &item, size < 4 ? 4 : size);
+            u64 item[2] = {0, 0};
+            memcpy(item, whole + k * size, size);
+            if (i->arg[1 + k] >= 0) memcpy(word_of(w, i->arg[1 + k], size, l), item, size < 4 ? 4 : size);
         }
     }
     return NEXT;

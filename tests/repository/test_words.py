@@ -1,4 +1,4 @@
-"""Docstrings are whole sentences, and comments speak to people."""
+"""Docstrings are whole sentences, comments speak to people, and names say what they hold."""
 
 import ast
 import io
@@ -81,6 +81,38 @@ def test_a_variable_says_what_it_holds(folder):
 def test_names_that_say_nothing_are_found():
     code = "def f(of):\n    at = 1\n    self.own = [here for here in of]\n    held = at\n    return [x.told]\n"
     assert bindings(code) == [(1, "of"), (2, "at"), (3, "here"), (3, "own")]
+
+
+C_FILES = {".c", ".h", ".cu", ".cuh"}
+NOT_C_CODE = re.compile(r'/\*.*?\*/|//[^\n]*|"(?:\\.|[^"\\])*"', re.DOTALL)
+C_NAME = re.compile(rf"\b(?:{'|'.join(sorted(NO_NAMES))})\b")
+# (file, name): the name of a __shared__ array stands in the PTX, and so in its digest
+NAMES_IN_DIGESTS = {("kda/backends/sm89/bwd/sums.cu", "of")}
+
+
+def c_files():
+    return [file for folder in FOLDERS for file in sorted((ROOT / folder).rglob("*"))
+            if file.suffix in C_FILES and not {"build", ".venv"} & {*file.parts}]
+
+
+def c_names(code):
+    """Names that say nothing in C or CUDA, outside comments and strings, with their lines."""
+    bare = NOT_C_CODE.sub(lambda match: "\n" * match[0].count("\n") or " ", code)
+    return [(bare.count("\n", 0, match.start()) + 1, match[0]) for match in C_NAME.finditer(bare)]
+
+
+def test_a_variable_in_c_and_cuda_says_what_it_holds():
+    files = c_files()
+    assert {file.suffix for file in files} == C_FILES
+    found = [(file.relative_to(ROOT).as_posix(), *name) for file in files for name in c_names(file.read_text())]
+    wrong = [f"{file}:{line}: {name}" for file, line, name in found if (file, name) not in NAMES_IN_DIGESTS]
+    assert not wrong, "\n".join(wrong)
+    assert {(file, name) for file, _, name in found} == NAMES_IN_DIGESTS, "an exception that nothing needs"
+
+
+def test_names_that_say_nothing_are_found_in_c():
+    code = '/* at\n of */ int at = 1; // here\nprintf("%d at \\" of", x->of, at_hand);\nlook(here);\n'
+    assert c_names(code) == [(2, "at"), (3, "of"), (4, "here")]
 
 
 def classes(files):

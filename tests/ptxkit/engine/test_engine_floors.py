@@ -1,4 +1,7 @@
-"""The engine's C files call downwards: the table of floors in machine.h against the symbols of the object files."""
+"""The engine's C files call downwards: the table of floors in machine.h against the symbols of the object files.
+
+The compiler has nothing to say about these files, either.
+"""
 
 import re
 import shutil
@@ -41,22 +44,33 @@ def upward(table, defined, wanted):
     return sorted(f"{file} -> {to}: {symbol}" for file, to, symbol in calls if table[to] >= table[file])
 
 
-@pytest.fixture(scope="module")
-def compiled(tmp_path_factory):
-    """Return (texts, folder, symbols) of all C files but the generated ones, compiled quickly: with -O0."""
+def compile_files(texts, folder, *flags):
+    """Return (symbols of the objects, the compiler's warnings)."""
     if not shutil.which("nm"):
         pytest.skip("there is no nm (binutils), which lists the symbols of an object file")
+    warnings, run = [], build._run
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(build, "_run", lambda *command: warnings.append(run(*command)))
+        objects = build.objects(texts, folder, *flags)
+    return symbols(objects, folder), "".join(warnings)
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory):
+    """Return (texts, folder, symbols, warnings) of all C files but the generated ones, with the engine's own flags:
+    some warnings take -O3."""
     texts, folder = build.sources(), tmp_path_factory.mktemp("objects")
     chosen = {name: text for name, text in texts.items() if name.endswith(".h") or name not in generate.sources()}
-    return texts, folder, symbols(build.objects(chosen, folder, "-O0"), folder)
+    return texts, folder, *compile_files(chosen, folder)
 
 
 def compile_again(texts, folder, tmp_path, **added):
-    """Return the symbols that files ask for once these lines are added to them: name without .c -> C."""
+    """Return (symbols that files ask for, warnings) once these lines are added to them: name without .c -> C."""
     for header in folder.glob("*.h"):
         shutil.copy(header, tmp_path)
     changed = {f"{name}.c": f"{texts[f'{name}.c']}\n{line}\n" for name, line in added.items()}
-    return symbols(build.objects(changed, tmp_path, "-O0"), tmp_path)[1]
+    (_, wanted), warnings = compile_files(changed, tmp_path, "-O0")
+    return wanted, warnings
 
 
 def test_every_file_has_a_floor():
@@ -65,18 +79,16 @@ def test_every_file_has_a_floor():
 
 
 def test_a_file_calls_only_files_of_lower_floors(compiled):
-    texts, _, (defined, wanted) = compiled
+    texts, _, (defined, wanted), _ = compiled
     assert sum(symbol in defined for asked in wanted.values() for symbol in asked) > 200
     assert upward(floors(texts), defined, wanted) == []
 
 
 @pytest.mark.exhaustive
 def test_generated_files_call_no_other_file(tmp_path):
-    if not shutil.which("nm"):
-        pytest.skip("there is no nm (binutils), which lists the symbols of an object file")
     texts = build.sources()
     headers = {name: text for name, text in texts.items() if name.endswith(".h")}
-    defined, wanted = symbols(build.objects(headers | generate.sources(), tmp_path, "-O0"), tmp_path)
+    (defined, wanted), _ = compile_files(headers | generate.sources(), tmp_path, "-O0")
     assert {defined[symbol] for asked in wanted.values() for symbol in asked if symbol in defined} <= {
         name for name in generate.sources() if name != "scalar.c"
     }
@@ -84,19 +96,35 @@ def test_generated_files_call_no_other_file(tmp_path):
 
 
 def test_a_call_of_a_higher_floor_is_noticed(compiled, tmp_path):
-    texts, folder, (defined, wanted) = compiled
-    planted = compile_again(
+    texts, folder, (defined, wanted), _ = compiled
+    planted, _ = compile_again(
         texts, folder, tmp_path, findings="void run_machine(Machine *m); void *planted = run_machine;"
     )
     assert upward(floors(texts), defined, wanted | planted) == ["findings.c -> schedule.c: run_machine"]
 
 
 def test_a_circle_between_files_of_one_floor_is_noticed(compiled, tmp_path):
-    texts, folder, (defined, wanted) = compiled
-    planted = compile_again(
+    texts, folder, (defined, wanted), _ = compiled
+    planted, _ = compile_again(
         texts, folder, tmp_path, copies="void tmem_at_exit(Cta *c); void *planted = tmem_at_exit;",
         tmem="void bulk_groups_at_exit(Cta *c); void *planted_too = bulk_groups_at_exit;",
     )
     assert upward(floors(texts), defined, wanted | planted) == [
         "copies.c -> tmem.c: tmem_at_exit", "tmem.c -> copies.c: bulk_groups_at_exit",
     ]
+
+
+@pytest.fixture
+def gcc():
+    if "Free Software Foundation" not in build._answers("--version"):
+        pytest.skip("other compilers than gcc have warnings of their own")
+
+
+def test_the_compiler_warns_of_nothing(compiled, gcc):
+    assert compiled[3] == ""
+
+
+def test_a_warning_is_noticed(compiled, tmp_path, gcc):
+    texts, folder, *_ = compiled
+    _, warnings = compile_again(texts, folder, tmp_path, trace="static int planted;")
+    assert "planted" in warnings and "-Wunused-variable" in warnings
