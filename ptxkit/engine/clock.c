@@ -102,8 +102,8 @@ static void hold(Warp *w, const Ins *i, int why, double until, double *from) {
     *from = until;
 }
 
-/* When the operands of an instruction are there, and what who waits for the last of them waits for. A result counts, too: it must not come
- * before that of an earlier instruction in the same register. */
+/* When all operands of an instruction are ready; *why is the stall of a warp that waits for the last of them. Results count, too: a result
+ * must not come before that of an earlier instruction in the same register. */
 static double operands_at(const Warp *w, const Timing *c, int *why) {
     const WarpTime *t = w->time;
     const s32 *registers = w->machine->time->p->registers + c->first;

@@ -1,6 +1,6 @@
 /* The time of a launch: when warps issue, when units are free, when memory answers. All times are clocks of an SM from the launch on.
  *
- * A launch without a clock has Machine.time == NULL and Warp.time == NULL; what is asked of here then does nothing and answers 0.
+ * A launch without a clock has Machine.time == NULL and Warp.time == NULL; the functions of this file then do nothing and return 0.
  */
 #pragma once
 #include "trace.h"
@@ -8,7 +8,7 @@
 /* Units of a quarter of an SM, beside its scheduler. MIO: the way to shared memory, L1 and shuffles; REGISTERS: reads of operands; TENSOR:
  * mma.sync and wgmma. */
 typedef enum { PIPE_FMA, PIPE_ALU, PIPE_SPECIAL, PIPE_MIO, PIPE_REGISTERS, PIPE_TENSOR, PIPES } Pipe;
-/* What is reported of: the pipes (the mean of four quarters), then those of an SM, then what all SMs share. */
+/* The units that are reported: the pipes (the mean of four quarters), then the units of an SM, then those that all SMs share. */
 enum { UNIT_ISSUE = PIPES, UNIT_SHARED, UNIT_TMA, UNIT_TCGEN05, UNIT_L2, UNIT_HBM, UNITS };
 
 /* Why a warp does not issue. */
@@ -40,7 +40,7 @@ typedef struct {
     double operands;     /* clocks of shared memory for the operands of a wgmma */
     s32 first, nsources, nresults; /* its registers: ClockSetting.registers[first ...] */
     s32 flags, stall;    /* ORDERED: begins behind all before it; STORES: nobody waits for its memory; who waits for it stalls for this
-                       HOISTED: a load that ptxas moves up to the last ORDERED or BARS_LOADS */
+                       HOISTED: ptxas moves this load up to the last ORDERED or BARS_LOADS instruction */
 } Timing;
 
 /* Python fills the first part and reads the second. */
@@ -136,9 +136,9 @@ void clock_skip(Warp *w, const Ins *i);    /* in its place, if its guard holds f
 void clock_again(Warp *w);                 /* before one that waits runs again */
 void clock_done(Warp *w, const Ins *i, bool was_blocked, bool blocked);
 
-/* families, while an instruction runs */
+/* Handlers call these while an instruction runs. */
 static inline double time_of(const Machine *m) { return m->time ? m->time->now : 0; }
-static inline void wake_at(Warp *w, double until) { /* it goes on no sooner */
+static inline void wake_at(Warp *w, double until) { /* it does not go on before */
     if (w->time && until > w->time->wake) w->time->wake = until;
 }
 void clock_shared(Warp *w, u64 passes);
@@ -147,7 +147,7 @@ void clock_wgmma(Warp *w, const Ins *i);
 void clock_wgmma_commit(Warp *w, u32 group);
 void clock_wgmma_wait(Warp *w, u32 group);
 void clock_tmem(Warp *w, u32 columns, bool store);
-double clock_arrival(const Cta *cta);             /* when an arrival of now counts at an mbarrier of that CTA */
+double clock_arrival(const Cta *cta);             /* when an arrival that happens now counts at an mbarrier of that CTA */
 double clock_read(const Warp *w);                /* when the bulk copies so far have read their sources */
 void clock_await(Warp *w, double read, double done, bool only_read); /* waits for a copy of a group */
 double clock_copied(Warp *w);                    /* when a cp.async of the instruction at hand is done */

@@ -145,7 +145,7 @@ static Outcome op_brx(Warp *w, const Ins *i, u32 lanes) {
         go_to(w, target);
         return JUMPED;
     }
-    /* lanes with another index run the same instruction again; guarded-off lanes fall through */
+    /* Lanes with another index run the same instruction again; lanes that the guard excludes go on behind it. */
     s32 join = s->join = join_of(w, i, s);
     u32 again = lanes & ~at_first, off = s->lanes & ~lanes;
     s->lanes = at_first;

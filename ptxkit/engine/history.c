@@ -25,12 +25,12 @@ Access work_access(Work *work, u32 actor, u32 clock, HistorySpace space) {
 typedef enum { ORDERED, UNORDERED, UNFENCED, LANES_UNORDERED, LANES_NOT_MET, TENSOR_UNORDERED, GRIDS_UNORDERED } Order;
 enum { SEVERAL = 0xff }; /* in the place of a reader's lane */
 
-/* Whether an access to tensor memory needs no fence behind the last synchronisation; only dealloc's is synchronous. */
+/* Does an access to tensor memory need no fence after the last synchronisation? Only dealloc's access is synchronous. */
 static bool before_tensor(const Access *a, u32 index, u32 clock) {
     return a->know->clock[BEFORE_TENSOR][index] >= clock || (!a->async && a->know->clock[BEFORE_SYNC][index] >= clock);
 }
 
-/* After an access of a lane of a warp of this cluster, which this one knows of. */
+/* Is this access ordered after an earlier one, which it knows of, by a lane of a warp of this cluster? */
 static Order after_lane(const Access *a, u32 warp, u32 clock, u8 lane, s32 ins) {
     const Warp *w = &a->cta->warp[a->warp];
     if (warp != (u32)w->actor || a->know != &w->know) {
@@ -64,7 +64,7 @@ static Order order_after(const Access *a, u32 actor, u32 clock, u8 lane, u8 asyn
     return ORDERED;
 }
 
-/* What would order a tcgen05 operation of this access after another one that it knows to have been sent off. */
+/* Names the instruction that would order this access's tcgen05 operation after another one; it knows that the other one has been sent off. */
 static const char *missing_between(const Access *a, u32 index, u32 clock) {
     const Cluster *c = a->cluster;
     u32 kind = index / c->nwarps, n = index % c->nwarps, sent = SENT_TO_TENSOR * c->nwarps + n, each = c->nwarps / c->nctas;
@@ -159,7 +159,7 @@ static void add_reader(ReaderSet *s, const Access *a, Reader r) {
     s->reader[s->count++] = r;
 }
 
-static u32 own_set(u32 set) { /* the same for one cell alone */
+static u32 own_set(u32 set) { /* a set with the same readers for one cell alone */
     if (sets[set].cells == 1) return set;
     u32 copy = new_set();
     ReaderSet *to = &sets[copy];
@@ -177,7 +177,7 @@ static void forget_readers(Cell *c) {
     c->reader_clock = 0;
 }
 
-/* Those since the last write; `one` is room for a single one. */
+/* Returns the readers since the last write; `one` is room for a single reader. */
 static const Reader *readers_of(const Cell *c, Reader *one, s32 *count) {
     if (c->reader == MANY_READERS) {
         *count = sets[c->reader_clock].count;
@@ -249,7 +249,7 @@ static void repeat(Repeat *r, const Cell *c, bool clean) {
     r->usable = clean;
 }
 
-/* Worth no finding for each byte: a note, mostly. */
+/* Such an order is not worth a finding for each byte: at most it is a note. */
 static bool is_clean(Order o) { return o == ORDERED || o == LANES_NOT_MET || o == TENSOR_UNORDERED; }
 
 static Order after_writer(const Access *a, const Cell *c) {
@@ -257,7 +257,7 @@ static Order after_writer(const Access *a, const Cell *c) {
     return order_after(a, c->writer, c->writer_clock, c->writer_lane, c->writer_async, c->writer_scope, c->writer_ins, true);
 }
 
-/* Reports what a read of a byte (or cell) breaks, of an access of n of them: is it clean? */
+/* Reports what the read of a byte (or cell) breaks; the access has n of them. Returns whether the read is clean. */
 static bool check_read(const Cell *c, const Access *a, u64 address, u64 n) {
     bool initialised = c->written || a->space == SPACE_GLOBAL;
     if (!initialised) {
@@ -271,7 +271,7 @@ static bool check_read(const Cell *c, const Access *a, u64 address, u64 n) {
     return initialised && is_clean(o);
 }
 
-/* A cell that stands for `bytes` bytes with one history; all are checked where the first one is not clean. */
+/* Reads a cell that stands for `bytes` bytes with one history; if the first byte is not clean, all are checked. */
 static inline void read_cell(Repeat *last, Cell *c, u64 bytes, const Access *a, u64 address, u64 n) {
     if (repeated(last, c)) return;
     bool clean = check_read(c, a, address, n);
@@ -285,7 +285,7 @@ void history_read(Cell *cell, u64 n, const Access *a, u64 address) {
     for (u64 k = 0; k < n; k++) read_cell(&last, &cell[k], 1, a, address + k, n);
 }
 
-/* After the readers since the last write? */
+/* Is this access ordered after all readers since the last write? */
 static bool after_readers(const Access *a, const Cell *c, u64 address) {
     Reader one;
     s32 count;
@@ -328,7 +328,7 @@ static bool check_write(const Cell *c, const Access *a, u64 address, bool same_v
     return after_readers(a, c, address) && is_clean(o);
 }
 
-/* same: which of its bytes keep their value, a bit each */
+/* `same` has a bit for each byte: whether the byte keeps its value */
 static inline void write_cell(Repeat *last, Cell *c, u64 bytes, const Access *a, u64 address, u32 same) {
     if (repeated(last, c)) return;
     bool clean = check_write(c, a, address, same & 1);

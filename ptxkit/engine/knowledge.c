@@ -130,7 +130,7 @@ void release_to(Warp *w, Knowledge *object) {
     tick(w);
 }
 
-/* What an acquire tells a warp of its own lanes orders them, too: all of them, or none. */
+/* An acquire may tell a warp about its own lanes. It orders them then, too: all of them, or none. */
 static void hear_of_itself(Warp *w, u32 clock) {
     if (w->lanes_met < clock) w->lanes_met = clock;
 }

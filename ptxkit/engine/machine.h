@@ -320,7 +320,7 @@ static inline void set_pred(Warp *w, s32 offset, u32 lanes, u32 bits) {
 static inline Counter *counter(const Warp *w, const Ins *i) { return &w->machine->launch->counters[i->index]; }
 static inline Split *current_split(Warp *w) { return &w->split[w->current]; }
 
-/* How many of `count` sorted things are at most something: `holds` asks it of number n, and is true up to one of them. */
+/* Returns for how many of `count` sorted things a condition holds: `holds` is the condition for number n; it is true up to one of them. */
 #define HOW_MANY(count, holds)                                  \
     ({                                                          \
         s32 low_ = 0, high_ = (count);                          \

@@ -4,13 +4,13 @@
 
 enum { WINDOW_SHARED = 0x02, WINDOW_LOCAL = 0x03, WINDOW_PARAM = 0x04 }; /* top byte of generic addresses; 0: global */
 static inline u64 window(int top) { return (u64)top << 56; }
-/* An address in its space, or NULL after a finding. */
+/* shared_bytes, global_bytes and param_bytes return where the bytes are, or NULL after a finding. */
 Cta *cta_at(Cluster *c, u32 shared_address); /* found by the rank in bits 24-31; NULL: no such CTA */
 static inline u32 shared_address(const Cta *cta, u32 offset) { return (cta->machine->launch->arch >= 90 ? (u32)cta->rank << 24 : 0) | offset; }
-/* n bytes of shared memory at a 32-bit cluster address: the pointer, with the CTA and offset in *cta, *offset */
+/* n bytes of shared memory at a 32-bit cluster address; *cta and *offset get the CTA and the offset in its memory. */
 u8 *shared_bytes(Warp *w, const Ins *i, int lane, u32 address, u64 n, u64 align, Cta **cta, u32 *offset);
 u8 *global_bytes(Warp *w, const Ins *i, int lane, u64 address, u64 n, u64 align, bool write, Region **region);
-/* the same, with the history kept: read copies to `to`; write copies from `from` */
+/* These copy the bytes and note the access in their history: a read copies to `to`, a write from `from`. */
 bool shared_read(Warp *w, const Ins *i, const Access *a, u32 address, void *to, u64 n, u64 align);
 bool shared_write(Warp *w, const Ins *i, const Access *a, u32 address, const void *from, u64 n, u64 align);
 bool global_read(Warp *w, const Ins *i, const Access *a, u64 address, void *to, u64 n, u64 align);

@@ -72,7 +72,7 @@ static Outcome unpack_b32(Warp *w, const Ins *i, u32 lanes) {
     }
     return NEXT;
 }
-/* The same for items of any size. */
+/* Returns the word of an item in a lane; pack_any and unpack_any take items of any size. */
 static inline u8 *word_of(const Warp *w, s32 offset, s64 bytes, int l) {
     return w->regs + offset + l * (bytes > 8 ? 16 : bytes > 4 ? 8 : 4);
 }

@@ -151,7 +151,7 @@ INLINE u32 pick_bytes(u32 a, u32 b, u32 selector) {
     for (int k = 0; k < 4; k++) r |= (u32)(pair(a, b) >> 8 * (selector >> 4 * k & 7) & 0xff) << 8 * k;
     return r;
 }
-/* The same; a selector's fourth bit asks for the byte's sign instead. */
+/* Works as pick_bytes does, but the fourth bit of a selector asks for the sign of the byte instead. */
 INLINE u32 permute_bytes(u32 a, u32 b, u32 selector) {
     const u32 bytes = pick_bytes(a, b, selector), signs = (bytes >> 7 & 0x01010101) * 0xff;
     const u32 low = (selector >> 3 & 1) | (selector >> 7 & 1) << 8, high = (selector >> 11 & 1) | (selector >> 15 & 1) << 8;

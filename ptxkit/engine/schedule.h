@@ -4,7 +4,7 @@
 
 void run_machine(Machine *m);
 
-/* What the schedule with a clock shares with it. */
+/* Functions that the schedule with a clock uses, too. */
 void add_cluster(Machine *m);
 void retire(Warp *w); /* its last lanes have exited */
 void report_limit(Machine *m);

@@ -76,7 +76,7 @@ static void begin(Work *work) {
     }
 }
 
-/* What has been done hands itself on: commit needs no tcgen05.fence::before_thread_sync. */
+/* An operation that has ended is handed on by commit without a tcgen05.fence::before_thread_sync. */
 static void end(Work *work) {
     fence_view(work->warp->cluster, &work->know, BEFORE_SYNC, BEFORE_TENSOR);
     learn(work->warp->cluster, &issuer_of(work->warp, work->lane)->done, &work->know);
@@ -240,7 +240,7 @@ static bool allowed_n(const Mma *m, MmaKind kind) {
     return m->n >= step && m->n <= MOST_N && m->n % step == 0;
 }
 
-/* What all formats share: the signs, the order of A and B, N; then what M is. */
+/* Reads what all formats share: the signs, the order of A and B, N; then M. */
 static bool read_shape(Warp *w, const Ins *i, int lane, u32 d, Mma *m) {
     MmaKind kind = i->mod[TCGEN05_MMA_KIND];
     int group = (int)i->mod[TCGEN05_MMA_GROUP];
@@ -382,7 +382,7 @@ static bool read_mma(Warp *w, const Ins *i, int lane, Mma *m) {
 static u32 tile_a[MOST_M * MOST_K], tile_b[MOST_N * MOST_K], tile_d[MOST_M * MOST_N];
 static u32 factors_a[MOST_M * MOST_FACTORS], factors_b[MOST_N * MOST_FACTORS];
 
-/* Where a row of D's part lies: the CTA's index in the pair, and the lane. */
+/* Returns the lane in which a row of D's part lies; *cta is the index of its CTA in the pair. */
 static u32 lane_of(const Mma *m, u32 row, u32 part, int *cta) {
     u32 rows = m->m / m->layout->group, r = row % rows;
     *cta = (int)(row / rows);

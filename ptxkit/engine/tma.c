@@ -82,7 +82,7 @@ static const struct {
 enum { TYPES = sizeof TYPE / sizeof *TYPE, OF_PADDED = 16, PADDED_BOX = 128, PADDED_ALIGN = 32 }; /* padded types: bytes of 16 elements, ... */
 static bool is_padded(s32 type) { return TYPE[type].bits != TYPE[type].held; }
 
-/* What a tensor reduction may be of: a bit for each AtomicType. */
+/* The element types that each tensor reduction takes: a bit for each AtomicType. */
 #define IN(t) (1u << (t))
 static const u32 REDUCIBLE[] = {
     [AT_ADD] = IN(T_U32) | IN(T_S32) | IN(T_U64) | IN(T_F32) | IN(T_F16) | IN(T_BF16),
@@ -436,7 +436,7 @@ static void run_store(Work *work) {
     free(row);
 }
 
-/* Lanes that ask for one and the same store get one, as on silicon. */
+/* If several lanes ask for the same store, it happens once, as on silicon. */
 static bool same_store(const Tile *a, const Tile *b) {
     return a->op == PLAIN && a->shared == b->shared && !memcmp(&a->map, &b->map, sizeof a->map) && !memcmp(a->start, b->start, sizeof a->start) &&
            !memcmp(a->row, b->row, sizeof a->row);

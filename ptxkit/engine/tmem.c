@@ -314,7 +314,7 @@ void tmem_at_exit(Cta *cta) {
 typedef enum { M32X32, M16X64, M16X128, M16X256, M16X32X2 } MoveShape;
 /* operands: taddr, result of the reduction (-1), the registers */
 enum { MOST_REGISTERS = 128 };
-/* lanes of the shape; columns that a repeat covers, and registers that it takes */
+/* lanes: of the shape; columns: that one repeat covers; registers: that one repeat takes */
 static const struct { u8 lanes, columns, registers; } move_shapes[] = {
     [M32X32] = {32, 1, 1}, [M16X64] = {16, 2, 1}, [M16X128] = {16, 4, 2}, [M16X256] = {16, 8, 4}, [M16X32X2] = {16, 1, 1},
 };

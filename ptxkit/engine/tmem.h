@@ -19,7 +19,7 @@ typedef struct {
     u32 number;  /* among its warp's operations (SENT_TO_TENSOR) */
 } Allocation;
 
-/* What a warp asks the allocator for: until there is room, and with cta_group::2 until a warp of the peer asks for the same. */
+/* What a warp asks the allocator for. It waits until there is room, and with cta_group::2 until a warp of the peer asks for the same. */
 typedef enum { ALLOCATE, DEALLOCATE, WISHES } Wish;
 typedef struct {
     bool open;

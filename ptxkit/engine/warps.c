@@ -49,7 +49,7 @@ void finish(Warp *w, s32 k, Outcome o) { /* takes a split on whose handler did n
     settle(w, k);
 }
 
-/* The same of all splits at an instruction that have some of these lanes. */
+/* Finishes the instruction for all splits that stand at it and have some of these lanes. */
 static void finish_all(Warp *w, s32 pc, u32 lanes, Outcome o) {
     for (s32 k = 0; k < w->nsplits;) {
         if (w->split[k].pc == pc && w->split[k].lanes & lanes) {
