@@ -37,29 +37,35 @@ from . import common
 from .forms import planned
 
 FOLLOWED = {
+    "common/cute/barriers.py": {
+        "def initialise(s: Any, pipelines: Iterable[Pipeline])": "def initialise(s: Any, pipelines, by_all_lanes=())",
+        "mbarrier_init(mbarrier, pipeline.count)": """mbarrier_init(mbarrier, sum(
+                        arrivals.count * (1 if pipeline.name not in by_all_lanes or arrivals.how.startswith(
+                            ("each lane", "where tiles are kept")) else LANES_OF_A_WARP)
+                        for arrivals in pipeline.arrivals))""",
+    },
     "sm90/bwd/walk.py": {
-        "mbarrier_init(s.empty + stage, 4)": "mbarrier_init(s.empty + stage, 128)",
+        "initialise(s, c.pipelines)": 'initialise(s, c.pipelines, ("empty",))',
         """with cute.arch.elect_one():
                 cute.arch.mbarrier_arrive(s.empty + stage)""": "cute.arch.mbarrier_arrive(s.empty + stage)",
     },
     "sm90/bwd/grads.py": {
-        "mbarrier_init(s.values_empty, self.c.math_warps)": "mbarrier_init(s.values_empty, 32 * self.c.math_warps)",
-        "mbarrier_init(s.rows_done + stage, self.c.math_warps)":
-            "mbarrier_init(s.rows_done + stage, 32 * self.c.math_warps)",
+        "initialise(s, self.c.pipelines)": 'initialise(s, self.c.pipelines, ("values_empty", "rows_done"))',
     },
     "common/cute/grads/rows.py": {
         """with cute.arch.elect_one():
             cute.arch.mbarrier_arrive(barrier)""": "cute.arch.mbarrier_arrive(barrier)",
     },
     "sm90/fwd/chain.py": {
-        "mbarrier_init(s.empty + stage, 4)": "mbarrier_init(s.empty + stage, 128)",
+        "initialise(s, c.pipelines)": 'initialise(s, c.pipelines, ("empty",))',
         """with cute.arch.elect_one():
                 cute.arch.mbarrier_arrive(s.empty + stage)""": "cute.arch.mbarrier_arrive(s.empty + stage)",
     },
+    "sm90/fwd/fused.py": {
+        "initialise(s, self.c.pipelines)": """initialise(s, self.c.pipelines, (
+                "full", "empty", "read", "stored", "written", "taken", "credit", "solved"))""",
+    },
     "sm90/parts/handover.py": {
-        """mbarrier_init(ring.full + stage, 1)
-            cute.arch.mbarrier_init(ring.empty + stage, 4 * self.c.walking +""": """mbarrier_init(ring.full + stage, 32)
-            cute.arch.mbarrier_init(ring.empty + stage, 4 * self.c.walking * 32 +""",
         """with cute.arch.elect_one():
             if cutlass.const_expr(self.c.ctas == 1):
                 cute.arch.mbarrier_arrive(ring.empty""": """if True:
@@ -77,18 +83,8 @@ FOLLOWED = {
         else:
             if cutlass.const_expr(self.c.walking == self.c.ctas):
 """,
-        """mbarrier_init(ring.full + stage, 1 + 32)
-            cute.arch.mbarrier_init(ring.read + stage, 4)""": """mbarrier_init(ring.full + stage, 32 + 32)
-            cute.arch.mbarrier_init(ring.read + stage, 128)""",
-        "mbarrier_init(ring.written + place, 4)": "mbarrier_init(ring.written + place, 128)",
-        "mbarrier_init(ring.taken + place, 1)": "mbarrier_init(ring.taken + place, 32)",
-        "mbarrier_init(ring.empty + (TILES * group + number), WALKING +":
-            "mbarrier_init(ring.empty + (TILES * group + number), 32 * WALKING +",
-        "mbarrier_init(ring.stored + stage, 1)": "mbarrier_init(ring.stored + stage, 32)",
-        "mbarrier_init(ring.solved + group, 1)": "mbarrier_init(ring.solved + group, 32)",
         """with cute.arch.elect_one():
             cute.arch.mbarrier_arrive(ring.solved + group)""": "cute.arch.mbarrier_arrive(ring.solved + group)",
-        "mbarrier_init(ring.credit + group, WALKING)": "mbarrier_init(ring.credit + group, 32 * WALKING)",
         """with cute.arch.elect_one():
             if cutlass.const_expr(self.c.keeps):
                 keep(in_global(""": """if True:
@@ -147,11 +143,9 @@ def was_kept(""",
                 cute.arch.mbarrier_arrive(ring.taken""",
     },
     "sm90/fwd/stream.py": {
-        "mbarrier_init(field_at(of_group, getattr(self.c.group, name)), 1)":
-            "mbarrier_init(field_at(of_group, getattr(self.c.group, name)), 32)",
-        """("full", STREAM_STAGES, 33), ("read", STREAM_STAGES, 4), ("written", OUTPUTS, 4), ("taken", OUTPUTS, 1)""":
-            """("full", STREAM_STAGES, 64), ("read", STREAM_STAGES, 128), ("written", OUTPUTS, 128),
-                ("taken", OUTPUTS, 32)""",
+        "self.c.group), self.c.group_pipelines)":
+            'self.c.group), self.c.group_pipelines, ("solved", "taken", "begun"))',
+        "(pipeline,))": '(pipeline,), ("full", "read", "written", "taken"))',
         """with cute.arch.elect_one():
                             # redundant""": """if True:
                             # redundant""",
@@ -184,9 +178,12 @@ def was_kept(""",
     },
     "sm90/parts/teams.py": {
         "GROUP_PRODUCT.arrive(": "GROUP_PRODUCT.sync(",
-        "GROUP_PRODUCT = NamedBarrier(3, 128 + 32 * (CHANNELS_OF_ROWS // SUM_CHANNELS),":
-            "GROUP_PRODUCT = NamedBarrier(3, 32 * WARPS,",
-        "GROUP_INVERSE = NamedBarrier(6, 128 + 32,": "GROUP_INVERSE = NamedBarrier(6, 32 * WARPS + 32,",
+    },
+    "sm90/configs.py": {
+        'GROUP_PRODUCT = NamedBarrier("GROUP_PRODUCT", 3, 128 + 32 * (CHANNELS_OF_ROWS // SUM_CHANNELS),':
+            'GROUP_PRODUCT = NamedBarrier("GROUP_PRODUCT", 3, 32 * WARPS,',
+        'GROUP_INVERSE = NamedBarrier("GROUP_INVERSE", 6, 128 + 32,':
+            'GROUP_INVERSE = NamedBarrier("GROUP_INVERSE", 6, 32 * WARPS + 32,',
     },
     "sm90/parts/chunk.py": {
         """        if self.team.warp() < 4:
