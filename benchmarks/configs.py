@@ -92,7 +92,7 @@ def pretend(arch: str) -> None:
     """Let this GPU count as one of another arch from here on, with the shared memory of that."""
     present, other = host.detect("cuda:0"), host_of(arch)
     pretended = dataclasses.replace(present, cc=other.cc, smem=min(present.smem, other.smem))
-    host._asked = lambda device: pretended
+    host._examined = lambda device: pretended
 
 
 def off(found: tuple, expected: tuple) -> float:

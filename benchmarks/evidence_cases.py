@@ -176,7 +176,7 @@ class Case:
         p = dataclasses.replace(p, disable_recompute=self.keeps == ALL)
         way = route(p, self.backend, what_is_saved(p, self.backend, self.keeps == STATES))
         yield from ahead.recipes_of(way.backend, way.forward, way.save, offsets)
-        yield from ahead.recipes_of(choose(way.backward, way.asked).backend, way.backward, way.save, offsets)
+        yield from ahead.recipes_of(choose(way.backward, way.requested).backend, way.backward, way.save, offsets)
 
 
 def lengths(T: int) -> tuple[int, ...]:

@@ -258,7 +258,7 @@ class Watch:
 
 def on(stated: host.Host) -> contextlib.AbstractContextManager[None]:
     """Make every GPU look like this one inside the block, in all threads: autograd has one for each GPU."""
-    return replaced(host, _asked=lambda device: stated)
+    return replaced(host, _examined=lambda device: stated)
 
 
 def run(case: Case, device: str, kept: Path | None = None) -> dict[str, Any]:

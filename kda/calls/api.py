@@ -176,8 +176,8 @@ def chunk_kda(
 def _prefill(inputs: Inputs, options: Options, context: Any = None) -> Tensor:
     """o of a call with a pool of states, which it writes."""
     if context is not None or _sharded(inputs):
-        found = "a cp_context" if context is not None else "a DTensor"
-        raise InputError("chunk_kda", "ssm_state_indices", "used on one device", found,
+        given = "a cp_context" if context is not None else "a DTensor"
+        raise InputError("chunk_kda", "ssm_state_indices", "used on one device", given,
                          "Pass x.to_local() of each tensor, without a cp_context.", "cp_context.pool")
     call, training = Call("chunk_kda", inputs, options), is_training(inputs)
     if training and not torch.compiler.is_compiling():
@@ -482,9 +482,9 @@ def fused_kda_gate(
 
 def _training_call(inputs: Inputs, options: Options) -> tuple[Tensor, Tensor | None]:
     """Make a training call with plain tensors, without an operator."""
-    call, asked = Call("chunk_kda", inputs, options), backend_asked(options.backend)
+    call, requested = Call("chunk_kda", inputs, options), backend_asked(options.backend)
     problem = operate(problem_of, call, call)
-    way = route(problem, asked, what_is_saved(problem, asked, saves_states(options)))
+    way = route(problem, requested, what_is_saved(problem, requested, saves_states(options)))
     training_call = autograd.TrainingCall(options, way)
     return operate(autograd.ChunkKda.apply, call, training_call, *inputs[: len(autograd.INPUTS)])
 
@@ -604,22 +604,22 @@ def _made_with(inputs: Inputs, options: Options) -> MadeWith:
     return MadeWith.of(inputs, options, None if torch.compiler.is_compiling() else host_offsets(inputs))
 
 
-def _check_saved(call: Call, kept: Any) -> None:
+def _check_saved(call: Call, passed: Any) -> None:
     asked = "what chunk_kda_fwd(..., disable_recompute=True) returned as saved for the same call"
     refuse = functools.partial(InputError, call.op, "saved", asked)
     whole = (
-        isinstance(kept, Kept)
-        and isinstance(kept.tensors, Saved | OpaqueSaved)
-        and isinstance(kept.made_with, MadeWith)
+        isinstance(passed, Kept)
+        and isinstance(passed.tensors, Saved | OpaqueSaved)
+        and isinstance(passed.made_with, MadeWith)
     )
-    if not whole or not all(isinstance(x, Tensor) for x in kept.tensors):
-        kind = "a Kept with other contents" if isinstance(kept, Kept) else type(kept).__name__
+    if not whole or not all(isinstance(x, Tensor) for x in passed.tensors):
+        kind = "a Kept with other contents" if isinstance(passed, Kept) else type(passed).__name__
         raise refuse(kind, "Pass Outputs.saved, or None to recompute.", "saved.kind")
     if not torch.compiler.is_compiling():                                      # the operator checks a compiled call
         check(call, (*CALLER, *KIND))
-    saved, same = kept.tensors, "Pass both functions the same arguments."
+    saved, same = passed.tensors, "Pass both functions the same arguments."
     ours = _made_with(call.inputs, call.options)
-    for name, had, given in zip(MadeWith._fields, kept.made_with, ours):
+    for name, had, given in zip(MadeWith._fields, passed.made_with, ours):
         if name == "offsets" and None in (had, given):
             continue                                                           # a GPU alone knows them
         if had != given:

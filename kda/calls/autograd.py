@@ -181,8 +181,8 @@ def _chunk_setup(ctx, inputs, output):
     ctx.mark_non_differentiable(*saved)
     if c.options.return_intermediate_states and any(ctx.needs_input_grad):
         refuse(c, INTERMEDIATE_STATES, "gradients recorded")
-    asked = backend_of_backward(backend_asked(c.options.backend))            # a backward may run in another thread
-    ctx.options = c.options._replace(backend=asked)
+    requested = backend_of_backward(backend_asked(c.options.backend))            # a backward may run in another thread
+    ctx.options = c.options._replace(backend=requested)
     ctx.set_materialize_grads(False)
     ctx.save_for_backward(*args[: len(INPUTS)], *saved)
     if transforms.active():
@@ -207,16 +207,16 @@ def _gradients(
 
 def _wanted(grads: Iterable[Tensor | None], needs: Sequence[bool]) -> list[Tensor | None]:
     """A gradient for each of the inputs that needs one; offsets have none."""
-    found = [grad if need else None for grad, need in zip(grads, needs)]
-    return found + [None] * (len(INPUTS) - len(found))
+    wanted = [grad if need else None for grad, need in zip(grads, needs)]
+    return wanted + [None] * (len(INPUTS) - len(wanted))
 
 
 def _chunk_jvp(ctx, *tangents):
     tensors = ctx.saved_tensors
     inputs, saved = tensors[: len(INPUTS)], tensors[len(INPUTS):]
     options = [getattr(ctx.options, name) for name in OPTIONS]
-    found = call("chunk_tangent", *inputs, *options, *tangents[: len(INPUTS)])
-    return *found, *map(torch.zeros_like, saved)
+    tangents_of_outputs = call("chunk_tangent", *inputs, *options, *tangents[: len(INPUTS)])
+    return *tangents_of_outputs, *map(torch.zeros_like, saved)
 
 
 def _chunk_tangent(*args):
@@ -257,11 +257,11 @@ class ChunkKda(torch.autograd.Function):
     def backward(ctx, do, dht):
         needs, tensors, (options, route) = ctx.needs_input_grad[1:], ctx.saved_tensors, ctx.call
         if not _nothing_else_looks() or transforms.batched((do, dht)):
-            options = options._replace(backend=route.asked, disable_recompute=route.save is Save.ALL)
+            options = options._replace(backend=route.requested, disable_recompute=route.save is Save.ALL)
             return None, *_gradients(tensors, options, do, dht, needs)
         x, saved = Inputs(*tensors[: len(INPUTS)]), tensors[len(INPUTS):]
         do = torch.zeros_like(x.v) if do is None else do
-        backend = choose(route.backward, route.asked).backend
+        backend = choose(route.backward, route.requested).backend
         with autocast_off(x.q):
             grads = launcher(backend).backward(route.backward, x, do, dht, _bundled(saved))
         return None, *_wanted(grads, needs)
@@ -272,7 +272,7 @@ def _build_step(route: Route, offsets: str | None) -> None:
     if stand_in() is None:
         from . import ahead
 
-        calls = (route.backend, route.forward), (choose(route.backward, route.asked).backend, route.backward)
+        calls = (route.backend, route.forward), (choose(route.backward, route.requested).backend, route.backward)
         ahead.build(calls, route.save, offsets)
 
 
@@ -376,10 +376,10 @@ _recurrent_call_ = functools.partial(_recurrent_call, inplace=True)
 def recurrent(c: Call) -> tuple[Tensor, Tensor | None]:
     problem = problem_of(c)
     with autocast_off(c.inputs.q):
-        found = _launch(c, problem).recurrent(problem, c.inputs)
+        outputs = _launch(c, problem).recurrent(problem, c.inputs)
     if problem.inplace:
         _written(c.inputs.initial_state)
-    return found
+    return outputs
 
 
 def _recurrent(*args):

@@ -215,15 +215,15 @@ def _checked(c: StepCall) -> StepProblem:
 def _check_kinds(c: StepCall) -> None:
     check(c, OF_TYPES)
     for name in FLAGS:
-        if not isinstance(found := getattr(c.options, name), bool):
-            _refuse_flag(name, found)
+        if not isinstance(flag := getattr(c.options, name), bool):
+            _refuse_flag(name, flag)
     if "DTensor" in [type(x).__name__ for x in c.x]:
         raise InputError(c.op, "q", "given without DTensors", "a DTensor", "Pass x.to_local() of each tensor.",
                          "decode.mesh")
 
 
-def _refuse_flag(name: str, found: Any) -> NoReturn:
-    raise InputTypeError("decode_step", name, "True or False", f"{type(found).__name__} {found!r:.60}", "Pass a bool.",
+def _refuse_flag(name: str, flag: Any) -> NoReturn:
+    raise InputTypeError("decode_step", name, "True or False", f"{type(flag).__name__} {flag!r:.60}", "Pass a bool.",
                          "decode.flag.type")
 
 

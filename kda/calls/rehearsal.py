@@ -92,21 +92,21 @@ def explain(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, *args: Any
     check(Call("explain", inputs, options), CALLER)
     if context is not None:
         parallel().operators.check_tokens("explain", context, inputs.q)
-    asked = backend_asked(options.backend)
-    check_backend_name(asked)
+    requested = backend_asked(options.backend)
+    check_backend_name(requested)
     training = is_training(inputs)
     directions = ("forward", "backward") if training else ("forward",)
     save = Save.NOTHING
     if training:
         problem = problem_of(Call("explain", inputs, options))
         with contextlib.suppress(NoBackendError):                              # the error is reported below
-            save = what_is_saved(problem, asked, saves_states(options))
+            save = what_is_saved(problem, requested, saves_states(options))
     if save is not Save.ALL:
         options = options._replace(disable_recompute=False)
     choices, notes = [], []
     for direction in directions:
         problem = problem_of(Call("explain", inputs, options), direction)
-        name = asked if direction == "forward" else backend_of_backward(asked)
+        name = requested if direction == "forward" else backend_of_backward(requested)
         choices.append(weigh(problem, detect(problem.device), name))
     takers = [choice.backend for choice in choices]
     if training and all(takers):
@@ -120,7 +120,7 @@ def explain(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, *args: Any
                 )
         notes.append(_what_is_saved(save, choices[1].problem, writer, inputs.q.dtype))
     if context is not None and takers[0]:
-        notes.append(parallel().operators.maps.how(choices[0].problem, asked))
+        notes.append(parallel().operators.maps.how(choices[0].problem, requested))
     return Explanation(choices[0], choices[1] if training else None, tuple(notes))
 
 
@@ -136,14 +136,14 @@ def rehearse(function: str, /, *args: Any, **keywords: Any) -> tuple[Choice, ...
     """
     try:
         call = _call_of(function, args, keywords)
-        problem, asked = operate(problem_of, call, call), backend_asked(call.options.backend)
+        problem, requested = operate(problem_of, call, call), backend_asked(call.options.backend)
         check(call, TRAINING)
     except InputError as error:
         raise error.as_of(function) from None
     if call.recurrent or not is_training(call.inputs):
-        return (choose(problem, asked),)
-    way = route(problem, asked, what_is_saved(problem, asked, saves_states(call.options)))
-    return choose(way.forward, asked), choose(way.backward, way.asked)
+        return (choose(problem, requested),)
+    way = route(problem, requested, what_is_saved(problem, requested, saves_states(call.options)))
+    return choose(way.forward, requested), choose(way.backward, way.requested)
 
 
 def _call_of(function: str, args: tuple, keywords: dict[str, Any]) -> Call:

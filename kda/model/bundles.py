@@ -70,11 +70,11 @@ class MadeWith(NamedTuple):
     @classmethod
     def of(cls, x: Inputs, o: Options, offsets: list[int] | None) -> MadeWith:
         tensors = [None if t is None else (t.dtype, tuple(t.shape)) for t in x[:9]]
-        found: tuple[Any, ...] = (
+        fields: tuple[Any, ...] = (
             o.scale, o.lower_bound, o.chunk_size, o.use_qk_l2norm_in_kernel, o.use_gate_in_kernel,
             o.use_beta_sigmoid_in_kernel, o.allow_neg_eigval, o.state_v_first, o.batch_invariant, *tensors, offsets,
         )
-        return cls(*found)
+        return cls(*fields)
 
 
 class Kept(NamedTuple):

@@ -47,13 +47,13 @@ class Host:
 
 @functools.cache
 def installed_versions() -> tuple[tuple[str, str], ...]:
-    found = []
+    versions = []
     for package in PACKAGES:
         try:
-            found.append((package, importlib.metadata.version(package)))
+            versions.append((package, importlib.metadata.version(package)))
         except importlib.metadata.PackageNotFoundError:
             continue
-    return tuple(found)
+    return tuple(versions)
 
 
 def host_of(arch: str) -> Host:
@@ -82,17 +82,17 @@ def _host_with(chip: Chip) -> Host:
 
 def stand_in() -> Host | None:
     """Return what stands in for the machine: the chip of a capture, or the Host of a `standing_in`; else None."""
-    found = standing.stand_in()
-    return found if found is None or isinstance(found, Host) else _host_with(found)
+    instead = standing.stand_in()
+    return instead if instead is None or isinstance(instead, Host) else _host_with(instead)
 
 
 def detect(device: str = "cpu") -> Host:
     """The host, for one torch device."""
-    return stand_in() or _asked(device)
+    return stand_in() or _examined(device)
 
 
 @functools.cache
-def _asked(device: str) -> Host:
+def _examined(device: str) -> Host:
     system = (platform.system(), platform.machine())
     if not device.startswith("cuda"):
         return Host(device=device, name=device, system=system, versions=installed_versions())

@@ -155,8 +155,8 @@ def find(name: str) -> Stage:
     members = FORWARD[:-1] + members if from_inputs else members              # what o is made of nothing else reads
     written = [n for stage in members for n in stage.writes]
     results = [n for stage in BACKWARD for n in stage.writes] if from_inputs else written
-    kept = () if name.endswith(ONLY) else (Products if members == FORWARD else Saved)._fields
-    wanted = {*RESULTS, *kept, *(n for stage in later for n in stage.reads)}
+    saved = () if name.endswith(ONLY) else (Products if members == FORWARD else Saved)._fields
+    wanted = {*RESULTS, *saved, *(n for stage in later for n in stage.reads)}
     return Stage(
         name, "", "; ".join(stage.formula for stage in members),
         tuple(dict.fromkeys(n for stage in members for n in stage.reads if n not in written)),

@@ -78,8 +78,8 @@ class Cache:
         """What pickle, torch.save and copy.deepcopy keep: states alone, because pickle separates views."""
         return {"_states": self._states}
 
-    def __setstate__(self, kept: dict[str, dict[int, LayerState]]) -> None:
-        Cache.__init__(self, kept["_states"])
+    def __setstate__(self, pickled: dict[str, dict[int, LayerState]]) -> None:
+        Cache.__init__(self, pickled["_states"])
 
     def select(self, sequences: Tensor) -> Cache:
         """The states of some sequences, in the order of their numbers (M,), or those where a mask (N,) is True.
@@ -93,9 +93,9 @@ class Cache:
             expected = "the numbers of some sequences (M,)" + (f", from 0 to {N - 1}" if N else "")
             fix = "Pass a tensor of one axis, also for one sequence."
             raise InputError("kda.nn.Cache.select", "sequences", expected, what, fix, "nn.cache.select")
-        found = Cache({layer: state.select(sequences) for layer, state in self._states.items()})
-        found._own = dict.fromkeys(found._states)                              # they are copies
-        return found
+        selected = Cache({layer: state.select(sequences) for layer, state in self._states.items()})
+        selected._own = dict.fromkeys(selected._states)                              # they are copies
+        return selected
 
     def clear(self) -> None:
         self._own.clear()

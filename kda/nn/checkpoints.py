@@ -142,7 +142,7 @@ def ours(
 
     `sizes`: channels of q, k and v, to split one convolution; None: those of their projections in `tensors`.
     """
-    found: dict[str, Tensor] = {}
+    weights: dict[str, Tensor] = {}
     unknown = set()
     for name, x in tensors.items():
         _is_weight(name, x)
@@ -159,11 +159,11 @@ def ours(
         for mine, part in parts.items():
             if mine not in OURS:
                 unknown.add(name)
-            elif mine in found:
+            elif mine in weights:
                 raise _error("one with each weight once", f"{mine} under two names", "Remove one of them.", "twice")
             else:
-                found[mine] = _shaped(mine, part)
-    return found, unknown
+                weights[mine] = _shaped(mine, part)
+    return weights, unknown
 
 
 def _is_weight(name: str, x: Any) -> None:
@@ -191,13 +191,13 @@ def translate(layer: nn.Module, state_dict: dict[str, Any], prefix: str, *_: Any
     if all(name in shapes and x.shape == shapes[name] for name, x in given.items()):
         return
     sizes = tuple(conv.channels for conv in (layer.q_conv1d, layer.k_conv1d, layer.v_conv1d))  # type: ignore[union-attr]
-    found, unknown = ours(given, sizes)  # type: ignore[arg-type]
-    for name, x in found.items():
+    weights, unknown = ours(given, sizes)  # type: ignore[arg-type]
+    for name, x in weights.items():
         _fits(name, x, shapes)
     for name in given:
         if name not in unknown:
             del state_dict[prefix + name]
-    state_dict.update({prefix + name: x for name, x in found.items()})
+    state_dict.update({prefix + name: x for name, x in weights.items()})
 
 
 def _fits(name: str, x: Tensor, shapes: Mapping[str, torch.Size]) -> None:
@@ -228,8 +228,8 @@ def read(tensors: Mapping[str, Tensor], prefix: str, options: Mapping[str, Any])
                      "Load a file first, as with safetensors.torch.load_file; examples/convert.py reads a folder.",
                      "type")
     given = {name[len(prefix) :]: x for name, x in tensors.items() if name.startswith(prefix)}
-    found, unknown = ours(given)
-    if "A_log" not in found:
+    weights, unknown = ours(given)
+    if "A_log" not in weights:
         held = prefixes_of(tensors)
         raise _error(f"one with a layer's weights under {prefix!r}", _some(given),
                      f"Prefixes with an A_log: {_some(map(repr, held)) if held else 'none'}.", "prefix")
@@ -237,32 +237,32 @@ def read(tensors: Mapping[str, Tensor], prefix: str, options: Mapping[str, Any])
         raise _error(f"in one of the layouts {', '.join(LAYOUTS)}", f"names that no layout has: {_some(unknown)}",
                      "Remove them, or rename them: `layer.to_checkpoint(layout)` has the names of a layout.",
                      "names")
-    ranks = {letter: next((kind for kind, names in table.items() if names[0] in found), None)
+    ranks = {letter: next((kind for kind, names in table.items() if names[0] in weights), None)
              for letter, table in (("f", FORGET), ("g", GATE))}
     wanted = {*PROJECTIONS, "dt_bias", *(f"{conv}.weight" for conv in CONVOLUTIONS),
               *FORGET[ranks["f"] or "low"], *GATE[ranks["g"] or "low"]}
-    if missing := wanted - set(found):
+    if missing := wanted - set(weights):
         raise _error("one with all weights of a layer", f"none named {_some(missing)}",
                      "Read all files of the checkpoint first: a layer may span two.", "missing")
-    sizes = _sizes(found, ranks) | _unseen(options)
-    return found, sizes
+    sizes = _sizes(weights, ranks) | _unseen(options)
+    return weights, sizes
 
 
-def _sizes(found: Mapping[str, Tensor], ranks: Mapping[str, str | None]) -> dict[str, Any]:
-    HV, V = found["A_log"].numel(), found["o_norm.weight"].numel()
-    K = found["dt_bias"].numel() // HV
-    keys, hidden = found["q_proj.weight"].shape
-    if found["dt_bias"].numel() != K * HV or keys % K or len(found["v_proj.weight"]) != HV * V:
-        shapes = {name: [*found[name].shape] for name in ("A_log", "dt_bias", "q_proj.weight", "v_proj.weight")}
+def _sizes(weights: Mapping[str, Tensor], ranks: Mapping[str, str | None]) -> dict[str, Any]:
+    HV, V = weights["A_log"].numel(), weights["o_norm.weight"].numel()
+    K = weights["dt_bias"].numel() // HV
+    keys, hidden = weights["q_proj.weight"].shape
+    if weights["dt_bias"].numel() != K * HV or keys % K or len(weights["v_proj.weight"]) != HV * V:
+        shapes = {name: [*weights[name].shape] for name in ("A_log", "dt_bias", "q_proj.weight", "v_proj.weight")}
         raise _error("one with A_log (HV), dt_bias (HV K), q_proj (H K, D) and v_proj (HV V, D)", str(shapes),
                      "This is not a KDA layer, or weights of two layers are mixed.", "sizes")
-    dtype, device = found["q_proj.weight"].dtype, found["q_proj.weight"].device
+    dtype, device = weights["q_proj.weight"].dtype, weights["q_proj.weight"].device
     return {
         "hidden_size": hidden, "num_heads": keys // K, "head_dim": K, "num_v_heads": HV, "head_v_dim": V,
-        "conv_size": found["q_conv1d.weight"].shape[-1], "conv_bias": "q_conv1d.bias" in found,
-        "forget_rank": len(found["f_a_proj.weight"]) if ranks["f"] == "low" else None,
-        "gate_rank": len(found["g_a_proj.weight"]) if ranks["g"] == "low" else None,
-        "gate_bias": "g_b_proj.bias" in found or "g_proj.bias" in found, "dtype": dtype, "device": device,
+        "conv_size": weights["q_conv1d.weight"].shape[-1], "conv_bias": "q_conv1d.bias" in weights,
+        "forget_rank": len(weights["f_a_proj.weight"]) if ranks["f"] == "low" else None,
+        "gate_rank": len(weights["g_a_proj.weight"]) if ranks["g"] == "low" else None,
+        "gate_bias": "g_b_proj.bias" in weights or "g_proj.bias" in weights, "dtype": dtype, "device": device,
     }
 
 
@@ -309,22 +309,22 @@ def write(layer: nn.Module, layout: str, prefix: str = "") -> dict[str, Tensor]:
             raise _error(f"written in a layout with {letter} of {rank} rank", f"{layout!r}, where its rank is {has}",
                          f"Use {' or '.join(fit)}." if fit else "No layout has both of its ranks.",
                          "layout.rank")
-    found = {name: x.detach() for name, x in layer.named_parameters()}
-    convolutions = [found.get(f"{conv}.bias") for conv in CONVOLUTIONS]
+    weights = {name: x.detach() for name, x in layer.named_parameters()}
+    convolutions = [weights.get(f"{conv}.bias") for conv in CONVOLUTIONS]
     if to.one_conv and convolutions[0] is not None:
         raise _error("written in a layout whose convolutions have a bias", f"{layout!r}, where they have none",
                      "Take 'fla'.", "layout.bias")
     bias = "g_proj.bias" if to.gate == "full" else "g_b_proj.bias"
-    if to.gate_bias and bias not in found:
+    if to.gate_bias and bias not in weights:
         weight = layer.g_b_proj.weight  # type: ignore[union-attr]
-        found[bias] = weight.new_zeros(len(weight))  # type: ignore[arg-type, operator]
-    if not to.gate_bias and bias in found:
-        if found[bias].count_nonzero():
+        weights[bias] = weight.new_zeros(len(weight))  # type: ignore[arg-type, operator]
+    if not to.gate_bias and bias in weights:
+        if weights[bias].count_nonzero():
             raise _error(f"written in a layout with {bias}", f"{layout!r}, which has none",
                          "Use 'fla', or a layer whose bias is zero.", "layout.bias")
-        del found[bias]
+        del weights[bias]
     if to.A_log != "(HV)":
-        found["A_log"] = found["A_log"].view(1, 1, -1, 1)
+        weights["A_log"] = weights["A_log"].view(1, 1, -1, 1)
     if to.one_conv:
-        found[ONE_CONV] = torch.cat([found.pop(f"{conv}.weight") for conv in CONVOLUTIONS])
-    return {prefix + to.names.get(name, name): x for name, x in found.items()}
+        weights[ONE_CONV] = torch.cat([weights.pop(f"{conv}.weight") for conv in CONVOLUTIONS])
+    return {prefix + to.names.get(name, name): x for name, x in weights.items()}

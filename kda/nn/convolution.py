@@ -105,14 +105,14 @@ def _rows_back(x: Tensor, j: int, W: int, state: Tensor | None, s: Sequences) ->
         return torch.cat([before, x], 1)[:, :T] if j else x
     position = torch.arange(T, device=x.device) - s.starts - j                 # place in its sequence
     back = F.pad(x, (0, 0, j, 0))[:, :T]
-    found = torch.where((position >= 0)[:, None], back, 0)
+    earlier = torch.where((position >= 0)[:, None], back, 0)
     if state is None or j == 0:
-        return found
+        return earlier
     if state.shape[0] == 0:  # there is no sequence, but the halo needs a backward
-        return found + state.to(x.dtype).sum()
+        return earlier + state.to(x.dtype).sum()
     within = (position < 0) & (position >= -j)
     rows = state.to(x.dtype)[s.numbers, (position + W - 1).clamp(0, W - 2)]
-    return torch.where(within[:, None], rows, found)
+    return torch.where(within[:, None], rows, earlier)
 
 
 def next_state(x: Tensor, W: int, state: Tensor | None = None, sequences: Sequences | None = None) -> Tensor:
@@ -151,8 +151,8 @@ class Convolution(torch.autograd.Function):
         tensors = ctx.saved_tensors
         if not torch.compiler.is_compiling():
             return *kernels().convolve_bwd(*tensors, dy), None
-        found = torch.ops.kda.convolve_bwd(*tensors, dy)
-        return *(None if given is None else each for given, each in zip(tensors[:4], found)), None
+        grads = torch.ops.kda.convolve_bwd(*tensors, dy)
+        return *(None if given is None else each for given, each in zip(tensors[:4], grads)), None
 
 
 def _convolve_bwd(x: Tensor, *others: Tensor | None) -> list[Tensor]:

@@ -146,7 +146,7 @@ class KimiDeltaAttention(nn.Module):
                                                         "head_v_dim")}
         ranks = {name: getattr(self, name) for name in ("forget_rank", "gate_rank")}
         wrong = [name for name, size in sizes.items() if not is_number(size, int) or size < 1]
-        kept = isinstance(self.disable_recompute, bool) or self.disable_recompute == "states"
+        recompute = isinstance(self.disable_recompute, bool) or self.disable_recompute == "states"
         shared = bool(wrong) or self.num_v_heads % self.num_heads == 0
         for option, holds, asked, found in (
             *((name, name not in wrong, "an int of 1 or more", repr(size)) for name, size in sizes.items()),
@@ -156,7 +156,7 @@ class KimiDeltaAttention(nn.Module):
             ("lower_bound", bad_bound(self.lower_bound) is None, "finite and negative, or None",
              repr(self.lower_bound)),
             *((name, isinstance(flag, bool), "True or False", repr(flag)) for name, flag in flags.items()),
-            ("disable_recompute", kept, "True, False or 'states'", repr(self.disable_recompute)),
+            ("disable_recompute", recompute, "True, False or 'states'", repr(self.disable_recompute)),
             ("mode", self.mode in MODES, f"one of {', '.join(MODES)}", repr(self.mode)),
             ("conv_size", isinstance(self.conv_size, int) and self.conv_size >= 2, "an int of 2 or more",
              repr(self.conv_size)),
@@ -206,9 +206,9 @@ class KimiDeltaAttention(nn.Module):
         Raises:
             CheckpointError: with the names that were found, the layouts that exist, and what to do.
         """
-        found, sizes = checkpoints.read(tensors, prefix, options)
+        weights, sizes = checkpoints.read(tensors, prefix, options)
         layer = cls(**sizes)
-        layer.load_state_dict(found)
+        layer.load_state_dict(weights)
         return layer
 
     def to_checkpoint(self, layout: str = "kimi_linear", prefix: str = "") -> dict[str, Tensor]:
@@ -309,20 +309,20 @@ class KimiDeltaAttention(nn.Module):
         f = self.f_proj(x) if self.forget_rank is None else self.f_b_proj(self.f_a_proj(x))  # type: ignore[operator]
         tensors = (q.unflatten(-1, heads), k.unflatten(-1, heads), v.unflatten(-1, value_heads),
                    f.unflatten(-1, (self.num_v_heads, self.head_dim)), self.b_proj(x))
-        asked: dict[str, Any] = {
+        arguments: dict[str, Any] = {
             "A_log": self.A_log, "dt_bias": self.dt_bias, "lower_bound": self.lower_bound,
             "initial_state": None if before is None else before.recurrent, "output_final_state": keep,
             "use_qk_l2norm_in_kernel": True, "use_gate_in_kernel": True, "use_beta_sigmoid_in_kernel": True,
             "allow_neg_eigval": self.allow_neg_eigval, "state_v_first": True, "backend": self.backend,
         }
         if cp_context is None:
-            asked |= {"cu_seqlens": sequences.cu_seqlens, "cu_seqlens_cpu": sequences.cu_seqlens_cpu}
-        if self._goes_token_by_token(tensors, asked, T, cp_context):
-            return fused_recurrent_kda(*tensors, **asked)
-        return chunk_kda(*tensors, **asked, disable_recompute=self.disable_recompute, cp_context=cp_context)  # type: ignore[return-value]
+            arguments |= {"cu_seqlens": sequences.cu_seqlens, "cu_seqlens_cpu": sequences.cu_seqlens_cpu}
+        if self._goes_token_by_token(tensors, arguments, T, cp_context):
+            return fused_recurrent_kda(*tensors, **arguments)
+        return chunk_kda(*tensors, **arguments, disable_recompute=self.disable_recompute, cp_context=cp_context)  # type: ignore[return-value]
 
-    def _goes_token_by_token(self, tensors: tuple, asked: dict[str, Any], T: int, cp_context: Any) -> bool:
-        given = (*tensors, asked["A_log"], asked["dt_bias"], asked["initial_state"])
+    def _goes_token_by_token(self, tensors: tuple, arguments: dict[str, Any], T: int, cp_context: Any) -> bool:
+        given = (*tensors, arguments["A_log"], arguments["dt_bias"], arguments["initial_state"])
         training = torch.is_grad_enabled() and any(each is not None and each.requires_grad for each in given)
         if self.mode == "recurrent" and (training or cp_context is not None):
             found = "a call that records gradients" if training else "a cp_context"

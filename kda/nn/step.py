@@ -83,20 +83,20 @@ def has_kernel(c: LayerCall) -> bool:
     return _has_kernel(str(c.x.device), str(dtype).removeprefix("torch."), sizes, layer.backend)
 
 
-def _has_kernel(device: str, dtype: str, sizes: tuple[int, int, int, int], asked: str | None) -> bool:
-    return _weighed(device, dtype, sizes, backend_asked(asked), detect(device))
+def _has_kernel(device: str, dtype: str, sizes: tuple[int, int, int, int], requested: str | None) -> bool:
+    return _weighed(device, dtype, sizes, backend_asked(requested), detect(device))
 
 
 vars(_has_kernel)["_dynamo_marked_constant"] = True                             # torch.compile calls it untraced
 
 
 @functools.lru_cache(maxsize=1024)
-def _weighed(device: str, dtype: str, sizes: tuple[int, int, int, int], asked: str, host: Host) -> bool:
+def _weighed(device: str, dtype: str, sizes: tuple[int, int, int, int], requested: str, host: Host) -> bool:
     H, HV, K, V = sizes
     problem = Problem(op="decode", device=device, T=1, H=H, HV=HV, K=K, V=V, dtype=dtype, g_dtype=dtype,
                       beta_dtype=dtype, state_dtype="float32", slots=1, inplace=True, state_v_first=True)
-    found = weigh(problem, host, asked).backend
-    return found is not None and (found != "reference" or asked == found)
+    backend = weigh(problem, host, requested).backend
+    return backend is not None and (backend != "reference" or requested == backend)
 
 
 def run(c: LayerCall, cache: Cache) -> Tensor:

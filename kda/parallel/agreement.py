@@ -82,8 +82,8 @@ class Agreement:
             raise error if isinstance(error, KdaError) else lost(ask.op, f"{type(error).__name__}: {error}") from error
 
     def _next_round(self) -> str:
-        found, self.round = str(self.round), self.round + 1
-        return found
+        key, self.round = str(self.round), self.round + 1
+        return key
 
     def object_to(self, text: str) -> None:
         """Join a round without waiting for it, with a text that no other rank has."""

@@ -182,13 +182,13 @@ def _offsets(op: str, cu_seqlens: Any, cu_seqlens_cpu: Any) -> list[int]:
             raise InputTypeError(op, name, "[N + 1] offsets of dtype int32 or int64", found,
                                  "Pass the offsets of the packed sequences of all ranks.",
                                  "cp_offsets.type")
-    found = source.tolist()
+    offsets = source.tolist()
     beside = cu_seqlens.tolist() if cu_seqlens.device.type == "cpu" else None    # no call waits for a GPU
-    if len(cu_seqlens) != len(found) or beside not in (None, found):
+    if len(cu_seqlens) != len(offsets) or beside not in (None, offsets):
         raise InputError(op, "cu_seqlens_cpu", "equal to cu_seqlens",
-                         f"{found} beside {beside or f'{len(cu_seqlens)} offsets'}", "Pass cu_seqlens.cpu().",
+                         f"{offsets} beside {beside or f'{len(cu_seqlens)} offsets'}", "Pass cu_seqlens.cpu().",
                          "cp_offsets.differs")
-    return found
+    return offsets
 
 
 def _edges(op: str, offsets: list[int], lengths: Any, layout: str, world: int) -> list[int]:

@@ -66,12 +66,12 @@ def object_to(context: CPContext, text: str) -> None:
 
 
 def check_world(context: CPContext, op: str) -> None:
-    found, group = (0, -1), context.group
+    world, group = (0, -1), context.group
     if group is not None:                                                      # to torch, None is the default group
         with contextlib.suppress(ValueError):                                  # it was destroyed
-            found = dist.get_world_size(group), dist.get_rank(group)
-    if found != (context.world_size, context.rank):
-        raise InputError(op, "cp_context", f"a context of the group as it is now, rank {found[1]} of {found[0]}",
+            world = dist.get_world_size(group), dist.get_rank(group)
+    if world != (context.world_size, context.rank):
+        raise InputError(op, "cp_context", f"a context of the group as it is now, rank {world[1]} of {world[0]}",
                          repr(context), "Build a new context for the group that uses it.",
                          "cp_context.world")
 
@@ -79,9 +79,9 @@ def check_world(context: CPContext, op: str) -> None:
 def gather(context: CPContext, mine: Tensor, op: str) -> Tensor:
     """(parts of all ranks, ..) from this rank's (parts, ..), rank by rank."""
     mine = mine.contiguous()
-    found = mine.new_empty(context.world_size * mine.shape[0], *mine.shape[1:])
-    _together(op, _all_gather, found, mine, group=context.group)
-    return found
+    gathered = mine.new_empty(context.world_size * mine.shape[0], *mine.shape[1:])
+    _together(op, _all_gather, gathered, mine, group=context.group)
+    return gathered
 
 
 def send(context: CPContext, x: Tensor, to: int, op: str) -> None:
@@ -89,20 +89,20 @@ def send(context: CPContext, x: Tensor, to: int, op: str) -> None:
 
 
 def receive(context: CPContext, like: Tensor, source: int, op: str) -> Tensor:
-    found = torch.empty_like(like, memory_format=torch.contiguous_format)
-    _together(op, dist.recv, found, dist.get_global_rank(context.group, source), context.group)
-    return found
+    received = torch.empty_like(like, memory_format=torch.contiguous_format)
+    _together(op, dist.recv, received, dist.get_global_rank(context.group, source), context.group)
+    return received
 
 
 def swap(context: CPContext, x: Tensor, target: int | None, source: int | None, op: str) -> Tensor | None:
     """Send x to one rank and receive as much from another, at the same time; None: no rank."""
     group, x = context.group, x.contiguous()
-    found = None if source is None else torch.empty_like(x)
+    came = None if source is None else torch.empty_like(x)
     sent = [] if target is None else [dist.P2POp(dist.isend, x, dist.get_global_rank(group, target), group)]
-    received = [] if source is None else [dist.P2POp(dist.irecv, found, dist.get_global_rank(group, source), group)]
+    received = [] if source is None else [dist.P2POp(dist.irecv, came, dist.get_global_rank(group, source), group)]
     if sent or received:
         _together(op, _finished, [*sent, *received])
-    return found
+    return came
 
 
 def _finished(operations: list[dist.P2POp]) -> None:

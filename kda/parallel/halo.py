@@ -81,8 +81,8 @@ def _halo(x: Tensor, rows: int, cu_seqlens: Tensor, handle: Tensor) -> tuple[Ten
         n = min(rows, part.end - part.begin)
         tail[rows - n:] = x[0, part.end - n:part.end]
     places = _places(context, rows, x.device)
-    found = _select(exchange.gather(context, tails, OP), places.forward)
-    return found.view(context.num_seqs, rows, x.shape[2]), mark
+    rows_before = _select(exchange.gather(context, tails, OP), places.forward)
+    return rows_before.view(context.num_seqs, rows, x.shape[2]), mark
 
 
 def _halo_backward(d: Tensor, tokens: int, mark: Tensor, cu_seqlens: Tensor, handle: Tensor) -> Tensor:
@@ -93,8 +93,8 @@ def _halo_backward(d: Tensor, tokens: int, mark: Tensor, cu_seqlens: Tensor, han
     places = _places(context, rows, d.device)
     mine = _select(d, places.sent).view(context.num_parts, rows, D)
     exchange.agree(context, OP, f"halo of {rows} rows of D={D} {d.dtype}, backward", d.device, mark)
-    found = exchange.gather(context, mine, OP)
-    tails = sum(_select(found, row) for row in places.backward).view(context.num_parts, rows, D)  # type: ignore[union-attr]
+    gathered = exchange.gather(context, mine, OP)
+    tails = sum(_select(gathered, row) for row in places.backward).view(context.num_parts, rows, D)  # type: ignore[union-attr]
     for part, tail in zip(context.parts, tails):
         n = min(rows, part.end - part.begin)
         dx[0, part.end - n:part.end] += tail[rows - n:]
@@ -146,12 +146,12 @@ def _tail_place(edges: Sequence[int], token: int, rows: int, layout: str, world:
 
 def _readers(edges: Sequence[int], number: int, token: int, rows: int, layout: str, world: int) -> list[int]:
     """Its index among the tokens before all parts."""
-    found = []
+    readers = []
     for i in range(number + 1, len(edges) - 1):
         if edges[i] - rows > token:
             break
-        found.append(holder(layout, i, world) * rows + token - edges[i] + rows)
-    return found
+        readers.append(holder(layout, i, world) * rows + token - edges[i] + rows)
+    return readers
 
 
 def _setup(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor]) -> None:

@@ -37,7 +37,7 @@ def piece(x: Inputs, begin: int, end: int, h0: Tensor | None) -> Inputs:
     return x._replace(**rows, initial_state=h0, cu_seqlens=None, cu_seqlens_cpu=None)
 
 
-def segment_map(p: Problem, x: Inputs, asked: str, transition: bool) -> SegmentSummary:
+def segment_map(p: Problem, x: Inputs, requested: str, transition: bool) -> SegmentSummary:
     """The map of one sequence (B = 1) that is not packed; with x.initial_state, `added` is the final state.
 
     Without `transition` M is zero, because the caller does not need it.
@@ -46,16 +46,16 @@ def segment_map(p: Problem, x: Inputs, asked: str, transition: bool) -> SegmentS
     if p.T == 0:
         eye = torch.eye(p.K, dtype=wide_of(p), device=x.q.device).expand(1, p.HV, p.K, p.K)
         return SegmentSummary(eye, _zeros(p, x, p.V) if x.initial_state is None else x.initial_state)
-    backend = choose(p, asked).backend
+    backend = choose(p, requested).backend
     with autocast_off(x.q):
         if "forward" in capability(backend).maps:
             return launcher(backend).segment_map(p, x, transition)
         added = launcher(backend).forward(p, x, Save.NOTHING).final_state
-        M = _from_identity(p, x._replace(q=x.k), asked)[1] if transition else _zeros(p, x, p.K)
+        M = _from_identity(p, x._replace(q=x.k), requested)[1] if transition else _zeros(p, x, p.K)
     return SegmentSummary(M, added)
 
 
-def segment_map_bwd(p: Problem, x: Inputs, do: Tensor, dht: Tensor | None, asked: str) -> Tensor:
+def segment_map_bwd(p: Problem, x: Inputs, do: Tensor, dht: Tensor | None, requested: str) -> Tensor:
     """The gradient (1, HV, K, V) of the state that enters the piece, for do (1, T, HV, V) and `dht` (1, HV, K, V).
 
     The piece maps a gradient dS of its final state to M^T dS + this, with the M of `segment_map`.
@@ -63,11 +63,11 @@ def segment_map_bwd(p: Problem, x: Inputs, do: Tensor, dht: Tensor | None, asked
     p = _mirrored(problem_of_piece(p, x.q.shape[1], state=True))
     if p.T == 0:
         return _zeros(p, x, p.V) if dht is None else dht
-    backend = choose(p, asked).backend                                         # the backend of the backward
+    backend = choose(p, requested).backend                                         # the backend of the backward
     with autocast_off(x.q):
         if "backward" in capability(backend).maps:
             return launcher(backend).segment_map_bwd(p, x, do, dht)
-        y, M = _from_identity(p, x, asked)
+        y, M = _from_identity(p, x, requested)
         added = _zeros(p, x, p.V)
         exact = torch.float32 if p.dtype in ("bfloat16", "float16") else torch.float64
         for i in range(0, p.T, ROWS):
@@ -80,13 +80,13 @@ def _mirrored(p: Problem) -> Problem:
     return dataclasses.replace(p, direction="backward")
 
 
-def how(p: Problem, asked: str) -> str:
+def how(p: Problem, requested: str) -> str:
     """Say in one line for people how the maps of such a call are computed."""
     p = problem_of_piece(p, p.T, state=False)
-    backend = choose(p, asked).backend
-    again = choose(_identity(p), asked).backend
+    backend = choose(p, requested).backend
+    again = choose(_identity(p), requested).backend
     ahead = f"kernels of {backend}" if backend != "reference" else "stages of the reference"
-    mirror = choose(_mirrored(p), backend_of_backward(asked)).backend
+    mirror = choose(_mirrored(p), backend_of_backward(requested)).backend
     back = ahead if mirror == backend else f"kernels of {mirror}"
     if "forward" not in capability(backend).maps:
         ahead = f"a forward of {backend} and one of {again} from the identity"
@@ -97,10 +97,10 @@ def how(p: Problem, asked: str) -> str:
 
 def fold(maps: list[SegmentSummary], S: Tensor) -> Tensor:
     """S (1, HV, K, V) after all pieces, in order. In float64, which torch's flags do not affect."""
-    found = S.double()
+    state = S.double()
     for m in maps:
-        found = m.added.double() + m.M.double() @ found
-    return found.to(S.dtype)
+        state = m.added.double() + m.M.double() @ state
+    return state.to(S.dtype)
 
 
 def compose(later: SegmentSummary, earlier: SegmentSummary) -> SegmentSummary:
@@ -109,12 +109,12 @@ def compose(later: SegmentSummary, earlier: SegmentSummary) -> SegmentSummary:
     return SegmentSummary((M @ earlier.M.double()).to(later.M.dtype), fold([later], earlier.added))
 
 
-def _from_identity(p: Problem, x: Inputs, asked: str) -> tuple[Tensor, Tensor]:
+def _from_identity(p: Problem, x: Inputs, requested: str) -> tuple[Tensor, Tensor]:
     """y (1, T, HV, K) and M (1, HV, K, K)."""
     p = _identity(p)
     eye = torch.eye(p.K, dtype=wide_of(p), device=x.q.device).expand(1, p.HV, p.K, p.K).contiguous()
     x = x._replace(v=x.v.new_zeros(1, p.T, p.HV, p.K), initial_state=eye)
-    out = launcher(choose(p, asked).backend).forward(p, x, Save.NOTHING)
+    out = launcher(choose(p, requested).backend).forward(p, x, Save.NOTHING)
     return out.o, out.final_state
 
 

@@ -78,12 +78,12 @@ def run(op: str, inputs: Inputs, function: Callable[..., tuple], context: CPCont
 
 
 def _way(op: str, inputs: Inputs, dim: int, context: CPContext | None) -> Sharding:
-    mesh, found = inputs.v.device_mesh, inputs.v.placements[dim]
+    mesh, placement = inputs.v.device_mesh, inputs.v.placements[dim]
     named = f"mesh dimension {_named(mesh, dim)}"
-    way = WAYS.get(found)
+    way = WAYS.get(placement)
     if way is None:
-        _refuse(op, "v", f"sharded by batch or heads, along the sequence, or replicated on {named}", str(found), _FIX,
-                "mesh.way")
+        _refuse(op, "v", f"sharded by batch or heads, along the sequence, or replicated on {named}",
+                str(placement), _FIX, "mesh.way")
     if way.name == "along the sequence":
         _check_sequence(op, inputs, mesh, dim, named, context)
     size = {"B": inputs.v.shape[0], "H": inputs.q.shape[2] if inputs.q.dim() == 4 else 0}.get(way.shared, 0)
@@ -121,11 +121,11 @@ def _local(op: str, name: str, x: Any, mesh: Any, ways: list[Sharding], beside: 
     if x.device_mesh != mesh:
         _refuse(op, name, f"on {beside}'s mesh, of {tuple(mesh.shape)} ranks", f"one of {tuple(x.device_mesh.shape)}",
                 "Use one mesh.", "mesh.same")
-    for dim, (way, found) in enumerate(zip(ways, x.placements)):
+    for dim, (way, placement) in enumerate(zip(ways, x.placements)):
         wanted = way.placement(name, x)
-        if found != wanted:
+        if placement != wanted:
             asked = f"{wanted} on mesh dimension {_named(mesh, dim)}, along which the call is {way.name}"
-            _refuse(op, name, asked, str(found), _FIX, "mesh.placement")
+            _refuse(op, name, asked, str(placement), _FIX, "mesh.placement")
     if name in OFFSETS:
         return x.to_local()
     gradients = [way.of_gradient(name, x) for way in ways]
@@ -140,16 +140,16 @@ def gate(op: str, g: Any, A_log: Any, dt_bias: Any, function: Callable[..., Tens
         _refuse(op, "g", "a DTensor beside A_log and dt_bias", type(g).__name__, "Distribute all of them.",
                 "mesh.plain")
     heads, ways = g.dim() - 2, []
-    for dim, found in enumerate(g.placements):
-        if found == Replicate():
+    for dim, placement in enumerate(g.placements):
+        if placement == Replicate():
             ways.append(Sharding("replicated", {}))
-        elif isinstance(found, Shard) and found.dim < heads:
-            ways.append(Sharding("by rows", {"g": found.dim}, summed=True))
-        elif found == Shard(heads):
+        elif isinstance(placement, Shard) and placement.dim < heads:
+            ways.append(Sharding("by rows", {"g": placement.dim}, summed=True))
+        elif placement == Shard(heads):
             ways.append(Sharding("by heads", {"g": heads, "A_log": 0, "dt_bias": 0}))
         else:
-            _refuse(op, "g", f"sharded by rows or heads, or replicated, on {_named(g.device_mesh, dim)}", str(found),
-                    "Redistribute it: channels of a head stay together.", "mesh.way")
+            _refuse(op, "g", f"sharded by rows or heads, or replicated, on {_named(g.device_mesh, dim)}",
+                    str(placement), "Redistribute it: channels of a head stay together.", "mesh.way")
     ways = [way._replace(axes={n: a for n, a in way.axes.items()}) for way in ways]
     local = [
         _local(op, name, x, g.device_mesh, ways, beside="g")

@@ -43,7 +43,7 @@ class Rank(NamedTuple):
     context: CPContext
     call: Call
     problem: Problem
-    asked: str                               # the backend's name in force
+    requested: str                           # the backend's name in force
 
     @property
     def v_first(self) -> bool:
@@ -151,7 +151,7 @@ def _map_of(rank: Rank, part: RankPart) -> SegmentSummary | None:
     begun = part.last == part.first and part.before                            # on another rank
     h0 = None if begun else rank.row(rank.call.inputs.initial_state, part.last)
     _, x = rank.pieces(part, first=False, h0=h0)
-    return maps.segment_map(rank.problem, x, rank.asked, transition=part.spanned)
+    return maps.segment_map(rank.problem, x, rank.requested, transition=part.spanned)
 
 
 def _carried(rank: Rank, summaries: Sequence[SegmentSummary | None], entering: dict[int, Tensor]) -> Tensor:
@@ -174,8 +174,8 @@ def _entering(rank: Rank, mine: Sequence[SegmentSummary | None]) -> dict[int, Te
         (part,), (summary,) = context.parts, mine
         came = ONE_BY_ONE[context.exchange](rank, part.before[::-1], part.after, summary, part.spanned)
         return {} if came is None else {part.first: came}
-    found = _gathered(rank, mine)
-    return {part.first: _folded(rank, found, part.before) for part in context.parts if part.before}
+    gathered = _gathered(rank, mine)
+    return {part.first: _folded(rank, gathered, part.before) for part in context.parts if part.before}
 
 
 def _gathered(rank: Rank, mine: Sequence[SegmentSummary | None]) -> Tensor:
@@ -188,10 +188,10 @@ def _gathered(rank: Rank, mine: Sequence[SegmentSummary | None]) -> Tensor:
     return exchange.gather(rank.context, message, OP)
 
 
-def _folded(rank: Rank, found: Tensor, numbers: tuple[int, ...]) -> Tensor:
+def _folded(rank: Rank, gathered: Tensor, numbers: tuple[int, ...]) -> Tensor:
     """The state that leaves the last of these parts."""
     K, world = rank.problem.K, rank.context.world_size
-    rows = [found[holder(rank.context.layout, n, world)].unsqueeze(0) for n in numbers]
+    rows = [gathered[holder(rank.context.layout, n, world)].unsqueeze(0) for n in numbers]
     first, *others = [SegmentSummary(row[..., :K], row[..., K:]) for row in rows]
     return maps.fold(others, first.added)
 
@@ -231,15 +231,15 @@ def _behind(rank: Rank, transposed: Tensor) -> dict[int, Tensor]:
             continue
         tokens, x = rank.pieces(part, first=True)
         do = torch.zeros_like(x.v) if call.do is None else call.do[:, tokens]
-        added = maps.segment_map_bwd(rank.problem, x, do, rank.row(call.dht, part.first), rank.asked)
+        added = maps.segment_map_bwd(rank.problem, x, do, rank.row(call.dht, part.first), rank.requested)
         mine.append(SegmentSummary(M[None], added, transposed=True))
     if context.exchange in ONE_BY_ONE:
         (part,), (summary,) = context.parts, mine
         came = ONE_BY_ONE[context.exchange](rank, part.after, part.before[::-1], summary, part.spanned)
         behind = {} if came is None else {part.last: came}
     else:
-        found = _gathered(rank, mine)
-        behind = {part.last: _folded(rank, found, part.after[::-1]) for part in context.parts if part.after}
+        gathered = _gathered(rank, mine)
+        behind = {part.last: _folded(rank, gathered, part.after[::-1]) for part in context.parts if part.after}
     if call.dht is not None:
         behind = {n: x + rank.row(call.dht, n) for n, x in behind.items()}
     return behind
@@ -332,21 +332,21 @@ def _setup(ctx: Any, inputs: tuple, output: tuple) -> None:
     *_, carried, mark, saved = output
     tensors, options = args[: len(INPUTS)], Options(**dict(zip(OPTIONS, args[len(INPUTS):])))
     ctx.mark_non_differentiable(carried, mark, *saved)
-    asked = backend_of_backward(backend_asked(options.backend))
-    ctx.options, ctx.parts = options._replace(backend=asked), parts
+    requested = backend_of_backward(backend_asked(options.backend))
+    ctx.options, ctx.parts = options._replace(backend=requested), parts
     ctx.set_materialize_grads(False)
     ctx.save_for_backward(*tensors, handle, carried, mark, *saved)
 
 
 def _link(ctx: Any, do: Tensor | None, dht: Tensor | None, *_: Any):
-    kept = ctx.saved_tensors                                                   # a checkpoint returns them only once
-    tensors, (handle, carried, mark, *saved) = kept[: len(INPUTS)], kept[len(INPUTS):]
+    held = ctx.saved_tensors                                                   # a checkpoint returns them only once
+    tensors, (handle, carried, mark, *saved) = held[: len(INPUTS)], held[len(INPUTS):]
     options = [getattr(ctx.options, name) for name in OPTIONS]
     grads = torch.ops.kda.parallel_backward(
         *tensors, *options, do, autograd.or_none(dht), carried, mark, saved, ctx.parts, handle
     )
-    found = [x if need else None for x, need in zip(grads, ctx.needs_input_grad)]
-    return *found, *[None] * (len(ctx.needs_input_grad) - len(found))
+    wanted = [x if need else None for x, need in zip(grads, ctx.needs_input_grad)]
+    return *wanted, *[None] * (len(ctx.needs_input_grad) - len(wanted))
 
 
 def _register() -> None:

@@ -38,14 +38,14 @@ def capabilities() -> tuple[Capability, ...]:
     """Every backend of the package, in the order in which they are tried."""
     from kda import backends
 
-    found = []
+    registered = []
     for path in (path for folder in backends.__path__ for path in Path(folder).glob("*/capability.py")):
         name = f"{backends.__name__}.{path.parent.name}.capability"
         try:
-            found.append(importlib.import_module(name).CAPABILITY)
+            registered.append(importlib.import_module(name).CAPABILITY)
         except Exception as error:
             raise KdaError(f"{name} declares no backend: {type(error).__name__}: {error}") from error
-    return tuple(sorted(found, key=lambda c: (c.rank, c.backend)))
+    return tuple(sorted(registered, key=lambda c: (c.rank, c.backend)))
 
 
 def backend_names() -> list[str]:
@@ -73,8 +73,8 @@ class Choice:
             named = "" if self.asked == "auto" else f" (requested: {self._named})"
             return "\n".join([f"{self.backend} accepts {where}{named}", *self._reasons(self.tried)])
         who = "no backend accepts" if self.asked == "auto" else f"{self._named} does not accept"
-        asked = [(name, reasons) for name, reasons in self.tried if self.asked in ("auto", name)]
-        return "\n".join([f"{who} {where}", *self._reasons(asked), *self._ways_out()])
+        shown = [(name, reasons) for name, reasons in self.tried if self.asked in ("auto", name)]
+        return "\n".join([f"{who} {where}", *self._reasons(shown), *self._ways_out()])
 
     @property
     def _named(self) -> str:
@@ -105,20 +105,20 @@ class BackendSource(NamedTuple):
     written: str                                         # how it is written there
 
 
-def place_of(asked: object) -> BackendSource:
+def place_of(requested: object) -> BackendSource:
     """Return the place that a name comes from: the context or environment where it is in force, else the argument."""
     context = _named_by_context.get()
-    if context and asked == context:
-        return BackendSource("use_backend(name)", f"use_backend({asked!r})")
-    if not context and asked and asked == os.environ.get("KDA_BACKEND"):
-        return BackendSource("KDA_BACKEND", f"KDA_BACKEND={asked}")
-    return BackendSource("backend", f"backend={asked!r}")
+    if context and requested == context:
+        return BackendSource("use_backend(name)", f"use_backend({requested!r})")
+    if not context and requested and requested == os.environ.get("KDA_BACKEND"):
+        return BackendSource("KDA_BACKEND", f"KDA_BACKEND={requested}")
+    return BackendSource("backend", f"backend={requested!r}")
 
 
-def backend_of_backward(asked: str) -> str:
+def backend_of_backward(requested: str) -> str:
     """Return the name in force for a training call's backward: the same, or "auto" if it lacks some backwards."""
-    alone = any(c.backend == asked and (c.some_backwards or not c.backward) for c in capabilities())
-    return "auto" if alone else asked
+    alone = any(c.backend == requested and (c.some_backwards or not c.backward) for c in capabilities())
+    return "auto" if alone else requested
 
 
 def check_backend_name(name: object, source: str | None = None) -> None:
@@ -232,33 +232,33 @@ def _as_seen(problem: Problem, host: Host) -> Problem:
     return dataclasses.replace(problem, device=host.device) if host.simulated and not problem.is_gpu else problem
 
 
-def weigh(problem: Problem, host: Host, asked: str = "auto") -> Choice:
-    """Check every backend's rules; raises no error if no backend accepts the call, nor if none is called `asked`."""
+def weigh(problem: Problem, host: Host, requested: str = "auto") -> Choice:
+    """Check every backend's rules; raises no error if no backend accepts the call or has the name."""
     tried, able, winner = [], [], None
     seen = _as_seen(problem, host)
     for capability in capabilities():
         name = capability.backend
         if not capability.rejections(seen, host, named=True):
             able.append(name)
-        reasons = capability.rejections(seen, host, named=asked == name)
-        if not reasons and winner is None and asked in ("auto", name):
+        reasons = capability.rejections(seen, host, named=requested == name)
+        if not reasons and winner is None and requested in ("auto", name):
             winner = name
         tried.append((name, tuple(reasons)))
-    return Choice(problem, host, asked, winner, tuple(tried), tuple(able), place_of(asked).written)
+    return Choice(problem, host, requested, winner, tuple(tried), tuple(able), place_of(requested).written)
 
 
 _decided: dict[tuple[Problem, str, Host | None], Choice] = {}
 
 
-def choose(problem: Problem, asked: str = "auto") -> Choice:
+def choose(problem: Problem, requested: str = "auto") -> Choice:
     """The decision for one call on this machine, cached; raises NoBackendError if no backend accepts it."""
-    call = problem, asked, stand_in()
+    call = problem, requested, stand_in()
     try:
         return _decided[call]
     except KeyError:
         pass
-    check_backend_name(asked)
-    choice = weigh(problem, detect(problem.device), asked)
+    check_backend_name(requested)
+    choice = weigh(problem, detect(problem.device), requested)
     if choice.backend is None:
         raise NoBackendError(choice)
     if len(_decided) >= 4096:
@@ -279,32 +279,32 @@ def training_backend(problem: Problem, backend: str) -> str:
     return choose(dataclasses.replace(problem, direction="backward")).backend
 
 
-def what_is_saved(problem: Problem, asked: str, states: bool = False) -> Save:
-    """Return what a training forward saves, with the backend name `asked` in force.  Unless everything is requested,
-    it saves nothing on a CPU, where that only costs memory, and nothing for a backend with its own layout, which can
-    also save `states` alone."""
-    return _what_is_saved(problem, asked, states, stand_in())
+def what_is_saved(problem: Problem, requested: str, states: bool = False) -> Save:
+    """Return what a training forward saves, with the backend name `requested` in force.  Unless everything is
+    requested, it saves nothing on a CPU, where that only costs memory, and nothing for a backend with its own layout,
+    which can also save `states` alone."""
+    return _what_is_saved(problem, requested, states, stand_in())
 
 
 @functools.lru_cache(maxsize=4096)
-def _what_is_saved(problem: Problem, asked: str, states: bool, host: Host | None) -> Save:
+def _what_is_saved(problem: Problem, requested: str, states: bool, host: Host | None) -> Save:
     on_gpu = problem.is_gpu or host is not None
-    if on_gpu and saves_opaque(problem, asked):
+    if on_gpu and saves_opaque(problem, requested):
         return Save.OWN if problem.disable_recompute else Save.STATES if states else Save.NOTHING
     if problem.disable_recompute:
         return Save.ALL
-    if problem.intermediate_states and saves_opaque(dataclasses.replace(problem, intermediate_states=False), asked):
+    if problem.intermediate_states and saves_opaque(dataclasses.replace(problem, intermediate_states=False), requested):
         forward = dataclasses.replace(problem, direction="forward")
-        if not capability(choose(forward, asked).backend).saves:
+        if not capability(choose(forward, requested).backend).saves:
             return Save.NOTHING
     return Save.PRODUCTS if on_gpu else Save.NOTHING
 
 
-def saves_opaque(problem: Problem, asked: str) -> bool:
+def saves_opaque(problem: Problem, requested: str) -> bool:
     """Return whether one backend with its own layout of saved tensors runs both directions of a training call."""
     forward = dataclasses.replace(problem, direction="forward", disable_recompute=False)
     backward = dataclasses.replace(forward, direction="backward")
-    writer, reader = choose(forward, asked).backend, choose(backward, backend_of_backward(asked)).backend
+    writer, reader = choose(forward, requested).backend, choose(backward, backend_of_backward(requested)).backend
     return writer == reader and capability(reader).saves_opaque and not problem.intermediate_states
 
 
@@ -315,22 +315,22 @@ class Route(NamedTuple):
     backend: str                                         # the forward's
     forward: Problem                                     # `disable_recompute` requests Saved; `save` has the rest
     backward: Problem
-    asked: str                                           # the name in force for the backward
+    requested: str                                       # the name in force for the backward
     built: set[str | None]                               # dtypes of cu_seqlens for which its kernels are built
 
 
-def route(problem: Problem, asked: str, save: Save) -> Route:
-    return _route(problem, asked, save, stand_in())
+def route(problem: Problem, requested: str, save: Save) -> Route:
+    return _route(problem, requested, save, stand_in())
 
 
 @functools.lru_cache(maxsize=4096)
-def _route(problem: Problem, asked: str, save: Save, host: Host | None) -> Route:
+def _route(problem: Problem, requested: str, save: Save, host: Host | None) -> Route:
     forward = dataclasses.replace(problem, disable_recompute=save is Save.ALL)
-    backend = choose(forward, asked).backend
+    backend = choose(forward, requested).backend
     if save is Save.PRODUCTS:
         backend = training_backend(forward, backend)
     backward = dataclasses.replace(forward, direction="backward")
-    return Route(save, backend, forward, backward, backend_of_backward(asked), set())
+    return Route(save, backend, forward, backward, backend_of_backward(requested), set())
 
 
 @functools.cache

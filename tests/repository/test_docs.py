@@ -283,7 +283,7 @@ def test_bytes_that_a_page_says_are_kept_are_those_of_the_plan(backend, K, patte
     text = (ROOT / "docs" / "stages" / f"{backend}_backward.md").read_text()
     said = int(re.search(pattern, text)[1].replace(",", ""))
     p = Problem.parse(f"bounded l2norm bfloat16 K={K} V={K} T=8192 H=1")
-    kept = importlib.import_module(f"kda.backends.{backend}.plan").training_plan(p, 132).kept._asdict()
+    kept = importlib.import_module(f"kda.backends.{backend}.plan").training_plan(p, 132).saved._asdict()
     assert said == eval(KEPT[backend, K, pattern], kept) / p.T
 
 

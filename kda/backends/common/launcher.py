@@ -84,8 +84,8 @@ def forward_as_stage(
     states (N, HV, K, V).  `p` is that of the backend's `call_of_stage`."""
     table = chunks_of(p, offsets, tensors)
     out = forward(p, inputs_of(p, table, offsets, tensors), save)
-    kept = {} if out.saved is None else {n: table.chunks(x) for n, x in out.saved._asdict().items()}
-    return {"o": table.chunks(out.o.flatten(0, 1)), "ht": out.final_state, "h": out.h.flatten(0, 1), **kept}
+    saved = {} if out.saved is None else {n: table.chunks(x) for n, x in out.saved._asdict().items()}
+    return {"o": table.chunks(out.o.flatten(0, 1)), "ht": out.final_state, "h": out.h.flatten(0, 1), **saved}
 
 
 def backward_as_stage(

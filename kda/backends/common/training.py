@@ -187,7 +187,7 @@ class TrainingBackend:
         return ROUNDED_IN_BACKWARD if p.direction == "backward" else ROUNDED_TO
 
     def saved_bytes(self, p: Problem, save: Save) -> int:
-        return sum(self.plan(p, detect(p.device).sms).kept[NOT_KEPT[save]:])
+        return sum(self.plan(p, detect(p.device).sms).saved[NOT_KEPT[save]:])
 
     def saved_in(self, p: Problem, saved: OpaqueSaved | None) -> Save:
         """Return what a forward has kept, which the size of its memory tells."""
@@ -202,7 +202,7 @@ class TrainingBackend:
     def forward(self, p: Problem, x: Inputs, save: Save) -> Outputs:
         launches = self.steps(p, x)
         out, inputs = outputs(p, x), laid_out(x)
-        parts, memory = parts_in(out.o, launches.plan.kept, NOT_KEPT[save])
+        parts, memory = parts_in(out.o, launches.plan.saved, NOT_KEPT[save])
         crossing = edges_of(p, out.o, launches)
         results = dict(o=out.o, ht=out.final_state)
         up(p, launches, launches.record, inputs, parts, tables(p, launches, x), crossing, cleared=out.o, **results)
@@ -216,28 +216,28 @@ class TrainingBackend:
         usable = saved if type(saved) is OpaqueSaved else None
         p, save = with_dht(p, dht is not None), self.saved_in(p, usable)
         launches = self.steps(p, x, BACKWARD_OF.get(save, "backward"))
-        like, inputs, kept, crossing = x.q, laid_out(x), launches.plan.kept, edges_of(p, x.q, launches)
-        found = tables(p, launches, x)
+        like, inputs, sizes, crossing = x.q, laid_out(x), launches.plan.saved, edges_of(p, x.q, launches)
+        packed = tables(p, launches, x)
         do, dht = aligned(do, like.dtype), aligned(dht, torch.float32)
         # tokens of no sequence: prepare clears their rows, which does not run again if all was kept
         dv = (like.new_zeros if save is Save.OWN and p.packed else like.new_empty)(p.B, p.T, p.HV, p.V)
         dh0 = None if inputs["h0"] is None else torch.empty_like(inputs["h0"])
         if usable is None:
-            parts, _ = parts_in(like, kept, 2)                                 # tiles and M are needed only briefly
-            up(p, launches, launches.again, inputs, parts, found, crossing, cleared=dv)
+            parts, _ = parts_in(like, sizes, 2)                                 # tiles and M are needed only briefly
+            up(p, launches, launches.again, inputs, parts, packed, crossing, cleared=dv)
         else:
-            parts, _ = parts_in(like, kept, NOT_KEPT[save], usable.memory)
+            parts, _ = parts_in(like, sizes, NOT_KEPT[save], usable.memory)
             if save is Save.STATES:
-                make_tiles(launches, inputs, parts, found, cleared=dv)
+                make_tiles(launches, inputs, parts, packed, cleared=dv)
         dh, added, edge, *shares = fresh_places(like, launches.plan.scratch)
         if launches.carry_back:
-            launches.carry_back(tiles=parts.tiles, do=do, dh0=added, segment_table=found.segment)
-            launches.compose_back(M=parts.M, added=added, h0=dht, edge=edge, first_segment=found.first_segment)
+            launches.carry_back(tiles=parts.tiles, do=do, dh0=added, segment_table=packed.segment)
+            launches.compose_back(M=parts.M, added=added, h0=dht, edge=edge, first_segment=packed.first_segment)
             dht = edge  # type: ignore[assignment]
         if launches.walk:
-            launches.walk(tiles=parts.tiles, do=do, dht=dht, dv=dv, dh=dh, dh0=dh0, segment_table=found.segment)
+            launches.walk(tiles=parts.tiles, do=do, dht=dht, dv=dv, dh=dh, dh0=dh0, segment_table=packed.segment)
         parts = parts._replace(tiles=None, M=None)                             # dq and dk may reuse their memory
-        dq, dk, dg, dbeta = grads(p, launches, x, inputs, parts, found, shares, do=do, dv=dv, dh=dh)
+        dq, dk, dg, dbeta = grads(p, launches, x, inputs, parts, packed, shares, do=do, dv=dv, dh=dh)
         dA_log, ddt_bias = sums(launches, x, shares)
         return Grads(dq, dk, dv, dg, dbeta, dA_log, ddt_bias, dh0)
 
@@ -263,7 +263,7 @@ class TrainingBackend:
         like, inputs = x.q, laid_out(x)
         inputs.pop("h0")
         launches = self.steps(with_dht(p, dht is not None), x, "map of a backward")
-        tiles, M = fresh_places(like, launches.plan.kept[:2])
+        tiles, M = fresh_places(like, launches.plan.saved[:2])
         dh, added, edge = fresh_places(like, launches.plan.scratch[:3])
         do, dht = aligned(do, like.dtype), aligned(dht, torch.float32)
         dv, v = torch.empty_like(inputs["v"]), inputs.pop("v")
@@ -304,8 +304,8 @@ class TrainingBackend:
             y[: table.NC] = image_of(tensors[name].mT if self.v_first else tensors[name])
         shares = [do.new_zeros(launches.plan.all_states, p.HV, p.K, dtype=torch.float32) for _ in range(2)]
         parts = Parts(None, None, h, r)
-        found = grads(p, launches, x, inputs, parts, tables(p, launches, x), shares, do=do, dv=dv, dh=dh)
-        dq, dk, dg, dbeta = (y.flatten(0, 1) for y in found)
+        results = grads(p, launches, x, inputs, parts, tables(p, launches, x), shares, do=do, dv=dv, dh=dh)
+        dq, dk, dg, dbeta = (y.flatten(0, 1) for y in results)
         given = zip((x.A_log, x.dt_bias), shares)
         of_A_log, of_dt_bias = (None if y is None else share[: table.NC] for y, share in given)
         return {n: table.chunks(y) for n, y in (("dq", dq), ("dk", dk), ("dg", dg), ("dbeta", dbeta.unsqueeze(-1)))} | {
@@ -371,43 +371,43 @@ def edges_of(p: Problem, like: Tensor, launches: Any) -> Edges:
 
 
 def up(
-    p: Problem, launches: TrainingLaunches, chain: NamedLaunch | None, inputs: dict, parts: Parts, found: PackedTables,
+    p: Problem, launches: TrainingLaunches, chain: NamedLaunch | None, inputs: dict, parts: Parts, packed: PackedTables,
     crossing: Edges, cleared: Tensor, **results: Tensor | None,
 ) -> None:
     """Launch what makes all that a backward reads; rows of `cleared` outside every sequence are set to zero."""
     if launches.fused:
-        launches.fused(**inputs, **crossing._asdict(), o=cleared, ht=results.get("ht"), segment_table=found.segment,
+        launches.fused(**inputs, **crossing._asdict(), o=cleared, ht=results.get("ht"), segment_table=packed.segment,
                  tiles=parts.tiles, r=parts.r, h=parts.h)
         return
     v, h0 = inputs["v"], inputs["h0"]
-    make_tiles(launches, inputs, parts, found, cleared)
+    make_tiles(launches, inputs, parts, packed, cleared)
     if launches.carry:
         added = segment_summary(p, cleared, launches.plan.all_segments).added
-        h0 = entering_segments(launches, parts.tiles, v, h0, parts.M, added, found)
+        h0 = entering_segments(launches, parts.tiles, v, h0, parts.M, added, packed)
     if chain:
-        chain(tiles=parts.tiles, v=v, h0=h0, r=parts.r, h=parts.h, segment_table=found.segment, **results)
+        chain(tiles=parts.tiles, v=v, h0=h0, r=parts.r, h=parts.h, segment_table=packed.segment, **results)
 
 
 def entering_segments(
-    launches: Any, tiles: Any, v: Tensor, h0: Tensor | None, M: Any, added: Tensor, found: PackedTables
+    launches: Any, tiles: Any, v: Tensor, h0: Tensor | None, M: Any, added: Tensor, packed: PackedTables
 ) -> Tensor:
     """Return the states that enter segments, from what each adds to a state and what it multiplies one by, which are
     written to `added` and M."""
     edge = torch.empty_like(added)
-    launches.carry(tiles=tiles, v=v, ht=added, M=M, segment_table=found.segment)
-    launches.compose(M=M, added=added, h0=h0, edge=edge, first_segment=found.first_segment)
+    launches.carry(tiles=tiles, v=v, ht=added, M=M, segment_table=packed.segment)
+    launches.compose(M=M, added=added, h0=h0, edge=edge, first_segment=packed.first_segment)
     return edge
 
 
-def make_tiles(launches: TrainingLaunches, inputs: dict, parts: Parts, found: PackedTables, cleared: Tensor) -> None:
+def make_tiles(launches: TrainingLaunches, inputs: dict, parts: Parts, packed: PackedTables, cleared: Tensor) -> None:
     """Launch what makes the operands of all chunks."""
     if launches.prepare:
         inputs = {name: y for name, y in inputs.items() if name not in ("v", "h0")}
-        launches.prepare(**inputs, tiles=parts.tiles, o=cleared, chunk_table=found.chunk)
+        launches.prepare(**inputs, tiles=parts.tiles, o=cleared, chunk_table=packed.chunk)
 
 
 def grads(
-    p: Problem, launches: TrainingLaunches, x: Inputs, inputs: dict, parts: Parts, found: PackedTables,
+    p: Problem, launches: TrainingLaunches, x: Inputs, inputs: dict, parts: Parts, packed: PackedTables,
     shares: Sequence[Any], do: Tensor, dv: Tensor, dh: Any,
 ) -> tuple[Tensor, ...]:
     """Return dq, dk, dg and dbeta, and write the chunks' shares of the gradients of the gate's parameters."""
@@ -419,7 +419,7 @@ def grads(
         inputs = {name: y for name, y in inputs.items() if name not in ("v", "h0")}
         launches.grads(
             **inputs, do=do, dv=dv, r=parts.r, h=parts.h, dh=dh, dq=dq, dk=dk, dg=dg, dbeta=dbeta, of_A_log=of_A_log,
-            of_dt_bias=of_dt_bias, chunk_table=found.state,
+            of_dt_bias=of_dt_bias, chunk_table=packed.state,
         )
     return of_heads(dq, p), of_heads(dk, p), dg, dbeta
 
@@ -444,7 +444,7 @@ def of_heads(y: Tensor, p: Problem) -> Tensor:
 def sums(launches: TrainingLaunches, x: Inputs, shares: Sequence[Any]) -> list[Tensor | None]:
     """Return dA_log and ddt_bias."""
     given = x.A_log, x.dt_bias
-    found = [None if y is None else torch.empty(y.shape, dtype=torch.float32, device=y.device) for y in given]
+    summed = [None if y is None else torch.empty(y.shape, dtype=torch.float32, device=y.device) for y in given]
     if launches.shares:
-        launches.shares(of_A_log=shares[0], of_dt_bias=shares[1], dA_log=found[0], ddt_bias=found[1])
-    return [y if y is None or y.dtype == like.dtype else y.to(like.dtype) for y, like in zip(found, given)]
+        launches.shares(of_A_log=shares[0], of_dt_bias=shares[1], dA_log=summed[0], ddt_bias=summed[1])
+    return [y if y is None or y.dtype == like.dtype else y.to(like.dtype) for y, like in zip(summed, given)]

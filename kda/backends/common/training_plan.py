@@ -65,7 +65,7 @@ class TrainingPlan(cutting.Cut):
     entries_grid: tuple[int, int]            # y and z of a grid over them
     states: int                              # kept states of a row; if packed, entries of their table
     all_states: int
-    kept: SavedBytes
+    saved: SavedBytes
     scratch: tuple[int, ...]                 # bytes of dh, what segments add to it, where it leaves them; shares
     grads_grid: int
     prepare: KernelConfig
@@ -124,7 +124,7 @@ def plan_of(make: Makers, p: Problem, sms: int) -> TrainingPlan:
         states = all_states
     cut, grads = length > 0, make.grads(p)
     state, of_segments = p.HV * p.K * p.V, all_segments * cut
-    kept = SavedBytes(*places(
+    saved = SavedBytes(*places(
         all_chunks * p.HV * make.tile_bytes(p.K), 4 * of_segments * p.HV * p.K * p.K, 2 * all_states * state,
         2 * p.B * p.T * p.HV * p.V,
     ))
@@ -134,7 +134,7 @@ def plan_of(make: Makers, p: Problem, sms: int) -> TrainingPlan:
     clusters = NO_CLUSTERS if cut else make.one_kernel(p, sms, all_chunks)
     return TrainingPlan(
         *sizes, all_chunks, grid(all_chunks) if p.packed else (chunks, p.B), states,
-        all_states, kept, scratch, min(all_states * p.HV, sms * grads.ctas) if p.T else 0,  # type: ignore[attr-defined]
+        all_states, saved, scratch, min(all_states * p.HV, sms * grads.ctas) if p.T else 0,  # type: ignore[attr-defined]
         prepare=make.prepare(p),
         carry=make.carry(p, carry_alone) if cut else None,
         compose=compose_config(p) if cut else None,
@@ -185,17 +185,17 @@ def all_configs(make: Makers, p: Problem) -> Iterator[KernelConfig | None]:
         for dtype in OFFSETS:
             yield from (TablesConfig(dtype), states_table(dtype))
     for final_state, alone in itertools.product((False, True), repeat=2):
-        asked = dataclasses.replace(p, direction="backward", final_state=final_state)
+        backward = dataclasses.replace(p, direction="backward", final_state=final_state)
         for cut in (False, True)[: 1 if p.batch_invariant else 2]:
             if cut and not (alone or p.packed):
                 continue                                                       # segments of a row have an SM each
-            yield from (make.record(asked, cut, alone, results) for results in (True, False))
-            yield make.walk(asked, cut, alone)
+            yield from (make.record(backward, cut, alone, results) for results in (True, False))
+            yield make.walk(backward, cut, alone)
             if cut:
-                yield from (make.carry_back(asked, alone), compose_config(p), compose_back_config(asked))
-        yield from (make.fused(asked, clusters, results) for clusters in make.clusters for results in (True, False))
+                yield from (make.carry_back(backward, alone), compose_config(p), compose_back_config(backward))
+        yield from (make.fused(backward, clusters, results) for clusters in make.clusters for results in (True, False))
         if not p.batch_invariant:
-            yield make.carry(asked, alone)
+            yield make.carry(backward, alone)
 
 
 def configs_in(plan: Any) -> Iterator[Any]:

@@ -110,9 +110,9 @@ class Sized(KernelConfig):
 
     def broken_limits(self) -> Iterator[str]:
         sizes = {name: getattr(self, name) for name in SIZES if hasattr(self, name)}
-        for name, found in sizes.items():
-            if found not in SIZES[name]:
-                yield f"{name} must be {' or '.join(map(str, SIZES[name]))}; found {found}"
+        for name, size in sizes.items():
+            if size not in SIZES[name]:
+                yield f"{name} must be {' or '.join(map(str, SIZES[name]))}; found {size}"
         K, V = sizes.get("K"), sizes.get("V")
         if K and V and K != V:
             yield f"K and V must be equal; found K = {K} and V = {V}"

@@ -54,9 +54,9 @@ class Launches(NamedTuple):
 
 
 @functools.lru_cache(maxsize=1024)
-def steps(p: Problem, sms: int, kept: bool, offsets: str | None) -> Launches:
+def steps(p: Problem, sms: int, saves: bool, offsets: str | None) -> Launches:
     """For `cu_seqlens` of dtype `offsets`."""
-    pl = plan(p, sms, kept)
+    pl = plan(p, sms, saves)
     step = functools.partial(launch_of, kernel)
     runs, walks = max(1, -(-p.T // (C * RUN))), pl.all_segments if p.N else 0
     gate, walk = gate_numbers(p), walk_numbers(p, pl)
@@ -105,8 +105,8 @@ def forward(p: Problem, x: Inputs, save: Save = Save.NOTHING, checkpoints: Check
         )
     if save in training.NOT_KEPT:
         return TRAINING.forward(p, x, save)
-    kept = save is Save.PRODUCTS
-    launches = steps(p, detect(p.device).sms, kept, offsets_dtype(x))
+    saves = save is Save.PRODUCTS
+    launches = steps(p, detect(p.device).sms, saves, offsets_dtype(x))
     inputs, out = laid_out(x), outputs(p, x)
     o = out.o
     crossing = training.edges_of(p, o, launches)
@@ -132,7 +132,7 @@ def forward(p: Problem, x: Inputs, save: Save = Save.NOTHING, checkpoints: Check
     v, h0 = inputs.pop("v"), inputs.pop("h0")
     tiles = o.new_empty(launches.plan.scratch, dtype=torch.uint8)
     A_qk = A_inv = None
-    if kept:
+    if saves:
         A_qk, A_inv = (o.new_empty(p.B * p.T, p.HV, p.C) for _ in range(2))
     if launches.prepare:
         launches.prepare(**inputs, tiles=tiles, A_qk=A_qk, A_inv=A_inv, o=o, chunk_table=tables.chunk)
@@ -146,7 +146,7 @@ def forward(p: Problem, x: Inputs, save: Save = Save.NOTHING, checkpoints: Check
         launches.chain(
             tiles=tiles, v=v, h0=h0, o=o, ht=out.final_state, segment_table=tables.segment, **kept_states
         )
-    return out._replace(saved=Products(A_qk, A_inv) if kept else None)
+    return out._replace(saved=Products(A_qk, A_inv) if saves else None)
 
 
 prefill = of_pool(forward, lambda p: C)

@@ -111,10 +111,10 @@ class Plan(cutting.Cut):
 
 
 @functools.lru_cache(maxsize=1024)
-def plan(p: Problem, sms: int, kept: bool = False) -> Plan:
+def plan(p: Problem, sms: int, saves: bool = False) -> Plan:
     length, chunks = shared.segment_length(p, sms), -(-p.T // C)
     all_chunks = p.T // C + p.N if p.packed else p.B * chunks
-    one, can_stream = (None, False) if kept else (fused_config(p), stream_config(p) is not None)
+    one, can_stream = (None, False) if saves else (fused_config(p), stream_config(p) is not None)
     cost = costs_of(p, costs.STATES if p.intermediate_states else costs.FORWARD)
     times, makers, in_stream, stream = Times(p, sms, all_chunks, length, cost), 0, 0, None
     clusters = clusters_of_one_kernel(times) if one else shared.NO_CLUSTERS
@@ -135,8 +135,8 @@ def plan(p: Problem, sms: int, kept: bool = False) -> Plan:
         *sizes, p.N, all_chunks, entries,
         shared.grid(entries) if p.packed else (chunks, p.B), shared.grid(halves) if p.packed else (halves, p.B),
         all_chunks * p.HV * tile(p.K).bytes,
-        prepare_config(p, kept),
-        pairs_config(p) if kept and p.C > C and halves else None,
+        prepare_config(p, saves),
+        pairs_config(p) if saves and p.C > C and halves else None,
         chain("segments" if cut else "sequences"), chain("carry") if cut else None,
         shared.compose_config(p) if cut else join_states_config(p) if in_stream > 1 else None,
         fused, clusters, stream, makers, in_stream,
@@ -164,8 +164,8 @@ def keeping_clusters(p: Problem, sms: int, chunks: int) -> shared.Clusters:
     one = fused_config(p)
     if not one:
         return shared.NO_CLUSTERS
-    found = clusters_of_one_kernel(Times(p, sms, chunks, 0, costs_of(p, costs.KEEPING)))
-    return found if keeping_config(p, found, True) else shared.NO_CLUSTERS
+    clusters = clusters_of_one_kernel(Times(p, sms, chunks, 0, costs_of(p, costs.KEEPING)))
+    return clusters if keeping_config(p, clusters, True) else shared.NO_CLUSTERS
 
 
 def keeping_config(p: Problem, clusters: shared.Clusters, results: bool) -> FusedConfig | None:
@@ -180,7 +180,7 @@ def keeping_config(p: Problem, clusters: shared.Clusters, results: bool) -> Fuse
 
 TRAINING = shared.Makers(
     tile_bytes=lambda K: tile(K).bytes,
-    prepare=lambda p: dataclasses.replace(prepare_config(p, kept=False), b_on_keys=True),
+    prepare=lambda p: dataclasses.replace(prepare_config(p, saves=False), b_on_keys=True),
     record=record_config,
     carry=lambda p, alone: dataclasses.replace(
         chain_config(p, "carry", WALK_STAGES[not alone]), recorded=True, every=TOKENS // C, v_first=False
@@ -220,7 +220,7 @@ def recipes(p: Problem, host: Host, training: bool = True) -> list[AnyRecipe]:
     has_backward = all(rule.holds(dataclasses.replace(p, direction="backward"), host) for rule in BACKWARD)
     for_others = training and not has_backward                                 # Triton's backward reads what is kept
     configs: list[Any] = [TablesConfig(dtype) for dtype in shared.OFFSETS if p.packed]
-    configs += [prepare_config(p, kept) for kept in (False, True)[: 1 + for_others]]
+    configs += [prepare_config(p, saves) for saves in (False, True)[: 1 + for_others]]
     configs += [pairs_config(p)] * (for_others and p.C > C)
     for walk in ("sequences", "carry", "segments")[: 1 if p.batch_invariant else 3]:
         alone = walk == "segments" and not p.packed                            # segments of a row have an SM each
@@ -252,13 +252,13 @@ def recipes_of_call(p: Problem, host: Host, offsets: str | None, save: Save) -> 
     return [recipe(config) for config in dict.fromkeys(configs) if config]
 
 
-def prepare_config(p: Problem, kept: bool) -> PrepareConfig:
-    return PrepareConfig(**chunk_options(p), packed=p.packed, kept_C=p.C * kept)
+def prepare_config(p: Problem, saves: bool) -> PrepareConfig:
+    return PrepareConfig(**chunk_options(p), packed=p.packed, kept_C=p.C * saves)
 
 
 def fused_config(p: Problem, wrapped: bool = False, ctas: int = 0) -> FusedConfig | None:
     """Return the one kernel if prepare needs no halving.  A cluster has `ctas` CTAs; 0: one for each 64 columns."""
-    prepare, strips = prepare_config(p, kept=False), p.V // COLUMNS
+    prepare, strips = prepare_config(p, saves=False), p.V // COLUMNS
     ctas = ctas or strips
     staged = p.g_dtype == "bfloat16" and (ctas > 2 or prepare.in_blocks if STAGED is None else STAGED)
     if not (prepare.one_product or prepare.in_blocks) or ctas not in CLUSTER_SIZES.get(strips, ()):
@@ -270,13 +270,13 @@ def fused_config(p: Problem, wrapped: bool = False, ctas: int = 0) -> FusedConfi
 
 def costs_of(p: Problem, known: Mapping[tuple[int, int, bool], costs.Costs]) -> costs.Costs:
     """Return the costs from the table; those of K = V = 128 where dims are not in it."""
-    in_blocks = prepare_config(p, kept=False).in_blocks
+    in_blocks = prepare_config(p, saves=False).in_blocks
     return known.get((p.K, p.V, in_blocks)) or known[128, 128, in_blocks]
 
 
 def stream_config(p: Problem, cut: bool = False) -> StreamConfig | None:
     """Return the stream if prepare needs no halving, and no states that enter chunks are requested."""
-    prepare = prepare_config(p, kept=False)
+    prepare = prepare_config(p, saves=False)
     if p.intermediate_states or p.checkpoints or p.K != CHANNELS_OF_ROWS or not p.N * p.HV * p.T:
         return None
     staged = p.g_dtype == "bfloat16" if STAGED is None else STAGED and p.g_dtype == "bfloat16"

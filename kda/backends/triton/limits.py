@@ -24,12 +24,12 @@ class TritonConfig(Limited):
 
     def broken_limits(self) -> Iterator[str]:
         for name in ("num_warps", *self.tiles):
-            found: Any = getattr(self, name)
-            if found is not None and not is_power_of_2(found):
-                yield f"{name} must be a power of two; found {found}"
+            value: Any = getattr(self, name)
+            if value is not None and not is_power_of_2(value):
+                yield f"{name} must be a power of two; found {value}"
         for name in self.tiles:
-            found = getattr(self, name)
-            if found is not None and found < self.smallest_tile:
-                yield f"{name} must be at least {self.smallest_tile}; found {found}"
+            value = getattr(self, name)
+            if value is not None and value < self.smallest_tile:
+                yield f"{name} must be at least {self.smallest_tile}; found {value}"
         if self.num_warps > MAX_WARPS:
             yield f"there are at most {MAX_WARPS} warps of a CTA; found {self.num_warps}"

@@ -400,7 +400,7 @@ def test_the_plan_chooses_the_form_that_was_fastest(words):
     else:
         assert CHOSEN[words] == ((found.fused.ctas, found.fused.wrapped) if found.fused else TWO)
         assert (found.stream_segments, found.makers) == (0, 0)
-    assert not plan.plan(p, 132, kept=True).fused
+    assert not plan.plan(p, 132, saves=True).fused
 
 
 @pytest.mark.parametrize("words", CHOSEN_TO_KEEP)
@@ -446,7 +446,7 @@ def test_what_one_kernel_cannot_keep_stays_with_two(words, takes):
 def test_what_a_portable_backward_reads_is_kept_by_two_kernels(takes):
     p = drawn(T=33).problem()
     takes(PAIR)
-    assert plan.plan(p, 132).fused and plan.plan(p, 132, kept=True).fused is None
+    assert plan.plan(p, 132).fused and plan.plan(p, 132, saves=True).fused is None
     takes(TWO_KERNELS)
     assert plan.plan(p, 132).fused is None
 
