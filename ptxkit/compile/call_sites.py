@@ -37,8 +37,8 @@ class CallSites:
 
     def number(self, callers: tuple[Place, ...]) -> int | None:
         """Return the number of a stack of callers; None once there are too many of them."""
-        found = self._numbers.setdefault(callers, FIRST + len(self._numbers))
-        return found if found <= LAST else None
+        number = self._numbers.setdefault(callers, FIRST + len(self._numbers))
+        return number if number <= LAST else None
 
     def told_in(self, ptx: str) -> str:
         """The text, with a comment for each call site that it names."""
@@ -102,7 +102,7 @@ class _Frames:
 
     def callers(self, frame: FrameType | None) -> tuple[Place, ...]:
         """Return the line of a short function that the kernel is in, and who called that, up to a longer function."""
-        found: list[Place] = []
+        places: list[Place] = []
         before = None
         while frame is not None:
             kind, _ = self._codes.get(id(frame.f_code)) or self._looked_at(frame)
@@ -111,12 +111,12 @@ class _Frames:
             if kind == KERNEL:
                 line = self._lines.get((id(frame.f_code), frame.f_lasti)) or self._line_of(frame)
                 if line.function != before:                                  # the DSL makes functions of branches
-                    found.append(line.place)
+                    places.append(line.place)
                 if line.is_in_a_long_function:
                     break
                 before = line.function
             frame = frame.f_back
-        return tuple(found)                                                  # the kernel itself may be short
+        return tuple(places)                                                 # the kernel itself may be short
 
     def _looked_at(self, frame: FrameType) -> tuple[str, CodeType]:
         code = frame.f_code
@@ -153,5 +153,5 @@ def functions_in(file: str) -> tuple[tuple[int, int, str], ...]:
         tree = ast.parse(Path(file).read_text())
     except (OSError, SyntaxError, ValueError):                               # there is no such file, as with "<stdin>"
         return ()
-    found = (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
-    return tuple((node.lineno, node.end_lineno or node.lineno, node.name) for node in found)
+    functions = (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
+    return tuple((node.lineno, node.end_lineno or node.lineno, node.name) for node in functions)

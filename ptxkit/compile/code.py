@@ -47,7 +47,7 @@ class Param(NamedTuple):
 
 def entries(ptx: str) -> dict[str, tuple[Param, ...]]:
     """Kernel name -> its parameters, for every entry of a PTX text."""
-    found: dict[str, tuple[Param, ...]] = {match[1]: () for match in _ENTRY_WITHOUT_PARAMETERS.finditer(ptx)}
+    params_of: dict[str, tuple[Param, ...]] = {match[1]: () for match in _ENTRY_WITHOUT_PARAMETERS.finditer(ptx)}
     for match in _ENTRY.finditer(ptx):
         params, offset = [], 0
         for align, kind, count in _PARAM.findall(match[2]):
@@ -56,8 +56,8 @@ def entries(ptx: str) -> dict[str, tuple[Param, ...]]:
             offset += -offset % int(align or one)
             params.append(Param(offset, size, kind))
             offset += size
-        found[match[1]] = tuple(params)
-    return found
+        params_of[match[1]] = tuple(params)
+    return params_of
 
 
 def pack(kernel: str, params: Sequence[Param], args: Sequence[Any]) -> bytes:
@@ -136,9 +136,9 @@ class Code:
     @classmethod
     def of(cls, name: str, ptx: str, cubin: bytes | None, target: Target, **more: Any):
         """The kernel called `name` in what a compiler returned."""
-        found = entries(ptx)
-        if name not in found:
-            raise BuildError(f"the PTX has no kernel {name!r}; it has {', '.join(found) or 'none'}.")
+        kernels = entries(ptx)
+        if name not in kernels:
+            raise BuildError(f"the PTX has no kernel {name!r}; it has {', '.join(kernels) or 'none'}.")
         taken = resources(cubin or b"").get(name)
         system = 1024 if target.cc >= (9, 0) else 0                          # counted in the cubin, not by the driver
         known = taken and {
@@ -146,7 +146,7 @@ class Code:
             "spills": taken.spills,
             "shared": max(taken.shared - system, 0),
         }
-        return cls(name=name, ptx=ptx, cubin=cubin, target=target, params=found[name], **(known or {}), **more)
+        return cls(name=name, ptx=ptx, cubin=cubin, target=target, params=kernels[name], **(known or {}), **more)
 
     def write(self, buffer: Any, values: Sequence[Any], args: Sequence[Any]) -> None:
         """Write arguments like `pack`, by one struct for the usual ones; what that refuses is looked at one by one."""

@@ -55,8 +55,8 @@ class Compiled:
     module: bytes = field(repr=False)        # the compiled host code, as MLIR bytecode
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        found = launch_sink()
-        return self.function(*args, **kwargs) if found is None else found.call(self, args, kwargs)
+        sink = launch_sink()
+        return self.function(*args, **kwargs) if sink is None else sink.call(self, args, kwargs)
 
 
 def compile(
@@ -107,8 +107,8 @@ class Recipe(ConfiguredRecipe):
     def build(self) -> store.Entry:
         with uncollected():                  # to look through all that torch made, too, is a tenth of a build
             load()
-            (found,) = imported(self.function)(self.config, self.target).kernels.values()
-        return {"name": found.name.encode(), "ptx": found.ptx.encode(), "cubin": found.cubin}
+            (kernel,) = imported(self.function)(self.config, self.target).kernels.values()
+        return {"name": kernel.name.encode(), "ptx": kernel.ptx.encode(), "cubin": kernel.cubin}
 
 
 def fake_stream() -> Any:
@@ -123,10 +123,10 @@ def _compiled(
     import cutlass.cute as cute
 
     with tempfile.TemporaryDirectory(prefix="ptxkit") as folder:
-        kept = f"--generate-line-info --keep-ptx --keep-cubin --dump-dir {shlex.quote(folder)} {options}"
+        all_options = f"--generate-line-info --keep-ptx --keep-cubin --dump-dir {shlex.quote(folder)} {options}"
         with compiling_for(target.spelling) as sites, _lines_kept():
             try:
-                function = cute.compile(host, *args, options=kept, **kwargs)
+                function = cute.compile(host, *args, options=all_options, **kwargs)
             except Exception as error:
                 name = getattr(host, "__name__", type(host).__name__)
                 said = _COLOURS.sub("", str(error)).strip()
@@ -137,13 +137,13 @@ def _compiled(
         ptx = sites.told_in(ptx)
         module = io.BytesIO()
         function.ir_module.operation.write_bytecode(module)
-        found = b""
+        host_object = b""
         if with_object and TVM_FFI in options:
             function.export_to_c(f"{folder}/host.o", PREFIX)
-            found = Path(folder, "host.o").read_bytes()
+            host_object = Path(folder, "host.o").read_bytes()
         elif with_object:
-            found = function.dump_to_object(PREFIX)
-    return _made(target, ptx, cubin, function, function.function_name, module.getvalue()), found
+            host_object = function.dump_to_object(PREFIX)
+    return _made(target, ptx, cubin, function, function.function_name, module.getvalue()), host_object
 
 
 def _loaded(entry: store.Entry, target: Target, options: str) -> Compiled:
@@ -249,7 +249,7 @@ def _dsls() -> list[Any]:
     from cutlass import cutlass_dsl
 
     classes = (getattr(cutlass_dsl, name, None) for name in ("CuTeDSL", "CuteExperimentalDSL"))
-    return [found._get_dsl() for found in classes if found is not None]
+    return [dsl._get_dsl() for dsl in classes if dsl is not None]
 
 
 def _cuda_version() -> str:

@@ -84,8 +84,8 @@ class _Slot:
 
     def __init__(self, kernel: Code, shape: LaunchShape):
         size = kernel.layout.size
-        kept = ctypes.create_string_buffer(size + MAP_ALIGNMENT)
-        self.buffer = (ctypes.c_char * size).from_buffer(kept, -ctypes.addressof(kept) % MAP_ALIGNMENT)
+        memory = ctypes.create_string_buffer(size + MAP_ALIGNMENT)
+        self.buffer = (ctypes.c_char * size).from_buffer(memory, -ctypes.addressof(memory) % MAP_ALIGNMENT)
         address = ctypes.addressof(self.buffer)
         self.params = (c_void_p * len(kernel.params))(*(address + param.offset for param in kernel.params))
         attributes = _attributes(shape)
@@ -135,8 +135,8 @@ class _Handle(NamedTuple):
         x, y, z = shape.cluster
         for attribute, value in ((DYNAMIC_SHARED, shape.dynamic_shared), (ANY_CLUSTER, int(x * y * z > 8))):
             if value > self.attributes.get(attribute, 0):
-                asked = f"allowing {self.kernel.name} {shape.dynamic_shared} bytes and clusters of {x * y * z}"
-                _check(_cuda().cuKernelSetAttribute(attribute, value, self.handle, self.device), asked)
+                doing = f"allowing {self.kernel.name} {shape.dynamic_shared} bytes and clusters of {x * y * z}"
+                _check(_cuda().cuKernelSetAttribute(attribute, value, self.handle, self.device), doing)
                 self.attributes[attribute] = value
         return self.handle
 
@@ -151,22 +151,22 @@ _torch: Any = None                           # torch._C, once torch uses CUDA
 
 def launch(
     kernel: Code, grid: Dim3, shape: LaunchShape, values: Sequence[Any], args: Sequence[Any], stream: int | None = None,
-    kept: dict[int, _Ready] | None = None,
+    ready_on: dict[int, _Ready] | None = None,
 ) -> None:
     """Start a kernel on the current device, on `stream` or on torch's current one; `values` are `addresses(args)`.
 
-    `kept` is where launches that share kernel and shape find what is ready, by device.
+    `ready_on` is where launches that share kernel and shape find what is ready, by device.
     """
     try:
         device, stream = _place(stream)
     except BuildError:
         kernel.write(bytearray(kernel.layout.size), values, args)            # a wrong argument is named first
         raise
-    ready = None if kept is None else kept.get(device)
+    ready = None if ready_on is None else ready_on.get(device)
     if ready is None:
         ready = _ready(kernel, shape, device)
-        if kept is not None:
-            kept[device] = ready
+        if ready_on is not None:
+            ready_on[device] = ready
     ready.launch(grid, values, args, stream)
 
 
@@ -183,10 +183,10 @@ def tensor_map(
 ) -> bytes:
     """cuTensorMapEncodeTiled.  Dimension 0 is the contiguous one; strides are bytes, of dimensions 1 and up."""
     rank = len(dims)
-    kept = ctypes.create_string_buffer(128 + MAP_ALIGNMENT)
-    found = ctypes.addressof(kept) + -ctypes.addressof(kept) % MAP_ALIGNMENT
+    memory = ctypes.create_string_buffer(128 + MAP_ALIGNMENT)
+    address_of_map = ctypes.addressof(memory) + -ctypes.addressof(memory) % MAP_ALIGNMENT
     code = _cuda().cuTensorMapEncodeTiled(
-        found,
+        address_of_map,
         DTYPES[dtype],
         rank,
         address,
@@ -200,7 +200,7 @@ def tensor_map(
         int(fill == "nan"),
     )
     _check(code, f"encoding a tensor map of {tuple(dims)} {dtype}")
-    return ctypes.string_at(found, 128)
+    return ctypes.string_at(address_of_map, 128)
 
 
 def _place(stream: int | None) -> tuple[int, int]:
@@ -254,14 +254,14 @@ def _load(kernel: Code, device: int) -> c_void_p:
 
 
 def _attributes(shape: LaunchShape) -> ctypes.Array:
-    found = []
+    attributes = []
     if shape.cluster != (1, 1, 1):
-        found.append(Attribute(CLUSTER, 0, shape.cluster))
+        attributes.append(Attribute(CLUSTER, 0, shape.cluster))
     if shape.pdl:
-        found.append(Attribute(PDL, 0, (1,)))
+        attributes.append(Attribute(PDL, 0, (1,)))
     if shape.cooperative:
-        found.append(Attribute(COOPERATIVE, 0, (1,)))
-    return (Attribute * len(found))(*found)
+        attributes.append(Attribute(COOPERATIVE, 0, (1,)))
+    return (Attribute * len(attributes))(*attributes)
 
 
 @functools.cache
@@ -282,7 +282,7 @@ def _cuda() -> Any:
     return cuda
 
 
-def _check(code: int, asked: str) -> None:
+def _check(code: int, doing: str) -> None:
     """A code that is not success is an error."""
     if code != 0:
         name = c_char_p()
@@ -295,4 +295,4 @@ def _check(code: int, asked: str) -> None:
             222: "The driver is older than the compiler: update it, or install an older compiler.",
         }.get(code, "See the CUDA driver API's error of that name.")
         named = (name.value or b"an unknown error").decode()
-        raise BuildError(f"{asked}: the driver answered {named} ({code}). {hint}")
+        raise BuildError(f"{doing}: the driver answered {named} ({code}). {hint}")

@@ -46,16 +46,16 @@ def resources(cubin: bytes) -> dict[str, Resources]:
         if attribute in (REGISTERS, STACK):
             symbol, number = struct.unpack_from("<II", data)
             (registers if attribute == REGISTERS else stack)[symbol] = number
-    found = {}
+    by_kernel = {}
     for symbol, name in enumerate(_symbols(cubin, sections)):
         section = sections.get(f".nv.info.{name}")
         if section is None or not name:
             continue
         shared = sections.get(f".nv.shared.{name}")
-        found[name] = Resources(
+        by_kernel[name] = Resources(
             registers.get(symbol, 0), stack.get(symbol, 0), shared.size if shared else 0, _params(section.read(cubin))
         )
-    return found
+    return by_kernel
 
 
 def _params(info: bytes) -> tuple[tuple[int, int], ...]:

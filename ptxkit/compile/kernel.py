@@ -36,9 +36,9 @@ class Kernel(Code):
         """
         shape = LaunchShape(dim3(block), dim3(cluster), dynamic_shared, pdl, cooperative)
         grid, values = dim3(grid), addresses(args)
-        if (found := launch_sink()) is None:
+        if (sink := launch_sink()) is None:
             return driver.launch(self, grid, shape, values, args, stream)
-        return found.launch(self._described(grid, shape, values, args, _tensors(args, tensors), config, stream))
+        return sink.launch(self._described(grid, shape, values, args, _tensors(args, tensors), config, stream))
 
     def bound(
         self,
@@ -78,10 +78,10 @@ class Bound:
     def __call__(self, *tensors: Any) -> Any:
         """Launch with tensors, Places or None.  An address alone is refused: nothing would hold its memory."""
         values = [0 if x is None else x.data_ptr() for x in tensors] + self.numbers
-        if (found := launch_sink()) is None:
-            return driver.launch(self.kernel, self.grid, self.shape, values, values, kept=self._ready)
+        if (sink := launch_sink()) is None:
+            return driver.launch(self.kernel, self.grid, self.shape, values, values, ready_on=self._ready)
         described = self.kernel._described(self.grid, self.shape, values, values, _tensors(tensors), self.config)
-        return found.launch(described)
+        return sink.launch(described)
 
 
 def _tensors(args: Sequence[Any], known: Mapping[str, Any] | None = None) -> Mapping[str, Any]:

@@ -66,5 +66,5 @@ def redirect(to: LaunchSink) -> Iterator[None]:
 
 def tensor_map(**fields: Any) -> bytes:
     """A tensor map for later launches, encoded by their destination."""
-    found = launch_sink()
-    return driver.tensor_map(**fields) if found is None else found.tensor_map(**fields)
+    sink = launch_sink()
+    return driver.tensor_map(**fields) if sink is None else sink.tensor_map(**fields)

@@ -23,20 +23,20 @@ OTHER_LANGUAGES = {".cu", ".cuh"}
 def files(*modules: str) -> dict[str, bytes]:
     """Name -> text of all that kernels in some modules are built from, of those modules' top-level packages."""
     places = {root: _places(root, module) for root, module in ((m.partition(".")[0], m) for m in modules)}
-    found: dict[str, bytes] = {}
+    contents: dict[str, bytes] = {}
     waiting = [name for module in modules for name in _with_packages(module)]
     while waiting:
         name = waiting.pop()
         root, _, rest = name.partition(".")
-        if name in found or root not in places or name in application.current().unfollowed:
+        if name in contents or root not in places or name in application.current().unfollowed:
             continue
         if (path := _file(places[root], rest)) is not None:
-            found[name] = path.read_bytes()
+            contents[name] = path.read_bytes()
             package = name if path.name == "__init__.py" else name.rpartition(".")[0]
-            waiting += (each for imported in _imports(found[name], package) for each in _with_packages(imported))
+            waiting += (each for imported in _imports(contents[name], package) for each in _with_packages(imported))
     for module in modules:
-        found |= _in_other_languages(module, places[module.partition(".")[0]])
-    return found
+        contents |= _in_other_languages(module, places[module.partition(".")[0]])
+    return contents
 
 
 def _places(root: str, module: str) -> list[Path]:
@@ -76,15 +76,15 @@ def _imports(text: bytes, package: str) -> frozenset[str]:
         tree = ast.parse(text)
     except SyntaxError:                                                      # a build says so
         return frozenset()
-    found = set()
+    names = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
+            names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             above = package.split(".")[: package.count(".") + 2 - node.level] if node.level else []
             base = ".".join([*above, *([node.module] if node.module else [])])
-            found |= {base, *(f"{base}.{alias.name}" for alias in node.names)}
-    return frozenset(found)
+            names |= {base, *(f"{base}.{alias.name}" for alias in node.names)}
+    return frozenset(names)
 
 
 def _in_other_languages(module: str, places: list[Path]) -> dict[str, bytes]:

@@ -72,63 +72,63 @@ def digest(*parts: object) -> str:
 
     Parts are strings, bytes, numbers, None, and tuples, lists and dicts of these.
     """
-    found = hashlib.sha256()
-    _feed(found, parts)
-    return found.hexdigest()
+    hasher = hashlib.sha256()
+    _feed(hasher, parts)
+    return hasher.hexdigest()
 
 
 def sources(*places: ModuleType | Path) -> str:
     """One name for the source of modules, files and folders; a package stands for every file of SOURCES in it."""
-    found = {}
+    contents = {}
     for number, place in enumerate(places):
         root = place if isinstance(place, Path) else Path(place.__file__)
         if hasattr(place, "__path__"):
             root = root.parent
         for path in filter(_is_source, root.rglob("*")) if root.is_dir() else [root]:
-            found[f"{number}/{path.relative_to(root.parent).as_posix()}"] = path.read_bytes()
-    return digest(found)
+            contents[f"{number}/{path.relative_to(root.parent).as_posix()}"] = path.read_bytes()
+    return digest(contents)
 
 
 def _is_source(path: Path) -> bool:
     return path.suffix in SOURCES
 
 
-def _feed(found, part: object) -> None:
+def _feed(hasher, part: object) -> None:
     """Every part goes in with its kind and its size, so that no two lists of parts spell the same bytes."""
     if isinstance(part, dict):
-        found.update(b"dict %d " % len(part))
+        hasher.update(b"dict %d " % len(part))
         for key in sorted(part):
-            _feed(found, key)
-            _feed(found, part[key])
+            _feed(hasher, key)
+            _feed(hasher, part[key])
     elif isinstance(part, list | tuple):
-        found.update(b"list %d " % len(part))
+        hasher.update(b"list %d " % len(part))
         for each in part:
-            _feed(found, each)
+            _feed(hasher, each)
     elif isinstance(part, bytes):
-        found.update(b"bytes %d " % len(part) + part)
+        hasher.update(b"bytes %d " % len(part) + part)
     elif part is None or isinstance(part, str | int | float | bool):
         text = repr(part).encode()
-        found.update(b"text %d " % len(text) + text)
+        hasher.update(b"text %d " % len(text) + text)
     else:
         raise TypeError(f"a key is made of text, bytes, numbers, None and lists or dicts of them; found {part!r}")
 
 
-def exposed(found: os.stat_result) -> str | None:
+def exposed(status: os.stat_result) -> str | None:
     """Why others than this user and root could have written a file or folder; None where they could not."""
     if not hasattr(os, "geteuid"):
         return None
-    if found.st_uid not in (os.geteuid(), 0):
-        return f"belongs to user {found.st_uid}"
-    if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not stat.S_ISLNK(found.st_mode):
-        return f"can be written by others than its owner (mode {stat.S_IMODE(found.st_mode):04o})"
+    if status.st_uid not in (os.geteuid(), 0):
+        return f"belongs to user {status.st_uid}"
+    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not stat.S_ISLNK(status.st_mode):
+        return f"can be written by others than its owner (mode {stat.S_IMODE(status.st_mode):04o})"
     return None
 
 
 def distrusted(folder: Path) -> str | None:
     """Why nothing is read from a folder, as the docstring above has it, with the way out; None if it is trusted."""
     variable = application.current().variable("CACHE_DIR")
-    for found in (os.lstat(folder), os.stat(folder)):
-        if why := exposed(found):
+    for status in (os.lstat(folder), os.stat(folder)):
+        if why := exposed(status):
             way_out = "" if "belongs" in why else f"`chmod go-w {folder}` if no other user has written there, or "
             return f"{folder} {why}; {way_out}set {variable} to a folder of your own"
     return None
@@ -196,11 +196,11 @@ class Store:
         try:
             if not (self._trusts(self.folder) and self._trusts(path.parent)):
                 return None
-            found = _parsed(key, self._read(path))
-            if found is not None:
+            parsed = _parsed(key, self._read(path))
+            if parsed is not None:
                 with contextlib.suppress(OSError):
                     os.utime(path)                                           # tells sweeps that it is in use
-                return found[1]
+                return parsed[1]
         except OSError:
             pass
         return None
@@ -227,10 +227,10 @@ class Store:
         """Every entry, damaged and misplaced ones as well; reading them does not count as use."""
         for path in sorted(self.folder.glob("[0-9a-f][0-9a-f]/*.kernel")):
             with contextlib.suppress(OSError):
-                found = path.lstat()
+                status = path.lstat()
                 raw = self._read(path)
                 parsed = _parsed(path.stem, raw) if path == self._path(path.stem) else None
-                yield StoredKernel(path.stem, path, found.st_size, found.st_mtime, parsed and parsed[0])
+                yield StoredKernel(path.stem, path, status.st_size, status.st_mtime, parsed and parsed[0])
 
     def sweep(self) -> int:
         """Remove files of dead processes; returns their bytes."""
@@ -238,10 +238,10 @@ class Store:
         freed = sum(map(_sweep_unfinished, subfolders))
         for path in (path for subfolder in subfolders for path in subfolder.glob("*.lock")):
             with contextlib.suppress(OSError):
-                found = path.lstat()
-                if time.time() - found.st_mtime > LEFT_BEHIND and not path.with_suffix(".kernel").exists():
+                status = path.lstat()
+                if time.time() - status.st_mtime > LEFT_BEHIND and not path.with_suffix(".kernel").exists():
                     path.unlink()
-                    freed += found.st_size
+                    freed += status.st_size
         return freed
 
     def _path(self, key: str) -> Path:
@@ -257,10 +257,10 @@ class Store:
         """The file's contents; nothing if it is not trusted."""
         flags = (getattr(os, name, 0) for name in ("O_NOFOLLOW", "O_NONBLOCK", "O_BINARY"))
         with open(os.open(path, os.O_RDONLY | sum(flags)), "rb") as file:
-            found = os.fstat(file.fileno())
-            if why := exposed(found):
+            status = os.fstat(file.fileno())
+            if why := exposed(status):
                 self._warn(f"{application.current().name} rebuilds kernels whose file in {self.folder} {why}")
-            return file.read() if why is None and stat.S_ISREG(found.st_mode) else b""
+            return file.read() if why is None and stat.S_ISREG(status.st_mode) else b""
 
     def _write(self, key: str, entry: Entry, about: Mapping[str, Any]) -> None:
         parts = [(name, len(data)) for name, data in entry.items()]
@@ -309,8 +309,8 @@ class Store:
 
     def _cannot_keep(self, error: OSError) -> None:
         program = application.current()
-        variable, asked = program.variable("CACHE_DIR"), program.setting("CACHE_DIR")
-        named = f", as {variable}={asked} asks" if asked and cache_folder() == self.folder else ""
+        variable, folder = program.variable("CACHE_DIR"), program.setting("CACHE_DIR")
+        named = f", as {variable}={folder} asks" if folder and cache_folder() == self.folder else ""
         why = error.strerror or str(error)
         if (place := existing(self.folder)) != os.path.abspath(self.folder):
             why = f"that folder cannot be created in {place} ({why})"
@@ -341,11 +341,11 @@ def _sweep_unfinished(folder: Path) -> int:
     freed = 0
     for path in folder.glob("*.part"):
         with contextlib.suppress(OSError), open(path, "rb") as file:
-            found = os.fstat(file.fileno())
-            age = time.time() - found.st_mtime
+            status = os.fstat(file.fileno())
+            age = time.time() - status.st_mtime
             if age > LEFT_BEHIND or (age > UNLOCKED and _lock(file, wait=False)):
                 path.unlink()
-                freed += found.st_size
+                freed += status.st_size
     return freed
 
 

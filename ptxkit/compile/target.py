@@ -54,16 +54,16 @@ _VARIANT = (
 
 def parse(text: str) -> Target:
     """The target of an arch or a card: `sm100`, `sm_100a`, `100`, `10.0`, `B200` and `NVIDIA B200` all name one."""
-    asked = text.strip().lower()
-    digits = re.fullmatch(r"(?:sm_?)?(\d+)\.?(\d)[af]?", asked)
+    spelling = text.strip().lower()
+    digits = re.fullmatch(r"(?:sm_?)?(\d+)\.?(\d)[af]?", spelling)
     name = "sm" + "".join(digits.groups()) if digits else ""
-    found = TARGETS.get(name) or of_card(asked)
-    if found is None:
+    target = TARGETS.get(name) or of_card(spelling)
+    if target is None:
         known = ", ".join(f"{t.name} ({t.examples})" for t in TARGETS.values())
-        near = difflib.get_close_matches(asked, NAMES, n=1, cutoff=0.8)
+        near = difflib.get_close_matches(spelling, NAMES, n=1, cutoff=0.8)
         hint = f"did you mean {near[0]!r}? " if near else ""
         raise ValueError(f"no GPU arch or card is called {text!r}; {hint}{application.current().name} knows {known}")
-    return found
+    return target
 
 
 def of_card(name: str) -> Target | None:

@@ -168,11 +168,11 @@ class TritonKernel(Kernel):
         flat = [*(args if self._plain else flatten(self.signature, args, iter(self.maps))), scratch, 0]
         values = addresses(flat)                                             # 0: no scratch memory for a profile
         self._hold(values if self._plain else addresses(args))
-        if (found := launch_sink()) is None:
+        if (sink := launch_sink()) is None:
             return driver.launch(self, grid, self._shape, values, flat, stream)
         tensors = dict(_tensors(zip(self.names, args)))
         tensors |= {"global scratch": scratch} if self.scratch else {}
-        return found.launch(self._described(grid, self._shape, values, flat, tensors, stream=stream))
+        return sink.launch(self._described(grid, self._shape, values, flat, tensors, stream=stream))
 
     def _hold(self, values: Sequence[Any]) -> None:
         """Check that the arguments are as promised."""
@@ -251,8 +251,8 @@ def compile(
         built = triton.compile(source, target=gpu, options=options)
         asm = with_repairs(built.asm, triton.__version__, gpu, options)
     except Exception as error:
-        asked = f"Triton {triton.__version__} cannot build {fn.__name__} for {target.spelling}"
-        raise BuildError(f"{asked}: {error}") from error
+        failure = f"Triton {triton.__version__} cannot build {fn.__name__} for {target.spelling}"
+        raise BuildError(f"{failure}: {error}") from error
     return of(asm, built.metadata, types, target, divisible)
 
 
@@ -341,8 +341,8 @@ def _descriptor(arg: Any, lowered: Mapping[str, Any] | None) -> list[Any]:
         return [arg.base, *sizes, *flags, *sizes]
     if lowered["elem_type"] not in _MAP_DTYPES:
         known = ", ".join(f"{n} ({name})" for n, name in _MAP_DTYPES.items())
-        found = lowered["elem_type"]
-        raise BuildError(f"a tensor descriptor of element type {found} cannot be launched. Use one of {known}.")
+        dtype = lowered["elem_type"]
+        raise BuildError(f"a tensor descriptor of element type {dtype} cannot be launched. Use one of {known}.")
     size, rounded = lowered["elem_size"], getattr(arg, "round_f32_to_tf32", False)
     dims, box, im2col = list(arg.shape)[::-1], list(lowered["block_size"])[::-1], {}
     if lowered.get("fp4_padded"):
@@ -351,7 +351,7 @@ def _descriptor(arg: Any, lowered: Mapping[str, Any] | None) -> list[Any]:
         if launch_sink() is None:
             raise BuildError("ptxkit.compile.triton launches no descriptor in im2col mode on a GPU; a capture runs it.")
         im2col = _image(arg, pixels=box.pop())
-    found = tensor_map(
+    described = tensor_map(
         address=arg.base.data_ptr(),
         dtype="tfloat32" if rounded else _MAP_DTYPES[lowered["elem_type"]],
         dims=dims,
@@ -361,7 +361,7 @@ def _descriptor(arg: Any, lowered: Mapping[str, Any] | None) -> list[Any]:
         fill=arg.padding,
         **im2col,
     )
-    return [found, *sizes]
+    return [described, *sizes]
 
 
 def _image(arg: Any, pixels: int) -> dict[str, Any]:
@@ -379,8 +379,8 @@ def _tensors(named: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
     for name, arg in named:
         if isinstance(arg, tuple | list):
             yield from _tensors((f"{name}[{i}]", each) for i, each in enumerate(arg))
-        elif hasattr(found := getattr(arg, "base", arg) if hasattr(arg, "block_shape") else arg, "data_ptr"):
-            yield name, found
+        elif hasattr(tensor := getattr(arg, "base", arg) if hasattr(arg, "block_shape") else arg, "data_ptr"):
+            yield name, tensor
 
 
 def load() -> Any:

@@ -115,12 +115,12 @@ def _silence() -> str:
 
 
 def _where() -> str:
-    kept = store.default()
-    if why := kept.distrusted():
+    kernels = store.default()
+    if why := kernels.distrusted():
         return f"not kept: {_reason('trust', why)}"
-    if not store.writable(kept.folder):
-        return f"not kept: {_reason('dir', f'{kept.folder} cannot be written')}"
-    return f"kept in {kept.folder}"
+    if not store.writable(kernels.folder):
+        return f"not kept: {_reason('dir', f'{kernels.folder} cannot be written')}"
+    return f"kept in {kernels.folder}"
 
 
 def _reason(check: str, why: str) -> str:

@@ -115,5 +115,5 @@ def test_launches_are_counted_in_the_drivers_place(busy_gpu, monkeypatch):
     launched = []
     monkeypatch.setattr(driver, "launch", lambda *args, **options: launched.append(args))
     before = driver.launch
-    assert busy_gpu[0].launches_of(lambda: [driver.launch("a"), driver.launch("b", kept={})]) == 2
+    assert busy_gpu[0].launches_of(lambda: [driver.launch("a"), driver.launch("b", ready_on={})]) == 2
     assert launched == [("a",), ("b",)] and driver.launch is before
