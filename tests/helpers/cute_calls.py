@@ -1,21 +1,16 @@
 """Calls of the Hopper and Blackwell backends in the simulator, held against the definition."""
 
 import dataclasses
-import functools
 import importlib.util
 import math
 import re
-import shutil
 import subprocess
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 import torch
-from planted import edited
 
 import kda
-from kda.backends.common import training
 from kda.backends.sm90 import launch
 from kda.model.host import host_of
 from kda.model.problem import Problem
@@ -26,7 +21,6 @@ from kda.tools.verify.doors import Door
 from kda.tools.verify.parity import describe, judge
 from kda.tools.verify.simulated import SimulatedDoor
 from ptxkit import capture
-from ptxkit.compile import sources
 from ptxkit.compile.target import parse
 
 TOKENS = ("q", "k", "v", "g", "beta")
@@ -167,73 +161,11 @@ def refusals(words, backend):
     return [reason.split(":")[0] for reason in dict(choice.tried)[backend]]
 
 
-class Fault(NamedTuple):
-    """Text that stands once in a kernel's source, the text planted instead, and how a call notices it: by the kind of a
-    finding, or as a "wrong answer"."""
-
-    file: str                                # "sm90/fwd/chain"
-    old: str
-    new: str
-    noticed: str
-    case: str = "long"                       # one of the test's cases
-    schedule: int = 0                        # others than 0 are early, too
-
-
-def initialises(pipeline, count, pipelines="self.c.pipelines"):
-    """Return the text that initialises mbarriers, and the same with another count in one of the pipelines."""
-    old, new = f"initialise(s, {pipelines})", "p._replace(arrivals=(p.arrivals[0]._replace(count={}),))"
-    return old, old.replace(pipelines, f"[{new.format(count)} if p.name == {pipeline!r} else p for p in {pipelines}]")
-
-
-def plant(fault, folder, monkeypatch, backend="sm90"):
-    """Let kernels that have the fault come from a copy of the backend in `folder`, each built once."""
-    package = copy_backend(backend, *fault[:3], folder, monkeypatch)
-    launch, plan = (importlib.import_module(f"kda.backends.{backend}.{name}") for name in ("launch", "plan"))
-    whole, faulty = launch.kernel, f"kda.backends.{fault.file.replace('/', '.')}"
-
-    @functools.cache
-    def broken(config, *arch):
-        module = plan.KERNELS[type(config)]
-        if faulty not in sources.files(f"kda.backends.{module}"):
-            return whole(config, *arch)
-        build = importlib.import_module(f"{package}.{module}").build
-        (kernel,) = build(config, *(arch or (plan.TARGET,))).kernels.values()
-        return kernel
-
-    monkeypatch.setattr(launch, "kernel", broken)
-    for launcher in (launch, training):
-        kept_nowhere(monkeypatch, launcher)
-
-
-def assert_noticed(fault, session, rows):
-    """Check that a fault was noticed. `rows()` judges results, which is slow: only a wrong answer needs it."""
-    if fault.noticed == "wrong answer":
-        assert any(row.wrong for row in rows())
-    else:
-        kinds = {finding.kind for finding in session.findings}
-        assert fault.noticed in kinds, f"found {kinds or 'nothing'} instead of {fault.noticed}"
-
-
-def assert_a_call_notices(fault, case, backend="sm90"):
-    found, session = called(case, backend=backend, schedule=fault.schedule, early=bool(fault.schedule))
-
-    def rows():
-        limits = budgets(case, Door(backend, "cpu").rounding(case), backward=False)
-        return [judge("call", name, limits[name], found[name], case, whole=True) for name in found if name in limits]
-
-    assert_noticed(fault, session, rows)
-
-
-def copy_backend(backend, file, old, new, folder, monkeypatch):
-    """Copy a backend and what it shares with others, with one text replaced, and return the name of the new package."""
-    package = "broken_" + folder.name.replace("-", "_")
-    backends = Path(launch.__file__).parents[1]
-    for part in (backend, "common"):
-        shutil.copytree(backends / part, folder / package / part)
-    source = folder / package / f"{file}.py"
-    source.write_text(edited(source.read_text(), [(old, new)], file))
-    monkeypatch.syspath_prepend(folder)
-    return package
+def rows_of(calls, *daily):
+    """Run a test with every row of a table; all but the `daily` ones are exhaustive."""
+    assert set(daily) <= set(calls), set(daily) - set(calls)
+    rare = [pytest.param(name, marks=pytest.mark.exhaustive) for name in calls if name not in daily]
+    return pytest.mark.parametrize("name", [*daily, *rare])
 
 
 def reads_nothing_before_the_kernel_ahead_is_done(kernel):

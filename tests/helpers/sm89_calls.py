@@ -1,21 +1,15 @@
 """Calls of the float32 backend in the simulator: what its tests share."""
 
 import dataclasses
-import functools
-import shutil
-from pathlib import Path
 
 from cute_calls import assert_right, called, check
-from planted import edited
 
 import kda
-from kda.backends.sm89 import launch, source
 from kda.tools.verify.cases import make_inputs
 from kda.tools.verify.definition import budgets
 from kda.tools.verify.doors import Door
 from kda.tools.verify.parity import judge
 from ptxkit import capture
-from ptxkit.compile import nvrtc
 
 D128 = dict(K=128, V=128)
 
@@ -63,19 +57,3 @@ def proven_trained(case, **options):
 def lacking(case, name):
     """Return the same call without an input."""
     return dataclasses.replace(case, keywords={n: x for n, x in case.keywords.items() if n != name})
-
-
-def built(config):
-    given = source.source_of(config)
-    return nvrtc.compile(given.text, given.entry, defines=given.defines, headers=given.headers, file=given.file)
-
-
-def plant(fault, folder, monkeypatch):
-    """Let kernels come from a copy of the backend that has the fault."""
-    copy = folder / "sm89"
-    shutil.copytree(Path(source.__file__).parent, copy)
-    file = copy / fault.file
-    file.write_text(edited(file.read_text(), [(fault.old, fault.new)], fault.file))
-    monkeypatch.setattr(source, "HERE", copy)
-    monkeypatch.setattr(launch, "kernel", functools.cache(built))
-    launch.steps.cache_clear()

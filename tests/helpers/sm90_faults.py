@@ -1,7 +1,8 @@
 """Faults planted into the Hopper kernels, by the file of kda/backends that each stands in, and the calls that notice
 them."""
 
-from cute_calls import RAGGED, Fault, initialises
+from cute_calls import RAGGED
+from kernel_faults import SPACE, faults, initialises
 from sm90_forms import ALONE, CUT, FLOAT32, FOUR, PAIR, SMALL, SOME, STREAM, TWO_KERNELS, Call, Form
 
 LONG = dict(V=64, T=390, HV=2)
@@ -35,9 +36,7 @@ CALLS = {
     "gradients, float32": Call(TWO_KERNELS, dict(T=70, gate="softplus", **FLOAT32)),
 }
 
-SPACE = " "                                  # many stand before a comment that tells two equal lines apart
-FAULTS = {                                   # the call, how it notices the fault, a text of the file, what stands there
-    #                                          instead, and a schedule of warps other than the usual one
+FAULTS = faults(name="{case}: {says}", files={
     "common/cute/teams": {
         "the inverse begins before A_kk is there": (
             "two kernels", "race-write-read", "        FIRST_FOUR.sync()", "        pass"
@@ -476,9 +475,4 @@ FAULTS = {                                   # the call, how it notices the faul
             "products", "wrong answer", "length - j * rows, rows), j)", "length - j * rows, rows), 0)"
         ),
     },
-}
-FAULTS = {
-    file: {says: Fault(file, old, new, noticed, call, *schedule)
-           for says, (call, noticed, old, new, *schedule) in rows.items()}
-    for file, rows in FAULTS.items()
-}
+})

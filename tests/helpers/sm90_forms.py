@@ -6,7 +6,6 @@ rows begin with what the form is called: `-k any_gate` selects one form in all t
 
 from typing import Any, NamedTuple
 
-import pytest
 import torch
 from cute_calls import RAGGED, called, changed, drawn, saturated
 
@@ -80,13 +79,6 @@ def table(**forms):
         for row, words in rows.items():
             found[f"{name}: {row}"] = Call(*words) if isinstance(words, tuple) else Call(usual, words)
     return found
-
-
-def rows_of(calls, *daily):
-    """Run a test with every row of a table; all but the `daily` ones are exhaustive."""
-    assert set(daily) <= set(calls), set(daily) - set(calls)
-    rare = [pytest.param(name, marks=pytest.mark.exhaustive) for name in calls if name not in daily]
-    return pytest.mark.parametrize("name", [*daily, *rare])
 
 
 def results(call, save=Save.NOTHING, **options):

@@ -8,17 +8,15 @@ import cute_calls
 import pytest
 import torch
 from cute_calls import (
-    Fault,
-    assert_noticed,
     assert_right,
     changed,
     drawn,
-    initialises,
     judged_gradients,
     kept_and_made_again,
-    plant,
     saturated,
 )
+from kernel_faults import assert_noticed, plant
+from sm100_faults import BACKWARD as FAULTS
 
 pytest.importorskip("cutlass", reason="nvidia-cutlass-dsl is not installed")
 
@@ -225,51 +223,6 @@ def test_no_kernel_of_a_bounded_gate_spills_but_grads_8_bytes_and_64_of_packed_c
                     spilt[type(config).__name__, config.packed] = bytes_
     most = {("GradsConfig", False): 8, ("GradsConfig", True): 64}
     assert all(bytes_ <= most.get(kind, 0) for kind, bytes_ in spilt.items())
-
-
-GRADS = "common/cute/grads"
-FAULTS = {
-    "G is read before it is there": Fault(
-        "sm100/bwd/grads", "self.warps.sync()                                                      # G is there",
-        "pass", "race-write-read",
-    ),
-    "products read values that are on their way": Fault(
-        "sm100/bwd/grads", 'cute.arch.fence_proxy("async.shared", space="cta")                 # LOAD\'s copies, for',
-        "pass  #", "proxy",
-    ),
-    "G is read before its product is done": Fault(
-        "sm100/bwd/grads", "cute.arch.mbarrier_wait(s.products, i & 1)\n", "pass\n", "uninitialised",
-    ),
-    "the next item's products overwrite what is read": Fault(
-        "sm100/bwd/grads",
-        "umma.fence_before_thread_sync()                                        # warp 0 issues", "pass  #",
-        "tcgen05-fence",
-    ),
-    "dh r^T comes from h": Fault(
-        "sm100/bwd/grads", "s.base_desc, struct.dh.offset, r", "s.base_desc, struct.h.offset, r", "wrong answer"
-    ),
-    "rows above their block decay": Fault(
-        "sm100/bwd/grads", "self.rescale((down,), b, ratio, n, range(n))", "pass", "wrong answer"
-    ),
-    "what a block passes on does not decay": Fault(
-        "sm100/bwd/grads", "b, ratio, n + 1, range(n + 1, self.blocks))", "b, ratio, n + 1, range(0))", "wrong answer"
-    ),
-    "x comes back from another step": Fault(
-        "sm100/bwd/grads", "(GradsColumns.x + b * umma.STEP)", "(GradsColumns.x + 0 * b)", "wrong answer"
-    ),
-    "an item is taken for the one before": Fault(
-        f"{GRADS}/load", "store(s.places + (i & 1) * PLACE", "store(s.places + (i + 1 & 1) * PLACE", "wrong answer"
-    ),
-    "values are replaced while a product reads them": Fault(
-        "sm100/bwd/grads", *initialises("values_empty", 1), "deadlock"
-    ),
-    "dk keeps what points along k": Fault(
-        f"{GRADS}/rows", "found[j] = found[j] - y[j] * along[t]", "pass", "wrong answer"
-    ),
-    "a gate gains what a key loses": Fault(
-        f"{GRADS}/rows", "(row[0] + row[1]) - row[2]", "(row[0] + row[1]) + row[2]", "wrong answer"
-    ),
-}
 
 
 @pytest.mark.spread(every=18)

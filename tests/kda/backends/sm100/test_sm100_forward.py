@@ -9,8 +9,6 @@ import pytest
 import torch
 from cute_calls import (
     RAGGED,
-    Fault,
-    assert_a_call_notices,
     called,
     changed,
     check,
@@ -19,12 +17,12 @@ from cute_calls import (
     has_the_bits_of_value_heads_with_q_and_k_of_their_own,
     has_the_bits_that_it_has_alone,
     has_the_same_bits_in_any_order_of_warps,
-    initialises,
     kept_nowhere,
     looks_at_no_later_token,
-    plant,
     refusals,
 )
+from kernel_faults import assert_a_call_notices, plant
+from sm100_faults import FORWARD as FAULTS
 
 pytest.importorskip("cutlass", reason="nvidia-cutlass-dsl is not installed")
 
@@ -226,130 +224,6 @@ def test_decays_of_minus_1000_are_finite_and_correct(K):
     proven(changed(case_of(K, T=100, gate="given"), g=lambda x: torch.where(x < x.median(), -1000.0, x).to(x.dtype)))
 
 
-PREPARE, CHAIN, FUSED = (f"sm100/fwd/{name}" for name in ("prepare", "chain", "fused"))
-ROWS, PAIRS = "common/cute/rows", "common/cute/pairs"
-FAULTS = {
-    "the product does not see the operands": Fault(
-        ROWS,
-        'space="cta")\n        self.team.meet_for_product()                                           # both',
-        'space="cta") if False else 0\n        self.team.meet_for_product()  # both', "proxy",
-    ),
-    "a stage is handed back before both CTAs have read it": Fault(
-        FUSED, *initialises("empty", 4, "GROUP_PIPELINES"), "race-write-read"
-    ),
-    "the neighbour's group does not hear that a stage is free": Fault(
-        CHAIN, "group.empty), chunk & 1)", "group.empty), rank)", "deadlock"
-    ),
-    "A2 is made before TB is there": Fault(
-        PREPARE, "self.team.meet_first_four()                                            # TB", "# TB",
-        "race-read-write"
-    ),
-    "a tile is handed over before all of KT is there": Fault(
-        PREPARE, "self.team.meet_last_six()                                          # KT", "pass  # KT",
-        "race-write-read"
-    ),
-    "a tile is handed over before A2 is there": Fault(
-        PREPARE, "            self.A_qk_times_TB(acc, TA)\n"
-        '            cute.arch.fence_proxy("async.shared", space="cta")\n            self.team.arrive_for_last_six()\n',
-        "            self.team.arrive_for_last_six()\n            self.A_qk_times_TB(acc, TA)\n"
-        '            cute.arch.fence_proxy("async.shared", space="cta")\n', "race-write-read"
-    ),
-    "sums of groups are read before all are there": Fault(
-        ROWS, "self.team.meet()                                                   # the sums of each", "pass  # each",
-        "race-write-read"
-    ),
-    "dt_bias is that of the head before": Fault(
-        PREPARE, "self.rows.store_bias(head_rows, ", "self.rows.store_bias(head_rows._replace(bias=x.dt_bias), ",
-        "wrong answer", case="heads"
-    ),
-    "a row of no token decays": Fault(ROWS, 'Float32(float("inf"))', "Float32(2.0)", "wrong answer", case="tail"),
-    "-v of the next chunk is made over o that was not read": Fault(
-        CHAIN, "                self.round_o(shared, warp, thread, chunk - 1)\n"
-        "            umma.fence_before_thread_sync()\n            X_THERE.arrive()\n            if i > 0:",
-        "                umma.fence_before_thread_sync()\n            X_THERE.arrive()\n            if i > 0:\n"
-        "                self.round_o(shared, warp, thread, chunk - 1)", "race-read-write"
-    ),
-    "rows of v are read before they are there": Fault(
-        CHAIN, "cp_async_wait_group(0)", "cp_async_wait_group(2)", "race-write-read"
-    ),
-    "X is read before both warps have written it": Fault(
-        CHAIN, "X_THERE.sync()", "pass", "race-write-read"
-    ),
-    "o is written before both warps have it": Fault(
-        CHAIN, "O_THERE.sync()\n        for j", "for j", "race-write-read"
-    ),
-    "the last o is written over one that is still read": Fault(
-        CHAIN, "O_THERE.sync()                                                 # both", "pass  # both",
-        "race-read-write"
-    ),
-    "what is added is read before it is there": Fault(
-        CHAIN, "wait(barriers.added, parity)", "pass", "race-write-read"
-    ),
-    "the state is read before all of it is rounded": Fault(
-        CHAIN, "space=\"cta\")\n        STATE_ROUNDED.sync()", "space=\"cta\")", "race-write-read"
-    ),
-    "the state's products do not follow its stores": Fault(
-        CHAIN, "umma.fence_before_thread_sync()\n            X_THERE.arrive()", "X_THERE.arrive()", "tcgen05-fence"
-    ),
-    "X is read in no order with its products": Fault(
-        CHAIN, "wait(barriers.out, parity)\n            umma.fence_after_thread_sync()", "wait(barriers.out, parity)",
-        "tcgen05-fence"
-    ),
-    "the neighbour is not told of the mbarriers": Fault(
-        FUSED, "cute.arch.mbarrier_init_fence()", "pass", "mbarrier-fence"
-    ),
-    "columns of 8 rows are read before all lanes have them": Fault(
-        "common/cute/inverse", "cute.arch.sync_warp()                                                  # columns of 8",
-        "# columns of 8", "race-lanes"
-    ),
-    "2^gc_last S is not there yet when more is added": Fault(
-        CHAIN, "        umma.wait_for_stores()\n        cute", "        cute", "race-write-read"
-    ),
-    "a sequence and head are another's before all know them": Fault(
-        "sm100/parts/work_item", "self.team.meet()                                                       # all",
-        "# all", "race-write-read", case="walk"
-    ),
-    "what is added to the state is taken from it": Fault(
-        CHAIN, "negated=True)          # -KT", "negated=False)          # -KT", "wrong answer"
-    ),
-    "[-X; o] of both parities in one place": Fault(
-        CHAIN, "return self.c.tmem.out + (chunk & 1) * self.c.columns", "return self.c.tmem.out", "race-read-write"
-    ),
-    "tensor memory is not given back": Fault(FUSED, "            umma.free(TMEM)", "            pass", "tmem-leak"),
-    "a CTA is gone before the neighbour is done": Fault(
-        FUSED, "cute.arch.cluster_arrive()\n        cute.arch.cluster_wait()\n        if warp == 0:", "if warp == 0:",
-        "peer-exited"
-    ),
-    "a token of none is left as it is": Fault(
-        "common/cute/clear", "first, x.T,", "first, x.T - 1,", "wrong answer", case="packed"
-    ),
-    "a stage's phase is that of its sequence alone": Fault(
-        PREPARE, "phase_of(before + chunk, RING)", "phase_of(chunk, RING)", "race-write-read", case="walk"
-    ),
-    "pairs across blocks count as those across wider ones": Fault(
-        PAIRS, "apart >> number - 1 == 1 if", "apart >> number == 1 if", "wrong answer", case="any gate"
-    ),
-    "operands across blocks are written over those within": Fault(
-        ROWS, "self.tensor_core.wait_until_read(0)", "pass", "race-read-write", case="any gate"
-    ),
-    "kE and qg are written over operands across blocks": Fault(
-        ROWS, "self.tensor_core.wait(1)", "pass", "race-read-write", case="any gate"
-    ),
-    "the second half of a block does not know what the first one lost": Fault(
-        ROWS, "self.load_channels(sums, of_block)]", "[top] * self.pairs]", "wrong answer", case="fast"
-    ),
-    "a block's second half looks before the first one has summed": Fault(
-        ROWS, "self.team.meet()                                                       # the sums over first", "# first",
-        "race-write-read", case="any gate"
-    ),
-    "half of a row of the state is the other half": Fault(
-        CHAIN, "return (thread >> 4 & 1) * self.own_columns if", "return (thread >> 4 & 1 ^ 1) * self.own_columns if",
-        "wrong answer", case="64"
-    ),
-    "rows of 64 bytes are read as rows of 128": Fault(
-        "sm100/parts/umma", "row = min(2 * elements, ROW)", "row = ROW", "wrong answer", case="64"
-    ),
-}
 FAULTY = {
     "long": dict(T=390), "tail": dict(T=33, regime="fast"), "heads": dict(T=33, HV=2), "walk": WALK,
     "packed": dict(padding=9, **RAGGED), "any gate": dict(T=70, gate="softplus"),

@@ -1,33 +1,31 @@
 """The Blackwell kernels of a step that records gradients, each alone on the CPU from its PTX, against float64."""
 
 import functools
-import importlib
 import itertools
-import sys
 from typing import NamedTuple
 
 import pytest
 import torch
-from cute_calls import Fault, copy_backend, reads_nothing_before_the_kernel_ahead_is_done
+from cute_calls import reads_nothing_before_the_kernel_ahead_is_done, rows_of
+from kernel_faults import Fault, plant
+from sm100_faults import RECORDED as FAULTS
 
 pytest.importorskip("cutlass", reason="nvidia-cutlass-dsl is not installed")
 
 from kda.backends.common.cute.configs import ChunkTable, SegmentTable, chunk_options
 from kda.backends.common.cute.tile import C, decay_index, swizzle_128B
 from kda.backends.common.tensors import laid_out
+from kda.backends.sm100 import launch
 from kda.backends.sm100.configs import RECORD_TILE, TMEM, K, OperandsConfig, RecordColumns, RecordConfig, V, WalkConfig
 from kda.model.problem import Problem
 from kda.model.stages import LOG2_E
 from kda.tools.verify.cases import make_inputs
 from kda.tools.verify.literal import l2norm, log_decay, step_size
 from ptxkit import capture
-from ptxkit.compile import cutedsl
-from ptxkit.compile.fetching import fetch_here
 from ptxkit.compile.target import parse
 
 pytestmark = [pytest.mark.simulated, pytest.mark.usefixtures("one_thread")]
 
-HOMES = {OperandsConfig: "fwd.operands", RecordConfig: "fwd.record", WalkConfig: "bwd.walk"}
 SHARED_OF_SM = 228 * 1024
 RAGGED = dict(lengths=(65, 0, 1, 30), padding=9)
 
@@ -36,18 +34,17 @@ def case_of(**options):
     return make_inputs(**dict(H=1, K=K, V=V, gate="bounded") | options)
 
 
-@functools.cache
 def kernel(config, arch="sm100"):
-    return fetch_here(cutedsl.Recipe(f"kda.backends.sm100.{HOMES[type(config)]}:build", config, parse(arch)))
+    return launch.kernel(config, parse(arch))
 
 
 def launched(config, grid, numbers, tensors, arch="sm100", bare=False, kinds=None, **options):
     """Launch and return the Run; `bare`: in a capture of the caller.  Findings fail the test, or go into `kinds`."""
-    launch = config.bound(kernel(config, arch), grid, **numbers)
+    launched = config.bound(kernel(config, arch), grid, **numbers)
     if bare:
-        return launch(**tensors)
+        return launched(**tensors)
     with capture(arch=arch, **dict(strict=True) | options) as session:
-        launch(**tensors)
+        launched(**tensors)
     if kinds is not None:
         kinds |= {finding.kind for finding in session.findings}
     else:
@@ -79,7 +76,7 @@ def sequences(case):
     return list(zip(case.spec.offsets, case.spec.lengths))
 
 
-def rows_of(case):
+def token_rows(case):
     """Return qn, kn, log2 decays, v and do (tokens, HV, D) and step sizes (tokens, HV) in float64."""
     p, x = case.problem(), case.inputs
     q, k, v, g, do = (y.flatten(0, 1).double() for y in (x.q, x.k, x.v, x.g, case.do))
@@ -93,7 +90,7 @@ def rows_of(case):
 
 @functools.lru_cache(maxsize=4)
 def _chunks(key, case):
-    rows = rows_of(case)
+    rows = token_rows(case)
     return [[[chunk(*[y[start : min(start + C, begin + tokens), head] for y in rows])
               for start in range(begin, begin + tokens, C)] for head in range(case.spec.heads)]
             for begin, tokens in sequences(case)]
@@ -545,7 +542,6 @@ def test_any_order_of_warps_gives_the_same_operands_of_any_gate(order, gate):
 
 # faults
 
-WALK, RECORD, MADE, STATE = (f"sm100/{name}" for name in ("bwd/walk", "fwd/record", "fwd/operands", "parts/state"))
 WAYS = {
     "operands": lambda kinds: operands_are_right(case_of(HV=2, lengths=(33, 0, 40), padding=9), kinds=kinds),
     "any gate": lambda kinds: operands_are_right(case_of(T=40, gate="softplus"), kinds=kinds),
@@ -553,107 +549,14 @@ WAYS = {
     "back": lambda kinds: back_is_right(case_of(T=200), kinds=kinds),
     "segments": lambda kinds: up_of_segments_is_right(case_of(T=134), kinds=kinds),
 }
-FAULTS = {
-    "T' is read before it is there": Fault(
-        MADE, "self.team.meet()                                                       # T'", "# T'", "race-read-write",
-        "operands",
-    ),
-    "a tile leaves before all of it is there": Fault(
-        MADE, "self.team.meet()                                                       # the tile", "# the tile",
-        "race-write-read", "operands",
-    ),
-    "a tile leaves as the copy does not see it": Fault(
-        MADE, 'cute.arch.fence_proxy("async.shared", space="cta")', "pass", "proxy", "operands"
-    ),
-    "the ones of T' stay": Fault(MADE, ", strict=True", "", "wrong answer", "operands"),
-    "kE is not negated": Fault(MADE, ", negated_kE=True", "", "wrong answer", "operands"),
-    "T' has no ones where it is multiplied": Fault(
-        MADE, "if cutlass.const_expr(m == step)", "if cutlass.const_expr(False)", "wrong answer", "operands"
-    ),
-    "A_qk has no b": Fault(MADE, "x * of_keys[e] for", "x for", "wrong answer", "operands"),
-    "products across blocks in one place": Fault(
-        "sm100/parts/pairs", "return load_one(self.tmem) + number * C", "return load_one(self.tmem)", "wrong answer",
-        "any gate",
-    ),
-    "kE leaves before all of it is there": Fault(
-        MADE, "self.team.meet()                                                   # kE", "pass  # kE",
-        "race-write-read", "any gate",
-    ),
-    "tensor memory is given back before pairs were read": Fault(
-        MADE, "umma.fence_before_thread_sync()", "pass", "tcgen05-fence", "operands"
-    ),
-    "tensor memory is given back before pairs by halving were read": Fault(
-        MADE, "umma.fence_before_thread_sync()", "pass", "tcgen05-fence", "any gate"
-    ),
-    "dh is multiplied before all is rounded": Fault(WALK, "IMAGE_THERE.sync()", "pass", "race-write-read", "back"),
-    "dv is multiplied before all have it": Fault(WALK, "ROWS_THERE.sync()", "pass", "race-write-read", "back"),
-    "what is added to dh does not follow its stores": Fault(
-        WALK, "umma.fence_before_thread_sync()\n            IMAGE_THERE", "IMAGE_THERE", "tcgen05-fence", "back"
-    ),
-    "products do not see rows of do": Fault(
-        WALK, 'cute.arch.fence_proxy("async.shared", space="cta")', "pass", "proxy", "back"
-    ),
-    "dv is read before it is there": Fault(
-        WALK, "cute.arch.mbarrier_wait(s.out, j & 1)", "pass", "uninitialised", "back"
-    ),
-    "dh is read before all is added": Fault(
-        WALK, "cute.arch.mbarrier_wait(s.added, j & 1 ^ 1)", "pass", "race-write-read", "back"
-    ),
-    "the last dh is not kept": Fault(WALK, "(i & 1) == 1 or j == 0", "(i & 1) == 1", "wrong answer", "back"),
-    "T' instead of A2": Fault(WALK, "RECORD_TILE.TA.offset + A2)", "RECORD_TILE.TA.offset)", "wrong answer", "back"),
-    "tensor memory is not given back": Fault(WALK, "umma.free(TMEM)", "pass", "tmem-leak", "back"),
-    "an image is written while it is copied": Fault(
-        STATE, '''        """Wait, in the warp of the thread that sent them, until images were read."""
-        cute.arch.cp_async_bulk_wait_group(0, read=True)''', "        pass", "race-read-write", "up"
-    ),
-    "a stage is filled before it was read": Fault(
-        STATE, "cute.arch.mbarrier_wait(s.empty + stage, phase ^ 1)", "pass", "race-read-write", "up"
-    ),
-    "S is not there yet when more is added": Fault(
-        STATE, "        umma.wait_for_stores()\n        cute", "        cute", "race-write-read", "up"
-    ),
-    "rows of v of another swizzle": Fault(STATE, "(r & 7) * 16", "(r & 6) * 32 % 128", "wrong answer", "up"),
-    "X is multiplied before all have it": Fault(RECORD, "ROWS_THERE.sync()", "pass", "race-write-read", "up"),
-    "r and o are overwritten before they are read": Fault(
-        RECORD, "cute.arch.mbarrier_wait(s.read + (i + 1 & 1), i + 1 >> 1 & 1 ^ 1)", "pass", "race-read-write", "up"
-    ),
-    "r and o are read before they are there": Fault(
-        RECORD, "cute.arch.mbarrier_wait(s.done + (i & 1), i >> 1 & 1)", "pass", "uninitialised", "up"
-    ),
-    "r and o leave before all lanes have them": Fault(
-        RECORD, "cute.arch.sync_warp()                                              # the warp's columns are", "# are",
-        "race-lanes", "up",
-    ),
-    "r and o of odd and even chunks in one place": Fault(RECORD, "OUT = 2 * C ", "OUT = 0 ", "race-read-write", "up"),
-    "M is not transposed": Fault(
-        RECORD, "self.leave(x.M, p * x.HV + head, True)", "self.leave(x.M, p * x.HV + head, False)", "wrong answer",
-        "segments",
-    ),
-    "M is walked for with v": Fault(RECORD, "if not of_M:", "if True:", "uninitialised", "segments"),
-}
+@rows_of(FAULTS, "T' is read before it is there", "rows of v of another swizzle")
+def test_a_planted_fault_is_noticed(name, tmp_path, monkeypatch):
+    assert FAULTS[name].noticed in ways_of_noticing(FAULTS[name], tmp_path, monkeypatch)
 
 
-@pytest.mark.spread(every=23)
-@pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
-def test_a_planted_fault_is_noticed(fault, tmp_path, monkeypatch):
-    """The fault is in one kernel; tiles are made as they ship unless it is their fault."""
-    case_tiles = tiles_of if fault.case not in ("operands", "any gate") else None
-    assert fault.noticed in ways_of_noticing(fault, tmp_path, monkeypatch, case_tiles)
-
-
-def ways_of_noticing(fault, folder, monkeypatch, case_tiles=None):
+def ways_of_noticing(fault, folder, monkeypatch):
     """Return the kinds of findings that a fault causes, and "wrong answer"."""
-    module, whole = sys.modules[__name__], kernel
-    package = copy_backend("sm100", fault.file, fault.old, fault.new, folder, monkeypatch)
-
-    @functools.cache
-    def broken(config, arch="sm100"):
-        if case_tiles and isinstance(config, OperandsConfig):
-            return whole(config, arch)
-        build = importlib.import_module(f"{package}.sm100.{HOMES[type(config)]}").build
-        return next(iter(build(config, parse(arch)).kernels.values()))
-
-    monkeypatch.setattr(module, "kernel", broken)
+    plant(fault, folder, monkeypatch, "sm100")
     kinds = set()
     try:
         WAYS[fault.case](kinds)
@@ -667,7 +570,7 @@ def test_tensor_memory_of_operands_may_begin_anywhere(tmp_path, monkeypatch):
     """Behind what another CTA has: here 32 columns that nobody gives back."""
     before = '[{{$r0}}], {columns}; "'
     after = '[{{$r0}}], 32; tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [{{$r0}}], {columns}; "'
-    fault = Fault("sm100/parts/umma", before, after, "tmem-leak", "operands")
+    fault = Fault("sm100/parts/umma", "operands", "tmem-leak", before, after)
     assert ways_of_noticing(fault, tmp_path, monkeypatch) == {"tmem-leak"}
 
 

@@ -3,16 +3,15 @@
 import pytest
 import torch
 from cute_calls import (
-    Fault,
-    assert_a_call_notices,
     called,
     changed,
     check,
     kept_nowhere,
     looks_at_no_later_token,
-    plant,
     reads_nothing_before_the_kernel_ahead_is_done,
 )
+from kernel_faults import assert_a_call_notices, plant
+from sm100_faults import SEGMENTS as FAULTS
 
 pytest.importorskip("cutlass", reason="nvidia-cutlass-dsl is not installed")
 
@@ -108,33 +107,6 @@ def test_all_kernels_of_a_class_are_known_ahead():
         recorded = ["fused", "grads", "operands", "record", "shares", "walk"]
         more = {"": ["compose", "join"], "packed": ["compose", "join", "tables"], "batch_invariant=true": []}[words]
         assert names == sorted(recorded + more)
-
-
-CHAIN, WALKS, JOIN = "sm100/fwd/chain", "sm100/parts/walks", "common/cute/join"
-FAULTS = {
-    "a first segment begins with nothing": Fault(CHAIN, "if segment == 0:", "if segment < 0:", "wrong answer"),
-    "all segments begin with the state that enters the sequence": Fault(
-        CHAIN, "if segment == 0:", "if segment >= 0:", "wrong answer"
-    ),
-    "M is not transposed": Fault(CHAIN, "rank, thread, True)", "rank, thread, False)", "wrong answer"),
-    "the second walk has v": Fault(
-        CHAIN, "if item.is_transition:\n                    store", "if False:\n                    store",
-        "wrong answer"
-    ),
-    "second walks write o": Fault(CHAIN, "x.response.toint() if", "x.o.toint() if", "wrong answer"),
-    "the last rows of o are left": Fault(
-        JOIN, "if lane_rows[r] < rows:", "if lane_rows[r] < rows - 1:", "wrong answer"
-    ),
-    "the state is read before all of it is there": Fault(
-        JOIN, "            cute.arch.sync_threads()\n", "", "race-write-read"
-    ),
-    "the segment before is left out": Fault(
-        "common/cute/compose", "begin + 1, end + 1", "begin + 1, end", "wrong answer"
-    ),
-    "a segment's tokens are another's": Fault(
-        "common/cute/segments", "return begin + first,", "return begin,", "wrong answer"
-    ),
-}
 
 
 @pytest.mark.exhaustive

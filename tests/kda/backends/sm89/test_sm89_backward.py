@@ -5,16 +5,10 @@ import functools
 
 import pytest
 import torch
-from cute_calls import RAGGED, TOKENS, Fault, assert_right, changed
-from sm89_calls import (
-    D128,
-    case_of,
-    lacking,
-    plant,
-    proven_trained,
-    seen_trained,
-    trained,
-)
+from cute_calls import RAGGED, TOKENS, assert_right, changed
+from kernel_faults import plant
+from sm89_calls import D128, case_of, lacking, proven_trained, seen_trained, trained
+from sm89_faults import BACKWARD as FAULTS
 
 import kda
 from kda.backends.sm89 import launch, plan
@@ -215,55 +209,6 @@ def test_ordinary_inputs_have_errors_below_3e_6(regime):
 
 # faults
 
-FAULTS = {
-    "the first do is read before it is there": Fault(
-        "bwd/chain.cu", "  __syncthreads();  // the first do is there\n", "", "race-write-read",
-    ),
-    "dh is read before it is there": Fault(
-        "bwd/chain.cu", "    __syncthreads();  // dh and A_qk^T @ do are there, dv_new was read\n",
-        "", "race-read-write",
-    ),
-    "dv_new is read before it is there": Fault(
-        "bwd/chain.cu",
-        "    __syncthreads();  // dv_new, the next do and qg^T @ do are there; dh and A_qk^T @ do were read\n",
-        "", "race-read-write",
-    ),
-    "the next do overwrites this": Fault(
-        "bwd/chain.cu", "of_do.share(s.d_o[1 - now])", "of_do.share(s.d_o[now])", "race-write-read",
-    ),
-    "what w gives back is added": Fault(
-        "bwd/chain.cu", "S.value[m][n][i] -= taken", "S.value[m][n][i] += taken", "wrong answer",
-    ),
-    "dh without its scale": Fault("bwd/chain.cu", "x.scale * added[n].sum[i]", "added[n].sum[i]", "wrong answer"),
-    "P is read before it is there": Fault("bwd/wy.cu", "    __syncthreads();  // P is there\n", "", "race-read-write"),
-    "a slice overwrites the one before": Fault(
-        "bwd/wy.cu", "    __syncthreads();  // the slice before was read\n", "", "race-read-write", "128",
-    ),
-    "dA_kk with the wrong sign": Fault("bwd/wy.cu", "? -1.0f : scale", "? 1.0f : scale", "wrong answer"),
-    "half of the columns are in db": Fault("bwd/wy.cu", "s.db[0][i] + s.db[1][i]", "2 * s.db[0][i]", "wrong answer"),
-    "slices of states are not waited for": Fault(
-        "bwd/intra.cu", "load(e0 + SLICE), wait<1>();", "load(e0 + SLICE), wait<2>();", "race-read-write",
-    ),
-    "results of a level are read before they are there": Fault(
-        "bwd/intra.cu", "  __syncthreads();  // results are there\n", "", "race-read-write",
-    ),
-    "matrices overwrite what is read": Fault(
-        "bwd/intra.cu", "    __syncthreads();  // and was read\n", "", "race-read-write",
-    ),
-    "decays inside 8 rows gain nothing": Fault("bwd/intra.cu", "sum += pairs[i], dg2[i] += sum;", ";", "wrong answer"),
-    "decays of other warps' rows are left out": Fault(
-        "bwd/intra.cu", "if (i > warp) others +=", "if (i > 8) others +=", "wrong answer",
-    ),
-    "the last decay gains nothing": Fault(
-        "bwd/intra.cu", "float others = through_last;", "float others = 0.0f;", "wrong answer",
-    ),
-    "the diagonal is left out": Fault("bwd/intra.cu", "minus[j] = fmaf(on, qn[j], minus[j]);", "", "wrong answer"),
-    "the l2norm is left out": Fault("bwd/norms.cu", "fmaf(-y[i], along, dy[i])", "dy[i]", "wrong answer"),
-    "one value head of two": Fault("bwd/norms.cu", "j < group; ++j) dy", "j < 1; ++j) dy", "wrong answer"),
-    "a chunk is left out of the sums": Fault("bwd/sums.cu", "c < all;", "c < all - 1;", "wrong answer"),
-}
-
-
 FAULTY = {
     "long": dict(lengths=(130, 0, 30), HV=2, gate="softplus", seed=3), "128": dict(T=40, **D128),
 }
@@ -288,11 +233,8 @@ def ways_of_noticing(name, schedule=0):
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
 def test_a_planted_fault_is_noticed(fault, tmp_path, monkeypatch):
-    plant(fault, tmp_path, monkeypatch)
-    try:
-        assert fault.noticed in ways_of_noticing(fault.case, fault.schedule)
-    finally:
-        launch.steps.cache_clear()
+    plant(fault, tmp_path, monkeypatch, "sm89")
+    assert fault.noticed in ways_of_noticing(fault.case, fault.schedule)
 
 
 def test_gradients_have_the_shapes_and_dtypes_of_parameters_and_are_no_views():

@@ -6,8 +6,6 @@ import pytest
 import torch
 from cute_calls import (
     RAGGED,
-    Fault,
-    assert_a_call_notices,
     changed,
     enters_chunks_with_the_final_states_of_what_comes_before,
     hands_states_through_sequences_of_no_tokens,
@@ -16,8 +14,11 @@ from cute_calls import (
     has_the_same_bits_in_any_order_of_warps,
     looks_at_no_later_token,
     refusals,
+    rows_of,
 )
-from sm89_calls import D128, case_of, lacking, plant, proven, seen
+from kernel_faults import assert_a_call_notices, plant
+from sm89_calls import D128, case_of, lacking, proven, seen
+from sm89_faults import FORWARD as FAULTS
 
 from kda.backends.sm89 import launch, plan
 from kda.backends.sm89.configs import SMALLEST
@@ -271,83 +272,18 @@ def test_a_memory_of_all_tokens_has_errors_below_3e_6():
 
 # faults
 
-FAULTS = {
-    "a token does not read what it wrote": Fault(
-        "parts/pairs.cuh", "pairs[9 * j] = fmaf(q[j], k[j], pairs[9 * j]);", "", "wrong answer",
-    ),
-    "the decay of a row is that of the row before": Fault(
-        "parts/pairs.cuh", "x *= decay[i];", "x *= decay[i - 1];", "wrong answer",
-    ),
-    "a half takes the decay of the wrong side": Fault(
-        "parts/pairs.cuh", "second ? around.before : around.after",
-        "second ? around.after : around.before", "wrong answer",
-    ),
-    "lo is left out": Fault("parts/products.cuh", "mma(small, a.lo, b.hi);", "", "wrong answer"),
-    "the tensor core adds it all up": Fault(
-        "parts/stream.cuh", "if (n % 2)  // two", "if (n == COUNT - 1)  // two", "drift",
-    ),
-    "hi is cut, and lo as well": Fault(
-        "parts/products.cuh", "+ 0x1000u) & 0xffffe000u", ") & 0xfffff000u", "wrong answer",
-    ),
-    "slices are not kept apart": Fault(
-        "fwd/prepare.cu", "    __syncthreads();  // totals are there, and the slice before was multiplied\n",
-        "", "race-read-write",
-    ),
-    "decayed rows are read before they are there": Fault(
-        "fwd/prepare.cu", "    __syncthreads();  // decayed rows are there\n", "", "race-write-read",
-    ),
-    "v is read before it is there": Fault(
-        "fwd/prepare.cu", "  __syncthreads();  // v is there\n", "", "race-write-read",
-    ),
-    "v overwrites A": Fault(
-        "fwd/prepare.cu", "  __syncthreads();  // A was read: v takes its place\n", "", "race-read-write", "128",
-    ),
-    "blocks are joined before they are there": Fault(
-        "parts/inverse.cuh", "  __syncthreads();  // the diagonal blocks are there\n", "", "race-read-write",
-    ),
-    "a joined block with the wrong sign": Fault("parts/inverse.cuh", "-1.0f, l);", "1.0f, l);", "wrong answer"),
-    "rows past the end of a sequence": Fault(
-        "fwd/prepare.cu", "const bool has_row = 8 * warp + r < rows;",
-        "const bool has_row = 8 * warp + r < rows + 1;", "out-of-bounds",
-    ),
-    "an operand is read before it is there": Fault("parts/stream.cuh", "wait<1>();", "wait<2>();", "race-read-write"),
-    "operands of the next chunk are those of this": Fault(
-        "parts/stream.cuh", "(of_next ? by : 0)", "0", "wrong answer",
-    ),
-    "columns of A_qk behind the diagonal are read": Fault("fwd/chain.cu", "0, row / 16}", "1, 3}", "wrong answer"),
-    "the state is read before it is there": Fault(
-        "fwd/chain.cu", "    __syncthreads();  // the state is there, v_new was read\n", "", "race-read-write",
-    ),
-    "v_new is read before it is there": Fault(
-        "fwd/chain.cu", "    __syncthreads();  // v_new is there, the state was read\n", "", "race-read-write",
-    ),
-    "the state does not decay": Fault(
-        "fwd/chain.cu", "fmaf(S.value[m][n][i], decay[m][i / 2], added", "(S.value[m][n][i] + added", "wrong answer",
-    ),
-    "tokens of no sequence keep what was there": Fault(
-        "fwd/prepare.cu", "o && r < C", "o && r < 0", "wrong answer", "packed",
-    ),
-    "a sequence begins with the chunk of its neighbour": Fault(
-        "parts/places.cuh", "(i64)cu_seqlens[n + 1] - begin, first_chunk[n]}",
-        "(i64)cu_seqlens[n + 1] - begin, n}", "wrong answer", "packed",
-    ),
-}
-
-
 FAULTY = {"long": dict(T=150), "packed": dict(padding=9, lengths=(130, 0, 1, 30)), "128": dict(T=70, **D128)}
 
 
-@pytest.mark.spread(every=8)
-@pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
-def test_a_planted_fault_is_noticed(fault, tmp_path, monkeypatch):
-    plant(fault, tmp_path, monkeypatch)
-    try:
-        if fault.noticed == "drift":
-            assert max(relative_errors(case_of(**LONG | dict(T=600))).values()) > 4e-7
-        else:
-            assert_a_call_notices(fault, case_of(**FAULTY[fault.case]), "sm89")
-    finally:
-        launch.steps.cache_clear()
+@rows_of(FAULTS, "a token does not read what it wrote", "v is read before it is there",
+         "the state is read before it is there")
+def test_a_planted_fault_is_noticed(name, tmp_path, monkeypatch):
+    fault = FAULTS[name]
+    plant(fault, tmp_path, monkeypatch, "sm89")
+    if fault.noticed == "drift":
+        assert max(relative_errors(case_of(**LONG | dict(T=600))).values()) > 4e-7
+    else:
+        assert_a_call_notices(fault, case_of(**FAULTY[fault.case]), "sm89")
 
 
 # the plan

@@ -13,9 +13,9 @@ from cute_calls import (
     has_products_that_wait_for_no_other,
     judged_gradients,
     kept_and_made_again,
-    plant,
     saturated,
 )
+from kernel_faults import plant
 from sm90_faults import FAULTS
 
 pytest.importorskip("cutlass", reason="nvidia-cutlass-dsl is not installed")
@@ -358,7 +358,7 @@ def test_the_backward_is_a_stage_of_verify(words):
 
 @pytest.mark.exhaustive
 def test_a_fault_of_the_walk_is_one_of_that_stage(tmp_path, monkeypatch):
-    plant(FAULTS["sm90/bwd/walk"]["dh does not decay"], tmp_path, monkeypatch)
+    plant(FAULTS["gradients: dh does not decay"], tmp_path, monkeypatch)
     found = prove(SimulatedDoor("sm90", parse("sm90")), ANEW)
     assert not found.passed and any("dh0: " in line for line in found.details)
 

@@ -4,9 +4,10 @@ import functools
 
 import pytest
 import torch
-from cute_calls import assert_noticed, gradients, judged_gradients, plant
+from cute_calls import gradients, judged_gradients, rows_of
+from kernel_faults import assert_noticed, plant
 from sm90_faults import CALLS, FAULTS
-from sm90_forms import TWO_KERNELS, assert_the_same, results, rows_of
+from sm90_forms import TWO_KERNELS, assert_the_same, results
 
 pytest.importorskip("cutlass", reason="nvidia-cutlass-dsl is not installed")
 
@@ -18,7 +19,6 @@ from kda.tools.verify.doors import Door
 from kda.tools.verify.parity import Oracle, judge
 
 pytestmark = [pytest.mark.simulated, pytest.mark.usefixtures("one_thread")]
-ALL = {f"{fault.case}: {says}": fault for rows in FAULTS.values() for says, fault in rows.items()}
 
 
 def run(name, **options):
@@ -51,12 +51,12 @@ def judged(name, found):
 
 
 @rows_of(
-    ALL, "two kernels: a token does not read what it wrote", "products: rows of A_kk without b",
+    FAULTS, "two kernels: a token does not read what it wrote", "products: rows of A_kk without b",
     "pair: a stage is handed back before both CTAs have read it", "shares: a state is read before it is there",
     "products: rows of the next sequence are written",
 )
 def test_a_planted_fault_is_noticed(name, tmp_path, monkeypatch, takes):
-    fault = ALL[name]
+    fault = FAULTS[name]
     expected = None
     if fault.noticed.startswith("wrong") and fault.case.startswith(("states", "kept")):
         takes(TWO_KERNELS)

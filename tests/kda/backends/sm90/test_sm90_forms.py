@@ -19,6 +19,7 @@ from cute_calls import (
     kept_nowhere,
     looks_at_no_later_token,
     reads_nothing_before_the_kernel_ahead_is_done,
+    rows_of,
 )
 from sm90_forms import (
     ALONE,
@@ -45,7 +46,6 @@ from sm90_forms import (
     assert_nothing_found,
     assert_the_same,
     results,
-    rows_of,
 )
 
 pytest.importorskip("cutlass", reason="nvidia-cutlass-dsl is not installed")

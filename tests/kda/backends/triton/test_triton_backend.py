@@ -4,14 +4,13 @@ against the definition, the same bits where they are promised, and faults that t
 
 import dataclasses
 import functools
-import shutil
-from pathlib import Path
 
 import pytest
 import torch
 
 pytest.importorskip("triton", reason="needs triton")
 
+from kernel_faults import Fault, copy_backend
 from triton_calls import Unbuilt, built_here, forget_plans
 
 import kda
@@ -522,51 +521,38 @@ def test_a_batch_of_nothing(shape):
 
 FORWARD_CHUNK, FORWARD_STATE, BACKWARD_STATE, BACKWARD_CHUNK = Door("triton", "cpu").stages
 FAULTS = {
-    "a token does not read what it wrote": (
-        BATCH, FORWARD_CHUNK, "fwd/prepare", "i[None, :], qk[:, None], Aqk)", "i[None, :], 0.0, Aqk)"
+    "a token does not read what it wrote": Fault(
+        "triton/fwd/prepare", BATCH, FORWARD_CHUNK, "i[None, :], qk[:, None], Aqk)", "i[None, :], 0.0, Aqk)"
     ),
-    "a level takes its whole block": (
-        GIVEN, BACKWARD_CHUNK, "parts/halving", "(half ^ 1)[:, None] == half", "(half | 1)[:, None] == (half | 1)"
+    "a level takes its whole block": Fault(
+        "triton/parts/halving", GIVEN, BACKWARD_CHUNK,
+        "(half ^ 1)[:, None] == half", "(half | 1)[:, None] == (half | 1)"
     ),
-    "the gate's derivative with the wrong sign": (BATCH, BACKWARD_CHUNK, "parts/gate", "dy = dg2 *", "dy = -dg2 *"),
-    "a state that grows where it should decay": (
-        BATCH, FORWARD_STATE, "fwd/state", "S[s] * decay[:, None]", "S[s] / decay[:, None]"
+    "the gate's derivative with the wrong sign": Fault(
+        "triton/parts/gate", BATCH, BACKWARD_CHUNK, "dy = dg2 *", "dy = -dg2 *"
     ),
-    "rows of the next sequence": (
-        PACKED, FORWARD_STATE, "fwd/state", "tl.minimum(left, segment * C)", "tl.minimum(segment * C, T - begin)"
+    "a state that grows where it should decay": Fault(
+        "triton/fwd/state", BATCH, FORWARD_STATE, "S[s] * decay[:, None]", "S[s] / decay[:, None]"
     ),
-    "dv_new goes back through w with the wrong sign": (BATCH, BACKWARD_STATE, "bwd/state", "(-x).to(DOT)", "x.to(DOT)"),
+    "rows of the next sequence": Fault(
+        "triton/fwd/state", PACKED, FORWARD_STATE,
+        "tl.minimum(left, segment * C)\n    if FINISH", "tl.minimum(segment * C, T - begin)\n    if FINISH"
+    ),
+    "dv_new goes back through w with the wrong sign": Fault(
+        "triton/bwd/state", BATCH, BACKWARD_STATE, "(-x).to(DOT)", "x.to(DOT)"
+    ),
 }
-
-
-@pytest.fixture
-def broken(tmp_path, monkeypatch):
-    """Plant a fault in a copy of the kernels' sources, and let all kernels be built from it."""
-
-    def plant(file, old, new):
-        package = "broken_" + tmp_path.name
-        for folder in ("fwd", "bwd", "parts"):
-            shutil.copytree(Path(plan.__file__).parent / folder, tmp_path / package / folder)
-        source = tmp_path / package / f"{file}.py"
-        text = source.read_text()
-        assert old in text, f"{old!r} is not in {file}.py"
-        source.write_text(text.replace(old, new))
-        monkeypatch.syspath_prepend(tmp_path)
-        monkeypatch.setattr(call, "fetch_all", lambda recipes: [Unbuilt(recipe, package) for recipe in recipes])
-        forget_plans()
-
-    return plant
 
 
 @pytest.mark.spread(every=2)
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_planted_fault_is_noticed(fault, broken):
-    which, stage, *edit = FAULTS[fault]
-    row = row_of(which)
-    broken(*edit)
-    simulated = door(row.arch)
-    assert any(found.wrong for found in alone(simulated, row.case, find(stage), row.oracle))
+def test_a_planted_fault_is_noticed(fault, tmp_path, monkeypatch):
+    row = row_of(FAULTS[fault].case)
+    package = f'{copy_backend("triton", FAULTS[fault], tmp_path, monkeypatch)}.triton'
+    monkeypatch.setattr(call, "fetch_all", lambda recipes: [Unbuilt(recipe, package) for recipe in recipes])
+    forget_plans()
+    assert any(found.wrong for found in alone(door(row.arch), row.case, find(FAULTS[fault].noticed), row.oracle))
 
 
 # the plan
