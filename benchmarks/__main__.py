@@ -18,7 +18,6 @@ from pathlib import Path
 import torch
 
 from kda.tools.verify.ledger import FILE, Ledger
-from ptxkit.benchmarks.microbenchmarks import page as microbenchmarks
 
 from . import common, evidence, ledger_page, picture, predicted, predicted_pairs, ranks
 from .counted import figures
@@ -39,7 +38,6 @@ def counted(page: str) -> Texts:
 WRITERS: dict[str, Callable[[], Texts]] = {  # name -> what files should say
     "picture": picture.texts,
     "ranks": lambda: {ranks.PAGE: ranks.page_with(ranks.PAGE.read_text(), ranks.Costs())},
-    "microbenchmarks": microbenchmarks.texts,
     "ledger": ledger,
     **{f"counted {page}": functools.partial(counted, page) for page in dict.fromkeys(f.page for f in figures.FIGURES)},
     "pairs of predicted configurations": predicted_pairs.texts,

@@ -1,6 +1,6 @@
 """The pages of the site that are written from data, which its build does, too.
 
-    python ptxkit/docs/from_data.py   # ptxkit/docs/planted_faults.md and kernels_of_others.md
+    python ptxkit/docs/from_data.py   # ptxkit/docs/planted_faults.md, kernels_of_others.md and constants.md
 
 The data are in git, and tests compare them with the code; the pages are not.
 """
@@ -11,6 +11,7 @@ import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 
+from ptxkit.benchmarks.microbenchmarks import page as of_constants
 from ptxkit.benchmarks.others import page as of_others
 
 HERE = pathlib.Path(__file__).resolve().parent
@@ -35,7 +36,13 @@ def others():
     return of_others.page(json.loads(OTHERS.read_text()))
 
 
-PAGES = {HERE / "planted_faults.md": faults, HERE / "kernels_of_others.md": others}
+def constants():
+    return of_constants.page(json.loads(of_constants.RESULTS.read_text()))
+
+
+PAGES = {
+    HERE / "planted_faults.md": faults, HERE / "kernels_of_others.md": others, HERE / "constants.md": constants,
+}
 
 
 def write(*_):

@@ -15,7 +15,7 @@ from ptxkit.benchmarks.microbenchmarks.bench import Bench, Skip, disassembler
 from ptxkit.benchmarks.microbenchmarks.expected import EXPECTED
 from ptxkit.benchmarks.microbenchmarks.figures import Figure, Results
 from ptxkit.benchmarks.microbenchmarks.groups import GROUPS, Message, in_child, module_of
-from ptxkit.benchmarks.microbenchmarks.page import NOT_YET, PAGE, RESULTS, SECTIONS, shown, table, texts
+from ptxkit.benchmarks.microbenchmarks.page import NOT_YET, RESULTS, SECTIONS, page, shown, surprises, table
 from ptxkit.compile import nvrtc
 from ptxkit.compile.errors import MissingCompilerError
 from ptxkit.compile.target import parse
@@ -175,10 +175,11 @@ def test_every_kernel_builds_and_everything_expected_is_measured(arch):
 
 
 def test_the_page_shows_the_results_on_record(results):
-    page = PAGE.read_text()
-    assert table(results["figures"]) in page and texts() == {PAGE: page}
+    text = page(results)
+    assert table(results["figures"]) in text and surprises(results["figures"]) in text
     other = [figure | {"value": figure["value"] * 1.5} for figure in results["figures"]]
-    assert table(other) not in page
+    assert table(other) not in text and surprises(other) not in text
+    assert f"\n| {SECTIONS[0].rows[0].constant} | 4.04; 1.02 | 4 L; 1 L |" in text
 
 
 def test_results_are_written_again_after_each_figure(tmp_path):
