@@ -19,7 +19,8 @@ from ptxkit.compile import store
 
 NEEDS = ("compiler", "gpu", "peers", "simulated")  # a file with none of these marks needs torch alone
 
-os.environ.pop("COLUMNS", None)  # commands would fold their output
+for variable in ("COLUMNS", "KDA_QUIET", "PTXKIT_QUIET"):  # commands would fold their output, or say less
+    os.environ.pop(variable, None)
 os.environ.setdefault("PTXKIT_CACHE_DIR", str(store.cache_folder()))  # programs without kda find the engine there
 if "PYTEST_XDIST_WORKER" in os.environ:
     torch.set_num_threads(1)  # the workers share the cores
