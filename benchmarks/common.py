@@ -15,9 +15,9 @@ RESULTS = ROOT / "benchmarks" / "results"
 
 def parser(program: ModuleSpec, text: str | None, json: bool = True) -> argparse.ArgumentParser:
     """Return a parser whose help is a program's docstring; with an option for a file, unless `json` is False."""
-    found = argparse.ArgumentParser(
-        prog=f"python -m {program.name}", description=text, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    command = f"python -m {program.name.removesuffix('.__main__')}"
+    raw = argparse.RawDescriptionHelpFormatter
+    found = argparse.ArgumentParser(prog=command, description=text, formatter_class=raw)
     if json:
         found.add_argument("--json", metavar="FILE", type=Path, help="write what was found")
     return found
