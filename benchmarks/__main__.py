@@ -4,7 +4,7 @@
     python -m benchmarks write                    write them anew
     python -m benchmarks write --only sm90        those whose name or page has this word
 
-`WRITERS` names them, from those that take seconds to the clock's, which take most of an hour.
+`WRITERS` names them, from those that take seconds to the clock's, which take longest.
 """
 
 from __future__ import annotations
