@@ -39,13 +39,13 @@ def install() -> None:
 def dispatcher(original: Any, self: Any, decode_backend: Any, prefill_backend: Any, verify_backend: Any) -> None:
     """Replace KDAKernelDispatcher.__init__."""
     Backend = type(decode_backend)
-    asked = [backend.is_custom() for backend in (decode_backend, prefill_backend)]
-    taken = [Backend.TRITON if ours else backend for ours, backend in zip(asked, (decode_backend, prefill_backend))]
+    custom = [backend.is_custom() for backend in (decode_backend, prefill_backend)]
+    taken = [Backend.TRITON if ours else backend for ours, backend in zip(custom, (decode_backend, prefill_backend))]
     original(self, *taken, verify_backend)
-    if asked[0]:
+    if custom[0]:
         self.decode_kernel = kernel()
         self.supports_packed_decode = self.supports_packed_decode_safe_gate = False
-    if asked[1]:
+    if custom[1]:
         self.extend_kernel = kernel()
 
 
@@ -109,8 +109,8 @@ def _tracked(call: Any, pool: Tensor, slots: Tensor, track_state: Tensor, track_
         checkpoint_indices=torch.where(chunks >= 0, rows + N, -1)[:, None],
     )[0]
     track_state.copy_(states[N:])
-    kept = torch.where(real, states[:N].to(pool.dtype), pool[home])
-    pool.index_copy_(0, home, kept)
+    states_at_home = torch.where(real, states[:N].to(pool.dtype), pool[home])
+    pool.index_copy_(0, home, states_at_home)
     return o
 
 

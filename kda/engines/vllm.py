@@ -114,6 +114,6 @@ def attend(layer: Any, m: Any, conv: Tensor, recurrent: Tensor, mixed_qkv: Tenso
                       initial_state_indices=start)[0]
     else:
         o = fused_recurrent_kda(q, k, v, g, b, **gate, ssm_state_indices=state_slots)[0]
-    found = gated_rms_norm(o.reshape(n, H, D), g2[:n], layer.o_norm.weight, layer.o_norm.eps)
-    core_attn_out[0, :n] = found
+    normed = gated_rms_norm(o.reshape(n, H, D), g2[:n], layer.o_norm.weight, layer.o_norm.eps)
+    core_attn_out[0, :n] = normed
     core_attn_out[0, n:].zero_()

@@ -31,22 +31,22 @@ ACTIONS = ("list", "path", "clean")
 class EntryLine:
     """One entry."""
 
-    kept: store.StoredKernel
+    stored: store.StoredKernel
     status: str                              # "current", "stale", "unreadable"
     why: str = ""                            # why it is stale
 
     @classmethod
-    def of(cls, kept: store.StoredKernel) -> EntryLine:
-        if kept.about is None:
-            return cls(kept, "unreadable")
-        why = why_stale(kept.about)
-        return cls(kept, "stale", why) if why else cls(kept, "current")
+    def of(cls, stored: store.StoredKernel) -> EntryLine:
+        if stored.about is None:
+            return cls(stored, "unreadable")
+        why = why_stale(stored.about)
+        return cls(stored, "stale", why) if why else cls(stored, "current")
 
     @property
     def sort(self) -> tuple[str, str, str]:
         """The backend or owner, the arch and the kernel; "-" where the entry does not tell."""
-        about = self.kept.about or {}
-        if self.kept.about is None:
+        about = self.stored.about or {}
+        if self.stored.about is None:
             whose = "unreadable"
         elif self.backend or about.get("module") == ENGINE:
             whose = self.backend or "simulator"
@@ -57,7 +57,7 @@ class EntryLine:
     @property
     def backend(self) -> str | None:
         """The backend whose kernel it is; None if it is of none."""
-        module = ((self.kept.about or {}).get("module") or "").split(".")
+        module = ((self.stored.about or {}).get("module") or "").split(".")
         return module[2] if module[:2] == ["kda", "backends"] and len(module) > 2 else None
 
 
@@ -75,61 +75,61 @@ def command(screen: Screen, action: str, stale: bool, days: float | None, everyt
     A removed kernel is built again when a call needs it.  Cleaning also removes unreadable files, and what processes
     that died left behind.  Exits with 1 if the folder is not trusted or an entry cannot be removed.
     """
-    asked = [stale, days is not None, everything]
-    if sum(asked) > (action == "clean"):
+    choices = [stale, days is not None, everything]
+    if sum(choices) > (action == "clean"):
         raise click.UsageError("--stale, --older-than and --all are for `kda cache clean`, one of them at a time.")
-    kept = store.default()
+    kernels = store.default()
     if action == "path":                     # never folded: a shell takes it
         if screen.json:
-            screen.emit_json({**json_heading(kept, OK), "action": "path"})
+            screen.emit_json({**json_heading(kernels, OK), "action": "path"})
         else:
-            screen.write(str(kept.folder))
+            screen.write(str(kernels.folder))
         return OK
-    with screen.progress(f"reading {kept.folder}") as tell:
-        found = list(kept.entries())
-        tell.expect(len(found))
+    with screen.progress(f"reading {kernels.folder}") as tell:
+        stored = list(kernels.entries())
+        tell.expect(len(stored))
         lines = []
-        for each in found:
+        for each in stored:
             tell.step()
             lines.append(EntryLine.of(each))
     if action == "clean":
         go = [line for line in lines if goes(line, days, everything)]
-        return clean(screen, kept, go, len(lines) - len(go), "" if sum(asked) else "; --all removes them, too")
-    return show(screen, kept, lines, verbose)
+        return clean(screen, kernels, go, len(lines) - len(go), "" if sum(choices) else "; --all removes them, too")
+    return show(screen, kernels, lines, verbose)
 
 
 def goes(line: EntryLine, days: float | None, everything: bool) -> bool:
     if days is not None:
-        return line.status == "unreadable" or line.kept.used < time.time() - days * DAY
+        return line.status == "unreadable" or line.stored.used < time.time() - days * DAY
     return everything or line.status != "current"
 
 
-def clean(screen: Screen, kept: store.Store, lines: Sequence[EntryLine], others: int, hint: str) -> int:
+def clean(screen: Screen, kernels: store.Store, lines: Sequence[EntryLine], others: int, hint: str) -> int:
     """Remove what `lines` hold, of all but `others`; `hint`: what removes those."""
-    why = kept.distrusted()
-    gone = [] if why else [line for line in lines if kept.remove(line.kept.path)]
-    freed = sum(line.kept.bytes for line in gone) + (0 if why else kept.sweep())
+    why = kernels.distrusted()
+    gone = [] if why else [line for line in lines if kernels.remove(line.stored.path)]
+    freed = sum(line.stored.bytes for line in gone) + (0 if why else kernels.sweep())
     left = others + len(lines) - len(gone)
     code = FINDING if why or len(gone) < len(lines) else OK
     if why:
         texts = [f"{screen.mark('fail')} nothing is removed: {why}"]
     else:
         about = f"{left} left{hint if others else ''}"
-        texts = [f"{kept.folder}: {entries(len(gone))} removed, {in_bytes(freed)}; {about}"]
+        texts = [f"{kernels.folder}: {entries(len(gone))} removed, {in_bytes(freed)}; {about}"]
         if len(gone) < len(lines):
             texts.append(f"{screen.mark('fail')} {entries(len(lines) - len(gone))} cannot be removed")
-    found = {"action": "clean", "removed": len(gone), "left": left, "bytes": freed}
-    screen.answer({**json_heading(kept, code), **found}, texts)
+    fields = {"action": "clean", "removed": len(gone), "left": left, "bytes": freed}
+    screen.answer({**json_heading(kernels, code), **fields}, texts)
     return code
 
 
-def show(screen: Screen, kept: store.Store, lines: Sequence[EntryLine], verbose: bool) -> int:
-    why = kept.distrusted()
+def show(screen: Screen, kernels: store.Store, lines: Sequence[EntryLine], verbose: bool) -> int:
+    why = kernels.distrusted()
     code = FINDING if why else OK
-    texts = [f"{kept.folder}: {entries(len(lines))}, {in_bytes(size(lines))}"]
+    texts = [f"{kernels.folder}: {entries(len(lines))}, {in_bytes(size(lines))}"]
     if why:
         texts.append(f"{screen.mark('fail')} not used: {why}")
-    elif not store.writable(kept.folder):
+    elif not store.writable(kernels.folder):
         texts.append(f"{screen.mark('warn')} cannot be written, so nothing new is kept: see `kda doctor cache.dir`")
     stale = [line for line in lines if line.status != "current"]
     if stale:
@@ -142,22 +142,22 @@ def show(screen: Screen, kept: store.Store, lines: Sequence[EntryLine], verbose:
         owners = {line.sort[0] for line in lines}
         texts += [f"{whose}: {says}" for whose, says in SAYS.items() if whose in owners]
         texts += ["-v prints each kernel."] * (not verbose)
-    found = {"action": "list", "bytes": size(lines), "entries": [line_json(line) for line in lines]}
-    screen.answer({**json_heading(kept, code), **found}, texts)
+    fields = {"action": "list", "bytes": size(lines), "entries": [line_json(line) for line in lines]}
+    screen.answer({**json_heading(kernels, code), **fields}, texts)
     return code
 
 
 def rows(lines: Sequence[EntryLine], verbose: bool) -> list[tuple[str, ...]]:
     """Return a row for each kernel of a backend and arch, or else one row for all of them with their number."""
-    found, depth = [], 3 if verbose else 2
+    table, depth = [], 3 if verbose else 2
     for sort in sorted({line.sort[:depth] for line in lines}):
         same = [line for line in lines if line.sort[:depth] == sort]
         if not verbose:
             sort = (*sort, str(len({line.sort for line in same})))
         stale = sum(line.status != "current" for line in same)
-        used = days_ago(max(line.kept.used for line in same))
-        found.append((*sort, str(len(same)), in_bytes(size(same)), used, str(stale or "")))
-    return found
+        used = days_ago(max(line.stored.used for line in same))
+        table.append((*sort, str(len(same)), in_bytes(size(same)), used, str(stale or "")))
+    return table
 
 
 def days_ago(when: float) -> str:
@@ -170,18 +170,18 @@ def entries(count: int) -> str:
 
 
 def size(lines: Sequence[EntryLine]) -> int:
-    return sum(line.kept.bytes for line in lines)
+    return sum(line.stored.bytes for line in lines)
 
 
-def json_heading(kept: store.Store, code: int) -> dict[str, Any]:
-    return heading("cache", code, folder=str(kept.folder), distrusted=kept.distrusted())
+def json_heading(kernels: store.Store, code: int) -> dict[str, Any]:
+    return heading("cache", code, folder=str(kernels.folder), distrusted=kernels.distrusted())
 
 
 def line_json(line: EntryLine) -> dict[str, Any]:
-    about = line.kept.about or {}
+    about = line.stored.about or {}
     return {
-        "key": line.kept.key, "backend": line.backend, "arch": about.get("arch") or None,
-        "kernel": about.get("kernel") or None, "bytes": line.kept.bytes,
-        "used": int(line.kept.used), "built": about.get("built"), "seconds": about.get("seconds"),
+        "key": line.stored.key, "backend": line.backend, "arch": about.get("arch") or None,
+        "kernel": about.get("kernel") or None, "bytes": line.stored.bytes,
+        "used": int(line.stored.used), "built": about.get("built"), "seconds": about.get("seconds"),
         "status": line.status, "why": line.why or None,
     }

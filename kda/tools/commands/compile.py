@@ -88,9 +88,9 @@ def command(screen: Screen, archs: tuple[Target, ...], backend: str | None, mode
         must_have_kernels(backend, target)
     targets = list(archs) or [own_target()]
     calls = [call for name in models for call in of_model(name, tp)]
-    asked = [problem_of(words) for words in problems]
-    training = {problem for words, problem in zip(problems, asked) if may_train(words, problem)}
-    lines, refused = offered(targets, backend, asked, calls, set(asked) - training)
+    parsed = [problem_of(words) for words in problems]
+    training = {problem for words, problem in zip(problems, parsed) if may_train(words, problem)}
+    lines, refused = offered(targets, backend, parsed, calls, set(parsed) - training)
     if not lines:
         return cannot(screen, targets, refused)
     with screen.progress(", ".join(target.name for target in targets)):
@@ -164,16 +164,16 @@ def offered(
     for target, c in itertools.product(targets, dispatch.capabilities()):
         if backend not in (None, c.backend):
             continue
-        asked = [*problems, *(call for call in calls if (backend or picked(call, target)) == c.backend)]
+        wanted = [*problems, *(call for call in calls if (backend or picked(call, target)) == c.backend)]
         if not problems and not calls and (backend or target.name in c.archs):
-            asked = usual(c)
-        if not asked:
+            wanted = usual(c)
+        if not wanted:
             continue
-        recipes, why = offers(c, target, asked, alone)
+        recipes, why = offers(c, target, wanted, alone)
         for recipe in recipes:
             lines.setdefault((c.backend, recipe), KernelLine(c.backend, recipe))
         if not recipes and (backend or c.archs):
-            is_listed = target.name in c.archs and any(problem.op == "chunk" for problem in asked)
+            is_listed = target.name in c.archs and any(problem.op == "chunk" for problem in wanted)
             reasons = refused if backend or is_listed else others
             reasons[f"kernels of the backend {c.backend} for the arch {target.name}"] = why
     return list(lines.values()), refused if lines else refused | others
@@ -200,13 +200,13 @@ def offers(
     offer = getattr(plan, "recipes", None)
     if offer is None:
         return [], "it offers no kernels to be built ahead of time"
-    host, found, why = host_of(target), [], "nothing was requested"
+    host, recipes, why = host_of(target), [], "nothing was requested"
     for problem in problems:
         if reasons := c.rejections(problem, host, named=True):
             why = f"{problem}: {reasons[0]}"
         else:
-            found += offer(problem, host, training=problem not in alone)
-    return found, why
+            recipes += offer(problem, host, training=problem not in alone)
+    return recipes, why
 
 
 # ---------------------------------------------------------------------------------------------- building
@@ -214,18 +214,18 @@ def offers(
 
 def fill(lines: Sequence[KernelLine], workers: int | None) -> None:
     """Build what is missing, and write down what became of each."""
-    kept = store.default()
+    kernel_store = store.default()
     for line in lines:
-        line.in_store = kept.find(line.recipe.key) is not None
+        line.in_store = kernel_store.find(line.recipe.key) is not None
     kernels = attempt_all([line.recipe for line in lines], workers)
-    if all(isinstance(found, MissingCompilerError) for found in kernels):
+    if all(isinstance(kernel, MissingCompilerError) for kernel in kernels):
         raise kernels[0]
-    for line, found in zip(lines, kernels):
-        if isinstance(found, BuildError):
-            line.error = str(found)
+    for line, kernel in zip(lines, kernels):
+        if isinstance(kernel, BuildError):
+            line.error = str(kernel)
         else:
-            line.kernel = found
-    said = {entry.key: dict(entry.about or {}) for entry in kept.entries()}
+            line.kernel = kernel
+    said = {entry.key: dict(entry.about or {}) for entry in kernel_store.entries()}
     for line in lines:
         line.about = said.get(line.recipe.key, {})
 
@@ -287,48 +287,48 @@ def shared_words(size: int) -> str:
 
 
 def span(numbers: Sequence[int | None], words: Callable[[int], str] = str) -> str:
-    found = sorted({number for number in numbers if number is not None})
-    if not found:
+    known = sorted({number for number in numbers if number is not None})
+    if not known:
         return "-"
-    least, most = words(found[0]), words(found[-1])
+    least, most = words(known[0]), words(known[-1])
     return most if least == most else f"{least.removesuffix(' KiB')}-{most}"
 
 
 def names(lines: Sequence[KernelLine]) -> dict[AnyRecipe, str]:
     """Kernels by name, and by what tells those of a backend of one name apart: constants, or else types."""
-    found = {line.recipe: line.recipe.name for line in lines}
+    names_of = {line.recipe: line.recipe.name for line in lines}
     backends = {line.recipe: line.backend for line in lines}
     for facts in (lambda r: flat({**r.constants, **r.options}), lambda r: dict(r.signature)):
         alike: dict[tuple, list[AnyRecipe]] = {}
-        for recipe, name in found.items():
+        for recipe, name in names_of.items():
             alike.setdefault((name, recipe.target, backends[recipe]), []).append(recipe)
         for same in alike.values():
             for recipe in same:
                 apart = [word for word in facts(recipe).items() if any(word not in facts(r).items() for r in same)]
-                found[recipe] += "".join(f" {name}={value}" for name, value in apart if value is not None)
-    return found
+                names_of[recipe] += "".join(f" {name}={value}" for name, value in apart if value is not None)
+    return names_of
 
 
 def flat(facts: Mapping[str, Any]) -> dict[str, Any]:
     """Return `facts` with the entries of a nested configuration one by one, so that equal ones can be left out."""
-    found: dict[str, Any] = {}
+    flattened: dict[str, Any] = {}
     for name, value in facts.items():
         inner = flat(value) if isinstance(value, dict) else {}
-        found |= {f"{name}.{each}": it for each, it in inner.items()} or {name: value}
-    return found
+        flattened |= {f"{name}.{each}": it for each, it in inner.items()} or {name: value}
+    return flattened
 
 
 def summary(screen: Screen, lines: Sequence[KernelLine]) -> str:
-    kept = store.default()
+    kernel_store = store.default()
     in_store, failed = sum(line.in_store for line in lines), sum(bool(line.error) for line in lines)
     lost = [line for line in lines if line.kernel is not None and not line.about]
     words = [f"{in_store} already there", f"{len(lines) - in_store - failed} built now"]
     words += [f"{failed} cannot be built"] * bool(failed)
     counts = f"{len(lines)} kernel{'s' * (len(lines) != 1)}: {', '.join(words)}"
     if lost:
-        why = kept.distrusted() or "see the warning above"
-        return f"{counts}; {len(lost)} cannot be kept in {kept.folder}: {why}"
-    return f"{counts}; kept in {kept.folder}"
+        why = kernel_store.distrusted() or "see the warning above"
+        return f"{counts}; {len(lost)} cannot be kept in {kernel_store.folder}: {why}"
+    return f"{counts}; kept in {kernel_store.folder}"
 
 
 def cannot(screen: Screen, targets: Sequence[Target], refused: dict[str, str]) -> int:
@@ -348,8 +348,8 @@ def json_heading(targets: Sequence[Target], code: int) -> dict[str, Any]:
 def as_json(
     lines: Sequence[KernelLine], targets: Sequence[Target], refused: dict[str, str], code: int
 ) -> dict[str, Any]:
-    found = {"folder": str(store.default().folder), "refused": refused, "kernels": [line_json(x) for x in lines]}
-    return {**json_heading(targets, code), **found}
+    fields = {"folder": str(store.default().folder), "refused": refused, "kernels": [line_json(x) for x in lines]}
+    return {**json_heading(targets, code), **fields}
 
 
 def line_json(line: KernelLine) -> dict[str, Any]:

@@ -82,9 +82,9 @@ def takes(backend: Capability, problem: Problem, host: Host) -> tuple[str, ...]:
 
 def live_calls(names: Sequence[str], answered: Callable[[], None]) -> dict[str, Probe]:
     def call(name: str) -> Probe:
-        found = probes.probe_backend(name)
+        probe = probes.probe_backend(name)
         answered()
-        return found
+        return probe
 
     with ThreadPoolExecutor(len(names) or 1) as pool:
         return dict(zip(names, pool.map(call, names), strict=True))
@@ -155,8 +155,8 @@ def examine(screen: Screen, checks: Sequence[str] = (), problem: str | None = No
         findings = [check(facts) for check in looked_at]
         if not with_table:
             return DoctorReport(facts, tuple(findings), strict=strict)
-        asked = Problem.parse(problem or "", device=default_device(facts))
-        rows = weigh_backends(facts, asked, {})
+        wanted = Problem.parse(problem or "", device=default_device(facts))
+        rows = weigh_backends(facts, wanted, {})
         if problem is None:
             called = {*named, *require} if checks else set(backend_names())
             runs = [row.name for row in rows if row.forward and row.name in called]
@@ -166,12 +166,12 @@ def examine(screen: Screen, checks: Sequence[str] = (), problem: str | None = No
             findings += [live_finding(name, call) for name, call in live.items()]
             silent = [row for row in rows if row.name in named and row.name not in live]
             findings += [Diagnosis(LIVE + row.name, "info", f"not called: {row.why}") for row in silent]
-            rows = weigh_backends(facts, asked, live)
+            rows = weigh_backends(facts, wanted, live)
     unmet = [row for row in rows if row.name in require and not row.usable]
-    choice = weigh(asked, host_for(asked.device, facts))
+    choice = weigh(wanted, host_for(wanted.device, facts))
     says = tuple(f"{row.name} is required and not usable: {row.why}" for row in unmet)
     ways = models.ways(facts) if with_models else ()
-    ran = ledger.found([row.name for row in rows], facts.gpus[0].cc) if with_models and facts.gpus else ()
+    ran = ledger.ran_on([row.name for row in rows], facts.gpus[0].cc) if with_models and facts.gpus else ()
     return DoctorReport(facts, tuple(findings), rows, ways, ran, choice, says, strict)
 
 

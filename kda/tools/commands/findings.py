@@ -97,8 +97,8 @@ def _requirements(f: MachineFacts) -> list[Requirement]:
 
 
 def _satisfied(r: Requirement, f: MachineFacts) -> bool:
-    found = f.versions.get(canonicalize_name(r.name))
-    return found is not None and r.specifier.contains(found, prereleases=True)
+    version = f.versions.get(canonicalize_name(r.name))
+    return version is not None and r.specifier.contains(version, prereleases=True)
 
 
 def _specifier(r: Requirement) -> str:
@@ -113,10 +113,10 @@ def _spelled(r: Requirement) -> str:
 def _install(f: MachineFacts, package: str, extra: str = "") -> str:
     """`pip install` of what we ask for, else of what is there, else of the newest."""
     ours = [r for r in _requirements(f) if canonicalize_name(r.name) == package]
-    found = f.versions.get(package)
-    package_found = f"{package}{extra}=={found}" if found else f"{package}{extra}"
+    version = f.versions.get(package)
+    package_found = f"{package}{extra}=={version}" if version else f"{package}{extra}"
     wanted = _spelled(ours[0]) if ours else package_found
-    return f"pip install {'--force-reinstall ' if found else ''}'{wanted}'"
+    return f"pip install {'--force-reinstall ' if version else ''}'{wanted}'"
 
 
 # ---------------------------------------------------------------------------------------------- GPU and driver
@@ -345,13 +345,13 @@ def _extra(f: MachineFacts) -> str:
 @check("cuda_python.skew", "cuda-python fits the driver", "torch", "smi")
 def cuda_python_skew(f: MachineFacts) -> Answer | None:
     package = next((name for name in ("cuda-bindings", "cuda-python") if name in f.versions), None)
-    found = release(f.versions[package]) if package else None
-    if package is None or found is None:
+    installed = release(f.versions[package]) if package else None
+    if package is None or installed is None:
         return _nothing_to_see("cuda-python is not installed")
     if not f.driver_cuda:
         return _nothing_to_see("no driver answers")
     says = f"{package} {f.versions[package]}, driver for CUDA {_dotted(f.driver_cuda)}"
-    if found[0] <= f.driver_cuda[0]:
+    if installed[0] <= f.driver_cuda[0]:
         return "ok", says
     return "warn", says, f"pip install '{package}=={f.driver_cuda[0]}.*'"
 

@@ -74,11 +74,11 @@ def way_of_fla(f: MachineFacts) -> ModelsWay:
     if not f.fla.ok:
         return refused("warn", f"`import kda.fla` {'failed: ' * (f.fla.state == 'failed')}{f.fla.says}",
                        "pip install 'fla-core>=0.5.2'")
-    asked = f.fla.data.get("asked", {})
-    if not asked:
+    order = f.fla.data.get("asked", {})
+    if not order:
         return refused("warn", "FLA_DISABLE_BACKEND_DISPATCH=1: FLA asks no backend, kda included",
                        "unset FLA_DISABLE_BACKEND_DISPATCH")
-    if "kda" not in asked["chunk_kda"]:
+    if "kda" not in order["chunk_kda"]:
         return refused("warn", f"FLA_KDA={f.env.get('FLA_KDA', '0')}: FLA does not ask kda", "unset FLA_KDA")
     forward, backward = takers(f)
     if forward is None:
@@ -155,13 +155,13 @@ def takers(f: MachineFacts) -> tuple[str | None, str | None]:
     return forward, backward
 
 
-def lines(screen: Screen, found: Sequence[ModelsWay]) -> list[str]:
+def lines(screen: Screen, ways: Sequence[ModelsWay]) -> list[str]:
     def cells(way: ModelsWay) -> tuple[str, ...]:
         package = f"  {way.package} {way.version}".rstrip()
         return package, "yes" if way.uses_kda else "no", way.line or "-", way.takers or "-", way.why or way.models
 
     header = ("Models", "use kda", "after", "by", "which, or why not")
-    return screen.table([cells(way) for way in found], header) if found else []
+    return screen.table([cells(way) for way in ways], header) if ways else []
 
 
 for id, title, way, *needs in (

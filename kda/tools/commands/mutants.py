@@ -19,13 +19,13 @@ def report(screen: Screen, target: Target, options: dict[str, Any]) -> int:
     if target.name not in CALLS:
         raise click.UsageError(f"--mutants: --arch {target.name} has no kernels of its own; {', '.join(CALLS)} have")
     with screen.progress(f"looking for the mutants of {target.name}") as shown:
-        found = simulator.mutants(
+        result = simulator.mutants(
             *calls(target.name), arch=target.spelling, strict=True, sample=options["sample"],
             workers=options["workers"], tell=reporter(shown, f"mutants of {target.name}"),
         )
-    code = FINDING if found.survivors else OK
+    code = FINDING if result.survivors else OK
     part = f" (every {options['sample']}th was looked at)" if options["sample"] > 1 else ""
-    noticed = f"{len(found.outcomes)} mutants{part}: {found.share:.1%} of those that matter were noticed"
-    end = f"{noticed}, {len(found.survivors)} survived."
-    screen.answer(heading("verify", code, mutants=found.as_json()), [*lines(screen, found), "", end])
+    noticed = f"{len(result.outcomes)} mutants{part}: {result.share:.1%} of those that matter were noticed"
+    end = f"{noticed}, {len(result.survivors)} survived."
+    screen.answer(heading("verify", code, mutants=result.as_json()), [*lines(screen, result), "", end])
     return code

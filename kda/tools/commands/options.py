@@ -95,12 +95,12 @@ def must_have_kernels(backend: str | None, target: Target) -> None:
                            f"{', '.join(others)}.")
 
 
-def timed_arch(asked: str | None) -> str | None:
+def timed_arch(requested: str | None) -> str | None:
     """The arch on which the clock times a backend if none is named: sm90, or else the first that it has kernels for."""
-    backend = dispatch.backend_asked(asked)
+    backend = dispatch.backend_asked(requested)
     archs = dispatch.capability(backend).archs if backend in dispatch.backend_names() else ("sm90",)
-    found = [arch for arch in archs if arch in archs_with_clock()]
-    return "sm90" if "sm90" in found else next(iter(found), None)
+    timed = [arch for arch in archs if arch in archs_with_clock()]
+    return "sm90" if "sm90" in timed else next(iter(timed), None)
 
 
 def check_value_heads(options: dict[str, Any]) -> None:
@@ -111,10 +111,10 @@ def check_value_heads(options: dict[str, Any]) -> None:
 
 def backend_in_force() -> str:
     """The name that a call without one gets: "auto", or that of KDA_BACKEND, if there is such a backend."""
-    asked, names = dispatch.backend_asked(), dispatch.backend_names()
-    if asked not in ("auto", *names):
-        raise click.UsageError(f"KDA_BACKEND={asked} names no backend. Unset it, or name one of {', '.join(names)}.")
-    return asked
+    name, names = dispatch.backend_asked(), dispatch.backend_names()
+    if name not in ("auto", *names):
+        raise click.UsageError(f"KDA_BACKEND={name} names no backend. Unset it, or name one of {', '.join(names)}.")
+    return name
 
 
 LISTED = {"check": "`kda doctor --list`", "shape": "`kda bench --list`", "fault": "`kda verify --fault list`"}

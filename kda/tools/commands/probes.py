@@ -127,8 +127,8 @@ class MachineFacts:
     @property
     def driver_cuda(self) -> tuple[int, int] | None:
         """The newest CUDA that the driver runs."""
-        found = self.torch.data.get("driver_cuda") or self.smi.data.get("cuda")
-        return tuple(found) if found else None
+        version = self.torch.data.get("driver_cuda") or self.smi.data.get("cuda")
+        return tuple(version) if version else None
 
     @property
     def torch_cuda(self) -> tuple[int, int] | None:
@@ -147,8 +147,8 @@ def gather(wanted: Collection[str] = PROBES, answered: Callable[[], None] = lamb
         futures = {name: pool.submit(job) for name, job in jobs.items()}
         for future in futures.values():
             future.add_done_callback(lambda _: answered())
-        found = {name: future.result() for name, future in futures.items()}
-    smi = found.get("smi", Probe())
+        probes = {name: future.result() for name, future in futures.items()}
+    smi = probes.get("smi", Probe())
     return MachineFacts(
         python=sys.version_info[:3],
         system=(platform.system(), platform.machine()),
@@ -159,11 +159,11 @@ def gather(wanted: Collection[str] = PROBES, answered: Callable[[], None] = lamb
         device_files=device_files(),
         c_compiler=shutil.which(os.environ.get("CC") or "gcc") or shutil.which("cc"),
         smi_gpus=tuple(_gpu(g) for g in smi.data.get("gpus", ())),
-        torch_gpus=tuple(_gpu(g) for g in found.get("torch", Probe()).data.get("gpus", ())),
+        torch_gpus=tuple(_gpu(g) for g in probes.get("torch", Probe()).data.get("gpus", ())),
         families=find_families(),
         kda_hf=importlib.util.find_spec(".hf", "kda") is not None,
         plugins=find_plugins(),
-        **found,
+        **probes,
     )
 
 
@@ -178,8 +178,8 @@ def _gpu(data: Mapping) -> GpuFacts:
 
 
 def release(text: str) -> tuple[int, int] | None:
-    found = re.search(r"(\d+)\.(\d+)", text)
-    return (int(found[1]), int(found[2])) if found else None
+    version = re.search(r"(\d+)\.(\d+)", text)
+    return (int(version[1]), int(version[2])) if version else None
 
 
 def installed(distribution: str) -> str | None:
@@ -335,15 +335,15 @@ def read_smi(gpus: str, apps: str, banner: str) -> dict:
     for uuid, pid, name in (_csv(line, 3) for line in apps.splitlines() if line.count(",") >= 2):
         if pid.isdigit():
             users.setdefault(uuid, []).append((int(pid), os.path.basename(name)))
-    found, driver = [], None
+    cards, driver = [], None
     for line in gpus.splitlines():
         if line.count(",") < 6:
             continue
         uuid, name, cc, memory, mode, mig, driver = _csv(line, 7)
-        found.append({"name": name, "cc": release(cc) or (0, 0), "memory": int(memory) << 20 if memory.isdigit() else 0,
+        cards.append({"name": name, "cc": release(cc) or (0, 0), "memory": int(memory) << 20 if memory.isdigit() else 0,
                       "uuid": uuid, "mode": mode, "mig": mig == "Enabled", "users": users.get(uuid, [])})
     cuda = re.search(r"CUDA (?:\w+ )?Version: *(\d+\.\d+)", banner)
-    return {"gpus": found, "driver": driver, "cuda": release(cuda[1]) if cuda else None}
+    return {"gpus": cards, "driver": driver, "cuda": release(cuda[1]) if cuda else None}
 
 
 def _csv(line: str, columns: int) -> list[str]:

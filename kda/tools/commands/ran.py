@@ -24,7 +24,7 @@ class Ran(NamedTuple):
     why: str = ""                            # kernels count as not run
 
 
-def found(backends: Iterable[str], cc: tuple[int, int]) -> tuple[Ran, ...]:
+def ran_on(backends: Iterable[str], cc: tuple[int, int]) -> tuple[Ran, ...]:
     """Return what ran of each backend that has kernels for this GPU and is in the ledger."""
     ledger, targets = Ledger.read(), {name: code_for(cc, capability(name).archs) for name in backends}
     known = {group.split()[0] for group in ledger.groups}
@@ -51,8 +51,8 @@ def _count(known: Sequence[Known]) -> tuple[int, int]:
 def _other_version(built: str) -> str:
     """The installed compiler, if it is another version of the one that built the ledger's kernels."""
     for name, version in COMPILERS.values():
-        if built.startswith(f"{name} ") and (found := version()) and built != f"{name} {found}":
-            return f"{name} {found}"
+        if built.startswith(f"{name} ") and (installed := version()) and built != f"{name} {installed}":
+            return f"{name} {installed}"
     return ""
 
 

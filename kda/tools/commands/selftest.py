@@ -126,13 +126,13 @@ def chosen_backends(screen: Screen, target: Target | None, backend: str | None) 
 
 def auto(screen: Screen) -> str:
     """What auto picks here; where it picks nothing, the first backend that runs here once it is named."""
-    host, asked = own_host(), backend_in_force()
+    host, requested = own_host(), backend_in_force()
     problem = Problem(device=host.device)
-    choice = dispatch.weigh(problem, host, asked)
+    choice = dispatch.weigh(problem, host, requested)
     if choice.backend is not None:
         return choice.backend
     named = [name for name in dispatch.backend_names() if dispatch.weigh(problem, host, name).backend]
-    if asked != "auto" or not named:
+    if requested != "auto" or not named:
         raise CannotJudge(str(choice))
     screen.line(f"auto picks no backend on {host}; this proves {named[0]}, which has to be named there", err=True)
     return named[0]
@@ -163,8 +163,8 @@ def is_here(c: Capability, target: Target | None) -> bool:
     if not c.archs:
         return True
     cc = own_host().cc
-    found = code_for(cc, c.archs) if cc else None
-    return found is not None and target in (None, found)
+    built = code_for(cc, c.archs) if cc else None
+    return built is not None and target in (None, built)
 
 
 def levels_of(c: Capability, target: Target | None, wanted: Evidence | None) -> tuple[Evidence, ...]:
@@ -324,10 +324,10 @@ def stage_lines(screen: Screen, result: BackendResult, whose: str) -> list[str]:
 
 
 def cell(screen: Screen, line: StageLine, level: Evidence) -> str:
-    found = line.proofs.get(level)
-    if found is None:
+    proof = line.proofs.get(level)
+    if proof is None:
         return "not run"
-    return found.says if found.passed else screen.paint("FAIL" if found.says != "CRASH" else found.says, "red")
+    return proof.says if proof.passed else screen.paint("FAIL" if proof.says != "CRASH" else proof.says, "red")
 
 
 def case_lines(screen: Screen, cases: Sequence[CaseLine]) -> list[str]:

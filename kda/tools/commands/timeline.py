@@ -60,8 +60,8 @@ def command(screen: Screen, arch: Target, tokens: int, heads: int, out: Path, ht
     lines.append(f"{out}: open it at https://ui.perfetto.dev or in chrome://tracing")
     lines += [f"{html}: open it in a browser"] * bool(html)
     files = {"trace": str(out), **({"html": str(html)} if html else {})}
-    found = heading("timeline", OK, chip=chip.name, milliseconds=session.milliseconds, files=files)
-    screen.answer(found, lines)
+    fields = heading("timeline", OK, chip=chip.name, milliseconds=session.milliseconds, files=files)
+    screen.answer(fields, lines)
     return OK
 
 

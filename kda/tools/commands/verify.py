@@ -240,10 +240,10 @@ def door_to(name: str, options: dict[str, Any]) -> Door:
 
 def first_with_kernels(options: dict[str, Any]) -> str:
     target = options["arch"]
-    found = built_for(target)
-    if not found:
+    capabilities = built_for(target)
+    if not capabilities:
         raise NoKernelsYet(target)
-    return found[0].backend
+    return capabilities[0].backend
 
 
 def weigh_here(case: Case) -> Choice:
@@ -264,8 +264,8 @@ def cannot_judge(screen: Screen, case: Case, name: str | None, reasons: Sequence
     lines = [problem_line(case), *(f"{name} cannot be judged here: {why}" if name else why for why in reasons)]
     if arch := arch_elsewhere(case, name, reasons):
         lines.append(f"--arch {arch} runs its kernels in the simulator, without such a GPU.")
-    found = {"backend": name, "rejections": list(reasons), "rows": []}
-    screen.answer({**heading(case, CANNOT_JUDGE), **found}, lines)
+    fields = {"backend": name, "rejections": list(reasons), "rows": []}
+    screen.answer({**heading(case, CANNOT_JUDGE), **fields}, lines)
     return CANNOT_JUDGE
 
 

@@ -111,8 +111,8 @@ class Budget(NamedTuple):
         for start, of_x, of_exact in _blocks(x, self.exact):
             error = (of_x.double() - of_exact).abs_()
             if not math.isfinite(error.max()):                # a nan or an infinity of one of them
-                for kind, found in NOT_FINITE.items():
-                    differs = found(of_x) != found(of_exact)
+                for kind, is_of_kind in NOT_FINITE.items():
+                    differs = is_of_kind(of_x) != is_of_kind(of_exact)
                     if differs.any():
                         index = _index(start + int(differs.int().argmax()), x.shape)
                         return Measure(math.inf, 0.0, math.inf, kind, index, float(x[index]), float(self.exact[index]))

@@ -65,13 +65,13 @@ def definition(
         o = torch.cat(outputs) if outputs else rows["v"]
         ht = torch.cat(states) if states else S
     tail = o.new_zeros(p.B * p.T - ends[-1], p.HV, p.V)
-    found = {"o": torch.cat([o, tail]).detach().view(p.B, p.T, p.HV, p.V), "ht": ht.detach()}
+    results = {"o": torch.cat([o, tail]).detach().view(p.B, p.T, p.HV, p.V), "ht": ht.detach()}
     if not backward:
-        return found
+        return results
     cotangents = ((o, case.do.to(dtype).flatten(0, 1)[: ends[-1]]), (ht, case.dht.to(dtype)))
     ends_at, begins = zip(*((x, dx) for x, dx in cotangents if x.requires_grad))
     grads = torch.autograd.grad(ends_at, list(leaves.values()), begins, allow_unused=True, materialize_grads=True)
-    return found | by_gradient(dict(zip(leaves, grads)))
+    return results | by_gradient(dict(zip(leaves, grads)))
 
 
 def _segment(scale: float, s: Tensor, *tokens: Tensor) -> tuple[Tensor, Tensor]:
@@ -83,16 +83,16 @@ def _segment(scale: float, s: Tensor, *tokens: Tensor) -> tuple[Tensor, Tensor]:
 def from_stages(case: Case, env: dict[str, Tensor | None]) -> dict[str, Tensor]:
     """The results of a call, from what the stages wrote."""
     layout, inputs = case.layout, case.inputs
-    found = {"ht": env["ht"]}
+    results = {"ht": env["ht"]}
     for name in ("o", "dq", "dk", "dv", "dg", "dbeta"):
         if name in env:
             like = inputs.v if name == "o" else getattr(inputs, GRADIENTS[name])
-            found[name] = layout.unchunk(env[name]).view(like.shape)
+            results[name] = layout.unchunk(env[name]).view(like.shape)
     for name in ("dA_log", "ddt_bias", "dh0"):
         like = getattr(inputs, GRADIENTS[name])
         if env.get(name) is not None and like is not None:
-            found[name] = env[name].reshape(like.shape)
-    return found
+            results[name] = env[name].reshape(like.shape)
+    return results
 
 
 def stored_as(case: Case, name: str) -> torch.dtype:
@@ -134,8 +134,8 @@ def _roundings(case: Case, rounding: Rounding, backward: bool) -> list[dict[str,
     if rounding.stored:
         return [_of_stages(case, rounding, backward, shake) for shake in (None, first, *others)]
     given = functools.partial(shaken, shake=first)
-    found = [definition(case, rounding.compute, backward, x) for x in (as_given, given)]
-    return found + [_of_stages(case, rounding, backward, shake) for shake in (None, *others)]
+    rounded = [definition(case, rounding.compute, backward, x) for x in (as_given, given)]
+    return rounded + [_of_stages(case, rounding, backward, shake) for shake in (None, *others)]
 
 
 def _of_stages(case: Case, rounding: Rounding, backward: bool, shake: int | None) -> dict[str, Tensor]:

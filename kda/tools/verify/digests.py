@@ -70,13 +70,13 @@ class Digest(NamedTuple):
 def labelled(backend: str, arch: str) -> dict[str, AnyRecipe]:
     """Recipes under the names by which digests are kept, each once."""
     plan = importlib.import_module(PLANS[backend])
-    found: dict[AnyRecipe, str] = {}
+    labels: dict[AnyRecipe, str] = {}
     for words in PROBLEMS[backend, arch]:
         numbers = Counter[str]()
         for recipe in plan.recipes(Problem.parse(words), host_of(arch)):
-            found.setdefault(recipe, f"{backend} {arch}: {recipe.name} {numbers[recipe.name]} of {words}")
+            labels.setdefault(recipe, f"{backend} {arch}: {recipe.name} {numbers[recipe.name]} of {words}")
             numbers[recipe.name] += 1
-    return {label: recipe for recipe, label in found.items()}
+    return {label: recipe for recipe, label in labels.items()}
 
 
 def version(backend: str) -> str:

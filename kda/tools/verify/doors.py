@@ -69,14 +69,14 @@ class Door:
     def against_problem(self, problem: Problem) -> tuple[str, ...]:
         return dict(self.weighed(problem, self.name).tried)[self.name]
 
-    def weighed(self, problem: Problem, asked: str) -> Choice:
-        return weigh(problem, detect(self.device), asked)
+    def weighed(self, problem: Problem, requested: str) -> Choice:
+        return weigh(problem, detect(self.device), requested)
 
     def rounding(self, case: Case) -> Rounding:
         """Return the rounding of outputs by this backend, and of gradients by the backend that computes them here."""
         forward, backward = (case.problem(direction, self.device) for direction in ("forward", "backward"))
-        asked, gradients = backend_of_backward(self.name), None
-        if asked != self.name and (other := self.weighed(backward, asked).backend):
+        requested, gradients = backend_of_backward(self.name), None
+        if requested != self.name and (other := self.weighed(backward, requested).backend):
             gradients = stored_by(other, backward)
         return Rounding(wide_dtype(case.inputs.q.dtype), stored_by(self.name, forward), gradients=gradients)
 
@@ -107,14 +107,14 @@ class Door:
             for name, x, shape in (("o", o, case.do.shape), ("ht", ht, case.dht.shape)):
                 if x.shape != shape:
                     raise ValueError(f"{name} must have the shape {list(shape)}, and has {list(x.shape)}")
-        found = {"o": o.detach(), "ht": ht.detach()}
+        results = {"o": o.detach(), "ht": ht.detach()}
         if backward:
             wanted, cotangents = by_gradient(leaves), (case.do, case.dht)
             with self.blamed("a backward"):
                 grads = torch.autograd.grad((o, ht), list(wanted.values()), cotangents, allow_unused=True,
                                             materialize_grads=True)
-            found |= dict(zip(wanted, grads))
-        return {name: x.cpu() for name, x in found.items()}
+            results |= dict(zip(wanted, grads))
+        return {name: x.cpu() for name, x in results.items()}
 
     def chunk_kda(self, **keywords):
         return kda.chunk_kda(**keywords, backend=self.name)
@@ -127,8 +127,8 @@ class Door:
     def stage(self, name: str, case: Case, tensors: Mapping[str, Tensor | None]) -> dict[str, Tensor | None]:
         moved = {n: None if x is None else x.to(self.device) for n, x in tensors.items()}
         with self.blamed(f"the stage {name}"):
-            found = self.stage_call(name, case)(moved)
-        return {n: None if x is None else x.cpu() for n, x in found.items()}
+            written = self.stage_call(name, case)(moved)
+        return {n: None if x is None else x.cpu() for n, x in written.items()}
 
 
 class Fla(Door):

@@ -225,10 +225,10 @@ class Planted(Door):
     def call(self, case: Case, backward: bool, **keywords) -> dict[str, Tensor]:
         if self.fault.place in STAGES:
             return self._call_of_stages(case, backward)
-        found = self.door.call(self.sees(case), backward, **keywords)
+        results = self.door.call(self.sees(case), backward, **keywords)
         if self.fault.place == "results":
-            self.fault.plant(found, case.spec)
-        return found
+            self.fault.plant(results, case.spec)
+        return results
 
     def _call_of_stages(self, case: Case, backward: bool) -> dict[str, Tensor]:
         env = case.stage_tensors(self.rounding(case).compute)

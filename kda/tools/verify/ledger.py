@@ -78,8 +78,8 @@ def without_words(text: str) -> str:
         else:                                # before Python 3.12 the contents of an f-string have no place
             waiting += ast.iter_child_nodes(node)
     strings.sort()
-    kept = (_without_comment(n + 1, line, strings) for n, line in enumerate(lines) if n not in docstrings)
-    return "\n".join(" ".join(line.decode().split()) for line in kept if line.strip())
+    code = (_without_comment(n + 1, line, strings) for n, line in enumerate(lines) if n not in docstrings)
+    return "\n".join(" ".join(line.decode().split()) for line in code if line.strip())
 
 
 def _without_comment(number: int, line: bytes, strings: list[Any]) -> bytes:

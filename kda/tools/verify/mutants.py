@@ -128,10 +128,10 @@ def planned_with(backend: str, call: MutantsCall) -> Iterator[None]:
     """Make the backend plan as the call requires, inside the block."""
     plan, host = importlib.import_module(f"kda.backends.{backend}.plan"), stand_in()
     modules = (plan, launcher(backend), training, training_plan)
-    kept = [getattr(module, name, None) for module in modules for name in ("plan", "training_plan", "steps")]
+    memos = [getattr(module, name, None) for module in modules for name in ("plan", "training_plan", "steps")]
 
     def forget() -> None:
-        for cached in kept:
+        for cached in memos:
             if hasattr(cached, "cache_clear"):
                 cached.cache_clear()
 

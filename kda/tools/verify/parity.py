@@ -229,18 +229,18 @@ def direction(name: str) -> str:
 
 
 def whole_call(door: Door, case: Case, backward: bool) -> tuple[list[ParityRow], dict[str, Tensor], dict[str, Budget]]:
-    found, limits = door.call(case, backward), budgets(case, door.rounding(case), backward)
-    rows = [judge(direction(n), n, limit, found.get(n), case, whole=True) for n, limit in limits.items()]
-    return rows, found, limits
+    results, limits = door.call(case, backward), budgets(case, door.rounding(case), backward)
+    rows = [judge(direction(n), n, limit, results.get(n), case, whole=True) for n, limit in limits.items()]
+    return rows, results, limits
 
 
 def compare(
-    door: Door, other: Door, case: Case, backward: bool, found: dict, limits: dict[str, Budget]
+    door: Door, other: Door, case: Case, backward: bool, results: dict, limits: dict[str, Budget]
 ) -> list[ParityRow]:
     """Compare two backends; the difference of two results may use the budgets of both."""
     theirs, their_limits = other.call(case, backward), budgets(case, other.rounding(case), backward)
     return [
-        judge(f"to {other.name}", n, (limit + their_limits[n]).around(theirs[n]), found[n], case, whole=True)
+        judge(f"to {other.name}", n, (limit + their_limits[n]).around(theirs[n]), results[n], case, whole=True)
         for n, limit in limits.items()
     ]
 
@@ -336,9 +336,9 @@ def _examine(
     if only_stage is None:
         tell("whole calls")
         first = report.first
-        rows, found, limits = whole_call(door, case, backward)
+        rows, results, limits = whole_call(door, case, backward)
         if other is not None and other.name != door.name:
-            rows += compare(door, other, case, backward, found, limits)
+            rows += compare(door, other, case, backward, results, limits)
         report.rows += [row._replace(follows_from=first.tensor) if first and row.wrong else row for row in rows]
 
 
@@ -358,15 +358,15 @@ def parts(door: Door, case: Case, only_stage: str | None = None, exact: bool = F
 
 def _unbroken(stages: list[Stage]) -> list[Stage]:
     """The stages up to the first gap: those after it have no input of the backend's own."""
-    kept: list[Stage] = []
+    unbroken: list[Stage] = []
     computed: set[Any] = set()
     order = FORWARD + BACKWARD
     for stage in stages:
         if not computed.issuperset(order[: order.index(stage.members[0])]):
             break
-        kept.append(stage)
+        unbroken.append(stage)
         computed.update(stage.members)
-    return kept
+    return unbroken
 
 
 def smaller(door: Door, report: ParityReport, fault: Fault | None, tries: int = 6) -> Spec | None:
@@ -379,8 +379,8 @@ def smaller(door: Door, report: ParityReport, fault: Fault | None, tries: int = 
         try_ = fault.suited(try_) if fault else try_
         if try_ == (best or spec):
             continue
-        found = examine(door, make(try_), only_stage, exact=first.measure.kind == "bits")
-        if found.first and (found.first.stage, found.first.tensor) == (first.stage, first.tensor):
+        result = examine(door, make(try_), only_stage, exact=first.measure.kind == "bits")
+        if result.first and (result.first.stage, result.first.tensor) == (first.stage, first.tensor):
             best = try_
     return best
 

@@ -33,9 +33,9 @@ class SimulatedDoor(Door):
     def __str__(self) -> str:
         return f"{self.name} on a simulated {self.target.spelling}"
 
-    def weighed(self, problem: Problem, asked: str) -> Choice:
+    def weighed(self, problem: Problem, requested: str) -> Choice:
         with standing_in(host_of(self.target.spelling)):
-            return super().weighed(problem, asked)
+            return super().weighed(problem, requested)
 
     def call(self, case: Case, backward: bool, **keywords) -> dict[str, Tensor]:
         with self.simulated():

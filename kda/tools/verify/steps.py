@@ -109,12 +109,12 @@ def budgets(x: dict[str, Any]) -> dict[str, Budget]:
 
 def _rounded(x: dict[str, Any], shake: int | None) -> dict[str, Any]:
     """Cast to float32 and shake inputs in the last bit; the pool of states is as it was: it rounds after each token."""
-    found = copied(x, torch.float32) | {"states": x["states"].clone()}
+    rounded = copied(x, torch.float32) | {"states": x["states"].clone()}
     if shake is not None:
         for name in ("q", "k", "v", "g", "states"):
-            if found[name].dtype == torch.float32:
-                found[name] = shaken(found[name], shake)
-    return found
+            if rounded[name].dtype == torch.float32:
+                rounded[name] = shaken(rounded[name], shake)
+    return rounded
 
 
 # drafts beside plain decoding
@@ -137,16 +137,16 @@ def beside_plain_decoding(
         new = make_step(drafts=True, **words, seed=turn + 1)
         x |= tokens_of(new) | {"parents": new.get("parents")}
         path, count = _some_accepted(x, turn)
-        found = run(x)
+        together = run(x)
         for i in range(int(count.max())):
             each, index = torch.arange(len(path)), path[:, i].long()
             rows = {name: t[each, index].unsqueeze(1) for name, t in tokens_of(new).items()}
             slots = torch.where(i < count, x["ssm_state_indices"], -1).int()                # the others have ended
             one = run(plain | rows | {"ssm_state_indices": slots})
             real = i < count
-            yield f"o of token {i} of call {turn}", found["o"][each, index][real], one["o"][:, 0][real]
+            yield f"o of token {i} of call {turn}", together["o"][each, index][real], one["o"][:, 0][real]
             if i == 0:
-                yield f"states behind the first token of call {turn}", found["states"], one["states"].clone()
+                yield f"states behind the first token of call {turn}", together["states"], one["states"].clone()
         x |= {"num_accepted_tokens": count, "accepted_path": path}
 
 

@@ -99,11 +99,11 @@ def decode(door: Door, case: Case) -> list[ParityRow]:
     moved: dict[str, Any] = {n: x.to(door.device) if isinstance(x, Tensor) else x for n, x in keywords.items()}
     o, pool = kda.fused_recurrent_kda(**moved, backend=door.name)
     pool = pool.cpu()
-    found = {"o": o.cpu(), "ht": pool[slots]}
+    results = {"o": o.cpu(), "ht": pool[slots]}
     exact, rounded = (
         definition(case, dtype, backward=False) for dtype in (torch.float64, wide_dtype(case.inputs.q.dtype))
     )
-    rows = [judge("decode", n, _budget(case, n, exact, rounded), found[n], case, whole=True) for n in ("o", "ht")]
+    rows = [judge("decode", n, _budget(case, n, exact, rounded), results[n], case, whole=True) for n in ("o", "ht")]
     untouched = Budget(torch.full_like(pool[[0, -1]], 7.0).double(), 0.0, 0.0)
     return [*rows, judge("decode", "ht", untouched, pool[[0, -1]], case, whole=True)]
 
