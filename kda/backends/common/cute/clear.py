@@ -11,8 +11,8 @@ from .tile import WARP_ROWS
 @cute.jit
 def clear_row(x, V: cutlass.Constexpr, token, head):
     lane_columns = V // 32
-    row = x.o + ((Int64(token) * x.HV + head) * V + cute.arch.lane_idx() * lane_columns)
-    store(row, [Float32(0.0)] * lane_columns)
+    row = x.o + (Int64(token) * x.HV + head) * V
+    store(row + cute.arch.lane_idx() * lane_columns, [Float32(0.0)] * lane_columns)
 
 
 @cute.jit
