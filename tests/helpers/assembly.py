@@ -1,4 +1,10 @@
-"""Hand-written PTX for tests: the frame of a kernel around a body."""
+"""Hand-written PTX for tests: the frame of a kernel around a body, and runs of small kernels."""
+
+import pytest
+import torch
+
+from ptxkit.launches import launch
+from ptxkit.ptx import PtxError
 
 REGISTERS = """
     .reg .pred %p<16>; .reg .b16 %h<16>; .reg .b32 %r<64>; .reg .f32 %f<32>; .reg .b64 %rd<32>; .reg .f64 %fd<16>;
@@ -27,6 +33,29 @@ def kernel(body, pointers=1, numbers=0, target="sm_90a", shared=4096, dynamic=Fa
     ret;
 }}
 """
+
+
+def elements(tensors):
+    """Return PTX that leaves in %rd10, %rd11, ... the addresses of the words of so many tensors that are a thread's."""
+    adds = [f"    add.s64 %rd{10 + n}, %rd{1 + n}, %rd9;\n" for n in range(tensors)]
+    return "\n    mul.wide.u32 %rd9, %r0, 4;\n" + "".join(adds)
+
+
+STORE = elements(1) + "    st.global.u32 [%rd10], %r9;\n"
+
+
+def run(body, threads=32, grid=1, target="sm_90a", shared=4096, **options):
+    """Run a body that STOREs; return what it stored, by thread, and the Run."""
+    out = torch.full((threads,), -1, dtype=torch.int32)
+    text = kernel(body, target=target, shared=shared)
+    return out, launch(text, grid=grid, block=threads, args=[out], **options)
+
+
+def refused(instruction, target="sm_90a"):
+    """Return the message of the error by which a kernel with an instruction is refused."""
+    with pytest.raises(PtxError) as error:
+        launch(kernel(f"    {instruction}\n", target=target), grid=1, block=32, args=[torch.zeros(32)])
+    return str(error.value)
 
 
 def kinds(run):

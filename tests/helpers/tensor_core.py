@@ -24,6 +24,16 @@ waiting:
     mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 %p5, [{BARRIER}], 0;
     @!%p5 bra waiting;
 """
+# Thread 0 multiplies and may tell warp 1 through a barrier; thread 32 adds to the same D and commits.
+TWO_ISSUERS = """
+    setp.eq.u32 %p7, %r0, 32;
+    @!%p3 bra first;
+    {one}
+first:
+    {between}
+    @!%p7 bra issued;
+    {two}
+"""
 FENCE = "fence.proxy.async.shared::cta;"
 STORED, LOADED = "tcgen05.wait::st.sync.aligned;", "tcgen05.wait::ld.sync.aligned;"
 

@@ -5,6 +5,7 @@ import gc
 import pytest
 import torch
 from assembly import kernel
+from small_kernels import COPY, copy
 
 import kda
 from kda.backends.common import training
@@ -17,20 +18,6 @@ from ptxkit.compile.kernel import Kernel
 from ptxkit.compile.target import parse
 
 pytestmark = [pytest.mark.simulated, pytest.mark.usefixtures("one_thread")]
-
-COPY = """
-    mul.wide.u32 %rd5, %r0, 4;
-    add.s64 %rd3, %rd1, %rd5;
-    add.s64 %rd4, %rd2, %rd5;
-    ld.global.u32 %r1, [%rd3];
-    st.global.u32 [%rd4], %r1;
-"""
-TEXT = kernel(COPY, pointers=2)
-COPIES = Kernel.of(next(iter(entries(TEXT))), TEXT, None, parse("sm_90a"))
-
-
-def copy(x, y):
-    COPIES.launch(1, x, y, block=32)
 
 
 def ones():
@@ -176,8 +163,8 @@ def test_a_kernel_that_reads_freed_memory_is_found_with_the_lines_of_its_memory(
 
 def test_an_argument_that_points_into_freed_memory_is_found_though_no_thread_reads_it():
     def program(x, out):
-        COPIES.launch(1, ones().data_ptr(), out.data_ptr(), block=1)           # thread 0 alone
-        COPIES.launch(1, ones()[1:].data_ptr() + 4 * 20, out.data_ptr(), block=1)
+        COPY.launch(1, ones().data_ptr(), out.data_ptr(), block=1)           # thread 0 alone
+        COPY.launch(1, ones()[1:].data_ptr() + 4 * 20, out.data_ptr(), block=1)
 
     assert [found.kind for found in findings(program)] == ["freed"] * 2
     text = kernel("", pointers=2)

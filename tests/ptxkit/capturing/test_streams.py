@@ -2,28 +2,14 @@
 
 import pytest
 import torch
-from assembly import kernel
+from assembly import elements, kernel
+from small_kernels import copy
 
 import ptxkit
 from ptxkit.compile.code import entries
-from ptxkit.compile.kernel import Kernel
 from ptxkit.compile.target import parse
 
 pytestmark = pytest.mark.simulated
-
-FROM_TO = """
-    mul.wide.u32 %rd5, %r0, 4;
-    add.s64 %rd3, %rd1, %rd5;
-    add.s64 %rd4, %rd2, %rd5;
-    ld.global.u32 %r1, [%rd3];
-    st.global.u32 [%rd4], %r1;
-"""
-TEXT = kernel(FROM_TO, pointers=2)
-COPY = Kernel.of(next(iter(entries(TEXT))), TEXT, None, parse("sm_90a"))
-
-
-def copy(x, y):
-    COPY.launch(1, x, y, block=32)
 
 
 def found(program, **options):
@@ -233,7 +219,7 @@ def test_scratch_of_a_triton_kernel_in_another_stream_is_recorded():
     pytest.importorskip("triton")
     from ptxkit.compile.triton import TritonKernel
 
-    text = kernel("mul.wide.u32 %rd5, %r0, 4; add.s64 %rd4, %rd2, %rd5; st.global.u32 [%rd4], %r0;", pointers=3)
+    text = kernel(elements(2) + "st.global.u32 [%rd11], %r0;", pointers=3)
     scratch = TritonKernel.of(
         next(iter(entries(text))), text, None, parse("sm_90a"), signature=("*i32",), names=("x",), num_warps=1,
         scratch=128, scratch_align=128,

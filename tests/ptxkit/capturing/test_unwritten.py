@@ -2,36 +2,20 @@
 
 import pytest
 import torch
-from assembly import kernel
+from small_kernels import COPY, built
 
 from ptxkit import SimulationError, capture
-from ptxkit.compile.code import entries
-from ptxkit.compile.kernel import Kernel
-from ptxkit.compile.target import parse
 
 pytestmark = pytest.mark.simulated
 
-EACH = """
-    mul.wide.u32 %rd5, %r0, 4;
-    add.s64 %rd3, %rd1, %rd5;
-    add.s64 %rd4, %rd2, %rd5;
-"""
-
-
-def built(body):
-    text = kernel(EACH + body, pointers=2)
-    return Kernel.of(next(iter(entries(text))), text, None, parse("sm_90a"))
-
-
-COPY = built("ld.global.u32 %r1, [%rd3]; st.global.u32 [%rd4], %r1;")
 # the second of two numbers is used by nobody
 FIRST_OF_TWO = built("and.b32 %r2, %r0, 1; setp.ne.u32 %p1, %r2, 0; @%p1 ret;"
-                     "ld.global.v2.u32 {%r1, %r2}, [%rd3]; st.global.u32 [%rd4], %r1;")
-ADD = built("mov.u32 %r1, 1; atom.global.add.u32 %r2, [%rd4], %r1;")
+                     "ld.global.v2.u32 {%r1, %r2}, [%rd10]; st.global.u32 [%rd11], %r1;")
+ADD = built("mov.u32 %r1, 1; atom.global.add.u32 %r2, [%rd11], %r1;")
 THROUGH_SHARED = built(
     ".shared .align 4 .b8 room[128]; mov.u32 %r1, room; shl.b32 %r2, %r0, 2; add.u32 %r1, %r1, %r2;"
-    "cp.async.ca.shared.global [%r1], [%rd3], 4; cp.async.wait_all; ld.shared.u32 %r2, [%r1];"
-    "st.global.u32 [%rd4], %r2;"
+    "cp.async.ca.shared.global [%r1], [%rd10], 4; cp.async.wait_all; ld.shared.u32 %r2, [%r1];"
+    "st.global.u32 [%rd11], %r2;"
 )
 
 
@@ -146,8 +130,8 @@ def test_a_read_on_which_no_result_depends_is_a_note_and_changes_nothing(strict)
 
 
 def test_one_launch_may_use_one_memory_and_not_another():
-    two = built("ld.global.u32 %r1, [%rd3]; ld.global.u32 %r2, [%rd4]; and.b32 %r2, %r2, 0; or.b32 %r1, %r1, %r2;"
-                "st.global.u32 [%rd4], %r1;")
+    two = built("ld.global.u32 %r1, [%rd10]; ld.global.u32 %r2, [%rd11]; and.b32 %r2, %r2, 0; or.b32 %r1, %r1, %r2;"
+                "st.global.u32 [%rd11], %r1;")
     session, _ = run(two, empty, empty)
     assert [found.memory.tensor.name for found in session.findings] == ["argument 0"]
     assert [note.memory.tensor.name for note in session.notes] == ["argument 1"]

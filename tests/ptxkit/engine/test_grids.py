@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from assembly import SEEDS, kernel, kinds
+from assembly import SEEDS, elements, kernel, kinds
 
 from ptxkit.launches import launch
 from ptxkit.ptx import PtxError
@@ -10,16 +10,11 @@ from ptxkit.ptx import PtxError
 pytestmark = pytest.mark.simulated
 
 TRIGGER, WAIT = "griddepcontrol.launch_dependents;", "griddepcontrol.wait;"
-PLACE = """
-    mul.wide.u32 %rd9, %r0, 4;
-    add.s64 %rd10, %rd1, %rd9;
-    add.s64 %rd11, %rd2, %rd9;
-"""
 WRITES, READS = "st.global.u32 [%rd10], %r0;", "ld.global.u32 %r2, [%rd10];"
 
 
 def run(body, *tensors, behind=None, threads=32, **options):
-    text = kernel(PLACE + body, pointers=2)
+    text = kernel(elements(2) + body, pointers=2)
     return launch(text, grid=1, block=threads, args=list(tensors), behind=behind, **options)
 
 

@@ -5,24 +5,11 @@ import sys
 
 import pytest
 import torch
-from assembly import SEEDS, kernel, kinds
+from assembly import SEEDS, STORE, kernel, kinds, run
 
 from ptxkit.launches import launch
 
 pytestmark = pytest.mark.simulated
-
-STORE = """
-    mul.wide.u32 %rd9, %r0, 4;
-    add.s64 %rd9, %rd1, %rd9;
-    st.global.u32 [%rd9], %r9;
-"""
-
-
-def run(body, threads=32, **options):
-    out = torch.full((threads,), -1, dtype=torch.int32)
-    frame = {k: options.pop(k) for k in ("target", "shared") if k in options}
-    result = launch(kernel(body, **frame), grid=1, block=threads, args=[out], **options)
-    return out, result
 
 
 def test_lanes_that_part_meet_again():

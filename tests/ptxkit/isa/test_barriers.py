@@ -1,21 +1,18 @@
 """Barriers, mbarriers and fences: what they order, and every way of using them wrongly that is reported."""
 
+import functools
 from dataclasses import replace
 
+import assembly
 import pytest
 import torch
-from assembly import SEEDS, kernel, kinds
+from assembly import SEEDS, STORE, kernel, kinds
 
 from ptxkit.findings import shortened
 from ptxkit.launches import launch
 
 pytestmark = pytest.mark.simulated
 
-STORE = """
-    mul.wide.u32 %rd9, %r0, 4;
-    add.s64 %rd9, %rd1, %rd9;
-    st.global.u32 [%rd9], %r9;
-"""
 ADDRESS = """
     shl.b32 %r10, %r0, 2;
     mov.u32 %r11, smem;
@@ -23,19 +20,15 @@ ADDRESS = """
 """
 
 
-def run(body, threads=64, **options):
-    out = torch.full((threads,), -1, dtype=torch.int32)
-    frame = {k: options.pop(k) for k in ("target", "shared") if k in options}
-    result = launch(kernel(body, **frame), grid=options.pop("grid", 1), block=threads, args=[out], **options)
-    return out, result
+run = functools.partial(assembly.run, threads=64)
 
 
-def exchange(between):
-    """Each thread hands its number to a thread of the other warp: `between` stands between the store and the load."""
+def exchange(between, far=32):
+    """Each thread hands its number to the one so far away: `between` stands between the store and the load."""
     return ADDRESS + f"""
     st.shared.u32 [%r11], %r0;
     {between}
-    xor.b32 %r12, %r10, 128;
+    xor.b32 %r12, %r10, {4 * far};
     mov.u32 %r13, smem;
     add.u32 %r13, %r13, %r12;
     ld.shared.u32 %r9, [%r13];
@@ -71,32 +64,16 @@ def test_a_fence_is_no_barrier():
 
 
 def test_lanes_of_a_warp_need_a_warp_barrier():
-    body = lambda between: ADDRESS + f"""
-    st.shared.u32 [%r11], %r0;
-    {between}
-    xor.b32 %r12, %r10, 4;
-    mov.u32 %r13, smem;
-    add.u32 %r13, %r13, %r12;
-    ld.shared.u32 %r9, [%r13];
-""" + STORE  # noqa: E731
-    _, apart = run(body(""), threads=32)
+    _, apart = run(exchange("", 1), threads=32)
     assert kinds(apart) == ["race-lanes"]
-    out, together = run(body("bar.warp.sync 0xffffffff;"), threads=32)
+    out, together = run(exchange("bar.warp.sync 0xffffffff;", 1), threads=32)
     assert not together.findings and out.tolist() == [n ^ 1 for n in range(32)]
 
 
 def among_lanes(between, far=1):
     """Each lane of a warp reads what the lane so far away has written."""
-    return ADDRESS + f"""
-    setp.eq.u32 %p1, %r0, 0;
-    @%p1 mbarrier.init.shared::cta.b64 [smem+1024], 32;
-    st.shared.u32 [%r11], %r0;
-    {between}
-    xor.b32 %r12, %r10, {4 * far};
-    mov.u32 %r13, smem;
-    add.u32 %r13, %r13, %r12;
-    ld.shared.u32 %r9, [%r13];
-""" + STORE
+    initialised = "setp.eq.u32 %p1, %r0, 0; @%p1 mbarrier.init.shared::cta.b64 [smem+1024], 32;"
+    return initialised + exchange(between, far)
 
 
 SYNC, INSTANT = "bar.warp.sync 0xffffffff;", "fence.acq_rel.cta;"              # the latter is for each lane by itself

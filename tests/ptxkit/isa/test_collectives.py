@@ -7,19 +7,11 @@ import struct
 
 import pytest
 import torch
-from assembly import SEEDS, kernel, kinds
+from assembly import SEEDS, elements, kernel, kinds, refused
 
 from ptxkit.launches import launch
-from ptxkit.ptx import PtxError
 
 pytestmark = pytest.mark.simulated
-
-ADDRESSES = """
-    mul.wide.u32 %rd9, %r0, 4;
-    add.s64 %rd10, %rd1, %rd9;
-    add.s64 %rd11, %rd2, %rd9;
-"""
-
 
 def run(body, *inputs, outputs=1, target="sm_90a", **options):
     """Runs one warp with inputs[n] in %r10+n; gives what it leaves in %r20, %r21, ... and the Run."""
@@ -27,16 +19,10 @@ def run(body, *inputs, outputs=1, target="sm_90a", **options):
     out = torch.full((outputs, 32), -1, dtype=torch.int32)
     loads = "".join(f"ld.global.u32 %r{10 + n}, [%rd10+{128 * n}];\n" for n in range(len(inputs)))
     stores = "".join(f"st.global.u32 [%rd11+{128 * n}], %r{20 + n};\n" for n in range(outputs))
-    text = kernel(ADDRESSES + loads + body + stores, pointers=2, target=target)
+    text = kernel(elements(2) + loads + body + stores, pointers=2, target=target)
     result = launch(text, grid=1, block=32, args=[given, out], **options)
     rows = [[x & 0xFFFFFFFF for x in row] for row in out.tolist()]
     return (rows[0] if outputs == 1 else rows), result
-
-
-def refused(instruction, target="sm_90a"):
-    with pytest.raises(PtxError) as error:
-        launch(kernel(f"    {instruction}\n", target=target), grid=1, block=32, args=[torch.zeros(32)])
-    return str(error.value)
 
 
 def bits(x):

@@ -2,21 +2,14 @@
 
 import pytest
 import torch
-from assembly import kernel, kinds
+from assembly import elements, kernel, kinds, refused
 from matrices import decode, dot, encode, pack, random_bits, size_of, small_integers, unpack
 
 from ptxkit.launches import launch
-from ptxkit.ptx import PtxError
 
 pytestmark = pytest.mark.simulated
 
 LANES = [(lane >> 2, lane & 3) for lane in range(32)]
-
-
-def refused(instruction, target="sm_90a"):
-    with pytest.raises(PtxError) as error:
-        launch(kernel(f"    {instruction}\n", target=target), grid=1, block=32, args=[torch.zeros(32)])
-    return str(error.value)
 
 
 # ---- ldmatrix, stmatrix, movmatrix
@@ -28,12 +21,7 @@ def through_shared(body, image, registers=0, outputs=4, target="sm_100a", block=
     data = torch.frombuffer(bytearray(image), dtype=torch.uint8).clone()
     inputs = torch.tensor(given or [[0] * 32], dtype=torch.int64).to(torch.int32)
     out, after = torch.full((max(outputs, 1), 32), -1, dtype=torch.int32), torch.zeros(size, dtype=torch.uint8)
-    text = """
-    mul.wide.u32 %rd9, %r0, 4;
-    add.s64 %rd10, %rd1, %rd9;
-    add.s64 %rd11, %rd2, %rd9;
-    add.s64 %rd12, %rd3, %rd9;
-    add.s64 %rd13, %rd4, %rd9;
+    text = elements(4) + """
     mov.u32 %r1, smem;
     shl.b32 %r2, %r0, 2;
     add.u32 %r2, %r1, %r2;

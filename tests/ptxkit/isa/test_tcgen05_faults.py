@@ -7,6 +7,7 @@ from tensor_core import (
     A_AT,
     B_AT,
     STORED,
+    TWO_ISSUERS,
     UNDER_ANY_SCHEDULE,
     WAIT,
     Operand,
@@ -100,18 +101,6 @@ LOAD = "tcgen05.ld.sync.aligned.32x32b.x1.b32 {%x100}, [%r9];"
 )
 def test_d_may_be_replaced_once_it_is_loaded(then, expected, schedule):
     assert kinds(plain(stored=STORED + LOAD + then, **schedule)) == expected
-
-
-# thread 0 multiplies and may tell warp 1 through a barrier; thread 32 adds to the same D and commits
-TWO_ISSUERS = """
-    setp.eq.u32 %p7, %r0, 32;
-    @!%p3 bra first;
-    {one}
-first:
-    {between}
-    @!%p7 bra issued;
-    {two}
-"""
 
 
 @pytest.mark.parametrize("between", ["bar.sync 1;", ""])

@@ -5,6 +5,7 @@ from assembly import kinds
 from tensor_core import (
     LOADED,
     STORED,
+    TWO_ISSUERS,
     UNDER_ANY_SCHEDULE,
     WAIT,
     idesc,
@@ -118,18 +119,6 @@ def test_a_loaded_register_is_used_behind_the_wait_alone(schedule):
         assert finding.place.ptx.startswith("add.u32") and finding.other.ptx.startswith("tcgen05.ld")
     result = run(early, **schedule)
     assert not result.findings and {note.kind for note in result.notes} == {"tcgen05-wait"}
-
-
-# thread 0 multiplies and tells warp 1 through a barrier, with no commit; thread 32 adds to the same D and commits
-TWO_ISSUERS = """
-    setp.eq.u32 %p7, %r0, 32;
-    @!%p3 bra first;
-    {one}
-first:
-    {between}
-    @!%p7 bra issued;
-    {two}
-"""
 
 
 @UNDER_ANY_SCHEDULE
