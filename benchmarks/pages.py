@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable
 from itertools import takewhile
@@ -19,6 +20,14 @@ def with_rows(text: str, header: str, rows: Iterable[str]) -> str:
     rule, *lines = below.split("\n")
     old = len(list(takewhile(lambda line: line.startswith("|"), lines)))
     return above + head + "\n".join([rule, *rows, *lines[old:]])
+
+
+def with_data(text: str, header: str, rows: Iterable[str]) -> str:
+    """Other rows under a header in a file of docs/data, of which docs/written.py writes a page."""
+    tables = json.loads(text)
+    if header not in tables:
+        raise LookupError(f"the page has no table {header}")
+    return json.dumps(tables | {header: [*rows]}, indent=1) + "\n"
 
 
 def found(text: str, sentence: str) -> re.Match[str]:

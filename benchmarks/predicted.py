@@ -1,18 +1,18 @@
 """The clock against every H200 time on record that the simulator can run.  No GPU:
 
-    python -m benchmarks write --only predicted   # writes docs/results/clock.md, and the errors that kda quotes
+    python -m benchmarks write --only predicted   # writes the errors that kda quotes, and what pages say of them
     python -m benchmarks.predicted --only h96-8k  # prints rows; --json FILE keeps them,
     python -m benchmarks.predicted --merge FILE   # and this puts them in instead of the old ones
 
 Each row is a kernel of a call, predicted with the plan of the call as it was timed.  What the prediction and the record
-say of it stands in kda/tools/measure/errors.json; `table` makes the page's table of that.
+say of it stands in kda/tools/measure/errors.json, of other predictions in docs/data/clock.json; `clock_page` makes
+pages of both.
 """
 
 from __future__ import annotations
 
 import functools
 import json
-import statistics
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,12 +22,10 @@ import torch
 from kda.tools.measure.predicted import ERRORS, PredictedLaunch, Prediction, forget, predict
 from kda.tools.measure.shapes import SHAPES, BenchShape
 
-from . import common
+from . import clock_page, common
 from .forms import planned
-from .pages import with_figures, with_rows
+from .pages import with_data
 
-PAGE = common.ROOT / "docs/results/clock.md"
-MARKERS = ("<!-- errors: begin, by benchmarks/predicted.py -->", "<!-- errors: end -->")
 ARCH, CHIP = "sm_90a", "h200"
 
 
@@ -130,111 +128,6 @@ def row_of(call: Call, name: str, recorded_step: bool | None = None) -> dict[str
     }
 
 
-def figures(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    errors = [abs(row["error"]) for row in rows]
-    signed = statistics.mean(row["error"] for row in rows)
-    return {"rows": len(rows), "median": round(statistics.median(errors), 1), "worst": max(errors),
-            "mean": round(signed, 1)}
-
-
-def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """Errors in percent: of all rows, of those that shaped the clock and of the others, and by family of kernels."""
-
-    def by(key: str) -> dict[str, Any]:
-        return {name: figures([r for r in rows if r[key] == name]) for name in dict.fromkeys(r[key] for r in rows)}
-
-    families = by("family")
-    medians = statistics.median(family["median"] for family in families.values())
-    whole = figures(rows) | {"median of families": round(medians, 1)}
-    return {"all": whole, "seen": by("seen"), "backends": by("backend"), "families": families}
-
-
-def table(rows: list[dict[str, Any]]) -> str:
-    found = summary(rows)
-    lines = ["| backend, shape | kernel | measured, us | predicted | error | busiest unit | largest stall per issue | "
-             "shaped the clock | source, timer |", "|" + "---|" * 9]
-    for r in rows:
-        source = " ".join(filter(None, (r["where"], r["commit"]))) + f", {r['timer']}"
-        lines.append(f"| {r['backend']}, {r['shape']} | {r['kernel']} | {r['measured']:g} | {r['predicted']:g} | "
-                     f"{r['error']:+.0f}% | {r['binds'] or ''} | {r['stall'] or ''} | {r['seen']} | {source} |")
-    lines += ["", "| errors | rows | median | worst | mean, with its sign |", "|---|---|---|---|---|"]
-    named = {"all": found["all"], **found["seen"], **found["backends"], **found["families"]}
-    lines += [f"| {name} | {e['rows']} | {e['median']:.0f}% | {e['worst']:.0f}% | {e['mean']:+.0f}% |"
-              for name, e in named.items()]
-    lines += ["", f"The median of the families' medians is {found['all']['median of families']:.0f}%."]
-    return "\n".join(lines)
-
-
-def sentences(rows: list[dict[str, Any]]) -> dict[str, list[str]]:
-    """What the page says of the rows, with # for a figure, and the figures."""
-    errors = summary(rows)
-
-    def rows_of(shape: str, *kernels: str, backend: str = "sm90") -> list[dict[str, Any]]:
-        known = {r["kernel"]: r for r in rows if (r["backend"], r["shape"]) == (backend, shape)}
-        return [known[kernel] for kernel in kernels]
-
-    def off(some: list[dict[str, Any]], places: int = 0) -> list[str]:
-        return [f"{abs(r['error']):.{places}f}" for r in some]
-
-    def span(some: list[dict[str, Any]]) -> list[str]:
-        return [f"{limit([abs(r['error']) for r in some]):.0f}" for limit in (min, max)]
-
-    def both(some: list[dict[str, Any]]) -> list[float]:
-        return [sum(r[key] for r in some) for key in ("predicted", "measured")]
-
-    def sums(some: list[dict[str, Any]]) -> list[str]:
-        predicted, measured = both(some)
-        return [f"{predicted / 1e3:.2f}", f"{measured / 1e3:.2f}", f"{100 * (1 - predicted / measured):.0f}"]
-
-    def busy(some: list[dict[str, Any]]) -> list[str]:
-        return [r["binds"].split()[1].rstrip("%") for r in some]
-
-    back = ("prepare, backward", "chain, backward", "walk, backward", "grads, backward")
-    many, few = rows_of("h64-8k", *back), rows_of("kimi-8k", *back)
-    chains = [*rows_of("h64-8k", "chain, alone"), *rows_of("h8-32k", "chain 2"), *rows_of("h16-8k", "chain 2")]
-    chains += [r for shape in ("kimi-8k", "h96-8k", "h64-64x128") for r in rows_of(shape, "chain")]
-    makers = [r for r in rows if r["family"] == "sm90 prepare" and r["shape"] != "h64-64x128"]
-    names = [f"{name}_bwd, backward" for name in ("state", "wy", "intra", "norms")]
-    triton = rows_of("h64-8k", *names, backend="triton")
-    of_triton = [f"{r[key]:,.0f}" for r in triton for key in ("predicted", "measured")]
-    forms = [rows_of("h64-8k", "fused"), rows_of("h64-8k", "prepare, alone", "chain, alone")]
-    medians = [errors["all"]["median of families"], errors["all"]["median"], errors["backends"]["sm90"]["median"]]
-    return {
-        "The worst is #%, `stream` at T4096 H12, then #%, `walk`":
-            off([*rows_of("h12-4k", "stream"), *rows_of("kimi-8k", "walk, backward")], 1),
-        "median over the families is #%; the median over rows is #%, over Hopper's rows #%":
-            [f"{median:.0f}" for median in medians],
-        "`stream` is predicted #% and #% too short": off([*rows_of("h16-8k", "stream"), *rows_of("h12-4k", "stream")]),
-        "Its eight rows are # to #% off: `prepare` is # and #% too long":
-            [*span(many + few), *off([many[0], few[0]])],
-        "at 64 heads `chain` and `walk` are # and #% too short, at 32 heads # and #%; `grads` is # "
-        "and #% too short": off([*many[1:3], *few[1:3], many[3], few[3]]),
-        "The sum of the four is # ms instead of # at 64 heads (#% short), and # instead of # at 32 (#%)":
-            [*sums(many), *sums(few)],
-        "At 64 heads HBM limits both walks (# and #% busy); at 32 it does not (# and #%)":
-            busy([*many[1:3], *few[1:3]]),
-        "as in the forward's `chain` (#% short at 32 heads)": off(rows_of("kimi-8k", "chain")),
-        "(`chain`) are # to #% too short in the forward": span(chains),
-        "and # and #% too long where they carry a state":
-            off([*rows_of("h16-8k", "chain"), *rows_of("h8-32k", "chain")]),
-        "`prepare` of Hopper is # to #% too long**, in one shape #%.":
-            [*span(makers), *off(rows_of("h64-64x128", "prepare"))],
-        "one kernel is correctly faster than two: # and # us measured, # and # predicted":
-            [f"{both(form)[n]:.0f}" for n in (1, 0) for form in forms],
-        "`fused` #% too long at this length": off(forms[0]),
-        "state_bwd # us (# measured), wy_bwd # (#), intra_bwd # (#), norms_bwd # (#).": of_triton,
-        "The sum is # ms instead of #, #% short": sums(triton),
-    }
-
-
-def written(page: str, rows: list[dict[str, Any]]) -> str:
-    before, rest = page.split(MARKERS[0])
-    page = f"{before}{MARKERS[0]}\n\n{table(rows)}\n\n{MARKERS[1]}{rest.split(MARKERS[1])[1]}"
-    for words, figures in sentences(rows).items():
-        page = with_figures(page, words, figures)
-    return page
-
-
 H100 = {                                     # at B1 T8192: heads, a step or a forward, milliseconds measured
     "H64, forward": (64, False, 0.323), "H64, step, nothing kept": (64, True, 1.987), "H96, step": (96, True, 2.996),
     "H32, step": (32, True, 1.137),
@@ -272,17 +165,13 @@ def of_stalls() -> Iterator[str]:
         yield f"| {kernel} | {slots}%; {issue:.0%} | {' | '.join(cells)} |"
 
 
-TABLES = {                                   # beside that of the rows, by header
-    "| H100, B1 T8192 | predicted, ms | measured | error |": of_h100,
-    "| kernel | issue slots used | long | barriers, mbarriers | fixed latency | short, MIO | math, dispatch | not "
-    "selected |": of_stalls,
-}
+TABLES = {clock_page.OF_H100: of_h100, clock_page.OF_STALLS: of_stalls}          # beside that of the rows
 
 
-def with_tables(page: str) -> str:
+def with_tables(data: str) -> str:
     for header, count in TABLES.items():
-        page = with_rows(page, header, count())
-    return page
+        data = with_data(data, header, count())
+    return data
 
 
 def calls() -> list[dict[str, Any]]:
@@ -310,13 +199,14 @@ def merged(rows: list[dict[str, Any]], new: list[dict[str, Any]]) -> list[dict[s
 
 def texts(rows: list[dict[str, Any]]) -> dict[Path, str]:
     """Return the files that say what the rows say."""
-    data = {"chip": CHIP, "errors": summary(rows), "calls": calls(), "rows": rows}
-    return {ERRORS: json.dumps(data, indent=1) + "\n", PAGE: written(PAGE.read_text(), rows)}
+    data = {"chip": CHIP, "errors": clock_page.summary(rows), "calls": calls(), "rows": rows}
+    page = clock_page.with_sentences(clock_page.PAGE.read_text(), rows)
+    return {ERRORS: json.dumps(data, indent=1) + "\n", clock_page.PAGE: page}
 
 
 def all_texts() -> dict[Path, str]:
     found = texts([row_of(call, name) for call in CALLS for name in call.times])
-    return found | {PAGE: with_tables(found[PAGE])}
+    return found | {clock_page.DATA: with_tables(clock_page.DATA.read_text())}
 
 
 def main() -> None:

@@ -1,6 +1,6 @@
 """Whether the clock prefers what an H200 preferred, of configurations that were timed beside each other.  No GPU:
 
-    python -m benchmarks write --only pairs       # writes docs/results/clock.md's table, and how many pairs are right
+    python -m benchmarks write --only pairs       # writes rows of docs/data/clock.json, and how many pairs are right
 
 The times are those of docs/results and docs/decisions for B1 T8192 H64, where today's kernel can be built so and is the
 one that was timed, or a near relative (`older`: an earlier form of it).
@@ -22,7 +22,8 @@ from kda.tools.measure.shapes import SHAPES
 from ptxkit.temporary import replaced
 
 from . import predicted as rows
-from .pages import with_figures, with_rows
+from .clock_page import DATA, OF_PAIRS, PAGE
+from .pages import with_data, with_figures
 
 APART = 0.03                                 # pairs closer than this were not told apart
 
@@ -51,7 +52,6 @@ WAYS = (
     Way("wy_bwd", {"stages": 2, "BV": 32}, 350, True),
 )
 SPILLING = {"maxnreg": 168}                  # one of the ways: ptxas spills for it, which costs nothing in the model
-HEADER = "| kernel | configuration | measured, us | predicted |"
 SENTENCE = "# of # such pairs are predicted in the order in which they were timed; # of # without"
 
 
@@ -95,15 +95,20 @@ def row(way: Way, found: float) -> str:
 
 
 def written(page: str, found: list[tuple[Way, float]]) -> str:
+    """Return the page with the number of pairs that are predicted right."""
+
     def right(predictions: list[tuple[Way, float]]) -> list[str]:
         judged = pairs(predictions)
         return [f"{sum(good for *_, good in judged)}", f"{len(judged)}"]
 
     without = [(way, us) for way, us in found if way.changes != SPILLING]
-    page = with_rows(page, HEADER, (row(*each) for each in found))
     return with_figures(page, SENTENCE, [*right(found), *right(without)])
 
 
 def texts() -> dict[Path, str]:
-    """Return the page as the predictions have it."""
-    return {rows.PAGE: written(rows.PAGE.read_text(), [(way, predicted(way)) for way in WAYS])}
+    """Return the page and the data of another as the predictions have them."""
+    found = [(way, predicted(way)) for way in WAYS]
+    return {
+        DATA: with_data(DATA.read_text(), OF_PAIRS, (row(*each) for each in found)),
+        PAGE: written(PAGE.read_text(), found),
+    }

@@ -1,8 +1,9 @@
 """The pages of the site that are written by programs, which its build does, too.
 
-    python docs/written.py            # docs/errors.md, mutants.md, results/evidence.md and stages/counted.md
+    python docs/written.py            # writes them; PAGES names them
 
-What they say lies in git as data that tests compare with the code: docs/data and kda/tools/verify/ledger.json.
+What they say lies in git as data that tests compare with the code: docs/data, kda/tools/verify/ledger.json and
+kda/tools/measure/errors.json.
 """
 
 import json
@@ -11,7 +12,8 @@ import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
-from benchmarks import ledger_page
+from benchmarks import clock_page, ledger_page
+from kda.tools.measure.predicted import ERRORS as CLOCK
 from kda.tools.verify.ledger import Ledger
 
 HERE = pathlib.Path(__file__).resolve().parent
@@ -153,9 +155,13 @@ def counts():
     return page.rstrip() + "\n"
 
 
+def clock():
+    return clock_page.page(json.loads(CLOCK.read_text())["rows"], json.loads(clock_page.DATA.read_text()))
+
+
 PAGES = {
     HERE / "errors.md": errors, HERE / "mutants.md": mutants, HERE / "results" / "evidence.md": evidence,
-    HERE / "stages" / "counted.md": counts,
+    HERE / "results" / "clock_errors.md": clock, HERE / "stages" / "counted.md": counts,
 }
 
 

@@ -97,7 +97,6 @@ def seconds(one: Chunk, T: int, H: int) -> tuple[float, int]:
 # What pages say of heads of 128 and of 64 channels, and of times that the clock predicts.
 
 DIMS, T = (128, 64), 8192
-HEADER = "| H | counted, ms | clock, ms |"
 
 
 @functools.cache

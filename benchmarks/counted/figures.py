@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from .. import common
-from ..pages import with_figures, with_rows
+from ..clock_page import OF_BLACKWELL
+from ..pages import with_data, with_figures, with_rows
 from . import blackwell, blackwell_step, float32, hopper, triton
 
 DOCS = common.ROOT / "docs"
@@ -23,17 +23,14 @@ class Table(NamedTuple):
 
 
 class Counted(NamedTuple):
-    """A table of docs/stages/counted.md, which docs/written.py writes from data."""
+    """A table of a page that docs/written.py writes from data, which is the file named here."""
 
     page: str
     header: str
     count: Callable[[], Iterable[str]]       # its rows
 
     def renewed(self, text: str, rows: Iterable[str]) -> str:
-        tables = json.loads(text)
-        if self.header not in tables:
-            raise LookupError(f"the page has no table {self.header}")
-        return json.dumps(tables | {self.header: [*rows]}, indent=1) + "\n"
+        return with_data(text, self.header, rows)
 
 
 class Sentence(NamedTuple):
@@ -66,7 +63,7 @@ FIGURES = (
     Sentence(FORWARD, "| the same, given decays | #, #, # | #, #, # |", lambda: blackwell.of_dims("given")),
     Sentence(FORWARD, "| bytes of HBM per token | # | # |", blackwell.bytes_of_dims),
     Sentence(FORWARD, "at B1 T8192 H64: bounded gate, given decays | #, # | #, # |", blackwell.clocks_of_dims),
-    Table(CLOCK, blackwell.HEADER, blackwell.of_clock),
+    Counted("data/clock.json", OF_BLACKWELL, blackwell.of_clock),
     Sentence(
         CLOCK, "which is # clocks for a chunk of 32 tokens and a head. In the clock a chunk takes #,",
         blackwell.clocks_of_a_chunk,
