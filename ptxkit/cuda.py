@@ -104,25 +104,25 @@ def text_of(source: str | os.PathLike[str]) -> tuple[str, str]:
 
 def included_by(text: str, folders: Sequence[str]) -> dict[str, str]:
     """Return the headers in these folders that a text includes, and they include: what is built depends on them."""
-    found: dict[str, str] = {}
+    texts: dict[str, str] = {}
     waiting = [text]
     while waiting:
         for name in _INCLUDE.findall(waiting.pop()):
             path = next((p for folder in folders if (p := pathlib.Path(folder, name)).is_file()), None)
-            if path and name not in found:
-                found[name] = path.read_text()
-                waiting.append(found[name])
-    return found
+            if path and name not in texts:
+                texts[name] = path.read_text()
+                waiting.append(texts[name])
+    return texts
 
 
 def headers() -> list[str]:
     """Return the folders of installed CUDA headers: cuda_fp16.h, mma.h, and where a toolkit has them cuda/std."""
     triton = importlib.util.find_spec("triton")
     roots = [os.environ.get("CUDA_HOME"), "/usr/local/cuda"]
-    found = [os.path.join(root, "include") for root in roots if root]
+    folders = [os.path.join(root, "include") for root in roots if root]
     if triton and triton.submodule_search_locations:
-        found.append(os.path.join(triton.submodule_search_locations[0], "backends", "nvidia", "include"))
-    first = next((folder for folder in found if os.path.isfile(os.path.join(folder, "cuda_fp16.h"))), None)
+        folders.append(os.path.join(triton.submodule_search_locations[0], "backends", "nvidia", "include"))
+    first = next((folder for folder in folders if os.path.isfile(os.path.join(folder, "cuda_fp16.h"))), None)
     return [folder for folder in (first, first and os.path.join(first, "cccl")) if folder and os.path.isdir(folder)]
 
 
@@ -165,7 +165,7 @@ def _named(ptx: str, kernel: str) -> str:
     """Return the kernel's name in PTX: as it is, or where C++ has added its arguments, after its length."""
     names, plain = _NAME.findall(ptx), kernel.rpartition("::")[2]
     mangled = re.compile(rf"(?<!\d){len(plain)}{re.escape(plain)}")
-    found = [n for n in names if n == kernel] or [n for n in names if mangled.search(n)]
-    if len(found) != 1:
-        raise ValueError(f"kernel={kernel!r} is {len(found) or 'none'} of {', '.join(found or names)} -> name one")
-    return found[0]
+    same = [n for n in names if n == kernel] or [n for n in names if mangled.search(n)]
+    if len(same) != 1:
+        raise ValueError(f"kernel={kernel!r} is {len(same) or 'none'} of {', '.join(same or names)} -> name one")
+    return same[0]

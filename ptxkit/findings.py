@@ -157,8 +157,8 @@ def _more(place, alike):
     if lines:
         return f"{len(alike)} more of this kind at this line of the source: {_listed(lines)}"
     against = list(dict.fromkeys(f"PTX line {f.other.line}" for f in alike if f.other))
-    found = against or list(dict.fromkeys(f"CTA {f.cta}, warp {f.warp}" for f in alike))
-    return f"{len(alike)} more of this kind at this instruction: {'against' if against else 'in'} {_listed(found)}"
+    where = against or list(dict.fromkeys(f"CTA {f.cta}, warp {f.warp}" for f in alike))
+    return f"{len(alike)} more of this kind at this instruction: {'against' if against else 'in'} {_listed(where)}"
 
 
 def _listed(names):

@@ -103,12 +103,12 @@ def launch(
             f"{shared_end - p.builder.shared_base} bytes of shared memory ({dynamic_shared} dynamic); "
             f"a CTA of sm_{p.arch} has {chip.shared}"
         )
-    kept, params, spans = bind(p, args)
+    held, params, spans = bind(p, args)
     spans += [_declared(span(m)) for m in memory or ()] + [
         Span(address, size, f"variable {name}") for name, _, address, size in p.builder.buffers
     ]
     regions, touched = _regions(spans)
-    kept = kept, heap and heap.mark_unwritten(regions[: len(touched)])
+    held = held, heap and heap.mark_unwritten(regions[: len(touched)])
     grids = _Grids(p, regions[: len(touched)], behind, accesses)
 
     record = binding.LaunchRecord(
@@ -138,7 +138,7 @@ def launch(
     run.clock = timer.clock() if timer else None
     if timer and timeline:
         run.recorded = LaunchRecords(timer.records(), p, config)
-    del kept
+    del held
     if raises and run.findings:
         raise SimulationError(run.findings)
     return run
@@ -177,13 +177,13 @@ class _Grids:
 
 def _covering(spans, address, size):
     """Return the flags of `size` bytes, all together; None where no span has any of them."""
-    found = None
+    covering = None
     for first_address, flags in spans:
         first, end = max(first_address, address), min(first_address + len(flags), address + size)
         if first < end:
-            found = torch.zeros(size, dtype=torch.uint8) if found is None else found
-            found[first - address : end - address] |= flags[first - first_address : end - first_address]
-    return found
+            covering = torch.zeros(size, dtype=torch.uint8) if covering is None else covering
+            covering[first - address : end - address] |= flags[first - first_address : end - first_address]
+    return covering
 
 
 def _errors(strict):
@@ -320,17 +320,17 @@ def _named(n, param):
 
 def _mapped(map_, what, name, n):
     """Return the Span of a TensorMap's tensor."""
-    found = span(what, name, n)
-    if found.layout:
-        return found
+    region = span(what, name, n)
+    if region.layout:
+        return region
     strides = tuple(s // map_.itemsize for s in (*map_.strides[::-1], map_.itemsize))
-    return found._replace(layout=ElementLayout(map_.dtype, map_.dims[::-1], strides, map_.itemsize))
+    return region._replace(layout=ElementLayout(map_.dtype, map_.dims[::-1], strides, map_.itemsize))
 
 
-def _declared(found):
-    if not 0 <= found.address <= found.address + found.size <= limits.ADDRESSES or found.size < 0:
-        raise LaunchError(f"memory={found.name!r}: there are no {found.size:,} bytes at {found.address:#x}")
-    return found
+def _declared(region):
+    if not 0 <= region.address <= region.address + region.size <= limits.ADDRESSES or region.size < 0:
+        raise LaunchError(f"memory={region.name!r}: there are no {region.size:,} bytes at {region.address:#x}")
+    return region
 
 
 def _regions(spans):

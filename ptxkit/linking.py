@@ -119,13 +119,13 @@ def _called(f: PtxFunction, taken: set[str]) -> set[str]:
 
 
 def _closure(calls: dict[str, set[str]], names: set[str]) -> set[str]:
-    found, waiting = set(), list(names)
+    closure, waiting = set(), list(names)
     while waiting:
         name = waiting.pop()
-        if name not in found:
-            found.add(name)
+        if name not in closure:
+            closure.add(name)
             waiting += calls[name]
-    return found
+    return closure
 
 
 def _return(kernel: PtxKernel) -> Instruction:

@@ -26,14 +26,14 @@ class ElementLayout(NamedTuple):
 
     def index(self, offset):
         """Return the index of the element that has the byte at this offset; None: it lies between elements."""
-        rest, found = offset // self.itemsize, [0] * len(self.shape)
+        rest, index = offset // self.itemsize, [0] * len(self.shape)
         for d in sorted(range(len(self.shape)), key=lambda d: -self.strides[d]):
             if self.shape[d] > 1 and self.strides[d]:
-                found[d] = rest // self.strides[d]
-                rest -= found[d] * self.strides[d]
-                if found[d] >= self.shape[d]:
+                index[d] = rest // self.strides[d]
+                rest -= index[d] * self.strides[d]
+                if index[d] >= self.shape[d]:
                     return None
-        return None if rest else tuple(found)
+        return None if rest else tuple(index)
 
 
 class Span(NamedTuple):
@@ -167,8 +167,8 @@ def _variables(program, config):
 
 def _in_cpp(name):
     """Return what C++ calls a variable of a function: `part`, for _ZZ3sumE4part."""
-    found = _OF_A_FUNCTION.match(name)
-    return found[2][: int(found[1])] if found else name
+    match = _OF_A_FUNCTION.match(name)
+    return match[2][: int(match[1])] if match else name
 
 
 # ---- source

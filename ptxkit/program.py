@@ -37,8 +37,8 @@ def align_up(n, to):
 
 def zeros(size):
     """Return (object to keep alive, address) of memory that the system provides where it is first touched."""
-    kept = ctypes.c_char.from_buffer(mmap.mmap(-1, max(size, 1)))
-    return kept, ctypes.addressof(kept)
+    memory = ctypes.c_char.from_buffer(mmap.mmap(-1, max(size, 1)))
+    return memory, ctypes.addressof(memory)
 
 
 def encode(value, type_):
@@ -88,15 +88,15 @@ class ProgramBuilder:
 
     def _check_sizes(self):
         """All that is declared against the limits of the hardware; shared memory is the launch's affair."""
-        found = dict.fromkeys(("local", "const", "global"), 0)
+        sizes = dict.fromkeys(("local", "const", "global"), 0)
         for v in (*self.module.variables, *self.kernel.variables):
-            if v.space in found:
-                found[v.space] = align_up(found[v.space], v.align) + v.size
+            if v.space in sizes:
+                sizes[v.space] = align_up(sizes[v.space], v.align) + v.size
         params = max((q.offset + q.size for q in self.kernel.params), default=0)
         for what, size, limit in (
-            (".local variables of a thread", found["local"], limits.LOCAL),
-            (".const variables", found["const"], limits.CONSTANT),
-            (".global variables", found["global"], limits.GLOBAL),
+            (".local variables of a thread", sizes["local"], limits.LOCAL),
+            (".const variables", sizes["const"], limits.CONSTANT),
+            (".global variables", sizes["global"], limits.GLOBAL),
             ("parameters", params, limits.PARAMETERS),
         ):
             if size > limit:
@@ -429,12 +429,12 @@ class Program:
         """Return post_dominators of the kernel's instructions and each function's, which end at their own returns."""
         targets = [self._successors(n, op) for n, op in enumerate(ops)]
         firsts = sorted(f.first for f in self.functions.values())
-        found = {}
+        all_joins = {}
         for begin, end in zip([0, *firsts], [*firsts, len(ops)]):
             within = [[min(t, end) - begin for t in ends] for ends in targets[begin:end]]
             joins = post_dominators(within, end - begin)
-            found |= {begin + n: None if join is None else begin + join for n, join in joins.items()}
-        return found
+            all_joins |= {begin + n: None if join is None else begin + join for n, join in joins.items()}
+        return all_joins
 
     def _successors(self, n, op):
         if op.handler in ("exit", "return"):

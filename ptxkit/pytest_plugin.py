@@ -75,11 +75,11 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Iterator[None]:
     try:
         result = yield
     except Exception:
-        if found := _findings(pyfuncitem):                                   # often the cause
-            pyfuncitem.add_report_section("call", "simulated", found)
+        if text := _findings(pyfuncitem):                                   # often the cause
+            pyfuncitem.add_report_section("call", "simulated", text)
         raise
-    if found := _findings(pyfuncitem):
-        pytest.fail(found, pytrace=False)
+    if text := _findings(pyfuncitem):
+        pytest.fail(text, pytrace=False)
     return result
 
 

@@ -68,8 +68,8 @@ class Run:
     @property
     def executed(self):
         """PTX lines whose instruction ran in some warp."""
-        found = (self._program.instruction(n) for n, issued in enumerate(self._issued) if issued)
-        return {ins.line for ins in found if ins}
+        executed = (self._program.instruction(n) for n, issued in enumerate(self._issued) if issued)
+        return {ins.line for ins in executed if ins}
 
     def conflicts(self):
         """Return (source line or PTX line, passes over shared memory, passes needed), worst first."""
@@ -98,8 +98,8 @@ class Run:
             for why, clocks in waited.items():
                 if clocks:
                     lines[_place(ins) if ins else "the kernel's end"][why] += clocks
-        found = ((place, dict(sorted(whys.items(), key=lambda item: -item[1]))) for place, whys in lines.items())
-        return sorted(found, key=lambda row: -sum(row[1].values()))
+        stalls = ((place, dict(sorted(whys.items(), key=lambda item: -item[1]))) for place, whys in lines.items())
+        return sorted(stalls, key=lambda row: -sum(row[1].values()))
 
     def timeline(self, sms=None):
         """Return what warps and units did when, on the first `sms` of the SMs in detail (None: all); this needs a
@@ -136,7 +136,7 @@ class Run:
         rows += [None, ("findings, notes", f"{len(self.findings)}, {len(self.notes)}")]
         width = max(len(row[0]) for row in rows if row)
         lines = ["" if row is None else f"{row[0]:<{width}}  {row[1]}".rstrip() for row in rows]
-        lines += [f"  {line}" for found in self.findings + self.notes for line in str(found).splitlines()]
+        lines += [f"  {line}" for finding in self.findings + self.notes for line in str(finding).splitlines()]
         return "\n".join([heading, *lines])
 
     def _timed(self):

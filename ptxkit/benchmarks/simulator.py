@@ -134,9 +134,9 @@ def parts(call, repeats=3):
         return measured
 
     call()
-    kept = {part: getattr(*place) for part, place in PARTS.items()}
+    originals = {part: getattr(*place) for part, place in PARTS.items()}
     for part, (owner, name) in PARTS.items():
-        setattr(owner, name, timed(part, kept[part]))
+        setattr(owner, name, timed(part, originals[part]))
     try:
         for _ in range(repeats):
             spent.clear()
@@ -146,7 +146,7 @@ def parts(call, repeats=3):
             best = {part: min(best.get(part, n), n) for part, n in spent.items()}
     finally:
         for part, (owner, name) in PARTS.items():
-            setattr(owner, name, kept[part])
+            setattr(owner, name, originals[part])
     return best
 
 

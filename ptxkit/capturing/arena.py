@@ -139,8 +139,8 @@ class Arena:
         self._chunk: Chunk | None = None     # that new blocks are cut from
         self._next = 0
         self._ended: deque[Block] = deque()  # freed since somebody looked
-        self._kept: deque[Block] = deque()   # kept back
-        self._kept_bytes = 0
+        self._held_back: deque[Block] = deque()  # freed, and not yet used again
+        self._bytes_held_back = 0
         self._free: dict[int, list[tuple[Chunk, int]]] = defaultdict(list)  # by room: what may be used again
 
     def memory(self, size: int, written: bool = False) -> torch.Tensor:
@@ -225,11 +225,11 @@ class Arena:
                 self.left.append(block)
             if block.size < LARGE:
                 ctypes.memset(block.address, POISON, block.size)
-            self._kept.append(block)
-            self._kept_bytes += block.room
-        while self._kept_bytes > KEPT_BACK:
-            block = self._kept.popleft()
-            self._kept_bytes -= block.room
+            self._held_back.append(block)
+            self._bytes_held_back += block.room
+        while self._bytes_held_back > KEPT_BACK:
+            block = self._held_back.popleft()
+            self._bytes_held_back -= block.room
             del self._blocks[block.address]
             del self._begins[bisect.bisect_left(self._begins, block.address)]
             if block.room <= CHUNK // 2:     # a larger chunk ends with its block
@@ -265,12 +265,12 @@ class Heap(NamedTuple):
 
     def mark_unwritten(self, regions: Iterable[Any]) -> list[Any]:
         """Tell the engine's regions what has not been written yet, and return what must live as long as they do."""
-        kept = []
+        marked = []
         for region in regions:
             block = self.arena.at(region.address)
             if block is None or (flags := block.unwritten()) is None:
                 continue
             first = (ctypes.c_char * len(flags)).from_buffer(flags)
             region.written = ctypes.addressof(first) + region.address - block.address
-            kept.append(first)
-        return kept
+            marked.append(first)
+        return marked

@@ -164,8 +164,8 @@ def _host(session: Session, function: Any) -> HostFunction:
 
 
 def _cubin(function: Any) -> bytes | None:
-    found = function.__cubin__
-    return found if isinstance(found, bytes) else None
+    cubin = function.__cubin__
+    return cubin if isinstance(cubin, bytes) else None
 
 
 @contextlib.contextmanager

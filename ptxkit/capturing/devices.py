@@ -67,11 +67,11 @@ PROPERTIES = {
 
 def runs(ptx: str, target: Target) -> bool:
     """Return whether a device runs a PTX text: later ones run sm_90, its family sm_100f, and one alone sm_90a."""
-    found = re.search(r"^\s*\.target\s+sm_(\d+)([af]?)", ptx, re.MULTILINE)
-    if not found:
+    match = re.search(r"^\s*\.target\s+sm_(\d+)([af]?)", ptx, re.MULTILINE)
+    if not match:
         return False
-    built, wanted = int(found[1]), target.number
-    return {"a": built == wanted, "f": built <= wanted < built - built % 10 + 10, "": built <= wanted}[found[2]]
+    built, wanted = int(match[1]), target.number
+    return {"a": built == wanted, "f": built <= wanted < built - built % 10 + 10, "": built <= wanted}[match[2]]
 
 
 def resident(device: Chip, registers: int | None, shared: int | None, threads: int, dynamic_shared: int) -> int:

@@ -90,11 +90,11 @@ class Library:
         if name.startswith("__"):
             raise AttributeError(name)
         mangled = re.compile(rf"_Z{len(name)}{re.escape(name)}(?!\w*\.)")
-        found = [f for f in self._functions if f == name] or [f for f in self._functions if mangled.match(f)]
-        if len(found) != 1:
+        matching = [f for f in self._functions if f == name] or [f for f in self._functions if mangled.match(f)]
+        if len(matching) != 1:
             known = ", ".join(self._functions)
-            raise AttributeError(f"{len(found) or 'no'} functions called {name}; there are {known}")
-        function = getattr(self._library, found[0])
+            raise AttributeError(f"{len(matching) or 'no'} functions called {name}; there are {known}")
+        function = getattr(self._library, matching[0])
 
         def call(*args: Any) -> int:
             if current() is None:

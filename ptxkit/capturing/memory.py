@@ -28,12 +28,12 @@ PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
 
 def regions(tensors: Mapping[str, torch.Tensor]) -> list[Region]:
     """Return the regions that tensors cover, by address."""
-    found: dict[Any, Any] = {}
+    by_place: dict[Any, Any] = {}
     for name, tensor in tensors.items():
         if tensor.numel():
             region = span(tensor, name)
-            found.setdefault(region[:2], region)
-    return sorted(found.values())
+            by_place.setdefault(region[:2], region)
+    return sorted(by_place.values())
 
 
 def tensors_among(arguments: Mapping[str, Any]) -> dict[str, torch.Tensor] | None:
@@ -41,21 +41,21 @@ def tensors_among(arguments: Mapping[str, Any]) -> dict[str, torch.Tensor] | Non
 
     Lists, tuples, dicts and dataclasses are looked through.
     """
-    found: dict[str, torch.Tensor] = {}
-    return found if all([_collect(name, value, found) for name, value in arguments.items()]) else None
+    tensors: dict[str, torch.Tensor] = {}
+    return tensors if all([_collect(name, value, tensors) for name, value in arguments.items()]) else None
 
 
-def _collect(name: str, value: Any, found: dict[str, torch.Tensor]) -> bool:
+def _collect(name: str, value: Any, tensors: dict[str, torch.Tensor]) -> bool:
     """Collect the tensors in `value`, and return whether all of it is understood."""
     if isinstance(value, torch.Tensor):
-        found[name] = value
+        tensors[name] = value
         return True
     if isinstance(value, Mapping):
-        return all([_collect(f"{name}[{key!r}]", each, found) for key, each in value.items()])
+        return all([_collect(f"{name}[{key!r}]", each, tensors) for key, each in value.items()])
     if isinstance(value, list | tuple):
-        return all([_collect(f"{name}[{i}]", each, found) for i, each in enumerate(value)])
+        return all([_collect(f"{name}[{i}]", each, tensors) for i, each in enumerate(value)])
     if is_dataclass(value) and not isinstance(value, type):
-        return all([_collect(f"{name}.{f.name}", getattr(value, f.name), found) for f in fields(value)])
+        return all([_collect(f"{name}.{f.name}", getattr(value, f.name), tensors) for f in fields(value)])
     if value is None or isinstance(value, bool | float | str | torch.dtype):
         return True
     if isinstance(value, numbers.Number):
@@ -73,16 +73,16 @@ def behind(given: Mapping[str, Any]) -> Mapping[str, torch.Tensor]:
     if not others:
         return given
     storages = _storages()
-    found = {name: thing for name, thing in given.items() if name not in others}
+    tensors = {name: thing for name, thing in given.items() if name not in others}
     for name, address in others.items():
         whole = [each for each in storages if each.data_ptr() <= address < each.data_ptr() + each.numel()]
-        found |= {f"memory behind {name}": each for each in whole}
-    return found
+        tensors |= {f"memory behind {name}": each for each in whole}
+    return tensors
 
 
 def with_pointees(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Return tensors, and the storages that addresses in them point into: a kernel may follow a table of those."""
-    found, storages = dict(tensors), None
+    all_tensors, storages = dict(tensors), None
     for name, tensor in tensors.items():
         if tensor.dtype not in (torch.int64, torch.uint64) or tensor.device.type != "cpu":
             continue
@@ -94,8 +94,8 @@ def with_pointees(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor
         for storage in storages:
             first = storage.data_ptr()
             if ((numbers >= first) & (numbers < first + storage.numel())).any():
-                found[f"memory behind {name} at {first:#x}"] = storage
-    return found
+                all_tensors[f"memory behind {name} at {first:#x}"] = storage
+    return all_tensors
 
 
 def live() -> dict[str, torch.Tensor]:
@@ -110,35 +110,35 @@ def with_tensors(storages: Mapping[str, torch.Tensor]) -> list[Region]:
     with torch._C.DisableTorchFunction():
         tensors = {id(tensor): tensor for tensor, _ in _with_memory() if tensor.numel()}
         spans = {number: span(tensor, "a tensor") for number, tensor in tensors.items()}
-    names, found = _names_of_variables(tensors), dict[int, list[Region]]()
+    names, within = _names_of_variables(tensors), dict[int, list[Region]]()
     for number, each in sorted(spans.items(), key=lambda x: (x[0] not in names, -x[1].size)):
-        inside = found.setdefault(bisect.bisect_right(starts, each.address), [])
+        inside = within.setdefault(bisect.bisect_right(starts, each.address), [])
         if all(each.address >= s.address + s.size or s.address >= each.address + each.size for s in inside):
             inside.append(each._replace(name=names.get(number, each.name)))
-    return [*itertools.chain(*found.values()), *wholes]
+    return [*itertools.chain(*within.values()), *wholes]
 
 
 def _names_of_variables(tensors: Mapping[int, torch.Tensor]) -> dict[int, str]:
     """Return names of variables by the tensor's id: the name in the innermost function that is not a library's."""
-    found: dict[int, str] = {}
+    names: dict[int, str] = {}
     frame = sys._getframe()
     while frame is not None:
         if frame.f_globals.get("__name__", "").partition(".")[0] not in LIBRARIES | application.current().packages:
             for name, value in [*frame.f_locals.items()]:
                 if type(value) in PLAIN and id(value) in tensors:
-                    found.setdefault(id(value), name)
+                    names.setdefault(id(value), name)
         frame = frame.f_back  # type: ignore[assignment]
-    return found
+    return names
 
 
 def _storages() -> list[torch.Tensor]:
     """Return all storages as tensors of bytes."""
-    found: dict[int, torch.Tensor] = {}
+    storages: dict[int, torch.Tensor] = {}
     with torch._C.DisableTorchFunction():    # a capture would be asked where each of them lies
         for _, storage in _with_memory():
             whole = torch.empty(0, dtype=torch.uint8).set_(storage, 0, (storage.nbytes(),))  # type: ignore[call-overload]
-            found.setdefault(whole.data_ptr(), whole)
-    return list(found.values())
+            storages.setdefault(whole.data_ptr(), whole)
+    return list(storages.values())
 
 
 def _with_memory() -> Iterator[tuple[torch.Tensor, torch.UntypedStorage]]:

@@ -63,8 +63,8 @@ class Callbacks:
 
     def raised(self) -> BaseException | None:
         """The exception of a callback since the last time, for the caller to raise."""
-        found, self._raised = self._raised, None
-        return found
+        error, self._raised = self._raised, None
+        return error
 
     def _guarded(self, answer: Callable) -> Callable:
         def callback(*args):
@@ -89,11 +89,11 @@ class Runtime(Callbacks):
 
     def callbacks(self, names: Iterable[str]) -> dict[str, int]:
         """Return the address of a C function for each name; they live as long as this object."""
-        found = {}
+        callbacks = {}
         for name in names:
             types, method = FUNCTIONS.get(name, ((), None))
-            found[name] = self.callback(name, getattr(self, method) if method else self._refusal(name), types)
-        return found
+            callbacks[name] = self.callback(name, getattr(self, method) if method else self._refusal(name), types)
+        return callbacks
 
     def _refusal(self, name: str) -> Callable:
         def refuse():
@@ -146,8 +146,8 @@ class Runtime(Callbacks):
         value[0] = ATTRIBUTES[attribute](self.session.device)
 
     def occupancy(self, blocks, kernel, threads, dynamic_shared):
-        found = self._handles[kernel]
-        blocks[0] = resident(self.session.device, found.registers, found.shared, threads, dynamic_shared)
+        loaded = self._handles[kernel]
+        blocks[0] = resident(self.session.device, loaded.registers, loaded.shared, threads, dynamic_shared)
 
     # launches
 
@@ -171,9 +171,9 @@ class Runtime(Callbacks):
 
 def attributes_of(config: RuntimeLaunchConfig) -> dict[int, Any]:
     """Return those attributes of a launch that mean something here."""
-    found = {config.attributes[i].id: config.attributes[i].value for i in range(config.count)}
-    attributes: dict[int, Any] = {key: bool(found[key][0]) for key in (PDL, COOPERATIVE) if key in found}
-    return attributes | ({CLUSTER: tuple(found[CLUSTER][:3])} if CLUSTER in found else {})
+    values = {config.attributes[i].id: config.attributes[i].value for i in range(config.count)}
+    attributes: dict[int, Any] = {key: bool(values[key][0]) for key in (PDL, COOPERATIVE) if key in values}
+    return attributes | ({CLUSTER: tuple(values[CLUSTER][:3])} if CLUSTER in values else {})
 
 
 def packed(kernel: Kernel, values: Iterable[bytes]) -> bytes:

@@ -94,11 +94,11 @@ class Session:
             self.runs.append(run)
         if run is not None and watching:
             stream = self.gpu.stream_number if launch.stream is None else launch.stream
-            found = order.launched(stream, run, tensors.values(), heap.arena)
-            run.findings = [*run.findings, *found]
+            findings = order.launched(stream, run, tensors.values(), heap.arena)
+            run.findings = [*run.findings, *findings]
             run.accesses = []                # they are the order's now
-            if found and self.options.get("raises"):
-                raise SimulationError(found)
+            if findings and self.options.get("raises"):
+                raise SimulationError(findings)
         return run
 
     def _lost_arguments(self, run: Any, heap: Heap) -> list[Finding]:

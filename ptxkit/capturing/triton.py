@@ -88,8 +88,8 @@ class Driver:
 
         The first two numbers are what ptxas says in the cubin; spills count words, as Triton's own driver has them.
         """
-        found = elf.resources(kernel).get(name)
-        registers, spills = (found.registers, found.spills // 4) if found else (UNKNOWN_REGISTERS, 0)
+        resources = elf.resources(kernel).get(name)
+        registers, spills = (resources.registers, resources.spills // 4) if resources else (UNKNOWN_REGISTERS, 0)
         return None, 0, registers or UNKNOWN_REGISTERS, spills, 1024
 
     def unload_module(self, module: Any) -> None:
@@ -167,7 +167,7 @@ def _with_file_of(src: Any, ptx: str) -> str:
     if function is None:
         return ptx
     file = os.path.abspath(function.__code__.co_filename)
-    named = {found[2] for found in FILE.finditer(ptx)}
+    named = {match[2] for match in FILE.finditer(ptx)}
     alike = [name for name in named if os.path.basename(name) == os.path.basename(file)]
     other = alike or [name for name in named if TRITON not in name]
     if file in named or len(other) != 1:

@@ -66,19 +66,19 @@ class Trial:
         """Make those reads of the run notes on which nothing depends."""
         if self.before is None:
             return
-        reads = [found for found in run.findings if found.kind == KINDS[UNWRITTEN].id and self._blocks(found)]
+        reads = [finding for finding in run.findings if finding.kind == KINDS[UNWRITTEN].id and self._blocks(finding)]
         if not reads:
             return
         after = Contents(self.regions)
         if self._depends(again, after, set(self.unwritten)):
             read = set().union(*map(self._blocks, reads))
             used = {address for address in read if self._depends(again, after, {address})} if len(read) > 1 else read
-            reads = [found for found in reads if used and not self._blocks(found) & used]
-        run.findings = [found for found in run.findings if found not in reads]
-        run.notes = [*run.notes, *(replace(found, grade="note", says=found.says + UNUSED) for found in reads)]
+            reads = [finding for finding in reads if used and not self._blocks(finding) & used]
+        run.findings = [finding for finding in run.findings if finding not in reads]
+        run.notes = [*run.notes, *(replace(finding, grade="note", says=finding.says + UNUSED) for finding in reads)]
 
-    def _blocks(self, found: Finding) -> set[int]:
-        every = self.heap.arena.among(each.address for each in (found, *found.alike))
+    def _blocks(self, finding: Finding) -> set[int]:
+        every = self.heap.arena.among(each.address for each in (finding, *finding.alike))
         return {block.address for block in every if block.address in self.unwritten}
 
     def _depends(self, again: Callable[[], Any], after: Contents, changed: set[int]) -> bool:

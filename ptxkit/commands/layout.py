@@ -110,13 +110,13 @@ def row_lines(
     align = align.ljust(columns, "l")
     natural = [max(seen(row[i]) for row in cells) for i in range(columns)]
     least = [max(map(_longest, (row[i] for row in cells))) if align[i] == "l" else natural[i] for i in range(columns)]
-    found = _in_groups(cells, natural, least, align, indent, width, _groups(least, indent, width))
+    laid_out = _in_groups(cells, natural, least, align, indent, width, _groups(least, indent, width))
     if width is not None and columns > 2 and align[-1] == "l" and indent + sum(natural) + GAP * (columns - 1) > width:
         below = [*_groups(natural[:-1], indent, width), [columns - 1]]
         other = _in_groups(cells, natural, least, align, indent, width, below)
-        if len(below) == 2 and sum(map(len, other)) < sum(map(len, found)):
+        if len(below) == 2 and sum(map(len, other)) < sum(map(len, laid_out)):
             return other
-    return found
+    return laid_out
 
 
 def _in_groups(
@@ -124,14 +124,14 @@ def _in_groups(
     width: int | None, groups: Sequence[Sequence[int]],
 ) -> list[list[str]]:
     """Return the lines of each row; each group of columns has lines of its own."""
-    found: list[list[str]] = [[] for _ in cells]
+    lines_of: list[list[str]] = [[] for _ in cells]
     for group in groups:
         left = indent + LATER * (group[0] > 0)
         room = None if width is None else width - left - GAP * (len(group) - 1)
         widths = _fitted([natural[i] for i in group], [least[i] for i in group], room)
-        for row, lines in zip(cells, found):
+        for row, lines in zip(cells, lines_of):
             lines += _laid_out([row[i] for i in group], widths, [align[i] for i in group], left)
-    return found
+    return lines_of
 
 
 def _longest(cell: str) -> int:

@@ -150,7 +150,7 @@ def as_json(simulated: Simulated, judged: Mutants | None, code: int, files: dict
              "milliseconds": run.clock.milliseconds if run.clock else None}
             for run in runs
         ],
-        findings=[asdict(finding) | {"schedule": schedule} for finding, schedule in simulated.found.values()],
+        findings=[asdict(finding) | {"schedule": schedule} for finding, schedule in simulated.seen.values()],
         varying=sorted(simulated.varying), mutants=judged.as_json() if judged else None, files=files,
     )
 

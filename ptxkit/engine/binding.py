@@ -119,12 +119,12 @@ def engine():
 @functools.cache
 def handlers():
     """Return name of a handler -> its number."""
-    found, n = {}, 0
+    numbers, n = {}, 0
     while name := engine().handler_name(n):
-        assert name.decode() not in found, f"two handlers are named {name.decode()}"
-        found[name.decode()] = n
+        assert name.decode() not in numbers, f"two handlers are named {name.decode()}"
+        numbers[name.decode()] = n
         n += 1
-    return found
+    return numbers
 
 
 def _pointer(numbers):

@@ -31,13 +31,13 @@ class NoCompilerError(EngineError, MissingCompilerError):
 def compiler():
     """Return the C compiler's path."""
     wanted = os.environ.get("CC") or "gcc"
-    found = shutil.which(wanted) or shutil.which("cc")
-    if not found:
+    program = shutil.which(wanted) or shutil.which("cc")
+    if not program:
         raise NoCompilerError(
             "The engine of ptxkit", f"a C compiler ({wanted} or cc)",
             "Install gcc (Debian and Ubuntu: `apt-get install gcc libc6-dev`; Fedora: `dnf install gcc`), or set CC.",
         )
-    return found
+    return program
 
 
 def sources():
@@ -66,10 +66,10 @@ def _native():
     return _answers("-march=native", "-Q", "--help=target")
 
 
-def _answers(*asked):
+def _answers(*arguments):
     """Return what gcc says, in the same words everywhere: it folds its lists to the terminal, and translates them."""
     alike = os.environ | {"COLUMNS": "80", "LC_ALL": "C"}
-    return subprocess.run([compiler(), *asked], capture_output=True, text=True, env=alike).stdout
+    return subprocess.run([compiler(), *arguments], capture_output=True, text=True, env=alike).stdout
 
 
 def _built(texts):

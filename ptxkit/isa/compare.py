@@ -41,16 +41,16 @@ TRUE = {
 
 def _comparison(b, ins, type_):
     """Return (what C computes, exchanged, negated) for the instruction's comparison of that type."""
-    asked = ins.parts[1]
+    comparison = ins.parts[1]
     if type_ in FLOATS:
         known = OF_FLOATS
     elif type_[0] == "u":
         known = OF_INTEGERS | {spelled: OF_INTEGERS[name] for spelled, name in OF_UNSIGNED.items()}
     else:
         known = OF_INTEGERS if type_[0] == "s" else {name: OF_INTEGERS[name] for name in ("eq", "ne")}
-    if asked not in known:
-        b.fail(f"comparison .{asked} of .{type_}", ", ".join(known))
-    return known[asked]
+    if comparison not in known:
+        b.fail(f"comparison .{comparison} of .{type_}", ", ".join(known))
+    return known[comparison]
 
 
 def _compare(b, ins, types):

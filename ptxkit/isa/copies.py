@@ -44,9 +44,9 @@ def place(b, operand, generic=False):
     return p.register, p.place(generic)
 
 
-def places(b, found, *names, generic=False):
+def places(b, operands, *names, generic=False):
     """Return the registers of address operands, and their fields of PLACE by name: `to` for the destination."""
-    pairs = [place(b, found[name], generic) for name in names]
+    pairs = [place(b, operands[name], generic) for name in names]
     called = {"destination": "to", "address": "to"}
     return [register for register, _ in pairs], {called.get(n, n): fields_ for n, (_, fields_) in zip(names, pairs)}
 
@@ -56,10 +56,10 @@ def operands_of(b, ins, *names):
     wanted = [name for name in names if name]
     if len(ins.operands) != len(wanted):
         b.fail(f"{len(ins.operands)} operands", f"{len(wanted)} with these modifiers: {', '.join(wanted)}")
-    found = dict(zip(wanted, ins.operands))
-    if "policy" in found:
-        b.value(found["policy"], "b64")  # which has no effect here
-    return found
+    operands = dict(zip(wanted, ins.operands))
+    if "policy" in operands:
+        b.value(operands["policy"], "b64")  # which has no effect here
+    return operands
 
 
 def loaded(b, ins, *names):
@@ -69,16 +69,16 @@ def loaded(b, ins, *names):
     return operands_of(b, ins, *names, MULTICAST in ins.parts and "mask", HINT in ins.parts and "policy")
 
 
-def cta_mask(b, found):
-    return b.value(found["mask"], "b16") if "mask" in found else -1
+def cta_mask(b, operands):
+    return b.value(operands["mask"], "b16") if "mask" in operands else -1
 
 
 def small_number(b, ins, most):
     """Return the immediate operand of wait_group."""
-    found = operands_of(b, ins, "count")["count"]
-    if not isinstance(found, Immediate) or not 0 <= int(found.value) <= most:
-        b.fail(f"{getattr(found, 'text', found)} pending groups", f"an immediate from 0 to {most}")
-    return int(found.value)
+    number = operands_of(b, ins, "count")["count"]
+    if not isinstance(number, Immediate) or not 0 <= int(number.value) <= most:
+        b.fail(f"{getattr(number, 'text', number)} pending groups", f"an immediate from 0 to {most}")
+    return int(number.value)
 
 
 # ---- cp.async
@@ -163,18 +163,18 @@ def _reduction(b, ins, to):
 
 def _lower_bulk_load(b, ins):
     refuse_unknown(b, ins, {"async", "bulk", MBARRIER, MULTICAST, HINT, *SPACES})
-    found = loaded(b, ins, "destination", "source", "size", "mbarrier")
-    (to, source, barrier), where = places(b, found, "destination", "source", "mbarrier")
-    args = [to, source, b.value(found["size"], "u32"), barrier, cta_mask(b, found)]
+    operands = loaded(b, ins, "destination", "source", "size", "mbarrier")
+    (to, source, barrier), where = places(b, operands, "destination", "source", "mbarrier")
+    args = [to, source, b.value(operands["size"], "u32"), barrier, cta_mask(b, operands)]
     return Op("bulk_load", args, fields.BULK_LOAD(**where, own_cta="shared::cta" in ins.parts))
 
 
 def _lower_bulk_send(b, ins):
     refuse_unknown(b, ins, {"async", "bulk", "reduce", MBARRIER, *SPACES, *REDUCTIONS, "u32", "s32", "u64", "b32"})
-    found = operands_of(b, ins, "destination", "source", "size", "mbarrier")
-    (to, source, barrier), where = places(b, found, "destination", "source", "mbarrier")
+    operands = operands_of(b, ins, "destination", "source", "size", "mbarrier")
+    (to, source, barrier), where = places(b, operands, "destination", "source", "mbarrier")
     mods = fields.BULK_SEND(**where, reduction=_reduction(b, ins, "shared::cluster"))
-    return Op("bulk_send", [to, source, b.value(found["size"], "u32"), barrier], mods)
+    return Op("bulk_send", [to, source, b.value(operands["size"], "u32"), barrier], mods)
 
 
 def _lower_bulk_store(b, ins):
@@ -182,12 +182,12 @@ def _lower_bulk_store(b, ins):
     refuse_unknown(b, ins, {"async", "bulk", "reduce", GROUP, HINT, "cp_mask", "noftz", *SPACES, *REDUCTIONS, *types})
     if "cp_mask" in ins.parts:
         needs(b, 100, ".cp_mask")
-    found = operands_of(
+    operands = operands_of(
         b, ins, "destination", "source", "size", HINT in ins.parts and "policy", "cp_mask" in ins.parts and "byte mask"
     )
-    (to, source), where = places(b, found, "destination", "source")
-    mask = b.value(found["byte mask"], "b16") if "byte mask" in found else -1
-    args = [to, source, b.value(found["size"], "u32"), mask]
+    (to, source), where = places(b, operands, "destination", "source")
+    mask = b.value(operands["byte mask"], "b16") if "byte mask" in operands else -1
+    args = [to, source, b.value(operands["size"], "u32"), mask]
     return Op("bulk_store", args, fields.BULK_STORE(**where, reduction=_reduction(b, ins, "global")))
 
 
@@ -202,9 +202,9 @@ BULK = {
 def lower_bulk_prefetch(b, ins):
     needs(b, 90, "cp.async.bulk.prefetch")
     refuse_unknown(b, ins, {"async", "bulk", "prefetch", "L2", "global", HINT})
-    found = operands_of(b, ins, "source", "size", HINT in ins.parts and "policy")
-    source, source_place = place(b, found["source"])
-    return Op("bulk_prefetch", [source, b.value(found["size"], "u32")], fields.BULK_PREFETCH(source=source_place))
+    operands = operands_of(b, ins, "source", "size", HINT in ins.parts and "policy")
+    source, source_place = place(b, operands["source"])
+    return Op("bulk_prefetch", [source, b.value(operands["size"], "u32")], fields.BULK_PREFETCH(source=source_place))
 
 
 def lower_bulk_commit(b, ins):
@@ -237,10 +237,10 @@ FORMS = {  # how an opcode goes on after cp, tensors apart (tma.py)
 
 def _lower_store(b, ins, op, type_, count, scope):
     needs(b, 90, f"{ins.parts[0]}.async")
-    found = operands_of(b, ins, "address", "value", "mbarrier")
+    operands = operands_of(b, ins, "address", "value", "mbarrier")
     generic = "shared::cluster" not in ins.parts
-    (to, barrier), where = places(b, found, "address", "mbarrier", generic=generic)
-    values = b.values(found["value"], type_)
+    (to, barrier), where = places(b, operands, "address", "mbarrier", generic=generic)
+    values = b.values(operands["value"], type_)
     if len(values) != count:
         b.fail(f"{len(values)} registers for {count} elements")
     type_number = ATOMIC_TYPES.get(type_, 0)
@@ -290,21 +290,21 @@ def lower_launch_control(b, ins):
 def _lower_try_cancel(b, ins):
     everywhere = "multicast::cluster::all"
     refuse_unknown(b, ins, {"try_cancel", "async", "shared::cta", MBARRIER, everywhere, "b128"})
-    found = operands_of(b, ins, "address", "mbarrier")
-    registers, where = places(b, found, "address", "mbarrier", generic="shared::cta" not in ins.parts)
+    operands = operands_of(b, ins, "address", "mbarrier")
+    registers, where = places(b, operands, "address", "mbarrier", generic="shared::cta" not in ins.parts)
     return Op("try_cancel", registers, fields.TRY_CANCEL(**where, all_ctas=everywhere in ins.parts))
 
 
 def _lower_query_cancel(b, ins):
     refuse_unknown(b, ins, {"query_cancel", "is_canceled", "get_first_ctaid", *DIMENSIONS, "v4", "pred", "b32", "b128"})
-    found = operands_of(b, ins, "result", "answer")
-    answer = b.value(found["answer"], "b128")
+    operands = operands_of(b, ins, "result", "answer")
+    answer = b.value(operands["answer"], "b128")
     if "is_canceled" in ins.parts:
-        return Op("is_canceled", [b.target(found["result"], "pred"), answer])
-    targets = b.targets(found["result"], "b32")
+        return Op("is_canceled", [b.target(operands["result"], "pred"), answer])
+    targets = b.targets(operands["result"], "b32")
     dimension = one_of(ins.parts, DIMENSIONS)
     if dimension is not None:
-        if len(targets) != 1 or isinstance(found["result"], Sink):
+        if len(targets) != 1 or isinstance(operands["result"], Sink):
             b.fail("one register holds one coordinate")
         ids = [-1, -1, -1]
         ids[dimension] = targets[0]

@@ -91,12 +91,12 @@ def lower_cvta(b, ins):
     if space not in WINDOWS or size != ["u64"]:
         b.fail(".".join(ins.parts), f"cvta{{.to}}.space.u64 with space one of {', '.join(WINDOWS)}")
     d, a = operands(b, ins, "d", "a")
-    kept = (1 << 32) - 1 if WINDOWS[space] == WINDOWS["shared"] else (1 << 56) - 1
+    mask = (1 << 32) - 1 if WINDOWS[space] == WINDOWS["shared"] else (1 << 56) - 1
     window = 0 if to else WINDOWS[space] << 56
     args = [target(b, d, "u64"), source(b, a, "u64")]
     if not WINDOWS[space]:
         return Op(MOV_B64, args)
-    return Op("cvta_b64_3", [*args, b.constant(kept, 8), b.constant(window, 8)])
+    return Op("cvta_b64_3", [*args, b.constant(mask, 8), b.constant(window, 8)])
 
 
 def lower_createpolicy(b, ins):

@@ -125,12 +125,12 @@ class InstructionRow(NamedTuple):
         """The handlers it gets: suffix -> (rounding, flags) as constants; None: it takes them as numbers."""
         rounding, flags = self.constants
         words = {w for choice in self.choices for group in choice.words for w in group}
-        found = {"": (rounding, flags)}
+        variants = {"": (rounding, flags)}
         if "ftz" in words and self.opcode != "cvt":
-            found["_ftz"] = (rounding, flags | FLAGS["ftz"])
+            variants["_ftz"] = (rounding, flags | FLAGS["ftz"])
         if any(w in FLAGS or ROUNDINGS[w] != rounding for w in words):
-            found["_any"] = None
-        return found
+            variants["_any"] = None
+        return variants
 
     @property
     def handler(self):
@@ -159,7 +159,7 @@ def _choices(name):
 
 def rows(*table):
     """Return the rows from `(name, types, value[, operands])`, one for each entry of `types`."""
-    found = []
+    parsed = []
     for name, types, value, *operands in table:
         literals, choices = _choices(name)
         for entry in types.split():
@@ -168,8 +168,8 @@ def rows(*table):
             text = operands[0] if operands else "T = " + ", ".join("T" for v in "abce" if re.search(rf"\b{v}\b", value))
             kinds = [_kind(k, first, second) for k in re.findall(r"\w+", text)]
             value_in_c = _spelled_out(value, first, second)
-            found.append(InstructionRow(name, literals, choices, spelled, value_in_c, kinds[0], tuple(kinds[1:])))
-    return tuple(found)
+            parsed.append(InstructionRow(name, literals, choices, spelled, value_in_c, kinds[0], tuple(kinds[1:])))
+    return tuple(parsed)
 
 
 def _kind(name, first, second):

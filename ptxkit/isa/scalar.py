@@ -36,10 +36,10 @@ def _find(parts, count):
     types = tuple(p for p in parts[1:] if p in TYPES)
     words = frozenset(parts[1:]) - TYPES
     for row in _index().get((parts[0], types), ()):
-        if len(row.sources) == count - 1 and (asked := row.match(words)):
-            exact = generate.handlers()[0].get((row, asked))
+        if len(row.sources) == count - 1 and (variant := row.match(words)):
+            exact = generate.handlers()[0].get((row, variant))
             handler = exact or generate.handlers()[0][row, None]
-            mods = [] if exact and not row.masked else ROW(rounding=asked[0], flags=asked[1])
+            mods = [] if exact and not row.masked else ROW(rounding=variant[0], flags=variant[1])
             return row, (row.target, *row.sources), handler, mods, row.carries, row.masked
     return None
 
@@ -50,10 +50,10 @@ def _spellings(opcode):
 
 def lower_row(b, ins):
     """An instruction that a row describes."""
-    found = _find(ins.parts, len(ins.operands))
-    if not found:
+    match = _find(ins.parts, len(ins.operands))
+    if not match:
         b.fail(f"{ins.opcode} with {len(ins.operands)} operands", _spellings(ins.parts[0]))
-    row, kinds, handler, mods, carries, masked = found
+    row, kinds, handler, mods, carries, masked = match
     wider = ins.parts[0] == "cvt"
     if wider and len(kinds) == 2:  # conversions between other types may share the handler: these are the instruction's
         kinds = [p for p in ins.parts[1:] if p in TYPES]

@@ -41,12 +41,12 @@ def lower(b, ins):
 
 def _take(b, parts, wanted, *, required=True):
     """Removes from parts the one modifier that a table (or set) knows and returns it; None if it may be missing."""
-    found = [p for p in parts if p in wanted]
-    if len(found) > 1 or (required and not found):
-        b.fail(f"{' and '.join(found) or 'none'} of a modifier that must be given once", ", ".join(sorted(wanted)))
-    for p in found:
+    given = [p for p in parts if p in wanted]
+    if len(given) > 1 or (required and not given):
+        b.fail(f"{' and '.join(given) or 'none'} of a modifier that must be given once", ", ".join(sorted(wanted)))
+    for p in given:
         parts.remove(p)
-    return found[0] if found else None
+    return given[0] if given else None
 
 
 def _all_known(b, parts, *allowed):

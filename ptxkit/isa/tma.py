@@ -46,11 +46,11 @@ def _coordinates(b, operand, rank, mode):
     return [b.value(c, "s32") for c in operand.coordinates]
 
 
-def _offsets(b, found, rank):
+def _offsets(b, operands, rank):
     """Return the offsets of im2col: one for each dimension but the first and the last."""
-    if "offsets" not in found:
+    if "offsets" not in operands:
         return []
-    given = getattr(found["offsets"], "items", ())
+    given = getattr(operands["offsets"], "items", ())
     if len(given) != rank - 2:
         b.fail(f"{len(given)} im2col offsets", f"{rank - 2}: one for each dimension but the first and the last")
     return [b.value(each, "b16") for each in given]
@@ -88,11 +88,11 @@ def _lower_load(b, ins, rank, mode):
         needs(b, 100, ".cta_group")
     if MBARRIER not in ins.parts:
         b.fail("a load without a way to tell that it is done", f".{MBARRIER}")
-    found = loaded(b, ins, "destination", "map", "mbarrier", mode == PIXELS and "offsets")
-    (to, barrier), where = places(b, found, "destination", "mbarrier")
-    tensor, tensor_place = map_place(b, found["map"])
-    args = [to, tensor, barrier, cta_mask(b, found), *_coordinates(b, found["map"], rank, mode)]
-    args += _offsets(b, found, rank)
+    operands = loaded(b, ins, "destination", "map", "mbarrier", mode == PIXELS and "offsets")
+    (to, barrier), where = places(b, operands, "destination", "mbarrier")
+    tensor, tensor_place = map_place(b, operands["map"])
+    args = [to, tensor, barrier, cta_mask(b, operands), *_coordinates(b, operands["map"], rank, mode)]
+    args += _offsets(b, operands, rank)
     own_cta = "shared::cta" in ins.parts
     mods = TMA_LOAD(**where, map=tensor_place, rank=rank, mode=mode, pair=pair or 0, own_cta=own_cta)
     return Op("tma_load", args, mods)
@@ -109,10 +109,10 @@ def _lower_store(b, ins, rank, mode):
         b.fail("a reduction without its operation, or the other way round", ", ".join(REDUCTIONS))
     if reduces and mode == ROWS:
         b.fail("a reduction with scatter4", "tile")
-    found = operands_of(b, ins, "map", "source", HINT in ins.parts and "policy")
-    source, source_place = place(b, found["source"])
-    tensor, tensor_place = map_place(b, found["map"])
-    args = [source, tensor, *_coordinates(b, found["map"], rank, mode)]
+    operands = operands_of(b, ins, "map", "source", HINT in ins.parts and "policy")
+    source, source_place = place(b, operands["source"])
+    tensor, tensor_place = map_place(b, operands["map"])
+    args = [source, tensor, *_coordinates(b, operands["map"], rank, mode)]
     return Op("tma_store", args, TMA_STORE(source=source_place, map=tensor_place, rank=rank, mode=mode, op=op))
 
 
@@ -120,9 +120,9 @@ def _lower_prefetch(b, ins, rank, mode):
     refuse_unknown(
         b, ins, {"async", "bulk", "prefetch", "tensor", "L2", "global", "tile", "tile::gather4", "im2col", HINT, *RANKS}
     )
-    found = operands_of(b, ins, "map", mode == PIXELS and "offsets", HINT in ins.parts and "policy")
-    tensor, tensor_place = map_place(b, found["map"])
-    args = [tensor, *_coordinates(b, found["map"], rank, mode), *_offsets(b, found, rank)]
+    operands = operands_of(b, ins, "map", mode == PIXELS and "offsets", HINT in ins.parts and "policy")
+    tensor, tensor_place = map_place(b, operands["map"])
+    args = [tensor, *_coordinates(b, operands["map"], rank, mode), *_offsets(b, operands, rank)]
     return Op("tma_prefetch", args, TMA_PREFETCH(map=tensor_place, rank=rank, mode=mode))
 
 
@@ -164,16 +164,16 @@ def _lower_replace(b, ins):
         b.fail(f".{ins.parts[-1]} for {name}", f".b{bits}")
     if name == "swizzle_atomicity":
         needs(b, 100, ".swizzle_atomicity")
-    found = operands_of(b, ins, "address", dimensions and "dimension", "value")
-    ordinal = found.get("dimension", Immediate(0, None, "0"))
+    operands = operands_of(b, ins, "address", dimensions and "dimension", "value")
+    ordinal = operands.get("dimension", Immediate(0, None, "0"))
     if not isinstance(ordinal, Immediate) or not 0 <= int(ordinal.value) < max(dimensions, 1):
         b.fail(f"dimension {getattr(ordinal, 'text', ordinal)} of {name}", f"an immediate from 0 to {dimensions - 1}")
-    address, where = place(b, found["address"])
+    address, where = place(b, operands["address"])
     mods = TENSORMAP_REPLACE(
         map=where, space=one_of(ins.parts, MAP_SPACES, 0), field=number, dimension=int(ordinal.value), least=least,
         most=most, wide=bits == 64, multiple=multiple,
     )
-    return Op("tensormap_replace", [address, b.value(found["value"], f"b{bits}")], mods)
+    return Op("tensormap_replace", [address, b.value(operands["value"], f"b{bits}")], mods)
 
 
 def _lower_copy(b, ins):
@@ -181,10 +181,10 @@ def _lower_copy(b, ins):
     refuse_unknown(
         b, ins, {"cp_fenceproxy", "global", "shared::cta", "tensormap::generic", "release", "sync", "aligned", *scopes}
     )
-    found = operands_of(b, ins, "destination", "source", "size")
-    if not isinstance(found["size"], Immediate) or int(found["size"].value) != 128:
-        b.fail(f"{getattr(found['size'], 'text', found['size'])} bytes", "128")
-    registers, where = places(b, found, "destination", "source")
+    operands = operands_of(b, ins, "destination", "source", "size")
+    if not isinstance(operands["size"], Immediate) or int(operands["size"].value) != 128:
+        b.fail(f"{getattr(operands['size'], 'text', operands['size'])} bytes", "128")
+    registers, where = places(b, operands, "destination", "source")
     return Op("tensormap_copy", registers, TENSORMAP_COPY(**where), ALIGNED)
 
 

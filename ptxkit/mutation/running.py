@@ -83,15 +83,15 @@ def mutants(
         for first in standards.of_schedule(0):
             _check_repeats(arch, first)
         kernels = dict.fromkeys(each.kernel for first in standards.of_schedule(0) for each in first.launches)
-        found = [mutant for key in kernels for mutant in mutants_of(*key, rules)][::sample]
-        tasks = [(mutant, standards.calls_that_execute(mutant)) for mutant in found]
+        chosen = [mutant for key in kernels for mutant in mutants_of(*key, rules)][::sample]
+        tasks = [(mutant, standards.calls_that_execute(mutant)) for mutant in chosen]
         job = _Job(arch, standards, [task for task in tasks if task[1]])
         verdicts, outcomes, survived = _verdicts(job, workers), [], 0
         for mutant, reached in tasks:
             noticed, schedule = next(verdicts) if reached else ((), None)
             outcomes.append(Outcome(mutant, noticed, schedule, bool(reached)))
             survived += not noticed
-            tell(len(outcomes), len(found), survived)
+            tell(len(outcomes), len(chosen), survived)
     return Mutants(arch, outcomes, sample)
 
 
@@ -117,8 +117,8 @@ class _Standards:
     def calls_that_execute(self, mutant: Mutant) -> tuple[int, ...]:
         """Return the numbers of the calls that execute the instruction: under the first schedule that does."""
         for schedule in range(len(self.schedules)):
-            if found := [n for n, each in enumerate(self.of_schedule(schedule)) if each.executes(mutant)]:
-                return tuple(found)
+            if numbers := [n for n, each in enumerate(self.of_schedule(schedule)) if each.executes(mutant)]:
+                return tuple(numbers)
         return ()
 
 
@@ -203,17 +203,17 @@ def _work(number: int) -> Verdict:
 
 
 def _tensors(result: Any) -> list[torch.Tensor]:
-    found = memory.tensors_among({"the result": result})
-    if found is None:
+    tensors = memory.tensors_among({"the result": result})
+    if tensors is None:
         raise MutantsError(
             f"ptxkit.mutants: a call returned {type(result).__name__}, which contains more than tensors. Return "
             "tensors, in lists, tuples, dicts or dataclasses, or nothing."
         )
-    return [x.detach().clone() for x in found.values()]
+    return [x.detach().clone() for x in tensors.values()]
 
 
-def _equal(found: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> bool:
-    return len(found) == len(expected) and all(map(equal, found, expected))
+def _equal(results: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> bool:
+    return len(results) == len(expected) and all(map(equal, results, expected))
 
 
 @contextlib.contextmanager

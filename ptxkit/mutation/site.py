@@ -15,9 +15,9 @@ class Site:
 
     def __init__(self, text: Sequence[Statement], index: int):
         self.statements, self.index = text, index
-        found = _PARTS.fullmatch(self.text)
-        self.guard, self.opcode = found["guard"] or "", found["opcode"]
-        self.operands = split_list(found["operands"]) or []
+        parts = _PARTS.fullmatch(self.text)
+        self.guard, self.opcode = parts["guard"] or "", parts["opcode"]
+        self.operands = split_list(parts["operands"]) or []
 
     @property
     def text(self) -> str:
@@ -40,12 +40,12 @@ class Site:
                 return None
             if kind != "instruction":
                 continue
-            found = _PARTS.fullmatch(text)
-            if found["opcode"].startswith(("bra", "brx", "ret", "exit", "call")):
+            parts = _PARTS.fullmatch(text)
+            if parts["opcode"].startswith(("bra", "brx", "ret", "exit", "call")):
                 return None
-            if re.match(opcode, found["opcode"]):
+            if re.match(opcode, parts["opcode"]):
                 apart = set(re.findall(r"%\w+", self.text)).isdisjoint(re.findall(r"%\w+", between))
-                same_guard = (found["guard"] or "").split() == self.guard.split()
+                same_guard = (parts["guard"] or "").split() == self.guard.split()
                 return index if apart and same_guard else None
             between += text
         return None

@@ -39,16 +39,16 @@ class Mutant:
 def mutants_of(ptx: str, kernel: str, rules: Sequence[Weakening] = RULES) -> list[Mutant]:
     """Return every mutant of a kernel, in the order of its text."""
     text, places = _read(ptx)
-    found = []
-    for instruction, index in _located(parse(ptx).kernels[kernel].body, places):
-        matching = [rule for rule in rules if re.match(rule.pattern, instruction.opcode)]
+    mutants = []
+    for ins, index in _located(parse(ptx).kernels[kernel].body, places):
+        matching = [rule for rule in rules if re.match(rule.pattern, ins.opcode)]
         if not matching:
             continue
         site = Site(text, index)
         for rule in matching:
             if edits := _edits(site, rule.change(site)):
-                found.append(Mutant(ptx, kernel, rule.name, instruction.line, instruction.text, instruction.loc, edits))
-    return found
+                mutants.append(Mutant(ptx, kernel, rule.name, ins.line, ins.text, ins.loc, edits))
+    return mutants
 
 
 @functools.lru_cache(maxsize=8)

@@ -55,6 +55,6 @@ def reason(file: str, line: int) -> str | None:
         return None
     above = text[line - 2].strip() if line > 1 else ""
     for words in (text[line - 1], above if above.startswith(("#", "//")) else ""):
-        if found := _REDUNDANT.search(words):
-            return found[1]
+        if match := _REDUNDANT.search(words):
+            return match[1]
     return None

@@ -31,7 +31,7 @@ class Outcome:
     @property
     def reason(self) -> str | None:
         """Why the mutant's survival is accepted."""
-        return next((found for frame in frames(self.mutant.loc) if (found := reason(frame.file, frame.line))), None)
+        return next((why for frame in frames(self.mutant.loc) if (why := reason(frame.file, frame.line))), None)
 
     @property
     def way(self) -> str | None:
@@ -97,11 +97,11 @@ class Mutants:
 
     @property
     def rows(self) -> list[OutcomeRow]:
-        found = collections.defaultdict(list)
+        by_place = collections.defaultdict(list)
         for outcome in self.outcomes:
             m = outcome.mutant
-            found[self._label(m), where(m), opcode_of(m), m.mutation].append(outcome)
-        return [OutcomeRow(*key, tuple(outcomes)) for key, outcomes in found.items()]
+            by_place[self._label(m), where(m), opcode_of(m), m.mutation].append(outcome)
+        return [OutcomeRow(*key, tuple(outcomes)) for key, outcomes in by_place.items()]
 
     @property
     def survivors(self) -> list[Outcome]:
@@ -111,13 +111,13 @@ class Mutants:
     @property
     def counts(self) -> dict[str, dict[str, int]]:
         """The numbers of mutants by kernel: all, noticed, redundant, survived, and noticed in each way."""
-        found: dict[str, dict[str, int]] = {}
+        by_label: dict[str, dict[str, int]] = {}
         for outcome in self.outcomes:
             columns = ("mutants", "noticed", "redundant", "survived", *WAYS)
-            counts = found.setdefault(self._label(outcome.mutant), dict.fromkeys(columns, 0))
+            counts = by_label.setdefault(self._label(outcome.mutant), dict.fromkeys(columns, 0))
             for column in filter(None, ("mutants", outcome.status, outcome.way)):
                 counts[column] += 1
-        return found
+        return by_label
 
     @property
     def share(self) -> float:

@@ -110,30 +110,30 @@ class _Reader:
         return pattern.fullmatch(text) or self.fail(f"found `{_one_line(text)}`; supported is {wanted}")
 
     def items(self, text: str) -> list[str]:
-        found = split_list(text)
-        return self.fail(f"brackets do not pair up in `{_one_line(text)}`") if found is None else found
+        items = split_list(text)
+        return self.fail(f"brackets do not pair up in `{_one_line(text)}`") if items is None else items
 
     def number(self, text: str) -> tuple[int | float, int | None] | None:
         """Read a number as the lexer does; one of more than 64 bits fails."""
-        found = number(text)
-        if found and isinstance(found[0], int) and not -(1 << 63) <= found[0] < 1 << 64:
+        value = number(text)
+        if value and isinstance(value[0], int) and not -(1 << 63) <= value[0] < 1 << 64:
             self.fail(f"`{text}` does not fit into 64 bits")
-        return found
+        return value
 
     def integer(self, text: str) -> int | None:
-        found = self.number(text)
-        return found[0] if found and isinstance(found[0], int) else None
+        value = self.number(text)
+        return value[0] if value and isinstance(value[0], int) else None
 
     def count(self, text: str) -> int:
-        found = self.integer(text)
-        return self.fail(f"`{text}` is not a size") if found is None or found < 0 else found
+        value = self.integer(text)
+        return self.fail(f"`{text}` is not a size") if value is None or value < 0 else value
 
     def alignment(self, text: str | None) -> int:
         """0 where none is given."""
-        found = self.count(text) if text else 0
-        if text and found.bit_count() != 1:
+        value = self.count(text) if text else 0
+        if text and value.bit_count() != 1:
             self.fail(f".align {text}; an alignment is a power of two")
-        return found
+        return value
 
     def element_size(self, type_: str) -> int:
         return TYPE_SIZES.get(type_) or self.fail(f"type .{type_}; supported here are {_dotted(TYPE_SIZES)}")
@@ -175,10 +175,10 @@ class _Reader:
         return data, tuple(addresses)
 
     def _value_bytes(self, text: str, type_: str, size: int) -> bytes:
-        found = self.number(text)
-        if found is None:
+        known = self.number(text)
+        if known is None:
             self.fail(f"`{text}` as an initial value; supported are numbers, and addresses in 64 bits: symbol+bytes")
-        value, bits = found
+        value, bits = known
         if type_ in FLOAT_FORMATS and bits is None:
             with suppress(OverflowError):
                 return struct.pack(FLOAT_FORMATS[type_], value)
@@ -309,25 +309,25 @@ class _Module(_Reader):
         """Laid out one after the other, each at the next multiple of its alignment."""
         params, end = [], 0
         for item in self.items(text or ""):
-            found = self.match(_PARAM, item, ".param [.align N] .type [.ptr ...] name or name[count]")
-            element = self.element_size(found["type"])
-            count = 1 if found["count"] is None else self.count(found["count"] or "0")
-            align = self.alignment(found["align"]) or element
+            match = self.match(_PARAM, item, ".param [.align N] .type [.ptr ...] name or name[count]")
+            element = self.element_size(match["type"])
+            count = 1 if match["count"] is None else self.count(match["count"] or "0")
+            align = self.alignment(match["align"]) or element
             offset = -(-end // align) * align
             end = offset + count * element
-            params.append(PtxParam(found["name"], found["type"], count * element, align, offset, count))
+            params.append(PtxParam(match["name"], match["type"], count * element, align, offset, count))
         return tuple(params)
 
     def _directives(self, text: str) -> dict[str, tuple[int, ...]]:
-        found, place = {}, 0
+        values, place = {}, 0
         while place < len(text):
             match = _DIRECTIVE.match(text, place)
             if not match or (match[1] and match[1] not in DIRECTIVES):
                 self.fail(f"found `{_one_line(text[place:])}`; supported are {_dotted(DIRECTIVES)} and .pragma")
             if match[1]:
-                found[match[1]] = tuple(int(n) for n in (match[2] or "").split(",") if n)
+                values[match[1]] = tuple(int(n) for n in (match[2] or "").split(",") if n)
             place = match.end()
-        return found
+        return values
 
 
 class _Scope:
@@ -416,8 +416,8 @@ class _Body(_Reader):
         """Return the operand that `name` stands for in the innermost scope that knows it."""
         scope = self.scope
         while scope:
-            if found := scope.names.get(name) or self._range_member(scope, name):
-                return found
+            if named := scope.names.get(name) or self._range_member(scope, name):
+                return named
             scope = scope.outer
         return None
 
@@ -492,8 +492,8 @@ class _Body(_Reader):
         return data[place + int(offset or 0) :].partition(b"\0")[0].decode("utf-8", "replace")
 
     def _take_instruction(self, statement: Statement) -> None:
-        found = self.match(_INSTRUCTION, statement.text, "[@p | @!p] opcode operand, operand, ...;")
-        negation, guard, spelling, rest = found.groups()
+        match = self.match(_INSTRUCTION, statement.text, "[@p | @!p] opcode operand, operand, ...;")
+        negation, guard, spelling, rest = match.groups()
         opcode, parts = _opcode(spelling)
         if parts[0] == "call":
             operands = self._call_operands(rest)
@@ -517,10 +517,10 @@ class _Body(_Reader):
         return tuple([self.operand(item) for item in self.items(text)])
 
     def operand(self, text: str) -> Operand:
-        found = self.scope.operands.get(text)
-        if found is None:
-            found = self.scope.operands[text] = self._read_operand(text)
-        return found
+        operand = self.scope.operands.get(text)
+        if operand is None:
+            operand = self.scope.operands[text] = self._read_operand(text)
+        return operand
 
     def _read_operand(self, text: str) -> Operand:
         if read := self.read_form.get(text[:1]):
@@ -529,22 +529,22 @@ class _Body(_Reader):
             return Sink()
         if text == "WARP_SZ":
             return Immediate(WARP_SIZE, None, text)
-        if found := self.number(text):
-            return Immediate(*found, text)
+        if value := self.number(text):
+            return Immediate(*value, text)
         return self._pair(text) if "|" in text else self._named(text)
 
     def _named(self, text: str) -> Operand:
         """A register, symbol or special register; `symbol+4` too."""
-        found = self.match(_WORD, text, "a register, symbol, symbol+bytes, number, `_`, p|q, !p, [address] or {a, b}")
-        base, offset = self._base_and_offset(found)
-        if found[2] is None:
+        match = self.match(_WORD, text, "a register, symbol, symbol+bytes, number, `_`, p|q, !p, [address] or {a, b}")
+        base, offset = self._base_and_offset(match)
+        if match[2] is None:
             return base
         if not isinstance(base, Symbol):
             self.fail(f"`{text}`: only the address of a variable may have an offset outside brackets")
         return Symbol(base.name, offset)
 
-    def _base_and_offset(self, found: re.Match) -> tuple[Operand, int]:
-        name, sign, digits = found.groups()
+    def _base_and_offset(self, match: re.Match) -> tuple[Operand, int]:
+        name, sign, digits = match.groups()
         base = self.lookup(name) or (Special(name) if name in SPECIAL_REGISTERS else None)
         if base is None:
             self.fail(f"`{name}` is neither declared in this or an outer scope nor a special register of PTX")
@@ -574,8 +574,8 @@ class _Body(_Reader):
         if len(rest) > 1 or not all(isinstance(item, Vector) for item in coordinates):
             self.fail(f"`{_one_line(text)}`; supported are [base], [base+bytes] and [base, {{coordinates}}]")
         items = coordinates[0].items if coordinates else ()  # type: ignore[union-attr]
-        if found := self.number(inner):
-            return Address(Immediate(*found, inner), 0, items)
+        if value := self.number(inner):
+            return Address(Immediate(*value, inner), 0, items)
         base, offset = self._base_and_offset(self.match(_WORD, inner, "a register, symbol or number, plus bytes"))
         if not isinstance(base, Register | Symbol):
             self.fail(f"`{inner}` is not an address; supported are a register, a symbol or a number")
@@ -586,14 +586,14 @@ class _Body(_Reader):
         items = self.items(text)
         results = items.pop(0) if items and items[0].startswith("(") else "()"
         callee, arguments, *prototype = [*items, "()", "()"][: max(2, len(items))]
-        found = self.lookup(callee)
-        by_address = isinstance(found, Register) and len(prototype) == 1
-        if not (by_address or (isinstance(found, Symbol) and not prototype)) or not arguments.startswith("("):
+        named = self.lookup(callee)
+        by_address = isinstance(named, Register) and len(prototype) == 1
+        if not (by_address or (isinstance(named, Symbol) and not prototype)) or not arguments.startswith("("):
             self.fail(
                 f"a call of `{callee}`; supported are `call (results), function, (arguments);` and "
                 "`call (results), register, (arguments), prototype;`"
             )
-        return Vector(self._operands(results[1:-1])), found, Vector(self._operands(arguments[1:-1]))  # type: ignore[return-value]
+        return Vector(self._operands(results[1:-1])), named, Vector(self._operands(arguments[1:-1]))  # type: ignore[return-value]
 
     def _branch_operands(self, parts: tuple[str, ...], text: str) -> tuple[Operand, ...]:
         items = self.items(text)
@@ -604,8 +604,8 @@ class _Body(_Reader):
         self.fail("a branch; supported are `bra label;` and `brx.idx index, table;`")
 
     def _label(self, name: str) -> Label:
-        found = self.lookup(name)
-        return found if isinstance(found, Label) else self.fail(f"`{name}` is no label of this or an outer scope")
+        label = self.lookup(name)
+        return label if isinstance(label, Label) else self.fail(f"`{name}` is no label of this or an outer scope")
 
     def _table(self, name: str) -> Vector:
         scope = self.scope
@@ -616,13 +616,13 @@ class _Body(_Reader):
 
 def _call_sites(text: str) -> dict[int, Loc]:
     """Read what ptxkit.compile.call_sites wrote: the calls that a helper was inlined at, from the inside out."""
-    found = {}
+    callers = {}
     for column, places in call_sites.read(text).items():
         caller = None
         for file, line in reversed(places):
             caller = Loc(file, line, 0, caller)
-        found[column] = caller
-    return found
+        callers[column] = caller
+    return callers
 
 
 @lru_cache(maxsize=4096)

@@ -43,35 +43,36 @@ class Remark(NamedTuple):
     says: str
 
 
-def page(found: Simulated, survivors: Iterable[Outcome], home: Path) -> str:
+def page(simulated: Simulated, survivors: Iterable[Outcome], home: Path) -> str:
     """Return the page; `survivors` are mutants that nothing noticed."""
-    remarks = _remarks(found, survivors, home)
+    remarks = _remarks(simulated, survivors, home)
     kernels: dict[str, list[int]] = defaultdict(list)
-    for n, run in enumerate(found.session.runs):
+    for n, run in enumerate(simulated.session.runs):
         kernels[run.kernel].append(n)
-    body = [f"<h1>{escape(found.script)} on {escape(found.arch)}</h1>", _summary(found, len(kernels))]
-    body += [_kernel(found, name, numbers, remarks.get(name, {}), home) for name, numbers in kernels.items()]
-    return document(f"{found.script} on {found.arch}", "\n".join(body), STYLE)
+    body = [f"<h1>{escape(simulated.script)} on {escape(simulated.arch)}</h1>", _summary(simulated, len(kernels))]
+    body += [_kernel(simulated, name, numbers, remarks.get(name, {}), home) for name, numbers in kernels.items()]
+    return document(f"{simulated.script} on {simulated.arch}", "\n".join(body), STYLE)
 
 
 def many(n: int, what: str, plural: str = "s") -> str:
     return f"{n} {what}{plural if n != 1 else ''}"
 
 
-def _summary(found: Simulated, kernels: int) -> str:
-    errors, notes, launches = len(found.findings), len(found.notes), len(found.session.runs)
-    time = f", {1e3 * found.session.milliseconds:,.1f} us predicted" if found.session.options.get("clock") else ""
+def _summary(simulated: Simulated, kernels: int) -> str:
+    session = simulated.session
+    errors, notes, launches = len(simulated.findings), len(simulated.notes), len(session.runs)
+    time = f", {1e3 * session.milliseconds:,.1f} us predicted" if session.options.get("clock") else ""
     text = f"{many(launches, 'launch', 'es')} of {many(kernels, 'kernel')}, "
-    text += f"{many(found.schedules, 'schedule')} of each{time}; {many(errors, 'finding')}, {many(notes, 'note')}"
-    text += "; the script failed" if found.failed else "" if launches else "; the script launched no kernel"
-    clean = launches and not errors and not found.failed
+    text += f"{many(simulated.schedules, 'schedule')} of each{time}; {many(errors, 'finding')}, {many(notes, 'note')}"
+    text += "; the script failed" if simulated.failed else "" if launches else "; the script launched no kernel"
+    clean = launches and not errors and not simulated.failed
     return f'<p class="{"clean" if clean else ""}">{escape(text)}</p>'
 
 
-def _remarks(found: Simulated, survivors: Iterable[Outcome], home: Path) -> dict[str, dict[PageLine, list[Remark]]]:
+def _remarks(simulated: Simulated, survivors: Iterable[Outcome], home: Path) -> dict[str, dict[PageLine, list[Remark]]]:
     """Kernel -> line -> what is said there."""
     said: dict[str, dict[PageLine, list[Remark]]] = defaultdict(lambda: defaultdict(list))
-    for finding in found.findings + found.notes:
+    for finding in simulated.findings + simulated.notes:
         remark = Remark(finding.grade, finding.kind, _told(finding, home))
         said[finding.kernel][places.of(finding.place, home)].append(remark)
     for outcome in survivors:
@@ -91,9 +92,9 @@ def _told(finding: Finding, home: Path) -> str:
 
 
 def _kernel(
-    found: Simulated, name: str, numbers: Sequence[int], remarks: Mapping[PageLine, list[Remark]], home: Path
+    simulated: Simulated, name: str, numbers: Sequence[int], remarks: Mapping[PageLine, list[Remark]], home: Path
 ) -> str:
-    runs, launches = found.session.runs, found.session.launches
+    runs, launches = simulated.session.runs, simulated.session.launches
     counts: dict[PageLine, dict[str, float]] = defaultdict(lambda: dict.fromkeys(COLUMNS, 0))
     for n in numbers:
         for source, ptx_line, line in runs[n].lines():

@@ -28,11 +28,11 @@ def frames(source: str) -> list[PageLine]:
 
 def line_of(source: str | None, ptx_line: int, home: Path) -> PageLine:
     """Return the innermost line inside a folder; where there is none, the innermost of all."""
-    found = frames(source or "")
-    for each in found:
+    places = frames(source or "")
+    for each in places:
         if each.file and Path(each.file).resolve().is_relative_to(home) and _is_of_user(each.file):
             return each
-    return found[0] if found else PageLine(None, ptx_line)
+    return places[0] if places else PageLine(None, ptx_line)
 
 
 def of(place: FindingPlace, home: Path) -> PageLine:

@@ -63,7 +63,7 @@ class Simulated:
     schedules: int
     session: Capture
     failed: str | None = None                # the traceback of the script, or how it ended
-    found: dict[tuple, tuple[Finding, int]] = field(default_factory=dict)  # each once, and its first schedule
+    seen: dict[tuple, tuple[Finding, int]] = field(default_factory=dict)  # each once, and its first schedule
     varying: set[str] = field(default_factory=set)  # kernels whose results depend on the schedule
     # the first launch of each kernel
     first: dict[tuple[str, str], tuple[Launch, MemoryBefore]] = field(default_factory=dict)
@@ -71,31 +71,31 @@ class Simulated:
     @property
     def findings(self) -> list[Finding]:
         """Errors, in the order in which they were found."""
-        return [finding for finding, _ in self.found.values() if finding.grade == "error"]
+        return [finding for finding, _ in self.seen.values() if finding.grade == "error"]
 
     @property
     def notes(self) -> list[Finding]:
-        return [finding for finding, _ in self.found.values() if finding.grade != "error"]
+        return [finding for finding, _ in self.seen.values() if finding.grade != "error"]
 
     def add(self, findings: Sequence[Finding], schedule: int) -> None:
         for finding in findings:
             places = [place and (place.source or place.line) for place in (finding.place, finding.other)]
             key = finding.kind, finding.grade, finding.kernel, *places
-            self.found.setdefault(key, (finding, schedule))
+            self.seen.setdefault(key, (finding, schedule))
 
     def mutants(self, **options: Any) -> Mutants:
         """Weakens the kernels' synchronisation, one instruction at a time, in the first launch of each kernel."""
         return mutants(*map(_again, self.first.values()), arch=self.arch, **options)
 
 
-def _again(kept: tuple[Launch, MemoryBefore]) -> Callable[[], list[torch.Tensor]]:
-    launch, before = kept
+def _again(launched: tuple[Launch, MemoryBefore]) -> Callable[[], list[torch.Tensor]]:
+    launch, before = launched
 
     def call() -> list[torch.Tensor]:
         before.restore()
-        found = launch_sink()
-        assert found is not None             # mutants opens a capture around every call
-        found.launch(replace(launch, tensors=before.tensors))
+        sink = launch_sink()
+        assert sink is not None             # mutants opens a capture around every call
+        sink.launch(replace(launch, tensors=before.tensors))
         return [*before.tensors.values()]
 
     return call

@@ -102,8 +102,8 @@ def resident_ctas(chip, program, block, registers, shared):
 class Timer:
     """A launch's setting while it runs; `clock()` is its result."""
 
-    def __init__(self, asked, program, grid, block, cluster, shared, registers, behind, traced=False):
-        name, clusters, waves, sms = asked if isinstance(asked, Setting) else (asked, None, 0, SMS_IN_DETAIL)
+    def __init__(self, setting, program, grid, block, cluster, shared, registers, behind, traced=False):
+        name, clusters, waves, sms = setting if isinstance(setting, Setting) else (setting, None, 0, SMS_IN_DETAIL)
         self.chip = chip = chip_of(name, program.arch)
         self.size = size = math.prod(cluster)
         self._program, self._block = program, block
@@ -171,12 +171,12 @@ class Timer:
 
     def records(self):
         """Return the engine's TraceRecords, which this frees."""
-        found = (TraceRecord * self.record.nrecords)()
+        records = (TraceRecord * self.record.nrecords)()
         if self.record.records:
-            ctypes.memmove(found, self.record.records, ctypes.sizeof(found))
+            ctypes.memmove(records, self.record.records, ctypes.sizeof(records))
             engine().free_records(self.record.records)
             self.record.records = None
-        return found
+        return records
 
     def _waves(self, ended, at_once, left):
         """Clocks of so many clusters more on each SM: at the rate of those that ran in detail, all in one slot."""

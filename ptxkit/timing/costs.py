@@ -208,7 +208,7 @@ _RULES = {
 
 
 def _shape(ins, pattern):
-    return next(tuple(map(int, found.groups())) for p in ins.parts if (found := re.fullmatch(pattern, p)))
+    return next(tuple(map(int, match.groups())) for p in ins.parts if (match := re.fullmatch(pattern, p)))
 
 
 def _bits(ins):
@@ -226,13 +226,13 @@ def fill(table, program, chip):
     """Fills the engine's Timing of each instruction; the registers that they name, one list for all."""
     numbers = {name: n for n, name in enumerate((*program.kernel.registers, "%cc"))}
     listed, words = [], _words(program.kernel.registers)
-    kept = set()  # operands of the instruction before: they stay where they are read
+    staying = set()  # operands of the instruction before: they stay where they are read
     for record, ins in zip(table, program.kernel.body):
         cost, (sources, results) = cost_of(ins, chip), registers_of(ins)
         if cost.busy.keys() & {"fma", "alu"}:
             read = {name for name in sources if words.get(name)}
-            cost.busy["registers"] = sum(words[name] for name in read - kept) / chip.operands_read
-            kept = read
+            cost.busy["registers"] = sum(words[name] for name in read - staying) / chip.operands_read
+            staying = read
         sources, results = ([numbers[name] for name in names if name in numbers] for names in (sources, results))
         record.issue, record.latency, record.operands = cost.issue, cost.latency, cost.operands
         record.hold = cost.hold

@@ -91,16 +91,16 @@ class Timeline:
         self._roles = roles_of(config)
         self._mbarriers = {first: name for first, _, name, words in fields_of(self._program, config) if words}
         self._places = [self._place_of(n) for n in range(self._program.count)]
-        found = defaultdict(list)
+        records = defaultdict(list)
         for r in run.recorded.records:
             if sms is None or r.sm < sms:
-                found[TRACES[r.kind]].append(r)
+                records[TRACES[r.kind]].append(r)
         self.rows = [
-            *self._warps(found["issue"], found["stall"]),
-            *(row for name in ("tensor", *ENGINES) for row in self._units(name, found[name])),
-            *self._copies(found["copy"]),
-            *self._phases("mbarrier", found["phase"]),
-            *self._phases("barrier", found["barrier"]),
+            *self._warps(records["issue"], records["stall"]),
+            *(row for name in ("tensor", *ENGINES) for row in self._units(name, records[name])),
+            *self._copies(records["copy"]),
+            *self._phases("mbarrier", records["phase"]),
+            *self._phases("barrier", records["barrier"]),
         ]
         self.rows.sort(key=lambda row: (row.sm, KINDS.index(row.kind)))
 
@@ -176,10 +176,10 @@ class Timeline:
             else:
                 issued += clocks
         first = sorted(lines.items(), key=lambda item: -item[1])
-        found = Slice(first[0][0], kind, pieces[0].begins, pieces[-1].ends, issued, dict(stalls))
+        piece = Slice(first[0][0], kind, pieces[0].begins, pieces[-1].ends, issued, dict(stalls))
         if len(first) > 1:
-            found.says["lines"] = ", ".join(f"{line} {clocks:.0f}" for line, clocks in first[:5])
-        return found
+            piece.says["lines"] = ", ".join(f"{line} {clocks:.0f}" for line, clocks in first[:5])
+        return piece
 
     def _units(self, name, records):
         units = defaultdict(list)

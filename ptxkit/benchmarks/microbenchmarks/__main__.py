@@ -55,19 +55,19 @@ def say(text: str) -> None:
 
 def ask() -> FoundGpu | None:
     """Ask in a child process: this one must not touch the GPU, or its children could not."""
-    found = []
+    answers = []
     for message in groups.in_child(lambda send: send(Message("gpu", groups.the_gpu())), 60):
         if message.kind == "gpu":
-            found.append(message.content)
+            answers.append(message.content)
         elif message.kind == "failed":
             print(message.content, file=sys.stderr)
-    return found[0] if found else None
+    return answers[0] if answers else None
 
 
 def head(gpu: FoundGpu) -> dict:
     try:
-        asked = subprocess.run(["git", "-C", ROOT, "describe", "--always", "--dirty"], capture_output=True, text=True)
-        commit = asked.stdout.strip() or None
+        git = subprocess.run(["git", "-C", ROOT, "describe", "--always", "--dirty"], capture_output=True, text=True)
+        commit = git.stdout.strip() or None
     except OSError:
         commit = None
     versions = {"torch": torch.__version__}
@@ -84,8 +84,8 @@ def check(names: list[str], arch: str, way) -> int:
         return list(groups.in_child(way(name, target), BUILDING))
 
     with ThreadPoolExecutor(max_workers=max(torch.get_num_threads(), 2)) as pool:
-        for name, found in zip(names, pool.map(one, names)):
-            for message in found:
+        for name, messages in zip(names, pool.map(one, names)):
+            for message in messages:
                 if message.kind == "done":
                     continue
                 say(f"{name:8} {message.kind}: {message.content}")

@@ -106,14 +106,14 @@ class Bench:
 
         `cold`: L2 holds other things.
         """
-        found = []
+        read = []
         for _ in range(runs or self.runs):
             if cold:
                 self.flush()
             spans = self.zeros(grid * -(-block // 32) * 2, torch.int64)
             self.launch(built, spans, self.out, *args, grid=grid, block=block, **shape)
-            found.append(self._read(spans).view(grid, -1, 2))
-        return found
+            read.append(self._read(spans).view(grid, -1, 2))
+        return read
 
     def _read(self, x: Tensor) -> Tensor:
         """A tensor of clocks, once the GPU is done with it."""
@@ -144,9 +144,9 @@ class Bench:
         return "" if holds or not self.gpu else says
 
     def figure(self, name: str, values: Sequence[float], unit: str, *faults: str) -> Figure:
-        found = Figure.of(self.group, name, values, unit, "; ".join(filter(None, faults)))
-        self.report(found)
-        return found
+        figure = Figure.of(self.group, name, values, unit, "; ".join(filter(None, faults)))
+        self.report(figure)
+        return figure
 
     def each(self, name: str, clocks: Sequence[float], count: float, *faults: str, unit: str = "clocks") -> Figure:
         """Clocks of one of `count`."""
@@ -172,8 +172,8 @@ def disassembler() -> str | None:
         import triton
     except ImportError:
         return shutil.which("nvdisasm")
-    found = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "nvdisasm"
-    return str(found) if found.exists() else shutil.which("nvdisasm")
+    program = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "nvdisasm"
+    return str(program) if program.exists() else shutil.which("nvdisasm")
 
 
 def disassembled(kernel: Kernel) -> str | None:
@@ -188,8 +188,8 @@ def disassembled(kernel: Kernel) -> str | None:
             done = subprocess.run([tool, "-c", path], capture_output=True, check=True)
         return {"sass": done.stdout}
 
-    kept = store.default().fetch(store.digest("sass 1", kernel.cubin), listed, {"kernel": "sass", "file": "sass"})
-    return kept["sass"].decode()
+    listing = store.default().fetch(store.digest("sass 1", kernel.cubin), listed, {"kernel": "sass", "file": "sass"})
+    return listing["sass"].decode()
 
 
 def opcodes(listing: str) -> Counter[str]:
@@ -200,18 +200,18 @@ def opcodes(listing: str) -> Counter[str]:
 def in_loops(listing: str) -> Counter[str]:
     """The same in loops alone; where loops lie in loops, in those: the outer one is that of passes, and ptxas moves
     there what it finds to be the same in every trip."""
-    found, labels, loops = [], {}, []
+    opcodes, labels, loops = [], {}, []
     for opcode, operands, label in _LINE.findall(listing):
         if label:
-            labels[label] = len(found)
+            labels[label] = len(opcodes)
             continue
         target = _TARGET.search(operands)
-        if opcode.startswith("BRA") and target and labels.get(target[1], len(found)) < len(found):
-            loops.append(range(labels[target[1]], len(found)))
-        found.append(opcode)
-    depth = [sum(n in loop for loop in loops) for n in range(len(found))]
+        if opcode.startswith("BRA") and target and labels.get(target[1], len(opcodes)) < len(opcodes):
+            loops.append(range(labels[target[1]], len(opcodes)))
+        opcodes.append(opcode)
+    depth = [sum(n in loop for loop in loops) for n in range(len(opcodes))]
     least = 2 if max(depth, default=0) > 1 else 1
-    return Counter(opcode for opcode, deep in zip(found, depth) if deep >= least)
+    return Counter(opcode for opcode, deep in zip(opcodes, depth) if deep >= least)
 
 
 def disagreement(found: Counter[str], asked: Mapping[str, int]) -> str:

@@ -79,8 +79,8 @@ def in_flight(issue: str, stages: int, params: str = PARAMS) -> str:
 
 
 def ones(bench: Bench) -> str:
-    found = bench.results(4)
-    return bench.wrong(f"shared memory holds {found[0]:#x}", set(found) == {1})
+    words = bench.results(4)
+    return bench.wrong(f"shared memory holds {words[0]:#x}", set(words) == {1})
 
 
 def fresh(memory: Tensor, run: int) -> Tensor:
@@ -308,8 +308,8 @@ def prefetches(bench: Bench, memory: Tensor) -> None:
             bench.flush()
             shape, trips = dict(block=32, dynamic_shared=size, runs=1), 32
             places = [fresh(memory, n) for n in range(bench.runs)]
-            found = [bench.clocks(built, trips, place, 64 * MIB, size, **shape)[0] for place in places]
-            bench.each(f"bulk load of {size} after {name}", found, trips + frame.WARM, built.fault)
+            clocks = [bench.clocks(built, trips, place, 64 * MIB, size, **shape)[0] for place in places]
+            bench.each(f"bulk load of {size} after {name}", clocks, trips + frame.WARM, built.fault)
 
 
 def measure(bench: Bench) -> None:

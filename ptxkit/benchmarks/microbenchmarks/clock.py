@@ -55,7 +55,7 @@ def loads(bench: Bench) -> dict[str, Load]:
     read = """const Four* p = memory + ((u64)(i * gridDim.x + blockIdx.x) * 8192 & (count - 1)) + threadIdx.x;
     #pragma unroll
     for (int n = 0; n < 8; ++n) { Four x = load(p + n * 1024); all += x.x + x.y + x.z + x.w; }"""
-    found = {
+    by_name = {
         SPIN: running("asm volatile(\"nanosleep.u32 500;\");", 32, 1000),
         "FMA on every SM": running("\n".join(fma), 512, 2048, floats, total),
         "mma.sync on every SM, random operands": running("\n".join(products), 512, 3300, random, mixed),
@@ -66,9 +66,9 @@ def loads(bench: Bench) -> dict[str, Load]:
         some = "out[threadIdx.x] = __float_as_uint(d[0] + d[17]);"
         for name, fill in (("random operands", "scrambled(i)"), ("ones", "")):
             setup = wgmma.setup(one, fill=fill)
-            found[f"wgmma on every SM, {name}"] = running(work, 256, 2100, setup, some)
-    found[READ] = running(read, 1024, 7700, "u32 all = 0;", "out[threadIdx.x] = all;")
-    return found
+            by_name[f"wgmma on every SM, {name}"] = running(work, 256, 2100, setup, some)
+    by_name[READ] = running(read, 1024, 7700, "u32 all = 0;", "out[threadIdx.x] = all;")
+    return by_name
 
 
 def power() -> float | None:
@@ -81,7 +81,7 @@ def power() -> float | None:
 
 def loaded(bench: Bench, built: Built, load: Load, memory: torch.Tensor) -> tuple[list[float], list[float]]:
     """Megahertz of each launch, and watts while they ran."""
-    found, watts, trips = [], [], bench.trips(int(LAUNCH / load.clocks))
+    megahertz, watts, trips = [], [], bench.trips(int(LAUNCH / load.clocks))
     for _ in range(int(SECONDS * 2e9 / LAUNCH) if bench.gpu else 1):
         spans = bench.zeros(bench.sms * load.threads // 32 * 2, torch.int64)
         shape = dict(grid=bench.sms, block=load.threads, dynamic_shared=ONE_CTA)
@@ -89,8 +89,8 @@ def loaded(bench: Bench, built: Built, load: Load, memory: torch.Tensor) -> tupl
         if (drawn := power()) is not None:
             watts.append(drawn)
         noted = spans.cpu().view(-1, 2).double()
-        found.append((1e3 * noted[:, 1] / noted[:, 0].clamp(min=1)).mean().item())
-    return found, watts
+        megahertz.append((1e3 * noted[:, 1] / noted[:, 0].clamp(min=1)).mean().item())
+    return megahertz, watts
 
 
 def events(bench: Bench, built: Built, load: Load, memory: torch.Tensor) -> None:
@@ -125,8 +125,8 @@ def measure(bench: Bench) -> None:
     memory.random_()
     for name, load in loads(bench).items():
         built = bench.build(load.text)
-        found, watts = loaded(bench, built, load, memory)
-        bench.figure(f"clock, {name}", found[len(found) // 4 :], "MHz", built.fault)
+        megahertz, watts = loaded(bench, built, load, memory)
+        bench.figure(f"clock, {name}", megahertz[len(megahertz) // 4 :], "MHz", built.fault)
         if watts:
             bench.figure(f"power, {name}", watts[len(watts) // 4 :], "W")
         if name == SPIN and bench.gpu:

@@ -244,14 +244,14 @@ tcgen05: assumed
 
 
 def _read(text: str) -> dict[tuple[str, str], Expected]:
-    found, group, source = {}, "", ""
+    figures, group, source = {}, "", ""
     for line in filter(None, text.splitlines()):
         if not line.startswith(" "):
             group, source = line.split(": ")
             continue
         name, _, value = line.strip().rpartition(" ")
-        found[group, name] = Expected(float(value), source)
-    return found
+        figures[group, name] = Expected(float(value), source)
+    return figures
 
 
 EXPECTED = _read(_WRITTEN)

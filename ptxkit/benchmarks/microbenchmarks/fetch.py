@@ -74,18 +74,18 @@ def measure(bench: Bench) -> None:
                     shape = dict(block=32 * warps, dynamic_shared=128 * warps)
                     bench.spans(one, 0, given, gap, window, runs=1, **shape)             # fills the caches
                     runs = bench.spans(one, 0, given, gap, window, **shape)
-                    found = [(s[0, :, 0] * count / s[0, :, 1].double()).sum().item() for s in runs]
-                    over = bench.unlikely("more than four schedulers can issue", max(found) < 4.02)
+                    values = [(s[0, :, 0] * count / s[0, :, 1].double()).sum().item() for s in runs]
+                    over = bench.unlikely("more than four schedulers can issue", max(values) < 4.02)
                     name = f"{kind} {size / KIB:g} KiB, {warps} warps {place}"
-                    bench.figure(name, found, "per clock and SM", one.fault, over)
+                    bench.figure(name, values, "per clock and SM", one.fault, over)
     given = bench.words(issue.operands(KINDS["fma"]))
     for size in COLD:
         text, sass = cold_source(size // INSTRUCTION)
-        one, found = bench.build(text, sass), []
+        one, values = bench.build(text, sass), []
         for _ in range(bench.runs):
             shape = dict(block=128, runs=1, dynamic_shared=512)
             bench.spans(built["fma", max(BYTES)], 0, given, 0, window, **shape)
             (spans,) = bench.spans(one, 0, given, **shape)
             first, again = spans.double().amax(1)[0].tolist()
-            found.append((first - again) / (size / 128))
-        bench.figure(f"first time through {size // KIB} KiB", found, "clocks more for 128 bytes", one.fault)
+            values.append((first - again) / (size / 128))
+        bench.figure(f"first time through {size // KIB} KiB", values, "clocks more for 128 bytes", one.fault)

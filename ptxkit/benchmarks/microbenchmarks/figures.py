@@ -31,17 +31,17 @@ class Figure(NamedTuple):
 
     def record(self) -> dict[str, Any]:
         """Return the figure in the form that files have: with what was expected, if something was."""
-        found = self._asdict()
+        fields = self._asdict()
         if expected := EXPECTED.get((self.group, self.name)):
-            found |= {"expected": expected.value, "source": expected.source}
-        return found
+            fields |= {"expected": expected.value, "source": expected.source}
+        return fields
 
     def __str__(self) -> str:
         expected = EXPECTED.get((self.group, self.name))
         beside = f"  expected {expected.value:g}" if expected else ""
         ends = f"  FAULT: {self.fault}" if self.fault else ""
-        found = f"{self.value:>10g} [{self.low:g} .. {self.high:g}] {self.unit}"
-        return f"{self.group:8} {self.name:52} {found}{beside}{ends}"
+        measured = f"{self.value:>10g} [{self.low:g} .. {self.high:g}] {self.unit}"
+        return f"{self.group:8} {self.name:52} {measured}{beside}{ends}"
 
 
 def rounded(value: float) -> float:

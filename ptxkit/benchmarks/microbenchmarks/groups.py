@@ -59,14 +59,14 @@ def the_gpu() -> FoundGpu | None:
     """What torch says of the GPU; None without one."""
     if not torch.cuda.is_available():
         return None
-    found = torch.cuda.get_device_properties(0)
+    properties = torch.cuda.get_device_properties(0)
     driver = ""
     with contextlib.suppress(Exception):     # the management library may be missing
         import pynvml
 
         pynvml.nvmlInit()
         driver = pynvml.nvmlSystemGetDriverVersion()
-    return FoundGpu(found.name, (found.major, found.minor), found.multi_processor_count, driver)
+    return FoundGpu(properties.name, (properties.major, properties.minor), properties.multi_processor_count, driver)
 
 
 def in_child(work: Callable[[Callable[[Message], Any]], Any], limit: float) -> Iterator[Message]:
@@ -145,8 +145,8 @@ def simulating(group: str, target: Target) -> Callable[[Callable[[Message], Any]
         faulty = lambda figure: figure.fault and send(Message("figure", figure))  # noqa: E731
         with capture(arch=target.spelling) as session:
             module_of(group).measure(Bench(group, target, faulty, "simulated", sms=4))
-        for found in session.findings[:5]:
-            send(Message("figure", Figure(group, "finding", 0, 0, 0, "", 1, str(found))))
+        for finding in session.findings[:5]:
+            send(Message("figure", Figure(group, "finding", 0, 0, 0, "", 1, str(finding))))
 
     return work
 

@@ -121,10 +121,10 @@ def run(bench: Bench, built, op: Link, block: int, chains: int) -> tuple[list[fl
     """Clocks of all trips, and a fault where the chains did not end where they must."""
     trips = bench.trips(TRIPS)
     clocks = bench.clocks(built, trips, op.x, op.b, op.c, block=block)
-    ends, found = expected_end(op, (trips + frame.WARM) * UNROLLED // chains), bench.results(block)
-    same = len(set(found)) == 1 and found[0] != 0xDEADBEEF
-    right = same and ends in (None, found[0])
-    return clocks, bench.wrong(f"chains end with {found[0]:#x}, not {ends}", right)
+    ends, results = expected_end(op, (trips + frame.WARM) * UNROLLED // chains), bench.results(block)
+    same = len(set(results)) == 1 and results[0] != 0xDEADBEEF
+    right = same and ends in (None, results[0])
+    return clocks, bench.wrong(f"chains end with {results[0]:#x}, not {ends}", right)
 
 
 def each(bench: Bench) -> None:

@@ -45,17 +45,17 @@ def records(bench: Bench, built: Built, launches: int, ctas: int, **shape) -> to
         torch.cuda._sleep(2_000_000)                                         # the host queues all of them meanwhile
     for launch in range(launches):
         bench.launch(built, noted, bench.out, launch, WORK if bench.gpu else 10, grid=ctas, **shape)
-    found = noted.cpu().view(launches, ctas, NOTED)
+    times = noted.cpu().view(launches, ctas, NOTED)
     if not bench.gpu:
-        found[:, :, 0] = torch.arange(ctas) % bench.sms
-        found[:, :, 1:] = torch.arange(launches * ctas).view(launches, ctas, 1) * 100 + torch.arange(5)
-    return found
+        times[:, :, 0] = torch.arange(ctas) % bench.sms
+        times[:, :, 1:] = torch.arange(launches * ctas).view(launches, ctas, 1) * 100 + torch.arange(5)
+    return times
 
 
-def between(found: torch.Tensor, last: int, first: int) -> list[float]:
+def between(times: torch.Tensor, last: int, first: int) -> list[float]:
     """Return the median over SMs of clocks from `last` of one launch to `first` of the next, for each pair."""
     gaps = []
-    for one, other in zip(found[1:], found[2:]):                             # the first launch warms the caches
+    for one, other in zip(times[1:], times[2:]):                             # the first launch warms the caches
         ends, starts = ({row[0]: row for row in x.tolist()} for x in (one, other))
         found_ = [float(starts[sm][first] - ends[sm][last]) for sm in ends if sm in starts]
         gaps.append(torch.tensor(found_).median().item())
@@ -71,16 +71,16 @@ def gaps(bench: Bench) -> None:
         for pdl, one in built.items():
             shape = dict(block=block, dynamic_shared=shared, pdl=bool(pdl))
             records(bench, one, 2, bench.sms, **shape)                       # loads the kernel
-            found = records(bench, one, KERNELS, bench.sms, **shape)
+            times = records(bench, one, KERNELS, bench.sms, **shape)
             called = f"{block} threads, {shared // 1024} KiB, {HOW[pdl]}"
             same = f"kernel to kernel on an SM, {called}"
-            bench.figure(f"{same}: to its start", between(found, 3, 1), "clocks", one.fault)
+            bench.figure(f"{same}: to its start", between(times, 3, 1), "clocks", one.fault)
             if pdl:
-                bench.figure(f"{same}: to its work", between(found, 3, 2), "clocks", one.fault)
-            gap = found[2:, :, 4].amin(1) - found[1:-1, :, 5].amax(1)
+                bench.figure(f"{same}: to its work", between(times, 3, 2), "clocks", one.fault)
+            gap = times[2:, :, 4].amin(1) - times[1:-1, :, 5].amax(1)
             bench.figure(f"last end to first start, {called}", gap.double().tolist(), "ns", one.fault)
             if not pdl:
-                ramp = (found[1:, :, 4].amax(1) - found[1:, :, 4].amin(1)).double().tolist()
+                ramp = (times[1:, :, 4].amax(1) - times[1:, :, 4].amin(1)).double().tolist()
                 bench.figure(f"first start to last start, {called}", ramp, "ns", one.fault)
 
 
@@ -92,9 +92,9 @@ def waves(bench: Bench) -> None:
             medians = []
             for _ in range(bench.runs):
                 ctas = bench.sms * WAVES // cluster * cluster
-                (found,) = records(bench, built, 1, ctas, block=block, dynamic_shared=shared, cluster=cluster)
+                (times,) = records(bench, built, 1, ctas, block=block, dynamic_shared=shared, cluster=cluster)
                 by_sm: dict[int, list] = {}
-                for row in found.tolist():
+                for row in times.tolist():
                     by_sm.setdefault(row[0], []).append(row)
                 steps = []
                 for rows in by_sm.values():
@@ -107,7 +107,7 @@ def waves(bench: Bench) -> None:
 
 def replayed(bench: Bench, call, *tensors) -> list[float]:
     """Microseconds of a kernel in a graph of many."""
-    graph, found = torch.cuda.CUDAGraph(), []
+    graph, times = torch.cuda.CUDAGraph(), []
     with torch.cuda.graph(graph):
         for _ in range(LAUNCHES):
             call(*tensors)
@@ -118,8 +118,8 @@ def replayed(bench: Bench, call, *tensors) -> list[float]:
         graph.replay()
         end.record()
         end.synchronize()
-        found.append(1e3 * begin.elapsed_time(end) / LAUNCHES)
-    return found
+        times.append(1e3 * begin.elapsed_time(end) / LAUNCHES)
+    return times
 
 
 def host(bench: Bench) -> None:
@@ -132,24 +132,24 @@ def host(bench: Bench) -> None:
         return
     for ctas, where in ((1, "one CTA"), (bench.sms, "a CTA on every SM")):
         for name, one in built.items():
-            call, found = one.kernel.bound(ctas, block=128), []
+            call, times = one.kernel.bound(ctas, block=128), []
             for _ in range(bench.runs + 1):
                 torch.cuda.synchronize()
                 began = time.perf_counter()
                 for _ in range(LAUNCHES):
                     call(bench.out, bench.out)
-                found.append(1e6 * (time.perf_counter() - began) / LAUNCHES)
+                times.append(1e6 * (time.perf_counter() - began) / LAUNCHES)
             if "empty" in name:
-                bench.figure(f"a launch by the host, {where}", found[1:], "us", one.fault)
+                bench.figure(f"a launch by the host, {where}", times[1:], "us", one.fault)
             bench.figure(f"{name} in a graph, {where}", replayed(bench, call, bench.out, bench.out), "us", one.fault)
-    found = []
+    times = []
     for _ in range(4 * bench.runs):
         torch.cuda.synchronize()
         began = time.perf_counter()
         call(bench.out, bench.out)
         torch.cuda.synchronize()
-        found.append(1e6 * (time.perf_counter() - began))
-    bench.figure("a launch and a wait for its end, by the host", found, "us", one.fault)
+        times.append(1e6 * (time.perf_counter() - began))
+    bench.figure("a launch and a wait for its end, by the host", times, "us", one.fault)
 
 
 def measure(bench: Bench) -> None:

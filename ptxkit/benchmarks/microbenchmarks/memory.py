@@ -40,19 +40,19 @@ def chased(bench: Bench) -> None:
         ("L2 hit in 24 MiB", "cg", 24 * MIB, LINE), ("L2 hit through L1, 1 MiB", "ca", MIB, LINE),
         ("HBM in 256 MiB", "cg", 256 * MIB, 4096), ("HBM in 4 GiB", "cg", 4096 * MIB, 16384),
     ):
-        memory, found = ring(bench, size, stride), []
+        memory, clocks = ring(bench, size, stride), []
         if "HBM" in name:
             bench.flush()
         elif bench.gpu:
             memory.sum()                     # into L2, wherever the writes have left it
         address = memory.data_ptr()
         for _ in range(bench.runs):
-            found += bench.clocks(built[how], trips, address, memory, block=1, runs=1)
+            clocks += bench.clocks(built[how], trips, address, memory, block=1, runs=1)
             low, high = bench.results(2)
             address = low | high << 32 if bench.gpu else address
         inside = memory.data_ptr() <= address < memory.data_ptr() + memory.numel() * 8
         fault = bench.wrong("the chase left its ring", inside)
-        bench.each(f"{name}: latency", found, trips * UNROLLED, built[how].fault, fault)
+        bench.each(f"{name}: latency", clocks, trips * UNROLLED, built[how].fault, fault)
 
 
 def distances(bench: Bench) -> None:
@@ -148,8 +148,8 @@ class Streams:
         bench.spans(built, *args, runs=1, **shape)
         shape["cold"] = region > L2
         clocks = bench.clocks(built, *args, **shape)
-        found, ends = bench.results(1)[0], 4 * unrolled * (trips + frame.WARM) if kind in ("read", "L1") else 0
-        fault = bench.wrong(f"the sum is {found}, not {ends}", found == ends)
+        summed, ends = bench.results(1)[0], 4 * unrolled * (trips + frame.WARM) if kind in ("read", "L1") else 0
+        fault = bench.wrong(f"the sum is {summed}, not {ends}", summed == ends)
         bench.rate(name, moved * trips, clocks, built.fault, fault)
         if total:
             took = bench.nanoseconds(bench.build(text, NANOSECONDS=1), *args, **shape)

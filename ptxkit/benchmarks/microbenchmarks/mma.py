@@ -69,8 +69,8 @@ def chain(bench: Bench, one: Mma, chains: int, warps: int) -> tuple[list[float],
     built, trips = bench.build(source_of(one, chains), {one.sass: UNROLLED}), bench.trips(TRIPS)
     clocks = bench.clocks(built, trips, ONES[one.type], block=32 * max(SCHEDULERS * warps, 1))
     total = one.k * (trips + frame.WARM) * UNROLLED // chains
-    ends, found = total if one.type == "s8" else bits(float(total)), bench.results(32)
-    return clocks, built.fault, bench.wrong(f"D is {found[0]:#x}, not {ends:#x}", set(found) == {ends})
+    ends, results = total if one.type == "s8" else bits(float(total)), bench.results(32)
+    return clocks, built.fault, bench.wrong(f"D is {results[0]:#x}, not {ends:#x}", set(results) == {ends})
 
 
 def measure(bench: Bench) -> None:

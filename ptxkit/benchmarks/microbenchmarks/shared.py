@@ -109,8 +109,8 @@ def rates(bench: Bench) -> None:
         built = bench.build(rate_source(access), {access.sass: UNROLLED})
         clocks = bench.clocks(built, trips, 0, block=32 * WARPS, dynamic_shared=SHARED)
         loads = UNROLLED * access.words * (trips + frame.WARM)
-        found, ends = bench.results(1)[0], 3 * HALVES if access.stores else (loads + 1) * HALVES & 0xFFFFFFFF
-        fault = bench.wrong(f"the sum is {found}, not {ends}", found == ends)
+        total, ends = bench.results(1)[0], 3 * HALVES if access.stores else (loads + 1) * HALVES & 0xFFFFFFFF
+        fault = bench.wrong(f"the sum is {total}, not {ends}", total == ends)
         bench.each(f"{name}: rate", clocks, trips * UNROLLED * WARPS, built.fault, fault, unit=SM)
 
 

@@ -125,8 +125,8 @@ def product(bench: Bench, name: str, one: Umma, steps: int, waits: bool, per: in
     built = bench.build(source_of(one, steps, waits), {"UTCHMMA": steps})
     trips = bench.trips(TRIPS)
     clocks = bench.clocks(built, trips, grid=one.group, cluster=one.group, block=128, dynamic_shared=shared_bytes(one))
-    ends, found = bits(float(DEPTHS[one.type] * steps * (trips + frame.WARM))), bench.results(1)[0]
-    fault = bench.wrong(f"D is {found:#x}, not {ends:#x}", found == ends)
+    ends, result = bits(float(DEPTHS[one.type] * steps * (trips + frame.WARM))), bench.results(1)[0]
+    fault = bench.wrong(f"D is {result:#x}, not {ends:#x}", result == ends)
     bench.each(name, clocks, trips * per, built.fault, fault)
 
 
@@ -187,8 +187,8 @@ def moves(bench: Bench) -> None:
                 built = bench.build(text, {sass: turns})
                 for warps in (1, 4):
                     clocks = bench.clocks(built, trips, block=32 * warps)
-                    ends, found = (trips + frame.WARM) * len(names), bench.results(1)[0]
-                    fault = bench.wrong(f"the sum is {found}, not {ends}", kind == "st" or found == ends)
+                    ends, total = (trips + frame.WARM) * len(names), bench.results(1)[0]
+                    fault = bench.wrong(f"the sum is {total}, not {ends}", kind == "st" or total == ends)
                     name = f"tcgen05.{kind} {shape}.x{width}, {turns} ahead of a wait, {warps} warps"
                     bench.each(name, clocks, trips * turns, built.fault, fault)
 

@@ -101,8 +101,8 @@ def finish(one: Wgmma, accumulators: int = 1) -> str:
 def build(bench: Bench, text: str, sass: dict[str, int]) -> Built:
     """Build, and check that ptxas does not wait for each product by itself, as it does where it fears for registers."""
     built = bench.build(text, sass)
-    found, waits = opcodes(disassembled(built.kernel) or ""), text.count("wgmma.wait_group")
-    waited = sum(n for name, n in found.items() if name.startswith("WARPGROUP.DEPBAR"))
+    counts, waits = opcodes(disassembled(built.kernel) or ""), text.count("wgmma.wait_group")
+    waited = sum(n for name, n in counts.items() if name.startswith("WARPGROUP.DEPBAR"))
     if waited > waits:
         return built._replace(fault=f"{waited} waits in the machine code, not {waits}")
     return built
@@ -115,8 +115,8 @@ def timed(bench: Bench, name: str, one: Wgmma, body: str, steps: int, accumulato
     text = frame.loop(body, setup(one, accumulators), finish(one, accumulators), threads=block, drain=drain)
     built = build(bench, text, {"HGMMA": steps * accumulators})
     clocks = bench.clocks(built, trips, block=block, dynamic_shared=one.shared)
-    ends, found = bits(float(DEPTHS[one.type] * steps * (trips + frame.WARM))), bench.results(block)
-    fault = bench.wrong(f"D is {found[0]:#x}, not {ends:#x}", set(found) == {ends})
+    ends, results = bits(float(DEPTHS[one.type] * steps * (trips + frame.WARM))), bench.results(block)
+    fault = bench.wrong(f"D is {results[0]:#x}, not {ends:#x}", set(results) == {ends})
     bench.each(name, clocks, trips * per, built.fault, fault)
 
 

@@ -59,18 +59,18 @@ def main():
     parser.add_argument("--sources", type=pathlib.Path, required=True)
     parser.add_argument("--only", default="")
     parser.add_argument("--write", type=pathlib.Path, metavar="FILE", help="put what ran instead of its projects' rows")
-    asked = parser.parse_args()
+    args = parser.parse_args()
     rows = collections.defaultdict(list)
     for project, kernel, arch, function in CASES:
-        if asked.only not in f"{project} {kernel}":
+        if args.only not in f"{project} {kernel}":
             continue
-        fetched(asked.sources, project)
-        correct, kinds, instructions, seconds = outcome(project, kernel, arch, function, asked.sources)
+        fetched(args.sources, project)
+        correct, kinds, instructions, seconds = outcome(project, kernel, arch, function, args.sources)
         rows[project].append([kernel, arch, correct, instructions, [*kinds]])
         print(f"{project:13} {row_of(*rows[project][-1])}  {seconds:.1f} s", flush=True)
-    if asked.write:
-        new = {project: {"version": PROJECTS[project].version, "rows": found} for project, found in rows.items()}
-        asked.write.write_text(text(json.loads(asked.write.read_text()) | new))
+    if args.write:
+        new = {project: {"version": PROJECTS[project].version, "rows": rows_of} for project, rows_of in rows.items()}
+        args.write.write_text(text(json.loads(args.write.read_text()) | new))
 
 
 if __name__ == "__main__":

@@ -45,9 +45,9 @@ def _decoded(n):
     rate, bias = -2 * torch.rand(H), torch.randn(H, D) / 10
     decay = (-rate.exp()[:, None] * F.softplus(a[:, 0].float() + bias)).exp()
     unit_q, unit_k = (F.normalize(x[:, 0].float(), dim=-1) for x in (q, k))
-    kept = state * decay[:, :, None]
-    new = (v[:, 0].float() - (kept * unit_k[:, :, None]).sum(-1)) * b[:, 0].float().sigmoid()[..., None]
-    wanted = kept + new[..., None] * unit_k[:, :, None]
+    decayed = state * decay[:, :, None]
+    new = (v[:, 0].float() - (decayed * unit_k[:, :, None]).sum(-1)) * b[:, 0].float().sigmoid()[..., None]
+    wanted = decayed + new[..., None] * unit_k[:, :, None]
     arguments = rate, bias, q, k, v, a, b, state, torch.arange(n, dtype=torch.int32)
     return arguments, (wanted * unit_q[:, :, None]).sum(-1) * D**-0.5, wanted
 

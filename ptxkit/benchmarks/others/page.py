@@ -47,13 +47,13 @@ def verdict(kernel, what):
     return next((said for (part, kind), said in VERDICTS.items() if part in kernel and kind == what), "not read yet")
 
 
-def page(found):
+def page(projects):
     """Return the page of what is on file: project -> its version, and rows of a kernel each."""
     lines = ["# Kernels by others, under the simulator", "", INTRODUCTION]
     for project, (title, version, *_) in PROJECTS.items():
-        if project in found and found[project]["version"] == version:
+        if project in projects and projects[project]["version"] == version:
             lines += ["", f"## {title}, {version}", "", "| kernel | arch | correct | warp instructions | findings |"]
-            lines += ["|---|---|---|---|---|", *(row_of(*row) for row in found[project]["rows"])]
+            lines += ["|---|---|---|---|---|", *(row_of(*row) for row in projects[project]["rows"])]
     lines += ["", "## Not run, and why", "", "| project | kernels | why |", "|---|---|---|"]
     lines += [f"| {PROJECTS[project].title} | {kernels} | {why} |" for project, kernels, why in NOT_RUN]
     return "\n".join(lines) + "\n"
@@ -69,11 +69,11 @@ def findings(kernel, kinds):
     return "; ".join(f"{kind}: {verdict(kernel, kind)}" for kind in kinds) or "none"
 
 
-def text(found):
+def text(projects):
     """Return the file's text, a line for each kernel."""
     def lines(rows):
         return ",\n".join(json.dumps(row, ensure_ascii=False) for row in rows)
 
     parts = [f'"{project}": {{"version": "{part["version"]}", "rows": [\n{lines(part["rows"])}\n]}}'
-             for project, part in found.items()]
+             for project, part in projects.items()]
     return "{\n" + ",\n".join(parts) + "\n}\n"

@@ -68,15 +68,15 @@ class Allocations(Unseen):
         kwargs, facts = kwargs or {}, _facts(func)
         if facts.program:
             with self:                       # torch switches a mode off inside of itself
-                found = func.redispatch(CPU, *args, **kwargs)
+                result = func.redispatch(CPU, *args, **kwargs)
         else:
-            found = self._called(func, facts, args, kwargs)
+            result = self._called(func, facts, args, kwargs)
         for tensor in _written(facts, args, kwargs):
             if (block := self.arena.at(tensor.data_ptr())) is not None:
                 block.wrote_tensor(tensor)
         if facts.fresh:
-            self._take_in(found, facts.empty, () if facts.unowned else args)
-        return found
+            self._take_in(result, facts.empty, () if facts.unowned else args)
+        return result
 
     def _called(self, func: Any, facts: OperatorFacts, args: tuple, kwargs: dict) -> Any:
         try:
@@ -89,11 +89,11 @@ class Allocations(Unseen):
                 tensor.set_(tensor.clone(memory_format=torch.preserve_format))  # type: ignore[call-overload]
         return func(*args, **kwargs)
 
-    def _take_in(self, found: Any, empty: bool, args: tuple) -> None:
+    def _take_in(self, result: Any, empty: bool, args: tuple) -> None:
         """Move memory that nobody has yet into the arena."""
         moved: dict[int, torch.UntypedStorage] = {}
         given = None
-        for x in _tensors(found):
+        for x in _tensors(result):
             if type(x) is not torch.Tensor or not _plain(x):
                 continue
             storage = x.untyped_storage()
@@ -123,9 +123,9 @@ def _plain(x: torch.Tensor) -> bool:
     return x.device.type == "cpu" and x.layout == torch.strided and not x._is_zerotensor()
 
 
-def _tensors(found: Any) -> Iterator[torch.Tensor]:
-    if isinstance(found, torch.Tensor):
-        yield found
-    elif isinstance(found, tuple | list):
-        for each in found:
+def _tensors(result: Any) -> Iterator[torch.Tensor]:
+    if isinstance(result, torch.Tensor):
+        yield result
+    elif isinstance(result, tuple | list):
+        for each in result:
             yield from _tensors(each)

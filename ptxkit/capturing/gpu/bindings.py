@@ -156,8 +156,8 @@ ERRORS = {"cuGetErrorName", "cuGetErrorString", "cudaGetErrorName", "cudaGetErro
 def put(patches: Patches) -> None:
     """Let cuda-python answer for the capture's GPU until `patches` are undone."""
     for name in ("driver", "runtime"):
-        if found := _table(name):
-            patches.answer(*found)
+        if table := _table(name):
+            patches.answer(*table)
 
 
 @functools.cache
@@ -170,16 +170,16 @@ def _table(name: str) -> tuple[Any, Table] | None:
         (module.CUresult.CUDA_SUCCESS, "cu", DRIVER) if name == "driver" else
         (module.cudaError_t.cudaSuccess, "cuda", RUNTIME)
     )
-    found: dict[str, Callable] = {}
+    answers: dict[str, Callable] = {}
     for each, member in vars(module).items():
         called = each.startswith(prefix) and each[len(prefix) : len(prefix) + 1].isupper()
         if not called or inspect.isclass(member) or not callable(member):
             continue
         if each in ERRORS:
-            found[each] = lambda gpu, error, name=each: (success, _worded(error, name))
+            answers[each] = lambda gpu, error, name=each: (success, _worded(error, name))
         else:
-            found[each] = _answer(module, each, table.get(each), success)
-    return module, found
+            answers[each] = _answer(module, each, table.get(each), success)
+    return module, answers
 
 
 def _answer(module: Any, name: str, answer: Any, success: Any) -> Callable:
@@ -223,8 +223,8 @@ def _capturing(name: str, gpu: Gpu) -> Any:
 def _properties(gpu: Gpu) -> Any:
     from cuda.bindings.runtime import cudaDeviceProp
 
-    found = cudaDeviceProp()
-    found.name, found.totalGlobalMem = gpu.name.encode().ljust(256, b"\0"), gpu.memory
+    properties = cudaDeviceProp()
+    properties.name, properties.totalGlobalMem = gpu.name.encode().ljust(256, b"\0"), gpu.memory
     for number, (_, name) in PROPERTIES.items():
-        setattr(found, name, ATTRIBUTES[number](gpu.chip))
-    return found
+        setattr(properties, name, ATTRIBUTES[number](gpu.chip))
+    return properties

@@ -43,16 +43,16 @@ def create_event(gpu: Gpu, flags: int = 0) -> int:
 
 
 def record(gpu: Gpu, event: Any, stream: Any = 0, flags: int = 0) -> None:
-    moment = images.found(gpu, event, Moment)
+    moment = images.object_of(gpu, event, Moment)
     moment.runs_before, moment.mark = len(gpu.session.runs), gpu.order.reached(int(stream or 0))
 
 
 def wait(gpu: Gpu, stream: Any, event: Any, flags: int = 0) -> None:
-    gpu.order.wait(int(stream or 0), images.found(gpu, event, Moment).mark)
+    gpu.order.wait(int(stream or 0), images.object_of(gpu, event, Moment).mark)
 
 
 def await_event(gpu: Gpu, event: Any) -> None:
-    gpu.order.host_waits(images.found(gpu, event, Moment).mark or {})
+    gpu.order.host_waits(images.object_of(gpu, event, Moment).mark or {})
 
 
 def await_stream(gpu: Gpu, stream: Any) -> None:
@@ -68,7 +68,7 @@ def create_stream(gpu: Gpu, flags: int = 0, *priority: Any) -> int:
 
 
 def elapsed(gpu: Gpu, start: Any, end: Any) -> float:
-    first, last = (images.found(gpu, event, Moment).runs_before for event in (start, end))
+    first, last = (images.object_of(gpu, event, Moment).runs_before for event in (start, end))
     if first is None or last is None:
         raise CaptureError("both events must be recorded before their time is requested")
     return milliseconds(gpu, first, last)
@@ -87,12 +87,12 @@ def end_capture(gpu: Gpu, stream: Any) -> int:
 
 def nodes(gpu: Gpu, graph: Any, count: int = 0) -> tuple[list[int], int]:
     """Return one number for each step of the graph, at most `count`, and how many steps there are."""
-    steps = len(images.found(gpu, graph, CUDAGraph).steps)
+    steps = len(images.object_of(gpu, graph, CUDAGraph).steps)
     return [*range(1, steps + 1)][: int(count) or None], steps
 
 
 def replay(gpu: Gpu, graph: Any, stream: Any) -> None:
-    images.found(gpu, graph, CUDAGraph).replay()
+    images.object_of(gpu, graph, CUDAGraph).replay()
 
 
 # ---- memory
@@ -153,19 +153,19 @@ def load_file(gpu: Gpu, path: Any, *options: Any) -> int:
 
 
 def function_attribute(gpu: Gpu, which: Any, function: Any, *device: Any) -> int:
-    found = images.found(gpu, function, LoadedFunction)
-    known = {MAX_THREADS: 1024, SHARED_SIZE: found.shared, REGISTERS: found.registers or UNKNOWN_REGISTERS,
-             MAX_DYNAMIC: gpu.chip.shared - (found.shared or 0)}
+    loaded = images.object_of(gpu, function, LoadedFunction)
+    known = {MAX_THREADS: 1024, SHARED_SIZE: loaded.shared, REGISTERS: loaded.registers or UNKNOWN_REGISTERS,
+             MAX_DYNAMIC: gpu.chip.shared - (loaded.shared or 0)}
     return known.get(int(which)) or 0
 
 
 def name_of(gpu: Gpu, function: Any) -> bytes:
-    return images.found(gpu, function, LoadedFunction).name.encode()
+    return images.object_of(gpu, function, LoadedFunction).name.encode()
 
 
 def blocks(gpu: Gpu, function: Any, threads: int, dynamic_shared: int, *flags: Any) -> int:
-    found = images.found(gpu, function, LoadedFunction)
-    return resident(gpu.chip, found.registers, found.shared, int(threads), int(dynamic_shared))
+    loaded = images.object_of(gpu, function, LoadedFunction)
+    return resident(gpu.chip, loaded.registers, loaded.shared, int(threads), int(dynamic_shared))
 
 
 def clusters(gpu: Gpu, function: Any, config: Any) -> int:
@@ -184,7 +184,7 @@ def largest_cluster(gpu: Gpu, function: Any, config: Any) -> int:
 
 def spare_shared(gpu: Gpu, function: Any, count: int, threads: int) -> int:
     """Return the dynamic shared memory of each of `count` CTAs on one multiprocessor."""
-    static = images.found(gpu, function, LoadedFunction).shared or 0
+    static = images.object_of(gpu, function, LoadedFunction).shared or 0
     return min(gpu.chip.shared, gpu.chip.shared_sm // int(count) - 1024) - static
 
 
@@ -203,16 +203,16 @@ def launch_ex(gpu: Gpu, config: Any, f: Any, params: Any, extra: Any = 0) -> Non
 
 def _attributes(config: Any) -> dict[int, Any]:
     """Return those attributes of a launch that mean something here."""
-    found: dict[int, Any] = {}
+    values: dict[int, Any] = {}
     for each in config.attrs or ():
         which, value = int(each.id), each.value
         if which == images.CLUSTER:
-            found[which] = value.clusterDim.x, value.clusterDim.y, value.clusterDim.z
+            values[which] = value.clusterDim.x, value.clusterDim.y, value.clusterDim.z
         elif which == images.PDL:
-            found[which] = value.programmaticStreamSerializationAllowed
+            values[which] = value.programmaticStreamSerializationAllowed
         elif which == images.COOPERATIVE:
-            found[which] = value.cooperative
-    return found
+            values[which] = value.cooperative
+    return values
 
 
 def tensor_map(gpu: Gpu, dtype: Any, rank: int, address: Any, dims: Any, strides: Any, box: Any, steps: Any,

@@ -94,35 +94,35 @@ class _Noted(Unseen):
         is_operator = func.namespace not in BUILTIN
         self.graph._inside += is_operator
         try:
-            found = func(*args, **kwargs)
+            result = func(*args, **kwargs)
         finally:
             self.graph._inside -= is_operator
         if not func.is_view and not func.__name__.startswith(("empty", "new_empty", "detach", "set_")):
-            step = [_without_owners(self.graph.gpu.arena, each) for each in (args, kwargs, found)]
+            step = [_without_owners(self.graph.gpu.arena, each) for each in (args, kwargs, result)]
             self.graph.steps.append(lambda: _repeated(func, *step))
-        return found
+        return result
 
 
-def _without_owners(arena: Arena, found: Any) -> Any:
-    """Return `found` with tensors that keep no memory."""
-    if type(found) is torch.Tensor:
-        return arena.without_owner(found)
-    if isinstance(found, tuple | list):
-        return type(found)([_without_owners(arena, each) for each in found])
-    if isinstance(found, dict):
-        return {name: _without_owners(arena, each) for name, each in found.items()}
-    return found
+def _without_owners(arena: Arena, value: Any) -> Any:
+    """Return `value` with tensors that keep no memory."""
+    if type(value) is torch.Tensor:
+        return arena.without_owner(value)
+    if isinstance(value, tuple | list):
+        return type(value)([_without_owners(arena, each) for each in value])
+    if isinstance(value, dict):
+        return {name: _without_owners(arena, each) for name, each in value.items()}
+    return value
 
 
-def _repeated(func: Any, args: tuple, kwargs: dict, found: Any) -> None:
+def _repeated(func: Any, args: tuple, kwargs: dict, result: Any) -> None:
     """Run an operator again and copy its results into the tensors that it returned then."""
-    for old, new in zip(_flat(found), _flat(func(*args, **kwargs))):
+    for old, new in zip(_flat(result), _flat(func(*args, **kwargs))):
         if isinstance(old, torch.Tensor) and old is not new and old.data_ptr() != new.data_ptr():
             old.data.copy_(new.data)         # as a replay on a GPU, of which autograd knows nothing
 
 
-def _flat(found: Any) -> list[Any]:
-    return [leaf for each in found for leaf in _flat(each)] if isinstance(found, tuple | list) else [found]
+def _flat(value: Any) -> list[Any]:
+    return [leaf for each in value for leaf in _flat(each)] if isinstance(value, tuple | list) else [value]
 
 
 class graph:

@@ -57,7 +57,7 @@ def keep(gpu: Gpu, thing: Any) -> int:
 
 def function(gpu: Gpu, image: Any, name: Any) -> int:
     """Return the handle of a kernel; machine code has one by any name."""
-    kernels = found(gpu, image, Image).kernels
+    kernels = object_of(gpu, image, Image).kernels
     wanted = name.decode() if isinstance(name, bytes) else str(name)
     if kernels is not None and wanted not in kernels:
         raise CaptureError(f"the PTX has no kernel {wanted!r}; it has {', '.join(kernels)}.")
@@ -65,13 +65,13 @@ def function(gpu: Gpu, image: Any, name: Any) -> int:
 
 
 def functions(gpu: Gpu, image: Any, count: int) -> list[int]:
-    kernels = found(gpu, image, Image).kernels
+    kernels = object_of(gpu, image, Image).kernels
     if kernels is None:
         return [keep(gpu, LoadedFunction("a kernel of machine code", None))][:count]
     return [keep(gpu, LoadedFunction(name, kernel)) for name, kernel in kernels.items()][:count]
 
 
-def found(gpu: Gpu, handle: Any, kind: type) -> Any:
+def object_of(gpu: Gpu, handle: Any, kind: type) -> Any:
     """Return what a handle stands for."""
     thing = gpu.objects.get(int(handle))
     if not isinstance(thing, kind):
@@ -87,7 +87,7 @@ def launch(
     attributes: dict[int, Any] | None = None, stream: int | None = None,
 ) -> None:
     """Do what cuLaunchKernel does."""
-    name, kernel = found(gpu, handle, LoadedFunction)
+    name, kernel = object_of(gpu, handle, LoadedFunction)
     if kernel is None:
         raise CaptureError(
             f"{name} was loaded as machine code; a capture runs PTX. Load the PTX (nvrtcGetPTX), or compile through "

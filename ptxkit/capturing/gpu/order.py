@@ -87,7 +87,7 @@ class Order:
         self._launched[stream] += 1
         number = self._known[stream][stream] = self._launched[stream]
         self._seen = [a for a in self._seen if not a.storage.expired()]
-        found: dict[tuple[str, int], Finding] = {}
+        findings: dict[tuple[str, int], Finding] = {}
         mine, storages = [], Storages(tensors, arena)
         for address, flags in run.accesses:
             if not flags.any() or (storage := storages.at(address)) is None:
@@ -96,21 +96,21 @@ class Order:
                 if other.stream != stream and other.number > known.get(other.stream, 0) and other.storage == storage:
                     clash = _clash(address, flags, other)
                     if clash is not None:
-                        found.setdefault((other.kernel, other.stream), _finding(run, stream, other, *clash))
+                        findings.setdefault((other.kernel, other.stream), _finding(run, stream, other, *clash))
             mine.append(Accesses(stream, number, run.kernel, address, flags, storage))
             if isinstance(storage, Block) and storage.stream != stream:
                 storage.used[stream] = number, run
         self._seen += mine
-        return list(found.values())
+        return list(findings.values())
 
     def freed(self, block: Block) -> list[Finding]:
         """A block is free for its stream: what other streams may still do to it, which their runs have as findings."""
-        known, found = self.reached(block.stream), []
+        known, findings = self.reached(block.stream), []
         for stream, (number, run) in block.used.items():
             if stream not in block.recorded and number > known.get(stream, 0):
-                found.append(_finding_of_freed(block, stream, run))
-                run.findings = [*run.findings, found[-1]]
-        return found
+                findings.append(_finding_of_freed(block, stream, run))
+                run.findings = [*run.findings, findings[-1]]
+        return findings
 
 
 def _join(into: Mark, other: Mapping[int, int]) -> None:
@@ -123,16 +123,16 @@ class Storages:
 
     def __init__(self, tensors: Iterable[torch.Tensor], arena: Arena):
         self.arena = arena
-        found = {storage.data_ptr(): storage for storage in (x.untyped_storage() for x in tensors) if storage.nbytes()}
-        self.begins = sorted(found)
-        self.found = [found[begin] for begin in self.begins]
+        known = {storage.data_ptr(): storage for storage in (x.untyped_storage() for x in tensors) if storage.nbytes()}
+        self.begins = sorted(known)
+        self.storages = [known[begin] for begin in self.begins]
 
     def at(self, address: int) -> StorageWeakRef | Block | None:
         if (block := self.arena.at(address)) is not None:
             return block
         i = bisect.bisect_right(self.begins, address) - 1
-        if i >= 0 and address < self.begins[i] + self.found[i].nbytes():
-            return StorageWeakRef(self.found[i])
+        if i >= 0 and address < self.begins[i] + self.storages[i].nbytes():
+            return StorageWeakRef(self.storages[i])
         return None
 
 

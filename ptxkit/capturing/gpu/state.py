@@ -66,9 +66,9 @@ class Gpu:
         self.arena.settle()
         left, stream = self.arena.left, self.stream_number
         self.arena.left = [block for block in left if not (all_streams or block.stream == stream)]
-        found = [each for block in left if block not in self.arena.left for each in self.order.freed(block)]
-        if found and self.session.options.get("raises"):
-            raise SimulationError(found)
+        findings = [each for block in left if block not in self.arena.left for each in self.order.freed(block)]
+        if findings and self.session.options.get("raises"):
+            raise SimulationError(findings)
 
     def handle(self) -> int:
         """Return a number that nothing else of this GPU has."""

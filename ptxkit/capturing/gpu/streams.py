@@ -16,10 +16,10 @@ DEFAULT = 0
 
 
 def gpu_of(what: str) -> Gpu:
-    found = current()
-    if found is None:
+    gpu = current()
+    if gpu is None:
         raise RuntimeError(f"this torch.cuda.{what} is the one of a capture that has ended, or of another thread")
-    return found
+    return gpu
 
 
 class Stream:

@@ -50,8 +50,8 @@ class Tensors(TorchFunctionMode):
             self.gpu.arena.wrote(storage.data_ptr(), storage.nbytes())
         if (answer := ANSWERS.get(func)) is not None:
             return answer(self, func, args, kwargs)
-        if caller.f_globals.get("__name__") == "torch._ops" and (found := _operator(func, caller)) is not None:
-            return self.operators.call(found, args, kwargs)
+        if caller.f_globals.get("__name__") == "torch._ops" and (operator := _operator(func, caller)) is not None:
+            return self.operators.call(operator, args, kwargs)
         return self.computed(func, args, kwargs)
 
     @contextlib.contextmanager
@@ -110,15 +110,15 @@ class Tensors(TorchFunctionMode):
         """Return where a result lies: on the GPU if one of the tensors does, on the CPU if all that are known do."""
         if not self.places:
             return None
-        found, nested = None, (x for arg in args if isinstance(arg, tuple | list) for x in arg)
+        place, nested = None, (x for arg in args if isinstance(arg, tuple | list) for x in arg)
         for x in (*args, *nested):
             if isinstance(x, torch.Tensor) and (moved := self.places.get(x)):
                 if moved == "cuda":
                     return moved
-                found = moved
+                place = moved
             elif isinstance(x, torch.Tensor) and x.dim():
                 return None
-        return found
+        return place
 
 
 def _kind(device: Any) -> str | None:
@@ -138,11 +138,11 @@ def _device(value: Any) -> Any:
 
 def _operator(func: Any, caller: Any) -> OpOverload | None:
     """Return the custom operator that is called: torch says only which C function."""
-    found = func if isinstance(func, OpOverload) else caller.f_locals.get("self")
-    if isinstance(found, OpOverloadPacket):
-        names = found.overloads()
-        found = getattr(found, names[0]) if len(names) == 1 else None
-    return found if isinstance(found, OpOverload) and found.namespace not in BUILTIN else None
+    operator = func if isinstance(func, OpOverload) else caller.f_locals.get("self")
+    if isinstance(operator, OpOverloadPacket):
+        names = operator.overloads()
+        operator = getattr(operator, names[0]) if len(names) == 1 else None
+    return operator if isinstance(operator, OpOverload) and operator.namespace not in BUILTIN else None
 
 
 # ---- properties and methods with a device in them: answer(mode, function, its arguments)
