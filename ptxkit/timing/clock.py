@@ -143,7 +143,7 @@ class Timer:
             resident=self.resident, l1_lines=max(0, int(chip.l1_bytes) - taken) // 128, traced=traced, ahead=ahead,
             **{name: ctypes.addressof(array) for name, array in arrays.items()}, **constants,
         )
-        self._kept = (table, registers_)
+        self._held = (table, registers_)
 
     def clock(self):
         record, ended = self.record, sorted(self._ended)
