@@ -19,7 +19,7 @@ import torch
 
 from kda.tools.verify.ledger import FILE, Ledger
 
-from . import common, evidence, ledger_page, picture, predicted, predicted_pairs, ranks
+from . import common, evidence, ledger_page, picture, predicted, predicted_pairs
 from .counted import figures
 
 Texts = Mapping[Path, str]
@@ -37,7 +37,6 @@ def counted(page: str) -> Texts:
 
 WRITERS: dict[str, Callable[[], Texts]] = {  # name -> what files should say
     "picture": picture.texts,
-    "ranks": lambda: {ranks.PAGE: ranks.page_with(ranks.PAGE.read_text(), ranks.Costs())},
     "ledger": ledger,
     **{f"counted {page}": functools.partial(counted, page) for page in dict.fromkeys(f.page for f in figures.FIGURES)},
     "pairs of predicted configurations": predicted_pairs.texts,

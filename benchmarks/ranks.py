@@ -1,12 +1,12 @@
-"""What a sequence over many ranks costs by way of exchange: a simulation of messages, written into docs/parallel.md.
+"""What a sequence over many ranks costs by way of exchange: a simulation of messages, and the page of it.
 
     python -m benchmarks.ranks [--heads 64] [--dim 128] [--latency 10e-6] [--bandwidth 50e9] [--pass 0.33e-3]
-                               [--map 0.66e-3] [--fold 20e-6] [--write]
+                               [--map 0.66e-3] [--fold 20e-6]
 
 Each rank has a clock. A message leaves when its sender has what it holds, takes latency + bytes / bandwidth, and the
 receiver goes on once it is there; compute adds to a rank's clock. The numbers given are assumptions, the results
 follow from them: nothing is timed here. `pass` is the local forward and `map` what makes M and added of a rank's
-tokens, both of one rank; `fold` one product of a map with a state.
+tokens, both of one rank; `fold` one product of a map with a state.  docs/written.py writes the page.
 """
 
 from __future__ import annotations
@@ -17,9 +17,11 @@ from typing import NamedTuple
 
 from . import common
 
-PAGE = common.ROOT / "docs" / "parallel.md"
-MARKS = "<!-- made by benchmarks/ranks.py -->", "<!-- to here -->"
 RANKS = (2, 8, 32, 128, 1024)
+TITLE = "# What an exchange costs on up to 1,024 ranks"
+ABOUT = """`benchmarks/ranks.py` simulates every message of [an exchange](parallel.md#how-the-state-travels); nothing
+was timed. `python -m benchmarks.ranks` takes your own numbers. The time is that until the last rank has its outputs,
+and MB are those of the rank that receives most."""
 
 
 class Costs(NamedTuple):
@@ -117,13 +119,8 @@ def sentence(c: Costs) -> str:
     )
 
 
-def section(c: Costs) -> str:
-    return "\n".join([MARKS[0], *textwrap.wrap(sentence(c), 120), "", table(c), MARKS[1]])
-
-
-def page_with(text: str, c: Costs) -> str:
-    before, _, rest = text.partition(MARKS[0])
-    return before + section(c) + rest.partition(MARKS[1])[2]
+def page(c: Costs) -> str:
+    return "\n\n".join([TITLE, ABOUT, textwrap.fill(sentence(c), 120), table(c)]) + "\n"
 
 
 def main() -> None:

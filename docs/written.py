@@ -3,7 +3,7 @@
     python docs/written.py            # writes them; PAGES names them
 
 What they say lies in git as data that tests compare with the code: docs/data, kda/tools/verify/ledger.json and
-kda/tools/measure/errors.json.
+kda/tools/measure/errors.json. What ranks cost is computed here.
 """
 
 import json
@@ -12,7 +12,7 @@ import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
-from benchmarks import clock_page, ledger_page
+from benchmarks import clock_page, ledger_page, ranks
 from kda.tools.measure.predicted import ERRORS as CLOCK
 from kda.tools.verify.ledger import Ledger
 
@@ -155,6 +155,10 @@ def counts():
     return page.rstrip() + "\n"
 
 
+def costs_of_ranks():
+    return ranks.page(ranks.Costs())
+
+
 def clock():
     return clock_page.page(json.loads(CLOCK.read_text())["rows"], json.loads(clock_page.DATA.read_text()))
 
@@ -162,6 +166,7 @@ def clock():
 PAGES = {
     HERE / "errors.md": errors, HERE / "mutants.md": mutants, HERE / "results" / "evidence.md": evidence,
     HERE / "results" / "clock_errors.md": clock, HERE / "stages" / "counted.md": counts,
+    HERE / "ranks.md": costs_of_ranks,
 }
 
 

@@ -1,6 +1,8 @@
 """Where parts and sequences lie, and what maps of pieces are: one process is enough."""
 
 import dataclasses
+import pathlib
+import re
 from types import SimpleNamespace
 
 import pytest
@@ -16,6 +18,7 @@ from kda.model.problem import Inputs, Options
 from kda.parallel import halo, layout, operators
 from kda.routing.dispatch import capability
 
+PARALLEL = pathlib.Path(__file__).parents[3] / "docs" / "parallel.md"
 maps = operators.maps
 rows = st.tuples(
     st.lists(st.integers(0, 9), min_size=1, max_size=6), st.lists(st.integers(0, 9), min_size=1, max_size=5),
@@ -61,9 +64,19 @@ def test_zigzag_gives_every_rank_an_early_and_a_late_part():
     assert [order[layout.holder("zigzag", number, 3)] for number in range(6)] == list(range(6))
 
 
-def test_the_page_has_the_table_of_its_script():
-    text = ranks.PAGE.read_text()
-    assert ranks.page_with(text, ranks.Costs()) == text, "run `python -m benchmarks write --only ranks`"
+def test_the_page_of_exchanges_has_what_the_simulation_finds():
+    costs, other = ranks.Costs(), ranks.Costs(heads=32, latency=1e-3)
+    found = {n: {name: way(n, costs) for name, way in ranks.WAYS.items()} for n in ranks.RANKS}
+    for n, ways in found.items():
+        cells = [f"{way.seconds * 1e3:,.2f}, {way.received / 1e6:,.1f}" for way in ways.values()]
+        assert f"\n| {n:,} | {' | '.join(cells)} |\n" in ranks.page(costs)
+    assert ranks.table(other) in ranks.page(other) and ranks.table(other) not in ranks.page(costs)
+    assert "a state has 4.19 MB, a map 8.39 MB" in ranks.page(costs)
+    fastest = {n: min(ways, key=lambda name: ways[name].seconds) for n, ways in found.items()}
+    assert fastest == {2: "chain"} | dict.fromkeys([8, 32, 128, 1024], "tree")
+    assert all(ways["chain"].received == min(way.received for way in ways.values()) for ways in found.values())
+    said = re.search(r"to (\S+) GB per call at 1,024 ranks", PARALLEL.read_text())[1]
+    assert said == f"{found[1024]['gather'].received / 1e9:.1f}"
 
 
 # maps
