@@ -1,31 +1,21 @@
 """The Blackwell backward, run on the CPU from its PTX: gradients against the definition, clean in several schedules."""
 
 import dataclasses
-import functools
 from pathlib import Path
 
-import cute_calls
 import pytest
 import torch
-from cute_calls import (
-    assert_right,
-    changed,
-    drawn,
-    judged_gradients,
-    kept_and_made_again,
-    saturated,
-)
+from cute_backward import KEPT, OPTIONS, Backward
+from cute_calls import changed, drawn, saturated
 from kernel_faults import assert_noticed, plant
 from sm100_faults import BACKWARD as FAULTS
 
 pytest.importorskip("cutlass", reason="nvidia-cutlass-dsl is not installed")
 
-import kda
 from benchmarks.counted import blackwell_step as counted
 from kda.backends.common import training_plan
-from kda.backends.sm90.launch import forget_plans
 from kda.backends.sm100 import launch, plan
-from kda.model.host import host_of, standing_in
+from kda.model.host import host_of
 from kda.model.problem import Problem
 from kda.routing.dispatch import weigh
 from kda.tools.verify.parity import prove
@@ -34,32 +24,8 @@ from ptxkit.compile.target import parse
 
 pytestmark = [pytest.mark.simulated, pytest.mark.usefixtures("one_thread", "kernels_apart")]
 
-gradients = functools.partial(cute_calls.gradients, backend="sm100")
-judged = functools.partial(judged_gradients, backend="sm100")
-
-
-def check(case, **options):
-    found, session = gradients(case, **options)
-    assert not session.findings, "\n".join(map(str, session.findings[:5]))
-    assert_right(judged(case, found))
-    return found
-
-
-OPTIONS = {
-    "two chunks and a part of one": dict(T=140),
-    "a batch, GVA": dict(B=2, T=70, HV=2),
-    "one token": dict(T=1, H=8),                               # eight draws of a single number are no budget
-    "less than the half of a chunk": dict(T=20),
-    "no initial state, beta up to 2": dict(T=40, initial_state=False, beta="2*sigmoid"),
-    "gates that forget": dict(T=100, regime="fast"),
-    "packed, GVA, tokens of none": dict(lengths=(65, 0, 1, 30), padding=140, HV=2),
-    "a softplus gate": dict(T=140, gate="softplus"),
-    "a softplus gate that forgets, packed, GVA": dict(lengths=(65, 0, 1, 30), HV=2, gate="softplus", regime="fast"),
-    "decays given that forget, GVA": dict(T=70, HV=2, gate="given", regime="fast"),
-    "no norms": dict(T=70, l2norm=False),
-    "beta given": dict(T=70, beta="given"),
-    "decays and beta given, no norms": dict(T=70, gate="given", beta="given", l2norm=False),
-}
+BACKWARD = Backward("sm100", 148)
+gradients, check = BACKWARD.gradients, BACKWARD.check
 
 
 @pytest.mark.spread(every=14)
@@ -88,28 +54,17 @@ def test_grouped_heads_that_are_none_have_the_bits_of_plain_ones():
 
 @pytest.mark.exhaustive
 def test_states_may_be_v_first():
-    case = drawn(T=70)
-    turned = {"initial_state": case.keywords["initial_state"].mT.contiguous(), "state_v_first": True}
-    v_first = dataclasses.replace(case, keywords=case.keywords | turned, dht=case.dht.mT.contiguous())
-    (found, _), (expected, _) = gradients(v_first), gradients(case)
-    expected["dh0"] = expected["dh0"].mT
-    assert all(torch.equal(found[name], expected[name]) for name in expected)
+    BACKWARD.takes_states_v_first(drawn(T=70))
 
 
 def test_no_tokens_hand_the_gradient_of_their_state_through():
-    case = drawn(B=2, T=0)
-    found, session = gradients(case)
-    assert not session.findings and torch.equal(found["dh0"], case.dht)
-    assert found["dq"].shape == (2, 0, 1, 128) and not found["dA_log"].any()
+    BACKWARD.hands_gradients_through_sequences_of_no_tokens()
 
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("schedule", [1, 2, 3, 4, 5])
 def test_any_order_of_warps_gives_the_same_bits(schedule):
-    case = drawn(T=200, HV=2)
-    (expected, _), (found, session) = gradients(case), gradients(case, schedule=schedule, early=schedule % 2 == 0)
-    assert not session.findings, "\n".join(map(str, session.findings[:5]))
-    assert all(torch.equal(found[name], expected[name]) for name in expected)
+    BACKWARD.has_the_same_gradients_in_any_order_of_warps(drawn(T=200, HV=2), schedule)
 
 
 @pytest.mark.spread(every=5)
@@ -117,23 +72,13 @@ def test_any_order_of_warps_gives_the_same_bits(schedule):
     ("bounded", 2.0**60), ("softplus", 2.0**50), ("given", 2.0**50), ("bounded", 2.0**-60), ("softplus", 2.0**-50),
 ], ids=str)
 def test_gradients_are_as_large_as_those_that_come_in(gate, size):
-    """Saturated gates included: what is rounded is never beyond what bfloat16 holds."""
-    case = saturated(drawn(T=70, gate=gate))
-    large = dataclasses.replace(case, do=size * case.do, dht=size * case.dht)
-    (found, _), (expected, _) = gradients(large), gradients(case)
-    for name, x in expected.items():
-        assert x.isfinite().all() and torch.equal(found[name], size * x), name
+    BACKWARD.has_gradients_as_large_as_those_that_come_in(drawn(T=70, gate=gate), size)
 
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("gate", ["softplus", "given"])
 def test_gates_that_hide_all_that_was_before(gate):
-    case = saturated(drawn(T=70, gate=gate))
-    finite = changed(case, g=lambda g: g.clamp(-1000, 1000))                   # no definition has a gradient at inf
-    found = check(finite)
-    (same, _), hidden = gradients(case), case.keywords["g"].abs() >= 1000
-    assert all(torch.equal(same[name], x) for name, x in found.items())
-    assert not found["dg"][hidden].any()
+    BACKWARD.has_no_gradients_of_gates_that_hide_all_that_was_before(saturated(drawn(T=70, gate=gate)))
 
 
 @pytest.mark.exhaustive
@@ -141,9 +86,7 @@ def test_gates_that_hide_all_that_was_before(gate):
     dict(T=140, gate="softplus", B=2), dict(lengths=(65, 0, 1, 30), padding=140, HV=2), dict(T=70, gate="given"),
 ], ids=str)
 def test_g_may_be_float32(words):
-    case = drawn(**words)
-    found = check(changed(case, g=lambda g: g.float() * 1.001))                # not what bfloat16 holds
-    assert found["dg"].dtype == torch.float32
+    BACKWARD.takes_float32_gates(drawn(**words))
 
 
 @pytest.mark.exhaustive
@@ -155,38 +98,19 @@ def test_beta_may_be_0():
 
 @pytest.mark.exhaustive
 def test_keys_may_be_all_alike():
-    case = drawn(T=70, gate="softplus")
-    check(changed(case, k=lambda k: k[:, :1].expand_as(k).contiguous()))
+    BACKWARD.takes_keys_that_are_all_alike()
 
 
-KEPT = {
-    "packed, GVA, tokens of none": dict(lengths=(65, 0, 1, 30), padding=140, HV=2),
-    "a batch, GVA": dict(B=2, T=70, HV=2),
-    "cut into segments": dict(T=290, SHORTEST=4),
-    "packed, GVA, cut into segments": dict(lengths=(290, 1), padding=20, HV=2, SHORTEST=2),
-}
-
-
-@pytest.mark.spread(every=8, first=2)
+@pytest.mark.spread(every=8)
 @pytest.mark.parametrize("keep", [True, "states"])
 @pytest.mark.parametrize("name", KEPT)
 def test_what_a_forward_keeps_gives_the_bits_of_what_is_made_again(name, keep, monkeypatch):
-    words = dict(KEPT[name])
-    monkeypatch.setattr(training_plan, "SHORTEST", words.pop("SHORTEST", training_plan.SHORTEST))
-    forget_plans()
-    case = drawn(**words)
-    assert ("cut into segments" in name) == bool(training_plan.segment_length(case.problem(), 148))
-    kept, remade = kept_and_made_again(case, "sm100", keep)
-    forget_plans()
-    assert_right(judged(case, kept))
-    assert all(torch.equal(kept[name], x) for name, x in remade.items())
+    BACKWARD.has_the_bits_of_what_is_made_again(name, KEPT[name], keep, monkeypatch)
 
 
 @pytest.mark.parametrize("kept", [False, True, "states"])
 def test_autograd_gives_the_same_gradients(kept):
-    case, door = drawn(T=33), SimulatedDoor("sm100", parse("sm100"))
-    found, (expected, _) = door.call(case, True, disable_recompute=kept), gradients(case)
-    assert not door.findings and all(torch.equal(found[name], expected[name]) for name in expected)
+    BACKWARD.has_the_same_gradients_by_autograd(kept)
 
 
 @pytest.mark.parametrize(("kept", "said"), [
@@ -195,12 +119,7 @@ def test_autograd_gives_the_same_gradients(kept):
     ("states", "between forward and backward sm100 keeps 0.8 MiB beside the inputs"),
 ])
 def test_explain_says_that_both_directions_are_here_and_what_is_kept_between_them(kept, said):
-    case = drawn(T=1024)
-    recorded = case.keywords | {"q": case.keywords["q"].clone().requires_grad_()}
-    with standing_in(host_of("sm100")):
-        lines = str(kda.explain(**recorded, disable_recompute=kept)).splitlines()
-    assert [line for line in lines if line.startswith("* ")] == ["* sm100      accepts it"] * 2
-    assert lines[-1] == said
+    BACKWARD.explains_what_is_kept(kept, said)
 
 
 def test_other_head_dims_go_to_triton():
@@ -232,7 +151,7 @@ def test_a_planted_fault_is_noticed(fault, tmp_path, monkeypatch):
     monkeypatch.setattr(launch.TRAINING, "plan", lambda p, sms: plan.training_plan(p, 1))       # one item after another
     case = drawn(T=150)
     found, session = gradients(case, strict=True)
-    assert_noticed(fault, session, lambda: judged(case, found))
+    assert_noticed(fault, session, lambda: BACKWARD.judged(case, found))
 
 
 @pytest.mark.exhaustive
