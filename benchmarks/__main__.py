@@ -26,9 +26,9 @@ Texts = Mapping[Path, str]
 
 
 def ledger() -> Texts:
-    found = evidence.document(evidence.rows_of(FILE))
-    readme = ledger_page.with_states(ledger_page.README.read_text(), Ledger(found))
-    return {FILE: evidence.written(found), ledger_page.README: readme}
+    document = evidence.document(evidence.rows_of(FILE))
+    readme = ledger_page.with_states(ledger_page.README.read_text(), Ledger(document))
+    return {FILE: evidence.written(document), ledger_page.README: readme}
 
 
 def counted(page: str) -> Texts:
@@ -54,18 +54,18 @@ def main() -> None:
     parser = common.parser(__spec__, __doc__, json=False)
     parser.add_argument("write", nargs="?", choices=["write"], help="write the files")
     parser.add_argument("--only", metavar="WORD", default="")
-    asked = parser.parse_args()
+    args = parser.parse_args()
     torch.set_num_threads(1)
     differs = False
     for name, texts in WRITERS.items():
-        if asked.only in name:
+        if args.only in name:
             for file, text in texts().items():
-                found = differences(file, text)
-                print("\n".join([f"{name}: {len(found)} lines differ", *found]), flush=True)
-                differs |= bool(found)
-                if asked.write:
+                lines = differences(file, text)
+                print("\n".join([f"{name}: {len(lines)} lines differ", *lines]), flush=True)
+                differs |= bool(lines)
+                if args.write:
                     file.write_text(text)
-    sys.exit(differs and not asked.write)
+    sys.exit(differs and not args.write)
 
 
 if __name__ == "__main__":

@@ -128,8 +128,8 @@ def of_rows(rows: Iterable[Row]) -> Iterator[str]:
 
 
 def of_errors(rows: Sequence[Row]) -> Iterator[str]:
-    found = summary(rows)
-    named = {"all": found["all"], **found["seen"], **found["backends"], **found["families"]}
+    medians = summary(rows)
+    named = {"all": medians["all"], **medians["seen"], **medians["backends"], **medians["families"]}
     for name, e in named.items():
         yield table_row(name, e["rows"], f"{e['median']:.0f}%", f"{e['worst']:.0f}%", f"{e['mean']:+.0f}%")
 
@@ -189,6 +189,6 @@ def sentences(rows: Sequence[Row]) -> dict[str, list[str]]:
 
 
 def with_sentences(page: str, rows: Sequence[Row]) -> str:
-    for words, found in sentences(rows).items():
-        page = with_figures(page, words, found)
+    for words, figures in sentences(rows).items():
+        page = with_figures(page, words, figures)
     return page

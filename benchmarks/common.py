@@ -17,10 +17,10 @@ def parser(program: ModuleSpec, text: str | None, json: bool = True) -> argparse
     """Return a parser whose help is a program's docstring; with an option for a file, unless `json` is False."""
     command = f"python -m {program.name.removesuffix('.__main__')}"
     raw = argparse.RawDescriptionHelpFormatter
-    found = argparse.ArgumentParser(prog=command, description=text, formatter_class=raw)
+    result = argparse.ArgumentParser(prog=command, description=text, formatter_class=raw)
     if json:
-        found.add_argument("--json", metavar="FILE", type=Path, help="write what was found")
-    return found
+        result.add_argument("--json", metavar="FILE", type=Path, help="write what was found")
+    return result
 
 
 def words(text: str) -> list[str]:
@@ -31,11 +31,11 @@ def numbers(text: str) -> list[int]:
     return [int(word) for word in words(text)]
 
 
-def write(file: Path | None, found: Any) -> None:
+def write(file: Path | None, data: Any) -> None:
     """Write what was found, if there is a file for it: whole at once, since others may read it meanwhile."""
     if file:
         new = file.with_suffix(".new")
-        new.write_text(json.dumps(found, indent=1) + "\n")
+        new.write_text(json.dumps(data, indent=1) + "\n")
         new.replace(file)
 
 

@@ -95,9 +95,9 @@ def pretend(arch: str) -> None:
     host._examined = lambda device: pretended
 
 
-def off(found: tuple, expected: tuple) -> float:
+def off(results: tuple, expected: tuple) -> float:
     """The largest relative error of a tensor."""
-    pairs = [(x.double(), y.double()) for x, y in zip(found, expected) if x is not None]
+    pairs = [(x.double(), y.double()) for x, y in zip(results, expected) if x is not None]
     return max(((x - y).norm() / y.norm()).item() for x, y in pairs)
 
 
@@ -124,10 +124,10 @@ def main() -> None:
         calls.use(a.kernel, config)
         try:
             error = off(calls.run(), expected)
-            found = calls.times() if error < CLOSE else "wrong"
+            times = calls.times() if error < CLOSE else "wrong"
         except (BuildError, RuntimeError) as failure:
-            error, found = None, str(failure).splitlines()[0]
-        lines.append({"config": str(config or "the table's"), "off": error, "ms": found})
+            error, times = None, str(failure).splitlines()[0]
+        lines.append({"config": str(config or "the table's"), "off": error, "ms": times})
         print(json.dumps(lines[-1]), flush=True)
     common.write(a.json, lines)
 

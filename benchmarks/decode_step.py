@@ -203,8 +203,8 @@ def copy_speed(device: str) -> float:
 
 def recipes_of(args: argparse.Namespace, configs: list[step_plan.StepConfig | None]) -> list[Any]:
     """All kernels of the step that will be asked for, so that they can be built side by side."""
-    found: list[Any] = []
-    fetch, launch.fetch = launch.fetch, lambda recipe: found.append(recipe)
+    recipes: list[Any] = []
+    fetch, launch.fetch = launch.fetch, lambda recipe: recipes.append(recipe)
     try:
         for config, states in itertools.product(configs, args.states):
             use(config)
@@ -213,7 +213,7 @@ def recipes_of(args: argparse.Namespace, configs: list[step_plan.StepConfig | No
     finally:
         launch.fetch = fetch
         use(None)
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(recipes))
 
 
 def measure(N: int, H: int, states: str, args: argparse.Namespace, configs: list[str]) -> list[Arguments]:
@@ -249,16 +249,16 @@ def printed(rows: list[Arguments], copy: float, configs: list[str]) -> list[str]
     for row in rows:
         shapes.setdefault((row["states"], row["HV"], row["N"]), {})[row["config"]] = row
     columns, lines = list(dict.fromkeys(row["config"] for row in rows)), []
-    for (states, HV, N), found in shapes.items():
+    for (states, HV, N), measured in shapes.items():
         cells = []
         for config in columns:
-            row = found.get(config, {})
+            row = measured.get(config, {})
             if "seconds" in row:
                 share = f" ({row['moved'] / row['seconds'] / copy:.0%})" if copy and "moved" in row else ""
                 cells.append(f"{1e6 * row['seconds']:.1f}{share}")
             else:
                 cells.append("wrong" if row.get("error", 0) > 1 else "")
-        first = found[configs[0]]
+        first = measured[configs[0]]
         share = f"{first['bytes'] / first['seconds'] / copy:.0%}" if copy and "seconds" in first else ""
         lines.append([states, str(HV), str(N), *cells, share])
     header = ("states", "HV", "N", *columns, f"{configs[0]} of a copy")

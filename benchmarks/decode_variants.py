@@ -85,7 +85,7 @@ def timed(limit: float, device: str) -> dict[str, Any]:
     def left() -> bool:
         return time.perf_counter() - begun < limit
 
-    found: dict[str, Any] = {
+    document: dict[str, Any] = {
         "device": "a CPU" if on_cpu else torch.cuda.get_device_name(), "torch": torch.__version__,
         "copy": 1.0 if on_cpu else copy_speed(device), "rows": [], "best": [], "batch_invariant": [], "left_out": [],
     }
@@ -93,25 +93,25 @@ def timed(limit: float, device: str) -> dict[str, Any]:
         fetch_all(recipes(device))
     for step in steps():
         if not left():
-            found["left_out"].append(step._asdict())
+            document["left_out"].append(step._asdict())
             continue
         rows = measure(step.N, step.H, step.states, step.args(device), list(VARIANTS[step.states, step.T]))
-        found["rows"] += rows
-        found["best"].append(best_of(step, rows, found["copy"]))
+        document["rows"] += rows
+        document["best"].append(best_of(step, rows, document["copy"]))
     for name, backend in INVARIANT:
         if left():
-            found["batch_invariant"].append(invariance(name, backend, device))
+            document["batch_invariant"].append(invariance(name, backend, device))
         else:
-            found["left_out"].append({"shape": name, "backend": backend})
-    return found
+            document["left_out"].append({"shape": name, "backend": backend})
+    return document
 
 
 def recipes(device: str) -> list[Any]:
     """All kernels of the configurations, to be built side by side."""
-    found = []
+    wanted = []
     for (states, T), names in VARIANTS.items():
-        found += recipes_of(Step(states, T, 2, 2).args(device), [parse_config(name) for name in names])
-    return list(dict.fromkeys(found))
+        wanted += recipes_of(Step(states, T, 2, 2).args(device), [parse_config(name) for name in names])
+    return list(dict.fromkeys(wanted))
 
 
 def invariance(name: str, backend: str, device: str, T: int | None = None) -> Arguments:
@@ -142,7 +142,7 @@ def invariance(name: str, backend: str, device: str, T: int | None = None) -> Ar
 
 
 def simulated(arch: str, chip: str) -> dict[str, Any]:
-    found: dict[str, Any] = {"device": f"{chip}, predicted", "copy": 0.0, "rows": []}
+    document: dict[str, Any] = {"device": f"{chip}, predicted", "copy": 0.0, "rows": []}
     for (states, T), names in VARIANTS.items():
         few = arguments(1, 1, states, Step(states, T, 1, 1).args("cpu"))
         first: dict[str, torch.Tensor] = {}
@@ -151,10 +151,10 @@ def simulated(arch: str, chip: str) -> dict[str, Any]:
             results = checked(few, arch)
             first = first or results
             same = all(torch.equal(results[each], first[each]) for each in first)
-            found["rows"] += [predicted(Step(states, T, H, N), name, arch, chip) | {"same_bits": same}
+            document["rows"] += [predicted(Step(states, T, H, N), name, arch, chip) | {"same_bits": same}
                               for H, N in STEPS[T]]
     use(None)
-    return found
+    return document
 
 
 def checked(x: Arguments, arch: str) -> dict[str, torch.Tensor]:
@@ -190,19 +190,19 @@ def predicted(step: Step, name: str, arch: str, chip: str) -> Arguments:
 # what is said
 
 
-def lines(found: dict[str, Any]) -> list[str]:
+def lines(document: dict[str, Any]) -> list[str]:
     rows = [
         (row["states"], f"{row['T']}", f"{row['HV']}", f"{row['N']}", row["config"],
          f"{1e6 * row['seconds']:.1f}" if "seconds" in row else "wrong",
-         f"{row['bytes'] / row['seconds'] / found['copy']:.0%}" if found["copy"] and "seconds" in row else "",
+         f"{row['bytes'] / row['seconds'] / document['copy']:.0%}" if document["copy"] and "seconds" in row else "",
          "".join(f"{row[key]:,.0f} " for key in ("registers", "spills", "ctas_of_an_sm", "instructions_of_a_head")
                  if key in row).strip(), {True: "the same", False: "others", None: ""}[row.get("same_bits")])
-        for row in found["rows"]
+        for row in document["rows"]
     ]
     header = ("states", "T", "heads", "sequences", "config", "us", "of a copy", "registers, spills, CTAs, instructions",
               "bits")
-    said = [found["device"], *table(rows, header=header, align="lrrrlrrrl")]
-    for each in found.get("best", ()):
+    said = [document["device"], *table(rows, header=header, align="lrrrlrrrl")]
+    for each in document.get("best", ()):
         if each["best"]:
             said.append(
                 f"{each['states']} T={each['T']} H={each['H']} N={each['N']}: {each['best']} "
@@ -210,11 +210,11 @@ def lines(found: dict[str, Any]) -> list[str]:
                 f"{'' if each['reached'] else f', less than {REACHED:.0%}'}"
                 f"{'' if each['not_slower'] else ', slower than the parts'}"
             )
-    for each in found.get("batch_invariant", ()):
+    for each in document.get("batch_invariant", ()):
         times = f"{each['whole'] / each['cut']:.2f} times" if "whole" in each else "wrong"
         said.append(f"batch_invariant, {each['shape']} by {each['backend']}: {times}")
-    if found.get("left_out"):
-        said.append(f"left out for want of time: {found['left_out']}")
+    if document.get("left_out"):
+        said.append(f"left out for want of time: {document['left_out']}")
     return said
 
 
@@ -224,10 +224,10 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     parser.add_argument("--simulated", action="store_true", help="no GPU: check in the simulator, predict")
     args = parser.parse_args(argv)
     with torch.no_grad():
-        found = simulated("sm90", "h200") if args.simulated else timed(args.seconds, "cuda:0")
-    print("\n".join(lines(found)))
-    common.write(args.json, found)
-    return found
+        document = simulated("sm90", "h200") if args.simulated else timed(args.seconds, "cuda:0")
+    print("\n".join(lines(document)))
+    common.write(args.json, document)
+    return document
 
 
 if __name__ == "__main__":

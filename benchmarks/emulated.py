@@ -190,7 +190,7 @@ class Walked(NamedTuple):
     """Rows (T, heads, V) in float32, operands among them rounded; states of each chunk of the local part."""
 
     o: Tensor
-    kept: Tensor                             # r or v_new
+    residual: Tensor                             # r or v_new
     dv: Tensor
     h: Tensor
     dh: Tensor
@@ -202,7 +202,7 @@ def walk(form: str, t: Tokens, h0: Tensor, dht: Tensor, C: int, local: int, p: P
     c = t.chunks(C)
     x = tile(form, c, p)
     NC, each = c.v.shape[0], local // C
-    o, kept, dv, h, dh = ([None] * NC for _ in range(5))
+    o, walked, dv, h, dh = ([None] * NC for _ in range(5))
     S = h0
     for i in range(NC):
         h[i] = rounded = p.bf16(S)
@@ -210,14 +210,14 @@ def walk(form: str, t: Tokens, h0: Tensor, dht: Tensor, C: int, local: int, p: P
         y = seen if x.inner is None else p.bf16(times(x.inner[i] @ seen, x.b, i))
         o[i] = x.qg[i] @ rounded + x.M[i] @ y
         S = x.lam[i] * S + x.KS[i].mT @ y
-        kept[i] = p.bf16(x.keep[i] @ seen)
+        walked[i] = p.bf16(x.keep[i] @ seen)
     dS = dht
     for i in reversed(range(NC)):
         dh[i] = rounded = p.bf16(dS)
         z = p.bf16(times(x.KS[i] @ rounded + x.M[i].mT @ c.do[i], x.b, i))
         dv[i] = z if x.inner is None else p.bf16(x.inner[i].mT @ z)
         dS = x.lam[i] * dS + x.qg[i].mT @ c.do[i] - x.kE[i].mT @ dv[i]
-    rows = (unchunk(torch.stack(r)) for r in (o, kept, dv))
+    rows = (unchunk(torch.stack(r)) for r in (o, walked, dv))
     return Walked(*rows, torch.stack(h[::each]), torch.stack(dh[each - 1 :: each]), S, dS)
 
 
@@ -357,24 +357,24 @@ def results(
     inputs, t = case.inputs, tokens_of(case, p.dtype)
     w = walk(form, t, inputs.initial_state[0].to(p.dtype), case.dht[0].to(p.dtype), C, local, p)
     c = t.chunks(local)
-    y, dv = (x.unflatten(0, (-1, local)).transpose(1, 2) for x in (w.kept, w.dv))
+    y, dv = (x.unflatten(0, (-1, local)).transpose(1, 2) for x in (w.residual, w.dv))
     b = c.b if keeps_r(form) else torch.ones_like(c.b)
     m = Products(b * c.kn, p.bf16(c.scale * (c.do @ y.mT).tril()), p.bf16(-(dv @ y.mT).tril(-1)),
                  c.scale * (c.do @ w.h.mT), -(dv @ w.h.mT), y @ w.dh.mT)
-    found = WAYS[way if t.bounded or way in ANY_GATE else "levels"](c, m, p)
-    row = found.row
+    shares = WAYS[way if t.bounded or way in ANY_GATE else "levels"](c, m, p)
+    row = shares.row
     if exact_rows:
-        row = c.qn * found.dqn + c.kn * found.plus - m.kb * found.minus
+        row = c.qn * shares.dqn + c.kn * shares.plus - m.kb * shares.minus
     lam = c.g2.sum(-2, keepdim=True).exp2()
-    dg2 = row.flip(-2).cumsum(-2).flip(-2) + found.const + lam * (w.h * w.dh).sum(-1).unsqueeze(-2)
-    over_K = (c.kn * found.minus).sum(-1, keepdim=True)                       # db; b db beside v_new
+    dg2 = row.flip(-2).cumsum(-2).flip(-2) + shares.const + lam * (w.h * w.dh).sum(-1).unsqueeze(-2)
+    over_K = (c.kn * shares.minus).sum(-1, keepdim=True)                       # db; b db beside v_new
     if case.spec.beta == "given":
         db = over_K if keeps_r(form) else torch.where(c.b != 0, over_K / c.b, 0.0)
     else:
         over_V = (dv * y).sum(-1, keepdim=True)                               # b db; b^2 db beside v_new
         b_db = over_V / (1 if keeps_r(form) else c.b) if b_over == "V" else b * over_K
         db = b_db * torch.sigmoid(-inputs.beta[0].to(p.dtype)).unflatten(0, (-1, local)).mT.unsqueeze(-1)
-    dqn, dkn, dg, dbeta = map(unchunk, (found.dqn, found.plus + b * found.minus, dg2, db))
+    dqn, dkn, dg, dbeta = map(unchunk, (shares.dqn, shares.plus + b * shares.minus, dg2, db))
     dq, dk = (gates.l2norm_bwd(d, x[0].to(p.dtype)) for d, x in ((dqn, inputs.q), (dkn, inputs.k)))
     named = {"o": w.o, "ht": w.ht, "dq": dq, "dk": dk, "dv": w.dv, "dh0": w.dh0, "dbeta": dbeta.squeeze(-1)}
     if case.spec.gate != "given":
@@ -387,10 +387,10 @@ def results(
     return {n: stored[n] for n in NAMES if n in stored}
 
 
-def errors(found: dict[str, Tensor], exact: dict[str, Tensor]) -> dict[str, list[float]]:
+def errors(results: dict[str, Tensor], exact: dict[str, Tensor]) -> dict[str, list[float]]:
     """Norm of the error over norm, of each seed."""
     distances = {}
-    for n, x in found.items():
+    for n, x in results.items():
         axis = 1 if n in ("o", "dq", "dk", "dv", "dg", "dbeta") else 0
         a, b = (y.reshape(x.shape).double().movedim(axis, 0).reshape(SEEDS, -1) for y in (x, exact[n]))
         distances[n] = ((a - b).norm(dim=1) / b.norm(dim=1)).nan_to_num(torch.inf).tolist()
@@ -501,30 +501,30 @@ def measured(name: str, forms: list[str], seed: int) -> dict[str, dict[str, dict
     """Return the errors of one case for each of the seeds that are drawn together, by table and row."""
     case = CASES[name](seed)
     exact = definition(case, torch.float64)
-    found = {
+    all_errors = {
         f"chunks of {C}": {form: errors(results(form, case, C, KERNEL), exact) for form in forms} for C in (32, 64)
     }
     ways = WAYS if case.spec.gate == "bounded" else ANY_GATE
-    found["local part"] = {
+    all_errors["local part"] = {
         label: errors(results(CHOSEN, case, 32, KERNEL, *how), exact) for label, how in LOCALS.items() if how[1] in ways
     }
-    return found
+    return all_errors
 
 
 def worst_if_exact(name: str, form: str) -> float:
     """Return the largest error for both sizes of chunks and every way if nothing is rounded and all is float64."""
     case = CASES[name](0)
     exact, ways = definition(case, torch.float64), WAYS if case.spec.gate == "bounded" else ANY_GATE
-    found = [errors(results(form, case, C, EXACT, way=way), exact) for C in (32, 64) for way in ways]
-    return max(max(each) for e in found for each in e.values())
+    all_errors = [errors(results(form, case, C, EXACT, way=way), exact) for C in (32, 64) for way in ways]
+    return max(max(each) for e in all_errors for each in e.values())
 
 
-def worst(found: list[float]) -> float:
-    return max(found)
+def worst(errors: list[float]) -> float:
+    return max(errors)
 
 
-def rms(found: list[float]) -> float:
-    return math.sqrt(sum(x * x for x in found) / len(found))
+def rms(errors: list[float]) -> float:
+    return math.sqrt(sum(x * x for x in errors) / len(errors))
 
 
 def cell(error: float) -> str:
@@ -539,29 +539,29 @@ def main() -> None:
     parser.add_argument("--draws", type=int, default=1, help=f"of {SEEDS} seeds each")
     parser.add_argument("--rms", action="store_true", help="over all seeds, instead of the worst")
     parser.add_argument("--exact", action="store_true", help="nothing is rounded: shows that the formulas are correct")
-    asked = parser.parse_args()
+    args = parser.parse_args()
     torch.set_num_threads(1)
-    names, forms = asked.case or list(CASES), asked.form or list(SHOWN)
-    if asked.exact:
+    names, forms = args.case or list(CASES), args.form or list(SHOWN)
+    if args.exact:
         rows = [[name, *(f"{worst_if_exact(name, form):.1e}" for form in forms)] for name in names]
         print("\n".join(table(rows, ["case", *forms])))
         return
     by_case = {}
     for name in names:
-        by_case[name], *others = (measured(name, forms, seed) for seed in range(asked.draws))
+        by_case[name], *others = (measured(name, forms, seed) for seed in range(args.draws))
         for other in others:
             for kind, rows in other.items():
                 for label, e in rows.items():
-                    for n, found in e.items():
-                        by_case[name][kind][label][n] += found
-    errors_of = rms if asked.rms else worst
+                    for n, more in e.items():
+                        by_case[name][kind][label][n] += more
+    errors_of = rms if args.rms else worst
     for kind in ("chunks of 32", "chunks of 64", "local part"):
         print(f"\n{kind}{f', of {CHOSEN} in chunks of 32' if kind == 'local part' else ''}")
         print("\n".join(table(
             [[name if i == 0 else "", label, *(cell(errors_of(e[n])) if n in e else "" for n in NAMES)]
              for name, kinds in by_case.items() for i, (label, e) in enumerate(kinds.get(kind, {}).items())],
             ["case", "", *NAMES], "ll" + "r" * len(NAMES))))
-    common.write(asked.json, by_case)
+    common.write(args.json, by_case)
 
 
 if __name__ == "__main__":

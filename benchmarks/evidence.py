@@ -69,12 +69,12 @@ Job = Case | GpuTest
 
 def shipped() -> dict[str, dict[str, dict[str, str]]]:
     """{"sm90 sm90": {words of a class of problems: {"chain 0": digest}}}, as tests/helpers/digests.json has them."""
-    found: dict[str, dict[str, dict[str, str]]] = {}
+    groups: dict[str, dict[str, dict[str, str]]] = {}
     for label, known in json.loads(DIGESTS.read_text())["kernels"].items():
         group, _, rest = label.partition(": ")
         kernel, _, words = rest.partition(" of ")
-        found.setdefault(group, {}).setdefault(words, {})[kernel] = known["code"]
-    return found
+        groups.setdefault(group, {}).setdefault(words, {})[kernel] = known["code"]
+    return groups
 
 
 def document(runs: Iterable[Row]) -> dict[str, Any]:
@@ -95,8 +95,8 @@ def written(document: Mapping[str, Any]) -> str:
         return ",\n  ".join(items)
 
     kernels = lines(f"{json.dumps(group)}: {{\n   " + ",\n   ".join(
-        f"{json.dumps(words)}: {json.dumps(codes)}" for words, codes in found.items()) + "}"
-        for group, found in document["kernels"].items())
+        f"{json.dumps(words)}: {json.dumps(codes)}" for words, codes in codes_of_group.items()) + "}"
+        for group, codes_of_group in document["kernels"].items())
     paths = lines(f"{json.dumps(path)}: {json.dumps(cases)}" for path, cases in document["paths"].items())
     runs = lines(map(json.dumps, document["runs"]))
     return (f'{{"compilers": {json.dumps(document["compilers"])},\n "kernels": {{\n  {kernels}}},\n'
@@ -120,9 +120,9 @@ def merge(files: Iterable[Path]) -> None:
 def write(runs: Iterable[Row]) -> None:
     from . import ledger_page
 
-    found = document(runs)
-    FILE.write_text(written(found))
-    ledger_page.README.write_text(ledger_page.with_states(ledger_page.README.read_text(), Ledger(found)))
+    data = document(runs)
+    FILE.write_text(written(data))
+    ledger_page.README.write_text(ledger_page.with_states(ledger_page.README.read_text(), Ledger(data)))
 
 
 # ---- what is lacking
@@ -158,9 +158,9 @@ def lacking(ledger: Ledger, target: Target, again: bool = False) -> list[Job]:
 
 
 def codes_of(ledger: Ledger, backend: str, arch: str) -> dict[Any, str]:
-    found = ledger.shipped[f"{backend} {arch}"]
+    codes = ledger.shipped[f"{backend} {arch}"]
     labels = digests.labelled(backend, arch)
-    return {recipe: found[words][kernel] for label, recipe in labels.items()
+    return {recipe: codes[words][kernel] for label, recipe in labels.items()
             for kernel, _, words in [label.partition(": ")[2].partition(" of ")]}
 
 
@@ -211,9 +211,9 @@ class Worker:
 class Runner:
     """A queue of jobs, a thread that builds their kernels, a thread for each worker process, and the rows so far."""
 
-    def __init__(self, asked: argparse.Namespace, jobs: list[Job], out: Path):
-        self.asked, self.jobs, self.out = asked, jobs, out
-        self.ends = time.monotonic() + 60 * asked.minutes
+    def __init__(self, args: argparse.Namespace, jobs: list[Job], out: Path):
+        self.args, self.jobs, self.out = args, jobs, out
+        self.ends = time.monotonic() + 60 * args.minutes
         self.ready: queue.Queue[Job | None] = queue.Queue()
         self.rows = {row["case"]: row for row in rows_of(out / "evidence.json")}
         self.lock = threading.Lock()
@@ -224,7 +224,7 @@ class Runner:
 
     def run(self, devices: list[str]) -> None:
         threads = [threading.Thread(target=self.work, args=(device,), daemon=True)
-                   for device in devices for _ in range(self.asked.workers)]
+                   for device in devices for _ in range(self.args.workers)]
         for thread in (building := threading.Thread(target=self.build, args=(len(threads),), daemon=True), *threads):
             thread.start()
         for thread in (building, *threads):
@@ -239,7 +239,7 @@ class Runner:
                 job = waiting.pop(0)
                 some.append(job)
                 recipes |= {*job.recipes()} if isinstance(job, Case) else set()
-            fetching.attempt_all(recipes, self.asked.builders)
+            fetching.attempt_all(recipes, self.args.builders)
             for job in some:
                 self.ready.put(job)
         for _ in range(workers):
@@ -274,7 +274,7 @@ class Runner:
         environment = os.environ | {"KDA_QUIET": "1", "PYTHONUNBUFFERED": "1"}
         if device != "cpu":
             environment["CUDA_VISIBLE_DEVICES"] = device
-        argv = common.again(__spec__, "--worker", "--out", self.out.resolve(), "--tokens", self.asked.tokens,
+        argv = common.again(__spec__, "--worker", "--out", self.out.resolve(), "--tokens", self.args.tokens,
                             "--device", "cpu" if device == "cpu" else "cuda")
         return subprocess.Popen(
             argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment, cwd=common.ROOT
@@ -325,8 +325,8 @@ def versions() -> dict[str, str]:
 
     from ptxkit.compile.recipes import COMPILERS
 
-    found = {name: version() for name, version in COMPILERS.values()}
-    return {"torch": str(torch.__version__)} | {name: version for name, version in found.items() if version}
+    installed = {name: version() for name, version in COMPILERS.values()}
+    return {"torch": str(torch.__version__)} | {name: version for name, version in installed.items() if version}
 
 
 @functools.cache
@@ -337,12 +337,12 @@ def pairs_of_gpus() -> tuple[str, ...]:
     return tuple(parallel_matrix.name_of(case) for case in parallel_matrix.cases())
 
 
-def matrix(asked: argparse.Namespace, runner: Runner, ledger: Ledger, gpus: int) -> None:
+def matrix(args: argparse.Namespace, runner: Runner, ledger: Ledger, gpus: int) -> None:
     """The rows of two GPUs together; the program leaves out what its file says of cases that ran with this code."""
-    if gpus < 2 or asked.no_matrix:
+    if gpus < 2 or args.no_matrix:
         return
-    file, minutes = runner.out / "parallel_matrix.json", asked.minutes / 2
-    ran = {} if asked.again else {run["case"]: run for run in ledger.runs if run["outcome"] == "ok"
+    file, minutes = runner.out / "parallel_matrix.json", args.minutes / 2
+    ran = {} if args.again else {run["case"]: run for run in ledger.runs if run["outcome"] == "ok"
                                   and run["path"] == TWO_GPUS and run["host"] == host_code(TWO_GPUS)}
     before = [{"case": case, "outcome": "ok", "errors": {}} for case in pairs_of_gpus() if PARALLEL + case in ran]
     file.write_text(json.dumps(before))
@@ -360,7 +360,7 @@ def matrix(asked: argparse.Namespace, runner: Runner, ledger: Ledger, gpus: int)
 # ---- a worker
 
 
-def serve(asked: argparse.Namespace) -> None:
+def serve(args: argparse.Namespace) -> None:
     """Cases by name from stdin, one a line; their rows to stdout, then null."""
     import torch
 
@@ -368,13 +368,13 @@ def serve(asked: argparse.Namespace) -> None:
 
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)                            # what others print does not belong to the answers
-    device = "cpu" if asked.device == "cpu" else "cuda:0"
+    device = "cpu" if args.device == "cpu" else "cuda:0"
     tests = {test.name: test for path in ALL_TESTS for test in gpu_tests(path)}
     for line in sys.stdin:
         name = json.loads(line)
-        job = tests.get(name) or Case.named(name, asked.tokens)
+        job = tests.get(name) or Case.named(name, args.tokens)
         try:
-            row = run(job, device, asked.out / "budgets") if isinstance(job, Case) else run_test(job)
+            row = run(job, device, args.out / "budgets") if isinstance(job, Case) else run_test(job)
             row = signed(row, device)
         except Exception as error:
             row = failure(job, f"{type(error).__name__}: {error}"[:2000], device) | {"outcome": "error"}
@@ -424,25 +424,25 @@ def main() -> int:
     parser.add_argument("--tokens", type=int, default=0, help="of a row, at least 80, with --device cpu")
     parser.add_argument("--most", type=int, help="run so many cases at most")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
-    asked = parser.parse_args()
-    if asked.worker:
-        serve(asked)
+    args = parser.parse_args()
+    if args.worker:
+        serve(args)
         return 0
-    if asked.merge:
-        merge(asked.merge)
+    if args.merge:
+        merge(args.merge)
         return 0
-    if asked.write:
+    if args.write:
         write(rows_of(FILE))
         return 0
-    asked.out.mkdir(parents=True, exist_ok=True)
-    target = target_of(asked.device)
-    rows = rows_of(asked.out / "evidence.json")
+    args.out.mkdir(parents=True, exist_ok=True)
+    target = target_of(args.device)
+    rows = rows_of(args.out / "evidence.json")
     ledger = Ledger(document([*rows_of(FILE), *rows]))
-    if asked.list:
+    if args.list:
         print("\n".join(listing(ledger, target)))
         return 0
-    jobs = [job for job in lacking(ledger, target, asked.again) if matches(job.name, asked.only)]
-    if asked.device == "cpu":
+    jobs = [job for job in lacking(ledger, target, args.again) if matches(job.name, args.only)]
+    if args.device == "cpu":
         jobs, devices = [job for job in jobs if isinstance(job, Case)], ["cpu"]
     else:
         devices = visible()
@@ -451,9 +451,9 @@ def main() -> int:
         if importlib.util.find_spec("pytest") is None:
             print("pytest is not installed: the tests of tests/gpu are left out")
             jobs = [job for job in jobs if isinstance(job, Case)]
-    runner = Runner(asked, jobs[: asked.most], asked.out)
-    if asked.device == "cuda":
-        matrix(asked, runner, ledger, len(devices))
+    runner = Runner(args, jobs[: args.most], args.out)
+    if args.device == "cuda":
+        matrix(args, runner, ledger, len(devices))
     runner.run(devices)
     done = [row for row in runner.rows.values() if row["case"] not in {before["case"] for before in rows}]
     print(f"{len(done)} new rows, {sum(row['outcome'] != 'ok' for row in done)} not ok; {len(jobs)} cases were lacking")

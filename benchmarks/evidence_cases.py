@@ -213,12 +213,12 @@ def _by_name() -> dict[str, Case]:
 
 def paths_of() -> list[str]:
     """All paths that cases take, each once."""
-    found: dict[str, None] = {}
+    paths: dict[str, None] = {}
     for backend, arch in GROUPS:
         forms, calls = PATHS[backend]
         for form, call in itertools.product(forms, calls):
-            found |= {case.path: None for case, _ in itertools.islice(_cases(backend, arch, form, [call]), 1)}
-    return list(found)
+            paths |= {case.path: None for case, _ in itertools.islice(_cases(backend, arch, form, [call]), 1)}
+    return list(paths)
 
 
 def gpu_tests(path: str) -> list[GpuTest]:
@@ -245,11 +245,11 @@ def covering(
     launched = {case: {codes[r] for r in recipes if r in codes}
                 for case, recipes in candidates(backend, arch).items() if case.name not in without}
     chosen, left, paths = [], set(wanted), set(paths)
-    for case, found in launched.items():
+    for case, kernels in launched.items():
         if case.path in paths:
             chosen.append(case)
             paths.remove(case.path)
-            left -= found
+            left -= kernels
     while left:
         # without final states a call launches what it may launch; with them, kernels for no gradient of theirs are idle
         case = max(launched, key=lambda case: (len(launched[case] & left), not case.states))

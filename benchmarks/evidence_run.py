@@ -68,8 +68,8 @@ def drawn(case: Case, regime: str, seed: int) -> cases.Case:
 
 
 def named(outputs: tuple[Tensor | None, ...], final_state: bool) -> Tensors:
-    found = dict(zip(("o", "ht", "h"), outputs))
-    return {name: x for name, x in found.items() if x is not None and (name != "ht" or final_state)}
+    results = dict(zip(("o", "ht", "h"), outputs))
+    return {name: x for name, x in results.items() if x is not None and (name != "ht" or final_state)}
 
 
 def exactly(case: Case, given: cases.Case, device: str) -> Tensors:
@@ -80,11 +80,11 @@ def exactly(case: Case, given: cases.Case, device: str) -> Tensors:
     outputs, wanted = kda.chunk_kda(**doubled.keywords | leaves | options), by_gradient(leaves)
     grads = torch.autograd.grad(outputs[:2], list(wanted.values()), (doubled.do, doubled.dht), allow_unused=True,
                                 materialize_grads=True)
-    found = {n: x.detach() for n, x in (named(outputs, True) | dict(zip(wanted, grads))).items()}
+    exact = {n: x.detach() for n, x in (named(outputs, True) | dict(zip(wanted, grads))).items()}
     if case.every:
         with torch.no_grad():
-            found["h"] = kda.chunk_kda(**doubled.keywords, **options, return_intermediate_states=True)[2]
-    return found
+            exact["h"] = kda.chunk_kda(**doubled.keywords, **options, return_intermediate_states=True)[2]
+    return exact
 
 
 def leaves_of(x: dict[str, Any]) -> Tensors:
@@ -102,22 +102,22 @@ def called(case: Case, given: cases.Case) -> Tensors:
         x["initial_state"] = x["initial_state"].mT.contiguous()
     if case.keeps == APART:
         grads = kda.chunk_kda_bwd(**x, do=given.do, dht=dht if p.final_state else None)
-        found = {name: y for name, y in grads._asdict().items() if y is not None}
+        results = {name: y for name, y in grads._asdict().items() if y is not None}
     else:
         if case.keeps == FORWARD:
             if case.every and p.packed:      # how many chunks there are: a graph cannot wait for the GPU to say so
                 x["cu_seqlens_cpu"] = torch.tensor(given.spec.offsets, dtype=x["cu_seqlens"].dtype)
             with torch.no_grad():
-                found = named(kda.chunk_kda(**x, return_intermediate_states=case.every), p.final_state)
+                results = named(kda.chunk_kda(**x, return_intermediate_states=case.every), p.final_state)
         else:
             leaves = leaves_of(x)
             outputs = kda.chunk_kda(**x | leaves, disable_recompute=KEEPS[case.keeps])
-            found, wanted = named(outputs, p.final_state), by_gradient(leaves)
+            results, wanted = named(outputs, p.final_state), by_gradient(leaves)
             ends = (outputs[0], outputs[1]) if p.final_state else (outputs[0],)
             grads = torch.autograd.grad(ends, list(wanted.values()), (given.do, dht)[: len(ends)], allow_unused=True,
                                         materialize_grads=True)
-            found = {name: y.detach() for name, y in found.items()} | dict(zip(wanted, grads))
-    return {name: y.mT if flip and name in ("ht", "h", "dh0") else y for name, y in found.items()}
+            results = {name: y.detach() for name, y in results.items()} | dict(zip(wanted, grads))
+    return {name: y.mT if flip and name in ("ht", "h", "dh0") else y for name, y in results.items()}
 
 
 # ---- what is right
@@ -125,13 +125,13 @@ def called(case: Case, given: cases.Case) -> Tensors:
 
 @functools.lru_cache(maxsize=8)
 @one_thread()
-def right(case: Case, regime: str, device: str, kept: Path | None) -> tuple[cases.Case, dict[str, Budget]]:
-    """The inputs, and every result in float64 with its budget.  `kept`: a folder for budgets, which take a while."""
+def right(case: Case, regime: str, device: str, folder: Path | None) -> tuple[cases.Case, dict[str, Budget]]:
+    """The inputs, and every result in float64 with its budget.  `folder` keeps budgets, which take a while."""
     given = drawn(case, regime, seed=1)
     exact = {name: x.cpu() for name, x in exactly(case, given, device).items()}
     rounding = Door(case.backend, device).rounding(given)
     key = repr((given.spec, rounding, case.problem.final_state, [str(x.dtype) for x in given.inputs if x is not None]))
-    file = kept / f"{hashlib.sha256(key.encode()).hexdigest()[:16]}.json" if kept else None
+    file = folder / f"{hashlib.sha256(key.encode()).hexdigest()[:16]}.json" if folder else None
     if file and file.exists():
         limits = {name: Budget(exact[name], *numbers) for name, numbers in json.loads(file.read_text()).items()}
     else:
@@ -179,20 +179,20 @@ def fresh_memory_is_nan() -> Iterator[None]:
 @contextlib.contextmanager
 def launches(session: Any = None) -> Iterator[dict[str, str]]:
     """The digest of the code of each kernel that is launched inside of the block, with the kernel's name."""
-    found: dict[str, str] = {}
+    kernels: dict[str, str] = {}
     if session is not None:
         before = len(session.launches)
-        yield found
-        found |= {_code(each.kernel): short(each.kernel.name) for each in session.launches[before:]}
+        yield kernels
+        kernels |= {_code(each.kernel): short(each.kernel.name) for each in session.launches[before:]}
         return
     launch = driver.launch
 
     def seen(kernel: Any, *args: Any, **keywords: Any) -> None:
-        found[_code(kernel)] = short(kernel.name)
+        kernels[_code(kernel)] = short(kernel.name)
         return launch(kernel, *args, **keywords)
 
     with replaced(driver, launch=seen):
-        yield found
+        yield kernels
 
 
 def short(name: str) -> str:
@@ -216,8 +216,8 @@ def run_test(job: GpuTest) -> dict[str, Any]:
     """A row for a test: whether all its cases passed, and what those that passed launched."""
     import pytest
 
-    with launches() as found:
-        watch = Watch({"case": job.name, "path": job.path}, found)
+    with launches() as kernels:
+        watch = Watch({"case": job.name, "path": job.path}, kernels)
         part = f"{job.part}/{job.parts}"                                       # an option of tests/conftest.py
         argv = [f"{ON_GPU / job.test}", "--part", part, "-q", "--maxfail=8", "-p", "no:cacheprovider", "-m", MARKS]
         code = int(pytest.main(argv, plugins=[watch]))
@@ -231,13 +231,13 @@ def run_test(job: GpuTest) -> dict[str, Any]:
 class Watch:
     """A plugin of pytest that adds up the cases of a test."""
 
-    def __init__(self, row: dict[str, Any], found: dict[str, str]):
-        self.found, self.skipped = found, 0
+    def __init__(self, row: dict[str, Any], kernels: dict[str, str]):
+        self.kernels, self.skipped = kernels, 0
         self.row = row | {"outcome": "ok", "errors": [], "cases": 0, "launches": [], "codes": [], "seconds": 0.0}
 
     def pytest_runtest_setup(self, item: Any) -> None:
         poison("cuda")
-        self.found.clear()
+        self.kernels.clear()
 
     def pytest_runtest_logreport(self, report: Any) -> None:
         self.row["seconds"] = round(self.row["seconds"] + report.duration, 2)
@@ -249,8 +249,8 @@ class Watch:
             self.row["errors"].append(f"{report.nodeid.partition('::')[2]}: {'; '.join(why[:3])}"[:400])
         elif report.when == "call" and report.passed:
             self.row["cases"] += 1
-            self.row["launches"] = sorted({*self.row["launches"], *self.found.values()})
-            self.row["codes"] = sorted({*self.row["codes"], *self.found})
+            self.row["launches"] = sorted({*self.row["launches"], *self.kernels.values()})
+            self.row["codes"] = sorted({*self.row["codes"], *self.kernels})
 
 
 # ---- one case
@@ -261,7 +261,7 @@ def on(stated: host.Host) -> contextlib.AbstractContextManager[None]:
     return replaced(host, _examined=lambda device: stated)
 
 
-def run(case: Case, device: str, kept: Path | None = None) -> dict[str, Any]:
+def run(case: Case, device: str, folder: Path | None = None) -> dict[str, Any]:
     """A row of the ledger, without what is the same for all cases of a machine."""
     began, session = time.monotonic(), None
     with contextlib.ExitStack() as stack:
@@ -276,11 +276,11 @@ def run(case: Case, device: str, kept: Path | None = None) -> dict[str, Any]:
                 gpu = dataclasses.replace(gpu, cc=chip.cc, smem=chip.smem)
             stack.enter_context(on(gpu))
         stack.enter_context(case.planned())
-        found = stack.enter_context(launches(session))
+        kernels = stack.enter_context(launches(session))
         used: list[tuple[float, float, str]] = []
         errors: list[str] = []
         for regime in REGIMES:
-            given, limits = right(reused(case), regime, device, kept)
+            given, limits = right(reused(case), regime, device, folder)
             on_device = given.map(lambda x: x.to(device))
             errors += [f"{regime} gates: {line}" for line in checked(case, on_device, limits, device, used)]
         if session is not None:
@@ -289,7 +289,8 @@ def run(case: Case, device: str, kept: Path | None = None) -> dict[str, Any]:
     return {
         "case": case.name, "path": case.path, "outcome": "wrong" if errors else "ok", "errors": errors,
         "result": result, "used": number(most), "error": number(error),
-        "launches": sorted(set(found.values())), "codes": sorted(found), "seconds": round(time.monotonic() - began, 2),
+        "launches": sorted(set(kernels.values())), "codes": sorted(kernels),
+        "seconds": round(time.monotonic() - began, 2),
     }
 
 
@@ -326,7 +327,7 @@ def from_a_graph(case: Case, given: cases.Case, first: Tensors, device: str) -> 
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        found = called(case, static)
+        again = called(case, static)
     pairs = [(static.keywords[name], x) for name, x in given.keywords.items() if isinstance(x, Tensor)]
     for to, x in [*pairs, (static.do, given.do), (static.dht, given.dht)]:
         to.copy_(x)
@@ -334,12 +335,12 @@ def from_a_graph(case: Case, given: cases.Case, first: Tensors, device: str) -> 
     for time_ in ("first", "second"):
         graph.replay()
         torch.cuda.synchronize()
-        yield from differ(f"the {time_} replay of a graph", found, first)
+        yield from differ(f"the {time_} replay of a graph", again, first)
 
 
-def differ(what: str, found: Tensors, first: Tensors) -> Iterator[str]:
-    names = [name for name, x in first.items() if name not in found or not torch.equal(bits(found[name]), bits(x))]
-    if names or found.keys() != first.keys():
+def differ(what: str, results: Tensors, first: Tensors) -> Iterator[str]:
+    names = [name for name, x in first.items() if name not in results or not torch.equal(bits(results[name]), bits(x))]
+    if names or results.keys() != first.keys():
         yield f"{what} gives other bits: {', '.join(names) or 'other results'}"
 
 

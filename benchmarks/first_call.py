@@ -42,9 +42,9 @@ def seconds(call: Callable[[], Any]) -> tuple[float, Any]:
 
     torch.cuda.synchronize()
     start = time.perf_counter()
-    found = call()
+    result = call()
     torch.cuda.synchronize()
-    return round(time.perf_counter() - start, 3), found
+    return round(time.perf_counter() - start, 3), result
 
 
 def main() -> None:
@@ -58,16 +58,16 @@ def main() -> None:
     if a.one:
         print(json.dumps(one(a.tokens, a.heads, a.backend, a.dtype)))
         return
-    found = {}
+    times = {}
     with tempfile.TemporaryDirectory() as cache:
         for name in ("empty cache", "warm cache"):
             again = common.again(__spec__, "--one", "--tokens", a.tokens, "--heads", a.heads, "--backend", a.backend,
                                  "--dtype", a.dtype)
             environment = os.environ | {"KDA_CACHE_DIR": cache}
             run = subprocess.run(again, env=environment, stdout=subprocess.PIPE, check=True, cwd=common.ROOT)
-            found[name] = json.loads(run.stdout.splitlines()[-1])
-            print(name, *(f"{way} {took:.2f} s" for way, took in found[name].items()), sep=", ", flush=True)
-    common.write(a.json, found)
+            times[name] = json.loads(run.stdout.splitlines()[-1])
+            print(name, *(f"{way} {took:.2f} s" for way, took in times[name].items()), sep=", ", flush=True)
+    common.write(a.json, times)
 
 
 if __name__ == "__main__":

@@ -56,15 +56,15 @@ def main() -> None:
     parser.add_argument("--dtype", type=common.words, default=["bfloat16", "float32"])
     parser.add_argument("--kernel", type=common.words, help="by default all")
     parser.add_argument("--workers", type=int, default=os.cpu_count())
-    asked = parser.parse_args()
+    args = parser.parse_args()
     lines, futures = [], {}
     print(LINE.format("arch", "dtype", "K=V", "kernel", "shared", "regs", "spills", "seconds"))
-    with ProcessPoolExecutor(asked.workers, mp_context=multiprocessing.get_context("spawn")) as pool:
-        for arch, dtype, dim in itertools.product(asked.arch, asked.dtype, asked.dim):
+    with ProcessPoolExecutor(args.workers, mp_context=multiprocessing.get_context("spawn")) as pool:
+        for arch, dtype, dim in itertools.product(args.arch, args.dtype, args.dim):
             by_name = {}
             for way in WAYS:
                 for recipe in recipes(Problem.parse(f"K={dim} V={dim} {dtype} {way} {OPTIONS}"), host_of(arch)):
-                    if recipe.name in (asked.kernel or {recipe.name} - {"tables"}):
+                    if recipe.name in (args.kernel or {recipe.name} - {"tables"}):
                         futures[recipe] = futures.get(recipe) or pool.submit(take, recipe.text)
                         by_name.setdefault(recipe.name, []).append(futures[recipe])
             for name, variants in by_name.items():
@@ -72,7 +72,7 @@ def main() -> None:
                 lines.append({"arch": arch, "dtype": dtype, "K": dim, "kernel": name, **most._asdict()})
                 over = "  does not fit" if most.shared > host_of(arch).smem else ""
                 print(LINE.format(arch, dtype, dim, name, *most) + over, flush=True)
-    common.write(asked.json, lines)
+    common.write(args.json, lines)
     sys.exit(any(line["shared"] > host_of(line["arch"]).smem for line in lines))
 
 

@@ -86,15 +86,15 @@ def main() -> None:
     parser.add_argument("checkout", type=Path)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--registered", action="store_true")
-    asked, options = parser.parse_known_args()
+    args, options = parser.parse_known_args()
     with tempfile.TemporaryDirectory() as folder:
-        if asked.registered:
+        if args.registered:
             (Path(folder) / "conftest.py").write_text(REGISTERED)
         else:
-            stand_in(asked.checkout, Path(folder))
-        (Path(folder) / "test_kda.py").write_text((asked.checkout / "tests/ops/test_kda.py").read_text())
+            stand_in(args.checkout, Path(folder))
+        (Path(folder) / "test_kda.py").write_text((args.checkout / "tests/ops/test_kda.py").read_text())
         path = os.pathsep.join(filter(None, (folder, str(common.ROOT), os.environ.get("PYTHONPATH"))))
-        environment = os.environ | {"KDA_TEST_DEVICE": asked.device, "PYTHONPATH": path}
+        environment = os.environ | {"KDA_TEST_DEVICE": args.device, "PYTHONPATH": path}
         pytest = [sys.executable, "-m", "pytest", "--rootdir", folder, "-p", "no:cacheprovider", folder]
         sys.exit(subprocess.run([*pytest, *options], env=environment).returncode)
 

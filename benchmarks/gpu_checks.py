@@ -70,7 +70,7 @@ class Done(NamedTuple):
     says: str = ""
 
 
-def parts(asked: argparse.Namespace, out: Path) -> dict[str, Part | str]:
+def parts(args: argparse.Namespace, out: Path) -> dict[str, Part | str]:
     """Each part, or why it cannot run."""
     sanitized = [sys.executable, "-m", "benchmarks.sanitized", "sm90", "--backwards"]
     sanitizer = shutil.which("compute-sanitizer")
@@ -79,16 +79,16 @@ def parts(asked: argparse.Namespace, out: Path) -> dict[str, Part | str]:
     def tool(name: str, *options: str) -> list[str]:
         return [sanitizer or "", "--tool", name, "--error-exitcode", "1", *options]
 
-    errors = common.again(__spec__, "--errors", out / "errors.json", "--device", asked.device)
-    host = common.again(__spec__, "--host-times", out / "host.json", "--device", asked.device)
-    tests = [sys.executable, "-m", "benchmarks.fla_tests", str(asked.fla_tests), "--device", asked.device, "-q"]
+    errors = common.again(__spec__, "--errors", out / "errors.json", "--device", args.device)
+    host = common.again(__spec__, "--host-times", out / "host.json", "--device", args.device)
+    tests = [sys.executable, "-m", "benchmarks.fla_tests", str(args.fla_tests), "--device", args.device, "-q"]
     return {
         "build": Part(sanitized, 200),
         # A launch from a thread without a context fails, and is made again with one: compute-sanitizer counts that.
         "memcheck": Part([*tool("memcheck", "--report-api-errors", "no"), *sanitized], 180) if sanitizer else missing,
         "racecheck": Part([*tool("racecheck"), *sanitized, "--followed"], 280) if sanitizer else missing,
         "errors": Part(errors, 240),
-        "fla-tests": Part([*tests, "--maxfail", "5"], 280) if asked.fla_tests else "needs --fla-tests CHECKOUT",
+        "fla-tests": Part([*tests, "--maxfail", "5"], 280) if args.fla_tests else "needs --fla-tests CHECKOUT",
         "host": Part(host, 120),
     }
 
@@ -137,38 +137,38 @@ def environment_with(wheels: Sequence[Path], folder: Path) -> dict[str, str]:
     return os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths)), "PYTHONUNBUFFERED": "1"}
 
 
-def check(asked: argparse.Namespace) -> int:
-    out = Path(asked.out or os.environ.get("OUT") or "gpu_checks").resolve()
+def check(args: argparse.Namespace) -> int:
+    out = Path(args.out or os.environ.get("OUT") or "gpu_checks").resolve()
     out.mkdir(parents=True, exist_ok=True)
-    began, found = time.monotonic(), {}
-    chosen = {name: part for name, part in parts(asked, out).items() if not asked.only or name in asked.only}
+    began, parts_done = time.monotonic(), {}
+    chosen = {name: part for name, part in parts(args, out).items() if not args.only or name in args.only}
 
     def left() -> float:
-        return asked.seconds - (time.monotonic() - began)
+        return args.seconds - (time.monotonic() - began)
 
     with tempfile.TemporaryDirectory() as folder:
-        environment = environment_with(asked.wheels, Path(folder))
+        environment = environment_with(args.wheels, Path(folder))
 
         first, last = (["build"] if "build" in chosen else []), (["host"] if "host" in chosen else [])
         between = [name for name in chosen if name not in (*first, *last)]
         for names in (first, between, last):
-            with ThreadPoolExecutor(1 if asked.serial else max(1, len(names))) as threads:
+            with ThreadPoolExecutor(1 if args.serial else max(1, len(names))) as threads:
                 started = {threads.submit(run, name, chosen[name], left, out, environment): name for name in names}
                 for ended in as_completed(started):      # One thread prints and saves: two would mix their texts.
                     name = started[ended]
-                    found[name] = ended.result()
-                    report(name, found[name], out)
-                    save(out, found)
+                    parts_done[name] = ended.result()
+                    report(name, parts_done[name], out)
+                    save(out, parts_done)
     print()
-    for name, done in found.items():
+    for name, done in parts_done.items():
         print(f"{name:10} {done.status:9} {done.seconds:5.0f} s  {done.says}")
-    states = {done.status for done in found.values()}
+    states = {done.status for done in parts_done.values()}
     return FAILED if states & {"failed", "too slow"} else CANNOT if "not run" in states else OK
 
 
-def save(out: Path, found: dict[str, Done]) -> None:
+def save(out: Path, parts_done: dict[str, Done]) -> None:
     """Write the parts that are done; called after each, so that what is there when time is up comes back."""
-    data: dict[str, Any] = {"parts": {name: done._asdict() for name, done in found.items()}}
+    data: dict[str, Any] = {"parts": {name: done._asdict() for name, done in parts_done.items()}}
     for name in ("errors", "host"):
         file = out / f"{name}.json"
         data |= {name: json.loads(file.read_text())} if file.exists() else {}
@@ -193,7 +193,7 @@ def compare(file: Path, device: str) -> int:
         ours = SimulatedDoor("sm90", parse("sm90"))
     else:
         ours = Door("sm90", device)
-    fla, rows, found = Fla(), [], {}
+    fla, rows, errors = Fla(), [], {}
     for name in CASES:
         case = case_of(name, device)
         if reasons := ours.against(case, "backward"):
@@ -202,14 +202,14 @@ def compare(file: Path, device: str) -> int:
         exact, mine = definition(case, torch.float64), ours.call(case, True)
         why = fla.against(case)
         theirs = {} if why else fla.call(case, True)
-        found[name] = {}
+        errors[name] = {}
         for tensor, right in exact.items():
             both = [distance(x[tensor], right) if tensor in x else None for x in (mine, theirs)]
-            found[name][tensor] = dict(zip(("kda", "fla"), both))
+            errors[name][tensor] = dict(zip(("kda", "fla"), both))
             worse = both[1] is not None and not both[0] <= both[1]
             ratio = "-" if both[1] is None else f"{both[0] / both[1]:.2f}"
             rows.append((name, tensor, *("-" if e is None else f"{1e3 * e:.3f}" for e in both), ratio, "more" * worse))
-        common.write(file, found)
+        common.write(file, errors)
     print(f"||x - exact|| / ||exact|| in thousandths, T = {case.spec.T}, {case.spec.H} heads, K = V = 128, bfloat16")
     print("\n".join(table(rows, header=("case", "tensor", "kda", "fla", "kda / fla", ""), align="llrrrl")))
     if why:
@@ -237,20 +237,20 @@ def case_of(name: str, device: str) -> Case:
 
 def host_times(file: Path, device: str) -> int:
     """`kda bench --host` of several kinds of calls."""
-    stand_in, found, codes = ["--arch", "sm90"] if device == "cpu" else [], {}, set()
+    stand_in, by_name, codes = ["--arch", "sm90"] if device == "cpu" else [], {}, set()
     for name, options in HOSTS.items():
         argv = [sys.executable, "-m", "kda", "bench", "--host", *options, *stand_in]
         ended = subprocess.run([*argv, "--json"], capture_output=True, text=True, check=False)
         codes.add(ended.returncode)
         if ended.returncode:
             print(name, ended.stdout, ended.stderr, sep="\n")
-        found[name] = json.loads(ended.stdout) if ended.stdout.startswith("{") else {"rows": []}
-        for row in found[name]["rows"]:
+        by_name[name] = json.loads(ended.stdout) if ended.stdout.startswith("{") else {"rows": []}
+        for row in by_name[name]["rows"]:
             idle, busy = (f"{1e6 * row[way]['median']:.0f}" if row[way] else "-" for way in ("idle", "busy"))
             print(f"{name}: {row['direction']} of {row['backend']}, {row['problem']}: {idle} us idle, {busy} us busy, "
                   f"{row['launches']} launches, {row['launches_of_torch']} of torch, {row['allocations']} allocations",
                   flush=True)
-        common.write(file, found)
+        common.write(file, by_name)
     return next((code for code in (FAILED, 2, CANNOT) if code in codes), OK)
 
 
@@ -270,10 +270,10 @@ def main() -> None:
     parser.add_argument("--device", default="cuda", help="cpu: errors and host go to the simulator and a stand-in")
     for child in ("--errors", "--host-times"):
         parser.add_argument(child, type=Path, help=argparse.SUPPRESS)
-    asked = parser.parse_args()
-    if asked.errors:
-        sys.exit(compare(asked.errors, asked.device))
-    sys.exit(host_times(asked.host_times, asked.device) if asked.host_times else check(asked))
+    args = parser.parse_args()
+    if args.errors:
+        sys.exit(compare(args.errors, args.device))
+    sys.exit(host_times(args.host_times, args.device) if args.host_times else check(args))
 
 
 if __name__ == "__main__":

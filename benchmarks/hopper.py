@@ -48,13 +48,13 @@ def median(pairs: list) -> float:
 
 
 def whole(call) -> float:
-    found = []
+    pairs = []
     for _ in range(CALLS):
-        found.append(events())
-        found[-1][0].record()
+        pairs.append(events())
+        pairs[-1][0].record()
         call()
-        found[-1][1].record()
-    return median(found)
+        pairs[-1][1].record()
+    return median(pairs)
 
 
 def replayed(call) -> float:
@@ -77,7 +77,7 @@ def launching(launch_of):
 
 def each(call, launch_of) -> dict[str, float]:
     """Kernels of a call."""
-    found = defaultdict(list)
+    pairs_of = defaultdict(list)
 
     def timed(kernel, config, grid, **numbers):
         ready = launch_of(kernel, config, grid, **numbers)
@@ -88,14 +88,14 @@ def each(call, launch_of) -> dict[str, float]:
             pair[0].record()
             ready(**tensors)
             pair[1].record()
-            found[name.strip()].append(pair)
+            pairs_of[name.strip()].append(pair)
 
         return ready and launched
 
     with launching(timed):
         for _ in range(CALLS):
             call()
-    return {name: median(pairs) for name, pairs in found.items()}
+    return {name: median(pairs) for name, pairs in pairs_of.items()}
 
 
 def timeline(call) -> dict[str, float]:
@@ -104,15 +104,15 @@ def timeline(call) -> dict[str, float]:
         for _ in range(CALLS):
             call()
         torch.cuda.synchronize()
-    found, before = defaultdict(list), None
+    times, before = defaultdict(list), None
     for event in sorted((e for e in seen.events() if e.device_type == torch.autograd.DeviceType.CUDA),
                         key=lambda e: e.time_range.start):
         name = next((n for n in KERNELS.values() if n + n.capitalize() in event.name), event.name[:20])
-        found[name].append(event.time_range.end - event.time_range.start)
+        times[name].append(event.time_range.end - event.time_range.start)
         if before is not None:
-            found["before " + name].append(event.time_range.start - before)
+            times["before " + name].append(event.time_range.start - before)
         before = event.time_range.end
-    return {name: round(statistics.median(us) / 1e3, 4) for name, us in found.items()}
+    return {name: round(statistics.median(us) / 1e3, 4) for name, us in times.items()}
 
 
 def measured(case, stages: int, plain: bool = False, cluster: int = 0) -> dict[str, float]:
@@ -137,8 +137,8 @@ def measured(case, stages: int, plain: bool = False, cluster: int = 0) -> dict[s
     expected = kda.chunk_kda_fwd(**case.keywords, backend="triton").o.float()
     with launching(changed):
         error = float((call().float() - expected).norm() / expected.norm())
-        found = dict(error=error, call=whole(call), graph=replayed(call), timeline=timeline(call))
-    return found | each(call, changed)
+        times = dict(error=error, call=whole(call), graph=replayed(call), timeline=timeline(call))
+    return times | each(call, changed)
 
 
 def step(case, backend: str) -> dict[str, float]:
@@ -162,22 +162,22 @@ def step(case, backend: str) -> dict[str, float]:
 def keeping(case) -> dict[str, Any]:
     """A forward that keeps what its backward reads, and a backward that makes all of it again: in one kernel as asked,
     and in kernels apart, whose bits they have; so have gradients of what was kept."""
-    p, x, asked, results, found = case.problem(), case.inputs, plan.FUSED, {}, {}
+    p, x, chosen, results, times = case.problem(), case.inputs, plan.FUSED, {}, {}
     backward = dataclasses.replace(p, direction="backward")
     calls = {
         "forward": lambda: launch.forward(p, x, Save.OWN),
         "backward": lambda: launch.backward(backward, x, case.do, case.dht),
     }
-    for name, fused in (("apart", False), ("at once", asked)):
+    for name, fused in (("apart", False), ("at once", chosen)):
         with planned(FUSED=fused):
             torch.use_deterministic_algorithms(True)                           # memory of nothing is the same, too
             out, grads = calls["forward"](), calls["backward"]()
             of_kept = launch.backward(backward, x, case.do, case.dht, out.saved)
             results[name] = [y for y in (out.o, out.final_state, *grads, *of_kept) if y is not None]
             torch.use_deterministic_algorithms(False)
-            found[name] = {kind: replayed(call) for kind, call in calls.items()}
-    found["clusters"] = plan.training_plan(p, detect(p.device).sms).clusters
-    return found | {"same bits": all(map(torch.equal, *results.values()))}
+            times[name] = {kind: replayed(call) for kind, call in calls.items()}
+    times["clusters"] = plan.training_plan(p, detect(p.device).sms).clusters
+    return times | {"same bits": all(map(torch.equal, *results.values()))}
 
 
 FORMS: dict[str, dict[str, Any]] = {         # forms of a forward -> what plan.py is told
@@ -193,7 +193,7 @@ FORMS: dict[str, dict[str, Any]] = {         # forms of a forward -> what plan.p
 def forms(case, **words: bool) -> dict[str, Any]:
     """A forward in each form that can run it, from a graph, and whether results have the bits of two kernels, and by
     how much they differ from Triton's."""
-    p, found, of_two = dataclasses.replace(case.problem(), intermediate_states=bool(words)), {}, []
+    p, rows, of_two = dataclasses.replace(case.problem(), intermediate_states=bool(words)), {}, []
     sms = detect(p.device).sms
     out = kda.chunk_kda_fwd(**case.keywords, **words, backend="triton")
     expected = [y.float() for y in (out.o, out.final_state, out.h) if y is not None]
@@ -214,11 +214,11 @@ def forms(case, **words: bool) -> dict[str, Any]:
             results = [y.float() for y in (out.o, out.final_state, out.h) if y is not None]
             of_two = of_two or results
             errors = [float((y - z).norm() / z.norm()) for y, z in zip(results, expected, strict=True)]
-            found[name] = dict(ms=replayed(call), same=all(map(torch.equal, results, of_two)), errors=errors)
-        found[name] |= dict(sharing=chosen.clusters.sharing, segments=chosen.stream_segments)
-        found[name]["is"] = "stream" if chosen.stream else clusters
-        print(f"  {name}: {found[name]}", file=sys.stderr, flush=True)
-    return found
+            rows[name] = dict(ms=replayed(call), same=all(map(torch.equal, results, of_two)), errors=errors)
+        rows[name] |= dict(sharing=chosen.clusters.sharing, segments=chosen.stream_segments)
+        rows[name]["is"] = "stream" if chosen.stream else clusters
+        print(f"  {name}: {rows[name]}", file=sys.stderr, flush=True)
+    return rows
 
 
 def main() -> None:
@@ -240,35 +240,35 @@ def main() -> None:
     parser.add_argument("--states", action="store_true", help="with --forms: states that enter chunks are returned")
     parser.add_argument("--K", type=int, choices=(64, 128), help="instead of the shape's")
     parser.add_argument("--V", type=int, choices=(64, 128), help="instead of the shape's")
-    asked = parser.parse_args()
-    plan.FUSED, plan.CTAS, plan.STAGED = asked.fused, asked.ctas, asked.staged
+    args = parser.parse_args()
+    plan.FUSED, plan.CTAS, plan.STAGED = args.fused, args.ctas, args.staged
     rows = []
-    for label in asked.shape or EVERY:
+    for label in args.shape or EVERY:
         shape = NAMED[label]
-        sizes = {name: getattr(asked, name, None) or getattr(shape, name) for name in ("B", "T", "H", "K", "V")}
-        case = make_inputs(shape.lengths or None, **sizes, gate=asked.gate, regime=asked.regime, initial_state=False,
+        sizes = {name: getattr(args, name, None) or getattr(shape, name) for name in ("B", "T", "H", "K", "V")}
+        case = make_inputs(shape.lengths or None, **sizes, gate=args.gate, regime=args.regime, initial_state=False,
                            device="cuda")
-        if asked.step:
+        if args.step:
             print(json.dumps(dict(shape=label, **{b: step(case, b) for b in ("sm90", "triton")})), flush=True)
             continue
-        if asked.keeps:
-            print(json.dumps(dict(shape=label, gate=asked.gate, **keeping(case))), flush=True)
+        if args.keeps:
+            print(json.dumps(dict(shape=label, gate=args.gate, **keeping(case))), flush=True)
             continue
-        if asked.forms:
-            words = dict(return_intermediate_states=True) if asked.states else {}
-            row = dict(shape=label, gate=asked.gate, regime=asked.regime, K=sizes["K"], V=sizes["V"], **words)
+        if args.forms:
+            words = dict(return_intermediate_states=True) if args.states else {}
+            row = dict(shape=label, gate=args.gate, regime=args.regime, K=sizes["K"], V=sizes["V"], **words)
             rows.append(row | dict(forms=forms(case, **words)))
             print(json.dumps(rows[-1]), flush=True)
             continue
-        for stages in asked.stages:
-            row = dict(shape=label, gate=asked.gate, regime=asked.regime, stages=stages, plain=asked.plain,
-                       cluster=asked.cluster, fused=asked.fused, ctas=asked.ctas, staged=asked.staged)
-            row |= measured(case, stages, asked.plain, asked.cluster)
+        for stages in args.stages:
+            row = dict(shape=label, gate=args.gate, regime=args.regime, stages=stages, plain=args.plain,
+                       cluster=args.cluster, fused=args.fused, ctas=args.ctas, staged=args.staged)
+            row |= measured(case, stages, args.plain, args.cluster)
             print(json.dumps(row), flush=True)
             rows.append(row)
             if not row["error"] < CLOSE:
                 raise SystemExit(f"{label}: off by {row['error']}")
-    common.write(asked.json, rows)
+    common.write(args.json, rows)
 
 
 if __name__ == "__main__":

@@ -72,9 +72,9 @@ def measure() -> dict[str, Any]:
     return {"threads": torch.get_num_threads(), "torch": torch.__version__, "microseconds": microseconds}
 
 
-def report(found: dict[str, Any]) -> list[str]:
-    rows = [(name, f"{m['min']:.1f}", f"{m['median']:.1f}") for name, m in found["microseconds"].items()]
-    head = f"torch {found['torch']}, {found['threads']} threads"
+def report(measured: dict[str, Any]) -> list[str]:
+    rows = [(name, f"{m['min']:.1f}", f"{m['median']:.1f}") for name, m in measured["microseconds"].items()]
+    head = f"torch {measured['torch']}, {measured['threads']} threads"
     return [head, *table(rows, header=("microseconds", "min", "median"), align="lrr")]
 
 
@@ -83,9 +83,9 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1, help="of torch  [default: 1, for calls as small as these]")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
-    found = measure()
-    print("\n".join(report(found)))
-    common.write(args.json, found)
+    measured = measure()
+    print("\n".join(report(measured)))
+    common.write(args.json, measured)
 
 
 if __name__ == "__main__":

@@ -35,9 +35,9 @@ def few(x, y, n, BLOCK: tl.constexpr):
 @triton.jit
 def many(a, b, c, d, e, f, g, h, y, n, m, s, t, u, v, scale, BLOCK: tl.constexpr):
     i = tl.arange(0, BLOCK)
-    found = tl.load(a + i) + tl.load(b + i) + tl.load(c + i) + tl.load(d + i)
-    found += tl.load(e + i) + tl.load(f + i) + tl.load(g + i) + tl.load(h + i) + (n + m + s + t + u + v)
-    tl.store(y + i, found * scale)
+    total = tl.load(a + i) + tl.load(b + i) + tl.load(c + i) + tl.load(d + i)
+    total += tl.load(e + i) + tl.load(f + i) + tl.load(g + i) + tl.load(h + i) + (n + m + s + t + u + v)
+    tl.store(y + i, total * scale)
 
 
 def build(function: Any, tensors: int, integers: int, floats: int) -> Any:
@@ -67,8 +67,8 @@ def calls() -> dict[str, Callable[[], Any]]:
     large.launch(1, *[x] * 8, outs[2], *numbers)
     many[(1,)](*[x] * 8, outs[3], *numbers, BLOCK=SIZE, num_warps=1)
     torch.cuda.synchronize()
-    for found, wanted in zip(outs, (x + 1, x + 1, (8 * x + 336) / 2, (8 * x + 336) / 2)):
-        assert torch.equal(found, wanted), f"a launch gives {found}, not {wanted}"
+    for out, wanted in zip(outs, (x + 1, x + 1, (8 * x + 336) / 2, (8 * x + 336) / 2)):
+        assert torch.equal(out, wanted), f"a launch gives {out}, not {wanted}"
     return {
         "kernel.launch, 3 arguments": lambda: small.launch(1, x, outs[0], SIZE),
         "kernel.launch, 16 arguments": lambda: large.launch(1, *[x] * 8, outs[2], *numbers),
@@ -84,14 +84,14 @@ def calls() -> dict[str, Callable[[], Any]]:
 
 def batches(call: Callable[[], Any]) -> list[float]:
     """Microseconds a call, in batches."""
-    found = []
+    times = []
     for _ in range(BATCHES):
         torch.cuda.synchronize()
         began = time.perf_counter()
         for _ in range(LAUNCHES):
             call()
-        found.append(1e6 * (time.perf_counter() - began) / LAUNCHES)
-    return found
+        times.append(1e6 * (time.perf_counter() - began) / LAUNCHES)
+    return times
 
 
 def main() -> None:
@@ -99,9 +99,9 @@ def main() -> None:
     args = parser.parse_args()
     if not torch.cuda.is_available():
         sys.exit("benchmarks.launch: launches are timed on a GPU; torch finds none here")
-    found = {name: batches(call) for name, call in calls().items()}
+    batches_of = {name: batches(call) for name, call in calls().items()}
     head = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "triton": triton.__version__}
-    times = {name: {"min": min(each), "median": statistics.median(each)} for name, each in found.items()}
+    times = {name: {"min": min(each), "median": statistics.median(each)} for name, each in batches_of.items()}
     print(", ".join(f"{name} {value}" for name, value in head.items()))
     rows = [(name, f"{t['min']:.1f}", f"{t['median']:.1f}") for name, t in times.items()]
     print("\n".join(table(rows, header=("microseconds of the host", "min", "median"), align="lrr")))

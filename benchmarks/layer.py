@@ -33,11 +33,11 @@ WHAT = ("step", "forward", "decode", "convolution", "norm")
 Sides = dict[str, Callable[[], list[torch.Tensor]]]
 
 
-def distance(found: list[torch.Tensor], exact: list[torch.Tensor]) -> float:
+def distance(outputs: list[torch.Tensor], exact: list[torch.Tensor]) -> float:
     """The worst of some tensors, each relative in the norm."""
     return max(
         ((a.double() - b.double()).norm() / b.double().norm().clamp_min(1e-30)).item()
-        for a, b in zip(found, exact, strict=True)
+        for a, b in zip(outputs, exact, strict=True)
     )
 
 
@@ -66,8 +66,8 @@ def measured(what: str, sides: Sides, exact: list[torch.Tensor], args: argparse.
             if row["error"] <= CLOSE[args.dtype]:
                 right[name] = side
         rows.append(row)
-    found = times_of(right, args)
-    return [row | found.get(row["side"], {}) for row in rows]
+    times = times_of(right, args)
+    return [row | times.get(row["side"], {}) for row in rows]
 
 
 def backward(y: torch.Tensor, dy: torch.Tensor, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
@@ -79,17 +79,17 @@ def layers_of(heads: int, hidden: int, args: argparse.Namespace) -> dict[str, An
     torch.manual_seed(0)
     ours = KimiDeltaAttention(hidden, heads, args.head_dim, lower_bound=args.lower_bound, gate_bias=True, layer_idx=0)
     ours = ours.to(args.device, args.dtype)
-    found: dict[str, Any] = {"kda": ours}
+    layers: dict[str, Any] = {"kda": ours}
     try:
         from fla.layers import KimiDeltaAttention as Theirs
 
         theirs = Theirs(hidden, head_dim=args.head_dim, num_heads=heads, lower_bound=args.lower_bound,
                         safe_gate=args.lower_bound is not None, norm_eps=ours.o_norm.eps, layer_idx=0)
         theirs.load_state_dict(ours.to_checkpoint("fla"))
-        found["fla"] = theirs.to(args.device, args.dtype)
+        layers["fla"] = theirs.to(args.device, args.dtype)
     except ImportError as error:
         print(f"FLA's layer is left out: {error}", file=sys.stderr)
-    return found
+    return layers
 
 
 def wider(layer: KimiDeltaAttention) -> KimiDeltaAttention:

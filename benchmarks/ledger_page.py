@@ -106,15 +106,15 @@ def state(known: Known) -> str:
 def missing(ledger: Ledger) -> Iterator[str]:
     """A row for each class of problems: names of kernels with their numbers."""
     for group in ledger.groups:
-        found: dict[str, list[str]] = {}
+        kernels_of: dict[str, list[str]] = {}
         for each in ledger.kernels(group):
             if each.state != RAN:
                 kernel, _, words = each.name.partition(" of ")
-                found.setdefault(words, []).append(kernel)
-        if found and not any(each.state == RAN for each in ledger.kernels(group)):
+                kernels_of.setdefault(words, []).append(kernel)
+        if kernels_of and not any(each.state == RAN for each in ledger.kernels(group)):
             yield f"| {group} | all | all |"
             continue
-        yield from (f"| {group} | {words} | {', '.join(numbered(names))} |" for words, names in found.items())
+        yield from (f"| {group} | {words} | {', '.join(numbered(names))} |" for words, names in kernels_of.items())
 
 
 def numbered(names: Iterable[str]) -> Iterator[str]:
@@ -123,7 +123,7 @@ def numbered(names: Iterable[str]) -> Iterator[str]:
     for name in names:
         kernel, _, number = name.rpartition(" ")
         numbers.setdefault(kernel, []).append(number)
-    return (f"{kernel} {' '.join(sorted(found, key=int))}" for kernel, found in numbers.items())
+    return (f"{kernel} {' '.join(sorted(variants, key=int))}" for kernel, variants in numbers.items())
 
 
 # ---- README

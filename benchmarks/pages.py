@@ -30,7 +30,7 @@ def with_data(text: str, header: str, rows: Iterable[str]) -> str:
     return json.dumps(tables | {header: [*rows]}, indent=1) + "\n"
 
 
-def found(text: str, sentence: str) -> re.Match[str]:
+def match_of(text: str, sentence: str) -> re.Match[str]:
     """Find a sentence of a page, with a figure for each `#`, on as many lines as it takes."""
     pattern = re.escape(sentence).replace(r"\#", r"([\d.,]*\d)").replace(r"\ ", r"\s+")
     if match := re.search(pattern, text):
@@ -40,7 +40,7 @@ def found(text: str, sentence: str) -> re.Match[str]:
 
 def with_figures(text: str, sentence: str, figures: Iterable[str]) -> str:
     """Other figures in that sentence."""
-    match = found(text, sentence)
+    match = match_of(text, sentence)
     for group, figure in reversed(list(enumerate(figures, 1))):
         text = text[: match.start(group)] + figure + text[match.end(group) :]
     return text

@@ -73,12 +73,12 @@ def covering(many: int = 3) -> list[Case]:
     cases = [case for values in itertools.product(*OPTIONS.values()) if possible(case := dict(zip(OPTIONS, values)))]
     random.Random(0).shuffle(cases)
     shown = {name_of(case): {*itertools.combinations(case.items(), many)} for case in cases}
-    missing, found = set().union(*shown.values()), []
+    missing, cover = set().union(*shown.values()), []
     while missing:
         best = max(cases, key=lambda case: len(missing & shown[name_of(case)]))
         missing -= shown[name_of(best)]
-        found.append(best)
-    return found
+        cover.append(best)
+    return cover
 
 
 def cases() -> list[Case | str]:
@@ -176,7 +176,7 @@ def view_of(context: Any, offsets: list[int], device: torch.device) -> View:
 
 def part_of(view: View, results: dict[str, Tensor]) -> dict[str, Tensor]:
     """A rank's part of what one GPU found."""
-    found = {}
+    part = {}
     for name, x in results.items():
         if name == "o" or name[1:] in ROWS:
             x = x[:, view.tokens]
@@ -184,8 +184,8 @@ def part_of(view: View, results: dict[str, Tensor]) -> dict[str, Tensor]:
             x = x[view.rows][view.ends]
         elif name == "dinitial_state":
             x = x[view.rows].index_fill(0, view.begun, 0)                      # their states came from another rank
-        found[name] = x
-    return found
+        part[name] = x
+    return part
 
 
 def words_of(layout: str, T: int) -> dict[str, Any]:
@@ -220,19 +220,19 @@ def differences(case: Case, rank: Rank) -> dict[str, str]:
     wrong = {}
     for turn in range(REPEATS):
         poison(rank)
-        found = step(mine, row.do[:, view.tokens], dht, **row.options, cp_context=context, backend=backend)
-        found["ht"] = found["ht"][view.ends]
+        results = step(mine, row.do[:, view.tokens], dht, **row.options, cp_context=context, backend=backend)
+        results["ht"] = results["ht"][view.ends]
         for name in ("dA_log", "ddt_bias"):
-            dist.all_reduce(found[name])
-        wrong |= {f"{name}, turn {turn}": words for name, words in further(found, one, exact).items()}
+            dist.all_reduce(results[name])
+        wrong |= {f"{name}, turn {turn}": words for name, words in further(results, one, exact).items()}
     return wrong
 
 
-def further(found: dict[str, Tensor], one: dict[str, Tensor], exact: dict[str, Tensor]) -> dict[str, str]:
+def further(results: dict[str, Tensor], one: dict[str, Tensor], exact: dict[str, Tensor]) -> dict[str, str]:
     """What is too far from float64.  A parameter's gradient is a sum over dg's terms, of a few numbers that may be near
     their exact values by chance on one GPU: it may be as far off as dg."""
     wrong, alone = {}, {name: far(x, exact[name]) for name, x in one.items()}
-    for name, x in found.items():
+    for name, x in results.items():
         theirs = max(alone[name], alone["dg"]) if name in ("dA_log", "ddt_bias") else alone[name]
         if not (ours := far(x, exact[name])) <= 2 * theirs + FLOOR:
             wrong[name] = f"{ours:.1e} from float64; one GPU {theirs:.1e}"
@@ -307,12 +307,12 @@ def on_a_mesh(rank: Rank) -> dict[str, str]:
         sharded = {name: distribute_tensor(x, mesh, [placements[name]]) for name, x in tensors.items()}
         do = distribute_tensor(row.do, mesh, [Shard(rows_axis)])
         poison(rank)
-        found = [x.full_tensor() for x in results(tensors=sharded, do=do, more=more)]
+        gathered = [x.full_tensor() for x in results(tensors=sharded, do=do, more=more)]
         one = results(tensors=tensors, do=row.do, more={})
         wide = {name: x.double() for name, x in tensors.items()}
         exact = results(tensors=wide, do=row.do.double(), more={"backend": "reference"})
         names = ("o", *(f"d{name}" for name in tensors))
-        ours, theirs, right = (dict(zip(names, results)) for results in (found, one, exact))
+        ours, theirs, right = (dict(zip(names, results)) for results in (gathered, one, exact))
         wrong |= {f"{way}: {name}": words for name, words in further(ours, theirs, right).items()}
     return wrong
 
@@ -373,12 +373,12 @@ def in_parts(rank: Rank, layout: str) -> dict[str, str]:
     wrong = {}
     for turn in range(REPEATS):
         poison(rank)
-        for name, found in results(x[:, tokens], dy[:, tokens], cp_context=context).items():
+        for name, result in results(x[:, tokens], dy[:, tokens], cp_context=context).items():
             share = (slice(None), tokens) if name in ("y", "dx") else ()
             if not share:
-                found = found.float()
-                dist.all_reduce(found)                                         # a gradient is a sum over ranks
-            ours, theirs = far(found, exact[name][share]), far(one[name][share], exact[name][share])
+                result = result.float()
+                dist.all_reduce(result)                                         # a gradient is a sum over ranks
+            ours, theirs = far(result, exact[name][share]), far(one[name][share], exact[name][share])
             if not ours <= 2 * theirs + FLOOR:
                 wrong[f"{name}, turn {turn}"] = f"{ours:.1e} from float64; one GPU {theirs:.1e}"
     return wrong
@@ -441,9 +441,9 @@ def a_rank_that_skips(device: str) -> dict[str, str]:
 
 
 def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return found.getsockname()[1]
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
 
 
 def join(number: int, port: int, device: str, limit: float) -> Rank:
@@ -493,10 +493,10 @@ class Pair:
         for n, pipe in enumerate(self.pipes):
             try:
                 in_time = pipe.poll(max(0.0, deadline - time.monotonic()))
-                kind, found = pipe.recv() if in_time else ("error", {"time": f"no answer within {PATIENCE} s"})
+                kind, answer = pipe.recv() if in_time else ("error", {"time": f"no answer within {PATIENCE} s"})
             except EOFError:
-                kind, found = "error", {"process": "it ended"}
-            wrong |= {f"rank {n}: {name}": words for name, words in found.items()}
+                kind, answer = "error", {"process": "it ended"}
+            wrong |= {f"rank {n}: {name}": words for name, words in answer.items()}
             outcome = "error" if "error" in (kind, outcome) else "failed" if wrong else "ok"
         return outcome, wrong
 
@@ -539,22 +539,22 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=10, help="that all cases may take  [default: 10]")
     parser.add_argument("--only", metavar="TEXT", help="cases whose names contain it")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    asked = parser.parse_args()
-    if asked.device == "cuda" and torch.cuda.device_count() < WORLD:
+    args = parser.parse_args()
+    if args.device == "cuda" and torch.cuda.device_count() < WORLD:
         print(f"needs {WORLD} GPUs; found {torch.cuda.device_count()}. --device cpu runs it with gloo.")
         return 3
-    found = json.loads(asked.json.read_text()) if asked.json and asked.json.exists() else []
-    found = [row for row in found if row["outcome"] == "ok"]
-    ran = {row["case"] for row in found}
-    chosen = [case for case in cases() if name_of(case) not in ran and (asked.only or "") in name_of(case)]
-    for row in rows(asked.device, chosen, time.monotonic() + 60 * asked.minutes):
-        found.append(row)
+    done = json.loads(args.json.read_text()) if args.json and args.json.exists() else []
+    done = [row for row in done if row["outcome"] == "ok"]
+    ran = {row["case"] for row in done}
+    chosen = [case for case in cases() if name_of(case) not in ran and (args.only or "") in name_of(case)]
+    for row in rows(args.device, chosen, time.monotonic() + 60 * args.minutes):
+        done.append(row)
         print(f"{row['outcome']:7} {row['seconds']:6.1f} s  {row['case']}", flush=True)
         for name, words in row["errors"].items():
             print(f"        {name}: {words}", flush=True)
-        common.write(asked.json, found)
-    bad = sum(row["outcome"] != "ok" for row in found)
-    print(f"{len(found)} of {len(ran) + len(chosen)} cases ran, {bad} are not ok")
+        common.write(args.json, done)
+    bad = sum(row["outcome"] != "ok" for row in done)
+    print(f"{len(done)} of {len(ran) + len(chosen)} cases ran, {bad} are not ok")
     return int(bad > 0)
 
 

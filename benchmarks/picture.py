@@ -61,10 +61,10 @@ def of_steps(key: str) -> dict[str, float]:
 
 
 def step() -> list[Bar]:
-    again, kept = (of_steps(f"{mode} graph") for mode in ("again", "kept"))
+    again, saved = (of_steps(f"{mode} graph") for mode in ("again", "kept"))
     return [
         *of_peers("step"), Bar("kda", again["slow"], again["fast"], True),
-        Bar("kda, disable_recompute", kept["slow"], kept["fast"], True),
+        Bar("kda, disable_recompute", saved["slow"], saved["fast"], True),
     ]
 
 
@@ -124,10 +124,10 @@ def draw(theme: dict[str, str], file: Path) -> None:
 
 def texts() -> dict[Path, str]:
     """Return the pictures, and README with its table of gates."""
-    found = {README: with_rows(README.read_text(), GATES, gates())}
+    pictures = {README: with_rows(README.read_text(), GATES, gates())}
     with tempfile.TemporaryDirectory() as folder:
         for name, theme in THEMES.items():
             file = Path(folder, f"h200-{name}.svg")
             draw(theme, file)
-            found[PICTURES / file.name] = file.read_text()
-    return found
+            pictures[PICTURES / file.name] = file.read_text()
+    return pictures

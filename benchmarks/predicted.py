@@ -117,13 +117,14 @@ def launched(call: Call, name: str, recorded_step: bool) -> PredictedLaunch:
 def row_of(call: Call, name: str, recorded_step: bool | None = None) -> dict[str, Any]:
     """A forward's kernels are those of a forward, where the record does not have a step."""
     one = launched(call, name, call.step if recorded_step is None else recorded_step)
-    measured, found = call.times[name], 1e3 * one.milliseconds
+    measured, predicted = call.times[name], 1e3 * one.milliseconds
     unit, share = one.clock.binds()[0]
     why, clocks = one.stalls[0]
     return {
         "backend": call.backend, "family": f"{call.backend} {name.partition(',')[0].split(' ')[0]}",
-        "shape": call.shape, "kernel": call.label(name), "measured": measured, "predicted": round(found, 1),
-        "error": round(100 * (found / measured - 1), 1), "binds": f"{unit} {share:.0%}", "stall": f"{why} {clocks:.1f}",
+        "shape": call.shape, "kernel": call.label(name), "measured": measured, "predicted": round(predicted, 1),
+        "error": round(100 * (predicted / measured - 1), 1), "binds": f"{unit} {share:.0%}",
+        "stall": f"{why} {clocks:.1f}",
         "seen": call.seen, **call.source._asdict(),
     }
 
@@ -136,8 +137,8 @@ H100 = {                                     # at B1 T8192: heads, a step or a f
 
 def of_h100() -> Iterator[str]:
     for name, (heads, step, measured) in H100.items():
-        found = predict(ARCH, "h100", "sm90", BenchShape(T=8192, H=heads), step).milliseconds()
-        yield f"| {name} | {found:.3f} | {measured} | {100 * (found / measured - 1):+.0f}% |"
+        predicted = predict(ARCH, "h100", "sm90", BenchShape(T=8192, H=heads), step).milliseconds()
+        yield f"| {name} | {predicted:.3f} | {measured} | {100 * (predicted / measured - 1):+.0f}% |"
 
 
 WAITS = (                                    # the clock's reasons, as the columns of ncu's have them together
@@ -160,8 +161,8 @@ def of_stalls() -> Iterator[str]:
         backend = kernel.split()[0].lower()
         call = next(c for c in CALLS if (c.backend, c.shape) == (backend, shape) and name in c.times)
         one = launched(call, name, call.step)
-        found, issue = dict(one.stalls), dict(one.clock.binds())["issue"]
-        cells = [f"{ncu:.2f}; {sum(found[why] for why in whys):.1f}" for ncu, whys in zip(waits, WAITS)]
+        stalls, issue = dict(one.stalls), dict(one.clock.binds())["issue"]
+        cells = [f"{ncu:.2f}; {sum(stalls[why] for why in whys):.1f}" for ncu, whys in zip(waits, WAITS)]
         yield f"| {kernel} | {slots}%; {issue:.0%} | {' | '.join(cells)} |"
 
 
@@ -176,15 +177,15 @@ def with_tables(data: str) -> str:
 
 def calls() -> list[dict[str, Any]]:
     """Whole calls that `kda bench` timed."""
-    found = []
+    rows = []
     for file in sorted(common.RESULTS.glob("h200-*.json")):
         data = json.loads(file.read_text())
         if isinstance(data, dict) and "settings" in data and not data["settings"]["disable_recompute"]:
             source = f"{file.name} {data['host']['commit'].partition(',')[0]}"
-            found += [{"problem": row["problem"], "direction": row["direction"], "backend": row["backend"],
+            rows += [{"problem": row["problem"], "direction": row["direction"], "backend": row["backend"],
                        "seconds": row["median"], "source": source}
                       for row in data["rows"] if row["regime"] == "slow"]
-    return found
+    return rows
 
 
 def merged(rows: list[dict[str, Any]], new: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -193,8 +194,8 @@ def merged(rows: list[dict[str, Any]], new: list[dict[str, Any]]) -> list[dict[s
         return row["backend"], row["shape"], row["kernel"]
 
     order = [(call.backend, call.shape, call.label(name)) for call in CALLS for name in call.times]
-    found = {named(row): row for row in (*rows, *new)}
-    return [found[name] for name in order if name in found]
+    by_name = {named(row): row for row in (*rows, *new)}
+    return [by_name[name] for name in order if name in by_name]
 
 
 def texts(rows: list[dict[str, Any]]) -> dict[Path, str]:
@@ -205,8 +206,8 @@ def texts(rows: list[dict[str, Any]]) -> dict[Path, str]:
 
 
 def all_texts() -> dict[Path, str]:
-    found = texts([row_of(call, name) for call in CALLS for name in call.times])
-    return found | {clock_page.DATA: with_tables(clock_page.DATA.read_text())}
+    written = texts([row_of(call, name) for call in CALLS for name in call.times])
+    return written | {clock_page.DATA: with_tables(clock_page.DATA.read_text())}
 
 
 def main() -> None:

@@ -66,10 +66,10 @@ def predicted(way: Way) -> float:
         with replaced(configs, TABLE=changed):
             forget()
             step = way.kernel.endswith("_bwd")
-            found = predictions.predict(rows.ARCH, rows.CHIP, "triton", SHAPES["h64-8k"], step)
+            prediction = predictions.predict(rows.ARCH, rows.CHIP, "triton", SHAPES["h64-8k"], step)
     finally:
         forget()
-    return 1e3 * found.kernel(way.kernel, step).milliseconds
+    return 1e3 * prediction.kernel(way.kernel, step).milliseconds
 
 
 def forget() -> None:
@@ -80,35 +80,35 @@ def forget() -> None:
                 thing.cache_clear()
 
 
-def pairs(found: list[tuple[Way, float]]) -> list[tuple[Way, Way, bool]]:
+def pairs(ways: list[tuple[Way, float]]) -> list[tuple[Way, Way, bool]]:
     """Two ways of one kernel whose times are told apart, and whether the predictions have their order."""
     return [
         (a, b, (a.measured < b.measured) == (p < q))
-        for (a, p), (b, q) in itertools.combinations(found, 2)
+        for (a, p), (b, q) in itertools.combinations(ways, 2)
         if a.kernel == b.kernel and abs(a.measured / b.measured - 1) > APART
     ]
 
 
-def row(way: Way, found: float) -> str:
+def row(way: Way, predicted_us: float) -> str:
     changes = ", ".join(f"{name} {value}" for name, value in way.changes.items()) or "as shipped"
-    return f"| {way.kernel} | {changes} | {way.measured:,.0f} | {found:,.0f} |"
+    return f"| {way.kernel} | {changes} | {way.measured:,.0f} | {predicted_us:,.0f} |"
 
 
-def written(page: str, found: list[tuple[Way, float]]) -> str:
+def written(page: str, ways: list[tuple[Way, float]]) -> str:
     """Return the page with the number of pairs that are predicted right."""
 
     def right(predictions: list[tuple[Way, float]]) -> list[str]:
         judged = pairs(predictions)
         return [f"{sum(good for *_, good in judged)}", f"{len(judged)}"]
 
-    without = [(way, us) for way, us in found if way.changes != SPILLING]
-    return with_figures(page, SENTENCE, [*right(found), *right(without)])
+    without = [(way, us) for way, us in ways if way.changes != SPILLING]
+    return with_figures(page, SENTENCE, [*right(ways), *right(without)])
 
 
 def texts() -> dict[Path, str]:
     """Return the page and the data of another as the predictions have them."""
-    found = [(way, predicted(way)) for way in WAYS]
+    ways = [(way, predicted(way)) for way in WAYS]
     return {
-        DATA: with_data(DATA.read_text(), OF_PAIRS, (row(*each) for each in found)),
-        PAGE: written(PAGE.read_text(), found),
+        DATA: with_data(DATA.read_text(), OF_PAIRS, (row(*each) for each in ways)),
+        PAGE: written(PAGE.read_text(), ways),
     }

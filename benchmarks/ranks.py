@@ -105,8 +105,8 @@ def table(c: Costs) -> str:
     head = "| ranks | " + " | ".join(f"{name}: ms, MB in" for name in WAYS) + " |"
     rows = [head, "|---" * (len(WAYS) + 1) + "|"]
     for ranks in RANKS:
-        found = [way(ranks, c) for way in WAYS.values()]
-        cells = [f"{way.seconds * 1e3:,.2f}, {way.received / 1e6:,.1f}" for way in found]
+        ways = [way(ranks, c) for way in WAYS.values()]
+        cells = [f"{way.seconds * 1e3:,.2f}, {way.received / 1e6:,.1f}" for way in ways]
         rows.append(f"| {ranks:,} | " + " | ".join(cells) + " |")
     return "\n".join(rows)
 

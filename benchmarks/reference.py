@@ -76,15 +76,15 @@ def stages(T: int, launches: int) -> dict[str, float]:
 
         return run
 
-    call, found = implementation("chunked 64", T), []
+    call, times = implementation("chunked 64", T), []
     call()
     stages = {stage.function: watched(stage.name, getattr(chunked, stage.function)) for stage in FORWARD}
     with replaced(chunked, **stages):
         for _ in range(launches):
             inside.update(dict.fromkeys((stage.name for stage in FORWARD), 0.0))
             whole = seconds(call, 1)[0]
-            found.append({**inside, "between stages": whole - sum(inside.values())})
-    return {name: statistics.median(each[name] for each in found) for name in found[0]}
+            times.append({**inside, "between stages": whole - sum(inside.values())})
+    return {name: statistics.median(each[name] for each in times) for name in times[0]}
 
 
 def disagreement(T: int) -> float:
@@ -103,21 +103,21 @@ def measure(T: int, launches: int) -> dict[str, Any]:
     }
 
 
-def report(found: dict[str, Any]) -> list[str]:
-    own_process, fresh = found["here"], found["fresh"]
+def report(measured: dict[str, Any]) -> list[str]:
+    own_process, fresh = measured["here"], measured["fresh"]
     base = own_process["recurrent"]["median"], fresh["recurrent"]["median"]
     rows = []
     for name in NAMES:
         a, b = own_process[name], fresh[name]
         rows.append((name, *map(ms, (a["median"], a["fastest"])), f"{base[0] / a['median']:.1f}x",
                      *map(ms, (b["first"], b["median"])), f"{base[1] / b['median']:.1f}x"))
-    whole = sum(found["stages"].values())
+    whole = sum(measured["stages"].values())
     return [
-        f"T={found['T']} H={H} K=V={K} float32, {found['threads']} threads, torch {found['torch']}; "
-        f"the outputs differ by {found['disagreement']:.1e}",
+        f"T={measured['T']} H={H} K=V={K} float32, {measured['threads']} threads, torch {measured['torch']}; "
+        f"the outputs differ by {measured['disagreement']:.1e}",
         *table(rows, header=("forward, ms", "median", "fastest", "", "fresh: first", "median", ""), align="lrrrrrr"),
         "",
-        *table([(name, ms(s), f"{s / whole:.0%}") for name, s in found["stages"].items()],
+        *table([(name, ms(s), f"{s / whole:.0%}") for name, s in measured["stages"].items()],
                header=("chunked 64, ms", "median", ""), align="lrr"),
     ]
 
@@ -138,9 +138,9 @@ def main() -> None:
     if args.only:
         print(json.dumps(timed(args.only, args.tokens, args.launches)))
         return
-    found = measure(args.tokens, args.launches)
-    print("\n".join(report(found)))
-    common.write(args.json, found)
+    measured = measure(args.tokens, args.launches)
+    print("\n".join(report(measured)))
+    common.write(args.json, measured)
 
 
 if __name__ == "__main__":

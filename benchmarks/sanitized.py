@@ -225,15 +225,15 @@ def main() -> None:
     parser.add_argument("--followed", action="store_true", help="Hopper's kernels in a form that racecheck follows")
     parser.add_argument("--backwards", action="store_true", help="steps of Hopper's own backward alone")
     parser.add_argument("--forwards", action="store_true", help="forwards alone")
-    asked = parser.parse_args()
+    args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        if asked.followed:
+        if args.followed:
             follow(Path(folder))
-        if asked.backwards:
+        if args.backwards:
             backwards_of_hopper("cuda")
             torch.cuda.synchronize()
         else:
-            calls(asked.backend, asked.forwards)
+            calls(args.backend, args.forwards)
 
 
 MANY = dict(lengths=(650, 0, 165), padding=5, H=1, HV=3)
@@ -257,10 +257,10 @@ STEPS = {
 def backwards_of_hopper(device: str) -> None:
     for name, (words, sms, segment, ctas) in STEPS.items():
         case = make_inputs(**dict(K=128, V=128, gate="bounded") | words, device=device)
-        for kept in (False, "states", True):
+        for saved in (False, "states", True):
             with planned_with(sms, segment, ctas):
-                step(case, "sm90", disable_recompute=kept)
-            print(f"{name}, disable_recompute={kept}", flush=True)
+                step(case, "sm90", disable_recompute=saved)
+            print(f"{name}, disable_recompute={saved}", flush=True)
 
 
 @contextlib.contextmanager

@@ -127,10 +127,10 @@ class Side(NamedTuple):
                 for name, call in (("forward", self.forward), ("step", self.step))}
 
 
-def furthest(rank: Rank, found: list[Tensor], whole: list[Tensor], names: tuple[str, ...]) -> tuple[float, str]:
+def furthest(rank: Rank, results: list[Tensor], whole: list[Tensor], names: tuple[str, ...]) -> tuple[float, str]:
     """The result of all ranks that is furthest from the whole row's, relative in the norm, and its name."""
     apart = []
-    for name, x, y in zip(names, found, whole, strict=True):
+    for name, x, y in zip(names, results, whole, strict=True):
         if name in PER_TOKEN or name == "o":
             sums = torch.stack([(x.float() - rank.part(y).float()).norm() ** 2, rank.part(y).float().norm() ** 2])
         else:
@@ -268,8 +268,8 @@ def main() -> int:
         pipe, processes = started(world, args)
         try:
             while True:
-                rows += (found := pipe.recv())
-                print(printed(found), flush=True)
+                rows += (more := pipe.recv())
+                print(printed(more), flush=True)
                 common.write(args.json, document)
         except EOFError:
             pass

@@ -19,9 +19,9 @@ def main():
     case = make_inputs(T=130, H=1, HV=2, K=128, V=128, gate="bounded")
     for backend, arch in BACKENDS.items():
         door = SimulatedDoor(backend, parse(arch))
-        found = simulator.parts(lambda: door.call(case, True))  # noqa: B023
+        parts = simulator.parts(lambda: door.call(case, True))  # noqa: B023
         assert not door.findings, door.findings[0]
-        named = "".join(f"  {part} {seconds:.3f}" for part, seconds in found.items())
+        named = "".join(f"  {part} {seconds:.3f}" for part, seconds in parts.items())
         print(f"{f'{backend}, forward and backward, seconds':44}{named}")
 
 

@@ -56,10 +56,10 @@ class Step:
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, stream=stream):
-            kept = self()
-        found = whole(graph.replay)
-        del kept
-        return found
+            outputs = self()
+        times = whole(graph.replay)
+        del outputs
+        return times
 
     def mebibytes(self) -> float:
         """The peak of memory, inputs and the incoming gradient included."""
@@ -72,9 +72,9 @@ class Step:
         return round((torch.cuda.max_memory_allocated() - before + given) / 2**20, 4)
 
 
-def distance(found: tuple[torch.Tensor, ...], expected: tuple[torch.Tensor, ...]) -> float:
+def distance(results: tuple[torch.Tensor, ...], expected: tuple[torch.Tensor, ...]) -> float:
     """The largest of all gradients, relative to the norm of what is expected."""
-    pairs = [(x.float(), y.float()) for x, y in zip(found, expected, strict=True)]
+    pairs = [(x.float(), y.float()) for x, y in zip(results, expected, strict=True)]
     return max(float((x - y).norm() / y.norm()) for x, y in pairs)
 
 
@@ -83,8 +83,8 @@ def drawn(name: str, regime: str) -> Case:
 
 
 def measured(name: str, regime: str, case: Case) -> dict[str, Any]:
-    again, kept = Step(case), Step(case, disable_recompute=True)
-    first, second = again(), kept()
+    again, saving = Step(case), Step(case, disable_recompute=True)
+    first, second = again(), saving()
     row = dict(shape=name, regime=regime, finite=all(bool(x.isfinite().all()) for x in first))
     row["same bits kept and made again"] = all(map(torch.equal, first, second))
     if name in COMPARED and regime == "slow":
@@ -92,7 +92,7 @@ def measured(name: str, regime: str, case: Case) -> dict[str, Any]:
     del first, second
     if not row["finite"] or row.get("largest distance from Triton's gradients", 0) > CLOSE:
         raise SystemExit(f"{name}, {regime}: wrong gradients, nothing is timed: {row}")
-    for mode, step in (("again", again), ("kept", kept)):
+    for mode, step in (("again", again), ("kept", saving)):
         row |= {mode: whole(step), f"{mode} graph": step.from_a_graph(), f"{mode} MiB": step.mebibytes()}
     return row
 
@@ -100,18 +100,18 @@ def measured(name: str, regime: str, case: Case) -> dict[str, Any]:
 def main() -> None:
     parser = common.parser(__spec__, __doc__)
     parser.add_argument("--shape", action="append", choices=SHAPES)
-    asked = parser.parse_args()
+    args = parser.parse_args()
     document = dict(
         what="A training step by autograd (benchmarks/steps.py); milliseconds, medians",
         device=torch.cuda.get_device_name(), torch=torch.__version__, kda=kda.__version__,
         arch=detect("cuda").cc, date=str(datetime.date.today()), rows=[],
     )
-    rows = [(name, regime) for name in asked.shape or SHAPES for regime in ("slow", "fast")]
+    rows = [(name, regime) for name in args.shape or SHAPES for regime in ("slow", "fast")]
     with ThreadPoolExecutor(min(DRAWERS, os.cpu_count() or 1)) as threads:     # drawing takes longer than measuring
         for row, case in zip(rows, threads.map(drawn, *zip(*rows, strict=True)), strict=True):
             document["rows"].append(measured(*row, case.map(lambda x: x.cuda())))
             print(json.dumps(document["rows"][-1]), flush=True)
-            common.write(asked.json, document)
+            common.write(args.json, document)
 
 
 if __name__ == "__main__":

@@ -65,11 +65,11 @@ def forward(T: int, gate: str, backend: str, K: int = 128, checks: bool = True) 
     return session
 
 
-def step(T: int, kept: bool, backend: str, K: int = 128) -> Session:
+def step(T: int, saves: bool, backend: str, K: int = 128) -> Session:
     """A forward that keeps, and its backward; or a backward alone, that nothing was kept for."""
     case = make_inputs(T=T, H=1, K=K, V=K, gate="bounded", initial_state=False)
     keywords = case.keywords | {"backend": backend, "output_final_state": False}
     with capture(arch=backend) as session:
-        saved = kda.chunk_kda_fwd(**keywords, disable_recompute=True).saved if kept else None
+        saved = kda.chunk_kda_fwd(**keywords, disable_recompute=True).saved if saves else None
         kda.chunk_kda_bwd(do=case.do, saved=saved, **keywords)
     return session

@@ -76,11 +76,11 @@ def operand_bytes() -> float:
     return chain + 2 * ((64 + 32) * 128 + (128 + 32) * 32) / CTAS
 
 
-def chunk(found: dict[str, float]) -> Chunk:
+def chunk(counts: dict[str, float]) -> Chunk:
     return Chunk(
-        found["warp_instructions"] / CTAS / ISSUED, found["mufu"] / CTAS * 32 / MUFU, tensor_clocks(),
-        found["shared_wavefronts"] / CTAS + operand_bytes() / BANKS,
-        found["bytes"] / CTAS / (HBM / SMS / (GHZ * 1e9)), HOPS * HOP + PRODUCTS, found["bytes"],
+        counts["warp_instructions"] / CTAS / ISSUED, counts["mufu"] / CTAS * 32 / MUFU, tensor_clocks(),
+        counts["shared_wavefronts"] / CTAS + operand_bytes() / BANKS,
+        counts["bytes"] / CTAS / (HBM / SMS / (GHZ * 1e9)), HOPS * HOP + PRODUCTS, counts["bytes"],
     )
 
 
@@ -116,8 +116,8 @@ def fused_alone() -> list[str]:
 
 
 def of_dims(gate: str) -> list[str]:
-    found = (of_a_chunk(gate=gate, K=K) for K in DIMS)
-    return [f"{counts[name]:,.0f}" for counts in found for name in ("warp_instructions", "mufu", "shared_wavefronts")]
+    of_each = (of_a_chunk(gate=gate, K=K) for K in DIMS)
+    return [f"{counts[name]:,.0f}" for counts in of_each for name in ("warp_instructions", "mufu", "shared_wavefronts")]
 
 
 def bytes_of_dims() -> list[str]:
@@ -144,9 +144,9 @@ def clocks_of_a_chunk() -> list[str]:
 
 
 def main() -> None:
-    found = of_a_chunk()
-    one = chunk(found)
-    print({name: round(value, 1) for name, value in found.items()})
+    counts = of_a_chunk()
+    one = chunk(counts)
+    print({name: round(value, 1) for name, value in counts.items()})
     for gate in ("softplus", "given"):
         print(gate, {name: value for name, value in of_a_chunk(gate=gate).items() if name in COUNTS})
     print({name: round(value) for name, value in one._asdict().items()}, "binds:", one.binds)

@@ -47,23 +47,23 @@ def clocks_of(one: Counts) -> dict[str, float]:
 
 def counts(shorter: int = SHORT, longer: int = LONG) -> dict[str, Counts]:
     """Return the counts of each kernel."""
-    found = {}
-    for kept, names in ((True, FORWARD + BACKWARD), (False, AGAIN)):
-        pairs = list(zip(step(shorter, kept, "sm100").runs, step(longer, kept, "sm100").runs))
-        found = {name: between(*pair, longer - shorter) for name, pair in zip(names, pairs, strict=kept)} | found
-    return {name: found[name] for name in (*FORWARD, *BACKWARD, *AGAIN)}
+    kernels = {}
+    for saves, names in ((True, FORWARD + BACKWARD), (False, AGAIN)):
+        pairs = list(zip(step(shorter, saves, "sm100").runs, step(longer, saves, "sm100").runs))
+        kernels = {name: between(*pair, longer - shorter) for name, pair in zip(names, pairs, strict=saves)} | kernels
+    return {name: kernels[name] for name in (*FORWARD, *BACKWARD, *AGAIN)}
 
 
-def total(found: dict[str, Counts], names: tuple[str, ...]) -> Counts:
-    return sum((found[name] for name in names), Counts(0, 0, 0, 0, 0))
+def total(kernels: dict[str, Counts], names: tuple[str, ...]) -> Counts:
+    return sum((kernels[name] for name in names), Counts(0, 0, 0, 0, 0))
 
 
-def seconds(found: dict[str, Counts], T: int, H: int) -> dict[str, tuple[float, str]]:
+def seconds(kernels: dict[str, Counts], T: int, H: int) -> dict[str, tuple[float, str]]:
     """Return each kernel's time with B = 1, and the resource that limits it; nothing is recomputed."""
     p = Problem.parse(f"bounded l2norm bfloat16 K=128 V=128 T={T} H={H}")
     pl, times = plan.training_plan(p, SMS), {}
     for name in FORWARD + BACKWARD:
-        binds, clocks = max(clocks_of(found[name]).items(), key=lambda pair: pair[1])
+        binds, clocks = max(clocks_of(kernels[name]).items(), key=lambda pair: pair[1])
         time = clocks * T / TOKENS * H / SMS / (GHZ * 1e9)
         if name in PRODUCTS:
             waves = -(-pl.all_segments * H // SMS)
@@ -79,23 +79,23 @@ def seconds(found: dict[str, Counts], T: int, H: int) -> dict[str, tuple[float, 
 SUMS = {"forward that keeps": FORWARD, "backward": BACKWARD, "backward, nothing kept": AGAIN + BACKWARD}
 
 
-def of_kernels(found: dict[str, Counts]) -> list[str]:
+def of_kernels(kernels: dict[str, Counts]) -> list[str]:
     """Rows of the page's first table."""
-    sums = {name: total(found, names) for name, names in SUMS.items()}
-    launches = dict.fromkeys(found, 1) | {name: len(names) for name, names in SUMS.items()}
-    shown = {name: name if name != "again" else "record without o" for name in found} | {n: f"**{n}**" for n in SUMS}
+    sums = {name: total(kernels, names) for name, names in SUMS.items()}
+    launches = dict.fromkeys(kernels, 1) | {name: len(names) for name, names in SUMS.items()}
+    shown = {name: name if name != "again" else "record without o" for name in kernels} | {n: f"**{n}**" for n in SUMS}
     return [
         table_row(shown[name], f"{x.warp_instructions:,.0f}", f"{x.mufu:,.0f}", f"{x.tensor_flops / 1e6:.1f}",
                   f"{x.shared_wavefronts:,.0f}", f"{x.bytes:,.0f}", launches[name])
-        for name, x in (found | sums).items()
+        for name, x in (kernels | sums).items()
     ]
 
 
-def of_heads(found: dict[str, Counts], T: int = 8192) -> list[str]:
+def of_heads(kernels: dict[str, Counts], T: int = 8192) -> list[str]:
     """Rows of the page's second table."""
     rows = []
     for H in HEADS:
-        times = seconds(found, T, H)
+        times = seconds(kernels, T, H)
         both = [sum(times[name][0] for name in names) * 1e3 for names in (FORWARD, BACKWARD)]
         each = [f"{times[name][0] * 1e3:.3f} {times[name][1]}" for name in (*FORWARD, *BACKWARD)]
         rows.append(table_row(H, *each, *(f"{time:.3f}" for time in both)))
@@ -105,10 +105,10 @@ def of_heads(found: dict[str, Counts], T: int = 8192) -> list[str]:
 def built(words: str, packed: bool) -> dict[type, list[Kernel]]:
     """All kernels of a class of calls, by their configurations' types."""
     p = Problem.parse(f"bfloat16 {words} l2norm beta=sigmoid {STATES}{' packed' * packed}")
-    found: dict[type, list[Kernel]] = {}
+    kernels: dict[type, list[Kernel]] = {}
     for config in filter(None, dict.fromkeys(all_configs(plan.TRAINING, p))):
-        found.setdefault(type(config), []).append(launch.kernel(config, parse("sm100")))
-    return found
+        kernels.setdefault(type(config), []).append(launch.kernel(config, parse("sm100")))
+    return kernels
 
 
 def of_code() -> Iterator[str]:
@@ -117,8 +117,8 @@ def of_code() -> Iterator[str]:
         cells = [name]
         for bounded in (True, False):
             gates = [words for gate, words in GATES.items() if gate.startswith("bounded by -5") == bounded]
-            found = {k.registers for words in gates for packed in (False, True) for k in built(words, packed)[kind]}
-            cells.append(" to ".join(map(str, sorted({min(found), max(found)}))))
+            registers = {k.registers for words in gates for packed in (False, True) for k in built(words, packed)[kind]}
+            cells.append(" to ".join(map(str, sorted({min(registers), max(registers)}))))
         yield table_row(*cells)
 
 

@@ -72,7 +72,7 @@ FIGURES = (
     Table(TRITON, triton.HEADER, triton.rows),
     Sentence(
         TRITON, "the forward writes # more, and of its first two launches the backward needs only the cumulative "
-        "decays: # less", triton.kept,
+        "decays: # less", triton.saved_instead,
     ),
 )
 

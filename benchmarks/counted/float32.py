@@ -33,12 +33,12 @@ def runs(case: Case) -> dict[str, Run]:
     """The launches of a training step by name."""
     p = case.problem()
     with capture(arch="sm89") as session:
-        kept = launch.forward(p, case.inputs, Save.PRODUCTS).saved
-        launch.backward(dataclasses.replace(p, direction="backward"), case.inputs, case.do, case.dht, kept)
-    found: dict[str, Run] = {}
+        saved = launch.forward(p, case.inputs, Save.PRODUCTS).saved
+        launch.backward(dataclasses.replace(p, direction="backward"), case.inputs, case.do, case.dht, saved)
+    by_name: dict[str, Run] = {}
     for run in session.runs:
-        found[AGAIN[run.kernel] if run.kernel in found else run.kernel] = run
-    return found
+        by_name[AGAIN[run.kernel] if run.kernel in by_name else run.kernel] = run
+    return by_name
 
 
 def kernels(p: Problem) -> dict:

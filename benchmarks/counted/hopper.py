@@ -36,10 +36,10 @@ def training_plan(K: int, H: int, words: str = GATES["bounded by -5"]) -> Traini
     return plan.training_plan(p, SMS)
 
 
-def of_step(K: int, kept: bool, names: tuple[str, ...]) -> dict[str, tuple[Counts, Launch]]:
+def of_step(K: int, saves: bool, names: tuple[str, ...]) -> dict[str, tuple[Counts, Launch]]:
     """Map the name of each kernel to what it takes and to its launch."""
     with planned(FUSED=FUSED in names, CTAS=2):
-        short, long = (step(T, kept, "sm90", K) for T in (SHORT, LONG))
+        short, long = (step(T, saves, "sm90", K) for T in (SHORT, LONG))
     runs = zip(names, short.runs, long.runs, long.launches, strict=True)
     return {name: (between(a, b, LONG - SHORT), launched) for name, a, b, launched in runs}
 
@@ -50,21 +50,21 @@ def shared(name: str, K: int, launch: Launch) -> str:
     return " or ".join(dict.fromkeys(f"{config.shared / 1024:.0f}" for config in both))
 
 
-def row(name: str, K: int, found: Counts, launch: Launch) -> str:
+def row(name: str, K: int, counts: Counts, launch: Launch) -> str:
     taken = launch.kernel.registers
     if name == "grads":
         taken = "MATH {}, LOAD {}".format(*REGISTERS[launch.config.panels])
-    cells = (f"{NAMES.get(name, name)}, {K}", f"{found.warp_instructions:,.0f}", f"{found.bytes:,.0f}", taken,
+    cells = (f"{NAMES.get(name, name)}, {K}", f"{counts.warp_instructions:,.0f}", f"{counts.bytes:,.0f}", taken,
              launch.kernel.spills, shared(name, K, launch))
     return table_row(*cells)
 
 
 def rows(dims: Iterable[int] = DIMS, forwards: Iterable[tuple[str, ...]] = STEPS) -> Iterator[str]:
     for K in dims:
-        found: dict[str, tuple[Counts, Launch]] = {}
+        counted: dict[str, tuple[Counts, Launch]] = {}
         for names in forwards:
-            found |= of_step(K, STEPS[names], names + BACK)
-        yield from (row(name, K, *found[name]) for name in KERNELS if name in found)
+            counted |= of_step(K, STEPS[names], names + BACK)
+        yield from (row(name, K, *counted[name]) for name in KERNELS if name in counted)
 
 
 def spills() -> Iterator[str]:
@@ -90,9 +90,9 @@ def of_forward() -> Iterator[str]:
             with planned(STREAM=False, **constants):
                 short, long = (forward(T, gate, "sm90", checks=False) for T in (SHORT, LONG))
             for name, a, b, launched in zip(names, short.runs, long.runs, long.launches, strict=True):
-                found = between(a, b, LONG - SHORT)
+                counts = between(a, b, LONG - SHORT)
                 touched = sum(b.counters[floor] - a.counters[floor] for floor in FLOORS) / (LONG - SHORT)
-                cells = (f"{name}, {gate}", f"{found.warp_instructions * C / TOKENS:,.0f}",
-                         f"{found.bytes:,.0f}, {touched:,.0f}", launched.kernel.registers, launched.kernel.spills,
+                cells = (f"{name}, {gate}", f"{counts.warp_instructions * C / TOKENS:,.0f}",
+                         f"{counts.bytes:,.0f}, {touched:,.0f}", launched.kernel.registers, launched.kernel.spills,
                          f"{launched.config.shared / 1024:.0f}")
                 yield table_row(*cells)

@@ -26,11 +26,11 @@ HEADER = "| launch | reads | writes |"
 
 
 class Bytes(NamedTuple):
-    """The bytes of a launch: `found` are those that it had written itself, `left` those that are no result and that no
-    other launch reads."""
+    """The bytes of a launch: `read_back` are those that it had written itself, `left` those that are no result and that
+    no other launch reads."""
 
     reads: float
-    found: float
+    read_back: float
     writes: float
     left: float
 
@@ -40,7 +40,7 @@ class Bytes(NamedTuple):
 
     @property
     def scratch(self) -> float:
-        return self.found + self.left
+        return self.read_back + self.left
 
 
 def step(T: int, save: Save, backward: bool) -> tuple[Session, list[torch.Tensor]]:
@@ -49,11 +49,11 @@ def step(T: int, save: Save, backward: bool) -> tuple[Session, list[torch.Tensor
     p = dataclasses.replace(case.problem(), final_state=False)
     with capture(arch=ARCH, checks=False) as session:
         session.around = lambda launch, simulate: simulate(accesses=True)
-        found = launch.forward(p, case.inputs, save)
-        results = [found.o]
+        outputs = launch.forward(p, case.inputs, save)
+        results = [outputs.o]
         if backward:
             back = dataclasses.replace(p, direction="backward")
-            results += launch.backward(back, case.inputs, case.do, None, found.saved)
+            results += launch.backward(back, case.inputs, case.do, None, outputs.saved)
     return session, [x for x in results if x is not None]
 
 
@@ -79,24 +79,24 @@ def touched(session: Session, results: list[torch.Tensor]) -> list[Bytes]:
 def launches(save: Save, backward: bool) -> dict[str, Bytes]:
     """Return the bytes of each launch for a token.  A backward repeats launches of the forward: "prepare again"."""
     short, long = (step(T, save, backward) for T in (SHORT, LONG))
-    found: dict[str, Bytes] = {}
+    by_name: dict[str, Bytes] = {}
     for run, a, b in zip(long[0].runs, touched(*short), touched(*long), strict=True):
         of_token = Bytes(*((y - x) / (LONG - SHORT) for x, y in zip(a, b)))
-        found[f"{run.kernel} again" if run.kernel in found else run.kernel] = of_token
-    return found
+        by_name[f"{run.kernel} again" if run.kernel in by_name else run.kernel] = of_token
+    return by_name
 
 
 def cell(n: float, scratch: float) -> str:
     return f"{n:,.0f} [{scratch:,.0f}]" if scratch else f"{n:,.0f}"
 
 
-def direction(way: str, found: dict[str, Bytes]) -> Iterator[str]:
+def direction(way: str, by_name: dict[str, Bytes]) -> Iterator[str]:
     shown = {"prepare again": "backward `prepare`, A_qk and A_inv saved", "state again": "backward `state`",
              "prepare": "forward `prepare`", "state": "forward `state`"}
-    for name, each in found.items():
-        yield table_row(shown.get(name, f"`{name}`"), cell(each.reads, each.found), cell(each.writes, each.left))
-    all_, scratch = sum(each.all for each in found.values()), sum(each.scratch for each in found.values())
-    yield table_row(f"**{way}, {len(found)} launches: {all_:,.0f}, without scratch {all_ - scratch:,.0f}**",
+    for name, each in by_name.items():
+        yield table_row(shown.get(name, f"`{name}`"), cell(each.reads, each.read_back), cell(each.writes, each.left))
+    all_, scratch = sum(each.all for each in by_name.values()), sum(each.scratch for each in by_name.values())
+    yield table_row(f"**{way}, {len(by_name)} launches: {all_:,.0f}, without scratch {all_ - scratch:,.0f}**",
                     f"floor {FLOOR[way]}", f"FLA {FLA[way]}")
 
 
@@ -106,11 +106,11 @@ def rows() -> Iterator[str]:
     yield from direction("backward", dict(list(step.items())[2:]))
 
 
-def kept() -> tuple[str, str]:
+def saved_instead() -> tuple[str, str]:
     """With `disable_recompute`: bytes that the forward of a step writes more, and that its backward touches less."""
     step, whole = (launches(save, True) for save in (Save.PRODUCTS, Save.ALL))
     written, again = (
         [sum(each[name].writes for name in ("prepare", "state")) for each in (whole, step)],
-        [sum(each.all for name, each in found.items() if name.endswith("again")) for found in (step, whole)],
+        [sum(each.all for name, each in launched.items() if name.endswith("again")) for launched in (step, whole)],
     )
     return f"{written[0] - written[1]:,.0f}", f"{again[0] - again[1]:,.0f}"

@@ -64,7 +64,7 @@ def test_figures_that_are_not_as_counted_are_written_anew(figures):
         row = f"{counted[1]}\n"
         wrong = [text.replace(row, other) for other in (next(changed(row)), "", 2 * row)]
     else:
-        counted = pages.found(text, figures.words).groups()
+        counted = pages.match_of(text, figures.words).groups()
         wrong = [pages.with_figures(text, figures.words, ["77", *counted[1:]])]
     assert figures.renewed(text, counted) == text
     assert all(page != text and figures.renewed(page, counted) == text for page in wrong)
