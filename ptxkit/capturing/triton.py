@@ -172,4 +172,4 @@ def _with_file_of(src: Any, ptx: str) -> str:
     other = alike or [name for name in named if TRITON not in name]
     if file in named or len(other) != 1:
         return ptx
-    return FILE.sub(lambda found: f'{found[1]}"{file}"' if found[2] == other[0] else found[0], ptx)
+    return FILE.sub(lambda match: f'{match[1]}"{file}"' if match[2] == other[0] else match[0], ptx)

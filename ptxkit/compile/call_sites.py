@@ -65,7 +65,7 @@ _KEEPING: list[CallSites] = []               # the innermost one counts: a compi
 
 
 @contextlib.contextmanager
-def kept() -> Iterator[CallSites]:
+def numbering() -> Iterator[CallSites]:
     """Make the DSL number the calls of kernels' short helpers while it traces inside the block."""
     sites, op = CallSites(), sys.modules.get("cutlass._mlir_helpers.op")
     transform, foreign = getattr(op, "loc_transform", None), getattr(op, "_is_framework_stack_frame", None)

@@ -166,7 +166,7 @@ def _made(target: Target, ptx: str, cubin: bytes, function: Any, symbol: str, mo
 @contextlib.contextmanager
 def compiling_for(arch: str, **settings: Any) -> Iterator[call_sites.CallSites]:
     """The DSL compiles for `arch` ("sm_100a") inside the block, with more of its settings changed alike."""
-    with _COMPILING, _short_file_names(), call_sites.kept() as sites, contextlib.ExitStack() as undo:
+    with _COMPILING, _short_file_names(), call_sites.numbering() as sites, contextlib.ExitStack() as undo:
         for dsl in _dsls():
             for name, value in {"arch": arch, **settings}.items():
                 undo.callback(setattr, dsl.envar, name, getattr(dsl.envar, name))

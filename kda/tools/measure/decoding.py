@@ -19,7 +19,7 @@ from .clocks import CpuClock, CudaClock, Timings, interleaved
 L2_TIMES, FEW = 4, 3                         # sequences that are compared
 
 
-class Asked(NamedTuple):
+class DecodeSizes(NamedTuple):
     """A call by its sizes."""
 
     sequences: int
@@ -32,23 +32,23 @@ class Asked(NamedTuple):
 
 
 class Decoded(NamedTuple):
-    asked: Asked
+    sizes: DecodeSizes
     backend: str
     used: float  # share of the budget in the tensor that uses most; above 1 the result is wrong
     bytes: int                               # bytes that any kernel must move
     timing: Timings | None = None             # None if the result is wrong
 
 
-def measure(asked: Asked, backend: str, clock: CpuClock | CudaClock, repeats: int, seconds: float) -> Decoded:
+def measure(sizes: DecodeSizes, backend: str, clock: CpuClock | CudaClock, repeats: int, seconds: float) -> Decoded:
     device = str(getattr(clock, "device", "cpu"))
-    shape = (asked.heads, asked.value_heads, asked.K, asked.V)
-    how: dict[str, Any] = {"dtype": asked.dtype, "states": asked.states, "gate": "bounded"}
-    few = make_step(min(asked.sequences, FEW), 1, *shape, **how)
+    shape = (sizes.heads, sizes.value_heads, sizes.K, sizes.V)
+    how: dict[str, Any] = {"dtype": sizes.dtype, "states": sizes.states, "gate": "bounded"}
+    few = make_step(min(sizes.sequences, FEW), 1, *shape, **how)
     moved = {name: t.to(device) if torch.is_tensor(t) else t for name, t in copied(few).items()}
-    found = run_step(moved, backend=backend)
-    used = max(budget.excess(found[name]) for name, budget in budgets(few).items())
-    x = make_step(asked.sequences, 1, *shape, **how, device=device)
-    wrong = Decoded(asked, backend, used, bytes_moved(x))
+    results = run_step(moved, backend=backend)
+    used = max(budget.excess(results[name]) for name, budget in budgets(few).items())
+    x = make_step(sizes.sequences, 1, *shape, **how, device=device)
+    wrong = Decoded(sizes, backend, used, bytes_moved(x))
     if not used <= 1:
         return wrong
     calls = [functools.partial(run_step, one, backend=backend) for one in pools(x)]

@@ -146,15 +146,15 @@ class PresentGpu:
     def while_busy(self, call: Call, repeats: int, launches: int, seconds: float) -> Timings:
         """Time batches of calls behind a kernel that takes longer than the host; one call should take `seconds`."""
         batch, late = max(1, QUEUE // (launches + SPARE)), 0
-        found: list[Any] = []
-        while len(found) < repeats:
+        times: list[Any] = []
+        while len(times) < repeats:
             self.wait()
             self.clock.busy(min(3 * batch * seconds + 2e-3, 1.0))
             ended = torch.cuda.Event()
             ended.record()
-            found += [taken(call) for _ in range(batch)]
+            times += [taken(call) for _ in range(batch)]
             late += ended.query()
-        return Timings(tuple(found), host_inside=2 * batch * late > len(found))
+        return Timings(tuple(times), host_inside=2 * batch * late > len(times))
 
 
 def taken(call: Call) -> float:
@@ -196,10 +196,10 @@ def cost(direction: str, backend: str, call: Call, gpu: PresentGpu | StandIn, re
         for _ in range(repeats):
             gpu.wait()
             idle.append(taken(call))
-        found = Timings(tuple(idle))
-        busy = gpu.while_busy(call, repeats, launches, found.median)
+        alone = Timings(tuple(idle))
+        busy = gpu.while_busy(call, repeats, launches, alone.median)
     finally:
         if collects:
             gc.enable()
     gpu.wait()
-    return HostCost(direction, backend, found, busy, launches, of_torch, allocations)
+    return HostCost(direction, backend, alone, busy, launches, of_torch, allocations)

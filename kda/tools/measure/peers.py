@@ -31,8 +31,8 @@ class Published(NamedTuple):
 
 @functools.cache
 def saved() -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(FILE.read_text(encoding="utf-8"))
-    return found
+    peers: dict[str, Any] = json.loads(FILE.read_text(encoding="utf-8"))
+    return peers
 
 
 def peers_of(device: str, shape: str, direction: str) -> list[Peer]:

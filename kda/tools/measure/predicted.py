@@ -71,11 +71,11 @@ class Prediction:
         return clocks / some[0].clock.chip.gigahertz / 1e6 if some else 0.0
 
     def kernel(self, name: str, backward: bool = False, nth: int = 0) -> PredictedLaunch:
-        found = [one for one in self.launches if family_of(one.kernel) == name and one.backward == backward]
-        if len(found) <= nth:
+        matching = [one for one in self.launches if family_of(one.kernel) == name and one.backward == backward]
+        if len(matching) <= nth:
             names = ", ".join(f"{family_of(one.kernel)}{' (backward)' * one.backward}" for one in self.launches)
             raise LookupError(f"the call has no such launch of {name}; it has {names}")
-        return found[nth]
+        return matching[nth]
 
 
 @functools.cache
@@ -88,8 +88,8 @@ def measured_call(chip: str, problem: str, direction: str, backend: str) -> dict
     """A whole call that was timed on such a chip, {"seconds", "source"}."""
     if chip != measured()["chip"]:
         return None
-    asked = {"problem": problem, "direction": direction, "backend": backend}
-    return next((call for call in measured()["calls"] if asked.items() <= call.items()), None)
+    wanted = {"problem": problem, "direction": direction, "backend": backend}
+    return next((call for call in measured()["calls"] if wanted.items() <= call.items()), None)
 
 
 def expected(backend: str, launches: Iterable[PredictedLaunch]) -> dict[str, Any]:
@@ -153,19 +153,19 @@ def predict(arch: str, chip: str, backend: str, shape: BenchShape, step: bool, g
 def _way(call: PredictedCall, chip: str, backward: bool) -> tuple[PredictedLaunch, ...]:
     """Predict the launches of one direction."""
     row = call.row
-    asked = call.launches(row, backward)
-    works = _working(asked, call, backward)
-    settings = [_setting(chip, one, n) for one, n in zip(asked, works)]
+    launches = call.launches(row, backward)
+    works = _working(launches, call, backward)
+    settings = [_setting(chip, one, n) for one, n in zip(launches, works)]
     most = WAVES * CHIPS[chip].sms
     same = alike(call.like, chip, backward) if any(one.waves and one.clusters > most for one in settings) else {}
-    known = [_known(same, one, setting) for one, setting in zip(asked, settings)]
+    known = [_known(same, one, setting) for one, setting in zip(launches, settings)]
     for few, many in SHORT:
         if many >= row:
             break
         short, long = call.launches(few, backward), call.launches(many, backward)
-        names = {tuple(one.kernel.name for one in each) for each in (short, long, asked)}
+        names = {tuple(one.kernel.name for one in each) for each in (short, long, launches)}
         if len(names) == 1:
-            walks = [a.grid == b.grid == c.grid for a, b, c in zip(short, long, asked)]
+            walks = [a.grid == b.grid == c.grid for a, b, c in zip(short, long, launches)]
             known = [None if walk else clock for walk, clock in zip(walks, known)]
             in_short = [one if walk or not one.waves else None for one, walk in zip(settings, walks)]
             a = _Trial(call, few).clocks(backward, in_short, [None] * len(known))
@@ -173,9 +173,9 @@ def _way(call: PredictedCall, chip: str, backward: bool) -> tuple[PredictedLaunc
             each = [
                 longer((few, x), (many, y), row).clocks if walk else y.clocks for walk, x, y in zip(walks, a, b)
             ]
-            return _joined(asked, b, each, backward)
-    found = _Trial(call, row).clocks(backward, settings, known)
-    return _joined(asked, found, [clock.clocks for clock in found], backward)
+            return _joined(launches, b, each, backward)
+    clocks = _Trial(call, row).clocks(backward, settings, known)
+    return _joined(launches, clocks, [clock.clocks for clock in clocks], backward)
 
 
 Alike = dict[tuple[Any, ...], Clock]         # the clock of each kernel
@@ -185,8 +185,8 @@ _ALIKE: dict[tuple[PredictedCall, str, bool], Alike] = {}
 def stands_for(calls: Iterable[PredictedCall], chip: str) -> list[tuple[PredictedCall, str, bool]]:
     """What `alike` is asked for by more than one of these calls that have grids of many waves."""
     large = [call for call in calls if call.shape.tokens * call.shape.heads > BLOCK * WAVES * CHIPS[chip].sms]
-    asked = collections.Counter((call.like, chip, back) for call in large for back in {False, call.step})
-    return [one for one, count in asked.items() if count > 1 and one not in _ALIKE]
+    counts = collections.Counter((call.like, chip, back) for call in large for back in {False, call.step})
+    return [one for one, count in counts.items() if count > 1 and one not in _ALIKE]
 
 
 def alike(like: PredictedCall, chip: str, backward: bool) -> Alike:
@@ -197,9 +197,9 @@ def alike(like: PredictedCall, chip: str, backward: bool) -> Alike:
     return _ALIKE[key]
 
 
-def keep(key: tuple[PredictedCall, str, bool], found: Alike) -> None:
+def keep(key: tuple[PredictedCall, str, bool], clocks: Alike) -> None:
     """Remember what `alike` found in another process."""
-    _ALIKE[key] = found
+    _ALIKE[key] = clocks
 
 
 def _alike(like: PredictedCall, chip: str, backward: bool) -> Alike:
@@ -223,8 +223,8 @@ def _known(same: Alike, launch: Any, setting: Setting) -> Clock | None:
     clock = None if launch.pdl or not setting.waves else same.get(_key(launch))
     if not clock or not clock.more:
         return None
-    found = clock.of(setting.clusters)
-    return found if found.share > setting.waves * clock.resident else None
+    known = clock.of(setting.clusters)
+    return known if known.share > setting.waves * clock.resident else None
 
 
 def _signature(launch: Any) -> tuple[Any, ...]:
@@ -238,17 +238,17 @@ def _clusters(launch: Any) -> int:
 def _working(launches: list[Any], call: PredictedCall, backward: bool) -> list[int]:
     """Clusters of each launch that have something to do: a packed grid is as large as the tokens may ask for, and the
     same sequences as a batch say how much of it these do."""
-    found, s = [_clusters(one) for one in launches], call.shape
+    working, s = [_clusters(one) for one in launches], call.shape
     if not s.lengths:
-        return found
+        return working
     batch = call._replace(shape=s._replace(B=len(s.lengths), T=call.row, lengths=()))
     alike: dict[str, list[int]] = {}
     for one in batch.launches(call.row, backward):
         alike.setdefault(family_of(one.kernel.name), []).append(_clusters(one))
     for n, one in enumerate(launches):
         if left := alike.get(family_of(one.kernel.name)):
-            found[n] = min(found[n], left.pop(0))
-    return found
+            working[n] = min(working[n], left.pop(0))
+    return working
 
 
 def _is_table(launch: Any) -> bool:
@@ -264,14 +264,14 @@ def _joined(
     launches: list[Any], clocks: list[Clock], each: Iterable[float], backward: bool
 ) -> tuple[PredictedLaunch, ...]:
     """A launch in `each` clocks; the first one of a backward comes after its forward."""
-    ahead, found = [None, *clocks], []
+    ahead, joined = [None, *clocks], []
     for launch, all_, clock, before in zip(launches, each, clocks, ahead):
         if clock.begins is not None and before:
             overlap = before.clocks - clock.begins
         else:
             overlap = -clock.gap if before or backward else 0.0
-        found.append(PredictedLaunch(launch.kernel.name, all_, overlap, clock, backward))
-    return tuple(found)
+        joined.append(PredictedLaunch(launch.kernel.name, all_, overlap, clock, backward))
+    return tuple(joined)
 
 
 def forget() -> None:
@@ -296,15 +296,15 @@ class _Trial:
 
     def launches(self, backward: bool) -> list[Any]:
         """Return the launches of a direction; none of them runs."""
-        found: list[Any] = []
+        launches: list[Any] = []
 
         def around(launch: Any, simulate: Callable[[], Any], of_backward: bool) -> None:
             if of_backward == backward:
-                found.append(launch)
+                launches.append(launch)
 
         with capture(arch=self.call.arch) as session:
             self._make(session, self._case(_empty), around, backward)
-        return found
+        return launches
 
     def clocks(self, backward: bool, settings: list[Setting | None], known: list[Clock | None]) -> list[Clock | None]:
         """Return the clocks of each launch of a direction; those in `known` are not simulated again, and a launch

@@ -49,8 +49,8 @@ class Expectation(NamedTuple):
     says: str
     budgets: dict[str, Budget]
 
-    def judge(self, found: Results, case: Case) -> list[ParityRow]:
-        return [judge(direction_of(n), n, self.budgets[n], x, case, whole=True) for n, x in found.items()]
+    def judge(self, results: Results, case: Case) -> list[ParityRow]:
+        return [judge(direction_of(n), n, self.budgets[n], x, case, whole=True) for n, x in results.items()]
 
 
 def standard(door: Door, case: Case, backward: bool) -> Expectation:
@@ -209,8 +209,8 @@ def measure(
 
 def differing(results: Results, judged: Results) -> Results:
     """Those that do not equal the results that were judged before."""
-    found = {name: x.detach().cpu() for name, x in results.items()}
-    return {name: x for name, x in found.items() if name not in judged or not torch.equal(x, judged[name])}
+    on_cpu = {name: x.detach().cpu() for name, x in results.items()}
+    return {name: x for name, x in on_cpu.items() if name not in judged or not torch.equal(x, judged[name])}
 
 
 def stage_timings(
@@ -326,10 +326,10 @@ def load() -> float | None:
 
 def cpu_name() -> str:
     try:
-        found = re.search(r"^model name\s*: *(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+        match = re.search(r"^model name\s*: *(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
     except OSError:
-        found = None
-    return found[1].strip() if found else platform.processor() or platform.machine()
+        match = None
+    return match[1].strip() if match else platform.processor() or platform.machine()
 
 
 def output_of(argv: Sequence[str], timeout: float) -> str:
@@ -346,8 +346,8 @@ def commit() -> str | None:
     root, git = Path(__file__).parents[3], shutil.which("git")
     if git is None or not (root / ".git").exists():
         return None
-    asked = (["rev-parse", "--short", "HEAD"], ["status", "--porcelain"])
-    head, changed = (output_of([git, "-C", str(root), *words], 10).strip() for words in asked)
+    questions = (["rev-parse", "--short", "HEAD"], ["status", "--porcelain"])
+    head, changed = (output_of([git, "-C", str(root), *words], 10).strip() for words in questions)
     return (head + ", changed" if changed else head) or None
 
 
@@ -360,9 +360,9 @@ def ask_clocks(machine: Machine, clock: CudaClock, device: str) -> Machine:
     which = [f"--id=GPU-{uuid}"] if uuid else []
     clock.busy(1.0)
     fields = "--query-gpu=driver_version,clocks.sm,clocks.max.sm"
-    asked = output_of([program, *which, fields, "--format=csv,noheader,nounits"], 15)
+    answer = output_of([program, *which, fields, "--format=csv,noheader,nounits"], 15)
     torch.cuda.synchronize(device)
-    lines = asked.splitlines()
+    lines = answer.splitlines()
     words = [word.strip() for word in lines[0].split(",")] if len(lines) == 1 else []
     if len(words) != 3:
         return machine
@@ -419,7 +419,7 @@ class TimedLine:
 def lines_of(result: MeasuredShape, machine: Machine) -> Iterator[TimedLine]:
     for direction, timings in result.measured.timings.items() if result.measured.right else ():
         backends, memory = [check.backend for check in result.measured.checks], result.measured.memory[direction]
-        mine, *others = (summary(*side) | in_bytes(kept) for *side, kept in zip(backends, timings, memory))  # type: ignore[arg-type]
+        mine, *others = (summary(*side) | in_bytes(taken) for *side, taken in zip(backends, timings, memory))  # type: ignore[arg-type]
         moved = bytes_moved(result.shape, direction)
         floor, baseline = moved / machine.copy if machine.copy else None, others[0] if others else None
         yield TimedLine(

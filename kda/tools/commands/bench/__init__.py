@@ -31,10 +31,10 @@ class Percent(click.ParamType):
     name = "N%"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        found = re.fullmatch(r"(\d+(?:\.\d+)?)%?", str(value))
-        if not found:
+        match = re.fullmatch(r"(\d+(?:\.\d+)?)%?", str(value))
+        if not match:
             self.fail(f"{value!r} is not a percentage such as 3%", param, ctx)
-        return float(found[1]) / 100
+        return float(match[1]) / 100
 
 
 @click.command()

@@ -58,11 +58,11 @@ def problem_of(spec: Spec, direction: str, device: str) -> Problem:
     return dataclasses.replace(make(one_token).problem(direction), device=device, B=B, T=T, N=N)
 
 
-def backend_for(problem: Problem, asked: str) -> str:
+def backend_for(problem: Problem, requested: str) -> str:
     """The backend that handles a call, as `kda.routing.dispatch.choose` has it."""
     from kda.routing.dispatch import choose
 
-    backend = choose(problem, asked).backend
+    backend = choose(problem, requested).backend
     assert backend is not None
     return backend
 

@@ -17,7 +17,7 @@ from ptxkit.commands.render import FINDING, OK, CannotJudge, Screen, program_ver
 from ..options import check_value_heads
 
 if TYPE_CHECKING:
-    from kda.tools.measure.decoding import Asked, Decoded
+    from kda.tools.measure.decoding import Decoded, DecodeSizes
     from kda.tools.measure.timing import Machine
 
 OTHERS = ("against", "names", "lengths", "tokens", "regime", "graph", "disable_recompute", "stages", "save", "compare",
@@ -37,16 +37,16 @@ def check_usage(options: dict[str, Any], given: Any, option_of: Any) -> None:
     check_value_heads(options)
 
 
-def asked_for(options: dict[str, Any], kind: str, given: Any) -> list[Asked]:
+def sizes_for(options: dict[str, Any], kind: str, given: Any) -> list[DecodeSizes]:
     """--heads, --batch (sequences), -K, -V and --dtype; what is not given goes by the device."""
-    from kda.tools.measure.decoding import Asked
+    from kda.tools.measure.decoding import DecodeSizes
 
     heads = (options["heads"],) if given("heads") else HEADS[kind]
     sequences = (options["batch"],) if given("batch") else SEQUENCES[kind]
     K, V = (options[name] if given(name) else DIM[kind] for name in ("k", "v"))
     dtype = options["dtype"] if given("dtype") else DTYPE[kind]
     return [
-        Asked(N, H, options["value_heads"] or H, K, V, dtype, states)
+        DecodeSizes(N, H, options["value_heads"] or H, K, V, dtype, states)
         for states, H, N in itertools.product(("float32", "bfloat16"), heads, sequences)
     ]
 
@@ -59,25 +59,25 @@ def decode(screen: Screen, options: dict[str, Any], given: Any) -> int:
 
     device = default_device()
     machine = this_machine(device)
-    asked = asked_for(options, machine.kind, given)
-    backends = [backend_of(each, options["backend"], device) for each in asked]
-    clock, found = clock_of(device), []
+    wanted = sizes_for(options, machine.kind, given)
+    backends = [backend_of(each, options["backend"], device) for each in wanted]
+    clock, decoded = clock_of(device), []
     repeats = options["repeats"] or REPEATS[machine.kind]
     with screen.progress("measuring the copy bandwidth" if machine.kind == "gpu" else "drawing inputs") as tell:
         if isinstance(clock, CudaClock):
             machine = machine._replace(copy=clock.copy_bandwidth())
-        for each, backend in zip(asked, backends):
+        for each, backend in zip(wanted, backends):
             tell(f"sequences: {each.sequences}, heads: {each.heads}, {each.states} states")
-            found.append(measure(each, backend, clock, repeats, options["seconds"]))
-    return report(screen, machine, found)
+            decoded.append(measure(each, backend, clock, repeats, options["seconds"]))
+    return report(screen, machine, decoded)
 
 
-def backend_of(asked: Asked, name: str | None, device: str) -> str:
+def backend_of(sizes: DecodeSizes, name: str | None, device: str) -> str:
     problem = Problem(
-        op="decode", device=device, B=asked.sequences, T=1, N=asked.sequences, H=asked.heads, HV=asked.value_heads,
-        K=asked.K, V=asked.V, dtype=asked.dtype, g_dtype=asked.dtype, beta_dtype=asked.dtype, state_dtype=asked.states,
+        op="decode", device=device, B=sizes.sequences, T=1, N=sizes.sequences, H=sizes.heads, HV=sizes.value_heads,
+        K=sizes.K, V=sizes.V, dtype=sizes.dtype, g_dtype=sizes.dtype, beta_dtype=sizes.dtype, state_dtype=sizes.states,
         gate="bounded", lower_bound=-5.0, A_log=True, dt_bias=True, beta="sigmoid", qk_l2norm=True, inplace=True,
-        scale=asked.K**-0.5, slots=asked.sequences + 2, state_v_first=True,
+        scale=sizes.K**-0.5, slots=sizes.sequences + 2, state_v_first=True,
     )
     try:
         return choose(problem, backend_asked(name)).backend or ""
@@ -88,22 +88,22 @@ def backend_of(asked: Asked, name: str | None, device: str) -> str:
 # ---------------------------------------------------------------------------------------------- reporting
 
 
-def report(screen: Screen, machine: Machine, found: Sequence[Decoded]) -> int:
-    code = OK if all(each.timing for each in found) else FINDING
+def report(screen: Screen, machine: Machine, decoded: Sequence[Decoded]) -> int:
+    code = OK if all(each.timing for each in decoded) else FINDING
     if screen.json:
         screen.emit_json({
             "schema": 1, "kda": program_version(), "command": "bench", "exit": code, "host": machine._asdict(),
-            "direction": "decode", "rows": [as_json(each, machine.copy) for each in found],
+            "direction": "decode", "rows": [as_json(each, machine.copy) for each in decoded],
         })
         return code
     words = [machine.device, f"kda {program_version()}", *(f"{n} {v}" for n, v in machine.versions.items())]
     screen.line(screen.paint("  ".join(words), bold=True))
-    first = found[0].asked
+    first = decoded[0].sizes
     floor = f"; the floor is bytes over {machine.copy / 1e12:.2f} TB/s, a large copy's" if machine.copy else ""
     screen.line(f"decode_step, one token, K={first.K} V={first.V} {first.dtype}{floor}")
     screen.line()
     columns = len(HEAD) - (not machine.copy)                          # without a GPU there is no floor
-    rows = [cells(each, machine.copy)[:columns] for each in found]
+    rows = [cells(each, machine.copy)[:columns] for each in decoded]
     for line in screen.table(rows, HEAD[:columns], "lrrlrrrrr"):
         screen.line(line)
     if machine.copy and (first.K, first.V) == (128, 128):
@@ -123,7 +123,7 @@ def published() -> list[tuple[str, ...]]:
 
 
 def cells(each: Decoded, copy: float | None) -> tuple[str, ...]:
-    a, t = each.asked, each.timing
+    a, t = each.sizes, each.timing
     heads = str(a.heads) if a.heads == a.value_heads else f"{a.heads} of {a.value_heads}"
     first = (a.states, str(a.sequences), heads, each.backend, f"{each.used:.0%}")
     if t is None:
@@ -137,4 +137,4 @@ def as_json(each: Decoded, copy: float | None) -> dict[str, Any]:
     t = each.timing
     times = {} if t is None else {"median": t.median, "p20": t.quantile(0.2), "p80": t.quantile(0.8)}
     floor = {"floor": each.bytes / copy} if copy else {}
-    return {**each.asked._asdict(), "backend": each.backend, "used": each.used, "bytes": each.bytes, **times, **floor}
+    return {**each.sizes._asdict(), "backend": each.backend, "used": each.used, "bytes": each.bytes, **times, **floor}

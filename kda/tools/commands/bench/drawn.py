@@ -66,9 +66,9 @@ class ShapeBars:
     floors: dict[str, float] = field(default_factory=dict)       # direction -> milliseconds
 
     def track(self, name: str, kind: str) -> Track:
-        for found in self.tracks:
-            if (found.name, found.kind) == (name, kind):
-                return found
+        for track in self.tracks:
+            if (track.name, track.kind) == (name, kind):
+                return track
         self.tracks.append(Track(name, kind))
         return self.tracks[-1]
 
@@ -79,9 +79,9 @@ class ShapeBars:
 
 def groups_of(lines: Sequence[TimedLine], device: str) -> list[ShapeBars]:
     """The timings by shape, with baselines, floors, and the saved times of others on such a device."""
-    found: dict[str, ShapeBars] = {}
+    groups: dict[str, ShapeBars] = {}
     for line in lines:
-        group = found.setdefault(line.problem, ShapeBars(line.shape, line.problem))
+        group = groups.setdefault(line.problem, ShapeBars(line.shape, line.problem))
         row = group.track(f"{line.backend}, {line.regime}", line.regime)
         row.bars[line.direction] = _bar(vars(line))
         if line.baseline:
@@ -89,7 +89,7 @@ def groups_of(lines: Sequence[TimedLine], device: str) -> list[ShapeBars]:
             other.bars[line.direction] = _bar(line.baseline)
         if line.floor:
             group.floors[line.direction] = 1e3 * line.floor
-    for group in found.values():
+    for group in groups.values():
         regimes = [kind for kind in ("fast", "slow") if any(track.kind == kind for track in group.tracks)]
         if group.problem != getattr(SHAPES.get(group.name), "label", None):
             continue                         # a named shape that was changed is another one
@@ -98,18 +98,18 @@ def groups_of(lines: Sequence[TimedLine], device: str) -> list[ShapeBars]:
                 for kind in regimes if peer.fast != peer.slow else regimes[:1]:
                     says = f", {kind}" if peer.fast != peer.slow else ""
                     group.track(f"{peer.name}{says}", "peer").bars[way] = Bar(getattr(peer, kind))
-    for group in found.values():
+    for group in groups.values():
         group.tracks.sort(key=lambda track: list(KINDS).index(track.kind))
-    return list(found.values())
+    return list(groups.values())
 
 
 def groups_of_predicted(rows: Sequence[Any]) -> list[ShapeBars]:
-    found: dict[str, ShapeBars] = {}
+    groups: dict[str, ShapeBars] = {}
     for row in rows:
-        group = found.setdefault(row.problem, ShapeBars(row.shape, row.problem))
+        group = groups.setdefault(row.problem, ShapeBars(row.shape, row.problem))
         group.track(row.backend, "predicted").bars[row.direction] = Bar(1e3 * row.predicted, error=row.error_words)
         group.floors[row.direction] = 1e3 * row.floor
-    return list(found.values())
+    return list(groups.values())
 
 
 def _bar(times: dict[str, Any]) -> Bar:

@@ -51,21 +51,21 @@ def host(screen: Screen, options: dict[str, Any]) -> int:
     tensors_on = "cpu" if target else device
     shapes = shapes_asked(options, "gpu", DEFAULT)
     asked_to_keep = setting(options["disable_recompute"])
-    kept = {"disable_recompute": asked_to_keep} if asked_to_keep else {}
-    found: list[tuple[BenchShape, HostCost]] = []
+    saving = {"disable_recompute": asked_to_keep} if asked_to_keep else {}
+    costs: list[tuple[BenchShape, HostCost]] = []
     steps = len(shapes) * len(directions_of(options)) * (1 + bool(options["against"]))
     with gpu.used(), screen.progress("drawing inputs", steps) as tell:
         for shape in shapes.values():
             spec = spec_of(shape, "slow")
-            asked = [options["backend"], *filter(None, [options["against"]])]
-            backends = {name: taken_by(spec, name, tensors_on, asked_to_keep is True) for name in asked}
+            names = [options["backend"], *filter(None, [options["against"]])]
+            backends = {name: taken_by(spec, name, tensors_on, asked_to_keep is True) for name in names}
             case = make(spec).map(lambda x: x.to(tensors_on))
             for name, backend in backends.items():
-                for direction, call in calls(name or backend_asked(), case, **kept).items():
+                for direction, call in calls(name or backend_asked(), case, **saving).items():
                     if direction in directions_of(options):
                         tell.step(f"{shape.label}: {direction} of {backend}")
-                        found.append((shape, cost(direction, backend, call, gpu, options["repeats"] or REPEATS)))
-    report(screen, machine, gpu, found, options)
+                        costs.append((shape, cost(direction, backend, call, gpu, options["repeats"] or REPEATS)))
+    report(screen, machine, gpu, costs, options)
     return OK
 
 
@@ -73,17 +73,18 @@ def directions_of(options: dict[str, Any]) -> tuple[str, ...]:
     return tuple(way for way in DIRECTIONS if way in options["directions"]) or DIRECTIONS
 
 
-def taken_by(spec: Any, asked: str | None, device: str, kept: bool) -> str:
+def taken_by(spec: Any, requested: str | None, device: str, saves: bool) -> str:
     """The backend of a step's forward, and that of its backward where that is another."""
     from kda.routing.dispatch import backend_of_backward
 
-    asked = backend_asked(asked)
+    requested = backend_asked(requested)
     try:
         forward = problem_of(spec, "forward", device)
-        as_saved = kept and what_is_saved(dataclasses.replace(forward, disable_recompute=True), asked).value == "all"
-        writer = backend_for(dataclasses.replace(forward, disable_recompute=as_saved), asked)
+        saving = dataclasses.replace(forward, disable_recompute=True)
+        as_saved = saves and what_is_saved(saving, requested).value == "all"
+        writer = backend_for(dataclasses.replace(forward, disable_recompute=as_saved), requested)
         backward = dataclasses.replace(problem_of(spec, "backward", device), disable_recompute=as_saved)
-        reader = backend_for(backward, backend_of_backward(asked))
+        reader = backend_for(backward, backend_of_backward(requested))
     except NoBackendError as error:
         raise CannotJudge(*str(error).splitlines()) from None
     return writer if writer == reader else f"{writer}, {reader}"
@@ -93,7 +94,7 @@ def taken_by(spec: Any, asked: str | None, device: str, kept: bool) -> str:
 
 
 def report(
-    screen: Screen, machine: Machine, gpu: PresentGpu | StandIn, found: Sequence[tuple[BenchShape, HostCost]],
+    screen: Screen, machine: Machine, gpu: PresentGpu | StandIn, costs: Sequence[tuple[BenchShape, HostCost]],
     options: dict[str, Any],
 ) -> None:
     stand_in = getattr(gpu, "host", None)
@@ -102,7 +103,7 @@ def report(
         screen.emit_json({
             "schema": 1, "kda": program_version(), "command": "bench", "exit": OK, "host": machine._asdict(),
             "stand_in": stand_in and stand_in.name, "settings": settings,
-            "rows": [as_json(shape, cost) for shape, cost in found],
+            "rows": [as_json(shape, cost) for shape, cost in costs],
         })
         return
     words = [machine.device, f"kda {program_version()}", *(f"{n} {v}" for n, v in machine.versions.items())]
@@ -112,9 +113,9 @@ def report(
         name = stand_in.name.removeprefix("simulated ")
         screen.line(f"launches go to a stand-in of {name}: the driver's part is left out, and tensors lie on the CPU")
     screen.line()
-    for line in table_lines(screen, found, options["verbose"]):
+    for line in table_lines(screen, costs, options["verbose"]):
         screen.line(line)
-    for _, cost in found:
+    for _, cost in costs:
         if cost.busy and cost.busy.host_inside:
             screen.line(
                 f"{screen.sign('warn')} {cost.direction} of {cost.backend}: the call waits for the GPU, or that ran "
@@ -125,22 +126,22 @@ def report(
                     f"{machine.cores}): these times can be many times too long")
 
 
-def table_lines(screen: Screen, found: Sequence[tuple[BenchShape, HostCost]], verbose: bool) -> Iterator[str]:
+def table_lines(screen: Screen, costs: Sequence[tuple[BenchShape, HostCost]], verbose: bool) -> Iterator[str]:
     """A heading for each shape, and a row for each of its calls."""
     shown = [i for i in range(len(HEAD)) if verbose or i not in SPREADS]
-    rows = [[row[i] for i in shown] for row in cells(found)]
+    rows = [[row[i] for i in shown] for row in cells(costs)]
     top, *printed = row_lines(rows, [HEAD[i] for i in shown], "llrrrrrrr", 2, screen.width)
     yield from top
     shape = None
-    for (other, _), lines in zip(found, printed):
+    for (other, _), lines in zip(costs, printed):
         if other != shape:
             shape = other
             yield screen.paint(shape.label, bold=True)
         yield from lines
 
 
-def cells(found: Sequence[tuple[BenchShape, HostCost]]) -> Iterator[tuple[str, ...]]:
-    for _, cost in found:
+def cells(costs: Sequence[tuple[BenchShape, HostCost]]) -> Iterator[tuple[str, ...]]:
+    for _, cost in costs:
         busy = ("-", "-") if cost.busy is None else (us(cost.busy.median), spread(cost.busy))
         torch = "-" if cost.of_torch is None else str(cost.of_torch)
         yield (cost.direction, cost.backend, us(cost.idle.median), spread(cost.idle), *busy,

@@ -78,11 +78,11 @@ def predicted(screen: Screen, options: dict[str, Any]) -> int:
     tell.step()
     with showing(tell):
         run_what_is_common(shapes, directions, target, chip, backends)
-    with contextlib.closing(side_by_side(work, shapes, longest_first(shapes), workers(len(shapes)))) as found:
+    with contextlib.closing(side_by_side(work, shapes, longest_first(shapes), workers(len(shapes)))) as answers:
         for name, shape in shapes.items():
             tell.step(f"{name}: running its launches in the simulator")
             with showing(tell):
-                of_shape = next(found)
+                of_shape = next(answers)
             rows += of_shape
             if not screen.json:
                 screen.line(screen.paint(shape.label if name == "given" else f"{name}: {shape.label}", bold=True))
@@ -118,28 +118,28 @@ def drawn(
     return says
 
 
-def backends_for(shape: BenchShape, directions: Sequence[str], target: Target, asked: str | None) -> dict[str, str]:
+def backends_for(shape: BenchShape, directions: Sequence[str], target: Target, name: str | None) -> dict[str, str]:
     """Direction -> the backend that accepts it on such a GPU."""
     from ptxkit import capture
 
     from .asked import backend_for, problem_of, spec_of
 
-    asked, found = backend_asked(asked), {}
+    name, backends = backend_asked(name), {}
     with capture(arch=target.spelling):
         for way in DIRECTIONS:
             if way in directions or "step" in directions or way == "forward":
                 problem = dataclasses.replace(problem_of(spec_of(shape, "slow"), way, "cpu"), disable_recompute=False)
                 try:
-                    found[way] = backend_for(problem, asked if way == "forward" else backend_of_backward(asked))
+                    backends[way] = backend_for(problem, name if way == "forward" else backend_of_backward(name))
                 except NoBackendError as error:
                     more = ["--direction forward predicts what there is"] if way == "backward" else []
                     raise CannotJudge(*str(error).splitlines(), *more) from None
-                if found[way] == "reference":
+                if backends[way] == "reference":
                     raise CannotJudge(
-                        f"backend={asked!r} has no kernels for {target.name}: the reference is torch alone. "
+                        f"backend={name!r} has no kernels for {target.name}: the reference is torch alone. "
                         f"Name a backend with kernels, or another --arch; `kda doctor` lists what each one can do."
                     )
-    return found
+    return backends
 
 
 def workers(shapes: int) -> int:
@@ -163,8 +163,8 @@ def run_what_is_common(
     step = any(way != "forward" for way in directions)
     calls = [PredictedCall(target.spelling, backends[name]["forward"], shape, step) for name, shape in shapes.items()]
     keys = stands_for(calls, chip.name)
-    for key, found in zip(keys, side_by_side(lambda key: alike(*key), keys, keys, workers(len(keys)))):
-        keep(key, found)
+    for key, clocks in zip(keys, side_by_side(lambda key: alike(*key), keys, keys, workers(len(keys)))):
+        keep(key, clocks)
 
 
 _WORK: list[Callable[[Any], Any]] = []       # the work of this process's workers, which inherit it when they are forked
@@ -281,9 +281,9 @@ COMPARED = {                                 # chips whose predictions were comp
 
 def notes(chip: ChipClock, rows: Sequence[PredictedRow]) -> list[str]:
     these = " or ".join(dict.fromkeys(map(whose_errors, rows)))
-    found = [f"errors are those of {these} on an H200, the worst of a call's kernels; --json names those"]
+    texts = [f"errors are those of {these} on an H200, the worst of a call's kernels; --json names those"]
     unknown = f"no prediction for {chip} was ever compared with a time: its error is not known"
-    return [*found, *filter(None, [COMPARED.get(chip.name, unknown)])]
+    return [*texts, *filter(None, [COMPARED.get(chip.name, unknown)])]
 
 
 def as_json(target: Target, chip: ChipClock, rows: Sequence[PredictedRow]) -> dict[str, Any]:

@@ -70,10 +70,10 @@ def refuse_large(
     directions, memory = ways(options["directions"]), detect(device).memory
     why = {name: says for name, shape in shapes.items() if (says := too_large(shape, directions, threads, memory))}
     left_out = [f"{name} ({shapes[name].label}) {says}; --force runs it all the same" for name, says in why.items()]
-    kept = {name: shape for name, shape in shapes.items() if name not in why}
-    if why and (not kept or options["names"] or "given" in shapes):
+    small = {name: shape for name, shape in shapes.items() if name not in why}
+    if why and (not small or options["names"] or "given" in shapes):
         raise CannotJudge(*left_out, *(["--shape tiny takes seconds"] if device == "cpu" else []))
-    return kept, left_out
+    return small, left_out
 
 
 def doors_for(spec: Spec, options: dict[str, Any], device: str) -> list[Door]:
@@ -81,15 +81,15 @@ def doors_for(spec: Spec, options: dict[str, Any], device: str) -> list[Door]:
     from kda.tools.verify.cases import make
     from kda.tools.verify.doors import Door, Fla
 
-    asked, kept, directions = options["backend"], options["disable_recompute"], ways(options["directions"])
+    requested, saved, directions = options["backend"], options["disable_recompute"], ways(options["directions"])
     problems = [problem_of(spec, way, device) for way in DIRECTIONS if way in directions or "step" in directions]
     try:
-        if kept == "all":  # all backends keep one form, or each its own
+        if saved == "all":  # all backends keep one form, or each its own
             training = dataclasses.replace(problem_of(spec, "forward", device), disable_recompute=True)
-            as_saved = what_is_saved(training, backend_asked(asked)) is Save.ALL
+            as_saved = what_is_saved(training, backend_asked(requested)) is Save.ALL
             problems = [dataclasses.replace(problem, disable_recompute=as_saved) for problem in problems]
         for problem in problems:
-            asked = backend_for(problem, backend_asked(asked))
+            requested = backend_for(problem, backend_asked(requested))
     except NoBackendError as error:
         forward_runs = problem is not problems[0]
         more = ["--direction forward times what there is"] if forward_runs else predictable(options["backend"], device)
@@ -97,7 +97,7 @@ def doors_for(spec: Spec, options: dict[str, Any], device: str) -> list[Door]:
             default_device = "a CPU" if device == "cpu" else "a GPU"
             more = [f"no shape was named, so this is one for {default_device}; --list shows all, for --shape", *more]
         raise CannotJudge(*str(error).splitlines(), *more) from None
-    doors = [Door(asked, device)]
+    doors = [Door(requested, device)]
     reasons: Sequence[str] = ()
     if options["against"] == "fla":
         doors.append(Fla())
@@ -111,9 +111,9 @@ def doors_for(spec: Spec, options: dict[str, Any], device: str) -> list[Door]:
     return doors
 
 
-def predictable(asked: str | None, device: str) -> list[str]:
+def predictable(requested: str | None, device: str) -> list[str]:
     """The hint for a backend whose GPUs this machine lacks, if the simulator has a clock for one of them."""
-    backend, cc, arch = backend_asked(asked), detect(device).cc, timed_arch(asked)
+    backend, cc, arch = backend_asked(requested), detect(device).cc, timed_arch(requested)
     if backend not in backend_names() or not arch or (cc and code_for(cc, capability(backend).archs)):
         return []
     return [f"--backend {backend} --predicted --arch {arch} predicts its times without such a GPU"]
@@ -149,8 +149,8 @@ def compare_and_time(screen: Screen, options: dict[str, Any], old: dict[str, Any
                 tell.step(f"{about}: {text}")
 
             say("drawing inputs")
-            found = measure(doors[name, shape, regime], make(spec_of(shape, regime)), directions, clock, how, say)
-            results.append(MeasuredShape(name, shape, regime, found))
+            measured = measure(doors[name, shape, regime], make(spec_of(shape, regime)), directions, clock, how, say)
+            results.append(MeasuredShape(name, shape, regime, measured))
             if options["save"] and (waiting := cases[len(results):]):
                 save_right(options, machine, results, [*left_out, *map(stopped, waiting)], CANNOT_JUDGE)
         if machine.kind == "gpu":
