@@ -4,18 +4,12 @@ import json
 
 import pytest
 import torch
-from click.testing import CliRunner
+from bench_calls import QUICK, run
 
-from kda.cli import cli
 from kda.tools.measure import clocks
 
 pytestmark = pytest.mark.gpu
 
-QUICK = ("--tokens", "70", "--heads", "1", "-K", "8", "-V", "8", "--dtype", "float32", "--repeats", "3")
-
-
-def run(*args):
-    return CliRunner().invoke(cli, ["bench", *args])
 
 
 def test_a_gpu_times_the_reference_behind_a_queue():

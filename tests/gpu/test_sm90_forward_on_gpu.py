@@ -6,6 +6,7 @@ import dataclasses
 
 import pytest
 import torch
+from hopper import DEVICE, ON_HOPPER
 
 pytest.importorskip("cutlass", reason="nvidia-cutlass-dsl is not installed")
 
@@ -16,12 +17,7 @@ from kda.tools.verify.cases import REGIMES, make_inputs
 from kda.tools.verify.doors import Door
 from kda.tools.verify.parity import describe, packed_vs_alone, run_vs_run, whole_call
 
-DEVICE = "cuda"
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.usefixtures("fresh_memory_is_poisoned"),
-    pytest.mark.skipif(not torch.cuda.is_available() or detect(DEVICE).cc != (9, 0), reason="needs a Hopper GPU"),
-]
+pytestmark = ON_HOPPER
 
 OPTIONS = {
     "one token": dict(T=1),

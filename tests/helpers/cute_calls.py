@@ -25,6 +25,11 @@ from ptxkit.compile.target import parse
 
 TOKENS = ("q", "k", "v", "g", "beta")
 RAGGED = dict(lengths=(65, 0, 1, 30))
+LAYOUTS = {
+    "transposed": lambda x: x.transpose(0, -1).contiguous().transpose(0, -1),
+    "every second": lambda x: torch.stack([x, x], -1).flatten(-2)[..., ::2],
+    "beginning at any element": lambda x: torch.cat([x.flatten()[:1], x.flatten()])[1:].view(x.shape),
+}
 
 
 def drawn(**words):

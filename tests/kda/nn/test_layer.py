@@ -11,34 +11,14 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 import torch.nn.functional as F
+from layers import D, hidden, make, of_kinds
 from naive import make as naive_call
 
 import kda
 from kda import nn
 from kda.nn import LAYOUTS, Cache, CheckpointError, KimiDeltaAttention, Sequences, convolution, norm
 
-D = 24
-KINDS = {
-    "Kimi-Linear": {},
-    "Kimi-K3": {"lower_bound": -5.0, "gate_rank": None},
-    "Ling": {"lower_bound": -5.0, "forget_rank": None, "gate_rank": None},
-    "FLA, all options": {"num_v_heads": 4, "head_v_dim": 12, "gate_bias": True, "conv_bias": True,
-                         "allow_neg_eigval": True, "conv_size": 3},
-}
-kinds = pytest.mark.parametrize("options", KINDS.values(), ids=KINDS)
-
-
-def make(seed=0, dtype=torch.float64, **options):
-    torch.manual_seed(seed)
-    layer = KimiDeltaAttention(D, 2, 8, layer_idx=0, **options)
-    with torch.no_grad():
-        for p in (layer.A_log, layer.dt_bias, layer.o_norm.weight):
-            p.normal_()
-    return layer.to(dtype)
-
-
-def hidden(T, B=2, dtype=torch.float64):
-    return torch.randn(B, T, D, generator=torch.Generator().manual_seed(3), dtype=dtype)
+kinds = of_kinds()
 
 
 def defined(layer, x):

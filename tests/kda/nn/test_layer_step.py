@@ -4,33 +4,19 @@ import copy
 import io
 import pickle
 
+import layers
 import pytest
 import torch
+from layers import hidden, of_kinds
 
 import kda
-from kda.nn import Cache, KimiDeltaAttention, step
+from kda.nn import Cache, step
 
-D = 24
-KINDS = {
-    "Kimi-Linear": {},
-    "Kimi-K3": {"lower_bound": -5.0, "gate_rank": None},
-    "FLA, all options": {"num_v_heads": 4, "head_v_dim": 12, "gate_bias": True, "conv_bias": True,
-                         "allow_neg_eigval": True, "conv_size": 3},
-}
-kinds = pytest.mark.parametrize("options", KINDS.values(), ids=KINDS)
+kinds = of_kinds("Ling")
 
 
 def make(dtype=torch.float64, backend="reference", **options):
-    torch.manual_seed(0)
-    layer = KimiDeltaAttention(D, 2, 8, layer_idx=0, backend=backend, **options)
-    with torch.no_grad():
-        for p in (layer.A_log, layer.dt_bias, layer.o_norm.weight):
-            p.normal_()
-    return layer.to(dtype)
-
-
-def hidden(T, B=2, dtype=torch.float64):
-    return torch.randn(B, T, D, generator=torch.Generator().manual_seed(3), dtype=dtype)
+    return layers.make(dtype=dtype, backend=backend, **options)
 
 
 def close(a, b, tolerance=1e-12):

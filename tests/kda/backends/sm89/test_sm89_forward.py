@@ -5,6 +5,7 @@ import dataclasses
 import pytest
 import torch
 from cute_calls import (
+    LAYOUTS,
     RAGGED,
     changed,
     enters_chunks_with_the_final_states_of_what_comes_before,
@@ -120,13 +121,6 @@ def test_offsets_may_be_int32():
     case = case_of(**RAGGED)
     narrow = changed(case, cu_seqlens=lambda x: x.int())
     assert torch.equal(seen(narrow)[0]["o"], seen(case)[0]["o"])
-
-
-LAYOUTS = {
-    "transposed": lambda x: x.transpose(0, -1).contiguous().transpose(0, -1),
-    "every second": lambda x: torch.stack([x, x], -1).flatten(-2)[..., ::2],
-    "beginning at any element": lambda x: torch.cat([x.flatten()[:1], x.flatten()])[1:].view(x.shape),
-}
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

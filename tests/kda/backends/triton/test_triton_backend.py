@@ -10,6 +10,7 @@ import torch
 
 pytest.importorskip("triton", reason="needs triton")
 
+from cute_calls import LAYOUTS
 from kernel_faults import Fault, copy_backend
 from triton_calls import Unbuilt, built_here, forget_plans
 
@@ -270,13 +271,6 @@ def test_intermediate_states_enter_their_chunks(v_first):
     initial = row.case.keywords["initial_state"]
     expected = torch.stack([initial[0], after_64[0], initial[2], initial[3]]).bfloat16()
     assert same_bits(h, turned(expected).unsqueeze(0))
-
-
-LAYOUTS = {
-    "transposed": lambda x: x.transpose(0, -1).contiguous().transpose(0, -1),
-    "every second": lambda x: torch.stack([x, x], -1).flatten(-2)[..., ::2],
-    "beginning at any element": lambda x: torch.cat([x.flatten()[:1], x.flatten()])[1:].view(x.shape),
-}
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

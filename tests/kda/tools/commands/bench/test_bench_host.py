@@ -7,9 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from click.testing import CliRunner
+from bench_calls import run
 
-from kda.cli import cli
 from kda.tools.measure.host import QUEUE, SPARE, WARMUPS, PresentGpu, StandIn, calls, cost
 from kda.tools.verify.cases import make_inputs
 from ptxkit.compile import driver
@@ -17,10 +16,6 @@ from ptxkit.compile.target import parse
 
 SMALL = ("--host", "--tokens", "9", "--heads", "1", "-K", "16", "-V", "16", "--dtype", "float32", "--repeats", "3")
 STAND_IN = (*SMALL, "--arch", "sm90", "--backend", "reference")
-
-
-def run(*args):
-    return CliRunner().invoke(cli, ["bench", *args])
 
 
 @pytest.mark.parametrize(("words", "says"), [

@@ -8,17 +8,13 @@ import re
 from types import SimpleNamespace
 
 import pytest
+from bench_calls import run
 from click.testing import CliRunner
 
 from kda.cli import cli
 from kda.tools.commands.options import timed_arch
 from kda.tools.measure.shapes import SHAPES
 from ptxkit.timing.chips import CHIPS
-
-
-def run(*args):
-    return CliRunner().invoke(cli, ["bench", *args])
-
 
 PREDICTED = ("--predicted", "--shape", "h64-1k")
 
