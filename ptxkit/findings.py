@@ -166,8 +166,8 @@ def _listed(names):
 
 
 def shortened(name):
-    """A kernel's name, shortened if mangled: some list the types of all arguments, those of the CuTe DSL behind its
-    function's name."""
+    """Return a kernel's name, shortened if mangled: some list the types of all arguments, those of the CuTe DSL behind
+    its function's name."""
     of_the_dsl = OF_THE_DSL.match(name)
     name = of_the_dsl[1] if of_the_dsl else name
     return name if len(name) <= LONGEST_NAME else f"{name[:LONGEST_NAME]}..."

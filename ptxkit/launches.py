@@ -169,7 +169,7 @@ class _Grids:
                 region.left = self.flags[-1][1].data_ptr()
 
     def left(self, triggered):
-        """The spans for a launch that begins before this one has ended; none if that cannot be."""
+        """Return the spans for a launch that begins before this one has ended; none if that cannot be."""
         if not triggered:
             return []
         return self.flags + (self._ahead if triggered & binding.TRIGGERED_EARLY else [])

@@ -221,7 +221,8 @@ class ProgramBuilder:
     dynamic_size = 0  # set by the launch; only %dynamic_smem_size asks
 
     def _grid_workspace(self):
-        """The address that the driver keeps in %envreg1 and 2: zeros, for grid barriers of cooperative groups."""
+        """Return the address that the driver keeps in %envreg1 and 2: zeros, for grid barriers of cooperative
+        groups."""
         if "%envreg1" not in self.symbols:
             buffer, address = zeros(GRID_WORKSPACE)
             self.buffers.append(("%envreg1", buffer, address, GRID_WORKSPACE))

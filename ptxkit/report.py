@@ -61,7 +61,7 @@ class Run:
 
     @functools.cached_property
     def _lines(self):
-        """(instruction or None, its counters by name)"""
+        """Return (instruction or None, its counters by name)"""
         named = [{name: getattr(c, name) for name in TOTALS} for c in self._counters]
         return [(self._program.instruction(n), line) for n, line in enumerate(named)]
 
@@ -82,8 +82,8 @@ class Run:
         return sorted(((place, *n) for place, n in lines.items()), key=lambda row: row[2] - row[1])
 
     def lines(self):
-        """(source line as in a Place, or None; PTX line; counters) of each instruction that ran, in the order of the
-        PTX. `issued` counts warps, `stalled` the clocks that they waited there (with a clock)."""
+        """Return (source line as in a Place, or None; PTX line; counters) of each instruction that ran, in the order of
+        the PTX. `issued` counts warps, `stalled` the clocks that they waited there (with a clock)."""
         stalls = self.clock.stalls_of if self.clock else [{}] * len(self._lines)
         return [
             (sourced(ins.loc) if ins.loc else None, ins.line, line | {"stalled": sum(waited.values())})

@@ -164,12 +164,12 @@ class TensorMap:
 
     @property
     def bits(self) -> int:
-        """The bits of an element in global memory."""
+        """Return the bits of an element in global memory."""
         return DTYPES[self.dtype].bits or 8 * self.itemsize
 
     @property
     def held(self) -> int:
-        """The bits of an element in shared memory."""
+        """Return the bits of an element in shared memory."""
         return DTYPES[self.dtype].held or 8 * self.itemsize
 
     @property
@@ -181,17 +181,17 @@ class TensorMap:
 
     @property
     def box_bytes(self) -> int:
-        """The bytes that one copy counts at its mbarrier."""
+        """Return the bytes that one copy counts at its mbarrier."""
         return self.bits * math.prod(self.steps) // 8
 
     @property
     def pitch(self) -> int:
-        """The bytes from one row of a box to the next in shared memory."""
+        """Return the bytes from one row of a box to the next in shared memory."""
         return max(self.held * self.steps[0] // 8, SWIZZLES[self.swizzle].span)
 
     @property
     def fill_bytes(self) -> bytes:
-        """One element outside the tensor."""
+        """Return one element outside the tensor."""
         return b"\xf7\x7f" * (self.itemsize // 2) if self.fill == "nan" else bytes(self.itemsize)
 
 
@@ -210,7 +210,7 @@ def _grain(m: TensorMap) -> int:
 
 
 def _corner(m: TensorMap) -> int:
-    """One more than the largest corner."""
+    """Return one more than the largest corner."""
     return 1 << 16 // (m.rank - 2) - 1
 
 

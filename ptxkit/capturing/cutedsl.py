@@ -79,7 +79,7 @@ class HostFunction:
         return result
 
     def _directly(self, symbol: str) -> Any:
-        """The DSL's own way to call a function, with our linked code inside."""
+        """Return the DSL's own way to call a function, with our linked code inside."""
         from cutlass.base_dsl.jit_executor import JitExecutor
         from cutlass.cutlass_dsl.cuda_jit_executor import CudaDialectJitModule
 
@@ -185,7 +185,7 @@ _ORIGINAL: dict[str, Any] = {}
 
 
 def _takers(session: Session) -> Iterator[tuple[Any, str, Any]]:
-    """(class or module, name, what stands in for it) for every way to compile and to call a function."""
+    """Yield (class or module, name, what stands in for it) for every way to compile and to call a function."""
     from cutlass.base_dsl.compiler import CompileCallable
     from cutlass.base_dsl.dsl import BaseDSL
     from cutlass.base_dsl.jit_executor import JitExecutor

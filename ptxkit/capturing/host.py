@@ -50,7 +50,7 @@ def library(
     include: Sequence[str | os.PathLike[str]] = (),
     options: Sequence[str] = (),
 ) -> Library:
-    """The functions of a file in CUDA C++, host code included, for calls inside a capture of that arch.
+    """Return the functions of a file in CUDA C++, host code included, for calls inside a capture of that arch.
 
         lib = ptxkit.library("gemm.cu", arch="sm_90a")
         with ptxkit.capture(arch="sm_90a") as session:

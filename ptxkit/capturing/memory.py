@@ -37,7 +37,8 @@ def regions(tensors: Mapping[str, torch.Tensor]) -> list[Region]:
 
 
 def tensors_among(arguments: Mapping[str, Any]) -> dict[str, torch.Tensor] | None:
-    """The tensors that a call was given, by name; None where an argument may carry an address that cannot be seen.
+    """Return the tensors that a call was given, by name; None where an argument may carry an address that cannot be
+    seen.
 
     Lists, tuples, dicts and dataclasses are looked through.
     """

@@ -62,7 +62,7 @@ class Callbacks:
         ctypes.memmove(to, raw, len(raw))
 
     def raised(self) -> BaseException | None:
-        """The exception of a callback since the last time, for the caller to raise."""
+        """Return the exception of a callback since the last time, for the caller to raise."""
         error, self._raised = self._raised, None
         return error
 
@@ -188,7 +188,7 @@ def encoded(
     dtype: int, address: int, dims: Sequence[int], strides: Sequence[int], box: Sequence[int], steps: Sequence[int],
     interleave: int, swizzle: int, promotion: int, fill: int, **im2col: Any,
 ) -> bytes:
-    """A tensor map, from what cuTensorMapEncodeTiled is given; `im2col`: what makes it one of that mode."""
+    """Return a tensor map, from what cuTensorMapEncodeTiled is given; `im2col`: what makes it one of that mode."""
     if dtype >= len(DRIVER_DTYPES) or swizzle >= len(DRIVER_SWIZZLES):
         raise CaptureError(
             f"a tensor map of dtype {dtype} and swizzle {swizzle}, in the driver's numbers, is not simulated. Use one "

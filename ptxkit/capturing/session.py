@@ -48,7 +48,7 @@ class Session:
 
     @property
     def findings(self) -> list[Any]:
-        """The errors in all runs."""
+        """Return the errors in all runs."""
         return [finding for run in self.runs for finding in run.findings]
 
     @property
@@ -58,7 +58,7 @@ class Session:
 
     @property
     def milliseconds(self) -> float:
-        """The predicted time of all launches so far, one after the other."""
+        """Return the predicted time of all launches so far, one after the other."""
         if not self.options.get("clock"):
             raise CaptureError("this capture has no clock. Use capture(..., clock=True), or the name of a chip.")
         return 1e3 * together([run for run in self.runs if run.clock])

@@ -84,7 +84,7 @@ class Driver:
         }
 
     def load_binary(self, name: str, kernel: bytes, shared: int, device: int) -> tuple[None, int, int, int, int]:
-        """(module, function, registers, spills, threads at most): nothing is loaded, so nothing needs unloading.
+        """Return (module, function, registers, spills, threads at most): nothing is loaded, so nothing needs unloading.
 
         The first two numbers are what ptxas says in the cubin; spills count words, as Triton's own driver has them.
         """

@@ -45,8 +45,8 @@ def seen(text: str) -> int:
 
 
 def fold(text: str, width: int | None, hang: int | None = None) -> list[str]:
-    """The lines of a text; those after the first are indented by `hang`: left out, what stands behind a mark or a label
-    goes on below itself, indented text below itself, other text two columns to the right."""
+    """Return the lines of a text; those after the first are indented by `hang`: left out, what stands behind a mark or
+    a label goes on below itself, indented text below itself, other text two columns to the right."""
     if width is None or seen(text) <= width:
         return [text]
     hang = min(_hang(text) or 2 if hang is None else hang, width // 2)
@@ -70,7 +70,7 @@ def _words(text: str, room: int) -> Iterator[str]:
 
 
 def shell_lines(words: Sequence[str], width: int | None, hang: int = 0) -> list[str]:
-    """A command for a shell, continued over lines where it has to be."""
+    """Return a command for a shell, continued over lines where it has to be."""
     text = shlex.join(words)
     if width is None or seen(text) + hang <= width:
         return [text]
@@ -103,7 +103,7 @@ def row_lines(
     rows: Sequence[Sequence[str]], header: Sequence[str] = (), align: str = "", indent: int = 0,
     width: int | None = None,
 ) -> list[list[str]]:
-    """The same, by row: first the header's lines, if there is one."""
+    """Return the same, by row: first the header's lines, if there is one."""
     cells = [[str(cell) for cell in row] for row in ([header] if header else []) + list(rows)]
     columns = max((len(row) for row in cells), default=0)
     cells = [row + [""] * (columns - len(row)) for row in cells]

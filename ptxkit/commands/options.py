@@ -80,8 +80,8 @@ def archs_with_clock() -> list[str]:
 
 
 def chip_for(target: Target, card: str | None = None) -> tuple[ChipClock, str]:
-    """The chip whose clock times an arch, and what it is in words: the card that --arch named, or `card`, as its driver
-    calls it; where that one has no clock, the chip that stands for the arch."""
+    """Return the chip whose clock times an arch, and what it is in words: the card that --arch named, or `card`, as its
+    driver calls it; where that one has no clock, the chip that stands for the arch."""
     from ptxkit.timing.chips import chip_of, of_card
 
     if card is None:

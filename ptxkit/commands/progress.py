@@ -86,7 +86,7 @@ class Progress:
         return "; ".join(parts)
 
     def _left(self, seconds: float) -> float | None:
-        """What the parts that are done let expect; None where they do not, or where it took longer."""
+        """Return what the parts that are done let expect; None where they do not, or where it took longer."""
         if not self.total or not 0 < self.done < self.total:
             return None
         left = self._last * self.total / self.done - seconds

@@ -213,7 +213,7 @@ class Screen:
 
 
 def explain_error(error: Exception, debug: bool) -> str:
-    """What stderr gets for an exception that ends a command."""
+    """Return what stderr gets for an exception that ends a command."""
     if debug:
         return "".join(traceback.format_exception(type(error), error, error.__traceback__)).rstrip()
     if isinstance(error, PtxkitError):

@@ -131,7 +131,7 @@ def _code(simulated: Simulated, judged: Mutants | None) -> int:
 
 
 def _misplaced(args: tuple[str, ...]) -> str:
-    """A hint, where the script was given an option of ours."""
+    """Return a hint, where the script was given an option of ours."""
     options = {option for parameter in command.params for option in parameter.opts if option.startswith("--")}
     mine = [arg for arg in args if arg.split("=")[0] in options]
     program = application.current().name

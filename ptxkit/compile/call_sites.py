@@ -41,7 +41,7 @@ class CallSites:
         return number if number <= LAST else None
 
     def told_in(self, ptx: str) -> str:
-        """The text, with a comment for each call site that it names."""
+        """Return the text, with a comment for each call site that it names."""
         used = {int(column) for column in _LOC.findall(ptx)}
         lines = [
             f"// call site {number}: {' < '.join(f'{file}:{line}' for file, line in callers)}\n"
@@ -52,7 +52,7 @@ class CallSites:
 
 
 def read(ptx: str) -> dict[int, tuple[Place, ...]]:
-    """The calls that the comments of a text name, by their number."""
+    """Return the calls that the comments of a text name, by their number."""
     return {int(number): tuple(places_in(callers)) for number, callers in _CALL_SITE.findall(ptx)}
 
 
@@ -142,7 +142,7 @@ class _Line(NamedTuple):
 
 @functools.cache
 def span(file: str, line: int) -> tuple[int, int] | None:
-    """The first and the last line of the innermost function that a line stands in."""
+    """Return the first and the last line of the innermost function that a line stands in."""
     return max(((first, last) for first, last, _ in functions_in(file) if first <= line <= last), default=None)
 
 

@@ -101,7 +101,7 @@ class Recipe(ConfiguredRecipe):
 
     @property
     def name(self) -> str:
-        """The name of the kernel's file."""
+        """Return the name of the kernel's file."""
         return self.module.rpartition(".")[2]
 
     def build(self) -> store.Entry:
@@ -147,7 +147,7 @@ def _compiled(
 
 
 def _loaded(entry: store.Entry, target: Target, options: str) -> Compiled:
-    """A host function from its object."""
+    """Return a host function from its object."""
     from cutlass.cute.runtime import load_module
 
     with tempfile.TemporaryDirectory(prefix="ptxkit") as folder:
@@ -245,7 +245,7 @@ def _lines_kept() -> Iterator[None]:
 
 
 def _dsls() -> list[Any]:
-    """The singletons that hold the settings; the experimental one exists in newer versions."""
+    """Return the singletons that hold the settings; the experimental one exists in newer versions."""
     from cutlass import cutlass_dsl
 
     classes = (getattr(cutlass_dsl, name, None) for name in ("CuTeDSL", "CuteExperimentalDSL"))
@@ -259,7 +259,7 @@ def _cuda_version() -> str:
 
 
 def load() -> Any:
-    """The cutlass module."""
+    """Return the cutlass module."""
     try:
         import cutlass
         import cutlass.cute

@@ -22,12 +22,12 @@ SEVERAL = 4                                  # CPUs that make it worth while to 
 
 
 def fetch(recipe: AnyRecipe) -> Any:
-    """The kernel of a recipe."""
+    """Return the kernel of a recipe."""
     return fetch_all([recipe])[0]
 
 
 def fetch_all(recipes: Iterable[AnyRecipe], workers: int | None = None) -> list[Any]:
-    """The kernels of some recipes; up to `workers` processes build what is missing: one a CPU, at most 16."""
+    """Return the kernels of some recipes; up to `workers` processes build what is missing: one a CPU, at most 16."""
     kernels = attempt_all(recipes, workers)
     for each in kernels:
         if isinstance(each, BuildError):
@@ -36,7 +36,7 @@ def fetch_all(recipes: Iterable[AnyRecipe], workers: int | None = None) -> list[
 
 
 def attempt_all(recipes: Iterable[AnyRecipe], workers: int | None = None) -> list[Any]:
-    """The same, with a BuildError for each kernel that cannot be built."""
+    """Return the same, with a BuildError for each kernel that cannot be built."""
     recipes, kernel_store = list(recipes), store.default()
     missing = []
     for recipe in dict.fromkeys(recipes):
@@ -50,7 +50,7 @@ def attempt_all(recipes: Iterable[AnyRecipe], workers: int | None = None) -> lis
 
 
 def fetch_here(recipe: AnyRecipe) -> Any:
-    """The kernel of a recipe, built in this process if it is missing, and not remembered."""
+    """Return the kernel of a recipe, built in this process if it is missing, and not remembered."""
     if recipe in _FETCHED:
         return _FETCHED[recipe]
     kernel_store = store.default()
@@ -95,7 +95,7 @@ def _cpus() -> int:
 
 
 def _opened(kernel_store: store.Store, recipe: AnyRecipe) -> Kernel | None:
-    """The kernel of an entry; a readable entry with other contents is dropped."""
+    """Return the kernel of an entry; a readable entry with other contents is dropped."""
     if (entry := kernel_store.find(recipe.key)) is None:
         return None
     try:

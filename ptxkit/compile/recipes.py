@@ -63,12 +63,12 @@ class AnyRecipe(Protocol):
 
 
 def source(*modules: str) -> str:
-    """One name for all source that kernels in some modules are built from.  Nothing of it is imported."""
+    """Return one name for all source that kernels in some modules are built from.  Nothing of it is imported."""
     return store.digest(files(*modules))
 
 
 def imported(function: str) -> Any:
-    """What "module:name" names."""
+    """Return what "module:name" names."""
     module, _, name = function.partition(":")
     try:
         return getattr(importlib.import_module(module), name)
@@ -77,7 +77,7 @@ def imported(function: str) -> Any:
 
 
 def outdated(about: Mapping[str, Any]) -> str | None:
-    """Why an entry of the store is stale, as far as it shows; None if it may still be used."""
+    """Return why an entry of the store is stale, as far as it shows; None if it may still be used."""
     for compiler, (name, version) in COMPILERS.items():
         if about.get(compiler) not in (None, version()):
             return f"{name} {about[compiler]}"
@@ -146,7 +146,7 @@ class ConfiguredRecipe:
 
     @property
     def modules(self) -> list[str]:
-        """What a build begins with: the function's module, and that of the configuration."""
+        """Return what a build begins with: the function's module, and that of the configuration."""
         return [self.module, type(self.config).__module__]
 
     @property
@@ -161,7 +161,7 @@ class ConfiguredRecipe:
 
     @functools.cached_property
     def about(self) -> dict[str, Any]:
-        """What its entry says about it."""
+        """Return what its entry says about it."""
         known = {"kernel": self.name, "arch": self.target.name, "module": self.module, "config": repr(self.config)}
         return known | {"modules": self.modules, "source": self._source, self.compiler: COMPILERS[self.compiler][1]()}
 

@@ -52,7 +52,7 @@ REPAIRS = (
 
 
 def repaired(ptx: str, triton: str) -> str:
-    """What a version of Triton wrote; the same string where there is nothing to repair."""
+    """Return what a version of Triton wrote; the same string where there is nothing to repair."""
     if TENSOR_CORES.search(ptx):
         for repair in REPAIRS:
             if Version(triton) < repair.until:

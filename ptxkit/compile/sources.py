@@ -63,7 +63,7 @@ def _file(places: list[Path], rest: str) -> Path | None:
 
 
 def _with_packages(module: str) -> Iterator[str]:
-    """A module and its parent packages: importing it runs them all."""
+    """Yield a module and its parent packages: importing it runs them all."""
     while module:
         yield module
         module = module.rpartition(".")[0]
@@ -71,7 +71,7 @@ def _with_packages(module: str) -> Iterator[str]:
 
 @functools.cache
 def _imports(text: bytes, package: str) -> frozenset[str]:
-    """What a module of a package imports: modules, and names in them, which may be modules."""
+    """Return what a module of a package imports: modules, and names in them, which may be modules."""
     try:
         tree = ast.parse(text)
     except SyntaxError:                                                      # a build says so

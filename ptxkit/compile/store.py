@@ -68,7 +68,7 @@ def cache_folder() -> Path:
 
 
 def digest(*parts: object) -> str:
-    """The key of a build: one name for everything that it depends on.
+    """Return the key of a build: one name for everything that it depends on.
 
     Parts are strings, bytes, numbers, None, and tuples, lists and dicts of these.
     """
@@ -78,7 +78,8 @@ def digest(*parts: object) -> str:
 
 
 def sources(*places: ModuleType | Path) -> str:
-    """One name for the source of modules, files and folders; a package stands for every file of SOURCES in it."""
+    """Return one name for the source of modules, files and folders; a package stands for every file of SOURCES in
+    it."""
     contents = {}
     for number, place in enumerate(places):
         root = place if isinstance(place, Path) else Path(place.__file__)
@@ -114,7 +115,7 @@ def _feed(hasher, part: object) -> None:
 
 
 def exposed(status: os.stat_result) -> str | None:
-    """Why others than this user and root could have written a file or folder; None where they could not."""
+    """Return why others than this user and root could have written a file or folder; None where they could not."""
     if not hasattr(os, "geteuid"):
         return None
     if status.st_uid not in (os.geteuid(), 0):
@@ -125,7 +126,8 @@ def exposed(status: os.stat_result) -> str | None:
 
 
 def distrusted(folder: Path) -> str | None:
-    """Why nothing is read from a folder, as the docstring above has it, with the way out; None if it is trusted."""
+    """Return why nothing is read from a folder, as the docstring above has it, with the way out; None if it is
+    trusted."""
     variable = application.current().variable("CACHE_DIR")
     for status in (os.lstat(folder), os.stat(folder)):
         if why := exposed(status):
@@ -135,7 +137,7 @@ def distrusted(folder: Path) -> str | None:
 
 
 def existing(folder: str | os.PathLike) -> str:
-    """The folder itself, or the nearest of its parents that exists."""
+    """Return the folder itself, or the nearest of its parents that exists."""
     place = os.path.abspath(folder)
     while not os.path.lexists(place):
         place = os.path.dirname(place)
@@ -176,7 +178,7 @@ class Store:
     def fetch(
         self, key: str, build: Callable[[], Mapping[str, bytes]], about: Mapping[str, Any] | None = None
     ) -> Entry:
-        """The entry called `key`; `build` makes it where it is missing or damaged.
+        """Return the entry called `key`; `build` makes it where it is missing or damaged.
 
         Processes that ask at once wait for one of them to build.  Where nothing can be written, everything is built
         anew, after one warning.  `about` says what it is, in JSON, to whoever lists the store.
@@ -191,7 +193,7 @@ class Store:
         return entry
 
     def find(self, key: str) -> Entry | None:
-        """The entry called `key`, if it is there, whole and trusted."""
+        """Return the entry called `key`, if it is there, whole and trusted."""
         path = self._path(key)
         try:
             if not (self._trusts(self.folder) and self._trusts(path.parent)):
@@ -217,14 +219,14 @@ class Store:
         return not os.path.lexists(path)
 
     def distrusted(self) -> str | None:
-        """Why nothing is read there; None if it is, or if there is no folder yet."""
+        """Return why nothing is read there; None if it is, or if there is no folder yet."""
         try:
             return distrusted(self.folder)
         except OSError:
             return None
 
     def entries(self) -> Iterator[StoredKernel]:
-        """Every entry, damaged and misplaced ones as well; reading them does not count as use."""
+        """Yield every entry, damaged and misplaced ones as well; reading them does not count as use."""
         for path in sorted(self.folder.glob("[0-9a-f][0-9a-f]/*.kernel")):
             with contextlib.suppress(OSError):
                 status = path.lstat()
@@ -254,7 +256,7 @@ class Store:
         return why is None
 
     def _read(self, path: Path) -> bytes:
-        """The file's contents; nothing if it is not trusted."""
+        """Return the file's contents; nothing if it is not trusted."""
         flags = (getattr(os, name, 0) for name in ("O_NOFOLLOW", "O_NONBLOCK", "O_BINARY"))
         with open(os.open(path, os.O_RDONLY | sum(flags)), "rb") as file:
             status = os.fstat(file.fileno())
@@ -354,7 +356,7 @@ def _digest(key: str, body: bytes) -> bytes:
 
 
 def _parsed(key: str, raw: bytes) -> tuple[dict[str, Any], Entry] | None:
-    """A file's words about an entry, and the entry; None if it is damaged or under another name."""
+    """Return a file's words about an entry, and the entry; None if it is damaged or under another name."""
     body = raw[len(MAGIC) + 32 :]
     if raw[: len(MAGIC)] != MAGIC or _digest(key, body) != raw[len(MAGIC) : len(MAGIC) + 32]:
         return None
@@ -371,6 +373,6 @@ _STORES: dict[Path, Store] = {}
 
 
 def default() -> Store:
-    """The store of this user; one object a folder, so that it warns once."""
+    """Return the store of this user; one object a folder, so that it warns once."""
     folder = cache_folder()
     return _STORES.setdefault(folder, Store(folder))

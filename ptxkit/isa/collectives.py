@@ -23,7 +23,7 @@ def _sync(b, ins):
 
 
 def _form(b, ins, *choices):
-    """The modifiers after `sync`, one from each of the choices in their order."""
+    """Return the modifiers after `sync`, one from each of the choices in their order."""
     given = tuple(p for p in ins.parts[1:] if p != "sync")
     if len(given) != len(choices) or any(p not in choice for p, choice in zip(given, choices)):
         forms = " and ".join(f"one of .{{{', '.join(choice)}}}" for choice in choices)

@@ -7,7 +7,7 @@ WORDS = "b16|u16|s16 b32|u32|s32|f32 b64|u64|s64|f64"
 
 
 def _by(type_):
-    """The types of slct: what it selects, then what it looks at."""
+    """Return the types of slct: what it selects, then what it looks at."""
     return " ".join("|".join(f"{t}.{type_}" for t in entry.split("|")) for entry in WORDS.split())
 
 

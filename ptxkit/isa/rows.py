@@ -116,13 +116,14 @@ class InstructionRow(NamedTuple):
 
     @property
     def constants(self):
-        """(rounding, flags) of the handler that has both as constants: the literals' and the first of a group's."""
+        """Return (rounding, flags) of the handler that has both as constants: the literals' and the first of a
+        group's."""
         words = [*self.literals, *(choice.words[0][0] for choice in self.choices if len(choice.words) > 1)]
         return next((ROUNDINGS[w] for w in words if w in ROUNDINGS), 0), sum(FLAGS.get(w, 0) for w in self.literals)
 
     @property
     def variants(self):
-        """The handlers it gets: suffix -> (rounding, flags) as constants; None: it takes them as numbers."""
+        """Return the handlers it gets: suffix -> (rounding, flags) as constants; None: it takes them as numbers."""
         rounding, flags = self.constants
         words = {w for choice in self.choices for group in choice.words for w in group}
         variants = {"": (rounding, flags)}
@@ -134,7 +135,7 @@ class InstructionRow(NamedTuple):
 
     @property
     def handler(self):
-        """The C name of the handler; its variants have a suffix."""
+        """Return the C name of the handler; its variants have a suffix."""
         shape = (
             "" if self.sources == (self.target,) * len(self.sources) else "_" + "_".join((self.target, *self.sources))
         )

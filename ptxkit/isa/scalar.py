@@ -22,7 +22,7 @@ MASKS = {"8": 0xFF, "16": 0xFFFF}  # the digits of a register's type -> what its
 
 @functools.cache
 def _index():
-    """(opcode, types) -> its rows."""
+    """Return (opcode, types) -> its rows."""
     table = defaultdict(list)
     for row in generate.ROWS:
         for spelled in row.types:
@@ -32,7 +32,8 @@ def _index():
 
 @functools.lru_cache(maxsize=4096)
 def _find(parts, count):
-    """(row, its kinds, handler, its numbers, does it carry, is it masked) for an opcode with that many operands."""
+    """Return (row, its kinds, handler, its numbers, does it carry, is it masked) for an opcode with that many
+    operands."""
     types = tuple(p for p in parts[1:] if p in TYPES)
     words = frozenset(parts[1:]) - TYPES
     for row in _index().get((parts[0], types), ()):
@@ -49,7 +50,7 @@ def _spellings(opcode):
 
 
 def lower_row(b, ins):
-    """An instruction that a row describes."""
+    """Lower an instruction that a row describes."""
     match = _find(ins.parts, len(ins.operands))
     if not match:
         b.fail(f"{ins.opcode} with {len(ins.operands)} operands", _spellings(ins.parts[0]))

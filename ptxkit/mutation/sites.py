@@ -28,7 +28,7 @@ class Mutant:
 
     @property
     def changed(self) -> str:
-        """The PTX with the instruction changed; every line keeps its number, without comments."""
+        """Return the PTX with the instruction changed; every line keeps its number, without comments."""
         text = without_comments(self.ptx)
         for first, end, instead in sorted(self.edits, reverse=True):
             lines = text.count("\n", first, end) - instead.count("\n")

@@ -30,12 +30,12 @@ class Outcome:
 
     @property
     def reason(self) -> str | None:
-        """Why the mutant's survival is accepted."""
+        """Return why the mutant's survival is accepted."""
         return next((why for frame in frames(self.mutant.loc) if (why := reason(frame.file, frame.line))), None)
 
     @property
     def way(self) -> str | None:
-        """One of WAYS."""
+        """Return one of WAYS."""
         if not self.noticed:
             return None
         if any(kind.startswith("race") for kind in self.noticed):
@@ -60,7 +60,7 @@ class OutcomeRow(NamedTuple):
 
     @property
     def noticed(self) -> dict[str, int]:
-        """What noticed the mutants, and how many of them."""
+        """Return what noticed the mutants, and how many of them."""
         return dict(collections.Counter(how for outcome in self.outcomes for how in outcome.noticed).most_common())
 
     def of(self, status: str) -> list[Outcome]:
@@ -105,12 +105,12 @@ class Mutants:
 
     @property
     def survivors(self) -> list[Outcome]:
-        """The outcomes of mutants that nothing noticed and no comment accepts."""
+        """Return the outcomes of mutants that nothing noticed and no comment accepts."""
         return [outcome for outcome in self.outcomes if outcome.status == "survived"]
 
     @property
     def counts(self) -> dict[str, dict[str, int]]:
-        """The numbers of mutants by kernel: all, noticed, redundant, survived, and noticed in each way."""
+        """Return the numbers of mutants by kernel: all, noticed, redundant, survived, and noticed in each way."""
         by_label: dict[str, dict[str, int]] = {}
         for outcome in self.outcomes:
             columns = ("mutants", "noticed", "redundant", "survived", *WAYS)
@@ -121,7 +121,7 @@ class Mutants:
 
     @property
     def share(self) -> float:
-        """The share of the mutants that were noticed, among those that no comment accepts."""
+        """Return the share of the mutants that were noticed, among those that no comment accepts."""
         judged = [outcome for outcome in self.outcomes if outcome.status != "redundant"]
         return sum(outcome.status == "noticed" for outcome in judged) / len(judged) if judged else 1.0
 

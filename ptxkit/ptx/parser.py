@@ -385,7 +385,7 @@ class _Body(_Reader):
                 take(statement)
 
     def _scopes_with_labels(self, body: list[Statement]) -> list[_Scope]:
-        """All scopes in the order in which they open, the body itself first."""
+        """Return all scopes in the order in which they open, the body itself first."""
         scope = _Scope(self.scope)
         scopes = [scope]
         for statement in body:
@@ -534,7 +534,7 @@ class _Body(_Reader):
         return self._pair(text) if "|" in text else self._named(text)
 
     def _named(self, text: str) -> Operand:
-        """A register, symbol or special register; `symbol+4` too."""
+        """Return a register, symbol or special register; `symbol+4` too."""
         match = self.match(_WORD, text, "a register, symbol, symbol+bytes, number, `_`, p|q, !p, [address] or {a, b}")
         base, offset = self._base_and_offset(match)
         if match[2] is None:

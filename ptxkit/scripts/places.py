@@ -20,8 +20,8 @@ class PageLine(NamedTuple):
 
 
 def frames(source: str) -> list[PageLine]:
-    """A line and those it was inlined at, innermost first, as a Place writes them; without line 0, which stands for
-    code of no line, and without lines of a text that no file has, such as "<string>"."""
+    """Return a line and those it was inlined at, innermost first, as a Place writes them; without line 0, which stands
+    for code of no line, and without lines of a text that no file has, such as "<string>"."""
     lines = [PageLine(*place) for place in places_in(source)]
     return [frame for frame in lines if frame.line and not str(frame.file).startswith("<")]
 

@@ -71,7 +71,7 @@ class Clock:
 
     @property
     def gap(self):
-        """Clocks from the end of a launch to the start of this one, if they do not overlap."""
+        """Return clocks from the end of a launch to the start of this one, if they do not overlap."""
         return self.chip.launch - self.start
 
     @property
@@ -179,7 +179,8 @@ class Timer:
         return records
 
     def _waves(self, ended, at_once, left):
-        """Clocks of so many clusters more on each SM: at the rate of those that ran in detail, all in one slot."""
+        """Return the clocks of so many clusters more on each SM: at the rate of those that ran in detail, all in one
+        slot."""
         if not left:
             return 0.0
         if self.detailed > at_once:

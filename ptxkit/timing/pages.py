@@ -69,8 +69,8 @@ def _name(kind):
 
 
 def _window(timeline, sm, begins, ends):
-    """(begins, ends): between two ends of a phase of the mbarrier that has most, in the middle of the launch: a turn of
-    a ring. Without such, the life of a CTA, or all."""
+    """Return (begins, ends): between two ends of a phase of the mbarrier that has most, in the middle of the launch: a
+    turn of a ring. Without such, the life of a CTA, or all."""
     times = _turn(timeline, sm) or _life(timeline, sm)
     return times[0] if begins is None else begins, times[1] if ends is None else ends
 

@@ -53,7 +53,7 @@ class Slice:
 
     @property
     def why(self):
-        """The most frequent reason for its waits."""
+        """Return the most frequent reason for its waits."""
         return max(self.stalls, key=self.stalls.get) if self.stalls else ""
 
 
@@ -254,8 +254,8 @@ class Timeline:
             json.dump(self.trace(), file)
 
     def html(self, begins=None, ends=None, sm=0):
-        """A self-contained page: what the roles of an SM do from clock to clock; by default during one turn of the
-        ring of stages, in the middle of the launch."""
+        """Return a self-contained page: what the roles of an SM do from clock to clock; by default during one turn of
+        the ring of stages, in the middle of the launch."""
         from ptxkit.timing.pages import page
 
         return page([self], begins, ends, sm)

@@ -25,7 +25,7 @@ HANDOVER = """
 
 
 def found(body, *args, dynamic=False, **options):
-    """What a launch of that body finds."""
+    """Return what a launch of that body finds."""
     text = kernel(body, pointers=len(args), dynamic=dynamic)
     options = dict(grid=1, block=32, dynamic_shared=4096 * dynamic, strict=True) | options
     return launch(text, args=args, **options).findings

@@ -44,7 +44,7 @@ class EntryLine:
 
     @property
     def sort(self) -> tuple[str, str, str]:
-        """The backend or owner, the arch and the kernel; "-" where the entry does not tell."""
+        """Return the backend or owner, the arch and the kernel; "-" where the entry does not tell."""
         about = self.stored.about or {}
         if self.stored.about is None:
             whose = "unreadable"
@@ -56,7 +56,7 @@ class EntryLine:
 
     @property
     def backend(self) -> str | None:
-        """The backend whose kernel it is; None if it is of none."""
+        """Return the backend whose kernel it is; None if it is of none."""
         module = ((self.stored.about or {}).get("module") or "").split(".")
         return module[2] if module[:2] == ["kda", "backends"] and len(module) > 2 else None
 

@@ -55,7 +55,7 @@ class KernelLine:
 
     @property
     def shared(self) -> int | None:
-        """Bytes of shared memory that a CTA takes."""
+        """Return the bytes of shared memory that a CTA takes."""
         if self.kernel is None:
             return None
         return (self.kernel.shared or 0) + self.recipe.dynamic_shared(self.kernel)
@@ -107,7 +107,8 @@ def may_train(words: str, problem: Problem) -> bool:
 
 
 def of_model(name: str, tp: int) -> list[Problem]:
-    """What a model's layers call: by kda's own layer, and as transformers does it, which computes the gate before."""
+    """Return what a model's layers call: by kda's own layer, and as transformers does it, which computes the gate
+    before."""
     heads = heads_of(name, MODELS[name], tp)
     gates = (f"{MODELS[name].gate} dt_bias=true l2norm beta=sigmoid", "l2norm g_dtype=float32")
     words = itertools.product(OF_A_MODEL, gates, BATCHES)
@@ -151,7 +152,7 @@ def offered(
     targets: Sequence[Target], backend: str | None, problems: Sequence[Problem], calls: Sequence[Problem] = (),
     alone: Collection[Problem] = (),
 ) -> tuple[list[KernelLine], dict[str, str]]:
-    """The kernels, each once; and for the backends that offer none, why.
+    """Return the kernels, each once; and for the backends that offer none, why.
 
     Of every backend those of `problems`, and of the backend that is picked those of a model's `calls`.  Where neither
     is there, those of what is usual, of the backends that are made for the arch.  `alone`: problems whose calls
@@ -186,7 +187,7 @@ def picked(call: Problem, target: Target) -> str | None:
 
 
 def usual(c: Capability) -> list[Problem]:
-    """What is built where no problem is named."""
+    """Return what is built where no problem is named."""
     words = itertools.product(WAYS, GATES, BATCHES)
     return [problem_of(" ".join(("K=128 V=128", c.usual_dtype, *each))) for each in words]
 
@@ -236,7 +237,7 @@ def fill(lines: Sequence[KernelLine], workers: int | None) -> None:
 def text_lines(
     screen: Screen, lines: Sequence[KernelLine], refused: dict[str, str], models: Sequence[str], verbose: bool
 ) -> list[str]:
-    """The result first; then a row for each name of a kernel, or for each kernel."""
+    """Return the result first; then a row for each name of a kernel, or for each kernel."""
     out = [f"{screen.mark('fail' if broken(lines) else 'ok')} {summary(screen, lines)}", *models]
     out += [f"{screen.sign('fail')} {error}" for error in dict.fromkeys(line.error for line in lines) if error]
     out += without_kernels(refused)

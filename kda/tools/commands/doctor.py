@@ -76,7 +76,7 @@ class DoctorReport:
 
 
 def takes(backend: Capability, problem: Problem, host: Host) -> tuple[str, ...]:
-    """The reasons against a backend that the caller names."""
+    """Return the reasons against a backend that the caller names."""
     return dict(weigh(problem, host, backend.backend).tried)[backend.backend]
 
 
@@ -220,7 +220,7 @@ def legend(choice: Choice) -> str:
 
 
 def summary(screen: Screen, report: DoctorReport) -> str:
-    """The result, which is printed first; nothing if an unmet requirement is the only one."""
+    """Return the result, which is printed first; nothing if an unmet requirement is the only one."""
     failed, warned = report.count("fail", "crash"), report.count("warn")
     if not failed and not warned:
         if report.unmet:
@@ -287,7 +287,7 @@ def _row_json(row: BackendRow) -> dict:
 
 
 def paste_lines(report: DoctorReport) -> list[str]:
-    """A block for an issue, without the names of people and machines."""
+    """Return a block for an issue, without the names of people and machines."""
     plain, facts = Screen(utf8=False), report.facts
     gpus = "; ".join(f"{g.name} ({g.cc[0]}.{g.cc[1]})" for g in facts.gpus) or "none"
     facts_table = [

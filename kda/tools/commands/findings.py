@@ -45,7 +45,7 @@ class Examination(NamedTuple):
     look: Callable[[MachineFacts], Answer | None]
 
     def __call__(self, facts: MachineFacts) -> Diagnosis:
-        """The finding, also where the check itself breaks or has nothing to tell."""
+        """Return the finding, also where the check itself breaks or has nothing to tell."""
         try:
             status, says, *fix = self.look(facts) or ("ok", "")
             return Diagnosis(self.id, status, says, tuple(fix))
@@ -224,7 +224,7 @@ def driver_version(f: MachineFacts) -> Answer | None:
 
 
 def _dsl_cuda(f: MachineFacts) -> int | None:
-    """The oldest CUDA major that the installed libraries of the DSL are made for."""
+    """Return the oldest CUDA major that the installed libraries of the DSL are made for."""
     return next((cuda for cuda in (12, 13) if f"nvidia-cutlass-dsl-libs-cu{cuda}" in f.versions), None)
 
 
@@ -301,7 +301,7 @@ REWORDED = ((r"\d+ active drivers \(.*", "no GPU driver visible to Triton"),)
 
 
 def reworded(message: str) -> str:
-    """What another package says, in words that help."""
+    """Return what another package says, in words that help."""
     for pattern, words in REWORDED:
         message = re.sub(pattern, words, message)
     return message

@@ -22,7 +22,7 @@ def own_host() -> Host:
 
 
 def host_for(device: str, facts: MachineFacts) -> Host:
-    """The Host that `kda.model.host.detect` would find, from the facts."""
+    """Return the Host that `kda.model.host.detect` would find, from the facts."""
     versions = tuple((package, facts.versions[package]) for package in PACKAGES if package in facts.versions)
     bare = Host(device, device, system=facts.system, versions=versions)
     if not device.startswith("cuda"):

@@ -148,7 +148,7 @@ def way_of_engine(f: MachineFacts, engine: Engine) -> ModelsWay:
 
 
 def takers(f: MachineFacts) -> tuple[str | None, str | None]:
-    """The backends of a model's calls, forward and backward."""
+    """Return the backends of a model's calls, forward and backward."""
     device = default_device(f)
     calls = (dataclasses.replace(CALL, device=device, direction=way) for way in ("forward", "backward"))
     forward, backward = (weigh(call, host_for(device, f)).backend for call in calls)

@@ -80,7 +80,7 @@ def no_kernels(target: Target) -> str:
 
 
 def built_for(target: Target) -> list[Capability]:
-    """The backends with kernels for an arch."""
+    """Return the backends with kernels for an arch."""
     return [c for c in dispatch.capabilities() if target.name in c.archs]
 
 
@@ -96,7 +96,8 @@ def must_have_kernels(backend: str | None, target: Target) -> None:
 
 
 def timed_arch(requested: str | None) -> str | None:
-    """The arch on which the clock times a backend if none is named: sm90, or else the first that it has kernels for."""
+    """Return the arch on which the clock times a backend if none is named: sm90, or else the first that it has kernels
+    for."""
     backend = dispatch.backend_asked(requested)
     archs = dispatch.capability(backend).archs if backend in dispatch.backend_names() else ("sm90",)
     timed = [arch for arch in archs if arch in archs_with_clock()]
@@ -110,7 +111,7 @@ def check_value_heads(options: dict[str, Any]) -> None:
 
 
 def backend_in_force() -> str:
-    """The name that a call without one gets: "auto", or that of KDA_BACKEND, if there is such a backend."""
+    """Return the name that a call without one gets: "auto", or that of KDA_BACKEND, if there is such a backend."""
     name, names = dispatch.backend_asked(), dispatch.backend_names()
     if name not in ("auto", *names):
         raise click.UsageError(f"KDA_BACKEND={name} names no backend. Unset it, or name one of {', '.join(names)}.")

@@ -113,7 +113,7 @@ class MachineFacts:
 
     @property
     def gpus(self) -> tuple[GpuFacts, ...]:
-        """Those a call could use: torch's word where torch works, otherwise the driver's."""
+        """Return those a call could use: torch's word where torch works, otherwise the driver's."""
         return self.torch_gpus if self.torch.ok else self.smi_gpus
 
     @property
@@ -126,7 +126,7 @@ class MachineFacts:
 
     @property
     def driver_cuda(self) -> tuple[int, int] | None:
-        """The newest CUDA that the driver runs."""
+        """Return the newest CUDA that the driver runs."""
         version = self.torch.data.get("driver_cuda") or self.smi.data.get("cuda")
         return tuple(version) if version else None
 
@@ -229,7 +229,8 @@ def run(argv: Sequence[str], timeout: float, cwd: str | None = None) -> Probe:
 
 
 def run_json(argv: Sequence[str], timeout: float) -> Probe:
-    """The same for a program whose last line of stdout is a JSON object; {"absent": true} is the state "absent"."""
+    """Return the same for a program whose last line of stdout is a JSON object; {"absent": true} is the state
+    "absent"."""
     with tempfile.TemporaryDirectory(prefix="kda-doctor-", ignore_cleanup_errors=True) as folder:
         probe = run(argv, timeout, cwd=folder)
     if not probe.ok:
@@ -260,7 +261,7 @@ FAMILIES = ("kimi_linear", "glm5_next", "bailing_hybrid")  # transformers' famil
 
 
 def find_families() -> tuple[str, ...]:
-    """Those of them that this transformers has and that call FLA's function, by what their files say."""
+    """Return those of them that this transformers has and that call FLA's function, by what their files say."""
     spec = importlib.util.find_spec("transformers")
     folders = list(spec.submodule_search_locations or ()) if spec else []
     return tuple(family for family in FAMILIES if any(_calls_fla(folder, family) for folder in folders))
@@ -330,7 +331,8 @@ def nvidia_smi() -> Probe:
 
 
 def read_smi(gpus: str, apps: str, banner: str) -> dict:
-    """What three answers of nvidia-smi say: the GPUs, who computes on them, and the CUDA that the driver runs."""
+    """Return what three answers of nvidia-smi say: the GPUs, who computes on them, and the CUDA that the driver
+    runs."""
     users: dict[str, list] = {}
     for uuid, pid, name in (_csv(line, 3) for line in apps.splitlines() if line.count(",") >= 2):
         if pid.isdigit():
@@ -413,7 +415,7 @@ def _free(path: str) -> int | None:
 
 
 def filesystem_of(path: str, mounts: str = "/proc/mounts") -> str:
-    """The kind of file system, "" where nobody says."""
+    """Return the kind of file system, "" where nobody says."""
     try:
         with open(mounts, encoding="utf-8", errors="replace") as file:
             table = [line.split()[1:3] for line in file]

@@ -49,7 +49,7 @@ def _count(known: Sequence[Known]) -> tuple[int, int]:
 
 
 def _other_version(built: str) -> str:
-    """The installed compiler, if it is another version of the one that built the ledger's kernels."""
+    """Return the installed compiler, if it is another version of the one that built the ledger's kernels."""
     for name, version in COMPILERS.values():
         if built.startswith(f"{name} ") and (installed := version()) and built != f"{name} {installed}":
             return f"{name} {installed}"

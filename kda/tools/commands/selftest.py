@@ -125,7 +125,7 @@ def chosen_backends(screen: Screen, target: Target | None, backend: str | None) 
 
 
 def auto(screen: Screen) -> str:
-    """What auto picks here; where it picks nothing, the first backend that runs here once it is named."""
+    """Return what auto picks here; where it picks nothing, the first backend that runs here once it is named."""
     host, requested = own_host(), backend_in_force()
     problem = Problem(device=host.device)
     choice = dispatch.weigh(problem, host, requested)
@@ -145,7 +145,7 @@ def prove_all(
     screen: Screen, chosen: Sequence[Capability], target: Target | None, wanted: Evidence | None, stage: str | None,
     quick: bool,
 ) -> tuple[list[BackendResult], list[CannotJudge]]:
-    """The results, and why some backends have none; raises CannotJudge if all have none."""
+    """Return the results, and why some backends have none; raises CannotJudge if all have none."""
     results, unable = [], []
     for c in chosen:
         try:
@@ -241,7 +241,7 @@ def needs_a_c_compiler(c: Capability) -> None:
 
 
 def proof(c: Capability, level: Evidence, stage: str, target: Target | None) -> Proof:
-    """What the prover found; a prover that breaks is a proof that failed, one without its compiler is none."""
+    """Return what the prover found; a prover that breaks is a proof that failed, one without its compiler is none."""
     try:
         return evidence.prove(level, c.backend, stage, target)
     except MissingCompilerError as error:
@@ -273,7 +273,7 @@ def tried(backend: str, quick: bool, tell: Progress) -> Iterator[CaseLine]:
 
 
 def text(screen: Screen, results: Sequence[BackendResult], target: Target | None, verbose: bool) -> list[str]:
-    """The verdicts first; then each stage, and of the whole calls those that failed, or all with -v."""
+    """Return the verdicts first; then each stage, and of the whole calls those that failed, or all with -v."""
     judged = [result for result in results if result.judged]
     lines = [heading(results, target)]
     lines += [f"{screen.mark('ok' if result.passed else 'fail')} {ending(result, target)}" for result in judged]
@@ -309,7 +309,7 @@ def heading(results: Sequence[BackendResult], target: Target | None) -> str:
 
 
 def stage_lines(screen: Screen, result: BackendResult, whose: str) -> list[str]:
-    """The table, with the details of a failure under its row."""
+    """Return the table, with the details of a failure under its row."""
     header = (f"{whose}stage", *(HEADERS.get(level, level.word) for level in result.levels))
     rows = [(line.stage, *(cell(screen, line, level) for level in result.levels)) for line in result.stages]
     top, *printed = row_lines(rows, header, width=screen.width)
@@ -407,7 +407,7 @@ def result_json(result: BackendResult, target: Target | None) -> dict[str, Any]:
 
 
 def reached(line: StageLine) -> str | None:
-    """The highest level that passed."""
+    """Return the highest level that passed."""
     passed = [level for level, p in line.proofs.items() if p.passed]
     return max(passed).word if passed else None
 

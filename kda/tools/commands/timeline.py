@@ -66,7 +66,8 @@ def command(screen: Screen, arch: Target, tokens: int, heads: int, out: Path, ht
 
 
 def of_machine(screen: Screen, backend: str, target: Target | None = None) -> list[Timeline]:
-    """Those of a short forward, on this machine's GPU or another; none where the simulator has no clock for it."""
+    """Return those of a short forward, on this machine's GPU or another; none where the simulator has no clock for
+    it."""
     archs, host = capability(backend).archs, own_host()
     card = host.name if target is None else None
     if target is None and host.cc:
@@ -82,7 +83,7 @@ def timelines_of(session: Capture) -> list[Timeline]:
 
 
 def forward(target: Target, chip: ChipClock, backend: str, tokens: int, heads: int) -> Capture:
-    """The capture of a call, timed and recorded."""
+    """Return the capture of a call, timed and recorded."""
     import kda
     from kda.tools.verify.cases import make_inputs
     from ptxkit import capture

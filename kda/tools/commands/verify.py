@@ -119,7 +119,7 @@ def command(screen: Screen, **options: Any) -> int:
 
 
 def not_alone(name: str, stages: Sequence[str]) -> str:
-    """Why a stage that is none of a backend's cannot be looked at."""
+    """Return why a stage that is none of a backend's cannot be looked at."""
     held = holder(name, stages)
     part = f", which is a part of its {held}" if held else ""
     return f"cannot run {name} alone{part}; it runs {', '.join(stages) or 'whole calls only'}"
@@ -226,7 +226,7 @@ def verify(screen: Screen, case: Case, options: dict[str, Any], planted) -> int:
 
 
 def door_to(name: str, options: dict[str, Any]) -> Door:
-    """The backend here, or on the simulated arch; one without kernels has nothing to simulate."""
+    """Return the backend here, or on the simulated arch; one without kernels has nothing to simulate."""
     from kda.tools.verify.doors import Door
 
     door = Door(name)
@@ -325,7 +325,7 @@ def table_lines(screen: Screen, report: ParityReport, exact: bool) -> list[str]:
 
 
 def replay_lines(screen: Screen, report: ParityReport, options: dict[str, Any], small: Spec | None) -> list[str]:
-    """The command, which may be copied as it stands."""
+    """Return the command, which may be copied as it stands."""
     first, *more = shell_lines(replay(report, options, small), screen.width, len("replay   "))
     return [f"replay   {first}", *more, *(["         (the smallest case that still fails)"] if small else [])]
 
@@ -372,7 +372,7 @@ def all_well(report: ParityReport) -> str:
 
 
 def verdict(report: ParityReport, door: Door) -> list[str]:
-    """The first wrong stage, whose fault it is, and the shape of what is wrong."""
+    """Return the first wrong stage, whose fault it is, and the shape of what is wrong."""
     first = report.first
     assert first is not None
     if not first.of_stage:

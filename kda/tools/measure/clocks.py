@@ -45,7 +45,7 @@ class CpuClock:
     warmups = 1
 
     def once(self, call: Callable[[], Any]) -> tuple[float, Any, bool]:
-        """Seconds, what the call returned, whether host time is inside though it should not be."""
+        """Return seconds, what the call returned, whether host time is inside though it should not be."""
         began = time.perf_counter()
         result = call()
         return time.perf_counter() - began, result, False
@@ -91,7 +91,7 @@ class CudaClock:
         return start.elapsed_time(end) / 1e3, result, late
 
     def captured(self, make: Callable[[], Callable[[], Any]]) -> Callable[[], Any]:
-        """A call that replays what the made one does from a CUDA graph, into the same results every time."""
+        """Return a call that replays what the made one does from a CUDA graph, into the same results every time."""
         if self.failed:                      # torch's allocator takes that capture to be under way until the end
             raise CannotCapture(f"not tried, for an earlier capture broke off: {self.failed}")
         side, graph = torch.cuda.Stream(self.device), torch.cuda.CUDAGraph()
@@ -122,7 +122,7 @@ class CudaClock:
         return torch.cuda.max_memory_allocated(self.device) - before
 
     def copy_bandwidth(self) -> float:
-        """Bytes a second, read and written, of a large copy."""
+        """Return bytes a second, read and written, of a large copy."""
         n = min(2 << 30, torch.cuda.mem_get_info(self.device)[0] // 8)
         a, b = (torch.empty(n, dtype=torch.uint8, device=self.device) for _ in range(2))
         return 2 * n / sorted(self._seconds(lambda: b.copy_(a)) for _ in range(7))[3]
@@ -166,7 +166,7 @@ def clock_of(device: str) -> CpuClock | CudaClock:
 def interleaved(
     calls: Sequence[Callable[[], Any]], clock: CpuClock | CudaClock, repeats: int, seconds: float
 ) -> list[tuple[Timings, Any]]:
-    """The timing of each call, and what its last launch returned."""
+    """Return the timing of each call, and what its last launch returned."""
     taken: list[list[float]] = [[] for _ in calls]
     late, results = [0] * len(calls), [None] * len(calls)
     began, collects = time.perf_counter(), gc.isenabled()

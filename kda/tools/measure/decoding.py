@@ -70,7 +70,7 @@ def time_of_one(
 
 
 def pools(x: dict[str, Any]) -> list[dict[str, Any]]:
-    """The call on pools that push each other out of L2; on a CPU as it is."""
+    """Return the call on pools that push each other out of L2; on a CPU as it is."""
     states = x["states"]
     if not states.is_cuda:
         return [x]

@@ -158,7 +158,7 @@ class PresentGpu:
 
 
 def taken(call: Call) -> float:
-    """Seconds until it returns; what it returns is let go of afterwards."""
+    """Return the seconds until it returns; what it returns is let go of afterwards."""
     began = time.perf_counter()
     result = call()
     took = time.perf_counter() - began

@@ -36,7 +36,7 @@ def saved() -> dict[str, Any]:
 
 
 def peers_of(device: str, shape: str, direction: str) -> list[Peer]:
-    """Those of a named shape; none on another device than theirs."""
+    """Return those of a named shape; none on another device than theirs."""
     if device != saved()["device"]:
         return []
     rows = [row for row in saved()["rows"] if (row["shape"], row["direction"]) == (shape, direction)]

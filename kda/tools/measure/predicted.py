@@ -55,7 +55,7 @@ class PredictedLaunch(NamedTuple):
 
     @property
     def stalls(self) -> list[tuple[str, float]]:
-        """(why, clocks that warps waited for each instruction that they issued), worst first."""
+        """Return (why, clocks that warps waited for each instruction that they issued), worst first."""
         issued = sum(warp["issued"] for warp in self.clock.warps)
         return sorted(((why, n / issued) for why, n in self.clock.stalls.items()), key=lambda item: -item[1])
 
@@ -80,12 +80,13 @@ class Prediction:
 
 @functools.cache
 def measured() -> dict[str, Any]:
-    """What benchmarks/predicted.py found: kernels that were timed, and the errors of their predictions, in percent."""
+    """Return what benchmarks/predicted.py found: kernels that were timed, and the errors of their predictions, in
+    percent."""
     return json.loads(ERRORS.read_text())
 
 
 def measured_call(chip: str, problem: str, direction: str, backend: str) -> dict[str, Any] | None:
-    """A whole call that was timed on such a chip, {"seconds", "source"}."""
+    """Return a whole call that was timed on such a chip, {"seconds", "source"}."""
     if chip != measured()["chip"]:
         return None
     wanted = {"problem": problem, "direction": direction, "backend": backend}
@@ -93,7 +94,7 @@ def measured_call(chip: str, problem: str, direction: str, backend: str) -> dict
 
 
 def expected(backend: str, launches: Iterable[PredictedLaunch]) -> dict[str, Any]:
-    """The expected error of launches: the worst of their timed families, else of the backend, or of all."""
+    """Return the expected error of launches: the worst of their timed families, else of the backend, or of all."""
     errors = measured()["errors"]
     families = {f"{backend} {family_of(one.kernel)}" for one in launches} & {*errors["families"]}
     if families:
@@ -106,7 +107,7 @@ def expected(backend: str, launches: Iterable[PredictedLaunch]) -> dict[str, Any
 
 
 def family_of(kernel: str) -> str:
-    """What the stage of a compiled kernel is called; the DSL's names hold the module's and the class's."""
+    """Return what the stage of a compiled kernel is called; the DSL's names hold the module's and the class's."""
     words = ("fused", "stream", "prepare", "chain", "compose", "pairs", "tables", "join", "carry", "operands", "record",
              "walk", "grads", "shares")
     return next((word for word in words for folder in ("fwd", "bwd", "cute") if folder + word in kernel), kernel)
@@ -126,7 +127,7 @@ class PredictedCall(NamedTuple):
 
     @property
     def like(self) -> PredictedCall:
-        """The call that stands for all of other numbers of tokens, sequences and heads."""
+        """Return the call that stands for all of other numbers of tokens, sequences and heads."""
         s = self.shape
         shared = s.heads // s.H                                                # value heads that have one q and k
         H = s.H if s.dtype == "float32" else max(1, HEADS // shared)           # float32's prepare: 2.5% from 16 to 64
@@ -139,7 +140,7 @@ class PredictedCall(NamedTuple):
 
 
 def predict(arch: str, chip: str, backend: str, shape: BenchShape, step: bool, gate: str = "bounded") -> Prediction:
-    """A forward, or (step) a training forward and its backward."""
+    """Predict a forward, or (step) a training forward and its backward."""
     call = PredictedCall(arch, backend, shape, step, gate)
     if not step:
         return Prediction(_way(call, chip, False))
@@ -183,14 +184,15 @@ _ALIKE: dict[tuple[PredictedCall, str, bool], Alike] = {}
 
 
 def stands_for(calls: Iterable[PredictedCall], chip: str) -> list[tuple[PredictedCall, str, bool]]:
-    """What `alike` is asked for by more than one of these calls that have grids of many waves."""
+    """Return what `alike` is asked for by more than one of these calls that have grids of many waves."""
     large = [call for call in calls if call.shape.tokens * call.shape.heads > BLOCK * WAVES * CHIPS[chip].sms]
     counts = collections.Counter((call.like, chip, back) for call in large for back in {False, call.step})
     return [one for one, count in counts.items() if count > 1 and one not in _ALIKE]
 
 
 def alike(like: PredictedCall, chip: str, backward: bool) -> Alike:
-    """The clocks of kernels whose grids grow with the row, in a call that stands for those of all such shapes."""
+    """Return the clocks of kernels whose grids grow with the row, in a call that stands for those of all such
+    shapes."""
     key = like, chip, backward
     if key not in _ALIKE:
         _ALIKE[key] = _alike(*key)
@@ -218,8 +220,8 @@ def _key(launch: Any) -> tuple[Any, ...]:
 
 
 def _known(same: Alike, launch: Any, setting: Setting) -> Clock | None:
-    """The clock of a launch of more waves than are looked at, from that of its kernel in the call that stands for it; a
-    dependent launch has none, for its time depends on the one ahead."""
+    """Return the clock of a launch of more waves than are looked at, from that of its kernel in the call that stands
+    for it; a dependent launch has none, for its time depends on the one ahead."""
     clock = None if launch.pdl or not setting.waves else same.get(_key(launch))
     if not clock or not clock.more:
         return None
@@ -263,7 +265,7 @@ def _setting(chip: str, launch: Any, clusters: int) -> Setting:
 def _joined(
     launches: list[Any], clocks: list[Clock], each: Iterable[float], backward: bool
 ) -> tuple[PredictedLaunch, ...]:
-    """A launch in `each` clocks; the first one of a backward comes after its forward."""
+    """Return a launch in `each` clocks; the first one of a backward comes after its forward."""
     ahead, joined = [None, *clocks], []
     for launch, all_, clock, before in zip(launches, each, clocks, ahead):
         if clock.begins is not None and before:
@@ -343,7 +345,7 @@ class _Trial:
         return Case(block.spec, keywords, rows(block.do), block.dht.expand(N, *block.dht.shape[1:]).contiguous())
 
     def _make(self, session: Session, case: Case, around: Callable[..., Any], backward: bool) -> None:
-        """Makes the call, of a step the backward only where that is asked for; `around` is told the direction."""
+        """Make the call, of a step the backward only where that is asked for; `around` is told the direction."""
         session.around = functools.partial(around, of_backward=False)
         if not self.call.step:
             kda.chunk_kda_fwd(**case.keywords, backend=self.call.backend)

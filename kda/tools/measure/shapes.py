@@ -147,7 +147,7 @@ def host_memory() -> int | None:
 
 
 def too_large(shape: BenchShape, directions: Sequence[str], threads: int | None, device_memory: int = 0) -> str | None:
-    """Why this machine skips the shape, with an estimate; `threads` are those of a CPU, None for a GPU."""
+    """Return why this machine skips the shape, with an estimate; `threads` are those of a CPU, None for a GPU."""
     size = shape.tokens * shape.heads * max(shape.K, shape.V)
     needs = (("host has", HOST_BYTES * size, host_memory()), ("GPU has", DEVICE_BYTES * size, device_memory))
     for what, need, available in needs:

@@ -94,7 +94,7 @@ def cast(case: Case, dtype: torch.dtype) -> Case:
 
 
 def sample(case: Case) -> Case:
-    """The first tokens and heads of the first sequence that has any, as a row of its own."""
+    """Return the first tokens and heads of the first sequence that has any, as a row of its own."""
     p = case.problem()
     start, end = next((b for b in case.layout.bounds if b[1] > b[0]), (0, 0))
     n, H = case.layout.bounds.index((start, end)), min(p.H, SAMPLE_HEADS)
@@ -208,7 +208,7 @@ def measure(
 
 
 def differing(results: Results, judged: Results) -> Results:
-    """Those that do not equal the results that were judged before."""
+    """Return those that do not equal the results that were judged before."""
     on_cpu = {name: x.detach().cpu() for name, x in results.items()}
     return {name: x for name, x in on_cpu.items() if name not in judged or not torch.equal(x, judged[name])}
 
@@ -236,7 +236,7 @@ def stage_timings(
 
 
 def launch(door: Door, case: Case, direction: str) -> Callable[[], Results]:
-    """What is timed: the forward, what autograd runs for the backward, or both."""
+    """Return what is timed: the forward, what autograd runs for the backward, or both."""
     if direction == "forward":
         return functools.partial(_forward, door, case)
     if direction == "step":
@@ -333,7 +333,7 @@ def cpu_name() -> str:
 
 
 def output_of(argv: Sequence[str], timeout: float) -> str:
-    """What a program prints; nothing if it fails."""
+    """Return what a program prints; nothing if it fails."""
     how: dict[str, Any] = dict(capture_output=True, text=True, errors="replace", timeout=timeout, check=True)
     try:
         return subprocess.run(argv, **how).stdout
@@ -408,7 +408,7 @@ class TimedLine:
 
     @property
     def ratio(self) -> float | None:
-        """How many times as fast as the baseline."""
+        """Return how many times as fast as the baseline."""
         return self.baseline["median"] / self.median if self.baseline else None
 
     @property

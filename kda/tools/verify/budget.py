@@ -52,7 +52,7 @@ def shakes(elements: int, coarse: bool = False) -> range:
 
 
 def shaken(x: Tensor, shake: int = 0) -> Tensor:
-    """An eighth of the elements one ulp larger and an eighth one smaller, always the same for one `shake`."""
+    """Return an eighth of the elements one ulp larger and an eighth one smaller, always the same for one `shake`."""
     which = torch.randint(8, x.shape, generator=torch.Generator().manual_seed(_seed(x.numel(), shake)))
     eps = torch.finfo(x.dtype).eps
     return torch.where(which == 0, x * (1 + eps), torch.where(which == 1, x * (1 - eps), x))
@@ -95,11 +95,11 @@ class Budget(NamedTuple):
         return cls(exact, both * norm, both * peak)
 
     def __add__(self, other: Budget) -> Budget:  # type: ignore[override]
-        """The budget between two results that are each within their own budget."""
+        """Return the budget between two results that are each within their own budget."""
         return Budget(self.exact, self.norm + other.norm, self.peak + other.peak)
 
     def around(self, centre: Tensor) -> Budget:
-        """The same budget around another result."""
+        """Return the same budget around another result."""
         return self._replace(exact=centre.double())
 
     def measure(self, x: Tensor) -> Measure:
@@ -131,7 +131,7 @@ class Budget(NamedTuple):
         return self.measure(x).used
 
     def wrong(self, x: Tensor) -> Tensor:
-        """The elements that each exceed the peak budget."""
+        """Return the elements that each exceed the peak budget."""
         return distance(x.detach().cpu().double(), self.exact) > self.peak * Scale.of(self.exact).rms
 
 
@@ -198,7 +198,7 @@ class Rounding(NamedTuple):
 
     @property
     def of_gradients(self) -> Rounding:
-        """The rounding of a backward: it recomputes what it does not get, and that has q's dtype in any case."""
+        """Return the rounding of a backward: it recomputes what it does not get, and that has q's dtype in any case."""
         return self if self.gradients is None else self._replace(stored=self.gradients, gradients=None)
 
     def __call__(self, name: str, x: Tensor) -> Tensor:

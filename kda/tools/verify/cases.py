@@ -103,12 +103,12 @@ class Case:
         return ChunkLayout.of(self.problem(), self.spec.offsets)
 
     def map(self, function: Callable[[Tensor], Tensor]) -> Case:
-        """The same case with every tensor replaced."""
+        """Return the same case with every tensor replaced."""
         keywords = {name: function(x) if isinstance(x, Tensor) else x for name, x in self.keywords.items()}
         return Case(self.spec, keywords, function(self.do), function(self.dht))
 
     def stage_tensors(self, dtype: torch.dtype) -> dict[str, Tensor | None]:
-        """What the stages read that no stage writes, in chunks, on the CPU."""
+        """Return what the stages read that no stage writes, in chunks, on the CPU."""
         x, p, chunk = self.map(lambda x: x.cpu()).inputs, self.problem(), self.layout.chunk
         rows = {"q": x.q, "k": x.k, "v": x.v, "g": x.g, "beta": x.beta.unsqueeze(-1), "do": self.do.cpu()}
         h0 = x.initial_state
@@ -182,7 +182,7 @@ def save(case: Case, file: str) -> None:
 
 
 def load(file: str, device: str = "cpu") -> Case:
-    """What `save` wrote; raises ValueError for anything else."""
+    """Return what `save` wrote; raises ValueError for anything else."""
     try:
         data = torch.load(file, map_location="cpu", weights_only=True)
         spec = Spec(**data["spec"])

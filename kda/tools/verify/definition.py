@@ -24,7 +24,7 @@ SEGMENT = 32                                 # tokens whose states autograd hold
 
 
 def by_gradient(leaves: Mapping[str, Tensor | None]) -> dict[str, Tensor]:
-    """Those that are there, by the names of their gradients."""
+    """Return those that are there, by the names of their gradients."""
     return {name: x for name, leaf in GRADIENTS.items() if (x := leaves.get(leaf)) is not None}
 
 
@@ -81,7 +81,7 @@ def _segment(scale: float, s: Tensor, *tokens: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def from_stages(case: Case, env: dict[str, Tensor | None]) -> dict[str, Tensor]:
-    """The results of a call, from what the stages wrote."""
+    """Return the results of a call, from what the stages wrote."""
     layout, inputs = case.layout, case.inputs
     results = {"ht": env["ht"]}
     for name in ("o", "dq", "dk", "dv", "dg", "dbeta"):
@@ -96,7 +96,7 @@ def from_stages(case: Case, env: dict[str, Tensor | None]) -> dict[str, Tensor]:
 
 
 def stored_as(case: Case, name: str) -> torch.dtype:
-    """The dtype of a result."""
+    """Return the dtype of a result."""
     if name == "ht":
         return wide_dtype(case.inputs.q.dtype)
     return case.inputs.q.dtype if name == "o" else getattr(case.inputs, GRADIENTS[name]).dtype
@@ -139,7 +139,8 @@ def _roundings(case: Case, rounding: Rounding, backward: bool) -> list[dict[str,
 
 
 def _of_stages(case: Case, rounding: Rounding, backward: bool, shake: int | None) -> dict[str, Tensor]:
-    """The call with the roundings of its stages: chunks of nearly parallel keys lose more accuracy than tokens."""
+    """Return the call with the roundings of its stages: chunks of nearly parallel keys lose more accuracy than
+    tokens."""
     names = [stage.name for stage in FORWARD + (BACKWARD if backward else ())]
     operands = {n: dtype for n, dtype in rounding.stored.items() if n != "o" and n not in GRADIENTS}
     rounding = rounding._replace(shake=shake, stored=operands)               # the caller rounds results

@@ -80,7 +80,7 @@ def labelled(backend: str, arch: str) -> dict[str, AnyRecipe]:
 
 
 def version(backend: str) -> str:
-    """The compiler that builds a backend's kernels, and its version."""
+    """Return the compiler that builds a backend's kernels, and its version."""
     name, installed = known.COMPILERS[COMPILERS[backend]]
     return f"{name} {installed()}"
 

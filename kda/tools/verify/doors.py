@@ -32,12 +32,12 @@ ROUNDS_EVERY_OPERAND = dict.fromkeys(
 
 
 def default_device() -> str:
-    """The device that calls are made on."""
+    """Return the device that calls are made on."""
     return "cuda:0" if torch.cuda.is_available() else "cpu"
 
 
 def stored_by(backend: str, problem: Problem) -> Mapping[str, str]:
-    """The roundings that a backend declares."""
+    """Return the roundings that a backend declares."""
     stored = launcher(backend).rounded_to(problem)
     if unknown := set(stored) - {*SHAPES, *OPERANDS}:
         raise ValueError(f"{backend} rounds {', '.join(sorted(unknown))}, which kda.model.stages does not contain")
@@ -63,7 +63,7 @@ class Door:
         return stages_of(self.capability)
 
     def against(self, case: Case, direction: str = "forward") -> tuple[str, ...]:
-        """Reasons why this backend does not accept the case here."""
+        """Return the reasons why this backend does not accept the case here."""
         return self.against_problem(case.problem(direction, self.device))
 
     def against_problem(self, problem: Problem) -> tuple[str, ...]:
@@ -120,7 +120,7 @@ class Door:
         return kda.chunk_kda(**keywords, backend=self.name)
 
     def stage_call(self, name: str, case: Case) -> Callable[[Mapping[str, Tensor | None]], Any]:
-        """The stage as a function of tensors on the backend's device."""
+        """Return the stage as a function of tensors on the backend's device."""
         problem = case.problem("backward" if name.startswith("bwd") else "forward", self.device)
         return functools.partial(launcher(self.name).stage, name, problem, case.spec.offsets)
 

@@ -37,17 +37,17 @@ PROVERS = {
 
 
 def provable(c: Capability) -> tuple[Evidence, ...]:
-    """What can be proven of a backend: each stage can be executed, and simulated if it consists of kernels."""
+    """Return what can be proven of a backend: each stage can be executed, and simulated if it consists of kernels."""
     return tuple(level for level in Evidence if c.stages and (c.archs or level is not Evidence.SIMULATED))
 
 
 def simulated_as(c: Capability, target: Target | None) -> Target:
-    """The arch that the simulator stands in for: the backend's first one if none is named."""
+    """Return the arch that the simulator stands in for: the backend's first one if none is named."""
     return target or parse(c.archs[0])
 
 
 def stages_of(c: Capability) -> tuple[str, ...]:
-    """The stages and runs of stages that it declares."""
+    """Return the stages and runs of stages that it declares."""
     for name in c.stages:
         try:
             find(name)

@@ -57,14 +57,14 @@ def _two_chunks(spec: Spec) -> tuple[int, ...] | None:
 
 
 def _middle(spec: Spec) -> int:
-    """A token in the middle of the longest sequence."""
+    """Return a token in the middle of the longest sequence."""
     lengths = spec.lengths or (spec.T,)
     n = lengths.index(max(lengths))
     return sum(lengths[:n]) + lengths[n] // 2
 
 
 def _longest(layout: ChunkLayout) -> list[int]:
-    """The chunks of the sequence with the most."""
+    """Return the chunks of the sequence with the most."""
     return max(layout.chunks_of, key=len)
 
 

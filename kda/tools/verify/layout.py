@@ -43,7 +43,7 @@ class ChunkLayout:
 
     @property
     def valid(self) -> Tensor:
-        """(NC, 1, C, 1), False in rows past the end of a sequence."""
+        """Return (NC, 1, C, 1), False in rows past the end of a sequence."""
         rows = torch.tensor([piece.rows for piece in self.pieces]).view(-1, 1, 1, 1)
         return torch.arange(self.C).view(1, 1, -1, 1) < rows
 

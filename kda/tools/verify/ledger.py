@@ -45,7 +45,7 @@ HOST_CODE: dict[str, tuple[str, ...]] = {
 
 @functools.cache
 def host_code(path: str) -> str:
-    """The digest of the code on the host that a path runs."""
+    """Return the digest of the code on the host that a path runs."""
     return _host_code(path.partition(":")[0])
 
 
@@ -65,7 +65,7 @@ def _read(file: Path) -> str:
 
 
 def without_words(text: str) -> str:
-    """The lines of a module less comments, docstrings and white space: the same in every version of Python."""
+    """Return the lines of a module less comments, docstrings and white space: the same in every version of Python."""
     lines, strings = [line.encode() for line in text.split("\n")], []
     waiting: list[ast.AST] = [ast.parse(text)]
     docstrings = set()
@@ -115,7 +115,7 @@ class Ledger:
 
     @property
     def groups(self) -> list[str]:
-        """The backends with archs: "sm90 sm90", "triton sm80"."""
+        """Return the backends with archs: "sm90 sm90", "triton sm80"."""
         return list(self.shipped)
 
     def kernels(self, group: str) -> Iterator[Known]:
@@ -126,7 +126,7 @@ class Ledger:
                 yield Known(f"{kernel} of {words}", RAN if run else SIMULATED, run, code)
 
     def paths(self, backend: str | None = None) -> Iterator[Known]:
-        """The host paths of one backend, or of all."""
+        """Yield the host paths of one backend, or of all."""
         for name in self.needed:
             if backend in (None, name.partition(":")[0]):
                 yield self._path(name)

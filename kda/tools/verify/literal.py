@@ -55,7 +55,7 @@ def run_stage(
     name: str, p: Problem, layout: ChunkLayout, tensors: Mapping[str, Tensor | None], dtype: torch.dtype,
     round_: Round = as_it_is,
 ) -> Tensors:
-    """What the stage, or the run of stages, writes, given what it reads."""
+    """Return what the stage, or the run of stages, writes, given what it reads."""
     env = chain([name], p, layout, tensors, dtype, round_)
     return {n: env[n] for n in find(name).writes}
 
@@ -64,7 +64,7 @@ def chain(
     names: Iterable[str], p: Problem, layout: ChunkLayout, tensors: Mapping[str, Tensor | None], dtype: torch.dtype,
     round_: Round = as_it_is,
 ) -> Tensors:
-    """All tensors after the stages in order, each fed by its predecessors, including internal tensors of runs.
+    """Return all tensors after the stages in order, each fed by its predecessors, including internal tensors of runs.
 
     `round_` is applied to everything that a stage writes, also where the stage itself uses it further.
     """

@@ -85,7 +85,7 @@ class ParityReport:
 
     @property
     def first(self) -> ParityRow | None:
-        """The row to examine: the first wrong one that does not follow from another."""
+        """Return the row to examine: the first wrong one that does not follow from another."""
         return next((row for row in self.wrong if row.follows_from is None), next(iter(self.wrong), None))
 
 
@@ -109,7 +109,7 @@ class Oracle:
         self.rounded: list[Tensors] = [shaken_all(given, shake) for shake in self.shakes]
 
     def rounding_of(self, stage: Stage) -> Rounding:
-        """The roundings of a backward by another backend, which recomputes what it does not get."""
+        """Return the roundings of a backward by another backend, which recomputes what it does not get."""
         return self.rounding.of_gradients if stage.backward else self.rounding
 
     def roundings_of(self, stage: Stage) -> list[Rounding]:
@@ -132,7 +132,7 @@ class Oracle:
         ]
 
     def feed(self, stage: Stage) -> Tensors:
-        """What the stage reads, from the oracle, rounded to the dtypes that a backend can get."""
+        """Return what the stage reads, from the oracle, rounded to the dtypes that a backend can get."""
         read = {n: self.exact[n] for n in stage.reads}
         rounding = self.rounding_of(stage)
         return {n: None if x is None else rounding(n, x.to(rounding.compute)) for n, x in read.items()}
@@ -169,7 +169,7 @@ def judge(stage: str, name: str, budget: Budget, x: Tensor | None, case: Case, w
 
 
 def alone(door: Door, case: Case, stage: Stage, oracle: Oracle) -> list[ParityRow]:
-    """The stage on the oracle's tensors."""
+    """Return the stage on the oracle's tensors."""
     oracle.reach(stage)
     fed = oracle.feed(stage)
     written = door.stage(stage.name, case, fed)
@@ -180,7 +180,7 @@ def alone(door: Door, case: Case, stage: Stage, oracle: Oracle) -> list[ParityRo
 
 
 def walk(door: Door, case: Case, stages: Iterable[Stage], oracle: Oracle) -> Iterator[list[ParityRow]]:
-    """The rows of each stage in turn; `stages` begin with the first one and are complete.
+    """Yield the rows of each stage in turn; `stages` begin with the first one and are complete.
 
     If a later stage needs an internal tensor of a run of stages, the oracle supplies it.
     """
@@ -204,7 +204,7 @@ def walk(door: Door, case: Case, stages: Iterable[Stage], oracle: Oracle) -> Ite
 
 
 def causes(name: str, stage: Stage) -> Iterator[str]:
-    """What a tensor is computed from, of all that the stage reads and writes."""
+    """Yield what a tensor is computed from, of all that the stage reads and writes."""
     reads = next(member.reads for member in stage.members if name in member.writes)
     for cause in USES.get(name, reads):
         if cause in stage.reads or cause in stage.writes:
@@ -357,7 +357,7 @@ def parts(door: Door, case: Case, only_stage: str | None = None, exact: bool = F
 
 
 def _unbroken(stages: list[Stage]) -> list[Stage]:
-    """The stages up to the first gap: those after it have no input of the backend's own."""
+    """Return the stages up to the first gap: those after it have no input of the backend's own."""
     unbroken: list[Stage] = []
     computed: set[Any] = set()
     order = FORWARD + BACKWARD
@@ -370,7 +370,7 @@ def _unbroken(stages: list[Stage]) -> list[Stage]:
 
 
 def smaller(door: Door, report: ParityReport, fault: Fault | None, tries: int = 6) -> Spec | None:
-    """A smaller case that is wrong in the same place, drawn from the same seed; None if none was found."""
+    """Return a smaller case that is wrong in the same place, drawn from the same seed; None if none was found."""
     first, spec = report.first, report.case.spec
     only_stage = first.stage if first.of_stage else None
     best = None
@@ -419,13 +419,13 @@ def _oracle(spec: Spec, door: Door) -> Oracle:
 
 
 def prove_executed(backend: str, stage: str, target: Target | None) -> Proof:
-    """A backend's stage on this machine, fed by the oracle."""
+    """Prove a backend's stage on this machine, fed by the oracle."""
     return prove(Door(backend), stage)
 
 
 @one_thread()
 def prove(door: Door, stage: str) -> Proof:
-    """A stage behind a door, fed by the oracle."""
+    """Prove a stage behind a door, fed by the oracle."""
     specs = proof_specs(door)
     way = "backward" if find(stage).backward else "forward"
     refused = {spec: door.against(make(spec), way) for spec in specs}
@@ -443,7 +443,7 @@ def prove(door: Door, stage: str) -> Proof:
 
 
 def describe(row: ParityRow) -> str:
-    """One line about a wrong row."""
+    """Return one line about a wrong row."""
     if row.measure.kind in ("shape", "missing"):
         return f"{row.tensor}: {worst(row)}"
     return f"{row.tensor}: {used_words(row.measure)} of its budget, {worst(row)}"

@@ -54,7 +54,7 @@ def place(name: str, index: tuple[int, ...] | None, case: Case, whole: bool) -> 
 
 
 def pattern(name: str, wrong: Tensor, case: Case, whole: bool) -> str:
-    """One sentence on the wrong places, if they fill a simple box; "" if they do not."""
+    """Return one sentence on the wrong places, if they fill a simple box; "" if they do not."""
     layout = case.layout
     if not wrong.any() or name in PER_HEAD or wrong.dim() != 4:
         return ""
@@ -103,7 +103,7 @@ def run(axis: str, hit: Sequence[int], size: int, all_: str = "") -> str | None:
 
 
 def chunks(hit: Sequence[int], layout: ChunkLayout, row: int) -> str | None:
-    """The chunks of `hit` in words, among those that have the row."""
+    """Return the chunks of `hit` in words, among those that have the row."""
     pieces = layout.pieces
     last = {group[-1] for group in layout.chunks_of if group}
     shapes = {

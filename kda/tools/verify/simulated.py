@@ -57,7 +57,7 @@ class SimulatedDoor(Door):
 
 
 def prove_simulated(backend: str, stage: str, target: Target | None) -> Proof:
-    """A stage from its PTX, fed by the oracle: results within budget and no findings."""
+    """Prove a stage from its PTX, fed by the oracle: results within budget and no findings."""
     door = SimulatedDoor(backend, simulated_as(Door(backend).capability, target))
     proof = prove(door, stage)
     if not door.launches:

@@ -21,7 +21,7 @@ def make_step(
     l2norm: bool = True, conv: bool = True, bias: bool = False, norm: bool = True, drafts: bool = False,
     tree: bool = False, slots: list[int] | None = None, pool: int | None = None, seed: int = 0, device: str = "cpu",
 ) -> dict[str, Any]:
-    """The arguments of a call: N sequences in slots somewhere in a pool, the numbers of a running model."""
+    """Return the arguments of a call: N sequences in slots somewhere in a pool, the numbers of a running model."""
     HV, pool = HV or H, pool or N + 2
     random = torch.Generator(device).manual_seed(seed)
     kind, C = getattr(torch, dtype), 2 * H * K + HV * V
@@ -66,7 +66,7 @@ def make_step(
 
 
 def copied(x: Mapping[str, Any], dtype: torch.dtype | None = None) -> dict[str, Any]:
-    """The same call on tensors of its own, numbers with a fraction in `dtype`."""
+    """Return the same call on tensors of its own, numbers with a fraction in `dtype`."""
     def copy(t: Any) -> Any:
         if not isinstance(t, Tensor):
             return t
@@ -83,8 +83,8 @@ def run_step(x: dict[str, Any], **options: Any) -> dict[str, Tensor]:
 
 
 def bytes_moved(x: Mapping[str, Any]) -> int:
-    """Bytes that a call cannot do without: rows, weights once, and of each sequence its state, tail and records, both
-    ways."""
+    """Return bytes that a call cannot do without: rows, weights once, and of each sequence its state, tail and records,
+    both ways."""
     def size(name: str) -> int:
         return x[name].numel() * x[name].element_size() if x.get(name) is not None else 0
 
@@ -151,8 +151,8 @@ def beside_plain_decoding(
 
 
 def _some_accepted(x: dict[str, Any], turn: int) -> tuple[Tensor, Tensor]:
-    """A way from the first token of each sequence (N, T), and how many of it are accepted: one more from call to call
-    and from sequence to sequence."""
+    """Return a way from the first token of each sequence (N, T), and how many of it are accepted: one more from call to
+    call and from sequence to sequence."""
     N, T = x["q"].shape[:2]
     path, count = torch.zeros(N, T, dtype=torch.int32), torch.ones(N, dtype=torch.int32)
     for n in range(N):

@@ -63,7 +63,7 @@ def trials(quick: bool) -> list[OperatorTrial]:
 
 
 def against(door: Door, trial: OperatorTrial) -> tuple[str, ...]:
-    """Reasons why the backend does not accept the call here."""
+    """Return the reasons why the backend does not accept the call here."""
     case = make(trial.spec)
     if not trial.decode:
         return door.against(case)

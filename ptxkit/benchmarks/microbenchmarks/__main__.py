@@ -76,7 +76,7 @@ def head(gpu: FoundGpu) -> dict:
 
 
 def check(names: list[str], arch: str, way) -> int:
-    """All groups at once, as far as there are cores."""
+    """Check all groups at once, as far as there are cores."""
     target = parse(arch)
     faults = 0
 

@@ -102,7 +102,7 @@ class Bench:
     def spans(
         self, built: Built, *args: Any, grid: int = 1, block: int = 32, runs: int = 0, cold: bool = False, **shape: Any
     ) -> list[Tensor]:
-        """(CTAs, warps, 2) of starts and ends, for each launch; arguments follow `spans` and `out`.
+        """Return (CTAs, warps, 2) of starts and ends, for each launch; arguments follow `spans` and `out`.
 
         `cold`: L2 holds other things.
         """
@@ -116,7 +116,7 @@ class Bench:
         return read
 
     def _read(self, x: Tensor) -> Tensor:
-        """A tensor of clocks, once the GPU is done with it."""
+        """Return a tensor of clocks, once the GPU is done with it."""
         if not self.gpu:
             x.view(-1)[1::2] = x.view(-1)[::2] + FAKE
         return x.cpu()
@@ -130,17 +130,17 @@ class Bench:
         return [(s[:, :, 1].max() - s[:, :, 0].min()).item() for s in self.spans(built, *args, **shape)]
 
     def results(self, count: int) -> list[int]:
-        """What the last launch wrote to `out`."""
+        """Return what the last launch wrote to `out`."""
         return [v & 0xFFFFFFFF for v in self.out[:count].cpu().tolist()]
 
     # ------------------------------------------------------------------------------------------------ checks, figures
 
     def wrong(self, says: str, holds: bool) -> str:
-        """A fault, where the last launch took place and `holds` does not."""
+        """Return a fault, where the last launch took place and `holds` does not."""
         return "" if holds or self.way == "dry" else says
 
     def unlikely(self, says: str, holds: bool) -> str:
-        """A fault, where clocks are real and say what cannot be."""
+        """Return a fault, where clocks are real and say what cannot be."""
         return "" if holds or not self.gpu else says
 
     def figure(self, name: str, values: Sequence[float], unit: str, *faults: str) -> Figure:
@@ -149,16 +149,16 @@ class Bench:
         return figure
 
     def each(self, name: str, clocks: Sequence[float], count: float, *faults: str, unit: str = "clocks") -> Figure:
-        """Clocks of one of `count`."""
+        """Return clocks of one of `count`."""
         return self.figure(name, [c / count for c in clocks], unit, *faults)
 
     def rate(self, name: str, moved: float, clocks: Sequence[float], *faults: str) -> Figure:
-        """Bytes a clock."""
+        """Return bytes a clock."""
         return self.figure(name, [moved / c for c in clocks], RATE, *faults)
 
 
 def lengths(spans: Tensor) -> Tensor:
-    """Clocks of each CTA."""
+    """Return clocks of each CTA."""
     return (spans[:, :, 1].amax(1) - spans[:, :, 0].amin(1)).double()
 
 
@@ -177,7 +177,7 @@ def disassembler() -> str | None:
 
 
 def disassembled(kernel: Kernel) -> str | None:
-    """The machine code of a kernel; None without a disassembler."""
+    """Return the machine code of a kernel; None without a disassembler."""
     if (tool := disassembler()) is None:
         return None
 
@@ -193,13 +193,13 @@ def disassembled(kernel: Kernel) -> str | None:
 
 
 def opcodes(listing: str) -> Counter[str]:
-    """How often each opcode stands in it."""
+    """Return how often each opcode stands in it."""
     return Counter(opcode for opcode, _, _ in _LINE.findall(listing) if opcode)
 
 
 def in_loops(listing: str) -> Counter[str]:
-    """The same in loops alone; where loops lie in loops, in those: the outer one is that of passes, and ptxas moves
-    there what it finds to be the same in every trip."""
+    """Return the same in loops alone; where loops lie in loops, in those: the outer one is that of passes, and ptxas
+    moves there what it finds to be the same in every trip."""
     opcodes, labels, loops = [], {}, []
     for opcode, operands, label in _LINE.findall(listing):
         if label:

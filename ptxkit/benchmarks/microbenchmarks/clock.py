@@ -72,7 +72,7 @@ def loads(bench: Bench) -> dict[str, Load]:
 
 
 def power() -> float | None:
-    """Watts, where NVIDIA's management library for Python is installed."""
+    """Return watts, where NVIDIA's management library for Python is installed."""
     try:
         return torch.cuda.power_draw() / 1e3
     except Exception:                        # the package may be missing, the driver may refuse
@@ -80,7 +80,7 @@ def power() -> float | None:
 
 
 def loaded(bench: Bench, built: Built, load: Load, memory: torch.Tensor) -> tuple[list[float], list[float]]:
-    """Megahertz of each launch, and watts while they ran."""
+    """Return the megahertz of each launch, and watts while they ran."""
     megahertz, watts, trips = [], [], bench.trips(int(LAUNCH / load.clocks))
     for _ in range(int(SECONDS * 2e9 / LAUNCH) if bench.gpu else 1):
         spans = bench.zeros(bench.sms * load.threads // 32 * 2, torch.int64)

@@ -84,7 +84,7 @@ WARM = 2                                     # trips of the pass that fills the 
 
 
 def kernel(body: str, params: str = "", threads: int = 1024, outside: str = "") -> str:
-    """A kernel called k that is given `spans` and `out`, and whatever `params` names."""
+    """Return a kernel called k that is given `spans` and `out`, and whatever `params` names."""
     more = f", {params}" if params else ""
     return f"""{PRELUDE}{outside}
 extern "C" __global__ void __launch_bounds__({threads}, 1) k(u64* spans, u32* out{more}) {{
@@ -124,10 +124,10 @@ def loop(
 
 
 def registers(constraint: str, names: list[str]) -> str:
-    """Operands of an asm statement: registers("=r", ["a", "b"]) is `"=r"(a), "=r"(b)`."""
+    """Return the operands of an asm statement: registers("=r", ["a", "b"]) is `"=r"(a), "=r"(b)`."""
     return ", ".join(f'"{constraint}"({name})' for name in names)
 
 
 def asm(ptx: str, outs: str = "", ins: str = "") -> str:
-    """A statement that the compiler keeps, and keeps in its place."""
+    """Return a statement that the compiler keeps, and keeps in its place."""
     return f'      asm volatile("{ptx}" : {outs} : {ins} : "memory");'

@@ -56,7 +56,7 @@ class FoundGpu(NamedTuple):
 
 
 def the_gpu() -> FoundGpu | None:
-    """What torch says of the GPU; None without one."""
+    """Return what torch says of the GPU; None without one."""
     if not torch.cuda.is_available():
         return None
     properties = torch.cuda.get_device_properties(0)
@@ -70,7 +70,7 @@ def the_gpu() -> FoundGpu | None:
 
 
 def in_child(work: Callable[[Callable[[Message], Any]], Any], limit: float) -> Iterator[Message]:
-    """What `work` sends from a process of its own, until it is done or its time is over."""
+    """Yield what `work` sends from a process of its own, until it is done or its time is over."""
     receiver, sender = _FORK.Pipe(duplex=False)
     child = _FORK.Process(target=_run, args=(work, sender), daemon=True)
     child.start()

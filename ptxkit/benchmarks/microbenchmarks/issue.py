@@ -118,7 +118,7 @@ def expected_end(op: Link, links: int) -> int | None:
 
 
 def run(bench: Bench, built, op: Link, block: int, chains: int) -> tuple[list[float], str]:
-    """Clocks of all trips, and a fault where the chains did not end where they must."""
+    """Return the clocks of all trips, and a fault where the chains did not end where they must."""
     trips = bench.trips(TRIPS)
     clocks = bench.clocks(built, trips, op.x, op.b, op.c, block=block)
     ends, results = expected_end(op, (trips + frame.WARM) * UNROLLED // chains), bench.results(block)
@@ -150,12 +150,12 @@ def op_of(letter: str) -> Link:
 
 
 def places(mix: str) -> list[str]:
-    """Pairs of operands that a mix has, by letter and number."""
+    """Return pairs of operands that a mix has, by letter and number."""
     return [f"{letter}{n}" for letter in sorted(set(mix)) for n in range(OTHERS if letter == "v" else 1)]
 
 
 def operands(mix: str) -> list[int]:
-    """What `given` of a mix holds."""
+    """Return what `given` of a mix holds."""
     return [v for place in places(mix) for v in (op_of(place[0]).b, op_of(place[0]).c)]
 
 
@@ -177,7 +177,7 @@ def mixed(mix: str, count: int) -> tuple[str, str, str, dict[str, int]]:
 
 
 def called(mix: str) -> str:
-    """A mix as it is printed."""
+    """Return a mix as it is printed."""
     words = {k: LETTERS[k] + (f" of {OTHERS} registers" if k == "v" else "") for k in dict.fromkeys(mix)}
     return "+".join(f"{mix.count(k)} {word}" for k, word in words.items())
 

@@ -38,7 +38,7 @@ def source(pdl: str) -> str:
 
 
 def records(bench: Bench, built: Built, launches: int, ctas: int, **shape) -> torch.Tensor:
-    """(launches, CTAs, NOTED) of kernels queued one behind the other."""
+    """Return (launches, CTAs, NOTED) of kernels queued one behind the other."""
     noted = bench.zeros(launches * ctas * NOTED, torch.int64)
     if bench.gpu:
         torch.cuda.synchronize()
@@ -106,7 +106,7 @@ def waves(bench: Bench) -> None:
 
 
 def replayed(bench: Bench, call, *tensors) -> list[float]:
-    """Microseconds of a kernel in a graph of many."""
+    """Return microseconds of a kernel in a graph of many."""
     graph, times = torch.cuda.CUDAGraph(), []
     with torch.cuda.graph(graph):
         for _ in range(LAUNCHES):

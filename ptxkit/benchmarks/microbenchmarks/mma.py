@@ -65,7 +65,7 @@ def source_of(one: Mma, chains: int, through_a: bool = False) -> str:
 
 
 def chain(bench: Bench, one: Mma, chains: int, warps: int) -> tuple[list[float], str, str]:
-    """Clocks and faults; `warps` of a scheduler, 0 for one alone."""
+    """Return clocks and faults; `warps` of a scheduler, 0 for one alone."""
     built, trips = bench.build(source_of(one, chains), {one.sass: UNROLLED}), bench.trips(TRIPS)
     clocks = bench.clocks(built, trips, ONES[one.type], block=32 * max(SCHEDULERS * warps, 1))
     total = one.k * (trips + frame.WARM) * UNROLLED // chains

@@ -270,7 +270,7 @@ def joined(cells: Sequence[str]) -> str:
 
 
 def table(figures: Sequence[Mapping[str, Any]]) -> str:
-    """All sections, as Markdown."""
+    """Return all sections, as Markdown."""
     known, lines = {(figure["group"], figure["name"]): figure for figure in figures}, []
     for title, group, rows in SECTIONS:
         lines += [f"## {title}", "", "| constant | measured | before | how |", "|---|---|---|---|"]

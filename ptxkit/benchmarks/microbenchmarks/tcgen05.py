@@ -37,7 +37,7 @@ class Umma(NamedTuple):
 
     @property
     def descriptor(self) -> int:
-        """The instruction's descriptor: an f32 accumulator, types, sizes."""
+        """Return the instruction's descriptor: an f32 accumulator, types, sizes."""
         format_ = 1 if self.type == "bf16" else 2
         return 1 << 4 | format_ << 7 | format_ << 10 | self.n >> 3 << 17 | self.m >> 4 << 24
 
@@ -156,7 +156,7 @@ def commits(bench: Bench) -> None:
 
 
 def moved(kind: str, shape: str, width: int, turn: int) -> tuple[str, list[str]]:
-    """A load or a store of so many columns, and the registers that it has."""
+    """Return a load or a store of so many columns, and the registers that it has."""
     names = [f"x{turn if kind == 'ld' else 0}_{n}" for n in range(width * EACH[shape])]
     regs = "{" + ", ".join(f"%{n}" for n in range(len(names))) + "}"
     address = f"mine + {turn * COLUMNS_OF[shape] * width}"

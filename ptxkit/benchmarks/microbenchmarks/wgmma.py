@@ -40,11 +40,11 @@ class Wgmma(NamedTuple):
 
     @property
     def shared(self) -> int:
-        """Bytes of A and B."""
+        """Return the bytes of A and B."""
         return 2 * BLOCK_A + max(2 * self.n * ROW, 16384)
 
     def line(self, d: str, step: int) -> str:
-        """One wgmma on accumulators d[]; `desc_a` and `desc_b` are of step 0."""
+        """Return one wgmma on accumulators d[]; `desc_a` and `desc_b` are of step 0."""
         operand = self.n // 2
         regs = ", ".join(f"%{i}" for i in range(operand))
         if self.a == "RS":
@@ -90,7 +90,7 @@ def setup(one: Wgmma, accumulators: int = 1, fill: str = "") -> str:
 
 
 def finish(one: Wgmma, accumulators: int = 1) -> str:
-    """What all elements of D have in common."""
+    """Return what all elements of D have in common."""
     checks = " ".join(f"same = same && {'de'[i]}[j] == d[0];" for i in range(accumulators))
     return f"""bool same = true;
   #pragma unroll

@@ -39,7 +39,7 @@ def fetched(folder, name):
 
 
 def outcome(project, kernel, arch, function, folder):
-    """(correct?, findings by kind, warp instructions, seconds)."""
+    """Return (correct?, findings by kind, warp instructions, seconds)."""
     torch.manual_seed(0)
     began = time.time()
     try:

@@ -17,7 +17,7 @@ CODE = torch.cat([-torch.linspace(0, 1, 128).flip(0), torch.linspace(0, 1, 129)[
 
 
 def _nearest(x, table, blocksize):
-    """(index of the nearest value of a table, the blocks' largest magnitudes)."""
+    """Return (index of the nearest value of a table, the blocks' largest magnitudes)."""
     rows = x.view(-1, blocksize)
     largest = rows.abs().amax(1)
     return (rows / largest[:, None])[..., None].sub(table).abs().argmin(-1).flatten(), largest

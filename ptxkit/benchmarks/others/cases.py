@@ -79,7 +79,7 @@ def case(project, kernel, arch):
 
 
 def launch_of_nvcc(project, title, arch, source, kernel, include, make, **launch):
-    """A case of one launch of a kernel in CUDA C++.
+    """Return a case of one launch of a kernel in CUDA C++.
 
     source: a function of the project's folder. include: a folder inside it. make(): (arguments, a function that says
     whether they are correct after the launch).
@@ -96,7 +96,7 @@ def launch_of_nvcc(project, title, arch, source, kernel, include, make, **launch
 
 
 def host_functions(project, root="", package="", bare=()):
-    """A decorator of cases that call a project's host functions on CPU tensors: (kernel, arch) -> decorator.
+    """Return a decorator of cases that call a project's host functions on CPU tensors: (kernel, arch) -> decorator.
 
     root: the folder with the project's packages, inside its checkout. package: the case's function gets a function
     that imports modules of it by name. bare: packages whose own __init__ is not run, for it imports what is not here

@@ -14,7 +14,7 @@ fla = host_functions("flash-linear-attention", package="fla")
 
 
 def _recurrence(q, k, v, g=None, beta=None, scale=None):
-    """A linear attention whose state decays by exp(g), and with beta by the delta rule: (output, last state)."""
+    """Return a linear attention whose state decays by exp(g), and with beta by the delta rule: (output, last state)."""
     q, k, v = (t.double().transpose(1, 2) for t in (q, k, v))  # (batch, head, time, channel)
     state, out = q.new_zeros(*q.shape[:2], q.shape[-1], v.shape[-1]), []
     scale = scale or q.shape[-1] ** -0.5

@@ -14,7 +14,7 @@ from .cases import case, importable
 
 
 def packed(layer, k, n):
-    """(what the weights stand for, in 16 bits; the packed weights; their scales), one scale for each column."""
+    """Return (what the weights stand for, in 16 bits; the packed weights; their scales), one scale for each column."""
     weight = torch.randn(k, n).half()
     scale = weight.abs().amax(0, keepdim=True) * 2 / 15
     whole = torch.clamp(torch.round(weight / scale).int() + 8, 0, 15)

@@ -21,7 +21,7 @@ GPU = {"sm_90a": "KITTENS_HOPPER", "sm_100a": "KITTENS_BLACKWELL"}
 
 
 def tk(file, title, arch, host=""):
-    """A case: a function that gets the functions of a file of kernels/, and says whether results are correct."""
+    """Return a case: a function that gets the functions of a file of kernels/, and says whether results are correct."""
 
     def add(function):
         @case("ThunderKittens", f"{file}: {title}", arch)

@@ -52,7 +52,7 @@ class Gpu:
 
     @property
     def stream_number(self) -> int:
-        """The current stream's handle."""
+        """Return the current stream's handle."""
         return self.stream.cuda_stream if self.stream is not None else DEFAULT
 
     def new_stream(self, blocking: bool = False) -> int:
@@ -75,7 +75,7 @@ class Gpu:
         return next(self._handles)
 
     def allocated(self) -> int:
-        """Bytes of the tensors that there are."""
+        """Return the bytes of the tensors that there are."""
         now = sum(whole.numel() for whole in memory.live().values())
         self.peak = max(self.peak, now)
         return now

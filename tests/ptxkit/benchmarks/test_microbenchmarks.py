@@ -36,7 +36,7 @@ def tools():
 
 
 def bench(group, arch=HOPPER, way="simulated"):
-    """A Bench, and the list that its figures go to."""
+    """Return a Bench, and the list that its figures go to."""
     figures = []
     return Bench(group, parse(arch), figures.append, way, sms=4), figures
 

@@ -150,7 +150,7 @@ def xy():
 
 
 def tensor_bytes(x):
-    """A row-major matrix with a static width, as the DSL passes it: address and rows."""
+    """Return a row-major matrix with a static width, as the DSL passes it: address and rows."""
     return struct.pack("<Qi", x.data_ptr(), x.shape[0])
 
 
@@ -461,7 +461,7 @@ def test_a_triton_descriptor_arrives_as_a_tensor_map(noted):
 
 
 def lowered(**more):
-    """What Triton's compiler says of a descriptor."""
+    """Return what Triton's compiler says of a descriptor."""
     return {"swizzle": 3, "elem_size": 1, "elem_type": 0, "block_size": [8, 128], "fp4_padded": False} | more
 
 

@@ -22,7 +22,7 @@ SCHEDULES = [dict(), dict(early=True), dict(schedule=1), dict(schedule=2)]
 
 
 def fake(x):
-    """What a matrix looks like to the compiler: its shape, and which mode is contiguous."""
+    """Return what a matrix looks like to the compiler: its shape, and which mode is contiguous."""
     order = (1, 0) if x.stride(1) == 1 else (0, 1)
     return make_fake_compact_tensor(TYPES[x.dtype], tuple(x.shape), stride_order=order, assumed_align=128)
 
@@ -126,7 +126,7 @@ def test_a_tile_goes_through_every_swizzle(kind, dtype, target):
 
 
 def source_line(place):
-    """The text of the line of cute_kernels.py that a finding names."""
+    """Return the text of the line of cute_kernels.py that a finding names."""
     file, line = place.source.split(" < ")[0].rsplit(":", 1)
     assert file == kernels.__file__
     return Path(file).read_text().splitlines()[int(line) - 1].strip()

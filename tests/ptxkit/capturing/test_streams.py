@@ -13,7 +13,7 @@ pytestmark = pytest.mark.simulated
 
 
 def found(program, **options):
-    """The findings of a program that gets x, y, z on the GPU and two streams."""
+    """Return the findings of a program that gets x, y, z on the GPU and two streams."""
     with ptxkit.capture(arch="sm_90a", **options) as session:
         x, y, z = (n * torch.arange(64, dtype=torch.int32, device="cuda") for n in range(1, 4))
         program(x, y, z, torch.cuda.Stream(), torch.cuda.Stream())

@@ -346,7 +346,7 @@ def test_what_dead_processes_left_is_swept_away_and_nothing_else(kept):
 
 
 def unfinished(kept, key, age):
-    """A file that a process, which still runs, has begun to write."""
+    """Return a file that a process, which still runs, has begun to write."""
     path = file_of(kept, key).with_name("begun.part")
     path.parent.mkdir(parents=True, exist_ok=True)
     writer = subprocess.Popen(

@@ -74,7 +74,7 @@ def test_printf_prints_what_each_lane_has(capfd):
 
 
 def printed(text, *values, word="words"):
-    """The output of one lane's printf and what the launch found; values are (type, number), in their order."""
+    """Return the output of one lane's printf and what the launch found; values are (type, number), in their order."""
     offset, stores = 0, []
     for type_, value in values:
         size = int(type_[1:]) // 8

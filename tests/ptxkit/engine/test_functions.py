@@ -12,7 +12,7 @@ LANES = range(32)
 
 
 def module(functions, body, variables="", registers=""):
-    """A kernel `k` of one tensor: lane in %r0, its own four bytes at [%rd2]."""
+    """Return a kernel `k` of one tensor: lane in %r0, its own four bytes at [%rd2]."""
     return f"""
 .version 8.0
 .target sm_90
@@ -35,7 +35,7 @@ def module(functions, body, variables="", registers=""):
 
 
 def call(callee, *arguments, result="%r1", prototype=""):
-    """The lines that nvcc writes around a call of 32-bit arguments."""
+    """Return the lines that nvcc writes around a call of 32-bit arguments."""
     passed = "".join(f".param .b32 a{n}; st.param.b32 [a{n}], {a};\n" for n, a in enumerate(arguments))
     names = ", ".join(f"a{n}" for n in range(len(arguments)))
     return f"{{ {passed} .param .b32 r; {prototype}\n call.uni (r), {callee}, ({names})" + (

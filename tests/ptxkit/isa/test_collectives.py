@@ -33,7 +33,7 @@ def bits(x):
 
 
 def shfl(mode, b, c, values=range(32)):
-    """(value, in range) for each lane, of `mode` with these b and c."""
+    """Return (value, in range) for each lane, of `mode` with these b and c."""
     body = f"""
     shfl.sync.{mode}.b32 %r20|%p1, %r10, %r11, %r12, -1;
     selp.u32 %r21, 1, 0, %p1;

@@ -37,12 +37,12 @@ def clamped(kind, x):
 
 
 def holder(kind):
-    """The register that holds a type, in this file's kernels: bytes in 16 bits."""
+    """Return the register that holds a type, in this file's kernels: bytes in 16 bits."""
     return f"b{max(bits_of(kind), 16)}"
 
 
 def held(kind, x, register_bits):
-    """What a register of that many bits holds of a result: its sign, or zeros, fill the rest."""
+    """Return what a register of that many bits holds of a result: its sign, or zeros, fill the rest."""
     return read(kind, x) & (1 << register_bits) - 1
 
 
@@ -84,7 +84,7 @@ def test_a_source_register_may_be_wider_than_its_type(wide):
 
 
 def conversion(words, to, source):
-    """A cvt whose bytes lie in .b8 registers where the other side is bf16, which takes no wider ones."""
+    """Return a cvt whose bytes lie in .b8 registers where the other side is bf16, which takes no wider ones."""
     opcode = f"cvt.{words}.{to}.{source}"
     if "bf16" not in (to, source) or "8" not in (to[1:], source[1:]):
         return opcode

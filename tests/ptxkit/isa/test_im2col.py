@@ -57,7 +57,8 @@ def load(m, start, offsets, **options):
 
 
 def places(m, start):
-    """The pixels from `start` on, as (image, ..., width): all of the bounding boxes in order, from the first one's."""
+    """Return the pixels from `start` on, as (image, ..., width): all of the bounding boxes in order, from the first
+    one's."""
     sides = [
         range(low, size + up, step)
         for low, up, size, step in zip(m.lower, m.upper, m.dims[1:], m.element_strides[1:])

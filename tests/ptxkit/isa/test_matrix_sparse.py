@@ -27,7 +27,7 @@ FORMS = [
 
 
 def codes(x, type_):
-    """The bits of each element."""
+    """Return the bits of each element."""
     if type_ in ("s4", "u4", "s8", "u8"):
         return x.long() & (1 << BITS[type_]) - 1
     typed = x.to(DTYPES[type_])
@@ -39,7 +39,7 @@ def whole_numbers(shape, type_, generator):
 
 
 def sparse(k, type_, generator, ordered=True):
-    """(A [16][k], its half that is not zero [16][k / 2], metadata [16][chunks])."""
+    """Return (A [16][k], its half that is not zero [16][k / 2], metadata [16][chunks])."""
     bits = BITS[type_]
     chunk, together = CHUNK[bits], 2 if bits == 4 else 1
     a, half = torch.zeros(16, k).double(), whole_numbers((16, k // 2), type_, generator)
@@ -62,7 +62,7 @@ def sparse(k, type_, generator, ordered=True):
 
 
 def lanes_of(metadata, bits, selector):
-    """The register with metadata: which lane of four has which part of which row."""
+    """Return the register with metadata: which lane of four has which part of which row."""
     word = [0xFFFFFFFF] * 32  # what is not selected is not valid
     wide = metadata.shape[1] * 4
     for lane, (g, t) in enumerate(LANES):

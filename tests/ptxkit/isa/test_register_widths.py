@@ -133,7 +133,7 @@ def module(instruction, target):
 
 
 def refusal(instruction, target):
-    """What the simulator says against an instruction; None: it takes it."""
+    """Return what the simulator says against an instruction; None: it takes it."""
     parsed = parse(module(instruction, target))
     try:
         Program(parsed, parsed.kernels["k"], int(re.sub(r"\D", "", target)))

@@ -22,7 +22,7 @@ def signed(x, bits):
 
 
 def of_kind(kind, function, result=None):
-    """A model from a function of integers: operands read as the kind says, the result cut to its width."""
+    """Return a model from a function of integers: operands read as the kind says, the result cut to its width."""
     bits = bits_of(kind)
     read = (lambda x: signed(x, bits)) if kind[0] == "s" else (lambda x: x)
     mask = (1 << (result or bits)) - 1

@@ -15,7 +15,7 @@ NEWEST = "sm_100a"  # for what came with it
 
 
 def binary(format_, operation, mode="rn", ftz=False, **finish):
-    """The model of an operation: reads each operand's bits, computes exactly, rounds once."""
+    """Return the model of an operation: reads each operand's bits, computes exactly, rounds once."""
 
     def model(*bits):
         x = operation(*(format_.decode(b, ftz) for b in bits))
@@ -138,7 +138,7 @@ PAIRS = {"f16x2": ("f16", 16), "bf16x2": ("bf16", 16), "f32x2": ("f32", 32)}
 
 
 def paired(model, bits):
-    """A model for both elements of packed operands."""
+    """Return a model for both elements of packed operands."""
     low = (1 << bits) - 1
     return lambda *x: model(*(v & low for v in x)) | model(*(v >> bits for v in x)) << bits
 

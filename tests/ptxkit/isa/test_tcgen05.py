@@ -345,7 +345,7 @@ def test_a_pairs_product_under_any_schedule(schedule):
 
 
 def packed_cells(name, x):
-    """A as tensor memory holds it: [row][8 cells]; small floats have a byte each, in its middle."""
+    """Return a as tensor memory holds it: [row][8 cells]; small floats have a byte each, in its middle."""
     size, container = TYPES[name][2], {"e2m1": 2, "e2m3": 1, "e3m2": 1}.get(name, 0)
     code = codes(name, x) << container
     words = sum(code[:, n :: 4 // size] << 8 * size * n for n in range(4 // size))
@@ -397,7 +397,7 @@ COPIES = {  # rows, bytes of a row, lanes of a row
 
 
 def copied(shape, image, cells, column, lbo=128, sbo=256, swizzle="none", unpack=lambda group: group):
-    """The cells after a copy from A_AT."""
+    """Return the cells after a copy from A_AT."""
     rows, width, lanes = COPIES[shape]
     wanted = cells.clone()
     for row, chunk in itertools.product(range(rows), range(0, width, 16)):

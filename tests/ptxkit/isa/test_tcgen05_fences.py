@@ -39,7 +39,7 @@ def run(text, **options):
 
 
 def without(text, what, number=0):
-    """The same but for one of its fences."""
+    """Return the same but for one of its fences."""
     pieces = text.split(what)
     assert len(pieces) > number + 1
     return what.join(pieces[: number + 1]) + what.join(pieces[number + 1 :])

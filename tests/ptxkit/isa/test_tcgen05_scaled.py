@@ -71,7 +71,7 @@ def signed(cells):
 def product(kind="mxf4nvf4", vec="scale_vec::4X", types=("e2m1", "e2m1"), type_="ue4m3", m=128, n=32, ids=(0, 0),
             group=1, swizzle="none", accumulate=0, spoil=None, before="", a_in_tmem=False, number=None, addresses=None,
             factors=True, **options):
-    """(D, the exact result, the Run) of one scaled mma."""
+    """Return (D, the exact result, the Run) of one scaled mma."""
     g = torch.Generator().manual_seed(11)
     packed, count, k = kind != "mxf8f6f4", COUNTS[kind, vec], 32 if kind == "mxf8f6f4" else 64
     if packed:

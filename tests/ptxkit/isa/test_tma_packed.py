@@ -15,7 +15,7 @@ SM100 = "sm_100a"
 
 
 def packed(rows, columns, bits, seed=0):
-    """(codes [rows][columns], the bytes that hold them)."""
+    """Return (codes [rows][columns], the bytes that hold them)."""
     codes = torch.randint(0, 1 << bits, (rows, columns), generator=torch.Generator().manual_seed(seed))
     ones = (codes[..., None] >> torch.arange(bits) & 1).reshape(rows, -1, 8)
     data = torch.zeros(rows * columns * bits // 8 + 64, dtype=torch.uint8)
@@ -34,7 +34,7 @@ def a_map(x, columns, bits, dtype, box, **options):
 
 
 def expected(codes, start, box, bits, held, pitch, swizzle, filler=0xFF):
-    """Shared memory: runs of 16 elements, packed, each in 2 * held bytes."""
+    """Return shared memory: runs of 16 elements, packed, each in 2 * held bytes."""
     image = np.full(box[1] * pitch, filler, dtype=np.uint8)
     for r in range(box[1]):
         for group in range(0, box[0], 16):

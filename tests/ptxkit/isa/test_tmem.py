@@ -323,7 +323,7 @@ def test_the_whole_warp_is_needed():
 
 
 def alone(body, block=32, grid=1, cluster=1, **options):
-    """A kernel of warps that allocate; `out` is written from %r20, %r21, ... of thread 0."""
+    """Return a kernel of warps that allocate; `out` is written from %r20, %r21, ... of thread 0."""
     out = torch.full((grid, 8), -1, dtype=torch.int32)
     store = "".join(f"@%p2 st.global.u32 [%rd3+{4 * n}], %r{20 + n};\n" for n in range(8))
     ptx = f"""

@@ -132,7 +132,7 @@ def run(image, compute, registers, given=None, block=128, ready=READY, **options
 
 
 def mma(columns, types, a, b, scale="1", flags="", modifier="", d="d"):
-    """One wgmma.mma_async; a and b are descriptors (numbers), or `a` is None where it lies in registers."""
+    """Return one wgmma.mma_async; a and b are descriptors (numbers), or `a` is None where it lies in registers."""
     of_d, of_a, of_b = types
     registers = columns // 2 if of_d != "f16" else columns // 4
     text = "" if a is None else f"mov.b64 %rd20, {a};\n"
@@ -206,7 +206,7 @@ def test_mn_major_operands_are_found_in_every_swizzle(swizzle, trans):
 
 
 def only_one(address, descriptor, columns, trans=0):
-    """(column, k) of B that the 2 bytes at a shared address are."""
+    """Return (column, k) of B that the 2 bytes at a shared address are."""
     image = bytearray(0x8000)
     image[address - SHARED_BASE : address - SHARED_BASE + 2] = int(encode([1.0], "bf16")).to_bytes(2, "little")
     a = encode(torch.arange(1, 17).double().expand(64, 16).contiguous(), "bf16")
@@ -346,7 +346,7 @@ CHAIN_TYPES = ("f32", "bf16", "bf16")
 
 
 def chain():
-    """(image, the descriptors of A and B for two instructions along k, A B^T): 64 x 32 times 16 x 32."""
+    """Return (image, the descriptors of A and B for two instructions along k, A B^T): 64 x 32 times 16 x 32."""
     g = torch.Generator().manual_seed(5)
     a, b = small_integers((64, 32), "bf16", g), small_integers((16, 32), "bf16", g)
     b_matrix = Matrix(b, "bf16", "64")

@@ -34,7 +34,7 @@ TYPES = [
 
 
 def case(types, columns, seed=1):
-    """(A with its zeros [64][k], the half that is not zero, metadata [64][chunks], B [columns][k])."""
+    """Return (A with its zeros [64][k], the half that is not zero, metadata [64][chunks], B [columns][k])."""
     _, of_a, of_b = types
     g, k = torch.Generator().manual_seed(seed), 2 * DEPTH[of_a]
     a, half, metadata = (torch.cat(x) for x in zip(*(sparse(k, of_a, g) for _ in range(4))))

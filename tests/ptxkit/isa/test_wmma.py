@@ -51,7 +51,7 @@ def source(shape, type_, d, c, layouts, strides, middle="", space="", modifier="
 
 
 def stored(matrix, layout, stride, dtype):
-    """A matrix in memory: (the whole tensor, a view of the matrix)."""
+    """Return a matrix in memory: (the whole tensor, a view of the matrix)."""
     rows, columns = matrix.shape
     lead, other = (rows, columns) if layout == "row" else (columns, rows)
     whole = torch.zeros(lead, stride or other).to(dtype)

@@ -66,7 +66,7 @@ def kernel_of(ptx, name="reversed"):
 
 
 def calls(ptx, block=64, name="reversed"):
-    """A call of the kernel, as a program makes it."""
+    """Return a call of the kernel, as a program makes it."""
     kernel, x = kernel_of(ptx, name), torch.arange(64.0)
 
     def run_it():

@@ -30,7 +30,7 @@ BODY_LINE = 10  # where the body of `kernel` starts
 
 
 def kernel(body, params=".param .u64 out", before="", directives="", declared=DECLARED):
-    """The kernel `k` with this body."""
+    """Return the kernel `k` with this body."""
     return parse(f"{HEAD}{before}\n.visible .entry k({params}) {directives}\n{{\n{declared}{body}\n}}").kernels["k"]
 
 
@@ -40,7 +40,7 @@ def instruction(text, **around):
 
 
 def operand(text, **around):
-    """How one source operand is read."""
+    """Return how one source operand is read."""
     return instruction(f"mov.b32 %r0, {text};", **around).operands[1]
 
 

@@ -44,7 +44,7 @@ def timed(body, block=32, grid=1, n=0, clock="h200", target="sm_90a", **options)
 
 
 def each(body, few=64, many=192, before="", **options):
-    """Clocks of one more repetition."""
+    """Return the clocks of one more repetition."""
     a, b = (timed(before + body * n, **options).clock.clocks for n in (few, many))
     return (b - a) / (many - few)
 

@@ -24,7 +24,7 @@ NEAR = 1e-6
 
 
 def problems(timeline):
-    """What is wrong with the rows of a timeline of all SMs in detail."""
+    """Return what is wrong with the rows of a timeline of all SMs in detail."""
     return [*misplaced(timeline), *miscounted(timeline)]
 
 

@@ -45,12 +45,12 @@ def both(choice: str, choices: Sequence[str]) -> tuple[str, ...]:
 
 
 def ways(choices: Sequence[str]) -> tuple[str, ...]:
-    """The directions that are timed, each once."""
+    """Return the directions that are timed, each once."""
     return tuple(dict.fromkeys(way for choice in choices for way in both(choice, DIRECTIONS)))
 
 
 def problem_of(spec: Spec, direction: str, device: str) -> Problem:
-    """The problem of a spec whose tensors are not drawn yet."""
+    """Return the problem of a spec whose tensors are not drawn yet."""
     from kda.tools.verify.cases import make
 
     one_token = dataclasses.replace(spec, lengths=None if spec.lengths is None else (1,), B=1, T=1)
@@ -59,7 +59,7 @@ def problem_of(spec: Spec, direction: str, device: str) -> Problem:
 
 
 def backend_for(problem: Problem, requested: str) -> str:
-    """The backend that handles a call, as `kda.routing.dispatch.choose` has it."""
+    """Return the backend that handles a call, as `kda.routing.dispatch.choose` has it."""
     from kda.routing.dispatch import choose
 
     backend = choose(problem, requested).backend
@@ -73,7 +73,7 @@ def ms(seconds: float) -> str:
 
 
 def setting(x: Any) -> bool | str:
-    """An option as files have it and calls are given it: without a value it is True."""
+    """Return an option as files have it and calls are given it: without a value it is True."""
     return x if x == "states" else bool(x)
 
 

@@ -43,7 +43,7 @@ class Bar(NamedTuple):
 
     @property
     def reach(self) -> float:
-        """The time at which its drawing ends."""
+        """Return the time at which its drawing ends."""
         return max(self.median, self.high or 0)
 
 
@@ -78,7 +78,7 @@ class ShapeBars:
 
 
 def groups_of(lines: Sequence[TimedLine], device: str) -> list[ShapeBars]:
-    """The timings by shape, with baselines, floors, and the saved times of others on such a device."""
+    """Return the timings by shape, with baselines, floors, and the saved times of others on such a device."""
     groups: dict[str, ShapeBars] = {}
     for line in lines:
         group = groups.setdefault(line.problem, ShapeBars(line.shape, line.problem))
@@ -201,7 +201,7 @@ tr.shape td { padding-top: 12px; font-weight: 600; }
 
 
 def page(title: str, details: str, notes: Sequence[str], groups: Sequence[ShapeBars], timelines: Sequence[Any]) -> str:
-    """A table with bars for each direction; below, what the roles of kernels do over time, in the simulator."""
+    """Return a table with bars for each direction; below, what the roles of kernels do over time, in the simulator."""
     from ptxkit.timing.pages import document, sections
 
     about = escape(" · ".join(details.split("  ")))

@@ -74,7 +74,7 @@ def directions_of(options: dict[str, Any]) -> tuple[str, ...]:
 
 
 def taken_by(spec: Any, requested: str | None, device: str, saves: bool) -> str:
-    """The backend of a step's forward, and that of its backward where that is another."""
+    """Return the backend of a step's forward, and that of its backward where that is another."""
     from kda.routing.dispatch import backend_of_backward
 
     requested = backend_asked(requested)
@@ -127,7 +127,7 @@ def report(
 
 
 def table_lines(screen: Screen, costs: Sequence[tuple[BenchShape, HostCost]], verbose: bool) -> Iterator[str]:
-    """A heading for each shape, and a row for each of its calls."""
+    """Yield a heading for each shape, and a row for each of its calls."""
     shown = [i for i in range(len(HEAD)) if verbose or i not in SPREADS]
     rows = [[row[i] for i in shown] for row in cells(costs)]
     top, *printed = row_lines(rows, [HEAD[i] for i in shown], "llrrrrrrr", 2, screen.width)

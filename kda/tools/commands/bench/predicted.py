@@ -149,7 +149,7 @@ def workers(shapes: int) -> int:
 
 
 def longest_first(shapes: dict[str, BenchShape]) -> list[str]:
-    """Those whose launches run as asked, for their short rows are planned otherwise or are no shorter."""
+    """Return those whose launches run as asked, for their short rows are planned otherwise or are no shorter."""
     return sorted(shapes, key=lambda name: (not shapes[name].lengths, -shapes[name].T))
 
 
@@ -173,8 +173,9 @@ _WORK: list[Callable[[Any], Any]] = []       # the work of this process's worker
 def side_by_side(
     work: Callable[[Any], Any], names: Iterable[Any], begun: Iterable[Any], processes: int
 ) -> Generator[Any, None, None]:
-    """What `work` makes of each name, in the order of names, begun in another order.  What fails in another process is
-    done again in this one: its error comes as it would have come here, and a process that was killed is made up for."""
+    """Yield what `work` makes of each name, in the order of names, begun in another order.  What fails in another
+    process is done again in this one: its error comes as it would have come here, and a process that was killed is made
+    up for."""
     if processes < 2:
         yield from map(work, names)
         return

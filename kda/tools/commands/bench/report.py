@@ -40,7 +40,7 @@ def header(machine: Machine) -> str:
 
 
 def parity_lines(screen: Screen, results: Sequence[MeasuredShape], verbose: bool) -> list[str]:
-    """All comparisons in one line, unless one failed; each with -v, and those that failed in any case."""
+    """Return all comparisons in one line, unless one failed; each with -v, and those that failed in any case."""
     checks = [(result, check) for result in results for check in result.checks]
     wrong = [(result, check) for result, check in checks if check.wrong]
     rows = [row for _, check in checks for row in check.rows]
@@ -82,7 +82,7 @@ def describe(row: ParityRow) -> str:
 
 
 def timing_lines(screen: Screen, lines: Sequence[TimedLine], verbose: bool) -> list[str]:
-    """A heading for each shape, and a row for each of its times."""
+    """Return a heading for each shape, and a row for each of its times."""
     if not lines:
         return []
     floor, against = any(line.floor for line in lines), baseline_of(lines)
@@ -143,7 +143,7 @@ def says_why(refused: dict[str, str]) -> str:
 
 
 def remarks(machine: Machine, lines: Sequence[TimedLine]) -> Iterator[str]:
-    """What has to be known to read the numbers."""
+    """Yield what has to be known to read the numbers."""
     if machine.kind == "cpu" and lines:
         yield "CPU times: caches and allocator are warm."
     if machine.crowded:

@@ -64,7 +64,8 @@ LAUNCHES = {"cpu": 20, "gpu": 200}
 def refuse_large(
     shapes: dict[str, BenchShape], options: dict[str, Any], device: str, threads: int | None
 ) -> tuple[dict[str, BenchShape], list[str]]:
-    """The shapes that are run, and a sentence for each default one that is not; one that was asked for ends it all."""
+    """Return the shapes that are run, and a sentence for each default one that is not; one that was asked for ends it
+    all."""
     if options["force"]:
         return shapes, []
     directions, memory = ways(options["directions"]), detect(device).memory
@@ -77,7 +78,7 @@ def refuse_large(
 
 
 def doors_for(spec: Spec, options: dict[str, Any], device: str) -> list[Door]:
-    """The backend and the baseline, both of which accept the problem here."""
+    """Return the backend and the baseline, both of which accept the problem here."""
     from kda.tools.verify.cases import make
     from kda.tools.verify.doors import Door, Fla
 
@@ -112,7 +113,7 @@ def doors_for(spec: Spec, options: dict[str, Any], device: str) -> list[Door]:
 
 
 def predictable(requested: str | None, device: str) -> list[str]:
-    """The hint for a backend whose GPUs this machine lacks, if the simulator has a clock for one of them."""
+    """Return the hint for a backend whose GPUs this machine lacks, if the simulator has a clock for one of them."""
     backend, cc, arch = backend_asked(requested), detect(device).cc, timed_arch(requested)
     if backend not in backend_names() or not arch or (cc and code_for(cc, capability(backend).archs)):
         return []
@@ -200,7 +201,7 @@ def read_results(file: str) -> dict[str, Any]:
 
 
 def other_settings(options: dict[str, Any], old: dict[str, Any]) -> str | None:
-    """What a file that was saved before there were settings says nothing of was off."""
+    """Return what a file that was saved before there were settings says nothing of was off."""
     for name in SETTINGS:
         mine, theirs = setting(options[name]), setting(old.get("settings", {}).get(name))
         if mine != theirs:
@@ -214,7 +215,7 @@ def key(row: dict[str, Any]) -> tuple[str, ...]:
 
 
 def compared(lines: Sequence[TimedLine], old: dict[str, Any], limit: float) -> list[Change]:
-    """The timings that both have, each slower or faster only by more than the limit and beyond both spreads."""
+    """Return the timings that both have, each slower or faster only by more than the limit and beyond both spreads."""
     before = {key(row): row for row in old["rows"]}
     pairs = [(line, before.get(key(dataclasses.asdict(line)))) for line in lines]
     return [Change(line, row, verdict(line, row, limit)) for line, row in pairs if row]
