@@ -1,5 +1,6 @@
 """Calls on several ranks beside the same call in one process; what each rank of a group runs, for test_parallel.py."""
 
+import functools
 import os
 import sys
 from types import SimpleNamespace
@@ -9,9 +10,10 @@ import torch.distributed as dist
 from naive import make
 
 import kda
-from kda.parallel import layout as layouts
+from benchmarks import parallel_matrix
 
 ROWS = ("q", "k", "v", "g", "beta")
+view_of = functools.partial(parallel_matrix.view_of, device=torch.device("cpu"))
 
 PADDED = {2: [2, 238], 3: [2, 218, 20], 4: [2, 1, 200, 37]}               # three of the 240 tokens are padding
 ANY_LENGTH = {2: [0, 240], 3: [100, 0, 140], 4: [40, 17, 0, 183]}
@@ -68,18 +70,6 @@ def context_of(case, call, group):
     return kda.parallel.build_cp_context(call.tensors["cu_seqlens"], group, **words)
 
 
-def view_of(context, offsets):
-    """Return this rank's tokens and sequences, as indices of the whole, and which of its sequences end here."""
-    edges = layouts.edges_of(context.lengths)
-    tokens, rows, ends = [], [], []
-    for part in context.parts:
-        tokens += range(edges[part.number], edges[part.number + 1])
-        present = layouts.sequences_of(offsets, edges, part.number)
-        rows += present
-        ends += [offsets[n + 1] <= edges[part.number + 1] for n in present]
-    return SimpleNamespace(tokens=tokens, rows=rows, ends=torch.tensor(ends, dtype=torch.bool))
-
-
 def gradients(call, o, ht, do, dht):
     names = [n for n, x in call.tensors.items() if x.requires_grad]
     found = torch.autograd.grad((o * do).sum() + (ht * dht).sum(), [call.tensors[n] for n in names], allow_unused=True)
@@ -120,10 +110,9 @@ def differences(call, context, group, function=None):
         x = x[:, view.tokens] if name in ROWS else x[view.rows] if name == "initial_state" else x
         pairs["d" + name] = found, x
     if "dinitial_state" in pairs:                                              # a sequence begun elsewhere has none
-        begun = torch.tensor([n for part in context.parts if part.before for n in [part.first]], dtype=torch.long)
         found, wanted = pairs["dinitial_state"]
         wanted = wanted.clone()
-        wanted[begun] = 0
+        wanted[view.begun] = 0
         pairs["dinitial_state"] = found, wanted
     return {name: (a.detach() - b).abs().max().item() if b.numel() else 0.0 for name, (a, b) in pairs.items()}
 
