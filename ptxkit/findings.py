@@ -255,7 +255,7 @@ class Wording:
             x="reads" if first == 5 else "writes",
             l=record.detail[1],
             v="may still read" if first == 6 else "writes",
-            s=self.heap.arena.at(record.address).allocated if number == UNWRITTEN else "",
+            s=self.heap.arena.block_at(record.address).allocated if number == UNWRITTEN else "",
             u="used" if record.other_actor else "allocated",
         )
         grade = "note" if kind.forgiven and not self.strict else "error"

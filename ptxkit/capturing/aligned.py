@@ -17,7 +17,7 @@ class Copies:
     def __init__(self):
         self._made: dict[int, tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = {}  # (own bytes, copy, as it was)
 
-    def of(self, tensor: torch.Tensor) -> torch.Tensor:
+    def copy_of(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return the same tensor in a storage that is aligned."""
         storage = tensor.untyped_storage()
         if storage.data_ptr() not in self._made:
@@ -41,5 +41,5 @@ class Copies:
 def aligned(values: Sequence[Any]) -> Iterator[list[Any]]:
     """Arguments with copies for tensors; what is written into those is in the tensors at the end of the block."""
     copies = Copies()
-    yield [copies.of(value.detach()) if isinstance(value, torch.Tensor) else value for value in values]
+    yield [copies.copy_of(value.detach()) if isinstance(value, torch.Tensor) else value for value in values]
     copies.give_back()

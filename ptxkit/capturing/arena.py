@@ -162,7 +162,7 @@ class Arena:
             block.written = bytearray(room)
         return torch.frombuffer(view, dtype=torch.uint8)
 
-    def at(self, address: int) -> Block | None:
+    def block_at(self, address: int) -> Block | None:
         """Return the block, alive or kept back, that an address lies in."""
         i = bisect.bisect_right(self._begins, address) - 1
         if i < 0:
@@ -172,7 +172,7 @@ class Arena:
 
     def wrote(self, address: int, size: int) -> None:
         """The host has written these bytes."""
-        if (block := self.at(address)) is not None:
+        if (block := self.block_at(address)) is not None:
             block.wrote(address, size)
 
     def among(self, numbers: Iterable[int]) -> Iterator[Block]:
@@ -182,14 +182,14 @@ class Arena:
         first, last = self._begins[0], self._blocks[self._begins[-1]]
         end, seen = last.address + last.size, set[int]()
         for number in numbers:
-            if first <= number < end and (block := self.at(number)) is not None and block.address not in seen:
+            if first <= number < end and (block := self.block_at(number)) is not None and block.address not in seen:
                 seen.add(block.address)
                 yield block
 
     def without_owner(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return the same tensor, which does not keep its memory: a launch in a CUDA graph knows addresses alone."""
         storage = tensor.untyped_storage()
-        if (block := self.at(storage.data_ptr())) is None:
+        if (block := self.block_at(storage.data_ptr())) is None:
             return tensor
         whole = torch.frombuffer(block.chunk.view(block.address, block.size), dtype=torch.uint8).untyped_storage()
         place = tensor.storage_offset(), tensor.shape, tensor.stride()
@@ -244,7 +244,7 @@ class Heap(NamedTuple):
     lost: frozenset[int]                     # addresses of blocks that were freed before it, in the same CUDA graph
 
     @classmethod
-    def of(cls, arena: Arena, args: bytes, lost: frozenset[int] = frozenset()) -> Heap:
+    def from_args(cls, arena: Arena, args: bytes, lost: frozenset[int] = frozenset()) -> Heap:
         """Return the Heap of a launch with these parameters: each word that points into a block is an address."""
         return cls(arena, tuple(arena.among(memoryview(args[: len(args) // 8 * 8]).cast("Q"))), lost)
 
@@ -253,7 +253,7 @@ class Heap(NamedTuple):
 
     def gone(self, address: int) -> Block | None:
         """Return the block of an address, if that was freed."""
-        block = self.arena.at(address)
+        block = self.arena.block_at(address)
         return block if block is not None and self.is_gone(block) else None
 
     def regions(self, others: Iterable[Span]) -> list[Span]:
@@ -267,7 +267,7 @@ class Heap(NamedTuple):
         """Tell the engine's regions what has not been written yet, and return what must live as long as they do."""
         marked = []
         for region in regions:
-            block = self.arena.at(region.address)
+            block = self.arena.block_at(region.address)
             if block is None or (flags := block.unwritten()) is None:
                 continue
             first = (ctypes.c_char * len(flags)).from_buffer(flags)

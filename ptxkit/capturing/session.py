@@ -83,7 +83,7 @@ class Session:
                     f"{kernel.name} was given {name} on {tensor.device}; a capture needs CPU tensors. Use .cpu()."
                 )
         self.launches.append(replace(launch, tensors=None))                    # they would keep memory
-        order, heap = self.gpu.order, Heap.of(self.gpu.arena, launch.args, lost)
+        order, heap = self.gpu.order, Heap.from_args(self.gpu.arena, launch.args, lost)
         watching = order.watching
         regions = memory.with_tensors(tensors) if launch.tensors is None else memory.regions(tensors)
         regions = heap.regions(regions)

@@ -84,7 +84,7 @@ class Trial:
     def _depends(self, again: Callable[[], Any], after: Contents, changed: set[int]) -> bool:
         """Return whether other bytes in these blocks lead to other results."""
         assert self.before is not None
-        still = {address: _flags(self.heap.arena.at(address)) for address in changed}
+        still = {address: _flags(self.heap.arena.block_at(address)) for address in changed}
         self.before.restore()
         for address in changed:
             flags = self.unwritten[address]

@@ -151,7 +151,7 @@ class Screen:
     width: int | None = None                 # columns of the terminal; None: lines are as long as they like
 
     @classmethod
-    def of(cls, json: bool = False, color: str = "auto", debug: bool = False) -> Screen:
+    def from_options(cls, json: bool = False, color: str = "auto", debug: bool = False) -> Screen:
         return cls(json, wants_color(color, is_terminal(sys.stdout), os.environ), debug, speaks_utf8(sys.stdout),
                    width_of(sys.stdout))
 
@@ -232,7 +232,7 @@ def common_options(function: Callable[..., int | None]) -> Callable[..., None]:
     @functools.wraps(function)
     def run(*args: Any, as_json: bool, color: str, debug: bool, **kwargs: Any) -> None:
         a_command_begins()
-        screen = Screen.of(as_json, color, debug)
+        screen = Screen.from_options(as_json, color, debug)
         try:
             code = function(*args, screen=screen, **kwargs)
         except (click.ClickException, click.exceptions.Exit, click.Abort):

@@ -105,14 +105,14 @@ class _Standards:
         self.calls, self.schedules, self.arch, self.options = calls, schedules, arch, options
         self._made: dict[tuple[int, int], Standard] = {}
 
-    def of(self, schedule: int, call: int) -> Standard:
+    def standard(self, schedule: int, call: int) -> Standard:
         key = schedule, call
         if key not in self._made:
             self._made[key] = _standard(self.calls[call], self.arch, self.schedules[schedule] | self.options)
         return self._made[key]
 
     def of_schedule(self, schedule: int) -> list[Standard]:
-        return [self.of(schedule, call) for call in range(len(self.calls))]
+        return [self.standard(schedule, call) for call in range(len(self.calls))]
 
     def calls_that_execute(self, mutant: Mutant) -> tuple[int, ...]:
         """Return the numbers of the calls that execute the instruction: under the first schedule that does."""
@@ -160,7 +160,7 @@ class _Job(NamedTuple):
         mutant, calls = self.tasks[number]
         for schedule in range(len(self.standards.schedules)):
             for call in calls:
-                if noticed := self._noticed(mutant, self.standards.of(schedule, call)):
+                if noticed := self._noticed(mutant, self.standards.standard(schedule, call)):
                     return noticed, schedule
         return (), None
 

@@ -63,12 +63,12 @@ class OutcomeRow(NamedTuple):
         """Return what noticed the mutants, and how many of them."""
         return dict(collections.Counter(how for outcome in self.outcomes for how in outcome.noticed).most_common())
 
-    def of(self, status: str) -> list[Outcome]:
+    def with_status(self, status: str) -> list[Outcome]:
         return [outcome for outcome in self.outcomes if outcome.status == status]
 
     @property
     def survivors(self) -> list[Outcome]:
-        return self.of("survived") + self.of("redundant")
+        return self.with_status("survived") + self.with_status("redundant")
 
     @property
     def says(self) -> str:
@@ -80,7 +80,7 @@ class OutcomeRow(NamedTuple):
             why = next((o.reason for o in self.survivors if o.reason), None)
             if why is None:
                 why = NOT_REACHED if not any(o.reached for o in self.survivors) else ""
-            word = "SURVIVED" if self.of("survived") else "redundant"
+            word = "SURVIVED" if self.with_status("survived") else "redundant"
             parts.append(f"{word} (PTX line {lines})" + (f": {why}" if why else ""))
         return "; ".join(parts)
 

@@ -74,11 +74,11 @@ def _remarks(simulated: Simulated, survivors: Iterable[Outcome], home: Path) -> 
     said: dict[str, dict[PageLine, list[Remark]]] = defaultdict(lambda: defaultdict(list))
     for finding in simulated.findings + simulated.notes:
         remark = Remark(finding.grade, finding.kind, _told(finding, home))
-        said[finding.kernel][places.of(finding.place, home)].append(remark)
+        said[finding.kernel][places.line_of_place(finding.place, home)].append(remark)
     for outcome in survivors:
         mutant = outcome.mutant
         remark = Remark("survivor", "mutant survived", f"{mutant.mutation}: {mutant.instruction}")
-        said[mutant.kernel][places.of_mutant(mutant, home)].append(remark)
+        said[mutant.kernel][places.line_of_mutant(mutant, home)].append(remark)
     return said
 
 
@@ -86,7 +86,7 @@ def _told(finding: Finding, home: Path) -> str:
     times = f", {finding.count} times" if finding.count > 1 else ""
     text = f"CTA {finding.cta}, warp {finding.warp}, lane {finding.lane}: {finding.says}{times}"
     if finding.other:
-        line = places.of(finding.other, home)
+        line = places.line_of_place(finding.other, home)
         text += f"; the other is {places.shown(line.file, home) if line.file else 'PTX'}:{line.line}"
     return f"{text}; {ENDED}" if finding.ended else text
 

@@ -35,11 +35,11 @@ def line_of(source: str | None, ptx_line: int, home: Path) -> PageLine:
     return places[0] if places else PageLine(None, ptx_line)
 
 
-def of(place: FindingPlace, home: Path) -> PageLine:
+def line_of_place(place: FindingPlace, home: Path) -> PageLine:
     return line_of(place.source, place.line, home)
 
 
-def of_mutant(mutant: Mutant, home: Path) -> PageLine:
+def line_of_mutant(mutant: Mutant, home: Path) -> PageLine:
     return line_of(" < ".join(f"{line.file}:{line.line}" for line in inlined(mutant.loc)), mutant.line, home)
 
 

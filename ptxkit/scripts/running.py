@@ -37,7 +37,7 @@ class MemoryBefore(NamedTuple):
     copies: list[torch.Tensor]
 
     @classmethod
-    def of(cls, launch: Launch, foreign: Container[int]) -> MemoryBefore:
+    def from_launch(cls, launch: Launch, foreign: Container[int]) -> MemoryBefore:
         """`foreign`: addresses of storages that the script did not make."""
         if launch.tensors is not None:
             tensors = memory.with_pointees(launch.tensors)
@@ -149,7 +149,7 @@ def run(
         def under_schedules(launch: Launch, simulate: Callable[..., Any], ran: Callable[[], None]) -> Any:
             key = launch.kernel.ptx, launch.kernel.name
             fresh = keep and key not in result.first
-            before = MemoryBefore.of(launch, foreign) if numbers or fresh else None
+            before = MemoryBefore.from_launch(launch, foreign) if numbers or fresh else None
             if before and fresh:
                 result.first[key] = launch, before
             outcomes = []

@@ -83,7 +83,7 @@ def _of_finding(finding: Finding, home: Path) -> dict[str, Any]:
     times = f", {finding.count} times" if finding.count > 1 else ""
     ended = f"; {ENDED}" if finding.ended else ""
     text = f"{finding.says}{times}{ended} (kernel {finding.kernel}, at {finding.place.ptx})"
-    result = _result(finding.kind, finding.grade, text, finding.kernel, places.of(finding.place, home), home)
+    result = _result(finding.kind, finding.grade, text, finding.kernel, places.line_of_place(finding.place, home), home)
     if finding.other:
         result["relatedLocations"] = [_related(finding.other, finding.kernel, home)]
     return result
@@ -92,7 +92,7 @@ def _of_finding(finding: Finding, home: Path) -> dict[str, Any]:
 def _of_survivor(outcome: Outcome, home: Path) -> dict[str, Any]:
     mutant = outcome.mutant
     text = f"nothing notices this mutant: {mutant.mutation}, of {mutant.instruction} (kernel {mutant.kernel})"
-    return _result(SURVIVED, "warning", text, mutant.kernel, places.of_mutant(mutant, home), home)
+    return _result(SURVIVED, "warning", text, mutant.kernel, places.line_of_mutant(mutant, home), home)
 
 
 def _result(rule: str, level: str, text: str, kernel: str, line: places.PageLine, home: Path) -> dict[str, Any]:
@@ -114,7 +114,7 @@ def _fingerprint(rule: str, kernel: str, line: places.PageLine, home: Path) -> s
 
 
 def _related(place: FindingPlace, kernel: str, home: Path) -> dict[str, Any]:
-    return _location(places.of(place, home), kernel, home) | {"message": {"text": f"and here: {place.ptx}"}}
+    return _location(places.line_of_place(place, home), kernel, home) | {"message": {"text": f"and here: {place.ptx}"}}
 
 
 def _location(line: places.PageLine, kernel: str, home: Path) -> dict[str, Any]:

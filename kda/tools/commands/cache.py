@@ -36,7 +36,7 @@ class EntryLine:
     why: str = ""                            # why it is stale
 
     @classmethod
-    def of(cls, stored: store.StoredKernel) -> EntryLine:
+    def from_stored(cls, stored: store.StoredKernel) -> EntryLine:
         if stored.about is None:
             return cls(stored, "unreadable")
         why = why_stale(stored.about)
@@ -91,7 +91,7 @@ def command(screen: Screen, action: str, stale: bool, days: float | None, everyt
         lines = []
         for each in stored:
             tell.step()
-            lines.append(EntryLine.of(each))
+            lines.append(EntryLine.from_stored(each))
     if action == "clean":
         go = [line for line in lines if goes(line, days, everything)]
         return clean(screen, kernels, go, len(lines) - len(go), "" if sum(choices) else "; --all removes them, too")

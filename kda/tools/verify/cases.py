@@ -100,7 +100,7 @@ class Case:
 
     @property
     def layout(self) -> ChunkLayout:
-        return ChunkLayout.of(self.problem(), self.spec.offsets)
+        return ChunkLayout.from_problem(self.problem(), self.spec.offsets)
 
     def map(self, function: Callable[[Tensor], Tensor]) -> Case:
         """Return the same case with every tensor replaced."""

@@ -33,7 +33,7 @@ class ChunkLayout:
         self.chunks_of = [[i for i, piece in enumerate(self.pieces) if piece.seq == n] for n in range(len(bounds))]
 
     @classmethod
-    def of(cls, p: Problem, offsets: list[int] | None) -> ChunkLayout:
+    def from_problem(cls, p: Problem, offsets: list[int] | None) -> ChunkLayout:
         ends = offsets if offsets is not None else [b * p.T for b in range(p.B + 1)]
         return cls(list(zip(ends, ends[1:])), p.B * p.T, p.C)
 

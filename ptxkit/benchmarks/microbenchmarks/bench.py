@@ -144,7 +144,7 @@ class Bench:
         return "" if holds or not self.gpu else says
 
     def figure(self, name: str, values: Sequence[float], unit: str, *faults: str) -> Figure:
-        figure = Figure.of(self.group, name, values, unit, "; ".join(filter(None, faults)))
+        figure = Figure.from_values(self.group, name, values, unit, "; ".join(filter(None, faults)))
         self.report(figure)
         return figure
 

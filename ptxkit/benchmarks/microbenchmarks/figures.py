@@ -25,7 +25,7 @@ class Figure(NamedTuple):
     fault: str = ""                          # why it cannot be trusted; "" where its checks hold
 
     @classmethod
-    def of(cls, group: str, name: str, values: Sequence[float], unit: str, fault: str = "") -> Figure:
+    def from_values(cls, group: str, name: str, values: Sequence[float], unit: str, fault: str = "") -> Figure:
         median = statistics.median(values)
         return cls(group, name, *map(rounded, (median, min(values), max(values))), unit, len(values), fault)
 

@@ -72,7 +72,7 @@ class Allocations(Unseen):
         else:
             result = self._called(func, facts, args, kwargs)
         for tensor in _written(facts, args, kwargs):
-            if (block := self.arena.at(tensor.data_ptr())) is not None:
+            if (block := self.arena.block_at(tensor.data_ptr())) is not None:
                 block.wrote_tensor(tensor)
         if facts.fresh:
             self._take_in(result, facts.empty, () if facts.unowned else args)
@@ -85,7 +85,7 @@ class Allocations(Unseen):
             if CANNOT_GROW not in str(error):
                 raise
         for tensor in _written(facts, args, kwargs):                           # torch's own memory can grow
-            if self.arena.at(tensor.data_ptr()) is not None:
+            if self.arena.block_at(tensor.data_ptr()) is not None:
                 tensor.set_(tensor.clone(memory_format=torch.preserve_format))  # type: ignore[call-overload]
         return func(*args, **kwargs)
 
@@ -98,7 +98,7 @@ class Allocations(Unseen):
                 continue
             storage = x.untyped_storage()
             size = storage.nbytes()
-            if not size or self.arena.at(begin := storage.data_ptr()) is not None:
+            if not size or self.arena.block_at(begin := storage.data_ptr()) is not None:
                 continue
             if given is None:
                 given = {y.untyped_storage().data_ptr() for y in _tensors(args) if _plain(y)}

@@ -55,7 +55,7 @@ class CUDAGraph:
         if self._inside:
             return
         arena, tensors = self.gpu.arena, launch.tensors and memory.behind(launch.tensors)
-        lost = frozenset(block.address for block in Heap.of(arena, launch.args).given if block.freed is not None)
+        lost = frozenset(block.address for block in Heap.from_args(arena, launch.args).given if block.freed is not None)
         known = tensors and {name: arena.without_owner(tensor) for name, tensor in tensors.items()}
         again = replace(launch, stream=None, tensors=known)                  # a replay is in one stream
         self.steps.append(lambda: self.gpu.session.launch(again, lost))

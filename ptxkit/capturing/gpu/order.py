@@ -90,7 +90,7 @@ class Order:
         findings: dict[tuple[str, int], Finding] = {}
         mine, storages = [], Storages(tensors, arena)
         for address, flags in run.accesses:
-            if not flags.any() or (storage := storages.at(address)) is None:
+            if not flags.any() or (storage := storages.memory_at(address)) is None:
                 continue
             for other in self._seen:
                 if other.stream != stream and other.number > known.get(other.stream, 0) and other.storage == storage:
@@ -127,8 +127,8 @@ class Storages:
         self.begins = sorted(known)
         self.storages = [known[begin] for begin in self.begins]
 
-    def at(self, address: int) -> StorageWeakRef | Block | None:
-        if (block := self.arena.at(address)) is not None:
+    def memory_at(self, address: int) -> StorageWeakRef | Block | None:
+        if (block := self.arena.block_at(address)) is not None:
             return block
         i = bisect.bisect_right(self.begins, address) - 1
         if i >= 0 and address < self.begins[i] + self.storages[i].nbytes():

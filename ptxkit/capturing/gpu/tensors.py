@@ -263,7 +263,7 @@ def _record_stream(x: torch.Tensor, stream: Any) -> None:
     gpu = current()
     if gpu is None:
         return _RECORD_STREAM(x, stream)
-    if (block := gpu.arena.at(x.untyped_storage().data_ptr())) is not None:
+    if (block := gpu.arena.block_at(x.untyped_storage().data_ptr())) is not None:
         block.recorded.add(stream.cuda_stream)
 
 

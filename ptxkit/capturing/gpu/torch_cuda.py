@@ -21,7 +21,7 @@ class Properties(types.SimpleNamespace):
     """torch.cuda.get_device_properties()."""
 
     @classmethod
-    def of(cls, gpu: Gpu) -> Properties:
+    def from_gpu(cls, gpu: Gpu) -> Properties:
         known = {name: ATTRIBUTES[number](gpu.chip) for number, (name, _) in PROPERTIES.items() if name}
         return cls(name=gpu.name, total_memory=gpu.memory, **known, is_integrated=0, is_multi_gpu_board=0,
                    gcnArchName=gpu.name)
@@ -100,7 +100,7 @@ ANSWERS: Table = {
     "_maybe_exchange_device": lambda gpu, device: only(device),
     "get_device_name": lambda gpu, device=None: gpu.name if only(device) == 0 else "",
     "get_device_capability": lambda gpu, device=None: gpu.chip.target.cc if only(device) == 0 else None,
-    "get_device_properties": lambda gpu, device=None: Properties.of(gpu) if only(device) == 0 else None,
+    "get_device_properties": lambda gpu, device=None: Properties.from_gpu(gpu) if only(device) == 0 else None,
     "can_device_access_peer": lambda gpu, device, peer: False,
     "get_arch_list": lambda gpu: [gpu.chip.target.spelling.rstrip("af")],
     "is_bf16_supported": lambda gpu, including_emulation=True: True,

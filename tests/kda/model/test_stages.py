@@ -79,7 +79,7 @@ def test_a_decay_of_minus_infinity_forgets_and_makes_no_nan():
 
 
 def test_tokens_go_into_chunks_and_come_back():
-    layout = ChunkLayout.of(make(Spec(lengths=(65, 0, 3), padding=4, C=32)).problem(), [0, 65, 65, 68])
+    layout = ChunkLayout.from_problem(make(Spec(lengths=(65, 0, 3), padding=4, C=32)).problem(), [0, 65, 65, 68])
     x = torch.arange(72 * 2.0).view(72, 2, 1)
     chunks = layout.chunk(x)
     assert chunks.shape == (4, 2, 32, 1) and not chunks[2, :, 1:].any() and not chunks[3, :, 3:].any()

@@ -185,7 +185,7 @@ def test_the_page_shows_the_results_on_record(results):
 def test_results_are_written_again_after_each_figure(tmp_path):
     kept = Results(tmp_path / "r.json", {"device": "none"})
     for n in range(2):
-        kept.figures.append(Figure.of("issue", "fma.f32: latency", [4.0 + n, 5.0, 3.0], "clocks").record())
+        kept.figures.append(Figure.from_values("issue", "fma.f32: latency", [4.0 + n, 5.0, 3.0], "clocks").record())
         kept.write()
         assert len(json.loads((tmp_path / "r.json").read_text())["figures"]) == n + 1
     assert kept.figures[0] | {"value": 4.0, "low": 3.0, "high": 5.0, "expected": 4.0} == kept.figures[0]

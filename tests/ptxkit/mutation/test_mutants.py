@@ -98,7 +98,7 @@ def test_a_comment_on_the_source_line_or_right_above_accepts_a_survivor(comment,
     old, new = ("line 6", f"    {comment[8:]}") if above else ("line 7", comment)
     text = SOURCE.replace(old, new)
     found = judged(source(text), rules=(REMOVED,))
-    (row,) = [row for row in found.rows if row.of("redundant")]
+    (row,) = [row for row in found.rows if row.with_status("redundant")]
     assert row.source.endswith("reversed.py:7") and row.says.endswith("nothing follows")
     assert "line 7" not in str(found.survivors) and len(found.survivors) == 1
 
