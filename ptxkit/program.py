@@ -87,7 +87,7 @@ class ProgramBuilder:
     # ---- variables
 
     def _check_sizes(self):
-        """All that is declared against the limits of the hardware; shared memory is the launch's affair."""
+        """Check all that is declared against the limits of the hardware; shared memory is the launch's affair."""
         sizes = dict.fromkeys(("local", "const", "global"), 0)
         for v in (*self.module.variables, *self.kernel.variables):
             if v.space in sizes:
@@ -141,7 +141,7 @@ class ProgramBuilder:
             self.local_bytes += STACK_BYTES
 
     def _place_addresses(self):
-        """Writes the addresses that variables begin with."""
+        """Write the addresses that variables begin with."""
         for v in self.module.variables:
             for offset, name, plus in v.addresses:
                 if name in self.symbols or name in self.linked:
@@ -185,7 +185,7 @@ class ProgramBuilder:
     # ---- operands
 
     def check_width(self, register, type_, wider=False):
-        """Refuses a register that has not the bits of `type_`; some instructions take one that has more (`wider`)."""
+        """Refuse a register that has not the bits of `type_`; some instructions take one that has more (`wider`)."""
         declared, needed = BITS[self.type_of(register)], BITS[type_]
         if declared < needed or (declared > needed and not wider):
             bits = "a predicate" if type_ == "pred" else f"a register of {needed} bits"
@@ -300,7 +300,7 @@ class ProgramBuilder:
     current = None
 
     def fail(self, found, supported=""):
-        """Refuses the instruction at hand."""
+        """Refuse the instruction at hand."""
         ins = self.current
         message = f"`{ins.text}`: {found}" if ins else found
         raise PtxError(

@@ -71,7 +71,7 @@ def simulated(request: pytest.FixtureRequest) -> Iterator[Capture]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Iterator[None]:
-    """Findings are a failure of the test itself, not an error of its fixture."""
+    """Make findings a failure of the test itself, not an error of its fixture."""
     try:
         result = yield
     except Exception:

@@ -174,7 +174,7 @@ class TensorMap:
 
     @property
     def steps(self) -> tuple[int, ...]:
-        """Elements of a box in shared memory, by dimension; of im2col channels and pixels."""
+        """Return the elements of a box in shared memory, by dimension; of im2col channels and pixels."""
         if self.pixels:
             return self.box[0], self.pixels
         return tuple(-(-b // s) for b, s in zip(self.box, (1, *self.element_strides[1:])))

@@ -13,8 +13,8 @@ import torch
 
 @contextlib.contextmanager
 def forked(processes: int) -> Iterator[ProcessPoolExecutor]:
-    """A pool of copies of this process.  If the block is left by an exception, such as that of Ctrl-C, they are killed:
-    inside the engine, which is C, they would notice nothing for minutes."""
+    """Yield a pool of copies of this process.  If the block is left by an exception, such as that of Ctrl-C, they are
+    killed: inside the engine, which is C, they would notice nothing for minutes."""
     with ProcessPoolExecutor(processes, multiprocessing.get_context("fork"), _begin) as pool:
         try:
             yield pool

@@ -111,7 +111,7 @@ def tile(check=False):
 
 
 def million_warps():
-    """31,250 CTAs of 32 warps that pass words on through shared memory."""
+    """Run 31,250 CTAs of 32 warps that pass words on through shared memory."""
     ptx = FRAME.format(body=PASSED_ON).replace("st.global.u32 [%rd1], %r2;", "")
     assert not launch(ptx, grid=31_250, block=1024, args=[torch.zeros(1), 1]).findings
 

@@ -96,13 +96,13 @@ class Block:
         return self.gone
 
     def wrote(self, address: int, size: int) -> None:
-        """Something has written these bytes."""
+        """Note that something has written these bytes."""
         if self.written is not None:
             begin, end = address - self.address, min(address - self.address + size, self.size)
             self.written[begin:end] = b"\1" * (end - begin)
 
     def wrote_tensor(self, tensor: torch.Tensor) -> None:
-        """Something has written all of a tensor that lies here."""
+        """Note that something has written all of a tensor that lies here."""
         if self.written is None or not tensor.numel():
             return
         address, size = tensor.data_ptr(), tensor.element_size()
@@ -171,7 +171,7 @@ class Arena:
         return block if address < block.address + block.size else None
 
     def wrote(self, address: int, size: int) -> None:
-        """The host has written these bytes."""
+        """Note that the host has written these bytes."""
         if (block := self.block_at(address)) is not None:
             block.wrote(address, size)
 

@@ -60,7 +60,7 @@ class HostFunction:
         return self._checked(lambda: self.executor.run_compiled_program(packed))
 
     def _named(self, args: Sequence[Any]) -> dict[str, Any]:
-        """Arguments by the host function's own names for them."""
+        """Return arguments by the host function's own names for them."""
         execution = getattr(self.function, "execution_args", None)
         names = list(execution.signature.parameters) if execution else []
         names += [f"argument {i}" for i in range(len(names), len(args))]
@@ -265,7 +265,7 @@ def _takers(session: Session) -> Iterator[tuple[Any, str, Any]]:
 
 
 def _unless_of_the_host_alone(replacement: Any, original: Any) -> Any:
-    """A function that launches no kernel is called as it is."""
+    """Return a function that calls `replacement`, or `original` where no kernel is launched."""
 
     def call(self, *args, **kwargs):
         return (replacement if self.has_gpu_module else original)(self, *args, **kwargs)

@@ -160,7 +160,7 @@ class _Answers(Callbacks):
 
 
 def _three(low: int, high: int) -> tuple[int, int, int]:
-    """dim3, as a function gets it in two registers."""
+    """Return a dim3 as a function gets it in two registers."""
     return low & 0xFFFFFFFF, low >> 32, high & 0xFFFFFFFF
 
 

@@ -53,7 +53,7 @@ class Session:
 
     @property
     def notes(self) -> list[Any]:
-        """Broken rules in all runs that hardware and compilers tolerate; errors if the capture is strict."""
+        """Return the broken rules in all runs that hardware and compilers tolerate; errors if the capture is strict."""
         return [note for run in self.runs for note in run.notes]
 
     @property
@@ -102,7 +102,7 @@ class Session:
         return run
 
     def _lost_arguments(self, run: Any, heap: Heap) -> list[Finding]:
-        """Arguments that point into freed memory which the kernel has not touched."""
+        """Return arguments that point into freed memory which the kernel has not touched."""
         if not (lost := [block for block in heap.given if heap.is_gone(block)]):
             return []
         touched = [*heap.arena.among(finding.address for finding in run.findings if finding.kind == FREED.id)]

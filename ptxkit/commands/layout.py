@@ -29,7 +29,7 @@ def is_terminal(stream: TextIO | None) -> bool:
 
 
 def width_of(stream: TextIO | None) -> int | None:
-    """COLUMNS, or else the terminal's columns; None where there is no terminal."""
+    """Return COLUMNS, or else the terminal's columns; None where there is no terminal."""
     columns = os.environ.get("COLUMNS", "")
     if columns.isdigit() and int(columns):
         return int(columns)
@@ -40,7 +40,7 @@ def width_of(stream: TextIO | None) -> int | None:
 
 
 def seen(text: str) -> int:
-    """Columns that a text takes."""
+    """Return how many columns a text takes."""
     return len(strip_ansi(text))
 
 
@@ -139,7 +139,7 @@ def _longest(cell: str) -> int:
 
 
 def _groups(least: Sequence[int], indent: int, width: int | None) -> list[list[int]]:
-    """Columns that share a line, as many as it has room for."""
+    """Return columns that share a line, as many as it has room for."""
     if width is None:
         return [list(range(len(least)))] if least else []
     groups: list[list[int]] = [[]] if least else []
@@ -154,7 +154,7 @@ def _groups(least: Sequence[int], indent: int, width: int | None) -> list[list[i
 
 
 def _fitted(natural: Sequence[int], least: Sequence[int], room: int | None) -> list[int]:
-    """Widths that fit, the widest column made narrower first."""
+    """Return widths that fit, the widest column made narrower first."""
     widths = list(natural)
     while room is not None and sum(widths) > room:
         able = [i for i in range(len(widths)) if widths[i] > least[i]]

@@ -94,7 +94,7 @@ class Progress:
 
     @contextlib.contextmanager
     def of_builds(self, what: Sequence[watching.Named] | str) -> Iterator[watching.Built]:
-        """A watcher of builds (ptxkit.compile.watching) that shows them here."""
+        """Return a watcher of builds (ptxkit.compile.watching) that shows them here."""
         one = isinstance(what, str)
         self.builds = builds = Progress(f"building {what}") if one else Progress("building kernels", len(what))
         try:

@@ -57,7 +57,7 @@ def read(ptx: str) -> dict[int, tuple[Place, ...]]:
 
 
 def places_in(text: str) -> list[Place]:
-    """Files and lines of "file:line < file:line < ..."; a file's name may contain " < ", too."""
+    """Return files and lines of "file:line < file:line < ..."; a file's name may contain " < ", too."""
     return [(file, int(line)) for file, line in _PLACE.findall(text)]
 
 

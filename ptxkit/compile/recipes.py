@@ -155,7 +155,7 @@ class ConfiguredRecipe:
 
     @functools.cached_property
     def key(self) -> str:
-        """Its name in the store: a digest of the recipe and of all that a build of it depends on."""
+        """Return its name in the store: a digest of the recipe and of all that a build of it depends on."""
         parts = (self.function, repr(self.config), self.target.spelling)
         return store.digest(self.form, COMPILERS[self.compiler][1](), self._source, parts)
 

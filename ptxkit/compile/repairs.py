@@ -23,7 +23,7 @@ class Repair(NamedTuple):
 
 
 def added_in_two_steps(add: re.Match[str]) -> str:
-    """The upper 48 bits first: the second step then carries nothing."""
+    """Add the upper 48 bits first: the second step then carries nothing."""
     to, x, constant = add[1], add[2], int(add[3])
     low = constant & 0xFFFF
     return f"add.s64 \t{to}, {x}, {constant - low};\n\tadd.s64 \t{to}, {to}, {low};"

@@ -51,7 +51,7 @@ def _sizes(f):
 
 
 def finish(b):
-    """Completes the calls once every function has its registers: what engine/functions.c reads."""
+    """Complete the calls once every function has its registers: what engine/functions.c reads."""
     for op, given, taken, targets in b.calls:
         op.mods = CALL(arguments=len(given), results=len(taken), targets=len(targets), stack_end=b.local_bytes)
         for v in (*given, *taken):

@@ -32,7 +32,7 @@ def _form(b, ins, *choices):
 
 
 def _results(b, operand):
-    """Offsets of the register and of the predicate that `d|p`, or d alone, names."""
+    """Return the offsets of the register and of the predicate that `d|p`, or d alone, names."""
     if isinstance(operand, Pair):
         return [b.target(operand.first, "b32"), b.target(operand.second, "pred")]
     return [b.target(operand, "b32"), -1]

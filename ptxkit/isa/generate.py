@@ -96,7 +96,7 @@ def _handler(row, constants):
 
 
 def rounds_in_c(row):
-    """Does C's own arithmetic round the value, in the direction that the instruction asks for?"""
+    """Return whether C's own arithmetic rounds the value in the direction that the instruction asks for."""
     directed = any("rz" in words or "rm" in words for choice in row.choices for words in choice.words)
     return (
         directed

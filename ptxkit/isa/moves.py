@@ -15,7 +15,7 @@ PACKS = {(16, 2): "b16", (32, 2): "b32"}  # (bits of an item, items) with a hand
 
 
 def lower_mov(b, ins):
-    """mov of anything but a plain register; None for that."""
+    """Lower mov of anything but a plain register; return None for that."""
     if len(ins.parts) != 2 or len(ins.operands) != 2:
         return None
     type_, (d, a) = ins.parts[1], ins.operands
@@ -32,7 +32,7 @@ def lower_mov(b, ins):
 
 
 def _pack(b, type_, d, a):
-    """{a, b} to one register, and back."""
+    """Lower a mov from {a, b} to one register, or back."""
     vector, whole = (d, a) if isinstance(d, Vector) else (a, d)
     count = len(vector.items)
     fits = count in (2, 4) and BITS.get(type_, 0) // count in (8, 16, 32, 64)
@@ -49,7 +49,7 @@ def _pack(b, type_, d, a):
 
 
 def lower_predicate_logic(b, ins):
-    """and, or, xor, not and mov of .pred; None for other types."""
+    """Lower and, or, xor, not and mov of .pred; return None for other types."""
     if ins.parts[1:] != ("pred",):
         return None
     how = ins.parts[0]

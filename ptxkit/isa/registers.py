@@ -5,12 +5,13 @@ from ptxkit.ptx.syntax import Immediate, Register, Sink
 
 
 def is_wide(b, operand, kind):
-    """Is it a register of 64 bits where the kind takes 32?"""
+    """Return whether it is a register of 64 bits where the kind takes 32."""
     return isinstance(operand, Register) and WIDTHS[kind] == 4 and WIDTHS[b.type_of(operand)] == 8
 
 
 def _check_word(b, operand, kind):
-    """A handler of a row reads and writes words: even a register that may be wider has the word of its kind."""
+    """Check a row's operand.  Its handler reads and writes words: even a register that may be wider has the word of its
+    kind."""
     if isinstance(operand, Register) and WIDTHS[b.type_of(operand)] > WIDTHS[kind]:
         b.check_width(operand, kind)
 

@@ -89,12 +89,12 @@ class InstructionRow(NamedTuple):
 
     @property
     def masked(self):
-        """Does its value name the mask of the destination register?"""
+        """Return whether its value names the mask of the destination register."""
         return bool(re.search(r"\bmask\b", self.value))
 
     @property
     def carries(self):
-        """Does it read or write the carry flag?"""
+        """Return whether it reads or writes the carry flag."""
         return "cc" in self.literals or self.opcode in ("addc", "subc", "madc")
 
     def match(self, words):

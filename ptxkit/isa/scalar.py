@@ -69,7 +69,7 @@ def lower_row(b, ins):
 
 
 def _through_wide_registers(b, ins, row, types, handler, mods):
-    """A cvt with a register of 64 bits where its type has fewer: a stand-in of 32 takes its place."""
+    """Lower a cvt with a register of 64 bits where its type has fewer: a stand-in of 32 takes its place."""
     outer, inner = [], []
     for operand, kind, place, name in zip(ins.operands, types, PLACES, STAND_INS):
         wide = is_wide(b, operand, kind)

@@ -40,7 +40,7 @@ def lower(b, ins):
 
 
 def _take(b, parts, wanted, *, required=True):
-    """Removes from parts the one modifier that a table (or set) knows and returns it; None if it may be missing."""
+    """Remove from parts the one modifier that a table (or set) knows, and return it; None if it may be missing."""
     given = [p for p in parts if p in wanted]
     if len(given) > 1 or (required and not given):
         b.fail(f"{' and '.join(given) or 'none'} of a modifier that must be given once", ", ".join(sorted(wanted)))
@@ -175,7 +175,7 @@ def lower_fence(b, ins, parts):
 
 
 def _refuse_variants(b, parts):
-    """Variants of mma that are not simulated."""
+    """Refuse variants of mma that are not simulated."""
     variants = {"sp": "sparse matrices", "ashift": ".ashift: which rows it moves at the edges is not documented"}
     for part in parts:
         if part in variants:

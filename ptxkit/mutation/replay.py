@@ -92,7 +92,7 @@ class Player:
 
 
 def equal(x: torch.Tensor, y: torch.Tensor) -> bool:
-    """Equal in every bit: a nan is equal to itself."""
+    """Return whether both are equal in every bit: a nan is equal to itself."""
     return x.shape == y.shape and x.dtype == y.dtype and torch.equal(_bits(x), _bits(y))
 
 

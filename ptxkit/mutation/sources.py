@@ -41,7 +41,7 @@ def shown(file: str) -> str:
 
 @functools.cache
 def text_of(file: str) -> str:
-    """Empty if there is none."""
+    """Return a file's text, which is empty if there is none."""
     try:
         return located(file).read_text(errors="replace")
     except OSError:

@@ -306,7 +306,7 @@ class _Module(_Reader):
         return PtxFunction(head["name"], params, directives, *parts, results=results, defined=body is not None)
 
     def _params(self, text: str | None) -> tuple[PtxParam, ...]:
-        """Laid out one after the other, each at the next multiple of its alignment."""
+        """Lay parameters out one after the other, each at the next multiple of its alignment."""
         params, end = [], 0
         for item in self.items(text or ""):
             match = self.match(_PARAM, item, ".param [.align N] .type [.ptr ...] name or name[count]")

@@ -70,7 +70,7 @@ def _summary(simulated: Simulated, kernels: int) -> str:
 
 
 def _remarks(simulated: Simulated, survivors: Iterable[Outcome], home: Path) -> dict[str, dict[PageLine, list[Remark]]]:
-    """Kernel -> line -> what is said there."""
+    """Return kernel -> line -> what is said there."""
     said: dict[str, dict[PageLine, list[Remark]]] = defaultdict(lambda: defaultdict(list))
     for finding in simulated.findings + simulated.notes:
         remark = Remark(finding.grade, finding.kind, _told(finding, home))

@@ -70,7 +70,7 @@ class Simulated:
 
     @property
     def findings(self) -> list[Finding]:
-        """Errors, in the order in which they were found."""
+        """Return errors, in the order in which they were found."""
         return [finding for finding, _ in self.seen.values() if finding.grade == "error"]
 
     @property
@@ -84,7 +84,7 @@ class Simulated:
             self.seen.setdefault(key, (finding, schedule))
 
     def mutants(self, **options: Any) -> Mutants:
-        """Weakens the kernels' synchronisation, one instruction at a time, in the first launch of each kernel."""
+        """Weaken the kernels' synchronisation, one instruction at a time, in the first launch of each kernel."""
         return mutants(*map(_again, self.first.values()), arch=self.arch, **options)
 
 

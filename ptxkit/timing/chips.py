@@ -34,7 +34,7 @@ class ChipClock(NamedTuple):
         return self.name
 
     def slots(self, size):
-        """Clusters of this many CTAs that run at once, at one CTA per SM."""
+        """Return how many clusters of this many CTAs run at once, at one CTA per SM."""
         return self.clusters.get(size, int(self.sms) // size)
 
 

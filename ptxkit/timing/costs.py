@@ -223,7 +223,7 @@ def _words(registers):
 
 
 def fill(table, program, chip):
-    """Fills the engine's Timing of each instruction; the registers that they name, one list for all."""
+    """Fill the engine's Timing of each instruction; the registers that they name, one list for all."""
     numbers = {name: n for n, name in enumerate((*program.kernel.registers, "%cc"))}
     listed, words = [], _words(program.kernel.registers)
     staying = set()  # operands of the instruction before: they stay where they are read

@@ -214,7 +214,7 @@ class Timeline:
         return [row for rows in lanes.values() for row in rows]
 
     def _together(self, records):
-        """A bulk copy is separate; other copies that a role issued shortly after each other are merged."""
+        """Merge copies that a role issued shortly after each other; a bulk copy stays separate."""
         groups, latest = [], {}
         for r in records:
             opcode = self._opcode(r.ins)

@@ -296,7 +296,7 @@ def span(numbers: Sequence[int | None], words: Callable[[int], str] = str) -> st
 
 
 def names(lines: Sequence[KernelLine]) -> dict[AnyRecipe, str]:
-    """Kernels by name, and by what tells those of a backend of one name apart: constants, or else types."""
+    """Name kernels, also by what tells those of a backend of one name apart: constants, or else types."""
     names_of = {line.recipe: line.recipe.name for line in lines}
     backends = {line.recipe: line.backend for line in lines}
     for facts in (lambda r: flat({**r.constants, **r.options}), lambda r: dict(r.signature)):

@@ -235,7 +235,7 @@ def summary(screen: Screen, report: DoctorReport) -> str:
 
 
 def shown(report: DoctorReport, verbose: bool) -> list[Diagnosis]:
-    """Findings worth a line: all of them with -v, otherwise those that want something done."""
+    """Return findings worth a line: all of them with -v, otherwise those that want something done."""
     return [f for f in report.findings if verbose or f.status in ("warn", "fail", "crash")]
 
 

@@ -111,7 +111,7 @@ def _spelled(r: Requirement) -> str:
 
 
 def _install(f: MachineFacts, package: str, extra: str = "") -> str:
-    """`pip install` of what we ask for, else of what is there, else of the newest."""
+    """Return `pip install` of what we ask for, else of what is there, else of the newest."""
     ours = [r for r in _requirements(f) if canonicalize_name(r.name) == package]
     version = f.versions.get(package)
     package_found = f"{package}{extra}=={version}" if version else f"{package}{extra}"

@@ -85,7 +85,7 @@ def built_for(target: Target) -> list[Capability]:
 
 
 def must_have_kernels(backend: str | None, target: Target) -> None:
-    """Usage error for a backend that was named beside an arch for which it has no kernels."""
+    """Raise a usage error for a backend that was named beside an arch for which it has no kernels."""
     if backend is None or target.name in (archs := dispatch.capability(backend).archs):
         return
     if not (others := [c.backend for c in built_for(target)]):
@@ -122,7 +122,7 @@ LISTED = {"check": "`kda doctor --list`", "shape": "`kda bench --list`", "fault"
 
 
 def known(kind: str, name: str, names: Sequence[str]) -> None:
-    """Usage error for a name that does not exist, such as that of an arch instead of a backend's."""
+    """Raise a usage error for a name that does not exist, such as that of an arch instead of a backend's."""
     if name in names:
         return
     if kind == "backend" and (target := _target(name)):
@@ -148,7 +148,7 @@ def _target(name: str) -> Target | None:
 def shape_options(
     heads: int, lengths: str, batch: int | None = None, dtype: str | None = "bfloat16", dtype_help: str | None = None
 ) -> Callable[[Callable], Callable]:
-    """--lengths or --batch and --tokens, heads, head dims, dtype."""
+    """Add --lengths or --batch and --tokens, heads, head dims, dtype."""
     options = (
         click.option("--lengths", type=Lengths(), help=lengths),
         click.option("--batch", type=Count(1), default=batch, show_default=batch is not None,

@@ -276,7 +276,7 @@ def _calls_fla(folder: str, family: str) -> bool:
 
 
 def find_plugins() -> tuple[str, ...]:
-    """Engines to which an installed distribution offers kda."""
+    """Return the engines to which an installed distribution offers kda."""
     def offered(group: str) -> bool:
         return any(point.value.startswith("kda.engines:") for point in importlib.metadata.entry_points(group=group))
 
@@ -291,7 +291,7 @@ def last_line(text: str) -> str:
 
 
 def _child_environment() -> dict[str, str]:
-    """What the parent could import, a child can, whatever folder it runs in."""
+    """Let a child import what its parent could, whatever folder it runs in."""
     path = os.pathsep.join(os.path.abspath(entry or ".") for entry in sys.path)
     return {**os.environ, "PYTHONPATH": path, "NO_COLOR": "1"}
 

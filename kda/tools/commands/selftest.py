@@ -222,7 +222,7 @@ def prove(
 
 
 def build_together(backend: str, stages: Sequence[str], trials: Sequence[Any]) -> None:
-    """The kernels that stages and trials launch here: all at once takes less time than each when it comes."""
+    """Build the kernels that stages and trials launch here: all at once takes less time than each when it comes."""
     from kda.tools.verify import together
     from kda.tools.verify.doors import Door
     from ptxkit.compile import fetching

@@ -435,7 +435,7 @@ def as_json(
 
 
 def row_json(row: ParityRow) -> dict[str, Any]:
-    """Numbers that JSON does not have are null; `kind` says why."""
+    """Return a row with null for numbers that JSON does not have; `kind` says why."""
     m = row.measure
     return {
         "stage": row.stage, "tensor": row.tensor, "status": "fail" if row.wrong else "ok", "kind": m.kind,

@@ -112,7 +112,7 @@ class CudaClock:
         return Replay(graph, call, results)
 
     def peak_memory(self, call: Callable[[], Any]) -> int:
-        """Peak bytes of torch's allocator during a warm call, above those allocated before."""
+        """Return the peak bytes of torch's allocator during a warm call, above those allocated before."""
         call()
         gc.collect()
         torch.cuda.synchronize(self.device)

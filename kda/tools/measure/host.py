@@ -167,7 +167,8 @@ def taken(call: Call) -> float:
 
 
 def calls(backend: str, case: Case, **options: Any) -> dict[str, Call]:
-    """A forward without gradients, and a training step: a training forward and the gradients of all its inputs."""
+    """Return a forward without gradients, and a training step: a training forward and the gradients of all its
+    inputs."""
     plain: dict[str, Any] = {n: x.detach() if isinstance(x, Tensor) else x for n, x in case.keywords.items()} | options
     leaves: dict[str, Any] = {n: x.detach().requires_grad_() if isinstance(x, Tensor) and x.is_floating_point() else x
               for n, x in plain.items()}

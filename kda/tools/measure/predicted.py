@@ -238,8 +238,8 @@ def _clusters(launch: Any) -> int:
 
 
 def _working(launches: list[Any], call: PredictedCall, backward: bool) -> list[int]:
-    """Clusters of each launch that have something to do: a packed grid is as large as the tokens may ask for, and the
-    same sequences as a batch say how much of it these do."""
+    """Return the clusters of each launch that have something to do: a packed grid is as large as the tokens may ask
+    for, and the same sequences as a batch say how much of it these do."""
     working, s = [_clusters(one) for one in launches], call.shape
     if not s.lengths:
         return working
@@ -277,7 +277,7 @@ def _joined(
 
 
 def forget() -> None:
-    """What is kept of predictions: for those who change how a backend plans."""
+    """Forget all predictions: for those who change how a backend plans."""
     _way.cache_clear()
     _ALIKE.clear()
 
@@ -331,7 +331,7 @@ class _Trial:
         return clocks
 
     def _case(self, fill: Callable[[torch.Tensor, int, int], torch.Tensor]) -> Case:
-        """Inputs whose rows `fill` makes of those of a block of tokens."""
+        """Return inputs whose rows `fill` makes of those of a block of tokens."""
         s, gate = self.call.shape, self.call.gate
         block = make(Spec(T=BLOCK, H=s.H, HV=s.HV, K=s.K, V=s.V, dtype=s.dtype, gate=gate, initial_state=False))
         B, T, N = (1, self.row * len(s.lengths), len(s.lengths)) if s.lengths else (s.B, self.row, s.B)

@@ -78,7 +78,8 @@ def from_the_reference(door: Door, case: Case, backward: bool) -> Expectation:
 
 @one_thread()
 def rooms_of(door: Door, reference: Door, small: Case, dtype: torch.dtype, backward: bool) -> dict[str, Budget]:
-    """Between the backend and the reference in `dtype`; errors of the latter count if a budget is nearly as small."""
+    """Return the budgets between the backend and the reference in `dtype`; errors of the latter count if a budget is
+    nearly as small."""
     exact = definition(small, torch.float64, backward)
     rooms = budgets(small, door.rounding(small), backward, exact)
     if min(room.norm for room in rooms.values()) > COARSE * torch.finfo(dtype).eps:
@@ -172,7 +173,7 @@ def measure(
     doors: Sequence[Door], case: Case, directions: Sequence[str], clock: CpuClock | CudaClock, how: How,
     tell: Callable[[str], None] = lambda text: None,
 ) -> Measured:
-    """Parity first; a case on which a backend is wrong is not timed."""
+    """Check parity first; a case on which a backend is wrong is not timed."""
     backward = set(directions) != {"forward"}
     options = {"disable_recompute": how.disable_recompute} if how.disable_recompute else {}
     standards, judged, checks = [], [], []
@@ -216,8 +217,8 @@ def differing(results: Results, judged: Results) -> Results:
 def stage_timings(
     door: Door, case: Case, directions: Sequence[str], clock: CpuClock | CudaClock, repeats: int, seconds: float
 ) -> dict[str, Timings]:
-    """Each stage that the backend can run alone, on what its own stages before it made; what a run of them keeps inside
-    and a later one reads is made by the reference."""
+    """Time each stage that the backend can run alone, on what its own stages before it made; what a run of them keeps
+    inside and a later one reads is made by the reference."""
     compute = door.rounding(case).compute
     tensors = {n: None if x is None else x.to(door.device) for n, x in case.stage_tensors(compute).items()}
     timings = {}
@@ -352,7 +353,7 @@ def commit() -> str | None:
 
 
 def ask_clocks(machine: Machine, clock: CudaClock, device: str) -> Machine:
-    """Driver and clocks of a GPU, queried while it is busy."""
+    """Return driver and clocks of a GPU, queried while it is busy."""
     program = shutil.which("nvidia-smi")
     if program is None:
         return machine

@@ -59,7 +59,8 @@ def shaken(x: Tensor, shake: int = 0) -> Tensor:
 
 
 def dithered(x: Tensor, dtype: torch.dtype, seed: int) -> Tensor:
-    """x with an error as large as its rounding error in `dtype`, drawn by `seed`; none where x needs no rounding."""
+    """Return x with an error as large as its rounding error in `dtype`, drawn by `seed`; none where x needs no
+    rounding."""
     info, (integers, exponent) = torch.finfo(dtype), EXPONENT[x.dtype]
     least = max(info.tiny, torch.finfo(x.dtype).tiny / info.eps**3)            # subnormal errors take 30 times as long
     ulps = (x.contiguous().view(integers) & exponent).view(x.dtype).clamp_(least, info.max).mul_(info.eps)
@@ -165,7 +166,7 @@ def _blocks(*tensors: Tensor) -> Iterator[tuple]:
 
 
 def distance(x: Tensor, exact: Tensor) -> Tensor:
-    """|x - exact|: zero where both are nan or the same infinity, inf where only one is finite."""
+    """Return |x - exact|: zero where both are nan or the same infinity, inf where only one is finite."""
     error = (x - exact).abs().nan_to_num(torch.inf, torch.inf)
     return error.masked_fill((x == exact) | (x.isnan() & exact.isnan()), 0.0)
 

@@ -36,7 +36,8 @@ def as_given(x: Tensor) -> Tensor:
 def definition(
     case: Case, dtype: torch.dtype, backward: bool = True, given: Callable[[Tensor], Tensor] = as_given
 ) -> dict[str, Tensor]:
-    """o, ht and, by name, the gradient of every tensor that the case has, on the CPU; `given` changes the inputs."""
+    """Return o, ht and, by name, the gradient of every tensor that the case has, on the CPU; `given` changes the
+    inputs."""
     case, p = case.map(lambda x: x.detach().cpu()), case.problem()
     leaves = {
         name: given(x.to(dtype)).clone().requires_grad_(backward)

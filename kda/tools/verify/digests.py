@@ -68,7 +68,7 @@ class Digest(NamedTuple):
 
 
 def labelled(backend: str, arch: str) -> dict[str, AnyRecipe]:
-    """Recipes under the names by which digests are kept, each once."""
+    """Return recipes under the names by which digests are kept, each once."""
     plan = importlib.import_module(PLANS[backend])
     labels: dict[AnyRecipe, str] = {}
     for words in PROBLEMS[backend, arch]:

@@ -96,7 +96,7 @@ class Door:
         return case
 
     def call(self, case: Case, backward: bool, **keywords) -> dict[str, Tensor]:
-        """o, ht and the gradients of all inputs, by name."""
+        """Return o, ht and the gradients of all inputs, by name."""
         case = self.sees(case).map(lambda x: x.to(self.device))
         leaves = {
             name: x.detach().clone().requires_grad_(backward) if isinstance(x, Tensor) and x.is_floating_point() else x

@@ -106,12 +106,12 @@ def step_size(p: Problem, beta: Tensor) -> Tensor:
 
 
 def tri(C: int, like: Tensor) -> Tensor:
-    """(C, C), [i, j] is 1 where j <= i."""
+    """Return (C, C), where [i, j] is 1 where j <= i."""
     return torch.ones(C, C, dtype=like.dtype, device=like.device).tril()
 
 
 def decay_of_pairs(g2: Tensor) -> Tensor:
-    """(HV, C, K) -> (HV, C, C, K): D_ij = 2^(gc_i - gc_j) for j <= i, else 0.
+    """Map (HV, C, K) to (HV, C, C, K): D_ij = 2^(gc_i - gc_j) for j <= i, else 0.
 
     gc_i - gc_j is summed as g2_(j+1) + ... + g2_i: a difference of two long sums rounds as they do, and -inf has none.
     """
@@ -125,7 +125,7 @@ def decay_of_pairs(g2: Tensor) -> Tensor:
 
 
 def edges(g2: Tensor) -> tuple[Tensor, Tensor]:
-    """2^gc and 2^(gc_last - gc)."""
+    """Return 2^gc and 2^(gc_last - gc)."""
     after = torch.cat([g2[..., 1:, :], torch.zeros_like(g2[..., :1, :])], -2)
     return g2.cumsum(-2).exp2(), after.flip(-2).cumsum(-2).flip(-2).exp2()
 

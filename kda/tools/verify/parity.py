@@ -93,7 +93,7 @@ class ParityReport:
 
 
 def masked(name: str, x: Tensor | None, case: Case) -> Tensor | None:
-    """Zero in rows past the end of a sequence, whose contents do not matter."""
+    """Return x with zeros in rows past the end of a sequence, whose contents do not matter."""
     return x.masked_fill(~case.layout.valid, 0) if x is not None and has_rows(name) else x
 
 

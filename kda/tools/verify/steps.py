@@ -76,7 +76,7 @@ def copied(x: Mapping[str, Any], dtype: torch.dtype | None = None) -> dict[str, 
 
 
 def run_step(x: dict[str, Any], **options: Any) -> dict[str, Tensor]:
-    """o, and what the call leaves in the tensors that it updates, by name; those of x."""
+    """Return o, and what the call leaves in the tensors that it updates, by name; those of x."""
     with torch.no_grad():
         o = kda.decode_step(**x, **options)
     return {"o": o} | {name: x[name] for name in UPDATED if x.get(name) is not None}
@@ -128,7 +128,8 @@ def tokens_of(x: Mapping[str, Any]) -> dict[str, Tensor]:
 def beside_plain_decoding(
     run: Callable[[dict[str, Any]], dict[str, Tensor]], turns: int = 3, **words: Any
 ) -> Iterator[tuple[str, Tensor, Tensor]]:
-    """Calls with drafts, of which some are accepted, and the same tokens in a call for each: (what, one, the other)."""
+    """Compare calls with drafts, of which some are accepted, and the same tokens in a call for each: (what, one, the
+    other)."""
     x = make_step(drafts=True, **words)
     plain = copied(x) | dict.fromkeys(("records", "num_accepted_tokens", "parents"))
     if "conv_weight" in x:

@@ -87,7 +87,7 @@ def decode_problem(case: Case) -> Problem:
 
 
 def decode(door: Door, case: Case) -> list[ParityRow]:
-    """One row of the batch per user, whose state is in a slot of a pool and is written back there."""
+    """Decode one row of the batch per user, whose state is in a slot of a pool and is written back there."""
     p, spec = case.problem(), case.spec
     slots = torch.arange(spec.B).flip(0) + 1                                  # slots 0 and B + 1 are unused
     pool = torch.full((spec.B + 2, p.HV, p.K, p.V), 7.0, dtype=wide_dtype(case.inputs.q.dtype))

@@ -18,7 +18,8 @@ B, H, T, D, TOP, POOL, WINDOW = 1, 2, 32, 64, 3, 16, 8
 
 
 def _selected(q, near, far, picked, sink):
-    """Attention to the last WINDOW tokens and to picked entries of a pool, one head of keys that are values, too."""
+    """Return attention to the last WINDOW tokens and to picked entries of a pool, one head of keys that are values,
+    too."""
     ages = torch.arange(T)[:, None] - torch.arange(T)
     scores = (q @ near.mT) * D**-0.5
     scores = scores.masked_fill((ages < 0) | (ages >= WINDOW), -math.inf)

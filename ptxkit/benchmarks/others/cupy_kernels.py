@@ -37,7 +37,7 @@ def cupy_case(title):
 
 
 def elementwise(run, kernel, values, size, types=()):
-    """Launches an ElementwiseKernel: tensors are contiguous arrays, other values (number, format of `struct`)."""
+    """Launch an ElementwiseKernel: tensors are contiguous arrays, other values (number, format of `struct`)."""
     import cupy
     from cupy._core import _carray, _kernel, _scalar
 

@@ -13,7 +13,7 @@ from .cases import case
 
 
 def _nvfp4(m, n, k):
-    """A, B, their factors in NVIDIA's blocks of 128 x 4, an empty C, and the product."""
+    """Return A, B, their factors in NVIDIA's blocks of 128 x 4, an empty C, and the product."""
     table = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])
     table = torch.cat([table, -table])
     a, b = (torch.randint(0, 256, (rows, k // 2), dtype=torch.uint8) for rows in (m, n))

@@ -51,7 +51,7 @@ class CUDAGraph:
         self.gpu.graph = self.gpu.arena.pool = self._noting = None
 
     def launched(self, launch: Launch) -> None:
-        """A launch while the graph is captured: it waits for a replay."""
+        """Record a launch while the graph is captured: it waits for a replay."""
         if self._inside:
             return
         arena, tensors = self.gpu.arena, launch.tensors and memory.behind(launch.tensors)

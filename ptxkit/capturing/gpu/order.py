@@ -73,16 +73,16 @@ class Order:
         return dict(known)
 
     def wait(self, stream: int, mark: Mark | None) -> None:
-        """A stream waits for an event (None: it was never recorded)."""
+        """Let a stream wait for an event (None: it was never recorded)."""
         _join(self._known[stream], mark or {})
 
     def host_waits(self, mark: Mark | None = None) -> None:
-        """The host waits for an event or a stream; None: for everything."""
+        """Let the host wait for an event or a stream; None: for everything."""
         _join(self._host, self._launched if mark is None else mark)
         self._seen = [a for a in self._seen if a.number > self._host.get(a.stream, 0)]
 
     def launched(self, stream: int, run: Any, tensors: Iterable[torch.Tensor], arena: Arena) -> list[Finding]:
-        """Enters a launch; what it touches without an order behind launches of other streams."""
+        """Enter a launch, and return what it touches without an order behind launches of other streams."""
         known = self.reached(stream)
         self._launched[stream] += 1
         number = self._known[stream][stream] = self._launched[stream]

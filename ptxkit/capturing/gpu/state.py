@@ -62,7 +62,7 @@ class Gpu:
         return number
 
     def reused(self, all_streams: bool = False) -> None:
-        """The current stream, or each one, may get memory now that was freed in it."""
+        """Let the current stream, or each one, get memory that was freed in it."""
         self.arena.settle()
         left, stream = self.arena.left, self.stream_number
         self.arena.left = [block for block in left if not (all_streams or block.stream == stream)]

@@ -110,7 +110,8 @@ class Event:
         return self.gpu.stream_number if stream is None else stream.cuda_stream
 
     def elapsed_time(self, end: Event) -> float:
-        """Milliseconds that the clock predicts for the launches in between; without a clock nobody knows: nan."""
+        """Return the milliseconds that the clock predicts for the launches in between; without a clock nobody knows:
+        nan."""
         if not self.timing or not end.timing:
             raise ValueError("both events must be created with enable_timing=True before their time is requested")
         if self.runs_before is None or end.runs_before is None:
@@ -128,5 +129,5 @@ def milliseconds(gpu: Gpu, start: int, end: int) -> float:
 
 
 def entered(gpu: Gpu, stream: Any) -> AbstractContextManager[None]:
-    """`with torch.cuda.stream(stream)`; None changes nothing."""
+    """Do what `with torch.cuda.stream(stream)` does; None changes nothing."""
     return replaced(gpu, stream=gpu.stream if stream is None else stream)

@@ -136,7 +136,8 @@ def peers_line(groups: Sequence[ShapeBars]) -> str:
 
 
 def draw(file: str, title: str, details: str, groups: Sequence[ShapeBars]) -> None:
-    """A panel for each direction, a heading for each shape, bars for backends, gates and others, ticks for floors."""
+    """Draw a panel for each direction, a heading for each shape, bars for backends, gates and others, ticks for
+    floors."""
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
     from matplotlib.patches import Patch

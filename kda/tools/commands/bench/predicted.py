@@ -119,7 +119,7 @@ def drawn(
 
 
 def backends_for(shape: BenchShape, directions: Sequence[str], target: Target, name: str | None) -> dict[str, str]:
-    """Direction -> the backend that accepts it on such a GPU."""
+    """Return direction -> the backend that accepts it on such a GPU."""
     from ptxkit import capture
 
     from .asked import backend_for, problem_of, spec_of
@@ -143,7 +143,7 @@ def backends_for(shape: BenchShape, directions: Sequence[str], target: Target, n
 
 
 def workers(shapes: int) -> int:
-    """Processes for so many shapes; one where processes cannot be forked."""
+    """Return the number of processes for so many shapes; one where processes cannot be forked."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return min(WORKERS, cores, shapes) if "fork" in multiprocessing.get_all_start_methods() else 1
 
@@ -256,8 +256,8 @@ def aligner(
     shapes: dict[str, BenchShape], directions: Sequence[str], backends: dict[str, dict[str, str]], columns: int,
     width: int | None,
 ) -> Callable[[Sequence[str]], list[str]]:
-    """Makes a line of the first so many cells, in columns as wide as those of all rows will be, which are printed as
-    they are found."""
+    """Return what makes a line of the first so many cells, in columns as wide as those of all rows will be, which are
+    printed as they are found."""
     time = "00.000 ms"
     wide = [(way, ", ".join(backends_of(way, backends[name])), time, "", time, "00.0", time)
             for name in shapes for way in directions]
