@@ -113,7 +113,7 @@ def results(backend: str, call: MutantsCall, case: Case) -> dict[str, Tensor | N
         if call.tables:
             p, kernels = case.problem(), launcher(backend).TRAINING  # type: ignore[attr-defined]
             launches = kernels.steps(p, case.inputs)
-            return training.tables(p, launches, case.inputs, launches.plan.states)._asdict()
+            return training.tables(p, launches, case.inputs)._asdict()
         if call.backward:
             return kda.chunk_kda_bwd(do=case.do, dht=case.dht, **case.keywords, backend=backend)._asdict()
         if call.save is Save.NOTHING:
