@@ -53,7 +53,7 @@ TRIPLE = """
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory):
-    """The folder into which the package's wheel was unpacked."""
+    """Return the folder into which the package's wheel was unpacked."""
     folder = tmp_path_factory.mktemp("ptxkit")
     build = "from setuptools import build_meta; import sys; build_meta.build_wheel(sys.argv[1])"
     copy = folder / "checkout" / "ptxkit"

@@ -155,7 +155,7 @@ def tensor_bytes(x):
 
 
 def assert_scaled(run, x, y, a):
-    """The buffer of `scale`, less the padding behind each tensor, which may hold anything."""
+    """Compare the buffer of `scale`, less the padding behind each tensor, which may hold anything."""
     assert "scale" in run.kernel and run.kernel in run.ptx
     assert run.args[:12] == tensor_bytes(x) and run.args[16:28] == tensor_bytes(y)
     assert run.args[32:] == struct.pack("<f", a)

@@ -101,7 +101,7 @@ def test_whole_numbers_that_are_no_addresses_open_no_memory(xy):
 
 
 def compile_too_few_arguments(door):
-    """Fails before the DSL traces, which is when it drops the options of a compilation."""
+    """Fail before the DSL traces, which is when it drops the options of a compilation."""
     with pytest.raises(Exception, match="`y`"):
         if door == "kda":
             cutedsl.compile(doubled_here, fake(), target="sm_90a")

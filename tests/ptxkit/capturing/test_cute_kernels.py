@@ -33,7 +33,7 @@ def build(target, host, *args):
 
 
 def sessions(target, host, *args):
-    """Runs one build under every schedule, and yields after each; constants are no arguments of what was built."""
+    """Run one build under every schedule, and yield after each; constants are no arguments of what was built."""
     built = build(target, host, *args)
     tensors = [x for x in args if isinstance(x, torch.Tensor)]
     for options in SCHEDULES:
@@ -48,7 +48,7 @@ def matrix(rows, columns, contiguous="K", dtype=torch.bfloat16):
 
 
 def assert_products(target, host, a, b, *constants):
-    """C = A B^T as in float64, within what fp32 loses along k; nothing found."""
+    """Check that C = A B^T as in float64, within what fp32 loses along k; nothing found."""
     c = torch.empty(len(a), len(b))
     exact = a.double() @ b.double().T
     allowed = 2**-23 * a.shape[1] * (a.double().abs() @ b.double().abs().T)

@@ -142,7 +142,8 @@ extern "C" int run(int *x, int *out) {
 
 @pytest.fixture(scope="module", autouse=True)
 def few_objects():
-    """Launches that know no arguments look for tensors among all objects, which a long run has many of."""
+    """Leave few objects: launches that know no arguments look for tensors among all objects, which a long run has many
+    of."""
     gc.collect()
     gc.freeze()
 

@@ -22,7 +22,8 @@ def printed_by(path, code, capsys):
 
 
 def settled(report):
-    """Without what another release of a compiler, or another run, may change: addresses, folders, and lines of PTX."""
+    """Return a report without what another release of a compiler, or another run, may change: addresses, folders, and
+    lines of PTX."""
     report = re.sub(r"\(\S*/", "(", re.sub(r"0x[0-9a-f]{6,}", "0x...", report))
     return re.sub(r"PTX line \d+: .*?;  ", "PTX  ", report)
 

@@ -20,7 +20,7 @@ TYPES = {torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.float32: "*fp32"
 
 
 def run(fn, arch, grid, arguments, constants, options=None, schedules=(0,), **compiling):
-    """Compiles fn for the types of its arguments and runs it under each schedule; no run may find anything wrong."""
+    """Compile fn for the types of its arguments and run it under each schedule; no run may find anything wrong."""
     signature = {name: TYPES[x.dtype] if isinstance(x, torch.Tensor) else "i32" for name, x in arguments.items()}
     divisible = [name for name, x in arguments.items() if isinstance(x, torch.Tensor)]
     built = door.compile(fn, signature, constants, target=arch, divisible=divisible, **compiling)

@@ -363,7 +363,7 @@ def test_names_and_numbers_are_those_of_the_driver():
 
 
 def calls_made(function, *args):
-    """Calls of functions, of Python or of C, that a call consists of."""
+    """Count the calls of functions, of Python or of C, that a call consists of."""
     events = []
     sys.setprofile(lambda frame, event, what: events.append(event) if event in ("call", "c_call") else None)
     try:

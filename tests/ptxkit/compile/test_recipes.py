@@ -42,7 +42,7 @@ def times(x, FACTOR):
 
 @pytest.fixture
 def made_up(tmp_path, monkeypatch):
-    """A package of kernels that this process has not imported, and a cache of its own."""
+    """Make a package of kernels that this process has not imported, and a cache of its own."""
     folder = tmp_path / "path" / "made_up"
     folder.mkdir(parents=True)
     for name, text in {"__init__": "", "kernels": KERNELS, "parts": PARTS}.items():

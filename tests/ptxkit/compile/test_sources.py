@@ -39,7 +39,7 @@ PROBLEMS = {
 
 @pytest.fixture
 def house(tmp_path, monkeypatch):
-    """A package `kda` that is on disk and is not imported."""
+    """Make a package `kda` that is on disk and is not imported."""
     for name, text in FILES.items():
         for folder in (tmp_path / name).relative_to(tmp_path).parents:
             (tmp_path / folder).mkdir(exist_ok=True, parents=True)

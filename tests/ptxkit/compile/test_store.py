@@ -185,7 +185,7 @@ posix = pytest.mark.skipif(not hasattr(os, "geteuid"), reason="files have no own
 
 
 def give_away(path, monkeypatch):
-    """The file belongs to somebody else."""
+    """Let the file belong to somebody else."""
     if os.geteuid() == 0:
         os.chown(path, 12345, -1, follow_symlinks=False)
     else:  # only root can: we are somebody else

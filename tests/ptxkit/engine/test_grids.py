@@ -19,7 +19,7 @@ def run(body, *tensors, behind=None, threads=32, **options):
 
 
 def two(ahead, after, **options):
-    """What the second of two kernels is told, which begins when the first one allows it."""
+    """Return what the second of two kernels is told, which begins when the first one allows it."""
     x, y = torch.full((64,), 7, dtype=torch.int32), torch.zeros(64, dtype=torch.int32)
     first = run(ahead, x, y, **options)
     assert not first.findings

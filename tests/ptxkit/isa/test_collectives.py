@@ -14,7 +14,7 @@ from ptxkit.launches import launch
 pytestmark = pytest.mark.simulated
 
 def run(body, *inputs, outputs=1, target="sm_90a", **options):
-    """Runs one warp with inputs[n] in %r10+n; gives what it leaves in %r20, %r21, ... and the Run."""
+    """Run one warp with inputs[n] in %r10+n; return what it leaves in %r20, %r21, ... and the Run."""
     given = torch.tensor([*inputs, [0] * 32], dtype=torch.int64).to(torch.uint32).view(torch.int32)
     out = torch.full((outputs, 32), -1, dtype=torch.int32)
     loads = "".join(f"ld.global.u32 %r{10 + n}, [%rd10+{128 * n}];\n" for n in range(len(inputs)))

@@ -69,7 +69,7 @@ def places(m, start):
 
 
 def copied(x, m, start, offsets):
-    """(row, channel, index in the tensor, or None outside of it) of each element."""
+    """Yield (row, channel, index in the tensor, or None outside of it) of each element."""
     for row, (image, *pixel) in enumerate(places(m, start)):
         pixel = [coordinate + offset for coordinate, offset in zip(pixel, reversed(offsets))]
         for k in range(m.box[0]):

@@ -16,7 +16,8 @@ LANES = [(lane >> 2, lane & 3) for lane in range(32)]
 
 
 def through_shared(body, image, registers=0, outputs=4, target="sm_100a", block=32, given=None):
-    """One warp: `image` (bytes) is in `smem`, inputs are in %r10.., outputs come from %r40..; smem comes back too."""
+    """Run one warp: `image` (bytes) is in `smem`, inputs are in %r10.., outputs come from %r40..; smem comes back
+    too."""
     size = len(image)
     data = torch.frombuffer(bytearray(image), dtype=torch.uint8).clone()
     inputs = torch.tensor(given or [[0] * 32], dtype=torch.int64).to(torch.int32)
@@ -234,7 +235,7 @@ def c_places(m):
 
 
 def mma(shape, types, a, b, c, arch, modifier=""):
-    """D's bits [m][8] of one warp's mma.sync on bits a [m][k], b [k][8], c [m][8]."""
+    """Return D's bits [m][8] of one warp's mma.sync on bits a [m][k], b [k][8], c [m][8]."""
     m, k = int(shape[1 : shape.index("n")]), int(shape[shape.index("k") + 1 :])
     d, of_a, of_b = types
     size, size_d = size_of(of_a), size_of(d)

@@ -207,7 +207,7 @@ def test_division_and_roots_round_once_in_every_direction(op):
 
 
 def chosen(format_, largest, nan_wins=False, xorsign=False, abs_=False, ftz=False):
-    """min or max of any number of operands, as the manual's pseudocode has it; -0 is below +0."""
+    """Return min or max of any number of operands, as the manual's pseudocode has it; -0 is below +0."""
 
     def of_two(x, y):
         if "nan" in (x.kind, y.kind):

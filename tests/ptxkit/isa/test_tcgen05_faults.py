@@ -37,7 +37,7 @@ BF16 = idesc("bf16", "bf16", 128, 32)
 
 
 def plain(descriptors=(None, None), number=BF16, **options):
-    """One mma that writes 32 columns, in a run that may find something."""
+    """Run one mma that writes 32 columns, in a run that may find something."""
     a, b = operands("bf16", 128, 32)
     image = image_of(a, b)
     for operand, chosen in zip((a, b), descriptors):

@@ -46,7 +46,7 @@ def spelled(what, shape, repeat, packed, imm, address="%r9"):
 
 
 def rows(verb, count, base):
-    """Moves registers of this thread from or to its row in global memory."""
+    """Move registers of this thread from or to its row in global memory."""
     quads = [(".v4.b32", vector(n, 4), n) for n in range(0, count - 3, 4)]
     moves = quads + [(".b32", f"%x{n}", n) for n in range(count // 4 * 4, count)]
     if verb == "ld":
@@ -352,7 +352,7 @@ def alone(body, block=32, grid=1, cluster=1, **options):
 
 
 def alloc(number, columns, group=1):
-    """Puts the address of new columns into %r<20 + number>."""
+    """Put the address of new columns into %r<20 + number>."""
     return f"""tcgen05.alloc.cta_group::{group}.sync.aligned.shared::cta.b32 [smem+{4 * number}], {columns};
     bar.warp.sync 0xffffffff;
     ld.shared.u32 %r{20 + number}, [smem+{4 * number}];

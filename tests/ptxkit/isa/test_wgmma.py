@@ -96,7 +96,7 @@ def vector(prefix, n):
 
 
 def fill(size):
-    """Copies the image from %rd1 to shared memory by ordinary stores of 128 threads."""
+    """Copy the image from %rd1 to shared memory by ordinary stores of 128 threads."""
     text = "shl.b32 %r2, %r0, 4;\n cvt.u64.u32 %rd9, %r2;\n add.s64 %rd9, %rd1, %rd9;\n"
     text += "mov.u32 %r3, smem;\n add.u32 %r3, %r3, %r2;\n"
     four = "{%r4, %r5, %r6, %r7}"
@@ -111,7 +111,7 @@ WAIT = "wgmma.wait_group.sync.aligned 0;\n"
 
 
 def run(image, compute, registers, given=None, block=128, ready=READY, **options):
-    """Fills shared memory, loads registers from `given` (name -> [register][thread]), computes, stores %d0, %d1, ..."""
+    """Fill shared memory, load registers from `given` (name -> [register][thread]), compute, store %d0, %d1, ..."""
     size = up(len(image), 2048)
     data = torch.frombuffer(bytearray(image.ljust(size, b"\0")), dtype=torch.uint8).clone()
     given = given or {}
@@ -152,7 +152,7 @@ def flags_of(of_a, trans_a=0, trans_b=0, scale_a=1, scale_b=1, in_registers=Fals
 
 def multiply(types, a, b, c=None, *, scale="1", in_registers=False, modifier="", trans=(0, 0), swizzle="128",
              signs=(1, 1), ready=READY):
-    """D's bits [64][columns] of one wgmma on bits a [64][k], b [columns][k], and the Run."""
+    """Return D's bits [64][columns] of one wgmma on bits a [64][k], b [columns][k], and the Run."""
     of_d, of_a, of_b = types
     columns, size_d = len(b), size_of(of_d)
     b_matrix = Matrix(b, of_b, swizzle, bool(trans[1]))

@@ -42,7 +42,7 @@ def case(types, columns, seed=1):
 
 
 def multiply(types, half, metadata, b, selector=0, in_registers=False, trans=(0, 0), swizzle="128"):
-    """D [64][columns] and the Run."""
+    """Return D [64][columns] and the Run."""
     of_d, of_a, of_b = types
     columns, size_a, size_d = len(b), size_of(of_a), size_of(of_d)
     half, b = codes(half, of_a), codes(b, of_b)

@@ -50,7 +50,7 @@ REMOVED = Weakening("removed", "bar", lambda site: "")
 
 @pytest.fixture
 def source(tmp_path):
-    """Writes a source file and gives the PTX that names it."""
+    """Write a source file and return the PTX that names it."""
 
     def write(text=SOURCE, ptx=REVERSED):
         for kept in (sources.located, sources.shown, sources.text_of):
@@ -201,7 +201,7 @@ def test_a_mutant_runs_in_the_calls_that_execute_it_alone(source):
 
 @pytest.fixture
 def simulated(monkeypatch):
-    """Names of the kernels whose launches are simulated, in order."""
+    """Return the names of the kernels whose launches are simulated, in order."""
     names, launch = [], launches.launch
     monkeypatch.setattr(launches, "launch", lambda ptx, name, **how: names.append(name) or launch(ptx, name, **how))
     return names
