@@ -202,7 +202,7 @@ ARRIVE = "@!%p2 mbarrier.arrive.shared.b64 _, [smem+{offset}];\n"
 
 
 def hops(n):
-    """Return a kernel of two warps that hand over to each other, n times there and back."""
+    """Time two warps that hand over to each other, n times there and back."""
     first = "".join(ARRIVE.format(offset=0) + WAIT.format(name=f"A{k}", offset=8, parity=k % 2) for k in range(n))
     second = "".join(WAIT.format(name=f"B{k}", offset=0, parity=k % 2) + ARRIVE.format(offset=8) for k in range(n))
     body = f"setp.ne.u32 %p1, %r3, 0; @%p1 bra OTHER; {first} bra END; OTHER: {second} END:"
