@@ -17,10 +17,9 @@ from __future__ import annotations
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32, Uint32
+from cutlass import Float32, Int32, Int64, Uint32
 
 from ...common.cute.async_copies import bulk_copy_to_neighbour
-from ...common.cute.clear import clear_tokens
 from ...common.cute.copies import field_at, store, words_of
 from ...common.cute.fragments import accumulator_places, load_matrices, store_matrices, two_mma_bf16
 from ...common.cute.gate import Gate, beta_of_row
@@ -191,6 +190,10 @@ class Producer:
 
     @cute.jit
     def clear(self, x, end):
-        """Clears o of tokens outside every sequence, a token per warp."""
-        warp = cute.arch.block_idx()[0] * (GROUPS * WARPS) + cute.arch.warp_idx() - FIRST_PRODUCER
-        clear_tokens(x, self.c.V, Int32(end) + warp, cute.arch.grid_dim()[0] * (GROUPS * WARPS), 0, x.HV)
+        """Clear o of tokens outside every sequence, a token per warp, whose row is addressed once for all heads."""
+        V, warp = self.c.V, cute.arch.block_idx()[0] * (GROUPS * WARPS) + cute.arch.warp_idx() - FIRST_PRODUCER
+        warps, zero = cute.arch.grid_dim()[0] * (GROUPS * WARPS), [Float32(0.0)] * (V // 32)
+        for token in cutlass.range(Int32(end) + warp, x.T, warps, unroll=1):
+            row = x.o + Int64(token) * x.HV * V + cute.arch.lane_idx() * (V // 32)
+            for head in cutlass.range(x.HV, unroll=1):
+                store(row + head * V, zero)
