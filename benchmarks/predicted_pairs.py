@@ -39,12 +39,12 @@ WAYS = (
     Way("state", {"stages": 1}, 630),
     Way("state", {"stages": 2}, 350),
     Way("state", {"stages": 3}, 230),
-    Way("state", {"warps": 8}, 460),
+    Way("state", {"num_warps": 8}, 460),
     Way("state", {"BV": 32}, 360),
     Way("prepare", {}, 738),
     Way("prepare", {"BV": 64}, 757),
     Way("prepare", {"maxnreg": 168}, 1520),
-    Way("prepare", {"warps": 8}, 850),
+    Way("prepare", {"num_warps": 8}, 850),
     Way("wy_bwd", {"stages": 1}, 410, True),
     Way("wy_bwd", {"stages": 2}, 320, True),
     Way("wy_bwd", {"stages": 1, "BV": 128}, 330, True),
@@ -90,7 +90,7 @@ def pairs(ways: list[tuple[Way, float]]) -> list[tuple[Way, Way, bool]]:
 
 
 def row(way: Way, predicted_us: float) -> str:
-    changes = ", ".join(f"{name} {value}" for name, value in way.changes.items()) or "as shipped"
+    changes = ", ".join(f"{name.removeprefix('num_')} {value}" for name, value in way.changes.items()) or "as shipped"
     return f"| {way.kernel} | {changes} | {way.measured:,.0f} | {predicted_us:,.0f} |"
 
 

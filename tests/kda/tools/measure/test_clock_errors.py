@@ -1,5 +1,6 @@
 """The clock's errors: what pages and the figures that kda quotes say is what the predictions are."""
 
+import dataclasses
 import json
 
 import pytest
@@ -7,6 +8,7 @@ import pytest
 pytest.importorskip("cutlass", reason="nvidia-cutlass-dsl is not installed")
 
 from benchmarks import clock_page, predicted, predicted_pairs
+from kda.backends.triton.configs import TileConfig
 from kda.tools.measure.predicted import ERRORS
 
 pytestmark = pytest.mark.simulated
@@ -127,6 +129,12 @@ def test_the_page_says_how_many_pairs_of_its_table_are_right():
     assert [predicted_pairs.row(*each) for each in found] == TABLES[clock_page.OF_PAIRS]
     assert predicted_pairs.written(SAYS, found) == SAYS
     assert "0 of 24 such pairs" in predicted_pairs.written(SAYS, [(way, -way.measured) for way, _ in found])
+
+
+@pytest.mark.parametrize("way", predicted_pairs.WAYS, ids=lambda way: f"{way.kernel} {way.changes}")
+def test_what_a_pair_changes_are_fields_of_a_configuration(way):
+    config = dataclasses.replace(TileConfig(), **way.changes)
+    assert {name: getattr(config, name) for name in way.changes} == way.changes
 
 
 def test_rows_of_another_table_come_under_its_header_alone():
