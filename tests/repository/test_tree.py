@@ -49,6 +49,12 @@ def needs(file):
     return found
 
 
+def test_no_two_files_of_tests_have_one_name():
+    """pytest imports them by it."""
+    names = [file.name for file in files_of(".")]
+    assert names and [name for name in {*names} if names.count(name) > 1] == []
+
+
 @pytest.mark.parametrize("package", ["kda", "ptxkit"])
 def test_a_test_file_lies_in_a_folder_that_the_code_has_too(package):
     files = files_of(package)
