@@ -101,7 +101,7 @@ def test_keys_may_be_all_alike():
     BACKWARD.takes_keys_that_are_all_alike()
 
 
-@pytest.mark.spread(every=8)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("keep", [True, "states"])
 @pytest.mark.parametrize("name", KEPT)
 def test_what_a_forward_keeps_gives_the_bits_of_what_is_made_again(name, keep, monkeypatch):

@@ -70,7 +70,7 @@ CASES = {
 }
 
 
-@pytest.mark.exhaustive
+@pytest.mark.spread(every=16)
 @pytest.mark.parametrize("name", CASES)
 def test_what_is_kept_is_the_definition(name):
     check(drawn(**CASES[name]))
@@ -161,7 +161,7 @@ def wrong(found, limits):
     return {name for name, limit in limits.items() if not limit.excess(found[name]) <= 1}
 
 
-@pytest.mark.spread(every=6)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", RECORDED)
 def test_gradients_are_the_definition(name, recorded):
     case, found, limits = recorded(name)
