@@ -84,6 +84,7 @@ FORWARD = faults({
         ),
     },
     "sm100/fwd/prepare": {
+        "a token of none is left as it is": ("packed", "wrong answer", "warp, x.T,", "warp, x.T - 1,"),
         "A2 is made before TB is there": (
             "long", "race-read-write", f"self.team.meet_first_four(){44 * SPACE}# TB", "# TB"
         ),
@@ -115,9 +116,6 @@ FORWARD = faults({
         "a sequence and head are another's before all know them": (
             "walk", "race-write-read", f"self.team.meet(){55 * SPACE}# all", "# all"
         ),
-    },
-    "common/cute/clear": {
-        "a token of none is left as it is": ("packed", "wrong answer", "first, x.T,", "first, x.T - 1,"),
     },
     "common/cute/pairs": {
         "pairs across blocks count as those across wider ones": (
