@@ -29,7 +29,6 @@ from kda.checks.calls import (
     TRAINING_POOL,
     WRITTEN_STATE,
     Call,
-    Outline,
     autocasts,
     check,
     is_training,
@@ -39,7 +38,7 @@ from kda.checks.calls import (
 )
 from kda.checks.gate import GATE, GateCall
 from kda.checks.keywords import names_of, refuse_unknown
-from kda.checks.memo import are_plain
+from kda.checks.memo import Outline, are_plain
 from kda.errors import InputError, InputTypeError, KdaError, NoBackendError
 from kda.model.bundles import Grads, Kept, MadeWith, OpaqueSaved, Outputs, Save, Saved, saved_outlines
 from kda.model.gates import wide_dtype

@@ -24,7 +24,7 @@ from kda.model import offsets
 from kda.model.problem import DTYPES, MAX_K, Inputs, Options, Problem, beta_of, gate_of
 
 from . import written
-from .memo import Memo, kind_of_call
+from .memo import Memo, Outline, kind_of_call
 
 CHUNK_SIZES = (32, 64)
 
@@ -769,17 +769,6 @@ def problem_of(c: Call, direction: str = "forward") -> Problem:
     if c.inputs.cu_seqlens is not None or c.recurrent or c.inputs.ssm_state_indices is not None:
         check(c, VALUES)
     return problem
-
-
-class Outline(NamedTuple):
-    """The properties of a tensor that a Problem contains."""
-
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-    device: str
-
-    def dim(self) -> int:
-        return len(self.shape)
 
 
 def problem_of_outlines(inputs: Iterable[Outline | None], options: Options) -> Problem:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -14,6 +14,17 @@ LIMIT = 4096                                 # results; a program that has more 
 # Whether types are those of plain tensors and of None.  Every call asks, so no function stands around it.
 are_plain = frozenset({Tensor, torch.nn.Parameter, type(None)}).issuperset
 _outline = operator.attrgetter("shape", "dtype", "device")
+
+
+class Outline(NamedTuple):
+    """The properties of a tensor that a Problem contains."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    device: str
+
+    def dim(self) -> int:
+        return len(self.shape)
 
 
 def kind_of_call(tensors: Iterable[Any], *options: Any) -> tuple:
