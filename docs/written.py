@@ -15,6 +15,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 from benchmarks import clock_page, ledger_page, ranks
 from kda.tools.measure.predicted import ERRORS as CLOCK
 from kda.tools.verify.ledger import Ledger
+from ptxkit.docs import shared
 
 HERE = pathlib.Path(__file__).resolve().parent
 ERRORS, MUTANTS, COUNTED = HERE / "data" / "errors.json", HERE / "data" / "mutants.json", HERE / "data" / "counted"
@@ -172,10 +173,7 @@ PAGES = {
 
 def write(*_):
     """Write the pages that are not as they should be; Sphinx calls this with its application."""
-    for file, page in PAGES.items():
-        text = page()
-        if not file.exists() or file.read_text() != text:
-            file.write_text(text)
+    shared.write(PAGES)
 
 
 if __name__ == "__main__":

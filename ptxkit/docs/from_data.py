@@ -13,6 +13,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 
 from ptxkit.benchmarks.microbenchmarks import page as of_constants
 from ptxkit.benchmarks.others import page as of_others
+from ptxkit.docs import shared
 
 HERE = pathlib.Path(__file__).resolve().parent
 FAULTS, OTHERS = HERE / "data" / "planted_faults.json", HERE / "data" / "kernels_of_others.json"
@@ -47,10 +48,7 @@ PAGES = {
 
 def write(*_):
     """Write the pages that are not as they should be; Sphinx calls this with its application."""
-    for file, page in PAGES.items():
-        text = page()
-        if not file.exists() or file.read_text() != text:
-            file.write_text(text)
+    shared.write(PAGES)
 
 
 if __name__ == "__main__":

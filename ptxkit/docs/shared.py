@@ -34,6 +34,14 @@ def settings(project, distribution):
     return SETTINGS | named | {"release": release, "version": release, "html_title": f"{project} {release}"}
 
 
+def write(pages):
+    """Write the pages (file -> function that returns its text) that are not as they should be."""
+    for file, page in pages.items():
+        text = page()
+        if not file.exists() or file.read_text() != text:
+            file.write_text(text)
+
+
 def adapt(app, docname, source):
     """Make a link that leaves the site a link to a page of another site, a download or, to a folder, plain text."""
     sources = pathlib.Path(app.srcdir).resolve()
