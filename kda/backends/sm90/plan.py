@@ -90,7 +90,7 @@ class Plan(cutting.Cut):
     sequences: int
     all_chunks: int
     entries: int                             # entries of the table of chunks
-    entries_grid: tuple[int, int]            # y and z of a shared.grid over them
+    entries_grid: tuple[int, int]            # y and z of a grid over them
     halves_grid: tuple[int, int]             # the same over second halves of chunks of 64
     scratch: int                             # bytes of all tiles
     prepare: PrepareConfig
@@ -99,7 +99,7 @@ class Plan(cutting.Cut):
     carry: ChainConfig | None                # where sequences are cut
     compose: ComposeConfig | None
     fused: FusedConfig | None                # instead of all but the tables
-    clusters: shared.Clusters                       # clusters of fused
+    clusters: shared.Clusters                # clusters of fused
     stream: StreamConfig | None              # instead of all but the tables
     makers: int                              # its CTAs that make tiles
     stream_segments: int                     # segments of every sequence; more than one: `compose` and join follow

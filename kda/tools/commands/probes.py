@@ -415,7 +415,7 @@ def _free(path: str) -> int | None:
 
 
 def filesystem_of(path: str, mounts: str = "/proc/mounts") -> str:
-    """Return the kind of file system, "" where nobody says."""
+    """Return the kind of file system, or "" if it is unknown."""
     try:
         with open(mounts, encoding="utf-8", errors="replace") as file:
             table = [line.split()[1:3] for line in file]

@@ -110,8 +110,7 @@ class Event:
         return self.gpu.stream_number if stream is None else stream.cuda_stream
 
     def elapsed_time(self, end: Event) -> float:
-        """Return the milliseconds that the clock predicts for the launches in between; without a clock nobody knows:
-        nan."""
+        """Return the milliseconds that the clock predicts for the launches in between; nan without a clock."""
         if not self.timing or not end.timing:
             raise ValueError("both events must be created with enable_timing=True before their time is requested")
         if self.runs_before is None or end.runs_before is None:
