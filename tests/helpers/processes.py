@@ -44,16 +44,21 @@ def _received(pipe, ends):
         return "died"
 
 
+def _wait_for_all(store, event, world):
+    if store.add(event, 1) == world:
+        store.set(f"all {event}", "")
+    store.wait([f"all {event}"])
+
+
 def _child(pipe, rank, world, port, function, args):
     torch.set_num_threads(1)
     try:
         store, limit = dist.TCPStore("127.0.0.1", port, is_master=False), timedelta(seconds=PATIENCE)
-        if store.add("started", 1) == world:                                  # on a busy machine some start late
-            store.set("all started", "")
-        store.wait(["all started"])
+        _wait_for_all(store, "started", world)                                # on a busy machine some start late
         store.set_timeout(limit)
-        store = dist.PrefixStore("ranks", store)
-        dist.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=limit)
+        ranks = dist.PrefixStore("ranks", store)
+        dist.init_process_group("gloo", store=ranks, rank=rank, world_size=world, timeout=limit)
+        _wait_for_all(store, "connected", world)                              # before one dies on purpose
         result = function(rank, *args)
     except BaseException:
         result = traceback.format_exc()
