@@ -7,13 +7,16 @@ arguments. Numbers and layouts are those of the CUDA driver API; tests/ptxkit/co
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from ctypes import POINTER, c_char_p, c_int, c_uint, c_uint32, c_uint64, c_void_p
 from typing import Any, NamedTuple
+
+from ptxkit.temporary import replaced
 
 from .code import Code, Dim3
 from .errors import BuildError
@@ -102,7 +105,13 @@ class _Ready:
         self.kernel, self.shape, self.device = kernel, shape, device         # an id in _READY is of a kernel that lives
         self.handle = _handle(kernel, device).allowing(shape)
         self.call = _cuda().cuLaunchKernelEx
+        self.attributes = _attributes(shape)                                 # C reads them as long as this lives
         self.idle: list[_Slot] = []
+
+    def described(self, grid: Dim3) -> tuple[int, ...]:
+        """Return what does not change from one launch to the next, as launch_list.c reads it."""
+        x, y, z = self.shape.block
+        return (*grid, x, y, z, self.shape.dynamic_shared, ctypes.addressof(self.attributes), len(self.attributes))
 
     def launch(self, grid: Dim3, values: Sequence[Any], args: Sequence[Any], stream: int) -> None:
         try:
@@ -115,11 +124,11 @@ class _Ready:
         self.kernel.write(slot.buffer, values, args)
         code = self.call(config_at, self.handle, params_at, None)
         if code == NO_CONTEXT:                                               # this thread has not used CUDA yet
-            _make_current(self.device)
+            make_current(self.device)
             code = self.call(config_at, self.handle, params_at, None)
         self.idle.append(slot)
         if code:
-            _check(code, f"launching {self.kernel.name}")
+            check(code, f"launching {self.kernel.name}")
 
 
 class _Handle(NamedTuple):
@@ -136,7 +145,7 @@ class _Handle(NamedTuple):
         for attribute, value in ((DYNAMIC_SHARED, shape.dynamic_shared), (ANY_CLUSTER, int(x * y * z > 8))):
             if value > self.attributes.get(attribute, 0):
                 doing = f"allowing {self.kernel.name} {shape.dynamic_shared} bytes and clusters of {x * y * z}"
-                _check(_cuda().cuKernelSetAttribute(attribute, value, self.handle, self.device), doing)
+                check(_cuda().cuKernelSetAttribute(attribute, value, self.handle, self.device), doing)
                 self.attributes[attribute] = value
         return self.handle
 
@@ -146,6 +155,7 @@ _READY: dict[tuple[int, int, LaunchShape], _Ready] = {}
 # id of a kernel, device
 _HANDLES: dict[tuple[int, int], _Handle] = {}
 _LOADING = threading.RLock()
+PRETENDED = -1                               # the number of a device that is not there
 _torch: Any = None                           # torch._C, once torch uses CUDA
 
 
@@ -158,19 +168,20 @@ def launch(
     `ready_on` is where launches that share kernel and shape find what is ready, by device.
     """
     try:
-        device, stream = _place(stream)
+        device, stream = current(stream)
     except BuildError:
         kernel.write(bytearray(kernel.layout.size), values, args)            # a wrong argument is named first
         raise
-    ready = None if ready_on is None else ready_on.get(device)
-    if ready is None:
-        ready = _ready(kernel, shape, device)
+    loaded = None if ready_on is None else ready_on.get(device)
+    if loaded is None:
+        loaded = ready(kernel, shape, device)
         if ready_on is not None:
-            ready_on[device] = ready
-    ready.launch(grid, values, args, stream)
+            ready_on[device] = loaded
+    loaded.launch(grid, values, args, stream)
 
 
-def _ready(kernel: Code, shape: LaunchShape, device: int) -> _Ready:
+def ready(kernel: Code, shape: LaunchShape, device: int) -> _Ready:
+    """Return the kernel as the device has loaded it, for launches of one shape."""
     try:
         return _READY[id(kernel), device, shape]
     except KeyError:
@@ -199,35 +210,37 @@ def tensor_map(
         2,                                                                   # promoted to 128 bytes, as Triton asks
         int(fill == "nan"),
     )
-    _check(code, f"encoding a tensor map of {tuple(dims)} {dtype}")
+    check(code, f"encoding a tensor map of {tuple(dims)} {dtype}")
     return ctypes.string_at(address_of_map, 128)
 
 
-def _place(stream: int | None) -> tuple[int, int]:
-    """The current device, and the stream there: `stream`, or torch's current one."""
+def current(stream: int | None = None) -> tuple[int, int]:
+    """Return the current device, and the stream there: `stream`, or torch's current one."""
     global _torch
     if _torch is None:
         torch = sys.modules.get("torch")
         if torch is None or not torch.cuda.is_initialized():
             device = c_int()
-            _check(_cuda().cuCtxGetDevice(device), "asking for the current device")
+            check(_cuda().cuCtxGetDevice(device), "asking for the current device")
             return device.value, stream or 0
         _torch = torch._C
     device = _torch._cuda_getDevice()
     return device, _torch._cuda_getCurrentRawStream(device) if stream is None else stream
 
 
-def _make_current(device: int) -> None:
+def make_current(device: int) -> None:
     """Give this thread the context that torch uses on the device."""
     context = c_void_p()
-    _check(_cuda().cuDevicePrimaryCtxRetain(context, device), "asking for the device's context")
-    _check(_cuda().cuCtxSetCurrent(context), "making the device's context current")
+    check(_cuda().cuDevicePrimaryCtxRetain(context, device), "asking for the device's context")
+    check(_cuda().cuCtxSetCurrent(context), "making the device's context current")
 
 
 def _handle(kernel: Code, device: int) -> _Handle:
+    if device == PRETENDED:
+        return _Handle(kernel, device, 0, {})
     if (id(kernel), device) not in _HANDLES:
         handle, library = c_void_p(), _load(kernel, device)
-        _check(_cuda().cuLibraryGetKernel(handle, library, kernel.name.encode()), f"finding {kernel.name}")
+        check(_cuda().cuLibraryGetKernel(handle, library, kernel.name.encode()), f"finding {kernel.name}")
         _HANDLES[id(kernel), device] = _Handle(kernel, device, handle.value, {})
     return _HANDLES[id(kernel), device]
 
@@ -236,7 +249,7 @@ def _load(kernel: Code, device: int) -> c_void_p:
     """The cubin where it was built for this very device; else the PTX, which the driver finishes itself."""
     cc, value = [], c_int()
     for attribute in (CC_MAJOR, CC_MINOR):
-        _check(_cuda().cuDeviceGetAttribute(value, attribute, device), "asking for the compute capability")
+        check(_cuda().cuDeviceGetAttribute(value, attribute, device), "asking for the compute capability")
         cc.append(value.value)
     if kernel.target.spelling[-1] == "a" and tuple(cc) != kernel.target.cc:
         raise BuildError(
@@ -247,10 +260,34 @@ def _load(kernel: Code, device: int) -> c_void_p:
     library = c_void_p()
     code = _cuda().cuLibraryLoadData(library, image, None, None, 0, None, None, 0)
     if code == NO_CONTEXT:
-        _make_current(device)
+        make_current(device)
         code = _cuda().cuLibraryLoadData(library, image, None, None, 0, None, None, 0)
-    _check(code, f"loading {kernel.name} for {kernel.target.spelling}")
+    check(code, f"loading {kernel.name} for {kernel.target.spelling}")
     return library
+
+
+class _Pretended:
+    """The driver and torch's part in launches, for a device that is not there: every function does nothing."""
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *arguments: 0
+
+    def _cuda_getDevice(self) -> int:
+        return PRETENDED
+
+
+@contextlib.contextmanager
+def pretended() -> Iterator[None]:
+    """Let launches inside the block do all but call the driver, as if there were a GPU: to time the host's part."""
+    nothing = _Pretended()
+    with replaced(sys.modules[__name__], _torch=nothing, _cuda=lambda: nothing):
+        yield
+
+
+def function_that_launches() -> int | None:
+    """Return the address of cuLaunchKernelEx; None where launches are pretended."""
+    function = _cuda().cuLaunchKernelEx
+    return ctypes.cast(function, c_void_p).value if isinstance(function, ctypes._CFuncPtr) else None  # type: ignore
 
 
 def _attributes(shape: LaunchShape) -> ctypes.Array:
@@ -282,7 +319,7 @@ def _cuda() -> Any:
     return cuda
 
 
-def _check(code: int, doing: str) -> None:
+def check(code: int, doing: str) -> None:
     """A code that is not success is an error."""
     if code != 0:
         name = c_char_p()

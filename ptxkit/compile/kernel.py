@@ -9,7 +9,7 @@ from typing import Any
 from . import driver
 from .code import Code, Dim3, addresses, dim3
 from .driver import LaunchShape
-from .launching import Launch, launch_sink
+from .launching import Launch, LaunchSink, launch_sink
 
 
 @dataclass(frozen=True)
@@ -77,11 +77,29 @@ class Bound:
 
     def __call__(self, *tensors: Any) -> Any:
         """Launch with tensors, Places or None.  An address alone is refused: nothing would hold its memory."""
-        values = [0 if x is None else x.data_ptr() for x in tensors] + self.numbers
-        if (sink := launch_sink()) is None:
-            return driver.launch(self.kernel, self.grid, self.shape, values, values, ready_on=self._ready)
-        described = self.kernel._described(self.grid, self.shape, values, values, _tensors(tensors), self.config)
-        return sink.launch(described)
+        if (sink := launch_sink()) is not None:
+            return self.send(sink, tensors)
+        return self.start([0 if x is None else x.data_ptr() for x in tensors])
+
+    def send(self, sink: LaunchSink, tensors: Sequence[Any]) -> Any:
+        """Describe the launch to a replacement of the driver."""
+        values, named = [0 if x is None else x.data_ptr() for x in tensors] + self.numbers, _tensors(tensors)
+        return sink.launch(self.kernel._described(self.grid, self.shape, values, values, named, self.config))
+
+    def start(self, addresses: Sequence[int], stream: int | None = None) -> None:
+        """Launch on the GPU with the addresses of tensors that the caller holds."""
+        values = [*addresses, *self.numbers]
+        driver.launch(self.kernel, self.grid, self.shape, values, values, stream, ready_on=self._ready)
+
+    def described(self, device: int, addresses: Sequence[tuple[int, int] | None]) -> tuple:
+        """Return the launch as launch_list.c reads it; an address is (slot, offset), or None for a null pointer."""
+        params, values = self.kernel.params, [0] * len(addresses) + self.numbers
+        buffer = bytearray(self.kernel.layout.size)
+        self.kernel.write(buffer, values, values)
+        ready = driver.ready(self.kernel, self.shape, device)
+        fills = tuple((slot, param.offset, offset) for param, (slot, offset) in (
+            (param, address) for param, address in zip(params, addresses) if address is not None))
+        return ready.described(self.grid), ready.handle, bytes(buffer), tuple(param.offset for param in params), fills
 
 
 def _tensors(args: Sequence[Any], known: Mapping[str, Any] | None = None) -> Mapping[str, Any]:

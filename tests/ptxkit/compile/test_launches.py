@@ -16,9 +16,12 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from kda.backends.common.training import fresh_places
-from ptxkit.compile import driver
+from ptxkit.compile import driver, launch_list
+from ptxkit.compile.code import Place
 from ptxkit.compile.errors import BuildError
 from ptxkit.compile.kernel import Kernel
+from ptxkit.compile.launch_list import LaunchList, Span
+from ptxkit.compile.launching import redirect
 from ptxkit.compile.target import parse
 from ptxkit.compile.triton import TritonKernel
 
@@ -203,6 +206,88 @@ def test_parts_of_a_memory_are_launched_by_their_addresses_and_hold_the_memory(l
     assert memory.expired()
     with pytest.raises(AttributeError):
         start(1 << 40, None)                 # an address alone holds nothing
+
+
+@pytest.fixture(params=["in C", "in Python"])
+def listed(request, libcuda, monkeypatch):
+    """Makes lists of launches, which C runs or Python."""
+    if request.param == "in Python":
+        monkeypatch.setattr(launch_list, "in_c", lambda: None)
+    kernel = kernel_of("bound")
+    libcuda.expect(kernel)
+
+    def make(spans, slots):
+        launches = [(kernel.bound((8, n), -5, 1.5, block=128, cluster=n, pdl=True), each) for n, each in spans]
+        ready = LaunchList(launches, slots)
+        ready([None] * slots)
+        assert (ready._in_c[0] is None) == (request.param == "in Python")
+        return ready
+
+    return make
+
+
+def test_a_list_launches_in_order_what_its_spans_say(listed, libcuda, monkeypatch):
+    ready = listed([(2, (Span(0), Span(2, 16))), (3, (Span(2, 48, 16), None))], 3)
+    x, memory = torch.zeros(4), Place(torch.zeros(64), 0x7000, 64)
+    for device in (0, 1):
+        use_torch(monkeypatch, device)
+        ready([x, None, memory])
+        first, second = libcuda.launches[-2:]
+        for launch, grid, addresses in ((first, 2, (x.data_ptr(), 0x7010)), (second, 3, (0x7030, 0))):
+            assert (*launch.grid, *launch.block) == (8, grid, 1, 128, 1, 1)
+            assert launch.stream == 0x7F0000077000 + device
+            assert bytes(launch.params[: launch.size]) == struct.pack("<QQif", *addresses, -5, 1.5)
+            assert [[*words[:4]] for words in launch.attribute[:2]] == [[4, 0, grid, 1], [6, 0, 1, 0]]
+
+
+def test_a_list_of_a_thread_without_a_context_goes_on_where_it_stopped(listed, libcuda):
+    ready = listed([(2, (Span(0), None)), (3, (Span(0), None))], 1)
+    before = libcuda.launched
+    libcuda.set(answer=driver.NO_CONTEXT)
+    thread = threading.Thread(target=ready, args=([torch.zeros(4)],))
+    thread.start()
+    thread.join()
+    assert [launch.grid[1] for launch in libcuda.launches[before:]] == [2, 3] and libcuda.made_current == 1
+
+
+def test_a_list_says_which_of_its_kernels_the_driver_refused(listed, libcuda):
+    ready = listed([(2, (Span(0), None))], 1)
+    libcuda.set(answer=719)
+    with pytest.raises(BuildError, match="launching bound: the driver answered"):
+        ready([torch.zeros(4)])
+
+
+def test_a_list_holds_each_tensor_that_it_gives_to_a_replacement_of_the_driver():
+    class Sink:
+        def launch(self, launch):
+            found.append(launch)
+
+    found, kernel, memory = [], kernel_of("bound"), torch.zeros(64)
+    ready = LaunchList([(kernel.bound(8, -5, 1.5, block=128), (Span(0, 16, 32), None))], 1)
+    with redirect(Sink()):
+        ready([memory])
+    (launch,) = found
+    (part,) = launch.tensors.values()
+    assert (part.address, part.size, part.memory is memory) == (memory.data_ptr() + 16, 32, True)
+    assert launch.args == struct.pack("<QQif", memory.data_ptr() + 16, 0, -5, 1.5)
+
+
+def test_a_list_too_large_for_c_is_run_in_python(libcuda):
+    kernel = kernel_of("bound")
+    libcuda.expect(kernel)
+    ready = LaunchList([(kernel.bound(8, -5, 1.5, block=128), (Span(99), None))], 100)
+    ready([None] * 99 + [torch.zeros(1)])
+    assert ready._in_c == {0: None} and libcuda.launched == 1
+
+
+def test_pretended_launches_call_no_driver():
+    kernel = kernel_of("bound")
+    ready = LaunchList([(kernel.bound(8, -5, 1.5, block=128), (Span(0), None))], 1)
+    with driver.pretended():
+        ready([torch.zeros(1)])
+        kernel.launch(8, torch.zeros(1), None, -5, 1.5, block=128)
+        with pytest.raises(AttributeError):
+            ready([1 << 40])                 # an address alone holds nothing
 
 
 def test_threads_that_launch_at_once_do_not_share_a_buffer(libcuda):

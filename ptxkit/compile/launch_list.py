@@ -1,0 +1,135 @@
+"""Several launches as one call: a list is made once, and C runs it where there is a C compiler.
+
+    ready = LaunchList([(scale, (Span(0), Span(1, 1024))), (add, (Span(1, 1024), None))], slots=2)
+    ready([x, memory])                       # a tensor, or None, for each slot
+
+Each argument of a launch is a Span: an address in the memory of one of the tensors that a call passes.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.machinery
+import importlib.util
+import os
+import platform
+import subprocess
+import sysconfig
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NamedTuple
+
+from . import driver, store
+from .code import Place
+from .errors import BuildError
+from .kernel import Bound
+from .launching import launch_sink
+
+SOURCE = Path(__file__).with_suffix(".c")
+FLAGS = ("-std=gnu11", "-O2", "-fPIC", "-shared", "-Wall", "-Wextra",
+         *(f"-Wno-{what}" for what in ("unused-parameter", "cast-function-type", "missing-field-initializers")))
+
+
+class Span(NamedTuple):
+    """A part of the memory of the tensor in a slot."""
+
+    slot: int
+    offset: int = 0                          # bytes
+    size: int | None = None                  # None: the whole tensor
+
+
+class LaunchList:
+    """Launches in order, which read and write the tensors of a call."""
+
+    def __init__(self, launches: Sequence[tuple[Bound, Sequence[Span | None]]], slots: int):
+        self.launches, self.slots = tuple((bound, tuple(spans)) for bound, spans in launches), slots
+        self._in_c: dict[int, Any] = {}                                      # device -> the list in C, or None
+
+    def __call__(self, tensors: list[Any]) -> None:
+        """Launch all of them on the current stream; there is a tensor, a Place or None for each slot."""
+        if (sink := launch_sink()) is not None:
+            for bound, spans in self.launches:
+                bound.send(sink, [_part(tensors, span) for span in spans])
+            return
+        device, stream = driver.current()
+        try:
+            in_c = self._in_c[device]
+        except KeyError:
+            in_c = self._in_c[device] = self._made_in_c(device)
+        if in_c is None:
+            self._run(tensors, stream)
+        elif failed := in_c.run(0, stream, tensors):
+            self._go_on(in_c, device, stream, tensors, *failed)
+
+    def _run(self, tensors: Sequence[Any], stream: int) -> None:
+        """Do without C what it does."""
+        addresses = [0 if x is None else x.data_ptr() for x in tensors]
+        for bound, spans in self.launches:
+            bound.start([0 if s is None else addresses[s.slot] + s.offset for s in spans], stream)
+
+    def _go_on(self, in_c: Any, device: int, stream: int, tensors: list[Any], failed: int, answer: int) -> None:
+        """Give this thread its context if that was missing, and launch what is left."""
+        if answer == driver.NO_CONTEXT:
+            driver.make_current(device)
+            again = in_c.run(failed, stream, tensors)
+            if again is None:
+                return
+            failed, answer = again
+        driver.check(answer, f"launching {self.launches[failed][0].kernel.name}")
+
+    def _made_in_c(self, device: int) -> Any:
+        """Return the list for a device; None if there is no C compiler, or C has no room for it."""
+        module = in_c()
+        if module is None:
+            return None
+        described = tuple(bound.described(device, [None if s is None else (s.slot, s.offset) for s in spans])
+                          for bound, spans in self.launches)
+        try:
+            return module.make(driver.function_that_launches() or module.NOTHING, self.slots, described)
+        except ValueError:
+            return None
+
+
+def _part(tensors: Sequence[Any], span: Span | None) -> Any:
+    if span is None:
+        return None
+    tensor = tensors[span.slot]
+    if span.size is None or tensor is None:
+        return tensor
+    return Place(tensor, tensor.data_ptr() + span.offset, span.size)
+
+
+@functools.cache
+def in_c() -> ModuleType | None:
+    """Return the module in C that runs lists, built once for this Python; None where that cannot be built."""
+    try:
+        library = _library()
+    except (BuildError, OSError):
+        return None
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "launch_list.so")
+        path.write_bytes(library)
+        loader = importlib.machinery.ExtensionFileLoader("launch_list", str(path))
+        module = importlib.util.module_from_spec(importlib.util.spec_from_loader("launch_list", loader))  # type: ignore
+        loader.exec_module(module)
+    return module
+
+
+def _library() -> bytes:
+    from ptxkit.engine.build import compiler
+
+    program, tag = compiler(), sysconfig.get_config_var("SOABI") or platform.python_version()
+    key = store.digest("launch list 1", program, tag, platform.machine(), FLAGS, SOURCE.read_text())
+    about = {"kernel": "launch list", "arch": platform.machine(), "module": __name__, "source": store.sources(SOURCE)}
+    return store.default().fetch(key, lambda: {"launch_list.so": _built(program)}, about)["launch_list.so"]
+
+
+def _built(program: str) -> bytes:
+    with tempfile.TemporaryDirectory() as folder:
+        command = [program, *FLAGS, f"-I{sysconfig.get_path('include')}", str(SOURCE), "-o", "launch_list.so"]
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, env=os.environ | {"LC_ALL": "C"})
+        if done.returncode:
+            raise BuildError(f"{program} could not build {SOURCE.name}:\n{done.stderr.strip()}")
+        return Path(folder, "launch_list.so").read_bytes()
