@@ -59,10 +59,9 @@ class Way(NamedTuple):
 
 def gather(ranks: int, c: Costs) -> Way:
     """A ring: in each of W - 1 steps every rank passes on the map that it got last; then each folds what is before."""
-    clocks = maps_made(ranks, c)
+    clocks, message = maps_made(ranks, c), c.message(c.both)
     for _ in range(ranks - 1):
-        arrived = [clocks[r - 1] + c.message(c.both) for r in range(ranks)]
-        clocks = [max(clock, arrival) for clock, arrival in zip(clocks, arrived)]
+        clocks = [max(clock, before + message) for before, clock in zip([clocks[-1], *clocks], clocks)]
     done = [clock + max(r - 1, 0) * c.fold + c.local for r, clock in enumerate(clocks)]
     return Way(max(done), (ranks - 1) * c.both)
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import doctest
+import functools
 import importlib
 import itertools
 import pathlib
@@ -33,12 +34,16 @@ FOLDERS = ("*.md", "docs/**/*.md", "ptxkit/**/*.md", "benchmarks/**/*.md")
 WRITTEN = written.PAGES | from_data.PAGES    # when a site is built; only its pages lead there
 SITES = {ROOT / "docs", ROOT / "ptxkit" / "docs"}
 PAGES = sorted({page for where in FOLDERS for page in ROOT.glob(where)} | WRITTEN.keys())
-TEXTS = {page: WRITTEN[page]() if page in WRITTEN else page.read_text() for page in PAGES}
+
+
+@functools.cache
+def text_of(page):
+    return WRITTEN[page]() if page in WRITTEN else page.read_text()
 
 
 def anchors(page):
     """What a heading is called in a link."""
-    headings = re.findall(r"^#+ (.*)$", TEXTS[page], re.MULTILINE)
+    headings = re.findall(r"^#+ (.*)$", text_of(page), re.MULTILINE)
     return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
@@ -53,12 +58,12 @@ def broken_links(page, text):
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
 def test_links_lead_to_files_and_headings(page):
-    assert list(broken_links(page, TEXTS[page])) == []
+    assert list(broken_links(page, text_of(page))) == []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
 def test_no_line_of_prose_is_longer_than_120_characters(page):
-    prose = re.sub(r"^```.*?^```$", "", TEXTS[page], flags=re.DOTALL | re.MULTILINE)      # code may be longer
+    prose = re.sub(r"^```.*?^```$", "", text_of(page), flags=re.DOTALL | re.MULTILINE)      # code may be longer
     assert [line for line in prose.splitlines() if len(line) > 120 and line.lstrip()[0] not in "|<"] == []
 
 
@@ -83,7 +88,7 @@ def test_a_link_to_a_page_of_another_site_leads_to_where_it_is_built():
 def pages_under(site, *captions):
     """Return the index of a site, and the pages that stand in its navigation under the captions."""
     index = site / "index.md"
-    trees = re.findall(r"^```\{toctree\}\n:caption: (.*)\n(?::.*\n)+\n((?:.+\n)+)```$", TEXTS[index], re.MULTILINE)
+    trees = re.findall(r"^```\{toctree\}\n:caption: (.*)\n(?::.*\n)+\n((?:.+\n)+)```$", text_of(index), re.MULTILINE)
     assert {*captions} <= {caption for caption, _ in trees}
     names = [name for caption, names in trees if caption in captions for name in names.split()]
     return [index, *(site / f"{name}.md" for name in names)]
@@ -93,13 +98,13 @@ def test_pages_for_users_and_those_that_are_not_have_at_most_30_000_words_each()
     users = {*pages_under(ROOT / "docs", "Use", "Understand"), *pages_under(ROOT / "ptxkit" / "docs", "Use")}
     internals = {page for site in SITES for page in site.rglob("*.md")} - users - WRITTEN.keys()
     for pages in (users, internals):
-        assert len(pages) > 15 and sum(len(TEXTS[page].split()) for page in pages) <= 30_000
+        assert len(pages) > 15 and sum(len(text_of(page).split()) for page in pages) <= 30_000
 
 
 def examples(page):
     """Each block of Python on a page, and the text that stands right under it: what it prints."""
     blocks = r"^```python\n(.*?)^```\n(?:\s*^```text\n(.*?)^```$)?"
-    return re.findall(blocks, TEXTS[page], re.DOTALL | re.MULTILINE)
+    return re.findall(blocks, text_of(page), re.DOTALL | re.MULTILINE)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
@@ -139,7 +144,7 @@ def test_the_pictures_are_those_that_their_scripts_draw(pictures):
 
 
 def test_every_picture_of_a_kernel_is_on_a_page():
-    shown = "".join(TEXTS.values())
+    shown = "".join(map(text_of, PAGES))
     files = [path.name for path in (PICTURES / "kernels").iterdir()]
     assert [name for name in files if f"pictures/kernels/{name})" not in shown] == []
 
@@ -352,7 +357,7 @@ SAVED = {                                    # rows of the tutorial's table -> a
 def test_bytes_that_the_tutorial_says_are_saved_are_those_that_explain_names(words):
     pytest.importorskip("cutlass", reason="nvidia-cutlass-dsl is not installed")
     archs, dtype, K, V = SAVED[words]
-    (row,) = (line for line in TEXTS[ROOT / "docs/tutorial.md"].splitlines() if line.startswith(words))
+    (row,) = (line for line in text_of(ROOT / "docs/tutorial.md").splitlines() if line.startswith(words))
     T, H = 1024, 64
     for arch, (said, kind) in itertools.product(archs, zip(row.strip("| ").split(" | ")[2:], (False, "states", True))):
         with ptxkit.capture(arch=arch):
