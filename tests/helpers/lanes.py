@@ -88,12 +88,13 @@ def values(*kinds, count=10_000, seed=0):
 
 
 def apply(instructions, result, kinds, columns, target="sm_90a"):
-    """Return the result's bits for each instruction and row.
+    """Return the bits of the result, whose kind is given, for each instruction and row.
 
     An instruction is an opcode that takes %d, %a, %b, ... as they are, or statements on these, %p and %q.
     """
     count = len(columns[0])
     letters = LETTERS[: len(kinds)]
+    result = register(result)
     out = BYTES[result]
     lines = [
         f".version 8.8\n.target {target}\n.address_size 64",
@@ -133,9 +134,13 @@ def _tensor(column, size):
     return torch.from_numpy(np.array(column, dtype=np.uint64).astype(unsigned).view(signed))
 
 
-def check(instructions, result, kinds, columns, models, **options):
-    """Compare each instruction with its model, a function of the row's values, and say which rows differ first."""
-    for text, model, got in zip(instructions, models, apply(instructions, result, kinds, columns, **options)):
+def check(table, result, kinds, columns=None, *, count=10_000, **options):
+    """Compare instructions with their models and say which rows differ first.
+
+    table: instruction -> model, a function of a row's values.  The rows are `columns`, or `values` of the kinds.
+    """
+    columns = columns or values(*kinds, count=count)
+    for (text, model), got in zip(table.items(), apply(list(table), result, kinds, columns, **options)):
         wanted = [model(*row) for row in zip(*columns)]
         wrong = [n for n, (g, x) in enumerate(zip(got, wanted)) if g != x]
         rows = "\n".join(

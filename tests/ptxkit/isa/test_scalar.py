@@ -5,7 +5,7 @@ import operator
 import pytest
 import torch
 from assembly import kernel, refused
-from lanes import apply, check, register, values
+from lanes import apply, check, values
 
 from ptxkit.launches import launch
 
@@ -41,76 +41,53 @@ def remainder(a, b):
     return -1 if b == 0 else abs(a) % abs(b) * (-1 if a < 0 else 1)
 
 
+def of_type(kind, table):
+    """Return opcode.kind -> model for a table of opcode -> function of integers."""
+    return {f"{op}.{kind}": of_kind(kind, function) for op, function in table.items()}
+
+
 KINDS = ("u16", "s16", "u32", "s32", "u64", "s64")
 BINARY = {
-    "add": operator.add,
-    "sub": operator.sub,
-    "mul.lo": operator.mul,
-    "div": divided,
-    "rem": remainder,
-    "min": min,
-    "max": max,
+    "add": operator.add, "sub": operator.sub, "mul.lo": operator.mul, "div": divided, "rem": remainder,
+    "min": min, "max": max,
 }
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_arithmetic_wraps_at_the_width_of_its_type(kind):
     bits = bits_of(kind)
-    two, three = values(kind, kind), values(kind, kind, kind)
-    models = [of_kind(kind, f) for f in BINARY.values()] + [of_kind(kind, lambda a, b: a * b >> bits)]
-    check([f"{op}.{kind}" for op in (*BINARY, "mul.hi")], register(kind), (kind,) * 2, two, models)
+    check(of_type(kind, BINARY | {"mul.hi": lambda a, b: a * b >> bits}), kind, (kind,) * 2)
     ternary = {
         "mad.lo": lambda a, b, c: a * b + c,
         "mad.hi": lambda a, b, c: (a * b >> bits) + c,
         "sad": lambda a, b, c: c + abs(a - b),
     }
-    check(
-        [f"{op}.{kind}" for op in ternary],
-        register(kind),
-        (kind,) * 3,
-        three,
-        [of_kind(kind, f) for f in ternary.values()],
-    )
+    check(of_type(kind, ternary), kind, (kind,) * 3)
 
 
 @pytest.mark.parametrize("kind", ["u16", "s16", "u32", "s32"])
 def test_wide_products_have_twice_the_bits(kind):
-    bits, wide = bits_of(kind), f"b{2 * bits_of(kind)}"
-    check([f"mul.wide.{kind}"], wide, (kind, kind), values(kind, kind), [of_kind(kind, operator.mul, 2 * bits)])
-
-    def mad(a, b, c):
-        return (of_kind(kind, operator.mul, 2 * bits)(a, b) + c) & (1 << 2 * bits) - 1
-
-    check(
-        [f"mad.wide.{kind}"],
-        wide,
-        (kind, kind, f"{kind[0]}{2 * bits}"),
-        values(kind, kind, f"{kind[0]}{2 * bits}"),
-        [mad],
-    )
+    wide = 2 * bits_of(kind)
+    product = of_kind(kind, operator.mul, wide)
+    check({f"mul.wide.{kind}": product}, f"b{wide}", (kind, kind))
+    sums = {f"mad.wide.{kind}": lambda a, b, c: (product(a, b) + c) & (1 << wide) - 1}
+    check(sums, f"b{wide}", (kind, kind, f"{kind[0]}{wide}"))
 
 
 @pytest.mark.parametrize("kind", ["s16", "s32", "s64"])
 def test_abs_and_neg_leave_the_least_number_as_it_is(kind):
-    check(
-        [f"abs.{kind}", f"neg.{kind}"],
-        register(kind),
-        (kind,),
-        values(kind),
-        [of_kind(kind, abs), of_kind(kind, operator.neg)],
-    )
+    check(of_type(kind, {"abs": abs, "neg": operator.neg}), kind, (kind,))
 
 
 def test_saturation_stops_at_the_ends_of_s32():
-    two, three = values("s32", "s32"), values("s32", "s32", "s32")
-    models = [of_kind("s32", lambda a, b: clamp(a + b, 32)), of_kind("s32", lambda a, b: clamp(a - b, 32))]
-    check(["add.sat.s32", "sub.sat.s32"], "b32", ("s32",) * 2, two, models)
     low = lambda x: signed(x, 24)  # noqa: E731
-    models = [
-        of_kind("s32", lambda a, b, c: clamp((a * b >> 32) + c, 32)),
-        of_kind("s32", lambda a, b, c: clamp((low(a) * low(b) >> 16) + c, 32)),
-    ]
-    check(["mad.hi.sat.s32", "mad24.hi.sat.s32"], "b32", ("s32",) * 3, three, models)
+    two = {"add.sat": lambda a, b: clamp(a + b, 32), "sub.sat": lambda a, b: clamp(a - b, 32)}
+    three = {
+        "mad.hi.sat": lambda a, b, c: clamp((a * b >> 32) + c, 32),
+        "mad24.hi.sat": lambda a, b, c: clamp((low(a) * low(b) >> 16) + c, 32),
+    }
+    check(of_type("s32", two), "b32", ("s32",) * 2)
+    check(of_type("s32", three), "b32", ("s32",) * 3)
 
 
 @pytest.mark.parametrize("kind", ["u32", "s32"])
@@ -119,39 +96,21 @@ def test_24_bit_products_ignore_the_upper_byte(kind):
     two = {"mul24.lo": lambda a, b: low(a) * low(b), "mul24.hi": lambda a, b: low(a) * low(b) >> 16}
     three = {"mad24.lo": lambda a, b, c: low(a) * low(b) + c, "mad24.hi": lambda a, b, c: (low(a) * low(b) >> 16) + c}
     for arity, table in ((2, two), (3, three)):
-        kinds = (kind,) * arity
-        check(
-            [f"{op}.{kind}" for op in table],
-            "b32",
-            kinds,
-            values(*kinds, count=3000),
-            [of_kind(kind, f) for f in table.values()],
-        )
+        check(of_type(kind, table), "b32", (kind,) * arity, count=3000)
 
 
 def halves(model):
     return lambda *x: model(*(v & 0xFFFF for v in x)) | model(*(v >> 16 for v in x)) << 16
 
 
+RELU = {"min.relu": lambda a, b: max(0, min(a, b)), "max.relu": lambda a, b: max(0, a, b)}
+
+
 def test_packed_integers_do_not_carry_from_one_half_to_the_other():
-    columns = values("u16x2", "u16x2")
-    texts = [
-        "add.u16x2",
-        "add.s16x2",
-        "min.u16x2",
-        "max.u16x2",
-        "min.s16x2",
-        "max.s16x2",
-        "min.relu.s16x2",
-        "max.relu.s16x2",
-    ]
-    functions = [
-        ("u16", operator.add), ("s16", operator.add), ("u16", min), ("u16", max), ("s16", min), ("s16", max),
-        ("s16", lambda a, b: max(0, min(a, b))), ("s16", lambda a, b: max(0, a, b)),
-    ]
-    check(texts, "b32", ("u16x2", "u16x2"), columns, [halves(of_kind(k, f)) for k, f in functions])
-    relu = [of_kind("s32", lambda a, b: max(0, min(a, b))), of_kind("s32", lambda a, b: max(0, a, b))]
-    check(["min.relu.s32", "max.relu.s32"], "b32", ("s32", "s32"), values("s32", "s32"), relu)
+    plain = {"add": operator.add, "min": min, "max": max}
+    table = of_type("u16", plain) | of_type("s16", plain | RELU)
+    check({f"{text}x2": halves(model) for text, model in table.items()}, "b32", ("u16x2", "u16x2"))
+    check(of_type("s32", RELU), "b32", ("s32", "s32"))
 
 
 def test_dot_products_extend_each_byte_as_its_type_says():
@@ -159,18 +118,15 @@ def test_dot_products_extend_each_byte_as_its_type_says():
         items = [x >> n & (1 << size) - 1 for n in range(0, 32, size)]
         return [signed(i, size) for i in items] if is_signed else items
 
-    def dp4a(s, t):
-        return lambda a, b, c: (c + sum(x * y for x, y in zip(parts(a, 8, s), parts(b, 8, t)))) & 0xFFFFFFFF
+    def dp(size, s, t, first):
+        return lambda a, b, c: (c + sum(x * y for x, y in zip(parts(a, size, s), parts(b, 8, t)[first:]))) & 0xFFFFFFFF
 
-    def dp2a(s, t, first):
-        return lambda a, b, c: (c + sum(x * y for x, y in zip(parts(a, 16, s), parts(b, 8, t)[first:]))) & 0xFFFFFFFF
-
-    texts, models = [], []
-    for s in "us":
-        for t in "us":
-            texts += [f"dp4a.{s}32.{t}32", f"dp2a.lo.{s}32.{t}32", f"dp2a.hi.{s}32.{t}32"]
-            models += [dp4a(s == "s", t == "s"), dp2a(s == "s", t == "s", 0), dp2a(s == "s", t == "s", 2)]
-    check(texts, "b32", ("u32",) * 3, values("u32", "u32", "u32"), models)
+    forms = {"dp4a": (8, 0), "dp2a.lo": (16, 0), "dp2a.hi": (16, 2)}
+    table = {
+        f"{op}.{s}32.{t}32": dp(size, s == "s", t == "s", first)
+        for s in "us" for t in "us" for op, (size, first) in forms.items()
+    }
+    check(table, "b32", ("u32",) * 3)
 
 
 # ---- the carry flag
@@ -178,35 +134,23 @@ def test_dot_products_extend_each_byte_as_its_type_says():
 
 @pytest.mark.parametrize("bits", [32, 64])
 def test_the_carry_flag_joins_words_into_longer_numbers(bits):
-    kind, mask = f"u{bits}", (1 << bits) - 1
-    columns = values(kind, kind, kind, kind)
-    low, high = (f"%{'r' if bits == 32 else 'x'}{n}" for n in (1, 2))
-    third = f"%{'r' if bits == 32 else 'x'}3"
-
-    def chain(op, mid="", word=2):
-        """{b, a} op {e, c}: which word comes back."""
-        return (
-            f"{op}{mid}.cc.u{bits} {low}, %a, %c; {op}c.cc.u{bits} {high}, %b, %e; {op}c.u{bits} {third}, 0, 0; "
-            f"mov.b{bits} %d, {(low, high, third)[word]};"
-        )
-
-    def number(a, b):
-        return b << bits | a
-
-    texts, models = [], []
+    mask, words = (1 << bits) - 1, [f"%{'r' if bits == 32 else 'x'}{n}" for n in (1, 2, 3)]
+    low, high, third = words
+    table = {}
     for op, function in (("add", operator.add), ("sub", operator.sub)):
-        for word in range(3):
-            texts.append(chain(op, word=word))
-            models.append(lambda a, b, c, e, f=function, w=word: f(number(a, b), number(c, e)) >> w * bits & mask)
-    check(texts, f"b{bits}", (kind,) * 4, columns, models)
+        for n, word in enumerate(words):
+            text = f"""{op}.cc.u{bits} {low}, %a, %c; {op}c.cc.u{bits} {high}, %b, %e; {op}c.u{bits} {third}, 0, 0;
+                       mov.b{bits} %d, {word};"""
+            table[text] = lambda a, b, c, e, f=function, n=n: f(b << bits | a, e << bits | c) >> n * bits & mask
+    check(table, f"b{bits}", (f"u{bits}",) * 4)
 
 
 def test_a_carry_belongs_to_its_lane_and_outlives_what_does_not_write_it():
     text = """add.cc.u32 %r1, %a, %b; add.u32 %r2, %a, %b; addc.u32 %r3, 0, 0;
               setp.eq.u32 %p, %a, 0; @%p add.cc.u32 %r1, 1, 1; addc.u32 %r4, 0, 0;
               shl.b32 %r4, %r4, 4; or.b32 %d, %r3, %r4;"""
-    model = lambda a, b: (a + b >> 32) | (0 if a == 0 else a + b >> 32) << 4  # noqa: E731
-    check([text], "b32", ("u32", "u32"), values("u32", "u32", count=500), [model])
+    table = {text: lambda a, b: (a + b >> 32) | (0 if a == 0 else a + b >> 32) << 4}
+    check(table, "b32", ("u32", "u32"), count=500)
 
 
 @pytest.mark.parametrize("kind", ["u32", "s32", "u64", "s64"])
@@ -214,12 +158,11 @@ def test_mad_with_carry_multiplies_longer_numbers(kind):
     bits = bits_of(kind)
     mask, r = (1 << bits) - 1, "%r1" if bits == 32 else "%x1"
     product = of_kind(kind, operator.mul, 2 * bits)
-    halves_ = {"lo": lambda a, b: product(a, b) & mask, "hi": lambda a, b: product(a, b) >> bits}
-    texts, models = [], []
-    for half, function in halves_.items():
-        texts.append(f"mad.{half}.cc.{kind} {r}, %a, %b, %c; madc.{half}.{kind} %d, %a, %c, %b;")
-        models.append(lambda a, b, c, f=function: f(a, c) + b + (f(a, b) + c >> bits) & mask)
-    check(texts, f"b{bits}", (kind,) * 3, values(*(kind,) * 3), models)
+    table = {}
+    for half, f in (("lo", lambda a, b: product(a, b) & mask), ("hi", lambda a, b: product(a, b) >> bits)):
+        text = f"mad.{half}.cc.{kind} {r}, %a, %b, %c; madc.{half}.{kind} %d, %a, %c, %b;"
+        table[text] = lambda a, b, c, f=f: f(a, c) + b + (f(a, b) + c >> bits) & mask
+    check(table, f"b{bits}", (kind,) * 3)
 
 
 # ---- bits
@@ -228,7 +171,6 @@ def test_mad_with_carry_multiplies_longer_numbers(kind):
 @pytest.mark.parametrize("bits", [32, 64])
 def test_counting_and_reversing_bits(bits):
     kind, mask = f"b{bits}", (1 << bits) - 1
-    columns = values(kind)
 
     def bfind(shift, is_signed):
         def model(a):
@@ -237,12 +179,10 @@ def test_counting_and_reversing_bits(bits):
 
         return model
 
-    texts = [f"popc.b{bits}", f"clz.b{bits}"] + [f"bfind{s}.{t}{bits}" for s in ("", ".shiftamt") for t in "us"]
-    models = [lambda a: a.bit_count(), lambda a: bits - a.bit_length()] + [
-        bfind(s, t) for s in (False, True) for t in (False, True)
-    ]
-    check(texts, "b32", (kind,), columns, models)
-    check([f"brev.b{bits}"], kind, (kind,), columns, [lambda a: int(f"{a:0{bits}b}"[::-1], 2)])
+    table = {f"popc.b{bits}": lambda a: a.bit_count(), f"clz.b{bits}": lambda a: bits - a.bit_length()}
+    table |= {f"bfind{s}.{t}{bits}": bfind(bool(s), t == "s") for s in ("", ".shiftamt") for t in "us"}
+    check(table, "b32", (kind,))
+    check({f"brev.b{bits}": lambda a: int(f"{a:0{bits}b}"[::-1], 2)}, kind, (kind,))
 
 
 @pytest.mark.parametrize("kind", ["u32", "s32", "u64", "s64"])
@@ -253,7 +193,7 @@ def test_bit_fields_are_extracted_as_the_manuals_loop_does_it(kind):
         sign = a >> min(pos + length - 1, bits - 1) & 1 if kind[0] == "s" and length else 0
         return sum((a >> pos + i & 1 if i < length and pos + i < bits else sign) << i for i in range(bits))
 
-    check([f"bfe.{kind}"], register(kind), (kind, "small", "small"), values(kind, "small", "small"), [model])
+    check({f"bfe.{kind}": model}, kind, (kind, "small", "small"))
 
 
 @pytest.mark.parametrize("bits", [32, 64])
@@ -263,8 +203,7 @@ def test_bit_fields_are_inserted_as_the_manuals_loop_does_it(bits):
             b = b & ~(1 << pos + i) | (a >> i & 1) << pos + i
         return b
 
-    kinds = (f"b{bits}", f"b{bits}", "small", "small")
-    check([f"bfi.b{bits}"], f"b{bits}", kinds, values(*kinds), [model])
+    check({f"bfi.b{bits}": model}, f"b{bits}", (f"b{bits}", f"b{bits}", "small", "small"))
 
 
 def test_masks_extensions_and_the_nth_set_bit():
@@ -277,13 +216,7 @@ def test_masks_extensions_and_the_nth_set_bit():
 
         return model
 
-    check(
-        ["bmsk.clamp.b32", "bmsk.wrap.b32"],
-        "b32",
-        ("small", "small"),
-        values("small", "small"),
-        [bmsk(True), bmsk(False)],
-    )
+    check({f"bmsk.{mode}.b32": bmsk(mode == "clamp") for mode in ("clamp", "wrap")}, "b32", ("small", "small"))
 
     def szext(clamp, is_signed):
         def model(a, n):
@@ -295,9 +228,8 @@ def test_masks_extensions_and_the_nth_set_bit():
 
         return model
 
-    texts = [f"szext.{m}.{t}32" for m in ("clamp", "wrap") for t in "us"]
-    models = [szext(m == "clamp", t == "s") for m in ("clamp", "wrap") for t in "us"]
-    check(texts, "b32", ("b32", "small"), values("b32", "small"), models)
+    table = {f"szext.{mode}.{t}32": szext(mode == "clamp", t == "s") for mode in ("clamp", "wrap") for t in "us"}
+    check(table, "b32", ("b32", "small"))
 
     def fns(mask, base, offset):
         offset = signed(offset, 32)
@@ -309,36 +241,26 @@ def test_masks_extensions_and_the_nth_set_bit():
 
     masks, bases, offsets = values("b32", "small", "small", count=3000)
     columns = [masks, [b & 31 for b in bases], [(o - 60) & 0xFFFFFFFF for o in offsets]]
-    check(["fns.b32"], "b32", ("b32",) * 3, columns, [fns])
+    check({"fns.b32": fns}, "b32", ("b32",) * 3, columns)
 
 
 @pytest.mark.parametrize("bits", [16, 32, 64])
 def test_logic_and_shifts(bits):
     kind, mask = f"b{bits}", (1 << bits) - 1
-    two, shifts = values(kind, kind), values(kind, "small")
-    check(
-        [f"{op}.{kind}" for op in ("and", "or", "xor")],
-        kind,
-        (kind, kind),
-        two,
-        [operator.and_, operator.or_, operator.xor],
-    )
-    check([f"not.{kind}", f"cnot.{kind}"], kind, (kind,), values(kind), [lambda a: ~a & mask, lambda a: int(a == 0)])
-    models = [
-        lambda a, n: a << min(n, bits) & mask,
-        lambda a, n: a >> min(n, bits),
-        lambda a, n: signed(a, bits) >> min(n, bits) & mask,
-    ]
-    check([f"shl.{kind}", f"shr.u{bits}", f"shr.s{bits}"], kind, (kind, "small"), shifts, models)
+    check(of_type(kind, {"and": operator.and_, "or": operator.or_, "xor": operator.xor}), kind, (kind, kind))
+    check(of_type(kind, {"not": operator.invert, "cnot": lambda a: int(a == 0)}), kind, (kind,))
+    shifts = {
+        f"shl.{kind}": lambda a, n: a << min(n, bits) & mask,
+        f"shr.u{bits}": lambda a, n: a >> min(n, bits),
+        f"shr.s{bits}": lambda a, n: signed(a, bits) >> min(n, bits) & mask,
+    }
+    check(shifts, kind, (kind, "small"))
 
 
 def test_shifts_by_huge_amounts_are_clamped_too():
     columns = [[0x80000001] * 3, [0x80000000, 0xFFFFFFFF, 256]]
-    assert apply(["shl.b32", "shr.u32", "shr.s32"], "b32", ("b32", "b32"), columns) == [
-        [0] * 3,
-        [0] * 3,
-        [0xFFFFFFFF] * 3,
-    ]
+    got = apply(["shl.b32", "shr.u32", "shr.s32"], "b32", ("b32", "b32"), columns)
+    assert got == [[0] * 3, [0] * 3, [0xFFFFFFFF] * 3]
 
 
 def test_funnel_shifts():
@@ -349,9 +271,8 @@ def test_funnel_shifts():
 
         return model
 
-    texts = [f"shf.{d}.{m}.b32" for d in "lr" for m in ("clamp", "wrap")]
-    models = [shf(d == "l", m == "clamp") for d in "lr" for m in ("clamp", "wrap")]
-    check(texts, "b32", ("b32", "b32", "small"), values("b32", "b32", "small"), models)
+    table = {f"shf.{d}.{mode}.b32": shf(d == "l", mode == "clamp") for d in "lr" for mode in ("clamp", "wrap")}
+    check(table, "b32", ("b32", "b32", "small"))
 
 
 def test_lop3_looks_every_bit_up_in_its_table():
@@ -360,24 +281,16 @@ def test_lop3_looks_every_bit_up_in_its_table():
             (table >> (a >> n & 1) * 4 + (b >> n & 1) * 2 + (c >> n & 1) & 1) << n for n in range(32)
         )
 
-    tables = [0x00, 0x1A, 0x40, 0x80, 0x96, 0xE8, 0xFE, 0xFF]
-    texts = [f"lop3.b32 %d, %a, %b, %c, {t:#x};" for t in tables]
-    check(texts, "b32", ("b32",) * 3, values("b32", "b32", "b32", count=2000), [model(t) for t in tables])
+    tables = (0x00, 0x1A, 0x40, 0x80, 0x96, 0xE8, 0xFE, 0xFF)
+    check({f"lop3.b32 %d, %a, %b, %c, {t:#x};": model(t) for t in tables}, "b32", ("b32",) * 3, count=2000)
 
 
 def test_lop3_also_tells_whether_anything_is_left():
-    columns = values("b32", "b32", "pred", count=300)
-    texts = [
-        "lop3.or.b32 %r1|%d, %a, %b, %b, 0xc0, %c;",
-        "lop3.and.b32 _|%d, %a, %b, %b, 0xc0, !%c;",
-        "lop3.or.b32 %r1|%p, %a, %b, %b, 0xc0, %c; setp.eq.u32 %d, %r1, %a;",
-    ]
-    models = [
-        lambda a, b, c: int(a & b != 0 or c),
-        lambda a, b, c: int(a & b != 0 and not c),
-        lambda a, b, c: int(a & b == a),
-    ]
-    check(texts, "pred", ("b32", "b32", "pred"), columns, models)
+    check({
+        "lop3.or.b32 %r1|%d, %a, %b, %b, 0xc0, %c;": lambda a, b, c: int(a & b != 0 or c),
+        "lop3.and.b32 _|%d, %a, %b, %b, 0xc0, !%c;": lambda a, b, c: int(a & b != 0 and not c),
+        "lop3.or.b32 %r1|%p, %a, %b, %b, 0xc0, %c; setp.eq.u32 %d, %r1, %a;": lambda a, b, c: int(a & b == a),
+    }, "pred", ("b32", "b32", "pred"), count=300)
 
 
 MODES = {  # the manual's table: rows for c = 0..3, bytes from the highest
@@ -401,45 +314,46 @@ def test_prmt_picks_bytes_in_every_mode():
     def mode(rows):
         return lambda a, b, c: sum(byte(a, b, int(rows[c & 3][3 - k])) << 8 * k for k in range(4))
 
-    texts = ["prmt.b32", *(f"prmt.b32.{m}" for m in MODES)]
-    check(texts, "b32", ("b32",) * 3, values("b32", "b32", "b32"), [generic, *map(mode, MODES.values())])
+    table = {"prmt.b32": generic} | {f"prmt.b32.{name}": mode(rows) for name, rows in MODES.items()}
+    check(table, "b32", ("b32",) * 3)
 
 
 def test_the_reference_cases_of_permutes_fields_tables_and_funnels():
     a, b = 0x83828180, 0x07060504
     got = apply([f"prmt.b32 %d, %a, %b, {c:#x};" for c in (0x5410, 0x7632, 0x4B09)], "b32", ("b32", "b32"), [[a], [b]])
     assert got == [[0x05048180], [0x07068382], [0x04FF80FF]]
-    texts = ["bfe.s32 %d, 0xF0F0F0F0, 28, 8;", "bfe.u32 %d, 0xF0F0F0F0, 28, 8;", "bfe.s32 %d, 0x80, 4, 4;"]
-    texts.append("lop3.b32 %d, 0xF0F0F0F0, 0xCCCCCCCC, 0xAAAAAAAA, 0x1a;")
-    texts += ["shf.l.wrap.b32 %d, 0x89ABCDEF, 0x01234567, 36;", "shf.r.clamp.b32 %d, 0x89ABCDEF, 0x01234567, 40;"]
-    got = apply(texts, "b32", ("b32",), [[0]])
-    assert [g for (g,) in got] == [0xFFFFFFFF, 0x0000000F, 0xFFFFFFF8, 0x1A1A1A1A, 0x12345678, 0x01234567]
+    check({
+        "bfe.s32 %d, 0xF0F0F0F0, 28, 8;": lambda a: 0xFFFFFFFF,
+        "bfe.u32 %d, 0xF0F0F0F0, 28, 8;": lambda a: 0x0000000F,
+        "bfe.s32 %d, 0x80, 4, 4;": lambda a: 0xFFFFFFF8,
+        "lop3.b32 %d, 0xF0F0F0F0, 0xCCCCCCCC, 0xAAAAAAAA, 0x1a;": lambda a: 0x1A1A1A1A,
+        "shf.l.wrap.b32 %d, 0x89ABCDEF, 0x01234567, 36;": lambda a: 0x12345678,
+        "shf.r.clamp.b32 %d, 0x89ABCDEF, 0x01234567, 40;": lambda a: 0x01234567,
+    }, "b32", ("b32",), [[0]])
 
 
 # ---- comparisons and selections
 
-OF_INTEGERS = {
-    "eq": operator.eq,
-    "ne": operator.ne,
-    "lt": operator.lt,
-    "le": operator.le,
-    "gt": operator.gt,
-    "ge": operator.ge,
-}
+ORDERED = ("eq", "ne", "lt", "le", "gt", "ge")
+OF_INTEGERS = {name: getattr(operator, name) for name in ORDERED}
 UNSIGNED = {"lo": operator.lt, "ls": operator.le, "hi": operator.gt, "hs": operator.ge}
+
+
+def compared(table, kind):
+    """Return setp, and set that gives ones or a number, for a table of comparison -> model."""
+    return [
+        ({f"{form}.{kind}".format(name): lambda a, b, m=m, one=one: one * m(a, b) for name, m in table.items()}, result)
+        for form, result, one in (("setp.{}", "pred", 1), ("set.{}.u32", "b32", 0xFFFFFFFF),
+                                  ("set.{}.f32", "b32", 0x3F800000))
+    ]
 
 
 @pytest.mark.parametrize("kind", [*KINDS, "b16", "b32", "b64"])
 def test_integers_compare_by_sign_and_width(kind):
-    table = OF_INTEGERS | (UNSIGNED if kind[0] == "u" else {})
-    table = {n: f for n, f in table.items() if kind[0] != "b" or n in ("eq", "ne")}
-    models = [of_kind(kind, f, 1) for f in table.values()]
-    columns = values(kind, kind)
-    check([f"setp.{n}.{kind}" for n in table], "pred", (kind, kind), columns, models)
-    ones = [lambda a, b, m=m: 0xFFFFFFFF * m(a, b) for m in models]
-    check([f"set.{n}.u32.{kind}" for n in table], "b32", (kind, kind), columns, ones)
-    floats = [lambda a, b, m=m: 0x3F800000 * m(a, b) for m in models]
-    check([f"set.{n}.f32.{kind}" for n in table], "b32", (kind, kind), columns, floats)
+    names = OF_INTEGERS | (UNSIGNED if kind[0] == "u" else {})
+    models = {n: of_kind(kind, f, 1) for n, f in names.items() if kind[0] != "b" or n in ("eq", "ne")}
+    for table, result in compared(models, kind):
+        check(table, result, (kind, kind))
 
 
 FLOAT_FIELDS = {"f16": (16, 10), "bf16": (16, 7), "f32": (32, 23), "f64": (64, 52)}
@@ -463,134 +377,105 @@ def float_comparisons(kind, ftz=False):
 
         return compare
 
-    table = {n: model(f, False) for n, f in OF_INTEGERS.items()} | {
-        f"{n}u": model(f, True) for n, f in OF_INTEGERS.items()
-    }
+    table = {f"{n}{'u' * of_nan}": model(f, of_nan) for of_nan in (False, True) for n, f in OF_INTEGERS.items()}
     return table | {"num": model(lambda x, y: True, False), "nan": model(lambda x, y: False, True)}
 
 
 @pytest.mark.parametrize("kind", FLOAT_FIELDS)
 def test_floats_compare_ordered_and_unordered(kind):
-    columns = values(kind, kind)
-    table = float_comparisons(kind)
-    check([f"setp.{n}.{kind}" for n in table], "pred", (kind, kind), columns, list(table.values()))
-    check(
-        [f"set.{n}.u32.{kind}" for n in table],
-        "b32",
-        (kind, kind),
-        columns,
-        [lambda a, b, m=m: 0xFFFFFFFF * m(a, b) for m in table.values()],
-    )
+    for table, result in compared(float_comparisons(kind), kind)[:2]:
+        check(table, result, (kind, kind))
     if kind in ("f16", "f32"):
         flushed = float_comparisons(kind, ftz=True)
-        check([f"setp.{n}.ftz.{kind}" for n in flushed], "pred", (kind, kind), columns, list(flushed.values()))
+        check({f"setp.{n}.ftz.{kind}": model for n, model in flushed.items()}, "pred", (kind, kind))
 
 
 @pytest.mark.parametrize("kind", ["f16", "bf16"])
 def test_packed_floats_compare_half_by_half(kind):
-    columns = values(f"{kind}x2", f"{kind}x2", count=2000)
-    table = float_comparisons(kind)
+    kinds, table = (f"{kind}x2",) * 2, float_comparisons(kind)
     one = {"f16": 0x3C00, "bf16": 0x3F80}[kind]
     for dtype, true in ((f"{kind}x2", one), ("u32", 0xFFFF)):
-        models = [
-            lambda a, b, m=m, true=true: true * m(a & 0xFFFF, b & 0xFFFF) | (true * m(a >> 16, b >> 16)) << 16
-            for m in table.values()
-        ]
-        check([f"set.{n}.{dtype}.{kind}x2" for n in table], "b32", (f"{kind}x2",) * 2, columns, models)
-    low, high = (f"setp.lt.{kind}x2 %p|%q, %a, %b; mov.pred %d, {p};" for p in ("%p", "%q"))
+        scaled = {n: lambda a, b, m=m, true=true: true * m(a, b) for n, m in table.items()}
+        check({f"set.{n}.{dtype}.{kind}x2": halves(m) for n, m in scaled.items()}, "b32", kinds, count=2000)
     less = table["lt"]
-    models = [lambda a, b: less(a & 0xFFFF, b & 0xFFFF), lambda a, b: less(a >> 16, b >> 16)]
-    check([low, high], "pred", (f"{kind}x2",) * 2, columns, models)
+    check({
+        f"setp.lt.{kind}x2 %p|%q, %a, %b; mov.pred %d, %p;": lambda a, b: less(a & 0xFFFF, b & 0xFFFF),
+        f"setp.lt.{kind}x2 %p|%q, %a, %b; mov.pred %d, %q;": lambda a, b: less(a >> 16, b >> 16),
+    }, "pred", kinds, count=2000)
 
 
 def test_a_comparison_combines_with_a_predicate_and_gives_its_opposite():
-    columns = values("s32", "s32", "pred", count=2000)
-    texts, models = [], []
+    table = {
+        "setp.lt.s32 _|%d, %a, %b;": lambda a, b, c: int(signed(a, 32) >= signed(b, 32)),
+        "set.lt.and.u32.s32 %r1, %a, %b, %c; setp.ne.u32 %d, %r1, 0;":
+            lambda a, b, c: int(signed(a, 32) < signed(b, 32) and c),
+    }
     for name, function in (("and", operator.and_), ("or", operator.or_), ("xor", operator.xor)):
         for negated in (0, 1):
             for opposite in (0, 1):
-                pair = "%p|%d" if opposite else "%d|%p"
-                texts.append(f"setp.lt.{name}.s32 {pair}, %a, %b, {'!' * negated}%c;")
-                models.append(
-                    lambda a, b, c, f=function, n=negated, o=opposite: f((signed(a, 32) < signed(b, 32)) ^ o, c ^ n)
+                text = f"setp.lt.{name}.s32 {'%p|%d' if opposite else '%d|%p'}, %a, %b, {'!' * negated}%c;"
+                table[text] = lambda a, b, c, f=function, n=negated, o=opposite: f(
+                    (signed(a, 32) < signed(b, 32)) ^ o, c ^ n
                 )
-    texts.append("setp.lt.s32 _|%d, %a, %b;")
-    models.append(lambda a, b, c: int(signed(a, 32) >= signed(b, 32)))
-    texts.append("set.lt.and.u32.s32 %r1, %a, %b, %c; setp.ne.u32 %d, %r1, 0;")
-    models.append(lambda a, b, c: int(signed(a, 32) < signed(b, 32) and c))
-    check(texts, "pred", ("s32", "s32", "pred"), columns, models)
+    check(table, "pred", ("s32", "s32", "pred"), count=2000)
 
 
 @pytest.mark.parametrize("kind", ["b16", "b32", "b64", "f32", "f64"])
 def test_selections_leave_values_as_they_are(kind):
-    columns = values(kind, kind, "pred", count=1000)
-    texts, models = (
-        [f"selp.{kind}", f"selp.{kind} %d, %a, %b, !%c;"],
-        [lambda a, b, c: a if c else b, lambda a, b, c: b if c else a],
-    )
-    check(texts, register(kind), (kind, kind, "pred"), columns, models)
-    columns = values(kind, kind, "s32", count=1000)
-    check([f"slct.{kind}.s32"], register(kind), (kind, kind, "s32"), columns, [lambda a, b, c: b if c >> 31 else a])
-    columns = values(kind, kind, "f32", count=1000)
-
     def at_least_zero(c, ftz):
         negative, magnitude = c >> 31, c & 0x7FFFFFFF
         return magnitude <= 0x7F800000 and (not negative or not magnitude or (ftz and magnitude < 0x800000))
 
-    texts = [f"slct.{kind}.f32", f"slct.ftz.{kind}.f32"]
-    models = [lambda a, b, c, z=ftz: a if at_least_zero(c, z) else b for ftz in (False, True)]
-    check(texts, register(kind), (kind, kind, "f32"), columns, models)
+    for chooser, table in (
+        ("pred", {f"selp.{kind}": lambda a, b, c: a if c else b,
+                  f"selp.{kind} %d, %a, %b, !%c;": lambda a, b, c: b if c else a}),
+        ("s32", {f"slct.{kind}.s32": lambda a, b, c: b if c >> 31 else a}),
+        ("f32", {f"slct{'.ftz' * ftz}.{kind}.f32": lambda a, b, c, z=ftz: a if at_least_zero(c, z) else b
+                 for ftz in (False, True)}),
+    ):
+        check(table, kind, (kind, kind, chooser), count=1000)
 
 
 def test_predicates_have_a_logic_of_their_own():
-    columns = [[0, 0, 1, 1], [0, 1, 0, 1]]
-    texts = [
-        "and.pred",
-        "or.pred",
-        "xor.pred",
-        "not.pred %d, %a;",
-        "mov.pred %d, %b;",
-        "mov.pred %d, 1;",
-        "and.pred %d, %a, 0;",
-    ]
-    got = apply(texts, "pred", ("pred", "pred"), columns)
-    assert got == [[0, 0, 0, 1], [0, 1, 1, 1], [0, 1, 1, 0], [1, 1, 0, 0], [0, 1, 0, 1], [1] * 4, [0] * 4]
+    table = {
+        "and.pred": [0, 0, 0, 1], "or.pred": [0, 1, 1, 1], "xor.pred": [0, 1, 1, 0], "not.pred %d, %a;": [1, 1, 0, 0],
+        "mov.pred %d, %b;": [0, 1, 0, 1], "mov.pred %d, 1;": [1] * 4, "and.pred %d, %a, 0;": [0] * 4,
+    }
+    assert apply(list(table), "pred", ("pred", "pred"), [[0, 0, 1, 1], [0, 1, 0, 1]]) == list(table.values())
 
 
 # ---- moves
 
 
 def test_vectors_pack_from_the_lowest_item():
-    columns = values("b16", "b16", "b16", "b16", count=500)
-    check(
-        ["mov.b64 %d, {%a, %b, %c, %e};", "mov.b32 %r1, {%a, %b}; mov.b32 %r2, {%c, %e}; mov.b64 %d, {%r1, %r2};"],
-        "b64", ("b16",) * 4, columns, [lambda a, b, c, e: a | b << 16 | c << 32 | e << 48] * 2,
-    )
-    check(["mov.b32 %d, {%a, 5};"], "b32", ("b16",), values("b16", count=10), [lambda a: a | 5 << 16])
+    def model(a, b, c, e):
+        return a | b << 16 | c << 32 | e << 48
+
+    check({
+        "mov.b64 %d, {%a, %b, %c, %e};": model,
+        "mov.b32 %r1, {%a, %b}; mov.b32 %r2, {%c, %e}; mov.b64 %d, {%r1, %r2};": model,
+    }, "b64", ("b16",) * 4, count=500)
+    check({"mov.b32 %d, {%a, 5};": lambda a: a | 5 << 16}, "b32", ("b16",), count=10)
 
 
 def test_registers_unpack_to_the_lowest_item_first_and_underscores_take_nothing():
-    columns = values("b64", count=500)
-    texts = [
-        "mov.b64 {%d, %r1}, %a;", "mov.b64 {_, %d}, %a;", "mov.b64 {%h0, %h1, %h2, %h3}, %a; mov.b32 %d, {%h3, %h1};",
-        "mov.b64 {%r1, %r2}, %a; mov.b32 {%h1, _}, %r2; cvt.u32.u16 %d, %h1;",
-    ]
-    models = [
-        lambda a: a & 0xFFFFFFFF,
-        lambda a: a >> 32,
-        lambda a: a >> 48 | (a >> 16 & 0xFFFF) << 16,
-        lambda a: a >> 32 & 0xFFFF,
-    ]
-    check(texts, "b32", ("b64",), columns, models)
+    check({
+        "mov.b64 {%d, %r1}, %a;": lambda a: a & 0xFFFFFFFF,
+        "mov.b64 {_, %d}, %a;": lambda a: a >> 32,
+        "mov.b64 {%h0, %h1, %h2, %h3}, %a; mov.b32 %d, {%h3, %h1};": lambda a: a >> 48 | (a >> 16 & 0xFFFF) << 16,
+        "mov.b64 {%r1, %r2}, %a; mov.b32 {%h1, _}, %r2; cvt.u32.u16 %d, %h1;": lambda a: a >> 32 & 0xFFFF,
+    }, "b32", ("b64",), count=500)
 
 
 def test_128_bits_move_and_unpack():
     text = """{{ .reg .b128 %w, %v; mov.b128 %w, {{%a, %b}}; mov.b128 %v, %w; mov.b128 {{%x1, %x2}}, %v;
                  mov.b64 %d, {}; }}"""
-    columns = values("b64", "b64", count=100)
-    check([text.format("%x1"), text.format("%x2")], "b64", ("b64", "b64"), columns, [lambda a, b: a, lambda a, b: b])
-    text = "{ .reg .b128 %w; mov.b128 %w, {%a, %b}; mov.b128 {%r1, %r2, %r3, %r4}, %w; mov.b64 %d, {%r2, %r3}; }"
-    check([text], "b64", ("b64", "b64"), columns, [lambda a, b: a >> 32 | (b & 0xFFFFFFFF) << 32])
+    middle = "{ .reg .b128 %w; mov.b128 %w, {%a, %b}; mov.b128 {%r1, %r2, %r3, %r4}, %w; mov.b64 %d, {%r2, %r3}; }"
+    check({
+        text.format("%x1"): lambda a, b: a,
+        text.format("%x2"): lambda a, b: b,
+        middle: lambda a, b: a >> 32 | (b & 0xFFFFFFFF) << 32,
+    }, "b64", ("b64", "b64"), count=100)
 
 
 def test_bytes_pack_into_words():
@@ -598,50 +483,37 @@ def test_bytes_pack_into_words():
                 mov.b16 %h0, {%y0, %y1}; mov.b16 {%y2, %y3}, %h0;
                 mov.b32 %r1, {%y3, %y2, %y1, %y0}; mov.b32 %d, %r1; }"""
     model = lambda a, b: (b & 255) | (a & 255) << 8 | (b & 255) << 16 | (a & 255) << 24  # noqa: E731
-    check([text], "b32", ("b32", "b32"), values("b32", "b32", count=200), [model])
+    check({text: model}, "b32", ("b32", "b32"), count=200)
 
 
-def test_immediates_are_read_as_their_type():
-    texts = ["mov.b64 %d, -1;", "mov.f64 %d, 0d3FF8000000000000;", "mov.b64 %d, 0x123456789ABCDEF0;"]
-    texts += ["add.s64 %d, %a, -2;", "mov.b64 %d, 1.5;", "selp.f64 %d, 1.5, 2.0, 0;"]
-    got = apply(texts, "b64", ("b64",), [[1]])
-    assert [g for (g,) in got] == [
-        (1 << 64) - 1,
-        0x3FF8000000000000,
-        0x123456789ABCDEF0,
-        (1 << 64) - 1,
-        0x3FF8000000000000,
-        2 << 61,
-    ]
-    texts = [
-        "mov.f32 %d, 0f7FC12345;",
-        "mov.b32 %d, 0f3F800000;",
-        "add.f32 %d, %a, 0fC0000000;",
-        "add.s32 %d, %a, -5;",
-        "mov.u16 %h0, -1; cvt.u32.u16 %d, %h0;",
-    ]
-    got = apply(texts, "b32", ("b32",), [[0x3F800000]])
-    assert [g for (g,) in got] == [0x7FC12345, 0x3F800000, 0xBF800000, 0x3F7FFFFB, 0xFFFF]
+@pytest.mark.parametrize(("kind", "given", "table"), [
+    ("b64", 1, {
+        "mov.b64 %d, -1;": (1 << 64) - 1, "mov.f64 %d, 0d3FF8000000000000;": 0x3FF8000000000000,
+        "mov.b64 %d, 0x123456789ABCDEF0;": 0x123456789ABCDEF0, "add.s64 %d, %a, -2;": (1 << 64) - 1,
+        "mov.b64 %d, 1.5;": 0x3FF8000000000000, "selp.f64 %d, 1.5, 2.0, 0;": 2 << 61,
+    }),
+    ("b32", 0x3F800000, {
+        "mov.f32 %d, 0f7FC12345;": 0x7FC12345, "mov.b32 %d, 0f3F800000;": 0x3F800000,
+        "add.f32 %d, %a, 0fC0000000;": 0xBF800000, "add.s32 %d, %a, -5;": 0x3F7FFFFB,
+        "mov.u16 %h0, -1; cvt.u32.u16 %d, %h0;": 0xFFFF,
+    }),
+], ids=["b64", "b32"])
+def test_immediates_are_read_as_their_type(kind, given, table):
+    assert [got for (got,) in apply(list(table), kind, (kind,), [[given]])] == list(table.values())
 
 
 def test_a_guard_keeps_the_other_lanes_registers():
-    texts = [
-        "mov.b32 %d, 7; @%b add.u32 %d, %a, 1;",
-        "mov.b32 %d, 7; @!%b mad.lo.u32 %d, 3, 5, %a;",
-        "mov.b32 %d, 7; @%b bfe.u32 %d, %a, 3, 5;",
-    ]
-    models = [
-        lambda a, b: a + 1 & 0xFFFFFFFF if b else 7,
-        lambda a, b: 7 if b else a + 15 & 0xFFFFFFFF,
-        lambda a, b: a >> 3 & 31 if b else 7,
-    ]
-    check(texts, "b32", ("b32", "pred"), values("b32", "pred", count=300), models)
-    texts = ["mov.b64 %d, 7; @%b mov.b64 %d, {%r1, %r1};", "mov.b64 %d, 7; @!%b add.s64 %d, %a, %a;"]
-    texts[0] = "mov.b32 %r1, 1; " + texts[0]
-    models = [lambda a, b: 1 << 32 | 1 if b else 7, lambda a, b: 7 if b else 2 * a & (1 << 64) - 1]
-    check(texts, "b64", ("b64", "pred"), values("b64", "pred", count=300), models)
-    text = "setp.eq.u32 %d, %a, %a; @%b setp.ne.u32 %d, %a, %a;"
-    check([text], "pred", ("b32", "pred"), values("b32", "pred", count=300), [lambda a, b: 1 - b])
+    check({
+        "mov.b32 %d, 7; @%b add.u32 %d, %a, 1;": lambda a, b: a + 1 & 0xFFFFFFFF if b else 7,
+        "mov.b32 %d, 7; @!%b mad.lo.u32 %d, 3, 5, %a;": lambda a, b: 7 if b else a + 15 & 0xFFFFFFFF,
+        "mov.b32 %d, 7; @%b bfe.u32 %d, %a, 3, 5;": lambda a, b: a >> 3 & 31 if b else 7,
+    }, "b32", ("b32", "pred"), count=300)
+    check({
+        "mov.b32 %r1, 1; mov.b64 %d, 7; @%b mov.b64 %d, {%r1, %r1};": lambda a, b: 1 << 32 | 1 if b else 7,
+        "mov.b64 %d, 7; @!%b add.s64 %d, %a, %a;": lambda a, b: 7 if b else 2 * a & (1 << 64) - 1,
+    }, "b64", ("b64", "pred"), count=300)
+    table = {"setp.eq.u32 %d, %a, %a; @%b setp.ne.u32 %d, %a, %a;": lambda a, b: 1 - b}
+    check(table, "pred", ("b32", "pred"), count=300)
 
 
 def test_clocks_go_forwards():
@@ -677,44 +549,34 @@ def test_addresses_change_space_and_back():
 
 
 def test_registers_of_one_instruction_may_be_the_same():
-    columns = values("b32", "b32", count=500)
-    texts = [
-        "mov.b32 %d, %a; add.u32 %d, %d, %d;",
-        "mov.b32 %d, %a; mad.lo.u32 %d, %d, %b, %d;",
-        "mov.b32 %d, %a; shf.l.wrap.b32 %d, %d, %d, 16;",
-    ]
-    models = [
-        lambda a, b: 2 * a & 0xFFFFFFFF,
-        lambda a, b: a * b + a & 0xFFFFFFFF,
-        lambda a, b: a >> 16 | (a & 0xFFFF) << 16,
-    ]
-    check(texts, "b32", ("b32", "b32"), columns, models)
+    check({
+        "mov.b32 %d, %a; add.u32 %d, %d, %d;": lambda a, b: 2 * a & 0xFFFFFFFF,
+        "mov.b32 %d, %a; mad.lo.u32 %d, %d, %b, %d;": lambda a, b: a * b + a & 0xFFFFFFFF,
+        "mov.b32 %d, %a; shf.l.wrap.b32 %d, %d, %d, 16;": lambda a, b: a >> 16 | (a & 0xFFFF) << 16,
+    }, "b32", ("b32", "b32"), count=500)
 
 
 # ---- refusals
 
 
-@pytest.mark.parametrize(
-    ("text", "says"),
-    [
-        ("add.u8 %r2, %r0, %r0;", "add.u8 with 3 operands"),
-        ("add.sat.u32 %r2, %r0, %r0;", "supported: "),
-        ("add.u32 %r2, %r0;", "add.u32 with 2 operands"),
-        ("add.u32 %rd2, %r0, %r0;", "%rd2 is declared .b64"),
-        ("add.u32 %r2, %rd1, %r0;", "%rd1 is declared .b64"),
-        ("mul.u32 %r2, %r0, %r0;", "mul{"),
-        ("setp.lo.s32 %p1, %r0, %r0;", "comparison .lo of .s32"),
-        ("setp.lt.b32 %p1, %r0, %r0;", "eq, ne"),
-        ("setp.lt.and.s32 %p1, %r0, %r0;", "3 operands"),
-        ("setp.lt.s32 %r1, %r0, %r0;", "%r1 is declared .b32"),
-        ("cvt.s32.f32 %r2, %f1;", "cvt.s32.f32 with 2 operands"),
-        ("cvt.rn.s32.f32 %r2, %f1;", "cvt"),
-        ("mov.b64 %rd2, {%r0, %r0, %r0};", "a vector of 3"),
-        ("cvta.tex.u64 %rd2, %rd1;", "shared::cluster"),
-        ("fma.f32 %f1, %f1, %f1, %f1;", "fma.rnd"),
-        ("frobnicate.b32 %r2, %r0;", "opcode frobnicate is unknown"),
-    ],
-)
+@pytest.mark.parametrize(("text", "says"), [
+    ("add.u8 %r2, %r0, %r0;", "add.u8 with 3 operands"),
+    ("add.sat.u32 %r2, %r0, %r0;", "supported: "),
+    ("add.u32 %r2, %r0;", "add.u32 with 2 operands"),
+    ("add.u32 %rd2, %r0, %r0;", "%rd2 is declared .b64"),
+    ("add.u32 %r2, %rd1, %r0;", "%rd1 is declared .b64"),
+    ("mul.u32 %r2, %r0, %r0;", "mul{"),
+    ("setp.lo.s32 %p1, %r0, %r0;", "comparison .lo of .s32"),
+    ("setp.lt.b32 %p1, %r0, %r0;", "eq, ne"),
+    ("setp.lt.and.s32 %p1, %r0, %r0;", "3 operands"),
+    ("setp.lt.s32 %r1, %r0, %r0;", "%r1 is declared .b32"),
+    ("cvt.s32.f32 %r2, %f1;", "cvt.s32.f32 with 2 operands"),
+    ("cvt.rn.s32.f32 %r2, %f1;", "cvt"),
+    ("mov.b64 %rd2, {%r0, %r0, %r0};", "a vector of 3"),
+    ("cvta.tex.u64 %rd2, %rd1;", "shared::cluster"),
+    ("fma.f32 %f1, %f1, %f1, %f1;", "fma.rnd"),
+    ("frobnicate.b32 %r2, %r0;", "opcode frobnicate is unknown"),
+])
 def test_what_is_not_ptx_is_refused_with_the_line_and_what_would_do(text, says):
     message = refused(text)
     assert says in message and text.rstrip(";") in message

@@ -6,7 +6,7 @@ import struct
 
 import pytest
 import softfloat as sf
-from lanes import apply, check, register, values
+from lanes import apply, check, values
 from softfloat import FORMATS
 
 pytestmark = [pytest.mark.simulated, pytest.mark.usefixtures("draws")]
@@ -38,13 +38,12 @@ def spelled(op, *words):
 @pytest.mark.spread(every=2)
 @pytest.mark.parametrize("op", ARITHMETIC)
 def test_single_precision_rounds_once_in_every_direction_with_and_without_ftz_and_sat(op):
-    operation, kinds = ARITHMETIC[op], ("f32",) * (3 if op == "fma" else 2)
-    columns = values(*kinds)
-    texts, models = [], []
-    for mode, ftz, sat in itertools.product(MODES, (False, True), (False, True)):
-        texts.append(spelled(op, mode, "ftz" * ftz, "sat" * sat, "f32"))
-        models.append(binary(sf.F32, mode_aware(operation, mode), mode, ftz, sat=sat))
-    check(texts, "b32", kinds, columns, models)
+    table = {
+        spelled(op, mode, "ftz" * ftz, "sat" * sat, "f32"):
+            binary(sf.F32, mode_aware(ARITHMETIC[op], mode), mode, ftz, sat=sat)
+        for mode, ftz, sat in itertools.product(MODES, (False, True), (False, True))
+    }
+    check(table, "b32", ("f32",) * (3 if op == "fma" else 2))
 
 
 def mode_aware(operation, mode):
@@ -53,23 +52,14 @@ def mode_aware(operation, mode):
 
 
 def test_an_operation_without_a_direction_rounds_to_nearest():
-    columns = values("f32", "f32", count=1000)
-    check(
-        ["add.f32", "sub.f32", "mul.f32"],
-        "b32",
-        ("f32", "f32"),
-        columns,
-        [binary(sf.F32, ARITHMETIC[op]) for op in ("add", "sub", "mul")],
-    )
+    table = {f"{op}.f32": binary(sf.F32, ARITHMETIC[op]) for op in ("add", "sub", "mul")}
+    check(table, "b32", ("f32", "f32"), count=1000)
 
 
 def test_ftz_looks_at_the_result_as_if_exponents_had_no_limit():
     """(1 - 2^-24) 2^-126 needs no rounding to 24 bits and is flushed; (1 - 2^-26) 2^-126 rounds to a normal first."""
     columns = [[0x0D800800, 0x0D800400], [0x327FF000, 0x327FF800]]  # (1 + 2^-k) 2^-100, (1 - 2^-k) 2^-26 for k = 12, 13
-    (kept,), (flushed,) = (
-        apply(["mul.f32"], "b32", ("f32", "f32"), columns),
-        apply(["mul.ftz.f32"], "b32", ("f32", "f32"), columns),
-    )
+    kept, flushed = apply(["mul.f32", "mul.ftz.f32"], "b32", ("f32", "f32"), columns)
     assert kept == [0x00800000, 0x00800000]
     assert flushed == [0, 0x00800000]
 
@@ -77,19 +67,15 @@ def test_ftz_looks_at_the_result_as_if_exponents_had_no_limit():
 @pytest.mark.parametrize("op", ARITHMETIC)
 def test_double_precision_rounds_once_in_every_direction(op):
     kinds = ("f64",) * (3 if op == "fma" else 2)
+    compare_doubles({f"{op}.{m}.f64": binary(sf.F64, mode_aware(ARITHMETIC[op], m), m) for m in MODES}, kinds)
+
+
+def compare_doubles(table, kinds):
+    """Compare as `check` does, but for the payloads of NaN."""
     columns = values(*kinds)
-    models = [binary(sf.F64, mode_aware(ARITHMETIC[op], m), m) for m in MODES]
-    got = apply([f"{op}.{m}.f64" for m in MODES], "b64", kinds, columns)
-    compare([[without_payload_of(g) for g in row] for row in got], columns, models)
-
-
-def without_payload_of(bits):
-    return sf.F64.nan if sf.F64.decode(bits).kind == "nan" else bits
-
-
-def compare(got, columns, models):
-    for row, model in zip(got, models):
+    for row, model in zip(apply(list(table), "b64", kinds, columns), table.values()):
         for values_, g in zip(zip(*columns), row):
+            g = sf.F64.nan if sf.F64.decode(g).kind == "nan" else g
             assert g == model(*values_), [hex(v) for v in (*values_, g, model(*values_))]
 
 
@@ -97,14 +83,9 @@ def test_a_double_nan_keeps_the_payload_of_the_operand_that_an_h200_prefers():
     """The second operand's, then the third's of fma, then the first's; div prefers its first. All come out quiet."""
     a, b, c, one = 0x7FF00000000000A1, 0xFFF80000000000B2, 0x7FF80000000000C3, 0x3FF0000000000000
     quiet_a, new_nan = 0x7FF80000000000A1, 0xFFF8000000000000
-    (add, div, low), (fma,) = (
-        apply(["add.rz.f64", "div.rn.f64", "min.f64"], "b64", ("f64", "f64"), [[a, a, one], [b, one, b]]),
-        apply(["fma.rn.f64"], "b64", ("f64",) * 3, [[a, a, a], [b, one, one], [c, c, one]]),
-    )
-    assert add == [b, quiet_a, b]
-    assert div == [quiet_a, quiet_a, b]
-    assert low == [b, one, one]
-    assert fma == [b, c, quiet_a]
+    two = apply(["add.rz.f64", "div.rn.f64", "min.f64"], "b64", ("f64", "f64"), [[a, a, one], [b, one, b]])
+    assert two == [[b, quiet_a, b], [quiet_a, quiet_a, b], [b, one, one]]
+    assert apply(["fma.rn.f64"], "b64", ("f64",) * 3, [[a, a, a], [b, one, one], [c, c, one]]) == [[b, c, quiet_a]]
     assert apply(["sqrt.rn.f64"], "b64", ("f64",), [[0xBFF0000000000000]]) == [[new_nan]]
 
 
@@ -113,25 +94,19 @@ HALF = {"f16": sf.F16, "bf16": sf.BF16}
 
 @pytest.mark.parametrize("kind", HALF)
 def test_halves_round_once(kind):
-    format_, two, three = HALF[kind], values(kind, kind), values(kind, kind, kind)
-    ops = ("add", "sub", "mul")
-    check([f"{op}.{kind}" for op in ops], "b16", (kind,) * 2, two, [binary(format_, ARITHMETIC[op]) for op in ops])
-    check(
-        [f"fma.rn.{kind}", f"fma.rn.relu.{kind}"],
-        "b16",
-        (kind,) * 3,
-        three,
-        [binary(format_, sf.fma), binary(format_, sf.fma, relu=True)],
-    )
+    format_ = HALF[kind]
+    check({f"{op}.{kind}": binary(format_, ARITHMETIC[op]) for op in ("add", "sub", "mul")}, kind, (kind,) * 2)
+    table = {f"fma.rn{'.relu' * relu}.{kind}": binary(format_, sf.fma, relu=relu) for relu in (False, True)}
+    check(table, kind, (kind,) * 3)
 
 
 def test_half_precision_takes_ftz_and_sat():
-    two, three = values("f16", "f16", count=2000), values("f16", "f16", "f16", count=2000)
-    for ftz, sat in ((True, False), (False, True), (True, True)):
-        words = ("ftz" * ftz, "sat" * sat, "f16")
-        models = [binary(sf.F16, ARITHMETIC[op], ftz=ftz, sat=sat) for op in ("add", "mul")]
-        check([spelled(op, *words) for op in ("add", "mul")], "b16", ("f16",) * 2, two, models)
-        check([spelled("fma.rn", *words)], "b16", ("f16",) * 3, three, [binary(sf.F16, sf.fma, ftz=ftz, sat=sat)])
+    for ops, operands in ((("add", "mul"), 2), (("fma.rn",), 3)):
+        table = {
+            spelled(op, "ftz" * ftz, "sat" * sat, "f16"): binary(sf.F16, ARITHMETIC[op[:3]], ftz=ftz, sat=sat)
+            for op in ops for ftz, sat in ((True, False), (False, True), (True, True))
+        }
+        check(table, "f16", ("f16",) * operands, count=2000)
 
 
 PAIRS = {"f16x2": ("f16", 16), "bf16x2": ("bf16", 16), "f32x2": ("f32", 32)}
@@ -146,24 +121,15 @@ def paired(model, bits):
 @pytest.mark.parametrize("kind", PAIRS)
 def test_packed_types_are_two_separate_operations(kind):
     element, bits = PAIRS[kind]
-    format_ = FORMATS[element]
+    target = NEWEST if kind == "f32x2" else "sm_90a"
     for op, arity in (("add", 2), ("mul", 2), ("fma.rn", 3)):
-        model = binary(format_, ARITHMETIC[op[:3]])
-        columns = values(*(kind,) * arity, count=2000)
-        check(
-            [f"{op}.{kind}"],
-            register(kind),
-            (kind,) * arity,
-            columns,
-            [paired(model, bits)],
-            target=NEWEST if kind == "f32x2" else "sm_90a",
-        )
+        table = {f"{op}.{kind}": paired(binary(FORMATS[element], ARITHMETIC[op[:3]]), bits)}
+        check(table, kind, (kind,) * arity, count=2000, target=target)
 
 
 def test_packed_single_precision_takes_directions_and_ftz():
-    columns = values("f32x2", "f32x2", count=2000)
-    models = [paired(binary(sf.F32, mode_aware(sf.add, m), m, ftz=True), 32) for m in MODES]
-    check([f"add.{m}.ftz.f32x2" for m in MODES], "b64", ("f32x2",) * 2, columns, models, target=NEWEST)
+    table = {f"add.{m}.ftz.f32x2": paired(binary(sf.F32, mode_aware(sf.add, m), m, ftz=True), 32) for m in MODES}
+    check(table, "b64", ("f32x2",) * 2, count=2000, target=NEWEST)
 
 
 @pytest.mark.parametrize("kind", HALF)
@@ -175,17 +141,12 @@ def test_mixed_precision_widens_exactly_and_rounds_once(kind):
             operation(*map(half.decode, bits[:-1]), sf.F32.decode(bits[-1]), mode=mode), mode, sat=sat
         )
 
-    combinations = list(itertools.product(MODES, (False, True)))
     for op, kinds in (("add", (kind, "f32")), ("sub", (kind, "f32")), ("fma", (kind, kind, "f32"))):
-        texts = [spelled(op, m, "sat" * s, "f32", kind) for m, s in combinations]
-        check(
-            texts,
-            "b32",
-            kinds,
-            values(*kinds, count=2000),
-            [mixed(ARITHMETIC[op], m, s) for m, s in combinations],
-            target=NEWEST,
-        )
+        table = {
+            spelled(op, mode, "sat" * sat, "f32", kind): mixed(ARITHMETIC[op], mode, sat)
+            for mode, sat in itertools.product(MODES, (False, True))
+        }
+        check(table, "b32", kinds, count=2000, target=NEWEST)
 
 
 @pytest.mark.parametrize("op", ["div", "rcp", "sqrt"])
@@ -193,14 +154,10 @@ def test_division_and_roots_round_once_in_every_direction(op):
     arity, operation = {
         "div": (2, sf.divide), "rcp": (1, lambda x: sf.divide(sf.whole(1), x)), "sqrt": (1, sf.square_root),
     }[op]
-    single, double = values(*("f32",) * arity), values(*("f64",) * arity)
     for ftz in (False, True):
-        texts = [spelled(op, m, "ftz" * ftz, "f32") for m in MODES]
-        check(texts, "b32", ("f32",) * arity, single, [binary(sf.F32, operation, m, ftz) for m in MODES])
-    got = apply([f"{op}.{m}.f64" for m in MODES], "b64", ("f64",) * arity, double)
-    compare(
-        [[without_payload_of(g) for g in row] for row in got], double, [binary(sf.F64, operation, m) for m in MODES]
-    )
+        table = {spelled(op, m, "ftz" * ftz, "f32"): binary(sf.F32, operation, m, ftz) for m in MODES}
+        check(table, "b32", ("f32",) * arity)
+    compare_doubles({f"{op}.{m}.f64": binary(sf.F64, operation, m) for m in MODES}, ("f64",) * arity)
 
 
 # ---- minimum, maximum, signs
@@ -233,88 +190,64 @@ def chosen(format_, largest, nan_wins=False, xorsign=False, abs_=False, ftz=Fals
 @pytest.mark.parametrize("kind", ["f16", "bf16", "f32"])
 @pytest.mark.parametrize("op", ["min", "max"])
 def test_min_and_max_order_zeros_and_treat_nan_as_their_modifiers_say(op, kind):
-    texts, models = [], []
-    for ftz, nan, xorsign in itertools.product((False, True), repeat=3):
-        if ftz and kind == "bf16":
-            continue
-        texts.append(spelled(op, "ftz" * ftz, "NaN" * nan, "xorsign.abs" * xorsign, kind))
-        models.append(chosen(FORMATS[kind], op == "max", nan, xorsign, xorsign, ftz))
-    check(texts, register(kind), (kind,) * 2, values(kind, kind), models)
+    table = {
+        spelled(op, "ftz" * ftz, "NaN" * nan, "xorsign.abs" * xorsign, kind):
+            chosen(FORMATS[kind], op == "max", nan, xorsign, xorsign, ftz)
+        for ftz, nan, xorsign in itertools.product((False, True), repeat=3) if not (ftz and kind == "bf16")
+    }
+    check(table, kind, (kind,) * 2)
     if kind != "f32":
-        check(
-            [f"{op}.{kind}x2"],
-            "b32",
-            (f"{kind}x2",) * 2,
-            values(*(f"{kind}x2",) * 2, count=1000),
-            [paired(chosen(FORMATS[kind], op == "max"), 16)],
-        )
+        table = {f"{op}.{kind}x2": paired(chosen(FORMATS[kind], op == "max"), 16)}
+        check(table, "b32", (f"{kind}x2",) * 2, count=1000)
 
 
 def test_min_and_max_of_three():
-    columns = values("f32", "f32", "f32")
-    texts = ["min.f32", "max.NaN.f32", "min.ftz.abs.f32", "max.NaN.abs.f32"]
-    models = [
-        chosen(sf.F32, False),
-        chosen(sf.F32, True, True),
-        chosen(sf.F32, False, abs_=True, ftz=True),
-        chosen(sf.F32, True, True, abs_=True),
-    ]
-    check(texts, "b32", ("f32",) * 3, columns, models, target=NEWEST)
+    check({
+        "min.f32": chosen(sf.F32, False),
+        "max.NaN.f32": chosen(sf.F32, True, True),
+        "min.ftz.abs.f32": chosen(sf.F32, False, abs_=True, ftz=True),
+        "max.NaN.abs.f32": chosen(sf.F32, True, True, abs_=True),
+    }, "b32", ("f32",) * 3, target=NEWEST)
 
 
 @pytest.mark.parametrize("op", ["min", "max"])
 def test_min_and_max_of_doubles(op):
-    columns = values("f64", "f64")
-    got = apply([f"{op}.f64"], "b64", ("f64", "f64"), columns)
-    compare([[without_payload_of(g) for g in row] for row in got], columns, [chosen(sf.F64, op == "max")])
+    compare_doubles({f"{op}.f64": chosen(sf.F64, op == "max")}, ("f64", "f64"))
 
 
 @pytest.mark.parametrize("kind", ["f16", "bf16", "f32"])
 def test_abs_and_neg_change_the_sign_alone_and_make_a_nan_canonical(kind):
-    format_ = FORMATS[kind]
     columns = [list(range(65536))] if kind != "f32" else values(kind)
     for ftz in (False, True)[: 1 + (kind != "bf16")]:
-        models = [binary(format_, sf.absolute, ftz=ftz), binary(format_, sf.negated, ftz=ftz)]
-        check(
-            [spelled("abs", "ftz" * ftz, kind), spelled("neg", "ftz" * ftz, kind)],
-            register(kind),
-            (kind,),
-            columns,
-            models,
-        )
+        functions = {"abs": sf.absolute, "neg": sf.negated}
+        table = {spelled(op, "ftz" * ftz, kind): binary(FORMATS[kind], f, ftz=ftz) for op, f in functions.items()}
+        check(table, kind, (kind,), columns)
 
 
 def test_copysign_puts_the_sign_of_the_first_on_the_second():
     for kind, top in (("f32", 1 << 31), ("f64", 1 << 63)):
-        model = lambda a, b, top=top: a & top | b & (top - 1)  # noqa: E731
-        check([f"copysign.{kind}"], register(kind), (kind, kind), values(kind, kind, count=1000), [model])
+        table = {f"copysign.{kind}": lambda a, b, top=top: a & top | b & (top - 1)}
+        check(table, kind, (kind, kind), count=1000)
+
+
+TESTS = {  # of exponent, mantissa and the top exponent
+    "finite": lambda e, m, top: e < top,
+    "infinite": lambda e, m, top: e == top and not m,
+    "number": lambda e, m, top: e < top or not m,
+    "notanumber": lambda e, m, top: e == top and m > 0,
+    "normal": lambda e, m, top: 0 < e < top or (not e and not m),
+    "subnormal": lambda e, m, top: not e and m > 0,
+}
 
 
 def test_testp_names_what_kind_of_number_it_is():
+    def model(test, f):
+        top = (1 << f.exponent) - 1
+        return lambda bits: int(test(bits >> f.mantissa & top, bits & (1 << f.mantissa) - 1, top))
+
     for kind in ("f32", "f64"):
-        f = FORMATS[kind]
-
-        def field(bits, f=f):
-            return bits >> f.mantissa & (1 << f.exponent) - 1, bits & (1 << f.mantissa) - 1, (1 << f.exponent) - 1
-
-        def model(test, field=field):
-            return lambda bits: int(test(*field(bits)))
-
-        tests = {
-            "finite": lambda e, m, top: e < top,
-            "infinite": lambda e, m, top: e == top and not m,
-            "number": lambda e, m, top: e < top or not m,
-            "notanumber": lambda e, m, top: e == top and m > 0,
-            "normal": lambda e, m, top: 0 < e < top or (not e and not m),
-            "subnormal": lambda e, m, top: not e and m > 0,
-        }
-        check(
-            [f"testp.{n}.{kind}" for n in tests],
-            "pred",
-            (kind,),
-            values(kind, count=2000),
-            [model(t) for t in tests.values()],
-        )
+        table = {f"testp.{name}.{kind}": model(test, FORMATS[kind]) for name, test in TESTS.items()}
+        check(table, "pred", (kind,), count=2000)
 
 
 def test_fma_oob_gives_zero_for_the_special_nan_of_its_factors():
@@ -380,15 +313,8 @@ def test_logarithm_sine_and_cosine_are_within_their_bounds():
         assert abs(float_of(c) - math.cos(float_of(bits))) <= 2.0**-20.5
 
 
-ZERO, MINUS_ZERO, ONE, INF, MINUS_INF, NAN_, MINUS_ONE = (
-    0,
-    1 << 31,
-    0x3F800000,
-    0x7F800000,
-    0xFF800000,
-    0x7FFFFFFF,
-    0xBF800000,
-)
+ZERO, ONE, INF, NAN_ = 0, 0x3F800000, 0x7F800000, 0x7FFFFFFF
+MINUS_ZERO, MINUS_ONE, MINUS_INF = 1 << 31, 0xBF800000, 0xFF800000
 SPECIAL = {  # opcode -> results for -inf, -1, -0, +0, +inf, NaN; None: any number
     "rcp.approx.f32": (MINUS_ZERO, MINUS_ONE, MINUS_INF, INF, ZERO, NAN_),
     "sqrt.approx.f32": (NAN_, NAN_, MINUS_ZERO, ZERO, INF, NAN_),
@@ -435,33 +361,20 @@ def test_exponentials_and_tangents_of_halves_are_rounded_from_the_exact_value(ki
 
 def test_division_by_a_large_number_is_zero_where_it_is_approximate():
     """Above 2^126 the reciprocal that div.approx multiplies by is 0: infinity over it is no number."""
-    columns = [
-        [0x7F800000, 0x3F800000, 0xBF800000, 0x7F800000, 0x40400000],
-        [0x7F000000, 0x7F000000, 0x7F000000, 0x40000000, 0x40000000],
-    ]
+    columns = [[INF, ONE, MINUS_ONE, INF, 0x40400000], [0x7F000000] * 3 + [0x40000000] * 2]
     approx, full = apply(["div.approx.f32", "div.full.f32"], "b32", ("f32", "f32"), columns)
     assert approx == [NAN_, ZERO, MINUS_ZERO, INF, 0x3FC00000]
     assert full == [INF, 0x00400000, 0x80400000, INF, 0x3FC00000]
 
 
 def test_the_coarse_approximations_of_doubles_fill_the_upper_half_alone():
-    columns = [
-        [0x4000000000000000, 0x4010000012345678, 0x0000000000000001, 1 << 63, 0x7FF0000000000000, 0x7FF8000000000001]
+    rows = [  # a number, its reciprocal, that of its root
+        (0x4000000000000000, 0x3FE0000000000000, 0x3FE6A09E00000000),
+        (0x4010000012345678, 0x3FD0000000000000, 0x3FE0000000000000),
+        (0x0000000000000001, 0x7FF0000000000000, 0x7FF0000000000000),
+        (0x8000000000000000, 0xFFF0000000000000, 0xFFF0000000000000),
+        (0x7FF0000000000000, 0x0000000000000000, 0x0000000000000000),
+        (0x7FF8000000000001, 0x7FFFFFFF00000000, 0x7FFFFFFF00000000),
     ]
-    rcp, rsqrt = apply(["rcp.approx.ftz.f64", "rsqrt.approx.ftz.f64"], "b64", ("f64",), columns)
-    assert rcp == [
-        0x3FE0000000000000,
-        0x3FD0000000000000,
-        0x7FF0000000000000,
-        0xFFF0000000000000,
-        0,
-        0x7FFFFFFF00000000,
-    ]
-    assert rsqrt == [
-        0x3FE6A09E00000000,
-        0x3FE0000000000000,
-        0x7FF0000000000000,
-        0xFFF0000000000000,
-        0,
-        0x7FFFFFFF00000000,
-    ]
+    numbers, *expected = map(list, zip(*rows))
+    assert apply(["rcp.approx.ftz.f64", "rsqrt.approx.ftz.f64"], "b64", ("f64",), [numbers]) == expected
