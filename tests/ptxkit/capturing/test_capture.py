@@ -342,16 +342,13 @@ def test_everything_is_put_back_at_the_end(noted, xy):
     assert state() == before
 
 
-@pytest.mark.parametrize(
-    ("options", "error", "says"),
-    [
-        (dict(scheduel=1), TypeError, "no option 'scheduel'.* schedule"),
-        (dict(schedule="x"), ValueError, "seed"),
-        (dict(clock="h9000"), ValueError, "is not a chip"),
-        (dict(clock="b200"), ValueError, "is a chip of sm_100"),
-        (dict(timeline=True), ValueError, "without a clock"),
-    ],
-)
+@pytest.mark.parametrize(("options", "error", "says"), [
+    (dict(scheduel=1), TypeError, "no option 'scheduel'.* schedule"),
+    (dict(schedule="x"), ValueError, "seed"),
+    (dict(clock="h9000"), ValueError, "is not a chip"),
+    (dict(clock="b200"), ValueError, "is a chip of sm_100"),
+    (dict(timeline=True), ValueError, "without a clock"),
+])
 def test_wrong_options_are_refused_before_anything_is_launched(options, error, says):
     with pytest.raises(error, match=says), capture(arch="sm_90a", **options):
         pass

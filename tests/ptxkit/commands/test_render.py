@@ -24,19 +24,16 @@ from ptxkit.commands.render import Screen, common_options, speaks_utf8, wants_co
 from ptxkit.engine.build import compiler
 
 
-@pytest.mark.parametrize(
-    ("choice", "terminal", "env", "colored"),
-    [
-        ("always", False, {"NO_COLOR": "1"}, True),
-        ("never", True, {"FORCE_COLOR": "1"}, False),
-        ("auto", True, {"NO_COLOR": "1", "FORCE_COLOR": "1"}, False),
-        ("auto", True, {"NO_COLOR": ""}, True),
-        ("auto", False, {"FORCE_COLOR": "1"}, True),
-        ("auto", True, {"FORCE_COLOR": "0"}, False),
-        ("auto", True, {}, True),
-        ("auto", False, {}, False),
-    ],
-)
+@pytest.mark.parametrize(("choice", "terminal", "env", "colored"), [
+    ("always", False, {"NO_COLOR": "1"}, True),
+    ("never", True, {"FORCE_COLOR": "1"}, False),
+    ("auto", True, {"NO_COLOR": "1", "FORCE_COLOR": "1"}, False),
+    ("auto", True, {"NO_COLOR": ""}, True),
+    ("auto", False, {"FORCE_COLOR": "1"}, True),
+    ("auto", True, {"FORCE_COLOR": "0"}, False),
+    ("auto", True, {}, True),
+    ("auto", False, {}, False),
+])
 def test_color_follows_the_option_then_no_color_then_force_color_then_the_terminal(choice, terminal, env, colored):
     assert wants_color(choice, terminal, env) is colored
 

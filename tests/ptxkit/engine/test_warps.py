@@ -162,19 +162,16 @@ launch(ptx, grid=1, block=32, args=[torch.zeros(1)], clock=True)
     assert done.stderr.splitlines()[-1] == "KeyboardInterrupt"
 
 
-@pytest.mark.parametrize(
-    "body, ended",
-    [
-        ("mbarrier.init.shared.b64 [smem], 1; W: mbarrier.test_wait.parity.shared.b64 %p1, [smem], 0;"
-         " @!%p1 bra W;", ["livelock"]),
-        ("setp.ne.u32 %p1, %r0, 0; @!%p1 bar.warp.sync 3; @%p1 bar.sync 0;", ["deadlock"]),
-        ("TOP: bra TOP;", ["livelock"]),
-        ("setp.ne.u32 %p1, %r0, 0; @%p1 ret; bar.sync 17;", ["barrier"]),
-        ("trap;", ["operand"]),
-        ("st.global.u32 [%rd1], %r0; trap;", ["operand"]),                     # and a race, which ends nothing
-        ("st.global.u32 [%rd1], %r0;", []),
-    ],
-)
+@pytest.mark.parametrize("body, ended", [
+    ("mbarrier.init.shared.b64 [smem], 1; W: mbarrier.test_wait.parity.shared.b64 %p1, [smem], 0;"
+     " @!%p1 bra W;", ["livelock"]),
+    ("setp.ne.u32 %p1, %r0, 0; @!%p1 bar.warp.sync 3; @%p1 bar.sync 0;", ["deadlock"]),
+    ("TOP: bra TOP;", ["livelock"]),
+    ("setp.ne.u32 %p1, %r0, 0; @%p1 ret; bar.sync 17;", ["barrier"]),
+    ("trap;", ["operand"]),
+    ("st.global.u32 [%rd1], %r0; trap;", ["operand"]),                     # and a race, which ends nothing
+    ("st.global.u32 [%rd1], %r0;", []),
+])
 def test_a_finding_that_ends_the_launch_says_that_its_results_are_incomplete(body, ended):
     _, result = run(body)
     assert [f.kind for f in result.findings if f.ended] == ended

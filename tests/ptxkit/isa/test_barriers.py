@@ -260,21 +260,18 @@ def test_a_guard_parts_a_warp_at_a_barrier_that_is_not_aligned():
     assert "diverged" in kinds(run(f"{ONE_HALF} bar.sync 1; @!%p3 bar.sync 1;")[1])
 
 
-@pytest.mark.parametrize(
-    "what, wrong",
-    [
-        ("bar.sync 16;", "barrier"),
-        ("bar.sync 1, 33;", "barrier"),
-        ("bar.arrive 1, 128;", "barrier"),
-        ("bar.arrive 1, 64; bar.arrive 1, 64;", "barrier"),
-        ("setp.lt.u32 %p3, %r0, 32; @%p3 bar.arrive 1, 64; @!%p3 bar.red.popc.u32 %r9, 1, 64, %p3;", "barrier"),
-        ("barrier.cluster.wait.aligned;", "barrier"),
-        ("barrier.cluster.arrive.aligned; barrier.cluster.arrive.aligned;", "barrier"),
-        (f"barrier.cluster.arrive; {ONE_HALF} barrier.cluster.wait; barrier.cluster.arrive;", "barrier"),
-        (f"{ONE_HALF} barrier.cluster.arrive; barrier.cluster.wait;", "barrier"),
-        (f"barrier.cluster.arrive; {ONE_HALF} barrier.cluster.wait.aligned;", "diverged"),
-    ],
-)
+@pytest.mark.parametrize("what, wrong", [
+    ("bar.sync 16;", "barrier"),
+    ("bar.sync 1, 33;", "barrier"),
+    ("bar.arrive 1, 128;", "barrier"),
+    ("bar.arrive 1, 64; bar.arrive 1, 64;", "barrier"),
+    ("setp.lt.u32 %p3, %r0, 32; @%p3 bar.arrive 1, 64; @!%p3 bar.red.popc.u32 %r9, 1, 64, %p3;", "barrier"),
+    ("barrier.cluster.wait.aligned;", "barrier"),
+    ("barrier.cluster.arrive.aligned; barrier.cluster.arrive.aligned;", "barrier"),
+    (f"barrier.cluster.arrive; {ONE_HALF} barrier.cluster.wait; barrier.cluster.arrive;", "barrier"),
+    (f"{ONE_HALF} barrier.cluster.arrive; barrier.cluster.wait;", "barrier"),
+    (f"barrier.cluster.arrive; {ONE_HALF} barrier.cluster.wait.aligned;", "diverged"),
+])
 def test_a_misused_barrier_is_reported(what, wrong):
     _, result = run(what)
     assert wrong in kinds(result)
@@ -425,18 +422,15 @@ def test_bytes_may_come_before_they_are_expected():
     assert out.tolist() == [1] and not result.findings
 
 
-@pytest.mark.parametrize(
-    "what, wrong",
-    [
-        ("mbarrier.arrive.shared::cta.b64 _, [smem];", "mbarrier"),
-        ("mbarrier.init.shared::cta.b64 [smem], 0;", "mbarrier"),
-        ("mbarrier.init.shared::cta.b64 [smem], 1; mbarrier.init.shared::cta.b64 [smem], 1;", "mbarrier"),
-        ("mbarrier.init.shared::cta.b64 [smem+4], 1;", "misaligned"),
-        ("mbarrier.init.shared::cta.b64 [smem], 1; st.shared.u32 [smem+4], 1;", "mbarrier-overwritten"),
-        (f"mbarrier.init.shared::cta.b64 [smem], 1; mbarrier.inval.shared::cta.b64 [smem]; {ARRIVE}", "mbarrier"),
-        ("mbarrier.init.shared::cta.b64 [smem], 1; mbarrier.arrive.shared::cta.b64 _, [smem], 2;", "mbarrier"),
-    ],
-)
+@pytest.mark.parametrize("what, wrong", [
+    ("mbarrier.arrive.shared::cta.b64 _, [smem];", "mbarrier"),
+    ("mbarrier.init.shared::cta.b64 [smem], 0;", "mbarrier"),
+    ("mbarrier.init.shared::cta.b64 [smem], 1; mbarrier.init.shared::cta.b64 [smem], 1;", "mbarrier"),
+    ("mbarrier.init.shared::cta.b64 [smem+4], 1;", "misaligned"),
+    ("mbarrier.init.shared::cta.b64 [smem], 1; st.shared.u32 [smem+4], 1;", "mbarrier-overwritten"),
+    (f"mbarrier.init.shared::cta.b64 [smem], 1; mbarrier.inval.shared::cta.b64 [smem]; {ARRIVE}", "mbarrier"),
+    ("mbarrier.init.shared::cta.b64 [smem], 1; mbarrier.arrive.shared::cta.b64 _, [smem], 2;", "mbarrier"),
+])
 def test_a_misused_mbarrier_is_reported(what, wrong):
     _, result = run(what, threads=1)
     assert wrong in kinds(result)

@@ -199,16 +199,13 @@ def test_selectors_that_select_nothing_are_found():
     assert not run.findings
 
 
-@pytest.mark.parametrize(
-    "spelling, target, says",
-    [
-        ("m16n8k32.row.col.kind::f8f6f4.f32.e4m3.e4m3.f32", "sm_100a", "kind::f8f6f4 of mma.sync does not exist"),
-        ("m16n8k64.row.col.kind::mxf4.block_scale.f32.e4m3.e2m1.f32.ue8m0", SM120, "kind::mxf4.block_scale.scale_vec"),
-        ("m16n8k32.row.col.kind::mxf8f6f4.f32.e4m3.e4m3.f32", SM120, "kind::mxf8f6f4.block_scale.scale_vec::1X"),
-        ("m16n8k128.row.col.s32.b1.b1.s32", "sm_80", "modifiers sync.aligned.m16n8k128.row.col.s32.b1.b1.s32"),
-        ("m16n8k64.row.col.s32.s4.s8.s32", "sm_80", "m16n8k64"),
-    ],
-)
+@pytest.mark.parametrize("spelling, target, says", [
+    ("m16n8k32.row.col.kind::f8f6f4.f32.e4m3.e4m3.f32", "sm_100a", "kind::f8f6f4 of mma.sync does not exist"),
+    ("m16n8k64.row.col.kind::mxf4.block_scale.f32.e4m3.e2m1.f32.ue8m0", SM120, "kind::mxf4.block_scale.scale_vec"),
+    ("m16n8k32.row.col.kind::mxf8f6f4.f32.e4m3.e4m3.f32", SM120, "kind::mxf8f6f4.block_scale.scale_vec::1X"),
+    ("m16n8k128.row.col.s32.b1.b1.s32", "sm_80", "modifiers sync.aligned.m16n8k128.row.col.s32.b1.b1.s32"),
+    ("m16n8k64.row.col.s32.s4.s8.s32", "sm_80", "m16n8k64"),
+])
 def test_forms_that_do_not_exist_are_refused(spelling, target, says):
     four = "{%r1, %r1, %r1, %r1}"
     text = f"mma.sync.aligned.{spelling} {four}, {four}, {{%r1, %r1}}, {four};"

@@ -94,25 +94,22 @@ def access(what, **options):
     return data, result
 
 
-@pytest.mark.parametrize(
-    "what, kind, says",
-    [
-        (
-            "ld.global.u32 %r2, [%rd1+256];",
-            "out-of-bounds",
-            "256 bytes into p1 (int32 [64], argument 0), which has 256 bytes",
-        ),
-        ("st.global.u32 [%rd1+-4], 1;", "out-of-bounds", "writes 4 bytes"),
-        ("ld.global.v4.u32 {%r2,%r3,%r4,%r5}, [%rd1+248];", "out-of-bounds", "reads 16 bytes"),
-        ("ld.global.u32 %r2, [%rd1+2];", "misaligned", "not a multiple of 4"),
-        ("ld.global.v2.u32 {%r2,%r3}, [%rd1+4];", "misaligned", "not a multiple of 8"),
-        ("st.shared.u32 [smem+4096], 1;", "out-of-bounds", "shared address"),
-        ("ld.shared.u32 %r2, [smem+2];", "misaligned", "shared address"),
-        ("ld.shared.u32 %r2, [smem];", "uninitialised", "was never written"),
-        ("st.shared.u16 [smem], %h1; ld.shared.u32 %r2, [smem];", "uninitialised", "was never written"),
-        (".local .align 4 .b8 depot[16]; st.local.u32 [depot+16], 1;", "out-of-bounds", "local address"),
-    ],
-)
+@pytest.mark.parametrize("what, kind, says", [
+    (
+        "ld.global.u32 %r2, [%rd1+256];",
+        "out-of-bounds",
+        "256 bytes into p1 (int32 [64], argument 0), which has 256 bytes",
+    ),
+    ("st.global.u32 [%rd1+-4], 1;", "out-of-bounds", "writes 4 bytes"),
+    ("ld.global.v4.u32 {%r2,%r3,%r4,%r5}, [%rd1+248];", "out-of-bounds", "reads 16 bytes"),
+    ("ld.global.u32 %r2, [%rd1+2];", "misaligned", "not a multiple of 4"),
+    ("ld.global.v2.u32 {%r2,%r3}, [%rd1+4];", "misaligned", "not a multiple of 8"),
+    ("st.shared.u32 [smem+4096], 1;", "out-of-bounds", "shared address"),
+    ("ld.shared.u32 %r2, [smem+2];", "misaligned", "shared address"),
+    ("ld.shared.u32 %r2, [smem];", "uninitialised", "was never written"),
+    ("st.shared.u16 [smem], %h1; ld.shared.u32 %r2, [smem];", "uninitialised", "was never written"),
+    (".local .align 4 .b8 depot[16]; st.local.u32 [depot+16], 1;", "out-of-bounds", "local address"),
+])
 def test_an_access_that_must_not_be_is_reported_and_goes_nowhere(what, kind, says):
     data, result = access(what)
     assert kind in kinds(result)
@@ -315,43 +312,37 @@ def test_sectors_that_a_launch_reads_writes_or_both_are_told_apart():
 # ---- arguments
 
 
-@pytest.mark.parametrize(
-    "args, says",
-    [
-        ([], "has 1"),
-        ([torch.zeros(1), 2], "has 1"),
-        ([[1, 2]], "pass a CPU tensor, a number"),
-        ([1.5], "not a whole number"),
-        ([torch.zeros(1, device="meta")], "needs CPU tensors"),
-        (b"1234", "needs 8"),
-        (torch.zeros(1), r"args=\[x\]"),
-        ([torch.zeros(1).to_sparse()], "no address"),
-        ([1 << 64], "does not fit into 8 bytes"),
-    ],
-)
+@pytest.mark.parametrize("args, says", [
+    ([], "has 1"),
+    ([torch.zeros(1), 2], "has 1"),
+    ([[1, 2]], "pass a CPU tensor, a number"),
+    ([1.5], "not a whole number"),
+    ([torch.zeros(1, device="meta")], "needs CPU tensors"),
+    (b"1234", "needs 8"),
+    (torch.zeros(1), r"args=\[x\]"),
+    ([torch.zeros(1).to_sparse()], "no address"),
+    ([1 << 64], "does not fit into 8 bytes"),
+])
 def test_wrong_arguments_say_what_is_wanted(args, says):
     with pytest.raises(LaunchError, match=says):
         launch(kernel(""), grid=1, block=32, args=args)
 
 
-@pytest.mark.parametrize(
-    "shape, says",
-    [
-        (dict(grid=1, block=1025), "1 to 1024"),
-        (dict(grid=3, block=32, cluster=2), "not a multiple"),
-        (dict(grid=1, block=0), "1 to 1024"),
-        (dict(grid=1, block=32, dynamic_shared=300_000), "a CTA of sm_90 has"),
-        (dict(grid=1, block=32, arch="sm_70"), "is not simulated"),
-        (dict(grid="1", block=32), "whole numbers"),
-        (dict(grid=1.0, block=32), "whole numbers"),
-        (dict(grid=(), block=32), "whole numbers"),
-        (dict(grid=1 << 31, block=32), "whole numbers"),
-        (dict(grid=1, block=32, schedule="x"), "seed"),
-        (dict(grid=1, block=32, early="no"), "True or False"),
-        (dict(grid=1, block=32, clock=["h200"]), "name of a chip"),
-        (dict(grid=1, block=32, timeline=True), "without a clock"),
-    ],
-)
+@pytest.mark.parametrize("shape, says", [
+    (dict(grid=1, block=1025), "1 to 1024"),
+    (dict(grid=3, block=32, cluster=2), "not a multiple"),
+    (dict(grid=1, block=0), "1 to 1024"),
+    (dict(grid=1, block=32, dynamic_shared=300_000), "a CTA of sm_90 has"),
+    (dict(grid=1, block=32, arch="sm_70"), "is not simulated"),
+    (dict(grid="1", block=32), "whole numbers"),
+    (dict(grid=1.0, block=32), "whole numbers"),
+    (dict(grid=(), block=32), "whole numbers"),
+    (dict(grid=1 << 31, block=32), "whole numbers"),
+    (dict(grid=1, block=32, schedule="x"), "seed"),
+    (dict(grid=1, block=32, early="no"), "True or False"),
+    (dict(grid=1, block=32, clock=["h200"]), "name of a chip"),
+    (dict(grid=1, block=32, timeline=True), "without a clock"),
+])
 def test_a_launch_that_cannot_be_says_why(shape, says):
     with pytest.raises(LaunchError, match=says):
         launch(kernel(""), args=[torch.zeros(1)], **shape)

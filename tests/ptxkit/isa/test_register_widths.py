@@ -173,10 +173,7 @@ def test_ptxas_takes_the_same_registers(tmp_path, target, template):
         assert (done.returncode == 0) == fits, (instruction, done.stderr)
 
 
-@pytest.mark.parametrize(
-    "base, says",
-    [("%p1", "%p1 is declared .pred"), ("%q1", "%q1 is declared .b128")],
-)
+@pytest.mark.parametrize("base, says", [("%p1", "%p1 is declared .pred"), ("%q1", "%q1 is declared .b128")])
 def test_an_address_needs_a_register_of_an_address(base, says):
     assert f"{says}; an address needs a register of 32 or 64 bits" in refusal(f"ld.shared.u32 %r1, [{base}];", "sm_90a")
 

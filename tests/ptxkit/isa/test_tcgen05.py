@@ -77,18 +77,15 @@ def test_each_element_of_b_is_read_from_its_place(name, swizzle, mn_major):
     assert torch.equal(out, with_d(cells, d, 64, 64, d_type=d_type_of(name)))
 
 
-@pytest.mark.parametrize(
-    "name, swizzle, mn_major, lbo, sbo",
-    [
-        ("f16", "none", False, 0x400, 0x90),
-        ("f16", "128B", False, 0x10, 0x420),  # rows of eight that do not end with the pattern
-        ("e4m3", "32B", False, 0x10, 0x80),  # blocks of eight rows that overlap
-        ("bf16", "none", True, 0x800, 0x80),
-        ("bf16", "64B", True, 0x400, 0x2000),
-        ("u8", "128B", True, 0x3000, 0x400),
-        ("tf32", "128B/32B", True, 0x800, 0x2000),
-    ],
-)
+@pytest.mark.parametrize("name, swizzle, mn_major, lbo, sbo", [
+    ("f16", "none", False, 0x400, 0x90),
+    ("f16", "128B", False, 0x10, 0x420),  # rows of eight that do not end with the pattern
+    ("e4m3", "32B", False, 0x10, 0x80),  # blocks of eight rows that overlap
+    ("bf16", "none", True, 0x800, 0x80),
+    ("bf16", "64B", True, 0x400, 0x2000),
+    ("u8", "128B", True, 0x3000, 0x400),
+    ("tf32", "128B/32B", True, 0x800, 0x2000),
+])
 def test_strides_are_what_the_descriptor_says(name, swizzle, mn_major, lbo, sbo):
     k = depth(name)
     a = Operand(name, values(name, 64, seed=1), A_AT, swizzle, mn_major, lbo, sbo)

@@ -175,19 +175,16 @@ def test_a_cta_may_not_exit_while_its_peer_still_multiplies():
 OK = 1 << 46
 
 
-@pytest.mark.parametrize(
-    "descriptors, says",
-    [
-        ((OK | 3 << 61, None), "swizzle (bits 61-63) 3"),
-        ((OK | 5 << 61, None), "swizzle (bits 61-63) 5"),
-        ((None, OK | 7 << 61), "swizzle (bits 61-63) 7"),
-        ((0, None), "bits 46-48 are 0"),
-        ((OK | 1 << 50 | 2 << 61, None), "base offset (bits 49-51) 2"),
-        ((OK | 1 << 52 | 2 << 61, None), "bit 52"),
-        ((None, OK | 1 << 57), "bits 53-60 are 0x10"),
-        ((OK | 1 << 61, None), "128B swizzle of 32B atoms"),
-    ],
-)
+@pytest.mark.parametrize("descriptors, says", [
+    ((OK | 3 << 61, None), "swizzle (bits 61-63) 3"),
+    ((OK | 5 << 61, None), "swizzle (bits 61-63) 5"),
+    ((None, OK | 7 << 61), "swizzle (bits 61-63) 7"),
+    ((0, None), "bits 46-48 are 0"),
+    ((OK | 1 << 50 | 2 << 61, None), "base offset (bits 49-51) 2"),
+    ((OK | 1 << 52 | 2 << 61, None), "bit 52"),
+    ((None, OK | 1 << 57), "bits 53-60 are 0x10"),
+    ((OK | 1 << 61, None), "128B swizzle of 32B atoms"),
+])
 def test_a_bad_matrix_descriptor_is_described(descriptors, says):
     (finding,) = plain(descriptors).findings
     name = "A" if descriptors[0] is not None else "B"
@@ -195,45 +192,39 @@ def test_a_bad_matrix_descriptor_is_described(descriptors, says):
     assert says in finding.says and f"{name} descriptor 0x" in finding.says
 
 
-@pytest.mark.parametrize(
-    "number, says",
-    [
-        (idesc("bf16", "bf16", 96, 32), "M=96"),
-        (idesc("bf16", "bf16", 256, 32), "M=256"),
-        (idesc("bf16", "bf16", 32, 32), "M=32"),
-        (idesc("bf16", "bf16", 128, 0), "N=0"),
-        (idesc("bf16", "bf16", 128, 264), "N=264"),
-        (BF16 | 4 << 7, "types 5"),
-        (BF16 & ~0x30, "D of type 0"),
-        (BF16 | 1 << 5, "D of type 3"),
-        (BF16 | 1 << 2, "sparse"),
-        (BF16 | 1 << 3, "saturation"),
-        (BF16 | 1 << 6, "bits 6, 23 and 29"),
-        (BF16 | 1 << 23, "bits 6, 23 and 29"),
-        (BF16 | 1 << 29, "bits 6, 23 and 29"),
-        (BF16 | 1 << 30, "for .ws alone"),
-    ],
-)
+@pytest.mark.parametrize("number, says", [
+    (idesc("bf16", "bf16", 96, 32), "M=96"),
+    (idesc("bf16", "bf16", 256, 32), "M=256"),
+    (idesc("bf16", "bf16", 32, 32), "M=32"),
+    (idesc("bf16", "bf16", 128, 0), "N=0"),
+    (idesc("bf16", "bf16", 128, 264), "N=264"),
+    (BF16 | 4 << 7, "types 5"),
+    (BF16 & ~0x30, "D of type 0"),
+    (BF16 | 1 << 5, "D of type 3"),
+    (BF16 | 1 << 2, "sparse"),
+    (BF16 | 1 << 3, "saturation"),
+    (BF16 | 1 << 6, "bits 6, 23 and 29"),
+    (BF16 | 1 << 23, "bits 6, 23 and 29"),
+    (BF16 | 1 << 29, "bits 6, 23 and 29"),
+    (BF16 | 1 << 30, "for .ws alone"),
+])
 def test_a_bad_instruction_descriptor_is_described(number, says):
     (finding,) = plain(number=number).findings
     assert finding.kind in ("descriptor", "unsupported")
     assert says in finding.says and f"idesc {number:#x}" in finding.says
 
 
-@pytest.mark.parametrize(
-    "name, m, n, group, ws, taken",
-    [
-        ("u8", 128, 24, 1, "", True),
-        ("u8", 128, 40, 1, "", False),
-        ("u8", 128, 48, 1, "", True),
-        ("u8", 256, 48, 2, "", False),
-        ("bf16", 128, 24, 1, "", True),
-        ("bf16", 256, 24, 2, "", False),
-        ("bf16", 256, 48, 2, "", True),
-        ("bf16", 64, 32, 1, ".ws", False),
-        ("bf16", 64, 64, 1, ".ws", True),
-    ],
-)
+@pytest.mark.parametrize("name, m, n, group, ws, taken", [
+    ("u8", 128, 24, 1, "", True),
+    ("u8", 128, 40, 1, "", False),
+    ("u8", 128, 48, 1, "", True),
+    ("u8", 256, 48, 2, "", False),
+    ("bf16", 128, 24, 1, "", True),
+    ("bf16", 256, 24, 2, "", False),
+    ("bf16", 256, 48, 2, "", True),
+    ("bf16", 64, 32, 1, ".ws", False),
+    ("bf16", 64, 64, 1, ".ws", True),
+])
 def test_each_kind_has_its_own_values_of_n(name, m, n, group, ws, taken):
     a, b = operands(name, 128, 64)
     image = torch.stack([image_of(a, b)] * group)
@@ -267,16 +258,13 @@ def test_a_in_tensor_memory_cannot_be_transposed():
     assert kinds(result) == ["descriptor"] and "A in tensor memory cannot be transposed" in result.findings[0].says
 
 
-@pytest.mark.parametrize(
-    "m, d, a, says",
-    [
-        (128, 1, None, "D of M=128 starts in lane 1;"),
-        (128, 16, None, "D of M=128 starts in lane 16;"),
-        (64, 8, None, "D of M=64 starts in lane 8;"),
-        (128, 0, 16, "A starts in lane 16 and D in lane 0"),
-        (64, 16, 0, "A starts in lane 0 and D in lane 16"),
-    ],
-)
+@pytest.mark.parametrize("m, d, a, says", [
+    (128, 1, None, "D of M=128 starts in lane 1;"),
+    (128, 16, None, "D of M=128 starts in lane 16;"),
+    (64, 8, None, "D of M=64 starts in lane 8;"),
+    (128, 0, 16, "A starts in lane 16 and D in lane 0"),
+    (64, 16, 0, "A starts in lane 0 and D in lane 16"),
+])
 def test_matrices_start_in_the_lanes_that_their_layout_has(m, d, a, says):
     left, right = operands("bf16", m, 32)
     where = "%rd10" if a is None else f"[%r8+{(a << 16) + 40}]"
@@ -336,19 +324,16 @@ def test_an_f16_result_cannot_be_scaled():
 # ---- cp, shift, commit
 
 
-@pytest.mark.parametrize(
-    "issue, kind, says",
-    [
-        (f"tcgen05.shift.cta_group::1.down [%r8+{1 << 16}];", "tmem", "lane 1;"),
-        (f"tcgen05.shift.cta_group::1.down [%r8+{160 << 16}];", "tmem", "lane 160;"),
-        ("tcgen05.shift.cta_group::1.down [%r8+60];", "tmem", "columns 60 to 67"),
-        (copy("32x128b.warpx4", descriptor(A_AT, 16, 128, "none"), "%r8+65536"), "tmem", "reaches lane 128"),
-        (copy("4x256b", descriptor(A_AT, 16, 128, "none"), "%r8+2097152"), "tmem", "reaches lane 128"),
-        (copy("128x256b", descriptor(A_AT, 16, 128, "none"), "%r8+60"), "tmem", "columns 60 to 67"),
-        (copy("128x256b", descriptor(A_AT, 16, 128, "128B/32B")), "descriptor", "128B swizzle of 32B atoms"),
-        (copy("128x256b", 3 << 61 | OK), "descriptor", "swizzle (bits 61-63) 3"),
-    ],
-)
+@pytest.mark.parametrize("issue, kind, says", [
+    (f"tcgen05.shift.cta_group::1.down [%r8+{1 << 16}];", "tmem", "lane 1;"),
+    (f"tcgen05.shift.cta_group::1.down [%r8+{160 << 16}];", "tmem", "lane 160;"),
+    ("tcgen05.shift.cta_group::1.down [%r8+60];", "tmem", "columns 60 to 67"),
+    (copy("32x128b.warpx4", descriptor(A_AT, 16, 128, "none"), "%r8+65536"), "tmem", "reaches lane 128"),
+    (copy("4x256b", descriptor(A_AT, 16, 128, "none"), "%r8+2097152"), "tmem", "reaches lane 128"),
+    (copy("128x256b", descriptor(A_AT, 16, 128, "none"), "%r8+60"), "tmem", "columns 60 to 67"),
+    (copy("128x256b", descriptor(A_AT, 16, 128, "128B/32B")), "descriptor", "128B swizzle of 32B atoms"),
+    (copy("128x256b", 3 << 61 | OK), "descriptor", "swizzle (bits 61-63) 3"),
+])
 def test_copies_and_shifts_stay_within_what_there_is(issue, kind, says):
     _, result = run(issue, image=random_image(64), strict=False)
     assert kinds(result) == [kind] and says in result.findings[0].says
@@ -392,24 +377,21 @@ def test_a_barrier_may_be_invalidated_once_its_commit_is_seen(schedule):
 # ---- what is refused
 
 
-@pytest.mark.parametrize(
-    "instruction, says",
-    [
-        ("mma.sp.cta_group::1.kind::f16 [%r8], %rd10, %rd11, [%r8], %r11, %p6;", "sparse"),
-        ("mma.cta_group::1.kind::f16.ashift [%r8], [%r8], %rd11, %r11, %p6;", ".ashift"),
-        ("mma.cta_group::1.kind::f64 [%r8], %rd10, %rd11, %r11, %p6;", "kind::f16, kind::f8f6f4"),
-        ("mma.kind::f16 [%r8], %rd10, %rd11, %r11, %p6;", "cta_group::1, cta_group::2"),
-        ("mma.cta_group::2.kind::f16 [%r8], %rd10, %rd11, %r11, %p6;", "one of them for the whole kernel"),
-        ("mma.cta_group::1.kind::i8 [%r8], %rd10, %rd11, %r11, %p6, 2;", "scale-input-d"),
-        ("mma.cta_group::1.kind::f16 [%r8], %rd10, %rd11, %r11, %p6, 16;", "immediates 0 to 15"),
-        ("mma.cta_group::1.kind::f16 [%r8], %rd10, %rd11, %r11, {%r1, %r2}, %p6;", "4 with cta_group::1"),
-        ("mma.cta_group::1.kind::f16.collector::b0::fill [%r8], %rd10, %rd11, %r11, %p6;", "collector::b0::fill"),
-        ("cp.cta_group::1.64x128b [%r8], %rd10;", "64x128b.warpx2::02_13"),
-        ("cp.cta_group::1.32x64b [%r8], %rd10;", "128x256b"),
-        ("commit.cta_group::1.b64 [smem];", "mbarrier::arrive::one"),
-        ("frob.cta_group::1 [%r8];", "mma"),
-    ],
-)
+@pytest.mark.parametrize("instruction, says", [
+    ("mma.sp.cta_group::1.kind::f16 [%r8], %rd10, %rd11, [%r8], %r11, %p6;", "sparse"),
+    ("mma.cta_group::1.kind::f16.ashift [%r8], [%r8], %rd11, %r11, %p6;", ".ashift"),
+    ("mma.cta_group::1.kind::f64 [%r8], %rd10, %rd11, %r11, %p6;", "kind::f16, kind::f8f6f4"),
+    ("mma.kind::f16 [%r8], %rd10, %rd11, %r11, %p6;", "cta_group::1, cta_group::2"),
+    ("mma.cta_group::2.kind::f16 [%r8], %rd10, %rd11, %r11, %p6;", "one of them for the whole kernel"),
+    ("mma.cta_group::1.kind::i8 [%r8], %rd10, %rd11, %r11, %p6, 2;", "scale-input-d"),
+    ("mma.cta_group::1.kind::f16 [%r8], %rd10, %rd11, %r11, %p6, 16;", "immediates 0 to 15"),
+    ("mma.cta_group::1.kind::f16 [%r8], %rd10, %rd11, %r11, {%r1, %r2}, %p6;", "4 with cta_group::1"),
+    ("mma.cta_group::1.kind::f16.collector::b0::fill [%r8], %rd10, %rd11, %r11, %p6;", "collector::b0::fill"),
+    ("cp.cta_group::1.64x128b [%r8], %rd10;", "64x128b.warpx2::02_13"),
+    ("cp.cta_group::1.32x64b [%r8], %rd10;", "128x256b"),
+    ("commit.cta_group::1.b64 [smem];", "mbarrier::arrive::one"),
+    ("frob.cta_group::1 [%r8];", "mma"),
+])
 def test_variants_that_are_not_simulated_are_refused_with_what_is(instruction, says):
     with pytest.raises(PtxError) as caught:
         run("tcgen05." + instruction)

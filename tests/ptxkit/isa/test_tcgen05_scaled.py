@@ -209,17 +209,14 @@ def test_bits_of_the_id_in_an_address_are_not_part_of_it():
 NUMBER = idesc("mxf4nvf4", (), 128, 32, "ue4m3")
 
 
-@pytest.mark.parametrize(
-    "number, says",
-    [
-        (NUMBER | 1 << 31, "K of 96 (bit 31) is not simulated"),
-        (NUMBER | 1 << 2, "a sparse A (bit 2) is not simulated"),
-        (NUMBER | 1 << 24, "24-26 must be 0"),
-        (NUMBER | 1 << 29, "the factors of A begin at byte 1 (bits 29-30); with 4 of a row"),
-        (NUMBER ^ 3 << 27, "M=256; it may be 128"),
-        (NUMBER ^ 3 << 7, "types 2 of A and 1 of B"),
-    ],
-)
+@pytest.mark.parametrize("number, says", [
+    (NUMBER | 1 << 31, "K of 96 (bit 31) is not simulated"),
+    (NUMBER | 1 << 2, "a sparse A (bit 2) is not simulated"),
+    (NUMBER | 1 << 24, "24-26 must be 0"),
+    (NUMBER | 1 << 29, "the factors of A begin at byte 1 (bits 29-30); with 4 of a row"),
+    (NUMBER ^ 3 << 27, "M=256; it may be 128"),
+    (NUMBER ^ 3 << 7, "types 2 of A and 1 of B"),
+])
 def test_descriptors_that_mean_nothing_are_found(number, says):
     _, _, result = product(number=number, strict=False)
     assert says in result.findings[0].says
@@ -230,14 +227,11 @@ def test_ue4m3_needs_four_factors_of_a_row():
     assert "ue4m3 (bit 23 is 0) are for kind::mxf4nvf4 with four" in result.findings[0].says
 
 
-@pytest.mark.parametrize(
-    "modifiers, says",
-    [
-        ("kind::mxf4nvf4.block_scale", "no .scale_vec with kind::mxf4nvf4; supported: scale_vec::2X, block32"),
-        ("kind::mxf4.block_scale.block16", "block16 with kind::mxf4"),
-        ("kind::mxf4", "kind::mxf4 without .block_scale"),
-    ],
-)
+@pytest.mark.parametrize("modifiers, says", [
+    ("kind::mxf4nvf4.block_scale", "no .scale_vec with kind::mxf4nvf4; supported: scale_vec::2X, block32"),
+    ("kind::mxf4.block_scale.block16", "block16 with kind::mxf4"),
+    ("kind::mxf4", "kind::mxf4 without .block_scale"),
+])
 def test_forms_that_do_not_exist_are_refused(modifiers, says):
     text = f"tcgen05.mma.cta_group::1.{modifiers} [%r8], %rd10, %rd11, %r11, [%r8], [%r8], %p6;"
     with pytest.raises(PtxError) as error:

@@ -98,13 +98,10 @@ def test_a_store_of_padded_elements_is_refused_by_name():
     assert "b4x16_p64 is for loads; its stores are not simulated" in run.findings[0].says
 
 
-@pytest.mark.parametrize(
-    "dtype, start, says",
-    [
-        ("16u4_align8b", (16, 0), "coordinate 16 of dimension 0 is 8 bytes from the tensor's start"),
-        ("16u4_align16b", (64, 0), "not a multiple of 16, or of 128 elements"),
-    ],
-)
+@pytest.mark.parametrize("dtype, start, says", [
+    ("16u4_align8b", (16, 0), "coordinate 16 of dimension 0 is 8 bytes from the tensor's start"),
+    ("16u4_align16b", (64, 0), "not a multiple of 16, or of 128 elements"),
+])
 def test_a_start_within_a_unit_is_found(dtype, start, says):
     _, x = packed(8, 512, 4)
     run = load(x, a_map(x, 512, 4, dtype, (128, 4)), start, target=SM100)[1]

@@ -157,15 +157,12 @@ def test_lanes_that_name_different_addresses_are_found():
     assert "with the same address and stride" in run.findings[0].says
 
 
-@pytest.mark.parametrize(
-    "text, says",
-    [
-        ("wmma.load.a.sync.aligned.row.m16n16k8.f16 {%r1, %r2}, [%rd1];", ".{m16n16k8} of tf32"),
-        ("wmma.load.a.sync.aligned.row.m16n16k16.bf16 {%r1, %r2}, [%rd1];", "2 registers for A; supported: 4"),
-        ("wmma.load.a.sync.aligned.col.m8n8k32.s4 {%r1}, [%rd1];", ".col of s4; supported: .row of A"),
-        ("wmma.load.d.sync.aligned.row.m16n16k16.f32 {%r1}, [%rd1];", "wmma.load.d"),
-        ("wmma.mma.sync.aligned.row.col.m16n16k16.f32.bf16.f16.f32 {%r1}, {%r1}, {%r1}, {%r1};", "modifiers"),
-    ],
-)
+@pytest.mark.parametrize("text, says", [
+    ("wmma.load.a.sync.aligned.row.m16n16k8.f16 {%r1, %r2}, [%rd1];", ".{m16n16k8} of tf32"),
+    ("wmma.load.a.sync.aligned.row.m16n16k16.bf16 {%r1, %r2}, [%rd1];", "2 registers for A; supported: 4"),
+    ("wmma.load.a.sync.aligned.col.m8n8k32.s4 {%r1}, [%rd1];", ".col of s4; supported: .row of A"),
+    ("wmma.load.d.sync.aligned.row.m16n16k16.f32 {%r1}, [%rd1];", "wmma.load.d"),
+    ("wmma.mma.sync.aligned.row.col.m16n16k16.f32.bf16.f16.f32 {%r1}, {%r1}, {%r1}, {%r1};", "modifiers"),
+])
 def test_what_does_not_exist_is_refused(text, says):
     assert says in refused(text)

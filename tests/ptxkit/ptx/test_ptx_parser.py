@@ -76,20 +76,17 @@ def test_an_extern_array_has_a_name_an_alignment_and_no_size():
     assert memory.init is None and memory.line == 4
 
 
-@pytest.mark.parametrize(
-    "declaration, size, count, init",
-    [
-        (".global .u32 x = 7;", 4, 1, struct.pack("<I", 7)),
-        (".global .s16 x = -2;", 2, 1, struct.pack("<h", -2)),
-        (".const .align 4 .b8 x[6] = {1, 0xff, 3};", 6, 6, b"\x01\xff\x03\0\0\0"),
-        (".global .b16 x[] = {1, 2};", 4, 2, b"\x01\0\x02\0"),
-        (".const .f32 x[2] = {0f3F800000, -2.5};", 8, 2, struct.pack("<2f", 1.0, -2.5)),
-        (".const .f64 x = 0dBFF0000000000000;", 8, 1, struct.pack("<d", -1.0)),
-        (".global .u32 x[2][3] = {{1, 2, 3}, {4, 5, 6}};", 24, 6, struct.pack("<6I", 1, 2, 3, 4, 5, 6)),
-        (".global .v4 .f32 x[2];", 32, 8, None),
-        (".visible .global .b64 x[3];", 24, 3, None),
-    ],
-)
+@pytest.mark.parametrize("declaration, size, count, init", [
+    (".global .u32 x = 7;", 4, 1, struct.pack("<I", 7)),
+    (".global .s16 x = -2;", 2, 1, struct.pack("<h", -2)),
+    (".const .align 4 .b8 x[6] = {1, 0xff, 3};", 6, 6, b"\x01\xff\x03\0\0\0"),
+    (".global .b16 x[] = {1, 2};", 4, 2, b"\x01\0\x02\0"),
+    (".const .f32 x[2] = {0f3F800000, -2.5};", 8, 2, struct.pack("<2f", 1.0, -2.5)),
+    (".const .f64 x = 0dBFF0000000000000;", 8, 1, struct.pack("<d", -1.0)),
+    (".global .u32 x[2][3] = {{1, 2, 3}, {4, 5, 6}};", 24, 6, struct.pack("<6I", 1, 2, 3, 4, 5, 6)),
+    (".global .v4 .f32 x[2];", 32, 8, None),
+    (".visible .global .b64 x[3];", 24, 3, None),
+])
 def test_a_variable_knows_its_bytes(declaration, size, count, init):
     (variable,) = parse(HEAD + declaration).variables
     assert (variable.size, variable.count, variable.init, variable.extern) == (size, count, init, False)
@@ -110,29 +107,26 @@ def test_a_common_variable_is_one_of_this_module():
     assert (x.name, x.space, x.size, x.extern) == ("x", "global", 16, False)
 
 
-@pytest.mark.parametrize(
-    "text, found",
-    [
-        (".global .u32 x; .global .u32 x;", "`x` is defined twice"),
-        (".global .u32 x[];", "`x` has no size"),
-        (".global .u32 x[1] = {1, 2};", "8 bytes of values for `x`, which holds 4"),
-        (".global .u64 x = other;", "`other` as an initial value"),
-        (".global .u32 x = 1.5;", "`1.5` as an initial value of type .u32"),
-        (".const .f32 x = 1.0e300;", "`1.0e300` as an initial value of type .f32"),
-        (".global .q32 x;", "type .q32"),
-        (".local .b8 x[4];", ".local at module scope"),
-        (".global .attribute(.managed) .b32 x;", "supported is [linking] .space"),
-        (".global .texref x;", ".texref x"),
-        (".alias f, g;", "found `.alias f, g;`"),
-        (".visible .entry k();", "a kernel without a body"),
-        (".visible .entry k() { ret;", "never closed"),
-        (".visible .entry k() {} .visible .entry k() {}", "kernel `k` is defined twice"),
-        (".global .b8 p; .visible .entry k(.param .u64 p) {}", "parameter `p` hides"),
-        (".visible .entry k(.reg .u64 p) {}", "found `.reg .u64 p`"),
-        (".visible .entry k() .unheard 3 {}", "found `.unheard 3`"),
-        ("}", "found `}`"),
-    ],
-)
+@pytest.mark.parametrize("text, found", [
+    (".global .u32 x; .global .u32 x;", "`x` is defined twice"),
+    (".global .u32 x[];", "`x` has no size"),
+    (".global .u32 x[1] = {1, 2};", "8 bytes of values for `x`, which holds 4"),
+    (".global .u64 x = other;", "`other` as an initial value"),
+    (".global .u32 x = 1.5;", "`1.5` as an initial value of type .u32"),
+    (".const .f32 x = 1.0e300;", "`1.0e300` as an initial value of type .f32"),
+    (".global .q32 x;", "type .q32"),
+    (".local .b8 x[4];", ".local at module scope"),
+    (".global .attribute(.managed) .b32 x;", "supported is [linking] .space"),
+    (".global .texref x;", ".texref x"),
+    (".alias f, g;", "found `.alias f, g;`"),
+    (".visible .entry k();", "a kernel without a body"),
+    (".visible .entry k() { ret;", "never closed"),
+    (".visible .entry k() {} .visible .entry k() {}", "kernel `k` is defined twice"),
+    (".global .b8 p; .visible .entry k(.param .u64 p) {}", "parameter `p` hides"),
+    (".visible .entry k(.reg .u64 p) {}", "found `.reg .u64 p`"),
+    (".visible .entry k() .unheard 3 {}", "found `.unheard 3`"),
+    ("}", "found `}`"),
+])
 def test_a_declaration_that_is_not_taken_is_quoted_with_its_line(text, found):
     with pytest.raises(PtxError) as caught:
         parse(HEAD + text)
@@ -259,15 +253,12 @@ def test_a_statement_may_span_lines_and_a_line_may_hold_several():
     assert [i.line for i in (first, *others)] == [BODY_LINE + line for line in (0, 4, 4, 4)]
 
 
-@pytest.mark.parametrize(
-    "spelling, guard",
-    [
-        ("@%p1 ret;", Guard("%p1", False)),
-        ("@!%p2 ret;", Guard("%p2", True)),
-        ("@ ! %p3\tret;", Guard("%p3", True)),
-        ("ret;", None),
-    ],
-)
+@pytest.mark.parametrize("spelling, guard", [
+    ("@%p1 ret;", Guard("%p1", False)),
+    ("@!%p2 ret;", Guard("%p2", True)),
+    ("@ ! %p3\tret;", Guard("%p3", True)),
+    ("ret;", None),
+])
 def test_a_guard_is_a_predicate_or_its_negation(spelling, guard):
     found = instruction(spelling)
     assert found.guard == guard and found.opcode == "ret" and found.operands == ()
@@ -361,50 +352,47 @@ def test_an_indexed_branch_keeps_to_the_labels_that_its_table_saw():
     assert read.labels == {"one": 0, "one@2": 2}
 
 
-@pytest.mark.parametrize(
-    "body, found",
-    [
-        ("a: ret; a: ret;", "`a` is declared twice in one scope"),
-        (".reg .b32 x; .reg .b32 x;", "`x` is declared twice in one scope"),
-        (".reg .b32 %r<3>;", "`%r<3>` is declared twice in one scope"),
-        (".reg .b32 x; .shared .b32 x;", "`x` is declared twice in one scope"),
-        (".shared .align 3 .b8 x[4];", ".align 3; an alignment is a power of two"),
-        (".shared .align 0 .b8 x[4];", ".align 0; an alignment is a power of two"),
-        ("mov.u64 %rd1, 99999999999999999999;", "`99999999999999999999` does not fit into 64 bits"),
-        ("ld.b32 %r1, [%r2+0x10000000000000000];", "`0x10000000000000000` does not fit into 64 bits"),
-        ("mov.b32 %r1, x; .reg .b32 x;", "`x` is neither declared"),
-        ("mov.b32 %r1, %r300;", "`%r300` is neither declared"),
-        ("mov.b32 %r1, %r07;", "`%r07` is neither declared"),
-        ("mov.b32 %r1, %tid;", "`%tid` is neither declared in this or an outer scope nor a special register"),
-        ("{ .reg .b32 x; } mov.b32 x, 1;", "`x` is neither declared"),
-        ("@%r1 ret;", "guard `%r1` is not a .pred register"),
-        ("@%q ret;", "guard `%q` is not a .pred register"),
-        ("bra %r1;", "`%r1` is no label"),
-        ("call (), k;", "a call of `k`"),
-        ("call;", "a call of `()`"),
-        ("table: .branchtargets %r1;", "`%r1` is no label"),
-        ("brx.idx %r1, %r2;", "`%r2` is no .branchtargets"),
-        (".reg .v4 .f32 x;", "registers of type .v4"),
-        (".reg .tex x;", "registers of type .tex"),
-        ("add.s32 %r1, %r2 %r3;", "found `%r2 %r3`"),
-        ("add.s32 %r1, %r2,;", "found ``"),
-        ("mov.b32 %r1, {%r2, %r3;", "found `mov.b32 %r1, {%r2, %r3;`"),
-        ("ld.b32 %r1, [%r2;", "brackets do not pair up"),
-        ("ld.b32 %r1, [];", "found ``"),
-        ("ld.b32 %r1, [%r2+%r3];", "`%r3` is not an offset in bytes"),
-        ("ld.b32 %r1, [%tid.x];", "`%tid.x` is not an address"),
-        ("ld.b32 %r1, [%r2, %r3];", "supported are [base], [base+bytes] and [base, {coordinates}]"),
-        ("mov.b32 %r1, %r2+4;", "only the address of a variable may have an offset"),
-        ("mov.b32 %r1, !5;", "`!` needs a register"),
-        ("setp.eq.s32 %p1|%p2|%p3, %r1, 0;", "supported around `|` are two registers or `_`"),
-        ("mov.b32 %r1, (1+2);", "found `(1+2)`"),
-        ("mov.b32 %r1, 08;", "found `08`"),
-        ("ret", "found `ret`; supported here are instructions that end in `;`"),
-        (";", "found `;`"),
-        (".loc 3 1 1", "file 3 is named by no .file"),
-        (".section .debug_str { }", "supported here are instructions"),
-    ],
-)
+@pytest.mark.parametrize("body, found", [
+    ("a: ret; a: ret;", "`a` is declared twice in one scope"),
+    (".reg .b32 x; .reg .b32 x;", "`x` is declared twice in one scope"),
+    (".reg .b32 %r<3>;", "`%r<3>` is declared twice in one scope"),
+    (".reg .b32 x; .shared .b32 x;", "`x` is declared twice in one scope"),
+    (".shared .align 3 .b8 x[4];", ".align 3; an alignment is a power of two"),
+    (".shared .align 0 .b8 x[4];", ".align 0; an alignment is a power of two"),
+    ("mov.u64 %rd1, 99999999999999999999;", "`99999999999999999999` does not fit into 64 bits"),
+    ("ld.b32 %r1, [%r2+0x10000000000000000];", "`0x10000000000000000` does not fit into 64 bits"),
+    ("mov.b32 %r1, x; .reg .b32 x;", "`x` is neither declared"),
+    ("mov.b32 %r1, %r300;", "`%r300` is neither declared"),
+    ("mov.b32 %r1, %r07;", "`%r07` is neither declared"),
+    ("mov.b32 %r1, %tid;", "`%tid` is neither declared in this or an outer scope nor a special register"),
+    ("{ .reg .b32 x; } mov.b32 x, 1;", "`x` is neither declared"),
+    ("@%r1 ret;", "guard `%r1` is not a .pred register"),
+    ("@%q ret;", "guard `%q` is not a .pred register"),
+    ("bra %r1;", "`%r1` is no label"),
+    ("call (), k;", "a call of `k`"),
+    ("call;", "a call of `()`"),
+    ("table: .branchtargets %r1;", "`%r1` is no label"),
+    ("brx.idx %r1, %r2;", "`%r2` is no .branchtargets"),
+    (".reg .v4 .f32 x;", "registers of type .v4"),
+    (".reg .tex x;", "registers of type .tex"),
+    ("add.s32 %r1, %r2 %r3;", "found `%r2 %r3`"),
+    ("add.s32 %r1, %r2,;", "found ``"),
+    ("mov.b32 %r1, {%r2, %r3;", "found `mov.b32 %r1, {%r2, %r3;`"),
+    ("ld.b32 %r1, [%r2;", "brackets do not pair up"),
+    ("ld.b32 %r1, [];", "found ``"),
+    ("ld.b32 %r1, [%r2+%r3];", "`%r3` is not an offset in bytes"),
+    ("ld.b32 %r1, [%tid.x];", "`%tid.x` is not an address"),
+    ("ld.b32 %r1, [%r2, %r3];", "supported are [base], [base+bytes] and [base, {coordinates}]"),
+    ("mov.b32 %r1, %r2+4;", "only the address of a variable may have an offset"),
+    ("mov.b32 %r1, !5;", "`!` needs a register"),
+    ("setp.eq.s32 %p1|%p2|%p3, %r1, 0;", "supported around `|` are two registers or `_`"),
+    ("mov.b32 %r1, (1+2);", "found `(1+2)`"),
+    ("mov.b32 %r1, 08;", "found `08`"),
+    ("ret", "found `ret`; supported here are instructions that end in `;`"),
+    (";", "found `;`"),
+    (".loc 3 1 1", "file 3 is named by no .file"),
+    (".section .debug_str { }", "supported here are instructions"),
+])
 def test_a_statement_that_is_not_taken_is_quoted_with_its_line(body, found):
     message = refusal(body)
     assert found in message
@@ -420,24 +408,21 @@ def test_a_number_of_thousands_of_digits_is_refused_with_its_line(body):
 # Operands
 
 
-@pytest.mark.parametrize(
-    "text, value",
-    [
-        ("5", 5),
-        ("-5", -5),
-        ("0", 0),
-        ("017", 15),
-        ("0x1F", 31),
-        ("-0x10", -16),
-        ("0b101", 5),
-        ("7U", 7),
-        ("0xFFFFFFFFFFFFFFFFU", 2**64 - 1),
-        ("WARP_SZ", 32),
-        ("1.5", 1.5),
-        ("-2.", -2.0),
-        ("1e3", 1000.0),
-    ],
-)
+@pytest.mark.parametrize("text, value", [
+    ("5", 5),
+    ("-5", -5),
+    ("0", 0),
+    ("017", 15),
+    ("0x1F", 31),
+    ("-0x10", -16),
+    ("0b101", 5),
+    ("7U", 7),
+    ("0xFFFFFFFFFFFFFFFFU", 2**64 - 1),
+    ("WARP_SZ", 32),
+    ("1.5", 1.5),
+    ("-2.", -2.0),
+    ("1e3", 1000.0),
+])
 def test_numbers_are_read_as_ptx_spells_them(text, value):
     found = operand(text)
     assert found == Immediate(value, None, text) and type(found.value) is type(value)
@@ -450,42 +435,36 @@ def test_float_literals_keep_their_bits():
     assert math.isnan(nan.value) and nan.bits == 0x7FC12345
 
 
-@pytest.mark.parametrize(
-    "text, address",
-    [
-        ("[%rd1]", Address(Register("%rd1"))),
-        ("[%r1+16]", Address(Register("%r1"), 16)),
-        ("[ %r1 + 0x10 ]", Address(Register("%r1"), 16)),
-        ("[%rd1+-4]", Address(Register("%rd1"), -4)),
-        ("[%rd1-4]", Address(Register("%rd1"), -4)),
-        ("[out]", Address(Symbol("out"))),
-        ("[out+8]", Address(Symbol("out"), 8)),
-        ("[64]", Address(Immediate(64, None, "64"))),
-        ("[%rd1, {%r1}]", Address(Register("%rd1"), 0, (Register("%r1"),))),
-        ("[%rd1, {%r1, 0}]", Address(Register("%rd1"), 0, (Register("%r1"), Immediate(0, None, "0")))),
-    ],
-)
+@pytest.mark.parametrize("text, address", [
+    ("[%rd1]", Address(Register("%rd1"))),
+    ("[%r1+16]", Address(Register("%r1"), 16)),
+    ("[ %r1 + 0x10 ]", Address(Register("%r1"), 16)),
+    ("[%rd1+-4]", Address(Register("%rd1"), -4)),
+    ("[%rd1-4]", Address(Register("%rd1"), -4)),
+    ("[out]", Address(Symbol("out"))),
+    ("[out+8]", Address(Symbol("out"), 8)),
+    ("[64]", Address(Immediate(64, None, "64"))),
+    ("[%rd1, {%r1}]", Address(Register("%rd1"), 0, (Register("%r1"),))),
+    ("[%rd1, {%r1, 0}]", Address(Register("%rd1"), 0, (Register("%r1"), Immediate(0, None, "0")))),
+])
 def test_addresses_have_a_base_an_offset_and_coordinates(text, address):
     assert operand(text) == address
 
 
-@pytest.mark.parametrize(
-    "text, read",
-    [
-        ("%r1", Register("%r1")),
-        ("out", Symbol("out")),
-        ("out+4", Symbol("out", 4)),
-        ("_", Sink()),
-        ("!%p1", Negated(Register("%p1"))),
-        ("%r1|%p1", Pair(Register("%r1"), Register("%p1"))),
-        ("_|%p1", Pair(Sink(), Register("%p1"))),
-        ("{%r1, _}", Vector((Register("%r1"), Sink()))),
-        ("%tid.x", Special("%tid.x")),
-        ("%cluster_ctarank", Special("%cluster_ctarank")),
-        ("%envreg31", Special("%envreg31")),
-        ("%globaltimer_lo", Special("%globaltimer_lo")),
-    ],
-)
+@pytest.mark.parametrize("text, read", [
+    ("%r1", Register("%r1")),
+    ("out", Symbol("out")),
+    ("out+4", Symbol("out", 4)),
+    ("_", Sink()),
+    ("!%p1", Negated(Register("%p1"))),
+    ("%r1|%p1", Pair(Register("%r1"), Register("%p1"))),
+    ("_|%p1", Pair(Sink(), Register("%p1"))),
+    ("{%r1, _}", Vector((Register("%r1"), Sink()))),
+    ("%tid.x", Special("%tid.x")),
+    ("%cluster_ctarank", Special("%cluster_ctarank")),
+    ("%envreg31", Special("%envreg31")),
+    ("%globaltimer_lo", Special("%globaltimer_lo")),
+])
 def test_operands_are_read_by_their_shape(text, read):
     assert operand(text) == read
 
