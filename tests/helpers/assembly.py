@@ -63,4 +63,18 @@ def kinds(run):
     return sorted({f.kind for f in run.findings})
 
 
+def reports(run, expected, says="", place="", other=""):
+    """Check the kinds of a run's findings and what one of them says, and which instructions it names.
+
+    A list has all kinds, and the texts are those of the first finding.  Of the kinds in a set one is found at least,
+    and any finding of these kinds may have the texts.
+    """
+    of_these = isinstance(expected, set)
+    assert expected & {*kinds(run)} if of_these else kinds(run) == expected, (kinds(run), expected)
+    if says or place or other:
+        found = [f for f in run.findings if f.kind in expected] if of_these else run.findings[:1]
+        named = [f for f in found if says in f.says and place in f.place.ptx and (not other or other in f.other.ptx)]
+        assert named, "\n".join(map(str, found))
+
+
 SEEDS = range(1, 8)

@@ -1,8 +1,10 @@
 """wgmma: operands in every layout of shared memory, registers in flight, fences, groups."""
 
+import functools
+
 import pytest
 import torch
-from assembly import SEEDS, kernel, kinds
+from assembly import SEEDS, kernel, reports
 from matrices import decode, dot, encode, pack, random_bits, size_of, small_integers, unpack
 
 from ptxkit.launches import launch
@@ -345,6 +347,7 @@ def test_operands_may_be_negated(signs):
 CHAIN_TYPES = ("f32", "bf16", "bf16")
 
 
+@functools.cache
 def chain():
     """Return (image, the descriptors of A and B for two instructions along k, A B^T): 64 x 32 times 16 x 32."""
     g = torch.Generator().manual_seed(5)
@@ -378,170 +381,95 @@ def test_a_chain_over_k_adds_up_under_every_schedule(seed):
 
 
 def test_two_chains_may_be_in_flight():
-    later = "wgmma.wait_group.sync.aligned 1;\n"
     add = "".join(f"add.f32 %d{r}, %d{r}, %e{r};\n" for r in range(8))
-    compute = FENCE + step(0, "0") + COMMIT + step(1, "0", "e") + COMMIT + later + "mov.b32 %r30, %d0;\n" + WAIT + add
-    got, result = run_chain(compute)
+    got, result = run_chain(FIRST + step(1, "0", "e") + COMMIT + WAIT_FOR_ONE + "mov.b32 %r30, %d0;\n" + WAIT + add)
     assert torch.equal(got, chain()[2])
     assert not result.findings
 
 
-def test_without_fence_proxy_async_it_is_a_proxy_race():
-    _, result = run_chain(CLEAN, ready="bar.sync 0;\n")
-    assert kinds(result) == ["proxy"]
-    assert "wgmma" in result.findings[0].place.ptx and "st.shared" in result.findings[0].other.ptx
+FIRST, SECOND = FENCE + step(0, "0") + COMMIT, step(1, "1") + COMMIT + WAIT
+WAIT_FOR_ONE = "wgmma.wait_group.sync.aligned 1;\n"
+CHANGE, STORE, READ_E = "add.f32 %d5, %d5, %d5;\n", "st.shared.u32 [%r3], %r0;\n", "mov.b32 %r30, %e3;\n"
+ZEROS = "".join(f"mov.b32 %d{r}, 0;\n" for r in range(8))
+LATE = FENCE + ZEROS + step(0, "1") + SECOND
+MATRIX_A, MATRIX_B = chain()[1][0]
+IN_FLIGHT, STRICT = ["register-in-flight"], dict(strict=True)
 
 
-def test_a_fence_by_the_readers_after_the_barrier_will_do():
-    _, result = run_chain(CLEAN, ready="bar.sync 0;\n fence.proxy.async;\n")
-    assert not result.findings
+def one(b=MATRIX_B, a=MATRIX_A, columns=16, scale="0", d="d"):
+    """Return a product of these matrices; without `a` it lies in registers."""
+    return mma(columns, CHAIN_TYPES, a, b, scale, flags_of("bf16", in_registers=a is None), d=d)
 
 
-def test_without_a_barrier_it_is_a_race():
-    _, result = run_chain(CLEAN, ready="fence.proxy.async;\n")
-    assert "race-write-read" in kinds(result) or "uninitialised" in kinds(result)
+def disagreeing(change):
+    """Return a product in which the descriptor of B is changed at the last moment."""
+    return FENCE + one().replace("wgmma.mma", f"{change}\n wgmma.mma") + COMMIT + WAIT
 
 
-def test_an_accumulator_read_before_the_wait_is_found():
-    _, result = run_chain(FENCE + step(0, "0") + step(1, "1") + COMMIT + "mov.b32 %r30, %d3;\n" + WAIT)
-    assert kinds(result) == ["register-in-flight"]
-    assert "mov.b32 %r30, %d3" in result.findings[0].place.ptx and "wgmma.mma_async" in result.findings[0].other.ptx
+CHAINS = {  # what runs, options, what is found, and what the finding says or names
+    "no fence.proxy.async": (CLEAN, dict(ready="bar.sync 0;\n"), ["proxy"], dict(place="wgmma", other="st.shared")),
+    "fenced by the readers after the barrier": (CLEAN, dict(ready="bar.sync 0;\n fence.proxy.async;\n"), [], {}),
+    "no barrier":
+        (CLEAN, dict(ready="fence.proxy.async;\n"), {"race-write-read", "uninitialised"}, {}),
+    "an accumulator is read before the wait":
+        (FENCE + step(0, "0") + step(1, "1") + COMMIT + "mov.b32 %r30, %d3;\n" + WAIT, {}, IN_FLIGHT,
+         dict(place="mov.b32 %r30, %d3", other="wgmma.mma_async")),
+    "an accumulator is written before the wait": (FIRST + "mov.b32 %d3, 0;\n" + WAIT, {}, IN_FLIGHT, {}),
+    "the wait covers too little":
+        (FENCE + step(0, "0", "e") + COMMIT + step(1, "0") + COMMIT + WAIT_FOR_ONE, {}, {*IN_FLIGHT}, {}),
+    "read and ended without a wait": (FIRST, {}, ["group", *IN_FLIGHT], {}),
+    "a wait without a commit": (FENCE + step(0, "0") + WAIT, {}, {*IN_FLIGHT}, {}),
+    "no fence before the first": (step(0, "0") + COMMIT + WAIT, {}, IN_FLIGHT, dict(says="wgmma.fence")),
+    "registers are used between two":
+        (FIRST + WAIT + CHANGE + SECOND, {}, IN_FLIGHT, dict(says="no wgmma.fence has run since")),
+    "registers are used between two, and a fence follows": (FIRST + WAIT + CHANGE + FENCE + SECOND, {}, [], {}),
+    "registers are set behind the fence": (LATE, STRICT, ["wgmma-fence"], {}),
+    "registers are set between fences": (FENCE + ZEROS + FENCE + step(0, "1") + SECOND, STRICT, [], {}),
+    # the first product's registers are fenced; the second one's, read before, are not
+    "registers that no wgmma has had are read behind the fence":
+        (FENCE + step(0, "0") + READ_E + step(1, "0", "e") + COMMIT + WAIT, STRICT, ["wgmma-fence"], {}),
+    "registers that no wgmma has had are read before a fence":
+        (FENCE + step(0, "0") + READ_E + FENCE + step(1, "0", "e") + COMMIT + WAIT, STRICT, [], {}),
+    "another shape on the same accumulator":
+        (FENCE + step(0, "0") + one(columns=8, scale="1") + COMMIT + WAIT, {}, IN_FLIGHT, {}),
+    "several products read one A":
+        (FENCE + one(a=None) + one(a=None, d="e") + COMMIT + WAIT + "mov.b32 %a2, 1;\n", {}, [], {}),
+    "a register of A is written before the wait":
+        (FENCE + one(a=None) + COMMIT + "mov.b32 %a2, 1;\n" + WAIT, {}, IN_FLIGHT, dict(says="an A register")),
+    "an operand is overwritten before the wait":
+        (FIRST + "bar.sync 0;\n" + STORE + WAIT, {}, ["race-read-write"], dict(says="a wgmma of warp")),
+    "an operand is overwritten after the wait": (FIRST + WAIT + "bar.sync 0;\n" + STORE, {}, [], {}),
+    "an operand is overwritten where other warps may still read":
+        (FIRST + "bar.sync 0;\n" + WAIT + STORE, {}, ["race-read-write"], {}),
+    "three warps": (CLEAN, dict(block=96), {"group"}, dict(says="four warps")),
+    "a warp leaves it out":
+        ("setp.ge.u32 %p1, %r0, 96;\n @%p1 bra OUT;\n" + CLEAN + "OUT:\n", {}, ["group"], dict(says="same wgmmas")),
+    "warps disagree on a matrix":
+        (disagreeing("setp.ge.u32 %p1, %r0, 96;\n @%p1 add.s64 %rd21, %rd21, 2;"), {}, ["group"], {}),
+    "half a warp": ("setp.lt.u32 %p1, %r0, 112;\n @%p1 wgmma.fence.sync.aligned;\n", {}, {"diverged"}, {}),
+    "lanes disagree on a descriptor":
+        (disagreeing("cvt.u64.u32 %rd13, %r0;\n add.s64 %rd21, %rd21, %rd13;"), {}, {"descriptor"}, {}),
+    "a base offset":
+        (FENCE + one(MATRIX_B + (1 << 49)) + COMMIT + WAIT, {}, {"descriptor"}, dict(says="base offset")),
+    "a matrix starts inside the pattern":
+        (FENCE + one(MATRIX_B + 8) + COMMIT + WAIT, {}, {"descriptor"}, dict(says="repeats every 512 bytes")),
+    "a matrix beyond shared memory":
+        (FENCE + one(Matrix(torch.zeros(16, 16, dtype=torch.int64), "bf16", "64", start=0x30000).descriptor()) + COMMIT
+         + WAIT, {}, {"out-of-bounds"}, {}),
+}
 
 
-def test_an_accumulator_written_before_the_wait_is_found():
-    _, result = run_chain(FENCE + step(0, "0") + COMMIT + "mov.b32 %d3, 0;\n" + WAIT)
-    assert kinds(result) == ["register-in-flight"]
-
-
-def test_a_wait_that_covers_too_little_is_found():
-    two = FENCE + step(0, "0", "e") + COMMIT + step(1, "0") + COMMIT
-    _, result = run_chain(two + "wgmma.wait_group.sync.aligned 1;\n")
-    assert "register-in-flight" in kinds(result)
-
-
-def test_without_a_wait_reading_and_ending_are_found():
-    _, result = run_chain(FENCE + step(0, "0") + COMMIT)
-    assert kinds(result) == ["group", "register-in-flight"]
-
-
-def test_without_a_commit_the_wait_covers_nothing():
-    _, result = run_chain(FENCE + step(0, "0") + WAIT)
-    assert "register-in-flight" in kinds(result)
-
-
-def test_the_first_wgmma_needs_a_fence():
-    _, result = run_chain(step(0, "0") + COMMIT + WAIT)
-    assert kinds(result) == ["register-in-flight"]
-    assert "wgmma.fence" in result.findings[0].says
-
-
-def test_registers_used_between_two_wgmmas_need_a_fence():
-    change = WAIT + "add.f32 %d5, %d5, %d5;\n"
-    _, result = run_chain(FENCE + step(0, "0") + COMMIT + change + step(1, "1") + COMMIT + WAIT)
-    assert kinds(result) == ["register-in-flight"]
-    assert "no wgmma.fence has run since" in result.findings[0].says
-    _, result = run_chain(FENCE + step(0, "0") + COMMIT + change + FENCE + step(1, "1") + COMMIT + WAIT)
-    assert not result.findings
+@pytest.mark.parametrize(("compute", "options", "found", "named"), CHAINS.values(), ids=CHAINS)
+def test_what_a_chain_does_wrong_is_found(compute, options, found, named):
+    given = {"a": [[0] * 128] * 4} if "%a2" in compute else None
+    reports(run_chain(compute, given=given, **options)[1], found, **named)
 
 
 def test_the_setting_of_registers_may_slip_behind_the_fence():
     """CuTe DSL's kernels have their zeros there: the compiler moves them.  The manual forbids it."""
-    zeros = "".join(f"mov.b32 %d{r}, 0;\n" for r in range(8))
-    late = FENCE + zeros + step(0, "1") + step(1, "1") + COMMIT + WAIT
-    got, result = run_chain(late)
+    got, result = run_chain(LATE)
     assert torch.equal(got, chain()[2])
     assert not result.findings and {note.kind for note in result.notes} == {"wgmma-fence"}
-    assert kinds(run_chain(late, strict=True)[1]) == ["wgmma-fence"]
-    _, result = run_chain(FENCE + zeros + FENCE + step(0, "1") + step(1, "1") + COMMIT + WAIT, strict=True)
-    assert not result.findings
-
-
-def test_registers_that_no_wgmma_has_had_need_a_fence_all_the_same():
-    """The first product's registers are fenced; the second one's, read before, are not."""
-    first, second = FENCE + step(0, "0") + "mov.b32 %r30, %e3;\n", step(1, "0", "e") + COMMIT + WAIT
-    assert kinds(run_chain(first + second, strict=True)[1]) == ["wgmma-fence"]
-    assert not run_chain(first + FENCE + second, strict=True)[1].findings
-
-
-def test_another_shape_on_the_same_accumulator_must_wait():
-    other = mma(8, CHAIN_TYPES, *chain()[1][0], "1", flags_of("bf16"))
-    _, result = run_chain(FENCE + step(0, "0") + other + COMMIT + WAIT)
-    assert kinds(result) == ["register-in-flight"]
-
-
-def test_a_registers_stay_taken_until_the_wait():
-    b = chain()[1][0][1]
-    given = {"a": [[0] * 128] * 4}
-    first = mma(16, CHAIN_TYPES, None, b, "0", flags_of("bf16", in_registers=True))
-    second = mma(16, CHAIN_TYPES, None, b, "0", flags_of("bf16", in_registers=True), d="e")
-    _, result = run_chain(FENCE + first + second + COMMIT + WAIT + "mov.b32 %a2, 1;\n", given=given)
-    assert not result.findings  # several wgmmas may read the same A
-    _, result = run_chain(FENCE + first + COMMIT + "mov.b32 %a2, 1;\n" + WAIT, given=given)
-    assert kinds(result) == ["register-in-flight"]
-    assert "an A register" in result.findings[0].says
-
-
-def test_overwriting_an_operand_before_the_wait_is_a_race():
-    store = "st.shared.u32 [%r3], %r0;\n"
-    _, result = run_chain(FENCE + step(0, "0") + COMMIT + "bar.sync 0;\n" + store + WAIT)
-    assert kinds(result) == ["race-read-write"]
-    assert "a wgmma of warp" in str(result.findings[0])
-    _, result = run_chain(FENCE + step(0, "0") + COMMIT + WAIT + "bar.sync 0;\n" + store)
-    assert not result.findings
-
-
-def test_a_wait_by_one_warp_does_not_speak_for_the_others():
-    store = "st.shared.u32 [%r3], %r0;\n"
-    _, result = run_chain(FENCE + step(0, "0") + COMMIT + "bar.sync 0;\n" + WAIT + store)  # other warps may still read
-    assert kinds(result) == ["race-read-write"]
-
-
-def test_a_warpgroup_has_four_warps():
-    _, result = run_chain(CLEAN, block=96)
-    assert "group" in kinds(result)
-    assert "four warps" in next(f for f in result.findings if f.kind == "group").says
-
-
-def test_all_warps_of_a_warpgroup_must_run_it():
-    skip = "setp.ge.u32 %p1, %r0, 96;\n @%p1 bra OUT;\n" + CLEAN + "OUT:\n"
-    _, result = run_chain(skip)
-    assert kinds(result) == ["group"]
-    assert "same wgmmas" in result.findings[0].says
-
-
-def test_warps_must_agree_on_the_matrices():
-    b = chain()[1][0][1]
-    other = f"mov.b64 %rd21, {b};\n setp.ge.u32 %p1, %r0, 96;\n @%p1 add.s64 %rd21, %rd21, 2;\n"
-    name = "wgmma.mma_async.sync.aligned.m64n16k16.f32.bf16.bf16"
-    wgmma = f"{name} {vector('d', 8)}, %rd20, %rd21, 0, 1, 1, 0, 0;\n"
-    _, result = run_chain(FENCE + f"mov.b64 %rd20, {chain()[1][0][0]};\n" + other + wgmma + COMMIT + WAIT)
-    assert kinds(result) == ["group"]
-
-
-def test_half_a_warp_is_found():
-    _, result = run_chain("setp.lt.u32 %p1, %r0, 112;\n @%p1 wgmma.fence.sync.aligned;\n")
-    assert "diverged" in kinds(result)
-
-
-def test_lanes_must_agree_on_a_descriptor():
-    text = step(0, "0").replace("wgmma.mma", "add.s64 %rd21, %rd21, %rd13;\n wgmma.mma")
-    lanes = "cvt.u64.u32 %rd13, %r0;\n"
-    _, result = run_chain(FENCE + lanes + text + COMMIT + WAIT)
-    assert "descriptor" in kinds(result)
-
-
-@pytest.mark.parametrize("change, says", [(1 << 49, "base offset"), (0x80 >> 4, "repeats every 512 bytes")])
-def test_a_matrix_that_starts_inside_the_pattern_is_found(change, says):
-    a, b = chain()[1][0]
-    _, result = run_chain(FENCE + mma(16, CHAIN_TYPES, a, b + change, "0", flags_of("bf16")) + COMMIT + WAIT)
-    assert says in next(f for f in result.findings if f.kind == "descriptor").says
-
-
-def test_a_matrix_beyond_shared_memory_is_found():
-    a, _ = chain()[1][0]
-    far = Matrix(torch.zeros(16, 16, dtype=torch.int64), "bf16", "64", start=0x30000).descriptor()
-    _, result = run_chain(FENCE + mma(16, CHAIN_TYPES, a, far, "0", flags_of("bf16")) + COMMIT + WAIT)
-    assert "out-of-bounds" in kinds(result)
 
 
 # ---- what is refused
