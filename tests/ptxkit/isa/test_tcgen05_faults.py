@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from assembly import kinds
+from assembly import kinds, reports
 from tensor_core import (
     A_AT,
     B_AT,
@@ -45,62 +45,43 @@ def plain(descriptors=(None, None), number=BF16, **options):
     return multiply(a, b, 128, 32, number=number, image=image, strict=False, **options)[1]
 
 
-def races(result):
-    return any(kind.startswith("race") for kind in kinds(result))
-
-
 # ---- order
 
-
-@UNDER_ANY_SCHEDULE
-def test_to_read_d_without_waiting_is_a_race(schedule):
-    assert races(plain(wait="", **schedule))
-
-
-@UNDER_ANY_SCHEDULE
-def test_operands_need_a_proxy_fence(schedule):
-    assert kinds(plain(fence="", **schedule)) == ["proxy"]
-
-
-def test_operands_need_a_barrier_too():
-    assert races(plain(sync=""))
-
-
-@UNDER_ANY_SCHEDULE
-def test_without_a_commit_nothing_arrives(schedule):
-    assert kinds(plain(commit="", **schedule)) == ["deadlock"]
-
-
-@UNDER_ANY_SCHEDULE
-def test_a_commit_by_another_thread_says_nothing_of_the_mma(schedule):
-    by_thread = "setp.eq.u32 %p7, %r0, {}; bar.warp.sync 0xffffffff; @%p7 " + commit() + WAIT
-    assert races(plain(commit="", wait=by_thread.format(1), **schedule))
-    assert not plain(commit="", wait=by_thread.format(0), **schedule).findings
+RACES = {"race-write-read", "race-read-write", "race-write-write"}
+BY_THREAD = "setp.eq.u32 %p7, %r0, {}; bar.warp.sync 0xffffffff; @%p7 " + commit() + WAIT
+OVERWRITE = f"mov.u32 %r12, 0;\n @%p3 st.shared.u32 [{A_AT}], %r12;\n"
+LOADED = STORED + "tcgen05.ld.sync.aligned.32x32b.x1.b32 {%x100}, [%r9];"
+ORDERS = {
+    "D is read without waiting": (dict(wait=""), RACES),
+    "operands without a proxy fence": (dict(fence=""), ["proxy"]),
+    "nothing is committed": (dict(commit=""), ["deadlock"]),
+    "another thread commits": (dict(commit="", wait=BY_THREAD.format(1)), RACES),
+    "the thread of the mma commits": (dict(commit="", wait=BY_THREAD.format(0)), []),
+    "operands are overwritten before the commit is seen": (dict(wait=OVERWRITE + WAIT), RACES),
+    "operands are overwritten once the commit is seen": (dict(wait=WAIT + OVERWRITE), []),
+    "an mma overtakes a store to tensor memory": (dict(accumulate=1, stored=""), {"race-write-read"}),
+    "D is replaced after a wait for its load": (dict(stored=LOADED + "tcgen05.wait::ld.sync.aligned;"), []),
+    "D is replaced once it is used": (dict(stored=LOADED + "add.u32 %x101, %x100, 1;"), []),
+    "D is replaced while it is loaded": (dict(stored=LOADED), ["race-read-write"]),
+    "the barrier is invalidated once its commit is seen":
+        (dict(wait=WAIT + "bar.sync 0;\n @%p2 mbarrier.inval.shared.b64 [smem+16];\n"), []),
+}
 
 
 @UNDER_ANY_SCHEDULE
-def test_operands_may_not_be_overwritten_before_the_commit_is_seen(schedule):
-    overwrite = f"mov.u32 %r12, 0;\n @%p3 st.shared.u32 [{A_AT}], %r12;\n"
-    assert races(plain(wait=overwrite + WAIT, **schedule))
-    assert not plain(wait=WAIT + overwrite, **schedule).findings
+@pytest.mark.parametrize(("parts", "found"), ORDERS.values(), ids=ORDERS)
+def test_an_mma_is_ordered_by_its_commit_and_fences(parts, found, schedule):
+    reports(plain(**parts, **schedule), found)
 
 
-@UNDER_ANY_SCHEDULE
-def test_an_mma_may_not_overtake_a_store_to_tensor_memory(schedule):
-    assert "race-write-read" in kinds(plain(accumulate=1, stored="", **schedule))
-
-
-LOAD = "tcgen05.ld.sync.aligned.32x32b.x1.b32 {%x100}, [%r9];"
-
-
-@UNDER_ANY_SCHEDULE
-@pytest.mark.parametrize(
-    "then, expected",
-    [("tcgen05.wait::ld.sync.aligned;", []), ("add.u32 %x101, %x100, 1;", []), ("", ["race-read-write"])],
-    ids=["wait", "use", "nothing"],
-)
-def test_d_may_be_replaced_once_it_is_loaded(then, expected, schedule):
-    assert kinds(plain(stored=STORED + LOAD + then, **schedule)) == expected
+@pytest.mark.parametrize(("parts", "found", "place"), [
+    (dict(sync=""), RACES, ""),
+    (dict(wait="", load=""), ["race-write-write"], "@%p1 tcgen05.dealloc"),
+    (dict(descriptors=(descriptor(0x20000, 16, 1024, "128B"), None)), {"out-of-bounds"}, ""),
+    (dict(descriptors=(None, descriptor(0x400, 16, 256, "none"))), ["uninitialised"], ""),
+], ids=["operands without a barrier", "columns freed under the mma", "a matrix outside", "operands never written"])
+def test_an_mma_on_memory_that_is_not_its_own_is_found(parts, found, place):
+    reports(plain(**parts), found, place=place)
 
 
 @pytest.mark.parametrize("between", ["bar.sync 1;", ""])
@@ -116,7 +97,7 @@ def test_operations_of_two_warps_are_ordered_by_what_orders_the_warps(between, s
     if between:
         assert not result.findings and torch.equal(out, with_d(cells, 2 * a.x @ b.x.T, 128, 32))
     else:
-        assert races(result)
+        reports(result, RACES)
 
 
 # thread 32 writes a word of A and tells thread 0, which multiplies; thread 64 knows of the commit alone
@@ -151,16 +132,10 @@ def test_a_commit_speaks_for_the_tensor_core_of_its_own_cta(schedule):
     tell = commit(2).replace("cta_group::2", "cta_group::1")  # CTA 0 tells CTA 1, which has committed nothing
     cells, images = pattern(2, 64), torch.stack([image_of(a, b)] * 2)
     text = source(issue, 64, 0x8000, 1, 2, sync=first, commit=tell)
-    assert races(launch(text, grid=2, block=128, cluster=2, args=[images, cells, cells.clone()], **schedule))
+    reports(launch(text, grid=2, block=128, cluster=2, args=[images, cells, cells.clone()], **schedule), RACES)
     own_commit = f"@%p7 bra told; @!%p2 bra told; {commit()} told:" + WAIT  # with its own commit the barrier counts two
     text = source(issue, 64, 0x8000, 1, 2, sync=first, commit=commit(), wait=own_commit)
     assert not launch(text, grid=2, block=128, cluster=2, args=[images, cells, cells.clone()], **schedule).findings
-
-
-def test_columns_may_not_be_freed_under_a_running_mma():
-    result = plain(wait="", load="")
-    assert kinds(result) == ["race-write-write"]
-    assert result.findings[0].place.ptx.startswith("@%p1 tcgen05.dealloc")
 
 
 def test_a_cta_may_not_exit_while_its_peer_still_multiplies():
@@ -248,14 +223,14 @@ def test_what_cannot_be_transposed(name, says):
     a, b = operands(name, 128, 32)
     image = image_of(a, b)
     _, result, _ = multiply(a, b, 128, 32, image=image, flags={"transpose_b": True}, strict=False)
-    assert kinds(result) == ["descriptor"] and says in result.findings[0].says
+    reports(result, ["descriptor"], says)
 
 
 def test_a_in_tensor_memory_cannot_be_transposed():
     _, b = operands("bf16", 128, 32)
     issue = mma("f16", (0, b.descriptor), BF16 | 1 << 15, a="[%r8+40]")
     _, result = run(issue, image=image_of(b), strict=False)
-    assert kinds(result) == ["descriptor"] and "A in tensor memory cannot be transposed" in result.findings[0].says
+    reports(result, ["descriptor"], "A in tensor memory cannot be transposed")
 
 
 @pytest.mark.parametrize("m, d, a, says", [
@@ -271,14 +246,14 @@ def test_matrices_start_in_the_lanes_that_their_layout_has(m, d, a, says):
     descriptors, number = (left.descriptor, right.descriptor), idesc("bf16", "bf16", m, 32)
     issue = mma("f16", descriptors, number, d=f"%r8+{d << 16}", a=where)
     _, result = run(issue, image=image_of(left, right), strict=False)
-    assert kinds(result) == ["tmem"] and says in result.findings[0].says
+    reports(result, ["tmem"], says)
 
 
 def test_where_a_lies_for_a_small_ws_is_not_known():
     _, b = operands("bf16", 64, 64)
     issue = mma("f16", (0, b.descriptor), idesc("bf16", "bf16", 64, 64), a="[%r8+40]", ws=".ws")
     _, result = run(issue, image=image_of(b), strict=False)
-    assert kinds(result) == ["unsupported"] and "not documented" in result.findings[0].says
+    reports(result, ["unsupported"], "not documented")
 
 
 @pytest.mark.parametrize("d, a, says", [(40, None, "D takes columns 40 to 71"), (0, 60, "A takes columns 60 to 67")])
@@ -287,15 +262,7 @@ def test_unallocated_columns_are_refused(d, a, says):
     where = "%rd10" if a is None else f"[%r8+{a}]"
     issue = mma("f16", (left.descriptor, right.descriptor), BF16, d=f"%r8+{d}", a=where)
     _, result = run(issue, image=image_of(left, right), strict=False)
-    assert kinds(result) == ["tmem"] and says in result.findings[0].says
-
-
-def test_a_descriptor_that_leaves_shared_memory_is_found():
-    assert "out-of-bounds" in kinds(plain((descriptor(0x20000, 16, 1024, "128B"), None)))
-
-
-def test_unwritten_operands_are_found():
-    assert kinds(plain((None, descriptor(0x400, 16, 256, "none")))) == ["uninitialised"]
+    reports(result, ["tmem"], says)
 
 
 def test_a_wrong_stride_gives_a_wrong_product():
@@ -312,13 +279,13 @@ def test_a_column_shift_is_refused(field, says):
     a, b = operands("f16", 32, 64)
     before = f"mov.b64 %rd12, {field};\n"
     _, result, _ = multiply(a, b, 32, 64, ws=".ws", before=before, tail=", %rd12", strict=False)
-    assert kinds(result) == ["unsupported"] and says in result.findings[0].says
+    reports(result, ["unsupported"], says)
 
 
 def test_an_f16_result_cannot_be_scaled():
     a, b = operands("f16", 128, 32)
     _, result, _ = multiply(a, b, 128, 32, d_type="f16", tail=", 3", strict=False)
-    assert kinds(result) == ["unsupported"] and "rounding is not documented" in result.findings[0].says
+    reports(result, ["unsupported"], "rounding is not documented")
 
 
 # ---- cp, shift, commit
@@ -336,7 +303,7 @@ def test_an_f16_result_cannot_be_scaled():
 ])
 def test_copies_and_shifts_stay_within_what_there_is(issue, kind, says):
     _, result = run(issue, image=random_image(64), strict=False)
-    assert kinds(result) == [kind] and says in result.findings[0].says
+    reports(result, [kind], says)
 
 
 def test_a_commit_needs_a_barrier():
@@ -366,12 +333,6 @@ def test_a_commit_takes_a_generic_address_of_shared_memory(address, taken):
     generic = "tcgen05.commit.cta_group::1.mbarrier::arrive::one.b64 [%rd12+16];"
     _, result = run("", commit=f"mov.u64 %rd13, smem; {address} {generic}", wait=WAIT if taken else "", strict=False)
     assert kinds(result) == ([] if taken else ["out-of-bounds"])
-
-
-@UNDER_ANY_SCHEDULE
-def test_a_barrier_may_be_invalidated_once_its_commit_is_seen(schedule):
-    inval = "bar.sync 0;\n @%p2 mbarrier.inval.shared.b64 [smem+16];\n"
-    assert not plain(wait=WAIT + inval, **schedule).findings
 
 
 # ---- what is refused
@@ -416,4 +377,4 @@ def test_a_pair_needs_a_cluster():
     ptx = source(copy("128x256b", descriptor(A_AT, 128, 256, "none"), group=2), 64, 16, group=2)
     cells = pattern(1, 64)
     result = launch(ptx, grid=1, block=128, args=[torch.zeros(16, dtype=torch.uint8), cells, cells.clone()])
-    assert kinds(result) == ["tmem"] and "has no peer" in result.findings[0].says
+    reports(result, ["tmem"], "has no peer")
