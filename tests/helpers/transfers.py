@@ -14,6 +14,7 @@ from ptxkit.launches import launch
 
 BARRIER = 32768
 THREADS = 64
+MEET = "barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;\n"
 FILLER = 0xEE  # what shared memory holds before a copy, in every byte
 
 
@@ -58,10 +59,8 @@ def each_word(name, size, do):
 
 def fill_shared(size):
     """Return code that fills shared memory with FILLER, which the async proxy may then overwrite."""
-    return (
-        each_word("FILL", size, f"st.shared.u32 [%r31], {FILLER * 0x01010101};")
-        + "fence.proxy.async.shared::cta;\nbar.sync 0;\n"
-    )
+    fill = each_word("FILL", size, f"st.shared.u32 [%r31], {FILLER * 0x01010101};")
+    return fill + "fence.proxy.async.shared::cta;\nbar.sync 0;\n"
 
 
 def load_shared(size, name="IN"):
@@ -69,8 +68,14 @@ def load_shared(size, name="IN"):
     return each_word(name, size, "ld.global.u32 %r32, [%rd21];\n    st.shared.u32 [%r31], %r32;")
 
 
-def store_shared(size, name="OUT"):
-    """Return code that copies shared memory to the tensor at %rd1, by generic loads and stores."""
+def store_shared(size, name="OUT", by_rank=False):
+    """Return code that copies shared memory to the tensor at %rd1, by generic loads and stores.
+
+    Where `by_rank` is set, each CTA of a cluster has a row of that size there.
+    """
+    if by_rank:
+        own_row = f"mov.u32 %r43, %cluster_ctarank;\nmul.wide.u32 %rd23, %r43, {size};\nadd.s64 %rd1, %rd1, %rd23;\n"
+        return own_row + store_shared(size, name)
     return each_word(name, size, "ld.shared.u32 %r32, [%r31];\n    st.global.u32 [%rd21], %r32;")
 
 
@@ -182,16 +187,8 @@ def load(x, m, start, size=None, **options):
     return out.numpy(), run
 
 
-def storing(
-    m,
-    start,
-    size,
-    op="",
-    wait_for="cp.async.bulk.wait_group 0;",
-    fence="fence.proxy.async.shared::cta;",
-    target="sm_90a",
-    after="",
-):
+def storing(m, start, size, op="", wait_for="cp.async.bulk.wait_group 0;", fence="fence.proxy.async.shared::cta;",
+            target="sm_90a", after=""):
     """Return a kernel that copies its tensor to shared memory and stores one box of it."""
     coordinates = ", ".join(map(str, start))
     verb, op = ("cp.reduce", f".{op}") if op else ("cp", "")

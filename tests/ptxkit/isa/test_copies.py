@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 import torch
-from assembly import kinds
+from assembly import kinds, reports
 from transfers import (
+    MEET,
     SCHEDULES,
     THREADS,
     by_thread_0,
@@ -62,75 +63,72 @@ def test_cp_async_brings_4_8_or_16_bytes(kind, size, options):
     assert torch.equal(out, source)
 
 
-@pytest.mark.parametrize("size", [0, 3, 4, 12, 16])
-def test_a_shorter_source_is_filled_up_with_zeros(size):
-    copy = f"mov.u32 %r17, {size};\ncp.async.cg.shared::cta.global [%r10], [%rd9], 16, %r17;\ncp.async.wait_all;\n"
-    source, out, result = cp_async(copy)
+THREAD, BYTE = torch.arange(THREADS)[:, None], torch.arange(16).expand(THREADS, 16)
+SHORTER = "mov.u32 %r17, {};\ncp.async.cg.shared::cta.global [%r10], [%rd9], 16, %r17;"
+IGNORING = "setp.lt.u32 %p4, %r0, 40;\ncp.async.ca.shared.global [%r10], [%rd9], 16, {};"
+READ = {  # the copy, and which bytes of which threads it reads
+    **{f"{size} bytes": (SHORTER.format(size), size > BYTE) for size in (0, 3, 4, 12, 16)},
+    "ignored by some": (IGNORING.format("%p4"), (THREAD >= 40) & (BYTE >= 0)),
+    "ignored by the others": (IGNORING.format("!%p4"), (THREAD < 40) & (BYTE >= 0)),
+    "none, which may be anywhere": ("mov.u64 %rd9, 16;\n" + SHORTER.format(0), BYTE < 0),
+}
+
+
+@pytest.mark.parametrize(("copy", "read"), READ.values(), ids=READ)
+def test_what_is_not_read_is_filled_up_with_zeros(copy, read):
+    source, out, result = cp_async(f"{copy}\ncp.async.wait_all;\n")
     assert not result.findings
-    assert torch.equal(out[:, :size], source[:, :size]) and not out[:, size:].any()
-    assert result.counters["global_bytes_read"] == size * THREADS
+    assert torch.equal(out, torch.where(read, source, 0))
+    assert result.counters["global_bytes_read"] == read.sum()
 
 
-@pytest.mark.parametrize("predicate", ["%p4", "!%p4"])
-def test_an_ignored_source_gives_zeros_and_is_not_read(predicate):
-    copy = (
-        f"setp.lt.u32 %p4, %r0, 40;\ncp.async.ca.shared.global [%r10], [%rd9], 16, {predicate};\ncp.async.wait_all;\n"
-    )
-    source, out, result = cp_async(copy)
-    ignored = (torch.arange(THREADS) < 40) == (predicate == "%p4")
-    assert not result.findings
-    assert torch.equal(out, torch.where(ignored[:, None], 0, source))
-
-
-def test_a_source_that_is_not_read_may_be_anywhere():
-    nowhere = "mov.u64 %rd11, 16;\nmov.u32 %r17, 0;\n"
-    _, out, result = cp_async(nowhere + "cp.async.cg.shared.global [%r10], [%rd11], 16, %r17;\ncp.async.wait_all;\n")
-    assert not result.findings and not out.any()
-
-
-def in_groups(wait_for, shown):
-    """Four groups of 4 bytes each; then some of the 16 bytes are shown."""
+def in_groups(pending, shown):
+    """Four groups of 4 bytes each, of which some may be pending; then some of the 16 bytes are shown."""
     copies = "".join(
         f"cp.async.ca.shared.global [%r10+{4 * n}], [%rd9+{4 * n}], 4;\ncp.async.commit_group;\n" for n in range(4)
     )
     show = "".join(f"ld.shared.u32 %r11, [%r10+{4 * n}];\nst.global.u32 [%rd10+{4 * n}], %r11;\n" for n in shown)
-    return copies + wait_for + show + "cp.async.wait_group 0;\n"
+    return f"{copies}cp.async.wait_group {pending};\n{show}cp.async.wait_group 0;\n"
 
 
-@everywhere
-@pytest.mark.parametrize("pending", [0, 1, 2, 3])
-def test_wait_group_waits_for_all_but_the_newest_groups(pending, options):
-    done = range(4 - pending)
-    source, out, result = cp_async(in_groups(f"cp.async.wait_group {pending};\n", done), after="", **options)
-    assert not result.findings
-    assert torch.equal(out[:, : 4 * len(done)], source[:, : 4 * len(done)])
-
-
-@everywhere
-@pytest.mark.parametrize("pending", [1, 2, 3])
-def test_reading_one_group_further_is_a_race(pending, options):
-    _, _, result = cp_async(in_groups(f"cp.async.wait_group {pending};\n", [4 - pending]), after="", **options)
-    assert RACES & set(kinds(result))
-
-
-@everywhere
-@pytest.mark.parametrize(("pending", "clean"), [(2, True), (3, False)])
-def test_groups_are_remembered_for_as_long_as_a_wait_can_name_them(pending, clean, options):
+def behind_forty(pending):
     """Forty groups, each waited for, then three; what the first of these brings is shown."""
-    group = "cp.async.ca.shared.global [%r10], [%rd9], 4;\ncp.async.commit_group;\n"
-    many = (group + "cp.async.wait_group 0;\n") * 40 + "".join(
-        group.replace("%r10]", f"%r10+{n}]").replace("%rd9]", f"%rd9+{n}]") for n in (4, 8, 12)
-    )
-    show = f"""
+    group = "cp.async.ca.shared.global [%r10+{0}], [%rd9+{0}], 4;\ncp.async.commit_group;\n"
+    many = (group.format(0) + "cp.async.wait_group 0;\n") * 40 + "".join(map(group.format, (4, 8, 12)))
+    return f"""{many}
     cp.async.wait_group {pending};
     ld.shared.u32 %r11, [%r10+4];
     st.global.u32 [%rd10+4], %r11;
     cp.async.wait_group 0;
     """
-    source, out, result = cp_async(many, after=show, **options)
-    assert clean == (not result.findings)
-    if clean:
-        assert torch.equal(out[:, 4:8], source[:, 4:8])
+
+
+def bytes_below(end, start=0):
+    return lambda source: torch.where((start <= BYTE) & (end > BYTE), source, 0)
+
+
+COPIED = "cp.async.cg.shared.global [%r10], [%rd9], 16;\ncp.async.wait_all;\n"
+ORDERS = {  # what runs, what is found, and what it shows of the source
+    **{f"{n} groups may be pending": (in_groups(n, range(4 - n)), [], bytes_below(16 - 4 * n)) for n in range(4)},
+    **{f"{n} groups may be pending, one of which is read": (in_groups(n, [4 - n]), RACES, None) for n in (1, 2, 3)},
+    "the first of three groups behind forty": (behind_forty(2), [], bytes_below(8, 4)),
+    "one too many is pending behind forty": (behind_forty(3), RACES, None),
+    "another warp's bytes": (COPIED + "bar.sync 0;\n" + BY_NEIGHBOURS, [], lambda x: x.roll(32, 0)),
+    "another warp's bytes without a barrier": (COPIED + BY_NEIGHBOURS, {*RACES, "uninitialised"}, None),
+    "the next tile": (COPIED + "bar.sync 0;\n" + BY_NEIGHBOURS + "bar.sync 0;\n" + COPIED, [], None),
+    "the next tile while others still read": (COPIED + "bar.sync 0;\n" + BY_NEIGHBOURS + COPIED, RACES, None),
+}
+
+
+@everywhere
+@pytest.mark.parametrize(("text", "found", "shown"), ORDERS.values(), ids=ORDERS)
+def test_what_a_cp_async_brings_is_there_behind_its_wait_and_for_other_warps_behind_a_barrier(
+    text, found, shown, options
+):
+    source, out, result = cp_async(text, after="", **options)
+    reports(result, found)
+    if shown:
+        assert torch.equal(out, shown(source))
 
 
 @everywhere
@@ -142,31 +140,9 @@ def test_a_cp_async_without_a_wait_is_found(wait_for, options):
         assert "uninitialised" in kinds(result)
 
 
-@everywhere
-@pytest.mark.parametrize(("barrier", "clean"), [("bar.sync 0;\n", True), ("", False)])
-def test_the_data_reaches_other_warps_through_a_barrier_after_the_wait(barrier, clean, options):
-    copy = "cp.async.cg.shared.global [%r10], [%rd9], 16;\ncp.async.wait_all;\n" + barrier
-    source, out, result = cp_async(copy, after=BY_NEIGHBOURS, **options)
-    assert clean == (not result.findings)
-    if clean:
-        assert torch.equal(out, source.reshape(2, 32, 16).flip(0).reshape(THREADS, 16))
-
-
-@everywhere
-@pytest.mark.parametrize(("between", "clean"), [("bar.sync 0;\n", True), ("", False)])
-def test_the_next_tile_may_not_overwrite_what_others_still_read(between, clean, options):
-    again = between + "cp.async.cg.shared.global [%r10], [%rd9], 16;\ncp.async.wait_all;\n"
-    copy = "cp.async.cg.shared.global [%r10], [%rd9], 16;\ncp.async.wait_all;\nbar.sync 0;\n"
-    _, _, result = cp_async(copy, after=BY_NEIGHBOURS + again, **options)
-    assert clean == (not result.findings)
-
-
 def handed_over(noinc, arrivals, **options):
     """Warp 0 copies and hands over; warp 1 waits and shows. Without .noinc one plain arrival completes the phase."""
-    text = (
-        make_barrier(arrivals)
-        + SPOTS
-        + f"""
+    text = make_barrier(arrivals) + SPOTS + f"""
     setp.lt.u32 %p4, %r0, 32;
     @!%p4 bra CONSUMER;
     cp.async.cg.shared.global [%r10], [%rd9], 16;
@@ -178,7 +154,6 @@ CONSUMER:
     {BY_NEIGHBOURS.replace("[%rd10]", "[%rd10+-512]")}
 END:
     """
-    )
     source, out = noise(512), torch.zeros(512, dtype=torch.uint8)
     return source, out, run(frame(text, pointers=2, target="sm_90a"), source, out, **options)
 
@@ -204,8 +179,8 @@ def test_an_mbarrier_tracks_only_what_came_before_its_arrive(options):
     cp.async.mbarrier.arrive.noinc.shared.b64 [%r21];
     cp.async.cg.shared.global [%r10], [%rd9], 16;
     """ + wait() + SHOW + "cp.async.wait_all;\n"
-    result = run(frame(text, pointers=2), noise(16 * THREADS), torch.zeros(16 * THREADS, dtype=torch.uint8), **options)
-    assert RACES & set(kinds(result))
+    source, out = noise(16 * THREADS), torch.zeros(16 * THREADS, dtype=torch.uint8)
+    reports(run(frame(text, pointers=2), source, out, **options), RACES)
 
 
 @pytest.mark.parametrize(("copy", "kind", "says"), [
@@ -223,20 +198,11 @@ def test_a_cp_async_that_cannot_be_is_reported(copy, kind, says):
 @everywhere
 @pytest.mark.parametrize(("fence", "found"), [("fence.proxy.async.shared::cta;", []), ("", ["proxy"])])
 def test_what_cp_async_wrote_needs_a_fence_before_the_async_proxy_reads_it(fence, found, options):
-    text = (
-        SPOTS
-        + f"""
-    cp.async.cg.shared.global [%r10], [%rd9], 16;
-    cp.async.wait_all;
-    {fence}
-    bar.sync 0;
-    """
-        + by_thread_0("""
+    text = f"{SPOTS}{COPIED}{fence}\nbar.sync 0;\n" + by_thread_0("""
     cp.async.bulk.global.shared::cta.bulk_group [%rd2], [%r20], 1024;
     cp.async.bulk.commit_group;
     cp.async.bulk.wait_group 0;
     """)
-    )
     source, out = noise(1024), torch.zeros(1024, dtype=torch.uint8)
     result = run(frame(text, pointers=2), source, out, **options)
     assert kinds(result) == found
@@ -272,8 +238,8 @@ def test_bulk_copies_are_refused_before_sm_90():
 WAIT = wait()
 
 
-def bulk_load(size, space="shared::cta", after=WAIT, count=None, operands="[%r20], [%rd2], {size}, [%r21]", fill=True):
-    body = (fill_shared(max(size, 4)) if fill else "") + make_barrier()
+def bulk_load(size, space="shared::cta", after=WAIT, count=None, operands="[%r20], [%rd2], {size}, [%r21]"):
+    body = fill_shared(max(size, 4)) + make_barrier()
     body += by_thread_0(f"""
     mov.u32 %r53, 1000;
     {expect(size if count is None else count)}
@@ -295,8 +261,7 @@ def test_a_bulk_copy_brings_its_bytes(size, space, options):
 
 @everywhere
 def test_a_bulk_copy_without_a_wait_is_found(options):
-    result = run(bulk_load(1024, after=""), torch.zeros(1024, dtype=torch.uint8), noise(1024), **options)
-    assert RACES & set(kinds(result))
+    reports(run(bulk_load(1024, after=""), torch.zeros(1024, dtype=torch.uint8), noise(1024), **options), RACES)
 
 
 @everywhere
@@ -347,10 +312,7 @@ def test_a_bulk_multicast_reaches_every_cta(ctas, options):
     cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster
         [%r42], [%rd22], {size}, [%r21], %h1;
     """)
-    body += (
-        wait() + f"mul.wide.u32 %rd23, %r40, {ctas * size};\nadd.s64 %rd1, %rd1, %rd23;\n" + store_shared(ctas * size)
-    )
-    body += "barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;"
+    body += wait() + store_shared(ctas * size, by_rank=True) + MEET
     source, out = noise(ctas * size), torch.zeros(ctas, ctas * size, dtype=torch.uint8)
     result = run(frame(body, pointers=2), out, source, grid=ctas, cluster=ctas, **options)
     assert not result.findings
@@ -359,14 +321,14 @@ def test_a_bulk_multicast_reaches_every_cta(ctas, options):
 
 @pytest.mark.parametrize("space", ["shared::cta", "shared::cluster"])
 def test_the_destination_of_shared_cta_is_the_ctas_own(space):
-    body = make_barrier() + "barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;\n" + by_thread_0(f"""
+    body = make_barrier() + MEET + by_thread_0(f"""
     {expect(64)}
     mov.u32 %r40, %cluster_ctarank;
     xor.b32 %r40, %r40, 1;
     mapa.shared::cluster.u32 %r41, %r20, %r40;
     mapa.shared::cluster.u32 %r42, %r21, %r40;
     cp.async.bulk.{space}.global.mbarrier::complete_tx::bytes [%r41], [%rd1], 64, [%r42];
-    """) + wait() + "barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;"
+    """) + wait() + MEET
     result = run(frame(body), noise(64), grid=2, cluster=2)
     assert ("operand" in kinds(result)) == (space == "shared::cta")
     assert bool(result.findings) == (space == "shared::cta")
@@ -383,21 +345,9 @@ SEND = """
 
 def sending(copy, size=1024, before="", fence="fence.proxy.async;"):
     """Each of two CTAs sends its row of %rd1 to the other's shared memory, 4096 bytes up; then shows what came."""
-    body = (
-        SEND
-        + f"mul.wide.u32 %rd23, %r40, {size};\nadd.s64 %rd1, %rd1, %rd23;\n"
-        + load_shared(size)
-        + before
-        + fence
-        + make_barrier()
-    )
-    body += (
-        by_thread_0(expect(size), "EXPECTING")
-        + "barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;\n"
-        + by_thread_0(copy)
-    )
-    body += wait() + "add.u32 %r20, %r20, 4096;\n" + store_shared(size)
-    return frame(body + "barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;\n")
+    body = f"{SEND}mul.wide.u32 %rd23, %r40, {size};\nadd.s64 %rd1, %rd1, %rd23;\n" + load_shared(size) + before + fence
+    body += make_barrier() + by_thread_0(expect(size), "EXPECTING") + MEET + by_thread_0(copy) + wait()
+    return frame(body + "add.u32 %r20, %r20, 4096;\n" + store_shared(size) + MEET)
 
 
 SEND_COPY = "cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [%r43], [%r20], 1024, [%r44];"
@@ -412,34 +362,18 @@ def test_a_cta_sends_its_shared_memory_to_another(options):
     assert torch.equal(data, wanted)
 
 
-def test_sending_needs_a_fence_after_the_generic_writes():
-    result = run(sending(SEND_COPY, fence=""), noise(2048), grid=2, cluster=2)
-    assert kinds(result) == ["proxy"]
+@pytest.mark.parametrize(("text", "found"), [
+    (sending(SEND_COPY, fence=""), ["proxy"]),
+    (sending(SEND_COPY.replace("[%r43]", "[%r42]").replace("[%r44]", "[%r21]")), {"operand"}),
+], ids=["without a fence after the generic writes", "to itself"])
+def test_what_is_sent_wrongly_is_reported(text, found):
+    reports(run(text, noise(2048), grid=2, cluster=2), found)
 
 
-def test_sending_to_itself_is_reported():
-    result = run(
-        sending(SEND_COPY.replace("[%r43]", "[%r42]").replace("[%r44]", "[%r21]")), noise(2048), grid=2, cluster=2
-    )
-    assert "operand" in kinds(result)
-
-
-INTEGERS = {
-    "u32": torch.uint32,
-    "s32": torch.int32,
-    "u64": torch.int64,
-    "s64": torch.int64,
-    "b32": torch.int32,
-    "b64": torch.int64,
-}
 FLOATS = {"f32": torch.float32, "f64": torch.float64, "f16": torch.float16, "bf16": torch.bfloat16}
 OPS = {
-    "add": np.add,
-    "min": np.minimum,
-    "max": np.maximum,
-    "and": np.bitwise_and,
-    "or": np.bitwise_or,
-    "xor": np.bitwise_xor,
+    "add": np.add, "min": np.minimum, "max": np.maximum,
+    "and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor,
     "inc": lambda a, b: np.where(a >= b, 0, a + 1).astype(a.dtype),
     "dec": lambda a, b: np.where((a == 0) | (a > b), b, a - 1).astype(a.dtype),
 }
@@ -463,22 +397,14 @@ def test_a_reduction_into_another_ctas_memory(name, options):
         np.testing.assert_array_equal(row.numpy().view(NUMPY[type_]), right)
 
 
-def bulk_store(
-    name,
-    size,
-    operands="[%rd2], [%r20], {size}",
-    end="cp.async.bulk.commit_group;\ncp.async.bulk.wait_group 0;",
-    target="sm_90a",
-):
-    body = (
-        load_shared(size)
-        + "fence.proxy.async.shared::cta;\nbar.sync 0;\n"
-        + by_thread_0(f"{name} {operands.format(size=size)};\n{end}")
-    )
-    return frame(body, pointers=2, target=target)
+def bulk_store(name, size, operands="[%rd2], [%r20], {size}", target="sm_90a",
+               end="cp.async.bulk.commit_group;\ncp.async.bulk.wait_group 0;"):
+    body = load_shared(size) + "fence.proxy.async.shared::cta;\nbar.sync 0;\n"
+    return frame(body + by_thread_0(f"{name} {operands.format(size=size)};\n{end}"), pointers=2, target=target)
 
 
 PLAIN = "cp.async.bulk.global.shared::cta.bulk_group"
+REDUCE = "cp.reduce.async.bulk.global.shared::cta.bulk_group"
 
 
 @everywhere
@@ -516,17 +442,8 @@ def test_a_byte_mask_chooses_bytes_of_every_16():
     assert torch.equal(out, torch.where(chosen, source, 9))
 
 
-@everywhere
-def test_what_is_not_committed_is_not_waited_for(options):
-    text = bulk_store(PLAIN, 1024, end="cp.async.bulk.wait_group 0;\nld.global.u32 %r40, [%rd2];")
-    result = run(text, noise(1024), torch.zeros(1024, dtype=torch.uint8), **options)
-    assert {"race-write-read", "race-read-write"} & set(kinds(result))
-
-
-@everywhere
-@pytest.mark.parametrize(("pending", "clean"), [(0, True), (1, True), (2, False)])
-def test_bulk_groups_complete_in_their_order(pending, clean, options):
-    end = f"""
+def in_order(pending):
+    return f"""
     cp.async.bulk.commit_group;
     {PLAIN} [%rd2+1024], [%r20], 1024;
     cp.async.bulk.commit_group;
@@ -534,8 +451,15 @@ def test_bulk_groups_complete_in_their_order(pending, clean, options):
     ld.global.u32 %r40, [%rd2];
     cp.async.bulk.wait_group 0;
     """
-    result = run(bulk_store(PLAIN, 1024, end=end), noise(1024), torch.zeros(2048, dtype=torch.uint8), **options)
-    assert clean == (not result.findings)
+
+
+@everywhere
+@pytest.mark.parametrize(("end", "found"), [
+    ("cp.async.bulk.wait_group 0;\nld.global.u32 %r40, [%rd2];", RACES), (in_order(0), []), (in_order(1), []),
+    (in_order(2), RACES),
+], ids=["nothing is committed", "0 may be pending", "1 may be pending", "2 may be pending"])
+def test_bulk_groups_complete_in_their_order_once_they_are_committed(end, found, options):
+    reports(run(bulk_store(PLAIN, 1024, end=end), noise(1024), torch.zeros(2048, dtype=torch.uint8), **options), found)
 
 
 ALL_INTEGERS = """add.u32 add.s32 add.u64 min.u32 min.s32 min.u64 min.s64 max.u32 max.s32 max.u64 max.s64
@@ -547,7 +471,7 @@ def test_integer_reductions_into_global_memory(name):
     op, type_ = name.split(".")
     source, out = noise(1024), noise(1024, seed=4)
     wanted = OPS[op](out.numpy().view(NUMPY[type_]), source.numpy().view(NUMPY[type_]))
-    result = run(bulk_store(f"cp.reduce.async.bulk.global.shared::cta.bulk_group.{name}", 1024), source, out)
+    result = run(bulk_store(f"{REDUCE}.{name}", 1024), source, out)
     assert not result.findings
     np.testing.assert_array_equal(out.numpy().view(NUMPY[type_]), wanted)
 
@@ -561,28 +485,24 @@ def test_float_reductions_into_global_memory(op, type_):
     source, out = (torch.randn(64, generator=torch.Generator().manual_seed(s)).to(dtype) for s in (1, 2))
     wanted = {"add": torch.add, "min": torch.minimum, "max": torch.maximum}[op.split(".")[0]](out, source)
     size = 64 * source.element_size()
-    result = run(bulk_store(f"cp.reduce.async.bulk.global.shared::cta.bulk_group.{op}.{type_}", size), source, out)
+    result = run(bulk_store(f"{REDUCE}.{op}.{type_}", size), source, out)
     assert not result.findings
     assert torch.equal(out, wanted)
 
 
-def test_adding_keeps_subnormals():
-    tiny = torch.full((16,), 1e-40)
+@pytest.mark.parametrize(("op", "tiny"), [
+    ("add.f32", torch.full((16,), 1e-40)), ("add.noftz.f16", torch.full((16,), 6e-8, dtype=torch.float16)),
+], ids=["f32", "f16"])
+def test_adding_keeps_subnormals(op, tiny):
     out = tiny.clone()
-    run(bulk_store("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32", 64), tiny, out)
+    run(bulk_store(f"{REDUCE}.{op}", 16 * tiny.itemsize), tiny, out)
     assert torch.equal(out, tiny + tiny) and out.any()
-    small = torch.full((16,), 6e-8, dtype=torch.float16)
-    out = small.clone()
-    run(bulk_store("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.noftz.f16", 32), small, out)
-    assert torch.equal(out, small + small) and out.any()
 
 
 @everywhere
 def test_reductions_of_many_ctas_do_not_race_with_each_other(options):
     source, out = torch.ones(256), torch.zeros(256)
-    result = run(
-        bulk_store("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32", 1024), source, out, grid=5, **options
-    )
+    result = run(bulk_store(f"{REDUCE}.add.f32", 1024), source, out, grid=5, **options)
     assert not result.findings
     assert (out == 5).all()
 
@@ -597,14 +517,13 @@ def test_stores_of_two_ctas_onto_one_place_do_race():
         1,
     )
     result = run(text, source, torch.zeros(1024, dtype=torch.uint8), grid=2, schedule=1)
-    assert kinds(result) == ["race-write-write"]
+    reports(result, ["race-write-write"])
 
 
 def test_a_prefetch_has_no_effect_but_must_stay_inside():
     for size, found in ((1024, []), (1040, ["out-of-bounds"]), (1000, ["operand"])):
-        result = run(
-            frame(by_thread_0(f"mov.u32 %r53, {size};\ncp.async.bulk.prefetch.L2.global [%rd1], %r53;")), noise(1024)
-        )
+        text = frame(by_thread_0(f"mov.u32 %r53, {size};\ncp.async.bulk.prefetch.L2.global [%rd1], %r53;"))
+        result = run(text, noise(1024))
         assert kinds(result) == found
         assert result.counters["global_bytes_read"] == 0
 
@@ -623,7 +542,7 @@ def storing_async(store, size, target="sm_90a", before=""):
     cvt.u64.u32 %rd24, %r50;
     shl.b64 %rd24, %rd24, 32;
     """ + before + make_barrier() + by_thread_0(expect(size * THREADS), "EXPECTING")
-    body += "barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;\n" + store + wait()
+    body += MEET + store + wait()
     body += f"mul.wide.u32 %rd23, %r40, {16 * THREADS};\nadd.s64 %rd1, %rd1, %rd23;\nadd.u32 %r20, %r20, 4096;\n"
     show = f"""
     and.b32 %r51, %r30, 15;
@@ -631,10 +550,7 @@ def storing_async(store, size, target="sm_90a", before=""):
     @!%p6 ld.shared.u32 %r32, [%r31];
     @!%p6 st.global.u32 [%rd21], %r32;
     """
-    return frame(
-        body + each_word("OUT", 16 * THREADS, show) + "barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;\n",
-        target=target,
-    )
+    return frame(body + each_word("OUT", 16 * THREADS, show) + MEET, target=target)
 
 
 STORES = {
@@ -665,34 +581,29 @@ def test_st_async_puts_values_into_another_cta(store, options):
     ("xor.b32", lambda t: 7 ^ t), ("inc.u32", lambda t: 0 if t <= 7 else 8),
 ])
 def test_red_async_combines_in_another_cta(op, wanted, options):
-    start = "st.shared.u32 [%r52], 7;\nfence.proxy.async;\n"
-    before = "add.u32 %r52, %r42, %r46;\n" + start
+    before = "add.u32 %r52, %r42, %r46;\nst.shared.u32 [%r52], 7;\nfence.proxy.async;\n"
     out = torch.zeros(2, THREADS, 4, dtype=torch.int32)
-    text = storing_async(
-        f"red.async.relaxed.cluster.shared::cluster.mbarrier::complete_tx::bytes.{op} [%r47], %r48, [%r44];\n",
-        4,
-        before=before,
-    )
+    name = f"red.async.relaxed.cluster.shared::cluster.mbarrier::complete_tx::bytes.{op}"
+    text = storing_async(f"{name} [%r47], %r48, [%r44];\n", 4, before=before)
     result = run(text, out, grid=2, cluster=2, **options)
     assert not result.findings
     assert out[:, :, 0].tolist() == [[wanted(t) for t in range(THREADS)]] * 2
 
 
+STORE = "st.async.shared::cluster.mbarrier::complete_tx::bytes.u32 [%r47], %r50, [%r44];\n"
+
+
 @everywhere
 def test_a_st_async_without_a_wait_is_found(options):
-    text = storing_async(
-        "st.async.shared::cluster.mbarrier::complete_tx::bytes.u32 [%r47], %r50, [%r44];\n", 4
-    ).replace(wait(), "")
-    result = run(text, torch.zeros(2, THREADS, 4, dtype=torch.int32), grid=2, cluster=2, **options)
-    assert RACES & set(kinds(result))
+    text = storing_async(STORE, 4).replace(wait(), "")
+    reports(run(text, torch.zeros(2, THREADS, 4, dtype=torch.int32), grid=2, cluster=2, **options), RACES)
 
 
 def test_st_async_needs_a_cluster_and_an_mbarrier_beside_the_data():
-    store = "st.async.shared::cluster.mbarrier::complete_tx::bytes.u32 [%r20], %r0, [%r21];\n"
-    assert "operand" in kinds(run(frame(make_barrier() + store), torch.zeros(8)))
-    text = storing_async(store.replace("[%r20]", "[%r47]"), 4)
-    result = run(text, torch.zeros(2, THREADS, 4, dtype=torch.int32), grid=2, cluster=2)
-    assert "mbarrier" in kinds(result)
+    alone = STORE.replace("[%r47]", "[%r20]").replace("[%r44]", "[%r21]")
+    reports(run(frame(make_barrier() + alone), torch.zeros(8)), {"operand"})
+    text = storing_async(STORE.replace("[%r44]", "[%r21]"), 4)
+    reports(run(text, torch.zeros(2, THREADS, 4, dtype=torch.int32), grid=2, cluster=2), {"mbarrier"})
 
 
 # ---- clusterlaunchcontrol
@@ -702,7 +613,6 @@ def taking_over(multicast="", wait_for=True, after_refusal=False, answer_first=F
     """A persistent CTA: counts its tile in %rd1[ctaid], asks for another cluster's, and ends when there is none."""
     request = "clusterlaunchcontrol.try_cancel.async.shared::cta.mbarrier::complete_tx::bytes"
     request += f"{multicast}.b128 [%r20], [%r21];"
-    sync = "barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;\n"
     waiting = """
 WAIT:
     mbarrier.try_wait.parity.shared::cta.b64 %p2, [%r21], %r45;
@@ -716,11 +626,9 @@ WAIT:
     mov.u32 %r45, 0;
     {lead}
     {make_barrier()}
-    {sync}
-NEXT:
+    {MEET}NEXT:
     @!%p1 {expect(16)}
-    {sync}
-    @!%p5 {request}
+    {MEET}    @!%p5 {request}
     mul.wide.u32 %rd22, %r43, 4;
     add.s64 %rd22, %rd22, %rd1;
     @!%p1 red.global.add.u32 [%rd22], 1;
@@ -733,8 +641,7 @@ NEXT:
     @%p6 clusterlaunchcontrol.query_cancel.get_first_ctaid::x.b32.b128 %r48, %answer;
     add.u32 %r43, %r43, %r44;
     fence.proxy.async.shared::cta;
-    {sync}
-    @%p6 bra NEXT;
+    {MEET}    @%p6 bra NEXT;
     {f"@!%p5 {request}" if after_refusal else ""}
     """
     return frame(body, target="sm_100a")
@@ -762,14 +669,14 @@ def test_the_first_ctaid_has_three_coordinates():
     assert (tiles == 1).all() and result.counters["clusters"] == 1
 
 
-def test_reading_the_answer_before_the_wait_is_found():
-    result = run(taking_over(wait_for=False), torch.zeros(4, dtype=torch.int32), grid=4)
-    assert RACES & set(kinds(result)) and "operand" in kinds(result)
-
-
-def test_asking_again_after_a_refusal_is_found():
-    result = run(taking_over(after_refusal=True), torch.zeros(4, dtype=torch.int32), grid=4)
-    assert any(f.kind == "operand" and "seen one fail" in f.says for f in result.findings)
+@pytest.mark.parametrize(("text", "found", "says"), [
+    (taking_over(wait_for=False), RACES, ""),
+    (taking_over(wait_for=False), {"operand"}, ""),
+    (taking_over(after_refusal=True), {"operand"}, "seen one fail"),
+    (taking_over().replace("[%r20], [%r21];", "[%r20+8], [%r21];"), {"misaligned"}, ""),
+], ids=["read before the wait", "no answer", "asked again after a refusal", "16 bytes that are not aligned"])
+def test_a_request_that_is_made_or_read_wrongly_is_found(text, found, says):
+    reports(run(text, torch.zeros(4, dtype=torch.int32), grid=4), found, says)
 
 
 def test_the_ctaid_of_a_refusal_may_be_read_but_is_of_no_cta():
@@ -778,9 +685,3 @@ def test_the_ctaid_of_a_refusal_may_be_read_but_is_of_no_cta():
     result = run(taking_over(answer_first=True).replace("add.u32 %r43, %r43, %r44;", show), tiles, grid=4)
     assert not result.findings
     assert tiles[:4].tolist() == [1] * 4 and tiles[4] not in range(4)
-
-
-def test_the_answer_needs_16_aligned_bytes():
-    text = taking_over().replace("[%r20], [%r21];", "[%r20+8], [%r21];")
-    result = run(text, torch.zeros(4, dtype=torch.int32), grid=4)
-    assert "misaligned" in kinds(result)

@@ -1,12 +1,12 @@
 """Tensor copies: where every byte lands, and what the mbarrier and the groups say."""
 
-
 import numpy as np
 import pytest
 import torch
-from assembly import kinds
+from assembly import reports
 from transfers import (
     FILLER,
+    MEET,
     PATTERNS,
     SCHEDULES,
     SPAN,
@@ -37,15 +37,20 @@ pytestmark = pytest.mark.simulated
 # ---- loads
 
 
+def brings(x, m, start, **options):
+    """Check that the load of a box is clean and brings what NumPy computes; return its bytes and the Run."""
+    found, run = load(x, m, start, **options)
+    assert not run.findings
+    np.testing.assert_array_equal(found, image_of(x, m, start, len(found)), err_msg=str(start))
+    return found, run
+
+
 @pytest.mark.parametrize("swizzle", PATTERNS)
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.bfloat16, torch.float32, torch.int64])
 def test_a_box_lands_swizzled_by_the_manuals_pattern(swizzle, dtype):
     x = tensor(24, 160, dtype=dtype)
     m = TensorMap(x, box=(SPAN[swizzle] // x.element_size(), 16), swizzle=swizzle)
-    start = (16, 5)
-    found, run = load(x, m, start, target=target_of(swizzle))
-    assert not run.findings
-    np.testing.assert_array_equal(found, image_of(x, m, start, len(found)))
+    brings(x, m, (16, 5), target=target_of(swizzle))
 
 
 @pytest.mark.parametrize(("swizzle", "place"), [(0, 0x398), (32, 0x388), (64, 0x3A8), (128, 0x3E8), ("128/32", 0x3F8),
@@ -75,7 +80,7 @@ def test_a_start_between_16_byte_boundaries_is_reported_and_lands_by_the_same_ru
     m = TensorMap(x.data_ptr(), dims=(10, 3), strides=(32,), box=(8, 4), dtype="uint16")
     object.__setattr__(m, "spans", lambda: [x])
     found, run = load(x, m, (6, -1))
-    assert kinds(run) == ["misaligned"] and "12 bytes" in run.findings[0].says
+    reports(run, ["misaligned"], "12 bytes")
     rows = found.view(np.uint16).reshape(4, 8).tolist()
     assert rows == [
         [0] * 8,
@@ -98,25 +103,17 @@ def test_every_rank_on_each_side_of_every_dimension(rank, side):
     inside = (4, *(1,) * (rank - 1))
     for d in range(rank):
         n = shape[::-1][d]
-        beyond = {
-            "inside": inside[d],
-            "below": -4 if d == 0 else -1,
-            "above": n - 4 if d == 0 else n - 1,
-            "far away": 4 * n,
-        }[side]
+        edge = 4 if d == 0 else 1
+        beyond = {"inside": inside[d], "below": -edge, "above": n - edge, "far away": 4 * n}[side]
         start = (*inside[:d], beyond, *inside[d + 1 :])
-        found, run = load(x, m, start)
-        assert not run.findings
-        np.testing.assert_array_equal(found, image_of(x, m, start, len(found)), err_msg=f"dimension {d}")
+        brings(x, m, start)
 
 
 @pytest.mark.parametrize("steps", [(1, 2), (1, 3), (2, 2)])
 def test_element_strides_skip_rows_and_leave_the_innermost_dimension_alone(steps):
     x = tensor(20, 32, dtype=torch.int32)
     m = TensorMap(x, box=(16, 8), element_strides=steps)
-    found, run = load(x, m, (8, -2))
-    assert not run.findings and len(found) == 64 * -(-8 // steps[1])
-    np.testing.assert_array_equal(found, image_of(x, m, (8, -2), len(found)))
+    assert len(brings(x, m, (8, -2))[0]) == 64 * -(-8 // steps[1])
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
@@ -134,23 +131,16 @@ def test_a_row_shorter_than_the_swizzle_keeps_the_swizzles_pitch():
     x = tensor(16, 64, dtype=torch.bfloat16)
     m = TensorMap(x, box=(32, 16), swizzle=128)
     assert m.pitch == 128 and m.box_bytes == 1024
-    found, run = load(x, m, (16, 0))
-    assert not run.findings
-    image = image_of(x, m, (16, 0), 2048)
-    np.testing.assert_array_equal(found, image)
-    assert (image == FILLER).sum() >= 1024
+    found, _ = brings(x, m, (16, 0))
+    assert len(found) == 2048 and (found == FILLER).sum() >= 1024
 
 
 def test_tf32_rounds_to_even_on_the_way_in_and_ftz_changes_nothing():
     bits = [0x3F801000, 0x3F803000, 0x3F800FFF, 0x7F7FFFFF, 0x7F800000, 0x7FC00001, 0x00000001, 0x80000001]
     x = torch.tensor(bits, dtype=torch.int64).to(torch.int32).view(torch.float32)
     as_tf32 = [0x3F800000, 0x3F804000, 0x3F800000, 0x7F800000, 0x7F800000, 0x7FFFE000, 0, 0x80000000]
-    for dtype, wanted in (
-        ("tfloat32", as_tf32),
-        ("float32_ftz", bits),
-        ("tfloat32_ftz", as_tf32),
-        ("float32", bits),
-    ):
+    numbers = {"tfloat32": as_tf32, "float32_ftz": bits, "tfloat32_ftz": as_tf32, "float32": bits}
+    for dtype, wanted in numbers.items():
         found, run = load(x, TensorMap(x, box=(8,), dtype=dtype), (0,))
         assert not run.findings
         assert found.view(np.uint32).tolist() == wanted, dtype
@@ -160,9 +150,7 @@ def test_tf32_rounds_to_even_on_the_way_in_and_ftz_changes_nothing():
 def test_a_load_counts_its_bytes_and_is_clean_under_every_schedule(options):
     x = tensor(128, 64, dtype=torch.bfloat16)
     m = TensorMap(x, box=(64, 128), swizzle=128)
-    found, run = load(x, m, (0, 0), **options)
-    assert not run.findings
-    np.testing.assert_array_equal(found, image_of(x, m, (0, 0), 16384))
+    _, run = brings(x, m, (0, 0), **options)
     assert run.counters["global_bytes_read"] == 16384 and run.counters["global_sectors"] == 512 + 128 * 4
     assert run.counters["async_operations"] == 1
 
@@ -185,18 +173,17 @@ def multicast(m, ctas, size, target="sm_90a"):
     cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster.L2::cache_hint
         [%r42], [%rd20, {{0, %r41}}], [%r21], %h1, %rd22;
     """
-    body = fill_shared(size) + make_barrier() + by_thread_0(expect(ctas * m.box_bytes), "EXPECTING")
-    body += "barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;\n" + by_thread_0(load) + wait()
-    body += f"""
-    mov.u32 %r43, %cluster_ctarank;
-    mul.wide.u32 %rd23, %r43, {size};
-    add.s64 %rd1, %rd1, %rd23;
-    """
-    return frame(
-        body + store_shared(size) + "barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;",
-        maps=1,
-        target=target,
-    )
+    body = fill_shared(size) + make_barrier() + by_thread_0(expect(ctas * m.box_bytes), "EXPECTING") + MEET
+    body += by_thread_0(load) + wait() + store_shared(size, by_rank=True) + MEET
+    return frame(body, maps=1, target=target)
+
+
+def shared_by(ctas, text, m, images, **options):
+    """Run a kernel of a cluster and compare what each CTA has in shared memory, [cta][bytes]; return the Run."""
+    out = torch.zeros(ctas, len(images[0]), dtype=torch.uint8)
+    run = launch(text, grid=ctas, cluster=ctas, block=THREADS, args=[m, out], **options)
+    assert not run.findings
+    np.testing.assert_array_equal(out.numpy(), np.stack(images))
 
 
 @pytest.mark.parametrize("ctas", [2, 4])
@@ -205,40 +192,35 @@ def test_a_multicast_reaches_every_cta_and_every_mbarrier(ctas, options):
     x = tensor(8 * ctas, 64, dtype=torch.bfloat16)
     m = TensorMap(x, box=(64, 8), swizzle=128)
     whole = TensorMap(x, box=(64, 8 * ctas), swizzle=128)
-    out = torch.zeros(ctas, whole.box_bytes, dtype=torch.uint8)
-    run = launch(multicast(m, ctas, whole.box_bytes), grid=ctas, cluster=ctas, block=THREADS, args=[m, out], **options)
-    assert not run.findings
-    for rank in range(ctas):
-        np.testing.assert_array_equal(out[rank].numpy(), image_of(x, whole, (0, 0), whole.box_bytes))
+    images = ctas * [image_of(x, whole, (0, 0), whole.box_bytes)]
+    shared_by(ctas, multicast(m, ctas, whole.box_bytes), m, images, **options)
 
 
-def pair(m, size, multicast="", mask=""):
+FOLLOWING = f"@%p5 bra FOLLOWER;\n{wait()}FOLLOWER:\n{MEET}"
+
+
+def pair(m, size):
     """Two CTAs load a box each; both loads tell the mbarrier of CTA 0, whose wait both rely on."""
     load = f"""
     mov.u32 %r40, %cluster_ctarank;
     mul.lo.u32 %r41, %r40, {m.box[1]};
     and.b32 %r44, %r21, 0xfeffffff;
     mov.u64 %rd20, map1;
-    cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes{multicast}.cta_group::2
-        [%r20], [%rd20, {{0, %r41}}], [%r44]{mask};
-    """.replace("mov.u64 %rd20, map1;", "mov.u64 %rd20, map1;\n    cvta.param.u64 %rd20, %rd20;")
+    cvta.param.u64 %rd20, %rd20;
+    cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.cta_group::2
+        [%r20], [%rd20, {{0, %r41}}], [%r44];
+    """
     body = "mov.u32 %r45, %cluster_ctarank;\nsetp.ne.u32 %p5, %r45, 0;\n" + fill_shared(size) + make_barrier()
-    body += by_thread_0(f"@!%p5 {expect(2 * m.box_bytes)}", "EXPECTING")
-    body += "barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;\n" + by_thread_0(load)
-    body += f"@%p5 bra FOLLOWER;\n{wait()}FOLLOWER:\nbarrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;\n"
-    body += f"mul.wide.u32 %rd23, %r45, {size};\nadd.s64 %rd1, %rd1, %rd23;\n" + store_shared(size)
-    return frame(body, maps=1, target="sm_100a")
+    body += by_thread_0(f"@!%p5 {expect(2 * m.box_bytes)}", "EXPECTING") + MEET + by_thread_0(load) + FOLLOWING
+    return frame(body + store_shared(size, by_rank=True), maps=1, target="sm_100a")
 
 
 @pytest.mark.parametrize("options", SCHEDULES)
 def test_a_pair_of_ctas_tells_the_mbarrier_of_one(options):
     x = tensor(32, 64, dtype=torch.bfloat16)
     m = TensorMap(x, box=(64, 16), swizzle=128)
-    out = torch.zeros(2, m.box_bytes, dtype=torch.uint8)
-    run = launch(pair(m, m.box_bytes), grid=2, cluster=2, block=THREADS, args=[m, out], **options)
-    assert not run.findings
-    for rank in range(2):
-        np.testing.assert_array_equal(out[rank].numpy(), image_of(x, m, (0, 16 * rank), m.box_bytes))
+    images = [image_of(x, m, (0, 16 * rank), m.box_bytes) for rank in range(2)]
+    shared_by(2, pair(m, m.box_bytes), m, images, **options)
 
 
 @pytest.mark.parametrize("options", SCHEDULES)
@@ -246,44 +228,29 @@ def test_a_multicast_for_pairs_tells_the_even_cta_of_each(options):
     x = tensor(32, 64, dtype=torch.bfloat16)
     m = TensorMap(x, box=(64, 8), swizzle=128)
     whole = TensorMap(x, box=(64, 32), swizzle=128)
-    text = multicast(m, 4, whole.box_bytes, "sm_100a").replace("L2::cache_hint", "L2::cache_hint.cta_group::2")
-    text = text.replace("[%r21], %h1", "[%r44], %h1").replace(
-        "mov.b16 %h1", "and.b32 %r44, %r21, 0xfeffffff;\n    mov.b16 %h1"
-    )
-    text = text.replace(
-        "setp.ne.u32 %p1, %r0, 0;",
-        "setp.ne.u32 %p1, %r0, 0;\nmov.u32 %r45, %cluster_ctarank;\nand.b32 %r45, %r45, 1;\nsetp.ne.u32 %p5, %r45, 0;",
-    )
-    text = text.replace(
-        expect(4 * m.box_bytes), "@!%p5 " + expect(8 * m.box_bytes)
-    )  # all four slices, in both CTAs of the pair
-    text = text.replace(
-        wait(),
-        f"@%p5 bra FOLLOWER;\n{wait()}FOLLOWER:\nbarrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;\n",
-    )
-    out = torch.zeros(4, whole.box_bytes, dtype=torch.uint8)
-    run = launch(text, grid=4, cluster=4, block=THREADS, args=[m, out], **options)
-    assert not run.findings
-    for rank in range(4):
-        np.testing.assert_array_equal(out[rank].numpy(), image_of(x, whole, (0, 0), whole.box_bytes))
+    text = multicast(m, 4, whole.box_bytes, "sm_100a")
+    odd = "mov.u32 %r45, %cluster_ctarank;\nand.b32 %r45, %r45, 1;\nsetp.ne.u32 %p5, %r45, 0;"
+    all_slices = expect(8 * m.box_bytes)                                       # all four, in both CTAs of the pair
+    for old, new in (
+        ("L2::cache_hint", "L2::cache_hint.cta_group::2"), ("[%r21], %h1", "[%r44], %h1"),
+        ("mov.b16 %h1", "and.b32 %r44, %r21, 0xfeffffff;\n    mov.b16 %h1"),
+        ("setp.ne.u32 %p1, %r0, 0;", f"setp.ne.u32 %p1, %r0, 0;\n{odd}"),
+        (expect(4 * m.box_bytes), f"@!%p5 {all_slices}"), (wait(), FOLLOWING),
+    ):
+        assert old in text
+        text = text.replace(old, new)
+    shared_by(4, text, m, 4 * [image_of(x, whole, (0, 0), whole.box_bytes)], **options)
 
 
-def test_without_cta_group_2_the_mbarrier_must_lie_beside_the_data():
-    x = tensor(32, 64, dtype=torch.bfloat16)
-    m = TensorMap(x, box=(64, 16), swizzle=128)
-    out = torch.zeros(2, m.box_bytes, dtype=torch.uint8)
-    text = pair(m, m.box_bytes).replace("cta_group::2", "cta_group::1")
-    run = launch(text, grid=2, cluster=2, block=THREADS, args=[m, out])
-    assert "mbarrier" in kinds(run)
-
-
-def test_a_multicast_to_a_cta_that_is_not_there_is_reported():
-    x = tensor(16, 64, dtype=torch.bfloat16)
-    m = TensorMap(x, box=(64, 8), swizzle=128)
-    out = torch.zeros(2, 2048, dtype=torch.uint8)
-    text = multicast(m, 2, 2048).replace("mov.b16 %h1, 3;", "mov.b16 %h1, 5;")
-    run = launch(text, grid=2, cluster=2, block=THREADS, args=[m, out])
-    assert "operand" in kinds(run)
+@pytest.mark.parametrize(("text", "rows", "old", "new", "found"), [
+    (pair, 16, "cta_group::2", "cta_group::1", {"mbarrier"}),
+    (lambda m, size: multicast(m, 2, size), 8, "mov.b16 %h1, 3;", "mov.b16 %h1, 5;", {"operand"}),
+], ids=["an mbarrier that does not lie beside the data", "a multicast to a CTA that is not there"])
+def test_what_a_cluster_does_not_have_is_reported(text, rows, old, new, found):
+    m = TensorMap(tensor(2 * rows, 64, dtype=torch.bfloat16), box=(64, rows), swizzle=128)
+    changed = text(m, 2048).replace(old, new)
+    run = launch(changed, grid=2, cluster=2, block=THREADS, args=[m, torch.zeros(2, 2048, dtype=torch.uint8)])
+    reports(run, found)
 
 
 # ---- stores and reductions
@@ -340,17 +307,12 @@ def test_a_negative_start_of_a_store_is_reported():
     x = tensor(16, 64, dtype=torch.uint16)
     m = TensorMap(x, box=(64, 16), swizzle=128)
     run = store(x, m, (0, -1), noise(m.box_bytes))
-    assert kinds(run) == ["operand"]
-    assert "-1 of dimension 1" in run.findings[0].says
+    reports(run, ["operand"], "-1 of dimension 1")
 
 
 OPS = {
-    "add": torch.add,
-    "min": torch.minimum,
-    "max": torch.maximum,
-    "and": torch.bitwise_and,
-    "or": torch.bitwise_or,
-    "xor": torch.bitwise_xor,
+    "add": torch.add, "min": torch.minimum, "max": torch.maximum,
+    "and": torch.bitwise_and, "or": torch.bitwise_or, "xor": torch.bitwise_xor,
 }
 
 
@@ -384,7 +346,7 @@ def test_inc_and_dec_wrap_at_the_sources_value():
 def test_a_reduction_of_a_type_that_has_none_is_reported():
     x = torch.zeros(16, dtype=torch.float64)
     run = store(x, TensorMap(x, box=(16,)), (0,), noise(128), op="add")
-    assert kinds(run) == ["tensor-map"]
+    reports(run, ["tensor-map"])
 
 
 @pytest.mark.parametrize("options", SCHEDULES)
@@ -416,9 +378,8 @@ def test_gather4_brings_four_rows_and_scatter4_takes_them_back():
 
     y = torch.zeros(40, 64, dtype=torch.bfloat16)
     to = TensorMap(y, box=(64, 1), swizzle=128)
-    text = storing(to, (0, *rows), 512, target="sm_100a").replace(
-        "global.shared::cta.tile.", "global.shared::cta.tile::scatter4."
-    )
+    text = storing(to, (0, *rows), 512, target="sm_100a")
+    text = text.replace("global.shared::cta.tile.", "global.shared::cta.tile::scatter4.")
     run = launch(text, grid=1, block=THREADS, args=[to, out])
     assert not run.findings
     wanted = torch.zeros(40, 64, dtype=torch.bfloat16)
