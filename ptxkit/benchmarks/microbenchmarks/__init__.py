@@ -6,8 +6,8 @@ A group is one file with a function `measure(bench)`: it writes small kernels (C
 `ptxkit.compile.nvrtc`), launches each several times and hands over figures with their spread and what was checked.
 
   figures.py    what a figure is; how it is printed and kept
-  expected.py   what was published, assumed or measured before, and what was predicted for this run
+  expected.txt  what was published, assumed or measured before, and what was predicted for this run
   bench.py      builds, looks at the machine code, launches; on a GPU, in the simulator, or not at all
-  frame.py      the C++ that kernels share: the timed loop, mbarriers, copies
+  frame.py      the C++ that kernels share: the timed loop; mbarriers and copies are in prelude.cuh
   groups.py     the groups, and the process with a time limit that each runs in
 """

@@ -5,11 +5,37 @@ from __future__ import annotations
 import json
 import os
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from .expected import EXPECTED
+HERE = Path(__file__).parent
+
+
+def under_headings(name: str) -> Iterator[tuple[str, str, str]]:
+    """Yield each indented line of a file beside this one, behind both parts of its heading, "group: words"."""
+    group, words = "", ""
+    for line in (HERE / name).read_text().splitlines():
+        if line.startswith(" "):
+            yield group, words, line.strip()
+        else:
+            group, _, words = line.partition(": ")
+
+
+class Expected(NamedTuple):
+    """What stood there before a figure was measured: written down before the run, not changed after it.
+
+    `measured` is a figure of this project's H200 (2026-11-21 or 23), `published` was read somewhere, `assumed` was
+    fitted or supposed by the prototype of the clock, `predicted` is a guess made for the first run. A Blackwell has no
+    expectations of its own: its figures stand beside Hopper's, but for tcgen05.
+    """
+
+    value: float
+    source: str
+
+
+EXPECTED = {(group, name): Expected(float(value), source)
+            for group, source, line in under_headings("expected.txt") for name, _, value in [line.rpartition(" ")]}
 
 
 class Figure(NamedTuple):

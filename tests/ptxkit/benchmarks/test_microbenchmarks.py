@@ -12,8 +12,7 @@ import pytest
 from ptxkit import capture
 from ptxkit.benchmarks.microbenchmarks import frame, issue, wgmma
 from ptxkit.benchmarks.microbenchmarks.bench import Bench, Skip, disassembler
-from ptxkit.benchmarks.microbenchmarks.expected import EXPECTED
-from ptxkit.benchmarks.microbenchmarks.figures import Figure, Results
+from ptxkit.benchmarks.microbenchmarks.figures import EXPECTED, Figure, Results
 from ptxkit.benchmarks.microbenchmarks.groups import GROUPS, Message, in_child, module_of
 from ptxkit.benchmarks.microbenchmarks.page import NOT_YET, RESULTS, SECTIONS, page, shown, surprises, table
 from ptxkit.compile import nvrtc
