@@ -5,6 +5,18 @@ import triton.language as tl
 
 
 @triton.jit
+def scale(x, y, BLOCK: tl.constexpr):
+    i = tl.arange(0, BLOCK)
+    tl.store(y + i, 2.0 * tl.load(x + i))
+
+
+@triton.jit
+def total(x, y, BLOCK: tl.constexpr):
+    i = tl.arange(0, BLOCK)
+    tl.store(y, tl.sum(tl.load(x + i), axis=0))
+
+
+@triton.jit
 def dot(a, b, c, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, BK: tl.constexpr, A_T: tl.constexpr,
         B_T: tl.constexpr, TF32: tl.constexpr):
     """Compute c = a @ b in one program, K in steps of BK; A_T, B_T: the operand lies transposed in memory."""

@@ -2,6 +2,7 @@
 
 import ast
 import functools
+import json
 import pathlib
 import re
 import subprocess
@@ -231,36 +232,45 @@ def fresh(code):
     return subprocess.run(command, capture_output=True, text=True, timeout=600)
 
 
-BAN = """
-import sys
-class Ban:
-    def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] in {banned!r}:
-            raise ImportError(name + " is banned")
-sys.meta_path.insert(0, Ban())
-"""
+@pytest.fixture(scope="module")
+def imported():
+    """Return what a process finds after `import kda`, beside torch alone; what torch looks for is torch's affair."""
+    banned = (*HEAVY, "click", "packaging", "einops", "transformers", "fla")
+    result = fresh(f"""
+import json, sys, torch
+kept = {{name: sys.modules.get(name) for name in {banned}}}
+sys.modules |= dict.fromkeys(kept)                       # importing one of them fails
+before = set(sys.modules)
+import kda
+found = {{"loaded": sorted(set(sys.modules) - before), "listed": "simulator" in dir(kda)}}
+found["operator"] = str(torch.ops.kda.chunk_forward)
+found["layer"] = [*kda.nn.KimiDeltaAttention(8, 1, 8)(torch.ones(1, 3, 8)).shape]
+for name in kept:
+    del sys.modules[name]
+sys.modules |= {{name: module for name, module in kept.items() if module}}
+found["simulator"] = str(kda.simulator.capture)
+print(json.dumps(found))
+""")
+    assert result.returncode == 0, result.stderr
+    return json.loads(result.stdout)
 
 
-def test_import_kda_needs_torch_alone():
-    """What torch itself looks for is torch's affair."""
-    banned = (*HEAVY, "click", "packaging")
-    result = fresh("import torch\n" + BAN.format(banned=banned) + "import kda; print(kda.chunk_kda.__name__)")
-    assert result.stdout.strip() == "chunk_kda", result.stderr
+def test_import_kda_needs_torch_alone_and_so_does_the_layer(imported):
+    assert imported["layer"] == [1, 3, 8]
 
 
-def test_import_kda_registers_its_operators():
-    assert fresh("import kda, torch; print(torch.ops.kda.chunk_forward)").stdout.strip() == "kda.chunk_forward"
+def test_import_kda_registers_its_operators(imported):
+    assert imported["operator"] == "kda.chunk_forward"
 
 
-def test_import_kda_costs_a_few_files_of_its_own_over_import_torch():
+def test_import_kda_costs_a_few_files_of_its_own_over_import_torch(imported):
     """It loads no file of a backend, a compiler, the simulator or a command, and no other package."""
-    loaded = fresh("import torch, sys; before = set(sys.modules); import kda; print(*(set(sys.modules) - before))")
     parts = ("building", "calls", "calls.api", "calls.autograd", "checks", "checks.calls", "checks.gate",
              "checks.keywords", "checks.memo", "checks.written", "errors", "model", "model.bundles", "model.gates",
              "model.host", "model.offsets", "model.problem", "model.transforms", "routing", "routing.capability",
              "routing.dispatch")
     light = ("ptxkit", "ptxkit.application", "ptxkit.errors", "ptxkit.standing")
-    assert set(loaded.stdout.split()) == {"kda", *(f"kda.{part}" for part in parts), *light}
+    assert {*imported["loaded"]} == {"kda", *(f"kda.{part}" for part in parts), *light}
 
 
 def test_a_broken_torch_breaks_the_import_and_not_the_command(tmp_path):
@@ -278,9 +288,9 @@ def test_all_names_can_be_reached():
         _ = kda.chunk_kad
 
 
-def test_the_simulator_is_there_after_import_kda_and_costs_nothing_until_used():
-    code = "import sys, kda; print('kda.simulator' in sys.modules, 'simulator' in dir(kda), kda.simulator.capture)"
-    assert fresh(code).stdout.startswith("False True <function capture")
+def test_the_simulator_is_there_after_import_kda_and_costs_nothing_until_used(imported):
+    assert "kda.simulator" not in imported["loaded"] and imported["listed"]
+    assert imported["simulator"].startswith("<function capture")
 
 
 def test_tests_of_peers_are_skipped_where_neither_the_peers_nor_a_newer_python_are_there():

@@ -38,8 +38,9 @@ def test_forward_and_backward_are_the_definition(shape, options, heads, seed):
     exact = definition(call)
     assert distance(o, exact[0]) < 1e-11 and distance(ht, exact[1]) < 1e-11
     ((o * call.do).sum() + (ht * call.dht).sum()).backward()
-    largest = max((g.abs().max().item() for g in gradients(call).values() if g.numel()), default=0)
-    for name, grad in gradients(call).items():
+    grads = gradients(call)
+    largest = max((grad.abs().max().item() for grad in grads.values() if grad.numel()), default=0)
+    for name, grad in grads.items():
         difference = (call.tensors[name].grad - grad).abs().max().item() if grad.numel() else 0
         assert difference <= 1e-11 * max(largest, 1), name
 

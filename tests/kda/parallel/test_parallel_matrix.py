@@ -2,22 +2,18 @@
 
 import itertools
 import json
-import subprocess
 import sys
 
 import processes
 import pytest
 import torch
 
-from benchmarks import common
 from benchmarks import parallel_matrix as matrix
 
 
-def run(tmp_path, only):
-    file = tmp_path / "rows.json"
-    command = common.again(matrix.__spec__, "--device", "cpu", "--json", file, "--only", only)
-    ended = subprocess.run(command, cwd=common.ROOT, capture_output=True, text=True, check=False)
-    return ended, json.loads(file.read_text()) if file.exists() else None
+def run(monkeypatch, *words):
+    monkeypatch.setattr(sys, "argv", ["parallel_matrix.py", *map(str, words)])
+    return matrix.main()
 
 
 def test_any_three_options_meet_in_some_case():
@@ -29,10 +25,11 @@ def test_any_three_options_meet_in_some_case():
         assert met == {values for values in everything if matrix.possible(dict(zip(names, values)))}
 
 
-def test_cases_run_on_processes_of_a_cpu_and_leave_a_row_each(tmp_path):
+def test_cases_run_on_processes_of_a_cpu_and_leave_a_row_each(tmp_path, monkeypatch):
     case = next(case for case in matrix.covering() if case["exchange"] == "tree" and case["layout"] == "lengths")
-    ended, rows = run(tmp_path, matrix.name_of(case))
-    assert ended.returncode == 0, ended.stdout + ended.stderr
+    file = tmp_path / "rows.json"
+    assert run(monkeypatch, "--device", "cpu", "--json", file, "--only", matrix.name_of(case)) == 0
+    rows = json.loads(file.read_text())
     assert [(row["case"], row["outcome"], row["card"]) for row in rows] == [(matrix.name_of(case), "ok", "CPU")]
 
 
@@ -40,8 +37,7 @@ def test_cases_that_the_file_says_are_ok_do_not_run_again(tmp_path, monkeypatch,
     file = tmp_path / "rows.json"
     rows = [{"case": matrix.name_of(case), "outcome": "ok", "errors": {}} for case in matrix.cases()]
     file.write_text(json.dumps(rows))
-    monkeypatch.setattr(sys, "argv", ["parallel_matrix.py", "--device", "cpu", "--json", str(file)])
-    assert matrix.main() == 0 and json.loads(file.read_text()) == rows
+    assert run(monkeypatch, "--device", "cpu", "--json", file) == 0 and json.loads(file.read_text()) == rows
     assert capsys.readouterr().out == f"{len(rows)} of {len(rows)} cases ran, 0 are not ok\n"
 
 
@@ -52,11 +48,9 @@ def test_a_wrong_result_is_outside_the_budget(wrong):
     assert not matrix.far(wrong, exact) <= 2 * matrix.far(exact.float(), exact) + matrix.FLOOR
 
 
-def test_without_two_gpus_it_says_what_it_needs(tmp_path):
-    if torch.cuda.device_count() >= 2:
-        pytest.skip("this machine has two GPUs")
-    ended = subprocess.run(common.again(matrix.__spec__), cwd=common.ROOT, capture_output=True, text=True, check=False)
-    assert ended.returncode == 3 and "needs 2 GPUs" in ended.stdout
+def test_without_two_gpus_it_says_what_it_needs(monkeypatch, capsys):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    assert run(monkeypatch) == 3 and "needs 2 GPUs; found 1" in capsys.readouterr().out
 
 
 def layers(rank):

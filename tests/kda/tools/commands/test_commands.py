@@ -1,15 +1,15 @@
 """What all commands have in common."""
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
-from kda.cli import COMMANDS, cli
+from kda.cli import COMMANDS, cli, main
 from kda.routing.dispatch import capabilities
+from kda.tools.commands import cache
 from kda.tools.commands.doctor import archs_without_kernels
 from kda.tools.commands.findings import backends_with_kernels
 from ptxkit.compile.target import TARGETS, parse
@@ -76,14 +76,15 @@ def test_a_dtype_has_a_short_name_too():
     assert " float32, packed [9]" in CliRunner().invoke(cli, words).stdout
 
 
-def test_an_interruption_is_told_from_a_finding():
-    program = (
-        "import kda.tools.commands.cache as c; from kda.cli import main\n"
-        "def stop(**_): raise KeyboardInterrupt\n"
-        "c.command.callback = stop\nimport sys; sys.argv[:] = ['kda', 'cache']\nmain()"
-    )
-    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert (run.returncode, run.stdout, run.stderr) == (130, "", "kda: interrupted\n")
+def test_an_interruption_is_told_from_a_finding(monkeypatch, capsys):
+    def stop(**_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cache.command, "callback", stop)
+    monkeypatch.setattr(sys, "argv", ["kda", "cache"])
+    with pytest.raises(SystemExit) as left:
+        main()
+    assert (left.value.code, *capsys.readouterr()) == (130, "", "kda: interrupted\n")
 
 
 @pytest.mark.parametrize("arch", TARGETS)

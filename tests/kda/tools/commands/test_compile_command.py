@@ -16,26 +16,12 @@ from kda.routing import dispatch
 from kda.routing.capability import Capability, Rule
 from kda.routing.dispatch import capabilities
 from kda.tools.commands import compile as command
-from ptxkit.compile import fetching, store, watching
+from ptxkit.compile import builders, fetching, store, watching
 from ptxkit.compile.target import parse
 from ptxkit.compile.triton import Recipe
 
 pytestmark = pytest.mark.compiler
 
-KERNELS = """
-import triton
-import triton.language as tl
-
-@triton.jit
-def scale(x, y, BLOCK: tl.constexpr):
-    i = tl.arange(0, BLOCK)
-    tl.store(y + i, 2.0 * tl.load(x + i))
-
-@triton.jit
-def total(x, y, BLOCK: tl.constexpr):
-    i = tl.arange(0, BLOCK)
-    tl.store(y, tl.sum(tl.load(x + i), axis=0))
-"""
 FAST = Capability(
     backend="fast",
     rank=1,
@@ -46,7 +32,7 @@ FAST = Capability(
 
 
 @pytest.fixture
-def asked(tmp_path, monkeypatch):
+def asked(tmp_path, monkeypatch, builders_that_stay):
     """Return the problems and hosts that the backend was asked about."""
     asked = []
 
@@ -55,12 +41,11 @@ def asked(tmp_path, monkeypatch):
         arch = "sm{}{}".format(*host.cc)
         types = {"x": "*bf16" if problem.dtype == "bfloat16" else "*fp32", "y": "*fp32"}
         names = {"forward": ["scale"], "backward": ["scale", "total"]}[problem.direction]
-        return [Recipe(f"made_up:{name}", types, {"BLOCK": problem.K}, target=arch) for name in names]
+        return [Recipe(f"triton_kernels:{name}", types, {"BLOCK": problem.K}, target=arch) for name in names]
 
-    (tmp_path / "made_up.py").write_text(KERNELS)
-    monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("KDA_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setattr(fetching, "_FETCHED", {})
+    monkeypatch.setattr(fetching, "Builders", builders_that_stay)
     for name, content in {"fast": {"__path__": []}, "fast.plan": {"recipes": recipes}}.items():
         module = types.ModuleType(f"kda.backends.{name}")
         module.__dict__.update(content)
@@ -219,7 +204,7 @@ def test_a_problem_that_no_backend_takes_is_more_than_can_be_judged(asked):
 def test_the_first_call_says_on_stderr_what_it_builds_and_the_next_one_says_nothing(asked, capsys, monkeypatch):
     monkeypatch.setattr(watching, "_explained", False)
     monkeypatch.delenv("KDA_QUIET", raising=False)
-    recipe = Recipe("made_up:scale", {"x": "*bf16", "y": "*fp32"}, {"BLOCK": 32}, target="sm90")
+    recipe = Recipe("triton_kernels:scale", {"x": "*bf16", "y": "*fp32"}, {"BLOCK": 32}, target="sm90")
     fetching.fetch(recipe)
     out, err = capsys.readouterr()
     first, second = err.splitlines()
@@ -270,5 +255,5 @@ def test_without_an_arch_it_builds_for_this_machine(asked, monkeypatch):
 
 def test_without_triton_nothing_is_built_and_the_error_says_how_to_get_it(asked, monkeypatch):
     monkeypatch.setitem(sys.modules, "triton", None)
-    monkeypatch.setattr(fetching.Builders, "build", lambda self, recipe: recipe.build())
+    monkeypatch.setattr(builders.Builders, "build", lambda self, recipe: recipe.build())
     assert "pip install triton" in run("--arch", "sm90", "--problem", "K=64", code=3).stderr
