@@ -1,10 +1,12 @@
 """Docstrings are whole sentences, comments speak to people, and names say what they hold."""
 
 import ast
+import functools
 import io
 import re
 import tokenize
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -12,42 +14,57 @@ ROOT = Path(__file__).parents[2]
 FOLDERS = ("kda", "ptxkit", "tests", "benchmarks", "examples", "docs")
 FRAGMENT = re.compile(r"(Of|By|As|That|So|To)\b")
 COMMENT = re.compile(r"# *(of\b|fmt:)")
+NO_NAMES = {"of", "at", "own", "made", "there", "here", "told", "taker"}
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
-def python_files(*folders):
-    files = [file for folder in folders for file in (ROOT / folder).rglob("*.py")]
-    return [file for file in files if not {"build", ".venv"} & {*file.parts}]
+class Words(NamedTuple):
+    """What stands in a file, each with its line."""
+
+    fragments: list[tuple[int, str]]         # docstrings and comments that lack their beginning, or say `fmt:`
+    bindings: list[tuple[int, str]]          # variables, parameters and fields called by a word that says nothing
+    classes: list[tuple[int, str]]
 
 
-def fragments(code):
-    """Docstrings and comments that lack their beginning, or speak to a formatter: their lines and how they begin."""
-    found = []
+def words_of(code):
+    fragments, bindings, classes = [], [], []
     for node in ast.walk(ast.parse(code)):
         if isinstance(node, DOCUMENTED) and FRAGMENT.match(said := ast.get_docstring(node) or ""):
-            found.append((node.body[0].lineno, said.split("\n")[0]))
+            fragments.append((node.body[0].lineno, said.split("\n")[0]))
+        if isinstance(node, ast.ClassDef):
+            classes.append((node.lineno, node.name))
+        elif isinstance(node, ast.arg):
+            bindings.append((node.lineno, node.arg))
+        elif isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Store):
+            bindings.append((node.lineno, node.id if isinstance(node, ast.Name) else node.attr))
     tokens = tokenize.generate_tokens(io.StringIO(code).readline) if COMMENT.search(code) else ()
     for token in tokens:
         if token.type == tokenize.COMMENT and COMMENT.match(token.string):
-            found.append((token.start[0], token.string))
-    return sorted(found)
+            fragments.append((token.start[0], token.string))
+    return Words(sorted(fragments), sorted(found for found in bindings if found[1] in NO_NAMES), classes)
 
 
-@pytest.mark.parametrize("folder", FOLDERS)
-def test_no_docstring_is_half_a_sentence_and_no_comment_begins_with_of(folder):
-    files = python_files(folder)
+@functools.cache
+def words_in(folder):
+    """Return the words of each Python file of a folder."""
+    files = [file for file in (ROOT / folder).rglob("*.py") if not {"build", ".venv"} & {*file.parts}]
     assert files
-    found = [f"{file.relative_to(ROOT)}:{line}: {words}" for file in files
-             for line, words in fragments(file.read_text())]
+    return {file.relative_to(ROOT).as_posix(): words_of(file.read_text()) for file in files}
+
+
+@pytest.mark.parametrize("kind", ["fragments", "bindings"])
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_docstrings_and_comments_are_whole_and_a_variable_says_what_it_holds(folder, kind):
+    found = [f"{file}:{line}: {said}" for file, words in words_in(folder).items()
+             for line, said in getattr(words, kind)]
     assert not found, "\n".join(found)
 
 
 def test_fragments_are_found():
     code = 'def f():\n    """Of two."""\n    x = 1  # of x\n    y = 2  # fmt: skip\n\n\ndef g():\n    """Offer it."""\n'
-    assert [line for line, _ in fragments(code)] == [2, 3, 4]
+    assert [line for line, _ in words_of(code).fragments] == [2, 3, 4]
 
 
-NO_NAMES = {"of", "at", "own", "made", "there", "here", "told", "taker"}
 # class name -> why classes of one name in two modules are one role; siblings, such as backends, need no reason
 ONE_ROLE = {
     "Grads": "results of a call, and the kernel that makes them, whose name stands in digests",
@@ -56,31 +73,9 @@ ONE_ROLE = {
 SIBLINGS = re.compile(r"kda/backends/\w+/|ptxkit/compile/")
 
 
-def bindings(code):
-    """Variables, parameters and fields that are called by a word which says nothing, with their lines."""
-    found = []
-    for node in ast.walk(ast.parse(code)):
-        if isinstance(node, ast.arg):
-            name = node.arg
-        elif isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Store):
-            name = node.id if isinstance(node, ast.Name) else node.attr
-        else:
-            continue
-        if name in NO_NAMES:
-            found.append((node.lineno, name))
-    return sorted(found)
-
-
-@pytest.mark.parametrize("folder", FOLDERS)
-def test_a_variable_says_what_it_holds(folder):
-    found = [f"{file.relative_to(ROOT)}:{line}: {name}" for file in python_files(folder)
-             for line, name in bindings(file.read_text())]
-    assert not found, "\n".join(found)
-
-
 def test_names_that_say_nothing_are_found():
     code = "def f(of):\n    at = 1\n    self.own = [here for here in of]\n    held = at\n    return [x.told]\n"
-    assert bindings(code) == [(1, "of"), (2, "at"), (3, "here"), (3, "own")]
+    assert words_of(code).bindings == [(1, "of"), (2, "at"), (3, "here"), (3, "own")]
 
 
 C_FILES = {".c", ".h", ".cu", ".cuh"}
@@ -115,16 +110,6 @@ def test_names_that_say_nothing_are_found_in_c():
     assert c_names(code) == [(2, "at"), (3, "of"), (4, "here")]
 
 
-def classes(files):
-    """Return class name -> modules that define one."""
-    found = {}
-    for file in files:
-        for node in ast.walk(ast.parse(file.read_text())):
-            if isinstance(node, ast.ClassDef):
-                found.setdefault(node.name, set()).add(file.relative_to(ROOT).as_posix())
-    return found
-
-
 def are_siblings(modules):
     """Tell whether modules belong to backends, or to compilers, beside each other, one to each."""
     parents = [SIBLINGS.match(module) for module in modules]
@@ -132,13 +117,10 @@ def are_siblings(modules):
     return all(first) and len({*first}) == len(modules)
 
 
-def test_a_class_name_stands_in_one_module():
-    several = {name: sorted(modules) for name, modules in classes(python_files("kda", "ptxkit")).items()
-               if len(modules) > 1 and not are_siblings(sorted(modules)) and name not in ONE_ROLE}
-    assert not several
-
-
-def test_every_reason_for_a_class_name_is_needed():
-    several = {name for name, modules in classes(python_files("kda", "ptxkit")).items()
-               if len(modules) > 1 and not are_siblings(sorted(modules))}
-    assert set(ONE_ROLE) == several
+def test_a_class_name_stands_in_one_module_but_where_a_reason_is_needed():
+    modules = {}
+    for file, words in (words_in("kda") | words_in("ptxkit")).items():
+        for _, name in words.classes:
+            modules.setdefault(name, set()).add(file)
+    several = {name: sorted(files) for name, files in modules.items() if len(files) > 1}
+    assert {name for name, files in several.items() if not are_siblings(files)} == ONE_ROLE.keys(), several
