@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -98,7 +99,7 @@ class Case:
             scale=self.keywords.get("scale") or spec.K**-0.5, final_state=True,
         )
 
-    @property
+    @functools.cached_property
     def layout(self) -> ChunkLayout:
         return ChunkLayout.from_problem(self.problem(), self.spec.offsets)
 

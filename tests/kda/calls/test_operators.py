@@ -49,6 +49,7 @@ def test_opcheck_of_what_is_saved_in_two_dtypes():
     opcheck(torch.ops.kda.chunk_forward.default, (*arguments(call, autograd.INPUTS, autograd.OPTIONS), "all"))
 
 
+@pytest.mark.spread(every=2)
 @every_call
 @pytest.mark.parametrize("save", SAVES)
 def test_opcheck_of_the_backward(options, save):

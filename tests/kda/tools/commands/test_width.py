@@ -15,7 +15,7 @@ from ptxkit.commands.groups import HELP_WIDTH
 from ptxkit.commands.layout import fold, strip_ansi
 
 TINY = ("--tokens", "70", "--heads", "1", "-K", "8", "-V", "8", "--dtype", "float32", "--repeats", "3")
-SMALL = ("--lengths", "65,0,33", "-K", "32", "-V", "32", "--dtype", "float32")
+SMALL = ("--lengths", "33,0,5", "-K", "8", "-V", "8", "--chunk-size", "32", "--dtype", "float32")
 RUNS = {
     "help": ("--help",),
     **{f"help of {name}": (name, "--help") for name in COMMANDS},
