@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 import torch
-from assembly import kernel, kinds
+from assembly import kernel, kinds, reports
 from tensor_core import LOADED, STORED, UNDER_ANY_SCHEDULE, float_bits, pattern, run, vector
 
 from ptxkit.launches import launch
@@ -191,36 +191,73 @@ ORDERS = {
 }
 
 
+def quiet(strict=False, **parts):
+    """Return the Run of warps that only move what is in tensor memory."""
+    return run("", strict=strict, **QUIET, **parts)[1]
+
+
 @UNDER_ANY_SCHEDULE
 @pytest.mark.parametrize("stored, expected", ORDERS.values(), ids=ORDERS)
 def test_a_warps_own_accesses_are_ordered_by_their_waits_alone(stored, expected, schedule):
-    _, result = run("", stored=stored, strict=False, **QUIET, **schedule)
-    assert kinds(result) == expected
-
-
-def test_a_race_in_tensor_memory_names_both_instructions():
-    _, result = run("", stored=LOAD + LOADED + STORED, strict=False, **QUIET)
-    race = result.findings[0]
-    assert "an asynchronous read of tensor memory" in race.says and "a tcgen05.st of warp" in race.says
-    assert race.place.ptx.startswith("tcgen05.ld") and race.other.ptx.startswith("tcgen05.st")
+    reports(quiet(stored=stored, **schedule), expected)
 
 
 ALLOC = "@%p1 tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [smem], 64;"
 FREE = "@%p1 tcgen05.dealloc.cta_group::1.sync.aligned.b32 %r8, 64;"
 
 
+def ld(shape, registers, address, second=""):
+    return f"tcgen05.ld.sync.aligned.{shape}.b32 {vector(0, registers)}, [{address}]{second}; {LOADED}"
+
+
+SLAB = "warp 3 of the CTA may touch lanes 96 to 127, from lane 96"
+REACH = [  # of warp 3
+    ("xor.b32 %r10, %r9, 2097152;", "32x32b.x1", f"lane 64: {SLAB}"),
+    ("add.u32 %r10, %r9, 1048576;", "32x32b.x1", f"lane 112: {SLAB}"),
+    ("add.u32 %r10, %r9, 524288;", "16x64b.x1", f"{SLAB} or 16 more"),
+    ("add.u32 %r10, %r9, 64;", "32x32b.x1", "columns 64 to 64"),
+    ("add.u32 %r10, %r9, 63;", "16x64b.x1", "columns 63 to 64"),
+    ("sub.u32 %r10, %r9, 1;", "32x32b.x1", "lane 95: warp 3"),
+]
+PART = "setp.eq.u32 %p7, %r0, 3;\n @{}%p7 {}"
+FAULTS = {
+    "a race names both instructions": (
+        dict(stored=LOAD + LOADED + STORED), ["race-write-read"],
+        dict(says="an asynchronous read of tensor memory", place="tcgen05.ld", other="tcgen05.st"),
+    ),
+    "and what the other one is":
+        (dict(stored=LOAD + LOADED + STORED), ["race-write-read"], dict(says="a tcgen05.st of warp")),
+    "a load without a wait is not over when its columns are freed":
+        (dict(load=ld("32x32b.x1", 1, "%r9").removesuffix(LOADED)), ["race-read-write"], dict(place=FREE)),
+    "new columns hold nothing":
+        (dict(alloc=ALLOC, columns=32, load=LOAD.replace("[%r9]", "[%r9+32]") + LOADED, end="bar.sync 0;" + FREE),
+         ["uninitialised"], {}),
+    "the second half is not allocated":
+        (dict(load=ld("16x32bx2.x2", 2, "%r9", ", 63")), ["tmem"], dict(says="its second half takes columns 63 to 64")),
+    "the second half lies in another lane":
+        (dict(load=ld("16x32bx2.x2", 2, "%r9", ", 65536")), ["unsupported"], dict(says="another lane")),
+    "lanes differ in the address":
+        (dict(load="add.u32 %r10, %r9, %r0;" + ld("32x32b.x1", 1, "%r10")), ["tmem"],
+         dict(says="the lanes differ in the address")),
+    "a lane has exited": (dict(load=PART.format("", "exit;\n" + LOAD)), ["tmem"], dict(says="lanes fffffff7 do")),
+    "a lane does not take part": (dict(load=PART.format("!", LOAD)), {"diverged"}, {}),
+    **{f"{shape} {change}": (
+        dict(load=f"setp.eq.u32 %p7, %r2, 3; {change} @%p7 " + ld(shape, 1, "%r10")), ["tmem"], dict(says=says)
+    ) for change, shape, says in REACH},
+}
+
+
+@pytest.mark.parametrize("parts, found, named", FAULTS.values(), ids=FAULTS)
+def test_what_a_warp_does_wrong_is_found(parts, found, named):
+    reports(quiet(**parts), found, **named)
+
+
 @UNDER_ANY_SCHEDULE
-def test_columns_are_freed_after_the_other_warps_have_read_them(schedule):
-    _, result = run("", end="bar.sync 0;" + FREE, strict=False, **QUIET, **schedule)
-    assert not result.findings
-    _, result = run("", end=FREE, strict=False, **QUIET, **schedule)  # a slower warp may find its columns gone
-    assert set(kinds(result)) & {"race-read-write", "race-write-write", "tmem"}
-
-
-def test_a_load_without_a_wait_is_not_over_when_its_columns_are_freed():
-    load = f"tcgen05.ld.sync.aligned.32x32b.x1.b32 {vector(0, 1)}, [%r9];"
-    _, result = run("", load=load, strict=False, **QUIET)
-    assert kinds(result) == ["race-read-write"] and result.findings[0].place.ptx == FREE
+@pytest.mark.parametrize("end, found", [
+    ("bar.sync 0;" + FREE, []), (FREE, {"race-read-write", "race-write-write", "tmem"}),
+], ids=["a barrier", "no barrier"])                                            # a slower warp may find its columns gone
+def test_columns_are_freed_after_the_other_warps_have_read_them(end, found, schedule):
+    reports(quiet(end=end, **schedule), found)
 
 
 REUSED = """
@@ -258,33 +295,10 @@ def test_a_copy_to_where_an_allocation_has_left_its_address_needs_no_proxy_fence
     assert set(kinds(result)) == found
 
 
-def test_new_columns_hold_nothing():
-    load = LOAD.replace("[%r9]", "[%r9+32]") + LOADED
-    _, result = run("", alloc=ALLOC, columns=32, load=load, end="bar.sync 0;" + FREE, strict=False, **QUIET)
-    assert kinds(result) == ["uninitialised"]
-
-
 def test_columns_forget_what_they_held_when_they_are_freed():
     load = f"bar.sync 0; {FREE} {ALLOC} bar.sync 0; {LOAD} {LOADED} st.global.v4.b32 [%rd7], {vector(32, 4)};"
     out, result = run("", load=load, strict=False, **QUIET)
     assert kinds(result) == ["uninitialised"] and out[0, :, :4].eq(-1).all()
-
-
-# ---- reach
-
-
-@pytest.mark.parametrize("change, shape, says", [
-    ("xor.b32 %r10, %r9, 2097152;", "32x32b.x1", "lane 64: warp 3 of the CTA may touch lanes 96 to 127, from lane 96"),
-    ("add.u32 %r10, %r9, 1048576;", "32x32b.x1", "lane 112: warp 3 of the CTA may touch lanes 96 to 127, from lane 96"),
-    ("add.u32 %r10, %r9, 524288;", "16x64b.x1", "warp 3 of the CTA may touch lanes 96 to 127, from lane 96 or 16 more"),
-    ("add.u32 %r10, %r9, 64;", "32x32b.x1", "columns 64 to 64"),
-    ("add.u32 %r10, %r9, 63;", "16x64b.x1", "columns 63 to 64"),
-    ("sub.u32 %r10, %r9, 1;", "32x32b.x1", "lane 95: warp 3"),
-])
-def test_a_warp_reaches_its_slab_and_allocated_columns_alone(change, shape, says):
-    load = f"setp.eq.u32 %p7, %r2, 3; {change} @%p7 tcgen05.ld.sync.aligned.{shape}.b32 {vector(0, 1)}, [%r10];"
-    _, result = run("", load=load + LOADED, strict=False, **QUIET)
-    assert kinds(result) == ["tmem"] and says in result.findings[0].says
 
 
 @pytest.mark.parametrize("change, expected", [("mov.u32 %r10, %r8;", []), ("xor.b32 %r10, %r9, 2097152;", ["tmem"])])
@@ -295,28 +309,6 @@ def test_a_warp_stays_in_its_own_slab_which_lane_0_stands_for(change, expected):
     wanted = pattern(1, 64)
     wanted[0, :, :32] = wanted[0, :, 32:]  # the registers hold what was stored last
     assert torch.equal(out, wanted)
-
-
-def test_the_second_half_must_be_allocated_too():
-    load = f"tcgen05.ld.sync.aligned.16x32bx2.x2.b32 {vector(0, 2)}, [%r9], 63; {LOADED}"
-    _, result = run("", load=load, strict=False, **QUIET)
-    assert kinds(result) == ["tmem"] and "its second half takes columns 63 to 64" in result.findings[0].says
-    _, result = run("", load=load.replace("63", "65536"), strict=False, **QUIET)
-    assert kinds(result) == ["unsupported"] and "another lane" in result.findings[0].says
-
-
-def test_lanes_agree_on_the_address():
-    load = f"add.u32 %r10, %r9, %r0; tcgen05.ld.sync.aligned.32x32b.x1.b32 {vector(0, 1)}, [%r10]; {LOADED}"
-    _, result = run("", load=load, strict=False, **QUIET)
-    assert kinds(result) == ["tmem"] and "the lanes differ in the address" in result.findings[0].says
-
-
-def test_the_whole_warp_is_needed():
-    load = f"setp.eq.u32 %p7, %r0, 3;\n @%p7 exit;\n {LOAD}"
-    _, result = run("", load=load, strict=False, **QUIET)
-    assert kinds(result) == ["tmem"] and "lanes fffffff7 do" in result.findings[0].says
-    _, result = run("", load=f"setp.eq.u32 %p7, %r0, 3;\n @!%p7 {LOAD}", strict=False, **QUIET)
-    assert "diverged" in kinds(result)
 
 
 # ---- allocation
@@ -380,14 +372,8 @@ def test_a_generic_address_takes_the_result_too():
     convert = "mov.u64 %rd2, smem;\n cvta.shared.u64 %rd1, %rd2;\n"
     out, result = alone(convert + into + "ld.shared.u32 %r20, [smem+4];\n" + dealloc(0, 32))
     assert not result.findings and out[0, 0] == 0
-    _, result = alone("mov.u64 %rd1, %rd3;\n" + into + "mov.u32 %r20, 0;\n" + dealloc(0, 32))
-    assert kinds(result) == ["out-of-bounds"] and "is elsewhere" in result.findings[0].says
-
-
-@pytest.mark.parametrize("columns", [0, 16, 48, 1024])
-def test_sizes_are_powers_of_two_from_32_to_512(columns):
-    _, result = alone(alloc(0, columns))
-    assert kinds(result) == ["tmem"] and f"asks for {columns} columns" in result.findings[0].says
+    elsewhere = "mov.u64 %rd1, %rd3;\n" + into + "mov.u32 %r20, 0;\n" + dealloc(0, 32)
+    reports(alone(elsewhere)[1], ["out-of-bounds"], "is elsewhere")
 
 
 @UNDER_ANY_SCHEDULE
@@ -433,29 +419,30 @@ third:
     assert not result.findings and sorted(out[0, 1:3].tolist()) == [0, 256]
 
 
-def test_an_allocation_that_never_finds_room_is_a_deadlock():
-    _, result = alone(alloc(0, 512) + alloc(1, 32))
-    assert kinds(result) == ["deadlock"]
-    assert "waits for 32 columns of tensor memory; 512 of 512 are allocated" in result.findings[0].says
-
-
 @pytest.mark.parametrize("body, says", [
+    *((alloc(0, columns), f"asks for {columns} columns") for columns in (0, 16, 48, 1024)),
     (alloc(0, 32) + alloc(1, 64) + dealloc(0, 32) + dealloc(1, 64), "64 columns after 32: a CTA's allocations"),
     (alloc(0, 32) + GIVE_UP + alloc(1, 32) + dealloc(0, 32) + dealloc(1, 32), "after relinquish_alloc_permit"),
     (alloc(0, 32) + dealloc(0, 32) + dealloc(0, 32), "deallocates 32 columns at 0x0; an allocation of 0 columns"),
     (alloc(0, 64) + "mov.u32 %r21, 32;\n" + dealloc(1, 32) + dealloc(0, 64), "at 0x20; an allocation of 0 columns"),
     ("mov.u32 %r21, 7;\n" + alloc(0, 64) + dealloc(1, 64) + dealloc(0, 64), "at 0x7; an allocation of 0 columns"),
     (alloc(0, 64) + dealloc(0, 32) + dealloc(0, 64), "deallocates 32 columns at 0x0; an allocation of 64 columns"),
+    (alloc(0, 32, 2), "has no peer"),
 ])
 def test_misuse_of_the_allocator_is_described(body, says):
     _, result = alone(body)
-    assert kinds(result) == ["tmem"] and len(result.findings) == 1 and says in result.findings[0].says
+    reports(result, ["tmem"], says)
+    assert len(result.findings) == 1
+
+
+def test_an_allocation_that_never_finds_room_is_a_deadlock():
+    says = "waits for 32 columns of tensor memory; 512 of 512 are allocated"
+    reports(alone(alloc(0, 512) + alloc(1, 32))[1], ["deadlock"], says)
 
 
 def test_columns_left_at_the_end_are_a_leak():
-    _, result = alone(alloc(0, 128) + alloc(1, 32) + dealloc(1, 32))
-    assert kinds(result) == ["tmem-leak"] and "128 columns at 0 were never deallocated" in result.findings[0].says
-    assert result.findings[0].place.ptx.startswith("tcgen05.alloc")
+    leak = alone(alloc(0, 128) + alloc(1, 32) + dealloc(1, 32))[1]
+    reports(leak, ["tmem-leak"], "128 columns at 0 were never deallocated", place="tcgen05.alloc")
 
 
 def test_each_cta_has_a_tensor_memory_of_its_own():
@@ -481,15 +468,9 @@ def only(rank, text, label):
 
 
 def test_the_pair_must_ask_together():
-    _, result = alone(only(0, alloc(0, 32, 2), "on"), grid=2, cluster=2)
-    assert kinds(result) == ["deadlock"] and "the other CTA of the pair" in result.findings[0].says
-    _, result = alone(only(0, alloc(0, 32, 2), "on") + only(1, alloc(1, 64, 2), "off"), grid=2, cluster=2)
-    assert kinds(result) == ["tmem"] and "must ask for the same: here" in result.findings[0].says
-
-
-def test_without_a_cluster_there_is_no_pair():
-    _, result = alone(alloc(0, 32, 2))
-    assert kinds(result) == ["tmem"] and "has no peer" in result.findings[0].says
+    one, other = only(0, alloc(0, 32, 2), "on"), only(1, alloc(1, 64, 2), "off")
+    reports(alone(one, grid=2, cluster=2)[1], ["deadlock"], "the other CTA of the pair")
+    reports(alone(one + other, grid=2, cluster=2)[1], ["tmem"], "must ask for the same: here")
 
 
 def test_a_group_is_chosen_for_the_whole_kernel():
