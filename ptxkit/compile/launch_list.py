@@ -1,9 +1,9 @@
 """Several launches as one call: a list is made once, and C runs it where there is a C compiler.
 
-    ready = LaunchList([(scale, (Span(0), Span(1, 1024))), (add, (Span(1, 1024), None))], slots=2)
+    ready = LaunchList([(scale, (Location(0), Location(1, 1024))), (add, (Location(1, 1024), None))], slots=2)
     ready([x, memory])                       # a tensor, or None, for each slot
 
-Each argument of a launch is a Span: an address in the memory of one of the tensors that a call passes.
+Each argument of a launch is a Location: an address in the memory of one of the tensors that a call passes.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ FLAGS = ("-std=gnu11", "-O2", "-fPIC", "-shared", "-Wall", "-Wextra",
          *(f"-Wno-{what}" for what in ("unused-parameter", "cast-function-type", "missing-field-initializers")))
 
 
-class Span(NamedTuple):
+class Location(NamedTuple):
     """A part of the memory of the tensor in a slot."""
 
     slot: int
@@ -43,15 +43,15 @@ class Span(NamedTuple):
 class LaunchList:
     """Launches in order, which read and write the tensors of a call."""
 
-    def __init__(self, launches: Sequence[tuple[Bound, Sequence[Span | None]]], slots: int):
-        self.launches, self.slots = tuple((bound, tuple(spans)) for bound, spans in launches), slots
+    def __init__(self, launches: Sequence[tuple[Bound, Sequence[Location | None]]], slots: int):
+        self.launches, self.slots = tuple((bound, tuple(locations)) for bound, locations in launches), slots
         self._in_c: dict[int, Any] = {}                                      # device -> the list in C, or None
 
     def __call__(self, tensors: list[Any]) -> None:
         """Launch all of them on the current stream; there is a tensor, a Place or None for each slot."""
         if (sink := launch_sink()) is not None:
-            for bound, spans in self.launches:
-                bound.send(sink, [_part(tensors, span) for span in spans])
+            for bound, locations in self.launches:
+                bound.send(sink, [part_of(tensors, location) for location in locations])
             return
         device, stream = driver.current()
         try:
@@ -66,8 +66,8 @@ class LaunchList:
     def _run(self, tensors: Sequence[Any], stream: int) -> None:
         """Do without C what it does."""
         addresses = [0 if x is None else x.data_ptr() for x in tensors]
-        for bound, spans in self.launches:
-            bound.start([0 if s is None else addresses[s.slot] + s.offset for s in spans], stream)
+        for bound, locations in self.launches:
+            bound.start([0 if s is None else addresses[s.slot] + s.offset for s in locations], stream)
 
     def _go_on(self, in_c: Any, device: int, stream: int, tensors: list[Any], failed: int, answer: int) -> None:
         """Give this thread its context if that was missing, and launch what is left."""
@@ -84,21 +84,21 @@ class LaunchList:
         module = in_c()
         if module is None:
             return None
-        described = tuple(bound.described(device, [None if s is None else (s.slot, s.offset) for s in spans])
-                          for bound, spans in self.launches)
+        described = tuple(bound.described(device, [None if s is None else (s.slot, s.offset) for s in locations])
+                          for bound, locations in self.launches)
         try:
             return module.make(driver.function_that_launches() or module.NOTHING, self.slots, described)
         except ValueError:
             return None
 
 
-def _part(tensors: Sequence[Any], span: Span | None) -> Any:
-    if span is None:
+def part_of(tensors: Sequence[Any], location: Location | None) -> Any:
+    if location is None:
         return None
-    tensor = tensors[span.slot]
-    if span.size is None or tensor is None:
+    tensor = tensors[location.slot]
+    if location.size is None or tensor is None:
         return tensor
-    return Place(tensor, tensor.data_ptr() + span.offset, span.size)
+    return Place(tensor, tensor.data_ptr() + location.offset, location.size)
 
 
 @functools.cache

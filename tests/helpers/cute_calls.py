@@ -193,5 +193,7 @@ def has_products_that_wait_for_no_other(kernel, folder):
 
 
 def kept_nowhere(monkeypatch, module=launch):
-    """Let kernels be made ready for each call."""
-    monkeypatch.setattr(module, "steps", getattr(module.steps, "__wrapped__", module.steps))
+    """Let routines of a module be described for each call."""
+    for name in ("routine", "forward_routine", "backward_routine"):
+        if function := getattr(module, name, None):
+            monkeypatch.setattr(module, name, getattr(function, "__wrapped__", function))

@@ -8,14 +8,16 @@ from typing import Any
 
 import torch
 
-from kda.model.bundles import Grads, Outputs, Save, SegmentSummary
+from kda.model.bundles import Grads, Outputs, Save
 from kda.model.problem import Inputs, Problem
 from ptxkit.compile.fetching import fetch_here
 from ptxkit.compile.kernel import Kernel
+from ptxkit.compile.launch_list import Location
 from ptxkit.compile.recipes import AnyRecipe
 
-from .arguments import KernelConfig, NamedLaunch
+from .arguments import KernelConfig
 from .chunks import Chunks
+from .routine import Draft
 from .tensors import chunks_of_a_row
 
 Tensor = torch.Tensor
@@ -25,27 +27,27 @@ def outputs(p: Problem, x: Inputs) -> Outputs:
     """Allocate memory for o and for the requested states."""
     like = x.q
     final_state = like.new_empty(p.N, *p.state_shape, dtype=torch.float32) if p.final_state else None
-    h = like.new_empty(p.B, chunks_of_a_row(p, x), *p.state_shape) if p.intermediate_states else None
-    return Outputs(like.new_empty(p.B, p.T, p.HV, p.V), final_state, h, None)
+    return Outputs(like.new_empty(p.B, p.T, p.HV, p.V), final_state, states_between_chunks(p, x), None)
 
 
-def segment_summary(p: Problem, like: Tensor, segments: int) -> SegmentSummary:
-    """Allocate memory for what chains and `compose` of the CuTe DSL pass on."""
-    M, added = (like.new_empty(segments, p.HV, p.K, n, dtype=torch.float32) for n in (p.K, p.V))
-    return SegmentSummary(M, added, transposed=True)
+def states_between_chunks(p: Problem, x: Inputs) -> Tensor | None:
+    """Allocate memory for the states that enter chunks, if they are requested."""
+    return x.q.new_empty(p.B, chunks_of_a_row(p, x), *p.state_shape) if p.intermediate_states else None
 
 
-def run_segments(
-    p: Problem, first: NamedLaunch, compose: NamedLaunch, join: NamedLaunch | None, segments: int, out: Outputs,
-    offsets: Tensor | None, **inputs: Tensor | None,
+def launch_segments(
+    draft: Draft, p: Problem, first: tuple[KernelConfig, tuple[int, int, int]], compose: Any,
+    join: tuple[KernelConfig | None, int], segments: int, o: Location, ht: Location | None, **arguments: Any,
 ) -> None:
-    """Launch `first`, which walks over the segments of all sequences at once, and what adds up its results."""
-    response, summary = out.o.new_empty(p.B, p.T, p.HV, p.K), segment_summary(p, out.o, p.N * segments)
-    edge = torch.empty_like(summary.added)
-    first(**inputs, o=out.o, response=response, ht=summary.added, M=summary.M)
-    compose(M=summary.M, added=summary.added, edge=edge, ht=out.final_state)
-    if join:
-        join(response=response, edge=edge, o=out.o, cu_seqlens=offsets)
+    """Launch `first`, which walks over the segments of all sequences at once, and what adds up its results.  Beside
+    `first` stands its grid, beside `join` its CTAs for a segment."""
+    scratch, (config, grid), (joining, ctas) = draft.memory(), first, join
+    M, added, edge = (scratch.part(4 * p.N * segments * p.HV * p.K * n) for n in (p.K, p.V, p.V))
+    response = scratch.part(2 * p.B * p.T * p.HV * p.K)
+    draft.launch(config, grid, **arguments, segments=segments, o=o, response=response, ht=added, M=M)
+    draft.launch(compose, (compose.strips, p.HV, p.N), segments=segments, HV=p.HV, M=M, added=added, edge=edge, ht=ht)
+    draft.launch(joining, (ctas, p.HV, p.N * (segments - 1)), T=p.T, HV=p.HV, segments=segments, response=response,
+                 edge=edge, o=o, cu_seqlens=draft["cu_seqlens"])
 
 
 def gate_numbers(p: Problem) -> dict[str, float]:
@@ -62,18 +64,6 @@ def kernels(recipe: Callable[..., AnyRecipe]) -> Callable[..., Kernel]:
     """Return the function from a configuration, and a target if `recipe` needs one, to its kernel: built, or of the
     store."""
     return functools.cache(lambda *arguments: fetch_here(recipe(*arguments)))
-
-
-def launch_of(
-    kernel: Callable[[KernelConfig], Kernel], config: KernelConfig | None, grid: tuple[int, int, int], **numbers: float
-) -> NamedLaunch | None:
-    """The launch of a kernel; None if there is none, or no CTA of it."""
-    if config is None:
-        return None
-    config.require_valid()
-    if 0 in grid:
-        return None
-    return config.bound(kernel(config), grid, **numbers)
 
 
 def forward_as_stage(

@@ -51,6 +51,18 @@ def aligned(x: Tensor | None, dtype: torch.dtype | None = None) -> Tensor | None
     return in_memory(x) if x.data_ptr() % 16 == 0 else x.clone()
 
 
+# The names that kernels have for the tensors of a call, and those of them that are read a chunk at a time.
+INPUTS = ("q", "k", "v", "g", "beta", "A_log", "dt_bias", "h0", "cu_seqlens")
+ROWS = ("q", "k", "g", "beta", "A_log", "dt_bias")
+
+
+def inputs_in_memory(x: Inputs) -> list[Tensor | None]:
+    """Return INPUTS as kernels read them."""
+    A_log, dt_bias = aligned(x.A_log, torch.float32), aligned(x.dt_bias, torch.float32)
+    cu_seqlens = None if x.cu_seqlens is None else offsets_on(x.q.device, x.cu_seqlens)
+    return [*map(aligned, x[:5]), A_log, dt_bias, aligned(x.initial_state), cu_seqlens]
+
+
 def laid_out(x: Inputs) -> dict[str, Tensor | None]:
     """Return the inputs as kernels read them, under the names that kernels have for them."""
     q, k, v, g, beta = map(aligned, x[:5])

@@ -1,4 +1,4 @@
-"""The launches of a forward that keeps what its backward reads, and of that backward.
+"""The routines of a forward that keeps what its backward reads, and of that backward.
 
   forward   prepare, with b on keys;  carry and compose if sequences are cut;  a chain: o, h of every two chunks, r;
             or one kernel for all of it (`fused`)
@@ -19,11 +19,11 @@ from kda.model.bundles import Grads, OpaqueSaved, Outputs, Products, Save, Saved
 from kda.model.host import detect
 from kda.model.offsets import offsets_dtype
 from kda.model.problem import Inputs, Problem
-from ptxkit.compile.code import Place
 from ptxkit.compile.errors import BuildError
 from ptxkit.compile.kernel import Kernel
+from ptxkit.compile.launch_list import Location
 
-from .arguments import KernelConfig, NamedLaunch
+from .arguments import KernelConfig
 from .cute.configs import ROUNDED_TO, RUN, ChunkTable, ComposeConfig, SegmentTable, TablesConfig
 from .cute.tile import BF16, C, swizzle_128B
 from .cute.training import TOKENS
@@ -33,13 +33,11 @@ from .launcher import (
     forward_as_stage,
     gate_numbers,
     inputs_of,
-    launch_of,
-    outputs,
     rows_of,
-    segment_summary,
     walk_numbers,
 )
-from .tensors import aligned, laid_out, offsets_on, on_its_device
+from .routine import Draft, Routine
+from .tensors import INPUTS, ROWS, aligned, inputs_in_memory, on_its_device
 from .training_plan import BACKWARD_OF, COLUMNS, MapPlan, TrainingPlan, states_table
 
 Tensor = torch.Tensor
@@ -51,87 +49,109 @@ ROUNDED_IN_BACKWARD = dict.fromkeys(
      "r", "G", "Qu", "Ku", "Kd", "dq", "dk", "dv", "dg", "dbeta"), "bfloat16",
 )
 
+# How many of SavedBytes, from the first on, a backward makes again, by what the forward kept.
+NOT_KEPT = {Save.OWN: 0, Save.STATES: 1}
+
 
 class PackedTables(NamedTuple):
     """Tables of chunks, segments and pairs of chunks, on the GPU; None unless sequences are packed."""
 
-    chunk: Tensor | None = None
-    segment: Tensor | None = None
-    state: Tensor | None = None
-    first_segment: Tensor | None = None
-
-
-NO_TABLES = PackedTables()
+    chunk: Location | None = None
+    segment: Location | None = None
+    state: Location | None = None
+    first_segment: Location | None = None
 
 
 class Parts(NamedTuple):
-    """What a backward reads beside the inputs: tensors or Places; in the order of `SavedBytes`."""
+    """What a backward reads beside the inputs, in the order of `SavedBytes`."""
 
-    tiles: Any
-    M: Any
-    h: Any
-    r: Any
-
-
-# How many of Parts, from the first on, a backward makes again, by what the forward kept.
-NOT_KEPT = {Save.OWN: 0, Save.STATES: 1}
+    tiles: Location | None
+    M: Location | None
+    h: Location | None
+    r: Location | None
 
 
-class TrainingLaunches(NamedTuple):
-    """A plan and its launches, to be called with tensors; None if there is nothing to do."""
+class Description:
+    """What the launches of a routine share while it is described."""
 
-    plan: TrainingPlan
-    tables: NamedLaunch | None               # makes the tables of chunks and of segments
-    states: NamedLaunch | None               # makes the table of pairs of chunks
-    prepare: NamedLaunch | None
-    carry: NamedLaunch | None
-    compose: NamedLaunch | None
-    record: NamedLaunch | None
-    again: NamedLaunch | None
-    fused: NamedLaunch | None                # instead of prepare and one of these
-    carry_back: NamedLaunch | None
-    compose_back: NamedLaunch | None
-    walk: NamedLaunch | None
-    grads: NamedLaunch | None
-    shares: NamedLaunch | None
+    def __init__(
+        self, p: Problem, plan: Any, kernel: Callable[[KernelConfig], Kernel], inputs: Sequence[str],
+        offsets: str | None, kernels: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.p, self.plan, self.offsets = p, plan, offsets                     # offsets: the dtype of cu_seqlens
+        self.kernels: Any = vars(plan) if kernels is None else kernels         # configurations by name
+        self.draft = Draft(kernel, inputs)
+        self.scratch = self.draft.memory()
+        self.rows = self.draft.only(*ROWS)
+        self.gate, self.walk = gate_numbers(p), walk_numbers(p, plan)
+        self.walks = plan.all_segments if p.N else 0
+        self.tables = PackedTables()
 
+    def launch(self, name: str, grid: tuple[int, int, int], **arguments: Any) -> None:
+        self.draft.launch(self.kernels[name], grid, **arguments)
 
-@functools.lru_cache(maxsize=1024)
-def steps(
-    backend: TrainingBackend, p: Problem, cc: tuple[int, int], sms: int, offsets: str | None, what: str
-) -> TrainingLaunches:
-    """Return the launches of `what`, a key of NOT_LAUNCHED.  `offsets` is the dtype of `cu_seqlens`.  In a backward,
-    `p.final_state` says whether final states have gradients."""
-    pl = backend.plan(p, sms)
-    kernels = pl.kernels(what)
-    step = functools.partial(launch_of, lambda config: backend.kernel(config, cc))
-    gate, walk = gate_numbers(p), walk_numbers(p, pl)
-    compose = dict(segments=pl.segments, HV=p.HV)
-    walks = pl.all_segments if p.N else 0
+    def launch_walk(self, name: str, **tensors: Location | None) -> None:
+        """Launch a kernel that walks over tiles, a strip of the columns of each state at a time."""
+        if config := self.kernels[name]:
+            self.draft.launch(config, (config.strips, self.p.HV, self.walks), **self.walk, **tensors)
 
-    def walker(config):
-        return config and step(config, (config.strips, p.HV, walks), **walk)
+    def launch_compose(self, name: str, **tensors: Location | None) -> None:
+        if config := self.kernels[name]:
+            grid = (config.strips, self.p.HV, self.p.N)
+            self.draft.launch(config, grid, segments=self.plan.segments, HV=self.p.HV,
+                              first_segment=self.tables.first_segment, **tensors)
 
-    def maker(config):
-        return config and step(config, pl.clusters.grid(p), chunks=pl.chunks, N=p.N, **gate)
+    def states(self, number: int, columns: int) -> Location:
+        """Return memory for so many states, or matrices of another width, of each head in float32."""
+        return self.scratch.part(4 * number * self.p.HV * self.p.K * columns)
 
-    def composer(config):
-        return config and step(config, (config.strips, p.HV, p.N), **compose)
+    def result(self, last: int, dtype: str, zeroed: bool = False) -> Location:
+        """Return a tensor with a row for each token and value head."""
+        return self.draft.tensor((self.p.B, self.p.T, self.p.HV, last), dtype, zeroed)
 
-    return TrainingLaunches(
-        pl,
-        step(TablesConfig(offsets) if offsets else None, (runs(C, p), 1, 1), T=p.T, N=p.N, segment=pl.segment,
-             every=pl.again.every, chunk_entries=pl.entries, segment_entries=pl.all_segments),
-        step(states_table(offsets) if offsets else None, (runs(TOKENS, p), 1, 1), T=p.T, N=p.N, segment=1, every=1,
-             chunk_entries=pl.states, segment_entries=0),
-        step(kernels["prepare"], (p.HV, *pl.entries_grid), chunks=pl.entries, **gate),
-        walker(kernels["carry"]), composer(kernels["compose"]), walker(kernels["record"]), walker(kernels["again"]),
-        maker(kernels["fused"] or kernels["fused_again"]),
-        walker(kernels["carry_back"]), composer(kernels["compose_back"]), walker(kernels["walk"]),
-        step(kernels["grads"], (pl.grads_grid, 1, 1), chunks=pl.states, items=pl.all_states * p.HV, zero=0.0, one=1.0,
-             **gate),
-        step(kernels["shares"], (p.HV, 1, 1), chunks=pl.all_states * (p.T > 0), HV=p.HV),
-    )
+    def make_tables(self, make: Callable[[int], Location] | None = None) -> None:
+        """Launch what makes the tables of packed sequences; that of pairs of chunks for training alone."""
+        p, plan, make = self.p, self.plan, make or self.scratch.part
+        if not p.packed:
+            return
+        training, states = hasattr(plan, "again"), getattr(plan, "states", 0)
+        chunk, segment, state = (make(8 * width * entries) for width, entries in (
+            (ChunkTable.WIDTH, plan.entries), (SegmentTable.WIDTH, plan.all_segments), (ChunkTable.WIDTH, states)))
+        self.tables = PackedTables(chunk, segment, state, make(4 * (p.N + 1)))
+        given = dict(cu_seqlens=self.draft["cu_seqlens"], T=p.T, N=p.N)
+        if training:
+            self.draft.launch(states_table(self.offsets), (runs(TOKENS, p), 1, 1), **given, segment=1, every=1,
+                              chunk_entries=states, segment_entries=0, chunk_table=state)
+        every = plan.again.every if training else p.C // C
+        self.draft.launch(
+            TablesConfig(self.offsets), (runs(C, p), 1, 1), **given, segment=plan.segment, every=every,
+            chunk_entries=plan.entries, segment_entries=plan.all_segments, chunk_table=chunk, segment_table=segment,
+            first_segment=self.tables.first_segment,
+        )
+
+    def edges(self) -> dict[str, Location]:
+        """Return the states that clusters hand on if they share all walks, and flags that say that they are there."""
+        clusters, strips = self.plan.clusters.sharing, self.p.V // COLUMNS
+        if not clusters:
+            return {}
+        flags = self.draft.tensor((clusters, strips), "int32", zeroed=True)
+        return dict(edges=self.scratch.part(4 * clusters * strips * COLUMNS * self.p.K), crossed=flags)
+
+    def make_tiles(self, tiles: Location | None, cleared: Location, **products: Location | None) -> None:
+        """Launch what makes the operands of all chunks; rows of `cleared` outside every sequence are set to zero."""
+        self.launch("prepare", (self.p.HV, *self.plan.entries_grid), **self.rows, **self.gate, chunks=self.plan.entries,
+                    tiles=tiles, o=cleared, chunk_table=self.tables.chunk, **products)
+
+    def entering_segments(self, tiles: Location | None, M: Location | None) -> Location:
+        """Launch what finds the states that enter segments, and return them; with whole sequences, those of the call.
+        What each segment multiplies a state by is written to M."""
+        h0 = self.draft["h0"]
+        if not self.kernels["carry"]:
+            return h0
+        added, edge = (self.states(self.plan.all_segments, self.p.V) for _ in range(2))
+        self.launch_walk("carry", tiles=tiles, v=self.draft["v"], ht=added, M=M, segment_table=self.tables.segment)
+        self.launch_compose("compose", M=M, added=added, h0=h0, edge=edge)
+        return edge
 
 
 def runs(rows: int, p: Problem) -> int:
@@ -144,29 +164,148 @@ def with_dht(p: Problem, dht: bool) -> Problem:
     return dataclasses.replace(p, final_state=dht)
 
 
-class MapLaunches(NamedTuple):
-    plan: MapPlan
-    prepare: NamedLaunch | None
-    carry: NamedLaunch | None
-    compose: NamedLaunch | None
-    compose_M: NamedLaunch | None
+@functools.lru_cache(maxsize=1024)
+def forward_routine(
+    backend: TrainingBackend, p: Problem, cc: tuple[int, int], sms: int, offsets: str | None, save: Save
+) -> Routine:
+    """Return the forward, whose results are o, the final states, and memory with what it keeps."""
+    d = backend.description(p, cc, sms, offsets, "forward", INPUTS)
+    o = d.result(p.V, p.dtype)
+    ht = d.draft.tensor((p.N, *p.state_shape), "float32") if p.final_state else None
+    sizes = d.plan.saved
+    made_again, kept = sizes[: NOT_KEPT[save]], sizes[NOT_KEPT[save]:]
+    saved = d.draft.tensor((sum(kept),), "uint8")
+    parts = Parts(*map(d.scratch.part, made_again), *parts_of(saved, kept))
+    make_all(d, "record", parts, cleared=o, o=o, ht=ht)
+    return d.draft.done(o, ht, saved)
 
 
 @functools.lru_cache(maxsize=1024)
-def map_steps(backend: TrainingBackend, p: Problem, cc: tuple[int, int], sms: int) -> MapLaunches:
+def backward_routine(
+    backend: TrainingBackend, p: Problem, cc: tuple[int, int], sms: int, offsets: str | None, save: Save
+) -> Routine:
+    """Return the backward for which `save` was kept; `p.final_state` says whether final states have gradients.  Its
+    results are Grads, of each value head."""
+    d = backend.description(p, cc, sms, offsets, BACKWARD_OF.get(save, "backward"), (*INPUTS, "do", "dht", "saved"))
+    # tokens of no sequence: prepare clears their rows, which does not run again if all was kept
+    dv = d.result(p.V, p.dtype, zeroed=save is Save.OWN and p.packed)
+    dh0 = d.draft.tensor((p.N, *p.state_shape), p.state_dtype) if p.state_dtype else None
+    sizes, again = d.plan.saved, None if save is Save.OWN else d.draft.memory()
+    if save is Save.NOTHING:
+        tiles, M, h, r = sizes
+        parts = Parts(again.part(tiles), again.part(M), d.scratch.part(h), d.scratch.part(r))
+        make_all(d, "again", parts, cleared=dv)
+    else:
+        first = NOT_KEPT[save]
+        parts = Parts(*map(again.part, sizes[:first]) if again else (), *parts_of(d.draft["saved"], sizes[first:]))
+        d.make_tables()
+        d.make_tiles(parts.tiles, cleared=dv)
+    shares = walk_back(d, parts, d.draft["do"], d.draft["dht"], dv, dh0)
+    d.draft.release(again)                                                     # dq and dk may lie in its memory
+    gradients = grads(d, parts, shares, do=d.draft["do"], dv=dv)
+    return d.draft.done(*gradients[:2], dv, *gradients[2:], *sums(d, shares), dh0)
+
+
+class ChunkShares(NamedTuple):
+    """Gradients of the states that chunks leave, and each chunk's part of the gradients of the gate's parameters."""
+
+    dh: Location
+    A_log: Location
+    dt_bias: Location
+
+
+def make_all(d: Description, chain: str, parts: Parts, cleared: Location, **results: Location | None) -> None:
+    """Launch what makes all that a backward reads; rows of `cleared` outside every sequence are set to zero."""
+    one = d.kernels["fused"] or d.kernels["fused_again"]
+    edges = d.edges() if one else {}
+    d.make_tables()
+    if one:
+        d.draft.launch(
+            one, d.plan.clusters.grid(d.p), **d.draft.only(*ROWS, "v", "h0"), **edges, **d.gate, chunks=d.plan.chunks,
+            N=d.p.N, o=cleared, ht=results.get("ht"), segment_table=d.tables.segment, tiles=parts.tiles, r=parts.r,
+            h=parts.h,
+        )
+        return
+    d.make_tiles(parts.tiles, cleared)
+    h0 = d.entering_segments(parts.tiles, parts.M)
+    d.launch_walk(chain, tiles=parts.tiles, v=d.draft["v"], h0=h0, r=parts.r, h=parts.h,
+                  segment_table=d.tables.segment, **results)
+
+
+def walk_back(
+    d: Description, parts: Parts, do: Location, dht: Location, dv: Location, dh0: Location | None
+) -> ChunkShares:
+    """Launch the walk back over the chunks."""
+    dh, added, edge, *shares = map(d.scratch.part, d.plan.scratch)
+    if d.kernels["carry_back"]:
+        d.launch_walk("carry_back", tiles=parts.tiles, do=do, dh0=added, segment_table=d.tables.segment)
+        d.launch_compose("compose_back", M=parts.M, added=added, h0=dht, edge=edge)
+        dht = edge
+    d.launch_walk("walk", tiles=parts.tiles, do=do, dht=dht, dv=dv, dh=dh, dh0=dh0, segment_table=d.tables.segment)
+    return ChunkShares(dh, *shares)
+
+
+def grads(d: Description, parts: Parts, shares: ChunkShares, do: Location, dv: Location) -> list[Location]:
+    """Return dq and dk of each value head, dg and dbeta; each chunk's share of the gate's parameters is written."""
+    p, plan = d.p, d.plan
+    dq, dk = (d.result(p.K, p.dtype) for _ in range(2))
+    dg, dbeta = d.result(p.K, p.g_dtype), d.draft.tensor((p.B, p.T, p.HV), p.beta_dtype)
+    d.launch(
+        "grads", (plan.grads_grid, 1, 1), **d.rows, **d.gate, chunks=plan.states, items=plan.all_states * p.HV,
+        zero=0.0, one=1.0, do=do, dv=dv, r=parts.r, h=parts.h, dh=shares.dh, dq=dq, dk=dk, dg=dg, dbeta=dbeta,
+        of_A_log=shares.A_log, of_dt_bias=shares.dt_bias, chunk_table=d.tables.state,
+    )
+    return [dq, dk, dg, dbeta]
+
+
+def sums(d: Description, shares: ChunkShares) -> list[Location | None]:
+    """Return dA_log and ddt_bias."""
+    p = d.p
+    dA_log = d.draft.tensor((p.HV,), "float32") if p.A_log else None
+    ddt_bias = d.draft.tensor((p.HV * p.K,), "float32") if p.dt_bias else None
+    d.launch("shares", (p.HV, 1, 1), chunks=d.plan.all_states * (p.T > 0), HV=p.HV, of_A_log=shares.A_log,
+             of_dt_bias=shares.dt_bias, dA_log=dA_log, ddt_bias=ddt_bias)
+    return [dA_log, ddt_bias]
+
+
+@functools.lru_cache(maxsize=1024)
+def map_routine(backend: TrainingBackend, p: Problem, cc: tuple[int, int], sms: int) -> Routine:
+    """Return what composes the segments of one sequence; its results are M and the added state of the whole.  `compose`
+    returns the states that enter segments: that of one segment more leaves the sequence."""
     assert backend.map_plan
     pl = backend.map_plan(p, sms)
-    step = functools.partial(launch_of, lambda config: backend.kernel(config, cc))
-
-    def composer(config: ComposeConfig) -> NamedLaunch | None:                 # one more segment: see segment_map
-        return step(config, (config.strips, p.HV, 1), segments=pl.segments + 1, HV=p.HV)
-
-    return MapLaunches(
-        pl,
-        step(pl.prepare, (p.HV, pl.chunks, 1), chunks=pl.chunks, **gate_numbers(p)),
-        step(pl.carry, (pl.carry.strips, p.HV, pl.segments), **walk_numbers(p, pl)),
-        composer(pl.compose), composer(pl.compose_M),
+    draft = Draft(lambda config: backend.kernel(config, cc), (*INPUTS, "eye"))
+    scratch, more = draft.memory(), pl.segments + 1
+    tiles = scratch.part(pl.tiles)
+    M, added = (scratch.part(4 * pl.segments * p.HV * p.K * n) for n in (p.K, p.V))
+    leaving, M_leaving, nothing = (
+        draft.tensor((more, p.HV, p.K, n), "float32", zeroed) for n, zeroed in ((p.V, False), (p.K, False), (p.K, True))
     )
+    draft.launch(pl.prepare, (p.HV, pl.chunks, 1), **draft.only(*ROWS), **gate_numbers(p), chunks=pl.chunks,
+                 tiles=tiles, o=draft["v"])                                    # o is of packed sequences alone
+    draft.launch(pl.carry, (pl.carry.strips, p.HV, pl.segments), **walk_numbers(p, pl), tiles=tiles, v=draft["v"],
+                 ht=added, M=M)
+
+    def compose(config: ComposeConfig, added: Location, h0: Location, edge: Location) -> None:
+        draft.launch(config, (config.strips, p.HV, 1), segments=more, HV=p.HV, M=M, added=added, h0=h0, edge=edge)
+
+    compose(pl.compose, added, draft["h0"], leaving)
+    compose(pl.compose_M, nothing, draft["eye"], M_leaving)
+    return draft.done(M_leaving, leaving)
+
+
+@functools.lru_cache(maxsize=1024)
+def map_bwd_routine(backend: TrainingBackend, p: Problem, cc: tuple[int, int], sms: int) -> Routine:
+    """Return the walk back over tiles of one sequence, without grads; its result is the gradient of the state that
+    enters."""
+    d = backend.description(p, cc, sms, None, "map of a backward", (*INPUTS, "do", "dht"))
+    tiles, M = map(d.scratch.part, d.plan.saved[:2])
+    dv, dh0 = d.result(p.V, p.dtype), d.draft.tensor((1, p.HV, p.K, p.V), "float32")
+    d.make_tiles(tiles, cleared=dv)
+    if d.kernels["carry"]:
+        d.launch_walk("carry", tiles=tiles, v=d.draft["v"], ht=d.states(d.plan.all_segments, p.V), M=M)
+    walk_back(d, Parts(tiles, M, None, None), d.draft["do"], d.draft["dht"], dv, dh0)
+    return d.draft.done(dh0)
 
 
 class TrainingBackend:
@@ -183,6 +322,13 @@ class TrainingBackend:
         self.map_plan = map_plan                   # where there is a segment_map
         self.backward, self.segment_map_bwd = on_its_device(self._backward), on_its_device(self._segment_map_bwd)
 
+    def description(
+        self, p: Problem, cc: tuple[int, int], sms: int, offsets: str | None, what: str, inputs: Sequence[str]
+    ) -> Description:
+        """Return what a routine begins with; `what` is a key of NOT_LAUNCHED."""
+        plan = self.plan(p, sms)
+        return Description(p, plan, lambda config: self.kernel(config, cc), inputs, offsets, plan.kernels(what))
+
     def rounded_to(self, p: Problem) -> dict[str, str]:
         return ROUNDED_IN_BACKWARD if p.direction == "backward" else ROUNDED_TO
 
@@ -195,18 +341,11 @@ class TrainingBackend:
             return Save.NOTHING
         return Save.OWN if saved.memory.numel() == self.saved_bytes(p, Save.OWN) else Save.STATES
 
-    def steps(self, p: Problem, x: Inputs, what: str = "") -> TrainingLaunches:
-        host = detect(p.device)
-        return steps(self, p, host.cc, host.sms, offsets_dtype(x), what or p.direction)
-
     def forward(self, p: Problem, x: Inputs, save: Save) -> Outputs:
-        launches = self.steps(p, x)
-        out, inputs = outputs(p, x), laid_out(x)
-        parts, memory = parts_in(out.o, launches.plan.saved, NOT_KEPT[save])
-        crossing = edges_of(p, out.o, launches)
-        results = dict(o=out.o, ht=out.final_state)
-        up(p, launches, launches.record, inputs, parts, tables(p, launches, x), crossing, cleared=out.o, **results)
-        return out._replace(saved=OpaqueSaved(memory))
+        host = detect(p.device)
+        run = forward_routine(self, p, host.cc, host.sms, offsets_dtype(x), save)
+        o, final_state, memory = run(x.q, inputs_in_memory(x))
+        return Outputs(o, final_state, None, OpaqueSaved(memory))
 
     def _backward(
         self, p: Problem, x: Inputs, do: Tensor, dht: Tensor | None, saved: Saved | Products | OpaqueSaved | None = None
@@ -214,67 +353,29 @@ class TrainingBackend:
         """Return the gradients.  What another backend saved is not looked at: the forward's operands, states and
         residuals are recomputed; its operands alone, if the states were saved."""
         usable = saved if type(saved) is OpaqueSaved else None
-        p, save = with_dht(p, dht is not None), self.saved_in(p, usable)
-        launches = self.steps(p, x, BACKWARD_OF.get(save, "backward"))
-        like, inputs, sizes, crossing = x.q, laid_out(x), launches.plan.saved, edges_of(p, x.q, launches)
-        packed = tables(p, launches, x)
-        do, dht = aligned(do, like.dtype), aligned(dht, torch.float32)
-        # tokens of no sequence: prepare clears their rows, which does not run again if all was kept
-        dv = (like.new_zeros if save is Save.OWN and p.packed else like.new_empty)(p.B, p.T, p.HV, p.V)
-        dh0 = None if inputs["h0"] is None else torch.empty_like(inputs["h0"])
-        if usable is None:
-            parts, _ = parts_in(like, sizes, 2)                                 # tiles and M are needed only briefly
-            up(p, launches, launches.again, inputs, parts, packed, crossing, cleared=dv)
-        else:
-            parts, _ = parts_in(like, sizes, NOT_KEPT[save], usable.memory)
-            if save is Save.STATES:
-                make_tiles(launches, inputs, parts, packed, cleared=dv)
-        dh, added, edge, *shares = fresh_places(like, launches.plan.scratch)
-        if launches.carry_back:
-            launches.carry_back(tiles=parts.tiles, do=do, dh0=added, segment_table=packed.segment)
-            launches.compose_back(M=parts.M, added=added, h0=dht, edge=edge, first_segment=packed.first_segment)
-            dht = edge  # type: ignore[assignment]
-        if launches.walk:
-            launches.walk(tiles=parts.tiles, do=do, dht=dht, dv=dv, dh=dh, dh0=dh0, segment_table=packed.segment)
-        parts = parts._replace(tiles=None, M=None)                             # dq and dk may reuse their memory
-        dq, dk, dg, dbeta = grads(p, launches, x, inputs, parts, packed, shares, do=do, dv=dv, dh=dh)
-        dA_log, ddt_bias = sums(launches, x, shares)
-        return Grads(dq, dk, dv, dg, dbeta, dA_log, ddt_bias, dh0)
+        p, save, host = with_dht(p, dht is not None), self.saved_in(p, usable), detect(p.device)
+        run = backward_routine(self, p, host.cc, host.sms, offsets_dtype(x), save)
+        do, dht = aligned(do, x.q.dtype), aligned(dht, torch.float32)
+        dq, dk, dv, dg, dbeta, dA_log, ddt_bias, dh0 = run(
+            x.q, [*inputs_in_memory(x), do, dht, usable and usable.memory]
+        )
+        if p.HV != p.H:
+            dq, dk = of_heads(dq, p), of_heads(dk, p)
+        return Grads(dq, dk, dv, dg, dbeta, like(dA_log, x.A_log), like(ddt_bias, x.dt_bias), dh0)
 
     def segment_map(self, p: Problem, x: Inputs) -> SegmentSummary:
-        """For one sequence on several GPUs: compose M and the added states of its segments.  The state that `compose`
-        returns for one segment more is the state that leaves the sequence."""
-        host, inputs = detect(p.device), laid_out(x)
-        launches = map_steps(self, p, host.cc, host.sms)
-        like, v, h0 = x.q, inputs.pop("v"), inputs.pop("h0")
-        tiles = like.new_empty(launches.plan.tiles, dtype=torch.uint8)
-        launches.prepare(**inputs, tiles=tiles, o=v)                           # o is of packed sequences alone
-        of_segments = segment_summary(p, like, launches.plan.segments)
-        launches.carry(tiles=tiles, v=v, ht=of_segments.added, M=of_segments.M)
-        added, M = (like.new_empty(launches.plan.segments + 1, p.HV, p.K, n, dtype=torch.float32) for n in (p.V, p.K))
-        launches.compose(M=of_segments.M, added=of_segments.added, h0=h0, edge=added)
-        eye = torch.eye(p.K, device=like.device).repeat(1, p.HV, 1, 1)
-        launches.compose_M(M=of_segments.M, added=torch.zeros_like(M), h0=eye, edge=M)
+        """For one sequence on several GPUs: compose M and the added states of its segments."""
+        host = detect(p.device)
+        eye = torch.eye(p.K, device=x.q.device).repeat(1, p.HV, 1, 1)
+        M, added = map_routine(self, p, host.cc, host.sms)(x.q, [*inputs_in_memory(x), eye])
         return SegmentSummary(M[-1:], added[-1:])
 
     def _segment_map_bwd(self, p: Problem, x: Inputs, do: Tensor, dht: Tensor | None) -> Tensor:
         """For one sequence on several GPUs: launch the walk back over tiles, without grads."""
         p = dataclasses.replace(p, direction="backward", state_dtype="float32")    # dh0 is requested
-        like, inputs = x.q, laid_out(x)
-        inputs.pop("h0")
-        launches = self.steps(with_dht(p, dht is not None), x, "map of a backward")
-        tiles, M = fresh_places(like, launches.plan.saved[:2])
-        dh, added, edge = fresh_places(like, launches.plan.scratch[:3])
-        do, dht = aligned(do, like.dtype), aligned(dht, torch.float32)
-        dv, v = torch.empty_like(inputs["v"]), inputs.pop("v")
-        dh0 = like.new_empty(1, p.HV, p.K, p.V, dtype=torch.float32)
-        launches.prepare(**inputs, tiles=tiles, o=dv)
-        if launches.carry:
-            launches.carry(tiles=tiles, v=v, ht=added, M=M)
-            launches.carry_back(tiles=tiles, do=do, dh0=added)
-            launches.compose_back(M=M, added=added, h0=dht, edge=edge)
-            dht = edge  # type: ignore[assignment]
-        launches.walk(tiles=tiles, do=do, dht=dht, dv=dv, dh=dh, dh0=dh0)
+        p, host = with_dht(p, dht is not None), detect(p.device)
+        do, dht = aligned(do, x.q.dtype), aligned(dht, torch.float32)
+        (dh0,) = map_bwd_routine(self, p, host.cc, host.sms)(x.q, [*inputs_in_memory(x), do, dht])
         return dh0
 
     def stage(
@@ -295,133 +396,38 @@ class TrainingBackend:
         """Run bwd/grads alone, on tensors in the layout of chunks."""
         if p.C != TOKENS:
             raise BuildError(f"bwd/grads: chunk_size must be {TOKENS}; found {p.C}. Leave it out.")
-        table = chunks_of(p, offsets, tensors)
+        table, host = chunks_of(p, offsets, tensors), detect(p.device)
         x = inputs_of(p, table, offsets, dict(tensors, v=tensors["do"], h0=None))
-        launches, inputs = self.steps(p, x), laid_out(x)
-        do, dv, r = (rows_of(p, table, tensors[n], p.dtype) for n in ("do", "dv", "r"))
-        h, dh = (do.new_zeros(launches.plan.all_states, p.HV, p.K * p.V) for _ in range(2))
-        for y, name in ((h, "h"), (dh, "dh")):
+        names = ("do", "dv", "r", "h", "dh", "of_A_log", "of_dt_bias")
+        d = self.description(p, host.cc, host.sms, offsets_dtype(x), p.direction, (*INPUTS, *names))
+        do, dv, r, h, dh, *shares = (d.draft[name] for name in names)
+        d.make_tables()
+        run = d.draft.done(*grads(d, Parts(None, None, h, r), ChunkShares(dh, *shares), do, dv))
+
+        rows = [rows_of(p, table, tensors[n], p.dtype) for n in ("do", "dv", "r")]
+        states = [rows[0].new_zeros(d.plan.all_states, p.HV, p.K * p.V) for _ in range(2)]
+        for y, name in zip(states, ("h", "dh")):
             y[: table.NC] = image_of(tensors[name].mT if self.v_first else tensors[name])
-        shares = [do.new_zeros(launches.plan.all_states, p.HV, p.K, dtype=torch.float32) for _ in range(2)]
-        parts = Parts(None, None, h, r)
-        results = grads(p, launches, x, inputs, parts, tables(p, launches, x), shares, do=do, dv=dv, dh=dh)
-        dq, dk, dg, dbeta = (y.flatten(0, 1) for y in results)
-        given = zip((x.A_log, x.dt_bias), shares)
+        of_parameters = [rows[0].new_zeros(d.plan.all_states, p.HV, p.K, dtype=torch.float32) for _ in range(2)]
+        results = run(x.q, [*inputs_in_memory(x), *rows, *states, *of_parameters])
+        dq, dk, dg, dbeta = (y.flatten(0, 1) for y in (of_heads(results[0], p), of_heads(results[1], p), *results[2:]))
+        given = zip((x.A_log, x.dt_bias), of_parameters)
         of_A_log, of_dt_bias = (None if y is None else share[: table.NC] for y, share in given)
         return {n: table.chunks(y) for n, y in (("dq", dq), ("dk", dk), ("dg", dg), ("dbeta", dbeta.unsqueeze(-1)))} | {
             "dA_log_parts": None if of_A_log is None else of_A_log.sum(-1), "ddt_bias_parts": of_dt_bias,
         }
 
-
-def tables(p: Problem, launches: Any, x: Inputs) -> PackedTables:
-    """Make the tables on the GPU, that of pairs of chunks for training alone."""
-    if not p.packed:
-        return NO_TABLES
-    states = getattr(launches.plan, "states", 0)
-    sizes = (ChunkTable.WIDTH * launches.plan.entries, SegmentTable.WIDTH * launches.plan.all_segments,
-             ChunkTable.WIDTH * states)
-    device = x.q.device
-    chunk, segment, state = torch.empty(sum(sizes), dtype=torch.int64, device=device).split(sizes)
-    first_segment, cu_seqlens = None, offsets_on(device, x.cu_seqlens)
-    if launches.tables:
-        first_segment = torch.empty(p.N + 1, dtype=torch.int32, device=device)
-        if launches.states:
-            launches.states(cu_seqlens=cu_seqlens, chunk_table=state)
-        launches.tables(cu_seqlens=cu_seqlens, chunk_table=chunk, segment_table=segment, first_segment=first_segment)
-    return PackedTables(chunk, segment, state, first_segment)
+    def tables_alone(self, p: Problem, x: Inputs) -> dict[str, Tensor]:
+        """Make the tables of a forward alone, and return them as bytes, by name."""
+        host = detect(p.device)
+        d = self.description(p, host.cc, host.sms, offsets_dtype(x), p.direction, INPUTS)
+        d.make_tables(lambda size: d.draft.tensor((size,), "uint8"))
+        return dict(zip(PackedTables._fields, d.draft.done(*d.tables)(x.q, inputs_in_memory(x))))
 
 
-def parts_in(like: Tensor, sizes: Sequence[int], first: int, memory: Tensor | None = None) -> tuple[Parts, Tensor]:
-    """Parts: the first of them in memory of their own, which ends with them, the others in `memory`, which is returned
-    and made if it is not given."""
-    early, late = sizes[:first], sizes[first:]
-    memory = like.new_empty(sum(late), dtype=torch.uint8) if memory is None else memory
-    return Parts(*fresh_places(like, early), *places_in(memory, late)), memory
-
-
-def fresh_places(like: Tensor, sizes: Sequence[int]) -> list[Place]:
-    """Return parts of these sizes in memory that lives as long as one of them."""
-    return places_in(like.new_empty(sum(sizes), dtype=torch.uint8), sizes)
-
-
-def places_in(memory: Tensor, sizes: Sequence[int]) -> list[Place]:
-    """Return parts of these sizes, one after the other, without creating tensors."""
-    first = memory.data_ptr() if sizes else 0
-    return [Place(memory, first + begin, size) for begin, size in zip(itertools.accumulate(sizes, initial=0), sizes)]
-
-
-class Edges(NamedTuple):
-    """The states that clusters hand on if they share all walks, and flags that say that the states are there."""
-
-    edges: Tensor | None
-    crossed: Tensor | None
-
-
-NO_EDGES = Edges(None, None)
-
-
-def edges_of(p: Problem, like: Tensor, launches: Any) -> Edges:
-    """Allocate the Edges for these launches, before the tables: the kernel that needs both overlaps the tables."""
-    clusters = launches.plan.clusters.sharing
-    if not (launches.fused and clusters):
-        return NO_EDGES
-    strips = p.V // COLUMNS
-    edges = like.new_empty(clusters, strips, COLUMNS, p.K, dtype=torch.float32)
-    return Edges(edges, like.new_zeros(clusters, strips, dtype=torch.int32))
-
-
-def up(
-    p: Problem, launches: TrainingLaunches, chain: NamedLaunch | None, inputs: dict, parts: Parts, packed: PackedTables,
-    crossing: Edges, cleared: Tensor, **results: Tensor | None,
-) -> None:
-    """Launch what makes all that a backward reads; rows of `cleared` outside every sequence are set to zero."""
-    if launches.fused:
-        launches.fused(**inputs, **crossing._asdict(), o=cleared, ht=results.get("ht"), segment_table=packed.segment,
-                 tiles=parts.tiles, r=parts.r, h=parts.h)
-        return
-    v, h0 = inputs["v"], inputs["h0"]
-    make_tiles(launches, inputs, parts, packed, cleared)
-    if launches.carry:
-        added = segment_summary(p, cleared, launches.plan.all_segments).added
-        h0 = entering_segments(launches, parts.tiles, v, h0, parts.M, added, packed)
-    if chain:
-        chain(tiles=parts.tiles, v=v, h0=h0, r=parts.r, h=parts.h, segment_table=packed.segment, **results)
-
-
-def entering_segments(
-    launches: Any, tiles: Any, v: Tensor, h0: Tensor | None, M: Any, added: Tensor, packed: PackedTables
-) -> Tensor:
-    """Return the states that enter segments, from what each adds to a state and what it multiplies one by, which are
-    written to `added` and M."""
-    edge = torch.empty_like(added)
-    launches.carry(tiles=tiles, v=v, ht=added, M=M, segment_table=packed.segment)
-    launches.compose(M=M, added=added, h0=h0, edge=edge, first_segment=packed.first_segment)
-    return edge
-
-
-def make_tiles(launches: TrainingLaunches, inputs: dict, parts: Parts, packed: PackedTables, cleared: Tensor) -> None:
-    """Launch what makes the operands of all chunks."""
-    if launches.prepare:
-        inputs = {name: y for name, y in inputs.items() if name not in ("v", "h0")}
-        launches.prepare(**inputs, tiles=parts.tiles, o=cleared, chunk_table=packed.chunk)
-
-
-def grads(
-    p: Problem, launches: TrainingLaunches, x: Inputs, inputs: dict, parts: Parts, packed: PackedTables,
-    shares: Sequence[Any], do: Tensor, dv: Tensor, dh: Any,
-) -> tuple[Tensor, ...]:
-    """Return dq, dk, dg and dbeta, and write the chunks' shares of the gradients of the gate's parameters."""
-    like = x.q
-    dq, dk = (like.new_empty(p.B, p.T, p.HV, p.K) for _ in range(2))
-    dg, dbeta = torch.empty_like(inputs["g"]), torch.empty_like(inputs["beta"])
-    if launches.grads:
-        of_A_log, of_dt_bias = shares
-        inputs = {name: y for name, y in inputs.items() if name not in ("v", "h0")}
-        launches.grads(
-            **inputs, do=do, dv=dv, r=parts.r, h=parts.h, dh=dh, dq=dq, dk=dk, dg=dg, dbeta=dbeta, of_A_log=of_A_log,
-            of_dt_bias=of_dt_bias, chunk_table=packed.state,
-        )
-    return of_heads(dq, p), of_heads(dk, p), dg, dbeta
+def parts_of(memory: Location, sizes: Sequence[int]) -> list[Location]:
+    """Return parts of these sizes of an input or result, one after the other."""
+    return [Location(memory.slot, begin, size) for begin, size in zip(itertools.accumulate(sizes, initial=0), sizes)]
 
 
 def image_of(state: Tensor) -> Tensor:
@@ -435,16 +441,12 @@ def image_of(state: Tensor) -> Tensor:
 
 
 def of_heads(y: Tensor, p: Problem) -> Tensor:
-    """The gradient of q or k of each value head, those that share a head summed in order."""
+    """Return the gradient of q or k from that of each value head: those that share a head are summed in order."""
     if p.HV == p.H:
         return y
     return y.view(p.B, p.T, p.H, p.HV // p.H, p.K).sum(3, dtype=torch.float32).to(y.dtype)
 
 
-def sums(launches: TrainingLaunches, x: Inputs, shares: Sequence[Any]) -> list[Tensor | None]:
-    """Return dA_log and ddt_bias."""
-    given = x.A_log, x.dt_bias
-    summed = [None if y is None else torch.empty(y.shape, dtype=torch.float32, device=y.device) for y in given]
-    if launches.shares:
-        launches.shares(of_A_log=shares[0], of_dt_bias=shares[1], dA_log=summed[0], ddt_bias=summed[1])
-    return [y if y is None or y.dtype == like.dtype else y.to(like.dtype) for y, like in zip(summed, given)]
+def like(y: Tensor | None, x: Tensor | None) -> Tensor | None:
+    """Return y in the shape and dtype of x."""
+    return y if y is None or (y.shape == x.shape and y.dtype == x.dtype) else y.view(x.shape).to(x.dtype)

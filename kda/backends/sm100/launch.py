@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from typing import NamedTuple
 
 import torch
 
@@ -14,13 +13,13 @@ from kda.model.problem import Inputs, Problem
 from ptxkit.compile.errors import BuildError
 
 from ..common import training
-from ..common.arguments import NamedLaunch
 from ..common.cute.tile import C
-from ..common.launcher import kernels, launch_of, outputs, run_segments
-from ..common.pool.launch import Checkpoints
+from ..common.launcher import kernels, launch_segments, states_between_chunks
+from ..common.pool.launch import STATES, Checkpoints
 from ..common.pool.launch import prefill as of_pool
-from ..common.tensors import laid_out, offsets_on, on_its_device
-from .plan import Plan, call_of_stage, plan, recipe, target, training_plan
+from ..common.routine import Draft, Routine
+from ..common.tensors import INPUTS, inputs_in_memory, on_its_device
+from .plan import call_of_stage, plan, recipe, target, training_plan
 
 Tensor = torch.Tensor
 
@@ -28,31 +27,22 @@ Tensor = torch.Tensor
 kernel = kernels(recipe)
 
 
-class Launches(NamedTuple):
-    """A plan, and what launches its kernels: called with tensors; None where there is no sequence, or none is cut."""
-
-    plan: Plan
-    fused: NamedLaunch | None
-    compose: NamedLaunch | None
-    join: NamedLaunch | None
-
-
 @functools.lru_cache(maxsize=1024)
-def steps(p: Problem, cc: tuple[int, int], sms: int, offsets: str | None) -> Launches:
-    """Return the launches of a call; `offsets` is the dtype of `cu_seqlens`."""
-    pl = plan(p, sms, offsets)
-    step = functools.partial(launch_of, lambda config: kernel(config, target(cc)))
+def routine(p: Problem, cc: tuple[int, int], sms: int, offsets: str | None) -> Routine:
+    """Return a forward, for `cu_seqlens` of dtype `offsets`.  Its results are o and the final states."""
+    pl, draft = plan(p, sms, offsets), Draft(lambda config: kernel(config, target(cc)), (*INPUTS, *STATES))
+    grid, states = (pl.ctas, 1, 1), draft.only("pool", "place") if p.checkpoints else draft.only("h")
+    o = draft.tensor((p.B, p.T, p.HV, p.V), p.dtype, zeroed=0 in grid)         # then no token is of a sequence
+    ht = draft.tensor((p.N, *p.state_shape), "float32") if p.final_state else None
     every = p.C // C if p.intermediate_states else 0                           # chunks from one kept state to the next
-    if p.checkpoints:
-        every = 1
-    shape = dict(T=p.T, HV=p.HV, segments=pl.segments)
-    gate = dict(scale=p.scale, lower_bound=p.lower_bound or 0.0)
-    return Launches(
-        pl,
-        step(pl.fused, (pl.ctas, 1, 1), N=p.N, H=p.H, every=every, **shape, **gate),
-        step(pl.compose, (pl.compose.strips, p.HV, p.N), segments=pl.segments, HV=p.HV) if pl.compose else None,
-        step(pl.join, (pl.blocks, p.HV, p.N * (pl.segments - 1)), **shape),
-    )
+    arguments = dict(**draft.only(*INPUTS), T=p.T, N=p.N, H=p.H, HV=p.HV, every=1 if p.checkpoints else every,
+                     scale=p.scale, lower_bound=p.lower_bound or 0.0)
+    if not pl.compose:
+        draft.launch(pl.fused, grid, **arguments, **states, segments=pl.segments, o=o, ht=ht)
+    elif 0 not in grid:
+        join = pl.join, pl.blocks
+        launch_segments(draft, p, (pl.fused, grid), pl.compose, join, pl.segments, o, ht, **arguments)
+    return draft.done(o, ht)
 
 
 @on_its_device
@@ -64,20 +54,10 @@ def forward(p: Problem, x: Inputs, save: Save = Save.NOTHING, checkpoints: Check
             "chunk_kda: backend='sm100' keeps what its own backward reads, not what others do. Leave out "
             "disable_recompute or backend."
         )
-    host = detect(p.device)
-    launches = steps(p, host.cc, host.sms, offsets_dtype(x))
-    out = outputs(p, x)
-    o, ht, h, _ = out
-    offsets = offsets_on(x.q.device, x.cu_seqlens) if p.packed else None
-    inputs = dict(laid_out(x), cu_seqlens=offsets)
-    if not launches.fused:
-        o.zero_()                                                              # tokens of no sequence
-    elif not launches.compose:
-        launches.fused(**inputs, o=o, ht=ht, **(checkpoints._asdict() if checkpoints else {"h": h}))
-    else:
-        segments = launches.plan.segments
-        run_segments(p, launches.fused, launches.compose, launches.join, segments, out, offsets, **inputs)
-    return out
+    host, h = detect(p.device), states_between_chunks(p, x)
+    run = routine(p, host.cc, host.sms, offsets_dtype(x))
+    o, final_state = run(x.q, [*inputs_in_memory(x), h, *(checkpoints or (None, None))])
+    return Outputs(o, final_state, h, None)
 
 
 prefill = of_pool(forward, lambda p: C)

@@ -111,9 +111,7 @@ def results(backend: str, call: MutantsCall, case: Case) -> dict[str, Tensor | N
     """Make the call and return its results, by name."""
     with planned_with(backend, call):
         if call.tables:
-            p, kernels = case.problem(), launcher(backend).TRAINING  # type: ignore[attr-defined]
-            launches = kernels.steps(p, case.inputs)
-            return training.tables(p, launches, case.inputs)._asdict()
+            return launcher(backend).TRAINING.tables_alone(case.problem(), case.inputs)  # type: ignore[attr-defined]
         if call.backward:
             return kda.chunk_kda_bwd(do=case.do, dht=case.dht, **case.keywords, backend=backend)._asdict()
         if call.save is Save.NOTHING:
@@ -128,7 +126,8 @@ def planned_with(backend: str, call: MutantsCall) -> Iterator[None]:
     """Make the backend plan as the call requires, inside the block."""
     plan, host = importlib.import_module(f"kda.backends.{backend}.plan"), stand_in()
     modules = (plan, launcher(backend), training, training_plan)
-    memos = [getattr(module, name, None) for module in modules for name in ("plan", "training_plan", "steps")]
+    names = ("plan", "training_plan", "steps", "routine", "forward_routine", "backward_routine")
+    memos = [getattr(module, name, None) for module in modules for name in names]
 
     def forget() -> None:
         for cached in memos:

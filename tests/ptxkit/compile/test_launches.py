@@ -15,12 +15,11 @@ import pytest
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from kda.backends.common.training import fresh_places
 from ptxkit.compile import driver, launch_list
 from ptxkit.compile.code import Place
 from ptxkit.compile.errors import BuildError
 from ptxkit.compile.kernel import Kernel
-from ptxkit.compile.launch_list import LaunchList, Span
+from ptxkit.compile.launch_list import LaunchList, Location
 from ptxkit.compile.launching import redirect
 from ptxkit.compile.target import parse
 from ptxkit.compile.triton import TritonKernel
@@ -191,8 +190,10 @@ def test_parts_of_a_memory_are_launched_by_their_addresses_and_hold_the_memory(l
     libcuda.expect(kernel)
     use_torch(monkeypatch, 0)
     start = kernel.bound(8, -5, 1.5, block=128)
-    early, late = fresh_places(torch.zeros(1), (48, 16))
-    memory = StorageWeakRef(early.memory.untyped_storage())
+    whole = torch.zeros(64, dtype=torch.uint8)
+    early, late = Place(whole, whole.data_ptr(), 48), Place(whole, whole.data_ptr() + 48, 16)
+    memory = StorageWeakRef(whole.untyped_storage())
+    del whole
     start(early, late)
     launch = libcuda.launches[-1]
     expected = struct.pack("<QQif", early.address, early.address + 48, -5, 1.5)
@@ -216,8 +217,8 @@ def listed(request, libcuda, monkeypatch):
     kernel = kernel_of("bound")
     libcuda.expect(kernel)
 
-    def make(spans, slots):
-        launches = [(kernel.bound((8, n), -5, 1.5, block=128, cluster=n, pdl=True), each) for n, each in spans]
+    def make(locations, slots):
+        launches = [(kernel.bound((8, n), -5, 1.5, block=128, cluster=n, pdl=True), each) for n, each in locations]
         ready = LaunchList(launches, slots)
         ready([None] * slots)
         assert (ready._in_c[0] is None) == (request.param == "in Python")
@@ -227,7 +228,7 @@ def listed(request, libcuda, monkeypatch):
 
 
 def test_a_list_launches_in_order_what_its_spans_say(listed, libcuda, monkeypatch):
-    ready = listed([(2, (Span(0), Span(2, 16))), (3, (Span(2, 48, 16), None))], 3)
+    ready = listed([(2, (Location(0), Location(2, 16))), (3, (Location(2, 48, 16), None))], 3)
     x, memory = torch.zeros(4), Place(torch.zeros(64), 0x7000, 64)
     for device in (0, 1):
         use_torch(monkeypatch, device)
@@ -241,7 +242,7 @@ def test_a_list_launches_in_order_what_its_spans_say(listed, libcuda, monkeypatc
 
 
 def test_a_list_of_a_thread_without_a_context_goes_on_where_it_stopped(listed, libcuda):
-    ready = listed([(2, (Span(0), None)), (3, (Span(0), None))], 1)
+    ready = listed([(2, (Location(0), None)), (3, (Location(0), None))], 1)
     before = libcuda.launched
     libcuda.set(answer=driver.NO_CONTEXT)
     thread = threading.Thread(target=ready, args=([torch.zeros(4)],))
@@ -251,7 +252,7 @@ def test_a_list_of_a_thread_without_a_context_goes_on_where_it_stopped(listed, l
 
 
 def test_a_list_says_which_of_its_kernels_the_driver_refused(listed, libcuda):
-    ready = listed([(2, (Span(0), None))], 1)
+    ready = listed([(2, (Location(0), None))], 1)
     libcuda.set(answer=719)
     with pytest.raises(BuildError, match="launching bound: the driver answered"):
         ready([torch.zeros(4)])
@@ -263,7 +264,7 @@ def test_a_list_holds_each_tensor_that_it_gives_to_a_replacement_of_the_driver()
             found.append(launch)
 
     found, kernel, memory = [], kernel_of("bound"), torch.zeros(64)
-    ready = LaunchList([(kernel.bound(8, -5, 1.5, block=128), (Span(0, 16, 32), None))], 1)
+    ready = LaunchList([(kernel.bound(8, -5, 1.5, block=128), (Location(0, 16, 32), None))], 1)
     with redirect(Sink()):
         ready([memory])
     (launch,) = found
@@ -275,14 +276,14 @@ def test_a_list_holds_each_tensor_that_it_gives_to_a_replacement_of_the_driver()
 def test_a_list_too_large_for_c_is_run_in_python(libcuda):
     kernel = kernel_of("bound")
     libcuda.expect(kernel)
-    ready = LaunchList([(kernel.bound(8, -5, 1.5, block=128), (Span(99), None))], 100)
+    ready = LaunchList([(kernel.bound(8, -5, 1.5, block=128), (Location(99), None))], 100)
     ready([None] * 99 + [torch.zeros(1)])
     assert ready._in_c == {0: None} and libcuda.launched == 1
 
 
 def test_pretended_launches_call_no_driver():
     kernel = kernel_of("bound")
-    ready = LaunchList([(kernel.bound(8, -5, 1.5, block=128), (Span(0), None))], 1)
+    ready = LaunchList([(kernel.bound(8, -5, 1.5, block=128), (Location(0), None))], 1)
     with driver.pretended():
         ready([torch.zeros(1)])
         kernel.launch(8, torch.zeros(1), None, -5, 1.5, block=128)

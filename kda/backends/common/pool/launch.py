@@ -25,6 +25,9 @@ from .plan import Dtypes, inner, recipes_of
 Tensor = torch.Tensor
 
 
+STATES = ("h", "pool", "place")              # where a call wants the states that enter chunks
+
+
 class Checkpoints(NamedTuple):
     """The places where a walk over chunks stores states."""
 

@@ -9,8 +9,8 @@ import pytest
 
 from kda.backends.common.arguments import MAX_CLUSTER, MAX_SHARED, Arguments, KernelConfig
 from kda.backends.common.cute.configs import TablesConfig
-from kda.backends.common.launcher import launch_of
 from kda.backends.common.limits import MAX_THREADS
+from kda.backends.common.routine import Draft
 from kda.backends.common.training_plan import configs_in
 from kda.backends.sm89 import plan as sm89_plan
 from kda.backends.sm89.configs import ChainBwdConfig, ChainConfig, IntraConfig
@@ -78,7 +78,7 @@ def test_a_kernel_of_no_cta_is_refused_and_not_left_out():
     config = training_plan(WIDE, 132).grads
     assert config.ctas == 0
     with pytest.raises(BuildError, match=r"GradsConfig: K must be 64 or 128; found 192\. .* Use backend='triton'"):
-        launch_of(never, config, (0, 1, 1))
+        Draft(never, ()).launch(config, (0, 1, 1))
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import torch
 
 from kda.backends.common import training
 from kda.backends.common.cute.configs import TablesConfig
-from kda.backends.common.training_plan import BACKWARD_OF
+from kda.backends.common.routine import Draft
 from kda.backends.sm90.plan import recipe
 from kda.calls import ahead, autograd
 from kda.model.bundles import Outputs, Save
@@ -34,21 +34,21 @@ def launched(arch, p, save, offsets, monkeypatch):
     """Return the configurations that a forward and its backward launch."""
     launch, host, found = importlib.import_module(f"kda.backends.{arch}.launch"), host_of(arch), set()
 
-    def seen(kernel, config, grid, **numbers):
+    def seen(draft, config, grid, **arguments):
         if config is not None and 0 not in grid:
             found.add(config)
 
-    monkeypatch.setattr(training, "launch_of", seen)
-    monkeypatch.setattr(launch, "launch_of", seen)
-    of_recorded, steps = training.steps.__wrapped__, launch.steps.__wrapped__
+    monkeypatch.setattr(Draft, "launch", seen)
+    described = (function.__wrapped__ for function in (
+        training.forward_routine, training.backward_routine, launch.routine))
+    forward_that_saves, backward_of, plain = described
     if save is not Save.NOTHING:
-        of_recorded(launch.TRAINING, p, host.cc, host.sms, offsets, "forward")
+        forward_that_saves(launch.TRAINING, p, host.cc, host.sms, offsets, save)
     else:
-        steps(p, host.sms, False, offsets) if arch == "sm90" else steps(p, host.cc, host.sms, offsets)
+        plain(p, host.sms, False, offsets) if arch == "sm90" else plain(p, host.cc, host.sms, offsets)
     for dht in {False, p.final_state}:
         backward = dataclasses.replace(p, direction="backward", final_state=dht)
-        what = BACKWARD_OF.get(save, "backward")
-        of_recorded(launch.TRAINING, backward, host.cc, host.sms, offsets, what)
+        backward_of(launch.TRAINING, backward, host.cc, host.sms, offsets, save)
     return found
 
 

@@ -1,0 +1,133 @@
+"""One direction of a call, ready to run: the memory that it allocates, its launches in order, and its results.
+
+A backend describes it once for all calls of a class, with Locations where a call has tensors:
+
+    draft = Draft(kernel, ("q", "h0"))
+    scratch, o = draft.memory(), draft.tensor((B, T, HV, V), "bfloat16")
+    draft.launch(config, grid, T=T, q=draft["q"], tiles=scratch.part(size), o=o)
+    ready = draft.done(o)
+    (o,) = ready(q, [q, h0])
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from ptxkit.compile.kernel import Kernel
+from ptxkit.compile.launch_list import LaunchList, Location
+
+from .arguments import KernelConfig
+
+Tensor = torch.Tensor
+
+ALIGNMENT = 1024                             # a part of memory begins where a tile may
+
+
+class Allocation(NamedTuple):
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    zeroed: bool
+
+
+class Phase(NamedTuple):
+    """Tensors to allocate, launches, and the slots of tensors that no later launch reads."""
+
+    tensors: tuple[Allocation, ...]
+    launches: LaunchList
+    released: tuple[int, ...]
+
+
+class Routine(NamedTuple):
+    phases: tuple[Phase, ...]
+    results: tuple[int | None, ...]          # slots
+
+    def __call__(self, like: Tensor, tensors: list[Tensor | None]) -> list[Any]:
+        """Run it with the tensors that its Draft names, and return the results; None for one that there is not."""
+        for phase in self.phases:
+            for shape, dtype, zeroed in phase.tensors:
+                make = like.new_zeros if zeroed else like.new_empty
+                tensors.append(make(shape, dtype=dtype))
+            phase.launches(tensors)
+            for slot in phase.released:
+                tensors[slot] = None
+        return [None if slot is None else tensors[slot] for slot in self.results]
+
+
+class Memory:
+    """Bytes that parts are taken from, one after the other, while a routine is described."""
+
+    def __init__(self, slot: int):
+        self.slot, self.size = slot, 0
+
+    def part(self, size: int) -> Location:
+        begin = self.size
+        self.size += -(-size // ALIGNMENT) * ALIGNMENT
+        return Location(self.slot, begin, size)
+
+
+class Draft:
+    """A Routine that is being described.  Memory is allocated ahead of the launches that follow it, or with them."""
+
+    def __init__(self, kernel: Callable[[Any], Kernel], inputs: Sequence[str]):
+        self._kernel, self._slots = kernel, dict(zip(inputs, itertools.count()))
+        self._count = len(inputs)
+        self._phases: list[Phase] = []
+        self._tensors: list[Allocation | Memory] = []
+        self._launches: list[tuple[Any, list[Location | None]]] = []
+
+    def __getitem__(self, name: str) -> Location:
+        """Return the whole of an input."""
+        return Location(self._slots[name])
+
+    def only(self, *names: str) -> dict[str, Location]:
+        return {name: self[name] for name in names}
+
+    def tensor(self, shape: Sequence[int], dtype: str, zeroed: bool = False) -> Location:
+        """Return a tensor that each call allocates: a result, or what is zero at the beginning."""
+        self._tensors.append(Allocation(tuple(shape), getattr(torch, dtype), zeroed))
+        return Location(self._next_slot())
+
+    def memory(self) -> Memory:
+        """Return memory that each call allocates at once, however many parts are taken from it."""
+        memory = Memory(self._next_slot())
+        self._tensors.append(memory)
+        return memory
+
+    def launch(self, config: KernelConfig | None, grid: tuple[int, int, int], **arguments: Any) -> None:
+        """Add a launch, if there is a kernel and a CTA of it.  A tensor that is not named, or None, is null."""
+        if config is None:
+            return
+        config.require_valid()
+        declared = config.arguments.declared
+        if unknown := arguments.keys() - declared.keys():
+            known = ", ".join(declared)
+            raise TypeError(f"{type(config).__name__} has no arguments {sorted(unknown)}; it has {known}")
+        if 0 in grid:
+            return
+        numbers = {name: arguments[name] for name in config.arguments.numbers()}
+        bound = config.bound(self._kernel(config), grid, **numbers).bound
+        self._launches.append((bound, [arguments.get(name) for name in config.arguments.tensors()]))
+
+    def release(self, *memories: Memory | None) -> None:
+        """Let go of memory that no later launch reads, so that what is allocated next may lie there."""
+        slots = tuple(memory.slot for memory in memories if memory)
+        if slots:
+            self._end_phase(slots)
+
+    def done(self, *results: Location | None) -> Routine:
+        """Return the routine; a result is a whole tensor."""
+        self._end_phase(())
+        return Routine(tuple(self._phases), tuple(None if location is None else location.slot for location in results))
+
+    def _next_slot(self) -> int:
+        self._count += 1
+        return self._count - 1
+
+    def _end_phase(self, released: tuple[int, ...]) -> None:
+        tensors = [Allocation((x.size,), torch.uint8, False) if isinstance(x, Memory) else x for x in self._tensors]
+        self._phases.append(Phase(tuple(tensors), LaunchList(self._launches, self._count), released))
+        self._tensors, self._launches = [], []
