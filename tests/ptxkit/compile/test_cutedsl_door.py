@@ -102,10 +102,7 @@ def test_a_key_keeps_the_host_function_on_disk(tmp_path):
     )
     assert not first.function.load_from_binary and second.function.load_from_binary
     assert (second.ptx, second.cubin, second.symbol, second.module) == (
-        first.ptx,
-        first.cubin,
-        first.symbol,
-        first.module,
+        first.ptx, first.cubin, first.symbol, first.module,
     )
     assert second.kernels == first.kernels and "sm_90a" in other.ptx
     names = list(first.function.execution_args.signature.parameters)

@@ -272,11 +272,8 @@ def float_of(bits):
 
 
 FUNCTIONS = {
-    "ex2.approx": lambda x: 2.0**x,
-    "rcp.approx": lambda x: 1 / x,
-    "rsqrt.approx": lambda x: 1 / math.sqrt(x),
-    "sqrt.approx": math.sqrt,
-    "tanh.approx": math.tanh,
+    "ex2.approx": lambda x: 2.0**x, "rcp.approx": lambda x: 1 / x, "rsqrt.approx": lambda x: 1 / math.sqrt(x),
+    "sqrt.approx": math.sqrt, "tanh.approx": math.tanh,
 }
 
 

@@ -168,19 +168,11 @@ def test_a_bad_matrix_descriptor_is_described(descriptors, says):
 
 
 @pytest.mark.parametrize("number, says", [
-    (idesc("bf16", "bf16", 96, 32), "M=96"),
-    (idesc("bf16", "bf16", 256, 32), "M=256"),
-    (idesc("bf16", "bf16", 32, 32), "M=32"),
-    (idesc("bf16", "bf16", 128, 0), "N=0"),
-    (idesc("bf16", "bf16", 128, 264), "N=264"),
-    (BF16 | 4 << 7, "types 5"),
-    (BF16 & ~0x30, "D of type 0"),
-    (BF16 | 1 << 5, "D of type 3"),
-    (BF16 | 1 << 2, "sparse"),
-    (BF16 | 1 << 3, "saturation"),
-    (BF16 | 1 << 6, "bits 6, 23 and 29"),
-    (BF16 | 1 << 23, "bits 6, 23 and 29"),
-    (BF16 | 1 << 29, "bits 6, 23 and 29"),
+    (idesc("bf16", "bf16", 96, 32), "M=96"), (idesc("bf16", "bf16", 256, 32), "M=256"),
+    (idesc("bf16", "bf16", 32, 32), "M=32"), (idesc("bf16", "bf16", 128, 0), "N=0"),
+    (idesc("bf16", "bf16", 128, 264), "N=264"), (BF16 | 4 << 7, "types 5"), (BF16 & ~0x30, "D of type 0"),
+    (BF16 | 1 << 5, "D of type 3"), (BF16 | 1 << 2, "sparse"), (BF16 | 1 << 3, "saturation"),
+    (BF16 | 1 << 6, "bits 6, 23 and 29"), (BF16 | 1 << 23, "bits 6, 23 and 29"), (BF16 | 1 << 29, "bits 6, 23 and 29"),
     (BF16 | 1 << 30, "for .ws alone"),
 ])
 def test_a_bad_instruction_descriptor_is_described(number, says):
@@ -190,15 +182,9 @@ def test_a_bad_instruction_descriptor_is_described(number, says):
 
 
 @pytest.mark.parametrize("name, m, n, group, ws, taken", [
-    ("u8", 128, 24, 1, "", True),
-    ("u8", 128, 40, 1, "", False),
-    ("u8", 128, 48, 1, "", True),
-    ("u8", 256, 48, 2, "", False),
-    ("bf16", 128, 24, 1, "", True),
-    ("bf16", 256, 24, 2, "", False),
-    ("bf16", 256, 48, 2, "", True),
-    ("bf16", 64, 32, 1, ".ws", False),
-    ("bf16", 64, 64, 1, ".ws", True),
+    ("u8", 128, 24, 1, "", True), ("u8", 128, 40, 1, "", False), ("u8", 128, 48, 1, "", True),
+    ("u8", 256, 48, 2, "", False), ("bf16", 128, 24, 1, "", True), ("bf16", 256, 24, 2, "", False),
+    ("bf16", 256, 48, 2, "", True), ("bf16", 64, 32, 1, ".ws", False), ("bf16", 64, 64, 1, ".ws", True),
 ])
 def test_each_kind_has_its_own_values_of_n(name, m, n, group, ws, taken):
     a, b = operands(name, 128, 64)

@@ -154,11 +154,7 @@ def test_parameters_lie_at_multiples_of_their_alignment():
     .param .f32 c, .param .align 8 .b8 d[3], .param .u16 e"""
     found = [(p.name, p.offset, p.size, p.align, p.count) for p in kernel("", params).params]
     assert found == [
-        ("a", 0, 8, 8, 1),
-        ("b", 8, 1, 1, 1),
-        ("map", 64, 128, 64, 128),
-        ("c", 192, 4, 4, 1),
-        ("d", 200, 3, 8, 3),
+        ("a", 0, 8, 8, 1), ("b", 8, 1, 1, 1), ("map", 64, 128, 64, 128), ("c", 192, 4, 4, 1), ("d", 200, 3, 8, 3),
         ("e", 204, 2, 2, 1),
     ]
 
@@ -166,10 +162,7 @@ def test_parameters_lie_at_multiples_of_their_alignment():
 def test_directives_keep_their_numbers():
     text = '.reqntid 128, 2, 1 .minnctapersm 2 .maxnreg 168 .pragma "nounroll"; .reqnctapercluster 2 .explicitcluster'
     assert kernel("", directives=text).directives == {
-        "reqntid": (128, 2, 1),
-        "minnctapersm": (2,),
-        "maxnreg": (168,),
-        "reqnctapercluster": (2,),
+        "reqntid": (128, 2, 1), "minnctapersm": (2,), "maxnreg": (168,), "reqnctapercluster": (2,),
         "explicitcluster": (),
     }
 
@@ -217,10 +210,7 @@ def test_a_call_carries_results_callee_and_arguments():
         (Vector((Sink(),)), Symbol("twice"), Vector((Symbol("a@2"),))),
     ]
     assert [(v.name, v.space, v.size) for v in read.variables] == [
-        ("a", "param", 8),
-        ("b", "param", 8),
-        ("r", "param", 4),
-        ("a@2", "param", 8),
+        ("a", "param", 8), ("b", "param", 8), ("r", "param", 4), ("a@2", "param", 8),
     ]
 
 
@@ -254,9 +244,7 @@ def test_a_statement_may_span_lines_and_a_line_may_hold_several():
 
 
 @pytest.mark.parametrize("spelling, guard", [
-    ("@%p1 ret;", Guard("%p1", False)),
-    ("@!%p2 ret;", Guard("%p2", True)),
-    ("@ ! %p3\tret;", Guard("%p3", True)),
+    ("@%p1 ret;", Guard("%p1", False)), ("@!%p2 ret;", Guard("%p2", True)), ("@ ! %p3\tret;", Guard("%p3", True)),
     ("ret;", None),
 ])
 def test_a_guard_is_a_predicate_or_its_negation(spelling, guard):
@@ -409,19 +397,8 @@ def test_a_number_of_thousands_of_digits_is_refused_with_its_line(body):
 
 
 @pytest.mark.parametrize("text, value", [
-    ("5", 5),
-    ("-5", -5),
-    ("0", 0),
-    ("017", 15),
-    ("0x1F", 31),
-    ("-0x10", -16),
-    ("0b101", 5),
-    ("7U", 7),
-    ("0xFFFFFFFFFFFFFFFFU", 2**64 - 1),
-    ("WARP_SZ", 32),
-    ("1.5", 1.5),
-    ("-2.", -2.0),
-    ("1e3", 1000.0),
+    ("5", 5), ("-5", -5), ("0", 0), ("017", 15), ("0x1F", 31), ("-0x10", -16), ("0b101", 5), ("7U", 7),
+    ("0xFFFFFFFFFFFFFFFFU", 2**64 - 1), ("WARP_SZ", 32), ("1.5", 1.5), ("-2.", -2.0), ("1e3", 1000.0),
 ])
 def test_numbers_are_read_as_ptx_spells_them(text, value):
     found = operand(text)
