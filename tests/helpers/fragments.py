@@ -57,7 +57,7 @@ def places_of_c(m):
 
 
 def packed(codes, places, bits):
-    """Return registers [register][lane] that hold a matrix of codes."""
+    """Return registers [register][lane] that hold a matrix of codes: places[lane][element] = (row, column)."""
     each = 32 // bits
     count = len(places[0]) // each
     return [
@@ -65,12 +65,12 @@ def packed(codes, places, bits):
     ]
 
 
-def unpacked(registers, places, shape):
-    """Return the matrix of 32-bit words that registers hold."""
-    matrix = torch.full(shape, -1, dtype=torch.int64)
+def unpacked(registers, places, shape, bits=32):
+    """Return the matrix of codes that registers hold."""
+    matrix, each = torch.full(shape, -1, dtype=torch.int64), 32 // bits
     for lane, cells in enumerate(places):
-        for register, place in zip(registers, cells):
-            matrix[place] = register[lane]
+        for e, place in enumerate(cells[: each * len(registers)]):
+            matrix[place] = registers[e // each][lane] >> bits * (e % each) & (1 << bits) - 1
     return matrix
 
 

@@ -26,6 +26,10 @@ def size_of(type_):
     return TORCH[type_].itemsize
 
 
+def bits_of(type_):
+    return 8 * size_of(type_)
+
+
 def encode(values, type_):
     """Return raw bits, as non-negative numbers in an int64 tensor of the same shape."""
     t = torch.as_tensor(values).to(TORCH[type_])
@@ -133,22 +137,3 @@ def small_integers(shape, type_, generator, most=4):
     """Return the bits of whole numbers so small that every sum of products is exact."""
     low = 0 if type_ == "u8" else -most
     return encode(torch.randint(low, most + 1, shape, generator=generator).double(), type_)
-
-
-def pack(matrix, places, size):
-    """Return registers [register][thread] of 32 bits for a matrix of bits: places[thread][element] = (row, column)."""
-    each = 4 // size
-    rows = []
-    for first in range(0, len(places[0]), each):
-        rows.append([sum(int(matrix[cells[first + e]]) << 8 * size * e for e in range(each)) for cells in places])
-    return rows
-
-
-def unpack(registers, places, size, shape):
-    """Return the matrix of bits that registers hold."""
-    each = 4 // size
-    matrix = torch.full(shape, -1, dtype=torch.int64)
-    for thread, cells in enumerate(places):
-        for e, place in enumerate(cells):
-            matrix[place] = int(registers[e // each][thread]) >> 8 * size * (e % each) & ((1 << 8 * size) - 1)
-    return matrix

@@ -3,14 +3,12 @@
 import pytest
 import torch
 from assembly import elements, kernel, kinds, refused
-from matrices import decode, dot, encode, pack, random_bits, size_of, small_integers, unpack
+from fragments import LANES, packed, places_of_a, places_of_b, places_of_c, shape_of, unpacked, warp
+from matrices import bits_of, decode, dot, encode, random_bits, small_integers
 
 from ptxkit.launches import launch
 
 pytestmark = pytest.mark.simulated
-
-LANES = [(lane >> 2, lane & 3) for lane in range(32)]
-
 
 # ---- ldmatrix, stmatrix, movmatrix
 
@@ -205,55 +203,21 @@ def test_ldmatrix_without_an_exited_lane_is_found():
     assert "7fffffff" in run.findings[0].says
 
 
-# ---- mma.sync: the fragments as the manual has them: element -> (row, column) of A and C, (k, n) of B
-
-A_PLACES = {
-    (16, 8, 2): lambda e, g, t: (g + 8 * (e >> 1), 2 * t + (e & 1)),
-    (16, 16, 2): lambda e, g, t: (g + 8 * (e >> 1 & 1), 2 * t + (e & 1) + 8 * (e >> 2)),
-    (16, 4, 4): lambda e, g, t: (g + 8 * e, t),
-    (16, 8, 4): lambda e, g, t: (g + 8 * (e & 1), t + 4 * (e >> 1)),
-    (16, 16, 1): lambda e, g, t: (g + 8 * (e >> 2), 4 * t + (e & 3)),
-    (16, 32, 1): lambda e, g, t: (g + 8 * (e >> 2 & 1), 4 * t + (e & 3) + 16 * (e >> 3)),
-    (8, 16, 1): lambda e, g, t: (g, 4 * t + e),
-}
-B_PLACES = {
-    (8, 2): lambda e, g, t: (2 * t + e, g),
-    (16, 2): lambda e, g, t: (2 * t + (e & 1) + 8 * (e >> 1), g),
-    (4, 4): lambda e, g, t: (t, g),
-    (8, 4): lambda e, g, t: (t + 4 * e, g),
-    (16, 1): lambda e, g, t: (4 * t + e, g),
-    (32, 1): lambda e, g, t: (4 * t + (e & 3) + 16 * (e >> 2), g),
-}
-
-
-def places(rule, elements):
-    return [[rule(e, g, t) for e in range(elements)] for g, t in LANES]
-
-
-def c_places(m):
-    return places(lambda e, g, t: (g + 8 * (e >> 1), 2 * t + (e & 1)), m // 4)
+# ---- mma.sync
 
 
 def mma(shape, types, a, b, c, arch, modifier=""):
     """Return D's bits [m][8] of one warp's mma.sync on bits a [m][k], b [k][8], c [m][8]."""
-    m, k = int(shape[1 : shape.index("n")]), int(shape[shape.index("k") + 1 :])
-    d, of_a, of_b = types
-    size, size_d = size_of(of_a), size_of(d)
-    a_at, b_at = places(A_PLACES[m, k, size], m * k // 32), places(B_PLACES[k, size], k // 4)
-    fragments = [pack(a, a_at, size), pack(b, b_at, size), pack(c, c_places(m), size_d)]
-    counts = [len(f) for f in fragments]
-    names, first = [], 10
-    for n in counts:
-        names.append("{" + ", ".join(f"%r{first + r}" for r in range(n)) + "}")
-        first += n
-    into = "{" + ", ".join(f"%r{40 + r}" for r in range(counts[2])) + "}"
-    body = f"mma.sync.aligned.{shape}.row.col{modifier}.{d}.{of_a}.{of_b}.{d} {into}, {', '.join(names)};\n"
-    given = [[x - (x >> 31 << 32) for x in row] for f in fragments for row in f]
-    options = dict(registers=sum(counts), outputs=counts[2], given=given, target=f"sm_{arch}")
-    out, _, run = through_shared(body, bytes(128), **options)
-    assert not run.findings
+    (m, _, k), (d, of_a, of_b) = shape_of(shape), types
+    bits, bits_d = bits_of(of_a), bits_of(d)
+    fragments = [
+        packed(a, places_of_a(m, k, bits), bits), packed(b, places_of_b(k, bits), bits),
+        packed(c, places_of_c(m), bits_d),
+    ]
+    name = f"mma.sync.aligned.{shape}.row.col{modifier}.{d}.{of_a}.{of_b}.{d}"
+    out, run = warp(f"{name} {{d}}, {{0}}, {{1}}, {{2}};", fragments, len(fragments[2]), f"sm_{arch}")
     assert run.counters["tensor_flops"] == 2 * m * 8 * k
-    return unpack(out, c_places(m), size_d, (m, 8))
+    return unpacked(out, places_of_c(m), (m, 8), bits_d)
 
 
 FLOATS = [
@@ -269,15 +233,15 @@ def test_the_owners_of_fragments_are_the_manuals():
     def owner(rows, place):
         return next((lane, row.index(place)) for lane, row in enumerate(rows) if place in row)
 
-    assert owner(places(A_PLACES[16, 16, 2], 8), (9, 11)) == (5, 7)
-    assert owner(places(B_PLACES[16, 2], 4), (13, 6)) == (26, 3)
-    assert owner(c_places(16), (12, 5)) == (18, 3)
-    assert owner(places(A_PLACES[16, 8, 4], 4), (3, 6)) == (14, 2)
+    assert owner(places_of_a(16, 16, 16), (9, 11)) == (5, 7)
+    assert owner(places_of_b(16, 16), (13, 6)) == (26, 3)
+    assert owner(places_of_c(16), (12, 5)) == (18, 3)
+    assert owner(places_of_a(16, 8, 32), (3, 6)) == (14, 2)
 
 
 @pytest.mark.parametrize("shape, of_a, of_b, d", CASES)
 def test_whole_numbers_multiply_exactly(shape, of_a, of_b, d):
-    g, k = torch.Generator().manual_seed(1), int(shape[shape.index("k") + 1 :])
+    g, k = torch.Generator().manual_seed(1), shape_of(shape)[2]
     a, b = small_integers((16, k), of_a, g), small_integers((k, 8), of_b, g)
     c = small_integers((16, 8), d, g, most=100)
     got = decode(mma(shape, (d, of_a, of_b), a, b, c, 100), d)
@@ -292,7 +256,7 @@ def test_sums_are_cut_as_the_tensor_cores_of_each_arch_cut_them(shape, of_a, of_
         instruction = f"mma.sync.aligned.{shape}.row.col.{d}.{of_a}.{of_b}.{d} %r1, %r1, %r1, %r1;"
         assert "sm_89 and later" in refused(instruction, "sm_80")
         return
-    g, k = torch.Generator().manual_seed(arch), int(shape[shape.index("k") + 1 :])
+    g, k = torch.Generator().manual_seed(arch), shape_of(shape)[2]
     a, b = random_bits((16, k), of_a, g), random_bits((k, 8), of_b, g)
     c = random_bits((16, 8), d, g)
     got = mma(shape, (d, of_a, of_b), a, b, c, arch)
@@ -343,7 +307,7 @@ def test_subnormals_count_and_f16_overflows_to_infinity():
 )
 @pytest.mark.parametrize("modifier", ["", ".satfinite"])
 def test_integers_are_exact_and_wrap_or_saturate(shape, of_a, of_b, modifier):
-    m, k = int(shape[1 : shape.index("n")]), int(shape[shape.index("k") + 1 :])
+    m, _, k = shape_of(shape)
     g = torch.Generator().manual_seed(k)
     a, b = random_bits((m, k), of_a, g), random_bits((k, 8), of_b, g)
     c = torch.randint(-(2**31), 2**31, (m, 8), generator=g)
@@ -356,13 +320,12 @@ def test_integers_are_exact_and_wrap_or_saturate(shape, of_a, of_b, modifier):
 
 @pytest.mark.parametrize("shape", ["m8n8k4", "m16n8k4", "m16n8k8", "m16n8k16"])
 def test_doubles_are_a_chain_of_fused_multiply_adds(shape):
-    m, k = int(shape[1 : shape.index("n")]), int(shape[shape.index("k") + 1 :])
+    m, _, k = shape_of(shape)
     g = torch.Generator().manual_seed(k)
     a, b, c = (torch.randint(-1000, 1000, s, generator=g).double() for s in ((m, k), (k, 8), (m, 8)))
-    a_at = [[(g_ + 8 * (e % (m // 8)), t + 4 * (e // (m // 8))) for e in range(m * k // 32)] for g_, t in LANES]
-    b_at = [[(t + 4 * e, g_) for e in range(k // 4)] for g_, t in LANES]
+    places = (a, places_of_a(m, k, 32)), (b, places_of_b(k, 32)), (c, places_of_c(m))
     inputs = [torch.tensor([[float(matrix[cells[e]]) for cells in where] for e in range(len(where[0]))])
-              for matrix, where in ((a, a_at), (b, b_at), (c, c_places(m)))]
+              for matrix, where in places]
     given, out = torch.cat(inputs).double(), torch.zeros(m // 4, 32, dtype=torch.float64)
     counts, names, first = [len(x) for x in inputs], [], 0
     for n in counts:
@@ -376,7 +339,7 @@ def test_doubles_are_a_chain_of_fused_multiply_adds(shape):
     body += "".join(f"st.global.f64 [%rd11+{256 * n}], %u{n};\n" for n in range(m // 4))
     run = launch(kernel(body, pointers=2), grid=1, block=32, args=[given, out])
     expected = a @ b + c
-    for lane, cells in enumerate(c_places(m)):
+    for lane, cells in enumerate(places_of_c(m)):
         assert out[:, lane].tolist() == [float(expected[place]) for place in cells]
     assert not run.findings
 

@@ -95,8 +95,7 @@ def multiply(form, half, metadata, b, c, variant="sp::ordered_metadata", selecto
 
 def matrix_of(out, d):
     if d == "f16":
-        words = [[row[lane] >> 16 * half & 0xFFFF for lane in range(32)] for row in out for half in (0, 1)]
-        return unpacked(words, places_of_c(16), (16, 8)).to(torch.int16).view(torch.float16).double()
+        return unpacked(out, places_of_c(16), (16, 8), 16).to(torch.int16).view(torch.float16).double()
     raw = unpacked(out, places_of_c(16), (16, 8))
     return (raw - (raw >> 31 << 32)).to(torch.int32).view(DTYPES[d]).double()
 

@@ -5,7 +5,8 @@ import functools
 import pytest
 import torch
 from assembly import SEEDS, kernel, reports
-from matrices import decode, dot, encode, pack, random_bits, size_of, small_integers, unpack
+from fragments import LANES, packed, places_of_a, unpacked
+from matrices import bits_of, decode, dot, encode, random_bits, size_of, small_integers
 
 from ptxkit.launches import launch
 from ptxkit.ptx import PtxError
@@ -15,7 +16,6 @@ pytestmark = pytest.mark.simulated
 SHARED_BASE = 0x400
 # swizzle -> (the descriptor's layout, 16-byte pieces in a row of the pattern)
 MODES = {"none": (0, 1), "32": (3, 2), "64": (2, 4), "128": (1, 8)}
-THREADS = [(T >> 5, T >> 2 & 7, T & 3) for T in range(128)]  # warp, g, t
 DEPTH = {"f16": 16, "bf16": 16, "tf32": 8, "e4m3": 32, "e5m2": 32, "s8": 32, "u8": 32}
 
 
@@ -76,18 +76,12 @@ def d_places(columns):
     def place(i, w, g, t):
         return 16 * w + g + 8 * (i >> 1 & 1), 8 * (i >> 2) + 2 * t + (i & 1)
 
-    return [[place(i, *thread) for i in range(columns // 2)] for thread in THREADS]
+    return [[place(i, w, g, t) for i in range(columns // 2)] for w in range(4) for g, t in LANES]
 
 
-def a_places(size):
-    rules = {2: lambda e, g, t: (g + 8 * (e >> 1 & 1), 2 * t + (e & 1) + 8 * (e >> 2)),
-             4: lambda e, g, t: (g + 8 * (e & 1), t + 4 * (e >> 1)),
-             1: lambda e, g, t: (g + 8 * (e >> 2 & 1), 4 * t + (e & 3) + 16 * (e >> 3))}
-    rows = []
-    for w, g, t in THREADS:
-        row_of = [rules[size](e, g, t) for e in range(16 // size)]
-        rows.append([(16 * w + r, k) for r, k in row_of])
-    return rows
+def a_places(bits):
+    """Each warp has 16 rows of A as `mma` has it."""
+    return [[(16 * w + row, k) for row, k in lane] for w in range(4) for lane in places_of_a(16, 256 // bits, bits)]
 
 
 # ---- kernels
@@ -133,13 +127,14 @@ def run(image, compute, registers, given=None, block=128, ready=READY, **options
     return [[x & 0xFFFFFFFF for x in row] for row in out.tolist()], result
 
 
-def mma(columns, types, a, b, scale="1", flags="", modifier="", d="d"):
+def mma(columns, types, a, b, scale="1", flags="", modifier="", d="d", sparse=""):
     """Return one wgmma.mma_async; a and b are descriptors (numbers), or `a` is None where it lies in registers."""
     of_d, of_a, of_b = types
     registers = columns // 2 if of_d != "f16" else columns // 4
     text = "" if a is None else f"mov.b64 %rd20, {a};\n"
     text += f"mov.b64 %rd21, {b};\n"
-    name = f"wgmma.mma_async.sync.aligned.m64n{columns}k{DEPTH[of_a]}{modifier}.{of_d}.{of_a}.{of_b}"
+    shape = f"m64n{columns}k{DEPTH[of_a] * (2 if sparse else 1)}"
+    name = f"wgmma.mma_async{sparse}.sync.aligned.{shape}{modifier}.{of_d}.{of_a}.{of_b}"
     return text + f"{name} {vector(d, registers)}, {vector('a', 4) if a is None else '%rd20'}, %rd21, {scale}{flags};\n"
 
 
@@ -153,23 +148,28 @@ def flags_of(of_a, trans_a=0, trans_b=0, scale_a=1, scale_b=1, in_registers=Fals
 
 
 def multiply(types, a, b, c=None, *, scale="1", in_registers=False, modifier="", trans=(0, 0), swizzle="128",
-             signs=(1, 1), ready=READY):
-    """Return D's bits [64][columns] of one wgmma on bits a [64][k], b [columns][k], and the Run."""
+             signs=(1, 1), ready=READY, sparse="", given=None):
+    """Return D's bits [64][columns] of one wgmma on bits a [64][k], b [columns][k], and the Run.
+
+    given: registers beside those of D and A, name -> [register][thread].
+    """
     of_d, of_a, of_b = types
-    columns, size_d = len(b), size_of(of_d)
+    columns, bits, bits_d = len(b), bits_of(of_a), bits_of(of_d)
     b_matrix = Matrix(b, of_b, swizzle, bool(trans[1]))
     a_matrix = None if in_registers else Matrix(a, of_a, swizzle, bool(trans[0]), start=up(b_matrix.end))
     image = bytearray(up((a_matrix or b_matrix).end) - SHARED_BASE)
     for matrix in (a_matrix, b_matrix):
         if matrix:
             matrix.write(image)
-    places, size_a = d_places(columns), size_of(of_a)
+    places = d_places(columns)
     c = torch.zeros(64, columns, dtype=torch.int64) if c is None else c
-    given = {"d": pack(c, places, size_d)} | ({"a": pack(a, a_places(size_a), size_a)} if in_registers else {})
+    given = {"d": packed(c, places, bits_d)} | (given or {})
+    given |= {"a": packed(a, a_places(bits), bits)} if in_registers else {}
     flags = flags_of(of_a, *trans, *signs, in_registers)
-    text = mma(columns, types, a_matrix and a_matrix.descriptor(), b_matrix.descriptor(), scale, flags, modifier)
+    descriptors = a_matrix and a_matrix.descriptor(), b_matrix.descriptor()
+    text = mma(columns, types, *descriptors, scale, flags, modifier, sparse=sparse)
     out, result = run(bytes(image), FENCE + text + COMMIT + WAIT, len(given["d"]), given, ready=ready)
-    return unpack(out, places, size_d, (64, columns)), result
+    return unpacked(out, places, (64, columns), bits_d), result
 
 
 def exact(types, a, b, c, signs=(1, 1)):
@@ -215,9 +215,9 @@ def only_one(address, descriptor, columns, trans=0):
     flags = flags_of("bf16", trans_b=trans, in_registers=True)
     text = mma(columns, ("f32", "bf16", "bf16"), None, descriptor, "0", flags)
     places = d_places(columns)
-    out, result = run(bytes(image), FENCE + text + COMMIT + WAIT, columns // 2, {"a": pack(a, a_places(2), 2)})
+    out, result = run(bytes(image), FENCE + text + COMMIT + WAIT, columns // 2, {"a": packed(a, a_places(16), 16)})
     assert not result.findings
-    got = decode(unpack(out, places, 4, (64, columns)), "f32")
+    got = decode(unpacked(out, places, (64, columns)), "f32")
     assert bool((got == got[0]).all())
     (column,) = got[0].nonzero()
     return int(column), int(got[0, column]) - 1
@@ -247,7 +247,7 @@ def test_mn_major_elements_without_swizzle_lie_where_the_manual_says():
 
 def test_the_owners_of_fragments_are_the_manuals():
     assert next((T, row.index((45, 37))) for T, row in enumerate(d_places(64)) if (45, 37) in row) == (86, 19)
-    assert next((T, row.index((45, 11))) for T, row in enumerate(a_places(2)) if (45, 11) in row) == (85, 7)
+    assert next((T, row.index((45, 11))) for T, row in enumerate(a_places(16)) if (45, 11) in row) == (85, 7)
 
 
 # ---- types and numbers
@@ -367,7 +367,7 @@ def step(n, scale, d="d"):
 
 def run_chain(compute, **options):
     out, result = run(chain()[0], compute, 8, **options)
-    return decode(unpack(out, d_places(16), 4, (64, 16)), "f32"), result
+    return decode(unpacked(out, d_places(16), (64, 16)), "f32"), result
 
 
 CLEAN = FENCE + step(0, "0") + step(1, "1") + COMMIT + WAIT

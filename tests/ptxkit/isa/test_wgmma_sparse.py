@@ -4,24 +4,8 @@ import pytest
 import torch
 from assembly import kinds
 from test_matrix_sparse import BITS, codes, lanes_of, sparse, whole_numbers
-from test_wgmma import (
-    COMMIT,
-    DEPTH,
-    FENCE,
-    SHARED_BASE,
-    WAIT,
-    Matrix,
-    a_places,
-    d_places,
-    decode,
-    flags_of,
-    mma,
-    pack,
-    run,
-    size_of,
-    unpack,
-    up,
-)
+from test_wgmma import DEPTH, decode, run
+from test_wgmma import multiply as multiply_bits
 
 from ptxkit.ptx import PtxError
 
@@ -41,27 +25,14 @@ def case(types, columns, seed=1):
     return a, half, metadata, whole_numbers((columns, k), of_b, g)
 
 
-def multiply(types, half, metadata, b, selector=0, in_registers=False, trans=(0, 0), swizzle="128"):
+def multiply(types, half, metadata, b, selector=0, **options):
     """Return D [64][columns] and the Run."""
     of_d, of_a, of_b = types
-    columns, size_a, size_d = len(b), size_of(of_a), size_of(of_d)
-    half, b = codes(half, of_a), codes(b, of_b)
-    b_matrix = Matrix(b, of_b, swizzle, bool(trans[1]))
-    a_matrix = None if in_registers else Matrix(half, of_a, swizzle, bool(trans[0]), start=up(b_matrix.end))
-    image = bytearray(up((a_matrix or b_matrix).end) - SHARED_BASE)
-    for matrix in (a_matrix, b_matrix):
-        if matrix:
-            matrix.write(image)
-    places = d_places(columns)
     words = [word for w in range(4) for word in lanes_of(metadata[16 * w : 16 * w + 16], BITS[of_a], selector)]
-    given = {"d": pack(torch.zeros(64, columns, dtype=torch.int64), places, size_d), "e": [words]}
-    given |= {"a": pack(half, a_places(size_a), size_a)} if in_registers else {}
-    flags = flags_of(of_a, *trans, 1, 1, in_registers)
     scale = f"%e0, {selector}, 1"
-    text = mma(columns, types, a_matrix and a_matrix.descriptor(), b_matrix.descriptor(), scale, flags)
-    text = text.replace("mma_async.", "mma_async.sp.").replace(f"k{DEPTH[of_a]}.", f"k{2 * DEPTH[of_a]}.")
-    out, result = run(bytes(image), FENCE + text + COMMIT + WAIT, len(given["d"]), given)
-    return decode(unpack(out, places, size_d, (64, columns)), of_d), result
+    options = dict(scale=scale, sparse=".sp", given={"e": [words]}) | options
+    out, result = multiply_bits(types, codes(half, of_a), codes(b, of_b), **options)
+    return decode(out, of_d), result
 
 
 @pytest.mark.parametrize("types", TYPES, ids=".".join)
