@@ -72,12 +72,3 @@ def unpacked(registers, places, shape, bits=32):
         for e, place in enumerate(cells[: each * len(registers)]):
             matrix[place] = registers[e // each][lane] >> bits * (e % each) & (1 << bits) - 1
     return matrix
-
-
-def floats(words):
-    signed = torch.where(words >= 1 << 31, words - (1 << 32), words)
-    return signed.to(torch.int32).view(torch.float32).double()
-
-
-def words_of(values):
-    return values.float().view(torch.int32).long() & 0xFFFFFFFF

@@ -3,7 +3,8 @@
 import pytest
 import torch
 from assembly import refused
-from fragments import floats, packed, places_of_a, places_of_b, places_of_c, shape_of, unpacked, warp, words_of
+from fragments import packed, places_of_a, places_of_b, places_of_c, shape_of, unpacked, warp
+from matrices import decode, encode
 from tensor_core import _table
 
 from ptxkit.ptx import PtxError
@@ -48,8 +49,7 @@ def mma_of_integers(shape, a, b, c, types, modifier="", after=""):
     ]
     out, run = warp(opcode + " {d}, {0}, {1}, {2};", fragments, m // 4, "sm_80")
     assert run.counters["tensor_flops"] == 2 * m * 8 * k
-    got = unpacked(out, places_of_c(m), (m, 8))
-    return torch.where(got >= 1 << 31, got - (1 << 32), got)
+    return decode(unpacked(out, places_of_c(m), (m, 8)), "s32")
 
 
 @pytest.mark.parametrize("shape", ["m8n8k32", "m16n8k32", "m16n8k64"])
@@ -107,7 +107,7 @@ def mma_of_kind(kind, a, b, c, types, scales=None, type_="ue8m0", selectors=(0, 
     fragments = [
         packed(a << shifts[0], places_of_a(16, k, bits), bits),
         packed(b << shifts[1], places_of_b(k, bits), bits),
-        packed(words_of(c), places_of_c(16), 32),
+        packed(encode(c, "f32"), places_of_c(16), 32),
     ]
     modifiers, tail, end = f".{kind}", "", ""
     if scales:
@@ -118,7 +118,7 @@ def mma_of_kind(kind, a, b, c, types, scales=None, type_="ue8m0", selectors=(0, 
         tail, end = f", {{3}}, {{{{{byte_a}, {thread_a}}}}}, {{4}}, {{{{{byte_b}, {thread_b}}}}}", f".{type_}"
     opcode = f"mma.sync.aligned.m16n8k{k}.row.col{modifiers}.f32.{types[0]}.{types[1]}.f32{end}"
     out, run = warp(f"{opcode} {{d}}, {{0}}, {{1}}, {{2}}{tail};", fragments, 4, SM120, findings)
-    return floats(unpacked(out, places_of_c(16), (16, 8))), run
+    return decode(unpacked(out, places_of_c(16), (16, 8)), "f32"), run
 
 
 @pytest.mark.parametrize("of_a", ALL)

@@ -2,8 +2,9 @@
 
 import pytest
 import torch
-from assembly import kernel, kinds, refused
+from assembly import kernel, refused, reports
 from fragments import LANES, packed, places_of_a, places_of_b, places_of_c, shape_of, unpacked, warp
+from matrices import bits_of, decode, encode
 from test_matrix_narrow import factors, scale_registers
 
 from ptxkit.launches import launch
@@ -12,9 +13,6 @@ from ptxkit.ptx import PtxError
 pytestmark = pytest.mark.simulated
 
 BITS = {"f16": 16, "bf16": 16, "tf32": 32, "e4m3": 8, "e5m2": 8, "s8": 8, "u8": 8, "s4": 4, "u4": 4}
-DTYPES = {"f16": torch.float16, "bf16": torch.bfloat16, "tf32": torch.float32, "f32": torch.float32}
-DTYPES |= {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2, "s32": torch.int32}
-RAW = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
 CHUNK = {32: 2, 16: 4, 8: 4, 4: 8}  # neighbours in k that share 4 bits of metadata
 PAIRS = [(low, high) for high in range(4) for low in range(high)]
 FORMS = [
@@ -30,8 +28,7 @@ def codes(x, type_):
     """Return the bits of each element."""
     if type_ in ("s4", "u4", "s8", "u8"):
         return x.long() & (1 << BITS[type_]) - 1
-    typed = x.to(DTYPES[type_])
-    return typed.view(RAW[typed.element_size()]).long() & (1 << 8 * typed.element_size()) - 1
+    return encode(x, type_)
 
 
 def whole_numbers(shape, type_, generator):
@@ -85,7 +82,7 @@ def multiply(form, half, metadata, b, c, variant="sp::ordered_metadata", selecto
     fragments = [
         packed(codes(half, of_a), places_of_a(16, k // 2, bits), bits),
         packed(codes(b, of_b), places_of_b(k, bits), bits),
-        packed(codes(c, d) if d != "s32" else c.long() & 0xFFFFFFFF, places_of_c(16), 16 if d == "f16" else 32),
+        packed(encode(c, d), places_of_c(16), bits_of(d)),
         [lanes_of(metadata, bits, selector)],
     ]
     name = f"mma.{variant}.sync.aligned.{shape}.row.col{modifier}.{d}.{of_a}.{of_b}.{d}"
@@ -94,10 +91,7 @@ def multiply(form, half, metadata, b, c, variant="sp::ordered_metadata", selecto
 
 
 def matrix_of(out, d):
-    if d == "f16":
-        return unpacked(out, places_of_c(16), (16, 8), 16).to(torch.int16).view(torch.float16).double()
-    raw = unpacked(out, places_of_c(16), (16, 8))
-    return (raw - (raw >> 31 << 32)).to(torch.int32).view(DTYPES[d]).double()
+    return decode(unpacked(out, places_of_c(16), (16, 8), bits_of(d)), d).double()
 
 
 def case(form, ordered=True, seed=1):
@@ -149,8 +143,7 @@ def test_indices_of_mma_sp_need_no_order_those_of_ordered_metadata_do():
     a, half, metadata, b, c = case(form, ordered=False)
     out, run = multiply(form, half, metadata, b, c, variant="sp")
     assert not run.findings and torch.equal(matrix_of(out, "f32"), a @ b + c)
-    _, run = multiply(form, half, metadata, b, c)
-    assert kinds(run) == ["operand"] and "not in order" in run.findings[0].says
+    reports(multiply(form, half, metadata, b, c)[1], ["operand"], "not in order")
 
 
 @pytest.mark.parametrize(("type_", "shape", "bad", "says"), [
@@ -162,9 +155,9 @@ def test_metadata_that_means_nothing_is_reported_with_its_place(type_, shape, ba
     form = shape, type_, type_, "s32" if type_ == "s8" else "f32"
     _, half, metadata, b, c = case(form)
     metadata[11, 1] = bad
-    _, run = multiply(form, half, metadata, b, c, variant=variant)
     columns = f"columns {CHUNK[BITS[type_]]} to {2 * CHUNK[BITS[type_]] - 1}"
-    assert kinds(run) == ["operand"] and f"metadata 0x{bad:x} of row 11, {columns}: {says}" in run.findings[0].says
+    says = f"metadata 0x{bad:x} of row 11, {columns}: {says}"
+    reports(multiply(form, half, metadata, b, c, variant=variant)[1], ["operand"], says)
 
 
 @pytest.mark.parametrize("modifier", ["", ".satfinite"])
@@ -178,19 +171,23 @@ def test_integers_wrap_or_saturate(modifier):
     assert (matrix_of(out, "s32") == (2**31 - 1 if modifier else total - 2**32)).all()
 
 
+def unit(type_, bits):
+    """Return the bits of 1.0 in a container of so many."""
+    return {"e2m1": 8 if bits == 8 else 2, "e2m3": 8, "e3m2": 12, "e4m3": 56, "e5m2": 60}[type_]
+
+
 @pytest.mark.parametrize("d", ["f32", "f16"])
 @pytest.mark.parametrize(("of_a", "of_b"), [("e4m3", "e2m1"), ("e2m1", "e2m3"), ("e3m2", "e5m2"), ("e2m3", "e3m2")])
 def test_narrow_floats_of_sm_120a_lie_in_containers_of_8_bits(of_a, of_b, d):
-    """Zeros and ones; `unit` has the bits of 1.0."""
-    g, unit = torch.Generator().manual_seed(3), {"e2m1": 2, "e2m3": 8, "e3m2": 12, "e4m3": 56, "e5m2": 60}
+    """Zeros and ones."""
+    g = torch.Generator().manual_seed(3)
     a, half, metadata = sparse(64, "s8", g)
     a, half = a.clamp(0, 1), half.clamp(0, 1)
     b, c = torch.randint(0, 2, (64, 8), generator=g), torch.randint(0, 9, (16, 8), generator=g).double()
-    up = {"e2m1": 2}
     fragments = [
-        packed(half.long() * unit[of_a] << up.get(of_a, 0), places_of_a(16, 32, 8), 8),
-        packed(b * unit[of_b] << up.get(of_b, 0), places_of_b(64, 8), 8),
-        packed(codes(c, d), places_of_c(16), 16 if d == "f16" else 32),
+        packed(half.long() * unit(of_a, 8), places_of_a(16, 32, 8), 8),
+        packed(b * unit(of_b, 8), places_of_b(64, 8), 8),
+        packed(encode(c, d), places_of_c(16), bits_of(d)),
         [lanes_of(metadata, 8, 0)],
     ]
     name = f"mma.sp::ordered_metadata.sync.aligned.m16n8k64.row.col.kind::f8f6f4.{d}.{of_a}.{of_b}.{d}"
@@ -207,8 +204,7 @@ SCALED = [
 
 @pytest.mark.parametrize(("kind", "k", "types", "count", "type_"), SCALED)
 def test_factors_scale_blocks_of_the_matrix_with_its_zeros(kind, k, types, count, type_):
-    g, unit = torch.Generator().manual_seed(7), {"e2m1": 2, "e2m3": 8, "e3m2": 12, "e4m3": 56, "e5m2": 60}
-    bits, up = (4, {}) if k == 128 else (8, {"e2m1": 2})
+    g, bits = torch.Generator().manual_seed(7), 4 if k == 128 else 8
     a, half, metadata = sparse(k, "s4" if bits == 4 else "s8", g)
     a, half, b = a.clamp(0, 1), half.clamp(0, 1), torch.randint(0, 2, (k, 8), generator=g)
     c = torch.randint(0, 9, (16, 8), generator=g).double()
@@ -216,9 +212,9 @@ def test_factors_scale_blocks_of_the_matrix_with_its_zeros(kind, k, types, count
     scales = [torch.randint(low, high, (rows, count), generator=g) for rows in (16, 8)]
     wide = [factors(s, type_).repeat_interleave(k // count, dim=1) for s in scales]
     fragments = [
-        packed(half.long() * unit[types[0]] << up.get(types[0], 0), places_of_a(16, k // 2, bits), bits),
-        packed(b * unit[types[1]] << up.get(types[1], 0), places_of_b(k, bits), bits),
-        packed(codes(c, "f32"), places_of_c(16), 32),
+        packed(half.long() * unit(types[0], bits), places_of_a(16, k // 2, bits), bits),
+        packed(b * unit(types[1], bits), places_of_b(k, bits), bits),
+        packed(encode(c, "f32"), places_of_c(16), 32),
         [lanes_of(metadata, bits, 0)],
         scale_registers(scales[0], 1, 0, True),
         scale_registers(scales[1], 2, 0, False),
