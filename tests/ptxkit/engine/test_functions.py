@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from assembly import kernel
 
 from ptxkit.launches import launch
 from ptxkit.ptx import PtxError
@@ -13,25 +14,15 @@ LANES = range(32)
 
 def module(functions, body, variables="", registers=""):
     """Return a kernel `k` of one tensor: lane in %r0, its own four bytes at [%rd2]."""
-    return f"""
-.version 8.0
-.target sm_90
-.address_size 64
-{functions}
-{variables}
-.visible .entry k(.param .u64 out)
-{{
-    .reg .pred %p<4>; .reg .b32 %r<16>; .reg .b64 %rd<8>;
+    lines = f"""
     {registers}
-    ld.param.u64 %rd1, [out];
-    mov.u32 %r0, %tid.x;
     mul.wide.u32 %rd2, %r0, 4;
     add.s64 %rd2, %rd1, %rd2;
     {body}
     st.global.u32 [%rd2], %r1;
-    ret;
-}}
 """
+    text = kernel(lines, target="sm_90", shared=0)
+    return text.replace(".visible .entry", f"{functions}\n{variables}\n.visible .entry")
 
 
 def call(callee, *arguments, result="%r1", prototype=""):

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 import torch
-from assembly import SEEDS, STORE, kernel, kinds, run
+from assembly import SEEDS, STORE, kernel, kinds, reports, run
 
 from ptxkit.launches import launch
 
@@ -108,8 +108,7 @@ END:
     mov.u32 %r9, 1;
     bar.sync 1;
 """ + STORE
-    _, result = run(body)
-    assert "diverged" in kinds(result)
+    reports(run(body)[1], {"diverged"})
 
 
 def test_a_barrier_that_is_never_completed_is_a_deadlock_that_names_the_waiters():
@@ -134,8 +133,7 @@ COUNTS_AND_SLEEPS = COUNTS.replace("bra", "nanosleep.u32 100; nanosleep.u32 100;
 @pytest.mark.parametrize("clock", [None, True])
 @pytest.mark.parametrize("loop", [COUNTS, COUNTS_AND_SLEEPS])
 def test_a_launch_that_does_not_end_is_given_up_at_its_limit(loop, clock):
-    _, result = run(loop, limit=10_000, clock=clock)
-    assert kinds(result) == ["too-many-instructions"]
+    reports(run(loop, limit=10_000, clock=clock)[1], ["too-many-instructions"])
 
 
 @pytest.mark.parametrize("clock", [None, True])
@@ -216,8 +214,7 @@ def test_a_lock_that_nobody_releases_is_a_livelock_at_the_loop(read, options):
 
 
 def test_who_waits_for_a_warp_that_never_ends_is_named_too():
-    result = spinning("ld.acquire.gpu.global.u32 %r3, [%rd2];", 64, others="bar.sync 1, 64;")
-    assert kinds(result) == ["deadlock", "livelock"]
+    reports(spinning("ld.acquire.gpu.global.u32 %r3, [%rd2];", 64, others="bar.sync 1, 64;"), ["deadlock", "livelock"])
 
 
 def test_loops_with_barriers_in_them_never_end_either():

@@ -7,11 +7,12 @@ import struct
 
 import pytest
 import torch
-from assembly import SEEDS, elements, kernel, kinds, refused
+from assembly import SEEDS, elements, kernel, refused, reports
 
 from ptxkit.launches import launch
 
 pytestmark = pytest.mark.simulated
+
 
 def run(body, *inputs, outputs=1, target="sm_90a", **options):
     """Run one warp with inputs[n] in %r10+n; return what it leaves in %r20, %r21, ... and the Run."""
@@ -44,25 +45,17 @@ def shfl(mode, b, c, values=range(32)):
     return list(zip(value, inside))
 
 
-def test_down_stays_within_groups_of_four():
-    assert shfl("down", 2, 7171)[:6] == [(2, 1), (3, 1), (2, 0), (3, 0), (6, 1), (7, 1)]
-
-
-def test_up_leaves_the_first_lanes_their_own_value():
-    got = shfl("up", 1, 0)
-    assert [got[0], got[1], got[31]] == [(0, 0), (0, 1), (30, 1)]
-
-
-def test_a_lane_index_wraps_at_thirty_two():
-    assert shfl("idx", 35, 31)[5] == (3, 1)
-
-
-def test_an_index_counts_within_the_segment():
-    assert shfl("idx", 5, 0x1807)[9] == (13, 1)
-
-
-def test_butterfly_exchanges_neighbours():
-    assert shfl("bfly", 1, 31, range(100, 132)) == [(100 + (n ^ 1), 1) for n in range(32)]
+@pytest.mark.parametrize(("arguments", "lanes"), [
+    (("down", 2, 7171), {0: (2, 1), 1: (3, 1), 2: (2, 0), 3: (3, 0), 4: (6, 1), 5: (7, 1)}),
+    (("up", 1, 0), {0: (0, 0), 1: (0, 1), 31: (30, 1)}),
+    (("idx", 35, 31), {5: (3, 1)}),
+    (("idx", 5, 0x1807), {9: (13, 1)}),
+    (("bfly", 1, 31, range(100, 132)), {n: (100 + (n ^ 1), 1) for n in range(32)}),
+], ids=["down stays within groups of four", "up leaves the first lanes their own value", "an index wraps at 32",
+        "an index counts within the segment", "a butterfly exchanges neighbours"])
+def test_a_shuffle_worked_out_by_hand(arguments, lanes):
+    got = shfl(*arguments)
+    assert {n: got[n] for n in lanes} == lanes
 
 
 @pytest.mark.parametrize("mode", ["up", "down", "bfly", "idx"])
@@ -84,25 +77,13 @@ def test_the_result_may_replace_the_value():
     assert got == [n ^ 16 for n in range(32)]
 
 
-def test_reading_a_lane_outside_the_mask_is_found():
-    body = """
-    mov.u32 %r20, 0;
-    setp.lt.u32 %p2, %r0, 16;
-    @%p2 shfl.sync.idx.b32 %r20, %r0, 20, 31, 65535;
-"""
-    _, result = run(body)
-    assert kinds(result) == ["lane"]
-    assert "reads lane 20" in result.findings[0].says
-
-
-def test_reading_a_lane_that_has_exited_is_found():
-    body = """
-    setp.eq.u32 %p2, %r0, 31;
-    @%p2 exit;
-    shfl.sync.idx.b32 %r20, %r0, 31, 31, -1;
-"""
-    _, result = run(body)
-    assert kinds(result) == ["lane"]
+@pytest.mark.parametrize(("body", "says"), [
+    ("setp.lt.u32 %p2, %r0, 16;\n @%p2 shfl.sync.idx.b32 %r20, %r0, 20, 31, 65535;\n", "reads lane 20"),
+    ("setp.eq.u32 %p2, %r0, 31;\n @%p2 exit;\n shfl.sync.idx.b32 %r20, %r0, 31, 31, -1;\n", ""),
+    ("vote.sync.any.pred %p2, %p1, 1;\n", ""),
+], ids=["a lane outside the mask is read", "a lane that has exited is read", "a lane outside its own mask votes"])
+def test_a_lane_that_does_not_take_part_is_found(body, says):
+    reports(run("mov.u32 %r20, 0;\n" + body)[1], ["lane"], says)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -188,28 +169,16 @@ def test_activemask_sees_the_lanes_of_a_branch():
     assert got == [31] * 5 + [0] * 27
 
 
-def test_a_lane_outside_its_own_mask_is_found():
-    _, result = run("vote.sync.any.pred %p2, %p1, 1;\n mov.u32 %r20, 0;\n")
-    assert kinds(result) == ["lane"]
-
-
 # ---- match
 
 
-def test_match_any_groups_equal_values():
-    values = [n % 5 for n in range(32)]
-    got, _ = run("match.any.sync.b32 %r20, %r10, -1;\n", values)
-    assert got == [sum(1 << m for m in range(32) if values[m] == v) for v in values]
-
-
-def test_match_looks_at_all_sixty_four_bits():
-    body = """
-    cvt.u64.u32 %rd4, %r10;
-    shl.b64 %rd4, %rd4, 33;
-    match.any.sync.b64 %r20, %rd4, -1;
-"""
-    got, _ = run(body, [n // 16 for n in range(32)])
-    assert got == [0xFFFF] * 16 + [0xFFFF0000] * 16
+@pytest.mark.parametrize(("body", "values"), [
+    ("match.any.sync.b32 %r20, %r10, -1;\n", [n % 5 for n in range(32)]),
+    ("cvt.u64.u32 %rd4, %r10;\n shl.b64 %rd4, %rd4, 33;\n match.any.sync.b64 %r20, %rd4, -1;\n",
+     [n // 16 for n in range(32)]),
+], ids=["b32", "all bits of b64"])
+def test_match_any_groups_equal_values(body, values):
+    assert run(body, values)[0] == [sum(1 << m for m in range(32) if values[m] == v) for v in values]
 
 
 @pytest.mark.parametrize("odd", [None, 3])
@@ -227,15 +196,10 @@ def signed(values):
 
 
 REDUCTIONS = {
-    "add.u32": sum,
-    "add.s32": sum,
-    "min.u32": min,
-    "max.u32": max,
-    "min.s32": lambda values: min(signed(values)),
-    "max.s32": lambda values: max(signed(values)),
-    "and.b32": lambda values: functools.reduce(operator.and_, values),
-    "or.b32": lambda values: functools.reduce(operator.or_, values),
-    "xor.b32": lambda values: functools.reduce(operator.xor, values),
+    "add.u32": sum, "add.s32": sum, "min.u32": min, "max.u32": max,
+    "min.s32": lambda values: min(signed(values)), "max.s32": lambda values: max(signed(values)),
+    **{f"{op}.b32": functools.partial(functools.reduce, getattr(operator, name))
+       for op, name in (("and", "and_"), ("or", "or_"), ("xor", "xor"))},
 }
 
 

@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 import torch
-from assembly import kinds
+from assembly import kinds, reports
 from transfers import (
     FILLER,
     SCHEDULES,
@@ -221,14 +221,12 @@ def test_a_map_in_tile_mode_has_no_pixels():
 @pytest.mark.parametrize("start", [(0, 8, 0, 0), (0, -2, 0, 0), (0, 0, 6, 0), (0, 0, -2, 0)])
 def test_a_start_outside_of_the_bounding_box_is_reported(start):
     x = tensor(*IMAGES[4], dtype=torch.int32)
-    _, run = load(image_map(x, (-1, -1), (-1, -1)), start, (0, 0))
-    assert kinds(run) == ["operand"] and "bounding box" in run.findings[0].says
+    reports(load(image_map(x, (-1, -1), (-1, -1)), start, (0, 0))[1], ["operand"], "bounding box")
 
 
 def test_a_start_between_16_byte_boundaries_is_reported():
     x = tensor(*IMAGES[4], dtype=torch.int32)
-    _, run = load(image_map(x, (-1, -1), (-1, -1)), (2, 0, 0, 0), (0, 0))
-    assert kinds(run) == ["misaligned"] and "8 bytes" in run.findings[0].says
+    reports(load(image_map(x, (-1, -1), (-1, -1)), (2, 0, 0, 0), (0, 0))[1], ["misaligned"], "8 bytes")
 
 
 @pytest.mark.parametrize("im2col", [False, True])

@@ -1,12 +1,14 @@
 """Loads, stores, atomics: every width and space, and accesses that must not be."""
 
+import functools
+import operator
 import pathlib
 import re
 import struct
 
 import pytest
 import torch
-from assembly import SEEDS, kernel, kinds, refused
+from assembly import SEEDS, kernel, refused, reports
 
 from ptxkit.launches import LaunchError, launch
 from ptxkit.naming import span
@@ -20,34 +22,33 @@ MY = """
 """
 
 
-@pytest.mark.parametrize("space", ["global", "shared", "local", "generic"])
-@pytest.mark.parametrize(
-    "type_, size", [("u8", 1), ("b16", 2), ("u32", 4), ("b64", 8), ("v2.u32", 8), ("v4.b32", 16), ("v2.b64", 16)]
-)
+REGISTERS = {  # two sets for each type
+    "u8": ("%h1", "%h2"), "b16": ("%h1", "%h2"), "u32": ("%r2", "%r12"), "b64": ("%rd5", "%rd15"),
+    "v2.u32": ("{%r2, %r3}", "{%r12, %r13}"), "v4.b32": ("{%r2, %r3, %r4, %r5}", "{%r12, %r13, %r14, %r15}"),
+    "v2.b64": ("{%rd5, %rd6}", "{%rd15, %rd16}"),
+}
+SPACES = {  # what makes an address, if any is made, and the address
+    "global": ("", "%rd11"),
+    "shared": ("cvt.u32.u64 %r20, %rd9; mov.u32 %r21, smem; add.u32 %r20, %r20, %r21;", "%r20"),
+    "local": ("", "depot+16"),
+    "generic": ("mov.u64 %rd20, smem; cvta.shared.u64 %rd20, %rd20; add.s64 %rd20, %rd20, %rd9;", "%rd20"),
+}
+
+
+@pytest.mark.parametrize("space", SPACES)
+@pytest.mark.parametrize("type_, size", [
+    ("u8", 1), ("b16", 2), ("u32", 4), ("b64", 8), ("v2.u32", 8), ("v4.b32", 16), ("v2.b64", 16),
+])
 def test_bytes_go_through_every_space_unchanged(space, type_, size):
-    names = {"u8": "%h1", "b16": "%h1", "u32": "%r2", "b64": "%rd5", "v2.u32": "{%r2, %r3}"}
-    names |= {"v4.b32": "{%r2, %r3, %r4, %r5}", "v2.b64": "{%rd5, %rd6}"}
-    again = names[type_].replace("%r2", "%r12").replace("%r3", "%r13").replace("%r4", "%r14").replace("%r5", "%r15")
-    again = again.replace("%h1", "%h2").replace("%rd5", "%rd15").replace("%rd6", "%rd16")
-    through = {
-        "global": f"st.global.{type_} [%rd11], {names[type_]}; ld.global.{type_} {again}, [%rd11];",
-        "shared": "cvt.u32.u64 %r20, %rd9; mov.u32 %r21, smem; add.u32 %r20, %r20, %r21;"
-                  f"st.shared.{type_} [%r20], {names[type_]};"
-                  f"ld.shared.{type_} {again}, [%r20];",
-        "local": f"st.local.{type_} [depot+16], {names[type_]}; ld.local.{type_} {again}, [depot+16];",
-        "generic": "mov.u64 %rd20, smem; cvta.shared.u64 %rd20, %rd20; add.s64 %rd20, %rd20, %rd9;"
-                   f"st.{type_} [%rd20], {names[type_]};"
-                   f"ld.{type_} {again}, [%rd20];",
-    }[space]
-    body = (
-        ".local .align 16 .b8 depot[64];"
-        + MY.format(n=size)
-        + f"""
-    ld.global.{type_} {names[type_]}, [%rd10];
-    {through}
-    st.global.{type_} [%rd11], {again};
+    (one, other), (before, place) = REGISTERS[type_], SPACES[space]
+    of_space = f".{space}.{type_}".replace(".generic", "")
+    body = ".local .align 16 .b8 depot[64];" + MY.format(n=size) + f"""
+    ld.global.{type_} {one}, [%rd10];
+    {before}
+    st{of_space} [{place}], {one};
+    ld{of_space} {other}, [{place}];
+    st.global.{type_} [%rd11], {other};
 """
-    )
     source = torch.randint(0, 256, (32 * size,), dtype=torch.uint8)
     out = torch.zeros_like(source)
     result = launch(kernel(body, pointers=2), grid=1, block=32, args=[source, out])
@@ -63,10 +64,8 @@ def test_small_loads_extend_as_their_type_says(type_, expected):
     ld.global.{type_} %rd5, [%rd1];
     st.global.u64 [%rd2+8], %rd5;
 """
-    source, out = (
-        torch.full((8,), -3, dtype=torch.int16 if "16" in type_ else torch.int8),
-        torch.zeros(2, dtype=torch.int64),
-    )
+    source = torch.full((8,), -3, dtype=torch.int16 if "16" in type_ else torch.int8)
+    out = torch.zeros(2, dtype=torch.int64)
     launch(kernel(body, pointers=2), grid=1, block=1, args=[source, out])
     assert out.tolist() == [expected & 0xFFFFFFFF, expected]
 
@@ -88,18 +87,9 @@ def test_stores_take_the_low_bits_of_wider_registers():
     assert out.tolist() == wanted
 
 
-def access(what, **options):
-    data = torch.arange(64, dtype=torch.int32)
-    result = launch(kernel(what, **options), grid=1, block=1, args=[data])
-    return data, result
-
-
 @pytest.mark.parametrize("what, kind, says", [
-    (
-        "ld.global.u32 %r2, [%rd1+256];",
-        "out-of-bounds",
-        "256 bytes into p1 (int32 [64], argument 0), which has 256 bytes",
-    ),
+    ("ld.global.u32 %r2, [%rd1+256];", "out-of-bounds",
+     "256 bytes into p1 (int32 [64], argument 0), which has 256 bytes"),
     ("st.global.u32 [%rd1+-4], 1;", "out-of-bounds", "writes 4 bytes"),
     ("ld.global.v4.u32 {%r2,%r3,%r4,%r5}, [%rd1+248];", "out-of-bounds", "reads 16 bytes"),
     ("ld.global.u32 %r2, [%rd1+2];", "misaligned", "not a multiple of 4"),
@@ -111,9 +101,8 @@ def access(what, **options):
     (".local .align 4 .b8 depot[16]; st.local.u32 [depot+16], 1;", "out-of-bounds", "local address"),
 ])
 def test_an_access_that_must_not_be_is_reported_and_goes_nowhere(what, kind, says):
-    data, result = access(what)
-    assert kind in kinds(result)
-    assert says in next(f for f in result.findings if f.kind == kind).says
+    data = torch.arange(64, dtype=torch.int32)
+    reports(launch(kernel(what), grid=1, block=1, args=[data]), {kind}, says)
     assert data.tolist() == list(range(64))
 
 
@@ -157,19 +146,8 @@ def test_the_memory_of_a_launch_does_not_grow_with_its_grid():
     assert peak(1500) - peak(10) < 20_000  # KiB; it was 100 for each CTA when those of readers were kept
 
 
-def test_two_ctas_that_write_one_place_race():
-    body = "mov.u32 %r2, %ctaid.x; st.global.u32 [%rd1], %r2;"
-    result = launch(kernel(body), grid=2, block=1, args=[torch.zeros(1, dtype=torch.int32)])
-    assert kinds(result) == ["race-write-write"]
-
-
-def test_equal_values_written_twice_are_no_race():
-    result = launch(kernel("st.global.u32 [%rd1], 5;"), grid=2, block=64, args=[torch.zeros(1, dtype=torch.int32)])
-    assert not result.findings
-
-
-def rewriting(first, second, then=""):
-    """The first CTA writes one value where 7 was, the second one another; then both may do more."""
+def parted(first, second, then=""):
+    """The first CTA runs one instruction, the second one another; then both may do more."""
     return f"""
     mov.u32 %r2, %ctaid.x;
     setp.eq.u32 %p1, %r2, 0;
@@ -179,31 +157,25 @@ def rewriting(first, second, then=""):
 """
 
 
-READ = "ld.global.u32 %r3, [%rd1];"
+READ, SEVEN, FIVE = "ld.global.u32 %r3, [%rd1];", "st.global.u32 [%rd1], 7;", "st.global.u32 [%rd1], 5;"
+WRITES = {  # to where 7 was: what runs, in how many CTAs of how many threads, and what is found
+    "two CTAs write": ("mov.u32 %r2, %ctaid.x; st.global.u32 [%rd1], %r2;", 2, 1, ["race-write-write"]),
+    "all write one value": (FIVE, 2, 64, []),
+    "one writes the value that is there, before another reads": (parted(SEVEN, READ), 2, 1, []),
+    "one writes the value that is there, after another reads": (parted(READ, SEVEN), 2, 1, []),
+    "both write the value that is there and read": (parted(SEVEN, SEVEN, READ), 2, 1, []),
+    "both write another value and read": (parted(FIVE, FIVE, READ), 2, 1, []),
+    "one writes the value that is there and one another": (parted(SEVEN, FIVE), 2, 1, ["race-write-write"]),
+    "lanes write, and one the value that is there":
+        ("add.u32 %r2, %r0, 7; st.global.u32 [%rd1], %r2;", 1, 2, ["race-lanes"]),
+}
 
 
 @pytest.mark.parametrize("seed", [0, *SEEDS])
-@pytest.mark.parametrize(("first", "second", "then"), [
-    ("st.global.u32 [%rd1], 7;", READ, ""), (READ, "st.global.u32 [%rd1], 7;", ""),
-    ("st.global.u32 [%rd1], 7;", "st.global.u32 [%rd1], 7;", READ),
-    ("st.global.u32 [%rd1], 5;", "st.global.u32 [%rd1], 5;", READ),
-])
-def test_who_writes_the_value_that_is_there_disturbs_no_reader(first, second, then, seed):
-    body = rewriting(first, second, then)
-    result = launch(kernel(body), grid=2, block=1, args=[torch.full((1,), 7, dtype=torch.int32)], schedule=seed)
-    assert not result.findings, result.findings[0]
-
-
-@pytest.mark.parametrize("seed", [0, *SEEDS])
-def test_the_value_that_is_there_and_another_one_race(seed):
-    body = rewriting("st.global.u32 [%rd1], 7;", "st.global.u32 [%rd1], 5;")
-    result = launch(kernel(body), grid=2, block=1, args=[torch.full((1,), 7, dtype=torch.int32)], schedule=seed)
-    assert kinds(result) == ["race-write-write"]
-
-
-def test_lanes_that_write_different_values_race_even_if_one_was_there():
-    result = launch(kernel("st.global.u32 [%rd1], %r0;"), grid=1, block=2, args=[torch.zeros(1, dtype=torch.int32)])
-    assert kinds(result) == ["race-lanes"]
+@pytest.mark.parametrize(("body", "ctas", "threads", "found"), WRITES.values(), ids=WRITES)
+def test_different_values_at_one_place_race_and_equal_ones_do_not(body, ctas, threads, found, seed):
+    data = torch.full((1,), 7, dtype=torch.int32)
+    reports(launch(kernel(body), grid=ctas, block=threads, args=[data], schedule=seed), found)
 
 
 def test_one_launch_is_ordered_after_another():
@@ -216,7 +188,7 @@ ATOMICS = [
     ("add.u32", torch.int32, 3, lambda xs, x0: x0 + sum(xs)),
     ("min.s32", torch.int32, 3, lambda xs, x0: min(x0, *xs)),
     ("max.s32", torch.int32, 3, lambda xs, x0: max(x0, *xs)),
-    ("or.b32", torch.int32, 3, lambda xs, x0: __import__("functools").reduce(lambda a, b: a | b, xs, x0)),
+    ("or.b32", torch.int32, 3, lambda xs, x0: functools.reduce(operator.or_, xs, x0)),
     ("add.u64", torch.int64, 1 << 40, lambda xs, x0: x0 + sum(xs)),
     ("add.f32", torch.float32, 0.5, lambda xs, x0: x0 + sum(xs)),
     ("add.f64", torch.float64, 0.5, lambda xs, x0: x0 + sum(xs)),
@@ -226,16 +198,12 @@ ATOMICS = [
 @pytest.mark.parametrize("seed", [0, *SEEDS])
 @pytest.mark.parametrize("op, dtype, start, expected", ATOMICS, ids=[a[0] for a in ATOMICS])
 def test_atomics_of_all_warps_add_up(op, dtype, start, expected, seed):
-    register = {"u32": "%r2", "s32": "%r2", "b32": "%r2", "u64": "%rd5", "f32": "%f1", "f64": "%fd1"}[op.split(".")[1]]
     type_ = op.split(".")[1]
-    size = dtype.itemsize
-    body = (
-        MY.format(n=size)
-        + f"""
+    register = {"u64": "%rd5", "f32": "%f1", "f64": "%fd1"}.get(type_, "%r2")
+    body = MY.format(n=dtype.itemsize) + f"""
     ld.global.{type_} {register}, [%rd11];
     red.global.{op} [%rd1], {register};
 """
-    )
     out, xs = torch.full((1,), start, dtype=dtype), torch.arange(128).to(dtype)
     result = launch(kernel(body, pointers=2), grid=2, block=64, args=[out, xs], schedule=seed)
     numbers = xs[:64].tolist() * 2
@@ -360,7 +328,6 @@ def test_an_empty_grid_runs_nothing():
 
 
 def test_an_unknown_instruction_quotes_its_line():
-
     assert re.search(r"line \d+.*frobnicate", refused("frobnicate.u32 %r1, %r2;"))
 
 

@@ -318,28 +318,17 @@ def alone(body, block=32, grid=1, cluster=1, **options):
     """Return a kernel of warps that allocate; `out` is written from %r20, %r21, ... of thread 0."""
     out = torch.full((grid, 8), -1, dtype=torch.int32)
     store = "".join(f"@%p2 st.global.u32 [%rd3+{4 * n}], %r{20 + n};\n" for n in range(8))
-    ptx = f"""
-.version 8.8
-.target sm_100a
-.address_size 64
-.visible .entry k(.param .u64 out)
-{{
-    .reg .pred %p<8>; .reg .b32 %r<64>; .reg .b64 %rd<8>;
-    .shared .align 16 .b8 smem[256];
-    ld.param.u64 %rd3, [out];
-    mov.u32 %r0, %tid.x;
+    ptx = kernel(f"""
     mov.u32 %r4, %ctaid.x;
     mul.wide.u32 %rd4, %r4, 32;
-    add.s64 %rd3, %rd3, %rd4;
+    add.s64 %rd3, %rd1, %rd4;
     shr.u32 %r2, %r0, 5;
     setp.eq.u32 %p1, %r2, 0;
     setp.eq.u32 %p2, %r0, 0;
     {"".join(f"mov.u32 %r{20 + n}, 0;" for n in range(8))}
     {body}
     {store}
-    ret;
-}}
-"""
+""", target="sm_100a")
     return out, launch(ptx, grid=grid, block=block, cluster=cluster, args=[out], **options)
 
 
