@@ -49,14 +49,12 @@ def recording(**options):
 def recording_state():
     call = make(B=1, T=8, dtype=torch.float32, chunk_size=None)
     call.tensors["initial_state"].requires_grad_()
-    del call.options["chunk_size"]
     return kda.fused_recurrent_kda(**call.arguments, inplace_final_state=True)
 
 
 def recording_into_out():
     call = make(B=1, T=8, dtype=torch.float32, chunk_size=None)
     call.tensors["q"].requires_grad_()
-    del call.options["chunk_size"]
     return kda.fused_recurrent_kda(**call.arguments, out=zeros(1, 8, 2, 3))
 
 

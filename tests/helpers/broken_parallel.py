@@ -136,7 +136,6 @@ def pooled():
     with alone(), torch.no_grad():
         mesh = init_device_mesh("cpu", (1,))
         call = make(B=1, T=8, chunk_size=None, **SIZES)
-        del call.options["chunk_size"]
         tensors = {n: distribute_tensor(x, mesh, [Shard(0)]) for n, x in call.tensors.items()}
         return kda.fused_recurrent_kda(**tensors, **call.options, ssm_state_indices=torch.tensor([0]))
 

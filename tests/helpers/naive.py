@@ -32,7 +32,8 @@ DIFFERENTIABLE = ("q", "k", "v", "g", "beta", "A_log", "dt_bias", "initial_state
 def make(lengths=None, B=1, T=None, H=2, HV=None, K=5, V=3, dtype=torch.float64, gate="given", A_log=True, dt_bias=True,
          beta="given", l2norm=True, initial_state=True, state_v_first=False, tail=0, chunk_size=32, seed=0,
          **options):
-    """Make a random call; `lengths` packs sequences, with `tail` tokens of no sequence after them."""
+    """Make a random call; `lengths` packs sequences, with `tail` tokens of no sequence after them.  Without a chunk_size
+    the other functions take its arguments, too."""
     HV = H if HV is None else HV
     generator = torch.Generator().manual_seed(seed)
 
@@ -48,7 +49,8 @@ def make(lengths=None, B=1, T=None, H=2, HV=None, K=5, V=3, dtype=torch.float64,
         "g": rand(B, T, HV, K),
         "beta": rand(B, T, HV),
     }
-    options |= {"use_qk_l2norm_in_kernel": l2norm, "chunk_size": chunk_size, "state_v_first": state_v_first}
+    options |= {"use_qk_l2norm_in_kernel": l2norm, "state_v_first": state_v_first}
+    options |= {"chunk_size": chunk_size} if chunk_size else {}
     full = torch.float64 if dtype == torch.float64 else torch.float32
     if gate == "given":
         x["g"] = -x["g"].abs()

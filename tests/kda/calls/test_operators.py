@@ -168,7 +168,6 @@ def test_inductor_compiles_it_in_one_graph():
 def test_compiled_decoding_writes_its_state_in_place():
     torch._dynamo.reset()
     call = make(B=2, T=1, dtype=torch.float32, gate="softplus", chunk_size=None)
-    del call.options["chunk_size"]
     eager, compiled = call.tensors["initial_state"].clone(), call.tensors["initial_state"].clone()
 
     def step(state):
@@ -193,7 +192,6 @@ def test_a_compiled_call_meets_the_same_checks():
 def test_a_compiled_call_with_a_misspelt_keyword_names_the_nearest(function):
     torch._dynamo.reset()
     call = make(B=1, T=3, chunk_size=None)
-    del call.options["chunk_size"]
 
     def misspelt():
         return function(**call.arguments, output_final_stat=True)

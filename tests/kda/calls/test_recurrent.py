@@ -80,8 +80,7 @@ def test_the_inner_function_of_fla_has_its_order_and_writes_in_place():
 
 
 def test_the_inner_function_of_fla_wants_a_state_unless_told_otherwise():
-    call = make([9], initial_state=False)
-    del call.options["chunk_size"]
+    call = make([9], initial_state=False, chunk_size=None)
     with pytest.raises(kda.InputError, match="used with an initial_state"):
         kda.fused_recurrent_kda_fwd(**call.arguments)
     o, ht = kda.fused_recurrent_kda_fwd(**call.arguments, inplace_final_state=False, output_final_state=True)

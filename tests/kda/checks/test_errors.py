@@ -76,14 +76,12 @@ def test_a_value_of_a_wrong_type_is_repeated_if_it_is_short(x, found):
 @pytest.mark.parametrize("function", [kda.chunk_kda, kda.fused_recurrent_kda, kda.chunk_kda_fwd])
 def test_a_list_is_named_where_gradients_would_be_recorded(function):
     call = make(B=1, T=3, chunk_size=None)
-    del call.options["chunk_size"]
     assert message(lambda: function(**call.arguments | {"q": [1.0]})).check == "q.type"
 
 
 @pytest.mark.parametrize("function", [kda.chunk_kda, kda.fused_recurrent_kda, kda.chunk_kda_fwd])
 def test_an_unknown_keyword_suggests_the_nearest(function):
     call = make(B=1, T=3, chunk_size=None)
-    del call.options["chunk_size"]
     with pytest.raises(TypeError, match="Did you mean 'initial_state'"):
         function(**call.arguments, initial_sate=None)
     with pytest.raises(TypeError, match="Did you mean 'use_gate_in_kernel'"):         # it begins so
@@ -127,7 +125,6 @@ FUNCTIONS = ["chunk_kda", "chunk_kda_fwd", "chunk_kda_bwd", "fused_recurrent_kda
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_an_error_names_the_function_that_was_called(name, profiled):
     call = make(B=1, T=3, dtype=torch.float32, chunk_size=None)
-    del call.options["chunk_size"]
     given = call.arguments | ({"do": call.do} if name == "chunk_kda_bwd" else {})
     other = torch.zeros(1, 4, 2, 5)
     slots = {"ssm_state_indices": torch.tensor([9])}
@@ -142,7 +139,6 @@ def test_an_error_names_the_function_that_was_called(name, profiled):
 
 def test_a_compiled_call_of_an_inner_function_is_one_graph():
     call = make(B=1, T=3, dtype=torch.float32, chunk_size=None)
-    del call.options["chunk_size"]
     for function in (kda.chunk_kda_fwd, kda.fused_recurrent_kda_fwd):
         more = {"inplace_final_state": False} if function is kda.fused_recurrent_kda_fwd else {}
         arguments = call.arguments | more
@@ -228,7 +224,6 @@ def test_what_a_forward_saved_must_be_whole_and_on_the_device(change, check, fou
 
 def test_an_out_that_requires_a_gradient_is_refused_though_nothing_else_does():
     call = make(B=1, T=3, dtype=torch.float32, chunk_size=None)
-    del call.options["chunk_size"]
     out = torch.zeros_like(call.do).requires_grad_()
     assert message(lambda: kda.fused_recurrent_kda(**call.arguments, out=out)).check == "out.grad"
     with torch.no_grad():

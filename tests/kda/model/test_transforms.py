@@ -130,8 +130,7 @@ def test_vmap_is_a_loop_over_calls():
 
 
 def test_vmap_of_the_recurrence_and_of_a_backward():
-    call = make(B=1, T=4, chunk_size=64)
-    del call.options["chunk_size"]
+    call = make(B=1, T=4, chunk_size=None)
 
     def recurrent(q):
         return kda.fused_recurrent_kda(**call.arguments | {"q": q}, output_final_state=True)
@@ -204,8 +203,7 @@ FIRST = {
 
 @pytest.mark.parametrize("once", FIRST.values(), ids=FIRST)
 def test_the_recurrence_has_no_derivative_in_any_mode(once):
-    call = make(B=1, T=5, chunk_size=64)
-    del call.options["chunk_size"]
+    call = make(B=1, T=5, chunk_size=None)
 
     def recurrent(q):
         return kda.fused_recurrent_kda(**call.arguments | {"q": q})[0].sum()

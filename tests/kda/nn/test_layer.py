@@ -61,13 +61,17 @@ def close(a, b, tolerance=1e-12):
     return (a - b).abs().max() <= tolerance * max(1, b.abs().max())
 
 
+def assert_same(layer, function, other, x, tolerance=1e-12):
+    """Check that two functions of x agree, and their gradients of x and of the layer's parameters."""
+    (y, found), (expected, exact) = gradients(layer, function, x), gradients(layer, other, x)
+    assert close(y, expected, tolerance)
+    assert [name for name, grad in exact.items() if not close(found[name], grad, 10 * tolerance)] == []
+
+
 @kinds
 def test_outputs_and_gradients_are_those_of_the_definition(options):
     layer, x = make(**options), hidden(70)
-    y, found = gradients(layer, layer, x)
-    expected, exact = gradients(layer, lambda x: torch.stack([defined(layer, row) for row in x]), x)
-    assert close(y, expected)
-    assert [name for name, grad in exact.items() if not close(found[name], grad, 1e-11)] == []
+    assert_same(layer, layer, lambda x: torch.stack([defined(layer, row) for row in x]), x)
 
 
 def test_a_wrong_convolution_is_noticed():
@@ -111,10 +115,7 @@ def test_gradients_flow_through_a_cache():
         cache = Cache()
         return torch.cat([layer(x[:, a:b], cache=cache) for a, b in ((0, 2), (2, 8), (8, 9))], 1)
 
-    y, found = gradients(layer, pieces, x)
-    expected, exact = gradients(layer, layer, x)
-    assert close(y, expected)
-    assert [name for name, grad in exact.items() if not close(found[name], grad, 1e-11)] == []
+    assert_same(layer, pieces, layer, x)
 
 
 MASKS = {
@@ -127,7 +128,6 @@ MASKS = {
 @pytest.mark.parametrize("mask", MASKS.values(), ids=MASKS)
 def test_padding_affects_no_token(mask):
     layer, x, mask = make(), hidden(20), torch.tensor(mask)
-    y, found = gradients(layer, lambda x: layer(x, mask), x)
 
     def alone(x):
         y = torch.zeros_like(x)
@@ -137,9 +137,7 @@ def test_padding_affects_no_token(mask):
                 y = y.index_put((torch.tensor(b), real.nonzero()[:, 0]), layer(x[b : b + 1, real])[0])
         return y
 
-    expected, exact = gradients(layer, alone, x)
-    assert close(y, expected)
-    assert [name for name, grad in exact.items() if not close(found[name], grad, 1e-11)] == []
+    assert_same(layer, lambda x: layer(x, mask), alone, x)
 
 
 def test_a_padded_batch_goes_on_through_a_cache():
@@ -160,10 +158,7 @@ def test_packed_sequences_are_as_alone(options):
         pieces = [layer(x[:, a:b]) for a, b in ((0, 7), (7, 8), (8, 45))]
         return torch.cat([*pieces, torch.zeros_like(x[:, 45:])], 1)
 
-    y, found = gradients(layer, lambda x: layer(x, cu_seqlens=offsets), x)
-    expected, exact = gradients(layer, alone, x)
-    assert close(y, expected)
-    assert [name for name, grad in exact.items() if not close(found[name], grad, 1e-11)] == []
+    assert_same(layer, lambda x: layer(x, cu_seqlens=offsets), alone, x)
 
 
 def test_packed_sequences_go_on_through_a_cache():
@@ -448,7 +443,36 @@ WRONG = {
     "a number of a layer": (lambda: KimiDeltaAttention(D, 2, 8, layer_idx="0"), "an int or None; found '0'"),
     "a convolution": (lambda: make(conv_size="4"), "conv_size must be an int of 2 or more; found '4'"),
     "cp_context and cache": (lambda: make()(hidden(3, 1), cp_context=1, cache=Cache()), "None with a cp_context"),
+    **{f"dtype {dtype}": (
+        lambda dtype=dtype: KimiDeltaAttention(8, 1, 8, dtype=dtype), r"a torch\.dtype such as .*\[nn\.dtype\]")
+       for dtype in ("bf16", torch.int8)},
+    "a cache of another batch": (
+        lambda: make()(hidden(3, 1), cache=used_cache()), "of 1 sequences, as in the call; found one of 2"),
+    "a copy of offsets alone": (
+        lambda: make()(hidden(3, 1), cu_seqlens_cpu=torch.tensor([0, 3])), "cu_seqlens_cpu must be a copy of cu_seqle"),
+    **{f"a cache of a layer of other {name}": (
+        lambda name=name, size=size: make(**{name: size})(hidden(1), cache=used_cache()),
+        r"of this layer; found .* of layer_idx=0\. Create each .*nn\.cache\.layer\]")
+       for name, size in (("num_v_heads", 4), ("conv_size", 3))},
+    **{f"a mask of other numbers, {mask}": (
+        lambda mask=mask: make()(hidden(3, 1), attention_mask=torch.tensor([mask])), "must be .* found other numbers")
+       for mask in ([0.0, 0.0, -math.inf], [0.5, 1.0, 1.0], [2, 1, 1])},
+    **{f"offsets, {found}": (
+        lambda offsets=offsets: make()(hidden(3, 1), cu_seqlens=offsets), re.escape(found))
+       for offsets, found in ((torch.tensor([[0, 3]]), "[1, 2] of int64"), (torch.tensor(3), "[] of int64"),
+                              (torch.tensor([0.0, 3]), "float32"))},
+    **{f"{name} without numbers": (
+        lambda name=name, given=given: make()(hidden(3, 1), **{name: given.to("meta")}),
+        f"{name} must be on the device of x.* found meta beside x on cpu")
+       for name, given in (("attention_mask", torch.ones(1, 3)), ("cu_seqlens", torch.tensor([0, 3])))},
 }
+
+
+def used_cache():
+    """Return a cache with the state of a layer and of two sequences."""
+    cache = Cache()
+    make()(hidden(3), cache=cache)
+    return cache
 
 
 @pytest.mark.parametrize("wrong", WRONG)
@@ -478,45 +502,24 @@ def test_what_is_no_context_is_refused_as_chunk_kda_refuses_it(context):
     assert len({(error.check, error.found, error.fix) for error in errors}) == 1
 
 
-def test_a_cache_of_another_batch_is_refused():
-    layer, cache = make(), Cache()
-    layer(hidden(3), cache=cache)
-    with pytest.raises(kda.InputError, match="of 1 sequences, as in the call; found one of 2"):
-        layer(hidden(3, B=1), cache=cache)
-
-
-@pytest.mark.parametrize("other", [{"num_v_heads": 4}, {"conv_size": 3}], ids=str)
-def test_a_cache_with_the_state_of_a_layer_of_other_sizes_is_refused(other):
-    cache = Cache()
-    make()(hidden(3), cache=cache)
-    with pytest.raises(kda.InputError, match=r"of this layer; found .* of layer_idx=0\. Create each") as caught:
-        make(**other)(hidden(1), cache=cache)
-    assert caught.value.check == "nn.cache.layer"
+PADDED = torch.tensor([[0] * 3 + [1] * 6, [1] * 7 + [0] * 2])
+NO_TOKENS = {  # words of a call, and 1 where its x has a token
+    "padding": ({"attention_mask": PADDED}, PADDED),
+    "past the last offset": ({"cu_seqlens": torch.tensor([0, 3, 3, 6])}, torch.tensor([[1] * 6 + [0] * 3])),
+}
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
-def test_padding_may_hold_anything(value):
+@pytest.mark.parametrize("words, real", NO_TOKENS.values(), ids=NO_TOKENS)
+def test_what_is_no_token_may_hold_anything(words, real, value):
     """Neither outputs nor gradients of weights know of it."""
-    layer, mask = make(gate_bias=True, conv_bias=True), torch.ones(2, 9)
-    mask[0, :3], mask[1, 7:] = 0, 0
-    found = []
+    layer, found = make(gate_bias=True, conv_bias=True), []
     for filler in (0.0, value):
-        x = hidden(9).masked_fill(mask[..., None] == 0, filler).requires_grad_()
-        y = layer(x, attention_mask=mask)
-        found.append([y, *torch.autograd.grad(y.square().sum(), [x, *layer.parameters()])])
-    assert all(torch.equal(a, b) for a, b in zip(*found)) and not found[1][0][mask == 0].any()
-
-
-@pytest.mark.parametrize("value", [math.nan, math.inf])
-def test_tokens_past_the_last_offset_may_hold_anything(value):
-    layer, offsets, found = make(gate_bias=True, conv_bias=True), torch.tensor([0, 3, 3, 6]), []
-    past = torch.arange(9) >= 6
-    for filler in (0.0, value):
-        x = hidden(9, B=1).masked_fill(past[:, None], filler).requires_grad_()
-        y = layer(x, cu_seqlens=offsets)
+        x = hidden(9, len(real)).masked_fill(real[..., None] == 0, filler).requires_grad_()
+        y = layer(x, **words)
         found.append([y, *torch.autograd.grad(y.square().sum(), [x, *layer.parameters()])])
     assert all(torch.equal(a, b) for a, b in zip(*found))
-    assert not found[1][0][:, past].any() and not found[1][1][:, past].any()
+    assert not found[1][0][real == 0].any() and not found[1][1][real == 0].any()
 
 
 def test_a_cache_says_what_it_has():
@@ -600,11 +603,8 @@ def test_the_way_of_a_gpu_compiles_without_a_graph_break(masked, monkeypatch):
         monkeypatch.setattr(module, "kernels", torchs_own)
     layer, x = make(dtype=torch.float32), hidden(20, dtype=torch.float32)
     mask = torch.tensor(MASKS["left"]) if masked else None
-    expected, exact = gradients(layer, lambda x: layer(x, mask), x)
     compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
-    y, found = gradients(layer, lambda x: compiled(x, mask), x)
-    assert close(y, expected, 1e-6)
-    assert [name for name, grad in exact.items() if not close(found[name], grad, 1e-5)] == []
+    assert_same(layer, lambda x: compiled(x, mask), lambda x: layer(x, mask), x, 1e-6)
 
 
 @pytest.mark.parametrize(("option", "value"), [
@@ -617,38 +617,9 @@ def test_a_wrong_option_is_named_when_the_layer_is_created(option, value):
     assert error.value.argument == option and error.value.check == f"nn.{option}"
 
 
-@pytest.mark.parametrize("dtype", ["bf16", torch.int8])
-def test_a_dtype_that_no_parameter_can_have_is_named(dtype):
-    with pytest.raises(kda.InputError, match=r"dtype must be a torch\.dtype such as") as error:
-        KimiDeltaAttention(8, 1, 8, dtype=dtype)
-    assert error.value.check == "nn.dtype"
-
-
 def test_an_unknown_backend_is_named_when_the_layer_is_created():
     with pytest.raises(kda.InputError, match="Did you mean 'reference'"):
         make(backend="refrence")
-
-
-@pytest.mark.parametrize("mask", [[0.0, 0.0, -math.inf], [0.5, 1.0, 1.0], [2, 1, 1]], ids=["added", "half", "two"])
-def test_a_mask_of_other_numbers_than_0_and_1_is_refused(mask):
-    layer, x = make(), hidden(3, B=1)
-    with pytest.raises(kda.InputError, match=r"attention_mask must be .* found other numbers"):
-        layer(x, attention_mask=torch.tensor([mask]))
-
-
-@pytest.mark.parametrize(("offsets", "found"), [
-    (torch.tensor([[0, 3]]), "[1, 2] of int64"), (torch.tensor(3), "[] of int64"), (torch.tensor([0.0, 3]), "float32"),
-], ids=["two axes", "no axis", "floats"])
-def test_offsets_of_a_wrong_shape_or_dtype_are_refused(offsets, found):
-    with pytest.raises(kda.InputError, match=re.escape(found)):
-        make()(hidden(3, B=1), cu_seqlens=offsets)
-
-
-@pytest.mark.parametrize("words", [{"attention_mask": torch.ones(1, 3)}, {"cu_seqlens": torch.tensor([0, 3])}], ids=str)
-def test_a_mask_or_offsets_without_numbers_are_refused(words):
-    (name, given), = words.items()
-    with pytest.raises(kda.InputError, match=f"{name} must be on the device of x.* found meta beside x on cpu"):
-        make()(hidden(3, B=1), **{name: given.to("meta")})
 
 
 def test_torch_func_goes_through_a_layer_with_a_mask():
@@ -677,11 +648,9 @@ def test_torch_has_rules_of_vmap_for_all_that_a_mask_per_example_needs():
     torch.testing.assert_close(found, torch.stack([layer(x, attention_mask=m) for x, m in zip(several, masks)]))
 
 
-def test_a_copy_of_offsets_needs_offsets_and_explain_accepts_it():
-    layer, x, offsets = make(), hidden(3, B=1), torch.tensor([0, 3])
-    with pytest.raises(kda.InputError, match="cu_seqlens_cpu must be a copy of cu_seqlens"):
-        layer(x, cu_seqlens_cpu=offsets)
-    assert "does not use" in layer.explain(x, cu_seqlens=offsets, cu_seqlens_cpu=offsets)
+def test_explain_accepts_a_copy_of_offsets():
+    offsets = torch.tensor([0, 3])
+    assert "does not use" in make().explain(hidden(3, B=1), cu_seqlens=offsets, cu_seqlens_cpu=offsets)
 
 
 def test_a_cache_holds_states_of_layers_on_the_device_of_the_call():
