@@ -32,8 +32,8 @@ DIFFERENTIABLE = ("q", "k", "v", "g", "beta", "A_log", "dt_bias", "initial_state
 def make(lengths=None, B=1, T=None, H=2, HV=None, K=5, V=3, dtype=torch.float64, gate="given", A_log=True, dt_bias=True,
          beta="given", l2norm=True, initial_state=True, state_v_first=False, tail=0, chunk_size=32, seed=0,
          **options):
-    """Make a random call; `lengths` packs sequences, with `tail` tokens of no sequence after them.  Without a chunk_size
-    the other functions take its arguments, too."""
+    """Make a random call; `lengths` packs sequences, with `tail` tokens of no sequence after them.  Without a
+    chunk_size the other functions take its arguments, too."""
     HV = H if HV is None else HV
     generator = torch.Generator().manual_seed(seed)
 

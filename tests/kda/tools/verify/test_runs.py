@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-import sys
-import types
 
+import made_up
 import pytest
 import torch
 from click.testing import CliRunner
@@ -14,7 +13,7 @@ from torch.overrides import TorchFunctionMode
 from kda.backends.reference import chunked, launch
 from kda.model.stages import BACKWARD, FORWARD, OPERANDS, STAGES, find, holder, in_order
 from kda.routing.capability import Capability, Rule
-from kda.routing.dispatch import capabilities, launcher
+from kda.routing.dispatch import capabilities
 from kda.tools.commands import selftest, verify
 from kda.tools.verify import literal, parity
 from kda.tools.verify.budget import Rounding
@@ -57,23 +56,12 @@ def fused(monkeypatch):
                 env |= written
             return {n: env[n] for n in find(name).writes}
 
-        name = "kda.backends.fused.launch"
-        module = types.ModuleType(name)
-        module.forward, module.backward, module.recurrent = launch.forward, launch.backward, launch.recurrent
-        module.stage = stage
-        module.rounded_to = rounded_to or launch.rounded_to
-        monkeypatch.setitem(sys.modules, name, module)
         mine = Capability("fused", 10, "made up", stages=stages, **declared)
-        every = (mine, *(c for c in capabilities() if c.backend == "reference"))
-        for place in ("kda.routing.dispatch", "kda.tools.verify.doors"):
-            monkeypatch.setattr(f"{place}.capabilities", lambda: every)
-        monkeypatch.setattr("kda.routing.dispatch._decided", {})
-        launcher.cache_clear()
+        made_up.declare(monkeypatch, mine, stage=stage, rounded_to=rounded_to or launch.rounded_to)
         parity._oracle.cache_clear()
         return Door("fused")
 
     yield make_up
-    launcher.cache_clear()
     parity._oracle.cache_clear()
 
 

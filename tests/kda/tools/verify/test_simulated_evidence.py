@@ -1,17 +1,16 @@
 """`simulated` in kda selftest and kda verify: a made-up backend whose results pass through a simulated kernel."""
 
 import json
-import sys
-import types
 
+import made_up
 import pytest
 import torch
 from assembly import kernel
 from click.testing import CliRunner
 
+from kda.backends.reference import launch
 from kda.model.host import Host, detect, host_of, standing_in
 from kda.routing.capability import Capability, Rule
-from kda.routing.dispatch import capabilities, launcher
 from kda.tools.commands import selftest, verify
 from kda.tools.verify.evidence import Evidence
 from ptxkit.compile.kernel import Kernel
@@ -53,51 +52,25 @@ def passed_through(x, target, barrier):
     return out.view(torch.uint8)[: x.numel() * x.element_size()].view(x.dtype).reshape(x.shape).clone()
 
 
-def made_up(monkeypatch, barrier="bar.sync 0;", wrong=1.0, launches=True, stages=("fwd/gate", "fwd/output")):
+def mine(monkeypatch, barrier="bar.sync 0;", wrong=1.0, launches=True, stages=("fwd/gate", "fwd/output")):
     """Make a backend called `mine`: the reference, whose stages' results pass through that kernel."""
-    reference = launcher("reference")
-    name = "kda.backends.mine.launch"
-    module = types.ModuleType(name)
+
+    def through(x):
+        target = parse("".join(map(str, detect("cpu").cc)))
+        return passed_through(wrong * x, target, barrier) if launches else wrong * x
 
     def stage(which, problem, offsets, tensors):
-        found = reference.stage(which, problem, offsets, tensors)
-        target = parse("".join(map(str, detect("cpu").cc)))
-        through = lambda x: passed_through(wrong * x, target, barrier) if launches else wrong * x  # noqa: E731
+        found = launch.stage(which, problem, offsets, tensors)
         return {n: through(x) if x is not None and x.is_floating_point() else x for n, x in found.items()}
 
     def forward(problem, inputs, save):
         assert detect("cpu").simulated
-        outputs = reference.forward(problem, inputs, save)
-        target = parse("".join(map(str, detect("cpu").cc)))
-        return (
-            outputs._replace(o=passed_through(wrong * outputs.o, target, barrier))
-            if hasattr(outputs, "_replace")
-            else outputs
-        )
+        outputs = launch.forward(problem, inputs, save)
+        return outputs._replace(o=through(outputs.o))
 
-    module.stage, module.forward, module.backward, module.recurrent = (
-        stage,
-        forward,
-        reference.backward,
-        reference.recurrent,
-    )
-    module.rounded_to = reference.rounded_to
-    monkeypatch.setitem(sys.modules, name, module)
-    mine = Capability(
-        "mine", 10, "made up", archs=("sm90", "sm100"), stages=stages,
-        rules=(Rule("mine.arch", lambda p, h: h.cc is not None and h.cc >= (9, 0), "needs 9.0, found {h.cc}", "none"),),
-    )
-    every = (mine, *(c for c in capabilities() if c.backend == "reference"))
-    for place in ("kda.routing.dispatch", "kda.tools.verify.doors"):
-        monkeypatch.setattr(f"{place}.capabilities", lambda: every)
-    monkeypatch.setattr("kda.routing.dispatch._decided", {})
-    launcher.cache_clear()
-
-
-@pytest.fixture(autouse=True)
-def launchers_of_their_own():
-    yield
-    launcher.cache_clear()
+    rule = Rule("mine.arch", lambda p, h: h.cc is not None and h.cc >= (9, 0), "needs 9.0, found {h.cc}", "none")
+    capability = Capability("mine", 10, "made up", archs=("sm90", "sm100"), stages=stages, rules=(rule,))
+    made_up.declare(monkeypatch, capability, stage=stage, forward=forward)
 
 
 def run(command, *args):
@@ -108,7 +81,7 @@ def run(command, *args):
 
 @pytest.mark.parametrize("arch", ["sm90", "sm100"])
 def test_selftest_goes_as_far_as_simulated_without_the_gpu(monkeypatch, arch):
-    made_up(monkeypatch)
+    mine(monkeypatch)
     result = run(selftest.command, "--arch", arch)
     assert result.exit_code == 0, result.output
     assert (
@@ -118,32 +91,32 @@ def test_selftest_goes_as_far_as_simulated_without_the_gpu(monkeypatch, arch):
 
 
 def test_json_calls_it_simulated(monkeypatch):
-    made_up(monkeypatch)
+    mine(monkeypatch)
     (backend,) = json.loads(run(selftest.command, "--arch", "sm100", "--json").stdout)["backends"]
     assert {stage["evidence"] for stage in backend["stages"]} == {Evidence.SIMULATED.word}
     assert backend["device"] is None
 
 
 def test_a_missing_barrier_fails_though_the_numbers_may_agree(monkeypatch):
-    made_up(monkeypatch, barrier="")
+    mine(monkeypatch, barrier="")
     result = run(selftest.command, "--arch", "sm100")
     assert result.exit_code == 1
     assert "FAIL" in result.output and "race" in result.output and "ld.shared.u32 %r9, [%r8];" in result.output
 
 
 def test_wrong_numbers_fail(monkeypatch):
-    made_up(monkeypatch, wrong=1.01)
+    mine(monkeypatch, wrong=1.01)
     assert run(selftest.command, "--arch", "sm100", "--stage", "fwd/output").exit_code == 1
 
 
 def test_a_stage_that_launches_nothing_proves_nothing(monkeypatch):
-    made_up(monkeypatch, launches=False)
+    mine(monkeypatch, launches=False)
     result = run(selftest.command, "--arch", "sm100")
     assert result.exit_code == 1 and "no kernel was launched" in result.output
 
 
 def test_verify_runs_a_backend_on_a_simulated_arch_and_says_so(monkeypatch):
-    made_up(monkeypatch)
+    mine(monkeypatch)
     result = run(verify.command, "--backend", "mine", "--arch", "sm100", "--stage", "fwd/output", "--lengths", "65,3")
     assert result.exit_code == 0, result.output
     assert "backend  mine on a simulated sm_100a" in result.output
@@ -155,7 +128,7 @@ def test_verify_runs_a_backend_on_a_simulated_arch_and_says_so(monkeypatch):
 
 @pytest.mark.parametrize(("barrier", "code"), [("bar.sync 0;", 0), ("", 1)])
 def test_a_run_of_fused_stages_is_simulated_as_one(monkeypatch, barrier, code):
-    made_up(monkeypatch, barrier, stages=("fwd/gate+intra+wy", "fwd/state+output"))
+    mine(monkeypatch, barrier, stages=("fwd/gate+intra+wy", "fwd/state+output"))
     (backend,) = json.loads(run(selftest.command, "--arch", "sm100", "--json").stdout)["backends"]
     assert [stage["stage"] for stage in backend["stages"]] == ["fwd/gate+intra+wy", "fwd/state+output"]
     assert [stage["passed"] for stage in backend["stages"]] == [not code] * 2
@@ -165,7 +138,7 @@ def test_a_run_of_fused_stages_is_simulated_as_one(monkeypatch, barrier, code):
 
 
 def test_a_planted_fault_is_noticed_on_the_simulated_arch(monkeypatch):
-    made_up(monkeypatch)
+    mine(monkeypatch)
     args = ("--backend", "mine", "--arch", "sm100", "--lengths", "65,3", "--heads", "1", "-K", "32", "-V", "32")
     result = run(verify.command, *args, "--fault", "heads-swapped", "--json")
     found = json.loads(result.stdout)
@@ -173,7 +146,7 @@ def test_a_planted_fault_is_noticed_on_the_simulated_arch(monkeypatch):
 
 
 def test_verify_reports_what_the_simulator_objects_to(monkeypatch):
-    made_up(monkeypatch, barrier="")
+    mine(monkeypatch, barrier="")
     result = run(verify.command, "--backend", "mine", "--arch", "sm100", "--stage", "fwd/output", "--lengths", "65,3")
     assert result.exit_code == 1 and "The simulator objects:" in result.output and "race" in result.output
 

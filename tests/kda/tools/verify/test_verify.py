@@ -11,14 +11,15 @@ import subprocess
 import sys
 from itertools import pairwise
 
+import made_up
 import pytest
 import torch
 from click.testing import CliRunner
 
+from kda.backends.reference import launch
 from kda.cli import cli
 from kda.model.bundles import Saved
 from kda.model.stages import BACKWARD, FORWARD, STAGES
-from kda.routing import dispatch
 from kda.routing.capability import Capability, Rule
 from kda.tools.commands.verify import command
 from kda.tools.verify import budget as verify_budget
@@ -479,15 +480,7 @@ def test_fla_that_is_not_here_exits_with_3_and_says_so(monkeypatch):
 def picky(monkeypatch):
     """Make a backend without stages that takes no float32 and is otherwise the reference."""
     rule = Rule("picky.dtype", lambda p, h: p.dtype == "bfloat16", "needs bfloat16, got {p.dtype}", "cast")
-    backends = (Capability("picky", 1, "", rules=(rule,)), *dispatch.capabilities())
-    from kda.backends.reference import launch
-
-    real = dispatch.launcher
-    for module in ("kda.routing.dispatch", "kda.tools.verify.doors"):
-        monkeypatch.setattr(f"{module}.capabilities", lambda: backends)
-        monkeypatch.setattr(f"{module}.launcher", lambda name: launch if name == "picky" else real(name))
-    monkeypatch.setattr("kda.calls.autograd.launcher", lambda name: launch if name == "picky" else real(name))
-    monkeypatch.setattr("kda.routing.dispatch._decided", {})
+    made_up.declare(monkeypatch, Capability("picky", 1, "", rules=(rule,)), made_up.ALL)
 
 
 def test_a_backend_that_does_not_take_the_problem_exits_with_3_and_its_reasons(picky):
@@ -513,27 +506,13 @@ def test_a_backend_whose_gpu_is_missing_can_be_judged_in_the_simulator(backend, 
 @pytest.fixture
 def late(monkeypatch):
     """Return a function of stages, which makes the reference with a wrong fwd/output that declares those stages."""
-    from kda.backends.reference import launch
+    def wrong(name, *args):
+        found = launch.stage(name, *args)
+        return found | {"o": 1.05 * found["o"]} if name == "fwd/output" else found
 
-    class Wrong:
-        def __getattr__(self, name):
-            return getattr(launch, name)
-
-        def stage(self, name, *args):
-            found = launch.stage(name, *args)
-            return found | {"o": 1.05 * found["o"]} if name == "fwd/output" else found
-
-    real, others = dispatch.launcher, dispatch.capabilities()
-
-    def declare(*stages):
-        backends = (Capability("late", 1, "", stages=stages), *others)
-        for module in ("kda.routing.dispatch", "kda.tools.verify.doors"):
-            monkeypatch.setattr(f"{module}.capabilities", lambda: backends)
-            monkeypatch.setattr(f"{module}.launcher", lambda name: Wrong() if name == "late" else real(name))
-        monkeypatch.setattr("kda.calls.autograd.launcher", lambda name: launch if name == "late" else real(name))
-        monkeypatch.setattr("kda.routing.dispatch._decided", {})
-
-    return declare
+    return lambda *stages: made_up.declare(
+        monkeypatch, Capability("late", 1, "", stages=stages), made_up.ALL, stage=wrong
+    )
 
 
 @pytest.mark.parametrize("stages", [("fwd/gate", "fwd/output"), ("fwd/output",)], ids=" ".join)
@@ -558,8 +537,6 @@ def raises(*args):
     ("forward", lambda out: out._replace(o=out.o[:, 1:]), "o must have the shape [1, 50, 2, 32], and has [1, 49, "),
 ], ids=["stage", "forward", "backward", "a shape"])
 def test_a_mistake_of_a_backend_is_called_one(monkeypatch, name, wrong, says):
-    from kda.backends.reference import launch
-
     real = getattr(launch, name)
     monkeypatch.setattr(launch, name, raises if wrong is raises else lambda *args: wrong(real(*args)))
     result = kda_verify()
@@ -567,8 +544,6 @@ def test_a_mistake_of_a_backend_is_called_one(monkeypatch, name, wrong, says):
 
 
 def test_a_tensor_that_a_stage_does_not_write_is_a_finding(monkeypatch):
-    from kda.backends.reference import launch
-
     real = launch.stage
     monkeypatch.setattr(launch, "stage", lambda *args: {n: x for n, x in real(*args).items() if n != "h"})
     result = kda_verify()
