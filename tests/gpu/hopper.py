@@ -2,10 +2,10 @@
 
 import pytest
 import torch
+from on_a_gpu import DEVICE
 
 from kda.model.host import detect
 
-DEVICE = "cuda"
 ON_HOPPER = [
     pytest.mark.gpu,
     pytest.mark.usefixtures("fresh_memory_is_poisoned"),

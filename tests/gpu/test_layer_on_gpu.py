@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from on_a_gpu import DEVICE, nothing_waits
 
 pytest.importorskip("triton", reason="needs triton")
 
@@ -9,7 +10,7 @@ from kda.nn import Cache, KimiDeltaAttention
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("fresh_memory_is_poisoned")]
 
-DEVICE, HIDDEN, HEADS, HEAD_DIM, T = "cuda", 256, 2, 128, 200
+HIDDEN, HEADS, HEAD_DIM, T = 256, 2, 128, 200
 CLOSE = 4e-2                                 # relative, in the norm: bfloat16 rounds in each of ten steps
 KINDS = {"Kimi-Linear": {}, "Kimi-K3": {"lower_bound": -5.0, "gate_rank": None}}
 PADDED = torch.ones(2, T)
@@ -76,13 +77,10 @@ def test_a_prompt_and_tokens_through_a_cache_are_the_whole_and_wait_for_nothing(
     for length in (100, 1, 3, *[1] * 6, 90):                                   # kernels are built
         layer(x[:, :length].to(DEVICE), cache=Cache())
     moved = x.to(DEVICE)
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with nothing_waits():
         for length in (100, 1, 3, *[1] * 6, 90):
             found.append(layer(moved[:, first : first + length], cache=cache))
             first += length
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
     assert first == T and too_far({"y": torch.cat(found, 1)}, {"y": expected}) == {}
 
 

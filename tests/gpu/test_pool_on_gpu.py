@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from on_a_gpu import captured
 
 pytest.importorskip("triton", reason="needs triton")
 
@@ -66,15 +67,13 @@ def test_a_captured_call_is_replayed_with_other_offsets_and_slots(backend):
         return kda.chunk_kda(**x, **GATE, backend=backend, initial_state=pool, **numbers)[0]
 
     call(given)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        captured = call(given)
+    graph, result = captured(lambda: call(given))
     pool.normal_(generator=torch.Generator("cuda").manual_seed(1))
     before = pool.clone()
     for name, numbers in other.items():
         given[name].copy_(numbers)
     graph.replay()
-    found = captured.clone(), pool.clone()
+    found = result.clone(), pool.clone()
     pool.copy_(before)
     expected = call(other)
     assert torch.equal(found[0][:, :530], expected[:, :530]) and torch.equal(found[1], pool)

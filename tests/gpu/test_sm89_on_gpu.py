@@ -7,6 +7,7 @@ import dataclasses
 import pytest
 import torch
 from memory import needs
+from on_a_gpu import DEVICE, ROWS, assert_causal, assert_right, captured, nothing_waits, write_others
 
 pytest.importorskip("cuda.bindings", reason="cuda-bindings is not installed")
 
@@ -14,10 +15,8 @@ import kda
 from kda.model.host import detect
 from kda.tools.verify.cases import REGIMES, make_inputs
 from kda.tools.verify.doors import Door
-from kda.tools.verify.parity import describe, packed_vs_alone, prove_executed, run_vs_run, whole_call
+from kda.tools.verify.parity import packed_vs_alone, prove_executed, run_vs_run, whole_call
 
-DEVICE = "cuda"
-ROWS = ("q", "k", "v", "g", "beta")
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.usefixtures("fresh_memory_is_poisoned"),
@@ -61,10 +60,6 @@ def changed(words):
     case = case_of(T=130, **{name: word for name, word in words.items() if name not in given})
     new = {name: change(case.keywords[name]) for name, change in given.items()}
     return dataclasses.replace(case, keywords=case.keywords | new)
-
-
-def assert_right(rows):
-    assert not any(row.wrong for row in rows), "\n".join(describe(row) for row in rows if row.wrong)
 
 
 def trained(case, **options):
@@ -138,13 +133,7 @@ def test_alone_and_packed_have_the_same_bits():
 
 def test_no_output_depends_on_later_tokens():
     x = case_of(T=300, H=2, gate="softplus").map(lambda x: x.to(DEVICE)).keywords | {"backend": "sm89"}
-    o = kda.chunk_kda_fwd(**x).o
-    random = torch.Generator().manual_seed(1)
-    for t in (1, 8, 31, 33, 64, 255, 299):
-        later = {name: x[name].clone() for name in ROWS}
-        for other in later.values():
-            other[:, t:] = 3 * torch.randn(other[:, t:].shape, generator=random).to(other)
-        assert torch.equal(kda.chunk_kda_fwd(**x | later).o[:, :t], o[:, :t]), t
+    assert_causal(x, (1, 8, 31, 33, 64, 255, 299))
 
 
 def test_float32_goes_to_these_kernels_by_itself():
@@ -156,20 +145,11 @@ def test_float32_goes_to_these_kernels_by_itself():
 def test_a_graph_replays_with_other_numbers_and_lengths():
     case = case_of(**SERVED, gate="softplus").map(lambda x: x.to(DEVICE))
     trained(case, backend="sm89")
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            found = trained(case, backend="sm89")
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
+    with nothing_waits():
+        graph, found = captured(lambda: trained(case, backend="sm89"))
     x, random = case.keywords, torch.Generator(DEVICE).manual_seed(1)
     for step in range(3):
-        for name in ROWS:
-            x[name].copy_(torch.randn(x[name].shape, generator=random, device=DEVICE))
-        lengths = x["cu_seqlens"].diff().roll(1)
-        lengths[step] //= 2
-        x["cu_seqlens"][1:] = lengths.cumsum(0)
+        write_others(x, random, step)
         graph.replay()
         kept = {name: y.clone() for name, y in found.items()}
         for name, y in trained(case, backend="sm89").items():

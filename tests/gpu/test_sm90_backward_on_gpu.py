@@ -5,7 +5,8 @@ import dataclasses
 
 import pytest
 import torch
-from hopper import DEVICE, ON_HOPPER
+from hopper import ON_HOPPER
+from on_a_gpu import DEVICE, assert_right, captured
 
 pytest.importorskip("cutlass", reason="nvidia-cutlass-dsl is not installed")
 
@@ -14,7 +15,7 @@ from kda.backends.sm90 import plan
 from kda.model.host import detect
 from kda.tools.verify.cases import REGIMES, make_inputs
 from kda.tools.verify.doors import Door
-from kda.tools.verify.parity import describe, whole_call
+from kda.tools.verify.parity import whole_call
 
 pytestmark = ON_HOPPER
 
@@ -52,8 +53,7 @@ def gradients(case, kept=False):
 @pytest.mark.parametrize("regime", REGIMES)
 @pytest.mark.parametrize("name", OPTIONS)
 def test_every_option_is_the_definition(name, regime):
-    rows = whole_call(Door("sm90", DEVICE), drawn(regime=regime, **OPTIONS[name]), backward=True)[0]
-    assert not any(row.wrong for row in rows), "\n".join(describe(row) for row in rows if row.wrong)
+    assert_right(whole_call(Door("sm90", DEVICE), drawn(regime=regime, **OPTIONS[name]), backward=True)[0])
 
 
 @pytest.mark.parametrize("name", SHAPES)
@@ -108,9 +108,7 @@ def test_a_training_step_is_captured_in_a_graph():
     with torch.cuda.stream(side):
         step()
     torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        found = step()
+    graph, found = captured(step)
     graph.replay()
     torch.cuda.synchronize()
     assert all(torch.equal(a, b) for a, b in zip(found, expected))

@@ -6,7 +6,8 @@ import dataclasses
 
 import pytest
 import torch
-from hopper import DEVICE, ON_HOPPER
+from hopper import ON_HOPPER
+from on_a_gpu import DEVICE, assert_causal, assert_right, captured, nothing_waits, write_others
 
 pytest.importorskip("cutlass", reason="nvidia-cutlass-dsl is not installed")
 
@@ -15,7 +16,7 @@ from kda.backends.sm90 import launch, plan
 from kda.model.host import detect
 from kda.tools.verify.cases import REGIMES, make_inputs
 from kda.tools.verify.doors import Door
-from kda.tools.verify.parity import describe, packed_vs_alone, run_vs_run, whole_call
+from kda.tools.verify.parity import packed_vs_alone, run_vs_run, whole_call
 
 pytestmark = ON_HOPPER
 
@@ -31,10 +32,6 @@ OPTIONS = {
     "a long sequence": dict(T=4100, H=2),
 }
 SERVED = dict(lengths=(1300, 547, 0, 1, 963), padding=3, H=2, HV=4, K=128, V=128)
-
-
-def assert_right(rows):
-    assert not any(row.wrong for row in rows), "\n".join(describe(row) for row in rows if row.wrong)
 
 
 @pytest.mark.parametrize("regime", REGIMES)
@@ -121,32 +118,17 @@ def test_alone_and_packed_have_the_same_bits():
 @pytest.mark.parametrize("gate", ["bounded", "softplus"])
 def test_no_output_depends_on_later_tokens(gate):
     x = make_inputs(T=300, H=2, K=128, V=128, gate=gate).map(lambda x: x.to(DEVICE)).keywords | {"backend": "sm90"}
-    o = kda.chunk_kda_fwd(**x).o
-    random = torch.Generator().manual_seed(1)
-    for t in (1, 16, 31, 32, 33, 64, 255, 299):
-        later = {name: x[name].clone() for name in ("q", "k", "v", "g", "beta")}
-        for other in later.values():
-            other[:, t:] = 3 * torch.randn(other[:, t:].shape, generator=random).to(other)
-        assert torch.equal(kda.chunk_kda_fwd(**x | later).o[:, :t], o[:, :t]), t
+    assert_causal(x, (1, 16, 31, 32, 33, 64, 255, 299))
 
 
 def test_a_graph_replays_with_other_numbers_and_lengths():
     x = make_inputs(**SERVED, gate="bounded").map(lambda x: x.to(DEVICE)).keywords | {"backend": "sm90"}
     kda.chunk_kda_fwd(**x)
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            found = kda.chunk_kda_fwd(**x)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
+    with nothing_waits():
+        graph, found = captured(lambda: kda.chunk_kda_fwd(**x))
     random = torch.Generator(DEVICE).manual_seed(1)
     for step in range(3):
-        for name in ("q", "k", "v", "g", "beta"):
-            x[name].copy_(torch.randn(x[name].shape, generator=random, device=DEVICE))
-        lengths = x["cu_seqlens"].diff().roll(1)
-        lengths[step] //= 2
-        x["cu_seqlens"][1:] = lengths.cumsum(0)
+        write_others(x, random, step)
         graph.replay()
         expected = kda.chunk_kda_fwd(**x)
         assert torch.equal(found.o, expected.o) and torch.equal(found.final_state, expected.final_state)

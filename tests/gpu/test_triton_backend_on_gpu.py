@@ -8,6 +8,7 @@ import gc
 import pytest
 import torch
 from memory import needs
+from on_a_gpu import DEVICE, ROWS, assert_causal, assert_right, captured, nothing_waits, write_others
 
 pytest.importorskip("triton", reason="needs triton")
 
@@ -17,12 +18,9 @@ from kda.model.host import detect
 from kda.tools.verify.cases import REGIMES, make_inputs
 from kda.tools.verify.definition import budgets
 from kda.tools.verify.doors import Door
-from kda.tools.verify.parity import describe, judge, packed_vs_alone, prove_executed, run_vs_run, whole_call
+from kda.tools.verify.parity import judge, packed_vs_alone, prove_executed, run_vs_run, whole_call
 
 pytestmark = pytest.mark.gpu
-
-DEVICE = "cuda"
-ROWS = ("q", "k", "v", "g", "beta")
 
 
 class Calls(Door):
@@ -50,10 +48,6 @@ def changed(case, **given):
 
 def cast(dtype):
     return lambda x: x.to(getattr(torch, dtype))
-
-
-def assert_right(rows):
-    assert not any(row.wrong for row in rows), "\n".join(describe(row) for row in rows if row.wrong)
 
 
 def assert_same_bits(a, b):
@@ -209,13 +203,7 @@ def test_a_long_sequence_has_the_same_bits_among_others():
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_no_output_depends_on_later_tokens(dtype, gate):
     x, *_ = called(make_inputs(T=300, H=2, dtype=dtype, gate=gate))
-    o = kda.chunk_kda_fwd(**x).o
-    random = torch.Generator().manual_seed(1)
-    for t in (1, 16, 33, 64, 100, 255, 299):
-        later = {name: x[name].clone() for name in ROWS}
-        for other in later.values():
-            other[:, t:] = 3 * torch.randn(other[:, t:].shape, generator=random).to(other)
-        assert torch.equal(kda.chunk_kda_fwd(**x | later).o[:, :t], o[:, :t]), t
+    assert_causal(x, (1, 16, 33, 64, 100, 255, 299))
 
 
 @pytest.mark.parametrize("kept", [False, True], ids=["recomputed", "kept"])
@@ -254,11 +242,8 @@ def test_nothing_waits_for_the_gpu(offsets_on, kept):
     case = make_inputs(**SERVED).map(lambda x: x.to(DEVICE))
     case = changed(case, cu_seqlens=lambda x: x.to(offsets_on))
     expected = on_the_gpu(case, disable_recompute=kept)
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with nothing_waits():
         found = on_the_gpu(case, disable_recompute=kept)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
     assert_same_bits(found, expected)
 
 
@@ -268,16 +253,9 @@ def test_a_graph_replays_with_other_numbers_and_lengths(shape, kept):
     x, do, dht = called(make_inputs(**shape), disable_recompute=kept)
     random = torch.Generator(DEVICE).manual_seed(1)
     trained(x, do, dht)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        found = trained(x, do, dht)
+    graph, found = captured(lambda: trained(x, do, dht))
     for step in range(3):
-        for tensor in (*(x[name] for name in ROWS), do, dht, x["initial_state"]):
-            tensor.copy_(torch.randn(tensor.shape, generator=random, device=DEVICE))
-        if "cu_seqlens" in x:
-            lengths = x["cu_seqlens"].diff().roll(1)
-            lengths[step] //= 2
-            x["cu_seqlens"][1:] = lengths.cumsum(0)
+        write_others(x, random, step, do, dht, x["initial_state"])
         graph.replay()
         assert_same_bits(found, trained(x, do, dht))
 

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from memory import needs
+from on_a_gpu import ROWS, captured, nothing_waits
 
 pytest.importorskip("triton", reason="needs triton")
 
@@ -14,7 +15,6 @@ pytestmark = pytest.mark.gpu
 SWITCHES = dict(
     use_qk_l2norm_in_kernel=True, use_gate_in_kernel=True, use_beta_sigmoid_in_kernel=True, lower_bound=-5.0
 )
-ROWS = ("q", "k", "v", "g", "beta")
 
 
 def call(B=1, T=1, N=None, H=8, HV=8, K=128, V=128, dtype=torch.bfloat16, states=torch.float32, v_first=False):
@@ -110,11 +110,8 @@ def test_packed_prompts_with_offsets_on_the_gpu_and_no_synchronisation():
     offsets = torch.tensor([0, *lengths]).cumsum(0)
     x |= {"cu_seqlens": offsets.to("cuda", torch.int32), "ssm_state_indices": slots_of(len(lengths))}
     check(x)
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with nothing_waits():
         o, _ = run(x)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
     assert not o[:, sum(lengths) :].any()
 
 
@@ -122,9 +119,7 @@ def test_a_graph_replays_with_other_slots_tokens_and_padding():
     x = call(16, 1) | {"ssm_state_indices": slots_of(16)}
     pool = x["initial_state"]
     kda.fused_recurrent_kda(**x | {"initial_state": pool.clone()}, backend="triton")
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        o, _ = kda.fused_recurrent_kda(**x, backend="triton")
+    graph, (o, _) = captured(lambda: kda.fused_recurrent_kda(**x, backend="triton"))
     for step in range(3):
         for name in ROWS:
             x[name].copy_(torch.randn_like(x[name]))
