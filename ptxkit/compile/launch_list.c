@@ -7,7 +7,7 @@
 #include <stdint.h>
 #include <string.h>
 
-enum { SLOTS = 64, PARAMS = 64, BYTES = 4096, ALIGNMENT = 64 };
+enum { SLOTS = 64, PARAMS = 64, BYTES = 4096, ALIGNMENT = 64, PROMISE_BROKEN = -1 };
 
 typedef struct {                             /* CUlaunchConfig */
     uint32_t grid[3], block[3], shared;
@@ -18,7 +18,7 @@ typedef struct {                             /* CUlaunchConfig */
 
 typedef struct {                             /* an address that a call fills in: that of a slot, and so many bytes on */
     uint32_t slot, place;
-    uint64_t offset;
+    uint64_t offset, zeros;                  /* bits that it must not have: 15 if it is promised to be a multiple of 16 */
 } Fill;
 
 typedef struct {
@@ -70,6 +70,7 @@ static int launch(Driver driver, const Launch *l, void *stream, const uint64_t *
     memcpy(buffer, l->buffer, l->size);
     for (uint32_t i = 0; i < l->fills; i++) {
         uint64_t filled = address[l->fill[i].slot] + l->fill[i].offset;
+        if (filled & l->fill[i].zeros) return PROMISE_BROKEN;
         memcpy(buffer + l->fill[i].place, &filled, sizeof filled);
     }
     for (uint32_t i = 0; i < l->params; i++) params[i] = buffer + l->places[i];
@@ -77,7 +78,8 @@ static int launch(Driver driver, const Launch *l, void *stream, const uint64_t *
     return driver(&config, l->kernel, params, NULL);
 }
 
-/* run(first, stream, tensors): None, or (the number of the launch that failed, what the driver answered). */
+/* run(first, stream, tensors): None, or (the number of the launch that failed, what the driver answered or
+   PROMISE_BROKEN). */
 static PyObject *run(List *list, PyObject *const *args, Py_ssize_t n) {
     uint64_t address[SLOTS];
     if (n != 3 || !PyList_CheckExact(args[2]) || PyList_GET_SIZE(args[2]) != list->slots)
@@ -129,10 +131,12 @@ static int read_launch(PyObject *given, Launch *l, Py_ssize_t slots) {
         if (PyErr_Occurred()) return -1;
     }
     for (uint32_t i = 0; i < l->fills; i++) {
-        unsigned long long offset;
-        if (!PyArg_ParseTuple(PyTuple_GET_ITEM(fills, i), "IIK", &l->fill[i].slot, &l->fill[i].place, &offset)) return -1;
-        l->fill[i].offset = offset;
-        if (l->fill[i].slot >= slots || l->fill[i].place + 8 > l->size) {
+        unsigned long long offset, zeros;
+        Fill *fill = l->fill + i;
+        if (!PyArg_ParseTuple(PyTuple_GET_ITEM(fills, i), "IIKK", &fill->slot, &fill->place, &offset, &zeros)) return -1;
+        fill->offset = offset;
+        fill->zeros = zeros;
+        if (fill->slot >= slots || fill->place + 8 > l->size) {
             PyErr_SetString(PyExc_ValueError, "an address of a launch lies in no slot, or in no parameter");
             return -1;
         }

@@ -28,6 +28,7 @@ from .kernel import Bound
 from .launching import launch_sink
 
 SOURCE = Path(__file__).with_suffix(".c")
+PROMISE_BROKEN = -1                          # an address is no multiple of 16
 FLAGS = ("-std=gnu11", "-O2", "-fPIC", "-shared", "-Wall", "-Wextra",
          *(f"-Wno-{what}" for what in ("unused-parameter", "cast-function-type", "missing-field-initializers")))
 
@@ -65,9 +66,14 @@ class LaunchList:
 
     def _run(self, tensors: Sequence[Any], stream: int) -> None:
         """Do without C what it does."""
-        addresses = [0 if x is None else x.data_ptr() for x in tensors]
         for bound, locations in self.launches:
-            bound.start([0 if s is None else addresses[s.slot] + s.offset for s in locations], stream)
+            bound.start(self._addresses(tensors, locations), stream)
+
+    @staticmethod
+    def _addresses(tensors: Sequence[Any], locations: Sequence[Location | None]) -> list[int]:
+        found = [None if location is None else tensors[location.slot] for location in locations]
+        return [0 if x is None else x.data_ptr() + location.offset  # type: ignore[union-attr]
+                for x, location in zip(found, locations)]
 
     def _go_on(self, in_c: Any, device: int, stream: int, tensors: list[Any], failed: int, answer: int) -> None:
         """Give this thread its context if that was missing, and launch what is left."""
@@ -77,7 +83,10 @@ class LaunchList:
             if again is None:
                 return
             failed, answer = again
-        driver.check(answer, f"launching {self.launches[failed][0].kernel.name}")
+        bound, locations = self.launches[failed]
+        if answer == PROMISE_BROKEN:
+            bound.start(self._addresses(tensors, locations), stream)           # which says what is wrong
+        driver.check(answer, f"launching {bound.kernel.name}")
 
     def _made_in_c(self, device: int) -> Any:
         """Return the list for a device; None if there is no C compiler, or C has no room for it."""

@@ -21,7 +21,7 @@ from . import driver, store
 from .code import addresses, dim3
 from .driver import LaunchShape
 from .errors import BuildError, MissingCompilerError
-from .kernel import Kernel
+from .kernel import Bound, Kernel
 from .launching import launch_sink, tensor_map
 from .recipes import Constant, imported, source, triton_version
 from .repairs import repaired
@@ -167,14 +167,31 @@ class TritonKernel(Kernel):
         scratch = self._scratch(args, x * y * z, stream) if self.scratch else 0
         flat = [*(args if self._plain else flatten(self.signature, args, iter(self.maps))), scratch, 0]
         values = addresses(flat)                                             # 0: no scratch memory for a profile
-        self._hold(values if self._plain else addresses(args))
+        self.hold(values if self._plain else addresses(args))
         if (sink := launch_sink()) is None:
             return driver.launch(self, grid, self._shape, values, flat, stream)
         tensors = dict(_tensors(zip(self.names, args)))
         tensors |= {"global scratch": scratch} if self.scratch else {}
         return sink.launch(self._described(grid, self._shape, values, flat, tensors, stream=stream))
 
-    def _hold(self, values: Sequence[Any]) -> None:
+    def bound(self, grid: Sequence[int] | int, **numbers: Any) -> Bound:       # type: ignore[override]
+        """Return launches on `grid` programs that differ in tensors alone: those of `tensors`, in order."""
+        if self.scratch or not self._plain:
+            raise BuildError(f"{self.name} takes tuples, descriptors or floats of 16 bits, or needs memory of its own: "
+                             "launch it with all of its arguments.")
+        tensors = [i for i, kind in enumerate(self.signature) if kind.startswith("*")]
+        values = [0 if i in tensors else numbers[name] for i, name in enumerate(self.names)]
+        self.hold(values)
+        x, y, z = dim3(grid)
+        aligned = set(self.divisible) & set(tensors)
+        return Bound(self, (x * self.num_ctas, y, z), [*values, 0, 0], tensors, self._shape, aligned=aligned)
+
+    @functools.cached_property
+    def tensors(self) -> tuple[str, ...]:
+        """The names of the arguments that are tensors."""
+        return tuple(name for name, kind in zip(self.names, self.signature) if kind.startswith("*"))
+
+    def hold(self, values: Sequence[Any]) -> None:
         """Check that the arguments are as promised."""
         bits = 0
         try:

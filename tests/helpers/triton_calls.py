@@ -5,7 +5,7 @@ import functools
 import importlib
 from unittest import mock
 
-from kda.backends.triton import call, plan
+from kda.backends.triton import call, launch, plan
 from ptxkit.compile import triton as compiler
 
 BACKEND = "kda.backends.triton"
@@ -66,5 +66,6 @@ class Unbuilt:
 
 
 def forget_plans():
-    call.prepared.cache_clear()
-    plan.plan.cache_clear()
+    for memo in (call.prepared, plan.plan, launch.forward_routine, launch.backward_routine, launch.map_routine,
+                 launch.map_bwd_routine):
+        memo.cache_clear()

@@ -12,8 +12,8 @@ A backend describes it once for all calls of a class, with Locations where a cal
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -21,6 +21,9 @@ from ptxkit.compile.kernel import Kernel
 from ptxkit.compile.launch_list import LaunchList, Location
 
 from .arguments import KernelConfig
+
+if TYPE_CHECKING:
+    from ptxkit.compile.triton import TritonKernel
 
 Tensor = torch.Tensor
 
@@ -72,8 +75,9 @@ class Memory:
 class Draft:
     """A Routine that is being described.  Memory is allocated ahead of the launches that follow it, or with them."""
 
-    def __init__(self, kernel: Callable[[Any], Kernel], inputs: Sequence[str]):
-        self._kernel, self._slots = kernel, dict(zip(inputs, itertools.count()))
+    def __init__(self, kernel: Callable[[Any], Kernel] | None, inputs: Sequence[str]):
+        self._kernel: Any = kernel                                             # of a configuration; None for Triton
+        self._slots = dict(zip(inputs, itertools.count()))
         self._count = len(inputs)
         self._phases: list[Phase] = []
         self._tensors: list[Allocation | Memory] = []
@@ -112,8 +116,15 @@ class Draft:
         bound = config.bound(self._kernel(config), grid, **numbers).bound
         self._launches.append((bound, [arguments.get(name) for name in config.arguments.tensors()]))
 
-    def release(self, *memories: Memory | None) -> None:
-        """Let go of memory that no later launch reads, so that what is allocated next may lie there."""
+    def launch_triton(self, kernel: TritonKernel, programs: int, values: Mapping[str, Any]) -> None:
+        """Add a launch of a kernel of Triton, if there are programs, with its arguments from `values` by name."""
+        if programs:
+            numbers = {name: values[name] for name in kernel.names if name not in kernel.tensors}
+            self._launches.append((kernel.bound(programs, **numbers), [values[name] for name in kernel.tensors]))
+
+    def release(self, *memories: Memory | Location | None) -> None:
+        """Let go of what this routine allocated and no later launch reads, so that what is allocated next may lie
+        there."""
         slots = tuple(memory.slot for memory in memories if memory)
         if slots:
             self._end_phase(slots)

@@ -63,6 +63,13 @@ def inputs_in_memory(x: Inputs) -> list[Tensor | None]:
     return [*map(aligned, x[:5]), A_log, dt_bias, aligned(x.initial_state), cu_seqlens]
 
 
+def as_given(y: Tensor | None, x: Tensor | None) -> Tensor | None:
+    """Return a gradient in the shape and dtype of its input; None if there is no such input."""
+    if y is None or x is None:
+        return None
+    return y if y.shape == x.shape and y.dtype == x.dtype else y.view(x.shape).to(x.dtype)
+
+
 def laid_out(x: Inputs) -> dict[str, Tensor | None]:
     """Return the inputs as kernels read them, under the names that kernels have for them."""
     q, k, v, g, beta = map(aligned, x[:5])

@@ -37,7 +37,7 @@ from .launcher import (
     walk_numbers,
 )
 from .routine import Draft, Routine
-from .tensors import INPUTS, ROWS, aligned, inputs_in_memory, on_its_device
+from .tensors import INPUTS, ROWS, aligned, as_given, inputs_in_memory, on_its_device
 from .training_plan import BACKWARD_OF, COLUMNS, MapPlan, TrainingPlan, states_table
 
 Tensor = torch.Tensor
@@ -361,7 +361,7 @@ class TrainingBackend:
         )
         if p.HV != p.H:
             dq, dk = of_heads(dq, p), of_heads(dk, p)
-        return Grads(dq, dk, dv, dg, dbeta, like(dA_log, x.A_log), like(ddt_bias, x.dt_bias), dh0)
+        return Grads(dq, dk, dv, dg, dbeta, as_given(dA_log, x.A_log), as_given(ddt_bias, x.dt_bias), dh0)
 
     def segment_map(self, p: Problem, x: Inputs) -> SegmentSummary:
         """For one sequence on several GPUs: compose M and the added states of its segments."""
@@ -445,8 +445,3 @@ def of_heads(y: Tensor, p: Problem) -> Tensor:
     if p.HV == p.H:
         return y
     return y.view(p.B, p.T, p.H, p.HV // p.H, p.K).sum(3, dtype=torch.float32).to(y.dtype)
-
-
-def like(y: Tensor | None, x: Tensor | None) -> Tensor | None:
-    """Return y in the shape and dtype of x."""
-    return y if y is None or (y.shape == x.shape and y.dtype == x.dtype) else y.view(x.shape).to(x.dtype)

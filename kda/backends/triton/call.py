@@ -1,24 +1,24 @@
-"""One call: its tensors and numbers by the names that kernels give them, and the kernels that its plan names."""
+"""One direction of a call while it is described: its tensors and numbers by the names that kernels give them, and the
+kernels that its plan names."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 
 from kda.model.bundles import Save
-from kda.model.host import Host, detect
-from kda.model.problem import Inputs, Problem
+from kda.model.host import Host
+from kda.model.problem import Problem
 from kda.model.stages import RESULTS, SHAPES
 from ptxkit.compile.fetching import fetch_all
+from ptxkit.compile.launch_list import Location
 from ptxkit.compile.triton import TritonKernel
 
-from ..common.tensors import laid_out, offsets_on
-from ..common.triton_recipes import launch
-from .plan import Plan, plan
-from .plan import dtype_of as dtype_name
+from ..common.routine import Draft, Routine
+from .plan import Plan, dtype_of, plan
 
 Tensor = torch.Tensor
 
@@ -30,25 +30,22 @@ def prepared(p: Problem, host: Host, saved: Save, cut: bool) -> tuple[Plan, dict
     return chosen, dict(zip(chosen.kernels, fetch_all(chosen.kernels.values())))
 
 
-def dtype_of(p: Problem, name: str) -> torch.dtype:
-    """Return the dtype in which kernels have a tensor."""
-    return getattr(torch, dtype_name(p, name))
-
-
 class TritonCall:
-    """The tensors and numbers of one call, and the launches of its kernels.
+    """The tensors and numbers of one direction of a call, and the launches of its kernels.
 
     A tensor of rows is read as (tokens, heads, ..), one of chunks as (chunks, HV, ..), whatever its shape is: kernels
-    get addresses.
+    get addresses.  `saved` says what it saves, or what was saved for it; `inputs` are those that a call passes, of
+    which `absent` ones are None; `offsets` is the dtype of cu_seqlens.
     """
 
-    def __init__(self, p: Problem, saved: Save, device: torch.device, tensors: Mapping[str, Tensor | None],
-                 cut: bool = False):
-        self.p, self.device = p, device
-        self.plan, self.kernels = prepared(p, detect(p.device), saved, cut)
-        pl = self.plan
+    def __init__(
+        self, p: Problem, host: Host, saved: Save, offsets: str | None, inputs: Sequence[str],
+        absent: Iterable[str] = (), cut: bool = False,
+    ):
+        self.p, (self.plan, self.kernels) = p, prepared(p, host, saved, cut)
+        self.draft, pl = Draft(None, inputs), self.plan
         self.env: dict[str, Any] = {
-            **tensors,
+            **self.draft.only(*inputs), **dict.fromkeys(absent),
             "T": p.T, "tokens": p.B * p.T, "N": p.N, "H": p.H, "HV": p.HV, "C": p.C, "one": 1, "scale": p.scale,
             "lower_bound": p.lower_bound or 0.0, "chunks": pl.chunks, "pieces": pl.segments,
             "segment": pl.segment, "chunk_bound": pl.chunk_bound,
@@ -56,35 +53,28 @@ class TritonCall:
         # Packed, there may be fewer; programs without a chunk clear tokens outside every sequence.
         self.chunks, self.segments = pl.chunk_bound + p.packed, pl.all_segments
         if p.packed:
-            self._tables(tensors["cu_seqlens"])
+            self._tables(f"tables {offsets}")
 
-    @classmethod
-    def of(cls, p: Problem, saved: Save, x: Inputs, cut: bool = False, **others: Tensor | None) -> TritonCall:
-        """Return the Call with these inputs; `saved` says what it saves, or what was saved for it."""
-        return cls(p, saved, x.q.device, laid_out(x) | {"cu_seqlens": x.cu_seqlens} | others, cut)
-
-    def _tables(self, cu_seqlens: Tensor) -> None:
+    def _tables(self, name: str) -> None:
         """Launch the kernel that writes where chunks and segments lie."""
-        cu_seqlens = offsets_on(self.device, cu_seqlens)
-        table = self.empty(2 * self.chunks + 5 * self.segments + 1, dtype=torch.int64)
-        names = ("chunk_table", "segment_table", "taken")
-        self.env |= dict(zip(names, table.split((2 * self.chunks, 5 * self.segments, 1))))
-        self.env["first_segment"] = self.empty(self.p.N + 1, dtype=torch.int32)
-        name = "tables " + str(cu_seqlens.dtype).removeprefix("torch.")
+        tables = self.draft.memory()
+        sizes = dict(chunk_table=16 * self.chunks, segment_table=40 * self.segments, taken=8,
+                     first_segment=4 * (self.p.N + 1))
+        self.env |= {table: tables.part(size) for table, size in sizes.items()}
         run: Any = self.plan.kernels[name].constants["RUN"]
         programs = max(1, -(-self.plan.chunks // run))
-        self.run(name, programs, cu_seqlens=cu_seqlens, chunk_entries=self.chunks, segment_entries=self.segments)
+        self.run(name, programs, chunk_entries=self.chunks, segment_entries=self.segments)
 
     # memory
 
-    def empty(self, *shape: int, dtype: torch.dtype) -> Tensor:
-        return torch.empty(shape, dtype=dtype, device=self.device)
+    def empty(self, *shape: int, dtype: str = "float32") -> Location:
+        return self.draft.tensor(shape, dtype)
 
-    def per_chunk(self, *shape: int, dtype: torch.dtype) -> Tensor:
+    def per_chunk(self, *shape: int, dtype: str = "float32") -> Location:
         return self.empty(self.plan.chunk_bound, self.p.HV, *shape, dtype=dtype)
 
-    def per_segment(self, *shape: int) -> Tensor:
-        return self.empty(self.segments, self.p.HV, *shape, dtype=torch.float32)
+    def per_segment(self, *shape: int) -> Location:
+        return self.empty(self.segments, self.p.HV, *shape)
 
     def make(self, names: str) -> None:
         """Allocate tensors of `kda.model.stages`, of rows or of chunks."""
@@ -101,14 +91,17 @@ class TritonCall:
 
     def drop(self, names: str) -> None:
         """Give memory back for what is made next."""
-        for name in names.split():
-            self.env.pop(name, None)
+        self.draft.release(*[self.env.pop(name, None) for name in names.split()])
+
+    def done(self, names: Iterable[str]) -> Routine:
+        """Return the routine, whose results are those tensors; None for one that there is not."""
+        return self.draft.done(*map(self.env.get, names))
 
     # launches
 
     def run(self, name: str, grid: int, **given: Any) -> None:
         """Launch a kernel; its arguments are looked up by name."""
-        launch(self.kernels[name], grid, {**self.env, **given})
+        self.draft.launch_triton(self.kernels[name], grid, {**self.env, **given})
 
     def over_chunks(self, name: str, parts: int = 1, **given: Any) -> None:
         self.run(name, self.chunks * self.p.HV * parts, **given)

@@ -1,31 +1,34 @@
 """Tensors in, tensors out: the doors that every backend has, on Triton kernels.
 
-A call is four runs of stages. Each finds what it reads in the environment of a `Call` and leaves there what it writes;
-`stage` gives the same runs the tensors of `kda verify`. What is not wanted any more is dropped before the next is made:
-at B1 T8192 H64 K=V=128 in bfloat16 forward and backward of an autograd step never hold more than 3 GiB.
+A call is four runs of stages. Each finds what it reads in the environment of a `TritonCall` and leaves there what it
+writes; `stage` gives the same runs the tensors of `kda verify`. What is not wanted any more is dropped before the next
+is made: at B1 T8192 H64 K=V=128 in bfloat16 forward and backward of an autograd step never hold more than 3 GiB.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 
 from kda.model.bundles import Grads, Outputs, Products, Save, Saved, SegmentSummary
+from kda.model.host import Host, detect
+from kda.model.offsets import offsets_dtype
 from kda.model.problem import Inputs, Problem
 from kda.model.stages import SHAPES, find
 
 from ..common.chunks import Chunks, has_rows
-from ..common.pool.launch import Checkpoints
+from ..common.launcher import states_between_chunks
+from ..common.pool.launch import STATES, Checkpoints
 from ..common.pool.launch import prefill as of_pool
-from ..common.tensors import aligned, chunks_of_a_row, on_its_device
-from .call import TritonCall, dtype_of
+from ..common.routine import Routine
+from ..common.tensors import INPUTS, aligned, as_given, inputs_in_memory, on_its_device
+from .call import TritonCall
 from .decode.launch import decode_step as decode_step
 from .decode.launch import recurrent as recurrent
-from .plan import call_of_stage
-from .plan import dtype_of as dtype_name
+from .plan import call_of_stage, dtype_of
 
 Tensor = torch.Tensor
 
@@ -39,7 +42,7 @@ RESULTS = ("o", "dq", "dk", "dv", "dg", "dbeta", "dh0")
 def rounded_to(p: Problem) -> dict[str, str]:
     """Return the dtypes of operands of products, of what the norms' backward reads, and of results."""
     names = RESULTS if p.dtype == "float32" else (*OPERANDS, "dqn", "dkn", *RESULTS)
-    return {name: dtype for name in names if (dtype := dtype_name(p, name)) not in ("float32", "float64")}
+    return {name: dtype for name in names if (dtype := dtype_of(p, name)) not in ("float32", "float64")}
 
 
 # the runs
@@ -51,7 +54,7 @@ def sums(c: TritonCall) -> None:
     # A difference of long float64 sums keeps the small decays that follow a large one.
     c.env["gc"] = c.per_chunk(p.C, p.K, dtype=dtype_of(p, "gc"))
     if p.qk_l2norm:
-        c.env["q_norm"], c.env["k_norm"] = c.empty(2, p.B * p.T, p.HV, dtype=torch.float32)
+        c.env |= {name: c.empty(p.B * p.T, p.HV) for name in ("q_norm", "k_norm")}
 
 
 def gate_intra_wy(c: TritonCall, for_backward: bool) -> None:
@@ -62,24 +65,18 @@ def gate_intra_wy(c: TritonCall, for_backward: bool) -> None:
         c.over_chunks("prepare")
         return
     c.make("A_qk w u qg kg gc_last" + " A_inv" * for_backward)
-    c.over_chunks("prepare", A_kk=c.per_chunk(c.p.C, c.p.C, dtype=torch.float32))
+    c.over_chunks("prepare", A_kk=c.per_chunk(c.p.C, c.p.C))
 
 
 def state_output(c: TritonCall) -> None:
     """Compute o, ht, h and v_new, those that there is memory for."""
     h0 = c.env.get("h0")
     if c.plan.cut:
-        summary, h0 = summarised(c), c.per_segment(c.p.K, c.p.V)
-        c.over_sequences("compose", edge=h0, added=summary.added)
+        added, h0 = c.per_segment(c.p.K, c.p.V), c.per_segment(c.p.K, c.p.V)
+        c.over_segments("added", ht=added)
+        transitions(c)
+        c.over_sequences("compose", edge=h0, added=added)
     c.over_segments("state", h0=h0)
-
-
-def summarised(c: TritonCall) -> SegmentSummary:
-    """Return the summary of each segment of the forward; M stays in the environment, for a backward."""
-    added = c.per_segment(c.p.K, c.p.V)
-    c.over_segments("added", ht=added)
-    transitions(c)
-    return SegmentSummary(c.env["M"], added)
 
 
 def transitions(c: TritonCall) -> None:
@@ -111,20 +108,18 @@ def wy_intra_gate_bwd(c: TritonCall) -> None:
     slices = c.plan.tiles("intra_bwd", "K")
     c.make("dv")
     env |= {name: c.per_chunk(p.C, p.C, dtype=dtype_of(p, "A_qk")) for name in ("L1", "L2", "U1", "U2")}
-    env["units"] = c.per_chunk(dtype=torch.float32)
-    env |= {"P": torch.empty_like(env["dv"]), "diagonal": c.empty(*tokens, dtype=torch.float32),
-            "db": c.empty(1 + slices, *tokens, dtype=torch.float32)}
+    env |= {"units": c.per_chunk(), "diagonal": c.empty(*tokens), "db": c.empty(1 + slices, *tokens),
+            "P": c.empty(*tokens, p.V, dtype=dtype_of(p, "dv"))}
     c.over_chunks("wy_bwd")
     c.drop("A_inv dv_new")
     c.make("dqn dkn dg")
-    for name in ("A_log", "dt_bias"):
-        given = env[name]
-        of_chunks = None if given is None else c.empty(c.chunks, p.HV, p.K, dtype=torch.float32)
-        env |= {"of_" + name: of_chunks, "d" + name: None if given is None else torch.empty_like(given)}
+    for name, needed, channels in (("A_log", p.A_log, 1), ("dt_bias", p.dt_bias, p.K)):
+        env["of_" + name] = c.empty(c.chunks, p.HV, p.K) if needed else None
+        env["d" + name] = c.empty(p.HV * channels) if needed else None
     c.over_chunks("intra_bwd", slices)
     c.drop("h dh v_new do P L1 L2 U1 U2 units diagonal gc")
     c.make("dq dk dbeta")
-    rows: Any = c.plan.kernels["norms_bwd"].constants["ROWS"]
+    rows = c.plan.kernels["norms_bwd"].constants["ROWS"]
     c.run("norms_bwd", -(-p.B * p.T // rows) * p.H)
     if p.A_log or p.dt_bias:
         c.run("sum_chunks", p.HV, chunks=c.chunks)
@@ -133,40 +128,41 @@ def wy_intra_gate_bwd(c: TritonCall) -> None:
 # calls
 
 
-@on_its_device
-def forward(p: Problem, x: Inputs, save: Save = Save.NOTHING, checkpoints: Checkpoints | None = None) -> Outputs:
-    c = TritonCall.of(p, save, x, **(checkpoints._asdict() if checkpoints else {}))
-    env, kind = c.env, save.kind
+@functools.lru_cache(maxsize=1024)
+def forward_routine(p: Problem, host: Host, save: Save, offsets: str | None) -> Routine:
+    """Return a forward, whose results are o, the final states, the states that enter chunks and what is saved."""
+    kind = save.kind
+    c = TritonCall(p, host, save, offsets, (*INPUTS, *STATES), [] if p.state_dtype else ["h0"])
     c.make("o" + " h v_new" * (kind is Saved))
-    chunks = chunks_of_a_row(p, x) if p.intermediate_states else 0
-    if p.intermediate_states and kind is not Saved:
-        env["h"] = c.empty(p.B, chunks, *p.state_shape, dtype=x.q.dtype)
     if p.final_state:
-        env["ht"] = c.empty(p.N, *p.state_shape, dtype=torch.float32)
+        c.env["ht"] = c.empty(p.N, *p.state_shape)
     gate_intra_wy(c, for_backward=kind is not None)
     c.drop("gc q_norm k_norm")
     state_output(c)
     if "clear_kept" in c.kernels:
         c.over_chunks("clear_kept")
-    h = None
-    if p.intermediate_states:
-        h = env["h"]
-        if kind is Saved:                                                      # (K, V), of as many as there can be
-            h = h[: p.B * chunks].unflatten(0, (p.B, chunks))
-            h = (h.mT if p.state_v_first else h).clone(memory_format=torch.contiguous_format)
-    saved = kind(*(env[name] for name in kind._fields)) if kind else None
-    return Outputs(env["o"], env.get("ht"), h, saved)
+    return c.done(("o", "ht", "h", *(kind._fields if kind else ())))
+
+
+@on_its_device
+def forward(p: Problem, x: Inputs, save: Save = Save.NOTHING, checkpoints: Checkpoints | None = None) -> Outputs:
+    run, h = forward_routine(p, detect(p.device), save, offsets_dtype(x)), states_between_chunks(p, x)
+    o, ht, all_states, *saved = run(x.q, [*inputs_in_memory(x), h, *(checkpoints or (None, None))])
+    if h is not None and save is Save.ALL:                                     # (K, V), of as many as there can be
+        states = all_states[: p.B * h.shape[1]].unflatten(0, h.shape[:2])
+        h.copy_(states.mT if p.state_v_first else states)
+    return Outputs(o, ht, h, save.kind(*saved) if save.kind else None)
 
 
 prefill = of_pool(forward, lambda p: p.C)
 
 
-@on_its_device
-def backward(p: Problem, x: Inputs, do: Tensor, dht: Tensor | None, saved: Saved | Products | None = None) -> Grads:
-    save = Save.of(saved)
-    given: dict[str, Any] = {} if saved is None else {name: aligned(t) for name, t in saved._asdict().items()}
-    c = TritonCall.of(p, save, x, do=aligned(do, x.q.dtype), dht=aligned(dht, torch.float32), **given)
-    env = c.env
+@functools.lru_cache(maxsize=1024)
+def backward_routine(p: Problem, host: Host, save: Save, offsets: str | None, dht: bool) -> Routine:
+    """Return the backward for which `save` was saved; `dht`: final states have gradients.  Its results are Grads."""
+    saved = save.kind._fields if save.kind else ()
+    absent = {"h0": not p.state_dtype, "dht": not dht, "A_log": not p.A_log, "dt_bias": not p.dt_bias}
+    c = TritonCall(p, host, save, offsets, (*INPUTS, "do", "dht", *saved), [name for name in absent if absent[name]])
     if save is Save.ALL:
         sums(c)
         c.over_chunks("sums")
@@ -175,50 +171,69 @@ def backward(p: Problem, x: Inputs, do: Tensor, dht: Tensor | None, saved: Saved
         c.make("h v_new")
         state_output(c)
         c.drop("u")
-    env["dh0"] = None if x.initial_state is None else torch.empty_like(env["h0"])
+    c.env["dh0"] = c.empty(p.N, *p.state_shape, dtype=p.state_dtype) if p.state_dtype else None
     output_state_bwd(c)
     c.drop("A_qk w qg kg gc_last M")
     wy_intra_gate_bwd(c)
-    names = zip(Grads._fields, (x.q, x.k, x.v, x.g, x.beta, x.A_log, x.dt_bias, x.initial_state))
-    return Grads(*(None if t is None else env[name].to(t.dtype) for name, t in names))
+    return c.done(Grads._fields)
+
+
+@on_its_device
+def backward(p: Problem, x: Inputs, do: Tensor, dht: Tensor | None, saved: Saved | Products | None = None) -> Grads:
+    run = backward_routine(p, detect(p.device), Save.of(saved), offsets_dtype(x), dht is not None)
+    grads = run(x.q, [*inputs_in_memory(x), aligned(do, x.q.dtype), aligned(dht, torch.float32),
+                      *map(aligned, saved or ())])
+    return Grads(*map(as_given, grads, (x.q, x.k, x.v, x.g, x.beta, x.A_log, x.dt_bias, x.initial_state)))
 
 
 # maps of a sequence on several GPUs, by the kernels of calls
 
 
-@on_its_device
-def segment_map(p: Problem, x: Inputs, transition: bool) -> SegmentSummary:
-    c = TritonCall.of(p, Save.NOTHING, x, cut=transition)
+@functools.lru_cache(maxsize=1024)
+def map_routine(p: Problem, host: Host, transition: bool) -> Routine:
+    """Return the map of a sequence; its results are the final state, M of its segments, w, kg and gc_last."""
+    c = TritonCall(p, host, Save.NOTHING, None, INPUTS, [] if p.state_dtype else ["h0"], cut=transition)
     c.make("o")
-    added = c.env["ht"] = c.empty(1, p.HV, p.K, p.V, dtype=torch.float32)
+    c.env["ht"] = c.empty(1, p.HV, p.K, p.V)
     gate_intra_wy(c, for_backward=False)
     c.drop("gc q_norm k_norm")
     state_output(c)
-    return SegmentSummary(whole_transition(c, transition), added)
+    return c.done(("ht", "M", "w", "kg", "gc_last"))
+
+
+@on_its_device
+def segment_map(p: Problem, x: Inputs, transition: bool) -> SegmentSummary:
+    added, *others = map_routine(p, detect(p.device), transition)(x.q, inputs_in_memory(x))
+    return SegmentSummary(whole_transition(p, *others) if transition else torch.zeros_like(added), added)
+
+
+@functools.lru_cache(maxsize=1024)
+def map_bwd_routine(p: Problem, host: Host, dht: bool) -> Routine:
+    absent = {"h0": not p.state_dtype, "dht": not dht}
+    c = TritonCall(p, host, Save.NOTHING, None, (*INPUTS, "do", "dht"), [name for name in absent if absent[name]])
+    c.env["dh0"] = c.empty(1, p.HV, p.K, p.V)
+    gate_intra_wy(c, for_backward=True)
+    c.drop("gc q_norm k_norm A_inv u")
+    output_state_bwd(c)
+    return c.done(["dh0"])
 
 
 @on_its_device
 def segment_map_bwd(p: Problem, x: Inputs, do: Tensor, dht: Tensor | None) -> Tensor:
     p = dataclasses.replace(p, direction="backward", state_dtype="float32")    # dh0 is requested
-    c = TritonCall.of(p, Save.NOTHING, x, do=aligned(do, x.q.dtype), dht=aligned(dht, torch.float32))
-    dh0 = c.env["dh0"] = c.empty(1, p.HV, p.K, p.V, dtype=torch.float32)
-    gate_intra_wy(c, for_backward=True)
-    c.drop("gc q_norm k_norm A_inv u")
-    output_state_bwd(c)
+    run = map_bwd_routine(p, detect(p.device), dht is not None)
+    (dh0,) = run(x.q, [*inputs_in_memory(x), aligned(do, x.q.dtype), aligned(dht, torch.float32)])
     return dh0
 
 
-def whole_transition(c: TritonCall, wanted: bool) -> Tensor:
+def whole_transition(p: Problem, M: Tensor | None, w: Tensor, kg: Tensor, gc_last: Tensor) -> Tensor:
     """Return M of the one sequence from those of its segments: in float64, which torch's flags do not affect."""
-    p = c.p
-    if not wanted:
-        return torch.zeros(1, p.HV, p.K, p.K, device=c.device)
-    if not c.plan.cut:                                                     # there is one chunk
-        w, kg = (c.env[name].transpose(0, 1).double() for name in ("w", "kg"))
-        return (c.env["gc_last"].double().exp2().view(p.HV, p.K).diag_embed() - kg.mT @ w).float().unsqueeze(0)
-    *others, last = c.env["M"].double().unbind()
-    for M in reversed(others):
-        last = last @ M
+    if M is None:                                                              # there is one chunk
+        w, kg = (x.transpose(0, 1).double() for x in (w, kg))
+        return (gc_last.double().exp2().view(p.HV, p.K).diag_embed() - kg.mT @ w).float().unsqueeze(0)
+    *others, last = M.double().unbind()
+    for each in reversed(others):
+        last = last @ each
     return last.float().unsqueeze(0)
 
 
@@ -234,29 +249,29 @@ def stage(
     device = next(x.device for x in tensors.values() if x is not None)
     table, given = Chunks(p, offsets, device), {}
     for n in run.reads:
-        x = tensors[n]
-        given[n] = x if x is None else aligned(table.rows(x) if has_rows(n) else x, dtype_of(p, n))
-    for n, shape in (("A_log", (p.HV,)), ("dt_bias", (p.HV, p.K))):
-        if given.get(n) is not None:
-            given[n] = given[n].view(shape)
+        x, dtype = tensors[n], getattr(torch, dtype_of(p, n))
+        given[n] = x if x is None else aligned(table.rows(x) if has_rows(n) else x, dtype)
     if offsets is not None:
         given["cu_seqlens"] = torch.tensor(offsets, device=device)
-    c = TritonCall(p, save, device, given)
+    absent = [n for n, x in given.items() if x is None]
+    c = TritonCall(p, detect(p.device), save, "int64" if p.packed else None, tuple(given), absent)
     if name == "fwd/gate+intra+wy":
         c.make("o")                                                            # cleared past the sequences
         gate_intra_wy(c, for_backward=True)
     elif name == "fwd/state+output":
         c.make("o h v_new")
-        c.env["ht"] = torch.empty_like(tensors["h0"], dtype=torch.float32)
+        c.env["ht"] = c.empty(*tensors["h0"].shape)
         state_output(c)
     elif name == "bwd/output+state":
-        c.env["dh0"] = torch.empty_like(tensors["dht"], dtype=dtype_of(p, "dh0"))
+        c.env["dh0"] = c.empty(*tensors["dht"].shape, dtype=dtype_of(p, "dh0"))
         output_state_bwd(c)
     else:
         sums(c)
         c.over_chunks("sums")
         wy_intra_gate_bwd(c)
-    return {n: _written(c.env[n], n, table) for n in run.writes}
+    shapes = {"dA_log": (p.HV,), "ddt_bias": (p.HV, p.K)}
+    results = zip(run.writes, c.done(run.writes)(table.positions, list(given.values())))
+    return {n: _written(x if x is None else x.view(shapes.get(n, x.shape)), n, table) for n, x in results}
 
 
 def _written(x: Tensor | None, name: str, table: Chunks) -> Tensor | None:

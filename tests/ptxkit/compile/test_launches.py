@@ -181,7 +181,7 @@ def test_what_is_bound_is_called_with_tensors(libcuda, monkeypatch):
         addresses = [0 if t is None else x.data_ptr() for t in tensors]
         assert bytes(launch.params[: launch.size]) == struct.pack("<QQif", *addresses, -5, 1.5)
     assert len(driver._READY) == 2 and [setting[-1] for setting in libcuda.settings] == [0, 1]
-    with pytest.raises(BuildError, match="needs 4 arguments; found 3"):
+    with pytest.raises(BuildError, match="needs 2 tensors; found 1"):
         twice[0](x)
 
 
