@@ -3,32 +3,18 @@
 import numpy as np
 import pytest
 import torch
+import transfers as tr
 from assembly import kinds, reports
-from transfers import (
-    MEET,
-    SCHEDULES,
-    THREADS,
-    by_thread_0,
-    each_word,
-    expect,
-    fill_shared,
-    frame,
-    load_shared,
-    make_barrier,
-    noise,
-    store_shared,
-    wait,
-)
 
 from ptxkit.launches import launch
 
 pytestmark = pytest.mark.simulated
 
 RACES = {"race-write-read", "race-read-write", "race-write-write"}
-everywhere = pytest.mark.parametrize("options", SCHEDULES)
+everywhere = pytest.mark.parametrize("options", tr.SCHEDULES)
 
 
-def run(text, *args, grid=1, block=THREADS, **options):
+def run(text, *args, grid=1, block=tr.THREADS, **options):
     return launch(text, grid=grid, block=block, args=list(args), **options)
 
 
@@ -47,9 +33,9 @@ BY_NEIGHBOURS = "xor.b32 %r15, %r10, 512;\n" + SHOW.replace("[%r10]", "[%r15]") 
 
 
 def cp_async(copies, after=SHOW, target="sm_80", **options):
-    source, out = noise(16 * THREADS), torch.zeros(16 * THREADS, dtype=torch.uint8)
-    result = run(frame(SPOTS + copies + after, pointers=2, target=target), source, out, **options)
-    return source.reshape(THREADS, 16), out.reshape(THREADS, 16), result
+    source, out = tr.noise(16 * tr.THREADS), torch.zeros(16 * tr.THREADS, dtype=torch.uint8)
+    result = run(tr.frame(SPOTS + copies + after, pointers=2, target=target), source, out, **options)
+    return source.reshape(tr.THREADS, 16), out.reshape(tr.THREADS, 16), result
 
 
 @pytest.mark.parametrize(("kind", "size"), [("ca", 4), ("ca", 8), ("ca", 16), ("cg", 16)])
@@ -63,7 +49,7 @@ def test_cp_async_brings_4_8_or_16_bytes(kind, size, options):
     assert torch.equal(out, source)
 
 
-THREAD, BYTE = torch.arange(THREADS)[:, None], torch.arange(16).expand(THREADS, 16)
+THREAD, BYTE = torch.arange(tr.THREADS)[:, None], torch.arange(16).expand(tr.THREADS, 16)
 SHORTER = "mov.u32 %r17, {};\ncp.async.cg.shared::cta.global [%r10], [%rd9], 16, %r17;"
 IGNORING = "setp.lt.u32 %p4, %r0, 40;\ncp.async.ca.shared.global [%r10], [%rd9], 16, {};"
 READ = {  # the copy, and which bytes of which threads it reads
@@ -142,7 +128,7 @@ def test_a_cp_async_without_a_wait_is_found(wait_for, options):
 
 def handed_over(noinc, arrivals, **options):
     """Warp 0 copies and hands over; warp 1 waits and shows. Without .noinc one plain arrival completes the phase."""
-    text = make_barrier(arrivals) + SPOTS + f"""
+    text = tr.make_barrier(arrivals) + SPOTS + f"""
     setp.lt.u32 %p4, %r0, 32;
     @!%p4 bra CONSUMER;
     cp.async.cg.shared.global [%r10], [%rd9], 16;
@@ -150,12 +136,12 @@ def handed_over(noinc, arrivals, **options):
     {"" if noinc else "bar.warp.sync -1; @!%p1 mbarrier.arrive.shared::cta.b64 _, [%r21];"}
     bra END;
 CONSUMER:
-    {wait()}
+    {tr.wait()}
     {BY_NEIGHBOURS.replace("[%rd10]", "[%rd10+-512]")}
 END:
     """
-    source, out = noise(512), torch.zeros(512, dtype=torch.uint8)
-    return source, out, run(frame(text, pointers=2, target="sm_90a"), source, out, **options)
+    source, out = tr.noise(512), torch.zeros(512, dtype=torch.uint8)
+    return source, out, run(tr.frame(text, pointers=2, target="sm_90a"), source, out, **options)
 
 
 @everywhere
@@ -175,12 +161,12 @@ def test_lanes_whose_copies_are_done_after_the_phase_are_reported(options):
 
 @everywhere
 def test_an_mbarrier_tracks_only_what_came_before_its_arrive(options):
-    text = make_barrier(THREADS) + SPOTS + """
+    text = tr.make_barrier(tr.THREADS) + SPOTS + """
     cp.async.mbarrier.arrive.noinc.shared.b64 [%r21];
     cp.async.cg.shared.global [%r10], [%rd9], 16;
-    """ + wait() + SHOW + "cp.async.wait_all;\n"
-    source, out = noise(16 * THREADS), torch.zeros(16 * THREADS, dtype=torch.uint8)
-    reports(run(frame(text, pointers=2), source, out, **options), RACES)
+    """ + tr.wait() + SHOW + "cp.async.wait_all;\n"
+    source, out = tr.noise(16 * tr.THREADS), torch.zeros(16 * tr.THREADS, dtype=torch.uint8)
+    reports(run(tr.frame(text, pointers=2), source, out, **options), RACES)
 
 
 @pytest.mark.parametrize(("copy", "kind", "says"), [
@@ -198,13 +184,13 @@ def test_a_cp_async_that_cannot_be_is_reported(copy, kind, says):
 @everywhere
 @pytest.mark.parametrize(("fence", "found"), [("fence.proxy.async.shared::cta;", []), ("", ["proxy"])])
 def test_what_cp_async_wrote_needs_a_fence_before_the_async_proxy_reads_it(fence, found, options):
-    text = f"{SPOTS}{COPIED}{fence}\nbar.sync 0;\n" + by_thread_0("""
+    text = f"{SPOTS}{COPIED}{fence}\nbar.sync 0;\n" + tr.by_thread_0("""
     cp.async.bulk.global.shared::cta.bulk_group [%rd2], [%r20], 1024;
     cp.async.bulk.commit_group;
     cp.async.bulk.wait_group 0;
     """)
-    source, out = noise(1024), torch.zeros(1024, dtype=torch.uint8)
-    result = run(frame(text, pointers=2), source, out, **options)
+    source, out = tr.noise(1024), torch.zeros(1024, dtype=torch.uint8)
+    result = run(tr.frame(text, pointers=2), source, out, **options)
     assert kinds(result) == found
     assert torch.equal(out, source)
 
@@ -224,35 +210,35 @@ def test_what_cp_async_wrote_needs_a_fence_before_the_async_proxy_reads_it(fence
 ])
 def test_what_is_not_simulated_is_refused_with_the_line(text, says):
     with pytest.raises(ValueError, match="PTX line") as refused:
-        run(frame(text), torch.zeros(8))
+        run(tr.frame(text), torch.zeros(8))
     assert says in str(refused.value)
 
 
 def test_bulk_copies_are_refused_before_sm_90():
     with pytest.raises(ValueError, match="sm_90"):
-        run(frame("cp.async.bulk.global.shared::cta.bulk_group [%rd1], [%r20], 16;", target="sm_80"), torch.zeros(8))
+        run(tr.frame("cp.async.bulk.global.shared::cta.bulk_group [%rd1], [%r20], 16;", target="sm_80"), torch.zeros(8))
 
 
 # ---- cp.async.bulk
 
-WAIT = wait()
+WAIT = tr.wait()
 
 
 def bulk_load(size, space="shared::cta", after=WAIT, count=None, operands="[%r20], [%rd2], {size}, [%r21]"):
-    body = fill_shared(max(size, 4)) + make_barrier()
-    body += by_thread_0(f"""
+    body = tr.fill_shared(max(size, 4)) + tr.make_barrier()
+    body += tr.by_thread_0(f"""
     mov.u32 %r53, 1000;
-    {expect(size if count is None else count)}
+    {tr.expect(size if count is None else count)}
     cp.async.bulk.{space}.global.mbarrier::complete_tx::bytes {operands.format(size=size)};
     """)
-    return frame(body + after + store_shared(size), pointers=2)
+    return tr.frame(body + after + tr.store_shared(size), pointers=2)
 
 
 @everywhere
 @pytest.mark.parametrize("space", ["shared::cta", "shared::cluster"])
 @pytest.mark.parametrize("size", [16, 1008, 16384])
 def test_a_bulk_copy_brings_its_bytes(size, space, options):
-    source, out = noise(size), torch.zeros(size, dtype=torch.uint8)
+    source, out = tr.noise(size), torch.zeros(size, dtype=torch.uint8)
     result = run(bulk_load(size, space), out, source, **options)
     assert not result.findings
     assert torch.equal(out, source)
@@ -261,7 +247,7 @@ def test_a_bulk_copy_brings_its_bytes(size, space, options):
 
 @everywhere
 def test_a_bulk_copy_without_a_wait_is_found(options):
-    reports(run(bulk_load(1024, after=""), torch.zeros(1024, dtype=torch.uint8), noise(1024), **options), RACES)
+    reports(run(bulk_load(1024, after=""), torch.zeros(1024, dtype=torch.uint8), tr.noise(1024), **options), RACES)
 
 
 @everywhere
@@ -272,14 +258,14 @@ def test_a_bulk_copy_without_a_wait_is_found(options):
 def test_a_copy_sees_an_mbarrier_whose_initialisation_is_fenced(fence, found, options):
     text = bulk_load(1008).replace("fence.mbarrier_init.release.cluster;", fence)
     for strict in (True, False):
-        result = run(text, torch.zeros(1008, dtype=torch.uint8), noise(1008), strict=strict, **options)
+        result = run(text, torch.zeros(1008, dtype=torch.uint8), tr.noise(1008), strict=strict, **options)
         grades = {f.grade for f in result.findings + result.notes}
         assert {f.kind for f in result.findings + result.notes} == set(found)
         assert grades <= {"error" if strict else "note"}
 
 
 def test_expecting_other_bytes_than_come_is_found():
-    result = run(bulk_load(1024, count=1040), torch.zeros(1024, dtype=torch.uint8), noise(1024))
+    result = run(bulk_load(1024, count=1040), torch.zeros(1024, dtype=torch.uint8), tr.noise(1024))
     assert "deadlock" in kinds(result) and any("16 bytes are missing" in f.says for f in result.findings)
 
 
@@ -292,7 +278,7 @@ def test_expecting_other_bytes_than_come_is_found():
     ("[%r20], [%rd2], 1024, [%r21+8]", "mbarrier", "no mbarrier"),
 ])
 def test_a_bulk_copy_that_cannot_be_is_reported(operands, kind, says):
-    result = run(bulk_load(1024, operands=operands), torch.zeros(1024, dtype=torch.uint8), noise(1024))
+    result = run(bulk_load(1024, operands=operands), torch.zeros(1024, dtype=torch.uint8), tr.noise(1024))
     assert kind in kinds(result)
     assert any(says in f.says for f in result.findings if f.kind == kind)
 
@@ -301,9 +287,9 @@ def test_a_bulk_copy_that_cannot_be_is_reported(operands, kind, says):
 @pytest.mark.parametrize("ctas", [2, 4])
 def test_a_bulk_multicast_reaches_every_cta(ctas, options):
     size = 512
-    body = fill_shared(ctas * size) + make_barrier() + by_thread_0(expect(ctas * size), "EXPECTING")
+    body = tr.fill_shared(ctas * size) + tr.make_barrier() + tr.by_thread_0(tr.expect(ctas * size), "EXPECTING")
     body += "barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;\nmov.u32 %r40, %cluster_ctarank;\n"
-    body += by_thread_0(f"""
+    body += tr.by_thread_0(f"""
     mul.lo.u32 %r41, %r40, {size};
     add.u32 %r42, %r20, %r41;
     cvt.u64.u32 %rd22, %r41;
@@ -312,24 +298,24 @@ def test_a_bulk_multicast_reaches_every_cta(ctas, options):
     cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster
         [%r42], [%rd22], {size}, [%r21], %h1;
     """)
-    body += wait() + store_shared(ctas * size, by_rank=True) + MEET
-    source, out = noise(ctas * size), torch.zeros(ctas, ctas * size, dtype=torch.uint8)
-    result = run(frame(body, pointers=2), out, source, grid=ctas, cluster=ctas, **options)
+    body += tr.wait() + tr.store_shared(ctas * size, by_rank=True) + tr.MEET
+    source, out = tr.noise(ctas * size), torch.zeros(ctas, ctas * size, dtype=torch.uint8)
+    result = run(tr.frame(body, pointers=2), out, source, grid=ctas, cluster=ctas, **options)
     assert not result.findings
     assert all(torch.equal(row, source) for row in out)
 
 
 @pytest.mark.parametrize("space", ["shared::cta", "shared::cluster"])
 def test_the_destination_of_shared_cta_is_the_ctas_own(space):
-    body = make_barrier() + MEET + by_thread_0(f"""
-    {expect(64)}
+    body = tr.make_barrier() + tr.MEET + tr.by_thread_0(f"""
+    {tr.expect(64)}
     mov.u32 %r40, %cluster_ctarank;
     xor.b32 %r40, %r40, 1;
     mapa.shared::cluster.u32 %r41, %r20, %r40;
     mapa.shared::cluster.u32 %r42, %r21, %r40;
     cp.async.bulk.{space}.global.mbarrier::complete_tx::bytes [%r41], [%rd1], 64, [%r42];
-    """) + wait() + MEET
-    result = run(frame(body), noise(64), grid=2, cluster=2)
+    """) + tr.wait() + tr.MEET
+    result = run(tr.frame(body), tr.noise(64), grid=2, cluster=2)
     assert ("operand" in kinds(result)) == (space == "shared::cta")
     assert bool(result.findings) == (space == "shared::cta")
 
@@ -345,9 +331,9 @@ SEND = """
 
 def sending(copy, size=1024, before="", fence="fence.proxy.async;"):
     """Each of two CTAs sends its row of %rd1 to the other's shared memory, 4096 bytes up; then shows what came."""
-    body = f"{SEND}mul.wide.u32 %rd23, %r40, {size};\nadd.s64 %rd1, %rd1, %rd23;\n" + load_shared(size) + before + fence
-    body += make_barrier() + by_thread_0(expect(size), "EXPECTING") + MEET + by_thread_0(copy) + wait()
-    return frame(body + "add.u32 %r20, %r20, 4096;\n" + store_shared(size) + MEET)
+    body = f"{SEND}mul.wide.u32 %rd23, %r40, {size};\nadd.s64 %rd1, %rd1, %rd23;\n" + tr.load_shared(size) + before
+    body += fence + tr.make_barrier() + tr.by_thread_0(tr.expect(size), "EXPECTING") + tr.MEET + tr.by_thread_0(copy)
+    return tr.frame(body + tr.wait() + "add.u32 %r20, %r20, 4096;\n" + tr.store_shared(size) + tr.MEET)
 
 
 SEND_COPY = "cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [%r43], [%r20], 1024, [%r44];"
@@ -355,7 +341,7 @@ SEND_COPY = "cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::by
 
 @everywhere
 def test_a_cta_sends_its_shared_memory_to_another(options):
-    data = noise(2048).reshape(2, 1024)
+    data = tr.noise(2048).reshape(2, 1024)
     wanted = data.flip(0)
     result = run(sending(SEND_COPY), data, grid=2, cluster=2, **options)
     assert not result.findings
@@ -367,7 +353,7 @@ def test_a_cta_sends_its_shared_memory_to_another(options):
     (sending(SEND_COPY.replace("[%r43]", "[%r42]").replace("[%r44]", "[%r21]")), {"operand"}),
 ], ids=["without a fence after the generic writes", "to itself"])
 def test_what_is_sent_wrongly_is_reported(text, found):
-    reports(run(text, noise(2048), grid=2, cluster=2), found)
+    reports(run(text, tr.noise(2048), grid=2, cluster=2), found)
 
 
 FLOATS = {"f32": torch.float32, "f64": torch.float64, "f16": torch.float16, "bf16": torch.bfloat16}
@@ -386,8 +372,8 @@ NUMPY = {"u32": np.uint32, "s32": np.int32, "u64": np.uint64, "s64": np.int64, "
 )
 def test_a_reduction_into_another_ctas_memory(name, options):
     op, type_ = name.split(".")
-    data = noise(2048).reshape(2, 1024)
-    initial = each_word("START", 1024, "shl.b32 %r33, %r30, 20;\n    st.shared.u32 [%r31+4096], %r33;")
+    data = tr.noise(2048).reshape(2, 1024)
+    initial = tr.each_word("START", 1024, "shl.b32 %r33, %r30, 20;\n    st.shared.u32 [%r31+4096], %r33;")
     copy = SEND_COPY.replace("cp.async", "cp.reduce.async").replace("bytes [", f"bytes.{op}.{type_} [")
     start = np.arange(0, 1024, 4, dtype=np.uint32) << np.uint32(20)
     wanted = [OPS[op](start.view(NUMPY[type_]), row.numpy().view(NUMPY[type_])) for row in data.flip(0).clone()]
@@ -399,8 +385,8 @@ def test_a_reduction_into_another_ctas_memory(name, options):
 
 def bulk_store(name, size, operands="[%rd2], [%r20], {size}", target="sm_90a",
                end="cp.async.bulk.commit_group;\ncp.async.bulk.wait_group 0;"):
-    body = load_shared(size) + "fence.proxy.async.shared::cta;\nbar.sync 0;\n"
-    return frame(body + by_thread_0(f"{name} {operands.format(size=size)};\n{end}"), pointers=2, target=target)
+    body = tr.load_shared(size) + "fence.proxy.async.shared::cta;\nbar.sync 0;\n"
+    return tr.frame(body + tr.by_thread_0(f"{name} {operands.format(size=size)};\n{end}"), pointers=2, target=target)
 
 
 PLAIN = "cp.async.bulk.global.shared::cta.bulk_group"
@@ -409,7 +395,7 @@ REDUCE = "cp.reduce.async.bulk.global.shared::cta.bulk_group"
 
 @everywhere
 def test_a_bulk_store_takes_its_bytes_out(options):
-    source, out = noise(4096), torch.zeros(4096, dtype=torch.uint8)
+    source, out = tr.noise(4096), torch.zeros(4096, dtype=torch.uint8)
     result = run(bulk_store(PLAIN, 4096), source, out, **options)
     assert not result.findings
     assert torch.equal(out, source)
@@ -419,7 +405,7 @@ def test_a_bulk_store_takes_its_bytes_out(options):
 @everywhere
 def test_a_bulk_store_that_a_whole_warp_issues_runs_once(options):
     """Any of its lanes can wait for it."""
-    source, out = noise(4096), torch.zeros(4096, dtype=torch.uint8)
+    source, out = tr.noise(4096), torch.zeros(4096, dtype=torch.uint8)
     end = "bar.warp.sync 0xffffffff; cp.async.bulk.commit_group; cp.async.bulk.wait_group 0;"
     text = bulk_store(PLAIN, 4096, end=end)
     alone = run(text, source, out, **options)
@@ -432,7 +418,7 @@ def test_a_bulk_store_that_a_whole_warp_issues_runs_once(options):
 
 
 def test_a_byte_mask_chooses_bytes_of_every_16():
-    source, out = noise(256), torch.full((256,), 9, dtype=torch.uint8)
+    source, out = tr.noise(256), torch.full((256,), 9, dtype=torch.uint8)
     text = bulk_store(PLAIN + ".cp_mask", 256, "[%rd2], [%r20], {size}, %h1", target="sm_100a").replace(
         "setp.ne.u32 %p1", "mov.b16 %h1, 0x80f1;\n    setp.ne.u32 %p1", 1
     )
@@ -459,7 +445,8 @@ def in_order(pending):
     (in_order(2), RACES),
 ], ids=["nothing is committed", "0 may be pending", "1 may be pending", "2 may be pending"])
 def test_bulk_groups_complete_in_their_order_once_they_are_committed(end, found, options):
-    reports(run(bulk_store(PLAIN, 1024, end=end), noise(1024), torch.zeros(2048, dtype=torch.uint8), **options), found)
+    text, out = bulk_store(PLAIN, 1024, end=end), torch.zeros(2048, dtype=torch.uint8)
+    reports(run(text, tr.noise(1024), out, **options), found)
 
 
 ALL_INTEGERS = """add.u32 add.s32 add.u64 min.u32 min.s32 min.u64 min.s64 max.u32 max.s32 max.u64 max.s64
@@ -469,7 +456,7 @@ ALL_INTEGERS = """add.u32 add.s32 add.u64 min.u32 min.s32 min.u64 min.s64 max.u3
 @pytest.mark.parametrize("name", ALL_INTEGERS.split())
 def test_integer_reductions_into_global_memory(name):
     op, type_ = name.split(".")
-    source, out = noise(1024), noise(1024, seed=4)
+    source, out = tr.noise(1024), tr.noise(1024, seed=4)
     wanted = OPS[op](out.numpy().view(NUMPY[type_]), source.numpy().view(NUMPY[type_]))
     result = run(bulk_store(f"{REDUCE}.{name}", 1024), source, out)
     assert not result.findings
@@ -508,9 +495,9 @@ def test_reductions_of_many_ctas_do_not_race_with_each_other(options):
 
 
 def test_stores_of_two_ctas_onto_one_place_do_race():
-    result = run(bulk_store(PLAIN, 1024), noise(2048), torch.zeros(1024, dtype=torch.uint8), grid=2, schedule=1)
+    result = run(bulk_store(PLAIN, 1024), tr.noise(2048), torch.zeros(1024, dtype=torch.uint8), grid=2, schedule=1)
     assert not result.findings  # the same values
-    source = noise(2048)
+    source = tr.noise(2048)
     text = bulk_store(PLAIN, 1024).replace(
         "setp.ne.u32 %p1",
         "mov.u32 %r40, %ctaid.x;\nmul.wide.u32 %rd23, %r40, 1024;\nadd.s64 %rd1, %rd1, %rd23;\nsetp.ne.u32 %p1",
@@ -522,8 +509,8 @@ def test_stores_of_two_ctas_onto_one_place_do_race():
 
 def test_a_prefetch_has_no_effect_but_must_stay_inside():
     for size, found in ((1024, []), (1040, ["out-of-bounds"]), (1000, ["operand"])):
-        text = frame(by_thread_0(f"mov.u32 %r53, {size};\ncp.async.bulk.prefetch.L2.global [%rd1], %r53;"))
-        result = run(text, noise(1024))
+        text = tr.frame(tr.by_thread_0(f"mov.u32 %r53, {size};\ncp.async.bulk.prefetch.L2.global [%rd1], %r53;"))
+        result = run(text, tr.noise(1024))
         assert kinds(result) == found
         assert result.counters["global_bytes_read"] == 0
 
@@ -541,16 +528,16 @@ def storing_async(store, size, target="sm_90a", before=""):
     mad.lo.u32 %r50, %r40, 5000, %r0;
     cvt.u64.u32 %rd24, %r50;
     shl.b64 %rd24, %rd24, 32;
-    """ + before + make_barrier() + by_thread_0(expect(size * THREADS), "EXPECTING")
-    body += MEET + store + wait()
-    body += f"mul.wide.u32 %rd23, %r40, {16 * THREADS};\nadd.s64 %rd1, %rd1, %rd23;\nadd.u32 %r20, %r20, 4096;\n"
+    """ + before + tr.make_barrier() + tr.by_thread_0(tr.expect(size * tr.THREADS), "EXPECTING")
+    body += tr.MEET + store + tr.wait()
+    body += f"mul.wide.u32 %rd23, %r40, {16 * tr.THREADS};\nadd.s64 %rd1, %rd1, %rd23;\nadd.u32 %r20, %r20, 4096;\n"
     show = f"""
     and.b32 %r51, %r30, 15;
     setp.ge.u32 %p6, %r51, {size};
     @!%p6 ld.shared.u32 %r32, [%r31];
     @!%p6 st.global.u32 [%rd21], %r32;
     """
-    return frame(body + each_word("OUT", 16 * THREADS, show) + MEET, target=target)
+    return tr.frame(body + tr.each_word("OUT", 16 * tr.THREADS, show) + tr.MEET, target=target)
 
 
 STORES = {
@@ -565,14 +552,13 @@ STORES = {
 @everywhere
 @pytest.mark.parametrize("store", STORES)
 def test_st_async_puts_values_into_another_cta(store, options):
-    words = [STORES[store](t, 1) for t in range(THREADS)]
-    out = torch.zeros(2, THREADS, 4, dtype=torch.int32)
+    words = [STORES[store](t, 1) for t in range(tr.THREADS)]
+    out = torch.zeros(2, tr.THREADS, 4, dtype=torch.int32)
     text = storing_async(f"st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.{store};\n", 4 * len(words[0]))
     result = run(text, out, grid=2, cluster=2, **options)
     assert not result.findings
-    for rank in range(2):
-        wanted = torch.tensor([(STORES[store](t, 1 - rank) + [0] * 4)[:4] for t in range(THREADS)], dtype=torch.int32)
-        assert torch.equal(out[rank], wanted)
+    wanted = [[(STORES[store](t, rank) + [0] * 4)[:4] for t in range(tr.THREADS)] for rank in (1, 0)]
+    assert out.tolist() == wanted
 
 
 @everywhere
@@ -582,12 +568,12 @@ def test_st_async_puts_values_into_another_cta(store, options):
 ])
 def test_red_async_combines_in_another_cta(op, wanted, options):
     before = "add.u32 %r52, %r42, %r46;\nst.shared.u32 [%r52], 7;\nfence.proxy.async;\n"
-    out = torch.zeros(2, THREADS, 4, dtype=torch.int32)
+    out = torch.zeros(2, tr.THREADS, 4, dtype=torch.int32)
     name = f"red.async.relaxed.cluster.shared::cluster.mbarrier::complete_tx::bytes.{op}"
     text = storing_async(f"{name} [%r47], %r48, [%r44];\n", 4, before=before)
     result = run(text, out, grid=2, cluster=2, **options)
     assert not result.findings
-    assert out[:, :, 0].tolist() == [[wanted(t) for t in range(THREADS)]] * 2
+    assert out[:, :, 0].tolist() == [[wanted(t) for t in range(tr.THREADS)]] * 2
 
 
 STORE = "st.async.shared::cluster.mbarrier::complete_tx::bytes.u32 [%r47], %r50, [%r44];\n"
@@ -595,15 +581,15 @@ STORE = "st.async.shared::cluster.mbarrier::complete_tx::bytes.u32 [%r47], %r50,
 
 @everywhere
 def test_a_st_async_without_a_wait_is_found(options):
-    text = storing_async(STORE, 4).replace(wait(), "")
-    reports(run(text, torch.zeros(2, THREADS, 4, dtype=torch.int32), grid=2, cluster=2, **options), RACES)
+    text = storing_async(STORE, 4).replace(tr.wait(), "")
+    reports(run(text, torch.zeros(2, tr.THREADS, 4, dtype=torch.int32), grid=2, cluster=2, **options), RACES)
 
 
 def test_st_async_needs_a_cluster_and_an_mbarrier_beside_the_data():
     alone = STORE.replace("[%r47]", "[%r20]").replace("[%r44]", "[%r21]")
-    reports(run(frame(make_barrier() + alone), torch.zeros(8)), {"operand"})
+    reports(run(tr.frame(tr.make_barrier() + alone), torch.zeros(8)), {"operand"})
     text = storing_async(STORE.replace("[%r44]", "[%r21]"), 4)
-    reports(run(text, torch.zeros(2, THREADS, 4, dtype=torch.int32), grid=2, cluster=2), {"mbarrier"})
+    reports(run(text, torch.zeros(2, tr.THREADS, 4, dtype=torch.int32), grid=2, cluster=2), {"mbarrier"})
 
 
 # ---- clusterlaunchcontrol
@@ -625,10 +611,10 @@ WAIT:
     mov.u32 %r44, %cluster_ctarank;
     mov.u32 %r45, 0;
     {lead}
-    {make_barrier()}
-    {MEET}NEXT:
-    @!%p1 {expect(16)}
-    {MEET}    @!%p5 {request}
+    {tr.make_barrier()}
+    {tr.MEET}NEXT:
+    @!%p1 {tr.expect(16)}
+    {tr.MEET}    @!%p5 {request}
     mul.wide.u32 %rd22, %r43, 4;
     add.s64 %rd22, %rd22, %rd1;
     @!%p1 red.global.add.u32 [%rd22], 1;
@@ -641,10 +627,10 @@ WAIT:
     @%p6 clusterlaunchcontrol.query_cancel.get_first_ctaid::x.b32.b128 %r48, %answer;
     add.u32 %r43, %r43, %r44;
     fence.proxy.async.shared::cta;
-    {MEET}    @%p6 bra NEXT;
+    {tr.MEET}    @%p6 bra NEXT;
     {f"@!%p5 {request}" if after_refusal else ""}
     """
-    return frame(body, target="sm_100a")
+    return tr.frame(body, target="sm_100a")
 
 
 @everywhere

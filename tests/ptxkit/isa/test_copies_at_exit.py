@@ -2,26 +2,15 @@
 
 import pytest
 import torch
+import transfers as tr
 from assembly import kinds
-from transfers import (
-    SCHEDULES,
-    THREADS,
-    by_thread_0,
-    expect,
-    frame,
-    load_shared,
-    make_barrier,
-    noise,
-    storing,
-    wait,
-)
 
 from ptxkit.launches import launch
 from ptxkit.tensormap import TensorMap
 
 pytestmark = pytest.mark.simulated
 
-everywhere = pytest.mark.parametrize("options", SCHEDULES)
+everywhere = pytest.mark.parametrize("options", tr.SCHEDULES)
 COMMIT, READ = "cp.async.bulk.commit_group;", "cp.async.bulk.wait_group.read 0;"
 PLAIN = "cp.async.bulk.global.shared::cta.bulk_group [%rd1+1024], [%r20], 1024;"
 ADDING = "cp.reduce.async.bulk.global.shared::cta.bulk_group.add.u32 [%rd1+1024], [%r20], 1024;"
@@ -29,15 +18,15 @@ ADDING = "cp.reduce.async.bulk.global.shared::cta.bulk_group.add.u32 [%rd1+1024]
 
 def by_groups(copy, after):
     """Thread 0 copies from shared memory to the second half of a tensor."""
-    body = load_shared(1024) + "fence.proxy.async.shared::cta;\nbar.sync 0;\n" + by_thread_0(copy) + after
-    return frame(body), [noise(2048)]
+    body = tr.load_shared(1024) + "fence.proxy.async.shared::cta;\nbar.sync 0;\n" + tr.by_thread_0(copy) + after
+    return tr.frame(body), [tr.noise(2048)]
 
 
 def of_a_map(op, after):
     x = torch.zeros(16, 32, dtype=torch.int32)
     m = TensorMap(x, box=(32, 8))
-    text = storing(m, (0, 0), 1024, op=op, wait_for="", after="AFTER").replace(COMMIT, "")
-    return text.replace("AFTER", after), [m, noise(1024)]
+    text = tr.storing(m, (0, 0), 1024, op=op, wait_for="", after="AFTER").replace(COMMIT, "")
+    return text.replace("AFTER", after), [m, tr.noise(1024)]
 
 
 COPIES = {
@@ -61,7 +50,7 @@ WAITS = {  # behind the copy; %p1 is false in thread 0
 
 def run(program, **options):
     text, args = program
-    return launch(text, grid=1, block=THREADS, args=args, **options)
+    return launch(text, grid=1, block=tr.THREADS, args=args, **options)
 
 
 @everywhere
@@ -89,11 +78,11 @@ def test_each_lane_waits_for_its_own_copies():
     """Every lane stores 16 bytes; half of the lanes wait."""
     places = "shl.b32 %r9, %r0, 4; add.u32 %r10, %r20, %r9; cvt.u64.u32 %rd8, %r9; add.s64 %rd9, %rd1, %rd8;\n"
     copy = f"cp.async.bulk.global.shared::cta.bulk_group [%rd9+1024], [%r10], 16;\n{COMMIT}\n"
-    body = load_shared(1024) + "fence.proxy.async.shared::cta;\nbar.sync 0;\n" + places + copy
+    body = tr.load_shared(1024) + "fence.proxy.async.shared::cta;\nbar.sync 0;\n" + places + copy
     some = "and.b32 %r11, %r0, 1; setp.eq.u32 %p4, %r11, 0;\n@%p4 "
-    assert not run((frame(body + READ), [noise(2048)]), strict=True).findings
-    (found,) = run((frame(body + some + READ), [noise(2048)]), strict=True).findings
-    assert found.kind == "copy-at-exit" and found.lane == 1 and found.count == THREADS // 2
+    assert not run((tr.frame(body + READ), [tr.noise(2048)]), strict=True).findings
+    (found,) = run((tr.frame(body + some + READ), [tr.noise(2048)]), strict=True).findings
+    assert found.kind == "copy-at-exit" and found.lane == 1 and found.count == tr.THREADS // 2
 
 
 def sending(after):
@@ -107,19 +96,19 @@ def sending(after):
     mapa.shared::cluster.u32 %r44, %r21, 1;
     mapa.shared::cluster.u32 %r45, %r21, 0;
     @!%p1 mbarrier.init.shared::cta.b64 [%r21+8], 1;
-    {load_shared(1024)}
+    {tr.load_shared(1024)}
     fence.proxy.async;
-    {make_barrier()}
-    {by_thread_0(expect(1024))}
+    {tr.make_barrier()}
+    {tr.by_thread_0(tr.expect(1024))}
     barrier.cluster.arrive.aligned;
     barrier.cluster.wait.aligned;
     @%p5 cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [%r43], [%r20], 1024, [%r44];
     @%p4 bra SENT;
-    {wait()}
+    {tr.wait()}
 SENT:
     {after}
     """
-    return frame(body), [noise(1024)]
+    return tr.frame(body), [tr.noise(1024)]
 
 
 MEET = "barrier.cluster.arrive{}.aligned; barrier.cluster.wait.aligned;"
@@ -144,12 +133,12 @@ ORDERS = {
 @pytest.mark.parametrize(("after", "clean"), ORDERS.values(), ids=ORDERS)
 def test_a_cta_that_sends_its_memory_hears_of_the_end(after, clean, options):
     text, args = sending(after)
-    result = launch(text, grid=2, cluster=2, block=THREADS, args=args, strict=True, **options)
+    result = launch(text, grid=2, cluster=2, block=tr.THREADS, args=args, strict=True, **options)
     assert kinds(result) == ([] if clean else ["copy-at-exit"])
 
 
 def test_the_advice_for_a_sent_copy_is_an_answer():
     text, args = sending("")
-    (found,) = launch(text, grid=2, cluster=2, block=THREADS, args=args, strict=True).findings
+    (found,) = launch(text, grid=2, cluster=2, block=tr.THREADS, args=args, strict=True).findings
     assert "no thread of this CTA knows that the mbarrier's phase has ended" in found.says
     assert found.cta == 0 and found.advice.startswith("the CTA that waits for the phase (mbarrier.try_wait) then meets")

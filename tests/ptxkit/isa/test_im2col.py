@@ -5,23 +5,8 @@ import itertools
 import numpy as np
 import pytest
 import torch
+import transfers as tr
 from assembly import kinds, reports
-from transfers import (
-    FILLER,
-    SCHEDULES,
-    THREADS,
-    by_thread_0,
-    expect,
-    fill_shared,
-    frame,
-    load_shared,
-    make_barrier,
-    refusal,
-    store_shared,
-    swizzled,
-    tensor,
-    wait,
-)
 
 from ptxkit.launches import launch
 from ptxkit.tensormap import TensorMap, TensorMapError, decode, encode
@@ -41,18 +26,19 @@ def braces(numbers):
 
 def loading(m, start, offsets, size, after=""):
     copy = f"""
-    {expect(m.box_bytes)}
+    {tr.expect(m.box_bytes)}
     mov.u64 %rd20, map1;
     cvta.param.u64 %rd20, %rd20;
     cp.async.bulk.tensor.{m.rank}d.shared::cta.global.im2col.mbarrier::complete_tx::bytes
         [%r20], [%rd20, {braces(start)}], [%r21], {braces(offsets)};
     """
-    return frame(fill_shared(size) + make_barrier() + by_thread_0(copy) + wait() + after + store_shared(size), maps=1)
+    body = tr.fill_shared(size) + tr.make_barrier() + tr.by_thread_0(copy) + tr.wait() + after
+    return tr.frame(body + tr.store_shared(size), maps=1)
 
 
 def load(m, start, offsets, **options):
     out = torch.zeros(m.pixels * m.pitch, dtype=torch.uint8)
-    run = launch(loading(m, start, offsets, len(out)), grid=1, block=THREADS, args=[m, out], **options)
+    run = launch(loading(m, start, offsets, len(out)), grid=1, block=tr.THREADS, args=[m, out], **options)
     return out.numpy(), run
 
 
@@ -78,11 +64,11 @@ def copied(x, m, start, offsets):
 
 
 def image_of(x, m, start, offsets, size):
-    image = np.full(size, FILLER, dtype=np.uint8)
+    image = np.full(size, tr.FILLER, dtype=np.uint8)
     for row, k, where in copied(x, m, start, offsets):
         element = x[where].view(1).view(torch.uint8).numpy() if where else np.frombuffer(m.fill_bytes, dtype=np.uint8)
         for b in range(m.itemsize):
-            image[swizzled(m.swizzle, row * m.pitch + k * m.itemsize + b)] = element[b]
+            image[tr.swizzled(m.swizzle, row * m.pitch + k * m.itemsize + b)] = element[b]
     return image
 
 
@@ -98,14 +84,14 @@ def agrees(x, m, start, offsets, **options):
 @pytest.mark.parametrize("offsets", [(0, 0), (2, 1), (255, 255)])
 @pytest.mark.parametrize("start", [(0, -1, -1, 0), (8, 3, 2, 1), (12, 7, 5, 1), (0, 0, 0, 2), (0, 0, 0, 3)])
 def test_pixels_follow_each_other_through_the_box_and_then_through_the_next_image(start, offsets):
-    x = tensor(*IMAGES[4], dtype=torch.int32)
+    x = tr.tensor(*IMAGES[4], dtype=torch.int32)
     agrees(x, image_map(x, (-1, -1), (-1, -1), pixels=100), start, offsets)
 
 
 @pytest.mark.parametrize(("lower", "upper"), [((0, 0), (0, 0)), ((0, 0), (-2, -2)), ((-2, -1), (1, 0)),
                                               ((1, 2), (-1, 0)), ((-1, 0), (1, 2)), ((0, 0), (-8, -6))])
 def test_each_corner_belongs_to_its_dimension(lower, upper):
-    x = tensor(*IMAGES[4], dtype=torch.int32)
+    x = tr.tensor(*IMAGES[4], dtype=torch.int32)
     agrees(x, image_map(x, lower, upper), (0, *lower, 0), (0, 0))
     agrees(x, image_map(x, lower, upper), (4, *lower, 1), (2, 1))
 
@@ -113,7 +99,7 @@ def test_each_corner_belongs_to_its_dimension(lower, upper):
 @pytest.mark.parametrize("rank", [3, 4, 5])
 @pytest.mark.parametrize("pixels", [1, 60])
 def test_every_rank_takes_as_many_pixels_as_asked(rank, pixels):
-    x = tensor(*IMAGES[rank], dtype=torch.int32)
+    x = tr.tensor(*IMAGES[rank], dtype=torch.int32)
     k = rank - 2
     m = image_map(x, (-1, 0, -2)[:k], (0, -1, 1)[:k], pixels=pixels)
     agrees(x, m, (0, *m.lower, 0), (0,) * k)
@@ -122,7 +108,7 @@ def test_every_rank_takes_as_many_pixels_as_asked(rank, pixels):
 
 @pytest.mark.parametrize("steps", [(1, 2, 2, 1), (1, 1, 2, 1), (1, 3, 2, 1), (1, 1, 1, 2), (2, 2, 1, 1)])
 def test_element_strides_skip_pixels_and_do_not_change_their_number(steps):
-    x = tensor(*IMAGES[4], dtype=torch.int32)
+    x = tr.tensor(*IMAGES[4], dtype=torch.int32)
     m = image_map(x, (-1, -1), (-1, -1), element_strides=steps)
     agrees(x, m, (0, -1, -1, 0), (0, 0))
     agrees(x, m, (0, -1, -1, 0), (1, 1))
@@ -131,21 +117,21 @@ def test_element_strides_skip_pixels_and_do_not_change_their_number(steps):
 @pytest.mark.parametrize("swizzle", [0, 32, 64, 128])
 @pytest.mark.parametrize("channels", [4, 8])
 def test_a_pixel_is_a_row_of_the_swizzle(swizzle, channels):
-    x = tensor(*IMAGES[4], dtype=torch.int32)
+    x = tr.tensor(*IMAGES[4], dtype=torch.int32)
     agrees(x, image_map(x, (0, 0), (0, 0), channels, pixels=20, swizzle=swizzle), (0, 0, 0, 0), (1, 1))
 
 
 def test_what_lies_outside_of_the_tensor_can_be_nan():
-    x = tensor(*IMAGES[4], dtype=torch.bfloat16)
+    x = tr.tensor(*IMAGES[4], dtype=torch.bfloat16)
     m = image_map(x, (-1, -1), (-1, -1), fill="nan")
     found, run = load(m, (0, -1, -1, 0), (0, 0))
     assert not run.findings and found.view(np.uint16)[:8].tolist() == [0x7FF7] * 8
     np.testing.assert_array_equal(found, image_of(x, m, (0, -1, -1, 0), (0, 0), len(found)))
 
 
-@pytest.mark.parametrize("options", SCHEDULES)
+@pytest.mark.parametrize("options", tr.SCHEDULES)
 def test_a_load_is_clean_under_every_schedule(options):
-    x = tensor(*IMAGES[4], dtype=torch.int32)
+    x = tr.tensor(*IMAGES[4], dtype=torch.int32)
     agrees(x, image_map(x, (-1, -1), (-1, -1)), (0, 0, 0, 0), (1, 1), **options)
 
 
@@ -161,33 +147,34 @@ def storing(m, start, size, op=""):
     cp.async.bulk.commit_group;
     cp.async.bulk.wait_group 0;
     """
-    return frame(load_shared(size) + "fence.proxy.async.shared::cta;\nbar.sync 0;\n" + by_thread_0(copy), maps=1)
+    ready = tr.load_shared(size) + "fence.proxy.async.shared::cta;\nbar.sync 0;\n"
+    return tr.frame(ready + tr.by_thread_0(copy), maps=1)
 
 
 @pytest.mark.parametrize("op", ["", ".add"])
 @pytest.mark.parametrize(("start", "upper"), [((0, 0, 0, 0), (0, 0)), ((8, 3, 2, 1), (-1, -2)),
                                               ((12, 7, 4, 2), (-1, -2))])
 def test_a_store_puts_pixels_back_and_leaves_out_what_lies_beyond(start, upper, op):
-    x = tensor(*IMAGES[4], dtype=torch.int32)
+    x = tr.tensor(*IMAGES[4], dtype=torch.int32)
     m = image_map(x, (0, 0), upper)
     wanted, source = x.clone(), 10_000 + torch.arange(m.pixels * 8, dtype=torch.int32)
     for row, k, where in copied(x, m, start, (0, 0)):
         if where:
             wanted[where] = source[row * 8 + k] + (wanted[where] if op else 0)
     text = storing(m, start, 4 * source.numel(), op)
-    run = launch(text, grid=1, block=THREADS, args=[m, source.view(torch.uint8)])
+    run = launch(text, grid=1, block=tr.THREADS, args=[m, source.view(torch.uint8)])
     assert not run.findings and torch.equal(x, wanted)
 
 
 def test_a_prefetch_takes_offsets_and_checks_its_map():
-    x = tensor(*IMAGES[4], dtype=torch.int32)
+    x = tr.tensor(*IMAGES[4], dtype=torch.int32)
     ahead = """
     mov.u64 %rd20, map1;
     cvta.param.u64 %rd20, %rd20;
     cp.async.bulk.prefetch.tensor.4d.L2.global.im2col [%rd20, {0, 0, 0, 0}], {1, 1};
     """
     for m, found in ((image_map(x, (0, 0), (0, 0)), []), (TensorMap(x, box=(8, 4, 4, 1)), ["tensor-map"])):
-        assert kinds(launch(frame(ahead, maps=1), grid=1, block=1, args=[m, x])) == found
+        assert kinds(launch(tr.frame(ahead, maps=1), grid=1, block=1, args=[m, x])) == found
 
 
 # ---- the map's bytes
@@ -209,7 +196,7 @@ def test_the_bytes_are_those_that_driver_580_makes(dims, lower, upper, pixels, c
 
 
 def test_a_map_in_tile_mode_has_no_pixels():
-    raw = bytearray(encode(TensorMap(tensor(16, 16), box=(8, 8))))
+    raw = bytearray(encode(TensorMap(tr.tensor(16, 16), box=(8, 8))))
     raw[60] = 1
     with pytest.raises(TensorMapError, match="pixels in tile mode"):
         decode(bytes(raw))
@@ -220,25 +207,25 @@ def test_a_map_in_tile_mode_has_no_pixels():
 
 @pytest.mark.parametrize("start", [(0, 8, 0, 0), (0, -2, 0, 0), (0, 0, 6, 0), (0, 0, -2, 0)])
 def test_a_start_outside_of_the_bounding_box_is_reported(start):
-    x = tensor(*IMAGES[4], dtype=torch.int32)
+    x = tr.tensor(*IMAGES[4], dtype=torch.int32)
     reports(load(image_map(x, (-1, -1), (-1, -1)), start, (0, 0))[1], ["operand"], "bounding box")
 
 
 def test_a_start_between_16_byte_boundaries_is_reported():
-    x = tensor(*IMAGES[4], dtype=torch.int32)
+    x = tr.tensor(*IMAGES[4], dtype=torch.int32)
     reports(load(image_map(x, (-1, -1), (-1, -1)), (2, 0, 0, 0), (0, 0))[1], ["misaligned"], "8 bytes")
 
 
 @pytest.mark.parametrize("im2col", [False, True])
 def test_a_map_of_the_other_mode_is_refused(im2col):
-    x = tensor(*IMAGES[4], dtype=torch.int32)
+    x = tr.tensor(*IMAGES[4], dtype=torch.int32)
     m = image_map(x, (0, 0), (0, 0))
     text = loading(m, (0, 0, 0, 0), (0, 0), m.box_bytes)
     if im2col:
         text = text.replace(".im2col", ".tile").replace(", {0, 0};", ";")
     else:
         m = TensorMap(x, box=(8, 4, 4, 1))
-    run = launch(text, grid=1, block=THREADS, args=[m, torch.zeros(1024, dtype=torch.uint8)])
+    run = launch(text, grid=1, block=tr.THREADS, args=[m, torch.zeros(1024, dtype=torch.uint8)])
     assert "tensor-map" in kinds(run) and "mode" in next(f.says for f in run.findings if f.kind == "tensor-map")
 
 
@@ -249,14 +236,14 @@ def test_a_map_of_the_other_mode_is_refused(im2col):
     ({"box": (8, 4, 4, 1)}, "map.lengths"), ({"box": (3,)}, "map.inner"), ({"pixels": 0}, "map.lengths"),
 ])
 def test_a_map_that_cannot_be_is_refused_by_the_rule(change, name):
-    x = tensor(*IMAGES[4], dtype=torch.int32)
+    x = tr.tensor(*IMAGES[4], dtype=torch.int32)
     with pytest.raises(TensorMapError, match=name):
         TensorMap(x, **{"box": (8,), "pixels": 32, "lower": (0, 0), "upper": (0, 0)} | change)
 
 
 def test_two_dimensions_are_too_few():
     with pytest.raises(TensorMapError, match=r"map\.pixels"):
-        TensorMap(tensor(16, 16), box=(8,), pixels=32, lower=(), upper=())
+        TensorMap(tr.tensor(16, 16), box=(8,), pixels=32, lower=(), upper=())
 
 
 LOAD = "cp.async.bulk.tensor.4d.shared::cta.global"
@@ -273,4 +260,4 @@ BYTES = "mbarrier::complete_tx::bytes"
     ("cp.async.bulk.tensor.4d.global.shared::cta.im2col.bulk_group [%rd1, {0, 0, 0, 0}], [%r20];", "not known here"),
 ])
 def test_forms_that_do_not_exist_are_refused_with_the_line(text, says):
-    assert says in refusal(text)
+    assert says in tr.refusal(text)

@@ -3,38 +3,8 @@
 import itertools
 
 import pytest
+import tensor_core as tc
 import torch
-from tensor_core import (
-    A_AT,
-    B_AT,
-    IMAGE,
-    TYPES,
-    UNDER_ANY_SCHEDULE,
-    Operand,
-    bits_float,
-    byte_address,
-    codes,
-    copy,
-    d_spot,
-    d_spots,
-    d_type_of,
-    depth,
-    descriptor,
-    float_bits,
-    idesc,
-    image_of,
-    mma,
-    multiply,
-    operands,
-    operands_of_a_pair,
-    pattern,
-    put,
-    random_image,
-    run,
-    values,
-    vector,
-    with_d,
-)
 
 pytestmark = pytest.mark.simulated
 
@@ -44,14 +14,14 @@ def product(a, b):
 
 
 def identity(name, n):
-    return torch.eye(n, depth(name), dtype=torch.float64)
+    return torch.eye(n, tc.depth(name), dtype=torch.float64)
 
 
 # ---- operands in shared memory
 
 PLAIN = ("none", "128B", "64B", "32B")
 TRANSPOSABLE = ("f16", "bf16", "e4m3", "e5m2", "u8", "s8")
-OPERANDS = [(name, swizzle, False) for name in TYPES for swizzle in PLAIN]
+OPERANDS = [(name, swizzle, False) for name in tc.TYPES for swizzle in PLAIN]
 OPERANDS += [(name, swizzle, True) for name in TRANSPOSABLE for swizzle in PLAIN] + [("tf32", "128B/32B", True)]
 LAYOUTS = pytest.mark.parametrize("name, swizzle, mn_major", OPERANDS, ids=str)
 
@@ -59,22 +29,22 @@ LAYOUTS = pytest.mark.parametrize("name, swizzle, mn_major", OPERANDS, ids=str)
 @pytest.mark.spread(every=3)
 @LAYOUTS
 def test_each_element_of_a_is_read_from_its_place(name, swizzle, mn_major):
-    k = depth(name)
-    a = Operand(name, values(name, 128, seed=1), A_AT, swizzle, mn_major)
-    b = Operand(name, identity(name, k), B_AT)
-    out, _, cells = multiply(a, b, 128, k)
-    assert torch.equal(out, with_d(cells, a.x, 128, k, d_type=d_type_of(name)))
+    k = tc.depth(name)
+    a = tc.Operand(name, tc.values(name, 128, seed=1), tc.A_AT, swizzle, mn_major)
+    b = tc.Operand(name, identity(name, k), tc.B_AT)
+    out, _, cells = tc.multiply(a, b, 128, k)
+    assert torch.equal(out, tc.with_d(cells, a.x, 128, k, d_type=tc.d_type_of(name)))
 
 
 @pytest.mark.spread(every=3, first=1)
 @LAYOUTS
 def test_each_element_of_b_is_read_from_its_place(name, swizzle, mn_major):
-    a = Operand(name, identity(name, 64), A_AT)
-    b = Operand(name, values(name, 64, seed=2), B_AT, swizzle, mn_major)
-    out, _, cells = multiply(a, b, 64, 64)
+    a = tc.Operand(name, identity(name, 64), tc.A_AT)
+    b = tc.Operand(name, tc.values(name, 64, seed=2), tc.B_AT, swizzle, mn_major)
+    out, _, cells = tc.multiply(a, b, 64, 64)
     d = torch.zeros(64, 64, dtype=torch.float64)
-    d[: depth(name)] = b.x.T
-    assert torch.equal(out, with_d(cells, d, 64, 64, d_type=d_type_of(name)))
+    d[: tc.depth(name)] = b.x.T
+    assert torch.equal(out, tc.with_d(cells, d, 64, 64, d_type=tc.d_type_of(name)))
 
 
 @pytest.mark.parametrize("name, swizzle, mn_major, lbo, sbo", [
@@ -87,19 +57,19 @@ def test_each_element_of_b_is_read_from_its_place(name, swizzle, mn_major):
     ("tf32", "128B/32B", True, 0x800, 0x2000),
 ])
 def test_strides_are_what_the_descriptor_says(name, swizzle, mn_major, lbo, sbo):
-    k = depth(name)
-    a = Operand(name, values(name, 64, seed=1), A_AT, swizzle, mn_major, lbo, sbo)
-    b = Operand(name, identity(name, k), 0xC000)
-    image = image_of(b, size=0xC000)
+    k = tc.depth(name)
+    a = tc.Operand(name, tc.values(name, 64, seed=1), tc.A_AT, swizzle, mn_major, lbo, sbo)
+    b = tc.Operand(name, identity(name, k), 0xC000)
+    image = tc.image_of(b, size=0xC000)
     held = {}
-    for mn, row in enumerate(codes(name, a.x).tolist()):
+    for mn, row in enumerate(tc.codes(name, a.x).tolist()):
         for column, code in enumerate(row):
-            held[a.address(mn, column, TYPES[name][2])] = mn, column, code
+            held[a.address(mn, column, tc.TYPES[name][2])] = mn, column, code
     for address, (_, _, code) in held.items():
-        put(image, address, code, TYPES[name][2])
-    out, _, _ = multiply(a, b, 64, k, image=image)
-    d = out[d_spots(1, 64, k)]
-    d = d.double() if TYPES[name][0] == "i8" else bits_float(d)
+        tc.put(image, address, code, tc.TYPES[name][2])
+    out, _, _ = tc.multiply(a, b, 64, k, image=image)
+    d = out[tc.d_spots(1, 64, k)]
+    d = d.double() if tc.TYPES[name][0] == "i8" else tc.bits_float(d)
     for mn, column, _ in held.values():  # where blocks overlap, the last one written
         assert d[mn, column] == a.x[mn, column]
 
@@ -126,67 +96,67 @@ WORKED_OUT = [
 
 @pytest.mark.parametrize("name, start, lbo, sbo, swizzle, mn_major, number, places", WORKED_OUT)
 def test_addresses_worked_out_by_hand_are_read(name, start, lbo, sbo, swizzle, mn_major, number, places):
-    k, size = depth(name), TYPES[name][2]
+    k, size = tc.depth(name), tc.TYPES[name][2]
     m = 64 if max(mn for mn, _ in places) < 64 else 128
-    assert descriptor(start, lbo, sbo, swizzle) == number
+    assert tc.descriptor(start, lbo, sbo, swizzle) == number
     image, d = torch.zeros(0xC000, dtype=torch.uint8), torch.zeros(m, k, dtype=torch.float64)
     for n, ((mn, column), address) in enumerate(places.items(), 1):
-        assert byte_address(mn, column, size, start, lbo, sbo, swizzle, mn_major) == address
-        put(image, address, int(codes(name, torch.tensor(float(n)))), size)
+        assert tc.byte_address(mn, column, size, start, lbo, sbo, swizzle, mn_major) == address
+        tc.put(image, address, int(tc.codes(name, torch.tensor(float(n)))), size)
         d[mn, column] = n
-    a, b = Operand(name, d, start, swizzle, mn_major), Operand(name, identity(name, k), 0xC000)
+    a, b = tc.Operand(name, d, start, swizzle, mn_major), tc.Operand(name, identity(name, k), 0xC000)
     a.descriptor = number
     b.place(image)
-    out, _, _ = multiply(a, b, m, k, image=image)
+    out, _, _ = tc.multiply(a, b, m, k, image=image)
     rows = sorted({mn for mn, _ in places})
-    assert torch.equal(bits_float(out[d_spots(1, m, k)])[rows], d[rows])
+    assert torch.equal(tc.bits_float(out[tc.d_spots(1, m, k)])[rows], d[rows])
 
 
 def test_idesc_has_the_compilers_numbers():
-    assert idesc("bf16", "bf16", 128, 128, transpose_b=True) == 0x8210490
-    assert idesc("f16", "f16", 128, 256) == 0x8400010
-    assert idesc("f16", "f16", 128, 256, negate_a=True) == 0x8402010
-    assert idesc("bf16", "bf16", 64, 64, transpose_b=True) == 0x4110490
-    assert idesc("tf32", "tf32", 128, 128) == 0x8200910
-    assert idesc("f16", "f16", 256, 256) == 0x10400010
-    assert idesc("e4m3", "e4m3", 128, 32) == 0x8080010
+    assert tc.idesc("bf16", "bf16", 128, 128, transpose_b=True) == 0x8210490
+    assert tc.idesc("f16", "f16", 128, 256) == 0x8400010
+    assert tc.idesc("f16", "f16", 128, 256, negate_a=True) == 0x8402010
+    assert tc.idesc("bf16", "bf16", 64, 64, transpose_b=True) == 0x4110490
+    assert tc.idesc("tf32", "tf32", 128, 128) == 0x8200910
+    assert tc.idesc("f16", "f16", 256, 256) == 0x10400010
+    assert tc.idesc("e4m3", "e4m3", 128, 32) == 0x8080010
 
 
 # ---- shapes, and where D goes
 
 
 def test_places_of_d_worked_out_by_hand():
-    assert d_spot(1, 128, 128, 77, 33) == (0, 77, 33)
-    assert d_spot(1, 64, 64, 37, 5) == (0, 69, 5) and d_spot(1, 64, 64, 37, 5, half=1) == (0, 85, 5)
-    assert d_spot(1, 64, 128, 37, 100, ws=True) == (0, 101, 36)
-    assert d_spot(1, 32, 128, 20, 70, ws=True) == (0, 84, 6)
-    assert d_spot(2, 128, 128, 100, 90) == (1, 100, 26)
-    assert d_spot(2, 256, 256, 200, 255) == (1, 72, 255)
+    assert tc.d_spot(1, 128, 128, 77, 33) == (0, 77, 33)
+    assert tc.d_spot(1, 64, 64, 37, 5) == (0, 69, 5) and tc.d_spot(1, 64, 64, 37, 5, half=1) == (0, 85, 5)
+    assert tc.d_spot(1, 64, 128, 37, 100, ws=True) == (0, 101, 36)
+    assert tc.d_spot(1, 32, 128, 20, 70, ws=True) == (0, 84, 6)
+    assert tc.d_spot(2, 128, 128, 100, 90) == (1, 100, 26)
+    assert tc.d_spot(2, 256, 256, 200, 255) == (1, 72, 255)
 
 
 @pytest.mark.parametrize("m", [64, 128])
 @pytest.mark.parametrize("n", [8, 16, 24, 136, 248, 256])
 def test_every_n_from_8_to_256_writes_its_columns_and_no_others(m, n):
-    a, b = operands("bf16", m, n, b_at=0x6000)
-    out, result, cells = multiply(a, b, m, n, columns=256, image=image_of(a, b, size=0x10000))
-    assert torch.equal(out, with_d(cells, product(a, b), m, n))
+    a, b = tc.operands("bf16", m, n, b_at=0x6000)
+    out, result, cells = tc.multiply(a, b, m, n, columns=256, image=tc.image_of(a, b, size=0x10000))
+    assert torch.equal(out, tc.with_d(cells, product(a, b), m, n))
     assert result.counters["tensor_flops"] == 2 * m * n * 16
     assert result.counters["tmem_columns"] == 256
 
 
 @pytest.mark.parametrize("half", [0, 1])
 def test_two_tiles_of_64_rows_share_their_columns(half):
-    a, b = operands("f16", 64, 32)
-    out, _, cells = multiply(a, b, 64, 32, half=half)
-    assert torch.equal(out, with_d(cells, product(a, b), 64, 32, half=half))
+    a, b = tc.operands("f16", 64, 32)
+    out, _, cells = tc.multiply(a, b, 64, 32, half=half)
+    assert torch.equal(out, tc.with_d(cells, product(a, b), 64, 32, half=half))
 
 
 @pytest.mark.parametrize("m", [32, 64, 128])
 @pytest.mark.parametrize("n", [64, 128, 256])
 def test_weight_stationary_layouts(m, n):
-    a, b = operands("bf16", m, n, b_at=0x6000)
-    out, _, cells = multiply(a, b, m, n, ws=".ws", columns=256, image=image_of(a, b, size=0x10000))
-    assert torch.equal(out, with_d(cells, product(a, b), m, n, ws=True))
+    a, b = tc.operands("bf16", m, n, b_at=0x6000)
+    out, _, cells = tc.multiply(a, b, m, n, ws=".ws", columns=256, image=tc.image_of(a, b, size=0x10000))
+    assert torch.equal(out, tc.with_d(cells, product(a, b), m, n, ws=True))
 
 
 ZERO_COLUMNS = ("1100001110000111", "1110000111000011", "0000111000011100", "0001110000111000")  # highest column first
@@ -195,13 +165,14 @@ ZERO_MASK = 0 | 1 << 8 | 2 << 16 | 1 << 24 | 0b0011 << 32 | 1 << 39 | 2 << 40 | 
 
 @pytest.mark.parametrize("on", [True, False])
 def test_the_zero_column_mask_worked_out_by_hand(on):
-    a, b = operands("f16", 32, 64)
-    image = image_of(a, b)
+    a, b = tc.operands("f16", 32, 64)
+    image = tc.image_of(a, b)
     number = ZERO_MASK if on else ZERO_MASK & ~(1 << 39)
-    out, _, cells = multiply(a, b, 32, 64, ws=".ws", before=f"mov.b64 %rd12, {number};\n", tail=", %rd12", image=image)
+    before = f"mov.b64 %rd12, {number};\n"
+    out, _, cells = tc.multiply(a, b, 32, 64, ws=".ws", before=before, tail=", %rd12", image=image)
     columns = "".join(part[::-1] for part in ZERO_COLUMNS)
     b.x[[n for n, zero in enumerate(columns) if on and zero == "1"]] = 0
-    assert torch.equal(out, with_d(cells, product(a, b), 32, 64, ws=True))
+    assert torch.equal(out, tc.with_d(cells, product(a, b), 32, 64, ws=True))
 
 
 @pytest.mark.parametrize("m, n", [(128, 32), (128, 64), (256, 16), (256, 64)])
@@ -209,10 +180,10 @@ def test_the_zero_column_mask_worked_out_by_hand(on):
 def test_a_pair_of_ctas_takes_half_of_each_operand_from_each(m, n, swizzle, mn_major):
     if swizzle == "32B" and n < 32:
         swizzle = "none"
-    a, b = values("bf16", m, 11), values("bf16", n, 12)
-    parts, images = operands_of_a_pair(a, b, swizzle, mn_major)
-    out, result, cells = multiply(*parts, m, n, group=2, image=images)
-    assert torch.equal(out, with_d(cells, a @ b.T, m, n, group=2))
+    a, b = tc.values("bf16", m, 11), tc.values("bf16", n, 12)
+    parts, images = tc.operands_of_a_pair(a, b, swizzle, mn_major)
+    out, result, cells = tc.multiply(*parts, m, n, group=2, image=images)
+    assert torch.equal(out, tc.with_d(cells, a @ b.T, m, n, group=2))
     assert result.counters["tensor_flops"] == 2 * m * n * 16
 
 
@@ -225,56 +196,56 @@ def whole(rows, columns, seed):
 
 @pytest.mark.parametrize("name", ["bf16", "tf32", "e4m3", "e5m2", "e2m1"])
 def test_d_is_added_to_when_the_predicate_says_so(name):
-    a, b = operands(name, 128, 32)
+    a, b = tc.operands(name, 128, 32)
     c = whole(128, 64, 15)
-    out, _, cells = multiply(a, b, 128, 32, accumulate=1, cells=float_bits(c)[None])
-    assert torch.equal(out, with_d(cells, product(a, b) + c[:, :32], 128, 32))
+    out, _, cells = tc.multiply(a, b, 128, 32, accumulate=1, cells=tc.float_bits(c)[None])
+    assert torch.equal(out, tc.with_d(cells, product(a, b) + c[:, :32], 128, 32))
 
 
 def test_old_values_are_not_looked_at_otherwise():
-    a, b = operands("bf16", 128, 32)
+    a, b = tc.operands("bf16", 128, 32)
     cells = torch.full((1, 128, 64), 0x7FC00000, dtype=torch.int32)  # NaN
-    out, _, _ = multiply(a, b, 128, 32, cells=cells)
-    assert torch.equal(out, with_d(cells, product(a, b), 128, 32))
+    out, _, _ = tc.multiply(a, b, 128, 32, cells=cells)
+    assert torch.equal(out, tc.with_d(cells, product(a, b), 128, 32))
 
 
 @pytest.mark.parametrize("flags", [{"negate_a": True}, {"negate_b": True}, {"negate_a": True, "negate_b": True}])
 def test_operands_are_negated(flags):
-    a, b = operands("f16", 64, 32, swizzle="32B")
+    a, b = tc.operands("f16", 64, 32, swizzle="32B")
     c = whole(128, 64, 18)
-    out, _, cells = multiply(a, b, 64, 32, accumulate=1, cells=float_bits(c)[None], flags=flags)
-    old = bits_float(cells[d_spots(1, 64, 32)])
-    assert torch.equal(out, with_d(cells, product(a, b) * (-1) ** len(flags) + old, 64, 32))
+    out, _, cells = tc.multiply(a, b, 64, 32, accumulate=1, cells=tc.float_bits(c)[None], flags=flags)
+    old = tc.bits_float(cells[tc.d_spots(1, 64, 32)])
+    assert torch.equal(out, tc.with_d(cells, product(a, b) * (-1) ** len(flags) + old, 64, 32))
 
 
 def test_a_result_in_halves_takes_the_lower_half_of_each_cell():
-    a, b = operands("f16", 128, 32)
+    a, b = tc.operands("f16", 128, 32)
     c = whole(128, 64, 19).to(torch.float16)
     cells = (c.view(torch.int16).to(torch.int32) & 0xFFFF | 0x5A5A0000)[None]
-    out, _, _ = multiply(a, b, 128, 32, accumulate=1, cells=cells, d_type="f16")
-    assert torch.equal(out, with_d(cells, product(a, b) + c[:, :32].double(), 128, 32, d_type="f16"))
+    out, _, _ = tc.multiply(a, b, 128, 32, accumulate=1, cells=cells, d_type="f16")
+    assert torch.equal(out, tc.with_d(cells, product(a, b) + c[:, :32].double(), 128, 32, d_type="f16"))
 
 
 @pytest.mark.parametrize("scale", [0, 1, 15])
 @pytest.mark.parametrize("name", ["f16", "tf32"])
 def test_the_old_d_can_be_scaled_down(name, scale):
-    a, b = operands(name, 128, 32)
+    a, b = tc.operands(name, 128, 32)
     c = whole(128, 64, 23)
-    cells = float_bits(c * 2.0**scale)[None]
-    out, _, _ = multiply(a, b, 128, 32, accumulate=1, cells=cells, tail=f", {scale}")
-    assert torch.equal(out, with_d(cells, product(a, b) + c[:, :32], 128, 32))
+    cells = tc.float_bits(c * 2.0**scale)[None]
+    out, _, _ = tc.multiply(a, b, 128, 32, accumulate=1, cells=cells, tail=f", {scale}")
+    assert torch.equal(out, tc.with_d(cells, product(a, b) + c[:, :32], 128, 32))
 
 
 @pytest.mark.parametrize("a_type, b_type", list(itertools.product(["u8", "s8"], repeat=2)))
 def test_integers_are_exact_and_wrap_or_saturate(a_type, b_type):
-    a = Operand(a_type, values(a_type, 128, 24), A_AT, "64B")
-    b = Operand(b_type, values(b_type, 32, 25), B_AT, "64B")
+    a = tc.Operand(a_type, tc.values(a_type, 128, 24), tc.A_AT, "64B")
+    b = tc.Operand(b_type, tc.values(b_type, 32, 25), tc.B_AT, "64B")
     low, high = -(2**31), 2**31 - 1
     c = torch.randint(low, high, (1, 128, 64), generator=torch.Generator().manual_seed(1)).to(torch.int32)
     c[0, :, 0], c[0, :, 1] = high, low
     exact = product(a, b).to(torch.int64) + c[0, :, :32]
-    wrapped, _, _ = multiply(a, b, 128, 32, accumulate=1, cells=c)
-    limited, _, _ = multiply(a, b, 128, 32, accumulate=1, cells=c, flags={"saturate": True})
+    wrapped, _, _ = tc.multiply(a, b, 128, 32, accumulate=1, cells=c)
+    limited, _, _ = tc.multiply(a, b, 128, 32, accumulate=1, cells=c, flags={"saturate": True})
     assert torch.equal(wrapped[0, :, :32], exact.to(torch.int32))
     assert torch.equal(limited[0, :, :32], exact.clamp(low, high).to(torch.int32))
     assert not torch.equal(wrapped, limited)
@@ -282,12 +253,12 @@ def test_integers_are_exact_and_wrap_or_saturate(a_type, b_type):
 
 @pytest.mark.parametrize("name", ["f16", "bf16", "tf32", "e4m3", "e5m2"])
 def test_products_of_any_numbers_are_as_close_as_25_bits_below_the_largest_term(name):
-    a, b = operands(name, 128, 64, exact=False)
+    a, b = tc.operands(name, 128, 64, exact=False)
     c = torch.randn(128, 64, generator=torch.Generator().manual_seed(2)).double()
-    out, _, _ = multiply(a, b, 128, 64, accumulate=1, cells=float_bits(c)[None])
-    exact, got = product(a, b) + c.float().double(), bits_float(out[0])
+    out, _, _ = tc.multiply(a, b, 128, 64, accumulate=1, cells=tc.float_bits(c)[None])
+    exact, got = product(a, b) + c.float().double(), tc.bits_float(out[0])
     largest = torch.maximum((a.x.abs()[:, None] * b.x.abs()[None]).amax(-1), c.abs())
-    limit = (depth(name) + 1) * 2.0**-25 * 2 * largest + 2.0**-23 * exact.abs()  # each term is cut, then the sum
+    limit = (tc.depth(name) + 1) * 2.0**-25 * 2 * largest + 2.0**-23 * exact.abs()  # each term is cut, then the sum
     assert ((got - exact).abs() <= limit).all()
     assert (got != exact).any()
 
@@ -298,44 +269,44 @@ LANE_MASK = [0x00000001, 0x80000000, 0xFFFFFFFF, 0x0000FF00, 0, 0xF0F0F0F0, 2, 0
 @pytest.mark.parametrize("group", [1, 2])
 def test_lanes_that_the_mask_disables_keep_what_they_held(group):
     words = LANE_MASK[: 4 * group]
-    options = {"mask": vector(0, 4 * group) + ", ", "group": group, "accumulate": 1}
+    options = {"mask": tc.vector(0, 4 * group) + ", ", "group": group, "accumulate": 1}
     options["before"] = "".join(f"mov.b32 %x{n}, {w};\n" for n, w in enumerate(words))
-    options["cells"] = float_bits(whole(128 * group, 64, 28)).reshape(group, 128, 64)
+    options["cells"] = tc.float_bits(whole(128 * group, 64, 28)).reshape(group, 128, 64)
     if group == 1:
-        parts, a, b = operands("bf16", 128, 32), values("bf16", 128, 1), values("bf16", 32, 2)
+        parts, a, b = tc.operands("bf16", 128, 32), tc.values("bf16", 128, 1), tc.values("bf16", 32, 2)
     else:
-        a, b = values("bf16", 256, 29), values("bf16", 32, 30)
-        parts, options["image"] = operands_of_a_pair(a, b)
-    out, _, cells = multiply(*parts, 128 * group, 32, **options)
-    wanted = with_d(cells, a @ b.T + bits_float(cells).reshape(-1, 64)[:, :32], 128 * group, 32, group=group)
+        a, b = tc.values("bf16", 256, 29), tc.values("bf16", 32, 30)
+        parts, options["image"] = tc.operands_of_a_pair(a, b)
+    out, _, cells = tc.multiply(*parts, 128 * group, 32, **options)
+    wanted = tc.with_d(cells, a @ b.T + tc.bits_float(cells).reshape(-1, 64)[:, :32], 128 * group, 32, group=group)
     for lane in range(128 * group):
         if words[lane // 32] >> lane % 32 & 1:
             wanted[lane // 128, lane % 128] = cells[lane // 128, lane % 128]
     assert torch.equal(out, wanted)
 
 
-@UNDER_ANY_SCHEDULE
+@tc.UNDER_ANY_SCHEDULE
 def test_a_tile_of_128_x_128_x_64_in_four_steps(schedule):
-    x, y = (torch.cat([values("bf16", 128, seed + n) for n in range(4)], 1) for seed in (31, 35))
+    x, y = (torch.cat([tc.values("bf16", 128, seed + n) for n in range(4)], 1) for seed in (31, 35))
     image, steps = torch.zeros(0xC000, dtype=torch.uint8), []
     for n in range(4):  # 32 bytes further along K
         columns = slice(16 * n, 16 * n + 16)
-        a, b = (Operand("bf16", z[:, columns], start + 32 * n, "128B") for z, start in ((x, A_AT), (y, B_AT)))
+        a, b = (tc.Operand("bf16", z[:, columns], start + 32 * n, "128B") for z, start in ((x, tc.A_AT), (y, tc.B_AT)))
         a.place(image)
         b.place(image)
-        number = idesc("bf16", "bf16", 128, 128)
-        steps.append(mma("f16", (a.descriptor, b.descriptor), number, accumulate=n > 0))
-    out, result = run("\n".join(steps), image=image, columns=128, **schedule)
-    assert torch.equal(bits_float(out[0]), x @ y.T)
+        number = tc.idesc("bf16", "bf16", 128, 128)
+        steps.append(tc.mma("f16", (a.descriptor, b.descriptor), number, accumulate=n > 0))
+    out, result = tc.run("\n".join(steps), image=image, columns=128, **schedule)
+    assert torch.equal(tc.bits_float(out[0]), x @ y.T)
     assert result.counters["tensor_flops"] == 2 * 128 * 128 * 64
 
 
-@UNDER_ANY_SCHEDULE
+@tc.UNDER_ANY_SCHEDULE
 def test_a_pairs_product_under_any_schedule(schedule):
-    a, b = values("bf16", 256, 31), values("bf16", 32, 32)
-    parts, images = operands_of_a_pair(a, b)
-    out, _, cells = multiply(*parts, 256, 32, group=2, image=images, **schedule)
-    assert torch.equal(out, with_d(cells, a @ b.T, 256, 32, group=2))
+    a, b = tc.values("bf16", 256, 31), tc.values("bf16", 32, 32)
+    parts, images = tc.operands_of_a_pair(a, b)
+    out, _, cells = tc.multiply(*parts, 256, 32, group=2, image=images, **schedule)
+    assert torch.equal(out, tc.with_d(cells, a @ b.T, 256, 32, group=2))
 
 
 # ---- A in tensor memory
@@ -343,8 +314,8 @@ def test_a_pairs_product_under_any_schedule(schedule):
 
 def packed_cells(name, x):
     """Return a as tensor memory holds it: [row][8 cells]; small floats have a byte each, in its middle."""
-    size, container = TYPES[name][2], {"e2m1": 2, "e2m3": 1, "e3m2": 1}.get(name, 0)
-    code = codes(name, x) << container
+    size, container = tc.TYPES[name][2], {"e2m1": 2, "e2m3": 1, "e3m2": 1}.get(name, 0)
+    code = tc.codes(name, x) << container
     words = sum(code[:, n :: 4 // size] << 8 * size * n for n in range(4 // size))
     return torch.where(words < 2**31, words, words - 2**32).to(torch.int32)
 
@@ -353,32 +324,32 @@ def test_a_in_tensor_memory_worked_out_by_hand():
     x = torch.zeros(64, 16, dtype=torch.float64)
     x[37, 5] = 1
     assert packed_cells("bf16", x)[37, 2] == 0x3F80 << 16
-    assert d_spot(1, 64, 16, 37, 0)[1] == 69 and d_spot(1, 128, 16, 37, 0)[1] == 37
+    assert tc.d_spot(1, 64, 16, 37, 0)[1] == 69 and tc.d_spot(1, 128, 16, 37, 0)[1] == 37
 
 
-@pytest.mark.parametrize("name", TYPES)
+@pytest.mark.parametrize("name", tc.TYPES)
 @pytest.mark.parametrize("m, half", [(64, 0), (64, 1), (128, 0)])
 def test_a_can_lie_in_tensor_memory(name, m, half):
-    a, b = values(name, m, 33), Operand(name, values(name, 32, 34), B_AT, "128B")
-    cells, d_type, offset = pattern(1, 64), d_type_of(name), half << 20
-    lanes = d_spots(1, m, 8, half=half)[1]
+    a, b = tc.values(name, m, 33), tc.Operand(name, tc.values(name, 32, 34), tc.B_AT, "128B")
+    cells, d_type, offset = tc.pattern(1, 64), tc.d_type_of(name), half << 20
+    lanes = tc.d_spots(1, m, 8, half=half)[1]
     cells[0, lanes, torch.arange(40, 48).expand(m, 8)] = packed_cells(name, a)
-    number = idesc(name, name, m, 32, d_type)
-    issue = mma(TYPES[name][0], (0, b.descriptor), number, d=f"%r8+{offset}", a=f"[%r8+{offset + 40}]")
-    out, _ = run(issue, image=image_of(b), cells=cells)
-    assert torch.equal(out, with_d(cells, a @ b.x.T, m, 32, half=half, d_type=d_type))
+    number = tc.idesc(name, name, m, 32, d_type)
+    issue = tc.mma(tc.TYPES[name][0], (0, b.descriptor), number, d=f"%r8+{offset}", a=f"[%r8+{offset + 40}]")
+    out, _ = tc.run(issue, image=tc.image_of(b), cells=cells)
+    assert torch.equal(out, tc.with_d(cells, a @ b.x.T, m, 32, half=half, d_type=d_type))
 
 
 @pytest.mark.parametrize("m", [128, 256])
 def test_a_of_a_pair_lies_in_both_tensor_memories(m):
-    a, b = values("bf16", m, 35), values("bf16", 32, 36)
-    cells = pattern(2, 64)
+    a, b = tc.values("bf16", m, 35), tc.values("bf16", 32, 36)
+    cells = tc.pattern(2, 64)
     for first in range(0, 128, m // 2):  # M=128: each CTA holds its 64 rows twice
         cells[:, first : first + m // 2, 40:48] = packed_cells("bf16", a).reshape(2, m // 2, 8)
-    (_, part), images = operands_of_a_pair(a, b)
-    issue = mma("f16", (0, part.descriptor), idesc("bf16", "bf16", m, 32), a="[%r8+40]", group=2)
-    out, _ = run(issue, image=images, cells=cells, group=2)
-    assert torch.equal(out, with_d(cells, a @ b.T, m, 32, group=2))
+    (_, part), images = tc.operands_of_a_pair(a, b)
+    issue = tc.mma("f16", (0, part.descriptor), tc.idesc("bf16", "bf16", m, 32), a="[%r8+40]", group=2)
+    out, _ = tc.run(issue, image=images, cells=cells, group=2)
+    assert torch.equal(out, tc.with_d(cells, a @ b.T, m, 32, group=2))
 
 
 # ---- cp and shift
@@ -398,14 +369,14 @@ def copied(shape, image, cells, column, lbo=128, sbo=256, swizzle="none", unpack
     rows, width, lanes = COPIES[shape]
     wanted = cells.clone()
     for row, chunk in itertools.product(range(rows), range(0, width, 16)):
-        offset = byte_address(row, chunk, 1, A_AT, lbo, sbo, swizzle, False) - IMAGE
+        offset = tc.byte_address(row, chunk, 1, tc.A_AT, lbo, sbo, swizzle, False) - tc.IMAGE
         first = column + chunk // 4
         for lane in lanes(row):
             wanted[0, lane, first : first + 4] = unpack(image[offset : offset + 16]).view(torch.int32)
     return wanted
 
 
-SOURCE = descriptor(A_AT, 128, 256, "none")
+SOURCE = tc.descriptor(tc.A_AT, 128, 256, "none")
 
 
 @pytest.mark.parametrize("shape", COPIES)
@@ -413,22 +384,22 @@ SOURCE = descriptor(A_AT, 128, 256, "none")
     "lbo, sbo, swizzle", [(16, 128, "none"), (128, 256, "none"), (16, 1024, "128B"), (16, 256, "32B")]
 )
 def test_cp_copies_rows_to_their_lanes(shape, lbo, sbo, swizzle):
-    image = random_image(37)
-    out, _ = run(copy(shape, descriptor(A_AT, lbo, sbo, swizzle)), image=image)
-    assert torch.equal(out, copied(shape, image, pattern(1, 64), 8, lbo, sbo, swizzle))
+    image = tc.random_image(37)
+    out, _ = tc.run(tc.copy(shape, tc.descriptor(tc.A_AT, lbo, sbo, swizzle)), image=image)
+    assert torch.equal(out, copied(shape, image, tc.pattern(1, 64), 8, lbo, sbo, swizzle))
 
 
 @pytest.mark.parametrize("shape", [shape for shape in COPIES if "." in shape])
 def test_a_cp_may_name_its_shape_behind_its_warps_as_triton_does(shape):
-    image = random_image(37)
+    image = tc.random_image(37)
     (one, other) = shape.split(".")
-    out, _ = run(copy(f"{other}.{one}", SOURCE), image=image)
-    assert torch.equal(out, copied(shape, image, pattern(1, 64), 8))
+    out, _ = tc.run(tc.copy(f"{other}.{one}", SOURCE), image=image)
+    assert torch.equal(out, copied(shape, image, tc.pattern(1, 64), 8))
 
 
 def test_the_address_picks_the_lane_of_4x256b_in_each_slab():
-    image, wanted = random_image(38), pattern(1, 64)
-    out, _ = run(copy("4x256b", SOURCE, f"%r8+{31 << 16}"), image=image)
+    image, wanted = tc.random_image(38), tc.pattern(1, 64)
+    out, _ = tc.run(tc.copy("4x256b", SOURCE, f"%r8+{31 << 16}"), image=image)
     wanted[0, 31::32, :8] = copied("4x256b", image, wanted, 0)[0, ::32, :8]
     assert torch.equal(out, wanted)
 
@@ -439,29 +410,29 @@ def test_cp_can_unpack_small_floats_into_bytes(format_, bits, container):
         packed = int.from_bytes(bytes(group.tolist()), "little")
         return torch.tensor([(packed >> bits * n & (1 << bits) - 1) << container for n in range(16)], dtype=torch.uint8)
 
-    image = random_image(39)
-    out, _ = run(copy(f"128x128b.b8x16.{format_}", SOURCE), image=image)
-    assert torch.equal(out, copied("128x128b", image, pattern(1, 64), 8, unpack=unpack))
+    image = tc.random_image(39)
+    out, _ = tc.run(tc.copy(f"128x128b.b8x16.{format_}", SOURCE), image=image)
+    assert torch.equal(out, copied("128x128b", image, tc.pattern(1, 64), 8, unpack=unpack))
 
 
 def test_a_pairs_copy_takes_place_in_both_ctas():
-    images = torch.stack([random_image(40), random_image(41)])
-    out, _ = run(copy("128x256b", SOURCE, group=2), image=images, group=2)
+    images = torch.stack([tc.random_image(40), tc.random_image(41)])
+    out, _ = tc.run(tc.copy("128x256b", SOURCE, group=2), image=images, group=2)
     for cta in (slice(0, 1), slice(1, 2)):
-        assert torch.equal(out[cta], copied("128x256b", images[cta][0], pattern(2, 64)[cta], 8))
+        assert torch.equal(out[cta], copied("128x256b", images[cta][0], tc.pattern(2, 64)[cta], 8))
 
 
 def test_an_mma_follows_the_copy_that_fills_its_a():
-    a, b = operands("bf16", 128, 32, swizzle="none")
-    issue = copy("128x256b", SOURCE, "%r8+40")
-    issue += mma("f16", (0, b.descriptor), idesc("bf16", "bf16", 128, 32), a="[%r8+40]")
-    out, _ = run(issue, image=image_of(a, b))
-    assert torch.equal(bits_float(out[0, :, :32]), product(a, b))
+    a, b = tc.operands("bf16", 128, 32, swizzle="none")
+    issue = tc.copy("128x256b", SOURCE, "%r8+40")
+    issue += tc.mma("f16", (0, b.descriptor), tc.idesc("bf16", "bf16", 128, 32), a="[%r8+40]")
+    out, _ = tc.run(issue, image=tc.image_of(a, b))
+    assert torch.equal(tc.bits_float(out[0, :, :32]), product(a, b))
 
 
 @pytest.mark.parametrize("name", ["shift.down.cta_group::1", "shift.cta_group::1.down"])
 def test_shift_moves_32_bytes_of_a_slab_by_one_lane(name):
-    out, _ = run(f"tcgen05.{name} [%r8+{(32 << 16) + 8}];")
-    before, wanted = pattern(1, 64), pattern(1, 64)
+    out, _ = tc.run(f"tcgen05.{name} [%r8+{(32 << 16) + 8}];")
+    before, wanted = tc.pattern(1, 64), tc.pattern(1, 64)
     wanted[0, 32:63, 8:16] = before[0, 33:64, 8:16]
     assert torch.equal(out, wanted)

@@ -1,31 +1,16 @@
 """tcgen05.mma.block_scale: factors in tensor memory, packed 4-bit elements, and how factors get there."""
 
 import pytest
+import tensor_core as tc
 import torch
 from assembly import kinds
-from tensor_core import (
-    A_AT,
-    B_AT,
-    TYPES,
-    UNDER_ANY_SCHEDULE,
-    Operand,
-    bits_float,
-    byte_address,
-    codes,
-    d_spots,
-    descriptor,
-    image_of,
-    put,
-    run,
-    values,
-)
 
 from ptxkit.ptx import PtxError
 
 pytestmark = pytest.mark.simulated
 
 E4M3 = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).double()
-E2M1 = TYPES["e2m1"][3]
+E2M1 = tc.TYPES["e2m1"][3]
 AT = {"a": 64, "b": 72}  # columns of the factors; D lies below
 COUNTS = {("mxf8f6f4", "scale_vec::1X"): 1, ("mxf8f6f4", ""): 1, ("mxf4", "scale_vec::2X"): 2, ("mxf4", "block32"): 2,
           ("mxf4nvf4", "block32"): 2, ("mxf4nvf4", "scale_vec::4X"): 4, ("mxf4nvf4", "block16"): 4}
@@ -38,13 +23,13 @@ class Packed:
         width = {"none": 0, "128B": 128, "64B": 64, "32B": 32}[swizzle]
         self.x, self.start, self.swizzle = x, start, swizzle
         self.lbo, self.sbo = (128, 256) if swizzle == "none" else (16, 8 * width)
-        self.descriptor = descriptor(start, self.lbo, self.sbo, swizzle)
+        self.descriptor = tc.descriptor(start, self.lbo, self.sbo, swizzle)
 
     def place(self, image):
-        for mn, row in enumerate(codes("e2m1", self.x).tolist()):
+        for mn, row in enumerate(tc.codes("e2m1", self.x).tolist()):
             for k in range(32):
-                address = byte_address(mn, k, 1, self.start, self.lbo, self.sbo, self.swizzle, False)
-                put(image, address, row[2 * k] | row[2 * k + 1] << 4, 1)
+                address = tc.byte_address(mn, k, 1, self.start, self.lbo, self.sbo, self.swizzle, False)
+                tc.put(image, address, row[2 * k] | row[2 * k + 1] << 4, 1)
 
 
 def factor_values(factors, type_):
@@ -60,7 +45,7 @@ def place_factors(cells, factors, column, byte):
 
 
 def idesc(kind, types, m, n, type_, ids=(0, 0)):
-    a, b = (TYPES[t][1] for t in types) if kind == "mxf8f6f4" else (1, 1)
+    a, b = (tc.TYPES[t][1] for t in types) if kind == "mxf8f6f4" else (1, 1)
     return a << 7 | b << 10 | n >> 3 << 17 | (type_ == "ue8m0") << 23 | m >> 7 << 27 | ids[0] << 29 | ids[1] << 4
 
 
@@ -77,7 +62,7 @@ def product(kind="mxf4nvf4", vec="scale_vec::4X", types=("e2m1", "e2m1"), type_=
     if packed:
         a, b = (E2M1[torch.randint(0, 16, (rows, 64), generator=g)] for rows in (m, n))
     else:
-        a, b = (values(t, rows, seed) for t, rows, seed in zip(types, (m, n), (1, 2)))
+        a, b = (tc.values(t, rows, seed) for t, rows, seed in zip(types, (m, n), (1, 2)))
         a, b = (torch.where((x.abs() <= 8) & (x * 4 == (x * 4).round()), x, 0) for x in (a, b))
     low, high = (125, 130) if type_ == "ue8m0" else (48, 72)
     scales = [torch.randint(low, high, (rows, count), generator=g) for rows in (m, n)]
@@ -87,15 +72,15 @@ def product(kind="mxf4nvf4", vec="scale_vec::4X", types=("e2m1", "e2m1"), type_=
     for c in range(group):
         mine = [x.chunk(group)[c] for x in (a, b)]
         if packed:
-            parts = [Packed(x, at_, swizzle) for x, at_ in zip(mine, (A_AT, B_AT))]
+            parts = [Packed(x, at_, swizzle) for x, at_ in zip(mine, (tc.A_AT, tc.B_AT))]
         else:
-            parts = [Operand(t, x, at_, swizzle) for t, x, at_ in zip(types, mine, (A_AT, B_AT))]
-        images.append(image_of(*parts))
+            parts = [tc.Operand(t, x, at_, swizzle) for t, x, at_ in zip(types, mine, (tc.A_AT, tc.B_AT))]
+        images.append(tc.image_of(*parts))
         if factors:
             place_factors(cells[c], scales[0].chunk(group)[c], AT["a"], ids[0])
             place_factors(cells[c], scales[1], AT["b"], ids[1])
         if a_in_tmem:
-            of_a = codes("e2m1", mine[0])
+            of_a = tc.codes("e2m1", mine[0])
             cells[c, : of_a.shape[0], 96:104] = sum(of_a[:, e::8] << 4 * e for e in range(8))
     if spoil:
         spoil(cells)
@@ -107,12 +92,12 @@ def product(kind="mxf4nvf4", vec="scale_vec::4X", types=("e2m1", "e2m1"), type_=
     of_a = "[%r8+96]" if a_in_tmem else "%rd10"
     opcode = f"tcgen05.mma.cta_group::{group}.kind::{kind}.block_scale{vec}"
     lines += [f"{opcode} [%r8], {of_a}, %rd11, %r11, [{addresses['a']}], [{addresses['b']}], %p6;"]
-    out, result = run(
+    out, result = tc.run(
         "\n".join(lines), image=torch.stack(images), cells=signed(cells), columns=128, group=group, **options
     )
     a, b = (x * factor_values(s, type_).repeat_interleave(k // count, 1) for x, s in zip((a, b), scales))
     exact = a @ b.T + (1 if accumulate else 0)
-    return bits_float(out[d_spots(group, m, n)]), exact, result
+    return tc.bits_float(out[tc.d_spots(group, m, n)]), exact, result
 
 
 @pytest.mark.parametrize("kind, vec", COUNTS)
@@ -160,27 +145,27 @@ def test_a_may_lie_in_tensor_memory():
     assert torch.equal(got, exact)
 
 
-@UNDER_ANY_SCHEDULE
+@tc.UNDER_ANY_SCHEDULE
 def test_factors_copied_by_the_tensor_core_are_there_for_the_next_product(schedule):
     """32x128b.warpx4: 32 rows of 16 bytes, the factors of 128 rows, to all slabs."""
     g = torch.Generator().manual_seed(12)
     a, b = (E2M1[torch.randint(0, 16, (rows, 64), generator=g)] for rows in (128, 32))
     scales = [torch.randint(48, 72, (rows, 4), generator=g) for rows in (128, 32)]
-    image, places = image_of(Packed(a, A_AT), Packed(b, B_AT)), (0x7000, 0x7400)
+    image, places = tc.image_of(Packed(a, tc.A_AT), Packed(b, tc.B_AT)), (0x7000, 0x7400)
     for factors, address in zip(scales, places):
         for r, row in enumerate(factors.tolist()):
-            put(image, address + r % 32 * 16 + r // 32 * 4, int.from_bytes(bytes(row), "little"), 4)
+            tc.put(image, address + r % 32 * 16 + r // 32 * 4, int.from_bytes(bytes(row), "little"), 4)
     lines = []
     for n, (address, column) in enumerate(zip(places, AT.values())):
-        lines += [f"mov.b64 %rd1{2 + n}, {descriptor(address, 16, 128, 'none')};"]
+        lines += [f"mov.b64 %rd1{2 + n}, {tc.descriptor(address, 16, 128, 'none')};"]
         lines += [f"tcgen05.cp.cta_group::1.32x128b.warpx4 [%r8+{column}], %rd1{2 + n};"]
-    lines += [f"mov.b64 %rd10, {Packed(a, A_AT).descriptor};", f"mov.b64 %rd11, {Packed(b, B_AT).descriptor};"]
+    lines += [f"mov.b64 %rd10, {Packed(a, tc.A_AT).descriptor};", f"mov.b64 %rd11, {Packed(b, tc.B_AT).descriptor};"]
     lines += [f"mov.b32 %r11, {idesc('mxf4nvf4', (), 128, 32, 'ue4m3')};", "setp.ne.s32 %p6, 0, 0;"]
     opcode = "tcgen05.mma.cta_group::1.kind::mxf4nvf4.block_scale.block16.collector::a::discard"
     lines += [f"{opcode} [%r8], %rd10, %rd11, %r11, [%r8+{AT['a']}], [%r8+{AT['b']}], %p6;"]
-    out, _ = run("\n".join(lines), image=image, columns=128, **schedule)
+    out, _ = tc.run("\n".join(lines), image=image, columns=128, **schedule)
     a, b = (x * factor_values(s, "ue4m3").repeat_interleave(16, 1) for x, s in zip((a, b), scales))
-    assert torch.equal(bits_float(out[d_spots(1, 128, 32)]), a @ b.T)
+    assert torch.equal(tc.bits_float(out[tc.d_spots(1, 128, 32)]), a @ b.T)
 
 
 def test_factors_that_differ_between_slabs_are_found():
@@ -235,5 +220,5 @@ def test_ue4m3_needs_four_factors_of_a_row():
 def test_forms_that_do_not_exist_are_refused(modifiers, says):
     text = f"tcgen05.mma.cta_group::1.{modifiers} [%r8], %rd10, %rd11, %r11, [%r8], [%r8], %p6;"
     with pytest.raises(PtxError) as error:
-        run(text)
+        tc.run(text)
     assert says in str(error.value)

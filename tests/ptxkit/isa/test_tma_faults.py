@@ -2,23 +2,8 @@
 
 import pytest
 import torch
+import transfers as tr
 from assembly import reports
-from transfers import (
-    BARRIER,
-    FILLER,
-    SCHEDULES,
-    THREADS,
-    by_thread_0,
-    load,
-    loading,
-    noise,
-    refusal,
-    scattered,
-    store,
-    storing,
-    tensor,
-    wait,
-)
 
 from ptxkit.launches import launch
 from ptxkit.tensormap import TensorMap
@@ -30,7 +15,7 @@ RACES = {"race-write-read", "race-read-write"}
 
 
 def box():
-    x = tensor(64, 64, dtype=torch.bfloat16)
+    x = tr.tensor(64, 64, dtype=torch.bfloat16)
     return x, TensorMap(x, box=(64, 32), swizzle=128)
 
 
@@ -38,31 +23,31 @@ X, M = box()                                                                   #
 
 
 def run(text, m=M, size=4096, **options):
-    return launch(text, grid=1, block=THREADS, args=[m, torch.zeros(size, dtype=torch.uint8)], **options)
+    return launch(text, grid=1, block=tr.THREADS, args=[m, torch.zeros(size, dtype=torch.uint8)], **options)
 
 
 def changed(*replacements, size=4096, **options):
     """Return a kernel that loads a box, with some of its text replaced."""
-    text = loading(M, (0, 0), size, **options)
+    text = tr.loading(M, (0, 0), size, **options)
     for old, new in replacements:
         assert old in text
         text = text.replace(old, new)
     return text
 
 
-@pytest.mark.parametrize("options", SCHEDULES)
-@pytest.mark.parametrize("waiting", ["", wait(parity=1)], ids=["no wait", "the wrong parity"])
+@pytest.mark.parametrize("options", tr.SCHEDULES)
+@pytest.mark.parametrize("waiting", ["", tr.wait(parity=1)], ids=["no wait", "the wrong parity"])
 def test_reading_before_the_wait_is_a_race_or_poison(waiting, options):
-    reports(run(changed((wait(), waiting)), **options), RACES)
+    reports(run(changed((tr.wait(), waiting)), **options), RACES)
 
 
 def test_without_a_wait_the_late_copy_leaves_the_old_bytes():
     out = torch.zeros(4096, dtype=torch.uint8)
-    text = changed((wait(), ""))
-    launch(text, grid=1, block=THREADS, args=[M, out])
-    assert (out == FILLER).all()
+    text = changed((tr.wait(), ""))
+    launch(text, grid=1, block=tr.THREADS, args=[M, out])
+    assert (out == tr.FILLER).all()
     text = text.replace("st.shared.u32 [%r31], 4008636142;", "")
-    reports(launch(text, grid=1, block=THREADS, args=[M, out]), {"uninitialised"})
+    reports(launch(text, grid=1, block=tr.THREADS, args=[M, out]), {"uninitialised"})
     assert (out == 0xFF).all()
 
 
@@ -91,9 +76,9 @@ LOADS = {  # the kernel, the kinds of what is found (a list: no others), and wha
         (changed(("cvta.param.u64 %rd20, %rd20;", "cvta.param.u64 %rd20, %rd20;\n    add.s64 %rd20, %rd20, 32;")),
          {"misaligned"}, ""),
     "no mbarrier": (changed(("mbarrier.init.shared::cta.b64 [%r21], 1;", "")), {"mbarrier"}, ""),
-    "a box ends where its mbarrier lies": (changed(*at(BARRIER - 4096)), [], ""),
+    "a box ends where its mbarrier lies": (changed(*at(tr.BARRIER - 4096)), [], ""),
     "a box lands on its mbarrier":
-        (changed(*at(BARRIER - 4096 + 128), ("smem[32832]", "smem[40960]")), {"mbarrier-overwritten"}, ""),
+        (changed(*at(tr.BARRIER - 4096 + 128), ("smem[32832]", "smem[40960]")), {"mbarrier-overwritten"}, ""),
 }
 
 
@@ -102,38 +87,38 @@ def test_a_fault_of_a_load_is_found(text, found, says):
     reports(run(text, size=8192), found, says)
 
 
-@pytest.mark.parametrize("options", SCHEDULES)
+@pytest.mark.parametrize("options", tr.SCHEDULES)
 def test_a_store_without_the_fence_after_the_generic_writes_is_found(options):
-    reports(store(*box(), (0, 0), noise(4096), fence="", **options), ["proxy"])
+    reports(tr.store(*box(), (0, 0), tr.noise(4096), fence="", **options), ["proxy"])
 
 
-LAST = by_thread_0("cp.async.bulk.wait_group 0;", "LAST")
+LAST = tr.by_thread_0("cp.async.bulk.wait_group 0;", "LAST")
 
 
-@pytest.mark.parametrize("options", SCHEDULES)
+@pytest.mark.parametrize("options", tr.SCHEDULES)
 @pytest.mark.parametrize(("wait_for", "found"), [("cp.async.bulk.wait_group.read 0;", []), ("", RACES),
                                                  ("cp.async.bulk.wait_group.read 1;", RACES)])
 def test_shared_memory_may_be_overwritten_once_it_has_been_read(wait_for, found, options):
     after = "bar.sync 0;\n@!%p1 st.shared.u32 [%r20], 1;\n" + LAST
-    reports(store(*box(), (0, 0), noise(4096), wait_for=wait_for, after=after, **options), found)
+    reports(tr.store(*box(), (0, 0), tr.noise(4096), wait_for=wait_for, after=after, **options), found)
 
 
-@pytest.mark.parametrize("options", SCHEDULES)
+@pytest.mark.parametrize("options", tr.SCHEDULES)
 @pytest.mark.parametrize(("wait_for", "found"), [("cp.async.bulk.wait_group 0;", []), ("", RACES),
                                                  ("cp.async.bulk.wait_group.read 0;", RACES)])
 def test_global_memory_may_be_read_once_the_store_is_complete(wait_for, found, options):
     after = "bar.sync 0;\nld.global.u32 %r47, [%rd2];\n" + LAST
     x, m = box()
-    text = storing(m, (0, 0), 4096, wait_for=wait_for, after=after)
+    text = tr.storing(m, (0, 0), 4096, wait_for=wait_for, after=after)
     text = text.replace(".param .u64 p1)", ".param .u64 p1, .param .u64 p2)")
     text = text.replace("mov.u32 %r0, %tid.x;", "ld.param.u64 %rd2, [p2];\n    mov.u32 %r0, %tid.x;")
-    reports(launch(text, grid=1, block=THREADS, args=[m, noise(4096), x], **options), found)
+    reports(launch(text, grid=1, block=tr.THREADS, args=[m, tr.noise(4096), x], **options), found)
 
 
 def test_a_cta_may_end_before_its_store_has_read():
-    (x, m), source = box(), noise(4096)
-    wanted = scattered(x.clone(), m, (0, 0), source)
-    assert not store(x, m, (0, 0), source, wait_for="").findings
+    (x, m), source = box(), tr.noise(4096)
+    wanted = tr.scattered(x.clone(), m, (0, 0), source)
+    assert not tr.store(x, m, (0, 0), source, wait_for="").findings
     assert torch.equal(x.view(torch.int16), wanted.view(torch.int16))
 
 
@@ -154,7 +139,7 @@ def test_a_map_that_does_not_fit_or_is_none_is_refused(raw, says):
 def test_a_map_that_reaches_beyond_its_tensor_is_found():
     m = TensorMap(X.data_ptr(), dims=(64, 80), strides=(128,), box=(64, 32), dtype="bfloat16", swizzle=128)
     object.__setattr__(m, "spans", lambda: [X])
-    reports(load(X, m, (0, 48))[1], ["out-of-bounds"])
+    reports(tr.load(X, m, (0, 48))[1], ["out-of-bounds"])
 
 
 IN, BYTES = "cp.async.bulk.tensor.2d.shared::cta.global", "mbarrier::complete_tx::bytes"
@@ -171,4 +156,4 @@ IN, BYTES = "cp.async.bulk.tensor.2d.shared::cta.global", "mbarrier::complete_tx
     ("tensormap.replace.tile.global_dim.shared::cta.b1024.b64 [%r20], 0, %rd1;", ".b64"),
 ])
 def test_what_is_not_simulated_is_refused_with_the_line(text, says):
-    assert says in refusal(text)
+    assert says in tr.refusal(text)

@@ -5,19 +5,8 @@ import re
 import numpy as np
 import pytest
 import torch
+import transfers as tr
 from assembly import kinds
-from transfers import (
-    SCHEDULES,
-    THREADS,
-    by_thread_0,
-    expect,
-    frame,
-    image_of,
-    make_barrier,
-    store_shared,
-    tensor,
-    wait,
-)
 
 from ptxkit.launches import launch
 from ptxkit.tensormap import TensorMap, decode
@@ -28,7 +17,7 @@ pytestmark = pytest.mark.simulated
 def making(replacements, load, acquire="fence.proxy.tensormap::generic.acquire.gpu [%rd2], 128;", target="sm_90a"):
     """Warp 0 writes 128 zeros, replaces fields, publishes the map at %rd2; then a load uses it."""
     zero = "@%p4 st.shared.u32 [%r46], 0;\n    bar.warp.sync -1;"
-    return frame(f"""
+    return tr.frame(f"""
     setp.lt.u32 %p4, %r0, 32;
     add.u32 %r45, %r20, 16384;
     shl.b32 %r46, %r0, 2;
@@ -59,33 +48,33 @@ REPLACEMENTS = """
     tensormap.replace.tile.fill_mode.shared::cta.b1024.b32 [%r45], 1;
     tensormap.replace.tile.interleave_layout.shared::cta.b1024.b32 [%r45], 0;
 """
-MADE_LOAD = make_barrier() + by_thread_0(f"""
-    {expect(256)}
+MADE_LOAD = tr.make_barrier() + tr.by_thread_0(f"""
+    {tr.expect(256)}
     cp.async.bulk.tensor.2d.shared::cta.global.tile.mbarrier::complete_tx::bytes [%r20], [%rd2, {{32, 3}}], [%r21];
-""") + wait() + store_shared(256)
+""") + tr.wait() + tr.store_shared(256)
 
 
 def run_making(text, **options):
-    x = tensor(20, 48, dtype=torch.bfloat16)
+    x = tr.tensor(20, 48, dtype=torch.bfloat16)
     raw = torch.zeros(256, dtype=torch.uint8)
     place = -raw.data_ptr() % 64
     out = torch.zeros(256, dtype=torch.uint8)
-    run = launch(text, grid=1, block=THREADS, args=[out, raw[place : place + 128], x], **options)
+    run = launch(text, grid=1, block=tr.THREADS, args=[out, raw[place : place + 128], x], **options)
     return x, bytes(raw[place : place + 128].numpy()), out.numpy(), run
 
 
 @pytest.mark.simulated_only
-@pytest.mark.parametrize("options", SCHEDULES)
+@pytest.mark.parametrize("options", tr.SCHEDULES)
 def test_a_map_that_the_kernel_makes_is_used_after_its_fence(options):
     x, raw, found, run = run_making(making(REPLACEMENTS, MADE_LOAD), **options)
     assert not run.findings
     m = TensorMap(x, box=(32, 8), element_strides=(1, 2), swizzle=64, fill="nan")
     assert decode(raw) == m and raw == m.encode()
-    np.testing.assert_array_equal(found, image_of(x, m, (32, 3), 256))
+    np.testing.assert_array_equal(found, tr.image_of(x, m, (32, 3), 256))
 
 
 @pytest.mark.simulated_only
-@pytest.mark.parametrize("options", SCHEDULES)
+@pytest.mark.parametrize("options", tr.SCHEDULES)
 def test_a_map_that_one_cta_makes_is_used_by_another_after_a_flag(options):
     """CTA 0 publishes the map with a relaxed store: the release is that of cp_fenceproxy."""
     flag = """
@@ -103,7 +92,7 @@ SPIN:
     """ + MADE_LOAD + "END:\n", acquire="")
     text = text.replace("    setp.lt.u32 %p4, %r0, 32;", flag + "    setp.lt.u32 %p4, %r0, 32;", 1)
     x, raw, out = (
-        tensor(20, 48, dtype=torch.bfloat16),
+        tr.tensor(20, 48, dtype=torch.bfloat16),
         torch.zeros(256, dtype=torch.uint8),
         torch.zeros(256, dtype=torch.uint8),
     )
@@ -111,13 +100,13 @@ SPIN:
     run = launch(
         text,
         grid=2,
-        block=THREADS,
+        block=tr.THREADS,
         args=[out, raw[place : place + 132], x],
         **options | {"schedule": options["schedule"] or 11},
     )
     assert not run.findings
     m = TensorMap(x, box=(32, 8), element_strides=(1, 2), swizzle=64, fill="nan")
-    np.testing.assert_array_equal(out.numpy(), image_of(x, m, (32, 3), 256))
+    np.testing.assert_array_equal(out.numpy(), tr.image_of(x, m, (32, 3), 256))
 
 
 @pytest.mark.simulated_only
@@ -176,11 +165,11 @@ COPIED:
             f"    ld.global.u64 %rd24, [%rd1+{8 * n}];\n    st.global.u64 [%rd2+{8 * n}], %rd24;" for n in range(16)
         )
     )
-    load = make_barrier() + by_thread_0(f"""
-    {expect(256)}
+    load = tr.make_barrier() + tr.by_thread_0(f"""
+    {tr.expect(256)}
     cp.async.bulk.tensor.2d.shared::cta.global.tile.mbarrier::complete_tx::bytes [%r20], [%rd2, {{32, 3}}], [%r21];
-    """) + wait()
-    x = tensor(20, 48, dtype=torch.bfloat16)
+    """) + tr.wait()
+    x = tr.tensor(20, 48, dtype=torch.bfloat16)
     m = TensorMap(x, box=(32, 8), element_strides=(1, 2), swizzle=64)
     given = torch.frombuffer(bytearray(m.encode()), dtype=torch.uint8)
     for fence, found in (
@@ -189,6 +178,6 @@ COPIED:
     ):
         raw = torch.zeros(256, dtype=torch.uint8)
         place = -raw.data_ptr() % 64
-        text = frame(copy + fence + load, pointers=2)
-        run = launch(text, grid=1, block=THREADS, args=[given, raw[place : place + 128]], memory=[x])
+        text = tr.frame(copy + fence + load, pointers=2)
+        run = launch(text, grid=1, block=tr.THREADS, args=[given, raw[place : place + 128]], memory=[x])
         assert kinds(run) == found
