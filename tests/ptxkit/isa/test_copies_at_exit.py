@@ -3,7 +3,7 @@
 import pytest
 import torch
 import transfers as tr
-from assembly import kinds
+from assembly import reports
 
 from ptxkit.launches import launch
 from ptxkit.tensormap import TensorMap
@@ -48,17 +48,16 @@ WAITS = {  # behind the copy; %p1 is false in thread 0
 }
 
 
-def run(program, **options):
+def run(program, grid=1, **options):
     text, args = program
-    return launch(text, grid=1, block=tr.THREADS, args=args, **options)
+    return launch(text, grid=grid, block=tr.THREADS, args=args, **options)
 
 
 @everywhere
 @pytest.mark.parametrize(("after", "clean"), WAITS.values(), ids=WAITS)
 @pytest.mark.parametrize("copy", COPIES.values(), ids=COPIES)
 def test_the_thread_that_started_a_copy_waits_for_its_group(copy, after, clean, options):
-    result = run(copy(after), strict=True, **options)
-    assert kinds(result) == ([] if clean else ["copy-at-exit"])
+    reports(run(copy(after), strict=True, **options), [] if clean else ["copy-at-exit"])
 
 
 def test_compilers_and_silicon_forgive_a_missing_wait():
@@ -100,8 +99,7 @@ def sending(after):
     fence.proxy.async;
     {tr.make_barrier()}
     {tr.by_thread_0(tr.expect(1024))}
-    barrier.cluster.arrive.aligned;
-    barrier.cluster.wait.aligned;
+    {tr.MEET}
     @%p5 cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [%r43], [%r20], 1024, [%r44];
     @%p4 bra SENT;
     {tr.wait()}
@@ -111,7 +109,6 @@ SENT:
     return tr.frame(body), [tr.noise(1024)]
 
 
-MEET = "barrier.cluster.arrive{}.aligned; barrier.cluster.wait.aligned;"
 ANSWER = """
     @%p4 bra HEAR;
     @!%p1 mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%r45+8];
@@ -122,23 +119,21 @@ HEAR:
 HEARD:
 """
 ORDERS = {
-    "the cluster meets": (MEET.format(""), True),
+    "the cluster meets": (tr.MEET, True),
     "the receiver answers": (ANSWER, True),
     "nothing follows": ("", False),
-    "the cluster meets without an order": (MEET.format(".relaxed"), False),
+    "the cluster meets without an order": (tr.MEET.replace(".arrive", ".arrive.relaxed"), False),
 }
 
 
 @everywhere
 @pytest.mark.parametrize(("after", "clean"), ORDERS.values(), ids=ORDERS)
 def test_a_cta_that_sends_its_memory_hears_of_the_end(after, clean, options):
-    text, args = sending(after)
-    result = launch(text, grid=2, cluster=2, block=tr.THREADS, args=args, strict=True, **options)
-    assert kinds(result) == ([] if clean else ["copy-at-exit"])
+    result = run(sending(after), grid=2, cluster=2, strict=True, **options)
+    reports(result, [] if clean else ["copy-at-exit"])
 
 
 def test_the_advice_for_a_sent_copy_is_an_answer():
-    text, args = sending("")
-    (found,) = launch(text, grid=2, cluster=2, block=tr.THREADS, args=args, strict=True).findings
+    (found,) = run(sending(""), grid=2, cluster=2, strict=True).findings
     assert "no thread of this CTA knows that the mbarrier's phase has ended" in found.says
     assert found.cta == 0 and found.advice.startswith("the CTA that waits for the phase (mbarrier.try_wait) then meets")

@@ -24,7 +24,7 @@ def braces(numbers):
     return "{" + ", ".join(map(str, numbers)) + "}"
 
 
-def loading(m, start, offsets, size, after=""):
+def loading(m, start, offsets, size):
     copy = f"""
     {tr.expect(m.box_bytes)}
     mov.u64 %rd20, map1;
@@ -32,8 +32,8 @@ def loading(m, start, offsets, size, after=""):
     cp.async.bulk.tensor.{m.rank}d.shared::cta.global.im2col.mbarrier::complete_tx::bytes
         [%r20], [%rd20, {braces(start)}], [%r21], {braces(offsets)};
     """
-    body = tr.fill_shared(size) + tr.make_barrier() + tr.by_thread_0(copy) + tr.wait() + after
-    return tr.frame(body + tr.store_shared(size), maps=1)
+    body = tr.fill_shared(size) + tr.make_barrier() + tr.by_thread_0(copy) + tr.wait() + tr.store_shared(size)
+    return tr.frame(body, maps=1)
 
 
 def load(m, start, offsets, **options):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 import transfers as tr
-from assembly import kinds
+from assembly import reports
 
 from ptxkit.launches import launch
 from ptxkit.tensormap import TensorMap, decode
@@ -48,19 +48,29 @@ REPLACEMENTS = """
     tensormap.replace.tile.fill_mode.shared::cta.b1024.b32 [%r45], 1;
     tensormap.replace.tile.interleave_layout.shared::cta.b1024.b32 [%r45], 0;
 """
-MADE_LOAD = tr.make_barrier() + tr.by_thread_0(f"""
+BROUGHT = tr.make_barrier() + tr.by_thread_0(f"""
     {tr.expect(256)}
     cp.async.bulk.tensor.2d.shared::cta.global.tile.mbarrier::complete_tx::bytes [%r20], [%rd2, {{32, 3}}], [%r21];
-""") + tr.wait() + tr.store_shared(256)
+""") + tr.wait()
+MADE_LOAD = BROUGHT + tr.store_shared(256)
 
 
-def run_making(text, **options):
-    x = tr.tensor(20, 48, dtype=torch.bfloat16)
+def room(size=128):
+    """Return memory that is aligned as a map must be."""
     raw = torch.zeros(256, dtype=torch.uint8)
     place = -raw.data_ptr() % 64
+    return raw[place : place + size]
+
+
+def map_of(x, **more):
+    return TensorMap(x, box=(32, 8), element_strides=(1, 2), swizzle=64, **more)
+
+
+def run_making(text, size=128, grid=1, **options):
+    x, raw = tr.tensor(20, 48, dtype=torch.bfloat16), room(size)
     out = torch.zeros(256, dtype=torch.uint8)
-    run = launch(text, grid=1, block=tr.THREADS, args=[out, raw[place : place + 128], x], **options)
-    return x, bytes(raw[place : place + 128].numpy()), out.numpy(), run
+    run = launch(text, grid=grid, block=tr.THREADS, args=[out, raw, x], **options)
+    return x, bytes(raw.numpy()), out.numpy(), run
 
 
 @pytest.mark.simulated_only
@@ -68,7 +78,7 @@ def run_making(text, **options):
 def test_a_map_that_the_kernel_makes_is_used_after_its_fence(options):
     x, raw, found, run = run_making(making(REPLACEMENTS, MADE_LOAD), **options)
     assert not run.findings
-    m = TensorMap(x, box=(32, 8), element_strides=(1, 2), swizzle=64, fill="nan")
+    m = map_of(x, fill="nan")
     assert decode(raw) == m and raw == m.encode()
     np.testing.assert_array_equal(found, tr.image_of(x, m, (32, 3), 256))
 
@@ -91,22 +101,9 @@ SPIN:
     bar.sync 0;
     """ + MADE_LOAD + "END:\n", acquire="")
     text = text.replace("    setp.lt.u32 %p4, %r0, 32;", flag + "    setp.lt.u32 %p4, %r0, 32;", 1)
-    x, raw, out = (
-        tr.tensor(20, 48, dtype=torch.bfloat16),
-        torch.zeros(256, dtype=torch.uint8),
-        torch.zeros(256, dtype=torch.uint8),
-    )
-    place = -raw.data_ptr() % 64
-    run = launch(
-        text,
-        grid=2,
-        block=tr.THREADS,
-        args=[out, raw[place : place + 132], x],
-        **options | {"schedule": options["schedule"] or 11},
-    )
+    x, _, found, run = run_making(text, 132, 2, **options | {"schedule": options["schedule"] or 11})
     assert not run.findings
-    m = TensorMap(x, box=(32, 8), element_strides=(1, 2), swizzle=64, fill="nan")
-    np.testing.assert_array_equal(out.numpy(), tr.image_of(x, m, (32, 3), 256))
+    np.testing.assert_array_equal(found, tr.image_of(x, map_of(x, fill="nan"), (32, 3), 256))
 
 
 @pytest.mark.simulated_only
@@ -122,9 +119,7 @@ def test_a_long_stride_keeps_its_high_bits():
     [(("[%r45], 0, 96;", "[%r45], 0, 100;"), "multiple of 16"), (("[%r45], 1, 8;", "[%r45], 1, 257;"), "1 to 256")],
 )
 def test_a_field_that_cannot_be_is_reported(change, says):
-    _, _, _, run = run_making(making(REPLACEMENTS.replace(*change), ""))
-    assert kinds(run) == ["tensor-map"]
-    assert says in run.findings[0].says
+    reports(run_making(making(REPLACEMENTS.replace(*change), ""))[-1], ["tensor-map"], says)
 
 
 TYPES = ["uint8", "uint16", "uint32", "int32", "uint64", "int64", "float16", "float32", "float32_ftz", "float64",
@@ -155,29 +150,15 @@ def test_an_atomicity_of_the_instruction_is_that_swizzle_of_the_map(number, swiz
 
 @pytest.mark.simulated_only
 def test_a_map_written_by_plain_stores_and_not_fenced_is_found():
-    copy = """
-    @%p1 bra COPIED;
-    {loads}
-COPIED:
-    bar.sync 0;
-    """.format(
-        loads="\n".join(
-            f"    ld.global.u64 %rd24, [%rd1+{8 * n}];\n    st.global.u64 [%rd2+{8 * n}], %rd24;" for n in range(16)
-        )
+    loads = "\n".join(
+        f"    ld.global.u64 %rd24, [%rd1+{8 * n}];\n    st.global.u64 [%rd2+{8 * n}], %rd24;" for n in range(16)
     )
-    load = tr.make_barrier() + tr.by_thread_0(f"""
-    {tr.expect(256)}
-    cp.async.bulk.tensor.2d.shared::cta.global.tile.mbarrier::complete_tx::bytes [%r20], [%rd2, {{32, 3}}], [%r21];
-    """) + tr.wait()
+    copy = f"@%p1 bra COPIED;\n{loads}\nCOPIED:\n    bar.sync 0;\n"
     x = tr.tensor(20, 48, dtype=torch.bfloat16)
-    m = TensorMap(x, box=(32, 8), element_strides=(1, 2), swizzle=64)
-    given = torch.frombuffer(bytearray(m.encode()), dtype=torch.uint8)
+    given = torch.frombuffer(bytearray(map_of(x).encode()), dtype=torch.uint8)
     for fence, found in (
         ("", ["proxy"]),
         ("fence.proxy.tensormap::generic.release.gpu; fence.proxy.tensormap::generic.acquire.gpu [%rd2], 128;", []),
     ):
-        raw = torch.zeros(256, dtype=torch.uint8)
-        place = -raw.data_ptr() % 64
-        text = tr.frame(copy + fence + load, pointers=2)
-        run = launch(text, grid=1, block=tr.THREADS, args=[given, raw[place : place + 128]], memory=[x])
-        assert kinds(run) == found
+        text = tr.frame(copy + fence + BROUGHT, pointers=2)
+        reports(launch(text, grid=1, block=tr.THREADS, args=[given, room()], memory=[x]), found)
