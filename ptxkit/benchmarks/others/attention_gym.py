@@ -10,8 +10,8 @@ import math
 import torch
 import torch.nn.functional as F
 
-from .cases import agree, host_functions
-from .fla import _near, _recurrence
+from .cases import agree, host_functions, near
+from .fla import _recurrence
 
 gym = host_functions("attention-gym", package="attn_gym", bare=("attn_gym",))
 B, H, T, D, TOP, POOL, WINDOW = 1, 2, 32, 64, 3, 16, 8
@@ -41,7 +41,7 @@ def _(ops):
     with torch.no_grad():
         inputs = _selected_inputs()
         got = ops("sparse.selected_attention.api").selected_attention(*inputs, sliding_window_size=WINDOW)
-        return _near((got, _selected(*inputs)), limit=2e-3)
+        return near((got, _selected(*inputs)), limit=2e-3)
 
 
 @gym("selected_attention, forward and backward")
@@ -51,7 +51,7 @@ def _(ops):
     dy = torch.randn(B, H, T, D)
     ops("sparse.selected_attention.api").selected_attention(*inputs, sliding_window_size=WINDOW).backward(dy)
     got = [x.grad for x in leaves]
-    return _near(*zip(got, torch.autograd.grad(_selected(*inputs), leaves, dy)), limit=4e-3)
+    return near(*zip(got, torch.autograd.grad(_selected(*inputs), leaves, dy)), limit=4e-3)
 
 
 @gym("l2norm, forward")
@@ -70,7 +70,7 @@ def _gate(tokens, chunk):
 @gym("bounded_gate_cumsum, forward")
 def _(ops):
     inputs, wanted = _gate(128, 64)
-    return _near((ops("linear.kda.fwd.triton.gate_fwd").bounded_gate_cumsum(*inputs), wanted), limit=1e-3)
+    return near((ops("linear.kda.fwd.triton.gate_fwd").bounded_gate_cumsum(*inputs), wanted), limit=1e-3)
 
 
 def _kda(tokens):
@@ -86,7 +86,7 @@ def _(ops):
     (q, k, v, beta), g, wanted = _kda(16)
     with torch.no_grad():
         got = ops("linear.kda.api").recurrent_kda(q, k, v, g, beta, output_final_state=True, autotune=False)
-    return _near(*zip(got, wanted))
+    return near(*zip(got, wanted))
 
 
 @gym("chunk_kda, forward", arch="sm_100a")
@@ -95,7 +95,7 @@ def _(ops):
     sums = g.view(1, 2, 64, H, 128).cumsum(2).view_as(g)
     with torch.no_grad():
         got = ops("linear.kda.api").chunk_kda(q, k, v, sums, beta, output_final_state=True, autotune=False)
-    return _near(*zip(got, wanted))
+    return near(*zip(got, wanted))
 
 
 @gym("short_conv: causal_conv1d, forward and backward")

@@ -133,3 +133,19 @@ def importable(folder: pathlib.Path, root: pathlib.Path, bare) -> None:
 
 def agree(*pairs, tolerance=1e-4):
     return all(torch.allclose(got.float(), wanted.float(), rtol=tolerance, atol=tolerance) for got, wanted in pairs)
+
+
+def near(*pairs, limit=1e-2):
+    return all((got.double() - wanted).norm() <= limit * wanted.norm() for got, wanted in pairs)
+
+
+def both_ways(theirs, ours, inputs, dy=None):
+    """Return pairs, of theirs and ours: the result of a function, and its gradients for the inputs; dy is the result's,
+    which a scalar needs not."""
+    sides = []
+    for function in (theirs, ours):
+        leaves = [x.clone().requires_grad_() for x in inputs]          # some backwards overwrite what they are given
+        y = function(*leaves)
+        kept = y.detach().clone()
+        sides.append((kept, *torch.autograd.grad(y, leaves, None if dy is None else dy.clone())))
+    return zip(*sides)

@@ -11,17 +11,13 @@ import torch.nn.functional as F
 
 import ptxkit
 
-from .cases import case, host_functions
+from .cases import case, host_functions, near
 from .fla import _recurrence
 
 cula = functools.partial(
     host_functions("cuLA", package="cula", bare=("cula", "cula.ops", "cula.kda")), arch="sm_100a"
 )
 T, H, D, C = 128, 2, 128, 64  # tokens, heads, channels, tokens of a chunk
-
-
-def _near(*pairs, limit=1e-2):
-    return all((got.float() - wanted).norm() <= limit * wanted.norm() for got, wanted in pairs)
 
 
 def _bf16(*shape, scale=1.0):
@@ -36,7 +32,7 @@ def _(ops):
     wanted = state * (-decay).exp().repeat(2)[:, None, None] + outer
     ops("ops.la_decode").linear_attention_decode(q, k, v, state, out, D**-0.5, 0, 0, 0, 0, 0, slots, decay, D, D, D)
     shown = (wanted * q.float().view(2 * H, 1, D)).sum(-1).view(2, H, D) * D**-0.5
-    return _near((out, shown), (state, wanted))
+    return near((out, shown), (state, wanted))
 
 
 def _decoded(n):
@@ -52,18 +48,16 @@ def _decoded(n):
     return arguments, (wanted * unit_q[:, :, None]).sum(-1) * D**-0.5, wanted
 
 
-@cula("kda_decode, small batch", arch="sm_90a")
-def _(ops):
-    arguments, out, state = _decoded(2)
-    got = ops("ops.kda_decode").kda_decode(*arguments)
-    return _near((got[:, 0], out), (arguments[-2], state))
+def decode(n, batch):
+    @cula(f"kda_decode, {batch} batch", arch="sm_90a")
+    def _(ops):
+        arguments, out, state = _decoded(n)
+        got = ops("ops.kda_decode").kda_decode(*arguments)
+        return near((got[:, 0], out), (arguments[-2], state))
 
 
-@cula("kda_decode, large batch", arch="sm_90a")
-def _(ops):
-    arguments, out, state = _decoded(32)
-    got = ops("ops.kda_decode").kda_decode(*arguments)
-    return _near((got[:, 0], out), (arguments[-2], state))
+decode(2, "small")
+decode(32, "large")
 
 
 @cula("fwd_o: chunk_gla_fwd_o")
@@ -74,7 +68,7 @@ def _(ops):
     scaled = (q.float() * g.exp2()).view(T // C, C, H, D) * D**-0.5
     inside = a.float().view(T // C, C, H, C).transpose(1, 2).tril() @ v.float().view(T // C, C, H, D).transpose(1, 2)
     entered = torch.einsum("nchk,nhkv->nchv", scaled, h[0].float())
-    return _near((o.view(T // C, C, H, D), entered + inside.transpose(1, 2)))
+    return near((o.view(T // C, C, H, D), entered + inside.transpose(1, 2)))
 
 
 @cula("chunk_delta_h: chunk_gated_delta_rule_fwd_h")
@@ -89,7 +83,7 @@ def _(ops):
         states.append(state)
         news.append((uc - wc @ state).transpose(0, 1))
         state = state * gk[0, t + C - 1].exp2()[..., None] + kc.mT @ (uc - wc @ state)
-    return _near((got[0][0], torch.stack(states)), (got[1][0], torch.cat(news)), (got[2][0], state))
+    return near((got[0][0], torch.stack(states)), (got[1][0], torch.cat(news)), (got[2][0], state))
 
 
 @cula("lightning_attn: lightning_attn_fwd")
@@ -100,7 +94,7 @@ def _(ops):
     for t in range(T):
         state = state * (-decay).exp()[:, None, None] + k[0, t, :, :, None].float() * v[0, t, :, None].float()
         wanted.append((state * q[0, t, :, :, None].float()).sum(1) * D**-0.5)
-    return _near((out[0], torch.stack(wanted)), (last[0].mT, state))
+    return near((out[0], torch.stack(wanted)), (last[0].mT, state))
 
 
 HOPPER = """
@@ -130,4 +124,4 @@ def _(folder):
     with ptxkit.capture(arch="sm_90a") as session:
         lib.once(out, state, q, k, v, sums, beta, torch.tensor([0, T], dtype=torch.int32), work, 1, H, T, D**-0.5, 132)
     wanted, last = _recurrence(*(x[None] for x in (q, k, v, g * math.log(2), beta)))
-    return _near((out, wanted[0].float()), (state[0].mT, last[0].float())), session.runs
+    return near((out, wanted[0].float()), (state[0].mT, last[0].float())), session.runs

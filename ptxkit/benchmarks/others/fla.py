@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from .cases import agree, host_functions
+from .cases import agree, both_ways, host_functions, near
 
 fla = host_functions("flash-linear-attention", package="fla")
 
@@ -35,57 +35,33 @@ def _qkv(t=128, heads=2, channels=64, dtype=torch.bfloat16):
     return q, F.normalize(k.float(), dim=-1).to(dtype), v
 
 
-def _near(*pairs, limit=1e-2):
-    return all((got.double() - wanted).norm() <= limit * wanted.norm() for got, wanted in pairs)
-
-
 @fla("l2norm, forward and backward")
 def _(ops):
-    x, dy = torch.randn(2, 16, 2, 64, requires_grad=True), torch.randn(2, 16, 2, 64)
-    y = ops("modules.l2norm").l2norm(x)
-    y.backward(dy)
-    got = y.detach(), x.grad.clone()
-    x.grad = None
-    wanted = x * (x.square().sum(-1, keepdim=True) + 1e-6).rsqrt()
-    wanted.backward(dy)
-    return agree(*zip(got, (wanted, x.grad)))
+    x, dy = torch.randn(2, 16, 2, 64), torch.randn(2, 16, 2, 64)
+    return agree(*both_ways(
+        ops("modules.l2norm").l2norm, lambda x: x * (x.square().sum(-1, keepdim=True) + 1e-6).rsqrt(), [x], dy
+    ))
 
 
 @fla("token_shift, forward and backward")
 def _(ops):
-    x, dy = torch.randn(2, 16, 64, requires_grad=True), torch.randn(2, 16, 64)
-    y = ops("modules.token_shift").token_shift(x)
-    y.backward(dy)
-    got = y.detach(), x.grad.clone()
-    x.grad = None
-    wanted = F.pad(x, (0, 0, 1, -1)) - x
-    wanted.backward(dy)
-    return agree(*zip(got, (wanted, x.grad)))
+    x, dy = torch.randn(2, 16, 64), torch.randn(2, 16, 64)
+    return agree(*both_ways(ops("modules.token_shift").token_shift, lambda x: F.pad(x, (0, 0, 1, -1)) - x, [x], dy))
 
 
 @fla("rms_norm_gated, forward and backward")
 def _(ops):
-    x, g = torch.randn(8, 256, requires_grad=True), torch.randn(8, 256, requires_grad=True)
-    w, dy = torch.randn(256, requires_grad=True), torch.randn(8, 256)
-    y = ops("modules.fused_norm_gate").rms_norm_gated(x, g, w, None)
-    y.backward(dy)
-    got = y.detach(), x.grad.clone(), g.grad.clone(), w.grad.clone()
-    x.grad = g.grad = w.grad = None
-    wanted = F.rms_norm(x, (256,), w, 1e-6) * F.silu(g)
-    wanted.backward(dy)
-    return agree(*zip(got, (wanted, x.grad, g.grad, w.grad)))
+    x, g, w, dy = torch.randn(8, 256), torch.randn(8, 256), torch.randn(256), torch.randn(8, 256)
+    norm = ops("modules.fused_norm_gate").rms_norm_gated
+    return agree(*both_ways(
+        lambda x, g, w: norm(x, g, w, None), lambda x, g, w: F.rms_norm(x, (256,), w, 1e-6) * F.silu(g), [x, g, w], dy
+    ))
 
 
 @fla("mean_pooling, forward and backward")
 def _(ops):
-    x, dy = torch.randn(1, 128, 2, 64, requires_grad=True), torch.randn(1, 4, 2, 64)
-    y = ops("ops.utils.pooling").mean_pooling(x, 32)
-    y.backward(dy)
-    got = y.detach(), x.grad.clone()
-    x.grad = None
-    wanted = x.view(1, 4, 32, 2, 64).mean(2)
-    wanted.backward(dy)
-    return agree(*zip(got, (wanted, x.grad)))
+    x, dy, pool = torch.randn(1, 128, 2, 64), torch.randn(1, 4, 2, 64), ops("ops.utils.pooling").mean_pooling
+    return agree(*both_ways(lambda x: pool(x, 32), lambda x: x.view(1, 4, 32, 2, 64).mean(2), [x], dy))
 
 
 @fla("chunk_local_cumsum")
@@ -100,23 +76,21 @@ def _(ops):
     a = a.view(1, 2, 64, 2, 64).transpose(2, 3).tril(-1)
     got = ops("ops.utils.solve_tril").solve_tril(a.transpose(2, 3).reshape(1, 128, 2, 64).contiguous())
     wanted = torch.linalg.inv(torch.eye(64).double() + a.double()).transpose(2, 3).reshape(1, 128, 2, 64)
-    return _near((got, wanted), limit=2e-3)
+    return near((got, wanted), limit=2e-3)
 
 
 @fla("fused_recurrent_hgrn, forward and backward")
 def _(ops):
-    x, g = torch.randn(2, 32, 64, requires_grad=True), (-torch.rand(2, 32, 64)).requires_grad_()
-    dy, y = torch.randn(2, 32, 64), ops("ops.hgrn.fused_recurrent").fused_recurrent_hgrn(x, g)[0]
-    y.backward(dy)
-    got = y.detach(), x.grad.clone(), g.grad.clone()
-    x.grad = g.grad = None
-    state, wanted = 0, []
-    for t in range(32):
-        state = state * g[:, t].exp() + x[:, t]
-        wanted.append(state)
-    wanted = torch.stack(wanted, 1)
-    wanted.backward(dy)
-    return agree(*zip(got, (wanted, x.grad, g.grad)))
+    x, g, dy = torch.randn(2, 32, 64), -torch.rand(2, 32, 64), torch.randn(2, 32, 64)
+
+    def walked(x, g):
+        states = [x[:, 0]]
+        for t in range(1, 32):
+            states.append(states[-1] * g[:, t].exp() + x[:, t])
+        return torch.stack(states, 1)
+
+    hgrn = ops("ops.hgrn.fused_recurrent").fused_recurrent_hgrn
+    return agree(*both_ways(lambda x, g: hgrn(x, g)[0], walked, [x, g], dy))
 
 
 @fla("fused_recurrent_gla, forward")
@@ -124,7 +98,7 @@ def _(ops):
     q, k, v = _qkv(t=32, dtype=torch.float32)
     g = -torch.rand(1, 32, 2, 64)
     o, _ = ops("ops.gla.fused_recurrent").fused_recurrent_gla(q, k, v, gk=g)
-    return _near((o, _recurrence(q, k, v, g)[0]), limit=1e-4)
+    return near((o, _recurrence(q, k, v, g)[0]), limit=1e-4)
 
 
 @fla("chunk_gla, forward")
@@ -132,7 +106,7 @@ def _(ops):
     q, k, v = _qkv()
     g = -torch.rand(1, 128, 2, 64) / 8
     o, state = ops("ops.gla.chunk").chunk_gla(q, k, v, g, output_final_state=True)
-    return _near(*zip((o, state), _recurrence(q, k, v, g)))
+    return near(*zip((o, state), _recurrence(q, k, v, g)))
 
 
 @fla("chunk_simple_gla, forward")
@@ -140,7 +114,7 @@ def _(ops):
     q, k, v = _qkv()
     g = -torch.rand(1, 128, 2) / 8
     o, state = ops("ops.simple_gla.chunk").chunk_simple_gla(q, k, v, g, output_final_state=True)
-    return _near(*zip((o, state), _recurrence(q, k, v, g)))
+    return near(*zip((o, state), _recurrence(q, k, v, g)))
 
 
 @fla("chunk_delta_rule, forward")
@@ -148,7 +122,7 @@ def _(ops):
     q, k, v = _qkv()
     beta = torch.rand(1, 128, 2).bfloat16()
     o, state = ops("ops.delta_rule.chunk").chunk_delta_rule(q, k, v, beta, output_final_state=True)
-    return _near(*zip((o, state), _recurrence(q, k, v, beta=beta)))
+    return near(*zip((o, state), _recurrence(q, k, v, beta=beta)))
 
 
 @fla("chunk_gated_delta_rule, forward")
@@ -156,4 +130,4 @@ def _(ops):
     q, k, v = _qkv()
     g, beta = -torch.rand(1, 128, 2) / 8, torch.rand(1, 128, 2).bfloat16()
     o, state = ops("ops.gated_delta_rule.chunk").chunk_gated_delta_rule(q, k, v, g, beta, output_final_state=True)
-    return _near(*zip((o, state), _recurrence(q, k, v, g, beta)))
+    return near(*zip((o, state), _recurrence(q, k, v, g, beta)))

@@ -5,48 +5,34 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from .cases import agree, host_functions
+from .cases import agree, both_ways, host_functions
 
 mamba = host_functions("mamba", package="mamba_ssm.ops.triton", bare=["mamba_ssm", "mamba_ssm.ops", "mamba_ssm.utils"])
 
 
 @mamba("layer_norm, rms_norm with residual, forward and backward")
 def _(ops):
-    x, w = torch.randn(8, 256, requires_grad=True), torch.randn(256, requires_grad=True)
-    r, dy = torch.randn(8, 256), torch.randn(8, 256)
-    y = ops("layer_norm").rms_norm_fn(x, w, None, residual=r, eps=1e-6)
-    y.backward(dy)
-    got = y.detach(), x.grad.clone(), w.grad.clone()
-    x.grad = w.grad = None
-    wanted = F.rms_norm(x + r, (256,), w, 1e-6)
-    wanted.backward(dy)
-    return agree(*zip(got, (wanted, x.grad, w.grad)))
+    x, w, r, dy = torch.randn(8, 256), torch.randn(256), torch.randn(8, 256), torch.randn(8, 256)
+    norm = ops("layer_norm").rms_norm_fn
+    return agree(*both_ways(
+        lambda x, w: norm(x, w, None, residual=r, eps=1e-6), lambda x, w: F.rms_norm(x + r, (256,), w, 1e-6), [x, w], dy
+    ))
 
 
 @mamba("layernorm_gated, forward and backward")
 def _(ops):
-    x, z = torch.randn(8, 256, requires_grad=True), torch.randn(8, 256, requires_grad=True)
-    w, dy = torch.randn(256, requires_grad=True), torch.randn(8, 256)
-    y = ops("layernorm_gated").rmsnorm_fn(x, w, None, z=z, eps=1e-6, norm_before_gate=False)
-    y.backward(dy)
-    got = y.detach(), x.grad.clone(), z.grad.clone(), w.grad.clone()
-    x.grad = z.grad = w.grad = None
-    wanted = F.rms_norm(x * F.silu(z), (256,), w, 1e-6)
-    wanted.backward(dy)
-    return agree(*zip(got, (wanted, x.grad, z.grad, w.grad)))
+    x, z, w, dy = torch.randn(8, 256), torch.randn(8, 256), torch.randn(256), torch.randn(8, 256)
+    norm = ops("layernorm_gated").rmsnorm_fn
+    return agree(*both_ways(
+        lambda x, z, w: norm(x, w, None, z=z, eps=1e-6, norm_before_gate=False),
+        lambda x, z, w: F.rms_norm(x * F.silu(z), (256,), w, 1e-6), [x, z, w], dy,
+    ))
 
 
 @mamba("k_activations, swiglu forward and backward")
 def _(ops):
-    xy, dout = torch.randn(8, 512, requires_grad=True), torch.randn(8, 256)
-    out = ops("k_activations").swiglu(xy)
-    out.backward(dout)
-    got = out.detach(), xy.grad.clone()
-    xy.grad = None
-    x, y = xy.chunk(2, -1)
-    wanted = F.silu(x) * y
-    wanted.backward(dout)
-    return agree(*zip(got, (wanted, xy.grad)))
+    xy, dout = torch.randn(8, 512), torch.randn(8, 256)
+    return agree(*both_ways(ops("k_activations").swiglu, lambda xy: F.silu(xy[:, :256]) * xy[:, 256:], [xy], dout))
 
 
 @mamba("selective_state_update")

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 
 import ptxkit
 
-from .cases import case
+from .cases import case, near
 
 FLAGS = (
     *("-std=c++20", "-O3", "--use_fast_math", "--expt-extended-lambda", "--expt-relaxed-constexpr", "-DNDEBUG", "-w"),
@@ -41,10 +41,6 @@ def tk(file, title, arch, host=""):
     return add
 
 
-def _near(*pairs, limit=1e-2):
-    return all((got.float() - wanted).norm() <= limit * wanted.norm() for got, wanted in pairs)
-
-
 def _bf16(*shape, scale=1.0):
     return (torch.randn(*shape) * scale).bfloat16()
 
@@ -54,7 +50,7 @@ def gemm(file, arch, n, name="kernel", dtype=torch.bfloat16):
     def multiplied(lib):
         a, b, c = torch.randn(n, n).to(dtype), torch.randn(n, n).to(dtype), torch.zeros(n, n, dtype=dtype)
         lib.matmul(a, b, c, n)
-        return _near((c, a.float() @ b.float()))
+        return near((c, a.float() @ b.float()))
 
 
 gemm("gemm/educational_h100/level_01.cu", "sm_90a", 64, dtype=torch.float32)
@@ -84,7 +80,7 @@ void once(bf16 *a, bf16 *b, bf16 *c, size_t m, size_t n, size_t k) {
 def _(lib):
     a, b, c = _bf16(256, 320), _bf16(320, 512), torch.zeros(256, 512).bfloat16()
     lib.once(a, b, c, 256, 512, 320)
-    return _near((c, a.float() @ b.float()))
+    return near((c, a.float() @ b.float()))
 
 
 OF_B200 = """
@@ -104,7 +100,7 @@ void once(bf16 *a, bf16 *b, bf16 *d, size_t m, size_t n, size_t k) {
 def _(lib):
     a, b, d = _bf16(512, 128), _bf16(256, 128), torch.zeros(512, 256).bfloat16()
     lib.once(a, b, d, 512, 256, 128)
-    return _near((d, a.float() @ b.float().mT))
+    return near((d, a.float() @ b.float().mT))
 
 
 ATTENTION = """
@@ -127,7 +123,7 @@ def attention(causal):
         q, k, v = _bf16(1, 1, n, 64), _bf16(1, 1, n, 64), _bf16(1, 1, n, 64)
         o, sums = torch.zeros_like(q), torch.zeros(1, 1, n)
         lib.once(q, k, v, sums, o, 1, n)
-        return _near((o, F.scaled_dot_product_attention(q.float(), k.float(), v.float(), is_causal=causal)))
+        return near((o, F.scaled_dot_product_attention(q.float(), k.float(), v.float(), is_causal=causal)))
 
 
 attention(False)
