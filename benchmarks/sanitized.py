@@ -36,166 +36,18 @@ from ptxkit.temporary import replaced
 from . import common
 from .forms import planned
 
-FOLLOWED = {
-    "common/cute/barriers.py": {
-        "def initialise(s: Any, pipelines: Iterable[Pipeline])": "def initialise(s: Any, pipelines, by_all_lanes=())",
-        "mbarrier_init(mbarrier, pipeline.count)": """mbarrier_init(mbarrier, sum(
-                        arrivals.count * (1 if pipeline.name not in by_all_lanes or arrivals.how.startswith(
-                            ("each lane", "where tiles are kept")) else LANES_OF_A_WARP)
-                        for arrivals in pipeline.arrivals))""",
-    },
-    "sm90/bwd/walk.py": {
-        "initialise(s, c.pipelines)": 'initialise(s, c.pipelines, ("empty",))',
-        """with cute.arch.elect_one():
-                cute.arch.mbarrier_arrive(s.empty + stage)""": "cute.arch.mbarrier_arrive(s.empty + stage)",
-    },
-    "sm90/bwd/grads.py": {
-        "initialise(s, self.c.pipelines)": 'initialise(s, self.c.pipelines, ("values_empty", "rows_done"))',
-    },
-    "common/cute/grads/rows.py": {
-        """with cute.arch.elect_one():
-            cute.arch.mbarrier_arrive(barrier)""": "cute.arch.mbarrier_arrive(barrier)",
-    },
-    "sm90/fwd/chain.py": {
-        "initialise(s, c.pipelines)": 'initialise(s, c.pipelines, ("empty",))',
-        """with cute.arch.elect_one():
-                cute.arch.mbarrier_arrive(s.empty + stage)""": "cute.arch.mbarrier_arrive(s.empty + stage)",
-    },
-    "sm90/fwd/fused.py": {
-        "initialise(s, self.c.pipelines)": """initialise(s, self.c.pipelines, (
-                "full", "empty", "read", "stored", "written", "taken", "credit", "solved"))""",
-    },
-    "sm90/parts/handover.py": {
-        """with cute.arch.elect_one():
-            if cutlass.const_expr(self.c.ctas == 1):
-                cute.arch.mbarrier_arrive(ring.empty""": """if True:
-            if cutlass.const_expr(self.c.ctas == 1):
-                cute.arch.mbarrier_arrive(ring.empty""",
-        """with cute.arch.elect_one():
-            if cutlass.const_expr(self.c.walking == self.c.ctas):
-""": """if cute.arch.lane_idx() != 0:
-            if cutlass.const_expr(self.c.walking == self.c.ctas):
-                cute.arch.mbarrier_arrive(full)
-                if cutlass.const_expr(self.c.ctas == 2):
-                    cute.arch.mbarrier_arrive(full, peer_cta_rank_in_cluster=rank ^ 1)
-            else:
-                cute.arch.mbarrier_arrive(full, peer_cta_rank_in_cluster=Int32(0))
-        else:
-            if cutlass.const_expr(self.c.walking == self.c.ctas):
-""",
-        """with cute.arch.elect_one():
-            cute.arch.mbarrier_arrive(ring.solved + group)""": "cute.arch.mbarrier_arrive(ring.solved + group)",
-        """with cute.arch.elect_one():
-            if cutlass.const_expr(self.c.keeps):
-                keep(in_global(""": """if True:
-            if cutlass.const_expr(self.c.keeps):
-                keep_by_one(in_global(""",
-        """@cute.jit
-def was_kept(""": """@cute.jit
-def keep_by_one(to, tile, size):
-    with cute.arch.elect_one():
-        keep(to, tile, size)
+
+def changes() -> dict[str, dict[str, str]]:
+    """Return what followed.txt says: file of kda/backends -> its texts -> what stands there instead."""
+    changed: dict[str, dict[str, str]] = {}
+    for change in Path(__file__).with_name("followed.txt").read_text().split("@@ ")[1:]:
+        name, _, texts = change.partition("\n")
+        old, new = texts.removesuffix("\n").split("\n-->\n")
+        changed.setdefault(name, {})[old] = new
+    return changed
 
 
-@cute.jit
-def was_kept(""",
-        "bulk_copy_to_neighbour(tile, to, self.layout.end, full, walking)": """with cute.arch.elect_one():
-                        bulk_copy_to_neighbour(tile, to, self.layout.end, full, walking)""",
-        """with cute.arch.elect_one():
-            cute.arch.mbarrier_arrive(ring.read + stage)""": "cute.arch.mbarrier_arrive(ring.read + stage)",
-        """with cute.arch.elect_one():
-                    # redundant""": """if cute.arch.lane_idx() != 0:
-                    cute.arch.mbarrier_arrive(ring.full + stage)
-                else:
-                    # redundant""",
-        """with cute.arch.elect_one():
-                cute.arch.mbarrier_arrive(ring.credit""": """if True:
-                cute.arch.mbarrier_arrive(ring.credit""",
-        """with cute.arch.elect_one():
-            cute.arch.mbarrier_arrive(ring.empty + (TILES""": """if True:
-            cute.arch.mbarrier_arrive(ring.empty + (TILES""",
-    },
-    "sm90/parts/making.py": {
-        """    def finish(self, work):
-        if self.team.warp() < 4:""": """    def finish(self, work):
-        if cutlass.const_expr(self.helped):
-            if self.team.warp() >= 4:
-                GROUP_INVERSE.sync(work.group)
-        if self.team.warp() < 4:""",
-        """    GROUP_INVERSE.arrive(work.group)""": """    GROUP_INVERSE.sync(work.group)""",
-        "WHOLE_GROUP_INVERSE.arrive(": "WHOLE_GROUP_INVERSE.sync(",
-        "WHOLE_GROUP.arrive(": "WHOLE_GROUP.sync(",
-        """if self.team.warp() < 4:
-            core =""": """if cutlass.const_expr(not self.helped):
-            if self.team.warp() >= 4:
-                cute.arch.barrier(barrier_id=8 + self.team.number(), number_of_threads=128)
-        if self.team.warp() < 4:
-            core =""",
-    },
-    "sm90/parts/values.py": {
-        "arrive_when_copied(ring.full + stage)": """cute.arch.cp_async_commit_group()
-            cute.arch.cp_async_wait_group(0)
-            cute.arch.mbarrier_arrive(ring.full + stage)""",
-        """with cute.arch.elect_one():
-            cute.arch.mbarrier_arrive(ring.written""": "cute.arch.mbarrier_arrive(ring.written",
-        """with cute.arch.elect_one():
-                cute.arch.mbarrier_arrive(ring.taken""": """if True:
-                cute.arch.mbarrier_arrive(ring.taken""",
-    },
-    "sm90/fwd/stream.py": {
-        "self.c.group), self.c.group_pipelines)":
-            'self.c.group), self.c.group_pipelines, ("solved", "taken", "begun"))',
-        "(pipeline,))": '(pipeline,), ("full", "read", "written", "taken"))',
-        """with cute.arch.elect_one():
-                            # redundant""": """if True:
-                            # redundant""",
-        """with cute.arch.elect_one():
-                    cute.arch.mbarrier_arrive(solved)""": "cute.arch.mbarrier_arrive(solved)",
-        "            JOINED.arrive(group)": "            JOINED.sync(group)",
-        """            cute.arch.cp_async_bulk_wait_group(0, read=True)
-            cute.arch.mbarrier_arrive(field_at(work.base, self.struct.taken))
-            cute""": """            cute.arch.cp_async_bulk_wait_group(0, read=True)
-        cute.arch.mbarrier_arrive(field_at(work.base, self.struct.taken))
-        with cute.arch.elect_one():
-            cute""",
-        """with cute.arch.elect_one():
-            cute.arch.mbarrier_arrive(self.field(shared, "read")""": """if True:
-            cute.arch.mbarrier_arrive(self.field(shared, "read")""",
-        """with cute.arch.elect_one():
-            cute.arch.mbarrier_arrive(self.field(shared, "written")""": """if True:
-            cute.arch.mbarrier_arrive(self.field(shared, "written")""",
-        """with cute.arch.elect_one():
-                # redundant: its release""": """if cute.arch.lane_idx() != 0:
-                cute.arch.mbarrier_arrive(full + stage)
-            else:
-                # redundant: its release""",
-        """        arrive_when_copied(self.field(shared, "full") + stage)""":
-            """        cute.arch.cp_async_commit_group()
-        cute.arch.cp_async_wait_group(0)
-        cute.arch.mbarrier_arrive(self.field(shared, "full") + stage)""",
-        """with cute.arch.elect_one():
-                cute.arch.mbarrier_arrive(taken + place)""": "cute.arch.mbarrier_arrive(taken + place)",
-    },
-    "sm90/parts/teams.py": {
-        "GROUP_PRODUCT.arrive(": "GROUP_PRODUCT.sync(",
-    },
-    "sm90/configs.py": {
-        'GROUP_PRODUCT = NamedBarrier("GROUP_PRODUCT", 3, 128 + 32 * (CHANNELS_OF_ROWS // SUM_CHANNELS),':
-            'GROUP_PRODUCT = NamedBarrier("GROUP_PRODUCT", 3, 32 * WARPS,',
-        'GROUP_INVERSE = NamedBarrier("GROUP_INVERSE", 6, 128 + 32,':
-            'GROUP_INVERSE = NamedBarrier("GROUP_INVERSE", 6, 32 * WARPS + 32,',
-    },
-    "sm90/parts/chunk.py": {
-        """        if self.team.warp() < 4:
-            found = self.accumulator()
-            self.multiply(found, self.X, self.Y, C)""": """        if cutlass.const_expr(self.shared):
-            if self.team.warp() == 4 or self.team.warp() == 5:
-                self.team.product_is_there()
-        if self.team.warp() < 4:
-            found = self.accumulator()
-            self.multiply(found, self.X, self.Y, C)""",
-    },
-}
+FOLLOWED = changes()
 
 
 def follow(folder: Path) -> None:
