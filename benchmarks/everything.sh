@@ -50,7 +50,7 @@ hopper() {
         run "h64$options" 60 python -m benchmarks.hopper --shape h64-8k --shape h96-8k --shape h64-64x128 $options
     done
     run kernels 120 python -m benchmarks.hopper --json "$out/h200-sm90-kernels.json"
-    run step 60 python -m benchmarks.hopper --shape h64-8k --shape h64-8x1k --step
+    run step 60 python -m kda bench --backend sm90 --against triton --shape h64-8k --shape h64-8x1k --regime slow --direction step
     run softplus 60 python -m benchmarks.hopper --shape h64-8k --gate softplus
     run first 60 python -m benchmarks.first_call --backend sm90
     run selftest 60 python -m kda selftest --backend sm90 --quick

@@ -141,24 +141,6 @@ def measured(case, stages: int, plain: bool = False, cluster: int = 0) -> dict[s
     return times | each(call, changed)
 
 
-def step(case, backend: str) -> dict[str, float]:
-    leaves = {n: x.detach().requires_grad_() if isinstance(x, torch.Tensor) and x.is_floating_point() else x
-              for n, x in case.keywords.items()}
-    wanted = [x for x in leaves.values() if isinstance(x, torch.Tensor) and x.requires_grad]
-
-    def forward():
-        return kda.chunk_kda(**leaves, backend=backend)[0]
-
-    def both():
-        return torch.autograd.grad(forward(), wanted, case.do)
-
-    both()
-    torch.cuda.reset_peak_memory_stats()
-    norms = [float(x.float().norm()) for x in both()]
-    peak = torch.cuda.max_memory_allocated() / 2**30
-    return dict(forward=whole(forward), both=whole(both), GiB=round(peak, 2), norms=norms[:4])
-
-
 def keeping(case) -> dict[str, Any]:
     """A forward that keeps what its backward reads, and a backward that makes all of it again: in one kernel as asked,
     and in kernels apart, whose bits they have; so have gradients of what was kept."""
@@ -234,7 +216,6 @@ def main() -> None:
     parser.add_argument("--ctas", type=int, choices=plan.FIT, default=plan.CTAS, help="of its clusters, with --fused")
     parser.add_argument("--staged", action=argparse.BooleanOptionalAction,
                         help="the one kernel's rows go through shared memory; without: in clusters of four")
-    parser.add_argument("--step", action="store_true", help="a training forward and its backward, against Triton's")
     parser.add_argument("--keeps", action="store_true", help="a forward that keeps, and a backward that makes it again")
     parser.add_argument("--forms", action="store_true", help="a forward in each form that can run it, bits compared")
     parser.add_argument("--states", action="store_true", help="with --forms: states that enter chunks are returned")
@@ -248,9 +229,6 @@ def main() -> None:
         sizes = {name: getattr(args, name, None) or getattr(shape, name) for name in ("B", "T", "H", "K", "V")}
         case = make_inputs(shape.lengths or None, **sizes, gate=args.gate, regime=args.regime, initial_state=False,
                            device="cuda")
-        if args.step:
-            print(json.dumps(dict(shape=label, **{b: step(case, b) for b in ("sm90", "triton")})), flush=True)
-            continue
         if args.keeps:
             print(json.dumps(dict(shape=label, gate=args.gate, **keeping(case))), flush=True)
             continue

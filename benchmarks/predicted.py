@@ -56,7 +56,7 @@ class Call(NamedTuple):
     @property
     def problem(self) -> BenchShape:
         if self.K:
-            return BenchShape(T=8192, H=16, K=self.K, V=self.K, dtype="float32")
+            return BenchShape(T=8192, H=16, K=self.K, V=self.K, dtype="float32", gate="softplus")
         return SHAPES.get(self.shape) or BenchShape(H=64, lengths=(128,) * 64)
 
 
@@ -103,7 +103,7 @@ def prediction(backend: str, shape: BenchShape, step: bool, two: bool) -> Predic
     as_timed = {"FUSED": False, "STREAM": False} if two or step else {}
     with planned(**as_timed):
         forget()                             # so that a row is the same alone and behind others
-        return predict(ARCH, CHIP, backend, shape, step, "softplus" if backend == "sm89" else "bounded")
+        return predict(ARCH, CHIP, backend, shape, step)
 
 
 def launched(call: Call, name: str, recorded_step: bool) -> PredictedLaunch:

@@ -1,7 +1,8 @@
 """The chunked path of the reference against its token-by-token recurrence: `python -m benchmarks.reference`.
 
 One row, float32, gate given, no l2norm.  Each implementation is timed in this process, where the allocator is warm, and
-in one of its own, whose first call pays for page faults.  What a stage takes is seen from inside the chunked path.
+in one of its own, whose first call pays for page faults.
+`kda bench --backend reference --stages` times the stages of the chunked path.
 """
 
 from __future__ import annotations
@@ -16,13 +17,11 @@ from typing import Any
 
 import torch
 
-from kda.backends.reference import chunked, launch
+from kda.backends.reference import launch
 from kda.backends.reference.ragged import Ragged
 from kda.backends.reference.recurrent import recurrent
-from kda.model.stages import FORWARD
 from kda.tools.verify.cases import make_inputs
 from ptxkit.commands.layout import table
-from ptxkit.temporary import replaced
 
 from . import common
 
@@ -62,31 +61,6 @@ def in_a_fresh_process(name: str, T: int, launches: int) -> dict[str, float]:
     return json.loads(subprocess.run(argv, capture_output=True, text=True, check=True, cwd=common.ROOT).stdout)
 
 
-def stages(T: int, launches: int) -> dict[str, float]:
-    """Median seconds of each stage in a call of the chunked path, and of the walk around them."""
-    inside: dict[str, float] = {}
-
-    def watched(name: str, stage: Callable) -> Callable:
-        def run(*args: Any, **keywords: Any) -> Any:
-            began = time.perf_counter()
-            try:
-                return stage(*args, **keywords)
-            finally:
-                inside[name] += time.perf_counter() - began
-
-        return run
-
-    call, times = implementation("chunked 64", T), []
-    call()
-    stages = {stage.function: watched(stage.name, getattr(chunked, stage.function)) for stage in FORWARD}
-    with replaced(chunked, **stages):
-        for _ in range(launches):
-            inside.update(dict.fromkeys((stage.name for stage in FORWARD), 0.0))
-            whole = seconds(call, 1)[0]
-            times.append({**inside, "between stages": whole - sum(inside.values())})
-    return {name: statistics.median(each[name] for each in times) for name in times[0]}
-
-
 def disagreement(T: int) -> float:
     """Return the distance of the chunked outputs from those of the recurrence, relative to their norm."""
     exact, *others = (implementation(name, T)() for name in NAMES)
@@ -99,7 +73,6 @@ def measure(T: int, launches: int) -> dict[str, Any]:
         "torch": torch.__version__, "disagreement": disagreement(T),
         "here": {name: timed(name, T, launches) for name in NAMES},
         "fresh": {name: in_a_fresh_process(name, T, launches) for name in NAMES},
-        "stages": stages(T, launches),
     }
 
 
@@ -111,14 +84,10 @@ def report(measured: dict[str, Any]) -> list[str]:
         a, b = own_process[name], fresh[name]
         rows.append((name, *map(ms, (a["median"], a["fastest"])), f"{base[0] / a['median']:.1f}x",
                      *map(ms, (b["first"], b["median"])), f"{base[1] / b['median']:.1f}x"))
-    whole = sum(measured["stages"].values())
     return [
         f"T={measured['T']} H={H} K=V={K} float32, {measured['threads']} threads, torch {measured['torch']}; "
         f"the outputs differ by {measured['disagreement']:.1e}",
         *table(rows, header=("forward, ms", "median", "fastest", "", "fresh: first", "median", ""), align="lrrrrrr"),
-        "",
-        *table([(name, ms(s), f"{s / whole:.0%}") for name, s in measured["stages"].items()],
-               header=("chunked 64, ms", "median", ""), align="lrr"),
     ]
 
 

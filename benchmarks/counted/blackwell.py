@@ -101,7 +101,7 @@ DIMS, T = (128, 64), 8192
 
 @functools.cache
 def clocked(H: int, K: int = 128, gate: str = "bounded") -> Prediction:
-    return predict("sm_100a", "b200", "sm100", BenchShape(T=T, H=H, K=K, V=K), False, gate)
+    return predict("sm_100a", "b200", "sm100", BenchShape(T=T, H=H, K=K, V=K, gate=gate), False)
 
 
 def of_clock() -> Iterator[str]:

@@ -118,7 +118,6 @@ class PredictedCall(NamedTuple):
     backend: str
     shape: BenchShape
     step: bool                               # a training forward and its backward
-    gate: str = "bounded"
 
     @property
     def row(self) -> int:
@@ -132,16 +131,17 @@ class PredictedCall(NamedTuple):
         shared = s.heads // s.H                                                # value heads that have one q and k
         H = s.H if s.dtype == "float32" else max(1, HEADS // shared)           # float32's prepare: 2.5% from 16 to 64
         lengths = (TOKENS,) * PACKED if s.lengths else ()
-        shape = BenchShape(T=0 if lengths else TOKENS, H=H, HV=H * shared, K=s.K, V=s.V, dtype=s.dtype, lengths=lengths)
+        shape = BenchShape(T=0 if lengths else TOKENS, H=H, HV=H * shared, K=s.K, V=s.V, dtype=s.dtype, gate=s.gate,
+                           lengths=lengths)
         return self._replace(shape=shape)
 
     def launches(self, row: int, backward: bool) -> list[Any]:
         return _Trial(self, row).launches(backward)
 
 
-def predict(arch: str, chip: str, backend: str, shape: BenchShape, step: bool, gate: str = "bounded") -> Prediction:
+def predict(arch: str, chip: str, backend: str, shape: BenchShape, step: bool) -> Prediction:
     """Predict a forward, or (step) a training forward and its backward."""
-    call = PredictedCall(arch, backend, shape, step, gate)
+    call = PredictedCall(arch, backend, shape, step)
     if not step:
         return Prediction(_way(call, chip, False))
     plain = call._replace(step=False)
@@ -332,8 +332,8 @@ class _Trial:
 
     def _case(self, fill: Callable[[torch.Tensor, int, int], torch.Tensor]) -> Case:
         """Return inputs whose rows `fill` makes of those of a block of tokens."""
-        s, gate = self.call.shape, self.call.gate
-        block = make(Spec(T=BLOCK, H=s.H, HV=s.HV, K=s.K, V=s.V, dtype=s.dtype, gate=gate, initial_state=False))
+        s = self.call.shape
+        block = make(Spec(T=BLOCK, H=s.H, HV=s.HV, K=s.K, V=s.V, dtype=s.dtype, gate=s.gate, initial_state=False))
         B, T, N = (1, self.row * len(s.lengths), len(s.lengths)) if s.lengths else (s.B, self.row, s.B)
 
         def rows(x: torch.Tensor) -> torch.Tensor:

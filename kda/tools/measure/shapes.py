@@ -45,6 +45,7 @@ class BenchShape(NamedTuple):
     dtype: str = "bfloat16"
     lengths: tuple[int, ...] = ()            # packed sequences, instead of B and T
     on: str = "gpu"                          # the kind of device on which it is a default
+    gate: str = "bounded"                    # or "softplus", "given"
 
     @property
     def tokens(self) -> int:
@@ -59,7 +60,8 @@ class BenchShape(NamedTuple):
     def label(self) -> str:
         heads = f"H={self.H}" if self.heads == self.H else f"H={self.H} HV={self.heads}"
         dims = f"K=V={self.K}" if self.K == self.V else f"K={self.K} V={self.V}"
-        return f"{self._rows} {heads} {dims} {SHORT[self.dtype]}"
+        gate = "" if self.gate == "bounded" else f", {self.gate} gate"
+        return f"{self._rows} {heads} {dims} {SHORT[self.dtype]}{gate}"
 
     @property
     def _rows(self) -> str:

@@ -20,7 +20,7 @@ from ptxkit.commands.render import CANNOT_JUDGE, OK, CannotJudge, Screen, common
 
 from ..options import Name, NumberOption, check_value_heads, shape_options
 from . import decode
-from .asked import REGIMES, SETTINGS, option_of
+from .asked import GATES, REGIMES, SETTINGS, option_of
 from .timed import compare_and_time, heading, read_results
 
 EXPLICIT = ("lengths", "batch", "tokens", "heads", "value_heads", "k", "v", "dtype")
@@ -47,6 +47,8 @@ class Percent(click.ParamType):
 @shape_options(heads=8, lengths="Packed sequences.", batch=1)
 @click.option("--regime", type=click.Choice([*REGIMES, "both"]), default="both", show_default=True,
               help="Gates that forget within 16 tokens, or remember for hundreds.")
+@click.option("--gate", type=click.Choice(GATES), default="bounded", show_default=True,
+              help="The gate of the calls: bounded, as in Kimi-K3; softplus, as in Kimi-Linear; or given decays.")
 @click.option("--direction", "directions", type=click.Choice([*DIRECTIONS, "both", "step", "decode"]), multiple=True,
               default=["both"], show_default=True,
               help="A step is a recorded forward and its backward in one; may be repeated. decode: a token of each of "

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 
 REGIMES = ("fast", "slow")
+GATES = ("bounded", "softplus", "given")
 SETTINGS = ("graph", "disable_recompute")                       # timings that differ in these are not compared
 
 
@@ -24,20 +25,25 @@ def names_a_shape(options: dict[str, Any]) -> bool:
 def shapes_asked(
     options: dict[str, Any], on: str, default: dict[str, BenchShape] | None = None
 ) -> dict[str, BenchShape]:
-    if not names_a_shape(options):
-        return default or {name: shape for name, shape in SHAPES.items() if shape.on == on}
+    shapes = default or {name: shape for name, shape in SHAPES.items() if shape.on == on}
     if options["names"]:
-        return {name: SHAPES[name] for name in options["names"]}
+        shapes = {name: SHAPES[name] for name in options["names"]}
+    elif names_a_shape(options):
+        shapes = {"given": explicit_shape(options)}
+    return {name: shape._replace(gate=options["gate"]) for name, shape in shapes.items()}
+
+
+def explicit_shape(options: dict[str, Any]) -> BenchShape:
     names = {"B": "batch", "T": "tokens", "H": "heads", "HV": "value_heads", "K": "k", "V": "v", "dtype": "dtype"}
     fields = {field: options[name] for field, name in names.items() if options[name] is not None}
-    return {"given": BenchShape(**fields, lengths=options["lengths"] or ())}
+    return BenchShape(**fields, lengths=options["lengths"] or ())
 
 
 def spec_of(shape: BenchShape, regime: str) -> Spec:
     from kda.tools.verify.cases import Spec
 
     return Spec(lengths=shape.lengths or None, B=shape.B, T=shape.T, H=shape.H, HV=shape.HV, K=shape.K, V=shape.V,
-                dtype=shape.dtype, regime=regime, initial_state=False)
+                dtype=shape.dtype, gate=shape.gate, regime=regime, initial_state=False)
 
 
 def both(choice: str, choices: Sequence[str]) -> tuple[str, ...]:

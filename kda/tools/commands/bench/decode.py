@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from kda.tools.measure.decoding import Decoded, DecodeSizes
     from kda.tools.measure.timing import Machine
 
-OTHERS = ("against", "names", "lengths", "tokens", "regime", "graph", "disable_recompute", "stages", "save", "compare",
-          "fail_above", "plot", "predicted", "host", "arch", "force")
+OTHERS = ("against", "names", "lengths", "tokens", "regime", "gate", "graph", "disable_recompute", "stages", "save",
+          "compare", "fail_above", "plot", "predicted", "host", "arch", "force")
 HEADS, SEQUENCES = {"gpu": (8, 12, 16, 32, 64, 96), "cpu": (2,)}, {"gpu": (1, 64, 256), "cpu": (1, 4)}
 DIM = {"gpu": 128, "cpu": 32}
 DTYPE = {"gpu": "bfloat16", "cpu": "float32"}

@@ -435,7 +435,7 @@ def test_a_default_shape_that_is_too_large_is_left_out_with_a_sentence(monkeypat
 
     monkeypatch.setattr("kda.tools.commands.bench.timed.detect", small)
     monkeypatch.setattr("kda.tools.measure.shapes.host_memory", lambda: None)
-    options = {"names": (), "tokens": None, "lengths": None, "force": False, "directions": ("both",)}
+    options = {"names": (), "tokens": None, "lengths": None, "gate": "bounded", "force": False, "directions": ("both",)}
     shapes = asked.shapes_asked(options, "gpu")
     kept, left_out = timed.refuse_large(shapes, options, "cuda:0", None)
     assert "h64-1k" in kept and "h96-8k" not in kept and len(kept) + len(left_out) == len(shapes)

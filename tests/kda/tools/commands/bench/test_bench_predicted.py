@@ -160,7 +160,7 @@ def test_an_error_of_another_process_reaches_the_user_as_it_is(forecasts):
     from ptxkit import SimulationError
 
     def fails(shape, in_parent):
-        if shape is SHAPES["h16-8k"]:
+        if shape == SHAPES["h16-8k"]:
             raise SimulationError(["a race", "a second race"])
 
     forecasts.append(fails)
@@ -171,7 +171,7 @@ def test_an_error_of_another_process_reaches_the_user_as_it_is(forecasts):
 
 def test_a_process_that_was_killed_is_made_up_for(forecasts):
     def dies(shape, in_parent):
-        if shape is SHAPES["h96-8k"] and not in_parent:
+        if shape == SHAPES["h96-8k"] and not in_parent:
             os._exit(1)
 
     forecasts.append(dies)

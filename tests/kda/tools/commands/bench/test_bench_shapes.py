@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import math
 
+import pytest
 from bench_calls import QUICK, run
 
 from kda.tools.commands.bench import asked
+from kda.tools.measure.predicted import PredictedCall
 from kda.tools.measure.shapes import SHAPES, BenchShape, bytes_moved, flops, too_large
 from kda.tools.verify import cases
 
@@ -56,6 +58,24 @@ def test_every_shape_can_be_drawn_as_a_case():
         assert spec.heads == shape.heads and math.prod(spec.shape) == shape.tokens
 
 
+@pytest.mark.parametrize("gate", asked.GATES)
+def test_every_gate_can_be_timed_and_is_part_of_the_problem(gate):
+    result = run(*QUICK, "--gate", gate, "--regime", "slow", "--json")
+    found = json.loads(result.stdout)
+    words = "" if gate == "bounded" else f", {gate} gate"
+    assert {row["problem"] for row in found["rows"]} == {f"B=1 T=70 H=1 K=V=8 fp32{words}"} and result.exit_code == 0
+    parameters = {"dA_log", "ddt_bias"} & set(found["parity"][0]["used"])
+    assert len(found["rows"]) == 2 and len(parameters) == (0 if gate == "given" else 2)
+
+
+def test_a_gate_goes_with_named_shapes_and_into_predictions():
+    options = {"names": ("h64-8k", "h8-32k"), "tokens": None, "lengths": None, "gate": "softplus"}
+    shapes = asked.shapes_asked(options, "gpu")
+    assert [shape.label for shape in shapes.values()] == [f"{SHAPES[n].label}, softplus gate" for n in options["names"]]
+    like = {PredictedCall("sm_90a", "sm90", shape, True).like for shape in shapes.values()}
+    assert [call.shape.gate for call in like] == ["softplus"]
+
+
 def test_a_problem_made_without_tensors_is_that_of_the_tensors():
     for name in ("tiny", "tiny-grouped", "tiny-packed"):
         spec = asked.spec_of(SHAPES[name], "slow")
@@ -68,7 +88,7 @@ def test_list_names_every_shape():
 
 
 def test_a_cpu_times_tiny_shapes_unless_told_otherwise():
-    options = {"names": (), "tokens": None, "lengths": None}
+    options = {"names": (), "tokens": None, "lengths": None, "gate": "bounded"}
     for on in ("cpu", "gpu"):
         assert all(shape.on == on for shape in asked.shapes_asked(options, on).values())
     assert all(too_large(shape, ("forward", "backward"), 1) is None for shape in SHAPES.values() if shape.on == "cpu")
