@@ -73,11 +73,6 @@ def test_a_recursion_under_a_random_schedule_gives_the_same():
     assert results(ptx)[0] == results(ptx, schedule=3)[0] == results(ptx, clock=True)[0]
 
 
-def test_a_recursion_that_does_not_end_is_found():
-    _, run = results(module(FIBONACCI.replace("@%p1 bra DONE;", ""), call("fib", "%r0")))
-    assert "a recursion deeper than 4096 calls" in run.findings[0].says
-
-
 CHAIN = """
 .func (.param .b32 r0) chain(.param .b64 outer, .param .b32 n0)
 {
@@ -129,11 +124,6 @@ def test_each_call_of_a_recursion_has_variables_of_its_own_that_it_may_point_to(
     assert out == [chain(9, lane & 1) for lane in LANES] and not run.findings
 
 
-def test_a_stack_that_is_full_is_found():
-    _, run = results(module(CHAIN, CHAIN_CALL.replace("{start}", "mov.u32 %r2, 1000;")))
-    assert "the stack of a thread is full" in run.findings[0].says
-
-
 def arithmetic(name, operation):
     return f"""
 .func (.param .b32 r0) {name}(.param .b32 x0)
@@ -160,31 +150,9 @@ PROTOTYPE = "proto: .callprototype (.param .b32 _) _ (.param .b32 _);"
 WANTED = [(lane + 3, lane - 3, lane * 3)[lane % 3] for lane in LANES]
 
 
-def test_lanes_may_call_different_functions_by_address():
-    out, run = results(module(THREE, LOOK_UP + call("%rd5", "%r0", prototype=PROTOTYPE), TABLE))
-    assert out == WANTED and not run.findings
-
-
-def test_lanes_meet_again_after_a_call_by_address():
-    after = "{ .reg .b32 %m; activemask.b32 %m; popc.b32 %m, %m; mad.lo.s32 %r1, %r1, 100, %m; }"
-    out, _ = results(module(THREE, LOOK_UP + call("%rd5", "%r0", prototype=PROTOTYPE) + after, TABLE))
-    assert out == [w * 100 + 32 for w in WANTED]
-
-
-def test_lanes_whose_guard_fails_do_not_call():
-    guarded = call("more", "%r0").replace("call.uni", "@%p1 call")
-    out, run = results(module(THREE, "setp.lt.u32 %p1, %r0, 5;\n mov.u32 %r1, 77;\n" + guarded))
-    assert out[:5] == [lane + 3 for lane in range(5)] and not run.findings
-
-
-def test_an_address_that_is_no_function_is_found():
-    body = "mov.u64 %rd5, more; add.s64 %rd5, %rd5, 2;" + call("%rd5", "%r0", prototype=PROTOTYPE)
-    _, run = results(module(THREE, body))
-    assert "is not the address of a function with these arguments" in run.findings[0].says
-
-
-def test_a_function_that_returns_early_returns_for_those_lanes_alone():
-    early = """
+BY_ADDRESS = call("%rd5", "%r0", prototype=PROTOTYPE)
+GUARDED = call("more", "%r0").replace("call.uni", "@%p1 call")
+EARLY = """
 .func (.param .b32 r0) early(.param .b32 x0)
 {
     .reg .pred %p<2>; .reg .b32 %r<3>;
@@ -197,14 +165,34 @@ def test_a_function_that_returns_early_returns_for_those_lanes_alone():
     ret;
 }
 """
-    out, run = results(module(early, call("early", "%r0") + "bar.warp.sync -1;"))
-    assert out == [lane if lane < 10 else -lane for lane in LANES] and not run.findings
+MET = "{ .reg .b32 %m; activemask.b32 %m; popc.b32 %m, %m; mad.lo.s32 %r1, %r1, 100, %m; }"
+CALLS = {  # the module, and what each lane has then
+    "lanes call different functions by address": (module(THREE, LOOK_UP + BY_ADDRESS, TABLE), WANTED),
+    "lanes meet again after a call by address":
+        (module(THREE, LOOK_UP + BY_ADDRESS + MET, TABLE), [w * 100 + 32 for w in WANTED]),
+    "lanes whose guard fails do not call":
+        (module(THREE, "setp.lt.u32 %p1, %r0, 5;\n mov.u32 %r1, 77;\n" + GUARDED), [lane + 3 for lane in range(5)]),
+    "a function that returns early returns for those lanes alone":
+        (module(EARLY, call("early", "%r0") + "bar.warp.sync -1;"), [n if n < 10 else -n for n in LANES]),
+    "a barrier in a function waits for all lanes":
+        (module(THREE.replace("add.s32 %r2", "bar.sync 0; add.s32 %r2"), call("more", "%r0")), [n + 3 for n in LANES]),
+}
 
 
-def test_a_barrier_in_a_function_waits_for_all_lanes():
-    function = THREE.replace("add.s32 %r2", "bar.sync 0;\n add.s32 %r2")
-    out, run = results(module(function, call("more", "%r0")))
-    assert out == [lane + 3 for lane in LANES] and not run.findings
+@pytest.mark.parametrize(("text", "expected"), CALLS.values(), ids=CALLS)
+def test_each_lane_calls_and_returns_for_itself(text, expected):
+    out, run = results(text)
+    assert out[: len(expected)] == expected and not run.findings
+
+
+@pytest.mark.parametrize(("text", "says"), [
+    (module(FIBONACCI.replace("@%p1 bra DONE;", ""), call("fib", "%r0")), "a recursion deeper than 4096 calls"),
+    (module(CHAIN, CHAIN_CALL.replace("{start}", "mov.u32 %r2, 1000;")), "the stack of a thread is full"),
+    (module(THREE, "mov.u64 %rd5, more; add.s64 %rd5, %rd5, 2;" + BY_ADDRESS),
+     "is not the address of a function with these arguments"),
+], ids=["a recursion that does not end", "a stack that is full", "an address that is no function"])
+def test_a_call_that_cannot_be_is_found(text, says):
+    assert says in results(text)[1].findings[0].says
 
 
 def test_a_call_with_arguments_of_other_sizes_is_refused():

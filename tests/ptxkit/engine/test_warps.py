@@ -12,8 +12,8 @@ from ptxkit.launches import launch
 pytestmark = pytest.mark.simulated
 
 
-def test_lanes_that_part_meet_again():
-    body = """
+WAYS = {  # what runs, and what each lane then stores
+    "lanes that part meet again": ("""
     and.b32 %r2, %r0, 1;
     setp.eq.u32 %p1, %r2, 0;
     mov.u32 %r9, 0;
@@ -25,14 +25,8 @@ EVEN:
 BOTH:
     bar.sync 0;
     add.u32 %r9, %r9, %r0;
-""" + STORE
-    out, result = run(body)
-    assert out.tolist() == [(200 if n % 2 == 0 else 100) + n for n in range(32)]
-    assert not result.findings
-
-
-def test_a_loop_may_end_at_a_different_turn_for_each_lane():
-    body = """
+""", lambda n: (200 if n % 2 == 0 else 100) + n),
+    "a loop ends at a different turn for each lane": ("""
     mov.u32 %r9, 0;
     mov.u32 %r2, 0;
 TOP:
@@ -41,25 +35,14 @@ TOP:
     setp.le.u32 %p1, %r2, %r0;
     @%p1 bra TOP;
     bar.sync 0;
-""" + STORE
-    out, result = run(body)
-    assert out.tolist() == [n * (n + 1) // 2 for n in range(32)]
-    assert not result.findings
-
-
-def test_an_early_exit_leaves_the_others_running():
-    body = """
+""", lambda n: n * (n + 1) // 2),
+    "an early exit leaves the others running": ("""
     setp.lt.u32 %p1, %r0, 7;
     @%p1 ret;
     mov.u32 %r9, 5;
     bar.sync 0;
-""" + STORE
-    out, _ = run(body)
-    assert out.tolist() == [-1] * 7 + [5] * 25
-
-
-def test_an_indexed_branch_takes_each_lane_to_its_own_target():
-    body = """
+""", lambda n: -1 if n < 7 else 5),
+    "an indexed branch takes each lane to its own target": ("""
     and.b32 %r2, %r0, 3;
 TARGETS: .branchtargets A, B, C, D;
     brx.idx %r2, TARGETS;
@@ -69,15 +52,8 @@ C:  mov.u32 %r9, 12; bra END;
 D:  mov.u32 %r9, 13;
 END:
     bar.sync 0;
-""" + STORE
-    out, result = run(body)
-    assert out.tolist() == [10 + n % 4 for n in range(32)]
-    assert not result.findings
-
-
-def test_lanes_of_one_warp_may_wait_for_each_other():
-    """Lane 0 spins on a flag that lane 1 sets on the other side of the branch."""
-    body = """
+""", lambda n: 10 + n % 4),
+    "lane 0 spins on a flag that lane 1 sets on the other side of the branch": ("""
     st.shared.u32 [smem], 0;
     bar.warp.sync -1;
     mov.u32 %r9, 1;
@@ -94,9 +70,15 @@ OTHERS:
     st.relaxed.cta.shared.u32 [smem], 1;
 END:
     bar.warp.sync -1;
-""" + STORE
-    out, _ = run(body)
-    assert out.tolist() == [1] * 32
+""", lambda n: 1),
+}
+
+
+@pytest.mark.parametrize(("body", "stored"), WAYS.values(), ids=WAYS)
+def test_each_lane_goes_its_own_way(body, stored):
+    out, result = run(body + STORE)
+    assert out.tolist() == [stored(n) for n in range(32)]
+    assert not result.findings
 
 
 def test_an_aligned_instruction_reached_by_some_lanes_is_reported():
@@ -120,10 +102,8 @@ END:
     mov.u32 %r9, 1;
 """ + STORE
     _, result = run(body, threads=64)
-    (finding,) = result.findings
-    assert finding.kind == "deadlock"
-    assert "barrier 1: 32 of 64 threads have arrived" in finding.says
-    assert "bar.sync 1, 64" in finding.place.ptx
+    assert len(result.findings) == 1
+    reports(result, ["deadlock"], "barrier 1: 32 of 64 threads have arrived", place="bar.sync 1, 64")
 
 
 COUNTS = "TOP:\n add.u32 %r1, %r1, 1;\n bra TOP;"

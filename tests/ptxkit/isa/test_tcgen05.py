@@ -13,6 +13,16 @@ def product(a, b):
     return a.x @ b.x.T
 
 
+def agrees(a, b, m, n, d=None, *, ws="", half=0, group=1, d_type=None, **options):
+    """Check that one mma leaves D, or else A B^T, in its place and all other cells as they were; return the Run."""
+    places = dict(group=group, half=half)
+    out, run, cells = tc.multiply(a, b, m, n, ws=ws, d_type=d_type, **places, **options)
+    d = product(a, b) if d is None else d
+    wanted = tc.with_d(cells, d, m, n, ws=bool(ws), d_type=d_type or tc.d_type_of(a.name), **places)
+    assert torch.equal(out, wanted)
+    return run
+
+
 def identity(name, n):
     return torch.eye(n, tc.depth(name), dtype=torch.float64)
 
@@ -32,8 +42,7 @@ def test_each_element_of_a_is_read_from_its_place(name, swizzle, mn_major):
     k = tc.depth(name)
     a = tc.Operand(name, tc.values(name, 128, seed=1), tc.A_AT, swizzle, mn_major)
     b = tc.Operand(name, identity(name, k), tc.B_AT)
-    out, _, cells = tc.multiply(a, b, 128, k)
-    assert torch.equal(out, tc.with_d(cells, a.x, 128, k, d_type=tc.d_type_of(name)))
+    agrees(a, b, 128, k, a.x)
 
 
 @pytest.mark.spread(every=3, first=1)
@@ -41,10 +50,9 @@ def test_each_element_of_a_is_read_from_its_place(name, swizzle, mn_major):
 def test_each_element_of_b_is_read_from_its_place(name, swizzle, mn_major):
     a = tc.Operand(name, identity(name, 64), tc.A_AT)
     b = tc.Operand(name, tc.values(name, 64, seed=2), tc.B_AT, swizzle, mn_major)
-    out, _, cells = tc.multiply(a, b, 64, 64)
     d = torch.zeros(64, 64, dtype=torch.float64)
     d[: tc.depth(name)] = b.x.T
-    assert torch.equal(out, tc.with_d(cells, d, 64, 64, d_type=tc.d_type_of(name)))
+    agrees(a, b, 64, 64, d)
 
 
 @pytest.mark.parametrize("name, swizzle, mn_major, lbo, sbo", [
@@ -113,13 +121,12 @@ def test_addresses_worked_out_by_hand_are_read(name, start, lbo, sbo, swizzle, m
 
 
 def test_idesc_has_the_compilers_numbers():
-    assert tc.idesc("bf16", "bf16", 128, 128, transpose_b=True) == 0x8210490
-    assert tc.idesc("f16", "f16", 128, 256) == 0x8400010
-    assert tc.idesc("f16", "f16", 128, 256, negate_a=True) == 0x8402010
-    assert tc.idesc("bf16", "bf16", 64, 64, transpose_b=True) == 0x4110490
-    assert tc.idesc("tf32", "tf32", 128, 128) == 0x8200910
-    assert tc.idesc("f16", "f16", 256, 256) == 0x10400010
-    assert tc.idesc("e4m3", "e4m3", 128, 32) == 0x8080010
+    for types, m, n, flags, number in (
+        ("bf16", 128, 128, {"transpose_b": True}, 0x8210490), ("f16", 128, 256, {}, 0x8400010),
+        ("f16", 128, 256, {"negate_a": True}, 0x8402010), ("bf16", 64, 64, {"transpose_b": True}, 0x4110490),
+        ("tf32", 128, 128, {}, 0x8200910), ("f16", 256, 256, {}, 0x10400010), ("e4m3", 128, 32, {}, 0x8080010),
+    ):
+        assert tc.idesc(types, types, m, n, **flags) == number
 
 
 # ---- shapes, and where D goes
@@ -138,8 +145,7 @@ def test_places_of_d_worked_out_by_hand():
 @pytest.mark.parametrize("n", [8, 16, 24, 136, 248, 256])
 def test_every_n_from_8_to_256_writes_its_columns_and_no_others(m, n):
     a, b = tc.operands("bf16", m, n, b_at=0x6000)
-    out, result, cells = tc.multiply(a, b, m, n, columns=256, image=tc.image_of(a, b, size=0x10000))
-    assert torch.equal(out, tc.with_d(cells, product(a, b), m, n))
+    result = agrees(a, b, m, n, columns=256, image=tc.image_of(a, b, size=0x10000))
     assert result.counters["tensor_flops"] == 2 * m * n * 16
     assert result.counters["tmem_columns"] == 256
 
@@ -147,16 +153,14 @@ def test_every_n_from_8_to_256_writes_its_columns_and_no_others(m, n):
 @pytest.mark.parametrize("half", [0, 1])
 def test_two_tiles_of_64_rows_share_their_columns(half):
     a, b = tc.operands("f16", 64, 32)
-    out, _, cells = tc.multiply(a, b, 64, 32, half=half)
-    assert torch.equal(out, tc.with_d(cells, product(a, b), 64, 32, half=half))
+    agrees(a, b, 64, 32, half=half)
 
 
 @pytest.mark.parametrize("m", [32, 64, 128])
 @pytest.mark.parametrize("n", [64, 128, 256])
 def test_weight_stationary_layouts(m, n):
     a, b = tc.operands("bf16", m, n, b_at=0x6000)
-    out, _, cells = tc.multiply(a, b, m, n, ws=".ws", columns=256, image=tc.image_of(a, b, size=0x10000))
-    assert torch.equal(out, tc.with_d(cells, product(a, b), m, n, ws=True))
+    agrees(a, b, m, n, ws=".ws", columns=256, image=tc.image_of(a, b, size=0x10000))
 
 
 ZERO_COLUMNS = ("1100001110000111", "1110000111000011", "0000111000011100", "0001110000111000")  # highest column first
@@ -168,11 +172,9 @@ def test_the_zero_column_mask_worked_out_by_hand(on):
     a, b = tc.operands("f16", 32, 64)
     image = tc.image_of(a, b)
     number = ZERO_MASK if on else ZERO_MASK & ~(1 << 39)
-    before = f"mov.b64 %rd12, {number};\n"
-    out, _, cells = tc.multiply(a, b, 32, 64, ws=".ws", before=before, tail=", %rd12", image=image)
     columns = "".join(part[::-1] for part in ZERO_COLUMNS)
-    b.x[[n for n, zero in enumerate(columns) if on and zero == "1"]] = 0
-    assert torch.equal(out, tc.with_d(cells, product(a, b), 32, 64, ws=True))
+    b.x[[n for n, zero in enumerate(columns) if on and zero == "1"]] = 0       # in what is expected: the image is made
+    agrees(a, b, 32, 64, ws=".ws", before=f"mov.b64 %rd12, {number};\n", tail=", %rd12", image=image)
 
 
 @pytest.mark.parametrize("m, n", [(128, 32), (128, 64), (256, 16), (256, 64)])
@@ -182,8 +184,7 @@ def test_a_pair_of_ctas_takes_half_of_each_operand_from_each(m, n, swizzle, mn_m
         swizzle = "none"
     a, b = tc.values("bf16", m, 11), tc.values("bf16", n, 12)
     parts, images = tc.operands_of_a_pair(a, b, swizzle, mn_major)
-    out, result, cells = tc.multiply(*parts, m, n, group=2, image=images)
-    assert torch.equal(out, tc.with_d(cells, a @ b.T, m, n, group=2))
+    result = agrees(*parts, m, n, a @ b.T, group=2, image=images)
     assert result.counters["tensor_flops"] == 2 * m * n * 16
 
 
@@ -198,32 +199,28 @@ def whole(rows, columns, seed):
 def test_d_is_added_to_when_the_predicate_says_so(name):
     a, b = tc.operands(name, 128, 32)
     c = whole(128, 64, 15)
-    out, _, cells = tc.multiply(a, b, 128, 32, accumulate=1, cells=tc.float_bits(c)[None])
-    assert torch.equal(out, tc.with_d(cells, product(a, b) + c[:, :32], 128, 32))
+    agrees(a, b, 128, 32, product(a, b) + c[:, :32], accumulate=1, cells=tc.float_bits(c)[None])
 
 
 def test_old_values_are_not_looked_at_otherwise():
     a, b = tc.operands("bf16", 128, 32)
     cells = torch.full((1, 128, 64), 0x7FC00000, dtype=torch.int32)  # NaN
-    out, _, _ = tc.multiply(a, b, 128, 32, cells=cells)
-    assert torch.equal(out, tc.with_d(cells, product(a, b), 128, 32))
+    agrees(a, b, 128, 32, cells=cells)
 
 
 @pytest.mark.parametrize("flags", [{"negate_a": True}, {"negate_b": True}, {"negate_a": True, "negate_b": True}])
 def test_operands_are_negated(flags):
     a, b = tc.operands("f16", 64, 32, swizzle="32B")
-    c = whole(128, 64, 18)
-    out, _, cells = tc.multiply(a, b, 64, 32, accumulate=1, cells=tc.float_bits(c)[None], flags=flags)
+    cells = tc.float_bits(whole(128, 64, 18))[None]
     old = tc.bits_float(cells[tc.d_spots(1, 64, 32)])
-    assert torch.equal(out, tc.with_d(cells, product(a, b) * (-1) ** len(flags) + old, 64, 32))
+    agrees(a, b, 64, 32, product(a, b) * (-1) ** len(flags) + old, accumulate=1, cells=cells, flags=flags)
 
 
 def test_a_result_in_halves_takes_the_lower_half_of_each_cell():
     a, b = tc.operands("f16", 128, 32)
     c = whole(128, 64, 19).to(torch.float16)
     cells = (c.view(torch.int16).to(torch.int32) & 0xFFFF | 0x5A5A0000)[None]
-    out, _, _ = tc.multiply(a, b, 128, 32, accumulate=1, cells=cells, d_type="f16")
-    assert torch.equal(out, tc.with_d(cells, product(a, b) + c[:, :32].double(), 128, 32, d_type="f16"))
+    agrees(a, b, 128, 32, product(a, b) + c[:, :32].double(), accumulate=1, cells=cells, d_type="f16")
 
 
 @pytest.mark.parametrize("scale", [0, 1, 15])
@@ -232,8 +229,7 @@ def test_the_old_d_can_be_scaled_down(name, scale):
     a, b = tc.operands(name, 128, 32)
     c = whole(128, 64, 23)
     cells = tc.float_bits(c * 2.0**scale)[None]
-    out, _, _ = tc.multiply(a, b, 128, 32, accumulate=1, cells=cells, tail=f", {scale}")
-    assert torch.equal(out, tc.with_d(cells, product(a, b) + c[:, :32], 128, 32))
+    agrees(a, b, 128, 32, product(a, b) + c[:, :32], accumulate=1, cells=cells, tail=f", {scale}")
 
 
 @pytest.mark.parametrize("a_type, b_type", list(itertools.product(["u8", "s8"], repeat=2)))
@@ -305,8 +301,7 @@ def test_a_tile_of_128_x_128_x_64_in_four_steps(schedule):
 def test_a_pairs_product_under_any_schedule(schedule):
     a, b = tc.values("bf16", 256, 31), tc.values("bf16", 32, 32)
     parts, images = tc.operands_of_a_pair(a, b)
-    out, _, cells = tc.multiply(*parts, 256, 32, group=2, image=images, **schedule)
-    assert torch.equal(out, tc.with_d(cells, a @ b.T, 256, 32, group=2))
+    agrees(*parts, 256, 32, a @ b.T, group=2, image=images, **schedule)
 
 
 # ---- A in tensor memory
