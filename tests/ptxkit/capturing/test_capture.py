@@ -87,12 +87,8 @@ def with_an_encoded_map(described: cutlass.GridConstant[maps.TensorMap], y: cute
 @cute.jit
 def launch_with_an_encoded_map(x: cute.Tensor, y: cute.Tensor):
     described = maps.create_tensor_map_tiled_from_view(
-        x,
-        box_dims=(8, 64),
-        stride_order=(1, 0),
-        swizzle=maps.TensorMapSwizzle.s128b,
-        oob_fill=maps.TensorMapFloatOOBFill.nan_request_zero_fma,
-        l2_promotion=maps.TensorMapL2Promotion.l2_256b,
+        x, box_dims=(8, 64), stride_order=(1, 0), swizzle=maps.TensorMapSwizzle.s128b,
+        oob_fill=maps.TensorMapFloatOOBFill.nan_request_zero_fma, l2_promotion=maps.TensorMapL2Promotion.l2_256b,
     )
     with_an_encoded_map(described, y).launch(grid=(1, 1, 1), block=(32, 1, 1))
 
@@ -122,8 +118,19 @@ def fake(width=32, dtype=cutlass.Float32):
     return make_fake_compact_tensor(dtype, (cute.sym_int(), width), stride_order=(1, 0), assumed_align=16)
 
 
+def fake_of_rows():
+    """Return a bf16 matrix whose rows are as long as a multiple of 64."""
+    shape = (cute.sym_int(), cute.sym_int(divisibility=64))
+    return make_fake_compact_tensor(cutlass.BFloat16, shape, stride_order=(1, 0), assumed_align=16)
+
+
 def scaled_for(target, **more):
-    return cutedsl.compile(scaled, fake(), fake(), cutlass.Float32(1), make_fake_stream(), target=target, **more)
+    return cutedsl.compile(*of_scaled(), target=target, **more)
+
+
+def of_scaled(**stream):
+    """Return what the DSL compiles `scaled` from."""
+    return scaled, fake(), fake(), cutlass.Float32(1), make_fake_stream(**stream)
 
 
 @dataclass
@@ -142,6 +149,13 @@ class Note:
 @pytest.fixture
 def noted(monkeypatch):
     monkeypatch.setattr("ptxkit.launches.launch", lambda ptx, kernel, **fields: Note(ptx, kernel, fields))
+
+
+def axpy_of_nvrtc(**more):
+    try:
+        return nvrtc.compile(AXPY, "axpy", **more)
+    except MissingCompilerError as error:
+        pytest.skip(str(error))
 
 
 @pytest.fixture
@@ -188,9 +202,9 @@ def test_a_host_function_from_the_disk_launches_like_a_fresh_one(noted, xy, tmp_
 
 def test_functions_of_the_dsl_itself_are_taken_however_they_are_called(noted, xy, tmp_path):
     options = f"--keep-ptx --dump-dir {tmp_path}"
-    kept = cute.compile(scaled, fake(), fake(), cutlass.Float32(1), make_fake_stream(), options=options)
+    kept = cute.compile(*of_scaled(), options=options)
     with capture() as session:
-        inside = cute.compile(scaled, fake(), fake(), cutlass.Float32(1), make_fake_stream())
+        inside = cute.compile(*of_scaled())
         kept(*xy, 1.0, STREAM)
         inside(*xy, 2.0, STREAM)
         inside(*xy, a=3.0, stream=STREAM)
@@ -214,14 +228,10 @@ def test_a_call_that_compiles_as_it_goes_is_taken_without_a_warning(noted, xy, r
 
 def test_functions_that_are_called_through_tvm_ffi_are_taken(noted, xy, tmp_path):
     pytest.importorskip("tvm_ffi", reason="apache-tvm-ffi is not installed")
-    stream = make_fake_stream(use_tvm_ffi_env_stream=True)
-    arguments = (scaled, fake(), fake(), cutlass.Float32(1), stream)
-    option = "--enable-tvm-ffi"
-    kept = [
-        cutedsl.compile(*arguments, target="sm100", options=option, key="k", keep_in=Store(tmp_path)) for _ in range(2)
-    ]
+    arguments, option = of_scaled(use_tvm_ffi_env_stream=True), dict(options="--enable-tvm-ffi")
+    kept = [cutedsl.compile(*arguments, target="sm100", **option, key="k", keep_in=Store(tmp_path)) for _ in range(2)]
     with capture() as session:
-        for a, function in enumerate((*kept, cute.compile(*arguments, options=option))):
+        for a, function in enumerate((*kept, cute.compile(*arguments, **option))):
             function(*xy, a + 0.5)
             function(*xy, a + 0.5)
         with pytest.raises(TypeError, match="Expects 3 parameters"):
@@ -240,15 +250,9 @@ def test_launches_of_one_call_come_in_order(noted, xy):
 
 
 def test_attributes_and_tensor_maps_arrive(noted):
-    n = cute.sym_int(divisibility=64)
+    numbers = cutlass.Float32(1), cutlass.Int32(1)
     compiled = cutedsl.compile(
-        launch_with_everything,
-        make_fake_compact_tensor(cutlass.BFloat16, (cute.sym_int(), n), stride_order=(1, 0), assumed_align=16),
-        fake(),
-        cutlass.Float32(1),
-        cutlass.Int32(1),
-        make_fake_stream(),
-        target="sm90",
+        launch_with_everything, fake_of_rows(), fake(), *numbers, make_fake_stream(), target="sm90"
     )
     x, y = torch.zeros(40, 128, dtype=torch.bfloat16), torch.zeros(3, 32)
     with capture(arch="sm_90a", schedule=7, strict=True) as session:
@@ -267,13 +271,7 @@ def test_attributes_and_tensor_maps_arrive(noted):
 
 
 def test_a_map_that_the_driver_would_encode_is_encoded_here(noted):
-    n = cute.sym_int(divisibility=64)
-    compiled = cutedsl.compile(
-        launch_with_an_encoded_map,
-        make_fake_compact_tensor(cutlass.BFloat16, (cute.sym_int(), n), stride_order=(1, 0), assumed_align=16),
-        fake(),
-        target="sm100",
-    )
+    compiled = cutedsl.compile(launch_with_an_encoded_map, fake_of_rows(), fake(), target="sm100")
     x, y = torch.zeros(40, 128, dtype=torch.bfloat16), torch.zeros(1, 32)
     with capture() as session:
         compiled(x, y)
@@ -301,12 +299,9 @@ def test_an_exception_of_the_simulator_comes_out_as_it_went_in(monkeypatch, xy):
 
 
 def test_a_function_without_ptx_says_how_to_keep_it(noted, xy):
-    def compiled():
-        return cute.compile(scaled, fake(), fake(), cutlass.Float32(1), make_fake_stream())
-
     with capture() as session:
-        compiled()(*xy, 1.0, STREAM)
-    outside = compiled()                                                     # no longer kept
+        cute.compile(*of_scaled())(*xy, 1.0, STREAM)
+    outside = cute.compile(*of_scaled())                                       # no longer kept
     with capture(), pytest.raises(CaptureError, match="--keep-ptx"):
         outside(*xy, 1.0, STREAM)
     assert len(session.runs) == 1
@@ -364,10 +359,7 @@ def test_captures_nest(noted, xy):
 
 
 def test_another_thread_is_not_captured(noted):
-    try:
-        kernel = nvrtc.compile(AXPY, "axpy")
-    except MissingCompilerError as error:
-        pytest.skip(str(error))
+    kernel = axpy_of_nvrtc()
     x, outcome = torch.zeros(4), []
 
     def elsewhere():
@@ -462,9 +454,13 @@ def lowered(**more):
     return {"swizzle": 3, "elem_size": 1, "elem_type": 0, "block_size": [8, 128], "fp4_padded": False} | more
 
 
+def described(x, **more):
+    return SimpleNamespace(base=x, shape=x.shape, strides=x.stride(), padding="zero", **more)
+
+
 def test_a_padded_descriptor_of_gluon_counts_halves_of_bytes():
     x = torch.zeros(16, 256, dtype=torch.uint8)
-    descriptor = SimpleNamespace(base=x, shape=x.shape, strides=x.stride(), padding="zero")
+    descriptor = described(x)
     with capture(arch="sm_100a"):
         found, *sizes = flatten(["tensordesc<u8>"], [descriptor], iter([lowered(elem_type=14, fp4_padded=True)]))
     wanted = TensorMap(x.data_ptr(), (512, 16), (256,), (128, 8), dtype="16u4_align16b", swizzle=128)
@@ -473,10 +469,8 @@ def test_a_padded_descriptor_of_gluon_counts_halves_of_bytes():
 
 def test_a_descriptor_of_gluon_in_im2col_mode_has_corners_from_the_inside_out():
     x = torch.zeros(2, 7, 9, 64, dtype=torch.float16)
-    image = SimpleNamespace(
-        base=x, shape=x.shape, strides=x.stride(), padding="zero", element_strides=[1, 2, 3, 1],
-        pixel_box_lower_corner=[-1, -2], pixel_box_upper_corner=[3, 4],
-    )
+    corners = dict(pixel_box_lower_corner=[-1, -2], pixel_box_upper_corner=[3, 4])
+    image = described(x, element_strides=[1, 2, 3, 1], **corners)
     meta = lowered(elem_size=2, elem_type=6, block_size=[16, 64], is_im2col=True)
     with capture(arch="sm_90a"):
         found, *_ = flatten(["tensordesc_im2col<fp16>"], [image], iter([meta]))
@@ -487,8 +481,7 @@ def test_a_descriptor_of_gluon_in_im2col_mode_has_corners_from_the_inside_out():
 
 
 def test_an_element_type_that_no_map_has_is_refused_by_its_number():
-    x = torch.zeros(16, 256, dtype=torch.uint8)
-    descriptor = SimpleNamespace(base=x, shape=x.shape, strides=x.stride(), padding="zero")
+    descriptor = described(torch.zeros(16, 256, dtype=torch.uint8))
     with pytest.raises(BuildError, match=r"element type 15 cannot be launched. Use one of 0 \(uint8\)"):
         flatten(["tensordesc<u8>"], [descriptor], iter([lowered(elem_type=15)]))
 
@@ -508,10 +501,7 @@ def test_a_kernel_of_triton_has_the_registers_that_ptxas_gives_it(noted, xy, tmp
 
 
 def test_kernels_of_nvrtc_are_taken_on_every_later_arch(noted):
-    try:
-        kernel = nvrtc.compile(AXPY, "axpy", target="sm89")
-    except MissingCompilerError as error:
-        pytest.skip(str(error))
+    kernel = axpy_of_nvrtc(target="sm89")
     x, y = torch.zeros(4), torch.zeros(4)
     for arch in ("sm_89", "sm_90a", "sm_120a"):
         with capture(arch=arch) as session:

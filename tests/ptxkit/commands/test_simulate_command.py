@@ -457,17 +457,23 @@ class Watching:
             self.reasons[name] = report.longreprtext + "".join(text for _, text in report.sections)
 
 
-def test_findings_fail_the_test_that_has_them(workspace):
-    (workspace / "test_kernels_of_somebody.py").write_text(TESTS)
-    (workspace / "pytest.ini").write_text("[pytest]\n")
-    words = ["-p", "ptxkit.pytest_plugin", "-p", "no:cacheprovider", "--simulate-arch", "h100", "--strict-markers",
-             "-q", "-c"]
+def under_pytest(name, text, *options):
+    """Run a file of tests with the plug-in, in the folder of this process; return the verdicts and the reasons."""
+    Path(name).write_text(text)
+    Path("pytest.ini").write_text("[pytest]\n")
     watching = Watching()
-    pytest.main([*words, "pytest.ini", "test_kernels_of_somebody.py"], plugins=[watching])
+    words = ["-p", "ptxkit.pytest_plugin", "-p", "no:cacheprovider", *options, "-q", "-c", "pytest.ini"]
+    pytest.main([*words, name], plugins=[watching])
+    return watching.verdicts, watching.reasons
+
+
+def test_findings_fail_the_test_that_has_them(workspace):
+    options = ("--simulate-arch", "h100", "--strict-markers")
+    verdicts, reasons = under_pytest("test_kernels_of_somebody.py", TESTS, *options)
     right, wrong = "call passed", "call failed"
-    assert watching.verdicts == {"right": right, "race": wrong, "both": wrong, "marked": right, "after": right}
-    assert "race-write-write: racy" in watching.reasons["race"] and "Traceback" not in watching.reasons["race"]
-    assert "race-write-write: racy" in watching.reasons["both"] and "wrong as well" in watching.reasons["both"]
+    assert verdicts == {"right": right, "race": wrong, "both": wrong, "marked": right, "after": right}
+    assert "race-write-write: racy" in reasons["race"] and "Traceback" not in reasons["race"]
+    assert "race-write-write: racy" in reasons["both"] and "wrong as well" in reasons["both"]
 
 
 WRONG = '''
@@ -488,22 +494,22 @@ def test_place(simulated):
 
 
 def test_a_wrong_marker_fails_its_test_in_a_line(workspace):
-    (workspace / "test_wrong_markers.py").write_text(WRONG)
-    (workspace / "pytest.ini").write_text("[pytest]\n")
-    watching = Watching()
-    words = ["-p", "ptxkit.pytest_plugin", "-p", "no:cacheprovider", "-q", "-c", "pytest.ini"]
-    pytest.main([*words, "test_wrong_markers.py"], plugins=[watching])
-    assert set(watching.verdicts.values()) == {"setup failed"} and len(watching.verdicts) == 3
+    verdicts, reasons = under_pytest("test_wrong_markers.py", WRONG)
+    assert set(verdicts.values()) == {"setup failed"} and len(verdicts) == 3
     says = {"option": "capture has no option 'strct'", "arch": "did you mean 'h100'", "place": "options by name"}
     for name, part in says.items():
-        assert part in watching.reasons[name] and "\n" not in watching.reasons[name].strip()
+        assert part in reasons[name] and "\n" not in reasons[name].strip()
+
+
+def python(*words, **environment):
+    words = [sys.executable, *words]
+    return subprocess.run(words, capture_output=True, text=True, timeout=600, env=os.environ | environment)
 
 
 def test_a_wrong_arch_of_the_command_line_is_one_usage_error(workspace):
     (workspace / "pytest.ini").write_text("[pytest]\n")
     words = ["-m", "pytest", "-p", "ptxkit.pytest_plugin", "-c", "pytest.ini", "--simulate-arch", "h10"]
-    path = os.environ | {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[3]), *sys.path])}
-    ran = subprocess.run([sys.executable, *words], capture_output=True, text=True, timeout=600, env=path)
+    ran = python(*words, PYTHONPATH=os.pathsep.join([str(Path(__file__).parents[3]), *sys.path]))
     assert ran.returncode == pytest.ExitCode.USAGE_ERROR
     assert "--simulate-arch: no GPU arch or card is called 'h10'; did you mean 'h100'" in ran.stderr
     assert "Traceback" not in ran.stderr
@@ -511,8 +517,7 @@ def test_a_wrong_arch_of_the_command_line_is_one_usage_error(workspace):
 
 def test_the_plug_in_costs_nothing_until_it_is_used():
     code = "import sys, ptxkit.pytest_plugin; print(sorted({'torch', 'kda', 'triton', 'cutlass'} & set(sys.modules)))"
-    path = os.environ | {"PYTHONPATH": str(Path(__file__).parents[3])}
-    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=600, env=path)
+    ran = python("-c", code, PYTHONPATH=str(Path(__file__).parents[3]))
     assert ran.stdout.strip() == "[]", ran.stderr
 
 

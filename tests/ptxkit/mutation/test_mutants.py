@@ -1,5 +1,6 @@
 """Every synchronising instruction weakened, one at a time: what is noticed, what survives, and who accepts that."""
 
+import itertools
 import json
 import re
 
@@ -17,9 +18,7 @@ pytestmark = [pytest.mark.simulated, pytest.mark.usefixtures("one_thread"), pyte
 
 HEAD = ".version 8.6\n.target {arch}\n.address_size 64\n"
 # y[i] = x[63 - i], through shared memory; line 5 of its source orders the two, line 7 orders nothing
-REVERSED = (
-    HEAD.format(arch="sm_90")
-    + """
+REVERSED = HEAD.format(arch="sm_90") + """
 .visible .entry reversed(.param .u64 x, .param .u64 y)
 {
     .reg .b32 %r<9>; .reg .b64 %rd<9>; .reg .f32 %f<3>;
@@ -43,9 +42,9 @@ REVERSED = (
 }
 .file 1 "SOURCE"
 """
-)
 SOURCE = "\n".join(f"line {n}" for n in range(1, 10))
 REMOVED = Weakening("removed", "bar", lambda site: "")
+ONE = Weakening("one", "ld.shared", lambda site: "mov.f32 %f2, 0f3F800000;")
 
 
 @pytest.fixture
@@ -108,9 +107,15 @@ def test_a_comment_beside_other_code_says_nothing_of_the_line_below(source):
     assert not any(outcome.reason for outcome in found.outcomes)
 
 
-def test_a_wrong_result_is_noticed(source):
-    found = judged(source(), rules=(Weakening("doubled", "ld.shared", lambda site: "mov.f32 %f2, 0f3F800000;"),))
-    assert [outcome.noticed for outcome in found.outcomes] == [("wrong result",)]
+@pytest.mark.parametrize(("rule", "noticed"), [
+    (ONE, "wrong result"),
+    (Weakening("removed", "st.global", lambda site: ""), "wrong result"),      # memory that is never written is no luck
+    (Weakening("spins", r"st\.shared", lambda site: "bra L;"), "too-many-instructions"),
+], ids=["a wrong result", "memory that is never written", "no end"])
+def test_what_a_mutant_does_wrong_is_noticed(source, rule, noticed):
+    found = judged(source().replace("ld.global.f32 %f1, [%rd4];", "L: ld.global.f32 %f1, [%rd4];"), rules=(rule,))
+    assert [outcome.noticed for outcome in found.outcomes] == [(noticed,)]
+    assert not torch.are_deterministic_algorithms_enabled()
 
 
 def test_an_assertion_of_the_caller_is_a_wrong_result(source):
@@ -119,21 +124,8 @@ def test_an_assertion_of_the_caller_is_a_wrong_result(source):
     def checked():
         assert run_it()["y"][0] == 63
 
-    rules = (Weakening("one", "ld.shared", lambda site: "mov.f32 %f2, 0f3F800000;"),)
-    found = ptxkit.mutants(checked, arch="sm_90a", rules=rules)
+    found = ptxkit.mutants(checked, arch="sm_90a", rules=(ONE,))
     assert [outcome.noticed for outcome in found.outcomes] == [("wrong result",)]
-
-
-def test_memory_that_is_never_written_is_not_correct_by_luck(source):
-    found = judged(source(), rules=(Weakening("removed", "st.global", lambda site: ""),))
-    assert [outcome.noticed for outcome in found.outcomes] == [("wrong result",)]
-    assert not torch.are_deterministic_algorithms_enabled()
-
-
-def test_a_mutant_that_never_ends_is_noticed(source):
-    spins = source().replace("ld.global.f32 %f1, [%rd4];", "again: ld.global.f32 %f1, [%rd4];").replace("again", "L")
-    found = judged(spins, rules=(Weakening("spins", r"st\.shared", lambda site: "bra L;"),))
-    assert [outcome.noticed for outcome in found.outcomes] == [("too-many-instructions",)]
 
 
 def test_a_lost_arrival_is_a_deadlock(source):
@@ -192,9 +184,8 @@ def test_a_mutant_runs_in_the_calls_that_execute_it_alone(source):
 
         return run_it
 
-    found = ptxkit.mutants(
-        counted(0, first), counted(1, lambda: (first(), second())), arch="sm_90a", rules=(REMOVED,), schedules=({},)
-    )
+    both = counted(0, first), counted(1, lambda: (first(), second()))
+    found = ptxkit.mutants(*both, arch="sm_90a", rules=(REMOVED,), schedules=({},))
     assert list(found.counts) == ["reversed", "mirrored"] and len(found.outcomes) == 6
     assert times == [2 + 3, 2 + 2 + 3]  # a survivor of the first call runs in the second, too
 
@@ -207,8 +198,9 @@ def simulated(monkeypatch):
     return names
 
 
-def in_turn(*kernels):
-    """Each reads what the one before wrote."""
+def three_in_turn(source):
+    """Return a call of three kernels, each of which reads what the one before wrote."""
+    kernels = [kernel_of(source().replace("reversed", name), name) for name in ("first", "second", "third")]
 
     def run_it():
         rows = [torch.arange(64.0)]
@@ -221,17 +213,14 @@ def in_turn(*kernels):
 
 
 def test_launches_of_other_kernels_are_not_simulated_again(source, simulated):
-    kernels = [kernel_of(source().replace("reversed", name), name) for name in ("first", "second", "third")]
-    found = ptxkit.mutants(in_turn(*kernels), arch="sm_90a", rules=(REMOVED,), schedules=({},))
+    found = ptxkit.mutants(three_in_turn(source), arch="sm_90a", rules=(REMOVED,), schedules=({},))
     assert simulated[:6] == ["first", "second", "third"] * 2               # as they are, and once more
     assert simulated[6:] == ["first"] * 3 + ["second"] * 3 + ["third"] * 3  # three barriers in each
     assert [outcome.status for outcome in found.outcomes] == ["noticed", "survived", "survived"] * 3
 
 
 def test_what_follows_a_wrong_launch_is_simulated(source, simulated):
-    kernels = [kernel_of(source().replace("reversed", name), name) for name in ("first", "second", "third")]
-    rules = (Weakening("one", "ld.shared", lambda site: "mov.f32 %f2, 0f3F800000;"),)
-    found = ptxkit.mutants(in_turn(*kernels), arch="sm_90a", rules=rules, schedules=({},))
+    found = ptxkit.mutants(three_in_turn(source), arch="sm_90a", rules=(ONE,), schedules=({},))
     assert simulated[6:] == ["first", "second", "third", "second", "third", "third"]
     assert {outcome.noticed for outcome in found.outcomes} == {("wrong result",)}
 
@@ -260,29 +249,23 @@ def test_the_table_is_json(source):
 
 
 def test_kernels_that_are_wrong_as_they_are_cannot_be_judged(source):
-    broken = source().replace("bar.sync 0; bar", "bar")
     with pytest.raises(ptxkit.SimulationError, match="race-write-read"):
-        judged(broken)
+        judged(source().replace("bar.sync 0; bar", "bar"))
 
 
-def test_calls_that_do_not_repeat_cannot_be_judged(source):
-    run_it, x = calls(source()), torch.zeros(1)
-    with pytest.raises(MutantsError, match="other results when it runs again"):
-        ptxkit.mutants(lambda: (run_it(), x.add_(1)), arch="sm_90a")
+TURNS = itertools.count()
 
 
-def test_calls_that_launch_nothing_cannot_be_judged():
-    for calls, found in (((), "nothing"), ((3,), "int")):
-        with pytest.raises(MutantsError, match=f"needs functions that launch kernels, found {found}"):
-            ptxkit.mutants(*calls)
-    with pytest.raises(MutantsError, match="launched no kernel"):
-        ptxkit.mutants(lambda: None)
-
-
-def test_results_that_are_no_tensors_are_refused(source):
-    run_it = calls(source())
-    with pytest.raises(MutantsError, match="Return tensors"):
-        ptxkit.mutants(lambda: [run_it(), object()], arch="sm_90a")
+@pytest.mark.parametrize(("calls_of", "says"), [
+    (lambda run_it: [lambda: (run_it(), torch.tensor(next(TURNS)))], "other results when it runs again"),
+    (lambda run_it: [], "needs functions that launch kernels, found nothing"),
+    (lambda run_it: [3], "needs functions that launch kernels, found int"),
+    (lambda run_it: [lambda: None], "launched no kernel"),
+    (lambda run_it: [lambda: [run_it(), object()]], "Return tensors"),
+], ids=["calls that do not repeat", "no calls", "no functions", "calls that launch nothing", "results of no tensors"])
+def test_what_cannot_be_judged_is_refused(source, calls_of, says):
+    with pytest.raises(MutantsError, match=says):
+        ptxkit.mutants(*calls_of(calls(source())), arch="sm_90a")
 
 
 # ---- what the rules write
