@@ -109,23 +109,16 @@ def test_without_fla_the_import_says_what_to_install_and_kda_goes_on(monkeypatch
     assert kda.chunk_kda(**make(T=3).arguments)[0].shape == (1, 3, 2, 3)
 
 
-def test_an_fla_that_cannot_be_imported_is_reported_as_such(monkeypatch, tmp_path):
+@pytest.mark.parametrize(("code", "says"), [
+    ("import einopsen", "importing fla failed: No module named 'einopsen'"),
+    ("# flash-linear-attention without fla-core", r"in part: No module named 'fla\.ops'\. pip install 'fla-core>=.*'$"),
+], ids=["cannot be imported", "a part is missing"])
+def test_an_fla_that_does_not_work_is_reported_as_such(code, says, monkeypatch, tmp_path):
     (tmp_path / "fla").mkdir()
-    (tmp_path / "fla" / "__init__.py").write_text("import einopsen")
+    (tmp_path / "fla" / "__init__.py").write_text(code)
     monkeypatch.syspath_prepend(tmp_path)
     for name in [name for name in sys.modules if name.partition(".")[0] == "fla" or name == "kda.fla"]:
         monkeypatch.delitem(sys.modules, name)
-    with pytest.raises(kda.PackageError, match="importing fla failed: No module named 'einopsen'"):
-        importlib.import_module("kda.fla")
-
-
-def test_an_fla_of_which_a_part_is_missing_is_reported_as_such(monkeypatch, tmp_path):
-    (tmp_path / "fla").mkdir()
-    (tmp_path / "fla" / "__init__.py").touch()             # as of flash-linear-attention without fla-core
-    monkeypatch.syspath_prepend(tmp_path)
-    for name in [name for name in sys.modules if name.partition(".")[0] == "fla" or name == "kda.fla"]:
-        monkeypatch.delitem(sys.modules, name)
-    says = r"only in part: No module named 'fla\.ops'\. pip install 'fla-core>=.*'$"
     with pytest.raises(kda.PackageError, match=says):
         importlib.import_module("kda.fla")
 

@@ -139,31 +139,30 @@ def test_what_an_example_cannot_do_is_said_without_a_traceback(monkeypatch, caps
     assert says in capsys.readouterr().err
 
 
+def on_two_ranks(program, *options):
+    """Run a program of the examples on two processes; return what it printed."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 2,
+               ROOT / "examples" / program, *options]
+    ran = subprocess.run([*map(str, command)], capture_output=True, text=True, timeout=300,
+                         env=os.environ | {"OMP_NUM_THREADS": "1"})
+    assert ran.returncode == 0, ran.stderr
+    return ran.stdout
+
+
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("options", [["--tokens", 600], ["--lengths", "100,0,300,4", "--layout", "zigzag"]], ids=str)
 def test_a_sequence_over_two_ranks_has_the_gradients_of_one_process(options):
     pytest.importorskip("kda.parallel", reason="needs kda.parallel")
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 2,
-               ROOT / "examples" / "long_context.py", "--device", "cpu", "--steps", 1, "--check", *options]
-    ran = subprocess.run([*map(str, command)], capture_output=True, text=True, timeout=300,
-                         env=os.environ | {"OMP_NUM_THREADS": "1"})
-    assert ran.returncode == 0, ran.stderr
-    assert "beside one process: loss" in ran.stdout and "on 2 ranks" in ran.stdout
+    said = on_two_ranks("long_context.py", "--device", "cpu", "--steps", 1, "--check", *options)
+    assert "beside one process: loss" in said and "on 2 ranks" in said
 
 
 @pytest.mark.exhaustive
 def test_two_ranks_train_as_one_process_with_the_batches_of_both(tmp_path):
-    program = ROOT / "examples" / "train.py"
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 2, program, *SMALL,
-               "--steps", 3, "--out", tmp_path]
-    ran = subprocess.run([*map(str, command)], capture_output=True, text=True, timeout=300,
-                         env=os.environ | {"OMP_NUM_THREADS": "1"})
-    assert ran.returncode == 0, ran.stderr
-    assert "2 x 2 sequences" in ran.stdout
-    again = subprocess.run([*map(str, command), "--resume"], capture_output=True, text=True, timeout=300,
-                           env=os.environ | {"OMP_NUM_THREADS": "1"})
-    assert again.returncode == 0, again.stderr             # all steps are made
-    names, expected = runpy.run_path(str(program)), []
+    options = *SMALL, "--steps", 3, "--out", tmp_path
+    assert "2 x 2 sequences" in on_two_ranks("train.py", *options)
+    on_two_ranks("train.py", *options, "--resume")           # all steps are made
+    names, expected = runpy.run_path(str(ROOT / "examples" / "train.py")), []
     torch.manual_seed(0)
     model, text = names["Model"](32, 2, 4), names["text_of_the_repository"]()
     optimizer = names["optimizer_of"](model, 2e-3)

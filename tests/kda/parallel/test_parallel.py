@@ -59,18 +59,10 @@ def test_maps_give_the_bits_of_one_process_behind_one_cut_and_nearly_behind_more
 
 
 @world
-def test_states_at_cuts_have_gradients_too(found, world):
-    assert worst(rank["states at cuts"] for rank in found[world]) < 1e-12
-
-
-@world
-def test_a_convolution_with_its_halo_is_that_of_one_process(found, world):
-    assert worst(rank["convolutions"] for rank in found[world]) < 1e-13
-
-
-@world
-def test_a_layer_with_a_context_is_that_of_one_process(found, world):
-    assert worst(rank["layer"] for rank in found[world]) < 1e-12
+@pytest.mark.parametrize("what, limit", [("states at cuts", 1e-12), ("convolutions", 1e-13), ("layer", 1e-12)])
+def test_what_ranks_find_by_states_a_halo_or_a_layer_is_that_of_one_process(found, world, what, limit):
+    """States at cuts have gradients, too; a convolution has its halo, and a layer a context."""
+    assert worst(rank[what] for rank in found[world]) < limit
 
 
 @world
