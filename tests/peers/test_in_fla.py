@@ -215,14 +215,10 @@ def positions(function):
     return [(p.name, p.default) for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
 
 
-@pytest.mark.parametrize(
-    ("theirs", "ours"),
-    [
-        (chunk_kda, kda.chunk_kda), (fused_recurrent_kda, kda.fused_recurrent_kda),
-        (fused_recurrent_kda_fwd, kda.fused_recurrent_kda_fwd), (fused_kda_gate, kda.fused_kda_gate),
-    ],
-    ids=lambda f: f.__name__,
-)
+@pytest.mark.parametrize(("theirs", "ours"), [
+    (chunk_kda, kda.chunk_kda), (fused_recurrent_kda, kda.fused_recurrent_kda),
+    (fused_recurrent_kda_fwd, kda.fused_recurrent_kda_fwd), (fused_kda_gate, kda.fused_kda_gate),
+], ids=lambda f: f.__name__)
 def test_the_arguments_of_fla_are_ours_in_order_with_the_same_defaults(theirs, ours):
     assert positions(theirs) == positions(ours)
 

@@ -100,26 +100,22 @@ def test_a_call_that_is_no_request_is_told_what_to_send():
         assert client.get("/health").json()["finished"] == 1
 
 
-@pytest.mark.parametrize(
-    ("body", "found"),
-    [
-        ('{"prompt": "a", "max_tokens": Infinity}', "found max_tokens=inf, which is not a whole number"),
-        ('{"prompt": "a", "max_tokens": 1e400}', "found max_tokens=inf, which is not a whole number"),
-        ('{"prompt": "a", "max_tokens": NaN}', "found max_tokens=nan, which is not a whole number"),
-        ('{"prompt": "a", "max_tokens": true}', "found max_tokens=True, which is not a whole number"),
-        ('{"prompt": "a", "max_tokens": %s}' % ("9" * 4000), "must be a whole number from 1 to 4096; found 999"),
-        ('{"prompt": "a", "max_tokens": %s}' % ("9" * 9000), "a number with too many digits"),
-        ('{"prompt": "a", "max_tokens": -1}', "max_tokens must be a whole number from 1 to 4096; found -1."),
-        ('{"prompt": "a", "more": %s}' % ("[" * 9000), "found lists or objects that are nested too deeply"),
-        ("[" * 28000, "found lists or objects that are nested too deeply"),
-        ('{"prompt": ["a"]}', "found {'prompt': ['a']}, where prompt is not a text"),
-        ('"prompt"', "found 'prompt', where prompt is not a text"),
-        ('{"prompt": "\\ud800"}', "found a prompt with half of a surrogate pair"),
-        (b"\xff\xfe\xff", "found a body that is not JSON"),
-        ("", "found a body that is not JSON"),
-    ],
-    ids=range(14),
-)
+@pytest.mark.parametrize(("body", "found"), [
+    ('{"prompt": "a", "max_tokens": Infinity}', "found max_tokens=inf, which is not a whole number"),
+    ('{"prompt": "a", "max_tokens": 1e400}', "found max_tokens=inf, which is not a whole number"),
+    ('{"prompt": "a", "max_tokens": NaN}', "found max_tokens=nan, which is not a whole number"),
+    ('{"prompt": "a", "max_tokens": true}', "found max_tokens=True, which is not a whole number"),
+    ('{"prompt": "a", "max_tokens": %s}' % ("9" * 4000), "must be a whole number from 1 to 4096; found 999"),
+    ('{"prompt": "a", "max_tokens": %s}' % ("9" * 9000), "a number with too many digits"),
+    ('{"prompt": "a", "max_tokens": -1}', "max_tokens must be a whole number from 1 to 4096; found -1."),
+    ('{"prompt": "a", "more": %s}' % ("[" * 9000), "found lists or objects that are nested too deeply"),
+    ("[" * 28000, "found lists or objects that are nested too deeply"),
+    ('{"prompt": ["a"]}', "found {'prompt': ['a']}, where prompt is not a text"),
+    ('"prompt"', "found 'prompt', where prompt is not a text"),
+    ('{"prompt": "\\ud800"}', "found a prompt with half of a surrogate pair"),
+    (b"\xff\xfe\xff", "found a body that is not JSON"),
+    ("", "found a body that is not JSON"),
+], ids=range(14))
 def test_a_body_that_asks_for_nothing_possible_gets_status_400_and_what_was_found(body, found):
     from starlette.testclient import TestClient
 

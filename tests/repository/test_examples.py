@@ -107,32 +107,29 @@ def test_the_help_of_an_example_fits_a_terminal_of_80_columns(monkeypatch, capsy
     assert [line for line in capsys.readouterr().out.splitlines() if len(line) > 80] == []
 
 
-@pytest.mark.parametrize(
-    ("program", "arguments", "code", "says"),
-    [
-        ("serve", ["--slots", "0"], 2, "--slots: '0' is not a positive whole number"),
-        ("serve", ["--load", "0"], 2, "--load: '0' is not a positive whole number"),
-        ("train", ["--steps", "0"], 2, "--steps: '0' is not a positive whole number"),
-        ("long_context", ["--tokens", "many"], 2, "--tokens: 'many' is not a positive whole number"),
-        ("train", ["--resume", "--out", "nowhere"], "there is no nowhere/checkpoint.pt to resume from", ""),
-        ("long_context", ["--lengths", "100,x"], 2, "--lengths: invalid numbers value: '100,x'"),
-        ("train", ["--out", f"{__file__}/a"], f"there can be no folder {__file__}/a: Not a directory.", ""),
-        ("serve", ["--dtype", "int8"], 2, "--dtype: invalid choice: 'int8'"),
-        ("serve", ["--port", "99999"], 2, "--port: '99999' is not a port: 0, for any free one, to 65535"),
-        ("serve", ["--port", "abc"], 2, "--port: 'abc' is not a port: 0, for any free one, to 65535"),
-        ("serve", ["--batch", "63"], 2, "--batch 63 is less than the 64 tokens by which a prompt advances"),
-        ("serve", ["--check"], 2, "--check, --clients and --max-tokens are for --load"),
-        ("serve", ["--clients", "3"], 2, "--check, --clients and --max-tokens are for --load"),
-        ("train", ["--lr", "-1"], 2, "--lr: '-1' is not a positive number"),
-        ("train", ["--lr", "fast"], 2, "--lr: 'fast' is not a positive number"),
-        ("train", ["--length", "10000000"], 2, "--length 10000000: the text has "),
-        ("convert", ["--demo", "fla", "--lower-bound", "5"], "KimiDeltaAttention: lower_bound must be finite", ""),
-        ("convert", ["--demo", "kimi_linear", "--lower-bound", "-5"], "--lower-bound -5 is for a config that does", ""),
-        ("convert", ["nowhere"], "nowhere is no folder", ""),
-        ("convert", ["--demo", "fla", "--layer", "-1"], "the checkpoint has 1 KDA layer; --layer counts them", ""),
-        ("convert", ["--demo", "fla", "--to", "fla", "--out", "no/x"], 2, "--out: there is no folder no. Create it"),
-    ],
-)
+@pytest.mark.parametrize(("program", "arguments", "code", "says"), [
+    ("serve", ["--slots", "0"], 2, "--slots: '0' is not a positive whole number"),
+    ("serve", ["--load", "0"], 2, "--load: '0' is not a positive whole number"),
+    ("train", ["--steps", "0"], 2, "--steps: '0' is not a positive whole number"),
+    ("long_context", ["--tokens", "many"], 2, "--tokens: 'many' is not a positive whole number"),
+    ("train", ["--resume", "--out", "nowhere"], "there is no nowhere/checkpoint.pt to resume from", ""),
+    ("long_context", ["--lengths", "100,x"], 2, "--lengths: invalid numbers value: '100,x'"),
+    ("train", ["--out", f"{__file__}/a"], f"there can be no folder {__file__}/a: Not a directory.", ""),
+    ("serve", ["--dtype", "int8"], 2, "--dtype: invalid choice: 'int8'"),
+    ("serve", ["--port", "99999"], 2, "--port: '99999' is not a port: 0, for any free one, to 65535"),
+    ("serve", ["--port", "abc"], 2, "--port: 'abc' is not a port: 0, for any free one, to 65535"),
+    ("serve", ["--batch", "63"], 2, "--batch 63 is less than the 64 tokens by which a prompt advances"),
+    ("serve", ["--check"], 2, "--check, --clients and --max-tokens are for --load"),
+    ("serve", ["--clients", "3"], 2, "--check, --clients and --max-tokens are for --load"),
+    ("train", ["--lr", "-1"], 2, "--lr: '-1' is not a positive number"),
+    ("train", ["--lr", "fast"], 2, "--lr: 'fast' is not a positive number"),
+    ("train", ["--length", "10000000"], 2, "--length 10000000: the text has "),
+    ("convert", ["--demo", "fla", "--lower-bound", "5"], "KimiDeltaAttention: lower_bound must be finite", ""),
+    ("convert", ["--demo", "kimi_linear", "--lower-bound", "-5"], "--lower-bound -5 is for a config that does", ""),
+    ("convert", ["nowhere"], "nowhere is no folder", ""),
+    ("convert", ["--demo", "fla", "--layer", "-1"], "the checkpoint has 1 KDA layer; --layer counts them", ""),
+    ("convert", ["--demo", "fla", "--to", "fla", "--out", "no/x"], 2, "--out: there is no folder no. Create it"),
+])
 def test_what_an_example_cannot_do_is_said_without_a_traceback(monkeypatch, capsys, program, arguments, code, says):
     found = run(monkeypatch, f"examples/{program}.py", *arguments)
     assert found == code if isinstance(code, int) else found.startswith(code)

@@ -104,16 +104,13 @@ def test_the_pins_fit_together_and_fit_the_python(python):
     assert conflicts(PINS, python) == []
 
 
-@pytest.mark.parametrize(
-    "pin, other, python, says",
-    [
-        ("triton==3.7.1", "triton==3.9.0", "3.11", "torch wants triton==3.7.1, pinned is 3.9.0"),
-        ('matplotlib==3.10.9; python_version < "3.11"', "", "3.10", "kda wants matplotlib>=3.7, pinned is None"),
-        ('; python_version >= "3.11"', "", "3.10", "wants Python >=3.11"),
-        ("cuda-python==13.4.4", "cuda-python==12.8.0", "3.12", "cuda-python==12.8.0 is not in RELEASES"),
-        ("pytest==9.2.0", "pytest==7.4.0", "3.13", "kda wants pytest>=8, pinned is 7.4.0"),
-    ],
-)
+@pytest.mark.parametrize("pin, other, python, says", [
+    ("triton==3.7.1", "triton==3.9.0", "3.11", "torch wants triton==3.7.1, pinned is 3.9.0"),
+    ('matplotlib==3.10.9; python_version < "3.11"', "", "3.10", "kda wants matplotlib>=3.7, pinned is None"),
+    ('; python_version >= "3.11"', "", "3.10", "wants Python >=3.11"),
+    ("cuda-python==13.4.4", "cuda-python==12.8.0", "3.12", "cuda-python==12.8.0 is not in RELEASES"),
+    ("pytest==9.2.0", "pytest==7.4.0", "3.13", "kda wants pytest>=8, pinned is 7.4.0"),
+])
 def test_a_pin_that_does_not_fit_is_noticed(pin, other, python, says):
     assert pin in PINS
     assert any(says in line for line in conflicts(PINS.replace(pin, other), python))

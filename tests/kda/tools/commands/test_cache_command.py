@@ -100,16 +100,13 @@ def test_the_path_is_printed(kept):
     assert json.loads(run("path", "--json"))["folder"] == str(kept.folder)
 
 
-@pytest.mark.parametrize(
-    ("options", "stays"),
-    [
-        ((), {"new", "unused", "other", "engine"}),
-        (("--stale",), {"new", "unused", "other", "engine"}),
-        (("--older-than", "30"), {"new", "old", "other", "engine"}),
-        (("--older-than", "2.5"), {"new", "other", "engine"}),
-        (("--all",), set()),
-    ],
-)
+@pytest.mark.parametrize(("options", "stays"), [
+    ((), {"new", "unused", "other", "engine"}),
+    (("--stale",), {"new", "unused", "other", "engine"}),
+    (("--older-than", "30"), {"new", "old", "other", "engine"}),
+    (("--older-than", "2.5"), {"new", "other", "engine"}),
+    (("--all",), set()),
+])
 def test_cleaning_removes_what_was_named_and_what_cannot_be_read(kept, options, stays):
     fill(kept)
     (kept.folder / "ab").mkdir(exist_ok=True)

@@ -147,62 +147,53 @@ def test_commands_accept_a_card(command, no_kernels):
     assert result.exit_code == 3 and "sm90 (H100, H200, H20): no backend" in result.output
 
 
-@pytest.mark.parametrize(
-    ("arguments", "near"),
-    [
-        (["doctor", "nope"], None), (["doctor", "driver.versoin"], "driver.version"),
-        (["verify", "--backend", "foo"], None), (["verify", "--backend", "tritn"], "triton"),
-        (["bench", "--shape", "xyz"], None), (["bench", "--shape", "kimi8k"], "kimi-8k"),
-        (["selftest", "--stage", "zzz"], None), (["selftest", "--stage", "fwd/stat"], "fwd/state"),
-        (["frobnicate"], None), (["doctr"], "doctor"),
-        (["selftest", "--list"], None), (["verify", "--dtpe", "float32"], "--dtype"),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "near"), [
+    (["doctor", "nope"], None), (["doctor", "driver.versoin"], "driver.version"),
+    (["verify", "--backend", "foo"], None), (["verify", "--backend", "tritn"], "triton"),
+    (["bench", "--shape", "xyz"], None), (["bench", "--shape", "kimi8k"], "kimi-8k"),
+    (["selftest", "--stage", "zzz"], None), (["selftest", "--stage", "fwd/stat"], "fwd/state"),
+    (["frobnicate"], None), (["doctr"], "doctor"),
+    (["selftest", "--list"], None), (["verify", "--dtpe", "float32"], "--dtype"),
+])
 def test_only_a_name_that_is_near_is_suggested(arguments, near):
     result = CliRunner().invoke(cli, arguments)
     assert result.exit_code == 2
     assert f"Did you mean {near!r}?" in result.stderr if near else "Did you mean" not in result.stderr
 
 
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        (["bench", "--save", "none/x.json"], "there is no folder 'none' for 'none/x.json'. Create it"),
-        (["bench", "--html", "none/x.html"], "there is no folder 'none'"),
-        (["bench", "--plot", "x.doc"], "'x.doc' must end in .png, .svg or .pdf"),
-        (["verify", "--dump", "none/x.pt"], "there is no folder 'none'"),
-        pytest.param(
-            ["timeline", "--arch", "sm90", "--out", "/proc/x.json"], "'/proc/x.json' cannot be written. Name another",
-            marks=pytest.mark.skipif(not os.path.isdir("/proc"), reason="no folder that refuses every user"),
-        ),
-        (["timeline", "--arch", "sm90", "--out", "none/x.json"], "there is no folder 'none'"),
-        (["timeline", "--arch", "sm90", "--out", "x.json", "--html", "./x.json"], "is the file of --out, too. Name"),
-        (["timeline", "--arch", "sm90", "--html", "timeline.json"], "'timeline.json' is the file of --html, too. Name"),
-        (["bench", "--html", "x.html", "--save", "x.html"], "'x.html' is the file of --html, too. Name another file."),
-        (["simulate", "--sarif", "none/x.sarif", __file__], "there is no folder 'none'"),
-        (["bench", "--save", "."], "is a directory"),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "says"), [
+    (["bench", "--save", "none/x.json"], "there is no folder 'none' for 'none/x.json'. Create it"),
+    (["bench", "--html", "none/x.html"], "there is no folder 'none'"),
+    (["bench", "--plot", "x.doc"], "'x.doc' must end in .png, .svg or .pdf"),
+    (["verify", "--dump", "none/x.pt"], "there is no folder 'none'"),
+    pytest.param(
+        ["timeline", "--arch", "sm90", "--out", "/proc/x.json"], "'/proc/x.json' cannot be written. Name another",
+        marks=pytest.mark.skipif(not os.path.isdir("/proc"), reason="no folder that refuses every user"),
+    ),
+    (["timeline", "--arch", "sm90", "--out", "none/x.json"], "there is no folder 'none'"),
+    (["timeline", "--arch", "sm90", "--out", "x.json", "--html", "./x.json"], "is the file of --out, too. Name"),
+    (["timeline", "--arch", "sm90", "--html", "timeline.json"], "'timeline.json' is the file of --html, too. Name"),
+    (["bench", "--html", "x.html", "--save", "x.html"], "'x.html' is the file of --html, too. Name another file."),
+    (["simulate", "--sarif", "none/x.sarif", __file__], "there is no folder 'none'"),
+    (["bench", "--save", "."], "is a directory"),
+])
 def test_a_file_that_cannot_be_written_is_refused_before_the_work(arguments, says, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     result = CliRunner().invoke(cli, arguments)
     assert result.exit_code == 2 and says in result.stderr and not result.stdout
 
 
-@pytest.mark.parametrize(
-    ("words", "found"),
-    [
-        ("kda ver", {"verify"}),
-        ("kda selftest --arch sm1", {"sm100", "sm103", "sm120"}),
-        ("kda selftest --arch h", {"h100", "h200", "h20"}),
-        ("kda verify --backend tr", {"triton"}),
-        ("kda verify --stage fwd/w", {"fwd/wy"}),
-        ("kda selftest --stage fwd/g", {"fwd/gate"}),
-        ("kda bench --shape tiny-", {"tiny-grouped", "tiny-packed"}),
-        ("kda doctor cache.s", {"cache.stale"}),
-        ("kda compile --model ki", {"kimi-linear", "kimi-k3"}),
-    ],
-)
+@pytest.mark.parametrize(("words", "found"), [
+    ("kda ver", {"verify"}),
+    ("kda selftest --arch sm1", {"sm100", "sm103", "sm120"}),
+    ("kda selftest --arch h", {"h100", "h200", "h20"}),
+    ("kda verify --backend tr", {"triton"}),
+    ("kda verify --stage fwd/w", {"fwd/wy"}),
+    ("kda selftest --stage fwd/g", {"fwd/gate"}),
+    ("kda bench --shape tiny-", {"tiny-grouped", "tiny-packed"}),
+    ("kda doctor cache.s", {"cache.stale"}),
+    ("kda compile --model ki", {"kimi-linear", "kimi-k3"}),
+])
 def test_a_shell_completes_names(words, found):
     *_, last = words.split()
     env = {"_KDA_COMPLETE": "bash_complete", "COMP_WORDS": words, "COMP_CWORD": str(len(words.split()) - 1)}

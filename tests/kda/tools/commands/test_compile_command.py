@@ -233,17 +233,14 @@ def test_a_cache_that_keeps_nothing_is_a_finding(asked, tmp_path, monkeypatch):
     assert "not kept" in printed and "1 cannot be kept" in printed
 
 
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        (("--arch", "sm42"), "no GPU arch or card is called 'sm42'"),
-        (("--arch", "sm90", "--problem", "K=big"), "--problem: 'K=big' needs K as int"),
-        (("--arch", "sm90", "--backend", "fsat"), "Did you mean 'fast'"),
-        (("--arch", "sm90", "--model", "kimi-liner"), "Did you mean 'kimi-linear'"),
-        (("--arch", "sm90", "--model", "kimi-linear", "--tp", "5"), "--tp 5 does not divide the 32 heads"),
-        (("--arch", "sm90", "--tp", "2"), "name one with --model"),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "says"), [
+    (("--arch", "sm42"), "no GPU arch or card is called 'sm42'"),
+    (("--arch", "sm90", "--problem", "K=big"), "--problem: 'K=big' needs K as int"),
+    (("--arch", "sm90", "--backend", "fsat"), "Did you mean 'fast'"),
+    (("--arch", "sm90", "--model", "kimi-liner"), "Did you mean 'kimi-linear'"),
+    (("--arch", "sm90", "--model", "kimi-linear", "--tp", "5"), "--tp 5 does not divide the 32 heads"),
+    (("--arch", "sm90", "--tp", "2"), "name one with --model"),
+])
 def test_a_wrong_use_is_refused(asked, arguments, says):
     assert says in run(*arguments, code=2).stderr
 

@@ -564,13 +564,10 @@ def test_the_real_machine_gets_a_report_from_a_parent_that_never_imports_torch()
     assert {f["id"]: f["status"] for f in data["findings"]}["torch.import"] == "ok"
 
 
-@pytest.mark.parametrize(
-    ("source", "status", "says"),
-    [
-        ("raise ImportError('libc10.so: cannot open')", "fail", "libc10.so"),
-        ("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", "crash", "SIGSEGV"),
-    ],
-)
+@pytest.mark.parametrize(("source", "status", "says"), [
+    ("raise ImportError('libc10.so: cannot open')", "fail", "libc10.so"),
+    ("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", "crash", "SIGSEGV"),
+])
 def test_a_torch_that_raises_or_segfaults_still_gets_a_report(tmp_path, source, status, says):
     (tmp_path / "torch.py").write_text(source)
     ran = run_kda("doctor", "torch.import", "--json", first=str(tmp_path))

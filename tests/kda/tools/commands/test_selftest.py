@@ -262,15 +262,12 @@ def test_an_arch_without_kernels_exits_with_3_and_needs_no_torch():
     assert ran.stdout.startswith("sm120 (RTX 50, RTX PRO 6000): no backend has kernels for it yet")
 
 
-@pytest.mark.parametrize(
-    ("args", "says"),
-    [
-        (["--arch", "sm7"], "no GPU arch or card is called 'sm7'"),
-        (["--backend", "refrence"], "Did you mean 'reference'?"),
-        (["--stage", "fwd/stat"], "Did you mean 'fwd/state'?"),
-        (["--level", "guess"], "guess"),
-    ],
-)
+@pytest.mark.parametrize(("args", "says"), [
+    (["--arch", "sm7"], "no GPU arch or card is called 'sm7'"),
+    (["--backend", "refrence"], "Did you mean 'reference'?"),
+    (["--stage", "fwd/stat"], "Did you mean 'fwd/state'?"),
+    (["--level", "guess"], "guess"),
+])
 def test_wrong_options_exit_with_2_and_say_what_is_correct(args, says):
     result = kda_selftest(*args)
     assert result.exit_code == 2 and says in result.stderr and not result.stdout

@@ -152,25 +152,22 @@ def test_what_is_rounded_between_two_stages_is_rounded_inside_their_run():
     assert widths["kb",]["u"] == widths[()]["u"] and widths["kb",]["A_qk"] == widths[()]["A_qk"]
 
 
-@pytest.mark.parametrize(
-    ("stage", "rounded", "off"),
-    [
-        ("fwd/intra", "D", {"A_qk", "A_kk"}),
-        ("fwd/intra", "kD", {"A_qk", "A_kk"}),
-        ("fwd/wy", "bv", {"u"}),
-        ("fwd/wy", "A_inv", {"A_inv", "w", "u"}),
-        ("fwd/state", "h", {"h", "v_new", "ht"}),
-        ("fwd/state", "v_new", {"h", "v_new", "ht"}),
-        ("bwd/state", "dh", {"dh", "dv_new", "dh0"}),
-        ("bwd/state", "dv_new", {"dh", "dv_new", "dh0"}),
-        ("bwd/wy", "P", {"db_local", "dkn_local", "dg2_local", "dA_kk"}),
-        ("bwd/intra", "D", {"dqn", "dkn", "dg2", "db"}),
-        ("bwd/intra", "kD", {"dqn", "dkn", "dg2", "db"}),
-        ("bwd/intra", "dA_k", {"dqn", "dkn", "dg2", "db"}),
-        ("bwd/intra", "qD", {"dkn", "dg2"}),
-        ("bwd/intra", "dA_q", {"dkn", "dg2"}),
-    ],
-)
+@pytest.mark.parametrize(("stage", "rounded", "off"), [
+    ("fwd/intra", "D", {"A_qk", "A_kk"}),
+    ("fwd/intra", "kD", {"A_qk", "A_kk"}),
+    ("fwd/wy", "bv", {"u"}),
+    ("fwd/wy", "A_inv", {"A_inv", "w", "u"}),
+    ("fwd/state", "h", {"h", "v_new", "ht"}),
+    ("fwd/state", "v_new", {"h", "v_new", "ht"}),
+    ("bwd/state", "dh", {"dh", "dv_new", "dh0"}),
+    ("bwd/state", "dv_new", {"dh", "dv_new", "dh0"}),
+    ("bwd/wy", "P", {"db_local", "dkn_local", "dg2_local", "dA_kk"}),
+    ("bwd/intra", "D", {"dqn", "dkn", "dg2", "db"}),
+    ("bwd/intra", "kD", {"dqn", "dkn", "dg2", "db"}),
+    ("bwd/intra", "dA_k", {"dqn", "dkn", "dg2", "db"}),
+    ("bwd/intra", "qD", {"dkn", "dg2"}),
+    ("bwd/intra", "dA_q", {"dkn", "dg2"}),
+])
 def test_what_a_stage_goes_on_with_is_what_it_rounded(stage, rounded, off):
     case = make_inputs(lengths=(65, 64), H=1, K=32, V=32, dtype="float32", seed=1)
     p, layout, float64 = case.problem(), case.layout, torch.float64

@@ -444,22 +444,19 @@ def test_a_case_can_be_loaded_after_its_values_were_changed(tmp_path):
     assert kda_verify("--load", str(tmp_path / "case.pt"), small=False).exit_code == 0
 
 
-@pytest.mark.parametrize(
-    ("args", "says"),
-    [
-        (["--backend", "refrence"], "Did you mean 'reference'?"),
-        (["--against", "flaa"], "Did you mean 'fla'?"),
-        (["--stage", "fwd/stat"], "Did you mean 'fwd/state'?"),
-        (["--fault", "nan-plantd"], "Did you mean 'nan-planted'?"),
-        (["--lengths", "65,-1"], "65,0,63"),
-        (["--lengths", "a"], "65,0,63"),
-        (["--tokens", "64"], "leave out --batch and --tokens"),
-        (["--heads", "3", "--value-heads", "4"], "multiple of --heads 3"),
-        (["--stage", "fwd/wy", "--exact"], "leave out --stage"),
-        (["--load", __file__], "leave out --lengths"),
-        (["--dtype", "float8"], "float8"),
-    ],
-)
+@pytest.mark.parametrize(("args", "says"), [
+    (["--backend", "refrence"], "Did you mean 'reference'?"),
+    (["--against", "flaa"], "Did you mean 'fla'?"),
+    (["--stage", "fwd/stat"], "Did you mean 'fwd/state'?"),
+    (["--fault", "nan-plantd"], "Did you mean 'nan-planted'?"),
+    (["--lengths", "65,-1"], "65,0,63"),
+    (["--lengths", "a"], "65,0,63"),
+    (["--tokens", "64"], "leave out --batch and --tokens"),
+    (["--heads", "3", "--value-heads", "4"], "multiple of --heads 3"),
+    (["--stage", "fwd/wy", "--exact"], "leave out --stage"),
+    (["--load", __file__], "leave out --lengths"),
+    (["--dtype", "float8"], "float8"),
+])
 def test_wrong_options_exit_with_2_and_say_what_is_correct(args, says):
     result = kda_verify(*args)
     assert result.exit_code == 2 and says in result.stderr and not result.stdout

@@ -385,26 +385,23 @@ def test_results_saved_before_there_were_settings_had_none_on(saved, tmp_path):
 # what is refused
 
 
-@pytest.mark.parametrize(
-    ("args", "words"),
-    [
-        (("--backend", "refrence"), "Did you mean 'reference'?"),
-        (("--against", "flaa"), "Did you mean 'fla'?"),
-        (("--shape", "tinny"), "Did you mean 'tiny'?"),
-        (("--shape", "tiny", "-K", "8"), "leave out -K"),
-        (("--value-heads", "8"), "--value-heads needs --tokens or --lengths"),
-        (("--lengths", "3,4", "--tokens", "8"), "leave out --batch and --tokens"),
-        (("--lengths", "3,4", "--batch", "1"), "leave out --batch and --tokens"),
-        (("--lengths", "0,0"), "a token to time"),
-        (("--lengths", "3,x"), "not a list of lengths"),
-        (("--tokens", "8", "--heads", "2", "--value-heads", "3"), "a multiple of --heads 2"),
-        (("--graph", "--stages"), "leave out --stages"),
-        (("--fail-above", "3%"), "--fail-above needs --compare"),
-        (("--fail-above", "3 percent"), "is not a percentage"),
-        (("--regime", "medium"), "'medium' is not one of"),
-        (("--compare", "nowhere.json"), "does not exist"),
-    ],
-)
+@pytest.mark.parametrize(("args", "words"), [
+    (("--backend", "refrence"), "Did you mean 'reference'?"),
+    (("--against", "flaa"), "Did you mean 'fla'?"),
+    (("--shape", "tinny"), "Did you mean 'tiny'?"),
+    (("--shape", "tiny", "-K", "8"), "leave out -K"),
+    (("--value-heads", "8"), "--value-heads needs --tokens or --lengths"),
+    (("--lengths", "3,4", "--tokens", "8"), "leave out --batch and --tokens"),
+    (("--lengths", "3,4", "--batch", "1"), "leave out --batch and --tokens"),
+    (("--lengths", "0,0"), "a token to time"),
+    (("--lengths", "3,x"), "not a list of lengths"),
+    (("--tokens", "8", "--heads", "2", "--value-heads", "3"), "a multiple of --heads 2"),
+    (("--graph", "--stages"), "leave out --stages"),
+    (("--fail-above", "3%"), "--fail-above needs --compare"),
+    (("--fail-above", "3 percent"), "is not a percentage"),
+    (("--regime", "medium"), "'medium' is not one of"),
+    (("--compare", "nowhere.json"), "does not exist"),
+])
 def test_usage_errors_say_what_to_do(args, words):
     result = run(*args)
     assert result.exit_code == 2 and words in result.stderr
@@ -456,16 +453,13 @@ def test_if_no_backend_accepts_the_call_the_reasons_are_printed(monkeypatch):
     assert "reference.auto: auto never moves a call on cuda:0" in result.stdout
 
 
-@pytest.mark.parametrize(
-    ("asked", "device", "hint"),
-    [
-        ("sm90", "cpu", "--backend sm90 --predicted --arch sm90 predicts its times without such a GPU"),
-        ("sm100", "cpu", "--backend sm100 --predicted --arch sm100 predicts its times without such a GPU"),
-        ("triton", "cpu", "--backend triton --predicted --arch sm90 predicts its times without such a GPU"),
-        ("reference", "cpu", None),                                             # runs anywhere
-        (None, "cpu", None),
-    ],
-)
+@pytest.mark.parametrize(("asked", "device", "hint"), [
+    ("sm90", "cpu", "--backend sm90 --predicted --arch sm90 predicts its times without such a GPU"),
+    ("sm100", "cpu", "--backend sm100 --predicted --arch sm100 predicts its times without such a GPU"),
+    ("triton", "cpu", "--backend triton --predicted --arch sm90 predicts its times without such a GPU"),
+    ("reference", "cpu", None),                                             # runs anywhere
+    (None, "cpu", None),
+])
 def test_a_backend_whose_gpus_are_not_here_can_be_predicted(asked, device, hint):
     assert timed.predictable(asked, device) == [hint] * bool(hint)
 
