@@ -15,7 +15,7 @@ sys.path.insert(0, str(Path(__file__).parents[3] / "docs"))
 
 import written
 from broken import CASES, FILE, SPARSE, chunk, message, messages
-from broken_parallel import building, gate_on_a_mesh, halo
+from broken_parallel import building, gate_on_a_mesh, halo, of_another_world
 from naive import make
 
 import kda
@@ -245,6 +245,11 @@ def test_lengths_that_are_no_list_of_whole_numbers_are_named(lengths):
 def test_a_gate_of_dtensors_with_a_plain_rate_names_its_own_argument():
     error = message(lambda: gate_on_a_mesh(torch.zeros(2)))
     assert (error.check, error.asked) == ("mesh.plain", "a DTensor beside g, which is one")
+
+
+def test_a_context_of_fla_that_speaks_of_more_ranks_is_refused():
+    error = message(of_another_world)
+    assert (error.check, error.found) == ("cp_context.world", "3 parts before and 0 after those of rank 0")
 
 
 def test_lengths_may_be_a_tensor_and_numbers_of_numpy():

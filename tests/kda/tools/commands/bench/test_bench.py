@@ -342,11 +342,13 @@ def test_results_of_another_gpu_cannot_be_compared(saved, tmp_path):
     assert H200.differs({"device": "NVIDIA B200"}) and not H200.differs({"device": "NVIDIA H200", "threads": None})
 
 
-def test_results_of_other_shapes_cannot_be_compared(saved):
-    shape = ("--tokens", "5", "--heads", "1", "--direction", "forward")
-    result = run(*shape, "--repeats", "1", "--compare", str(saved[1]))
-    assert result.exit_code == 3
-    assert "none of these timings" in result.stdout
+@pytest.mark.parametrize(("words", "says"), [
+    (("--tokens", "5", "--heads", "1", "--direction", "forward", "--repeats", "1"), "none of these timings"),
+    ((*ONE, "--disable-recompute"), "made with --disable-recompute, the saved ones without --disable-recompute"),
+], ids=["shapes", "settings"])
+def test_results_of_other_shapes_and_settings_cannot_be_compared(saved, words, says):
+    result = run(*words, "--compare", str(saved[1]))
+    assert result.exit_code == 3 and says in result.stdout
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"command": "doctor", "host": {}, "rows": []}',
@@ -357,12 +359,6 @@ def test_a_file_that_holds_no_results_is_refused(tmp_path, text):
     file.write_text(text)
     result = run(*ONE, "--compare", str(file))
     assert result.exit_code == 2 and "kda bench --save" in result.stderr
-
-
-def test_what_is_kept_for_the_backward_is_not_compared_with_what_is_recomputed(saved):
-    result = run(*ONE, "--disable-recompute", "--compare", str(saved[1]))
-    assert result.exit_code == 3
-    assert "made with --disable-recompute, the saved ones without --disable-recompute" in result.stdout
 
 
 def test_what_keeps_the_states_alone_is_not_compared_with_what_keeps_all(saved, tmp_path):
