@@ -16,10 +16,6 @@ AXES = {                                     # way to cut -> axis of each tensor
     "sequence": dict.fromkeys(ROWS, 1),
     "replicated": {},
 }
-WAYS = {
-    "batch": ("batch",), "heads": ("heads",), "replicated": ("replicated",), "batch, heads": ("batch", "heads"),
-    "heads, batch": ("heads", "batch"), "sequence, heads": ("sequence", "heads"),
-}
 SIZES = dict(H=2, HV=4, K=8, V=6, gate="softplus", beta="sigmoid", output_final_state=True)
 
 
@@ -185,10 +181,16 @@ def compiled(rank):
     return [(a - b).full_tensor().abs().max().item() for a, b in zip(*found)]
 
 
-def everything(rank):
-    line_of_all, square = init_device_mesh("cpu", (4,)), init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+def square_of_all():
+    return init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+
+
+def in_ways(rank, ways):
+    square = square_of_all()
     meshes = {1: square["tp"], 2: square}
-    return {
-        "ways": {name: differences(meshes[len(ways)], ways) for name, ways in WAYS.items()},
-        "refused": refusals(square, square["tp"]), "others": others(square), "sharded": fully_sharded(line_of_all),
-    }
+    return {name: differences(meshes[len(way)], way) for name, way in ways.items()}
+
+
+def refusals_and_others(rank):
+    line_of_all, square = init_device_mesh("cpu", (4,)), square_of_all()
+    return {"refused": refusals(square, square["tp"]), "others": others(square), "sharded": fully_sharded(line_of_all)}
