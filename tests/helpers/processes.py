@@ -9,7 +9,8 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-PRELOADED = ["torch.distributed", "torch.testing", "kda", "kda.nn", "kda.parallel", "kda.backends.reference.launch"]
+PRELOADED = ["torch.distributed.tensor.debug", "torch.testing", "kda", "kda.nn", "kda.parallel",
+             "kda.backends.reference.launch"]
 DIED = 3                                     # the exit code of a rank that dies on purpose
 PATIENCE = 300                               # seconds that ranks wait for one another: a busy machine is slow
 
