@@ -3,7 +3,7 @@
 import pytest
 import tensor_core as tc
 import torch
-from assembly import kinds
+from assembly import reports
 
 from ptxkit.ptx import PtxError
 
@@ -54,8 +54,7 @@ def signed(cells):
 
 
 def product(kind="mxf4nvf4", vec="scale_vec::4X", types=("e2m1", "e2m1"), type_="ue4m3", m=128, n=32, ids=(0, 0),
-            group=1, swizzle="none", accumulate=0, spoil=None, before="", a_in_tmem=False, number=None, addresses=None,
-            factors=True, **options):
+            group=1, swizzle="none", accumulate=0, spoil=None, a_in_tmem=False, number=None, addresses=None, **options):
     """Return (D, the exact result, the Run) of one scaled mma."""
     g = torch.Generator().manual_seed(11)
     packed, count, k = kind != "mxf8f6f4", COUNTS[kind, vec], 32 if kind == "mxf8f6f4" else 64
@@ -76,72 +75,51 @@ def product(kind="mxf4nvf4", vec="scale_vec::4X", types=("e2m1", "e2m1"), type_=
         else:
             parts = [tc.Operand(t, x, at_, swizzle) for t, x, at_ in zip(types, mine, (tc.A_AT, tc.B_AT))]
         images.append(tc.image_of(*parts))
-        if factors:
-            place_factors(cells[c], scales[0].chunk(group)[c], AT["a"], ids[0])
-            place_factors(cells[c], scales[1], AT["b"], ids[1])
+        place_factors(cells[c], scales[0].chunk(group)[c], AT["a"], ids[0])
+        place_factors(cells[c], scales[1], AT["b"], ids[1])
         if a_in_tmem:
             of_a = tc.codes("e2m1", mine[0])
             cells[c, : of_a.shape[0], 96:104] = sum(of_a[:, e::8] << 4 * e for e in range(8))
     if spoil:
         spoil(cells)
     vec = f".{vec}" if vec else ""
-    addresses = addresses or {name: f"%r8+{column}" for name, column in AT.items()}
-    lines = [before, f"mov.b64 %rd10, {parts[0].descriptor};", f"mov.b64 %rd11, {parts[1].descriptor};"]
+    addresses = [f"%r8+{column}" for column in AT.values()] if addresses is None else addresses
+    lines = [f"mov.b64 %rd10, {parts[0].descriptor};", f"mov.b64 %rd11, {parts[1].descriptor};"]
     lines += [f"mov.b32 %r11, {idesc(kind, types, m, n, type_, ids) if number is None else number};"]
     lines += [f"setp.ne.s32 %p6, {accumulate}, 0;"]
     of_a = "[%r8+96]" if a_in_tmem else "%rd10"
     opcode = f"tcgen05.mma.cta_group::{group}.kind::{kind}.block_scale{vec}"
-    lines += [f"{opcode} [%r8], {of_a}, %rd11, %r11, [{addresses['a']}], [{addresses['b']}], %p6;"]
-    out, result = tc.run(
-        "\n".join(lines), image=torch.stack(images), cells=signed(cells), columns=128, group=group, **options
-    )
+    lines += [f"{opcode} [%r8], {of_a}, %rd11, %r11, [{addresses[0]}], [{addresses[1]}], %p6;"]
+    memory = dict(image=torch.stack(images), cells=signed(cells), columns=128)
+    out, result = tc.run("\n".join(lines), **memory, group=group, **options)
     a, b = (x * factor_values(s, type_).repeat_interleave(k // count, 1) for x, s in zip((a, b), scales))
     exact = a @ b.T + (1 if accumulate else 0)
     return tc.bits_float(out[tc.d_spots(group, m, n)]), exact, result
 
 
-@pytest.mark.parametrize("kind, vec", COUNTS)
-@pytest.mark.parametrize("accumulate", [0, 1])
-def test_factors_scale_their_blocks(kind, vec, accumulate):
-    types = ("e4m3", "e2m3") if kind == "mxf8f6f4" else ("e2m1", "e2m1")
-    got, exact, _ = product(kind, vec, types, "ue8m0", accumulate=accumulate)
-    assert torch.equal(got, exact)
+def of_8_bits(*types, **more):
+    """Return options of a product of these types, with factors that are powers of two."""
+    return dict(kind="mxf8f6f4", vec="", types=types, type_="ue8m0") | more
 
 
-def test_factors_of_ue4m3_are_no_powers_of_two():
-    got, exact, _ = product()
-    assert torch.equal(got, exact)
+PRODUCTS = {
+    **{f"{kind}.{vec}{' added' * added}": of_8_bits("e4m3", "e2m3", kind=kind, vec=vec, accumulate=added)
+       for kind, vec in COUNTS for added in (0, 1)},
+    "factors of ue4m3, which are no powers of two": {},
+    **{f"elements of 4 and 6 bits, {a} and {b}": of_8_bits(a, b, n=64)
+       for a, b in (("e4m3", "e5m2"), ("e2m1", "e4m3"), ("e3m2", "e2m1"))},
+    **{f"packed elements, {swizzle}": dict(swizzle=swizzle) for swizzle in ("128B", "64B", "32B")},
+    **{f"ids {ids} of mxf8f6f4": of_8_bits("e4m3", "e4m3", ids=ids) for ids in ((1, 3), (2, 0))},
+    "ids (2, 0) of mxf4": of_8_bits("e4m3", "e4m3", kind="mxf4", vec="block32", ids=(2, 0)),
+    **{f"a pair of CTAs, each of which has all factors of B, M={m}": dict(m=m, n=64, group=2) for m in (128, 256)},
+    "A in tensor memory": dict(a_in_tmem=True),
+    "bits of the id in an address": dict(addresses=(f"%r8+{64 + (2 << 30)}", "%r8+72")),
+}
 
 
-@pytest.mark.parametrize("types", [("e4m3", "e5m2"), ("e2m1", "e4m3"), ("e3m2", "e2m1")], ids=".".join)
-def test_elements_of_4_and_6_bits_lie_in_groups_of_16(types):
-    got, exact, _ = product("mxf8f6f4", "", types, "ue8m0", n=64)
-    assert torch.equal(got, exact)
-
-
-@pytest.mark.parametrize("swizzle", ["128B", "64B", "32B"])
-def test_packed_elements_are_swizzled_like_others(swizzle):
-    got, exact, _ = product(swizzle=swizzle)
-    assert torch.equal(got, exact)
-
-
-@pytest.mark.parametrize(
-    "kind, vec, type_, ids",
-    [("mxf8f6f4", "", "ue8m0", (1, 3)), ("mxf8f6f4", "", "ue8m0", (2, 0)), ("mxf4", "block32", "ue8m0", (2, 0))],
-)
-def test_ids_choose_the_bytes_of_a_column(kind, vec, type_, ids):
-    got, exact, _ = product(kind, vec, ("e4m3", "e4m3"), type_, ids=ids)
-    assert torch.equal(got, exact)
-
-
-@pytest.mark.parametrize("m", [128, 256])
-def test_a_pair_of_ctas_needs_the_factors_of_b_in_both(m):
-    got, exact, _ = product(m=m, n=64, group=2)
-    assert torch.equal(got, exact)
-
-
-def test_a_may_lie_in_tensor_memory():
-    got, exact, _ = product(a_in_tmem=True)
+@pytest.mark.parametrize("options", PRODUCTS.values(), ids=PRODUCTS)
+def test_factors_scale_their_blocks(options):
+    got, exact, _ = product(**options)
     assert torch.equal(got, exact)
 
 
@@ -168,48 +146,30 @@ def test_factors_copied_by_the_tensor_core_are_there_for_the_next_product(schedu
     assert torch.equal(tc.bits_float(out[tc.d_spots(1, 128, 32)]), a @ b.T)
 
 
-def test_factors_that_differ_between_slabs_are_found():
-    def spoil(cells):
-        cells[0, 70, AT["b"]] ^= 1
-
-    _, _, result = product(spoil=spoil, strict=False)
-    assert "the factors of B differ between the slabs of 32 lanes" in result.findings[0].says
-
-
-def test_factors_outside_what_was_allocated_are_found():
-    _, _, result = product(addresses={"a": "%r8+64", "b": "%r8+128"}, strict=False)
-    assert "tmem" in kinds(result)
-
-
-def test_factors_that_start_in_another_lane_are_found():
-    _, _, result = product(addresses={"a": f"%r8+{64 + (32 << 16)}", "b": "%r8+72"}, strict=False)
-    assert "the factors of A start in lane 32" in result.findings[0].says
-
-
-def test_bits_of_the_id_in_an_address_are_not_part_of_it():
-    got, exact, _ = product(addresses={"a": f"%r8+{64 + (2 << 30)}", "b": "%r8+72"})
-    assert torch.equal(got, exact)
+def spoil(cells):
+    cells[0, 70, AT["b"]] ^= 1
 
 
 NUMBER = idesc("mxf4nvf4", (), 128, 32, "ue4m3")
 
 
-@pytest.mark.parametrize("number, says", [
-    (NUMBER | 1 << 31, "K of 96 (bit 31) is not simulated"),
-    (NUMBER | 1 << 2, "a sparse A (bit 2) is not simulated"),
-    (NUMBER | 1 << 24, "24-26 must be 0"),
-    (NUMBER | 1 << 29, "the factors of A begin at byte 1 (bits 29-30); with 4 of a row"),
-    (NUMBER ^ 3 << 27, "M=256; it may be 128"),
-    (NUMBER ^ 3 << 7, "types 2 of A and 1 of B"),
+@pytest.mark.parametrize("options, says", [
+    (dict(spoil=spoil), "the factors of B differ between the slabs of 32 lanes"),
+    (dict(addresses=(f"%r8+{64 + (32 << 16)}", "%r8+72")), "the factors of A start in lane 32"),
+    (dict(number=NUMBER | 1 << 31), "K of 96 (bit 31) is not simulated"),
+    (dict(number=NUMBER | 1 << 2), "a sparse A (bit 2) is not simulated"),
+    (dict(number=NUMBER | 1 << 24), "24-26 must be 0"),
+    (dict(number=NUMBER | 1 << 29), "the factors of A begin at byte 1 (bits 29-30); with 4 of a row"),
+    (dict(number=NUMBER ^ 3 << 27), "M=256; it may be 128"),
+    (dict(number=NUMBER ^ 3 << 7), "types 2 of A and 1 of B"),
+    (dict(vec="block32", type_="ue8m0", number=NUMBER), "ue4m3 (bit 23 is 0) are for kind::mxf4nvf4 with four"),
 ])
-def test_descriptors_that_mean_nothing_are_found(number, says):
-    _, _, result = product(number=number, strict=False)
-    assert says in result.findings[0].says
+def test_what_means_nothing_is_found(options, says):
+    assert says in product(**options, strict=False)[2].findings[0].says
 
 
-def test_ue4m3_needs_four_factors_of_a_row():
-    _, _, result = product("mxf4nvf4", "block32", type_="ue8m0", number=NUMBER, strict=False)
-    assert "ue4m3 (bit 23 is 0) are for kind::mxf4nvf4 with four" in result.findings[0].says
+def test_factors_outside_what_was_allocated_are_found():
+    reports(product(addresses=("%r8+64", "%r8+128"), strict=False)[2], {"tmem"})
 
 
 @pytest.mark.parametrize("modifiers, says", [

@@ -44,6 +44,10 @@ def operand(text, **around):
     return instruction(f"mov.b32 %r0, {text};", **around).operands[1]
 
 
+def variables(text):
+    return parse(HEAD + text).variables
+
+
 def refusal(body, **around):
     with pytest.raises(PtxError) as caught:
         kernel(body, **around)
@@ -71,7 +75,7 @@ def test_slashes_inside_a_string_are_no_comment():
 
 
 def test_an_extern_array_has_a_name_an_alignment_and_no_size():
-    (memory,) = parse(HEAD + ".extern .shared .align 1024 .b8 smem[];").variables
+    (memory,) = variables(".extern .shared .align 1024 .b8 smem[];")
     assert (memory.space, memory.align, memory.size, memory.count, memory.extern) == ("shared", 1024, 0, 0, True)
     assert memory.init is None and memory.line == 4
 
@@ -88,23 +92,22 @@ def test_an_extern_array_has_a_name_an_alignment_and_no_size():
     (".visible .global .b64 x[3];", 24, 3, None),
 ])
 def test_a_variable_knows_its_bytes(declaration, size, count, init):
-    (variable,) = parse(HEAD + declaration).variables
+    (variable,) = variables(declaration)
     assert (variable.size, variable.count, variable.init, variable.extern) == (size, count, init, False)
 
 
 def test_alignment_is_natural_unless_declared():
     text = ".global .v2 .f32 a; .global .b64 b; .global .align 64 .b8 c;"
-    assert [v.align for v in parse(HEAD + text).variables] == [8, 8, 64]
+    assert [v.align for v in variables(text)] == [8, 8, 64]
 
 
-def test_a_definition_replaces_its_extern_declaration():
-    (x,) = parse(HEAD + ".extern .global .u32 x; .visible .global .u32 x = 3;").variables
-    assert not x.extern and x.init == b"\x03\0\0\0"
-
-
-def test_a_common_variable_is_one_of_this_module():
-    (x,) = parse(HEAD + ".common .global .align 8 .u64 x[2];").variables
-    assert (x.name, x.space, x.size, x.extern) == ("x", "global", 16, False)
+@pytest.mark.parametrize("text, expected", [
+    (".extern .global .u32 x; .visible .global .u32 x = 3;", ("global", 4, False, b"\x03\0\0\0")),
+    (".common .global .align 8 .u64 x[2];", ("global", 16, False, None)),
+], ids=["a definition replaces its extern declaration", "a common variable is one of this module"])
+def test_a_variable_of_the_module_is_known_by_its_last_declaration(text, expected):
+    (x,) = variables(text)
+    assert x.name == "x" and (x.space, x.size, x.extern, x.init) == expected
 
 
 @pytest.mark.parametrize("text, found", [
@@ -222,7 +225,7 @@ def test_a_call_through_a_register_needs_a_prototype():
 
 def test_an_address_as_an_initial_value_is_kept_by_its_place():
     text = ".global .u64 x[3] = {1, generic(y)+4, y};\n.global .u32 y;"
-    assert parse(f"{HEAD}{text}").variables[0].addresses == ((8, "y", 4), (16, "y", 0))
+    assert variables(text)[0].addresses == ((8, "y", 4), (16, "y", 0))
 
 
 # Statements
