@@ -16,12 +16,12 @@ import click
 from kda.routing.dispatch import backend_names
 from kda.tools.measure.shapes import DIRECTIONS, SHAPES
 from ptxkit.commands.options import ARCH, Count, OutputFile
-from ptxkit.commands.render import CANNOT_JUDGE, OK, CannotJudge, Screen, common_options
+from ptxkit.commands.render import CANNOT_JUDGE, OK, CannotJudge, Screen, common_options, heading
 
 from ..options import Name, NumberOption, check_value_heads, shape_options
 from . import decode
 from .asked import GATES, REGIMES, SETTINGS, option_of
-from .timed import compare_and_time, heading, read_results
+from .timed import compare_and_time, read_results
 
 EXPLICIT = ("lengths", "batch", "tokens", "heads", "value_heads", "k", "v", "dtype")
 OUTPUT = OutputFile()
@@ -106,11 +106,7 @@ def command(screen: Screen, **options: Any) -> int:
             return host(screen, options)
         return compare_and_time(screen, options, old)
     except CannotJudge as refusal:
-        if screen.json:
-            screen.emit_json({**heading(CANNOT_JUDGE), "refused": refusal.reasons, "rows": []})
-        else:
-            for reason in refusal.reasons:
-                screen.line(reason)
+        screen.answer(heading("bench", CANNOT_JUDGE, refused=refusal.reasons, rows=[]), refusal.reasons)
         return CANNOT_JUDGE
 
 
@@ -154,10 +150,7 @@ def check_usage(options: dict[str, Any]) -> None:
 
 
 def print_list(screen: Screen) -> int:
-    if screen.json:
-        shapes = {name: {**shape._asdict(), "label": shape.label} for name, shape in SHAPES.items()}
-        screen.emit_json({"schema": 1, "command": "bench", "shapes": shapes})
-    else:
-        for text in screen.table([(name, shape.label, shape.origin) for name, shape in SHAPES.items()]):
-            screen.line(text)
+    shapes = {name: {**shape._asdict(), "label": shape.label} for name, shape in SHAPES.items()}
+    lines = screen.table([(name, shape.label, shape.origin) for name, shape in SHAPES.items()])
+    screen.answer({"schema": 1, "command": "bench", "shapes": shapes}, lines)
     return OK

@@ -12,9 +12,10 @@ from kda.errors import NoBackendError
 from kda.model.problem import Problem
 from kda.routing.dispatch import backend_asked, choose
 from kda.tools.measure.peers import published_of_decoding
-from ptxkit.commands.render import FINDING, OK, CannotJudge, Screen, program_version
+from ptxkit.commands.render import FINDING, OK, CannotJudge, Screen, heading
 
 from ..options import check_value_heads
+from .report import machine_line
 
 if TYPE_CHECKING:
     from kda.tools.measure.decoding import Decoded, DecodeSizes
@@ -90,29 +91,21 @@ def backend_of(sizes: DecodeSizes, name: str | None, device: str) -> str:
 
 def report(screen: Screen, machine: Machine, decoded: Sequence[Decoded]) -> int:
     code = OK if all(each.timing for each in decoded) else FINDING
-    if screen.json:
-        screen.emit_json({
-            "schema": 1, "kda": program_version(), "command": "bench", "exit": code, "host": machine._asdict(),
-            "direction": "decode", "rows": [as_json(each, machine.copy) for each in decoded],
-        })
-        return code
-    words = [machine.device, f"kda {program_version()}", *(f"{n} {v}" for n, v in machine.versions.items())]
-    screen.line(screen.paint("  ".join(words), bold=True))
     first = decoded[0].sizes
     floor = f"; the floor is bytes over {machine.copy / 1e12:.2f} TB/s, a large copy's" if machine.copy else ""
-    screen.line(f"decode_step, one token, K={first.K} V={first.V} {first.dtype}{floor}")
-    screen.line()
     columns = len(HEAD) - (not machine.copy)                          # without a GPU there is no floor
     rows = [cells(each, machine.copy)[:columns] for each in decoded]
-    for line in screen.table(rows, HEAD[:columns], "lrrlrrrrr"):
-        screen.line(line)
+    lines = [
+        machine_line(screen, machine), f"decode_step, one token, K={first.K} V={first.V} {first.dtype}{floor}", "",
+        *screen.table(rows, HEAD[:columns], "lrrlrrrrr"),
+    ]
     if machine.copy and (first.K, first.V) == (128, 128):
-        screen.line()
-        screen.line("Published by others, not measured here:")
-        for line in screen.table(published(), ("peer", "states", "of", "sequences: us", "source")):
-            screen.line(line)
+        lines += ["", "Published by others, not measured here:"]
+        lines += screen.table(published(), ("peer", "states", "of", "sequences: us", "source"))
     if code == FINDING:
-        screen.line(f"{screen.sign('fail')} wrong results are not timed")
+        lines.append(f"{screen.sign('fail')} wrong results are not timed")
+    rows_json = [as_json(each, machine.copy) for each in decoded]
+    screen.answer(heading("bench", code, host=machine._asdict(), direction="decode", rows=rows_json), lines)
     return code
 
 

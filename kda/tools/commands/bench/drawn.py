@@ -9,17 +9,20 @@ import datetime
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from html import escape
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kda.tools.measure.peers import peers_of, saved
 from kda.tools.measure.shapes import SHAPES
 from ptxkit.commands.layout import fold
-from ptxkit.commands.render import program_version
+from ptxkit.commands.render import Screen, program_version, write_file
 
+from .. import timeline
 from .asked import ms
 
 if TYPE_CHECKING:
     from kda.tools.measure.timing import TimedLine
+    from ptxkit.compile.target import Target
 
 WAYS = ("forward", "backward", "step")       # the order of panels
 # kind of bar -> its colour, its words in a legend
@@ -241,5 +244,18 @@ def _table(way: str, groups: Sequence[ShapeBars]) -> str:
     return f"<h2>{way}</h2><table>{head}{''.join(rows)}</table>"
 
 
-def title_of(device: str) -> str:
-    return f"Kimi Delta Attention on {device}, kda {program_version()}"
+def write(
+    screen: Screen, options: dict[str, Any], device: str, details: str, notes: Sequence[str],
+    groups: Sequence[ShapeBars], backend: str, target: Target | None = None,
+) -> list[str]:
+    """Write the picture and the page that were asked for; return what is said of them.  The page has timelines of the
+    backend on the target, or on this machine's GPU."""
+    title, says = f"Kimi Delta Attention on {device}, kda {program_version()}", []
+    if options["plot"]:
+        draw(options["plot"], title, details, groups)
+        says.append(f"drawn    {options['plot']}")
+    if options["html"]:
+        timelines = timeline.of_machine(screen, backend, target)
+        write_file(Path(options["html"]), page(title, details, notes, groups, timelines))
+        says.append(f"drawn    {options['html']}: open it in a browser")
+    return says

@@ -12,11 +12,12 @@ from kda.errors import NoBackendError
 from kda.routing.dispatch import backend_asked, capability, what_is_saved
 from kda.tools.measure.shapes import BenchShape
 from ptxkit.commands.layout import row_lines
-from ptxkit.commands.render import OK, CannotJudge, Screen, program_version
+from ptxkit.commands.render import OK, CannotJudge, Screen, heading
 from ptxkit.compile.target import code_for
 
 from ..options import must_have_kernels
 from .asked import backend_for, problem_of, setting, shapes_asked, spec_of
+from .report import machine_line
 
 if TYPE_CHECKING:
     from kda.tools.measure.host import HostCost, PresentGpu, StandIn
@@ -98,32 +99,22 @@ def report(
     options: dict[str, Any],
 ) -> None:
     stand_in = getattr(gpu, "host", None)
-    if screen.json:
-        settings = {"disable_recompute": setting(options["disable_recompute"])}
-        screen.emit_json({
-            "schema": 1, "kda": program_version(), "command": "bench", "exit": OK, "host": machine._asdict(),
-            "stand_in": stand_in and stand_in.name, "settings": settings,
-            "rows": [as_json(shape, cost) for shape, cost in costs],
-        })
-        return
-    words = [machine.device, f"kda {program_version()}", *(f"{n} {v}" for n, v in machine.versions.items())]
-    screen.line(screen.paint("  ".join(words), bold=True))
-    screen.line("microseconds of the host per call; results are not compared")
+    lines = [machine_line(screen, machine), "microseconds of the host per call; results are not compared"]
     if stand_in:
         name = stand_in.name.removeprefix("simulated ")
-        screen.line(f"launches go to a stand-in of {name}: the driver's part is left out, and tensors lie on the CPU")
-    screen.line()
-    for line in table_lines(screen, costs, options["verbose"]):
-        screen.line(line)
-    for _, cost in costs:
-        if cost.busy and cost.busy.host_inside:
-            screen.line(
-                f"{screen.sign('warn')} {cost.direction} of {cost.backend}: the call waits for the GPU, or that ran "
-                "dry; its time with a busy GPU is not the host's alone"
-            )
+        lines.append(f"launches go to a stand-in of {name}: the driver's part is left out, and tensors lie on the CPU")
+    lines += ["", *table_lines(screen, costs, options["verbose"])]
+    lines += [
+        f"{screen.sign('warn')} {cost.direction} of {cost.backend}: the call waits for the GPU, or that ran dry; its "
+        "time with a busy GPU is not the host's alone" for _, cost in costs if cost.busy and cost.busy.host_inside
+    ]
     if machine.crowded:
-        screen.line(f"{screen.sign('warn')} other processes kept the cores busy (a load of {machine.load:.1f} on "
-                    f"{machine.cores}): these times can be many times too long")
+        lines.append(f"{screen.sign('warn')} other processes kept the cores busy (a load of {machine.load:.1f} on "
+                     f"{machine.cores}): these times can be many times too long")
+    settings = {"disable_recompute": setting(options["disable_recompute"])}
+    found = heading("bench", OK, host=machine._asdict(), stand_in=stand_in and stand_in.name, settings=settings,
+                    rows=[as_json(shape, cost) for shape, cost in costs])
+    screen.answer(found, lines)
 
 
 def table_lines(screen: Screen, costs: Sequence[tuple[BenchShape, HostCost]], verbose: bool) -> Iterator[str]:

@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import multiprocessing
 import os
 from collections.abc import Callable, Generator, Iterable, Sequence
-from pathlib import Path
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kda.errors import NoBackendError
@@ -22,7 +21,7 @@ from kda.tools.measure.shapes import DIRECTIONS, BenchShape, bytes_moved
 from ptxkit.commands.layout import row_lines
 from ptxkit.commands.options import chip_for, needs_a_clock
 from ptxkit.commands.progress import Progress, showing
-from ptxkit.commands.render import OK, CannotJudge, Screen, program_version, write_file
+from ptxkit.commands.render import OK, CannotJudge, Screen, heading, program_version
 from ptxkit.compile.target import TARGETS, Target
 
 from ..options import must_have_kernels, timed_arch
@@ -59,26 +58,91 @@ class PredictedRow(NamedTuple):
         return f"{self.error['median']:.0f}% ({self.error['worst']:.0f}%)"
 
 
+@dataclass(frozen=True)
+class PredictedCalls:
+    """What is predicted: directions of shapes, on a chip, by the backends that accept them there."""
+
+    shapes: dict[str, BenchShape]
+    directions: tuple[str, ...]
+    target: Target
+    chip: ChipClock
+    backends: dict[str, dict[str, str]]      # shape -> direction -> backend
+
+    def run_what_is_common(self) -> None:
+        """Run once what several shapes need, before processes are forked for them."""
+        from kda.tools.measure.predicted import PredictedCall, alike, keep, stands_for
+
+        step = any(way != "forward" for way in self.directions)
+        calls = [PredictedCall(self.target.spelling, self.backends[name]["forward"], shape, step)
+                 for name, shape in self.shapes.items()]
+        keys = stands_for(calls, self.chip.name)
+        for key, clocks in zip(keys, side_by_side(lambda key: alike(*key), keys, keys, workers(len(keys)))):
+            keep(key, clocks)
+
+    def rows_of(self, name: str) -> list[PredictedRow]:
+        from kda.tools.measure.predicted import predict
+
+        calls: dict[bool, Prediction] = {}
+        for step in {way != "forward" for way in self.directions}:
+            forward = self.backends[name]["forward"]
+            calls[step] = predict(self.target.spelling, self.chip.name, forward, self.shapes[name], step)
+        return [self.row_of(name, way, calls[way != "forward"]) for way in self.directions]
+
+    def row_of(self, name: str, way: str, call: Prediction) -> PredictedRow:
+        from kda.tools.measure.predicted import expected, family_of
+
+        backward = {"forward": False, "backward": True, "step": None}[way]
+        launches = [one for one in call.launches if backward in (None, one.backward)]
+        shape, used, timed = self.shapes[name], self.backends_of(name, way), self.measured(name, way) or {}
+        kernels: dict[str, float] = {}
+        for one in launches:
+            word = family_of(one.kernel)
+            kernels[word] = kernels.get(word, 0.0) + one.milliseconds / 1e3
+        floor = bytes_moved(shape, way) / (self.chip.hbm_rate * self.chip.gigahertz * 1e9)
+        return PredictedRow(name, shape.label, way, ", ".join(used), call.milliseconds(backward) / 1e3, floor,
+                            timed.get("seconds"), timed.get("source"), expected(used[-1], launches), kernels)
+
+    def backends_of(self, name: str, way: str) -> list[str]:
+        return list(dict.fromkeys(self.backends[name][each] for each in DIRECTIONS if way in (each, "step")))
+
+    def measured(self, name: str, way: str) -> dict[str, Any] | None:
+        """Return the same call, timed on such a chip."""
+        from kda.tools.measure.predicted import measured_call
+
+        return measured_call(self.chip.name, self.shapes[name].label, way, self.backends[name]["forward"])
+
+    def aligner(self, width: int | None) -> Callable[[Sequence[str]], list[str]]:
+        """Return what makes a line of cells, in columns as wide as those of all rows will be, which are printed as they
+        are found; the last column is left out where no call was timed on such a chip."""
+        calls, time = [(name, way) for name in self.shapes for way in self.directions], "00.000 ms"
+        columns = len(HEAD) - (not any(self.measured(*call) for call in calls))
+        wide = [(way, ", ".join(self.backends_of(name, way)), time, "", time, "00.0", time) for name, way in calls]
+        return lambda row: row_lines(
+            [each[:columns] for each in (HEAD, *wide, row)], align="llrrrrr"[:columns], indent=2, width=width
+        )[-1]
+
+
 def predicted(screen: Screen, options: dict[str, Any]) -> int:
     from .asked import shapes_asked, ways
+    from .drawn import groups_of_predicted, write
 
     target = options["arch"] or TARGETS[timed_arch(options["backend"]) or "sm90"]
     needs_a_clock(target, "--arch")
     must_have_kernels(options["backend"], target)
     (chip, which), shapes, directions = chip_for(target), shapes_asked(options, "gpu"), ways(options["directions"])
     backends = {name: backends_for(shape, directions, target, options["backend"]) for name, shape in shapes.items()}
-    work = functools.partial(_rows, shapes, directions, target, chip, backends)
+    calls = PredictedCalls(shapes, directions, target, chip, backends)
     rows: list[PredictedRow] = []
-    columns = len(HEAD) - (not any_recorded(chip, shapes, directions, backends))
-    aligned = aligner(shapes, directions, backends, columns, screen.width)
+    aligned = calls.aligner(screen.width)
     if not screen.json:
         screen.line(f"predicted for {which}: nothing was timed  kda {program_version()}\n")
         screen.line("\n".join(aligned(HEAD)))
     tell = Progress("running kernels that shapes have in common", len(shapes) + 1)
     tell.step()
     with showing(tell):
-        run_what_is_common(shapes, directions, target, chip, backends)
-    with contextlib.closing(side_by_side(work, shapes, longest_first(shapes), workers(len(shapes)))) as answers:
+        calls.run_what_is_common()
+    begun = longest_first(shapes)
+    with contextlib.closing(side_by_side(calls.rows_of, shapes, begun, workers(len(shapes)))) as answers:
         for name, shape in shapes.items():
             tell.step(f"{name}: running its launches in the simulator")
             with showing(tell):
@@ -90,32 +154,12 @@ def predicted(screen: Screen, options: dict[str, Any]) -> int:
                     screen.line("\n".join(aligned(cells(row))))
     sources = sorted({row.source for row in rows if row.source})
     said = [f"recorded: {', '.join(sources)}"] * bool(sources and options["verbose"])
-    said += drawn(screen, options, chip, target, rows)
-    if screen.json:
-        screen.emit_json(as_json(target, chip, rows))
-    else:
-        for text in ["", *notes(chip, rows), *said]:
-            screen.line(text)
+    if options["plot"] or options["html"]:
+        details = f"{target.spelling}; predicted by the simulator's clock, not timed"
+        groups, backend = groups_of_predicted(rows), rows[0].backend.partition(",")[0]
+        said += write(screen, options, str(chip).upper(), details, notes(chip, rows), groups, backend, target)
+    screen.answer(as_json(target, chip, rows), ["", *notes(chip, rows), *said])
     return OK
-
-
-def drawn(
-    screen: Screen, options: dict[str, Any], chip: ChipClock, target: Target, rows: Sequence[PredictedRow]
-) -> list[str]:
-    """Write the picture and the page; what is said of them."""
-    from ..timeline import of_machine
-    from .drawn import draw, groups_of_predicted, page, title_of
-
-    groups, says = groups_of_predicted(rows), []
-    title, details = title_of(str(chip).upper()), f"{target.spelling}; predicted by the simulator's clock, not timed"
-    if options["plot"]:
-        draw(options["plot"], title, details, groups)
-        says.append(f"drawn    {options['plot']}")
-    if options["html"]:
-        timelines = of_machine(screen, rows[0].backend.partition(",")[0], target)
-        write_file(Path(options["html"]), page(title, details, notes(chip, rows), groups, timelines))
-        says.append(f"drawn    {options['html']}: open it in a browser")
-    return says
 
 
 def backends_for(shape: BenchShape, directions: Sequence[str], target: Target, name: str | None) -> dict[str, str]:
@@ -153,20 +197,6 @@ def longest_first(shapes: dict[str, BenchShape]) -> list[str]:
     return sorted(shapes, key=lambda name: (not shapes[name].lengths, -shapes[name].T))
 
 
-def run_what_is_common(
-    shapes: dict[str, BenchShape], directions: Sequence[str], target: Target, chip: ChipClock,
-    backends: dict[str, dict[str, str]],
-) -> None:
-    """Run once what several shapes need, before processes are forked for them."""
-    from kda.tools.measure.predicted import PredictedCall, alike, keep, stands_for
-
-    step = any(way != "forward" for way in directions)
-    calls = [PredictedCall(target.spelling, backends[name]["forward"], shape, step) for name, shape in shapes.items()]
-    keys = stands_for(calls, chip.name)
-    for key, clocks in zip(keys, side_by_side(lambda key: alike(*key), keys, keys, workers(len(keys)))):
-        keep(key, clocks)
-
-
 _WORK: list[Callable[[Any], Any]] = []       # the work of this process's workers, which inherit it when they are forked
 
 
@@ -195,75 +225,11 @@ def _work(name: Any) -> Any:
     return _WORK[-1](name)
 
 
-def _rows(
-    shapes: dict[str, BenchShape], directions: Sequence[str], target: Target, chip: ChipClock,
-    backends: dict[str, dict[str, str]], name: str
-) -> list[PredictedRow]:
-    return rows_of(name, shapes[name], directions, target, chip, backends[name])
-
-
-def rows_of(
-    name: str, shape: BenchShape, directions: Sequence[str], target: Target, chip: ChipClock, backends: dict[str, str]
-) -> list[PredictedRow]:
-    from kda.tools.measure.predicted import predict
-
-    calls: dict[bool, Prediction] = {}
-    for step in {way != "forward" for way in directions}:
-        calls[step] = predict(target.spelling, chip.name, backends["forward"], shape, step)
-    return [row_of(name, shape, way, chip, backends, calls[way != "forward"]) for way in directions]
-
-
-def row_of(
-    name: str, shape: BenchShape, way: str, chip: ChipClock, backends: dict[str, str], call: Prediction
-) -> PredictedRow:
-    from kda.tools.measure.predicted import expected, family_of, measured_call
-
-    backward = {"forward": False, "backward": True, "step": None}[way]
-    launches = [one for one in call.launches if backward in (None, one.backward)]
-    used = backends_of(way, backends)
-    timed = measured_call(chip.name, shape.label, way, backends["forward"]) or {}
-    kernels: dict[str, float] = {}
-    for one in launches:
-        word = family_of(one.kernel)
-        kernels[word] = kernels.get(word, 0.0) + one.milliseconds / 1e3
-    floor = bytes_moved(shape, way) / (chip.hbm_rate * chip.gigahertz * 1e9)
-    return PredictedRow(name, shape.label, way, ", ".join(used), call.milliseconds(backward) / 1e3, floor,
-                        timed.get("seconds"), timed.get("source"), expected(used[-1], launches), kernels)
-
-
-def backends_of(way: str, backends: dict[str, str]) -> list[str]:
-    return list(dict.fromkeys(backends[direction] for direction in DIRECTIONS if way in (direction, "step")))
-
-
 def cells(row: PredictedRow) -> tuple[str, ...]:
     from .asked import ms
 
     return (row.direction, row.backend, f"{ms(row.predicted)} ms", row.error_words, f"{ms(row.floor)} ms",
             f"{row.x_floor:.1f}", f"{ms(row.recorded)} ms" if row.recorded else "")
-
-
-def any_recorded(
-    chip: ChipClock, shapes: dict[str, BenchShape], directions: Sequence[str], backends: dict[str, dict[str, str]]
-) -> bool:
-    """Whether one of the calls was timed on such a chip: else that column is left out."""
-    from kda.tools.measure.predicted import measured_call
-
-    return any(measured_call(chip.name, shape.label, way, backends[name]["forward"])
-               for name, shape in shapes.items() for way in directions)
-
-
-def aligner(
-    shapes: dict[str, BenchShape], directions: Sequence[str], backends: dict[str, dict[str, str]], columns: int,
-    width: int | None,
-) -> Callable[[Sequence[str]], list[str]]:
-    """Return what makes a line of the first so many cells, in columns as wide as those of all rows will be, which are
-    printed as they are found."""
-    time = "00.000 ms"
-    wide = [(way, ", ".join(backends_of(way, backends[name])), time, "", time, "00.0", time)
-            for name in shapes for way in directions]
-    return lambda row: row_lines(
-        [each[:columns] for each in (HEAD, *wide, row)], align="llrrrrr"[:columns], indent=2, width=width
-    )[-1]
 
 
 def whose_errors(row: PredictedRow) -> str:
@@ -288,8 +254,7 @@ def notes(chip: ChipClock, rows: Sequence[PredictedRow]) -> list[str]:
 
 
 def as_json(target: Target, chip: ChipClock, rows: Sequence[PredictedRow]) -> dict[str, Any]:
-    return {
-        "schema": 1, "kda": program_version(), "command": "bench", "exit": OK, "predicted": True, "arch": target.name,
-        "chip": chip.name, "compared": chip.name in COMPARED,
-        "rows": [{**row._asdict(), "x_floor": row.x_floor} for row in rows],
-    }
+    return heading(
+        "bench", OK, predicted=True, arch=target.name, chip=chip.name, compared=chip.name in COMPARED,
+        rows=[{**row._asdict(), "x_floor": row.x_floor} for row in rows],
+    )

@@ -39,6 +39,11 @@ def header(machine: Machine) -> str:
     return "  ".join(word for word in words if word)
 
 
+def machine_line(screen: Screen, machine: Machine) -> str:
+    words = [machine.device, f"kda {program_version()}", *(f"{n} {v}" for n, v in machine.versions.items())]
+    return screen.paint("  ".join(words), bold=True)
+
+
 def parity_lines(screen: Screen, results: Sequence[MeasuredShape], verbose: bool) -> list[str]:
     """Return all comparisons in one line, unless one failed; each with -v, and those that failed in any case."""
     checks = [(result, check) for result in results for check in result.checks]

@@ -20,7 +20,7 @@ from kda.model.bundles import Save
 from kda.model.host import detect
 from kda.routing.dispatch import backend_asked, backend_names, capability, what_is_saved
 from kda.tools.measure.shapes import DIRECTIONS, BenchShape, too_large
-from ptxkit.commands.render import CANNOT_JUDGE, FINDING, OK, CannotJudge, Screen, program_version, write_file
+from ptxkit.commands.render import CANNOT_JUDGE, FINDING, OK, CannotJudge, Screen, heading, write_file
 from ptxkit.compile.target import code_for
 
 from ..options import timed_arch
@@ -253,7 +253,12 @@ def report(
     elif options["save"] and save_right(options, machine, results, left_out, code):
         notes.append(f"saved    {options['save']}, without the wrong results")
     if lines and (options["plot"] or options["html"]):
-        notes += drawn(screen, options, machine, results, lines)
+        from .drawn import groups_of, write
+
+        details, said = "  ".join([header(machine), *flags(options)]), parity_lines(Screen(), results, False)
+        said += remarks(machine, lines)
+        notes += write(screen, options, machine.device, details, said, groups_of(lines, machine.device),
+                       lines[0].backend)
     if screen.json:
         screen.emit_json(data)
         return code
@@ -275,37 +280,12 @@ def report(
     return code
 
 
-def drawn(
-    screen: Screen, options: dict[str, Any], machine: Machine, results: Sequence[MeasuredShape],
-    lines: Sequence[TimedLine],
-) -> list[str]:
-    """Write the picture and the page; what is said of them."""
-    from ..timeline import of_machine
-    from .drawn import draw, groups_of, page, title_of
-
-    title, details = title_of(machine.device), "  ".join([header(machine), *flags(options)])
-    groups, says = groups_of(lines, machine.device), []
-    if options["plot"]:
-        draw(options["plot"], title, details, groups)
-        says.append(f"drawn    {options['plot']}")
-    if options["html"]:
-        notes = [*parity_lines(Screen(), results, False), *remarks(machine, lines)]
-        timelines = of_machine(screen, lines[0].backend)
-        write_file(Path(options["html"]), page(title, details, notes, groups, timelines))
-        says.append(f"drawn    {options['html']}: open it in a browser")
-    return says
-
-
 def flags(options: dict[str, Any]) -> list[str]:
     return [flag(name, options[name]) for name in SETTINGS if options[name]]
 
 
 def flag(name: str, x: Any) -> str:
     return option_of(name) + (f" {x}" if x == "states" else "")
-
-
-def heading(code: int) -> dict[str, Any]:
-    return {"schema": 1, "kda": program_version(), "command": "bench", "exit": code}
 
 
 def as_json(
@@ -316,7 +296,7 @@ def as_json(
     from kda.tools.measure.timing import summary
 
     return {
-        **heading(code), "host": machine._asdict(), "left_out": list(left_out),
+        **heading("bench", code), "host": machine._asdict(), "left_out": list(left_out),
         "settings": {name: setting(options[name]) for name in SETTINGS}, "not_captured": refused_captures(results),
         "parity": [parity_json(result, check) for result in results for check in result.checks],
         "rows": [{**vars(line), "ratio": line.ratio, "x_floor": line.x_floor} for line in lines],
