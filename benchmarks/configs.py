@@ -16,12 +16,9 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
-import statistics
-from collections import defaultdict
-
-import torch
 
 import kda
+from kda.backends.common.routine import forget_routines
 from kda.backends.triton import call, configs, plan
 from kda.backends.triton.configs import TableRow, TileConfig
 from kda.model import host
@@ -31,6 +28,7 @@ from ptxkit.compile.errors import BuildError
 from ptxkit.compile.fetching import attempt_all
 
 from . import common
+from .launches import each_timed, median
 
 CALLS = 11
 CLOSE = 2e-2                                 # two right results differ by roundings of bfloat16 in another order
@@ -43,21 +41,13 @@ class Calls:
     def __init__(self, case):
         self.case = case
         self.plans = set()                   # the arguments of plan.plan
-        self.events = defaultdict(list)
-        prepared, launch = call.prepared, call.TritonCall.run
+        prepared = call.prepared
 
         def seen(*arguments):
             self.plans.add(arguments)
             return prepared(*arguments)
 
-        def timed(this, name, *args, **constants):
-            events = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
-            events[0].record()
-            launch(this, name, *args, **constants)
-            events[1].record()
-            self.events[f"{this.p.direction} {name}"].append(events)
-
-        self.forget, call.prepared, call.TritonCall.run = prepared.cache_clear, seen, timed
+        self.forget, call.prepared = prepared.cache_clear, seen
 
     def use(self, kernel: str, config: TileConfig | None) -> None:
         """Put the kernel into this configuration, or into that of the table, from here on."""
@@ -65,6 +55,7 @@ class Calls:
         configs.TABLE = (*rows, *COMMITTED)
         self.forget()
         plan.plan.cache_clear()
+        forget_routines()
 
     def build(self, kernel: str, choices: list[TileConfig]) -> None:
         """All kernels side by side."""
@@ -80,12 +71,10 @@ class Calls:
 
     def times(self) -> dict[str, float]:
         """Milliseconds of each kernel, medians."""
-        self.events.clear()
-        for _ in range(CALLS):
-            self.run()
-        torch.cuda.synchronize()
-        return {name: round(statistics.median(a.elapsed_time(b) for a, b in pairs), 4)
-                for name, pairs in self.events.items()}
+        with each_timed(lambda bound: bound.kernel.name) as pairs:
+            for _ in range(CALLS):
+                self.run()
+        return {name: median(times) for name, times in pairs.items()}
 
 
 def pretend(arch: str) -> None:

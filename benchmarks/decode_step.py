@@ -29,7 +29,9 @@ import torch
 
 import kda
 from kda import nn
-from kda.backends.triton.decode import launch, recurrent_plan, step_plan
+from kda.backends.common import triton_launch
+from kda.backends.common.routine import forget_routines
+from kda.backends.triton.decode import recurrent_plan, step_plan
 from kda.nn.sequences import Sequences
 from kda.tools.measure.clocks import CpuClock, CudaClock, clock_of
 from kda.tools.measure.decoding import pools, time_of_one
@@ -54,7 +56,7 @@ def parse_config(text: str) -> step_plan.StepConfig | None:
 
 def use(config: step_plan.StepConfig | None, plan: Callable = step_plan.config) -> None:
     step_plan.config = plan if config is None else lambda s, sms: config
-    launch._prepared.cache_clear()
+    forget_routines()
 
 
 def arguments(N: int, H: int, states: str, args: argparse.Namespace) -> Arguments:
@@ -130,9 +132,9 @@ class Recurrence(NamedTuple):
         sizes, plan = self.words.removesuffix("+last").partition(":")[2], recurrent_plan.config
         chosen = recurrent_plan.RecurrentConfig(*map(int, sizes.split("x"))) if sizes else None
         with contextlib.ExitStack() as changed:
-            changed.callback(launch._prepared.cache_clear)
+            changed.callback(forget_routines)
             changed.enter_context(replaced(recurrent_plan, config=lambda p, sms: chosen or plan(p, sms)))
-            launch._prepared.cache_clear()
+            forget_routines()
             yield
 
     def error(self, x: Arguments, backend: str) -> float:
@@ -204,15 +206,12 @@ def copy_speed(device: str) -> float:
 def recipes_of(args: argparse.Namespace, configs: list[step_plan.StepConfig | None]) -> list[Any]:
     """All kernels of the step that will be asked for, so that they can be built side by side."""
     recipes: list[Any] = []
-    fetch, launch.fetch = launch.fetch, lambda recipe: recipes.append(recipe)
-    try:
+    with replaced(triton_launch, fetch=recipes.append):
         for config, states in itertools.product(configs, args.states):
             use(config)
             with contextlib.suppress(AttributeError):                          # nothing is there to be launched yet
                 run_step(arguments(64, 4, states, args), backend="triton")
-    finally:
-        launch.fetch = fetch
-        use(None)
+    use(None)
     return list(dict.fromkeys(recipes))
 
 

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 import kda
+from kda.backends.common.routine import Draft, forget_routines
 from kda.backends.sm90 import launch, plan
 from kda.backends.sm90.configs import ChainConfig
 from kda.backends.sm90.plan import KERNELS
@@ -25,10 +26,12 @@ from kda.model.bundles import Save
 from kda.model.host import detect
 from kda.tools.measure.shapes import SHAPES, BenchShape
 from kda.tools.verify.cases import make_inputs
+from ptxkit.compile.kernel import Bound
 from ptxkit.temporary import replaced
 
 from . import common
 from .forms import planned
+from .launches import each_timed, events, median
 
 CALLS, CLOSE = 31, 1e-2
 FEW = {f"h{H}-{T}k": BenchShape(f"{H} heads", T=1024 * T, H=H)
@@ -36,15 +39,6 @@ FEW = {f"h{H}-{T}k": BenchShape(f"{H} heads", T=1024 * T, H=H)
 NAMED = SHAPES | FEW | {"h64-64x128": BenchShape("many short ones", H=64, lengths=(128,) * 64)}
 EVERY = ("h64-8k", "h64-8x1k", "h64-mixed", "h8-32k", "h16-8k", "kimi-8k", "h96-8k", "h64-1k",
          "h64-64x128")
-
-
-def events() -> tuple[torch.cuda.Event, torch.cuda.Event]:
-    return tuple(torch.cuda.Event(enable_timing=True) for _ in range(2))
-
-
-def median(pairs: list) -> float:
-    torch.cuda.synchronize()
-    return round(statistics.median(a.elapsed_time(b) for a, b in pairs), 4)
 
 
 def whole(call) -> float:
@@ -64,38 +58,16 @@ def replayed(call) -> float:
     return whole(graph.replay)
 
 
-@contextlib.contextmanager
-def launching(launch_of):
-    """`launch_of` instead of what makes the launches of a call."""
-    try:
-        with replaced(launch, launch_of=launch_of):
-            launch.steps.cache_clear()
-            yield
-    finally:
-        launch.steps.cache_clear()
+def name_of(bound: Bound) -> str:
+    return " ".join((KERNELS[type(bound.config)], getattr(bound.config, "walk", ""))).strip()
 
 
-def each(call, launch_of) -> dict[str, float]:
-    """Kernels of a call."""
-    pairs_of = defaultdict(list)
-
-    def timed(kernel, config, grid, **numbers):
-        ready = launch_of(kernel, config, grid, **numbers)
-        name = " ".join((KERNELS[type(config)], getattr(config, "walk", ""))) if ready else ""
-
-        def launched(**tensors):
-            pair = events()
-            pair[0].record()
-            ready(**tensors)
-            pair[1].record()
-            pairs_of[name.strip()].append(pair)
-
-        return ready and launched
-
-    with launching(timed):
+def each(call) -> dict[str, float]:
+    """Return the time of each kernel of a call."""
+    with each_timed(name_of) as pairs:
         for _ in range(CALLS):
             call()
-    return {name: median(pairs) for name, pairs in pairs_of.items()}
+    return {name: median(times) for name, times in pairs.items()}
 
 
 def timeline(call) -> dict[str, float]:
@@ -119,26 +91,28 @@ def measured(case, stages: int, plain: bool = False, cluster: int = 0) -> dict[s
     """Time calls whose chains have so many stages; 0: as planned.  `plain`: no kernel starts before the other ends.
     `cluster`: so many CTAs of a chain, which read the same tiles, are neighbours; 0: as planned."""
 
-    planned = launch.launch_of
+    describe = Draft.launch
 
-    def changed(kernel, config, grid, **numbers):
+    def changed(draft, config, grid, **arguments):
         if stages and isinstance(config, ChainConfig):
             config = dataclasses.replace(config, stages=stages)
-        ready = planned(kernel, config, grid, **numbers)
-        if ready:
-            shape = ready.bound.shape
-            near = (cluster, 1, 1) if cluster and isinstance(config, ChainConfig) else shape.cluster
-            ready.bound.shape = shape._replace(cluster=near, pdl=shape.pdl and not plain)
-        return ready
+        before = len(draft._launches)
+        describe(draft, config, grid, **arguments)
+        for bound, _ in draft._launches[before:]:
+            near = (cluster, 1, 1) if cluster and isinstance(config, ChainConfig) else bound.shape.cluster
+            bound.shape = bound.shape._replace(cluster=near, pdl=bound.shape.pdl and not plain)
 
     def call():
         return kda.chunk_kda_fwd(**case.keywords, backend="sm90").o
 
     expected = kda.chunk_kda_fwd(**case.keywords, backend="triton").o.float()
-    with launching(changed):
+    with contextlib.ExitStack() as stack:
+        stack.callback(forget_routines)
+        stack.enter_context(replaced(Draft, launch=changed))
+        forget_routines()
         error = float((call().float() - expected).norm() / expected.norm())
         times = dict(error=error, call=whole(call), graph=replayed(call), timeline=timeline(call))
-    return times | each(call, changed)
+        return times | each(call)
 
 
 def keeping(case) -> dict[str, Any]:

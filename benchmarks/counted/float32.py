@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Iterator
 
+from kda.backends.common.routine import forget_routines
 from kda.backends.sm89 import launch, plan
 from kda.model.bundles import Save
 from kda.model.problem import Problem
@@ -70,8 +71,8 @@ def rows(dims: Iterable[int] = (64, 128)) -> Iterator[str]:
     for D in dims:
         few = case_of(SHORT, D).problem()
         columns = plan.columns(dataclasses.replace(few, H=HEADS, HV=HEADS), SMS)
-        launch.steps.cache_clear()
+        forget_routines()
         with replaced(plan, columns=lambda p, sms, columns=columns: columns):
             long, short, configs = runs(case_of(LONG, D)), runs(case_of(SHORT, D)), kernels(few)
-        launch.steps.cache_clear()
+        forget_routines()
         yield from (row(name, configs[name], run, short[name]) for name, run in long.items() if name != "sum_chunks")

@@ -5,7 +5,9 @@ import functools
 import importlib
 from unittest import mock
 
-from kda.backends.triton import call, launch, plan
+from kda.backends.common import triton_launch
+from kda.backends.common.routine import forget_routines
+from kda.backends.triton import call, plan
 from ptxkit.compile import triton as compiler
 
 BACKEND = "kda.backends.triton"
@@ -47,12 +49,12 @@ def ptx_alone():
 
 
 @contextlib.contextmanager
-def building_here(launch, monkeypatch):
-    """Let a decoding launch build its kernels in this process inside the block; it remembers no others."""
-    launch._prepared.cache_clear()
-    monkeypatch.setattr(launch, "fetch", built_here)
+def building_here(monkeypatch, fetch=built_here):
+    """Let launches of single kernels build them in this process inside the block, and remember no others."""
+    forget_routines()
+    monkeypatch.setattr(triton_launch, "fetch", fetch)
     yield
-    launch._prepared.cache_clear()
+    forget_routines()
 
 
 class Unbuilt:
@@ -66,6 +68,6 @@ class Unbuilt:
 
 
 def forget_plans():
-    for memo in (call.prepared, plan.plan, launch.forward_routine, launch.backward_routine, launch.map_routine,
-                 launch.map_bwd_routine):
-        memo.cache_clear()
+    call.prepared.cache_clear()
+    plan.plan.cache_clear()
+    forget_routines()

@@ -203,7 +203,7 @@ def test_a_tensor_fills_in_what_it_knows():
     (dict(box=(16, 4), element_strides=(1, 3)), 128),
 ])
 def test_a_box_counts_what_arrives_in_shared_memory(fields, size):
-    """As measured on an H200."""
+    """An H200 counted so many bytes."""
     assert TensorMap(**a_map(dtype="float32", **fields)).box_bytes == size
 
 

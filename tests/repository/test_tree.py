@@ -13,7 +13,6 @@ KDA_IN_PTXKIT = {  # file -> why it imports kda all the same
     "capturing/test_freed.py": "kda's calls are the host code in which memory is freed too early",
     "commands/test_render.py": "kda's command prints through ptxkit",
     "commands/test_simulate_command.py": "`kda simulate` forwards to ptxkit",
-    "compile/test_launches.py": "kda's launches overlap, with memory that is fresh for each",
     "compile/test_sources.py": "the key of a kernel covers kda's files",
     "compile/test_store.py": "`kda doctor` names the folder of built kernels",
     "test_findings.py": "findings name the fields that kda declares for shared memory",

@@ -11,9 +11,10 @@ A backend describes it once for all calls of a class, with Locations where a cal
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import torch
 
@@ -28,6 +29,21 @@ if TYPE_CHECKING:
 Tensor = torch.Tensor
 
 ALIGNMENT = 1024                             # a part of memory begins where a tile may
+Described = TypeVar("Described", bound=Callable[..., Any])
+_MEMOS: list[Any] = []
+
+
+def described_once(describe: Described) -> Described:
+    """Remember the routines that a function returns, by its arguments."""
+    memo: Any = functools.lru_cache(maxsize=1024)(describe)
+    _MEMOS.append(memo)
+    return memo
+
+
+def forget_routines() -> None:
+    """Let every routine be described again, because something changed that is no argument."""
+    for memo in _MEMOS:
+        memo.cache_clear()
 
 
 class Allocation(NamedTuple):
@@ -76,7 +92,7 @@ class Draft:
     """A Routine that is being described.  Memory is allocated ahead of the launches that follow it, or with them."""
 
     def __init__(self, kernel: Callable[[Any], Kernel] | None, inputs: Sequence[str]):
-        self._kernel: Any = kernel                                             # of a configuration; None for Triton
+        self._kernel: Any = kernel                                             # from a configuration; None for Triton
         self._slots = dict(zip(inputs, itertools.count()))
         self._count = len(inputs)
         self._phases: list[Phase] = []
@@ -128,6 +144,10 @@ class Draft:
         slots = tuple(memory.slot for memory in memories if memory)
         if slots:
             self._end_phase(slots)
+
+    def list(self) -> LaunchList:
+        """Return the launches alone, of a draft that allocates nothing."""
+        return LaunchList(self._launches, self._count)
 
     def done(self, *results: Location | None) -> Routine:
         """Return the routine; a result is a whole tensor."""

@@ -36,7 +36,7 @@ from .launcher import (
     rows_of,
     walk_numbers,
 )
-from .routine import Draft, Routine
+from .routine import Draft, Routine, described_once
 from .tensors import INPUTS, ROWS, aligned, as_given, inputs_in_memory, on_its_device
 from .training_plan import BACKWARD_OF, COLUMNS, MapPlan, TrainingPlan, states_table
 
@@ -164,7 +164,7 @@ def with_dht(p: Problem, dht: bool) -> Problem:
     return dataclasses.replace(p, final_state=dht)
 
 
-@functools.lru_cache(maxsize=1024)
+@described_once
 def forward_routine(
     backend: TrainingBackend, p: Problem, cc: tuple[int, int], sms: int, offsets: str | None, save: Save
 ) -> Routine:
@@ -180,7 +180,7 @@ def forward_routine(
     return d.draft.done(o, ht, saved)
 
 
-@functools.lru_cache(maxsize=1024)
+@described_once
 def backward_routine(
     backend: TrainingBackend, p: Problem, cc: tuple[int, int], sms: int, offsets: str | None, save: Save
 ) -> Routine:
@@ -268,7 +268,7 @@ def sums(d: Description, shares: ChunkShares) -> list[Location | None]:
     return [dA_log, ddt_bias]
 
 
-@functools.lru_cache(maxsize=1024)
+@described_once
 def map_routine(backend: TrainingBackend, p: Problem, cc: tuple[int, int], sms: int) -> Routine:
     """Return what composes the segments of one sequence; its results are M and the added state of the whole.  `compose`
     returns the states that enter segments: that of one segment more leaves the sequence."""
@@ -294,7 +294,7 @@ def map_routine(backend: TrainingBackend, p: Problem, cc: tuple[int, int], sms: 
     return draft.done(M_leaving, leaving)
 
 
-@functools.lru_cache(maxsize=1024)
+@described_once
 def map_bwd_routine(backend: TrainingBackend, p: Problem, cc: tuple[int, int], sms: int) -> Routine:
     """Return the walk back over tiles of one sequence, without grads; its result is the gradient of the state that
     enters."""

@@ -1,18 +1,14 @@
-"""Recipes of Triton's kernels from dtypes by name, and launches from values by name.  No torch, no Triton."""
+"""Recipes of Triton's kernels from dtypes by name.  No torch, no Triton."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
 
 from ptxkit.compile.recipes import Constant
 from ptxkit.compile.target import Target
 from ptxkit.compile.triton import Recipe
 
 from .triton_types import TYPES
-
-if TYPE_CHECKING:
-    from ptxkit.compile.triton import TritonKernel
 
 
 def recipe(
@@ -29,9 +25,3 @@ def recipe(
         f"kda.backends.{function}", types, constants, target=target, divisible=set(divisible) & types.keys(),
         options={"num_warps": num_warps, "num_stages": num_stages, **options},
     )
-
-
-def launch(kernel: TritonKernel, grid: int, values: Mapping[str, Any]) -> None:
-    """Launch a kernel, if there are programs, with its arguments from `values` by name."""
-    if grid:
-        kernel.launch(grid, *map(values.__getitem__, kernel.names))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-
 import torch
 
 from kda.model.bundles import Outputs, Save
@@ -17,7 +15,7 @@ from ..common.cute.tile import C
 from ..common.launcher import kernels, launch_segments, states_between_chunks
 from ..common.pool.launch import STATES, Checkpoints
 from ..common.pool.launch import prefill as of_pool
-from ..common.routine import Draft, Routine
+from ..common.routine import Draft, Routine, described_once
 from ..common.tensors import INPUTS, inputs_in_memory, on_its_device
 from .plan import call_of_stage, plan, recipe, target, training_plan
 
@@ -27,7 +25,7 @@ Tensor = torch.Tensor
 kernel = kernels(recipe)
 
 
-@functools.lru_cache(maxsize=1024)
+@described_once
 def routine(p: Problem, cc: tuple[int, int], sms: int, offsets: str | None) -> Routine:
     """Return a forward, for `cu_seqlens` of dtype `offsets`.  Its results are o and the final states."""
     pl, draft = plan(p, sms, offsets), Draft(lambda config: kernel(config, target(cc)), (*INPUTS, *STATES))
@@ -55,6 +53,7 @@ def forward(p: Problem, x: Inputs, save: Save = Save.NOTHING, checkpoints: Check
             "disable_recompute or backend."
         )
     host, h = detect(p.device), states_between_chunks(p, x)
+    assert host.cc
     run = routine(p, host.cc, host.sms, offsets_dtype(x))
     o, final_state = run(x.q, [*inputs_in_memory(x), h, *(checkpoints or (None, None))])
     return Outputs(o, final_state, h, None)

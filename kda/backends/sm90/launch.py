@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-
 import torch
 
 from kda.model.bundles import Outputs, Products, Save, SegmentSummary
@@ -20,7 +18,7 @@ from ..common.cute.training import TOKENS
 from ..common.launcher import kernels, launch_segments, states_between_chunks
 from ..common.pool.launch import STATES, Checkpoints
 from ..common.pool.launch import prefill as of_pool
-from ..common.routine import Routine
+from ..common.routine import Routine, described_once, forget_routines
 from ..common.tensors import INPUTS, ROWS, inputs_in_memory, on_its_device
 from ..common.training import Description
 from .configs import tile
@@ -30,7 +28,7 @@ Tensor = torch.Tensor
 kernel = kernels(recipe)
 
 
-@functools.lru_cache(maxsize=1024)
+@described_once
 def routine(p: Problem, sms: int, saves: bool, offsets: str | None) -> Routine:
     """Return a forward, for `cu_seqlens` of dtype `offsets`.  Its results are o, the final states, A_qk and A_inv."""
     pl = plan(p, sms, saves)
@@ -96,7 +94,8 @@ def _chain(d: Description, o: Location, ht: Location | None, saves: bool) -> lis
 
 def forget_plans() -> None:
     """Forget plans made with other constants of plan.py; functions without a cache are passed over."""
-    for planned in (plan, training_plan, routine, training.forward_routine, training.backward_routine):
+    forget_routines()
+    for planned in (plan, training_plan):
         getattr(planned, "cache_clear", lambda: None)()
 
 

@@ -8,8 +8,8 @@ is made: at B1 T8192 H64 K=V=128 in bfloat16 forward and backward of an autograd
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 
@@ -23,7 +23,7 @@ from ..common.chunks import Chunks, has_rows
 from ..common.launcher import states_between_chunks
 from ..common.pool.launch import STATES, Checkpoints
 from ..common.pool.launch import prefill as of_pool
-from ..common.routine import Routine
+from ..common.routine import Routine, described_once
 from ..common.tensors import INPUTS, aligned, as_given, inputs_in_memory, on_its_device
 from .call import TritonCall
 from .decode.launch import decode_step as decode_step
@@ -119,7 +119,7 @@ def wy_intra_gate_bwd(c: TritonCall) -> None:
     c.over_chunks("intra_bwd", slices)
     c.drop("h dh v_new do P L1 L2 U1 U2 units diagonal gc")
     c.make("dq dk dbeta")
-    rows = c.plan.kernels["norms_bwd"].constants["ROWS"]
+    rows: Any = c.plan.kernels["norms_bwd"].constants["ROWS"]
     c.run("norms_bwd", -(-p.B * p.T // rows) * p.H)
     if p.A_log or p.dt_bias:
         c.run("sum_chunks", p.HV, chunks=c.chunks)
@@ -128,7 +128,7 @@ def wy_intra_gate_bwd(c: TritonCall) -> None:
 # calls
 
 
-@functools.lru_cache(maxsize=1024)
+@described_once
 def forward_routine(p: Problem, host: Host, save: Save, offsets: str | None) -> Routine:
     """Return a forward, whose results are o, the final states, the states that enter chunks and what is saved."""
     kind = save.kind
@@ -157,7 +157,7 @@ def forward(p: Problem, x: Inputs, save: Save = Save.NOTHING, checkpoints: Check
 prefill = of_pool(forward, lambda p: p.C)
 
 
-@functools.lru_cache(maxsize=1024)
+@described_once
 def backward_routine(p: Problem, host: Host, save: Save, offsets: str | None, dht: bool) -> Routine:
     """Return the backward for which `save` was saved; `dht`: final states have gradients.  Its results are Grads."""
     saved = save.kind._fields if save.kind else ()
@@ -189,7 +189,7 @@ def backward(p: Problem, x: Inputs, do: Tensor, dht: Tensor | None, saved: Saved
 # maps of a sequence on several GPUs, by the kernels of calls
 
 
-@functools.lru_cache(maxsize=1024)
+@described_once
 def map_routine(p: Problem, host: Host, transition: bool) -> Routine:
     """Return the map of a sequence; its results are the final state, M of its segments, w, kg and gc_last."""
     c = TritonCall(p, host, Save.NOTHING, None, INPUTS, [] if p.state_dtype else ["h0"], cut=transition)
@@ -207,7 +207,7 @@ def segment_map(p: Problem, x: Inputs, transition: bool) -> SegmentSummary:
     return SegmentSummary(whole_transition(p, *others) if transition else torch.zeros_like(added), added)
 
 
-@functools.lru_cache(maxsize=1024)
+@described_once
 def map_bwd_routine(p: Problem, host: Host, dht: bool) -> Routine:
     absent = {"h0": not p.state_dtype, "dht": not dht}
     c = TritonCall(p, host, Save.NOTHING, None, (*INPUTS, "do", "dht"), [name for name in absent if absent[name]])

@@ -13,6 +13,7 @@ import torch
 
 import kda
 from kda.backends.common import training, training_plan
+from kda.backends.common.routine import forget_routines
 from kda.model.bundles import Save
 from kda.model.host import stand_in, standing_in
 from kda.routing.dispatch import launcher
@@ -126,10 +127,10 @@ def planned_with(backend: str, call: MutantsCall) -> Iterator[None]:
     """Make the backend plan as the call requires, inside the block."""
     plan, host = importlib.import_module(f"kda.backends.{backend}.plan"), stand_in()
     modules = (plan, launcher(backend), training, training_plan)
-    names = ("plan", "training_plan", "steps", "routine", "forward_routine", "backward_routine")
-    memos = [getattr(module, name, None) for module in modules for name in names]
+    memos = [getattr(module, name, None) for module in modules for name in ("plan", "training_plan")]
 
     def forget() -> None:
+        forget_routines()
         for cached in memos:
             if hasattr(cached, "cache_clear"):
                 cached.cache_clear()

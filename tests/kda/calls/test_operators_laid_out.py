@@ -8,6 +8,7 @@ pytest.importorskip("triton", reason="needs triton")
 from triton_calls import built_here
 
 from kda import nn
+from kda.backends.common import triton_launch
 from kda.backends.triton.layer import launch
 from kda.calls.autograd import INPUTS, OPTIONS, RECURRENT_INPUTS, RECURRENT_OPTIONS
 from kda.model.bundles import Save
@@ -57,7 +58,7 @@ def norm():
 
 @pytest.mark.parametrize("name, arguments", [("convolve", convolution), ("norm_gate", norm)])
 def test_of_the_layer(name, arguments, monkeypatch):
-    monkeypatch.setattr(launch, "kernel_of", built_here)
+    monkeypatch.setattr(triton_launch, "fetch", built_here)
     assert nn.KimiDeltaAttention                                               # defines the operators
     given, more = arguments()
     assert_told(getattr(torch.ops.kda, name), given, "sm90")
@@ -66,7 +67,7 @@ def test_of_the_layer(name, arguments, monkeypatch):
 
 def test_other_strides_are_noticed(monkeypatch):
     """A gradient of the weights as its kernel sums it, a column per channel."""
-    monkeypatch.setattr(launch, "kernel_of", built_here)
+    monkeypatch.setattr(triton_launch, "fetch", built_here)
     plain = launch.convolve_bwd
 
     def by_columns(*arguments):

@@ -230,7 +230,7 @@ def test_copysign_puts_the_sign_of_the_first_on_the_second():
         check(table, kind, (kind, kind), count=1000)
 
 
-TESTS = {  # of exponent, mantissa and the top exponent
+TESTS = {  # a function of the exponent, the mantissa and the top exponent
     "finite": lambda e, m, top: e < top,
     "infinite": lambda e, m, top: e == top and not m,
     "number": lambda e, m, top: e < top or not m,

@@ -211,7 +211,7 @@ def ld(shape, registers, address, second=""):
 
 
 SLAB = "warp 3 of the CTA may touch lanes 96 to 127, from lane 96"
-REACH = [  # of warp 3
+REACH = [  # what warp 3 may not touch
     ("xor.b32 %r10, %r9, 2097152;", "32x32b.x1", f"lane 64: {SLAB}"),
     ("add.u32 %r10, %r9, 1048576;", "32x32b.x1", f"lane 112: {SLAB}"),
     ("add.u32 %r10, %r9, 524288;", "16x64b.x1", f"{SLAB} or 16 more"),

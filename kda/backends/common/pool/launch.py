@@ -5,7 +5,6 @@ Nothing is read back from the GPU, and no size depends on a number there: such a
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -15,10 +14,11 @@ from kda.model.bundles import Outputs, Save
 from kda.model.host import Host, detect
 from kda.model.problem import Inputs, Problem
 from ptxkit.compile.fetching import fetch_all
-from ptxkit.compile.triton import TritonKernel
+from ptxkit.compile.triton import Recipe
 
+from ..routine import described_once
 from ..tensors import aligned, offsets_on, on_its_device
-from ..triton_recipes import launch
+from ..triton_launch import launch
 from ..triton_types import target_of
 from .plan import Dtypes, inner, recipes_of
 
@@ -47,37 +47,33 @@ def prefill(forward: Callable[..., Outputs], rows: Callable[[Problem], int]) -> 
         for name, given in (("offsets", x.checkpoint_offsets), ("checkpoints", x.checkpoint_indices)):
             tensors[name] = None if given is None else given.contiguous()
         dtypes = Dtypes(*(_name(tensors[n]) for n in Dtypes._fields))
-        kernels = _kernels(p, dtypes, rows(p), detect(p.device))
+        recipes = _built(p, dtypes, rows(p), detect(p.device))
         h0 = torch.empty(p.N, *p.state_shape, dtype=torch.float32, device=device)
         E = 0 if x.checkpoint_offsets is None else x.checkpoint_offsets.shape[1]
-        values = tensors | {"h0": h0, "stride": pool.stride(0), "count": p.slots, "T": p.T, "HV": p.HV, "E": E}
-        blocks = -(-p.K * p.V // kernels["gather"].block) * p.HV * p.N
+        numbers = {"stride": pool.stride(0), "count": p.slots, "T": p.T, "HV": p.HV, "E": E}
+        block: Any = recipes["gather"].constants["BLOCK"]
+        blocks = -(-p.K * p.V // block) * p.HV * p.N
 
-        launch(kernels["gather"].kernel, blocks, values)
+        launch(recipes["gather"], blocks, tensors | {"h0": h0}, numbers)
         checkpoints = None
         if p.checkpoints:
             entries = -(-p.T // rows(p)) * p.B + p.N * p.packed
             place = torch.empty(entries, dtype=torch.int64, device=device)
-            launch(kernels["places"].kernel, p.N, values | {"place": place})
+            launch(recipes["places"], p.N, tensors | {"place": place}, numbers)
             checkpoints = Checkpoints(pool, place)
         out = forward(inner(p), x._replace(initial_state=h0), Save.NOTHING, checkpoints)
-        launch(kernels["scatter"].kernel, blocks, values | {"ht": out.final_state})
+        launch(recipes["scatter"], blocks, tensors | {"ht": out.final_state}, numbers)
         return out.o
 
     return run
 
 
-class _Built(NamedTuple):
-    kernel: TritonKernel
-    block: int                               # the number of elements that a program of gather or scatter has
-
-
-@functools.lru_cache(maxsize=1024)
-def _kernels(p: Problem, x: Dtypes, rows: int, host: Host) -> dict[str, _Built]:
+@described_once
+def _built(p: Problem, x: Dtypes, rows: int, host: Host) -> dict[str, Recipe]:
+    """Return the recipes of the kernels, which are built side by side where they are missing."""
     recipes = recipes_of(p, x, rows, target_of(host))
-    built = fetch_all(recipes.values())
-    blocks: list[Any] = [recipe.constants["BLOCK"] for recipe in recipes.values()]
-    return {name: _Built(kernel, block) for name, kernel, block in zip(recipes, built, blocks)}
+    fetch_all(recipes.values())
+    return recipes
 
 
 def _name(x: Tensor | None) -> Any:

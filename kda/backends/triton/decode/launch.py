@@ -3,19 +3,18 @@ from the GPU."""
 
 from __future__ import annotations
 
-import functools
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
 from kda.model.host import Host, detect
 from kda.model.problem import Inputs, Problem, StepInputs, StepProblem
-from ptxkit.compile.fetching import fetch
-from ptxkit.compile.triton import TritonKernel
+from ptxkit.compile.launch_list import LaunchList
 
+from ...common.routine import described_once
 from ...common.tensors import aligned, in_memory, on_its_device
-from ...common.triton_recipes import launch
+from ...common.triton_launch import ready
 from ...common.triton_types import target_of
 from . import recurrent_plan, step_plan
 from .plan import TensorLayout
@@ -58,14 +57,6 @@ def decode_step(s: StepProblem, x: StepInputs) -> None:
     _launch(step_plan, s, s.core.device, tensors)
 
 
-class Prepared(NamedTuple):
-    """What calls have in common if their tensors lie alike."""
-
-    kernel: TritonKernel
-    programs: int
-    numbers: dict[str, float]                # arguments that are no tensors
-
-
 def _launch(
     plan: ModuleType, call: Problem | StepProblem, device: str, tensors: dict[str, Any], **results: Any
 ) -> None:
@@ -73,19 +64,21 @@ def _launch(
     layouts = tuple(
         None if t is None else (t.dtype, t.shape, t.stride(), t.data_ptr() % 16) for t in tensors.values()
     )
-    kernel, programs, numbers = _prepared(plan, call, layouts, detect(device))
-    launch(kernel, programs, tensors | numbers | results)
+    _prepared(plan, call, layouts, detect(device), tuple(results))([*tensors.values(), *results.values()])
 
 
-@functools.lru_cache(maxsize=4096)
-def _prepared(plan: Any, call: Problem | StepProblem, layouts: tuple, host: Host) -> Prepared:
+@described_once
+def _prepared(
+    plan: Any, call: Problem | StepProblem, layouts: tuple, host: Host, results: tuple[str, ...]
+) -> LaunchList:
+    """Return the launch that calls have in common if their tensors lie alike."""
     given = {
         name: TensorLayout(str(layout[0]).removeprefix("torch."), *layout[1:])
         for name, layout in zip(plan.TENSORS, layouts, strict=True) if layout
     }
     numbers, config = plan.numbers(call, given), plan.config(call, host.sms)
     recipe = plan.recipe(call, plan.layout(call, given, numbers), config, target_of(host))
-    return Prepared(fetch(recipe), plan.grid(call, config), numbers)
+    return ready(recipe, plan.grid(call, config), (*plan.TENSORS, *results), tuple(numbers.items()))
 
 
 def _dense(x: Tensor | None, device: torch.device | None = None) -> Tensor | None:

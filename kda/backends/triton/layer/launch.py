@@ -8,19 +8,12 @@ from typing import Any
 import torch
 
 from kda.model.host import detect
-from ptxkit.compile.fetching import fetch
-from ptxkit.compile.recipes import AnyRecipe
 
 from ...common.tensors import aligned, on_device_of
-from ...common.triton_recipes import launch
+from ...common.triton_launch import launch
 from . import plan
 
 Tensor = torch.Tensor
-
-
-@functools.lru_cache(maxsize=1024)
-def kernel_of(recipe: AnyRecipe) -> Any:
-    return fetch(recipe)
 
 
 def convolution_refused(dtype: torch.dtype, width: int, device: str) -> tuple[str, ...]:
@@ -77,19 +70,20 @@ class _Convolution:
         self.tokens, self.host = B * T, detect(str(x.device))
         self.given = {
             "x": self.x, "weight": aligned(weight), "bias": aligned(bias), "state": self.state, "starts": starts,
-            "numbers": numbers if state is not None else None, "tokens": B * T, "T": max(T, 1), "C": self.C,
+            "numbers": numbers if state is not None else None,
         }
         self.blocks = -(-self.C // plan.CHANNELS)
         self.rows = plan.run_of(self.tokens, self.blocks, self.host.sms)
+        self.sizes = {"tokens": self.tokens, "T": max(T, 1), "C": self.C, "rows": self.rows}
 
     def run(self, name: str, programs: int | None = None, **others: Any) -> None:
         """Launch a kernel on each block of channels, of each run of tokens or of so many others."""
-        given = self.given | others | {"rows": self.rows}
-        given.setdefault("cu_seqlens", None)
+        given = {"cu_seqlens": None, **self.given, **others}
         names = ("x", "weight", "bias", "state", "starts", "numbers", "cu_seqlens")
         dtypes = tuple((n, None if given[n] is None else _name(given[n].dtype)) for n in names)
-        kernel = kernel_of(plan.convolution(name, dtypes, self.C, self.host))
-        launch(kernel, self.blocks * (-(-self.tokens // self.rows) if programs is None else programs), given)
+        recipe = plan.convolution(name, dtypes, self.C, self.host)
+        programs = -(-self.tokens // self.rows) if programs is None else programs
+        launch(recipe, self.blocks * programs, given, self.sizes)
 
 
 @_on_its_device
@@ -97,8 +91,8 @@ def norm_gate(x: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tensor:
     """Return RMSNorm of x (.., V) times weight (V) and sigmoid(gate (.., V))."""
     x, gate, weight = aligned(x), aligned(gate), aligned(weight)
     y = torch.empty_like(x)
-    kernel, tiles, given = _norm("norm_gate", x, gate, weight, eps)
-    launch(kernel, tiles, given | {"y": y})
+    recipe, tiles, numbers = _norm("norm_gate", x, gate, weight, eps)
+    launch(recipe, tiles, {"x": x, "gate": gate, "weight": weight, "y": y}, numbers)
     return y
 
 
@@ -107,20 +101,20 @@ def norm_gate_bwd(x: Tensor, gate: Tensor, weight: Tensor, eps: float, dy: Tenso
     """Return the gradients of x, gate and weight."""
     x, gate, weight, dy = aligned(x), aligned(gate), aligned(weight), aligned(dy, x.dtype)
     dx, dgate = torch.empty_like(x), torch.empty_like(gate)
-    kernel, tiles, given = _norm("norm_gate_bwd", x, gate, weight, eps)
+    recipe, tiles, numbers = _norm("norm_gate_bwd", x, gate, weight, eps)
     programs = plan.norm_programs(tiles, detect(str(x.device)).sms)
     shares = torch.empty(programs, x.shape[-1], dtype=torch.float32, device=x.device)
-    launch(kernel, programs, given | {"dy": dy, "dx": dx, "dgate": dgate, "shares": shares, "tiles": tiles})
+    tensors = {"x": x, "gate": gate, "weight": weight, "dy": dy, "dx": dx, "dgate": dgate, "shares": shares}
+    launch(recipe, programs, tensors, numbers | {"tiles": tiles})
     return dx, dgate, shares.sum(0).to(weight.dtype)
 
 
 def _norm(name: str, x: Tensor, gate: Tensor, weight: Tensor, eps: float) -> tuple[Any, int, dict[str, Any]]:
-    """Return the kernel, its tiles, and the arguments that both directions have."""
+    """Return the kernel's recipe, its tiles, and the numbers that both directions have."""
     V = x.shape[-1]
     dtypes = (("x", _name(x.dtype)), ("gate", _name(gate.dtype)), ("weight", _name(weight.dtype)))
     recipe = plan.norm(name, dtypes, V, detect(str(x.device)))
-    given = {"x": x, "gate": gate, "weight": weight, "rows": x.numel() // V, "eps": eps}
-    return kernel_of(recipe), -(-x.numel() // (V * recipe.constants["ROWS"])), given
+    return recipe, -(-x.numel() // (V * recipe.constants["ROWS"])), {"rows": x.numel() // V, "eps": eps}
 
 
 @functools.cache

@@ -21,6 +21,7 @@ from kernel_faults import assert_a_call_notices, plant
 from sm89_calls import D128, case_of, lacking, proven, seen
 from sm89_faults import FORWARD as FAULTS
 
+from kda.backends.common.routine import forget_routines
 from kda.backends.sm89 import launch, plan
 from kda.backends.sm89.configs import SMALLEST
 from kda.model.bundles import Save
@@ -38,7 +39,7 @@ pytestmark = [pytest.mark.simulated, pytest.mark.usefixtures("one_thread", "libn
 
 
 def forget_steps():
-    launch.steps.cache_clear()
+    forget_routines()
     launch.kernel.cache_clear()
 
 
@@ -165,11 +166,11 @@ def test_sequences_of_no_tokens_hand_their_states_through(shape):
 def test_more_sequences_than_threads_count_them():
     lengths = [int(n) for n in torch.randint(0, 90, (600,), generator=torch.Generator().manual_seed(1))]
     for C, dtype in ((32, torch.int32), (64, torch.int64)):
-        steps = launch.steps(Problem(K=64, V=64, C=C, N=600, T=sum(lengths), packed=True, dtype="float32"),
-                          host_of("sm89"), str(dtype).removeprefix("torch."), Save.NOTHING)
-        found = torch.full((601,), 77)
+        p = Problem(K=64, V=64, C=C, N=600, T=sum(lengths), packed=True, dtype="float32")
+        d = launch.Description(p, host_of("sm89"), str(dtype).removeprefix("torch."), Save.NOTHING, ["cu_seqlens"])
+        offsets = torch.tensor([0, *lengths]).cumsum(0).to(dtype)
         with capture(arch="sm89") as session:
-            steps("tables", cu_seqlens=torch.tensor([0, *lengths]).cumsum(0).to(dtype), first_chunk=found)
+            (found,) = d.draft.done(d.where["first_chunk"])(offsets, [offsets])
         assert not session.findings
         assert found.tolist() == torch.tensor([0, *(-(-n // C) for n in lengths)]).cumsum(0).tolist()
 
@@ -317,9 +318,9 @@ def test_shared_memory_is_what_the_configuration_says(config, monkeypatch):
     kind = type(plan.plan(case_of(T=1).problem(), 1, None).steps[config][0])
     enough = kind.shared.fget
     monkeypatch.setattr(kind, "shared", property(lambda c: enough(c) - 16))
-    launch.steps.cache_clear()
+    forget_routines()
     _, session = seen(case_of(T=100))
-    launch.steps.cache_clear()
+    forget_routines()
     assert any(finding.kind == "out-of-bounds" for finding in session.findings)
 
 
@@ -327,7 +328,7 @@ def test_a_gpu_with_too_little_shared_memory_gets_an_error_with_the_bytes():
     host = dataclasses.replace(host_of("sm89"), smem=48 << 10)
     case = case_of(T=10)
     with pytest.raises(BuildError, match=r"prepare of K=64 V=64 C=64 needs [\d,]+ bytes .* allows 49,152.*triton"):
-        launch.steps(case.problem(), host, None, Save.NOTHING)
+        launch.forward_routine(case.problem(), host, None, Save.NOTHING)
 
 
 def test_kernels_built_ahead_are_those_of_calls_of_any_size():

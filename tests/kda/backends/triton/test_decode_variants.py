@@ -8,7 +8,7 @@ pytest.importorskip("triton", reason="needs triton")
 from triton_calls import building_here
 
 from benchmarks import decode_variants as script
-from kda.backends.triton.decode import launch, step_plan
+from kda.backends.triton.decode import step_plan
 from kda.tools.measure.shapes import BenchShape
 from ptxkit import capture
 
@@ -29,7 +29,7 @@ def test_the_best_of_a_shape_is_named_with_what_it_misses():
 
 
 def test_every_variant_is_a_kernel_of_its_own(monkeypatch):
-    with building_here(launch, monkeypatch), capture(arch="sm90"), torch.no_grad():
+    with building_here(monkeypatch), capture(arch="sm90"), torch.no_grad():
         assert len(script.recipes("cpu")) == sum(map(len, script.VARIANTS.values()))
     assert {names[0] for names in script.VARIANTS.values()} == {"plan"}
 
@@ -54,7 +54,7 @@ def test_a_rehearsal_on_a_cpu_fills_every_field_and_stops_in_time(T, monkeypatch
 @pytest.mark.exhaustive
 def test_variants_of_one_piece_give_the_bits_of_the_plan_without_findings(monkeypatch):
     monkeypatch.setattr(script, "STEPS", {1: ((1, 2),), 4: ((1, 2),)})
-    with building_here(launch, monkeypatch), torch.no_grad():
+    with building_here(monkeypatch), torch.no_grad():
         rows = script.simulated("sm90", "h200")["rows"]
     pieces = {1: {"bfloat16": 128, "float32": 64}, 4: {"bfloat16": 128, "float32": 64}}
     for row in rows:

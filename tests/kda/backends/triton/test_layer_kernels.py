@@ -5,7 +5,7 @@ import torch
 
 pytest.importorskip("triton", reason="needs triton")
 
-from triton_calls import building_here, built_here
+from triton_calls import building_here
 
 from kda import nn
 from kda.backends.triton.layer import launch, plan
@@ -25,7 +25,8 @@ T = 100                                      # more than one run of tokens
 
 @pytest.fixture(autouse=True)
 def built_in_this_process(monkeypatch):
-    monkeypatch.setattr(launch, "kernel_of", built_here)
+    with building_here(monkeypatch):
+        yield
 
 
 def trained(function, dtype, *tensors):
@@ -130,7 +131,6 @@ def test_two_runs_agree_bit_for_bit():
 @pytest.mark.parametrize("dtype", [torch.bfloat16, pytest.param(torch.float16, marks=pytest.mark.exhaustive)], ids=str)
 def test_a_token_of_the_layer_is_one_kernel_and_what_the_parts_give(dtype, monkeypatch):
     """A step in the simulator beside the layer in float64 on a CPU; the state is updated in place."""
-    from kda.backends.triton.decode import launch as step_launch
 
     torch.manual_seed(0)
     layer = nn.KimiDeltaAttention(32, 2, 16, lower_bound=-5.0, layer_idx=0, dtype=dtype)
@@ -138,7 +138,7 @@ def test_a_token_of_the_layer_is_one_kernel_and_what_the_parts_give(dtype, monke
     exact.load_state_dict(layer.state_dict())
     x = torch.randn(3, 7, 32).to(dtype)
     cache, wide = nn.Cache(), nn.Cache()
-    with building_here(step_launch, monkeypatch), torch.no_grad():
+    with building_here(monkeypatch), torch.no_grad():
         layer(x[:, :5], cache=cache)
         exact(x[:, :5].double(), cache=wide)
         with capture(arch="sm90") as session:

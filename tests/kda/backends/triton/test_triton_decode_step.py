@@ -13,8 +13,10 @@ pytest.importorskip("triton", reason="needs triton")
 from triton_calls import building_here, built_here
 
 import kda
+from kda.backends.common import triton_launch
+from kda.backends.common.routine import forget_routines
 from kda.backends.common.triton_types import target_of
-from kda.backends.triton.decode import launch, step_plan
+from kda.backends.triton.decode import step_plan
 from kda.backends.triton.decode.step_plan import StepConfig
 from kda.model.host import host_of
 from kda.model.problem import Problem, StepProblem
@@ -29,7 +31,7 @@ archs = pytest.mark.parametrize("arch", ["sm90", "sm80", "sm100"])
 
 @pytest.fixture(autouse=True)
 def kernels_built_here(monkeypatch):
-    with building_here(launch, monkeypatch):
+    with building_here(monkeypatch):
         yield
 
 
@@ -213,7 +215,7 @@ def test_blocks_of_rows_give_the_bits_of_the_whole_state(T, monkeypatch):
     found = []
     for config in (StepConfig(2, 32), StepConfig(2, 32, rows=32), StepConfig(2, 32, 16, 2)):
         monkeypatch.setattr(step_plan, "config", lambda s, sms, config=config: config)
-        launch._prepared.cache_clear()
+        forget_routines()
         found.append(run(make_step(**words)))
     for other in found[1:]:
         assert all(same_bits(other[each], found[0][each]) for each in other)
@@ -345,8 +347,8 @@ def broken(tmp_path, monkeypatch):
             options = {"divisible": recipe.divisible, **recipe.options}
             return door.compile(module.decode_step, recipe.signature, recipe.constants, target=recipe.target, **options)
 
-        monkeypatch.setattr(launch, "fetch", compiled)
-        launch._prepared.cache_clear()
+        monkeypatch.setattr(triton_launch, "fetch", compiled)
+        forget_routines()
 
     return plant
 
@@ -420,7 +422,7 @@ def test_a_call_without_a_place_for_its_state_is_refused():
 @pytest.mark.exhaustive
 def test_kernels_built_ahead_of_time_are_those_that_calls_ask_for(monkeypatch):
     wanted, asked = [], kda.calls.decode._PROBLEMS
-    monkeypatch.setattr(launch, "fetch", lambda recipe: wanted.append(recipe) or built_here(recipe))
+    monkeypatch.setattr(triton_launch, "fetch", lambda recipe: wanted.append(recipe) or built_here(recipe))
     for words in (dict(dtype="bfloat16"), dict(T=3, drafts=True), dict(conv=False, gate="given")):
         asked.clear()
         run(make_step(**words))

@@ -12,6 +12,7 @@ pytest.importorskip("triton", reason="needs triton")
 from triton_calls import building_here, built_here, compiled
 
 import kda
+from kda.backends.common import triton_launch
 from kda.backends.common.triton_types import target_of
 from kda.backends.reference import launch as reference
 from kda.backends.triton.decode import launch, recurrent_plan
@@ -28,7 +29,7 @@ OPTIONS = dict(scale=None, final=True, v_first=False, inplace=False, batch_invar
 
 @pytest.fixture(autouse=True)
 def kernels_built_here(monkeypatch):
-    with building_here(launch, monkeypatch):
+    with building_here(monkeypatch):
         yield
 
 
@@ -509,7 +510,7 @@ def broken(tmp_path, monkeypatch):
         spec = importlib.util.spec_from_file_location("kda.backends.triton.fwd.broken", tmp_path / "broken.py")
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
-        monkeypatch.setattr(launch, "fetch", functools.partial(compiled, module.recurrent))
+        monkeypatch.setattr(triton_launch, "fetch", functools.partial(compiled, module.recurrent))
 
     return plant
 
@@ -578,7 +579,7 @@ def test_a_kernel_is_built_for_a_class_of_calls():
 
 def test_kernels_built_ahead_of_time_are_those_that_calls_ask_for(monkeypatch):
     wanted = []
-    monkeypatch.setattr(launch, "fetch", lambda recipe: wanted.append(recipe) or built_here(recipe))
+    monkeypatch.setattr(triton_launch, "fetch", lambda recipe: wanted.append(recipe) or built_here(recipe))
     for name in ("a slot for each sequence", "accepted tokens", "int64 slots, states (V, K)", "left alone"):
         p, x = pool_call(**POOLS[name])
         run("sm90", p, x)
