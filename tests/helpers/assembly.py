@@ -41,6 +41,17 @@ def elements(tensors):
     return "\n    mul.wide.u32 %rd9, %r0, 4;\n" + "".join(adds)
 
 
+def vector(name, count, first=0):
+    """Return a vector operand of so many registers that follow each other."""
+    return "{" + ", ".join(f"%{name}{n}" for n in range(first, first + count)) + "}"
+
+
+def int32(words):
+    """Return words of 32 bits, given as whole numbers from 0 on, as a tensor of int32."""
+    words = torch.as_tensor(words, dtype=torch.int64)
+    return (words - (words >> 31 << 32)).to(torch.int32)
+
+
 STORE = elements(1) + "    st.global.u32 [%rd10], %r9;\n"
 
 

@@ -3,15 +3,11 @@
 import re
 
 import torch
-from assembly import kernel
+from assembly import int32, kernel, vector
 
 from ptxkit.launches import launch
 
 LANES = [(lane >> 2, lane & 3) for lane in range(32)]  # (group, thread in the group)
-
-
-def vector(first, count):
-    return "{" + ", ".join(f"%r{n}" for n in range(first, first + count)) + "}"
 
 
 def warp(instruction, registers, outputs, target, findings=False):
@@ -19,16 +15,15 @@ def warp(instruction, registers, outputs, target, findings=False):
 
     registers: a list of fragments, each [register][lane]. Return the result, [register][lane], and the Run.
     """
-    given = torch.tensor([row for fragment in registers for row in fragment], dtype=torch.int64)
+    given = int32([row for fragment in registers for row in fragment])
     out = torch.full((outputs, 32), -1, dtype=torch.int32)
     body, names, first = "mul.wide.u32 %rd9, %r0, 4;\n add.s64 %rd1, %rd1, %rd9;\n add.s64 %rd2, %rd2, %rd9;\n", [], 1
     for fragment in registers:
-        names.append(vector(first, len(fragment)) if len(fragment) > 1 else f"%r{first}")
+        names.append(vector("r", len(fragment), first) if len(fragment) > 1 else f"%r{first}")
         first += len(fragment)
     body += "".join(f"ld.global.u32 %r{1 + n}, [%rd1+{128 * n}];\n" for n in range(first - 1))
-    body += instruction.format(*names, d=vector(first, outputs)) + "\n"
+    body += instruction.format(*names, d=vector("r", outputs, first)) + "\n"
     body += "".join(f"st.global.u32 [%rd2+{128 * n}], %r{first + n};\n" for n in range(outputs))
-    given = torch.where(given >= 1 << 31, given - (1 << 32), given).to(torch.int32)
     run = launch(kernel(body, pointers=2, target=target), grid=1, block=32, args=[given, out])
     assert findings or not run.findings, run.findings[0].says
     return [[x & 0xFFFFFFFF for x in row] for row in out.tolist()], run

@@ -51,6 +51,15 @@ def register(kind):
     return KINDS[kind][0]
 
 
+def bits_of(kind):
+    return int(kind[1:])
+
+
+def signed(x, bits):
+    x &= (1 << bits) - 1
+    return x - (1 << bits) if x >> bits - 1 else x
+
+
 def edges(kind):
     if kind == "pred":
         return [0, 1]

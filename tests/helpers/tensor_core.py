@@ -4,6 +4,7 @@ Each CTA of 128 threads copies an image to its shared memory, fills its tensor m
 first CTA issue what the test gives, waits for the commit, and hands back all of its tensor memory.
 """
 
+import assembly
 import pytest
 import torch
 from assembly import SEEDS
@@ -47,8 +48,8 @@ def commit(group=1):
     tcgen05.commit.cta_group::2.mbarrier::arrive::one.shared::cluster.multicast::cluster.b64 [{BARRIER}], %h1;"""
 
 
-def vector(first, count, name="%x"):
-    return "{" + ", ".join(f"{name}{n}" for n in range(first, first + count)) + "}"
+def vector(first, count):
+    return assembly.vector("x", count, first)
 
 
 def _rows(columns, verb):

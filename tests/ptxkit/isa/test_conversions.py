@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 import softfloat as sf
-from lanes import apply, check, edges, values
+from lanes import apply, bits_of, check, edges, signed, values
 from softfloat import FORMATS
 
 from ptxkit.ptx import PtxError
@@ -15,14 +15,8 @@ NEWEST = "sm_100a"  # for what came with it
 MODES, WHOLE = ("rn", "rz", "rm", "rp"), ("rni", "rzi", "rmi", "rpi")
 
 
-def bits_of(kind):
-    return int(kind[1:])
-
-
 def read(kind, x):
-    bits = bits_of(kind)
-    x &= (1 << bits) - 1
-    return x - (1 << bits) if kind[0] == "s" and x >> bits - 1 else x
+    return signed(x, bits_of(kind)) if kind[0] == "s" else x & (1 << bits_of(kind)) - 1
 
 
 def limits(kind):

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from assembly import elements, kernel, kinds, refused
+from assembly import elements, kernel, kinds, refused, vector
 from fragments import LANES, packed, places_of_a, places_of_b, places_of_c, shape_of, unpacked, warp
 from matrices import bits_of, decode, dot, encode, random_bits, small_integers
 
@@ -44,8 +44,8 @@ ROW_ADDRESS = "shl.b32 %r4, %r0, 4;\n add.u32 %r4, %r4, %r1;\n"  # lane r's row 
 
 
 def ldmatrix(count, shape="m8n8", trans="", type_="b16", address="%r4"):
-    registers = ", ".join(f"%r{40 + n}" for n in range(count * (2 if shape == "m16n16" else 1)))
-    return f"ldmatrix.sync.aligned.{shape}.x{count}{trans}.shared.{type_} {{{registers}}}, [{address}];\n"
+    registers = vector("r", count * (2 if shape == "m16n16" else 1), 40)
+    return f"ldmatrix.sync.aligned.{shape}.x{count}{trans}.shared.{type_} {registers}, [{address}];\n"
 
 
 @pytest.mark.parametrize("count", [1, 2, 4])
@@ -112,8 +112,7 @@ def test_ldmatrix_b8_gives_four_rows_of_a_column():
 @pytest.mark.parametrize("trans", ["", ".trans"])
 def test_stmatrix_undoes_ldmatrix(count, trans):
     given = [[(lane * 0x01010101 + 0x10203040 * n) & 0x7FFFFFFF for lane in range(32)] for n in range(count)]
-    names = ", ".join(f"%r{10 + n}" for n in range(count))
-    store = f"stmatrix.sync.aligned.m8n8.x{count}{trans}.shared.b16 [%r4], {{{names}}};\n"
+    store = f"stmatrix.sync.aligned.m8n8.x{count}{trans}.shared.b16 [%r4], {vector('r', count, 10)};\n"
     body = ROW_ADDRESS + store + "bar.warp.sync -1;\n" + ldmatrix(count, trans=trans)
     out, after, run = through_shared(body, bytes(512), registers=count, outputs=count, given=given)
     assert out == given
@@ -327,15 +326,14 @@ def test_doubles_are_a_chain_of_fused_multiply_adds(shape):
     inputs = [torch.tensor([[float(matrix[cells[e]]) for cells in where] for e in range(len(where[0]))])
               for matrix, where in places]
     given, out = torch.cat(inputs).double(), torch.zeros(m // 4, 32, dtype=torch.float64)
-    counts, names, first = [len(x) for x in inputs], [], 0
-    for n in counts:
-        names.append("{" + ", ".join(f"%v{first + r}" for r in range(n)) + "}")
-        first += n
-    into = "{" + ", ".join(f"%u{r}" for r in range(m // 4)) + "}"
+    names, first = [], 0
+    for count in map(len, inputs):
+        names.append(vector("v", count, first))
+        first += count
     body = f".reg .f64 %v<{first}>;\n .reg .f64 %u<{m // 4}>;\n"
     body += "mul.wide.u32 %rd9, %r0, 8;\n add.s64 %rd10, %rd1, %rd9;\n add.s64 %rd11, %rd2, %rd9;\n"
     body += "".join(f"ld.global.f64 %v{n}, [%rd10+{256 * n}];\n" for n in range(first))
-    body += f"mma.sync.aligned.{shape}.row.col.f64.f64.f64.f64 {into}, {', '.join(names)};\n"
+    body += f"mma.sync.aligned.{shape}.row.col.f64.f64.f64.f64 {vector('u', m // 4)}, {', '.join(names)};\n"
     body += "".join(f"st.global.f64 [%rd11+{256 * n}], %u{n};\n" for n in range(m // 4))
     run = launch(kernel(body, pointers=2), grid=1, block=32, args=[given, out])
     expected = a @ b + c

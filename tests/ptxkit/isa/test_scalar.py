@@ -5,20 +5,11 @@ import operator
 import pytest
 import torch
 from assembly import kernel, refused
-from lanes import apply, check, values
+from lanes import apply, bits_of, check, signed, values
 
 from ptxkit.launches import launch
 
 pytestmark = [pytest.mark.simulated, pytest.mark.usefixtures("draws")]
-
-
-def bits_of(kind):
-    return int(kind[1:])
-
-
-def signed(x, bits):
-    x &= (1 << bits) - 1
-    return x - (1 << bits) if x >> bits - 1 else x
 
 
 def of_kind(kind, function, result=None):

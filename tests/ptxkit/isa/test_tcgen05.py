@@ -5,6 +5,7 @@ import itertools
 import pytest
 import tensor_core as tc
 import torch
+from assembly import int32
 
 pytestmark = pytest.mark.simulated
 
@@ -311,8 +312,7 @@ def packed_cells(name, x):
     """Return a as tensor memory holds it: [row][8 cells]; small floats have a byte each, in its middle."""
     size, container = tc.TYPES[name][2], {"e2m1": 2, "e2m3": 1, "e3m2": 1}.get(name, 0)
     code = tc.codes(name, x) << container
-    words = sum(code[:, n :: 4 // size] << 8 * size * n for n in range(4 // size))
-    return torch.where(words < 2**31, words, words - 2**32).to(torch.int32)
+    return int32(sum(code[:, n :: 4 // size] << 8 * size * n for n in range(4 // size)))
 
 
 def test_a_in_tensor_memory_worked_out_by_hand():

@@ -3,7 +3,7 @@
 import pytest
 import tensor_core as tc
 import torch
-from assembly import reports
+from assembly import int32, reports
 
 from ptxkit.ptx import PtxError
 
@@ -49,10 +49,6 @@ def idesc(kind, types, m, n, type_, ids=(0, 0)):
     return a << 7 | b << 10 | n >> 3 << 17 | (type_ == "ue8m0") << 23 | m >> 7 << 27 | ids[0] << 29 | ids[1] << 4
 
 
-def signed(cells):
-    return torch.where(cells >= 1 << 31, cells - (1 << 32), cells).to(torch.int32)
-
-
 def product(kind="mxf4nvf4", vec="scale_vec::4X", types=("e2m1", "e2m1"), type_="ue4m3", m=128, n=32, ids=(0, 0),
             group=1, swizzle="none", accumulate=0, spoil=None, a_in_tmem=False, number=None, addresses=None, **options):
     """Return (D, the exact result, the Run) of one scaled mma."""
@@ -90,7 +86,7 @@ def product(kind="mxf4nvf4", vec="scale_vec::4X", types=("e2m1", "e2m1"), type_=
     of_a = "[%r8+96]" if a_in_tmem else "%rd10"
     opcode = f"tcgen05.mma.cta_group::{group}.kind::{kind}.block_scale{vec}"
     lines += [f"{opcode} [%r8], {of_a}, %rd11, %r11, [{addresses[0]}], [{addresses[1]}], %p6;"]
-    memory = dict(image=torch.stack(images), cells=signed(cells), columns=128)
+    memory = dict(image=torch.stack(images), cells=int32(cells), columns=128)
     out, result = tc.run("\n".join(lines), **memory, group=group, **options)
     a, b = (x * factor_values(s, type_).repeat_interleave(k // count, 1) for x, s in zip((a, b), scales))
     exact = a @ b.T + (1 if accumulate else 0)

@@ -4,7 +4,7 @@ import functools
 
 import pytest
 import torch
-from assembly import SEEDS, kernel, reports
+from assembly import SEEDS, int32, kernel, reports, vector
 from fragments import LANES, packed, places_of_a, unpacked
 from matrices import bits_of, decode, dot, encode, random_bits, size_of, small_integers
 
@@ -87,10 +87,6 @@ def a_places(bits):
 # ---- kernels
 
 
-def vector(prefix, n):
-    return "{" + ", ".join(f"%{prefix}{r}" for r in range(n)) + "}"
-
-
 def fill(size):
     """Copy the image from %rd1 to shared memory by ordinary stores of 128 threads."""
     text = "shl.b32 %r2, %r0, 4;\n cvt.u64.u32 %rd9, %r2;\n add.s64 %rd9, %rd1, %rd9;\n"
@@ -112,8 +108,7 @@ def run(image, compute, registers, given=None, block=128, ready=READY, **options
     data = torch.frombuffer(bytearray(image.ljust(size, b"\0")), dtype=torch.uint8).clone()
     given = given or {}
     rows = [row for name in given for row in given[name]]
-    inputs = torch.tensor(rows or [[0] * 128], dtype=torch.int64)
-    inputs = torch.where(inputs >> 31 > 0, inputs - (1 << 32), inputs).to(torch.int32)
+    inputs = int32(rows or [[0] * 128])
     out = torch.full((registers, 128), -1, dtype=torch.int32)
     text = f".reg .b32 %d<{registers}>;\n .reg .b32 %e<128>;\n .reg .b32 %a<4>;\n"
     text += (

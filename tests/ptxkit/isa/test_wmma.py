@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 import torch
-from assembly import kernel, refused, reports
+from assembly import kernel, refused, reports, vector
 from fragments import shape_of
 from matrices import TORCH
 
@@ -18,10 +18,6 @@ REGISTERS = {  # the manual's fragments: (type, shape) or type -> registers of A
     ("s8", "m16n16k16"): (2, 2), ("s8", "m8n32k16"): (1, 4), ("s8", "m32n8k16"): (4, 1), "tf32": (4, 4), "f64": (1, 1),
     "s4": (1, 1), "b1": (1, 1),
 }
-
-
-def vector(name, count):
-    return "{" + ", ".join(f"%{name}{n}" for n in range(count)) + "}"
 
 
 def accumulator_registers(shape, type_):
