@@ -27,7 +27,7 @@ from kda.model.host import host_of
 from kda.tools.verify import cases
 from kda.tools.verify.budget import Budget
 from kda.tools.verify.cases import REGIMES, Spec
-from kda.tools.verify.definition import budgets, by_gradient
+from kda.tools.verify.definition import budgets, by_gradient, leaves_of
 from kda.tools.verify.digests import digest
 from kda.tools.verify.doors import Door
 from kda.tools.verify.literal import one_thread
@@ -85,10 +85,6 @@ def exactly(case: Case, given: cases.Case, device: str) -> Tensors:
         with torch.no_grad():
             exact["h"] = kda.chunk_kda(**doubled.keywords, **options, return_intermediate_states=True)[2]
     return exact
-
-
-def leaves_of(x: dict[str, Any]) -> Tensors:
-    return {n: t.detach().requires_grad_() for n, t in x.items() if isinstance(t, Tensor) and t.is_floating_point()}
 
 
 def called(case: Case, given: cases.Case) -> Tensors:

@@ -25,13 +25,13 @@ def one(tokens: int, heads: int, backend: str, dtype: str) -> dict[str, float]:
 
     import kda
     from kda.tools.verify.cases import make_inputs
+    from kda.tools.verify.definition import leaves_of
 
     x = torch.ones(1, device="cuda", requires_grad=True)
     (2 * x).backward(torch.ones_like(x))
     case = make_inputs(T=tokens, H=heads, K=128, V=128, dtype=dtype, initial_state=False, device="cuda")
-    leaves = {name: x.requires_grad_() if isinstance(x, torch.Tensor) and x.is_floating_point() else x
-              for name, x in case.keywords.items()}
-    forward, (o, _) = seconds(lambda: kda.chunk_kda(**leaves, backend=backend))
+    recorded = case.keywords | leaves_of(case.keywords)
+    forward, (o, _) = seconds(lambda: kda.chunk_kda(**recorded, backend=backend))
     backward, _ = seconds(lambda: o.backward(case.do))
     return {"forward": forward, "backward": backward}
 

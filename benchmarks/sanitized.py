@@ -31,6 +31,7 @@ import kda
 from kda.backends.common import training_plan
 from kda.backends.sm90 import launch, plan
 from kda.tools.verify.cases import Case, make_inputs
+from kda.tools.verify.definition import leaves_of
 from ptxkit.temporary import replaced
 
 from . import common
@@ -128,9 +129,7 @@ def planned_with(sms: int | None, segment: int | None, ctas: int | None) -> Iter
 
 
 def step(case: Case, backend: str, **options: bool) -> None:
-    leaves = {name: x.detach().requires_grad_() if isinstance(x, torch.Tensor) and x.is_floating_point() else x
-              for name, x in case.keywords.items()}
-    o, ht = kda.chunk_kda(**leaves, **options, backend=backend)
+    o, ht = kda.chunk_kda(**case.keywords | leaves_of(case.keywords), **options, backend=backend)
     torch.autograd.backward((o, ht), (case.do, case.dht))
 
 

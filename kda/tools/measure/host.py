@@ -20,7 +20,7 @@ from torch.profiler import ProfilerActivity, profile
 import kda
 from kda.model.host import host_of, standing_in
 from kda.tools.verify.cases import Case
-from kda.tools.verify.definition import by_gradient
+from kda.tools.verify.definition import by_gradient, leaves_of
 from ptxkit.compile import driver
 from ptxkit.compile.launching import Launch, redirect
 from ptxkit.compile.target import Target
@@ -170,16 +170,15 @@ def calls(backend: str, case: Case, **options: Any) -> dict[str, Call]:
     """Return a forward without gradients, and a training step: a training forward and the gradients of all its
     inputs."""
     plain: dict[str, Any] = {n: x.detach() if isinstance(x, Tensor) else x for n, x in case.keywords.items()} | options
-    leaves: dict[str, Any] = {n: x.detach().requires_grad_() if isinstance(x, Tensor) and x.is_floating_point() else x
-              for n, x in plain.items()}
-    wanted = list(by_gradient(leaves).values())
+    leaves = leaves_of(plain)
+    recorded, wanted = plain | leaves, list(by_gradient(leaves).values())
 
     def forward() -> Any:
         with torch.no_grad():
             return kda.chunk_kda(**plain, backend=backend)
 
     def step() -> Any:
-        return torch.autograd.grad(kda.chunk_kda(**leaves, backend=backend), wanted, (case.do, case.dht))
+        return torch.autograd.grad(kda.chunk_kda(**recorded, backend=backend), wanted, (case.do, case.dht))
 
     return {"forward": forward, "step": step}
 

@@ -27,6 +27,7 @@ import torch
 import kda
 from kda.tools.measure.shapes import BenchShape
 from kda.tools.verify.cases import Case, Spec, make
+from kda.tools.verify.definition import leaves_of
 from ptxkit.capturing import capture
 from ptxkit.capturing.session import Session
 from ptxkit.timing.chips import CHIPS
@@ -350,11 +351,7 @@ class _Trial:
         if not self.call.step:
             kda.chunk_kda_fwd(**case.keywords, backend=self.call.backend)
             return
-        leaves: dict[str, Any] = {
-            name: x.detach().requires_grad_() if isinstance(x, torch.Tensor) and x.is_floating_point() else x
-            for name, x in case.keywords.items()
-        }
-        o, ht, *_ = kda.chunk_kda(**leaves, backend=self.call.backend)
+        o, ht, *_ = kda.chunk_kda(**case.keywords | leaves_of(case.keywords), backend=self.call.backend)
         if backward:
             session.around = functools.partial(around, of_backward=True)
             torch.autograd.backward((o, ht), (case.do, case.dht))

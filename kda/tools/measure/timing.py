@@ -24,7 +24,7 @@ from kda.model.host import detect, installed_versions
 from kda.model.stages import in_order
 from kda.tools.verify.budget import Budget, Scale
 from kda.tools.verify.cases import Case
-from kda.tools.verify.definition import budgets, by_gradient, definition, stored_as
+from kda.tools.verify.definition import budgets, by_gradient, definition, leaves_of, stored_as
 from kda.tools.verify.doors import Door
 from kda.tools.verify.literal import one_thread
 from kda.tools.verify.parity import ParityRow, judge
@@ -265,10 +265,8 @@ def _forward(door: Door, case: Case) -> Results:
 
 def _training_forward(door: Door, case: Case) -> tuple[tuple[Tensor, ...], Results]:
     """Run a training forward: what it returned, and the leaves by the names of their gradients."""
-    leaves = {name: x.detach().requires_grad_() if isinstance(x, Tensor) and x.is_floating_point() else x
-              for name, x in case.keywords.items()}
-    outputs = door.chunk_kda(**leaves)
-    return outputs, by_gradient(leaves)
+    leaves = leaves_of(case.keywords)
+    return door.chunk_kda(**case.keywords | leaves), by_gradient(leaves)
 
 
 def _backward(outputs: tuple[Tensor, ...], wanted: Results, cotangents: tuple[Tensor, ...], again=True) -> Results:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 from torch.utils.checkpoint import checkpoint
@@ -21,6 +22,12 @@ Tensor = torch.Tensor
 
 GRADIENTS = {f"d{name}": name for name in ("q", "k", "v", "g", "beta", "A_log", "dt_bias")} | {"dh0": "initial_state"}
 SEGMENT = 32                                 # tokens whose states autograd holds at a time
+
+
+def leaves_of(keywords: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Return the tensors of floating point, as leaves that autograd follows."""
+    return {name: x.detach().requires_grad_() for name, x in keywords.items()
+            if isinstance(x, Tensor) and x.is_floating_point()}
 
 
 def by_gradient(leaves: Mapping[str, Tensor | None]) -> dict[str, Tensor]:
