@@ -21,7 +21,6 @@ import itertools
 import json
 import os
 import random
-import socket
 import sys
 import time
 import traceback
@@ -37,6 +36,7 @@ import kda
 from kda.parallel import layout as layouts
 
 from . import common
+from .group import free_port, join
 
 Tensor = torch.Tensor
 Case = dict[str, Any]
@@ -393,7 +393,7 @@ SINGLE: dict[str, Callable[[Rank], dict[str, str]]] = {
 
 def skipping(number: int, port: int, device: str, pipe: Connection) -> None:
     """Rank 1 skips a backward; both ranks say how they ended."""
-    rank = join(number, port, device, 20)
+    rank = Rank(number, join(number, WORLD, port, device, 20))
     row = row_of(BASE, rank)
     context = context_of(BASE, row, rank)
     view = view_of(context, row.offsets, rank.device)
@@ -440,27 +440,9 @@ def a_rank_that_skips(device: str) -> dict[str, str]:
 # ---- processes
 
 
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
-
-
-def join(number: int, port: int, device: str, limit: float) -> Rank:
-    rank = Rank(number, torch.device("cuda", number) if device == "cuda" else torch.device("cpu"))
-    if rank.cuda:
-        torch.cuda.set_device(rank.device)
-    else:
-        torch.set_num_threads(1)
-    store = dist.TCPStore("127.0.0.1", port, WORLD, number == 0)
-    dist.init_process_group("nccl" if rank.cuda else "gloo", store=store, rank=number, world_size=WORLD,
-                            timeout=datetime.timedelta(seconds=limit))
-    return rank
-
-
 def serve(number: int, port: int, device: str, pipe: Connection) -> None:
     """Run the cases that come, until the pipe ends."""
-    rank = join(number, port, device, LIMIT)
+    rank = Rank(number, join(number, WORLD, port, device, LIMIT))
     while True:
         try:
             case = pipe.recv()

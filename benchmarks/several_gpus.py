@@ -20,7 +20,6 @@ from __future__ import annotations
 import argparse
 import datetime
 import functools
-import socket
 import statistics
 import sys
 import time
@@ -40,6 +39,7 @@ from kda.parallel.maps import segment_map, segment_map_bwd
 from ptxkit.commands.layout import table
 
 from . import common
+from .group import free_port, join
 
 EXCHANGES = "gather", "chain", "tree", "hops"
 PER_TOKEN = "q", "k", "v", "g", "beta"       # a rank has a part of each of these; A_log and dt_bias are whole on each
@@ -196,16 +196,7 @@ def measured(rank: Rank, tokens: int, heads: int, dim: int, fla: bool) -> list[R
 
 
 def on_a_rank(number: int, world: int, port: int, args: argparse.Namespace, pipe: Connection) -> None:
-    device = torch.device(args.device, number) if args.device == "cuda" else torch.device("cpu")
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
-    else:
-        torch.set_num_threads(1)
-    store = dist.TCPStore("127.0.0.1", port, world, number == 0)
-    limit = datetime.timedelta(seconds=120)
-    dist.init_process_group("nccl" if device.type == "cuda" else "gloo", store=store, rank=number, world_size=world,
-                            timeout=limit)
-    rank = Rank(number, world, device, args.calls)
+    rank = Rank(number, world, join(number, world, port, args.device, 120), args.calls)
     for tokens, heads in args.shape:
         rows = measured(rank, tokens, heads, args.dim, args.fla)
         if number == 0:
@@ -217,9 +208,7 @@ def on_a_rank(number: int, world: int, port: int, args: argparse.Namespace, pipe
 def started(world: int, args: argparse.Namespace) -> tuple[Connection, list[Any]]:
     context = mp.get_context("spawn")
     ours, theirs = context.Pipe(duplex=False)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     processes = [context.Process(target=on_a_rank, args=(n, world, port, args, theirs)) for n in range(world)]
     for process in processes:
         process.start()

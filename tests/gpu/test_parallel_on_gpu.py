@@ -1,8 +1,6 @@
 """Sequences over two GPUs with NCCL: against one GPU, without waiting for a GPU, and from a CUDA graph."""
 
-import datetime
 import os
-import socket
 
 import pytest
 import torch
@@ -10,6 +8,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 import kda
+from benchmarks.group import free_port, join
 
 WORLD = 2
 pytestmark = [
@@ -42,10 +41,7 @@ def error(found, wanted):
 
 
 def on_a_rank(rank, port, backend, failed):
-    torch.cuda.set_device(rank)
-    store = dist.TCPStore("127.0.0.1", port, WORLD, rank == 0)
-    limit = datetime.timedelta(seconds=60)
-    dist.init_process_group("nccl", store=store, rank=rank, world_size=WORLD, timeout=limit)
+    join(rank, WORLD, port, "cuda", 60)
     whole, do = tensors()
     T = do.shape[1]
     part = slice(rank * T // WORLD, (rank + 1) * T // WORLD)
@@ -87,10 +83,7 @@ def on_a_rank(rank, port, backend, failed):
 
 @pytest.mark.parametrize("backend", ["triton", "auto"])
 def test_two_gpus_find_what_one_finds_wait_for_nothing_and_can_be_captured(backend):
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port = found.getsockname()[1]
-    context = mp.get_context("spawn")
+    port, context = free_port(), mp.get_context("spawn")
     failed = context.SimpleQueue()
     processes = [context.Process(target=on_a_rank, args=(rank, port, backend, failed)) for rank in range(WORLD)]
     for process in processes:

@@ -54,24 +54,24 @@ def test_all_figures_of_a_page_are_those_of_its_kernels(figures):
 @FIGURES
 def test_figures_that_are_not_as_counted_are_written_anew(figures):
     text = page_of(figures.page)
-    if isinstance(figures, tables.Counted):
+    if figures.put is pages.with_data:
         data = json.loads(text)
-        first, row, *others = counted = data[figures.header]
+        first, row, *others = counted = data[figures.where]
         rows = [first, next(changed(row)), *others], [first, *others], [first, row, row, *others]
-        wrong = [json.dumps(data | {figures.header: other}) for other in rows]
-    elif isinstance(figures, tables.Table):
-        counted = text.partition(f"\n{figures.header}\n")[2].partition("\n\n")[0].split("\n")[1:]
+        wrong = [json.dumps(data | {figures.where: other}) for other in rows]
+    elif figures.put is pages.with_rows:
+        counted = text.partition(f"\n{figures.where}\n")[2].partition("\n\n")[0].split("\n")[1:]
         row = f"{counted[1]}\n"
         wrong = [text.replace(row, other) for other in (next(changed(row)), "", 2 * row)]
     else:
-        counted = pages.match_of(text, figures.words).groups()
-        wrong = [pages.with_figures(text, figures.words, ["77", *counted[1:]])]
+        counted = pages.match_of(text, figures.where).groups()
+        wrong = [pages.with_figures(text, figures.where, ["77", *counted[1:]])]
     assert figures.renewed(text, counted) == text
     assert all(page != text and figures.renewed(page, counted) == text for page in wrong)
 
 
-@pytest.mark.parametrize("figures", {type(figures): figures for figures in tables.FIGURES}.values(),
-                         ids=lambda figures: type(figures).__name__)
+@pytest.mark.parametrize("figures", {figures.put: figures for figures in tables.FIGURES}.values(),
+                         ids=lambda figures: figures.put.__name__)
 def test_a_page_that_lacks_them_is_refused(figures):
     with pytest.raises(LookupError, match=f"the page (has no table|does not say) {re.escape(figures[1])}"):
         figures.renewed("{}", [])
