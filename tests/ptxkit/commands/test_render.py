@@ -175,19 +175,20 @@ def test_what_a_command_did_before_counts_as_part_of_the_wait(monkeypatch, gone,
 # ---------------------------------------------------------------------------------------------- width
 
 
-def test_text_is_folded_between_words_and_hangs_below_what_its_mark_or_label_belongs_to():
-    assert fold("one two three", 8) == ["one two", "  three"]
-    assert fold("[✓] one two three", 12) == ["[✓] one two", "    three"]
-    assert fold("replay   one two three", 17) == ["replay   one two", "        three"]
-    assert fold("a pneumonoultramicroscopic word", 10) == ["a", "  pneumonoultramicroscopic", "  word"]
-    assert fold("    one two three", 11) == ["    one two", "    three"]
-    assert fold("one two three", None) == ["one two three"]
-    assert fold("\x1b[1mone two\x1b[0m three", 8) == ["\x1b[1mone two\x1b[0m", "  three"]
-
-
-def test_a_command_between_backticks_stays_on_one_line_where_it_fits():
-    assert fold("ask `kda doctor` for it", 14) == ["ask", "  `kda doctor`", "  for it"]
-    assert fold("ask `kda doctor gpu` for it", 10) == ["ask `kda", "  doctor", "  gpu` for", "  it"]
+@pytest.mark.parametrize(("text", "width", "lines"), [
+    ("one two three", 8, ["one two", "  three"]),
+    ("[✓] one two three", 12, ["[✓] one two", "    three"]),
+    ("replay   one two three", 17, ["replay   one two", "        three"]),
+    ("a pneumonoultramicroscopic word", 10, ["a", "  pneumonoultramicroscopic", "  word"]),
+    ("    one two three", 11, ["    one two", "    three"]),
+    ("one two three", None, ["one two three"]),
+    ("\x1b[1mone two\x1b[0m three", 8, ["\x1b[1mone two\x1b[0m", "  three"]),
+    # a command between backticks stays on one line where it fits
+    ("ask `kda doctor` for it", 14, ["ask", "  `kda doctor`", "  for it"]),
+    ("ask `kda doctor gpu` for it", 10, ["ask `kda", "  doctor", "  gpu` for", "  it"]),
+])
+def test_text_is_folded_between_words_and_hangs_below_what_its_mark_or_label_belongs_to(text, width, lines):
+    assert fold(text, width) == lines
 
 
 def test_a_command_that_is_too_long_goes_on_after_a_backslash():

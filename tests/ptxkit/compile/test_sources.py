@@ -56,45 +56,33 @@ def changes(house, name, text="x = 1\n"):
     return recipes.source(KERNEL) != before
 
 
-@pytest.mark.parametrize("name", ["backends/one/fwd/kernel.py", "backends/one/parts/rows.py"])
-def test_an_edit_of_a_kernel_or_of_what_it_imports_changes_its_key(house, name):
-    assert changes(house, name)
+COUNTED = {
+    "backends/one/fwd/kernel.py": "the kernel",
+    "backends/one/parts/rows.py": "what it imports",
+    "backends/common/below.py": "imported by another file, inside a function",
+    "problem.py": "imported from beside the backends",
+    "backends/one/__init__.py": "a package that its files lie in",
+    "backends/one/parts/__init__.py": "another such package",
+    "backends/one/sums.cu": "a file in another language, of its backend",
+    "backends/one/parts/deep.cuh": "a header of its backend",
+    "backends/common/all.cuh": "a header of all backends",
+}
+NOT_COUNTED = {
+    **dict.fromkeys(["backends/one/launch.py", "backends/one/capability.py", "backends/common/launcher.py", "host.py"],
+                    "imported by host code alone"),
+    **dict.fromkeys(["backends/two/kernel.py", "backends/two/sums.cu"], "another backend"),
+    **dict.fromkeys(["backends/one/new.py", "backends/one/notes.txt"], "imported by nobody"),
+    **dict.fromkeys(["__init__.py", "compile/__init__.py", "compile/doors.py"], "a door, or the package's version"),
+}
 
 
-def test_so_does_an_edit_of_what_it_imports_through_another_file_inside_a_function(house):
-    assert changes(house, "backends/common/below.py")
-
-
-def test_so_does_an_edit_of_what_it_imports_beside_the_backends(house):
-    assert changes(house, "problem.py")
-
-
-@pytest.mark.parametrize("name", ["backends/one/__init__.py", "backends/one/parts/__init__.py"])
-def test_so_does_an_edit_of_a_package_that_its_files_lie_in(house, name):
-    assert changes(house, name)
-
-
-@pytest.mark.parametrize("name", ["backends/one/sums.cu", "backends/one/parts/deep.cuh", "backends/common/all.cuh"])
-def test_so_does_every_file_in_another_language_of_its_backend_and_of_common(house, name):
+@pytest.mark.parametrize("name", COUNTED, ids=lambda name: f"{name}, {COUNTED[name]}")
+def test_an_edit_of_what_a_kernel_is_built_from_changes_its_key(house, name):
     assert changes(house, name) and changes(house, name)
 
 
-@pytest.mark.parametrize(
-    "name", ["backends/one/launch.py", "backends/one/capability.py", "backends/common/launcher.py", "host.py"]
-)
-def test_an_edit_of_what_only_host_code_imports_leaves_the_key_as_it_is(house, name):
-    assert not changes(house, name)
-
-
-@pytest.mark.parametrize(
-    "name", ["backends/two/kernel.py", "backends/two/sums.cu", "backends/one/new.py", "backends/one/notes.txt"]
-)
-def test_so_does_an_edit_of_another_backend_and_of_what_is_not_imported(house, name):
-    assert not changes(house, name)
-
-
-@pytest.mark.parametrize("name", ["__init__.py", "compile/__init__.py", "compile/doors.py"])
-def test_so_does_an_edit_of_a_door_or_of_the_version_of_the_package(house, name):
+@pytest.mark.parametrize("name", NOT_COUNTED, ids=lambda name: f"{name}, {NOT_COUNTED[name]}")
+def test_an_edit_of_anything_else_leaves_the_key_as_it_is(house, name):
     assert not changes(house, name)
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from assembly import elements, kernel, kinds, refused, vector
+from assembly import elements, kernel, refused, reports, vector
 from fragments import LANES, packed, places_of_a, places_of_b, places_of_c, shape_of, unpacked, warp
 from matrices import bits_of, decode, dot, encode, random_bits, small_integers
 
@@ -84,11 +84,6 @@ def test_rows_that_share_banks_are_counted():
     body = "shl.b32 %r4, %r0, 7;\n add.u32 %r4, %r4, %r1;\n" + ldmatrix(1)
     _, _, run = through_shared(body, IMAGE * 2, outputs=1)
     assert run.counters["bank_conflicts"] == 7
-
-
-def test_a_row_address_must_be_a_multiple_of_16():
-    body = ROW_ADDRESS + "add.u32 %r4, %r4, 8;\n" + ldmatrix(1)
-    assert kinds(through_shared(body, IMAGE, outputs=1)[2]) == ["misaligned"]
 
 
 def test_ldmatrix_takes_generic_addresses_in_shared_memory():
@@ -185,21 +180,14 @@ def test_a_sink_is_nothing_to_read(instruction):
     assert "`_` in " in refused(instruction)
 
 
-def test_another_lanes_row_needs_a_barrier():
-    body = ROW_ADDRESS + "st.shared.u32 [%r2], %r0;\n" + ldmatrix(1)
-    assert kinds(through_shared(body, IMAGE, outputs=1)[2]) == ["race-lanes"]
-
-
-def test_ldmatrix_by_half_a_warp_is_found():
-    body = ROW_ADDRESS + "setp.lt.u32 %p1, %r0, 16;\n mov.u32 %r40, 0;\n @%p1 " + ldmatrix(1)
-    assert kinds(through_shared(body, IMAGE, outputs=1)[2]) == ["diverged"]
-
-
-def test_ldmatrix_without_an_exited_lane_is_found():
-    body = ROW_ADDRESS + "setp.eq.u32 %p1, %r0, 31;\n @%p1 exit;\n" + ldmatrix(1)
-    run = through_shared(body, IMAGE, outputs=0)[2]
-    assert "lane" in kinds(run)
-    assert "7fffffff" in run.findings[0].says
+@pytest.mark.parametrize(("before", "found", "says"), [
+    ("st.shared.u32 [%r2], %r0;\n", ["race-lanes"], ""),
+    ("setp.lt.u32 %p1, %r0, 16;\n mov.u32 %r40, 0;\n @%p1 ", ["diverged"], ""),
+    ("setp.eq.u32 %p1, %r0, 31;\n @%p1 exit;\n", {"lane"}, "7fffffff"),
+    ("add.u32 %r4, %r4, 8;\n", ["misaligned"], ""),
+], ids=["another lane's row without a barrier", "half a warp", "a lane that has exited", "no multiple of 16"])
+def test_ldmatrix_needs_its_warp_and_rows_that_are_aligned(before, found, says):
+    reports(through_shared(ROW_ADDRESS + before + ldmatrix(1), IMAGE, outputs=1)[2], found, says)
 
 
 # ---- mma.sync
