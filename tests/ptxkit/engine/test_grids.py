@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from assembly import SEEDS, elements, kernel, kinds
+from assembly import SEEDS, elements, kernel, kinds, reports
 
 from ptxkit.launches import launch
 from ptxkit.ptx import PtxError
@@ -62,8 +62,7 @@ def test_bytes_that_the_kernel_ahead_leaves_alone_are_free():
 def test_others_learn_of_the_wait_as_of_anything(between, found):
     only_warp_0 = f"setp.lt.u32 %p1, %r0, 32; @%p1 {WAIT}"
     for seed in (0, *SEEDS):
-        result, _, _ = two(TRIGGER + WRITES, only_warp_0 + between + COPIES, threads=64, schedule=seed)
-        assert kinds(result) == found
+        reports(two(TRIGGER + WRITES, only_warp_0 + between + COPIES, threads=64, schedule=seed)[0], found)
 
 
 @pytest.mark.parametrize(("second", "found"), [
