@@ -323,15 +323,13 @@ def measured(kernels: list[Kernel | Timed]) -> dict[str, Any]:
 
     import kda
     from kda.tools.verify.cases import make_inputs
+    from kda.tools.verify.definition import leaves_of
     from ptxkit import capture
 
     found: dict[str, Any] = {}
     for call in dict.fromkeys(kernel.call for kernel in kernels if kernel.call):
         case = make_inputs(T=call.T, H=call.H, K=128, V=128, initial_state=False, dtype=call.dtype)
-        inputs = {
-            name: x.requires_grad_() if call.step and isinstance(x, torch.Tensor) else x
-            for name, x in case.keywords.items()
-        }
+        inputs = case.keywords | (leaves_of(case.keywords) if call.step else {})
         with capture(arch=call.arch, checks=False, clock=True, timeline=True) as session:
             o, ht = kda.chunk_kda(**inputs, backend=call.backend, disable_recompute=call.step and call.keep)
             if call.step:

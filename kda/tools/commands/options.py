@@ -104,6 +104,22 @@ def timed_arch(requested: str | None) -> str | None:
     return "sm90" if "sm90" in timed else next(iter(timed), None)
 
 
+def given(*names: str) -> list[str]:
+    """Return those of the running command's options that stand on its command line."""
+    source = click.get_current_context().get_parameter_source
+    return [name for name in names if source(name) is click.core.ParameterSource.COMMANDLINE]
+
+
+def option_of(name: str) -> str:
+    return f"-{name.upper()}" if len(name) == 1 else f"--{name.replace('_', '-')}"
+
+
+def refuse(why: str, *names: str) -> None:
+    """Raise a usage error that names the first of these options that was given."""
+    if wrong := given(*names):
+        raise click.UsageError(f"{why}; leave out {option_of(wrong[0])}")
+
+
 def check_value_heads(options: dict[str, Any]) -> None:
     heads, values = options["heads"], options["value_heads"]
     if values and values % heads:

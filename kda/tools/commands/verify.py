@@ -26,6 +26,7 @@ from .options import (
     backend_in_force,
     built_for,
     check_value_heads,
+    given,
     known,
     must_have_kernels,
     shape_options,
@@ -126,17 +127,14 @@ def not_alone(name: str, stages: Sequence[str]) -> str:
 
 
 def check_combinations(options: dict[str, Any]) -> None:
-    source = click.get_current_context().get_parameter_source
-    given = [name for name in DRAWN if source(name) is click.core.ParameterSource.COMMANDLINE]
-    others = [name for name, _ in click.get_current_context().params.items()
-              if name not in OF_MUTANTS and source(name) is click.core.ParameterSource.COMMANDLINE]
+    drawn, others = given(*DRAWN), given(*(name for name in options if name not in OF_MUTANTS))
     if options["mutants"] and (others or not options["arch"]):
         wrong = f"leave out --{others[0].replace('_', '-')}" if others else "name their GPU with --arch"
         raise click.UsageError(f"--mutants weakens all kernels of an arch in calls of its own; {wrong}")
     if not options["mutants"] and (options["sample"] > 1 or options["workers"] > 1):
         raise click.UsageError("--sample and --workers go with --mutants")
-    if options["load"] and given:
-        raise click.UsageError(f"--load brings its own problem; leave out --{given[0].replace('_', '-')}")
+    if options["load"] and drawn:
+        raise click.UsageError(f"--load brings its own problem; leave out --{drawn[0].replace('_', '-')}")
     if options["lengths"] is not None and (options["batch"] or options["tokens"]):
         raise click.UsageError("--lengths packs sequences in one row; leave out --batch and --tokens")
     check_value_heads(options)

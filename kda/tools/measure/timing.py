@@ -99,22 +99,8 @@ def sample(case: Case) -> Case:
     p = case.problem()
     start, end = next((b for b in case.layout.bounds if b[1] > b[0]), (0, 0))
     n, H = case.layout.bounds.index((start, end)), min(p.H, SAMPLE_HEADS)
-    HV, T = H * p.HV // p.H, min(end - start, SAMPLE_TOKENS)
-    heads = {"q": H, "k": H, "v": HV, "g": HV, "beta": HV, "A_log": HV, "dt_bias": HV * p.K}
-
-    def rows(x: Tensor, heads: int) -> Tensor:
-        return x.flatten(0, 1)[start : start + T, :heads].unsqueeze(0).contiguous()
-
-    keywords = {name: x for name, x in case.keywords.items() if name != "cu_seqlens"}
-    for name in ("q", "k", "v", "g", "beta"):
-        keywords[name] = rows(keywords[name], heads[name])
-    for name in ("A_log", "dt_bias"):
-        if name in keywords:
-            keywords[name] = keywords[name][: heads[name]]
-    if "initial_state" in keywords:
-        keywords["initial_state"] = keywords["initial_state"][n : n + 1, :HV]
-    spec = dataclasses.replace(case.spec, lengths=None, B=1, T=T, H=H, HV=HV)
-    return Case(spec, keywords, rows(case.do, HV), case.dht[n : n + 1, :HV])
+    tokens = slice(start, min(end, start + SAMPLE_TOKENS))
+    return case.part(n, tokens, H, H * p.HV // p.H)
 
 
 # ---------------------------------------------------------------------------------------------- measuring

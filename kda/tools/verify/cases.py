@@ -108,6 +108,23 @@ class Case:
         keywords = {name: function(x) if isinstance(x, Tensor) else x for name, x in self.keywords.items()}
         return Case(self.spec, keywords, function(self.do), function(self.dht))
 
+    def part(self, n: int, tokens: slice, H: int, HV: int) -> Case:
+        """Return some tokens of sequence n, with its first heads, as a row of its own."""
+        heads = {"q": H, "k": H, "v": HV, "g": HV, "beta": HV}
+
+        def rows(x: Tensor, heads: int) -> Tensor:
+            return x.flatten(0, 1)[tokens, :heads].unsqueeze(0).contiguous()
+
+        keywords = {name: x for name, x in self.keywords.items() if name != "cu_seqlens"}
+        keywords |= {name: rows(keywords[name], count) for name, count in heads.items()}
+        for name, count in (("A_log", HV), ("dt_bias", HV * self.spec.K)):
+            if name in keywords:
+                keywords[name] = keywords[name][:count]
+        if "initial_state" in keywords:
+            keywords["initial_state"] = keywords["initial_state"][n : n + 1, :HV]
+        spec = dataclasses.replace(self.spec, lengths=None, B=1, T=keywords["q"].shape[1], H=H, HV=HV, padding=0)
+        return Case(spec, keywords, rows(self.do, HV), self.dht[n : n + 1, :HV])
+
     def stage_tensors(self, dtype: torch.dtype) -> dict[str, Tensor | None]:
         """Return what the stages read that no stage writes, in chunks, on the CPU."""
         x, p, chunk = self.map(lambda x: x.cpu()).inputs, self.problem(), self.layout.chunk

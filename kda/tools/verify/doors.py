@@ -20,7 +20,7 @@ from kda.routing.dispatch import Choice, backend_of_backward, capabilities, laun
 
 from .budget import Rounding
 from .cases import Case
-from .definition import by_gradient
+from .definition import by_gradient, leaves_of
 from .evidence import stages_of
 
 Tensor = torch.Tensor
@@ -97,13 +97,10 @@ class Door:
 
     def call(self, case: Case, backward: bool, **keywords) -> dict[str, Tensor]:
         """Return o, ht and the gradients of all inputs, by name."""
-        case = self.sees(case).map(lambda x: x.to(self.device))
-        leaves = {
-            name: x.detach().clone().requires_grad_(backward) if isinstance(x, Tensor) and x.is_floating_point() else x
-            for name, x in case.keywords.items()
-        }
+        case = self.sees(case).map(lambda x: x.detach().to(self.device, copy=True))
+        leaves = leaves_of(case.keywords) if backward else {}
         with self.blamed("a forward"):
-            o, ht = self.chunk_kda(**leaves, **keywords)
+            o, ht = self.chunk_kda(**case.keywords | leaves, **keywords)
             for name, x, shape in (("o", o, case.do.shape), ("ht", ht, case.dht.shape)):
                 if x.shape != shape:
                     raise ValueError(f"{name} must have the shape {list(shape)}, and has {list(x.shape)}")

@@ -270,27 +270,14 @@ def packed_vs_alone(door: Door, case: Case, backward: bool) -> list[ParityRow]:
     names = [n for n in packed if n not in ("dA_log", "ddt_bias")]
     joined = {n: torch.zeros_like(packed[n]) for n in names}
     for n, (start, end) in enumerate(case.layout.bounds):
-        mine = door.call(only(case, n, start, end), backward, batch_invariant=True)
+        sequence = case.part(n, slice(start, end), case.spec.H, case.spec.heads)
+        mine = door.call(sequence, backward, batch_invariant=True)
         for name in names:
             if name in ("ht", "dh0"):
                 joined[name][n] = mine[name][0]
             else:
                 joined[name].flatten(0, 1)[start:end] = mine[name][0]
     return [same_bits("packed vs alone", n, packed[n], joined[n], case) for n in names]
-
-
-def only(case: Case, n: int, start: int, end: int) -> Case:
-    """Return sequence n by itself, as a row of its own."""
-
-    def tokens(x: Tensor) -> Tensor:
-        return x.flatten(0, 1)[start:end].unsqueeze(0)
-
-    keywords: dict[str, Any] = {name: x for name, x in case.keywords.items() if name != "cu_seqlens"}
-    keywords |= {name: tokens(keywords[name]) for name in ("q", "k", "v", "g", "beta")}
-    if "initial_state" in keywords:
-        keywords["initial_state"] = keywords["initial_state"][n : n + 1]
-    spec = dataclasses.replace(case.spec, lengths=None, B=1, T=end - start, padding=0)
-    return Case(spec, keywords, tokens(case.do), case.dht[n : n + 1])
 
 
 # ---------------------------------------------------------------------------------------------- all of it

@@ -18,9 +18,9 @@ from kda.tools.measure.shapes import DIRECTIONS, SHAPES
 from ptxkit.commands.options import ARCH, Count, OutputFile
 from ptxkit.commands.render import CANNOT_JUDGE, OK, CannotJudge, Screen, common_options, heading
 
-from ..options import Name, NumberOption, check_value_heads, shape_options
+from ..options import Name, NumberOption, check_value_heads, given, option_of, refuse, shape_options
 from . import decode
-from .asked import GATES, REGIMES, SETTINGS, option_of
+from .asked import GATES, REGIMES, SETTINGS
 from .timed import compare_and_time, read_results
 
 EXPLICIT = ("lengths", "batch", "tokens", "heads", "value_heads", "k", "v", "dtype")
@@ -89,13 +89,13 @@ def command(screen: Screen, **options: Any) -> int:
         return print_list(screen)
     decoding = "decode" in options["directions"]
     if decoding:
-        decode.check_usage(options, given, option_of)
+        decode.check_usage(options)
     else:
         check_usage(options)
     old = read_results(options["compare"]) if options["compare"] else None
     try:
         if decoding:
-            return decode.decode(screen, options, given)
+            return decode.decode(screen, options)
         if options["predicted"]:
             from .predicted import predicted
 
@@ -113,14 +113,10 @@ def command(screen: Screen, **options: Any) -> int:
 # ---------------------------------------------------------------------------------------------- what is asked
 
 
-def given(name: str) -> bool:
-    return click.get_current_context().get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
-
-
 def check_usage(options: dict[str, Any]) -> None:
-    explicit = [name for name in EXPLICIT if given(name)]
-    if explicit and options["names"]:
-        raise click.UsageError(f"--shape names a shape; leave out {option_of(explicit[0])}")
+    explicit = given(*EXPLICIT)
+    if options["names"]:
+        refuse("--shape names a shape", *EXPLICIT)
     if explicit and not options["tokens"] and options["lengths"] is None:
         raise click.UsageError(f"{option_of(explicit[0])} needs --tokens or --lengths beside it")
     if options["lengths"] is not None and (options["tokens"] or given("batch")):
@@ -136,15 +132,12 @@ def check_usage(options: dict[str, Any]) -> None:
         raise click.UsageError("--arch needs --predicted or --host: timings are made on the GPU of this machine")
     if options["host"]:
         others = ("predicted", "graph", "stages", "save", "compare", "plot", "html", "regime", "seconds", "force")
-        if wrong := [name for name in others if given(name)]:
-            raise click.UsageError(f"--host times calls of the host; leave out {option_of(wrong[0])}")
+        refuse("--host times calls of the host", *others)
         if {"backward", "both"} & set(options["directions"]) and given("directions"):
             raise click.UsageError("--host times a forward and a step; --direction names one of them")
     if options["predicted"]:
-        measured = [name for name in (*SETTINGS, "against", "stages", "repeats", "save", "compare", "regime",
-                                   "seconds", "force") if given(name)]
-        if measured:
-            raise click.UsageError(f"--predicted times nothing; leave out {option_of(measured[0])}")
+        refuse("--predicted times nothing", *SETTINGS, "against", "stages", "repeats", "save", "compare", "regime",
+               "seconds", "force")
     if options["plot"] and importlib.util.find_spec("matplotlib") is None:
         raise click.UsageError("--plot draws with matplotlib: pip install matplotlib")
 

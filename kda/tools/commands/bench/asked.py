@@ -81,7 +81,3 @@ def ms(seconds: float) -> str:
 def setting(x: Any) -> bool | str:
     """Return an option as files have it and calls are given it: without a value it is True."""
     return x if x == "states" else bool(x)
-
-
-def option_of(name: str) -> str:
-    return f"-{name.upper()}" if len(name) == 1 else f"--{name.replace('_', '-')}"

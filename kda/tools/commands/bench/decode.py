@@ -14,7 +14,7 @@ from kda.routing.dispatch import backend_asked, choose
 from kda.tools.measure.peers import published_of_decoding
 from ptxkit.commands.render import FINDING, OK, CannotJudge, Screen, heading
 
-from ..options import check_value_heads
+from ..options import check_value_heads, given, refuse
 from .report import machine_line
 
 if TYPE_CHECKING:
@@ -30,15 +30,14 @@ REPEATS = {"gpu": 20, "cpu": 10}
 HEAD = ("states", "sequences", "heads", "backend", "budget", "median", "p20-p80", "GB/s", "x floor")
 
 
-def check_usage(options: dict[str, Any], given: Any, option_of: Any) -> None:
+def check_usage(options: dict[str, Any]) -> None:
     if len(options["directions"]) > 1:
         raise click.UsageError("--direction decode times one function; leave out the other directions")
-    if wrong := [name for name in OTHERS if given(name)]:
-        raise click.UsageError(f"--direction decode times one token of each sequence; leave out {option_of(wrong[0])}")
+    refuse("--direction decode times one token of each sequence", *OTHERS)
     check_value_heads(options)
 
 
-def sizes_for(options: dict[str, Any], kind: str, given: Any) -> list[DecodeSizes]:
+def sizes_for(options: dict[str, Any], kind: str) -> list[DecodeSizes]:
     """--heads, --batch (sequences), -K, -V and --dtype; what is not given goes by the device."""
     from kda.tools.measure.decoding import DecodeSizes
 
@@ -52,7 +51,7 @@ def sizes_for(options: dict[str, Any], kind: str, given: Any) -> list[DecodeSize
     ]
 
 
-def decode(screen: Screen, options: dict[str, Any], given: Any) -> int:
+def decode(screen: Screen, options: dict[str, Any]) -> int:
     from kda.tools.measure.clocks import CudaClock, clock_of
     from kda.tools.measure.decoding import measure
     from kda.tools.measure.timing import this_machine
@@ -60,7 +59,7 @@ def decode(screen: Screen, options: dict[str, Any], given: Any) -> int:
 
     device = default_device()
     machine = this_machine(device)
-    wanted = sizes_for(options, machine.kind, given)
+    wanted = sizes_for(options, machine.kind)
     backends = [backend_of(each, options["backend"], device) for each in wanted]
     clock, decoded = clock_of(device), []
     repeats = options["repeats"] or REPEATS[machine.kind]

@@ -23,14 +23,13 @@ from kda.tools.measure.shapes import DIRECTIONS, BenchShape, too_large
 from ptxkit.commands.render import CANNOT_JUDGE, FINDING, OK, CannotJudge, Screen, heading, write_file
 from ptxkit.compile.target import code_for
 
-from ..options import timed_arch
+from ..options import option_of, timed_arch
 from .asked import (
     REGIMES,
     SETTINGS,
     backend_for,
     both,
     names_a_shape,
-    option_of,
     problem_of,
     setting,
     shapes_asked,
