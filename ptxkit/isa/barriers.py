@@ -1,7 +1,7 @@
 """bar, barrier.cluster, mbarrier, fence, griddepcontrol, setmaxnreg."""
 
 from ptxkit.isa import fields
-from ptxkit.isa.common import ALIGNED, NOT_GATHERED, SYNC, Op, operands
+from ptxkit.isa.common import ALIGNED, NOT_GATHERED, SYNC, Op, operands, registers
 from ptxkit.ptx.syntax import Address, Immediate
 
 BAR_OPS = {"sync": 0, "arrive": 1, "popc": 2, "and": 3, "or": 4}
@@ -15,8 +15,7 @@ def lower_bar(b, ins):
     unless it is .aligned."""
     parts = [p for p in ins.parts[1:] if p not in ("cta", "aligned")]
     if parts[:1] == ["warp"]:
-        (mask,) = operands(b, ins, "membermask")
-        return Op("warp_sync", [b.value(mask, "b32")], fields.MEMBERS(mask=0), SYNC)
+        return Op("warp_sync", registers(b, ins, membermask="b32"), fields.MEMBERS(mask=0), SYNC)
     if parts[:1] == ["cluster"]:
         return _lower_cluster(b, ins, parts[1:])
     red = parts[:1] == ["red"]
@@ -67,8 +66,7 @@ def lower_mbarrier(b, ins):
 
 
 def _lower_pending_count(b, ins, what, parts, relaxed):
-    count, state = operands(b, ins, "d", "state")
-    return Op("pending_count", [b.target(count, "u32"), b.value(state, "b64")])
+    return Op("pending_count", registers(b, ins, d="=u32", state="b64"))
 
 
 def _lower_wait(b, ins, what, parts, relaxed):
@@ -131,12 +129,11 @@ def lower_fence(b, ins):
     if "proxy" in parts:
         if parts & {"tensormap::generic", "alias"}:
             return _fence(SHARED | GLOBAL, RELEASE | ACQUIRE, 0)
-        if not parts & {"async", "async::generic"} and not any(p.startswith("async") for p in parts):
+        if not any(p.startswith("async") for p in parts):
             b.fail("unknown proxy", "async, alias, tensormap::generic")
         spaces = [p.removeprefix("async::") for p in parts]
-        views = (
-            SHARED if any(p.startswith("shared") for p in spaces) else GLOBAL if "global" in spaces else SHARED | GLOBAL
-        )
+        in_shared = any(p.startswith("shared") for p in spaces)
+        views = SHARED if in_shared else GLOBAL if "global" in spaces else SHARED | GLOBAL
         return _fence(views, 0, TO_ASYNC if views & SHARED else 0)
     known = 0 if "cta" in parts else TO_CTAS
     if parts & {"acq_rel", "sc"}:
@@ -168,11 +165,6 @@ def lower_setmaxnreg(b, ins):
 
 
 LOWERINGS = {
-    "bar": lower_bar,
-    "barrier": lower_bar,
-    "mbarrier": lower_mbarrier,
-    "fence": lower_fence,
-    "membar": lower_membar,
-    "griddepcontrol": lower_griddepcontrol,
-    "setmaxnreg": lower_setmaxnreg,
+    "bar": lower_bar, "barrier": lower_bar, "mbarrier": lower_mbarrier, "fence": lower_fence, "membar": lower_membar,
+    "griddepcontrol": lower_griddepcontrol, "setmaxnreg": lower_setmaxnreg,
 }

@@ -17,24 +17,20 @@ def lower_call(b, ins):
         places = (b.symbol(argument.name)[1] for argument in arguments.items)
         return Op(handler, mods=fields(**dict(zip(fields.parts, places))))
     if isinstance(callee, Symbol) and callee.name not in b.linked:
-        b.fail(
-            f"a call of {callee.name}, which this module does not define",
-            f"functions that it defines, and {', '.join(CALLEES)}",
-        )
-    given = [_passed(b, v) for v in arguments.items]
-    taken = [_passed(b, v) for v in results.items]
+        known = f"functions that it defines, and {', '.join(CALLEES)}"
+        b.fail(f"a call of {callee.name}, which this module does not define", known)
+    passed, returned = ([_passed(b, v) for v in vector.items] for vector in (arguments, results))
+    sizes = [v.size for v in passed], [v.size for v in returned]
     if isinstance(callee, Register):
-        address, targets = b.value(callee, "b64"), [f for f in b.linked.values() if f.by_address]
-        targets = [f for f in targets if _sizes(f) == ([v.size for v in given], [v.size for v in taken])]
+        address = b.value(callee, "b64")
+        targets = [f for f in b.linked.values() if f.by_address and _sizes(f) == sizes]
     else:
         address, targets = -1, [b.linked[callee.name]]
-        if _sizes(targets[0]) != ([v.size for v in given], [v.size for v in taken]):
-            b.fail(
-                f"arguments of {[v.size for v in given]} bytes and results of {[v.size for v in taken]}",
-                "{} and {}, as {} declares them".format(*_sizes(targets[0]), callee.name),
-            )
+        if _sizes(targets[0]) != sizes:
+            declared = "{} and {}, as {} declares them".format(*_sizes(targets[0]), callee.name)
+            b.fail("arguments of {} bytes and results of {}".format(*sizes), declared)
     op = Op("call", [address, b.stack_end if b.stack_end is not None else -1])
-    b.calls.append((op, given, taken, targets))
+    b.calls.append((op, passed, returned, targets))
     return op
 
 
@@ -52,9 +48,9 @@ def _sizes(f):
 
 def finish(b):
     """Complete the calls once every function has its registers: what engine/functions.c reads."""
-    for op, given, taken, targets in b.calls:
-        op.mods = CALL(arguments=len(given), results=len(taken), targets=len(targets), stack_end=b.local_bytes)
-        for v in (*given, *taken):
+    for op, passed, returned, targets in b.calls:
+        op.mods = CALL(arguments=len(passed), results=len(returned), targets=len(targets), stack_end=b.local_bytes)
+        for v in (*passed, *returned):
             op.mods += [v.size, b.symbols[v.name][1]]
         for f in targets:
             op.mods += _target(b, f)

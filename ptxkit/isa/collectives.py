@@ -1,6 +1,6 @@
 """shfl, vote, match, redux, elect, activemask: what the lanes of a warp do together."""
 
-from ptxkit.isa.common import SYNC, Op, exists_from, operands
+from ptxkit.isa.common import SYNC, Op, exists_from, operands, registers
 from ptxkit.isa.fields import MATCH, MEMBERS, REDUX, SHFL, VOTE
 from ptxkit.ptx.syntax import Pair
 
@@ -77,13 +77,9 @@ def lower_redux(b, ins):
         b.fail(f"modifiers {'.'.join(ins.parts[1:])}", f"{forms}; with f32 also .abs and .NaN")
     if type_ == "f32" and b.arch not in (100, 103):
         b.fail(f"redux.sync of f32 does not exist on sm_{b.arch}", "sm_100a, sm_103a")
-    target, source, mask = operands(b, ins, "d", "a", "membermask")
-    args = [b.target(target, type_), b.value(source, type_), b.value(mask, "b32")]
-    mods = REDUX(
-        members=MEMBERS(mask=2), op=REDUX_OPS[operation], type=REDUX_TYPES[type_], abs="abs" in flags,
-        nan="NaN" in flags,
-    )
-    return Op("redux", args, mods, SYNC)
+    args = registers(b, ins, d=f"={type_}", a=type_, membermask="b32")
+    kind = {"op": REDUX_OPS[operation], "type": REDUX_TYPES[type_], "abs": "abs" in flags, "nan": "NaN" in flags}
+    return Op("redux", args, REDUX(members=MEMBERS(mask=2), **kind), SYNC)
 
 
 def lower_elect(b, ins):
@@ -98,15 +94,10 @@ def lower_elect(b, ins):
 
 def lower_activemask(b, ins):
     _form(b, ins, ("b32",))
-    (target,) = operands(b, ins, "d")
-    return Op("activemask", [b.target(target, "b32")])
+    return Op("activemask", registers(b, ins, d="=b32"))
 
 
 LOWERINGS = {
-    "shfl": lower_shfl,
-    "vote": lower_vote,
-    "match": lower_match,
-    "redux": lower_redux,
-    "elect": lower_elect,
+    "shfl": lower_shfl, "vote": lower_vote, "match": lower_match, "redux": lower_redux, "elect": lower_elect,
     "activemask": lower_activemask,
 }

@@ -79,3 +79,17 @@ def operands(b, ins, *names, optional=()):
     if not len(names) <= len(ins.operands) <= len(names) + len(optional):
         b.fail(f"{len(ins.operands)} operands", ", ".join((*names, *(f"{{{name}}}" for name in optional))))
     return ins.operands
+
+
+def registers(b, ins, **types):
+    """Return the registers of an instruction's operands: each name with its type, that of a result behind "="."""
+    pairs = zip(operands(b, ins, *types), types.values())
+    return [b.target(each, type_[1:]) if type_[0] == "=" else b.value(each, type_) for each, type_ in pairs]
+
+
+def shared_place(b, ins, operand, *spaces):
+    """Return (register, the fields of PLACE) of an address in shared memory.  It is a generic one if none of the
+    modifiers `spaces`, and no symbol, says that it is not."""
+    place = b.place(operand)
+    generic = not {*spaces} & {*ins.parts} and b.space_of(operand) != "shared"
+    return place.register, place.place(generic)

@@ -44,10 +44,10 @@ def _comparison(b, ins, type_):
     comparison = ins.parts[1]
     if type_ in FLOATS:
         known = OF_FLOATS
-    elif type_[0] == "u":
-        known = OF_INTEGERS | {spelled: OF_INTEGERS[name] for spelled, name in OF_UNSIGNED.items()}
     else:
-        known = OF_INTEGERS if type_[0] == "s" else {name: OF_INTEGERS[name] for name in ("eq", "ne")}
+        unsigned = {spelled: OF_INTEGERS[name] for spelled, name in OF_UNSIGNED.items()}
+        bits = {name: OF_INTEGERS[name] for name in ("eq", "ne")}
+        known = {"u": OF_INTEGERS | unsigned, "s": OF_INTEGERS, "b": bits}[type_[0]]
     if comparison not in known:
         b.fail(f"comparison .{comparison} of .{type_}", ", ".join(known))
     return known[comparison]
@@ -91,10 +91,8 @@ def lower_set(b, ins):
     type_, source_type = ins.parts[-2:]
     true = TRUE.get((type_, source_type in PACKED))
     if true is None:
-        b.fail(
-            f"results of .{type_} from .{source_type}",
-            ", ".join(sorted(t for t, packed in TRUE if packed == (source_type in PACKED))),
-        )
+        known = sorted(t for t, packed in TRUE if packed == (source_type in PACKED))
+        b.fail(f"results of .{type_} from .{source_type}", ", ".join(known))
     return Op(f"set_{handler}", [target(b, ins.operands[0], "b32"), *args], SET(compare=mods, true=true))
 
 

@@ -1,6 +1,6 @@
 """Branches, exits, and instructions without an effect here."""
 
-from ptxkit.isa.common import Op, operands
+from ptxkit.isa.common import Op, registers
 from ptxkit.isa.fields import BRA, BRX
 
 
@@ -14,13 +14,8 @@ def lower_brx(b, ins):
     return Op("brx", [b.value(index, "u32")], [*BRX(count=len(labels)), *labels])
 
 
-def lower_ret(b, ins):
-    return Op("return" if b.in_function else "exit")
-
-
 def lower_nanosleep(b, ins):
-    (time,) = operands(b, ins, "t")
-    b.value(time, "u32")
+    registers(b, ins, t="u32")  # for how long, which has no effect here
     return Op("nanosleep")
 
 
@@ -28,7 +23,7 @@ NOTHING = ("brkpt", "pmevent", "discard", "applypriority", "prefetch", "prefetch
 LOWERINGS = {
     "bra": lower_bra,
     "brx": lower_brx,
-    "ret": lower_ret,
+    "ret": lambda b, ins: Op("return" if b.in_function else "exit"),
     "exit": lambda b, ins: Op("exit"),
     "nanosleep": lower_nanosleep,
     "trap": lambda b, ins: Op("trap"),

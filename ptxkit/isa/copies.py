@@ -85,9 +85,8 @@ def small_number(b, ins, most):
 
 
 def lower_cp_async(b, ins):
-    refuse_unknown(
-        b, ins, {"async", "ca", "cg", "shared", "shared::cta", "global", HINT, "L2::64B", "L2::128B", "L2::256B"}
-    )
+    forms = {"async", "ca", "cg", "shared", "shared::cta", "global", HINT, "L2::64B", "L2::128B", "L2::256B"}
+    refuse_unknown(b, ins, forms)
     to, source, size, *rest = operands(b, ins, "destination", "source", "size", optional=["ignore", "policy"])
     sizes = (16,) if "cg" in ins.parts else (4, 8, 16)
     if not isinstance(size, Immediate) or int(size.value) not in sizes:
@@ -95,10 +94,8 @@ def lower_cp_async(b, ins):
     if HINT in ins.parts:
         rest = rest[:-1]
     if len(rest) > 1:
-        b.fail(
-            f"{len(ins.operands)} operands",
-            "destination, source, size, and the source's size or a predicate that ignores it",
-        )
+        wanted = "destination, source, size, and the source's size or a predicate that ignores it"
+        b.fail(f"{len(ins.operands)} operands", wanted)
     read, ignored, negated = -1, -1, False
     if rest and (isinstance(rest[0], Negated) or (isinstance(rest[0], Register) and b.type_of(rest[0]) == "pred")):
         ignored, negated = b.predicate(rest[0])
@@ -109,25 +106,24 @@ def lower_cp_async(b, ins):
     return Op("cp_async", [to, source, read, ignored], mods)
 
 
-def lower_cp_async_commit(b, ins):
-    operands_of(b, ins)
-    return Op("cp_async_commit")
+def without_operands(handler, mods=()):
+    """Return the lowering of an instruction that has no operands."""
+
+    def lower(b, ins):
+        operands_of(b, ins)
+        return Op(handler, [], [*mods])
+
+    return lower
 
 
 def lower_cp_async_wait_group(b, ins):
     return Op("cp_async_wait", [], fields.CP_ASYNC_WAIT(stay=small_number(b, ins, GROUPS_KEPT - 1), all=False))
 
 
-def lower_cp_async_wait_all(b, ins):
-    operands_of(b, ins)
-    return Op("cp_async_wait", [], fields.CP_ASYNC_WAIT(stay=0, all=True))
-
-
 def lower_cp_async_arrive(b, ins):
     refuse_unknown(b, ins, {"async", "mbarrier", "arrive", "noinc", "shared", "shared::cta", "b64"})
-    register, where = place(
-        b, operands_of(b, ins, "mbarrier")["mbarrier"], generic=not {"shared", "shared::cta"} & set(ins.parts)
-    )
+    generic = not {"shared", "shared::cta"} & set(ins.parts)
+    register, where = place(b, operands_of(b, ins, "mbarrier")["mbarrier"], generic)
     return Op("cp_async_arrive", [register], fields.CP_ASYNC_ARRIVE(mbarrier=where, noinc="noinc" in ins.parts))
 
 
@@ -153,12 +149,12 @@ def _reducing(b, ins, to, refusal):
 
 def _reduction(b, ins, to):
     """Return the fields of REDUCTION."""
-    if ins.parts[1] != "async":  # cp.reduce
-        op, type_ = _reducing(b, ins, to, "no reduction .{}.{} to {}")
-        if op == "add" and type_ in ("f16", "bf16") and "noftz" not in ins.parts:
-            b.fail(f".add.{type_} without .noftz", f".add.noftz.{type_}")
-        return fields.REDUCTION(op=REDUCTIONS[op], type=ATOMIC_TYPES[type_], bytes=SIZES[type_])
-    return fields.REDUCTION(op=PLAIN, type=0, bytes=1)
+    if ins.parts[1] == "async":  # not cp.reduce
+        return fields.REDUCTION(op=PLAIN, type=0, bytes=1)
+    op, type_ = _reducing(b, ins, to, "no reduction .{}.{} to {}")
+    if op == "add" and type_ in ("f16", "bf16") and "noftz" not in ins.parts:
+        b.fail(f".add.{type_} without .noftz", f".add.noftz.{type_}")
+    return fields.REDUCTION(op=REDUCTIONS[op], type=ATOMIC_TYPES[type_], bytes=SIZES[type_])
 
 
 def _lower_bulk_load(b, ins):
@@ -180,11 +176,11 @@ def _lower_bulk_send(b, ins):
 def _lower_bulk_store(b, ins):
     types = {"f16", "bf16", "b32", "u32", "s32", "b64", "u64", "s64", "f32", "f64"}
     refuse_unknown(b, ins, {"async", "bulk", "reduce", GROUP, HINT, "cp_mask", "noftz", *SPACES, *REDUCTIONS, *types})
-    if "cp_mask" in ins.parts:
+    masked = "cp_mask" in ins.parts
+    if masked:
         needs(b, 100, ".cp_mask")
-    operands = operands_of(
-        b, ins, "destination", "source", "size", HINT in ins.parts and "policy", "cp_mask" in ins.parts and "byte mask"
-    )
+    more = HINT in ins.parts and "policy", masked and "byte mask"
+    operands = operands_of(b, ins, "destination", "source", "size", *more)
     (to, source), where = places(b, operands, "destination", "source")
     mask = b.value(operands["byte mask"], "b16") if "byte mask" in operands else -1
     args = [to, source, b.value(operands["size"], "u32"), mask]
@@ -207,26 +203,19 @@ def lower_bulk_prefetch(b, ins):
     return Op("bulk_prefetch", [source, b.value(operands["size"], "u32")], fields.BULK_PREFETCH(source=source_place))
 
 
-def lower_bulk_commit(b, ins):
-    operands_of(b, ins)
-    return Op("bulk_commit")
-
-
 def lower_bulk_wait(b, ins):
     refuse_unknown(b, ins, {"async", "bulk", "wait_group", "read"})
     return Op("bulk_wait", [], fields.BULK_WAIT(stay=small_number(b, ins, GROUPS_KEPT - 1), read="read" in ins.parts))
 
 
 FORMS = {  # how an opcode goes on after cp, tensors apart (tma.py)
-    ("async", "ca"): lower_cp_async,
-    ("async", "cg"): lower_cp_async,
-    ("async", "commit_group"): lower_cp_async_commit,
+    **dict.fromkeys((("async", "ca"), ("async", "cg")), lower_cp_async),
+    ("async", "commit_group"): without_operands("cp_async_commit"),
     ("async", "wait_group"): lower_cp_async_wait_group,
-    ("async", "wait_all"): lower_cp_async_wait_all,
+    ("async", "wait_all"): without_operands("cp_async_wait", fields.CP_ASYNC_WAIT(stay=0, all=True)),
     ("async", "mbarrier", "arrive"): lower_cp_async_arrive,
-    ("async", "bulk"): lower_bulk,
-    ("reduce", "async", "bulk"): lower_bulk,
-    ("async", "bulk", "commit_group"): lower_bulk_commit,
+    **dict.fromkeys((("async", "bulk"), ("reduce", "async", "bulk")), lower_bulk),
+    ("async", "bulk", "commit_group"): without_operands("bulk_commit"),
     ("async", "bulk", "wait_group"): lower_bulk_wait,
     ("async", "bulk", "prefetch"): lower_bulk_prefetch,
 }
@@ -235,44 +224,38 @@ FORMS = {  # how an opcode goes on after cp, tensors apart (tma.py)
 # ---- st.async and red.async
 
 
-def _lower_store(b, ins, op, type_, count, scope):
-    needs(b, 90, f"{ins.parts[0]}.async")
+ASYNC_FORMS = {"st": "st.async{.weak}.shared::cluster", "red": "red.async.relaxed.cluster.shared::cluster"}
+ASYNC_TYPES, ASYNC_VECTORS = {"b32", "b64", "u32", "u64", "s32", "s64", "f32", "f64"}, {"v2": 2, "v4": 4}
+
+
+def lower_async(b, ins):
+    """Lower st.async and red.async."""
+    what, parts = ins.parts[0], ins.parts
+    if "global" in parts or "release" in parts:
+        form = f"{ASYNC_FORMS[what]} with an mbarrier"
+        b.fail(f"a {what}.async that releases to global memory is not simulated", form)
+    known = {"async", "cluster", "shared::cluster", MBARRIER}
+    if what == "st":
+        refuse_unknown(b, ins, {*known, "weak", *ASYNC_VECTORS, *ASYNC_TYPES})
+        if parts[-1] not in ASYNC_TYPES:
+            b.fail("the type is missing", ", ".join(sorted(ASYNC_TYPES)))
+        op, type_ = PLAIN, parts[-1]
+    else:
+        refuse_unknown(b, ins, {*known, "relaxed", *REDUCTIONS, "b32", "u32", "s32", "u64"})
+        name, type_ = _reducing(b, ins, "shared::cluster", "no such reduction .{}.{}")
+        op = REDUCTIONS[name]
+    needs(b, 90, f"{what}.async")
     operands = operands_of(b, ins, "address", "value", "mbarrier")
     generic = "shared::cluster" not in ins.parts
     (to, barrier), where = places(b, operands, "address", "mbarrier", generic=generic)
-    values = b.values(operands["value"], type_)
+    values, count = b.values(operands["value"], type_), one_of(parts, ASYNC_VECTORS, 1)
     if len(values) != count:
         b.fail(f"{len(values)} registers for {count} elements")
-    type_number = ATOMIC_TYPES.get(type_, 0)
-    mods = fields.ST_ASYNC(**where, bytes=SIZES[type_], count=count, op=op, type=type_number, scope=scope)
-    return Op("st_async", [to, barrier, *values], mods)
-
-
-def lower_st_async(b, ins):
-    if "global" in ins.parts or "release" in ins.parts:
-        b.fail(
-            "a st.async that releases to global memory is not simulated",
-            "st.async{.weak}.shared::cluster with an mbarrier",
-        )
-    types, vectors = {"b32", "b64", "u32", "u64", "s32", "s64", "f32", "f64"}, {"v2": 2, "v4": 4}
-    refuse_unknown(b, ins, {"async", "weak", "cluster", "shared::cluster", MBARRIER, *vectors, *types})
-    if ins.parts[-1] not in types:
-        b.fail("the type is missing", ", ".join(sorted(types)))
-    scope = SCOPES["cluster"] if "cluster" in ins.parts else 0
-    return _lower_store(b, ins, PLAIN, ins.parts[-1], one_of(ins.parts, vectors, 1), scope)
-
-
-def lower_red_async(b, ins):
-    if "global" in ins.parts or "release" in ins.parts:
-        b.fail(
-            "a red.async that releases to global memory is not simulated",
-            "red.async.relaxed.cluster.shared::cluster with an mbarrier",
-        )
-    refuse_unknown(
-        b, ins, {"async", "relaxed", "cluster", "shared::cluster", MBARRIER, *REDUCTIONS, "b32", "u32", "s32", "u64"}
+    mods = fields.ST_ASYNC(
+        **where, bytes=SIZES[type_], count=count, op=op, type=ATOMIC_TYPES.get(type_, 0),
+        scope=SCOPES["cluster"] if what == "red" or "cluster" in parts else 0,
     )
-    op, type_ = _reducing(b, ins, "shared::cluster", "no such reduction .{}.{}")
-    return _lower_store(b, ins, REDUCTIONS[op], type_, 1, SCOPES["cluster"])
+    return Op("st_async", [to, barrier, *values], mods)
 
 
 # ---- clusterlaunchcontrol
@@ -303,14 +286,12 @@ def _lower_query_cancel(b, ins):
         return Op("is_canceled", [b.target(operands["result"], "pred"), answer])
     targets = b.targets(operands["result"], "b32")
     dimension = one_of(ins.parts, DIMENSIONS)
+    if dimension is None and len(targets) != 4:
+        b.fail(f"{len(targets)} registers", "{x, y, z, _}")
     if dimension is not None:
         if len(targets) != 1 or isinstance(operands["result"], Sink):
             b.fail("one register holds one coordinate")
-        ids = [-1, -1, -1]
-        ids[dimension] = targets[0]
-        return Op("first_ctaid", [answer, *ids])
-    if len(targets) != 4:
-        b.fail(f"{len(targets)} registers", "{x, y, z, _}")
+        targets = [targets[0] if n == dimension else -1 for n in range(3)]
     return Op("first_ctaid", [answer, *targets[:3]])
 
 

@@ -76,21 +76,18 @@ def _pointers(row, first=1):
 
 def _handler(row, constants):
     """Return the body of a handler; constants are (rounding, flags), or None where the instruction says them."""
-    lines = []
-    if constants is None:
-        lines.append("const Rounding rounding = (Rounding)i->mod[ROW_ROUNDING];")
-        lines.append("const int flags = (int)i->mod[ROW_FLAGS];")
-    else:
-        lines.append(f"const Rounding rounding = {IN_C[constants[0]]}; const int flags = {constants[1]};")
+    lines = ["const Rounding rounding = (Rounding)i->mod[ROW_ROUNDING];", "const int flags = (int)i->mod[ROW_FLAGS];"]
+    if constants is not None:
+        lines = [f"const Rounding rounding = {IN_C[constants[0]]}; const int flags = {constants[1]};"]
     if row.masked:
         lines.append("const u32 mask = (u32)i->mod[MASKED_ROW_MASK];")
     lines += _pointers(row)
     towards = constants is None and rounds_in_c(row)
     lines += ["round_towards(rounding);"] if towards else []
+    begin, end = f"RESULT({KINDS[row.target].word}, i->arg[0]);", "MERGE();"
     if row.target == "pred":
-        lines += ["u32 bits = 0;", f"EVERY_LANE({_lane(row)})", "set_pred(w, i->arg[0], lanes, bits);"]
-    else:
-        lines += [f"RESULT({KINDS[row.target].word}, i->arg[0]);", f"EVERY_LANE({_lane(row)})", "MERGE();"]
+        begin, end = "u32 bits = 0;", "set_pred(w, i->arg[0], lanes, bits);"
+    lines += [begin, f"EVERY_LANE({_lane(row)})", end]
     lines += ["round_towards(RN);"] if towards else []
     return "\n    ".join([*lines, "return NEXT;"])
 
@@ -98,12 +95,8 @@ def _handler(row, constants):
 def rounds_in_c(row):
     """Return whether C's own arithmetic rounds the value in the direction that the instruction asks for."""
     directed = any("rz" in words or "rm" in words for choice in row.choices for words in choice.words)
-    return (
-        directed
-        and KINDS[row.target].c in ("float", "double")
-        and row.target[:3] in ("f32", "f64")
-        and "rounding" not in row.value
-    )
+    in_c = KINDS[row.target].c in ("float", "double") and row.target[:3] in ("f32", "f64")
+    return directed and in_c and "rounding" not in row.value
 
 
 def _carrying(row):

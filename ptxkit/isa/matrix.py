@@ -2,7 +2,7 @@
 
 import re
 
-from ptxkit.isa.common import ALIGNED, ELEMENT_BITS, MATRIX_TYPES, Op, exists_from, one_of, operands
+from ptxkit.isa.common import ALIGNED, ELEMENT_BITS, MATRIX_TYPES, Op, exists_from, one_of, operands, shared_place
 from ptxkit.isa.fields import FRAGMENTS, MATRIX_MOVE, MMA
 from ptxkit.ptx.syntax import Immediate
 
@@ -47,28 +47,16 @@ def _lower_move(b, ins, table, first_arch, vector, address):
     key = (shape, "trans" in parts, type_)
     if key not in table or count not in table[key][3] or len(parts) != 3 + ("trans" in parts):
         b.fail(f"modifiers {'.'.join(parts)}", _forms(table))
-    form, registers, rows, _ = table[key]
+    form, each, rows, _ = table[key]
     needed = 100 if type_.startswith("b8") else first_arch
     exists_from(b, needed, f"{ins.parts[0]} of {type_}", f"sm_{needed}a" if needed >= 100 else None)
     n = COUNTS[count]
     given = (b.targets if table is LOADS else b.values)(vector, "b32")
-    if len(given) != n * registers or (table is STORES and -1 in given):
-        b.fail(f"{len(given)} registers", f"{n * registers}")
-    place = b.place(address)
-    generic = not any(p in SHARED for p in ins.parts) and b.space_of(address) != "shared"
-    bits = UNPACKED.get(type_, 0)
-    mods = MATRIX_MOVE(count=len(given), form=form, rows=n * rows, row=place.place(generic), bits=bits)
-    return Op("ldmatrix" if table is LOADS else "stmatrix", [*given, place.register], mods, ALIGNED)
-
-
-def lower_ldmatrix(b, ins):
-    vector, address = operands(b, ins, "d", "[address]")
-    return _lower_move(b, ins, LOADS, 75, vector, address)
-
-
-def lower_stmatrix(b, ins):
-    address, vector = operands(b, ins, "[address]", "a")
-    return _lower_move(b, ins, STORES, 90, vector, address)
+    if len(given) != n * each or (table is STORES and -1 in given):
+        b.fail(f"{len(given)} registers", f"{n * each}")
+    register, row = shared_place(b, ins, address, *SHARED)
+    mods = MATRIX_MOVE(count=len(given), form=form, rows=n * rows, row=row, bits=UNPACKED.get(type_, 0))
+    return Op("ldmatrix" if table is LOADS else "stmatrix", [*given, register], mods, ALIGNED)
 
 
 def lower_movmatrix(b, ins):
@@ -189,11 +177,9 @@ def _flat(registers):
 
 
 def _fragment_fields(m, k, types, saturate, registers):
-    (a, b, d), counts = (MATRIX_TYPES[t] for t in types), [len(r) for r in registers]
-    return FRAGMENTS(
-        rows=m, depth=k, a=a, b=b, d=d, saturate=saturate, registers_d=counts[0], registers_a=counts[1],
-        registers_b=counts[2],
-    )
+    numbers = dict(zip("abd", (MATRIX_TYPES[t] for t in types)))
+    numbers |= {f"registers_{name}": len(r) for name, r in zip("dab", registers)}
+    return FRAGMENTS(rows=m, depth=k, saturate=saturate, **numbers)
 
 
 def _kind_forms():
@@ -254,4 +240,8 @@ def _numbers(values):
     return ", ".join(map(str, values))
 
 
-LOWERINGS = {"ldmatrix": lower_ldmatrix, "stmatrix": lower_stmatrix, "movmatrix": lower_movmatrix, "mma": lower_mma}
+LOWERINGS = {
+    "ldmatrix": lambda b, ins: _lower_move(b, ins, LOADS, 75, *operands(b, ins, "d", "[address]")),
+    "stmatrix": lambda b, ins: _lower_move(b, ins, STORES, 90, *operands(b, ins, "[address]", "a")[::-1]),
+    "movmatrix": lower_movmatrix, "mma": lower_mma,
+}

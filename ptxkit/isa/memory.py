@@ -2,8 +2,9 @@
 
 from dataclasses import replace
 
-from ptxkit.isa.common import ATOMIC_TYPES, ATOMICS, SCOPES, SEMANTICS, SIZES, WIDTHS, Op, exists_from, one_of, operands
-from ptxkit.isa.copies import lower_red_async, lower_st_async
+from ptxkit.isa import common
+from ptxkit.isa.common import ATOMIC_TYPES, ATOMICS, SCOPES, SEMANTICS, SIZES, WIDTHS, Op, one_of, operands, registers
+from ptxkit.isa.copies import lower_async
 from ptxkit.isa.fields import ACCESS, ATOM, GETCTARANK, ISSPACEP, MAPA, ST_BULK
 from ptxkit.ptx.syntax import Immediate, Register
 
@@ -78,17 +79,16 @@ def lower_ld(b, ins, wider=True):
 
 def _lower_st_bulk(b, ins):
     address, size, value = operands(b, ins, "[a]", "size", "0")
-    exists_from(b, 100, "st.bulk")
+    common.exists_from(b, 100, "st.bulk")
     if not isinstance(value, Immediate) or value.value != 0 or not {*ins.parts[2:]} <= {"weak", "shared::cta"}:
         b.fail(f"modifiers {'.'.join(ins.parts[2:])} and value {getattr(value, 'text', value)}", "st.bulk of 0")
-    place = b.place(address)
-    generic = "shared::cta" not in ins.parts and b.space_of(address) != "shared"
-    return Op("st_bulk", [place.register, b.value(size, "u64")], ST_BULK(to=place.place(generic)))
+    register, to = common.shared_place(b, ins, address, "shared::cta")
+    return Op("st_bulk", [register, b.value(size, "u64")], ST_BULK(to=to))
 
 
 def lower_st(b, ins):
     if ins.parts[1] == "async":
-        return lower_st_async(b, ins)
+        return lower_async(b, ins)
     if ins.parts[1] == "bulk":
         return _lower_st_bulk(b, ins)
     address, values = _without_policy(b, ins, "[a]", "b")
@@ -129,14 +129,14 @@ def lower_atom(b, ins):
 
 def lower_red(b, ins):
     if ins.parts[1] == "async":
-        return lower_red_async(b, ins)
+        return lower_async(b, ins)
     address, *values = _without_policy(b, ins, "[a]", "b")
     return _atomic(b, ins, None, address, values)
 
 
 def lower_multimem(b, ins):
     """Lower a plain access: on one device, which is all there is here, a multimem address stands for one place."""
-    exists_from(b, 90, "multimem")
+    common.exists_from(b, 90, "multimem")
     what, *parts = ins.parts[1:]
     parts = [MULTIMEM_TYPES.get(p, p) for p in parts if not p.startswith("acc::")]
     if what == "ld_reduce":
@@ -156,46 +156,30 @@ def _address_type(b, ins):
 
 def lower_mapa(b, ins):
     type_, generic = _address_type(b, ins)
-    target, address, rank = operands(b, ins, "d", "a", "rank")
-    args = [b.target(target, type_), b.value(address, type_), b.value(rank, "u32")]
+    args = registers(b, ins, d=f"={type_}", a=type_, rank="u32")
     return Op("mapa", args, MAPA(wide=type_ == "u64", generic=generic))
 
 
 def lower_getctarank(b, ins):
     type_, _ = _address_type(b, ins)
-    target, address = operands(b, ins, "d", "a")
-    return Op("getctarank", [b.target(target, "u32"), b.value(address, type_)], GETCTARANK(wide=type_ == "u64"))
+    return Op("getctarank", registers(b, ins, d="=u32", a=type_), GETCTARANK(wide=type_ == "u64"))
 
 
+# space -> its window, and whether of this CTA alone
 WINDOWS = {
-    "global": (0, 0),
-    "shared": (2, 1),
-    "shared::cta": (2, 1),
-    "shared::cluster": (2, 0),
-    "local": (3, 0),
-    "param": (4, 0),
-    "const": (0, 0),
-    "param::entry": (4, 0),
+    "global": (0, 0), "shared": (2, 1), "shared::cta": (2, 1), "shared::cluster": (2, 0), "local": (3, 0),
+    "param": (4, 0), "const": (0, 0), "param::entry": (4, 0),
 }
 
 
 def lower_isspacep(b, ins):
     if ins.parts[1] not in WINDOWS:
         b.fail(f".{ins.parts[1]} is no space", ", ".join(WINDOWS))
-    target, address = operands(b, ins, "p", "a")
     window, own_cta = WINDOWS[ins.parts[1]]
-    args = [b.target(target, "pred"), b.value(address, "u64")]
-    return Op("isspacep", args, ISSPACEP(window=window, own_cta=own_cta))
+    return Op("isspacep", registers(b, ins, p="=pred", a="u64"), ISSPACEP(window=window, own_cta=own_cta))
 
 
 LOWERINGS = {
-    "ld": lower_ld,
-    "ldu": lower_ld,
-    "st": lower_st,
-    "atom": lower_atom,
-    "red": lower_red,
-    "multimem": lower_multimem,
-    "mapa": lower_mapa,
-    "getctarank": lower_getctarank,
-    "isspacep": lower_isspacep,
+    "ld": lower_ld, "ldu": lower_ld, "st": lower_st, "atom": lower_atom, "red": lower_red, "multimem": lower_multimem,
+    "mapa": lower_mapa, "getctarank": lower_getctarank, "isspacep": lower_isspacep,
 }

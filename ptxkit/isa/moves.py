@@ -54,13 +54,10 @@ def lower_predicate_logic(b, ins):
         return None
     how = ins.parts[0]
     d, x, *rest = operands(b, ins, "d", "a", *(["b"] if COMBINE[how] else []))
-    first, first_negated = b.predicate(x)
-    second, second_negated = b.predicate(rest[0]) if rest else (-1, False)
-    return Op(
-        "predicate_logic",
-        [target(b, d, "pred"), first, second],
-        PREDICATES(combine=COMBINE[how], negate_a=first_negated, negate_b=second_negated, negate=how == "not"),
-    )
+    first, negate_a = b.predicate(x)
+    second, negate_b = b.predicate(rest[0]) if rest else (-1, False)
+    mods = PREDICATES(combine=COMBINE[how], negate_a=negate_a, negate_b=negate_b, negate=how == "not")
+    return Op("predicate_logic", [target(b, d, "pred"), first, second], mods)
 
 
 def lower_lop3(b, ins):

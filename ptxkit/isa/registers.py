@@ -10,8 +10,7 @@ def is_wide(b, operand, kind):
 
 
 def _check_word(b, operand, kind):
-    """Check a row's operand.  Its handler reads and writes words: even a register that may be wider has the word of its
-    kind."""
+    """Check a row's operand.  Its handler reads and writes words: even a wider register has the word of its kind."""
     if isinstance(operand, Register) and WIDTHS[b.type_of(operand)] > WIDTHS[kind]:
         b.check_width(operand, kind)
 

@@ -136,12 +136,10 @@ class InstructionRow(NamedTuple):
     @property
     def handler(self):
         """Return the C name of the handler; its variants have a suffix."""
-        shape = (
-            "" if self.sources == (self.target,) * len(self.sources) else "_" + "_".join((self.target, *self.sources))
-        )
+        alike = self.sources == (self.target,) * len(self.sources)
         words = [self.opcode, *(w for w in re.findall(r"\w+", re.sub(r"\{.*?\}", "", self.name))[1:])]
-        arity = f"_{len(self.sources)}" if not shape else ""
-        return re.sub(r"\W", "_", "_".join((*words, self.types[0]))) + arity + shape
+        shape = [str(len(self.sources))] if alike else [self.target, *self.sources]
+        return "_".join((re.sub(r"\W", "_", "_".join((*words, self.types[0]))), *shape))
 
 
 def _choices(name):
@@ -178,11 +176,7 @@ def _kind(name, first, second):
 
 
 def _spelled_out(value, first, second):
-    kind = KINDS.get(first)
-    words = {
-        "T": kind and kind.c,
-        "S": second and KINDS[second].c,
-        "BITS": kind and str(kind.bits // kind.count),
-        "W": WIDER.get(first),
-    }
-    return re.sub(r"\b(T|S|W|BITS)\b", lambda m: words[m[0]] or m[0], value)
+    words = {"S": second and KINDS[second].c, "W": WIDER.get(first)}
+    if kind := KINDS.get(first):
+        words |= {"T": kind.c, "BITS": str(kind.bits // kind.count)}
+    return re.sub(r"\b(T|S|W|BITS)\b", lambda m: words.get(m[0]) or m[0], value)

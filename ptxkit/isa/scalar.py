@@ -45,15 +45,12 @@ def _find(parts, count):
     return None
 
 
-def _spellings(opcode):
-    return ", ".join(dict.fromkeys(row.spelling for row in generate.ROWS if row.opcode == opcode))
-
-
 def lower_row(b, ins):
     """Lower an instruction that a row describes."""
     match = _find(ins.parts, len(ins.operands))
     if not match:
-        b.fail(f"{ins.opcode} with {len(ins.operands)} operands", _spellings(ins.parts[0]))
+        spellings = dict.fromkeys(row.spelling for row in generate.ROWS if row.opcode == ins.parts[0])
+        b.fail(f"{ins.opcode} with {len(ins.operands)} operands", ", ".join(spellings))
     row, kinds, handler, mods, carries, masked = match
     wider = ins.parts[0] == "cvt"
     if wider and len(kinds) == 2:  # conversions between other types may share the handler: these are the instruction's

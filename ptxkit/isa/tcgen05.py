@@ -1,7 +1,9 @@
 """tcgen05: the tensor core and tensor memory of sm_100a and sm_103a."""
 
+import functools
+
 from ptxkit.isa import fields
-from ptxkit.isa.common import ALIGNED, Op
+from ptxkit.isa.common import ALIGNED, Op, shared_place
 from ptxkit.ptx.syntax import Address, Immediate, Vector
 
 GROUPS = {"cta_group::1": 1, "cta_group::2": 2}
@@ -13,6 +15,7 @@ SCALED_KINDS = {
     "kind::mxf4nvf4": {"scale_vec::2X": 2, "block32": 2, "scale_vec::4X": 4, "block16": 4},
 }
 KINDS = {kind: n for n, kind in enumerate((*PLAIN_KINDS, *SCALED_KINDS))}  # the engine's MmaKind
+NOT_SIMULATED = {"sp": "sparse matrices", "ashift": ".ashift: which rows it moves at the edges is not documented"}
 USES = ("fill", "use", "lastuse", "discard")
 COLLECTORS_A = {f"collector::a::{use}" for use in USES}  # hints: a matrix is read again each time
 COLLECTORS_B = {f"collector::b{n}::{use}" for n in range(4) for use in USES}
@@ -81,13 +84,11 @@ def _tmem(b, operand):
 
 
 def lower_alloc(b, ins, parts):
-    group, generic = _group(b, parts), "shared::cta" not in parts
+    group = _group(b, parts)
     _all_known(b, parts, "sync", "aligned", "shared::cta", "b32")
-    to, columns = _operands(b, ins, 2)
-    place = b.place(to)
-    generic = generic and b.space_of(to) != "shared"
-    mods = fields.TMEM_ALLOC(to=place.place(generic), group=group)
-    return Op("tmem_alloc", [place.register, b.value(columns, "b32")], mods, ALIGNED)
+    address, columns = _operands(b, ins, 2)
+    register, to = shared_place(b, ins, address, "shared::cta")
+    return Op("tmem_alloc", [register, b.value(columns, "b32")], fields.TMEM_ALLOC(to=to, group=group), ALIGNED)
 
 
 def lower_dealloc(b, ins, parts):
@@ -153,14 +154,6 @@ def _lower_move(b, ins, parts, handler, packing):
     return Op(handler, [register, result, *values], mods, ALIGNED)
 
 
-def lower_ld(b, ins, parts):
-    return _lower_move(b, ins, parts, "tmem_ld", "pack::16b")
-
-
-def lower_st(b, ins, parts):
-    return _lower_move(b, ins, parts, "tmem_st", "unpack::16b")
-
-
 def lower_wait(b, ins, parts):
     _all_known(b, parts, "sync", "aligned")
     return Op("tmem_wait", [], fields.TMEM_WAIT(stores=ins.parts[1] == "wait::st"), ALIGNED)
@@ -172,14 +165,6 @@ def lower_fence(b, ins, parts):
 
 
 # ---- the tensor core
-
-
-def _refuse_variants(b, parts):
-    """Refuse variants of mma that are not simulated."""
-    variants = {"sp": "sparse matrices", "ashift": ".ashift: which rows it moves at the edges is not documented"}
-    for part in parts:
-        if part in variants:
-            b.fail(f"not simulated: {variants[part]}", ", ".join(KINDS))
 
 
 def _lower_scaled_mma(b, ins, parts):
@@ -209,7 +194,8 @@ def _product(b, matrices, predicate, more, **numbers):
 
 
 def lower_mma(b, ins, parts):
-    _refuse_variants(b, parts)
+    if part := next((p for p in parts if p in NOT_SIMULATED), None):
+        b.fail(f"not simulated: {NOT_SIMULATED[part]}", ", ".join(KINDS))
     if "block_scale" in parts:
         return _lower_scaled_mma(b, ins, parts)
     ws = "ws" in parts
@@ -271,28 +257,20 @@ def lower_commit(b, ins, parts):
     group = _group(b, parts)
     _take(b, parts, {"mbarrier::arrive::one"})
     multicast = _take(b, parts, {"multicast::cluster"}, required=False) is not None
-    generic = _take(b, parts, {"shared::cluster"}, required=False) is None
+    _take(b, parts, {"shared::cluster"}, required=False)
     _all_known(b, parts, "b64")
     barrier, *mask = _operands(b, ins, 2 if multicast else 1)
-    place = b.place(barrier)
-    generic = generic and b.space_of(barrier) != "shared"
-    args = [place.register, b.value(mask[0], "b16") if mask else -1]
-    return Op("tcgen05_commit", args, fields.TCGEN05_COMMIT(mbarrier=place.place(generic), group=group))
+    register, mbarrier = shared_place(b, ins, barrier, "shared::cluster")
+    args = [register, b.value(mask[0], "b16") if mask else -1]
+    return Op("tcgen05_commit", args, fields.TCGEN05_COMMIT(mbarrier=mbarrier, group=group))
 
 
 FORMS = {
-    "alloc": lower_alloc,
-    "dealloc": lower_dealloc,
-    "relinquish_alloc_permit": lower_relinquish,
-    "ld": lower_ld,
-    "st": lower_st,
-    "wait::ld": lower_wait,
-    "wait::st": lower_wait,
-    "fence::before_thread_sync": lower_fence,
-    "fence::after_thread_sync": lower_fence,
-    "mma": lower_mma,
-    "cp": lower_cp,
-    "shift": lower_shift,
-    "commit": lower_commit,
+    "alloc": lower_alloc, "dealloc": lower_dealloc, "relinquish_alloc_permit": lower_relinquish,
+    "ld": functools.partial(_lower_move, handler="tmem_ld", packing="pack::16b"),
+    "st": functools.partial(_lower_move, handler="tmem_st", packing="unpack::16b"),
+    "wait::ld": lower_wait, "wait::st": lower_wait,
+    "fence::before_thread_sync": lower_fence, "fence::after_thread_sync": lower_fence,
+    "mma": lower_mma, "cp": lower_cp, "shift": lower_shift, "commit": lower_commit,
 }
 LOWERINGS = {"tcgen05": lower}

@@ -1,23 +1,8 @@
 """cp.async.bulk.tensor, cp.reduce.async.bulk.tensor, their prefetch; tensormap.replace and tensormap.cp_fenceproxy."""
 
+from ptxkit.isa import copies
 from ptxkit.isa.common import ALIGNED, Op, one_of
-from ptxkit.isa.copies import (
-    FORMS,
-    GROUP,
-    HINT,
-    MBARRIER,
-    MULTICAST,
-    PLAIN,
-    REDUCTIONS,
-    SPACES,
-    cta_mask,
-    loaded,
-    needs,
-    operands_of,
-    place,
-    places,
-    refuse_unknown,
-)
+from ptxkit.isa.copies import GROUP, HINT, MBARRIER, MULTICAST, PLAIN, REDUCTIONS, SPACES, needs, operands_of
 from ptxkit.isa.fields import TENSORMAP_COPY, TENSORMAP_REPLACE, TMA_LOAD, TMA_PREFETCH, TMA_STORE
 from ptxkit.ptx.syntax import Immediate
 
@@ -33,27 +18,21 @@ def map_place(b, operand):
     """Return the place of a tensor map, by its generic address."""
     if b.space_of(operand) not in (None, "global"):
         b.fail(f"a tensor map named by a .{b.space_of(operand)} symbol", "its generic address, as cvta gives it")
-    return place(b, operand)
+    return copies.place(b, operand)
 
 
-def _coordinates(b, operand, rank, mode):
-    wanted = 5 if mode == ROWS else rank
-    if len(operand.coordinates) != wanted:
-        b.fail(
-            f"{len(operand.coordinates)} coordinates",
-            f"{wanted}: {'{column, row, row, row, row}' if mode == ROWS else 'one for each dimension'}",
-        )
-    return [b.value(c, "s32") for c in operand.coordinates]
-
-
-def _offsets(b, operands, rank):
-    """Return the offsets of im2col: one for each dimension but the first and the last."""
-    if "offsets" not in operands:
-        return []
-    given = getattr(operands["offsets"], "items", ())
-    if len(given) != rank - 2:
-        b.fail(f"{len(given)} im2col offsets", f"{rank - 2}: one for each dimension but the first and the last")
-    return [b.value(each, "b16") for each in given]
+def _coordinates(b, operands, rank, mode):
+    """Return the coordinates, and the offsets of im2col if it has them."""
+    given, offsets = operands["map"].coordinates, []
+    wanted, which = (5, "{column, row, row, row, row}") if mode == ROWS else (rank, "one for each dimension")
+    if len(given) != wanted:
+        b.fail(f"{len(given)} coordinates", f"{wanted}: {which}")
+    registers = [b.value(each, "s32") for each in given]
+    if "offsets" in operands:
+        offsets = getattr(operands["offsets"], "items", ())
+        if len(offsets) != rank - 2:
+            b.fail(f"{len(offsets)} im2col offsets", f"{rank - 2}: one for each dimension but the first and the last")
+    return registers + [b.value(each, "b16") for each in offsets]
 
 
 def lower_tensor(b, ins):
@@ -82,17 +61,16 @@ def lower_tensor(b, ins):
 
 def _lower_load(b, ins, rank, mode):
     forms = {"async", "bulk", "tensor", "tile", "tile::gather4", "im2col", MBARRIER, MULTICAST, HINT}
-    refuse_unknown(b, ins, forms | {*RANKS, *SPACES, *PAIRS})
+    copies.refuse_unknown(b, ins, forms | {*RANKS, *SPACES, *PAIRS})
     pair = one_of(ins.parts, PAIRS)
     if pair is not None:
         needs(b, 100, ".cta_group")
     if MBARRIER not in ins.parts:
         b.fail("a load without a way to tell that it is done", f".{MBARRIER}")
-    operands = loaded(b, ins, "destination", "map", "mbarrier", mode == PIXELS and "offsets")
-    (to, barrier), where = places(b, operands, "destination", "mbarrier")
+    operands = copies.loaded(b, ins, "destination", "map", "mbarrier", mode == PIXELS and "offsets")
+    (to, barrier), where = copies.places(b, operands, "destination", "mbarrier")
     tensor, tensor_place = map_place(b, operands["map"])
-    args = [to, tensor, barrier, cta_mask(b, operands), *_coordinates(b, operands["map"], rank, mode)]
-    args += _offsets(b, operands, rank)
+    args = [to, tensor, barrier, copies.cta_mask(b, operands), *_coordinates(b, operands, rank, mode)]
     own_cta = "shared::cta" in ins.parts
     mods = TMA_LOAD(**where, map=tensor_place, rank=rank, mode=mode, pair=pair or 0, own_cta=own_cta)
     return Op("tma_load", args, mods)
@@ -100,7 +78,7 @@ def _lower_load(b, ins, rank, mode):
 
 def _lower_store(b, ins, rank, mode):
     forms = {"async", "bulk", "tensor", "reduce", "tile", "tile::scatter4", "im2col_no_offs", GROUP, HINT}
-    refuse_unknown(b, ins, forms | {*RANKS, *SPACES, *REDUCTIONS})
+    copies.refuse_unknown(b, ins, forms | {*RANKS, *SPACES, *REDUCTIONS})
     if GROUP not in ins.parts:
         b.fail("a store without a way to tell that it is done", f".{GROUP}")
     reduces = ins.parts[1] == "reduce"
@@ -110,19 +88,18 @@ def _lower_store(b, ins, rank, mode):
     if reduces and mode == ROWS:
         b.fail("a reduction with scatter4", "tile")
     operands = operands_of(b, ins, "map", "source", HINT in ins.parts and "policy")
-    source, source_place = place(b, operands["source"])
+    source, source_place = copies.place(b, operands["source"])
     tensor, tensor_place = map_place(b, operands["map"])
-    args = [source, tensor, *_coordinates(b, operands["map"], rank, mode)]
+    args = [source, tensor, *_coordinates(b, operands, rank, mode)]
     return Op("tma_store", args, TMA_STORE(source=source_place, map=tensor_place, rank=rank, mode=mode, op=op))
 
 
 def _lower_prefetch(b, ins, rank, mode):
-    refuse_unknown(
-        b, ins, {"async", "bulk", "prefetch", "tensor", "L2", "global", "tile", "tile::gather4", "im2col", HINT, *RANKS}
-    )
+    forms = {"async", "bulk", "prefetch", "tensor", "L2", "global", "tile", "tile::gather4", "im2col", HINT}
+    copies.refuse_unknown(b, ins, forms | {*RANKS})
     operands = operands_of(b, ins, "map", mode == PIXELS and "offsets", HINT in ins.parts and "policy")
     tensor, tensor_place = map_place(b, operands["map"])
-    args = [tensor, *_coordinates(b, operands["map"], rank, mode), *_offsets(b, operands, rank)]
+    args = [tensor, *_coordinates(b, operands, rank, mode)]
     return Op("tma_prefetch", args, TMA_PREFETCH(map=tensor_place, rank=rank, mode=mode))
 
 
@@ -147,15 +124,14 @@ MAP_SPACES = {"global": 1, "shared": 2, "shared::cta": 2}
 
 def lower_tensormap(b, ins):
     needs(b, 90, "tensormap")
-    if ins.parts[1] == "replace":
-        return _lower_replace(b, ins)
-    if ins.parts[1] == "cp_fenceproxy":
-        return _lower_copy(b, ins)
-    b.fail(f"no tensormap.{ins.parts[1]}", "replace, cp_fenceproxy")
+    forms = {"replace": _lower_replace, "cp_fenceproxy": _lower_copy}
+    if ins.parts[1] not in forms:
+        b.fail(f"no tensormap.{ins.parts[1]}", ", ".join(forms))
+    return forms[ins.parts[1]](b, ins)
 
 
 def _lower_replace(b, ins):
-    refuse_unknown(b, ins, {"replace", "tile", "b1024", "b32", "b64", *FIELDS, *MAP_SPACES})
+    copies.refuse_unknown(b, ins, {"replace", "tile", "b1024", "b32", "b64", *FIELDS, *MAP_SPACES})
     name = next((p for p in ins.parts if p in FIELDS), None)
     if name is None:
         b.fail("no field", ", ".join(FIELDS))
@@ -168,7 +144,7 @@ def _lower_replace(b, ins):
     ordinal = operands.get("dimension", Immediate(0, None, "0"))
     if not isinstance(ordinal, Immediate) or not 0 <= int(ordinal.value) < max(dimensions, 1):
         b.fail(f"dimension {getattr(ordinal, 'text', ordinal)} of {name}", f"an immediate from 0 to {dimensions - 1}")
-    address, where = place(b, operands["address"])
+    address, where = copies.place(b, operands["address"])
     mods = TENSORMAP_REPLACE(
         map=where, space=one_of(ins.parts, MAP_SPACES, 0), field=number, dimension=int(ordinal.value), least=least,
         most=most, wide=bits == 64, multiple=multiple,
@@ -177,18 +153,16 @@ def _lower_replace(b, ins):
 
 
 def _lower_copy(b, ins):
-    scopes = {"cta", "cluster", "gpu", "sys"}
-    refuse_unknown(
-        b, ins, {"cp_fenceproxy", "global", "shared::cta", "tensormap::generic", "release", "sync", "aligned", *scopes}
-    )
+    forms = {"cp_fenceproxy", "global", "shared::cta", "tensormap::generic", "release", "sync", "aligned"}
+    copies.refuse_unknown(b, ins, forms | {"cta", "cluster", "gpu", "sys"})
     operands = operands_of(b, ins, "destination", "source", "size")
     if not isinstance(operands["size"], Immediate) or int(operands["size"].value) != 128:
         b.fail(f"{getattr(operands['size'], 'text', operands['size'])} bytes", "128")
-    registers, where = places(b, operands, "destination", "source")
+    registers, where = copies.places(b, operands, "destination", "source")
     return Op("tensormap_copy", registers, TENSORMAP_COPY(**where), ALIGNED)
 
 
-ALL_FORMS = FORMS | {
+ALL_FORMS = copies.FORMS | {
     ("async", "bulk", "tensor"): lower_tensor,
     ("async", "bulk", "prefetch", "tensor"): lower_tensor,
     ("reduce", "async", "bulk", "tensor"): lower_tensor,

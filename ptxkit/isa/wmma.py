@@ -33,11 +33,6 @@ def _extent(shape, matrix):
     return {A: (m, k), B: (k, n)}.get(matrix, (m, n))
 
 
-def _registers(shape, matrix, type_):
-    (rows, columns), bits = _extent(shape, matrix), ELEMENT_BITS[type_]
-    return HELD.get((type_, matrix)) or max(rows * columns * bits // (32 * max(bits, 32)), 1)
-
-
 def _fail(b, ins):
     forms = [f".{{{', '.join(shapes)}}} of {t}, in {', '.join(ds)}" for t, (shapes, ds, _) in MULTIPLICANDS.items()]
     b.fail(f"modifiers {'.'.join(ins.parts[1:])}", "; ".join(forms))
@@ -51,8 +46,10 @@ def _check(b, ins, shape, type_, accumulator):
 
 
 def _vector(b, operand, shape, matrix, type_, write=False):
-    kind = {"f64": "f64", "f32": "f32"}.get(type_, "b32")
-    registers, wanted = (b.targets if write else b.values)(operand, kind), _registers(shape, matrix, type_)
+    kind, bits = {"f64": "f64", "f32": "f32"}.get(type_, "b32"), ELEMENT_BITS[type_]
+    rows, columns = _extent(shape, matrix)
+    wanted = HELD.get((type_, matrix)) or max(rows * columns * bits // (32 * max(bits, 32)), 1)
+    registers = (b.targets if write else b.values)(operand, kind)
     if -1 in registers:
         b.fail(f"`_` in {matrix.upper()}, which is read", "`_` in what is written")
     if len(registers) != wanted:
