@@ -41,10 +41,13 @@ class HostFunction:
 
     def __init__(self, session: Session, function: Any, module: Any, symbol: str, kernels: dict[str, Kernel]):
         from cutlass._mlir.execution_engine import ExecutionEngine
+        from cutlass.cute.runtime import find_runtime_libraries
 
         self.function = function             # the caller's; kept so that its id stays its own
         self.runtime = Runtime(session, kernels)
-        self.engine = ExecutionEngine(module, opt_level=OPTIMISE, shared_libs=_libraries())
+        # libraries that the rest of the host code needs, such as error messages
+        libraries = find_runtime_libraries(enable_tvm_ffi=importlib.util.find_spec("tvm_ffi") is not None)
+        self.engine = ExecutionEngine(module, opt_level=OPTIMISE, shared_libs=libraries)
         needed = [name for name in _externals(module) if name in FUNCTIONS or name.startswith("_cu")]
         for name, address in self.runtime.callbacks(needed).items():
             self.engine.raw_register_runtime(name, ctypes.c_void_p(address))
@@ -151,8 +154,9 @@ def _host(session: Session, function: Any) -> HostFunction:
                 f"{function.function_name} was compiled without keeping its PTX. Compile it inside the block, through "
                 "ptxkit.compile.cutedsl, with options='--keep-ptx', or with CUTE_DSL_KEEP=ptx in the environment."
             )
-        ptx, cubin, target = session.call_sites.told_in(function.__ptx__), _cubin(function), session.device.target
-        kernels = {name: Kernel.of(name, ptx, cubin, target) for name in entries(ptx)}
+        ptx, cubin = session.call_sites.told_in(function.__ptx__), function.__cubin__
+        known = cubin if isinstance(cubin, bytes) else None
+        kernels = {name: Kernel.of(name, ptx, known, session.device.target) for name in entries(ptx)}
         if not kernels:                                                        # a path, if the DSL could not write
             raise CaptureError(
                 f"{function.function_name} was compiled, but what the DSL kept as its PTX has no kernel: "
@@ -161,11 +165,6 @@ def _host(session: Session, function: Any) -> HostFunction:
         host = HostFunction(session, function, function.ir_module, function.function_name, kernels)
         session.hosts[id(function)] = host
     return host
-
-
-def _cubin(function: Any) -> bytes | None:
-    cubin = function.__cubin__
-    return cubin if isinstance(cubin, bytes) else None
 
 
 @contextlib.contextmanager
@@ -277,13 +276,6 @@ def _externals(module: Any) -> list[str]:
     """Return the functions that host code calls and does not define."""
     functions = (op for op in module.body.operations if op.operation.name == "llvm.func")
     return [op.attributes["sym_name"].value for op in functions if not op.operation.regions[0].blocks]
-
-
-def _libraries() -> list[str]:
-    """Return the libraries that the rest of the host code needs, such as error messages."""
-    from cutlass.cute.runtime import find_runtime_libraries
-
-    return find_runtime_libraries(enable_tvm_ffi=importlib.util.find_spec("tvm_ffi") is not None)
 
 
 def _is_tvm_ffi(function: Any) -> bool:

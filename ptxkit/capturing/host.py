@@ -185,10 +185,6 @@ def _pointer(a: _Answers, gpu: Gpu, to: Any, address: int) -> None:
     to[0], to[1], to[2] = DEVICE_MEMORY, address, address
 
 
-def _kernel(a: _Answers, gpu: Gpu, to: Any, function: int) -> None:
-    to[0] = function
-
-
 class _Attributes(ctypes.Structure):
     """cudaFuncAttributes; what is not named here is zero."""
 
@@ -212,10 +208,6 @@ def _attributes(a: _Answers, gpu: Gpu, to: Any, function: int) -> None:
 def _occupancy(a: _Answers, gpu: Gpu, to: Any, function: int, threads: int, shared: int, *flags: int) -> None:
     kernel = a.library.kernel_of(function)
     to[0] = d.resident(gpu.chip, kernel.registers, kernel.shared, threads, shared)
-
-
-def _worded(a: _Answers, gpu: Gpu, error: int) -> int:
-    return ctypes.addressof(_NO_ERROR)
 
 
 def _worded_to(a: _Answers, gpu: Gpu, error: int, to: Any) -> None:
@@ -271,7 +263,7 @@ FUNCTIONS: dict[str, tuple[tuple, Callable[..., Any] | None]] = {
     **dict.fromkeys(("cudaLaunchKernel", "__cudaLaunchKernel"), (_LAUNCHED, _launch)),
     "cudaLaunchCooperativeKernel": (_LAUNCHED, functools.partial(_launch, together=True)),
     "cudaLaunchKernelExC": ((POINTER(RuntimeLaunchConfig), _P, _P), _launch_ex),
-    "__cudaGetKernel": ((_HANDLE, _P), _kernel),
+    "__cudaGetKernel": ((_HANDLE, _P), _to(lambda gpu, function: function)),
     "cuTensorMapEncodeTiled": (ENCODED, lambda a, gpu, *args: a.tensor_map(*args)),
     "cudaGetDriverEntryPoint": ((c_char_p, _HANDLE, c_uint64, _INT), _entry_point),
     "cudaGetDriverEntryPointByVersion": ((c_char_p, _HANDLE, c_uint, c_uint64, _INT), _entry_point),
@@ -280,8 +272,7 @@ FUNCTIONS: dict[str, tuple[tuple, Callable[..., Any] | None]] = {
     "cudaFuncGetAttributes": ((POINTER(_Attributes), _P), _attributes),
     "cudaOccupancyMaxActiveBlocksPerMultiprocessor": ((_INT, _P, c_int, c_size_t), _occupancy),
     "cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags": ((_INT, _P, c_int, c_size_t, c_uint), _occupancy),
-    "cudaGetErrorString": ((c_int,), _worded),
-    "cudaGetErrorName": ((c_int,), _worded),
+    **dict.fromkeys(_RETURN_ADDRESSES, ((c_int,), lambda a, gpu, error: ctypes.addressof(_NO_ERROR))),
     "cuGetErrorString": ((c_int, _HANDLE), _worded_to),
 }
 

@@ -12,6 +12,7 @@ gives it back once the host function has returned.
 from __future__ import annotations
 
 import ctypes
+import functools
 from collections.abc import Callable, Iterable, Sequence
 from ctypes import POINTER, c_char_p, c_int, c_size_t, c_uint, c_uint32, c_uint64, c_void_p
 from typing import Any
@@ -34,12 +35,8 @@ class RuntimeLaunchConfig(ctypes.Structure):
     """cudaLaunchConfig_t."""
 
     _fields_ = (
-        ("grid", c_uint * 3),
-        ("block", c_uint * 3),
-        ("dynamic_shared", c_size_t),
-        ("stream", c_void_p),
-        ("attributes", POINTER(Attribute)),
-        ("count", c_uint),
+        *((name, c_uint * 3) for name in ("grid", "block")),
+        ("dynamic_shared", c_size_t), ("stream", c_void_p), ("attributes", POINTER(Attribute)), ("count", c_uint),
     )
 
 
@@ -92,17 +89,15 @@ class Runtime(Callbacks):
         callbacks = {}
         for name in names:
             types, method = FUNCTIONS.get(name, ((), None))
-            callbacks[name] = self.callback(name, getattr(self, method) if method else self._refusal(name), types)
+            answer = getattr(self, method) if method else functools.partial(self._refuse, name)
+            callbacks[name] = self.callback(name, answer, types)
         return callbacks
 
-    def _refusal(self, name: str) -> Callable:
-        def refuse():
-            raise CaptureError(
-                f"the host function called {name.lstrip('_')}, which a capture does not replace. Make that call "
-                "outside the compiled function."
-            )
-
-        return refuse
+    def _refuse(self, name: str) -> None:
+        raise CaptureError(
+            f"the host function called {name.lstrip('_')}, which a capture does not replace. Make that call outside "
+            "the compiled function."
+        )
 
     # libraries and kernels
 
@@ -163,10 +158,9 @@ class Runtime(Callbacks):
         kernel, cluster = self._handles[handle], attributes.get(CLUSTER, (1, 1, 1))
         pointers = zip(params[: len(kernel.params)], kernel.params)
         args = packed(kernel, (ctypes.string_at(pointer, param.size) for pointer, param in pointers))
-        pdl, cooperative = (attributes.get(key, False) for key in (PDL, COOPERATIVE))
-        taken = Launch(kernel, grid, block, cluster, dynamic_shared, args, self.tensors, pdl, cooperative,
-                       stream=stream or None)
-        self.session.launch(taken)
+        options = {"pdl": attributes.get(PDL, False), "cooperative": attributes.get(COOPERATIVE, False)}
+        self.session.launch(Launch(kernel, grid, block, cluster, dynamic_shared, args, self.tensors, **options,
+                                   stream=stream or None))
 
 
 def attributes_of(config: RuntimeLaunchConfig) -> dict[int, Any]:

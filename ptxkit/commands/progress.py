@@ -11,12 +11,16 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 import click
 
 from ptxkit.compile import watching
 
 from .layout import is_terminal, width_of
+
+if TYPE_CHECKING:
+    from ptxkit.compile.recipes import AnyRecipe
 
 PATIENCE = 2.0                               # seconds of a command before anything is said
 SHORTEST = 0.5                               # seconds of what is done before it is said
@@ -93,7 +97,7 @@ class Progress:
         return left if left >= 1 else None
 
     @contextlib.contextmanager
-    def of_builds(self, what: Sequence[watching.Named] | str) -> Iterator[watching.Built]:
+    def of_builds(self, what: Sequence[AnyRecipe] | str) -> Iterator[watching.Built]:
         """Return a watcher of builds (ptxkit.compile.watching) that shows them here."""
         one = isinstance(what, str)
         self.builds = builds = Progress(f"building {what}") if one else Progress("building kernels", len(what))

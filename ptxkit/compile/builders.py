@@ -93,12 +93,10 @@ class BuilderProcess:
         paths = [os.path.abspath(path) for path in sys.path]
         environment = {name: value for name, value in os.environ.items() if name not in UNWANTED}
         with open(self._said, "wb") as said:
+            command = [sys.executable, "-c", PROGRAM.format(name=application.current().name), door, *paths]
+            cache = {"TRITON_CACHE_DIR": str(Path(self._folder.name, "cache"))}
             self._process = subprocess.Popen(
-                [sys.executable, "-c", PROGRAM.format(name=application.current().name), door, *paths],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=said,
-                env={**environment, "TRITON_CACHE_DIR": str(Path(self._folder.name, "cache"))},
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=said, env=environment | cache
             )
 
     @classmethod
@@ -128,9 +126,8 @@ class BuilderProcess:
         if "error" in answer:
             raise BuildError(answer["error"])
         if answer["key"] != recipe.key:
-            raise BuildError(
-                f"the source of {recipe.function} is not what it was when this process read it. Start Python again."
-            )
+            why = "is not what it was when this process read it. Start Python again."
+            raise BuildError(f"the source of {recipe.function} {why}")
         return {name: base64.b64decode(data) for name, data in answer["entry"].items()}
 
     def _death(self) -> str:

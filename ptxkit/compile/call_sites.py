@@ -43,11 +43,9 @@ class CallSites:
     def told_in(self, ptx: str) -> str:
         """Return the text, with a comment for each call site that it names."""
         used = {int(column) for column in _LOC.findall(ptx)}
-        lines = [
-            f"// call site {number}: {' < '.join(f'{file}:{line}' for file, line in callers)}\n"
-            for callers, number in self._numbers.items()
-            if number in used
-        ]
+        named = ((number, callers) for callers, number in self._numbers.items() if number in used)
+        lines = [f"// call site {number}: {' < '.join(f'{file}:{line}' for file, line in callers)}\n"
+                 for number, callers in named]
         return ptx.rstrip("\0\n") + "\n" + "".join(lines) if lines else ptx
 
 

@@ -86,7 +86,8 @@ def compile(
         return {"object": function_object, "symbol": compiled.symbol.encode(), "module": compiled.module,
                 "ptx": compiled.ptx.encode(), "cubin": compiled.cubin}
 
-    name = store.digest("cutedsl 1", version, _cuda_version(), platform.machine(), target.spelling, options, key)
+    cuda = str(getattr(sys.modules["cutlass"], "CUDA_VERSION", ""))
+    name = store.digest("cutedsl 1", version, cuda, platform.machine(), target.spelling, options, key)
     kernel = getattr(host, "__name__", type(host).__name__)
     about = {"kernel": kernel, "arch": target.name, "module": getattr(host, "__module__", None)}
     entry = (keep_in or store.default()).fetch(name, build, about)
@@ -178,8 +179,7 @@ def compiling_for(arch: str, **settings: Any) -> Iterator[call_sites.CallSites]:
 
 def forget_options() -> None:
     """The DSL drops the options of a compilation once it has traced: those of one that failed before that, such as
-    where to keep PTX, would otherwise be those of the next.
-    """
+    where to keep PTX, would otherwise be those of the next."""
     for dsl in _dsls():
         if hasattr(dsl, "compile_options"):
             dsl.compile_options = type(dsl.compile_options)()
@@ -195,11 +195,9 @@ def _short_file_names() -> Iterator[None]:
         yield
         return
 
-    def named(option: Any, folder: str, function_name: str, *more: Any) -> None:
-        name = function_name
-        if len(name.encode()) > FILE_NAME:
-            name = hashlib.sha256(name.encode()).hexdigest()
-        name_files(option, folder, name, *more)
+    def named(option: Any, folder: str, name: str, *more: Any) -> None:
+        short = name if len(name.encode()) <= FILE_NAME else hashlib.sha256(name.encode()).hexdigest()
+        name_files(option, folder, short, *more)
 
     with replaced(options, _set_artifact_dump_paths=staticmethod(named)):
         yield
@@ -208,8 +206,7 @@ def _short_file_names() -> Iterator[None]:
 @contextlib.contextmanager
 def _lines_kept() -> Iterator[None]:
     """The DSL looks up the source line of every operation that it traces: it judges frame after frame, walks all of the
-    function and makes a location, half of a build. Inside the block it does so once for each function and place.
-    """
+    function and makes a location, half of a build. Inside the block it does so once for each function and place."""
     op = sys.modules.get("cutlass._mlir_helpers.op")
     names = "_is_framework_stack_frame", "_fast_frameinfo", "_get_location_from_frame_info"
     looked_up = [getattr(op, name, None) for name in names]
@@ -252,19 +249,12 @@ def _dsls() -> list[Any]:
     return [dsl._get_dsl() for dsl in classes if dsl is not None]
 
 
-def _cuda_version() -> str:
-    import cutlass
-
-    return str(getattr(cutlass, "CUDA_VERSION", ""))
-
-
 def load() -> Any:
     """Return the cutlass module."""
     try:
         import cutlass
         import cutlass.cute
     except ImportError as error:
-        raise MissingCompilerError(
-            "compiling a CuTe DSL kernel", "nvidia-cutlass-dsl", "pip install 'nvidia-cutlass-dsl[cu13]'"
-        ) from error
+        get = "pip install 'nvidia-cutlass-dsl[cu13]'"
+        raise MissingCompilerError("compiling a CuTe DSL kernel", "nvidia-cutlass-dsl", get) from error
     return cutlass

@@ -40,21 +40,18 @@ def resources(cubin: bytes) -> dict[str, Resources]:
     sections = {s.name: s for s in _sections(cubin)}
     if ".nv.info" not in sections or ".symtab" not in sections:
         return {}
-    registers: dict[int, int] = {}
-    stack: dict[int, int] = {}
+    known: dict[tuple[int, int], int] = {}
     for attribute, data in _attributes(sections[".nv.info"].read(cubin)):
         if attribute in (REGISTERS, STACK):
             symbol, number = struct.unpack_from("<II", data)
-            (registers if attribute == REGISTERS else stack)[symbol] = number
+            known[attribute, symbol] = number
     by_kernel = {}
     for symbol, name in enumerate(_symbols(cubin, sections)):
-        section = sections.get(f".nv.info.{name}")
-        if section is None or not name:
-            continue
-        shared = sections.get(f".nv.shared.{name}")
-        by_kernel[name] = Resources(
-            registers.get(symbol, 0), stack.get(symbol, 0), shared.size if shared else 0, _params(section.read(cubin))
-        )
+        if name and (section := sections.get(f".nv.info.{name}")) is not None:
+            registers, stack = (known.get((attribute, symbol), 0) for attribute in (REGISTERS, STACK))
+            shared = sections.get(f".nv.shared.{name}")
+            params = _params(section.read(cubin))
+            by_kernel[name] = Resources(registers, stack, shared.size if shared else 0, params)
     return by_kernel
 
 

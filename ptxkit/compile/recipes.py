@@ -13,7 +13,7 @@ import importlib.metadata
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 from . import store
 from .errors import BuildError
@@ -21,45 +21,12 @@ from .kernel import Kernel
 from .sources import files
 from .target import Target
 
+if TYPE_CHECKING:
+    from . import triton
+
 Constant = int | float | bool | str | None
-
-
-class AnyRecipe(Protocol):
-    """A kernel that `ptxkit.compile.fetching` gives: hashable, equal to what reads alike, and pickled by its names."""
-
-    @property
-    def function(self) -> str: ...           # "module:name": what makes it
-
-    @property
-    def target(self) -> Target: ...
-
-    @property
-    def door(self) -> str: ...               # the module of this package that loads its compiler
-
-    # What distinguishes kernels of one name, for people.
-    @property
-    def constants(self) -> Mapping[str, Constant]: ...
-
-    @property
-    def options(self) -> Mapping[str, Constant]: ...
-
-    @property
-    def signature(self) -> Mapping[str, Any]: ...
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def key(self) -> str: ...                # its name in the store
-
-    @property
-    def about(self) -> dict[str, Any]: ...   # what its entry says about it
-
-    def build(self) -> store.Entry: ...      # builds it in this process
-
-    def opened(self, entry: store.Entry) -> Kernel: ...
-
-    def dynamic_shared(self, kernel: Any) -> int: ...
+# what `ptxkit.compile.fetching` makes a kernel of: hashable, equal to what reads alike, and pickled by its names
+AnyRecipe: TypeAlias = "ConfiguredRecipe | triton.Recipe"
 
 
 def source(*modules: str) -> str:
@@ -128,17 +95,14 @@ class ConfiguredRecipe:
     target: Target
     options: ClassVar[Mapping[str, Any]] = MappingProxyType({})
     signature: ClassVar[Mapping[str, Any]] = MappingProxyType({})
-    # door: its module;  compiler: its name in COMPILERS;  form: of what is kept, a new one where that changes
+    door: ClassVar[str]                      # the module of this package that loads the compiler
+    compiler: ClassVar[str]                  # its name in COMPILERS
+    form: ClassVar[str]                      # of what is kept: another one where that changes
     if TYPE_CHECKING:
-        door: ClassVar[str]
-        compiler: ClassVar[str]
-        form: ClassVar[str]
-
         @property
         def name(self) -> str: ...
 
-        def build(self) -> Any: ...
-
+        def build(self) -> store.Entry: ...
 
     @property
     def module(self) -> str:

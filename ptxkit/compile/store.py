@@ -68,30 +68,22 @@ def cache_folder() -> Path:
 
 
 def digest(*parts: object) -> str:
-    """Return the key of a build: one name for everything that it depends on.
-
-    Parts are strings, bytes, numbers, None, and tuples, lists and dicts of these.
-    """
+    """Return the key of a build: one name for all that it depends on, of text, bytes, numbers, None and collections."""
     hasher = hashlib.sha256()
     _feed(hasher, parts)
     return hasher.hexdigest()
 
 
 def sources(*places: ModuleType | Path) -> str:
-    """Return one name for the source of modules, files and folders; a package stands for every file of SOURCES in
-    it."""
+    """Return one name for the source of modules, files and folders; a package stands for all of SOURCES in it."""
     contents = {}
     for number, place in enumerate(places):
         root = place if isinstance(place, Path) else Path(place.__file__)
         if hasattr(place, "__path__"):
             root = root.parent
-        for path in filter(_is_source, root.rglob("*")) if root.is_dir() else [root]:
+        for path in (p for p in root.rglob("*") if p.suffix in SOURCES) if root.is_dir() else [root]:
             contents[f"{number}/{path.relative_to(root.parent).as_posix()}"] = path.read_bytes()
     return digest(contents)
-
-
-def _is_source(path: Path) -> bool:
-    return path.suffix in SOURCES
 
 
 def _feed(hasher, part: object) -> None:
@@ -126,8 +118,7 @@ def exposed(status: os.stat_result) -> str | None:
 
 
 def distrusted(folder: Path) -> str | None:
-    """Return why nothing is read from a folder, as the docstring above has it, with the way out; None if it is
-    trusted."""
+    """Return why nothing is read from a folder (the docstring above), with the way out; None if it is trusted."""
     variable = application.current().variable("CACHE_DIR")
     for status in (os.lstat(folder), os.stat(folder)):
         if why := exposed(status):
@@ -196,10 +187,8 @@ class Store:
         """Return the entry called `key`, if it is there, whole and trusted."""
         path = self._path(key)
         try:
-            if not (self._trusts(self.folder) and self._trusts(path.parent)):
-                return None
-            parsed = _parsed(key, self._read(path))
-            if parsed is not None:
+            trusted = self._trusts(self.folder) and self._trusts(path.parent)
+            if trusted and (parsed := _parsed(key, self._read(path))) is not None:
                 with contextlib.suppress(OSError):
                     os.utime(path)                                           # tells sweeps that it is in use
                 return parsed[1]
@@ -276,7 +265,7 @@ class Store:
             with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".part", delete=False) as file:
                 temporary = file.name
                 _lock(file, wait=False)
-                file.write(MAGIC + _digest(key, body) + body)
+                file.write(_head(key, body) + body)
             os.chmod(temporary, mode & 0o644)
             os.replace(temporary, path)
         except OSError as error:
@@ -351,14 +340,14 @@ def _sweep_unfinished(folder: Path) -> int:
     return freed
 
 
-def _digest(key: str, body: bytes) -> bytes:
-    return hashlib.sha256(key.encode() + body).digest()
+def _head(key: str, body: bytes) -> bytes:
+    return MAGIC + hashlib.sha256(key.encode() + body).digest()
 
 
 def _parsed(key: str, raw: bytes) -> tuple[dict[str, Any], Entry] | None:
     """Return a file's words about an entry, and the entry; None if it is damaged or under another name."""
     body = raw[len(MAGIC) + 32 :]
-    if raw[: len(MAGIC)] != MAGIC or _digest(key, body) != raw[len(MAGIC) : len(MAGIC) + 32]:
+    if raw[: len(MAGIC) + 32] != _head(key, body):
         return None
     line, _, rest = body.partition(b"\n")
     header = json.loads(line)

@@ -53,8 +53,7 @@ _VARIANT = (
 
 
 def parse(text: str) -> Target:
-    """Return the target of an arch or a card: `sm100`, `sm_100a`, `100`, `10.0`, `B200` and `NVIDIA B200` all name
-    one."""
+    """Return the target of an arch or a card: `sm100`, `sm_100a`, `100`, `10.0`, `B200` and `NVIDIA B200` name one."""
     spelling = text.strip().lower()
     digits = re.fullmatch(r"(?:sm_?)?(\d+)\.?(\d)[af]?", spelling)
     name = "sm" + "".join(digits.groups()) if digits else ""

@@ -18,25 +18,16 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from .. import application
 from . import store
-from .target import Target
 
+if TYPE_CHECKING:
+    from .recipes import AnyRecipe
 
-class Named(Protocol):
-    """The names by which a recipe is reported."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def target(self) -> Target: ...
-
-
-Built = Callable[[Named], None]              # called for each kernel that is done, from any thread
-Watcher = Callable[[Sequence[Named] | str], AbstractContextManager[Built]]      # kernels, or what is built once
+Built = Callable[["AnyRecipe"], None]        # called for each kernel that is done, from any thread
+Watcher = Callable[["Sequence[AnyRecipe] | str"], AbstractContextManager[Built]]  # kernels, or what is built once
 _watchers: list[Watcher] = []                # the last one is told
 _explained = False                           # whether this process has explained it
 
@@ -55,13 +46,13 @@ def told_to(watcher: Watcher) -> Iterator[None]:
         _watchers.remove(watcher)
 
 
-def watched(recipes: Sequence[Named]) -> AbstractContextManager[Built]:
+def watched(recipes: Sequence[AnyRecipe]) -> AbstractContextManager[Built]:
     """Return the context in which these recipes are built."""
     return (_watchers[-1] if _watchers else on_stderr)(recipes)
 
 
 @contextlib.contextmanager
-def on_stderr(recipes: Sequence[Named]) -> Iterator[Built]:
+def on_stderr(recipes: Sequence[AnyRecipe]) -> Iterator[Built]:
     global _explained
     silent = _silent()
     first, _explained = not _explained, _explained or not silent
@@ -93,11 +84,11 @@ def _silent() -> bool:
     return quiet() or os.environ.get("LOCAL_RANK", "0") != "0"
 
 
-def count(recipes: Sequence[Named]) -> str:
+def count(recipes: Sequence[AnyRecipe]) -> str:
     return f"{len(recipes)} kernel{'s' * (len(recipes) != 1)}"
 
 
-def what(recipes: Sequence[Named]) -> str:
+def what(recipes: Sequence[AnyRecipe]) -> str:
     """ "3 kernels for sm90: fused (2), prepare"."""
     archs = " and ".join(sorted({recipe.target.name for recipe in recipes}))
     names = Counter(recipe.name for recipe in recipes)
@@ -115,16 +106,12 @@ def _silence() -> str:
 
 
 def _where() -> str:
-    kernels = store.default()
+    kernels, reason = store.default(), application.current().why_uncached
     if why := kernels.distrusted():
-        return f"not kept: {_reason('trust', why)}"
+        return f"not kept: {reason.format(check='trust', why=why)}"
     if not store.writable(kernels.folder):
-        return f"not kept: {_reason('dir', f'{kernels.folder} cannot be written')}"
+        return f"not kept: {reason.format(check='dir', why=f'{kernels.folder} cannot be written')}"
     return f"kept in {kernels.folder}"
-
-
-def _reason(check: str, why: str) -> str:
-    return application.current().why_uncached.format(check=check, why=why)
 
 
 def _say(text: str) -> None:

@@ -10,7 +10,7 @@ import importlib
 import importlib.util
 import inspect
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..devices import ATTRIBUTES, PROPERTIES
 from ..session import CaptureError
@@ -20,11 +20,11 @@ from .patching import Patches, Table
 from .state import Gpu
 
 
-class Made:
+class Made(NamedTuple):
     """An answer whose value is of a type of cuda-python."""
 
-    def __init__(self, kind: str, answer: Callable[..., Any]):
-        self.kind, self.answer = kind, answer
+    kind: str
+    answer: Callable[..., Any]
 
 
 def _nothing(gpu: Gpu, *args: Any) -> None:
@@ -35,14 +35,11 @@ def _of(value: Any) -> Callable[..., Any]:
     return lambda gpu, *args: value
 
 
-def _context(*args: Any) -> int:
-    return d.CONTEXT
-
-
 def _fill(width: int) -> Callable[..., Any]:
     return lambda gpu, to, value, count, *stream: d.fill(gpu, to, value, count, width)
 
 
+_context = _of(d.CONTEXT)
 NOTHING = (
     "StreamDestroy", "EventDestroy", "FuncSetAttribute", "FuncSetCacheConfig", "LibraryUnload", "ProfilerStart",
     "ProfilerStop", "GraphDestroy", "GraphExecDestroy", "GraphUpload",

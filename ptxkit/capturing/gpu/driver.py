@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import pathlib
+from collections.abc import Callable
 from typing import Any
 
 from ..devices import ATTRIBUTES, UNKNOWN_REGISTERS, resident
@@ -29,13 +31,10 @@ class Moment:
 
 
 def attribute(gpu: Gpu, which: Any, device: Any = 0) -> int:
-    answer = ATTRIBUTES.get(int(which))
-    if answer is None:
-        raise CaptureError(
-            f"device attribute {which!s} was requested, which a capture does not know. It knows "
-            f"{', '.join(map(str, ATTRIBUTES))}."
-        )
-    return answer(gpu.chip)
+    if int(which) not in ATTRIBUTES:
+        asked, known = f"device attribute {which!s} was requested", ", ".join(map(str, ATTRIBUTES))
+        raise CaptureError(f"{asked}, which a capture does not know. It knows {known}.")
+    return ATTRIBUTES[int(which)](gpu.chip)
 
 
 def create_event(gpu: Gpu, flags: int = 0) -> int:
@@ -121,13 +120,9 @@ def _address(what: Any) -> int:
     """Return the address in a pointer of any form: a number, an object of cuda.bindings, or memory of Python."""
     if hasattr(what, "__int__"):
         return int(what)
-    view = memoryview(what)
-    return ctypes.addressof(ctypes.c_char.from_buffer(view)) if not view.readonly else _of_bytes(what)
-
-
-def _of_bytes(what: Any) -> int:
-    address = ctypes.cast(ctypes.c_char_p(bytes(what)), ctypes.c_void_p).value
-    return address or 0
+    if memoryview(what).readonly:
+        return ctypes.cast(ctypes.c_char_p(bytes(what)), ctypes.c_void_p).value or 0
+    return ctypes.addressof(ctypes.c_char.from_buffer(memoryview(what)))
 
 
 def fill(gpu: Gpu, to: Any, value: int, count: int, width: int) -> None:
@@ -170,9 +165,8 @@ def blocks(gpu: Gpu, function: Any, threads: int, dynamic_shared: int, *flags: A
 
 def clusters(gpu: Gpu, function: Any, config: Any) -> int:
     """Return how many clusters run at once, where every multiprocessor has room for its share."""
-    x, y, z = _attributes(config).get(images.CLUSTER, (1, 1, 1))
     threads = config.blockDimX * config.blockDimY * config.blockDimZ
-    size = x * y * z
+    size = math.prod(_attributes(config).get(images.CLUSTER, (1, 1, 1)))
     if size > gpu.chip.cluster:
         return 0
     return blocks(gpu, function, threads, config.sharedMemBytes) * gpu.chip.sms // size
@@ -203,16 +197,13 @@ def launch_ex(gpu: Gpu, config: Any, f: Any, params: Any, extra: Any = 0) -> Non
 
 def _attributes(config: Any) -> dict[int, Any]:
     """Return those attributes of a launch that mean something here."""
-    values: dict[int, Any] = {}
-    for each in config.attrs or ():
-        which, value = int(each.id), each.value
-        if which == images.CLUSTER:
-            values[which] = value.clusterDim.x, value.clusterDim.y, value.clusterDim.z
-        elif which == images.PDL:
-            values[which] = value.programmaticStreamSerializationAllowed
-        elif which == images.COOPERATIVE:
-            values[which] = value.cooperative
-    return values
+    readers: dict[int, Callable[[Any], Any]] = {
+        images.CLUSTER: lambda value: (value.clusterDim.x, value.clusterDim.y, value.clusterDim.z),
+        images.PDL: lambda value: value.programmaticStreamSerializationAllowed,
+        images.COOPERATIVE: lambda value: value.cooperative,
+    }
+    values = ((int(each.id), each.value) for each in config.attrs or ())
+    return {which: readers[which](value) for which, value in values if which in readers}
 
 
 def tensor_map(gpu: Gpu, dtype: Any, rank: int, address: Any, dims: Any, strides: Any, box: Any, steps: Any,

@@ -13,11 +13,12 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_leaves, tree_map
 
 from ptxkit.compile.launching import Launch
 
 from .. import memory
-from ..arena import Arena, Heap
+from ..arena import Heap
 from .modes import Unseen
 from .streams import gpu_of
 from .tensors import BUILTIN
@@ -98,31 +99,19 @@ class _Noted(Unseen):
         finally:
             self.graph._inside -= is_operator
         if not func.is_view and not func.__name__.startswith(("empty", "new_empty", "detach", "set_")):
-            step = [_without_owners(self.graph.gpu.arena, each) for each in (args, kwargs, result)]
+            step = tree_map(self._without_owner, (args, kwargs, result))
             self.graph.steps.append(lambda: _repeated(func, *step))
         return result
 
-
-def _without_owners(arena: Arena, value: Any) -> Any:
-    """Return `value` with tensors that keep no memory."""
-    if type(value) is torch.Tensor:
-        return arena.without_owner(value)
-    if isinstance(value, tuple | list):
-        return type(value)([_without_owners(arena, each) for each in value])
-    if isinstance(value, dict):
-        return {name: _without_owners(arena, each) for name, each in value.items()}
-    return value
+    def _without_owner(self, value: Any) -> Any:
+        return self.graph.gpu.arena.without_owner(value) if type(value) is torch.Tensor else value
 
 
 def _repeated(func: Any, args: tuple, kwargs: dict, result: Any) -> None:
     """Run an operator again and copy its results into the tensors that it returned then."""
-    for old, new in zip(_flat(result), _flat(func(*args, **kwargs))):
+    for old, new in zip(tree_leaves(result), tree_leaves(func(*args, **kwargs))):
         if isinstance(old, torch.Tensor) and old is not new and old.data_ptr() != new.data_ptr():
             old.data.copy_(new.data)         # as a replay on a GPU, of which autograd knows nothing
-
-
-def _flat(value: Any) -> list[Any]:
-    return [leaf for each in value for leaf in _flat(each)] if isinstance(value, tuple | list) else [value]
 
 
 class graph:
