@@ -60,18 +60,10 @@ KINDS = {
 }
 UNWRITTEN = 34
 FREED = FindingKind("freed", "{t}")  # what the engine calls out-of-bounds, where it is known whose memory that was
-# what a warp did, by the engine's ActorKind
+# what a warp did, by the engine's ActorKind; the last but one: what a warp has sent, without accesses
 ACTORS = (
-    "",
-    "a cp.async of ",
-    "a bulk copy of ",
-    "the source of a bulk copy of ",
-    "a wgmma of ",
-    "a tcgen05 operation of ",
-    "a tcgen05.ld of ",
-    "a tcgen05.st of ",
-    "",  # what a warp has sent, without accesses
-    "a copy that an mbarrier tracks",
+    "", "a cp.async of ", "a bulk copy of ", "the source of a bulk copy of ", "a wgmma of ", "a tcgen05 operation of ",
+    "a tcgen05.ld of ", "a tcgen05.st of ", "", "a copy that an mbarrier tracks",
 )
 LONGEST = 200  # characters of an instruction: some list hundreds of registers
 LONGEST_NAME = 80  # characters of a kernel's name
@@ -140,29 +132,23 @@ class Finding:
         who = f"{shortened(self.kernel)}, CTA {self.cta}, warp {self.warp}{role}, lane {self.lane}"
         kind = self.kind if self.grade == "error" else f"{self.grade}: {self.kind}"
         lines = [f"{kind}: {who}: {self.says}{times}", f"at {self.place}"]
-        if self.other:
-            lines.append(f"and {self.other}")
-        if self.ended:
-            lines.append(ENDED)
-        if self.advice:
-            lines.append(f"to fix it: {self.advice}")
-        if self.alike:
-            lines.append(_more(self.place, self.alike))
+        lines += [f"and {self.other}"] if self.other else []
+        lines += [ENDED] if self.ended else []
+        lines += [f"to fix it: {self.advice}"] if self.advice else []
+        lines += [_more(self.place, self.alike)] if self.alike else []
         return "\n    ".join(lines)
 
 
 def _more(place, alike):
     """Say in one line what else happened at the instruction or the source line of a finding."""
-    lines = list(dict.fromkeys(f"PTX line {f.place.line}" for f in alike if f.place != place))
-    if lines:
-        return f"{len(alike)} more of this kind at this line of the source: {_listed(lines)}"
-    against = list(dict.fromkeys(f"PTX line {f.other.line}" for f in alike if f.other))
-    where = against or list(dict.fromkeys(f"CTA {f.cta}, warp {f.warp}" for f in alike))
-    return f"{len(alike)} more of this kind at this instruction: {'against' if against else 'in'} {_listed(where)}"
-
-
-def _listed(names):
-    return "; ".join(names[:LISTED]) + ("; ..." if len(names) > LISTED else "")
+    for where, names in (
+        ("line of the source:", [f"PTX line {f.place.line}" for f in alike if f.place != place]),
+        ("instruction: against", [f"PTX line {f.other.line}" for f in alike if f.other]),
+        ("instruction: in", [f"CTA {f.cta}, warp {f.warp}" for f in alike]),
+    ):
+        if names := list(dict.fromkeys(names)):
+            listed = "; ".join(names[:LISTED]) + ("; ..." if len(names) > LISTED else "")
+            return f"{len(alike)} more of this kind at this {where} {listed}"
 
 
 def shortened(name):
@@ -245,16 +231,10 @@ class Wording:
         first = number if number < 7 else record.detail[3]  # the race, were it one
         elsewhere = f" of CTA {by.cta}" if by and by.cta not in (None, record.cta) else ""
         words = dict(
-            t=says,
-            a=memory,
-            n=record.size,
+            t=says, a=memory, n=record.size, o=f"{by}{elsewhere}", l=record.detail[1],
             b="writes by the same instruction" if record.ins == record.other_ins else "used: nothing orders the two",
-            o=f"{by}{elsewhere}",
-            w="an asynchronous write to" if async_ else "writes",
-            r="an asynchronous read of" if async_ else "reads",
-            x="reads" if first == 5 else "writes",
-            l=record.detail[1],
-            v="may still read" if first == 6 else "writes",
+            w="an asynchronous write to" if async_ else "writes", r="an asynchronous read of" if async_ else "reads",
+            x="reads" if first == 5 else "writes", v="may still read" if first == 6 else "writes",
             s=self.heap.arena.block_at(record.address).allocated if number == UNWRITTEN else "",
             u="used" if record.other_actor else "allocated",
         )
@@ -272,10 +252,8 @@ class Wording:
 
     def _other(self, record, place):
         """Return who did the other access; the engine numbers clusters, and the warps of each."""
-        if record.other_actor < 0:
-            return Actor(None, None)
-        doing = ACTORS[record.other_actor]
-        if record.other_warp < 0:
+        doing = ACTORS[record.other_actor] if record.other_actor >= 0 else ""
+        if record.other_actor < 0 or record.other_warp < 0:
             return Actor(None, None, None, doing)
         rank, warp = divmod(record.other_warp, self.warps)
         cta = _linear(record.other_cluster, rank, self.grid, self.cluster) if record.other_cluster >= 0 else None
@@ -286,8 +264,7 @@ class Wording:
         if record.kind != 1 or record.space != GLOBAL or self.heap is None:
             return None
         block = self.heap.gone(record.address)
-        does = "writes" if record.detail[3] else "reads"
-        return block and f"{does} {record.size} bytes, {record.address - block.address} bytes into memory of {block}"
+        return block and f"{_does(record)}, {record.address - block.address} bytes into memory of {block}"
 
     def _advice(self, record, this, by, async_):
         number = record.kind
@@ -327,23 +304,23 @@ class Wording:
         """Return how far away the warp of the other access is."""
         if by.cta == record.cta:
             return "warp" if by.warp == record.warp else "cta"
-        if by.cta is None and record.other_warp >= 0:
-            return "grid"
-        same = by.cta is None or self._cluster(by.cta) == self._cluster(record.cta)
-        return "cluster" if same else "grid"
-
-    def _cluster(self, cta):
-        return tuple(n // c for n, c in zip(_digits(cta, self.grid), self.cluster))
+        if by.cta is None:
+            return "grid" if record.other_warp >= 0 else "cluster"
+        one, other = ([n // c for n, c in zip(_digits(cta, self.grid), self.cluster)] for cta in (by.cta, record.cta))
+        return "cluster" if one == other else "grid"
 
     def _outside(self, record, says):
         near = self.names.nearest(record.address)
         if says:
             return f"{says}: {near}"
-        verb = "writes" if record.detail[3] else "reads"
-        where = f"{verb} {record.size} bytes at global address {record.address:#x}"
+        where = f"{_does(record)} at global address {record.address:#x}"
         if near is None:
             return f"{where}; the launch has no memory below it"
         return f"{where}, {record.address - near.address} bytes into {near}, which has {near.size} bytes"
+
+
+def _does(record):
+    return f"{'writes' if record.detail[3] else 'reads'} {record.size} bytes"
 
 
 def _linear(number, rank, grid, cluster):

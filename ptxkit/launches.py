@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import math
 import struct
 from collections.abc import Hashable, Iterable
 
@@ -45,18 +46,15 @@ def program(ptx, kernel, arch):
 
 def own_cluster(ptx, kernel, arch):
     """Return the cluster that a kernel was compiled for (__cluster_dims__); (1, 1, 1) if for none."""
-    wanted = program(ptx, kernel, arch).kernel.directives.get("reqnctapercluster") or ()
-    return (*wanted, 1, 1, 1)[:3]
+    return (*program(ptx, kernel, arch).kernel.directives.get("reqnctapercluster", ()), 1, 1, 1)[:3]
 
 
 def _program(ptx, kernel, arch):
-    module = _module(ptx)
+    module, names = _module(ptx), ", ".join(_module(ptx).kernels)
     if kernel is None and len(module.kernels) != 1:
-        raise LaunchError(
-            f"kernel=None, but the PTX has {len(module.kernels)}: {', '.join(module.kernels)} -> name one"
-        )
+        raise LaunchError(f"kernel=None, but the PTX has {len(module.kernels)}: {names} -> name one")
     if kernel is not None and kernel not in module.kernels:
-        raise LaunchError(f"kernel={kernel!r} is not in the PTX, which has {', '.join(module.kernels) or 'none'}")
+        raise LaunchError(f"kernel={kernel!r} is not in the PTX, which has {names or 'none'}")
     try:
         number = number_of(arch or module.target)
     except ValueError as error:
@@ -91,18 +89,21 @@ def launch(
     accesses: also tell which bytes were read and written (Run.accesses), and which sectors (Run.sectors).
     heap: what knows the allocations of a capture (capturing.arena.Heap).
     """
-    _check_types(ptx, args, schedule=schedule, early=early, clock=clock, timeline=timeline, limit=limit,
-                 dynamic_shared=dynamic_shared, registers=registers)
+    if not isinstance(ptx, str):
+        raise LaunchError(f"ptx must be the text of a module; found {type(ptx).__name__} -> read it, or .decode()")
+    if isinstance(args, torch.Tensor) or not isinstance(args, Iterable):
+        raise LaunchError(f"args must be a list of arguments; found {type(args).__name__} -> args=[x]")
+    check_options(dict(schedule=schedule, early=early, clock=clock, timeline=timeline, limit=limit,
+                       dynamic_shared=dynamic_shared, registers=registers))
     p = program(ptx, kernel, arch)
     grid, block, cluster = (_three(n, v) for n, v in (("grid", grid), ("block", block), ("cluster", cluster)))
     chip = CHIPS[p.arch]
     _check_shape(p, grid, block, cluster, chip.cluster)
     shared_end = p.builder.dynamic_start + dynamic_shared
-    if shared_end - p.builder.shared_base > chip.shared:
-        raise LaunchError(
-            f"{shared_end - p.builder.shared_base} bytes of shared memory ({dynamic_shared} dynamic); "
-            f"a CTA of sm_{p.arch} has {chip.shared}"
-        )
+    shared = shared_end - p.builder.shared_base
+    if shared > chip.shared:
+        asked = f"{shared} bytes of shared memory ({dynamic_shared} dynamic)"
+        raise LaunchError(f"{asked}; a CTA of sm_{p.arch} has {chip.shared}")
     held, params, spans = bind(p, args)
     spans += [_declared(span(m)) for m in memory or ()] + [
         Span(address, size, f"variable {name}") for name, _, address, size in p.builder.buffers
@@ -115,20 +116,21 @@ def launch(
         program=p.handle, grid=grid, block=block, cluster=cluster, arch=p.arch, shared_base=p.builder.shared_base,
         shared_end=align_up(shared_end, 8), params=params, params_size=len(params), sms=chip.sms, regions=regions,
         nregions=len(touched), early=early, checks=checks, resident=4 if schedule else 1, seed=schedule,
-        quantum=QUANTUM, limit=limit or 0, fatal=_errors(strict) if stop else 0, max_findings=MAX_FINDINGS,
+        quantum=QUANTUM, limit=limit or 0, max_findings=MAX_FINDINGS,
         max_registers=-(-registers // 8) * 8 if registers else p.kernel.directives.get("maxnreg", (0,))[0],
     )
+    if stop:                                 # one bit per kind of finding that is an error
+        record.fatal = sum(1 << n for n, kind in KINDS.items() if n != UNWRITTEN and (strict or not kind.forgiven))
     findings, counters = (binding.FindingRecord * MAX_FINDINGS)(), (binding.Counter * p.count)()
     record.findings, record.counters = findings, counters
     timer = None
-    if clock and grid[0] * grid[1] * grid[2]:
+    if clock and math.prod(grid):
         try:
-            shared = shared_end - p.builder.shared_base
             timer = Timer(clock, p, grid, block, cluster, shared, registers, behind, timeline)
         except ValueError as error:
             raise LaunchError(str(error)) from None
         record.clock = ctypes.addressof(timer.record)
-    if grid[0] * grid[1] * grid[2]:
+    if math.prod(grid):
         binding.simulate(record)
     run = Run(p, record, counters, touched, _worded(record, p, spans, config, strict, heap))
     run.left = grids.left(record.triggered)
@@ -148,9 +150,9 @@ def _worded(record, program, spans, config, strict, heap):
     """Return the engine's findings as values."""
     if not record.nfindings:
         return []
-    grid, block, cluster = tuple(record.grid), record.block, tuple(record.cluster)
-    names = Names(spans, program, config, cluster[0] * cluster[1] * cluster[2])
-    wording = Wording(program, names, grid, cluster, -(-block[0] * block[1] * block[2] // 32), strict, heap)
+    grid, cluster = tuple(record.grid), tuple(record.cluster)
+    names = Names(spans, program, config, math.prod(cluster))
+    wording = Wording(program, names, grid, cluster, -(-math.prod(record.block) // 32), strict, heap)
     return [*wording.findings(record.findings[: record.nfindings], record.stopped)]
 
 
@@ -186,11 +188,6 @@ def _covering(spans, address, size):
     return covering
 
 
-def _errors(strict):
-    """Return one bit per kind of finding that is an error."""
-    return sum(1 << n for n, kind in KINDS.items() if n != UNWRITTEN and (strict or not kind.forgiven))
-
-
 def _three(name, value):
     values = (value,) if isinstance(value, int) else tuple(value) if isinstance(value, Iterable) else ()
     if not 1 <= len(values) <= 3 or any(not isinstance(v, int) or not 0 <= v < 2**31 for v in values):
@@ -207,34 +204,23 @@ def check_options(options):
         raise LaunchError("timeline=True without a clock -> clock=True, or the name of a chip")
 
 
-def _whole(x, end):
-    return isinstance(x, int) and 0 <= x < end
-
-
-def _check_types(ptx, args, **options):
-    if not isinstance(ptx, str):
-        raise LaunchError(f"ptx must be the text of a module; found {type(ptx).__name__} -> read it, or .decode()")
-    if isinstance(args, torch.Tensor) or not isinstance(args, Iterable):
-        raise LaunchError(f"args must be a list of arguments; found {type(args).__name__} -> args=[x]")
-    check_options(options)
+def _whole(end, first=0):
+    """Return a check for whole numbers below an end; from 1 on, None is one, too."""
+    return lambda x: (x is None and first > 0) or (isinstance(x, int) and first <= x < end)
 
 
 _OPTIONS = {
-    "dynamic_shared": ("a whole number of bytes, 0 or more", lambda x: _whole(x, 2**32)),
-    "limit": ("a number of warp instructions, 1 or more, or None", lambda x: x is None or (_whole(x, 2**64) and x > 0)),
-    "registers": (
-        f"the registers of a thread, 1 to {limits.REGISTERS}, or None",
-        lambda x: x is None or (_whole(x, limits.REGISTERS + 1) and x > 0),
-    ),
-    "schedule": ("0, or the seed of a random schedule", lambda x: _whole(x, 2**64)),
-    "early": ("True or False", lambda x: isinstance(x, int)),
-    "timeline": ("True or False", lambda x: isinstance(x, int)),
+    "dynamic_shared": ("a whole number of bytes, 0 or more", _whole(2**32)),
+    "limit": ("a number of warp instructions, 1 or more, or None", _whole(2**64, 1)),
+    "registers": (f"the registers of a thread, 1 to {limits.REGISTERS}, or None", _whole(limits.REGISTERS + 1, 1)),
+    "schedule": ("0, or the seed of a random schedule", _whole(2**64)),
+    **dict.fromkeys(("early", "timeline"), ("True or False", lambda x: isinstance(x, int))),
     "clock": ("the name of a chip, True, a Setting or None", lambda x: isinstance(x, Hashable) and x != ""),
 }
 
 
 def _check_shape(p, grid, block, cluster, most_ctas):
-    threads, ctas = block[0] * block[1] * block[2], cluster[0] * cluster[1] * cluster[2]
+    threads, ctas = math.prod(block), math.prod(cluster)
     if not 1 <= threads <= limits.THREADS:
         raise LaunchError(f"block={block} has {threads} threads; a CTA has 1 to {limits.THREADS}")
     for name, asked, most in (("grid", grid, limits.GRID), ("block", block, limits.BLOCK)):
@@ -249,10 +235,9 @@ def _check_shape(p, grid, block, cluster, most_ctas):
         if wanted and tuple(asked) != (*wanted, 1, 1)[:3]:
             raise LaunchError(f"{name}={asked}, but the kernel has .{directive} {', '.join(map(str, wanted))}")
     most = p.kernel.directives.get("maxntid")
-    if most and threads > functools.reduce(lambda a, b: a * b, most):
-        raise LaunchError(
-            f"block={block} has {threads} threads, but the kernel has .maxntid {', '.join(map(str, most))}"
-        )
+    if most and threads > math.prod(most):
+        limit = ", ".join(map(str, most))
+        raise LaunchError(f"block={block} has {threads} threads, but the kernel has .maxntid {limit}")
 
 
 # ---- arguments
@@ -268,10 +253,8 @@ def bind(p, args):
         return args, bytes(args), []
     args = list(args)
     if len(args) != len(params):
-        raise LaunchError(
-            f"{len(args)} arguments; {p.kernel.name} has {len(params)}: "
-            + ", ".join(f"{q.type} {q.name}" for q in params)
-        )
+        wanted = ", ".join(f"{q.type} {q.name}" for q in params)
+        raise LaunchError(f"{len(args)} arguments; {p.kernel.name} has {len(params)}: {wanted}")
     buffer, spans = bytearray(size), []
     for n, (param, value) in enumerate(zip(params, args)):
         data, touched = _encoded(n, param, value)
@@ -350,7 +333,6 @@ def _regions(spans):
         except (MemoryError, OverflowError):
             raise LaunchError(f"{size:,} bytes of memory at {address:#x}: no room to keep account of so many") from None
         touched.append(flags)
-        regions[n] = binding.Region(
-            address=address, size=size, host=address, touched=ctypes.addressof(flags), writable=1, label=n
-        )
+        regions[n] = binding.Region(address=address, size=size, host=address, writable=1, label=n)
+        regions[n].touched = ctypes.addressof(flags)
     return regions, touched

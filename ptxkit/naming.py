@@ -10,7 +10,7 @@ import torch
 
 from ptxkit.compile.call_sites import functions_in
 
-_OF_A_FUNCTION = re.compile(r"_ZZ.*E(\d+)(\w+)$")
+_OF_A_FUNCTION = re.compile(r"_ZZ.*E(\d+)(\w+)$")      # how C++ mangles a function's variable: _ZZ3sumE4part
 SPACES = ("shared", "global", "tensor")
 GLOBAL = SPACES.index("global")
 RANK_BITS = 24  # bits of an address in shared memory below the rank of its CTA
@@ -119,22 +119,20 @@ class Names:
 
     def _of_a_tensor(self, address):
         around = sorted((s for s in self.spans if s.address <= address < s.address + s.size), key=lambda s: s.size)
-        for s in around:
-            index = s.layout.index(address - s.address) if s.layout else None
-            if index is not None:
-                return MemoryPlace("global", address, s, index, offset=address - s.address)
         if not around:
             return MemoryPlace("global", address)
-        return MemoryPlace("global", address, around[0], None, offset=address - around[0].address)
+        indices = [s.layout.index(address - s.address) if s.layout else None for s in around]
+        named = next((n for n, index in enumerate(indices) if index is not None), 0)
+        return MemoryPlace("global", address, around[named], indices[named], offset=address - around[named].address)
 
     def nearest(self, address):
         """Return the Span that begins before an address and ends last, or the last tensor in it; None without one."""
         before = [s for s in self.spans if s.address <= address]
-        if not before:
-            return None
-        last = max(before, key=lambda s: (s.address + s.size, s.size))
+        last = max(before, key=lambda s: (s.address + s.size, s.size), default=None)
+        if last is None or last.layout:
+            return last
         inside = [s for s in before if s.layout and last.address <= s.address]
-        return max(inside, key=lambda s: (s.address + s.size, s.size)) if inside and not last.layout else last
+        return max(inside, key=lambda s: (s.address + s.size, s.size), default=last)
 
 
 def roles_of(config):
@@ -162,13 +160,9 @@ def _variables(program, config):
     for v in (*program.module.variables, *program.kernel.variables):
         space, address = builder.symbols.get(v.name, (None, 0))
         if space == "shared" and not fields:
-            yield address, address + v.size if v.size else 1 << RANK_BITS, _in_cpp(v.name)
-
-
-def _in_cpp(name):
-    """Return what C++ calls a variable of a function: `part`, for _ZZ3sumE4part."""
-    match = _OF_A_FUNCTION.match(name)
-    return match[2][: int(match[1])] if match else name
+            in_cpp = _OF_A_FUNCTION.match(v.name)
+            name = in_cpp[2][: int(in_cpp[1])] if in_cpp else v.name
+            yield address, address + v.size if v.size else 1 << RANK_BITS, name
 
 
 # ---- source

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import mmap
 import struct
 from array import array
@@ -303,9 +304,8 @@ class ProgramBuilder:
         """Refuse the instruction at hand."""
         ins = self.current
         message = f"`{ins.text}`: {found}" if ins else found
-        raise PtxError(
-            ins.line if ins else self.kernel.line, f"{message}{'; supported: ' + supported if supported else ''}"
-        )
+        message += f"; supported: {supported}" if supported else ""
+        raise PtxError(ins.line if ins else self.kernel.line, message)
 
 
 def _post_order(root, following):
@@ -329,8 +329,7 @@ def post_dominators(targets, count):
 
     targets[i]: where instruction i may go on, `count` standing for the exit.
     """
-    leaders = {0} | {t for i, ts in enumerate(targets) if ts != [i + 1] for t in (*ts, i + 1) if t < count}
-    leaders = sorted(leaders)
+    leaders = sorted({0} | {t for i, ts in enumerate(targets) if ts != [i + 1] for t in (*ts, i + 1) if t < count})
     block_of = {start: n for n, start in enumerate(leaders)}
     ends = [*(start - 1 for start in leaders[1:]), count - 1]
     exit_block = len(leaders)
@@ -338,18 +337,16 @@ def post_dominators(targets, count):
     order = _post_order(0, lambda block: [s for s in successors[block] if s != exit_block]) if leaders else []
     # in the reversed graph a block that only loops never reaches the exit: let it
     ipdom = {exit_block: exit_block}
-    reaches = {exit_block}
-    grew = True
-    while grew:
-        grew = False
+    reaches, before = {exit_block}, 0
+    while len(reaches) > before:
+        before = len(reaches)
         for block in order:
-            if block not in reaches and any(s in reaches for s in successors[block]):
+            if not reaches.isdisjoint(successors[block]):
                 reaches.add(block)
-                grew = True
-
+    successors = [following if n in reaches else [exit_block] for n, following in enumerate(successors)]
     reverse = {block: [] for block in (*order, exit_block)}
     for block in order:
-        for s in successors[block] if block in reaches else [exit_block]:
+        for s in successors[block]:
             reverse[s].append(block)
     post = _post_order(exit_block, reverse.__getitem__)
     rank = {block: n for n, block in enumerate(post)}
@@ -362,22 +359,13 @@ def post_dominators(targets, count):
                 b = ipdom[b]
         return a
 
-    changed = True
-    while changed:
-        changed = False
+    before = None
+    while before != ipdom:
+        before = dict(ipdom)
         for block in reversed(post[:-1]):
-            known = [s for s in (successors[block] if block in reaches else [exit_block]) if s in ipdom]
-            new = known[0]
-            for s in known[1:]:
-                new = meet(new, s)
-            if ipdom.get(block) != new:
-                ipdom[block] = new
-                changed = True
-    joins = {}
-    for n, end in enumerate(ends):
-        d = ipdom.get(n, exit_block)
-        joins[end] = None if d == exit_block else leaders[d]
-    return joins
+            ipdom[block] = functools.reduce(meet, [s for s in successors[block] if s in ipdom])
+    joins = ((end, ipdom.get(n, exit_block)) for n, end in enumerate(ends))
+    return {end: None if block == exit_block else leaders[block] for end, block in joins}
 
 
 class Program:

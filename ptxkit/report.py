@@ -36,33 +36,26 @@ class Run:
         flags = b"".join(t.raw for t in touched)
         read, written, both = (flags.count(bytes([n])) for n in (1, 2, 3))
         self.counters = {
-            "warp_instructions": total["issued"],
-            "thread_instructions": total["lanes"],
-            "global_bytes_read": total["global_read"],
-            "global_bytes_written": total["global_written"],
+            "warp_instructions": total["issued"], "thread_instructions": total["lanes"],
+            "global_bytes_read": total["global_read"], "global_bytes_written": total["global_written"],
             "global_sectors": total["sectors"],
-            "global_floor_read": 32 * (read + both),
-            "global_floor_written": 32 * (written + both),
-            "shared_bytes_read": total["shared_read"],
-            "shared_bytes_written": total["shared_written"],
+            "global_floor_read": 32 * (read + both), "global_floor_written": 32 * (written + both),
+            "shared_bytes_read": total["shared_read"], "shared_bytes_written": total["shared_written"],
             "shared_wavefronts": total["wavefronts"],
             "bank_conflicts": total["wavefronts"] - total["wavefronts_needed"],
-            "tensor_flops": total["flops"],
-            "tmem_columns": record.tmem_columns,
-            "barrier_waits": record.barrier_waits,
-            "async_operations": record.async_work,
-            "clusters": record.launched_clusters,
+            "tensor_flops": total["flops"], "tmem_columns": record.tmem_columns, "barrier_waits": record.barrier_waits,
+            "async_operations": record.async_work, "clusters": record.launched_clusters,
         }
         kinds = defaultdict(int)
         for n, issued in enumerate(self._issued):
             ins = program.instruction(n)
             kinds[ins.parts[0] if ins else "exit"] += issued
-        self.instructions = dict(sorted(kinds.items(), key=lambda item: -item[1]))
+        self.instructions = _largest_first(kinds)
 
     @functools.cached_property
     def _lines(self):
         """Return (instruction or None, its counters by name)"""
-        named = [{name: getattr(c, name) for name in TOTALS} for c in self._counters]
+        named = ({name: getattr(c, name) for name in TOTALS} for c in self._counters)
         return [(self._program.instruction(n), line) for n, line in enumerate(named)]
 
     @property
@@ -98,8 +91,8 @@ class Run:
             for why, clocks in waited.items():
                 if clocks:
                     lines[_place(ins) if ins else "the kernel's end"][why] += clocks
-        stalls = ((place, dict(sorted(whys.items(), key=lambda item: -item[1]))) for place, whys in lines.items())
-        return sorted(stalls, key=lambda row: -sum(row[1].values()))
+        return sorted(((place, _largest_first(whys)) for place, whys in lines.items()),
+                      key=lambda row: -sum(row[1].values()))
 
     def timeline(self, sms=None):
         """Return what warps and units did when, on the first `sms` of the SMs in detail (None: all); this needs a
@@ -112,7 +105,7 @@ class Run:
         """Return the table as text."""
         c = self.counters
         grid, block, cluster = ("x".join(map(str, d)) for d in (self.grid, self.block, self.cluster))
-        active = _share(c["thread_instructions"], 32 * c["warp_instructions"])
+        active = f"{c['thread_instructions'] / max(32 * c['warp_instructions'], 1):.0%}"
         heading = f"{shortened(self.kernel)} on {self.arch}\ngrid {grid}, block {block}, cluster {cluster}\n"
         rows = [
             ("warp instructions", f"{c['warp_instructions']:,}  ({active} of the lanes active)"),
@@ -141,7 +134,7 @@ class Run:
 
     def _timed(self):
         c = self.clock
-        issued, waited = sum(warp["issued"] for warp in c.warps), sorted(c.stalls.items(), key=lambda item: -item[1])
+        issued, waited = sum(warp["issued"] for warp in c.warps), _largest_first(c.stalls).items()
         held = f"{c.share} cluster{'s' * (c.share != 1)} per SM, {c.resident} at once; {c.detailed} in detail"
         rows = [
             None,
@@ -150,9 +143,12 @@ class Run:
             ("  busiest units", ", ".join(f"{unit} {share:.0%}" for unit, share in c.binds()[:4])),
             ("  stalls per issue", ", ".join(f"{why} {n / issued:.2f}" for why, n in waited if n >= issued / 200)),
         ]
-        for place, whys in self.stalls()[:10]:
-            rows.append((f"  {place}", ", ".join(f"{why} {n:,.0f}" for why, n in list(whys.items())[:3])))
-        return rows
+        return rows + [(f"  {place}", ", ".join(f"{why} {n:,.0f}" for why, n in list(whys.items())[:3]))
+                       for place, whys in self.stalls()[:10]]
+
+
+def _largest_first(numbers):
+    return dict(sorted(numbers.items(), key=lambda item: -item[1]))
 
 
 def _place(ins):
@@ -169,7 +165,3 @@ def _bytes(n):
 def _against(n, floor):
     times = f"{n / floor:.2f} times" if floor else "0 times"
     return f"{_bytes(n)}, {times} the {_bytes(floor)} touched"
-
-
-def _share(n, whole):
-    return f"{n / whole:.0%}" if whole else "0%"

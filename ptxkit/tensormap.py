@@ -305,43 +305,42 @@ def decode(raw: bytes) -> TensorMap:
     def read(field: BitField) -> int:
         return whole >> field.shift & (1 << field.bits) - 1
 
+    rank, im2col = read(RANK) + 1, dict[str, Any]()
     if unknown := whole & ~KNOWN:
-        where = ", ".join(str(i) for i in range(512) if unknown >> i & 1)
-        raise TensorMapError(f"no tensor map: bits {where} have no meaning. Was this memory ever written? [map.bits]")
-    rank = read(RANK) + 1
+        raise _no_map(f"bits {', '.join(str(i) for i in range(512) if unknown >> i & 1)} have no meaning", "bits")
     if rank > 5:
-        raise TensorMapError(f"no tensor map: {rank} dimensions. Was this memory ever written? [map.rank]")
-    im2col: dict[str, Any] = {}
+        raise _no_map(f"{rank} dimensions", "rank")
     if read(IM2COL) and rank < 3:
-        raise TensorMapError(f"no tensor map: im2col of {rank} dimensions. Was this memory ever written? [map.pixels]")
+        raise _no_map(f"im2col of {rank} dimensions", "pixels")
     if read(IM2COL):
         lower, upper = (_unpacked(read(corner), rank) for corner in (LOWER, UPPER))
         im2col = {"pixels": read(PIXELS) + 1, "lower": lower, "upper": upper}
     elif read(PIXELS):
-        raise TensorMapError("no tensor map: pixels in tile mode. Was this memory ever written? [map.bits]")
+        raise _no_map("pixels in tile mode", "bits")
     return TensorMap(
         address=read(ADDRESS),
         dims=tuple(read(f) + 1 for f in DIMS[:rank]),
         strides=tuple(16 * (read(low) | read(high) << 32) for low, high in zip(STRIDES[: rank - 1], STRIDES_HIGH)),
         box=tuple(read(f) + 1 for f in BOX[: 1 if im2col else rank]),
         element_strides=tuple(read(f) + 1 for f in ELEMENT_STRIDES[:rank]),
-        dtype=_key("dtype", DTYPES, lambda d: (d.code, d.tf32) == (read(DTYPE), read(TF32))),
-        swizzle=_key(
-            "swizzle", SWIZZLES, lambda s: (s.code, s.atom, s.wide) == (read(SWIZZLE), read(ATOM), read(SWIZZLE96))
-        ),
+        dtype=_key("dtype", {n: (d.code, d.tf32) for n, d in DTYPES.items()}, (read(DTYPE), read(TF32))),
+        swizzle=_key("swizzle", {n: s[:3] for n, s in SWIZZLES.items()}, (read(SWIZZLE), read(ATOM), read(SWIZZLE96))),
         fill=("zero", "nan")[read(NAN)],
-        interleave=_key("interleave", INTERLEAVES, lambda code: code == read(INTERLEAVE)),
+        interleave=_key("interleave", INTERLEAVES, read(INTERLEAVE)),
         l2=read(L2),
         **im2col,
     )
 
 
-def _key(what: str, table: dict, matches: Callable[[Any], bool]) -> Any:
-    for key, row in table.items():
-        if matches(row):
+def _key(what: str, table: dict, code: Any) -> Any:
+    for key, known in table.items():
+        if known == code:
             return key
-    known = ", ".join(map(str, table))
-    raise TensorMapError(f"no tensor map: its {what} is none of {known}. Was this memory ever written? [map.{what}]")
+    raise _no_map(f"its {what} is none of {', '.join(map(str, table))}", what)
+
+
+def _no_map(why: str, check: str) -> TensorMapError:
+    return TensorMapError(f"no tensor map: {why}. Was this memory ever written? [map.{check}]")
 
 
 def _of_tensor(tensor: Any) -> dict[str, Any]:

@@ -97,7 +97,7 @@ class ConfiguredRecipe:
     signature: ClassVar[Mapping[str, Any]] = MappingProxyType({})
     door: ClassVar[str]                      # the module of this package that loads the compiler
     compiler: ClassVar[str]                  # its name in COMPILERS
-    form: ClassVar[str]                      # of what is kept: another one where that changes
+    form: ClassVar[str]                      # another one where what is kept changes
     if TYPE_CHECKING:
         @property
         def name(self) -> str: ...

@@ -209,12 +209,12 @@ def lower_bulk_wait(b, ins):
 
 
 FORMS = {  # how an opcode goes on after cp, tensors apart (tma.py)
-    **dict.fromkeys((("async", "ca"), ("async", "cg")), lower_cp_async),
+    ("async", "ca"): lower_cp_async, ("async", "cg"): lower_cp_async,
     ("async", "commit_group"): without_operands("cp_async_commit"),
     ("async", "wait_group"): lower_cp_async_wait_group,
     ("async", "wait_all"): without_operands("cp_async_wait", fields.CP_ASYNC_WAIT(stay=0, all=True)),
     ("async", "mbarrier", "arrive"): lower_cp_async_arrive,
-    **dict.fromkeys((("async", "bulk"), ("reduce", "async", "bulk")), lower_bulk),
+    ("async", "bulk"): lower_bulk, ("reduce", "async", "bulk"): lower_bulk,
     ("async", "bulk", "commit_group"): without_operands("bulk_commit"),
     ("async", "bulk", "wait_group"): lower_bulk_wait,
     ("async", "bulk", "prefetch"): lower_bulk_prefetch,

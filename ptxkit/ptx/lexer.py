@@ -58,10 +58,9 @@ def statements(text: str) -> Iterator[Statement]:
     """Yield all statements of a text without comments, in order."""
     line, counted = 1, 0
     for match in _STATEMENT.finditer(text):
-        start = match.start()
-        line += text.count("\n", counted, start)
-        counted = start
-        yield Statement(match.lastgroup, match[0], line, start)
+        line += text.count("\n", counted, match.start())
+        counted = match.start()
+        yield Statement(match.lastgroup, match[0], line, counted)
 
 
 def split_list(text: str) -> list[str] | None:
@@ -73,8 +72,7 @@ def split_list(text: str) -> list[str] | None:
         return [item.strip() for item in text.split(",")]
     items, place, comma = [], 0, ","
     while comma:
-        match = _ITEM.match(text, place)
-        if not match:
+        if not (match := _ITEM.match(text, place)):
             return None
         items.append(match[1].rstrip())
         place, comma = match.end(), match[2]
@@ -83,8 +81,7 @@ def split_list(text: str) -> list[str] | None:
 
 def integer(text: str) -> int | None:
     """`-5`, `0x1F`, `017`, `0b101`, `7U`; None for anything else."""
-    match = _INTEGER.fullmatch(text)
-    if not match:
+    if not (match := _INTEGER.fullmatch(text)):
         return None
     sign, *digits = match.groups()
     value = next(int(d, base) for d, base in zip(digits, (16, 2, 8, 10)) if d is not None)
@@ -93,8 +90,7 @@ def integer(text: str) -> int | None:
 
 def number(text: str) -> tuple[int | float, int | None] | None:
     """Return (value, raw bits of a 0f or 0d literal), or None for what is not a number."""
-    value = integer(text)
-    if value is not None:
+    if (value := integer(text)) is not None:
         return value, None
     if match := _RAW_FLOAT.fullmatch(text):
         raw = bytes.fromhex(match[1] or match[2])

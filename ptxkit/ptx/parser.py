@@ -205,14 +205,9 @@ class _Module(_Reader):
         self.functions: dict[str, Any] = {}
         self.bodies: list[tuple[Statement, re.Match, list[Statement]]] = []
         self.take = {
-            "version": self._take_single,
-            "target": self._take_single,
-            "address_size": self._take_single,
-            "file": self._take_file,
-            "section": self._take_section,
-            "variable": self._take_variables,
-            "function": self._take_function,
-            "pragma": lambda statement: None,
+            **dict.fromkeys(("version", "target", "address_size"), self._take_single),
+            "file": self._take_file, "section": self._take_section, "variable": self._take_variables,
+            "function": self._take_function, "pragma": lambda statement: None,
         }
 
     def read(self) -> Module:
@@ -223,7 +218,11 @@ class _Module(_Reader):
         version, target = self.single["version"], self.single["target"]
         if not version or not target:
             self.fail(f"found .version `{version}` and .target `{target}`; a module needs both")
-        self._check_addresses()
+        for v in self.known.values():
+            for _, symbol, _ in v.addresses:
+                if symbol not in self.known and symbol not in self.functions:
+                    message = f"`{symbol}` as an initial value: no variable or function of this module has that name"
+                    raise PtxError(v.line, message, self.lines[v.line - 1].strip())
         kernels: dict[str, PtxKernel] = {}
         for statement, head, body in self.bodies:
             self.statement = statement
@@ -233,13 +232,6 @@ class _Module(_Reader):
             elif kernels.setdefault(read.name, read) is not read:
                 self.fail(f"kernel `{read.name}` is defined twice, first in line {kernels[read.name].line}")
         return Module(version, target, 64, self.files, kernels, tuple(self.known.values()), self.functions)
-
-    def _check_addresses(self) -> None:
-        for v in self.known.values():
-            for _, symbol, _ in v.addresses:
-                if symbol not in self.known and symbol not in self.functions:
-                    message = f"`{symbol}` as an initial value: no variable or function of this module has that name"
-                    raise PtxError(v.line, message, self.lines[v.line - 1].strip())
 
     def _take_single(self, statement: Statement) -> None:
         self.single[statement.kind] = value = statement.text.split(None, 1)[1].split(",")[0].strip()
@@ -335,9 +327,9 @@ class _Scope:
 
     __slots__ = ("names", "operands", "outer", "ranges", "tables")
 
-    def __init__(self, outer: _Scope | None):
+    def __init__(self, outer: _Scope | None, names: dict[str, Operand] | None = None):
         self.outer = outer
-        self.names: dict[str, Operand] = {}  # source name -> Register, Symbol or Label with its unique name
+        self.names = names or {}             # source name -> Register, Symbol or Label with its unique name
         self.ranges: dict[str, tuple[int, str]] = {}  # prefix of `%r<120>` -> (120, type)
         self.tables: dict[str, Vector] = {}  # .branchtargets -> its labels
         self.operands: dict[str, Operand] = {}
@@ -356,18 +348,12 @@ class _Body(_Reader):
         self.loc: Loc | None = None
         self.latest: dict[tuple[int, int, int], Loc] = {}  # the last .loc at each place, which later ones inline at
         self.uses = dict.fromkeys(symbols, 1)  # source name -> how many unique names were made of it
-        outside = _Scope(None)
-        outside.names = {name: Symbol(name) for name in self.uses}
-        self.scope = outside
+        self.scope = _Scope(None, {name: Symbol(name) for name in self.uses})
         self.take = {
-            "instruction": self._take_instruction,
-            "loc": self._take_loc,
-            "label": self._take_label,
-            "register": self._take_registers,
-            "variable": self._take_variables,
-            "targets": self._take_targets,
-            "prototype": lambda statement: None,  # the arguments of a call say as much
-            "pragma": lambda statement: None,
+            "instruction": self._take_instruction, "loc": self._take_loc, "label": self._take_label,
+            "register": self._take_registers, "variable": self._take_variables, "targets": self._take_targets,
+            # a prototype says no more than the arguments of a call
+            **dict.fromkeys(("prototype", "pragma"), lambda statement: None),
         }
         self.read_form = {"{": self._vector, "[": self._address, "!": self._negated}
 
@@ -414,12 +400,10 @@ class _Body(_Reader):
 
     def lookup(self, name: str) -> Operand | None:
         """Return the operand that `name` stands for in the innermost scope that knows it."""
-        scope = self.scope
-        while scope:
-            if named := scope.names.get(name) or self._range_member(scope, name):
-                return named
+        scope, named = self.scope, None
+        while scope and not (named := scope.names.get(name) or self._range_member(scope, name)):
             scope = scope.outer
-        return None
+        return named
 
     def _range_member(self, scope: _Scope, name: str) -> Register | None:
         """`%r7` of `%r<120>`. A prefix may itself end in digits, so every cut is tried."""
@@ -470,7 +454,6 @@ class _Body(_Reader):
         place, *inlined = statement.text.split("inlined_at")
         key: Any = tuple(int(n) for n in place.split(",")[0].split()[1:])
         function = re.search(r"function_name\s+([\w$]+)(?:\s*\+\s*(\d+))?", place)
-        caller = None
         if inlined:
             caller_key: Any = tuple(int(n) for n in inlined[0].split())
             caller = self.latest.get(caller_key) if caller_key != key else None
@@ -517,8 +500,7 @@ class _Body(_Reader):
         return tuple([self.operand(item) for item in self.items(text)])
 
     def operand(self, text: str) -> Operand:
-        operand = self.scope.operands.get(text)
-        if operand is None:
+        if (operand := self.scope.operands.get(text)) is None:
             operand = self.scope.operands[text] = self._read_operand(text)
         return operand
 
@@ -550,8 +532,7 @@ class _Body(_Reader):
             self.fail(f"`{name}` is neither declared in this or an outer scope nor a special register of PTX")
         if sign is None:
             return base, 0
-        offset = self.integer(digits)
-        if offset is None:
+        if (offset := self.integer(digits)) is None:
             self.fail(f"`{digits}` is not an offset in bytes")
         return base, -offset if "-" in sign else offset
 
@@ -589,10 +570,8 @@ class _Body(_Reader):
         named = self.lookup(callee)
         by_address = isinstance(named, Register) and len(prototype) == 1
         if not (by_address or (isinstance(named, Symbol) and not prototype)) or not arguments.startswith("("):
-            self.fail(
-                f"a call of `{callee}`; supported are `call (results), function, (arguments);` and "
-                "`call (results), register, (arguments), prototype;`"
-            )
+            forms = "`call (results), function, (arguments);` and `call (results), register, (arguments), prototype;`"
+            self.fail(f"a call of `{callee}`; supported are {forms}")
         return Vector(self._operands(results[1:-1])), named, Vector(self._operands(arguments[1:-1]))  # type: ignore[return-value]
 
     def _branch_operands(self, parts: tuple[str, ...], text: str) -> tuple[Operand, ...]:
