@@ -36,12 +36,10 @@ def of_a_race(distance, actor, this, other, *, fence=False, tensor=False):
     distance: "warp" (one warp issued both), "cta", "cluster" or "grid"; actor: the engine's kind of the earlier
     access; fence: that was a generic write, and this access is the async proxy's; tensor: it is tensor memory.
     """
-    after = ", then runs tcgen05.fence::after_thread_sync" if tensor else ""
     if actor == TENSOR:
-        return (
-            f"{other} runs tcgen05.commit after it, to an mbarrier, and before its own access {this} waits for that "
-            f"phase (mbarrier.try_wait){after}"
-        )
+        waits = f"before its own access {this} waits for that phase (mbarrier.try_wait)"
+        after = ", then runs tcgen05.fence::after_thread_sync" if tensor else ""
+        return f"{other} runs tcgen05.commit after it, to an mbarrier, and {waits}{after}"
     if actor == BY_MBARRIER:
         return f"before its own access {this} waits for the phase that the copy completes (mbarrier.try_wait)"
     steps = [COMPLETION[actor].format(other=other)] if actor in COMPLETION else []

@@ -32,17 +32,13 @@ def folded_errors() -> Iterator[None]:
         yield
     except click.ClickException as error:
         if isinstance(error, click.NoSuchOption):
-            error = click.NoSuchOption(error.option_name, possibilities=near_options(error), ctx=error.ctx)
+            options = [name for option in error.ctx.command.params for name in option.opts] if error.ctx else []
+            near = nearest(error.option_name[2:], [name[2:] for name in options if name.startswith("--")])
+            error = click.NoSuchOption(error.option_name, possibilities=[f"--{near}"] if near else [], ctx=error.ctx)
         text, width = error.format_message(), width_of(sys.stderr)
         lines = [part for line in f"Error: {text}".splitlines() for part in fold(line, width)]
         error.format_message = lambda: "\n".join(lines).removeprefix("Error: ")     # type: ignore[method-assign]
         raise error from None
-
-
-def near_options(error: click.NoSuchOption) -> list[str]:
-    options = [name for option in error.ctx.command.params for name in option.opts] if error.ctx else []
-    near = nearest(error.option_name[2:], [name[2:] for name in options if name.startswith("--")])
-    return [f"--{near}"] if near else []
 
 
 class LazyGroup(click.Group):

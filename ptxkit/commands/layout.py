@@ -10,6 +10,7 @@ import os
 import re
 import shlex
 from collections.abc import Iterator, Sequence
+from itertools import zip_longest
 from typing import TextIO
 
 GAP = 2                                      # spaces between columns
@@ -140,12 +141,10 @@ def _longest(cell: str) -> int:
 
 def _groups(least: Sequence[int], indent: int, width: int | None) -> list[list[int]]:
     """Return columns that share a line, as many as it has room for."""
-    if width is None:
-        return [list(range(len(least)))] if least else []
     groups: list[list[int]] = [[]] if least else []
     used = indent
     for i, needed in enumerate(least):
-        if groups[-1] and used + GAP + needed > width:
+        if groups[-1] and width is not None and used + GAP + needed > width:
             groups.append([])
             used = indent + LATER
         used += needed + GAP * bool(groups[-1])
@@ -156,23 +155,16 @@ def _groups(least: Sequence[int], indent: int, width: int | None) -> list[list[i
 def _fitted(natural: Sequence[int], least: Sequence[int], room: int | None) -> list[int]:
     """Return widths that fit, the widest column made narrower first."""
     widths = list(natural)
-    while room is not None and sum(widths) > room:
-        able = [i for i in range(len(widths)) if widths[i] > least[i]]
-        if not able:
-            break
-        widths[max(able, key=lambda i: widths[i])] -= 1
+    while room is not None and sum(widths) > room and (able := [i for i, n in enumerate(widths) if n > least[i]]):
+        widths[max(able, key=widths.__getitem__)] -= 1
     return widths
 
 
 def _laid_out(row: Sequence[str], widths: Sequence[int], align: Sequence[str], indent: int) -> list[str]:
-    folded = [fold(cell, wide, _hang(cell)) for cell, wide in zip(row, widths)]
-    lines: list[str] = []
     if not any(row) and len(row) == 1:
-        return lines                         # there is nothing to say below the others
-    for n in range(max(map(len, folded), default=0)):
-        cells = [part[n] if n < len(part) else "" for part in folded]
-        lines.append((" " * indent + (" " * GAP).join(map(_padded, cells, widths, align))).rstrip())
-    return lines
+        return []                            # there is nothing to say below the others
+    folded = zip_longest(*(fold(cell, wide, _hang(cell)) for cell, wide in zip(row, widths)), fillvalue="")
+    return [(" " * indent + (" " * GAP).join(map(_padded, cells, widths, align))).rstrip() for cells in folded]
 
 
 def _padded(cell: str, width: int, align: str) -> str:

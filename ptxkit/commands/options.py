@@ -94,7 +94,6 @@ def chip_for(target: Target, card: str | None = None) -> tuple[ChipClock, str]:
 
 
 def needs_a_clock(target: Target, option: str) -> None:
-    if target.name not in (known := archs_with_clock()):
-        raise click.UsageError(
-            f"{option}: the simulator has no clock for {target.name}; it has one for {', '.join(known)}"
-        )
+    if target.name not in archs_with_clock():
+        known = ", ".join(archs_with_clock())
+        raise click.UsageError(f"{option}: the simulator has no clock for {target.name}; it has one for {known}")

@@ -80,21 +80,14 @@ class Progress:
         """Return the line to show: what is done, how far it is and how long it takes."""
         now = time.monotonic() if now is None else now
         seconds = now - self._began
-        parts = [self.text]
         if builds := self.builds:            # another thread may end them meanwhile
             return f"{self.text}; {builds.words(now)}"
-        if self.total:
-            parts.append(f"{min(self.done, self.total)} of {self.total} done")
-        left = self._left(seconds)
-        parts.append(duration(seconds) if left is None else f"about {duration(left)} left")
-        return "; ".join(parts)
-
-    def _left(self, seconds: float) -> float | None:
-        """Return what the parts that are done let expect; None where they do not, or where it took longer."""
-        if not self.total or not 0 < self.done < self.total:
-            return None
-        left = self._last * self.total / self.done - seconds
-        return left if left >= 1 else None
+        if not self.total:
+            return f"{self.text}; {duration(seconds)}"
+        # what the parts that are done let expect; 0 where they do not, and below where it took longer
+        left = self._last * self.total / self.done - seconds if 0 < self.done < self.total else 0.0
+        time_words = f"about {duration(left)} left" if left >= 1 else duration(seconds)
+        return f"{self.text}; {min(self.done, self.total)} of {self.total} done; {time_words}"
 
     @contextlib.contextmanager
     def of_builds(self, what: Sequence[AnyRecipe] | str) -> Iterator[watching.Built]:

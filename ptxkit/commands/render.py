@@ -58,13 +58,10 @@ class CannotJudge(Exception):
         self.reasons = list(reasons)
 
 
-# status -> sign, mark without UTF-8, colour
+# status -> sign, the same without UTF-8, colour
 SIGNS = {
-    "ok": ("✓", "[ok]", "green"),
-    "info": ("·", "[--]", None),
-    "warn": ("!", "[!!]", "yellow"),
-    "fail": ("✗", "[XX]", "red"),
-    "crash": ("☠", "[XX]", "red"),
+    "ok": ("✓", "ok", "green"), "info": ("·", "--", None), "warn": ("!", "!!", "yellow"), "fail": ("✗", "XX", "red"),
+    "crash": ("☠", "XX", "red"),
 }
 
 
@@ -80,13 +77,9 @@ def heading(command: str, code: int, **more: Any) -> dict[str, Any]:
 
 def wants_color(choice: str, terminal: bool, env: Mapping[str, str]) -> bool:
     """--color, then NO_COLOR, then FORCE_COLOR, then whether this is a terminal."""
-    if choice != "auto":
+    if choice != "auto" or env.get("NO_COLOR"):
         return choice == "always"
-    if env.get("NO_COLOR"):
-        return False
-    if env.get("FORCE_COLOR"):
-        return env["FORCE_COLOR"] != "0"
-    return terminal
+    return env["FORCE_COLOR"] != "0" if env.get("FORCE_COLOR") else terminal
 
 
 def speaks_utf8(stream: TextIO | None) -> bool:
@@ -196,13 +189,12 @@ class Screen:
     def paint(self, text: str, color: str | None = None, **style: Any) -> str:
         return click.style(text, fg=color, **style) if self.color and text else text
 
-    def sign(self, status: str) -> str:
+    def sign(self, status: str, form: str = "{}") -> str:
         sign, plain, color = SIGNS[status]
-        return self.paint(sign if self.utf8 else plain[1:-1], color)
+        return self.paint(form.format(sign if self.utf8 else plain), color)
 
     def mark(self, status: str) -> str:
-        sign, plain, color = SIGNS[status]
-        return self.paint(f"[{sign}]" if self.utf8 else plain, color)
+        return self.sign(status, "[{}]")
 
     def emit_json(self, obj: object) -> None:
         self.write(json.dumps(obj, indent=1))

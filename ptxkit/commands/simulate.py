@@ -73,9 +73,10 @@ def command(
             watch=partial(_watched, screen), **({"clock": chip_for(arch)[0].name} if clock else {}),
         )
     judged = _mutants(screen, simulated, strict, workers) if mutants else None
-    code = _code(simulated, judged)
-    home = Path.cwd().resolve()
-    survivors = judged.survivors if judged else []
+    home, survivors = Path.cwd().resolve(), judged.survivors if judged else []
+    code = FINDING if simulated.findings or survivors else OK
+    if simulated.failed or not simulated.session.runs:
+        code = ERROR if simulated.failed else CANNOT_JUDGE
     if html:
         from ptxkit.scripts.pages import page
 
@@ -120,14 +121,6 @@ def _mutants(screen: Screen, simulated: Simulated, strict: bool, workers: int) -
         except SimulationError as error:     # their schedules find what ours did not
             simulated.add(error.findings, SCHEDULE_OF_MUTANTS)
             return None
-
-
-def _code(simulated: Simulated, judged: Mutants | None) -> int:
-    if simulated.failed:
-        return ERROR
-    if not simulated.session.runs:
-        return CANNOT_JUDGE
-    return FINDING if simulated.findings or (judged and judged.survivors) else OK
 
 
 def _misplaced(args: tuple[str, ...]) -> str:

@@ -9,10 +9,7 @@ import threading
 
 from ptxkit.engine import build
 
-U8, U16, U32, U64, S32, S64 = (
-    getattr(ctypes, f"c_{t}") for t in ("uint8", "uint16", "uint32", "uint64", "int32", "int64")
-)
-F64 = ctypes.c_double
+U32, U64, S32, S64, F64 = ctypes.c_uint32, ctypes.c_uint64, ctypes.c_int32, ctypes.c_int64, ctypes.c_double
 
 
 class FindingRecord(ctypes.Structure):
@@ -110,20 +107,18 @@ def engine():
     checked = dict(enumerate((LaunchRecord, FindingRecord, Counter, Region)))
     checked |= {6: TimingRecord, 7: ClockSetting, 8: TraceRecord}
     for n, record in checked.items():
-        assert lib.sizes(n) == ctypes.sizeof(record), (
-            f"{record.__name__}: {lib.sizes(n)} bytes in C, {ctypes.sizeof(record)} here"
-        )
+        in_c, in_python = lib.sizes(n), ctypes.sizeof(record)
+        assert in_c == in_python, f"{record.__name__}: {in_c} bytes in C, {in_python} here"
     return lib
 
 
 @functools.cache
 def handlers():
     """Return name of a handler -> its number."""
-    numbers, n = {}, 0
-    while name := engine().handler_name(n):
+    numbers = {}
+    while name := engine().handler_name(len(numbers)):
         assert name.decode() not in numbers, f"two handlers are named {name.decode()}"
-        numbers[name.decode()] = n
-        n += 1
+        numbers[name.decode()] = len(numbers)
     return numbers
 
 

@@ -6,6 +6,7 @@ another kernel does what it did when it was recorded under the same schedule.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -28,19 +29,22 @@ class RecordedLaunch(NamedTuple):
     executed: frozenset[int]                 # lines of the PTX
     wrote: dict[str, torch.Tensor] | None    # its tensors afterwards; None where they are not known
 
+    def pairs(self, tensors: Tensors | None) -> list[tuple[torch.Tensor, torch.Tensor]] | None:
+        """Return each of these tensors with what this launch left in it; None if that is not known."""
+        if self.wrote is None or tensors is None or self.wrote.keys() != tensors.keys():
+            return None
+        return [(x, self.wrote[name]) for name, x in tensors.items()]
+
     def holds(self, tensors: Tensors | None) -> bool:
         """Return whether a launch with these tensors left the same memory as this one."""
-        if self.wrote is None or tensors is None or self.wrote.keys() != tensors.keys():
-            return False
-        return all(equal(x, self.wrote[name]) for name, x in tensors.items())
+        return (pairs := self.pairs(tensors)) is not None and all(equal(*pair) for pair in pairs)
 
     def repeat(self, tensors: Tensors | None) -> bool:
         """Replay its writes, if they are known."""
-        known = self.wrote is not None and tensors is not None and self.wrote.keys() == tensors.keys()
-        if known:
-            for name, x in tensors.items():
-                x.detach().copy_(self.wrote[name])
-        return known
+        pairs = self.pairs(tensors)
+        for x, wrote in pairs or ():
+            x.detach().copy_(wrote)
+        return pairs is not None
 
 
 class Recorder:
@@ -83,18 +87,11 @@ class Player:
 
     def _meets_a_changed_one(self) -> bool:
         """Return whether a changed kernel may start before this launch has ended: all up to it may start early."""
-        for after in self.recorded[self.position + 1 :]:
-            if not after.pdl:
-                return False
-            if self._is_changed(*after.kernel):
-                return True
-        return False
+        early = itertools.takewhile(lambda after: after.pdl, self.recorded[self.position + 1 :])
+        return any(self._is_changed(*after.kernel) for after in early)
 
 
 def equal(x: torch.Tensor, y: torch.Tensor) -> bool:
     """Return whether both are equal in every bit: a nan is equal to itself."""
-    return x.shape == y.shape and x.dtype == y.dtype and torch.equal(_bits(x), _bits(y))
-
-
-def _bits(x: torch.Tensor) -> torch.Tensor:
-    return x.detach().contiguous().flatten().view(torch.uint8)
+    bits = (each.detach().contiguous().flatten().view(torch.uint8) for each in (x, y))
+    return x.shape == y.shape and x.dtype == y.dtype and torch.equal(*bits)

@@ -70,10 +70,6 @@ def one_group_more(site: Site) -> str:
     return "" if too_many else site.written(site.opcode, [str(stay)])
 
 
-def reads_alone(site: Site) -> str:
-    return site.written(site.opcode + ".read")
-
-
 def without(semantics: str, instead: str) -> Callable[[Site], str]:
     return lambda site: site.written(site.opcode.replace(f".{semantics}", f".{instead}"))
 
@@ -120,7 +116,8 @@ RULES = (
     Weakening("removed", r"barrier\.cluster\.(arrive|wait)\b", removed),
     Weakening("removed", r"(fence|membar)\b", removed),
     Weakening("one group more in flight", r"(cp\.async|cp\.async\.bulk|wgmma)\.wait_group\b", one_group_more),
-    Weakening("waits for reads alone", r"cp\.async\.bulk\.wait_group(?!\.read)", reads_alone),
+    Weakening("waits for reads alone", r"cp\.async\.bulk\.wait_group(?!\.read)",
+              lambda site: site.written(f"{site.opcode}.read")),
     Weakening("removed", r"cp\.async\.wait_all\b", removed),
     Weakening("removed", "|".join(map(re.escape, ASYNC_WORK)), removed),
     Weakening("too early", "|".join(map(re.escape, ASYNC_WORK)), before_the_last_one),

@@ -72,17 +72,15 @@ class OutcomeRow(NamedTuple):
 
     @property
     def says(self) -> str:
-        parts = []
-        if self.noticed:
-            parts.append(", ".join(self.noticed))
-        if self.survivors:
-            lines = ", ".join(str(outcome.mutant.line) for outcome in self.survivors)
-            why = next((o.reason for o in self.survivors if o.reason), None)
-            if why is None:
-                why = NOT_REACHED if not any(o.reached for o in self.survivors) else ""
-            word = "SURVIVED" if self.with_status("survived") else "redundant"
-            parts.append(f"{word} (PTX line {lines})" + (f": {why}" if why else ""))
-        return "; ".join(parts)
+        noticed = ", ".join(self.noticed)
+        if not self.survivors:
+            return noticed
+        lines = ", ".join(str(outcome.mutant.line) for outcome in self.survivors)
+        not_reached = "" if any(o.reached for o in self.survivors) else NOT_REACHED
+        why = next((o.reason for o in self.survivors if o.reason), not_reached)
+        word = "SURVIVED" if self.with_status("survived") else "redundant"
+        survived = f"{word} (PTX line {lines})" + (f": {why}" if why else "")
+        return f"{noticed}; {survived}" if noticed else survived
 
 
 class Mutants:

@@ -150,11 +150,9 @@ def _row(
     number: int, code: str, line: Mapping[str, Any] | None, remarks: list[Remark], columns: list[str],
     most: Mapping[str, float],
 ) -> list[str]:
-    cells = ""
-    for column in columns:
-        n = line[column] if line else 0
-        strong = " most" if n and n == most[column] else ""
-        cells += f'<td class="n{strong}">{f"{n:,.0f}" if n else ""}</td>'
+    numbers = [(line[column] if line else 0, most[column]) for column in columns]
+    cells = "".join(f'<td class="n{" most" * (n == top)}">{n:,.0f}</td>' if n else '<td class="n"></td>'
+                    for n, top in numbers)
     classes = " ".join(["ran"] * bool(line) + ["found"] * bool(remarks))
     weighed = "stalled" if "stalled" in columns else "issued"
     heat = round(40 * line[weighed] / most[weighed]) if line and most.get(weighed) else 0

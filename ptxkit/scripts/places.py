@@ -29,10 +29,9 @@ def frames(source: str) -> list[PageLine]:
 def line_of(source: str | None, ptx_line: int, home: Path) -> PageLine:
     """Return the innermost line inside a folder; where there is none, the innermost of all."""
     places = frames(source or "")
-    for each in places:
-        if each.file and Path(each.file).resolve().is_relative_to(home) and _is_of_user(each.file):
-            return each
-    return places[0] if places else PageLine(None, ptx_line)
+    files = ((each, Path(each.file)) for each in places if each.file)
+    inside = (each for each, path in files if path.resolve().is_relative_to(home) and _is_of_user(path))
+    return next(inside, places[0] if places else PageLine(None, ptx_line))
 
 
 def line_of_place(place: FindingPlace, home: Path) -> PageLine:
@@ -43,9 +42,9 @@ def line_of_mutant(mutant: Mutant, home: Path) -> PageLine:
     return line_of(" < ".join(f"{line.file}:{line.line}" for line in inlined(mutant.loc)), mutant.line, home)
 
 
-def _is_of_user(file: str) -> bool:
+def _is_of_user(file: Path) -> bool:
     """Return whether a file is no installed package's: an environment may lie in the project's folder."""
-    return not {"site-packages", "dist-packages"} & set(Path(file).parts)
+    return not {"site-packages", "dist-packages"} & set(file.parts)
 
 
 def shown(file: str, home: Path) -> str:

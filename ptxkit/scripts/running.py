@@ -101,10 +101,6 @@ def _again(launched: tuple[Launch, MemoryBefore]) -> Callable[[], list[torch.Ten
     return call
 
 
-def _unseen() -> None:
-    """Nobody watches the runs of a launch."""
-
-
 def _all(run: Any) -> list[Finding]:
     return [*run.findings, *run.notes]
 
@@ -143,7 +139,8 @@ def run(
         result = Simulated(str(script), arch, schedules, session)
 
         def launched(launch: Launch, simulate: Callable[..., Any]) -> Any:
-            with watch(launch.kernel.name, len(numbers) + 1) if watch else contextlib.nullcontext(_unseen) as ran:
+            watched = watch(launch.kernel.name, len(numbers) + 1) if watch else contextlib.nullcontext(lambda: None)
+            with watched as ran:
                 return under_schedules(launch, simulate, ran)
 
         def under_schedules(launch: Launch, simulate: Callable[..., Any], ran: Callable[[], None]) -> Any:

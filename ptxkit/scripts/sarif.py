@@ -10,7 +10,7 @@ from typing import Any
 from urllib.parse import quote
 
 from .. import application
-from ..findings import ENDED, Finding, FindingPlace
+from ..findings import ENDED, Finding
 from ..mutation.sources import text_of
 from ..mutation.table import Outcome
 from . import places
@@ -61,22 +61,14 @@ def log(findings: Iterable[Finding], survivors: Iterable[Outcome], version: str,
     driver = {"name": f"{application.current().name} simulate", "version": version}
     results = [_of_finding(each, home) for each in findings] + [_of_survivor(each, home) for each in survivors]
     used = dict.fromkeys(result["ruleId"] for result in results)
-    return {
-        "$schema": SCHEMA,
-        "version": "2.1.0",
-        "runs": [
-            {
-                "tool": {"driver": driver | {"rules": [*map(_rule, used)]}},
-                "originalUriBaseIds": {"SRCROOT": {"uri": home.as_uri() + "/"}},
-                "columnKind": "unicodeCodePoints",
-                "results": results,
-            }
-        ],
+    rules = [{"id": name, "shortDescription": {"text": RULES[name]}} for name in used]
+    run = {
+        "tool": {"driver": driver | {"rules": rules}},
+        "originalUriBaseIds": {"SRCROOT": {"uri": home.as_uri() + "/"}},
+        "columnKind": "unicodeCodePoints",
+        "results": results,
     }
-
-
-def _rule(name: str) -> dict[str, Any]:
-    return {"id": name, "shortDescription": {"text": RULES[name]}}
+    return {"$schema": SCHEMA, "version": "2.1.0", "runs": [run]}
 
 
 def _of_finding(finding: Finding, home: Path) -> dict[str, Any]:
@@ -84,8 +76,9 @@ def _of_finding(finding: Finding, home: Path) -> dict[str, Any]:
     ended = f"; {ENDED}" if finding.ended else ""
     text = f"{finding.says}{times}{ended} (kernel {finding.kernel}, at {finding.place.ptx})"
     result = _result(finding.kind, finding.grade, text, finding.kernel, places.line_of_place(finding.place, home), home)
-    if finding.other:
-        result["relatedLocations"] = [_related(finding.other, finding.kernel, home)]
+    if other := finding.other:
+        location = _location(places.line_of_place(other, home), finding.kernel, home)
+        result["relatedLocations"] = [location | {"message": {"text": f"and here: {other.ptx}"}}]
     return result
 
 
@@ -111,10 +104,6 @@ def _fingerprint(rule: str, kernel: str, line: places.PageLine, home: Path) -> s
     text = lines[line.line - 1].strip() if 0 < line.line <= len(lines) else str(line.line)
     named = rule, kernel, places.shown(line.file, home) if line.file else "", text
     return hashlib.sha256(os.fsencode("\n".join(named))).hexdigest()[:32]
-
-
-def _related(place: FindingPlace, kernel: str, home: Path) -> dict[str, Any]:
-    return _location(places.line_of_place(place, home), kernel, home) | {"message": {"text": f"and here: {place.ptx}"}}
 
 
 def _location(line: places.PageLine, kernel: str, home: Path) -> dict[str, Any]:

@@ -178,14 +178,10 @@ _RTX4090 = _HOPPER | _NO_TENSOR_MEMORY | _NO_WGMMA | {
 
 _GPCS = {1: 132, 2: 66, 4: 30, 6: 17, 8: 15, 12: 7, 16: 7}  # measured on an H200: cudaOccupancyMaxActiveClusters
 CHIPS = {
-    chip.name: chip
-    for chip in (
-        ChipClock("h200", 90, _H200, _GPCS),
-        ChipClock("h100", 90, _H100, _GPCS),
-        ChipClock("b200", 100, _B200, {}),
-        ChipClock("gb200", 100, _GB200, {}),
-        ChipClock("a100", 80, _A100, {}),
-        ChipClock("rtx4090", 89, _RTX4090, {}),
+    name: ChipClock(name, arch, constants, _GPCS if arch == 90 else {})
+    for name, arch, constants in (
+        ("h200", 90, _H200), ("h100", 90, _H100), ("b200", 100, _B200), ("gb200", 100, _GB200), ("a100", 80, _A100),
+        ("rtx4090", 89, _RTX4090),
     )
 }
 OF_ARCH = {80: "a100", 89: "rtx4090", 90: "h200", 100: "b200"}
@@ -201,9 +197,7 @@ def of_card(card, arch):
 
 def chip_of(name, arch):
     """Return the chip of that name, or (True) the default one of an arch such as 90; a ChipClock is returned unchanged.
-
-    ValueError if there is none for that arch.
-    """
+    ValueError if there is none for that arch."""
     if isinstance(name, ChipClock):
         return name
     if name is True:

@@ -12,16 +12,8 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from ptxkit.chips import CHIPS as SIZES
-from ptxkit.engine.binding import (
-    CLOCK_CONSTANTS,
-    OF_A_WARP,
-    STALLS,
-    UNITS,
-    ClockSetting,
-    TimingRecord,
-    TraceRecord,
-    engine,
-)
+from ptxkit.engine import binding
+from ptxkit.engine.binding import CLOCK_CONSTANTS, OF_A_WARP, STALLS, UNITS, TraceRecord
 from ptxkit.timing import costs
 from ptxkit.timing.chips import ChipClock, chip_of
 
@@ -117,14 +109,12 @@ class Timer:
         self._side_by_side = max(1, min(sms // size, launched // deep))
         self.detailed = min(self._side_by_side * deep, launched)
         if self.detailed > MOST_IN_DETAIL:
-            raise ValueError(
-                f"a clock would run {self.detailed:,} clusters in detail, and there may be {MOST_IN_DETAIL:,}: launch "
-                "part of the grid, with clock=Setting(chip, clusters, waves=...)"
-            )
+            asked = f"a clock would run {self.detailed:,} clusters in detail, and there may be {MOST_IN_DETAIL:,}"
+            raise ValueError(f"{asked}: launch part of the grid, with clock=Setting(chip, clusters, waves=...)")
         at_once = min(total, slots * self._used)  # clusters of the whole launch that share L2 and HBM
         self.begins, ahead = _behind(behind)
 
-        table = (TimingRecord * program.count)()
+        table = (binding.TimingRecord * program.count)()
         listed, numbers = costs.fill(table, program, chip)
         registers_ = (ctypes.c_int32 * max(len(listed), 1))(*listed)
         warps = -(-math.prod(block) // 32)
@@ -138,7 +128,7 @@ class Timer:
         taken = self._used * (shared + SHARED_OF_A_CTA)
         arrays = {"timing": table, "registers": registers_, "stalls": self._stalls, "warps": self._warps,
                   "begun": self._begun, "ended": self._ended}
-        self.record = ClockSetting(
+        self.record = binding.ClockSetting(
             nregisters=numbers, detailed=self.detailed, alone=bool(waves), slots=self._side_by_side,
             resident=self.resident, l1_lines=max(0, int(chip.l1_bytes) - taken) // 128, traced=traced, ahead=ahead,
             **{name: ctypes.addressof(array) for name, array in arrays.items()}, **constants,
@@ -154,12 +144,7 @@ class Timer:
         units = {name: busy / record.end for name, busy in zip(UNITS, record.busy)} if record.end else {}
         for unit in ("l2", "hbm"):
             units[unit] = min(units.get(unit, 0), 1.0)
-        rows = [self._stalls[k : k + len(STALLS)] for k in range(0, len(self._stalls), len(STALLS))]
-        named = [dict(zip(STALLS, row)) for row in rows]
-        warps = [
-            dict(zip((*STALLS, "issued", "lived"), self._warps[k : k + OF_A_WARP]))
-            for k in range(0, len(self._warps), OF_A_WARP)
-        ]
+        named, warps = _named(self._stalls, STALLS), _named(self._warps, (*STALLS, "issued", "lived"))
         return Clock(
             chip=self.chip, clocks=clocks, start=min(self._start, clocks), drain=record.end - full, size=self.size,
             resident=self.resident, share=self.share, detailed=self.detailed,
@@ -174,18 +159,22 @@ class Timer:
         records = (TraceRecord * self.record.nrecords)()
         if self.record.records:
             ctypes.memmove(records, self.record.records, ctypes.sizeof(records))
-            engine().free_records(self.record.records)
+            binding.engine().free_records(self.record.records)
             self.record.records = None
         return records
 
     def _waves(self, ended, at_once, left):
-        """Return the clocks of so many clusters more on each SM: at the rate of those that ran in detail, all in one
-        slot."""
+        """Return the clocks of so many clusters more on each SM: at the rate of those in detail, all in one slot."""
         if not left:
             return 0.0
         if self.detailed > at_once:
             return left * self._side_by_side * (ended[-1] - ended[at_once - 1]) / (self.detailed - at_once)
         return ended[-1] * math.ceil(left * self._side_by_side / at_once)
+
+
+def _named(numbers, names):
+    """Return rows of an array of numbers, each by these names."""
+    return [dict(zip(names, numbers[k : k + len(names)])) for k in range(0, len(numbers), len(names))]
 
 
 def _behind(run):

@@ -81,7 +81,10 @@ def _names(operand):
 def cost_of(ins, chip):
     """Return the Cost of an instruction on a chip."""
     op = ins.parts[0]
-    cost = _RULES.get(op, _quiet if op in QUIET else _arithmetic)(ins, chip)
+    if op in QUIET and op not in _RULES:
+        cost = Cost(issue=0 if op in FREE else 1, latency=chip.alu_latency)
+    else:
+        cost = _RULES.get(op, _arithmetic)(ins, chip)
     if op in ORDERING:
         cost.flags |= ORDERED
     if cost.flags & THROUGH_SHARED:
@@ -105,10 +108,6 @@ def _arithmetic(ins, chip):
     return Cost(slots, {"alu": chip.alu_busy * slots}, chip.alu_latency)
 
 
-def _quiet(ins, chip):
-    return Cost(issue=0 if ins.parts[0] in FREE else 1, latency=chip.alu_latency)
-
-
 def _load(ins, chip):
     parts = ins.parts
     if "param" in parts or "const" in parts:
@@ -116,11 +115,8 @@ def _load(ins, chip):
     if "local" in parts:
         return Cost(latency=chip.l1_latency, flags=THROUGH_SHARED, stall="long")
     shared = any(p.startswith("shared") for p in parts) or parts[0] == "ldmatrix"
-    flags = THROUGH_SHARED
-    if parts[0] == "atom" or set(parts) & {"volatile", "cg", "cv", "relaxed", "acquire"}:
-        flags |= PAST_L1
-    elif "global" in parts:
-        flags |= HOISTED
+    past_l1 = parts[0] == "atom" or set(parts) & {"volatile", "cg", "cv", "relaxed", "acquire"}
+    flags = THROUGH_SHARED | (PAST_L1 if past_l1 else HOISTED if "global" in parts else 0)
     return Cost(latency=chip.shared_latency, flags=flags, stall="short" if shared else "long")
 
 
@@ -135,10 +131,6 @@ def _mma(ins, chip):
     rate = chip.mma_rate * 16 / _bits(ins)
     latency = chip.mma_latency * (0.71 if m * n * k * _bits(ins) < 16 * 16 * 8 * 16 else 1)  # half the depth takes less
     return Cost(busy={"tensor": m * n * k / rate}, latency=latency, stall="tensor")
-
-
-def _wmma(ins, chip):
-    return {"mma": _mma, "load": _load}.get(ins.parts[1], _store)(ins, chip)
 
 
 def _wgmma(ins, chip):
@@ -158,22 +150,16 @@ def _wgmma(ins, chip):
     return Cost(busy={"tensor": clocks}, latency=chain, operands=(n * bytes_ / 4 + from_shared) / 128, stall="tensor")
 
 
-def _tcgen05(ins, chip):
-    return Cost(latency=chip.tmem_latency if ins.parts[1] == "ld" else chip.alu_latency, stall="tensor")
-
-
 def _barrier(ins, chip):
-    if "warp" in ins.parts:
-        return Cost(latency=chip.alu_latency)
-    return Cost(latency=chip.alu_latency, stall="cluster" if "cluster" in ins.parts else "barrier")
+    stall = "wait" if "warp" in ins.parts else "cluster" if "cluster" in ins.parts else "barrier"
+    return Cost(latency=chip.alu_latency, stall=stall)
 
 
 def _mbarrier(ins, chip):
-    if ins.parts[1] in ("try_wait", "test_wait"):
-        return Cost(latency=chip.mbarrier_ready, stall="mbarrier")
     if ins.parts[1].startswith("arrive"):
-        return Cost(latency=chip.alu_latency, hold=chip.arrival, stall="wait")
-    return Cost(latency=chip.alu_latency, stall="mbarrier")
+        return Cost(latency=chip.alu_latency, hold=chip.arrival)
+    waits = ins.parts[1] in ("try_wait", "test_wait")
+    return Cost(latency=chip.mbarrier_ready if waits else chip.alu_latency, stall="mbarrier")
 
 
 def _copy(ins, chip):
@@ -185,25 +171,19 @@ def _copy(ins, chip):
 def _fence(ins, chip):
     parts = set(ins.parts)
     hold = chip.fence_gpu if parts & {"gpu", "sys", "gl"} else chip.fence_proxy if "proxy" in parts else chip.fence_cta
-    return Cost(latency=chip.alu_latency, hold=hold, stall="wait")
-
-
-def _grid(ins, chip):
-    return Cost(latency=chip.alu_latency, stall="grid")
+    return Cost(latency=chip.alu_latency, hold=hold)
 
 
 _RULES = {
     **dict.fromkeys(("ld", "ldmatrix", "atom", "ldu"), _load),
     **dict.fromkeys(("st", "stmatrix", "red"), _store),
     **dict.fromkeys(("bar", "barrier"), _barrier),
-    "mma": _mma,
-    "wmma": _wmma,
-    "wgmma": _wgmma,
-    "tcgen05": _tcgen05,
-    "mbarrier": _mbarrier,
-    "cp": _copy,
-    "griddepcontrol": _grid,
     **dict.fromkeys(("fence", "membar"), _fence),
+    "mma": _mma, "wgmma": _wgmma, "mbarrier": _mbarrier, "cp": _copy,
+    "wmma": lambda ins, chip: {"mma": _mma, "load": _load}.get(ins.parts[1], _store)(ins, chip),
+    "tcgen05": lambda ins, chip: Cost(latency=getattr(chip, "tmem_latency" if ins.parts[1] == "ld" else "alu_latency"),
+                                      stall="tensor"),
+    "griddepcontrol": lambda ins, chip: Cost(latency=chip.alu_latency, stall="grid"),
 }
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+import math
 from html import escape
 
 WIDTH, LABEL = 1400, 190  # pixels: of the picture, and of the names at its left
@@ -71,27 +71,19 @@ def _name(kind):
 def _window(timeline, sm, begins, ends):
     """Return (begins, ends): between two ends of a phase of the mbarrier that has most, in the middle of the launch: a
     turn of a ring. Without such, the life of a CTA, or all."""
-    times = _turn(timeline, sm) or _life(timeline, sm)
-    return times[0] if begins is None else begins, times[1] if ends is None else ends
-
-
-def _turn(timeline, sm):
-    rings = [row.slices for row in timeline.rows if row.kind == "mbarrier" and row.sm == sm]
-    longest = max(rings, key=len, default=[])
-    if len(longest) < 3:
-        return None
-    middle = longest[len(longest) // 2]
-    return middle.begins, middle.ends
+    longest = max((row.slices for row in timeline.rows if (row.kind, row.sm) == ("mbarrier", sm)), key=len, default=[])
+    slices = [longest[len(longest) // 2]] if len(longest) >= 3 else _life(timeline, sm)
+    first = min((s.begins for s in slices), default=0.0)
+    last = max((s.ends for s in slices), default=max(timeline.clock.clocks, 1.0))
+    return first if begins is None else begins, last if ends is None else ends
 
 
 def _life(timeline, sm):
+    """Return the slices of the CTA in the middle."""
     warps = [row for row in timeline.rows if row.kind == "warp" and row.sm == sm and row.slices]
-    ctas = Counter(row.name.partition(":")[0] for row in warps)
-    if not ctas:
-        return 0.0, max(timeline.clock.clocks, 1.0)
-    chosen = [*ctas][len(ctas) // 2]
-    slices = [s for row in warps if row.name.startswith(chosen + ":") for s in row.slices]
-    return min(s.begins for s in slices), max(s.ends for s in slices)
+    ctas = list(dict.fromkeys(row.name.partition(":")[0] for row in warps))
+    chosen = ctas[len(ctas) // 2 : len(ctas) // 2 + 1]
+    return [s for row in warps if row.name.partition(":")[0] in chosen for s in row.slices]
 
 
 # ---- one launch
@@ -161,10 +153,9 @@ def _says(row, s):
 
 def _axis(begins, ends, scale, bottom):
     step = next(n for e in range(9) for n in (10**e, 2 * 10**e, 5 * 10**e) if (ends - begins) / n <= 12)
-    tick, parts = -(-begins // step) * step, []
-    while tick <= ends:
-        x = LABEL + (tick - begins) * scale
+    parts = []
+    for n in range(math.ceil(begins / step), math.floor(ends / step) + 1):
+        x = LABEL + (n * step - begins) * scale
         parts.append(f'<line class="grid" x1="{x:.1f}" x2="{x:.1f}" y1="18" y2="{bottom}"/>')
-        parts.append(f'<text x="{x:.1f}" y="12" text-anchor="middle">{tick:,.0f}</text>')
-        tick += step
+        parts.append(f'<text x="{x:.1f}" y="12" text-anchor="middle">{n * step:,.0f}</text>')
     return "".join(parts)

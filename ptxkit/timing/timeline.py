@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from ptxkit.engine.binding import STALLS, TRACES
 from ptxkit.findings import shortened
 from ptxkit.naming import fields_of, roles_of
+from ptxkit.timing import pages, traces
 
 PAUSE = 48  # the shortest wait, in clocks, with its own slice
 MERGED = 32  # clocks that a slice of several lines, or of a unit's work, has at least
@@ -134,8 +135,8 @@ class Timeline:
     def _of_warp(self, pieces):
         """Return the waits of at least PAUSE clocks, and the work between them."""
         slices, work = [], []
-        for wait, run in _runs(pieces):
-            if wait and run[-1].ends - run[0].begins >= PAUSE:
+        for run in _runs(pieces, lambda some, p: bool(some[-1].why) != bool(p.why)):
+            if run[0].why and run[-1].ends - run[0].begins >= PAUSE:
                 slices += self._work(work)
                 work = []
                 stall = self._slice(run, "stall")
@@ -153,18 +154,12 @@ class Timeline:
         return [whole]
 
     def _grouped(self, pieces):
-        """Yield runs of pieces of one line, or of several that together have MERGED clocks."""
-        some = []
-        for p in pieces:
-            if some:
-                apart = p.begins - some[-1].ends > GAP
-                other = (self._places[p.ins], p.role) != (self._places[some[-1].ins], some[-1].role)
-                if apart or (other and some[-1].ends - some[0].begins >= MERGED):
-                    yield some
-                    some = []
-            some.append(p)
-        if some:
-            yield some
+        """Return runs of pieces of one line, or of several that together have MERGED clocks."""
+        def ends(some, p):
+            other = (self._places[p.ins], p.role) != (self._places[some[-1].ins], some[-1].role)
+            return p.begins - some[-1].ends > GAP or (other and some[-1].ends - some[0].begins >= MERGED)
+
+        return _runs(pieces, ends)
 
     def _slice(self, pieces, kind):
         lines, stalls, issued = defaultdict(float), defaultdict(float), 0
@@ -245,9 +240,7 @@ class Timeline:
 
     def trace(self):
         """Return JSON trace events, for ui.perfetto.dev and chrome://tracing."""
-        from ptxkit.timing.traces import trace
-
-        return trace([self])
+        return traces.trace([self])
 
     def save(self, path):
         with open(path, "w", encoding="utf-8") as file:
@@ -256,18 +249,14 @@ class Timeline:
     def html(self, begins=None, ends=None, sm=0):
         """Return a self-contained page: what the roles of an SM do from clock to clock; by default during one turn of
         the ring of stages, in the middle of the launch."""
-        from ptxkit.timing.pages import page
-
-        return page([self], begins, ends, sm)
+        return pages.page([self], begins, ends, sm)
 
 
-def _runs(pieces):
-    """Yield (is it a wait, its pieces) for waits without an issue between, and for what is issued in a row."""
-    some = []
+def _runs(pieces, ends):
+    """Return pieces in runs: `ends` says whether the run so far has no room for the next piece."""
+    runs = []
     for p in pieces:
-        if some and bool(some[-1].why) != bool(p.why):
-            yield bool(some[-1].why), some
-            some = []
-        some.append(p)
-    if some:
-        yield bool(some[-1].why), some
+        if not runs or ends(runs[-1], p):
+            runs.append([])
+        runs[-1].append(p)
+    return runs
