@@ -222,8 +222,7 @@ class ProgramBuilder:
     dynamic_size = 0  # set by the launch; only %dynamic_smem_size asks
 
     def _grid_workspace(self):
-        """Return the address that the driver keeps in %envreg1 and 2: zeros, for grid barriers of cooperative
-        groups."""
+        """Return the address in %envreg1 and 2, of the driver's zeros for grid barriers of cooperative groups."""
         if "%envreg1" not in self.symbols:
             buffer, address = zeros(GRID_WORKSPACE)
             self.buffers.append(("%envreg1", buffer, address, GRID_WORKSPACE))
@@ -326,9 +325,7 @@ def _post_order(root, following):
 
 def post_dominators(targets, count):
     """Return for each instruction the first one that every path from it to the exit passes (None: only the exit).
-
-    targets[i]: where instruction i may go on, `count` standing for the exit.
-    """
+    targets[i]: where instruction i may go on, `count` standing for the exit."""
     leaders = sorted({0} | {t for i, ts in enumerate(targets) if ts != [i + 1] for t in (*ts, i + 1) if t < count})
     block_of = {start: n for n, start in enumerate(leaders)}
     ends = [*(start - 1 for start in leaders[1:]), count - 1]

@@ -27,8 +27,7 @@ def replaced(owner: Any, **values: Any) -> Iterator[None]:
 
 @contextlib.contextmanager
 def uncollected() -> Iterator[None]:
-    """Stop the garbage collector inside the block, where what is made is there to stay: it would look through that
-    again and again."""
+    """Stop the garbage collector inside the block: what is made there stays, and would be looked through repeatedly."""
     collecting = gc.isenabled()
     gc.disable()
     try:

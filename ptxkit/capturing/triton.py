@@ -34,12 +34,11 @@ class Driver:
         self.session = session
         self.utils = self
         self.launcher_cls = lambda src, metadata: TritonLauncher(session, src, metadata)
+        # there is one device and no cache, and nothing was loaded that could be unloaded
+        self.set_current_device = self.clear_cache = self.unload_module = lambda *args: None
 
     def get_current_device(self) -> int:
         return FIRST_DEVICE + self.session.device.target.number
-
-    def set_current_device(self, device: int) -> None:
-        """Do nothing: there is one device."""
 
     def get_current_stream(self, device: int | None = None) -> int:
         return 0
@@ -67,33 +66,21 @@ class Driver:
     def get_empty_cache_for_benchmark(self) -> torch.Tensor:
         return torch.empty(0)
 
-    def clear_cache(self, cache: torch.Tensor) -> None:
-        """Do nothing: there is no cache."""
-
     # utils
 
     def get_device_properties(self, device: int | None = None) -> dict[str, int]:
+        chip = self.session.device
         return {
-            "max_shared_mem": self.session.device.shared,
-            "max_num_regs": 65536,
-            "multiprocessor_count": self.session.device.sms,
-            "warpSize": 32,
-            "sm_clock_rate": 1_000_000,
-            "mem_clock_rate": 1_000_000,
-            "mem_bus_width": 4096,
+            "max_shared_mem": chip.shared, "max_num_regs": 65536, "multiprocessor_count": chip.sms, "warpSize": 32,
+            "sm_clock_rate": 1_000_000, "mem_clock_rate": 1_000_000, "mem_bus_width": 4096,
         }
 
     def load_binary(self, name: str, kernel: bytes, shared: int, device: int) -> tuple[None, int, int, int, int]:
-        """Return (module, function, registers, spills, threads at most): nothing is loaded, so nothing needs unloading.
-
-        The first two numbers are what ptxas says in the cubin; spills count words, as Triton's own driver has them.
-        """
+        """Return (module, function, registers, spills, threads at most).  Nothing is loaded; registers and spills are
+        what ptxas says in the cubin; spills count words, as Triton's own driver has them."""
         resources = elf.resources(kernel).get(name)
         registers, spills = (resources.registers, resources.spills // 4) if resources else (UNKNOWN_REGISTERS, 0)
         return None, 0, registers or UNKNOWN_REGISTERS, spills, 1024
-
-    def unload_module(self, module: Any) -> None:
-        """Do nothing: nothing was loaded."""
 
 
 class TritonLauncher:
@@ -159,10 +146,8 @@ TRITON = f"{os.sep}triton{os.sep}"           # in the path of each of its files,
 
 
 def _with_file_of(src: Any, ptx: str) -> str:
-    """Triton's cache ignores files: if the same source was first compiled in another one, the PTX names that.
-
-    It is the one with the same name, or else the only one that is not Triton's own.
-    """
+    """Triton's cache ignores files: if the same source was first compiled in another one, the PTX names that: the one
+    with the same name, or else the only one that is not Triton's own."""
     function = getattr(getattr(src, "fn", None), "fn", None)             # a kernel that was given as IR has none
     if function is None:
         return ptx

@@ -61,15 +61,6 @@ def triton_version() -> str | None:
     return _version("triton", "pytorch-triton")
 
 
-def cutedsl_version() -> str | None:
-    return _version("nvidia-cutlass-dsl")
-
-
-def nvrtc_version() -> str | None:
-    """Return the version of libnvrtc's wheel, or cuda-python's if the library belongs to a CUDA toolkit."""
-    return _version("nvidia-cuda-nvrtc", "nvidia-cuda-nvrtc-cu13", "nvidia-cuda-nvrtc-cu12", "cuda-python")
-
-
 def _version(*distributions: str) -> str | None:
     for distribution in distributions:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
@@ -77,18 +68,20 @@ def _version(*distributions: str) -> str | None:
     return None
 
 
-# What an entry calls a compiler whose version it names -> what people call it.
+# libnvrtc's wheel, or cuda-python where the library belongs to a CUDA toolkit
+NVRTC = ("nvidia-cuda-nvrtc", "nvidia-cuda-nvrtc-cu13", "nvidia-cuda-nvrtc-cu12", "cuda-python")
+# What an entry calls a compiler whose version it names -> what people call it, and its installed version.
 COMPILERS = {
-    "triton": ("Triton", triton_version), "cutedsl": ("CuTe DSL", cutedsl_version), "nvrtc": ("NVRTC", nvrtc_version),
+    "triton": ("Triton", triton_version),
+    "cutedsl": ("CuTe DSL", functools.partial(_version, "nvidia-cutlass-dsl")),
+    "nvrtc": ("NVRTC", functools.partial(_version, *NVRTC)),
 }
 
 
 @dataclass(frozen=True)
 class ConfiguredRecipe:
-    """One kernel that a function builds for a configuration, and its launch options; hashable.
-
-    A compiler's subclass defines what is built (`build`), the kernel's name (`name`), and:
-    """
+    """One kernel that a function builds for a configuration, and its launch options; hashable.  A compiler's subclass
+    defines what is built (`build`), the kernel's name (`name`), `door`, `compiler` and `form`."""
 
     function: str                            # "module:function"
     config: Any                              # a frozen dataclass whose repr tells all of it; `shared` bytes of a CTA

@@ -116,8 +116,7 @@ class InstructionRow(NamedTuple):
 
     @property
     def constants(self):
-        """Return (rounding, flags) of the handler that has both as constants: the literals' and the first of a
-        group's."""
+        """Return (rounding, flags) of the handler with both as constants: the literals' and the first of a group's."""
         words = [*self.literals, *(choice.words[0][0] for choice in self.choices if len(choice.words) > 1)]
         return next((ROUNDINGS[w] for w in words if w in ROUNDINGS), 0), sum(FLAGS.get(w, 0) for w in self.literals)
 

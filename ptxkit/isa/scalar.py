@@ -32,8 +32,7 @@ def _index():
 
 @functools.lru_cache(maxsize=4096)
 def _find(parts, count):
-    """Return (row, its kinds, handler, its numbers, does it carry, is it masked) for an opcode with that many
-    operands."""
+    """Return (row, its kinds, handler, its numbers, does it carry, is it masked) of an opcode with so many operands."""
     types = tuple(p for p in parts[1:] if p in TYPES)
     words = frozenset(parts[1:]) - TYPES
     for row in _index().get((parts[0], types), ()):

@@ -28,10 +28,8 @@ class Site:
         return f"{self.guard}{opcode} {', '.join(self.operands if operands is None else operands)};"
 
     def earlier(self, opcode: str) -> int | None:
-        """Return the index of the nearest earlier instruction of this kind, if the same threads run both.
-
-        None also if a register that the instruction reads is written in between.
-        """
+        """Return the index of the nearest earlier instruction of this kind; None unless the same threads run both, and
+        if a register that the instruction reads is written in between."""
         depth, between = 0, ""
         for index in range(self.index - 1, -1, -1):
             kind, text = self.statements[index][:2]

@@ -7,6 +7,7 @@ Clocks are those of an SM, rates bytes per clock. `measured`: on the project's o
 from __future__ import annotations
 
 import re
+from functools import partial
 from typing import NamedTuple
 
 from ptxkit.compile.target import short_name
@@ -14,8 +15,8 @@ from ptxkit.compile.target import short_name
 
 class Constant(NamedTuple):
     value: float
-    how: str  # measured, published or assumed
     source: str
+    how: str  # measured, published or assumed
 
 
 class ChipClock(NamedTuple):
@@ -38,29 +39,13 @@ class ChipClock(NamedTuple):
         return self.clusters.get(size, int(self.sms) // size)
 
 
-def measured(value, source="H200, 2026-11-21"):
-    return Constant(value, "measured", source)
-
-
-def published(value, source):
-    return Constant(value, "published", source)
-
-
-def assumed(value, why):
-    return Constant(value, "assumed", why)
-
-
+measured, published, assumed = (partial(Constant, how=how) for how in ("measured", "published", "assumed"))
+micro = partial(measured, source="H200, 2026-11-23: microbenchmarks")  # docs/microbenchmarks.md
+_ON_AN_H200 = "H200, 2026-11-21"
 _WHITE = "H100 white paper: lanes of each unit"
 _AMPERE = "A100 white paper"
 _ADA = "Ada white paper"
 _LIKE_H200 = "as the H200"
-
-_MICRO = "H200, 2026-11-23: microbenchmarks"  # docs/microbenchmarks.md
-
-
-def micro(value):
-    return measured(value, _MICRO)
-
 
 # clocks that a warp's instruction keeps a unit of its quarter, latencies, and what synchronises
 _HOPPER = {
@@ -122,16 +107,15 @@ _NO_TENSOR_MEMORY = {name: assumed(0, "there is none") for name in ("tensor_rate
                                                                       "tmem_latency", "tmem_column")}
 _H200 = _HOPPER | _NO_TENSOR_MEMORY | {
     "sms": published(132, "H200 data sheet"),
-    "gigahertz": measured(1.98),
+    "gigahertz": measured(1.98, _ON_AN_H200),
     "l2_rate": micro(34.4 * 132),
     "hbm_rate": micro(17.0 * 132),              # 4.4 TB/s of reads
 }
 _ON_AN_H100 = "H100 80GB HBM3, 2026-11-26"
 _H100 = _H200 | {
     "gigahertz": measured(1.98, _ON_AN_H100),
-    "hbm_rate": measured(
-        17.0 * 132 * 2.94 / 4.22, f"{_ON_AN_H100}: the H200's reads, less as copies are: 2.94 for 4.22 TB/s"
-    ),
+    "hbm_rate": measured(17.0 * 132 * 2.94 / 4.22,
+                         f"{_ON_AN_H100}: the H200's reads, less as copies are: 2.94 for 4.22 TB/s"),
 }
 _B200 = _HOPPER | {
     "sms": published(148, "B200: cudaDeviceProp"),

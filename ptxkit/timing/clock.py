@@ -213,10 +213,8 @@ class Longer(NamedTuple):
 
 
 def longer(short, long, size):
-    """Return a launch of that size, from the (size, Clock) of two that differ only in size.
-
-    The size is what a CTA loops over, such as tokens; for a grid that grows, use Setting.
-    """
+    """Return a launch of that size, from the (size, Clock) of two that differ only in size: what a CTA loops over, such
+    as tokens; for a grid that grows, use Setting."""
     (few, a), (many, b) = short, long
     if a.chip != b.chip or not few < many <= size:
         raise ValueError(f"two launches on one chip, the shorter one first, and neither of more than {size}")

@@ -70,17 +70,13 @@ class CUDAGraph:
     def reset(self) -> None:
         self.steps, self._pool = [], None
 
-    def instantiate(self) -> None:
-        """Do nothing: a graph always is."""
-
     def pool(self) -> tuple[int, int]:
         return 0, 1
 
-    def enable_debug_mode(self) -> None:
-        """There is nothing to dump."""
+    def instantiate(self, debug_path: str = "") -> None:
+        """Do nothing: a graph always is instantiated, and there is nothing to dump."""
 
-    def debug_dump(self, debug_path: str) -> None:
-        """There is nothing to dump."""
+    enable_debug_mode = debug_dump = instantiate
 
 
 class _Noted(Unseen):
