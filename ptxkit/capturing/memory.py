@@ -37,11 +37,8 @@ def regions(tensors: Mapping[str, torch.Tensor]) -> list[Region]:
 
 
 def tensors_among(arguments: Mapping[str, Any]) -> dict[str, torch.Tensor] | None:
-    """Return the tensors that a call was given, by name; None where an argument may carry an address that cannot be
-    seen.
-
-    Lists, tuples, dicts and dataclasses are looked through.
-    """
+    """Return the tensors that a call was given, by name, also those in lists, tuples, dicts and dataclasses; None where
+    an argument may carry an address that cannot be seen."""
     tensors: dict[str, torch.Tensor] = {}
     return tensors if all([_collect(name, value, tensors) for name, value in arguments.items()]) else None
 
@@ -71,10 +68,8 @@ def behind(given: Mapping[str, Any]) -> Mapping[str, torch.Tensor]:
         return given
     given = {name: thing.tensor() if isinstance(thing, Place) else thing for name, thing in given.items()}
     others = {name: thing.data_ptr() for name, thing in given.items() if not isinstance(thing, torch.Tensor)}
-    if not others:
-        return given
-    storages = _storages()
     tensors = {name: thing for name, thing in given.items() if name not in others}
+    storages = _storages() if others else []
     for name, address in others.items():
         whole = [each for each in storages if each.data_ptr() <= address < each.data_ptr() + each.numel()]
         tensors |= {f"memory behind {name}": each for each in whole}
@@ -89,13 +84,11 @@ def with_pointees(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor
             continue
         numbers = tensor.detach().reshape(-1).view(torch.int64)
         numbers = numbers[(numbers >= LOWEST_ADDRESS) & (numbers < ADDRESSES_END)]
-        if not numbers.numel():
-            continue
-        storages = _storages() if storages is None else storages
-        for storage in storages:
-            first = storage.data_ptr()
-            if ((numbers >= first) & (numbers < first + storage.numel())).any():
-                all_tensors[f"memory behind {name} at {first:#x}"] = storage
+        if numbers.numel():
+            storages = _storages() if storages is None else storages
+            for first, storage in ((storage.data_ptr(), storage) for storage in storages):
+                if ((numbers >= first) & (numbers < first + storage.numel())).any():
+                    all_tensors[f"memory behind {name} at {first:#x}"] = storage
     return all_tensors
 
 

@@ -90,9 +90,10 @@ class Session:
         run = self.around(launch, functools.partial(self._simulated, launch, regions, heap, accesses=watching))
         if self.runs:
             self.runs[-1].left = []          # no other launch can overlap with it
-        if run is not None:
-            self.runs.append(run)
-        if run is not None and watching:
+        if run is None:
+            return None
+        self.runs.append(run)
+        if watching:
             stream = self.gpu.stream_number if launch.stream is None else launch.stream
             findings = order.launched(stream, run, tensors.values(), heap.arena)
             run.findings = [*run.findings, *findings]
@@ -103,12 +104,10 @@ class Session:
 
     def _lost_arguments(self, run: Any, heap: Heap) -> list[Finding]:
         """Return arguments that point into freed memory which the kernel has not touched."""
-        if not (lost := [block for block in heap.given if heap.is_gone(block)]):
-            return []
         touched = [*heap.arena.among(finding.address for finding in run.findings if finding.kind == FREED.id)]
-        says = "an argument points into memory of {}"
-        return [of_launch(FREED.id, says.format(block), run, address=block.address, advice=advice.FREED)
-                for block in lost if block not in touched]
+        lost = [block for block in heap.given if heap.is_gone(block) and block not in touched]
+        return [of_launch(FREED.id, f"an argument points into memory of {block}", run, address=block.address,
+                          advice=advice.FREED) for block in lost]
 
     def _simulated(
         self, launch: Launch, regions: list[memory.Region], heap: Heap, ptx: str | None = None,

@@ -10,8 +10,7 @@ from dataclasses import dataclass, field
 
 from ..ptx import Instruction, Loc, parse
 from ..ptx.lexer import Statement, statements, without_comments
-from .rules import RULES, Weakening
-from .site import Site
+from .rules import RULES, Site, Weakening
 
 
 @dataclass(frozen=True)

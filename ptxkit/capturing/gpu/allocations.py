@@ -38,11 +38,8 @@ class OperatorFacts(NamedTuple):
 @functools.lru_cache(maxsize=4096)
 def _facts(func: Any) -> OperatorFacts:
     name, schema = func._schema.name.partition("::")[2], func._schema
-    written = tuple(
-        (i, argument.name)
-        for i, argument in enumerate(schema.arguments)
-        if argument.alias_info is not None and argument.alias_info.is_write
-    )
+    aliases = ((i, argument.name, argument.alias_info) for i, argument in enumerate(schema.arguments))
+    written = tuple((i, argument) for i, argument, alias in aliases if alias is not None and alias.is_write)
     unowned = name in UNOWNED
     fresh = unowned or any(result.alias_info is None for result in schema.returns)
     has_kernel = torch._C._dispatch_has_computed_kernel_for_dispatch_key
@@ -96,9 +93,8 @@ class Allocations(Unseen):
         for x in _tensors(result):
             if type(x) is not torch.Tensor or not _plain(x):
                 continue
-            storage = x.untyped_storage()
-            size = storage.nbytes()
-            if not size or self.arena.block_at(begin := storage.data_ptr()) is not None:
+            size, begin = x.untyped_storage().nbytes(), x.untyped_storage().data_ptr()
+            if not size or self.arena.block_at(begin) is not None:
                 continue
             if given is None:
                 given = {y.untyped_storage().data_ptr() for y in _tensors(args) if _plain(y)}

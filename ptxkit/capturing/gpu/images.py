@@ -66,9 +66,8 @@ def function(gpu: Gpu, image: Any, name: Any) -> int:
 
 def functions(gpu: Gpu, image: Any, count: int) -> list[int]:
     kernels = object_of(gpu, image, Image).kernels
-    if kernels is None:
-        return [keep(gpu, LoadedFunction("a kernel of machine code", None))][:count]
-    return [keep(gpu, LoadedFunction(name, kernel)) for name, kernel in kernels.items()][:count]
+    known = {"a kernel of machine code": None} if kernels is None else kernels
+    return [keep(gpu, LoadedFunction(name, kernel)) for name, kernel in known.items()][:count]
 
 
 def object_of(gpu: Gpu, handle: Any, kind: type) -> Any:
@@ -89,19 +88,15 @@ def launch(
     """Do what cuLaunchKernel does."""
     name, kernel = object_of(gpu, handle, LoadedFunction)
     if kernel is None:
-        raise CaptureError(
-            f"{name} was loaded as machine code; a capture runs PTX. Load the PTX (nvrtcGetPTX), or compile through "
-            "ptxkit.compile.nvrtc."
-        )
+        fix = "Load the PTX (nvrtcGetPTX), or compile through ptxkit.compile.nvrtc."
+        raise CaptureError(f"{name} was loaded as machine code; a capture runs PTX. {fix}")
     if extra:
         raise CaptureError(f"{name} was launched with `extra`; a capture reads kernelParams. Pass parameters there.")
     options = attributes or {}
     cluster = options.get(CLUSTER) or launches.own_cluster(kernel.ptx, name, gpu.session.arch)
     args = packed(kernel, _values(params, [param.size for param in kernel.params], name))
-    pdl, cooperative = (bool(options.get(key)) for key in (PDL, COOPERATIVE))
-    gpu.session.launch(
-        Launch(kernel, grid, block, cluster, dynamic_shared, args, None, pdl, cooperative, stream=stream)
-    )
+    how = {"pdl": bool(options.get(PDL)), "cooperative": bool(options.get(COOPERATIVE)), "stream": stream}
+    gpu.session.launch(Launch(kernel, grid, block, cluster, dynamic_shared, args, None, **how))
 
 
 def _values(params: Any, sizes: Sequence[int], name: str) -> list[bytes]:

@@ -27,7 +27,10 @@ ADVICE = (
     "record an event in {other} behind {kernel}, and let {this} wait for it (wait_event, cudaStreamWaitEvent) before "
     "this launch; or launch both in one stream"
 )
-
+FREE_AGAIN = (
+    "may still use {block}, in stream {stream:#x}: the memory is free for stream {owner:#x}, in which it was allocated "
+    "and which does not wait for this launch"
+)
 ADVICE_OF_FREED = (
     "record the stream (tensor.record_stream); or let the stream that allocated it wait for this one before it is "
     "freed; or allocate it in this one"
@@ -93,10 +96,9 @@ class Order:
             if not flags.any() or (storage := storages.memory_at(address)) is None:
                 continue
             for other in self._seen:
-                if other.stream != stream and other.number > known.get(other.stream, 0) and other.storage == storage:
-                    clash = _clash(address, flags, other)
-                    if clash is not None:
-                        findings.setdefault((other.kernel, other.stream), _finding(run, stream, other, *clash))
+                late = other.stream != stream and other.number > known.get(other.stream, 0)
+                if late and other.storage == storage and (clash := _clash(address, flags, other)) is not None:
+                    findings.setdefault((other.kernel, other.stream), _finding(run, stream, other, *clash))
             mine.append(Accesses(stream, number, run.kernel, address, flags, storage))
             if isinstance(storage, Block) and storage.stream != stream:
                 storage.used[stream] = number, run
@@ -108,7 +110,8 @@ class Order:
         known, findings = self.reached(block.stream), []
         for stream, (number, run) in block.used.items():
             if stream not in block.recorded and number > known.get(stream, 0):
-                findings.append(_finding_of_freed(block, stream, run))
+                says = FREE_AGAIN.format(block=block, stream=stream, owner=block.stream)
+                findings.append(of_launch(FREED.id, says, run, address=block.address, advice=ADVICE_OF_FREED))
                 run.findings = [*run.findings, findings[-1]]
         return findings
 
@@ -142,27 +145,14 @@ def _clash(address: int, flags: torch.Tensor, other: Accesses) -> tuple[int, int
     if first >= end:
         return None
     now, before = flags[first - address : end - address], other.flags[first - other.address : end - other.address]
-    both = (now != 0) & (before != 0) & (((now | before) & WRITES) != 0)
-    if not both.any():
-        return None
-    place = int(both.nonzero()[0])
-    return first + place, int(now[place]), int(before[place])
+    places = ((now != 0) & (before != 0) & (((now | before) & WRITES) != 0)).nonzero()
+    return (first + int(places[0]), int(now[places[0]]), int(before[places[0]])) if len(places) else None
 
 
 def _finding(run: Any, stream: int, other: Accesses, address: int, now: int, before: int) -> Finding:
     memory = Names(run.spans, run._program).memory(GLOBAL, address)
     does, did = "writes" if now & WRITES else "reads", "wrote" if before & WRITES else "read"
-    says = (
-        f"{does} {memory} in stream {stream:#x}, which {other.kernel} {did} in stream {other.stream:#x}: nothing "
-        "orders the two launches"
-    )
-    advice = ADVICE.format(other=f"stream {other.stream:#x}", this=f"stream {stream:#x}", kernel=other.kernel)
+    mine, others = (f"stream {number:#x}" for number in (stream, other.stream))
+    says = f"{does} {memory} in {mine}, which {other.kernel} {did} in {others}: nothing orders the two launches"
+    advice = ADVICE.format(other=others, this=mine, kernel=other.kernel)
     return of_launch(KIND, says, run, address=address, memory=memory, advice=advice)
-
-
-def _finding_of_freed(block: Block, stream: int, run: Any) -> Finding:
-    says = (
-        f"may still use {block}, in stream {stream:#x}: the memory is free for stream {block.stream:#x}, in which it "
-        "was allocated and which does not wait for this launch"
-    )
-    return of_launch(FREED.id, says, run, address=block.address, advice=ADVICE_OF_FREED)

@@ -51,16 +51,11 @@ class Patches(contextlib.ExitStack):
                 self.put(owner, name, answered)
             return
         inside = vars(owner)                 # at once: one attribute after the other takes milliseconds
-        self.callback(_restore, inside, {name: inside.get(name, _MISSING) for name in table})
+        before = {name: inside[name] for name in table if name in inside}
+        self.callback(inside.update, before)
+        for name in table.keys() - before.keys():
+            self.callback(inside.pop, name)
         inside.update(_BUILT[key])
-
-
-def _restore(inside: dict[str, Any], before: dict[str, Any]) -> None:
-    for name, value in before.items():
-        if value is _MISSING:
-            del inside[name]
-        else:
-            inside[name] = value
 
 
 def _answered(owner: Any, name: str, answer: Callable) -> Callable:

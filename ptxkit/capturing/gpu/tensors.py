@@ -75,9 +75,7 @@ class Tensors(TorchFunctionMode):
             kwargs = kwargs | {"pin_memory": False}
         result = func(*args, **kwargs)
         if isinstance(result, torch.Tensor):
-            if place is None:
-                place = self._of_arguments(args)
-            self.placed(result, place)
+            self.placed(result, self._of_arguments(args) if place is None else place)
         elif isinstance(result, tuple | list) and self.places and (place := self._of_arguments(args)):
             for each in result:
                 if isinstance(each, torch.Tensor):
@@ -148,9 +146,13 @@ def _operator(func: Any, caller: Any) -> OpOverload | None:
 # ---- properties and methods with a device in them: answer(mode, function, its arguments)
 
 
-def _device_of(mode: Tensors, func: Any, args: tuple, kwargs: dict) -> torch.device:
-    place = mode.place(args[0])
-    return CUDA if place == "cuda" else func(*args)
+def _on_the_gpu(says: Callable[[torch.Tensor], Any]) -> Answer:
+    """Return what tensors of the GPU answer; others answer for themselves."""
+
+    def answer(mode: Tensors, func: Any, args: tuple, kwargs: dict) -> Any:
+        return says(args[0]) if mode.place(args[0]) == "cuda" else func(*args, **kwargs)
+
+    return answer
 
 
 def _moved_to(place: str) -> Answer:
@@ -184,13 +186,6 @@ def _type(mode: Tensors, func: Any, args: tuple, kwargs: dict) -> Any:
     return name.replace("torch.", "torch.cuda.") if on_gpu else name
 
 
-def _disguised(method: Callable[[Disguised], Any]) -> Answer:
-    def answer(mode: Tensors, func: Any, args: tuple, kwargs: dict) -> Any:
-        return method(Disguised(args[0])) if mode.place(args[0]) == "cuda" else func(*args, **kwargs)
-
-    return answer
-
-
 _T: Any = torch.Tensor
 READ_BY_THE_HOST = {
     _T.item, _T.tolist, _T.numpy, _T.__bool__, _T.__int__, _T.__float__, _T.__index__, _T.__repr__,
@@ -198,18 +193,18 @@ READ_BY_THE_HOST = {
 }
 SEEN_BY_THE_HOST = {_T.numpy, _T.__array__, _T.untyped_storage}  # it may write what it gets, and torch does not notice
 ANSWERS: dict[Any, Answer] = {
-    _T.device.__get__: _device_of,
+    _T.device.__get__: _on_the_gpu(lambda x: CUDA),
     _T.is_cuda.__get__: lambda mode, func, args, kwargs: mode.place(args[0]) == "cuda",
     _T.is_cpu.__get__: lambda mode, func, args, kwargs: mode.place(args[0]) == "cpu",
-    _T.get_device: lambda mode, func, args, kwargs: 0 if mode.place(args[0]) == "cuda" else func(*args),
+    _T.get_device: _on_the_gpu(lambda x: 0),
     _T.cuda: _moved_to("cuda"),
     _T.cpu: _moved_to("cpu"),
     _T.to: _to,
     _T.type: _type,
     _T.pin_memory: lambda mode, func, args, kwargs: mode.placed(args[0], "cpu"),
     _T.is_pinned: lambda mode, func, args, kwargs: mode.places.get(args[0]) == "cpu",
-    _T.__dlpack__: _disguised(Disguised.__dlpack__),
-    _T.__dlpack_device__: _disguised(Disguised.__dlpack_device__),
+    _T.__dlpack__: _on_the_gpu(lambda x: Disguised(x).__dlpack__()),
+    _T.__dlpack_device__: _on_the_gpu(lambda x: Disguised(x).__dlpack_device__()),
 }
 
 
@@ -227,9 +222,8 @@ def _reach(mode: Tensors, patches: Patches) -> None:
     from torch.autograd.function import BackwardCFunction
 
     for name in ("apply", "apply_boxed"):
-        if not hasattr(BackwardCFunction, name):
-            continue
-        patches.put(BackwardCFunction, name, _with_mode(mode, getattr(BackwardCFunction, name)))
+        if hasattr(BackwardCFunction, name):
+            patches.put(BackwardCFunction, name, _with_mode(mode, getattr(BackwardCFunction, name)))
 
     class PlacedType(type(torch._C.Generator)):    # type: ignore[misc]
         def __instancecheck__(cls, thing: Any) -> bool:
