@@ -32,8 +32,7 @@ def lower_bar(b, ins):
             b.fail("a negated predicate is not supported here")
     else:
         which = operands(b, ins, "a", optional=["b"])
-    barrier = b.value(which[0], "u32")
-    count = b.value(which[1], "u32") if len(which) > 1 else -1
+    barrier, count = (*(b.value(each, "u32") for each in which), -1)[:2]
     if kind == "arrive" and count < 0:
         b.fail("bar.arrive needs a thread count")
     gather = ALIGNED if ins.parts[0] == "bar" or "aligned" in ins.parts else NOT_GATHERED
@@ -81,21 +80,16 @@ def _lower_wait(b, ins, what, parts, relaxed):
 
 def _lower_arrive(b, ins, what, parts, relaxed):
     """Lower an arrival: `arrive d, [a]{, count}` returns a local mbarrier's state, but not that of another CTA's."""
-    counted = ["count"] if "expect_tx" not in parts else []
-    needed = ["bytes"] if "expect_tx" in parts else []
-    state, given = -1, ins.operands
-    if given and not isinstance(given[0], Address):
-        given = operands(b, ins, "state", "[a]", *needed, optional=counted)
-        state, given = b.target(given[0], "b64"), given[1:]
-    else:
-        operands(b, ins, "[a]", *needed, optional=counted)
-    address, *number = given
-    place = b.place(address)
-    value = b.value(number[0], "u32") if number else -1
-    mods = fields.MBARRIER_ARRIVE(
-        address=place.address, drop=what == "arrive_drop", relaxed=relaxed, no_complete="noComplete" in parts
-    )
-    return Op("mbarrier_arrive", [state, place.register, *((-1, value) if needed else (value, -1))], mods)
+    expects = "expect_tx" in parts
+    answered = ["state"] if ins.operands and not isinstance(ins.operands[0], Address) else []
+    counted = [] if expects else ["count"]
+    given = [*operands(b, ins, *answered, "[a]", *(["bytes"] if expects else []), optional=counted)]
+    state = b.target(given.pop(0), "b64") if answered else -1
+    place = b.place(given.pop(0))
+    value = b.value(given[0], "u32") if given else -1
+    drop, no_complete = what == "arrive_drop", "noComplete" in parts
+    mods = fields.MBARRIER_ARRIVE(address=place.address, drop=drop, relaxed=relaxed, no_complete=no_complete)
+    return Op("mbarrier_arrive", [state, place.register, *((-1, value) if expects else (value, -1))], mods)
 
 
 def _lower_mbarrier_memory(b, ins, what, parts, relaxed):

@@ -38,13 +38,11 @@ def _access(b, ins, values, address, to_registers, wider=True):
     type_ = ins.parts[-1]
     if type_ not in SIZES:
         b.fail(f".{type_} cannot be loaded or stored", ", ".join(SIZES))
-    place = b.place(address)
+    place, size, count = b.place(address), SIZES[type_], one_of(ins.parts, VECTORS, 1)
     space = one_of(ins.parts, SPACES, 0)
     if b.space_of(address) in ("param", "local"):  # a kernel's parameter, or an argument of a call
         space = SPACES[b.space_of(address)]
-    size = SIZES[type_]
     registers = (b.targets if to_registers else b.values)(values, type_, wider)
-    count = one_of(ins.parts, VECTORS, 1)
     if len(registers) != count:
         b.fail(f"{len(registers)} registers for {count} elements")
     held = [v for v in getattr(values, "items", (values,)) if isinstance(v, Register)]
@@ -73,8 +71,7 @@ def _without_policy(b, ins, *names):
 
 def lower_ld(b, ins, wider=True):
     values, address = _without_policy(b, ins, "d", "[a]")
-    args, mods = _access(b, ins, values, address, True, wider)
-    return Op("ld", args, mods)
+    return Op("ld", *_access(b, ins, values, address, True, wider))
 
 
 def _lower_st_bulk(b, ins):
@@ -92,32 +89,29 @@ def lower_st(b, ins):
     if ins.parts[1] == "bulk":
         return _lower_st_bulk(b, ins)
     address, values = _without_policy(b, ins, "[a]", "b")
-    args, mods = _access(b, ins, values, address, False)
-    return Op("st", args, mods)
+    return Op("st", *_access(b, ins, values, address, False))
 
 
 def _atomic(b, ins, target, address, operands):
     _refuse_unknown(b, ins, SPACES, VECTORS, ATOMIC_TYPES, SEMANTICS, SCOPES, ATOMICS, CACHE)
     type_ = next((p for p in reversed(ins.parts) if p in ATOMIC_TYPES), None)
-    if type_ is None:
-        b.fail("the type of an atomic is missing", ", ".join(ATOMIC_TYPES))
-    op = one_of(ins.parts, ATOMICS)
-    if op is None:
-        b.fail("the operation of an atomic is missing", ", ".join(ATOMICS))
-    if type_ in ("f32", "f64") and op not in (ATOMICS["add"], ATOMICS["exch"], ATOMICS["min"], ATOMICS["max"]):
+    name = next((p for p in ins.parts if p in ATOMICS), None)
+    for what, given, known in (("type", type_, ATOMIC_TYPES), ("operation", name, ATOMICS)):
+        if given is None:
+            b.fail(f"the {what} of an atomic is missing", ", ".join(known))
+    if type_ in ("f32", "f64") and name not in ("add", "exch", "min", "max"):
         b.fail(f"no such operation on .{type_}")
     count = one_of(ins.parts, VECTORS, 1)
     place = b.place(address)
-    space = one_of(ins.parts, SPACES, 0)
-    sem = one_of(ins.parts, SEMANTICS, SEMANTICS["relaxed"])
     targets = [-1] * count if target is None else b.targets(target, type_)
     values = b.values(operands[0], type_)
     if len(values) != count or len(targets) != count:
         b.fail(f"{len(values)} values and {len(targets)} results for {count} elements")
-    rest = [b.value(o, type_) for o in operands[1:] if op == ATOMICS["cas"]]
+    rest = [b.value(o, type_) for o in operands[1:] if name == "cas"]
     mods = ATOM(
-        space=space, op=op, type=ATOMIC_TYPES[type_], bytes=SIZES[type_], count=count, sem=sem,
-        scope=one_of(ins.parts, SCOPES, SCOPES["gpu"]), address=place.address,
+        space=one_of(ins.parts, SPACES, 0), op=ATOMICS[name], type=ATOMIC_TYPES[type_], bytes=SIZES[type_], count=count,
+        sem=one_of(ins.parts, SEMANTICS, SEMANTICS["relaxed"]), scope=one_of(ins.parts, SCOPES, SCOPES["gpu"]),
+        address=place.address,
     )
     return Op("atom", [*targets, place.register, *values, *rest], mods)
 

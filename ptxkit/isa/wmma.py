@@ -104,19 +104,15 @@ def _lower_mma(b, ins, parts):
         _check(b, ins, shape, a, accumulator)
     if (saturate and d != "s32") or (a == "b1") != (len(bitwise) == 2 and "popc" in bitwise):
         _fail(b, ins)
-    into, of_a, of_b, of_c = operands(b, ins, "d", "a", "b", "c")
-    registers = [
-        _vector(b, into, shape, "d", d, write=True), _vector(b, of_a, shape, A, a), _vector(b, of_b, shape, B, a),
-        _vector(b, of_c, shape, C, c),
-    ]
+    matrices = zip(operands(b, ins, "d", "a", "b", "c"), "dabc", (d, a, a, c))
+    registers = {name: _vector(b, given, shape, name, type_, name == "d") for given, name, type_ in matrices}
     m, n, k = map(int, re.findall(r"\d+", shape))
-    counts = [len(r) for r in registers]
     mods = WMMA(
         m=m, n=n, k=k, ab=MATRIX_TYPES[a], d=MATRIX_TYPES[d], c=MATRIX_TYPES[c], bits=ELEMENT_BITS[a],
-        saturate=saturate, exclusive=exclusive, registers_d=counts[0], registers_a=counts[1],
-        registers_b=counts[2], registers_c=counts[3],
+        saturate=saturate, exclusive=exclusive, **{f"registers_{name}": len(r) for name, r in registers.items()},
     )
-    return Op("wmma_f64" if a == "f64" else "wmma", [r for group in registers for r in group], mods, ALIGNED)
+    flat = [r for of_a_matrix in registers.values() for r in of_a_matrix]
+    return Op("wmma_f64" if a == "f64" else "wmma", flat, mods, ALIGNED)
 
 
 def lower_wmma(b, ins):

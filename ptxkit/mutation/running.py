@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -158,10 +159,9 @@ class _Job(NamedTuple):
     def verdict(self, number: int) -> Verdict:
         """Return what notices a mutant, and under which schedule; () and None where it survives all of them."""
         mutant, calls = self.tasks[number]
-        for schedule in range(len(self.standards.schedules)):
-            for call in calls:
-                if noticed := self._noticed(mutant, self.standards.standard(schedule, call)):
-                    return noticed, schedule
+        for schedule, call in itertools.product(range(len(self.standards.schedules)), calls):
+            if noticed := self._noticed(mutant, self.standards.standard(schedule, call)):
+                return noticed, schedule
         return (), None
 
     def _noticed(self, mutant: Mutant, standard: Standard) -> tuple[str, ...]:
