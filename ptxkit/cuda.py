@@ -60,8 +60,8 @@ def run(
     included = included_by(text, folders)
     flags = [*(f"-I{folder}" for folder in (*folders, *headers())), *options]
     if compiler == "nvrtc":
-        given = {"defines": defines, "headers": included, "options": flags, "file": file or TEXT}
-        built = nvrtc.compile(text, kernel, target=target, **given)
+        built = nvrtc.compile(text, kernel, target=target, defines=defines, headers=included, options=flags,
+                              file=file or TEXT)
         code = dataclasses.replace(built, ptx=_IN_A_FOLDER.sub(TEXT, built.ptx))
     elif compiler == "nvcc":
         ptx = _nvcc(text, file or TEXT, target, [*nvrtc.macros(defines), *flags], included)

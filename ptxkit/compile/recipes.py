@@ -10,7 +10,7 @@ import dataclasses
 import functools
 import importlib
 import importlib.metadata
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
@@ -71,7 +71,7 @@ def _version(*distributions: str) -> str | None:
 # libnvrtc's wheel, or cuda-python where the library belongs to a CUDA toolkit
 NVRTC = ("nvidia-cuda-nvrtc", "nvidia-cuda-nvrtc-cu13", "nvidia-cuda-nvrtc-cu12", "cuda-python")
 # What an entry calls a compiler whose version it names -> what people call it, and its installed version.
-COMPILERS = {
+COMPILERS: dict[str, tuple[str, Callable[[], str | None]]] = {
     "triton": ("Triton", triton_version),
     "cutedsl": ("CuTe DSL", functools.partial(_version, "nvidia-cutlass-dsl")),
     "nvrtc": ("NVRTC", functools.partial(_version, *NVRTC)),

@@ -27,14 +27,20 @@ ASYNC_WORK = {                               # what a commit covers
 _PARTS = re.compile(r"(?P<guard>@\s*!?\s*\S+\s+)?(?P<opcode>[^\s\[{(;]+)\s*(?P<operands>.*);", re.DOTALL)
 
 
+def _parts(text: str) -> tuple[str, str, str]:
+    """Return (guard, opcode, operands) of an instruction."""
+    match = _PARTS.fullmatch(text)
+    assert match is not None                 # the lexer has read it
+    return match["guard"] or "", match["opcode"], match["operands"]
+
+
 class Site:
     """One instruction of a text, split for rules."""
 
     def __init__(self, text: Sequence[Statement], index: int):
         self.statements, self.index = text, index
-        parts = _PARTS.fullmatch(self.text)
-        self.guard, self.opcode = parts["guard"] or "", parts["opcode"]
-        self.operands = split_list(parts["operands"]) or []
+        self.guard, self.opcode, operands = _parts(self.text)
+        self.operands = split_list(operands) or []
 
     @property
     def text(self) -> str:
@@ -55,13 +61,12 @@ class Site:
                 return None
             if kind != "instruction":
                 continue
-            parts = _PARTS.fullmatch(text)
-            if parts["opcode"].startswith(("bra", "brx", "ret", "exit", "call")):
+            guard, name, _ = _parts(text)
+            if name.startswith(("bra", "brx", "ret", "exit", "call")):
                 return None
-            if re.match(opcode, parts["opcode"]):
+            if re.match(opcode, name):
                 apart = set(re.findall(r"%\w+", self.text)).isdisjoint(re.findall(r"%\w+", between))
-                same_guard = (parts["guard"] or "").split() == self.guard.split()
-                return index if apart and same_guard else None
+                return index if apart and guard.split() == self.guard.split() else None
             between += text
         return None
 

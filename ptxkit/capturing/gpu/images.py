@@ -95,8 +95,9 @@ def launch(
     options = attributes or {}
     cluster = options.get(CLUSTER) or launches.own_cluster(kernel.ptx, name, gpu.session.arch)
     args = packed(kernel, _values(params, [param.size for param in kernel.params], name))
-    how = {"pdl": bool(options.get(PDL)), "cooperative": bool(options.get(COOPERATIVE)), "stream": stream}
-    gpu.session.launch(Launch(kernel, grid, block, cluster, dynamic_shared, args, None, **how))
+    pdl, cooperative = (bool(options.get(key)) for key in (PDL, COOPERATIVE))
+    described = Launch(kernel, grid, block, cluster, dynamic_shared, args, None, pdl, cooperative, stream=stream)
+    gpu.session.launch(described)
 
 
 def _values(params: Any, sizes: Sequence[int], name: str) -> list[bytes]:
