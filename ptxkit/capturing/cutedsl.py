@@ -130,40 +130,40 @@ class HostFunction:
 
 def call(session: Session, compiled: door.Compiled, args: tuple, kwargs: dict) -> Any:
     """Call what `ptxkit.compile.cutedsl` compiled."""
-    if id(compiled.function) not in session.hosts:
+    function = compiled.function
+    if id(function) not in session.hosts:
         from cutlass._mlir import ir
 
         with ir.Context():  # type: ignore[attr-defined]
             module = ir.Module.parse(compiled.module)  # type: ignore[attr-defined]
-        host = HostFunction(session, compiled.function, module, compiled.symbol, compiled.kernels)
-        session.hosts[id(compiled.function)] = host
-    return session.hosts[id(compiled.function)](args, kwargs)
+        session.hosts[id(function)] = HostFunction(session, function, module, compiled.symbol, compiled.kernels)
+    return session.hosts[id(function)](args, kwargs)
 
 
 def _host(session: Session, function: Any) -> HostFunction:
     """Return the DSL's own compiled function, linked for this session."""
-    host = session.hosts.get(id(function))
-    if host is None:
-        if function.ir_module is None:
-            raise CaptureError(
-                f"{function.function_name} was loaded from an object file, which contains no PTX. "
-                "Capture the function that cute.compile returned, or compile through ptxkit.compile.cutedsl."
-            )
-        if not function.__ptx__:
-            raise CaptureError(
-                f"{function.function_name} was compiled without keeping its PTX. Compile it inside the block, through "
-                "ptxkit.compile.cutedsl, with options='--keep-ptx', or with CUTE_DSL_KEEP=ptx in the environment."
-            )
-        ptx, cubin = session.call_sites.told_in(function.__ptx__), function.__cubin__
-        known = cubin if isinstance(cubin, bytes) else None
-        kernels = {name: Kernel.of(name, ptx, known, session.device.target) for name in entries(ptx)}
-        if not kernels:                                                        # a path, if the DSL could not write
-            raise CaptureError(
-                f"{function.function_name} was compiled, but what the DSL kept as its PTX has no kernel: "
-                f"{function.__ptx__[:200]!r}. Check that the temporary folder can be written, and compile it again."
-            )
-        host = HostFunction(session, function, function.ir_module, function.function_name, kernels)
-        session.hosts[id(function)] = host
+    if (host := session.hosts.get(id(function))) is not None:
+        return host
+    name = function.function_name
+    if function.ir_module is None:
+        raise CaptureError(
+            f"{name} was loaded from an object file, which contains no PTX. Capture the function that cute.compile "
+            "returned, or compile through ptxkit.compile.cutedsl."
+        )
+    if not function.__ptx__:
+        raise CaptureError(
+            f"{name} was compiled without keeping its PTX. Compile it inside the block, through ptxkit.compile.cutedsl,"
+            " with options='--keep-ptx', or with CUTE_DSL_KEEP=ptx in the environment."
+        )
+    ptx, cubin = session.call_sites.told_in(function.__ptx__), function.__cubin__
+    known = cubin if isinstance(cubin, bytes) else None
+    kernels = {entry: Kernel.of(entry, ptx, known, session.device.target) for entry in entries(ptx)}
+    if not kernels:                                                            # a path, if the DSL could not write
+        raise CaptureError(
+            f"{name} was compiled, but what the DSL kept as its PTX has no kernel: {function.__ptx__[:200]!r}. Check "
+            "that the temporary folder can be written, and compile it again."
+        )
+    host = session.hosts[id(function)] = HostFunction(session, function, function.ir_module, name, kernels)
     return host
 
 

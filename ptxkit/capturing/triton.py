@@ -20,7 +20,6 @@ from ptxkit.compile import elf
 from ptxkit.compile import triton as door
 
 from ..temporary import replaced
-from ..timing.clock import together
 from .devices import UNKNOWN_REGISTERS
 from .session import CaptureError, Session
 
@@ -117,8 +116,7 @@ def _once(session: Session) -> Any:
     def do_bench(fn: Any, *_: Any, quantiles: Any = None, return_mode: str = "mean", **options: Any) -> Any:
         before = len(session.runs)
         fn()
-        clocked = bool(session.options.get("clock"))
-        took = 1e3 * together([run for run in session.runs[before:] if run.clock]) if clocked else float("nan")
+        took = session.gpu.milliseconds(before)
         if quantiles is not None:
             return [took] * len(quantiles) if len(quantiles) > 1 else took
         return [took] if return_mode == "all" else took

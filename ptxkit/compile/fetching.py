@@ -29,9 +29,8 @@ def fetch(recipe: AnyRecipe) -> Any:
 def fetch_all(recipes: Iterable[AnyRecipe], workers: int | None = None) -> list[Any]:
     """Return the kernels of some recipes; up to `workers` processes build what is missing: one a CPU, at most 16."""
     kernels = attempt_all(recipes, workers)
-    for each in kernels:
-        if isinstance(each, BuildError):
-            raise each
+    if error := next((each for each in kernels if isinstance(each, BuildError)), None):
+        raise error
     return kernels
 
 

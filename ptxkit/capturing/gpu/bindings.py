@@ -9,6 +9,7 @@ import functools
 import importlib
 import importlib.util
 import inspect
+import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -39,7 +40,6 @@ def _fill(width: int) -> Callable[..., Any]:
     return lambda gpu, to, value, count, *stream: d.fill(gpu, to, value, count, width)
 
 
-_context = _of(d.CONTEXT)
 NOTHING = (
     "StreamDestroy", "EventDestroy", "FuncSetAttribute", "FuncSetCacheConfig", "LibraryUnload", "ProfilerStart",
     "ProfilerStop", "GraphDestroy", "GraphExecDestroy", "GraphUpload",
@@ -49,21 +49,17 @@ SHARED: dict[str, Any] = dict.fromkeys(NOTHING, _nothing) | {
     "DeviceGetAttribute": d.attribute,
     "DeviceCanAccessPeer": _of(0),
     "DeviceGetPCIBusId": _of(b"0000:00:00.0"),
-    "StreamCreate": Made("stream", d.create_stream),
-    "StreamCreateWithPriority": Made("stream", d.create_stream),
-    "StreamSynchronize": d.await_stream,
-    "StreamQuery": d.await_stream,
+    **dict.fromkeys(("StreamCreate", "StreamCreateWithPriority"), Made("stream", d.create_stream)),
+    **dict.fromkeys(("StreamSynchronize", "StreamQuery"), d.await_stream),
     "StreamWaitEvent": d.wait,
     "StreamBeginCapture": d.begin_capture,
     "StreamEndCapture": Made("graph", d.end_capture),
     "EventCreate": Made("event", d.create_event),
-    "EventRecord": d.record,
-    "EventRecordWithFlags": d.record,
-    "EventSynchronize": d.await_event,
-    "EventQuery": d.await_event,
+    **dict.fromkeys(("EventRecord", "EventRecordWithFlags"), d.record),
+    **dict.fromkeys(("EventSynchronize", "EventQuery"), d.await_event),
     "EventElapsedTime": d.elapsed,
-    "GraphInstantiate": Made("graphExec", lambda gpu, graph, flags: int(graph)),
-    "GraphInstantiateWithFlags": Made("graphExec", lambda gpu, graph, flags: int(graph)),
+    **dict.fromkeys(("GraphInstantiate", "GraphInstantiateWithFlags"),
+                    Made("graphExec", lambda gpu, graph, flags: int(graph))),
     "GraphGetNodes": d.nodes,
     "GraphLaunch": d.replay,
     "MemGetInfo": d.memory_info,
@@ -71,8 +67,7 @@ SHARED: dict[str, Any] = dict.fromkeys(NOTHING, _nothing) | {
     "LibraryLoadFromFile": Made("library", d.load_file),
     "LibraryGetKernel": Made("kernel", images.function),
     "LibraryEnumerateKernels": Made("kernel", lambda gpu, count, library: images.functions(gpu, library, count)),
-    "OccupancyMaxActiveBlocksPerMultiprocessor": d.blocks,
-    "OccupancyMaxActiveBlocksPerMultiprocessorWithFlags": d.blocks,
+    **{f"OccupancyMaxActiveBlocksPerMultiprocessor{flags}": d.blocks for flags in ("", "WithFlags")},
     "OccupancyAvailableDynamicSMemPerBlock": d.spare_shared,
 }
 
@@ -94,15 +89,13 @@ DRIVER: dict[str, Any] = _shared("cu", lambda kind: f"CU{kind}") | dict.fromkeys
     "cuDeviceGetName": lambda gpu, length, device: gpu.name.encode()[:length],
     "cuDeviceTotalMem": lambda gpu, device: gpu.memory,
     "cuDeviceComputeCapability": lambda gpu, device: gpu.chip.target.cc,
-    "cuDevicePrimaryCtxRetain": Made("CUcontext", _context),
+    **dict.fromkeys((
+        "cuDevicePrimaryCtxRetain", "cuCtxCreate", "cuCtxGetCurrent", "cuCtxPopCurrent", "cuStreamGetCtx",
+    ), Made("CUcontext", _of(d.CONTEXT))),
     "cuDevicePrimaryCtxGetState": _of((0, 1)),
-    "cuCtxCreate": Made("CUcontext", _context),
-    "cuCtxGetCurrent": Made("CUcontext", _context),
-    "cuCtxPopCurrent": Made("CUcontext", _context),
     "cuCtxGetDevice": Made("CUdevice", _of(0)),
     "cuCtxGetStreamPriorityRange": _of((0, 0)),
     "cuCtxGetLimit": _of(0),
-    "cuStreamGetCtx": Made("CUcontext", _context),
     "cuCtxSynchronize": d.await_all,
     "cuStreamIsCapturing": lambda gpu, stream: _capturing("driver", gpu),
     **dict.fromkeys(("cuMemAlloc", "cuMemAllocAsync", "cuMemAllocManaged"), Made("CUdeviceptr", d.allocate)),
@@ -167,19 +160,14 @@ def _table(name: str) -> tuple[Any, Table] | None:
         (module.CUresult.CUDA_SUCCESS, "cu", DRIVER) if name == "driver" else
         (module.cudaError_t.cudaSuccess, "cuda", RUNTIME)
     )
-    answers: dict[str, Callable] = {}
-    for each, member in vars(module).items():
-        called = each.startswith(prefix) and each[len(prefix) : len(prefix) + 1].isupper()
-        if not called or inspect.isclass(member) or not callable(member):
-            continue
-        if each in ERRORS:
-            answers[each] = lambda gpu, error, name=each: (success, _worded(error, name))
-        else:
-            answers[each] = _answer(module, each, table.get(each), success)
-    return module, answers
+    functions = [each for each, member in vars(module).items() if callable(member) and not inspect.isclass(member)]
+    called = [each for each in functions if re.match(f"{prefix}[A-Z]", each)]
+    return module, {each: _answer(module, each, table.get(each), success) for each in called}
 
 
 def _answer(module: Any, name: str, answer: Any, success: Any) -> Callable:
+    if name in ERRORS:
+        return lambda gpu, error: (success, _worded(error, name))
     if answer is None:
 
         def refuse(gpu: Gpu, *args: Any, **kwargs: Any) -> Any:

@@ -16,7 +16,6 @@ from .graphs import CUDAGraph
 from .images import LoadedFunction
 from .order import Mark
 from .state import Gpu
-from .streams import milliseconds
 
 CONTEXT = 1                                  # the one handle of a context
 NON_BLOCKING = 1                             # flag of a stream that does not wait for the default stream
@@ -70,7 +69,7 @@ def elapsed(gpu: Gpu, start: Any, end: Any) -> float:
     first, last = (images.object_of(gpu, event, Moment).runs_before for event in (start, end))
     if first is None or last is None:
         raise CaptureError("both events must be recorded before their time is requested")
-    return milliseconds(gpu, first, last)
+    return gpu.milliseconds(first, last)
 
 
 def begin_capture(gpu: Gpu, stream: Any, *mode: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -11,6 +12,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from ... import limits
 from ...chips import Chip
 from ...findings import SimulationError
+from ...timing.clock import together
 from .. import memory
 from ..arena import Arena
 from .order import DEFAULT, Order
@@ -73,6 +75,12 @@ class Gpu:
     def handle(self) -> int:
         """Return a number that nothing else of this GPU has."""
         return next(self._handles)
+
+    def milliseconds(self, first: int, end: int | None = None) -> float:
+        """Return the time that the clock predicts for the runs from one number to another; nan without a clock."""
+        if not self.session.options.get("clock"):
+            return math.nan
+        return 1e3 * together([run for run in self.session.runs[first:end] if run.clock])
 
     def allocated(self) -> int:
         """Return the bytes of the tensors that there are."""

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from contextlib import AbstractContextManager
 from typing import Any
 
 from ...temporary import replaced
-from ...timing.clock import together
 from .order import Mark
 from .patching import current
 from .state import CUDA, Gpu
@@ -115,16 +113,10 @@ class Event:
             raise ValueError("both events must be created with enable_timing=True before their time is requested")
         if self.runs_before is None or end.runs_before is None:
             raise ValueError("both events must be recorded before their time is requested")
-        return milliseconds(self.gpu, self.runs_before, end.runs_before)
+        return self.gpu.milliseconds(self.runs_before, end.runs_before)
 
     def ipc_handle(self) -> Any:
         raise RuntimeError("a capture is one process: its events have no handle for others")
-
-
-def milliseconds(gpu: Gpu, start: int, end: int) -> float:
-    if not gpu.session.options.get("clock"):
-        return math.nan
-    return 1e3 * together([run for run in gpu.session.runs[start:end] if run.clock])
 
 
 def entered(gpu: Gpu, stream: Any) -> AbstractContextManager[None]:
