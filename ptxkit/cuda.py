@@ -32,14 +32,8 @@ _NAME = re.compile(r"\.visible\s+\.entry\s+([\w$]+)")
 
 
 def run(
-    source: str | os.PathLike[str],
-    kernel: str,
-    *,
-    arch: str,
-    defines: Mapping[str, Any] | None = None,
-    include: Sequence[str | os.PathLike[str]] = (),
-    options: Sequence[str] = (),
-    compiler: str = "nvrtc",
+    source: str | os.PathLike[str], kernel: str, *, arch: str, defines: Mapping[str, Any] | None = None,
+    include: Sequence[str | os.PathLike[str]] = (), options: Sequence[str] = (), compiler: str = "nvrtc",
     **launched: Any,
 ) -> Run:
     """Compile a kernel in CUDA C++ and run it on the CPU.

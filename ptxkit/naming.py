@@ -112,10 +112,9 @@ class Names:
             return MemoryPlace("tensor", address)
         rank = address >> RANK_BITS if self.ranked and self.ctas > 1 else None
         offset = address & ((1 << RANK_BITS) - 1) if self.ranked else address
-        for first, end, name in self.variables:
-            if first <= offset < end:
-                return MemoryPlace("shared", address, variable=name, offset=offset - first, rank=rank)
-        return MemoryPlace("shared", address, rank=rank)
+        around = ((name, offset - first) for first, end, name in self.variables if first <= offset < end)
+        variable, inside = next(around, (None, 0))
+        return MemoryPlace("shared", address, variable=variable, offset=inside, rank=rank)
 
     def _of_a_tensor(self, address):
         around = sorted((s for s in self.spans if s.address <= address < s.address + s.size), key=lambda s: s.size)

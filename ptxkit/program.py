@@ -89,19 +89,18 @@ class ProgramBuilder:
 
     def _check_sizes(self):
         """Check all that is declared against the limits of the hardware; shared memory is the launch's affair."""
-        sizes = dict.fromkeys(("local", "const", "global"), 0)
+        most = {
+            "local": (".local variables of a thread", limits.LOCAL), "const": (".const variables", limits.CONSTANT),
+            "global": (".global variables", limits.GLOBAL), "params": ("parameters", limits.PARAMETERS),
+        }
+        sizes = dict.fromkeys(most, 0)
         for v in (*self.module.variables, *self.kernel.variables):
             if v.space in sizes:
                 sizes[v.space] = align_up(sizes[v.space], v.align) + v.size
-        params = max((q.offset + q.size for q in self.kernel.params), default=0)
-        for what, size, limit in (
-            (".local variables of a thread", sizes["local"], limits.LOCAL),
-            (".const variables", sizes["const"], limits.CONSTANT),
-            (".global variables", sizes["global"], limits.GLOBAL),
-            ("parameters", params, limits.PARAMETERS),
-        ):
-            if size > limit:
-                self.fail(f"{self.kernel.name} needs {size:,} bytes of {what}; there are {limit:,}")
+        sizes["params"] = max((q.offset + q.size for q in self.kernel.params), default=0)
+        for space, (what, limit) in most.items():
+            if sizes[space] > limit:
+                self.fail(f"{self.kernel.name} needs {sizes[space]:,} bytes of {what}; there are {limit:,}")
 
     def _place_variables(self):
         shared, local, dynamic = self.shared_base, 0, []
@@ -423,15 +422,11 @@ class Program:
         return all_joins
 
     def _successors(self, n, op):
-        if op.handler in ("exit", "return"):
-            guarded = n < len(self.kernel.body) and self.kernel.body[n].guard
-            return [len(self.kernel.body) + 1, n + 1] if guarded else [len(self.kernel.body) + 1]
-        if op.handler == "bra":
-            guarded = self.kernel.body[n].guard
-            return [*op.mods, n + 1] if guarded else op.mods
-        if op.handler == "brx":
-            return [*op.mods[fields.BRX.size :], n + 1]
-        return [n + 1]
+        guarded = n < len(self.kernel.body) and self.kernel.body[n].guard
+        if op.handler in ("exit", "return", "bra"):
+            targets = op.mods if op.handler == "bra" else [len(self.kernel.body) + 1]
+            return [*targets, n + 1] if guarded else targets
+        return [*(op.mods[fields.BRX.size :] if op.handler == "brx" else ()), n + 1]
 
     def instruction(self, index):
         """Return the syntax of an instruction by its index; None for the implied exit at the end."""

@@ -164,10 +164,9 @@ class Arena:
 
     def block_at(self, address: int) -> Block | None:
         """Return the block, alive or kept back, that an address lies in."""
-        i = bisect.bisect_right(self._begins, address) - 1
-        if i < 0:
+        if not (i := bisect.bisect_right(self._begins, address)):
             return None
-        block = self._blocks[self._begins[i]]
+        block = self._blocks[self._begins[i - 1]]
         return block if address < block.address + block.size else None
 
     def wrote(self, address: int, size: int) -> None:
@@ -253,8 +252,7 @@ class Heap(NamedTuple):
 
     def gone(self, address: int) -> Block | None:
         """Return the block of an address, if that was freed."""
-        block = self.arena.block_at(address)
-        return block if block is not None and self.is_gone(block) else None
+        return block if (block := self.arena.block_at(address)) is not None and self.is_gone(block) else None
 
     def regions(self, others: Iterable[Span]) -> list[Span]:
         """Return what the launch may touch: what is known without the arena, and whatever an argument points into."""
@@ -268,9 +266,7 @@ class Heap(NamedTuple):
         marked = []
         for region in regions:
             block = self.arena.block_at(region.address)
-            if block is None or (flags := block.unwritten()) is None:
-                continue
-            first = (ctypes.c_char * len(flags)).from_buffer(flags)
-            region.written = ctypes.addressof(first) + region.address - block.address
-            marked.append(first)
+            if block is not None and (flags := block.unwritten()) is not None:
+                marked.append((ctypes.c_char * len(flags)).from_buffer(flags))
+                region.written = ctypes.addressof(marked[-1]) + region.address - block.address
         return marked

@@ -43,12 +43,8 @@ CUDA_VERSION = 13000                         # what the absent driver and runtim
 
 
 def library(
-    source: str | os.PathLike[str],
-    *,
-    arch: str,
-    defines: Mapping[str, Any] | None = None,
-    include: Sequence[str | os.PathLike[str]] = (),
-    options: Sequence[str] = (),
+    source: str | os.PathLike[str], *, arch: str, defines: Mapping[str, Any] | None = None,
+    include: Sequence[str | os.PathLike[str]] = (), options: Sequence[str] = (),
 ) -> Library:
     """Return the functions of a file in CUDA C++, host code included, for calls inside a capture of that arch.
 

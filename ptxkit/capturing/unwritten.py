@@ -40,15 +40,14 @@ class Contents:
     def equal(self, later: Contents, ignored: dict[int, torch.Tensor]) -> bool:
         """Return whether nothing has changed since, but for what is ignored: a flag for each byte, by address."""
         for (address, x), (_, y) in zip(self.pieces, later.pieces):
-            if x == y:
-                continue
-            differ = _bytes(x) != _bytes(y)
-            for first, flags in ignored.items():
-                begin, end = max(first, address), min(first + len(flags), address + len(x))
-                if begin < end:
-                    differ[begin - address : end - address] &= ~flags[begin - first : end - first]
-            if differ.any():
-                return False
+            if x != y:
+                differ = _bytes(x) != _bytes(y)
+                for first, flags in ignored.items():
+                    begin, end = max(first, address), min(first + len(flags), address + len(x))
+                    if begin < end:
+                        differ[begin - address : end - address] &= ~flags[begin - first : end - first]
+                if differ.any():
+                    return False
         return True
 
 
@@ -64,10 +63,8 @@ class Trial:
 
     def judge(self, run: Any, again: Callable[[], Any]) -> None:
         """Make those reads of the run notes on which nothing depends."""
-        if self.before is None:
-            return
         reads = [finding for finding in run.findings if finding.kind == KINDS[UNWRITTEN].id and self._blocks(finding)]
-        if not reads:
+        if self.before is None or not reads:
             return
         after = Contents(self.regions)
         if self._depends(again, after, set(self.unwritten)):

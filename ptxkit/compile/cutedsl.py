@@ -60,12 +60,7 @@ class Compiled:
 
 
 def compile(
-    host: Any,
-    *args: Any,
-    target: str | Target,
-    options: str = "",
-    key: Any = None,
-    keep_in: store.Store | None = None,
+    host: Any, *args: Any, target: str | Target, options: str = "", key: Any = None, keep_in: store.Store | None = None,
     **kwargs: Any,
 ) -> Compiled:
     """Compile `host` for `target`, for arguments like `args`: fake tensors, numbers, a fake stream.

@@ -20,14 +20,8 @@ _WHEEL = "`pip install nvidia-cuda-nvrtc` installs it (a CUDA build of PyTorch a
 
 
 def compile(
-    source: str,
-    entry: str,
-    *,
-    target: str | Target = "sm89",
-    defines: Mapping[str, Any] | None = None,
-    headers: Mapping[str, str] | None = None,
-    options: Sequence[str] = (),
-    file: str = "kernel.cu",
+    source: str, entry: str, *, target: str | Target = "sm89", defines: Mapping[str, Any] | None = None,
+    headers: Mapping[str, str] | None = None, options: Sequence[str] = (), file: str = "kernel.cu",
     keep_in: store.Store | None = None,
 ) -> Kernel:
     """Build one kernel of `source`.

@@ -45,14 +45,9 @@ class Standard(NamedTuple):
 
 
 def mutants(
-    *calls: Callable[[], Any],
-    arch: str = "sm_100a",
-    schedules: Sequence[dict[str, Any]] = SCHEDULES,
-    rules: Sequence[Weakening] = RULES,
-    sample: int = 1,
-    workers: int = 1,
-    tell: Callable[[int, int, int], Any] = lambda done, total, survived: None,
-    **options: Any,
+    *calls: Callable[[], Any], arch: str = "sm_100a", schedules: Sequence[dict[str, Any]] = SCHEDULES,
+    rules: Sequence[Weakening] = RULES, sample: int = 1, workers: int = 1,
+    tell: Callable[[int, int, int], Any] = lambda done, total, survived: None, **options: Any,
 ) -> Mutants:
     """Removes or weakens every synchronising instruction of the kernels that `calls` launch, one at a time, and
     reports which of these mutants are noticed.

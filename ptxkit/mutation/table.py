@@ -36,13 +36,12 @@ class Outcome:
     @property
     def way(self) -> str | None:
         """Return one of WAYS."""
-        if not self.noticed:
-            return None
         if any(kind.startswith("race") for kind in self.noticed):
             return "race"
         if ENDLESS & set(self.noticed):
             return "deadlock"
-        return "rule" if set(self.noticed) <= {kind.id for kind in (*KINDS.values(), FREED)} else "result"
+        rules = {kind.id for kind in (*KINDS.values(), FREED)}
+        return None if not self.noticed else "rule" if set(self.noticed) <= rules else "result"
 
     @property
     def status(self) -> str:
@@ -69,6 +68,17 @@ class OutcomeRow(NamedTuple):
     @property
     def survivors(self) -> list[Outcome]:
         return self.with_status("survived") + self.with_status("redundant")
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "kernel": self.kernel, "symbol": self.outcomes[0].mutant.kernel, "source": self.source,
+            "instruction": self.instruction, "mutation": self.mutation, "noticed": self.noticed,
+            "mutants": [
+                {"line": o.mutant.line, "status": o.status, "noticed": list(o.noticed), "schedule": o.schedule,
+                 "reached": o.reached, "reason": o.reason if o.status == "redundant" else None}
+                for o in self.outcomes
+            ],
+        }
 
     @property
     def says(self) -> str:
@@ -109,12 +119,11 @@ class Mutants:
     @property
     def counts(self) -> dict[str, dict[str, int]]:
         """Return the numbers of mutants by kernel: all, noticed, redundant, survived, and noticed in each way."""
-        by_label: dict[str, dict[str, int]] = {}
+        columns = ("mutants", "noticed", "redundant", "survived", *WAYS)
+        by_label: dict[str, dict[str, int]] = {label: dict.fromkeys(columns, 0) for label in self._labels.values()}
         for outcome in self.outcomes:
-            columns = ("mutants", "noticed", "redundant", "survived", *WAYS)
-            counts = by_label.setdefault(self._label(outcome.mutant), dict.fromkeys(columns, 0))
             for column in filter(None, ("mutants", outcome.status, outcome.way)):
-                counts[column] += 1
+                by_label[self._label(outcome.mutant)][column] += 1
         return by_label
 
     @property
@@ -129,21 +138,7 @@ class Mutants:
             "sample": self.sample,
             "share": self.share,
             "kernels": self.counts,
-            "rows": [
-                {
-                    "kernel": row.kernel, "symbol": row.outcomes[0].mutant.kernel, "source": row.source,
-                    "instruction": row.instruction, "mutation": row.mutation, "noticed": row.noticed,
-                    "mutants": [
-                        {
-                            "line": o.mutant.line, "status": o.status, "noticed": list(o.noticed),
-                            "schedule": o.schedule, "reached": o.reached,
-                            "reason": o.reason if o.status == "redundant" else None,
-                        }
-                        for o in row.outcomes
-                    ],
-                }
-                for row in self.rows
-            ],
+            "rows": [row.as_json() for row in self.rows],
         }
 
     def sections(self) -> Iterator[tuple[str, list[tuple[str, str, str, str, str]]]]:

@@ -111,15 +111,9 @@ def schedule(number: int) -> dict[str, Any]:
 
 
 def run(
-    script: str | os.PathLike[str],
-    args: Sequence[str] = (),
-    *,
-    arch: str = "sm_100a",
-    schedules: int = 1,
-    keep: bool = False,
-    clock: Any = None,
-    watch: Callable[[str, int], AbstractContextManager[Callable[[], None]]] | None = None,
-    **options: Any,
+    script: str | os.PathLike[str], args: Sequence[str] = (), *, arch: str = "sm_100a", schedules: int = 1,
+    keep: bool = False, clock: Any = None,
+    watch: Callable[[str, int], AbstractContextManager[Callable[[], None]]] | None = None, **options: Any,
 ) -> Simulated:
     """Run a script's `__main__` in a capture; each launch runs under `schedules` schedules, from the same memory.
 

@@ -111,8 +111,7 @@ class Timeline:
         return self._roles.get(warp, f"warp {warp}")
 
     def _place_of(self, n):
-        ins = self._program.instruction(n)
-        if ins is None:
+        if (ins := self._program.instruction(n)) is None:
             return "the kernel's end"
         return f"{os.path.basename(ins.loc.file)}:{ins.loc.line}" if ins.loc else f"PTX line {ins.line}"
 
@@ -162,19 +161,14 @@ class Timeline:
         return _runs(pieces, ends)
 
     def _slice(self, pieces, kind):
-        lines, stalls, issued = defaultdict(float), defaultdict(float), 0
+        lines, stalls = defaultdict(float), defaultdict(float)
         for p in pieces:
-            clocks = p.ends - p.begins
-            lines[self._places[p.ins]] += clocks
-            if p.why:
-                stalls[p.why] += clocks
-            else:
-                issued += clocks
+            lines[self._places[p.ins]] += p.ends - p.begins
+            stalls[p.why] += p.ends - p.begins
+        issued = stalls.pop("", 0)
         first = sorted(lines.items(), key=lambda item: -item[1])
-        piece = Slice(first[0][0], kind, pieces[0].begins, pieces[-1].ends, issued, dict(stalls))
-        if len(first) > 1:
-            piece.says["lines"] = ", ".join(f"{line} {clocks:.0f}" for line, clocks in first[:5])
-        return piece
+        says = {"lines": ", ".join(f"{line} {clocks:.0f}" for line, clocks in first[:5])} if len(first) > 1 else {}
+        return Slice(first[0][0], kind, pieces[0].begins, pieces[-1].ends, issued, dict(stalls), says)
 
     def _units(self, name, records):
         units = defaultdict(list)
