@@ -121,8 +121,7 @@ def headers() -> list[str]:
 
 def nvcc_for(asked: str, get: str) -> tuple[str, str]:
     """Return nvcc's path, and what it says of its version."""
-    nvcc = shutil.which("nvcc")
-    if not nvcc:
+    if not (nvcc := shutil.which("nvcc")):
         raise MissingCompilerError(asked, "nvcc", get)
     return nvcc, subprocess.run([nvcc, "--version"], capture_output=True, text=True).stdout
 

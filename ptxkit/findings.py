@@ -186,8 +186,7 @@ class SimulationError(RuntimeError):
 
 
 def place_of(program, index):
-    ins = program.instruction(index)
-    if ins is None:
+    if (ins := program.instruction(index)) is None:
         return FindingPlace(program.kernel.line, "the kernel's end", None)
     loc = ins.loc
     text = ins.text if len(ins.text) <= LONGEST else f"{ins.text[: LONGEST // 2]} ... {ins.text[-LONGEST // 4 :]}"

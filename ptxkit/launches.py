@@ -162,8 +162,7 @@ class _Grids:
     def __init__(self, program, regions, behind, accesses):
         self._ahead, self.flags, self._covered = behind.left if behind else [], [], []
         for region in regions:
-            flags = _covering(self._ahead, region.address, region.size)
-            if flags is not None:
+            if (flags := _covering(self._ahead, region.address, region.size)) is not None:
                 region.ahead = flags.data_ptr()
                 self._covered.append(flags)
             if program.triggers or accesses:

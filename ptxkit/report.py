@@ -120,8 +120,7 @@ class Run:
             None,
         ]
         rows += [(f"  {kind}", f"{n:,}") for kind, n in self.instructions.items() if n]
-        conflicts = self.conflicts()
-        if conflicts:
+        if conflicts := self.conflicts():
             rows += [None, ("bank conflicts", "passes, needed")]
             rows += [(f"  {place}", f"{passes:,}, {needed:,}") for place, passes, needed in conflicts[:10]]
         rows += self._timed() if self.clock else []

@@ -48,9 +48,9 @@ class HostFunction:
         # libraries that the rest of the host code needs, such as error messages
         libraries = find_runtime_libraries(enable_tvm_ffi=importlib.util.find_spec("tvm_ffi") is not None)
         self.engine = ExecutionEngine(module, opt_level=OPTIMISE, shared_libs=libraries)
-        needed = [name for name in _externals(module) if name in FUNCTIONS or name.startswith("_cu")]
-        for name, address in self.runtime.callbacks(needed).items():
-            self.engine.raw_register_runtime(name, ctypes.c_void_p(address))
+        for name in _externals(module):
+            if name in FUNCTIONS or name.startswith("_cu"):
+                self.engine.raw_register_runtime(name, ctypes.c_void_p(self.runtime.address(name)))
         self.call = self._by_tvm_ffi(symbol) if _is_tvm_ffi(function) else self._directly(symbol)
 
     def __call__(self, args: tuple, kwargs: dict) -> Any:

@@ -67,8 +67,7 @@ PROPERTIES = {
 
 def runs(ptx: str, target: Target) -> bool:
     """Return whether a device runs a PTX text: later ones run sm_90, its family sm_100f, and one alone sm_90a."""
-    match = re.search(r"^\s*\.target\s+sm_(\d+)([af]?)", ptx, re.MULTILINE)
-    if not match:
+    if not (match := re.search(r"^\s*\.target\s+sm_(\d+)([af]?)", ptx, re.MULTILINE)):
         return False
     built, wanted = int(match[1]), target.number
     return {"a": built == wanted, "f": built <= wanted < built - built % 10 + 10, "": built <= wanted}[match[2]]

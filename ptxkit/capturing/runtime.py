@@ -84,14 +84,10 @@ class Runtime(Callbacks):
         self.tensors: Any = None             # what the call under way was given
         self._handles: dict[int, Kernel] = {}
 
-    def callbacks(self, names: Iterable[str]) -> dict[str, int]:
-        """Return the address of a C function for each name; they live as long as this object."""
-        callbacks = {}
-        for name in names:
-            types, method = FUNCTIONS.get(name, ((), None))
-            answer = getattr(self, method) if method else functools.partial(self._refuse, name)
-            callbacks[name] = self.callback(name, answer, types)
-        return callbacks
+    def address(self, name: str) -> int:
+        """Return the address of a C function of this name; it lives as long as this object."""
+        types, method = FUNCTIONS.get(name, ((), None))
+        return self.callback(name, getattr(self, method) if method else functools.partial(self._refuse, name), types)
 
     def _refuse(self, name: str) -> None:
         raise CaptureError(
@@ -105,8 +101,7 @@ class Runtime(Callbacks):
         library[0] = 1
 
     def get_kernel(self, handle, library, name):
-        kernel = self.kernels.get(name.decode())
-        if kernel is None:
+        if (kernel := self.kernels.get(name.decode())) is None:
             raise CaptureError(f"the PTX has no kernel {name.decode()!r}; it has {', '.join(self.kernels)}.")
         handle[0] = number = len(self._handles) + 1
         self._handles[number] = kernel

@@ -79,9 +79,8 @@ class Session:
         tensors = memory.live() if launch.tensors is None else memory.with_pointees(launch.tensors)
         for name, tensor in tensors.items():
             if tensor.device.type != "cpu":
-                raise CaptureError(
-                    f"{kernel.name} was given {name} on {tensor.device}; a capture needs CPU tensors. Use .cpu()."
-                )
+                where = f"{name} on {tensor.device}"
+                raise CaptureError(f"{kernel.name} was given {where}; a capture needs CPU tensors. Use .cpu().")
         self.launches.append(replace(launch, tensors=None))                    # they would keep memory
         order, heap = self.gpu.order, Heap.from_args(self.gpu.arena, launch.args, lost)
         watching = order.watching

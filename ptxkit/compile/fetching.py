@@ -37,13 +37,10 @@ def fetch_all(recipes: Iterable[AnyRecipe], workers: int | None = None) -> list[
 def attempt_all(recipes: Iterable[AnyRecipe], workers: int | None = None) -> list[Any]:
     """Return the same, with a BuildError for each kernel that cannot be built."""
     recipes, kernel_store = list(recipes), store.default()
-    missing = []
     for recipe in dict.fromkeys(recipes):
-        if recipe not in _FETCHED:
-            if (kernel := _opened(kernel_store, recipe)) is not None:
-                _FETCHED.setdefault(recipe, kernel)
-            else:
-                missing.append(recipe)
+        if recipe not in _FETCHED and (kernel := _opened(kernel_store, recipe)) is not None:
+            _FETCHED.setdefault(recipe, kernel)
+    missing = [recipe for recipe in dict.fromkeys(recipes) if recipe not in _FETCHED]
     failed = _build_all(missing, kernel_store, workers or min(_cpus(), 16)) if missing else {}
     return [_FETCHED.get(recipe) or failed[recipe] for recipe in recipes]
 

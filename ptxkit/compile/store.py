@@ -225,9 +225,8 @@ class Store:
 
     def sweep(self) -> int:
         """Remove files of dead processes; returns their bytes."""
-        subfolders = [*self.folder.glob("[0-9a-f][0-9a-f]")]
-        freed = sum(map(_sweep_unfinished, subfolders))
-        for path in (path for subfolder in subfolders for path in subfolder.glob("*.lock")):
+        freed = sum(map(_sweep_unfinished, self.folder.glob("[0-9a-f][0-9a-f]")))
+        for path in self.folder.glob("[0-9a-f][0-9a-f]/*.lock"):
             with contextlib.suppress(OSError):
                 status = path.lstat()
                 if time.time() - status.st_mtime > LEFT_BEHIND and not path.with_suffix(".kernel").exists():

@@ -57,8 +57,7 @@ def parse(text: str) -> Target:
     spelling = text.strip().lower()
     digits = re.fullmatch(r"(?:sm_?)?(\d+)\.?(\d)[af]?", spelling)
     name = "sm" + "".join(digits.groups()) if digits else ""
-    target = TARGETS.get(name) or of_card(spelling)
-    if target is None:
+    if (target := TARGETS.get(name) or of_card(spelling)) is None:
         known = ", ".join(f"{t.name} ({t.examples})" for t in TARGETS.values())
         near = difflib.get_close_matches(spelling, NAMES, n=1, cutoff=0.8)
         hint = f"did you mean {near[0]!r}? " if near else ""

@@ -31,8 +31,7 @@ class NoCompilerError(EngineError, MissingCompilerError):
 def compiler():
     """Return the C compiler's path."""
     wanted = os.environ.get("CC") or "gcc"
-    program = shutil.which(wanted) or shutil.which("cc")
-    if not program:
+    if not (program := shutil.which(wanted) or shutil.which("cc")):
         raise NoCompilerError(
             "The engine of ptxkit", f"a C compiler ({wanted} or cc)",
             "Install gcc (Debian and Ubuntu: `apt-get install gcc libc6-dev`; Fedora: `dnf install gcc`), or set CC.",

@@ -36,8 +36,7 @@ def lower_call(b, ins):
 
 def _passed(b, operand):
     """Return the .param variable that an argument or a result goes through."""
-    variable = b.param_variables.get(getattr(operand, "name", None))
-    if variable is None:
+    if (variable := b.param_variables.get(getattr(operand, "name", None))) is None:
         b.fail(f"{operand} as an argument or a result", "variables in .param, as compilers write them")
     return variable
 
@@ -59,19 +58,17 @@ def finish(b):
 def _target(b, f):
     places = [b.symbols[v.name][1] for v in (*f.params, *f.results)]
     pointers = sorted(b.stack_pointers.get(f.name, {}).items())
-    saved, local = [], (0, 0)
+    saved, static = [], []
     if f.recursive:
         saved = [(b.registers[r], WIDTHS[b.kernel.registers[r]]) for r in f.registers if r in b.registers]
         saved += [(register, 8) for _, register in pointers]
         static = [(b.symbols[v.name][1], v.size) for v in f.variables if v.space == "param"]
-        ends = [(begin, begin + size) for begin, size in static]
-        local = (min((begin for begin, _ in ends), default=0), max((end for _, end in ends), default=0))
-    frame = b.frames.get(f.name, 0)
     turned = [(register, offset) for offset, register in pointers]
     tail = [*places, *(n for pair in (*saved, *turned) for n in pair)]
     head = TARGET(
         length=TARGET.size + len(tail), address=b.code_address(f.name), entry=f.first, recursive=f.recursive,
-        frame=frame, local_from=local[0], local_to=local[1], registers=len(saved), pointers=len(pointers),
+        frame=b.frames.get(f.name, 0), local_from=min((begin for begin, _ in static), default=0),
+        local_to=max((begin + size for begin, size in static), default=0), registers=len(saved), pointers=len(pointers),
     )
     return [*head, *tail]
 

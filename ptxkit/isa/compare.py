@@ -89,8 +89,7 @@ def lower_set(b, ins):
     """set.CmpOp{.BoolOp}{.ftz}.dtype.stype d, a, b{, {!}c}"""
     handler, args, mods = _compare(b, ins, types=2)
     type_, source_type = ins.parts[-2:]
-    true = TRUE.get((type_, source_type in PACKED))
-    if true is None:
+    if (true := TRUE.get((type_, source_type in PACKED))) is None:
         known = sorted(t for t, packed in TRUE if packed == (source_type in PACKED))
         b.fail(f"results of .{type_} from .{source_type}", ", ".join(known))
     return Op(f"set_{handler}", [target(b, ins.operands[0], "b32"), *args], SET(compare=mods, true=true))

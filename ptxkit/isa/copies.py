@@ -28,8 +28,7 @@ REDUCIBLE = {
 
 
 def refuse_unknown(b, ins, known):
-    unknown = [p for p in ins.parts[1:] if p not in known]
-    if unknown:
+    if unknown := [p for p in ins.parts[1:] if p not in known]:
         b.fail(f"modifiers {', '.join(f'.{p}' for p in unknown)} are not known here", ", ".join(sorted(known)))
 
 
@@ -176,8 +175,7 @@ def _lower_bulk_send(b, ins):
 def _lower_bulk_store(b, ins):
     types = {"f16", "bf16", "b32", "u32", "s32", "b64", "u64", "s64", "f32", "f64"}
     refuse_unknown(b, ins, {"async", "bulk", "reduce", GROUP, HINT, "cp_mask", "noftz", *SPACES, *REDUCTIONS, *types})
-    masked = "cp_mask" in ins.parts
-    if masked:
+    if masked := "cp_mask" in ins.parts:
         needs(b, 100, ".cp_mask")
     more = HINT in ins.parts and "policy", masked and "byte mask"
     operands = operands_of(b, ins, "destination", "source", "size", *more)

@@ -46,8 +46,7 @@ def _find(parts, count):
 
 def lower_row(b, ins):
     """Lower an instruction that a row describes."""
-    match = _find(ins.parts, len(ins.operands))
-    if not match:
+    if not (match := _find(ins.parts, len(ins.operands))):
         spellings = dict.fromkeys(row.spelling for row in generate.ROWS if row.opcode == ins.parts[0])
         b.fail(f"{ins.opcode} with {len(ins.operands)} operands", ", ".join(spellings))
     row, kinds, handler, mods, carries, masked = match
@@ -71,8 +70,7 @@ def _through_wide_registers(b, ins, row, types, handler, mods):
         wide = is_wide(b, operand, kind)
         inner.append(hidden(b, name, 4) if wide else place(b, operand, kind, True))
         outer += [b.register(operand.name), inner[-1]] if wide else [-1, -1]
-    is_signed = types[0][0] == "s"
-    head = THROUGH_WIDE(handler=generate.order().index(handler), signed=is_signed)
+    head = THROUGH_WIDE(handler=generate.order().index(handler), signed=types[0][0] == "s")
     return Op("through_wide_registers", outer + inner, head + (MASKED_ROW(row=mods, mask=FULL) if row.masked else mods))
 
 

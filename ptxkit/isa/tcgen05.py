@@ -53,8 +53,7 @@ def _take(b, parts, wanted, *, required=True):
 
 
 def _all_known(b, parts, *allowed):
-    unknown = [p for p in parts if p not in allowed]
-    if unknown:
+    if unknown := [p for p in parts if p not in allowed]:
         b.fail(f"modifiers {', '.join(unknown)}", ", ".join(allowed) or "none besides those that are there")
 
 

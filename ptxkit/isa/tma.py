@@ -62,8 +62,7 @@ def lower_tensor(b, ins):
 def _lower_load(b, ins, rank, mode):
     forms = {"async", "bulk", "tensor", "tile", "tile::gather4", "im2col", MBARRIER, MULTICAST, HINT}
     copies.refuse_unknown(b, ins, forms | {*RANKS, *SPACES, *PAIRS})
-    pair = one_of(ins.parts, PAIRS)
-    if pair is not None:
+    if (pair := one_of(ins.parts, PAIRS)) is not None:
         needs(b, 100, ".cta_group")
     if MBARRIER not in ins.parts:
         b.fail("a load without a way to tell that it is done", f".{MBARRIER}")
@@ -132,8 +131,7 @@ def lower_tensormap(b, ins):
 
 def _lower_replace(b, ins):
     copies.refuse_unknown(b, ins, {"replace", "tile", "b1024", "b32", "b64", *FIELDS, *MAP_SPACES})
-    name = next((p for p in ins.parts if p in FIELDS), None)
-    if name is None:
+    if (name := next((p for p in ins.parts if p in FIELDS), None)) is None:
         b.fail("no field", ", ".join(FIELDS))
     number, dimensions, bits, least, most, multiple = FIELDS[name]
     if ins.parts[-1] != f"b{bits}":

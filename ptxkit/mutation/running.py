@@ -198,8 +198,7 @@ def _work(number: int) -> Verdict:
 
 
 def _tensors(result: Any) -> list[torch.Tensor]:
-    tensors = memory.tensors_among({"the result": result})
-    if tensors is None:
+    if (tensors := memory.tensors_among({"the result": result})) is None:
         raise MutantsError(
             f"ptxkit.mutants: a call returned {type(result).__name__}, which contains more than tensors. Return "
             "tensors, in lists, tuples, dicts or dataclasses, or nothing."

@@ -40,8 +40,7 @@ def mutants_of(ptx: str, kernel: str, rules: Sequence[Weakening] = RULES) -> lis
     text, places = _read(ptx)
     mutants = []
     for ins, index in _located(parse(ptx).kernels[kernel].body, places):
-        matching = [rule for rule in rules if re.match(rule.pattern, ins.opcode)]
-        if not matching:
+        if not (matching := [rule for rule in rules if re.match(rule.pattern, ins.opcode)]):
             continue
         site = Site(text, index)
         for rule in matching:

@@ -175,8 +175,7 @@ class _Reader:
         return data, tuple(addresses)
 
     def _value_bytes(self, text: str, type_: str, size: int) -> bytes:
-        known = self.number(text)
-        if known is None:
+        if (known := self.number(text)) is None:
             self.fail(f"`{text}` as an initial value; supported are numbers, and addresses in 64 bits: symbol+bytes")
         value, bits = known
         if type_ in FLOAT_FORMATS and bits is None:

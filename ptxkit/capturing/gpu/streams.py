@@ -14,8 +14,7 @@ DEFAULT = 0
 
 
 def gpu_of(what: str) -> Gpu:
-    gpu = current()
-    if gpu is None:
+    if (gpu := current()) is None:
         raise RuntimeError(f"this torch.cuda.{what} is the one of a capture that has ended, or of another thread")
     return gpu
 

@@ -254,8 +254,7 @@ def _reach(mode: Tensors, patches: Patches) -> None:
 
 def _record_stream(x: torch.Tensor, stream: Any) -> None:
     """The allocator waits for the stream before it gives the memory away; packages with kernels ask for it, too."""
-    gpu = current()
-    if gpu is None:
+    if (gpu := current()) is None:
         return _RECORD_STREAM(x, stream)
     if (block := gpu.arena.block_at(x.untyped_storage().data_ptr())) is not None:
         block.recorded.add(stream.cuda_stream)
