@@ -204,7 +204,7 @@ def check_options(options):
 
 
 def _whole(end, first=0):
-    """Return a check for whole numbers below an end; from 1 on, None is one, too."""
+    """Return a check for whole numbers from `first` to below `end`; one that begins at 1 takes None, too."""
     return lambda x: (x is None and first > 0) or (isinstance(x, int) and first <= x < end)
 
 

@@ -66,11 +66,11 @@ def _lane(row):
     return f"{{ {lines[0]} }}"
 
 
-def _pointers(row, first=1):
+def _pointers(row):
     words = {"u32": "const u32 *{} = R32", "u64": "const u64 *{} = R64", "pred": "const u32 {} = *PRED"}
     return [
         f"{words[KINDS[kind].word].format(letter)}(w, i->arg[{n}]);"
-        for n, (letter, kind) in enumerate(zip("ABCE", row.sources), first)
+        for n, (letter, kind) in enumerate(zip("ABCE", row.sources), 1)
     ]
 
 

@@ -24,13 +24,13 @@ def _refuse_unknown(b, ins, *known):
             b.fail(f"modifier .{part} is not known here", ", ".join(sorted(k for table in known for k in table)))
 
 
-def _semantics(b, ins, default_scope="gpu"):
+def _semantics(ins):
     """Return (semantics, scope) of an access, as the engine's numbers."""
     for part, (sem, scope) in STRONG.items():
         if part in ins.parts and not (part == "mmio" and any(s in ins.parts for s in SCOPES)):
             return SEMANTICS[sem], SCOPES[scope]
     sem = one_of(ins.parts, SEMANTICS, 0)
-    return sem, one_of(ins.parts, SCOPES, SCOPES[default_scope]) if sem else 0
+    return sem, one_of(ins.parts, SCOPES, SCOPES["gpu"]) if sem else 0
 
 
 def _access(b, ins, values, address, to_registers, wider=True):
@@ -52,7 +52,7 @@ def _access(b, ins, values, address, to_registers, wider=True):
     declared = widths.pop()
     if declared > max(size, 4) and len(held) < count and not to_registers:
         b.fail("immediates beside registers that are wider than what is stored")
-    sem, scope = _semantics(b, ins)
+    sem, scope = _semantics(ins)
     mods = ACCESS(
         space=space, bytes=size, count=count, signed=type_[0] == "s", sem=sem, scope=scope, address=place.address,
         declared=declared,

@@ -98,7 +98,6 @@ class Timer:
         name, clusters, waves, sms = setting if isinstance(setting, Setting) else (setting, None, 0, SMS_IN_DETAIL)
         self.chip = chip = chip_of(name, program.arch)
         self.size = size = math.prod(cluster)
-        self._program, self._block = program, block
         launched = math.prod(grid) // size
         total = clusters or launched
         self.resident = resident_ctas(chip, program, block, registers, shared)
