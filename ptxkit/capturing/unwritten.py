@@ -63,8 +63,10 @@ class Trial:
 
     def judge(self, run: Any, again: Callable[[], Any]) -> None:
         """Make those reads of the run notes on which nothing depends."""
+        if self.before is None:
+            return
         reads = [finding for finding in run.findings if finding.kind == KINDS[UNWRITTEN].id and self._blocks(finding)]
-        if self.before is None or not reads:
+        if not reads:
             return
         after = Contents(self.regions)
         if self._depends(again, after, set(self.unwritten)):

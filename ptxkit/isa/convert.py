@@ -3,7 +3,7 @@
 A signed result of 8 or 16 bits fills its register: `mask` is what the register has of the 32-bit word.
 """
 
-from ptxkit.isa.rows import KINDS, rows
+from ptxkit.isa.rows import KINDS, listed, rows
 
 INTEGERS = [f"{s}{n}" for n in (8, 16, 32, 64) for s in "us"]
 FLOATS = ["f16", "bf16", "f32", "f64"]
@@ -50,34 +50,6 @@ def _float_to_integer(d, s):
     yield MODIFIERS[s].format("irnd"), f"{d}.{s}", value, f"{kind} = S"
 
 
-FLOAT_TO_FLOAT = (
-    ("cvt.rnd{.ftz}{.sat}", "f32.f64", "(float)a", "f32nan = f64"),
-    ("cvt{.sat}", "f64.f32 f64.f16", "a", "T = S"),
-    ("cvt.ftz{.sat}", "f64.f32", "canonical(a)", "T = S"),
-    ("cvt{.ftz}{.sat}", "f32.f16", "a", "T = S"),
-    ("cvt{.rnd}", "f64.bf16", "a", "T = S"),  # exact, like the next two; a direction is allowed all the same
-    ("cvt{.rnd}", "f32.bf16", "a << 16", "b32 = b32"),  # a NaN keeps its bits
-    ("cvt{.rnd}.ftz", "f32.bf16", "a", "T = S"),
-    ("cvt.rnd{.ftz}{.sat}", "f16.f32", "a", "T = S"),
-    ("cvt.rnd{.ftz}", "bf16.f32", "a", "T = S"),
-    ("cvt.rnd2{.relu}{.satfinite}", "f16.f32 bf16.f32 tf32.f32", "a", "T = S"),
-    ("cvt.rna{.satfinite}", "tf32.f32", "a", "T = S"),
-    ("cvt.rnd{.sat}", "f16.f64", "odd_float(a)", "f16nan = f64"),
-    ("cvt.rnd", "bf16.f64", "odd_float(a)", "bf16nan = f64"),
-    ("cvt{.rnd}", "f16.bf16 bf16.f16", "a", "T = S"),
-    ("cvt", "f32.f32", "a", "b32 = b32"),
-    ("cvt.ftz{.sat}", "f32.f32", "a"),
-    ("cvt.sat", "f32.f32", "a"),
-    ("cvt", "f64.f64", "a", "b64 = b64"),
-    ("cvt.sat", "f64.f64", "a"),
-    ("cvt{.sat}", "f16.f16", "a"),
-    ("cvt", "bf16.bf16", "a"),
-    ("cvt.irnd{.ftz}{.sat}", "f32.f32", "(float)to_whole((double)a, rounding)"),
-    ("cvt.irnd{.sat}", "f64.f64", "to_whole(a, rounding)"),
-    ("cvt.irnd{.sat}", "f16.f16", "(float)to_whole((double)a, rounding)"),
-    ("cvt.irnd", "bf16.bf16", "(float)to_whole((double)a, rounding)"),
-)
-
 # Two to a register. The first source is the upper element; a value with `;` gives the elements from the lowest.
 RANDOMLY = "round_randomly(b, {0}, flags, c & {1}); round_randomly(a, {0}, flags, c >> 16 & {1})"
 PACKED = (
@@ -102,4 +74,4 @@ _PAIRS = (
     *(row for d in FLOATS for s in INTEGERS for row in _integer_to_float(d, s)),
     *(row for d in INTEGERS for s in FLOATS for row in _float_to_integer(d, s)),
 )
-TABLE = rows(*_PAIRS, *FLOAT_TO_FLOAT, *PACKED)
+TABLE = rows(*_PAIRS, *listed("convert"), *PACKED)

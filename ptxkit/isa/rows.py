@@ -1,9 +1,9 @@
 """What a row of the scalar tables says, and how it is spelled out.
 
-A row is `(name, types, value, operands)`:
+A row is a line of scalar.txt, or `(name, types, value, operands)` in convert.py:
 
-    ("add{.rnd}{.ftz}{.sat}", "f32", "a + b")
-    ("shl", "b16|u16 b32|u32 b64|u64", "b < BITS ? a << b : 0", "T = T, u32")
+    add{.rnd}{.ftz}{.sat}  f32                      a + b
+    shl                    b16|u16 b32|u32 b64|u64  b < BITS ? a << b : 0  T = T, u32
 
 `name`: the opcode as the PTX manual writes it. `{.ftz}` may be left out, `.rnd` stands for one of a group; the order of
     modifiers is free.
@@ -16,6 +16,7 @@ A row is `(name, types, value, operands)`:
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import NamedTuple
 
 
@@ -153,6 +154,12 @@ def _choices(name):
         else:
             literals.add(plain)
     return frozenset(literals), tuple(choices)
+
+
+def listed(section):
+    """Return the fields of each row in a section of scalar.txt."""
+    text = Path(__file__).with_name("scalar.txt").read_text().partition(f"[{section}]\n")[2].partition("\n[")[0]
+    return [re.split(" {2,}", line) for line in text.splitlines() if line and line[0] != "#"]
 
 
 def rows(*table):
