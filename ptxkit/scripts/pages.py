@@ -22,17 +22,7 @@ COLUMNS = {
     "wavefronts": "shared wavefronts", "conflicts": "bank conflicts", "flops": "tensor FLOPs",
     "stalled": "clocks waited",
 }
-STYLE = """
-table { border-collapse: collapse; margin: 8px 0 20px; font-size: 13px; font-variant-numeric: tabular-nums; }
-th { font-weight: 500; color: var(--faint); text-align: right; } th, td { padding: 1px 10px; }
-td.n { text-align: right; color: var(--faint); } td.n.most { color: var(--ink); font-weight: 600; }
-td.code { white-space: pre; font-family: ui-monospace, monospace; } th.code { text-align: left; }
-tr.ran td.code { background: color-mix(in srgb, var(--is-work) calc(var(--heat) * 1%), transparent); }
-tr.found td.code { border-left: 3px solid var(--is-long); }
-td.says { white-space: normal; max-width: 90em; padding-left: 26px; } td.says b { font-weight: 600; }
-.error b { color: var(--is-long); } .note b, .survivor b { color: var(--is-mbarrier); }
-.scroll { overflow-x: auto; } p.clean { color: var(--is-unit); } ol { padding-left: 20px; max-width: 90em; }
-"""
+STYLE = Path(__file__).with_name("pages.css").read_text()
 
 
 class Remark(NamedTuple):

@@ -18,42 +18,7 @@ from . import places
 SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
 SURVIVED = "mutant-survived"
 # kinds of findings, in a few words
-RULES = {
-    "out-of-bounds": "an access outside of all memory of the launch",
-    "freed": "a launch with an address of memory that has been freed",
-    "misaligned": "an address that is not a multiple of the size of its access",
-    "uninitialised": "a read of memory that was never written",
-    "race-write-write": "two writes that nothing orders",
-    "race-write-read": "a read that nothing orders after a write",
-    "race-read-write": "a write that nothing orders after a read",
-    "race-lanes": "conflicting accesses of two lanes of a warp without a barrier in between",
-    "race-grids": "a dependent launch that does not wait for the kernel ahead of it",
-    "proxy": "a copy or matrix product without fence.proxy.async after ordinary writes",
-    "barrier": "a barrier that is used wrongly",
-    "mbarrier": "an mbarrier that is used wrongly",
-    "mbarrier-overwritten": "an mbarrier whose memory was written as data",
-    "mbarrier-fence": "an mbarrier whose initialisation was not published",
-    "deadlock": "no warp can go on",
-    "livelock": "warps go on without progress",
-    "diverged": "an .aligned instruction that not all lanes of a warp reached",
-    "lane": "an exchange between lanes with a lane that does not take part",
-    "tmem": "tensor memory that is used wrongly",
-    "tmem-leak": "tensor memory that was not deallocated",
-    "tcgen05-fence": "a missing tcgen05.fence",
-    "tcgen05-wait": "a missing tcgen05.wait::ld",
-    "wgmma-fence": "a missing wgmma.fence",
-    "register-in-flight": "a register that an asynchronous operation still uses",
-    "group": "a wait for groups that does not cover what is used after it",
-    "descriptor": "a descriptor of a matrix or an instruction that is invalid",
-    "tensor-map": "a tensor map that is invalid, or does not fit its copy",
-    "operand": "an operand that is invalid",
-    "peer-exited": "an access to shared memory of a CTA that may have ended",
-    "race-streams": "two launches in different streams touch the same memory, with no order between them",
-    "copy-at-exit": "a copy out of shared memory that its CTA does not wait for before it ends",
-    "too-many-instructions": "a launch that did not end within its limit",
-    "unsupported": "something that is not simulated",
-    SURVIVED: "a synchronising instruction was weakened, and nothing noticed",
-}
+RULES = dict(line.split(": ", 1) for line in Path(__file__).with_name("rules.txt").read_text().splitlines())
 
 
 def log(findings: Iterable[Finding], survivors: Iterable[Outcome], version: str, home: Path) -> dict[str, Any]:
