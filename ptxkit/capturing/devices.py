@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import operator
 import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 from ptxkit.compile.target import Target
 
@@ -11,58 +14,27 @@ from ..chips import Chip
 UNKNOWN_REGISTERS = 32                       # an estimate for a thread, where no cubin tells
 _KB = 1 << 10
 
+
+def _rows() -> Iterator[tuple[int, str, list[str]]]:
+    """Yield (a number of cudaDeviceAttr, what devices.txt answers, what torch and the runtime call it)."""
+    for line in Path(__file__).with_name("devices.txt").read_text().splitlines():
+        if row := line.partition("#")[0].split():
+            yield int(row[0]), row[1], row[2:]
+
+
+def _answer(answer: str) -> Callable[[Chip], int]:
+    return (lambda chip: int(answer)) if answer.isdigit() else operator.attrgetter(answer)
+
+
 # cudaDeviceAttr -> what this device answers
-ATTRIBUTES = {
-    1: lambda d: 1024,                       # threads of a block
-    2: lambda d: 1024,                       # block.x, .y, .z
-    3: lambda d: 1024,
-    4: lambda d: 64,
-    5: lambda d: 2**31 - 1,                  # grid.x, .y, .z
-    6: lambda d: 65535,
-    7: lambda d: 65535,
-    8: lambda d: 48 * _KB,                   # shared memory of a block
-    10: lambda d: 32,                        # threads of a warp
-    12: lambda d: 65536,                     # registers of a block
-    16: lambda d: d.sms,
-    38: lambda d: d.l2,
-    39: lambda d: d.threads_sm,
+ATTRIBUTES: dict[int, Callable[[Chip], int]] = {number: _answer(answer) for number, answer, _ in _rows()} | {
     75: lambda d: d.target.cc[0],
     76: lambda d: d.target.cc[1],
-    81: lambda d: d.shared_sm,
-    82: lambda d: 65536,                     # registers of a multiprocessor
-    9: lambda d: 64 * _KB,                   # constant memory
-    11: lambda d: 2**31 - 1,                 # pitch of a copy
-    15: lambda d: 1,                         # copies while a kernel runs
-    17: lambda d: 0,                         # a limit of a kernel's time
-    18: lambda d: 0,                         # memory shared with the CPU
-    19: lambda d: 1,                         # mapped memory of the CPU
-    20: lambda d: 0,                         # compute mode: default
-    31: lambda d: 1,                         # kernels side by side
-    32: lambda d: 0,                         # ECC
-    33: lambda d: 0, 34: lambda d: 0, 50: lambda d: 0,  # PCI bus, device and domain
-    40: lambda d: 3,                         # copy engines
-    41: lambda d: 1,                         # unified addresses
-    78: lambda d: 1,                         # priorities of streams
-    83: lambda d: 1,                         # managed memory
-    88: lambda d: 0,                         # memory of the CPU, by its own address
-    89: lambda d: 1,                         # managed memory, used on both sides at once
-    95: lambda d: 1,                         # cooperative launch
-    97: lambda d: d.shared,
     106: lambda d: 32 if d.threads_sm == 2048 else 24,  # blocks of a multiprocessor
-    111: lambda d: _KB,                      # shared memory that the system keeps
-    115: lambda d: 1,                        # pools of memory
-    120: lambda d: int(d.cluster > 1),       # clusters
+    120: lambda d: int(d.cluster > 1),
 }
-# some of them -> what torch calls them ("": it does not), and what the runtime does
-PROPERTIES = {
-    1: ("max_threads_per_block", "maxThreadsPerBlock"), 8: ("shared_memory_per_block", "sharedMemPerBlock"),
-    10: ("warp_size", "warpSize"), 12: ("", "regsPerBlock"), 16: ("multi_processor_count", "multiProcessorCount"),
-    38: ("L2_cache_size", "l2CacheSize"), 39: ("max_threads_per_multi_processor", "maxThreadsPerMultiProcessor"),
-    75: ("major", "major"), 76: ("minor", "minor"),
-    81: ("shared_memory_per_multiprocessor", "sharedMemPerMultiprocessor"),
-    82: ("regs_per_multiprocessor", "regsPerMultiprocessor"),
-    97: ("shared_memory_per_block_optin", "sharedMemPerBlockOptin"), 120: ("", "clusterLaunch"),
-}
+# some of them -> what torch calls them ("-": it does not), and what the runtime does
+PROPERTIES = {number: names for number, _, names in _rows() if names}
 
 
 def runs(ptx: str, target: Target) -> bool:

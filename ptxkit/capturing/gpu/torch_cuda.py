@@ -22,7 +22,7 @@ class Properties(types.SimpleNamespace):
 
     @classmethod
     def from_gpu(cls, gpu: Gpu) -> Properties:
-        known = {name: ATTRIBUTES[number](gpu.chip) for number, (name, _) in PROPERTIES.items() if name}
+        known = {name: ATTRIBUTES[number](gpu.chip) for number, (name, _) in PROPERTIES.items() if name != "-"}
         return cls(name=gpu.name, total_memory=gpu.memory, **known, is_integrated=0, is_multi_gpu_board=0,
                    gcnArchName=gpu.name)
 
