@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import NamedTuple
 
 from ptxkit import advice
@@ -16,48 +17,15 @@ class FindingKind(NamedTuple):
     forgiven: bool = False  # hardware and compilers tolerate it: a note, unless the launch is strict
 
 
-# by the engine's number (FindingKind); {t} is the engine's own text, {a} the place in memory, {n} the size, {o} who did
-# the other access, {w} {r} {x} what this one does, {b} what the other lane did, {l} which lane that was
-KINDS = {
-    1: FindingKind("out-of-bounds", "{t}"),
-    2: FindingKind("misaligned", "{t}"),
-    3: FindingKind("uninitialised", "reads {a}, which was never written"),
-    4: FindingKind("race-write-write", "{w} {a}, which {o} wrote: nothing orders the two"),
-    5: FindingKind("race-write-read", "{r} {a}, which {o} wrote: nothing orders this read after that write"),
-    6: FindingKind("race-read-write", "{w} {a}, which {o} may still read: nothing orders this write after that read"),
-    7: FindingKind("proxy", "the async proxy {x} {a}, which {o} wrote through the generic proxy: fence.proxy.async is "
-                   "missing between"),
-    8: FindingKind("race-lanes", "{x} {a}, which another lane of the same warp {b}"),
-    9: FindingKind("barrier", "{t}"),
-    10: FindingKind("mbarrier", "{t}"),
-    11: FindingKind("deadlock", "nobody can go on: {t}"),
-    12: FindingKind("livelock", "{t}"),
-    13: FindingKind("diverged", "an .aligned instruction was not reached by all lanes of the warp: {t}"),
-    14: FindingKind("lane", "{t}"),
-    15: FindingKind("tmem-leak", "{t}"),
-    16: FindingKind("tmem", "{t}"),
-    17: FindingKind("descriptor", "{t}"),
-    18: FindingKind("tensor-map", "{t}"),
-    19: FindingKind("operand", "{t}"),
-    20: FindingKind("peer-exited", "{t}"),
-    21: FindingKind("register-in-flight", "{t}"),
-    22: FindingKind("group", "{t}"),
-    23: FindingKind("mbarrier-overwritten", "{t}"),
-    24: FindingKind("too-many-instructions", "the launch ran {n} warp-instructions and has not ended; a larger limit "
-                    "(limit=, simulate --limit) allows more"),
-    25: FindingKind("unsupported", "{t}"),
-    26: FindingKind("tcgen05-fence", "uses {a}, which {o} {u}: {t} is missing between", forgiven=True),
-    27: FindingKind("mbarrier-fence", "{t}", forgiven=True),
-    28: FindingKind("race-lanes", "{x} {a}, which {o} used by lane {l}: bar.warp.sync is missing between that and its "
-                    "release", forgiven=True),
-    29: FindingKind("wgmma-fence", "{t}", forgiven=True),
-    30: FindingKind("race-grids", "{x} {a}, which the kernel ahead {v}: griddepcontrol.wait is missing before this"),
-    31: FindingKind("tcgen05-wait", "uses a register of a tcgen05.ld that no tcgen05.wait::ld has waited for",
-                    forgiven=True),
-    32: FindingKind("peer-exited", "{t}", forgiven=True),
-    33: FindingKind("copy-at-exit", "its CTA may end before this has read the CTA's shared memory: {t}", forgiven=True),
-    34: FindingKind("uninitialised", "reads {a}, which nothing has written since it was allocated at {s}"),
-}
+def _kinds():
+    """Yield (the engine's number, FindingKind) for each line of findings.txt, which says what they mean."""
+    for line in Path(__file__).with_name("findings.txt").read_text().splitlines():
+        if line[0] != "#":
+            number, grade, name, says = re.split(" {2,}", line, maxsplit=3)
+            yield int(number), FindingKind(name, says, grade == "note")
+
+
+KINDS = dict(_kinds())
 UNWRITTEN = 34
 FREED = FindingKind("freed", "{t}")  # what the engine calls out-of-bounds, where it is known whose memory that was
 # what a warp did, by the engine's ActorKind; the last but one: what a warp has sent, without accesses
