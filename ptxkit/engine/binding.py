@@ -4,49 +4,17 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import re
 import tempfile
 import threading
 
 from ptxkit.engine import build
 
-U32, U64, S32, S64, F64 = ctypes.c_uint32, ctypes.c_uint64, ctypes.c_int32, ctypes.c_int64, ctypes.c_double
-
-
-class FindingRecord(ctypes.Structure):
-    _fields_ = [(n, S32) for n in ("kind", "ins", "other_ins", "cta", "warp", "lane", "space")]
-    _fields_ += [(n, S32) for n in ("actor", "other_actor", "other_cluster", "other_warp", "padding")]
-    _fields_ += [(n, U64) for n in ("address", "size", "count")]
-    _fields_ += [("detail", S64 * 4), ("text", ctypes.c_char * 160)]
-
-
-class Counter(ctypes.Structure):
-    _fields_ = [(n, U64) for n in ("issued", "lanes", "global_read", "global_written", "sectors")]
-    _fields_ += [(n, U64) for n in ("wavefronts", "wavefronts_needed", "shared_read", "shared_written", "flops")]
-
-
-class Region(ctypes.Structure):
-    _fields_ = [("address", U64), ("size", U64)]
-    _fields_ += [(n, ctypes.c_void_p) for n in ("host", "pages", "touched", "ahead", "left", "written")]
-    _fields_ += [("writable", S32), ("label", S32)]
-
-
+U64, S32 = ctypes.c_uint64, ctypes.c_int32
+TYPES = {"u32": ctypes.c_uint32, "u64": U64, "s32": S32, "s64": ctypes.c_int64} | {
+    "double": ctypes.c_double, "char": ctypes.c_char,
+}
 TRIGGERED_EARLY = 2  # a bit of LaunchRecord.triggered
-
-
-class LaunchRecord(ctypes.Structure):
-    _fields_ = [("program", ctypes.c_void_p), *((n, U32 * 3) for n in ("grid", "block", "cluster"))]
-    _fields_ += [(n, U32) for n in ("arch", "shared_base", "shared_end")]
-    _fields_ += [("params", ctypes.c_char_p), ("params_size", U32), ("sms", U32)]
-    _fields_ += [("regions", ctypes.POINTER(Region)), ("nregions", S32)]
-    _fields_ += [(n, U32) for n in ("early", "checks", "resident")]
-    _fields_ += [(n, U64) for n in ("seed", "quantum", "limit", "fatal")]
-    _fields_ += [("max_registers", S32), ("max_findings", S32)]
-    _fields_ += [("findings", ctypes.POINTER(FindingRecord)), ("nfindings", S32), ("stopped", S32)]
-    _fields_ += [("counters", ctypes.POINTER(Counter)), ("issued", U64), ("launched_clusters", U64)]
-    _fields_ += [(n, U64) for n in ("async_work", "barrier_waits", "tmem_columns")]
-    _fields_ += [("triggered", S32), ("newest", S32), ("clock", ctypes.c_void_p)]
-
-
 # clock.h, in its order
 STALLS = ("wait", "short", "long", "tensor", "math", "mio", "not selected", "barrier", "mbarrier", "cluster", "copies",
           "grid")
@@ -54,42 +22,37 @@ PIPES = ("fma", "alu", "special", "mio", "registers", "tensor")
 UNITS = (*PIPES, "issue", "shared", "tma", "tcgen05", "l2", "hbm")
 OF_A_WARP = len(STALLS) + 2
 ORDERED, STORES, THROUGH_SHARED, PAST_L1, HOISTED, BARS_LOADS = 1, 2, 4, 8, 16, 32
-CLOCK_CONSTANTS = (
-    *("window", "ahead_registers"),
-    *("queue_fma", "queue_alu", "queue_special", "queue_mio", "queue_registers", "queue_shared"),
-    *("shared_latency", "shared_pass", "l1_latency", "l2_latency", "hbm_latency", "l2_rate", "hbm_rate"),
-    *("wgmma_latency", "wgmma_alone", "tensor_rate", "tensor_latency", "tensor_short"),
-    *("tmem_latency", "tmem_column"),
-    *("barrier_base", "barrier_warp", "mbarrier_wake", "remote_arrival", "cluster_wake"),
-    *("tma_latency", "tma_rate", "tma_store_rate", "dsmem_latency", "dsmem_rate", "cp_async_latency", "async_latency"),
-    *("start", "gigahertz"),
-)
-
-
-class TimingRecord(ctypes.Structure):
-    _fields_ = [("issue", F64), ("busy", F64 * len(PIPES)), ("latency", F64), ("hold", F64), ("operands", F64)]
-    _fields_ += [(n, S32) for n in ("first", "nsources", "nresults", "flags", "stall")]
-
-
-class ClockSetting(ctypes.Structure):
-    _fields_ = [("timing", ctypes.c_void_p), ("registers", ctypes.c_void_p), ("nregisters", S64)]
-    _fields_ += [(n, U64) for n in ("detailed", "alone", "slots", "resident", "l1_lines", "traced")]
-    _fields_ += [("ahead", F64), *((n, F64) for n in CLOCK_CONSTANTS)]
-    _fields_ += [("end", F64), ("triggered", F64), ("busy", F64 * len(UNITS))]
-    _fields_ += [(n, ctypes.c_void_p) for n in ("stalls", "warps", "begun", "ended", "records")]
-    _fields_ += [("nrecords", U64)]
-
-
 # trace.h, in its order
 TRACES = ("issue", "stall", "tensor", "tcgen05", "tma", "shared", "copy", "phase", "barrier")
+SIZES = {"PIPES": len(PIPES), "UNITS": len(UNITS)}
 
 
-class TraceRecord(ctypes.Structure):
-    _fields_ = [(n, S32) for n in ("kind", "sm", "cta", "warp", "ins", "row")] + [("begins", F64), ("ends", F64)]
+def _record(name, header, in_c=None, **pointers):
+    """Return the class of a struct in a header, where it may be called `in_c`; `pointers` are the types of some."""
+    text = re.sub(r"/\*.*?\*/", "", (build.FOLDER / header).read_text(), flags=re.DOTALL)
+    in_c = in_c or name
+    body = re.search(rf"struct {in_c} {{([^}}]*)}};|typedef struct {{([^}}]*)}} {in_c};", text)
+    fields = []
+    for type_, names in re.findall(r"(?:const )?(\w+) ([^;]*);", body[1] or body[2]):
+        for star, field, count in re.findall(r"(\**)(\w+)(?:\[(\w+)\])?", names):
+            kind = pointers.get(field, ctypes.c_void_p) if star else TYPES[type_]
+            fields.append((field, kind * (SIZES.get(count) or int(count)) if count else kind))
+    return type(name, (ctypes.Structure,), {"_fields_": fields})
 
 
-class ConstantRecord(ctypes.Structure):
-    _fields_ = [("offset", S32), ("width", S32), ("source", S32), ("padding", S32), ("value", U64), ("value2", U64)]
+FindingRecord = _record("FindingRecord", "findings.h", "Finding")
+Counter = _record("Counter", "machine.h")
+Region = _record("Region", "machine.h")
+LaunchRecord = _record(
+    "LaunchRecord", "machine.h", "Launch", params=ctypes.c_char_p, regions=ctypes.POINTER(Region),
+    findings=ctypes.POINTER(FindingRecord), counters=ctypes.POINTER(Counter),
+)
+TimingRecord = _record("TimingRecord", "clock.h", "Timing")
+ClockSetting = _record("ClockSetting", "clock.h")
+TraceRecord = _record("TraceRecord", "trace.h")
+ConstantRecord = _record("ConstantRecord", "instructions.h")
+_SETTINGS = [name for name, _ in ClockSetting._fields_]
+CLOCK_CONSTANTS = (*_SETTINGS[_SETTINGS.index("window") : _SETTINGS.index("end")],)
 
 
 @functools.cache
