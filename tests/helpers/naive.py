@@ -158,3 +158,9 @@ def distance(x, exact):
         return 0.0
     difference = (x - exact).abs().max().item()
     return float("inf") if difference != difference else difference / max(exact.abs().max().item(), 1e-30)
+
+
+def assert_is_the_definition(call, found, limit=1e-12):
+    """Check the outputs of a call, and its final states."""
+    far = [distance(x, exact) for x, exact in zip(found, definition(call))]
+    assert all(each < limit for each in far), far

@@ -4,7 +4,7 @@ import pickle
 
 import pytest
 import torch
-from naive import DIFFERENTIABLE, OPTIONS, definition, distance, gradients, make
+from naive import DIFFERENTIABLE, OPTIONS, assert_is_the_definition, definition, distance, gradients, make
 
 import kda
 
@@ -18,30 +18,31 @@ def run(call, **options):
     return kda.chunk_kda(**call.arguments, output_final_state=True, **options)
 
 
+def trained(call):
+    """Return the call with gradients in its tensors, its outputs and its final states."""
+    call = call.requiring_grad()
+    o, ht = run(call)
+    ((o * call.do).sum() + (ht * call.dht).sum()).backward()
+    return call, o, ht
+
+
 @every_option
 @ragged
 def test_forward_is_the_definition_to_1e_12(options, lengths):
     call = make(lengths, **options)
-    o, ht = run(call)
-    exact_o, exact_ht = definition(call)
-    assert distance(o, exact_o) < 1e-12
-    assert distance(ht, exact_ht) < 1e-12
+    assert_is_the_definition(call, run(call))
 
 
 @every_option
 def test_backward_is_that_of_the_definition_to_1e_11(options):
-    call = make([0, 33, 1, 20], **options).requiring_grad()
-    o, ht = run(call)
-    ((o * call.do).sum() + (ht * call.dht).sum()).backward()
+    call, *_ = trained(make([0, 33, 1, 20], **options))
     for name, exact in gradients(call).items():
         assert distance(call.tensors[name].grad, exact) < 1e-11, name
 
 
 @every_option
 def test_backward_without_autograd_gives_the_same_bits(options):
-    call = make([0, 33, 1, 20], **options).requiring_grad()
-    o, ht = run(call)
-    ((o * call.do).sum() + (ht * call.dht).sum()).backward()
+    call, *_ = trained(make([0, 33, 1, 20], **options))
     saved = kda.chunk_kda_fwd(**call.arguments).saved
     assert (saved is not None) == (call.options.get("disable_recompute") is True)
     for kept in {None, saved} if saved is None else (None, saved):
@@ -129,10 +130,8 @@ def test_gradients_come_in_the_dtype_of_their_input(gate, dtype, state):
     call = make([40, 3], dtype=dtype, gate=gate, H=1, HV=2)
     call.tensors["initial_state"] = call.tensors["initial_state"].to(state or dtype)
     call.tensors["beta"] = call.tensors["beta"].float()
-    call = call.requiring_grad()
-    o, ht = run(call)
+    call, o, ht = trained(call)
     assert o.dtype == dtype and ht.dtype == torch.float32
-    ((o * call.do).sum() + (ht * call.dht).sum()).backward()
     exact, eps = gradients(call), torch.finfo(dtype).eps
     for name, grad in exact.items():
         assert call.tensors[name].grad.dtype == call.tensors[name].dtype
@@ -148,7 +147,7 @@ def test_a_batch_is_its_rows_packed():
         packed.tensors[name] = batch.tensors[name].flatten(0, 1).unsqueeze(0)
     packed.tensors |= {n: batch.tensors[n] for n in ("A_log", "dt_bias", "initial_state")}
     o, ht = run(batch)
-    assert distance(o, definition(batch)[0]) < 1e-12
+    assert_is_the_definition(batch, (o, ht))
     packed_o, packed_ht = run(packed)
     assert torch.equal(o.flatten(0, 1), packed_o[0]) and torch.equal(ht, packed_ht)
 
@@ -157,8 +156,7 @@ def test_a_batch_is_its_rows_packed():
 def test_offsets_of_both_dtypes_are_taken(dtype):
     call = make([5, 30])
     call.tensors["cu_seqlens"] = call.tensors["cu_seqlens"].to(dtype)
-    o, _ = run(call, cu_seqlens_cpu=call.tensors["cu_seqlens"].clone())
-    assert distance(o, definition(call)[0]) < 1e-12
+    assert_is_the_definition(call, run(call, cu_seqlens_cpu=call.tensors["cu_seqlens"].clone()))
 
 
 @pytest.mark.parametrize("state_v_first", [False, True])
@@ -189,9 +187,7 @@ def test_intermediate_states_of_a_batch_have_its_rows():
 @pytest.mark.parametrize("K,V", [(60, 100), (256, 1), (100, 300)])
 def test_head_dims_need_not_be_powers_of_two_or_equal(K, V):
     call = make([33, 2], K=K, V=V, gate="bounded")
-    o, ht = run(call)
-    exact = definition(call)
-    assert distance(o, exact[0]) < 1e-12 and distance(ht, exact[1]) < 1e-12
+    assert_is_the_definition(call, run(call))
 
 
 def test_parameters_of_any_shape_get_gradients_of_that_shape():
@@ -199,9 +195,7 @@ def test_parameters_of_any_shape_get_gradients_of_that_shape():
     flat = gradients(call)
     call.tensors["A_log"] = call.tensors["A_log"].view(1, 1, 4, 1)
     call.tensors["dt_bias"] = call.tensors["dt_bias"].view(4, 5)
-    call = call.requiring_grad()
-    o, ht = run(call)
-    ((o * call.do).sum() + (ht * call.dht).sum()).backward()
+    call, *_ = trained(call)
     for name in ("A_log", "dt_bias"):
         assert call.tensors[name].grad.shape == call.tensors[name].shape
         assert distance(call.tensors[name].grad.flatten(), flat[name]) < 1e-11
@@ -211,10 +205,8 @@ def test_gates_and_betas_may_have_a_dtype_of_their_own():
     call = make([33, 2], dtype=torch.bfloat16, gate="softplus", beta="sigmoid")
     call.tensors |= {"g": call.tensors["g"].float(), "beta": call.tensors["beta"].double()}
     call.tensors |= {"A_log": call.tensors["A_log"].bfloat16(), "dt_bias": call.tensors["dt_bias"].half()}
-    call = call.requiring_grad()
-    o, ht = run(call)
+    call, o, ht = trained(call)
     assert o.dtype == torch.bfloat16 and distance(ht, definition(call)[1]) < 1e-5
-    ((o * call.do).sum() + (ht * call.dht).sum()).backward()
     assert all(call.tensors[n].grad.dtype == call.tensors[n].dtype for n in ("g", "beta", "A_log", "dt_bias"))
 
 
@@ -231,16 +223,15 @@ def test_positional_order_is_that_of_fla():
         x["q"], x["k"], x["v"], x["g"], x["beta"], 0.3, x["initial_state"], True, True, True, True, True, True, -5.0,
         False, False, True, x["cu_seqlens"], x["cu_seqlens"], None, True, 1, A_log=x["A_log"], dt_bias=x["dt_bias"],
     )
-    exact = definition(call.with_options(scale=0.3))
-    assert distance(o, exact[0]) < 1e-12 and distance(ht, exact[1]) < 1e-12
+    assert_is_the_definition(call.with_options(scale=0.3), (o, ht))
 
 
 def test_the_old_name_of_the_layout_works_and_warns():
     call = make([33], state_v_first=True)
     del call.options["state_v_first"]
     with pytest.warns(DeprecationWarning, match="state_v_first"):
-        o, _ = kda.chunk_kda(**call.arguments, transpose_state_layout=True)
-    assert distance(o, definition(call.with_options(state_v_first=True))[0]) < 1e-12
+        found = run(call, transpose_state_layout=True)
+    assert_is_the_definition(call.with_options(state_v_first=True), found)
 
 
 @pytest.mark.parametrize("use_graph", [False, True, None, 0, 1])

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from naive import definition, distance, make
+from naive import assert_is_the_definition, definition, distance, make
 
 import kda
 
@@ -34,9 +34,7 @@ def recurrent(call, **options):
 @pytest.mark.parametrize("lengths", [[7], [0, 1, 5, 0, 12]], ids=["one", "ragged"])
 def test_it_is_the_definition(options, lengths):
     call = make(lengths, **options)
-    o, ht = recurrent(call, output_final_state=True)
-    exact = definition(call)
-    assert distance(o, exact[0]) < 1e-13 and distance(ht, exact[1]) < 1e-13
+    assert_is_the_definition(call, recurrent(call, output_final_state=True), 1e-13)
 
 
 @pytest.mark.parametrize("gate", ["given", "softplus"])
@@ -50,9 +48,7 @@ def test_it_agrees_with_chunk_kda(gate):
 def test_beta_may_differ_for_every_value_channel():
     call = make([9, 4], beta="sigmoid")
     call.tensors["beta"] = torch.randn_like(call.tensors["v"])
-    o, ht = recurrent(call, output_final_state=True)
-    exact = definition(call)
-    assert distance(o, exact[0]) < 1e-13 and distance(ht, exact[1]) < 1e-13
+    assert_is_the_definition(call, recurrent(call, output_final_state=True), 1e-13)
 
 
 def test_positional_order_is_that_of_fla():
@@ -62,8 +58,7 @@ def test_positional_order_is_that_of_fla():
         x["q"], x["k"], x["v"], x["g"], x["beta"], x["A_log"], x["dt_bias"], 0.3, x["initial_state"], True, True, True,
         True, True, -5.0, True, x["cu_seqlens"],
     )
-    exact = definition(call.with_options(scale=0.3))
-    assert distance(o, exact[0]) < 1e-13 and distance(ht, exact[1]) < 1e-13
+    assert_is_the_definition(call.with_options(scale=0.3), (o, ht), 1e-13)
 
 
 def test_the_inner_function_of_fla_has_its_order_and_writes_in_place():
@@ -75,8 +70,8 @@ def test_the_inner_function_of_fla_has_its_order_and_writes_in_place():
         x["q"], x["k"], x["v"], x["g"], x["beta"], x["A_log"], x["dt_bias"], pool, 0.3, True, True, True,
         x["cu_seqlens"], slots, None, True, True, True, True, -5.0, None,
     )
-    exact = definition(call.with_options(scale=0.3))
-    assert states is pool and distance(o, exact[0]) < 1e-13 and distance(pool[slots], exact[1]) < 1e-13
+    assert states is pool
+    assert_is_the_definition(call.with_options(scale=0.3), (o, pool[slots]), 1e-13)
 
 
 def test_the_inner_function_of_fla_wants_a_state_unless_told_otherwise():
@@ -186,9 +181,8 @@ def test_a_pool_is_read_and_written_at_its_slots(index_dtype, state_v_first):
     pool = pooled(call, 7, indices)
     before = pool.clone()
     o, returned = recurrent(call, initial_state=pool, ssm_state_indices=indices)
-    exact_o, exact_ht = definition(call)
     assert returned is pool
-    assert distance(o, exact_o) < 1e-13 and distance(pool[indices.long()], exact_ht) < 1e-13
+    assert_is_the_definition(call, (o, pool[indices.long()]), 1e-13)
     assert torch.equal(pool[[1, 4, 6]], before[[1, 4, 6]]) and torch.equal(pool[2], before[2])
 
 
@@ -287,9 +281,7 @@ def test_a_padding_slot_in_the_middle_drops_that_state_alone():
 @pytest.mark.parametrize("K", [257, 600])
 def test_a_head_may_have_any_number_of_channels(K):
     call = make([5, 0, 3], K=K, V=2, gate="softplus")
-    o, ht = recurrent(call, output_final_state=True)
-    exact = definition(call)
-    assert distance(o, exact[0]) < 1e-13 and distance(ht, exact[1]) < 1e-13
+    assert_is_the_definition(call, recurrent(call, output_final_state=True), 1e-13)
 
 
 @pytest.mark.parametrize("q_dtype", [torch.bfloat16, torch.float32], ids=str)
