@@ -367,10 +367,9 @@ def test_without_a_gpu_the_report_warns_and_auto_picks_for_cpu_tensors(machine):
     assert re.search(r"^  swift   no +- +- +- +swift.arch: needs 9.0, found None$", result.stdout, re.MULTILINE)
 
 
-@pytest.mark.parametrize(
-    ("call", "mark", "why"),
-    [(WRONG, "[✗]", "error 3.0 in dq"), (BROKEN, "[✗]", "libcuda.so.1"), (DEAD, "[☠]", "died with SIGSEGV")],
-)
+@pytest.mark.parametrize(("call", "mark", "why"), [
+    (WRONG, "[✗]", "error 3.0 in dq"), (BROKEN, "[✗]", "libcuda.so.1"), (DEAD, "[☠]", "died with SIGSEGV"),
+])
 def test_a_backend_that_is_wrong_or_dies_is_a_finding_and_not_usable(machine, call, mark, why):
     machine(swift=call)
     result = kda_doctor()

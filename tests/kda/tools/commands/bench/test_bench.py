@@ -313,11 +313,10 @@ def rewritten(saved, tmp_path, factor=1.0, **host):
     return str(file)
 
 
-@pytest.mark.parametrize(
-    ("median", "p20", "p80", "verdict"),
-    [(1.02, 1.019, 1.021, "same"), (1.2, 1.15, 1.3, "slower"), (1.2, 1.01, 1.3, "noise"), (0.8, 0.7, 0.9, "faster"),
-     (0.8, 0.7, 0.99, "noise")],
-)
+@pytest.mark.parametrize(("median", "p20", "p80", "verdict"), [
+    (1.02, 1.019, 1.021, "same"), (1.2, 1.15, 1.3, "slower"), (1.2, 1.01, 1.3, "noise"), (0.8, 0.7, 0.9, "faster"),
+    (0.8, 0.7, 0.99, "noise"),
+])
 def test_a_change_counts_beyond_the_limit_and_the_spread(median, p20, p80, verdict):
     row = {"median": 1.0, "p20": 0.98, "p80": 1.02}
     assert timed.verdict(dataclasses.replace(LINE, median=median, p20=p20, p80=p80), row, 0.03) == verdict
@@ -410,12 +409,11 @@ def test_a_shape_too_large_for_a_cpu_is_refused_with_an_estimate():
     assert json.loads(run("--shape", "h64-8k", "--json").stdout)["refused"]
 
 
-@pytest.mark.parametrize(
-    ("memory", "words"),
-    [({"threads": 2}, "would take about 9 minutes on this CPU: 283 GFLOP"),
-     ({"threads": None, "device_memory": 8 << 30}, "the GPU has 8 GiB"),
-     ({"threads": None, "device_memory": 80 << 30}, None)],
-)
+@pytest.mark.parametrize(("memory", "words"), [
+    ({"threads": 2}, "would take about 9 minutes on this CPU: 283 GFLOP"),
+    ({"threads": None, "device_memory": 8 << 30}, "the GPU has 8 GiB"),
+    ({"threads": None, "device_memory": 80 << 30}, None),
+])
 def test_what_a_machine_is_not_asked(monkeypatch, memory, words):
     monkeypatch.setattr("kda.tools.measure.shapes.host_memory", lambda: 64 << 30)
     says = too_large(SHAPES["h64-8k"], ("forward", "backward"), **memory)

@@ -19,24 +19,22 @@ from ptxkit.timing.chips import CHIPS
 PREDICTED = ("--predicted", "--shape", "h64-1k")
 
 
-@pytest.mark.parametrize(
-    ("words", "says"),
-    [(("--arch", "sm100"), "--arch needs --predicted"),
-     ((*PREDICTED, "--graph"), "--predicted times nothing; leave out --graph"),
-     ((*PREDICTED, "--compare", __file__), "leave out --compare"),
-     ((*PREDICTED, "--arch", "sm9"), "sm9")],
-)
+@pytest.mark.parametrize(("words", "says"), [
+    (("--arch", "sm100"), "--arch needs --predicted"),
+    ((*PREDICTED, "--graph"), "--predicted times nothing; leave out --graph"),
+    ((*PREDICTED, "--compare", __file__), "leave out --compare"),
+    ((*PREDICTED, "--arch", "sm9"), "sm9"),
+])
 def test_what_is_no_prediction_is_refused(words, says):
     result = run(*words)
     assert result.exit_code == 2 and says in result.stderr
 
 
-@pytest.mark.parametrize(
-    ("words", "says"),
-    [(("--arch", "sm100", "--backend", "reference"), "reference has no kernels"),
-     (("--arch", "sm90", "--backend", "sm100"), "sm100 has kernels for sm100, sm103"),
-     (("--arch", "sm120"), "the simulator has no clock for sm120; it has one for sm80, sm89, sm90, sm100")],
-)
+@pytest.mark.parametrize(("words", "says"), [
+    (("--arch", "sm100", "--backend", "reference"), "reference has no kernels"),
+    (("--arch", "sm90", "--backend", "sm100"), "sm100 has kernels for sm100, sm103"),
+    (("--arch", "sm120"), "the simulator has no clock for sm120; it has one for sm80, sm89, sm90, sm100"),
+])
 def test_a_chip_or_a_backend_that_cannot_be_predicted_is_named(words, says):
     result = run(*PREDICTED, *words)
     assert result.exit_code == 2 and says in result.stderr
