@@ -41,9 +41,9 @@ def times(x, FACTOR):
 
 
 @pytest.fixture
-def made_up(tmp_path, monkeypatch):
+def example(tmp_path, monkeypatch):
     """Make a package of kernels that this process has not imported, and a cache of its own."""
-    folder = tmp_path / "path" / "made_up"
+    folder = tmp_path / "path" / "example"
     folder.mkdir(parents=True)
     for name, text in {"__init__": "", "kernels": KERNELS, "parts": PARTS}.items():
         (folder / f"{name}.py").write_text(text)
@@ -52,13 +52,13 @@ def made_up(tmp_path, monkeypatch):
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "triton"))
     monkeypatch.setattr(fetching, "_FETCHED", {})
     yield folder
-    for name in [n for n in sys.modules if n.partition(".")[0] == "made_up"]:
+    for name in [n for n in sys.modules if n.partition(".")[0] == "example"]:
         del sys.modules[name]
 
 
 def recipe(module="kernels", name="scale", target="sm90", block=128, **more):
     constants = {"FACTOR": 3.0, "BLOCK": block} | more
-    return Recipe(f"made_up.{module}:{name}", TYPES, constants, target=target, divisible=["x"])
+    return Recipe(f"example.{module}:{name}", TYPES, constants, target=target, divisible=["x"])
 
 
 needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
@@ -89,14 +89,14 @@ def test_a_constant_that_cannot_be_written_down_is_refused():
         Recipe("m:f", {}, {"K": {}}, target="sm90")
 
 
-def test_neither_a_recipe_nor_its_key_imports_triton_or_the_kernel(made_up):
+def test_neither_a_recipe_nor_its_key_imports_triton_or_the_kernel(example):
     code = "import sys; from ptxkit.compile.triton import Recipe; "
-    code += "print(len(Recipe('made_up.kernels:scale', {}, target='sm90').key)); print(*sys.modules)"
-    length, modules = script(code, made_up).stdout.splitlines()
-    assert length == "64" and not {"triton", "made_up", "made_up.kernels"} & set(modules.split())
+    code += "print(len(Recipe('example.kernels:scale', {}, target='sm90').key)); print(*sys.modules)"
+    length, modules = script(code, example).stdout.splitlines()
+    assert length == "64" and not {"triton", "example", "example.kernels"} & set(modules.split())
 
 
-def test_the_key_holds_all_that_a_build_depends_on(made_up, monkeypatch):
+def test_the_key_holds_all_that_a_build_depends_on(example, monkeypatch):
     keys = [recipe().key]
 
     def differs():
@@ -104,7 +104,7 @@ def test_the_key_holds_all_that_a_build_depends_on(made_up, monkeypatch):
         assert len(set(keys)) == len(keys)
 
     for name in ("parts.py", "kernels.py"):
-        (made_up / name).write_text((made_up / name).read_text() + "# edited\n")
+        (example / name).write_text((example / name).read_text() + "# edited\n")
         differs()
     monkeypatch.setattr(recipes.importlib.metadata, "version", lambda name: "3.99")
     differs()
@@ -113,7 +113,7 @@ def test_the_key_holds_all_that_a_build_depends_on(made_up, monkeypatch):
     monkeypatch.setattr(door, "FORMAT", "triton 0")
     differs()
     monkeypatch.setenv("TRITON_CACHE_DIR", "/elsewhere")
-    (made_up / "notes.txt").write_text("not source")
+    (example / "notes.txt").write_text("not source")
     assert recipe().key == keys[-1]
     others = [recipe(block=64), recipe(target="sm80"), recipe(name="other"), recipe(EXTRA=None)]
     assert len({keys[-1], *(other.key for other in others)}) == 5
@@ -124,13 +124,13 @@ def test_a_module_that_does_not_exist_is_named():
         _ = Recipe("nowhere.kernels:scale", {}, target="sm90").key
 
 
-def test_an_entry_shows_whether_it_is_stale(made_up):
+def test_an_entry_shows_whether_it_is_stale(example):
     about = recipe().about
-    assert (about["kernel"], about["arch"], about["module"]) == ("scale", "sm90", "made_up.kernels")
+    assert (about["kernel"], about["arch"], about["module"]) == ("scale", "sm90", "example.kernels")
     assert Recipe.read(about["recipe"]) == recipe() and recipes.outdated(about) is None
     assert recipes.outdated({}) is recipes.outdated({"kernel": "of another door"}) is None
     assert recipes.outdated(about | {"triton": "3.1"}) == "Triton 3.1"
-    (made_up / "parts.py").write_text("changed = True")
+    (example / "parts.py").write_text("changed = True")
     assert recipes.outdated(about) == "other source" and recipes.outdated(recipe().about) is None
     assert recipes.outdated(about | {"module": "nowhere.kernels"}) == "source that is gone"
 
@@ -139,7 +139,7 @@ def test_an_entry_shows_whether_it_is_stale(made_up):
 
 
 @needs_triton
-def test_a_kernel_is_built_once_and_then_read_without_triton(made_up, monkeypatch):
+def test_a_kernel_is_built_once_and_then_read_without_triton(example, monkeypatch):
     built = fetching.fetch(recipe())
     assert built.name == "scale" and built.names == ("x", "y", "n") and built.divisible == (0,)
     assert built.cubin[:4] == b"\x7fELF" and built.registers > 0
@@ -150,11 +150,11 @@ def test_a_kernel_is_built_once_and_then_read_without_triton(made_up, monkeypatc
     monkeypatch.setitem(sys.modules, "triton", None)
     monkeypatch.setattr(builders.BuilderProcess, "started", None)
     again = fetching.fetch(recipe())
-    assert again == built and again is not built and "made_up" not in sys.modules
+    assert again == built and again is not built and "example" not in sys.modules
 
 
 @needs_triton
-def test_a_kernel_of_this_process_costs_no_look_at_source_or_disk(made_up, monkeypatch):
+def test_a_kernel_of_this_process_costs_no_look_at_source_or_disk(example, monkeypatch):
     built = fetching.fetch(recipe())
     monkeypatch.setattr(door, "source", None)
     monkeypatch.setattr(store.Store, "find", None)
@@ -162,15 +162,15 @@ def test_a_kernel_of_this_process_costs_no_look_at_source_or_disk(made_up, monke
 
 
 @needs_triton
-def test_a_fetched_kernel_is_the_one_that_compile_gives(made_up):
-    import made_up.kernels
+def test_a_fetched_kernel_is_the_one_that_compile_gives(example):
+    import example.kernels
 
-    compiled = door.compile(made_up.kernels.scale, TYPES, {"FACTOR": 3.0, "BLOCK": 128}, target="sm90", divisible=["x"])
+    compiled = door.compile(example.kernels.scale, TYPES, {"FACTOR": 3.0, "BLOCK": 128}, target="sm90", divisible=["x"])
     assert fetching.fetch(recipe()) == compiled
 
 
 @needs_triton
-def test_several_are_built_at_once_each_once_and_come_in_order(made_up):
+def test_several_are_built_at_once_each_once_and_come_in_order(example):
     blocks = [32, 64, 32, 128]
     kernels = fetching.fetch_all([recipe(block=block) for block in blocks], workers=2)
     assert kernels[0] is kernels[2] and len({k.ptx for k in kernels}) == 3
@@ -178,7 +178,7 @@ def test_several_are_built_at_once_each_once_and_come_in_order(made_up):
 
 
 @needs_triton
-def test_building_leaves_triton_s_cache_and_the_environment_alone(made_up, monkeypatch, tmp_path):
+def test_building_leaves_triton_s_cache_and_the_environment_alone(example, monkeypatch, tmp_path):
     monkeypatch.setenv("TRITON_INTERPRET", "1")  # would leave nothing to be built
     before = dict(os.environ)
     assert fetching.fetch(recipe()).name == "scale"
@@ -187,16 +187,16 @@ def test_building_leaves_triton_s_cache_and_the_environment_alone(made_up, monke
 
 @pytest.mark.exhaustive
 @needs_triton
-def test_a_script_without_a_main_guard_may_build(made_up):
+def test_a_script_without_a_main_guard_may_build(example):
     texts = [recipe(block=block).text for block in (32, 64)]
     code = "print('once'); from ptxkit.compile import fetching as f, triton as r; "
     code += f"print(len(f.fetch_all(map(r.Recipe.read, {texts!r}), workers=2)))"
-    assert script(code, made_up).stdout.split() == ["once", "2"]
+    assert script(code, example).stdout.split() == ["once", "2"]
 
 
 @needs_triton
-def test_what_a_kernel_s_file_prints_disturbs_nothing(made_up):
-    (made_up / "kernels.py").write_text("import os; os.write(1, b'{}\\n'); print('hello')\n" + KERNELS)
+def test_what_a_kernel_s_file_prints_disturbs_nothing(example):
+    (example / "kernels.py").write_text("import os; os.write(1, b'{}\\n'); print('hello')\n" + KERNELS)
     assert fetching.fetch(recipe()).name == "scale"
 
 
@@ -204,25 +204,25 @@ def test_what_a_kernel_s_file_prints_disturbs_nothing(made_up):
 
 
 @needs_triton
-def test_the_error_is_the_one_that_compile_raises(made_up):
-    import made_up.kernels
+def test_the_error_is_the_one_that_compile_raises(example):
+    import example.kernels
 
     with pytest.raises(BuildError, match="cannot build scale for sm_90a") as compile_error:
-        door.compile(made_up.kernels.scale, TYPES, {"FACTOR": 3.0, "BLOCK": 100}, target="sm90", divisible=["x"])
+        door.compile(example.kernels.scale, TYPES, {"FACTOR": 3.0, "BLOCK": 100}, target="sm90", divisible=["x"])
     with pytest.raises(BuildError) as fetch_error:
         fetching.fetch(recipe(block=100))
     assert str(fetch_error.value) == str(compile_error.value)
     with pytest.raises(BuildError, match="no type for BLOCK"):
-        fetching.fetch(Recipe("made_up.kernels:scale", TYPES, {"FACTOR": 3.0}, target="sm90"))
-    with pytest.raises(BuildError, match=r"made_up\.kernels:scales cannot be imported: AttributeError"):
+        fetching.fetch(Recipe("example.kernels:scale", TYPES, {"FACTOR": 3.0}, target="sm90"))
+    with pytest.raises(BuildError, match=r"example\.kernels:scales cannot be imported: AttributeError"):
         fetching.fetch(recipe(name="scales"))
     assert fetching.fetch(recipe()).name == "scale"
 
 
 @needs_triton
-def test_a_process_that_dies_is_an_error_and_the_other_kernels_are_built(made_up):
-    (made_up / "deadly.py").write_text("import os, sys; print('going down', file=sys.stderr, flush=True); os.abort()")
-    with pytest.raises(BuildError, match=r"building made_up\.deadly:scale .* died with SIGABRT\.\ngoing down"):
+def test_a_process_that_dies_is_an_error_and_the_other_kernels_are_built(example):
+    (example / "deadly.py").write_text("import os, sys; print('going down', file=sys.stderr, flush=True); os.abort()")
+    with pytest.raises(BuildError, match=r"building example\.deadly:scale .* died with SIGABRT\.\ngoing down"):
         fetching.fetch_all([recipe(module="deadly"), recipe()], workers=1)
     with pytest.raises(BuildError, match="SIGABRT"):
         fetching.fetch_all([recipe(), recipe(module="deadly")], workers=2)
@@ -231,19 +231,19 @@ def test_a_process_that_dies_is_an_error_and_the_other_kernels_are_built(made_up
 
 @needs_triton
 @pytest.mark.parametrize("executable", ["/bin/true", "/nowhere/python", None], ids=["no python", "gone", "unknown"])
-def test_where_no_process_can_be_started_kernels_are_built_here(made_up, monkeypatch, executable):
+def test_where_no_process_can_be_started_kernels_are_built_here(example, monkeypatch, executable):
     monkeypatch.setattr(sys, "executable", executable)
     assert len(fetching.fetch_all([recipe(block=32), recipe(block=64)])) == 2
-    assert "made_up.kernels" in sys.modules
+    assert "example.kernels" in sys.modules
 
 
 @needs_triton
-def test_a_python_that_cannot_import_triton_builds_nothing(made_up, monkeypatch, tmp_path):
+def test_a_python_that_cannot_import_triton_builds_nothing(example, monkeypatch, tmp_path):
     (tmp_path / "path" / "triton.py").write_text("raise ImportError('libcuda is gone')")
     assert builders.BuilderProcess.started("ptxkit.compile.triton") is None
 
 
-def test_without_triton_the_error_says_how_to_get_it(made_up, monkeypatch):
+def test_without_triton_the_error_says_how_to_get_it(example, monkeypatch):
     monkeypatch.setitem(sys.modules, "triton", None)
     monkeypatch.setattr(builders.BuilderProcess, "started", lambda door: None)
     with pytest.raises(MissingCompilerError, match="pip install triton"):
@@ -251,10 +251,10 @@ def test_without_triton_the_error_says_how_to_get_it(made_up, monkeypatch):
 
 
 @needs_triton
-def test_source_that_changed_after_its_key_was_made_is_not_kept_under_that_key(made_up):
+def test_source_that_changed_after_its_key_was_made_is_not_kept_under_that_key(example):
     old = recipe()
     assert old.key
-    (made_up / "parts.py").write_text(PARTS.replace("x * FACTOR", "x + FACTOR"))
+    (example / "parts.py").write_text(PARTS.replace("x * FACTOR", "x + FACTOR"))
     with pytest.raises(BuildError, match="Start Python again"):
         fetching.fetch(old)
     assert store.default().find(old.key) is None
@@ -262,32 +262,32 @@ def test_source_that_changed_after_its_key_was_made_is_not_kept_under_that_key(m
 
 
 @needs_triton
-def test_an_entry_that_is_whole_and_holds_something_else_is_built_again(made_up):
+def test_an_entry_that_is_whole_and_holds_something_else_is_built_again(example):
     store.default().fetch(recipe().key, lambda: {"ptx": b"of another format"})
     assert fetching.fetch(recipe()).name == "scale"
     assert b"scale" in store.default().find(recipe().key)["ptx"]
 
 
 @needs_triton
-def test_an_interrupt_ends_the_builds(made_up):
-    (made_up / "slow.py").write_text("import time, pathlib\npathlib.Path(__file__ + '.began').touch()\ntime.sleep(100)")
+def test_an_interrupt_ends_the_builds(example):
+    (example / "slow.py").write_text("import time, pathlib\npathlib.Path(__file__ + '.began').touch()\ntime.sleep(100)")
     texts = [recipe(module="slow", block=block).text for block in (32, 64, 128)]
     code = f"""import signal
 from ptxkit.compile import fetching, triton
 signal.signal(signal.SIGINT, signal.default_int_handler)                       # nohup and a job in background ignore it
 fetching.fetch_all(map(triton.Recipe.read, {texts!r}), workers=2)"""
-    process = subprocess.Popen([sys.executable, "-c", code], env=environment(made_up), stderr=subprocess.PIPE)
-    while not (made_up / "slow.py.began").exists():
+    process = subprocess.Popen([sys.executable, "-c", code], env=environment(example), stderr=subprocess.PIPE)
+    while not (example / "slow.py.began").exists():
         assert process.poll() is None, process.stderr.read()
         time.sleep(0.05)
     process.send_signal(signal.SIGINT)  # to that process alone, as a notebook does
     assert b"KeyboardInterrupt" in process.communicate(timeout=600)[1]
 
 
-def environment(made_up):
-    return os.environ | {"PYTHONPATH": os.pathsep.join([str(made_up.parent), str(ROOT), *sys.path])}
+def environment(example):
+    return os.environ | {"PYTHONPATH": os.pathsep.join([str(example.parent), str(ROOT), *sys.path])}
 
 
-def script(code, made_up):
+def script(code, example):
     command = [sys.executable, "-c", code]
-    return subprocess.run(command, capture_output=True, text=True, timeout=600, env=environment(made_up), check=True)
+    return subprocess.run(command, capture_output=True, text=True, timeout=600, env=environment(example), check=True)
