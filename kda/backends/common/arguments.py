@@ -6,7 +6,8 @@ them, and the order in which a launch passes them.  No compiler and no torch: a 
         h0 = tensor(dtype_from="h0")         # (N, HV, K, V), of the dtype that the configuration names
         segments = number("int32")           # of a sequence
 
-In a kernel `x.M` is a pointer and `x.segments` a number; `config.bound(kernel, grid, segments=2)(M=M)` launches it.
+In a kernel `x.M` is a pointer and `x.segments` a number; `draft.launch(config, grid, segments=2, M=M)` describes a
+launch (routine.py).
 """
 
 from __future__ import annotations
@@ -84,21 +85,6 @@ class Arguments:
         return [name for name, argument in cls.declared.items() if not argument.is_tensor]
 
 
-class NamedLaunch(NamedTuple):
-    """A kernel's launch without its tensors, to be called with them by name.  A missing one is null."""
-
-    bound: Bound
-    names: tuple[str, ...]
-    known: frozenset[str]
-
-    def __call__(self, **tensors: Any) -> None:
-        if not tensors.keys() <= self.known:
-            unknown = tensors.keys() - self.known
-            known = ", ".join(self.names)
-            raise TypeError(f"{self.bound.kernel.name} has no tensors {sorted(unknown)}; it has {known}")
-        self.bound(*map(tensors.get, self.names))
-
-
 class KernelConfig(Limited):
     """What a kernel is built for, and how it is launched: a subclass has `threads`, `shared` bytes and `arguments`."""
 
@@ -145,13 +131,11 @@ class KernelConfig(Limited):
             if found > most:
                 yield f"there are at most {most:,} {what}; found {found:,}"
 
-    def bound(self, kernel: Kernel, grid: tuple[int, int, int], **numbers: float) -> NamedLaunch:
-        """The launch of a kernel that was built for this, without its tensors."""
+    def bound(self, kernel: Kernel, grid: tuple[int, int, int], **numbers: float) -> Bound:
+        """Return the launch of a kernel that was built for this, without its tensors."""
         values = [numbers.pop(name) for name in self.arguments.numbers()]
         assert not numbers, f"{type(self).__name__} has no numbers {sorted(numbers)}"
-        bound = kernel.bound(
+        return kernel.bound(
             grid, *values, block=self.threads, cluster=self.cluster, dynamic_shared=self.shared, pdl=self.pdl,
             config=self,
         )
-        names = tuple(self.arguments.tensors())
-        return NamedLaunch(bound, names, frozenset(names))

@@ -23,13 +23,6 @@ from .tensors import chunks_of_a_row
 Tensor = torch.Tensor
 
 
-def outputs(p: Problem, x: Inputs) -> Outputs:
-    """Allocate memory for o and for the requested states."""
-    like = x.q
-    final_state = like.new_empty(p.N, *p.state_shape, dtype=torch.float32) if p.final_state else None
-    return Outputs(like.new_empty(p.B, p.T, p.HV, p.V), final_state, states_between_chunks(p, x), None)
-
-
 def states_between_chunks(p: Problem, x: Inputs) -> Tensor | None:
     """Allocate memory for the states that enter chunks, if they are requested."""
     return x.q.new_empty(p.B, chunks_of_a_row(p, x), *p.state_shape) if p.intermediate_states else None

@@ -129,7 +129,7 @@ class Draft:
         if 0 in grid:
             return
         numbers = {name: arguments[name] for name in config.arguments.numbers()}
-        bound = config.bound(self._kernel(config), grid, **numbers).bound
+        bound = config.bound(self._kernel(config), grid, **numbers)
         self._launches.append((bound, [arguments.get(name) for name in config.arguments.tensors()]))
 
     def launch_triton(self, kernel: TritonKernel, programs: int, values: Mapping[str, Any]) -> None:

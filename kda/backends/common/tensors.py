@@ -70,13 +70,6 @@ def as_given(y: Tensor | None, x: Tensor | None) -> Tensor | None:
     return y if y.shape == x.shape and y.dtype == x.dtype else y.view(x.shape).to(x.dtype)
 
 
-def laid_out(x: Inputs) -> dict[str, Tensor | None]:
-    """Return the inputs as kernels read them, under the names that kernels have for them."""
-    q, k, v, g, beta = map(aligned, x[:5])
-    A_log, dt_bias = aligned(x.A_log, torch.float32), aligned(x.dt_bias, torch.float32)
-    return dict(q=q, k=k, v=v, g=g, beta=beta, A_log=A_log, dt_bias=dt_bias, h0=aligned(x.initial_state))
-
-
 def offsets_on(device: torch.device, cu_seqlens: Tensor) -> Tensor:
     """Return the offsets on the GPU.  The CPU does not wait until the copy has ended."""
     return cu_seqlens.to(device, non_blocking=True).contiguous()

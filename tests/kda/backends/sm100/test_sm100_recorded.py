@@ -14,7 +14,8 @@ pytest.importorskip("cutlass", reason="nvidia-cutlass-dsl is not installed")
 
 from kda.backends.common.cute.configs import ChunkTable, SegmentTable, chunk_options
 from kda.backends.common.cute.tile import C, decay_index, swizzle_128B
-from kda.backends.common.tensors import laid_out
+from kda.backends.common.routine import Draft
+from kda.backends.common.tensors import INPUTS, ROWS, inputs_in_memory
 from kda.backends.sm100 import launch
 from kda.backends.sm100.configs import RECORD_TILE, TMEM, K, OperandsConfig, RecordColumns, RecordConfig, V, WalkConfig
 from kda.model.problem import Problem
@@ -40,11 +41,12 @@ def kernel(config, arch="sm100"):
 
 def launched(config, grid, numbers, tensors, arch="sm100", bare=False, kinds=None, **options):
     """Launch and return the Run; `bare`: in a capture of the caller.  Findings fail the test, or go into `kinds`."""
-    launched = config.bound(kernel(config, arch), grid, **numbers)
+    draft = Draft(lambda config: kernel(config, arch), tuple(tensors))
+    draft.launch(config, grid, **draft.only(*tensors), **numbers)
     if bare:
-        return launched(**tensors)
+        return draft.list()([*tensors.values()])
     with capture(arch=arch, **dict(strict=True) | options) as session:
-        launched(**tensors)
+        draft.list()([*tensors.values()])
     if kinds is not None:
         kinds |= {finding.kind for finding in session.findings}
     else:
@@ -154,7 +156,7 @@ def operands_of(case, **options):
     chunks = len(table) if packed else per_row * p.B
     tiles = torch.full((chunks * p.HV * RECORD_TILE.bytes,), 0xFF, dtype=torch.uint8)
     o = torch.full((p.B, p.T, p.HV, V), torch.nan, dtype=torch.bfloat16)
-    x = {name: y for name, y in laid_out(case.inputs).items() if name not in ("v", "h0")}
+    x = {name: y for name, y in zip(INPUTS, inputs_in_memory(case.inputs)) if name in ROWS}
     run = launched(
         operands_config(case), (p.HV, *((chunks, 1) if packed else (per_row, p.B))),
         dict(T=p.T, chunks=chunks, H=p.H, HV=p.HV, scale=p.scale, lower_bound=p.lower_bound or 0.0),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-import made_up
+import backends_made_up as made_up
 import pytest
 import torch
 from click.testing import CliRunner

@@ -2,7 +2,7 @@
 
 import json
 
-import made_up
+import backends_made_up as made_up
 import pytest
 import torch
 from assembly import kernel

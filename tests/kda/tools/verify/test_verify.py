@@ -11,7 +11,7 @@ import subprocess
 import sys
 from itertools import pairwise
 
-import made_up
+import backends_made_up as made_up
 import pytest
 import torch
 from click.testing import CliRunner
