@@ -2,11 +2,12 @@
 
 import pytest
 import torch
+from drafts import beside_plain_decoding
 
 pytest.importorskip("triton", reason="needs triton")
 
 import kda
-from kda.tools.verify.steps import UPDATED, beside_plain_decoding, budgets, copied, make_step, run_step, tokens_of
+from kda.tools.verify.steps import UPDATED, budgets, copied, make_step, run_step, tokens_of
 
 pytestmark = pytest.mark.gpu
 

@@ -115,6 +115,8 @@ def family_of(kernel: str) -> str:
 
 
 class PredictedCall(NamedTuple):
+    """A call whose launches are predicted; in place of its rows they may have shorter ones."""
+
     arch: str
     backend: str
     shape: BenchShape
@@ -137,7 +139,65 @@ class PredictedCall(NamedTuple):
         return self._replace(shape=shape)
 
     def launches(self, row: int, backward: bool) -> list[Any]:
-        return _Trial(self, row).launches(backward)
+        """Return the launches of a direction, with rows of so many tokens; none of them runs."""
+        launches: list[Any] = []
+
+        def around(launch: Any, simulate: Callable[[], Any], of_backward: bool) -> None:
+            if of_backward == backward:
+                launches.append(launch)
+
+        with capture(arch=self.arch) as session:
+            self._run(session, self._case(row, _empty), around, backward)
+        return launches
+
+    def clocks(
+        self, row: int, backward: bool, settings: list[Setting | None], known: list[Clock | None]
+    ) -> list[Clock | None]:
+        """Return the clocks of each launch of a direction; those in `known` are not simulated again, and a launch
+        without a setting does not run. In the other direction only the tables run."""
+        clocks: list[Clock | None] = []
+        with capture(arch=self.arch, checks=False, clock=True) as session:
+
+            def around(launch: Any, simulate: Callable[[], Any], of_backward: bool) -> Any:
+                if of_backward != backward:
+                    session.options["clock"] = None
+                    return simulate() if _is_table(launch) else None
+                setting, clock = settings[len(clocks)], known[len(clocks)]
+                clocks.append(clock)
+                if clock or not setting:
+                    return None
+                session.options["clock"] = setting
+                run = simulate()
+                clocks[-1] = run.clock
+                return run
+
+            self._run(session, self._case(row, _repeated), around, backward)
+        return clocks
+
+    def _case(self, row: int, fill: Callable[[torch.Tensor, int, int], torch.Tensor]) -> Case:
+        """Return inputs whose rows `fill` makes of those of a block of tokens."""
+        s = self.shape
+        block = make(Spec(T=BLOCK, H=s.H, HV=s.HV, K=s.K, V=s.V, dtype=s.dtype, gate=s.gate, initial_state=False))
+        B, T, N = (1, row * len(s.lengths), len(s.lengths)) if s.lengths else (s.B, row, s.B)
+
+        def rows(x: torch.Tensor) -> torch.Tensor:
+            return x if x.dim() < 3 else fill(x, B, T)
+
+        keywords = {name: rows(x) if isinstance(x, torch.Tensor) else x for name, x in block.keywords.items()}
+        if s.lengths:
+            keywords["cu_seqlens"] = torch.arange(0, T + 1, row)
+        return Case(block.spec, keywords, rows(block.do), block.dht.expand(N, *block.dht.shape[1:]).contiguous())
+
+    def _run(self, session: Session, case: Case, around: Callable[..., Any], backward: bool) -> None:
+        """Make the call, of a step the backward only where that is asked for; `around` is told the direction."""
+        session.around = functools.partial(around, of_backward=False)
+        if not self.step:
+            kda.chunk_kda_fwd(**case.keywords, backend=self.backend)
+            return
+        o, ht, *_ = kda.chunk_kda(**case.keywords | leaves_of(case.keywords), backend=self.backend)
+        if backward:
+            session.around = functools.partial(around, of_backward=True)
+            torch.autograd.backward((o, ht), (case.do, case.dht))
 
 
 def predict(arch: str, chip: str, backend: str, shape: BenchShape, step: bool) -> Prediction:
@@ -170,13 +230,13 @@ def _way(call: PredictedCall, chip: str, backward: bool) -> tuple[PredictedLaunc
             walks = [a.grid == b.grid == c.grid for a, b, c in zip(short, long, launches)]
             known = [None if walk else clock for walk, clock in zip(walks, known)]
             in_short = [one if walk or not one.waves else None for one, walk in zip(settings, walks)]
-            a = _Trial(call, few).clocks(backward, in_short, [None] * len(known))
-            b = _Trial(call, many).clocks(backward, settings, known)
+            a = call.clocks(few, backward, in_short, [None] * len(known))
+            b = call.clocks(many, backward, settings, known)
             each = [
                 longer((few, x), (many, y), row).clocks if walk else y.clocks for walk, x, y in zip(walks, a, b)
             ]
             return _joined(launches, b, each, backward)
-    clocks = _Trial(call, row).clocks(backward, settings, known)
+    clocks = call.clocks(row, backward, settings, known)
     return _joined(launches, clocks, [clock.clocks for clock in clocks], backward)
 
 
@@ -212,7 +272,7 @@ def _alike(like: PredictedCall, chip: str, backward: bool) -> Alike:
         return {}
     grows = [a.grid != b.grid and not b.pdl for a, b in zip(short, long)]
     settings = [_setting(chip, one, MANY) if more or _is_table(one) else None for one, more in zip(long, grows)]
-    clocks = _Trial(like, many).clocks(backward, settings, [None] * len(settings))
+    clocks = like.clocks(many, backward, settings, [None] * len(settings))
     return {_key(one): replace(clock, stalls_of=[]) for one, clock, more in zip(long, clocks, grows) if more}
 
 
@@ -289,69 +349,3 @@ def _empty(block: torch.Tensor, B: int, T: int) -> torch.Tensor:
 
 def _repeated(block: torch.Tensor, B: int, T: int) -> torch.Tensor:
     return block.repeat(B, -(-T // BLOCK), *[1] * (block.dim() - 2))[:, :T].contiguous()
-
-
-class _Trial:
-    """The call with rows of so many tokens."""
-
-    def __init__(self, call: PredictedCall, row: int):
-        self.call, self.row = call, row
-
-    def launches(self, backward: bool) -> list[Any]:
-        """Return the launches of a direction; none of them runs."""
-        launches: list[Any] = []
-
-        def around(launch: Any, simulate: Callable[[], Any], of_backward: bool) -> None:
-            if of_backward == backward:
-                launches.append(launch)
-
-        with capture(arch=self.call.arch) as session:
-            self._make(session, self._case(_empty), around, backward)
-        return launches
-
-    def clocks(self, backward: bool, settings: list[Setting | None], known: list[Clock | None]) -> list[Clock | None]:
-        """Return the clocks of each launch of a direction; those in `known` are not simulated again, and a launch
-        without a setting does not run. In the other direction only the tables run."""
-        clocks: list[Clock | None] = []
-        with capture(arch=self.call.arch, checks=False, clock=True) as session:
-
-            def around(launch: Any, simulate: Callable[[], Any], of_backward: bool) -> Any:
-                if of_backward != backward:
-                    session.options["clock"] = None
-                    return simulate() if _is_table(launch) else None
-                setting, clock = settings[len(clocks)], known[len(clocks)]
-                clocks.append(clock)
-                if clock or not setting:
-                    return None
-                session.options["clock"] = setting
-                run = simulate()
-                clocks[-1] = run.clock
-                return run
-
-            self._make(session, self._case(_repeated), around, backward)
-        return clocks
-
-    def _case(self, fill: Callable[[torch.Tensor, int, int], torch.Tensor]) -> Case:
-        """Return inputs whose rows `fill` makes of those of a block of tokens."""
-        s = self.call.shape
-        block = make(Spec(T=BLOCK, H=s.H, HV=s.HV, K=s.K, V=s.V, dtype=s.dtype, gate=s.gate, initial_state=False))
-        B, T, N = (1, self.row * len(s.lengths), len(s.lengths)) if s.lengths else (s.B, self.row, s.B)
-
-        def rows(x: torch.Tensor) -> torch.Tensor:
-            return x if x.dim() < 3 else fill(x, B, T)
-
-        keywords = {name: rows(x) if isinstance(x, torch.Tensor) else x for name, x in block.keywords.items()}
-        if s.lengths:
-            keywords["cu_seqlens"] = torch.arange(0, T + 1, self.row)
-        return Case(block.spec, keywords, rows(block.do), block.dht.expand(N, *block.dht.shape[1:]).contiguous())
-
-    def _make(self, session: Session, case: Case, around: Callable[..., Any], backward: bool) -> None:
-        """Make the call, of a step the backward only where that is asked for; `around` is told the direction."""
-        session.around = functools.partial(around, of_backward=False)
-        if not self.call.step:
-            kda.chunk_kda_fwd(**case.keywords, backend=self.call.backend)
-            return
-        o, ht, *_ = kda.chunk_kda(**case.keywords | leaves_of(case.keywords), backend=self.call.backend)
-        if backward:
-            session.around = functools.partial(around, of_backward=True)
-            torch.autograd.backward((o, ht), (case.do, case.dht))

@@ -4,11 +4,12 @@ import itertools
 
 import pytest
 import torch
+from drafts import beside_plain_decoding
 
 import kda
 from kda import nn
 from kda.nn.sequences import Sequences
-from kda.tools.verify.steps import beside_plain_decoding, copied, make_step, run_step, tokens_of
+from kda.tools.verify.steps import copied, make_step, run_step, tokens_of
 
 CASES = {
     "softplus gate": {},

@@ -7,6 +7,7 @@ import itertools
 
 import pytest
 import torch
+from drafts import beside_plain_decoding
 
 pytest.importorskip("triton", reason="needs triton")
 
@@ -20,7 +21,7 @@ from kda.backends.triton.decode import step_plan
 from kda.backends.triton.decode.step_plan import StepConfig
 from kda.model.host import host_of
 from kda.model.problem import Problem, StepProblem
-from kda.tools.verify.steps import beside_plain_decoding, budgets, bytes_moved, copied, make_step, run_step
+from kda.tools.verify.steps import budgets, bytes_moved, copied, make_step, run_step
 from ptxkit import capture
 from ptxkit.compile import triton as door
 

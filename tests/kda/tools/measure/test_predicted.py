@@ -96,17 +96,17 @@ LARGE = [BenchShape(T=1024, H=64, K=64, V=64), BenchShape(T=1024, H=96, K=64, V=
 
 @pytest.fixture
 def small_stand_in(monkeypatch):
-    """Make the call that stands for others small; return a list that gets (heads, row, kernels that ran) of trials."""
+    """Make the call that stands for others small; return a list that gets (heads, row, kernels that ran) of calls."""
     for name, value in dict(TOKENS=128, HEADS=8, WAVES=1, SHORT=((64, 128),)).items():
         monkeypatch.setattr(predicted, name, value)
-    ran, clocks = [], predicted._Trial.clocks
+    ran, clocks = [], predicted.PredictedCall.clocks
 
-    def noted(self, backward, settings, known):
-        found = clocks(self, backward, settings, known)
-        ran.append((self.call.shape.H, self.row, sum(clock is None for clock in known)))
+    def noted(self, row, backward, settings, known):
+        found = clocks(self, row, backward, settings, known)
+        ran.append((self.shape.H, row, sum(clock is None for clock in known)))
         return found
 
-    monkeypatch.setattr(predicted._Trial, "clocks", noted)
+    monkeypatch.setattr(predicted.PredictedCall, "clocks", noted)
     return ran
 
 
