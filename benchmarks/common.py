@@ -31,6 +31,12 @@ def numbers(text: str) -> list[int]:
     return [int(word) for word in words(text)]
 
 
+def off(x: Any, exact: Any) -> float:
+    """Return how far a tensor is from another, relative in the norm."""
+    right = exact.double()
+    return ((x.double() - right).norm() / right.norm().clamp_min(1e-30)).item()
+
+
 def write(file: Path | None, data: Any) -> None:
     """Write what was found, if there is a file for it: whole at once, since others may read it meanwhile."""
     if file:

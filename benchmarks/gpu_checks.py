@@ -204,7 +204,7 @@ def compare(file: Path, device: str) -> int:
         theirs = {} if why else fla.call(case, True)
         errors[name] = {}
         for tensor, right in exact.items():
-            both = [distance(x[tensor], right) if tensor in x else None for x in (mine, theirs)]
+            both = [common.off(x[tensor], right) if tensor in x else None for x in (mine, theirs)]
             errors[name][tensor] = dict(zip(("kda", "fla"), both))
             worse = both[1] is not None and not both[0] <= both[1]
             ratio = "-" if both[1] is None else f"{both[0] / both[1]:.2f}"
@@ -252,10 +252,6 @@ def host_times(file: Path, device: str) -> int:
                   flush=True)
         common.write(file, by_name)
     return next((code for code in (FAILED, 2, CANNOT) if code in codes), OK)
-
-
-def distance(x: Any, exact: Any) -> float:
-    return float((x.double() - exact).norm() / exact.norm())
 
 
 def main() -> None:

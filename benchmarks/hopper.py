@@ -105,12 +105,12 @@ def measured(case, stages: int, plain: bool = False, cluster: int = 0) -> dict[s
     def call():
         return kda.chunk_kda_fwd(**case.keywords, backend="sm90").o
 
-    expected = kda.chunk_kda_fwd(**case.keywords, backend="triton").o.float()
+    expected = kda.chunk_kda_fwd(**case.keywords, backend="triton").o
     with contextlib.ExitStack() as stack:
         stack.callback(forget_routines)
         stack.enter_context(replaced(Draft, launch=changed))
         forget_routines()
-        error = float((call().float() - expected).norm() / expected.norm())
+        error = common.off(call(), expected)
         times = dict(error=error, call=whole(call), graph=replayed(call), timeline=timeline(call))
         return times | each(call)
 
@@ -169,7 +169,7 @@ def forms(case, **words: bool) -> dict[str, Any]:
             out = call()
             results = [y.float() for y in (out.o, out.final_state, out.h) if y is not None]
             of_two = of_two or results
-            errors = [float((y - z).norm() / z.norm()) for y, z in zip(results, expected, strict=True)]
+            errors = [common.off(y, z) for y, z in zip(results, expected, strict=True)]
             rows[name] = dict(ms=replayed(call), same=all(map(torch.equal, results, of_two)), errors=errors)
         rows[name] |= dict(sharing=chosen.clusters.sharing, segments=chosen.stream_segments)
         rows[name]["is"] = "stream" if chosen.stream else clusters

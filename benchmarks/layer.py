@@ -33,14 +33,6 @@ WHAT = ("step", "forward", "decode", "convolution", "norm")
 Sides = dict[str, Callable[[], list[torch.Tensor]]]
 
 
-def distance(outputs: list[torch.Tensor], exact: list[torch.Tensor]) -> float:
-    """The worst of some tensors, each relative in the norm."""
-    return max(
-        ((a.double() - b.double()).norm() / b.double().norm().clamp_min(1e-30)).item()
-        for a, b in zip(outputs, exact, strict=True)
-    )
-
-
 def times_of(sides: Sides, args: argparse.Namespace) -> dict[str, dict[str, Any]]:
     """Milliseconds of each side, called in turns; `host_inside` where a GPU waited for the host."""
     taken = interleaved([*sides.values()], clock_of(args.device), args.calls, args.seconds)
@@ -57,7 +49,7 @@ def measured(what: str, sides: Sides, exact: list[torch.Tensor], args: argparse.
     for name, side in sides.items():
         row: dict[str, Any] = {"what": what, "side": name}
         try:
-            row["error"] = distance(side(), exact)
+            row["error"] = max(common.off(x, y) for x, y in zip(side(), exact, strict=True))
         except Exception as failure:                                         # a peer that this machine cannot run
             if name.startswith("kda"):
                 raise

@@ -64,7 +64,7 @@ def in_a_fresh_process(name: str, T: int, launches: int) -> dict[str, float]:
 def disagreement(T: int) -> float:
     """Return the distance of the chunked outputs from those of the recurrence, relative to their norm."""
     exact, *others = (implementation(name, T)() for name in NAMES)
-    return max(float((x - exact).norm() / exact.norm()) for x in others)
+    return max(common.off(x, exact) for x in others)
 
 
 def measure(T: int, launches: int) -> dict[str, Any]:
