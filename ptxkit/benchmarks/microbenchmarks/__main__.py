@@ -37,14 +37,14 @@ def main() -> int:
     if unknown := set(names) - set(GROUPS):
         parser.error(f"no group is called {', '.join(unknown)}; there are {', '.join(GROUPS)}")
     if arch := args.build or args.simulate:
-        return check(names, arch, groups.building if args.build else groups.simulating)
+        return check(names, arch, "dry" if args.build else "simulated")
     gpu = ask()
     if gpu is None or gpu.target is None:
         print(f"{__package__} needs a GPU that ptxkit has code for; found {gpu}. --build needs none.", file=sys.stderr)
         return 2
     say(f"{gpu.name} {gpu.cc[0]}.{gpu.cc[1]}, {gpu.sms} SMs, driver {gpu.driver}, torch {torch.__version__}")
     began = time.monotonic()
-    built = check(names, gpu.target.name, groups.building)
+    built = check(names, gpu.target.name, "dry")
     say(f"built in {time.monotonic() - began:.0f} seconds{'' if not built else ', with faults'}")
     return measure(names, gpu, Results(args.json, head(gpu)), args)
 
@@ -75,13 +75,13 @@ def head(gpu: FoundGpu) -> dict:
     return {"schema": 1, "ptxkit": ptxkit.__version__, "command": "microbenchmarks", "commit": commit} | about
 
 
-def check(names: list[str], arch: str, way) -> int:
+def check(names: list[str], arch: str, way: str) -> int:
     """Check all groups at once, as far as there are cores."""
     target = parse(arch)
     faults = 0
 
     def one(name: str) -> list[Message]:
-        return list(groups.in_child(way(name, target), BUILDING))
+        return list(groups.in_child(groups.checking(name, target, way), BUILDING))
 
     with ThreadPoolExecutor(max_workers=max(torch.get_num_threads(), 2)) as pool:
         for name, messages in zip(names, pool.map(one, names)):

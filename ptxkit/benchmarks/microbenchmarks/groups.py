@@ -126,27 +126,23 @@ def measuring(group: str, gpu: FoundGpu) -> Callable[[Callable[[Message], Any]],
     return work
 
 
-def building(group: str, target: Target) -> Callable[[Callable[[Message], Any]], None]:
-    """Only build, and look at the machine code: a figure is sent where that is not as it must be."""
-
-    def work(send: Callable[[Message], Any]) -> None:
-        faulty = lambda figure: figure.fault and send(Message("figure", figure))  # noqa: E731
-        module_of(group).measure(Bench(group, target, faulty, "dry"))
-
-    return work
-
-
-def simulating(group: str, target: Target) -> Callable[[Callable[[Message], Any]], None]:
-    """Few trips on a CPU: results are right or wrong, clocks mean nothing."""
+def checking(group: str, target: Target, way: str) -> Callable[[Callable[[Message], Any]], None]:
+    """Build the kernels of a group and look at their machine code ("dry"), or run few trips on a CPU, too
+    ("simulated"): results are right or wrong, clocks mean nothing. A figure is sent where something is wrong."""
 
     def work(send: Callable[[Message], Any]) -> None:
         from ptxkit import capture
 
-        faulty = lambda figure: figure.fault and send(Message("figure", figure))  # noqa: E731
+        def report(figure: Figure) -> None:
+            if figure.fault:
+                send(Message("figure", figure))
+
+        if way == "dry":
+            module_of(group).measure(Bench(group, target, report, way))
+            return
         with capture(arch=target.spelling) as session:
-            module_of(group).measure(Bench(group, target, faulty, "simulated", sms=4))
+            module_of(group).measure(Bench(group, target, report, way, sms=4))
         for finding in session.findings[:5]:
-            send(Message("figure", Figure(group, "finding", 0, 0, 0, "", 1, str(finding))))
+            report(Figure(group, "finding", 0, 0, 0, "", 1, str(finding)))
 
     return work
-
