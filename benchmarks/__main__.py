@@ -17,18 +17,12 @@ from pathlib import Path
 
 import torch
 
-from kda.tools.verify.ledger import FILE, Ledger
+from kda.tools.verify.ledger import FILE
 
-from . import common, evidence, ledger_page, picture, predicted, predicted_pairs
+from . import common, evidence, picture, predicted, predicted_pairs
 from .counted import figures
 
 Texts = Mapping[Path, str]
-
-
-def ledger() -> Texts:
-    document = evidence.document(evidence.rows_of(FILE))
-    readme = ledger_page.with_states(ledger_page.README.read_text(), Ledger(document))
-    return {FILE: evidence.written(document), ledger_page.README: readme}
 
 
 def counted(page: str) -> Texts:
@@ -37,7 +31,7 @@ def counted(page: str) -> Texts:
 
 WRITERS: dict[str, Callable[[], Texts]] = {  # name -> what files should say
     "picture": picture.texts,
-    "ledger": ledger,
+    "ledger": lambda: evidence.texts(evidence.rows_of(FILE)),
     **{f"counted {page}": functools.partial(counted, page) for page in dict.fromkeys(f.page for f in figures.FIGURES)},
     "pairs of predicted configurations": predicted_pairs.texts,
     "predicted": predicted.all_texts,

@@ -39,7 +39,7 @@ from kda.tools.verify.ledger import FILE, RAN, SIMULATED, Known, Ledger, host_co
 from ptxkit.compile import fetching
 from ptxkit.compile.target import Target, parse
 
-from . import common
+from . import common, ledger_page
 from .evidence_cases import (
     GROUPS,
     MORE_TESTS,
@@ -117,12 +117,16 @@ def merge(files: Iterable[Path]) -> None:
     write(runs)
 
 
-def write(runs: Iterable[Row]) -> None:
-    from . import ledger_page
-
+def texts(runs: Iterable[Row]) -> dict[Path, str]:
+    """Return the ledger of these runs, and README with its column of it."""
     data = document(runs)
-    FILE.write_text(written(data))
-    ledger_page.README.write_text(ledger_page.with_states(ledger_page.README.read_text(), Ledger(data)))
+    readme = ledger_page.with_states(ledger_page.README.read_text(), Ledger(data))
+    return {FILE: written(data), ledger_page.README: readme}
+
+
+def write(runs: Iterable[Row]) -> None:
+    for file, text in texts(runs).items():
+        file.write_text(text)
 
 
 # ---- what is lacking
