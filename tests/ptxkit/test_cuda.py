@@ -40,9 +40,7 @@ def test_a_template_in_a_file_finds_its_headers_and_macros(tmp_path):
     (tmp_path / "by.h").write_text("#define BY (FACTOR + 1)\n")
     (tmp_path / "scale.cu").write_text(SCALE)
     x, out = torch.arange(64.0), torch.zeros(64)
-    ptxkit.run(
-        tmp_path / "scale.cu", "scale<32>", grid=2, block=32, args=[x, out], arch="sm_80", defines={"FACTOR": 2}
-    )
+    ptxkit.run(tmp_path / "scale.cu", "scale<32>", grid=2, block=32, args=[x, out], arch="sm_80", defines={"FACTOR": 2})
     assert torch.equal(out, 3 * x)
 
 

@@ -81,9 +81,7 @@ def stacks(ptx):
 
 
 def test_a_barrier_of_a_helper_is_known_by_those_that_call_it():
-    assert list(stacks(compiled(launched))) == [
-        ["here", "first"], ["here", "by way of another", "second"], ["its own"]
-    ]
+    assert list(stacks(compiled(launched))) == [["here", "first"], ["here", "by way of another", "second"], ["its own"]]
 
 
 def test_a_short_kernel_is_the_end_of_the_calls():

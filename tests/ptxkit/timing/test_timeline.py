@@ -166,9 +166,7 @@ def test_phases_of_an_mbarrier_follow_each_other_and_a_copy_is_on_its_way_betwee
 def test_rows_are_named_by_role_where_the_kernel_has_roles():
     run = timed(ONE + "bar.sync 0;", block=96, timeline=True, config=SimpleNamespace(roles={"LOAD": range(2, 3)}))
     warps = [(row.name, row.role) for row in run.timeline().rows if row.kind == "warp"]
-    assert warps == [
-        ("CTA 0: warp 0", "warp 0"), ("CTA 0: warp 1", "warp 1"), ("CTA 0: LOAD, warp 2", "LOAD"),
-    ]
+    assert warps == [("CTA 0: warp 0", "warp 0"), ("CTA 0: warp 1", "warp 1"), ("CTA 0: LOAD, warp 2", "LOAD")]
 
 
 @pytest.mark.parametrize("home", [sm90, sm100])
