@@ -179,54 +179,43 @@ def test_eight_bit_transposed_b_takes_whole_groups_of_columns(n, taken):
     assert kinds(result) == ([] if taken else ["descriptor"])
 
 
-@pytest.mark.parametrize(
-    "name, says",
-    [("tf32", "128B swizzle of 32B atoms"), ("e2m1", "elements of 4 bits cannot be transposed")],
-)
-def test_what_cannot_be_transposed(name, says):
-    a, b = tc.operands(name, 128, 32)
-    image = tc.image_of(a, b)
-    _, result, _ = tc.multiply(a, b, 128, 32, image=image, flags={"transpose_b": True}, strict=False)
-    reports(result, ["descriptor"], says)
+TRANSPOSED = dict(flags={"transpose_b": True})
+SHIFTED = dict(ws=".ws", tail=", %rd12")
 
 
-def test_a_in_tensor_memory_cannot_be_transposed():
-    _, b = tc.operands("bf16", 128, 32)
-    issue = tc.mma("f16", (0, b.descriptor), BF16 | 1 << 15, a="[%r8+40]")
-    _, result = tc.run(issue, image=tc.image_of(b), strict=False)
-    reports(result, ["descriptor"], "A in tensor memory cannot be transposed")
+@pytest.mark.parametrize("name, m, n, options, found, says", [
+    ("tf32", 128, 32, TRANSPOSED, ["descriptor"], "128B swizzle of 32B atoms"),
+    ("e2m1", 128, 32, TRANSPOSED, ["descriptor"], "elements of 4 bits cannot be transposed"),
+    ("f16", 32, 64, SHIFTED | dict(before=f"mov.b64 %rd12, {1 << 56};\n"), ["unsupported"], "a column shift"),
+    ("f16", 32, 64, SHIFTED | dict(before=f"mov.b64 %rd12, {1 << 61};\n"), ["unsupported"], "a column shift"),
+    ("f16", 128, 32, dict(d_type="f16", tail=", 3"), ["unsupported"], "rounding is not documented"),
+], ids=["tf32 transposed", "4 bits transposed", "a shift", "another shift", "an f16 result scaled"])
+def test_what_an_mma_cannot_do_is_refused(name, m, n, options, found, says):
+    a, b = tc.operands(name, m, n)
+    reports(tc.multiply(a, b, m, n, strict=False, **options)[1], found, says)
 
 
-@pytest.mark.parametrize("m, d, a, says", [
-    (128, 1, None, "D of M=128 starts in lane 1;"),
-    (128, 16, None, "D of M=128 starts in lane 16;"),
-    (64, 8, None, "D of M=64 starts in lane 8;"),
-    (128, 0, 16, "A starts in lane 16 and D in lane 0"),
-    (64, 16, 0, "A starts in lane 0 and D in lane 16"),
+LANE = 1 << 16                                                                 # in an address of tensor memory
+
+
+@pytest.mark.parametrize("m, n, d, a, more, found, says", [
+    (128, 32, 1 * LANE, None, {}, ["tmem"], "D of M=128 starts in lane 1;"),
+    (128, 32, 16 * LANE, None, {}, ["tmem"], "D of M=128 starts in lane 16;"),
+    (64, 32, 8 * LANE, None, {}, ["tmem"], "D of M=64 starts in lane 8;"),
+    (128, 32, 0, 16 * LANE + 40, {}, ["tmem"], "A starts in lane 16 and D in lane 0"),
+    (64, 32, 16 * LANE, 40, {}, ["tmem"], "A starts in lane 0 and D in lane 16"),
+    (128, 32, 40, None, {}, ["tmem"], "D takes columns 40 to 71"),
+    (128, 32, 0, 60, {}, ["tmem"], "A takes columns 60 to 67"),
+    (128, 32, 0, 40, {"transpose_a": True}, ["descriptor"], "A in tensor memory cannot be transposed"),
+    (64, 64, 0, 40, {"ws": ".ws"}, ["unsupported"], "not documented"),
 ])
-def test_matrices_start_in_the_lanes_that_their_layout_has(m, d, a, says):
-    left, right = tc.operands("bf16", m, 32)
-    where = "%rd10" if a is None else f"[%r8+{(a << 16) + 40}]"
-    descriptors, number = (left.descriptor, right.descriptor), tc.idesc("bf16", "bf16", m, 32)
-    issue = tc.mma("f16", descriptors, number, d=f"%r8+{d << 16}", a=where)
-    _, result = tc.run(issue, image=tc.image_of(left, right), strict=False)
-    reports(result, ["tmem"], says)
-
-
-def test_where_a_lies_for_a_small_ws_is_not_known():
-    _, b = tc.operands("bf16", 64, 64)
-    issue = tc.mma("f16", (0, b.descriptor), tc.idesc("bf16", "bf16", 64, 64), a="[%r8+40]", ws=".ws")
-    _, result = tc.run(issue, image=tc.image_of(b), strict=False)
-    reports(result, ["unsupported"], "not documented")
-
-
-@pytest.mark.parametrize("d, a, says", [(40, None, "D takes columns 40 to 71"), (0, 60, "A takes columns 60 to 67")])
-def test_unallocated_columns_are_refused(d, a, says):
-    left, right = tc.operands("bf16", 128, 32)
-    where = "%rd10" if a is None else f"[%r8+{a}]"
-    issue = tc.mma("f16", (left.descriptor, right.descriptor), BF16, d=f"%r8+{d}", a=where)
-    _, result = tc.run(issue, image=tc.image_of(left, right), strict=False)
-    reports(result, ["tmem"], says)
+def test_matrices_lie_in_the_lanes_and_columns_that_their_layout_has(m, n, d, a, more, found, says):
+    """`a` is where A lies if that is in tensor memory."""
+    left, right = tc.operands("bf16", m, n)
+    number = tc.idesc("bf16", "bf16", m, n, transpose_a=more.get("transpose_a", False))
+    where = dict(d=f"%r8+{d}", a="%rd10" if a is None else f"[%r8+{a}]")
+    issue = tc.mma("f16", (left.descriptor, right.descriptor), number, **where, ws=more.get("ws", ""))
+    reports(tc.run(issue, image=tc.image_of(left, right), strict=False)[1], found, says)
 
 
 def test_a_wrong_stride_gives_a_wrong_product():
@@ -236,20 +225,6 @@ def test_a_wrong_stride_gives_a_wrong_product():
     a.descriptor = tc.descriptor(tc.A_AT, 16, 512, "128B")
     wrong, _, _ = tc.multiply(a, b, 128, 32, image=image)
     assert torch.equal(right, tc.with_d(cells, a.x @ b.x.T, 128, 32)) and not torch.equal(right, wrong)
-
-
-@pytest.mark.parametrize("field, says", [(1 << 56, "a column shift"), (1 << 61, "a column shift")])
-def test_a_column_shift_is_refused(field, says):
-    a, b = tc.operands("f16", 32, 64)
-    before = f"mov.b64 %rd12, {field};\n"
-    _, result, _ = tc.multiply(a, b, 32, 64, ws=".ws", before=before, tail=", %rd12", strict=False)
-    reports(result, ["unsupported"], says)
-
-
-def test_an_f16_result_cannot_be_scaled():
-    a, b = tc.operands("f16", 128, 32)
-    _, result, _ = tc.multiply(a, b, 128, 32, d_type="f16", tail=", 3", strict=False)
-    reports(result, ["unsupported"], "rounding is not documented")
 
 
 # ---- cp, shift, commit
