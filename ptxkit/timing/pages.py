@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from html import escape
+from pathlib import Path
 
 WIDTH, LABEL = 1400, 190  # pixels: of the picture, and of the names at its left
 HEIGHTS = {"warp": 13, "unit": 15, "copy": 9, "mbarrier": 13, "barrier": 13}
@@ -25,19 +26,7 @@ COLOURS = {
     "long": ("#e34948", "#e66767"), "short": ("#eb6834", "#d95926"), "mio": ("#eb6834", "#d95926"),
     "math": ("#b9c8d8", "#4d6076"), "wait": ("#b9c8d8", "#4d6076"), "not selected": ("#b9c8d8", "#4d6076"),
 }
-STYLE = """
-:root { color-scheme: light dark; --back: #fcfcfb; --ink: #0b0b0b; --faint: #6d6c67; --line: #dddcd5; %s }
-@media (prefers-color-scheme: dark) { :root { --back: #1a1a19; --ink: #fff; --faint: #a5a49b; --line: #3a3a37; %s } }
-body { background: var(--back); color: var(--ink); font: 14px/1.5 system-ui, sans-serif; margin: 24px; }
-h1, h2 { font-weight: 600; font-size: 18px; margin: 0 0 4px; overflow-wrap: anywhere; } h2 { margin-top: 32px; }
-p { margin: 0 0 10px; max-width: 75em; color: var(--faint); }
-.picture { overflow-x: auto; } svg { display: block; min-width: 900px; width: 100%%; height: auto; }
-text { font: 11px system-ui, sans-serif; fill: var(--faint); } text.role { font-weight: 600; fill: var(--ink); }
-.grid { stroke: var(--line); } .slice:hover { stroke: var(--ink); stroke-width: 1; }
-ul { list-style: none; display: flex; flex-wrap: wrap; gap: 4px 18px; padding: 0; margin: 0 0 12px; font-size: 12px; }
-li i { display: inline-block; width: 11px; height: 11px; margin-right: 6px; border-radius: 2px; vertical-align: -1px; }
-%s
-"""
+STYLE = Path(__file__).with_name("pages.css").read_text()
 
 
 def page(timelines, begins=None, ends=None, sm=0):
@@ -54,10 +43,11 @@ def document(title, body, style=""):
     """Return a page in the colours of timelines, with more rules for its style."""
     light, dark = (" ".join(f"--{_name(k)}: {c[n]};" for k, c in COLOURS.items()) for n in (0, 1))
     classes = " ".join(f".{_name(k)} {{ fill: var(--{_name(k)}); background: var(--{_name(k)}); }}" for k in COLOURS)
+    colours = f":root {{ {light} }}\n@media (prefers-color-scheme: dark) {{ :root {{ {dark} }} }}\n{classes}\n"
     return (
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
         '<meta name="viewport" content="width=device-width"><style>'
-        f"{STYLE % (light, dark, classes)}{style}</style></head><body>\n{body}\n</body></html>\n"
+        f"\n{STYLE}{colours}{style}</style></head><body>\n{body}\n</body></html>\n"
     )
 
 
