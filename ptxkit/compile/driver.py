@@ -129,6 +129,7 @@ class _Ready:
         self.idle.append(slot)
         if code:
             check(code, f"launching {self.kernel.name}")
+        ACCEPTED[0] += 1
 
 
 class _Handle(NamedTuple):
@@ -155,6 +156,7 @@ _READY: dict[tuple[int, int, LaunchShape], _Ready] = {}
 # id of a kernel, device
 _HANDLES: dict[tuple[int, int], _Handle] = {}
 _LOADING = threading.RLock()
+ACCEPTED = [0]                               # launches that the driver has accepted, without those of launch_list.c
 PRETENDED = -1                               # the number of a device that is not there
 _torch: Any = None                           # torch._C, once torch uses CUDA
 

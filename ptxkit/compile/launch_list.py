@@ -110,6 +110,12 @@ def part_of(tensors: Sequence[Any], location: Location | None) -> Any:
     return Place(tensor, tensor.data_ptr() + location.offset, location.size)
 
 
+def launched() -> int:
+    """Return how many launches the driver has accepted in this process."""
+    module = in_c()
+    return driver.ACCEPTED[0] + (module.launched() if module else 0)
+
+
 @functools.cache
 def in_c() -> ModuleType | None:
     """Return the module in C that runs lists, built once for this Python; None where that cannot be built."""

@@ -3,13 +3,14 @@
   idle   the GPU has nothing to do when a call begins, as in decoding and small models: what a caller waits for
   busy   it waits in a kernel that was given to it first, as in training, where the host has only to keep ahead
 
-Without a GPU, launches go to a stand-in that counts them: the driver's part is left out, and tensors are on the CPU.
+Without a GPU, launches do all but call the driver, and tensors are on the CPU.  Times are held against those of an
+empty `torch.autograd.Function` with the same tensors, which allocates the same results: the least that a Function in
+Python takes.
 """
 
 from __future__ import annotations
 
 import contextlib
-import gc
 import time
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -22,8 +23,9 @@ from kda.model.host import host_of, standing_in
 from kda.tools.verify.cases import Case
 from kda.tools.verify.definition import by_gradient, leaves_of
 from ptxkit.compile import driver
-from ptxkit.compile.launching import Launch, redirect
+from ptxkit.compile.launch_list import launched
 from ptxkit.compile.target import Target
+from ptxkit.temporary import uncollected
 
 from .clocks import CudaClock, Timings
 
@@ -31,6 +33,7 @@ Tensor = torch.Tensor
 Call = Callable[[], Any]
 
 WARMUPS = 5
+LAYERS = 16                                  # calls of a layer that are recorded in one graph
 QUEUE = 400                                  # launches that wait on a GPU; of about 1,000 the host waits for room
 SPARE = 20                                   # launches of a call that torch may add
 ALLOCATES = ("aten::empty", "aten::empty_strided")    # every allocation of torch's goes through these
@@ -42,26 +45,16 @@ class HostCost(NamedTuple):
     direction: str
     backend: str
     idle: Timings
+    empty: Timings                           # of the empty Function, in turn with the others
     busy: Timings | None                      # None without a GPU
     launches: int                            # launches of our kernels
     of_torch: int | None                     # kernels, copies and fills of torch's; None where no profiler sees them
     allocations: int
 
-
-class Nowhere:
-    """Accepts launches instead of the driver, and only counts them."""
-
-    def __init__(self) -> None:
-        self.launches = 0
-
-    def launch(self, launch: Launch) -> None:
-        self.launches += 1
-
-    def call(self, compiled: Any, args: tuple, kwargs: dict) -> None:
-        self.launches += 1
-
-    def tensor_map(self, **fields: Any) -> bytes:
-        return bytes(128)
+    @property
+    def ratio(self) -> float:
+        """How many times the empty Function's time a call takes."""
+        return self.idle.median / self.empty.median
 
 
 class StandIn:
@@ -72,18 +65,12 @@ class StandIn:
 
     @contextlib.contextmanager
     def used(self) -> Iterator[None]:
-        """Let dispatch see that GPU inside the block; launches go nowhere."""
-        self.sink = Nowhere()
-        with redirect(self.sink), standing_in(self.host):
+        """Let dispatch see that GPU inside the block; launches are pretended."""
+        with driver.pretended(), standing_in(self.host):
             yield
 
     def wait(self) -> None:
         """Return at once: there is nothing to wait for."""
-
-    def launches_of(self, call: Call) -> int:
-        before = self.sink.launches
-        call()
-        return self.sink.launches - before
 
     def of_torch(self, call: Call, ours: int) -> None:
         """Return None: what torch does on a CPU is no launch."""
@@ -110,22 +97,6 @@ class PresentGpu:
 
     def wait(self) -> None:
         torch.cuda.synchronize(self.device)
-
-    def launches_of(self, call: Call) -> int:
-        """Count launches in every thread: a backward runs in one of autograd's."""
-        launch = driver.launch
-        counted: list[Any] = []
-
-        def counting(*args: Any, **options: Any) -> None:
-            counted.append(None)
-            launch(*args, **options)
-
-        driver.launch = counting
-        try:
-            call()
-        finally:
-            driver.launch = launch
-        return len(counted)
 
     def of_torch(self, call: Call, ours: int) -> int | None:
         """Count what the GPU did besides our launches."""
@@ -166,40 +137,93 @@ def taken(call: Call) -> float:
     return took
 
 
-def calls(backend: str, case: Case, **options: Any) -> dict[str, Call]:
-    """Return a forward without gradients, and a training step: a training forward and the gradients of all its
-    inputs."""
+class Empty(torch.autograd.Function):
+    """Allocate the results of a call, and its gradients."""
+
+    @staticmethod
+    def forward(ctx: Any, v: Tensor, state: Tensor | None, *others: Tensor) -> tuple[Tensor, Tensor | None]:
+        ctx.save_for_backward(v, state, *others)
+        ctx.set_materialize_grads(False)
+        return v.new_empty(v.shape), None if state is None else state.new_empty(state.shape)
+
+    @staticmethod
+    def backward(ctx: Any, do: Tensor, dht: Tensor | None) -> tuple[Tensor | None, ...]:
+        return tuple(None if x is None else x.new_empty(x.shape) for x in ctx.saved_tensors)
+
+
+class Timed(NamedTuple):
+    """A call, the same of the empty Function, and how many layers each of them has."""
+
+    call: Call
+    empty: Call
+    layers: int = 1
+
+
+def calls(backend: str, case: Case, **options: Any) -> dict[str, Timed]:
+    """Return a forward without gradients; a training step, which is a training forward and the gradients of all its
+    inputs; and layers of which each takes the output of the one before as its v, forward and backward."""
     plain: dict[str, Any] = {n: x.detach() if isinstance(x, Tensor) else x for n, x in case.keywords.items()} | options
     leaves = leaves_of(plain)
     recorded, wanted = plain | leaves, list(by_gradient(leaves).values())
+    others = [x for name, x in leaves.items() if isinstance(x, Tensor) and name not in ("v", "initial_state")]
+
+    def empty(v: Tensor) -> Any:
+        return Empty.apply(v, leaves.get("initial_state"), *others)
+
+    def one(v: Tensor) -> Any:
+        return kda.chunk_kda(**recorded | {"v": v}, backend=backend)
 
     def forward() -> Any:
         with torch.no_grad():
             return kda.chunk_kda(**plain, backend=backend)
 
-    def step() -> Any:
-        return torch.autograd.grad(kda.chunk_kda(**recorded, backend=backend), wanted, (case.do, case.dht))
+    def forward_of_nothing() -> Any:
+        with torch.no_grad():
+            return empty(leaves["v"])
 
-    return {"forward": forward, "step": step}
+    def step(of_a_layer: Callable[[Tensor], Any]) -> Any:
+        o, states = of_a_layer(leaves["v"])
+        outputs, grads = ((o,), (case.do,)) if states is None else ((o, states), (case.do, case.dht))
+        return torch.autograd.grad(outputs, wanted, grads, allow_unused=True)
+
+    def layers(of_a_layer: Callable[[Tensor], Any]) -> Any:
+        x = leaves["v"]
+        for _ in range(LAYERS):
+            x, _ = of_a_layer(x)
+        return torch.autograd.grad(x, leaves["v"], case.do)
+
+    return {
+        "forward": Timed(forward, forward_of_nothing),
+        "step": Timed(lambda: step(one), lambda: step(empty)),
+        "layer": Timed(lambda: layers(one), lambda: layers(empty), LAYERS),
+    }
 
 
-def cost(direction: str, backend: str, call: Call, gpu: PresentGpu | StandIn, repeats: int) -> HostCost:
-    """Measure the host's cost of a call; this must run inside `gpu.used()`."""
+def launches_of(call: Call) -> int:
+    """Return the launches of a call, in every thread: a backward runs in one of autograd's."""
+    before = launched()
+    call()
+    return launched() - before
+
+
+def cost(direction: str, backend: str, timed: Timed, gpu: PresentGpu | StandIn, repeats: int) -> HostCost:
+    """Measure the host's cost of a call, for each of its layers; this must run inside `gpu.used()`."""
+    call, empty, layers = timed
     for _ in range(WARMUPS):
         call()
+        empty()
     gpu.wait()
-    launches = gpu.launches_of(call)
+    launches = launches_of(call)
     of_torch, allocations = gpu.of_torch(call, launches), gpu.allocations_of(call)
-    collects, idle = gc.isenabled(), []
-    gc.disable()
-    try:
+    idle, nothing = [], []
+    with uncollected():
         for _ in range(repeats):
             gpu.wait()
-            idle.append(taken(call))
+            idle.append(taken(call) / layers)
+            gpu.wait()
+            nothing.append(taken(empty) / layers)
         alone = Timings(tuple(idle))
-        busy = gpu.while_busy(call, repeats, launches, alone.median)
-    finally:
-        if collects:
-            gc.enable()
+        busy = gpu.while_busy(call, repeats, launches, alone.median) if layers == 1 else None
     gpu.wait()
-    return HostCost(direction, backend, alone, busy, launches, of_torch, allocations)
+    return HostCost(direction, backend, alone, Timings(tuple(nothing)), busy, launches // layers, of_torch,
+                    allocations // layers)

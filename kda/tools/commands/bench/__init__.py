@@ -49,10 +49,10 @@ class Percent(click.ParamType):
               help="Gates that forget within 16 tokens, or remember for hundreds.")
 @click.option("--gate", type=click.Choice(GATES), default="bounded", show_default=True,
               help="The gate of the calls: bounded, as in Kimi-K3; softplus, as in Kimi-Linear; or given decays.")
-@click.option("--direction", "directions", type=click.Choice([*DIRECTIONS, "both", "step", "decode"]), multiple=True,
-              default=["both"], show_default=True,
-              help="A step is a recorded forward and its backward in one; may be repeated. decode: a token of each of "
-              "--batch sequences by kda.decode_step.")
+@click.option("--direction", "directions", multiple=True, default=["both"], show_default=True,
+              type=click.Choice([*DIRECTIONS, "both", "step", "layer", "decode"]),
+              help="A step is a recorded forward and its backward in one; may be repeated. layer, with --host: a step "
+              "of one layer of 16. decode: a token of each of --batch sequences by kda.decode_step.")
 @click.option("--graph", is_flag=True, help="Replay calls from a CUDA graph.")
 @click.option("--disable-recompute", is_flag=False, flag_value="all", type=click.Choice(["all", "states"]),
               help="Keep the forward's intermediates for the backward, or the states alone.")
@@ -134,7 +134,9 @@ def check_usage(options: dict[str, Any]) -> None:
         others = ("predicted", "graph", "stages", "save", "compare", "plot", "html", "regime", "seconds", "force")
         refuse("--host times calls of the host", *others)
         if {"backward", "both"} & set(options["directions"]) and given("directions"):
-            raise click.UsageError("--host times a forward and a step; --direction names one of them")
+            raise click.UsageError("--host times a forward, a step and a layer; --direction names one of them")
+    elif "layer" in options["directions"]:
+        raise click.UsageError("--direction layer needs --host: it times the host's part of one layer of 16")
     if options["predicted"]:
         refuse("--predicted times nothing", *SETTINGS, "against", "stages", "repeats", "save", "compare", "regime",
                "seconds", "force")

@@ -24,9 +24,10 @@ if TYPE_CHECKING:
     from kda.tools.measure.timing import Machine
 
 DEFAULT = {"few tokens": BenchShape("the host alone is seen where a GPU has little to do", T=1024, H=16)}
-DIRECTIONS = ("forward", "step")
-HEAD = ("", "backend", "GPU idle", "p20-p80", "GPU busy", "p20-p80", "launches", "of torch", "allocations")
-SPREADS = (3, 5)                             # columns that -v adds
+DIRECTIONS = ("forward", "step", "layer")     # one layer of several in a graph, forward and backward
+HEAD = ("", "backend", "GPU idle", "p20-p80", "empty", "x empty", "GPU busy", "p20-p80", "launches", "of torch",
+        "allocations")
+SPREADS = (3, 7)                             # columns that -v adds
 REPEATS = 200
 
 
@@ -99,7 +100,8 @@ def report(
     options: dict[str, Any],
 ) -> None:
     stand_in = getattr(gpu, "host", None)
-    lines = [machine_line(screen, machine), "microseconds of the host per call; results are not compared"]
+    lines = [machine_line(screen, machine), "microseconds of the host per call, beside an empty autograd "
+             "Function with the same tensors; results are not compared"]
     if stand_in:
         name = stand_in.name.removeprefix("simulated ")
         lines.append(f"launches go to a stand-in of {name}: the driver's part is left out, and tensors lie on the CPU")
@@ -121,7 +123,7 @@ def table_lines(screen: Screen, costs: Sequence[tuple[BenchShape, HostCost]], ve
     """Yield a heading for each shape, and a row for each of its calls."""
     shown = [i for i in range(len(HEAD)) if verbose or i not in SPREADS]
     rows = [[row[i] for i in shown] for row in cells(costs)]
-    top, *printed = row_lines(rows, [HEAD[i] for i in shown], "llrrrrrrr", 2, screen.width)
+    top, *printed = row_lines(rows, [HEAD[i] for i in shown], "llrrrrrrrrr", 2, screen.width)
     yield from top
     shape = None
     for (other, _), lines in zip(costs, printed):
@@ -135,7 +137,8 @@ def cells(costs: Sequence[tuple[BenchShape, HostCost]]) -> Iterator[tuple[str, .
     for _, cost in costs:
         busy = ("-", "-") if cost.busy is None else (us(cost.busy.median), spread(cost.busy))
         torch = "-" if cost.of_torch is None else str(cost.of_torch)
-        yield (cost.direction, cost.backend, us(cost.idle.median), spread(cost.idle), *busy,
+        yield (cost.direction, cost.backend, us(cost.idle.median), spread(cost.idle), us(cost.empty.median),
+               f"{cost.ratio:.2f}", *busy,
                str(cost.launches), torch, str(cost.allocations))
 
 
@@ -152,6 +155,7 @@ def as_json(shape: BenchShape, cost: HostCost) -> dict[str, Any]:
     return {
         "problem": shape.label, "direction": cost.direction, "backend": cost.backend, "launches": cost.launches,
         "launches_of_torch": cost.of_torch, "allocations": cost.allocations,
+        "ratio_to_empty_function": cost.ratio, "empty": of_timing(cost.empty),
         "idle": of_timing(cost.idle), "busy": cost.busy and of_timing(cost.busy),
     }
 

@@ -19,7 +19,7 @@ from kda.errors import InputError
 from kda.model.host import host_of, standing_in
 from kda.model.problem import Problem
 from kda.routing.dispatch import saves_opaque, weigh
-from kda.tools.measure.host import StandIn
+from kda.tools.measure.host import StandIn, launches_of
 from kda.tools.measure.host import calls as host_calls
 from kda.tools.verify.parity import examine, prove
 from kda.tools.verify.simulated import SimulatedDoor
@@ -258,11 +258,11 @@ def test_the_hosts_launches_are_those_of_the_call():
     case = drawn(T=33)
     stand_in, found = StandIn(parse("sm90")), {}
     with stand_in.used():
-        for name, call in host_calls("sm90", case).items():
-            found[name] = stand_in.launches_of(call)
-    for name, call in host_calls("sm90", case).items():
+        for name, timed in host_calls("sm90", case).items():
+            found[name] = launches_of(timed.call)
+    for name, timed in host_calls("sm90", case).items():
         with capture(arch="sm90") as session:
-            call()
+            timed.call()
         assert found[name] == len(session.runs) > 1, name
 
 
