@@ -488,10 +488,9 @@ def test_a_backend_that_does_not_take_the_problem_exits_with_3_and_its_reasons(p
     assert kda_verify("--against", "picky").exit_code == 3
 
 
-@pytest.mark.parametrize(
-    ("backend", "dtype", "arch"),
-    [("sm90", "bfloat16", "sm90"), ("sm100", "bfloat16", "sm100"), ("sm89", "float32", "sm89")],
-)
+@pytest.mark.parametrize(("backend", "dtype", "arch"), [
+    ("sm90", "bfloat16", "sm90"), ("sm100", "bfloat16", "sm100"), ("sm89", "float32", "sm89"),
+])
 def test_a_backend_whose_gpu_is_missing_can_be_judged_in_the_simulator(backend, dtype, arch):
     asked = "--backend", backend, "--dtype", dtype, "-V", "128"
     result = kda_verify(*asked, "-K", "128")
@@ -606,11 +605,10 @@ def test_mutants_are_those_of_an_arch_and_of_nothing_else(words, says):
     assert result.exit_code == 2 and says in " ".join(result.output.split())
 
 
-@pytest.mark.parametrize(
-    ("backend", "arch", "dtype"),
-    [(None, None, "bfloat16"), (None, "sm89", "float32"), ("sm89", None, "float32"), ("triton", "sm89", "bfloat16"),
-     (None, "sm90", "bfloat16"), ("reference", None, "bfloat16")],
-)
+@pytest.mark.parametrize(("backend", "arch", "dtype"), [
+    (None, None, "bfloat16"), (None, "sm89", "float32"), ("sm89", None, "float32"), ("triton", "sm89", "bfloat16"),
+    (None, "sm90", "bfloat16"), ("reference", None, "bfloat16"),
+])
 def test_where_no_dtype_is_named_a_backend_gets_one_that_it_handles(backend, arch, dtype):
     from kda.tools.commands import verify
 
