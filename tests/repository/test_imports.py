@@ -62,7 +62,7 @@ ARROWS = {
     "tools.verify": {"__init__", "backends", "calls.ahead", "compile", "errors", "model.bundles", "model.gates",
                      "model.host", "model.offsets", "model.problem", "model.stages", "ptxkit", "routing.capability",
                      "routing.dispatch", "simulator"},
-    "tools.measure": {"__init__", "compile", "model.host", "model.stages", "simulator", "tools.verify"},
+    "tools.measure": {"__init__", "compile", "model.host", "model.stages", "ptxkit", "simulator", "tools.verify"},
     "tools.commands": {"__init__", "compile", "errors", "fla", "model.bundles", "model.host", "model.problem",
                        "model.stages", "output", "routing.capability", "routing.dispatch", "simulator",
                        "tools.measure", "tools.verify"},
