@@ -113,7 +113,7 @@ def enters_chunks_with_the_final_states_of_what_comes_before(case, backend, **op
     for length in case.spec.lengths:
         for before in range(0, length, options["chunk_size"]):
             rows = {name: x[name][:, start : start + before] for name in TOKENS}
-            alone = outputs(**x | rows | {"cu_seqlens": None})
+            alone = outputs(**x | rows | {"cu_seqlens": x["cu_seqlens"].new_tensor([0, before])})
             assert torch.equal(found[0, number], alone.final_state[0].to(found.dtype))
             number += 1
         start += length
@@ -166,10 +166,13 @@ def refusals(words, backend):
     return [reason.split(":")[0] for reason in dict(choice.tried)[backend]]
 
 
-def rows_of(calls, *daily):
-    """Run a test with every row of a table; all but the `daily` ones are exhaustive."""
-    assert set(daily) <= set(calls), set(daily) - set(calls)
-    rare = [pytest.param(name, marks=pytest.mark.exhaustive) for name in calls if name not in daily]
+RARE, COMMIT = (pytest.mark.exhaustive,), (pytest.mark.exhaustive, pytest.mark.commit)
+
+
+def rows_of(calls, *daily, commit=()):
+    """Run a test with every row of a table: all but the `daily` ones are exhaustive, and marked `commit` as listed."""
+    assert {*daily, *commit} <= set(calls), {*daily, *commit} - set(calls)
+    rare = [pytest.param(name, marks=COMMIT if name in commit else RARE) for name in calls if name not in daily]
     return pytest.mark.parametrize("name", [*daily, *rare])
 
 

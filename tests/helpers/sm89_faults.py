@@ -68,7 +68,7 @@ FORWARD = faults({
 BACKWARD = faults({
     "sm89/bwd/chain.cu": {
         "the first do is read before it is there": (
-            "long", "race-write-read", "  __syncthreads();  // the first do is there\n", ""
+            "bounded", "race-write-read", "  __syncthreads();  // the first do is there\n", ""
         ),
         "dh is read before it is there": (
             "long", "race-read-write", "    __syncthreads();  // dh and A_qk^T @ do are there, dv_new was read\n", ""

@@ -325,6 +325,7 @@ ORDERS = {
     "K_64, packed": (Form(2, 2), dict(K=64, **PADDED), EARLY[:2]),
     "K = V = 64, rows": (ALONE, dict(**SMALL, **ROWS), EARLY[:2]),
     "K = V = 64, packed": (Form(1, 2), dict(**SMALL, **PADDED), EARLY[:2]),
+    "K = V = 64, packed, GVA": (Form(1, 2), dict(HV=2, **SMALL, **PADDED), EARLY[:2]),
     "states": (Form(2, 2), dict(HV=3, states=True, **SOME), EARLY),
     "stream, rows": (Form(segments=1, makers=2), dict(T=390), MIXED),
     "stream, packed": (Form(segments=1, makers=2), ODD, MIXED),

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from cute_calls import (
+    COMMIT,
     RAGGED,
     called,
     changed,
@@ -20,6 +21,7 @@ from cute_calls import (
     kept_nowhere,
     looks_at_no_later_token,
     refusals,
+    rows_of,
 )
 from kernel_faults import assert_a_call_notices, plant
 from sm100_faults import FORWARD as FAULTS
@@ -87,11 +89,13 @@ OPTIONS = {
 }
 
 
-@pytest.mark.spread(every=15, first=1)
-@pytest.mark.parametrize("name", OPTIONS)
-@pytest.mark.parametrize("K", SIZES)
-def test_a_call_is_the_definition(name, K):
-    proven(case_of(K, **OPTIONS[name]))
+CALLS = {f"{name}, K = {K}": dict(K=K, **words) for K in SIZES for name, words in OPTIONS.items()}
+
+
+@rows_of(CALLS, "packed, GVA, K = 128", "stages used several times, GVA, K = 64",
+         commit=["stages used several times, GVA, K = 128"])
+def test_a_call_is_the_definition(name):
+    proven(case_of(**CALLS[name]))
 
 
 @pytest.mark.exhaustive
@@ -157,15 +161,20 @@ def test_states_that_enter_chunks_are_final_states_of_what_comes_before(C, v_fir
     assert found.shape == (1, sum(-(-n // C) for n in lengths), 2, K, K) and found.dtype == torch.bfloat16
 
 
-@pytest.mark.parametrize("HV", [1, pytest.param(2, marks=pytest.mark.exhaustive)])
-@pytest.mark.parametrize("shape", [dict(B=2, T=0), dict(lengths=(0, 0), padding=40)], ids=str)
+NO_TOKENS = {
+    f"{name}, {HV} heads": dict(HV=HV, **shape)
+    for name, shape in {"a batch": dict(B=2, T=0), "packed": dict(lengths=(0, 0), padding=40)}.items() for HV in (1, 2)
+}
+
+
+@rows_of(NO_TOKENS, "a batch, 1 heads", "packed, 2 heads", commit=["packed, 1 heads"])
 @pytest.mark.parametrize("K", OFTEN_128)
-def test_sequences_of_no_tokens_hand_their_states_through(shape, HV, K):
-    case = case_of(K, HV=HV, **shape)
+def test_sequences_of_no_tokens_hand_their_states_through(name, K):
+    case = case_of(K, **NO_TOKENS[name])
     hands_states_through_sequences_of_no_tokens(case, "sm100")
 
 
-@pytest.mark.parametrize("K", OFTEN_128)
+@pytest.mark.parametrize("K", [64, pytest.param(128, marks=COMMIT)])
 def test_a_value_head_of_its_own_has_the_bits_of_one_that_shares_q_and_k(K):
     has_the_bits_of_value_heads_with_q_and_k_of_their_own(case_of(K, T=70, HV=2), "sm100")
 
@@ -176,7 +185,7 @@ SHAPES = {
 }
 
 
-@pytest.mark.spread(every=20)
+@pytest.mark.spread(every=20, first=1)
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("schedule", [1, 2, 3, 4, 5])
 @pytest.mark.parametrize("K", SIZES)
@@ -231,12 +240,13 @@ FAULTY = {
 }
 
 
-PLANTED = [(name, K) for K in SIZES for name in FAULTS if K == 64 or FAULTS[name].case != "64"]
+PLANTED = {f"{name}, K = {K}": (name, K) for K in SIZES for name in FAULTS if K == 64 or FAULTS[name].case != "64"}
 
 
-@pytest.mark.spread(every=80)
-@pytest.mark.parametrize("name, K", PLANTED)
-def test_a_planted_fault_is_noticed(name, K, tmp_path, monkeypatch):
+@rows_of(PLANTED, "the product does not see the operands, K = 64",
+         commit=["the product does not see the operands, K = 128"])
+def test_a_planted_fault_is_noticed(name, tmp_path, monkeypatch):
+    name, K = PLANTED[name]
     fault = FAULTS[name]
     plant(fault, tmp_path, monkeypatch, "sm100")
     by_one_cluster(monkeypatch)
@@ -325,13 +335,17 @@ def test_it_takes_the_shared_memory_that_its_configuration_says(K, monkeypatch):
     assert any(finding.kind == "out-of-bounds" for finding in session.findings)
 
 
-def test_a_blackwell_gpu_picks_it_and_its_backward():
+@pytest.mark.parametrize("arch", ["sm100", "sm103"])
+def test_a_blackwell_gpu_picks_it_and_its_backward(arch):
     case = case_of(T=33)
-    for arch in ("sm100", "sm103"):
-        door = SimulatedDoor("sm100", parse(arch))
-        assert door.call(case, False).keys() == {"o", "ht"} and door.launches == 1 and not door.findings
-        taken = [weigh(case.problem(direction), host_of(arch)).backend for direction in ("forward", "backward")]
-        assert taken == ["sm100", "sm100"]
+    taken = [weigh(case.problem(direction), host_of(arch)).backend for direction in ("forward", "backward")]
+    assert taken == ["sm100", "sm100"]
+
+
+@pytest.mark.parametrize("arch", ["sm100", pytest.param("sm103", marks=COMMIT)])
+def test_a_call_launches_one_kernel(arch):
+    door = SimulatedDoor("sm100", parse(arch))
+    assert door.call(case_of(T=33), False).keys() == {"o", "ht"} and door.launches == 1 and not door.findings
 
 
 def test_a_forward_that_is_recorded_is_made_by_who_takes_the_backward():

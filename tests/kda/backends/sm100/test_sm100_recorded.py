@@ -206,8 +206,7 @@ def operands_are_right(case, **options):
     assert o[:, o.shape[1] - padding :].eq(0).all() and o[:, : o.shape[1] - padding].isnan().all()
 
 
-@pytest.mark.spread(every=6)
-@pytest.mark.parametrize("name", OPERANDS)
+@rows_of(OPERANDS, "packed", commit=["bounded, GVA"])
 def test_operands_are_their_formulas(name):
     operands_are_right(case_of(**OPERANDS[name]))
 
@@ -611,18 +610,27 @@ def test_no_kernel_spills(arch):
     assert len(found) > 6 and not [config for config in found if kernel(config, arch).spills]
 
 
+CTAS = {                                     # of an SM
+    "operands": (operands_config(case_of(T=1)), 3),
+    "operands of any gate": (operands_config(case_of(T=1, gate="softplus")), 2),
+    "record": (RecordConfig(False, "sequences", "float32", True, False), 1),
+    "walk": (WalkConfig(False, "sequences", True, "float32", False), 1),
+}
+
+
+@rows_of(CTAS, "operands", "record", "walk", commit=["operands of any gate"])
+def test_an_sm_has_room_for_as_many_ctas_as_configurations_say(name):
+    config, ctas = CTAS[name]
+    assert ctas * config.threads * kernel(config).registers <= 65536 and not kernel(config).spills
+
+
 def test_memory_is_what_configurations_say():
-    few, many = operands_config(case_of(T=1)), operands_config(case_of(T=1, gate="softplus"))
-    record = RecordConfig(False, "sequences", None, True, False)
-    walk = WalkConfig(False, "sequences", True, None, False)
-    assert 3 * (few.shared + 1024) <= SHARED_OF_SM and 3 * few.columns <= TMEM
-    assert 2 * (many.shared + 1024) <= SHARED_OF_SM and 2 * many.columns <= TMEM
-    assert record.shared <= SHARED_OF_SM - 1024 and walk.shared <= SHARED_OF_SM - 1024 and RecordColumns.end <= TMEM
-    for config, ctas in ((few, 3), (many, 2), (record, 1), (walk, 1)):
-        assert ctas * config.threads * kernel(config).registers <= 65536 and not kernel(config).spills
+    assert all(ctas * (config.shared + 1024) <= SHARED_OF_SM for config, ctas in CTAS.values())
+    assert all(ctas * config.columns <= TMEM for name, (config, ctas) in CTAS.items() if name.startswith("operands"))
+    assert RecordColumns.end <= TMEM
 
 
 def test_operands_read_nothing_before_the_tables_are_there():
-    config = operands_config(case_of(**RAGGED))
+    config = operands_config(case_of(HV=2, **RAGGED))
     assert config.pdl
     reads_nothing_before_the_kernel_ahead_is_done(kernel(config))

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from cute_calls import (
+    COMMIT,
     called,
     changed,
     check,
@@ -91,8 +92,9 @@ def test_shapes_alone_say_how_many_segments_there_are(words, pieces, monkeypatch
     assert plan.segments_of(Problem.parse(f"bounded l2norm {words}"), 148) == pieces
 
 
-def test_kernels_that_follow_read_nothing_before_the_kernel_ahead_is_done():
-    case = case_of(T=100)
+@pytest.mark.parametrize("K", [64, pytest.param(128, marks=COMMIT)])
+def test_kernels_that_follow_read_nothing_before_the_kernel_ahead_is_done(K):
+    case = case_of(K, T=100)
     configs = plan.plan(case.problem(), 148, None)
     for config in (configs.compose, configs.join):
         kernel = launch.kernel(config, plan.target((10, 0)))

@@ -5,7 +5,7 @@ import functools
 
 import pytest
 import torch
-from cute_calls import RAGGED, TOKENS, assert_right, changed
+from cute_calls import RAGGED, TOKENS, assert_right, changed, rows_of
 from kernel_faults import plant
 from sm89_calls import D128, case_of, lacking, proven_trained, seen_trained, trained
 from sm89_faults import BACKWARD as FAULTS
@@ -41,8 +41,7 @@ LARGE = {
 }
 
 
-@pytest.mark.spread(every=12, first=1)
-@pytest.mark.parametrize("name", OPTIONS)
+@rows_of(OPTIONS, "packed, many tokens of none, GVA", commit=["chunks of 32"])
 def test_gradients_are_those_of_the_definition(name):
     proven_trained(case_of(**OPTIONS[name]))
 
@@ -109,7 +108,7 @@ def trained_from_products(case):
 
 
 def test_a_recorded_forward_keeps_the_two_products():
-    case, C = case_of(T=70, HV=2), 64
+    case, C = case_of(T=70, HV=2, gate="softplus"), 64
     kept, _ = trained_from_products(case)
     oracle = Oracle(case, Door("sm89", "cpu").rounding(case))
     for stage in ("fwd/gate", "fwd/intra", "fwd/wy"):
@@ -211,6 +210,7 @@ def test_ordinary_inputs_have_errors_below_3e_6(regime):
 
 FAULTY = {
     "long": dict(lengths=(130, 0, 30), HV=2, gate="softplus", seed=3), "128": dict(T=40, **D128),
+    "bounded": dict(lengths=(130, 0, 30), HV=2, seed=3),
 }
 
 

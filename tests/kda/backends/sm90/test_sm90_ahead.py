@@ -185,6 +185,29 @@ def test_a_call_builds_what_the_command_builds(cache):
     assert fetching.fetch(one) == built                                      # in a process of its own
 
 
+LOOKED_UP = """
+import sys
+from kda.backends.common.cute.configs import TablesConfig
+from kda.backends.sm90 import launch
+from ptxkit.compile import store
+for entries in (1, 0):
+    kept = [*store.default().entries()]
+    assert len(kept) == entries
+    kernel = launch.kernel(TablesConfig("int32"))
+    print("cutlass" in sys.modules, kernel.registers > 0)
+    launch.kernel.cache_clear()
+    for entry in kept:
+        store.default().forget(entry.key)
+"""
+
+
+@needs_dsl
+def test_a_kernel_that_was_kept_needs_no_dsl(cache):
+    fetching.fetch_here(recipe(TablesConfig("int32")))
+    said = subprocess.run([sys.executable, "-c", LOOKED_UP], capture_output=True, text=True, check=True).stdout
+    assert said.split() == ["False", "True", "True", "True"]
+
+
 @needs_dsl
 def test_a_kernel_of_an_invalid_configuration_is_not_built():
     wide = Problem.parse("bounded l2norm T=512 N=1 H=2 K=192 V=192")

@@ -5,7 +5,15 @@ import dataclasses
 import pytest
 import torch
 from cute_backward import KEPT, OPTIONS, Backward
-from cute_calls import assert_right, changed, drawn, has_products_that_wait_for_no_other, saturated
+from cute_calls import (
+    COMMIT,
+    assert_right,
+    changed,
+    drawn,
+    has_products_that_wait_for_no_other,
+    rows_of,
+    saturated,
+)
 from kernel_faults import plant
 from sm90_faults import FAULTS
 
@@ -37,8 +45,7 @@ gradients, check = BACKWARD.gradients, BACKWARD.check
 SMALL = dict(K=64, V=64)
 
 
-@pytest.mark.spread(every=14)
-@pytest.mark.parametrize("name", OPTIONS)
+@rows_of(OPTIONS, "a batch, GVA", commit=["two chunks and a part of one"])
 def test_gradients_are_the_definition(name):
     check(drawn(**OPTIONS[name]))
 
@@ -90,7 +97,7 @@ def test_a_gate_may_have_no_parameters(name):
 
 
 def test_no_gradient_of_a_final_state_is_one_of_zeros():
-    case = drawn(T=40)
+    case = drawn(T=40, **SMALL)
     without = dataclasses.replace(case, dht=None)
     (found, _), (expected, _) = gradients(without), gradients(dataclasses.replace(case, dht=torch.zeros_like(case.dht)))
     assert all(torch.equal(found[name], expected[name]) for name in expected)
@@ -113,7 +120,7 @@ def test_gradients_have_the_shapes_of_inputs_and_are_no_views(words):
 
 
 def test_no_tokens_hand_the_gradient_of_their_state_through():
-    BACKWARD.hands_gradients_through_sequences_of_no_tokens()
+    BACKWARD.hands_gradients_through_sequences_of_no_tokens(**SMALL)
 
 
 @pytest.mark.exhaustive
@@ -125,7 +132,8 @@ def test_any_order_of_warps_gives_the_same_bits(schedule, words):
 
 @pytest.mark.spread(every=6)
 @pytest.mark.parametrize(("words", "size"), [
-    (dict(gate="bounded"), 2.0**60), (dict(gate="bounded"), 2.0**-60),
+    (dict(gate="bounded", **SMALL), 2.0**60), pytest.param(dict(gate="bounded"), 2.0**60, marks=COMMIT),
+    (dict(gate="bounded"), 2.0**-60),
     (dict(gate="softplus"), 2.0**50), (dict(gate="softplus"), 2.0**-50),
     (dict(gate="given", beta="given", l2norm=False), 2.0**50),
     (dict(gate="given"), 2.0**50),
@@ -180,8 +188,10 @@ def test_keys_may_be_all_alike():
 
 
 @pytest.mark.spread(every=4)
-@pytest.mark.parametrize("words", [                          # the first four: kernels that other tests have built
-    "bounded dt_bias=true l2norm beta=sigmoid", "softplus dt_bias=true l2norm beta=sigmoid", "",
+@pytest.mark.parametrize("words", [                          # the first: a kernel that other tests have built
+    "H=1 HV=2 bounded dt_bias=true l2norm beta=sigmoid",
+    pytest.param("bounded dt_bias=true l2norm beta=sigmoid", marks=COMMIT),
+    "softplus dt_bias=true l2norm beta=sigmoid", "",
     "K=64 V=64 H=1 HV=2 packed bounded dt_bias=true l2norm beta=sigmoid",
     *(pytest.param(f"{of_64}{words}", marks=pytest.mark.exhaustive) for of_64 in ("", "K=64 V=64 ") for words in (
         "l2norm", "bounded lower_bound=-8 dt_bias=true l2norm beta=sigmoid",
@@ -214,7 +224,7 @@ def test_explain_says_that_both_directions_are_here_and_what_is_kept_between_the
 
 @pytest.mark.parametrize("kept", [False, True, "states"])
 def test_autograd_gives_the_same_gradients(kept):
-    BACKWARD.has_the_same_gradients_by_autograd(kept)
+    BACKWARD.has_the_same_gradients_by_autograd(kept, **SMALL)
 
 
 KEPT = KEPT | {f"{name}, 64 channels": words | SMALL for name, words in KEPT.items()}
@@ -222,15 +232,17 @@ KEPT = KEPT | {f"{name}, 64 channels": words | SMALL for name, words in KEPT.ite
 KEPT["cut into segments, 64 channels"] = dict(T=250, SHORTEST=2, **SMALL)
 
 
-@pytest.mark.spread(every=16)
-@pytest.mark.parametrize("keep", [True, "states"])
-@pytest.mark.parametrize("name", KEPT)
-def test_what_a_forward_keeps_gives_the_bits_of_what_is_made_again(name, keep, monkeypatch):
+KEEPING = {f"{name}, {keep}": (name, keep) for name in KEPT for keep in (True, "states")}
+
+
+@rows_of(KEEPING, "one sequence, 64 channels, True", commit=["a batch, GVA, True"])
+def test_what_a_forward_keeps_gives_the_bits_of_what_is_made_again(name, monkeypatch):
+    name, keep = KEEPING[name]
     BACKWARD.has_the_bits_of_what_is_made_again(name, KEPT[name], keep, monkeypatch)
 
 
 def test_what_was_kept_of_another_call_is_refused():
-    case, other = drawn(T=33), drawn(T=70)
+    case, other = drawn(T=33, **SMALL), drawn(T=70, **SMALL)
     with capture(arch="sm90"):
         saved = kda.chunk_kda_fwd(**other.keywords, disable_recompute=True, backend="sm90").saved
         with pytest.raises(InputError, match=r"for q=\S+ \[1, 70, .* Pass both functions the same arguments"):
@@ -240,7 +252,7 @@ def test_what_was_kept_of_another_call_is_refused():
 
 
 def test_another_backend_recomputes_what_was_kept_here():
-    case = drawn(T=33)
+    case = drawn(T=33, **SMALL)
     with capture(arch="sm90"):
         saved = kda.chunk_kda_fwd(**case.keywords, disable_recompute=True, backend="sm90").saved
     found = kda.chunk_kda_bwd(do=case.do, **case.keywords, saved=saved, backend="reference")
@@ -255,7 +267,7 @@ def test_a_call_that_returns_states_as_well_keeps_what_every_backend_knows():
 
 
 def test_the_hosts_launches_are_those_of_the_call():
-    case = drawn(T=33)
+    case = drawn(T=33, **SMALL)
     stand_in, found = StandIn(parse("sm90")), {}
     with stand_in.used():
         for name, timed in host_calls("sm90", case).items():

@@ -65,7 +65,8 @@ pytestmark = [pytest.mark.simulated, pytest.mark.usefixtures("one_thread")]
 
 @rows_of(
     CALLS, "pair: one chunk and a part of one", "shares: a walk is longer than a share",
-    "four: every tile is made twice", "any_gate: stages used several times, GVA", "alone: packed, GVA",
+    "four: every tile is made twice", "any_gate: stages used several times, GVA", "alone: K = V = 64",
+    commit=["alone: packed, GVA"],
 )
 def test_a_call_is_the_definition_and_has_the_bits_of_two_kernels(name, takes):
     call = CALLS[name]
@@ -78,7 +79,8 @@ def test_a_call_is_the_definition_and_has_the_bits_of_two_kernels(name, takes):
 
 
 @rows_of(
-    DEFINED, "stream: a group makes several steps", "segments: five, the last of one token",
+    DEFINED, "stream: a group makes several steps", "segments: softplus gate that forgets",
+    commit=["segments: five, the last of one token"],
 )
 def test_a_call_is_the_definition(name, takes):
     call = DEFINED[name]
@@ -99,7 +101,7 @@ def test_it_is_one_kernel_which_reads_nothing_before_the_tables_are_there(call, 
         reads_nothing_before_the_kernel_ahead_is_done(launches[1].kernel)
 
 
-@rows_of(NO_TOKENS, "pair: a batch", "pair: packed", "shares: packed", "alone: packed, GVA")
+@rows_of(NO_TOKENS, "pair: a batch", "shares: packed", commit=["pair: packed", "alone: packed, GVA"])
 def test_sequences_of_no_tokens_hand_their_states_through(name, takes):
     call = NO_TOKENS[name]
     takes(call.form)
@@ -110,8 +112,9 @@ def test_sequences_of_no_tokens_hand_their_states_through(name, takes):
     assert empty and torch.equal(found["ht"][empty], given[empty])
 
 
-@rows_of(ORDERS, "pair, rows, 1", "shares, packed, 1", "shares, packed, 3", "four, rows, 1", "alone, packed, GVA, 1",
-         "alone, packed, GVA, 2")
+@rows_of(ORDERS, "pair, rows, 1", "shares, packed, 1", "shares, packed, 3", "four, rows, 1",
+         "K = V = 64, packed, GVA, 1", "K = V = 64, packed, GVA, 2",
+         commit=["alone, packed, GVA, 1", "alone, packed, GVA, 2"])
 def test_any_order_of_warps_gives_the_same_bits(name, takes):
     call, save, order = ORDERS[name]
     takes(call.form)
@@ -198,7 +201,7 @@ def test_nobody_waits_where_no_walk_is_longer_than_a_share(walks, clusters, wait
 # states that enter chunks, and what is kept for a backward or in a pool
 
 
-@rows_of(STATES, "states: a batch, GVA, V first")
+@rows_of(STATES, "states: chunks of 32, V first", commit=["states: a batch, GVA, V first"])
 def test_states_outputs_and_final_states_have_the_bits_of_two_kernels(name, takes):
     call = STATES[name]
     takes(call.form)
@@ -269,7 +272,7 @@ STORED = {
 }
 
 
-@rows_of(STORED, "pair")
+@rows_of(STORED, commit=["pair"])
 def test_states_that_a_pool_stores_have_the_bits_of_two_kernels(name, takes):
     call, dtype = STORED[name]
     takes(call.form)

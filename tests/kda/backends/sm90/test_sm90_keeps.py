@@ -4,7 +4,7 @@ import functools
 
 import pytest
 import torch
-from cute_calls import RAGGED, kept_nowhere
+from cute_calls import RAGGED, kept_nowhere, rows_of
 
 pytest.importorskip("cutlass", reason="nvidia-cutlass-dsl is not installed")
 
@@ -70,8 +70,7 @@ CASES = {
 }
 
 
-@pytest.mark.spread(every=16)
-@pytest.mark.parametrize("name", CASES)
+@rows_of(CASES, "packed, many tokens of none", commit=["a batch, GVA"])
 def test_what_is_kept_is_the_definition(name):
     check(drawn(**CASES[name]))
 
@@ -131,13 +130,14 @@ def test_a_recorded_call_by_name_explains_both_its_backends():
 
 RECORDED = {
     "T=70": dict(T=70),
+    "T=70, 64 channels": dict(T=70, K=64),
     "gates that forget": dict(T=70, regime="fast", seed=2),
     "packed, chunks of 32": dict(lengths=(40, 0, 25), C=32),
 }
 
 
 @pytest.fixture
-def recorded(monkeypatch):
+def recorded(monkeypatch, kernels_built_here):
     """Return a function that makes a recorded call, which saves A_qk and A_inv: the case, its results and budgets."""
     pytest.importorskip("triton")
     monkeypatch.setattr("kda.calls.api.what_is_saved", lambda problem, asked, states: Save.PRODUCTS)
@@ -202,5 +202,5 @@ def test_gradients_tell_of_what_was_kept_wrong(fault, recorded, monkeypatch):
         return out
 
     monkeypatch.setattr(launch, "forward", spoilt)
-    _, found, limits = recorded("T=70")
+    _, found, limits = recorded("T=70, 64 channels")
     assert wrong(found, limits)

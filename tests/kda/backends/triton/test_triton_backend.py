@@ -10,7 +10,7 @@ import torch
 
 pytest.importorskip("triton", reason="needs triton")
 
-from cute_calls import LAYOUTS
+from cute_calls import COMMIT, LAYOUTS
 from kernel_faults import Fault, copy_backend
 from triton_calls import Unbuilt, built_here, forget_plans
 
@@ -148,7 +148,7 @@ class Row:
 row_of = functools.cache(Row)
 
 
-@pytest.fixture(scope="module", params=[PACKED, BATCH, SOFTPLUS, *(
+@pytest.fixture(scope="module", params=[PACKED, SOFTPLUS, pytest.param(BATCH, marks=COMMIT), *(
     pytest.param(name, marks=pytest.mark.exhaustive) for name in (GIVEN, FLOAT32)
 )])
 def row(request):
@@ -208,18 +208,18 @@ def recorded(row, **options):
 @pytest.mark.parametrize("kept", [pytest.param(Save.NOTHING, marks=pytest.mark.exhaustive), Save.PRODUCTS])
 def test_what_is_not_kept_is_made_again(kept, monkeypatch):
     """`products` is what a recorded forward on a GPU keeps."""
-    row = row_of(BATCH)
+    row = row_of(PACKED)
     monkeypatch.setattr("kda.calls.api.what_is_saved", lambda problem, asked, states: kept)
     check(row.case, recorded(row, disable_recompute=False), row.limits)
 
 
 def test_autograd_gives_what_the_two_functions_give():
-    row = row_of(BATCH)
+    row = row_of(PACKED)
     assert_same_bits(recorded(row), row.found)
 
 
 def test_torch_func_gives_the_same_gradients_and_refuses_tangents():
-    row = row_of(BATCH)
+    row = row_of(PACKED)
     keywords = row.case.keywords | {"disable_recompute": True, "backend": "triton"}
 
     def outputs(q):
@@ -246,8 +246,9 @@ def test_results_have_the_shapes_of_inputs_and_are_no_views():
     assert not [x for x in (out.o, out.final_state, h, *out.saved.tensors, *grads) if x is not None and x._is_view()]
 
 
-def test_a_loss_on_the_outputs_alone_has_gradients():
-    row = row_of(GIVEN)
+@pytest.mark.parametrize("name", [PACKED, pytest.param(GIVEN, marks=COMMIT)])
+def test_a_loss_on_the_outputs_alone_has_gradients(name):
+    row = row_of(name)
     silent = dataclasses.replace(row.case, dht=torch.zeros_like(row.case.dht))
     with capture(arch=row.arch) as session:
         grads = kda.chunk_kda_bwd(do=row.case.do, **row.case.keywords, backend="triton")
@@ -411,6 +412,8 @@ def test_gradients_without_l2norm_of_any_size_have_the_same_bits():
         assert all(torch.equal(found[name], size * expected[name]) for name in found if name.startswith("d"))
 
 
+@pytest.mark.exhaustive
+@pytest.mark.commit
 def test_a_given_decay_of_minus_infinity_forgets():
     row = row_of(GIVEN)
     forgetting = changed(row.case, g=lambda x: x.index_fill(1, torch.tensor([20]), -torch.inf))
@@ -516,24 +519,24 @@ def test_a_batch_of_nothing(shape):
 FORWARD_CHUNK, FORWARD_STATE, BACKWARD_STATE, BACKWARD_CHUNK = Door("triton", "cpu").stages
 FAULTS = {
     "a token does not read what it wrote": Fault(
-        "triton/fwd/prepare", BATCH, FORWARD_CHUNK, "i[None, :], qk[:, None], Aqk)", "i[None, :], 0.0, Aqk)"
+        "triton/fwd/prepare", PACKED, FORWARD_CHUNK, "i[None, :], qk[:, None], Aqk)", "i[None, :], 0.0, Aqk)"
     ),
     "a level takes its whole block": Fault(
         "triton/parts/halving", GIVEN, BACKWARD_CHUNK,
         "(half ^ 1)[:, None] == half", "(half | 1)[:, None] == (half | 1)"
     ),
     "the gate's derivative with the wrong sign": Fault(
-        "triton/parts/gate", BATCH, BACKWARD_CHUNK, "dy = dg2 *", "dy = -dg2 *"
+        "triton/parts/gate", PACKED, BACKWARD_CHUNK, "dy = dg2 *", "dy = -dg2 *"
     ),
     "a state that grows where it should decay": Fault(
-        "triton/fwd/state", BATCH, FORWARD_STATE, "S[s] * decay[:, None]", "S[s] / decay[:, None]"
+        "triton/fwd/state", PACKED, FORWARD_STATE, "S[s] * decay[:, None]", "S[s] / decay[:, None]"
     ),
     "rows of the next sequence": Fault(
         "triton/fwd/state", PACKED, FORWARD_STATE,
         "tl.minimum(left, segment * C)\n    if FINISH", "tl.minimum(segment * C, T - begin)\n    if FINISH"
     ),
     "dv_new goes back through w with the wrong sign": Fault(
-        "triton/bwd/state", BATCH, BACKWARD_STATE, "(-x).to(DOT)", "x.to(DOT)"
+        "triton/bwd/state", PACKED, BACKWARD_STATE, "(-x).to(DOT)", "x.to(DOT)"
     ),
 }
 
