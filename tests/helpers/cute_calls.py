@@ -31,6 +31,13 @@ LAYOUTS = {
     "beginning at any element": lambda x: torch.cat([x.flatten()[:1], x.flatten()])[1:].view(x.shape),
 }
 
+SIZES = {                                    # a backend, and its channels and columns if they are not the usual ones
+    "sm89": dict(K=64, V=64, dtype="float32"), "sm89, 128": dict(K=128, V=128, dtype="float32"),
+    "sm90": dict(K=64, V=64), "sm90, 128": dict(K=128, V=128),
+    "sm100": dict(K=128, V=128), "sm100, 64": dict(K=64, V=64),
+}
+HOPPER, BLACKWELL = ("sm90", "sm90, 128"), ("sm100", "sm100, 64")
+
 
 def drawn(**words):
     return make_inputs(**dict(H=1, K=128, V=128, gate="bounded") | words)
@@ -46,6 +53,14 @@ def gradients(case, backend, arch=None, **options):
 def judged_gradients(case, found, backend):
     limits = budgets(case, SimulatedDoor(backend, parse(backend)).rounding(case))
     return [judge("call", name, limits[name], x, case, whole=True) for name, x in found.items()]
+
+
+def check_gradients(case, backend, **options):
+    """Check that the gradients of a call are those of the definition, and return them."""
+    found, session = gradients(case, backend, **options)
+    assert not session.findings, "\n".join(map(str, session.findings[:5]))
+    assert_right(judged_gradients(case, found, backend))
+    return found
 
 
 def kept_and_made_again(case, backend, keep=True):
@@ -139,11 +154,13 @@ def has_the_same_bits_in_any_order_of_warps(case, backend="sm90", **order):
     assert all(torch.equal(found[x], expected[x]) for x in expected)
 
 
-def looks_at_no_later_token(case, token, backend):
-    later = {n: (lambda x: torch.cat((x[:, :token], x[:, token:].flip(1) * 3), 1)) for n in TOKENS}
-    (found, _), (expected, _) = called(changed(case, **later), backend=backend), called(case, backend=backend)
-    assert torch.equal(found["o"][:, :token], expected["o"][:, :token])
-    assert not torch.equal(found["o"][:, token:], expected["o"][:, token:])
+def looks_at_no_later_token(case, backend, *tokens):
+    expected = called(case, backend=backend)[0]["o"]
+    for token in tokens:
+        later = dict.fromkeys(TOKENS, lambda x, token=token: torch.cat((x[:, :token], x[:, token:].flip(1) * 3), 1))
+        found = called(changed(case, **later), backend=backend)[0]["o"]
+        assert torch.equal(found[:, :token], expected[:, :token]), token
+        assert not torch.equal(found[:, token:], expected[:, token:]), token
 
 
 def has_the_bits_that_it_has_alone(case, begin, end, backend):
@@ -164,6 +181,17 @@ def refusals(words, backend):
     choice = weigh(Problem.parse(words), host_of(backend), backend)
     assert "backend='triton'" in str(choice).splitlines()[-1]
     return [reason.split(":")[0] for reason in dict(choice.tried)[backend]]
+
+
+def table(sizes):
+    """Return calls by the size and the name of each."""
+    return {f"{size}: {name}": (size, words) for size, rows in sizes.items() for name, words in rows.items()}
+
+
+def call_of(row):
+    """Return a call's case and its backend."""
+    size, words = row
+    return make_inputs(**dict(H=1, gate="bounded") | SIZES[size] | words), size.partition(",")[0]
 
 
 RARE, COMMIT = (pytest.mark.exhaustive,), (pytest.mark.exhaustive, pytest.mark.commit)

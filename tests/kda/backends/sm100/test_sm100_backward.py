@@ -1,12 +1,11 @@
-"""The Blackwell backward, run on the CPU from its PTX: gradients against the definition, clean in several schedules."""
+"""The Blackwell backward, run on the CPU from its PTX: what it alone promises, and planted faults."""
 
 import dataclasses
 from pathlib import Path
 
 import pytest
 import torch
-from cute_backward import KEPT, OPTIONS, Backward
-from cute_calls import changed, drawn, saturated
+from cute_calls import changed, drawn, gradients, judged_gradients
 from kernel_faults import assert_noticed, plant
 from sm100_faults import BACKWARD as FAULTS
 
@@ -24,20 +23,6 @@ from ptxkit.compile.target import parse
 
 pytestmark = [pytest.mark.simulated, pytest.mark.usefixtures("one_thread", "kernels_apart")]
 
-BACKWARD = Backward("sm100", 148)
-gradients, check = BACKWARD.gradients, BACKWARD.check
-
-
-@pytest.mark.spread(every=14)
-@pytest.mark.parametrize("name", OPTIONS)
-def test_gradients_are_the_definition(name):
-    check(drawn(**OPTIONS[name]))
-
-
-@pytest.mark.exhaustive
-def test_so_they_are_on_sm_103a():
-    check(drawn(lengths=(65, 0, 1, 30), padding=20, HV=2), arch="sm103")
-
 
 @pytest.mark.exhaustive
 def test_grouped_heads_that_are_none_have_the_bits_of_plain_ones():
@@ -45,81 +30,11 @@ def test_grouped_heads_that_are_none_have_the_bits_of_plain_ones():
     case = drawn(T=70, HV=2)
     plain = changed(case, q=lambda q: q.repeat_interleave(2, 2), k=lambda k: k.repeat_interleave(2, 2))
     plain = dataclasses.replace(plain, spec=dataclasses.replace(case.spec, H=2))
-    (found, _), (expected, _) = gradients(case), gradients(plain)
+    (found, _), (expected, _) = gradients(case, "sm100"), gradients(plain, "sm100")
     assert all(torch.equal(found[name], expected[name]) for name in ("dv", "dg", "dbeta", "dA_log", "ddt_bias", "dh0"))
     for name in ("dq", "dk"):
         summed = expected[name].float().sum(2, keepdim=True).bfloat16()
         assert torch.equal(found[name], summed)
-
-
-@pytest.mark.exhaustive
-def test_states_may_be_v_first():
-    BACKWARD.takes_states_v_first(drawn(T=70))
-
-
-def test_no_tokens_hand_the_gradient_of_their_state_through():
-    BACKWARD.hands_gradients_through_sequences_of_no_tokens()
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("schedule", [1, 2, 3, 4, 5])
-def test_any_order_of_warps_gives_the_same_bits(schedule):
-    BACKWARD.has_the_same_gradients_in_any_order_of_warps(drawn(T=200, HV=2), schedule)
-
-
-@pytest.mark.spread(every=5)
-@pytest.mark.parametrize(("gate", "size"), [
-    ("bounded", 2.0**60), ("softplus", 2.0**50), ("given", 2.0**50), ("bounded", 2.0**-60), ("softplus", 2.0**-50),
-], ids=str)
-def test_gradients_are_as_large_as_those_that_come_in(gate, size):
-    BACKWARD.has_gradients_as_large_as_those_that_come_in(drawn(T=70, gate=gate), size)
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("gate", ["softplus", "given"])
-def test_gates_that_hide_all_that_was_before(gate):
-    BACKWARD.has_no_gradients_of_gates_that_hide_all_that_was_before(saturated(drawn(T=70, gate=gate)))
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("words", [
-    dict(T=140, gate="softplus", B=2), dict(lengths=(65, 0, 1, 30), padding=140, HV=2), dict(T=70, gate="given"),
-], ids=str)
-def test_g_may_be_float32(words):
-    BACKWARD.takes_float32_gates(drawn(**words))
-
-
-@pytest.mark.exhaustive
-def test_beta_may_be_0():
-    case = drawn(T=70, beta="given")
-    found = check(changed(case, beta=lambda b: b * (torch.arange(70) % 3 > 0).view(1, 70, 1)))
-    assert found["dbeta"][:, ::3].abs().min() > 0
-
-
-@pytest.mark.exhaustive
-def test_keys_may_be_all_alike():
-    BACKWARD.takes_keys_that_are_all_alike()
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("keep", [True, "states"])
-@pytest.mark.parametrize("name", KEPT)
-def test_what_a_forward_keeps_gives_the_bits_of_what_is_made_again(name, keep, monkeypatch):
-    BACKWARD.has_the_bits_of_what_is_made_again(name, KEPT[name], keep, monkeypatch)
-
-
-@pytest.mark.parametrize("kept", [False, True, "states"])
-def test_autograd_gives_the_same_gradients(kept):
-    BACKWARD.has_the_same_gradients_by_autograd(kept)
-
-
-@pytest.mark.parametrize(("kept", "said"), [
-    (False, "between forward and backward nothing is kept but the inputs"),
-    (True, "between forward and backward sm100 keeps 1.7 MiB beside the inputs"),
-    ("states", "between forward and backward sm100 keeps 0.8 MiB beside the inputs"),
-])
-def test_explain_says_that_both_directions_are_here_and_what_is_kept_between_them(kept, said):
-    BACKWARD.explains_what_is_kept(kept, said)
 
 
 def test_other_head_dims_go_to_triton():
@@ -150,8 +65,8 @@ def test_a_planted_fault_is_noticed(fault, tmp_path, monkeypatch):
     plant(fault, tmp_path, monkeypatch, "sm100")
     monkeypatch.setattr(launch.TRAINING, "plan", lambda p, sms: plan.training_plan(p, 1))       # one item after another
     case = drawn(T=150)
-    found, session = gradients(case, strict=True)
-    assert_noticed(fault, session, lambda: BACKWARD.judged(case, found))
+    found, session = gradients(case, "sm100", strict=True)
+    assert_noticed(fault, session, lambda: judged_gradients(case, found, "sm100"))
 
 
 @pytest.mark.exhaustive

@@ -11,16 +11,8 @@ from cute_calls import (
     COMMIT,
     RAGGED,
     called,
-    changed,
     check,
-    enters_chunks_with_the_final_states_of_what_comes_before,
-    hands_states_through_sequences_of_no_tokens,
-    has_the_bits_of_value_heads_with_q_and_k_of_their_own,
-    has_the_bits_that_it_has_alone,
-    has_the_same_bits_in_any_order_of_warps,
     kept_nowhere,
-    looks_at_no_later_token,
-    refusals,
     rows_of,
 )
 from kernel_faults import assert_a_call_notices, plant
@@ -40,12 +32,9 @@ from kda.model.problem import Problem
 from kda.routing.dispatch import training_backend, weigh
 from kda.tools.verify.cases import make_inputs
 from kda.tools.verify.simulated import SimulatedDoor
-from ptxkit import capture
-from ptxkit.compile.errors import BuildError
 from ptxkit.compile.target import parse
 
 pytestmark = [pytest.mark.simulated, pytest.mark.usefixtures("one_thread")]
-MANY = dict(lengths=(5, 33) * 20, HV=2)      # more sequences and heads than 74 clusters
 WALK = dict(lengths=(130, 1, 0, 70, 200))
 # Channels, and columns: one code handles both, and is proven with both.
 SIZES = 128, 64
@@ -70,34 +59,6 @@ def by_one_cluster(monkeypatch):
     kept_nowhere(monkeypatch, launch)
 
 
-OPTIONS = {
-    "one chunk and a part of one": dict(T=33),
-    "stages used several times, GVA": dict(T=390, HV=2),
-    "one token": dict(T=1),
-    "a batch": dict(B=2, T=70),
-    "packed, GVA": dict(HV=2, **RAGGED),
-    "packed, many tokens of none": dict(HV=2, padding=140, **RAGGED),
-    "sequence after sequence": MANY,
-    "no initial state, beta up to 2": dict(T=40, initial_state=False, beta="2*sigmoid"),
-    "given beta": dict(T=40, beta="given"),
-    "gates that forget": dict(T=100, regime="fast"),
-    "softplus gate": dict(T=100, gate="softplus"),
-    "softplus gate that forgets, packed": dict(gate="softplus", regime="fast", HV=2, **RAGGED),
-    "given decays, no l2norm": dict(T=70, gate="given", l2norm=False),
-    "bounded gate, no l2norm": dict(T=40, l2norm=False),
-    "lengths around a chunk's, GVA": dict(lengths=(65, 0, 1, 300), HV=2),
-}
-
-
-CALLS = {f"{name}, K = {K}": dict(K=K, **words) for K in SIZES for name, words in OPTIONS.items()}
-
-
-@rows_of(CALLS, "packed, GVA, K = 128", "stages used several times, GVA, K = 64",
-         commit=["stages used several times, GVA, K = 128"])
-def test_a_call_is_the_definition(name):
-    proven(case_of(**CALLS[name]))
-
-
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("shape", [WALK, dict(T=140, HV=3), dict(B=3, T=70, gate="softplus")], ids=str)
 @pytest.mark.parametrize("K", SIZES)
@@ -117,120 +78,6 @@ def test_it_is_one_kernel_for_either_arch(arch):
     assert len(session.launches) == 1 and not session.findings
     assert session.launches[0].kernel.target.spelling == parse(arch).spelling
     assert torch.equal(found["o"], seen(case_of(T=70))[0]["o"])
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("K", SIZES)
-def test_states_may_be_v_first_and_bfloat16(K):
-    case = changed(case_of(K, T=70, HV=2), initial_state=lambda x: x.bfloat16())
-    found, expected = proven(case, state_v_first=True), proven(case)
-    assert all(torch.equal(found[x], expected[x]) for x in expected)
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("K", OFTEN_128)
-def test_g_and_beta_may_be_float32(K):
-    proven(changed(case_of(K, T=40), **dict.fromkeys(("g", "beta"), lambda x: x.float())))
-
-
-@pytest.mark.exhaustive
-def test_offsets_may_be_int64():
-    case = case_of(**RAGGED)
-    wide = changed(case, cu_seqlens=lambda x: x.long())
-    narrow = changed(case, cu_seqlens=lambda x: x.int())
-    assert torch.equal(seen(wide)[0]["o"], seen(narrow)[0]["o"])
-
-
-def test_memory_may_lie_in_any_order():
-    case = case_of(T=40, H=2)
-    strided = {n: (lambda x: x.transpose(1, 2).contiguous().transpose(1, 2)) for n in ("q", "k", "v", "g", "beta")}
-    (found, _), (expected, _) = seen(changed(case, **strided)), seen(case)
-    assert all(torch.equal(found[name], expected[name]) for name in found)
-
-
-@pytest.mark.spread(every=8, first=4)
-@pytest.mark.parametrize("v_first", [False, True])
-@pytest.mark.parametrize("C", [32, 64])
-@pytest.mark.parametrize("K", SIZES)
-def test_states_that_enter_chunks_are_final_states_of_what_comes_before(C, v_first, K):
-    lengths = (130, 0, 1, 64)
-    case = case_of(K, lengths=lengths, padding=9, HV=2, initial_state=False)
-    found = enters_chunks_with_the_final_states_of_what_comes_before(
-        case, "sm100", chunk_size=C, state_v_first=v_first
-    )
-    assert found.shape == (1, sum(-(-n // C) for n in lengths), 2, K, K) and found.dtype == torch.bfloat16
-
-
-NO_TOKENS = {
-    f"{name}, {HV} heads": dict(HV=HV, **shape)
-    for name, shape in {"a batch": dict(B=2, T=0), "packed": dict(lengths=(0, 0), padding=40)}.items() for HV in (1, 2)
-}
-
-
-@rows_of(NO_TOKENS, "a batch, 1 heads", "packed, 2 heads", commit=["packed, 1 heads"])
-@pytest.mark.parametrize("K", OFTEN_128)
-def test_sequences_of_no_tokens_hand_their_states_through(name, K):
-    case = case_of(K, **NO_TOKENS[name])
-    hands_states_through_sequences_of_no_tokens(case, "sm100")
-
-
-@pytest.mark.parametrize("K", [64, pytest.param(128, marks=COMMIT)])
-def test_a_value_head_of_its_own_has_the_bits_of_one_that_shares_q_and_k(K):
-    has_the_bits_of_value_heads_with_q_and_k_of_their_own(case_of(K, T=70, HV=2), "sm100")
-
-
-SHAPES = {
-    "one": dict(T=390, HV=2), "packed": RAGGED | dict(padding=9), "many": MANY,
-    "any gate": dict(T=130, gate="softplus"),
-}
-
-
-@pytest.mark.spread(every=20, first=1)
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("schedule", [1, 2, 3, 4, 5])
-@pytest.mark.parametrize("K", SIZES)
-def test_any_order_of_warps_gives_the_same_bits(schedule, shape, K):
-    case = case_of(K, **SHAPES[shape])
-    has_the_same_bits_in_any_order_of_warps(case, "sm100", schedule=schedule, early=schedule % 2 == 1)
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("gate", ["bounded", "softplus"])
-@pytest.mark.parametrize("K", OFTEN_128)
-def test_no_output_depends_on_later_tokens(gate, K):
-    case, token = case_of(K, T=150, gate=gate), 75
-    looks_at_no_later_token(case, token, "sm100")
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("K", SIZES)
-def test_a_sequence_has_the_bits_that_it_has_alone_whatever_its_neighbours_hold(K):
-    lengths = (33, 40, 21)
-    case = case_of(K, lengths=lengths, initial_state=False)
-    has_the_bits_that_it_has_alone(case, 33, 73, "sm100")
-
-
-HARD = {
-    "identical keys": dict(k=lambda x: x[:, :1].expand_as(x).contiguous()),
-    "identical keys, beta near 1, gates open": dict(
-        k=lambda x: x[:, :1].expand_as(x).contiguous(), beta=lambda x: torch.full_like(x, 8),
-        g=lambda x: torch.full_like(x, -30),
-    ),
-    "saturated gates": dict(g=lambda x: torch.where(x > 0, 1e4, -1e4).to(x.dtype)),
-    "keys of zero": dict(k=torch.zeros_like),
-}
-
-
-@pytest.mark.parametrize("name", HARD)
-@pytest.mark.parametrize("K", OFTEN_128)
-def test_hard_inputs_are_within_budget(name, K):
-    proven(changed(case_of(K, T=100), **HARD[name]))
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("K", OFTEN_128)
-def test_decays_of_minus_1000_are_finite_and_correct(K):
-    proven(changed(case_of(K, T=100, gate="given"), g=lambda x: torch.where(x < x.median(), -1000.0, x).to(x.dtype)))
 
 
 FAULTY = {
@@ -371,20 +218,3 @@ def test_explain_says_who_makes_a_forward_that_is_recorded(save, said, monkeypat
     assert (line in lines) == said
 
 
-REFUSED = {
-    "dtype=float16": "sm100.dtype", "K=64": "sm100.head_dim", "K=96 V=96": "sm100.head_dim", "V=256": "sm100.head_dim",
-    "K=64 V=64 backward": "sm100.backward_head_dim", "H=70000 backward": "sm100.backward_size",
-    "recurrent": "sm100.chunks", "disable_recompute=true": "sm100.keeps", "N=70000 HV=40000 packed": "sm100.size",
-    "beta_per_value=true": "sm100.beta",
-}
-
-
-@pytest.mark.parametrize("words", REFUSED)
-def test_what_it_cannot_do_is_refused_with_a_way_out(words):
-    assert refusals(f"bounded lower_bound=-5 l2norm {words}", "sm100") == [REFUSED[words]]
-
-
-def test_no_kernel_keeps_all_that_a_backward_reads():
-    case = case_of(T=33)
-    with capture(arch="sm100"), pytest.raises(BuildError, match="Leave out disable_recompute"):
-        launch.forward(case.problem(), case.inputs, Save.ALL)

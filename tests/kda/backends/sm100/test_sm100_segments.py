@@ -74,7 +74,7 @@ def test_any_order_of_warps_gives_the_same_bits(schedule, K):
 
 @pytest.mark.exhaustive
 def test_nothing_depends_on_later_tokens():
-    looks_at_no_later_token(case_of(T=200), 100, "sm100")
+    looks_at_no_later_token(case_of(T=200), "sm100", 100)
 
 
 @pytest.mark.parametrize("options", ["batch_invariant=true", "intermediate_states=true", "N=0 packed"])

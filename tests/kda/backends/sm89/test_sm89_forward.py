@@ -6,16 +6,8 @@ import pytest
 import torch
 from cute_calls import (
     COMMIT,
-    LAYOUTS,
     RAGGED,
     changed,
-    enters_chunks_with_the_final_states_of_what_comes_before,
-    hands_states_through_sequences_of_no_tokens,
-    has_the_bits_of_value_heads_with_q_and_k_of_their_own,
-    has_the_bits_that_it_has_alone,
-    has_the_same_bits_in_any_order_of_warps,
-    looks_at_no_later_token,
-    refusals,
     rows_of,
 )
 from kernel_faults import assert_a_call_notices, plant
@@ -59,31 +51,6 @@ def in_columns(monkeypatch):
 
 # every option
 
-OPTIONS = {
-    "one chunk and a part of one": dict(T=70),
-    "the same, K=V=128": dict(T=70, **D128),
-    "chunks of 32": dict(T=70, C=32),
-    "chunks of 32, K=V=128, GVA": dict(T=70, C=32, HV=2, **D128),
-    "one token": dict(T=1),
-    "a batch, GVA": dict(B=2, T=70, H=2, HV=4),
-    "packed, GVA": dict(HV=2, **RAGGED),
-    "packed, chunks of 32, K=V=128": dict(C=32, **D128, **RAGGED),
-    "packed, many tokens of none": dict(HV=2, padding=140, **RAGGED),
-    "no initial state, beta up to 2": dict(T=70, initial_state=False, beta="2*sigmoid"),
-    "given beta": dict(T=70, beta="given"),
-    "gates that forget": dict(T=100, regime="fast"),
-    "softplus gate": dict(T=100, gate="softplus"),
-    "softplus gate that forgets, packed": dict(gate="softplus", regime="fast", HV=2, **RAGGED),
-    "given decays, no l2norm": dict(T=70, gate="given", l2norm=False),
-    "given decays that forget": dict(T=70, gate="given", regime="fast"),
-}
-
-
-@pytest.mark.spread(every=6)
-@pytest.mark.parametrize("name", OPTIONS)
-def test_a_call_is_the_definition(name):
-    proven(case_of(**OPTIONS[name]))
-
 
 @pytest.mark.parametrize("without", ["A_log", pytest.param("dt_bias", marks=COMMIT)])
 def test_a_bounded_gate_may_lack_its_parameters(without):
@@ -112,28 +79,6 @@ def test_idle_chips_share_a_state_out_further():
     assert plan.columns(dataclasses.replace(few, K=128, V=128, H=16, HV=16), 132) == 16
 
 
-def test_states_may_be_v_first():
-    case = case_of(T=70, HV=2)
-    found, expected = proven(case, state_v_first=True), proven(case)
-    assert all(torch.equal(found[x], expected[x]) for x in expected)
-
-
-@pytest.mark.exhaustive
-def test_offsets_may_be_int32():
-    case = case_of(**RAGGED)
-    narrow = changed(case, cu_seqlens=lambda x: x.int())
-    assert torch.equal(seen(narrow)[0]["o"], seen(case)[0]["o"])
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_memory_may_lie_in_any_order(layout):
-    """Nothing is read at an address that is not a multiple of its size, either."""
-    case = case_of(T=40, H=2)
-    apart = case.map(lambda x: LAYOUTS[layout](x) if x.is_floating_point() else x)
-    (found, session), (expected, _) = seen(apart), seen(case)
-    assert not session.findings and all(torch.equal(found[name], expected[name]) for name in found)
-
-
 def test_inputs_are_left_alone():
     case = case_of(HV=2, padding=9, **RAGGED)
     copy = case.map(torch.clone)
@@ -141,27 +86,6 @@ def test_inputs_are_left_alone():
     for name, x in case.keywords.items():
         if isinstance(x, torch.Tensor):
             assert torch.equal(x.nan_to_num(7.0), copy.keywords[name].nan_to_num(7.0)), name
-
-
-@pytest.mark.spread(every=8, first=2)
-@pytest.mark.parametrize("v_first", [False, True])
-@pytest.mark.parametrize("C", [32, 64])
-def test_states_that_enter_chunks_are_final_states_of_what_comes_before(C, v_first):
-    lengths = (70, 0, 1, 64)
-    case = case_of(lengths=lengths, padding=9, HV=2, initial_state=False)
-    found = enters_chunks_with_the_final_states_of_what_comes_before(
-        case, "sm89", chunk_size=C, state_v_first=v_first
-    )
-    assert found.shape == (1, sum(-(-n // C) for n in lengths), 2, 64, 64)
-
-
-NOTHING = [dict(B=2, T=0), dict(lengths=(0, 0), padding=40), dict(lengths=(), padding=9)]
-
-
-@pytest.mark.parametrize("shape", NOTHING, ids=str)
-def test_sequences_of_no_tokens_hand_their_states_through(shape):
-    case = case_of(HV=2, **shape)
-    hands_states_through_sequences_of_no_tokens(case, "sm89")
 
 
 def test_more_sequences_than_threads_count_them():
@@ -179,57 +103,7 @@ def test_more_sequences_than_threads_count_them():
 # the same bits
 
 
-def test_a_value_head_of_its_own_has_the_bits_of_one_that_shares_q_and_k():
-    has_the_bits_of_value_heads_with_q_and_k_of_their_own(case_of(T=70, HV=2), "sm89")
-
-
-SHAPES = {"one": dict(T=140), "packed": RAGGED | dict(padding=9), "32, K=V=128": dict(T=70, C=32, **D128)}
-
-
-@pytest.mark.spread(every=8, first=1)
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("schedule", [1, 2, 3])
-def test_any_order_of_warps_gives_the_same_bits(schedule, shape):
-    case = case_of(**SHAPES[shape])
-    has_the_same_bits_in_any_order_of_warps(case, "sm89", schedule=schedule, early=schedule % 2 == 1)
-
-
-@pytest.mark.parametrize("gate", ["bounded", "softplus"])
-@pytest.mark.parametrize("token", [1, 9, 33, 75])
-def test_no_output_depends_on_later_tokens(gate, token):
-    case = case_of(T=100, gate=gate)
-    looks_at_no_later_token(case, token, "sm89")
-
-
-def test_a_sequence_has_the_bits_that_it_has_alone_whatever_its_neighbours_hold():
-    lengths = (33, 70, 21)
-    case = case_of(lengths=lengths, initial_state=False)
-    assert has_the_bits_that_it_has_alone(case, 33, 103, "sm89")[:, :33].isnan().all()
-
-
 # hard inputs, and how large the error is
-
-
-HARD = {
-    "identical keys": dict(k=lambda x: x[:, :1].expand_as(x).contiguous()),
-    "saturated gates": dict(g=lambda x: torch.where(x > 0, 1e4, -1e4).to(x.dtype)),
-    "keys of zero": dict(k=torch.zeros_like),
-    "q, k and v of 2^12": dict.fromkeys(("q", "k", "v"), lambda x: 4096 * x),
-    "nothing forgotten": dict(g=lambda x: torch.full_like(x, -1e9)),
-    "all of it forgotten at once": dict(g=lambda x: x.index_fill(1, torch.arange(3, 96, 9), 1e9)),
-}
-
-
-@pytest.mark.parametrize("name", HARD)
-def test_hard_inputs_are_within_budget(name):
-    proven(changed(case_of(T=100), **HARD[name]))
-
-
-@pytest.mark.parametrize("size", [-1000.0, -1e6, -torch.inf])
-def test_decays_whose_products_vanish_are_finite_and_correct(size):
-    """A ratio of prefix products is 0 / 0 here, and a difference of float32 sums forgets what follows."""
-    case = changed(case_of(T=70, gate="given"), g=lambda x: (0.01 * x).index_fill(1, torch.arange(3, 70, 9), size))
-    assert proven(case)["o"].isfinite().all()
 
 
 def relative_errors(case):
@@ -367,26 +241,8 @@ def test_a_call_launches_two_kernels_and_a_packed_one_three():
         assert door.launches == launches and not door.findings
 
 
-REFUSED = {
-    "bfloat16": "sm89.dtype", "g_dtype=bfloat16": "sm89.dtype", "state_dtype=bfloat16": "sm89.dtype",
-    "K=128": "sm89.head_dim", "V=32": "sm89.head_dim", "recurrent": "sm89.chunks",
-    "backward T=1000000000 HV=80": "sm89.size",
-    "disable_recompute=true": "sm89.keeps", "N=70000 HV=40000 packed": "sm89.size", "T=1000000000 HV=200": "sm89.size",
-    "beta_per_value=true": "sm89.beta",
-}
-
-
-@pytest.mark.parametrize("words", REFUSED)
-def test_what_it_cannot_do_is_refused_with_a_way_out(words):
-    assert refusals(f"float32 K=64 V=64 bounded lower_bound=-5 l2norm {words}", "sm89") == [REFUSED[words]]
-
-
 def test_an_older_gpu_is_refused():
     reasons = dict(weigh(case_of(T=1).problem(), host_of("sm86"), "sm89").tried)["sm89"]
     assert [r.split(":")[0] for r in reasons] == ["sm89.gpu"]
 
 
-def test_no_kernel_keeps_all_that_a_backward_reads():
-    case = case_of(T=33)
-    with capture(arch="sm89"), pytest.raises(BuildError, match="Leave out disable_recompute"):
-        launch.forward(case.problem(), case.inputs, Save.ALL)

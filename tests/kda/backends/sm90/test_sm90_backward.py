@@ -1,18 +1,17 @@
-"""The Hopper backward, run on the CPU from its PTX: gradients against the definition, clean in several schedules."""
+"""The Hopper backward, run on the CPU from its PTX: what it alone promises, its stages and its routing."""
 
 import dataclasses
 
 import pytest
 import torch
-from cute_backward import KEPT, OPTIONS, Backward
 from cute_calls import (
     COMMIT,
     assert_right,
     changed,
+    check_gradients,
     drawn,
+    gradients,
     has_products_that_wait_for_no_other,
-    rows_of,
-    saturated,
 )
 from kernel_faults import plant
 from sm90_faults import FAULTS
@@ -36,24 +35,7 @@ from ptxkit.compile.errors import BuildError
 from ptxkit.compile.target import parse
 
 pytestmark = [pytest.mark.simulated, pytest.mark.usefixtures("one_thread", "kernels_apart")]
-
-
-BACKWARD = Backward("sm90", 132)
-gradients, check = BACKWARD.gradients, BACKWARD.check
-
-
 SMALL = dict(K=64, V=64)
-
-
-@rows_of(OPTIONS, "a batch, GVA", commit=["two chunks and a part of one"])
-def test_gradients_are_the_definition(name):
-    check(drawn(**OPTIONS[name]))
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("name", OPTIONS)
-def test_with_64_channels_they_are_too(name):
-    check(drawn(**SMALL, **OPTIONS[name]))
 
 
 @pytest.mark.exhaustive
@@ -66,7 +48,7 @@ def test_a_beta_has_the_gradient_of_the_sigmoid_that_gives_it(dtype, close):
     given = dataclasses.replace(of_logits, keywords=of_logits.keywords | {
         "beta": beta, "use_beta_sigmoid_in_kernel": False,
     })
-    (of_sigmoid, _), (found, _) = gradients(of_logits), gradients(given)
+    (of_sigmoid, _), (found, _) = gradients(of_logits, "sm90"), gradients(given, "sm90")
     expected = of_sigmoid["dbeta"] / (beta * (1 - beta))
     assert (found["dbeta"] - expected).norm() <= close * expected.norm()
 
@@ -84,7 +66,7 @@ def test_a_beta_of_nothing_has_a_gradient(dtype):
     def almost(beta):
         return torch.where(tokens % 3 == 0, 0.0, torch.where(tokens % 3 == 1, 2.0**-120, beta)).to(dtype)
 
-    found = check(changed(drawn(T=70, beta="given"), beta=almost))
+    found = check_gradients(changed(drawn(T=70, beta="given"), beta=almost), "sm90")
     assert found["dbeta"].abs().min() > 0
 
 
@@ -92,99 +74,26 @@ def test_a_beta_of_nothing_has_a_gradient(dtype):
 @pytest.mark.parametrize("name", ["A_log", "dt_bias"])
 def test_a_gate_may_have_no_parameters(name):
     case = drawn(T=40)
-    found = check(dataclasses.replace(case, keywords=case.keywords | {name: None}))
+    found = check_gradients(dataclasses.replace(case, keywords=case.keywords | {name: None}), "sm90")
     assert f"d{name}" not in found
 
 
 def test_no_gradient_of_a_final_state_is_one_of_zeros():
     case = drawn(T=40, **SMALL)
-    without = dataclasses.replace(case, dht=None)
-    (found, _), (expected, _) = gradients(without), gradients(dataclasses.replace(case, dht=torch.zeros_like(case.dht)))
+    without, of_zeros = (dataclasses.replace(case, dht=dht) for dht in (None, torch.zeros_like(case.dht)))
+    (found, _), (expected, _) = gradients(without, "sm90"), gradients(of_zeros, "sm90")
     assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("words", [{}, SMALL], ids=str)
-def test_states_may_be_v_first_and_bfloat16(words):
-    BACKWARD.takes_states_v_first(drawn(T=70, **words))
-
-
 @pytest.mark.parametrize("words", [
-    dict(T=40, HV=2), pytest.param(SMALL | OPTIONS["packed, GVA, tokens of none"], marks=pytest.mark.exhaustive),
+    dict(T=40, HV=2),
+    pytest.param(dict(lengths=(65, 0, 1, 30), padding=140, HV=2, **SMALL), marks=pytest.mark.exhaustive),
 ], ids=str)
 def test_gradients_have_the_shapes_of_inputs_and_are_no_views(words):
     case = drawn(**words)
-    for name, x in gradients(case)[0].items():
+    for name, x in gradients(case, "sm90")[0].items():
         given = case.keywords["initial_state" if name == "dh0" else name[1:]]
         assert (x.shape, x.dtype) == (given.shape, given.dtype) and not x._is_view(), name
-
-
-def test_no_tokens_hand_the_gradient_of_their_state_through():
-    BACKWARD.hands_gradients_through_sequences_of_no_tokens(**SMALL)
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("schedule", [1, 2, 3, 4, 5])
-@pytest.mark.parametrize("words", [{}, SMALL], ids=str)
-def test_any_order_of_warps_gives_the_same_bits(schedule, words):
-    BACKWARD.has_the_same_gradients_in_any_order_of_warps(drawn(T=200, HV=2, **words), schedule)
-
-
-@pytest.mark.spread(every=6)
-@pytest.mark.parametrize(("words", "size"), [
-    (dict(gate="bounded", **SMALL), 2.0**60), pytest.param(dict(gate="bounded"), 2.0**60, marks=COMMIT),
-    (dict(gate="bounded"), 2.0**-60),
-    (dict(gate="softplus"), 2.0**50), (dict(gate="softplus"), 2.0**-50),
-    (dict(gate="given", beta="given", l2norm=False), 2.0**50),
-    (dict(gate="given"), 2.0**50),
-], ids=str)
-def test_gradients_are_as_large_as_those_that_come_in(words, size):
-    BACKWARD.has_gradients_as_large_as_those_that_come_in(drawn(T=70, **words), size)
-
-
-WIDE = {"softplus": ("softplus", None), "given": ("given", None), "bounded": ("bounded", -30.0)}
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("name", WIDE)
-def test_gates_that_hide_all_that_was_before(name):
-    hide_all_that_was_before(name)
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("name", WIDE)
-def test_with_64_channels_they_do_too(name):
-    hide_all_that_was_before(name, **SMALL)
-
-
-def hide_all_that_was_before(name, **words):
-    gate, bound = WIDE[name]
-    case = saturated(drawn(T=70, gate=gate, **words))
-    if bound:
-        case = dataclasses.replace(case, keywords=case.keywords | {"lower_bound": bound})
-    BACKWARD.has_no_gradients_of_gates_that_hide_all_that_was_before(case)
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("words", [
-    dict(T=70, gate="softplus", B=2), dict(lengths=(65, 0, 1, 30), padding=140, HV=2), dict(T=70, gate="given"),
-    dict(lengths=(65, 0, 1, 30), padding=140, HV=2, **SMALL), dict(T=140, gate="softplus", B=2),
-], ids=str)
-def test_g_may_be_float32(words):
-    BACKWARD.takes_float32_gates(drawn(**words))
-
-
-@pytest.mark.exhaustive
-@OF_BETA
-def test_beta_may_be_0(dtype):
-    case = drawn(T=70, beta="given")
-    found = check(changed(case, beta=lambda b: b.to(dtype) * (torch.arange(70) % 3 > 0).view(1, 70, 1)))
-    assert found["dbeta"][:, ::3].abs().min() > 0
-
-
-@pytest.mark.exhaustive
-def test_keys_may_be_all_alike():
-    BACKWARD.takes_keys_that_are_all_alike()
 
 
 @pytest.mark.spread(every=4)
@@ -211,34 +120,6 @@ def test_an_SM_has_room_for_as_many_ctas_of_grads_as_are_launched(K):
     registers = 32 * (planned.grads.math_warps * of_math + LOAD_WARPS * of_load)
     assert planned.grads_grid == 132 * planned.grads.ctas == 132 * 128 // K
     assert planned.grads.ctas * registers <= 65536 and planned.grads.ctas * (planned.grads.shared + 1024) <= 228 << 10
-
-
-@pytest.mark.parametrize(("kept", "said"), [
-    (False, "between forward and backward nothing is kept but the inputs"),
-    (True, "between forward and backward sm90 keeps 1.7 MiB beside the inputs"),
-    ("states", "between forward and backward sm90 keeps 0.8 MiB beside the inputs"),
-])
-def test_explain_says_that_both_directions_are_here_and_what_is_kept_between_them(kept, said):
-    BACKWARD.explains_what_is_kept(kept, said)
-
-
-@pytest.mark.parametrize("kept", [False, True, "states"])
-def test_autograd_gives_the_same_gradients(kept):
-    BACKWARD.has_the_same_gradients_by_autograd(kept, **SMALL)
-
-
-KEPT = KEPT | {f"{name}, 64 channels": words | SMALL for name, words in KEPT.items()}
-# With 290 such tokens one dg is 70 times as large as the others, and half an ulp of it takes the whole budget.
-KEPT["cut into segments, 64 channels"] = dict(T=250, SHORTEST=2, **SMALL)
-
-
-KEEPING = {f"{name}, {keep}": (name, keep) for name in KEPT for keep in (True, "states")}
-
-
-@rows_of(KEEPING, "one sequence, 64 channels, True", commit=["a batch, GVA, True"])
-def test_what_a_forward_keeps_gives_the_bits_of_what_is_made_again(name, monkeypatch):
-    name, keep = KEEPING[name]
-    BACKWARD.has_the_bits_of_what_is_made_again(name, KEPT[name], keep, monkeypatch)
 
 
 def test_what_was_kept_of_another_call_is_refused():

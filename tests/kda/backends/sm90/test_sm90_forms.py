@@ -162,7 +162,7 @@ def test_sequences_of_a_batch_do_not_see_each_other(takes):
 @pytest.mark.exhaustive
 def test_nothing_depends_on_later_tokens(takes):
     takes(CUT_STREAM._replace(makers=2))
-    looks_at_no_later_token(drawn(T=200), 100, "sm90")
+    looks_at_no_later_token(drawn(T=200), "sm90", 100)
 
 
 def test_states_of_heads_that_remember_are_whole_or_cut_the_same_but_for_roundings(takes, monkeypatch):
