@@ -19,14 +19,14 @@ BACKENDS = Path(training.__file__).parents[1]
 
 
 class Fault(NamedTuple):
-    """Text that stands once in a kernel's source, the text planted instead, and how a call notices it: by the kind of a
-    finding, by a "wrong answer", or by the stage that gives one."""
+    """Text that stands once in a kernel's source, the text planted instead (usually a statement that does nothing), and
+    how a call notices it: by the kind of a finding, by a "wrong answer", or by the stage that gives one."""
 
     file: str                                # in kda/backends: "sm89/fwd/chain.cu"; without ".py" if it is Python
     case: str                                # one of the test's cases
     noticed: str
     old: str
-    new: str
+    new: str = "pass"
     schedule: int = 0                        # others than 0 are early, too
 
 

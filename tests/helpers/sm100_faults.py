@@ -2,279 +2,239 @@
 
 from kernel_faults import SPACE, faults, initialises
 
-FORWARD = faults({
-    "common/cute/rows": {
-        "the product does not see the operands": (
-            "long", "proxy",
-            f'space="cta")\n        self.team.meet_for_product(){43 * SPACE}# both',
-            'space="cta") if False else 0\n        self.team.meet_for_product()  # both',
-        ),
-        "sums of groups are read before all are there": (
-            "long", "race-write-read", f"self.team.meet(){51 * SPACE}# the sums of each", "pass  # each"
-        ),
-        "a row of no token decays": ("tail", "wrong answer", 'Float32(float("inf"))', "Float32(2.0)"),
-        "operands across blocks are written over those within": (
-            "any gate", "race-read-write", "self.tensor_core.wait_until_read(0)", "pass"
-        ),
-        "kE and qg are written over operands across blocks": (
-            "any gate", "race-read-write", "self.tensor_core.wait(1)", "pass"
-        ),
-        "the second half of a block does not know what the first one lost": (
-            "fast", "wrong answer", "self.load_channels(sums, of_block)]", "[top] * self.pairs]"
-        ),
-        "a block's second half looks before the first one has summed": (
-            "any gate", "race-write-read", f"self.team.meet(){55 * SPACE}# the sums over first", "# first"
-        ),
-    },
-    "sm100/fwd/fused": {
-        "a stage is handed back before both CTAs have read it": (
-            "long", "race-write-read", *initialises("empty", 4, "GROUP_PIPELINES")
-        ),
-        "the neighbour is not told of the mbarriers": (
-            "long", "mbarrier-fence", "cute.arch.mbarrier_init_fence()", "pass"
-        ),
-        "tensor memory is not given back": ("long", "tmem-leak", "            umma.free(TMEM)", "            pass"),
-        "a CTA is gone before the neighbour is done": (
-            "long", "peer-exited",
-            "cute.arch.cluster_arrive()\n        cute.arch.cluster_wait()\n        if warp == 0:", "if warp == 0:"
-        ),
-    },
-    "sm100/fwd/chain": {
-        "the neighbour's group does not hear that a stage is free": (
-            "long", "deadlock", "group.empty), chunk & 1)", "group.empty), rank)"
-        ),
-        "-v of the next chunk is made over o that was not read": (
-            "long", "race-read-write",
-            "                self.round_o(shared, warp, thread, chunk - 1)\n"
-            "            umma.fence_before_thread_sync()\n            X_THERE.arrive()\n            if i > 0:",
-            "                umma.fence_before_thread_sync()\n            X_THERE.arrive()\n            if i > 0:\n"
-            "                self.round_o(shared, warp, thread, chunk - 1)",
-        ),
-        "rows of v are read before they are there": (
-            "long", "race-write-read", "cp_async_wait_group(0)", "cp_async_wait_group(2)"
-        ),
-        "X is read before both warps have written it": ("long", "race-write-read", "X_THERE.sync()", "pass"),
-        "o is written before both warps have it": ("long", "race-write-read", "O_THERE.sync()\n        for j", "for j"),
-        "the last o is written over one that is still read": (
-            "long", "race-read-write", f"O_THERE.sync(){49 * SPACE}# both", "pass  # both"
-        ),
-        "what is added is read before it is there": ("long", "race-write-read", "wait(barriers.added, parity)", "pass"),
-        "the state is read before all of it is rounded": (
-            "long", "race-write-read", "space=\"cta\")\n        STATE_ROUNDED.sync()", "space=\"cta\")"
-        ),
-        "the state's products do not follow its stores": (
-            "long", "tcgen05-fence", "umma.fence_before_thread_sync()\n            X_THERE.arrive()", "X_THERE.arrive()"
-        ),
-        "X is read in no order with its products": (
-            "long", "tcgen05-fence",
-            "wait(barriers.out, parity)\n            umma.fence_after_thread_sync()", "wait(barriers.out, parity)"
-        ),
-        "2^gc_last S is not there yet when more is added": (
-            "long", "race-write-read", "        umma.wait_for_stores()\n        cute", "        cute"
-        ),
-        "what is added to the state is taken from it": (
-            "long", "wrong answer", "negated=True)          # -KT", "negated=False)          # -KT"
-        ),
-        "[-X; o] of both parities in one place": (
-            "long", "race-read-write", "return self.c.tmem.out + (chunk & 1) * self.c.columns", "return self.c.tmem.out"
-        ),
-        "half of a row of the state is the other half": (
-            "64", "wrong answer",
-            "return (thread >> 4 & 1) * self.own_columns if", "return (thread >> 4 & 1 ^ 1) * self.own_columns if"
-        ),
-    },
-    "sm100/fwd/prepare": {
-        "a token of none is left as it is": ("packed", "wrong answer", "warp, x.T,", "warp, x.T - 1,"),
-        "A2 is made before TB is there": (
-            "long", "race-read-write", f"self.team.meet_first_four(){44 * SPACE}# TB", "# TB"
-        ),
-        "a tile is handed over before all of KT is there": (
-            "long", "race-write-read", f"self.team.meet_last_six(){42 * SPACE}# KT", "pass  # KT"
-        ),
-        "a tile is handed over before A2 is there": (
-            "long", "race-write-read",
-            "            self.A_qk_times_TB(acc, TA)\n"
-            '            cute.arch.fence_proxy("async.shared", space="cta")\n'
-            "            self.team.arrive_for_last_six()\n",
-            "            self.team.arrive_for_last_six()\n            self.A_qk_times_TB(acc, TA)\n"
-            '            cute.arch.fence_proxy("async.shared", space="cta")\n',
-        ),
-        "dt_bias is that of the head before": (
-            "heads", "wrong answer",
-            "self.rows.store_bias(head_rows, ", "self.rows.store_bias(head_rows._replace(bias=x.dt_bias), "
-        ),
-        "a stage's phase is that of its sequence alone": (
-            "walk", "race-write-read", "phase_of(before + chunk, RING)", "phase_of(chunk, RING)"
-        ),
-    },
-    "common/cute/inverse": {
-        "columns of 8 rows are read before all lanes have them": (
-            "long", "race-lanes", f"cute.arch.sync_warp(){50 * SPACE}# columns of 8", "# columns of 8"
-        ),
-    },
-    "sm100/parts/work_item": {
-        "a sequence and head are another's before all know them": (
-            "walk", "race-write-read", f"self.team.meet(){55 * SPACE}# all", "# all"
-        ),
-    },
-    "common/cute/pairs": {
-        "pairs across blocks count as those across wider ones": (
-            "any gate", "wrong answer", "apart >> number - 1 == 1 if", "apart >> number == 1 if"
-        ),
-    },
-    "sm100/parts/umma": {
-        "rows of 64 bytes are read as rows of 128": ("64", "wrong answer", "row = min(2 * elements, ROW)", "row = ROW"),
-    },
-})
+FORWARD = faults({"common/cute/rows": {
+    "the product does not see the operands": (
+        "long", "proxy", f'space="cta")\n        self.team.meet_for_product(){43 * SPACE}# both',
+        'space="cta") if False else 0\n        self.team.meet_for_product()  # both'
+    ),
+    "sums of groups are read before all are there": (
+        "long", "race-write-read", f"self.team.meet(){51 * SPACE}# the sums of each", "pass  # each"
+    ),
+    "a row of no token decays": ("tail", "wrong answer", 'Float32(float("inf"))', "Float32(2.0)"),
+    "operands across blocks are written over those within": (
+        "any gate", "race-read-write", "self.tensor_core.wait_until_read(0)"
+    ),
+    "kE and qg are written over operands across blocks": ("any gate", "race-read-write", "self.tensor_core.wait(1)"),
+    "the second half of a block does not know what the first one lost": (
+        "fast", "wrong answer", "self.load_channels(sums, of_block)]", "[top] * self.pairs]"
+    ),
+    "a block's second half looks before the first one has summed": (
+        "any gate", "race-write-read", f"self.team.meet(){55 * SPACE}# the sums over first", "# first"
+    ),
+}, "sm100/fwd/fused": {
+    "a stage is handed back before both CTAs have read it": (
+        "long", "race-write-read", *initialises("empty", 4, "GROUP_PIPELINES")
+    ),
+    "the neighbour is not told of the mbarriers": ("long", "mbarrier-fence", "cute.arch.mbarrier_init_fence()"),
+    "tensor memory is not given back": ("long", "tmem-leak", "            umma.free(TMEM)", "            pass"),
+    "a CTA is gone before the neighbour is done": (
+        "long", "peer-exited", "cute.arch.cluster_arrive()\n        cute.arch.cluster_wait()\n        if warp == 0:",
+        "if warp == 0:"
+    ),
+}, "sm100/fwd/chain": {
+    "the neighbour's group does not hear that a stage is free": (
+        "long", "deadlock", "group.empty), chunk & 1)", "group.empty), rank)"
+    ),
+    "-v of the next chunk is made over o that was not read": (
+        "long", "race-read-write",
+        "                self.round_o(shared, warp, thread, chunk - 1)\n"
+        "            umma.fence_before_thread_sync()\n            X_THERE.arrive()\n            if i > 0:",
+        "                umma.fence_before_thread_sync()\n            X_THERE.arrive()\n            if i > 0:\n"
+        "                self.round_o(shared, warp, thread, chunk - 1)"
+    ),
+    "rows of v are read before they are there": (
+        "long", "race-write-read", "cp_async_wait_group(0)", "cp_async_wait_group(2)"
+    ),
+    "X is read before both warps have written it": ("long", "race-write-read", "X_THERE.sync()"),
+    "o is written before both warps have it": ("long", "race-write-read", "O_THERE.sync()\n        for j", "for j"),
+    "the last o is written over one that is still read": (
+        "long", "race-read-write", f"O_THERE.sync(){49 * SPACE}# both", "pass  # both"
+    ),
+    "what is added is read before it is there": ("long", "race-write-read", "wait(barriers.added, parity)"),
+    "the state is read before all of it is rounded": (
+        "long", "race-write-read", "space=\"cta\")\n        STATE_ROUNDED.sync()", "space=\"cta\")"
+    ),
+    "the state's products do not follow its stores": (
+        "long", "tcgen05-fence", "umma.fence_before_thread_sync()\n            X_THERE.arrive()", "X_THERE.arrive()"
+    ),
+    "X is read in no order with its products": (
+        "long", "tcgen05-fence", "wait(barriers.out, parity)\n            umma.fence_after_thread_sync()",
+        "wait(barriers.out, parity)"
+    ),
+    "2^gc_last S is not there yet when more is added": (
+        "long", "race-write-read", "        umma.wait_for_stores()\n        cute", "        cute"
+    ),
+    "what is added to the state is taken from it": (
+        "long", "wrong answer", "negated=True)          # -KT", "negated=False)          # -KT"
+    ),
+    "[-X; o] of both parities in one place": (
+        "long", "race-read-write", "return self.c.tmem.out + (chunk & 1) * self.c.columns", "return self.c.tmem.out"
+    ),
+    "half of a row of the state is the other half": (
+        "64", "wrong answer", "return (thread >> 4 & 1) * self.own_columns if",
+        "return (thread >> 4 & 1 ^ 1) * self.own_columns if"
+    ),
+}, "sm100/fwd/prepare": {
+    "a token of none is left as it is": ("packed", "wrong answer", "warp, x.T,", "warp, x.T - 1,"),
+    "A2 is made before TB is there": (
+        "long", "race-read-write", f"self.team.meet_first_four(){44 * SPACE}# TB", "# TB"
+    ),
+    "a tile is handed over before all of KT is there": (
+        "long", "race-write-read", f"self.team.meet_last_six(){42 * SPACE}# KT", "pass  # KT"
+    ),
+    "a tile is handed over before A2 is there": (
+        "long", "race-write-read",
+        "            self.A_qk_times_TB(acc, TA)\n"
+        '            cute.arch.fence_proxy("async.shared", space="cta")\n'
+        "            self.team.arrive_for_last_six()\n",
+        "            self.team.arrive_for_last_six()\n            self.A_qk_times_TB(acc, TA)\n"
+        '            cute.arch.fence_proxy("async.shared", space="cta")\n'
+    ),
+    "dt_bias is that of the head before": (
+        "heads", "wrong answer", "self.rows.store_bias(head_rows, ",
+        "self.rows.store_bias(head_rows._replace(bias=x.dt_bias), "
+    ),
+    "a stage's phase is that of its sequence alone": (
+        "walk", "race-write-read", "phase_of(before + chunk, RING)", "phase_of(chunk, RING)"
+    ),
+}, "common/cute/inverse": {
+    "columns of 8 rows are read before all lanes have them": (
+        "long", "race-lanes", f"cute.arch.sync_warp(){50 * SPACE}# columns of 8", "# columns of 8"
+    ),
+}, "sm100/parts/work_item": {
+    "a sequence and head are another's before all know them": (
+        "walk", "race-write-read", f"self.team.meet(){55 * SPACE}# all", "# all"
+    ),
+}, "common/cute/pairs": {
+    "pairs across blocks count as those across wider ones": (
+        "any gate", "wrong answer", "apart >> number - 1 == 1 if", "apart >> number == 1 if"
+    ),
+}, "sm100/parts/umma": {
+    "rows of 64 bytes are read as rows of 128": ("64", "wrong answer", "row = min(2 * elements, ROW)", "row = ROW"),
+}})
 
-SEGMENTS = faults({
-    "sm100/fwd/chain": {
-        "a first segment begins with nothing": ("long", "wrong answer", "if segment == 0:", "if segment < 0:"),
-        "all segments begin with the state that enters the sequence": (
-            "long", "wrong answer", "if segment == 0:", "if segment >= 0:"
-        ),
-        "M is not transposed": ("long", "wrong answer", "rank, thread, True)", "rank, thread, False)"),
-        "the second walk has v": (
-            "long", "wrong answer",
-            "if item.is_transition:\n                    store", "if False:\n                    store"
-        ),
-        "second walks write o": ("long", "wrong answer", "x.response.toint() if", "x.o.toint() if"),
-    },
-    "common/cute/join": {
-        "the last rows of o are left": (
-            "long", "wrong answer", "if lane_rows[r] < rows:", "if lane_rows[r] < rows - 1:"
-        ),
-        "the state is read before all of it is there": (
-            "long", "race-write-read", "            cute.arch.sync_threads()\n", ""
-        ),
-    },
-    "common/cute/compose": {
-        "the segment before is left out": ("long", "wrong answer", "begin + 1, end + 1", "begin + 1, end"),
-    },
-    "common/cute/segments": {
-        "a segment's tokens are another's": ("long", "wrong answer", "return begin + first,", "return begin,"),
-    },
-})
+SEGMENTS = faults({"sm100/fwd/chain": {
+    "a first segment begins with nothing": ("long", "wrong answer", "if segment == 0:", "if segment < 0:"),
+    "all segments begin with the state that enters the sequence": (
+        "long", "wrong answer", "if segment == 0:", "if segment >= 0:"
+    ),
+    "M is not transposed": ("long", "wrong answer", "rank, thread, True)", "rank, thread, False)"),
+    "the second walk has v": (
+        "long", "wrong answer", "if item.is_transition:\n                    store",
+        "if False:\n                    store"
+    ),
+    "second walks write o": ("long", "wrong answer", "x.response.toint() if", "x.o.toint() if"),
+}, "common/cute/join": {
+    "the last rows of o are left": ("long", "wrong answer", "if lane_rows[r] < rows:", "if lane_rows[r] < rows - 1:"),
+    "the state is read before all of it is there": (
+        "long", "race-write-read", "            cute.arch.sync_threads()\n", ""
+    ),
+}, "common/cute/compose": {
+    "the segment before is left out": ("long", "wrong answer", "begin + 1, end + 1", "begin + 1, end"),
+}, "common/cute/segments": {
+    "a segment's tokens are another's": ("long", "wrong answer", "return begin + first,", "return begin,"),
+}})
 
-RECORDED = faults({
-    "sm100/fwd/operands": {
-        "T' is read before it is there": ("operands", "race-read-write", f"self.team.meet(){55 * SPACE}# T'", "# T'"),
-        "a tile leaves before all of it is there": (
-            "operands", "race-write-read", f"self.team.meet(){55 * SPACE}# the tile", "# the tile"
-        ),
-        "a tile leaves as the copy does not see it": (
-            "operands", "proxy", 'cute.arch.fence_proxy("async.shared", space="cta")', "pass"
-        ),
-        "the ones of T' stay": ("operands", "wrong answer", ", strict=True", ""),
-        "kE is not negated": ("operands", "wrong answer", ", negated_kE=True", ""),
-        "T' has no ones where it is multiplied": (
-            "operands", "wrong answer", "if cutlass.const_expr(m == step)", "if cutlass.const_expr(False)"
-        ),
-        "A_qk has no b": ("operands", "wrong answer", "x * of_keys[e] for", "x for"),
-        "kE leaves before all of it is there": (
-            "any gate", "race-write-read", f"self.team.meet(){51 * SPACE}# kE", "pass  # kE"
-        ),
-        "tensor memory is given back before pairs were read": (
-            "operands", "tcgen05-fence", "umma.fence_before_thread_sync()", "pass"
-        ),
-        "tensor memory is given back before pairs by halving were read": (
-            "any gate", "tcgen05-fence", "umma.fence_before_thread_sync()", "pass"
-        ),
-    },
-    "sm100/parts/pairs": {
-        "products across blocks in one place": (
-            "any gate", "wrong answer", "return load_one(self.tmem) + number * C", "return load_one(self.tmem)"
-        ),
-    },
-    "sm100/bwd/walk": {
-        "dh is multiplied before all is rounded": ("back", "race-write-read", "IMAGE_THERE.sync()", "pass"),
-        "dv is multiplied before all have it": ("back", "race-write-read", "ROWS_THERE.sync()", "pass"),
-        "what is added to dh does not follow its stores": (
-            "back", "tcgen05-fence", "umma.fence_before_thread_sync()\n            IMAGE_THERE", "IMAGE_THERE"
-        ),
-        "products do not see rows of do": (
-            "back", "proxy", 'cute.arch.fence_proxy("async.shared", space="cta")', "pass"
-        ),
-        "dv is read before it is there": ("back", "uninitialised", "cute.arch.mbarrier_wait(s.out, j & 1)", "pass"),
-        "dh is read before all is added": (
-            "back", "race-write-read", "cute.arch.mbarrier_wait(s.added, j & 1 ^ 1)", "pass"
-        ),
-        "the last dh is not kept": ("back", "wrong answer", "(i & 1) == 1 or j == 0", "(i & 1) == 1"),
-        "T' instead of A2": ("back", "wrong answer", "RECORD_TILE.TA.offset + A2)", "RECORD_TILE.TA.offset)"),
-        "tensor memory is not given back": ("back", "tmem-leak", "umma.free(TMEM)", "pass"),
-    },
-    "sm100/parts/state": {
-        "an image is written while it is copied": (
-            "up", "race-read-write",
-            "sent them, until images were read.\"\"\"\n        cute.arch.cp_async_bulk_wait_group(0, read=True)",
-            'sent them, until images were read."""\n        pass',
-        ),
-        "a stage is filled before it was read": (
-            "up", "race-read-write", "cute.arch.mbarrier_wait(s.empty + stage, phase ^ 1)", "pass"
-        ),
-        "S is not there yet when more is added": (
-            "up", "race-write-read", "        umma.wait_for_stores()\n        cute", "        cute"
-        ),
-        "rows of v of another swizzle": ("up", "wrong answer", "(r & 7) * 16", "(r & 6) * 32 % 128"),
-    },
-    "sm100/fwd/record": {
-        "X is multiplied before all have it": ("up", "race-write-read", "ROWS_THERE.sync()", "pass"),
-        "r and o are overwritten before they are read": (
-            "up", "race-read-write", "cute.arch.mbarrier_wait(s.read + (i + 1 & 1), i + 1 >> 1 & 1 ^ 1)", "pass"
-        ),
-        "r and o are read before they are there": (
-            "up", "uninitialised", "cute.arch.mbarrier_wait(s.done + (i & 1), i >> 1 & 1)", "pass"
-        ),
-        "r and o leave before all lanes have them": (
-            "up", "race-lanes", f"cute.arch.sync_warp(){46 * SPACE}# the warp's columns are", "# are"
-        ),
-        "r and o of odd and even chunks in one place": ("up", "race-read-write", "OUT = 2 * C ", "OUT = 0 "),
-        "M is not transposed": (
-            "segments", "wrong answer",
-            "self.leave(x.M, p * x.HV + head, True)", "self.leave(x.M, p * x.HV + head, False)"
-        ),
-        "M is walked for with v": ("segments", "uninitialised", "if not of_M:", "if True:"),
-    },
-})
+RECORDED = faults({"sm100/fwd/operands": {
+    "T' is read before it is there": ("operands", "race-read-write", f"self.team.meet(){55 * SPACE}# T'", "# T'"),
+    "a tile leaves before all of it is there": (
+        "operands", "race-write-read", f"self.team.meet(){55 * SPACE}# the tile", "# the tile"
+    ),
+    "a tile leaves as the copy does not see it": (
+        "operands", "proxy", 'cute.arch.fence_proxy("async.shared", space="cta")'
+    ),
+    "the ones of T' stay": ("operands", "wrong answer", ", strict=True", ""),
+    "kE is not negated": ("operands", "wrong answer", ", negated_kE=True", ""),
+    "T' has no ones where it is multiplied": (
+        "operands", "wrong answer", "if cutlass.const_expr(m == step)", "if cutlass.const_expr(False)"
+    ),
+    "A_qk has no b": ("operands", "wrong answer", "x * of_keys[e] for", "x for"),
+    "kE leaves before all of it is there": (
+        "any gate", "race-write-read", f"self.team.meet(){51 * SPACE}# kE", "pass  # kE"
+    ),
+    "tensor memory is given back before pairs were read": (
+        "operands", "tcgen05-fence", "umma.fence_before_thread_sync()"
+    ),
+    "tensor memory is given back before pairs by halving were read": (
+        "any gate", "tcgen05-fence", "umma.fence_before_thread_sync()"
+    ),
+}, "sm100/parts/pairs": {
+    "products across blocks in one place": (
+        "any gate", "wrong answer", "return load_one(self.tmem) + number * C", "return load_one(self.tmem)"
+    ),
+}, "sm100/bwd/walk": {
+    "dh is multiplied before all is rounded": ("back", "race-write-read", "IMAGE_THERE.sync()"),
+    "dv is multiplied before all have it": ("back", "race-write-read", "ROWS_THERE.sync()"),
+    "what is added to dh does not follow its stores": (
+        "back", "tcgen05-fence", "umma.fence_before_thread_sync()\n            IMAGE_THERE", "IMAGE_THERE"
+    ),
+    "products do not see rows of do": ("back", "proxy", 'cute.arch.fence_proxy("async.shared", space="cta")'),
+    "dv is read before it is there": ("back", "uninitialised", "cute.arch.mbarrier_wait(s.out, j & 1)"),
+    "dh is read before all is added": ("back", "race-write-read", "cute.arch.mbarrier_wait(s.added, j & 1 ^ 1)"),
+    "the last dh is not kept": ("back", "wrong answer", "(i & 1) == 1 or j == 0", "(i & 1) == 1"),
+    "T' instead of A2": ("back", "wrong answer", "RECORD_TILE.TA.offset + A2)", "RECORD_TILE.TA.offset)"),
+    "tensor memory is not given back": ("back", "tmem-leak", "umma.free(TMEM)"),
+}, "sm100/parts/state": {
+    "an image is written while it is copied": (
+        "up", "race-read-write",
+        "sent them, until images were read.\"\"\"\n        cute.arch.cp_async_bulk_wait_group(0, read=True)",
+        'sent them, until images were read."""\n        pass'
+    ),
+    "a stage is filled before it was read": (
+        "up", "race-read-write", "cute.arch.mbarrier_wait(s.empty + stage, phase ^ 1)"
+    ),
+    "S is not there yet when more is added": (
+        "up", "race-write-read", "        umma.wait_for_stores()\n        cute", "        cute"
+    ),
+    "rows of v of another swizzle": ("up", "wrong answer", "(r & 7) * 16", "(r & 6) * 32 % 128"),
+}, "sm100/fwd/record": {
+    "X is multiplied before all have it": ("up", "race-write-read", "ROWS_THERE.sync()"),
+    "r and o are overwritten before they are read": (
+        "up", "race-read-write", "cute.arch.mbarrier_wait(s.read + (i + 1 & 1), i + 1 >> 1 & 1 ^ 1)"
+    ),
+    "r and o are read before they are there": (
+        "up", "uninitialised", "cute.arch.mbarrier_wait(s.done + (i & 1), i >> 1 & 1)"
+    ),
+    "r and o leave before all lanes have them": (
+        "up", "race-lanes", f"cute.arch.sync_warp(){46 * SPACE}# the warp's columns are", "# are"
+    ),
+    "r and o of odd and even chunks in one place": ("up", "race-read-write", "OUT = 2 * C ", "OUT = 0 "),
+    "M is not transposed": (
+        "segments", "wrong answer", "self.leave(x.M, p * x.HV + head, True)", "self.leave(x.M, p * x.HV + head, False)"
+    ),
+    "M is walked for with v": ("segments", "uninitialised", "if not of_M:", "if True:"),
+}})
 
-BACKWARD = faults({
-    "sm100/bwd/grads": {
-        "G is read before it is there": (
-            "long", "race-write-read", f"self.warps.sync(){54 * SPACE}# G is there", "pass"
-        ),
-        "products read values that are on their way": (
-            "long", "proxy",
-            f'cute.arch.fence_proxy("async.shared", space="cta"){17 * SPACE}# LOAD\'s copies, for', "pass  #"
-        ),
-        "G is read before its product is done": (
-            "long", "uninitialised", "cute.arch.mbarrier_wait(s.products, i & 1)\n", "pass\n"
-        ),
-        "the next item's products overwrite what is read": (
-            "long", "tcgen05-fence", f"umma.fence_before_thread_sync(){40 * SPACE}# warp 0 issues", "pass  #"
-        ),
-        "dh r^T comes from h": (
-            "long", "wrong answer", "s.base_desc, struct.dh.offset, r", "s.base_desc, struct.h.offset, r"
-        ),
-        "rows above their block decay": (
-            "long", "wrong answer", "self.rescale((down,), b, ratio, n, range(n))", "pass"
-        ),
-        "what a block passes on does not decay": (
-            "long", "wrong answer", "b, ratio, n + 1, range(n + 1, self.blocks))", "b, ratio, n + 1, range(0))"
-        ),
-        "x comes back from another step": (
-            "long", "wrong answer", "(GradsColumns.x + b * umma.STEP)", "(GradsColumns.x + 0 * b)"
-        ),
-        "values are replaced while a product reads them": ("long", "deadlock", *initialises("values_empty", 1)),
-    },
-    "common/cute/grads/load": {
-        "an item is taken for the one before": (
-            "long", "wrong answer", "store(s.places + (i & 1) * PLACE", "store(s.places + (i + 1 & 1) * PLACE"
-        ),
-    },
-    "common/cute/grads/rows": {
-        "dk keeps what points along k": ("long", "wrong answer", "found[j] = found[j] - y[j] * along[t]", "pass"),
-        "a gate gains what a key loses": (
-            "long", "wrong answer", "(row[0] + row[1]) - row[2]", "(row[0] + row[1]) + row[2]"
-        ),
-    },
-})
+BACKWARD = faults({"sm100/bwd/grads": {
+    "G is read before it is there": ("long", "race-write-read", f"self.warps.sync(){54 * SPACE}# G is there"),
+    "products read values that are on their way": (
+        "long", "proxy", f'cute.arch.fence_proxy("async.shared", space="cta"){17 * SPACE}# LOAD\'s copies, for',
+        "pass  #"
+    ),
+    "G is read before its product is done": (
+        "long", "uninitialised", "cute.arch.mbarrier_wait(s.products, i & 1)\n", "pass\n"
+    ),
+    "the next item's products overwrite what is read": (
+        "long", "tcgen05-fence", f"umma.fence_before_thread_sync(){40 * SPACE}# warp 0 issues", "pass  #"
+    ),
+    "dh r^T comes from h": (
+        "long", "wrong answer", "s.base_desc, struct.dh.offset, r", "s.base_desc, struct.h.offset, r"
+    ),
+    "rows above their block decay": ("long", "wrong answer", "self.rescale((down,), b, ratio, n, range(n))"),
+    "what a block passes on does not decay": (
+        "long", "wrong answer", "b, ratio, n + 1, range(n + 1, self.blocks))", "b, ratio, n + 1, range(0))"
+    ),
+    "x comes back from another step": (
+        "long", "wrong answer", "(GradsColumns.x + b * umma.STEP)", "(GradsColumns.x + 0 * b)"
+    ),
+    "values are replaced while a product reads them": ("long", "deadlock", *initialises("values_empty", 1)),
+}, "common/cute/grads/load": {
+    "an item is taken for the one before": (
+        "long", "wrong answer", "store(s.places + (i & 1) * PLACE", "store(s.places + (i + 1 & 1) * PLACE"
+    ),
+}, "common/cute/grads/rows": {
+    "dk keeps what points along k": ("long", "wrong answer", "found[j] = found[j] - y[j] * along[t]"),
+    "a gate gains what a key loses": (
+        "long", "wrong answer", "(row[0] + row[1]) - row[2]", "(row[0] + row[1]) + row[2]"
+    ),
+}})
