@@ -74,6 +74,20 @@ def kept_and_made_again(case, backend, keep=True):
     return {"o": out.o, "ht": out.final_state} | {n: x for n, x in kept._asdict().items() if x is not None}, recomputed
 
 
+def seen_trained(case, backend, simulator, **options):
+    """Return o, the final states and all gradients by name, states as (K, V), and the simulator's findings."""
+    turned = (lambda x: x.mT.contiguous()) if options.get("state_v_first") else (lambda x: x)
+    keywords = case.keywords | {"backend": backend} | options
+    if keywords.get("initial_state") is not None:
+        keywords["initial_state"] = turned(keywords["initial_state"])
+    with capture(**simulator) as session:
+        out = kda.chunk_kda_fwd(**keywords)
+        grads = kda.chunk_kda_bwd(do=case.do, dht=turned(case.dht), saved=out.saved, **keywords)
+    found = {"o": out.o, "ht": out.final_state, **grads._asdict()}
+    found |= {name: turned(found[name]) for name in ("ht", "dh0") if found[name] is not None}
+    return {name: x for name, x in found.items() if x is not None}, session.findings
+
+
 def saturated(case):
     """Return the case with gates that forget nothing and gates that forget everything."""
     most, g = -1000.0 if case.spec.gate == "given" else 1000.0, case.keywords["g"].clone()
@@ -98,6 +112,24 @@ def called(case, state_v_first=False, backend="sm90", arch=None, **options):
     found = {"o": out.o, "ht": out.final_state, "h": out.h}
     found = {name: x.mT if state_v_first and name != "o" else x for name, x in found.items() if x is not None}
     return found, session
+
+
+# Small calls of every backend, and what it runs on.
+ANYWHERE = {
+    "reference": dict(K=16, V=16, dtype="float32"), "sm89": dict(K=64, V=64, dtype="float32"),
+    "triton": dict(K=32, V=16), "sm90": dict(K=64, V=64), "sm100": {},
+}
+ARCHS = {"reference": "sm89", "triton": "sm90"}
+
+
+def called_by_door(case, backend, backward=True):
+    """Return the results of a call without findings, by name, and the SimulatedDoor that made it."""
+    pytest.importorskip({"triton": "triton", "sm90": "cutlass", "sm100": "cutlass"}.get(backend, "torch"))
+    door = SimulatedDoor(backend, parse(ARCHS.get(backend, backend)))
+    options = dict(disable_recompute=True) if backend == "triton" else {}      # then nothing is built twice
+    found = door.call(case, backward, **options)
+    assert not door.findings, "\n".join(map(str, door.findings[:5]))
+    return found, door
 
 
 def check(case, backend="sm90", **options):

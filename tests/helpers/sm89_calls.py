@@ -2,15 +2,14 @@
 
 import dataclasses
 
-from cute_calls import assert_right, called, check
+from cute_calls import assert_right, called, check, seen_trained
 
-import kda
 from kda.tools.verify.cases import make_inputs
 from kda.tools.verify.definition import budgets
 from kda.tools.verify.doors import Door
 from kda.tools.verify.parity import judge
-from ptxkit import capture
 
+OF_SM89 = dict(arch="sm89", strict=True)
 D128 = dict(K=128, V=128)
 
 
@@ -28,23 +27,9 @@ def proven(case, **options):
 
 def trained(case, simulator=None, **options):
     """Return o, the final states and all gradients by name, states as (K, V), of a call without findings."""
-    found, findings = seen_trained(case, simulator, **options)
+    found, findings = seen_trained(case, "sm89", OF_SM89 | (simulator or {}), **options)
     assert not findings, "\n".join(map(str, findings[:5]))
     return found
-
-
-def seen_trained(case, simulator=None, **options):
-    """Return the same results, and the simulator's findings."""
-    turned = (lambda x: x.mT.contiguous()) if options.get("state_v_first") else (lambda x: x)
-    keywords = case.keywords | {"backend": "sm89"} | options
-    if keywords.get("initial_state") is not None:
-        keywords["initial_state"] = turned(keywords["initial_state"])
-    with capture(arch="sm89", **dict(strict=True) | (simulator or {})) as session:
-        out = kda.chunk_kda_fwd(**keywords)
-        grads = kda.chunk_kda_bwd(do=case.do, dht=turned(case.dht), **keywords)
-    found = {"o": out.o, "ht": out.final_state, **grads._asdict()}
-    found |= {name: turned(found[name]) for name in ("ht", "dh0") if found[name] is not None}
-    return {name: x for name, x in found.items() if x is not None}, session.findings
 
 
 def proven_trained(case, **options):

@@ -3,7 +3,11 @@
 import contextlib
 import functools
 import importlib
+import importlib.util
+from pathlib import Path
 from unittest import mock
+
+import torch
 
 from kda.backends.common import triton_launch
 from kda.backends.common.routine import forget_routines
@@ -57,6 +61,10 @@ def building_here(monkeypatch, fetch=built_here):
     forget_routines()
 
 
+def same_bits(a, b):
+    return a.dtype == b.dtype and torch.equal(a.contiguous().view(torch.uint8), b.contiguous().view(torch.uint8))
+
+
 class Unbuilt:
     """A kernel that is built once somebody asks for it: plans name more than one call launches."""
 
@@ -65,6 +73,19 @@ class Unbuilt:
 
     def __getattr__(self, name):
         return getattr(built_here(*self._made), name)
+
+
+def with_texts(module, function, folder, edits):
+    """Return a function of a copy of the module, in which texts are replaced by others."""
+    text = Path(importlib.util.find_spec(f"{BACKEND}.{module}").origin).read_text()
+    for old, new in edits.items():
+        assert old in text, f"{old!r} is not in the kernel"
+        text = text.replace(old, new)
+    (folder / "broken.py").write_text(text)
+    spec = importlib.util.spec_from_file_location(f"{BACKEND}.decode.broken", folder / "broken.py")
+    copied = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(copied)
+    return getattr(copied, function)
 
 
 def forget_plans():

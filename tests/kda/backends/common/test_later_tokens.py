@@ -4,35 +4,24 @@ import dataclasses
 
 import pytest
 import torch
-from cute_calls import TOKENS, changed
+from cute_calls import ANYWHERE, TOKENS, called_by_door, changed
 
 from kda.tools.verify.cases import make_inputs
-from kda.tools.verify.simulated import SimulatedDoor
-from ptxkit.compile.target import parse
 
 pytestmark = [pytest.mark.simulated, pytest.mark.usefixtures("one_thread", "libnvrtc", "kernels_built_here")]
 
-WORDS = {
-    "reference": dict(K=16, V=16, dtype="float32"), "sm89": dict(K=64, V=64, dtype="float32"),
-    "triton": dict(K=32, V=16), "sm90": dict(K=64, V=64), "sm100": {},
-}
-ARCHS = {"reference": "sm89", "triton": "sm90"}
-NEEDS = {"triton": "triton", "sm90": "cutlass", "sm100": "cutlass"}
 # In the first half of a block of 32 rows, in the second, and between two blocks and two chunks.  Gradients of float32
 # gates show every rounding.
 PLACES = [
     ("bounded", 46, "as q"), ("bounded", 46, "float32"), ("softplus", 46, "as q"), ("bounded", 9, "float32"),
     ("bounded", 57, "float32"), ("bounded", 64, "as q"), ("softplus", 64, "as q"),
 ]
-CASES = [(backend, *place) for backend in WORDS for place in PLACES]
+CASES = [(backend, *place) for backend in ANYWHERE for place in PLACES]
 
 
 def trained(case, backend):
     """Return o and the gradients of q, k, v, g and beta, by name."""
-    door = SimulatedDoor(backend, parse(ARCHS.get(backend, backend)))
-    options = dict(disable_recompute=True) if backend == "triton" else {}      # then nothing is built twice
-    found = door.call(case, True, **options)
-    assert not door.findings, "\n".join(map(str, door.findings[:5]))
+    found, _ = called_by_door(case, backend)
     return {name: found[name] for name in ("o", *(f"d{name}" for name in TOKENS))}
 
 
@@ -40,8 +29,7 @@ def trained(case, backend):
 @pytest.mark.parametrize(("backend", "gate", "t", "gates"), CASES)
 def test_nothing_depends_on_later_tokens_that_the_loss_does_not_read(backend, gate, t, gates):
     """The later tokens of the second call forget nearly all, and are larger."""
-    pytest.importorskip(NEEDS.get(backend, "torch"))
-    case = make_inputs(**dict(T=70, H=1, gate=gate) | WORDS[backend])
+    case = make_inputs(**dict(T=70, H=1, gate=gate) | ANYWHERE[backend])
     if gates == "float32":
         case = changed(case, g=torch.Tensor.float)
     case = dataclasses.replace(case, do=case.do.index_fill(1, torch.arange(t, 70), 0.0), dht=torch.zeros_like(case.dht))

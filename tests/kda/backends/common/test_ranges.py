@@ -9,7 +9,7 @@ import dataclasses
 
 import pytest
 import torch
-from cute_calls import assert_right, changed
+from cute_calls import ANYWHERE, assert_right, called_by_door, changed
 from naive import definition, make
 
 import kda
@@ -45,26 +45,17 @@ SWEEPS = {
     "norms of q and k": (dict(T=40), dict(q=sized, k=lambda x: sized(x.flip(1)))),
     "rates": (dict(T=8, H=21), dict(A_log=lambda x: torch.arange(-100.0, 101, 10), **NO_BIAS)),
 }
-ARCHS = {"reference": "sm89", "sm89": "sm89", "triton": "sm90", "sm90": "sm90", "sm100": "sm100"}
-FLOATS = dict(K=64, V=64, dtype="float32")
-WORDS = {
-    "reference": dict(K=16, V=16, dtype="float32"), "sm89": FLOATS, "triton": dict(K=32, V=16),
-    "sm90": dict(K=64, V=64), "sm100": {},
-}
 OF_THEIR_OWN = ("reference", "sm89", "triton")   # backends with a backward
 
 
 def case_of(backend, gate, shape, given):
-    return changed(make_inputs(**dict(H=1, gate=gate) | WORDS[backend] | shape), **given)
+    return changed(make_inputs(**dict(H=1, gate=gate) | ANYWHERE[backend] | shape), **given)
 
 
 def called(backend, case):
     """Return o, ht and the backend's gradients, by name, and their budgets."""
-    pytest.importorskip({"triton": "triton", "sm90": "cutlass", "sm100": "cutlass"}.get(backend, "torch"))
-    door, backward = SimulatedDoor(backend, parse(ARCHS[backend])), backend in OF_THEIR_OWN
-    options = dict(disable_recompute=True) if backend == "triton" else {}      # then nothing is built twice
-    found = door.call(case, backward, **options)
-    assert not door.findings, "\n".join(map(str, door.findings[:5]))
+    backward = backend in OF_THEIR_OWN
+    found, door = called_by_door(case, backend, backward)
     return found, budgets(case, door.rounding(case), backward)
 
 
@@ -77,7 +68,7 @@ def assert_is_the_definition(backend, case):
 @pytest.mark.spread(every=14)
 @pytest.mark.parametrize("sweep", SWEEPS)
 @pytest.mark.parametrize("gate", ["bounded", "softplus"])
-@pytest.mark.parametrize("backend", ARCHS)
+@pytest.mark.parametrize("backend", ANYWHERE)
 def test_calls_with_logits_rates_and_norms_of_any_size_are_the_definition(backend, gate, sweep):
     assert_is_the_definition(backend, case_of(backend, gate, *SWEEPS[sweep]))
 
@@ -95,7 +86,7 @@ def test_gradients_of_any_size_have_the_same_bits(backend, gate):
 
 
 @pytest.mark.spread(every=3)
-@pytest.mark.parametrize("backend", ARCHS)
+@pytest.mark.parametrize("backend", ANYWHERE)
 def test_decays_that_grow_by_e8_in_a_chunk_are_the_definition(backend):
     """What is given as a decay shall not be positive; but what follows from it is right where it is representable."""
     growing = case_of(backend, "given", dict(T=64), dict(g=spread(0, 0.25)))

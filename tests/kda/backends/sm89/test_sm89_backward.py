@@ -5,9 +5,9 @@ import functools
 
 import pytest
 import torch
-from cute_calls import RAGGED, TOKENS, assert_right, changed, rows_of
+from cute_calls import RAGGED, TOKENS, assert_right, changed, rows_of, seen_trained
 from kernel_faults import plant
-from sm89_calls import D128, case_of, lacking, proven_trained, seen_trained, trained
+from sm89_calls import D128, OF_SM89, case_of, lacking, proven_trained, trained
 from sm89_faults import BACKWARD as FAULTS
 
 import kda
@@ -224,7 +224,7 @@ def faulty(name):
 def ways_of_noticing(name, schedule=0):
     """Return the kinds of the simulator's findings in a call with its gradients, and "wrong answer"."""
     case, exact = faulty(name)
-    found, findings = seen_trained(case, dict(strict=True, schedule=schedule, early=schedule == 1))
+    found, findings = seen_trained(case, "sm89", OF_SM89 | dict(schedule=schedule, early=schedule == 1))
     wrong = any(not (found[name].double() - x).norm() < 3e-6 * x.norm() for name, x in exact.items())
     return {finding.kind for finding in findings} | ({"wrong answer"} if wrong else set())
 

@@ -10,9 +10,9 @@ import torch
 
 pytest.importorskip("triton", reason="needs triton")
 
-from cute_calls import COMMIT, LAYOUTS
+from cute_calls import COMMIT, LAYOUTS, seen_trained
 from kernel_faults import Fault, copy_backend
-from triton_calls import Unbuilt, built_here, forget_plans
+from triton_calls import Unbuilt, built_here, forget_plans, same_bits
 
 import kda
 from kda.backends.triton import call, plan
@@ -59,17 +59,9 @@ def changed(case, **given):
 
 def trained(arch, case, **options):
     """Return o, the final states and the gradients of one call by name, states as (K, V)."""
-    turned = (lambda x: x.mT.contiguous()) if options.get("state_v_first") else (lambda x: x)
-    keywords = case.keywords | {"disable_recompute": True, "backend": "triton"} | options
-    if keywords.get("initial_state") is not None:
-        keywords["initial_state"] = turned(keywords["initial_state"])
-    with capture(arch=arch) as session:
-        out = kda.chunk_kda_fwd(**keywords)
-        grads = kda.chunk_kda_bwd(do=case.do, dht=turned(case.dht), saved=out.saved, **keywords)
-    assert_clean(session.findings)
-    found = {"o": out.o, "ht": out.final_state, **grads._asdict()}
-    found |= {name: turned(found[name]) for name in ("ht", "dh0") if found[name] is not None}
-    return {name: x for name, x in found.items() if x is not None}
+    found, findings = seen_trained(case, "triton", dict(arch=arch), **{"disable_recompute": True} | options)
+    assert_clean(findings)
+    return found
 
 
 def check(case, found, limits=None):
@@ -78,10 +70,6 @@ def check(case, found, limits=None):
     assert found.keys() == limits.keys()
     rows = [judge("call", name, limit, found[name], case, whole=True) for name, limit in limits.items()]
     assert not any(row.wrong for row in rows), "\n".join(describe(row) for row in rows if row.wrong)
-
-
-def same_bits(a, b):
-    return a.dtype == b.dtype and torch.equal(a.contiguous().view(torch.uint8), b.contiguous().view(torch.uint8))
 
 
 def assert_same_bits(a, b):

@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import importlib.util
 import itertools
 
 import pytest
@@ -11,7 +10,7 @@ from drafts import beside_plain_decoding
 
 pytest.importorskip("triton", reason="needs triton")
 
-from triton_calls import building_here, built_here
+from triton_calls import building_here, built_here, compiled, same_bits, with_texts
 
 import kda
 from kda.backends.common import triton_launch
@@ -23,7 +22,6 @@ from kda.model.host import host_of
 from kda.model.problem import Problem, StepProblem
 from kda.tools.verify.steps import budgets, bytes_moved, copied, make_step, run_step
 from ptxkit import capture
-from ptxkit.compile import triton as door
 
 pytestmark = [pytest.mark.simulated, pytest.mark.usefixtures("one_thread")]
 
@@ -49,10 +47,6 @@ def check(x, found):
     for name, budget in budgets(x).items():
         measure = budget.measure(found[name])
         assert measure.used <= 1, f"{name}: {measure}"
-
-
-def same_bits(a, b):
-    return a.dtype == b.dtype and torch.equal(a.contiguous().view(torch.uint8), b.contiguous().view(torch.uint8))
 
 
 BFLOAT16 = dict(dtype="bfloat16")
@@ -335,20 +329,8 @@ def broken(tmp_path, monkeypatch):
     """Plant a fault in the kernel's source."""
 
     def plant(old, new):
-        with open(importlib.util.find_spec("kda.backends.triton.decode.step").origin) as file:
-            text = file.read()
-        assert old in text, f"{old!r} is not in the kernel"
-        (tmp_path / "broken.py").write_text(text.replace(old, new))
-        spec = importlib.util.spec_from_file_location("kda.backends.triton.decode.broken", tmp_path / "broken.py")
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-
-        @functools.cache
-        def compiled(recipe):
-            options = {"divisible": recipe.divisible, **recipe.options}
-            return door.compile(module.decode_step, recipe.signature, recipe.constants, target=recipe.target, **options)
-
-        monkeypatch.setattr(triton_launch, "fetch", compiled)
+        function = with_texts("decode.step", "decode_step", tmp_path, {old: new})
+        monkeypatch.setattr(triton_launch, "fetch", functools.partial(compiled, function))
         forget_routines()
 
     return plant

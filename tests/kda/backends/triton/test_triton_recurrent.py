@@ -2,14 +2,13 @@
 
 import dataclasses
 import functools
-import importlib.util
 
 import pytest
 import torch
 
 pytest.importorskip("triton", reason="needs triton")
 
-from triton_calls import building_here, built_here, compiled
+from triton_calls import building_here, built_here, compiled, same_bits, with_texts
 
 import kda
 from kda.backends.common import triton_launch
@@ -110,10 +109,6 @@ def check(p, x, found):
         measure = budget.measure(tensor)
         assert measure.used <= 1, f"{name} of {p}: {measure}"
     return found
-
-
-def same_bits(a, b):
-    return a.dtype == b.dtype and torch.equal(a.contiguous().view(torch.uint8), b.contiguous().view(torch.uint8))
 
 
 # every option
@@ -499,18 +494,9 @@ def broken(tmp_path, monkeypatch):
     """Plant a fault in the kernel's source."""
 
     def plant(old, new):
-        source = importlib.util.find_spec("kda.backends.triton.decode.kernel").origin
-        with open(source) as file:
-            text = file.read()
-        assert text.count(old) >= 1, f"{old!r} is not in the kernel"
-        text = text.replace(old, new)
-        if "before" in new:
-            text = text.replace("        S *= decay_of", "        before = S\n        S *= decay_of")
-        (tmp_path / "broken.py").write_text(text)
-        spec = importlib.util.spec_from_file_location("kda.backends.triton.fwd.broken", tmp_path / "broken.py")
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-        monkeypatch.setattr(triton_launch, "fetch", functools.partial(compiled, module.recurrent))
+        before = {"        S *= decay_of": "        before = S\n        S *= decay_of"} if "before" in new else {}
+        function = with_texts("decode.kernel", "recurrent", tmp_path, {old: new, **before})
+        monkeypatch.setattr(triton_launch, "fetch", functools.partial(compiled, function))
 
     return plant
 
