@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from cute_calls import changed, drawn, gradients, judged_gradients
+from cute_calls import changed, drawn, gradients, judged_gradients, rows_of
 from kernel_faults import assert_noticed, plant
 from sm100_faults import BACKWARD as FAULTS
 
@@ -59,9 +59,9 @@ def test_no_kernel_of_a_bounded_gate_spills_but_grads_8_bytes_and_64_of_packed_c
     assert all(bytes_ <= most.get(kind, 0) for kind, bytes_ in spilt.items())
 
 
-@pytest.mark.spread(every=18)
-@pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
-def test_a_planted_fault_is_noticed(fault, tmp_path, monkeypatch):
+@rows_of(FAULTS, commit=["G is read before it is there"])
+def test_a_planted_fault_is_noticed(name, tmp_path, monkeypatch):
+    fault = FAULTS[name]
     plant(fault, tmp_path, monkeypatch, "sm100")
     monkeypatch.setattr(launch.TRAINING, "plan", lambda p, sms: plan.training_plan(p, 1))       # one item after another
     case = drawn(T=150)
@@ -77,6 +77,8 @@ def test_a_fault_of_grads_is_one_of_that_stage(name, tmp_path, monkeypatch):
     assert not found.passed and any("dg: " in line for line in found.details)
 
 
+@pytest.mark.exhaustive
+@pytest.mark.commit
 def test_its_page_says_what_is_counted():
     """At most what was asked for: 60,000 instructions, 5,600 bytes and 22 MFLOP back, 26,000 instructions up."""
     root = Path(__file__).parents[4]

@@ -189,6 +189,8 @@ def test_hard_inputs_are_within_budget(name):
     proven_trained(changed(case_of(T=70), **HARD[name]))
 
 
+@pytest.mark.exhaustive
+@pytest.mark.commit
 @pytest.mark.parametrize("size", [-1000.0, -torch.inf])
 def test_decays_whose_products_vanish_have_gradients(size):
     case = changed(case_of(T=70, gate="given"), g=lambda x: (0.01 * x).index_fill(1, torch.arange(3, 70, 9), size))
