@@ -610,7 +610,7 @@ def test_no_kernel_spills(arch):
     assert len(found) > 6 and not [config for config in found if kernel(config, arch).spills]
 
 
-CTAS = {                                     # of an SM
+CTAS = {                                     # with how many of them an SM has room for
     "operands": (operands_config(case_of(T=1)), 3),
     "operands of any gate": (operands_config(case_of(T=1, gate="softplus")), 2),
     "record": (RecordConfig(False, "sequences", "float32", True, False), 1),
