@@ -45,7 +45,7 @@ class HostCost(NamedTuple):
     direction: str
     backend: str
     idle: Timings
-    empty: Timings                           # of the empty Function, in turn with the others
+    empty: Timings                           # those of the empty Function, in turn with the others
     busy: Timings | None                      # None without a GPU
     launches: int                            # launches of our kernels
     of_torch: int | None                     # kernels, copies and fills of torch's; None where no profiler sees them
