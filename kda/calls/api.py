@@ -38,7 +38,7 @@ from kda.checks.calls import (
 )
 from kda.checks.gate import GATE, GateCall
 from kda.checks.keywords import names_of, refuse_unknown
-from kda.checks.memo import Outline, are_plain
+from kda.checks.memo import Memo, Outline, are_plain, kind_of_call
 from kda.errors import InputError, InputTypeError, KdaError, NoBackendError
 from kda.model.bundles import Grads, Kept, MadeWith, OpaqueSaved, Outputs, Save, Saved, saved_outlines
 from kda.model.gates import wide_dtype
@@ -479,13 +479,20 @@ def fused_kda_gate(
     return autograd.call("gate", g, A_log, dt_bias, lower_bound, output_dtype)[0]
 
 
+_TRAINING: Memo[autograd.TrainingCall] = Memo()
+
+
 def _training_call(inputs: Inputs, options: Options) -> tuple[Tensor, Tensor | None]:
     """Make a training call with plain tensors, without an operator."""
-    call, requested = Call("chunk_kda", inputs, options), backend_asked(options.backend)
-    problem = operate(problem_of, call, call)
-    way = route(problem, requested, what_is_saved(problem, requested, saves_states(options)))
-    training_call = autograd.TrainingCall(options, way)
-    return operate(autograd.ChunkKda.apply, call, training_call, *inputs[: len(autograd.INPUTS)])
+    requested, call = backend_asked(options.backend), Call("chunk_kda", inputs, options)
+    key = operate(kind_of_call, call, inputs, options, requested, stand_in())
+    known = _TRAINING.get(key)
+    if known is None or inputs.cu_seqlens is not None:                         # offsets are checked each time
+        problem = operate(problem_of, call, call)
+        if known is None:
+            saved = what_is_saved(problem, requested, saves_states(options))
+            known = _TRAINING.remember(key, autograd.TrainingCall(options, route(problem, requested, saved)))
+    return operate(autograd.ChunkKda.apply, call, known, *inputs[: len(autograd.INPUTS)])
 
 
 def _saved_by(inputs: Inputs, options: Options) -> Save:
