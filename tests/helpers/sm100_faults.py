@@ -101,7 +101,7 @@ FORWARD = faults({"common/cute/rows": {
     "columns of 8 rows are read before all lanes have them": (
         "long", "race-lanes", f"cute.arch.sync_warp(){50 * SPACE}# columns of 8", "# columns of 8"
     ),
-}, "sm100/parts/work_item": {
+}, "sm100/parts/walks": {
     "a sequence and head are another's before all know them": (
         "walk", "race-write-read", f"self.team.meet(){55 * SPACE}# all", "# all"
     ),

@@ -204,8 +204,8 @@ FAULTS = faults(name="{case}: {says}", files={"common/cute/teams": {
         "pair", "race-lanes",
         "cute.arch.sync_warp()\n"
         "        with cute.arch.elect_one():\n"
-        "            if cutlass.const_expr(self.c.ctas == 1)",
-        "with cute.arch.elect_one():\n            if cutlass.const_expr(self.c.ctas == 1)"
+        "            if self.c.ctas == 1",
+        "with cute.arch.elect_one():\n            if self.c.ctas == 1"
     ),
     "a tile leaves before its stage is free": (
         "four", "race-read-write", "cute.arch.mbarrier_wait(ring.credit + group, turn & 1)", "pass", 2
@@ -247,7 +247,6 @@ FAULTS = faults(name="{case}: {says}", files={"common/cute/teams": {
     "dt_bias is read before it is there": (
         "any_gate", "race-write-read", f"self.team.meet(){51 * SPACE}# dt_bias", "pass  #", 2
     ),
-}, "sm90/parts/rows": {
     "rows are read before they are there": (
         "four", "race-write-write", "cute.arch.cp_async_wait_group(0)", "cute.arch.cp_async_wait_group(1)"
     ),
@@ -335,8 +334,6 @@ FAULTS = faults(name="{case}: {says}", files={"common/cute/teams": {
         "kept by four", "race-read-write", "ring.stored if cutlass.const_expr(self.c.has_r) else ring.read",
         "ring.read", 2
     ),
-}, "common/cute/clear": {
-    "a token of none is left as it is": ("pair, packed", "wrong answer", "first, x.T,", "first, x.T - 1,"),
 }, "common/cute/grads/gate": {
     "tokens past the end have a share of dt_bias": (
         "gradients", "wrong answer", "slope = slope if counts else Float32(0.0)"
@@ -389,7 +386,7 @@ FAULTS = faults(name="{case}: {says}", files={"common/cute/teams": {
     "edge is read before all of it is there": (
         "stream_of_segments", "race-write-read", "            cute.arch.sync_threads()\n", ""
     ),
-}, "common/cute/order": {
+}, "common/cute/entry": {
     "the kernel ahead is not waited for": ("pair, packed", "race-grids", "cute.arch.griddepcontrol_wait()"),
 }, "common/cute/pairs": {
     "a token does not read what it wrote": (
@@ -407,6 +404,7 @@ FAULTS = faults(name="{case}: {says}", files={"common/cute/teams": {
         "any_gate", "race-write-read", f"self.team.meet(){55 * SPACE}# the sums over first", "pass  #", 2
     ),
 }, "common/cute/segments": {
+    "a token of none is left as it is": ("pair, packed", "wrong answer", "first, x.T,", "first, x.T - 1,"),
     "a segment's tokens are another's": (
         "stream_of_segments", "wrong answer", "return begin + first,", "return begin,"
     ),

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -49,15 +48,8 @@ def forget_routines() -> None:
 
 class Allocation(NamedTuple):
     shape: tuple[int, ...]
-    strides: tuple[int, ...]                 # torch makes a tensor faster if it knows them
     dtype: torch.dtype
     zeroed: bool
-
-    @classmethod
-    def contiguous(cls, shape: Sequence[int], dtype: torch.dtype, zeroed: bool = False) -> Allocation:
-        sizes = [max(size, 1) for size in shape]
-        strides = tuple(math.prod(sizes[i + 1:]) for i in range(len(sizes)))
-        return cls(tuple(shape), strides, dtype, zeroed)
 
 
 class Phase(NamedTuple):
@@ -74,11 +66,10 @@ class Routine(NamedTuple):
 
     def __call__(self, like: Tensor, tensors: list[Tensor | None]) -> list[Any]:
         """Run it with the tensors that its Draft names, and return the results; None for one that there is not."""
-        device = like.device
         for phase in self.phases:
-            for shape, strides, dtype, zeroed in phase.tensors:
-                x = torch.empty_strided(shape, strides, dtype=dtype, device=device)
-                tensors.append(x.zero_() if zeroed else x)
+            for shape, dtype, zeroed in phase.tensors:
+                make = like.new_zeros if zeroed else like.new_empty
+                tensors.append(make(shape, dtype=dtype))
             phase.launches(tensors)
             for slot in phase.released:
                 tensors[slot] = None
@@ -117,7 +108,7 @@ class Draft:
 
     def tensor(self, shape: Sequence[int], dtype: str, zeroed: bool = False) -> Location:
         """Return a tensor that each call allocates: a result, or what is zero at the beginning."""
-        self._tensors.append(Allocation.contiguous(shape, getattr(torch, dtype), zeroed))
+        self._tensors.append(Allocation(tuple(shape), getattr(torch, dtype), zeroed))
         return Location(self._next_slot())
 
     def memory(self) -> Memory:
@@ -168,7 +159,6 @@ class Draft:
         return self._count - 1
 
     def _end_phase(self, released: tuple[int, ...]) -> None:
-        tensors = [Allocation.contiguous((x.size,), torch.uint8) if isinstance(x, Memory) else x
-                   for x in self._tensors]
+        tensors = [Allocation((x.size,), torch.uint8, False) if isinstance(x, Memory) else x for x in self._tensors]
         self._phases.append(Phase(tuple(tensors), LaunchList(self._launches, self._count), released))
         self._tensors, self._launches = [], []

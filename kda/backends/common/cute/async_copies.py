@@ -4,7 +4,6 @@ import cutlass.cute as cute
 from cutlass import Int32, Uint32
 
 
-@cute.jit
 def bulk_copy(to, source, size, full):
     """Begin a copy to shared memory, whose bytes the barrier counts."""
     cute.arch.inline_ptx(
@@ -13,7 +12,6 @@ def bulk_copy(to, source, size, full):
     )
 
 
-@cute.jit
 def bulk_store(to, source, size):
     """Copy to global memory; the copy joins this thread's current group of copies."""
     cute.arch.inline_ptx(
@@ -22,7 +20,6 @@ def bulk_store(to, source, size):
     )
 
 
-@cute.jit
 def copy_16_bytes_later(address, to):
     """Begin a copy of 16 bytes of global memory to shared memory."""
     cute.arch.inline_ptx(
@@ -30,7 +27,6 @@ def copy_16_bytes_later(address, to):
     )
 
 
-@cute.jit
 def arrive_when_copied(full):
     """Arrive once at the barrier when this thread's copies of 16 bytes so far have ended."""
     cute.arch.inline_ptx(
@@ -38,7 +34,6 @@ def arrive_when_copied(full):
     )
 
 
-@cute.jit
 def bulk_copy_to_neighbour(source, to, size, full, rank):
     """Copy to the shared memory of another CTA of the cluster, whose barrier counts the bytes."""
     cute.arch.inline_ptx(
@@ -50,7 +45,6 @@ def bulk_copy_to_neighbour(source, to, size, full, rank):
     )
 
 
-@cute.jit
 def prefetch(address):
     """Prefetch 128 bytes of global memory into L2."""
     cute.arch.inline_ptx("prefetch.global.L2 [{$r0}];", read_only_args=[address])

@@ -15,23 +15,17 @@ has one row of h and half of its sum.  M is transposed, so that neighbouring thr
   shared memory: h (K, 8) float32, the other halves (K, 8) float32
 """
 
-from __future__ import annotations
-
 import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int64
 from cutlass.memory import SmemAllocator
 
-from ptxkit.compile import cutedsl
-from ptxkit.compile.target import Target
-
-from . import entry
-from .configs import STRIP, ComposeConfig
+from .configs import STRIP
 from .copies import load, load_one, store
-from .order import permit_early_launch, wait_for_the_kernel_before
+from .entry import Entry, permit_early_launch, wait_for_the_kernel_before
 
 
-class Compose(entry.Entry):
+class Compose(Entry):
     @cute.kernel
     def kernel(self, x):
         K = self.c.K
@@ -83,38 +77,33 @@ class Compose(entry.Entry):
                 for e in cutlass.range_constexpr(STRIP):
                     store(ht + self.in_state(row, column + e), [load_one(h + first + e)])
 
-    @cute.jit
     def half_of_row(self, M, number, row, half):
         """Half a row of a matrix, which lies transposed: neighbouring threads read neighbouring elements; of its
         transpose a thread reads all that it needs from one place."""
         K = self.c.K
-        if cutlass.const_expr(self.c.back):
+        if self.c.back:
             source = M + (Int64(number) * (K * K) + row * K + half * (K // 2))
             found = [load(source + i, 4) for i in range(0, K // 2, 4)]
             return [four[e] for four in found for e in range(4)]
         of_row = M + (Int64(number) * (K * K) + half * (K * K // 2) + row)
         return [load_one(of_row + i * K) for i in range(K // 2)]
 
-    @cute.jit
     def place(self, segment, HV, head, row, column):
         """Elements from the first of (segments, HV, K, V)."""
         return Int64(segment * HV + head) * (self.c.K * self.c.V) + row * self.c.V + column
 
-    @cute.jit
     def in_state(self, row, column):
         """Elements from the first of a state in the caller's layout."""
-        return column * self.c.K + row if cutlass.const_expr(self.c.v_first) else row * self.c.V + column
+        return column * self.c.K + row if self.c.v_first else row * self.c.V + column
 
-    @cute.jit
     def entering(self, h0, number, row, column):
         """A row of the state that enters the sequence."""
         found = [Float32(0.0)] * STRIP
-        if cutlass.const_expr(self.c.h0):
+        if self.c.h0:
             state = h0 + Int64(number) * (self.c.K * self.c.V)
-            for e in cutlass.range_constexpr(STRIP):
+            for e in range(STRIP):
                 found[e] = load_one(state + self.in_state(row, column + e)).to(Float32)
         return found
 
 
-def build(c: ComposeConfig, target: Target) -> cutedsl.Compiled:
-    return entry.compile(Compose, c, target)
+build = Compose.build

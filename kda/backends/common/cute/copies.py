@@ -41,69 +41,65 @@ def in_global(address, dtype):
     return cute.make_ptr(dtype, address, cute.AddressSpace.gmem)
 
 
-@cute.jit
-def neighbours(pointer, count: cutlass.Constexpr):
+def neighbours(pointer, count: int):
     """`count` elements in memory, where so many together are aligned."""
     align = count * pointer.dtype.width // 8                                   # Pointer.align would round it up
     known = cute.make_ptr(pointer.dtype, pointer.toint(), pointer.memspace, assumed_align=align)
     return cute.make_tensor(known, cute.make_layout(count))
 
 
-@cute.jit
-def load(pointer, count: cutlass.Constexpr = 1):
+def load(pointer, count: int = 1):
     """Load `count` neighbouring elements."""
     kept = cute.make_rmem_tensor(count, pointer.dtype)
     cute.autovec_copy(neighbours(pointer, count), kept)
     return kept
 
 
-@cute.jit
 def load_one(pointer):
     return load(pointer)[0]
 
 
-@cute.jit
 def store(pointer, values):
     """Neighbours, rounded to what lies there."""
     kept = cute.make_rmem_tensor(len(values), pointer.dtype)
-    for i in cutlass.range_constexpr(len(values)):
+    for i in range(len(values)):
         kept[i] = values[i].to(pointer.dtype)
     cute.autovec_copy(kept, neighbours(pointer, len(values)))
 
 
-@cute.jit
 def floats(kept):
     """float32 of what `load` has brought."""
-    if cutlass.const_expr(kept.element_type is BFloat16):
+    if kept.element_type is BFloat16:
         words, wide = cute.recast_tensor(kept, Uint32), cute.make_rmem_tensor(cute.size(kept), Uint32)
-        for w in cutlass.range_constexpr(cute.size(words)):
+        for w in range(cute.size(words)):
             wide[2 * w], wide[2 * w + 1] = both_halves(words[w])
         kept = cute.recast_tensor(wide, Float32)
     return [kept[i].to(Float32) for i in range(cute.size(kept))]
 
 
-@cute.jit
+def floats_of(words):
+    """float32 of words of two bfloat16."""
+    return [half.bitcast(Float32) for word in words for half in both_halves(word)]
+
+
 def both_halves(word):
     """Two bfloat16 of a word as float32."""
     return word << Uint32(16), word & Uint32(0xFFFF0000)
 
 
-@cute.jit
 def words_of(values):
     """Words of two bfloat16."""
     kept = cute.make_rmem_tensor(len(values), BFloat16)
-    for i in cutlass.range_constexpr(len(values)):
+    for i in range(len(values)):
         kept[i] = values[i].to(BFloat16)
     words = cute.recast_tensor(kept, Uint32)
     return [words[w] for w in range(len(values) // 2)]
 
 
-@cute.jit
 def compute_words_now(words):
     """An empty statement that reads them: NVVM would round values where words of them are used."""
     cute.arch.inline_ptx("{ }", read_only_args=words)
 
 
-@cute.jit
 def copy_16_bytes(source, to):
     cute.autovec_copy(load(source, 128 // source.dtype.width), neighbours(to, 128 // to.dtype.width))

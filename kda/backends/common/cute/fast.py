@@ -11,78 +11,49 @@ LOG1P = (0.9999998211860657, -0.4999740421772003, 0.33275479078292847, -0.244954
          -0.10768171399831772, 0.04408963397145271, -0.008539208211004734)
 
 
-@cute.jit
-def exp2(x):
-    return cute.arch.inline_ptx("ex2.approx.ftz.f32 {$w0}, {$r0};", write_only_types=[Float32], read_only_args=[x])
+def instruction(text, dtype):
+    """Return the function that emits an instruction of its operands, in PTX, and returns what it writes."""
+    def emit(*operands):
+        return cute.arch.inline_ptx(text, write_only_types=[dtype], read_only_args=list(operands))
+    return emit
 
 
-@cute.jit
-def log2(x):
-    return cute.arch.inline_ptx("lg2.approx.ftz.f32 {$w0}, {$r0};", write_only_types=[Float32], read_only_args=[x])
+exp2 = instruction("ex2.approx.ftz.f32 {$w0}, {$r0};", Float32)
+log2 = instruction("lg2.approx.ftz.f32 {$w0}, {$r0};", Float32)
+reciprocal = instruction("rcp.approx.ftz.f32 {$w0}, {$r0};", Float32)
+rsqrt = instruction("rsqrt.approx.ftz.f32 {$w0}, {$r0};", Float32)
+whole = instruction("cvt.rni.f32.f32 {$w0}, {$r0};", Float32)                 # the nearest integer
+distance = instruction(                                                        # -|x - y|
+    "{.reg .f32 t; sub.ftz.f32 t, {$r0}, {$r1}; abs.f32 t, t; neg.f32 {$w0}, t;}", Float32
+)
+times_pair = instruction("mul.rn.bf16x2 {$w0}, {$r0}, {$r1};", Uint32)        # words of two bfloat16
+larger = instruction("max.NaN.f32 {$w0}, {$r0}, {$r1};", Float32)
+smaller = instruction("min.NaN.f32 {$w0}, {$r0}, {$r1};", Float32)
+clamped = instruction(
+    "{.reg .f32 t; min.NaN.f32 t, {$r0}, {$r1}; max.NaN.f32 {$w0}, t, {$r2};}", Float32
+)
+multiply_add = instruction("mad.wide.s32 {$w0}, {$r0}, {$r1}, {$r2};", Int64)
 
 
-@cute.jit
-def reciprocal(x):
-    return cute.arch.inline_ptx("rcp.approx.ftz.f32 {$w0}, {$r0};", write_only_types=[Float32], read_only_args=[x])
-
-
-@cute.jit
-def rsqrt(x):
-    return cute.arch.inline_ptx("rsqrt.approx.ftz.f32 {$w0}, {$r0};", write_only_types=[Float32], read_only_args=[x])
-
-
-@cute.jit
 def at_least(x, low):
     """max that keeps a nan."""
-    return cute.arch.inline_ptx(
-        "max.NaN.f32 {$w0}, {$r0}, {$r1};", write_only_types=[Float32], read_only_args=[x, Float32(low)]
-    )
+    return larger(x, Float32(low))
 
 
-@cute.jit
-def whole(x):
-    """The nearest integer."""
-    return cute.arch.inline_ptx("cvt.rni.f32.f32 {$w0}, {$r0};", write_only_types=[Float32], read_only_args=[x])
-
-
-@cute.jit
-def times_pair(x, y):
-    """Multiply words of two bfloat16."""
-    return cute.arch.inline_ptx("mul.rn.bf16x2 {$w0}, {$r0}, {$r1};", write_only_types=[Uint32], read_only_args=[x, y])
-
-
-@cute.jit
 def sigmoid(x):
     return reciprocal(Float32(1.0) + exp2(Float32(-LOG2_E) * x))
 
 
-@cute.jit
 def finite(x):
     """At most what log2(e) times is finite, too."""
-    return cute.arch.inline_ptx(
-        "min.NaN.f32 {$w0}, {$r0}, {$r1};", write_only_types=[Float32], read_only_args=[x, Float32(2.3e38)]
-    )
+    return smaller(x, Float32(2.3e38))
 
 
-@cute.jit
 def bounded(x):
     """A finite number that a gate cannot tell from x; nan stays."""
-    return cute.arch.inline_ptx(
-        "{.reg .f32 t; min.NaN.f32 t, {$r0}, {$r1}; max.NaN.f32 {$w0}, t, {$r2};}", write_only_types=[Float32],
-        read_only_args=[x, Float32(3.0e38), Float32(-3.0e38)],
-    )
+    return clamped(x, Float32(3.0e38), Float32(-3.0e38))
 
 
-@cute.jit
-def distance(x, y):
-    """-|x - y|."""
-    return cute.arch.inline_ptx(
-        "{.reg .f32 t; sub.ftz.f32 t, {$r0}, {$r1}; abs.f32 t, t; neg.f32 {$w0}, t;}", write_only_types=[Float32],
-        read_only_args=[x, y],
-    )
-
-
-@cute.jit
 def softplus(x):
     """max(x, 0) + log(1 + e) of e = exp(-|x|)."""
     e = exp2(distance(x, Float32(0.0)) * Float32(LOG2_E))
@@ -92,9 +63,6 @@ def softplus(x):
     return p * e + at_least(x, 0.0)
 
 
-@cute.jit
 def row(address, number, size):
     """The address of row `number`, of `size` bytes each."""
-    return cute.arch.inline_ptx(
-        "mad.wide.s32 {$w0}, {$r0}, {$r1}, {$r2};", write_only_types=[Int64], read_only_args=[number, size, address]
-    )
+    return multiply_add(number, size, address)

@@ -11,7 +11,6 @@ from cutlass import Float32, Uint32
 from .tile import C
 
 
-@cute.jit
 def accumulator_places(thread):
     """(row of [k; q], row of k) of each element that a thread of the first four warps holds of their product."""
     warp, lane = thread >> 5, thread & 31
@@ -33,13 +32,11 @@ def sum_over_lanes(values, lanes: cutlass.Constexpr = 32):
     return values[0]
 
 
-@cute.jit
 def times(x, y):
     """Element by element."""
     return [a * b for a, b in zip(x, y)]
 
 
-@cute.jit
 def tf32s(*values):
     """Operands of mma_tf32, rounded to nearest: the product alone would cut them off."""
     return [
@@ -49,8 +46,7 @@ def tf32s(*values):
     ]
 
 
-@cute.jit
-def mma(kinds: cutlass.Constexpr, acc, a, b):
+def mma(kinds: str, acc, a, b):
     """acc + a @ b of four, four and two registers of each lane."""
     return cute.arch.inline_ptx(
         f"mma.sync.aligned.{kinds}.f32 " "{{$w0}, {$w1}, {$w2}, {$w3}}, "
@@ -69,7 +65,6 @@ def mma_bf16(acc, a, b):
     return mma("m16n8k16.row.col.f32.bf16.bf16", acc, a, b)
 
 
-@cute.jit
 def two_mma_bf16(a, b):
     """a[0] @ b[0] + a[1] @ b[1], of the same shapes."""
     one = "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32"
@@ -81,8 +76,7 @@ def two_mma_bf16(a, b):
     )
 
 
-@cute.jit
-def load_matrices(pointer, transposed: cutlass.Constexpr = False):
+def load_matrices(pointer, transposed: bool = False):
     """Four 8 x 8 matrices, of each of which eight lanes give the addresses of rows."""
     direction = ".trans" if transposed else ""
     return cute.arch.inline_ptx(
@@ -91,8 +85,7 @@ def load_matrices(pointer, transposed: cutlass.Constexpr = False):
     )
 
 
-@cute.jit
-def store_matrices(pointer, words, transposed: cutlass.Constexpr = False):
+def store_matrices(pointer, words, transposed: bool = False):
     """The reverse of `load_matrices`."""
     direction = ".trans" if transposed else ""
     cute.arch.inline_ptx(

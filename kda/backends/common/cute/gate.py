@@ -9,8 +9,6 @@ Registers hold gc as a sum over the warp's own rows.  What the rows of the warps
 gc_last.
 """
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import cutlass
@@ -40,14 +38,13 @@ class Gate:
     def __init__(self, config, team):
         self.c, self.team = config, team
 
-    @cute.jit
     def rows_of_head(self, x, token, head):
         """HeadRows from a token on."""
         K, of_q = self.c.K, head
-        if cutlass.const_expr(self.c.grouped):
+        if self.c.grouped:
             of_q = head // (x.HV // x.H)
         rate = Float32(1.0)
-        if cutlass.const_expr(self.c.rate):
+        if self.c.rate:
             rate = fast.finite(fast.exp2(load_one(x.A_log + head) * Float32(fast.LOG2_E)))
         q, k = x.q + (token * x.H + of_q) * K, x.k + (token * x.H + of_q) * K
         g, beta = x.g + (token * x.HV + head) * K, x.beta + (token * x.HV + head)
@@ -79,22 +76,21 @@ class Gate:
     def row_within(self, row, tokens):
         return cutlass.min(row, tokens - 1)
 
-    @cute.jit
     def sum_of_decays(self, raw_g, weight, head_rows, d):
         """g2 of the warp's rows, summed up to each of them."""
         c, E = self.c, self.c.K // 32
         bias = head_rows.bias
-        if cutlass.const_expr(c.bias):
+        if c.bias:
             bias = load(head_rows.bias + d, E)
         gc = []
-        for r in cutlass.range_constexpr(WARP_ROWS):
+        for r in range(WARP_ROWS):
             row = []
-            for e in cutlass.range_constexpr(E):
+            for e in range(E):
                 logit = raw_g[r][e]
-                if cutlass.const_expr(c.bias):
+                if c.bias:
                     logit += bias[e]
                 g2 = self.log2_decay(logit, head_rows, weight[r])
-                row.append(g2 + gc[r - 1][e] if cutlass.const_expr(r > 0) else g2)
+                row.append(g2 + gc[r - 1][e] if r > 0 else g2)
             gc.append(row)
         return gc
 
@@ -111,31 +107,27 @@ class Gate:
         decay = fast.at_least(Float32(fast.LOG2_E) * logit, fast.FLOOR)
         return decay if weight != Float32(0.0) else Float32(0.0)
 
-    @cute.jit
     def norms(self, raw_q, raw_k):
         """1 / |q| and 1 / |k| of the warp's rows."""
         squares = []
         for rows in (raw_q, raw_k):
-            for r in cutlass.range_constexpr(WARP_ROWS):
+            for r in range(WARP_ROWS):
                 squares.append(self.square(rows[r]))
         total = sum_over_lanes(squares)
         found = fast.rsqrt(total + Float32(fast.NORM_EPS))
         each = [cute.arch.shuffle_sync(found, 4 * i) for i in range(2 * WARP_ROWS)]
         return each[:WARP_ROWS], each[WARP_ROWS:]
 
-    @cute.jit
     def load_floats(self, pointer):
         return floats(load(pointer, self.c.K // 32))
 
-    @cute.jit
     def times(self, row, x):
         """Multiply each element of a row by a number."""
         return [element * x for element in row]
 
-    @cute.jit
     def square(self, row):
         total = Float32(0.0)
-        for e in cutlass.range_constexpr(self.c.K // 32):
+        for e in range(self.c.K // 32):
             total += row[e] * row[e]
         return total
 
@@ -159,7 +151,6 @@ class Gate:
             store(sums + ((WARPS + 1) * K + thread), [total])
         self.team.meet()                                                       # the sums before each warp are there
 
-    @cute.jit
     def sums_of_chunk(self, sums, d):
         """The sum before this warp's rows, g2 of the chunk's first row, and gc_last."""
         return [load(sums + (row * self.c.K + d), self.c.K // 32) for row in (self.team.warp(), WARPS, WARPS + 1)]

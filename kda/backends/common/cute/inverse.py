@@ -10,8 +10,6 @@ Both merges make Y A first: its rows come out as columns of the other operand of
 is rows of X, are counted in pairs.
 """
 
-from __future__ import annotations
-
 import cutlass
 import cutlass.cute as cute
 from cutlass import BFloat16, Float32
@@ -54,7 +52,6 @@ class Inverse:
         cute.arch.sync_warp()                                                  # columns of 16 rows are there
         self.merge_blocks_of_16(A_kk, columns, TB, whole, b)
 
-    @cute.jit
     def merge_blocks_of_8(self, A_kk, columns, TB, whole, b):
         """-Y A X of 8 rows each: the upper 8 rows of products are of the first pair, the lower 8 of the second."""
         row, k = cute.arch.lane_idx() // 4, cute.arch.lane_idx() % 4
@@ -62,45 +59,42 @@ class Inverse:
         y = tf32s(*[load_one(of_Y + place * PITCH_INVERSE) for place in (0, 16, 4, 20)])
         of_X = [load(columns + ((row + 16 * p) * PITCH_INVERSE + 2 * k), 2) for p in range(2)]
         x = tf32s(of_X[0][0], of_X[1][0], of_X[0][1], of_X[1][1])
-        for p in cutlass.range_constexpr(2):
+        for p in range(2):
             of_A = A_kk + ((16 * p + 8 + k) * PITCH_A + 16 * p + row)
             YA = mma_tf32([Float32(0.0)] * 4, y, tf32s(load_one(of_A), load_one(of_A + 4 * PITCH_A)))
             found = mma_tf32([Float32(0.0)] * 4, x, tf32s(-YA[2 * p], -YA[2 * p + 1]))[2 * p : 2 * p + 2]
             store(columns + ((16 * p + row) * PITCH_INVERSE + 8 + 2 * k), found)
             self.put(TB, whole, b, 16 * p + row, 16 * p + 8 + 2 * k, found)
 
-    @cute.jit
     def merge_blocks_of_16(self, A_kk, columns, TB, whole, b):
         row, k = cute.arch.lane_idx() // 4, cute.arch.lane_idx() % 4
         YA, found = [[Float32(0.0)] * 4, [Float32(0.0)] * 4], [[Float32(0.0)] * 4, [Float32(0.0)] * 4]
-        for step in cutlass.range_constexpr(0, 16, 8):
+        for step in range(0, 16, 8):
             of_Y = columns + ((16 + step + k) * PITCH_INVERSE + row)
             y = tf32s(*[load_one(of_Y + offset) for offset in (0, 8, 4 * PITCH_INVERSE, 4 * PITCH_INVERSE + 8)])
-            for n in cutlass.range_constexpr(2):
+            for n in range(2):
                 of_A = A_kk + ((16 + step + k) * PITCH_A + 8 * n + row)
                 YA[n] = mma_tf32(YA[n], y, tf32s(load_one(of_A), load_one(of_A + 4 * PITCH_A)))
-        for step in cutlass.range_constexpr(2):
+        for step in range(2):
             upper, lower = [load(columns + ((row + r) * PITCH_INVERSE + 8 * step + 2 * k), 2) for r in (0, 8)]
             x = tf32s(upper[0], lower[0], upper[1], lower[1])
-            for n in cutlass.range_constexpr(2):
+            for n in range(2):
                 found[n] = mma_tf32(found[n], x, tf32s(-YA[step][2 * n], -YA[step][2 * n + 1]))
-        for n in cutlass.range_constexpr(2):
-            for r in cutlass.range_constexpr(2):
+        for n in range(2):
+            for r in range(2):
                 self.put(TB, whole, b, row + 8 * r, 16 + 8 * n + 2 * k, found[n][2 * r : 2 * r + 2])
 
-    @cute.jit
     def put(self, TB, whole, b, column, row, values):
         """Some rows of a column of the inverse."""
         of_column = Float32(1.0)
-        if cutlass.const_expr(b is not None):
+        if b is not None:
             of_column = b[column]
         store(TB + self.TB_at(column, row) // 2, [x * of_column for x in values])
-        if cutlass.const_expr(self.kept):
+        if self.kept:
             self.put_whole(whole, column, row, values)
 
-    @cute.jit
     def put_whole(self, whole, column, row, values):
-        for i in cutlass.range_constexpr(len(values)):
+        for i in range(len(values)):
             whole[swizzle_64B(row + i, column) // 2] = values[i].to(BFloat16)
 
     @cute.jit

@@ -13,26 +13,20 @@ of those (`place_of_channel`, `place_of_column`).
   0        256      edge is in shared memory
 """
 
-from __future__ import annotations
-
 import cutlass
 import cutlass.cute as cute
 from cutlass import BFloat16, Float32, Int64, Uint32
 from cutlass.memory import SmemAllocator
 
-from ptxkit.compile import cutedsl
-from ptxkit.compile.target import Target
-
-from . import entry
-from .configs import JOIN_ROWS, JoinConfig
-from .copies import both_halves, load, neighbours, store
+from .configs import JOIN_ROWS
+from .copies import floats_of, load, neighbours, store
+from .entry import Entry, wait_for_the_kernel_before
 from .fragments import load_matrices, mma_bf16
-from .order import wait_for_the_kernel_before
 from .segments import locate_segment, locate_sequence
 from .tile import swizzle_128B
 
 
-class Join(entry.Entry):
+class Join(Entry):
     @cute.kernel
     def kernel(self, x):
         block, head, z = cute.arch.block_idx()
@@ -50,16 +44,15 @@ class Join(entry.Entry):
             for row in cutlass.range(16 * warp, rows, self.c.threads // 32 * 16, unroll=1):
                 self.add(x.response + first * K, x.o + first * V, B, row, rows, x.HV)
 
-    @cute.jit
     def round_edge(self, edge, B):
         """A thread moves eight columns of a row at a time."""
         K, V, threads = self.c.K, self.c.V, self.c.threads
-        for i in cutlass.range_constexpr(K * V // 8 // threads):
+        for i in range(K * V // 8 // threads):
             number = i * threads + cute.arch.thread_idx()[0]
             channel, column = number // (V // 8), number % (V // 8) * 8
             parts = [load(edge + (channel * V + column + offset), 4) for offset in (0, 4)]
             row = place_of_channel(channel)
-            for pair in cutlass.range_constexpr(4):
+            for pair in range(4):
                 two = [parts[pair // 2][pair % 2 * 2 + e] for e in range(2)]
                 store(B + swizzle_128B(row, place_of_column(column + 2 * pair), K) // 2, two)
 
@@ -89,7 +82,7 @@ class Join(entry.Entry):
                 if lane_rows[r] < rows:
                     new = []
                     for tile in cutlass.range_constexpr(4):
-                        before = [half.bitcast(Float32) for half in both_halves(entering[r][tile])]
+                        before = floats_of([entering[r][tile]])
                         new += [before[e] + acc[tile][2 * r + e] for e in range(2)]
                     store(of_V[r] + 32 * block, new)
 
@@ -114,5 +107,4 @@ def place_of_column(column):
     return (column & -32) + (column >> 1 & 3) * 8 + (column >> 3 & 3) * 2 + (column & 1)
 
 
-def build(c: JoinConfig, target: Target) -> cutedsl.Compiled:
-    return entry.compile(Join, c, target)
+build = Join.build

@@ -4,11 +4,8 @@ f32x2 computes both, before that two do.  Moves between pairs and single registe
 Single registers of float32 are passed as words: the DSL would move each of them in front of an instruction of ours.
 """
 
-from __future__ import annotations
-
 import struct
 
-import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int64, Uint32
 from cutlass.base_dsl import Arch
@@ -17,26 +14,22 @@ from cutlass.base_dsl.dsl import BaseDSL
 from .fast import LOG1P, LOG2_E
 
 
-@cute.jit
-def pair(instruction: cutlass.Constexpr, *operands):
+def pair(instruction: str, *operands):
     return cute.arch.inline_ptx(instruction, write_only_types=[Int64], read_only_args=list(operands))
 
 
-@cute.jit
-def of_both(x, instruction: cutlass.Constexpr, dtype: cutlass.Constexpr):
+def of_both(x, instruction: str, dtype):
     """Return what an instruction makes of a and b, the numbers of a pair."""
     text = "{.reg .f32 a, b; mov.b64 {a, b}, {$r0}; " + instruction + "}"
     return cute.arch.inline_ptx(text, write_only_types=[dtype], read_only_args=[x])
 
 
-@cute.jit
 def both(x):
     """Twice the same number."""
     return pair("mov.b64 {$w0}, {{$r0}, {$r0}};", x.bitcast(Uint32))
 
 
-@cute.jit
-def constant(x: cutlass.Constexpr):
+def constant(x: float):
     """Twice the same number."""
     bits = struct.pack(">f", x).hex()
     return pair(f"mov.b64 {{$w0}}, 0x{bits}{bits};")
@@ -52,52 +45,44 @@ def of_pairs(opcode: str, operands: int) -> str:
     return f"{{.reg .f32 {', '.join(lower + upper)}; {moves} {work} mov.b64 {{$w0}}, {{a0, b0}};}}"
 
 
-@cute.jit
 def times(x, y):
     return pair(of_pairs("mul", 2), x, y)
 
 
-@cute.jit
 def plus(x, y):
     return pair(of_pairs("add", 2), x, y)
 
 
-@cute.jit
 def fused(x, y, z):
     """x * y + z."""
     return pair(of_pairs("fma", 3), x, y, z)
 
 
-@cute.jit
-def from_bf16(word, low: cutlass.Constexpr = None):
+def from_bf16(word, low=None):
     """Two bfloat16 of a word, or at least `low`, as by `at_least`."""
     bounded = ""
-    if cutlass.const_expr(low is not None):
+    if low is not None:
         bounded = "".join(f"max.NaN.f32 {x}, {x}, {immediate(low)}; " for x in "ab")
     halves = "shl.b32 a, {$r0}, 16; and.b32 b, {$r0}, 0xFFFF0000; "
     return pair("{.reg .b32 a, b; " + halves + bounded + "mov.b64 {$w0}, {a, b};}", word)
 
 
-@cute.jit
 def to_bf16(x):
     """A word of two bfloat16."""
     return of_both(x, "cvt.rn.bf16x2.f32 {$w0}, b, a;", Uint32)
 
 
-@cute.jit
-def each(opcode: cutlass.Constexpr, x, more: cutlass.Constexpr = ""):
+def each(opcode: str, x, more: str = ""):
     """An instruction on each of two, with `more` operands."""
     work = f"{opcode} a, a{more}; {opcode} b, b{more};"
     return pair(f"{{.reg .f32 a, b; mov.b64 {{a, b}}, {{$r0}}; {work} mov.b64 {{$w0}}, {{a, b}};}}", x)
 
 
-@cute.jit
 def exp2(x):
     return each("ex2.approx.ftz.f32", x)
 
 
-@cute.jit
-def at_least(x, low: cutlass.Constexpr):
+def at_least(x, low):
     """max that keeps a nan."""
     return each("max.NaN.f32", x, f", {immediate(low)}")
 
@@ -106,18 +91,15 @@ def immediate(x):
     return f"0f{struct.pack('>f', x).hex()}"
 
 
-@cute.jit
 def whole(x):
     """The nearest integers."""
     return each("cvt.rni.ftz.f32.f32", x)
 
 
-@cute.jit
 def constants_of_softplus():
     return [constant(x) for x in (-LOG2_E, *LOG1P[::-1])]
 
 
-@cute.jit
 def softplus(x, constants):
     """Return softplus of both numbers, as common/cute/fast.py computes it."""
     to_log2, p, *further = constants
@@ -127,7 +109,6 @@ def softplus(x, constants):
     return fused(p, e, at_least(x, 0.0))
 
 
-@cute.jit
 def powers(x):
     """2^x and 2^-x, while neither is flushed."""
     return cute.arch.inline_ptx(
@@ -137,7 +118,6 @@ def powers(x):
     )
 
 
-@cute.jit
 def logistic(x, one):
     """1 / (one + 2^x)."""
     return pair(
@@ -147,7 +127,6 @@ def logistic(x, one):
     )
 
 
-@cute.jit
 def sum_of(x):
     """Return the sum of the two numbers."""
     return of_both(x, "add.ftz.f32 {$w0}, a, b;", Float32)
@@ -156,22 +135,20 @@ def sum_of(x):
 # Rows of single registers, as tensor memory has them.
 
 
-@cute.jit
 def rounded(values):
     """Words of two bfloat16, of words of float32."""
     words = []
-    for i in cutlass.range_constexpr(0, len(values), 2):
+    for i in range(0, len(values), 2):
         words.append(cute.arch.inline_ptx(
             "cvt.rn.bf16x2.f32 {$w0}, {$r1}, {$r0};", write_only_types=[Uint32], read_only_args=values[i : i + 2]
         ))
     return words
 
 
-@cute.jit
 def times_pairs(values, factor):
     """Words of float32, each times the same number, two at a time."""
     found = []
-    for i in cutlass.range_constexpr(0, len(values), 2):
+    for i in range(0, len(values), 2):
         found += cute.arch.inline_ptx(
             "{.reg .b64 x; mov.b64 x, {{$r0}, {$r1}}; mul.rn.f32x2 x, x, {$r2}; mov.b64 {{$w0}, {$w1}}, x;}",
             write_only_types=[Uint32] * 2, read_only_args=[values[i], values[i + 1], factor],

@@ -19,8 +19,6 @@ An arch's team meets for a product (`meet_for_product`), and its `tensor_core` m
   levels(acc)                          adds what `level` has not
 """
 
-from __future__ import annotations
-
 import cutlass
 import cutlass.cute as cute
 from cutlass import BFloat16, Float32, Uint32
@@ -39,7 +37,6 @@ class PairMaker:
         self.tile = tile                     # Struct with KG and decay; kE and qg are its first 2 C rows
         self.buffers = buffers               # buffers of X for the products by halving
 
-    @cute.jit
     def one_product(self, qn, kn, gc, sums, X, Y, tile, lower_bound, of_k=None):
         """Operands of the one product to X and Y, and from them those of the state to the tile; kg times `of_k`, a
         number for each of the warp's rows."""
@@ -52,7 +49,7 @@ class PairMaker:
         from_zero = words_of([fast.exp2(anchor[e]) for e in range(E)])
         to_last = [fast.exp2(last[e] - anchor[e]) for e in range(E)]
         of_both, of_one = swizzle_128B(first, d, 2 * C), swizzle_128B(first, d, C)
-        for r in cutlass.range_constexpr(WARP_ROWS):
+        for r in range(WARP_ROWS):
             ka, qa, kb = self.under_decay(qn[r], kn[r], gc[r], to_x)
             in_both, in_one = row_below(of_both, r), row_below(of_one, r)
             for words, to in ((words_of(ka), 0), (words_of(qa), C * 128)):
@@ -60,7 +57,7 @@ class PairMaker:
                 state = [fast.times_pair(words[w], from_zero[w]) for w in range(E // 2)]
                 store(cute.recast_ptr(tile, dtype=Uint32) + (in_both + to) // 4, state)
             store(Y + in_one // 2, kb)
-            if cutlass.const_expr(of_k is not None):
+            if of_k is not None:
                 kb = self.gate.times(kb, of_k[r])
             to_KG = cute.recast_ptr(tile + self.tile.KG.offset, dtype=BFloat16) + in_one // 2
             store(to_KG, times(kb, to_last))
@@ -68,11 +65,10 @@ class PairMaker:
         cute.arch.fence_proxy("async.shared", space="cta")
         self.team.meet_for_product()                                           # both operands are there
 
-    @cute.jit
     def under_decay(self, qn, kn, gc, to_x):
         """kn 2^x, qn 2^x and kn 2^-x."""
         ka, qa, kb = [], [], []
-        for e in cutlass.range_constexpr(self.c.K // 32):
+        for e in range(self.c.K // 32):
             x = gc[e] + to_x[e]
             up, down = fast.exp2(x), fast.exp2(-x)
             ka.append(kn[e] * up)
@@ -150,14 +146,13 @@ class PairMaker:
         sign = Float32(1.0) if self.team.warp() & warps else Float32(-1.0)
         return sign, [(before[e] - end[e]) * sign for e in range(self.c.K // 32)]
 
-    @cute.jit
-    def decay_to_cut(self, gc, cut, r: cutlass.Constexpr, level: cutlass.Constexpr):
+    def decay_to_cut(self, gc, cut, r: int, level: int):
         """2^(gc - gc_cut) of a row in the second half, 2^(gc_cut - gc) of one in the first, gc_cut of the first half's
         last row."""
         E = self.c.K // 32
-        if cutlass.const_expr(level < 2):
-            end = gc[r & 2] if cutlass.const_expr(level == 0) else gc[1]
-            later, earlier = (gc[r], end) if cutlass.const_expr(r >> level & 1) else (end, gc[r])
+        if level < 2:
+            end = gc[r & 2] if level == 0 else gc[1]
+            later, earlier = (gc[r], end) if r >> level & 1 else (end, gc[r])
             return [fast.exp2(later[e] - earlier[e]) for e in range(E)]
         sign, from_cut = cut
         return [fast.exp2(gc[r][e] * sign + from_cut[e]) for e in range(E)]
@@ -192,16 +187,15 @@ def keep_blocks(acc, found, number: cutlass.Constexpr, places):
         acc[i] = found[i] if counts(row, column, number) else other
 
 
-@cute.jit
-def counts(row, column, number: cutlass.Constexpr):
+def counts(row, column, number: int):
     """Whether a pair counts in that product of rows.py: within blocks of 8 rows (0), across those of 8 (1), of 16 (2),
     across either (ACROSS); None: everything does."""
     apart = (row & C - 1 ^ column) >> 3                                        # blocks of 8 rows, bit by bit
-    if cutlass.const_expr(number is None):
+    if number is None:
         return True
-    if cutlass.const_expr(number == ACROSS):
+    if number == ACROSS:
         return apart != 0
-    return apart >> number - 1 == 1 if cutlass.const_expr(number > 0) else apart == 0
+    return apart >> number - 1 == 1 if number > 0 else apart == 0
 
 
 @cute.jit

@@ -1,7 +1,5 @@
 """Rings of stages: chunk c lies in stage c mod stages, for the (c div stages)-th time."""
 
-from __future__ import annotations
-
 import cutlass
 import cutlass.cute as cute
 from cutlass import Int32

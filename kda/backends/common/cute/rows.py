@@ -41,8 +41,6 @@ rows under the decay to or from the cut between them:
   FROM_ZERO          2^anchor, bfloat16
 """
 
-from __future__ import annotations
-
 import cutlass
 import cutlass.cute as cute
 from cutlass import BFloat16, Float32, Int64, Uint32
@@ -104,27 +102,22 @@ class Rows:
         self.pairs, self.parts = self.channels // 2, self.channels // 4        # by two and by four
         self.sum_warps = config.K // SUM_CHANNELS
 
-    @cute.jit
     def half(self):
         return cute.arch.lane_idx() // LANES
 
-    @cute.jit
     def first_row(self):
         return (2 * self.team.warp() + self.half()) * GROUP_ROWS
 
-    @cute.jit
     def place_of_rows(self):
         """Bytes to the lane's first row and channel in a tile of 2 C rows."""
         return swizzle_128B(self.first_row(), self.first_channel(), 2 * C)
 
-    @cute.jit
     def first_channel(self):
         return cute.arch.lane_idx() % LANES * self.channels
 
-    @cute.jit
     def rate(self, head_rows):
         """Return the factor of the logits; that of a bounded gate also has -log2(e), for 2^x."""
-        return Float32(-fast.LOG2_E) * head_rows.rate if cutlass.const_expr(self.c.gate == "bounded") else Float32(1.0)
+        return Float32(-fast.LOG2_E) * head_rows.rate if self.c.gate == "bounded" else Float32(1.0)
 
     @cute.jit
     def store_bias(self, head_rows, sums):
@@ -134,17 +127,15 @@ class Rows:
             to = sums + (BIAS * self.c.K + self.place_of_channel(channel))
             store(to, [load_one(head_rows.bias + channel) * self.rate(head_rows)])
 
-    @cute.jit
     def place_of_channel(self, channel):
         """Where one channel lies in a row of `sums`."""
         lane, part = channel >> self.channels.bit_length() - 1, channel >> 2 & self.parts - 1
         return part * (4 * LANES) + lane * 4 + (channel & 3)
 
-    @cute.jit
     def fetch(self, head_rows, tokens, H, HV):
         """The lane's rows of q, k and g, of a chunk with so many tokens."""
         raw_q, raw_k, raw_g = [], [], []
-        for r in cutlass.range_constexpr(GROUP_ROWS):
+        for r in range(GROUP_ROWS):
             row = self.row_within(self.first_row() + r, tokens)                # past the end: the last row
             raw_q.append(self.load_row(head_rows.q, row, H))
             raw_k.append(self.load_row(head_rows.k, row, H))
@@ -154,15 +145,14 @@ class Rows:
     def row_within(self, row, tokens):
         return cutlass.min(row, tokens - 1)
 
-    @cute.jit
     def load_row(self, pointer, row, heads):
         dtype = pointer.dtype
         address = fast.row((pointer + self.first_channel()).toint(), row, heads * (self.c.K * dtype.width // 8))
-        if cutlass.const_expr(dtype is BFloat16):
+        if dtype is BFloat16:
             words = load(in_global(address, Uint32), self.pairs)
             return [words[i] for i in range(self.pairs)]
         found = []
-        for i in cutlass.range_constexpr(0, self.pairs, 2):
+        for i in range(0, self.pairs, 2):
             two = load(in_global(address + 8 * i, Int64), 2)
             found += [two[0], two[1]]
         return found
@@ -187,7 +177,6 @@ class Rows:
             kn.append([times(x, of_k[r]) for x in raw_k[r]])
         return qn, kn, s
 
-    @cute.jit
     def has_token(self, r, tokens):
         return self.first_row() + r < tokens
 
@@ -242,22 +231,18 @@ class Rows:
         found = [both(cute.arch.shuffle_sync(found, apart * i, mask_and_clamp=within)) for i in range(len(squares))]
         return found[:GROUP_ROWS], found[GROUP_ROWS:]
 
-    @cute.jit
     def load_channels(self, sums, row):
         """Pairs of the lane's channels."""
         return [x for part in range(self.parts) for x in self.load_part(sums, row, part)]
 
-    @cute.jit
-    def load_part(self, sums, row, part: cutlass.Constexpr):
+    def load_part(self, sums, row, part: int):
         two = load(cute.recast_ptr(sums + (row * self.c.K + place(part)), dtype=Int64), 2)
         return [two[0], two[1]]
 
-    @cute.jit
     def store_channels(self, sums, row, pairs):
-        for part in cutlass.range_constexpr(self.parts):
+        for part in range(self.parts):
             store(cute.recast_ptr(sums + (row * self.c.K + place(part)), dtype=Int64), pairs[2 * part : 2 * part + 2])
 
-    @cute.jit
     def group(self):
         return 2 * self.team.warp() + self.half()
 
@@ -285,7 +270,6 @@ class Rows:
         self.team.meet()                                                       # what groups begin with is there
         return s
 
-    @cute.jit
     def sum_of_channels(self, sums, channel, lower_bound):
         """Add up the rows' sums of two channels."""
         total, unit, half = constant(0.0), self.unit(lower_bound), lower_bound * Float32(-0.5 * fast.LOG2_E * (C - 1))
@@ -293,7 +277,7 @@ class Rows:
         anchor = whole(fused(first, unit, both(Float32(0.0) - half)))
         store(cute.recast_ptr(sums + FROM_ZERO * self.c.K, dtype=Uint32) + channel // 2, [to_bf16(exp2(anchor))])
         minus_anchor = each("neg.ftz.f32", anchor)
-        for group in cutlass.range_constexpr(ROW_GROUPS):
+        for group in range(ROW_GROUPS):
             self.keep_apart(group if group % 4 == 0 else 0)
             to = self.pair_at(sums, group, channel)
             of_group = load_one(to)
@@ -303,16 +287,15 @@ class Rows:
         store(self.pair_at(sums, TO_LAST, channel), [exp2(plus(total, minus_anchor))])
         store(self.pair_at(sums, DECAY, channel), [exp2(total)])
 
-    @cute.jit
     def sums_of_blocks(self, sums, of_blocks, channel):
         """Add up the rows' sums of two channels, in blocks of 8 rows."""
         minus, reference, x, wholes, of_block = constant(-1.0), constant(0.0), constant(0.0), [], []
         floats, words = self.floats_of(of_blocks), cute.recast_ptr(of_blocks, dtype=Uint32) + channel // 2
         one = Uint32(0x3F803F80)
-        for block in cutlass.range_constexpr(BLOCKS):
+        for block in range(BLOCKS):
             self.keep_apart(block)
-            of_block.append(one if cutlass.const_expr(block == 0) else to_bf16(exp2(reference)))
-            for group in cutlass.range_constexpr(4 * block, 4 * block + 4):
+            of_block.append(one if block == 0 else to_bf16(exp2(reference)))
+            for group in range(4 * block, 4 * block + 4):
                 to = self.pair_at(sums, group, channel)
                 of_group = load_one(to)
                 store(to, [x])
@@ -322,30 +305,27 @@ class Rows:
             wholes.append(n)
         store(self.pair_at(sums, DECAY, channel), [exp2(plus(reference, x))])
         self.tensor_core.wait_until_read(0)                                    # X and Y
-        for block in cutlass.range_constexpr(BLOCKS):
+        for block in range(BLOCKS):
             store(words + (OF_BLOCK + block) * (self.c.K // 2), [of_block[block]])
             store(self.pair_at(floats, WHOLE + block, channel), [wholes[block]])
-            if cutlass.const_expr(block in (1, 2)):                            # factors of the block on the other side
+            if block in (1, 2):                                                # factors of the block on the other side
                 store(words + (FURTHER + 3 * (block - 1)) * (self.c.K // 2), [to_bf16(exp2(wholes[block]))])
                 store(words + (FURTHER + block) * (self.c.K // 2), [one])
-        for step in cutlass.range_constexpr(BLOCKS):
+        for step in range(BLOCKS):
             block = BLOCKS - 1 - step
             store(self.pair_at(floats, FROM_END + block, channel), [exp2(x)])
             x = plus(x, wholes[block])
 
-    @cute.jit
     def pair_at(self, sums, row, channel):
         return cute.recast_ptr(sums + (row * self.c.K + channel), dtype=Int64)
 
-    @cute.jit
     def unit(self, lower_bound):
         return both(Float32(fast.LOG2_E) * lower_bound)
 
-    @cute.jit
     def operands(self, qn, kn, s, sums, X, Y, tile, lower_bound, of_k=None):
         """For products of pairs, which `tensor_core` knows how to find, and of the state, to the tile; kg times `of_k`,
         a number for each of the lane's rows."""
-        if cutlass.const_expr(self.c.one_product):
+        if self.c.one_product:
             self.one_product(qn, kn, s, sums, X, Y, tile, lower_bound, of_k)
         else:
             self.across_blocks(qn, kn, s, sums, X, tile, Y, tile, of_k)
@@ -387,10 +367,9 @@ class Rows:
         cute.arch.fence_proxy("async.shared", space="cta")
         self.team.meet_for_product()                                           # both operands are there
 
-    @cute.jit
-    def keep_apart(self, number: cutlass.Constexpr):
+    def keep_apart(self, number: int):
         """A part of the work from those before it: ptxas would mix them, and run out of registers."""
-        if cutlass.const_expr(number > 0):
+        if number > 0:
             # redundant: nothing is handed over
             cute.arch.sync_warp()
 
@@ -398,16 +377,14 @@ class Rows:
         """Return an empty list of words for each of the lane's rows."""
         return [[] for _ in range(GROUP_ROWS)]
 
-    @cute.jit
-    def put_rows(self, to, begin: cutlass.Constexpr, rows: cutlass.Constexpr, words):
+    def put_rows(self, to, begin: int, rows: int, words):
         """The lane's rows of a tile of so many rows, that begins so many bytes behind `to`."""
-        for r in cutlass.range_constexpr(GROUP_ROWS):
+        for r in range(GROUP_ROWS):
             self.put_row(to, begin, rows, r, words[r])
 
-    @cute.jit
-    def put_row(self, to, begin: cutlass.Constexpr, rows: cutlass.Constexpr, r: cutlass.Constexpr, words):
+    def put_row(self, to, begin: int, rows: int, r: int, words):
         place = row_below(self.place_of_rows(), r)
-        if cutlass.const_expr(rows == C and self.c.K > HALF):                  # halves of K are closer to each other
+        if rows == C and self.c.K > HALF:                                      # halves of K are closer to each other
             place = place - (cute.arch.lane_idx() & LANES // 2) * (C * 2 * HALF // (LANES // 2))
         put(to, place + begin, words)
 
@@ -491,35 +468,30 @@ class Rows:
         self.put_rows(tile, 0, 2 * C, kE)
         self.put_rows(tile, C * 2 * HALF, 2 * C, qg)
 
-    @cute.jit
     def scaled(self, rows, powers_of_two):
         """Words of the lane's rows times those of its channels, exact."""
         return [[fast.times_pair(x, y) for x, y in zip(row, powers_of_two)] for row in rows]
 
-    @cute.jit
     def floats_of(self, of_blocks):
         return cute.recast_ptr(of_blocks, dtype=Float32)
 
-    @cute.jit
     def load_words(self, of_blocks, row):
         """Pairs of bfloat16 of the lane's channels."""
         words = []
-        for part in cutlass.range_constexpr(self.parts):
+        for part in range(self.parts):
             two = load(cute.recast_ptr(of_blocks + (row * self.c.K + place(part)), dtype=Uint32), 2)
             words += [two[0], two[1]]
         return words
 
-    @cute.jit
     def store_decay(self, sums, tile):
         """2^gc_last to the tile, by the warp that has the least to do."""
         decay = self.load_channels(sums, DECAY)
-        for i in cutlass.range_constexpr(self.pairs):
+        for i in range(self.pairs):
             to = cute.recast_ptr(tile + self.tile.decay.offset, dtype=Float32)
             to = to + decay_index(self.first_channel() + 2 * i)
             store(cute.recast_ptr(to, dtype=Int64), [decay[i]])
 
 
-@cute.jit
 def put(pointer, offset, words):
     """Words of a lane, so many bytes behind a pointer."""
     store(cute.recast_ptr(pointer, dtype=Uint32) + offset // 4, words)
@@ -534,7 +506,6 @@ def of_lower_half(x, upper):
     return pair("mov.b64 {$w0}, {{$r0}, {$r1}};", *words)
 
 
-@cute.jit
-def place(part: cutlass.Constexpr):
+def place(part: int):
     """Where four of the lane's channels lie in a row of `sums`: those of neighbouring lanes lie together."""
     return part * (4 * LANES) + cute.arch.lane_idx() % LANES * 4

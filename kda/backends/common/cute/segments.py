@@ -1,20 +1,20 @@
-"""Where sequences and their segments lie: tokens, chunks and kept states."""
+"""Where sequences and their segments lie: tokens, chunks, kept states, checkpoints; and tokens of no sequence, whose
+rows of o become zero: a warp clears a row of one head at a time."""
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32, Int64
+from cutlass import Float32, Int32, Int64
 
 from .configs import ChunkTable, SegmentTable
-from .copies import load_one
-from .tile import C
+from .copies import load_one, store
+from .tile import WARP_ROWS, C
 
 
-@cute.jit
-def place_of_segment(c: cutlass.Constexpr, x, p, chunks, segments, segment):
+def place_of_segment(c, x, p, chunks, segments, segment):
     """Sequence, first token, tokens from there to the sequence's end, first chunk and first kept state of segment p; a
     row of T tokens has so many `segments` of `segment` chunks, and `chunks` chunks."""
     every = c.every
-    if cutlass.const_expr(c.packed):
+    if c.packed:
         entry = x.segment_table + SegmentTable.WIDTH * p
         names = SegmentTable
         columns = names.SEQUENCE, names.TOKEN, names.TOKENS_LEFT, names.CHUNK, names.STATE
@@ -28,11 +28,10 @@ def place_of_segment(c: cutlass.Constexpr, x, p, chunks, segments, segment):
     return n, begin, left, chunk, state
 
 
-@cute.jit
-def begins_sequence(c: cutlass.Constexpr, x, p):
+def begins_sequence(c, x, p):
     """Return whether a sequence begins with segment p."""
     number = p % x.segments
-    if cutlass.const_expr(c.packed):
+    if c.packed:
         number = Int32(load_one(x.segment_table + SegmentTable.WIDTH * p + SegmentTable.NUMBER))
     return number == 0
 
@@ -73,20 +72,52 @@ def locate_second_half(packed: cutlass.Constexpr, x, y, z):
     return chunk, begin, tokens
 
 
-@cute.jit
-def locate_sequence(packed: cutlass.Constexpr, x, n):
+def locate_sequence(packed: bool, x, n):
     """First token of a sequence, and tokens."""
     begin, tokens = Int64(n) * x.T, x.T
-    if cutlass.const_expr(packed):
+    if packed:
         begin = load_one(x.cu_seqlens + n).to(Int64)
         tokens = Int32(load_one(x.cu_seqlens + n + 1).to(Int64) - begin)
     return begin, tokens
 
 
-@cute.jit
-def locate_segment(begin, tokens, segment, segments, unit: cutlass.Constexpr):
+def locate_segment(begin, tokens, segment, segments, unit: int):
     """First token and tokens of one of a sequence's segments, which have equally many units of so many tokens, a power
     of two; the last ones have fewer."""
     length = ((tokens + unit - 1 >> unit.bit_length() - 1) + segments - 1) // segments * unit
     first = cutlass.min(segment * length, tokens)
     return begin + first, cutlass.min(tokens - first, length)
+
+
+@cute.jit
+def place_of_checkpoint(c: cutlass.Constexpr, x, first, i, steps):
+    """The element of the pool where the state that enters chunk i of a walk begins, chunk 0 of which is number `first`;
+    -1: it is not stored."""
+    place = Int64(-1)
+    if cutlass.const_expr(c.checkpoints is not None):
+        if i < steps:
+            place = load_one(x.place + (first + i))
+    return place
+
+
+def clear_row(x, V: int, token, head):
+    lane_columns = V // 32
+    row = x.o + (Int64(token) * x.HV + head) * V
+    store(row + cute.arch.lane_idx() * lane_columns, [Float32(0.0)] * lane_columns)
+
+
+@cute.jit
+def clear_chunk(x, V: cutlass.Constexpr, begin, tokens, head, warp):
+    """Clear rows of one head of a chunk's tokens; warp `warp` of a CTA that has a chunk clears those that it makes."""
+    for r in cutlass.range_constexpr(WARP_ROWS):
+        row = warp * WARP_ROWS + r
+        if row < tokens:
+            clear_row(x, V, begin + row, head)
+
+
+@cute.jit
+def clear_tokens(x, V: cutlass.Constexpr, first, warps, head, heads):
+    """Clear rows of some heads, from `head` on, of every `warps`-th token from `first` to the last of all."""
+    for token in cutlass.range(first, x.T, warps, unroll=1):
+        for h in cutlass.range(head, head + heads, unroll=1):
+            clear_row(x, V, token, h)

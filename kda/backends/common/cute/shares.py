@@ -10,21 +10,16 @@ Threads are SLICES x K: a thread has one channel, and of the chunks every SLICES
   shared memory: configs.SharesConfig.struct
 """
 
-from __future__ import annotations
-
 import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int64
 
-from ptxkit.compile import cutedsl
-from ptxkit.compile.target import Target
-
-from . import entry
-from .configs import SLICES, SharesConfig
+from .configs import SLICES
 from .copies import allocate, load_one, store
+from .entry import Entry
 
 
-class Shares(entry.Entry):
+class Shares(Entry):
     @cute.kernel
     def kernel(self, x):
         c, head = self.c, cute.arch.block_idx()[0]
@@ -62,5 +57,4 @@ class Shares(entry.Entry):
                 store(x.dA_log + head, [whole])
 
 
-def build(c: SharesConfig, target: Target) -> cutedsl.Compiled:
-    return entry.compile(Shares, c, target)
+build = Shares.build

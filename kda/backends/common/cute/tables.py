@@ -15,23 +15,17 @@ by the host, grids cover the most pieces there can be.
   0        256      the sums of the warps are there;  they were read
 """
 
-from __future__ import annotations
-
 import cutlass
 import cutlass.cute as cute
 from cutlass import Int32, Int64
 from cutlass.memory import SmemAllocator
 
-from ptxkit.compile import cutedsl
-from ptxkit.compile.target import Target
-
-from . import entry
-from .configs import RUN, THREADS, ChunkTable, SegmentTable, TablesConfig
+from .configs import RUN, THREADS, ChunkTable, SegmentTable
 from .copies import load_one, store
-from .order import permit_early_launch
+from .entry import Entry, permit_early_launch
 
 
-class Tables(entry.Entry):
+class Tables(Entry):
     @cute.kernel
     def kernel(self, x):
         rows = self.c.rows
@@ -80,7 +74,6 @@ class Tables(entry.Entry):
                 store(x.segment_table + Int64(segments + i) * SegmentTable.WIDTH, [Int64(-1)])
 
 
-@cute.jit
 def put(chunk_table, chunk, *entry):
     for i, value in enumerate(entry):
         store(chunk_table + Int64(chunk) * ChunkTable.WIDTH + i, [Int64(value)])
@@ -106,5 +99,4 @@ def scan(value, totals):
     return before, total
 
 
-def build(c: TablesConfig, target: Target) -> cutedsl.Compiled:
-    return entry.compile(Tables, c, target)
+build = Tables.build

@@ -7,20 +7,16 @@ from .configs import FIRST_FOUR
 
 
 class WholeCta:
-    @cute.jit
     def thread(self):
         return cute.arch.thread_idx()[0]
 
-    @cute.jit
     def warp(self):
         return cute.arch.make_warp_uniform(cute.arch.warp_idx())
 
-    @cute.jit
     def meet(self):
         cute.arch.sync_threads()
 
     meet_for_product = meet
 
-    @cute.jit
     def meet_first_four(self):
         FIRST_FOUR.sync()

@@ -1,15 +1,5 @@
-"""bwd/grads: gradients of q, k, g and beta of one chunk of 64 tokens and one value head, from both walks' results.
-
-  The delta rule writes r_i = v_i - k_i^T S (v_new = b r); dv is the gradient of v;  h enters the chunk, dh
-  leaves it.
-  x = gc - a, a = gc in the middle of the token's block;  |x| is at most the decay of half a block.  For an unbounded
-  gate blocks have 8 tokens instead of 16, and decays a floor (common/cute/grads/gate.py).
-
-  Qu = scale qn 2^x    Ku = -kn 2^x    Kd = b kn 2^-x                      bfloat16, registers: channels x tokens
-  G1 = tril(do r^T)    G2 = strict_tril(dv r^T)                            bfloat16, shared memory: tokens x tokens
-  up1 = h do^T + Kd G1^T;  up2 = h dv^T + Kd G2^T;  down = dh r^T + Qu G1 + Ku G2
-                       each block of tokens relative to its own middle: what passes to the next is times 2^(a' - a)
-  dqn = scale 2^x up1;  dkn = b 2^-x down - 2^x up2;  the rest as in common/cute/grads/rows.py
+"""bwd/grads: gradients of q, k, g and beta of one chunk of 64 tokens and one value head, from both walks' results, by
+the formulas of common/cute/grads/rows.py.
 
 Products of values and states are UMMA's, with the 128 channels (of G: tokens, twice) as rows.  Products of
 the chunk's tokens with each other use mma.sync, with operands and accumulators in registers: between two blocks of
@@ -38,21 +28,15 @@ warps share a warp has 16 in turn: their fragments are those of a warpgroup on H
   tensor memory: configs.GradsColumns, 416 columns; all 512 are allocated, so that they begin at 0
 """
 
-from __future__ import annotations
-
 from collections import namedtuple
 
-import cutlass
 import cutlass.cute as cute
 from cutlass import BFloat16, Float32, Int32, Uint8, Uint32
 from cutlass.memory import SmemAllocator
 
-from ptxkit.compile import cutedsl
-from ptxkit.compile.target import Target
-
-from ...common.cute import entry
 from ...common.cute.barriers import initialise
 from ...common.cute.copies import field_at, in_global, load_one, store
+from ...common.cute.entry import Entry
 from ...common.cute.fragments import load_matrices, mma_bf16
 from ...common.cute.grads.load import Loader
 from ...common.cute.grads.places import HALVES, STEPS
@@ -91,39 +75,31 @@ class Math(GradRows):
     states_stand = False
     early = True
 
-    @cute.jit
     def refresh(self, s):
         """Reload the thread's number from shared memory, so that ptxas cannot hoist what follows from it out of the
         loop over items, where there are no registers for it."""
         self.number = load_one(s.threads + cute.arch.thread_idx()[0]).to(Int32) & 255
 
-    @cute.jit
     def thread(self):
         return self.number
 
-    @cute.jit
     def lane(self):
         return self.number & 31
 
-    @cute.jit
     def warp(self):
         return cute.arch.make_warp_uniform(self.number >> 5)
 
-    @cute.jit
     def quarter(self):
         """Return which quarter of the lanes of tensor memory the warp can access."""
         return self.warp() & 3
 
-    @cute.jit
     def half(self):
         """Return which half of those lanes is the warp's."""
         return self.warp() >> 2
 
-    @cute.jit
     def panel(self):
         return self.quarter() >> 1
 
-    @cute.jit
     def part(self):
         return (self.quarter() & 1) * 2 + self.half()
 
@@ -161,18 +137,15 @@ class Math(GradRows):
         self.sweep_down(s, down, Qu, Ku, ratio)
         self.finish(x, s, place, i, channel, rows, of_tokens, rate, bias, xs, through, up1, up2, down, Qu, Ku, Kd)
 
-    @cute.jit
     def ask_again(self, x, s, i, *known):
         place, channel = self.place(s, i), self.first_channel()
         return place, channel, *self.gate.of_channels(x, place[1], channel)
 
-    @cute.jit
     def place(self, s, i):
         """Return where an item lies: dividing by HV would cost registers for what does not change."""
         chunk, head, begin, tokens = [load_one(s.places + ((i & 1) * PLACE + n)) for n in range(PLACE)]
         return chunk.to(Int32), head.to(Int32), begin, tokens.to(Int32)
 
-    @cute.jit
     def put_aside(self, xs, Qu, Ku, Kd):
         """Store these to tensor memory: ptxas would make operands where they are multiplied, and keep their inputs."""
         umma.store_fragments(self.lanes() + GradsColumns.x, xs)
@@ -181,22 +154,19 @@ class Math(GradRows):
             umma.store_fragments(self.lanes() + columns, [words[w] for w in range(TOKENS // 4)])
         umma.wait_for_stores()
 
-    @cute.jit
-    def from_middle(self, x, xs, b: cutlass.Constexpr):
+    def from_middle(self, x, xs, b: int):
         return umma.load_fragments(self.lanes() + (GradsColumns.x + b * umma.STEP), umma.STEP)
 
-    @cute.jit
-    def put_back(self, columns: cutlass.Constexpr, count: cutlass.Constexpr = 1):
+    def put_back(self, columns: int, count: int = 1):
         """Return operands that were put aside next to each other."""
         found, each = umma.load_fragments(self.lanes() + columns, count * TOKENS // 2, Uint32), TOKENS // 4
         operands = [self.operand() for _ in range(count)]
-        for n in cutlass.range_constexpr(count):
+        for n in range(count):
             words = cute.recast_tensor(operands[n], Uint32)
-            for w in cutlass.range_constexpr(each):
+            for w in range(each):
                 words[w] = found[n * each + w]
         return operands
 
-    @cute.jit
     def issue_products(self, s):
         """Warp 0 issues an item's products: its values are there, and the results of the item before were read."""
         struct = self.c.struct
@@ -212,98 +182,86 @@ class Math(GradRows):
             umma.multiply(OF_DH, GradsColumns.down, s.base_desc, struct.dh.offset, r, False)
             umma.commit(s.products + 1)
 
-    @cute.jit
     def lanes(self):
         """Return the address of the warp's 16 lanes of tensor memory."""
         return self.quarter() * umma.WARP_LANES + self.half() * (umma.WARP_LANES // 2)
 
-    @cute.jit
-    def accumulators(self, columns: cutlass.Constexpr, count: cutlass.Constexpr = 1):
+    def accumulators(self, columns: int, count: int = 1):
         """Return the warp's 16 rows of products that lie next to each other."""
         found, each = umma.load_fragments(self.lanes() + columns, count * TOKENS), TOKENS // 2
         accs = [cute.make_rmem_tensor(each, Float32) for _ in range(count)]
-        for n in cutlass.range_constexpr(count):
-            for j in cutlass.range_constexpr(each):
+        for n in range(count):
+            for j in range(each):
                 accs[n][j] = found[n * each + j]
         return accs
 
-    @cute.jit
-    def operand(self, tokens: cutlass.Constexpr = TOKENS):
+    def operand(self, tokens: int = TOKENS):
         return cute.make_rmem_tensor(tokens // 2, BFloat16)
 
-    @cute.jit
-    def own_rows_of_state(self, step: cutlass.Constexpr):
+    def own_rows_of_state(self, step: int):
         lane = self.lane()
         row = 64 * self.panel() + 16 * self.part() + (lane & 15)
         offset = row * 64 + ((lane >> 4) ^ (row & 7)) * 8
         return (offset ^ (step & 3) * 16) + (step >> 2) * (K * 64)
 
-    @cute.jit
     def sweep_up(self, s, up1, up2, Kd, ratio):
         """Add blocks of tokens to those below them, the first one first; what goes on decays."""
-        for n in cutlass.range_constexpr(self.blocks):
+        for n in range(self.blocks):
             of_keys, step = self.words_of_block(Kd, n), n // self.each
-            for b in cutlass.range_constexpr(step, STEPS):
+            for b in range(step, STEPS):
                 self.add(up1, b, of_keys, self.square_of_G(s, 0, b, step, False))
                 self.add(up2, b, of_keys, self.square_of_G(s, 1, b, step, False))
-            for b in cutlass.range_constexpr((n + 1) // self.each, STEPS):
+            for b in range((n + 1) // self.each, STEPS):
                 self.rescale((up1, up2), b, ratio, n + 1, range(n + 1, self.blocks))
 
-    @cute.jit
     def sweep_down(self, s, down, Qu, Ku, ratio):
         """Add blocks of tokens to those above them, the last one first."""
-        for m in cutlass.range_constexpr(self.blocks):
+        for m in range(self.blocks):
             n = self.blocks - 1 - m
             of_q, of_k, step = self.words_of_block(Qu, n), self.words_of_block(Ku, n), n // self.each
-            for b in cutlass.range_constexpr(step + 1):
+            for b in range(step + 1):
                 self.add(down, b, of_q, self.square_of_G(s, 0, step, b, True))
                 self.add(down, b, of_k, self.square_of_G(s, 1, step, b, True))
-            for b in cutlass.range_constexpr((n - 1) // self.each + 1):
+            for b in range((n - 1) // self.each + 1):
                 self.rescale((down,), b, ratio, n, range(n))
 
-    @cute.jit
-    def words_of_block(self, operand, block: cutlass.Constexpr):
+    def words_of_block(self, operand, block: int):
         """Return four words of a step's operand, of which one block counts."""
-        step = block if cutlass.const_expr(self.each == 1) else 0
+        step = block if self.each == 1 else 0
         words = cute.recast_tensor(self.block_of(operand, block), Uint32)
         return [words[4 * step + w] for w in range(4)]
 
-    @cute.jit
-    def square_of_G(
-        self, s, n: cutlass.Constexpr, i: cutlass.Constexpr, j: cutlass.Constexpr, transposed: cutlass.Constexpr
-    ):
+    def square_of_G(self, s, n: int, i: int, j: int, transposed: bool):
         """Load 16 x 16 elements of G1 or G2, rows of step i and columns of step j, as two operands of mma.sync: B^T of
         rows, or, transposed, of columns."""
         lane = self.lane()
         row = (lane >> 4) * 8 + (lane & 7)
         offset = row * 64 + ((lane >> 3 & 1) ^ (row & 7)) * 8
         found = load_matrices(s.G + ((offset ^ j * 16) + (n * TOKENS * TOKENS + i * umma.STEP * 64)), transposed)
-        if cutlass.const_expr(transposed):
+        if transposed:
             return [[found[0], found[2]], [found[1], found[3]]]
         return [[found[0], found[1]], [found[2], found[3]]]
 
-    @cute.jit
-    def add(self, acc, b: cutlass.Constexpr, a, square):
+    def add(self, acc, b: int, a, square):
         """Add a @ square to acc, for the 16 tokens of step b."""
-        for half in cutlass.range_constexpr(2):
+        for half in range(2):
             first = 8 * b + 4 * half
             found = mma_bf16([acc[first + j] for j in range(4)], a, square[half])
-            for j in cutlass.range_constexpr(4):
+            for j in range(4):
                 acc[first + j] = found[j]
 
-    @cute.jit
-    def rescale(self, accs, b: cutlass.Constexpr, ratio, n: cutlass.Constexpr, counts: cutlass.Constexpr):
+    def rescale(self, accs, b: int, ratio, n: int, counts):
         """Multiply step b of accumulators, those blocks that count, by the n-th factor from middle to middle."""
-        for r in cutlass.range_constexpr(HALVES):
+        for r in range(HALVES):
             factors = [ratio[r][n] if b * self.each + e in counts else Float32(1.0) for e in range(self.each)]
             factor = self.of_lane(factors)
             for acc in accs:
-                for j in cutlass.range_constexpr(8):
-                    if cutlass.const_expr(j // 2 % 2 == r):
+                for j in range(8):
+                    if j // 2 % 2 == r:
                         acc[8 * b + j] = acc[8 * b + j] * factor
 
 
-class Grads(entry.Entry):
+class Grads(Entry):
     def __init__(self, config: GradsConfig):
         self.c = config
         self.loader, self.math = Loader(config), Math(config)
@@ -341,7 +299,6 @@ class Grads(entry.Entry):
             cute.arch.setmaxregister_decrease(LOAD_REGISTERS)
             self.loader.run(x, s, first, step)
 
-    @cute.jit
     def fields(self, shared):
         """Return pointers to what lies in shared memory, by name."""
         struct = self.c.struct
@@ -351,5 +308,4 @@ class Grads(entry.Entry):
         return namedtuple("Shared", found)(**found)
 
 
-def build(c: GradsConfig, target: Target) -> cutedsl.Compiled:
-    return entry.compile(Grads, c, target)
+build = Grads.build

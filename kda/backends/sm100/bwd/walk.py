@@ -27,31 +27,14 @@ adds to dh; the transposed M of the forward is what it multiplies dh by, and com
   tensor memory: configs.RecordColumns; all is allocated, so that columns begin at 0
 """
 
-from __future__ import annotations
-
 import cutlass
 import cutlass.cute as cute
 from cutlass import Int32, Int64
 
-from ptxkit.compile import cutedsl
-from ptxkit.compile.target import Target
-
-from ...common.cute import entry
 from ...common.cute.rings import advance
 from ...common.cute.segments import begins_sequence, place_of_segment
 from ...common.cute.tile import C
-from ..configs import (
-    IMAGE_THERE,
-    RECORD_TILE,
-    ROWS_THERE,
-    STAGE,
-    STATE_WARPS,
-    TMEM,
-    K,
-    RecordColumns,
-    V,
-    WalkConfig,
-)
+from ..configs import IMAGE_THERE, RECORD_TILE, ROWS_THERE, STAGE, STATE_WARPS, TMEM, K, RecordColumns, V
 from ..parts import umma
 from ..parts.state import IMAGE, Walker
 
@@ -149,7 +132,6 @@ class Walk(Walker):
         if cutlass.const_expr(not c.carry):
             self.wait_for_last_image()
 
-    @cute.jit
     def issue_ahead(self, s, stage, phase):
         """Warp 0 issues do^T @ A2 of a chunk, once it is there."""
         cute.arch.mbarrier_wait(s.full + stage, phase)
@@ -158,7 +140,6 @@ class Walk(Walker):
         with cute.arch.elect_one():
             umma.multiply(AHEAD, RecordColumns.out, s.base_desc, stage * STAGE.bytes + STAGE.rows.offset, of_A2, False)
 
-    @cute.jit
     def issue_on_state(self, s, stage, j):
         """One thread issues the product that needs dh, then the one that only needs it decayed."""
         tile, image = stage * STAGE.bytes, self.c.struct.S.offset + (j & 1) * IMAGE
@@ -168,5 +149,4 @@ class Walk(Walker):
         umma.multiply(ADDED, RecordColumns.S, s.base_desc, tile + QG, of_do, True)
 
 
-def build(c: WalkConfig, target: Target) -> cutedsl.Compiled:
-    return entry.compile(Walk, c, target)
+build = Walk.build

@@ -13,8 +13,6 @@ PREPAREs of both CTAs make.
   2, 3   o of the chunk before to shared memory, then to global memory as whole lines
 """
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import cutlass
@@ -23,11 +21,11 @@ from cutlass import BFloat16, Float32, Int32, Int64, Uint32
 
 from ...common.cute import fast
 from ...common.cute.async_copies import copy_16_bytes_later
-from ...common.cute.checkpoints import place_of_checkpoint
 from ...common.cute.copies import copy_16_bytes, field_at, in_global, load_one, store
 from ...common.cute.fragments import store_matrices
 from ...common.cute.packed import both, rounded, times_pairs
 from ...common.cute.rings import phase_of, stage_of
+from ...common.cute.segments import place_of_checkpoint
 from ...common.cute.tile import HALF, C, decay_index, swizzle_64B, swizzle_128B
 from ..configs import AHEAD, O_THERE, RING, STATE_ROUNDED, X_THERE, FusedConfig
 from ..parts import umma
@@ -150,11 +148,10 @@ class Consumer:
         umma.fence_after_thread_sync()
         arrive_at(field_at(shared + self.group_of(chunk), self.fields.group.empty), chunk & 1)
 
-    @cute.jit
     def round_and_decay(self, shared, tile, thread):
         """All four warps store S, rounded, to shared memory, and 2^gc_last S to where S was."""
         decay = both(load_one(field_at(shared + tile, self.fields.tile.decay) + decay_index(self.channel(thread))))
-        for first in cutlass.range_constexpr(0, self.own_columns, STATE_PIECE):
+        for first in range(0, self.own_columns, STATE_PIECE):
             # redundant: ptxas would mix the pieces, and run out of registers
             cute.arch.sync_warp()
             words = self.load_piece(thread, first, Uint32)
@@ -164,22 +161,19 @@ class Consumer:
         cute.arch.fence_proxy("async.shared", space="cta")
         STATE_ROUNDED.sync()
 
-    @cute.jit
     def round_o(self, shared, warp, thread, chunk):
         """Warps 2 and 3 store o of a chunk to shared memory."""
         self.round_out(shared, Int32(self.fields.cta.o.offset), warp, thread, chunk)
 
-    @cute.jit
     def round_out(self, shared, to, warp, thread, chunk):
         """[-X; o], rounded, out of tensor memory, 16 rows a warp."""
         lane = thread & 31
         words = rounded(umma.load_fragments(self.out(chunk) + warp * umma.WARP_LANES, self.c.columns, Uint32))
         row, piece = 16 * (warp & 1) + (lane & 15), lane >> 4
         place = (shared + to).toint() + self.swizzled(row, piece * 8, C)
-        for pair in cutlass.range_constexpr(self.c.columns // 16):
+        for pair in range(self.c.columns // 16):
             store_matrices(in_shared(place ^ pair * 32), words[4 * pair : 4 * pair + 4])
 
-    @cute.jit
     def issue_v(self, shared, chunk, slot):
         """Warp 0 issues the product that makes [-v; 0] of a chunk."""
         fields = self.fields.cta
@@ -187,42 +181,35 @@ class Consumer:
         with cute.arch.elect_one():
             umma.multiply(self.on_v, self.out(chunk), base_desc, fields.minus_one.offset, slot, False)
 
-    @cute.jit
     def out(self, chunk):
         return self.c.tmem.out + (chunk & 1) * self.c.columns
 
-    @cute.jit
     def tile_of(self, chunk, rank):
         """Return bytes to a chunk's tile: with the group that makes it, or that gets it from the neighbour."""
         return self.group_of(chunk) + ((chunk ^ rank) & 1) * self.fields.tile.bytes
 
-    @cute.jit
     def channel(self, thread):
         """Return the row of S that a thread has."""
-        return (thread >> 5) * 16 + (thread & 15) if cutlass.const_expr(self.halves) else thread
+        return (thread >> 5) * 16 + (thread & 15) if self.halves else thread
 
-    @cute.jit
     def column(self, thread):
         """Return the first of the thread's columns there."""
-        return (thread >> 4 & 1) * self.own_columns if cutlass.const_expr(self.halves) else 0
+        return (thread >> 4 & 1) * self.own_columns if self.halves else 0
 
-    @cute.jit
-    def load_piece(self, thread, first: cutlass.Constexpr, kind: cutlass.Constexpr = Float32):
+    def load_piece(self, thread, first: int, kind=Float32):
         """STATE_PIECE of a thread's columns of S, from one of them on."""
-        if cutlass.const_expr(self.halves):
+        if self.halves:
             return umma.load_halves(self.own_row(thread, first), STATE_PIECE, self.own_columns, kind)
         return umma.load_row(self.own_row(thread, first), STATE_PIECE, kind)
 
-    @cute.jit
-    def store_piece(self, thread, first: cutlass.Constexpr, values):
+    def store_piece(self, thread, first: int, values):
         """The reverse of `load_piece`: done after `wait_for_stores`."""
-        if cutlass.const_expr(self.halves):
+        if self.halves:
             umma.store_halves(self.own_row(thread, first), self.own_columns, values)
         else:
             umma.store_row(self.own_row(thread, first), values)
 
-    @cute.jit
-    def own_row(self, thread, first: cutlass.Constexpr):
+    def own_row(self, thread, first: int):
         """Return where the thread's row of S begins in tensor memory, from column `first` on."""
         return self.c.tmem.S + first + (thread >> 5) * umma.WARP_LANES
 
@@ -230,12 +217,11 @@ class Consumer:
         """Return the bytes to a column of the CTA's in `rows` rows."""
         return swizzle_128B(row, column, rows) if self.c.columns == HALF else swizzle_64B(row, column)
 
-    @cute.jit
-    def round_state(self, words, first: cutlass.Constexpr, shared, thread):
+    def round_state(self, words, first: int, shared, thread):
         """Store a piece of a row of S to shared memory, as the product with it reads it."""
         place = (shared + self.fields.cta.S.offset).toint()
         place += self.swizzled(self.channel(thread), self.column(thread), self.c.K)
-        for piece in cutlass.range_constexpr(STATE_PIECE // 8):
+        for piece in range(STATE_PIECE // 8):
             to = in_shared(place ^ (first // 8 + piece) * 16)
             store(cute.recast_ptr(to, dtype=Uint32), words[4 * piece : 4 * piece + 4])
 
@@ -254,7 +240,6 @@ class Consumer:
         # redundant: except in a step; before the first one, all groups are waited for
         cute.arch.cp_async_commit_group()
 
-    @cute.jit
     def wait_for_v(self):
         """Wait until this thread's rows of the next chunk are there, for products."""
         # redundant: except in a step; before the first one, rows of the second chunk could still be in flight
@@ -272,7 +257,6 @@ class Consumer:
                 source = field_at(shared, self.fields.cta.o) + self.swizzled(row, piece * 8, C) // 2
                 copy_16_bytes(source, in_global(to, BFloat16))
 
-    @cute.jit
     def row(self, first, element, token, HV):
         """Return the address in what begins at `first`, v or o, `token` rows below `element`."""
         return fast.row(first + element * 2, token, HV * Int32(2 * self.c.V))
@@ -308,31 +292,27 @@ class Consumer:
             self.store_piece(thread, first, values)
         umma.wait_for_stores()
 
-    @cute.jit
-    def store_state(self, to, number, rank, thread, v_first: cutlass.Constexpr):
+    def store_state(self, to, number, rank, thread, v_first: bool):
         """Store S to the CTA's columns of one of many states."""
-        for first in cutlass.range_constexpr(0, self.own_columns, STATE_PIECE):
+        for first in range(0, self.own_columns, STATE_PIECE):
             S = self.load_piece(thread, first)
             place, apart = self.place_of_state(to, number, rank, thread, first, v_first)
-            for e in cutlass.range_constexpr(STATE_PIECE):
+            for e in range(STATE_PIECE):
                 store(place + e * apart, [S[e]])
 
-    @cute.jit
-    def place_of_state(self, x, number, rank, thread, first: cutlass.Constexpr, v_first: cutlass.Constexpr):
+    def place_of_state(self, x, number, rank, thread, first: int, v_first: bool):
         """Return where this thread's row is at column `first`, and how far columns are apart."""
         K, V = self.c.K, self.c.V
-        over_channels, over_columns = (1, K) if cutlass.const_expr(v_first) else (V, 1)
+        over_channels, over_columns = (1, K) if v_first else (V, 1)
         of_row = self.channel(thread) * over_channels
         of_row += (rank * self.c.columns + first + self.column(thread)) * over_columns
         return x + (number * (K * V) + of_row), over_columns
 
-    @cute.jit
-    def own_piece(self, thread, j: cutlass.Constexpr):
+    def own_piece(self, thread, j: int):
         """Return the row, and the 16-byte piece of it, that one of 64 threads moves in its j-th turn."""
         pieces = self.c.columns // 8
         return 64 // pieces * j + (thread >> pieces.bit_length() - 1), thread & pieces - 1
 
-    @cute.jit
     def group_of(self, chunk):
         """Return the bytes to the fields of the group that makes a chunk, in its CTA."""
         return (chunk & 2) * (self.fields.group.bytes // 2)

@@ -53,20 +53,14 @@ c & 1 fills.  PREPAREs of a cluster's next sequence do not wait for the end of t
   allocated, so that they begin at 0.  A product of M = 64 rows takes half the lanes of its columns.
 """
 
-from __future__ import annotations
-
 import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Uint8, Uint32
 from cutlass.memory import SmemAllocator
 
-from ptxkit.compile import cutedsl
-from ptxkit.compile.target import Target
-
-from ...common.cute import entry
 from ...common.cute.barriers import initialise, mbarriers_among
 from ...common.cute.copies import field_at, fields_at, store
-from ...common.cute.order import permit_early_launch
+from ...common.cute.entry import Entry, permit_early_launch
 from ...common.cute.segments import locate_sequence
 from ...common.cute.tile import C, swizzle_128B
 from ..configs import CTA_PIPELINES, CTAS, FIRST_PRODUCER, GROUP_PIPELINES, GROUPS, TMEM, FusedConfig
@@ -75,7 +69,7 @@ from .chain import Consumer
 from .prepare import Producer
 
 
-class Fused(entry.Entry):
+class Fused(Entry):
     def __init__(self, config: FusedConfig):
         self.c = config
         self.producer, self.consumer = Producer(config), Consumer(config)
@@ -114,11 +108,10 @@ class Fused(entry.Entry):
         if warp == 0:
             umma.free(TMEM)
 
-    @cute.jit
     def initialise(self, shared, barriers):
         """One thread initialises mbarriers; the fence makes this known to the cluster's other CTA and to copies."""
         initialise(barriers, CTA_PIPELINES)
-        for group in cutlass.range_constexpr(GROUPS):
+        for group in range(GROUPS):
             s = fields_at(shared + group * self.c.memory.group.bytes, self.c.memory.group)
             initialise(s, GROUP_PIPELINES)
         cute.arch.mbarrier_init_fence()
@@ -134,5 +127,4 @@ class Fused(entry.Entry):
         cute.arch.fence_proxy("async.shared", space="cta")
 
 
-def build(c: FusedConfig, target: Target) -> cutedsl.Compiled:
-    return entry.compile(Fused, c, target)
+build = Fused.build

@@ -29,8 +29,6 @@ The tile is made in shared memory; two bulk copies send it: KQ while T' is compu
   sums 5, A_kk 4.5, columns 2.5;  tensor memory: 32 columns (by halving 256), wherever they begin
 """
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import cutlass
@@ -38,14 +36,10 @@ import cutlass.cute as cute
 from cutlass import Float32, Int64, Uint8, Uint32
 from cutlass.memory import SmemAllocator
 
-from ptxkit.compile import cutedsl
-from ptxkit.compile.target import Target
-
-from ...common.cute import entry
 from ...common.cute.async_copies import bulk_store
 from ...common.cute.barriers import initialise
-from ...common.cute.chunk_entry import ChunkEntry
 from ...common.cute.copies import field_at, fields_at, load, load_one, store, words_of
+from ...common.cute.entry import ChunkEntry
 from ...common.cute.fragments import accumulator_places, load_matrices, mma_bf16, store_matrices
 from ...common.cute.gate import Gate, beta_of_row
 from ...common.cute.inverse import Inverse
@@ -70,7 +64,6 @@ class Operands(ChunkEntry):
         self.rows = Rows(config, self.team, self.tensor_core, OF_ROWS, negated_kE=True)
         self.inverse = Inverse(False, lambda column, row: swizzle_128B(column, row, C), strict=True)
 
-    @cute.jit
     def warp(self):
         return self.team.warp()
 
@@ -134,41 +127,38 @@ class Operands(ChunkEntry):
             self.send(to, tile, RECORD_TILE.KT.offset, RECORD_TILE.end)
             cute.arch.cp_async_bulk_wait_group(0, read=True)
 
-    @cute.jit
-    def send(self, to, tile, begin: cutlass.Constexpr, end: cutlass.Constexpr):
+    def send(self, to, tile, begin: int, end: int):
         """One warp sends some bytes of the tile to memory."""
         with cute.arch.elect_one():
             bulk_store(to + begin, tile + begin, end - begin)
             # redundant: the first one; otherwise those bytes belong to the second group, which is waited for as well
             cute.arch.cp_async_bulk_commit_group()
 
-    @cute.jit
     def make_KT(self, KG, TA, warp):
         """Store T'^T @ KG over KG, CHANNELS channels each warp."""
         row, piece, first = cute.arch.lane_idx() & 15, cute.arch.lane_idx() >> 4, warp * CHANNELS
         kg, T = [], self.blocks_of_T(TA)
-        for step in cutlass.range_constexpr(2):
+        for step in range(2):
             words = []
-            for pair in cutlass.range_constexpr(CHANNELS // 16):
+            for pair in range(CHANNELS // 16):
                 place = swizzle_128B(16 * step + row, first + (2 * pair + piece) * 8, C)
                 words += load_matrices(KG + place // 2, transposed=True)
             kg.append(words)
-        for m in cutlass.range_constexpr(2):
-            for pair in cutlass.range_constexpr(CHANNELS // 16):
+        for m in range(2):
+            for pair in range(CHANNELS // 16):
                 of_pair = [words[4 * pair : 4 * pair + 4] for words in kg]
                 found = self.times_T(T, m, [[b[:2] for b in of_pair], [b[2:] for b in of_pair]])
                 place = swizzle_128B(16 * m + row, first + (2 * pair + piece) * 8, C)
                 store_matrices(KG + place // 2, found)
 
-    @cute.jit
     def make_A2(self, acc, TA, b, warp):
         """A2^T = T'^T @ AQ^T, next to T' - I: a warp has 16 columns, rows of A_qk as the product left them."""
         lane, places = cute.arch.lane_idx(), accumulator_places(self.team.thread())
         pairs, T = [], self.blocks_of_T(TA)
-        for i in cutlass.range_constexpr(0, C // 2, 2):
+        for i in range(0, C // 2, 2):
             of_keys = load(b + places[i][1], 2)
             pairs.append(words_of([x * of_keys[e] for e, x in enumerate(causal_pair(acc, places, i))])[0])
-        for m in cutlass.range_constexpr(2):
+        for m in range(2):
             found = self.times_T(T, m, [[[pairs[4 * step + n], pairs[4 * step + 2 + n]] for step in range(2)]
                                         for n in range(2)])
             column = C + (2 * warp + (lane >> 4)) * 8
@@ -188,17 +178,15 @@ class Operands(ChunkEntry):
             blocks[m, step] = words
         return blocks
 
-    @cute.jit
-    def times_T(self, T, m: cutlass.Constexpr, operands):
+    def times_T(self, T, m: int, operands):
         """16 rows of T'^T @ (C, 16), rounded, as four matrices; of two times eight columns, operands by steps."""
         words = []
         for of_columns in operands:
             found = [Float32(0.0)] * 4
-            for step in cutlass.range_constexpr(m, 2):
+            for step in range(m, 2):
                 found = mma_bf16(found, T[m, step], of_columns[step])
             words += words_of(found)
         return words
 
 
-def build(c: OperandsConfig, target: Target) -> cutedsl.Compiled:
-    return entry.compile(Operands, c, target)
+build = Operands.build

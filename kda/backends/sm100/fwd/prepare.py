@@ -13,8 +13,6 @@
   4      hands the tile to both CHAINs
 """
 
-from __future__ import annotations
-
 import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64, Uint32
@@ -34,8 +32,7 @@ from ..parts import umma
 from ..parts.pairs import TensorCoreOfGroup
 from ..parts.state import store_transposed
 from ..parts.teams import MakerGroup, wait, warp_index
-from ..parts.walks import first_item, locate_walk, next_item
-from ..parts.work_item import WorkItem
+from ..parts.walks import WorkItem, first_item, locate_walk, next_item
 
 
 class Producer:
@@ -68,12 +65,11 @@ class Producer:
             before += self.item.chunks(shared)
             walk, head = next_item(*self.item.walk_and_head(shared), x.HV)
 
-    @cute.jit
     def publish(self, x, shared, walk, head, begin, tokens):
         """Store what all chunks of a walk need to shared memory."""
         head_rows = self.gate.rows_of_head(x, begin, head)
         self.item.publish(shared, walk, head, tokens, head_rows)
-        if cutlass.const_expr(self.c.bias):
+        if self.c.bias:
             of_group = shared + self.team.number() * self.fields.group.bytes
             self.rows.store_bias(head_rows, field_at(of_group, self.fields.group.sums))
         self.team.meet()                                                       # all of it is there
@@ -134,24 +130,22 @@ class Producer:
             cute.arch.fence_proxy("async.shared", space="cta")
             self.team.arrive_for_last_six()
 
-    @cute.jit
     def A_qk_times_TB(self, acc, TA):
         """(A_qk TB)^T = TB^T @ A_qk^T: a warp has 16 columns, rows of A_qk as the product left them."""
         lane, places = cute.arch.lane_idx(), accumulator_places(self.team.thread())
         pairs = [words_of(causal_pair(acc, places, i))[0] for i in range(0, C // 2, 2)]
         row, piece = lane & 15, lane >> 4
         to = C // 8 + 2 * (self.team.warp() - 2)                               # piece of the warp's first column
-        for m in cutlass.range_constexpr(2):
+        for m in range(2):
             a = []
-            for step in cutlass.range_constexpr(2):
+            for step in range(2):
                 a.append(load_matrices(TA + swizzle_128B(16 * m + row, (2 * step + piece) * 8, C) // 2))
             found = []
-            for n in cutlass.range_constexpr(2):
+            for n in range(2):
                 found.append(two_mma_bf16(a, [[pairs[4 * step + n], pairs[4 * step + 2 + n]] for step in range(2)]))
             words = [word for n in range(2) for word in words_of(found[n])]
             store_matrices(TA + swizzle_128B(16 * m + row, (to + piece) * 8, C) // 2, words)
 
-    @cute.jit
     def issue_KT(self, done):
         """Warp 0 issues the product that makes KT."""
         tile, fields = self.team.number() * self.fields.group.bytes, self.fields.tile
@@ -160,24 +154,21 @@ class Producer:
             umma.multiply(self.to_KT, to, self.tensor_core.base_desc, tile + fields.KG.offset, TA, False)
             umma.commit(done)
 
-    @cute.jit
     def columns_of_KT(self):
         """Return the columns of tensor memory where the group's KT lies."""
         return self.c.tmem.KT + self.team.number() * self.c.tmem.OF_KT
 
-    @cute.jit
     def store_KT(self, tile, done, phase):
         """Warps 4 to 7 store KT, rounded, in the place of kg."""
         warp, channels, KG = self.team.warp() - 4, self.c.K // 4, field_at(tile, self.fields.tile.KG)
         source = self.columns_of_KT() + warp * umma.WARP_LANES
         wait(done, phase)
         umma.fence_after_thread_sync()
-        for half in cutlass.range_constexpr(channels // 16):
+        for half in range(channels // 16):
             words = rounded(umma.load_fragments(source + half * umma.HALF_LANES, C, Uint32))
             store_transposed(KG, words, channels * warp + 16 * half, C)
         cute.arch.fence_proxy("async.shared", space="cta")
 
-    @cute.jit
     def hand_over(self, shared, full, rank):
         """One warp sends the tile to both CHAINs."""
         fields, group = self.fields.tile, warp_index(self.c, shared) - FIRST_PRODUCER >> 3

@@ -34,16 +34,11 @@ the states between segments of both.
   [1 | 0] 4;  tensor memory: configs.RecordColumns; all is allocated, so that columns begin at 0
 """
 
-from __future__ import annotations
-
 import cutlass
 import cutlass.cute as cute
 from cutlass import BFloat16, Float32, Int32, Int64, Uint32
 
-from ptxkit.compile import cutedsl
-from ptxkit.compile.target import Target
-
-from ...common.cute import entry, fast
+from ...common.cute import fast
 from ...common.cute.barriers import initialise
 from ...common.cute.copies import copy_16_bytes, in_global, store
 from ...common.cute.packed import rounded
@@ -196,13 +191,12 @@ class Record(Walker):
             umma.multiply(self.on_state, out, s.base_desc, image, tile, True)
         umma.commit(s.out)
 
-    @cute.jit
     def issue_on_X(self, s, i, stage, out):
         """One thread issues what the next state waits for, then r and o."""
         tile, of_X = stage * STAGE.bytes, self.c.struct.X.offset
         umma.multiply(ADDED, RecordColumns.S, s.base_desc, tile + RECORD_TILE.KT.offset, of_X, True)
         umma.commit(s.added)
-        if cutlass.const_expr(not self.c.carry):
+        if not self.c.carry:
             umma.multiply(self.on_X, out, s.base_desc, of_X, tile + RECORD_TILE.TA.offset, True)
             umma.commit(s.done + (i & 1))
         umma.commit(s.empty + stage)
@@ -236,5 +230,4 @@ class Record(Walker):
             cute.arch.sync_warp()                                              # the warp's columns were read
 
 
-def build(c: RecordConfig, target: Target) -> cutedsl.Compiled:
-    return entry.compile(Record, c, target)
+build = Record.build

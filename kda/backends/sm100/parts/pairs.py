@@ -1,6 +1,5 @@
 """The products of a chunk's rows with each other by UMMA, results in tensor memory; operands: common/cute/rows.py."""
 
-import cutlass
 import cutlass.cute as cute
 from cutlass import Float32
 
@@ -28,11 +27,9 @@ class TensorCore:
         self.within = umma.Product(2 * C, C, umma.along(2 * C), umma.along(C), range(K // 16))        # X @ Y^T
         self.across = umma.Product(2 * C, C, umma.along(2 * C), umma.along(2 * C), range(K // 16))    # [k; q] @ k^T
 
-    @cute.jit
     def accumulator(self):
         return cute.make_rmem_tensor(C // 2, Float32)
 
-    @cute.jit
     def one_product(self, acc, phase):
         """Warps 0 to 3 compute [k; q] @ k^T under decays."""
         self.issue_blocks()
@@ -59,29 +56,25 @@ class TensorCore:
                     umma.multiply(self.across, to, self.base_desc, operands + operand, operands + operand, False)
                 umma.commit(self.done)
 
-    @cute.jit
     def wait(self, phase):
         wait(self.done, phase)
         umma.fence_after_thread_sync()
 
-    @cute.jit
     def wait_until_read(self, phase):
         """Wait until operands may be replaced; results are not looked at."""
         wait(self.done, phase)
 
-    @cute.jit
     def gather(self, acc):
         """Warps 0 to 3 take what counts of the products within blocks of 8 rows and across those of 8 and 16."""
         places = accumulator_places(self.team.thread())
-        for number in cutlass.range_constexpr(3):
+        for number in range(3):
             found = self.accumulator()
             self.load(found, number)
             keep_blocks(acc, found, number, places)
 
-    @cute.jit
-    def load(self, acc, number: cutlass.Constexpr):
+    def load(self, acc, number: int):
         found = umma.load_fragments(self.columns(number) + self.team.warp() * umma.WARP_LANES, C)
-        for i in cutlass.range_constexpr(C // 2):
+        for i in range(C // 2):
             acc[i] = found[i]
 
 
@@ -93,14 +86,12 @@ class TensorCoreOfGroup(TensorCore):
         self.group, self.regions = config.memory.group, config.tmem
         self.X, self.Y, self.tile = self.group.X.offset, self.group.Y.offset, self.group.tile.offset
 
-    @cute.jit
     def operands(self):
         return self.team.number() * self.group.bytes
 
-    @cute.jit
-    def columns(self, number: cutlass.Constexpr):
+    def columns(self, number: int):
         """Return the columns of tensor memory for a product; the first of KT's are for KT."""
-        if cutlass.const_expr(number == 0):
+        if number == 0:
             return self.regions.pairs + self.team.number() * C
         return self.regions.KT + number * C + self.team.number() * self.regions.OF_KT
 
@@ -112,10 +103,8 @@ class TensorCoreOfCta(TensorCore):
         super().__init__(config.K, team)
         self.X, self.Y, self.tile = config.struct.X.offset, config.struct.Y.offset, config.struct.tile.offset
 
-    @cute.jit
     def operands(self):
         return 0
 
-    @cute.jit
-    def columns(self, number: cutlass.Constexpr):
+    def columns(self, number: int):
         return load_one(self.tmem) + number * C

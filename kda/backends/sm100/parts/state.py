@@ -8,17 +8,16 @@ are also what is kept of states and of their gradients, one bulk copy each.
 LOAD, one warp, brings a chunk to a stage: its tile by one bulk copy, rows of v or do in pieces of 16 bytes, swizzled.
 """
 
-from __future__ import annotations
-
 import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64, Uint8, Uint32
 from cutlass.memory import SmemAllocator
 
-from ...common.cute import entry, fast
+from ...common.cute import fast
 from ...common.cute.async_copies import arrive_when_copied, bulk_copy, bulk_store, copy_16_bytes_later
 from ...common.cute.barriers import initialise
 from ...common.cute.copies import copy_16_bytes, field_at, fields_at, floats, in_global, load, load_one, store
+from ...common.cute.entry import Entry
 from ...common.cute.fragments import store_matrices
 from ...common.cute.packed import both, rounded, times_pairs
 from ...common.cute.rings import advance
@@ -30,7 +29,7 @@ PIECE = 32                                   # columns of a row that a thread ha
 IMAGE = 2 * K * V                            # bytes
 
 
-class Walker(entry.Entry):
+class Walker(Entry):
     """A subclass has `walk`; `back`: from the last chunk to the first."""
 
     back: bool
@@ -78,52 +77,44 @@ class Walker(entry.Entry):
 
     # the eight warps that have the state
 
-    @cute.jit
     def channel(self):
         return cute.arch.thread_idx()[0] & K - 1
 
-    @cute.jit
     def column(self):
         """Return the first column of the half that a thread has."""
         return (cute.arch.thread_idx()[0] >> 7) * HALF
 
-    @cute.jit
-    def in_tensor_memory(self, first: cutlass.Constexpr):
+    def in_tensor_memory(self, first: int):
         """Return the address of a piece of this thread's half row."""
         return RecordColumns.S + first + self.column() + (cute.arch.warp_idx() & 3) * umma.WARP_LANES
 
-    @cute.jit
     def round_and_decay(self, s, image, tile):
         """Store S, rounded, to an image, and 2^gc_last S to where S was: for products, once all have met."""
         decay = load_one(field_at(tile, RECORD_TILE.decay) + decay_index(self.channel()))
         factor, place = both(decay), image.toint() + swizzle_128B(self.channel(), self.column(), K)
-        for first in cutlass.range_constexpr(0, HALF, PIECE):
+        for first in range(0, HALF, PIECE):
             S = umma.load_row(self.in_tensor_memory(first), PIECE, Uint32)
             words = rounded(S)
-            for piece in cutlass.range_constexpr(PIECE // 8):
+            for piece in range(PIECE // 8):
                 to = in_shared(place ^ (first // 8 + piece) * 16)
                 store(cute.recast_ptr(to, dtype=Uint32), words[4 * piece : 4 * piece + 4])
             umma.store_row(self.in_tensor_memory(first), times_pairs(S, factor))
         umma.wait_for_stores()
         cute.arch.fence_proxy("async.shared", space="cta")
 
-    @cute.jit
     def send_image(self, to, image):
         """One thread sends an image to global memory."""
         bulk_store(to, image, IMAGE)
         cute.arch.cp_async_bulk_commit_group()
 
-    @cute.jit
     def wait_for_images(self):
         """Wait, in the warp of the thread that sent them, until images were read."""
         cute.arch.cp_async_bulk_wait_group(0, read=True)
 
-    @cute.jit
     def wait_for_last_image(self):
         """Wait likewise before shared memory becomes another CTA's."""
         cute.arch.cp_async_bulk_wait_group(0, read=True)
 
-    @cute.jit
     def put_rows(self, out, to):
         """Copy (V, C) from tensor memory, rounded, as C rows of V columns, 16 columns a warp."""
         warp = cute.arch.warp_idx()
@@ -143,16 +134,15 @@ class Walker(entry.Entry):
                 to = fast.row(x.toint() + (element + column) * 2, first + row, HV * Int32(2 * V))
                 copy_16_bytes(rows + swizzle_128B(row, column, C) // 2, in_global(to, rows.dtype))
 
-    @cute.jit
-    def enter(self, x, number, transposed: cutlass.Constexpr):
+    def enter(self, x, number, transposed: bool):
         """Load S from one of many states."""
         place, apart = self.place(x, number, transposed)
-        for first in cutlass.range_constexpr(0, HALF, PIECE):
+        for first in range(0, HALF, PIECE):
             values = []
-            if cutlass.const_expr(transposed):
+            if transposed:
                 values = [load_one(place + (first + e) * apart).to(Float32) for e in range(PIECE)]
             else:
-                for e in cutlass.range_constexpr(first, first + PIECE, 4):
+                for e in range(first, first + PIECE, 4):
                     values += floats(load(place + e, 4))
             umma.store_row(self.in_tensor_memory(first), values)
         umma.wait_for_stores()
@@ -167,37 +157,33 @@ class Walker(entry.Entry):
             umma.store_row(self.in_tensor_memory(first), values)
         umma.wait_for_stores()
 
-    @cute.jit
-    def leave(self, x, number, transposed: cutlass.Constexpr):
+    def leave(self, x, number, transposed: bool):
         """Store S to one of many states."""
         place, apart = self.place(x, number, transposed)
-        for first in cutlass.range_constexpr(0, HALF, PIECE):
+        for first in range(0, HALF, PIECE):
             S = umma.load_row(self.in_tensor_memory(first), PIECE)
-            if cutlass.const_expr(transposed):
-                for e in cutlass.range_constexpr(PIECE):
+            if transposed:
+                for e in range(PIECE):
                     store(place + (first + e) * apart, [S[e]])
             else:
-                for e in cutlass.range_constexpr(0, PIECE, 4):
+                for e in range(0, PIECE, 4):
                     store(place + (first + e), S[e : e + 4])
 
-    @cute.jit
-    def place(self, x, number, transposed: cutlass.Constexpr):
+    def place(self, x, number, transposed: bool):
         """Return where this thread's half row begins in one of many states, and how far its columns are apart."""
-        over_channels, over_columns = (1, K) if cutlass.const_expr(transposed) else (V, 1)
+        over_channels, over_columns = (1, K) if transposed else (V, 1)
         element = self.channel() * over_channels + self.column() * over_columns
         return x + (Int64(number) * (K * V) + element), over_columns
 
 
-@cute.jit
-def store_transposed(to, words, first, rows: cutlass.Constexpr):
+def store_transposed(to, words, first, rows: int):
     """Fragments (16, rows) of tensor memory, in words of two, as so many rows of V columns, from a column on."""
     lane = cute.arch.lane_idx()
     row, column = (lane >> 4) * 8 + (lane & 7), first + (lane >> 3 & 1) * 8
-    for q in cutlass.range_constexpr(rows // 16):
+    for q in range(rows // 16):
         place = swizzle_128B(16 * q + row, column, rows)
         store_matrices(to + place // 2, words[4 * q : 4 * q + 4], transposed=True)
 
 
-@cute.jit
 def in_shared(address):
     return cute.make_ptr(Uint8, address, cute.AddressSpace.smem, assumed_align=16)

@@ -1,6 +1,5 @@
 """The eight warps that make a chunk: which thread and warp of them one is, and where they meet."""
 
-import cutlass
 import cutlass.cute as cute
 from cutlass import Uint32
 
@@ -11,14 +10,12 @@ from ..configs import FIRST_PRODUCER, GROUP, GROUP_FIRST_FOUR, GROUP_LAST_SIX, F
 from . import umma
 
 
-@cute.jit
-def warp_index(c: cutlass.Constexpr, shared):
+def warp_index(c, shared):
     """Reload the index from shared memory, so that ptxas cannot hoist address arithmetic out of the loop over chunks,
     where there are no registers for it."""
     return cute.arch.make_warp_uniform(load_one(field_at(shared, c.struct.warp_indices) + cute.arch.warp_idx()))
 
 
-@cute.jit
 def wait(mbarrier, phase):
     """Wait until a phase of that parity has ended: one instruction, if it has."""
     cute.arch.inline_ptx(
@@ -27,7 +24,6 @@ def wait(mbarrier, phase):
     )
 
 
-@cute.jit
 def arrive_at(mbarrier, cta):
     """One lane of a warp arrives once at the mbarrier of a CTA of the cluster."""
     cute.arch.inline_ptx(
@@ -39,7 +35,6 @@ def arrive_at(mbarrier, cta):
 class WholeCta(teams.WholeCta):
     """The CTA of fwd/operands.py: barrier 0 is `sync_threads`."""
 
-    @cute.jit
     def meet_for_product(self):
         """Meet before a product: from then on tensor memory is allocated, too."""
         self.meet()
@@ -54,43 +49,34 @@ class MakerGroup:
         # For every chunk its warps reload their index; rows of 64 channels leave registers for it.
         self.reloads = config.K == 128 and (config.cut or not config.one_product)
 
-    @cute.jit
     def refresh_warp_index(self, shared):
         """Set the warp's index before `warp` and `number` are used in a loop."""
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
-        self.index = (warp_index(self.c, shared) if cutlass.const_expr(self.reloads) else warp) - FIRST_PRODUCER
+        self.index = (warp_index(self.c, shared) if self.reloads else warp) - FIRST_PRODUCER
 
-    @cute.jit
     def thread(self):
         return cute.arch.thread_idx()[0] - 32 * FIRST_PRODUCER & 32 * WARPS - 1
 
-    @cute.jit
     def warp(self):
         return self.index & WARPS - 1
 
-    @cute.jit
     def number(self):
         return self.index >> 3
 
-    @cute.jit
     def meet(self):
         GROUP.sync(self.number())
 
-    @cute.jit
     def meet_for_product(self):
         """Meet before a product, which may overwrite what any warp has read from tensor memory."""
         umma.fence_before_thread_sync()
         GROUP.sync(self.number())
         umma.fence_after_thread_sync()
 
-    @cute.jit
     def meet_first_four(self):
         GROUP_FIRST_FOUR.sync(self.number())
 
-    @cute.jit
     def meet_last_six(self):
         GROUP_LAST_SIX.sync(self.number())
 
-    @cute.jit
     def arrive_for_last_six(self):
         GROUP_LAST_SIX.arrive(self.number())

@@ -8,11 +8,8 @@ step of a product reads 16 of its K indices.
   across   a row lies along M or N, as of v (tokens, columns): panels of 64 of those, each with all of K
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
-import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Uint32
 
@@ -74,8 +71,7 @@ class Product(NamedTuple):
         return kinds | self.negated << 13 | directions | self.N >> 3 << 17 | self.M >> 4 << 24
 
 
-@cute.jit
-def multiply(product: cutlass.Constexpr, d, base_desc, a, b, accumulate: cutlass.Constexpr):
+def multiply(product, d, base_desc, a, b, accumulate: bool):
     """One thread issues a product, which follows all that it issued before.  `a` and `b` are bytes from the CTA's
     first.  `base_desc` points to that address / 16, the unit of descriptors, in shared memory: it is reloaded for every
     product, so that ptxas does not keep the sums from turn to turn of a loop, and spill them."""
@@ -84,7 +80,7 @@ def multiply(product: cutlass.Constexpr, d, base_desc, a, b, accumulate: cutlass
     of_A, of_B = product.A, product.B
     # p is true, and q is not.
     text = "{.reg .pred p, q; .reg .b32 d, low; .reg .b64 a, b; mov.b32 d, {$r0}; setp.eq.b32 p|q, 0, 0; "
-    for number in cutlass.range_constexpr(len(product.steps)):
+    for number in range(len(product.steps)):
         step = product.steps[number]
         text += f"add.u32 low, {{$r1}}, {of_A.low + (of_A.step(step) >> 4)}; mov.b64 a, {{low, {of_A.high}}}; "
         text += f"add.u32 low, {{$r2}}, {of_B.low + (of_B.step(step) >> 4)}; mov.b64 b, {{low, {of_B.high}}}; "
@@ -93,7 +89,6 @@ def multiply(product: cutlass.Constexpr, d, base_desc, a, b, accumulate: cutlass
     cute.arch.inline_ptx(text + "}", read_only_args=[Int32(d), a, b])
 
 
-@cute.jit
 def commit(barrier):
     """The thread that issued products requests one arrival for when all of them are done."""
     cute.arch.inline_ptx(
@@ -102,20 +97,17 @@ def commit(barrier):
     )
 
 
-@cute.jit
 def fence_before_thread_sync():
     """Orders this thread's accesses to tensor memory before those of other threads after the next barrier."""
     cute.arch.inline_ptx("tcgen05.fence::before_thread_sync;")
 
 
-@cute.jit
 def fence_after_thread_sync():
     """Orders what other threads did with tensor memory before the last barrier before what this thread does with it."""
     cute.arch.inline_ptx("tcgen05.fence::after_thread_sync;")
 
 
-@cute.jit
-def allocate(to, columns: cutlass.Constexpr):
+def allocate(to, columns: int):
     """One warp allocates columns; where they begin goes to shared memory.  The CTA allocates no more."""
     cute.arch.inline_ptx(
         f"tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [{{$r0}}], {columns}; "
@@ -124,61 +116,52 @@ def allocate(to, columns: cutlass.Constexpr):
     )
 
 
-@cute.jit
-def free(columns: cutlass.Constexpr):
+def free(columns: int):
     """The warp that allocated columns frees those that begin at 0."""
     cute.arch.inline_ptx(
         f"{{.reg .b32 first; mov.b32 first, 0; tcgen05.dealloc.cta_group::1.sync.aligned.b32 first, {columns};}}"
     )
 
 
-@cute.jit
-def free_at(first, columns: cutlass.Constexpr):
+def free_at(first, columns: int):
     """The warp of a CTA that shares tensor memory with others frees the columns that begin at `first`."""
     cute.arch.inline_ptx(
         f"tcgen05.dealloc.cta_group::1.sync.aligned.b32 {{$r0}}, {columns};", read_only_args=[Int32(first)]
     )
 
 
-@cute.jit
-def load_fragments(address, columns: cutlass.Constexpr, kind: cutlass.Constexpr = Float32):
+def load_fragments(address, columns: int, kind=Float32):
     """Load `columns` columns of 16 rows, as fragments of mma.sync: a thread has rows lane / 4 and that + 8, columns
     2 (lane % 4) + {0, 1} of every eight."""
     return load(f"16x256b.x{columns // 8}", address, columns // 2, kind)
 
 
-@cute.jit
 def store_fragments(address, values):
     """Store what `load_fragments` loads; this is done after `wait_for_stores`."""
     store(f"16x256b.x{len(values) // 4}", address, values)
 
 
-@cute.jit
-def load_row(address, columns: cutlass.Constexpr, kind: cutlass.Constexpr = Float32):
+def load_row(address, columns: int, kind=Float32):
     """Load `columns` columns of a lane's row."""
     return load(f"32x32b.x{columns}", address, columns, kind)
 
 
-@cute.jit
 def store_row(address, values):
     """Store what `load_row` loads; this is done after `wait_for_stores`."""
     store(f"32x32b.x{len(values)}", address, values)
 
 
-@cute.jit
-def load_halves(address, columns: cutlass.Constexpr, apart: cutlass.Constexpr, kind: cutlass.Constexpr = Float32):
+def load_halves(address, columns: int, apart: int, kind=Float32):
     """Load columns of one of 16 rows: lane l has row l % 16, l / 16 times `apart` columns behind the address."""
     return load(f"16x32bx2.x{columns}", address, columns, kind, f", {apart}")
 
 
-@cute.jit
-def store_halves(address, apart: cutlass.Constexpr, values):
+def store_halves(address, apart: int, values):
     """Store what `load_halves` loads; this is done after `wait_for_stores`."""
     store(f"16x32bx2.x{len(values)}", address, values, f", {apart}")
 
 
-@cute.jit
-def store(shape: cutlass.Constexpr, address, values, more: cutlass.Constexpr = ""):
+def store(shape: str, address, values, more: str = ""):
     found = ", ".join(f"{{$r{i + 1}}}" for i in range(len(values)))
     cute.arch.inline_ptx(
         f"tcgen05.st.sync.aligned.{shape}.b32 [{{$r0}}]{more}, {{{found}}};",
@@ -186,15 +169,11 @@ def store(shape: cutlass.Constexpr, address, values, more: cutlass.Constexpr = "
     )
 
 
-@cute.jit
 def wait_for_stores():
     cute.arch.inline_ptx("tcgen05.wait::st.sync.aligned;")
 
 
-@cute.jit
-def load(
-    shape: cutlass.Constexpr, address, count: cutlass.Constexpr, kind: cutlass.Constexpr, more: cutlass.Constexpr = ""
-):
+def load(shape: str, address, count: int, kind, more: str = ""):
     to = ", ".join(f"{{$w{i}}}" for i in range(count))
     # redundant: where another load follows before the first use of what this one brings
     found = cute.arch.inline_ptx(

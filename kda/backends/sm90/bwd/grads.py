@@ -1,20 +1,5 @@
-"""bwd/grads: gradients of q, k, g and beta of one chunk of 64 tokens and one value head, from both walks' results.
-
-  The delta rule writes r_i = v_i - k_i^T S (v_new = b r); dv is the gradient of v;  h enters the chunk, dh
-  leaves it.
-  x = gc - a, a = gc in the middle of the token's block;  |x| is at most the decay of half a block.  For an unbounded
-  gate blocks have 8 tokens instead of 16, and decays a floor (gate.py).
-
-  Qu = scale qn 2^x    Ku = -kn 2^x    Kd = b kn 2^-x                      bfloat16, registers: channels x tokens
-  G1 = tril(do r^T)    G2 = strict_tril(dv r^T)                            bfloat16, shared memory: tokens x tokens
-  up1 = h do^T + Kd G1^T;  up2 = h dv^T + Kd G2^T;  down = dh r^T + Qu G1 + Ku G2
-                       each block of tokens relative to its own middle: what passes to the next is times 2^(a' - a)
-  dqn = scale 2^x up1;  dkn = b 2^-x down - 2^x up2
-  dg2[t] = sum_(i >= t) (Qu up1 + Ku up2 - Kd down)_i + sum_all Kd 2^(gc_last - a) dh r^T + 2^gc_last sum_V h dh
-                       of the rounded operands: what row i gains, row j loses
-  b db is the mean of sum_K Kd down and of sum_V dv r, the diagonal of dv r^T; a given b counts as 2^-40 at least
-  dq = (dqn - qn (qn . dqn)) / |q|, dk alike with kn . dkn = sum_V dv r + kn . (-2^x up2);  dg and dbeta go on through
-                       the gate and the sigmoid
+"""bwd/grads: gradients of q, k, g and beta of one chunk of 64 tokens and one value head, from both walks' results, by
+the formulas of common/cute/grads/rows.py.
 
 Channels are the rows of every product, so that a sum over tokens stays among four lanes.  In shared memory 16 tokens
 are permuted: position 8 b + 2 a + e holds token 4 a + 2 b + e, and lane a of four has four neighbours.
@@ -39,40 +24,32 @@ are permuted: position 8 b + 2 a + e holds token 4 a + 2 b + e, and lane a of fo
   of K = V = 64 3 x 8, 2 x 8, 2 x 24 and 16, of which two CTAs fit on an SM
 """
 
-from __future__ import annotations
-
 import cutlass
 import cutlass.cute as cute
 from cutlass import BFloat16, Float32, Int32
 from cutlass.cute.nvgpu import OperandMajorMode, warpgroup
 from cutlass.cute.nvgpu.warpgroup import SmemLayoutAtomKind
 
-from ptxkit.compile import cutedsl
-from ptxkit.compile.target import Target
-
-from ...common.cute import entry
 from ...common.cute.barriers import initialise
 from ...common.cute.copies import allocate
+from ...common.cute.entry import Entry
 from ...common.cute.grads.load import Loader, place_of_item, tile_at
 from ...common.cute.grads.places import HALVES, STEPS
 from ...common.cute.grads.rows import GradRows
 from ...common.cute.training import CHANNELS, TOKENS
 from ..configs import GradsConfig
 from ..parts.state import register_mma
-from ..parts.views import view, wide_view
-from ..parts.wgmma import accumulator, issue
+from ..parts.wgmma import accumulator, issue, view, wide_view
 
 REGISTERS = {1: (232, 24), 2: (232, 40)}     # registers of MATH and LOAD, by MATH's number of warpgroups
 
 
-@cute.jit
-def product_mma(of_a: cutlass.Constexpr = OperandMajorMode.K):
+def product_mma(of_a=OperandMajorMode.K):
     source, along = warpgroup.OperandSource.SMEM, OperandMajorMode.K
     return cute.make_tiled_mma(warpgroup.MmaF16BF16Op(BFloat16, Float32, (CHANNELS, TOKENS, 16), source, of_a, along))
 
 
-@cute.jit
-def issue_product(acc, a, b, of_a: cutlass.Constexpr = OperandMajorMode.K, fenced: cutlass.Constexpr = True):
+def issue_product(acc, a, b, of_a=OperandMajorMode.K, fenced: bool = True):
     """acc = a @ b^T of views in shared memory, in no group yet; acc is untouched since a fence, or unused."""
     mma = product_mma(of_a)
     part = mma.get_slice(0)
@@ -85,19 +62,16 @@ class Math(GradRows):
     states_stand = True
     early = False
 
-    @cute.jit
     def panel(self):
         """The warpgroup, where there are two."""
-        if cutlass.const_expr(self.c.panels == 1):
+        if self.c.panels == 1:
             return 0
         return cute.arch.make_warp_uniform(cute.arch.warp_idx()) >> 2
 
-    @cute.jit
     def part(self):
         """The warp of its warpgroup."""
         return cute.arch.make_warp_uniform(cute.arch.warp_idx()) & 3
 
-    @cute.jit
     def item(self, x, s, place, i):
         c, channel, first = self.c, self.first_channel(), self.panel()
         rate, bias = self.gate.of_channels(x, place[1], channel)
@@ -107,7 +81,7 @@ class Math(GradRows):
         G = [accumulator(product_mma(), (TOKENS, TOKENS)) for _ in range(2 // c.panels)]
         up1, up2, down = [accumulator(product_mma(), (CHANNELS, TOKENS)) for _ in range(3)]
         do, dv, r = [wide_view(values, TOKENS, c.V) for values in (s.do, s.dv, s.r)]
-        for n in cutlass.range_constexpr(len(G)):
+        for n in range(len(G)):
             rows = wide_view(tile_at(s.do, (first + n) * (TOKENS * c.V)), TOKENS, c.V)
             issue_product(G[n], rows, r, fenced=n > 0)
         warpgroup.commit_group()
@@ -118,7 +92,7 @@ class Math(GradRows):
         warpgroup.commit_group()
         through_state = self.sums_of_states(s)
         warpgroup.wait_group(1)
-        for n in cutlass.range_constexpr(len(G)):
+        for n in range(len(G)):
             self.store_G(s, G[n], first + n)
         cute.arch.fence_proxy("async.shared", space="cta")
 
@@ -136,38 +110,34 @@ class Math(GradRows):
         self.sweeps(x, s, up1, up2, down, Qu, Ku, Kd, ratio)
         self.finish(x, s, place, i, channel, rows, of_tokens, rate, bias, xs, through, up1, up2, down, Qu, Ku, Kd)
 
-    @cute.jit
     def own_channels(self, states):
         """(64, V) of a state that lies as (V, K)."""
         half = tile_at(states, self.panel() * (self.c.V * CHANNELS))
         return view(half, SmemLayoutAtomKind.MN_SW128, (CHANNELS, self.c.V), (1, 0))
 
-    @cute.jit
-    def operand(self, tokens: cutlass.Constexpr = TOKENS):
+    def operand(self, tokens: int = TOKENS):
         mma = register_mma(TOKENS, OperandMajorMode.K)
         return cute.make_rmem_tensor(mma.partition_shape_A((CHANNELS, tokens)), BFloat16)
 
-    @cute.jit
-    def own_rows_of_state(self, step: cutlass.Constexpr):
+    def own_rows_of_state(self, step: int):
         lane = cute.arch.lane_idx()
         piece, row = 2 * self.part() + (lane >> 3 & 1), (lane >> 4) * 8 + (lane & 7)
         offset = self.panel() * (self.c.V * CHANNELS) + row * 64 + (piece ^ row & 7) * 8
         return offset + step * (16 * 64)
 
-    @cute.jit
     def sweeps(self, x, s, up1, up2, down, Qu, Ku, Kd, ratio):
         """Blocks of tokens upward to rows below them, and downward to rows above."""
         K, standing = OperandMajorMode.K, OperandMajorMode.MN
         mma, mma_down = register_mma(TOKENS, K), register_mma(TOKENS, standing)
         lying, stood = [], []
-        for n in cutlass.range_constexpr(2):
+        for n in range(2):
             G = s.G + n * (TOKENS * TOKENS)
             rows = wide_view(G, TOKENS, TOKENS)
             columns = view(G, SmemLayoutAtomKind.MN_SW128, (TOKENS, TOKENS), (1, 0))
             lying.append(mma.make_fragment_B(mma.get_slice(0).partition_B(rows)))
             stood.append(mma_down.make_fragment_B(mma_down.get_slice(0).partition_B(columns)))
         flat = [cute.coalesce(acc) for acc in (up1, up2, down)]
-        for n in cutlass.range_constexpr(self.blocks):
+        for n in range(self.blocks):
             last = self.blocks - 1 - n
             of_keys, of_q, of_k = self.block_of(Kd, n), self.block_of(Qu, last), self.block_of(Ku, last)
             warpgroup.fence()
@@ -179,28 +149,27 @@ class Math(GradRows):
             warpgroup.wait_group(0)
             # All of each accumulator, what is done times 1: of one that changed in part ptxas makes another, and then
             # every product waits for the one before.
-            if cutlass.const_expr(n + 1 < self.blocks):
-                for b in cutlass.range_constexpr(STEPS):
+            if n + 1 < self.blocks:
+                for b in range(STEPS):
                     blocks = range(b * self.each, (b + 1) * self.each)
                     onward, back = [], []
-                    for r in cutlass.range_constexpr(HALVES):
+                    for r in range(HALVES):
                         onward.append(self.of_lane([ratio[r][n + 1] if n < block else x.one for block in blocks]))
                         back.append(self.of_lane([ratio[r][last] if block < last else x.one for block in blocks]))
-                    for j in cutlass.range_constexpr(8):
+                    for j in range(8):
                         flat[0][8 * b + j] = flat[0][8 * b + j] * onward[j // 2 % 2]
                         flat[1][8 * b + j] = flat[1][8 * b + j] * onward[j // 2 % 2]
                         flat[2][8 * b + j] = flat[2][8 * b + j] * back[j // 2 % 2]
 
-    @cute.jit
-    def issue_block(self, mma, acc, operand, b, block: cutlass.Constexpr):
+    def issue_block(self, mma, acc, operand, b, block: int):
         """acc += operand @ b^T of a block's tokens."""
         step = block // self.each
         mma.set(warpgroup.Field.ACCUMULATE, True)
-        a = operand[None, None, step if cutlass.const_expr(self.each == 1) else 0]
+        a = operand[None, None, step if self.each == 1 else 0]
         cute.gemm(mma, acc, a, b[None, None, step], acc)
 
 
-class Grads(entry.Entry):
+class Grads(Entry):
     def __init__(self, config: GradsConfig):
         self.c = config
         self.loader, self.math = Loader(config), Math(config)
@@ -225,5 +194,4 @@ class Grads(entry.Entry):
             self.loader.run(x, s, first, step)
 
 
-def build(c: GradsConfig, target: Target) -> cutedsl.Compiled:
-    return entry.compile(Grads, c, target)
+build = Grads.build

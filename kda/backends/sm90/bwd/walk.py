@@ -26,33 +26,27 @@ adds to dh; the transposed M of the forward is what it multiplies dh by, and com
   at K = 64 the tile 17 and dh 8
 """
 
-from __future__ import annotations
-
 import cutlass
 import cutlass.cute as cute
 from cutlass import BFloat16, Int32, Int64, Uint32
 from cutlass.cute.nvgpu import OperandMajorMode, warpgroup
 from cutlass.cute.nvgpu.warpgroup import SmemLayoutAtomKind
 
-from ptxkit.compile import cutedsl
-from ptxkit.compile.target import Target
-
-from ...common.cute import entry
-from ...common.cute.async_copies import arrive_when_copied, bulk_copy
 from ...common.cute.barriers import initialise
 from ...common.cute.copies import allocate, field_at
 from ...common.cute.rings import advance
 from ...common.cute.segments import begins_sequence, place_of_segment
 from ...common.cute.tile import C
-from ..configs import CHAIN, COLUMNS, LOAD_WARP, PITCH_V, WalkConfig
+from ..configs import CHAIN, COLUMNS, LOAD_WARP, PITCH_V
 from ..parts.state import Walker, multiply, register_mma, round_to, rounded
-from ..parts.views import narrow_standing_view, narrow_view, view, wide_view
-from ..parts.wgmma import accumulator
+from ..parts.wgmma import accumulator, narrow_standing_view, narrow_view, view, wide_view
 
 KE, QG = range(2)                            # halves of the tile's KQ
 
 
 class Walk(Walker):
+    back = True
+
     @cute.kernel
     def kernel(self, x):
         c = self.c
@@ -69,7 +63,7 @@ class Walk(Walker):
             first_v = (begin * x.HV + head) * c.V + strip * COLUMNS
             steps = (tokens + C - 1) // C
             if cute.arch.warp_idx() == LOAD_WARP:
-                self.load(x, s, first_v, tokens, chunk, head, steps)
+                self.load(x, s, x.do, s.do, first_v, tokens, chunk, head, steps, False)
             else:
                 S = self.state.zero()
                 if cutlass.const_expr(c.walk == "segments"):
@@ -82,22 +76,6 @@ class Walk(Walker):
                     self.state.store(x.dh0, p * x.HV + head, strip, c.V, False, S)
                 elif cutlass.const_expr(c.dh0 is not None) and first:
                     self.state.store(x.dh0, n * x.HV + head, strip, c.V, c.v_first, S)
-
-    @cute.jit
-    def load(self, x, s, first_v, tokens, chunk, head, steps):
-        """LOAD: tiles and rows of do into the ring."""
-        stage, phase = Int32(0), Int32(0)
-        for j in cutlass.range(steps, unroll=1):
-            i = steps - 1 - j
-            cute.arch.mbarrier_wait(s.empty + stage, phase ^ 1)
-            with cute.arch.elect_one():
-                # redundant: its release, not the arrival; this thread has written nothing
-                cute.arch.mbarrier_arrive_and_expect_tx(s.full + stage, self.tile.bytes)
-                place = (Int64(chunk + i) * x.HV + head) * self.tile.bytes
-                bulk_copy(s.tiles + stage * self.tile.bytes, x.tiles + place, self.tile.bytes, s.full + stage)
-            self.state.request_rows(x.do, s.do + stage * (C * PITCH_V), first_v, i * C, tokens, x.HV)
-            arrive_when_copied(s.full + stage)
-            stage, phase = advance(stage, phase, self.c.stages)
 
     @cute.jit
     def walk(self, x, S, s, first_v, first_dh, strip, tokens, steps):
@@ -135,7 +113,6 @@ class Walk(Walker):
                 self.state.store_o(x.dv, s.dv, thread_place, 0, x.HV, tokens)
             cute.arch.cp_async_bulk_wait_group(0, read=True)                   # the copy has read the last state
 
-    @cute.jit
     def step(self, S, operand, tile, rows_of_do, rows_of_dv):
         """From dh that leaves a chunk to dh that enters it, also rounded, and to dv in shared memory."""
         c, standing = self.c, OperandMajorMode.MN
@@ -163,27 +140,24 @@ class Walk(Walker):
         negative = self.of_words([words[w] ^ Uint32(0x80008000) for w in range(8)])
         multiply(mma_S, S, negative, self.rows(tile, KE), accumulate=True)
         warpgroup.commit_group()
-        if cutlass.const_expr(not c.carry):
+        if not c.carry:
             self.state.put_rows(rows_of_dv, found)
         warpgroup.wait_group(0)
         round_to(operand, S)
 
-    @cute.jit
     def of_words(self, words):
         """An operand (64, C) of registers, in words of two."""
         mma = register_mma(C, OperandMajorMode.K)
         operand = cute.make_rmem_tensor(mma.make_fragment_A(mma.partition_shape_A((COLUMNS, C))).shape, BFloat16)
         flat = cute.recast_tensor(cute.coalesce(operand), Uint32)
-        for w in cutlass.range_constexpr(8):
+        for w in range(8):
             flat[w] = words[w]
         return operand
 
-    @cute.jit
-    def rows(self, tile, half: cutlass.Constexpr):
+    def rows(self, tile, half: int):
         """(K, C): kE or qg, transposed."""
         both = view(tile, SmemLayoutAtomKind.MN_SW128, (self.c.K, 2 * C), (1, 0))
         return cute.local_tile(both, (self.c.K, C), (0, half))
 
 
-def build(c: WalkConfig, target: Target) -> cutedsl.Compiled:
-    return entry.compile(Walk, c, target)
+build = Walk.build

@@ -24,28 +24,22 @@ computed, o of the previous chunk is written; o's other product is queued behind
   shared memory: configs.ChainConfig.struct; at K = 128 a stage has a tile of 29 KiB and v 4.5; o twice 4.5 KiB
 """
 
-from __future__ import annotations
-
 import cutlass
 import cutlass.cute as cute
 from cutlass import Int32, Int64
 
-from ptxkit.compile import cutedsl
-from ptxkit.compile.target import Target
-
-from ...common.cute import entry
-from ...common.cute.async_copies import arrive_when_copied, bulk_copy
 from ...common.cute.barriers import initialise
-from ...common.cute.checkpoints import place_of_checkpoint
 from ...common.cute.copies import allocate
 from ...common.cute.rings import advance
-from ...common.cute.segments import place_of_segment
+from ...common.cute.segments import place_of_checkpoint, place_of_segment
 from ...common.cute.tile import C
-from ..configs import CHAIN, COLUMNS, LOAD_WARP, PITCH_V, ChainConfig
+from ..configs import CHAIN, COLUMNS, LOAD_WARP, PITCH_V
 from ..parts.state import Walker
 
 
 class Chain(Walker):
+    back = False
+
     @cute.kernel
     def kernel(self, x):
         c = self.c
@@ -63,7 +57,7 @@ class Chain(Walker):
             steps = (tokens + C - 1) // C
             of_M = c.carry and strip >= c.V // COLUMNS
             if cute.arch.warp_idx() == LOAD_WARP:
-                self.load(x, s, first_v, tokens, chunk, head, steps, of_M)
+                self.load(x, s, x.v, s.v, first_v, tokens, chunk, head, steps, of_M)
             else:
                 S = self.state.zero()
                 self.enter(x, S, n, p, head, strip, of_M)
@@ -93,22 +87,6 @@ class Chain(Walker):
                 self.state.store(x.ht, p * x.HV + head, strip, c.V, False, S)
         elif cutlass.const_expr(c.ht) and last:
             self.state.store(x.ht, n * x.HV + head, strip, c.V, c.v_first, S)
-
-    @cute.jit
-    def load(self, x, s, first_v, tokens, chunk, head, steps, of_M):
-        """LOAD: tiles and rows of v into the ring."""
-        stage, phase = Int32(0), Int32(0)
-        for i in cutlass.range(steps, unroll=1):
-            cute.arch.mbarrier_wait(s.empty + stage, phase ^ 1)
-            with cute.arch.elect_one():
-                # redundant: its release, not the arrival; this thread has written nothing
-                cute.arch.mbarrier_arrive_and_expect_tx(s.full + stage, self.tile.bytes)
-                place = (Int64(chunk + i) * x.HV + head) * self.tile.bytes
-                bulk_copy(s.tiles + stage * self.tile.bytes, x.tiles + place, self.tile.bytes, s.full + stage)
-            if not of_M:
-                self.state.request_rows(x.v, s.v + stage * (C * PITCH_V), first_v, i * C, tokens, x.HV)
-            arrive_when_copied(s.full + stage)
-            stage, phase = advance(stage, phase, self.c.stages)
 
     @cute.jit
     def walk(self, x, S, s, first_v, first_h, strip, tokens, steps, of_M, first_chunk, head):
@@ -155,19 +133,16 @@ class Chain(Walker):
         if cutlass.const_expr(c.has_r):
             cute.arch.cp_async_bulk_wait_group(0, read=True)                   # the copy has read the last state
 
-    @cute.jit
     def store_rows(self, x, rows_of_o, rows_of_r, thread_place, i, tokens=None):
         """o and r of chunk i."""
-        if cutlass.const_expr(self.c.has_o):
+        if self.c.has_o:
             self.state.store_o(x.o, rows_of_o, thread_place, i, x.HV, tokens)
-        if cutlass.const_expr(self.c.has_r):
+        if self.c.has_r:
             self.state.store_o(x.r, rows_of_r, thread_place, i, x.HV, tokens)
 
-    @cute.jit
     def kept_state(self, x, first, i):
         """Where the state that enters chunk i goes."""
         return x.h + (first + Int64(i // self.c.every) * x.HV * (self.c.K * self.c.V))
 
 
-def build(c: ChainConfig, target: Target) -> cutedsl.Compiled:
-    return entry.compile(Chain, c, target)
+build = Chain.build

@@ -24,7 +24,7 @@ A group waits for its tile after its sums (in blocks of 8 rows: before them).  I
 the inverse while the others wait at the sums of the next chunk, with rows that they have loaded; warp 7, which has the
 least to do, prefetches warp 0's next rows into L2: registers cannot hold them.  `staged`, default of clusters of four
 and of blocks of 8 rows: as soon as products are computed, all eight warps request their next rows, which go where the
-operands were (parts/rows.py).
+operands were (parts/making.py).
 
   pipeline, barrier       arrivals                             waits           says
   a CTA alone, or a cluster of two:
@@ -98,39 +98,19 @@ The PREPAREs of all CTAs clear tokens outside every sequence at the end.
   one that keeps has 8 KiB more, of columns of a state; in clusters of two and blocks of 8 rows they do not fit
 """
 
-from __future__ import annotations
-
 import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, Int64
 
-from ptxkit.compile import cutedsl
-from ptxkit.compile.target import Target
-
-from ...common.cute import entry
 from ...common.cute.async_copies import prefetch
 from ...common.cute.barriers import initialise, mbarriers_among
-from ...common.cute.checkpoints import place_of_checkpoint
-from ...common.cute.clear import clear_tokens
 from ...common.cute.copies import allocate, field_at, load_one, store
+from ...common.cute.entry import Entry, wait_for_the_kernel_before
 from ...common.cute.gate import beta_of_row
-from ...common.cute.order import wait_for_the_kernel_before
 from ...common.cute.rings import stage_of
-from ...common.cute.segments import place_of_segment
+from ...common.cute.segments import clear_tokens, place_of_checkpoint, place_of_segment
 from ...common.cute.tile import LEAST_BUSY, WARPS, C
-from ..configs import (
-    CHAIN,
-    COLUMNS,
-    FIRST_PRODUCER,
-    LOAD,
-    PITCH_V,
-    RELAY,
-    RING,
-    STORE,
-    TILES,
-    WALKING,
-    FusedConfig,
-)
+from ..configs import CHAIN, COLUMNS, FIRST_PRODUCER, LOAD, PITCH_V, RELAY, RING, STORE, TILES, WALKING, FusedConfig
 from ..parts.chunk import ChunkMaker
 from ..parts.handover import OwnStages, RelayedStages
 from ..parts.making import INVERTER, Work, form_of
@@ -156,12 +136,11 @@ class Producer:
         self.chunk = ChunkMaker(config.prepare, self.team, shared=True)
         self.form = form_of(config, self.chunk)
 
-    @cute.jit
     def work_of(self, s, rank, group):
         """Where a group works."""
         struct, base = self.struct, s.groups + group * self.struct.bytes
         fields = [field_at(base, getattr(struct, name)) for name in ("X", "Y", "sums", "A_kk", "columns", "b")]
-        places = field_at(base, struct.places) if cutlass.const_expr(self.keeps and self.helped) else None
+        places = field_at(base, struct.places) if self.keeps and self.helped else None
         return Work(rank, group, base, *fields, places)
 
     @cute.jit
@@ -234,13 +213,11 @@ class Producer:
                     kept_at = self.kept_at(x, number + chunk, head) if cutlass.const_expr(self.keeps) else None
                     self.way.hand_over(ring, tile, work.group, work.rank, kept_at)
 
-    @cute.jit
     def solve(self, work, tile):
-        b = None if cutlass.const_expr(self.keeps) else work.b
+        b = None if self.keeps else work.b
         self.chunk.inverse.solve(work.A_kk, work.columns, field_at(tile, self.chunk.tile.TB), None, b)
         cute.arch.fence_proxy("async.shared", space="cta")                     # TB is in the tile
 
-    @cute.jit
     def kept_at(self, x, number, head):
         """Where the tile of a chunk is kept, of all the call's chunks."""
         return x.tiles + (Int64(number) * x.HV + head) * self.chunk.tile.bytes
@@ -257,7 +234,6 @@ class Producer:
             cute.arch.sync_warp()
             self.way.hand_over(s, ring, tile, c, group, rank, turn, work.places)
 
-    @cute.jit
     def request(self, x, work, begin, chunk, tokens, head):
         head_rows = self.chunk.gate.rows_of_head(x, begin + chunk * C, head)
         self.form.requested.request(head_rows, cutlass.min(tokens - chunk * C, C), x.H, x.HV, work.X, work.Y)
@@ -279,13 +255,12 @@ class Producer:
         if has_line:
             prefetch(source + ((first + row) * heads + head) * size + (lane & 1) * 128)
 
-    @cute.jit
     def clear(self, x, end, head):
         """Clears o of tokens outside every sequence, a row per warp."""
         group = self.team.number()
         rank, y, z = cute.arch.block_idx()
         n, N, heads = z, cute.arch.grid_dim()[2], Int32(1)
-        if cutlass.const_expr(self.wrapped):
+        if self.wrapped:
             n, N, heads = y, cute.arch.grid_dim()[1], x.HV
         warp = self.way.place_of_all(n, rank, group) * WARPS + self.team.warp()
         clear_tokens(x, self.c.V, Int32(end) + warp, N * (self.makers * WARPS), head, heads)
@@ -379,7 +354,7 @@ class Consumer:
         self.values.end(x, s, thread_place, steps, tokens, walked)
 
 
-class Fused(entry.Entry):
+class Fused(Entry):
     def __init__(self, config: FusedConfig):
         self.c, self.way = config, way_of(config)
         self.producer, self.consumer = Producer(config), Consumer(config)
@@ -428,38 +403,35 @@ class Fused(entry.Entry):
         if cutlass.const_expr(self.c.ctas > 1):
             self.meet()
 
-    @cute.jit
     def meet(self):
         """All warps of the cluster."""
-        if cutlass.const_expr(self.c.ctas == 1):
+        if self.c.ctas == 1:
             cute.arch.sync_threads()
         else:
             cute.arch.cluster_arrive()
             cute.arch.cluster_wait()
 
-    @cute.jit
     def chain(self, x, s, ring, cluster, rank, begin, tokens, head, n, kept):
         c = self.c.chain
         cute.arch.setmaxregister_increase(self.c.registers[0])
-        if cutlass.const_expr(self.c.wrapped):
+        if self.c.wrapped:
             self.consumer.walk_share(x, s, ring, cluster, rank)
         else:
             S = self.consumer.state.zero()
-            if cutlass.const_expr(c.h0):
+            if c.h0:
                 self.consumer.state.load(x.h0, n * x.HV + head, rank, c.V, c.v_first, S)
             first_v = (begin * x.HV + head) * c.V + rank * COLUMNS
             self.consumer.walk(x, S, s, ring, first_v, rank, tokens, head, kept)
-            if cutlass.const_expr(c.ht):
+            if c.ht:
                 self.consumer.state.store(x.ht, n * x.HV + head, rank, c.V, c.v_first, S)
 
-    @cute.jit
     def prepare(self, x, s, ring, cluster, clusters, rank, begin, tokens, head, kept):
         c = self.c.chain
         self.producer.produce(x, s, ring, rank, begin, tokens, head, kept)
-        if cutlass.const_expr(c.packed):
+        if c.packed:
             _, begin, tokens, _, _ = place_of_segment(c, x, self.sequences(x) - 1, 0, 1, 0)
-            self.producer.clear(x, begin + tokens, 0 if cutlass.const_expr(self.c.wrapped) else head)
-        if cutlass.const_expr(self.c.wrapped and c.packed and c.ht):
+            self.producer.clear(x, begin + tokens, 0 if self.c.wrapped else head)
+        if self.c.wrapped and c.packed and c.ht:
             self.producer.hand_through(x, cluster, clusters, rank)
 
     @cute.jit
@@ -472,18 +444,15 @@ class Fused(entry.Entry):
         elif warp == STORE:
             self.consumer.values.help(x, s, ring, rank, begin, tokens, head, self.consumer.values.store)
 
-    @cute.jit
     def chunks(self, s, tokens):
         """Return the number of chunks that the cluster walks."""
         chunks = chunks_of(tokens)
-        if cutlass.const_expr(self.c.wrapped):
+        if self.c.wrapped:
             _, chunks = self.producer.share.first(s.share)
         return chunks
 
-    @cute.jit
     def sequences(self, x):
-        return x.N if cutlass.const_expr(self.c.wrapped) else cute.arch.grid_dim()[2]
+        return x.N if self.c.wrapped else cute.arch.grid_dim()[2]
 
 
-def build(c: FusedConfig, target: Target) -> cutedsl.Compiled:
-    return entry.compile(Fused, c, target)
+build = Fused.build

@@ -17,32 +17,26 @@ tensors that are kept for a backward.
   shared memory: configs.PairsConfig.struct; at K = 128 KQ 16 KiB, KG 8, X and Y 5, A_kk 4.5
 """
 
-from __future__ import annotations
-
 import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int64, Uint32
 
-from ptxkit.compile import cutedsl
-from ptxkit.compile.target import Target
-
-from ...common.cute import entry
 from ...common.cute.async_copies import arrive_when_copied, bulk_copy, copy_16_bytes_later
 from ...common.cute.barriers import initialise
 from ...common.cute.copies import allocate, both_halves, load, load_one, store
+from ...common.cute.entry import Entry
 from ...common.cute.fragments import load_matrices, mma_tf32, tf32s
 from ...common.cute.gate import beta_of_row
 from ...common.cute.segments import locate_second_half
 from ...common.cute.tile import PITCH_A, C
 from ..configs import A_KK_THERE, PITCH_KEPT, PairsConfig, tile
 from ..parts.chunk import PAIRS, multiply_and_wait, pairs_mma
-from ..parts.views import wide_view
-from ..parts.wgmma import accumulator
+from ..parts.wgmma import accumulator, wide_view
 
 KEPT_C = 2 * C                               # columns of what is kept
 
 
-class Pairs(entry.Entry):
+class Pairs(Entry):
     def __init__(self, config: PairsConfig):
         self.c = config
         self.tile = tile(config.K)
@@ -81,7 +75,6 @@ class Pairs(entry.Entry):
             else:
                 self.keep(x.A_qk + to, [A[i] for i in range(C // 2)], 16 * (warp - 2), 0, tokens, x.HV)
 
-    @cute.jit
     def load(self, x, s, A_inv, chunk, tokens, head):
         """Begin the copies of both halves' operands.  Called by warp 0."""
         tile, lane = x.tiles + (Int64(chunk) * x.HV + head) * self.tile.bytes, cute.arch.lane_idx()
@@ -92,7 +85,7 @@ class Pairs(entry.Entry):
             bulk_copy(s.KQ, tile, of_KQ, s.full)
             before = tile - Int64(x.HV) * self.tile.bytes + self.tile.KG.offset
             bulk_copy(s.KG, before, of_KG, s.full)
-        for i in cutlass.range_constexpr(C // 8):
+        for i in range(C // 8):
             row, column = 8 * i + lane // 4, lane % 4 * 8
             token = cutlass.min(row, tokens - 1)                       # past the end: a row that counts for nothing
             first = A_inv + ((row - C) * (x.HV * KEPT_C) + column)
@@ -101,7 +94,6 @@ class Pairs(entry.Entry):
             copy_16_bytes_later(second.toint(), s.Y + (row * PITCH_KEPT + column))
         arrive_when_copied(s.full)
 
-    @cute.jit
     def inverse(self, A_kk, X, Y, warp):
         """-Y A_kk X, 16 columns, first of 16 rows, then of the others.  (A_kk X)^T = X^T A_kk^T comes out as the other
         operand of the product with Y, where rows of A_kk X, that is columns of Y, are counted in pairs."""
@@ -109,21 +101,21 @@ class Pairs(entry.Entry):
         row, pair = lane // 4, lane % 4 * 2
         AX = [[Float32(0.0)] * 4 for _ in range(4)]                            # 8 rows of A_kk X each
         of_X = X + ((lane % 8 + lane // 16 * 8) * PITCH_KEPT + 16 * warp + lane // 8 % 2 * 8)
-        for step in cutlass.range_constexpr(4):
-            if cutlass.const_expr(step % 2 == 0):
+        for step in range(4):
+            if step % 2 == 0:
                 words = load_matrices(of_X + step * 8 * PITCH_KEPT, transposed=True)
             (a, c), (b, d) = both_halves(words[step % 2 * 2]), both_halves(words[step % 2 * 2 + 1])
-            for n in cutlass.range_constexpr(4):
+            for n in range(4):
                 of_A = load(A_kk + ((8 * n + row) * PITCH_A + 8 * step + pair), 2)
                 AX[n] = mma_tf32(AX[n], [a, b, c, d], tf32s(of_A[0], of_A[1]))
         found = []
-        for m in cutlass.range_constexpr(2):
+        for m in range(2):
             YAX = [[Float32(0.0)] * 4, [Float32(0.0)] * 4]
-            for step in cutlass.range_constexpr(2 * m + 2):                    # right of that Y is zero
+            for step in range(2 * m + 2):                                      # right of that Y is zero
                 of_Y = Y + ((16 * m + row) * PITCH_KEPT + 8 * step + pair)
                 words = [load_one(cute.recast_ptr(of_Y + r * PITCH_KEPT, dtype=Uint32)) for r in (0, 8)]
                 (a, c), (b, d) = both_halves(words[0]), both_halves(words[1])
-                for n in cutlass.range_constexpr(2):
+                for n in range(2):
                     YAX[n] = mma_tf32(YAX[n], [a, b, c, d], tf32s(AX[step][2 * n], AX[step][2 * n + 1]))
             found.append([-YAX[n][i] for n in range(2) for i in range(4)])
         return found
@@ -139,5 +131,4 @@ class Pairs(entry.Entry):
                     store(to + ((row + 8 * r) * (HV * KEPT_C) + column + 8 * n), [values[i], values[i + 1]])
 
 
-def build(c: PairsConfig, target: Target) -> cutedsl.Compiled:
-    return entry.compile(Pairs, c, target)
+build = Pairs.build

@@ -23,18 +23,12 @@ A program without a chunk sets its share of the rows of o that belong to no sequ
   8 rows: 10, and 6 of what blocks have), A_kk 4.5, TB 2
 """
 
-from __future__ import annotations
-
 import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int64
 
-from ptxkit.compile import cutedsl
-from ptxkit.compile.target import Target
-
-from ...common.cute import entry
-from ...common.cute.chunk_entry import ChunkEntry
 from ...common.cute.copies import allocate, copy_16_bytes, field_at, load, store
+from ...common.cute.entry import ChunkEntry
 from ...common.cute.gate import beta_of_row
 from ...common.cute.teams import WholeCta
 from ...common.cute.tile import GROUP_ROWS, WARP_ROWS, WARPS, C, swizzle_64B
@@ -47,7 +41,6 @@ class Prepare(ChunkEntry):
         self.c = config
         self.chunk = ChunkMaker(config, WholeCta())
 
-    @cute.jit
     def warp(self):
         return cute.arch.warp_idx()
 
@@ -142,5 +135,4 @@ class Prepare(ChunkEntry):
                     copy_16_bytes(whole + swizzle_64B(row, column) // 2, A_inv + (row * stride + column))
 
 
-def build(c: PrepareConfig, target: Target) -> cutedsl.Compiled:
-    return entry.compile(Prepare, c, target)
+build = Prepare.build

@@ -56,8 +56,6 @@ Registers: 96 of all that make tiles; 240 of CHAIN, 56 of the other warps of its
     walks        configs.StreamConfig.walker: 3 x (two tiles and 9 of v), 2 x 9 of o                    220 KiB
 """
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import cutlass
@@ -66,18 +64,13 @@ from cutlass import Float32, Int32, Int64, Uint8, Uint32
 from cutlass.cute.nvgpu import warpgroup
 from cutlass.memory import SmemAllocator
 
-from ptxkit.compile import cutedsl
-from ptxkit.compile.target import Target
-
-from ...common.cute import entry
 from ...common.cute.async_copies import arrive_when_copied, bulk_copy, bulk_store
 from ...common.cute.barriers import initialise
-from ...common.cute.clear import clear_tokens
 from ...common.cute.copies import field_at, fields_at, store
+from ...common.cute.entry import Entry, permit_early_launch, wait_for_the_kernel_before
 from ...common.cute.gate import beta_of_row
-from ...common.cute.order import permit_early_launch, wait_for_the_kernel_before
 from ...common.cute.rings import advance, phase_of, stage_of
-from ...common.cute.segments import locate_segment, place_of_segment
+from ...common.cute.segments import clear_tokens, locate_segment, place_of_segment
 from ...common.cute.tile import LEAST_BUSY, WARPS, C
 from ..configs import (
     COLUMNS,
@@ -109,21 +102,19 @@ class StreamStep(NamedTuple):
     place: Any                               # the index of its tiles and of its flag, among those of all steps
 
 
-@cute.jit
 def place_of_step(n, first_chunk, step, head, HV):
     """Return a step's place in memory: each sequence begins with a step of its own."""
     return ((n + first_chunk >> 1) + step) * HV + head
 
 
-@cute.jit
-def locate_steps(c: cutlass.Constexpr, x, sequence, step, head):
+def locate_steps(c, x, sequence, step, head):
     """First token and tokens of a sequence, or of a segment, and where one of its steps is in memory."""
     n, segment = sequence, Int32(0)
-    if cutlass.const_expr(c.cut):
+    if c.cut:
         n = sequence // x.segments
         segment = sequence - n * x.segments
     _, begin, tokens, chunk, _ = place_of_segment(c.chain, x, n, x.chunks, 1, 0)
-    if cutlass.const_expr(c.cut):
+    if c.cut:
         skipped, tokens = locate_segment(Int32(0), tokens, segment, x.segments, TOKENS)
         begin, step = begin + skipped, step + skipped // TOKENS
     return begin, tokens, place_of_step(n, chunk, step, head, x.HV)
@@ -139,26 +130,22 @@ class StreamMaker:
         self.form, self.steps = form_of(config, self.chunk), StepJoiner(config.prepare.K, self.team)
         self.tile = self.chunk.tile
 
-    @cute.jit
     def work_of(self, shared, group):
         """Where a group works."""
         base = shared + group * self.struct.bytes
         fields = [field_at(base, getattr(self.struct, name)) for name in ("X", "Y", "sums", "A_kk", "columns", "b")]
         return Work(Int32(0), group, base, *fields, None)
 
-    @cute.jit
     def items(self, x):
         """Return how many steps there would be if all sequences had T tokens."""
         steps = (x.T + TOKENS - 1) // TOKENS
-        if cutlass.const_expr(self.c.cut):
+        if self.c.cut:
             steps = (steps + x.segments - 1) // x.segments
         return steps * self.walks(x)
 
-    @cute.jit
     def walks(self, x):
-        return x.N * x.segments * x.HV if cutlass.const_expr(self.c.cut) else x.N * x.HV
+        return x.N * x.segments * x.HV if self.c.cut else x.N * x.HV
 
-    @cute.jit
     def first(self, x, group):
         return x.makers * group + cute.arch.block_idx()[0]
 
@@ -237,7 +224,6 @@ class StreamMaker:
         self.form.finish(work)
         self.form.operands_were_read()                                         # X and Y; the tile is there, but for TB
 
-    @cute.jit
     def request(self, x, work, token, tokens, head):
         head_rows = self.chunk.gate.rows_of_head(x, token, head)
         self.form.requested.request(head_rows, cutlass.min(tokens, C), x.H, x.HV, work.X, work.Y)
@@ -260,14 +246,13 @@ class StreamMaker:
             self.hand_over(x, work, a, item)
             item = self.find(x, item.number + x.makers * GROUPS)
 
-    @cute.jit
     def hand_over(self, x, work, a, item):
         """A step's tiles to memory."""
         self.steps.multiply_decays(a, a + self.tile.bytes)
         cute.arch.fence_proxy("async.shared", space="cta")
         cute.arch.sync_warp()
         with cute.arch.elect_one():
-            for tile in cutlass.range_constexpr(2):
+            for tile in range(2):
                 skipped = tile * self.tile.bytes
                 bulk_store(x.tiles + Int64(item.place) * (2 * self.tile.bytes) + skipped, a + skipped, self.tile.end)
             cute.arch.cp_async_bulk_commit_group()
@@ -276,7 +261,6 @@ class StreamMaker:
             cute.arch.cp_async_bulk_wait_group(0)
             cute.arch.store(x.ready + item.place, Int32(1), sem="release", scope="gpu")
 
-    @cute.jit
     def clear(self, x, end):
         """Clears o of tokens outside every sequence, a row of a head per warp."""
         warp = self.first(x, self.team.number()) * WARPS + self.team.warp()
@@ -402,14 +386,12 @@ class StreamWalker:
         else:
             self.state.store(x.ht, number, walk.strip, c.V, False, S)
 
-    @cute.jit
     def hand_back(self, shared, stage):
         """A warp of CHAIN has read tiles and v."""
         cute.arch.sync_warp()
         with cute.arch.elect_one():
             cute.arch.mbarrier_arrive(self.field(shared, "read") + stage)
 
-    @cute.jit
     def put_o(self, shared, O, i):
         """o of step i to STORE."""
         place = stage_of(i, OUTPUTS)
@@ -462,9 +444,8 @@ class StreamWalker:
                 self.request_values(x, shared, walk, stage, i)
             stage, phase = advance(stage, phase, STREAM_STAGES)
 
-    @cute.jit
     def request_values(self, x, shared, walk, stage, i):
-        for half in cutlass.range_constexpr(2):
+        for half in range(2):
             rows = self.field(shared, "v") + (stage * TOKENS + half * C) * PITCH_V
             self.state.request_rows(x.v, rows, walk.first, i * TOKENS + half * C, walk.tokens, x.HV)
         arrive_when_copied(self.field(shared, "full") + stage)
@@ -495,7 +476,7 @@ class StreamWalker:
             self.state.store_rows(x.o, rows, walk.first, begin, walk.tokens, x.HV)
 
 
-class Stream(entry.Entry):
+class Stream(Entry):
     def __init__(self, config: StreamConfig):
         self.c = config
         self.maker, self.walker = StreamMaker(config), StreamWalker(config)
@@ -545,5 +526,4 @@ class Stream(entry.Entry):
                 initialise(fields_at(shared, self.c.walker), (pipeline,))
 
 
-def build(c: StreamConfig, target: Target) -> cutedsl.Compiled:
-    return entry.compile(Stream, c, target)
+build = Stream.build

@@ -16,33 +16,28 @@ from ...common.cute.pairs import ACROSS, PairMaker, add_level, causal_pair, coun
 from ...common.cute.rows import Rows
 from ...common.cute.tile import C, swizzle_64B
 from ..configs import PrepareConfig, tile
-from .views import wide_view
-from .wgmma import accumulator, issue
+from .wgmma import accumulator, issue, wide_view
 
 PAIRS = (2 * C, C)                           # rows of [k; q] and of k
 
 
-@cute.jit
 def pairs_mma():
     source, along_K = warpgroup.OperandSource.SMEM, OperandMajorMode.K
     return cute.make_tiled_mma(warpgroup.MmaF16BF16Op(BFloat16, Float32, (*PAIRS, 16), source, along_K, along_K))
 
 
-@cute.jit
-def multiply(acc, x, y, fenced: cutlass.Constexpr = False):
+def multiply(acc, x, y, fenced: bool = False):
     """Issues acc = x @ y^T, both (rows, K) in shared memory."""
     mma = pairs_mma()
     part = mma.get_slice(0)
     issue(mma, acc, mma.make_fragment_A(part.partition_A(x)), mma.make_fragment_B(part.partition_B(y)), False, fenced)
 
 
-@cute.jit
 def wait_for_products():
     warpgroup.commit_group()
     warpgroup.wait_group(0)
 
 
-@cute.jit
 def multiply_and_wait(acc, x, y):
     multiply(acc, x, y)
     wait_for_products()
@@ -55,21 +50,17 @@ class TensorCore:
     def __init__(self, config: PrepareConfig, team, tile, shared: bool):
         self.c, self.team, self.tile, self.shared = config, team, tile, shared
 
-    @cute.jit
     def accumulator(self):
         return accumulator(pairs_mma(), PAIRS)
 
-    @cute.jit
     def one_product(self, acc, X, Y, phase):
         self.multiply(acc, X, Y, C)
 
-    @cute.jit
-    def level(self, acc, X, level: cutlass.Constexpr, phase):
+    def level(self, acc, X, level: int, phase):
         found = self.accumulator()
         self.multiply(found, X, X, 2 * C)
         add_level(acc, found, level, self.team.thread())
 
-    @cute.jit
     def levels(self, acc):
         """Each was added when it was made."""
 
@@ -94,24 +85,21 @@ class TensorCore:
             keep_blocks(of_8, of_16, 2, accumulator_places(self.team.thread()))
             self.store_pairs(of_8, *self.pairs_to, ACROSS)
 
-    @cute.jit
-    def wait(self, number: cutlass.Constexpr):
+    def wait(self, number: int):
         """For operands that were read: nothing is written where they are before all have met."""
-        if cutlass.const_expr(self.shared):
-            if cutlass.const_expr(number == 0):
+        if self.shared:
+            if number == 0:
                 self.team.wait_for_product()
             else:
                 self.team.meet()
 
     wait_until_read = wait
 
-    @cute.jit
-    def multiply(self, acc, X, Y, rows_of_Y: cutlass.Constexpr):
+    def multiply(self, acc, X, Y, rows_of_Y: int):
         self.issue(acc, X, Y, rows_of_Y)
         wait_for_products()
 
-    @cute.jit
-    def issue(self, acc, X, Y, rows_of_Y: cutlass.Constexpr, fenced: cutlass.Constexpr = False):
+    def issue(self, acc, X, Y, rows_of_Y: int, fenced: bool = False):
         K = self.c.K
         y = cute.local_tile(wide_view(Y, rows_of_Y, K), (C, K), (0, 0))
         multiply(acc, wide_view(X, 2 * C, K), y, fenced)

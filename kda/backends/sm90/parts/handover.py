@@ -20,8 +20,6 @@ Where tiles are kept for a backward, the warp that hands one over also copies it
 that `empty` waits for: it arrives when that copy has read the tile.
 """
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import cutlass
@@ -39,27 +37,22 @@ class OwnStages:
         self.c, self.layout, self.group = config, tile(config.prepare.K), config.group
         self.step = self.stages = config.makers    # from a chunk of a group to its next one, and of a stage
 
-    @cute.jit
     def place(self, rank, group):
         """Return the place of a group among all groups of the cluster."""
         return self.c.ctas * group + rank
 
-    @cute.jit
     def place_of_all(self, n, rank, group):
         """Return the place of a group among the groups of all clusters; n is the number of this cluster."""
         return (n * self.c.ctas + rank) * GROUPS + group
 
-    @cute.jit
     def first(self, rank, group, before):
         """Return the first chunk of a piece that a group makes, when `before` chunks came before the piece."""
         return (self.place(rank, group) - before) & self.stages - 1
 
-    @cute.jit
     def turn(self, c):
         """Return how many chunks a group has made before chunk c."""
         return c >> self.stages.bit_length() - 1
 
-    @cute.jit
     def tile(self, base, rank, group, turn):
         """Return where the group makes its tile."""
         return base
@@ -89,7 +82,6 @@ class OwnStages:
             if cutlass.const_expr(self.c.keeps):
                 keep(kept_at, tile, self.layout.end)
 
-    @cute.jit
     def copy(self, tile, full, neighbour):
         # redundant: its release, not the arrival; the copy itself brings everything the neighbour reads
         cute.arch.mbarrier_arrive_and_expect_tx(full, self.layout.end, peer_cta_rank_in_cluster=neighbour)
@@ -99,27 +91,24 @@ class OwnStages:
         """A stage alone says where its tile is."""
         return 0
 
-    @cute.jit
     def tile_of(self, s, stage, rank, until):
-        if cutlass.const_expr(self.c.ctas == 1):
+        if self.c.ctas == 1:
             return s.groups + stage * self.group.bytes
         return s.groups + ((stage >> 1) * self.group.bytes + ((stage ^ rank) & 1) * self.layout.bytes)
 
     def after(self, until):
         return until
 
-    @cute.jit
     def hand_back(self, ring, stage):
         """A warp of CHAIN has read the tile."""
         cute.arch.sync_warp()
         with cute.arch.elect_one():
-            if cutlass.const_expr(self.c.ctas == 1):
+            if self.c.ctas == 1:
                 cute.arch.mbarrier_arrive(ring.empty + stage)
             else:
                 cute.arch.mbarrier_arrive(ring.empty + stage, peer_cta_rank_in_cluster=stage & 1)
 
 
-@cute.jit
 def keep(to, tile, size):
     """Copy the tile to memory.  Called by one thread."""
     bulk_store(to, tile, size)
@@ -147,11 +136,9 @@ class RelayedStages:
         self.c, self.layout, self.makers = config, tile(config.prepare.K), config.makers
         self.step, self.stages = self.makers, RING
 
-    @cute.jit
     def place(self, rank, group):
         return WALKING * group + rank
 
-    @cute.jit
     def place_of_all(self, n, rank, group):
         return n * self.makers + self.place(rank, group)
 
@@ -168,11 +155,9 @@ class RelayedStages:
         """The first chunk of all that a group makes."""
         return 2 * group + rank - WALKING if rank >= WALKING else rank + WALKING * GROUPS
 
-    @cute.jit
     def first(self, rank, group, before):
         return (self.first_of_all(rank, group) + self.makers - before % self.makers) % self.makers
 
-    @cute.jit
     def turn(self, c):
         return c // self.makers
 
@@ -222,7 +207,6 @@ class RelayedStages:
         if cutlass.const_expr(self.c.keeps):
             was_kept(ring.empty + (TILES * group + self.second(rank, turn)))
 
-    @cute.jit
     def until_own(self, rank, walked):
         """Return how many chunks come before the next one that this CTA, which walks, makes itself."""
         return self.first(rank, 0, walked)
@@ -239,7 +223,6 @@ class RelayedStages:
         """`until_own` a chunk later."""
         return (Int32(self.makers) if until == 0 else until) - 1
 
-    @cute.jit
     def hand_back(self, ring, stage):
         cute.arch.sync_warp()
         with cute.arch.elect_one():
@@ -261,7 +244,6 @@ class RelayedStages:
             with cute.arch.elect_one():
                 cute.arch.mbarrier_arrive(ring.credit + maker.group, peer_cta_rank_in_cluster=maker.rank)
 
-    @cute.jit
     def give_back(self, ring, maker):
         number = self.second(maker.rank, maker.turn)
         with cute.arch.elect_one():

@@ -9,21 +9,23 @@
   wait       by INVERSE, for that
   tile_is_whole   by an inverter of PREPARE, before the tile leaves: all else is there, too
 
-Rows come from memory, or from where the group had them copied to (parts/rows.py).
+Rows come from memory, or (`Requested`) by way of shared memory: a warp requests its own ones as soon as the products of
+the chunk before have read X and Y, where they lie until the operands of their chunk take that place.
 """
-
-from __future__ import annotations
 
 from collections import namedtuple
 
 import cutlass
 import cutlass.cute as cute
+from cutlass import Uint32
 
+from ...common.cute.async_copies import copy_16_bytes_later
 from ...common.cute.copies import load
-from ...common.cute.tile import GROUP_ROWS, LEAST_BUSY, WARP_ROWS
+from ...common.cute.gate import Gate
+from ...common.cute.rows import Rows
+from ...common.cute.tile import GROUP_ROWS, LEAST_BUSY, WARP_ROWS, C
 from ..configs import GROUP_INVERSE, WHOLE_GROUP, WHOLE_GROUP_INVERSE, FusedConfig
 from .chunk import ChunkMaker
-from .rows import RequestedByChannel, RequestedByRow
 
 INVERTER = 0                                 # the warp of a group that computes the inverse, but in clusters of four
 Work = namedtuple("Work", "rank group base X Y sums A_kk columns b places")   # a group and its memory
@@ -51,9 +53,8 @@ class OneProduct:
     def begin(self, x, work, begin, head):
         """Nothing."""
 
-    @cute.jit
     def rows(self, x, work, head_rows, rows, beta):
-        if cutlass.const_expr(self.staged):
+        if self.staged:
             qn, kn, gc = self.requested.load_rows(self.requested.found(head_rows, work.X, work.Y), rows, 1, 1)
         else:
             qn, kn, gc = self.chunk.gate.load_rows(head_rows, rows, x.H, x.HV)
@@ -83,15 +84,12 @@ class OneProduct:
                 cute.arch.fence_proxy("async.shared", space="cta")             # A_qk is in the tile
                 GROUP_INVERSE.arrive(work.group)
 
-    @cute.jit
     def tile_is_whole(self, work):
         cute.arch.sync_warp()                                                  # all else was waited for
 
-    @cute.jit
     def operands_were_read(self):
         self.team.meet()
 
-    @cute.jit
     def wait(self, group):
         GROUP_INVERSE.sync(group)
 
@@ -102,16 +100,14 @@ class InBlocks:
         self.chunk, self.team = chunk, chunk.team
         self.requested = RequestedByRow(self.c, self.team, chunk.tensor_core, chunk.tile)
 
-    @cute.jit
     def begin(self, x, work, begin, head):
-        if cutlass.const_expr(self.c.bias):
+        if self.c.bias:
             self.chunk.rows.store_bias(self.chunk.gate.rows_of_head(x, begin, head), work.sums)
             self.team.meet()                                                   # dt_bias is there
 
-    @cute.jit
     def rows(self, x, work, head_rows, rows, beta):
         maker = self.chunk.rows
-        if cutlass.const_expr(self.staged):
+        if self.staged:
             raw = self.requested.fetch(self.requested.found(head_rows, work.X, work.Y), rows, 1, 1)
         else:
             raw = maker.fetch(head_rows, rows, x.H, x.HV)
@@ -120,12 +116,11 @@ class InBlocks:
         maker.blocks(qn, kn, decays, work.sums, work.X, work.Y)
         return qn, kn, decays
 
-    @cute.jit
     def operands(self, x, work, tile, rows, qn, kn, decays):
         core, maker = self.chunk.tensor_core, self.chunk.rows
         core.X, core.Y, core.of_16, core.pairs_to = work.X, work.Y, tile, (work.A_kk, work.b, tile, None, rows, 0)
         gc, of_k = maker.make_sums(decays, work.sums, work.Y, x.lower_bound), None
-        if cutlass.const_expr(self.c.b_on_keys):
+        if self.c.b_on_keys:
             of_k = load(work.b + maker.first_row(), GROUP_ROWS)
         maker.across_blocks(qn, kn, gc, work.sums, work.X, tile, work.Y, tile, of_k)
 
@@ -138,13 +133,51 @@ class InBlocks:
         elif self.team.warp() != INVERTER:                                     # it has A_kk, and goes on
             WHOLE_GROUP.arrive(work.group)
 
-    @cute.jit
     def tile_is_whole(self, work):
         WHOLE_GROUP.sync(work.group)
 
     def operands_were_read(self):
         """All have met since."""
 
-    @cute.jit
     def wait(self, group):
         WHOLE_GROUP_INVERSE.sync(group)
+
+
+PIECE = 8                                    # elements of 16 bytes
+
+
+class Requested:
+    """Rows that each warp finds where it had them copied to."""
+
+    def row_within(self, row, tokens):
+        return row
+
+    def request(self, head_rows, tokens, H, HV, X, Y):
+        """Past the end of a chunk of so many tokens: its last row."""
+        K, lane, first = self.c.K, cute.arch.lane_idx(), WARP_ROWS * self.team.warp()
+        for source, heads, to in ((head_rows.q, H, X), (head_rows.k, H, X + C * K), (head_rows.g, HV, Y)):
+            for j in range(WARP_ROWS * K // (32 * PIECE)):
+                row, column = first + (lane + 32 * j) // (K // PIECE), lane % (K // PIECE) * PIECE
+                address = source + (cutlass.min(row, tokens - 1) * (heads * K) + column)
+                copy_16_bytes_later(address.toint(), to + (row * K + column))
+        cute.arch.cp_async_commit_group()
+
+    def found(self, head_rows, X, Y):
+        """Where rows are that were requested, when they are there."""
+        cute.arch.cp_async_wait_group(0)
+        # redundant: in the simulator, where a warp waits as a whole; the manual lets each lane wait for its own copies
+        cute.arch.sync_warp()
+        return head_rows._replace(q=X, k=X + C * self.c.K, g=Y)
+
+
+class RequestedByChannel(Requested, Gate):
+    """Requested rows in the layout of Gate."""
+
+
+class RequestedByRow(Requested, Rows):
+    """Requested rows in the layout of Rows."""
+
+    def load_row(self, pointer, row, heads):
+        source = cute.recast_ptr(pointer, dtype=Uint32) + (row * (self.c.K // 2) + self.first_channel() // 2)
+        words = load(source, self.pairs)
+        return [words[i] for i in range(self.pairs)]

@@ -12,8 +12,6 @@ What another cluster goes on with is walked first and what another has begun is 
 than a share, the state is there before anyone waits for it.  Nobody waits for a cluster of a higher index.
 """
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import cutlass
@@ -35,7 +33,6 @@ class PlaceOfPiece(NamedTuple):
     state: Any                               # number of the walk's first kept state
 
 
-@cute.jit
 def chunks_of(tokens):
     return (tokens + C - 1) // C
 
@@ -61,20 +58,18 @@ class Share:
             store(share, [slots, begin, end, resume])
             store(share + ShareField.LIMIT, [limit])
 
-    @cute.jit
     def slots_of_head(self, x):
-        if cutlass.const_expr(not self.c.packed):
+        if not self.c.packed:
             return x.N * x.chunks
         last = x.segment_table + SegmentTable.WIDTH * (x.N - 1)
         before, tokens = load_one(last + SegmentTable.CHUNK), load_one(last + SegmentTable.TOKENS_LEFT)
         return Int32(before) + chunks_of(Int32(tokens))
 
-    @cute.jit
     def walk_at(self, x, slot, slots):
         """Value head, sequence, first token, tokens, the slot of chunk 0, and the number of the first kept state."""
         head = slot // slots
         of_head = slot - head * slots
-        n = self.sequence_with(x, of_head) if cutlass.const_expr(self.c.packed) else of_head // x.chunks
+        n = self.sequence_with(x, of_head) if self.c.packed else of_head // x.chunks
         _, begin, tokens, chunk, state = place_of_segment(self.c, x, n, x.chunks, 1, 0)
         return head, n, begin, tokens, head * slots + chunk, state
 
@@ -120,7 +115,6 @@ class Share:
             kept = PlaceOfPiece(number, kept.skipped, state)
         return head, n, begin, tokens, enters, leaves, kept
 
-    @cute.jit
     def look_up(self, x, share, slot):
         """A piece, as above."""
         slots, end = load_one(share + ShareField.SLOTS), load_one(share + ShareField.END)
@@ -149,7 +143,6 @@ class Crossing:
     def __init__(self, config: ChainConfig):
         self.strips, self.size = config.strips, COLUMNS * config.K
 
-    @cute.jit
     def place(self, x, cluster, rank):
         return x.edges + (Int64(cluster * self.strips + rank) * self.size + 4 * cute.arch.thread_idx()[0])
 

@@ -9,8 +9,6 @@ fwd/chain.py walks over tiles in memory, fwd/fused.py over those that the cluste
 memory PITCH_V elements apart.
 """
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import cutlass
@@ -18,8 +16,8 @@ import cutlass.cute as cute
 from cutlass import BFloat16, Float32, Int32, Int64, Uint32
 from cutlass.cute.nvgpu import OperandMajorMode, warpgroup
 
-from ...common.cute import entry, fast
-from ...common.cute.async_copies import bulk_store, copy_16_bytes_later
+from ...common.cute import fast
+from ...common.cute.async_copies import arrive_when_copied, bulk_copy, bulk_store, copy_16_bytes_later
 from ...common.cute.copies import (
     compute_words_now,
     copy_16_bytes,
@@ -31,11 +29,12 @@ from ...common.cute.copies import (
     neighbours,
     store,
 )
+from ...common.cute.entry import Entry
 from ...common.cute.fragments import load_matrices, store_matrices
+from ...common.cute.rings import advance
 from ...common.cute.tile import C
 from ..configs import CHAIN, COLUMNS, KEPT_COLUMNS, PITCH_V, ChainConfig, tile
-from .views import narrow_standing_view, narrow_view, standing_view, wide_view
-from .wgmma import accumulator, issue
+from .wgmma import accumulator, issue, narrow_standing_view, narrow_view, standing_view, wide_view
 
 
 class ThreadPlace(NamedTuple):
@@ -46,32 +45,48 @@ class ThreadPlace(NamedTuple):
     within: Any                              # in shared memory, of a chunk's first element
 
 
-class Walker(entry.Entry):
-    """A kernel that walks with a state."""
+class Walker(Entry):
+    """A kernel that walks with a state; `back`: from the last chunk to the first."""
+
+    back: bool
 
     def __init__(self, config):
         super().__init__(config)
         self.state = State(config)
         self.tile = self.state.tile
 
+    @cute.jit
+    def load(self, x, s, source, rows, first_v, tokens, chunk, head, steps, of_M):
+        """LOAD: tiles, and rows of `source` (v or do), into the ring; M's walk has no rows."""
+        stage, phase = Int32(0), Int32(0)
+        for j in cutlass.range(steps, unroll=1):
+            i = steps - 1 - j if cutlass.const_expr(self.back) else j
+            cute.arch.mbarrier_wait(s.empty + stage, phase ^ 1)
+            with cute.arch.elect_one():
+                # redundant: its release, not the arrival; this thread has written nothing
+                cute.arch.mbarrier_arrive_and_expect_tx(s.full + stage, self.tile.bytes)
+                place = (Int64(chunk + i) * x.HV + head) * self.tile.bytes
+                bulk_copy(s.tiles + stage * self.tile.bytes, x.tiles + place, self.tile.bytes, s.full + stage)
+            if not of_M:
+                self.state.request_rows(source, rows + stage * (C * PITCH_V), first_v, i * C, tokens, x.HV)
+            arrive_when_copied(s.full + stage)
+            stage, phase = advance(stage, phase, self.c.stages)
+
 
 class State:
     def __init__(self, config: ChainConfig):
         self.c, self.tile = config, tile(config.K)
 
-    @cute.jit
     def zero(self):
         """S^T of nothing."""
         S = accumulator(register_mma(self.c.K, OperandMajorMode.MN), (COLUMNS, self.c.K))
         S.fill(0.0)
         return S
 
-    @cute.jit
     def operand(self, S):
         """S^T as [P; O] is multiplied by it."""
         return rounded(register_mma(C, OperandMajorMode.K), S, self.c.K)
 
-    @cute.jit
     def issue_PO(self, operand, tile):
         """[P; O] of a chunk, not awaited: a product with 32 columns would take as long as one with 64."""
         mma, rows = register_mma(self.c.rows, OperandMajorMode.K), (self.c.rows, self.c.K)
@@ -89,7 +104,6 @@ class State:
             words = [*load_matrices(source, transposed=True), *load_matrices(source + 16 * PITCH_V, transposed=True)]
         return words
 
-    @cute.jit
     def update(self, S, operand, PO, tile, words_of_v, rows_of_r=None):
         """From P and O of a chunk to the state after it, also rounded, and to o, in registers, and r, in shared memory.
         The tile is read no more."""
@@ -100,10 +114,10 @@ class State:
         # v_new^T = (v^T - P) @ TB^T
         left = cute.make_rmem_tensor(mma.make_fragment_A(mma.partition_shape_A((COLUMNS, C))).shape, BFloat16)
         v, PO_flat, left_flat = cute.make_rmem_tensor(8, Uint32), cute.coalesce(PO), cute.coalesce(left)
-        for w in cutlass.range_constexpr(8):
+        for w in range(8):
             v[w] = words_of_v[w]
         v = floats(cute.recast_tensor(v, BFloat16))
-        for e in cutlass.range_constexpr(16):
+        for e in range(16):
             left_flat[e] = (v[e] - PO_flat[e]).to(BFloat16)
         v_new = accumulator(mma, (COLUMNS, C))
         multiply(mma_V, v_new, left, narrow_standing_view(tile + self.tile.TB.offset), accumulate=False)
@@ -112,40 +126,37 @@ class State:
         warpgroup.wait_group(0)
         # S^T += v_new^T @ kg;  o^T = O + v_new^T @ A_qk^T
         added = rounded(mma, v_new, C)
-        if cutlass.const_expr(c.has_r):
+        if c.has_r:
             self.put_rows(rows_of_r, added)
         multiply(mma_S, S, added, standing_view(tile + self.tile.KG.offset, c.K), accumulate=True)
         warpgroup.commit_group()
         of_o = accumulator(mma, (COLUMNS, C))                                  # half of PO would be no accumulator to
-        if cutlass.const_expr(c.has_o):                                        # ptxas, and each product would wait
+        if c.has_o:                                                            # ptxas, and each product would wait
             multiply(mma, of_o, added, narrow_view(tile + self.tile.A_qk.offset), accumulate=False, fenced=True)
             warpgroup.commit_group()
-        warpgroup.wait_group(1 if cutlass.const_expr(c.has_o) else 0)
+        warpgroup.wait_group(1 if c.has_o else 0)
         round_to(operand, S)
-        if cutlass.const_expr(c.has_o):
+        if c.has_o:
             compute_now(operand)
             warpgroup.wait_group(0)
         return of_o
 
-    @cute.jit
     def decay(self, S, tile):
         """S^T = S^T 2^gc_last, over the chunk, or the step, whose tile this is."""
         decay, flat, lane = field_at(tile, self.tile.decay), cute.coalesce(S), cute.arch.lane_idx()
-        for block in cutlass.range_constexpr(self.c.K // 16):
+        for block in range(self.c.K // 16):
             d = load(decay + block * 16 + lane % 4 * 4, 4)
-            for e in cutlass.range_constexpr(8):
+            for e in range(8):
                 flat[block * 8 + e] = flat[block * 8 + e] * d[e // 4 * 2 + e % 2]
 
-    @cute.jit
     def put_o(self, rows_of_o, of_o, PO):
         """o of a chunk in shared memory."""
-        if cutlass.const_expr(self.c.has_o):
+        if self.c.has_o:
             flat, of_state = cute.coalesce(of_o), cute.coalesce(PO)
-            for e in cutlass.range_constexpr(16):
+            for e in range(16):
                 flat[e] = flat[e] + of_state[16 + e]
             self.put_rows(rows_of_o, rounded(register_mma(C, OperandMajorMode.K), of_o, C))
 
-    @cute.jit
     def put_rows(self, rows, operand):
         """32 rows of 64 columns, out of an operand that has them transposed."""
         words, place = cute.recast_tensor(operand, Uint32), rows + own_matrices()
@@ -164,11 +175,10 @@ class State:
             self.put_columns(image + half * (COLUMNS * 64), lane_column, operand, half)
         cute.arch.fence_proxy("async.shared", space="cta")
 
-    @cute.jit
-    def put_columns(self, rows, lane_column, operand, half: cutlass.Constexpr):
+    def put_columns(self, rows, lane_column, operand, half: int):
         """A warp's columns of the state, 64 channels of each, to where a column has a row of 128 bytes."""
         words, (row, piece) = cute.recast_tensor(cute.coalesce(operand), Uint32), lane_column
-        for block in cutlass.range_constexpr(0, 8, 2):
+        for block in range(0, 8, 2):
             to = rows + (row * 64 + ((block | piece) ^ row & 7) * 8)
             store_matrices(to, [words[2 * (8 * half + block) + w] for w in range(4)])
 
@@ -181,7 +191,6 @@ class State:
                 bulk_store(x + (n * self.c.V * 64 + strip * half), image + n * half, 2 * half)
             cute.arch.cp_async_bulk_commit_group()
 
-    @cute.jit
     def keep(self, x, operand, strip, own_rows):
         """The strip of the state, as it is multiplied, to its place among V columns in memory, by each warp alone: a
         column has 128 bytes for every 64 channels, swizzled as bwd/grads reads them (configs.state_image)."""
@@ -189,15 +198,14 @@ class State:
         lane_column = own_column(0)
         rows = own_rows + warp * (KEPT_COLUMNS * 64)
         to = x + ((strip * COLUMNS + warp * KEPT_COLUMNS) * 64 + lane * 8)
-        for half in cutlass.range_constexpr(self.c.K // 64):
-            if cutlass.const_expr(half > 0):
+        for half in range(self.c.K // 64):
+            if half > 0:
                 cute.arch.sync_warp()                                          # those before were read
             self.put_columns(rows, lane_column, operand, half)
             cute.arch.sync_warp()                                              # 16 columns are there
-            for i in cutlass.range_constexpr(KEPT_COLUMNS * 64 // (32 * 8)):
+            for i in range(KEPT_COLUMNS * 64 // (32 * 8)):
                 copy_16_bytes(rows + (lane * 8 + i * 256), to + (half * self.c.V * 64 + i * 256))
 
-    @cute.jit
     def thread_place(self, first_v):
         """Return the place of a thread of CHAIN in rows of v or o, from a walk's first element on.  ptxas keeps the
         result of a shuffle in registers; else it would compute the place for each chunk again, in 250 clocks."""
@@ -205,7 +213,6 @@ class State:
         row, column = thread // 8, thread % 8 * 8
         return ThreadPlace(row, first_v + column, row * PITCH_V + column)
 
-    @cute.jit
     def store_o(self, o, rows_of_o, thread_place, i, HV, tokens=None):
         """Rows of o of chunk i out of one of two places in shared memory."""
         self.store_own(o, rows_of_o + (i & 1) * (C * PITCH_V), thread_place, i, HV, tokens)
@@ -225,10 +232,9 @@ class State:
                     to = self.row(o, thread_place.element, i * C + 16 * j + thread_place.row, HV)
                     copy_16_bytes(source + 16 * j * PITCH_V, in_global(to, BFloat16))
 
-    @cute.jit
     def request_rows(self, v, rows, first_v, begin, tokens, HV):
         """Rows of v from token `begin` on, to shared memory, by one warp, which awaits them otherwise."""
-        for j in cutlass.range_constexpr(C // 4):
+        for j in range(C // 4):
             row, column = row_and_column(j)
             token = cutlass.min(begin + row, tokens - 1)               # past the end: a row that counts for nothing
             copy_16_bytes_later(self.row(v, first_v + column, token, HV), rows + (row * PITCH_V + column))
@@ -242,14 +248,12 @@ class State:
                 to = self.row(o, first_v + column, begin + row, HV, columns)
                 copy_16_bytes(rows + (row * PITCH_V + column), in_global(to, BFloat16))
 
-    @cute.jit
-    def row(self, x, element, token, HV, columns: cutlass.Constexpr = None):
+    def row(self, x, element, token, HV, columns: int | None = None):
         """The address in v or o, or in rows of other columns, `token` rows below `element`."""
-        columns = self.c.V if cutlass.const_expr(columns is None) else columns
+        columns = self.c.V if columns is None else columns
         return fast.row(x.toint() + element * 2, token, HV * Int32(2 * columns))
 
-    @cute.jit
-    def place_in_state(self, i: cutlass.Constexpr, strip):
+    def place_in_state(self, i: int, strip):
         """(channel, column) of a thread's element i of S^T."""
         lane, warp = cute.arch.lane_idx(), cute.arch.warp_idx()
         return i // 4 * 8 + lane % 4 * 2 + i % 2, strip * COLUMNS + warp * 16 + lane // 4 + i % 4 // 2 * 8
@@ -274,8 +278,7 @@ class State:
         """Elements from channel to channel, and from column to column."""
         return (1, self.c.K) if transposed else (columns, 1)
 
-    @cute.jit
-    def own_elements(self, x, number, strip, columns: cutlass.Constexpr, transposed: cutlass.Constexpr):
+    def own_elements(self, x, number, strip, columns: int, transposed: bool):
         """Where this thread's first element is: the others are at constants from there (`to_element`)."""
         over_channels, over_columns = self.strides(columns, transposed)
         channel, column = self.place_in_state(0, strip)
@@ -294,15 +297,13 @@ class State:
             flat[i] = Float32(1.0) if d == e else Float32(0.0)
 
 
-@cute.jit
-def register_mma(n: cutlass.Constexpr, major: cutlass.Constexpr):
+def register_mma(n: int, major):
     """(64, n) out of registers and shared memory."""
     source = warpgroup.OperandSource.RMEM
     op = warpgroup.MmaF16BF16Op(BFloat16, Float32, (COLUMNS, n, 16), source, OperandMajorMode.K, major)
     return cute.make_tiled_mma(op)
 
 
-@cute.jit
 def own_column(first):
     """The column of the state that a lane has a row for, of the warp's 16 from `first` on, and which of two pieces of 8
     channels."""
@@ -310,43 +311,37 @@ def own_column(first):
     return first + (lane >> 3 & 1) * 8 + (lane & 7), lane >> 4
 
 
-@cute.jit
 def own_matrices():
     """Where in 16 rows of v or o this lane's row begins, of the four 8 x 8 matrices that are its warp's 16 columns."""
     lane, warp = cute.arch.lane_idx(), cute.arch.warp_idx()
     return (lane % 8 + lane // 16 * 8) * PITCH_V + warp * 16 + lane // 8 % 2 * 8
 
 
-@cute.jit
-def row_and_column(j: cutlass.Constexpr):
+def row_and_column(j: int):
     """Row and first column of the eight that a lane moves of four rows of v or o."""
     lane = cute.arch.lane_idx()
     return 4 * j + lane // 8, lane % 8 * 8
 
 
-@cute.jit
-def rounded(mma, acc, k: cutlass.Constexpr):
+def rounded(mma, acc, k: int):
     """An accumulator (64, k) as the operand from registers of the next product: the order of elements is the same."""
     operand = cute.make_rmem_tensor(mma.partition_shape_A((COLUMNS, k)), BFloat16)
     round_to(operand, acc)
     return operand
 
 
-@cute.jit
 def round_to(operand, acc):
     to, x = cute.coalesce(operand), cute.coalesce(acc)
-    for i in cutlass.range_constexpr(cute.size(x)):
+    for i in range(cute.size(x)):
         to[i] = x[i].to(BFloat16)
 
 
-@cute.jit
 def compute_now(operand):
     """An empty statement that reads the operand: NVVM would round it after the next wait."""
     words = cute.recast_tensor(cute.coalesce(operand), Uint32)
     compute_words_now([words[w] for w in range(cute.size(words))])
 
 
-@cute.jit
-def multiply(mma, acc, operand, b, accumulate: cutlass.Constexpr, fenced: cutlass.Constexpr = False):
+def multiply(mma, acc, operand, b, accumulate: bool, fenced: bool = False):
     """Issues acc (+)= operand @ b^T, in no group yet."""
     issue(mma, acc, operand, mma.make_fragment_B(mma.get_slice(0).partition_B(b)), accumulate, fenced)

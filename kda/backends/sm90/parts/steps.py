@@ -27,20 +27,17 @@ A step's two tiles lie one after the other.  The four products of rows of one ar
   A_qk   A2_ba                  A2_b
 """
 
-from __future__ import annotations
-
 import cutlass
 import cutlass.cute as cute
 from cutlass import BFloat16, Float32, Uint32
 from cutlass.cute.nvgpu import OperandMajorMode, warpgroup
 
-from ...common.cute.copies import both_halves, field_at, floats, load, store, words_of
+from ...common.cute.copies import field_at, floats_of, load, store, words_of
 from ...common.cute.fragments import load_matrices, mma_bf16, store_matrices
 from ...common.cute.tile import WARPS, C, swizzle_64B, swizzle_128B
 from ..configs import COLUMNS, PITCH_V, tile
 from .state import State, multiply, own_matrices, register_mma, rounded
-from .views import narrow_view, standing_view, wide_view
-from .wgmma import accumulator
+from .wgmma import accumulator, narrow_view, standing_view, wide_view
 
 ROWS = 16                                    # rows of a matrix of mma.sync
 
@@ -89,32 +86,27 @@ class StepJoiner:
         if rows >= 2:
             self.finish_A2(a, b, G, found, rows - 2, half)
 
-    @cute.jit
-    def clear_words(self, to, count: cutlass.Constexpr):
+    def clear_words(self, to, count: int):
         """Set `count` words to zero.  Called by one warp."""
         words = cute.recast_ptr(to, dtype=Uint32) + 4 * cute.arch.lane_idx()
-        for i in cutlass.range_constexpr(count // 128):
+        for i in range(count // 128):
             store(words + 128 * i, [Uint32(0)] * 4)
 
-    @cute.jit
     def put_A2(self, to, m, words):
         """16 rows of (C, C)."""
-        for half in cutlass.range_constexpr(2):
+        for half in range(2):
             store_matrices(to + self.narrow_place(ROWS * m, ROWS * half), words[4 * half : 4 * half + 4])
 
-    @cute.jit
     def narrow_place(self, row, column):
         """Elements to a lane's row of four matrices 8 x 8 of (C, C), from this row and column on."""
         lane = cute.arch.lane_idx()
         return swizzle_64B(row + (lane & 15), column + (lane >> 4) * 8) // 2
 
-    @cute.jit
-    def wide_place(self, row, channel, rows: cutlass.Constexpr):
+    def wide_place(self, row, channel, rows: int):
         """The same of (rows, K)."""
         lane = cute.arch.lane_idx()
         return swizzle_128B(row + (lane & 15), channel + (lane >> 4) * 8, rows) // 2
 
-    @cute.jit
     def make_KT(self, tile):
         """KT over kg, the warp's channels; returns them unrounded."""
         KG, TB = field_at(tile, self.tile.KG), field_at(tile, self.tile.TB)
@@ -122,58 +114,53 @@ class StepJoiner:
         T = {(m, step): load_matrices(TB + self.narrow_place(ROWS * m, ROWS * step))
              for m, step in ((0, 0), (0, 1), (1, 1))}
         kg = [load_matrices(KG + self.wide_place(ROWS * step, first, C), transposed=True) for step in range(2)]
-        for m in cutlass.range_constexpr(2):
+        for m in range(2):
             found = []
-            for n in cutlass.range_constexpr(2):
+            for n in range(2):
                 acc = [Float32(0.0)] * 4
-                for step in cutlass.range_constexpr(m, 2):                     # TB^T has zeros below its diagonal
+                for step in range(m, 2):                                       # TB^T has zeros below its diagonal
                     acc = mma_bf16(acc, T[m, step], kg[step][2 * n : 2 * n + 2])
                 found.append(acc)
             KT.append(found)
-        for m in cutlass.range_constexpr(2):
+        for m in range(2):
             store_matrices(KG + self.wide_place(ROWS * m, first, C), words_of_two(KT[m]))
         return KT
 
-    @cute.jit
     def make_A2(self, tile, m):
         """16 rows of A2, as words."""
         A_qk, TB = field_at(tile, self.tile.A_qk), field_at(tile, self.tile.TB)
         rows_of_A = [load_matrices(A_qk + self.narrow_place(ROWS * m, ROWS * step)) for step in range(2)]
         words = []
-        for half in cutlass.range_constexpr(2):
+        for half in range(2):
             found = [[Float32(0.0)] * 4, [Float32(0.0)] * 4]
-            for step in cutlass.range_constexpr(half, 2):                      # TB has zeros above its diagonal
+            for step in range(half, 2):                                        # TB has zeros above its diagonal
                 of_TB = load_matrices(TB + self.place_of_columns(ROWS * half, ROWS * step))
-                for n in cutlass.range_constexpr(2):
+                for n in range(2):
                     found[n] = mma_bf16(found[n], rows_of_A[step], of_TB[2 * n : 2 * n + 2])
             words += words_of_two(found)
         return words
 
-    @cute.jit
     def place_of_columns(self, row, column):
         """Return what `narrow_place` does, for the operand whose columns are rows in memory."""
         lane = cute.arch.lane_idx()
         return swizzle_64B(row + (lane >> 4) * 8 + (lane & 7), column + (lane >> 3 & 1) * 8) // 2
 
-    @cute.jit
     def times_KT(self, b, a, rows, half):
         """16 rows of [kE_b; qg_b] times 16 rows of KT_a."""
         KQ, KT, lane = field_at(b, self.tile.KQ), field_at(a, self.tile.KG), cute.arch.lane_idx()
         found = [[Float32(0.0)] * 4, [Float32(0.0)] * 4]
         row, piece = ROWS * half + (lane >> 4) * 8 + (lane & 7), lane >> 3 & 1
-        for step in cutlass.range_constexpr(self.K // ROWS):
+        for step in range(self.K // ROWS):
             words = load_matrices(KQ + self.wide_place(ROWS * rows, ROWS * step, 2 * C))
             of_KT = load_matrices(KT + swizzle_128B(row, ROWS * step + piece * 8, C) // 2)
-            for n in cutlass.range_constexpr(2):
+            for n in range(2):
                 found[n] = mma_bf16(found[n], words, of_KT[2 * n : 2 * n + 2])
         return found
 
-    @cute.jit
     def decays(self, tile, block):
         """Return the decays of those of 16 channels that a lane has."""
         return load(field_at(tile, self.tile.decay) + (block * ROWS + cute.arch.lane_idx() % 4 * 4), 4)
 
-    @cute.jit
     def finish_KT(self, a, b, G, of_a):
         """KT_a' over KT_a, the warp's channels."""
         KG, lane, warp = self.tile.KG, cute.arch.lane_idx(), self.team.warp()
@@ -181,12 +168,12 @@ class StepJoiner:
         lam_b = self.decays(b, warp)
         KT_b = [load_matrices(field_at(b, KG) + self.wide_place(ROWS * step, first, C), transposed=True)
                for step in range(2)]
-        for m in cutlass.range_constexpr(2):
+        for m in range(2):
             found = [[Float32(0.0)] * 4, [Float32(0.0)] * 4]
-            for step in cutlass.range_constexpr(2):
+            for step in range(2):
                 row, column = ROWS * step + (lane >> 4) * 8 + (lane & 7), ROWS * m + (lane >> 3 & 1) * 8
                 of_G = load_matrices(G + swizzle_64B(row, column) // 2, transposed=True)
-                for n in cutlass.range_constexpr(2):
+                for n in range(2):
                     found[n] = mma_bf16(found[n], of_G, KT_b[step][2 * n : 2 * n + 2])
             left = [[of_a[m][n][e] * lam_b[2 * n + e % 2] - found[n][e] for e in range(4)] for n in range(2)]
             store_matrices(field_at(a, KG) + self.wide_place(ROWS * m, first, C), words_of_two(left))
@@ -202,7 +189,7 @@ class StepJoiner:
                     lam, scaled, place_b = self.decays(a, block), [], self.wide_place(ROWS * rows, ROWS * block, 2 * C)
                     words = load_matrices(KQ_b + place_b)
                     for w in cutlass.range_constexpr(4):
-                        pair = [x.bitcast(Float32) for x in both_halves(words[w])]
+                        pair = floats_of([words[w]])
                         scaled += words_of([pair[e] * lam[w // 2 * 2 + e] for e in range(2)])
                     if rows < 2:
                         place = self.wide_place(C + ROWS * rows, ROWS * block, 2 * C)
@@ -212,16 +199,15 @@ class StepJoiner:
                     else:
                         store_matrices(KQ_b + place_b, scaled)
 
-    @cute.jit
     def finish_A2(self, a, b, G, found, m, half):
         """A2_ba, 16 rows and columns, to where A_qk of chunk a was."""
         lane, A2 = cute.arch.lane_idx(), field_at(b, self.tile.A_qk)
         left = [[Float32(0.0)] * 4, [Float32(0.0)] * 4]
-        for step in cutlass.range_constexpr(2):
+        for step in range(2):
             A2_words = load_matrices(A2 + self.narrow_place(ROWS * m, ROWS * step))
             row, column = ROWS * step + (lane & 15), ROWS * half + (lane >> 4) * 8
             of_G = load_matrices(G + swizzle_64B(row, column) // 2, transposed=True)
-            for n in cutlass.range_constexpr(2):
+            for n in range(2):
                 left[n] = mma_bf16(left[n], A2_words, of_G[2 * n : 2 * n + 2])
         left = [[found[n][e] - left[n][e] for e in range(4)] for n in range(2)]
         store_matrices(field_at(a, self.tile.A_qk) + self.narrow_place(ROWS * m, ROWS * half), words_of_two(left))
@@ -236,7 +222,6 @@ class StepJoiner:
             store(to + channel, [first[e] * second[e] for e in range(4)])
 
 
-@cute.jit
 def words_of_two(found):
     """Return rounded accumulators of 16 rows and two times eight columns, in the order of `store_matrices`."""
     return [word for acc in found for word in words_of(acc)]
@@ -245,7 +230,6 @@ def words_of_two(found):
 class StepState(State):
     """CHAIN's state, over steps of two tiles."""
 
-    @cute.jit
     def accumulators(self):
         """P, O (then o) and X of a step, transposed, in registers."""
         mma = register_mma(2 * C, OperandMajorMode.K)
@@ -253,59 +237,48 @@ class StepState(State):
         of_chunk = register_mma(C, OperandMajorMode.K).partition_shape_A((COLUMNS, C))
         return P, O, [cute.make_rmem_tensor(of_chunk, BFloat16) for _ in range(2)]
 
-    @cute.jit
     def issue_P(self, P, operand, step):
         multiply(register_mma(2 * C, OperandMajorMode.K), P, operand, wide_view(step, 2 * C, self.c.K), False)
 
-    @cute.jit
-    def issue_O(self, O, operand, step, fenced: cutlass.Constexpr = False):
+    def issue_O(self, O, operand, step, fenced: bool = False):
         of_q = wide_view(step + self.tile.bytes, 2 * C, self.c.K)
         multiply(register_mma(2 * C, OperandMajorMode.K), O, operand, of_q, False, fenced)
 
-    @cute.jit
     def issue_S(self, S, X, step):
         mma = register_mma(self.c.K, OperandMajorMode.MN)
-        for i in cutlass.range_constexpr(2):
+        for i in range(2):
             KT = standing_view(step + i * self.tile.bytes + self.tile.KG.offset, self.c.K)
             multiply(mma, S, X[i], KT, True, fenced=i > 0)
         warpgroup.commit_group()
 
-    @cute.jit
     def issue_o(self, O, X, step):
         """Right behind S: since its fence, nothing has touched O and X."""
         mma = register_mma(2 * C, OperandMajorMode.K)
-        for i in cutlass.range_constexpr(2):
+        for i in range(2):
             A2 = narrow_view(step + i * self.tile.bytes + self.tile.TB.offset, 2 * C)
             multiply(mma, O, X[i], A2, True, fenced=True)
         warpgroup.commit_group()
 
-    @cute.jit
     def subtract(self, X, P, rows_of_v):
         """X = v^T - P, rounded."""
         P = cute.coalesce(P)
-        for i in cutlass.range_constexpr(2):
-            words = self.load_v(rows_of_v + i * (C * PITCH_V))
-            v, flat = cute.make_rmem_tensor(8, Uint32), cute.coalesce(X[i])
-            for w in cutlass.range_constexpr(8):
-                v[w] = words[w]
-            v = floats(cute.recast_tensor(v, BFloat16))
-            for e in cutlass.range_constexpr(16):
+        for i in range(2):
+            v, flat = floats_of(self.load_v(rows_of_v + i * (C * PITCH_V))), cute.coalesce(X[i])
+            for e in range(16):
                 flat[e] = (v[e] - P[16 * i + e]).to(BFloat16)
 
-    @cute.jit
     def round(self, operand, S):
         """Round with statements that NVVM cannot repeat: it would round again where O is issued, behind the fence."""
         words, flat = cute.recast_tensor(cute.coalesce(operand), Uint32), cute.coalesce(S)
-        for i in cutlass.range_constexpr(cute.size(words)):
+        for i in range(cute.size(words)):
             words[i] = cute.arch.inline_ptx(
                 "cvt.rn.bf16x2.f32 {$w0}, {$r0}, {$r1};", write_only_types=[Uint32],
                 read_only_args=[flat[2 * i + 1], flat[2 * i]],
             )
 
-    @cute.jit
     def put_outputs(self, rows_of_o, O):
         """o of both chunks in shared memory."""
         words = cute.recast_tensor(cute.coalesce(rounded(register_mma(C, OperandMajorMode.K), O, 2 * C)), Uint32)
-        for i in cutlass.range_constexpr(2 * C // ROWS):
+        for i in range(2 * C // ROWS):
             place = rows_of_o + (own_matrices() + i * (ROWS * PITCH_V))
             store_matrices(place, [words[4 * i + w] for w in range(4)], transposed=True)

@@ -9,33 +9,26 @@ from ..configs import FIRST_PRODUCER, GROUP, GROUP_FIRST_FOUR, GROUP_PRODUCT
 class MakerGroup:
     """One of the groups that follow CHAIN's warps."""
 
-    @cute.jit
     def thread(self):
         return cute.arch.thread_idx()[0] - 32 * FIRST_PRODUCER & 32 * WARPS - 1
 
-    @cute.jit
     def warp(self):
         return cute.arch.make_warp_uniform(cute.arch.warp_idx()) - FIRST_PRODUCER & WARPS - 1
 
-    @cute.jit
     def number(self):
         return (cute.arch.make_warp_uniform(cute.arch.warp_idx()) - FIRST_PRODUCER) >> 3
 
-    @cute.jit
     def meet(self):
         GROUP.sync(self.number())
 
     meet_for_product = meet
 
-    @cute.jit
     def product_is_there(self):
         GROUP_PRODUCT.arrive(self.number())
 
-    @cute.jit
     def wait_for_product(self):
         GROUP_PRODUCT.sync(self.number())
 
-    @cute.jit
     def meet_first_four(self):
         # redundant: warp 0 has its own proxy fence before the copy; the documented use is one per writer
         cute.arch.fence_proxy("async.shared", space="cta")                     # A_qk is in the tile

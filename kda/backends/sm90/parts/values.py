@@ -11,8 +11,6 @@ Both say where o of a chunk goes (`place_of_o`), and what CHAIN does while [P; O
 (`beside_product`).
 """
 
-from __future__ import annotations
-
 import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Int32
@@ -33,11 +31,10 @@ class MovedByChain:
     def __init__(self, config: FusedConfig):
         self.c, self.state = config.chain, State(config.chain)
 
-    @cute.jit
     def begin(self, x, s, first_v, tokens, walked):
         """Begin a piece of a walk and return the place of what this thread moves."""
         thread_place = self.state.thread_place(first_v)
-        for i in cutlass.range_constexpr(RING - 1):
+        for i in range(RING - 1):
             self.request(x, s, thread_place, Int32(i), tokens, walked)
         self.wait_for_rows(RING - 2)
         return thread_place
@@ -55,19 +52,16 @@ class MovedByChain:
             if i > 0:
                 self.store(x, s, thread_place, i - 1, walked)
 
-    @cute.jit
     def store(self, x, s, thread_place, i, walked, tokens=None):
         """Store o and r of a chunk."""
-        if cutlass.const_expr(self.c.has_o):
+        if self.c.has_o:
             self.state.store_o(x.o, s.o, thread_place, i, x.HV, tokens)
-        if cutlass.const_expr(self.c.has_r):
+        if self.c.has_r:
             self.state.store_own(x.r, s.v + (walked + i & RING - 1) * (C * PITCH_V), thread_place, i, x.HV, tokens)
 
-    @cute.jit
     def place_of_o(self, s, i, walked):
         return s.o + (i & 1) * (C * PITCH_V)
 
-    @cute.jit
     def o_is_there(self, ring, c):
         """Do nothing: the threads that store o meet CHAIN's others before."""
 
@@ -87,8 +81,7 @@ class MovedByChain:
                 copy_16_bytes_later(self.state.row(x.v, thread_place.element, token, x.HV), stage + 16 * j * PITCH_V)
         cute.arch.cp_async_commit_group()
 
-    @cute.jit
-    def wait_for_rows(self, behind: cutlass.Constexpr):
+    def wait_for_rows(self, behind: int):
         """All four warps' rows of v of the next chunk are there, and of o of the last; so many chunks were requested
         behind."""
         cute.arch.cp_async_wait_group(behind)
@@ -107,16 +100,13 @@ class MovedByHelpers:
     def begin(self, x, s, first_v, tokens, walked):
         """LOAD has begun."""
 
-    @cute.jit
     def beside_product(self, x, s, thread_place, ring, i, tokens, walked):
         c = walked + i
         cute.arch.mbarrier_wait(ring.taken + stage_of(c, OUTPUTS), phase_of(c, OUTPUTS) ^ 1)
 
-    @cute.jit
     def place_of_o(self, s, i, walked):
         return s.o + stage_of(walked + i, OUTPUTS) * (C * PITCH_V)
 
-    @cute.jit
     def o_is_there(self, ring, c):
         cute.arch.sync_warp()
         with cute.arch.elect_one():

@@ -25,25 +25,23 @@ class GradGate:
     def __init__(self, config: GradsOptions):
         self.c = config
 
-    @cute.jit
     def of_channels(self, x, head, channel):
         """e^A_log, and dt_bias of both halves."""
         rate, bias = Float32(1.0), [Float32(0.0)] * HALVES
-        if cutlass.const_expr(self.c.rate):
+        if self.c.rate:
             rate = fast.finite(fast.exp2(load_one(x.A_log + head) * Float32(fast.LOG2_E)))
-        if cutlass.const_expr(self.c.bias):
+        if self.c.bias:
             bias = [load_one(x.dt_bias + (head * self.c.K + channel + 8 * r)) for r in range(HALVES)]
         return rate, bias
 
-    @cute.jit
-    def logits(self, x, rows, place, channel, b: cutlass.Constexpr):
+    def logits(self, x, rows, place, channel, b: int):
         """Return the logits of step b, in the order of `at_element`."""
-        if cutlass.const_expr(self.c.wide_g):
+        if self.c.wide_g:
             _, head, begin, tokens = place
             first, found = self.first_row(x.g, x, begin, head, channel), [None] * 8
-            for t in cutlass.range_constexpr(EACH):
+            for t in range(EACH):
                 row = fast.row(first, last_token(self.token(b, t), tokens), x.HV * Int32(4 * self.c.K))
-                for r in cutlass.range_constexpr(HALVES):
+                for r in range(HALVES):
                     found[at_element(0, r, t)] = load_one(in_global(row + 32 * r, Float32))
             return found
         return raw(rows, b)
@@ -62,36 +60,32 @@ class GradGate:
         else:
             store_matrices(rows + b * (STEP * 64), words_of(dg), transposed=True)
 
-    @cute.jit
     def first_row(self, rows, x, begin, head, channel):
-        if cutlass.const_expr(self.c.packed):
+        if self.c.packed:
             begin = cutlass.min(begin, Int64(x.T) - 1)
         return (rows + ((begin * x.HV + head) * self.c.K + channel)).toint()
 
-    @cute.jit
-    def token(self, b: cutlass.Constexpr, t: cutlass.Constexpr):
+    def token(self, b: int, t: int):
         return STEP * b + t + EACH * (cute.arch.lane_idx() & 3)
 
-    @cute.jit
     def log2_decay(self, logit, rate, bias, lower_bound):
         """Return log2 of the decay from a logit, or from a given decay; in blocks of 8 it is at least FLOOR."""
         found = logit * Float32(fast.LOG2_E)
-        if cutlass.const_expr(self.c.gate == "bounded"):
+        if self.c.gate == "bounded":
             found = fast.reciprocal(Float32(1.0) + fast.exp2((logit + bias) * (Float32(-fast.LOG2_E) * rate)))
             found = (Float32(fast.LOG2_E) * lower_bound) * found
-        if cutlass.const_expr(self.c.gate == "softplus"):
+        if self.c.gate == "softplus":
             y = (logit + bias) * Float32(fast.LOG2_E)
             e = fast.exp2(fast.distance(y, Float32(0.0)))
             found = -rate * (fast.at_least(y, 0.0) + fast.log2(Float32(1.0) + e))
-        return found if cutlass.const_expr(self.c.one_product) else fast.at_least(found, FLOOR)
+        return found if self.c.one_product else fast.at_least(found, FLOOR)
 
-    @cute.jit
     def slopes(self, x, rate):
         """What `backward` leaves out of the gradients of logits and of A_log."""
-        if cutlass.const_expr(self.c.gate == "bounded"):
+        if self.c.gate == "bounded":
             to_logit = x.lower_bound * rate
             return to_logit, to_logit
-        return -rate if cutlass.const_expr(self.c.gate == "softplus") else Float32(1.0), Float32(LN_2)
+        return -rate if self.c.gate == "softplus" else Float32(1.0), Float32(LN_2)
 
     @cute.jit
     def backward(self, logit, bias, rate, lower_bound, gain, counts):

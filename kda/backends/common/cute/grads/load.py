@@ -5,8 +5,6 @@ results away.
   rows       q, k and g: two buffers, in which dq, dk and dg come back
 """
 
-from __future__ import annotations
-
 import cutlass
 import cutlass.cute as cute
 from cutlass import BFloat16, Float32, Int32, Int64
@@ -20,7 +18,6 @@ from ..training import LOAD, LOADERS, PLACE, TOKEN_FACTORS, TOKENS, GradsOptions
 from .places import SMALLEST_B, B, last_token, position
 
 
-@cute.jit
 def tile_at(pointer, elements):
     """A pointer to the start of a swizzle pattern."""
     return cute.make_ptr(BFloat16, (pointer + elements).toint(), pointer.memspace, assumed_align=1024)
@@ -35,7 +32,6 @@ class Loader:
         self.apart = LOADERS // self.pieces
         self.passes = TOKENS // self.apart
 
-    @cute.jit
     def thread(self):
         return cute.arch.thread_idx()[0] - 32 * self.c.math_warps
 
@@ -60,7 +56,6 @@ class Loader:
         if i > 0:
             self.store_results(x, s, place_of_item(self.c, x, first + (i - 1) * step), i - 1)
 
-    @cute.jit
     def load_rows(self, x, s, place, i):
         self.ask_for_rows(x, s, place, i)
         cute.arch.cp_async_wait_group(0)
@@ -83,50 +78,44 @@ class Loader:
         # redundant: except in the loop; before it, all groups are waited for
         cute.arch.cp_async_commit_group()
 
-    @cute.jit
-    def load_tokens(self, source, first, stride, tokens, to, rows: cutlass.Constexpr = TOKENS):
+    def load_tokens(self, source, first, stride, tokens, to, rows: int = TOKENS):
         """64 rows, into panels of so many rows; past the end the last one again."""
         thread = self.thread()
-        for j in cutlass.range_constexpr(self.passes):
+        for j in range(self.passes):
             row = last_token(thread // self.pieces + self.apart * j, tokens)
             address = fast.row((source + first).toint() + (thread & self.pieces - 1) * 16, row, stride * Int32(2))
             copy_16_bytes_later(address, to + self.place_of_piece(j, rows))
 
-    @cute.jit
     def loaded(self, x, begin):
         """The first token that is read: an item outside every sequence may begin after all tokens."""
-        if cutlass.const_expr(self.c.packed):
+        if self.c.packed:
             begin = cutlass.min(begin, Int64(x.T) - 1)
         return begin
 
-    @cute.jit
-    def place_of_piece(self, j: cutlass.Constexpr, rows: cutlass.Constexpr = TOKENS):
+    def place_of_piece(self, j: int, rows: int = TOKENS):
         """Elements to a thread's piece of its j-th token, in panels of so many rows."""
         thread = self.thread()
         piece, first = thread & self.pieces - 1, thread >> self.pieces.bit_length() - 1
         row = position(first) + position(self.apart * j)
         return (piece >> 3) * (rows * 64) + row * 64 + (piece & 7 ^ row & 7) * 8
 
-    @cute.jit
     def ask_for_rows(self, x, s, place, i):
         _, head, begin, tokens = place
         K, begin = self.c.K, self.loaded(x, begin)
-        of_q = head // (x.HV // x.H) if cutlass.const_expr(self.c.grouped) else head
+        of_q = head // (x.HV // x.H) if self.c.grouped else head
         rows = self.rows_at(s, i)
         for source, heads, source_head, field in (
             (x.q, x.H, of_q, "q"), (x.k, x.H, of_q, "k"), (x.g, x.HV, head, "g"),
         ):
-            if cutlass.const_expr(field in self.c.rows.fields):
+            if field in self.c.rows.fields:
                 self.load_tokens(source, (begin * heads + source_head) * K, heads * K, tokens, self.field(rows, field))
         # redundant: except for the first item and for q; everything MATH reads also arrives with the values
         cute.arch.cp_async_commit_group()
 
-    @cute.jit
     def rows_at(self, s, i):
         return s.rows + (i & 1) * self.c.rows.bytes
 
-    @cute.jit
-    def field(self, rows, name: cutlass.Constexpr):
+    def field(self, rows, name: str):
         return tile_at(cute.recast_ptr(rows, dtype=BFloat16), getattr(self.c.rows, name).offset // 2)
 
     @cute.jit
@@ -175,7 +164,6 @@ class Loader:
         if cutlass.const_expr(self.c.packed):
             self.clear(x, begin, -tokens, head)
 
-    @cute.jit
     def row_of(self, to, begin, head, row, HV):
         """A thread's piece of a row of a result."""
         address = to + (begin * HV + head) * self.c.K + (self.thread() & self.pieces - 1) * 8
@@ -195,12 +183,11 @@ class Loader:
             store(x.dbeta + (begin + thread) * x.HV + head, [zero])
 
 
-@cute.jit
-def place_of_item(c: cutlass.Constexpr, x, item):
+def place_of_item(c, x, item):
     """Chunk, value head, first token and tokens of an item: heads of one chunk lie together."""
     chunk, head = item // x.HV, item % x.HV
     begin, tokens = Int64(0), Int32(0)
-    if cutlass.const_expr(c.packed):
+    if c.packed:
         begin = load_one(x.chunk_table + ChunkTable.WIDTH * chunk + ChunkTable.TOKEN)
         tokens = Int32(load_one(x.chunk_table + ChunkTable.WIDTH * chunk + ChunkTable.TOKENS))
     else:

@@ -2,9 +2,8 @@
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import BFloat16, Uint32
 
-from ..copies import floats
+from ..copies import floats_of
 from ..fragments import load_matrices
 from ..training import STEP, TOKEN_FACTORS, TOKENS
 
@@ -25,22 +24,15 @@ def position(token):
     return token & -16 | (token & 2) << 2 | (token & 12) >> 1 | token & 1
 
 
-@cute.jit
 def last_token(row, tokens):
     """The row, or the last one that there is; the first where there is none."""
     return cutlass.max(cutlass.min(row, tokens - 1), 0)
 
 
-@cute.jit
-def neighbour(x, far: cutlass.Constexpr):
+def neighbour(x, far: int):
     return cute.arch.shuffle_sync_bfly(x, far)
 
 
-@cute.jit
-def raw(rows, b: cutlass.Constexpr):
+def raw(rows, b: int):
     """Both halves' channels of four tokens of step b, as `at_element` counts."""
-    words = cute.make_rmem_tensor(4, Uint32)
-    found = load_matrices(rows + b * (STEP * 64), transposed=True)
-    for w in cutlass.range_constexpr(4):
-        words[w] = found[w]
-    return floats(cute.recast_tensor(words, BFloat16))
+    return floats_of(load_matrices(rows + b * (STEP * 64), transposed=True))

@@ -1,17 +1,31 @@
-"""MATH of bwd/grads between and after its products: formulas are those of an arch's bwd/grads.py.
+"""MATH of bwd/grads between and after its products, which are an arch's (bwd/grads.py), and the formulas of both:
+
+  The delta rule writes r_i = v_i - k_i^T S (v_new = b r); dv is the gradient of v;  h enters the chunk, dh
+  leaves it.
+  x = gc - a, a = gc in the middle of the token's block;  |x| is at most the decay of half a block.  For an unbounded
+  gate blocks have 8 tokens instead of 16, and decays a floor (gate.py).
+
+  Qu = scale qn 2^x    Ku = -kn 2^x    Kd = b kn 2^-x                      bfloat16, registers: channels x tokens
+  G1 = tril(do r^T)    G2 = strict_tril(dv r^T)                            bfloat16, shared memory: tokens x tokens
+  up1 = h do^T + Kd G1^T;  up2 = h dv^T + Kd G2^T;  down = dh r^T + Qu G1 + Ku G2
+                       each block of tokens relative to its own middle: what passes to the next is times 2^(a' - a)
+  dqn = scale 2^x up1;  dkn = b 2^-x down - 2^x up2
+  dg2[t] = sum_(i >= t) (Qu up1 + Ku up2 - Kd down)_i + sum_all Kd 2^(gc_last - a) dh r^T + 2^gc_last sum_V h dh
+                       of the rounded operands: what row i gains, row j loses
+  b db is the mean of sum_K Kd down and of sum_V dv r, the diagonal of dv r^T; a given b counts as 2^-40 at least
+  dq = (dqn - qn (qn . dqn)) / |q|, dk alike with kn . dkn = sum_V dv r + kn . (-2^x up2);  dg and dbeta go on through
+                       the gate and the sigmoid
 
 A lane's elements of an accumulator (channels, tokens) are those of fragments of mma.sync (places.at_element); products
 leave them in registers.  `of_tokens` has 1 / |q|, 1 / |k| and b of each token.
 """
-
-from __future__ import annotations
 
 import cutlass
 import cutlass.cute as cute
 from cutlass import BFloat16, Float32, Int64, Uint32
 
 from .. import fast
-from ..copies import both_halves, compute_words_now, floats, load, load_one, store, words_of
+from ..copies import both_halves, compute_words_now, floats_of, load, load_one, store, words_of
 from ..fragments import load_matrices, mma_bf16, store_matrices
 from ..training import STEP, TOKEN_FACTORS, TOKENS, GradsOptions
 from .gate import GradGate
@@ -40,44 +54,35 @@ class GradRows:
         self.warps = config.math
         self.blocks, self.each = TOKENS // config.block, STEP // config.block  # blocks of a chunk, and of a step
 
-    @cute.jit
     def refresh(self, s):
         """Before steps of an item: where an arch forgets which thread this is, it asks again."""
 
-    @cute.jit
     def ask_again(self, x, s, i, place, channel, rate, bias):
         """What is known of the item and of the lane's channels, before the last steps."""
         return place, channel, rate, bias
 
-    @cute.jit
     def put_aside(self, xs):
         """x of all elements, until they are used step by step (`from_middle`)."""
         return xs
 
-    @cute.jit
-    def from_middle(self, x, xs, b: cutlass.Constexpr):
+    def from_middle(self, x, xs, b: int):
         """x of step b, whose exponentials are computed again: kept ones would take 64 registers."""
         return [xs[8 * b + j] + x.zero for j in range(8)]
 
-    @cute.jit
     def thread(self):
         return cute.arch.thread_idx()[0]
 
-    @cute.jit
     def lane(self):
         return cute.arch.lane_idx()
 
-    @cute.jit
     def warp(self):
         return cute.arch.warp_idx()
 
-    @cute.jit
     def first_channel(self):
         """The lane's of half 0."""
         lane = self.lane()
         return 64 * self.panel() + 16 * self.part() + lane // 4
 
-    @cute.jit
     def places(self, s, i):
         """An item's factors of a lane's tokens; its rows of q, k and g."""
         lane, c = self.lane(), self.c
@@ -86,7 +91,6 @@ class GradRows:
                 + self.own_matrices() for f in c.rows.fields.values()]
         return of_tokens, rows
 
-    @cute.jit
     def give_back(self, barrier):
         """This warp has read, or written, all that it has to."""
         cute.arch.sync_warp()
@@ -108,7 +112,6 @@ class GradRows:
         found = [first[1] if odd else first[0], second[3] if odd else second[2]]
         return [cute.arch.shuffle_sync(y, (lane & 28) + (lane >> 3)) for y in found]
 
-    @cute.jit
     def finish(
         self, x, s, place, i, channel, rows, of_tokens, rate, bias, xs, through, up1, up2, down, Qu, Ku, Kd
     ):
@@ -126,7 +129,6 @@ class GradRows:
         self.store_dq_dk(x, s, rows, of_tokens, xs, up1, up2, down)
         self.give_back(s.rows_done + (i & 1))
 
-    @cute.jit
     def own_matrices(self):
         """Elements to where this lane's row of four 8 x 8 matrices begins, in block 0 of rows of tokens."""
         lane = self.lane()
@@ -226,26 +228,24 @@ class GradRows:
             return values[0]
         return values[0] if self.lane() & 2 == 0 else values[1]
 
-    @cute.jit
     def enter_up(self, up1, up2, ratio):
         """h do^T and h dv^T, counted from the first block's middle."""
         for acc in (up1, up2):
             self.times_halves(acc, [ratio[r][0] for r in range(HALVES)])
 
-    @cute.jit
     def enter_down(self, down, Kd, ratio, through_state):
         """dh r^T, counted from the last block's middle; returns what passes through the state to every token's gate."""
         through, flat, of_step = [], cute.coalesce(down), []
-        for b in cutlass.range_constexpr(STEPS):
+        for b in range(STEPS):
             weight, of_halves = self.unpacked(Kd, b), [Float32(0.0)] * HALVES
-            for j in cutlass.range_constexpr(8):
+            for j in range(8):
                 of_halves[j // 2 % 2] = of_halves[j // 2 % 2] + weight[j] * flat[8 * b + j]
             of_step.append(of_halves)
-        for r in cutlass.range_constexpr(HALVES):
+        for r in range(HALVES):
             factor, found = ratio[r][self.blocks], Float32(0.0)
-            for n in cutlass.range_constexpr(STEPS):
+            for n in range(STEPS):
                 b, factors = STEPS - 1 - n, []
-                for m in cutlass.range_constexpr(self.each):
+                for m in range(self.each):
                     factors.insert(0, factor)
                     factor = factor * ratio[r][b * self.each + self.each - 1 - m]
                 found += of_step[b][r] * self.of_lane(factors)
@@ -255,35 +255,29 @@ class GradRows:
         self.times_halves(down, [ratio[r][self.blocks] for r in range(HALVES)])
         return through
 
-    @cute.jit
     def times_halves(self, acc, factors):
         """Multiply the channels of both halves by `factors`."""
         flat = cute.coalesce(acc)
-        for b in cutlass.range_constexpr(STEPS):
-            for j in cutlass.range_constexpr(8):
+        for b in range(STEPS):
+            for j in range(8):
                 flat[8 * b + j] = flat[8 * b + j] * factors[j // 2 % 2]
 
-    @cute.jit
-    def unpacked(self, operand, b: cutlass.Constexpr):
+    def unpacked(self, operand, b: int):
         """Step b of an operand."""
-        words, kept = cute.recast_tensor(cute.coalesce(operand), Uint32), cute.make_rmem_tensor(4, Uint32)
-        for w in cutlass.range_constexpr(4):
-            kept[w] = words[4 * b + w]
-        return floats(cute.recast_tensor(kept, BFloat16))
+        words = cute.recast_tensor(cute.coalesce(operand), Uint32)
+        return floats_of([words[4 * b + w] for w in range(4)])
 
-    @cute.jit
-    def block_of(self, operand, block: cutlass.Constexpr):
+    def block_of(self, operand, block: int):
         """The operand of a step of which one block counts: half of its tokens, those of two lanes of four, may not."""
-        if cutlass.const_expr(self.each == 1):
+        if self.each == 1:
             return operand
         step = self.operand(STEP)
         words, to = [cute.recast_tensor(cute.coalesce(y), Uint32) for y in (operand, step)]
-        for w in cutlass.range_constexpr(4):
+        for w in range(4):
             word = words[4 * (block // 2) + w]
             to[w] = self.of_lane([word, Uint32(0)] if block % 2 == 0 else [Uint32(0), word])
         return step
 
-    @cute.jit
     def gains_and_sums(self, x, s, of_tokens, xs, up1, up2, down, Qu, Ku, Kd):
         """What each token's gate gains of its row; to shared memory, where G was, what a warp's 16 channels have of
         training.GradsOptions.sums: (warps, sums, tokens)."""
@@ -293,32 +287,30 @@ class GradRows:
         flat = [cute.coalesce(acc) for acc in (up1, up2, down)]
         words = [cute.recast_tensor(cute.coalesce(operand), Uint32) for operand in (Qu, Ku, Kd)]
         sums = [[Float32(0.0)] * (TOKENS // EACH) for _ in wanted]
-        for b in cutlass.range_constexpr(STEPS):
+        for b in range(STEPS):
             factors, from_middle = self.factors(x, of_tokens, b), self.from_middle(x, xs, b)
-            for w in cutlass.range_constexpr(4):                               # two tokens of a channel at a time
+            for w in range(4):                                                 # two tokens of a channel at a time
                 weight = [both_halves(of_operand[4 * b + w]) for of_operand in words]
-                for e in cutlass.range_constexpr(2):
+                for e in range(2):
                     i, t = 8 * b + 2 * w + e, w // 2 * 2 + e
                     of_weight = [of_pair[e].bitcast(Float32) for of_pair in weight]
                     row = [of_weight[n] * flat[n][i] for n in range(3)]
                     gains[i] = (row[0] + row[1]) - row[2]
                     up, back = fast.exp2(from_middle[2 * w + e]), fast.exp2(-from_middle[2 * w + e])
-                    for n in cutlass.range_constexpr(len(wanted)):
+                    for n in range(len(wanted)):
                         sums[n][EACH * b + t] = sums[n][EACH * b + t] + row[n - len(wanted)]
-                    if cutlass.const_expr(self.early):
+                    if self.early:
                         self.gradients_of_rows(flat, i, up, back, factors, t)
-        for n in cutlass.range_constexpr(len(wanted)):
+        for n in range(len(wanted)):
             store(to + n * TOKENS, self.over_channels(sums[n]))
         return gains
 
-    @cute.jit
-    def factors(self, x, of_tokens, b: cutlass.Constexpr):
+    def factors(self, x, of_tokens, b: int):
         """scale / |q|, 1 / |k| and b of a lane's tokens of step b."""
         of_q, of_k, of_b = [load(of_tokens + (f * TOKENS + STEP * b), EACH) for f in (Q, K_, B)]
         return [of_q[t] * x.scale for t in range(EACH)], of_k, of_b
 
-    @cute.jit
-    def gradients_of_rows(self, flat, i: cutlass.Constexpr, up, back, factors, t: cutlass.Constexpr):
+    def gradients_of_rows(self, flat, i: int, up, back, factors, t: int):
         """Element i of up1 and of down become those of dqn / |q| and dkn / |k|."""
         of_q, of_k, of_b = factors
         flat[0][i] = flat[0][i] * up * of_q[t]
@@ -361,11 +353,10 @@ class GradRows:
                     db = b_db * fast.sigmoid(-load_one(x.beta + element).to(Float32))
                 store(x.dbeta + element, [db])
 
-    @cute.jit
     def over_warps(self, s, place):
         """The sum over all channels that stands at `place` of each warp's."""
         partial, total = cute.recast_ptr(s.G, dtype=Float32) + place, Float32(0.0)
-        for w in cutlass.range_constexpr(self.c.math_warps):
+        for w in range(self.c.math_warps):
             total += partial[w * (len(self.c.sums) * TOKENS)]
         return total
 
@@ -409,24 +400,23 @@ class GradRows:
                         share = share * factor if tokens > 0 else Float32(0.0)
                         store(to + (Int64(number) * self.c.K + channel + 8 * r), [share])
 
-    @cute.jit
     def store_dq_dk(self, x, s, rows, of_tokens, xs, up1, up2, down):
         """Less what points along q and k, into the place of those."""
         projected, flat = s.projected + EACH * (self.lane() & 3), [cute.coalesce(acc) for acc in (up1, up2, down)]
-        for b in cutlass.range_constexpr(STEPS):
-            if cutlass.const_expr(not self.early):
+        for b in range(STEPS):
+            if not self.early:
                 factors, from_middle = self.factors(x, of_tokens, b), self.from_middle(x, xs, b)
-                for r in cutlass.range_constexpr(HALVES):
-                    for t in cutlass.range_constexpr(EACH):
+                for r in range(HALVES):
+                    for t in range(EACH):
                         j = at_element(0, r, t)
                         up, back = fast.exp2(from_middle[j]), fast.exp2(-from_middle[j])
                         self.gradients_of_rows(flat, 8 * b + j, up, back, factors, t)
-            for n in cutlass.range_constexpr(2):
+            for n in range(2):
                 found = [flat[2 * n][8 * b + j] for j in range(8)]
-                if cutlass.const_expr(self.c.norm):
+                if self.c.norm:
                     y, along = raw(rows[n], b), load(projected + (n * TOKENS + STEP * b), EACH)
-                    for r in cutlass.range_constexpr(HALVES):
-                        for t in cutlass.range_constexpr(EACH):
+                    for r in range(HALVES):
+                        for t in range(EACH):
                             j = at_element(0, r, t)
                             found[j] = found[j] - y[j] * along[t]
                 store_matrices(rows[n] + b * (STEP * 64), words_of(found), transposed=True)
