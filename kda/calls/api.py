@@ -11,11 +11,12 @@ KDA keeps one matrix-valued state S (K, V) for each value head and updates it wi
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import numbers
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -27,6 +28,7 @@ from kda.checks.calls import (
     NUMBERS,
     TRAINING_OUT,
     TRAINING_POOL,
+    VALUES,
     WRITTEN_STATE,
     Call,
     autocasts,
@@ -151,8 +153,20 @@ def chunk_kda(
         >>> o.shape, state.shape
         (torch.Size([1, 100, 4, 16]), torch.Size([1, 4, 16, 16]))
     """
-    context = None
-    if cp_context is not None:
+    context = key = None
+    if cp_context is ssm_state_indices is transpose_state_layout is None and not unknown:
+        tensors = q, k, v, g, beta, A_log, dt_bias, initial_state, cu_seqlens, cu_seqlens_cpu
+        key = _key_of(tensors, (
+            scale, type(scale), lower_bound, type(lower_bound), chunk_size, type(chunk_size), backend,
+            output_final_state, use_qk_l2norm_in_kernel, use_gate_in_kernel, use_beta_sigmoid_in_kernel,
+            allow_neg_eigval, safe_gate, disable_recompute, return_intermediate_states, state_v_first, use_graph,
+            max_num_seqs, batch_invariant, initial_state_indices, checkpoint_offsets, checkpoint_indices,
+        ))
+        if (known := _known(key)) is not None:
+            if cu_seqlens is not None:                                         # its numbers may be others
+                check(Call("chunk_kda", Inputs(*tensors), known.options), VALUES)
+            return known(tensors)
+    elif cp_context is not None:
         context = parallel().adopt(cp_context)
         cu_seqlens, cu_seqlens_cpu = context.cu_seqlens, context.cu_seqlens_cpu
     inputs, options = prepare(
@@ -164,6 +178,10 @@ def chunk_kda(
     )
     if ssm_state_indices is not None:
         return _prefill(inputs, options, context), initial_state  # type: ignore[return-value]
+    if key is not None and (bound := _bound(inputs, options)) is not None:
+        out = operate(bound, Call("chunk_kda", inputs, options), inputs[: len(autograd.INPUTS)])
+        _remember(key, bound)
+        return out
     if _sharded(inputs):
         each_rank = functools.partial(_chunk, options=options, context=context)
         out = parallel().mesh.run("chunk_kda", inputs, each_rank, context)
@@ -193,8 +211,6 @@ def _chunk(inputs: Inputs, options: Options, context: Any) -> tuple[Tensor, Tens
     training = is_training(inputs)
     if context is not None:
         return _on_ranks(inputs, options, context, training)
-    if training and not options.return_intermediate_states and _unseen(inputs):    # the operator costs time
-        return *_training_call(inputs, options), None
     out = _forward(inputs, options, _saved_by(inputs, options) if training else Save.NOTHING, training)
     return out.o, out.final_state, out.h
 
@@ -479,20 +495,46 @@ def fused_kda_gate(
     return autograd.call("gate", g, A_log, dt_bias, lower_bound, output_dtype)[0]
 
 
-_TRAINING: Memo[autograd.TrainingCall] = Memo()
+BoundCall = autograd.TrainingCall | autograd.ForwardCall
+_CALLS: Memo[BoundCall] = Memo()
 
 
-def _training_call(inputs: Inputs, options: Options) -> tuple[Tensor, Tensor | None]:
-    """Make a training call with plain tensors, without an operator."""
-    requested, call = backend_asked(options.backend), Call("chunk_kda", inputs, options)
-    key = operate(kind_of_call, call, inputs, options, requested, stand_in())
-    known = _TRAINING.get(key)
-    if known is None or inputs.cu_seqlens is not None:                         # offsets are checked each time
+def _key_of(tensors: tuple, options: tuple) -> tuple | None:
+    """Return the key by which a call of `chunk_kda` is remembered; None if it may not be: something looks at the call,
+    or an argument is no plain tensor."""
+    if torch.compiler.is_compiling() or not _unseen(tensors) or torch._C._is_any_autocast_enabled():
+        return None
+    training = torch.is_grad_enabled() and True in [x is not None and x.requires_grad for x in tensors[:8]]
+    try:
+        return kind_of_call(tensors, training, backend_asked(), stand_in(), *options)
+    except RuntimeError:                                                       # a nested tensor has no shape
+        return None
+
+
+def _known(key: tuple | None) -> BoundCall | None:
+    try:
+        return _CALLS.get(key)  # type: ignore[arg-type]
+    except TypeError:                                                          # an option is not hashable
+        return None
+
+
+def _remember(key: tuple, bound: BoundCall) -> None:
+    with contextlib.suppress(TypeError):
+        _CALLS.remember(key, bound)
+
+
+def _bound(inputs: Inputs, options: Options) -> BoundCall | None:
+    """Return a call with plain tensors, checked and with its backends chosen; None if an operator has to run it."""
+    call, requested = Call("chunk_kda", inputs, options), backend_asked(options.backend)
+    if is_training(inputs):
+        if options.return_intermediate_states:
+            return None
         problem = operate(problem_of, call, call)
-        if known is None:
-            saved = what_is_saved(problem, requested, saves_states(options))
-            known = _TRAINING.remember(key, autograd.TrainingCall(options, route(problem, requested, saved)))
-    return operate(autograd.ChunkKda.apply, call, known, *inputs[: len(autograd.INPUTS)])
+        saved = what_is_saved(problem, requested, saves_states(options))
+        return autograd.TrainingCall(options, route(problem, requested, saved))
+    call = call._replace(options=options._replace(disable_recompute=False))
+    problem = operate(problem_of, call, call)
+    return autograd.ForwardCall(options, problem, choose(problem, requested).backend)
 
 
 def _saved_by(inputs: Inputs, options: Options) -> Save:
@@ -591,7 +633,7 @@ def _forward(inputs: Inputs, options: Options, save: Save, training: bool = Fals
                    save.kind(*saved) if save in (Save.ALL, Save.OWN, Save.STATES) else None)
 
 
-def _unseen(inputs: Inputs) -> bool:
+def _unseen(inputs: Sequence[Any]) -> bool:
     """Whether a call has only plain tensors, and no mode, transform, trace or profiler is active."""
     return (
         not torch.compiler.is_compiling()
@@ -601,7 +643,7 @@ def _unseen(inputs: Inputs) -> bool:
         and torch._C._functorch.peek_interpreter_stack() is None
         and forward_ad._current_level < 0
         and are_plain(map(type, inputs))
-        and not (inputs.q is None or inputs.q.is_meta)
+        and not (inputs[0] is None or inputs[0].is_meta)
     )
 
 

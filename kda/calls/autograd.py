@@ -282,6 +282,25 @@ class TrainingCall(NamedTuple):
     options: Options
     route: Route
 
+    def __call__(self, tensors: Sequence[Tensor | None]) -> tuple[Tensor, Tensor | None]:
+        """Return o and the final states."""
+        return ChunkKda.apply(self, *tensors)
+
+
+class ForwardCall(NamedTuple):
+    """A call with plain tensors that saves nothing."""
+
+    options: Options
+    problem: Problem
+    backend: str
+
+    def __call__(self, tensors: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
+        """Return o, the final states and, if they are requested, those that enter chunks."""
+        x = Inputs(*tensors)
+        with autocast_off(x.q):
+            out = launcher(self.backend).forward(self.problem, x, Save.NOTHING)
+        return (out.o, out.final_state, out.h)[: 2 + self.problem.intermediate_states]
+
 
 def _nothing_else_looks() -> bool:
     """Whether no derivative of a backward is recorded, and no mode or transform is active."""

@@ -29,6 +29,9 @@ class Host:
     versions: tuple[tuple[str, str], ...] = ()   # installed packages only
     simulated: bool = False                      # a GPU that the simulator stands in for, with tensors of the CPU
 
+    def __hash__(self) -> int:
+        return hash((self.device, self.cc, self.sms))        # a part, because every call looks something up by it
+
     def version(self, package: str) -> str | None:
         return dict(self.versions).get(package)
 

@@ -39,7 +39,7 @@ typedef struct {
     Launch *launches;
 } List;
 
-static PyObject *data_ptr;
+static PyObject *data_ptr, *is_contiguous, *is_neg;
 static long launches;                        /* that the driver has accepted */
 
 static int nothing(const Config *config, uint64_t kernel, void **params, void **extra) { return 0; }
@@ -62,6 +62,32 @@ static int addresses(PyObject *tensors, uint64_t *found) {
         if (PyErr_Occurred()) return -1;
     }
     return 0;
+}
+
+/* Whether a method of a tensor returns True; -1 and an exception if it raises. */
+static int is(PyObject *tensor, PyObject *method) {
+    PyObject *answer = PyObject_CallMethodObjArgs(tensor, method, NULL);
+    if (!answer) return -1;
+    int yes = answer == Py_True;
+    Py_DECREF(answer);
+    return yes;
+}
+
+/* settled(tensors): whether each is None, or its numbers lie in memory, contiguous, from a multiple of 16 on. */
+static PyObject *settled(PyObject *module, PyObject *tensors) {
+    uint64_t address[SLOTS];
+    if (!PyList_CheckExact(tensors) || PyList_GET_SIZE(tensors) > SLOTS)
+        return PyErr_Format(PyExc_TypeError, "settled needs a list of at most %d tensors", SLOTS);
+    if (addresses(tensors, address)) return NULL;
+    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(tensors); i++) {
+        PyObject *tensor = PyList_GET_ITEM(tensors, i);
+        if (tensor == Py_None) continue;
+        if (!address[i] || address[i] % 16) Py_RETURN_FALSE;
+        int contiguous = is(tensor, is_contiguous), negated = is(tensor, is_neg);
+        if (contiguous < 0 || negated < 0) return NULL;
+        if (!contiguous || negated) Py_RETURN_FALSE;
+    }
+    Py_RETURN_TRUE;
 }
 
 static int launch(Driver driver, const Launch *l, void *stream, const uint64_t *address) {
@@ -173,13 +199,16 @@ static PyObject *make(PyObject *module, PyObject *args) {
 static PyObject *launched(PyObject *module, PyObject *nothing_else) { return PyLong_FromLong(launches); }
 
 static PyMethodDef functions[] = {
-    {"make", make, METH_VARARGS, NULL}, {"launched", launched, METH_NOARGS, NULL}, {0},
+    {"make", make, METH_VARARGS, NULL}, {"launched", launched, METH_NOARGS, NULL},
+    {"settled", settled, METH_O, NULL}, {0},
 };
 static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, "launch_list", NULL, -1, functions};
 
 PyMODINIT_FUNC PyInit_launch_list(void) {
     PyObject *module = PyType_Ready(&Type) ? NULL : PyModule_Create(&definition);
     data_ptr = PyUnicode_InternFromString("data_ptr");
-    if (!module || !data_ptr || PyModule_AddObject(module, "NOTHING", PyLong_FromVoidPtr((void *)nothing))) return NULL;
+    is_contiguous = PyUnicode_InternFromString("is_contiguous");
+    is_neg = PyUnicode_InternFromString("is_neg");
+    if (!module || !data_ptr || !is_contiguous || !is_neg || PyModule_AddObject(module, "NOTHING", PyLong_FromVoidPtr((void *)nothing))) return NULL;
     return module;
 }

@@ -110,6 +110,14 @@ def part_of(tensors: Sequence[Any], location: Location | None) -> Any:
     return Place(tensor, tensor.data_ptr() + location.offset, location.size)
 
 
+def settled(tensors: list[Any]) -> bool:
+    """Return whether each is None, or its numbers lie in memory, contiguous, from a multiple of 16 bytes on."""
+    if (module := in_c()) is not None:
+        return module.settled(tensors)
+    return all(x is None or (x.is_contiguous() and x.data_ptr() and not x.data_ptr() % 16 and not x.is_neg())
+               for x in tensors)
+
+
 def launched() -> int:
     """Return how many launches the driver has accepted in this process."""
     module = in_c()

@@ -10,6 +10,7 @@ import torch
 
 from kda.model.offsets import offsets_after_waiting
 from kda.model.problem import Inputs, Problem
+from ptxkit.compile.launch_list import settled
 
 Tensor = torch.Tensor
 
@@ -54,23 +55,19 @@ def aligned(x: Tensor | None, dtype: torch.dtype | None = None) -> Tensor | None
 # The names that kernels have for the tensors of a call, and those of them that are read a chunk at a time.
 INPUTS = ("q", "k", "v", "g", "beta", "A_log", "dt_bias", "h0", "cu_seqlens")
 ROWS = ("q", "k", "g", "beta", "A_log", "dt_bias")
-PARAMETERS = (INPUTS.index("A_log"), INPUTS.index("dt_bias"))
 
 
 def inputs_in_memory(x: Inputs) -> list[Tensor | None]:
     """Return INPUTS as kernels read them: contiguous, at multiples of 16 bytes, A_log and dt_bias in float32."""
-    tensors: list[Any] = [*x[:8], x.cu_seqlens]
-    if tensors[8] is not None:
-        tensors[8] = offsets_on(x.q.device, tensors[8])
-    for i, y in enumerate(tensors):                                            # a call seldom needs a copy
-        if y is None:
-            continue
-        address = y.data_ptr()
-        if not y.is_contiguous() or address % 16 or not address or y.is_neg() or (
-            i in PARAMETERS and y.dtype != torch.float32
-        ):
-            tensors[i] = aligned(y, torch.float32 if i in PARAMETERS else None)
-    return tensors
+    q, k, v, g, beta, A_log, dt_bias, h0, offsets, *_ = x
+    if offsets is not None:
+        offsets = offsets_on(q.device, offsets)
+    if A_log is not None and A_log.dtype != torch.float32:
+        A_log = A_log.float()
+    if dt_bias is not None and dt_bias.dtype != torch.float32:
+        dt_bias = dt_bias.float()
+    tensors = [q, k, v, g, beta, A_log, dt_bias, h0, offsets]
+    return tensors if settled(tensors) else list(map(aligned, tensors))
 
 
 def as_given(y: Tensor | None, x: Tensor | None) -> Tensor | None:

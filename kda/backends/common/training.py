@@ -308,6 +308,11 @@ def map_bwd_routine(backend: TrainingBackend, p: Problem, cc: tuple[int, int], s
     return d.draft.done(dh0)
 
 
+@described_once
+def bytes_saved(backend: TrainingBackend, p: Problem, sms: int, save: Save) -> int:
+    return sum(backend.plan(p, sms).saved[NOT_KEPT[save]:])
+
+
 class TrainingBackend:
     """The functions of an arch's `launch` that have to do with gradients, or with a forward alone as a stage."""
 
@@ -333,7 +338,7 @@ class TrainingBackend:
         return ROUNDED_IN_BACKWARD if p.direction == "backward" else ROUNDED_TO
 
     def saved_bytes(self, p: Problem, save: Save) -> int:
-        return sum(self.plan(p, detect(p.device).sms).saved[NOT_KEPT[save]:])
+        return bytes_saved(self, p, detect(p.device).sms, save)
 
     def saved_in(self, p: Problem, saved: OpaqueSaved | None) -> Save:
         """Return what a forward has kept, which the size of its memory tells."""
