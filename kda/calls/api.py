@@ -156,12 +156,12 @@ def chunk_kda(
     context = key = None
     if cp_context is ssm_state_indices is transpose_state_layout is None and not unknown:
         tensors = q, k, v, g, beta, A_log, dt_bias, initial_state, cu_seqlens, cu_seqlens_cpu
-        key = _key_of(tensors, (
-            scale, type(scale), lower_bound, type(lower_bound), chunk_size, type(chunk_size), backend,
-            output_final_state, use_qk_l2norm_in_kernel, use_gate_in_kernel, use_beta_sigmoid_in_kernel,
-            allow_neg_eigval, safe_gate, disable_recompute, return_intermediate_states, state_v_first, use_graph,
-            max_num_seqs, batch_invariant, initial_state_indices, checkpoint_offsets, checkpoint_indices,
-        ))
+        key = _key_of(
+            tensors, (scale, lower_bound, chunk_size, backend, disable_recompute, max_num_seqs, initial_state_indices,
+                      checkpoint_offsets, checkpoint_indices),
+            (output_final_state, use_qk_l2norm_in_kernel, use_gate_in_kernel, use_beta_sigmoid_in_kernel,
+             allow_neg_eigval, safe_gate, return_intermediate_states, state_v_first, use_graph, batch_invariant),
+        )
         if (known := _known(key)) is not None:
             if cu_seqlens is not None:                                         # its numbers may be others
                 check(Call("chunk_kda", Inputs(*tensors), known.options), VALUES)
@@ -499,14 +499,15 @@ BoundCall = autograd.TrainingCall | autograd.ForwardCall
 _CALLS: Memo[BoundCall] = Memo()
 
 
-def _key_of(tensors: tuple, options: tuple) -> tuple | None:
+def _key_of(tensors: tuple, settings: tuple, flags: tuple) -> tuple | None:
     """Return the key by which a call of `chunk_kda` is remembered; None if it may not be: something looks at the call,
-    or an argument is no plain tensor."""
-    if torch.compiler.is_compiling() or not _unseen(tensors) or torch._C._is_any_autocast_enabled():
+    an argument is no plain tensor, or a flag no bool, which may equal one."""
+    plain = _BOOL.issuperset(map(type, flags)) and _unseen(tensors)
+    if not plain or torch._C._is_any_autocast_enabled():
         return None
     training = torch.is_grad_enabled() and True in [x is not None and x.requires_grad for x in tensors[:8]]
     try:
-        return kind_of_call(tensors, training, backend_asked(), stand_in(), *options)
+        return kind_of_call(tensors, training, backend_asked(), stand_in(), flags, settings, *map(type, settings))
     except RuntimeError:                                                       # a nested tensor has no shape
         return None
 
