@@ -64,13 +64,13 @@ def test_a_backend_that_is_named_later_is_asked():
 
 
 def test_autocast_and_another_mode_of_gradients_are_other_calls():
-    made = make(None, B=1, T=9, dtype=torch.float32).requiring_grad()
-    assert kda.chunk_kda(**made.arguments)[0].requires_grad
+    call = make(None, B=1, T=9, dtype=torch.float32).requiring_grad()
+    assert kda.chunk_kda(**call.arguments)[0].requires_grad
     with torch.no_grad():
-        assert not kda.chunk_kda(**made.arguments)[0].requires_grad
+        assert not kda.chunk_kda(**call.arguments)[0].requires_grad
     with torch.autocast("cpu", torch.bfloat16):
-        assert kda.chunk_kda(**made.arguments)[0].dtype == torch.bfloat16
-    assert kda.chunk_kda(**made.arguments)[0].dtype == torch.float32
+        assert kda.chunk_kda(**call.arguments)[0].dtype == torch.bfloat16
+    assert kda.chunk_kda(**call.arguments)[0].dtype == torch.float32
 
 
 def test_flags_of_numpy_are_accepted_though_no_call_is_known_by_them():
