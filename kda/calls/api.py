@@ -165,7 +165,7 @@ def chunk_kda(
         if (known := _known(key)) is not None:
             if cu_seqlens is not None:                                         # its numbers may be others
                 check(Call("chunk_kda", Inputs(*tensors), known.options), VALUES)
-            return known(tensors)
+            return known(tensors)  # type: ignore[return-value]
     elif cp_context is not None:
         context = parallel().adopt(cp_context)
         cu_seqlens, cu_seqlens_cpu = context.cu_seqlens, context.cu_seqlens_cpu
