@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -48,16 +49,23 @@ def forget_routines() -> None:
 
 class Allocation(NamedTuple):
     shape: tuple[int, ...]
+    strides: tuple[int, ...]                 # torch makes a tensor faster if it knows them
     dtype: torch.dtype
     zeroed: bool
 
+    @classmethod
+    def contiguous(cls, shape: Sequence[int], dtype: torch.dtype, zeroed: bool = False) -> Allocation:
+        sizes = [max(size, 1) for size in shape]
+        strides = tuple(math.prod(sizes[i + 1:]) for i in range(len(sizes)))
+        return cls(tuple(shape), strides, dtype, zeroed)
+
 
 class Phase(NamedTuple):
-    """Tensors to allocate, launches, and the slots of tensors that no later launch reads."""
+    """Tensors to allocate, launches, and the slots that no later launch reads."""
 
     tensors: tuple[Allocation, ...]
     launches: LaunchList
-    released: tuple[int, ...]
+    freed: tuple[int, ...]
 
 
 class Routine(NamedTuple):
@@ -66,12 +74,13 @@ class Routine(NamedTuple):
 
     def __call__(self, like: Tensor, tensors: list[Tensor | None]) -> list[Any]:
         """Run it with the tensors that its Draft names, and return the results; None for one that there is not."""
+        device = like.device
         for phase in self.phases:
-            for shape, dtype, zeroed in phase.tensors:
-                make = like.new_zeros if zeroed else like.new_empty
-                tensors.append(make(shape, dtype=dtype))
+            for shape, strides, dtype, zeroed in phase.tensors:
+                x = torch.empty_strided(shape, strides, dtype=dtype, device=device)
+                tensors.append(x.zero_() if zeroed else x)
             phase.launches(tensors)
-            for slot in phase.released:
+            for slot in phase.freed:
                 tensors[slot] = None
         return [None if slot is None else tensors[slot] for slot in self.results]
 
@@ -95,7 +104,7 @@ class Draft:
         self._kernel: Any = kernel                                             # from a configuration; None for Triton
         self._slots = dict(zip(inputs, itertools.count()))
         self._count = len(inputs)
-        self._phases: list[Phase] = []
+        self._phases: list[tuple[list[Allocation | Memory], LaunchList]] = []
         self._tensors: list[Allocation | Memory] = []
         self._launches: list[tuple[Any, list[Location | None]]] = []
 
@@ -108,7 +117,7 @@ class Draft:
 
     def tensor(self, shape: Sequence[int], dtype: str, zeroed: bool = False) -> Location:
         """Return a tensor that each call allocates: a result, or what is zero at the beginning."""
-        self._tensors.append(Allocation(tuple(shape), getattr(torch, dtype), zeroed))
+        self._tensors.append(Allocation.contiguous(shape, getattr(torch, dtype), zeroed))
         return Location(self._next_slot())
 
     def memory(self) -> Memory:
@@ -138,12 +147,11 @@ class Draft:
             numbers = {name: values[name] for name in kernel.names if name not in kernel.tensors}
             self._launches.append((kernel.bound(programs, **numbers), [values[name] for name in kernel.tensors]))
 
-    def release(self, *memories: Memory | Location | None) -> None:
-        """Let go of what this routine allocated and no later launch reads, so that what is allocated next may lie
+    def free_here(self) -> None:
+        """Let go here of all that no later launch reads and that is no result, so that what is allocated next may lie
         there."""
-        slots = tuple(memory.slot for memory in memories if memory)
-        if slots:
-            self._end_phase(slots)
+        self._phases.append((self._tensors, LaunchList(self._launches, self._count)))
+        self._tensors, self._launches = [], []
 
     def list(self) -> LaunchList:
         """Return the launches alone, of a draft that allocates nothing."""
@@ -151,14 +159,17 @@ class Draft:
 
     def done(self, *results: Location | None) -> Routine:
         """Return the routine; a result is a whole tensor."""
-        self._end_phase(())
-        return Routine(tuple(self._phases), tuple(None if location is None else location.slot for location in results))
+        self.free_here()
+        slots = tuple(None if location is None else location.slot for location in results)
+        phases: list[Phase] = []
+        needed = {*slots}                                                      # by what follows
+        for tensors, launches in reversed(self._phases):
+            made = [Allocation.contiguous((x.size,), torch.uint8) if isinstance(x, Memory) else x for x in tensors]
+            freed = tuple(slot for slot in range(launches.slots) if slot not in needed) if phases else ()
+            phases.append(Phase(tuple(made), launches, freed))
+            needed |= {location.slot for _, locations in launches.launches for location in locations if location}
+        return Routine(tuple(reversed(phases)), slots)
 
     def _next_slot(self) -> int:
         self._count += 1
         return self._count - 1
-
-    def _end_phase(self, released: tuple[int, ...]) -> None:
-        tensors = [Allocation((x.size,), torch.uint8, False) if isinstance(x, Memory) else x for x in self._tensors]
-        self._phases.append(Phase(tuple(tensors), LaunchList(self._launches, self._count), released))
-        self._tensors, self._launches = [], []

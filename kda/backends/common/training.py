@@ -201,7 +201,8 @@ def backward_routine(
         d.make_tables()
         d.make_tiles(parts.tiles, cleared=dv)
     shares = walk_back(d, parts, d.draft["do"], d.draft["dht"], dv, dh0)
-    d.draft.release(again)                                                     # dq and dk may lie in its memory
+    if again:
+        d.draft.free_here()                                                    # dq and dk may lie in its memory
     gradients = grads(d, parts, shares, do=d.draft["do"], dv=dv)
     return d.draft.done(*gradients[:2], dv, *gradients[2:], *sums(d, shares), dh0)
 

@@ -119,7 +119,7 @@ def backward_routine(p: Problem, host: Host, offsets: str | None, save: Save) ->
     dh, dv_new = (d.draft.tensor((tiles * p.K * p.V,), "float32"), d.rows(p.V))
     dh0 = d.draft.tensor((p.N, *p.state_shape), "float32") if p.state_dtype else None
     _chain_bwd(d, room, d_o=do, dht=d.draft["dht"], dv_new=dv_new, dh=dh, dh0=dh0)
-    d.draft.release(room["w"])                                                 # makes place for what comes
+    d.draft.free_here()                                                        # makes place for what comes
     return d.draft.done(*_within_chunks(d, within, do=do, h=h, dh=dh, v_new=v_new, dv_new=dv_new), dh0)
 
 

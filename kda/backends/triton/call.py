@@ -90,8 +90,9 @@ class TritonCall:
             self.env[name] = self.empty(*shape, dtype=dtype_of(p, name))
 
     def drop(self, names: str) -> None:
-        """Give memory back for what is made next."""
-        self.draft.release(*[self.env.pop(name, None) for name in names.split()])
+        """Give memory back for what is made next; no later launch reads these."""
+        if any([self.env.pop(name, None) for name in names.split()]):
+            self.draft.free_here()
 
     def done(self, names: Iterable[str]) -> Routine:
         """Return the routine, whose results are those tensors; None for one that there is not."""

@@ -65,18 +65,22 @@ def gate_intra_wy(c: TritonCall, for_backward: bool) -> None:
         c.over_chunks("prepare")
         return
     c.make("A_qk w u qg kg gc_last" + " A_inv" * for_backward)
-    c.over_chunks("prepare", A_kk=c.per_chunk(c.p.C, c.p.C))
+    c.env["A_kk"] = c.per_chunk(c.p.C, c.p.C)
+    c.over_chunks("prepare")
+    c.drop("A_kk")
 
 
 def state_output(c: TritonCall) -> None:
     """Compute o, ht, h and v_new, those that there is memory for."""
-    h0 = c.env.get("h0")
-    if c.plan.cut:
-        added, h0 = c.per_segment(c.p.K, c.p.V), c.per_segment(c.p.K, c.p.V)
-        c.over_segments("added", ht=added)
-        transitions(c)
-        c.over_sequences("compose", edge=h0, added=added)
-    c.over_segments("state", h0=h0)
+    if not c.plan.cut:
+        c.over_segments("state", h0=c.env.get("h0"))
+        return
+    c.env |= {"added": c.per_segment(c.p.K, c.p.V), "edge": c.per_segment(c.p.K, c.p.V)}
+    c.over_segments("added", ht=c.env["added"])
+    transitions(c)
+    c.over_sequences("compose")
+    c.over_segments("state", h0=c.env["edge"])
+    c.drop("added edge")
 
 
 def transitions(c: TritonCall) -> None:
@@ -95,10 +99,11 @@ def output_state_bwd(c: TritonCall) -> None:
         c.over_segments("state_bwd" + start)
         return
     transitions(c)
-    added, edge = c.per_segment(c.p.K, c.p.V), c.per_segment(c.p.K, c.p.V)
-    c.over_segments("added_bwd", dh0=added)
-    c.over_sequences("compose_bwd" + start, edge=edge, added=added, h0=dht)
-    c.over_segments("state_bwd", dht=edge)
+    c.env |= {"added": c.per_segment(c.p.K, c.p.V), "edge": c.per_segment(c.p.K, c.p.V)}
+    c.over_segments("added_bwd", dh0=c.env["added"])
+    c.over_sequences("compose_bwd" + start, h0=dht)
+    c.over_segments("state_bwd", dht=c.env["edge"])
+    c.drop("added edge")
 
 
 def wy_intra_gate_bwd(c: TritonCall) -> None:

@@ -36,7 +36,7 @@ def let_go(routine, like, tensors):
     """Run a routine that lets go of the memory its kernels work in as soon as it has the address."""
     addresses = {}
     for phase in routine.phases:
-        for shape, dtype, _ in phase.tensors:
+        for shape, _, dtype, _ in phase.tensors:
             slot, x = len(tensors), like.new_zeros(shape, dtype=dtype)
             tensors.append(x)
             if dtype == torch.uint8 and slot not in routine.results:

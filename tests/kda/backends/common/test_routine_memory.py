@@ -1,0 +1,107 @@
+"""What a routine allocates is let go of before more is allocated, once no launch reads it.  No kernel is built."""
+
+import dataclasses
+import importlib
+import math
+
+import pytest
+
+from kda.backends.common import routine, training
+from kda.backends.triton import call
+from kda.model.bundles import Save
+from kda.model.host import host_of
+from kda.model.problem import Problem
+
+WORDS = {
+    "many heads": "T=8192 H=64 bounded l2norm", "cut into segments": "T=32768 H=4 bounded l2norm final_state=true",
+    "packed": "T=8192 H=16 N=5 packed softplus dt_bias=true",
+}
+SPARE = 0.02                                 # of what is live: tables, and states of segments
+
+
+class Unbuilt:
+    """A kernel with the arguments of its recipe, which is never launched."""
+
+    def __init__(self, recipe=None):
+        signature = {} if recipe is None else recipe.signature
+        self.names, self.tensors = (*signature,), tuple(n for n, kind in signature.items() if kind.startswith("*"))
+
+    def bound(self, *args, **options):
+        return self
+
+
+@pytest.fixture(autouse=True)
+def unbuilt(monkeypatch):
+    pytest.importorskip("triton")
+    monkeypatch.setattr(call, "fetch_all", lambda recipes: [*map(Unbuilt, recipes)])
+    call.prepared.cache_clear()
+    routine.forget_routines()
+    yield
+    call.prepared.cache_clear()
+    routine.forget_routines()
+
+
+def routines(backend, words, save):
+    """Return the routines of a training step for which `save` is saved."""
+    p, host = Problem.parse(words), host_of("sm100" if backend == "sm100" else "sm90")
+    back, offsets = dataclasses.replace(p, direction="backward"), "int32" if p.packed else None
+    launch = importlib.import_module(f"kda.backends.{backend}.launch")
+    if backend == "triton":
+        return (launch.forward_routine(p, host, save, offsets),
+                launch.backward_routine(back, host, save, offsets, p.final_state))
+    of_arch = training.TrainingBackend(launch.TRAINING.plan, lambda config, cc: Unbuilt(), None, None, v_first=True)
+    both = training.backward_routine(of_arch, back, host.cc, host.sms, offsets, save),
+    if save is Save.NOTHING:
+        return both
+    return training.forward_routine(of_arch, p, host.cc, host.sms, offsets, save), *both
+
+
+def sizes_of(found):
+    """Return the bytes of each slot that the routine allocates, and the phase that allocates it."""
+    first = found.phases[0].launches.slots - len(found.phases[0].tensors)
+    allocated = [(number, x) for number, phase in enumerate(found.phases) for x in phase.tensors]
+    return {first + i: (math.prod(x.shape) * x.dtype.itemsize, number) for i, (number, x) in enumerate(allocated)}
+
+
+def dead_and_live(found):
+    """Yield, where a phase allocates, the bytes that no later launch reads and that nobody gets, and all that live."""
+    sizes, released = sizes_of(found), set()
+    for number, phase in enumerate(found.phases):
+        read = {location.slot for later in found.phases[number:] for _, locations in later.launches.launches
+                for location in locations if location}
+        live = {slot for slot, (_, allocated) in sizes.items() if allocated < number and slot not in released}
+        if phase.tensors:
+            dead = live - read - {*found.results}
+            yield sum(sizes[slot][0] for slot in dead), sum(size for size, _ in sizes.values())
+        released |= {*phase.freed}
+
+
+SAVES = {"triton": (Save.NOTHING, Save.PRODUCTS, Save.ALL), "sm90": (Save.NOTHING, Save.STATES, Save.OWN)}
+SAVES["sm100"] = SAVES["sm90"]
+
+
+@pytest.mark.parametrize("words", WORDS.values(), ids=WORDS)
+@pytest.mark.parametrize(("backend", "save"), [(name, save) for name, saves in SAVES.items() for save in saves])
+def test_memory_that_no_launch_reads_any_more_is_free_when_more_is_allocated(backend, save, words):
+    for found in routines(backend, words, save):
+        assert found.phases[0].launches.launches
+        for dead, live in dead_and_live(found):
+            assert dead <= SPARE * live, f"{dead / 2**20:.0f} of {live / 2**20:.0f} MiB"
+
+
+def test_memory_that_is_not_let_go_of_is_noticed():
+    (_, backward) = routines("triton", WORDS["many heads"], Save.PRODUCTS)
+    kept = backward._replace(phases=tuple(phase._replace(freed=()) for phase in backward.phases))
+    assert max(dead / live for dead, live in dead_and_live(kept)) > SPARE
+
+
+def test_an_autograd_step_of_triton_holds_3_gib_at_most():
+    """At B1 T8192 H64 K=V=128 in bfloat16, with q, k, v, g, o and do, which have 128 MiB each."""
+    forward, backward = routines("triton", "T=8192 H=64 bounded l2norm", Save.PRODUCTS)
+    for found in (forward, backward):
+        sizes, live, most = sizes_of(found), set(), 0
+        for number, phase in enumerate(found.phases):
+            live |= {slot for slot, (_, allocated) in sizes.items() if allocated == number}
+            most = max(most, sum(sizes[slot][0] for slot in live))
+            live -= {*phase.freed}
+        assert most + 6 * 2**27 + 2 * 2**26 < 3 * 2**30
