@@ -264,7 +264,7 @@ FAULTS = faults(name="{case}: {says}", files={"common/cute/teams": {
     ),
     "a piece's chunks end where the walk ends": ("shares", "wrong answer", "cutlass.min(left, within)", "left"),
     "states of V = 64 cross where those of 128 would": (
-        "alone, shares", "out-of-bounds", "x.edges + (Int64(cluster * self.strips + rank)",
+        "alone, shares", "out-of-bounds or race-write-write", "x.edges + (Int64(cluster * self.strips + rank)",
         "x.edges + (Int64(cluster * 2 + rank)"
     ),
 }, "sm90/parts/state": {
