@@ -164,9 +164,9 @@ class Draft:
         phases: list[Phase] = []
         needed = {*slots}                                                      # by what follows
         for tensors, launches in reversed(self._phases):
-            made = [Allocation.contiguous((x.size,), torch.uint8) if isinstance(x, Memory) else x for x in tensors]
+            allocated = [Allocation.contiguous((x.size,), torch.uint8) if isinstance(x, Memory) else x for x in tensors]
             freed = tuple(slot for slot in range(launches.slots) if slot not in needed) if phases else ()
-            phases.append(Phase(tuple(made), launches, freed))
+            phases.append(Phase(tuple(allocated), launches, freed))
             needed |= {location.slot for _, locations in launches.launches for location in locations if location}
         return Routine(tuple(reversed(phases)), slots)
 

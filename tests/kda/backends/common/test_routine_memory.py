@@ -16,7 +16,7 @@ WORDS = {
     "many heads": "T=8192 H=64 bounded l2norm", "cut into segments": "T=32768 H=4 bounded l2norm final_state=true",
     "packed": "T=8192 H=16 N=5 packed softplus dt_bias=true",
 }
-SPARE = 0.02                                 # of what is live: tables, and states of segments
+SPARE = 0.02                                 # a share of what is live: tables, and states of segments
 
 
 class Unbuilt:
