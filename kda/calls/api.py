@@ -162,7 +162,7 @@ def chunk_kda(
             (output_final_state, use_qk_l2norm_in_kernel, use_gate_in_kernel, use_beta_sigmoid_in_kernel,
              allow_neg_eigval, safe_gate, return_intermediate_states, state_v_first, use_graph, batch_invariant),
         )
-        if (known := _known(key)) is not None:
+        if key is not None and (known := _known(key)) is not None:
             if cu_seqlens is not None:                                         # its numbers may be others
                 check(Call("chunk_kda", Inputs(*tensors), known.options), VALUES)
             return known(tensors)  # type: ignore[return-value]
@@ -512,9 +512,10 @@ def _key_of(tensors: tuple, settings: tuple, flags: tuple) -> tuple | None:
         return None
 
 
-def _known(key: tuple | None) -> BoundCall | None:
+def _known(key: tuple) -> BoundCall | None:
+    """Return the call; torch.compile does not come here, and so does not compile again when another call is known."""
     try:
-        return _CALLS.get(key)  # type: ignore[arg-type]
+        return _CALLS.get(key)
     except TypeError:                                                          # an option is not hashable
         return None
 

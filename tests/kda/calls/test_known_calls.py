@@ -78,3 +78,13 @@ def test_flags_of_numpy_are_accepted_though_no_call_is_known_by_them():
     for flag in (numpy.bool_(True), 1):
         assert kda.chunk_kda(**arguments, output_final_state=flag)[1] is not None
     assert not api._CALLS
+
+
+def test_compiled_code_is_not_compiled_again_when_other_calls_become_known():
+    compiled = torch.compile(lambda call: kda.chunk_kda(**call)[0], backend="eager")
+    arguments = make(None, B=1, T=9).arguments
+    compiled(arguments)
+    frames = torch._dynamo.utils.counters["frames"]["total"]
+    kda.chunk_kda(**make(None, B=1, T=5).arguments)
+    compiled(arguments)
+    assert torch._dynamo.utils.counters["frames"]["total"] == frames > 0
