@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from ptxkit.compile.kernel import Bound, Kernel
 
 MAX_SHARED = 227 * 1024                      # bytes of shared memory that a CTA may have, on any arch; some have less
+TILE_ALIGNMENT = 1024                        # bytes: a part of memory begins where a tile may
 MAX_CLUSTER = 8                              # CTAs of a cluster that every GPU with clusters runs
 
 

@@ -22,14 +22,13 @@ import torch
 from ptxkit.compile.kernel import Kernel
 from ptxkit.compile.launch_list import LaunchList, Location
 
-from .arguments import KernelConfig
+from .arguments import TILE_ALIGNMENT, KernelConfig
 
 if TYPE_CHECKING:
     from ptxkit.compile.triton import TritonKernel
 
 Tensor = torch.Tensor
 
-ALIGNMENT = 1024                             # a part of memory begins where a tile may
 Described = TypeVar("Described", bound=Callable[..., Any])
 _MEMOS: list[Any] = []
 
@@ -93,7 +92,7 @@ class Memory:
 
     def part(self, size: int) -> Location:
         begin = self.size
-        self.size += -(-size // ALIGNMENT) * ALIGNMENT
+        self.size += -(-size // TILE_ALIGNMENT) * TILE_ALIGNMENT
         return Location(self.slot, begin, size)
 
 

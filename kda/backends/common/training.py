@@ -365,8 +365,7 @@ class TrainingBackend:
         dq, dk, dv, dg, dbeta, dA_log, ddt_bias, dh0 = run(
             x.q, [*inputs_in_memory(x), do, dht, usable and usable.memory]
         )
-        if p.HV != p.H:
-            dq, dk = of_heads(dq, p), of_heads(dk, p)
+        dq, dk = of_heads(dq, p), of_heads(dk, p)
         return Grads(dq, dk, dv, dg, dbeta, as_given(dA_log, x.A_log), as_given(ddt_bias, x.dt_bias), dh0)
 
     def segment_map(self, p: Problem, x: Inputs) -> SegmentSummary:

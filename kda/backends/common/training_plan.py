@@ -14,14 +14,13 @@ from kda.model.bundles import Save
 from kda.model.problem import Problem
 
 from . import cutting
-from .arguments import KernelConfig
+from .arguments import TILE_ALIGNMENT, KernelConfig
 from .cute.configs import ComposeConfig, SharesConfig, TablesConfig
 from .cute.tile import C
 from .cute.training import TOKENS
 from .rules import GRID
 
 OFFSETS = ("int32", "int64")                 # dtypes of cu_seqlens
-TILE_ALIGNMENT = 1024
 SHORTEST = 32                                # chunks of a segment
 WHOLE = 2                                    # chunks of 64 tokens are not cut
 COLUMNS = 64                                 # columns of a state or of M that a CTA has where sequences are cut

@@ -16,7 +16,7 @@ WORDS = {
     "many heads": "T=8192 H=64 bounded l2norm", "cut into segments": "T=32768 H=4 bounded l2norm final_state=true",
     "packed": "T=8192 H=16 N=5 packed softplus dt_bias=true",
 }
-SPARE = 0.02                                 # a share of what is live: tables, and states of segments
+SPARE = 0.02                                 # a share of all that is allocated: tables, and states of segments
 
 
 class Unbuilt:
@@ -63,8 +63,9 @@ def sizes_of(found):
     return {first + i: (math.prod(x.shape) * x.dtype.itemsize, number) for i, (number, x) in enumerate(allocated)}
 
 
-def dead_and_live(found):
-    """Yield, where a phase allocates, the bytes that no later launch reads and that nobody gets, and all that live."""
+def dead_and_all(found):
+    """Yield, for each phase that allocates, the bytes that are held and needed no more, and all that the routine
+    allocates."""
     sizes, released = sizes_of(found), set()
     for number, phase in enumerate(found.phases):
         read = {location.slot for later in found.phases[number:] for _, locations in later.launches.launches
@@ -85,14 +86,14 @@ SAVES["sm100"] = SAVES["sm90"]
 def test_memory_that_no_launch_reads_any_more_is_free_when_more_is_allocated(backend, save, words):
     for found in routines(backend, words, save):
         assert found.phases[0].launches.launches
-        for dead, live in dead_and_live(found):
-            assert dead <= SPARE * live, f"{dead / 2**20:.0f} of {live / 2**20:.0f} MiB"
+        for dead, total in dead_and_all(found):
+            assert dead <= SPARE * total, f"{dead / 2**20:.0f} of {total / 2**20:.0f} MiB"
 
 
 def test_memory_that_is_not_let_go_of_is_noticed():
     (_, backward) = routines("triton", WORDS["many heads"], Save.PRODUCTS)
     kept = backward._replace(phases=tuple(phase._replace(freed=()) for phase in backward.phases))
-    assert max(dead / live for dead, live in dead_and_live(kept)) > SPARE
+    assert max(dead / total for dead, total in dead_and_all(kept)) > SPARE
 
 
 def test_an_autograd_step_of_triton_holds_3_gib_at_most():
