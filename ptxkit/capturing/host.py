@@ -12,14 +12,13 @@ import functools
 import os
 import pathlib
 import re
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from ctypes import POINTER, c_char_p, c_float, c_int, c_size_t, c_uint, c_uint64, c_void_p
 from typing import Any
 
-from ptxkit.compile import nvrtc, store
+from ptxkit.compile import c_compiler, nvrtc, store
 from ptxkit.compile.code import entries
 from ptxkit.compile.driver import COOPERATIVE
 from ptxkit.compile.errors import BuildError
@@ -323,7 +322,4 @@ def _symbols(file: str, folder: pathlib.Path, *which: str) -> list[str]:
 
 
 def _run(command: Sequence[str], folder: pathlib.Path, file: str) -> str:
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
-    if done.returncode:
-        raise BuildError(f"{' '.join(command)} cannot build {file}:\n{(done.stderr or done.stdout).strip()}")
-    return done.stdout
+    return c_compiler.run(command, folder, BuildError, f"{' '.join(command)} cannot build {file}").stdout

@@ -11,9 +11,7 @@ from __future__ import annotations
 import functools
 import importlib.machinery
 import importlib.util
-import os
 import platform
-import subprocess
 import sysconfig
 import tempfile
 from collections.abc import Sequence
@@ -21,7 +19,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
-from . import driver, store
+from . import c_compiler, driver, store
 from .code import Place
 from .errors import BuildError
 from .kernel import Bound
@@ -141,18 +139,15 @@ def in_c() -> ModuleType | None:
 
 
 def _library() -> bytes:
-    from ptxkit.engine.build import compiler
-
-    program, tag = compiler(), sysconfig.get_config_var("SOABI") or platform.python_version()
+    program = c_compiler.required("A list of launches")
+    tag = sysconfig.get_config_var("SOABI") or platform.python_version()
     key = store.digest("launch list 1", program, tag, platform.machine(), FLAGS, SOURCE.read_text())
     about = {"kernel": "launch list", "arch": platform.machine(), "module": __name__, "source": store.sources(SOURCE)}
     return store.default().fetch(key, lambda: {"launch_list.so": _built(program)}, about)["launch_list.so"]
 
 
 def _built(program: str) -> bytes:
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as name:
         command = [program, *FLAGS, f"-I{sysconfig.get_path('include')}", str(SOURCE), "-o", "launch_list.so"]
-        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, env=os.environ | {"LC_ALL": "C"})
-        if done.returncode:
-            raise BuildError(f"{program} could not build {SOURCE.name}:\n{done.stderr.strip()}")
-        return Path(folder, "launch_list.so").read_bytes()
+        c_compiler.run(command, folder := Path(name), BuildError, f"{program} could not build {SOURCE.name}")
+        return (folder / "launch_list.so").read_bytes()

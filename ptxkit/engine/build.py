@@ -6,11 +6,10 @@ import concurrent.futures
 import os
 import pathlib
 import platform
-import shutil
 import subprocess
 import tempfile
 
-from ptxkit.compile import store, watching
+from ptxkit.compile import c_compiler, store, watching
 from ptxkit.compile.errors import MissingCompilerError
 
 FOLDER = pathlib.Path(__file__).parent
@@ -30,13 +29,7 @@ class NoCompilerError(EngineError, MissingCompilerError):
 
 def compiler():
     """Return the C compiler's path."""
-    wanted = os.environ.get("CC") or "gcc"
-    if not (program := shutil.which(wanted) or shutil.which("cc")):
-        raise NoCompilerError(
-            "The engine of ptxkit", f"a C compiler ({wanted} or cc)",
-            "Install gcc (Debian and Ubuntu: `apt-get install gcc libc6-dev`; Fedora: `dnf install gcc`), or set CC.",
-        )
-    return program
+    return c_compiler.required("The engine of ptxkit", NoCompilerError)
 
 
 def sources():
@@ -97,7 +90,4 @@ def _object(file, folder, flags):
 
 def _run(command, folder):
     """Run a command in a folder and return what it says: the compiler's warnings."""
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
-    if done.returncode:
-        raise EngineError(f"ptxkit: {command[0]} could not build the engine:\n{done.stderr.strip()}")
-    return done.stderr
+    return c_compiler.run(command, folder, EngineError, f"ptxkit: {command[0]} could not build the engine").stderr

@@ -140,6 +140,8 @@ PROBES = ("torch", "triton", "cutlass", "trace", "nvrtc", "smi", "ptxas", "cache
 
 def gather(wanted: Collection[str] = PROBES, answered: Callable[[], None] = lambda: None) -> MachineFacts:
     """Ask everything at once, and say what has answered; what is not wanted stays `skipped`."""
+    from ptxkit.compile import c_compiler  # here, as a child must not import kda
+
     jobs = {name: job for name, job in _jobs().items() if name in wanted}
     requires_python, requires = our_metadata()
     names = {*PACKAGES, *(word for line in requires or () for word in re.findall(r"^[\w.-]+", line))}
@@ -157,7 +159,7 @@ def gather(wanted: Collection[str] = PROBES, answered: Callable[[], None] = lamb
         versions={name: version for name in sorted(names) if (version := installed(name))},
         env={name: value for name, value in sorted(os.environ.items()) if name.startswith(ENVIRONMENT)},
         device_files=device_files(),
-        c_compiler=shutil.which(os.environ.get("CC") or "gcc") or shutil.which("cc"),
+        c_compiler=c_compiler.path(),
         smi_gpus=tuple(_gpu(g) for g in smi.data.get("gpus", ())),
         torch_gpus=tuple(_gpu(g) for g in probes.get("torch", Probe()).data.get("gpus", ())),
         families=find_families(),
