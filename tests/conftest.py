@@ -69,8 +69,8 @@ def same_draws():
 @pytest.fixture(autouse=True)
 def no_call_before():
     """What a test replaces is seen by its calls, though others of their kind were made before."""
-    if api := sys.modules.get("kda.calls.api"):
-        api._CALLS.clear()
+    if known := sys.modules.get("kda.calls.known"):
+        known.CALLS.clear()
 
 
 @pytest.fixture(autouse=True)

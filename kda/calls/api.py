@@ -11,27 +11,20 @@ KDA keeps one matrix-valued state S (K, V) for each value head and updates it wi
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import inspect
-import numbers
-import warnings
-from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
-from torch.autograd import forward_ad
 
 from kda.checks.calls import (
     CALLER,
     KIND,
-    NUMBERS,
     TRAINING_OUT,
     TRAINING_POOL,
     VALUES,
     WRITTEN_STATE,
     Call,
-    autocasts,
     check,
     is_training,
     number,
@@ -40,16 +33,18 @@ from kda.checks.calls import (
 )
 from kda.checks.gate import GATE, GateCall
 from kda.checks.keywords import names_of, refuse_unknown
-from kda.checks.memo import Memo, Outline, are_plain, kind_of_call
-from kda.errors import InputError, InputTypeError, KdaError, NoBackendError
+from kda.checks.memo import Outline
+from kda.errors import InputError, NoBackendError
 from kda.model.bundles import Grads, Kept, MadeWith, OpaqueSaved, Outputs, Save, Saved, saved_outlines
 from kda.model.gates import wide_dtype
 from kda.model.host import stand_in
 from kda.model.offsets import host_offsets
 from kda.model.problem import Inputs, Options, Problem
-from kda.routing.dispatch import backend_asked, capability, choose, launcher, route, what_is_saved
+from kda.routing.dispatch import backend_asked, capability, choose, launcher, what_is_saved
 
 from . import autograd
+from .arguments import is_sharded, operate, prepare, saves_states, without_mesh
+from .known import bind, find, is_unseen, key_of, remember
 
 Tensor = torch.Tensor
 
@@ -156,33 +151,35 @@ def chunk_kda(
     context = key = None
     if cp_context is ssm_state_indices is transpose_state_layout is None and not unknown:
         tensors = q, k, v, g, beta, A_log, dt_bias, initial_state, cu_seqlens, cu_seqlens_cpu
-        key = _key_of(
+        key = key_of(
             tensors, (scale, lower_bound, chunk_size, backend, disable_recompute, max_num_seqs, initial_state_indices,
                       checkpoint_offsets, checkpoint_indices),
             (output_final_state, use_qk_l2norm_in_kernel, use_gate_in_kernel, use_beta_sigmoid_in_kernel,
              allow_neg_eigval, safe_gate, return_intermediate_states, state_v_first, use_graph, batch_invariant),
         )
-        if key is not None and (known := _known(key)) is not None:
+        if key is not None and (known := find(key)) is not None:
             if cu_seqlens is not None:                                         # its numbers may be others
                 check(Call("chunk_kda", Inputs(*tensors), known.options), VALUES)
             return known(tensors)  # type: ignore[return-value]
     elif cp_context is not None:
         context = parallel().adopt(cp_context)
         cu_seqlens, cu_seqlens_cpu = context.cu_seqlens, context.cu_seqlens_cpu
+    if unknown:
+        refuse_keywords("chunk_kda", unknown)
     inputs, options = prepare(
         "chunk_kda", q, k, v, g, beta, scale, initial_state, output_final_state, use_qk_l2norm_in_kernel,
         use_gate_in_kernel, use_beta_sigmoid_in_kernel, allow_neg_eigval, safe_gate, lower_bound, disable_recompute,
         return_intermediate_states, state_v_first, cu_seqlens, cu_seqlens_cpu, None, use_graph, max_num_seqs,
         A_log, dt_bias, chunk_size, backend, batch_invariant, transpose_state_layout, ssm_state_indices,
-        initial_state_indices, checkpoint_offsets, checkpoint_indices, unknown,
+        initial_state_indices, checkpoint_offsets, checkpoint_indices,
     )
     if ssm_state_indices is not None:
         return _prefill(inputs, options, context), initial_state  # type: ignore[return-value]
-    if key is not None and (bound := _bound(inputs, options)) is not None:
+    if key is not None and (bound := bind(inputs, options)) is not None:
         out = operate(bound, Call("chunk_kda", inputs, options), inputs[: len(autograd.INPUTS)])
-        _remember(key, bound)
+        remember(key, bound)
         return out
-    if _sharded(inputs):
+    if is_sharded(inputs):
         each_rank = functools.partial(_chunk, options=options, context=context)
         out = parallel().mesh.run("chunk_kda", inputs, each_rank, context)
     else:
@@ -192,14 +189,14 @@ def chunk_kda(
 
 def _prefill(inputs: Inputs, options: Options, context: Any = None) -> Tensor:
     """o of a call with a pool of states, which it writes."""
-    if context is not None or _sharded(inputs):
+    if context is not None or is_sharded(inputs):
         given = "a cp_context" if context is not None else "a DTensor"
         raise InputError("chunk_kda", "ssm_state_indices", "used on one device", given,
                          "Pass x.to_local() of each tensor, without a cp_context.", "cp_context.pool")
     call, training = Call("chunk_kda", inputs, options), is_training(inputs)
     if training and not torch.compiler.is_compiling():
         operate(check, call, call, (TRAINING_POOL,))
-    if _unseen(inputs) and not training:
+    if is_unseen(inputs) and not training:
         return operate(autograd.prefill, call, call)
     tensors = [getattr(inputs, name) for name in autograd.POOL_INPUTS]
     settings = [getattr(options, name) for name in autograd.POOL_OPTIONS]
@@ -290,8 +287,8 @@ def chunk_kda_bwd(
     """
     inputs, options = _bind("chunk_kda_bwd", q, k, v, g, beta, **keywords)
     for name, x in (("do", do), ("dht", dht)):
-        if _sharded((x,)):
-            raise _without_mesh("chunk_kda_bwd", name)
+        if is_sharded((x,)):
+            raise without_mesh("chunk_kda_bwd", name)
     options = options._replace(disable_recompute=isinstance(saved, Kept) and isinstance(saved.tensors, Saved))
     call = Call("chunk_kda_bwd", inputs, options, do=do, dht=dht)
     if saved is not None:
@@ -369,15 +366,15 @@ def fused_recurrent_kda(
         >>> o.shape, (o[2] == 0).all().item(), pool[5].any().item(), pool[0].any().item()
         (torch.Size([3, 1, 2, 16]), True, True, False)
     """
-    if inplace_final_state is None:
-        inplace_final_state = ssm_state_indices is not None
+    if unknown:
+        refuse_keywords("fused_recurrent_kda", unknown)
     inputs, options = prepare(
         "fused_recurrent_kda", q, k, v, g, beta, scale, initial_state, output_final_state, use_qk_l2norm_in_kernel,
         use_gate_in_kernel, use_beta_sigmoid_in_kernel, allow_neg_eigval, False, lower_bound, False, False,
         state_v_first, cu_seqlens, cu_seqlens_cpu, None, False, None, A_log, dt_bias, 64, backend, batch_invariant,
-        transpose_state_layout, ssm_state_indices, None, None, None, unknown, inplace_final_state, num_accepted_tokens,
+        transpose_state_layout, ssm_state_indices, None, None, None, inplace_final_state, num_accepted_tokens,
     )
-    if _sharded((*inputs, out)):
+    if is_sharded((*inputs, out)):
         each_rank = functools.partial(_recurrent, options=options)
         o, ht = parallel().mesh.run("fused_recurrent_kda", inputs, each_rank, out=out)
     else:
@@ -394,7 +391,7 @@ def _recurrent(inputs: Inputs, options: Options, out: Tensor | None = None) -> t
         operate(check, call, call, (WRITTEN_STATE, TRAINING_OUT))
     if out is not None and not compiling:                                     # the operator does not see it
         operate(problem_of, call, call)
-    if _unseen(inputs) and not training:
+    if is_unseen(inputs) and not training:
         o, ht = operate(autograd.recurrent, call, call)
     else:
         settings = [getattr(options, name) for name in autograd.RECURRENT_OPTIONS]
@@ -486,57 +483,13 @@ def fused_kda_gate(
         (torch.Size([1, 10, 2, 16]), tensor(True))
     """
     if unknown:
-        refuse_unknown("fused_kda_gate", unknown, _KNOWN["fused_kda_gate"])
+        refuse_unknown("fused_kda_gate", unknown, _OWN_KEYWORDS["fused_kda_gate"])
     lower_bound = number(lower_bound)
-    if _sharded((g, A_log, dt_bias)):
+    if is_sharded((g, A_log, dt_bias)):
         each_rank = functools.partial(fused_kda_gate, lower_bound=lower_bound, output_dtype=output_dtype)
         return parallel().mesh.gate("fused_kda_gate", g, A_log, dt_bias, each_rank)
     check(GateCall("fused_kda_gate", g, A_log, dt_bias, lower_bound, output_dtype), GATE)
     return autograd.call("gate", g, A_log, dt_bias, lower_bound, output_dtype)[0]
-
-
-BoundCall = autograd.TrainingCall | autograd.ForwardCall
-_CALLS: Memo[BoundCall] = Memo()
-
-
-def _key_of(tensors: tuple, settings: tuple, flags: tuple) -> tuple | None:
-    """Return the key by which a call of `chunk_kda` is remembered; None if it may not be: something looks at the call,
-    an argument is no plain tensor, or a flag no bool, which may equal one."""
-    plain = _BOOL.issuperset(map(type, flags)) and _unseen(tensors)
-    if not plain or torch._C._is_any_autocast_enabled():
-        return None
-    training = torch.is_grad_enabled() and True in [x is not None and x.requires_grad for x in tensors[:8]]
-    try:
-        return kind_of_call(tensors, training, backend_asked(), stand_in(), flags, settings, *map(type, settings))
-    except RuntimeError:                                                       # a nested tensor has no shape
-        return None
-
-
-def _known(key: tuple) -> BoundCall | None:
-    """Return the call; torch.compile does not come here, and so does not compile again when another call is known."""
-    try:
-        return _CALLS.get(key)
-    except TypeError:                                                          # an option is not hashable
-        return None
-
-
-def _remember(key: tuple, bound: BoundCall) -> None:
-    with contextlib.suppress(TypeError):
-        _CALLS.remember(key, bound)
-
-
-def _bound(inputs: Inputs, options: Options) -> BoundCall | None:
-    """Return a call with plain tensors, checked and with its backends chosen; None if an operator has to run it."""
-    call, requested = Call("chunk_kda", inputs, options), backend_asked(options.backend)
-    if is_training(inputs):
-        if options.return_intermediate_states:
-            return None
-        problem = operate(problem_of, call, call)
-        saved = what_is_saved(problem, requested, saves_states(options))
-        return autograd.TrainingCall(options, route(problem, requested, saved))
-    call = call._replace(options=options._replace(disable_recompute=False))
-    problem = operate(problem_of, call, call)
-    return autograd.ForwardCall(options, problem, choose(problem, requested).backend)
 
 
 def _saved_by(inputs: Inputs, options: Options) -> Save:
@@ -558,10 +511,6 @@ def _saved_by(inputs: Inputs, options: Options) -> Save:
     settings = options._replace(scale=1.0, lower_bound=bound, chunk_size=32 if options.chunk_size == 32 else 64)
     dtypes = [None if x is None else x.dtype for x in tensors]
     return Save.NOTHING if _saves_nothing(str(inputs.q.device), tuple(settings), K, V, *dtypes) else Save.PRODUCTS
-
-
-def saves_states(options: Options) -> bool:
-    return options.disable_recompute == Save.STATES
 
 
 def _on_gpu(q: Any) -> bool:
@@ -603,18 +552,6 @@ def _on_ranks(inputs: Inputs, options: Options, context: Any, training: bool) ->
     return operate(operators.run, call, inputs, options, context, save)
 
 
-def _sharded(inputs: Iterable[Any]) -> bool:
-    """Whether a tensor is a DTensor; recognised by name, because nothing else needs its module."""
-    if not torch.compiler.is_compiling() and are_plain(map(type, inputs)):
-        return False
-    return "DTensor" in [type(x).__name__ for x in inputs]
-
-
-def _without_mesh(op: str, name: str) -> InputError:
-    return InputError(op, name, "given without DTensors", "a DTensor", "Use chunk_kda, or pass x.to_local() of each.",
-                      "mesh.op")
-
-
 def parallel() -> Any:
     from kda import parallel
 
@@ -626,27 +563,13 @@ def _forward(inputs: Inputs, options: Options, save: Save, training: bool = Fals
     if options.disable_recompute and save is not Save.ALL:
         options = options._replace(disable_recompute=False)
     call = Call("chunk_kda", inputs, options)
-    if not training and _unseen(inputs):                                       # the operator costs 20 microseconds more
+    if not training and is_unseen(inputs):                                     # the operator costs 20 microseconds more
         return operate(autograd.forward, call, call, save)
     settings = [getattr(options, name) for name in autograd.OPTIONS]
     arguments = *inputs[: len(autograd.INPUTS)], *settings, save.value
     o, ht, h, *saved = operate(autograd.call, call, "chunk_forward", *arguments)
     return Outputs(o, ht if options.output_final_state else None, h if options.return_intermediate_states else None,
                    save.kind(*saved) if save in (Save.ALL, Save.OWN, Save.STATES) else None)
-
-
-def _unseen(inputs: Sequence[Any]) -> bool:
-    """Whether a call has only plain tensors, and no mode, transform, trace or profiler is active."""
-    return (
-        not torch.compiler.is_compiling()
-        and not torch._C._is_tracing()
-        and not torch.autograd._profiler_enabled()
-        and not torch._C._len_torch_dispatch_stack()
-        and torch._C._functorch.peek_interpreter_stack() is None
-        and forward_ad._current_level < 0
-        and are_plain(map(type, inputs))
-        and not (inputs[0] is None or inputs[0].is_meta)
-    )
 
 
 def _made_with(inputs: Inputs, options: Options) -> MadeWith:
@@ -693,19 +616,6 @@ def _check_saved(call: Call, passed: Any) -> None:
                 raise refuse(f"{name} of {what} {found}, not {wanted}", same, "saved.shape")
 
 
-def operate(operator: Any, call: Call, *arguments: Any) -> Any:
-    """Call an operator or a check; if it fails on its arguments, report which one has the wrong type."""
-    if torch.compiler.is_compiling():
-        return operator(*arguments)
-    try:
-        return operator(*arguments)
-    except KdaError:
-        raise
-    except Exception:
-        check(call, CALLER)
-        raise
-
-
 def bind_a_part(op: str, /, *args: Any, cp_context: Any = None, **keywords: Any) -> tuple[Inputs, Options, Any]:
     """Bind like `_bind`; a context becomes one of kda's, and inputs those of this rank's part of the sequences."""
     if cp_context is None:
@@ -721,123 +631,23 @@ def _bind(op: str, /, *args: Any, **keywords: Any) -> tuple[Inputs, Options]:
     if len(args) == 5:                                                         # saves 30 microseconds of bind
         given: dict[str, Any] = CHUNK_DEFAULTS | keywords
         if len(given) == len(CHUNK_DEFAULTS):
-            return prepare(op, *args, *given.values(), {})  # type: ignore[call-arg]
+            return prepare(op, *args, *given.values())  # type: ignore[call-arg]
     try:
         bound = _CHUNK_SIGNATURE.bind(*args, **keywords)
     except TypeError as error:
         raise TypeError(f"{op}: {error}; its arguments are those of chunk_kda") from None
     bound.apply_defaults()
-    return prepare(op, *bound.arguments.values())
-
-
-def prepare(
-    op, q, k, v, g, beta, scale, initial_state, output_final_state, use_qk_l2norm_in_kernel, use_gate_in_kernel,
-    use_beta_sigmoid_in_kernel, allow_neg_eigval, safe_gate, lower_bound, disable_recompute, return_intermediate_states,
-    state_v_first, cu_seqlens, cu_seqlens_cpu, cp_context, use_graph, max_num_seqs, A_log, dt_bias, chunk_size,
-    backend, batch_invariant, transpose_state_layout, ssm_state_indices, initial_state_indices, checkpoint_offsets,
-    checkpoint_indices, unknown, inplace_final_state=None, num_accepted_tokens=None,
-) -> tuple[Inputs, Options]:
-    """What every function does first: it checks keywords that are not tensors."""
+    *given, unknown = bound.arguments.values()
     if unknown:
-        refuse_unknown(op, unknown, _KNOWN.get(op, _KEYWORDS), OF_OTHERS)
-    if cp_context is not None:
-        raise InputError(op, "cp_context", "None", type(cp_context).__name__,
-                         "Use chunk_kda, whose backward is the mirror of its forward.", "cp_context.none")
-    if use_graph is not False or max_num_seqs is not None:
-        _check_graph(op, use_graph, max_num_seqs, cu_seqlens)
-    if transpose_state_layout is not None:
-        state_v_first = _old_layout_name(op, state_v_first, transpose_state_layout)
-    if isinstance(q, Tensor) and autocasts(q):
-        q, k, v = (_autocast(x, torch.get_autocast_dtype(q.device.type)) for x in (q, k, v))
-    if scale is None:
-        K = q.shape[-1] if isinstance(q, Tensor) and q.dim() and not q.is_nested else 0
-        scale = float(K) ** -0.5 if K else 1.0
-    elif type(scale) is not float:
-        scale = number(scale)
-    if lower_bound is not None and type(lower_bound) is not float:
-        lower_bound = number(lower_bound)
-    if type(chunk_size) is not int:
-        chunk_size = number(chunk_size)
-    if op not in _ON_A_MESH and _sharded((q, k, v, g, beta, A_log, dt_bias, initial_state)):
-        raise _without_mesh(op, "q")
-    if inplace_final_state is None:                                            # chunk_kda leaves it out
-        inplace_final_state = ssm_state_indices is not None
-    inputs = Inputs(
-        q, k, v, g, beta, A_log, dt_bias, initial_state, cu_seqlens, cu_seqlens_cpu, ssm_state_indices,
-        num_accepted_tokens, initial_state_indices, checkpoint_offsets, checkpoint_indices,
-    )
-    options = Options(
-        scale, lower_bound, chunk_size, backend, output_final_state, use_qk_l2norm_in_kernel, use_gate_in_kernel,
-        use_beta_sigmoid_in_kernel, allow_neg_eigval, safe_gate, disable_recompute, return_intermediate_states,
-        state_v_first, inplace_final_state, batch_invariant,
-    )
-    if not _BOOL.issuperset(map(type, options[-len(_FLAGS):])):
-        flags: Any = {name: _flag(op, name, getattr(options, name), _OTHER.get(name)) for name in _FLAGS}
-        options = options._replace(**flags)
-    if type(scale) is not float or type(chunk_size) is not int or type(lower_bound) not in _BOUND:
-        _check_numbers(Call(op, inputs, options))
-    return inputs, options
+        refuse_keywords(op, unknown)
+    return prepare(op, *given)
 
 
-def _check_numbers(call: Call) -> None:
-    """Check numbers before known calls are looked up by their values: there True equals 1.0, and 64.0 equals 64."""
-    o = call.options
-    if not torch.compiler.is_compiling():
-        check(call, NUMBERS)
-    elif bool in (type(o.scale), type(o.lower_bound), type(o.chunk_size)):                # others the operator refuses
-        raise TypeError(f"{call.op}: scale, lower_bound and chunk_size must be numbers; found a bool.")
+def refuse_keywords(op: str, unknown: dict[str, Any]) -> NoReturn:
+    refuse_unknown(op, unknown, _OWN_KEYWORDS.get(op, _KEYWORDS), OF_OTHERS)
 
 
-_ON_A_MESH = ("chunk_kda", "fused_recurrent_kda")
-_FLAGS = Options._fields[Options._fields.index("output_final_state"):]
-_BOOL = {bool}
-_BOUND = (float, type(None))
-_OTHER = {"disable_recompute": Save.STATES.value}                             # other values than a bool that flags take
-
-
-def _flag(op: str, name: str, x: Any, other: str | None = None) -> bool | str:
-    """A bool, or `other`; None, 0 and 1, which occur in configurations, and numpy's bools are accepted."""
-    if x is True or x is False or (isinstance(x, str) and x == other):
-        return x
-    of_numpy = type(x).__module__ == "numpy" and type(x).__name__ in ("bool", "bool_")
-    if x is None or of_numpy or (isinstance(x, numbers.Integral) and x in (0, 1)):
-        return bool(x)
-    asked, fix = "True or False", "Pass a bool."
-    if other is not None:
-        asked, fix = f"True, False or {other!r}", "Pass one of them."
-    raise InputTypeError(op, name, asked, f"{type(x).__name__} {x!r:.60}", fix, "flag.type")
-
-
-def _check_graph(op: str, use_graph: Any, max_num_seqs: Any, cu_seqlens: Any) -> None:
-    """Check arguments without effect: they must still be valid."""
-    _flag(op, "use_graph", use_graph)
-    most = number(max_num_seqs)
-    if isinstance(most, bool) or not isinstance(most, int | None):
-        raise InputTypeError(op, "max_num_seqs", "an int or None", f"{type(most).__name__} {most!r:.60}",
-                             "Leave it out: kda does not need it.", "max_num_seqs.type")
-    N = cu_seqlens.numel() - 1 if isinstance(cu_seqlens, Tensor) else 0
-    if most is not None and most < N:
-        asked = f"at least the number of sequences, {N}" if N else "0 or more"
-        raise InputError(op, "max_num_seqs", asked, str(most),
-                         "Raise it, or leave it out: kda does not need it.", "max_num_seqs.value")
-
-
-def _old_layout_name(op: str, state_v_first: bool, transpose_state_layout: bool) -> bool:
-    if state_v_first:
-        raise InputError(op, "transpose_state_layout", "left out beside state_v_first", "both",
-                         "state_v_first is its new name; pass that alone.", "state_layout.both")
-    warnings.warn(f"{op}: transpose_state_layout is now called state_v_first", DeprecationWarning, stacklevel=4)
-    return bool(transpose_state_layout)
-
-
-def _autocast(x: Any, dtype: torch.dtype) -> Any:
-    """Cast x like torch.autocast casts the operands of a product; float64 is unchanged."""
-    if isinstance(x, Tensor) and x.is_floating_point() and x.dtype != torch.float64:
-        return x.to(dtype)
-    return x
-
-
-_KNOWN = {                                   # keywords, if they are not those of chunk_kda
+_OWN_KEYWORDS = {                            # keywords, if they are not those of chunk_kda
     "chunk_kda_bwd": [*names_of(chunk_kda_bwd), *_KEYWORDS[5:]],
     "fused_recurrent_kda": names_of(fused_recurrent_kda),
     "fused_kda_gate": names_of(fused_kda_gate),

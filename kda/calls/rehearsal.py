@@ -34,11 +34,10 @@ from .api import (
     bind_a_part,
     fused_recurrent_kda,
     fused_recurrent_kda_fwd,
-    operate,
     parallel,
-    prepare,
-    saves_states,
+    refuse_keywords,
 )
+from .arguments import operate, prepare, saves_states
 
 Tensor = torch.Tensor
 
@@ -162,8 +161,8 @@ def _call_of(function: str, args: tuple, keywords: dict[str, Any]) -> Call:
         keywords = {"inplace_final_state": True} | keywords
     given = _arguments("fused_recurrent_kda", args, keywords)
     out = given.pop("out")
-    if given["inplace_final_state"] is None:
-        given["inplace_final_state"] = given["ssm_state_indices"] is not None
+    if unknown := given.pop("unknown"):
+        refuse_keywords("fused_recurrent_kda", unknown)
     return Call("fused_recurrent_kda", *prepare("fused_recurrent_kda", **CHUNK_DEFAULTS | given), out=out)
 
 

@@ -45,13 +45,16 @@ ARROWS = {
                      "model.transforms", "routing.dispatch"},
     "calls.autograd": {"calls.ahead", "checks.calls", "errors", "model.bundles", "model.gates", "model.host",
                        "model.offsets", "model.problem", "model.transforms", "routing.dispatch"},
-    "calls.api": {"calls.autograd", "checks.calls", "checks.gate", "checks.keywords", "checks.memo", "errors",
-                  "model.bundles", "model.gates", "model.host", "model.offsets", "model.problem", "parallel",
-                  "routing.dispatch"},
+    "calls.arguments": {"checks.calls", "checks.memo", "errors", "model.bundles", "model.problem"},
+    "calls.known": {"calls.arguments", "calls.autograd", "checks.calls", "checks.memo", "model.host", "model.problem",
+                    "routing.dispatch"},
+    "calls.api": {"calls.arguments", "calls.autograd", "calls.known", "checks.calls", "checks.gate", "checks.keywords",
+                  "checks.memo", "errors", "model.bundles", "model.gates", "model.host", "model.offsets",
+                  "model.problem", "parallel", "routing.dispatch"},
     "parallel": {"calls.autograd", "checks.calls", "errors", "model.bundles", "model.gates", "model.offsets",
                  "model.problem", "model.transforms", "routing.dispatch"},
-    "calls.rehearsal": {"calls.api", "checks.calls", "errors", "model.bundles", "model.gates", "model.host",
-                        "model.problem", "routing.dispatch"},
+    "calls.rehearsal": {"calls.api", "calls.arguments", "checks.calls", "errors", "model.bundles", "model.gates",
+                        "model.host", "model.problem", "routing.dispatch"},
     "nn": {"backends", "calls.api", "calls.decode", "checks.calls", "checks.decode", "checks.keywords", "errors",
            "model.gates", "model.host", "model.problem", "model.transforms", "parallel", "routing.dispatch"},
     "engines": {"calls.api", "errors", "model.host", "model.problem", "nn", "notices", "routing.dispatch"},
@@ -265,10 +268,10 @@ def test_import_kda_registers_its_operators(imported):
 
 def test_import_kda_costs_a_few_files_of_its_own_over_import_torch(imported):
     """It loads no file of a backend, a compiler, the simulator or a command, and no other package."""
-    parts = ("building", "calls", "calls.api", "calls.autograd", "checks", "checks.calls", "checks.gate",
-             "checks.keywords", "checks.memo", "checks.written", "errors", "model", "model.bundles", "model.gates",
-             "model.host", "model.offsets", "model.problem", "model.transforms", "routing", "routing.capability",
-             "routing.dispatch")
+    parts = ("building", "calls", "calls.api", "calls.arguments", "calls.autograd", "calls.known", "checks",
+             "checks.calls", "checks.gate", "checks.keywords", "checks.memo", "checks.written", "errors", "model",
+             "model.bundles", "model.gates", "model.host", "model.offsets", "model.problem", "model.transforms",
+             "routing", "routing.capability", "routing.dispatch")
     light = ("ptxkit", "ptxkit.application", "ptxkit.errors", "ptxkit.standing")
     assert {*imported["loaded"]} == {"kda", *(f"kda.{part}" for part in parts), *light}
 

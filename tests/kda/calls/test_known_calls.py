@@ -6,7 +6,7 @@ import torch
 from naive import make
 
 import kda
-from kda.calls import api
+from kda.calls import api, known
 
 PACKED = [5, 0, 30]
 
@@ -77,7 +77,7 @@ def test_flags_of_numpy_are_accepted_though_no_call_is_known_by_them():
     arguments = make(None, B=1, T=9).arguments
     for flag in (numpy.bool_(True), 1):
         assert kda.chunk_kda(**arguments, output_final_state=flag)[1] is not None
-    assert not api._CALLS
+    assert not known.CALLS
 
 
 def test_compiled_code_is_not_compiled_again_when_other_calls_become_known():

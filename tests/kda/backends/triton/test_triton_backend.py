@@ -197,7 +197,7 @@ def recorded(row, **options):
 def test_what_is_not_kept_is_made_again(kept, monkeypatch):
     """`products` is what a recorded forward on a GPU keeps."""
     row = row_of(PACKED)
-    monkeypatch.setattr("kda.calls.api.what_is_saved", lambda problem, asked, states: kept)
+    monkeypatch.setattr("kda.calls.known.what_is_saved", lambda problem, asked, states: kept)
     check(row.case, recorded(row, disable_recompute=False), row.limits)
 
 

@@ -1,0 +1,76 @@
+"""Calls of `chunk_kda` that are known: one look-up finds a call that was checked and whose backends were chosen."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.autograd import forward_ad
+
+from kda.checks.calls import Call, is_training, problem_of
+from kda.checks.memo import Memo, are_plain, kind_of_call
+from kda.model.host import stand_in
+from kda.model.problem import Inputs, Options
+from kda.routing.dispatch import backend_asked, choose, route, what_is_saved
+
+from . import autograd
+from .arguments import BOOL, operate, saves_states
+
+BoundCall = autograd.TrainingCall | autograd.ForwardCall
+CALLS: Memo[BoundCall] = Memo()
+
+
+def key_of(tensors: tuple, settings: tuple, flags: tuple) -> tuple | None:
+    """Return the key by which a call of `chunk_kda` is remembered; None if it may not be: something looks at the call,
+    an argument is no plain tensor, or a flag no bool, which may equal one."""
+    plain = BOOL.issuperset(map(type, flags)) and is_unseen(tensors)
+    if not plain or torch._C._is_any_autocast_enabled():
+        return None
+    training = torch.is_grad_enabled() and True in [x is not None and x.requires_grad for x in tensors[:8]]
+    try:
+        return kind_of_call(tensors, training, backend_asked(), stand_in(), flags, settings, *map(type, settings))
+    except RuntimeError:                                                       # a nested tensor has no shape
+        return None
+
+
+def find(key: tuple) -> BoundCall | None:
+    """Return the call; torch.compile does not come here, and so does not compile again when another call is known."""
+    try:
+        return CALLS.get(key)
+    except TypeError:                                                          # an option is not hashable
+        return None
+
+
+def remember(key: tuple, bound: BoundCall) -> None:
+    with contextlib.suppress(TypeError):
+        CALLS.remember(key, bound)
+
+
+def bind(inputs: Inputs, options: Options) -> BoundCall | None:
+    """Return a call with plain tensors, checked and with its backends chosen; None if an operator has to run it."""
+    call, requested = Call("chunk_kda", inputs, options), backend_asked(options.backend)
+    if is_training(inputs):
+        if options.return_intermediate_states:
+            return None
+        problem = operate(problem_of, call, call)
+        saved = what_is_saved(problem, requested, saves_states(options))
+        return autograd.TrainingCall(options, route(problem, requested, saved))
+    call = call._replace(options=options._replace(disable_recompute=False))
+    problem = operate(problem_of, call, call)
+    return autograd.ForwardCall(options, problem, choose(problem, requested).backend)
+
+
+def is_unseen(inputs: Sequence[Any]) -> bool:
+    """Whether a call has only plain tensors, and no mode, transform, trace or profiler is active."""
+    return (
+        not torch.compiler.is_compiling()
+        and not torch._C._is_tracing()
+        and not torch.autograd._profiler_enabled()
+        and not torch._C._len_torch_dispatch_stack()
+        and torch._C._functorch.peek_interpreter_stack() is None
+        and forward_ad._current_level < 0
+        and are_plain(map(type, inputs))
+        and not (inputs[0] is None or inputs[0].is_meta)
+    )
