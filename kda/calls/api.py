@@ -91,7 +91,7 @@ def chunk_kda(
         q, k: (B, T, H, K), K <= 256.
         v: (B, T, HV, V), HV a multiple of H: value head i reads q/k head i // (HV // H).
         g: (B, T, HV, K), natural-log decays <= 0 (not checked; a chunk may grow by e^8), or logits with
-            `use_gate_in_kernel`.
+            `use_gate_in_kernel`. (B, T, HV): one for all channels of a head, as in Gated DeltaNet.
         beta: (B, T, HV), step sizes, or logits with `use_beta_sigmoid_in_kernel`.
         scale: of q; None means `K ** -0.5`.
         initial_state: (N, HV, K, V), float32 or the dtype of q; a pool with `ssm_state_indices`.
@@ -117,7 +117,7 @@ def chunk_kda(
         use_graph, max_num_seqs: accepted without effect. No launch depends on offsets on the GPU, so a CUDA graph may
             be replayed with other offsets, unless it returns intermediate states. `max_num_seqs` must be at least N.
         A_log: HV elements.
-        dt_bias: `HV * K` elements.
+        dt_bias: `HV * K` elements, or HV if g has one gate per head.
         chunk_size: 32 or 64.
         backend: a backend's name; None means that of `use_backend`, else KDA_BACKEND, else the fastest that accepts the
             call.
@@ -465,7 +465,7 @@ def fused_kda_gate(
     With x = g + dt_bias: `-exp(A_log) softplus(x)`, or `lower_bound * sigmoid(exp(A_log) x)` given a `lower_bound`.
 
     Args:
-        g: (.., HV, K) logits.
+        g: (.., HV, K) logits; (.., HV, 1) for one gate per head.
         A_log: HV elements; may be None with a `lower_bound` (a factor of 1).
         dt_bias: `HV * K` elements or None.
         lower_bound: negative; None means the softplus gate.
@@ -504,13 +504,15 @@ def _saved_by(inputs: Inputs, options: Options) -> Save:
     if options.disable_recompute is True:
         return Save.ALL
     tensors = inputs[: len(autograd.INPUTS)]
-    if not on_gpu or not all(isinstance(x, Tensor) and x.dim() == 4 for x in (inputs.q, inputs.v)):
+    whole = all(isinstance(x, Tensor) and x.dim() == 4 for x in (inputs.q, inputs.v))
+    if not (on_gpu and whole and isinstance(inputs.g, Tensor)):
         return Save.NOTHING                                                    # the operator reports the error
     K, V = (_constant(x.shape[3]) for x in (inputs.q, inputs.v))
     bound = None if options.lower_bound is None else 0.0  # any number will do: no rule depends on its value
     settings = options._replace(scale=1.0, lower_bound=bound, chunk_size=32 if options.chunk_size == 32 else 64)
     dtypes = [None if x is None else x.dtype for x in tensors]
-    return Save.NOTHING if _saves_nothing(str(inputs.q.device), tuple(settings), K, V, *dtypes) else Save.PRODUCTS
+    nothing = _saves_nothing(str(inputs.q.device), tuple(settings), K, V, inputs.g.dim(), *dtypes)
+    return Save.NOTHING if nothing else Save.PRODUCTS
 
 
 def _on_gpu(q: Any) -> bool:
@@ -522,7 +524,7 @@ def _constant(size: int) -> int:
     return next((usual for usual in (64, 128, 256) if size == usual), 0)
 
 
-def _saves_nothing(device: str, settings: tuple, K: int, V: int, *dtypes: torch.dtype | None) -> bool:
+def _saves_nothing(device: str, settings: tuple, K: int, V: int, axes_of_g: int, *dtypes: torch.dtype | None) -> bool:
     """Return whether a compiled forward saves nothing.
 
     It ignores the number of tokens and heads, so that no graph is specialised to them. If another backend then runs the
@@ -530,7 +532,7 @@ def _saves_nothing(device: str, settings: tuple, K: int, V: int, *dtypes: torch.
     """
     rows, heads, options = (Problem.B, Problem.T), Problem.HV, Options(*settings)
     state, offsets = (1, heads, K, V), (2,)                                    # for one sequence
-    shapes = dict(q=(*rows, heads, K), k=(*rows, heads, K), v=(*rows, heads, V), g=(*rows, heads, K),
+    shapes = dict(q=(*rows, heads, K), k=(*rows, heads, K), v=(*rows, heads, V), g=(*rows, heads, K)[:axes_of_g],
                   beta=(*rows, heads), A_log=(heads,), dt_bias=(heads * K,), initial_state=state,
                   cu_seqlens=offsets, cu_seqlens_cpu=offsets)
     outlines = [Outline(shapes[name], dtype, device) if dtype else None

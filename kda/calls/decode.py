@@ -66,7 +66,8 @@ def decode_step(
     Args:
         q, k: (N, T, H, K), T tokens of each of N sequences, before the convolution.
         v: (N, T, HV, V), HV a multiple of H.
-        g: (N, T, HV, K), logits of the gate, or natural-log decays with `use_gate_in_kernel=False`.
+        g: (N, T, HV, K), logits of the gate, or natural-log decays with `use_gate_in_kernel=False`; (N, T, HV): one for
+            all channels of a head, as in `chunk_kda`.
         beta: (N, T, HV), logits, or step sizes with `use_beta_sigmoid_in_kernel=False`.
         states: (slots, HV, V, K) of any float dtype, updated in place; (slots, HV, K, V) with `state_v_first=False`,
             which is slower on a GPU.
@@ -234,7 +235,7 @@ def _described(c: StepCall) -> StepProblem:
         dtype=dtype_name(x.q), g_dtype=dtype_name(x.g), beta_dtype=dtype_name(x.beta),
         state_dtype=dtype_name(x.states), lower_bound=None if o.lower_bound is None else float(o.lower_bound),
         gate=gate_of(o.use_gate_in_kernel, o.lower_bound),
-        A_log=x.A_log is not None, dt_bias=x.dt_bias is not None,
+        gate_per_head=c.gate_per_head, A_log=x.A_log is not None, dt_bias=x.dt_bias is not None,
         beta=beta_of(o.use_beta_sigmoid_in_kernel, o.allow_neg_eigval),
         qk_l2norm=o.use_qk_l2norm_in_kernel, scale=float(o.scale), state_v_first=True, inplace=True,
         slots=c.slots, accepted_tokens=x.accepted is not None,

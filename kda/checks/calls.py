@@ -52,6 +52,7 @@ class Call(_Call):
     # The letters of kda.model.problem; rows after "q.shape" and "v.shape" may use them.
     B, T, H, K, HV, V = SIZES
     N = property(lambda c: c.B if c.inputs.cu_seqlens is None else c.inputs.cu_seqlens.shape[0] - 1)
+    gate_per_head = property(lambda c: c.inputs.g.dim() == 3)
 
     @property
     def states(self) -> tuple[int, ...]:
@@ -165,32 +166,48 @@ def type_row(name: str, needed: bool, id: str | None = None, argument: str | Non
 
 def shape_row(
     name: str, letters: str, fix: str, sizes: Callable[[Any], tuple[int, ...]] | None = None, id: str | None = None,
-    argument: str | None = None,
+    argument: str | None = None, last_optional: bool = False,
 ) -> Requirement:
-    """Return the check of a shape: `letters` such as "B T HV K", with the sizes of that name or those given."""
+    """Return the check of a shape: `letters` such as "B T HV K", with the sizes of that name or those given;
+    `last_optional`: a tensor without the last axis is accepted, too."""
 
     def expected(c: Any) -> tuple[int, ...]:
         return sizes(c) if sizes else tuple(getattr(c, letter) for letter in letters.split())
 
     def asked(c: Any) -> str:
-        return "[" + ", ".join(f"{letter}={n}" for letter, n in zip(letters.split(), expected(c))) + "]"
+        whole = "[" + ", ".join(f"{letter}={n}" for letter, n in zip(letters.split(), expected(c))) + "]"
+        return whole + (f" or [{', '.join(letters.split()[:-1])}]" if last_optional else "")
 
     def found(c: Any) -> str | None:
         x = c.tensor(name)
-        return when(x is not None and tuple(x.shape) != expected(c), f"shape {shape_of(x)}" if x is not None else "")
+        if x is None:
+            return None
+        wanted = expected(c)
+        right = wanted[:-1] if last_optional and x.dim() == len(wanted) - 1 else wanted
+        return when(tuple(x.shape) != right, f"shape {shape_of(x)}")
 
     return Requirement(id or f"{name}.shape", argument or name, asked, found, fix)
 
 
-def numel_row(name: str, letters: str, fix: str, id: str | None = None, asked: str = "a tensor of") -> Requirement:
+def numel_row(
+    name: str, letters_of: str | Callable[[Any], str], fix: str, id: str | None = None, asked: str = "a tensor of"
+) -> Requirement:
+    def letters(c: Any) -> str:
+        return letters_of if isinstance(letters_of, str) else letters_of(c)
+
     def wanted(c: Any) -> int:
-        return math.prod([getattr(c, letter) for letter in letters.split("*")])     # torch.compile traces it
+        return math.prod([getattr(c, letter) for letter in letters(c).split("*")])  # torch.compile traces it
 
     def found(c: Any) -> str | None:
         x = c.tensor(name)
         return None if x is None or x.numel() == wanted(c) else f"{x.numel()} elements, shape {shape_of(x)}"
 
-    return Requirement(id or f"{name}.numel", name, lambda c: f"{asked} {letters}={wanted(c)} elements", found, fix)
+    return Requirement(id or f"{name}.numel", name, lambda c: f"{asked} {letters(c)}={wanted(c)} elements", found, fix)
+
+
+def bias_row(id: str | None = None, asked: str = "a tensor of") -> Requirement:
+    fix = "One bias per value head and channel; per value head where g has no channels."
+    return numel_row("dt_bias", lambda c: "HV" if c.gate_per_head else "HV*K", fix, id, asked)
 
 
 _DTYPE_KINDS: dict[str, tuple[Callable[[Any, torch.dtype], bool], str]] = {
@@ -391,6 +408,7 @@ def _no_slots_per_token(c: Call) -> str | None:
     return when(c.inputs.num_accepted_tokens is not None and (x is None or x.dim() != 2), "no slots per token")
 
 
+GATE_FIX = "The gate has the heads of v and the channels of k, or one number per head."
 DEVICES = {"cu_seqlens": "on the device of q or the CPU", "cu_seqlens_cpu": "on the CPU"}
 
 LOWER_BOUND = Requirement(
@@ -438,7 +456,7 @@ KIND: tuple[Requirement, ...] = (
         "g.heads_first", "g", lambda c: f"[B={c.B}, T={c.T}, HV={c.HV}, K={c.K}], by the shapes of q, k and v",
         _heads_first, "Either g or q, k and v have heads before tokens; use x.transpose(1, 2) on those.",
     ),
-    shape_row("g", "B T HV K", "The gate has the heads of v and the channels of k."),
+    shape_row("g", "B T HV K", GATE_FIX, last_optional=True),
     dtype_row("g", "a float dtype"),
     Requirement(
         "beta.shape", "beta",
@@ -455,7 +473,7 @@ KIND: tuple[Requirement, ...] = (
         lambda c: when(c.options.use_gate_in_kernel and c.inputs.A_log is c.options.lower_bound is None, "neither"),
         "Pass A_log for -exp(A_log) softplus(g + dt_bias), or lower_bound for the bounded gate.",
     ),
-    numel_row("dt_bias", "HV*K", "One bias per value head and channel."),
+    bias_row(),
     dtype_row("dt_bias", "a float dtype"),
     logits_only_row("dt_bias"),
     LOWER_BOUND,
@@ -786,6 +804,7 @@ def _describe(c: Call, direction: str) -> Problem:
         gate=gate_of(o.use_gate_in_kernel, o.lower_bound), lower_bound=o.lower_bound,
         A_log=x.A_log is not None, dt_bias=x.dt_bias is not None,
         beta=beta_of(o.use_beta_sigmoid_in_kernel, o.allow_neg_eigval), beta_per_value=x.beta.dim() == 4,
+        gate_per_head=c.gate_per_head,
         qk_l2norm=o.use_qk_l2norm_in_kernel, scale=o.scale,
         final_state=o.output_final_state, intermediate_states=o.return_intermediate_states,
         state_v_first=o.state_v_first, disable_recompute=o.disable_recompute is True, batch_invariant=o.batch_invariant,

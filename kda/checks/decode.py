@@ -11,12 +11,14 @@ from kda.model.problem import DTYPES, StepInputs
 
 from . import written
 from .calls import (
+    GATE_FIX,
     LOWER_BOUND,
     SCALE,
     SIGMOID,
     SIZES,
     Requirement,
     bad_v,
+    bias_row,
     device_row,
     dtype_name,
     dtype_row,
@@ -71,6 +73,7 @@ class StepCall(_StepCall):
     W = property(lambda c: 0 if c.x.conv_weight is None else c.x.conv_weight.shape[1])
     L = property(lambda c: c.W - 1 + (0 if c.x.records is None else c.T - 1))
     slots = property(lambda c: c.x.states.shape[0])
+    gate_per_head = property(lambda c: c.x.g.dim() == 3)
 
     def tensor(self, name: str) -> Any:
         return getattr(self.x, name)
@@ -211,7 +214,7 @@ KIND: tuple[Requirement, ...] = (
                 "Give v the sequences and the tokens of q."),
     Requirement("decode.v.heads", "v", lambda c: f"of a multiple of H={c.H} heads",
                 lambda c: when(c.HV % c.H, f"HV={c.HV}"), "Each q/k head serves HV / H value heads."),
-    _shape_row("g", "N T HV K", "The gate has the heads of v and the channels of k."),
+    shape_row("g", "N T HV K", GATE_FIX, id="decode.g.shape", last_optional=True),
     _shape_row("beta", "N T HV", "One beta per token and value head."),
     Requirement("decode.states.shape", "states",
                 lambda c: f"[slots, HV={c.HV}, "
@@ -222,7 +225,7 @@ KIND: tuple[Requirement, ...] = (
                                 + ("" if c.options.state_v_first else ", seen as (V, K)")),
                 "Without ssm_state_indices state n is that of sequence n; state_v_first=False is for states (K, V)."),
     numel_row("A_log", "HV", "One rate per value head.", "decode.A_log.numel", "of"),
-    numel_row("dt_bias", "HV*K", "One bias per value head and channel.", "decode.dt_bias.numel", "of"),
+    bias_row("decode.dt_bias.numel", "of"),
     *(logits_only_row(name, f"decode.{name}.unused", f"Leave {name} out if g holds log decays.")
       for name in ("A_log", "dt_bias")),
     Requirement("decode.A_log.missing", "A_log", "given for a gate without a lower_bound",

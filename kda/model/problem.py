@@ -30,10 +30,10 @@ class Inputs(NamedTuple):
     q: Any                                   # (B, T, H, K)
     k: Any                                   # (B, T, H, K)
     v: Any                                   # (B, T, HV, V)
-    g: Any                                   # (B, T, HV, K) natural-log decay, or logits of the gate
+    g: Any                                   # (B, T, HV, K), or (B, T, HV): natural-log decay, or logits of the gate
     beta: Any                                # (B, T, HV), or (B, T, HV, V) in fused_recurrent_kda
     A_log: Any = None                        # HV elements
-    dt_bias: Any = None                      # HV*K elements
+    dt_bias: Any = None                      # HV*K elements, or HV with one gate per head
     initial_state: Any = None                # (N, HV, K, V); a pool (slots, HV, K, V) with ssm_state_indices
     cu_seqlens: Any = None                   # (N+1,)
     cu_seqlens_cpu: Any = None               # (N+1,) on the CPU
@@ -70,11 +70,11 @@ class StepInputs(NamedTuple):
     q: Any                                   # (N, T, H, K)
     k: Any                                   # (N, T, H, K)
     v: Any                                   # (N, T, HV, V)
-    g: Any                                   # (N, T, HV, K)
+    g: Any                                   # (N, T, HV, K), or (N, T, HV)
     beta: Any                                # (N, T, HV)
     states: Any                              # (slots, HV, V, K), updated in place
     A_log: Any = None                        # HV elements
-    dt_bias: Any = None                      # HV*K elements
+    dt_bias: Any = None                      # HV*K elements, or HV with one gate per head
     slots: Any = None                        # (N,): of each sequence in states, conv_states and records
     conv_states: Any = None                  # (slots, L, C), updated in place; C = 2*H*K + HV*V channels: q, k, v
     conv_weight: Any = None                  # (C, W)
@@ -131,6 +131,7 @@ class Problem(Hashed):
     dt_bias: bool = False
     beta: str = "given"                      # "given", "sigmoid" or "2*sigmoid"
     beta_per_value: bool = False             # beta is (B, T, HV, V)
+    gate_per_head: bool = False              # g is (B, T, HV): all channels of a head have one decay
     qk_l2norm: bool = False
     scale: float = 128**-0.5
     final_state: bool = False
@@ -149,6 +150,11 @@ class Problem(Hashed):
     @property
     def is_gpu(self) -> bool:
         return self.device.startswith("cuda")
+
+    @property
+    def gate_width(self) -> int:
+        """Return the numbers that g has for a token and head, and dt_bias for a head."""
+        return 1 if self.gate_per_head else self.K
 
     @property
     def state_shape(self) -> tuple[int, int, int]:
@@ -174,6 +180,7 @@ class Problem(Hashed):
             f"g {self.g_dtype}": self.g_dtype != self.dtype,
             f"beta {self.beta_dtype}": self.beta_dtype != self.dtype,
             "beta per value": self.beta_per_value,
+            "gate per head": self.gate_per_head,
             f"initial state {self.state_dtype}": self.state_dtype is not None and not self.slots,
             f"{self.slots} state slots" + (" per token" if self.slots_per_token else ""): self.slots > 0,
             "accepted tokens": self.accepted_tokens,

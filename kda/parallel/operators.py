@@ -129,7 +129,7 @@ def _meaning(p: Problem) -> str:
     """The options that a sequence has once, whatever rank computes it; outputs and layouts are each rank's own."""
     words = [f"H={p.H} {p.dtype}", f"{p.gate} gate", f"beta {p.beta}", f"scale={p.scale:g}"]
     flags = {f"lower_bound={p.lower_bound}": p.lower_bound is not None, "A_log": p.A_log, "dt_bias": p.dt_bias,
-             "l2norm": p.qk_l2norm}
+             "l2norm": p.qk_l2norm, "one gate per head": p.gate_per_head}
     return ", ".join(words + [word for word, given in flags.items() if given])
 
 

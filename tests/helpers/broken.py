@@ -147,7 +147,7 @@ CASES = {
     "v.dtype": lambda: chunk(v=zeros(1, 8, 2, 3, dtype=torch.float16)),
     "v.heads": lambda: chunk(v=zeros(1, 8, 3, 3)),
     "g.heads_first": lambda: chunk(g=zeros(1, 2, 8, 5)),
-    "g.shape": lambda: chunk(g=zeros(1, 8, 2)),
+    "g.shape": lambda: chunk(g=zeros(1, 8, 3)),
     "g.dtype": lambda: chunk(g=zeros(1, 8, 2, 5, dtype=torch.int64)),
     "beta.shape": lambda: chunk(beta=zeros(1, 8, 2, 3)),
     "beta.dtype": lambda: chunk(beta=zeros(1, 8, 2, dtype=torch.bool)),

@@ -55,7 +55,7 @@ def on_a_mesh():
 WITHOUT_DRAFTS = ("records", "num_accepted_tokens", "accepted_path", "parents", "conv_states", "conv_weight",
                   "conv_bias")
 MISSHAPEN = {
-    "q": (2, 3, 5), "k": (2, 3, 2, 4), "v": (2, 4, 2, 3), "g": (2, 3, 2), "beta": (2, 3, 2, 5), "states": (4, 2, 5, 3),
+    "q": (2, 3, 5), "k": (2, 3, 2, 4), "v": (2, 4, 2, 3), "g": (2, 3, 4), "beta": (2, 3, 2, 5), "states": (4, 2, 5, 3),
     "conv_states": (4, 26, 5), "conv_weight": (26, 9), "conv_bias": (25,), "norm_gate": (2, 3, 2), "norm_weight": (2,),
     "records": (4, 3, 2, 13), "out": (2, 3, 2, 5), "ssm_state_indices": (3,), "num_accepted_tokens": (3,),
     "accepted_path": (2, 2), "parents": (2, 2),

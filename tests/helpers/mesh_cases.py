@@ -27,10 +27,11 @@ def distributed(call, mesh, ways):
     return {name: placed(name, x) for name, x in call.tensors.items() if name != "cu_seqlens"}
 
 
-def differences(mesh, ways):
+def differences(mesh, ways, per_head=False):
     """Return how far outputs and gradients are from one process's, and the gradients placed otherwise than inputs."""
     sequence = "sequence" in ways
-    call = make(**{"lengths": [150, 90], "initial_state": False} if sequence else {"B": 4, "T": 70}, **SIZES)
+    rows = {"lengths": [150, 90], "initial_state": False} if sequence else {"B": 4, "T": 70}
+    call = make(**rows, **SIZES, per_head=per_head)
     one, options = whole(call), dict(call.options)
     tensors = distributed(call, mesh, ways)
     if sequence:
@@ -188,7 +189,7 @@ def square_of_all():
 def in_ways(rank, ways):
     square = square_of_all()
     meshes = {1: square["tp"], 2: square}
-    return {name: differences(meshes[len(way)], way) for name, way in ways.items()}
+    return {name: differences(meshes[len(way)], way, "gate per head" in name) for name, way in ways.items()}
 
 
 def refusals_and_others(rank):

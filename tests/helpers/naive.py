@@ -31,9 +31,9 @@ DIFFERENTIABLE = ("q", "k", "v", "g", "beta", "A_log", "dt_bias", "initial_state
 
 def make(lengths=None, B=1, T=None, H=2, HV=None, K=5, V=3, dtype=torch.float64, gate="given", A_log=True, dt_bias=True,
          beta="given", l2norm=True, initial_state=True, state_v_first=False, tail=0, chunk_size=32, seed=0,
-         **options):
+         per_head=False, **options):
     """Make a random call; `lengths` packs sequences, with `tail` tokens of no sequence after them.  Without a
-    chunk_size the other functions take its arguments, too."""
+    chunk_size the other functions take its arguments, too.  `per_head`: one gate for all channels of a head."""
     HV = H if HV is None else HV
     generator = torch.Generator().manual_seed(seed)
 
@@ -46,7 +46,7 @@ def make(lengths=None, B=1, T=None, H=2, HV=None, K=5, V=3, dtype=torch.float64,
         "q": rand(B, T, H, K),
         "k": rand(B, T, H, K),
         "v": rand(B, T, HV, V),
-        "g": rand(B, T, HV, K),
+        "g": rand(B, T, HV) if per_head else rand(B, T, HV, K),
         "beta": rand(B, T, HV),
     }
     options |= {"use_qk_l2norm_in_kernel": l2norm, "state_v_first": state_v_first}
@@ -58,7 +58,7 @@ def make(lengths=None, B=1, T=None, H=2, HV=None, K=5, V=3, dtype=torch.float64,
         options["use_gate_in_kernel"] = True
         options |= {"lower_bound": -5.0} if gate == "bounded" else {}
         x |= {"A_log": rand(HV, dtype=full)} if A_log else {}
-        x |= {"dt_bias": rand(HV * K, dtype=full)} if dt_bias else {}
+        x |= {"dt_bias": rand(HV if per_head else HV * K, dtype=full)} if dt_bias else {}
     if beta == "given":
         x["beta"] = x["beta"].sigmoid()
     else:
@@ -81,6 +81,9 @@ OPTIONS = {
     "bounded gate": {"gate": "bounded"},
     "bounded gate without A_log": {"gate": "bounded", "A_log": False},
     "bounded gate without both": {"gate": "bounded", "A_log": False, "dt_bias": False},
+    "gate per head": {"per_head": True},
+    "softplus gate per head, GVA": {"per_head": True, "gate": "softplus", "HV": 6, "tail": 7},
+    "bounded gate per head": {"per_head": True, "gate": "bounded", "A_log": False},
     "promised gate": {"lower_bound": -20.0},
     "safe gate": {"gate": "bounded", "safe_gate": True},
     "sigmoid beta": {"beta": "sigmoid"},
@@ -108,10 +111,11 @@ def definition(call):
     q, k, v, g, beta = (x[n] for n in ("q", "k", "v", "g", "beta"))
     B, T, H, K = q.shape
     HV, V = v.shape[2:]
+    g = g.unsqueeze(-1) if g.dim() == 3 else g
     if options.get("use_qk_l2norm_in_kernel"):
         q, k = (t / torch.sqrt((t * t).sum(-1, keepdim=True) + 1e-6) for t in (q, k))
     if options.get("use_gate_in_kernel"):
-        logits = g + x["dt_bias"].view(HV, K) if "dt_bias" in x else g
+        logits = g + x["dt_bias"].view(HV, -1) if "dt_bias" in x else g
         rate = x["A_log"].exp().view(HV, 1) if "A_log" in x else torch.ones(HV, 1, dtype=torch.float64)
         bound = options.get("lower_bound")
         g = -rate * torch.log1p(logits.exp()) if bound is None else bound / (1 + (-rate * logits).exp())

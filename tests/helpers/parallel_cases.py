@@ -26,6 +26,7 @@ CASES = {
     "a sequence over all but the ends": dict(lengths=[7, 226, 7]),
     "value heads that share keys, states (V, K)": dict(lengths=[100, 140], HV=4, state_v_first=True),
     "gates and step sizes from logits": dict(lengths=[240], gate="softplus", beta="2*sigmoid", HV=4),
+    "one gate per head": dict(lengths=[240], gate="softplus", HV=4, per_head=True),
     "a bounded gate, no initial states": dict(lengths=[33, 207], gate="bounded", beta="sigmoid", initial_state=False),
     "what is kept for the backward": dict(lengths=[170, 70], disable_recompute=True),
     "ranks of any length, some empty": dict(lengths=[33, 207], cut=ANY_LENGTH),

@@ -3,7 +3,7 @@
 A stage gets a `Setup` and the tensors its row of `kda.model.stages` reads, and returns those it writes.  Tensors of
 rows are (NC, heads, C, D), of states (NC, HV, K, V) or (N, HV, K, V); b and beta are (NC, HV, C, 1).  q, k before
 fwd/gate and their gradients after bwd/gate have H heads, everything else HV.  All of it runs in one float dtype, the
-caller's.
+caller's.  g, dg and dt_bias may have one channel: the gate of all channels of a head.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def activated(c: Any, q: Tensor, k: Tensor, g: Tensor, beta: Tensor, A_log: Tens
     """Return q and k normalised, natural-log decays and step sizes, as the Setup or Problem says."""
     qn, kn = (gates.l2norm(q)[0], gates.l2norm(k)[0]) if c.qk_l2norm else (q, k)
     decay = g if c.gate == "given" else gates.decay(g, A_log, dt_bias, _bound(c))
-    return qn, kn, decay, gates.beta_activation(beta, c.beta)
+    return qn, kn, decay.expand(*decay.shape[:-1], k.shape[-1]), gates.beta_activation(beta, c.beta)
 
 
 def _bound(c: Any) -> float | None:
@@ -175,7 +175,7 @@ def gate_bwd(
     if c.qk_l2norm:
         dq, dk = gates.l2norm_bwd(dq, q), gates.l2norm_bwd(dk, k)
     dbeta = gates.beta_activation_bwd(_masked(db, c), beta, c.beta)
-    dg = _masked(dg2, c)
+    dg = _masked(dg2, c).sum_to_size(g.shape)
     dA_log = ddt_bias = None
     if c.gate != "given":
         dg, dA_log_terms = gates.decay_bwd(dg, g, A_log, dt_bias, _bound(c))

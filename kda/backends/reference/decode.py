@@ -94,8 +94,9 @@ class _Sequence:
         p, x, n = self.p, self.x, self.n
         q, k, v = self._convolved() if self.s.width else (t[n].to(self.wide) for t in (x.q, x.k, x.v))
         A_log = None if x.A_log is None else x.A_log.to(self.wide).reshape(p.HV, 1)
-        bias = None if x.dt_bias is None else x.dt_bias.to(self.wide).reshape(p.HV, p.K)
-        q, k, decay, b = activated(p, q, k, x.g[n].to(self.wide), x.beta[n].to(self.wide), A_log, bias)
+        bias = None if x.dt_bias is None else x.dt_bias.to(self.wide).reshape(p.HV, p.gate_width)
+        g = x.g[n].to(self.wide).reshape(p.T, p.HV, p.gate_width)
+        q, k, decay, b = activated(p, q, k, g, x.beta[n].to(self.wide), A_log, bias)
         q, k = (t.repeat_interleave(p.HV // p.H, 1)[:, :, None] for t in (q, k))
         return q, k, v, decay.exp()[:, :, None], b[..., None]
 

@@ -53,11 +53,16 @@ def _setup(p: Problem, table: Ragged) -> Setup:
 
 
 def _parameters(p: Problem, x: Inputs, dtype: torch.dtype) -> dict[str, Tensor | None]:
-    """Return A_log and dt_bias, shaped to broadcast against (.., HV, C, K)."""
+    """Return A_log and dt_bias, shaped to broadcast against (.., HV, C, p.gate_width)."""
     return {
         "A_log": None if x.A_log is None else x.A_log.to(dtype).reshape(p.HV, 1, 1),
-        "dt_bias": None if x.dt_bias is None else x.dt_bias.to(dtype).reshape(p.HV, 1, p.K),
+        "dt_bias": None if x.dt_bias is None else x.dt_bias.to(dtype).reshape(p.HV, 1, p.gate_width),
     }
+
+
+def _with_channels(p: Problem, g: Tensor) -> Tensor:
+    """Return g (.., HV, K), or (.., HV, 1) of one gate per head."""
+    return g.unsqueeze(-1) if p.gate_per_head else g
 
 
 class _Walk:
@@ -68,6 +73,7 @@ class _Walk:
         self.table = _table(p, x, p.C)
         self.rows = {name: getattr(x, name).flatten(0, 1) for name in ("q", "k", "v", "g", "beta")}
         self.rows["beta"] = self.rows["beta"].unsqueeze(-1)
+        self.rows["g"] = _with_channels(p, self.rows["g"])
         self.parameters = _parameters(p, x, self.dtype)
         chunks = max(1, SLAB_ELEMENTS // (p.C * p.HV * max(p.C, p.K, p.V)))
         if p.batch_invariant:                                                  # one shape, wherever a call ends
@@ -268,7 +274,8 @@ def recurrent(p: Problem, x: Inputs) -> tuple[Tensor, Tensor | None]:
 def _tokens(p: Problem, x: Inputs) -> tuple[Tensor, ...]:
     """Return q, k, v, g, beta as (tokens, heads, D) in the compute dtype."""
     beta = x.beta if p.beta_per_value else x.beta.unsqueeze(-1)
-    return tuple(t.flatten(0, 1).to(wide_dtype(x.q.dtype)) for t in (x.q, x.k, x.v, x.g, beta))
+    rows = x.q, x.k, x.v, _with_channels(p, x.g), beta
+    return tuple(t.flatten(0, 1).to(wide_dtype(x.q.dtype)) for t in rows)
 
 
 def _rows(p: Problem, x: Inputs, tokens: tuple[Tensor, ...], table: Ragged) -> tuple[Tensor, ...]:

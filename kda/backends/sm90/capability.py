@@ -2,7 +2,7 @@
 
 from kda.routing.capability import Capability, Rule
 
-from ..common.rules import BFLOAT16, CHUNKS, CUTE_DSL, GRID, ONE_BETA, rules_of, saves_opaque
+from ..common.rules import BFLOAT16, CHUNKS, CUTE_DSL, GATE_PER_CHANNEL, GRID, ONE_BETA, rules_of, saves_opaque
 
 # Further rules of a backward.
 BACKWARD = (
@@ -39,7 +39,7 @@ CAPABILITY = Capability(
             "accepts up to 65,535 value heads and sequences, and 2,097,120 tokens per row of a batch",
             "pass one long sequence with cu_seqlens",
         ),
-        *rules_of("sm90", ONE_BETA, saves_opaque((9, 0))),
+        *rules_of("sm90", GATE_PER_CHANNEL, ONE_BETA, saves_opaque((9, 0))),
         *BACKWARD,
     ),
     stages=("fwd/gate+intra+wy+state+output", "bwd/output+state+wy+intra+gate from inputs",

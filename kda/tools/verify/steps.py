@@ -19,7 +19,8 @@ def make_step(
     N: int = 3, T: int = 1, H: int = 2, HV: int | None = None, K: int = 32, V: int = 16, *, W: int = 4,
     dtype: str = "float32", states: str = "float32", gate: str = "softplus", beta: str = "sigmoid",
     l2norm: bool = True, conv: bool = True, bias: bool = False, norm: bool = True, drafts: bool = False,
-    tree: bool = False, slots: list[int] | None = None, pool: int | None = None, seed: int = 0, device: str = "cpu",
+    tree: bool = False, per_head: bool = False, slots: list[int] | None = None, pool: int | None = None, seed: int = 0,
+    device: str = "cpu",
 ) -> dict[str, Any]:
     """Return the arguments of a call: N sequences in slots somewhere in a pool, the numbers of a running model."""
     HV, pool = HV or H, pool or N + 2
@@ -34,17 +35,18 @@ def make_step(
 
     if slots is None:
         slots = torch.randperm(pool, generator=random, device=device)[:N].tolist()
+    gates = (N, T, HV) if per_head else (N, T, HV, K)
     x: dict[str, Any] = {
-        "q": normal(N, T, H, K), "k": normal(N, T, H, K), "v": normal(N, T, HV, V), "g": normal(N, T, HV, K),
+        "q": normal(N, T, H, K), "k": normal(N, T, H, K), "v": normal(N, T, HV, V), "g": normal(*gates),
         "beta": normal(N, T, HV), "states": normal(pool, HV, V, K, dtype=getattr(torch, states)),
         "ssm_state_indices": torch.tensor(slots, dtype=torch.int32, device=device),
     }
     x |= {"use_qk_l2norm_in_kernel": l2norm, "use_beta_sigmoid_in_kernel": beta != "given",
           "allow_neg_eigval": beta == "2*sigmoid", "use_gate_in_kernel": gate != "given"}
     if gate == "given":
-        x["g"] = -uniform(N, T, HV, K).to(kind)
+        x["g"] = -uniform(*gates).to(kind)
     else:
-        x |= {"A_log": uniform(HV), "dt_bias": normal(HV * K, dtype=torch.float32)}
+        x |= {"A_log": uniform(HV), "dt_bias": normal(HV if per_head else HV * K, dtype=torch.float32)}
         x["lower_bound"] = -5.0 if gate == "bounded" else None
     if beta == "given":
         x["beta"] = uniform(N, T, HV).to(kind)

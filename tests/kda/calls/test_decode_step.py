@@ -15,6 +15,8 @@ CASES = {
     "softplus gate": {},
     "bounded gate, GVA": dict(gate="bounded", HV=6),
     "decays and beta given, no l2norm": dict(gate="given", beta="given", l2norm=False),
+    "gate per head": dict(per_head=True, HV=6),
+    "decay per head": dict(per_head=True, gate="given"),
     "2*sigmoid": dict(beta="2*sigmoid"),
     "no convolution": dict(conv=False),
     "no norm": dict(norm=False),

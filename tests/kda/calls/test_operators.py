@@ -22,6 +22,7 @@ def arguments(call, names, options):
 CALLS = {
     "plain": dict(B=2, T=40),
     "everything": dict(lengths=[0, 33, 1], HV=4, gate="softplus", beta="2*sigmoid", tail=3, output_final_state=True),
+    "gate per head": dict(lengths=[33, 4], gate="softplus", per_head=True),
     "states (V, K)": dict(
         lengths=[5], gate="bounded", state_v_first=True, output_final_state=True, initial_state=False
     ),

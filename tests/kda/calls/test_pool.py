@@ -10,6 +10,7 @@ TOKENS = ("q", "k", "v", "g", "beta")
 OPTIONS = {
     "float64": {},
     "softplus gate, GVA, states (V, K)": {"gate": "softplus", "HV": 4, "state_v_first": True},
+    "gate per head": {"gate": "softplus", "per_head": True},
     "bounded gate, tail": {"gate": "bounded", "tail": 5},
 }
 LENGTHS = [70, 0, 1, 33, 96]

@@ -11,6 +11,8 @@ OPTIONS = {
     "softplus gate": {"gate": "softplus"},
     "bounded gate": {"gate": "bounded", "A_log": False},
     "GVA": {"H": 2, "HV": 6},
+    "given gate per head": {"per_head": True},
+    "softplus gate per head, GVA": {"per_head": True, "gate": "softplus", "HV": 4},
     "2*sigmoid beta": {"beta": "2*sigmoid"},
     "states (V, K)": {"state_v_first": True},
     "no initial state": {"initial_state": False},

@@ -6,6 +6,7 @@ import pytest
 WAYS = {
     "batch": ("batch",), "heads": ("heads",), "replicated": ("replicated",), "batch, heads": ("batch", "heads"),
     "heads, batch": ("heads", "batch"), "sequence, heads": ("sequence", "heads"),
+    "batch, heads, gate per head": ("batch", "heads"),
 }
 REFUSED = {
     "a head without its value heads": "mesh.even", "a row of a batch": "mesh.even", "the sequence": "mesh.sequence",
