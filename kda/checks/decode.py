@@ -295,4 +295,3 @@ VALUES: tuple[Requirement, ...] = (
 )
 
 ALL = (*OF_TYPES, RECORDING, *KIND, *VALUES)
-ELSEWHERE = {"decode.flag.type": "any flag", "decode.mesh": "any tensor that is a DTensor"}

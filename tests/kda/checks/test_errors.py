@@ -24,7 +24,39 @@ from kda.checks import decode as decoding
 from kda.checks import gate as gate_checks
 
 ROWS = (*checks.CALLER, *checks.KIND, *checks.VALUES, *gate_checks.GATE, *decoding.ALL)
-IDS = {row.id for row in ROWS} | set(checks.ELSEWHERE) | set(decoding.ELSEWHERE)
+# Checks that are no row of a table, because they are made where the argument is first used: id -> argument.
+ELSEWHERE = {
+    "keyword.unknown": "any unknown keyword",
+    "flag.type": "any flag",
+    "state_layout.both": "transpose_state_layout",
+    "cp_context.none": "cp_context",
+    **dict.fromkeys(("cp_context.type", "cp_context.world", "cp_context.agreed", "cp_context.pool"), "cp_context"),
+    "cp_context.tokens": "q",
+    **dict.fromkeys(("cp_group.missing", "cp_group.type"), "group"),
+    "cp_layout.value": "layout",
+    "cp_exchange.value": "exchange",
+    "cp_conv.value": "conv1d_kernel_size",
+    "cp_timeout.value": "timeout",
+    "cp_lengths.value": "lengths",
+    **dict.fromkeys(("cp_offsets.type", "cp_offsets.values", "cp_offsets.parts"), "cu_seqlens"),
+    "cp_offsets.differs": "cu_seqlens_cpu",
+    "halo.rows": "rows",
+    "halo.type": "x",
+    "halo.shape": "x",
+    **dict.fromkeys(("mesh.op", "mesh.plain", "mesh.same", "mesh.way", "mesh.placement", "mesh.even", "mesh.pool",
+                     "mesh.sequence", "mesh.group", "mesh.states"), "any tensor that is a DTensor"),
+    "max_num_seqs.type": "max_num_seqs",
+    "max_num_seqs.value": "max_num_seqs",
+    "saved.kind": "saved",
+    "saved.shape": "saved",
+    "saved.options": "saved",
+    "backend.name": "backend",
+    "backend.decorated": "a decorated function",
+    "backend.entered": "a block that was entered",
+    "decode.flag.type": "any flag",
+    "decode.mesh": "any tensor that is a DTensor",
+}
+IDS = {row.id for row in ROWS} | set(ELSEWHERE)
 
 
 def test_there_is_a_broken_call_for_every_check():
