@@ -166,5 +166,5 @@ def distance(x, exact):
 
 def assert_is_the_definition(call, found, limit=1e-12):
     """Check the outputs of a call, and its final states."""
-    far = [distance(x, exact) for x, exact in zip(found, definition(call))]
+    far = [distance(x, exact) for x, exact in zip(found, definition(call), strict=True)]
     assert all(each < limit for each in far), far

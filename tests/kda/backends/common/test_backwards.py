@@ -32,6 +32,9 @@ from ptxkit.compile.target import parse
 pytestmark = [pytest.mark.simulated, pytest.mark.usefixtures("one_thread", "kernels_apart")]
 
 SIZES = (*HOPPER, BLACKWELL[0])
+RARELY_WIDE = pytest.mark.parametrize("size", [
+    "sm90", "sm100", pytest.param("sm90, 128", marks=pytest.mark.exhaustive),
+])
 PACKED = dict(lengths=(65, 0, 1, 30), HV=2)
 OPTIONS = {
     "two chunks and a part of one": dict(T=140),
@@ -73,7 +76,7 @@ def test_states_may_be_v_first(size):
     assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 
-@pytest.mark.parametrize("size", ["sm90", "sm100"])
+@RARELY_WIDE
 def test_no_tokens_hand_the_gradient_of_their_state_through(size):
     case, backend = call_of((size, dict(B=2, T=0)))
     found, session = gradients(case, backend)
@@ -196,7 +199,7 @@ def test_what_a_forward_keeps_gives_the_bits_of_what_is_made_again(name, monkeyp
 
 
 @pytest.mark.parametrize("kept", [False, True, "states"])
-@pytest.mark.parametrize("size", ["sm90", "sm100"])
+@RARELY_WIDE
 def test_autograd_gives_the_same_gradients(size, kept):
     case, backend = call_of((size, dict(T=33)))
     door = SimulatedDoor(backend, parse(backend))

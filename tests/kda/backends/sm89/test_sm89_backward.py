@@ -107,8 +107,9 @@ def trained_from_products(case):
     return kept, grads
 
 
-def test_a_recorded_forward_keeps_the_two_products():
-    case, C = case_of(T=70, HV=2, gate="softplus"), 64
+@pytest.mark.parametrize("gate", ["softplus", pytest.param("bounded", marks=pytest.mark.exhaustive)])
+def test_a_recorded_forward_keeps_the_two_products(gate):
+    case, C = case_of(T=70, HV=2, gate=gate), 64
     kept, _ = trained_from_products(case)
     oracle = Oracle(case, Door("sm89", "cpu").rounding(case))
     for stage in ("fwd/gate", "fwd/intra", "fwd/wy"):

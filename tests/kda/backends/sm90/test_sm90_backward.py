@@ -36,6 +36,7 @@ from ptxkit.compile.target import parse
 
 pytestmark = [pytest.mark.simulated, pytest.mark.usefixtures("one_thread", "kernels_apart")]
 SMALL = dict(K=64, V=64)
+RARELY_WIDE = pytest.mark.parametrize("dims", [SMALL, pytest.param({}, marks=pytest.mark.exhaustive)], ids=str)
 
 
 @pytest.mark.exhaustive
@@ -78,8 +79,9 @@ def test_a_gate_may_have_no_parameters(name):
     assert f"d{name}" not in found
 
 
-def test_no_gradient_of_a_final_state_is_one_of_zeros():
-    case = drawn(T=40, **SMALL)
+@RARELY_WIDE
+def test_no_gradient_of_a_final_state_is_one_of_zeros(dims):
+    case = drawn(T=40, **dims)
     without, of_zeros = (dataclasses.replace(case, dht=dht) for dht in (None, torch.zeros_like(case.dht)))
     (found, _), (expected, _) = gradients(without, "sm90"), gradients(of_zeros, "sm90")
     assert all(torch.equal(found[name], expected[name]) for name in expected)
@@ -122,8 +124,9 @@ def test_an_SM_has_room_for_as_many_ctas_of_grads_as_are_launched(K):
     assert planned.grads.ctas * registers <= 65536 and planned.grads.ctas * (planned.grads.shared + 1024) <= 228 << 10
 
 
-def test_what_was_kept_of_another_call_is_refused():
-    case, other = drawn(T=33, **SMALL), drawn(T=70, **SMALL)
+@RARELY_WIDE
+def test_what_was_kept_of_another_call_is_refused(dims):
+    case, other = drawn(T=33, **dims), drawn(T=70, **dims)
     with capture(arch="sm90"):
         saved = kda.chunk_kda_fwd(**other.keywords, disable_recompute=True, backend="sm90").saved
         with pytest.raises(InputError, match=r"for q=\S+ \[1, 70, .* Pass both functions the same arguments"):
@@ -132,8 +135,9 @@ def test_what_was_kept_of_another_call_is_refused():
             kda.chunk_kda_bwd(do=other.do, **other.keywords | {"scale": 0.5}, saved=saved, backend="sm90")
 
 
-def test_another_backend_recomputes_what_was_kept_here():
-    case = drawn(T=33, **SMALL)
+@RARELY_WIDE
+def test_another_backend_recomputes_what_was_kept_here(dims):
+    case = drawn(T=33, **dims)
     with capture(arch="sm90"):
         saved = kda.chunk_kda_fwd(**case.keywords, disable_recompute=True, backend="sm90").saved
     found = kda.chunk_kda_bwd(do=case.do, **case.keywords, saved=saved, backend="reference")
@@ -147,8 +151,9 @@ def test_a_call_that_returns_states_as_well_keeps_what_every_backend_knows():
         assert saves_opaque(p, "auto") and not saves_opaque(dataclasses.replace(p, intermediate_states=True), "auto")
 
 
-def test_the_hosts_launches_are_those_of_the_call():
-    case = drawn(T=33, **SMALL)
+@RARELY_WIDE
+def test_the_hosts_launches_are_those_of_the_call(dims):
+    case = drawn(T=33, **dims)
     stand_in, found = StandIn(parse("sm90")), {}
     with stand_in.used():
         for name, timed in host_calls("sm90", case).items():

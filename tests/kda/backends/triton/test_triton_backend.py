@@ -101,6 +101,7 @@ ROWS = {
     ),
 }
 PACKED, BATCH, SOFTPLUS, GIVEN, FLOAT32 = ROWS
+RARELY_A_BATCH = pytest.mark.parametrize("name", [PACKED, pytest.param(BATCH, marks=pytest.mark.exhaustive)])
 
 
 class Row:
@@ -193,21 +194,24 @@ def recorded(row, **options):
 
 
 @pytest.mark.slow
+@RARELY_A_BATCH
 @pytest.mark.parametrize("kept", [pytest.param(Save.NOTHING, marks=pytest.mark.exhaustive), Save.PRODUCTS])
-def test_what_is_not_kept_is_made_again(kept, monkeypatch):
+def test_what_is_not_kept_is_made_again(kept, name, monkeypatch):
     """`products` is what a recorded forward on a GPU keeps."""
-    row = row_of(PACKED)
+    row = row_of(name)
     monkeypatch.setattr("kda.calls.known.what_is_saved", lambda problem, asked, states: kept)
     check(row.case, recorded(row, disable_recompute=False), row.limits)
 
 
-def test_autograd_gives_what_the_two_functions_give():
-    row = row_of(PACKED)
+@RARELY_A_BATCH
+def test_autograd_gives_what_the_two_functions_give(name):
+    row = row_of(name)
     assert_same_bits(recorded(row), row.found)
 
 
-def test_torch_func_gives_the_same_gradients_and_refuses_tangents():
-    row = row_of(PACKED)
+@RARELY_A_BATCH
+def test_torch_func_gives_the_same_gradients_and_refuses_tangents(name):
+    row = row_of(name)
     keywords = row.case.keywords | {"disable_recompute": True, "backend": "triton"}
 
     def outputs(q):

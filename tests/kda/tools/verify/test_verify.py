@@ -33,7 +33,8 @@ from kda.tools.verify.literal import chain, run_stage
 from kda.tools.verify.parity import examine, smaller
 from ptxkit.compile.target import parse
 
-EDGES = (33, 0, 31)                          # tokens of sequences in chunks of 32
+EDGES = {32: (33, 0, 31), 64: (65, 0, 63)}   # chunk size -> tokens of sequences
+CHUNKS = pytest.mark.parametrize("C", [32, pytest.param(64, marks=pytest.mark.exhaustive)])
 SMALL = ["--lengths", "33,0,17", "-K", "32", "-V", "32", "--chunk-size", "32", "--dtype", "float32"]
 
 
@@ -139,7 +140,8 @@ def test_float64_is_held_to_float64():
     assert not report.wrong and all(row.measure.budget < 1e-12 for row in report.rows)
 
 
-def test_a_backend_that_says_where_it_rounds_gets_the_room_for_it_and_no_other_does():
+@CHUNKS
+def test_a_backend_that_says_where_it_rounds_gets_the_room_for_it_and_no_other_does(C):
     class RoundsOperands(Door):
         declared = ROUNDS_EVERY_OPERAND
 
@@ -150,7 +152,7 @@ def test_a_backend_that_says_where_it_rounds_gets_the_room_for_it_and_no_other_d
             round_ = Rounding(torch.float32, ROUNDS_EVERY_OPERAND)
             return {n: None if x is None else round_(n, x) for n, x in super().stage(name, case, tensors).items()}
 
-    case = make(Spec(lengths=EDGES, K=32, V=32, C=32, dtype="float32", seed=3))
+    case = make(Spec(lengths=EDGES[C], K=32, V=32, C=C, dtype="float32", seed=3))
     stages = [row for row in examine(RoundsOperands("reference"), case).rows if row.stage in STAGES]
     assert len(stages) == 38 and not [row for row in stages if row.wrong]
     RoundsOperands.declared = {}
@@ -235,10 +237,11 @@ def test_gradients_of_saved_intermediates_are_within_the_budget_of_their_roundin
 
 
 @pytest.mark.spread(every=12)
+@CHUNKS
 @pytest.mark.parametrize("name", FAULTS)
-def test_every_fault_is_noticed_where_it_was_planted(name):
+def test_every_fault_is_noticed_where_it_was_planted(name, C):
     fault = FAULTS[name]
-    case = make(fault.suited(Spec(lengths=EDGES, K=32, V=32, C=32, dtype="float32", seed=5)))
+    case = make(fault.suited(Spec(lengths=EDGES[C], K=32, V=32, C=C, dtype="float32", seed=5)))
     report = examine(Planted(Door("reference"), fault), case, keep_going=True)
     first = report.first
     assert first.measure.used > 1
@@ -265,8 +268,9 @@ def test_there_is_a_fault_for_every_stage_and_around_them():
     assert {stage.name for stage in FORWARD} <= {fault.place for fault in FAULTS.values()}
 
 
-def test_a_stage_with_wrong_inputs_is_distinguished_from_a_wrong_stage():
-    case = make(Spec(lengths=EDGES, K=32, V=32, C=32, dtype="float32", seed=5))
+@CHUNKS
+def test_a_stage_with_wrong_inputs_is_distinguished_from_a_wrong_stage(C):
+    case = make(Spec(lengths=EDGES[C], K=32, V=32, C=C, dtype="float32", seed=5))
     rows = {row.tensor: row for row in examine(Planted(Door("reference"), FAULTS["state-stale"]), case).rows}
     assert rows["h"].itself and rows["h"].follows_from is None
     assert rows["o"].wrong and not rows["o"].itself and rows["o"].follows_from == "h"
