@@ -20,6 +20,7 @@ import torch
 from kda.checks.calls import (
     CALLER,
     KIND,
+    REQUIRED,
     TRAINING_OUT,
     TRAINING_POOL,
     VALUES,
@@ -43,7 +44,17 @@ from kda.model.problem import Inputs, Options, Problem
 from kda.routing.dispatch import backend_asked, capability, choose, launcher, what_is_saved
 
 from . import autograd
-from .arguments import is_sharded, operate, prepare, saves_states, without_mesh
+from .arguments import (
+    NO_EXTRAS,
+    Extras,
+    by_name,
+    is_sharded,
+    operate,
+    prepare,
+    saves_states,
+    scale_of,
+    without_mesh,
+)
 from .known import bind, find, is_unseen, key_of, remember
 
 Tensor = torch.Tensor
@@ -166,13 +177,21 @@ def chunk_kda(
         cu_seqlens, cu_seqlens_cpu = context.cu_seqlens, context.cu_seqlens_cpu
     if unknown:
         refuse_keywords("chunk_kda", unknown)
-    inputs, options = prepare(
-        "chunk_kda", q, k, v, g, beta, scale, initial_state, output_final_state, use_qk_l2norm_in_kernel,
-        use_gate_in_kernel, use_beta_sigmoid_in_kernel, allow_neg_eigval, safe_gate, lower_bound, disable_recompute,
-        return_intermediate_states, state_v_first, cu_seqlens, cu_seqlens_cpu, None, use_graph, max_num_seqs,
-        A_log, dt_bias, chunk_size, backend, batch_invariant, transpose_state_layout, ssm_state_indices,
-        initial_state_indices, checkpoint_offsets, checkpoint_indices,
+    inputs = Inputs(
+        q, k, v, g, beta, A_log, dt_bias, initial_state, cu_seqlens, cu_seqlens_cpu, ssm_state_indices,
+        initial_state_indices=initial_state_indices, checkpoint_offsets=checkpoint_offsets,
+        checkpoint_indices=checkpoint_indices,
     )
+    options = Options(
+        scale=scale_of(scale, q), lower_bound=lower_bound, chunk_size=chunk_size, backend=backend,
+        output_final_state=output_final_state, use_qk_l2norm_in_kernel=use_qk_l2norm_in_kernel,
+        use_gate_in_kernel=use_gate_in_kernel, use_beta_sigmoid_in_kernel=use_beta_sigmoid_in_kernel,
+        allow_neg_eigval=allow_neg_eigval, safe_gate=safe_gate, disable_recompute=disable_recompute,
+        return_intermediate_states=return_intermediate_states, state_v_first=state_v_first,
+        inplace_final_state=ssm_state_indices is not None, batch_invariant=batch_invariant,
+    )
+    extras = Extras(use_graph=use_graph, max_num_seqs=max_num_seqs, transpose_state_layout=transpose_state_layout)
+    inputs, options = prepare("chunk_kda", inputs, options, extras)
     if ssm_state_indices is not None:
         return _prefill(inputs, options, context), initial_state  # type: ignore[return-value]
     if key is not None and (bound := bind(inputs, options)) is not None:
@@ -218,7 +237,7 @@ OF_OTHERS = {                                # keywords of other packages, and o
     "return_final_state": "It is called output_final_state.",
     "head_first": "Leave it out: tensors are (B, T, H, D); use x.transpose(1, 2) if heads come first.",
 }
-CHUNK_DEFAULTS = {name: _CHUNK_SIGNATURE.parameters[name].default for name in _KEYWORDS[5:]}
+_OPTIONAL = frozenset(_KEYWORDS[len(REQUIRED):])
 
 
 def chunk_kda_fwd(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, *args: Any, **keywords: Any) -> Outputs:
@@ -368,12 +387,20 @@ def fused_recurrent_kda(
     """
     if unknown:
         refuse_keywords("fused_recurrent_kda", unknown)
-    inputs, options = prepare(
-        "fused_recurrent_kda", q, k, v, g, beta, scale, initial_state, output_final_state, use_qk_l2norm_in_kernel,
-        use_gate_in_kernel, use_beta_sigmoid_in_kernel, allow_neg_eigval, False, lower_bound, False, False,
-        state_v_first, cu_seqlens, cu_seqlens_cpu, None, False, None, A_log, dt_bias, 64, backend, batch_invariant,
-        transpose_state_layout, ssm_state_indices, None, None, None, inplace_final_state, num_accepted_tokens,
+    if inplace_final_state is None:
+        inplace_final_state = ssm_state_indices is not None
+    inputs = Inputs(
+        q, k, v, g, beta, A_log, dt_bias, initial_state, cu_seqlens, cu_seqlens_cpu, ssm_state_indices,
+        num_accepted_tokens,
     )
+    options = Options(
+        scale=scale_of(scale, q), lower_bound=lower_bound, backend=backend, output_final_state=output_final_state,
+        use_qk_l2norm_in_kernel=use_qk_l2norm_in_kernel, use_gate_in_kernel=use_gate_in_kernel,
+        use_beta_sigmoid_in_kernel=use_beta_sigmoid_in_kernel, allow_neg_eigval=allow_neg_eigval,
+        state_v_first=state_v_first, inplace_final_state=inplace_final_state, batch_invariant=batch_invariant,
+    )
+    extras = NO_EXTRAS if transpose_state_layout is None else Extras(transpose_state_layout=transpose_state_layout)
+    inputs, options = prepare("fused_recurrent_kda", inputs, options, extras)
     if is_sharded((*inputs, out)):
         each_rank = functools.partial(_recurrent, options=options)
         o, ht = parallel().mesh.run("fused_recurrent_kda", inputs, each_rank, out=out)
@@ -630,19 +657,15 @@ def bind_a_part(op: str, /, *args: Any, cp_context: Any = None, **keywords: Any)
 
 def _bind(op: str, /, *args: Any, **keywords: Any) -> tuple[Inputs, Options]:
     """Return the inputs and options of a function that takes the arguments of `chunk_kda`."""
-    if len(args) == 5:                                                         # saves 30 microseconds of bind
-        given: dict[str, Any] = CHUNK_DEFAULTS | keywords
-        if len(given) == len(CHUNK_DEFAULTS):
-            return prepare(op, *args, *given.values())  # type: ignore[call-arg]
+    if len(args) == 5 and _OPTIONAL.issuperset(keywords):                      # saves 30 microseconds of bind
+        return prepare(op, *by_name(dict(zip(REQUIRED, args), **keywords)))
     try:
-        bound = _CHUNK_SIGNATURE.bind(*args, **keywords)
+        given = _CHUNK_SIGNATURE.bind(*args, **keywords).arguments
     except TypeError as error:
         raise TypeError(f"{op}: {error}; its arguments are those of chunk_kda") from None
-    bound.apply_defaults()
-    *given, unknown = bound.arguments.values()
-    if unknown:
+    if unknown := given.get("unknown"):
         refuse_keywords(op, unknown)
-    return prepare(op, *given)
+    return prepare(op, *by_name(given))
 
 
 def refuse_keywords(op: str, unknown: dict[str, Any]) -> NoReturn:

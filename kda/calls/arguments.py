@@ -5,7 +5,7 @@ from __future__ import annotations
 import numbers
 import warnings
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -47,50 +47,62 @@ def saves_states(options: Options) -> bool:
     return options.disable_recompute == Save.STATES
 
 
-def prepare(
-    op, q, k, v, g, beta, scale, initial_state, output_final_state, use_qk_l2norm_in_kernel, use_gate_in_kernel,
-    use_beta_sigmoid_in_kernel, allow_neg_eigval, safe_gate, lower_bound, disable_recompute, return_intermediate_states,
-    state_v_first, cu_seqlens, cu_seqlens_cpu, cp_context, use_graph, max_num_seqs, A_log, dt_bias, chunk_size,
-    backend, batch_invariant, transpose_state_layout, ssm_state_indices, initial_state_indices, checkpoint_offsets,
-    checkpoint_indices, inplace_final_state=None, num_accepted_tokens=None,
-) -> tuple[Inputs, Options]:
-    """What every function does first: it checks keywords that are not tensors."""
+class Extras(NamedTuple):
+    """Arguments that are no inputs and no options: they are checked, and most of them then have no effect."""
+
+    cp_context: Any = None
+    use_graph: Any = False
+    max_num_seqs: Any = None
+    transpose_state_layout: Any = None       # the old name of state_v_first
+
+
+NO_EXTRAS = Extras()
+_DEFAULTS = Inputs._field_defaults | Options._field_defaults | Extras._field_defaults | {
+    "scale": None, "inplace_final_state": None,
+}
+
+
+def scale_of(scale: Any, q: Any) -> Any:
+    """Return the scale of q: the one that was passed, or that which None means."""
+    if scale is not None:
+        return scale
+    K = q.shape[-1] if isinstance(q, Tensor) and q.dim() and not q.is_nested else 0
+    return float(K) ** -0.5 if K else 1.0
+
+
+def by_name(given: dict[str, Any]) -> tuple[Inputs, Options, Extras]:
+    """Return what a function was given, by the names of its arguments; those left out have their defaults."""
+    given = _DEFAULTS | given
+    given["scale"] = scale_of(given["scale"], given["q"])
+    if given["inplace_final_state"] is None:
+        given["inplace_final_state"] = given["ssm_state_indices"] is not None
+    get = given.get
+    return Inputs(*map(get, Inputs._fields)), Options(*map(get, Options._fields)), Extras(*map(get, Extras._fields))
+
+
+def prepare(op: str, inputs: Inputs, options: Options, extras: Extras = NO_EXTRAS) -> tuple[Inputs, Options]:
+    """What every function does first: it checks arguments that are not tensors, and casts as torch.autocast does."""
+    cp_context, use_graph, max_num_seqs, transpose_state_layout = extras
     if cp_context is not None:
         raise InputError(op, "cp_context", "None", type(cp_context).__name__,
                          "Use chunk_kda, whose backward is the mirror of its forward.", "cp_context.none")
     if use_graph is not False or max_num_seqs is not None:
-        _check_graph(op, use_graph, max_num_seqs, cu_seqlens)
+        _check_graph(op, use_graph, max_num_seqs, inputs.cu_seqlens)
     if transpose_state_layout is not None:
-        state_v_first = _old_layout_name(op, state_v_first, transpose_state_layout)
-    if isinstance(q, Tensor) and autocasts(q):
-        q, k, v = (_autocast(x, torch.get_autocast_dtype(q.device.type)) for x in (q, k, v))
-    if scale is None:
-        K = q.shape[-1] if isinstance(q, Tensor) and q.dim() and not q.is_nested else 0
-        scale = float(K) ** -0.5 if K else 1.0
-    elif type(scale) is not float:
-        scale = number(scale)
-    if lower_bound is not None and type(lower_bound) is not float:
-        lower_bound = number(lower_bound)
-    if type(chunk_size) is not int:
-        chunk_size = number(chunk_size)
-    if op not in _ON_A_MESH and is_sharded((q, k, v, g, beta, A_log, dt_bias, initial_state)):
+        options = options._replace(state_v_first=_old_layout_name(op, options.state_v_first, transpose_state_layout))
+    if isinstance(inputs.q, Tensor) and autocasts(inputs.q):
+        dtype = torch.get_autocast_dtype(inputs.q.device.type)
+        inputs = Inputs(*[_autocast(x, dtype) for x in inputs[:3]], *inputs[3:])
+    if op not in _ON_A_MESH and is_sharded(inputs[:8]):
         raise without_mesh(op, "q")
-    if inplace_final_state is None:                                            # chunk_kda leaves it out
-        inplace_final_state = ssm_state_indices is not None
-    inputs = Inputs(
-        q, k, v, g, beta, A_log, dt_bias, initial_state, cu_seqlens, cu_seqlens_cpu, ssm_state_indices,
-        num_accepted_tokens, initial_state_indices, checkpoint_offsets, checkpoint_indices,
-    )
-    options = Options(
-        scale, lower_bound, chunk_size, backend, output_final_state, use_qk_l2norm_in_kernel, use_gate_in_kernel,
-        use_beta_sigmoid_in_kernel, allow_neg_eigval, safe_gate, disable_recompute, return_intermediate_states,
-        state_v_first, inplace_final_state, batch_invariant,
-    )
     if not BOOL.issuperset(map(type, options[-len(_FLAGS):])):
         flags: Any = {name: _flag(op, name, getattr(options, name), _OTHER.get(name)) for name in _FLAGS}
         options = options._replace(**flags)
-    if type(scale) is not float or type(chunk_size) is not int or type(lower_bound) not in _BOUND:
-        _check_numbers(Call(op, inputs, options))
+    if type(options.scale) is float and type(options.chunk_size) is int and type(options.lower_bound) in _BOUND:
+        return inputs, options
+    scale, lower_bound, chunk_size = map(number, options[:3])
+    options = Options(scale, lower_bound, chunk_size, *options[3:])
+    _check_numbers(Call(op, inputs, options))
     return inputs, options
 
 

@@ -30,14 +30,13 @@ from kda.routing.dispatch import (
 )
 
 from .api import (
-    CHUNK_DEFAULTS,
     bind_a_part,
     fused_recurrent_kda,
     fused_recurrent_kda_fwd,
     parallel,
     refuse_keywords,
 )
-from .arguments import operate, prepare, saves_states
+from .arguments import by_name, operate, prepare, saves_states
 
 Tensor = torch.Tensor
 
@@ -163,7 +162,7 @@ def _call_of(function: str, args: tuple, keywords: dict[str, Any]) -> Call:
     out = given.pop("out")
     if unknown := given.pop("unknown"):
         refuse_keywords("fused_recurrent_kda", unknown)
-    return Call("fused_recurrent_kda", *prepare("fused_recurrent_kda", **CHUNK_DEFAULTS | given), out=out)
+    return Call("fused_recurrent_kda", *prepare("fused_recurrent_kda", *by_name(given)), out=out)
 
 
 def _as_if_cast(x: Any) -> Any:
