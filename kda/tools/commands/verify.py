@@ -26,9 +26,9 @@ from .options import (
     backend_in_force,
     built_for,
     check_value_heads,
-    given,
     known,
     must_have_kernels,
+    refuse,
     shape_options,
 )
 
@@ -127,14 +127,15 @@ def not_alone(name: str, stages: Sequence[str]) -> str:
 
 
 def check_combinations(options: dict[str, Any]) -> None:
-    drawn, others = given(*DRAWN), given(*(name for name in options if name not in OF_MUTANTS))
-    if options["mutants"] and (others or not options["arch"]):
-        wrong = f"leave out --{others[0].replace('_', '-')}" if others else "name their GPU with --arch"
-        raise click.UsageError(f"--mutants weakens all kernels of an arch in calls of its own; {wrong}")
+    if options["mutants"]:
+        why = "--mutants weakens all kernels of an arch in calls of its own"
+        refuse(why, *(name for name in options if name not in OF_MUTANTS))
+        if not options["arch"]:
+            raise click.UsageError(f"{why}; name their GPU with --arch")
     if not options["mutants"] and (options["sample"] > 1 or options["workers"] > 1):
         raise click.UsageError("--sample and --workers go with --mutants")
-    if options["load"] and drawn:
-        raise click.UsageError(f"--load brings its own problem; leave out --{drawn[0].replace('_', '-')}")
+    if options["load"]:
+        refuse("--load brings its own problem", *DRAWN)
     if options["lengths"] is not None and (options["batch"] or options["tokens"]):
         raise click.UsageError("--lengths packs sequences in one row; leave out --batch and --tokens")
     check_value_heads(options)

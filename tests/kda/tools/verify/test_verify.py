@@ -466,6 +466,11 @@ def test_wrong_options_exit_with_2_and_say_what_is_correct(args, says):
     assert result.exit_code == 2 and says in result.stderr and not result.stdout
 
 
+def test_an_option_of_one_letter_is_named_as_it_was_typed():
+    result = kda_verify("--load", __file__, "-K", "64", small=False)
+    assert result.exit_code == 2 and "--load brings its own problem; leave out -K\n" in result.stderr
+
+
 def test_a_file_that_is_no_case_exits_with_2():
     result = kda_verify("--load", __file__, small=False)
     assert result.exit_code == 2 and "is not a case" in result.stderr and "torch.load" not in result.stderr
@@ -601,6 +606,7 @@ def test_a_spec_prints_the_options_that_draw_it_again():
     (("--mutants",), "name their GPU with --arch"),
     (("--mutants", "--arch", "sm90", "--seed", "3"), "leave out --seed"),
     (("--mutants", "--arch", "sm90", "--value-heads", "2"), "leave out --value-heads"),
+    (("--mutants", "--arch", "sm90", "-V", "64"), "leave out -V"),
     (("--mutants", "--arch", "sm80"), "has no kernels of its own; sm100, sm90, sm89 have"),
     (("--arch", "sm90", "--sample", "3"), "--sample and --workers go with --mutants"),
 ], ids=" ".join)
