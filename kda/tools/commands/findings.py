@@ -26,6 +26,7 @@ REQUIRES_PYTHON = ">=3.10,<3.14"                          # for a checkout that 
 LOWEST_DRIVER = {11: "450.80", 12: "525.60", 13: "580.65"}      # CUDA major -> driver that runs all of its minors
 NETWORK_FILESYSTEMS = ("nfs", "cifs", "smb", "lustre", "gpfs", "beegfs", "ceph", "fuse.", "9p", "afs", "wekafs")
 FULL_DISK = 256 << 20
+GET_A_C_COMPILER = "apt-get install gcc libc6-dev   (or set CC)"
 
 
 class Diagnosis(NamedTuple):
@@ -476,7 +477,19 @@ def simulator_compiler(f: MachineFacts) -> Answer | None:
     if f.c_compiler:
         return "ok", f"kda.simulator is built with {f.c_compiler}"
     says = "there is no C compiler: kda.simulator, and with it `kda selftest --arch`, cannot be built"
-    return "warn", says, "apt-get install gcc libc6-dev   (or set CC)"
+    return "warn", says, GET_A_C_COMPILER
+
+
+@check("launches.compiler", "C gives the launches of a call to the driver", "launches", "torch", "smi")
+def launches_compiler(f: MachineFacts) -> Answer | None:
+    if f.launches.data.get("in_c"):
+        return "ok", f"lists of launches run in C, built with {f.c_compiler}"
+    status, instead = "warn" if f.gpus else "info", "Python runs lists of launches, and a call costs the host more"
+    if not f.c_compiler:
+        return status, f"there is no C compiler: {instead}", GET_A_C_COMPILER
+    if not f.launches.data.get("header"):
+        return status, f"Python.h is not installed: {instead}", "apt-get install python3-dev"
+    return status, f"{f.c_compiler} cannot build them: {instead}", "export CC=gcc"
 
 
 def _nothing_to_see(why: str) -> Answer:

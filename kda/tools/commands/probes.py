@@ -19,6 +19,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import sysconfig
 import tempfile
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -106,6 +107,7 @@ class MachineFacts:
     ptxas: tuple[Ptxas, ...] = ()
     cache: CacheFacts = CacheFacts("")
     c_compiler: str | None = None            # its path
+    launches: Probe = Probe()                # whether C runs lists of launches, and whether Python.h is there
     fla: Probe = Probe()                     # kda registered in FLA
     families: tuple[str, ...] = ()           # models of transformers that call FLA's chunk_kda
     kda_hf: bool = False                     # whether there is a kda.hf
@@ -135,7 +137,7 @@ class MachineFacts:
         return release(self.torch.data.get("cuda") or "")
 
 
-PROBES = ("torch", "triton", "cutlass", "trace", "nvrtc", "smi", "ptxas", "cache", "fla")
+PROBES = ("torch", "triton", "cutlass", "trace", "nvrtc", "smi", "ptxas", "cache", "launches", "fla")
 
 
 def gather(wanted: Collection[str] = PROBES, answered: Callable[[], None] = lambda: None) -> MachineFacts:
@@ -171,7 +173,8 @@ def gather(wanted: Collection[str] = PROBES, answered: Callable[[], None] = lamb
 
 def _jobs() -> dict[str, Callable]:
     children = {name: functools.partial(child, name) for name in CHILDREN}
-    others = {"smi": nvidia_smi, "ptxas": find_ptxas, "cache": look_at_cache, "fla": probe_fla}
+    others = {"smi": nvidia_smi, "ptxas": find_ptxas, "cache": look_at_cache, "launches": look_at_launches,
+              "fla": probe_fla}
     return {**children, "trace": lambda: child("trace", *TRACE_ARCHS), **others}
 
 
@@ -383,6 +386,13 @@ def look_at_cache() -> CacheFacts:
     exists = place == path
     distrusted = _measure(path, size) if exists else ""
     return CacheFacts(path, exists, store.writable(path), distrusted, _free(place), filesystem_of(place), **size)
+
+
+def look_at_launches() -> Probe:
+    from ptxkit.compile import launch_list  # here, as a child must not import kda
+
+    header = os.path.join(sysconfig.get_path("include"), "Python.h")
+    return Probe("ok", {"in_c": launch_list.in_c() is not None, "header": os.path.exists(header)})
 
 
 def _measure(path: str, size: dict[str, int]) -> str:

@@ -20,6 +20,7 @@ from kda.tools.commands.findings import CHECKS, Examination
 from kda.tools.commands.probes import CacheFacts, GpuFacts, MachineFacts, Probe, Ptxas
 from ptxkit.commands.layout import strip_ansi
 from ptxkit.commands.render import Screen
+from ptxkit.compile import launch_list
 from ptxkit.compile.target import TARGETS
 
 ROOT = Path(__file__).resolve().parents[4]
@@ -51,6 +52,7 @@ HEALTHY = MachineFacts(
     ptxas=(Ptxas("/opt/cuda/bin/ptxas", (13, 4), False),),
     cache=CacheFacts("/home/a/.cache/kda", True, True, "", 1 << 40, "ext4", 38, 212 << 20),
     c_compiler="/usr/bin/gcc",
+    launches=Probe("ok", {"in_c": True, "header": True}),
     fla=Probe("ok", {"version": "0.6.0", "asked": {"chunk_kda": ["kda", "flash_kda"]}}),
     families=("kimi_linear", "glm5_next"),
     plugins=("vllm", "sglang"),
@@ -66,6 +68,7 @@ ABSENT = Probe("absent", {"absent": True})
 UNASKED = Probe("ok", {"version": "0.6.0", "asked": {"chunk_kda": ["flash_kda"]}})
 NO_FLA = {"fla": ABSENT, "versions": {"transformers": "5.23.0"}}
 TURING = (dataclasses.replace(H200, cc=(7, 5)),)
+IN_PYTHON = Probe("ok", {"in_c": False, "header": True})
 NO_NVRTC = Probe("ok", {"version": None, "why": "Failed to dlopen libnvrtc"})
 
 
@@ -166,6 +169,10 @@ CASES = [
     ("cache.stale", cache(stale=3 << 30), "warn", "holds 3.0 GiB"),
     ("cache.stale", cache(bytes=3 << 30), "ok", ""),
     ("simulator.compiler", {"c_compiler": None}, "warn", "apt-get install gcc"),
+    ("launches.compiler", {"launches": IN_PYTHON, "c_compiler": None}, "warn", "apt-get install gcc"),
+    ("launches.compiler", {"launches": IN_PYTHON}, "warn", "/usr/bin/gcc cannot build them: Python runs lists"),
+    ("launches.compiler", {"launches": IN_PYTHON, **CPU_ONLY}, "info", "a call costs the host more"),
+    ("launches.compiler", {"launches": Probe("ok", {"in_c": False})}, "warn", "apt-get install python3-dev"),
     ("models.fla", NO_FLA, "info", "pip install fla-core"),
     ("models.fla", {"fla": BROKEN}, "warn", "`import kda.fla` failed: ImportError: libcuda.so.1"),
     ("models.fla", {"fla": DEAD}, "warn", "`import kda.fla` died with SIGSEGV"),
@@ -275,6 +282,12 @@ def test_nvidia_smi_is_read():
     first, second = map(probes._gpu, data["gpus"])
     assert first == GpuFacts("NVIDIA H200", (9, 0), memory=143771 << 20, uuid="GPU-1")
     assert second.users == ((42, "python"),) and second.memory == 0
+
+
+@pytest.mark.parametrize("module", [None, sys])
+def test_the_launches_of_a_call_run_in_c_where_its_module_was_built(module, monkeypatch):
+    monkeypatch.setattr(launch_list, "in_c", lambda: module)
+    assert probes.look_at_launches().data["in_c"] == (module is not None)
 
 
 def test_the_cache_is_where_the_variables_say(monkeypatch, tmp_path):
