@@ -18,21 +18,21 @@ import itertools
 import json
 
 import kda
-from kda.backends.common.routine import forget_routines
-from kda.backends.triton import call, configs, plan
-from kda.backends.triton.configs import TableRow, TileConfig
+from kda.backends.triton import call, plan
+from kda.backends.triton.configs import TileConfig
 from kda.model import host
+from kda.model.force import Force, forcing
 from kda.model.host import host_of
 from kda.tools.verify.cases import make_inputs
 from ptxkit.compile.errors import BuildError
 from ptxkit.compile.fetching import attempt_all
+from ptxkit.temporary import replaced
 
 from . import common
 from .launches import each_timed, median
 
 CALLS = 11
 CLOSE = 2e-2                                 # two right results differ by roundings of bfloat16 in another order
-COMMITTED = configs.TABLE
 
 
 class Calls:
@@ -41,29 +41,25 @@ class Calls:
     def __init__(self, case):
         self.case = case
         self.plans = set()                   # the arguments of plan.plan
+
+    def first(self) -> tuple:
+        """Run them and remember what they plan."""
         prepared = call.prepared
 
         def seen(*arguments):
             self.plans.add(arguments)
             return prepared(*arguments)
 
-        self.forget, call.prepared = prepared.cache_clear, seen
-
-    def use(self, kernel: str, config: TileConfig | None) -> None:
-        """Put the kernel into this configuration, or into that of the table, from here on."""
-        rows = [TableRow(kernel, bits, 256, configs.SMALLEST, config) for bits in (16, 32)] if config else []
-        configs.TABLE = (*rows, *COMMITTED)
-        self.forget()
-        plan.plan.cache_clear()
-        forget_routines()
+        with replaced(call, prepared=seen):
+            return self.run()
 
     def build(self, kernel: str, choices: list[TileConfig]) -> None:
-        """All kernels side by side."""
-        recipes = []
-        for config in choices:
-            self.use(kernel, config)
-            recipes += [recipe for arguments in self.plans for recipe in plan.plan(*arguments).kernels.values()]
-        attempt_all(recipes)
+        """Build all kernels side by side."""
+        forces = [Force(configs=((kernel, config),)) for config in choices]
+        attempt_all([
+            recipe for force, (p, *others) in itertools.product(forces, self.plans)
+            for recipe in plan.plan(dataclasses.replace(p, force=force), *others).kernels.values()
+        ])
 
     def run(self) -> tuple:
         out = kda.chunk_kda_fwd(**self.case.keywords, backend="triton")
@@ -104,15 +100,15 @@ def main() -> None:
         pretend(a.arch)
     calls = Calls(make_inputs(T=a.tokens, H=a.heads, K=a.dim, V=a.dim, dtype=a.dtype, gate=a.gate, regime=a.regime,
                               initial_state=False, device="cuda"))
-    expected = calls.run()
+    expected = calls.first()
     choices = [TileConfig(*x[:4], x[4] or None) for x in itertools.product(a.warps, a.stages, a.BK, a.BV, a.maxnreg)]
     calls.build(a.kernel, choices)
     lines = []
     for config in [None, *choices]:
-        calls.use(a.kernel, config)
         try:
-            error = off(calls.run(), expected)
-            times = calls.times() if error < CLOSE else "wrong"
+            with forcing(configs=((a.kernel, config),) if config else ()):
+                error = off(calls.run(), expected)
+                times = calls.times() if error < CLOSE else "wrong"
         except (BuildError, RuntimeError) as failure:
             error, times = None, str(failure).splitlines()[0]
         lines.append({"config": str(config or "the table's"), "off": error, "ms": times})

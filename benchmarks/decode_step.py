@@ -22,7 +22,7 @@ import functools
 import itertools
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -32,6 +32,7 @@ from kda import nn
 from kda.backends.common import triton_launch
 from kda.backends.common.routine import forget_routines
 from kda.backends.triton.decode import recurrent_plan, step_plan
+from kda.model.force import forcing
 from kda.nn.sequences import Sequences
 from kda.tools.measure.clocks import CpuClock, CudaClock, clock_of
 from kda.tools.measure.decoding import pools, time_of_one
@@ -54,9 +55,9 @@ def parse_config(text: str) -> step_plan.StepConfig | None:
     return step_plan.StepConfig(*map(int, text.split("x")))
 
 
-def use(config: step_plan.StepConfig | None, plan: Callable = step_plan.config) -> None:
-    step_plan.config = plan if config is None else lambda s, sms: config
-    forget_routines()
+def using(config: step_plan.StepConfig | None) -> contextlib.AbstractContextManager[None]:
+    """Launch decode_step in this configuration inside the block; None: in that of its plan."""
+    return forcing(configs=(("decode_step", config),) if config else ())
 
 
 def arguments(N: int, H: int, states: str, args: argparse.Namespace) -> Arguments:
@@ -126,16 +127,11 @@ class Recurrence(NamedTuple):
             use_gate_in_kernel=True, use_beta_sigmoid_in_kernel=True, **options,
         )
 
-    @contextlib.contextmanager
-    def planned(self) -> Iterator[None]:
+    def planned(self) -> contextlib.AbstractContextManager[None]:
         """Launch the kernel in the configuration of the words inside the block."""
-        sizes, plan = self.words.removesuffix("+last").partition(":")[2], recurrent_plan.config
+        sizes = self.words.removesuffix("+last").partition(":")[2]
         chosen = recurrent_plan.RecurrentConfig(*map(int, sizes.split("x"))) if sizes else None
-        with contextlib.ExitStack() as changed:
-            changed.callback(forget_routines)
-            changed.enter_context(replaced(recurrent_plan, config=lambda p, sms: chosen or plan(p, sms)))
-            forget_routines()
-            yield
+        return forcing(configs=(("recurrent", chosen),) if chosen else ())
 
     def error(self, x: Arguments, backend: str) -> float:
         """Return the distance of o and the states from the float32 reference, on the first sequences."""
@@ -208,10 +204,9 @@ def recipes_of(args: argparse.Namespace, configs: list[step_plan.StepConfig | No
     recipes: list[Any] = []
     with replaced(triton_launch, fetch=recipes.append):
         for config, states in itertools.product(configs, args.states):
-            use(config)
-            with contextlib.suppress(AttributeError):                          # nothing is there to be launched yet
+            with using(config), contextlib.suppress(AttributeError):           # nothing is there to be launched yet
                 run_step(arguments(64, 4, states, args), backend="triton")
-    use(None)
+    forget_routines()                                                          # they have no kernels
     return list(dict.fromkeys(recipes))
 
 
@@ -222,12 +217,12 @@ def measure(N: int, H: int, states: str, args: argparse.Namespace, configs: list
     about = {"HV": H, "N": N, "T": args.drafts + 1, "states": states, "bytes": bytes_moved(x)}
     each = pools(x)
     for config in configs:
-        use(parse_config(config))
-        row = about | {"config": config, "error": max(error(x, backend), error_of_parts(x, backend))}
-        if row["error"] <= 1:
-            row["seconds"] = seconds([functools.partial(run_step, one, backend=backend) for one in each], args.device)
+        with using(parse_config(config)):
+            row = about | {"config": config, "error": max(error(x, backend), error_of_parts(x, backend))}
+            if row["error"] <= 1:
+                calls = [functools.partial(run_step, one, backend=backend) for one in each]
+                row["seconds"] = seconds(calls, args.device)
         rows.append(row)
-    use(None)
     apart = [for_parts(one) for one in each]
     if not args.tree:
         rows.append(about | {"config": "parts", "seconds": seconds([parts_of(one) for one in apart], args.device)})

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 from kda.calls import ahead
 from kda.errors import NoBackendError
 from kda.model.bundles import Save
+from kda.model.force import Force, forcing
 from kda.model.host import Host, host_of, standing_in
 from kda.model.problem import Problem
 from kda.routing.dispatch import backend_of_backward, choose, route, what_is_saved
@@ -27,7 +28,6 @@ from kda.tools.verify import digests
 from ptxkit.compile.recipes import AnyRecipe
 
 from . import common
-from .forms import planned
 
 FORWARD, APART, RECOMPUTED, STATES, ALL = "forward", "backward alone", "step", "step, states kept", "step, all kept"
 KEEPS = {RECOMPUTED: False, STATES: "states", ALL: True}       # what a step keeps -> disable_recompute
@@ -38,23 +38,23 @@ class Form(NamedTuple):
     kernel: str                              # a call of this form launches it; "": it may launch any
     T: int                                   # tokens and heads with which it exists
     heads: int
-    constants: Mapping[str, Any] = {}        # those of kda/backends/sm90/plan.py that choose it
+    forced: Mapping[str, Any] = {}           # fields of Force that prescribe it
     sms: tuple[int, ...] = (0,)              # numbers of SMs that plans count on; 0: those of the GPU
 
 
-TWO = dict(FUSED=False, STREAM=False)
+TWO = dict(form="two kernels")
 # The first forms are those that most calls take.
 HOPPER = {
     "as the plan says": Form("", 150, 1),
-    "one kernel, clusters of two": Form("fused", 150, 3, dict(FUSED=True, CTAS=2)),
-    "one kernel, clusters of four": Form("fused", 150, 3, dict(FUSED=True, CTAS=4)),
-    "one kernel, CTAs alone": Form("fused", 150, 3, dict(FUSED=True, CTAS=1, CLUSTERS=2)),
+    "one kernel, clusters of two": Form("fused", 150, 3, dict(form="one kernel", ctas=2)),
+    "one kernel, clusters of four": Form("fused", 150, 3, dict(form="one kernel", ctas=4)),
+    "one kernel, CTAs alone": Form("fused", 150, 3, dict(form="one kernel", ctas=1, clusters=2)),
     "kernels apart": Form("prepare", 150, 3, TWO, (0, 2)),
     "kernels apart, cut into segments": Form("compose", 2200, 1, TWO, (0, 12, 8, 6, 3)),
-    "one kernel, clusters of two that share walks": Form("fused", 150, 3, dict(FUSED=True, CTAS=2, CLUSTERS=2)),
-    "one kernel, clusters of four that share walks": Form("fused", 150, 3, dict(FUSED=True, CTAS=4, CLUSTERS=2)),
-    "some CTAs make and others walk": Form("stream", 150, 1, dict(STREAM=True, STREAM_SEGMENTS=1)),
-    "some CTAs make and others walk, in segments": Form("join", 150, 1, dict(STREAM=True, STREAM_SEGMENTS=2)),
+    "one kernel, clusters of two that share walks": Form("fused", 150, 3, dict(form="one kernel", ctas=2, clusters=2)),
+    "one kernel, clusters of four that share walks": Form("fused", 150, 3, dict(form="one kernel", ctas=4, clusters=2)),
+    "some CTAs make and others walk": Form("stream", 150, 1, dict(form="stream", segments=1)),
+    "some CTAs make and others walk, in segments": Form("join", 150, 1, dict(form="stream", segments=2)),
     "kernels apart, cut, more walks than SMs": Form("compose", 3072, 1, TWO, (12, 6)),
 }
 BLACKWELL = {"as the plan says": Form("", 150, 1), "cut into segments": Form("compose", 2200, 1)}
@@ -144,7 +144,7 @@ class Case:
         return dataclasses.replace(
             p, direction="forward", B=1, T=T, N=len(lengths(T)) if p.packed else 1, H=form.heads,
             HV=form.heads * (p.HV // p.H), final_state=self.states, scale=p.K**-0.5,
-            intermediate_states=self.every, disable_recompute=False,
+            intermediate_states=self.every, disable_recompute=False, force=Force(**form.forced),
         )
 
     def with_its_sms(self, host: Host) -> Host:
@@ -152,8 +152,7 @@ class Case:
 
     def planned(self) -> contextlib.AbstractContextManager[None]:
         """Let plans be of its form inside the block."""
-        constants = self.as_form.constants
-        return planned(**constants) if constants else contextlib.nullcontext()
+        return forcing(**self.as_form.forced)
 
     def recipes(self) -> list[AnyRecipe]:
         """The kernels that it launches on a GPU of its arch; none where its backend does not accept the call."""

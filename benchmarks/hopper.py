@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import functools
 import json
 import statistics
 import sys
@@ -23,6 +24,7 @@ from kda.backends.sm90 import launch, plan
 from kda.backends.sm90.configs import ChainConfig
 from kda.backends.sm90.plan import KERNELS
 from kda.model.bundles import Save
+from kda.model.force import forced, forcing
 from kda.model.host import detect
 from kda.tools.measure.shapes import SHAPES, BenchShape
 from kda.tools.verify.cases import make_inputs
@@ -30,7 +32,6 @@ from ptxkit.compile.kernel import Bound
 from ptxkit.temporary import replaced
 
 from . import common
-from .forms import planned
 from .launches import each_timed, events, median
 
 CALLS, CLOSE = 31, 1e-2
@@ -118,14 +119,14 @@ def measured(case, stages: int, plain: bool = False, cluster: int = 0) -> dict[s
 def keeping(case) -> dict[str, Any]:
     """A forward that keeps what its backward reads, and a backward that makes all of it again: in one kernel as asked,
     and in kernels apart, whose bits they have; so have gradients of what was kept."""
-    p, x, chosen, results, times = case.problem(), case.inputs, plan.FUSED, {}, {}
-    backward = dataclasses.replace(p, direction="backward")
-    calls = {
-        "forward": lambda: launch.forward(p, x, Save.OWN),
-        "backward": lambda: launch.backward(backward, x, case.do, case.dht),
-    }
-    for name, fused in (("apart", False), ("at once", chosen)):
-        with planned(FUSED=fused):
+    x, results, times = case.inputs, {}, {}
+    for name, form in (("apart", "two kernels"), ("at once", forced().form)):
+        with forcing(form=form):
+            p, backward = case.problem(), case.problem("backward")
+            calls = {
+                "forward": functools.partial(launch.forward, p, x, Save.OWN),
+                "backward": functools.partial(launch.backward, backward, x, case.do, case.dht),
+            }
             torch.use_deterministic_algorithms(True)                           # memory of nothing is the same, too
             out, grads = calls["forward"](), calls["backward"]()
             of_kept = launch.backward(backward, x, case.do, case.dht, out.saved)
@@ -136,33 +137,32 @@ def keeping(case) -> dict[str, Any]:
     return times | {"same bits": all(map(torch.equal, *results.values()))}
 
 
-FORMS: dict[str, dict[str, Any]] = {         # forms of a forward -> what plan.py is told
-    "two kernels": dict(FUSED=False, STREAM=False),
-    "CTAs alone": dict(FUSED=True, STREAM=False, CTAS=1),
-    "clusters of two": dict(FUSED=True, STREAM=False, CTAS=2),
-    "clusters of four": dict(FUSED=True, STREAM=False, CTAS=4),
-    "some make, others walk": dict(FUSED=None, STREAM=True, CTAS=None),
-    "as planned": dict(FUSED=None, STREAM=None, CTAS=None),
+FORMS: dict[str, dict[str, Any]] = {         # forms of a forward -> what is prescribed
+    "two kernels": dict(form="two kernels"),
+    "CTAs alone": dict(form="one kernel", ctas=1),
+    "clusters of two": dict(form="one kernel", ctas=2),
+    "clusters of four": dict(form="one kernel", ctas=4),
+    "some make, others walk": dict(form="stream"),
+    "as planned": dict(form=None),
 }
 
 
 def forms(case, **words: bool) -> dict[str, Any]:
     """A forward in each form that can run it, from a graph, and whether results have the bits of two kernels, and by
     how much they differ from Triton's."""
-    p, rows, of_two = dataclasses.replace(case.problem(), intermediate_states=bool(words)), {}, []
-    sms = detect(p.device).sms
+    rows, of_two, sms = {}, [], detect(case.problem().device).sms
     out = kda.chunk_kda_fwd(**case.keywords, **words, backend="triton")
     expected = [y.float() for y in (out.o, out.final_state, out.h) if y is not None]
 
     def call():
         return kda.chunk_kda_fwd(**case.keywords, **words, backend="sm90")
 
-    for name, constants in FORMS.items():
-        with planned(**constants):
-            chosen = plan.plan(p, sms)
+    for name, prescribed in FORMS.items():
+        with forcing(**prescribed):
+            chosen = plan.plan(dataclasses.replace(case.problem(), intermediate_states=bool(words)), sms)
             clusters = chosen.clusters.ctas if chosen.fused else 0
             runs = {"two kernels": not chosen.fused, "some make, others walk": bool(chosen.stream), "as planned": True}
-            if not (runs[name] if name in runs else clusters == constants["CTAS"]):
+            if not (runs[name] if name in runs else clusters == prescribed["ctas"]):
                 continue
             torch.cuda.empty_cache()
             torch.full((2**28,), float("nan"), device="cuda")                  # what results must not depend on
@@ -187,7 +187,7 @@ def main() -> None:
     parser.add_argument("--cluster", type=int, default=0, help="CTAs of a chain that lie together; 0: as planned")
     parser.add_argument("--fused", action=argparse.BooleanOptionalAction,
                         help="prepare and chain as one kernel, where that can be; without: where it is sooner")
-    parser.add_argument("--ctas", type=int, choices=plan.FIT, default=plan.CTAS, help="of its clusters, with --fused")
+    parser.add_argument("--ctas", type=int, choices=plan.FIT, help="of its clusters, with --fused")
     parser.add_argument("--staged", action=argparse.BooleanOptionalAction,
                         help="the one kernel's rows go through shared memory; without: in clusters of four")
     parser.add_argument("--keeps", action="store_true", help="a forward that keeps, and a backward that makes it again")
@@ -196,7 +196,12 @@ def main() -> None:
     parser.add_argument("--K", type=int, choices=(64, 128), help="instead of the shape's")
     parser.add_argument("--V", type=int, choices=(64, 128), help="instead of the shape's")
     args = parser.parse_args()
-    plan.FUSED, plan.CTAS, plan.STAGED = args.fused, args.ctas, args.staged
+    form = None if args.fused is None else "one kernel" if args.fused else "two kernels"
+    with forcing(form=form, ctas=args.ctas, staged=args.staged):
+        measure(args)
+
+
+def measure(args: argparse.Namespace) -> None:
     rows = []
     for label in args.shape or EVERY:
         shape = NAMED[label]

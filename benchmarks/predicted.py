@@ -19,11 +19,11 @@ from typing import Any, NamedTuple
 
 import torch
 
+from kda.model.force import forcing
 from kda.tools.measure.predicted import ERRORS, PredictedLaunch, Prediction, forget, predict
 from kda.tools.measure.shapes import SHAPES, BenchShape
 
 from . import clock_page, common
-from .forms import planned
 from .pages import with_data
 
 ARCH, CHIP = "sm_90a", "h200"
@@ -100,8 +100,7 @@ CALLS = (
 
 @functools.cache
 def prediction(backend: str, shape: BenchShape, step: bool, two: bool) -> Prediction:
-    as_timed = {"FUSED": False, "STREAM": False} if two or step else {}
-    with planned(**as_timed):
+    with forcing(form="two kernels" if two or step else None):
         forget()                             # so that a row is the same alone and behind others
         return predict(ARCH, CHIP, backend, shape, step)
 

@@ -13,13 +13,12 @@ import itertools
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import kda.backends.triton.call as call
-import kda.backends.triton.configs as configs
-import kda.backends.triton.launch as launch
-import kda.backends.triton.plan as plan
+from kda.backends.triton.configs import choose
+from kda.model.force import forcing
+from kda.model.host import host_of
+from kda.model.problem import Problem
 from kda.tools.measure import predicted as predictions
 from kda.tools.measure.shapes import SHAPES
-from ptxkit.temporary import replaced
 
 from . import predicted as rows
 from .clock_page import DATA, OF_PAIRS, PAGE
@@ -58,26 +57,13 @@ SENTENCE = "# of # such pairs are predicted in the order in which they were time
 def predicted(way: Way) -> float:
     """Microseconds."""
     family = way.kernel.removesuffix("_bwd") if way.kernel == "wy_bwd" else way.kernel
-    changed = tuple(
-        row._replace(config=dataclasses.replace(row.config, **way.changes), shared=99) if row.kernel == family else row
-        for row in configs.TABLE
-    )
-    try:
-        with replaced(configs, TABLE=changed):
-            forget()
-            step = way.kernel.endswith("_bwd")
-            prediction = predictions.predict(rows.ARCH, rows.CHIP, "triton", SHAPES["h64-8k"], step)
-    finally:
-        forget()
-    return 1e3 * prediction.kernel(way.kernel, step).milliseconds
-
-
-def forget() -> None:
+    shape, step = SHAPES["h64-8k"], way.kernel.endswith("_bwd")
+    usual = choose(family, Problem(K=shape.K, V=shape.V), host_of(rows.ARCH))
     predictions.forget()
-    for module in (call, configs, plan, launch):
-        for thing in vars(module).values():
-            if hasattr(thing, "cache_clear"):
-                thing.cache_clear()
+    with forcing(configs=((family, dataclasses.replace(usual, **way.changes)),)):
+        prediction = predictions.predict(rows.ARCH, rows.CHIP, "triton", shape, step)
+    predictions.forget()
+    return 1e3 * prediction.kernel(way.kernel, step).milliseconds
 
 
 def pairs(ways: list[tuple[Way, float]]) -> list[tuple[Way, Way, bool]]:

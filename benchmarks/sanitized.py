@@ -15,27 +15,23 @@ LOAD waits for its copies and arrives itself.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import importlib
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 
 import kda
-from kda.backends.common import training_plan
 from kda.backends.sm90 import launch, plan
+from kda.model.force import forcing
 from kda.tools.verify.cases import Case, make_inputs
 from kda.tools.verify.definition import leaves_of
-from ptxkit.temporary import replaced
 
 from . import common
-from .forms import planned
 
 
 def changes() -> dict[str, dict[str, str]]:
@@ -90,8 +86,8 @@ def main() -> None:
 
 
 MANY = dict(lengths=(650, 0, 165), padding=5, H=1, HV=3)
-# Steps of Hopper's own backward: drawn inputs, SMs that are told, least chunks of a segment, CTAs of a cluster of the
-# one kernel that keeps.
+# Steps of Hopper's own backward: drawn inputs, SMs that are prescribed, chunks of a segment, CTAs of a cluster of the
+# one kernel that keeps; without them kernels are apart.
 STEPS = {
     "packed, one item after another": (dict(lengths=(100, 0, 65), padding=70, H=1, HV=2), 1, None, None),
     "packed, any gate": (dict(lengths=(65, 0, 30), padding=20, H=1, HV=2, gate="softplus"), 1, None, None),
@@ -111,21 +107,10 @@ def backwards_of_hopper(device: str) -> None:
     for name, (words, sms, segment, ctas) in STEPS.items():
         case = make_inputs(**dict(K=128, V=128, gate="bounded") | words, device=device)
         for saved in (False, "states", True):
-            with planned_with(sms, segment, ctas):
+            form = "two kernels" if ctas is None else "one kernel"
+            with forcing(form=form, ctas=ctas, segment_chunks=segment, sms=sms):
                 step(case, "sm90", disable_recompute=saved)
             print(f"{name}, disable_recompute={saved}", flush=True)
-
-
-@contextlib.contextmanager
-def planned_with(sms: int | None, segment: int | None, ctas: int | None) -> Iterator[None]:
-    """Plan, inside the block, for so many SMs, segments of at least so many chunks, and one kernel of
-    clusters of so many CTAs; None: kernels apart."""
-    with (
-        replaced(training_plan, SHORTEST=segment or training_plan.SHORTEST),
-        replaced(launch.TRAINING, plan=lambda p, all_sms: plan.training_plan(p, sms or all_sms)),
-        planned(FUSED=ctas is not None, CTAS=ctas),
-    ):
-        yield
 
 
 def step(case: Case, backend: str, **options: bool) -> None:
@@ -133,19 +118,19 @@ def step(case: Case, backend: str, **options: bool) -> None:
     torch.autograd.backward((o, ht), (case.do, case.dht))
 
 
-FORMS: dict[str, dict[str, Any]] = {         # other plans of a forward than those above -> constants of the plan
-    "one kernel, clusters of two": dict(FUSED=True, CTAS=2),
-    "one kernel, clusters of four": dict(FUSED=True, CTAS=4),
-    "one kernel, clusters of four, two of which share all walks": dict(FUSED=True, CTAS=4, CLUSTERS=2),
-    "one kernel, CTAs alone": dict(FUSED=True, CTAS=None),
-    "one kernel, CTAs alone, two of which share all walks": dict(FUSED=True, CTAS=None, CLUSTERS=2),
-    "some CTAs make tiles and others walk": dict(FUSED=None, CTAS=None, STREAM=True, STREAM_SEGMENTS=1),
-    "some CTAs make tiles and others walk, two segments": dict(FUSED=None, CTAS=None, STREAM=True, STREAM_SEGMENTS=2),
+FORMS: dict[str, dict[str, Any]] = {         # other plans of a forward than those above -> what is prescribed
+    "one kernel, clusters of two": dict(form="one kernel", ctas=2),
+    "one kernel, clusters of four": dict(form="one kernel", ctas=4),
+    "one kernel, clusters of four, two of which share all walks": dict(form="one kernel", ctas=4, clusters=2),
+    "one kernel, CTAs alone": dict(form="one kernel", ctas=1),
+    "one kernel, CTAs alone, two of which share all walks": dict(form="one kernel", ctas=1, clusters=2),
+    "some CTAs make tiles and others walk": dict(form="stream", segments=1),
+    "some CTAs make tiles and others walk, two segments": dict(form="stream", segments=2),
 }
 
 
 def calls(backend: str, forwards: bool) -> None:
-    with planned(FUSED=False):
+    with forcing(form="two kernels"):
         dtype = "float32" if backend == "sm89" else "bfloat16"
         for gate, D in (("bounded", 128), ("softplus", 128), ("bounded", 64)):
             case = make_inputs((100, 0, 65), padding=70, H=1, HV=2, K=D, V=D, dtype=dtype, gate=gate, device="cuda")
@@ -159,10 +144,10 @@ def calls(backend: str, forwards: bool) -> None:
         if not forwards:
             backwards_of_hopper("cuda")
         for gate in ("bounded", "softplus"):
-            for name, constants in FORMS.items():
+            for name, prescribed in FORMS.items():
                 V = 64 if "alone" in name else 128
                 case = make_inputs((650, 0, 165), padding=5, H=1, HV=3, K=128, V=V, gate=gate, device="cuda")
-                with planned(**constants):
+                with forcing(**prescribed):
                     kda.chunk_kda_fwd(**case.keywords, backend=backend)
                     torch.cuda.synchronize()
                 print(f"{name}, {gate} gate", flush=True)

@@ -5,6 +5,7 @@ memory.  Launches that find something wrong are not repeated: a GPU may hang on 
 for one line of JSON a launch.
 """
 
+import contextlib
 import gc
 import os
 import sys
@@ -81,18 +82,15 @@ def nothing_compiled_before():
 
 
 @pytest.fixture
-def plan_says(monkeypatch):
-    """Sets constants of the Hopper backend's plan, until the test ends."""
-    from kda.backends.sm90 import launch, plan
+def force():
+    """Returns a function that prescribes fields of Force from there on, and nothing else, until the test ends."""
+    from kda.model.force import NOTHING, with_force
 
-    def say(**constants):
-        for name, value in constants.items():
-            monkeypatch.setattr(plan, name, value)
-        launch.forget_plans()
+    with contextlib.ExitStack() as until_the_end:
+        def prescribe(**words):
+            until_the_end.enter_context(with_force(NOTHING._replace(**words)))
 
-    yield say
-    monkeypatch.undo()
-    launch.forget_plans()
+        yield prescribe
 
 
 @pytest.fixture(scope="session")
@@ -144,9 +142,9 @@ def one_thread():
 
 
 @pytest.fixture
-def kernels_apart(plan_says):
+def kernels_apart(force):
     """The Hopper forward's kernels one by one, though so short a call would take the one that does all."""
-    plan_says(FUSED=False)
+    force(form="two kernels")
 
 
 @pytest.fixture
@@ -161,15 +159,9 @@ def backend_ready(request):
 
 
 @pytest.fixture
-def takes(plan_says, monkeypatch):
+def takes(force):
     """Makes calls take one form of the Hopper forward (sm90_forms.py), however short they are."""
-    import sm90_forms
-
-    def take(form):
-        monkeypatch.setattr(sm90_forms.training_plan, "SHORTEST", form.shortest or sm90_forms.SHORTEST)
-        plan_says(makers_of_stream=form.makers_of_stream, **form.constants)
-
-    return take
+    return lambda form: force(**form.forced)
 
 
 @pytest.fixture

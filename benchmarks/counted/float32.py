@@ -9,14 +9,13 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Iterator
 
-from kda.backends.common.routine import forget_routines
 from kda.backends.sm89 import launch, plan
 from kda.model.bundles import Save
+from kda.model.force import forcing
 from kda.model.problem import Problem
 from kda.tools.verify.cases import Case, make_inputs
 from ptxkit import capture
 from ptxkit.report import Run
-from ptxkit.temporary import replaced
 
 from ..pages import table_row
 
@@ -69,10 +68,7 @@ def row(name: str, config, long: Run, short: Run) -> str:
 
 def rows(dims: Iterable[int] = (64, 128)) -> Iterator[str]:
     for D in dims:
-        few = case_of(SHORT, D).problem()
-        columns = plan.columns(dataclasses.replace(few, H=HEADS, HV=HEADS), SMS)
-        forget_routines()
-        with replaced(plan, columns=lambda p, sms, columns=columns: columns):
-            long, short, configs = runs(case_of(LONG, D)), runs(case_of(SHORT, D)), kernels(few)
-        forget_routines()
+        many = dataclasses.replace(case_of(SHORT, D).problem(), H=HEADS, HV=HEADS)
+        with forcing(columns=plan.columns(many, SMS)):
+            long, short, configs = runs(case_of(LONG, D)), runs(case_of(SHORT, D)), kernels(case_of(SHORT, D).problem())
         yield from (row(name, configs[name], run, short[name]) for name, run in long.items() if name != "sum_chunks")

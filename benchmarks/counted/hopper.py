@@ -12,10 +12,10 @@ from kda.backends.common.cute.training import TOKENS
 from kda.backends.common.training_plan import TrainingPlan
 from kda.backends.sm90 import launch, plan
 from kda.backends.sm90.bwd.grads import REGISTERS
+from kda.model.force import forcing
 from kda.model.problem import Problem
 from ptxkit.compile.launching import Launch
 
-from ..forms import planned
 from ..pages import table_row
 from . import GATES, LONG, SHORT, Counts, between, forward, step
 
@@ -38,7 +38,7 @@ def training_plan(K: int, H: int, words: str = GATES["bounded by -5"]) -> Traini
 
 def of_step(K: int, saves: bool, names: tuple[str, ...]) -> dict[str, tuple[Counts, Launch]]:
     """Map the name of each kernel to what it takes and to its launch."""
-    with planned(FUSED=FUSED in names, CTAS=2):
+    with forcing(form="one kernel" if FUSED in names else "two kernels", ctas=2):
         short, long = (step(T, saves, "sm90", K) for T in (SHORT, LONG))
     runs = zip(names, short.runs, long.runs, long.launches, strict=True)
     return {name: (between(a, b, LONG - SHORT), launched) for name, a, b, launched in runs}
@@ -74,9 +74,9 @@ def spills() -> Iterator[str]:
         yield table_row(name, *taken)
 
 
-FORMS = {                                    # forms of a forward: names of its kernels -> constants of the plan
-    ("prepare", "chain"): dict(FUSED=False, CTAS=2), ("fused, two CTAs",): dict(FUSED=True, CTAS=2),
-    ("fused, four CTAs",): dict(FUSED=True, CTAS=4),
+FORMS = {                                    # forms of a forward: names of its kernels -> what is prescribed
+    ("prepare", "chain"): dict(form="two kernels"), ("fused, two CTAs",): dict(form="one kernel", ctas=2),
+    ("fused, four CTAs",): dict(form="one kernel", ctas=4),
 }
 FLOORS = "global_floor_read", "global_floor_written"
 OF_FORWARD = ("| kernel, gate | warp instructions | bytes per token: requested, touched | registers | spills | shared "
@@ -85,9 +85,9 @@ OF_FORWARD = ("| kernel, gate | warp instructions | bytes per token: requested, 
 
 def of_forward() -> Iterator[str]:
     """Yield a table's lines: what each form takes for a chunk of 32 tokens."""
-    for names, constants in FORMS.items():
+    for names, prescribed in FORMS.items():
         for gate in ("bounded", "softplus", "given"):
-            with planned(STREAM=False, **constants):
+            with forcing(**prescribed):
                 short, long = (forward(T, gate, "sm90", checks=False) for T in (SHORT, LONG))
             for name, a, b, launched in zip(names, short.runs, long.runs, long.launches, strict=True):
                 counts = between(a, b, LONG - SHORT)

@@ -41,6 +41,7 @@ from kda.checks.calls import (
 from kda.errors import KdaError
 from kda.model import gates, transforms
 from kda.model.bundles import Grads, OpaqueSaved, Outputs, Products, Save, Saved, saved_outlines
+from kda.model.force import forced, with_force
 from kda.model.gates import wide_dtype
 from kda.model.host import stand_in
 from kda.model.offsets import offsets_dtype
@@ -182,7 +183,7 @@ def _chunk_setup(ctx, inputs, output):
     if c.options.return_intermediate_states and any(ctx.needs_input_grad):
         refuse(c, INTERMEDIATE_STATES, "gradients recorded")
     requested = backend_of_backward(backend_asked(c.options.backend))            # a backward may run in another thread
-    ctx.options = c.options._replace(backend=requested)
+    ctx.options, ctx.force = c.options._replace(backend=requested), forced()
     ctx.set_materialize_grads(False)
     ctx.save_for_backward(*args[: len(INPUTS)], *saved)
     if transforms.active():
@@ -190,7 +191,8 @@ def _chunk_setup(ctx, inputs, output):
 
 
 def _chunk_link(ctx, do, dht, dh, *dsaved):
-    grads = _gradients(ctx.saved_tensors, ctx.options, do, dht, ctx.needs_input_grad)
+    with with_force(ctx.force):
+        grads = _gradients(ctx.saved_tensors, ctx.options, do, dht, ctx.needs_input_grad)
     return *grads, *[None] * (len(OPTIONS) + 1)
 
 
@@ -258,7 +260,8 @@ class ChunkKda(torch.autograd.Function):
         needs, tensors, (options, route) = ctx.needs_input_grad[1:], ctx.saved_tensors, ctx.call
         if not _nothing_else_looks() or transforms.batched((do, dht)):
             options = options._replace(backend=route.requested, disable_recompute=route.save is Save.ALL)
-            return None, *_gradients(tensors, options, do, dht, needs)
+            with with_force(route.backward.force):
+                return None, *_gradients(tensors, options, do, dht, needs)
         x, saved = Inputs(*tensors[: len(INPUTS)]), tensors[len(INPUTS):]
         do = torch.zeros_like(x.v) if do is None else do
         backend = choose(route.backward, route.requested).backend

@@ -11,6 +11,7 @@ from kda.checks.decode import FLAGS, KIND, OF_TYPES, RECORDING, VALUES, StepCall
 from kda.checks.keywords import names_of, refuse_unknown
 from kda.checks.memo import Memo, are_plain, kind_of_call
 from kda.model import transforms
+from kda.model.force import forced
 from kda.model.problem import Problem, StepInputs, StepProblem, beta_of, gate_of
 from kda.routing.dispatch import backend_asked, choose, launcher
 
@@ -199,7 +200,7 @@ def _checked(c: StepCall) -> StepProblem:
     if not are_plain(map(type, c.x)):
         _check_kinds(c)
     try:
-        key = kind_of_call(c.x, *map(type, c.options), c.options)
+        key = kind_of_call(c.x, *map(type, c.options), c.options, forced())
         step = _PROBLEMS.get(key)
     except (AttributeError, TypeError):                                        # a value is no tensor, or has no hash
         check(c, OF_TYPES)

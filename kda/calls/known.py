@@ -11,6 +11,7 @@ from torch.autograd import forward_ad
 
 from kda.checks.calls import Call, is_training, problem_of
 from kda.checks.memo import Memo, are_plain, kind_of_call
+from kda.model.force import forced
 from kda.model.host import stand_in
 from kda.model.problem import Inputs, Options
 from kda.routing.dispatch import backend_asked, choose, route, what_is_saved
@@ -30,7 +31,9 @@ def key_of(tensors: tuple, settings: tuple, flags: tuple) -> tuple | None:
         return None
     training = torch.is_grad_enabled() and True in [x is not None and x.requires_grad for x in tensors[:8]]
     try:
-        return kind_of_call(tensors, training, backend_asked(), stand_in(), flags, settings, *map(type, settings))
+        return kind_of_call(
+            tensors, training, backend_asked(), stand_in(), forced(), flags, settings, *map(type, settings)
+        )
     except RuntimeError:                                                       # a nested tensor has no shape
         return None
 

@@ -21,6 +21,7 @@ import torch
 
 from kda.errors import InputError, InputTypeError, in_words
 from kda.model import offsets
+from kda.model.force import forced
 from kda.model.problem import DTYPES, MAX_K, Inputs, Options, Problem, beta_of, gate_of
 
 from . import written
@@ -747,7 +748,7 @@ _PROBLEMS: Memo[Problem] = Memo()
 def problem_of(c: Call, direction: str = "forward") -> Problem:
     """Return the checked Problem of a call; a remembered kind of call costs one look-up and the VALUES."""
     tensors = c.inputs if c.do is c.dht is c.out is None else (*c.inputs, c.do, c.dht, c.out)
-    key = kind_of_call(tensors, c.op, direction, c.options)
+    key = kind_of_call(tensors, c.op, direction, c.options, forced())
     problem = _PROBLEMS.get(key)
     if problem is None:
         check(c, (*CALLER, *KIND))                                             # an operator's arguments satisfy CALLER

@@ -12,6 +12,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from kda.model.force import Force, forced
+
 DTYPES = ("bfloat16", "float16", "float32", "float64")
 SHORT_DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "fp64": "float64"}     # words of people
 AT_LEAST = {"B": 0, "T": 0, "N": 0, "slots": 0, "H": 1, "HV": 1, "K": 1, "V": 1}  # least numbers that people may write
@@ -145,6 +147,7 @@ class Problem(Hashed):
     inplace: bool = False                    # final states go into initial_state
     start_slots: bool = False                # initial_state_indices given
     checkpoints: str | None = None           # dtype of states stored at checkpoint_offsets; None without them
+    force: Force = dataclasses.field(default_factory=forced, repr=False)       # what tests and tools prescribe
     __hash__ = Hashed.__hash__
 
     @property
@@ -199,7 +202,7 @@ class Problem(Hashed):
     @classmethod
     def parse(cls, text: str, **defaults: Any) -> Problem:
         """A problem from words such as "K=64 V=128 float32 packed backward": field=value, a dtype, or a name below."""
-        by_name = {f.name: f for f in dataclasses.fields(cls)}
+        by_name = {f.name: f for f in dataclasses.fields(cls) if f.name != "force"}
         fields = dict(defaults)
         words: dict[str, dict[str, Any]] = {
             **{name: {"dtype": d, "g_dtype": d, "beta_dtype": d}

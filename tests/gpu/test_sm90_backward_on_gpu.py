@@ -70,10 +70,10 @@ def test_the_same_bits_every_time_made_again_or_kept(name):
 @pytest.mark.parametrize("ctas, words", [
     (2, {}), (4, {}), (4, dict(gate="softplus")), (1, dict(K=64, V=64)), (2, dict(K=64, V=64))
 ], ids=str)
-def test_one_kernel_that_keeps_has_the_bits_of_two(shape, ctas, words, plan_says):
+def test_one_kernel_that_keeps_has_the_bits_of_two(shape, ctas, words, force):
     case, found = drawn(**shape, **words), {}
     for one in (False, True):
-        plan_says(FUSED=one, CTAS=ctas)
+        force(form="one kernel" if one else "two kernels", ctas=ctas)
         backward = dataclasses.replace(case.problem(), direction="backward")
         assert plan.training_plan(backward, detect("cuda").sms).clusters.ctas == ctas * one
         found[one] = [gradients(case, kept) for kept in (False, True)]

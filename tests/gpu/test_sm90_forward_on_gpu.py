@@ -12,7 +12,7 @@ from on_a_gpu import DEVICE, assert_causal, assert_right, captured, nothing_wait
 pytest.importorskip("cutlass", reason="nvidia-cutlass-dsl is not installed")
 
 import kda
-from kda.backends.sm90 import launch, plan
+from kda.backends.sm90 import plan
 from kda.model.host import detect
 from kda.tools.verify.cases import REGIMES, make_inputs
 from kda.tools.verify.doors import Door
@@ -58,20 +58,16 @@ def test_states_that_enter_chunks_are_those_of_the_portable_backend(T, H):
 
 
 @pytest.mark.parametrize("shape", [dict(T=33), dict(T=2100, H=40), dict(B=3, T=700, H=70), SERVED], ids=str)
-def test_one_kernel_has_the_bits_of_two(shape, monkeypatch):
+def test_one_kernel_has_the_bits_of_two(shape, force):
     case = make_inputs(**dict(H=1, K=128, V=128, gate="bounded", device=DEVICE) | shape)
 
     def found(fused):
-        monkeypatch.setattr(plan, "FUSED", fused)
-        launch.forget_plans()
+        force(form="one kernel" if fused else "two kernels")
         assert bool(plan.plan(case.problem(), detect(DEVICE).sms).fused) == fused
         out = kda.chunk_kda_fwd(**case.keywords, backend="sm90")
         return out.o, out.final_state
 
-    try:
-        runs = [found(True) for _ in range(5)]
-    finally:
-        expected = found(False)
+    runs, expected = [found(True) for _ in range(5)], found(False)
     assert all(torch.equal(a, b) for run in runs for a, b in zip(run, expected))
 
 
@@ -80,10 +76,10 @@ def test_one_kernel_has_the_bits_of_two(shape, monkeypatch):
     (1, dict(V=64)), (1, dict(V=64, gate="softplus")), (2, dict(V=64)), (2, dict(V=64, gate="softplus")),
     (1, dict(K=64, V=64)), (2, dict(K=64, V=64)), (2, dict(K=64)), (4, dict(K=64)),
 ], ids=str)
-def test_one_kernel_of_other_dims_has_the_bits_of_two(ctas, dims, shape, plan_says):
+def test_one_kernel_of_other_dims_has_the_bits_of_two(ctas, dims, shape, force):
     case, found = make_inputs(**dict(H=1, K=128, V=128, gate="bounded", device=DEVICE) | shape | dims), {}
     for fused in (False, True):
-        plan_says(FUSED=fused, CTAS=ctas)
+        force(form="one kernel" if fused else "two kernels", ctas=ctas)
         planned = plan.plan(case.problem(), detect(DEVICE).sms)
         assert (planned.fused.ctas if planned.fused else 0) == ctas * fused
         found[fused] = [kda.chunk_kda_fwd(**case.keywords, backend="sm90") for _ in range(3)]
@@ -94,13 +90,13 @@ def test_one_kernel_of_other_dims_has_the_bits_of_two(ctas, dims, shape, plan_sa
 
 @pytest.mark.parametrize("gate", ["bounded", "softplus"])
 @pytest.mark.parametrize("shape", [dict(T=8192, H=16), dict(T=2100, H=12, V=64), SERVED | dict(HV=2)], ids=str)
-def test_makers_and_walkers_are_within_the_budget_and_repeat_their_bits(shape, gate, plan_says):
+def test_makers_and_walkers_are_within_the_budget_and_repeat_their_bits(shape, gate, force):
     case = make_inputs(**dict(H=1, K=128, V=128, gate=gate, device=DEVICE) | shape)
-    plan_says(STREAM=True)
+    force(form="stream")
     assert plan.plan(case.problem(), detect(DEVICE).sms).stream
     runs = [kda.chunk_kda_fwd(**case.keywords, backend="sm90") for _ in range(5)]
     assert all(torch.equal(run.o, runs[0].o) and torch.equal(run.final_state, runs[0].final_state) for run in runs)
-    plan_says(STREAM=False, FUSED=False)
+    force(form="two kernels")
     two = kda.chunk_kda_fwd(**case.keywords, backend="sm90")
     for found, expected in ((runs[0].o, two.o), (runs[0].final_state, two.final_state)):
         assert (found.float() - expected.float()).norm() < 1e-2 * expected.float().norm()

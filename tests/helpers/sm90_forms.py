@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 import torch
 from cute_calls import RAGGED, called, changed, drawn, saturated
 
-from kda.backends.common import training_plan
 from kda.backends.sm90 import launch, plan
 from kda.model.bundles import Save
 from ptxkit import capture
@@ -23,24 +22,20 @@ class Form(NamedTuple):
     staged: bool | None = None               # whether its rows go through shared memory; None: as the plan says
     segments: int = 0                        # segments of each sequence, where some CTAs make tiles and others walk
     makers: int | None = None                # those that make tiles; None: as many as keep up
-    shortest: int | None = None              # chunks of a segment of two kernels; None: as the plan says
+    chunks: int | None = None                # chunks of a segment of two kernels; None: as the plan says
 
     @property
-    def constants(self) -> dict[str, Any]:
-        """Return constants of plan.py."""
+    def forced(self) -> dict[str, Any]:
+        """Return fields of Force."""
         return dict(
-            FUSED=None if self.segments else self.ctas > 0, CTAS=self.ctas or None, CLUSTERS=self.sharing,
-            STAGED=self.staged, STREAM=self.segments > 0 or None, STREAM_SEGMENTS=self.segments or None,
+            form="stream" if self.segments else "one kernel" if self.ctas else "two kernels", ctas=self.ctas or None,
+            clusters=self.sharing, staged=self.staged, segments=self.segments or None, makers=self.makers,
+            segment_chunks=self.chunks,
         )
-
-    @property
-    def makers_of_stream(self):
-        return MAKERS if self.makers is None else lambda *_: self.makers
 
 
 TWO_KERNELS, ALONE, PAIR, FOUR = (Form(n) for n in (0, 1, 2, 4))
-STREAM, SEGMENTS = Form(segments=1), Form(shortest=2)
-MAKERS, SHORTEST = plan.makers_of_stream, training_plan.SHORTEST
+STREAM, SEGMENTS = Form(segments=1), Form(chunks=2)
 
 
 class Call(NamedTuple):
@@ -116,7 +111,7 @@ def assert_as_planned(call, case):
         assert (found.ctas, found.staged, found.prepare.in_blocks) == (form.ctas, staged, call.any_gate)
         assert found.wrapped == (form.ctas == 1 or bool(form.sharing))
     else:
-        assert not planned.fused and not planned.stream and bool(planned.carry) == bool(form.shortest)
+        assert not planned.fused and not planned.stream and bool(planned.carry) == bool(form.chunks)
 
 
 # calls whose results are the definition, with the bits of two kernels

@@ -289,7 +289,7 @@ def test_bytes_that_a_page_says_are_kept_are_those_of_the_plan(backend, K, patte
 def test_pages_name_only_what_the_plan_of_hopper_has():
     pages = [*ROOT.glob("docs/stages/sm90*.md"), *ROOT.glob("docs/decisions/hopper*.md")]
     named = {name for page in pages for name in re.findall(r"`plan\.(\w+)`", page.read_text())}
-    assert {"FUSED", "CTAS", "ctas_of_one_kernel"} <= named
+    assert {"Times", "ctas_of_one_kernel"} <= named
     assert [name for name in named if not hasattr(plan, name)] == []
 
 

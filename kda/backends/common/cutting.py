@@ -37,12 +37,21 @@ def length_for(chunks: int, segments: int, shortest: int, multiple: int = 1) -> 
     return max(shortest, -(-needed // multiple) * multiple)
 
 
+def prescribed_length(p: Problem, multiple: int = 1) -> int | None:
+    """Return the chunks of a segment that are prescribed; None if the plan chooses."""
+    chunks = None if p.batch_invariant else p.force.segment_chunks
+    return None if chunks is None else -(-chunks // multiple) * multiple
+
+
 def segment_length(p: Problem, rows: int, parts: int, at_once: int, shortest: int, multiple: int = 1) -> int:
     """Return the chunks of a segment, 0 for whole sequences: cut where heads and sequences leave the chip idle.
 
     A chunk has `rows` tokens; `parts` programs walk a state, of which `at_once` run at the same time.  Never with
     batch_invariant: roundings would depend on neighbours, and on where a call ends.
     """
+    prescribed = prescribed_length(p, multiple)
+    if prescribed is not None:
+        return prescribed
     segments = at_once // (parts * p.HV * max(p.N, 1))
     if segments < 3 or p.batch_invariant:
         return 0

@@ -115,6 +115,7 @@ def places(*sizes: int) -> tuple[int, ...]:
 
 def plan_of(make: Makers, p: Problem, sms: int) -> TrainingPlan:
     """Return the plan, which has the same segments in both directions."""
+    sms = p.force.sms or sms
     length, states = segment_length(p, sms), -(-p.T // TOKENS)
     chunks, _, _, all_segments = sizes = cutting.cut_into(p, C, length)
     all_chunks, all_states = p.B * chunks, p.B * states
@@ -166,9 +167,9 @@ class MapPlan:
 
 def map_plan_of(make: Makers, p: Problem, sms: int) -> MapPlan:
     """Return the plan with as many segments as give each SM two CTAs."""
-    chunks, ctas = -(-p.T // C), (p.K + p.V) // COLUMNS * p.HV
+    chunks, ctas, sms = -(-p.T // C), (p.K + p.V) // COLUMNS * p.HV, p.force.sms or sms
     wanted = 1 if p.batch_invariant else max(1, 2 * sms // ctas)
-    segment = cutting.length_for(chunks, wanted, SHORTEST, WHOLE)
+    segment = cutting.prescribed_length(p, WHOLE) or cutting.length_for(chunks, wanted, SHORTEST, WHOLE)
     segments = -(-chunks // segment)
     square = dataclasses.replace(p, V=p.K, state_dtype="float32")
     return MapPlan(

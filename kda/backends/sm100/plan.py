@@ -47,7 +47,6 @@ KERNELS = {
     TablesConfig: "common.cute.tables", OperandsConfig: "sm100.fwd.operands", RecordConfig: "sm100.fwd.record",
     WalkConfig: "sm100.bwd.walk", GradsConfig: "sm100.bwd.grads", SharesConfig: "common.cute.shares",
 }
-SEGMENTS = None                              # segments per sequence, set by tests
 
 # Chunks that a cluster walks over in the time of two more launches, and of a segment more in compose.
 LAUNCHES, EDGE = 16, 2
@@ -64,6 +63,7 @@ class Plan:
 
 
 def plan(p: Problem, sms: int, offsets: str | None) -> Plan:
+    sms = p.force.sms or sms
     segments = segments_of(p, sms)
     cut, walks = segments > 1, p.N * p.HV * (2 * segments - 1)
     chunks = -(-p.T // C)
@@ -78,8 +78,8 @@ def plan(p: Problem, sms: int, offsets: str | None) -> Plan:
 def segments_of(p: Problem, sms: int) -> int:
     """Return the number of segments per sequence: if few heads would leave clusters idle, two walks over a part of it
     are faster than one over all.  Roundings then differ, and states that enter chunks are not available."""
-    if SEGMENTS or p.batch_invariant or p.intermediate_states or p.checkpoints or not p.N:
-        return SEGMENTS or 1
+    if p.force.segments or p.batch_invariant or p.intermediate_states or p.checkpoints or not p.N:
+        return p.force.segments or 1
     clusters, chunks = sms // CTAS, max(chunks_of_a_sequence(p, C), 1)
 
     def time(segments: int) -> int:

@@ -73,8 +73,8 @@ def plan(p: Problem, sms: int, offsets: str | None, save: Save = Save.NOTHING) -
 
 
 def columns(p: Problem, sms: int) -> int:
-    states = p.N * p.HV * p.V
-    return next((c for c in COLUMNS if states // c >= BUSY * sms), COLUMNS[-1])
+    states, sms = p.N * p.HV * p.V, p.force.sms or sms
+    return p.force.columns or next((c for c in COLUMNS if states // c >= BUSY * sms), COLUMNS[-1])
 
 
 def prepare_config(p: Problem, offsets: str | None, save: Save = Save.NOTHING) -> PrepareConfig:

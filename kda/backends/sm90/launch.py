@@ -18,7 +18,7 @@ from ..common.cute.training import TOKENS
 from ..common.launcher import kernels, launch_segments, states_between_chunks
 from ..common.pool.launch import STATES, Checkpoints
 from ..common.pool.launch import prefill as of_pool
-from ..common.routine import Routine, described_once, forget_routines
+from ..common.routine import Routine, described_once
 from ..common.tensors import INPUTS, ROWS, inputs_in_memory, on_its_device
 from ..common.training import Description
 from .configs import tile
@@ -90,13 +90,6 @@ def _chain(d: Description, o: Location, ht: Location | None, saves: bool) -> lis
     d.launch_walk("chain", tiles=tiles, v=d.draft["v"], h0=h0, o=o, ht=ht, segment_table=d.tables.segment,
                   **_states(d, always=True))
     return products
-
-
-def forget_plans() -> None:
-    """Forget plans made with other constants of plan.py; functions without a cache are passed over."""
-    forget_routines()
-    for planned in (plan, training_plan):
-        getattr(planned, "cache_clear", lambda: None)()
 
 
 @on_its_device

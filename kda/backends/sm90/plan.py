@@ -61,12 +61,6 @@ KERNELS = {
 STAGES = (6, 3)                              # stages of a chain with one CTA on an SM, and with two
 RECORD_STAGES = (5, 2)                       # the same of a chain that keeps, beside results
 WALK_STAGES = (6, 2)                         # and of other walks of a recorded call
-FUSED = None                                 # one kernel if that is faster; True: wherever possible, False: never
-STREAM: bool | None = None                   # the same of CTAs that make tiles beside others that walk
-STREAM_SEGMENTS: int | None = None           # segments of every sequence there; None: as many as are faster
-STAGED: bool | None = None                   # rows go through shared memory; None: but for one product by two CTAs
-CTAS: int | None = None                      # CTAs of its clusters; None: as many as are faster
-CLUSTERS = None                              # that run at once; None: those of FIT
 FIT = {1: 132, 2: 66, 4: 30}                 # clusters of so many CTAs that run at once on 132 SMs, of H200s: measured
 CLUSTERS_OF_ONE = tuple(shared.Clusters(ctas, n) for ctas in FIT for n in (0, 1)[ctas == 1 :])   # see `wraps`
 # What decides between one kernel and two, as measured on an H200 (docs/decisions/hopper.md); clusters of
@@ -112,6 +106,7 @@ class Plan(cutting.Cut):
 
 @functools.lru_cache(maxsize=1024)
 def plan(p: Problem, sms: int, saves: bool = False) -> Plan:
+    sms = p.force.sms or sms
     length, chunks = shared.segment_length(p, sms), -(-p.T // C)
     all_chunks = p.T // C + p.N if p.packed else p.B * chunks
     one, can_stream = (None, False) if saves else (fused_config(p), stream_config(p) is not None)
@@ -260,7 +255,7 @@ def fused_config(p: Problem, wrapped: bool = False, ctas: int = 0) -> FusedConfi
     """Return the one kernel if prepare needs no halving.  A cluster has `ctas` CTAs; 0: one for each 64 columns."""
     prepare, strips = prepare_config(p, saves=False), p.V // COLUMNS
     ctas = ctas or strips
-    staged = p.g_dtype == "bfloat16" and (ctas > 2 or prepare.in_blocks if STAGED is None else STAGED)
+    staged = p.g_dtype == "bfloat16" and (ctas > 2 or prepare.in_blocks if p.force.staged is None else p.force.staged)
     if not (prepare.one_product or prepare.in_blocks) or ctas not in CLUSTER_SIZES.get(strips, ()):
         return None
     chain = chain_config(p, "sequences", RING)
@@ -279,7 +274,7 @@ def stream_config(p: Problem, cut: bool = False) -> StreamConfig | None:
     prepare = prepare_config(p, saves=False)
     if p.intermediate_states or p.checkpoints or p.K != CHANNELS_OF_ROWS or not p.N * p.HV * p.T:
         return None
-    staged = p.g_dtype == "bfloat16" if STAGED is None else STAGED and p.g_dtype == "bfloat16"
+    staged = p.g_dtype == "bfloat16" and p.force.staged is not False
     chain = dataclasses.replace(chain_config(p, "sequences", 1), every=1)
     return StreamConfig(prepare, dataclasses.replace(chain, ht=True) if cut else chain, staged, cut)
 
@@ -291,6 +286,8 @@ def join_config(p: Problem, offsets: str | None) -> JoinConfig:
 def makers_of_stream(p: Problem, sms: int, cost: costs.Costs, segments: int = 1) -> int:
     """CTAs that make tiles, where some make and others walk: as many as keep up with walks, since tiles that are made
     long before they are read leave L2.  None may be left."""
+    if p.force.makers is not None:
+        return p.force.makers
     heads, strips, of_M = p.N * p.HV, p.V // COLUMNS, p.K // COLUMNS
     walking = heads * (strips + (segments - 1) * (strips + of_M))
     enough = min(math.ceil(heads * segments * cost.making / cost.walked), -(-p.T // TOKENS) * heads)
@@ -301,14 +298,14 @@ def segments_of_stream(times: Times) -> int:
     """Return the number of segments of every sequence; few heads leave CTAs without a walk.  0: no place for makers."""
     p = times.p
     most = max(times.sms // (2 * max(p.N * p.HV, 1)), 1)
-    numbers = [STREAM_SEGMENTS] if STREAM_SEGMENTS else range(1, most + 1)
+    numbers = [p.force.segments] if p.force.segments else range(1, most + 1)
     makers = {n: makers_of_stream(p, times.sms, times.cost, n) for n in numbers}
     return min((n for n in makers if makers[n]), key=lambda n: times.of_stream(makers[n], n), default=0)
 
 
 def clusters_of(p: Problem, sms: int, ctas: int) -> int:
     """Return how many clusters of `ctas` CTAs run at once and have something to walk."""
-    return min(p.N * p.HV, CLUSTERS or max(1, sms * FIT[ctas] // 132))
+    return min(p.N * p.HV, p.force.clusters or max(1, sms * FIT[ctas] // 132))
 
 
 def wraps(p: Problem, sms: int, ctas: int) -> bool:
@@ -385,8 +382,8 @@ def ctas_of_one_kernel(times: Times) -> int:
     walks, all_slots = p.N * p.HV, times.all_slots
     sizes = CLUSTER_SIZES.get(strips, ())
     forms = [ctas for ctas in sizes if ctas > 1 or p.T]                        # CTAs alone share walks, of some tokens
-    if FUSED is not None or not walks:
-        ctas = (CTAS or forms[0]) if FUSED and walks else 0
+    if p.force.form in ("one kernel", "two kernels") or not walks:
+        ctas = (p.force.ctas or forms[0]) if p.force.form == "one kernel" and walks else 0
         return 0 if (cut and ctas == strips) or ctas not in forms else ctas
     if all_slots >= 2**31:                                                     # share.py counts them in 32 bits
         return 0
@@ -398,8 +395,6 @@ def ctas_of_one_kernel(times: Times) -> int:
     pair = not cut and times.of_two(FIRST_CHUNK) <= two_kernels
     if not cut:
         pair = pair or (not wraps(p, times.sms, 2) and times.of_two(FIRST_CHUNK) <= times.apart())
-    if CTAS == 2:
-        return 2 * pair
     otherwise = times.with_clusters(2 * pair)
     return 4 if times.of_four() <= AT_MOST * otherwise else 2 * pair
 
@@ -407,9 +402,9 @@ def ctas_of_one_kernel(times: Times) -> int:
 def streams(times: Times, ctas: int) -> bool:
     """Whether some CTAs make tiles and others walk, which is faster than clusters of so many CTAs.  Its bits are not
     those of the other forms."""
-    segments = 0 if times.p.batch_invariant else segments_of_stream(times)
-    if not segments or STREAM is not None or FUSED is not None or CTAS is not None:
-        return bool(segments and STREAM)
+    segments, form = 0 if times.p.batch_invariant else segments_of_stream(times), times.p.force.form
+    if not segments or form:
+        return bool(segments and form == "stream")
     makers = makers_of_stream(times.p, times.sms, times.cost, segments)
     return times.of_stream(makers, segments) <= AT_MOST * times.with_clusters(ctas)
 

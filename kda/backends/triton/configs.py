@@ -88,14 +88,19 @@ def power_of_2(n: int) -> int:
 
 def choose(kernel: str, p: Problem, host: Host, bits: int = 0) -> TileConfig:
     """Return the configuration of a kernel.  `bits` are those of its operands, if they have not the dtype of q."""
+    otherwise = OTHERWISE.get(kernel, kernel)
+    c = p.force.config(kernel) or p.force.config(otherwise) or _from_table(kernel, p, host, bits)
+    return dataclasses.replace(c, BK=min(c.BK, power_of_2(p.K)), BV=min(c.BV, power_of_2(p.V)))
+
+
+def _from_table(kernel: str, p: Problem, host: Host, bits: int) -> TileConfig:
     bits = bits or (32 if p.dtype == "float32" else 16)
     allowed = host.smem or SMALLEST << 10
     products = ("any", "async" if host.cc and host.cc[0] in (9, 10) else "mma.sync")
     for row in TABLE:
         fits = row.kernel in (kernel, OTHERWISE.get(kernel)) and row.bits == bits and row.products in products
         if fits and p.K <= row.K and row.shared << 10 <= allowed:
-            c = row.config
-            return dataclasses.replace(c, BK=min(c.BK, power_of_2(p.K)), BV=min(c.BV, power_of_2(p.V)))
+            return row.config
     raise BuildError(
         f"{kernel} of K={p.K} V={p.V} {p.dtype} needs {SMALLEST} KiB of shared memory per block; {host} allows "
         f"{allowed / 1024:g}. Use backend='reference'."

@@ -72,7 +72,7 @@ def recipes_of_call(p: Problem, host: Host, offsets: str | None, save: Save) -> 
 
 def split(p: Problem, sms: int, BV: int) -> int:
     """Return the chunks of a segment, 0 for whole sequences: two programs on an SM walk BV columns of a state each."""
-    return cutting.segment_length(p, p.C, -(-p.V // BV), 2 * sms, SHORTEST)
+    return cutting.segment_length(p, p.C, -(-p.V // BV), 2 * (p.force.sms or sms), SHORTEST)
 
 
 # Rows of a diagonal block, whether of normalised q and k alone, and the most bits that half of its rows may decay by:

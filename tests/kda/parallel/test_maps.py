@@ -6,8 +6,7 @@ import pytest
 import torch
 
 import kda
-from kda.backends.common import training_plan
-from kda.backends.sm90.launch import forget_plans
+from kda.model.force import forced
 from kda.model.problem import Inputs
 from kda.parallel import operators
 from kda.routing.dispatch import backend_of_backward, capability
@@ -56,22 +55,20 @@ def error(found, wanted):
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("name", CASES)
-def test_maps_are_those_of_the_definition_and_nothing_is_wrong_on_the_way(name, request, monkeypatch):
+def test_maps_are_those_of_the_definition_and_nothing_is_wrong_on_the_way(name, request, force):
     backend, arch, p, x, do, h0, dht = drawn(name)
     if backend == "sm89":
         request.getfixturevalue("libnvrtc")
     if backend == "triton":
         request.getfixturevalue("kernels_built_here")
     if "cut" in name:
-        monkeypatch.setattr(training_plan, "SHORTEST", 2)
-        forget_plans()
+        force(segment_chunks=2)
+        p = dataclasses.replace(p, force=forced())
     forward, limit = x._replace(initial_state=h0), 4 * torch.finfo(x.q.dtype).eps
     with capture(arch=arch) as session:
         found = maps.segment_map(p, forward, backend, True)
         alone = maps.segment_map(p, forward, backend, False).added
         back = maps.segment_map_bwd(p, x, do, dht, backend_of_backward(backend)) if p.K == p.V else None
-    if "cut" in name:
-        forget_plans()
     assert not session.findings, session.findings[:3]
     wanted = exact(maps.segment_map, p, forward, "reference", True)
     assert error(found.added, wanted.added) < limit and error(found.M, wanted.M) < limit

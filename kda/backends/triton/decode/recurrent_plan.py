@@ -56,6 +56,8 @@ def configs(p: Problem) -> tuple[RecurrentConfig, RecurrentConfig]:
 
 def config(p: Problem, sms: int) -> RecurrentConfig:
     """Take wide tiles once they give every scheduler a warp.  With batch_invariant, other sequences do not count."""
+    if prescribed := p.force.config("recurrent"):
+        return prescribed
     few, many = configs(p)
     sequences = 1 if p.batch_invariant else p.N
     return many if programs(p, many, sequences) >= WARPS_PER_SM * sms else few

@@ -24,7 +24,6 @@ pytest.importorskip("cutlass", reason="nvidia-cutlass-dsl is not installed")
 
 import kda
 from kda.backends.common import training_plan
-from kda.backends.sm90.launch import forget_plans
 from kda.model.host import host_of, standing_in
 from kda.tools.verify.simulated import SimulatedDoor
 from ptxkit.compile.target import parse
@@ -171,11 +170,11 @@ KEPT = {
     "one sequence": dict(T=70),
     "a batch, GVA": dict(B=2, T=70, HV=2),
     "packed, GVA, tokens of none": OPTIONS["packed, GVA, tokens of none"],
-    "cut into segments": dict(T=290, SHORTEST=4),
-    "packed, GVA, cut into segments": dict(lengths=(290, 1), padding=20, HV=2, SHORTEST=2),
+    "cut into segments": dict(T=290, segment_chunks=4),
+    "packed, GVA, cut into segments": dict(lengths=(290, 1), padding=20, HV=2, segment_chunks=2),
 }
 # With 290 such tokens one dg is 70 times as large as the others, and half an ulp of it takes the whole budget.
-OF_64 = KEPT | {"cut into segments": dict(T=250, SHORTEST=2)}
+OF_64 = KEPT | {"cut into segments": dict(T=250, segment_chunks=2)}
 KEPT = {
     f"{size}: {name}, {keep}": (size, words, keep) for size in SIZES
     for name, words in (OF_64 if size == "sm90" else KEPT).items() for keep in (True, "states")
@@ -183,17 +182,15 @@ KEPT = {
 
 
 @rows_of(KEPT, "sm90: one sequence, True", commit=["sm90, 128: a batch, GVA, True", "sm100: a batch, GVA, True"])
-def test_what_a_forward_keeps_gives_the_bits_of_what_is_made_again(name, monkeypatch):
-    """It keeps its products, or states alone; SHORTEST says when it is cut into segments."""
+def test_what_a_forward_keeps_gives_the_bits_of_what_is_made_again(name, force):
+    """It keeps its products, or states alone."""
     size, words, keep = KEPT[name]
     words = dict(words)
-    monkeypatch.setattr(training_plan, "SHORTEST", words.pop("SHORTEST", training_plan.SHORTEST))
-    forget_plans()
+    force(form="two kernels", segment_chunks=words.pop("segment_chunks", None))
     case, backend = call_of((size, words))
     cut = training_plan.segment_length(case.problem(), 132 if backend == "sm90" else 148)
     assert ("cut into segments" in name) == bool(cut)
     kept, remade = kept_and_made_again(case, backend, keep)
-    forget_plans()
     assert_right(judged_gradients(case, kept, backend))
     assert all(torch.equal(kept[name], x) for name, x in remade.items())
 

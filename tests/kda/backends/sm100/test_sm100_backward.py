@@ -60,10 +60,10 @@ def test_no_kernel_of_a_bounded_gate_spills_but_grads_8_bytes_and_64_of_packed_c
 
 
 @rows_of(FAULTS, commit=["G is read before it is there"])
-def test_a_planted_fault_is_noticed(name, tmp_path, monkeypatch):
+def test_a_planted_fault_is_noticed(name, tmp_path, monkeypatch, force):
     fault = FAULTS[name]
     plant(fault, tmp_path, monkeypatch, "sm100")
-    monkeypatch.setattr(launch.TRAINING, "plan", lambda p, sms: plan.training_plan(p, 1))       # one item after another
+    force(sms=1)                                                                # one item after another
     case = drawn(T=150)
     found, session = gradients(case, "sm100", strict=True)
     assert_noticed(fault, session, lambda: judged_gradients(case, found, "sm100"))

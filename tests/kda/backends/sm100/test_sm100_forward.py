@@ -53,19 +53,16 @@ def proven(case, **options):
     return check(case, backend="sm100", **options)
 
 
-def by_one_cluster(monkeypatch):
-    """Let one cluster compute all sequences and heads, one after the other."""
-    monkeypatch.setattr(launch, "plan", lambda p, sms, offsets: plan.plan(p, 2, offsets))
-    kept_nowhere(monkeypatch, launch)
+ONE_CLUSTER = dict(sms=2)                    # it computes all sequences and heads, one after the other
 
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("shape", [WALK, dict(T=140, HV=3), dict(B=3, T=70, gate="softplus")], ids=str)
 @pytest.mark.parametrize("K", SIZES)
-def test_one_cluster_walks_over_one_sequence_and_head_after_the_other(shape, K, monkeypatch):
+def test_one_cluster_walks_over_one_sequence_and_head_after_the_other(shape, K, force):
     case = case_of(K, **shape)
     expected, _ = seen(case)
-    by_one_cluster(monkeypatch)
+    force(**ONE_CLUSTER)
     for schedule in range(3):
         found = proven(case, schedule=schedule, early=bool(schedule))
         assert all(torch.equal(found[x], expected[x]) for x in expected)
@@ -92,11 +89,11 @@ PLANTED = {f"{name}, K = {K}": (name, K) for K in SIZES for name in FAULTS if K 
 
 @rows_of(PLANTED, "the product does not see the operands, K = 64",
          commit=["the product does not see the operands, K = 128"])
-def test_a_planted_fault_is_noticed(name, tmp_path, monkeypatch):
+def test_a_planted_fault_is_noticed(name, tmp_path, monkeypatch, force):
     name, K = PLANTED[name]
     fault = FAULTS[name]
     plant(fault, tmp_path, monkeypatch, "sm100")
-    by_one_cluster(monkeypatch)
+    force(**ONE_CLUSTER)
     assert_a_call_notices(fault, case_of(K, **FAULTY[fault.case]), "sm100")
 
 

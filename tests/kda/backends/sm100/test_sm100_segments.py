@@ -7,7 +7,6 @@ from cute_calls import (
     called,
     changed,
     check,
-    kept_nowhere,
     looks_at_no_later_token,
     reads_nothing_before_the_kernel_ahead_is_done,
 )
@@ -25,9 +24,8 @@ pytestmark = [pytest.mark.simulated, pytest.mark.usefixtures("one_thread", "thre
 
 
 @pytest.fixture
-def three_segments(monkeypatch):
-    monkeypatch.setattr(plan, "SEGMENTS", 3)
-    kept_nowhere(monkeypatch, launch)
+def three_segments(force):
+    force(segments=3)
 
 
 def case_of(K=128, **options):
@@ -78,8 +76,8 @@ def test_nothing_depends_on_later_tokens():
 
 
 @pytest.mark.parametrize("options", ["batch_invariant=true", "intermediate_states=true", "N=0 packed"])
-def test_requested_bits_and_states_of_whole_sequences_are_kept(options, monkeypatch):
-    monkeypatch.setattr(plan, "SEGMENTS", None)
+def test_requested_bits_and_states_of_whole_sequences_are_kept(options, force):
+    force()
     assert plan.segments_of(Problem.parse(f"bounded l2norm T=32768 H=4 {options}"), 148) == 1
 
 
@@ -87,8 +85,8 @@ def test_requested_bits_and_states_of_whole_sequences_are_kept(options, monkeypa
     "T=8192 H=8": 5, "T=8192 H=16": 2, "T=8192 H=32": 1, "T=8192 H=96": 1, "T=1024 H=8": 1, "T=32768 H=8": 5,
     "T=32768 H=1": 21, "T=8192 H=8 N=4 packed": 1, "T=65536 H=8 N=2 packed": 2,
 }.items())
-def test_shapes_alone_say_how_many_segments_there_are(words, pieces, monkeypatch):
-    monkeypatch.setattr(plan, "SEGMENTS", None)
+def test_shapes_alone_say_how_many_segments_there_are(words, pieces, force):
+    force()
     assert plan.segments_of(Problem.parse(f"bounded l2norm {words}"), 148) == pieces
 
 

@@ -31,24 +31,6 @@ from ptxkit.compile.fetching import fetch_here
 pytestmark = [pytest.mark.simulated, pytest.mark.usefixtures("one_thread", "libnvrtc")]
 
 
-def forget_steps():
-    forget_routines()
-    launch.kernel.cache_clear()
-
-
-@pytest.fixture
-def in_columns(monkeypatch):
-    """Let a test say how many columns of the state a CTA has, whatever the chip."""
-
-    def set_columns(columns):
-        monkeypatch.setattr(plan, "columns", lambda p, sms: columns)
-        forget_steps()
-
-    yield set_columns
-    monkeypatch.undo()
-    forget_steps()
-
-
 # every option
 
 
@@ -65,10 +47,10 @@ def test_a_scale_of_its_own():
 @pytest.mark.spread(every=16)
 @pytest.mark.parametrize("columns", plan.COLUMNS)
 @pytest.mark.parametrize("shape", [dict(T=140, C=32), dict(T=140, **D128), dict(HV=2, **RAGGED)], ids=str)
-def test_columns_of_a_cta_change_no_bit(shape, columns, in_columns):
+def test_columns_of_a_cta_change_no_bit(shape, columns, force):
     case = case_of(**shape)
     expected, _ = seen(case)
-    in_columns(columns)
+    force(columns=columns)
     found = proven(case)
     assert all(torch.equal(found[x], expected[x]) for x in expected)
 

@@ -11,7 +11,6 @@ from sm90_forms import TWO_KERNELS, assert_the_same, results
 
 pytest.importorskip("cutlass", reason="nvidia-cutlass-dsl is not installed")
 
-from kda.backends.sm90 import launch, plan
 from kda.model.bundles import Save
 from kda.model.stages import find
 from kda.tools.verify.definition import budgets
@@ -55,16 +54,15 @@ def judged(name, found):
     "pair: a stage is handed back before both CTAs have read it", "products: rows of the next sequence are written",
     commit=["shares: a state is read before it is there"],
 )
-def test_a_planted_fault_is_noticed(name, tmp_path, monkeypatch, takes):
+def test_a_planted_fault_is_noticed(name, tmp_path, monkeypatch, takes, force):
     fault = FAULTS[name]
     expected = None
     if fault.noticed.startswith("wrong") and fault.case.startswith(("states", "kept")):
         takes(TWO_KERNELS)
         expected, _ = run(fault.case)
-    takes(CALLS[fault.case].form)
+    one_item_after_another = dict(sms=1) if fault.case.startswith("gradients") else {}
+    force(**CALLS[fault.case].form.forced | one_item_after_another)
     plant(fault, tmp_path, monkeypatch)
-    if fault.case.startswith("gradients"):
-        monkeypatch.setattr(launch.TRAINING, "plan", lambda p, sms: plan.training_plan(p, 1))   # one item after another
     order = dict(schedule=fault.schedule, early=True) if fault.schedule else {}
     found, session = run(fault.case, **order)
     if expected is None:

@@ -165,12 +165,11 @@ def test_nothing_depends_on_later_tokens(takes):
     looks_at_no_later_token(drawn(T=200), "sm90", 100)
 
 
-def test_states_of_heads_that_remember_are_whole_or_cut_the_same_but_for_roundings(takes, monkeypatch):
+def test_states_of_heads_that_remember_are_whole_or_cut_the_same_but_for_roundings(takes):
     call = Call(SEGMENTS, dict(T=256, regime="slow", states=True, **SMALL))
     takes(call.form)
     cut = results(call)[0]
-    monkeypatch.setattr(training_plan, "segment_length", lambda p, sms: 0)
-    launch.forget_plans()
+    takes(TWO_KERNELS)
     whole = results(call)[0]
     assert whole["h"].shape == (1, 4, 1, 64, 64)
     for name in ("ht", "h"):
@@ -447,17 +446,16 @@ def test_what_one_kernel_cannot_keep_stays_with_two(words, takes):
 
 
 def test_what_a_portable_backward_reads_is_kept_by_two_kernels(takes):
-    p = drawn(T=33).problem()
     takes(PAIR)
+    p = drawn(T=33).problem()
     assert plan.plan(p, 132).fused and plan.plan(p, 132, saves=True).fused is None
     takes(TWO_KERNELS)
-    assert plan.plan(p, 132).fused is None
+    assert plan.plan(drawn(T=33).problem(), 132).fused is None
 
 
 @pytest.mark.parametrize("words, length", {
     "T=32768 H=8": 128, "T=8192 H=16": 64, "T=8192 H=64": 0, "T=1024 H=8": 0, "T=8192 H=8 V=64": 32,
     "T=8192 H=8 N=8 packed": 0, "T=65536 H=8 N=2 packed": 256, "T=65536 H=8 batch_invariant=true": 0,
 }.items())
-def test_shapes_alone_say_where_sequences_are_cut(words, length, monkeypatch):
-    monkeypatch.setattr(training_plan, "SHORTEST", 32)
+def test_shapes_alone_say_where_sequences_are_cut(words, length):
     assert training_plan.segment_length(Problem.parse(f"bounded lower_bound=-5 l2norm {words}"), 132) == length

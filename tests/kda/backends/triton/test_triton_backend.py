@@ -291,22 +291,16 @@ def test_inputs_are_left_alone():
 # segments
 
 
-def cut_into(monkeypatch, chunks):
-    """Cut sequences into segments of so many chunks; 0 leaves them whole."""
-    monkeypatch.setattr(plan, "split", lambda p, sms, BV: chunks)
-    forget_plans()
-
-
 LONG = dict(lengths=(200, 0, 1, 70), padding=5, HV=2, K=32, V=16)
 
 
 @pytest.mark.slow
-def test_a_sequence_in_segments_is_the_definition(monkeypatch):
+def test_a_sequence_in_segments_is_the_definition(force):
     """Segments of a chunk each, of two, and of all."""
     long = changed(make_inputs(H=1, **LONG))
     limits = budgets(long, row_of(PACKED).rounding)
     for chunks in (1, 2, 9):
-        cut_into(monkeypatch, chunks)
+        force(segment_chunks=chunks)
         check(long, trained("sm90", long), limits)
 
 
@@ -314,9 +308,9 @@ def test_a_sequence_in_segments_is_the_definition(monkeypatch):
 
 
 @pytest.mark.slow
-def test_alone_and_packed_have_the_same_bits(monkeypatch):
+def test_alone_and_packed_have_the_same_bits(force):
     """Segments have two chunks."""
-    cut_into(monkeypatch, 2)
+    force(segment_chunks=2)
     simulated = door("sm90")
     case = make_inputs(H=1, **LONG | dict(lengths=(150, 0, 1, 64)))
     differ = [row for row in packed_vs_alone(simulated, case, backward=True) if row.wrong]

@@ -18,6 +18,7 @@ from kda.backends.common.routine import forget_routines
 from kda.backends.common.triton_types import target_of
 from kda.backends.triton.decode import step_plan
 from kda.backends.triton.decode.step_plan import StepConfig
+from kda.model.force import forcing
 from kda.model.host import host_of
 from kda.model.problem import Problem, StepProblem
 from kda.tools.verify.steps import budgets, bytes_moved, copied, make_step, run_step
@@ -41,6 +42,11 @@ def run(x, arch="sm90", **options):
     assert not session.findings, "\n".join(map(str, session.findings[:5]))
     assert [each.kernel for each in session.runs] == ["decode_step"]
     return found
+
+
+def step_config(*sizes, **more):
+    """Return Force.configs with this configuration of the kernel."""
+    return (("decode_step", StepConfig(*sizes, **more)),)
 
 
 def check(x, found):
@@ -183,8 +189,7 @@ def test_any_order_of_warps_gives_the_same_bits_and_no_race(words):
     x = make_step(**words | dict(K=32, V=64))
     if "num_accepted_tokens" in x:
         x["num_accepted_tokens"] += 2
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(step_plan, "config", lambda s, sms: StepConfig(4, 32, rows=32))
+    with forcing(configs=step_config(4, 32, rows=32)):
         first = run(copied(x))
         for schedule in range(1, 5):
             found = run(copied(x), schedule=schedule, early=bool(schedule % 2))
@@ -194,8 +199,8 @@ def test_any_order_of_warps_gives_the_same_bits_and_no_race(words):
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("warps,piece", [(1, 8), (2, 32), (8, 16)])
-def test_every_configuration_gives_the_definition(warps, piece, monkeypatch):
-    monkeypatch.setattr(step_plan, "config", lambda s, sms: StepConfig(warps, piece))
+def test_every_configuration_gives_the_definition(warps, piece, force):
+    force(configs=step_config(warps, piece))
     x = make_step(T=2, dtype="bfloat16", K=32, V=32)
     before = copied(x)
     check(before, run(x))
@@ -205,12 +210,11 @@ def test_every_configuration_gives_the_definition(warps, piece, monkeypatch):
 
 
 @pytest.mark.parametrize("T", [1, pytest.param(3, marks=pytest.mark.exhaustive)])
-def test_blocks_of_rows_give_the_bits_of_the_whole_state(T, monkeypatch):
+def test_blocks_of_rows_give_the_bits_of_the_whole_state(T, force):
     words = dict(T=T, dtype="bfloat16", states="bfloat16", K=32, V=64, drafts=T > 1)
     found = []
-    for config in (StepConfig(2, 32), StepConfig(2, 32, rows=32), StepConfig(2, 32, 16, 2)):
-        monkeypatch.setattr(step_plan, "config", lambda s, sms, config=config: config)
-        forget_routines()
+    for sizes in ((2, 32), (2, 32, 32), (2, 32, 16, 2)):
+        force(configs=step_config(*sizes))
         found.append(run(make_step(**words)))
     for other in found[1:]:
         assert all(same_bits(other[each], found[0][each]) for each in other)
@@ -338,9 +342,9 @@ def broken(tmp_path, monkeypatch):
 
 @pytest.mark.spread(every=7, first=2)
 @pytest.mark.parametrize("name", FAULTS)
-def test_a_planted_fault_is_noticed(name, broken, monkeypatch):
+def test_a_planted_fault_is_noticed(name, broken, force):
     old, new, words = FAULTS[name]
-    monkeypatch.setattr(step_plan, "config", lambda s, sms: StepConfig(4, 32, rows=8))
+    force(configs=step_config(4, 32, rows=8))
     x = make_step(**words)
     if "records" in x:
         x["num_accepted_tokens"] += 1

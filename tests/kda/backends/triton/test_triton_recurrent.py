@@ -16,6 +16,7 @@ from kda.backends.common.triton_types import target_of
 from kda.backends.reference import launch as reference
 from kda.backends.triton.decode import launch, recurrent_plan
 from kda.checks.calls import Call, problem_of
+from kda.model.force import Force
 from kda.model.host import host_of
 from kda.model.problem import Options, Problem
 from kda.tools.verify.budget import Budget, shaken, shakes
@@ -169,9 +170,9 @@ def test_it_is_the_definition(name):
 
 @pytest.mark.spread(every=2)
 @pytest.mark.parametrize("arch,wide", [("sm80", 0), ("sm80", 1), ("sm90", 1), ("sm100", 0), ("sm100", 1)])
-def test_it_is_the_definition_on_every_arch_and_in_every_tile(arch, wide, monkeypatch):
-    monkeypatch.setattr(recurrent_plan, "config", lambda p, sms: recurrent_plan.configs(p)[wide])
+def test_it_is_the_definition_on_every_arch_and_in_every_tile(arch, wide):
     p, x = call(K=64, V=40, HV=4, gate="softplus", v_first=arch == "sm80")
+    p = dataclasses.replace(p, force=Force(configs=(("recurrent", recurrent_plan.configs(p)[wide]),)))
     check(p, x, run(arch, p, x))
 
 
