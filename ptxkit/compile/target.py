@@ -31,7 +31,9 @@ TARGETS = {
         Target("sm90", (9, 0), "sm_90a", "H100, H200, H20"),
         Target("sm100", (10, 0), "sm_100a", "B200, GB200"),
         Target("sm103", (10, 3), "sm_103a", "B300, GB300"),
+        Target("sm110", (11, 0), "sm_110a", "Jetson Thor, T5000"),
         Target("sm120", (12, 0), "sm_120a", "RTX 50, RTX PRO 6000"),
+        Target("sm121", (12, 1), "sm_121a", "GB10, DGX Spark"),
     )
 }
 NAMES = [*TARGETS, *(card.lower() for t in TARGETS.values() for card in t.examples.split(", "))]
@@ -44,7 +46,9 @@ CARDS = {
     "sm90": r"h100|h200|h20|h800|gh200",
     "sm100": r"b100|b200|gb200",
     "sm103": r"b300|gb300",
+    "sm110": r"(jetson)?(agx)?thor(developerkit)?|(jetson)?t[45]000",
     "sm120": r"(rtx)?50[5-9]0|(rtx)?pro[2456][05]00",
+    "sm121": r"gb10|(dgx)?spark",
 }
 # what a driver, or a shop, adds to a card's name
 _VARIANT = (

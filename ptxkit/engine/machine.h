@@ -239,7 +239,7 @@ enum { PAGE = 4096, AHEAD_READS = 1, AHEAD_WRITES = 2 };
 typedef struct {
     const Program *program;
     u32 grid[3], block[3], cluster[3];
-    u32 arch;              /* 80, 89, 90, 100, 103 */
+    u32 arch;              /* 80, 86, 89, 90, 100, 103, 110, 120, 121 */
     u32 shared_base;       /* first byte of shared memory that a CTA may use */
     u32 shared_end;        /* static + dynamic, from address 0 */
     const u8 *params;

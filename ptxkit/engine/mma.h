@@ -14,7 +14,7 @@ typedef struct {
 
 
 typedef struct {
-    u32 arch;            /* 80, 89, 90, 100, 103, 120 */
+    u32 arch;            /* as of a launch */
     bool wgmma;          /* sm_90: fp8 rounds differently in wgmma */
     bool by_warp;        /* mma.sync */
     MatrixType a, b, d;  /* d, the type of C and D: MT_F32, MT_F16 or MT_S32 */

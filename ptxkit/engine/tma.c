@@ -254,14 +254,16 @@ static bool is_sound(Warp *w, const Ins *i, int l, u64 address, const u64 *raw, 
     if (m->address % 16) REFUSE("the tensor at 0x%llx is not aligned to 16 bytes", (unsigned long long)m->address);
     const Swizzle *s = &SWIZZLE[m->swizzle];
     bool sub_byte = TYPE[m->type].bits < 8;
-    u32 inner = m->box[0] * TYPE[m->type].held / 8, arch = m->swizzle == SWIZZLE_96B ? 103 : m->swizzle > SWIZZLE_128B || sub_byte ? 100 : 90;
+    u32 inner = m->box[0] * TYPE[m->type].held / 8, arch = w->machine->launch->arch;
+    u32 needed = m->swizzle == SWIZZLE_96B ? 103 : m->swizzle > SWIZZLE_128B || sub_byte ? 100 : 90;
     if (is_padded(m->type) && (m->box[0] != PADDED_BOX || m->dim[0] % PADDED_BOX || m->address % PADDED_ALIGN))
         REFUSE("%s takes boxes of %d elements of a dimension 0 that is a multiple of as many, and a tensor aligned to %d bytes; this has %u of %llu",
                TYPE[m->type].name, PADDED_BOX, PADDED_ALIGN, m->box[0], (unsigned long long)m->dim[0]);
     if (sub_byte && m->dim[0] % 2) REFUSE("a dimension 0 of %llu elements of %u bits: not whole bytes", (unsigned long long)m->dim[0], TYPE[m->type].bits);
     if (inner % 16) REFUSE("a box row of %u bytes: it must be a multiple of 16", inner);
     if (s->span && inner > s->span) REFUSE("a box row of %u bytes is longer than the span of swizzle %s", inner, s->name);
-    if (w->machine->launch->arch < arch) REFUSE("%s %s needs sm_%u", sub_byte ? "type" : "swizzle", sub_byte ? TYPE[m->type].name : s->name, arch);
+    if (arch < needed || (m->swizzle == SWIZZLE_96B && arch > needed))
+        REFUSE("%s %s needs sm_%u", sub_byte ? "type" : "swizzle", sub_byte ? TYPE[m->type].name : s->name, needed);
     if (m->fill_nan && !TYPE[m->type].is_float) REFUSE("a fill with NaN for elements of type %s", TYPE[m->type].name);
     if (mode == MODE_ROWS && m->box[1] != 1) REFUSE("gather4 and scatter4 take a box of one row, this one has %u", m->box[1]);
     return true;

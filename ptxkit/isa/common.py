@@ -74,6 +74,12 @@ def exists_from(b, arch, what, needed=None):
         b.fail(f"{what} does not exist on sm_{b.arch}", f"{needed or f'sm_{arch}'} and later")
 
 
+def only_on(b, what, *archs):
+    """Refuse what these archs alone have, which later ones need not have."""
+    if b.arch not in archs:
+        b.fail(f"{what} on sm_{b.arch}", ", ".join(f"sm_{arch}a" for arch in archs))
+
+
 def operands(b, ins, *names, optional=()):
     """Return the operands of an instruction, which must be as many as their names; `optional` ones may be missing."""
     if not len(names) <= len(ins.operands) <= len(names) + len(optional):

@@ -1,9 +1,9 @@
-"""tcgen05: the tensor core and tensor memory of sm_100a and sm_103a."""
+"""tcgen05: the tensor core and tensor memory of sm_100a, sm_103a and sm_110a."""
 
 import functools
 
 from ptxkit.isa import fields
-from ptxkit.isa.common import ALIGNED, Op, shared_place
+from ptxkit.isa.common import ALIGNED, Op, only_on, shared_place
 from ptxkit.ptx.syntax import Address, Immediate, Vector
 
 GROUPS = {"cta_group::1": 1, "cta_group::2": 2}
@@ -31,8 +31,7 @@ FORMATS = {(): 0, ("b8x16", "b6x16_p32"): 1, ("b8x16", "b4x16_p64"): 2}
 
 
 def lower(b, ins):
-    if b.arch not in (100, 103):
-        b.fail(f"tcgen05 on sm_{b.arch}", "sm_100a, sm_103a")
+    only_on(b, "tcgen05", 100, 103, 110)
     what = ins.parts[1]
     if what not in FORMS:
         b.fail(f"no instruction tcgen05.{what}", ", ".join(FORMS))
@@ -112,8 +111,7 @@ def _reduction(b, parts, shape):
     if "red" not in parts:
         return {"reduce": 0, "type": 0, "abs": False, "nan": False}
     parts.remove("red")
-    if b.arch != 103:
-        b.fail(f"tcgen05.ld.red on sm_{b.arch}", "sm_103a")
+    only_on(b, "tcgen05.ld.red", 103, 110)
     if shape != "32x32b":
         b.fail(f"ld.red.{shape}", "ld.red.32x32b (what the halves of 16x32bx2 reduce is not documented)")
     type_ = _take(b, parts, REDUCED_TYPES)
@@ -203,8 +201,8 @@ def lower_mma(b, ins, parts):
     group, kind = _group(b, parts), _take(b, parts, PLAIN_KINDS)
     _take(b, parts, COLLECTORS_B if ws else COLLECTORS_A, required=False)
     _all_known(b, parts, "ws")
-    if kind == "kind::i8" and b.arch == 103:
-        b.fail("kind::i8 on sm_103a", "sm_100a")
+    if kind == "kind::i8":
+        only_on(b, kind, 100, 110)
     if ws and group == 2:
         b.fail(".ws with cta_group::2", "cta_group::1")
     given = _operands(b, ins, 5, 6, 7)
@@ -225,6 +223,7 @@ def lower_mma(b, ins, parts):
 
 def _scale(b, operand, kind):
     """scale-input-d: D counts 2^-scale times."""
+    only_on(b, "scale-input-d", 100, 103)
     if kind not in ("kind::f16", "kind::tf32"):
         b.fail(f"scale-input-d with {kind}", "kind::f16, kind::tf32")
     if not isinstance(operand, Immediate) or operand.value not in range(16):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from kda.routing.capability import Rule
+from ptxkit.compile.target import TARGETS
 
 GRID = 65535                                 # the largest size of a grid in y and z
 
@@ -11,6 +12,17 @@ def runs_from(major: int, minor: int) -> Rule:
     return Rule(
         "gpu", lambda p, h: h.cc is not None and h.cc >= (major, minor),
         f"needs an NVIDIA GPU of compute capability {major}.{minor} or more, found {{h}}",
+    )
+
+
+def runs_on(*archs: str) -> Rule:
+    """Return a rule that accepts the GPUs of these archs alone."""
+    targets = [TARGETS[arch] for arch in archs]
+    *ccs, last = (".".join(map(str, t.cc)) for t in targets)
+    listed = " or ".join([", ".join(ccs), last] if ccs else [last])
+    return Rule(
+        "gpu", lambda p, h: any(h.cc == t.cc for t in targets),
+        f"needs a GPU of compute capability {listed} ({', '.join(t.examples for t in targets)}), found {{h}}",
     )
 
 
@@ -35,9 +47,10 @@ SAVES_PRODUCTS = Rule(
 )
 
 
-def saves_opaque(*ccs: tuple[int, int]) -> Rule:
+def saves_opaque(*archs: str) -> Rule:
     """Return a rule that refuses calls that request more to be saved, on GPUs whose backward reads only what its own
     forward saves."""
+    ccs = [TARGETS[arch].cc for arch in archs]
     return Rule(
         "keeps",
         lambda p, h: not p.disable_recompute or h.cc not in ccs,

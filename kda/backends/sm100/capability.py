@@ -2,7 +2,9 @@
 
 from kda.routing.capability import Capability, Rule
 
-from ..common.rules import BFLOAT16, CHUNKS, CUTE_DSL, GATE_PER_CHANNEL, GRID, ONE_BETA, rules_of, saves_opaque
+from ..common.rules import BFLOAT16, CHUNKS, CUTE_DSL, GATE_PER_CHANNEL, GRID, ONE_BETA, rules_of, runs_on, saves_opaque
+
+ARCHS = "sm100", "sm103", "sm110"            # the same code; only the line that names the target differs
 
 # Rules that only backwards have to satisfy, whatever their lengths.
 BACKWARD = (
@@ -21,14 +23,9 @@ CAPABILITY = Capability(
     saves_opaque=True,
     some_backwards=True,
     maps=("backward",),
-    archs=("sm100", "sm103"),
+    archs=ARCHS,
     rules=(
-        Rule(
-            "sm100.gpu",
-            lambda p, h: h.cc in ((10, 0), (10, 3)),
-            "needs a GPU of compute capability 10.0 or 10.3 (B200, GB200, B300, GB300), found {h}",
-        ),
-        *rules_of("sm100", CUTE_DSL, CHUNKS, BFLOAT16),
+        *rules_of("sm100", runs_on(*ARCHS), CUTE_DSL, CHUNKS, BFLOAT16),
         Rule("sm100.head_dim", lambda p, h: p.K == p.V in (64, 128), "needs K=V=64 or K=V=128, got K={p.K} V={p.V}"),
         Rule(
             "sm100.size",
@@ -41,7 +38,7 @@ CAPABILITY = Capability(
             "has a backward for up to 65,535 value heads and sequences, and 2,097,120 tokens per row of a batch",
             "pass one long sequence with cu_seqlens",
         ),
-        *rules_of("sm100", GATE_PER_CHANNEL, ONE_BETA, saves_opaque((10, 0), (10, 3))),
+        *rules_of("sm100", GATE_PER_CHANNEL, ONE_BETA, saves_opaque(*ARCHS)),
         *BACKWARD,
     ),
     stages=("fwd/gate+intra+wy+state+output only", "bwd/output+state+wy+intra+gate from inputs",

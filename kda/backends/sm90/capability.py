@@ -2,7 +2,7 @@
 
 from kda.routing.capability import Capability, Rule
 
-from ..common.rules import BFLOAT16, CHUNKS, CUTE_DSL, GATE_PER_CHANNEL, GRID, ONE_BETA, rules_of, saves_opaque
+from ..common.rules import BFLOAT16, CHUNKS, CUTE_DSL, GATE_PER_CHANNEL, GRID, ONE_BETA, rules_of, runs_on, saves_opaque
 
 # Further rules of a backward.
 BACKWARD = (
@@ -22,12 +22,7 @@ CAPABILITY = Capability(
     maps=("forward", "backward"),
     archs=("sm90",),
     rules=(
-        Rule(
-            "sm90.gpu",
-            lambda p, h: h.cc == (9, 0),
-            "needs a GPU of compute capability 9.0 (H100, H200, H20), found {h}",
-        ),
-        *rules_of("sm90", CUTE_DSL, CHUNKS, BFLOAT16),
+        *rules_of("sm90", runs_on("sm90"), CUTE_DSL, CHUNKS, BFLOAT16),
         Rule(
             "sm90.head_dim",
             lambda p, h: p.K in (64, 128) and p.V in (64, 128),
@@ -39,7 +34,7 @@ CAPABILITY = Capability(
             "accepts up to 65,535 value heads and sequences, and 2,097,120 tokens per row of a batch",
             "pass one long sequence with cu_seqlens",
         ),
-        *rules_of("sm90", GATE_PER_CHANNEL, ONE_BETA, saves_opaque((9, 0))),
+        *rules_of("sm90", GATE_PER_CHANNEL, ONE_BETA, saves_opaque("sm90")),
         *BACKWARD,
     ),
     stages=("fwd/gate+intra+wy+state+output", "bwd/output+state+wy+intra+gate from inputs",

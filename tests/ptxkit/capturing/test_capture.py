@@ -176,7 +176,9 @@ def assert_scaled(run, x, y, a):
     assert (run.grid, run.block, run.cluster, run.dynamic_shared) == ((5, 1, 1), (32, 1, 1), (1, 1, 1), 0)
 
 
-@pytest.mark.parametrize(("target", "arch"), [("sm90", "sm_90a"), ("sm100", "sm_100a"), ("sm103", "sm_103a")])
+@pytest.mark.parametrize(("target", "arch"), [
+    ("sm90", "sm_90a"), ("sm100", "sm_100a"), ("sm103", "sm_103a"), ("sm110", "sm_110a"),
+])
 def test_a_host_function_launches_into_the_capture(noted, xy, target, arch):
     compiled = scaled_for(target)                                            # before the block, and used inside it
     with capture(arch=arch) as session:
@@ -516,11 +518,14 @@ def test_kernels_of_nvrtc_are_taken_on_every_later_arch(noted):
 def test_which_code_runs_where():
     ptx = "\n.version 9.0\n.target {}\n"
     table = {
-        "sm_80": ["sm80", "sm86", "sm89", "sm90", "sm100", "sm103", "sm120"],
-        "sm_90": ["sm90", "sm100", "sm103", "sm120"],
+        "sm_80": ["sm80", "sm86", "sm89", "sm90", "sm100", "sm103", "sm110", "sm120", "sm121"],
+        "sm_90": ["sm90", "sm100", "sm103", "sm110", "sm120", "sm121"],
         "sm_90a": ["sm90"],
         "sm_100f": ["sm100", "sm103"],
         "sm_103a": ["sm103"],
+        "sm_110a": ["sm110"],
+        "sm_120a": ["sm120"],
+        "sm_120f": ["sm120", "sm121"],
     }
     for target, devices in table.items():
         assert [c.target.name for c in CHIPS.values() if runs(ptx.format(target + ", debug"), c.target)] == devices

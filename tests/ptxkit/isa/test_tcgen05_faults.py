@@ -298,18 +298,22 @@ def test_variants_that_are_not_simulated_are_refused_with_what_is(instruction, s
     assert says in str(caught.value) and instruction[:20] in str(caught.value)
 
 
-@pytest.mark.parametrize("target, taken", [("sm_100a", True), ("sm_103a", True), ("sm_90a", False), ("sm_120a", False)])
-def test_only_sm_100_and_sm_103_have_a_tensor_memory(target, taken):
+@pytest.mark.parametrize("target, taken", [
+    ("sm_100a", True), ("sm_103a", True), ("sm_110a", True), ("sm_90a", False), ("sm_120a", False), ("sm_121a", False),
+])
+def test_only_sm_100_sm_103_and_sm_110_have_a_tensor_memory(target, taken):
     if taken:
         tc.run("", target=target)
     else:
-        with pytest.raises(PtxError, match="sm_100a, sm_103a"):
+        with pytest.raises(PtxError, match="sm_100a, sm_103a, sm_110a"):
             tc.run("", target=target)
 
 
-def test_integers_are_for_sm_100_alone():
-    with pytest.raises(PtxError, match="kind::i8 on sm_103a"):
+def test_what_one_of_these_archs_lacks_is_refused():
+    with pytest.raises(PtxError, match="kind::i8 on sm_103; supported: sm_100a, sm_110a"):
         tc.run(tc.mma("i8", (0, 0), 0), target="sm_103a")
+    with pytest.raises(PtxError, match="scale-input-d on sm_110; supported: sm_100a, sm_103a"):
+        tc.run(tc.mma("f16", (0, 0), 0, tail=", 2"), target="sm_110a")
 
 
 def test_a_pair_needs_a_cluster():

@@ -121,6 +121,7 @@ def test_what_pack_takes_apart_unpack_puts_together():
 # ---- ld.red
 
 
+@pytest.mark.parametrize("target", ["sm_103a", "sm_110a"])
 @pytest.mark.parametrize("op, type_, flags, expected", [
     ("min", "u32", "", lambda x: x.view(torch.uint32).to(torch.int64).amin(-1)),
     ("max", "u32", "", lambda x: x.view(torch.uint32).to(torch.int64).amax(-1)),
@@ -131,12 +132,12 @@ def test_what_pack_takes_apart_unpack_puts_together():
     ("max", "f32", ".abs", lambda x: float_bits(x.view(torch.float32).nan_to_num(nan=0).abs().amax(-1))),
     ("max", "f32", ".NaN", lambda x: float_bits(x.view(torch.float32).amax(-1))),
 ])
-def test_ld_red_also_reduces_what_it_loads(op, type_, flags, expected):
+def test_ld_red_also_reduces_what_it_loads(op, type_, flags, expected, target):
     cells = float_bits(torch.randn(1, 128, 64, generator=torch.Generator().manual_seed(1)))
     if type_ == "f32":
         cells[0, 5, 2] = cells[0, 77, 7] = 0x7FC00000
     ld = f"tcgen05.ld.red.sync.aligned.32x32b.x8.{op}{flags}.{type_} {vector(0, 8)}, %x8, [%r9];"
-    out, _ = run("", cells=cells, load=ld + LOADED + rows("st", 9, "%rd7"), target="sm_103a", **QUIET)
+    out, _ = run("", cells=cells, load=ld + LOADED + rows("st", 9, "%rd7"), target=target, **QUIET)
     assert torch.equal(out[0, :, :8], cells[0, :, :8])
     wanted = expected(cells[0, :, :8].contiguous()).to(torch.int64).to(torch.int32)
     if flags == ".NaN":

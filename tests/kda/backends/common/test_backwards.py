@@ -59,9 +59,9 @@ def test_gradients_are_the_definition(name):
     check_gradients(*call_of(CALLS[name]))
 
 
-@pytest.mark.exhaustive
-def test_so_they_are_on_sm_103a():
-    check_gradients(*call_of(("sm100", dict(padding=20, **PACKED))), arch="sm103")
+@pytest.mark.parametrize("arch", [pytest.param("sm103", marks=pytest.mark.exhaustive), "sm110"])
+def test_so_they_are_on_the_other_archs_of_blackwell(arch):
+    check_gradients(*call_of(("sm100", dict(padding=20, **PACKED))), arch=arch)
 
 
 @pytest.mark.exhaustive

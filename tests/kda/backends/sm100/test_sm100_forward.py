@@ -24,6 +24,7 @@ import kda
 from benchmarks.counted import blackwell as counted
 from kda.backends.common.cute.tile import C
 from kda.backends.sm100 import launch, plan
+from kda.backends.sm100.capability import ARCHS
 from kda.backends.sm100.configs import TMEM, FusedConfig, GradsConfig
 from kda.calls import rehearsal
 from kda.model.bundles import Save
@@ -69,8 +70,8 @@ def test_one_cluster_walks_over_one_sequence_and_head_after_the_other(shape, K, 
 
 
 @pytest.mark.spread(every=2)
-@pytest.mark.parametrize("arch", ["sm100", "sm103"])
-def test_it_is_one_kernel_for_either_arch(arch):
+@pytest.mark.parametrize("arch", ARCHS)
+def test_it_is_one_kernel_for_every_arch(arch):
     found, session = seen(case_of(T=70), arch=arch)
     assert len(session.launches) == 1 and not session.findings
     assert session.launches[0].kernel.target.spelling == parse(arch).spelling
@@ -179,14 +180,14 @@ def test_it_takes_the_shared_memory_that_its_configuration_says(K, monkeypatch):
     assert any(finding.kind == "out-of-bounds" for finding in session.findings)
 
 
-@pytest.mark.parametrize("arch", ["sm100", "sm103"])
+@pytest.mark.parametrize("arch", ARCHS)
 def test_a_blackwell_gpu_picks_it_and_its_backward(arch):
     case = case_of(T=33)
     taken = [weigh(case.problem(direction), host_of(arch)).backend for direction in ("forward", "backward")]
     assert taken == ["sm100", "sm100"]
 
 
-@pytest.mark.parametrize("arch", ["sm100", pytest.param("sm103", marks=COMMIT)])
+@pytest.mark.parametrize("arch", ["sm100", *(pytest.param(arch, marks=COMMIT) for arch in ARCHS[1:])])
 def test_a_call_launches_one_kernel(arch):
     door = SimulatedDoor("sm100", parse(arch))
     assert door.call(case_of(T=33), False).keys() == {"o", "ht"} and door.launches == 1 and not door.findings

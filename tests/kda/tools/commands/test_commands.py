@@ -49,7 +49,7 @@ def test_what_is_no_backend_is_a_wrong_command_and_gets_the_names_of_backends(co
 def test_a_backend_without_kernels_for_the_arch_is_a_wrong_command(command):
     result = CliRunner().invoke(cli, [*command.split(), "--arch", "h100", "--backend", "sm100"])
     assert result.exit_code == 2
-    assert "--arch sm90: sm100 has kernels for sm100, sm103. Leave out --backend, or name " in result.stderr
+    assert "--arch sm90: sm100 has kernels for sm100, sm103, sm110. Leave out --backend, or name " in result.stderr
 
 
 @pytest.mark.parametrize(("words", "says"), [
@@ -96,6 +96,7 @@ def test_doctor_names_the_archs_that_no_backend_covers_and_those_alone():
     assert "triton" in backends_with_kernels((8, 6), capabilities())
     assert set(backends_with_kernels((12, 0), capabilities())) == {"sm89", "triton"}
     assert set(backends_with_kernels((12, 1), capabilities())) == {"sm89", "triton"}
+    assert set(backends_with_kernels((11, 0), capabilities())) == {"sm100", "sm89", "triton"}
     assert backends_with_kernels((7, 5), capabilities()) == []
     assert "sm90" not in backends_with_kernels((10, 0), capabilities())
 
@@ -115,7 +116,9 @@ CARDS = {
     "sm90": ["h100", "NVIDIA H100 80GB HBM3", "H200", "GH200"],
     "sm100": ["b200", "NVIDIA B200", "GB200"],
     "sm103": ["B300"],
+    "sm110": ["thor", "Jetson Thor", "NVIDIA Thor", "NVIDIA Jetson AGX Thor Developer Kit", "T5000", "jetson-t4000"],
     "sm120": ["rtx-5090", "NVIDIA RTX PRO 6000 Blackwell Server Edition"],
+    "sm121": ["gb10", "NVIDIA GB10", "dgx spark", "Spark"],
 }
 
 
@@ -182,7 +185,7 @@ def test_a_file_that_cannot_be_written_is_refused_before_the_work(arguments, say
 
 @pytest.mark.parametrize(("words", "found"), [
     ("kda ver", {"verify"}),
-    ("kda selftest --arch sm1", {"sm100", "sm103", "sm120"}),
+    ("kda selftest --arch sm1", {"sm100", "sm103", "sm110", "sm120", "sm121"}),
     ("kda selftest --arch h", {"h100", "h200", "h20"}),
     ("kda verify --backend tr", {"triton"}),
     ("kda verify --stage fwd/w", {"fwd/wy"}),

@@ -361,7 +361,7 @@ def test_a_healthy_machine_prints_the_header_the_backends_and_one_sentence(machi
         "* swift   usable  yes      -         executed 0.3 s  backward: swift.backward: has no backward",
         "  plain   usable  yes      yes       executed 0.3 s  plain.auto: auto never takes cuda:0 there",
     ]
-    assert "No kernels yet for sm80, sm86, sm89, sm100, sm103, sm120." in lines
+    assert "No kernels yet for sm80, sm86, sm89, sm100, sm103, sm110, sm120, sm121." in lines
     assert not any("[" in line for line in lines[2:])
 
 

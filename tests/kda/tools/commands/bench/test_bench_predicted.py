@@ -32,7 +32,7 @@ def test_what_is_no_prediction_is_refused(words, says):
 
 @pytest.mark.parametrize(("words", "says"), [
     (("--arch", "sm100", "--backend", "reference"), "reference has no kernels"),
-    (("--arch", "sm90", "--backend", "sm100"), "sm100 has kernels for sm100, sm103"),
+    (("--arch", "sm90", "--backend", "sm100"), "sm100 has kernels for sm100, sm103, sm110"),
     (("--arch", "sm120"), "the simulator has no clock for sm120; it has one for sm80, sm89, sm90, sm100"),
 ])
 def test_a_chip_or_a_backend_that_cannot_be_predicted_is_named(words, says):
