@@ -13,6 +13,7 @@ from kda.model.problem import Inputs, Problem, StepInputs, StepProblem
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from kda.backends.common.directions import Direction
     from kda.model.bundles import Grads, OpaqueSaved, Outputs, Products, Save, Saved, SegmentSummary
 
 
@@ -26,6 +27,13 @@ class LaunchModule(Protocol):
         self, p: Problem, x: Inputs, do: Tensor, dht: Tensor | None, saved: Saved | Products | OpaqueSaved | None
     ) -> Grads:
         """Recomputes what was not saved, or was saved by another backend.  For backends that declare `backward`."""
+
+    def forward_direction(self, p: Problem, save: Save, offsets: str | None) -> Direction:
+        """Returns that forward as a routine; `offsets` is the dtype of cu_seqlens.  Backends whose calls are routines
+        have this and the next."""
+
+    def backward_direction(self, p: Problem, save: Save, offsets: str | None, dht: bool) -> Direction:
+        """Returns that backward as a routine: `save` was saved, by any backend; `dht`: final states have gradients."""
 
     def saved_bytes(self, p: Problem, save: Save) -> int:
         """Returns the bytes of an OpaqueSaved.  Backends that declare `saves_opaque` have it."""

@@ -19,7 +19,7 @@ import contextlib
 import functools
 import typing
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -43,12 +43,9 @@ from kda.model import gates, transforms
 from kda.model.bundles import Grads, OpaqueSaved, Outputs, Products, Save, Saved, saved_outlines
 from kda.model.force import forced, with_force
 from kda.model.gates import wide_dtype
-from kda.model.host import stand_in
-from kda.model.offsets import offsets_dtype
 from kda.model.problem import Inputs, Options, Problem
 from kda.model.transforms import Links
 from kda.routing.dispatch import (
-    Route,
     backend_asked,
     backend_of_backward,
     capability,
@@ -192,22 +189,22 @@ def _chunk_setup(ctx, inputs, output):
 
 def _chunk_link(ctx, do, dht, dh, *dsaved):
     with with_force(ctx.force):
-        grads = _gradients(ctx.saved_tensors, ctx.options, do, dht, ctx.needs_input_grad)
+        grads = gradients(ctx.saved_tensors, ctx.options, do, dht, ctx.needs_input_grad)
     return *grads, *[None] * (len(OPTIONS) + 1)
 
 
-def _gradients(
+def gradients(
     tensors: Sequence[Tensor], options: Options, do: Tensor | None, dht: Tensor | None, needs: Sequence[bool]
 ) -> list[Tensor | None]:
     """Return the gradients of the inputs from the operator; `tensors` are those that the forward saved."""
     if transforms.batched((do, dht)):
-        return transforms.one_by_one(lambda do, dht: _gradients(tensors, options, do, dht, needs), (do, dht))
+        return transforms.one_by_one(lambda do, dht: gradients(tensors, options, do, dht, needs), (do, dht))
     settings = [getattr(options, name) for name in OPTIONS]
     inputs, saved = tensors[: len(INPUTS)], tensors[len(INPUTS):]
-    return _wanted(call("chunk_backward", *inputs, *settings, do, or_none(dht), *saved), needs)
+    return wanted_of(call("chunk_backward", *inputs, *settings, do, or_none(dht), *saved), needs)
 
 
-def _wanted(grads: Iterable[Tensor | None], needs: Sequence[bool]) -> list[Tensor | None]:
+def wanted_of(grads: Iterable[Tensor | None], needs: Sequence[bool]) -> list[Tensor | None]:
     """A gradient for each of the inputs that needs one; offsets have none."""
     wanted = [grad if need else None for grad, need in zip(grads, needs)]
     return wanted + [None] * (len(INPUTS) - len(wanted))
@@ -238,89 +235,13 @@ def _chunk_tangent(*args):
         return transforms.pushforward(outputs, args[: len(INPUTS)], tangents)
 
 
-class ChunkKda(torch.autograd.Function):
-    """The forward and its backward without an operator: torch takes half a millisecond for one with gradients."""
-
-    @staticmethod
-    def forward(ctx, call: TrainingCall, *tensors):
-        x = Inputs(*tensors)
-        offsets = offsets_dtype(x)
-        if offsets not in call.route.built:
-            call.route.built.add(offsets)
-            _build_step(call.route, offsets)
-        with autocast_off(x.q):
-            out = launcher(call.route.backend).forward(call.route.forward, x, call.route.save)
-        ctx.call = call
-        ctx.set_materialize_grads(False)
-        ctx.save_for_backward(*tensors, *(out.saved or ()))
-        return out.o, out.final_state
-
-    @staticmethod
-    def backward(ctx, do, dht):
-        needs, tensors, (options, route) = ctx.needs_input_grad[1:], ctx.saved_tensors, ctx.call
-        if not _nothing_else_looks() or transforms.batched((do, dht)):
-            options = options._replace(backend=route.requested, disable_recompute=route.save is Save.ALL)
-            with with_force(route.backward.force):
-                return None, *_gradients(tensors, options, do, dht, needs)
-        x, saved = Inputs(*tensors[: len(INPUTS)]), tensors[len(INPUTS):]
-        do = torch.zeros_like(x.v) if do is None else do
-        backend = choose(route.backward, route.requested).backend
-        with autocast_off(x.q):
-            grads = launcher(backend).backward(route.backward, x, do, dht, _bundled(saved))
-        return None, *_wanted(grads, needs)
-
-
-def _build_step(route: Route, offsets: str | None) -> None:
-    """Build the kernels of a training call and of its backward; only here is a compiler needed."""
-    if stand_in() is None:
-        from . import ahead
-
-        calls = (route.backend, route.forward), (choose(route.backward, route.requested).backend, route.backward)
-        ahead.build(calls, route.save, offsets)
-
-
-class TrainingCall(NamedTuple):
-    """A training call with plain tensors only."""
-
-    options: Options
-    route: Route
-
-    def __call__(self, tensors: Sequence[Tensor | None]) -> tuple[Tensor, Tensor | None]:
-        """Return o and the final states."""
-        return ChunkKda.apply(self, *tensors)
-
-
-class ForwardCall(NamedTuple):
-    """A call with plain tensors that saves nothing."""
-
-    options: Options
-    problem: Problem
-    backend: str
-
-    def __call__(self, tensors: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
-        """Return o, the final states and, if they are requested, those that enter chunks."""
-        x = Inputs(*tensors)
-        with autocast_off(x.q):
-            out = launcher(self.backend).forward(self.problem, x, Save.NOTHING)
-        return (out.o, out.final_state, out.h)[: 2 + self.problem.intermediate_states]
-
-
-def _nothing_else_looks() -> bool:
-    """Whether no derivative of a backward is recorded, and no mode or transform is active."""
-    return (
-        not torch.is_grad_enabled()
-        and not torch._C._len_torch_dispatch_stack()
-        and torch._C._functorch.peek_interpreter_stack() is None
-    )
-
-
 # chunk_backward
 
 
 _BUNDLES = {len(save.kind._fields): save.kind for save in Save if save.kind}
 
 
-def _bundled(saved: Sequence[Tensor]) -> Saved | Products | OpaqueSaved | None:
+def bundled(saved: Sequence[Tensor]) -> Saved | Products | OpaqueSaved | None:
     return _BUNDLES[len(saved)](*saved) if saved else None
 
 
@@ -328,7 +249,7 @@ def backward(c: Call, saved: Sequence[Tensor]) -> Grads:
     problem = problem_of(c, "backward")
     do = torch.zeros_like(c.inputs.v) if c.do is None else c.do
     with autocast_off(c.inputs.q):
-        return _launch(c, problem).backward(problem, c.inputs, do, c.dht, _bundled(saved))
+        return _launch(c, problem).backward(problem, c.inputs, do, c.dht, bundled(saved))
 
 
 def _chunk_backward(*args):

@@ -16,24 +16,34 @@ from kda.model.host import stand_in
 from kda.model.problem import Inputs, Options
 from kda.routing.dispatch import backend_asked, choose, route, what_is_saved
 
-from . import autograd
+from . import node
 from .arguments import BOOL, operate, saves_states
+from .plain import ForwardCall, TrainingCall
 
-BoundCall = autograd.TrainingCall | autograd.ForwardCall
+BoundCall = TrainingCall | ForwardCall
 CALLS: Memo[BoundCall] = Memo()
 
 
 def key_of(tensors: tuple, settings: tuple, flags: tuple) -> tuple | None:
     """Return the key by which a call of `chunk_kda` is remembered; None if it may not be: something looks at the call,
     an argument is no plain tensor, or a flag no bool, which may equal one."""
-    plain = BOOL.issuperset(map(type, flags)) and is_unseen(tensors)
-    if not plain or torch._C._is_any_autocast_enabled():
+    if not BOOL.issuperset(map(type, flags)) or not nothing_looks() or torch._C._is_any_autocast_enabled():
+        return None
+    if (outlines := _outlines(tensors)) is None:
+        return None
+    return outlines, backend_asked(), stand_in(), forced(), flags, settings, *map(type, settings)
+
+
+def _outlines(tensors: tuple) -> Any:
+    """Return what tells tensors of this kind from others; None if they are not plain."""
+    module = node.built()
+    if module is not None and not torch._C._len_torch_function_stack():        # a mode may say where a tensor lies
+        return module.outlines(tensors)
+    if not are_plain(map(type, tensors)) or tensors[0] is None or tensors[0].is_meta:
         return None
     training = torch.is_grad_enabled() and True in [x is not None and x.requires_grad for x in tensors[:8]]
     try:
-        return kind_of_call(
-            tensors, training, backend_asked(), stand_in(), forced(), flags, settings, *map(type, settings)
-        )
+        return kind_of_call(tensors, training)
     except RuntimeError:                                                       # a nested tensor has no shape
         return None
 
@@ -59,14 +69,19 @@ def bind(inputs: Inputs, options: Options) -> BoundCall | None:
             return None
         problem = operate(problem_of, call, call)
         saved = what_is_saved(problem, requested, saves_states(options))
-        return autograd.TrainingCall(options, route(problem, requested, saved))
+        return TrainingCall(options, route(problem, requested, saved))
     call = call._replace(options=options._replace(disable_recompute=False))
     problem = operate(problem_of, call, call)
-    return autograd.ForwardCall(options, problem, choose(problem, requested).backend)
+    return ForwardCall(options, problem, choose(problem, requested).backend)
 
 
 def is_unseen(inputs: Sequence[Any]) -> bool:
-    """Whether a call has only plain tensors, and no mode, transform, trace or profiler is active."""
+    """Whether a call has only plain tensors, and nothing looks at it."""
+    return nothing_looks() and are_plain(map(type, inputs)) and not (inputs[0] is None or inputs[0].is_meta)
+
+
+def nothing_looks() -> bool:
+    """Whether no mode, transform, trace or profiler is active."""
     return (
         not torch.compiler.is_compiling()
         and not torch._C._is_tracing()
@@ -74,6 +89,4 @@ def is_unseen(inputs: Sequence[Any]) -> bool:
         and not torch._C._len_torch_dispatch_stack()
         and torch._C._functorch.peek_interpreter_stack() is None
         and forward_ad._current_level < 0
-        and are_plain(map(type, inputs))
-        and not (inputs[0] is None or inputs[0].is_meta)
     )

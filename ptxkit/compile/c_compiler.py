@@ -1,4 +1,4 @@
-"""The C compiler of this machine, and the commands that build a library in a folder."""
+"""The C and C++ compilers of this machine, and the commands that build a library in a folder."""
 
 from __future__ import annotations
 
@@ -7,21 +7,38 @@ import shutil
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from .errors import MissingCompilerError
 
 
-def path() -> str | None:
-    """Return where the C compiler is; None if there is none."""
-    return shutil.which(_wanted()) or shutil.which("cc")
+class Language(NamedTuple):
+    name: str
+    variable: str                            # of the environment, which names the compiler
+    usual: str
+    instead: str                             # if there is no other
+    debian: str                              # packages
+    fedora: str
 
 
-def required(asked: str, error: type[MissingCompilerError] = MissingCompilerError) -> str:
-    """Return where the C compiler is; without one, raise the error, which says what asked for it."""
-    if not (program := path()):
+C = Language("C", "CC", "gcc", "cc", "gcc libc6-dev", "gcc")
+CPP = Language("C++", "CXX", "g++", "c++", "g++", "gcc-c++")
+
+
+def path(language: Language = C) -> str | None:
+    """Return where the compiler is; None if there is none."""
+    return shutil.which(_wanted(language)) or shutil.which(language.instead)
+
+
+def required(
+    asked: str, error: type[MissingCompilerError] = MissingCompilerError, language: Language = C
+) -> str:
+    """Return where the compiler is; without one, raise the error, which says what asked for it."""
+    if not (program := path(language)):
         raise error(
-            asked, f"a C compiler ({_wanted()} or cc)",
-            "Install gcc (Debian and Ubuntu: `apt-get install gcc libc6-dev`; Fedora: `dnf install gcc`), or set CC.",
+            asked, f"a {language.name} compiler ({_wanted(language)} or {language.instead})",
+            f"Install {language.usual} (Debian and Ubuntu: `apt-get install {language.debian}`; Fedora: `dnf install "
+            f"{language.fedora}`), or set {language.variable}.",
         )
     return program
 
@@ -34,5 +51,5 @@ def run(command: Sequence[str], folder: Path, error: type[Exception], failure: s
     return done
 
 
-def _wanted() -> str:
-    return os.environ.get("CC") or "gcc"
+def _wanted(language: Language) -> str:
+    return os.environ.get(language.variable) or language.usual

@@ -107,20 +107,30 @@ static int launch(Driver driver, const Launch *l, void *stream, const uint64_t *
     return answer;
 }
 
-/* run(first, stream, tensors): None, or (the number of the launch that failed, what the driver answered or
-   PROMISE_BROKEN). */
+/* Launches from `next` on, with an address for each slot.  Returns 0, or what the driver answered or PROMISE_BROKEN;
+   then `next` is the number of the launch that failed.  Other code in C calls this by its address, RUN. */
+static int run_list(PyObject *object, Py_ssize_t *next, void *stream, const uint64_t *address) {
+    List *list = (List *)object;
+    for (; *next < list->count; ++*next) {
+        int answer = launch(list->driver, list->launches + *next, stream, address);
+        if (answer) return answer;
+    }
+    return 0;
+}
+
+/* run(first, stream, tensors): None, or (the number of the launch that failed, the answer). */
 static PyObject *run(List *list, PyObject *const *args, Py_ssize_t n) {
     uint64_t address[SLOTS];
     if (n != 3 || !PyList_CheckExact(args[2]) || PyList_GET_SIZE(args[2]) != list->slots)
         return PyErr_Format(PyExc_TypeError, "run needs (first, stream, a list of %zd tensors)", list->slots);
-    Py_ssize_t i = PyLong_AsSsize_t(args[0]);
+    Py_ssize_t next = PyLong_AsSsize_t(args[0]);
     void *stream = PyLong_AsVoidPtr(args[1]);
     if (PyErr_Occurred() || addresses(args[2], address)) return NULL;
-    int answer = 0;
+    int answer;
     Py_BEGIN_ALLOW_THREADS
-    for (; i < list->count && !answer; i++) answer = launch(list->driver, list->launches + i, stream, address);
+    answer = run_list((PyObject *)list, &next, stream, address);
     Py_END_ALLOW_THREADS
-    if (answer) return Py_BuildValue("(ni)", i - 1, answer);
+    if (answer) return Py_BuildValue("(ni)", next, answer);
     Py_RETURN_NONE;
 }
 
@@ -209,6 +219,9 @@ PyMODINIT_FUNC PyInit_launch_list(void) {
     data_ptr = PyUnicode_InternFromString("data_ptr");
     is_contiguous = PyUnicode_InternFromString("is_contiguous");
     is_neg = PyUnicode_InternFromString("is_neg");
-    if (!module || !data_ptr || !is_contiguous || !is_neg || PyModule_AddObject(module, "NOTHING", PyLong_FromVoidPtr((void *)nothing))) return NULL;
+    if (!module || !data_ptr || !is_contiguous || !is_neg
+        || PyModule_AddObject(module, "NOTHING", PyLong_FromVoidPtr((void *)nothing))
+        || PyModule_AddObject(module, "RUN", PyLong_FromVoidPtr((void *)run_list)))
+        return NULL;
     return module;
 }

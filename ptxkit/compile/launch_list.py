@@ -9,17 +9,12 @@ Each argument of a launch is a Location: an address in the memory of one of the 
 from __future__ import annotations
 
 import functools
-import importlib.machinery
-import importlib.util
-import platform
-import sysconfig
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
-from . import c_compiler, driver, store
+from . import c_compiler, driver, extension
 from .code import Place
 from .errors import BuildError
 from .kernel import Bound
@@ -27,7 +22,7 @@ from .launching import launch_sink
 
 SOURCE = Path(__file__).with_suffix(".c")
 PROMISE_BROKEN = -1                          # an address is no multiple of 16
-FLAGS = ("-std=gnu11", "-O2", "-fPIC", "-shared", "-Wall", "-Wextra",
+FLAGS = ("-std=gnu11", "-O2", "-Wall", "-Wextra",
          *(f"-Wno-{what}" for what in ("unused-parameter", "cast-function-type", "missing-field-initializers")))
 
 
@@ -53,14 +48,18 @@ class LaunchList:
                 bound.send(sink, [part_of(tensors, location) for location in locations])
             return
         device, stream = driver.current()
-        try:
-            in_c = self._in_c[device]
-        except KeyError:
-            in_c = self._in_c[device] = self._made_in_c(device)
+        in_c = self.in_c_on(device)
         if in_c is None:
             self._run(tensors, stream)
         elif failed := in_c.run(0, stream, tensors):
-            self._go_on(in_c, device, stream, tensors, *failed)
+            self.go_on(in_c, device, stream, tensors, *failed)
+
+    def in_c_on(self, device: int) -> Any:
+        """Return the list in C for a device; None if there is none."""
+        try:
+            return self._in_c[device]
+        except KeyError:
+            return self._in_c.setdefault(device, self._made_in_c(device))
 
     def _run(self, tensors: Sequence[Any], stream: int) -> None:
         """Do without C what it does."""
@@ -73,7 +72,7 @@ class LaunchList:
         return [0 if x is None else x.data_ptr() + location.offset  # type: ignore[union-attr]
                 for x, location in zip(found, locations)]
 
-    def _go_on(self, in_c: Any, device: int, stream: int, tensors: list[Any], failed: int, answer: int) -> None:
+    def go_on(self, in_c: Any, device: int, stream: int, tensors: list[Any], failed: int, answer: int) -> None:
         """Give this thread its context if that was missing, and launch what is left."""
         if answer == driver.NO_CONTEXT:
             driver.make_current(device)
@@ -126,28 +125,6 @@ def launched() -> int:
 def in_c() -> ModuleType | None:
     """Return the module in C that runs lists, built once for this Python; None where that cannot be built."""
     try:
-        library = _library()
+        return extension.module("launch_list", SOURCE, c_compiler.required("A list of launches"), FLAGS)
     except (BuildError, OSError):
         return None
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "launch_list.so")
-        path.write_bytes(library)
-        loader = importlib.machinery.ExtensionFileLoader("launch_list", str(path))
-        module = importlib.util.module_from_spec(importlib.util.spec_from_loader("launch_list", loader))  # type: ignore
-        loader.exec_module(module)
-    return module
-
-
-def _library() -> bytes:
-    program = c_compiler.required("A list of launches")
-    tag = sysconfig.get_config_var("SOABI") or platform.python_version()
-    key = store.digest("launch list 1", program, tag, platform.machine(), FLAGS, SOURCE.read_text())
-    about = {"kernel": "launch list", "arch": platform.machine(), "module": __name__, "source": store.sources(SOURCE)}
-    return store.default().fetch(key, lambda: {"launch_list.so": _built(program)}, about)["launch_list.so"]
-
-
-def _built(program: str) -> bytes:
-    with tempfile.TemporaryDirectory() as name:
-        command = [program, *FLAGS, f"-I{sysconfig.get_path('include')}", str(SOURCE), "-o", "launch_list.so"]
-        c_compiler.run(command, folder := Path(name), BuildError, f"{program} could not build {SOURCE.name}")
-        return (folder / "launch_list.so").read_bytes()

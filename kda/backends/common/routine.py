@@ -70,10 +70,13 @@ class Phase(NamedTuple):
 class Routine(NamedTuple):
     phases: tuple[Phase, ...]
     results: tuple[int | None, ...]          # slots
+    inputs: int                              # number of slots that a call fills
 
     def __call__(self, like: Tensor, tensors: list[Tensor | None]) -> list[Any]:
-        """Run it with the tensors that its Draft names, and return the results; None for one that there is not."""
+        """Run it with the tensors that its Draft names, of which the last may be left out, and return the results; None
+        for one that there is not."""
         device = like.device
+        tensors += [None] * (self.inputs - len(tensors))
         for phase in self.phases:
             for shape, strides, dtype, zeroed in phase.tensors:
                 x = torch.empty_strided(shape, strides, dtype=dtype, device=device)
@@ -102,7 +105,7 @@ class Draft:
     def __init__(self, kernel: Callable[[Any], Kernel] | None, inputs: Sequence[str]):
         self._kernel: Any = kernel                                             # from a configuration; None for Triton
         self._slots = dict(zip(inputs, itertools.count()))
-        self._count = len(inputs)
+        self._inputs = self._count = len(inputs)
         self._phases: list[tuple[list[Allocation | Memory], LaunchList]] = []
         self._tensors: list[Allocation | Memory] = []
         self._launches: list[tuple[Any, list[Location | None]]] = []
@@ -167,7 +170,7 @@ class Draft:
             freed = tuple(slot for slot in range(launches.slots) if slot not in needed) if phases else ()
             phases.append(Phase(tuple(allocated), launches, freed))
             needed |= {location.slot for _, locations in launches.launches for location in locations if location}
-        return Routine(tuple(reversed(phases)), slots)
+        return Routine(tuple(reversed(phases)), slots, self._inputs)
 
     def _next_slot(self) -> int:
         self._count += 1

@@ -70,13 +70,6 @@ def inputs_in_memory(x: Inputs) -> list[Tensor | None]:
     return tensors if settled(tensors) else list(map(aligned, tensors))
 
 
-def as_given(y: Tensor | None, x: Tensor | None) -> Tensor | None:
-    """Return a gradient in the shape and dtype of its input; None if there is no such input."""
-    if y is None or x is None:
-        return None
-    return y if y.shape == x.shape and y.dtype == x.dtype else y.view(x.shape).to(x.dtype)
-
-
 def offsets_on(device: torch.device, cu_seqlens: Tensor) -> Tensor:
     """Return the offsets on the GPU.  The CPU does not wait until the copy has ended."""
     return cu_seqlens.to(device, non_blocking=True).contiguous()

@@ -27,6 +27,7 @@ from .arguments import KernelConfig
 from .cute.configs import ROUNDED_TO, RUN, ChunkTable, ComposeConfig, SegmentTable, TablesConfig
 from .cute.tile import BF16, C, swizzle_128B
 from .cute.training import TOKENS
+from .directions import Direction, as_given, run_backward, run_forward
 from .launcher import (
     backward_as_stage,
     chunks_of,
@@ -37,7 +38,7 @@ from .launcher import (
     walk_numbers,
 )
 from .routine import Draft, Routine, described_once
-from .tensors import INPUTS, ROWS, aligned, as_given, inputs_in_memory, on_its_device
+from .tensors import INPUTS, ROWS, aligned, inputs_in_memory, on_its_device
 from .training_plan import BACKWARD_OF, COLUMNS, MapPlan, TrainingPlan, states_table
 
 Tensor = torch.Tensor
@@ -348,10 +349,18 @@ class TrainingBackend:
         return Save.OWN if saved.memory.numel() == self.saved_bytes(p, Save.OWN) else Save.STATES
 
     def forward(self, p: Problem, x: Inputs, save: Save) -> Outputs:
-        host = detect(p.device)
-        run = forward_routine(self, p, host.cc, host.sms, offsets_dtype(x), save)
-        o, final_state, memory = run(x.q, inputs_in_memory(x))
+        o, final_state, memory = run_forward(self.forward_direction(p, save, offsets_dtype(x)), x)
         return Outputs(o, final_state, None, OpaqueSaved(memory))
+
+    def forward_direction(self, p: Problem, save: Save, offsets: str | None) -> Direction:
+        host = detect(p.device)
+        return Direction(forward_routine(self, p, host.cc, host.sms, offsets, save), (2,))
+
+    def backward_direction(self, p: Problem, save: Save, offsets: str | None, dht: bool) -> Direction:
+        host, usable = detect(p.device), save in NOT_KEPT
+        run = backward_routine(
+            self, with_dht(p, dht), host.cc, host.sms, offsets, save if usable else Save.NOTHING)
+        return Direction(run, (0,) if usable else ())
 
     def _backward(
         self, p: Problem, x: Inputs, do: Tensor, dht: Tensor | None, saved: Saved | Products | OpaqueSaved | None = None
@@ -359,14 +368,8 @@ class TrainingBackend:
         """Return the gradients.  What another backend saved is not looked at: the forward's operands, states and
         residuals are recomputed; its operands alone, if the states were saved."""
         usable = saved if type(saved) is OpaqueSaved else None
-        p, save, host = with_dht(p, dht is not None), self.saved_in(p, usable), detect(p.device)
-        run = backward_routine(self, p, host.cc, host.sms, offsets_dtype(x), save)
-        do, dht = aligned(do, x.q.dtype), aligned(dht, torch.float32)
-        dq, dk, dv, dg, dbeta, dA_log, ddt_bias, dh0 = run(
-            x.q, [*inputs_in_memory(x), do, dht, usable and usable.memory]
-        )
-        dq, dk = of_heads(dq, p), of_heads(dk, p)
-        return Grads(dq, dk, dv, dg, dbeta, as_given(dA_log, x.A_log), as_given(ddt_bias, x.dt_bias), dh0)
+        direction = self.backward_direction(p, self.saved_in(p, usable), offsets_dtype(x), dht is not None)
+        return run_backward(direction, x, do, dht, usable)
 
     def segment_map(self, p: Problem, x: Inputs) -> SegmentSummary:
         """For one sequence on several GPUs: compose M and the added states of its segments."""
@@ -415,7 +418,7 @@ class TrainingBackend:
             y[: table.NC] = image_of(tensors[name].mT if self.v_first else tensors[name])
         of_parameters = [rows[0].new_zeros(d.plan.all_states, p.HV, p.K, dtype=torch.float32) for _ in range(2)]
         results = run(x.q, [*inputs_in_memory(x), *rows, *states, *of_parameters])
-        dq, dk, dg, dbeta = (y.flatten(0, 1) for y in (of_heads(results[0], p), of_heads(results[1], p), *results[2:]))
+        dq, dk, dg, dbeta = (as_given(y, given).flatten(0, 1) for y, given in zip(results, (x.q, x.k, x.g, x.beta)))
         given = zip((x.A_log, x.dt_bias), of_parameters)
         of_A_log, of_dt_bias = (None if y is None else share[: table.NC] for y, share in given)
         return {n: table.chunks(y) for n, y in (("dq", dq), ("dk", dk), ("dg", dg), ("dbeta", dbeta.unsqueeze(-1)))} | {
@@ -443,10 +446,3 @@ def image_of(state: Tensor) -> Tensor:
     image = state.new_empty(*state.shape[:-2], rows * columns, dtype=torch.bfloat16)
     image[..., place.to(state.device)] = state.flatten(-2).to(torch.bfloat16)
     return image
-
-
-def of_heads(y: Tensor, p: Problem) -> Tensor:
-    """Return the gradient of q or k from that of each value head: those that share a head are summed in order."""
-    if p.HV == p.H:
-        return y
-    return y.view(p.B, p.T, p.H, p.HV // p.H, p.K).sum(3, dtype=torch.float32).to(y.dtype)

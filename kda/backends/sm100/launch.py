@@ -12,11 +12,12 @@ from ptxkit.compile.errors import BuildError
 
 from ..common import training
 from ..common.cute.tile import C
+from ..common.directions import Direction, run_forward
 from ..common.launcher import kernels, launch_segments, states_between_chunks
 from ..common.pool.launch import STATES, Checkpoints
 from ..common.pool.launch import prefill as of_pool
 from ..common.routine import Draft, Routine, described_once
-from ..common.tensors import INPUTS, inputs_in_memory, on_its_device
+from ..common.tensors import INPUTS, on_its_device
 from .plan import call_of_stage, plan, recipe, target, training_plan
 
 Tensor = torch.Tensor
@@ -47,16 +48,21 @@ def routine(p: Problem, cc: tuple[int, int], sms: int, offsets: str | None) -> R
 def forward(p: Problem, x: Inputs, save: Save = Save.NOTHING, checkpoints: Checkpoints | None = None) -> Outputs:
     if save in training.NOT_KEPT:
         return TRAINING.forward(p, x, save)
+    direction, h = forward_direction(p, save, offsets_dtype(x)), states_between_chunks(p, x)
+    return Outputs(*run_forward(direction, x, h, *(checkpoints or (None, None))), h, None)
+
+
+def forward_direction(p: Problem, save: Save, offsets: str | None) -> Direction:
+    if save in training.NOT_KEPT:
+        return TRAINING.forward_direction(p, save, offsets)
     if save is not Save.NOTHING:
         raise BuildError(
             "chunk_kda: backend='sm100' keeps what its own backward reads, not what others do. Leave out "
             "disable_recompute or backend."
         )
-    host, h = detect(p.device), states_between_chunks(p, x)
+    host = detect(p.device)
     assert host.cc
-    run = routine(p, host.cc, host.sms, offsets_dtype(x))
-    o, final_state = run(x.q, [*inputs_in_memory(x), h, *(checkpoints or (None, None))])
-    return Outputs(o, final_state, h, None)
+    return Direction(routine(p, host.cc, host.sms, offsets))
 
 
 prefill = of_pool(forward, lambda p: C)
@@ -67,3 +73,4 @@ TRAINING = training.TrainingBackend(
 )
 rounded_to, saved_bytes, stage = TRAINING.rounded_to, TRAINING.saved_bytes, TRAINING.stage
 backward, segment_map_bwd = TRAINING.backward, TRAINING.segment_map_bwd
+backward_direction = TRAINING.backward_direction

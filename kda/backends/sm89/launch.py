@@ -17,9 +17,10 @@ from ptxkit.compile.errors import BuildError
 from ptxkit.compile.launch_list import Location
 
 from ..common.chunks import Chunks
+from ..common.directions import Direction, run_backward, run_forward
 from ..common.launcher import kernels, states_between_chunks
 from ..common.routine import Draft, Routine, described_once
-from ..common.tensors import INPUTS, ROWS, aligned, as_given, inputs_in_memory, on_its_device
+from ..common.tensors import INPUTS, ROWS, aligned, inputs_in_memory, on_its_device
 from .configs import SLICE
 from .plan import BACKWARD, FORWARD, WITHIN, call_of_stage, check_memory, plan, recipe, sizes
 
@@ -94,14 +95,18 @@ def forward_routine(p: Problem, host: Host, offsets: str | None, save: Save) -> 
 
 @on_its_device
 def forward(p: Problem, x: Inputs, save: Save = Save.NOTHING) -> Outputs:
+    direction, h = forward_direction(p, save, offsets_dtype(x)), states_between_chunks(p, x)
+    o, ht, *products = run_forward(direction, x, h)
+    return Outputs(o, ht, h, Products(*products) if direction.saved else None)
+
+
+def forward_direction(p: Problem, save: Save, offsets: str | None) -> Direction:
     if save is Save.ALL:
         raise BuildError(
             "chunk_kda: backend='sm89' has no kernels that keep all intermediates. Leave out disable_recompute or "
             "backend."
         )
-    run, h = forward_routine(p, detect(p.device), offsets_dtype(x), save), states_between_chunks(p, x)
-    o, ht, *products = run(x.q, [*inputs_in_memory(x), h])
-    return Outputs(o, ht, h, Products(*products) if save is Save.PRODUCTS else None)
+    return Direction(forward_routine(p, detect(p.device), offsets, save), (2, 3) if save is Save.PRODUCTS else ())
 
 
 SAVED = tuple("saved_" + name for name in Products._fields)
@@ -125,11 +130,14 @@ def backward_routine(p: Problem, host: Host, offsets: str | None, save: Save) ->
 
 @on_its_device
 def backward(p: Problem, x: Inputs, do: Tensor, dht: Tensor | None, saved: Products | None = None) -> Grads:
-    products = saved if isinstance(saved, Products) else None
-    run = backward_routine(p, detect(p.device), offsets_dtype(x), Save.of(products))
-    grads = run(x.q, [*inputs_in_memory(x), aligned(do, torch.float32), aligned(dht, torch.float32),
-                      *map(aligned, products or (None, None))])
-    return Grads(*map(as_given, grads, (x.q, x.k, x.v, x.g, x.beta, x.A_log, x.dt_bias, x.initial_state)))
+    direction = backward_direction(p, Save.of(saved), offsets_dtype(x), dht is not None)
+    return run_backward(direction, x, do, dht, saved)
+
+
+def backward_direction(p: Problem, save: Save, offsets: str | None, dht: bool) -> Direction:
+    usable = save is Save.PRODUCTS
+    run = backward_routine(p, detect(p.device), offsets, save if usable else Save.NOTHING)
+    return Direction(run, (0, 1) if usable else ())
 
 
 def _prepared_for_backward(d: Description, saved: Locations) -> tuple[Locations, Locations]:

@@ -15,11 +15,12 @@ from ..common import training
 from ..common.cute.configs import JOIN_ROWS
 from ..common.cute.tile import C
 from ..common.cute.training import TOKENS
+from ..common.directions import Direction, run_forward
 from ..common.launcher import kernels, launch_segments, states_between_chunks
 from ..common.pool.launch import STATES, Checkpoints
 from ..common.pool.launch import prefill as of_pool
 from ..common.routine import Routine, described_once
-from ..common.tensors import INPUTS, ROWS, inputs_in_memory, on_its_device
+from ..common.tensors import INPUTS, ROWS, on_its_device
 from ..common.training import Description
 from .configs import tile
 from .plan import call_of_stage, join_config, map_plan, plan, recipe, training_plan
@@ -94,17 +95,23 @@ def _chain(d: Description, o: Location, ht: Location | None, saves: bool) -> lis
 
 @on_its_device
 def forward(p: Problem, x: Inputs, save: Save = Save.NOTHING, checkpoints: Checkpoints | None = None) -> Outputs:
+    if save in training.NOT_KEPT:
+        return TRAINING.forward(p, x, save)
+    direction, h = forward_direction(p, save, offsets_dtype(x)), states_between_chunks(p, x)
+    o, final_state, *products = run_forward(direction, x, h, *(checkpoints or (None, None)))
+    return Outputs(o, final_state, h, Products(*products) if direction.saved else None)
+
+
+def forward_direction(p: Problem, save: Save, offsets: str | None) -> Direction:
     if save is Save.ALL:
         raise BuildError(
             "chunk_kda: backend='sm90' keeps what its own backward reads, or A_qk and A_inv, not all that "
             "disable_recompute keeps for others. Leave it out, or backend."
         )
     if save in training.NOT_KEPT:
-        return TRAINING.forward(p, x, save)
+        return TRAINING.forward_direction(p, save, offsets)
     saves = save is Save.PRODUCTS
-    run, h = routine(p, detect(p.device).sms, saves, offsets_dtype(x)), states_between_chunks(p, x)
-    o, final_state, *products = run(x.q, [*inputs_in_memory(x), h, *(checkpoints or (None, None))])
-    return Outputs(o, final_state, h, Products(*products) if saves else None)
+    return Direction(routine(p, detect(p.device).sms, saves, offsets), (2, 3) if saves else ())
 
 
 prefill = of_pool(forward, lambda p: C)
@@ -122,3 +129,4 @@ TRAINING = training.TrainingBackend(
 )
 rounded_to, saved_bytes, stage = TRAINING.rounded_to, TRAINING.saved_bytes, TRAINING.stage
 backward, segment_map_bwd = TRAINING.backward, TRAINING.segment_map_bwd
+backward_direction = TRAINING.backward_direction

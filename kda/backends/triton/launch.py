@@ -20,11 +20,12 @@ from kda.model.problem import Inputs, Problem
 from kda.model.stages import SHAPES, find
 
 from ..common.chunks import Chunks, has_rows
+from ..common.directions import Direction, run_backward, run_forward
 from ..common.launcher import states_between_chunks
 from ..common.pool.launch import STATES, Checkpoints
 from ..common.pool.launch import prefill as of_pool
 from ..common.routine import Routine, described_once
-from ..common.tensors import INPUTS, aligned, as_given, inputs_in_memory, on_its_device
+from ..common.tensors import INPUTS, aligned, inputs_in_memory, on_its_device
 from .call import TritonCall
 from .decode.launch import decode_step as decode_step
 from .decode.launch import recurrent as recurrent
@@ -151,12 +152,17 @@ def forward_routine(p: Problem, host: Host, save: Save, offsets: str | None) -> 
 
 @on_its_device
 def forward(p: Problem, x: Inputs, save: Save = Save.NOTHING, checkpoints: Checkpoints | None = None) -> Outputs:
-    run, h = forward_routine(p, detect(p.device), save, offsets_dtype(x)), states_between_chunks(p, x)
-    o, ht, all_states, *saved = run(x.q, [*inputs_in_memory(x), h, *(checkpoints or (None, None))])
+    direction, h = forward_direction(p, save, offsets_dtype(x)), states_between_chunks(p, x)
+    o, ht, all_states, *saved = run_forward(direction, x, h, *(checkpoints or (None, None)))
     if h is not None and save is Save.ALL:                                     # (K, V), of as many as there can be
         states = all_states[: p.B * h.shape[1]].unflatten(0, h.shape[:2])
         h.copy_(states.mT if p.state_v_first else states)
     return Outputs(o, ht, h, save.kind(*saved) if save.kind else None)
+
+
+def forward_direction(p: Problem, save: Save, offsets: str | None) -> Direction:
+    saved = range(3, 3 + len(save.kind._fields if save.kind else ()))
+    return Direction(forward_routine(p, detect(p.device), save, offsets), tuple(saved))
 
 
 prefill = of_pool(forward, lambda p: p.C)
@@ -185,10 +191,12 @@ def backward_routine(p: Problem, host: Host, save: Save, offsets: str | None, dh
 
 @on_its_device
 def backward(p: Problem, x: Inputs, do: Tensor, dht: Tensor | None, saved: Saved | Products | None = None) -> Grads:
-    run = backward_routine(p, detect(p.device), Save.of(saved), offsets_dtype(x), dht is not None)
-    grads = run(x.q, [*inputs_in_memory(x), aligned(do, x.q.dtype), aligned(dht, torch.float32),
-                      *map(aligned, saved or ())])
-    return Grads(*map(as_given, grads, (x.q, x.k, x.v, x.g, x.beta, x.A_log, x.dt_bias, x.initial_state)))
+    return run_backward(backward_direction(p, Save.of(saved), offsets_dtype(x), dht is not None), x, do, dht, saved)
+
+
+def backward_direction(p: Problem, save: Save, offsets: str | None, dht: bool) -> Direction:
+    saved = range(len(save.kind._fields if save.kind else ()))
+    return Direction(backward_routine(p, detect(p.device), save, offsets, dht), tuple(saved))
 
 
 # maps of a sequence on several GPUs, by the kernels of calls

@@ -12,7 +12,7 @@ from kda.backends.common import training
 from kda.backends.common.cute.configs import TablesConfig
 from kda.backends.common.routine import Draft
 from kda.backends.sm90.plan import recipe
-from kda.calls import ahead, autograd
+from kda.calls import ahead, autograd, plain
 from kda.model.bundles import Outputs, Save
 from kda.model.host import host_of, standing_in
 from kda.model.problem import Inputs, Options, Problem
@@ -87,8 +87,8 @@ def outputs(p, x, save):
 @pytest.mark.parametrize("asked", ["sm90", "triton"])
 def test_a_recorded_call_builds_its_step_once(asked, keeps, monkeypatch):
     built, tensors = [], [torch.zeros(1, 3, 2, 4, requires_grad=True) for _ in range(4)]
-    monkeypatch.setattr(autograd, "launcher", lambda name: types.SimpleNamespace(forward=outputs))
-    monkeypatch.setattr(autograd, "stand_in", lambda: None)
+    monkeypatch.setattr(plain, "launcher", lambda name: types.SimpleNamespace(forward=outputs))
+    monkeypatch.setattr(plain, "stand_in", lambda: None)
     monkeypatch.setattr(ahead, "build_together", lambda recipes: built.append([*recipes]))
     with standing_in(host_of("sm90")):
         p = Problem.parse("T=8192 H=4 cuda")
@@ -97,7 +97,7 @@ def test_a_recorded_call_builds_its_step_once(asked, keeps, monkeypatch):
         x = Inputs(*tensors, torch.zeros(1, 3, 2))
         for cu_seqlens in (None, None, torch.tensor([0, 3]), torch.tensor([0, 3])):
             given = x._replace(cu_seqlens=cu_seqlens)[: len(autograd.INPUTS)]
-            autograd.ChunkKda.apply(autograd.TrainingCall(Options(scale=None), route), *given)
+            plain.TrainingCall(Options(scale=None), route)(given)
         calls = [route.forward, route.backward]
         step = [[*itertools.chain(*(ahead.recipes_of(asked, call, save, offsets) for call in calls))]
                 for offsets in (None, "int64")]
