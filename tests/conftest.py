@@ -238,3 +238,12 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if "gpu" in item.keywords:
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+
+
+@pytest.fixture(autouse=True, scope="module")
+def calls_in_cpp(request):
+    """Calls of simulated GPUs run as on a machine where the node in C++ is built, from the first one on."""
+    if any(map(request.node.get_closest_marker, ("gpu", "simulated"))) and "kda.calls" in sys.modules:
+        from kda.calls import node
+
+        node.wait()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.autograd import forward_ad
@@ -18,10 +18,11 @@ from kda.routing.dispatch import backend_asked, choose, route, what_is_saved
 
 from . import node
 from .arguments import BOOL, operate, saves_states
-from .plain import ForwardCall, TrainingCall
 
-BoundCall = TrainingCall | ForwardCall
-CALLS: Memo[BoundCall] = Memo()
+if TYPE_CHECKING:
+    from .plain import PlainCall
+
+CALLS: Memo[PlainCall] = Memo()
 
 
 def key_of(tensors: tuple, settings: tuple, flags: tuple) -> tuple | None:
@@ -48,7 +49,7 @@ def _outlines(tensors: tuple) -> Any:
         return None
 
 
-def find(key: tuple) -> BoundCall | None:
+def find(key: tuple) -> PlainCall | None:
     """Return the call; torch.compile does not come here, and so does not compile again when another call is known."""
     try:
         return CALLS.get(key)
@@ -56,13 +57,15 @@ def find(key: tuple) -> BoundCall | None:
         return None
 
 
-def remember(key: tuple, bound: BoundCall) -> None:
+def remember(key: tuple, bound: PlainCall) -> None:
     with contextlib.suppress(TypeError):
         CALLS.remember(key, bound)
 
 
-def bind(inputs: Inputs, options: Options) -> BoundCall | None:
+def bind(inputs: Inputs, options: Options) -> PlainCall | None:
     """Return a call with plain tensors, checked and with its backends chosen; None if an operator has to run it."""
+    from .plain import ForwardCall, TrainingCall
+
     call, requested = Call("chunk_kda", inputs, options), backend_asked(options.backend)
     if is_training(inputs):
         if options.return_intermediate_states:

@@ -1,7 +1,7 @@
 """Calls without Python: node.cpp, built in the background and kept in the cache, and what describes a call to it.
 
 Until it is built, and where it cannot be (there is no C++ compiler, or torch has no headers), calls run in Python, with
-the same bits.  `why_not` says why.
+the same bits.  `why_not` says why.  Compilers and launches are imported where they are needed: `import kda` loads this.
 """
 
 from __future__ import annotations
@@ -16,10 +16,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ptxkit.compile import c_compiler, driver, extension, launch_list
-from ptxkit.compile.errors import BuildError
-from ptxkit.compile.launching import launch_sink
-
 if TYPE_CHECKING:
     from kda.backends.common.directions import Direction
     from kda.backends.common.routine import Phase
@@ -28,7 +24,7 @@ SOURCE = Path(__file__).with_suffix(".cpp")
 FLAGS = ("-std=gnu++20", "-O1", "-w", "-fvisibility=hidden")
 HEADERS = ("include", "include/torch/csrc/api/include")
 LIBRARIES = ("torch_python", "torch_cpu", "torch", "c10")
-STREAM = "aoti_torch_get_current_cuda_stream"  # of torch's C interface
+STREAM = "aoti_torch_get_current_cuda_stream"  # a function that torch's C interface has
 
 _state: dict[str, Any] = {}                  # "module": the built one; "why": the reason why there is none
 _starting = threading.Lock()
@@ -66,6 +62,8 @@ def _start() -> threading.Thread:
 
 
 def _build() -> None:
+    from ptxkit.compile.errors import BuildError
+
     try:
         _state["module"] = _module()
     except (BuildError, OSError, ImportError) as error:
@@ -73,6 +71,8 @@ def _build() -> None:
 
 
 def _module() -> ModuleType:
+    from ptxkit.compile import c_compiler, extension
+
     root = Path(torch.__file__).parent
     abi = f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}"
     folders = [f"-I{root / folder}" for folder in HEADERS]
@@ -90,6 +90,9 @@ def call(
 ) -> Any:
     """Return a call in C++, for the current device; None where Python has to run it.  For autograd, `backward` says
     which backward follows, with gradients of final states or without; node.cpp says what `look` does."""
+    from ptxkit.compile import driver, launch_list
+    from ptxkit.compile.launching import launch_sink
+
     if (module := built()) is None:
         return None
     if launch_sink() is not None:            # a simulator takes the driver's place: lists of launches ask for it

@@ -14,7 +14,7 @@ from .errors import MissingCompilerError
 
 class Language(NamedTuple):
     name: str
-    variable: str                            # of the environment, which names the compiler
+    variable: str                            # environment variable that names the compiler
     usual: str
     instead: str                             # if there is no other
     debian: str                              # packages

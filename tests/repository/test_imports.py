@@ -44,11 +44,15 @@ ARROWS = {
     "calls.ahead": {"compile", "model.bundles", "model.host", "model.problem", "routing.dispatch"},
     "calls.decode": {"checks.calls", "checks.decode", "checks.keywords", "checks.memo", "errors", "model.force",
                      "model.problem", "model.transforms", "routing.dispatch"},
-    "calls.autograd": {"calls.ahead", "checks.calls", "errors", "model.bundles", "model.force", "model.gates",
-                       "model.host", "model.offsets", "model.problem", "model.transforms", "routing.dispatch"},
+    "calls.autograd": {"checks.calls", "errors", "model.bundles", "model.force", "model.gates", "model.problem",
+                       "model.transforms", "routing.dispatch"},
+    "calls.node": {"compile"},
+    "calls.plain": {"backends", "calls.ahead", "calls.autograd", "calls.node", "compile", "model.bundles",
+                    "model.force", "model.host", "model.offsets", "model.problem", "model.transforms",
+                    "routing.dispatch"},
     "calls.arguments": {"checks.calls", "checks.memo", "errors", "model.bundles", "model.problem"},
-    "calls.known": {"calls.arguments", "calls.autograd", "checks.calls", "checks.memo", "model.force", "model.host",
-                    "model.problem", "routing.dispatch"},
+    "calls.known": {"calls.arguments", "calls.node", "calls.plain", "checks.calls", "checks.memo", "model.force",
+                    "model.host", "model.problem", "routing.dispatch"},
     "calls.api": {"calls.arguments", "calls.autograd", "calls.known", "checks.calls", "checks.gate", "checks.keywords",
                   "checks.memo", "errors", "model.bundles", "model.gates", "model.host", "model.offsets",
                   "model.problem", "parallel", "routing.dispatch"},
@@ -269,7 +273,8 @@ def test_import_kda_registers_its_operators(imported):
 
 def test_import_kda_costs_a_few_files_of_its_own_over_import_torch(imported):
     """It loads no file of a backend, a compiler, the simulator or a command, and no other package."""
-    parts = ("building", "calls", "calls.api", "calls.arguments", "calls.autograd", "calls.known", "checks",
+    parts = ("building", "calls", "calls.api", "calls.arguments", "calls.autograd", "calls.known", "calls.node",
+             "checks",
              "checks.calls", "checks.gate", "checks.keywords", "checks.memo", "checks.written", "errors", "model",
              "model.bundles", "model.force", "model.gates", "model.host", "model.offsets", "model.problem",
              "model.transforms", "routing", "routing.capability", "routing.dispatch")

@@ -46,17 +46,17 @@ def step(case):
     leaves = {name: x.detach().requires_grad_() for name, x in case.keywords.items() if isinstance(x, torch.Tensor)}
     o, ht = kda.chunk_kda(**case.keywords | leaves)
     found = torch.autograd.grad((o, ht), list(leaves.values()), (case.do, case.dht))
-    return [o, ht, *found], type(o.grad_fn).__name__
+    return [o, ht, *found], o.grad_fn.name()
 
 
 def test_a_recorded_call_is_one_node_as_on_a_gpu():
-    assert step(on_gpu())[1] == NODE
+    assert NODE in step(on_gpu())[1]
 
 
 def test_a_mode_of_the_program_sees_the_operators():
     with Another():
-        assert step(on_gpu())[1].startswith(OPERATOR)
-    assert step(on_gpu())[1] == NODE
+        assert OPERATOR in step(on_gpu())[1]
+    assert NODE in step(on_gpu())[1]
 
 
 def test_other_code_counts_all_modes():
