@@ -44,7 +44,7 @@ class Call(NamedTuple):
     source: Source
     seen: str                                # "fitted": a constant was set on it; "seen": the structure was
     two: bool = False                        # sm90 in two kernels where one would be sooner
-    K: int = 0                               # channels of a float32 call
+    K: int = 0                               # channels of a float32 call, of which nothing was saved for the backward
 
     def label(self, name: str) -> str:
         return name + ", alone" * (self.source is ALONE)
@@ -99,18 +99,17 @@ CALLS = (
 
 
 @functools.cache
-def prediction(backend: str, shape: BenchShape, step: bool, two: bool) -> Prediction:
+def prediction(backend: str, shape: BenchShape, step: bool, two: bool, apart: bool) -> Prediction:
     with forcing(form="two kernels" if two or step else None):
         forget()                             # so that a row is the same alone and behind others
-        return predict(ARCH, CHIP, backend, shape, step)
+        return predict(ARCH, CHIP, backend, shape, step, apart)
 
 
 def launched(call: Call, name: str, recorded_step: bool) -> PredictedLaunch:
     words, _, direction = name.partition(", ")
     kernel, _, nth = words.partition(" ")
-    return prediction(call.backend, call.problem, recorded_step, call.two).kernel(
-        kernel, bool(direction), int(nth or 1) - 1
-    )
+    found = prediction(call.backend, call.problem, recorded_step, call.two, bool(call.K))
+    return found.kernel(kernel, bool(direction), int(nth or 1) - 1)
 
 
 def row_of(call: Call, name: str, recorded_step: bool | None = None) -> dict[str, Any]:

@@ -121,6 +121,7 @@ class PredictedCall(NamedTuple):
     backend: str
     shape: BenchShape
     step: bool                               # a training forward and its backward
+    apart: bool = False                      # whether these are functions of their own, between which nothing is saved
 
     @property
     def row(self) -> int:
@@ -191,8 +192,11 @@ class PredictedCall(NamedTuple):
     def _run(self, session: Session, case: Case, around: Callable[..., Any], backward: bool) -> None:
         """Make the call, of a step the backward only where that is asked for; `around` is told the direction."""
         session.around = functools.partial(around, of_backward=False)
-        if not self.step:
+        if self.apart or not self.step:
             kda.chunk_kda_fwd(**case.keywords, backend=self.backend)
+            if backward:
+                session.around = functools.partial(around, of_backward=True)
+                kda.chunk_kda_bwd(do=case.do, dht=case.dht, **case.keywords, backend=self.backend)
             return
         o, ht, *_ = kda.chunk_kda(**case.keywords | leaves_of(case.keywords), backend=self.backend)
         if backward:
@@ -200,9 +204,9 @@ class PredictedCall(NamedTuple):
             torch.autograd.backward((o, ht), (case.do, case.dht))
 
 
-def predict(arch: str, chip: str, backend: str, shape: BenchShape, step: bool) -> Prediction:
-    """Predict a forward, or (step) a training forward and its backward."""
-    call = PredictedCall(arch, backend, shape, step)
+def predict(arch: str, chip: str, backend: str, shape: BenchShape, step: bool, apart: bool = False) -> Prediction:
+    """Predict a forward, or (step) a training forward and its backward, of which nothing is saved if they are apart."""
+    call = PredictedCall(arch, backend, shape, step, apart)
     if not step:
         return Prediction(_way(call, chip, False))
     plain = call._replace(step=False)

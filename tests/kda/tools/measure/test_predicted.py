@@ -143,6 +143,17 @@ def test_what_stands_for_several_calls_is_named_once():
     assert (grouped.T, grouped.H, grouped.HV) == (1024, 16, 64)
 
 
+@pytest.mark.usefixtures("libnvrtc")
+def test_a_backward_apart_from_its_forward_computes_what_a_step_saves():
+    shape = BenchShape(T=64, H=1, K=64, V=64, dtype="float32", gate="softplus")
+    step = predicted.PredictedCall("sm_90a", "sm89", shape, step=True)
+    (of_step,), (apart,) = (
+        [one.kernel.ptx for one in call.launches(64, backward=True) if one.kernel.name == "prepare"]
+        for call in (step, step._replace(apart=True))
+    )
+    assert of_step.count("mma.sync") < apart.count("mma.sync")
+
+
 @pytest.mark.exhaustive
 def test_the_forward_of_a_step_is_the_forward_alone(small_stand_in):
     shape = BenchShape(T=128, H=2, K=64, V=64)
