@@ -492,6 +492,18 @@ def launches_compiler(f: MachineFacts) -> Answer | None:
     return status, f"{f.c_compiler} cannot build them: {instead}", "export CC=gcc"
 
 
+@check("calls.compiler", "calls run in C++", "launches", "torch", "smi")
+def calls_compiler(f: MachineFacts) -> Answer | None:
+    status, instead = "warn" if f.gpus else "info", "calls run in Python, and a step costs the host about twice as much"
+    if not (compiler := f.launches.data.get("cpp_compiler")):
+        return status, f"there is no C++ compiler: {instead}", "apt-get install g++   (or set CXX)"
+    if not f.launches.data.get("torch_headers"):
+        return status, f"this torch has no headers: {instead}", "pip install --force-reinstall torch"
+    if not f.launches.data.get("in_c"):
+        return status, f"no C gives launches to the driver, so {instead}", "see launches.compiler"
+    return "ok", f"calls run in C++, which {compiler} builds in the background of the first call"
+
+
 def _nothing_to_see(why: str) -> Answer:
     return "info", f"not looked at: {why}"
 

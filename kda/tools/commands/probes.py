@@ -389,10 +389,16 @@ def look_at_cache() -> CacheFacts:
 
 
 def look_at_launches() -> Probe:
-    from ptxkit.compile import launch_list  # here, as a child must not import kda
+    from ptxkit.compile import c_compiler, launch_list  # here, as a child must not import kda
 
     header = os.path.join(sysconfig.get_path("include"), "Python.h")
-    return Probe("ok", {"in_c": launch_list.in_c() is not None, "header": os.path.exists(header)})
+    torch = importlib.util.find_spec("torch")
+    folders = torch.submodule_search_locations if torch else None
+    headers = [os.path.join(folder, "include", "torch", "csrc") for folder in folders or ()]
+    return Probe("ok", {
+        "in_c": launch_list.in_c() is not None, "header": os.path.exists(header),
+        "cpp_compiler": c_compiler.path(c_compiler.CPP), "torch_headers": any(map(os.path.isdir, headers)),
+    })
 
 
 def _measure(path: str, size: dict[str, int]) -> str:

@@ -19,6 +19,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 import kda
+from kda.calls import node
 from kda.model.host import host_of, standing_in
 from kda.tools.verify.cases import Case
 from kda.tools.verify.definition import by_gradient, leaves_of
@@ -209,6 +210,7 @@ def launches_of(call: Call) -> int:
 def cost(direction: str, backend: str, timed: Timed, gpu: PresentGpu | StandIn, repeats: int) -> HostCost:
     """Measure the host's cost of a call, for each of its layers; this must run inside `gpu.used()`."""
     call, empty, layers = timed
+    node.wait()                                                                # calls run there from then on
     for _ in range(WARMUPS):
         call()
         empty()

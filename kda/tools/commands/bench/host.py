@@ -99,7 +99,9 @@ def report(
     screen: Screen, machine: Machine, gpu: PresentGpu | StandIn, costs: Sequence[tuple[BenchShape, HostCost]],
     options: dict[str, Any],
 ) -> None:
-    stand_in = getattr(gpu, "host", None)
+    from kda.calls import node
+
+    stand_in, why_python = getattr(gpu, "host", None), node.why_not()
     lines = [machine_line(screen, machine), "microseconds of the host per call, beside an empty autograd "
              "Function with the same tensors; results are not compared"]
     if stand_in:
@@ -110,11 +112,14 @@ def report(
         f"{screen.sign('warn')} {cost.direction} of {cost.backend}: the call waits for the GPU, or that ran dry; its "
         "time with a busy GPU is not the host's alone" for _, cost in costs if cost.busy and cost.busy.host_inside
     ]
+    if why_python:
+        lines.append(f"{screen.sign('warn')} calls run in Python: {why_python.splitlines()[0]}")
     if machine.crowded:
         lines.append(f"{screen.sign('warn')} other processes kept the cores busy (a load of {machine.load:.1f} on "
                      f"{machine.cores}): these times can be many times too long")
     settings = {"disable_recompute": setting(options["disable_recompute"])}
     found = heading("bench", OK, host=machine._asdict(), stand_in=stand_in and stand_in.name, settings=settings,
+                    calls_in="Python" if why_python else "C++",
                     rows=[as_json(shape, cost) for shape, cost in costs])
     screen.answer(found, lines)
 

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -29,6 +30,7 @@ SMI = Probe("ok", {"driver": "580.95.05", "cuda": (13, 0)})
 TORCH = Probe("ok", {"version": "2.13.0+cu130", "cuda": "13.0", "driver_cuda": [13, 0], "why": ""})
 CPU_TORCH = Probe("ok", {"version": "2.13.0+cpu", "cuda": None, "why": "Torch not compiled with CUDA enabled"})
 TRACE = Probe("ok", {"built": ["sm_90a", "sm_100a"], "ptx": [9, 4], "seconds": 0.2})
+IN_CPP = {"in_c": True, "header": True, "cpp_compiler": "/usr/bin/g++", "torch_headers": True}
 HEALTHY = MachineFacts(
     python=(3, 12, 1),
     requires_python=">=3.10",
@@ -52,7 +54,7 @@ HEALTHY = MachineFacts(
     ptxas=(Ptxas("/opt/cuda/bin/ptxas", (13, 4), False),),
     cache=CacheFacts("/home/a/.cache/kda", True, True, "", 1 << 40, "ext4", 38, 212 << 20),
     c_compiler="/usr/bin/gcc",
-    launches=Probe("ok", {"in_c": True, "header": True}),
+    launches=Probe("ok", IN_CPP),
     fla=Probe("ok", {"version": "0.6.0", "asked": {"chunk_kda": ["kda", "flash_kda"]}}),
     families=("kimi_linear", "glm5_next"),
     plugins=("vllm", "sglang"),
@@ -68,7 +70,7 @@ ABSENT = Probe("absent", {"absent": True})
 UNASKED = Probe("ok", {"version": "0.6.0", "asked": {"chunk_kda": ["flash_kda"]}})
 NO_FLA = {"fla": ABSENT, "versions": {"transformers": "5.23.0"}}
 TURING = (dataclasses.replace(H200, cc=(7, 5)),)
-IN_PYTHON = Probe("ok", {"in_c": False, "header": True})
+IN_PYTHON = Probe("ok", IN_CPP | {"in_c": False})
 NO_NVRTC = Probe("ok", {"version": None, "why": "Failed to dlopen libnvrtc"})
 
 
@@ -173,6 +175,10 @@ CASES = [
     ("launches.compiler", {"launches": IN_PYTHON}, "warn", "/usr/bin/gcc cannot build them: Python runs lists"),
     ("launches.compiler", {"launches": IN_PYTHON, **CPU_ONLY}, "info", "a call costs the host more"),
     ("launches.compiler", {"launches": Probe("ok", {"in_c": False})}, "warn", "apt-get install python3-dev"),
+    ("calls.compiler", {"launches": Probe("ok", IN_CPP | {"cpp_compiler": None})}, "warn", "apt-get install g++"),
+    ("calls.compiler", {"launches": Probe("ok", IN_CPP | {"torch_headers": False})}, "warn", "has no headers"),
+    ("calls.compiler", {"launches": IN_PYTHON}, "warn", "see launches.compiler"),
+    ("calls.compiler", {"launches": Probe("ok", {}), **CPU_ONLY}, "info", "twice as much"),
     ("models.fla", NO_FLA, "info", "pip install fla-core"),
     ("models.fla", {"fla": BROKEN}, "warn", "`import kda.fla` failed: ImportError: libcuda.so.1"),
     ("models.fla", {"fla": DEAD}, "warn", "`import kda.fla` died with SIGSEGV"),
@@ -288,6 +294,15 @@ def test_nvidia_smi_is_read():
 def test_the_launches_of_a_call_run_in_c_where_its_module_was_built(module, monkeypatch):
     monkeypatch.setattr(launch_list, "in_c", lambda: module)
     assert probes.look_at_launches().data["in_c"] == (module is not None)
+
+
+def test_calls_run_in_cpp_where_there_is_a_compiler_for_it_and_torch_has_headers(monkeypatch, tmp_path):
+    seen = probes.look_at_launches().data
+    assert seen["torch_headers"] and seen["cpp_compiler"] == shutil.which("g++")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(probes.importlib.util, "find_spec", lambda name: None)
+    seen = probes.look_at_launches().data
+    assert not seen["torch_headers"] and seen["cpp_compiler"] is None
 
 
 def test_the_cache_is_where_the_variables_say(monkeypatch, tmp_path):
