@@ -20,7 +20,7 @@ class Chip(NamedTuple):
     l2: int
 
 
-_KB, _MB = 1 << 10, 1 << 20
+_KB, _MB = 1 << 10, 1 << 20   # docs/simulator.md says where the numbers of Thor and GB10 are published
 CHIPS = {
     t.number: Chip(name, t, *numbers)
     for t, (name, *numbers) in {

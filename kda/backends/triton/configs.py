@@ -96,7 +96,7 @@ def choose(kernel: str, p: Problem, host: Host, bits: int = 0) -> TileConfig:
 def _from_table(kernel: str, p: Problem, host: Host, bits: int) -> TileConfig:
     bits = bits or (32 if p.dtype == "float32" else 16)
     allowed = host.smem or SMALLEST << 10
-    products = ("any", "async" if host.cc and host.cc[0] in (9, 10) else "mma.sync")
+    products = ("any", "async" if host.cc and host.cc[0] in (9, 10, 11) else "mma.sync")
     for row in TABLE:
         fits = row.kernel in (kernel, OTHERWISE.get(kernel)) and row.bits == bits and row.products in products
         if fits and p.K <= row.K and row.shared << 10 <= allowed:

@@ -14,6 +14,7 @@ pytest.importorskip("cutlass", reason="nvidia-cutlass-dsl is not installed")
 from benchmarks.counted import blackwell_step as counted
 from kda.backends.common import training_plan
 from kda.backends.sm100 import launch, plan
+from kda.backends.sm100.capability import ARCHS
 from kda.model.host import host_of
 from kda.model.problem import Problem
 from kda.routing.dispatch import weigh
@@ -49,7 +50,7 @@ WITHOUT_SPILLS = "bounded dt_bias=true l2norm beta=sigmoid", "bounded dt_bias=tr
 def test_no_kernel_of_a_bounded_gate_spills_but_grads_8_bytes_and_64_of_packed_calls():
     spilt = {}
     for words in WITHOUT_SPILLS:
-        for arch in ("sm100", "sm103"):
+        for arch in ARCHS:
             p = Problem.parse(f"bfloat16 {words} state_dtype=float32 final_state=true")
             for config in dict.fromkeys(training_plan.all_configs(plan.TRAINING, p)):
                 bytes_ = launch.kernel(config, parse(arch)).spills if config else 0

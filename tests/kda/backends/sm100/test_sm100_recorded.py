@@ -17,12 +17,14 @@ from kda.backends.common.cute.tile import C, decay_index, swizzle_128B
 from kda.backends.common.routine import Draft
 from kda.backends.common.tensors import INPUTS, ROWS, inputs_in_memory
 from kda.backends.sm100 import launch
+from kda.backends.sm100.capability import ARCHS
 from kda.backends.sm100.configs import RECORD_TILE, TMEM, K, OperandsConfig, RecordColumns, RecordConfig, V, WalkConfig
 from kda.model.problem import Problem
 from kda.model.stages import LOG2_E
 from kda.tools.verify.cases import make_inputs
 from kda.tools.verify.literal import l2norm, log_decay, step_size
 from ptxkit import capture
+from ptxkit.chips import CHIPS
 from ptxkit.compile.target import parse
 
 pytestmark = [pytest.mark.simulated, pytest.mark.usefixtures("one_thread")]
@@ -603,7 +605,7 @@ def configs():
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("arch", ["sm100", "sm103"])
+@pytest.mark.parametrize("arch", ARCHS)
 def test_no_kernel_spills(arch):
     """A part of all classes, that has each option many times."""
     found = list(dict.fromkeys(configs()))[:: 3 if arch == "sm100" else 11]
@@ -624,7 +626,16 @@ def test_an_sm_has_room_for_as_many_ctas_as_configurations_say(name):
     assert ctas * config.threads * kernel(config).registers <= 65536 and not kernel(config).spills
 
 
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", CTAS)
+def test_so_has_an_sm_of_jetson_thor(name):
+    """A kernel takes other registers there."""
+    config, ctas = CTAS[name]
+    assert ctas * config.threads * kernel(config, "sm110").registers <= 65536
+
+
 def test_memory_is_what_configurations_say():
+    assert all(ctas * config.threads <= CHIPS[110].threads_sm for config, ctas in CTAS.values())
     assert all(ctas * (config.shared + 1024) <= SHARED_OF_SM for config, ctas in CTAS.values())
     assert all(ctas * config.columns <= TMEM for name, (config, ctas) in CTAS.items() if name.startswith("operands"))
     assert RecordColumns.end <= TMEM

@@ -132,6 +132,22 @@ def test_what_was_timed_as_code_of_sm80_is_kept():
         assert choose("intra", p, host_of(arch)) == TileConfig(num_warps=4, stages=1, BK=32, BV=128)
 
 
+def test_other_archs_have_the_rows_of_their_family():
+    for arch, family in {"sm103": "sm100", "sm110": "sm100", "sm120": "sm86", "sm121": "sm86"}.items():
+        for kernel, dtype in itertools.product(KERNELS, ("bfloat16", "float32")):
+            p, bits = problem(f"K=128 V=128 {dtype}"), 32 if kernel == "compose" else 0
+            assert choose(kernel, p, host_of(arch), bits) == choose(kernel, p, host_of(family), bits)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("arch, products", [("sm100", "tcgen05.mma"), ("sm110", "tcgen05.mma"), ("sm121", "mma.sync")])
+def test_triton_multiplies_with_the_instructions_of_the_family(arch, products, own_store):
+    pytest.importorskip("triton", reason="Triton is not installed")
+    found = recipes(problem("K=128 V=128 bfloat16 forward"), host_of(arch))
+    (kernel,) = fetch_all([next(recipe for recipe in found if recipe.name == "state")])
+    assert kernel.target.name == arch and products in kernel.ptx
+
+
 @pytest.mark.parametrize("arch", FAMILIES)
 def test_less_memory_gives_smaller_tiles_and_too_little_an_error(arch):
     p = problem("K=128 V=128 bfloat16")

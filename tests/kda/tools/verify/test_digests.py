@@ -1,11 +1,15 @@
 """The PTX of shipped kernels is what digests.json holds, so that a refactoring cannot change code unseen."""
 
+import dataclasses
 
 import pytest
 
 pytest.importorskip("cutlass", reason="nvidia-cutlass-dsl is not installed")
 
 import digests
+
+from kda.backends.sm100.capability import ARCHS
+from ptxkit.compile.target import TARGETS
 
 pytestmark = pytest.mark.compiler
 
@@ -73,6 +77,19 @@ def test_a_kernel_of_each_name_has_the_code_that_is_committed(backend, long):
     labels = digests.of_a_name(backend, long)
     assert labels
     assert [*digests.changes(document_of(labels), digests.measured(backend, backend, labels))] == [], SAID
+
+
+@pytest.mark.parametrize("long", [False, pytest.param(True, marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize("arch", [pytest.param("sm103", marks=pytest.mark.exhaustive), "sm110"])
+def test_blackwell_has_one_code_whose_target_line_alone_names_the_arch(arch, long):
+    assert arch in ARCHS
+    skip_with_other_compilers("sm100")
+    recipes, labels = digests.labelled("sm100", "sm100"), digests.of_a_name("sm100", long)
+    ptx = digests.fetched({label: dataclasses.replace(recipes[label], target=TARGETS[arch]) for label in labels})
+    line, other = f".target {TARGETS[arch].spelling}", f".target {TARGETS['sm100'].spelling}"
+    assert all(text.count(line) == 1 for text in ptx.values())
+    found = {label: digests.digest(text.replace(line, other)) for label, text in ptx.items()}
+    assert [*digests.changes(document_of(labels), found)] == []
 
 
 @pytest.mark.exhaustive
