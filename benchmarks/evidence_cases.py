@@ -23,7 +23,7 @@ from kda.model.bundles import Save
 from kda.model.force import Force, forcing
 from kda.model.host import Host, host_of, standing_in
 from kda.model.problem import Problem
-from kda.routing.dispatch import backend_of_backward, choose, route, what_is_saved
+from kda.routing.dispatch import backend_of_backward, choose, route
 from kda.tools.verify import digests
 from ptxkit.compile.recipes import AnyRecipe
 
@@ -173,9 +173,9 @@ class Case:
             yield from ahead.recipes_of(choose(back, to).backend, back, Save.NOTHING, offsets)
             return
         p = dataclasses.replace(p, disable_recompute=self.keeps == ALL)
-        way = route(p, self.backend, what_is_saved(p, self.backend, self.keeps == STATES))
+        way = route(p, self.backend, training=True, states=self.keeps == STATES)
         yield from ahead.recipes_of(way.backend, way.forward, way.save, offsets)
-        yield from ahead.recipes_of(choose(way.backward, way.requested).backend, way.backward, way.save, offsets)
+        yield from ahead.recipes_of(way.reader, way.backward, way.save, offsets)
 
 
 def lengths(T: int) -> tuple[int, ...]:

@@ -72,6 +72,7 @@ def no_call_before():
     """What a test replaces is seen by its calls, though others of their kind were made before."""
     if known := sys.modules.get("kda.calls.known"):
         known.CALLS.clear()
+        sys.modules["kda.routing.dispatch"]._routes.clear()
 
 
 @pytest.fixture(autouse=True)

@@ -35,13 +35,12 @@ from kda.checks.calls import (
 from kda.checks.gate import GATE, GateCall
 from kda.checks.keywords import names_of, refuse_unknown
 from kda.checks.memo import Outline
-from kda.errors import InputError, NoBackendError
-from kda.model.bundles import Grads, Kept, MadeWith, OpaqueSaved, Outputs, Save, Saved, saved_outlines
-from kda.model.gates import wide_dtype
+from kda.errors import InputError
+from kda.model.bundles import Grads, Kept, MadeWith, OpaqueSaved, Outputs, Save, Saved
 from kda.model.host import stand_in
 from kda.model.offsets import host_offsets
 from kda.model.problem import Inputs, Options, Problem
-from kda.routing.dispatch import backend_asked, capability, choose, launcher, what_is_saved
+from kda.routing.dispatch import backend_asked, capability, choose, route, weigh_route
 
 from . import autograd
 from .arguments import (
@@ -526,7 +525,7 @@ def _saved_by(inputs: Inputs, options: Options) -> Save:
     if not torch.compiler.is_compiling():
         if on_gpu or stand_in() is not None:
             problem = problem_of(Call("chunk_kda", inputs, options))
-            return what_is_saved(problem, backend_asked(options.backend), saves_states(options))
+            return route(problem, backend_asked(options.backend), True, saves_states(options)).save
         return Save.ALL if options.disable_recompute is True else Save.NOTHING
     if options.disable_recompute is True:
         return Save.ALL
@@ -555,7 +554,7 @@ def _saves_nothing(device: str, settings: tuple, K: int, V: int, axes_of_g: int,
     """Return whether a compiled forward saves nothing.
 
     It ignores the number of tokens and heads, so that no graph is specialised to them. If another backend then runs the
-    call, it recomputes what was not saved.
+    call, it recomputes what was not saved; if none does, the operator reports the error.
     """
     rows, heads, options = (Problem.B, Problem.T), Problem.HV, Options(*settings)
     state, offsets = (1, heads, K, V), (2,)                                    # for one sequence
@@ -564,10 +563,8 @@ def _saves_nothing(device: str, settings: tuple, K: int, V: int, axes_of_g: int,
                   cu_seqlens=offsets, cu_seqlens_cpu=offsets)
     outlines = [Outline(shapes[name], dtype, device) if dtype else None
                 for name, dtype in zip(autograd.INPUTS, dtypes, strict=True)]
-    try:
-        return what_is_saved(problem_of_outlines(outlines, options), backend_asked(options.backend)) is Save.NOTHING
-    except NoBackendError:                                                     # the operator reports it
-        return True
+    found = weigh_route(problem_of_outlines(outlines, options), backend_asked(options.backend), training=True)
+    return found.save is Save.NOTHING
 
 
 vars(_saves_nothing)["_dynamo_marked_constant"] = True                          # torch.compile calls it untraced
@@ -632,12 +629,10 @@ def _check_saved(call: Call, passed: Any) -> None:
         backend = choose(problem, backend_asked(call.options.backend)).backend
         if not capability(backend).saves_opaque:                                  # its backward recomputes
             return
-        sizes = [launcher(backend).saved_bytes(problem, save) for save in (Save.OWN, Save.STATES)]
-        shape: Any = next(((size,) for size in sizes if saved.memory.shape == (size,)), sizes[:1])
-        outlines: Any = [(shape, torch.uint8)]
+        forms = [autograd.outlines_of(call, save, backend) for save in (Save.OWN, Save.STATES)]
+        outlines = next((form for form in forms if saved.memory.shape == form[0][0]), forms[0])
     else:
-        packed, q_dtype = call.inputs.cu_seqlens is not None, call.inputs.q.dtype
-        outlines = saved_outlines(call, call.options.chunk_size, packed, q_dtype, wide_dtype(q_dtype)).values()
+        outlines = autograd.outlines_of(call, Save.ALL)
     for name, x, (shape, dtype) in zip(saved._fields, saved, outlines):
         for what, found, wanted in (("shape", list(x.shape), list(shape)), ("dtype", x.dtype, dtype),
                                     ("device", x.device, call.inputs.q.device)):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numbers
 import warnings
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import torch
@@ -57,9 +57,8 @@ class Extras(NamedTuple):
 
 
 NO_EXTRAS = Extras()
-_DEFAULTS = Inputs._field_defaults | Options._field_defaults | Extras._field_defaults | {
-    "scale": None, "inplace_final_state": None,
-}
+_EXTRAS = frozenset(Extras._fields)
+_DEFAULTS = Inputs._field_defaults | Options._field_defaults | {"scale": None, "inplace_final_state": None}
 
 
 def scale_of(scale: Any, q: Any) -> Any:
@@ -72,12 +71,13 @@ def scale_of(scale: Any, q: Any) -> Any:
 
 def by_name(given: dict[str, Any]) -> tuple[Inputs, Options, Extras]:
     """Return what a function was given, by the names of its arguments; those left out have their defaults."""
+    extras = NO_EXTRAS if _EXTRAS.isdisjoint(given) else Extras(**{x: given[x] for x in Extras._fields if x in given})
     given = _DEFAULTS | given
     given["scale"] = scale_of(given["scale"], given["q"])
     if given["inplace_final_state"] is None:
         given["inplace_final_state"] = given["ssm_state_indices"] is not None
-    get = given.get
-    return Inputs(*map(get, Inputs._fields)), Options(*map(get, Options._fields)), Extras(*map(get, Extras._fields))
+    get: Callable[[str], Any] = given.get
+    return Inputs(*map(get, Inputs._fields)), Options(*map(get, Options._fields)), extras
 
 
 def prepare(op: str, inputs: Inputs, options: Options, extras: Extras = NO_EXTRAS) -> tuple[Inputs, Options]:
@@ -92,7 +92,8 @@ def prepare(op: str, inputs: Inputs, options: Options, extras: Extras = NO_EXTRA
         options = options._replace(state_v_first=_old_layout_name(op, options.state_v_first, transpose_state_layout))
     if isinstance(inputs.q, Tensor) and autocasts(inputs.q):
         dtype = torch.get_autocast_dtype(inputs.q.device.type)
-        inputs = Inputs(*[_autocast(x, dtype) for x in inputs[:3]], *inputs[3:])
+        q, k, v = (_autocast(x, dtype) for x in inputs[:3])
+        inputs = inputs._replace(q=q, k=k, v=v)
     if op not in _ON_A_MESH and is_sharded(inputs[:8]):
         raise without_mesh(op, "q")
     if not BOOL.issuperset(map(type, options[-len(_FLAGS):])):

@@ -51,7 +51,7 @@ from kda.routing.dispatch import (
     capability,
     choose,
     launcher,
-    training_backend,
+    route,
 )
 
 if TYPE_CHECKING:
@@ -102,9 +102,8 @@ def without_autograd() -> contextlib.AbstractContextManager:
     return AS_IT_IS if transforms.differentiated() else torch.no_grad()
 
 
-def _launch(c: Call, problem: Problem, training: bool = False) -> LaunchModule:
-    chosen = choose(problem, backend_asked(c.options.backend)).backend
-    return launcher(training_backend(problem, chosen) if training else chosen)
+def _launch(c: Call, problem: Problem) -> LaunchModule:
+    return launcher(choose(problem, backend_asked(c.options.backend)).backend)
 
 
 def or_empty(x: Tensor | None, like: Tensor) -> Tensor:
@@ -129,19 +128,30 @@ _SAVES = {save.value: save for save in Save}
 
 def forward(c: Call, save: Save) -> Outputs:
     problem = problem_of(c)
-    if save.kind is OpaqueSaved:
-        _saver(c, problem, save)
+    backend = _writer(c, problem, save)
     with autocast_off(c.inputs.q):
-        return _launch(c, problem, training=save is Save.PRODUCTS).forward(problem, c.inputs, save)
+        return launcher(backend).forward(problem, c.inputs, save)
 
 
-def _saver(c: Call, problem: Problem, save: Save) -> str:
-    """Return the backend whose own layout is saved for its backward."""
-    chosen = choose(problem, backend_asked(c.options.backend)).backend
-    if not capability(chosen).saves_opaque:
-        raise KdaError(f"chunk_forward: save={save.value!r} asks for what a backend keeps for itself; {chosen} keeps "
+def _writer(c: Call, problem: Problem, save: Save) -> str:
+    """Return the backend of a forward that saves this."""
+    backend = route(problem, backend_asked(c.options.backend), training=save.kind is not None, save=save).backend
+    if save.kind is OpaqueSaved and not capability(backend).saves_opaque:
+        raise KdaError(f"chunk_forward: save={save.value!r} asks for what a backend keeps for itself; {backend} keeps "
                        "nothing of its own. Pass 'all'.")
-    return chosen
+    return backend
+
+
+def outlines_of(c: Call, save: Save, backend: str = "") -> list[tuple[tuple[int, ...], torch.dtype]]:
+    """Return the shape and dtype of each tensor that a forward saves; `backend` has a layout of its own for some."""
+    if save.kind is None:
+        return []
+    if save.kind is OpaqueSaved:
+        return [((launcher(backend).saved_bytes(problem_of(c), save),), torch.uint8)]
+    dtype = c.inputs.q.dtype
+    packed = c.inputs.cu_seqlens is not None
+    outlines = saved_outlines(c, c.options.chunk_size, packed, dtype, wide_dtype(dtype))
+    return [outlines[name] for name in save.kind._fields]
 
 
 def _chunk_forward(*args):
@@ -162,14 +172,9 @@ def chunk_forward_fake(*args):
     if o.return_intermediate_states:
         chunks = torch.library.get_ctx().new_dynamic_size() if packed else (c.T + o.chunk_size - 1) // o.chunk_size
         h = q.new_empty(c.B, chunks, *c.states[1:])
-    saved, save = [], Save(word)
-    kind = save.kind
-    if kind is OpaqueSaved:
-        problem = problem_of(c)
-        saved = [q.new_empty(launcher(_saver(c, problem, save)).saved_bytes(problem, save), dtype=torch.uint8)]
-    elif kind is not None:
-        outlines = saved_outlines(c, o.chunk_size, packed, q.dtype, wide_dtype(q.dtype))
-        saved = [q.new_empty(shape, dtype=dtype) for shape, dtype in map(outlines.__getitem__, kind._fields)]
+    save = _SAVES[word]
+    backend = _writer(c, problem_of(c), save) if save.kind is OpaqueSaved else ""
+    saved = [q.new_empty(shape, dtype=dtype) for shape, dtype in outlines_of(c, save, backend)]
     return q.new_empty(c.B, c.T, c.HV, c.V), ht, h, saved
 
 

@@ -14,7 +14,7 @@ from kda.checks.memo import Memo, are_plain, kind_of_call
 from kda.model.force import forced
 from kda.model.host import stand_in
 from kda.model.problem import Inputs, Options
-from kda.routing.dispatch import backend_asked, choose, route, what_is_saved
+from kda.routing.dispatch import backend_asked, route
 
 from . import node
 from .arguments import BOOL, operate, saves_states
@@ -71,11 +71,9 @@ def bind(inputs: Inputs, options: Options) -> PlainCall | None:
         if options.return_intermediate_states:
             return None
         problem = operate(problem_of, call, call)
-        saved = what_is_saved(problem, requested, saves_states(options))
-        return TrainingCall(options, route(problem, requested, saved))
-    call = call._replace(options=options._replace(disable_recompute=False))
-    problem = operate(problem_of, call, call)
-    return ForwardCall(options, problem, choose(problem, requested).backend)
+        return TrainingCall(options, route(problem, requested, True, saves_states(options)))
+    found = route(operate(problem_of, call, call), requested)
+    return ForwardCall(options, found.forward, found.backend)
 
 
 def is_unseen(inputs: Sequence[Any]) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import inspect
 import math
@@ -11,32 +10,13 @@ from typing import Any
 import torch
 
 from kda.checks.calls import CALLER, REQUIRED, TRAINING, Call, autocasts, check, is_training, problem_of
-from kda.errors import InputError, NoBackendError
-from kda.model.bundles import OpaqueSaved, Save, saved_outlines
-from kda.model.gates import wide_dtype
-from kda.model.host import detect
-from kda.model.problem import Problem
-from kda.routing.dispatch import (
-    Choice,
-    backend_asked,
-    backend_of_backward,
-    check_backend_name,
-    choose,
-    launcher,
-    route,
-    training_backend,
-    weigh,
-    what_is_saved,
-)
+from kda.errors import InputError
+from kda.model.bundles import Save
+from kda.routing.dispatch import Choice, Route, backend_asked, check_backend_name, route, weigh_route
 
-from .api import (
-    bind_a_part,
-    fused_recurrent_kda,
-    fused_recurrent_kda_fwd,
-    parallel,
-    refuse_keywords,
-)
+from .api import bind_a_part, fused_recurrent_kda, fused_recurrent_kda_fwd, parallel, refuse_keywords
 from .arguments import by_name, operate, prepare, saves_states
+from .autograd import outlines_of
 
 Tensor = torch.Tensor
 
@@ -91,35 +71,26 @@ def explain(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, *args: Any
     if context is not None:
         parallel().operators.check_tokens("explain", context, inputs.q)
     requested = backend_asked(options.backend)
-    check_backend_name(requested)
-    training = is_training(inputs)
-    directions = ("forward", "backward") if training else ("forward",)
-    save = Save.NOTHING
-    if training:
-        problem = problem_of(Call("explain", inputs, options))
-        with contextlib.suppress(NoBackendError):                              # the error is reported below
-            save = what_is_saved(problem, requested, saves_states(options))
-    if save is not Save.ALL:
-        options = options._replace(disable_recompute=False)
-    choices, notes = [], []
-    for direction in directions:
-        problem = problem_of(Call("explain", inputs, options), direction)
-        name = requested if direction == "forward" else backend_of_backward(requested)
-        choices.append(weigh(problem, detect(problem.device), name))
-    takers = [choice.backend for choice in choices]
-    if training and all(takers):
-        writer = takers[0]
-        assert writer is not None
-        if save is Save.PRODUCTS:
-            writer = training_backend(choices[0].problem, takers[0])
-            if writer != takers[0]:
-                notes.append(
-                    f"{writer} also runs the forward: gradients are recorded, and {takers[0]} keeps nothing for them"
-                )
-        notes.append(_what_is_saved(save, choices[1].problem, writer, inputs.q.dtype))
-    if context is not None and takers[0]:
-        notes.append(parallel().operators.maps.how(choices[0].problem, requested))
+    check_backend_name(requested)                                              # before anything else is checked
+    call, training = Call("explain", inputs, options), is_training(inputs)
+    found = weigh_route(problem_of(call), requested, training, saves_states(options))
+    notes = _notes(found, call) if training and found.refused is None else []
+    if context is not None and found.choices[0].backend:
+        notes.append(parallel().operators.maps.how(found.forward, requested))
+    choices = [choice.named_here() for choice in found.choices]
     return Explanation(choices[0], choices[1] if training else None, tuple(notes))
+
+
+def _notes(found: Route, call: Call) -> list[str]:
+    """Say who runs the forward of a training call if it is not who accepts it, and what is kept for the backward."""
+    chosen, backend = found.choices[0].backend, found.backend
+    notes = []
+    if backend != chosen:
+        notes.append(f"{backend} also runs the forward: gradients are recorded, and {chosen} keeps nothing for them")
+    if found.save is Save.NOTHING:
+        return [*notes, "between forward and backward nothing is kept but the inputs"]
+    size = sum(math.prod(shape) * dtype.itemsize for shape, dtype in outlines_of(call, found.save, backend))
+    return [*notes, f"between forward and backward {backend} keeps {size / 2**20:,.1f} MiB beside the inputs"]
 
 
 def rehearse(function: str, /, *args: Any, **keywords: Any) -> tuple[Choice, ...]:
@@ -138,10 +109,8 @@ def rehearse(function: str, /, *args: Any, **keywords: Any) -> tuple[Choice, ...
         check(call, TRAINING)
     except InputError as error:
         raise error.as_of(function) from None
-    if call.recurrent or not is_training(call.inputs):
-        return (choose(problem, requested),)
-    way = route(problem, requested, what_is_saved(problem, requested, saves_states(call.options)))
-    return choose(way.forward, requested), choose(way.backward, way.requested)
+    training = is_training(call.inputs) and not call.recurrent
+    return route(problem, requested, training, saves_states(call.options)).choices
 
 
 def _call_of(function: str, args: tuple, keywords: dict[str, Any]) -> Call:
@@ -180,16 +149,3 @@ def _arguments(function: str, args: tuple, keywords: dict[str, Any]) -> dict[str
 
 
 _SIGNATURES = {f.__name__: inspect.signature(f) for f in (fused_recurrent_kda, fused_recurrent_kda_fwd)}
-
-
-def _what_is_saved(save: Save, p: Problem, backend: str, dtype: torch.dtype) -> str:
-    """Return one line about what is saved between forward and backward."""
-    if save is Save.NOTHING:
-        return "between forward and backward nothing is kept but the inputs"
-    if save.kind is OpaqueSaved:
-        size = launcher(backend).saved_bytes(p, save)
-    else:
-        assert save.kind is not None
-        outlines = saved_outlines(p, p.C, p.packed, dtype, wide_dtype(dtype))
-        size = sum(math.prod(shape) * t.itemsize for shape, t in map(outlines.__getitem__, save.kind._fields))
-    return f"between forward and backward {backend} keeps {size / 2**20:,.1f} MiB beside the inputs"

@@ -16,7 +16,7 @@ from kda.calls.autograd import autocast_off
 from kda.model.bundles import Save, SegmentSummary
 from kda.model.gates import wide_dtype
 from kda.model.problem import Inputs, Problem
-from kda.routing.dispatch import backend_of_backward, capability, choose, launcher
+from kda.routing.dispatch import capability, choose, launcher, route
 
 Tensor = torch.Tensor
 
@@ -60,7 +60,7 @@ def segment_map_bwd(p: Problem, x: Inputs, do: Tensor, dht: Tensor | None, reque
 
     The piece maps a gradient dS of its final state to M^T dS + this, with the M of `segment_map`.
     """
-    p = _mirrored(problem_of_piece(p, x.q.shape[1], state=True))
+    p = dataclasses.replace(problem_of_piece(p, x.q.shape[1], state=True), direction="backward")
     if p.T == 0:
         return _zeros(p, x, p.V) if dht is None else dht
     backend = choose(p, requested).backend                                         # the backend of the backward
@@ -76,17 +76,12 @@ def segment_map_bwd(p: Problem, x: Inputs, do: Tensor, dht: Tensor | None, reque
     return added if dht is None else fold([SegmentSummary(M.mT, added)], dht)
 
 
-def _mirrored(p: Problem) -> Problem:
-    return dataclasses.replace(p, direction="backward")
-
-
 def how(p: Problem, requested: str) -> str:
     """Say in one line for people how the maps of such a call are computed."""
     p = problem_of_piece(p, p.T, state=False)
-    backend = choose(p, requested).backend
+    backend, mirror = (choice.backend for choice in route(p, requested, training=True).choices)
     again = choose(_identity(p), requested).backend
     ahead = f"kernels of {backend}" if backend != "reference" else "stages of the reference"
-    mirror = choose(_mirrored(p), backend_of_backward(requested)).backend
     back = ahead if mirror == backend else f"kernels of {mirror}"
     if "forward" not in capability(backend).maps:
         ahead = f"a forward of {backend} and one of {again} from the identity"

@@ -76,6 +76,10 @@ class Choice:
         shown = [(name, reasons) for name, reasons in self.tried if self.asked in ("auto", name)]
         return "\n".join([f"{who} {where}", *self._reasons(shown), *self._ways_out()])
 
+    def named_here(self) -> Choice:
+        """Return the same choice with the place where its backend is named now; a cached one was named elsewhere."""
+        return dataclasses.replace(self, written=place_of(self.asked).written)
+
     @property
     def _named(self) -> str:
         return self.written or f"backend={self.asked!r}"
@@ -271,66 +275,94 @@ def capability(backend: str) -> Capability:
     return next(c for c in capabilities() if c.backend == backend)
 
 
-@functools.lru_cache(maxsize=1024)
-def training_backend(problem: Problem, backend: str) -> str:
-    """Return the backend of a training forward: `backend`, or the backward's if `backend` saves nothing for it."""
-    if capability(backend).saves:
-        return backend
-    return choose(dataclasses.replace(problem, direction="backward")).backend
+class Route(NamedTuple):
+    """Who runs a call, and what passes from its forward to its backward."""
+
+    choices: tuple[Choice, ...]                          # the forward's and, of a training call, the backward's
+    save: Save                                           # what the forward saves
+    backend: str                                         # runs the forward; "" if no backend accepts it
+    forward: Problem                                     # `disable_recompute` requests Saved; `save` has the rest
+    backward: Problem | None                             # None unless gradients are recorded
+    requested: str                                       # the name in force for the backward
+    built: set[str | None]                               # dtypes of cu_seqlens for which its kernels are built
+    refused: Choice | None                               # of the direction that no backend accepts, if there is one
+
+    @property
+    def reader(self) -> str:
+        """Return the backend of a training call's backward."""
+        return self.choices[-1].backend or ""
 
 
-def what_is_saved(problem: Problem, requested: str, states: bool = False) -> Save:
-    """Return what a training forward saves, with the backend name `requested` in force.  Unless everything is
-    requested, it saves nothing on a CPU, where that only costs memory, and nothing for a backend with its own layout,
-    which can also save `states` alone."""
-    return _what_is_saved(problem, requested, states, stand_in())
+_routes: dict[tuple[Problem, str, bool, bool, Save | None, Host | None], Route] = {}
 
 
-@functools.lru_cache(maxsize=4096)
-def _what_is_saved(problem: Problem, requested: str, states: bool, host: Host | None) -> Save:
-    on_gpu = problem.is_gpu or host is not None
-    if on_gpu and saves_opaque(problem, requested):
+def route(
+    problem: Problem, requested: str = "auto", training: bool = False, states: bool = False, save: Save | None = None
+) -> Route:
+    """Return who runs a call on this machine, and what its forward saves if it is `training`: nothing on a CPU, where
+    that only costs memory, and nothing for a backend with its own layout, unless `problem` requests everything, or
+    `states` those alone.  `save` is known where the call was made before.  Raises NoBackendError if no backend accepts
+    the call."""
+    found = weigh_route(problem, requested, training, states, save)
+    if found.refused is not None:
+        raise NoBackendError(found.refused)
+    return found
+
+
+def weigh_route(
+    problem: Problem, requested: str = "auto", training: bool = False, states: bool = False, save: Save | None = None
+) -> Route:
+    """Return the same whether backends accept the call or not; cached if they do."""
+    call = problem, requested, training, states, save, stand_in()
+    try:
+        return _routes[call]
+    except KeyError:
+        pass
+    check_backend_name(requested)
+    found = _route(problem, requested, training, states, save)
+    if found.refused is None:
+        if len(_routes) >= 4096:
+            _routes.clear()
+        _routes[call] = found
+    return found
+
+
+def _route(problem: Problem, requested: str, training: bool, states: bool, save: Save | None) -> Route:
+    host, forward = detect(problem.device), dataclasses.replace(problem, disable_recompute=False)
+    if not training:
+        choice = weigh(forward, host, requested)
+        refused = None if choice.backend else choice
+        return Route((choice,), Save.NOTHING, choice.backend or "", forward, None, requested, set(), refused)
+    for_backward = backend_of_backward(requested)
+
+    def choices(forward: Problem) -> tuple[Choice, Choice]:
+        backward = dataclasses.replace(forward, direction="backward")
+        return weigh(forward, host, requested), weigh(backward, host, for_backward)
+
+    found = choices(forward)
+    if save is None:
+        writer, reader = (choice.backend for choice in found)
+        save = what_is_saved(problem, writer, reader, states)
+    if save is Save.ALL:
+        found = choices(dataclasses.replace(problem, disable_recompute=True))
+    ahead, behind = found
+    backend = ahead.backend or ""
+    if save is Save.PRODUCTS and backend and not capability(backend).saves:
+        backend = behind.backend or ""
+    refused = next((choice for choice in found if choice.backend is None), None)
+    return Route(found, save, backend, ahead.problem, behind.problem, for_backward, set(), refused)
+
+
+def what_is_saved(problem: Problem, writer: str | None, reader: str | None, states: bool) -> Save:
+    """Return what a training forward of one backend saves for the backward of another, or of itself."""
+    on_gpu = problem.is_gpu or stand_in() is not None
+    if on_gpu and not (writer and reader):
+        return Save.NOTHING                              # nobody runs it
+    if on_gpu and writer == reader and capability(writer).saves_opaque and not problem.intermediate_states:
         return Save.OWN if problem.disable_recompute else Save.STATES if states else Save.NOTHING
     if problem.disable_recompute:
         return Save.ALL
-    if problem.intermediate_states and saves_opaque(dataclasses.replace(problem, intermediate_states=False), requested):
-        forward = dataclasses.replace(problem, direction="forward")
-        if not capability(choose(forward, requested).backend).saves:
-            return Save.NOTHING
-    return Save.PRODUCTS if on_gpu else Save.NOTHING
-
-
-def saves_opaque(problem: Problem, requested: str) -> bool:
-    """Return whether one backend with its own layout of saved tensors runs both directions of a training call."""
-    forward = dataclasses.replace(problem, direction="forward", disable_recompute=False)
-    backward = dataclasses.replace(forward, direction="backward")
-    writer, reader = choose(forward, requested).backend, choose(backward, backend_of_backward(requested)).backend
-    return writer == reader and capability(reader).saves_opaque and not problem.intermediate_states
-
-
-class Route(NamedTuple):
-    """The backends of a training call, and what is saved between its directions."""
-
-    save: Save
-    backend: str                                         # the forward's
-    forward: Problem                                     # `disable_recompute` requests Saved; `save` has the rest
-    backward: Problem
-    requested: str                                       # the name in force for the backward
-    built: set[str | None]                               # dtypes of cu_seqlens for which its kernels are built
-
-
-def route(problem: Problem, requested: str, save: Save) -> Route:
-    return _route(problem, requested, save, stand_in())
-
-
-@functools.lru_cache(maxsize=4096)
-def _route(problem: Problem, requested: str, save: Save, host: Host | None) -> Route:
-    forward = dataclasses.replace(problem, disable_recompute=save is Save.ALL)
-    backend = choose(forward, requested).backend
-    if save is Save.PRODUCTS:
-        backend = training_backend(forward, backend)
-    backward = dataclasses.replace(forward, direction="backward")
-    return Route(save, backend, forward, backward, backend_of_backward(requested), set())
+    return Save.PRODUCTS if on_gpu and not problem.intermediate_states else Save.NOTHING
 
 
 @functools.cache

@@ -19,6 +19,7 @@ def declare(monkeypatch, capability, others=REFERENCE, **replaced):
 
     for place in ("kda.routing.dispatch", "kda.tools.verify.doors"):
         monkeypatch.setattr(f"{place}.capabilities", lambda: (capability, *others))
-    for place in ("kda.routing.dispatch", "kda.tools.verify.doors", "kda.calls.autograd"):
+    for place in ("kda.routing.dispatch", "kda.tools.verify.doors", "kda.calls.autograd", "kda.calls.plain"):
         monkeypatch.setattr(f"{place}.launcher", launcher)
-    monkeypatch.setattr(dispatch, "_decided", {})
+    for memo in ("_decided", "_routes"):
+        monkeypatch.setattr(dispatch, memo, {})

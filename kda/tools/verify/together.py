@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from kda.calls import ahead
-from kda.model.bundles import Save
 from kda.model.offsets import offsets_dtype
-from kda.routing.dispatch import planner, what_is_saved
+from kda.routing.dispatch import planner, route
 from ptxkit.compile.recipes import AnyRecipe
 
 from .cases import make
@@ -36,6 +35,6 @@ def _of_call(door: Door, trial: OperatorTrial) -> Iterator[AnyRecipe]:
     case = make(trial.spec)
     forward, backward = (case.problem(way, door.device) for way in ("forward", "backward"))
     training = not door.against(case, "backward")
-    save = what_is_saved(forward, door.name) if training else Save.NOTHING
+    save = route(forward, door.name, training).save
     for p in (forward, backward)[: 1 + training]:
         yield from ahead.recipes_of(door.name, p, save, offsets_dtype(case.inputs))

@@ -9,14 +9,14 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from kda.errors import NoBackendError
-from kda.routing.dispatch import backend_asked, capability, what_is_saved
+from kda.routing.dispatch import backend_asked, capability, route
 from kda.tools.measure.shapes import BenchShape
 from ptxkit.commands.layout import row_lines
 from ptxkit.commands.render import OK, CannotJudge, Screen, heading
 from ptxkit.compile.target import code_for
 
 from ..options import must_have_kernels
-from .asked import backend_for, problem_of, setting, shapes_asked, spec_of
+from .asked import problem_of, setting, shapes_asked, spec_of
 from .report import machine_line
 
 if TYPE_CHECKING:
@@ -77,19 +77,12 @@ def directions_of(options: dict[str, Any]) -> tuple[str, ...]:
 
 def taken_by(spec: Any, requested: str | None, device: str, saves: bool) -> str:
     """Return the backend of a step's forward, and that of its backward where that is another."""
-    from kda.routing.dispatch import backend_of_backward
-
-    requested = backend_asked(requested)
+    step = dataclasses.replace(problem_of(spec, "forward", device), disable_recompute=saves)
     try:
-        forward = problem_of(spec, "forward", device)
-        saving = dataclasses.replace(forward, disable_recompute=True)
-        as_saved = saves and what_is_saved(saving, requested).value == "all"
-        writer = backend_for(dataclasses.replace(forward, disable_recompute=as_saved), requested)
-        backward = dataclasses.replace(problem_of(spec, "backward", device), disable_recompute=as_saved)
-        reader = backend_for(backward, backend_of_backward(requested))
+        found = route(step, backend_asked(requested), training=True)
     except NoBackendError as error:
         raise CannotJudge(*str(error).splitlines()) from None
-    return writer if writer == reader else f"{writer}, {reader}"
+    return ", ".join(dict.fromkeys(str(choice.backend) for choice in found.choices))
 
 
 # ---------------------------------------------------------------------------------------------- reporting

@@ -18,7 +18,7 @@ import click
 from kda.errors import NoBackendError
 from kda.model.bundles import Save
 from kda.model.host import detect
-from kda.routing.dispatch import backend_asked, backend_names, capability, what_is_saved
+from kda.routing.dispatch import backend_asked, backend_names, capability, route
 from kda.tools.measure.shapes import DIRECTIONS, BenchShape, too_large
 from ptxkit.commands.render import CANNOT_JUDGE, FINDING, OK, CannotJudge, Screen, heading, write_file
 from ptxkit.compile.target import code_for
@@ -85,8 +85,8 @@ def doors_for(spec: Spec, options: dict[str, Any], device: str) -> list[Door]:
     problems = [problem_of(spec, way, device) for way in DIRECTIONS if way in directions or "step" in directions]
     try:
         if saved == "all":  # all backends keep one form, or each its own
-            training = dataclasses.replace(problem_of(spec, "forward", device), disable_recompute=True)
-            as_saved = what_is_saved(training, backend_asked(requested)) is Save.ALL
+            step = dataclasses.replace(problem_of(spec, "forward", device), disable_recompute=True)
+            as_saved = route(step, backend_asked(requested), training=True).save is Save.ALL
             problems = [dataclasses.replace(problem, disable_recompute=as_saved) for problem in problems]
         for problem in problems:
             requested = backend_for(problem, backend_asked(requested))

@@ -92,14 +92,14 @@ def test_a_recorded_call_builds_its_step_once(asked, keeps, monkeypatch):
     monkeypatch.setattr(ahead, "build_together", lambda recipes: built.append([*recipes]))
     with standing_in(host_of("sm90")):
         p = Problem.parse("T=8192 H=4 cuda")
-        save = dispatch.what_is_saved(dataclasses.replace(p, disable_recompute=keeps), asked)
-        route = dispatch.route(p, asked, save)._replace(built=set())
+        route = dispatch.route(dataclasses.replace(p, disable_recompute=keeps), asked, training=True)
+        route = route._replace(built=set())
         x = Inputs(*tensors, torch.zeros(1, 3, 2))
         for cu_seqlens in (None, None, torch.tensor([0, 3]), torch.tensor([0, 3])):
             given = x._replace(cu_seqlens=cu_seqlens)[: len(autograd.INPUTS)]
             plain.TrainingCall(Options(scale=None), route)(given)
         calls = [route.forward, route.backward]
-        step = [[*itertools.chain(*(ahead.recipes_of(asked, call, save, offsets) for call in calls))]
+        step = [[*itertools.chain(*(ahead.recipes_of(asked, call, route.save, offsets) for call in calls))]
                 for offsets in (None, "int64")]
     assert built == step and len(set(built[0])) > 3
 

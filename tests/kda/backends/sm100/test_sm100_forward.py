@@ -26,11 +26,11 @@ from kda.backends.common.cute.tile import C
 from kda.backends.sm100 import launch, plan
 from kda.backends.sm100.capability import ARCHS
 from kda.backends.sm100.configs import TMEM, FusedConfig, GradsConfig
-from kda.calls import rehearsal
 from kda.model.bundles import Save
 from kda.model.host import host_of, standing_in
 from kda.model.problem import Problem
-from kda.routing.dispatch import training_backend, weigh
+from kda.routing import dispatch
+from kda.routing.dispatch import weigh
 from kda.tools.verify.cases import make_inputs
 from kda.tools.verify.simulated import SimulatedDoor
 from ptxkit.compile.target import parse
@@ -194,18 +194,21 @@ def test_a_call_launches_one_kernel(arch):
 
 
 def test_a_forward_that_is_recorded_is_made_by_who_takes_the_backward():
+    def writer(p, requested):
+        return dispatch.route(p, requested, training=True, save=Save.PRODUCTS).backend
+
     problem = case_of(T=33).problem()
     with standing_in(host_of("sm100")):
-        assert training_backend(problem, "sm100") == "sm100"
-        assert training_backend(case_of(64, T=33).problem(), "sm100") == "triton"
-        assert training_backend(dataclasses.replace(problem, packed=True, N=70_000), "sm100") == "triton"
+        assert writer(problem, "sm100") == "sm100"
+        assert writer(case_of(64, T=33).problem(), "sm100") == "triton"
+        assert writer(dataclasses.replace(problem, packed=True, N=70_000), "sm100") == "triton"
     with standing_in(host_of("sm90")):
-        assert training_backend(problem, "sm90") == "sm90"
+        assert writer(problem, "sm90") == "sm90"
 
 
 @pytest.mark.parametrize(("save", "said"), [(Save.PRODUCTS, True), (Save.NOTHING, False)])
 def test_explain_says_who_makes_a_forward_that_is_recorded(save, said, monkeypatch):
-    monkeypatch.setattr(rehearsal, "what_is_saved", lambda problem, asked, states: save)     # as on a GPU; as here
+    monkeypatch.setattr(dispatch, "what_is_saved", lambda *asked: save)     # as on a GPU; as here
     case = case_of(T=33, initial_state=False)
     many = torch.cat([torch.zeros(70_000, dtype=torch.int64), torch.tensor([33])])    # sequences, for a backward
     with standing_in(host_of("sm100")):

@@ -20,7 +20,7 @@ from kda.backends.sm89.configs import SMALLEST
 from kda.model.bundles import Save
 from kda.model.host import host_of, standing_in
 from kda.model.problem import Problem
-from kda.routing.dispatch import capabilities, training_backend, weigh
+from kda.routing.dispatch import capabilities, route, weigh
 from kda.tools.commands.selftest import is_here
 from kda.tools.verify.definition import definition
 from kda.tools.verify.simulated import SimulatedDoor
@@ -206,7 +206,7 @@ def test_every_gpu_from_sm89_up_takes_float32_by_itself(arch):
     assert weigh(p, host_of(arch)).backend == "sm89"
     assert weigh(dataclasses.replace(p, direction="backward"), host_of(arch)).backend == "sm89"
     with standing_in(host_of(arch)):
-        assert training_backend(p, "sm89") == "sm89"
+        assert route(p, "sm89", training=True, save=Save.PRODUCTS).backend == "sm89"
 
 
 @pytest.mark.parametrize("arch, executed", [("sm86", False), ("sm89", True), ("sm90", True), ("sm120", True)])

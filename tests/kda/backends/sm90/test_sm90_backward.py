@@ -23,9 +23,10 @@ from kda.backends.common.cute.training import LOAD_WARPS
 from kda.backends.sm90 import launch, plan
 from kda.backends.sm90.bwd.grads import REGISTERS
 from kda.errors import InputError
+from kda.model.bundles import Save
 from kda.model.host import host_of, standing_in
 from kda.model.problem import Problem
-from kda.routing.dispatch import saves_opaque, weigh
+from kda.routing.dispatch import route, weigh
 from kda.tools.measure.host import StandIn, launches_of
 from kda.tools.measure.host import calls as host_calls
 from kda.tools.verify.parity import examine, prove
@@ -148,7 +149,8 @@ def test_another_backend_recomputes_what_was_kept_here(dims):
 def test_a_call_that_returns_states_as_well_keeps_what_every_backend_knows():
     p = drawn(T=33).problem()
     with standing_in(host_of("sm90")):
-        assert saves_opaque(p, "auto") and not saves_opaque(dataclasses.replace(p, intermediate_states=True), "auto")
+        both = [dataclasses.replace(p, disable_recompute=True, intermediate_states=more) for more in (False, True)]
+        assert [route(each, training=True).save for each in both] == [Save.OWN, Save.ALL]
 
 
 @RARELY_WIDE

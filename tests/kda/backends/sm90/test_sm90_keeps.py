@@ -139,7 +139,7 @@ RECORDED = {
 def recorded(monkeypatch, kernels_built_here):
     """Return a function that makes a recorded call, which saves A_qk and A_inv: the case, its results and budgets."""
     pytest.importorskip("triton")
-    monkeypatch.setattr("kda.calls.known.what_is_saved", lambda problem, asked, states: Save.PRODUCTS)
+    monkeypatch.setattr("kda.routing.dispatch.what_is_saved", lambda *asked: Save.PRODUCTS)
 
     def call(name):
         case, door = drawn(**RECORDED[name]), SimulatedDoor("sm90", parse("sm90"))

@@ -199,7 +199,7 @@ def recorded(row, **options):
 def test_what_is_not_kept_is_made_again(kept, name, monkeypatch):
     """`products` is what a recorded forward on a GPU keeps."""
     row = row_of(name)
-    monkeypatch.setattr("kda.calls.known.what_is_saved", lambda problem, asked, states: kept)
+    monkeypatch.setattr("kda.routing.dispatch.what_is_saved", lambda *asked: kept)
     check(row.case, recorded(row, disable_recompute=False), row.limits)
 
 
