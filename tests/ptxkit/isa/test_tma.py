@@ -30,6 +30,15 @@ def test_a_box_lands_swizzled_by_the_manuals_pattern(swizzle, dtype):
     brings(x, m, (16, 5), target=tr.target_of(swizzle))
 
 
+@pytest.mark.parametrize(("target", "refused"), [
+    ("sm_100a", True), ("sm_103a", False), ("sm_110a", True), ("sm_120a", True),
+])
+def test_lines_of_96_bytes_are_swizzled_by_sm_103_alone(target, refused):
+    x = tr.tensor(24, 160, dtype=torch.bfloat16)
+    _, run = tr.load(x, TensorMap(x, box=(48, 8), swizzle=96), (0, 0), target=target)
+    assert any("swizzle 96B needs sm_103" in finding.says for finding in run.findings) is refused
+
+
 @pytest.mark.parametrize(("swizzle", "place"), [(0, 0x398), (32, 0x388), (64, 0x3A8), (128, 0x3E8), ("128/32", 0x3F8),
                                                 ("128/32+8", 0x3F0), ("128/64", 0x3D8)])
 def test_the_byte_at_0x398_lands_where_the_formula_says(swizzle, place):
