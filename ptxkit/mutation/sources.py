@@ -3,37 +3,46 @@
 from __future__ import annotations
 
 import functools
+import importlib.util
 import re
 from pathlib import Path
 
-PACKAGE = Path(__file__).parents[2]
+from .. import application
+
 SUFFIXES = (".py", ".cu", ".cuh")
 _REDUNDANT = re.compile(r"(?:#|//)\s*redundant:\s*(\S.*?)\s*$")
 
 
 @functools.cache
+def packages() -> tuple[Path, ...]:
+    """Return the folders of ptxkit and of the program that is built on it."""
+    found = map(importlib.util.find_spec, sorted({application.PACKAGE, *application.current().packages}))
+    return tuple(Path(place) for spec in found if spec for place in spec.submodule_search_locations or ())
+
+
+@functools.cache
 def _own_files() -> tuple[Path, ...]:
-    return tuple(path for path in sorted(PACKAGE.rglob("*")) if path.suffix in SUFFIXES)
+    return tuple(path for home in packages() for path in sorted(home.rglob("*")) if path.suffix in SUFFIXES)
 
 
 @functools.cache
 def located(file: str) -> Path:
-    """Return the local file: a kernel of this package may have been built at another path."""
-    path = Path(file)
+    """Return the local file: a kernel of these packages may have been built at another path."""
+    path, ours = Path(file), {home.name for home in packages()}
     for length in range(len(path.parts), 0, -1):
         same = [candidate for candidate in _own_files() if candidate.parts[-length:] == path.parts[-length:]]
         if len(same) == 1:
             return same[0]
-        if length == len(path.parts) and path.exists() and PACKAGE.name not in path.parts:
+        if length == len(path.parts) and path.exists() and ours.isdisjoint(path.parts):
             return path
     return path
 
 
 @functools.cache
 def shown(file: str) -> str:
-    """Return a file's name for people: relative to the package's folder or the current one, if it is inside."""
+    """Return a file's name for people: from its package on, or relative to the current folder if it is inside."""
     path = located(file)
-    for home in (PACKAGE.parent, Path.cwd()):
+    for home in (*(package.parent for package in packages()), Path.cwd()):
         if path.is_relative_to(home):
             return str(path.relative_to(home))
     return str(path)

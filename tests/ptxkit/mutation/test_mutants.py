@@ -3,6 +3,7 @@
 import itertools
 import json
 import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -58,6 +59,18 @@ def source(tmp_path):
         return ptx.replace("SOURCE", str(tmp_path / "reversed.py"))
 
     return write
+
+
+@pytest.mark.parametrize("exists", [True, False])
+def test_a_file_of_a_package_is_called_from_the_package_on_wherever_its_kernel_was_built(exists, source, tmp_path):
+    source()
+    name = "ptxkit/mutation/sources.py"
+    if exists:
+        (tmp_path / "ptxkit" / "mutation").mkdir(parents=True)
+        (tmp_path / name).touch()
+    assert sources.shown(str(tmp_path / name)) == sources.shown(sources.__file__) == name
+    assert sources.text_of(str(tmp_path / name)) == Path(sources.__file__).read_text()
+    assert sources.shown(str(tmp_path / "reversed.py")) == str(tmp_path / "reversed.py")
 
 
 def kernel_of(ptx, name="reversed"):
