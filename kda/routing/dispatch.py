@@ -282,7 +282,7 @@ class Route(NamedTuple):
     save: Save                                           # what the forward saves
     backend: str                                         # runs the forward; "" if no backend accepts it
     forward: Problem                                     # `disable_recompute` requests Saved; `save` has the rest
-    backward: Problem | None                             # None unless gradients are recorded
+    backward: Problem                                    # the same, for gradients
     requested: str                                       # the name in force for the backward
     built: set[str | None]                               # dtypes of cu_seqlens for which its kernels are built
     refused: Choice | None                               # of the direction that no backend accepts, if there is one
@@ -328,29 +328,27 @@ def weigh_route(
 
 
 def _route(problem: Problem, requested: str, training: bool, states: bool, save: Save | None) -> Route:
-    host, forward = detect(problem.device), dataclasses.replace(problem, disable_recompute=False)
-    if not training:
-        choice = weigh(forward, host, requested)
-        refused = None if choice.backend else choice
-        return Route((choice,), Save.NOTHING, choice.backend or "", forward, None, requested, set(), refused)
-    for_backward = backend_of_backward(requested)
+    host, for_backward = detect(problem.device), backend_of_backward(requested)
 
-    def choices(forward: Problem) -> tuple[Choice, Choice]:
+    def weighed(everything: bool) -> tuple[Problem, Problem, tuple[Choice, ...]]:
+        forward = dataclasses.replace(problem, disable_recompute=everything)
         backward = dataclasses.replace(forward, direction="backward")
-        return weigh(forward, host, requested), weigh(backward, host, for_backward)
+        directions = ((forward, requested), (backward, for_backward))[: 1 + training]
+        return forward, backward, tuple(weigh(p, host, name) for p, name in directions)
 
-    found = choices(forward)
-    if save is None:
-        writer, reader = (choice.backend for choice in found)
+    forward, backward, choices = weighed(everything=False)
+    if not training:
+        save = Save.NOTHING
+    elif save is None:
+        writer, reader = (choice.backend for choice in choices)
         save = what_is_saved(problem, writer, reader, states)
     if save is Save.ALL:
-        found = choices(dataclasses.replace(problem, disable_recompute=True))
-    ahead, behind = found
-    backend = ahead.backend or ""
+        forward, backward, choices = weighed(everything=True)
+    backend = choices[0].backend
     if save is Save.PRODUCTS and backend and not capability(backend).saves:
-        backend = behind.backend or ""
-    refused = next((choice for choice in found if choice.backend is None), None)
-    return Route(found, save, backend, ahead.problem, behind.problem, for_backward, set(), refused)
+        backend = choices[1].backend
+    refused = next((choice for choice in choices if choice.backend is None), None)
+    return Route(choices, save, backend or "", forward, backward, for_backward, set(), refused)
 
 
 def what_is_saved(problem: Problem, writer: str | None, reader: str | None, states: bool) -> Save:
