@@ -20,8 +20,10 @@ import torch
 
 import kda
 from kda.backends.common.routine import Draft, forget_routines
+from kda.backends.common.training_plan import NO_CLUSTERS
 from kda.backends.sm90 import launch, plan
 from kda.backends.sm90.configs import ChainConfig
+from kda.backends.sm90.forms import FIT
 from kda.backends.sm90.plan import KERNELS
 from kda.model.bundles import Save
 from kda.model.force import forced, forcing
@@ -133,7 +135,7 @@ def keeping(case) -> dict[str, Any]:
             results[name] = [y for y in (out.o, out.final_state, *grads, *of_kept) if y is not None]
             torch.use_deterministic_algorithms(False)
             times[name] = {kind: replayed(call) for kind, call in calls.items()}
-    times["clusters"] = plan.training_plan(p, detect(p.device).sms).clusters
+    times["clusters"] = getattr(plan.training_plan(p, detect(p.device).sms).making, "clusters", None)
     return times | {"same bits": all(map(torch.equal, *results.values()))}
 
 
@@ -160,9 +162,8 @@ def forms(case, **words: bool) -> dict[str, Any]:
     for name, prescribed in FORMS.items():
         with forcing(**prescribed):
             chosen = plan.plan(dataclasses.replace(case.problem(), intermediate_states=bool(words)), sms)
-            clusters = chosen.clusters.ctas if chosen.fused else 0
-            runs = {"two kernels": not chosen.fused, "some make, others walk": bool(chosen.stream), "as planned": True}
-            if not (runs[name] if name in runs else clusters == prescribed["ctas"]):
+            ctas, sharing = getattr(chosen, "clusters", NO_CLUSTERS)
+            if prescribed.get("form") not in (None, chosen.name) or prescribed.get("ctas") not in (None, ctas):
                 continue
             torch.cuda.empty_cache()
             torch.full((2**28,), float("nan"), device="cuda")                  # what results must not depend on
@@ -171,8 +172,8 @@ def forms(case, **words: bool) -> dict[str, Any]:
             of_two = of_two or results
             errors = [common.off(y, z) for y, z in zip(results, expected, strict=True)]
             rows[name] = dict(ms=replayed(call), same=all(map(torch.equal, results, of_two)), errors=errors)
-        rows[name] |= dict(sharing=chosen.clusters.sharing, segments=chosen.stream_segments)
-        rows[name]["is"] = "stream" if chosen.stream else clusters
+        rows[name] |= dict(sharing=sharing, segments=getattr(chosen, "segments", 0))
+        rows[name]["is"] = "stream" if chosen.name == "stream" else ctas
         print(f"  {name}: {rows[name]}", file=sys.stderr, flush=True)
     return rows
 
@@ -187,7 +188,7 @@ def main() -> None:
     parser.add_argument("--cluster", type=int, default=0, help="CTAs of a chain that lie together; 0: as planned")
     parser.add_argument("--fused", action=argparse.BooleanOptionalAction,
                         help="prepare and chain as one kernel, where that can be; without: where it is sooner")
-    parser.add_argument("--ctas", type=int, choices=plan.FIT, help="of its clusters, with --fused")
+    parser.add_argument("--ctas", type=int, choices=FIT, help="of its clusters, with --fused")
     parser.add_argument("--staged", action=argparse.BooleanOptionalAction,
                         help="the one kernel's rows go through shared memory; without: in clusters of four")
     parser.add_argument("--keeps", action="store_true", help="a forward that keeps, and a backward that makes it again")

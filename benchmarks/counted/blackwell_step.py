@@ -68,7 +68,7 @@ def seconds(kernels: dict[str, Counts], T: int, H: int) -> dict[str, tuple[float
         if name in PRODUCTS:
             waves = -(-pl.all_segments * H // SMS)
             alone = waves * pl.segment * (HOPS * HOP + PRODUCTS[name] + LOADS) / (GHZ * 1e9)
-            if pl.carry:                                                       # two CTAs of each segment walk ahead
+            if pl.making.carry:                                                # two CTAs of each segment walk ahead
                 ahead = -(-2 * pl.all_segments * H // SMS) * alone / waves
                 alone += ahead + COMPOSE * pl.segments + LAUNCH / 2
             time, binds = max((time, binds), (alone, "latency"))

@@ -6,6 +6,7 @@ Instructions and bytes are counted in the simulator, of 64 tokens and one value 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 from kda.backends.common.cute.tile import C
 from kda.backends.common.cute.training import TOKENS
@@ -21,6 +22,7 @@ from . import GATES, LONG, SHORT, Counts, between, forward, step
 
 SMS, DIMS = 132, (128, 64)
 FUSED = "fused"                              # instead of prepare and record, in clusters of two
+MAKE = "record", "again"                     # chains that make what a backward reads
 BACK = "walk", "grads", "shares"
 KERNELS = "prepare", "record", "again", FUSED, *BACK
 STEPS = {                                    # by the forward's kernels: whether the backward has what they keep
@@ -36,6 +38,13 @@ def training_plan(K: int, H: int, words: str = GATES["bounded by -5"]) -> Traini
     return plan.training_plan(p, SMS)
 
 
+def config_of(name: str, K: int, H: int) -> Any:
+    """Return the configuration of one of the kernels that are launched one by one."""
+    with forcing(form="two kernels"):
+        planned = training_plan(K, H)
+    return getattr(planned.making if name in MAKE else planned, name)
+
+
 def of_step(K: int, saves: bool, names: tuple[str, ...]) -> dict[str, tuple[Counts, Launch]]:
     """Map the name of each kernel to what it takes and to its launch."""
     with forcing(form="one kernel" if FUSED in names else "two kernels", ctas=2):
@@ -46,7 +55,7 @@ def of_step(K: int, saves: bool, names: tuple[str, ...]) -> dict[str, tuple[Coun
 
 def shared(name: str, K: int, launch: Launch) -> str:
     """KiB: of a CTA that has an SM to itself, and of one that shares it with another."""
-    both = [launch.config] if name == FUSED else [getattr(training_plan(K, H), name) for H in (1, 2 * SMS)]
+    both = [launch.config] if name == FUSED else [config_of(name, K, H) for H in (1, 2 * SMS)]
     return " or ".join(dict.fromkeys(f"{config.shared / 1024:.0f}" for config in both))
 
 

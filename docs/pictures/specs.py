@@ -395,7 +395,7 @@ SM100 = [
         ), steps_title="Warps of a CTA", tmem=(Columns("[A_kk; A_qk]", 0, sm100_recorded.prepare.columns),),
     ),
     Kernel(
-        "sm100_record", "record", sm100_recorded.record, SM100_STEP, "one turn of the ring of stages",
+        "sm100_record", "record", sm100_recorded.making.record, SM100_STEP, "one turn of the ring of stages",
         inner=IN_STAGES, ring="full[0]", frames={"CTA": ("LOAD", "CHAIN", "EPILOGUE", "tensor core")},
         nodes=walk_nodes("CHAIN", "rows of v", ("rounds and decays S, rounds X", "h to global memory"), "operands")
         | {"EPILOGUE": Node(1, 1, ("r and o, rounded,", "to global memory")), "tensor core": CORE},

@@ -13,6 +13,7 @@ pytest.importorskip("cutlass", reason="nvidia-cutlass-dsl is not installed")
 
 import kda
 from kda.backends.sm90 import plan
+from kda.model.force import forced
 from kda.model.host import detect
 from kda.tools.verify.cases import REGIMES, make_inputs
 from kda.tools.verify.doors import Door
@@ -63,7 +64,7 @@ def test_one_kernel_has_the_bits_of_two(shape, force):
 
     def found(fused):
         force(form="one kernel" if fused else "two kernels")
-        assert bool(plan.plan(case.problem(), detect(DEVICE).sms).fused) == fused
+        assert plan.plan(case.problem(), detect(DEVICE).sms).name == forced().form
         out = kda.chunk_kda_fwd(**case.keywords, backend="sm90")
         return out.o, out.final_state
 
@@ -81,7 +82,7 @@ def test_one_kernel_of_other_dims_has_the_bits_of_two(ctas, dims, shape, force):
     for fused in (False, True):
         force(form="one kernel" if fused else "two kernels", ctas=ctas)
         planned = plan.plan(case.problem(), detect(DEVICE).sms)
-        assert (planned.fused.ctas if planned.fused else 0) == ctas * fused
+        assert planned.name == forced().form and (not fused or planned.clusters.ctas == ctas)
         found[fused] = [kda.chunk_kda_fwd(**case.keywords, backend="sm90") for _ in range(3)]
     expected, *_ = found[False]
     for out in (*found[False], *found[True]):
@@ -93,7 +94,7 @@ def test_one_kernel_of_other_dims_has_the_bits_of_two(ctas, dims, shape, force):
 def test_makers_and_walkers_are_within_the_budget_and_repeat_their_bits(shape, gate, force):
     case = make_inputs(**dict(H=1, K=128, V=128, gate=gate, device=DEVICE) | shape)
     force(form="stream")
-    assert plan.plan(case.problem(), detect(DEVICE).sms).stream
+    assert plan.plan(case.problem(), detect(DEVICE).sms).name == "stream"
     runs = [kda.chunk_kda_fwd(**case.keywords, backend="sm90") for _ in range(5)]
     assert all(torch.equal(run.o, runs[0].o) and torch.equal(run.final_state, runs[0].final_state) for run in runs)
     force(form="two kernels")

@@ -23,7 +23,7 @@ import written
 import kda
 import ptxkit
 from kda.backends.reference import chunked
-from kda.backends.sm90 import costs, plan
+from kda.backends.sm90 import costs, forms, plan
 from kda.model.problem import Problem
 from kda.model.stages import BACKWARD, FORWARD, SHAPES, STAGES
 from kda.tools.commands import findings
@@ -244,7 +244,7 @@ def variables(text):
 
 
 ONE_KERNEL = ROOT / "docs" / "decisions" / "hopper.md"
-QUOTED = {                                   # what a page says -> constants of sm90/plan.py and costs.py
+QUOTED = {                                   # what a page says -> constants of sm90/forms.py and costs.py
     r"a cluster takes (\S+) for its first chunk and (\S+) for each further walk": ("FIRST_CHUNK", "ONE_PRODUCT.piece"),
     r"two kernels (\S+) / (\S+) per walk": ("WALK", "ONE_PRODUCT.pair"),
     r"outnumber the (\d+) clusters that run at once": ("FIT[2]",),
@@ -256,7 +256,7 @@ QUOTED = {                                   # what a page says -> constants of 
 @pytest.mark.parametrize("pattern", QUOTED)
 def test_thresholds_on_a_page_are_those_of_the_plan(pattern):
     said = re.search(pattern, " ".join(ONE_KERNEL.read_text().split()))
-    known = vars(plan) | vars(costs)
+    known = vars(forms) | vars(costs)
     assert [float(number) for number in said.groups()] == [eval(name, known) for name in QUOTED[pattern]]
 
 
@@ -286,11 +286,11 @@ def test_bytes_that_a_page_says_are_kept_are_those_of_the_plan(backend, K, patte
     assert said == eval(KEPT[backend, K, pattern], kept) / p.T
 
 
-def test_pages_name_only_what_the_plan_of_hopper_has():
+def test_pages_name_only_what_the_forms_of_hopper_have():
     pages = [*ROOT.glob("docs/stages/sm90*.md"), *ROOT.glob("docs/decisions/hopper*.md")]
-    named = {name for page in pages for name in re.findall(r"`plan\.(\w+)`", page.read_text())}
-    assert {"Times", "ctas_of_one_kernel"} <= named
-    assert [name for name in named if not hasattr(plan, name)] == []
+    named = {name for page in pages for name in re.findall(r"`forms\.(\w+)`", page.read_text())}
+    assert {"Times", "chosen"} <= named
+    assert [name for name in named if not hasattr(forms, name)] == []
 
 
 def test_the_table_of_heads_is_what_the_plan_chooses(pictures):
@@ -300,8 +300,8 @@ def test_the_table_of_heads_is_what_the_plan_chooses(pictures):
     for tokens, *said in rows:
         problems = [pictures.specs.problem(int(tokens.replace(",", "")), heads) for heads in range(1, 129)]
         plans = [plan.plan(p, pictures.specs.SMS) for p in problems]
-        chosen = [p.fused.ctas if p.fused else "stream" if p.stream else 0 for p in plans]
-        assert said == [in_words(chosen, form) for form in (0, "stream", 4, 2)], tokens
+        chosen = [found.clusters.ctas if found.name == "one kernel" else found.name for found in plans]
+        assert said == [in_words(chosen, form) for form in ("two kernels", "stream", 4, 2)], tokens
 
 
 def test_ctas_walk_alone_from_as_many_walks_on_as_the_page_says(pictures):

@@ -3,8 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from kda.model.problem import Problem
+
+if TYPE_CHECKING:
+    from ptxkit.compile.launch_list import Location
+
+    from .arguments import KernelConfig
+    from .routine import Draft
 
 
 @dataclass(frozen=True)
@@ -58,3 +65,18 @@ def segment_length(p: Problem, rows: int, parts: int, at_once: int, shortest: in
     chunks = chunks_of_a_sequence(p, rows)
     length = length_for(chunks, segments, shortest, multiple)
     return length if chunks > 2 * length else 0
+
+
+def launch_segments(
+    draft: Draft, p: Problem, first: tuple[KernelConfig, tuple[int, int, int]], compose: Any,
+    join: tuple[KernelConfig | None, int], segments: int, o: Location, ht: Location | None, **arguments: Any,
+) -> None:
+    """Launch `first`, which walks over the segments of all sequences at once, and what adds up its results.  Beside
+    `first` stands its grid, beside `join` its CTAs for a segment."""
+    scratch, (config, grid), (joining, ctas) = draft.memory(), first, join
+    M, added, edge = (scratch.part(4 * p.N * segments * p.HV * p.K * n) for n in (p.K, p.V, p.V))
+    response = scratch.part(2 * p.B * p.T * p.HV * p.K)
+    draft.launch(config, grid, **arguments, segments=segments, o=o, response=response, ht=added, M=M)
+    draft.launch(compose, (compose.strips, p.HV, p.N), segments=segments, HV=p.HV, M=M, added=added, edge=edge, ht=ht)
+    draft.launch(joining, (ctas, p.HV, p.N * (segments - 1)), T=p.T, HV=p.HV, segments=segments, response=response,
+                 edge=edge, o=o, cu_seqlens=draft["cu_seqlens"])

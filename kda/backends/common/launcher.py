@@ -12,12 +12,9 @@ from kda.model.bundles import Grads, Outputs, Save
 from kda.model.problem import Inputs, Problem
 from ptxkit.compile.fetching import fetch_here
 from ptxkit.compile.kernel import Kernel
-from ptxkit.compile.launch_list import Location
 from ptxkit.compile.recipes import AnyRecipe
 
-from .arguments import KernelConfig
 from .chunks import Chunks
-from .routine import Draft
 from .tensors import chunks_of_a_row
 
 Tensor = torch.Tensor
@@ -26,21 +23,6 @@ Tensor = torch.Tensor
 def states_between_chunks(p: Problem, x: Inputs) -> Tensor | None:
     """Allocate memory for the states that enter chunks, if they are requested."""
     return x.q.new_empty(p.B, chunks_of_a_row(p, x), *p.state_shape) if p.intermediate_states else None
-
-
-def launch_segments(
-    draft: Draft, p: Problem, first: tuple[KernelConfig, tuple[int, int, int]], compose: Any,
-    join: tuple[KernelConfig | None, int], segments: int, o: Location, ht: Location | None, **arguments: Any,
-) -> None:
-    """Launch `first`, which walks over the segments of all sequences at once, and what adds up its results.  Beside
-    `first` stands its grid, beside `join` its CTAs for a segment."""
-    scratch, (config, grid), (joining, ctas) = draft.memory(), first, join
-    M, added, edge = (scratch.part(4 * p.N * segments * p.HV * p.K * n) for n in (p.K, p.V, p.V))
-    response = scratch.part(2 * p.B * p.T * p.HV * p.K)
-    draft.launch(config, grid, **arguments, segments=segments, o=o, response=response, ht=added, M=M)
-    draft.launch(compose, (compose.strips, p.HV, p.N), segments=segments, HV=p.HV, M=M, added=added, edge=edge, ht=ht)
-    draft.launch(joining, (ctas, p.HV, p.N * (segments - 1)), T=p.T, HV=p.HV, segments=segments, response=response,
-                 edge=edge, o=o, cu_seqlens=draft["cu_seqlens"])
 
 
 def gate_numbers(p: Problem) -> dict[str, float]:

@@ -39,7 +39,7 @@ from .launcher import (
 )
 from .routine import Draft, Routine, described_once
 from .tensors import INPUTS, ROWS, aligned, inputs_in_memory, on_its_device
-from .training_plan import BACKWARD_OF, COLUMNS, MapPlan, TrainingPlan, states_table
+from .training_plan import COLUMNS, NOT_KEPT, Clusters, MapPlan, TrainingPlan, states_table
 
 Tensor = torch.Tensor
 
@@ -49,9 +49,6 @@ ROUNDED_IN_BACKWARD = dict.fromkeys(
     ("A_qk", "A_inv", "w", "u", "qg", "kb", "kg", "h", "v_new", "dh", "dv_new", "P", "kD", "qD", "dA_k", "dA_q",
      "r", "G", "Qu", "Ku", "Kd", "dq", "dk", "dv", "dg", "dbeta"), "bfloat16",
 )
-
-# How many of SavedBytes, from the first on, a backward makes again, by what the forward kept.
-NOT_KEPT = {Save.OWN: 0, Save.STATES: 1}
 
 
 class PackedTables(NamedTuple):
@@ -77,10 +74,9 @@ class Description:
 
     def __init__(
         self, p: Problem, plan: Any, kernel: Callable[[KernelConfig], Kernel], inputs: Sequence[str],
-        offsets: str | None, kernels: Mapping[str, Any] | None = None,
+        offsets: str | None,
     ) -> None:
-        self.p, self.plan, self.offsets = p, plan, offsets                     # offsets: the dtype of cu_seqlens
-        self.kernels: Any = vars(plan) if kernels is None else kernels         # configurations by name
+        self.p, self.plan, self.offsets = p, plan, offsets                     # Sizes; the dtype of cu_seqlens
         self.draft = Draft(kernel, inputs)
         self.scratch = self.draft.memory()
         self.rows = self.draft.only(*ROWS)
@@ -88,16 +84,18 @@ class Description:
         self.walks = plan.all_segments if p.N else 0
         self.tables = PackedTables()
 
-    def launch(self, name: str, grid: tuple[int, int, int], **arguments: Any) -> None:
-        self.draft.launch(self.kernels[name], grid, **arguments)
+    @property
+    def forward(self) -> dict[str, Any]:
+        """Return what kernels that both make tiles and walk over them read."""
+        return dict(**self.draft.only(*ROWS, "v", "h0"), **self.gate, chunks=self.plan.chunks, N=self.p.N)
 
-    def launch_walk(self, name: str, **tensors: Location | None) -> None:
-        """Launch a kernel that walks over tiles, a strip of the columns of each state at a time."""
-        if config := self.kernels[name]:
+    def launch_walk(self, config: Any, **tensors: Location | None) -> None:
+        """Launch a kernel, if there is one, that walks over tiles, a strip of the columns of each state at a time."""
+        if config:
             self.draft.launch(config, (config.strips, self.p.HV, self.walks), **self.walk, **tensors)
 
-    def launch_compose(self, name: str, **tensors: Location | None) -> None:
-        if config := self.kernels[name]:
+    def launch_compose(self, config: ComposeConfig | None, **tensors: Location | None) -> None:
+        if config:
             grid = (config.strips, self.p.HV, self.p.N)
             self.draft.launch(config, grid, segments=self.plan.segments, HV=self.p.HV,
                               first_segment=self.tables.first_segment, **tensors)
@@ -115,7 +113,7 @@ class Description:
         p, plan, make = self.p, self.plan, make or self.scratch.part
         if not p.packed:
             return
-        training, states = hasattr(plan, "again"), getattr(plan, "states", 0)
+        training, states = isinstance(plan, TrainingPlan), getattr(plan, "states", 0)
         chunk, segment, state = (make(8 * width * entries) for width, entries in (
             (ChunkTable.WIDTH, plan.entries), (SegmentTable.WIDTH, plan.all_segments), (ChunkTable.WIDTH, states)))
         self.tables = PackedTables(chunk, segment, state, make(4 * (p.N + 1)))
@@ -123,35 +121,41 @@ class Description:
         if training:
             self.draft.launch(states_table(self.offsets), (runs(TOKENS, p), 1, 1), **given, segment=1, every=1,
                               chunk_entries=states, segment_entries=0, chunk_table=state)
-        every = plan.again.every if training else p.C // C
+        every = (TOKENS if training else p.C) // C
         self.draft.launch(
             TablesConfig(self.offsets), (runs(C, p), 1, 1), **given, segment=plan.segment, every=every,
             chunk_entries=plan.entries, segment_entries=plan.all_segments, chunk_table=chunk, segment_table=segment,
             first_segment=self.tables.first_segment,
         )
 
-    def edges(self) -> dict[str, Location]:
+    def edges(self, chosen: Clusters) -> dict[str, Location]:
         """Return the states that clusters hand on if they share all walks, and flags that say that they are there."""
-        clusters, strips = self.plan.clusters.sharing, self.p.V // COLUMNS
+        clusters, strips = chosen.sharing, self.p.V // COLUMNS
         if not clusters:
             return {}
         flags = self.draft.tensor((clusters, strips), "int32", zeroed=True)
         return dict(edges=self.scratch.part(4 * clusters * strips * COLUMNS * self.p.K), crossed=flags)
 
-    def make_tiles(self, tiles: Location | None, cleared: Location, **products: Location | None) -> None:
+    def make_tiles(
+        self, prepare: KernelConfig, tiles: Location | None, cleared: Location, **products: Location | None
+    ) -> None:
         """Launch what makes the operands of all chunks; rows of `cleared` outside every sequence are set to zero."""
-        self.launch("prepare", (self.p.HV, *self.plan.entries_grid), **self.rows, **self.gate, chunks=self.plan.entries,
-                    tiles=tiles, o=cleared, chunk_table=self.tables.chunk, **products)
+        self.draft.launch(
+            prepare, (self.p.HV, *self.plan.entries_grid), **self.rows, **self.gate, chunks=self.plan.entries,
+            tiles=tiles, o=cleared, chunk_table=self.tables.chunk, **products,
+        )
 
-    def entering_segments(self, tiles: Location | None, M: Location | None) -> Location:
+    def entering_segments(
+        self, carry: KernelConfig | None, compose: ComposeConfig | None, tiles: Location | None, M: Location | None
+    ) -> Location:
         """Launch what finds the states that enter segments, and return them; with whole sequences, those of the call.
         What each segment multiplies a state by is written to M."""
         h0 = self.draft["h0"]
-        if not self.kernels["carry"]:
+        if not carry:
             return h0
         added, edge = (self.states(self.plan.all_segments, self.p.V) for _ in range(2))
-        self.launch_walk("carry", tiles=tiles, v=self.draft["v"], ht=added, M=M, segment_table=self.tables.segment)
-        self.launch_compose("compose", M=M, added=added, h0=h0, edge=edge)
+        self.launch_walk(carry, tiles=tiles, v=self.draft["v"], ht=added, M=M, segment_table=self.tables.segment)
+        self.launch_compose(compose, M=M, added=added, h0=h0, edge=edge)
         return edge
 
 
@@ -170,14 +174,14 @@ def forward_routine(
     backend: TrainingBackend, p: Problem, cc: tuple[int, int], sms: int, offsets: str | None, save: Save
 ) -> Routine:
     """Return the forward, whose results are o, the final states, and memory with what it keeps."""
-    d = backend.description(p, cc, sms, offsets, "forward", INPUTS)
+    d = backend.description(p, cc, sms, offsets, INPUTS)
     o = d.result(p.V, p.dtype)
     ht = d.draft.tensor((p.N, *p.state_shape), "float32") if p.final_state else None
     sizes = d.plan.saved
     made_again, kept = sizes[: NOT_KEPT[save]], sizes[NOT_KEPT[save]:]
     saved = d.draft.tensor((sum(kept),), "uint8")
     parts = Parts(*map(d.scratch.part, made_again), *parts_of(saved, kept))
-    make_all(d, "record", parts, cleared=o, o=o, ht=ht)
+    d.plan.making.launches(d, parts, True, cleared=o, o=o, ht=ht)
     return d.draft.done(o, ht, saved)
 
 
@@ -187,7 +191,7 @@ def backward_routine(
 ) -> Routine:
     """Return the backward for which `save` was kept; `p.final_state` says whether final states have gradients.  Its
     results are Grads, of each value head."""
-    d = backend.description(p, cc, sms, offsets, BACKWARD_OF.get(save, "backward"), (*INPUTS, "do", "dht", "saved"))
+    d = backend.description(p, cc, sms, offsets, (*INPUTS, "do", "dht", "saved"))
     # tokens of no sequence: prepare clears their rows, which does not run again if all was kept
     dv = d.result(p.V, p.dtype, zeroed=save is Save.OWN and p.packed)
     dh0 = d.draft.tensor((p.N, *p.state_shape), p.state_dtype) if p.state_dtype else None
@@ -195,12 +199,13 @@ def backward_routine(
     if save is Save.NOTHING:
         tiles, M, h, r = sizes
         parts = Parts(again.part(tiles), again.part(M), d.scratch.part(h), d.scratch.part(r))
-        make_all(d, "again", parts, cleared=dv)
+        d.plan.making.launches(d, parts, False, cleared=dv)
     else:
         first = NOT_KEPT[save]
         parts = Parts(*map(again.part, sizes[:first]) if again else (), *parts_of(d.draft["saved"], sizes[first:]))
         d.make_tables()
-        d.make_tiles(parts.tiles, cleared=dv)
+        if again:
+            d.make_tiles(d.plan.prepare, parts.tiles, cleared=dv)
     shares = walk_back(d, parts, d.draft["do"], d.draft["dht"], dv, dh0)
     if again:
         d.draft.free_here()                                                    # dq and dk may lie in its memory
@@ -216,34 +221,16 @@ class ChunkShares(NamedTuple):
     dt_bias: Location
 
 
-def make_all(d: Description, chain: str, parts: Parts, cleared: Location, **results: Location | None) -> None:
-    """Launch what makes all that a backward reads; rows of `cleared` outside every sequence are set to zero."""
-    one = d.kernels["fused"] or d.kernels["fused_again"]
-    edges = d.edges() if one else {}
-    d.make_tables()
-    if one:
-        d.draft.launch(
-            one, d.plan.clusters.grid(d.p), **d.draft.only(*ROWS, "v", "h0"), **edges, **d.gate, chunks=d.plan.chunks,
-            N=d.p.N, o=cleared, ht=results.get("ht"), segment_table=d.tables.segment, tiles=parts.tiles, r=parts.r,
-            h=parts.h,
-        )
-        return
-    d.make_tiles(parts.tiles, cleared)
-    h0 = d.entering_segments(parts.tiles, parts.M)
-    d.launch_walk(chain, tiles=parts.tiles, v=d.draft["v"], h0=h0, r=parts.r, h=parts.h,
-                  segment_table=d.tables.segment, **results)
-
-
 def walk_back(
     d: Description, parts: Parts, do: Location, dht: Location, dv: Location, dh0: Location | None
 ) -> ChunkShares:
     """Launch the walk back over the chunks."""
     dh, added, edge, *shares = map(d.scratch.part, d.plan.scratch)
-    if d.kernels["carry_back"]:
-        d.launch_walk("carry_back", tiles=parts.tiles, do=do, dh0=added, segment_table=d.tables.segment)
-        d.launch_compose("compose_back", M=parts.M, added=added, h0=dht, edge=edge)
+    if d.plan.carry_back:
+        d.launch_walk(d.plan.carry_back, tiles=parts.tiles, do=do, dh0=added, segment_table=d.tables.segment)
+        d.launch_compose(d.plan.compose_back, M=parts.M, added=added, h0=dht, edge=edge)
         dht = edge
-    d.launch_walk("walk", tiles=parts.tiles, do=do, dht=dht, dv=dv, dh=dh, dh0=dh0, segment_table=d.tables.segment)
+    d.launch_walk(d.plan.walk, tiles=parts.tiles, do=do, dht=dht, dv=dv, dh=dh, dh0=dh0, segment_table=d.tables.segment)
     return ChunkShares(dh, *shares)
 
 
@@ -252,8 +239,8 @@ def grads(d: Description, parts: Parts, shares: ChunkShares, do: Location, dv: L
     p, plan = d.p, d.plan
     dq, dk = (d.result(p.K, p.dtype) for _ in range(2))
     dg, dbeta = d.result(p.K, p.g_dtype), d.draft.tensor((p.B, p.T, p.HV), p.beta_dtype)
-    d.launch(
-        "grads", (plan.grads_grid, 1, 1), **d.rows, **d.gate, chunks=plan.states, items=plan.all_states * p.HV,
+    d.draft.launch(
+        plan.grads, (plan.grads_grid, 1, 1), **d.rows, **d.gate, chunks=plan.states, items=plan.all_states * p.HV,
         zero=0.0, one=1.0, do=do, dv=dv, r=parts.r, h=parts.h, dh=shares.dh, dq=dq, dk=dk, dg=dg, dbeta=dbeta,
         of_A_log=shares.A_log, of_dt_bias=shares.dt_bias, chunk_table=d.tables.state,
     )
@@ -265,8 +252,8 @@ def sums(d: Description, shares: ChunkShares) -> list[Location | None]:
     p = d.p
     dA_log = d.draft.tensor((p.HV,), "float32") if p.A_log else None
     ddt_bias = d.draft.tensor((p.HV * p.K,), "float32") if p.dt_bias else None
-    d.launch("shares", (p.HV, 1, 1), chunks=d.plan.all_states * (p.T > 0), HV=p.HV, of_A_log=shares.A_log,
-             of_dt_bias=shares.dt_bias, dA_log=dA_log, ddt_bias=ddt_bias)
+    d.draft.launch(d.plan.shares, (p.HV, 1, 1), chunks=d.plan.all_states * (p.T > 0), HV=p.HV, of_A_log=shares.A_log,
+                   of_dt_bias=shares.dt_bias, dA_log=dA_log, ddt_bias=ddt_bias)
     return [dA_log, ddt_bias]
 
 
@@ -300,12 +287,12 @@ def map_routine(backend: TrainingBackend, p: Problem, cc: tuple[int, int], sms: 
 def map_bwd_routine(backend: TrainingBackend, p: Problem, cc: tuple[int, int], sms: int) -> Routine:
     """Return the walk back over tiles of one sequence, without grads; its result is the gradient of the state that
     enters."""
-    d = backend.description(p, cc, sms, None, "map of a backward", (*INPUTS, "do", "dht"))
+    d = backend.description(p, cc, sms, None, (*INPUTS, "do", "dht"))
     tiles, M = map(d.scratch.part, d.plan.saved[:2])
     dv, dh0 = d.result(p.V, p.dtype), d.draft.tensor((1, p.HV, p.K, p.V), "float32")
-    d.make_tiles(tiles, cleared=dv)
-    if d.kernels["carry"]:
-        d.launch_walk("carry", tiles=tiles, v=d.draft["v"], ht=d.states(d.plan.all_segments, p.V), M=M)
+    d.make_tiles(d.plan.prepare, tiles, cleared=dv)
+    if carry := d.plan.making.carry:
+        d.launch_walk(carry, tiles=tiles, v=d.draft["v"], ht=d.states(d.plan.all_segments, p.V), M=M)
     walk_back(d, Parts(tiles, M, None, None), d.draft["do"], d.draft["dht"], dv, dh0)
     return d.draft.done(dh0)
 
@@ -330,11 +317,10 @@ class TrainingBackend:
         self.backward, self.segment_map_bwd = on_its_device(self._backward), on_its_device(self._segment_map_bwd)
 
     def description(
-        self, p: Problem, cc: tuple[int, int], sms: int, offsets: str | None, what: str, inputs: Sequence[str]
+        self, p: Problem, cc: tuple[int, int], sms: int, offsets: str | None, inputs: Sequence[str]
     ) -> Description:
-        """Return what a routine begins with; `what` is a key of NOT_LAUNCHED."""
-        plan = self.plan(p, sms)
-        return Description(p, plan, lambda config: self.kernel(config, cc), inputs, offsets, plan.kernels(what))
+        """Return what a routine begins with."""
+        return Description(p, self.plan(p, sms), lambda config: self.kernel(config, cc), inputs, offsets)
 
     def rounded_to(self, p: Problem) -> dict[str, str]:
         return ROUNDED_IN_BACKWARD if p.direction == "backward" else ROUNDED_TO
@@ -407,7 +393,7 @@ class TrainingBackend:
         table, host = chunks_of(p, offsets, tensors), detect(p.device)
         x = inputs_of(p, table, offsets, dict(tensors, v=tensors["do"], h0=None))
         names = ("do", "dv", "r", "h", "dh", "of_A_log", "of_dt_bias")
-        d = self.description(p, host.cc, host.sms, offsets_dtype(x), p.direction, (*INPUTS, *names))
+        d = self.description(p, host.cc, host.sms, offsets_dtype(x), (*INPUTS, *names))
         do, dv, r, h, dh, *shares = (d.draft[name] for name in names)
         d.make_tables()
         run = d.draft.done(*grads(d, Parts(None, None, h, r), ChunkShares(dh, *shares), do, dv))
@@ -428,7 +414,7 @@ class TrainingBackend:
     def tables_alone(self, p: Problem, x: Inputs) -> dict[str, Tensor]:
         """Make the tables of a forward alone, and return them as bytes, by name."""
         host = detect(p.device)
-        d = self.description(p, host.cc, host.sms, offsets_dtype(x), p.direction, INPUTS)
+        d = self.description(p, host.cc, host.sms, offsets_dtype(x), INPUTS)
         d.make_tables(lambda size: d.draft.tensor((size,), "uint8"))
         return dict(zip(PackedTables._fields, d.draft.done(*d.tables)(x.q, inputs_in_memory(x))))
 

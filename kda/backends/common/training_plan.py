@@ -8,7 +8,7 @@ import dataclasses
 import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from kda.model.bundles import Save
 from kda.model.problem import Problem
@@ -23,6 +23,7 @@ from .rules import GRID
 OFFSETS = ("int32", "int64")                 # dtypes of cu_seqlens
 SHORTEST = 32                                # chunks of a segment
 WHOLE = 2                                    # chunks of 64 tokens are not cut
+NOT_KEPT = {Save.OWN: 0, Save.STATES: 1}     # how many of SavedBytes, from the first on, a backward makes again
 COLUMNS = 64                                 # columns of a state or of M that a CTA has where sequences are cut
 
 
@@ -37,6 +38,20 @@ class Clusters(NamedTuple):
 
 
 NO_CLUSTERS = Clusters(0, 0)
+
+
+@dataclass(frozen=True)
+class Sizes(cutting.Cut):
+    entries: int                             # entries of the table of chunks
+    entries_grid: tuple[int, int]            # y and z of a grid over them
+
+
+def sizes_of(p: Problem, length: int) -> Sizes:
+    """Return the sizes for segments of `length` chunks; 0: whole sequences."""
+    sizes = cutting.cut_into(p, C, length)
+    chunks = sizes[0]
+    entries = p.T // C + p.N + 1 if p.packed else p.B * chunks                 # tokens of no sequence may need one more
+    return Sizes(*sizes, entries, grid(entries) if p.packed else (chunks, p.B))
 
 
 class Makers(NamedTuple):
@@ -55,48 +70,79 @@ class Makers(NamedTuple):
 
 
 @dataclass(frozen=True)
-class TrainingPlan(cutting.Cut):
+class Apart:
+    """Prepare and a chain make all that a backward reads, one after the other; where sequences are cut, carry and
+    compose find the states that enter segments."""
+
+    prepare: KernelConfig
+    record: KernelConfig                     # the chain of a forward
+    again: KernelConfig                      # the same without results
+    carry: Any = None
+    compose: ComposeConfig | None = None
+
+    def configs(self, results: bool) -> Iterator[Any]:
+        yield from (self.prepare, self.carry, self.compose, self.record if results else self.again)
+
+    def launches(self, d: Any, parts: Any, results: bool, cleared: Any, **out: Any) -> None:
+        """Describe the launches in a Description, for Parts; rows of `cleared` outside every sequence are cleared."""
+        d.make_tables()
+        d.make_tiles(self.prepare, parts.tiles, cleared)
+        h0 = d.entering_segments(self.carry, self.compose, parts.tiles, parts.M)
+        d.launch_walk(self.record if results else self.again, tiles=parts.tiles, v=d.draft["v"], h0=h0, r=parts.r,
+                      h=parts.h, segment_table=d.tables.segment, **out)
+
+
+@dataclass(frozen=True)
+class AtOnce:
+    """One kernel makes all that a backward reads, of whole sequences."""
+
+    clusters: Clusters
+    record: Any                              # the kernel of a forward
+    again: Any                               # the same without results
+    carry: ClassVar[None] = None
+
+    def configs(self, results: bool) -> Iterator[Any]:
+        yield self.record if results else self.again
+
+    def launches(self, d: Any, parts: Any, results: bool, cleared: Any, **out: Any) -> None:
+        """Describe the launch, as Apart does."""
+        edges = d.edges(self.clusters)
+        d.make_tables()
+        d.draft.launch(
+            self.record if results else self.again, self.clusters.grid(d.p), **d.forward, **edges, o=cleared,
+            ht=out.get("ht"), segment_table=d.tables.segment, tiles=parts.tiles, r=parts.r, h=parts.h,
+        )
+
+
+@dataclass(frozen=True)
+class TrainingPlan(Sizes):
     """The sizes and kernels of a forward that keeps what its backward reads, and of that backward, which recomputes it
     if nothing was kept.  Keys of tiles are multiplied by b, and a state is kept for every two chunks.  Packed, there
     may be fewer states."""
 
-    entries: int                             # entries of the table of chunks
-    entries_grid: tuple[int, int]            # y and z of a grid over them
     states: int                              # kept states of a row; if packed, entries of their table
     all_states: int
     saved: SavedBytes
     scratch: tuple[int, ...]                 # bytes of dh, what segments add to it, where it leaves them; shares
     grads_grid: int
-    prepare: KernelConfig
-    carry: KernelConfig | None               # where sequences are cut
-    compose: ComposeConfig | None
-    record: KernelConfig                     # the forward
-    again: Any                               # the same without results
+    making: Apart | AtOnce                   # what makes all that the backward reads
+    prepare: KernelConfig                    # makes the tiles alone, if the backward has all but these
     carry_back: KernelConfig | None          # where sequences are cut
     compose_back: ComposeConfig | None
     walk: KernelConfig
     grads: KernelConfig
     shares: SharesConfig | None              # where the gate has parameters
-    clusters: Clusters
-    fused: Any                               # instead of prepare and record
-    fused_again: Any                         # instead of prepare and again
 
-    def kernels(self, kind: str) -> dict[str, Any]:
-        """Return the configurations of kernels by name; None for one that `kind` does not launch."""
-        at_once = self.fused and kind in ("forward", "backward")
-        return vars(self) | dict.fromkeys((*NOT_LAUNCHED[kind], *(AT_ONCE if at_once else ("fused", "fused_again"))))
-
-
-# What does not launch some kernels of a TrainingPlan.
-NOT_LAUNCHED: dict[str, tuple[str, ...]] = {
-    "forward": ("again", "fused_again", "carry_back", "compose_back", "walk", "grads", "shares"),
-    "backward": ("record", "fused"),
-    "backward of what was kept": ("prepare", "carry", "compose", "record", "again"),
-    "backward of kept states": ("carry", "compose", "record", "again"),
-    "map of a backward": ("record", "again"),
-}
-BACKWARD_OF = {Save.OWN: "backward of what was kept", Save.STATES: "backward of kept states"}
-AT_ONCE = ("prepare", "record", "again")     # what fused and fused_again do
+    def configs(self, save: Save, backward: bool) -> Iterator[Any]:
+        """Yield the configurations of a direction's kernels; a backward recomputes what was not kept."""
+        if not backward:
+            yield from self.making.configs(results=True)
+            return
+        if save is Save.STATES:
+            yield self.prepare
+        elif save is not Save.OWN:
+            yield from self.making.configs(results=False)
+        yield from (self.carry_back, self.compose_back, self.walk, self.grads, self.shares)
 
 
 class SavedBytes(NamedTuple):
@@ -117,37 +163,35 @@ def plan_of(make: Makers, p: Problem, sms: int) -> TrainingPlan:
     """Return the plan, which has the same segments in both directions."""
     sms = p.force.sms or sms
     length, states = segment_length(p, sms), -(-p.T // TOKENS)
-    chunks, _, _, all_segments = sizes = cutting.cut_into(p, C, length)
-    all_chunks, all_states = p.B * chunks, p.B * states
+    sizes, all_states = sizes_of(p, length), p.B * states
     if p.packed:                                                               # tokens of no sequence may need one more
-        all_chunks, all_states = p.T // C + p.N + 1, p.T // TOKENS + p.N + 1
-        states = all_states
-    cut, grads = length > 0, make.grads(p)
-    state, of_segments = p.HV * p.K * p.V, all_segments * cut
+        states = all_states = p.T // TOKENS + p.N + 1
+    cut, grads, prepare = length > 0, make.grads(p), make.prepare(p)
+    state, of_segments = p.HV * p.K * p.V, sizes.all_segments * cut
     saved = SavedBytes(*places(
-        all_chunks * p.HV * make.tile_bytes(p.K), 4 * of_segments * p.HV * p.K * p.K, 2 * all_states * state,
+        sizes.entries * p.HV * make.tile_bytes(p.K), 4 * of_segments * p.HV * p.K * p.K, 2 * all_states * state,
         2 * p.B * p.T * p.HV * p.V,
     ))
     scratch = places(2 * all_states * state, *[4 * of_segments * state] * 2, *[4 * all_states * p.HV * p.K] * 2)
-    ctas = p.HV * all_segments
+    ctas = p.HV * sizes.all_segments
     alone, carry_alone = (columns // COLUMNS * ctas <= sms for columns in (p.V, p.V + p.K))
-    clusters = NO_CLUSTERS if cut else make.one_kernel(p, sms, all_chunks)
+    clusters = NO_CLUSTERS if cut else make.one_kernel(p, sms, sizes.entries)
+    making: Apart | AtOnce
+    if clusters.ctas:
+        making = AtOnce(clusters, make.fused(p, clusters, True), make.fused(p, clusters, False))
+    else:
+        between = (make.carry(p, carry_alone), compose_config(p)) if cut else ()
+        making = Apart(prepare, make.record(p, cut, alone, True), make.record(p, cut, alone, False), *between)
     return TrainingPlan(
-        *sizes, all_chunks, grid(all_chunks) if p.packed else (chunks, p.B), states,
-        all_states, saved, scratch, min(all_states * p.HV, sms * grads.ctas) if p.T else 0,  # type: ignore[attr-defined]
-        prepare=make.prepare(p),
-        carry=make.carry(p, carry_alone) if cut else None,
-        compose=compose_config(p) if cut else None,
-        record=make.record(p, cut, alone, True),
-        again=make.record(p, cut, alone, False),
+        **vars(sizes), states=states, all_states=all_states, saved=saved, scratch=scratch,
+        grads_grid=min(all_states * p.HV, sms * grads.ctas) if p.T else 0,  # type: ignore[attr-defined]
+        making=making,
+        prepare=prepare,
         carry_back=make.carry_back(p, alone) if cut else None,
         compose_back=compose_back_config(p) if cut else None,
         walk=make.walk(p, cut, alone),
         grads=grads,
         shares=shares_config(p),
-        clusters=clusters,
-        fused=make.fused(p, clusters, True),
-        fused_again=make.fused(p, clusters, False),
     )
 
 
@@ -198,19 +242,13 @@ def all_configs(make: Makers, p: Problem) -> Iterator[KernelConfig | None]:
             yield make.carry(backward, alone)
 
 
-def configs_in(plan: Any) -> Iterator[Any]:
-    """Return the configurations of the kernels of a plan."""
-    return (config for config in vars(plan).values() if isinstance(config, KernelConfig))
-
-
 def configs_of_call(
     planned: Callable[[Problem, int], TrainingPlan], p: Problem, sms: int, save: Save, offsets: str | None
 ) -> Iterator[Any]:
     """Yield the configurations of a forward that keeps something of its own, or of a backward, which recomputes what
     was not kept.  Whether the final states have gradients is not known before the call."""
     backward = p.direction == "backward"
-    kind = BACKWARD_OF.get(save, "backward") if backward else "forward"
-    yield from (config for config in planned(p, sms).kernels(kind).values() if isinstance(config, KernelConfig))
+    yield from filter(None, planned(p, sms).configs(save, backward))
     if backward:
         without = planned(dataclasses.replace(p, final_state=False), sms)
         yield from (config for config in (without.walk, without.compose_back) if config)

@@ -13,7 +13,7 @@ from ptxkit.compile.errors import BuildError
 from ..common import training
 from ..common.cute.tile import C
 from ..common.directions import Direction, run_forward
-from ..common.launcher import kernels, launch_segments, states_between_chunks
+from ..common.launcher import kernels, states_between_chunks
 from ..common.pool.launch import STATES, Checkpoints
 from ..common.pool.launch import prefill as of_pool
 from ..common.routine import Draft, Routine, described_once
@@ -29,18 +29,14 @@ kernel = kernels(recipe)
 @described_once
 def routine(p: Problem, cc: tuple[int, int], sms: int, offsets: str | None) -> Routine:
     """Return a forward, for `cu_seqlens` of dtype `offsets`.  Its results are o and the final states."""
-    pl, draft = plan(p, sms, offsets), Draft(lambda config: kernel(config, target(cc)), (*INPUTS, *STATES))
-    grid, states = (pl.ctas, 1, 1), draft.only("pool", "place") if p.checkpoints else draft.only("h")
-    o = draft.tensor((p.B, p.T, p.HV, p.V), p.dtype, zeroed=0 in grid)         # then no token is of a sequence
+    form, draft = plan(p, sms, offsets), Draft(lambda config: kernel(config, target(cc)), (*INPUTS, *STATES))
+    o = draft.tensor((p.B, p.T, p.HV, p.V), p.dtype, zeroed=not form.ctas)     # then no token is of a sequence
     ht = draft.tensor((p.N, *p.state_shape), "float32") if p.final_state else None
     every = p.C // C if p.intermediate_states else 0                           # chunks from one kept state to the next
-    arguments = dict(**draft.only(*INPUTS), T=p.T, N=p.N, H=p.H, HV=p.HV, every=1 if p.checkpoints else every,
+    states = ("pool", "place") if p.checkpoints else ("h",) if p.intermediate_states else ()
+    arguments = dict(**draft.only(*INPUTS, *states), T=p.T, N=p.N, H=p.H, HV=p.HV, every=1 if p.checkpoints else every,
                      scale=p.scale, lower_bound=p.lower_bound or 0.0)
-    if not pl.compose:
-        draft.launch(pl.fused, grid, **arguments, **states, segments=pl.segments, o=o, ht=ht)
-    elif 0 not in grid:
-        join = pl.join, pl.blocks
-        launch_segments(draft, p, (pl.fused, grid), pl.compose, join, pl.segments, o, ht, **arguments)
+    form.launches(draft, p, o, ht, **arguments)
     return draft.done(o, ht)
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kda.model.bundles import Save
 from kda.model.host import Host
@@ -25,7 +26,7 @@ from ..common.cute.configs import (
     join_states_config,
 )
 from ..common.cute.tile import C
-from ..common.cutting import chunks_of_a_sequence
+from ..common.cutting import chunks_of_a_sequence, launch_segments
 from ..common.pool.plan import inner
 from ..common.pool.plan import recipes as pool_recipes
 from .capability import BACKWARD
@@ -38,6 +39,11 @@ from .configs import (
     RecordConfig,
     WalkConfig,
 )
+
+if TYPE_CHECKING:
+    from ptxkit.compile.launch_list import Location
+
+    from ..common.routine import Draft
 
 Forward = FusedConfig | ComposeConfig | JoinConfig
 Recorded = TablesConfig | OperandsConfig | RecordConfig | WalkConfig | GradsConfig | SharesConfig
@@ -53,25 +59,53 @@ LAUNCHES, EDGE = 16, 2
 
 
 @dataclass(frozen=True)
-class Plan:
+class Whole:
+    """One kernel, whose clusters walk over one sequence and head after the other."""
+
     fused: FusedConfig
-    ctas: int                                # two per cluster, which walks over one sequence and head after the other
-    segments: int                            # segments per sequence; if more than one, the other kernels follow
-    compose: ComposeConfig | None
-    join: JoinConfig | None
+    ctas: int
+
+    def configs(self) -> tuple[Any, ...]:
+        return (self.fused,)
+
+    def launches(self, draft: Draft, p: Problem, o: Location, ht: Location | None, **arguments: Any) -> None:
+        draft.launch(self.fused, (self.ctas, 1, 1), **arguments, segments=1, o=o, ht=ht)
+
+
+@dataclass(frozen=True)
+class InSegments:
+    """The same over segments of every sequence at once, and two kernels that put their results together."""
+
+    fused: FusedConfig
+    ctas: int
+    segments: int                            # segments of each sequence
+    compose: ComposeConfig
+    join: JoinConfig
     blocks: int                              # blocks of JOIN_ROWS rows in a segment
 
+    def configs(self) -> tuple[Any, ...]:
+        return self.fused, self.compose, self.join
 
-def plan(p: Problem, sms: int, offsets: str | None) -> Plan:
+    def launches(self, draft: Draft, p: Problem, o: Location, ht: Location | None, **arguments: Any) -> None:
+        if self.ctas:
+            first, join = (self.fused, (self.ctas, 1, 1)), (self.join, self.blocks)
+            launch_segments(draft, p, first, self.compose, join, self.segments, o, ht, **arguments)
+
+
+Form = Whole | InSegments
+
+
+def plan(p: Problem, sms: int, offsets: str | None) -> Form:
     sms = p.force.sms or sms
     segments = segments_of(p, sms)
-    cut, walks = segments > 1, p.N * p.HV * (2 * segments - 1)
+    ctas = CTAS * min(p.N * p.HV * (2 * segments - 1), sms // CTAS)
+    if segments == 1:
+        return Whole(fused_config(p, offsets), ctas)
     chunks = -(-p.T // C)
     length = -(-chunks // segments) * C                                        # the longest that a segment can be
-    return Plan(
-        fused_config(p, offsets, cut), CTAS * min(walks, sms // CTAS), segments,
-        join_states_config(p) if cut else None,
-        JoinConfig(offsets, p.K, p.V, C) if cut else None, -(-length // JOIN_ROWS),
+    return InSegments(
+        fused_config(p, offsets, cut=True), ctas, segments, join_states_config(p), JoinConfig(offsets, p.K, p.V, C),
+        -(-length // JOIN_ROWS),
     )
 
 
@@ -136,10 +170,10 @@ def call_of_stage(name: str, p: Problem, packed: bool) -> tuple[Problem, Save]:
 
 
 def recipes_of_call(p: Problem, host: Host, offsets: str | None, save: Save) -> list[AnyRecipe]:
-    if p.direction == "backward" or save in shared.BACKWARD_OF:
-        configs = shared.configs_of_call(training_plan, p, host.sms, save, offsets)
+    if p.direction == "backward" or save in shared.NOT_KEPT:
+        configs: Iterable[Any] = shared.configs_of_call(training_plan, p, host.sms, save, offsets)
     else:
-        configs = shared.configs_in(plan(p, host.sms, offsets))
+        configs = plan(p, host.sms, offsets).configs()
     return [recipe(config, target(host.cc)) for config in dict.fromkeys(configs)]
 
 

@@ -6,6 +6,7 @@ two kernels take, which memory bounds, was multiplied by 0.7, the ratio of the t
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 
@@ -25,6 +26,8 @@ class Costs:
     begin: float = 900                       # a stream's own cost beside its chunks
     sharing: float = 1                       # factor of `pair` where clusters share all walks
 
+
+Table = Mapping[tuple[int, int, bool], Costs]
 
 ONE_PRODUCT = Costs(pair=50, four=32.7, piece=1.75, both=1, prepared=0.6, cut=1.45, making=104)
 IN_BLOCKS = Costs(pair=72.8, four=44.5, piece=0.72, both=1.27, prepared=0.96, cut=1.75, making=153, begin=1100)

@@ -12,14 +12,14 @@ import types
 import pytest
 from click.testing import CliRunner
 
-from kda.backends.common.arguments import KernelConfig
 from kda.backends.common.cute.configs import TablesConfig
 from kda.backends.common.training_plan import OFFSETS, states_table
 from kda.backends.sm90.capability import BACKWARD
 from kda.backends.sm90.capability import CAPABILITY as SM90
-from kda.backends.sm90.plan import TARGET, join_config, plan, recipe, recipes, training_plan
+from kda.backends.sm90.plan import TARGET, plan, recipe, recipes, training_plan
 from kda.cli import cli
 from kda.model import host
+from kda.model.bundles import Save
 from kda.model.host import host_of
 from kda.model.problem import Problem
 from kda.routing import dispatch
@@ -71,10 +71,8 @@ def wanted(p):
     for (T, N, H, sms), kept in itertools.product(sizes, (False,) if has_backward else (False, True)):
         call = dataclasses.replace(p, T=T, N=N, B=1 if p.packed else N, H=H, HV=H * p.HV // p.H)
         planned = plan(call, sms, kept)
-        kernels = ("prepare", "pairs", "chain", "carry", "compose", "fused", "stream")
-        found |= {recipe(c) for c in (getattr(planned, kernel) for kernel in kernels) if c}
-        if planned.stream and planned.compose:
-            found |= {recipe(join_config(call, offsets)) for offsets in (OFFSETS if p.packed else (None,))}
+        for offsets in OFFSETS if p.packed else (None,):
+            found |= {recipe(c) for c in planned.configs(offsets) if c}
     if has_backward:
         found |= {recipe(states_table(dtype)) for dtype in OFFSETS if p.packed}
         for (T, N, H, sms), final_state in itertools.product(sizes, (False, True)):
@@ -82,7 +80,8 @@ def wanted(p):
                 backward, T=T, N=N, B=1 if p.packed else N, H=H, HV=H * p.HV // p.H, final_state=final_state
             )
             planned = training_plan(call, sms)
-            found |= {recipe(c) for c in vars(planned).values() if isinstance(c, KernelConfig)}
+            for forward, save in ((True, Save.OWN), (False, Save.NOTHING), (False, Save.STATES)):
+                found |= {recipe(c) for c in planned.configs(save, backward=not forward) if c}
     return found
 
 

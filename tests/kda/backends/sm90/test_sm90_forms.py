@@ -53,6 +53,7 @@ pytest.importorskip("cutlass", reason="nvidia-cutlass-dsl is not installed")
 from benchmarks import sanitized
 from kda.backends.common import training, training_plan
 from kda.backends.common.pool.launch import Checkpoints
+from kda.backends.common.training_plan import NO_CLUSTERS
 from kda.backends.sm90 import launch, plan
 from kda.backends.sm90.configs import GROUPS, TILES, FusedConfig, StreamConfig, tile
 from kda.model.bundles import Save
@@ -224,7 +225,12 @@ def test_what_is_kept_has_the_bits_of_two_kernels(name, takes):
 
 
 def clusters_of(call):
-    return plan.training_plan(call.case().problem(), 132).clusters
+    return clusters_that_keep(call.case().problem())
+
+
+def clusters_that_keep(p):
+    """Return CTAs and clusters of the one kernel that keeps; (0, 0) if kernels apart do."""
+    return getattr(plan.training_plan(p, 132).making, "clusters", NO_CLUSTERS)
 
 
 GRADIENTS = {
@@ -256,13 +262,14 @@ def stored(call, dtype):
     case = call.case()
     p = dataclasses.replace(case.problem(), checkpoints=dtype)
     planned, size = plan.plan(p, 132), p.HV * p.K * p.V
-    pool = torch.full((planned.entries * size,), 7.0, dtype=getattr(torch, dtype))
-    place = torch.full((planned.entries,), -1)
-    place[::3] = torch.arange(planned.entries)[::3] * size
+    pool = torch.full((planned.sizes.entries * size,), 7.0, dtype=getattr(torch, dtype))
+    place = torch.full((planned.sizes.entries,), -1)
+    place[::3] = torch.arange(planned.sizes.entries)[::3] * size
     with capture(arch="sm90", strict=True) as session:
         out = launch.forward(p, case.inputs, Save.NOTHING, Checkpoints(pool, place))
     assert_nothing_found(session)
-    return {"o": out.o, "ht": out.final_state, "pool": pool}, planned.fused.ctas if planned.fused else 0
+    ctas = planned.clusters.ctas if planned.name == "one kernel" else 0
+    return {"o": out.o, "ht": out.final_state, "pool": pool}, ctas
 
 
 STORED = {
@@ -285,7 +292,7 @@ def test_states_that_a_pool_stores_have_the_bits_of_two_kernels(name, takes):
 
 def test_arguments_are_those_of_a_call_that_keeps_nothing_and_three_more(takes):
     takes(PAIR)
-    found = plan.training_plan(drawn(T=33).problem(), 132).fused.arguments
+    found = plan.training_plan(drawn(T=33).problem(), 132).making.record.arguments
     plain = imported("kda.backends.sm90.configs:FusedArguments")
     assert found.numbers() == plain.numbers() and found.tensors() == [*plain.tensors(), "tiles", "h", "r"]
 
@@ -370,8 +377,10 @@ def test_roles_share_out_registers_and_shared_memory_and_no_product_waits_for_an
     call, save, spills = SPILLED[name]
     takes(call.form)
     p = call.case().problem()
-    planned = plan.training_plan(p, 132) if save is Save.OWN else plan.plan(p, 132)
-    config = planned.stream if call.form.segments else planned.fused
+    if save is Save.OWN:
+        config = plan.training_plan(p, 132).making.record
+    else:
+        config = plan.plan(p, 132).stream if call.form.segments else plan.plan(p, 132).fused
     kernel, (chain, others) = launch.kernel(config), config.registers
     assert kernel.spills <= spills and config.shared <= 227 * 1024
     if call.form.segments:
@@ -397,32 +406,31 @@ def problem(words):
 def test_the_plan_chooses_the_form_that_was_fastest(words):
     p = problem(words)
     found = plan.plan(p, 132)
-    if found.stream:
-        assert CHOSEN[words] == ("stream", found.stream_segments, found.makers)
+    if found.name == "stream":
+        assert CHOSEN[words] == ("stream", found.segments, found.makers)
     else:
-        assert CHOSEN[words] == ((found.fused.ctas, found.fused.wrapped) if found.fused else TWO)
-        assert (found.stream_segments, found.makers) == (0, 0)
-    assert not plan.plan(p, 132, saves=True).fused
+        assert CHOSEN[words] == ((found.fused.ctas, found.fused.wrapped) if found.name == "one kernel" else TWO)
+    assert plan.plan(p, 132, saves=True).name == "two kernels"
 
 
 @pytest.mark.parametrize("words", CHOSEN_TO_KEEP)
 def test_one_kernel_keeps_where_it_was_faster(words):
     p = dataclasses.replace(problem(words), direction="backward")
-    assert plan.training_plan(p, 132).clusters == CHOSEN_TO_KEEP[words]
+    assert clusters_that_keep(p) == CHOSEN_TO_KEEP[words]
 
 
 @pytest.mark.parametrize("options", [dict(batch_invariant=True), dict(intermediate_states=True)], ids=str)
 def test_the_plan_chooses_no_stream_for_calls_that_promise_or_request_more(options):
     """Its bits are those of steps of 64 tokens, so a call that promises the same bits for any batch does without."""
     p = problem("T=8192 H=16")
-    assert plan.plan(p, 132).stream and not plan.plan(dataclasses.replace(p, **options), 132).stream
+    assert plan.plan(p, 132).name == "stream" != plan.plan(dataclasses.replace(p, **options), 132).name
 
 
 @pytest.mark.parametrize("words", ["T=8192 H=64", "T=8192 H=32", "T=1024 H=64"])
 def test_one_kernel_returns_states_where_it_runs_without_them(words):
     p = problem(words)
     one, with_states = (plan.plan(x, 132).fused for x in (p, dataclasses.replace(p, intermediate_states=True)))
-    assert one and with_states and (one.ctas, one.wrapped) == (with_states.ctas, with_states.wrapped)
+    assert (one.ctas, one.wrapped) == (with_states.ctas, with_states.wrapped)
     assert with_states.chain.h and with_states.chain.every == 2 and not with_states.keeps
 
 
@@ -433,7 +441,8 @@ def test_one_kernel_returns_states_where_it_runs_without_them(words):
 def test_what_one_kernel_cannot_do_stays_with_two(words, takes):
     takes(PAIR)
     p = drawn(**words).problem()
-    assert plan.plan(p, 132).fused is None and bool(plan.plan(p, 132).carry) == (p.T == 8192)
+    found = plan.plan(p, 132)
+    assert found.name == "two kernels" and bool(found.carry) == (p.T == 8192)
 
 
 @pytest.mark.parametrize("words", [
@@ -448,9 +457,9 @@ def test_what_one_kernel_cannot_keep_stays_with_two(words, takes):
 def test_what_a_portable_backward_reads_is_kept_by_two_kernels(takes):
     takes(PAIR)
     p = drawn(T=33).problem()
-    assert plan.plan(p, 132).fused and plan.plan(p, 132, saves=True).fused is None
+    assert [plan.plan(p, 132, saves).name for saves in (False, True)] == ["one kernel", "two kernels"]
     takes(TWO_KERNELS)
-    assert plan.plan(drawn(T=33).problem(), 132).fused is None
+    assert plan.plan(drawn(T=33).problem(), 132).name == "two kernels"
 
 
 @pytest.mark.parametrize("words, length", {
