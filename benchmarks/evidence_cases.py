@@ -174,8 +174,7 @@ class Case:
             return
         p = dataclasses.replace(p, disable_recompute=self.keeps == ALL)
         way = route(p, self.backend, training=True, states=self.keeps == STATES)
-        yield from ahead.recipes_of(way.backend, way.forward, way.save, offsets)
-        yield from ahead.recipes_of(way.reader, way.backward, way.save, offsets)
+        yield from ahead.recipes_of_step(way, offsets)
 
 
 def lengths(T: int) -> tuple[int, ...]:

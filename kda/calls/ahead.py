@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from kda.model.bundles import Save
 from kda.model.host import detect
 from kda.model.problem import Problem
-from kda.routing.dispatch import planner
+from kda.routing.dispatch import Route, planner
 from ptxkit.compile.fetching import build_together
 from ptxkit.compile.recipes import AnyRecipe
 
 
-def build(calls: Iterable[tuple[str | None, Problem]], save: Save, offsets: str | None) -> None:
-    """Build the kernels of calls, each with its backend. `save`: what forwards keep; `offsets`: dtype of cu_seqlens."""
-    build_together(recipe for backend, p in calls for recipe in recipes_of(backend, p, save, offsets))
+def build(route: Route, offsets: str | None) -> None:
+    """Build the kernels of a training call and of its backward; `offsets` is the dtype of cu_seqlens."""
+    build_together(recipes_of_step(route, offsets))
 
 
-def recipes_of(backend: str | None, p: Problem, save: Save, offsets: str | None) -> Iterable[AnyRecipe]:
-    """Return the recipes of a call; there are none where no backend accepts it or the backend has no kernels."""
-    plan = planner(backend) if backend else None
+def recipes_of_step(route: Route, offsets: str | None) -> Iterator[AnyRecipe]:
+    """Yield the recipes of both directions of a training call."""
+    yield from recipes_of(route.backend, route.forward, route.save, offsets)
+    yield from recipes_of(route.reader, route.backward, route.save, offsets)
+
+
+def recipes_of(backend: str, p: Problem, save: Save, offsets: str | None) -> Iterable[AnyRecipe]:
+    """Return the recipes of one direction, whose forward saves `save`; a backend without kernels has none."""
+    plan = planner(backend)
     return plan.recipes_of_call(p, detect(p.device), offsets, save) if plan else ()

@@ -178,14 +178,18 @@ def chunk_forward_fake(*args):
     return q.new_empty(c.B, c.T, c.HV, c.V), ht, h, saved
 
 
+def for_backward(options: Options) -> Options:
+    """Return the options of a backward: they name the backend in force, because it may run in another thread."""
+    return options._replace(backend=backend_of_backward(backend_asked(options.backend)))
+
+
 def _chunk_setup(ctx, inputs, output):
     *args, _ = inputs
     c, saved = call_of(args), output[3]
     ctx.mark_non_differentiable(*saved)
     if c.options.return_intermediate_states and any(ctx.needs_input_grad):
         refuse(c, INTERMEDIATE_STATES, "gradients recorded")
-    requested = backend_of_backward(backend_asked(c.options.backend))            # a backward may run in another thread
-    ctx.options, ctx.force = c.options._replace(backend=requested), forced()
+    ctx.options, ctx.force = for_backward(c.options), forced()
     ctx.set_materialize_grads(False)
     ctx.save_for_backward(*args[: len(INPUTS)], *saved)
     if transforms.active():

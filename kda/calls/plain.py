@@ -106,7 +106,7 @@ class TrainingCall(PlainCall):
         """Build the kernels of both directions first; only here is a compiler needed."""
         route, offsets = self.route, offsets_dtype(Inputs(*tensors))
         if offsets not in route.built and stand_in() is None:
-            ahead.build(((route.backend, route.forward), (self.reader, route.backward)), route.save, offsets)
+            ahead.build(route, offsets)
         route.built.add(offsets)
         return super()._prepared(tensors)
 

@@ -26,7 +26,7 @@ from kda.errors import InputError, KdaError
 from kda.model.bundles import Save, SegmentSummary
 from kda.model.problem import Inputs, Options, Problem
 from kda.model.transforms import Links, register
-from kda.routing.dispatch import backend_asked, backend_of_backward
+from kda.routing.dispatch import backend_asked
 
 from . import exchange, maps
 from .context import CPContext, context_of
@@ -332,8 +332,7 @@ def _setup(ctx: Any, inputs: tuple, output: tuple) -> None:
     *_, carried, mark, saved = output
     tensors, options = args[: len(INPUTS)], Options(**dict(zip(OPTIONS, args[len(INPUTS):])))
     ctx.mark_non_differentiable(carried, mark, *saved)
-    requested = backend_of_backward(backend_asked(options.backend))
-    ctx.options, ctx.parts = options._replace(backend=requested), parts
+    ctx.options, ctx.parts = autograd.for_backward(options), parts
     ctx.set_materialize_grads(False)
     ctx.save_for_backward(*tensors, handle, carried, mark, *saved)
 

@@ -285,7 +285,7 @@ class Route(NamedTuple):
     backward: Problem                                    # the same, for gradients
     requested: str                                       # the name in force for the backward
     built: set[str | None]                               # dtypes of cu_seqlens for which its kernels are built
-    refused: Choice | None                               # of the direction that no backend accepts, if there is one
+    refused: Choice | None                               # the choice of a direction that no backend accepts
 
     @property
     def reader(self) -> str:

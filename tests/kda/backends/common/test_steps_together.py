@@ -107,5 +107,5 @@ def test_a_recorded_call_builds_its_step_once(asked, keeps, monkeypatch):
 def test_no_kernel_is_built_for_a_call_that_has_none(monkeypatch):
     p, built = Problem.parse("T=8 H=4 cpu"), []
     monkeypatch.setattr(ahead, "build_together", lambda recipes: built.extend(recipes))
-    ahead.build((("reference", p), (None, p)), Save.NOTHING, None)
+    ahead.build(dispatch.route(p, training=True), None)
     assert built == []
