@@ -180,7 +180,8 @@ SHAPES = table({
     **{size: {f"packed, {gate}, GVA": dict(HV=2, gate=gate, **RAGGED) for gate in ("bounded", "softplus")}
        for size in HOPPER},
     **{size: {
-        "rows, GVA": dict(T=390, HV=2), "packed": dict(padding=9, **RAGGED), "softplus": dict(T=130, gate="softplus"),
+        "rows": dict(T=390), "rows, GVA": dict(T=390, HV=2), "packed": dict(padding=9, **RAGGED),
+        "softplus": dict(T=130, gate="softplus"),
         "more sequences and heads than 74 clusters": dict(lengths=(5, 33) * 20, HV=2),
     } for size in BLACKWELL},
 })

@@ -616,7 +616,9 @@ CTAS = {                                     # with how many of them an SM has r
     "operands": (operands_config(case_of(T=1)), 3),
     "operands of any gate": (operands_config(case_of(T=1, gate="softplus")), 2),
     "record": (RecordConfig(False, "sequences", "float32", True, False), 1),
+    "record without an initial state": (RecordConfig(False, "sequences", None, True, False), 1),
     "walk": (WalkConfig(False, "sequences", True, "float32", False), 1),
+    "walk without an initial state": (WalkConfig(False, "sequences", True, None, False), 1),
 }
 
 
