@@ -23,7 +23,7 @@ import kda
 from kda.tools.verify.mutants import CALLS, calls
 from ptxkit.compile import target
 from ptxkit.mutation import WAYS, Mutants, Outcome, mutants
-from ptxkit.mutation.sources import located, text_of
+from ptxkit.mutation.sources import SUFFIXES, located, text_of
 from ptxkit.mutation.table import opcode_of
 
 FILE = Path(kda.__file__).parents[1] / "docs" / "data" / "mutants.json"
@@ -53,8 +53,19 @@ def key_of(outcome: Outcome) -> Key:
     path = located(loc.file)
     file = path.relative_to(PACKAGE).as_posix() if path.is_relative_to(PACKAGE) else path.name
     lines = text_of(loc.file).splitlines()
-    statement = lines[loc.line - 1].split("  #")[0].split("  //")[0].strip() if 0 < loc.line <= len(lines) else ""
-    return Key(file, statement[:LONGEST].strip(), opcode_of(outcome.mutant), outcome.mutant.mutation)
+    statement = statement_of(lines[loc.line - 1]) if 0 < loc.line <= len(lines) else ""
+    return Key(file, statement, opcode_of(outcome.mutant), outcome.mutant.mutation)
+
+
+def statement_of(line: str) -> str:
+    return line.split("  #")[0].split("  //")[0].strip()[:LONGEST].strip()
+
+
+def statements() -> set[tuple[str, str]]:
+    """Return (file, statement) for each line of the backends' files."""
+    files = (path for path in PACKAGE.rglob("*") if path.suffix in SUFFIXES)
+    return {(path.relative_to(PACKAGE).as_posix(), statement_of(line))
+            for path in files for line in path.read_text().splitlines()}
 
 
 def entries(found: Sequence[Outcome]) -> dict[Key, Entry]:

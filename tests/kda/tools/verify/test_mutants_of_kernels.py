@@ -36,6 +36,13 @@ def test_the_file_names_what_the_rules_do(table):
     assert {key.mutation for rows in table.values() for key in rows} <= {rule.name for rule in RULES}
 
 
+@pytest.mark.parametrize("backend", CALLS)
+def test_the_file_names_statements_that_stand_in_the_kernels(backend, table):
+    """A row whose statement was moved or reworded is a row that no mutant has."""
+    found = mutant_table.statements()
+    assert [key for key in table[backend] if (key.file, key.statement) not in found] == []
+
+
 def test_the_file_is_as_the_program_writes_it():
     assert mutant_table.text(mutant_table.read()) == mutant_table.FILE.read_text()
 
