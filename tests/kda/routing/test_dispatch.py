@@ -19,10 +19,11 @@ from naive import make
 import kda
 from kda import notices
 from kda.checks import calls as checks
-from kda.model.host import Host, detect
+from kda.model.host import Host, detect, host_of
 from kda.model.problem import Inputs, Options, Problem
 from kda.routing import dispatch
 from kda.routing.capability import Capability, Rule
+from ptxkit.compile.target import code_for
 
 H200 = Host(device="cuda:0", name="NVIDIA H200", cc=(9, 0), sms=132, smem=232448, memory=150 * 2**30)
 
@@ -404,6 +405,20 @@ def test_a_repeated_decision_asks_no_rule(monkeypatch):
     assert dispatch.choose(problem(), asked) is first
     with pytest.raises(pytest.fail.Exception):
         dispatch.choose(problem(T=77), asked)
+
+
+@pytest.mark.parametrize(("card", "target", "backend"), [
+    ("Jetson Thor", "sm110", "sm100"), ("B300", "sm103", "sm100"), ("RTX 5090", "sm120", "triton"),
+    ("GB10", "sm121", "triton"),
+])
+def test_a_card_gets_code_of_its_own_arch_from_the_first_backend_that_runs_there(card, target, backend):
+    host = host_of(card)
+    assert code_for(host.cc).name == target
+    for direction in ("forward", "backward"):
+        p = problem(device="cuda:0", direction=direction)
+        assert dispatch.weigh(p, host).backend == backend
+        float32 = dict.fromkeys(("dtype", "g_dtype", "beta_dtype"), "float32")
+        assert dispatch.weigh(dataclasses.replace(p, **float32), host).backend == "sm89"
 
 
 def keeps_of(host, **fields):

@@ -200,7 +200,7 @@ def test_kernels_built_ahead_are_those_of_calls_of_any_size():
 # dispatch
 
 
-@pytest.mark.parametrize("arch", ["sm89", "sm90", "sm100", "sm120"])
+@pytest.mark.parametrize("arch", ["sm89", "sm90", "sm100", "sm110", "sm120", "sm121"])
 def test_every_gpu_from_sm89_up_takes_float32_by_itself(arch):
     p = dataclasses.replace(case_of(T=33).problem(), device="cuda:0")
     assert weigh(p, host_of(arch)).backend == "sm89"

@@ -104,6 +104,13 @@ PACKED, BATCH, SOFTPLUS, GIVEN, FLOAT32 = ROWS
 RARELY_A_BATCH = pytest.mark.parametrize("name", [PACKED, pytest.param(BATCH, marks=pytest.mark.exhaustive)])
 
 
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("arch", ["sm110", "sm121"])
+def test_thor_and_gb10_compute_what_the_definition_says(arch):
+    case = make_inputs(T=70, H=1, K=32, V=16, gate="bounded")
+    check(case, trained(arch, case))
+
+
 class Row:
     """One of ROWS: the case, and what was found out about it."""
 
