@@ -81,6 +81,8 @@ class TritonCall:
         p = self.p
         for name in names.split():
             first, *others = SHAPES[name].strip("()").split(", ")
+            if name == "dg" and p.gate_per_head:
+                others = []
             shape = [getattr(p, letter) for letter in others]
             if first == "C":
                 tokens = (p.B, p.T) if name in RESULTS else (p.B * p.T,)

@@ -3,7 +3,7 @@
 from kda.routing.capability import Capability, Rule
 from ptxkit.compile.target import TARGETS
 
-from ..common.rules import GATE_PER_CHANNEL, TRITON, rules_of, runs_from
+from ..common.rules import TRITON, rules_of, runs_from
 from ..common.triton_types import width
 
 CAPABILITY = Capability(
@@ -11,7 +11,7 @@ CAPABILITY = Capability(
     rank=100,
     summary="portable Triton kernels, compute capability 8.0 and up",
     rules=(
-        *rules_of("triton", runs_from(8, 0), TRITON, GATE_PER_CHANNEL),
+        *rules_of("triton", runs_from(8, 0), TRITON),
         Rule(
             "triton.dtype",
             lambda p, h: p.dtype != "float64",

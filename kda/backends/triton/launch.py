@@ -119,10 +119,11 @@ def wy_intra_gate_bwd(c: TritonCall) -> None:
     c.over_chunks("wy_bwd")
     c.drop("A_inv dv_new")
     c.make("dqn dkn dg")
-    for name, needed, channels in (("A_log", p.A_log, 1), ("dt_bias", p.dt_bias, p.K)):
-        env["of_" + name] = c.empty(c.chunks, p.HV, p.K) if needed else None
+    for name, needed, channels in (("A_log", p.A_log, 1), ("dt_bias", p.dt_bias, p.gate_width)):
+        env["of_" + name] = c.empty(c.chunks, p.HV, slices if p.gate_per_head else p.K) if needed else None
         env["d" + name] = c.empty(p.HV * channels) if needed else None
-    c.over_chunks("intra_bwd", slices)
+    env["dg_shares"] = c.empty(slices, *tokens) if p.gate_per_head else None
+    c.over_chunks("intra_bwd", slices, **{"dg": env["dg_shares"]} if p.gate_per_head else {})
     c.drop("h dh v_new do P L1 L2 U1 U2 units diagonal gc")
     c.make("dq dk dbeta")
     rows: Any = c.plan.kernels["norms_bwd"].constants["ROWS"]
@@ -282,7 +283,7 @@ def stage(
         sums(c)
         c.over_chunks("sums")
         wy_intra_gate_bwd(c)
-    shapes = {"dA_log": (p.HV,), "ddt_bias": (p.HV, p.K)}
+    shapes = {"dA_log": (p.HV,), "ddt_bias": (p.HV, p.gate_width), "dg": (p.B * p.T, p.HV, p.gate_width)}
     results = zip(run.writes, c.done(run.writes)(table.positions, list(given.values())))
     return {n: _written(x if x is None else x.view(shapes.get(n, x.shape)), n, table) for n, x in results}
 

@@ -101,7 +101,8 @@ ARGUMENTS = {
     ),
     "fwd.prepare:prepare": (
         "q k v g beta A_log dt_bias gc q_norm k_norm A_qk A_kk A_inv w u qg kg gc_last o chunk_table",
-        "T chunks H HV one scale lower_bound", "K V C BK BV BG RUN SPAN GATE RATE BIAS BETA NORM MODE PRECISION",
+        "T chunks H HV one scale lower_bound", "K V C BK BV BG RUN SPAN GATE RATE BIAS BETA NORM MODE PRECISION "
+        "PER_HEAD",
     ),
     "fwd.state:state": (
         "A_qk w u qg kg gc_last h0 o v_new h ht pool place segment_table", "T chunks pieces segment HV scale",
@@ -125,12 +126,12 @@ ARGUMENTS = {
         "q k g beta A_log dt_bias gc q_norm k_norm h dh v_new do P L1 L2 U1 U2 units diagonal dqn dkn dg db of_A_log "
         "of_dt_bias chunk_table",
         "T tokens chunks H HV one scale lower_bound",
-        "K V C BK BV SPAN RUN GATE RATE BIAS BETA NORM SUMMED PRECISION STAGES",
+        "K V C BK BV SPAN RUN GATE RATE BIAS BETA NORM SUMMED PRECISION STAGES PER_HEAD",
     ),
     "bwd.norms:norms_bwd": (
-        "q k beta q_norm k_norm dqn dkn db dq dk dbeta taken", "tokens H HV", "K BK ROWS SHARES BETA NORM",
+        "q k beta q_norm k_norm dqn dkn db dg_shares dq dk dbeta dg taken", "tokens H HV", "K BK ROWS SHARES BETA NORM",
     ),
-    "bwd.gate:sum_chunks": ("of_A_log of_dt_bias dA_log ddt_bias", "chunks HV", "K BK ROWS RATE BIAS"),
+    "bwd.gate:sum_chunks": ("of_A_log of_dt_bias dA_log ddt_bias", "chunks HV", "K BK ROWS RATE BIAS PER_HEAD"),
 }
 TABLES = ("chunk_table", "segment_table", "first_segment", "taken")           # parts/sequences.py
 UNALIGNED = {"beta", "A_log", "dt_bias", "cu_seqlens", *TABLES, "dbeta", "db", "units", "diagonal", "q_norm", "k_norm",
@@ -138,7 +139,8 @@ UNALIGNED = {"beta", "A_log", "dt_bias", "cu_seqlens", *TABLES, "dbeta", "db", "
 FLOATS = ("scale", "lower_bound")            # numbers; the others are int32
 DTYPES = {                                   # dtypes of tensors that have not that of q, whatever the call
     **dict.fromkeys(("A_log", "dt_bias", "dA_log", "ddt_bias", "of_A_log", "of_dt_bias", "gc_last", "ht", "dht", "A_kk",
-                     "M", "added", "edge", "q_norm", "k_norm", "units", "diagonal", "db"), "float32"),
+                     "M", "added", "edge", "q_norm", "k_norm", "units", "diagonal", "db", "dg_shares"),
+                    "float32"),
     **dict.fromkeys(("chunk_table", "segment_table", "taken", "place"), "int64"), "first_segment": "int32",
 }
 
@@ -162,6 +164,7 @@ class _Recipes:
         self.state_back, self.composing = choose("state_bwd", p, host), choose("compose", p, host, bits=32)
         self.constants: dict[str, Any] = {
             "K": p.K, "V": p.V, "C": p.C, "SPAN": span(p), "GATE": p.gate, "RATE": p.A_log, "BIAS": p.dt_bias,
+            "PER_HEAD": p.gate_per_head,
             "BETA": p.beta, "NORM": p.qk_l2norm, "V_FIRST": p.state_v_first, "SUMMED": p.dtype == "float32",
             "PRECISION": "tf32x3" if p.dtype == "float32" else "tf32",         # for products of float32 operands
         }
@@ -277,14 +280,19 @@ class _Recipes:
             kernels["state_bwd from zero"] = self.state_bwd("zero", final, store=True)
         c = self.intra
         kernels["wy_bwd"] = self.recipe("bwd.wy:wy_bwd", self.wy)
-        kernels["intra_bwd"] = self.recipe("bwd.intra:intra_bwd", c, RUN=self.run(c.BK, c))
+        shares = {"dg": "float32"} if p.gate_per_head else {}
+        kernels["intra_bwd"] = self.recipe("bwd.intra:intra_bwd", c, dtypes=shares, RUN=self.run(c.BK, c))
         kernels["norms_bwd"] = self.recipe(
             "bwd.norms:norms_bwd", TileConfig(BK=self.K),
-            absent(q=p.qk_l2norm, k=p.qk_l2norm, beta=p.beta != "given"), ROWS=max(1, 4096 // self.K),
+            absent(q=p.qk_l2norm, k=p.qk_l2norm, beta=p.beta != "given",
+                   **dict.fromkeys(("dg", "dg_shares"), p.gate_per_head)), ROWS=max(1, 4096 // self.K),
             SHARES=1 + -(-p.K // c.BK),
         )
         if p.A_log or p.dt_bias:
-            kernels["sum_chunks"] = self.recipe("bwd.gate:sum_chunks", TileConfig(BK=self.K), ROWS=32)
+            terms = -(-p.K // c.BK) if p.gate_per_head else p.K               # that a chunk and head have
+            kernels["sum_chunks"] = self.recipe(
+                "bwd.gate:sum_chunks", TileConfig(BK=power_of_2(terms)), K=terms, ROWS=32
+            )
         return kernels
 
     def state_bwd(self, start: str, finish: str, store: bool) -> Recipe:

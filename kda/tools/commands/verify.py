@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 LENGTHS = (65, 0, 63)                        # a tail, an empty sequence, and one that is shorter than a chunk
 DRAWN = (
     *("lengths", "batch", "tokens", "heads", "value_heads", "k", "v", "dtype"),
-    *("gate", "regime", "chunk_size", "seed"),
+    *("gate", "gate_per_head", "regime", "chunk_size", "seed"),
 )
 OF_MUTANTS = ("verbose", "arch", "mutants", "sample", "workers", "as_json", "color", "debug")
 BAR = 10                                     # signs of a used-up budget
@@ -71,6 +71,7 @@ class StageName(Name):
                dtype_help="[default: bfloat16, or float32 of a backend that handles no bfloat16]")
 @click.option("--gate", type=click.Choice(["given", "softplus", "bounded"]), default="bounded", show_default=True,
               help="given: g is the logarithm of a decay.  softplus, bounded: it is computed from logits.")
+@click.option("--gate-per-head", is_flag=True, help="One gate for all channels of a head.")
 @click.option("--regime", type=click.Choice(["fast", "slow"]), default="slow", show_default=True,
               help="Gates that forget within 16 tokens, or remember for hundreds.")
 @click.option("--chunk-size", type=click.Choice(["32", "64"]), default="64", show_default=True,
@@ -158,7 +159,8 @@ def spec_of(options: dict[str, Any]) -> Spec:
     return Spec(
         lengths=None if dense else options["lengths"] or LENGTHS, B=options["batch"] or 1, T=options["tokens"] or 128,
         H=options["heads"], HV=options["value_heads"], K=options["k"], V=options["v"], C=int(options["chunk_size"]),
-        dtype=options["dtype"], gate=options["gate"], regime=options["regime"], seed=options["seed"],
+        dtype=options["dtype"], gate=options["gate"], gate_per_head=options["gate_per_head"],
+        regime=options["regime"], seed=options["seed"],
     )
 
 
@@ -287,7 +289,7 @@ def problem_line(case: Case) -> str:
     packed = f", packed {list(spec.lengths)}" if spec.lengths is not None else ""
     return (
         f"problem  B={p.B} T={p.T} N={p.N} {heads} K={p.K} V={p.V} C={p.C} {p.dtype}{packed}, "
-        f"{p.gate} gate, {spec.regime}   seed {spec.seed}"
+        f"{p.gate} gate{' per head' * p.gate_per_head}, {spec.regime}   seed {spec.seed}"
     )
 
 

@@ -40,6 +40,7 @@ class Spec:
     beta: str = "sigmoid"                    # "given", "sigmoid" or "2*sigmoid"
     l2norm: bool = True                      # False: q and k come normalised
     initial_state: bool = True
+    gate_per_head: bool = False              # g (B, T, HV): one gate for all channels of a head
     padding: int = 0                         # tokens past the last sequence, all nan
     seed: int = 0
 
@@ -69,6 +70,7 @@ class Spec:
             value = getattr(self, field.name)
             if field.name in options and value != field.default:
                 words += [options[field.name], str(value)]
+        words += ["--gate-per-head"] if self.gate_per_head else []
         return [*words, "--seed", str(self.seed)]
 
 
@@ -95,7 +97,8 @@ class Case:
             C=spec.C, dtype=dtype["q"], g_dtype=dtype["g"], beta_dtype=dtype["beta"],
             state_dtype=dtype.get("initial_state"),
             packed=x.cu_seqlens is not None, gate=spec.gate, lower_bound=self.keywords.get("lower_bound"),
-            A_log=x.A_log is not None, dt_bias=x.dt_bias is not None, beta=spec.beta, qk_l2norm=spec.l2norm,
+            gate_per_head=spec.gate_per_head, A_log=x.A_log is not None, dt_bias=x.dt_bias is not None,
+            beta=spec.beta, qk_l2norm=spec.l2norm,
             scale=self.keywords.get("scale") or spec.K**-0.5, final_state=True,
         )
 
@@ -117,7 +120,7 @@ class Case:
 
         keywords = {name: x for name, x in self.keywords.items() if name != "cu_seqlens"}
         keywords |= {name: rows(keywords[name], count) for name, count in heads.items()}
-        for name, count in (("A_log", HV), ("dt_bias", HV * self.spec.K)):
+        for name, count in (("A_log", HV), ("dt_bias", HV * self.problem().gate_width)):
             if name in keywords:
                 keywords[name] = keywords[name][:count]
         if "initial_state" in keywords:
@@ -128,12 +131,13 @@ class Case:
     def stage_tensors(self, dtype: torch.dtype) -> dict[str, Tensor | None]:
         """Return what the stages read that no stage writes, in chunks, on the CPU."""
         x, p, chunk = self.map(lambda x: x.cpu()).inputs, self.problem(), self.layout.chunk
-        rows = {"q": x.q, "k": x.k, "v": x.v, "g": x.g, "beta": x.beta.unsqueeze(-1), "do": self.do.cpu()}
+        g = x.g.unsqueeze(-1) if p.gate_per_head else x.g
+        rows = {"q": x.q, "k": x.k, "v": x.v, "g": g, "beta": x.beta.unsqueeze(-1), "do": self.do.cpu()}
         h0 = x.initial_state
         return {
             **{name: chunk(t.flatten(0, 1).to(dtype)) for name, t in rows.items()},
             "A_log": None if x.A_log is None else x.A_log.to(dtype).view(p.HV, 1, 1),
-            "dt_bias": None if x.dt_bias is None else x.dt_bias.to(dtype).view(p.HV, 1, p.K),
+            "dt_bias": None if x.dt_bias is None else x.dt_bias.to(dtype).view(p.HV, 1, p.gate_width),
             "h0": torch.zeros(p.N, p.HV, p.K, p.V, dtype=dtype) if h0 is None else h0.to(dtype),
             "dht": self.dht.cpu().to(dtype),
         }
@@ -150,16 +154,17 @@ def make(spec: Spec, device: str = "cpu") -> Case:
     def uniform(low: float, high: float, *shape: int) -> Tensor:
         return low + (high - low) * torch.rand(*shape, generator=random, dtype=torch.float64)
 
-    heads = (spec.H, spec.K), (spec.H, spec.K), (HV, spec.V), (HV, spec.K)
+    gates = (HV,) if spec.gate_per_head else (HV, spec.K)
+    heads = (spec.H, spec.K), (spec.H, spec.K), (HV, spec.V), gates
     q, k, v, logits = (normal(B, T, *each) for each in heads)
     slow = spec.regime == "slow"
     A_log = torch.zeros(HV, dtype=torch.float64) if slow else uniform(0, 1, HV)
-    dt_bias = uniform(-8, -6, HV, spec.K) if slow else uniform(0, 1, HV, spec.K)
+    dt_bias = uniform(-8, -6, *gates) if slow else uniform(0, 1, *gates)
     beta = normal(B, T, HV)
     N = B if spec.lengths is None else len(spec.lengths)
     h0, do, dht = normal(N, HV, spec.K, spec.V), normal(B, T, HV, spec.V), normal(N, HV, spec.K, spec.V)
     if spec.gate == "given":
-        logits = log_decay(Problem(gate="softplus"), logits, A_log.view(HV, 1), dt_bias)
+        logits = log_decay(Problem(gate="softplus"), logits, A_log.view(HV, *(1,) * (len(gates) - 1)), dt_bias)
     rows = {
         "q": q if spec.l2norm else l2norm(q), "k": k if spec.l2norm else l2norm(k), "v": v, "g": logits,
         "beta": beta.sigmoid() if spec.beta == "given" else beta,

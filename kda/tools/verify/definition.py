@@ -56,9 +56,10 @@ def definition(
         rows = {name: leaves[name].flatten(0, 1)[: ends[-1]] for name in ("q", "k", "v", "g", "beta")}
         q, k = (l2norm(rows[n]) if p.qk_l2norm else rows[n] for n in ("q", "k"))
         head = torch.arange(p.HV) // (p.HV // p.H)
-        gate = {"A_log": (p.HV, 1), "dt_bias": (p.HV, p.K)}
+        gate = {"A_log": (p.HV, 1), "dt_bias": (p.HV, p.gate_width)}
         A_log, dt_bias = (leaves[name].view(shape) if name in leaves else None for name, shape in gate.items())
-        decay = log_decay(p, rows["g"], A_log, dt_bias)
+        g = rows["g"].unsqueeze(-1) if p.gate_per_head else rows["g"]
+        decay = log_decay(p, g, A_log, dt_bias)
         tokens = (q[:, head], k[:, head], rows["v"], decay, step_size(p, rows["beta"]).unsqueeze(-1))
         S = leaves["initial_state"] if "initial_state" in leaves else torch.zeros(p.N, p.HV, p.K, p.V, dtype=dtype)
         outputs, states = [], []

@@ -3,7 +3,8 @@
 It shares no code with the reference's chunked algorithm: the decay of every pair of rows is formed on its own, the
 inverse is a library's triangular solve, states are walked chunk by chunk, the gate's derivative is autograd's.  In
 float64 it is exact, in float32 an independent rounding.  Layouts as in `kda.backends.reference.chunked`: rows are
-(NC, heads, C, D), states (NC or N, HV, K, V), b and beta (NC, HV, C, 1), A_log (HV, 1, 1), dt_bias (HV, 1, K).
+(NC, heads, C, D), states (NC or N, HV, K, V), b and beta (NC, HV, C, 1), A_log (HV, 1, 1), dt_bias (HV, 1, K).  g and
+dt_bias have one channel where a head has one gate.
 """
 
 from __future__ import annotations
@@ -137,7 +138,7 @@ def gate(p: Problem, layout: ChunkLayout, round_: Round, q, k, g, beta, A_log, d
     qn, kn = (l2norm(q), l2norm(k)) if p.qk_l2norm else (q, k)
     head = torch.arange(p.HV) // (p.HV // p.H)                                # the q/k head of a value head
     b = torch.where(layout.valid, step_size(p, beta), 0.0)
-    g2 = torch.where(layout.valid, log_decay(p, g, A_log, dt_bias) * LOG2_E, 0.0)
+    g2 = torch.where(layout.valid, log_decay(p, g, A_log, dt_bias) * LOG2_E, 0.0).expand(-1, -1, -1, p.K)
     return qn[:, head], kn[:, head], b, g2, g2.sum(-2, keepdim=True)
 
 
@@ -286,7 +287,7 @@ def grads_bwd(p: Problem, layout: ChunkLayout, round_: Round, q, k, g, beta, A_l
     into = dqn, plus + b * minus, dg2, db, q, k, g, beta, *of_chunks
     dq, dk, dg, dbeta, dA_log, ddt_bias = gate_bwd(p, layout, as_it_is, *into)
     return (dq, dk, dg, dbeta, None if dA_log is None else dA_log.view(layout.NC, p.HV),
-            None if ddt_bias is None else ddt_bias.view(layout.NC, p.HV, p.K))
+            None if ddt_bias is None else ddt_bias.view(layout.NC, p.HV, p.gate_width))
 
 
 FUNCTIONS = {

@@ -80,10 +80,11 @@ def intra_bwd(
     dqn, dkn, dg, db, of_A_log, of_dt_bias, chunk_table, T, tokens, chunks, H, HV, one, scale, lower_bound,
     K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, SPAN: tl.constexpr,
     RUN: tl.constexpr, GATE: tl.constexpr, RATE: tl.constexpr, BIAS: tl.constexpr, BETA: tl.constexpr,
-    NORM: tl.constexpr, SUMMED: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
+    NORM: tl.constexpr, SUMMED: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr, PER_HEAD: tl.constexpr,
 ):
     """gc (chunks, HV, C, K) is dg2_row in the end, dg2 itself where it is SUMMED.  dqn, dkn (tokens, HV, K);
-    db (1 + slices of K, tokens, HV), shares of it; of_A_log, of_dt_bias (chunks, HV, K).
+    db (1 + slices of K, tokens, HV), shares of it; of_A_log, of_dt_bias (chunks, HV, K).  PER_HEAD: dg (slices of K,
+    tokens, HV), shares of it, and of_A_log, of_dt_bias (chunks, HV, slices of K).
 
     A program without a chunk clears dg in its share of the tokens past the last sequence, and of_A_log and of_dt_bias.
     """
@@ -95,18 +96,29 @@ def intra_bwd(
     begin, rows = chunk_place(chunk, chunk_table, T, C, chunks)
     if chunk_table is not None:
         if rows <= 0:
-            clear_rows(dg, begin, -rows, head, HV, d, K, C)
-            zero = tl.zeros((BK,), tl.float32)
-            if RATE:
-                tl.store(of_A_log + number * K + d, zero, mask=d < K)
-            if BIAS:
-                tl.store(of_dt_bias + number * K + d, zero, mask=d < K)
+            if PER_HEAD:
+                if RATE:
+                    tl.store(of_A_log + number * slices + part, 0.0)
+                if BIAS:
+                    tl.store(of_dt_bias + number * slices + part, 0.0)
+            else:
+                clear_rows(dg, begin, -rows, head, HV, d, K, C)
+                zero = tl.zeros((BK,), tl.float32)
+                if RATE:
+                    tl.store(of_A_log + number * K + d, zero, mask=d < K)
+                if BIAS:
+                    tl.store(of_dt_bias + number * K + d, zero, mask=d < K)
             return
     # From here on tensors begin at the chunk's first row of this head, and offsets are small.
     row = begin * HV + head
     q += (begin * H + head // (HV // H)) * K
     k += (begin * H + head // (HV // H)) * K
-    g, dg, dqn, dkn = g + row * K, dg + row * K, dqn + row * K, dkn + row * K
+    WIDTH: tl.constexpr = 1 if PER_HEAD else K
+    place = number * K
+    if PER_HEAD:
+        dg += part * (tokens.to(tl.int64) * HV)
+        place = number * slices + part
+    g, dg, dqn, dkn = g + row * WIDTH, dg + row * WIDTH, dqn + row * K, dkn + row * K
     v_new, do, P = v_new + row * V, do + row * V, P + row * V
     gc, h, dh = gc + number * (C * K), h + number * (K * V), dh + number * (K * V)
     L1, L2 = L1 + number * (C * C), L2 + number * (C * C)
@@ -218,5 +230,5 @@ def intra_bwd(
     tl.debug_barrier()                                                         # all of the slice of gc was read
     tl.store(gc + at_gc, dg2.to(gc.dtype.element_ty), mask=real)
     tl.debug_barrier()                                                         # dg2 is there
-    gate_bwd(g, rate, dt_bias, gc, dg, of_A_log, of_dt_bias, through_last, d, head, number, HV * K, rows, lower_bound,
-             one, K, C, RUN, GATE, RATE, BIAS, SUMMED)
+    gate_bwd(g, rate, dt_bias, gc, dg, of_A_log, of_dt_bias, through_last, d, head, place, HV * WIDTH, rows,
+             lower_bound, one, K, C, RUN, GATE, RATE, BIAS, SUMMED, PER_HEAD)

@@ -1,7 +1,7 @@
 """What is left of bwd/gate, of ROWS tokens and one q/k head: back through the l2norms, and beta.
 
   dq = q_norm (dqn - qn (qn . dqn)), dqn a sum over the value heads of the q/k head, dk alike
-  dbeta = db through its sigmoid, db a sum of shares
+  dbeta = db through its sigmoid, db a sum of shares; dg of one gate per head is such a sum
 
 Every token is a row: those past the last sequence get zeros.
 """
@@ -31,11 +31,19 @@ def norm_bwd(
 
 
 @triton.jit
+def sum_of_shares(shares, tokens, HV, offset, ROWS: tl.constexpr, SHARES: tl.constexpr):
+    sum_ = tl.zeros((ROWS,), tl.float32)
+    for share in tl.static_range(SHARES):
+        sum_ += tl.load(shares + tokens.to(tl.int64) * (share * HV) + offset)
+    return sum_
+
+
+@triton.jit
 def norms_bwd(
-    q, k, beta, q_norm, k_norm, dqn, dkn, db, dq, dk, dbeta, taken, tokens, H, HV,
+    q, k, beta, q_norm, k_norm, dqn, dkn, db, dg_shares, dq, dk, dbeta, dg, taken, tokens, H, HV,
     K: tl.constexpr, BK: tl.constexpr, ROWS: tl.constexpr, SHARES: tl.constexpr, BETA: tl.constexpr, NORM: tl.constexpr,
 ):
-    """dqn, dkn (tokens, HV, K), the norms (tokens, HV), db (SHARES, tokens, HV)."""
+    """dqn, dkn (tokens, HV, K), the norms (tokens, HV), db (SHARES, tokens, HV), dg_shares one less."""
     head = tl.program_id(0) % H
     row = (tl.program_id(0) // H).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     near, end = tl.minimum(row, tokens - 1), tokens.to(tl.int64)
@@ -45,11 +53,12 @@ def norms_bwd(
     norm_bwd(k, dkn, dk, k_norm, row, near, row < end, H, HV, head, K, BK, NORM)
     for j in range(HV // H):
         offset = near * HV + head * (HV // H) + j
-        sum_ = tl.zeros((ROWS,), tl.float32)
-        for share in tl.static_range(SHARES):
-            sum_ += tl.load(db + tokens.to(tl.int64) * (share * HV) + offset)
+        sum_ = sum_of_shares(db, tokens, HV, offset, ROWS, SHARES)
         if BETA != "given":
             logit = tl.load(beta + offset).to(tl.float32)
             sum_ *= sigmoid_slope(logit) * (2.0 if BETA == "2*sigmoid" else 1.0)
         sum_ = tl.where(row < end, sum_, 0.0)
         tl.store(dbeta + offset, sum_.to(dbeta.dtype.element_ty), mask=row == near)
+        if dg is not None:
+            sum_ = tl.where(row < end, sum_of_shares(dg_shares, tokens, HV, offset, ROWS, SHARES - 1), 0.0)
+            tl.store(dg + offset, sum_.to(dg.dtype.element_ty), mask=row == near)

@@ -90,9 +90,10 @@ def recurrent(
     state_n, state_h, state_k, state_v, slots_n, slots_s,
     K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, NORM: tl.constexpr, GATE: tl.constexpr,
     BETA: tl.constexpr, PER_VALUE: tl.constexpr, ORDER: tl.constexpr, FINAL_ORDER: tl.constexpr,
-    INPLACE: tl.constexpr, PER_TOKEN: tl.constexpr,
+    INPLACE: tl.constexpr, PER_TOKEN: tl.constexpr, GATES: tl.constexpr,
 ):
     """x_b, x_t, x_h, x_d: strides of x by row, token, head and channel; tensors that a call has not are None.
+    GATES: numbers that g has for a token and head; if one, g_d is 0.
 
     `state` has `pool` states, `slots` S_slots for each sequence.  Offsets, counts and slots are numbers on the GPU that
     nobody has looked at: whatever they are, no memory outside the tensors is touched.  Offsets and counts are brought
@@ -139,7 +140,8 @@ def recurrent(
     rate = rate_of(A_log, head, A_log is not None)
     bias = tl.zeros((BK,), tl.float32)
     if dt_bias is not None:
-        bias = tl.load(dt_bias + head * K + d, mask=real_k, other=0.0).to(tl.float32)
+        biased = d if GATES == K else d * 0
+        bias = tl.load(dt_bias + head * GATES + biased, mask=real_k, other=0.0).to(tl.float32)
 
     for t in range(begin, end):
         qt, kt, vt, gt, bt = now

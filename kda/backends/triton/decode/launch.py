@@ -50,10 +50,10 @@ def decode_step(s: StepProblem, x: StepInputs) -> None:
     tensors = x._asdict()
     for name in FLAT:
         tensors[name] = aligned(tensors[name])
-    for name in step_plan.ROWS:
+    tensors |= {"beta": in_memory(x.beta), "g": in_memory(x.g)}
+    for name in step_plan.rows(s.core):
         if tensors[name] is not None:
             tensors[name] = in_memory(tensors[name] if tensors[name].stride(-1) == 1 else tensors[name].contiguous())
-    tensors["beta"] = in_memory(x.beta)
     _launch(step_plan, s, s.core.device, tensors)
 
 

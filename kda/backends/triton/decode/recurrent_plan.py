@@ -73,10 +73,20 @@ def grid(p: Problem, c: RecurrentConfig) -> int:
 
 def numbers(p: Problem, x: Layouts) -> dict[str, float]:
     axes = AXES | {"state": "nhvk"} if p.state_v_first else AXES
-    return dict.fromkeys(STRIDES, 0) | {f"{row}_d": 1 for row in ROWS} | strides_of(axes, x) | {
+    return dict.fromkeys(STRIDES, 0) | {f"{row}_d": 1 for row in ROWS} | strides_of(axes, x) | _of_gate(p) | {
         "scale": p.scale, "lower_bound": p.lower_bound or 0.0, "T": p.T, "N": p.N, "HV": p.HV, "group": p.HV // p.H,
         "pool": p.slots, "S_slots": x["slots"].shape[1] if p.slots_per_token else 1,
     }
+
+
+def _of_gate(p: Problem) -> dict[str, int]:
+    """Return the stride of g's channels where a head has one."""
+    return {"g_d": 0} if p.gate_per_head else {}
+
+
+def _wide_rows(p: Problem) -> tuple[str, ...]:
+    """Return the tensors of tokens that have channels."""
+    return ("q", "k", "v") if p.gate_per_head else ("q", "k", "v", "g")
 
 
 def layout(p: Problem, x: Layouts, strides: Mapping[str, float]) -> RecurrentLayout:
@@ -86,8 +96,8 @@ def layout(p: Problem, x: Layouts, strides: Mapping[str, float]) -> RecurrentLay
         order = {(p.V, 1): "kv", (1, p.K): "vk"}.get(between, "any")
     return RecurrentLayout(
         **{name: x[name].dtype if name in x else None for name in RecurrentLayout._fields[:5]},
-        dense=all(strides[f"{row}_d"] == 1 for row in ROWS),
-        aligned=all(aligned(x, strides, row, "bth") for row in ("q", "k", "v", "g"))
+        dense=all(strides[f"{row}_d"] == 1 for row in ROWS if row != "g" or not p.gate_per_head),
+        aligned=all(aligned(x, strides, row, "bth") for row in _wide_rows(p))
         and ("dt_bias" not in x or aligned(x, strides, "dt_bias")),
         order=order, state_aligned="state" in x and aligned(x, strides, "state", "nh"),
     )
@@ -104,15 +114,15 @@ def recipe(p: Problem, x: RecurrentLayout, c: RecurrentConfig, target: Target) -
     constants: dict[str, Any] = {
         "K": p.K, "V": p.V, "BK": width(p.K), "BV": c.BV, "NORM": p.qk_l2norm, "GATE": p.gate, "BETA": p.beta,
         "PER_VALUE": p.beta_per_value, "ORDER": x.order, "FINAL_ORDER": "vk" if p.state_v_first else "kv",
-        "INPLACE": p.inplace, "PER_TOKEN": p.slots_per_token,
+        "INPLACE": p.inplace, "PER_TOKEN": p.slots_per_token, "GATES": p.gate_width,
     }
     if x.dense:
-        constants |= {f"{row}_d": 1 for row in ROWS}
+        constants |= {f"{row}_d": 1 for row in ROWS} | _of_gate(p)
     if x.order != "any":
         constants |= {"state_k": None, "state_v": None}
     divisible = {"o", "ht"}
     if x.dense and x.aligned and p.K % 16 == p.V % 16 == 0:
-        divisible |= {name for row in ("q", "k", "v", "g") for name in (row, f"{row}_b", f"{row}_t", f"{row}_h")}
+        divisible |= {name for row in _wide_rows(p) for name in (row, f"{row}_b", f"{row}_t", f"{row}_h")}
         divisible |= {"dt_bias"}
     if x.state_aligned and p.K * p.V % 16 == 0:
         divisible |= {"state", "state_n", "state_h"}

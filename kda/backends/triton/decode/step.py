@@ -347,11 +347,12 @@ def decode_step(
     norm_gate_h, states_n, states_h, states_v, states_k, conv_states_n, conv_states_l, conv_states_c, slots_n,
     K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, PIECE: tl.constexpr, ROWS: tl.constexpr,
     AHEAD: tl.constexpr, W: tl.constexpr, NORM: tl.constexpr, GATE: tl.constexpr, BETA: tl.constexpr,
-    ORDER: tl.constexpr, ONE: tl.constexpr, SINGLE: tl.constexpr, WARPS: tl.constexpr,
+    ORDER: tl.constexpr, ONE: tl.constexpr, SINGLE: tl.constexpr, WARPS: tl.constexpr, GATES: tl.constexpr,
 ):
     """x_n, x_t, x_h: strides of x by sequence, token and head, channels lie next to each other; tensors that a call has
     not are None.  ONE: T = 1; SINGLE: a q/k head has one value head; EARLY: tails are written before the state is
-    worked on; ORDER: of the elements of a state without gaps, "vk" or "kv", or "any" with any strides.
+    worked on; ORDER: of the elements of a state without gaps, "vk" or "kv", or "any" with any strides;
+    GATES: numbers that g has for a token and head, 1 or K.
 
     Slots, counts, paths and parents are numbers on the GPU that were not checked: whatever they are, no memory
     outside the tensors is touched.
@@ -412,10 +413,11 @@ def decode_step(
             tail_v = None
             if W > 0:
                 tail_v = conv_states + c_v * conv_states_c
-            g_at = g + n * g_n + head * g_h + d
+            gates = d if GATES == K else d * 0
+            g_at = g + n * g_n + head * g_h + gates
             bias = tl.zeros((BK // PIECE, PIECE), tl.float32)
             if dt_bias is not None:
-                bias = fetch(dt_bias + head * K + d, real_k, FULL_K).to(tl.float32)
+                bias = fetch(dt_bias + head * GATES + gates, real_k, FULL_K).to(tl.float32)
             rate = rate_of(A_log, head, A_log is not None)
             beta_at, gate_at = beta + n * beta_n + head * beta_h, None
             if norm_weight is not None:

@@ -23,7 +23,7 @@ AXES = {"q": "nth", "k": "nth", "v": "nth", "g": "nth", "beta": "nth", "norm_gat
         "conv_states": "nlc", "slots": "n"}
 TENSORS = StepInputs._fields
 STRIDES = tuple(f"{name}_{axis}" for name, axes in AXES.items() for axis in axes)
-ROWS = ("q", "k", "v", "g", "norm_gate")     # tensors whose channels lie next to each other
+ROWS = ("q", "k", "v", "g", "norm_gate")     # tensors whose channels lie next to each other, if they have any
 ELEMENTS = 4096                              # elements of a state that one warp holds: 128 registers a thread
 PIECE = 256                                  # bytes of a state's row in a piece: 64 channels of float32
 HELD = 2048                                  # elements of a state of 16 bits that one warp computes with at once
@@ -88,10 +88,15 @@ def orders(p: Problem) -> dict[tuple[int, int], str]:
     return {(p.K, 1): "vk", (1, p.V): "kv" if width(p.K) * width(p.V) <= TURNED else "any"}
 
 
+def rows(p: Problem) -> tuple[str, ...]:
+    """Return those of ROWS that have channels."""
+    return tuple(name for name in ROWS if name != "g" or not p.gate_per_head)
+
+
 def layout(s: StepProblem, x: Layouts, strides: Mapping[str, float]) -> StepLayout:
     p = s.core
     flat = [name for name in ("dt_bias", "conv_weight", "conv_bias", "norm_weight", "records", "out") if name in x]
-    rows_aligned = all(aligned(x, strides, name, "nth") for name in ROWS if name in x)
+    rows_aligned = all(aligned(x, strides, name, "nth") for name in rows(p) if name in x)
     between: Any = strides["states_v"] if p.V > 1 else p.K, strides["states_k"] if p.K > 1 else 1
     return StepLayout(
         tuple((name, x[name].dtype if name in x else None) for name in StepInputs._fields),
@@ -110,10 +115,11 @@ def recipe(s: StepProblem, x: StepLayout, c: StepConfig, target: Target) -> Reci
         "K": p.K, "V": p.V, "BK": width(p.K), "BV": width(p.V), "PIECE": c.piece,
         "ROWS": c.rows or width(p.V), "AHEAD": c.ahead, "W": s.width, "NORM": p.qk_l2norm,
         "GATE": p.gate, "BETA": p.beta, "ORDER": x.order, "ONE": p.T == 1, "SINGLE": p.HV == p.H, "WARPS": c.num_warps,
+        "GATES": p.gate_width,
     }
     divisible = set()
     if x.aligned and p.K % 16 == p.V % 16 == 0:
-        divisible |= {name for row in ROWS for name in (row, f"{row}_n", f"{row}_t", f"{row}_h")}
+        divisible |= {name for row in rows(p) for name in (row, f"{row}_n", f"{row}_t", f"{row}_h")}
         divisible |= {"dt_bias", "conv_weight", "conv_bias", "norm_weight", "records", "out"}
     if x.order != "any":
         constants |= {"states_v": None, "states_k": None}

@@ -55,9 +55,9 @@ def norms(q, k, stride, rows, K: tl.constexpr, C: tl.constexpr, BK: tl.constexpr
 @triton.jit
 def sum_gates(
     g, dt_bias, gc, rate, lower_bound, one, stride, rows, K: tl.constexpr, C: tl.constexpr, BG: tl.constexpr,
-    RUN: tl.constexpr, GATE: tl.constexpr, BIAS: tl.constexpr,
+    RUN: tl.constexpr, GATE: tl.constexpr, BIAS: tl.constexpr, PER_HEAD: tl.constexpr,
 ):
-    """Computes gc (C, K), sums of log2 decays over each run of RUN rows.
+    """Computes gc (C, K), sums of log2 decays over each run of RUN rows; PER_HEAD: all channels have the same.
 
     A thread has one channel and RUN rows, which it sums in registers.  Lanes go along channels because these are said
     to be neighbours, and have one each because `one` hides that rows of them begin at a multiple of 16 bytes.
@@ -68,10 +68,17 @@ def sum_gates(
         channel = tl.max_contiguous(d * one, BG)[:, None, None]
         offset = channel + r[None, :, :] * stride
         real = (d < K)[:, None, None] & (r < rows)[None, :, :]
-        x = tl.load(g + offset, mask=real, other=0.0).to(tl.float32)
-        if BIAS:
-            x += tl.load(dt_bias + d, mask=d < K, other=0.0).to(tl.float32)[:, None, None]
+        if PER_HEAD:
+            x = tl.load(g + r * stride, mask=r < rows, other=0.0).to(tl.float32)[None, :, :]
+            if BIAS:
+                x += tl.load(dt_bias).to(tl.float32)
+        else:
+            x = tl.load(g + offset, mask=real, other=0.0).to(tl.float32)
+            if BIAS:
+                x += tl.load(dt_bias + d, mask=d < K, other=0.0).to(tl.float32)[:, None, None]
         g2 = log2_decay(x, rate, lower_bound, GATE).to(gc.dtype.element_ty)
+        if PER_HEAD:
+            g2 = tl.broadcast_to(g2, real.shape)
         offset = channel.to(tl.int64) + (r * K)[None, :, :]                    # rows are constants to add to 64 bits
         tl.store(gc + offset, tl.cumsum(g2, 2), mask=real)
 
@@ -221,7 +228,7 @@ def prepare(
     T, chunks, H, HV, one, scale, lower_bound,
     K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, BG: tl.constexpr,
     RUN: tl.constexpr, SPAN: tl.constexpr, GATE: tl.constexpr, RATE: tl.constexpr, BIAS: tl.constexpr,
-    BETA: tl.constexpr, NORM: tl.constexpr, MODE: tl.constexpr, PRECISION: tl.constexpr,
+    BETA: tl.constexpr, NORM: tl.constexpr, MODE: tl.constexpr, PRECISION: tl.constexpr, PER_HEAD: tl.constexpr,
 ):
     """A row of T tokens has `chunks` chunks.
 
@@ -250,9 +257,12 @@ def prepare(
     if NORM and MODE != "forward":
         tl.store(q_norm + row + i * HV, qs, mask=valid)
         tl.store(k_norm + row + i * HV, ks, mask=valid)
+    WIDTH: tl.constexpr = 1 if PER_HEAD else K
     if BIAS:
-        dt_bias += head * K
-    sum_gates(g + row * K, dt_bias, gc, rate, lower_bound, one, HV * K, rows, K, C, BG, RUN, GATE, BIAS)
+        dt_bias += head * WIDTH
+    sum_gates(
+        g + row * WIDTH, dt_bias, gc, rate, lower_bound, one, HV * WIDTH, rows, K, C, BG, RUN, GATE, BIAS, PER_HEAD
+    )
     tl.debug_barrier()
     if MODE == "sums":
         decay_rows(q, k, gc, qg, w, kg, gc_last, qs, ks, H * K, HV * K, rows, K, C, BK, RUN, True)

@@ -99,8 +99,17 @@ ROWS = {
     "float32, bounded gate alone, many tokens of none": (
         "sm80", dict(lengths=RAGGED, padding=40, K=16, V=16, C=32, dtype="float32"), {}, dict(A_log=None)
     ),
+    "one softplus gate per head, GVA, slices of K": (
+        "sm90", dict(lengths=RAGGED, padding=40, HV=2, K=72, V=16, gate="softplus", gate_per_head=True, seed=1)
+    ),
+    "float32, one gate per head, a batch": (
+        "sm80", dict(B=2, T=40, K=32, V=16, C=32, dtype="float32", gate_per_head=True), {}, dict(dt_bias=None)
+    ),
+    "float16, one decay per head": (
+        "sm100", dict(lengths=RAGGED, K=32, V=16, dtype="float16", gate="given", gate_per_head=True)
+    ),
 }
-PACKED, BATCH, SOFTPLUS, GIVEN, FLOAT32 = ROWS
+PACKED, BATCH, SOFTPLUS, GIVEN, FLOAT32, PER_HEAD, *OTHERS_PER_HEAD = ROWS
 RARELY_A_BATCH = pytest.mark.parametrize("name", [PACKED, pytest.param(BATCH, marks=pytest.mark.exhaustive)])
 
 
@@ -145,7 +154,7 @@ row_of = functools.cache(Row)
 
 
 @pytest.fixture(scope="module", params=[PACKED, SOFTPLUS, pytest.param(BATCH, marks=COMMIT), *(
-    pytest.param(name, marks=pytest.mark.exhaustive) for name in (GIVEN, FLOAT32)
+    pytest.param(name, marks=pytest.mark.exhaustive) for name in (GIVEN, FLOAT32, PER_HEAD, *OTHERS_PER_HEAD)
 )])
 def row(request):
     return row_of(request.param)
@@ -164,6 +173,18 @@ def test_each_run_of_stages_is_its_oracle(row, stage):
 
 def test_a_call_is_the_definition(row):
     check(row.case, row.found, row.limits)
+
+
+def test_one_gate_per_head_has_the_bits_of_the_same_gate_for_each_channel_and_the_sums_of_its_gradients():
+    case = changed(row_of(PER_HEAD).case, g=lambda g: g.float())
+    K = case.spec.K
+    per_channel = changed(case, g=lambda g: g[..., None].expand(*g.shape, K), dt_bias=lambda x: x.repeat_interleave(K))
+    found, wanted = trained("sm90", case), trained("sm90", per_channel)
+    sums = {"dg": wanted["dg"].sum(-1), "dA_log": wanted["dA_log"], "ddt_bias": wanted["ddt_bias"].view(-1, K).sum(-1)}
+    for name, exact in sums.items():
+        assert (found.pop(name) - exact).abs().max() < 1e-5 * exact.abs().max(), name
+        del wanted[name]
+    assert_same_bits(found, wanted)
 
 
 def test_tokens_of_no_sequence_have_zeros(row):
@@ -529,6 +550,12 @@ FAULTS = {
     "rows of the next sequence": Fault(
         "triton/fwd/state", PACKED, FORWARD_STATE,
         "tl.minimum(left, segment * C)\n    if FINISH", "tl.minimum(segment * C, T - begin)\n    if FINISH"
+    ),
+    "a gate per head that only its first slice of channels reaches": Fault(
+        "triton/bwd/norms", PER_HEAD, BACKWARD_CHUNK, "offset, ROWS, SHARES - 1)", "offset, ROWS, 1)"
+    ),
+    "a gate per head without its bias": Fault(
+        "triton/fwd/prepare", PER_HEAD, FORWARD_CHUNK, "x += tl.load(dt_bias).to", "x += 0 * tl.load(dt_bias).to"
     ),
     "dv_new goes back through w with the wrong sign": Fault(
         "triton/bwd/state", PACKED, BACKWARD_STATE, "(-x).to(DOT)", "x.to(DOT)"

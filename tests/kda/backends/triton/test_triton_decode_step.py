@@ -63,6 +63,8 @@ CASES = {
     "GVA": dict(BFLOAT16, HV=6),
     "all given, no l2norm": dict(gate="given", beta="given", l2norm=False),
     "float16, 2*sigmoid, a bias": dict(dtype="float16", states="float16", beta="2*sigmoid", bias=True),
+    "a gate per head, GVA": dict(BFLOAT16, HV=6, per_head=True),
+    "a decay per head, drafts": dict(T=4, gate="given", per_head=True, drafts=True),
     "no convolution": dict(BFLOAT16, conv=False),
     "no norm": dict(norm=False),
     "the recurrence alone, GVA": dict(conv=False, norm=False, HV=4),
@@ -324,6 +326,7 @@ FAULTS = {
     "blocks are joined in another order": ("tl.join(parts[i], parts[i + 1])", "tl.join(parts[i + 1], parts[i])", {}),
     "a token has the logits of the one before": ("logits = new_logits", "logits = logits", dict(T=2)),
     "inputs of the convolution do not move on": ("result + (taps[j],)", "result + (taps[j + 1],)", dict(T=3)),
+    "a head has the gates of its neighbours": ("gates = d if GATES == K else d * 0", "gates = d", dict(per_head=True)),
     "a tree is taken for a line": ("(parent != t - 1)", "(parent == t)", dict(T=6, tree=True, drafts=True)),
 }
 

@@ -132,6 +132,8 @@ CASES = {
     "g, beta, A_log, dt_bias of other dtypes": dict(
         given=dict(g=cast("float32"), beta=cast("float16"), A_log=cast("bfloat16"), dt_bias=cast("float16"))
     ),
+    "a gate per head, GVA": dict(gate="softplus", HV=6, gate_per_head=True),
+    "a decay per head, a row of a batch": dict(lengths=None, B=2, T=3, gate="given", gate_per_head=True, v_first=True),
     "a beta for every value": dict(given=dict(beta=per_value)),
     "rows of a batch, states (V, K)": dict(lengths=None, B=3, T=4, v_first=True),
     "no tokens": dict(lengths=None, B=2, T=0, v_first=True),
@@ -479,6 +481,9 @@ FAULTS = {
     "rows one token late": ("qt, kt, vt, gt, bt = now", "qt, kt, vt, gt, bt = then", dict()),
     "rows past the end are read": ("live & (t + 2 < end)", "live", dict(lengths=None, B=1, T=2)),
     "final states in the other layout": ("state_v, FINAL_ORDER, K, V)", 'state_v, "vk", K, V)', dict()),
+    "a head has the biases of its neighbours": (
+        "biased = d if GATES == K else d * 0", "biased = d", dict(gate="softplus", gate_per_head=True)
+    ),
     "tokens of no sequence are left": ("range(last + n * ZEROED, T, N * ZEROED)", "range(T, T, N * ZEROED)", dict()),
 }
 POOL_FAULTS = {
