@@ -31,6 +31,9 @@ FORWARD = faults({"sm89/parts/pairs.cuh": {
         "long", "out-of-bounds", "const bool has_row = 8 * warp + r < rows;",
         "const bool has_row = 8 * warp + r < rows + 1;"
     ),
+    "a head has the bias of the first one": (
+        "per head", "wrong answer", "x.dt_bias[head * GATES", "x.dt_bias[0"
+    ),
     "tokens of no sequence keep what was there": ("packed", "wrong answer", "o && r < C", "o && r < 0"),
 }, "sm89/parts/inverse.cuh": {
     "blocks are joined before they are there": (
@@ -94,7 +97,11 @@ BACKWARD = faults({"sm89/bwd/chain.cu": {
     "the diagonal is left out": ("long", "wrong answer", "minus[j] = fmaf(on, qn[j], minus[j]);", ""),
 }, "sm89/bwd/norms.cu": {
     "the l2norm is left out": ("long", "wrong answer", "fmaf(-y[i], along, dy[i])", "dy[i]"),
+    "a slice of K is left out of the gate of a head": (
+        "per head", "wrong answer", "share < SHARES - 1;", "share < SHARES - 2;"
+    ),
     "one value head of two": ("long", "wrong answer", "j < group; ++j) dy", "j < 1; ++j) dy"),
 }, "sm89/bwd/sums.cu": {
+    "the bias of a head has the sums of its rate": ("per head", "wrong answer", "sum += of[1]", "sum += of[0]"),
     "a chunk is left out of the sums": ("long", "wrong answer", "c < all;", "c < all - 1;"),
 }})

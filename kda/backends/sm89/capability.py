@@ -3,7 +3,7 @@
 from kda.model.bundles import chunk_bound
 from kda.routing.capability import Capability, Rule
 
-from ..common.rules import CHUNKS, GATE_PER_CHANNEL, ONE_BETA, SAVES_PRODUCTS, installed, rules_of, runs_from
+from ..common.rules import CHUNKS, ONE_BETA, SAVES_PRODUCTS, installed, rules_of, runs_from
 
 GRID = 2**31 - 1                             # CTAs of a launch
 NARROWEST = 8                                # columns of the state in a CTA
@@ -52,7 +52,7 @@ CAPABILITY = Capability(
             "starts from one state per sequence, got a pool of {p.slots}",
             "pass initial_state=pool[slots]",
         ),
-        *rules_of("sm89", GATE_PER_CHANNEL, ONE_BETA, SAVES_PRODUCTS),
+        *rules_of("sm89", ONE_BETA, SAVES_PRODUCTS),
     ),
     stages=("fwd/gate+intra+wy", "fwd/state+output", "bwd/output+state", "bwd/wy+intra+gate"),
 )

@@ -25,7 +25,7 @@ MACROS: dict[str, tuple[str, Callable[[Any], int | str]]] = {
     "slots": ("RING", int), "gate": ("GATE_IS", GATES.__getitem__), "beta": ("BETA_IS", BETAS.__getitem__),
     "norm": ("NORM", int), "rate": ("RATE", int), "bias": ("BIAS", int), "offsets": ("PACKED", OFFSETS.__getitem__),
     "save": ("PRODUCTS", lambda save: int(save is Save.PRODUCTS)), "backward": ("FOR_BACKWARD", int),
-    "v_first": ("STATES_V_FIRST", int), "output": ("OUTPUT", int),
+    "v_first": ("STATES_V_FIRST", int), "output": ("OUTPUT", int), "per_head": ("PER_HEAD", int),
 }
 
 
@@ -35,10 +35,10 @@ ARGUMENTS = dict(
     q=tensor(),                              # (tokens, H, K)
     k=tensor(),
     v=tensor(),                              # (tokens, HV, V)
-    g=tensor(),                              # (tokens, HV, K)
+    g=tensor(),                              # (tokens, HV, K), or with one gate per head (tokens, HV)
     beta=tensor(),                           # (tokens, HV)
     A_log=tensor(),                          # (HV)
-    dt_bias=tensor(),                        # (HV, K)
+    dt_bias=tensor(),                        # (HV, K), or (HV)
     h0=tensor(),                             # (N, HV, K, V), or (N, HV, V, K)
     cu_seqlens=tensor(dtype_from="offsets"),  # (N + 1)
     first_chunk=tensor("int64"),             # (N + 1)
@@ -76,12 +76,13 @@ ARGUMENTS = dict(
     dq=tensor(),                             # as q
     dk=tensor(),
     dv=tensor(),                             # (tokens, HV, V)
-    dg=tensor(),                             # (tokens, HV, K)
+    dg=tensor(),                             # as g
+    dg_shares=tensor(),                      # (K / SLICE, tokens, HV): with one gate per head, of each slice of K
     dbeta=tensor(),                          # (tokens, HV)
     of_A_log=tensor(),                       # (chunks, HV, K)
     of_dt_bias=tensor(),                     # (chunks, HV, K)
     dA_log=tensor(),                         # (HV)
-    ddt_bias=tensor(),                       # (HV, K)
+    ddt_bias=tensor(),                       # as dt_bias
     # numbers
     T=number("int64"),
     tokens=number("int64"),
@@ -153,6 +154,7 @@ class PrepareConfig(OfChunks):
     offsets: str | None                      # dtype of cu_seqlens of packed sequences
     save: Save                               # by this forward, or by that of this backward; not ALL
     backward: bool
+    per_head: bool = False                   # one gate for all channels of a head
     kernel = "prepare"
     arguments = arguments_of(
         "Prepare",
@@ -266,6 +268,15 @@ class WyConfig(OfChunks):
         return 4 * self.C * (self.C + 4 + SLICE + 8 + 2 * (SLICE + 4 + 2 * (SLICE + 8)) + 2)
 
 
+_INTRA = (
+    "q k g A_log dt_bias of_rows h dh v_new d_o P dA_qk dA_kk cu_seqlens first_chunk dqn dkn {} db "
+    "of_A_log of_dt_bias T tokens N chunks H HV scale lower_bound"
+)
+INTRA, INTRA_OF_HEADS = (arguments_of("Intra", _INTRA.format(name)) for name in ("dg", "dg_shares"))
+_NORMS = "q k beta dqn dkn db cu_seqlens dq dk dbeta {} tokens N H HV"
+NORMS, NORMS_OF_HEADS = (arguments_of("Norms", _NORMS.format(names)) for names in ("", "dg_shares dg"))
+
+
 @dataclass(frozen=True)
 class IntraConfig(OfChunks):
     K: int
@@ -275,13 +286,13 @@ class IntraConfig(OfChunks):
     rate: bool
     bias: bool
     offsets: str | None
+    per_head: bool = False
     kernel = "intra_bwd"
-    arguments = arguments_of(
-        "Intra",
-        "q k g A_log dt_bias of_rows h dh v_new d_o P dA_qk dA_kk cu_seqlens first_chunk dqn dkn dg db "
-        "of_A_log of_dt_bias T tokens N chunks H HV scale lower_bound",
-    )
     file = "bwd/intra.cu"
+
+    @property
+    def arguments(self) -> type[Arguments]:  # type: ignore[override]
+        return INTRA_OF_HEADS if self.per_head else INTRA
 
     @property
     def shared(self) -> int:
@@ -296,11 +307,15 @@ class NormsConfig(Sized):
     norm: bool
     beta: str
     offsets: str | None
+    per_head: bool = False
     kernel = "norms_bwd"
-    arguments = arguments_of("Norms", "q k beta dqn dkn db cu_seqlens dq dk dbeta tokens N H HV")
     file = "bwd/norms.cu"
     threads = 256
     shared = 0
+
+    @property
+    def arguments(self) -> type[Arguments]:  # type: ignore[override]
+        return NORMS_OF_HEADS if self.per_head else NORMS
 
 
 @dataclass(frozen=True)
@@ -309,6 +324,7 @@ class SumsConfig(Sized):
     rate: bool
     bias: bool
     offsets: str | None
+    per_head: bool = False
     kernel = "sum_chunks"
     arguments = arguments_of("Sums", "of_A_log of_dt_bias first_chunk dA_log ddt_bias N chunks HV")
     file = "bwd/sums.cu"

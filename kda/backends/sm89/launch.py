@@ -162,22 +162,27 @@ def _within_chunks(
     dA_qk, dA_kk = (draft.tensor((tiles, p.C, p.C), "float32") for _ in range(2))
     shared = dict(P=P, dA_qk=dA_qk, dA_kk=dA_kk, db=db)
     d.launch("wy_bwd", v=draft["v"], **within, v_new=v_new, dv_new=dv_new, d_o=do, **d.where, **shared, dv=dv)
-    dqn, dkn, dg = (d.rows(p.K) for _ in range(3))
+    dqn, dkn = (d.rows(p.K) for _ in range(2))
+    dg = {"dg": draft.tensor((p.B, p.T, p.HV, *([] if p.gate_per_head else [p.K])), "float32")}
+    of_slices = dg
+    if p.gate_per_head:
+        of_slices = {"dg_shares": draft.tensor((p.K // SLICE, p.B * p.T, p.HV), "float32")}
     of_A_log, of_dt_bias = (draft.tensor((tiles, p.K), "float32") if needed else None
                             for needed in (p.A_log, p.dt_bias))
     d.launch(
         "intra_bwd", **draft.only("q", "k", "g", "A_log", "dt_bias"), of_rows=within["of_rows"], h=h, dh=dh,
-        v_new=v_new, d_o=do, **d.where, **shared, dqn=dqn, dkn=dkn, dg=dg, of_A_log=of_A_log, of_dt_bias=of_dt_bias,
+        v_new=v_new, d_o=do, **d.where, **shared, dqn=dqn, dkn=dkn, **of_slices, of_A_log=of_A_log,
+        of_dt_bias=of_dt_bias,
     )
     dq, dk = (draft.tensor((p.B, p.T, p.H, p.K), "float32") for _ in range(2))
     dbeta = draft.tensor((p.B, p.T, p.HV), "float32")
     d.launch("norms_bwd", **draft.only("q", "k", "beta"), dqn=dqn, dkn=dkn, db=db, cu_seqlens=d.where.get("cu_seqlens"),
-             dq=dq, dk=dk, dbeta=dbeta)
+             dq=dq, dk=dk, dbeta=dbeta, **of_slices | dg if p.gate_per_head else {})
     dA_log, ddt_bias = (draft.tensor((p.HV * channels,), "float32") if needed else None
-                        for needed, channels in ((p.A_log, 1), (p.dt_bias, p.K)))
+                        for needed, channels in ((p.A_log, 1), (p.dt_bias, p.gate_width)))
     d.launch("sum_chunks", of_A_log=of_A_log, of_dt_bias=of_dt_bias, first_chunk=d.where.get("first_chunk"),
              dA_log=dA_log, ddt_bias=ddt_bias)
-    return [dq, dk, dv, dg, dbeta, dA_log, ddt_bias]
+    return [dq, dk, dv, dg["dg"], dbeta, dA_log, ddt_bias]
 
 
 # maps of a sequence on several GPUs, by the kernels of calls
@@ -317,4 +322,4 @@ def _wy_bwd(c: StageCall) -> dict[str, Tensor | None]:
         ("dq", "dk", "dv", "dg"), inputs.values())}
     results["dbeta"] = c.table.chunks(grads["dbeta"].view(p.B * p.T, p.HV, 1))
     bias = grads["ddt_bias"]
-    return results | {"dA_log": grads["dA_log"], "ddt_bias": None if bias is None else bias.view(p.HV, p.K)}
+    return results | {"dA_log": grads["dA_log"], "ddt_bias": None if bias is None else bias.view(p.HV, p.gate_width)}

@@ -62,11 +62,14 @@ def plan(p: Problem, sms: int, offsets: str | None, save: Save = Save.NOTHING) -
         steps |= {
             "chain_bwd": (back, states * back.parts),
             "wy_bwd": (WyConfig(p.V, p.C, offsets), places),
-            "intra_bwd": (IntraConfig(p.K, p.V, p.C, p.gate, p.A_log, p.dt_bias, offsets), places * (p.K // SLICE)),
-            "norms_bwd": (NormsConfig(p.K, p.qk_l2norm, p.beta, offsets), -(-p.B * p.T * p.H // 8)),
+            "intra_bwd": (
+                IntraConfig(p.K, p.V, p.C, p.gate, p.A_log, p.dt_bias, offsets, p.gate_per_head),
+                places * (p.K // SLICE),
+            ),
+            "norms_bwd": (NormsConfig(p.K, p.qk_l2norm, p.beta, offsets, p.gate_per_head), -(-p.B * p.T * p.H // 8)),
         }
         if p.A_log or p.dt_bias:
-            steps["sum_chunks"] = SumsConfig(p.K, p.A_log, p.dt_bias, offsets), p.HV
+            steps["sum_chunks"] = SumsConfig(p.K, p.A_log, p.dt_bias, offsets, p.gate_per_head), p.HV
     for config, _ in steps.values():
         config.require_valid()
     return Plan(-(-p.T // p.C), chunks * p.HV, {name: step for name, step in steps.items() if step[1]})
@@ -80,7 +83,8 @@ def columns(p: Problem, sms: int) -> int:
 def prepare_config(p: Problem, offsets: str | None, save: Save = Save.NOTHING) -> PrepareConfig:
     backward = p.direction == "backward"
     return PrepareConfig(
-        p.K, p.V, p.C, p.gate, p.qk_l2norm, p.A_log, p.dt_bias, p.beta, offsets, save, backward
+        p.K, p.V, p.C, p.gate, p.qk_l2norm, p.A_log, p.dt_bias, p.beta, offsets, save, backward,
+        p.gate_per_head,
     )
 
 

@@ -10,8 +10,9 @@
 // that a warp has 8 rows and a lane a channel: pairs inside 8 rows are IEEE products in registers; those of halves of
 // blocks of 16, 32 and 64 rows are 3xTF32 products of decayed rows, whose results come back through shared memory.
 //
-// dqn, dkn (tokens, HV, K); dg (tokens, HV, K); db (1 + K / 32, tokens, HV), shares of it, of which wy_bwd makes the
-// first; of_A_log, of_dt_bias (chunks, HV, K), sums over a chunk.
+// dqn, dkn (tokens, HV, K); dg (tokens, HV, K), or with one gate per head (K / 32, tokens, HV), shares of it: sums over
+// a CTA's channels; db (1 + K / 32, tokens, HV), shares of it, of which wy_bwd makes the first; of_A_log, of_dt_bias
+// (chunks, HV, K), sums over a chunk.
 //
 // Barriers: two a slice of V; results are there; two a level (decayed rows are there; results are there); totals.
 // Shared memory: two slices of do, P, v_new (C, 40), h and dh (32, 40), one on its way, in one place with dA_qk, dA_kk
@@ -266,19 +267,21 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
   const i64 tile = blockIdx.x / SLICES, chunk = tile / HV, head = tile % HV;
   const Place place = chunk_place(chunk, cu_seqlens, first_chunk, T, N, chunks, C);
   if (PACKED && place.rows == 0) {  // dg is zero where no sequence is
-    for (int r = warp; r < C && place.begin + r < T; r += WARPS) dg[((place.begin + r) * HV + head) * K + d] = 0.0f;
+    for (int r = warp; !PER_HEAD && r < C && place.begin + r < T; r += WARPS)
+      dg[((place.begin + r) * HV + head) * K + d] = 0.0f;
     return;
   }
   const int rows = place.rows;
   const i64 row = place.begin * HV + head, q_row = place.begin * H + head / (HV / H), q_stride = H * K;
   const i64 state = tile * (K * V) + (i64)slice * (SLICE * V);
-  const float bias = BIAS ? dt_bias[head * K + d] : 0.0f, rate = RATE ? finite(exp_(A_log[head])) : 1.0f;
+  const float bias = BIAS ? dt_bias[head * GATES + OF_GATE(d)] : 0.0f, rate = RATE ? finite(exp_(A_log[head])) : 1.0f;
   Channel c;
   float g2[8], logit[8];
   const i64 g_stride = HV * K, of_d = (row + 8 * warp * HV) * K + d;  // the lane's first row in g and its like
-  const float *from_q = q + q_row * K + 8 * warp * q_stride + d, *from_k = k + (from_q - q), *from_g = g + of_d;
+  const float *from_q = q + q_row * K + 8 * warp * q_stride + d, *from_k = k + (from_q - q);
+  const float* from_g = PER_HEAD ? g + row + 8 * warp * HV : g + of_d;
 #pragma unroll
-  for (int r = 0; r < 8; ++r, from_q += q_stride, from_k += q_stride, from_g += g_stride) {  // on their way meanwhile
+  for (int r = 0; r < 8; ++r, from_q += q_stride, from_k += q_stride, from_g += HV * GATES) {  // on their way meanwhile
     const bool has_row = 8 * warp + r < rows;
     c.qn[r] = has_row ? *from_q : 0.0f;
     c.kn[r] = has_row ? *from_k : 0.0f;
@@ -342,7 +345,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     if (i > warp) others += s.terms[LEVELS][i][l.lane];
     if (i < warp) others += s.terms[LEVELS + 1][i][l.lane];
   }
-  float of_A = 0.0f, of_bias = 0.0f, of_b[8];
+  float of_A = 0.0f, of_bias = 0.0f, of_b[8], of_gate[8] = {};
 #pragma unroll
   for (int r = 0; r < 8; ++r) of_b[r] = c.kn[r] * c.plus[r];
   sum_lanes<8>(of_b, l.lane);  // lane 4 r has that of r
@@ -356,9 +359,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
       dkn[to] = fmaf(c.b[r], c.plus[r], c.minus[r]);
       float dx, of_rate;
       log2_decay_bwd<GATE_IS>(c.dg2[r] + others, logit[r], rate, lower_bound, dx, of_rate);
-      dg[to] = dx;
+      if (PER_HEAD) of_gate[r] = dx;
+      else dg[to] = dx;
       of_A += of_rate, of_bias += dx;
     }
+  }
+  if (PER_HEAD) {
+    sum_lanes<8>(of_gate, l.lane);
+    if (const int i = 8 * warp + l.lane / 4; l.lane % 4 == 0 && i < rows)
+      dg[slice * tokens * HV + row + i * HV] = of_gate[0];
   }
   if (!RATE && !BIAS) return;
   s.sums[0][warp][l.lane] = of_A, s.sums[1][warp][l.lane] = of_bias;

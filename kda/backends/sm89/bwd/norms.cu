@@ -1,7 +1,7 @@
 // What is left of bwd/gate for one token and q/k head: back through the l2norms, and beta.
 //
 //   dq = (dqn - qn (qn . dqn)) / |q|, dqn a sum over the value heads of the q/k head; dk alike
-//   dbeta = db through its sigmoid, db a sum of shares
+//   dbeta = db through its sigmoid, db a sum of shares; dg of one gate per head is such a sum
 //
 // A warp a token and head, lanes along K.  No barrier, no shared memory.  Tokens of no sequence get zeros.
 #include "places.cuh"
@@ -40,7 +40,11 @@ __device__ __forceinline__ void norm_bwd(const float* x, const float* dxn, float
 
 extern "C" __global__ void __launch_bounds__(32 * WARPS)
     norms_bwd(const float* q, const float* k, const float* beta, const float* dqn, const float* dkn, const float* db,
-              const Offset* cu_seqlens, float* dq, float* dk, float* dbeta, i64 tokens, i64 N, i64 H, i64 HV) {
+              const Offset* cu_seqlens, float* dq, float* dk, float* dbeta,
+#if PER_HEAD
+              const float* dg_shares, float* dg,
+#endif
+              i64 tokens, i64 N, i64 H, i64 HV) {
   const i64 number = (i64)blockIdx.x * WARPS + threadIdx.x / 32, group = HV / H;
   const int lane = threadIdx.x % 32;
   if (number >= tokens * H) return;
@@ -56,5 +60,10 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS)
       if (BETA_IS != AS_IT_IS) sum *= sigmoid_slope(beta[first + j]) * (BETA_IS == TWICE_SIGMOID ? 2.0f : 1.0f);
     }
     dbeta[first + j] = sum;
+#if PER_HEAD
+    sum = 0.0f;
+    for (int share = 0; inside && share < SHARES - 1; ++share) sum += dg_shares[share * tokens * HV + first + j];
+    dg[first + j] = sum;
+#endif
   }
 }

@@ -20,10 +20,10 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   }
   of[0][threadIdx.x] = A, of[1][threadIdx.x] = bias;
   __syncthreads();  // sums of all threads are there
-  if (BIAS && threadIdx.x < K) {
+  if (BIAS && threadIdx.x < GATES) {  // one gate per head: of all channels
     float sum = 0.0f;
-    for (int j = 0; j < GROUPS; ++j) sum += of[1][K * j + d];
-    ddt_bias[head * K + d] = sum;
+    for (int j = 0; j < THREADS / GATES; ++j) sum += of[1][GATES * j + OF_GATE(d)];
+    ddt_bias[head * GATES + OF_GATE(d)] = sum;
   }
   if (RATE && threadIdx.x < 32) {
     float sum = 0.0f;

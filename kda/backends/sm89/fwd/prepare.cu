@@ -87,10 +87,10 @@ __device__ __forceinline__ void norms(Shared& s, const Inputs& x, i64 q_stride, 
 struct Slice {
   float q[8], k[8], g[8], bias;
   __device__ __forceinline__ void load(const Inputs& x, i64 head, i64 q_stride, i64 HV, int rows, int d, int warp) {
-    bias = BIAS ? x.dt_bias[head * K + d] : 0.0f;
-    const i64 of_q = hidden(q_stride), of_g = hidden(HV * K);
+    bias = BIAS ? x.dt_bias[head * GATES + OF_GATE(d)] : 0.0f;
+    const i64 of_q = hidden(q_stride), of_g = hidden(HV * GATES);
     const float *from_q = x.q + 8 * warp * of_q + d, *from_k = x.k + 8 * warp * of_q + d;
-    const float* from_g = x.g + 8 * warp * of_g + d;
+    const float* from_g = x.g + 8 * warp * of_g + OF_GATE(d);
 #pragma unroll
     for (int r = 0; r < 8; ++r, from_q += of_q, from_k += of_q, from_g += of_g) {
       const bool has_row = 8 * warp + r < rows;
@@ -318,7 +318,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, C == 64 ? 2 : 3)
   }
   const int rows = place.rows;
   const i64 row = place.begin * HV + head, q_row = place.begin * H + head / (HV / H), q_stride = H * K;
-  const Inputs x = {q + q_row * K, k + q_row * K, g + row * K, beta + row, A_log, dt_bias};
+  const Inputs x = {q + q_row * K, k + q_row * K, g + row * GATES, beta + row, A_log, dt_bias};
   const auto tiles = [&](i64 tile) {
     return Tiles{w + tile * (C * K),    qg + tile * (C * K),   kg_t + tile * (C * K),
                  u + tile * (C * V),    A_qk + tile * (C * C), gc_last + tile * K,

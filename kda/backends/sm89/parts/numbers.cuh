@@ -13,6 +13,15 @@ typedef unsigned int u32;
 enum Gate { GIVEN, SOFTPLUS, BOUNDED };
 enum Beta { AS_IT_IS, SIGMOID, TWICE_SIGMOID };
 
+// How many numbers g has for a token and head, and which of them channel d has.  Macros leave no trace in PTX.
+#if PER_HEAD
+#define GATES 1
+#define OF_GATE(d) 0
+#else
+#define GATES HEAD_K
+#define OF_GATE(d) d
+#endif
+
 constexpr float LOG2_E = 1.4426950408889634f;
 constexpr float LOG2_E_LOW = 1.925963033500011e-8f;  // what float32 leaves out of it
 constexpr float LN_2 = 0.6931471805599453f;

@@ -34,6 +34,9 @@ OPTIONS = {
     "softplus gate that forgets": dict(T=100, gate="softplus", regime="fast"),
     "softplus gate, packed, chunks of 32": dict(C=32, gate="softplus", **RAGGED),
     "given decays and beta, no l2norm": dict(T=70, gate="given", beta="given", l2norm=False),
+    "one gate per head, packed, GVA": dict(HV=2, padding=70, gate_per_head=True, **RAGGED),
+    "one decay per head, a batch": dict(B=2, T=33, gate="given", gate_per_head=True),
+    "one softplus gate per head, chunks of 32": dict(T=70, C=32, gate="softplus", gate_per_head=True),
 }
 LARGE = {
     "K=V=128, GVA": dict(T=130, HV=2, **D128),
@@ -41,7 +44,7 @@ LARGE = {
 }
 
 
-@rows_of(OPTIONS, "packed, many tokens of none, GVA", commit=["chunks of 32"])
+@rows_of(OPTIONS, "packed, many tokens of none, GVA", "one gate per head, packed, GVA", commit=["chunks of 32"])
 def test_gradients_are_those_of_the_definition(name):
     proven_trained(case_of(**OPTIONS[name]))
 
@@ -214,6 +217,7 @@ def test_ordinary_inputs_have_errors_below_3e_6(regime):
 FAULTY = {
     "long": dict(lengths=(130, 0, 30), HV=2, gate="softplus", seed=3), "128": dict(T=40, **D128),
     "bounded": dict(lengths=(130, 0, 30), HV=2, seed=3),
+    "per head": dict(lengths=(70, 0, 30), HV=2, gate="softplus", gate_per_head=True, seed=3),
 }
 
 

@@ -124,7 +124,8 @@ def test_a_memory_of_all_tokens_has_errors_below_3e_6():
 
 # faults
 
-FAULTY = {"long": dict(T=150), "packed": dict(padding=9, lengths=(130, 0, 1, 30)), "128": dict(T=70, **D128)}
+FAULTY = {"long": dict(T=150), "packed": dict(padding=9, lengths=(130, 0, 1, 30)), "128": dict(T=70, **D128),
+          "per head": dict(T=70, HV=2, gate_per_head=True)}
 
 
 @rows_of(FAULTS, "a token does not read what it wrote", "v is read before it is there",
