@@ -261,9 +261,11 @@ class Times:
         both = self.cost.both * self.all_slots + LAUNCH + WALK * self.p.N * self.p.HV
         return both if self.strips > 1 and wraps(self.p, self.sms, 2) else max(both, self.apart())
 
-    def fastest(self, forms: Sequence[Form], held: Form) -> Form:
-        """Return the fastest form, but the one that is held unless another is faster by some hundredths."""
-        return min(forms, key=lambda form: self.of(form) * (AT_MOST if form is held else 1))
+    def fastest(self, rivals: Sequence[Form], best: Form) -> Form:
+        """Return the fastest of the rivals if it saves some hundredths of the time of what is best so far."""
+        if not rivals:
+            return best
+        return min([*rivals, best], key=lambda form: self.of(form) * (AT_MOST if form is best else 1))
 
     def longest(self, ctas: int, first: float) -> float:
         """Return the time of the cluster that has most chunks, in chunks."""
@@ -334,12 +336,10 @@ def chosen(times: Times, two: TwoKernels, ones: Sequence[OneKernel] = (), stream
     if force.form in ("one kernel", "two kernels"):
         fitting = (one for one in ones if force.ctas in (None, one.clusters.ctas))
         return next(fitting, two) if force.form == "one kernel" else two
-    close, fours = ([one for one in ones if (one.clusters.ctas == 4) == four] for four in (False, True))
-    neighbours: list[TwoKernels | OneKernel] = [*close, two]
-    best: Form = min(neighbours, key=times.of_close) if close else two
-    for rivals in filter(None, (fours, streams)):
-        best = times.fastest([*rivals, best], best)
-    return best
+    close: list[TwoKernels | OneKernel] = [one for one in ones if one.clusters.ctas < 4]
+    best: Form = min([*close, two], key=times.of_close) if close else two
+    best = times.fastest([one for one in ones if one.clusters.ctas == 4], best)
+    return times.fastest(streams, best)
 
 
 def form_of(p: Problem, sms: int, saves: bool) -> Form:

@@ -5,7 +5,6 @@ import itertools
 
 import pytest
 
-from kda.backends.triton import configs
 from kda.backends.triton.configs import SMALLEST, TABLE, TableRow, TileConfig, choose, power_of_2
 from kda.backends.triton.plan import recipes
 from kda.model.host import host_of
@@ -97,10 +96,10 @@ def test_a_row_takes_no_more_than_it_says(row, arch, own_store):
     [("sm90", TileConfig(stages=3, BV=32), "takes 3"), ("sm80", TileConfig(BV=64), "spills 1")],
     ids=["memory", "spills"],
 )
-def test_a_row_that_promises_too_much_is_noticed(arch, config, said, monkeypatch, own_store):
+def test_a_row_that_promises_too_much_is_noticed(arch, config, said, force, own_store):
     pytest.importorskip("triton", reason="Triton is not installed")
     row = TableRow("state", 16, 256, 99, config)
-    monkeypatch.setattr(configs, "TABLE", (row, *TABLE))
+    force(configs=((row.kernel, config),))
     assert f"state of {host_of(arch).device.split()[-1]} {said}" in "\n".join(too_much(row, built(row, arch)))
 
 
