@@ -30,7 +30,7 @@ from ptxkit.commands.render import table
 from ptxkit.compile.fetching import fetch_all
 
 from . import common
-from .decode_step import Arguments, arguments, copy_speed, distance, measure, parse_config, recipes_of, seconds, use
+from .decode_step import Arguments, arguments, copy_speed, distance, measure, parse_config, recipes_of, seconds, using
 
 REACHED = 0.85                               # share of a copy's bandwidth, with 64 sequences of 32 heads and more
 VARIANTS = {                                 # by dtype of states and tokens, in the words of decode_step.parse_config
@@ -147,13 +147,12 @@ def simulated(arch: str, chip: str) -> dict[str, Any]:
         few = arguments(1, 1, states, Step(states, T, 1, 1).args("cpu"))
         first: dict[str, torch.Tensor] = {}
         for name in names:
-            use(parse_config(name))
-            results = checked(few, arch)
-            first = first or results
-            same = all(torch.equal(results[each], first[each]) for each in first)
-            document["rows"] += [predicted(Step(states, T, H, N), name, arch, chip) | {"same_bits": same}
-                              for H, N in STEPS[T]]
-    use(None)
+            with using(parse_config(name)):
+                results = checked(few, arch)
+                first = first or results
+                same = all(torch.equal(results[each], first[each]) for each in first)
+                document["rows"] += [predicted(Step(states, T, H, N), name, arch, chip) | {"same_bits": same}
+                                     for H, N in STEPS[T]]
     return document
 
 
