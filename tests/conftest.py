@@ -73,6 +73,8 @@ def no_call_before():
     if known := sys.modules.get("kda.calls.known"):
         known.CALLS.clear()
         sys.modules["kda.routing.dispatch"]._routes.clear()
+    if decode := sys.modules.get("kda.calls.decode"):
+        decode._LAUNCHES.clear()
 
 
 @pytest.fixture(autouse=True)

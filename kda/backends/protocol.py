@@ -4,7 +4,7 @@ docs/backends.md says what their results must satisfy.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from kda.model.host import Host
@@ -58,6 +58,10 @@ class LaunchModule(Protocol):
     def decode_step(self, s: StepProblem, x: StepInputs) -> None:
         """Writes o into x.out and updates x.states, x.conv_states and x.records in place.  Backends whose rules let
         calls with op="decode" pass have it."""
+
+    def decode_launch(self, s: StepProblem, x: StepInputs) -> Callable[[StepInputs], None] | None:
+        """Returns `decode_step` of calls whose tensors lie as these do; None if that is no shorter.  Backends that
+        launch a step as one kernel have it."""
 
     def stage(
         self, name: str, p: Problem, offsets: list[int] | None, tensors: Mapping[str, Tensor | None]

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 import torch
 
-from kda.checks.calls import check, dtype_name, number
+from kda.checks.calls import check, dtype_name, number, on_cpu
 from kda.checks.decode import FLAGS, KIND, OF_TYPES, RECORDING, VALUES, StepCall, StepOptions
 from kda.checks.keywords import names_of, refuse_unknown
 from kda.checks.memo import Memo, are_plain, kind_of_call
 from kda.model import transforms
 from kda.model.force import forced
+from kda.model.host import stand_in
 from kda.model.problem import Problem, StepInputs, StepProblem, beta_of, gate_of
 from kda.routing.dispatch import backend_asked, choose, launcher
 
 from ..errors import InputError, InputTypeError, KdaError
+from . import node
 
 Tensor = torch.Tensor
 
@@ -184,14 +188,40 @@ def _run_or_explain(c: StepCall) -> None:
 
 
 def _run(c: StepCall) -> None:
-    step = _checked(c)
-    chosen = choose(step.core, backend_asked(c.options.backend)).backend
-    if step.core.N:
-        launcher(chosen).decode_step(step, c.x)
+    requested = backend_asked(c.options.backend)
+    key = _key(c, requested)
+    launch = None if key is None else _LAUNCHES.get(key)
+    if launch is None:
+        launch = _launch_of(_checked(c), c.x, requested)
+        if key is not None:
+            _LAUNCHES.remember(key, launch)
+    elif any(map(on_cpu, (c.x.slots, c.x.accepted, c.x.path, c.x.parents))):
+        check(c, VALUES)                                                       # they may be others
+    launch(c.x)
     written = (c.x.states, c.x.conv_states, c.x.records, c.x.out)
     torch.autograd.graph.increment_version([t for t in written if t is not None and not t.is_inference()])
 
 
+def _launch_of(step: StepProblem, x: StepInputs, requested: str) -> Callable[[StepInputs], None]:
+    """Return what runs a checked call, and others whose tensors lie as its tensors do."""
+    module = launcher(choose(step.core, requested).backend)
+    if not step.core.N:
+        return lambda x: None
+    ready = None
+    if hasattr(module, "decode_launch"):
+        node.start()
+        ready = module.decode_launch(step, x)
+    return ready or functools.partial(module.decode_step, step)
+
+
+def _key(c: StepCall, requested: str) -> tuple | None:
+    """Return a key by all that launches depend on and that checks look at, but numbers on the CPU; None if there is
+    none: a tensor is not plain, or shares memory with another."""
+    layouts = node.layouts(tuple(c.x))
+    return layouts and (layouts, c.options, *map(type, c.options), requested, stand_in(), forced())
+
+
+_LAUNCHES: Memo[Callable[[StepInputs], None]] = Memo()
 _PROBLEMS: Memo[StepProblem] = Memo()
 
 

@@ -10,7 +10,7 @@ import torch
 from torch.autograd import forward_ad
 
 from kda.checks.calls import Call, is_training, problem_of
-from kda.checks.memo import Memo, are_plain, kind_of_call
+from kda.checks.memo import Memo, are_plain
 from kda.model.force import forced
 from kda.model.host import stand_in
 from kda.model.problem import Inputs, Options
@@ -30,23 +30,8 @@ def key_of(tensors: tuple, settings: tuple, flags: tuple) -> tuple | None:
     an argument is no plain tensor, or a flag no bool, which may equal one."""
     if not BOOL.issuperset(map(type, flags)) or not nothing_looks() or torch._C._is_any_autocast_enabled():
         return None
-    if (outlines := _outlines(tensors)) is None:
-        return None
-    return outlines, backend_asked(), stand_in(), forced(), flags, settings, *map(type, settings)
-
-
-def _outlines(tensors: tuple) -> Any:
-    """Return what tells tensors of this kind from others; None if they are not plain."""
-    module = node.built()
-    if module is not None and not torch._C._len_torch_function_stack():        # a mode may say where a tensor lies
-        return module.outlines(tensors)
-    if not are_plain(map(type, tensors)) or tensors[0] is None or tensors[0].is_meta:
-        return None
-    training = torch.is_grad_enabled() and True in [x is not None and x.requires_grad for x in tensors[:8]]
-    try:
-        return kind_of_call(tensors, training)
-    except RuntimeError:                                                       # a nested tensor has no shape
-        return None
+    outlines = node.outlines(tensors)
+    return outlines and (outlines, backend_asked(), stand_in(), forced(), flags, settings, *map(type, settings))
 
 
 def find(key: tuple) -> PlainCall | None:

@@ -14,6 +14,7 @@
 #include <torch/csrc/autograd/python_variable.h>
 #include <c10/core/impl/TorchDispatchModeTLS.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <string>
 #include <utility>
@@ -414,37 +415,78 @@ static PyObject* make(PyObject*, PyObject* args) {
     END_HANDLE_TH_ERRORS
 }
 
-/* outlines(tensors): bytes that tell plain tensors of one shape, dtype, device and need of a gradient
-   from others; None if one is no plain tensor, or the first lies nowhere. */
-static PyObject* outlines(PyObject*, PyObject* given) {
-    HANDLE_TH_ERRORS
-    if (!PyTuple_CheckExact(given)) return PyErr_Format(PyExc_TypeError, "outlines needs a tuple of tensors");
-    PyObject* first = PyTuple_GET_SIZE(given) ? PyTuple_GET_ITEM(given, Q) : Py_None;
-    if (!THPVariable_CheckExact(first) || THPVariable_Unpack(first).is_meta()) Py_RETURN_NONE;
-    std::vector<int64_t> words;
-    words.reserve(8 * PyTuple_GET_SIZE(given));
-    bool training = false;
+/* ---- keys of calls */
+
+/* Writes words that tell plain tensors of one shape, dtype and device from others, with `layout` also how they lie;
+   false if one is no plain tensor, or the first lies nowhere. */
+static bool write_outlines(std::vector<int64_t>& words, PyObject* given, bool layout) {
+    TORCH_CHECK_TYPE(PyTuple_Check(given) && PyTuple_GET_SIZE(given), "a key is of a tuple of tensors");
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(given); i++) {
         PyObject* object = PyTuple_GET_ITEM(given, i);
-        if (object == Py_None) {
+        if (object == Py_None && i) {
             words.push_back(-1);
             continue;
         }
-        if (!THPVariable_CheckExact(object)) Py_RETURN_NONE;
+        if (!THPVariable_CheckExact(object)) return false;
         const at::Tensor& x = THPVariable_Unpack(object);
-        if (x.layout() != at::kStrided || x.unsafeGetTensorImpl()->has_symbolic_sizes_strides()) Py_RETURN_NONE;
-        training |= i < static_cast<Py_ssize_t>(GRADIENTS) && x.requires_grad();
+        if (x.layout() != at::kStrided || x.is_meta() || x.unsafeGetTensorImpl()->has_symbolic_sizes_strides()) return false;
         words.push_back(x.dim() << 32 | static_cast<int64_t>(x.scalar_type()) << 16 |
                         static_cast<int64_t>(x.device().type()) << 8 | static_cast<uint8_t>(x.device().index()));
         words.insert(words.end(), x.sizes().begin(), x.sizes().end());
+        if (!layout) continue;
+        words.insert(words.end(), x.strides().begin(), x.strides().end());
+        words.push_back(reinterpret_cast<uintptr_t>(x.data_ptr()) % ALIGNMENT | x.is_neg() << 8 | x.requires_grad() << 9);
+    }
+    return true;
+}
+
+/* Whether two tensors lie in one storage. */
+static bool share_storage(PyObject* given) {
+    std::vector<const void*> storages;
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(given); i++) {
+        if (PyTuple_GET_ITEM(given, i) == Py_None) continue;
+        const void* storage = THPVariable_Unpack(PyTuple_GET_ITEM(given, i)).storage().data();
+        if (storage && std::find(storages.begin(), storages.end(), storage) != storages.end()) return true;
+        storages.push_back(storage);
+    }
+    return false;
+}
+
+static PyObject* bytes_of(const std::vector<int64_t>& words) {
+    return PyBytes_FromStringAndSize(reinterpret_cast<const char*>(words.data()), words.size() * sizeof(int64_t));
+}
+
+/* outlines(tensors): a key by shapes, dtypes and devices, and by whether a gradient is needed; None if a tensor is not
+   plain. */
+static PyObject* outlines(PyObject*, PyObject* given) {
+    HANDLE_TH_ERRORS
+    std::vector<int64_t> words;
+    words.reserve(64);
+    if (!write_outlines(words, given, false)) Py_RETURN_NONE;
+    bool training = false;
+    for (size_t i = 0; i < GRADIENTS; i++) {
+        PyObject* object = PyTuple_GET_ITEM(given, i);
+        training |= object != Py_None && THPVariable_Unpack(object).requires_grad();
     }
     words.push_back(training && at::GradMode::is_enabled());
-    return PyBytes_FromStringAndSize(reinterpret_cast<const char*>(words.data()), words.size() * sizeof(int64_t));
+    return bytes_of(words);
+    END_HANDLE_TH_ERRORS
+}
+
+/* layouts(tensors): a key by these, strides and alignment; None also if two tensors lie in one storage. */
+static PyObject* layouts(PyObject*, PyObject* given) {
+    HANDLE_TH_ERRORS
+    std::vector<int64_t> words;
+    words.reserve(256);
+    if (!write_outlines(words, given, true) || share_storage(given)) Py_RETURN_NONE;
+    words.push_back(at::GradMode::is_enabled());
+    return bytes_of(words);
     END_HANDLE_TH_ERRORS
 }
 
 static PyMethodDef functions[] = {
-    {"make", make, METH_VARARGS, nullptr}, {"outlines", outlines, METH_O, nullptr}, {nullptr, nullptr, 0, nullptr},
+    {"make", make, METH_VARARGS, nullptr}, {"outlines", outlines, METH_O, nullptr}, {"layouts", layouts, METH_O, nullptr},
+    {nullptr, nullptr, 0, nullptr},
 };
 static PyModuleDef definition = {PyModuleDef_HEAD_INIT, "kda_node", nullptr, -1, functions};
 

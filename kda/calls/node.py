@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from kda.checks.memo import are_plain, kind_of_call
+
 if TYPE_CHECKING:
     from kda.backends.common.directions import Direction
     from kda.backends.common.routine import Phase
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
 SOURCE = Path(__file__).with_suffix(".cpp")
 FLAGS = ("-std=gnu++20", "-O1", "-w", "-fvisibility=hidden")
 HEADERS = ("include", "include/torch/csrc/api/include")
+ALIGNMENT = 16                               # bytes, as in node.cpp
 LIBRARIES = ("torch_python", "torch_cpu", "torch", "c10")
 STREAM = "aoti_torch_get_current_cuda_stream"  # a function that torch's C interface has
 
@@ -37,13 +40,13 @@ def built() -> ModuleType | None:
 
 def is_being_built() -> bool:
     """Return whether the module will be there later.  The first time, begin to build it."""
-    _start()
+    start()
     return not _state.keys() & {"module", "why"}
 
 
 def wait() -> ModuleType | None:
     """Return the module once it is built; None if it cannot be."""
-    _start().join()
+    start().join()
     return built()
 
 
@@ -52,8 +55,8 @@ def why_not() -> str | None:
     return _state.get("why")
 
 
-def _start() -> threading.Thread:
-    """Begin to build the module, or to read it from the cache, in a thread of its own."""
+def start() -> threading.Thread:
+    """Begin to build the module, or to read it from the cache, in a thread of its own, unless that has begun."""
     with _starting:
         if "thread" not in _state:
             _state["thread"] = threading.Thread(target=_build, name="kda builds its node", daemon=True)
@@ -129,3 +132,37 @@ def _stream_of() -> int | None:
         return ctypes.cast(getattr(ctypes.CDLL(str(path)), STREAM), ctypes.c_void_p).value
     except (OSError, AttributeError):
         return None
+
+
+# ---- keys of calls
+
+
+def outlines(tensors: tuple) -> Any:
+    """Return a key by the shapes, dtypes and devices of inputs, and by whether a gradient is needed; None if they are
+    not plain tensors."""
+    if (module := built()) is not None:
+        return module.outlines(tensors)
+    if not _are_plain(tensors):
+        return None
+    training = torch.is_grad_enabled() and True in [x is not None and x.requires_grad for x in tensors[:8]]
+    try:
+        return kind_of_call(tensors, training)
+    except RuntimeError:                                                       # a nested tensor has no shape
+        return None
+
+
+def layouts(tensors: tuple) -> Any:
+    """Return a key by these, strides and alignment; None also if two tensors lie in one storage."""
+    if (module := built()) is not None:
+        return module.layouts(tensors)
+    if not _are_plain(tensors):
+        return None
+    storages = [x.untyped_storage().data_ptr() for x in tensors if x is not None]
+    if len({*filter(None, storages)}) < len([*filter(None, storages)]):
+        return None
+    lie = [None if x is None else (x.stride(), x.data_ptr() % ALIGNMENT, x.is_neg(), x.requires_grad) for x in tensors]
+    return kind_of_call(tensors, torch.is_grad_enabled(), *lie)
+
+
+def _are_plain(tensors: tuple) -> bool:
+    return are_plain(map(type, tensors)) and not (tensors[0] is None or tensors[0].is_meta)

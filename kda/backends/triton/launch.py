@@ -27,6 +27,7 @@ from ..common.pool.launch import prefill as of_pool
 from ..common.routine import Routine, described_once
 from ..common.tensors import INPUTS, aligned, inputs_in_memory, on_its_device
 from .call import TritonCall
+from .decode.launch import decode_launch as decode_launch
 from .decode.launch import decode_step as decode_step
 from .decode.launch import recurrent as recurrent
 from .plan import call_of_stage, dtype_of

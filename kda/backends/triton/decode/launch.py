@@ -3,6 +3,7 @@ from the GPU."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
@@ -13,7 +14,7 @@ from kda.model.problem import Inputs, Problem, StepInputs, StepProblem
 from ptxkit.compile.launch_list import LaunchList
 
 from ...common.routine import described_once
-from ...common.tensors import aligned, in_memory, on_its_device
+from ...common.tensors import aligned, in_memory, on_device_of, on_its_device
 from ...common.triton_launch import ready
 from ...common.triton_types import target_of
 from . import recurrent_plan, step_plan
@@ -47,6 +48,20 @@ def recurrent(p: Problem, x: Inputs) -> tuple[Tensor, Tensor | None]:
 @on_its_device
 def decode_step(s: StepProblem, x: StepInputs) -> None:
     """Write o into x.out, and update x.states, x.conv_states and x.records in place."""
+    _launch(step_plan, s, s.core.device, _as_read(x))
+
+
+def decode_launch(s: StepProblem, x: StepInputs) -> Callable[[StepInputs], None] | None:
+    """Return `decode_step` for tensors that lie as these do; None if one of them has to be copied first."""
+    tensors = _as_read(x)
+    if any(tensors[name] is not given for name, given in x._asdict().items()):
+        return None
+    launches = _launches_of(step_plan, s, s.core.device, tensors, ())
+    return on_device_of(lambda x: x.q)(lambda x: launches([*x]))
+
+
+def _as_read(x: StepInputs) -> dict[str, Tensor | None]:
+    """Return the tensors of a step as its kernel reads them."""
     tensors = x._asdict()
     for name in FLAT:
         tensors[name] = aligned(tensors[name])
@@ -54,17 +69,23 @@ def decode_step(s: StepProblem, x: StepInputs) -> None:
     for name in step_plan.rows(s.core):
         if tensors[name] is not None:
             tensors[name] = in_memory(tensors[name] if tensors[name].stride(-1) == 1 else tensors[name].contiguous())
-    _launch(step_plan, s, s.core.device, tensors)
+    return tensors
 
 
 def _launch(
     plan: ModuleType, call: Problem | StepProblem, device: str, tensors: dict[str, Any], **results: Any
 ) -> None:
     """Launch the kernel of a plan (plan.py); `results` are contiguous tensors that the plan knows."""
+    _launches_of(plan, call, device, tensors, tuple(results))([*tensors.values(), *results.values()])
+
+
+def _launches_of(
+    plan: ModuleType, call: Problem | StepProblem, device: str, tensors: dict[str, Any], results: tuple[str, ...]
+) -> LaunchList:
     layouts = tuple(
         None if t is None else (t.dtype, t.shape, t.stride(), t.data_ptr() % 16) for t in tensors.values()
     )
-    _prepared(plan, call, layouts, detect(device), tuple(results))([*tensors.values(), *results.values()])
+    return _prepared(plan, call, layouts, detect(device), results)
 
 
 @described_once

@@ -18,6 +18,7 @@ from kda.backends.common.routine import forget_routines
 from kda.backends.common.triton_types import target_of
 from kda.backends.triton.decode import step_plan
 from kda.backends.triton.decode.step_plan import StepConfig
+from kda.calls import decode, node
 from kda.model.force import forcing
 from kda.model.host import host_of
 from kda.model.problem import Problem, StepProblem
@@ -417,3 +418,60 @@ def test_kernels_built_ahead_of_time_are_those_that_calls_ask_for(monkeypatch):
         asked.clear()
         run(make_step(**words))
         assert wanted[-1] in step_plan.recipes(*asked.values(), host_of("sm90"))
+
+
+# ---- a step that is known
+
+
+@pytest.fixture(params=["C++", "Python"])
+def known_step(request, monkeypatch):
+    """The arguments of a step that was made before, known by a key of either; checking another like it is an error."""
+    if request.param == "Python":
+        monkeypatch.setattr(node, "_state", {"why": "a test wants Python"} | {"thread": node.start()})
+
+    def never(c):
+        raise AssertionError("a step that is known was checked again")
+
+    with capture(arch="sm90") as session:
+        x = {name: t.to("cuda") if isinstance(t, torch.Tensor) else t for name, t in make_step(N=2).items()}
+        before = {name: t.clone() if isinstance(t, torch.Tensor) else t for name, t in x.items()}
+        first = {name: t.clone() for name, t in run_step(x).items()}
+        monkeypatch.setattr(decode, "_checked", never)
+        yield before, first
+        assert not session.findings
+
+
+def test_a_step_that_was_made_before_is_not_checked_again_and_has_the_same_bits(known_step):
+    x, first = known_step
+    again = run_step(x)
+    assert all(same_bits(again[name], first[name]) for name in first)
+
+
+OTHERS = {
+    "other strides": lambda x: {"states": x["states"].mT.contiguous().mT},
+    "another alignment": lambda x: {"q": torch.cat([x["q"].flatten()[:1], x["q"].flatten()])[1:].view_as(x["q"])},
+    "memory of another": lambda x: {"norm_gate": x["v"]},
+    "another dtype": lambda x: {"g": x["g"].double()},
+    "another sequence": lambda x: {"ssm_state_indices": x["ssm_state_indices"].long()},
+    "an equal flag": lambda x: {"use_qk_l2norm_in_kernel": 1.0},
+    "a parameter": lambda x: {"A_log": torch.nn.Parameter(x["A_log"])},
+}
+
+
+@pytest.mark.parametrize("other", OTHERS.values(), ids=OTHERS)
+def test_a_step_that_differs_in_more_than_numbers_is_checked(other, known_step):
+    x, _ = known_step
+    with pytest.raises(AssertionError, match="checked again"):
+        run_step(x | other(x))
+
+
+def test_slots_on_the_cpu_are_looked_at_in_each_call(known_step):
+    x, _ = known_step
+    with pytest.raises(kda.InputError, match="ssm_state_indices must be slots of the pool"):
+        run_step(x | {"ssm_state_indices": x["ssm_state_indices"] + 100})
+
+
+def test_a_known_step_that_records_gradients_is_checked(known_step):
+    x, _ = known_step
+    with pytest.raises(AssertionError, match="checked again"):
+        kda.decode_step(**x)                                                   # gradients may be recorded here
