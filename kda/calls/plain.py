@@ -20,7 +20,7 @@ from kda.model.force import with_force
 from kda.model.host import stand_in
 from kda.model.offsets import offsets_dtype
 from kda.model.problem import Inputs, Options, Problem
-from kda.routing.dispatch import Route, choose, launcher
+from kda.routing.dispatch import Route, launcher
 from ptxkit.compile.launching import launch_sink
 
 from . import ahead, autograd, node
@@ -47,12 +47,12 @@ class ChunkKda(torch.autograd.Function):
     @staticmethod
     def backward(ctx, do, dht):
         needs, tensors, call = ctx.needs_input_grad[1:], ctx.saved_tensors, ctx.call
-        if (grads := call.looked_at(tensors, do, dht, needs)) is not None:
+        if (grads := gradients_for_others(call.options, call.route, tensors, do, dht, needs)) is not None:
             return None, *grads
         x, saved = Inputs(*tensors[: len(autograd.INPUTS)]), tensors[len(autograd.INPUTS):]
         do = torch.zeros_like(x.v) if do is None else do
         with autograd.autocast_off(x.q):
-            grads = launcher(call.reader).backward(call.route.backward, x, do, dht, autograd.bundled(saved))
+            grads = launcher(call.route.reader).backward(call.route.backward, x, do, dht, autograd.bundled(saved))
         return None, *autograd.wanted_of(grads, needs)
 
 
@@ -99,7 +99,7 @@ class TrainingCall(PlainCall):
 
     def __init__(self, options: Options, route: Route):
         self.route = route
-        super().__init__(options, route.backend, self.reader)
+        super().__init__(options, route.backend, route.reader)
 
     @on_device_of(lambda self, tensors: tensors[0])
     def _prepared(self, tensors: tuple[Tensor | None, ...]) -> Callable:
@@ -110,32 +110,16 @@ class TrainingCall(PlainCall):
         route.built.add(offsets)
         return super()._prepared(tensors)
 
-    @property
-    def reader(self) -> str:
-        """Return the backend of the backward."""
-        return choose(self.route.backward, self.route.requested).backend
-
-    def looked_at(
-        self, tensors: Sequence[Tensor], do: Tensor | None, dht: Tensor | None, needs: Sequence[bool]
-    ) -> list[Tensor | None] | None:
-        """Return the gradients from the operator if a derivative, a transform or a mode looks at the backward."""
-        if _nothing_follows() and not transforms.batched((do, dht)):
-            return None
-        route = self.route
-        options = self.options._replace(backend=route.requested, disable_recompute=route.save is Save.ALL)
-        with with_force(route.backward.force):
-            return autograd.gradients(tensors, options, do, dht, needs)
-
     def _in_cpp(self, offsets: str | None) -> Callable | None:
-        route = self.route
+        route = self.route                                                     # what C++ holds must not hold this call
 
         def forward() -> Direction:
             return launcher(route.backend).forward_direction(route.forward, route.save, offsets)
 
         def backward(dht: bool) -> Direction:
-            return launcher(self.reader).backward_direction(route.backward, route.save, offsets, dht)
+            return launcher(route.reader).backward_direction(route.backward, route.save, offsets, dht)
 
-        call = node.call(forward, backward, self.looked_at)
+        call = node.call(forward, backward, functools.partial(gradients_for_others, self.options, route))
         return call and call.recorded
 
     def _in_python(self, tensors: tuple[Tensor | None, ...]) -> tuple[Tensor, Tensor | None]:
@@ -161,6 +145,18 @@ class ForwardCall(PlainCall):
         with autograd.autocast_off(x.q):
             out = launcher(self.backend).forward(self.problem, x, Save.NOTHING)
         return (out.o, out.final_state, out.h)[: 2 + self.problem.intermediate_states]
+
+
+def gradients_for_others(
+    options: Options, route: Route, tensors: Sequence[Tensor], do: Tensor | None, dht: Tensor | None,
+    needs: Sequence[bool],
+) -> list[Tensor | None] | None:
+    """Return the gradients from the operator if a derivative, a transform or a mode looks at the backward."""
+    if _nothing_follows() and not transforms.batched((do, dht)):
+        return None
+    options = options._replace(backend=route.requested, disable_recompute=route.save is Save.ALL)
+    with with_force(route.backward.force):
+        return autograd.gradients(tensors, options, do, dht, needs)
 
 
 def _nothing_follows() -> bool:

@@ -2,7 +2,9 @@
 
 import ctypes
 import dataclasses
+import gc
 import threading
+import weakref
 
 import pytest
 import torch
@@ -192,6 +194,19 @@ def test_a_checkpoint_computes_the_call_again(way):
     outputs = torch.utils.checkpoint.checkpoint(
         lambda: kda.chunk_kda(**case.keywords | leaves), use_reentrant=False, determinism_check="none")
     assert equal(torch.autograd.grad(outputs, list(leaves.values()), (case.do, case.dht)), plain[2:])
+
+
+def test_a_call_that_is_forgotten_ends(way):
+    case = make(SPEC)
+    leaves = leaves_of(case)
+    outputs = forward(case, leaves)
+    (call,) = map(weakref.ref, known.CALLS.values())
+    known.CALLS.clear()
+    assert call() is None or way == "Python"
+    outputs[0][0].backward(outputs[0][1])                                      # its graph holds what it needs
+    del outputs
+    gc.collect()
+    assert call() is None and leaves["q"].grad is not None
 
 
 # ---- what the driver answers
