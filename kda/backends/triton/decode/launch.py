@@ -48,19 +48,19 @@ def recurrent(p: Problem, x: Inputs) -> tuple[Tensor, Tensor | None]:
 @on_its_device
 def decode_step(s: StepProblem, x: StepInputs) -> None:
     """Write o into x.out, and update x.states, x.conv_states and x.records in place."""
-    _launch(step_plan, s, s.core.device, _as_read(x))
+    _launch(step_plan, s, s.core.device, _as_read(s, x))
 
 
 def decode_launch(s: StepProblem, x: StepInputs) -> Callable[[StepInputs], None] | None:
     """Return `decode_step` for tensors that lie as these do; None if one of them has to be copied first."""
-    tensors = _as_read(x)
+    tensors = _as_read(s, x)
     if any(tensors[name] is not given for name, given in x._asdict().items()):
         return None
     launches = _launches_of(step_plan, s, s.core.device, tensors, ())
     return on_device_of(lambda x: x.q)(lambda x: launches([*x]))
 
 
-def _as_read(x: StepInputs) -> dict[str, Tensor | None]:
+def _as_read(s: StepProblem, x: StepInputs) -> dict[str, Tensor | None]:
     """Return the tensors of a step as its kernel reads them."""
     tensors = x._asdict()
     for name in FLAT:
