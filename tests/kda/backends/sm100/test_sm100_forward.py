@@ -143,7 +143,7 @@ CLASSES = [" ".join(words) for words in itertools.product(GATES, HEADS, STATES)]
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("arch", ["sm100", "sm103"])
+@pytest.mark.parametrize("arch", ARCHS)
 def test_no_kernel_of_heads_of_64_channels_spills(arch):
     recipes = {}
     for words in CLASSES[:: 11 if arch == "sm100" else 37]:
@@ -154,7 +154,7 @@ def test_no_kernel_of_heads_of_64_channels_spills(arch):
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("arch", ["sm100", "sm103"])
+@pytest.mark.parametrize("arch", ARCHS)
 def test_kernels_spill_what_their_pages_say_at_most(arch):
     """A part of all classes, that has each word many times.  Pages: docs/stages."""
     recipes = {}
@@ -167,6 +167,8 @@ def test_kernels_spill_what_their_pages_say_at_most(arch):
         kind = (config.one_product, config.cut) if type(config) is FusedConfig else type(config)
         most[kind] = max(most.get(kind, 0), spills)
     allowed = {GradsConfig: 136, (True, False): 8, (True, True): 16, (False, False): 48, (False, True): 88}
+    if arch == "sm110":
+        allowed[False, False] = 56
     assert len(recipes) > 6
     assert all(spills <= allowed.get(kind, 0) for kind, spills in most.items()), most
 
