@@ -90,6 +90,7 @@ def is_one_call_over_the_whole_sequence(x):
         ("triton", "sm80", dict(K=32, V=16)),
         ("triton", "sm90", dict(K=32, V=16, v_first=True)),
         ("triton", "sm100", dict(K=32, V=16)),
+        ("triton", "sm90", dict(K=32, V=16, gate_per_head=True)),
         ("sm100", "sm100", dict(K=64, V=64)),
     ],
 )

@@ -412,9 +412,9 @@ def test_a_call_without_a_place_for_its_state_is_refused():
 
 @pytest.mark.exhaustive
 def test_kernels_built_ahead_of_time_are_those_that_calls_ask_for(monkeypatch):
-    wanted, asked = [], kda.calls.decode._PROBLEMS
+    wanted, asked = [], decode._PROBLEMS
     monkeypatch.setattr(triton_launch, "fetch", lambda recipe: wanted.append(recipe) or built_here(recipe))
-    for words in (dict(dtype="bfloat16"), dict(T=3, drafts=True), dict(conv=False, gate="given")):
+    for words in (dict(dtype="bfloat16"), dict(T=3, drafts=True), dict(conv=False, gate="given"), dict(per_head=True)):
         asked.clear()
         run(make_step(**words))
         assert wanted[-1] in step_plan.recipes(*asked.values(), host_of("sm90"))

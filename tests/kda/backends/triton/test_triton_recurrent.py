@@ -573,6 +573,6 @@ def test_kernels_built_ahead_of_time_are_those_that_calls_ask_for(monkeypatch):
     wanted = []
     monkeypatch.setattr(triton_launch, "fetch", lambda recipe: wanted.append(recipe) or built_here(recipe))
     for name in ("a slot for each sequence", "accepted tokens", "int64 slots, states (V, K)", "left alone"):
-        p, x = pool_call(**POOLS[name])
-        run("sm90", p, x)
-        assert wanted[-1] in recurrent_plan.recipes(p, host_of("sm90"))
+        for p, x in (pool_call(**POOLS[name]), pool_call(**POOLS[name], gate_per_head=True)):
+            run("sm90", p, x)
+            assert wanted[-1] in recurrent_plan.recipes(p, host_of("sm90"))
