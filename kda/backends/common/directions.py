@@ -37,8 +37,9 @@ def run_backward(
 ) -> Grads:
     read = [aligned((saved or ())[i]) for i in direction.saved]
     tensors = [*inputs_in_memory(x), aligned(do, x.q.dtype), aligned(dht, torch.float32), *read]
-    grads = direction.run(x.q, tensors)
-    return Grads(*map(as_given, grads, (x.q, x.k, x.v, x.g, x.beta, x.A_log, x.dt_bias, x.initial_state)))
+    given = x.q, x.k, x.v, x.g, x.beta, x.A_log, x.dt_bias, x.initial_state
+    grads: list[Any] = [as_given(y, each) for y, each in zip(direction.run(x.q, tensors), given)]
+    return Grads(*grads)
 
 
 def as_given(y: Tensor | None, x: Tensor | None) -> Tensor | None:

@@ -45,7 +45,8 @@ def forward(p: Problem, x: Inputs, save: Save = Save.NOTHING, checkpoints: Check
     if save in training.NOT_KEPT:
         return TRAINING.forward(p, x, save)
     direction, h = forward_direction(p, save, offsets_dtype(x)), states_between_chunks(p, x)
-    return Outputs(*run_forward(direction, x, h, *(checkpoints or (None, None))), h, None)
+    o, ht = run_forward(direction, x, h, *(checkpoints or (None, None)))
+    return Outputs(o, ht, h, None)
 
 
 def forward_direction(p: Problem, save: Save, offsets: str | None) -> Direction:
