@@ -250,3 +250,11 @@ def calls_in_cpp(request):
         from kda.calls import node
 
         node.wait()
+
+
+@pytest.fixture
+def calls_in_python(monkeypatch):
+    """Calls run in Python, as where the node in C++ cannot be built."""
+    from kda.calls import node
+
+    monkeypatch.setattr(node, "_state", {"thread": node.start(), "why": "a test wants Python"})

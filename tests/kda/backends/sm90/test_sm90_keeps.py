@@ -192,7 +192,7 @@ SPOILT = {
 
 
 @pytest.mark.parametrize("fault", SPOILT)
-def test_gradients_tell_of_what_was_kept_wrong(fault, recorded, monkeypatch):
+def test_gradients_tell_of_what_was_kept_wrong(fault, recorded, calls_in_python, monkeypatch):
     whole = launch.forward
 
     def spoilt(*args, **options):

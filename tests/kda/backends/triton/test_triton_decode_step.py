@@ -18,7 +18,7 @@ from kda.backends.common.routine import forget_routines
 from kda.backends.common.triton_types import target_of
 from kda.backends.triton.decode import step_plan
 from kda.backends.triton.decode.step_plan import StepConfig
-from kda.calls import decode, node
+from kda.calls import decode
 from kda.model.force import forcing
 from kda.model.host import host_of
 from kda.model.problem import Problem, StepProblem
@@ -427,7 +427,7 @@ def test_kernels_built_ahead_of_time_are_those_that_calls_ask_for(monkeypatch):
 def known_step(request, monkeypatch):
     """The arguments of a step that was made before, known by a key of either; checking another like it is an error."""
     if request.param == "Python":
-        monkeypatch.setattr(node, "_state", {"why": "a test wants Python"} | {"thread": node.start()})
+        request.getfixturevalue("calls_in_python")
 
     def never(c):
         raise AssertionError("a step that is known was checked again")
