@@ -3,6 +3,7 @@
 import importlib
 import inspect
 import re
+import types
 from pathlib import Path
 
 import pytest
@@ -62,6 +63,14 @@ def test_who_accepts_a_pool_has_the_function_for_it(backend):
     assert arguments(importlib.import_module(capability.launch_module).prefill) == arguments(LaunchModule.prefill)
 
 
+@pytest.mark.parametrize("backend", ["sm89", "sm90", "sm100", "triton"])
+def test_whose_calls_are_routines_has_both_directions_of_them(backend):
+    (capability,) = (c for c in capabilities() if c.backend == backend)
+    module = importlib.import_module(capability.launch_module)
+    for name in ("forward_direction", "backward_direction"):
+        assert_called_alike(getattr(module, name), getattr(LaunchModule, name), name)
+
+
 def test_a_backend_of_forwards_alone_needs_no_backward():
     functions = functions_of(Capability("mine", 10, "made up", backward=False))
     assert functions == {"launch": ("forward", "stage", "rounded_to")}
@@ -76,18 +85,29 @@ def test_the_page_on_backends_has_every_function_with_its_arguments(protocol):
             assert [x.partition("=")[0] for x in on_page.get(name, "").split(", ")] == arguments(function), name
 
 
-def declared_in_cuda(config):
-    """Return the names of a kernel's parameters, from its source."""
+def declared_in_cuda(config, per_head):
+    """Return the names of a kernel's parameters, from its source: with one gate per head, or for each channel."""
     from kda.backends.sm89 import plan
 
     text = (Path(plan.__file__).parent / config.file).read_text()
+    text = re.sub(r"#if PER_HEAD\n(.*?)#endif\n", r"\1" if per_head else "", text, flags=re.DOTALL)
     parameters = re.search(rf"\b{config.kernel}\(([^)]*)\)", text[text.index("__global__") :])[1]
     return [re.search(r"\w+$", parameter.strip())[0] for parameter in parameters.split(",")]
 
 
-def test_arguments_of_float32_kernels_are_declared_in_the_order_of_their_sources():
+@pytest.mark.parametrize("per_head", [False, True])
+def test_arguments_of_float32_kernels_are_declared_in_the_order_of_their_sources(per_head):
     from kda.backends.sm89 import configs
 
+    seen = set()
     for config in vars(configs).values():
         if isinstance(config, type) and hasattr(config, "kernel"):
-            assert list(config.arguments.declared) == declared_in_cuda(config), config.kernel
+            declared = config.arguments
+            if isinstance(declared, property):
+                seen.add(config.kernel)
+                declared = declared.fget(types.SimpleNamespace(per_head=per_head))
+            names = list(declared.declared)
+            if config.kernel == "intra_bwd":                                   # its dg is one of several shares then
+                names = ["dg" if name == "dg_shares" else name for name in names]
+            assert names == declared_in_cuda(config, per_head), config.kernel
+    assert seen == {"intra_bwd", "norms_bwd"}
