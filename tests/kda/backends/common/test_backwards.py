@@ -59,7 +59,8 @@ def test_gradients_are_the_definition(name):
     check_gradients(*call_of(CALLS[name]))
 
 
-@pytest.mark.parametrize("arch", [pytest.param("sm103", marks=pytest.mark.exhaustive), "sm110"])
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("arch", ["sm103", pytest.param("sm110", marks=pytest.mark.commit)])
 def test_so_they_are_on_the_other_archs_of_blackwell(arch):
     check_gradients(*call_of(("sm100", dict(padding=20, **PACKED))), arch=arch)
 

@@ -175,6 +175,8 @@ def test_a_call_is_the_definition(row):
     check(row.case, row.found, row.limits)
 
 
+@pytest.mark.exhaustive
+@pytest.mark.commit
 def test_one_gate_per_head_has_the_bits_of_the_same_gate_for_each_channel_and_the_sums_of_its_gradients():
     case = changed(row_of(PER_HEAD).case, g=lambda g: g.float())
     K = case.spec.K

@@ -79,8 +79,9 @@ def test_a_kernel_of_each_name_has_the_code_that_is_committed(backend, long):
     assert [*digests.changes(document_of(labels), digests.measured(backend, backend, labels))] == [], SAID
 
 
-@pytest.mark.parametrize("long", [False, pytest.param(True, marks=pytest.mark.exhaustive)])
-@pytest.mark.parametrize("arch", [pytest.param("sm103", marks=pytest.mark.exhaustive), "sm110"])
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("long", [False, True])
+@pytest.mark.parametrize("arch", ["sm103", "sm110"])
 def test_blackwell_has_one_code_whose_target_line_alone_names_the_arch(arch, long):
     assert arch in ARCHS
     skip_with_other_compilers("sm100")
