@@ -93,7 +93,7 @@ CALLS = {
     "no states": dict(initial_state=False),
     "no tokens": dict(T=0),
 }
-BUILT_FOR_IT = ("a batch", "softplus", "given decays")  # kernels that no other test here needs
+BUILT_FOR_IT = ("a batch", "two value heads", "softplus", "given decays")  # kernels that no other test here needs
 
 
 @pytest.mark.parametrize("call", [

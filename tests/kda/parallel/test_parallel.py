@@ -11,7 +11,7 @@ from parallel_cases import CASES, checkpointed, compiled, everything, layers_wit
 from benchmarks import common, several_gpus
 
 # Two ranks have one cut, four a tree of two levels.
-world = pytest.mark.parametrize("world", [2, pytest.param(3, marks=pytest.mark.exhaustive), 4])
+world = pytest.mark.parametrize("world", [*(pytest.param(n, marks=pytest.mark.exhaustive) for n in (2, 3)), 4])
 
 
 class Found(dict):

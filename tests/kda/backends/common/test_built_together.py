@@ -69,7 +69,7 @@ def built(door, stages, trials):
         return set(together.recipes_of(door, stages, trials))
 
 
-@pytest.mark.spread(every=4)
+@pytest.mark.spread(every=4, first=1)
 @pytest.mark.parametrize("backend", [backend for backend in BACKENDS if backend != "sm89"])        # only bfloat16
 def test_kernels_of_a_trial_are_built_before_it(backend, looked_up):
     door = SimulatedDoor(backend, parse(BACKENDS[backend]))

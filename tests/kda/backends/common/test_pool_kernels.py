@@ -85,7 +85,7 @@ def is_one_call_over_the_whole_sequence(x):
         ("sm90", "sm90", dict(K=64, V=64)),
         pytest.param("sm90", "sm90", {}, marks=COMMIT),
         ("sm90", "sm90", dict(v_first=True, dtype="bfloat16")),
-        ("sm100", "sm100", {}),
+        pytest.param("sm100", "sm100", {}, marks=COMMIT),
         ("sm100", "sm100", dict(v_first=True, dtype="bfloat16")),
         ("triton", "sm80", dict(K=32, V=16)),
         ("triton", "sm90", dict(K=32, V=16, v_first=True)),
@@ -94,7 +94,7 @@ def is_one_call_over_the_whole_sequence(x):
         ("sm100", "sm100", dict(K=64, V=64)),
     ],
 )
-@pytest.mark.spread(every=8)
+@pytest.mark.spread(every=10)
 def test_a_prefix_from_a_checkpoint_goes_on_with_the_bits_of_no_cut(backend, arch, options):
     is_one_call_over_the_whole_sequence(Prefix(backend, arch, **options))
 

@@ -44,7 +44,7 @@ LARGE = {
 }
 
 
-@rows_of(OPTIONS, "packed, many tokens of none, GVA", "one gate per head, packed, GVA", commit=["chunks of 32"])
+@rows_of(OPTIONS, "packed, many tokens of none, GVA", commit=["one gate per head, packed, GVA", "chunks of 32"])
 def test_gradients_are_those_of_the_definition(name):
     proven_trained(case_of(**OPTIONS[name]))
 
@@ -204,7 +204,7 @@ def test_decays_whose_products_vanish_have_gradients(size):
         proven_trained(case)
 
 
-@pytest.mark.parametrize("regime", ["slow", "fast"])
+@pytest.mark.parametrize("regime", ["slow", pytest.param("fast", marks=pytest.mark.exhaustive)])
 def test_ordinary_inputs_have_errors_below_3e_6(regime):
     case = case_of(T=130, gate="softplus", regime=regime)
     found, exact = trained(case), definition(case, torch.float64)
@@ -236,7 +236,7 @@ def ways_of_noticing(name, schedule=0):
     return {finding.kind for finding in findings} | ({"wrong answer"} if wrong else set())
 
 
-@pytest.mark.spread(every=20)
+@pytest.mark.spread(every=40)
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
 def test_a_planted_fault_is_noticed(fault, tmp_path, monkeypatch):

@@ -65,9 +65,8 @@ pytestmark = [pytest.mark.simulated, pytest.mark.usefixtures("one_thread")]
 
 
 @rows_of(
-    CALLS, "pair: one chunk and a part of one", "shares: a walk is longer than a share",
-    "four: every tile is made twice", "any_gate: stages used several times, GVA", "alone: K = V = 64",
-    commit=["alone: packed, GVA"],
+    CALLS, "shares: a walk is longer than a share", "four: every tile is made twice",
+    commit=["pair: one chunk and a part of one", "any_gate: stages used several times, GVA", "alone: packed, GVA"],
 )
 def test_a_call_is_the_definition_and_has_the_bits_of_two_kernels(name, takes):
     call = CALLS[name]
@@ -80,8 +79,8 @@ def test_a_call_is_the_definition_and_has_the_bits_of_two_kernels(name, takes):
 
 
 @rows_of(
-    DEFINED, "stream: a group makes several steps", "segments: softplus gate that forgets",
-    commit=["segments: five, the last of one token"],
+    DEFINED, "stream: a group makes several steps",
+    commit=["segments: softplus gate that forgets", "segments: five, the last of one token"],
 )
 def test_a_call_is_the_definition(name, takes):
     call = DEFINED[name]
@@ -113,8 +112,7 @@ def test_sequences_of_no_tokens_hand_their_states_through(name, takes):
     assert empty and torch.equal(found["ht"][empty], given[empty])
 
 
-@rows_of(ORDERS, "pair, rows, 1", "shares, packed, 1", "shares, packed, 3", "four, rows, 1",
-         "K = V = 64, packed, GVA, 1", "K = V = 64, packed, GVA, 2",
+@rows_of(ORDERS, "pair, rows, 1", "shares, packed, 3", "four, rows, 1", "K = V = 64, packed, GVA, 2",
          commit=["alone, packed, GVA, 1", "alone, packed, GVA, 2"])
 def test_any_order_of_warps_gives_the_same_bits(name, takes):
     call, save, order = ORDERS[name]
@@ -372,7 +370,7 @@ SPILLED = {                                  # bytes of a thread at most: what w
 }
 
 
-@rows_of(SPILLED, "pair", "four", "any_gate, GVA", "kept", "stream")
+@rows_of(SPILLED, "pair", "four", "kept", "stream", commit=["any_gate, GVA"])
 def test_roles_share_out_registers_and_shared_memory_and_no_product_waits_for_another(name, tmp_path, takes):
     call, save, spills = SPILLED[name]
     takes(call.form)

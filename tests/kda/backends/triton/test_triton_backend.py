@@ -153,7 +153,7 @@ class Row:
 row_of = functools.cache(Row)
 
 
-@pytest.fixture(scope="module", params=[PACKED, SOFTPLUS, pytest.param(BATCH, marks=COMMIT), *(
+@pytest.fixture(scope="module", params=[PACKED, *(pytest.param(name, marks=COMMIT) for name in (SOFTPLUS, BATCH)), *(
     pytest.param(name, marks=pytest.mark.exhaustive) for name in (GIVEN, FLOAT32, PER_HEAD, *OTHERS_PER_HEAD)
 )])
 def row(request):
@@ -565,7 +565,7 @@ FAULTS = {
 }
 
 
-@pytest.mark.spread(every=2)
+@pytest.mark.spread(every=4)
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_planted_fault_is_noticed(fault, tmp_path, monkeypatch):

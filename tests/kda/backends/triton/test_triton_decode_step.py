@@ -212,7 +212,8 @@ def test_every_configuration_gives_the_definition(warps, piece, force):
 # bits
 
 
-@pytest.mark.parametrize("T", [1, pytest.param(3, marks=pytest.mark.exhaustive)])
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("T", [1, 3])
 def test_blocks_of_rows_give_the_bits_of_the_whole_state(T, force):
     words = dict(T=T, dtype="bfloat16", states="bfloat16", K=32, V=64, drafts=T > 1)
     found = []
