@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable, Iterator
 
 from kda.model.bundles import Save
 from kda.model.host import detect
 from kda.model.problem import Problem
 from kda.routing.dispatch import Route, planner
+from ptxkit.compile import launch_list
 from ptxkit.compile.fetching import build_together
 from ptxkit.compile.recipes import AnyRecipe
 
 
 def build(route: Route, offsets: str | None) -> None:
-    """Build the kernels of a training call and of its backward; `offsets` is the dtype of cu_seqlens."""
+    """Build the kernels of a training call and of its backward, and beside them what runs lists of launches; `offsets`
+    is the dtype of cu_seqlens."""
+    threading.Thread(target=launch_list.in_c, daemon=True).start()
     build_together(recipes_of_step(route, offsets))
 
 

@@ -24,6 +24,7 @@ SOURCE = Path(__file__).with_suffix(".c")
 PROMISE_BROKEN = -1                          # an address is no multiple of 16
 FLAGS = ("-std=gnu11", "-O2", "-Wall", "-Wextra",
          *(f"-Wno-{what}" for what in ("unused-parameter", "cast-function-type", "missing-field-initializers")))
+_first: dict[str, ModuleType | None] = {}    # two modules would count launches apart
 
 
 class Location(NamedTuple):
@@ -124,6 +125,10 @@ def launched() -> int:
 @functools.cache
 def in_c() -> ModuleType | None:
     """Return the module in C that runs lists, built once for this Python; None where that cannot be built."""
+    return _first.setdefault("module", _built())
+
+
+def _built() -> ModuleType | None:
     try:
         return extension.module("launch_list", SOURCE, c_compiler.required("A list of launches"), FLAGS)
     except (BuildError, OSError):

@@ -102,7 +102,6 @@ def test_what_the_page_says_without_figures_is_so():
 
 
 @pytest.mark.exhaustive
-@pytest.mark.commit
 @pytest.mark.parametrize("shape, kernel", CHEAP)
 def test_a_cheap_row_is_predicted_again(shape, kernel):
     holds(*next((call, name) for call, name in rows() if (call.shape, name) == (shape, kernel)))
