@@ -76,6 +76,7 @@ class PlainCall(abc.ABC):
     def _prepared(self, tensors: tuple[Tensor | None, ...]) -> Callable:
         """Return what runs the call; it is remembered unless node.cpp is still being built."""
         offsets = offsets_dtype(Inputs(*tensors))
+        self._build(offsets)
         if not self._of_routines:
             run = None
         elif node.is_being_built():
@@ -84,6 +85,10 @@ class PlainCall(abc.ABC):
             run = self._in_cpp(offsets)
         self._runs[launch_sink() is not None] = run = run or self._in_python
         return run
+
+    @abc.abstractmethod
+    def _build(self, offsets: str | None) -> None:
+        """Build kernels that are worth building together, ahead of their launches."""
 
     @abc.abstractmethod
     def _in_cpp(self, offsets: str | None) -> Callable | None:
@@ -101,14 +106,11 @@ class TrainingCall(PlainCall):
         self.route = route
         super().__init__(options, route.backend, route.reader)
 
-    @on_device_of(lambda self, tensors: tensors[0])
-    def _prepared(self, tensors: tuple[Tensor | None, ...]) -> Callable:
-        """Build the kernels of both directions first; only here is a compiler needed."""
-        route, offsets = self.route, offsets_dtype(Inputs(*tensors))
-        if offsets not in route.built and stand_in() is None:
-            ahead.build(route, offsets)
-        route.built.add(offsets)
-        return super()._prepared(tensors)
+    def _build(self, offsets: str | None) -> None:
+        """Build the kernels of both directions; only here is a compiler needed."""
+        if offsets not in self.route.built and stand_in() is None:
+            ahead.build(self.route, offsets)
+        self.route.built.add(offsets)
 
     def _in_cpp(self, offsets: str | None) -> Callable | None:
         route = self.route                                                     # what C++ holds must not hold this call
@@ -132,6 +134,9 @@ class ForwardCall(PlainCall):
     def __init__(self, options: Options, problem: Problem, backend: str):
         super().__init__(options, backend)
         self.problem, self.backend = problem, backend
+
+    def _build(self, offsets: str | None) -> None:
+        """Leave it to the launches, which are few."""
 
     def _in_cpp(self, offsets: str | None) -> Callable | None:
         if self.problem.intermediate_states:
