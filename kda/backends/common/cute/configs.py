@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -74,10 +74,10 @@ class ChunkInputs(Arguments):
 
     q = tensor("bfloat16")                   # (B, T, H, K)
     k = tensor("bfloat16")
-    g = tensor(dtype_from="g_dtype")         # (B, T, HV, K)
+    g = tensor(dtype_from="g_dtype")         # (B, T, HV, K), or (B, T, HV) of `per_head`
     beta = tensor(dtype_from="beta_dtype")   # (B, T, HV)
     A_log = tensor("float32")                # (HV)
-    dt_bias = tensor("float32")              # (HV, K)
+    dt_bias = tensor("float32")              # (HV, K), or (HV)
 
 
 class TilesArguments(ChunkInputs):
@@ -109,6 +109,12 @@ class ChunkConfig(HeadsConfig):
     grouped: bool                            # value heads share q and k
     g_dtype: str
     beta_dtype: str
+    per_head: bool = field(default=False, kw_only=True)    # g and dt_bias have one number for all channels of a head
+
+    @property
+    def gate_width(self) -> int:
+        """Elements of g of a token and value head, and of dt_bias of a value head."""
+        return 1 if self.per_head else self.K
 
 
 def chunk_options(p: Problem) -> dict[str, Any]:
@@ -117,6 +123,7 @@ def chunk_options(p: Problem) -> dict[str, Any]:
     return dict(
         K=p.K, V=p.V, gate=p.gate, one_product=one_product, norm=p.qk_l2norm, rate=p.A_log, bias=p.dt_bias,
         beta=p.beta, grouped=p.HV != p.H, g_dtype=p.g_dtype, beta_dtype=p.beta_dtype,
+        per_head=p.gate_per_head,
     )
 
 
