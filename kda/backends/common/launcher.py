@@ -78,7 +78,8 @@ def inputs_of(
     """The inputs of a call, from tensors in chunks."""
     types = dict.fromkeys(("q", "k", "v"), p.dtype) | {"g": p.g_dtype, "beta": p.beta_dtype}
     rows = {n: rows_of(p, table, tensors[n], dtype) for n, dtype in types.items()}
-    rows["beta"] = rows["beta"].squeeze(-1)
+    for name in ("g", "beta") if p.gate_per_head else ("beta",):
+        rows[name] = rows[name].squeeze(-1)
     flat = {n: None if tensors[n] is None else tensors[n].flatten() for n in ("A_log", "dt_bias")}
     h0 = None if tensors["h0"] is None else tensors["h0"].to(getattr(torch, p.state_dtype))
     return Inputs(

@@ -238,7 +238,8 @@ def grads(d: Description, parts: Parts, shares: ChunkShares, do: Location, dv: L
     """Return dq and dk of each value head, dg and dbeta; each chunk's share of the gate's parameters is written."""
     p, plan = d.p, d.plan
     dq, dk = (d.result(p.K, p.dtype) for _ in range(2))
-    dg, dbeta = d.result(p.K, p.g_dtype), d.draft.tensor((p.B, p.T, p.HV), p.beta_dtype)
+    gates = (p.B, p.T, p.HV) if p.gate_per_head else (p.B, p.T, p.HV, p.K)
+    dg, dbeta = d.draft.tensor(gates, p.g_dtype), d.draft.tensor((p.B, p.T, p.HV), p.beta_dtype)
     d.draft.launch(
         plan.grads, (plan.grads_grid, 1, 1), **d.rows, **d.gate, chunks=plan.states, items=plan.all_states * p.HV,
         zero=0.0, one=1.0, do=do, dv=dv, r=parts.r, h=parts.h, dh=shares.dh, dq=dq, dk=dk, dg=dg, dbeta=dbeta,
@@ -251,7 +252,7 @@ def sums(d: Description, shares: ChunkShares) -> list[Location | None]:
     """Return dA_log and ddt_bias."""
     p = d.p
     dA_log = d.draft.tensor((p.HV,), "float32") if p.A_log else None
-    ddt_bias = d.draft.tensor((p.HV * p.K,), "float32") if p.dt_bias else None
+    ddt_bias = d.draft.tensor((p.HV * p.gate_width,), "float32") if p.dt_bias else None
     d.draft.launch(d.plan.shares, (p.HV, 1, 1), chunks=d.plan.all_states * (p.T > 0), HV=p.HV, of_A_log=shares.A_log,
                    of_dt_bias=shares.dt_bias, dA_log=dA_log, ddt_bias=ddt_bias)
     return [dA_log, ddt_bias]
@@ -405,10 +406,12 @@ class TrainingBackend:
         of_parameters = [rows[0].new_zeros(d.plan.all_states, p.HV, p.K, dtype=torch.float32) for _ in range(2)]
         results = run(x.q, [*inputs_in_memory(x), *rows, *states, *of_parameters])
         dq, dk, dg, dbeta = (as_given(y, given).flatten(0, 1) for y, given in zip(results, (x.q, x.k, x.g, x.beta)))
+        dg = dg.view(p.B * p.T, p.HV, p.gate_width)
         given = zip((x.A_log, x.dt_bias), of_parameters)
         of_A_log, of_dt_bias = (None if y is None else share[: table.NC] for y, share in given)
         return {n: table.chunks(y) for n, y in (("dq", dq), ("dk", dk), ("dg", dg), ("dbeta", dbeta.unsqueeze(-1)))} | {
-            "dA_log_parts": None if of_A_log is None else of_A_log.sum(-1), "ddt_bias_parts": of_dt_bias,
+            "dA_log_parts": None if of_A_log is None else of_A_log.sum(-1),
+            "ddt_bias_parts": of_dt_bias if of_dt_bias is None or not p.gate_per_head else of_dt_bias.sum(-1, True),
         }
 
     def tables_alone(self, p: Problem, x: Inputs) -> dict[str, Tensor]:

@@ -281,7 +281,7 @@ def states_table(offsets: str) -> TablesConfig:
 
 
 def shares_config(p: Problem) -> SharesConfig | None:
-    return SharesConfig(p.K, p.A_log, p.dt_bias) if p.A_log or p.dt_bias else None
+    return SharesConfig(p.K, p.A_log, p.dt_bias, p.gate_per_head) if p.A_log or p.dt_bias else None
 
 
 def segment_length(p: Problem, sms: int) -> int:

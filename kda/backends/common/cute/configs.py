@@ -267,6 +267,7 @@ class SharesConfig(HeadsConfig):
     K: int
     rate: bool                               # A_log is there
     bias: bool                               # dt_bias is there
+    per_head: bool = False                   # it has a number for each head
     arguments = SharesArguments
 
     @property

@@ -1,11 +1,11 @@
 """bwd/shares: dA_log and ddt_bias of one value head, of what chunks give to them, always summed in one order.
 
-  dA_log = sum_(chunks, channels) of_A_log        ddt_bias = sum_chunks of_dt_bias
+  dA_log = sum_(chunks, channels) of_A_log        ddt_bias = sum_chunks of_dt_bias; of a gate per head of channels, too
 
 Threads are SLICES x K: a thread has one channel, and of the chunks every SLICES-th.
 
   barrier  threads     says
-  0        SLICES x K  each slice's sums are in shared memory;  dA_log's sums of each warp are there
+  0        SLICES x K  each slice's sums are in shared memory;  sums of each warp are there
 
   shared memory: configs.SharesConfig.struct
 """
@@ -41,15 +41,27 @@ class Shares(Entry):
             for n in cutlass.range_constexpr(SLICES):
                 total_A += s.of_A[n * c.K + channel]
                 total_bias += s.of_bias[n * c.K + channel]
-            if cutlass.const_expr(c.bias):
+            if cutlass.const_expr(c.bias and not c.per_head):
                 store(x.ddt_bias + (head * c.K + channel), [total_bias])
+            if cutlass.const_expr(c.bias and c.per_head):
+                for far in (16, 8, 4, 2, 1):
+                    total_bias += cute.arch.shuffle_sync_bfly(total_bias, far)
+                if thread % 32 == 0:
+                    s.of_bias[thread] = total_bias                             # this thread alone has read it
             if cutlass.const_expr(c.rate):
                 for far in (16, 8, 4, 2, 1):
                     total_A += cute.arch.shuffle_sync_bfly(total_A, far)
                 if thread % 32 == 0:
                     s.of_warps[thread // 32] = total_A
+        if cutlass.const_expr(c.rate or (c.bias and c.per_head)):
+            cute.arch.sync_threads()                                           # sums of each warp are there
+        if cutlass.const_expr(c.bias and c.per_head):
+            if thread == 0:
+                whole = Float32(0.0)
+                for n in cutlass.range_constexpr(c.K // 32):
+                    whole += s.of_bias[32 * n]
+                store(x.ddt_bias + head, [whole])
         if cutlass.const_expr(c.rate):
-            cute.arch.sync_threads()                                           # dA_log's sums of each warp are there
             if thread == 0:
                 whole = Float32(0.0)
                 for n in cutlass.range_constexpr(c.K // 32):

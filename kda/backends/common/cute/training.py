@@ -64,7 +64,7 @@ class GradsArguments(ChunkInputs):
     dh = tensor("bfloat16")                  # leaving it
     dq = tensor("bfloat16")                  # (B, T, HV, K), of each value head
     dk = tensor("bfloat16")
-    dg = tensor(dtype_from="g_dtype")        # (B, T, HV, K)
+    dg = tensor(dtype_from="g_dtype")        # (B, T, HV, K); of a gate per head (B, T, HV), as g
     dbeta = tensor(dtype_from="beta_dtype")  # (B, T, HV)
     of_A_log = tensor("float32")             # (chunks, HV, K): shares of dA_log and ddt_bias
     of_dt_bias = tensor("float32")
@@ -144,8 +144,8 @@ class GradsOptions(ChunkConfig):
 
     @cached_property
     def rows(self) -> Struct:
-        """q, k and g of a chunk."""
-        names = ("q", "k") if self.wide_g else ("q", "k", "g")
+        """q, k and g of a chunk; MATH reads a g that is not there in global memory."""
+        names = ("q", "k") if self.wide_g or self.per_head else ("q", "k", "g")
         return Struct(align=1024, **dict.fromkeys(names, array("bfloat16", TOKENS, self.K, align=1024)))
 
     @property
@@ -156,5 +156,6 @@ class GradsOptions(ChunkConfig):
             of_tokens=array("float32", 2, TOKEN_FACTORS, TOKENS),
             through_b=array("float32", TOKENS),
             projected=array("float32", 2, TOKENS),
+            **dict(dg_of_warps=array("float32", self.math_warps, TOKENS)) if self.per_head else {},
             **mbarriers(self.ring_pipelines),
         )

@@ -4,7 +4,8 @@
   less: 2^FLOOR of what it hides is below what bfloat16 leaves of the rest.
 
 g of bfloat16 lies in shared memory, and dg takes its place; of float32 MATH reads and writes rows in global memory, 32
-bytes of each.
+bytes of each.  Of a gate per head MATH reads the token's logit in global memory; what a token's channels give to its dg
+is summed over the lanes that share the token, then over warps, in one order (rows.store_dg_of_heads).
 """
 
 import cutlass
@@ -31,11 +32,15 @@ class GradGate:
         if self.c.rate:
             rate = fast.finite(fast.exp2(load_one(x.A_log + head) * Float32(fast.LOG2_E)))
         if self.c.bias:
+            if self.c.per_head:
+                return rate, [load_one(x.dt_bias + head)] * HALVES
             bias = [load_one(x.dt_bias + (head * self.c.K + channel + 8 * r)) for r in range(HALVES)]
         return rate, bias
 
     def logits(self, x, rows, place, channel, b: int):
         """Return the logits of step b, in the order of `at_element`."""
+        if self.c.per_head:
+            return self.logits_of_heads(x, place, b)
         if self.c.wide_g:
             _, head, begin, tokens = place
             first, found = self.first_row(x.g, x, begin, head, channel), [None] * 8
@@ -45,6 +50,20 @@ class GradGate:
                     found[at_element(0, r, t)] = load_one(in_global(row + 32 * r, Float32))
             return found
         return raw(rows, b)
+
+    def logits_of_heads(self, x, place, b: int):
+        """Return the same for a gate per head: both halves have the token's logit."""
+        _, head, begin, tokens = place
+        if self.c.packed:
+            begin = cutlass.min(begin, Int64(x.T) - 1)
+        first, found = (x.g + (begin * x.HV + head)).toint(), [None] * 8
+        for t in range(EACH):
+            size = x.g.dtype.width // 8
+            row = fast.row(first, last_token(self.token(b, t), tokens), x.HV * Int32(size))
+            logit = load_one(in_global(row, x.g.dtype)).to(Float32)
+            for r in range(HALVES):
+                found[at_element(0, r, t)] = logit
+        return found
 
     @cute.jit
     def put(self, x, rows, place, channel, b: cutlass.Constexpr, dg):

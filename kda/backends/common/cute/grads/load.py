@@ -174,13 +174,15 @@ class Loader:
     def clear(self, x, begin, tokens, head):
         """Zeros for tokens outside every sequence; dv has them."""
         thread, zero = self.thread(), Float32(0.0)
-        for to in (x.dq, x.dk, x.dg):
+        for to in (x.dq, x.dk) if self.c.per_head else (x.dq, x.dk, x.dg):
             for j in cutlass.range_constexpr(self.passes):
                 row = thread // self.pieces + self.apart * j
                 if row < tokens:
                     store(self.row_of(to, begin, head, row, x.HV), [zero] * 8)
         if thread < tokens:
             store(x.dbeta + (begin + thread) * x.HV + head, [zero])
+            if cutlass.const_expr(self.c.per_head):
+                store(x.dg + (begin + thread) * x.HV + head, [zero])
 
 
 def place_of_item(c, x, item):

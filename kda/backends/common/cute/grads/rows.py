@@ -123,9 +123,11 @@ class GradRows:
         self.refresh(s)
         place, channel, rate, bias = self.ask_again(x, s, i, place, channel, rate, bias)
         self.project(x, s, i, *place[1:])
-        self.store_dg(x, place, rows[-1], gains, rate, bias, through, channel)
+        self.store_dg(x, s, place, rows[-1], gains, rate, bias, through, channel)
         self.warps.sync()                                                      # projections are there
         self.refresh(s)
+        if self.c.per_head:
+            self.store_dg_of_heads(x, s, *place[1:])
         self.store_dq_dk(x, s, rows, of_tokens, xs, up1, up2, down)
         self.give_back(s.rows_done + (i & 1))
 
@@ -361,7 +363,7 @@ class GradRows:
         return total
 
     @cute.jit
-    def store_dg(self, x, place, rows, gains, rate, bias, through, channel):
+    def store_dg(self, x, s, place, rows, gains, rate, bias, through, channel):
         chunk, head, _, tokens = place
         a = self.lane() & 3
         left, number = tokens - EACH * a, chunk * x.HV + head
@@ -389,7 +391,10 @@ class GradRows:
                     of_A[r] = of_A[r] + share
                     of_bias[r] = of_bias[r] + slope
                     dg[j] = slope * to_logit
-            self.gate.put(x, rows, place, channel, b, dg)
+            if cutlass.const_expr(self.c.per_head):
+                self.share_dg(s, b, dg)
+            else:
+                self.gate.put(x, rows, place, channel, b, dg)
         for r in cutlass.range_constexpr(HALVES):
             of_both = (x.of_A_log, of_A[r], to_A, self.c.rate), (x.of_dt_bias, of_bias[r], to_logit, self.c.bias)
             for to, share, factor, wanted in of_both:
@@ -399,6 +404,28 @@ class GradRows:
                     if a == 0:
                         share = share * factor if tokens > 0 else Float32(0.0)
                         store(to + (Int64(number) * self.c.K + channel + 8 * r), [share])
+
+    @cute.jit
+    def share_dg(self, s, b: cutlass.Constexpr, dg):
+        """Sums of step b over a warp's 16 channels, for `store_dg_of_heads`."""
+        lane, sums = self.lane(), [None] * EACH
+        for t in cutlass.range_constexpr(EACH):
+            total = dg[at_element(0, 0, t)] + dg[at_element(0, 1, t)]
+            for far in (16, 8, 4):
+                total += neighbour(total, far)
+            sums[t] = total
+        if lane < EACH:
+            store(s.dg_of_warps + (self.warp() * TOKENS + STEP * b + EACH * lane), sums)
+
+    @cute.jit
+    def store_dg_of_heads(self, x, s, head, begin, tokens):
+        """dg of a gate per head: the sums of all warps, always in one order."""
+        thread = self.thread()
+        if thread < tokens:
+            total = Float32(0.0)
+            for w in cutlass.range_constexpr(self.c.math_warps):
+                total += s.dg_of_warps[w * TOKENS + thread]
+            store(x.dg + ((begin + thread) * x.HV + head), [total])
 
     def store_dq_dk(self, x, s, rows, of_tokens, xs, up1, up2, down):
         """Less what points along q and k, into the place of those."""
