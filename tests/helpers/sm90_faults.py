@@ -231,18 +231,14 @@ FAULTS = faults(name="{case}: {says}", files={"common/cute/teams": {
     ),
 }, "sm90/parts/making": {
     "INVERSE reads pairs before they are there": (
-        "four", "race-write-read", "        GROUP_INVERSE.sync(group)", "        pass"
+        "four", "race-write-read", "(GROUP_INVERSE if self.helped else GROUP_FIRST_FOUR).sync(group)", "pass"
     ),
     "rows are requested before the product has read its operands": (
         "four", "race-read-write", "def operands_were_read(self):\n        self.team.meet()",
         "def operands_were_read(self):\n        pass", 2
     ),
     "the tile leaves before kE is there": (
-        "any_gate", "race-write-read", "        WHOLE_GROUP.sync(work.group)", "        pass"
-    ),
-    "copies do not see kE": (
-        "any_gate", "proxy", 'cute.arch.fence_proxy("async.shared", space="cta")                     # A_qk, kE and qg',
-        "pass  #"
+        "any_gate", "race-write-read", "(WHOLE_GROUP_INVERSE if self.helped else WHOLE_GROUP).sync(group)", "pass"
     ),
     "dt_bias is read before it is there": (
         "any_gate", "race-write-read", f"self.team.meet(){51 * SPACE}# dt_bias", "pass  #", 2
@@ -374,7 +370,20 @@ FAULTS = faults(name="{case}: {says}", files={"common/cute/teams": {
 }, "common/cute/inverse": {
     "A_inv is kept with b": (
         "products", "wrong answer", "self.put_whole(whole, column, row, values)",
-        "self.put_whole(whole, column, row, [x * of_column for x in values])"
+        "self.put_whole(whole, column, row, [x * self.b_of(b, column) for x in values])"
+    ),
+    "a half begins before its rows of A_kk are there": (
+        "pair", "race-lanes", f"cute.arch.sync_warp(){50 * SPACE}# rows of A_kk are there", "pass"
+    ),
+    "a half is merged before its blocks are there": (
+        "pair", "race-lanes", f"cute.arch.sync_warp(){50 * SPACE}# columns of its blocks are there", "pass"
+    ),
+    "halves are joined before the second one is there": (
+        "pair", "race-lanes", f"cute.arch.sync_warp(){50 * SPACE}# columns of Y are there", "pass"
+    ),
+    "halves are joined before the first one is there": ("pair", "race-write-read", "        meet() ", "        # "),
+    "a half has the b of the other one": (
+        "pair", "wrong answer", "self.b_of(b, column), self.b_of(b, row)", "self.b_of(b, lane), self.b_of(b, row)"
     ),
 }, "common/cute/join": {
     "the last rows of o are left": (

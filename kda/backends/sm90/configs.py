@@ -381,11 +381,11 @@ def meetings_of_makers(config: FusedConfig | StreamConfig) -> Iterator[Meeting]:
     if config.prepare.in_blocks and config.helped:
         yield Meeting(WHOLE_GROUP_INVERSE, "PREPARE, INVERSE", f"{blocks}all but TB is there, for INVERSE")
     elif config.prepare.in_blocks:
-        yield Meeting(WHOLE_GROUP, "PREPARE", f"{blocks}all but TB is there, for warp 0")
+        yield Meeting(WHOLE_GROUP, "PREPARE", f"{blocks}all but a half of TB is there, for warp 1")
     elif config.helped:
         yield Meeting(GROUP_INVERSE, "warps 0 to 3 of PREPARE, INVERSE", "A_kk and A_qk are there")
     else:
-        yield Meeting(GROUP_FIRST_FOUR, "warps 0 to 3 of PREPARE", "A_kk and A_qk are there")
+        yield Meeting(GROUP_FIRST_FOUR, "warps 0 to 3 of PREPARE", "A_qk and a half of TB are there, for warp 1")
 
 
 class ShareField:
@@ -447,7 +447,7 @@ class FusedConfig(KernelConfig):
     @property
     def direct_pipelines(self) -> tuple[Pipeline, ...]:
         """Those of a CTA alone, or of a cluster of two."""
-        handed_over = Arrivals(1, "PREPARE", "its warp 0; in its own CTA without bytes", "the copy")
+        handed_over = Arrivals(1, "PREPARE", "its warp 1; in its own CTA without bytes", "the copy")
         read = Arrivals(
             CHAIN_WARPS * self.walking, "CHAIN",
             "a lane of each warp of each CTA that walks, in the CTA that makes the stage's tiles",

@@ -20,16 +20,17 @@ make tiles for those that walk (parts/handover.py): a group of eight warps does 
 
 Registers: 192 of CHAIN and 72 of all others; in blocks of 8 rows 160 and 80.
 
-A group waits for its tile after its sums (in blocks of 8 rows: before them).  In clusters of two its warp 0 computes
-the inverse while the others wait at the sums of the next chunk, with rows that they have loaded; warp 7, which has the
-least to do, prefetches warp 0's next rows into L2: registers cannot hold them.  `staged`, default of clusters of four
-and of blocks of 8 rows: as soon as products are computed, all eight warps request their next rows, which go where the
-operands were (parts/making.py).
+A group waits for its tile after its sums (in blocks of 8 rows: before them).  In CTAs alone and clusters of two its
+warps 0 and 1 compute the inverse, each of the 16 rows of A_kk that it has, and warp 1 what joins both, while the others
+wait at the sums of the next chunk, with rows that they have loaded; warps 6 and 7, which have the least to do, prefetch
+the next rows of warps 0 and 1 into L2: registers cannot hold them.  `staged`, default of clusters of four and of blocks
+of 8 rows: as soon as products are computed, all eight warps request their next rows, which go where the operands were
+(parts/making.py).
 
   pipeline, barrier       arrivals                             waits           says
   a CTA alone, or a cluster of two:
   full, each stage        1 of PREPARE with the bytes of the   CHAIN           a tile is there
-                          copy, its warp 0; in its own CTA
+                          copy, its warp 1; in its own CTA
                           without bytes
   empty, each stage       4 or 8 of CHAIN, a lane of each      PREPARE         no warp reads the stage any more, in any
                           warp of each CTA that walks, in the                  CTA, and the copy is done
@@ -57,16 +58,16 @@ operands were (parts/making.py).
                                                                                clusters of two; a state that crosses is
   GROUP                   256, of each group                   PREPARE         as at prepare's sync_threads; dt_bias is
                                                                                there; operands of pairs were read
-  GROUP_FIRST_FOUR        128, of each group                   warps 0 to 3    A_kk and A_qk are there
-                                                               of PREPARE
+  GROUP_FIRST_FOUR        128, of each group                   warps 0 to 3    A_qk and a half of TB are there, for warp
+                                                               of PREPARE      1
   GROUP_INVERSE           160, of each group                   warps 0 to 3    A_kk and A_qk are there
                                                                of PREPARE,
                                                                INVERSE
   GROUP_PRODUCT           192, of each group                   warps 0 to 3,   in blocks of 8 rows: Y was read, where 6
                                                                6 and 7 of      and 7 write
                                                                PREPARE
-  WHOLE_GROUP             256, of each group                   PREPARE         in blocks of 8 rows: all but TB is there,
-                                                                               for warp 0
+  WHOLE_GROUP             256, of each group                   PREPARE         in blocks of 8 rows: all but a half of TB
+                                                                               is there, for warp 1
   WHOLE_GROUP_INVERSE     288, of each group                   PREPARE,        in blocks of 8 rows: all but TB is there,
                                                                INVERSE         for INVERSE
 
@@ -109,11 +110,11 @@ from ...common.cute.entry import Entry, wait_for_the_kernel_before
 from ...common.cute.gate import beta_of_row
 from ...common.cute.rings import stage_of
 from ...common.cute.segments import clear_tokens, place_of_checkpoint, place_of_segment
-from ...common.cute.tile import LEAST_BUSY, WARPS, C
+from ...common.cute.tile import LEAST_BUSY, WARP_ROWS, WARPS, C
 from ..configs import CHAIN, COLUMNS, FIRST_PRODUCER, LOAD, PITCH_V, RELAY, RING, STORE, TILES, WALKING, FusedConfig
 from ..parts.chunk import ChunkMaker
 from ..parts.handover import OwnStages, RelayedStages
-from ..parts.making import INVERTER, Work, form_of
+from ..parts.making import INVERTERS, LAST_INVERTER, Work, form_of
 from ..parts.share import Crossing, PlaceOfPiece, Share, chunks_of
 from ..parts.state import State
 from ..parts.teams import MakerGroup
@@ -167,7 +168,7 @@ class Producer:
                 slot, looked_up = self.share.after(s.share, slot, chunks)
                 left, before = left - chunks, before + chunks
         if cutlass.const_expr(self.keeps and not self.helped):
-            if self.team.warp() == INVERTER:
+            if self.team.warp() == LAST_INVERTER:
                 cute.arch.cp_async_bulk_wait_group(0, read=True)               # the copy has read the last tile
 
     @cute.jit
@@ -191,32 +192,48 @@ class Producer:
             if cutlass.const_expr(self.keeps):
                 chunk_work = work._replace(b=work.b + (turn & 1) * C)
             rows_made = self.form.rows(x, chunk_work, head_rows, rows, beta)
-            self.way.acquire(ring, work.rank, work.group, turn, self.team.warp() == INVERTER)
+            self.way.acquire(ring, work.rank, work.group, turn, self.team.warp() == LAST_INVERTER)
             if self.team.warp() == LEAST_BUSY:
                 if cutlass.const_expr(not self.keeps):
                     work.b[cute.arch.lane_idx()] = beta
                 elif cutlass.const_expr(self.helped):
                     work.places[self.way.second(work.rank, turn)] = self.kept_at(x, number + chunk, head).toint()
             self.form.operands(x, chunk_work, tile, rows, *rows_made)
+            if cutlass.const_expr(not self.helped):
+                if self.team.warp() < INVERTERS:
+                    self.solve_half(work, tile)
             self.form.finish(work)
             ahead = (chunk + step) * C < tokens                                # the piece has another of its chunks
             if cutlass.const_expr(self.staged):
                 self.form.operands_were_read()                                 # X and Y
                 if ahead:
                     self.request(x, work, begin, chunk + step, tokens, head)
-            elif self.team.warp() == LEAST_BUSY and ahead:
-                self.prefetch_rows(x, token + step * C, tokens - (chunk + step) * C, head)
+            elif self.team.warp() >= WARPS - INVERTERS and ahead:
+                row = WARP_ROWS * (self.team.warp() - (WARPS - INVERTERS))     # the first one of an inverter
+                self.prefetch_rows(x, token + step * C + row, tokens - (chunk + step) * C - row, head)
             if cutlass.const_expr(not self.helped):
-                if self.team.warp() == INVERTER:
-                    self.solve(work, tile)
-                    self.form.tile_is_whole(work)
+                if self.team.warp() == LAST_INVERTER:
+                    self.complete(work, tile)
                     kept_at = self.kept_at(x, number + chunk, head) if cutlass.const_expr(self.keeps) else None
                     self.way.hand_over(ring, tile, work.group, work.rank, kept_at)
 
-    def solve(self, work, tile):
-        b = None if self.keeps else work.b
-        self.chunk.inverse.solve(work.A_kk, work.columns, field_at(tile, self.chunk.tile.TB), None, b)
+    def places_of_inverse(self, work, tile):
+        return work.A_kk, work.columns, field_at(tile, self.chunk.tile.TB)
+
+    def b_of_inverse(self, work):
+        return None if self.keeps else work.b
+
+    def solve_half(self, work, tile):
+        """16 rows of the inverse, by each of two warps of PREPARE."""
+        places, first = self.places_of_inverse(work, tile), C // INVERTERS * self.team.warp()
+        self.chunk.inverse.half(*places, self.b_of_inverse(work), first)
+
+    def complete(self, work, tile):
+        """The rest of it, by one of them; all of the tile is there then."""
+        places, b = self.places_of_inverse(work, tile), self.b_of_inverse(work)
+        self.chunk.inverse.join(*places, b, lambda: self.form.wait(work.group))
         cute.arch.fence_proxy("async.shared", space="cta")                     # TB is in the tile
+        cute.arch.sync_warp()
 
     def kept_at(self, x, number, head):
         """Where the tile of a chunk is kept, of all the call's chunks."""
@@ -230,7 +247,8 @@ class Producer:
             turn = self.way.turn(c)
             tile = self.way.tile(work.base, rank, group, turn)
             self.form.wait(group)                                              # A_kk is there, and all but TB
-            self.solve(work, tile)
+            self.chunk.inverse.solve(*self.places_of_inverse(work, tile), None, self.b_of_inverse(work))
+            cute.arch.fence_proxy("async.shared", space="cta")                 # TB is in the tile
             cute.arch.sync_warp()
             self.way.hand_over(s, ring, tile, c, group, rank, turn, work.places)
 
@@ -240,7 +258,8 @@ class Producer:
 
     @cute.jit
     def prefetch_rows(self, x, first, rows, head):
-        """The rows of q, k and g that warp 0 reads of a chunk, into L2: 24 lanes have a line of 128 bytes."""
+        """The four rows of q, k and g from `first` on, of as many as there are, into L2: 24 lanes have a line of 128
+        bytes."""
         lane = cute.arch.lane_idx()
         of_q = head // (x.HV // x.H) if cutlass.const_expr(self.c.grouped) else head
         of_g = lane >= 16

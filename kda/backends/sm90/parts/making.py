@@ -5,9 +5,8 @@
   begin      of a piece of a walk
   rows       q, k and decays of the chunk in registers, and what warps know of each other's
   operands   to the tile, when the group may write there; pairs
-  finish     pairs are there, for the warp that inverts: of PREPARE, or INVERSE in clusters of four
-  wait       by INVERSE, for that
-  tile_is_whole   by an inverter of PREPARE, before the tile leaves: all else is there, too
+  finish     what a warp has made is there, for the one that completes the inverse
+  wait       by that one, of PREPARE or, in clusters of four, INVERSE: all has been made
 
 Rows come from memory, or (`Requested`) by way of shared memory: a warp requests its own ones as soon as the products of
 the chunk before have read X and Y, where they lie until the operands of their chunk take that place.
@@ -24,10 +23,11 @@ from ...common.cute.copies import load
 from ...common.cute.gate import Gate
 from ...common.cute.rows import Rows
 from ...common.cute.tile import GROUP_ROWS, LEAST_BUSY, WARP_ROWS, C
-from ..configs import GROUP_INVERSE, WHOLE_GROUP, WHOLE_GROUP_INVERSE, FusedConfig
+from ..configs import GROUP_FIRST_FOUR, GROUP_INVERSE, WHOLE_GROUP, WHOLE_GROUP_INVERSE, FusedConfig
 from .chunk import ChunkMaker
 
-INVERTER = 0                                 # the warp of a group that computes the inverse, but in clusters of four
+INVERTERS = 2                                # the warps of a group that compute the inverse, but in clusters of four:
+LAST_INVERTER = INVERTERS - 1                # each has 16 rows of A_kk, and this one completes it
 Work = namedtuple("Work", "rank group base X Y sums A_kk columns b places")   # a group and its memory
 
 
@@ -77,21 +77,20 @@ class OneProduct:
     @cute.jit
     def finish(self, work):
         if self.team.warp() < 4:
-            if cutlass.const_expr(not self.helped):
-                self.team.meet_first_four()
-            else:
+            if cutlass.const_expr(self.helped):
                 # redundant: INVERSE has its own proxy fence before the copy; the documented use is one per writer
                 cute.arch.fence_proxy("async.shared", space="cta")             # A_qk is in the tile
                 GROUP_INVERSE.arrive(work.group)
-
-    def tile_is_whole(self, work):
-        cute.arch.sync_warp()                                                  # all else was waited for
+            elif self.team.warp() != LAST_INVERTER:
+                # redundant: that one has a proxy fence before the copy; the documented use is one per writer
+                cute.arch.fence_proxy("async.shared", space="cta")             # A_qk, or a half of TB, is in the tile
+                GROUP_FIRST_FOUR.arrive(work.group)
 
     def operands_were_read(self):
         self.team.meet()
 
     def wait(self, group):
-        GROUP_INVERSE.sync(group)
+        (GROUP_INVERSE if self.helped else GROUP_FIRST_FOUR).sync(group)
 
 
 class InBlocks:
@@ -126,21 +125,18 @@ class InBlocks:
 
     @cute.jit
     def finish(self, work):
-        # redundant: for INVERSE, which has its own proxy fence before the copy; an INVERTER has it before it waits
+        # redundant: who completes the inverse has a proxy fence before the copy; the documented use is one per writer
         cute.arch.fence_proxy("async.shared", space="cta")                     # A_qk, kE and qg are in the tile
         if cutlass.const_expr(self.helped):
             WHOLE_GROUP_INVERSE.arrive(work.group)
-        elif self.team.warp() != INVERTER:                                     # it has A_kk, and goes on
+        elif self.team.warp() != LAST_INVERTER:
             WHOLE_GROUP.arrive(work.group)
-
-    def tile_is_whole(self, work):
-        WHOLE_GROUP.sync(work.group)
 
     def operands_were_read(self):
         """All have met since."""
 
     def wait(self, group):
-        WHOLE_GROUP_INVERSE.sync(group)
+        (WHOLE_GROUP_INVERSE if self.helped else WHOLE_GROUP).sync(group)
 
 
 PIECE = 8                                    # elements of 16 bytes

@@ -3,7 +3,7 @@
 import cutlass.cute as cute
 
 from ...common.cute.tile import WARPS
-from ..configs import FIRST_PRODUCER, GROUP, GROUP_FIRST_FOUR, GROUP_PRODUCT
+from ..configs import FIRST_PRODUCER, GROUP, GROUP_PRODUCT
 
 
 class MakerGroup:
@@ -28,8 +28,3 @@ class MakerGroup:
 
     def wait_for_product(self):
         GROUP_PRODUCT.sync(self.number())
-
-    def meet_first_four(self):
-        # redundant: warp 0 has its own proxy fence before the copy; the documented use is one per writer
-        cute.arch.fence_proxy("async.shared", space="cta")                     # A_qk is in the tile
-        GROUP_FIRST_FOUR.sync(self.number())
