@@ -124,6 +124,8 @@ class Walk(Walker):
         multiply(mma, z, operand, wide_view(kg, C, c.K), accumulate=False)
         multiply(mma_C, z, do, narrow_standing_view(tile + self.tile.A_qk.offset), accumulate=True, fenced=True)
         warpgroup.commit_group()
+        # redundant: it waits for nothing; without it ptxas waits for z before S decays
+        warpgroup.wait_group(1)
         self.state.decay(S, tile)
         multiply(mma_S, S, do, self.rows(tile, QG), accumulate=True)
         # redundant: its place; otherwise they belong to the next group, which is waited for as well
