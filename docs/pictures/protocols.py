@@ -14,6 +14,9 @@ from typing import Any, NamedTuple
 import kda
 from kda.backends.common.cute.barriers import Arrivals, Meeting, Pipeline
 from kda.backends.sm90 import configs as sm90
+from kda.backends.sm90 import kernels as kernels90
+from kda.backends.sm90.bwd.reverse_config import ReverseConfig
+from kda.model.problem import Problem
 from kda.tools.verify.digests import labelled
 
 BACKENDS = pathlib.Path(kda.__file__).parent / "backends"
@@ -43,6 +46,9 @@ def configurations() -> dict[pathlib.Path, list[Any]]:
             if recipe.config.pipelines or recipe.config.meetings:
                 file = BACKENDS / f"{kernels[type(recipe.config)].replace('.', '/')}.py"
                 found.setdefault(file, []).append(recipe.config)
+    found[BACKENDS / "sm90/bwd/reverse.py"] = [
+        kernels90.reverse_config(Problem.parse(f"bfloat16 K={K} V={K} bounded l2norm backward")) for K in (64, 128)
+    ]                                                                          # it runs only where Force asks for it
     return found
 
 
@@ -51,6 +57,10 @@ def sections(config: Any) -> dict[str, tuple[Pipeline | Meeting, ...]]:
     if isinstance(config, sm90.StreamConfig):
         makes = (*config.group_pipelines, *config.meetings)
         return {"a CTA that makes tiles": makes, "a CTA that walks": config.walker_pipelines}
+    if isinstance(config, ReverseConfig):
+        strips, *meetings = config.meetings
+        computes = (*config.items_pipelines, *meetings)
+        return {"a CTA that walks": (*config.walker_pipelines, strips), "a CTA that computes gradients": computes}
     if isinstance(config, sm90.FusedConfig):
         form = "a cluster of four" if config.helped else "a CTA alone, or a cluster of two"
         return {form: config.pipelines, LAST: config.meetings}

@@ -3,7 +3,7 @@ them."""
 
 from cute_calls import RAGGED
 from kernel_faults import SPACE, faults, initialises
-from sm90_forms import ALONE, CUT, FLOAT32, FOUR, PAIR, SMALL, SOME, STREAM, TWO_KERNELS, Call, Form
+from sm90_forms import ALONE, CUT, FLOAT32, FOUR, PAIR, REVERSE, SMALL, SOME, STREAM, TWO_KERNELS, Call, Form
 
 LONG = dict(V=64, T=390, HV=2)
 CALLS = {
@@ -33,6 +33,7 @@ CALLS = {
     "gradients, given decays": Call(
         TWO_KERNELS, dict(T=70, gate="given", beta="given", l2norm=False, saturated=True)
     ),
+    "gradients, one grid": Call(REVERSE, dict(T=150, HV=2)),
     "gradients, float32": Call(TWO_KERNELS, dict(T=70, gate="softplus", **FLOAT32)),
 }
 
@@ -55,11 +56,35 @@ FAULTS = faults(name="{case}: {says}", files={"common/cute/teams": {
     "what a block passes on does not decay": (
         "gradients", "wrong answer", "flat[2][8 * b + j] * back[j // 2 % 2]", "flat[2][8 * b + j] * x.one"
     ),
+}, "sm90/bwd/reverse": {
+    "an item is added before dv and dh are in memory": (
+        "gradients, one grid", "race-write-read", "cute.arch.mbarrier_wait(s.stored + turn, before >> 1 & 1)", "pass", 2
+    ),
+    "the queue orders nothing": ("gradients, one grid", "race-write-read", 'sem="release"', 'sem="relaxed"', 2),
+    "the queue is read without an order": (
+        "gradients, one grid", "race-write-read", 'sem="acquire"', 'sem="relaxed"', 2
+    ),
+    "items are computed in another order than walks add them": (
+        "gradients, one grid", "race-write-read", "if item < added:", "if item < 0:", 2
+    ),
+    "the first item that a walk adds is its last": (
+        "gradients, one grid", "race-read-write or race-write-read", "place.pairs - 1 - j) * x.HV", "j) * x.HV", 2
+    ),
+    "PUBLISH is told of dh before memory has it": (
+        "gradients, one grid", "race-write-read", "wait_group(0)", "wait_group(0, read=True)", 2
+    ),
+    "values come where a walk still reads": (
+        "gradients, one grid", "race-read-write or race-write-write", "cute.arch.sync_threads()\n\n", "pass\n\n", 2
+    ),
+}, "sm90/bwd/reverse_config": {
+    "a place is overwritten before all of LOAD have read it": (
+        "gradients, one grid", "race-read-write", "PLACES = 4", "PLACES = 2"
+    ),
 }, "sm90/bwd/walk": {
     "dv adds to dh": ("gradients", "wrong answer", "words[w] ^ Uint32(0x80008000)", "words[w]"),
     "dh does not decay": ("gradients", "wrong answer", "        self.state.decay(S, tile)\n", ""),
     "dh is sent before all have put theirs": (
-        "gradients", "race-write-read", f"CHAIN.sync(){51 * SPACE}# dh is", "pass  # dh is"
+        "gradients", "race-write-read", f"self.state.meet(){46 * SPACE}# dh is", "pass  # dh is"
     ),
 }, "sm90/fwd/chain": {
     "a stage is handed back before all have read it": (

@@ -23,6 +23,7 @@ class Form(NamedTuple):
     segments: int = 0                        # segments of each sequence, where some CTAs make tiles and others walk
     makers: int | None = None                # those that make tiles; None: as many as keep up
     chunks: int | None = None                # chunks of a segment of two kernels; None: as the plan says
+    reverse: bool | None = None              # whether one kernel is walk and grads of a backward
 
     @property
     def forced(self) -> dict[str, Any]:
@@ -30,12 +31,12 @@ class Form(NamedTuple):
         return dict(
             form="stream" if self.segments else "one kernel" if self.ctas else "two kernels", ctas=self.ctas or None,
             clusters=self.sharing, staged=self.staged, segments=self.segments or None, makers=self.makers,
-            segment_chunks=self.chunks,
+            segment_chunks=self.chunks, reverse=self.reverse,
         )
 
 
 TWO_KERNELS, ALONE, PAIR, FOUR = (Form(n) for n in (0, 1, 2, 4))
-STREAM, SEGMENTS = Form(segments=1), Form(chunks=2)
+STREAM, SEGMENTS, REVERSE = Form(segments=1), Form(chunks=2), Form(chunks=0, reverse=True)
 
 
 class Call(NamedTuple):

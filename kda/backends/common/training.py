@@ -39,7 +39,7 @@ from .launcher import (
 )
 from .routine import Draft, Routine, described_once
 from .tensors import INPUTS, ROWS, aligned, inputs_in_memory, on_its_device
-from .training_plan import COLUMNS, NOT_KEPT, Clusters, MapPlan, TrainingPlan, states_table
+from .training_plan import COLUMNS, NOT_KEPT, Clusters, MapPlan, Reverse, TrainingPlan, states_table
 
 Tensor = torch.Tensor
 
@@ -206,10 +206,14 @@ def backward_routine(
         d.make_tables()
         if again:
             d.make_tiles(d.plan.prepare, parts.tiles, cleared=dv)
-    shares = walk_back(d, parts, d.draft["do"], d.draft["dht"], dv, dh0)
-    if again:
-        d.draft.free_here()                                                    # dq and dk may lie in its memory
-    gradients = grads(d, parts, shares, do=d.draft["do"], dv=dv)
+    if d.plan.reverse:
+        shares = chunk_shares(d)
+        gradients = reverse(d, d.plan.reverse, parts, shares, dv, dh0)
+    else:
+        shares = walk_back(d, parts, d.draft["do"], d.draft["dht"], dv, dh0)
+        if again:
+            d.draft.free_here()                                                # dq and dk may lie in its memory
+        gradients = grads(d, parts, shares, do=d.draft["do"], dv=dv)
     return d.draft.done(*gradients[:2], dv, *gradients[2:], *sums(d, shares), dh0)
 
 
@@ -234,18 +238,43 @@ def walk_back(
     return ChunkShares(dh, *shares)
 
 
+def chunk_shares(d: Description) -> ChunkShares:
+    """Return memory for them."""
+    dh, _, _, *shares = map(d.scratch.part, d.plan.scratch)
+    return ChunkShares(dh, *shares)
+
+
 def grads(d: Description, parts: Parts, shares: ChunkShares, do: Location, dv: Location) -> list[Location]:
     """Return dq and dk of each value head, dg and dbeta; each chunk's share of the gate's parameters is written."""
+    arguments, results = arguments_of_grads(d, parts, shares, do, dv)
+    d.draft.launch(d.plan.grads, (d.plan.grads_grid, 1, 1), **arguments)
+    return results
+
+
+def reverse(
+    d: Description, one: Reverse, parts: Parts, shares: ChunkShares, dv: Location, dh0: Location | None
+) -> list[Location]:
+    """Do in one launch what the walk back and grads do."""
+    arguments, results = arguments_of_grads(d, parts, shares, d.draft["do"], dv)
+    queue = d.draft.tensor((one.config.queue + arguments["items"],), "int32", zeroed=True)
+    d.draft.launch(one.config, (one.grid, 1, 1), **arguments, tiles=parts.tiles, dht=d.draft["dht"], dh0=dh0,
+                   segment_table=d.tables.segment, queue=queue, walks=one.walks, walkers=one.walkers)
+    return results
+
+
+def arguments_of_grads(
+    d: Description, parts: Parts, shares: ChunkShares, do: Location, dv: Location
+) -> tuple[dict[str, Any], list[Location]]:
+    """Return what grads is launched with, and its results."""
     p, plan = d.p, d.plan
     dq, dk = (d.result(p.K, p.dtype) for _ in range(2))
     gates = (p.B, p.T, p.HV) if p.gate_per_head else (p.B, p.T, p.HV, p.K)
     dg, dbeta = d.draft.tensor(gates, p.g_dtype), d.draft.tensor((p.B, p.T, p.HV), p.beta_dtype)
-    d.draft.launch(
-        plan.grads, (plan.grads_grid, 1, 1), **d.rows, **d.gate, chunks=plan.states, items=plan.all_states * p.HV,
-        zero=0.0, one=1.0, do=do, dv=dv, r=parts.r, h=parts.h, dh=shares.dh, dq=dq, dk=dk, dg=dg, dbeta=dbeta,
+    return dict(
+        **d.rows, **d.gate, chunks=plan.states, items=plan.all_states * p.HV, zero=0.0, one=1.0,
+        do=do, dv=dv, r=parts.r, h=parts.h, dh=shares.dh, dq=dq, dk=dk, dg=dg, dbeta=dbeta,
         of_A_log=shares.A_log, of_dt_bias=shares.dt_bias, chunk_table=d.tables.state,
-    )
-    return [dq, dk, dg, dbeta]
+    ), [dq, dk, dg, dbeta]
 
 
 def sums(d: Description, shares: ChunkShares) -> list[Location | None]:

@@ -24,6 +24,7 @@ OFFSETS = ("int32", "int64")                 # dtypes of cu_seqlens
 SHORTEST = 32                                # chunks of a segment
 WHOLE = 2                                    # chunks of 64 tokens are not cut
 NOT_KEPT = {Save.OWN: 0, Save.STATES: 1}     # how many of SavedBytes, from the first on, a backward makes again
+WALKING = 0.2                                # fraction of a grid's CTAs that walk as fast as the others make gradients
 COLUMNS = 64                                 # columns of a state or of M that a CTA has where sequences are cut
 
 
@@ -66,6 +67,7 @@ class Makers(NamedTuple):
     grads: Callable[[Problem], KernelConfig]
     one_kernel: Callable[[Problem, int, int], Clusters] = lambda p, sms, chunks: NO_CLUSTERS   # uncut sequences
     fused: Callable[[Problem, Clusters, bool], KernelConfig | None] = lambda p, clusters, results: None
+    reverse: Callable[[Problem], Any] = lambda p: None                         # walk and grads in one grid
     clusters: tuple[Clusters, ...] = ()      # every Clusters that one_kernel returns, but for the value of `sharing`
 
 
@@ -114,6 +116,15 @@ class AtOnce:
         )
 
 
+class Reverse(NamedTuple):
+    """Walk and grads of whole sequences in one grid."""
+
+    config: Any
+    grid: int
+    walks: int                               # sequences and value heads
+    walkers: int                             # CTAs that walk, before they compute gradients
+
+
 @dataclass(frozen=True)
 class TrainingPlan(Sizes):
     """The sizes and kernels of a forward that keeps what its backward reads, and of that backward, which recomputes it
@@ -131,6 +142,7 @@ class TrainingPlan(Sizes):
     compose_back: ComposeConfig | None
     walk: KernelConfig
     grads: KernelConfig
+    reverse: Reverse | None                  # instead of both
     shares: SharesConfig | None              # where the gate has parameters
 
     def configs(self, save: Save, backward: bool) -> Iterator[Any]:
@@ -142,7 +154,13 @@ class TrainingPlan(Sizes):
             yield self.prepare
         elif save is not Save.OWN:
             yield from self.making.configs(results=False)
-        yield from (self.carry_back, self.compose_back, self.walk, self.grads, self.shares)
+        yield from (*self.back, self.shares)
+
+    @property
+    def back(self) -> tuple[Any, ...]:
+        """The kernels of a backward between what makes tiles and `shares`."""
+        one = (self.reverse.config,) if self.reverse else (self.walk, self.grads)
+        return self.carry_back, self.compose_back, *one
 
 
 class SavedBytes(NamedTuple):
@@ -182,17 +200,29 @@ def plan_of(make: Makers, p: Problem, sms: int) -> TrainingPlan:
     else:
         between = (make.carry(p, carry_alone), compose_config(p)) if cut else ()
         making = Apart(prepare, make.record(p, cut, alone, True), make.record(p, cut, alone, False), *between)
+    grads_grid = min(all_states * p.HV, sms * grads.ctas) if p.T else 0        # type: ignore[attr-defined]
     return TrainingPlan(
         **vars(sizes), states=states, all_states=all_states, saved=saved, scratch=scratch,
-        grads_grid=min(all_states * p.HV, sms * grads.ctas) if p.T else 0,  # type: ignore[attr-defined]
+        grads_grid=grads_grid,
         making=making,
         prepare=prepare,
         carry_back=make.carry_back(p, alone) if cut else None,
         compose_back=compose_back_config(p) if cut else None,
         walk=make.walk(p, cut, alone),
         grads=grads,
+        reverse=None if cut else reverse_of(make, p, grads_grid),
         shares=shares_config(p),
     )
+
+
+def reverse_of(make: Makers, p: Problem, grid: int) -> Reverse | None:
+    """Return the one kernel for walk and grads, of so many CTAs, if that is prescribed.  As many CTAs walk as keep up
+    with grads, where dv and dh are read while L2 has them."""
+    config, walks = make.reverse(p) if p.force.reverse else None, p.N * p.HV
+    if not config or not grid or not walks:
+        return None
+    rounds = max(1, int(walks / (WALKING * grid)))
+    return Reverse(config, grid, walks, min(p.force.walkers or -(-walks // rounds), walks, grid))
 
 
 @dataclass(frozen=True)
@@ -235,6 +265,8 @@ def all_configs(make: Makers, p: Problem) -> Iterator[KernelConfig | None]:
                 continue                                                       # segments of a row have an SM each
             yield from (make.record(backward, cut, alone, results) for results in (True, False))
             yield make.walk(backward, cut, alone)
+            if p.force.reverse:
+                yield make.reverse(backward)
             if cut:
                 yield from (make.carry_back(backward, alone), compose_config(p), compose_back_config(backward))
         yield from (make.fused(backward, clusters, results) for clusters in make.clusters for results in (True, False))
@@ -250,8 +282,7 @@ def configs_of_call(
     backward = p.direction == "backward"
     yield from filter(None, planned(p, sms).configs(save, backward))
     if backward:
-        without = planned(dataclasses.replace(p, final_state=False), sms)
-        yield from (config for config in (without.walk, without.compose_back) if config)
+        yield from filter(None, planned(dataclasses.replace(p, final_state=False), sms).back)
     if offsets:
         yield from (TablesConfig(offsets), states_table(offsets))
 

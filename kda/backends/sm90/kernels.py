@@ -10,6 +10,7 @@ from ..common.cute.configs import JoinConfig, chunk_options
 from ..common.cute.tile import C
 from ..common.cute.training import TOKENS
 from ..common.training_plan import Clusters
+from .bwd.reverse_config import ReverseConfig
 from .configs import (
     CHANNELS_OF_ROWS,
     CLUSTER_SIZES,
@@ -17,6 +18,7 @@ from .configs import (
     RING,
     ChainConfig,
     FusedConfig,
+    GradsConfig,
     PairsConfig,
     PrepareConfig,
     StreamConfig,
@@ -26,6 +28,7 @@ from .configs import (
 STAGES = (6, 3)                              # stages of a chain with one CTA on an SM, and with two
 RECORD_STAGES = (5, 2)                       # the same of a chain that keeps, beside results
 WALK_STAGES = (6, 2)                         # and of other walks of a recorded call
+REVERSE_STAGES = 4                           # where walk and grads are one grid
 
 
 def prepare_config(p: Problem, saves: bool) -> PrepareConfig:
@@ -96,3 +99,12 @@ def keeping_config(p: Problem, clusters: Clusters, results: bool) -> FusedConfig
     prepare = dataclasses.replace(fused.prepare, b_on_keys=True)
     chain = dataclasses.replace(record_config(p, False, True, results), stages=RING)
     return dataclasses.replace(fused, prepare=prepare, chain=chain)
+
+
+def grads_config(p: Problem) -> GradsConfig:
+    return GradsConfig(**chunk_options(p), packed=p.packed)
+
+
+def reverse_config(p: Problem) -> ReverseConfig:
+    walk = dataclasses.replace(walk_config(p, False, False), stages=REVERSE_STAGES)
+    return ReverseConfig(walk, grads_config(p))

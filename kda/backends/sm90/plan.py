@@ -19,13 +19,13 @@ from ..common.cute.configs import (
     JoinConfig,
     SharesConfig,
     TablesConfig,
-    chunk_options,
     join_states_config,
 )
 from ..common.cute.tile import C
 from ..common.cute.training import TOKENS
 from ..common.pool.plan import inner
 from ..common.pool.plan import recipes as pool_recipes
+from .bwd.reverse_config import ReverseConfig
 from .capability import BACKWARD
 from .configs import (
     ChainConfig,
@@ -43,11 +43,13 @@ from .kernels import (
     WALK_STAGES,
     chain_config,
     fused_config,
+    grads_config,
     join_config,
     keeping_config,
     pairs_config,
     prepare_config,
     record_config,
+    reverse_config,
     stream_config,
     walk_config,
 )
@@ -56,12 +58,12 @@ TARGET = parse("sm90")
 Forward = (
     TablesConfig | PrepareConfig | PairsConfig | ChainConfig | ComposeConfig | FusedConfig | StreamConfig | JoinConfig
 )
-Config = Forward | WalkConfig | GradsConfig | SharesConfig
+Config = Forward | WalkConfig | GradsConfig | ReverseConfig | SharesConfig
 KERNELS = {
     TablesConfig: "common.cute.tables", PrepareConfig: "sm90.fwd.prepare", PairsConfig: "sm90.fwd.pairs",
     ChainConfig: "sm90.fwd.chain", ComposeConfig: "common.cute.compose", FusedConfig: "sm90.fwd.fused",
     WalkConfig: "sm90.bwd.walk", GradsConfig: "sm90.bwd.grads", SharesConfig: "common.cute.shares",
-    StreamConfig: "sm90.fwd.stream", JoinConfig: "common.cute.join",
+    ReverseConfig: "sm90.bwd.reverse", StreamConfig: "sm90.fwd.stream", JoinConfig: "common.cute.join",
 }
 CLUSTERS_OF_ONE = tuple(shared.Clusters(ctas, n) for ctas in FIT for n in (0, 1)[ctas == 1 :])   # see `wraps`
 
@@ -83,7 +85,8 @@ TRAINING = shared.Makers(
     carry_back=lambda p, alone: WalkConfig(
         p.K, p.V, p.packed, "carry", False, "float32", False, WALK_STAGES[not alone]
     ),
-    grads=lambda p: GradsConfig(**chunk_options(p), packed=p.packed),
+    grads=grads_config,
+    reverse=reverse_config,
     one_kernel=one_kernel_that_keeps,
     fused=keeping_config,
     clusters=CLUSTERS_OF_ONE,

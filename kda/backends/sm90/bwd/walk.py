@@ -26,6 +26,8 @@ adds to dh; the transposed M of the forward is what it multiplies dh by, and com
   at K = 64 the tile 17 and dh 8
 """
 
+from typing import Any, NamedTuple
+
 import cutlass
 import cutlass.cute as cute
 from cutlass import BFloat16, Int32, Int64, Uint32
@@ -37,15 +39,40 @@ from ...common.cute.copies import allocate, field_at
 from ...common.cute.rings import advance
 from ...common.cute.segments import begins_sequence, place_of_segment
 from ...common.cute.tile import C
-from ..configs import CHAIN, COLUMNS, LOAD_WARP, PITCH_V
+from ..configs import COLUMNS, LOAD_WARP, PITCH_V
 from ..parts.state import Walker, multiply, register_mma, round_to, rounded
 from ..parts.wgmma import accumulator, narrow_standing_view, narrow_view, view, wide_view
 
 KE, QG = range(2)                            # halves of the tile's KQ
 
 
+class WalkPlace(NamedTuple):
+    """What is walked over: 64 columns of a value head in a segment of a sequence."""
+
+    p: Any                                   # the segment among those of all
+    n: Any                                   # its sequence
+    first: Any                               # whether the sequence begins with it
+    state: Any                               # its first kept state
+    head: Any
+    strip: Any
+    first_v: Any                             # its first element of do and dv
+    tokens: Any
+
+    @property
+    def steps(self):
+        return (self.tokens + C - 1) // C
+
+    @property
+    def pairs(self):
+        """Chunks of bwd/grads."""
+        return (self.tokens + 2 * C - 1) // (2 * C)
+
+
 class Walk(Walker):
+    """`announces`: others are told, `announce(s, number)`, when dv and dh of 64 tokens are in memory."""
+
     back = True
+    announces = False
 
     @cute.kernel
     def kernel(self, x):
@@ -65,24 +92,32 @@ class Walk(Walker):
             if cute.arch.warp_idx() == LOAD_WARP:
                 self.load(x, s, x.do, s.do, first_v, tokens, chunk, head, steps, False)
             else:
-                S = self.state.zero()
-                if cutlass.const_expr(c.walk == "segments"):
-                    self.state.load(x.dht, p * x.HV + head, strip, c.V, False, S)
-                elif cutlass.const_expr(c.dht):
-                    self.state.load(x.dht, n * x.HV + head, strip, c.V, c.v_first, S)
-                first_dh = (Int64(state) * x.HV + head) * (c.K * c.V)
-                self.walk(x, S, s, first_v, first_dh, strip, tokens, steps)
-                if cutlass.const_expr(c.carry):
-                    self.state.store(x.dh0, p * x.HV + head, strip, c.V, False, S)
-                elif cutlass.const_expr(c.dh0 is not None) and first:
-                    self.state.store(x.dh0, n * x.HV + head, strip, c.V, c.v_first, S)
+                place = WalkPlace(p, n, first, state, head, strip, first_v, tokens)
+                self.walk(x, s, place, Int32(0), Int32(0), Int32(0))
 
     @cute.jit
-    def walk(self, x, S, s, first_v, first_dh, strip, tokens, steps):
-        """WALK: from chunk to chunk."""
-        c = self.c
-        operand, thread_place = self.state.operand(S), self.state.thread_place(first_v)
-        stage, phase = Int32(0), Int32(0)
+    def walk(self, x, s, place, stage, phase, before):
+        """WALK: from the state's gradient behind the last chunk to that before the first.  The ring is at a stage;
+        returns where it is then.  `before`: dv and dh of so many times 64 tokens were announced."""
+        c, head, strip = self.c, place.head, place.strip
+        S = self.state.zero()
+        if cutlass.const_expr(c.walk == "segments"):
+            self.state.load(x.dht, place.p * x.HV + head, strip, c.V, False, S)
+        elif cutlass.const_expr(c.dht):
+            self.state.load(x.dht, place.n * x.HV + head, strip, c.V, c.v_first, S)
+        first_dh = (Int64(place.state) * x.HV + head) * (c.K * c.V)
+        stage, phase = self.go(x, S, s, place, first_dh, stage, phase, before)
+        if cutlass.const_expr(c.carry):
+            self.state.store(x.dh0, place.p * x.HV + head, strip, c.V, False, S)
+        elif cutlass.const_expr(c.dh0 is not None) and place.first:
+            self.state.store(x.dh0, place.n * x.HV + head, strip, c.V, c.v_first, S)
+        return stage, phase
+
+    @cute.jit
+    def go(self, x, S, s, place, first_dh, stage, phase, before):
+        """From chunk to chunk."""
+        c, strip, tokens, steps = self.c, place.strip, place.tokens, place.steps
+        operand, thread_place = self.state.operand(S), self.state.thread_place(place.first_v)
         for j in cutlass.range(steps, unroll=1):
             i = steps - 1 - j
             tile = s.tiles + stage * self.tile.bytes
@@ -94,7 +129,7 @@ class Walk(Walker):
                     self.state.put_state(s.state, operand)
             cute.arch.mbarrier_wait(s.full + stage, phase)
             if cutlass.const_expr(not c.carry):
-                CHAIN.sync()                                                   # dh is there, and dv of the chunk before
+                self.state.meet()                                              # dh is there, and dv of the chunk before
                 if leaves:
                     to = x.dh + (first_dh + Int64(i >> 1) * x.HV * (c.K * c.V))
                     self.state.send_state(to, strip, s.state)
@@ -102,6 +137,9 @@ class Walk(Walker):
                     self.state.store_o(x.dv, s.dv, thread_place, i + 1, x.HV, tokens - (i + 1) * C)
                 if j > 1:
                     self.state.store_o(x.dv, s.dv, thread_place, i + 1, x.HV)
+                if cutlass.const_expr(self.announces):
+                    if leaves and j > 0:
+                        self.announce(s, before + place.pairs - 1 - (i + 1 >> 1))
             self.step(S, operand, tile, s.do + stage * (C * PITCH_V), rows_of_dv)
             cute.arch.sync_warp()
             with cute.arch.elect_one():
@@ -109,9 +147,13 @@ class Walk(Walker):
             stage, phase = advance(stage, phase, c.stages)
         if cutlass.const_expr(not c.carry):
             if steps > 0:
-                CHAIN.sync()
+                self.state.meet()
                 self.state.store_o(x.dv, s.dv, thread_place, 0, x.HV, tokens)
-            cute.arch.cp_async_bulk_wait_group(0, read=True)                   # the copy has read the last state
+            self.state.was_sent()
+            if cutlass.const_expr(self.announces):
+                if steps > 0:
+                    self.announce(s, before + place.pairs - 1)
+        return stage, phase
 
     def step(self, S, operand, tile, rows_of_do, rows_of_dv):
         """From dh that leaves a chunk to dh that enters it, also rounded, and to dv in shared memory."""

@@ -58,24 +58,49 @@ class Walker(Entry):
     @cute.jit
     def load(self, x, s, source, rows, first_v, tokens, chunk, head, steps, of_M):
         """LOAD: tiles, and rows of `source` (v or do), into the ring; M's walk has no rows."""
-        stage, phase = Int32(0), Int32(0)
+        self.load_on(x, s, source, rows, first_v, tokens, chunk, head, steps, of_M, True, Int32(0), Int32(0))
+
+    @cute.jit
+    def load_on(self, x, s, source, rows, first_v, tokens, chunk, head, steps, of_M, of_tiles, stage, phase):
+        """The same from a stage of the ring on, and the tiles if this warp brings them; returns where the ring is."""
         for j in cutlass.range(steps, unroll=1):
             i = steps - 1 - j if cutlass.const_expr(self.back) else j
             cute.arch.mbarrier_wait(s.empty + stage, phase ^ 1)
-            with cute.arch.elect_one():
-                # redundant: its release, not the arrival; this thread has written nothing
-                cute.arch.mbarrier_arrive_and_expect_tx(s.full + stage, self.tile.bytes)
-                place = (Int64(chunk + i) * x.HV + head) * self.tile.bytes
-                bulk_copy(s.tiles + stage * self.tile.bytes, x.tiles + place, self.tile.bytes, s.full + stage)
+            if of_tiles:
+                self.request_tile(x, s, stage, chunk + i, head)
             if not of_M:
                 self.state.request_rows(source, rows + stage * (C * PITCH_V), first_v, i * C, tokens, x.HV)
             arrive_when_copied(s.full + stage)
             stage, phase = advance(stage, phase, self.c.stages)
+        return stage, phase
+
+    def request_tile(self, x, s, stage, chunk, head):
+        with cute.arch.elect_one():
+            # redundant: its release, not the arrival; this thread has written nothing
+            cute.arch.mbarrier_arrive_and_expect_tx(s.full + stage, self.tile.bytes)
+            place = (Int64(chunk) * x.HV + head) * self.tile.bytes
+            bulk_copy(s.tiles + stage * self.tile.bytes, x.tiles + place, self.tile.bytes, s.full + stage)
 
 
 class State:
+    """What the four warps of CHAIN do."""
+
     def __init__(self, config: ChainConfig):
         self.c, self.tile = config, tile(config.K)
+
+    def thread(self):
+        """Return the thread among those of CHAIN."""
+        return cute.arch.thread_idx()[0]
+
+    def warp(self):
+        return cute.arch.warp_idx()
+
+    def meet(self):
+        CHAIN.sync()
+
+    def was_sent(self):
+        """The copies of the state that this thread began have read it in shared memory."""
+        cute.arch.cp_async_bulk_wait_group(0, read=True)
 
     def zero(self):
         """S^T of nothing."""
@@ -99,7 +124,7 @@ class State:
     @cute.jit
     def load_v(self, rows_of_v, zero=False):
         """v^T of the warp's columns as it lies in an operand, in words of two."""
-        source, words = rows_of_v + own_matrices(), [Uint32(0)] * 8
+        source, words = rows_of_v + own_matrices(self.warp()), [Uint32(0)] * 8
         if not zero:
             words = [*load_matrices(source, transposed=True), *load_matrices(source + 16 * PITCH_V, transposed=True)]
         return words
@@ -159,7 +184,7 @@ class State:
 
     def put_rows(self, rows, operand):
         """32 rows of 64 columns, out of an operand that has them transposed."""
-        words, place = cute.recast_tensor(operand, Uint32), rows + own_matrices()
+        words, place = cute.recast_tensor(operand, Uint32), rows + own_matrices(self.warp())
         store_matrices(place, [words[w] for w in range(4)], transposed=True)
         store_matrices(place + 16 * PITCH_V, [words[w] for w in range(4, 8)], transposed=True)
 
@@ -167,10 +192,10 @@ class State:
     def put_state(self, image, operand):
         """The strip of the state, as it is multiplied, into shared memory (configs.state_image), when all have come
         here and what it held before has gone."""
-        if cute.arch.thread_idx()[0] == 0:
-            cute.arch.cp_async_bulk_wait_group(0, read=True)
-        CHAIN.sync()
-        lane_column = own_column(KEPT_COLUMNS * cute.arch.warp_idx())
+        if self.thread() == 0:
+            self.was_sent()
+        self.meet()
+        lane_column = own_column(KEPT_COLUMNS * self.warp())
         for half in cutlass.range_constexpr(self.c.K // 64):
             self.put_columns(image + half * (COLUMNS * 64), lane_column, operand, half)
         cute.arch.fence_proxy("async.shared", space="cta")
@@ -186,7 +211,7 @@ class State:
     def send_state(self, x, strip, image):
         """From there to its place among V columns in memory, by one thread, when all have put theirs."""
         half = COLUMNS * 64
-        if cute.arch.thread_idx()[0] == 0:
+        if self.thread() == 0:
             for n in cutlass.range_constexpr(self.c.K // 64):
                 bulk_store(x + (n * self.c.V * 64 + strip * half), image + n * half, 2 * half)
             cute.arch.cp_async_bulk_commit_group()
@@ -209,7 +234,7 @@ class State:
     def thread_place(self, first_v):
         """Return the place of a thread of CHAIN in rows of v or o, from a walk's first element on.  ptxas keeps the
         result of a shuffle in registers; else it would compute the place for each chunk again, in 250 clocks."""
-        thread = cute.arch.shuffle_sync(cute.arch.thread_idx()[0], cute.arch.lane_idx())
+        thread = cute.arch.shuffle_sync(self.thread(), cute.arch.lane_idx())
         row, column = thread // 8, thread % 8 * 8
         return ThreadPlace(row, first_v + column, row * PITCH_V + column)
 
@@ -255,7 +280,7 @@ class State:
 
     def place_in_state(self, i: int, strip):
         """(channel, column) of a thread's element i of S^T."""
-        lane, warp = cute.arch.lane_idx(), cute.arch.warp_idx()
+        lane, warp = cute.arch.lane_idx(), self.warp()
         return i // 4 * 8 + lane % 4 * 2 + i % 2, strip * COLUMNS + warp * 16 + lane // 4 + i % 4 // 2 * 8
 
     @cute.jit
@@ -311,9 +336,9 @@ def own_column(first):
     return first + (lane >> 3 & 1) * 8 + (lane & 7), lane >> 4
 
 
-def own_matrices():
+def own_matrices(warp):
     """Where in 16 rows of v or o this lane's row begins, of the four 8 x 8 matrices that are its warp's 16 columns."""
-    lane, warp = cute.arch.lane_idx(), cute.arch.warp_idx()
+    lane = cute.arch.lane_idx()
     return (lane % 8 + lane // 16 * 8) * PITCH_V + warp * 16 + lane // 8 % 2 * 8
 
 

@@ -280,5 +280,5 @@ class StepState(State):
         """o of both chunks in shared memory."""
         words = cute.recast_tensor(cute.coalesce(rounded(register_mma(C, OperandMajorMode.K), O, 2 * C)), Uint32)
         for i in range(2 * C // ROWS):
-            place = rows_of_o + (own_matrices() + i * (ROWS * PITCH_V))
+            place = rows_of_o + (own_matrices(self.warp()) + i * (ROWS * PITCH_V))
             store_matrices(place, [words[4 * i + w] for w in range(4)], transposed=True)

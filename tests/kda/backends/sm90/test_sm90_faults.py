@@ -60,8 +60,9 @@ def test_a_planted_fault_is_noticed(name, tmp_path, monkeypatch, takes, force):
     if fault.noticed.startswith("wrong") and fault.case.startswith(("states", "kept")):
         takes(TWO_KERNELS)
         expected, _ = run(fault.case)
-    one_item_after_another = dict(sms=1) if fault.case.startswith("gradients") else {}
-    force(**CALLS[fault.case].form.forced | one_item_after_another)
+    form = CALLS[fault.case].form
+    one_item_after_another = dict(sms=2 if form.reverse else 1) if fault.case.startswith("gradients") else {}
+    force(**form.forced | one_item_after_another)
     plant(fault, tmp_path, monkeypatch)
     order = dict(schedule=fault.schedule, early=True) if fault.schedule else {}
     found, session = run(fault.case, **order)

@@ -46,15 +46,18 @@ class Loader:
             if i > 0:
                 self.store_results(x, s, place_of_item(self.c, x, item - step), i - 1)
             if item + step < x.items:
-                following = place_of_item(self.c, x, item + step)
-                self.ask_for_rows(x, s, following, i + 1)
-                cute.arch.mbarrier_wait(s.values_empty, i & 1)
-                self.load_values(x, s, following)
-                cute.arch.cp_async_wait_group(1)
-                self.make_factors(x, s, following, i + 1)
+                self.load_following(x, s, place_of_item(self.c, x, item + step), i)
             i += 1
         if i > 0:
             self.store_results(x, s, place_of_item(self.c, x, first + (i - 1) * step), i - 1)
+
+    def load_following(self, x, s, place, i):
+        """The item after item i, which MATH has."""
+        self.ask_for_rows(x, s, place, i + 1)
+        cute.arch.mbarrier_wait(s.values_empty, i & 1)
+        self.load_values(x, s, place)
+        cute.arch.cp_async_wait_group(1)
+        self.make_factors(x, s, place, i + 1)
 
     def load_rows(self, x, s, place, i):
         self.ask_for_rows(x, s, place, i)

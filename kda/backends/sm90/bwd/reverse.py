@@ -1,0 +1,290 @@
+"""bwd/walk and bwd/grads in one grid: the first CTAs walk over whole sequences, a value head at a time, and compute
+gradients when no walk is left; all others compute gradients from the beginning.
+
+An item of grads, 64 tokens of a value head, is added to a queue in memory when the walk has stored its dv and dh, and
+CTAs remove items in the order in which they were added: L2 still has dv, dh and do if walks are not far ahead.  CTAs
+that walk have the lower indices and wait for nobody, so every item comes, on any number of SMs.  Which CTA has an item
+changes no bit of it.
+
+  CTA                 warps, registers; K = V = 64  role     does
+  walks               0-7    232        0-3    232  WALK     as in bwd/walk: a warpgroup has 64 columns of dh
+                      8, 9   40         4      24   LOAD     each brings do of a strip, the first one tiles as well
+                      10     40         5      24   PUBLISH  adds items to the queue
+  computes gradients  0-7    232        0-3    232  MATH     as in bwd/grads
+                      8-11   40         4-7    24   LOAD     the same; its first thread removes items from the queue
+
+LOAD goes from the tiles of one walk on to those of the CTA's next walk.
+
+  pipeline, barrier      arrivals                             waits       says
+  a CTA that walks:
+  full, each stage       1 of LOAD with the bytes of the      WALK        a chunk is there
+                         tile; 32 or 64 of LOAD, each lane
+                         with its pieces of do
+  empty, each stage      4 or 8 of WALK, a lane of each warp  LOAD        no warp reads the stage any more
+  stored, each stage     4 or 8 of WALK, a lane of each warp  PUBLISH     dv and dh of 64 tokens are in memory
+  published, each stage  1 of PUBLISH, a lane                 WALK        the queue has the item
+  STRIP                  128, of each group                   WALK        dv and dh are in shared memory, the dv before
+                                                                          last was read; the dh before has gone
+  a CTA that computes gradients:
+  values_full            128 of LOAD, each thread with its    MATH        do, dv, r, h and dh of a chunk are there
+                         pieces of do, dv and r; 1 of LOAD
+                         with the bytes of h and dh
+  values_empty           4 or 8 of MATH, a lane of each warp  LOAD        all products and sums that read them are done
+  rows_full, each stage  128 of LOAD, each thread             MATH        q, k, g and of_tokens are there
+  rows_done, each stage  4 or 8 of MATH, a lane of each warp  LOAD        dq, dk and dg stand where q, k and g stood
+  placed, each stage     1 of LOAD, a lane                    MATH, LOAD  where an item lies, or that there is none
+  MATH                   128 or 256                           MATH        G is there; it was read; partial sums are
+                                                                          there; projections are
+  LOAD                   128                                  LOAD        rows are there
+
+  shared memory: ReverseConfig.struct: as in bwd/grads; a CTA that walks has there (ReverseConfig.walker) 4 x (a tile of
+  29 KiB and do 9), dv 18 and dh 32, at K = 64 4 x (17 and 4.5), 9 and 8
+"""
+
+import dataclasses
+import math
+from collections import namedtuple
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import BFloat16, Int32, Int64, Uint8
+from cutlass.memory import SmemAllocator
+
+from ...common.cute.barriers import initialise, mbarriers_among
+from ...common.cute.copies import fields_at, in_global, load_one, store
+from ...common.cute.entry import Entry
+from ...common.cute.grads.load import Loader, place_of_item
+from ...common.cute.segments import place_of_segment
+from ...common.cute.tile import C
+from ...common.cute.training import PLACE, TOKENS
+from ..configs import CHAIN_WARPS, COLUMNS
+from ..parts.state import State
+from .grads import REGISTERS, Math
+from .reverse_config import PLACES, STRIP, Queue, ReverseConfig
+from .walk import Walk, WalkPlace
+
+
+class StripState(State):
+    """What one of the warpgroups of WALK does."""
+
+    def strip(self):
+        return cute.arch.make_warp_uniform(cute.arch.warp_idx()) // CHAIN_WARPS
+
+    def thread(self):
+        return cute.arch.thread_idx()[0] & 32 * CHAIN_WARPS - 1
+
+    def warp(self):
+        return cute.arch.make_warp_uniform(cute.arch.warp_idx()) & CHAIN_WARPS - 1
+
+    def meet(self):
+        STRIP.sync(self.strip())
+
+    def was_sent(self):
+        """The copies of the state that this thread began are in memory, which PUBLISH is told next."""
+        cute.arch.cp_async_bulk_wait_group(0)
+
+
+class StripsWalk(Walk):
+    """WALK, LOAD and PUBLISH of a CTA that walks with all columns of dh."""
+
+    announces = True
+
+    def __init__(self, config: ReverseConfig):
+        super().__init__(config.walk)
+        self.state, self.walker = StripState(config.walk), config.walker
+
+    def first(self):
+        return cute.arch.block_idx()[0]
+
+    def locate(self, x, number, strip):
+        """Return the first chunk of walk `number`, and the place of one of its strips."""
+        p = number // x.HV
+        head = number - p * x.HV
+        n, begin, tokens, chunk, state = place_of_segment(self.c, x, p, (x.T + C - 1) // C, 1, 0)
+        first_v = (begin * x.HV + head) * self.c.V + strip * COLUMNS
+        return chunk, WalkPlace(p, n, True, state, head, strip, first_v, tokens)
+
+    def of_strip(self, s, strip):
+        """Return the shared memory with the strip's own do, dv and state in the place of those of all strips."""
+        fields = {name: (getattr(s, name), getattr(self.walker, name)) for name in ("do", "dv", "state")}
+        return s._replace(**{n: pointer + strip * math.prod(field.shape[1:]) for n, (pointer, field) in fields.items()})
+
+    @cute.jit
+    def walk_all(self, x, s):
+        """WALK."""
+        strip = self.state.strip()
+        s = self.of_strip(s, strip)
+        stage, phase, before = Int32(0), Int32(0), Int32(0)
+        for number in cutlass.range(self.first(), x.walks, x.walkers, unroll=1):
+            _, place = self.locate(x, number, strip)
+            stage, phase = self.walk(x, s, place, stage, phase, before)
+            before += place.pairs
+
+    def announce(self, s, number):
+        """Tell PUBLISH that this warp's part of dv and dh is in memory, of the CTA's item with this number."""
+        turn = number & 1
+        cute.arch.sync_warp()
+        with cute.arch.elect_one():
+            cute.arch.mbarrier_wait(s.published + turn, number >> 1 & 1 ^ 1)
+            cute.arch.mbarrier_arrive(s.stored + turn)
+
+    @cute.jit
+    def load_all(self, x, s, strip):
+        """LOAD, a warp for each strip."""
+        rows = self.of_strip(s, strip).do
+        stage, phase = Int32(0), Int32(0)
+        for number in cutlass.range(self.first(), x.walks, x.walkers, unroll=1):
+            chunk, place = self.locate(x, number, strip)
+            stage, phase = self.load_on(
+                x, s, x.do, rows, place.first_v, place.tokens, chunk, place.head, place.steps, False, strip == 0,
+                stage, phase,
+            )
+
+    @cute.jit
+    def publish_all(self, x, s):
+        """PUBLISH, one warp: items from the last of a walk to the first."""
+        before = Int32(0)
+        for walk in cutlass.range(self.first(), x.walks, x.walkers, unroll=1):
+            _, place = self.locate(x, walk, 0)
+            for j in cutlass.range(place.pairs, unroll=1):
+                turn, item = before & 1, (place.state + place.pairs - 1 - j) * x.HV + place.head
+                cute.arch.mbarrier_wait(s.stored + turn, before >> 1 & 1)
+                with cute.arch.elect_one():
+                    number = cute.arch.atomic_add(x.queue + Queue.ADDED, Int32(1), sem="relaxed", scope="gpu")
+                    cute.arch.store(x.queue + (Queue.ITEMS + number), item + 1, sem="release", scope="gpu")
+                    cute.arch.mbarrier_arrive(s.published + turn)
+                before += 1
+
+
+class QueueLoader(Loader):
+    """LOAD of grads, whose items come from the queue."""
+
+    def __init__(self, config: ReverseConfig):
+        super().__init__(config.grads)
+        self.walk = config.walk
+
+    @cute.jit
+    def run_queue(self, x, s):
+        """Brings values and rows of items one ahead of MATH, and takes results away, until no item is left."""
+        added, i = self.added(x), Int32(0)
+        self.remove(x, s, i, added)
+        more = there_is(s, i)
+        if more:
+            self.load_values(x, s, place_of(s, i))
+            self.load_rows(x, s, place_of(s, i), i)
+        while more:
+            if i > 0:
+                self.store_results(x, s, place_of(s, i - 1), i - 1)
+            self.remove(x, s, i + 1, added)
+            more = there_is(s, i + 1)
+            if more:
+                self.load_following(x, s, place_of(s, i + 1), i)
+            i += 1
+        if i > 0:
+            self.store_results(x, s, place_of(s, i - 1), i - 1)
+
+    def load_values(self, x, s, place):
+        if self.c.packed:
+            x = dataclasses.replace(x, dv=in_global(self.address_of_dv(x, place[2]), BFloat16))
+        super().load_values(x, s, place)
+
+    @cute.jit
+    def address_of_dv(self, x, begin):
+        """An item behind all tokens waits for no walk, and reads do instead, of the last token."""
+        return x.dv.toint() if begin < x.T else x.do.toint()
+
+    def added(self, x):
+        """Return how many items walks add to the queue.  Those of tokens of no sequence follow, and wait for nobody."""
+        if not self.c.packed:
+            return x.items
+        _, _, tokens, _, state = place_of_segment(self.walk, x, x.walks // x.HV - 1, 0, 1, 0)
+        return (state + (tokens + TOKENS - 1) // TOKENS) * x.HV
+
+    @cute.jit
+    def remove(self, x, s, i, added):
+        """The first thread waits for item i of this CTA, and says where it lies, or that there is none."""
+        if self.thread() == 0:
+            item = cute.arch.atomic_add(x.queue + Queue.REMOVED, Int32(1), sem="relaxed", scope="gpu")
+            if item < added:
+                element = x.queue + (Queue.ITEMS + item)
+                item = Int32(0)
+                while item == 0:
+                    item = cute.arch.load(element, Int32, sem="acquire", scope="gpu")
+                # redundant: to the simulator, a copy writes dh and a copy reads it; the queue between is no copy
+                cute.arch.fence_proxy("async.global")
+                item -= 1
+            place = place_of_item(self.c, x, cutlass.min(item, x.items - 1))
+            chunk = place[0] if item < x.items else Int32(-1)
+            store(s.places + (i & PLACES - 1) * PLACE, [Int64(y) for y in (chunk, *place[1:])])
+            cute.arch.mbarrier_arrive(s.placed + (i & 1))
+        cute.arch.sync_warp()
+
+
+def there_is(s, i):
+    """Wait until it is known where item i of this CTA lies, and return whether there is one."""
+    cute.arch.mbarrier_wait(s.placed + (i & 1), i >> 1 & 1)
+    return load_one(s.places + (i & PLACES - 1) * PLACE) >= 0
+
+
+def place_of(s, i):
+    """Return the chunk of item i, its value head, first token and tokens."""
+    chunk, head, begin, tokens = [load_one(s.places + ((i & PLACES - 1) * PLACE + n)) for n in range(PLACE)]
+    return chunk.to(Int32), head.to(Int32), begin, tokens.to(Int32)
+
+
+class QueueMath(Math):
+    """MATH of grads, whose items come from the queue."""
+
+    def ask_again(self, x, s, i, place, *known):
+        """Return where the item lies out of shared memory: from its beginning on, registers would be spilled for it."""
+        return place_of(s, i), *known
+
+
+class Reverse(Entry):
+    def __init__(self, config: ReverseConfig):
+        super().__init__(config)
+        self.walk, self.loader, self.math = StripsWalk(config), QueueLoader(config), QueueMath(config.grads)
+
+    @cute.kernel
+    def kernel(self, x):
+        c = self.c
+        shared = SmemAllocator().allocate_array(Uint8, c.shared, byte_alignment=1024)
+        s = fields_at(shared, c.struct)
+        if cute.arch.thread_idx()[0] == 0:
+            initialise(s, c.pipelines)
+            cute.arch.mbarrier_init_fence()
+        cute.arch.sync_threads()
+        walks, warp = cute.arch.block_idx()[0] < x.walkers, cute.arch.make_warp_uniform(cute.arch.warp_idx())
+        of_math, of_load = REGISTERS[c.grads.panels]
+        if warp < c.grads.math_warps:
+            cute.arch.setmaxregister_increase(of_math)
+            if walks:
+                self.walk.walk_all(x, self.of_walker(shared, s))
+                self.change()
+            i = Int32(0)
+            while there_is(s, i):
+                self.math.item(x, s, place_of(s, i), i)
+                i += 1
+        else:
+            cute.arch.setmaxregister_decrease(of_load)
+            if walks:
+                of_walker = self.of_walker(shared, s)
+                if warp < c.publisher:
+                    self.walk.load_all(x, of_walker, warp - c.grads.math_warps)
+                elif warp == c.publisher:
+                    self.walk.publish_all(x, of_walker)
+                self.change()
+            self.loader.run_queue(x, s)
+
+    def of_walker(self, shared, s):
+        """Return the shared memory of a CTA that walks."""
+        found = fields_at(shared, self.c.walker)._asdict() | mbarriers_among(s, self.c.walker_pipelines)._asdict()
+        return namedtuple("Walker", found)(**found)
+
+    def change(self):
+        """All warps go from walks to items, whose copies write where a walk has read and written."""
+        cute.arch.fence_proxy("async.shared", space="cta")
+        cute.arch.sync_threads()
+
+
+build = Reverse.build

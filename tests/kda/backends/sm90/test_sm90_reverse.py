@@ -1,0 +1,138 @@
+"""Walk and grads of the Hopper backward in one grid, run on the CPU from its PTX: it has the bits of both kernels apart
+in any order of warps and CTAs, and runs where it is asked for and sequences are whole."""
+
+import dataclasses
+
+import pytest
+from cute_calls import check_gradients, gradients, has_products_that_wait_for_no_other, rows_of
+from sm90_forms import REVERSE, SMALL, TWO_KERNELS, Call, assert_nothing_found, assert_the_same
+
+pytest.importorskip("cutlass", reason="nvidia-cutlass-dsl is not installed")
+
+import kda
+from kda.backends.sm90 import launch, plan
+from kda.backends.sm90.bwd.grads import REGISTERS
+from kda.backends.sm90.bwd.reverse_config import ReverseConfig
+from kda.model.force import Force
+from kda.model.problem import Problem
+from ptxkit import capture
+from ptxkit.compile.errors import BuildError
+
+pytestmark = [pytest.mark.simulated, pytest.mark.usefixtures("one_thread")]
+
+MIXED = [dict(schedule=n, early=True) for n in (1, 2, 3)]
+ONE, TWO, FEW = dict(sms=1), dict(sms=2, walkers=2), dict(sms=3, walkers=2)
+FAST = dict(gate="softplus", regime="fast")
+# the SMs and the CTAs that walk, and the inputs
+CALLS = {
+    "three heads": (TWO, dict(T=200, HV=3)),
+    "one CTA walks, then computes gradients": (ONE, dict(T=150, HV=2)),
+    "chunks in pairs": (FEW, dict(T=128, HV=2)),
+    "one token": (FEW, dict(T=1, HV=2)),
+    "a batch": (FEW, dict(B=2, T=130, HV=2)),
+    "more SMs than items": (dict(), dict(T=70)),
+    "packed": (FEW, dict(lengths=(65, 0, 1, 130), padding=140, HV=2)),
+    "packed, ends with no token": (FEW, dict(lengths=(70, 40, 0), HV=2)),
+    "softplus gate that forgets": (TWO, dict(T=200, HV=2, **FAST)),
+    "64 channels": (FEW, dict(T=200, HV=3, **SMALL)),
+    "64 channels, packed": (FEW, dict(lengths=(65, 0, 1, 130), padding=140, HV=2, **SMALL)),
+    "64 channels, softplus gate that forgets": (TWO, dict(T=200, HV=2, **SMALL, **FAST)),
+}
+
+
+def both_ways(name, force, **options):
+    """Return the gradients of a call in one grid and apart, and the session of the former."""
+    prescribed, words = CALLS[name]
+    case = Call(REVERSE, words).case()
+    force(**REVERSE._replace(reverse=None).forced | prescribed)
+    expected, _ = gradients(case, "sm90")
+    force(**REVERSE.forced | prescribed)
+    found, session = gradients(case, "sm90", **options)
+    assert any(isinstance(launched.config, ReverseConfig) for launched in session.launches)
+    return found, expected, session
+
+
+@rows_of(CALLS, "three heads", "64 channels, packed", commit=["packed", "64 channels"])
+def test_gradients_have_the_bits_of_both_kernels_apart(name, force):
+    found, expected, session = both_ways(name, force)
+    assert_nothing_found(session)
+    assert_the_same(found, expected)
+
+
+@pytest.mark.spread(every=4)
+@pytest.mark.parametrize("order", MIXED, ids=str)
+@pytest.mark.parametrize("name", ["three heads", "packed", "64 channels", "64 channels, packed"])
+def test_any_order_of_warps_and_CTAs_gives_the_same_bits(name, order, force):
+    found, expected, session = both_ways(name, force, **order)
+    assert_nothing_found(session)
+    assert_the_same(found, expected)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("words", [dict(T=200, HV=2), dict(lengths=(65, 0, 1, 130), HV=2, **FAST)], ids=str)
+def test_gradients_are_those_of_the_definition(words, force):
+    force(**REVERSE.forced | TWO)
+    check_gradients(Call(REVERSE, words).case(), "sm90")
+
+
+@pytest.mark.exhaustive
+def test_what_was_saved_gives_the_same_bits(force):
+    case = Call(REVERSE, dict(T=150, HV=2, **SMALL)).case()
+    found = {}
+    for form in (REVERSE, TWO_KERNELS._replace(chunks=0)):
+        force(**form.forced | TWO)
+        for keep in (True, "states"):
+            with capture(arch="sm90", strict=True) as session:
+                saved = kda.chunk_kda_fwd(**case.keywords, disable_recompute=keep, backend="sm90").saved
+                grads = kda.chunk_kda_bwd(do=case.do, dht=case.dht, **case.keywords, saved=saved, backend="sm90")
+            assert_nothing_found(session)
+            found[form, keep] = {name: x for name, x in grads._asdict().items() if x is not None}
+    expected, *others = found.values()
+    for other in others:
+        assert_the_same(other, expected)
+
+
+def planned(words="T=8192 H=64", **force):
+    p = Problem.parse(f"bfloat16 bounded l2norm beta=sigmoid backward {words}")
+    return plan.training_plan(dataclasses.replace(p, force=Force(**force)), 132)
+
+
+def test_it_runs_where_it_is_asked_for_and_sequences_are_whole():
+    assert planned().reverse is None and planned("T=8192 H=16", reverse=True).reverse is None
+    whole = planned("T=8192 H=16", reverse=True, segment_chunks=0)
+    assert whole.reverse and not whole.carry_back
+    assert planned("T=0 H=16", reverse=True).reverse is None
+    assert [type(config) for config in planned(reverse=True).back if config] == [ReverseConfig]
+
+
+@pytest.mark.parametrize(("words", "walkers"), [
+    ("T=8192 H=64", 32), ("T=8192 H=96", 32), ("T=8192 H=32", 32), ("T=8192 H=128", 32), ("T=8192 N=8 packed H=64", 27),
+])
+def test_about_a_fifth_of_the_SMs_walk(words, walkers):
+    found = planned(words, reverse=True, segment_chunks=0).reverse
+    assert (found.grid, found.walkers) == (132, walkers)
+
+
+@pytest.mark.parametrize("K", [64, 128])
+def test_an_SM_has_room_for_as_many_CTAs_as_are_launched(K):
+    found = planned(f"T=8192 H=64 K={K} V={K}", reverse=True)
+    config = found.reverse.config
+    registers = 32 * sum(count * warps for count, warps in zip(REGISTERS[config.grads.panels], (4 * K // 64, 4)))
+    assert found.reverse.grid == 132 * config.grads.ctas == 132 * 128 // K
+    assert config.grads.ctas * registers <= 65536 and config.grads.ctas * (config.shared + 1024) <= 228 << 10
+
+
+def test_a_walk_has_its_stages_where_values_and_rows_are_later():
+    config = planned(reverse=True).reverse.config
+    more = dataclasses.replace(config, walk=dataclasses.replace(config.walk, stages=5))
+    with pytest.raises(BuildError, match=r"a CTA that walks has 231,680 bytes below the mbarriers; found 245,760"):
+        more.require_valid()
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("words", [
+    "", "K=64 V=64", "packed H=1 HV=2", "packed softplus state_dtype=float32 final_state=true",
+])
+def test_no_product_waits_for_another(words, tmp_path):
+    config = planned(f"T=8192 H=64 {words}", reverse=True, segment_chunks=0).reverse.config
+    has_products_that_wait_for_no_other(launch.kernel(config), tmp_path)
