@@ -206,9 +206,9 @@ def backward_routine(
         d.make_tables()
         if again:
             d.make_tiles(d.plan.prepare, parts.tiles, cleared=dv)
-    if d.plan.reverse:
+    if one := d.plan.one_grid(save):
         shares = chunk_shares(d)
-        gradients = reverse(d, d.plan.reverse, parts, shares, dv, dh0)
+        gradients = reverse(d, one, parts, shares, dv, dh0)
     else:
         shares = walk_back(d, parts, d.draft["do"], d.draft["dht"], dv, dh0)
         if again:

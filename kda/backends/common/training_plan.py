@@ -25,6 +25,7 @@ SHORTEST = 32                                # chunks of a segment
 WHOLE = 2                                    # chunks of 64 tokens are not cut
 NOT_KEPT = {Save.OWN: 0, Save.STATES: 1}     # how many of SavedBytes, from the first on, a backward makes again
 WALKING = 0.2                                # fraction of a grid's CTAs that walk as fast as the others make gradients
+WORTH_ONE_GRID = 512                         # items of grads: with fewer, those that walk are waited for
 COLUMNS = 64                                 # columns of a state or of M that a CTA has where sequences are cut
 
 
@@ -123,6 +124,7 @@ class Reverse(NamedTuple):
     grid: int
     walks: int                               # sequences and value heads
     walkers: int                             # CTAs that walk, before they compute gradients
+    prescribed: bool
 
 
 @dataclass(frozen=True)
@@ -154,13 +156,17 @@ class TrainingPlan(Sizes):
             yield self.prepare
         elif save is not Save.OWN:
             yield from self.making.configs(results=False)
-        yield from (*self.back, self.shares)
+        yield from (*self.back(save), self.shares)
 
-    @property
-    def back(self) -> tuple[Any, ...]:
+    def back(self, save: Save) -> tuple[Any, ...]:
         """The kernels of a backward between what makes tiles and `shares`."""
-        one = (self.reverse.config,) if self.reverse else (self.walk, self.grads)
-        return self.carry_back, self.compose_back, *one
+        one = self.one_grid(save)
+        return self.carry_back, self.compose_back, *((one.config,) if one else (self.walk, self.grads))
+
+    def one_grid(self, save: Save) -> Reverse | None:
+        """Return the one kernel for walk and grads of a backward.  Where tiles are made again it is taken only if that
+        is prescribed: dq and dk could not lie in the memory of the tiles."""
+        return self.reverse if self.reverse and (save is Save.OWN or self.reverse.prescribed) else None
 
 
 class SavedBytes(NamedTuple):
@@ -210,19 +216,21 @@ def plan_of(make: Makers, p: Problem, sms: int) -> TrainingPlan:
         compose_back=compose_back_config(p) if cut else None,
         walk=make.walk(p, cut, alone),
         grads=grads,
-        reverse=None if cut else reverse_of(make, p, grads_grid),
+        reverse=None if cut else reverse_of(make, p, grads_grid, all_states * p.HV),
         shares=shares_config(p),
     )
 
 
-def reverse_of(make: Makers, p: Problem, grid: int) -> Reverse | None:
-    """Return the one kernel for walk and grads, of so many CTAs, if that is prescribed.  As many CTAs walk as keep up
-    with grads, where dv and dh are read while L2 has them."""
-    config, walks = make.reverse(p) if p.force.reverse else None, p.N * p.HV
-    if not config or not grid or not walks:
+def reverse_of(make: Makers, p: Problem, grid: int, items: int) -> Reverse | None:
+    """Return the one kernel for walk and grads, of so many CTAs, if it is faster than two, or prescribed.  As many CTAs
+    walk as keep up with grads, where dv and dh are read while L2 has them."""
+    walks, prescribed = p.N * p.HV, bool(p.force.reverse)
+    fits = prescribed or (p.force.reverse is None and items >= WORTH_ONE_GRID)
+    config = make.reverse(p) if fits and grid and walks else None
+    if not config:
         return None
     rounds = max(1, int(walks / (WALKING * grid)))
-    return Reverse(config, grid, walks, min(p.force.walkers or -(-walks // rounds), walks, grid))
+    return Reverse(config, grid, walks, min(p.force.walkers or -(-walks // rounds), walks, grid), prescribed)
 
 
 @dataclass(frozen=True)
@@ -265,7 +273,7 @@ def all_configs(make: Makers, p: Problem) -> Iterator[KernelConfig | None]:
                 continue                                                       # segments of a row have an SM each
             yield from (make.record(backward, cut, alone, results) for results in (True, False))
             yield make.walk(backward, cut, alone)
-            if p.force.reverse:
+            if not cut and p.force.reverse is not False:
                 yield make.reverse(backward)
             if cut:
                 yield from (make.carry_back(backward, alone), compose_config(p), compose_back_config(backward))
@@ -282,7 +290,7 @@ def configs_of_call(
     backward = p.direction == "backward"
     yield from filter(None, planned(p, sms).configs(save, backward))
     if backward:
-        yield from filter(None, planned(dataclasses.replace(p, final_state=False), sms).back)
+        yield from filter(None, planned(dataclasses.replace(p, final_state=False), sms).back(save))
     if offsets:
         yield from (TablesConfig(offsets), states_table(offsets))
 

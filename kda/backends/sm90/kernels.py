@@ -105,6 +105,8 @@ def grads_config(p: Problem) -> GradsConfig:
     return GradsConfig(**chunk_options(p), packed=p.packed)
 
 
-def reverse_config(p: Problem) -> ReverseConfig:
+def reverse_config(p: Problem) -> ReverseConfig | None:
+    """Return walk and grads in one grid, where rows of g are in shared memory: a walk has its stages there."""
     walk = dataclasses.replace(walk_config(p, False, False), stages=REVERSE_STAGES)
-    return ReverseConfig(walk, grads_config(p))
+    config = ReverseConfig(walk, grads_config(p))
+    return config if "g" in config.grads.rows.fields else None

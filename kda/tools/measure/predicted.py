@@ -110,7 +110,7 @@ def expected(backend: str, launches: Iterable[PredictedLaunch]) -> dict[str, Any
 def family_of(kernel: str) -> str:
     """Return what the stage of a compiled kernel is called; the DSL's names hold the module's and the class's."""
     words = ("fused", "stream", "prepare", "chain", "compose", "pairs", "tables", "join", "carry", "operands", "record",
-             "walk", "grads", "shares")
+             "walk", "grads", "reverse", "shares")
     return next((word for word in words for folder in ("fwd", "bwd", "cute") if folder + word in kernel), kernel)
 
 

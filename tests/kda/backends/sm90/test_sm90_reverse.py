@@ -1,5 +1,5 @@
 """Walk and grads of the Hopper backward in one grid, run on the CPU from its PTX: it has the bits of both kernels apart
-in any order of warps and CTAs, and runs where it is asked for and sequences are whole."""
+in any order of warps and CTAs, and runs where it is faster."""
 
 import dataclasses
 
@@ -13,6 +13,8 @@ import kda
 from kda.backends.sm90 import launch, plan
 from kda.backends.sm90.bwd.grads import REGISTERS
 from kda.backends.sm90.bwd.reverse_config import ReverseConfig
+from kda.backends.sm90.configs import GradsConfig, WalkConfig
+from kda.model.bundles import Save
 from kda.model.force import Force
 from kda.model.problem import Problem
 from ptxkit import capture
@@ -97,12 +99,25 @@ def planned(words="T=8192 H=64", **force):
     return plan.training_plan(dataclasses.replace(p, force=Force(**force)), 132)
 
 
-def test_it_runs_where_it_is_asked_for_and_sequences_are_whole():
-    assert planned().reverse is None and planned("T=8192 H=16", reverse=True).reverse is None
+@pytest.mark.parametrize(("words", "one_grid"), [
+    ("T=8192 H=64", True), ("T=8192 H=24", True), ("T=1024 H=32", True), ("T=8192 N=8 packed H=64 K=64 V=64", True),
+    ("T=8192 H=16", False), ("T=4096 H=12", False), ("T=256 H=64", False), ("T=512 H=8", False),
+])
+def test_it_runs_where_it_was_faster(words, one_grid):
+    """Sequences are whole, and there are items enough for all SMs."""
+    assert (planned(words).one_grid(Save.OWN) is not None) == one_grid
+    assert planned(words, reverse=False).reverse is None
+
+
+def test_where_tiles_are_made_again_it_runs_if_it_is_prescribed():
+    """They leave their memory to dq and dk between walk and grads."""
+    for save in (Save.NOTHING, Save.STATES):
+        assert [type(x) for x in planned().back(save) if x] == [WalkConfig, GradsConfig]
+        assert [type(x) for x in planned(reverse=True).back(save) if x] == [ReverseConfig]
+    assert planned("T=8192 H=16", reverse=True).reverse is None                # which is cut
     whole = planned("T=8192 H=16", reverse=True, segment_chunks=0)
     assert whole.reverse and not whole.carry_back
     assert planned("T=0 H=16", reverse=True).reverse is None
-    assert [type(config) for config in planned(reverse=True).back if config] == [ReverseConfig]
 
 
 @pytest.mark.parametrize(("words", "walkers"), [
