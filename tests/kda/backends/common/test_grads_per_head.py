@@ -36,7 +36,7 @@ def door_of(backend):
 def test_grads_read_and_write_one_gate_per_head(backend, words, dtype, monkeypatch):
     case, door, results = drawn(gate_per_head=True, **words), door_of(backend), []
     case = changed(case, g=lambda g: g.to(dtype))
-    rounding, as_given = door.rounding(drawn(**words)), training.as_given      # of a call that is not refused
+    rounding, as_given = door.rounding(drawn(**words)), training.as_given      # rules refuse this call itself
     monkeypatch.setattr(door, "rounding", lambda case: rounding)
     monkeypatch.setattr(training, "as_given", lambda y, given: results.append(y) or as_given(y, given))
     rows = examine(door, case, only_stage="bwd/grads").rows
