@@ -180,6 +180,18 @@ def has_the_bits_of_value_heads_with_q_and_k_of_their_own(case, backend):
     assert all(torch.equal(found[x], expected[x]) for x in expected)
 
 
+def for_each_channel(case):
+    """Return a case of one gate per head, with the same gate for each channel."""
+    K, bias = case.spec.K, case.keywords["dt_bias"]
+    case = changed(case, g=lambda x: x.unsqueeze(-1).repeat_interleave(K, -1))
+    return case if bias is None else changed(case, dt_bias=lambda x: x.repeat_interleave(K))
+
+
+def has_the_bits_of_the_same_gate_for_each_channel(case, backend, **options):
+    found, expected = check(case, backend=backend, **options), called(for_each_channel(case), backend=backend)[0]
+    assert all(torch.equal(found[x], expected[x]) for x in expected)
+
+
 def has_the_same_bits_in_any_order_of_warps(case, backend="sm90", **order):
     (expected, _), (found, session) = called(case, backend=backend), called(case, backend=backend, **order)
     assert not session.findings, "\n".join(map(str, session.findings[:5]))

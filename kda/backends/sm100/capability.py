@@ -8,6 +8,7 @@ ARCHS = "sm100", "sm103", "sm110"            # the same code; only the line that
 
 # Rules that only backwards have to satisfy, whatever their lengths.
 BACKWARD = (
+    *rules_of("sm100", GATE_PER_CHANNEL),
     Rule(
         "sm100.backward_head_dim",
         lambda p, h: p.direction == "forward" or p.K == p.V == 128,
@@ -38,7 +39,7 @@ CAPABILITY = Capability(
             "has a backward for up to 65,535 value heads and sequences, and 2,097,120 tokens per row of a batch",
             "pass one long sequence with cu_seqlens",
         ),
-        *rules_of("sm100", GATE_PER_CHANNEL, ONE_BETA, saves_opaque(*ARCHS)),
+        *rules_of("sm100", ONE_BETA, saves_opaque(*ARCHS)),
         *BACKWARD,
     ),
     stages=("fwd/gate+intra+wy+state+output only", "bwd/output+state+wy+intra+gate from inputs",

@@ -154,10 +154,10 @@ class FusedArguments(Arguments):
     q = tensor("bfloat16")                   # (B, T, H, K)
     k = tensor("bfloat16")
     v = tensor("bfloat16")                   # (B, T, HV, V)
-    g = tensor(dtype_from="g_dtype")         # (B, T, HV, K)
+    g = tensor(dtype_from="g_dtype")         # (B, T, HV, K), or (B, T, HV)
     beta = tensor(dtype_from="beta_dtype")   # (B, T, HV)
     A_log = tensor("float32")                # (HV)
-    dt_bias = tensor("float32")              # (HV, K)
+    dt_bias = tensor("float32")              # (HV, K), or (HV)
     h0 = tensor(dtype_from="h0")             # (N, HV, K, V) in the caller's layout
     o = tensor("bfloat16")                   # (B, T, HV, V)
     response = tensor("bfloat16")            # as o: rows of o of a state that enters the segment

@@ -6,6 +6,7 @@ from ..common.rules import BFLOAT16, CHUNKS, CUTE_DSL, GATE_PER_CHANNEL, GRID, O
 
 # Further rules of a backward.
 BACKWARD = (
+    *rules_of("sm90", GATE_PER_CHANNEL),
     Rule(
         "sm90.backward_shape",
         lambda p, h: p.direction == "forward" or p.K == p.V,
@@ -34,7 +35,7 @@ CAPABILITY = Capability(
             "accepts up to 65,535 value heads and sequences, and 2,097,120 tokens per row of a batch",
             "pass one long sequence with cu_seqlens",
         ),
-        *rules_of("sm90", GATE_PER_CHANNEL, ONE_BETA, saves_opaque("sm90")),
+        *rules_of("sm90", ONE_BETA, saves_opaque("sm90")),
         *BACKWARD,
     ),
     stages=("fwd/gate+intra+wy+state+output", "bwd/output+state+wy+intra+gate from inputs",

@@ -135,6 +135,11 @@ class PrepareConfig(ChunkConfig):
         return not self.one_product and self.K == CHANNELS_OF_ROWS
 
     @property
+    def stageable(self) -> bool:
+        """Whether rows of q, k and g can go through shared memory."""
+        return self.g_dtype == "bfloat16" and not self.per_head
+
+    @property
     def rows_of_sums(self) -> int:
         return SUMS_OF_BLOCKS if self.in_blocks else WARPS + 2                 # common/cute/rows.py, gate.py
 
@@ -323,10 +328,10 @@ class ForwardArguments(Arguments):
     q = tensor("bfloat16")                   # (B, T, H, K)
     k = tensor("bfloat16")
     v = tensor("bfloat16")                   # (B, T, HV, V)
-    g = tensor(dtype_from="prepare.g_dtype")  # (B, T, HV, K)
+    g = tensor(dtype_from="prepare.g_dtype")  # (B, T, HV, K), or (B, T, HV)
     beta = tensor(dtype_from="prepare.beta_dtype")  # (B, T, HV)
     A_log = tensor("float32")                # (HV)
-    dt_bias = tensor("float32")              # (HV, K)
+    dt_bias = tensor("float32")              # (HV, K), or (HV)
     h0 = tensor(dtype_from="chain.h0")       # (N, HV, K, V) in the caller's layout
     o = tensor("bfloat16")                   # (B, T, HV, V)
     ht = tensor("float32")                   # as h0
@@ -370,6 +375,8 @@ StoringArguments = FusedArguments.and_more(  # for a kernel that stores states t
 def rows_that_cannot_be_staged(config: FusedConfig | StreamConfig) -> Iterator[str]:
     if config.staged and config.prepare.g_dtype != "bfloat16":
         yield f"rows that go through shared memory must be bfloat16; found g of {config.prepare.g_dtype}"
+    elif config.staged and config.prepare.per_head:
+        yield "rows that go through shared memory must have g of each channel; found one number per head"
 
 
 def meetings_of_makers(config: FusedConfig | StreamConfig) -> Iterator[Meeting]:

@@ -39,12 +39,12 @@ def fused_config(p: Problem, wrapped: bool = False, ctas: int = 0) -> FusedConfi
     """Return the one kernel if prepare needs no halving.  A cluster has `ctas` CTAs; 0: one for each 64 columns."""
     prepare, strips = prepare_config(p, saves=False), p.V // COLUMNS
     ctas = ctas or strips
-    staged = p.g_dtype == "bfloat16" and (ctas > 2 or prepare.in_blocks if p.force.staged is None else p.force.staged)
+    staged = ctas > 2 or prepare.in_blocks if p.force.staged is None else p.force.staged
     if not (prepare.one_product or prepare.in_blocks) or ctas not in CLUSTER_SIZES.get(strips, ()):
         return None
     chain = chain_config(p, "sequences", RING)
     chain = dataclasses.replace(chain, every=chain.every if chain.h else 1)
-    return FusedConfig(prepare, chain, wrapped, ctas, staged)
+    return FusedConfig(prepare, chain, wrapped, ctas, staged and prepare.stageable)
 
 
 def stream_config(p: Problem, cut: bool = False) -> StreamConfig | None:
@@ -52,7 +52,7 @@ def stream_config(p: Problem, cut: bool = False) -> StreamConfig | None:
     prepare = prepare_config(p, saves=False)
     if p.intermediate_states or p.checkpoints or p.K != CHANNELS_OF_ROWS or not p.N * p.HV * p.T:
         return None
-    staged = p.g_dtype == "bfloat16" and p.force.staged is not False
+    staged = prepare.stageable and p.force.staged is not False
     chain = dataclasses.replace(chain_config(p, "sequences", 1), every=1)
     return StreamConfig(prepare, dataclasses.replace(chain, ht=True) if cut else chain, staged, cut)
 

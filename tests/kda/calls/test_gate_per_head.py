@@ -81,7 +81,8 @@ def test_a_decay_of_each_head_comes_from_the_gate_alone_with_one_channel():
 
 
 @pytest.mark.parametrize("backend", ["sm100", "sm90"])
-def test_a_backend_whose_kernels_read_a_gate_of_each_channel_refuses_it_with_a_way_out(backend):
-    refusal, = capability(backend).broken("gate", Problem.parse("gate_per_head=true"), Host())
-    assert refusal.startswith(f"{backend}.gate: reads a gate of each channel") and "expand(*g.shape, 128)" in refusal
-    assert not capability(backend).broken("gate", Problem(), Host())
+def test_a_backward_that_reads_a_gate_of_each_channel_refuses_one_per_head_with_a_way_out(backend):
+    refusal, = capability(backend).broken("gate", Problem.parse("gate_per_head=true backward"), Host())
+    assert refusal.startswith(f"{backend}.gate: has a backward for a gate of each channel")
+    assert "expand(*g.shape, 128)" in refusal
+    assert not capability(backend).broken("gate", Problem.parse("gate_per_head=true"), Host())

@@ -29,7 +29,7 @@ class HeadRows(NamedTuple):
     g: Any
     beta: Any
     rate: Any                                # e^A_log
-    bias: Any                                # dt_bias, K elements
+    bias: Any                                # dt_bias, `gate_width` elements
     scale: Any
     lower_bound: Any
 
@@ -47,8 +47,8 @@ class Gate:
         if self.c.rate:
             rate = fast.finite(fast.exp2(load_one(x.A_log + head) * Float32(fast.LOG2_E)))
         q, k = x.q + (token * x.H + of_q) * K, x.k + (token * x.H + of_q) * K
-        g, beta = x.g + (token * x.HV + head) * K, x.beta + (token * x.HV + head)
-        return HeadRows(q, k, g, beta, rate, x.dt_bias + head * K, x.scale, x.lower_bound)
+        g, beta = x.g + (token * x.HV + head) * self.c.gate_width, x.beta + (token * x.HV + head)
+        return HeadRows(q, k, g, beta, rate, x.dt_bias + head * self.c.gate_width, x.scale, x.lower_bound)
 
     @cute.jit
     def load_rows(self, head_rows, tokens, H, HV):
@@ -60,7 +60,7 @@ class Gate:
             row = self.row_within(first + r, tokens)                           # past the end: the last row,
             raw_q.append(self.load_floats(head_rows.q + (row * (H * K) + d)))
             raw_k.append(self.load_floats(head_rows.k + (row * (H * K) + d)))
-            raw_g.append(self.load_floats(head_rows.g + (row * (HV * K) + d)))
+            raw_g.append(self.load_of_gate(head_rows.g, row * (HV * self.c.gate_width), d))
             weight.append(Float32(1.0) if first + r < tokens else Float32(0.0))    # without weight
         gc = self.sum_of_decays(raw_g, weight, head_rows, d)
         qs, ks = [Float32(1.0)] * WARP_ROWS, [Float32(1.0)] * WARP_ROWS
@@ -78,21 +78,20 @@ class Gate:
 
     def sum_of_decays(self, raw_g, weight, head_rows, d):
         """g2 of the warp's rows, summed up to each of them."""
-        c, E = self.c, self.c.K // 32
-        bias = head_rows.bias
+        c, bias = self.c, head_rows.bias
         if c.bias:
-            bias = load(head_rows.bias + d, E)
+            bias = self.load_of_gate(head_rows.bias, 0, d)
         gc = []
         for r in range(WARP_ROWS):
             row = []
-            for e in range(E):
+            for e in range(len(raw_g[r])):
                 logit = raw_g[r][e]
                 if c.bias:
                     logit += bias[e]
                 g2 = self.log2_decay(logit, head_rows, weight[r])
                 row.append(g2 + gc[r - 1][e] if r > 0 else g2)
             gc.append(row)
-        return gc
+        return [row * (c.K // 32 // len(row)) for row in gc]
 
     @cute.jit
     def log2_decay(self, logit, head_rows, weight):
@@ -117,6 +116,11 @@ class Gate:
         found = fast.rsqrt(total + Float32(fast.NORM_EPS))
         each = [cute.arch.shuffle_sync(found, 4 * i) for i in range(2 * WARP_ROWS)]
         return each[:WARP_ROWS], each[WARP_ROWS:]
+
+    def load_of_gate(self, pointer, row, d):
+        """Return what a row of g or of dt_bias has for the lane's channels, which begin at `d`: a number for each of
+        them, or one for all."""
+        return [load_one(pointer + row).to(Float32)] if self.c.per_head else self.load_floats(pointer + (row + d))
 
     def load_floats(self, pointer):
         return floats(load(pointer, self.c.K // 32))

@@ -43,7 +43,7 @@ rows under the decay to or from the cut between them:
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import BFloat16, Float32, Int64, Uint32
+from cutlass import BFloat16, Float32, Int64, Uint16, Uint32
 
 from . import fast
 from .copies import in_global, load, load_one, store
@@ -125,7 +125,8 @@ class Rows:
         channel = self.team.thread()
         if channel < self.c.K:
             to = sums + (BIAS * self.c.K + self.place_of_channel(channel))
-            store(to, [load_one(head_rows.bias + channel) * self.rate(head_rows)])
+            element = 0 if cutlass.const_expr(self.c.per_head) else channel
+            store(to, [load_one(head_rows.bias + element) * self.rate(head_rows)])
 
     def place_of_channel(self, channel):
         """Where one channel lies in a row of `sums`."""
@@ -139,7 +140,7 @@ class Rows:
             row = self.row_within(self.first_row() + r, tokens)                # past the end: the last row
             raw_q.append(self.load_row(head_rows.q, row, H))
             raw_k.append(self.load_row(head_rows.k, row, H))
-            raw_g.append(self.load_row(head_rows.g, row, HV))
+            raw_g.append((self.load_number if self.c.per_head else self.load_row)(head_rows.g, row, HV))
         return raw_q, raw_k, raw_g
 
     def row_within(self, row, tokens):
@@ -156,6 +157,14 @@ class Rows:
             two = load(in_global(address + 8 * i, Int64), 2)
             found += [two[0], two[1]]
         return found
+
+    def load_number(self, pointer, row, heads):
+        """Return the number that all channels of a row have, twice: one word or pair."""
+        dtype = pointer.dtype
+        address = fast.row(pointer.toint(), row, heads * (dtype.width // 8))
+        if dtype is BFloat16:
+            return [load_one(in_global(address, Uint16)).to(Uint32) * Uint32(0x10001)]
+        return [both(load_one(in_global(address, Float32)))]
 
     @cute.jit
     def prepare(self, raw_q, raw_k, raw_g, tokens, head_rows, sums):
@@ -196,7 +205,7 @@ class Rows:
             one = Float32(1.0) if has_token else Float32(float("inf"))
             unit = self.unit(head_rows.lower_bound) if bounded else both(
                 Float32(fast.LOG2_E) if has_token else Float32(0.0))
-            for i in cutlass.range_constexpr(self.pairs):
+            for i in cutlass.range_constexpr(len(raw_g[r])):               # one of all channels, or of each two
                 x = raw_g[r][i]
                 if cutlass.const_expr(bounded):
                     x = logistic(fused(x, rate, bias[i]) if c.bias else times(x, rate), one)
@@ -211,7 +220,7 @@ class Rows:
                         x = at_least(x, fast.FLOOR / fast.LOG2_E)
                     row.append(times(x, unit))
             s.append(row)
-        return s
+        return [row * (self.pairs // len(row)) for row in s]
 
     @cute.jit
     def norms(self, raw_q, raw_k, tokens, scale):

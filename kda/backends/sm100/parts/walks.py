@@ -89,7 +89,7 @@ class WorkItem:
         rows = []
         for first, kind, elements in (
             (of_qk[0], "bfloat16", H * K), (of_qk[1], "bfloat16", H * K),
-            (of_rest[0], c.g_dtype, HV * K),
+            (of_rest[0], c.g_dtype, HV * c.gate_width),
         ):
             dtype = TYPES[kind]
             rows.append(in_global(fast.row(first, chunk, elements * Int32(C * dtype.width // 8)), dtype))

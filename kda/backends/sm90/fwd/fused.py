@@ -268,7 +268,7 @@ class Producer:
         heads, head = (x.HV if of_g else x.H), (head if of_g else of_q)
         size = Int32(x.g.dtype.width // 8 if of_g else 2) * self.c.K
         row = cutlass.min(lane >> 1 & 3, rows - 1)
-        has_line = lane < 24
+        has_line = lane < (16 if cutlass.const_expr(self.c.per_head) else 24)   # g per head has no line of its own
         if cutlass.const_expr(self.c.K < 128):                                 # rows of bfloat16 have one line
             has_line = has_line and (lane & 1) * 128 < size
         if has_line:

@@ -18,6 +18,7 @@ from cute_calls import (
     check,
     enters_chunks_with_the_final_states_of_what_comes_before,
     hands_states_through_sequences_of_no_tokens,
+    has_the_bits_of_the_same_gate_for_each_channel,
     has_the_bits_of_value_heads_with_q_and_k_of_their_own,
     has_the_bits_that_it_has_alone,
     has_the_same_bits_in_any_order_of_warps,
@@ -175,6 +176,34 @@ def test_a_value_head_of_its_own_has_the_bits_of_one_that_shares_q_and_k(size):
     has_the_bits_of_value_heads_with_q_and_k_of_their_own(*call_of((size, dict(T=70, HV=2))))
 
 
+NO_PARAMETERS = dict(A_log=lambda _: None, dt_bias=lambda _: None)
+PER_HEAD = table({
+    "sm90": {"bounded, packed, GVA": dict(HV=2, **RAGGED), "softplus, chunks of 32": dict(T=40, C=32, gate="softplus")},
+    "sm90, 128": {
+        "softplus that forgets, packed, GVA": dict(HV=2, gate="softplus", regime="fast", **RAGGED),
+        "given": dict(T=70, gate="given"), "bounded, a batch": dict(B=2, T=70),
+    },
+    "sm100": {
+        "bounded": dict(T=70), "given that forgets": dict(T=70, gate="given", regime="fast"),
+        "softplus, packed, GVA": dict(HV=2, gate="softplus", **RAGGED),
+    },
+    "sm100, 64": {"bounded, packed, GVA": dict(HV=2, **RAGGED), "softplus": dict(T=70, gate="softplus")},
+})
+CHANGES = {"": {}, ", g of float32": dict(g=WIDE), ", without A_log and dt_bias": NO_PARAMETERS}
+PER_HEAD = {f"{name}{change}": (*row, CHANGES[change]) for name, row in PER_HEAD.items() for change in CHANGES
+            if change != ", without A_log and dt_bias" or "given" not in name}
+
+
+@rows_of(
+    PER_HEAD, "sm90: bounded, packed, GVA", "sm100: bounded, without A_log and dt_bias",
+    commit=["sm90, 128: softplus that forgets, packed, GVA", "sm100: softplus, packed, GVA, g of float32"],
+)
+def test_one_gate_per_head_has_the_bits_of_the_same_gate_for_each_channel(name):
+    size, words, change = PER_HEAD[name]
+    case, backend = call_of((size, dict(gate_per_head=True) | words))
+    has_the_bits_of_the_same_gate_for_each_channel(changed(case, **change), backend)
+
+
 SHAPES = table({
     "sm89": {"rows": dict(T=140), "packed": dict(padding=9, **RAGGED)}, "sm89, 128": {"chunks of 32": dict(T=70, C=32)},
     **{size: {f"packed, {gate}, GVA": dict(HV=2, gate=gate, **RAGGED) for gate in ("bounded", "softplus")}
@@ -289,12 +318,12 @@ REFUSED = {
     }),
     "sm90": ("", {
         "dtype=float16": "dtype", "K=96": "head_dim", "V=256": "head_dim", "backward K=64": "backward_shape",
-        "N=70000 packed": "size", "gate_per_head=true": "gate",
+        "N=70000 packed": "size", "gate_per_head=true backward": "gate",
     }),
     "sm100": ("", {
         "dtype=float16": "dtype", "K=64": "head_dim", "K=96 V=96": "head_dim", "V=256": "head_dim",
         "K=64 V=64 backward": "backward_head_dim", "H=70000 backward": "backward_size",
-        "N=70000 HV=40000 packed": "size", "gate_per_head=true": "gate",
+        "N=70000 HV=40000 packed": "size", "gate_per_head=true backward": "gate",
     }),
 }
 BY_ALL = {"recurrent": "chunks", "disable_recompute=true": "keeps", "beta_per_value=true": "beta"}
