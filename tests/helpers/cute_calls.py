@@ -182,7 +182,7 @@ def has_the_bits_of_value_heads_with_q_and_k_of_their_own(case, backend):
 
 def for_each_channel(case):
     """Return a case of one gate per head, with the same gate for each channel."""
-    K, bias = case.spec.K, case.keywords["dt_bias"]
+    K, bias = case.spec.K, case.keywords.get("dt_bias")
     case = changed(case, g=lambda x: x.unsqueeze(-1).repeat_interleave(K, -1))
     return case if bias is None else changed(case, dt_bias=lambda x: x.repeat_interleave(K))
 

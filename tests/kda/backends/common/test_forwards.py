@@ -176,7 +176,7 @@ def test_a_value_head_of_its_own_has_the_bits_of_one_that_shares_q_and_k(size):
     has_the_bits_of_value_heads_with_q_and_k_of_their_own(*call_of((size, dict(T=70, HV=2))))
 
 
-NO_PARAMETERS = dict(A_log=lambda _: None, dt_bias=lambda _: None)
+NO_BIAS = dict(dt_bias=lambda _: None)
 PER_HEAD = table({
     "sm90": {"bounded, packed, GVA": dict(HV=2, **RAGGED), "softplus, chunks of 32": dict(T=40, C=32, gate="softplus")},
     "sm90, 128": {
@@ -189,9 +189,13 @@ PER_HEAD = table({
     },
     "sm100, 64": {"bounded, packed, GVA": dict(HV=2, **RAGGED), "softplus": dict(T=70, gate="softplus")},
 })
-CHANGES = {"": {}, ", g of float32": dict(g=WIDE), ", without A_log and dt_bias": NO_PARAMETERS}
-PER_HEAD = {f"{name}{change}": (*row, CHANGES[change]) for name, row in PER_HEAD.items() for change in CHANGES
-            if change != ", without A_log and dt_bias" or "given" not in name}
+CHANGES = {                                  # and the gates that have what is left out
+    "": ({}, "bounded softplus given"), ", g of float32": (dict(g=WIDE), "bounded softplus given"),
+    ", without A_log and dt_bias": (NO_BIAS | dict(A_log=lambda _: None), "bounded"),
+    ", without dt_bias": (NO_BIAS, "softplus"),
+}
+PER_HEAD = {f"{name}{change}": (*row, new) for name, row in PER_HEAD.items() for change, (new, gates) in CHANGES.items()
+            if row[1].get("gate", "bounded") in gates}
 
 
 @rows_of(
