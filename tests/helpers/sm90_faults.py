@@ -362,8 +362,9 @@ FAULTS = faults(name="{case}: {says}", files={"common/cute/teams": {
     "decays have no floor": ("gradients, given decays", "wrong answer", "fast.at_least(found, FLOOR)", "found"),
     "a softplus gate has the slope of none": ("gradients, softplus", "wrong answer", "slope = gain * sigmoid"),
     "a float32 gate reads no token but the first": (
-        "gradients, float32", "wrong answer", "fast.row(first, last_token(self.token(b, t), tokens),",
-        "fast.row(first, Int32(0),"
+        "gradients, float32", "wrong answer",
+        "fast.row(first, last_token(self.token(b, t), tokens), x.HV * Int32(4 * self.c.K))",
+        "fast.row(first, Int32(0), x.HV * Int32(4 * self.c.K))"
     ),
 }, "common/cute/grads/load": {
     "tokens of 64 channels are as far apart as those of 128": (
