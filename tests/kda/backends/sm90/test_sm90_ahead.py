@@ -80,8 +80,8 @@ def wanted(p):
                 backward, T=T, N=N, B=1 if p.packed else N, H=H, HV=H * p.HV // p.H, final_state=final_state
             )
             planned = training_plan(call, sms)
-            for forward, save in ((True, Save.OWN), (False, Save.NOTHING), (False, Save.STATES)):
-                found |= {recipe(c) for c in planned.configs(save, backward=not forward) if c}
+            for back, save in ((False, Save.OWN), (True, Save.OWN), (True, Save.NOTHING), (True, Save.STATES)):
+                found |= {recipe(c) for c in planned.configs(save, backward=back) if c}
     return found
 
 
