@@ -130,8 +130,9 @@ sys.meta_path.insert(0, Ban())
 
 import kda
 from kda.backends.sm90 import launch
+from kda.calls import node
 from kda.model.bundles import Save
-from ptxkit.compile import launching, store
+from ptxkit.compile import launch_list, launching, store
 from kda.model.host import standing_in
 from kda.model.host import host_of
 from kda.tools.verify.cases import make_inputs
@@ -140,6 +141,7 @@ class Notes(list):
     def launch(self, launch):
         self.append(launch)
 
+launch_list.in_c(), node.wait()                                                # which calls build beside kernels
 notes, kept = Notes(), store.default()
 before = {entry.key for entry in kept.entries()}
 with launching.redirect(notes), standing_in(host_of("sm90")):
