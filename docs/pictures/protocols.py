@@ -14,9 +14,7 @@ from typing import Any, NamedTuple
 import kda
 from kda.backends.common.cute.barriers import Arrivals, Meeting, Pipeline
 from kda.backends.sm90 import configs as sm90
-from kda.backends.sm90 import kernels as kernels90
 from kda.backends.sm90.bwd.reverse_config import ReverseConfig
-from kda.model.problem import Problem
 from kda.tools.verify.digests import labelled
 
 BACKENDS = pathlib.Path(kda.__file__).parent / "backends"
@@ -46,9 +44,6 @@ def configurations() -> dict[pathlib.Path, list[Any]]:
             if recipe.config.pipelines or recipe.config.meetings:
                 file = BACKENDS / f"{kernels[type(recipe.config)].replace('.', '/')}.py"
                 found.setdefault(file, []).append(recipe.config)
-    found[BACKENDS / "sm90/bwd/reverse.py"] = [
-        kernels90.reverse_config(Problem.parse(f"bfloat16 K={K} V={K} bounded l2norm backward")) for K in (64, 128)
-    ]                                                                          # it runs only where Force asks for it
     return found
 
 

@@ -17,8 +17,9 @@ from ptxkit.compile.recipes import AnyRecipe
 def build(route: Route, offsets: str | None) -> None:
     """Build the kernels of a training call and of its backward, and beside them what runs lists of launches; `offsets`
     is the dtype of cu_seqlens."""
-    threading.Thread(target=launch_list.in_c, daemon=True).start()
-    build_together(recipes_of_step(route, offsets))
+    if recipes := [*recipes_of_step(route, offsets)]:
+        threading.Thread(target=launch_list.in_c, daemon=True).start()
+        build_together(recipes)
 
 
 def recipes_of_step(route: Route, offsets: str | None) -> Iterator[AnyRecipe]:

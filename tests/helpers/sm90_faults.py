@@ -97,6 +97,10 @@ FAULTS = faults(name="{case}: {says}", files={"common/cute/teams": {
     "TB leaves before it is there": (
         "pair", "proxy", 'cute.arch.fence_proxy("async.shared", space="cta")                     # TB is in the tile'
     ),
+    "copies do not see kE": (
+        "any_gate", "proxy",
+        'cute.arch.fence_proxy("async.shared", space="cta")                     # TB is in the tile', "pass  #"
+    ),
     "a CTA is gone before the neighbour is done": (
         "pair", "peer-exited", "        if cutlass.const_expr(self.c.ctas > 1):\n            self.meet()\n", ""
     ),

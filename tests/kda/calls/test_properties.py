@@ -23,7 +23,7 @@ options = st.fixed_dictionaries(
     }
 )
 heads = st.sampled_from([(1, 1), (2, 2), (1, 3), (2, 4)])
-few = settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+few = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
 
 
 def build(shape, options, heads, seed):

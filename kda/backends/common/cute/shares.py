@@ -44,29 +44,35 @@ class Shares(Entry):
             if cutlass.const_expr(c.bias and not c.per_head):
                 store(x.ddt_bias + (head * c.K + channel), [total_bias])
             if cutlass.const_expr(c.bias and c.per_head):
-                for far in (16, 8, 4, 2, 1):
-                    total_bias += cute.arch.shuffle_sync_bfly(total_bias, far)
+                total_bias = self.sum_of_lanes(total_bias)
                 if thread % 32 == 0:
                     s.of_bias[thread] = total_bias                             # this thread alone has read it
             if cutlass.const_expr(c.rate):
-                for far in (16, 8, 4, 2, 1):
-                    total_A += cute.arch.shuffle_sync_bfly(total_A, far)
+                total_A = self.sum_of_lanes(total_A)
                 if thread % 32 == 0:
                     s.of_warps[thread // 32] = total_A
         if cutlass.const_expr(c.rate or (c.bias and c.per_head)):
             cute.arch.sync_threads()                                           # sums of each warp are there
         if cutlass.const_expr(c.bias and c.per_head):
             if thread == 0:
-                whole = Float32(0.0)
-                for n in cutlass.range_constexpr(c.K // 32):
-                    whole += s.of_bias[32 * n]
+                whole = self.sum_of_warps(s.of_bias, 32)
                 store(x.ddt_bias + head, [whole])
         if cutlass.const_expr(c.rate):
             if thread == 0:
-                whole = Float32(0.0)
-                for n in cutlass.range_constexpr(c.K // 32):
-                    whole += s.of_warps[n]
+                whole = self.sum_of_warps(s.of_warps, 1)
                 store(x.dA_log + head, [whole])
+
+    def sum_of_lanes(self, total):
+        for far in (16, 8, 4, 2, 1):
+            total += cute.arch.shuffle_sync_bfly(total, far)
+        return total
+
+    def sum_of_warps(self, sums, apart: int):
+        """The sum of all warps' numbers, which lie `apart` elements apart."""
+        total = Float32(0.0)
+        for warp in range(self.c.K // 32):
+            total += sums[apart * warp]
+        return total
 
 
 build = Shares.build

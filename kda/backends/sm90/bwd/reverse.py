@@ -3,8 +3,8 @@ gradients when no walk is left; all others compute gradients from the beginning.
 
 An item of grads, 64 tokens of a value head, is added to a queue in memory when the walk has stored its dv and dh, and
 CTAs remove items in the order in which they were added: L2 still has dv, dh and do if walks are not far ahead.  CTAs
-that walk have the lower indices and wait for nobody, so every item comes, on any number of SMs.  Which CTA has an item
-changes no bit of it.
+that walk have the lower indices and never wait for another CTA, so every item comes, on any number of SMs.  An item has
+the same bits in every CTA.
 
   CTA                 warps, registers; K = V = 64  role     does
   walks               0-7    232        0-3    232  WALK     as in bwd/walk: a warpgroup has 64 columns of dh
@@ -194,7 +194,8 @@ class QueueLoader(Loader):
         return x.dv.toint() if begin < x.T else x.do.toint()
 
     def added(self, x):
-        """Return how many items walks add to the queue.  Those of tokens of no sequence follow, and wait for nobody."""
+        """Return how many items walks add to the queue.  Behind them are items of tokens of no sequence, which need no
+        walk."""
         if not self.c.packed:
             return x.items
         _, _, tokens, _, state = place_of_segment(self.walk, x, x.walks // x.HV - 1, 0, 1, 0)

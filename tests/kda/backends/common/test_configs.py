@@ -21,7 +21,6 @@ from kda.backends.triton.decode import recurrent_plan, step_plan
 from kda.backends.triton.decode.recurrent_plan import RecurrentConfig, RecurrentLayout
 from kda.backends.triton.decode.step_plan import StepConfig, StepLayout
 from kda.model.bundles import Save
-from kda.model.force import forcing
 from kda.model.host import host_of
 from kda.model.problem import Problem, StepProblem
 from kda.tools.verify.digests import PROBLEMS
@@ -41,8 +40,7 @@ def configs_of(backend, problems):
 
 
 def one_of_each(backend):
-    with forcing(reverse=True):                                                # no plan chooses it by itself
-        return {type(config): config for config in configs_of(backend, PROBLEMS[backend, backend])}
+    return {type(config): config for config in configs_of(backend, PROBLEMS[backend, backend])}
 
 
 def widened(config):

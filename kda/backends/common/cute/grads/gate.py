@@ -10,13 +10,13 @@ is summed over the lanes that share the token, then over warps, in one order (ro
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32, Int64
+from cutlass import Float32, Int32
 
 from .. import fast
 from ..copies import in_global, load_one, store, words_of
 from ..fragments import store_matrices
 from ..training import STEP, GradsOptions
-from .places import EACH, HALVES, at_element, last_token, raw
+from .places import EACH, HALVES, at_element, last_token, raw, within_tokens
 
 FLOOR = -16.0                                # bits that a token of a block of 8 loses at most
 LN_2 = 1.0 / fast.LOG2_E
@@ -54,12 +54,9 @@ class GradGate:
     def logits_of_heads(self, x, place, b: int):
         """Return the same for a gate per head: both halves have the token's logit."""
         _, head, begin, tokens = place
-        if self.c.packed:
-            begin = cutlass.min(begin, Int64(x.T) - 1)
-        first, found = (x.g + (begin * x.HV + head)).toint(), [None] * 8
+        first, found = (x.g + (within_tokens(self.c, x, begin) * x.HV + head)).toint(), [None] * 8
         for t in range(EACH):
-            size = x.g.dtype.width // 8
-            row = fast.row(first, last_token(self.token(b, t), tokens), x.HV * Int32(size))
+            row = fast.row(first, last_token(self.token(b, t), tokens), x.HV * Int32(x.g.dtype.width // 8))
             logit = load_one(in_global(row, x.g.dtype)).to(Float32)
             for r in range(HALVES):
                 found[at_element(0, r, t)] = logit
@@ -80,9 +77,7 @@ class GradGate:
             store_matrices(rows + b * (STEP * 64), words_of(dg), transposed=True)
 
     def first_row(self, rows, x, begin, head, channel):
-        if self.c.packed:
-            begin = cutlass.min(begin, Int64(x.T) - 1)
-        return (rows + ((begin * x.HV + head) * self.c.K + channel)).toint()
+        return (rows + ((within_tokens(self.c, x, begin) * x.HV + head) * self.c.K + channel)).toint()
 
     def token(self, b: int, t: int):
         return STEP * b + t + EACH * (cute.arch.lane_idx() & 3)

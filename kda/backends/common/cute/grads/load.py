@@ -15,7 +15,7 @@ from ..configs import ChunkTable
 from ..copies import copy_16_bytes, floats, in_global, load, load_one, store
 from ..tile import BF16
 from ..training import LOAD, LOADERS, PLACE, TOKEN_FACTORS, TOKENS, GradsOptions
-from .places import SMALLEST_B, B, last_token, position
+from .places import SMALLEST_B, B, last_token, position, within_tokens
 
 
 def tile_at(pointer, elements):
@@ -67,7 +67,7 @@ class Loader:
     @cute.jit
     def load_values(self, x, s, place):
         chunk, head, begin, tokens = place
-        K, V, begin = self.c.K, self.c.V, self.loaded(x, begin)
+        K, V, begin = self.c.K, self.c.V, within_tokens(self.c, x, begin)
         for source, to, name in ((x.do, s.do, "do"), (x.dv, s.dv, "dv"), (x.r, s.r, "r")):
             rows = self.c.rows_of_values[name]
             self.load_tokens(source, (begin * x.HV + head) * V, x.HV * V, tokens, to, rows)
@@ -89,12 +89,6 @@ class Loader:
             address = fast.row((source + first).toint() + (thread & self.pieces - 1) * 16, row, stride * Int32(2))
             copy_16_bytes_later(address, to + self.place_of_piece(j, rows))
 
-    def loaded(self, x, begin):
-        """The first token that is read: an item outside every sequence may begin after all tokens."""
-        if self.c.packed:
-            begin = cutlass.min(begin, Int64(x.T) - 1)
-        return begin
-
     def place_of_piece(self, j: int, rows: int = TOKENS):
         """Elements to a thread's piece of its j-th token, in panels of so many rows."""
         thread = self.thread()
@@ -104,7 +98,7 @@ class Loader:
 
     def ask_for_rows(self, x, s, place, i):
         _, head, begin, tokens = place
-        K, begin = self.c.K, self.loaded(x, begin)
+        K, begin = self.c.K, within_tokens(self.c, x, begin)
         of_q = head // (x.HV // x.H) if self.c.grouped else head
         rows = self.rows_at(s, i)
         for source, heads, source_head, field in (
@@ -130,7 +124,8 @@ class Loader:
         real = token < tokens
         of_tokens = s.of_tokens + (i & 1) * (TOKEN_FACTORS * TOKENS)
         if thread < TOKENS:
-            beta = load_one(x.beta + (self.loaded(x, begin) + last_token(token, tokens)) * x.HV + head).to(Float32)
+            first = within_tokens(self.c, x, begin)
+            beta = load_one(x.beta + (first + last_token(token, tokens)) * x.HV + head).to(Float32)
             if cutlass.const_expr(self.c.beta != "given"):
                 beta = fast.sigmoid(beta) * Float32(2.0 if self.c.beta == "2*sigmoid" else 1.0)
             else:
