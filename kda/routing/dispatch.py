@@ -177,6 +177,7 @@ class _Named(contextlib.ContextDecorator):
 
     def __exit__(self, *error: object) -> None:
         if not self._tokens:
+            self._entered = True                         # the error says what is wrong
             raise InputError("kda", "use_backend(name)", "entered before it is left", "it was not entered",
                              f"Write `with kda.use_backend({self._name!r}):`.", "backend.entered")
         _named_by_context.reset(self._tokens.pop())

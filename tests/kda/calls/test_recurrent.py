@@ -326,6 +326,7 @@ def test_its_missing_backward_says_what_to_use(written, name):
         o.sum().backward()
 
 
+@pytest.mark.filterwarnings("ignore:Error detected in:UserWarning")           # torch tells where the forward was called
 @pytest.mark.parametrize("written", [False, True], ids=["states returned", "states in place"])
 def test_compiled_it_says_so_too(written):
     call = make([3], initial_state=False)

@@ -622,6 +622,7 @@ def test_an_unknown_backend_is_named_when_the_layer_is_created():
         make(backend="refrence")
 
 
+@pytest.mark.filterwarnings("ignore:torch.searchsorted..:UserWarning")       # vmap expands what is searched for
 def test_torch_func_goes_through_a_layer_with_a_mask():
     layer, x, mask = make(), hidden(7), torch.ones(2, 7)
     mask[0, :3] = 0

@@ -22,6 +22,7 @@ from cuda.bindings.driver import CUstream  # noqa: E402
 from cutlass.cute.nvgpu import cpasync  # noqa: E402
 from cutlass.cute.runtime import from_dlpack, make_fake_compact_tensor, make_fake_stream  # noqa: E402
 from cutlass.experimental.cuda import tensor_map as maps  # noqa: E402
+from cutlass.memory import SmemAllocator  # noqa: E402
 
 import ptxkit  # noqa: E402
 from kda.model.host import detect  # noqa: E402
@@ -64,7 +65,7 @@ def scaled_twice(x: cute.Tensor, y: cute.Tensor, stream):
 @cute.kernel
 def with_everything(atom: cute.CopyAtom, x: cute.Tensor, y: cute.Tensor, a: cutlass.Float32, n: cutlass.Int32):
     cpasync.prefetch_descriptor(atom)
-    kept = cutlass.utils.SmemAllocator().allocate_tensor(cutlass.Float32, cute.make_layout(1024), byte_alignment=128)
+    kept = SmemAllocator().allocate_tensor(cutlass.Float32, cute.make_layout(1024), byte_alignment=128)
     thread = cute.arch.thread_idx()[0]
     kept[thread] = a
     y[0, thread] = kept[thread] * n
