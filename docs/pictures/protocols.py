@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import kda
 from kda.backends.common.cute.barriers import Arrivals, Meeting, Pipeline
 from kda.backends.sm90 import configs as sm90
-from kda.backends.sm90.bwd.reverse_config import ReverseConfig
+from kda.backends.sm90.reverse_config import ReverseConfig
 from kda.tools.verify.digests import labelled
 
 BACKENDS = pathlib.Path(kda.__file__).parent / "backends"

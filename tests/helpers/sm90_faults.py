@@ -76,10 +76,6 @@ FAULTS = faults(name="{case}: {says}", files={"common/cute/teams": {
     "values come where a walk still reads": (
         "gradients, one grid", "race-read-write or race-write-write", "cute.arch.sync_threads()\n\n", "pass\n\n", 2
     ),
-}, "sm90/bwd/reverse_config": {
-    "a place is overwritten before all of LOAD have read it": (
-        "gradients, one grid", "race-read-write", "PLACES = 4", "PLACES = 2"
-    ),
 }, "sm90/bwd/walk": {
     "dv adds to dh": ("gradients", "wrong answer", "words[w] ^ Uint32(0x80008000)", "words[w]"),
     "dh does not decay": ("gradients", "wrong answer", "        self.state.decay(S, tile)\n", ""),
@@ -358,6 +354,10 @@ FAULTS = faults(name="{case}: {says}", files={"common/cute/teams": {
     "LOAD looks at who has read v, not r": (
         "kept by four", "race-read-write", "ring.stored if cutlass.const_expr(self.c.has_r) else ring.read",
         "ring.read", 2
+    ),
+}, "sm90/reverse_config": {
+    "a place is overwritten before all of LOAD have read it": (
+        "gradients, one grid", "race-read-write", "PLACES = 4", "PLACES = 2"
     ),
 }, "common/cute/grads/gate": {
     "tokens past the end have a share of dt_bias": (

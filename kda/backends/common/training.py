@@ -206,56 +206,53 @@ def backward_routine(
         d.make_tables()
         if again:
             d.make_tiles(d.plan.prepare, parts.tiles, cleared=dv)
+    scratch = scratch_of(d)
     if one := d.plan.one_grid(save):
-        shares = chunk_shares(d)
-        gradients = reverse(d, one, parts, shares, dv, dh0)
+        gradients = reverse(d, one, parts, scratch, dv, dh0)
     else:
-        shares = walk_back(d, parts, d.draft["do"], d.draft["dht"], dv, dh0)
+        walk_back(d, parts, scratch, dv, dh0)
         if again:
             d.draft.free_here()                                                # dq and dk may lie in its memory
-        gradients = grads(d, parts, shares, do=d.draft["do"], dv=dv)
-    return d.draft.done(*gradients[:2], dv, *gradients[2:], *sums(d, shares), dh0)
+        gradients = grads(d, parts, scratch, do=d.draft["do"], dv=dv)
+    return d.draft.done(*gradients[:2], dv, *gradients[2:], *sums(d, scratch), dh0)
 
 
-class ChunkShares(NamedTuple):
-    """Gradients of the states that chunks leave, and each chunk's part of the gradients of the gate's parameters."""
+class Scratch(NamedTuple):
+    """What the kernels of a backward tell each other, in the order of `TrainingPlan.scratch`."""
 
-    dh: Location
-    A_log: Location
-    dt_bias: Location
+    dh: Location | None                      # gradients of the states that chunks leave
+    added: Location | None                   # what each segment adds to them
+    edge: Location | None                    # those that leave segments
+    of_A_log: Location                       # each chunk's share of the gradients of the gate's parameters
+    of_dt_bias: Location
 
 
-def walk_back(
-    d: Description, parts: Parts, do: Location, dht: Location, dv: Location, dh0: Location | None
-) -> ChunkShares:
+def scratch_of(d: Description) -> Scratch:
+    return Scratch(*map(d.scratch.part, d.plan.scratch))
+
+
+def walk_back(d: Description, parts: Parts, scratch: Scratch, dv: Location, dh0: Location | None) -> None:
     """Launch the walk back over the chunks."""
-    dh, added, edge, *shares = map(d.scratch.part, d.plan.scratch)
+    given, dht = dict(tiles=parts.tiles, do=d.draft["do"], segment_table=d.tables.segment), d.draft["dht"]
     if d.plan.carry_back:
-        d.launch_walk(d.plan.carry_back, tiles=parts.tiles, do=do, dh0=added, segment_table=d.tables.segment)
-        d.launch_compose(d.plan.compose_back, M=parts.M, added=added, h0=dht, edge=edge)
-        dht = edge
-    d.launch_walk(d.plan.walk, tiles=parts.tiles, do=do, dht=dht, dv=dv, dh=dh, dh0=dh0, segment_table=d.tables.segment)
-    return ChunkShares(dh, *shares)
+        d.launch_walk(d.plan.carry_back, **given, dh0=scratch.added)
+        d.launch_compose(d.plan.compose_back, M=parts.M, added=scratch.added, h0=dht, edge=scratch.edge)
+        dht = scratch.edge
+    d.launch_walk(d.plan.walk, **given, dht=dht, dv=dv, dh=scratch.dh, dh0=dh0)
 
 
-def chunk_shares(d: Description) -> ChunkShares:
-    """Return memory for them."""
-    dh, _, _, *shares = map(d.scratch.part, d.plan.scratch)
-    return ChunkShares(dh, *shares)
-
-
-def grads(d: Description, parts: Parts, shares: ChunkShares, do: Location, dv: Location) -> list[Location]:
+def grads(d: Description, parts: Parts, scratch: Scratch, do: Location, dv: Location) -> list[Location]:
     """Return dq and dk of each value head, dg and dbeta; each chunk's share of the gate's parameters is written."""
-    arguments, results = arguments_of_grads(d, parts, shares, do, dv)
+    arguments, results = arguments_of_grads(d, parts, scratch, do, dv)
     d.draft.launch(d.plan.grads, (d.plan.grads_grid, 1, 1), **arguments)
     return results
 
 
 def reverse(
-    d: Description, one: Reverse, parts: Parts, shares: ChunkShares, dv: Location, dh0: Location | None
+    d: Description, one: Reverse, parts: Parts, scratch: Scratch, dv: Location, dh0: Location | None
 ) -> list[Location]:
     """Do in one launch what the walk back and grads do."""
-    arguments, results = arguments_of_grads(d, parts, shares, d.draft["do"], dv)
+    arguments, results = arguments_of_grads(d, parts, scratch, d.draft["do"], dv)
     queue = d.draft.tensor((one.config.queue + arguments["items"],), "int32", zeroed=True)
     d.draft.launch(one.config, (one.grid, 1, 1), **arguments, tiles=parts.tiles, dht=d.draft["dht"], dh0=dh0,
                    segment_table=d.tables.segment, queue=queue, walks=one.walks, walkers=one.walkers)
@@ -263,7 +260,7 @@ def reverse(
 
 
 def arguments_of_grads(
-    d: Description, parts: Parts, shares: ChunkShares, do: Location, dv: Location
+    d: Description, parts: Parts, scratch: Scratch, do: Location, dv: Location
 ) -> tuple[dict[str, Any], list[Location]]:
     """Return what grads is launched with, and its results."""
     p, plan = d.p, d.plan
@@ -272,18 +269,18 @@ def arguments_of_grads(
     dg, dbeta = d.draft.tensor(gates, p.g_dtype), d.draft.tensor((p.B, p.T, p.HV), p.beta_dtype)
     return dict(
         **d.rows, **d.gate, chunks=plan.states, items=plan.all_states * p.HV, zero=0.0, one=1.0,
-        do=do, dv=dv, r=parts.r, h=parts.h, dh=shares.dh, dq=dq, dk=dk, dg=dg, dbeta=dbeta,
-        of_A_log=shares.A_log, of_dt_bias=shares.dt_bias, chunk_table=d.tables.state,
+        do=do, dv=dv, r=parts.r, h=parts.h, dh=scratch.dh, dq=dq, dk=dk, dg=dg, dbeta=dbeta,
+        of_A_log=scratch.of_A_log, of_dt_bias=scratch.of_dt_bias, chunk_table=d.tables.state,
     ), [dq, dk, dg, dbeta]
 
 
-def sums(d: Description, shares: ChunkShares) -> list[Location | None]:
+def sums(d: Description, scratch: Scratch) -> list[Location | None]:
     """Return dA_log and ddt_bias."""
     p = d.p
     dA_log = d.draft.tensor((p.HV,), "float32") if p.A_log else None
     ddt_bias = d.draft.tensor((p.HV * p.gate_width,), "float32") if p.dt_bias else None
-    d.draft.launch(d.plan.shares, (p.HV, 1, 1), chunks=d.plan.all_states * (p.T > 0), HV=p.HV, of_A_log=shares.A_log,
-                   of_dt_bias=shares.dt_bias, dA_log=dA_log, ddt_bias=ddt_bias)
+    d.draft.launch(d.plan.shares, (p.HV, 1, 1), chunks=d.plan.all_states * (p.T > 0), HV=p.HV,
+                   of_A_log=scratch.of_A_log, of_dt_bias=scratch.of_dt_bias, dA_log=dA_log, ddt_bias=ddt_bias)
     return [dA_log, ddt_bias]
 
 
@@ -323,7 +320,7 @@ def map_bwd_routine(backend: TrainingBackend, p: Problem, cc: tuple[int, int], s
     d.make_tiles(d.plan.prepare, tiles, cleared=dv)
     if carry := d.plan.making.carry:
         d.launch_walk(carry, tiles=tiles, v=d.draft["v"], ht=d.states(d.plan.all_segments, p.V), M=M)
-    walk_back(d, Parts(tiles, M, None, None), d.draft["do"], d.draft["dht"], dv, dh0)
+    walk_back(d, Parts(tiles, M, None, None), scratch_of(d), dv, dh0)
     return d.draft.done(dh0)
 
 
@@ -426,7 +423,7 @@ class TrainingBackend:
         d = self.description(p, host.cc, host.sms, offsets_dtype(x), (*INPUTS, *names))
         do, dv, r, h, dh, *shares = (d.draft[name] for name in names)
         d.make_tables()
-        run = d.draft.done(*grads(d, Parts(None, None, h, r), ChunkShares(dh, *shares), do, dv))
+        run = d.draft.done(*grads(d, Parts(None, None, h, r), Scratch(dh, None, None, *shares), do, dv))
 
         rows = [rows_of(p, table, tensors[n], p.dtype) for n in ("do", "dv", "r")]
         states = [rows[0].new_zeros(d.plan.all_states, p.HV, p.K * p.V) for _ in range(2)]

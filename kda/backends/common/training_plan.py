@@ -136,7 +136,7 @@ class TrainingPlan(Sizes):
     states: int                              # kept states of a row; if packed, entries of their table
     all_states: int
     saved: SavedBytes
-    scratch: tuple[int, ...]                 # bytes of dh, what segments add to it, where it leaves them; shares
+    scratch: tuple[int, ...]                 # bytes of training.Scratch
     grads_grid: int
     making: Apart | AtOnce                   # what makes all that the backward reads
     prepare: KernelConfig                    # makes the tiles alone, if the backward has all but these

@@ -10,7 +10,6 @@ from ..common.cute.configs import JoinConfig, chunk_options
 from ..common.cute.tile import C
 from ..common.cute.training import TOKENS
 from ..common.training_plan import Clusters
-from .bwd.reverse_config import ReverseConfig
 from .configs import (
     CHANNELS_OF_ROWS,
     CLUSTER_SIZES,
@@ -24,6 +23,7 @@ from .configs import (
     StreamConfig,
     WalkConfig,
 )
+from .reverse_config import ReverseConfig
 
 STAGES = (6, 3)                              # stages of a chain with one CTA on an SM, and with two
 RECORD_STAGES = (5, 2)                       # the same of a chain that keeps, beside results

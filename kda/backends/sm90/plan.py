@@ -25,7 +25,6 @@ from ..common.cute.tile import C
 from ..common.cute.training import TOKENS
 from ..common.pool.plan import inner
 from ..common.pool.plan import recipes as pool_recipes
-from .bwd.reverse_config import ReverseConfig
 from .capability import BACKWARD
 from .configs import (
     ChainConfig,
@@ -53,6 +52,7 @@ from .kernels import (
     stream_config,
     walk_config,
 )
+from .reverse_config import ReverseConfig
 
 TARGET = parse("sm90")
 Forward = (

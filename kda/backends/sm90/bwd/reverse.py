@@ -59,8 +59,8 @@ from ...common.cute.tile import C
 from ...common.cute.training import PLACE, TOKENS
 from ..configs import CHAIN_WARPS, COLUMNS
 from ..parts.state import State
+from ..reverse_config import PLACES, STRIP, Queue, ReverseConfig
 from .grads import REGISTERS, Math
-from .reverse_config import PLACES, STRIP, Queue, ReverseConfig
 from .walk import Walk, WalkPlace
 
 

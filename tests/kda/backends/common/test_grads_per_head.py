@@ -54,8 +54,8 @@ def test_a_bias_of_one_gate_per_head_gets_the_sum_over_channels(backend):
     with door.simulated():
         host = detect("cpu")
         d = BACKENDS[backend].description(PER_HEAD, host.cc, host.sms, None, (*INPUTS, "of_A_log", "of_dt_bias"))
-        shares = training.ChunkShares(None, *(d.draft[name] for name in ("of_A_log", "of_dt_bias")))
-        run = d.draft.done(*training.sums(d, shares))
+        scratch = training.Scratch(None, None, None, *(d.draft[name] for name in ("of_A_log", "of_dt_bias")))
+        run = d.draft.done(*training.sums(d, scratch))
         of_A_log, of_dt_bias = torch.randn(2, d.plan.all_states, PER_HEAD.HV, PER_HEAD.K)
         q = torch.zeros(1, dtype=torch.bfloat16)
         dA_log, ddt_bias = run(q, [q, *[None] * (len(INPUTS) - 1), of_A_log, of_dt_bias])

@@ -12,8 +12,8 @@ pytest.importorskip("cutlass", reason="nvidia-cutlass-dsl is not installed")
 import kda
 from kda.backends.sm90 import launch, plan
 from kda.backends.sm90.bwd.grads import REGISTERS
-from kda.backends.sm90.bwd.reverse_config import ReverseConfig
 from kda.backends.sm90.configs import GradsConfig, WalkConfig
+from kda.backends.sm90.reverse_config import ReverseConfig
 from kda.model.bundles import Save
 from kda.model.force import Force
 from kda.model.problem import Problem

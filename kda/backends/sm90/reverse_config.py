@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
-from ...common.arguments import KernelConfig, number, tensor
-from ...common.cute.barriers import (
+from ..common.arguments import KernelConfig, number, tensor
+from ..common.cute.barriers import (
     LANES_OF_A_WARP,
     Arrivals,
     Meeting,
@@ -17,10 +17,10 @@ from ...common.cute.barriers import (
     of_a_lane,
     of_each_warp,
 )
-from ...common.cute.fields import Struct, array, several
-from ...common.cute.tile import C
-from ...common.cute.training import PLACE, GradsArguments, WalkArguments
-from ..configs import CHAIN_WARPS, COLUMNS, PITCH_V, GradsConfig, WalkConfig, tile
+from ..common.cute.fields import Struct, array, several
+from ..common.cute.tile import C
+from ..common.cute.training import PLACE, GradsArguments, WalkArguments
+from .configs import CHAIN_WARPS, COLUMNS, PITCH_V, GradsConfig, WalkConfig, tile
 
 PLACES = 4                                   # items whose places a CTA holds: MATH's and both beside it, in a ring
 STRIP = NamedBarrier("STRIP", 3, 32 * CHAIN_WARPS, ids_per_group=1)
