@@ -35,11 +35,6 @@ TRITON = installed("triton", "triton")
 CHUNKS = Rule("chunks", lambda p, h: p.op == "chunk", "works in chunks; requested: {p.op} {p.direction}")
 BFLOAT16 = Rule("dtype", lambda p, h: p.dtype == "bfloat16", "needs bfloat16 q, k and v, got {p.dtype}")
 ONE_BETA = Rule("beta", lambda p, h: not p.beta_per_value, "accepts one beta per token and value head")
-GATE_PER_CHANNEL = Rule(
-    "gate", lambda p, h: p.direction == "forward" or not p.gate_per_head,
-    "has a backward for a gate of each channel, got one per head",
-    "pass g[..., None].expand(*g.shape, {p.K}), with a dt_bias of {p.HV} x {p.K} elements",
-)
 SAVES_PRODUCTS = Rule(
     "keeps",
     lambda p, h: not p.disable_recompute,

@@ -2,13 +2,12 @@
 
 from kda.routing.capability import Capability, Rule
 
-from ..common.rules import BFLOAT16, CHUNKS, CUTE_DSL, GATE_PER_CHANNEL, GRID, ONE_BETA, rules_of, runs_on, saves_opaque
+from ..common.rules import BFLOAT16, CHUNKS, CUTE_DSL, GRID, ONE_BETA, rules_of, runs_on, saves_opaque
 
 ARCHS = "sm100", "sm103", "sm110"            # the same code; only the line that names the target differs
 
 # Rules that only backwards have to satisfy, whatever their lengths.
 BACKWARD = (
-    *rules_of("sm100", GATE_PER_CHANNEL),
     Rule(
         "sm100.backward_head_dim",
         lambda p, h: p.direction == "forward" or p.K == p.V == 128,

@@ -2,11 +2,10 @@
 
 from kda.routing.capability import Capability, Rule
 
-from ..common.rules import BFLOAT16, CHUNKS, CUTE_DSL, GATE_PER_CHANNEL, GRID, ONE_BETA, rules_of, runs_on, saves_opaque
+from ..common.rules import BFLOAT16, CHUNKS, CUTE_DSL, GRID, ONE_BETA, rules_of, runs_on, saves_opaque
 
 # Further rules of a backward.
 BACKWARD = (
-    *rules_of("sm90", GATE_PER_CHANNEL),
     Rule(
         "sm90.backward_shape",
         lambda p, h: p.direction == "forward" or p.K == p.V,

@@ -1,13 +1,15 @@
 """One gate per head, g (B, T, HV), is the gate g[..., None].expand(B, T, HV, K) of each channel."""
 
+import dataclasses
+
 import pytest
 import torch
 from naive import DIFFERENTIABLE, distance, make
 
 import kda
-from kda.model.host import Host
+from kda.model.host import host_of
 from kda.model.problem import Problem
-from kda.routing.dispatch import capability
+from kda.routing.dispatch import weigh
 
 GATES = {"given": {}, "softplus": {"gate": "softplus"}, "bounded": {"gate": "bounded", "beta": "sigmoid"}}
 every_gate = pytest.mark.parametrize("options", GATES.values(), ids=GATES)
@@ -80,9 +82,12 @@ def test_a_decay_of_each_head_comes_from_the_gate_alone_with_one_channel():
     assert distance(found, wanted) < 1e-14
 
 
-@pytest.mark.parametrize("backend", ["sm100", "sm90"])
-def test_a_backward_that_reads_a_gate_of_each_channel_refuses_one_per_head_with_a_way_out(backend):
-    refusal, = capability(backend).broken("gate", Problem.parse("gate_per_head=true backward"), Host())
-    assert refusal.startswith(f"{backend}.gate: has a backward for a gate of each channel")
-    assert "expand(*g.shape, 128)" in refusal
-    assert not capability(backend).broken("gate", Problem.parse("gate_per_head=true"), Host())
+@pytest.mark.parametrize("words", ["", "packed", "K=64 V=64", "g_dtype=float32"])
+@pytest.mark.parametrize("gate", GATES)
+@pytest.mark.parametrize("arch", ["sm90", "sm100"])
+def test_both_directions_are_of_the_backend_that_runs_a_gate_of_each_channel(arch, gate, words):
+    for direction in ("forward", "backward"):
+        p = Problem.parse(f"bfloat16 l2norm beta=sigmoid {gate.replace('given', '')} {words} {direction}")
+        found, expected = (weigh(x, host_of(arch)).backend for x in (dataclasses.replace(p, gate_per_head=True), p))
+        refused = (arch, words, direction) == ("sm100", "K=64 V=64", "backward")
+        assert found == expected == ("triton" if refused else arch)

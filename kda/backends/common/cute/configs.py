@@ -257,7 +257,7 @@ class SharesArguments(Arguments):
     of_A_log = tensor("float32")             # (chunks, HV, K)
     of_dt_bias = tensor("float32")
     dA_log = tensor("float32")               # (HV)
-    ddt_bias = tensor("float32")             # (HV, K)
+    ddt_bias = tensor("float32")             # (HV, K), or (HV)
     chunks = number("int32")                 # chunks of all rows
     HV = number("int32")
 

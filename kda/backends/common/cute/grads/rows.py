@@ -409,13 +409,14 @@ class GradRows:
     def share_dg(self, s, b: cutlass.Constexpr, dg):
         """Sums of step b over a warp's 16 channels, for `store_dg_of_heads`."""
         lane, sums = self.lane(), [None] * EACH
+        of_warp = s.dg_of_warps + self.warp() * TOKENS                         # which all lanes find together
         for t in cutlass.range_constexpr(EACH):
             total = dg[at_element(0, 0, t)] + dg[at_element(0, 1, t)]
             for far in (16, 8, 4):
                 total += neighbour(total, far)
             sums[t] = total
         if lane < EACH:
-            store(s.dg_of_warps + (self.warp() * TOKENS + STEP * b + EACH * lane), sums)
+            store(of_warp + (STEP * b + EACH * lane), sums)
 
     @cute.jit
     def store_dg_of_heads(self, x, s, head, begin, tokens):
