@@ -11,8 +11,10 @@ from __future__ import annotations
 import ast
 import functools
 import importlib.util
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from .. import application
 from .errors import BuildError
@@ -67,6 +69,19 @@ def _with_packages(module: str) -> Iterator[str]:
     while module:
         yield module
         module = module.rpartition(".")[0]
+
+
+@functools.cache
+def parameters(function: str) -> Mapping[str, bool]:
+    """Return the parameters of "module:name" in order, and whether each has an annotation: in Triton, tl.constexpr."""
+    module, _, name = function.partition(":")
+    root, _, rest = module.partition(".")
+    path = _file(_places(root, module), rest)
+    found = re.search(rf"^def {name}\(.*?\)[^()\n]*:\n", path.read_text() if path else "", re.DOTALL | re.MULTILINE)
+    if not found:
+        raise BuildError(f"{function} is not in the source of {root}.")
+    signature: Any = ast.parse(f"{found[0]} pass").body[0]                   # alone: a whole module takes longer
+    return {x.arg: x.annotation is not None for x in signature.args.args}
 
 
 @functools.cache

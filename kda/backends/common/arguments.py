@@ -7,7 +7,8 @@ them, and the order in which a launch passes them.  No compiler and no torch: a 
         segments = number("int32")           # of a sequence
 
 In a kernel `x.M` is a pointer and `x.segments` a number; `draft.launch(config, grid, segments=2, M=M)` describes a
-launch (routine.py).
+launch (routine.py).  A kernel of Triton reads what its signature names of the arguments of its family, in any order
+(triton_recipes.py).
 """
 
 from __future__ import annotations
@@ -15,9 +16,9 @@ from __future__ import annotations
 import dataclasses
 import math
 import operator
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from .limits import MAX_THREADS, Limited
 
@@ -29,23 +30,40 @@ TILE_ALIGNMENT = 1024                        # bytes: a part of memory begins wh
 MAX_CLUSTER = 8                              # CTAs of a cluster that every GPU with clusters runs
 
 
+Source: TypeAlias = str | Callable[[Any], Any]    # "prepare.g_dtype": a field of the configuration, or what reads it
+
+
 class Argument(NamedTuple):
     """A tensor's address, or a number."""
 
     is_tensor: bool
-    dtype: str                               # the type of its elements where the configuration names none
-    dtype_from: str                          # "prepare.g_dtype": the configuration's field that names its dtype
+    dtype: str | None                        # the type of its elements where the configuration names none
+    dtype_from: Source                       # what names its dtype
+    needs: Source | bool                     # whether there is such a tensor
+    divisible: Source | bool                 # whether Triton is told that it is a multiple of 16
 
-    def dtype_in(self, config: Any) -> str:
-        return (operator.attrgetter(self.dtype_from)(config) if self.dtype_from else None) or self.dtype
+    def dtype_in(self, config: Any) -> str | None:
+        """Return its dtype.  None: there is no such tensor, and None is what a kernel of Triton has in its place."""
+        return (self.read("dtype_from", config) or self.dtype) if self.read("needs", config) else None
+
+    def read(self, field: str, config: Any) -> Any:
+        """Return what the configuration says of a field, or the field itself where it needs none."""
+        source = getattr(self, field)
+        if isinstance(source, str) and source:
+            return operator.attrgetter(source)(config)
+        return source(config) if callable(source) else source
 
 
-def tensor(dtype: str = "float32", dtype_from: str = "") -> Any:
-    return Argument(True, dtype, dtype_from)
+def tensor(
+    dtype: str | None = "float32", dtype_from: Source = "", needs: Source | bool = True,
+    divisible: Source | bool = True,
+) -> Any:
+    """Declare a tensor.  Without any dtype, the configuration's field of its name has it."""
+    return Argument(True, dtype, dtype_from, needs, divisible)
 
 
-def number(dtype: str) -> Any:
-    return Argument(False, dtype, "")
+def number(dtype: str, divisible: Source | bool = False) -> Any:
+    return Argument(False, dtype, "", True, divisible)
 
 
 class Arguments:
@@ -54,7 +72,8 @@ class Arguments:
     declared: Mapping[str, Argument] = MappingProxyType({})
 
     def __init_subclass__(cls) -> None:
-        more = {name: value for name, value in vars(cls).items() if isinstance(value, Argument)}
+        more = {name: value if value.dtype or value.dtype_from else value._replace(dtype_from=name)
+                for name, value in vars(cls).items() if isinstance(value, Argument)}
         cls.declared = {**cls.declared, **more}
         kinds = [argument.is_tensor for argument in cls.declared.values()]
         assert kinds == sorted(kinds, reverse=True), f"{cls.__name__}: a tensor is declared after a number"
@@ -78,11 +97,11 @@ class Arguments:
         return type(name, (Arguments,), declared)
 
     @classmethod
-    def tensors(cls) -> list[str]:
+    def tensor_names(cls) -> list[str]:
         return [name for name, argument in cls.declared.items() if argument.is_tensor]
 
     @classmethod
-    def numbers(cls) -> list[str]:
+    def number_names(cls) -> list[str]:
         return [name for name, argument in cls.declared.items() if not argument.is_tensor]
 
 
@@ -134,7 +153,7 @@ class KernelConfig(Limited):
 
     def bound(self, kernel: Kernel, grid: tuple[int, int, int], **numbers: float) -> Bound:
         """Return the launch of a kernel that was built for this, without its tensors."""
-        values = [numbers.pop(name) for name in self.arguments.numbers()]
+        values = [numbers.pop(name) for name in self.arguments.number_names()]
         assert not numbers, f"{type(self).__name__} has no numbers {sorted(numbers)}"
         return kernel.bound(
             grid, *values, block=self.threads, cluster=self.cluster, dynamic_shared=self.shared, pdl=self.pdl,

@@ -139,9 +139,9 @@ class Draft:
             raise TypeError(f"{type(config).__name__} has no arguments {sorted(unknown)}; it has {known}")
         if 0 in grid:
             return
-        numbers = {name: arguments[name] for name in config.arguments.numbers()}
+        numbers = {name: arguments[name] for name in config.arguments.number_names()}
         bound = config.bound(self._kernel(config), grid, **numbers)
-        self._launches.append((bound, [arguments.get(name) for name in config.arguments.tensors()]))
+        self._launches.append((bound, [arguments.get(name) for name in config.arguments.tensor_names()]))
 
     def launch_triton(self, kernel: TritonKernel, programs: int, values: Mapping[str, Any]) -> None:
         """Add a launch of a kernel of Triton, if there are programs, with its arguments from `values` by name."""

@@ -5,8 +5,7 @@ from __future__ import annotations
 from kda.model.host import Host
 from ptxkit.compile.target import Target, code_for
 
-TYPES = {"bfloat16": "*bf16", "float16": "*fp16", "float32": "*fp32", "float64": "*fp64", "int32": "*i32",
-         "int64": "*i64"}
+TYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "float64": "fp64", "int32": "i32", "int64": "i64"}
 
 
 def target_of(host: Host) -> Target:

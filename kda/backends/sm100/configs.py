@@ -476,7 +476,7 @@ class GradsConfig(TrainedConfig, GradsOptions):
             **states,
             **self.more_fields,
             places=array("int64", 2, PLACE, align=16),
-            tensors=array("int64", len(GradsArguments.tensors()), align=8),    # their addresses
+            tensors=array("int64", len(GradsArguments.tensor_names()), align=8),    # their addresses
             **mbarriers(self.product_pipelines),
             base_desc=array("uint32", 1, align=4),           # the address of all this / 16, as descriptors have it
             tmem=array("uint32", 1, align=4),                # where tensor memory begins: at 0

@@ -63,7 +63,7 @@ class Description:
         if name in self.plan.steps:
             config, ctas = self.plan.steps[name]
             numbers = self.numbers | ({"chunks": self.p.B * self.plan.chunks} if name == "sum_chunks" else {})
-            given = {number: numbers[number] for number in config.arguments.numbers()}
+            given = {number: numbers[number] for number in config.arguments.number_names()}
             self.draft.launch(config, (ctas, 1, 1), **tensors, **given)
 
     def rows(self, last: int) -> Location:

@@ -14,7 +14,6 @@ from kda.model.host import Host
 from kda.model.problem import Problem
 from kda.model.stages import RESULTS, SHAPES
 from ptxkit.compile.fetching import fetch_all
-from ptxkit.compile.launch_list import Location
 from ptxkit.compile.triton import TritonKernel
 
 from ..common.routine import Draft, Routine
@@ -34,21 +33,19 @@ class TritonCall:
     """The tensors and numbers of one direction of a call, and the launches of its kernels.
 
     A tensor of rows is read as (tokens, heads, ..), one of chunks as (chunks, HV, ..), whatever its shape is: kernels
-    get addresses.  `saved` says what it saves, or what was saved for it; `inputs` are those that a call passes, of
-    which `absent` ones are None; `offsets` is the dtype of cu_seqlens.
+    get addresses.  `saved` says what it saves, or what was saved for it; `inputs` are those that a call passes, some of
+    which may be None; `offsets` is the dtype of cu_seqlens.
     """
 
     def __init__(
-        self, p: Problem, host: Host, saved: Save, offsets: str | None, inputs: Sequence[str],
-        absent: Iterable[str] = (), cut: bool = False,
+        self, p: Problem, host: Host, saved: Save, offsets: str | None, inputs: Sequence[str], cut: bool = False
     ):
         self.p, (self.plan, self.kernels) = p, prepared(p, host, saved, cut)
         self.draft, pl = Draft(None, inputs), self.plan
         self.env: dict[str, Any] = {
-            **self.draft.only(*inputs), **dict.fromkeys(absent),
-            "T": p.T, "tokens": p.B * p.T, "N": p.N, "H": p.H, "HV": p.HV, "C": p.C, "one": 1, "scale": p.scale,
-            "lower_bound": p.lower_bound or 0.0, "chunks": pl.chunks, "pieces": pl.segments,
-            "segment": pl.segment, "chunk_bound": pl.chunk_bound,
+            **self.draft.only(*inputs), "T": p.T, "tokens": p.B * p.T, "N": p.N, "H": p.H, "HV": p.HV, "C": p.C,
+            "one": 1, "scale": p.scale, "lower_bound": p.lower_bound or 0.0, "chunks": pl.chunks,
+            "pieces": pl.segments, "segment": pl.segment, "chunk_bound": pl.chunk_bound,
         }
         # Packed, there may be fewer; programs without a chunk clear tokens outside every sequence.
         self.chunks, self.segments = pl.chunk_bound + p.packed, pl.all_segments
@@ -67,14 +64,17 @@ class TritonCall:
 
     # memory
 
-    def empty(self, *shape: int, dtype: str = "float32") -> Location:
-        return self.draft.tensor(shape, dtype)
+    def allocate(self, names: str, *shape: int) -> None:
+        """Allocate tensors in the dtypes in which kernels have them; None for those that they have not."""
+        for name in names.split():
+            dtype = dtype_of(self.p, name)
+            self.env[name] = self.draft.tensor(shape, dtype) if dtype else None
 
-    def per_chunk(self, *shape: int, dtype: str = "float32") -> Location:
-        return self.empty(self.plan.chunk_bound, self.p.HV, *shape, dtype=dtype)
+    def per_chunk(self, names: str, *shape: int) -> None:
+        self.allocate(names, self.plan.chunk_bound, self.p.HV, *shape)
 
-    def per_segment(self, *shape: int) -> Location:
-        return self.empty(self.segments, self.p.HV, *shape)
+    def per_segment(self, names: str, *shape: int) -> None:
+        self.allocate(names, self.segments, self.p.HV, *shape)
 
     def make(self, names: str) -> None:
         """Allocate tensors of `kda.model.stages`, of rows or of chunks."""
@@ -89,7 +89,7 @@ class TritonCall:
                 shape = [*tokens, p.H if name in ("dq", "dk") else p.HV, *shape]
             else:
                 shape = [self.plan.chunk_bound, p.HV, getattr(p, first), *shape]
-            self.env[name] = self.empty(*shape, dtype=dtype_of(p, name))
+            self.allocate(name, *shape)
 
     def drop(self, names: str) -> None:
         """Give memory back for what is made next; no later launch reads these."""

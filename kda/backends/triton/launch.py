@@ -44,30 +44,28 @@ RESULTS = ("o", "dq", "dk", "dv", "dg", "dbeta", "dh0")
 def rounded_to(p: Problem) -> dict[str, str]:
     """Return the dtypes of operands of products, of what the norms' backward reads, and of results."""
     names = RESULTS if p.dtype == "float32" else (*OPERANDS, "dqn", "dkn", *RESULTS)
-    return {name: dtype for name in names if (dtype := dtype_of(p, name)) not in ("float32", "float64")}
+    return {name: dtype for name in names if (dtype := dtype_of(p, name)) not in ("float32", "float64", None)}
 
 
 # the runs
 
 
-def sums(c: TritonCall) -> None:
-    """Allocate what the backward's kernels find beside the inputs: gc, and the norms of q and k."""
-    p = c.p
-    # A difference of long float64 sums keeps the small decays that follow a large one.
-    c.env["gc"] = c.per_chunk(p.C, p.K, dtype=dtype_of(p, "gc"))
-    if p.qk_l2norm:
-        c.env |= {name: c.empty(p.B * p.T, p.HV) for name in ("q_norm", "k_norm")}
+def sums(c: TritonCall, for_backward: bool = True) -> None:
+    """Allocate gc and, which only a backward reads, the norms of q and k."""
+    c.per_chunk("gc", c.p.C, c.p.K)
+    if for_backward:
+        c.allocate("q_norm k_norm", c.p.B * c.p.T, c.p.HV)
 
 
 def gate_intra_wy(c: TritonCall, for_backward: bool) -> None:
     """Compute A_qk, w, u, qg, kg, gc_last; for a backward also A_inv."""
-    sums(c)
+    sums(c, for_backward)
     if "A_inv" in c.env:                                                       # and so is A_qk
         c.make("w u qg kg gc_last")
         c.over_chunks("prepare")
         return
     c.make("A_qk w u qg kg gc_last" + " A_inv" * for_backward)
-    c.env["A_kk"] = c.per_chunk(c.p.C, c.p.C)
+    c.per_chunk("A_kk", c.p.C, c.p.C)
     c.over_chunks("prepare")
     c.drop("A_kk")
 
@@ -77,7 +75,7 @@ def state_output(c: TritonCall) -> None:
     if not c.plan.cut:
         c.over_segments("state", h0=c.env.get("h0"))
         return
-    c.env |= {"added": c.per_segment(c.p.K, c.p.V), "edge": c.per_segment(c.p.K, c.p.V)}
+    c.per_segment("added edge", c.p.K, c.p.V)
     c.over_segments("added", ht=c.env["added"])
     transitions(c)
     c.over_sequences("compose")
@@ -88,43 +86,44 @@ def state_output(c: TritonCall) -> None:
 def transitions(c: TritonCall) -> None:
     """Compute M: each segment multiplies a state by it, and the gradient of a state by its transpose."""
     if "M" not in c.env:
-        c.env["M"] = c.per_segment(c.p.K, c.p.K)
+        c.per_segment("M", c.p.K, c.p.K)
         c.over_segments("transition")
 
 
-def output_state_bwd(c: TritonCall) -> None:
-    """Compute dh, dv_new and, where there is memory for it, dh0."""
+def output_state_bwd(c: TritonCall, dht: bool) -> None:
+    """Compute dh, dv_new and, where there is memory for it, dh0; `dht`: final states have gradients."""
     c.make("dh dv_new")
-    dht = c.env["dht"]
-    start = " from zero" if dht is None else ""
+    start = "" if dht else " from zero"
     if not c.plan.cut:
         c.over_segments("state_bwd" + start)
         return
     transitions(c)
-    c.env |= {"added": c.per_segment(c.p.K, c.p.V), "edge": c.per_segment(c.p.K, c.p.V)}
+    c.per_segment("added edge", c.p.K, c.p.V)
     c.over_segments("added_bwd", dh0=c.env["added"])
-    c.over_sequences("compose_bwd" + start, h0=dht)
+    c.over_sequences("compose_bwd" + start, h0=c.env["dht"])
     c.over_segments("state_bwd", dht=c.env["edge"])
     c.drop("added edge")
 
 
 def wy_intra_gate_bwd(c: TritonCall) -> None:
     """Compute the gradients of the inputs."""
-    p, env = c.p, c.env
+    p = c.p
     tokens = (p.B * p.T, p.HV)
     slices = c.plan.tiles("intra_bwd", "K")
     c.make("dv")
-    env |= {name: c.per_chunk(p.C, p.C, dtype=dtype_of(p, "A_qk")) for name in ("L1", "L2", "U1", "U2")}
-    env |= {"units": c.per_chunk(), "diagonal": c.empty(*tokens), "db": c.empty(1 + slices, *tokens),
-            "P": c.empty(*tokens, p.V, dtype=dtype_of(p, "dv"))}
+    c.per_chunk("L1 L2 U1 U2", p.C, p.C)
+    c.per_chunk("units")
+    c.allocate("diagonal", *tokens)
+    c.allocate("db", 1 + slices, *tokens)
+    c.allocate("P", *tokens, p.V)
     c.over_chunks("wy_bwd")
     c.drop("A_inv dv_new")
     c.make("dqn dkn dg")
-    for name, needed, channels in (("A_log", p.A_log, 1), ("dt_bias", p.dt_bias, p.gate_width)):
-        env["of_" + name] = c.empty(c.chunks, p.HV, slices if p.gate_per_head else p.K) if needed else None
-        env["d" + name] = c.empty(p.HV * channels) if needed else None
-    env["dg_shares"] = c.empty(slices, *tokens) if p.gate_per_head else None
-    c.over_chunks("intra_bwd", slices, **{"dg": env["dg_shares"]} if p.gate_per_head else {})
+    for name, channels in (("A_log", 1), ("dt_bias", p.gate_width)):
+        c.allocate("of_" + name, c.chunks, p.HV, slices if p.gate_per_head else p.K)
+        c.allocate("d" + name, p.HV * channels)
+    c.allocate("dg_shares", slices, *tokens)
+    c.over_chunks("intra_bwd", slices, **{"dg": c.env["dg_shares"]} if p.gate_per_head else {})
     c.drop("h dh v_new do P L1 L2 U1 U2 units diagonal gc")
     c.make("dq dk dbeta")
     rows: Any = c.plan.kernels["norms_bwd"].constants["ROWS"]
@@ -140,10 +139,10 @@ def wy_intra_gate_bwd(c: TritonCall) -> None:
 def forward_routine(p: Problem, host: Host, save: Save, offsets: str | None) -> Routine:
     """Return a forward, whose results are o, the final states, the states that enter chunks and what is saved."""
     kind = save.kind
-    c = TritonCall(p, host, save, offsets, (*INPUTS, *STATES), [] if p.state_dtype else ["h0"])
+    c = TritonCall(p, host, save, offsets, (*INPUTS, *STATES))
     c.make("o" + " h v_new" * (kind is Saved))
     if p.final_state:
-        c.env["ht"] = c.empty(p.N, *p.state_shape)
+        c.allocate("ht", p.N, *p.state_shape)
     gate_intra_wy(c, for_backward=kind is not None)
     c.drop("gc q_norm k_norm")
     state_output(c)
@@ -174,8 +173,7 @@ prefill = of_pool(forward, lambda p: p.C)
 def backward_routine(p: Problem, host: Host, save: Save, offsets: str | None, dht: bool) -> Routine:
     """Return the backward for which `save` was saved; `dht`: final states have gradients.  Its results are Grads."""
     saved = save.kind._fields if save.kind else ()
-    absent = {"h0": not p.state_dtype, "dht": not dht, "A_log": not p.A_log, "dt_bias": not p.dt_bias}
-    c = TritonCall(p, host, save, offsets, (*INPUTS, "do", "dht", *saved), [name for name in absent if absent[name]])
+    c = TritonCall(p, host, save, offsets, (*INPUTS, "do", "dht", *saved))
     if save is Save.ALL:
         sums(c)
         c.over_chunks("sums")
@@ -184,8 +182,8 @@ def backward_routine(p: Problem, host: Host, save: Save, offsets: str | None, dh
         c.make("h v_new")
         state_output(c)
         c.drop("u")
-    c.env["dh0"] = c.empty(p.N, *p.state_shape, dtype=p.state_dtype) if p.state_dtype else None
-    output_state_bwd(c)
+    c.allocate("dh0", p.N, *p.state_shape)
+    output_state_bwd(c, dht)
     c.drop("A_qk w qg kg gc_last M")
     wy_intra_gate_bwd(c)
     return c.done(Grads._fields)
@@ -207,9 +205,9 @@ def backward_direction(p: Problem, save: Save, offsets: str | None, dht: bool) -
 @described_once
 def map_routine(p: Problem, host: Host, transition: bool) -> Routine:
     """Return the map of a sequence; its results are the final state, M of its segments, w, kg and gc_last."""
-    c = TritonCall(p, host, Save.NOTHING, None, INPUTS, [] if p.state_dtype else ["h0"], cut=transition)
+    c = TritonCall(p, host, Save.NOTHING, None, INPUTS, cut=transition)
     c.make("o")
-    c.env["ht"] = c.empty(1, p.HV, p.K, p.V)
+    c.allocate("ht", 1, p.HV, p.K, p.V)
     gate_intra_wy(c, for_backward=False)
     c.drop("gc q_norm k_norm")
     state_output(c)
@@ -224,12 +222,11 @@ def segment_map(p: Problem, x: Inputs, transition: bool) -> SegmentSummary:
 
 @described_once
 def map_bwd_routine(p: Problem, host: Host, dht: bool) -> Routine:
-    absent = {"h0": not p.state_dtype, "dht": not dht}
-    c = TritonCall(p, host, Save.NOTHING, None, (*INPUTS, "do", "dht"), [name for name in absent if absent[name]])
-    c.env["dh0"] = c.empty(1, p.HV, p.K, p.V)
+    c = TritonCall(p, host, Save.NOTHING, None, (*INPUTS, "do", "dht"))
+    c.allocate("dh0", 1, p.HV, p.K, p.V)
     gate_intra_wy(c, for_backward=True)
     c.drop("gc q_norm k_norm A_inv u")
-    output_state_bwd(c)
+    output_state_bwd(c, dht)
     return c.done(["dh0"])
 
 
@@ -264,22 +261,21 @@ def stage(
     device = next(x.device for x in tensors.values() if x is not None)
     table, given = Chunks(p, offsets, device), {}
     for n in run.reads:
-        x, dtype = tensors[n], getattr(torch, dtype_of(p, n))
-        given[n] = x if x is None else aligned(table.rows(x) if has_rows(n) else x, dtype)
+        x = tensors[n]
+        given[n] = x if x is None else aligned(table.rows(x) if has_rows(n) else x, getattr(torch, dtype_of(p, n)))
     if offsets is not None:
         given["cu_seqlens"] = torch.tensor(offsets, device=device)
-    absent = [n for n, x in given.items() if x is None]
-    c = TritonCall(p, detect(p.device), save, "int64" if p.packed else None, tuple(given), absent)
+    c = TritonCall(p, detect(p.device), save, "int64" if p.packed else None, tuple(given))
     if name == "fwd/gate+intra+wy":
         c.make("o")                                                            # cleared past the sequences
         gate_intra_wy(c, for_backward=True)
     elif name == "fwd/state+output":
         c.make("o h v_new")
-        c.env["ht"] = c.empty(*tensors["h0"].shape)
+        c.allocate("ht", *tensors["h0"].shape)
         state_output(c)
     elif name == "bwd/output+state":
-        c.env["dh0"] = c.empty(*tensors["dht"].shape, dtype=dtype_of(p, "dh0"))
-        output_state_bwd(c)
+        c.allocate("dh0", *tensors["dht"].shape)
+        output_state_bwd(c, dht=True)
     else:
         sums(c)
         c.over_chunks("sums")

@@ -6,7 +6,7 @@ Only the rule that cuts sequences depends on B, T, N or H, and it chooses among 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,6 +18,7 @@ from ptxkit.compile.recipes import Constant
 from ptxkit.compile.triton import Recipe
 
 from ..common import cutting, triton_recipes
+from ..common.arguments import Arguments, number, tensor
 from ..common.pool.plan import inner
 from ..common.pool.plan import recipes as pool_recipes
 from ..common.triton_types import target_of
@@ -90,68 +91,42 @@ def span(p: Problem) -> int:
     return next(fits, 1)
 
 
-# Tensors, numbers and constants of each kernel.
-ARGUMENTS = {
-    "parts.sequences:tables": (
-        "cu_seqlens chunk_table segment_table first_segment taken", "T N C segment chunk_entries segment_entries",
-        "BLOCK RUN",
-    ),
-    "parts.sequences:clear_kept": (
-        "A_qk A_inv w qg kg v_new h gc_last chunk_table", "chunk_bound HV", "K V C BLOCK",
-    ),
-    "fwd.prepare:prepare": (
-        "q k v g beta A_log dt_bias gc q_norm k_norm A_qk A_kk A_inv w u qg kg gc_last o chunk_table",
-        "T chunks H HV one scale lower_bound", "K V C BK BV BG RUN SPAN GATE RATE BIAS BETA NORM MODE PRECISION "
-        "PER_HEAD",
-    ),
-    "fwd.state:state": (
-        "A_qk w u qg kg gc_last h0 o v_new h ht pool place segment_table", "T chunks pieces segment HV scale",
-        "K V C BK BV START FINISH V_FIRST OUTPUT STORE_H STORE_V PRECISION STAGES",
-    ),
-    "fwd.state:transition": (
-        "w kg gc_last M segment_table", "T chunks pieces segment HV", "K C BK BV PRECISION STAGES",
-    ),
-    "fwd.state:compose": (
-        "M added h0 edge first_segment", "pieces HV", "K V ROWS BK BV V_FIRST REVERSE PRECISION",
-    ),
-    "bwd.state:state_bwd": (
-        "A_qk w qg kg gc_last do dht dv_new dh dh0 segment_table", "T chunks pieces segment HV scale",
-        "K V C BK BV START FINISH V_FIRST STORE PRECISION STAGES",
-    ),
-    "bwd.wy:wy_bwd": (
-        "v beta A_inv v_new dv_new do P L1 L2 U1 U2 units dv db diagonal chunk_table", "T chunks HV scale",
-        "V C BV SPAN BETA PRECISION STAGES",
-    ),
-    "bwd.intra:intra_bwd": (
-        "q k g beta A_log dt_bias gc q_norm k_norm h dh v_new do P L1 L2 U1 U2 units diagonal dqn dkn dg db of_A_log "
-        "of_dt_bias chunk_table",
-        "T tokens chunks H HV one scale lower_bound",
-        "K V C BK BV SPAN RUN GATE RATE BIAS BETA NORM SUMMED PRECISION STAGES PER_HEAD",
-    ),
-    "bwd.norms:norms_bwd": (
-        "q k beta q_norm k_norm dqn dkn db dg_shares dq dk dbeta dg taken", "tokens H HV", "K BK ROWS SHARES BETA NORM",
-    ),
-    "bwd.gate:sum_chunks": ("of_A_log of_dt_bias dA_log ddt_bias", "chunks HV", "K BK ROWS RATE BIAS PER_HEAD"),
-}
-TABLES = ("chunk_table", "segment_table", "first_segment", "taken")           # parts/sequences.py
-UNALIGNED = {"beta", "A_log", "dt_bias", "cu_seqlens", *TABLES, "dbeta", "db", "units", "diagonal", "q_norm", "k_norm",
-             "dA_log", "ddt_bias", "pool"}
-FLOATS = ("scale", "lower_bound")            # numbers; the others are int32
-DTYPES = {                                   # dtypes of tensors that have not that of q, whatever the call
-    **dict.fromkeys(("A_log", "dt_bias", "dA_log", "ddt_bias", "of_A_log", "of_dt_bias", "gc_last", "ht", "dht", "A_kk",
-                     "M", "added", "edge", "q_norm", "k_norm", "units", "diagonal", "db", "dg_shares"),
-                    "float32"),
-    **dict.fromkeys(("chunk_table", "segment_table", "taken", "place"), "int64"), "first_segment": "int32",
-}
+class ChunkArguments(Arguments):
+    """The arguments of a call by their one name, in its kernels and in the memory for them.  Rows are (tokens, heads,
+    channels), matrices and states of chunks (chunks, HV, ..): kda/model/stages.py says what they are."""
+
+    q = k = v = do = o = dq = dk = dv = dqn = dkn = tensor(None, "dtype")
+    A_qk = A_inv = w = u = qg = kg = v_new = h = dv_new = dh = P = L1 = L2 = tensor(None, "dtype")
+    U1 = U2 = tensor(None, "dtype", needs=lambda p: span(p) > 1)
+    units = tensor("float32", needs=lambda p: span(p) > 1, divisible=False)    # (chunks, HV)
+    g = dg = tensor(None, "g_dtype")
+    beta = dbeta = tensor(None, "beta_dtype", divisible=False)
+    h0 = dh0 = tensor(None, "state_dtype")                                     # (N, HV, K, V), or (N, HV, V, K)
+    ht = dht = gc_last = A_kk = tensor("float32")
+    M = added = edge = tensor("float32")                                       # (segments, HV, K, K or V)
+    # A difference of long float64 sums keeps the small decays that follow a large one.
+    gc = tensor(None, lambda p: "float64" if p.dtype == "float32" else "float32")
+    A_log = dA_log = tensor("float32", needs="A_log", divisible=False)
+    dt_bias = ddt_bias = tensor("float32", needs="dt_bias", divisible=False)
+    of_A_log = tensor("float32", needs="A_log")                                # (chunks, HV, K): shares in gradients
+    of_dt_bias = tensor("float32", needs="dt_bias")
+    q_norm = k_norm = tensor("float32", needs="qk_l2norm", divisible=False)    # (tokens, HV)
+    diagonal = db = tensor("float32", divisible=False)
+    dg_shares = tensor("float32", needs="gate_per_head")                       # (slices of K, tokens, HV)
+    pool = tensor(None, "checkpoints", divisible=False)
+    place = tensor("int64")                                                    # (chunks)
+    cu_seqlens = tensor("int64", divisible=False)
+    chunk_table = segment_table = taken = tensor("int64", needs="packed", divisible=False)     # parts/sequences.py
+    first_segment = tensor("int32", needs="packed", divisible=False)
+    T = tokens = N = H = HV = C = one = number("int32")
+    chunks = chunk_bound = chunk_entries = segment = pieces = segment_entries = number("int32")
+    scale = lower_bound = number("float32")
 
 
-@functools.lru_cache(maxsize=4096)
-def dtype_of(p: Problem, name: str) -> str:
-    """Return the dtype in which kernels have a tensor."""
-    wide = "float64" if p.dtype == "float32" else "float32"                    # for sums of log2 decays
-    of_call = {"g": p.g_dtype, "beta": p.beta_dtype, "h0": p.state_dtype or "float32", "gc": wide,
-               "pool": p.checkpoints or "float32"}
-    return of_call.get(name) or of_call.get(name.removeprefix("d")) or DTYPES.get(name, p.dtype)
+def dtype_of(p: Problem, name: str) -> str | None:
+    """Return the dtype of a tensor, None if there is none.  Operands that lie in no memory have that of q."""
+    declared = ChunkArguments.declared.get(name)
+    return declared.dtype_in(p) if declared else p.dtype
 
 
 class _Recipes:
@@ -168,31 +143,19 @@ class _Recipes:
             "BETA": p.beta, "NORM": p.qk_l2norm, "V_FIRST": p.state_v_first, "SUMMED": p.dtype == "float32",
             "PRECISION": "tf32x3" if p.dtype == "float32" else "tf32",         # for products of float32 operands
         }
-        given = {
-            **dict.fromkeys(TABLES, p.packed), **dict.fromkeys(("q_norm", "k_norm"), p.qk_l2norm),
-            **dict.fromkeys(("A_log", "of_A_log", "dA_log"), p.A_log),
-            **dict.fromkeys(("dt_bias", "of_dt_bias", "ddt_bias"), p.dt_bias),
-            **dict.fromkeys(("U1", "U2", "units"), self.constants["SPAN"] > 1),
-        }
-        self.absent = absent(**given)
 
     def recipe(
-        self, function: str, c: TileConfig, left_out: Iterable[str] = (),
-        dtypes: Mapping[str, str | None] | None = None, **constants: Constant,
+        self, function: str, c: TileConfig, dtypes: Mapping[str, str | None] = triton_recipes.NONE,
+        **constants: Constant,
     ) -> Recipe:
-        """Return the recipe of a kernel.  The tensors in `left_out` are None; `dtypes` are those of tensors that have
-        others than `dtype_of` says; `constants` are those that the call and the configuration do not say."""
+        """Return the recipe of a kernel.  `dtypes` are those of tensors that are not as declared, `constants`
+        those that neither the call nor the configuration says."""
         c.require_valid()
-        tensors, numbers, needed = (names.split() for names in ARGUMENTS[function])
-        none = {*self.absent, *left_out}
-        given = {name: None if name in none else dtype_of(self.p, name) for name in tensors}
-        given |= dtypes or {}
         known = self.constants | {"BK": c.BK, "BV": c.BV, "STAGES": c.stages} | constants
-        options = {"maxnreg": c.maxnreg} if c.maxnreg else {}
+        options: dict[str, Any] = {"maxnreg": c.maxnreg} if c.maxnreg else {}
         return triton_recipes.recipe(
-            f"triton.{function}", given, {name: "fp32" if name in FLOATS else "i32" for name in numbers},
-            {name: known[name] for name in needed}, {*tensors} - UNALIGNED, self.target, c.num_warps, c.stages,
-            **options,
+            f"triton.{function}", ChunkArguments, self.p, known, self.target, dtypes=dtypes, num_warps=c.num_warps,
+            num_stages=c.stages, **options,
         )
 
     def forward(self, segment: int, saved: Save) -> dict[str, Recipe]:
@@ -207,7 +170,7 @@ class _Recipes:
     def sequences(self) -> dict[str, Recipe]:
         return {
             f"tables {dtype}": self.recipe(
-                "parts.sequences:tables", TileConfig(), dtypes={"cu_seqlens": dtype}, BLOCK=256, RUN=16
+                "parts.sequences:tables", TileConfig(), {"cu_seqlens": dtype}, BLOCK=256, RUN=16
             )
             for dtype in ("int32", "int64") if self.p.packed
         }
@@ -242,7 +205,7 @@ class _Recipes:
         left_out = absent(A_qk=output, qg=output, o=output, v_new=store_v, h=store_h != "none", ht=finish != "none",
                           pool=checkpoints, place=checkpoints)
         return self.recipe(
-            "fwd.state:state", self.state, left_out, {"h0": self.edge(start)}, START=start, FINISH=finish,
+            "fwd.state:state", self.state, left_out | {"h0": self.edge(start)}, START=start, FINISH=finish,
             OUTPUT=output, STORE_H=store_h, STORE_V=store_v,
         )
 
@@ -255,7 +218,7 @@ class _Recipes:
 
     def compose(self, start: str, dtype: str | None, reverse: bool) -> Recipe:
         return self.recipe(
-            "fwd.state:compose", self.composing, (), {"h0": None if start == "zero" else dtype}, ROWS=self.K,
+            "fwd.state:compose", self.composing, {"h0": None if start == "zero" else dtype}, ROWS=self.K,
             REVERSE=reverse, PRECISION="tf32x3",
         )
 
@@ -281,7 +244,7 @@ class _Recipes:
         c = self.intra
         kernels["wy_bwd"] = self.recipe("bwd.wy:wy_bwd", self.wy)
         shares = {"dg": "float32"} if p.gate_per_head else {}
-        kernels["intra_bwd"] = self.recipe("bwd.intra:intra_bwd", c, dtypes=shares, RUN=self.run(c.BK, c))
+        kernels["intra_bwd"] = self.recipe("bwd.intra:intra_bwd", c, shares, RUN=self.run(c.BK, c))
         kernels["norms_bwd"] = self.recipe(
             "bwd.norms:norms_bwd", TileConfig(BK=self.K),
             absent(q=p.qk_l2norm, k=p.qk_l2norm, beta=p.beta != "given",
@@ -298,13 +261,14 @@ class _Recipes:
     def state_bwd(self, start: str, finish: str, store: bool) -> Recipe:
         left_out = absent(dht=start != "zero", dv_new=store, dh=store)
         return self.recipe(
-            "bwd.state:state_bwd", self.state_back, left_out, {"dh0": self.edge(finish)}, START=start, FINISH=finish,
+            "bwd.state:state_bwd", self.state_back, left_out | {"dh0": self.edge(finish)}, START=start, FINISH=finish,
             STORE=store, STAGES=min(self.state_back.stages, 2),
         )
 
 
-def absent(**needed: bool) -> list[str]:
-    return [name for name, value in needed.items() if not value]
+def absent(**needed: bool) -> dict[str, str | None]:
+    """Return the dtypes, None, of the tensors that a kernel does not need."""
+    return {name: None for name, value in needed.items() if not value}
 
 
 def recipes(p: Problem, host: Host, training: bool = True) -> list[Recipe]:

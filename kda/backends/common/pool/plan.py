@@ -5,18 +5,27 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-from typing import Any, NamedTuple
+from types import SimpleNamespace
+from typing import NamedTuple
 
 from kda.model.problem import Problem
 from ptxkit.compile.target import Target
 from ptxkit.compile.triton import Recipe
 
 from .. import triton_recipes
+from ..arguments import Arguments, number, tensor
+from ..triton_types import width
 
 ELEMENTS = 4096                              # elements that a program of gather or scatter has: 32 for each thread
 INDICES = ("int32", "int64")
-ALIGNED = ("h0", "ht", "place")              # others are as they come from the caller
-WIDE = ("stride", "count", "T")              # numbers of 64 bits
+
+
+class PoolArguments(Arguments):
+    pool = slots = starts = cu_seqlens = offsets = checkpoints = tensor(None, divisible=False)  # as the caller has them
+    h0 = ht = tensor("float32")              # (N, HV, K, V), or (N, HV, V, K)
+    place = tensor("int64")                  # (chunks)
+    stride = count = T = number("int64")
+    HV = E = number("int32")
 
 
 class Dtypes(NamedTuple):
@@ -41,26 +50,14 @@ def inner(p: Problem) -> Problem:
 def recipes_of(p: Problem, x: Dtypes, rows: int, target: Target) -> dict[str, Recipe]:
     """Return the recipes of the kernels; `rows` is the number of rows of a chunk in the walk over the states."""
     size = p.K * p.V
-    tensors: dict[str, Any] = {
-        "pool": p.state_dtype, "h0": "float32", "ht": "float32", "place": "int64", **x._asdict(),
-    }
-    of_states = {"SIZE": size, "BLOCK": min(ELEMENTS, 1 << (size - 1).bit_length())}
-
-    def recipe(function: str, names: str, numbers: str, constants: dict[str, Any]) -> Recipe:
-        return triton_recipes.recipe(
-            f"common.pool.kernels:{function}", {name: tensors[name] for name in names.split()},
-            {name: "i64" if name in WIDE else "i32" for name in numbers.split()}, constants, ALIGNED, target,
+    dtypes = SimpleNamespace(pool=p.state_dtype, **x._asdict())
+    blocks = dict.fromkeys(("gather", "scatter"), min(ELEMENTS, width(size))) | {"places": 256}
+    return {
+        name: triton_recipes.recipe(
+            f"common.pool.kernels:{name}", PoolArguments, dtypes, {"SIZE": size, "ROWS": rows, "BLOCK": BLOCK}, target
         )
-
-    result = {
-        "gather": recipe("gather", "pool starts h0", "stride count HV", of_states),
-        "scatter": recipe("scatter", "ht pool slots starts cu_seqlens offsets checkpoints", "stride count T HV E",
-                          of_states),
+        for name, BLOCK in blocks.items() if name != "places" or x.checkpoints is not None
     }
-    if x.checkpoints is not None:
-        result["places"] = recipe("places", "offsets checkpoints cu_seqlens place", "stride count T E",
-                                 {"ROWS": rows, "BLOCK": 256})
-    return result
 
 
 def recipes(p: Problem, rows: int, target: Target) -> list[Recipe]:

@@ -52,7 +52,7 @@ OF_H = umma.Product(K, TOKENS, umma.along(K), umma.along(2 * TOKENS), range(V //
 OF_DH = umma.Product(K, TOKENS, umma.along(K), umma.along(TOKENS), range(V // umma.STEP))
 
 
-TENSORS = GradsConfig.arguments.tensors()
+TENSORS = GradsConfig.arguments.tensor_names()
 
 
 class Reloaded:

@@ -12,8 +12,10 @@ A plan is a module with these functions, of a call (a Problem or a StepProblem) 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
+
+from ...common.arguments import Arguments, number
 
 
 class TensorLayout(NamedTuple):
@@ -26,6 +28,16 @@ class TensorLayout(NamedTuple):
 
 
 Layouts = Mapping[str, TensorLayout]
+INNERMOST = "dkvc"                           # axes along which elements may lie next to each other
+
+
+def with_strides(axes: Mapping[str, str]) -> Callable[[type[Arguments]], type[Arguments]]:
+    """Return a decorator that adds the strides of tensors, `tensor_axis`, for axes with a letter each.  Where a tensor
+    begins at a multiple of 16, so do its rows."""
+    return lambda tensors: tensors.and_more(tensors.__name__, **{
+        f"{name}_{axis}": number("int64", axis not in INNERMOST and tensors.declared[name].divisible)
+        for name, letters in axes.items() for axis in letters
+    })
 
 
 def strides_of(axes: Mapping[str, str], layouts: Layouts) -> dict[str, int]:

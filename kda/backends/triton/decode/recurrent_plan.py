@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any, ClassVar, NamedTuple
 
 from kda.model.host import Host
@@ -13,17 +14,32 @@ from ptxkit.compile.target import Target
 from ptxkit.compile.triton import Recipe
 
 from ...common import triton_recipes
+from ...common.arguments import Arguments, number, tensor
 from ...common.triton_types import target_of, width
 from ..limits import TritonConfig
-from .plan import Layouts, aligned, strides_of
+from .plan import Layouts, aligned, strides_of, with_strides
 
 FUNCTION = "triton.decode.kernel:recurrent"
 ROWS = ("q", "k", "v", "g", "beta")
 TENSORS = (*ROWS, "A_log", "dt_bias", "cu_seqlens", "slots", "accepted", "state")
 AXES = dict.fromkeys(ROWS, "bthd") | {"state": "nhkv", "slots": "ns"}
-STRIDES = tuple(f"{name}_{axis}" for name, axes in AXES.items() for axis in axes)
 WARPS_PER_SM = 4                             # one for each scheduler
 FEW, MANY = 1024, 2048                       # elements of a state that one warp holds: 32 or 64 registers a thread
+
+
+@with_strides(AXES)
+class RecurrentArguments(Arguments):
+    q = k = v = tensor(None, "p.dtype", divisible="rows_by_16")
+    g = tensor(None, "p.g_dtype", divisible="gates_by_16")
+    beta = tensor(None, "p.beta_dtype", divisible=False)
+    dt_bias = tensor(None, divisible="rows_by_16")
+    A_log = cu_seqlens = slots = accepted = tensor(None, divisible=False)
+    state = tensor(None, "p.state_dtype", divisible="state_by_16")
+    ht = tensor("float32", needs="final")
+    o = tensor(None, "p.dtype")
+    T = pool = S_slots = number("int64")
+    N = HV = group = number("int32")
+    scale = lower_bound = number("float32")
 
 
 class RecurrentLayout(NamedTuple):
@@ -73,7 +89,8 @@ def grid(p: Problem, c: RecurrentConfig) -> int:
 
 def numbers(p: Problem, x: Layouts) -> dict[str, float]:
     axes = AXES | {"state": "nhvk"} if p.state_v_first else AXES
-    return dict.fromkeys(STRIDES, 0) | {f"{row}_d": 1 for row in ROWS} | strides_of(axes, x) | _of_gate(p) | {
+    strides = {f"{row}_d": 1 for row in ROWS} | strides_of(axes, x) | _of_gate(p)
+    return dict.fromkeys(RecurrentArguments.number_names(), 0) | strides | {
         "scale": p.scale, "lower_bound": p.lower_bound or 0.0, "T": p.T, "N": p.N, "HV": p.HV, "group": p.HV // p.H,
         "pool": p.slots, "S_slots": x["slots"].shape[1] if p.slots_per_token else 1,
     }
@@ -104,31 +121,22 @@ def layout(p: Problem, x: Layouts, strides: Mapping[str, float]) -> RecurrentLay
 
 
 def recipe(p: Problem, x: RecurrentLayout, c: RecurrentConfig, target: Target) -> Recipe:
-    dtypes: dict[str, str | None] = {
-        "q": p.dtype, "k": p.dtype, "v": p.dtype, "g": p.g_dtype, "beta": p.beta_dtype, "o": p.dtype,
-        "A_log": x.A_log, "dt_bias": x.dt_bias, "cu_seqlens": x.cu_seqlens, "slots": x.slots, "accepted": x.accepted,
-        "state": p.state_dtype, "ht": "float32" if p.final_state and not p.inplace else None,
-    }
-    numbers = {"scale": "fp32", "lower_bound": "fp32", "N": "i32", "HV": "i32", "group": "i32"}
-    numbers |= dict.fromkeys(("T", "pool", "S_slots", *STRIDES), "i64")
+    c.require_valid()
+    rows = x.dense and x.aligned and p.K % 16 == p.V % 16 == 0
+    config = SimpleNamespace(
+        **x._asdict(), p=p, rows_by_16=rows, gates_by_16=rows and not p.gate_per_head,
+        state_by_16=x.state_aligned and p.K * p.V % 16 == 0, final=p.final_state and not p.inplace,
+    )
     constants: dict[str, Any] = {
         "K": p.K, "V": p.V, "BK": width(p.K), "BV": c.BV, "NORM": p.qk_l2norm, "GATE": p.gate, "BETA": p.beta,
         "PER_VALUE": p.beta_per_value, "ORDER": x.order, "FINAL_ORDER": "vk" if p.state_v_first else "kv",
         "INPLACE": p.inplace, "PER_TOKEN": p.slots_per_token, "GATES": p.gate_width,
     }
-    if x.dense:
-        constants |= {f"{row}_d": 1 for row in ROWS} | _of_gate(p)
-    if x.order != "any":
-        constants |= {"state_k": None, "state_v": None}
-    divisible = {"o", "ht"}
-    if x.dense and x.aligned and p.K % 16 == p.V % 16 == 0:
-        divisible |= {name for row in _wide_rows(p) for name in (row, f"{row}_b", f"{row}_t", f"{row}_h")}
-        divisible |= {"dt_bias"}
-    if x.state_aligned and p.K * p.V % 16 == 0:
-        divisible |= {"state", "state_n", "state_h"}
-    c.require_valid()
+    fixed: dict[str, Any] = {f"{row}_d": 1 for row in ROWS} | _of_gate(p) if x.dense else {}
+    fixed |= {"state_k": None, "state_v": None} if x.order != "any" else {}
     return triton_recipes.recipe(
-        FUNCTION, dtypes, numbers, constants, divisible, target, c.num_warps, enable_fp_fusion=False
+        FUNCTION, RecurrentArguments, config, constants, target, fixed=fixed, num_warps=c.num_warps,
+        enable_fp_fusion=False,
     )
 
 

@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any, ClassVar, NamedTuple
 
 from kda.model.host import Host
@@ -14,23 +15,34 @@ from ptxkit.compile.target import Target
 from ptxkit.compile.triton import Recipe
 
 from ...common import triton_recipes
+from ...common.arguments import Arguments, number, tensor
 from ...common.triton_types import target_of, width
 from ..limits import TritonConfig
-from .plan import Layouts, aligned, strides_of
+from .plan import Layouts, aligned, strides_of, with_strides
 
 FUNCTION = "triton.decode.step:decode_step"
 AXES = {"q": "nth", "k": "nth", "v": "nth", "g": "nth", "beta": "nth", "norm_gate": "nth", "states": "nhvk",
         "conv_states": "nlc", "slots": "n"}
 TENSORS = StepInputs._fields
-STRIDES = tuple(f"{name}_{axis}" for name, axes in AXES.items() for axis in axes)
 ROWS = ("q", "k", "v", "g", "norm_gate")     # tensors whose channels lie next to each other, if they have any
 ELEMENTS = 4096                              # elements of a state that one warp holds: 128 registers a thread
 PIECE = 256                                  # bytes of a state's row in a piece: 64 channels of float32
 HELD = 2048                                  # elements of a state of 16 bits that one warp computes with at once
 TURNED = 2**14                               # elements of a state (K, V) that shared memory turns: 64 KiB
-
-
 ITEMSIZE = {"bfloat16": 2, "float16": 2, "float32": 4, "float64": 8}
+
+
+@with_strides(AXES)
+class StepArguments(Arguments):
+    q = k = v = norm_gate = out = tensor(None, divisible="rows_by_16")
+    dt_bias = conv_weight = conv_bias = norm_weight = records = tensor(None, divisible="rows_by_16")
+    g = tensor(None, divisible="gates_by_16")
+    states = tensor(None, divisible="states_by_16")
+    conv_states = tensor(None, divisible="tails_by_16")
+    beta = A_log = slots = accepted = path = parents = tensor(None, divisible=False)
+    pool = first_slot = number("int64")
+    T = L = H = group = number("int32")
+    scale = lower_bound = norm_eps = number("float32")
 
 
 @dataclass(frozen=True)
@@ -77,7 +89,7 @@ def grid(s: StepProblem, c: StepConfig | None = None) -> int:
 
 def numbers(s: StepProblem, x: Layouts) -> dict[str, float]:
     p = s.core
-    return dict.fromkeys(STRIDES, 0) | strides_of(AXES, x) | {
+    return dict.fromkeys(StepArguments.number_names(), 0) | strides_of(AXES, x) | {
         "scale": p.scale, "lower_bound": p.lower_bound or 0.0, "norm_eps": s.norm_eps or 0.0, "pool": p.slots,
         "first_slot": s.first_slot, "T": p.T, "L": max(s.tail, 1), "H": p.H, "group": p.HV // p.H,
     }
@@ -108,30 +120,24 @@ def layout(s: StepProblem, x: Layouts, strides: Mapping[str, float]) -> StepLayo
 
 
 def recipe(s: StepProblem, x: StepLayout, c: StepConfig, target: Target) -> Recipe:
-    p, dtypes = s.core, dict(x.dtypes)
-    numbers = {"scale": "fp32", "lower_bound": "fp32", "norm_eps": "fp32", "pool": "i64", "first_slot": "i64"}
-    numbers |= dict.fromkeys(("T", "L", "H", "group"), "i32") | dict.fromkeys(STRIDES, "i64")
+    c.require_valid()
+    p, whole = s.core, s.core.K % 16 == s.core.V % 16 == 0
+    dense, dense_tails = x.order != "any", x.channels == 1 and s.width > 0
+    config = SimpleNamespace(
+        **dict.fromkeys(TENSORS) | dict(x.dtypes), rows_by_16=x.aligned and whole,
+        gates_by_16=x.aligned and whole and not p.gate_per_head, states_by_16=dense and x.states_aligned and whole,
+        tails_by_16=dense_tails and whole,
+    )
     constants: dict[str, Any] = {
         "K": p.K, "V": p.V, "BK": width(p.K), "BV": width(p.V), "PIECE": c.piece,
         "ROWS": c.rows or width(p.V), "AHEAD": c.ahead, "W": s.width, "NORM": p.qk_l2norm,
         "GATE": p.gate, "BETA": p.beta, "ORDER": x.order, "ONE": p.T == 1, "SINGLE": p.HV == p.H, "WARPS": c.num_warps,
         "GATES": p.gate_width,
     }
-    divisible = set()
-    if x.aligned and p.K % 16 == p.V % 16 == 0:
-        divisible |= {name for row in rows(p) for name in (row, f"{row}_n", f"{row}_t", f"{row}_h")}
-        divisible |= {"dt_bias", "conv_weight", "conv_bias", "norm_weight", "records", "out"}
-    if x.order != "any":
-        constants |= {"states_v": None, "states_k": None}
-        if x.states_aligned and p.K % 16 == p.V % 16 == 0:
-            divisible |= {"states", "states_n", "states_h"}
-    if x.channels == 1 and s.width:
-        constants["conv_states_c"] = 1
-        if p.K % 16 == p.V % 16 == 0:
-            divisible |= {"conv_states", "conv_states_n", "conv_states_l"}
-    c.require_valid()
+    fixed: dict[str, Any] = {"states_v": None, "states_k": None} if dense else {}
+    fixed |= {"conv_states_c": 1} if dense_tails else {}
     return triton_recipes.recipe(
-        FUNCTION, dtypes, numbers, constants, divisible, target, c.num_warps, enable_fp_fusion=False
+        FUNCTION, StepArguments, config, constants, target, fixed=fixed, num_warps=c.num_warps, enable_fp_fusion=False
     )
 
 

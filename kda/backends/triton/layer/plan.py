@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from types import SimpleNamespace
+from typing import NamedTuple
 
 from kda.model.host import Host
 from kda.model.problem import Problem
@@ -13,20 +13,28 @@ from kda.routing.capability import Rule
 from ptxkit.compile.triton import Recipe
 
 from ...common import triton_recipes
+from ...common.arguments import Arguments, number, tensor
 from ...common.rules import TRITON, rules_of, runs_from
 from ...common.triton_types import target_of, width
 
 WIDTH = 4                                    # tokens that the convolution sees: that of every model
 CHANNELS = 512                               # channels of a program of the convolution: four a thread
 NORM_ELEMENTS = 2048                         # elements of a tile of the norm
-ARGUMENTS = {                                # tensors and numbers of each kernel
-    "convolve": ("x weight bias state starts numbers y", "tokens T C rows"),
-    "convolve_bwd": ("x weight bias state starts numbers dy dx shares", "tokens T C rows"),
-    "convolve_state_bwd": ("x weight bias state cu_seqlens dy dstate", "tokens T C"),
-    "norm_gate": ("x gate weight y", "rows eps"),
-    "norm_gate_bwd": ("x gate weight dy dx dgate shares", "rows eps tiles"),
-}
-UNALIGNED = {"starts", "numbers", "cu_seqlens"}
+
+
+class LayerArguments(Arguments):
+    """Results and gradients have the dtypes of their inputs.  All tensors but offsets and tables begin at multiples of
+    16 bytes."""
+
+    x = y = dy = dx = tensor(None, "x")      # (tokens, C), or of a norm (rows, V)
+    weight = bias = tensor(None)             # (C, 4), or (V), and (C)
+    state = dstate = tensor(None, "state")   # (N, 3, C)
+    gate = dgate = tensor(None, "gate")      # (rows, V)
+    shares = tensor("float32")               # what each program adds to gradients of weights
+    starts = numbers = cu_seqlens = tensor(None, divisible=False)
+    tokens = T = rows = tiles = number("int32")
+    C = number("int32", divisible="C_by_16")
+    eps = number("float32")
 
 
 class LayerPart(NamedTuple):
@@ -54,33 +62,23 @@ def broken(rules: tuple[Rule, ...], part: LayerPart, host: Host) -> tuple[str, .
     return tuple(f"{r.id}: {r.why.format(p=part, h=host)}" for r in rules if not r.holds(part, host))
 
 
-def recipe(
-    kernel: str, dtypes: Mapping[str, str | None], constants: Mapping[str, Any], host: Host, *multiples: str
-) -> Recipe:
-    """Return the recipe of a kernel.  Results and gradients have the dtypes of their inputs.  All tensors but offsets
-    and tables begin at multiples of 16 bytes, and the numbers `multiples` are multiples of 16."""
-    tensors, numbers = (names.split() for names in ARGUMENTS[kernel])
-    given = dict(dtypes) | dict.fromkeys(("y", "dy", "dx"), dtypes["x"])
-    given |= {"dgate": dtypes.get("gate"), "dstate": dtypes.get("state"), "shares": "float32"}
-    return triton_recipes.recipe(
-        f"triton.layer.{'norm' if kernel.startswith('norm') else 'convolution'}:{kernel}",
-        {name: given[name] for name in tensors}, {name: "fp32" if name == "eps" else "i32" for name in numbers},
-        constants, {*tensors, *multiples} - UNALIGNED, target_of(host),
-    )
-
-
 @functools.lru_cache(maxsize=1024)
 def convolution(kernel: str, dtypes: tuple[tuple[str, str | None], ...], channels: int, host: Host) -> Recipe:
     """Return the recipe of a convolution.  `dtypes` has x, weight, bias, state, and those of starts, numbers and
     cu_seqlens that the kernel reads."""
-    return recipe(kernel, dict(dtypes), {"BC": CHANNELS}, host, *["C"] * (channels % 16 == 0))
+    config = SimpleNamespace(**dict(dtypes), C_by_16=channels % 16 == 0)
+    return triton_recipes.recipe(
+        f"triton.layer.convolution:{kernel}", LayerArguments, config, {"BC": CHANNELS}, target_of(host)
+    )
 
 
 @functools.lru_cache(maxsize=1024)
 def norm(kernel: str, dtypes: tuple[tuple[str, str], ...], V: int, host: Host) -> Recipe:
     """Return the recipe of a norm.  `dtypes` has x, gate and weight."""
     BV = max(16, width(V))
-    return recipe(kernel, dict(dtypes), {"V": V, "BV": BV, "ROWS": max(1, NORM_ELEMENTS // BV)}, host)
+    constants = {"V": V, "BV": BV, "ROWS": max(1, NORM_ELEMENTS // BV)}
+    config = SimpleNamespace(**dict(dtypes))
+    return triton_recipes.recipe(f"triton.layer.norm:{kernel}", LayerArguments, config, constants, target_of(host))
 
 
 def recipes(p: Problem, host: Host) -> list[Recipe]:

@@ -96,6 +96,15 @@ def test_memory_that_is_not_let_go_of_is_noticed():
     assert max(dead / total for dead, total in dead_and_all(kept)) > SPARE
 
 
+@pytest.mark.parametrize("gate", ["", "bounded", "softplus dt_bias=true", "softplus gate_per_head=true"])
+@pytest.mark.parametrize("save", SAVES["triton"])
+def test_triton_allocates_nothing_that_no_kernel_has(save, gate):
+    for found in routines("triton", f"T=1024 H=4 A_log=false l2norm {gate}", save):
+        launches = [locations for phase in found.phases for _, locations in phase.launches.launches]
+        needed = {location.slot for locations in launches for location in locations if location} | {*found.results}
+        assert not sizes_of(found).keys() - needed
+
+
 def test_an_autograd_step_of_triton_holds_3_gib_at_most():
     """At B1 T8192 H64 K=V=128 in bfloat16, with q, k, v, g, o and do, which have 128 MiB each."""
     forward, backward = routines("triton", "T=8192 H=64 bounded l2norm", Save.PRODUCTS)
