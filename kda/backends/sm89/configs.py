@@ -29,75 +29,43 @@ MACROS: dict[str, tuple[str, Callable[[Any], int | str]]] = {
 }
 
 
-# Every argument of the kernels, by its one name.  Operands of chunks are tiles, one of a chunk and value head after the
-# other, with all of a chunk's rows; see fwd/prepare.cu.
-ARGUMENTS = dict(
-    q=tensor(),                              # (tokens, H, K)
-    k=tensor(),
-    v=tensor(),                              # (tokens, HV, V)
-    g=tensor(),                              # (tokens, HV, K), or with one gate per head (tokens, HV)
-    beta=tensor(),                           # (tokens, HV)
-    A_log=tensor(),                          # (HV)
-    dt_bias=tensor(),                        # (HV, K), or (HV)
-    h0=tensor(),                             # (N, HV, K, V), or (N, HV, V, K)
-    cu_seqlens=tensor(dtype_from="offsets"),  # (N + 1)
-    first_chunk=tensor("int64"),             # (N + 1)
-    o=tensor(),                              # (tokens, HV, V): zeros for tokens outside every sequence
-    ht=tensor(),                             # as h0
-    h=tensor(),                              # (chunks, HV, K, V): states that enter chunks
-    v_new=tensor(),                          # (tokens, HV, V)
-    saved_A_qk=tensor(),                     # (tokens, HV, C)
-    saved_A_inv=tensor(),                    # (tokens, HV, C)
+class FloatArguments(Arguments):
+    """Every argument of the kernels, by its one name.  Operands of chunks are tiles, one of a chunk and value head
+    after the other, with all of a chunk's rows; see fwd/prepare.cu."""
+
+    q = k = dq = dk = tensor()               # (tokens, H, K)
+    v = d_o = v_new = dv = dv_new = P = tensor()    # (tokens, HV, V)
+    o = tensor()                             # (tokens, HV, V): zeros for tokens outside every sequence
+    g = dg = tensor()                        # (tokens, HV, K), or with one gate per head (tokens, HV)
+    dg_shares = tensor()                     # (K / SLICE, tokens, HV): with one gate per head, of each slice of K
+    beta = dbeta = tensor()                  # (tokens, HV)
+    db = tensor()                            # (1 + K / SLICE, tokens, HV): a row of v, and one for each slice of K
+    A_log = dA_log = tensor()                # (HV)
+    dt_bias = ddt_bias = tensor()            # (HV, K), or (HV)
+    of_A_log = of_dt_bias = tensor()         # (chunks, HV, K)
+    h0 = ht = dh0 = dht = tensor()           # (N, HV, K, V), or (N, HV, V, K)
+    h = dh = tensor()                        # (chunks, HV, K, V): states that enter chunks, gradients of what leaves
+    dqn = dkn = tensor()                     # (tokens, HV, K)
+    saved_A_qk = saved_A_inv = tensor()      # (tokens, HV, C)
+    cu_seqlens = tensor(dtype_from="offsets")  # (N + 1)
+    first_chunk = tensor("int64")            # (N + 1)
     # operands of chunks
-    w=tensor(),                              # (C, K)
-    w_t=tensor(),                            # (K, C)
-    qg=tensor(),                             # (C, K); for a backward (K, C)
-    qg_t=tensor(),                           # (K, C)
-    kg=tensor(),                             # (C, K)
-    kg_t=tensor(),                           # (K, C)
-    u=tensor(),                              # (C, V)
-    A_qk=tensor(),                           # (C, C); for a backward transposed
-    A_qk_t=tensor(),                         # (C, C)
-    A_inv=tensor(),                          # (C, C)
-    gc_last=tensor(),                        # (K)
-    of_rows=tensor(),                        # (3, C): 1 / |q|, 1 / |k|, b
-    dA_qk=tensor(),                          # (C, C)
-    dA_kk=tensor(),                          # (C, C)
-    # gradients
-    d_o=tensor(),                            # (tokens, HV, V)
-    dht=tensor(),                            # as dh0
-    dh0=tensor(),                            # (N, HV, K, V), or (N, HV, V, K)
-    dh=tensor(),                             # (chunks, HV, K, V)
-    dv_new=tensor(),                         # (tokens, HV, V)
-    P=tensor(),                              # (tokens, HV, V)
-    dqn=tensor(),                            # (tokens, HV, K)
-    dkn=tensor(),                            # (tokens, HV, K)
-    db=tensor(),                             # (1 + K / SLICE, tokens, HV): a row of v, and one for each slice of K
-    dq=tensor(),                             # as q
-    dk=tensor(),
-    dv=tensor(),                             # (tokens, HV, V)
-    dg=tensor(),                             # as g
-    dg_shares=tensor(),                      # (K / SLICE, tokens, HV): with one gate per head, of each slice of K
-    dbeta=tensor(),                          # (tokens, HV)
-    of_A_log=tensor(),                       # (chunks, HV, K)
-    of_dt_bias=tensor(),                     # (chunks, HV, K)
-    dA_log=tensor(),                         # (HV)
-    ddt_bias=tensor(),                       # as dt_bias
-    # numbers
-    T=number("int64"),
-    tokens=number("int64"),
-    N=number("int64"),
-    chunks=number("int64"),                  # chunks of a row of T tokens; for `sum_chunks`, of the whole batch
-    H=number("int64"),
-    HV=number("int64"),
-    scale=number("float32"),
-    lower_bound=number("float32"),
-)
+    w = kg = tensor()                        # (C, K)
+    w_t = qg_t = kg_t = tensor()             # (K, C)
+    qg = tensor()                            # (C, K); for a backward (K, C)
+    u = tensor()                             # (C, V)
+    A_qk_t = A_inv = dA_qk = dA_kk = tensor()    # (C, C)
+    A_qk = tensor()                          # (C, C); for a backward transposed
+    gc_last = tensor()                       # (K)
+    of_rows = tensor()                       # (3, C): 1 / |q|, 1 / |k|, b
+    T = tokens = N = H = HV = number("int64")
+    chunks = number("int64")                 # chunks of a row of T tokens; for `sum_chunks`, of the whole batch
+    scale = lower_bound = number("float32")
 
 
 def arguments_of(kernel: str, names: str) -> type[Arguments]:
     """Return the Arguments of a kernel: `names`, in its order."""
-    return type(f"{kernel}Arguments", (Arguments,), {name: ARGUMENTS[name] for name in names.split()})
+    return type(f"{kernel}Arguments", (Arguments,), {n: FloatArguments.declared[n] for n in names.split()})
 
 
 class Sized(KernelConfig):
