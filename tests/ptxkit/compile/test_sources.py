@@ -146,3 +146,15 @@ def test_what_builds_of_a_backend_import_is_all_named_and_host_code_is_not_among
         if not name.endswith((".cu", ".cuh")):
             used = {node.id for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Name)}
             assert not used & {"importlib", "import_module", "__import__", "exec", "eval"}, name
+
+
+def test_parameters_of_a_function_are_read_from_its_source(house):
+    (house / "backends/two/kernel.py").write_text(
+        "def one(a, b: tl.constexpr):\n    return a, (b)\n\n\n@jit\n"
+        "def several(\n    x, y=max(1, 2),\n    N: tl.constexpr = 4,\n) -> int:\n    def one(z):\n        pass\n"
+    )
+    assert sources.parameters("kda.backends.two.kernel:one") == {"a": False, "b": True}
+    assert sources.parameters("kda.backends.two.kernel:several") == {"x": False, "y": False, "N": True}
+    for function in ("kda.backends.two.kernel:sever", "kda.backends.two.gone:one"):
+        with pytest.raises(BuildError, match=rf"^{function} is not in the source of kda\.$"):
+            sources.parameters(function)

@@ -81,11 +81,6 @@ def test_a_signature_in_the_source_is_that_which_triton_knows(function):
     assert parameters(f"kda.backends.{function}") == {x.name: x.is_constexpr for x in kernel.params}
 
 
-def test_a_function_that_is_not_in_a_source_is_refused():
-    with pytest.raises(BuildError, match=r"state:stat is not in the source of kda\.$"):
-        parameters("kda.backends.triton.fwd.state:stat")
-
-
 NORM = "triton.layer.norm:norm_gate"
 
 
