@@ -22,7 +22,7 @@ import torch
 from kda.errors import InputError, InputTypeError, in_words
 from kda.model import offsets
 from kda.model.force import forced
-from kda.model.problem import DTYPES, MAX_K, Inputs, Options, Problem, beta_of, gate_of
+from kda.model.problem import DTYPES, MAX_K, Inputs, Options, Problem, beta_of, gate_of, name_of_dtype
 
 from . import written
 from .memo import Memo, Outline, kind_of_call
@@ -102,7 +102,7 @@ def shape_of(x: Any) -> str:
 
 
 def dtype_name(x: Any) -> str:
-    return str(x.dtype).removeprefix("torch.")
+    return name_of_dtype(x.dtype)
 
 
 def is_index(dtype: torch.dtype) -> bool:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from kda.calls.api import chunk_kda, fused_recurrent_kda
-from kda.model.problem import Problem
+from kda.model.problem import Problem, name_of_dtype
 
 from . import leave, refusal
 
@@ -128,7 +128,7 @@ def _gate(q: Tensor, v: Tensor, g: Tensor, beta: Tensor, A_log: Tensor | None, d
 
 def _refused(op: str, q: Tensor, v: Tensor, pool: Tensor) -> str | None:
     H, K, HV, V = *q.shape[2:], *v.shape[2:]
-    dtype, state = (str(x.dtype).removeprefix("torch.") for x in (q, pool))
+    dtype, state = (name_of_dtype(x.dtype) for x in (q, pool))
     return refusal(Problem(
         op=op, device=str(q.device), T=64, H=H, HV=HV, K=K, V=V, dtype=dtype, g_dtype=dtype, beta_dtype=dtype,
         state_dtype=state, packed=True, gate="softplus", A_log=True, dt_bias=True, beta="sigmoid", qk_l2norm=True,

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from kda.calls.api import chunk_kda, fused_recurrent_kda
-from kda.model.problem import Problem
+from kda.model.problem import Problem, name_of_dtype
 
 from ..errors import PackageError
 from ..nn.convolution import next_state, short_convolution
@@ -77,7 +77,7 @@ def layer() -> type:
 
 def _refused(layer: Any, x: Tensor) -> str | None:
     """Say why no backend runs the calls of this layer, or return None; one shape stands for all of its calls."""
-    H, D, dtype = layer.local_num_heads, layer.head_dim, str(x.dtype).removeprefix("torch.")
+    H, D, dtype = layer.local_num_heads, layer.head_dim, name_of_dtype(x.dtype)
     call = dict(device=str(x.device), H=H, HV=H, K=D, V=D, dtype=dtype, g_dtype=dtype, beta_dtype=dtype, T=64,
                 state_dtype="float32", packed=True, gate="softplus", A_log=True, dt_bias=True, beta="sigmoid",
                 qk_l2norm=True, state_v_first=True, slots=2, inplace=True)

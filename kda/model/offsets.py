@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kda.errors import InputError
 
-from .problem import Inputs
+from .problem import Inputs, name_of_dtype
 
 CHECK = "cu_seqlens.values"                  # a row of docs/data/errors.json
 ASKED = "offsets that start at 0, never decrease and end at T or before"
@@ -23,7 +23,7 @@ def bad_offsets(ends: list[int], T: int) -> str | None:
 
 def offsets_dtype(x: Inputs) -> str | None:
     """The dtype of cu_seqlens, of packed sequences."""
-    return None if x.cu_seqlens is None else str(x.cu_seqlens.dtype).removeprefix("torch.")
+    return None if x.cu_seqlens is None else name_of_dtype(x.cu_seqlens.dtype)
 
 
 def host_offsets(x: Inputs) -> list[int] | None:

@@ -90,6 +90,11 @@ class StepInputs(NamedTuple):
     out: Any = None                          # (N, T, HV, V), in the dtype of q
 
 
+def name_of_dtype(dtype: Any) -> str:
+    """Return the name of torch's dtype: "bfloat16"."""
+    return str(dtype).removeprefix("torch.")
+
+
 class Hashed:
     """A frozen dataclass whose hash is computed once, because a call looks it up several times."""
 

@@ -14,7 +14,7 @@ import torch
 from kda.calls.decode import decode_step
 from kda.checks.decode import WIDTHS
 from kda.model.host import Host, detect
-from kda.model.problem import Problem
+from kda.model.problem import Problem, name_of_dtype
 from kda.model.transforms import untransformed
 from kda.routing.dispatch import backend_asked, weigh
 
@@ -80,7 +80,7 @@ def has_kernel(c: LayerCall) -> bool:
     layer, kind = c.layer, c.x.device.type
     dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else c.x.dtype
     sizes = layer.num_heads, layer.num_v_heads, layer.head_dim, layer.head_v_dim
-    return _has_kernel(str(c.x.device), str(dtype).removeprefix("torch."), sizes, layer.backend)
+    return _has_kernel(str(c.x.device), name_of_dtype(dtype), sizes, layer.backend)
 
 
 def _has_kernel(device: str, dtype: str, sizes: tuple[int, int, int, int], requested: str | None) -> bool:

@@ -15,7 +15,7 @@ import torch
 from kda.calls.autograd import autocast_off
 from kda.model.bundles import Save, SegmentSummary
 from kda.model.gates import wide_dtype
-from kda.model.problem import Inputs, Problem
+from kda.model.problem import Inputs, Problem, name_of_dtype
 from kda.routing.dispatch import capability, choose, launcher, route
 
 Tensor = torch.Tensor
@@ -27,7 +27,7 @@ def problem_of_piece(p: Problem, T: int, state: bool) -> Problem:
     """A single sequence of T tokens whose final state is requested."""
     return dataclasses.replace(
         p, direction="forward", T=T, N=1, packed=False, final_state=True, intermediate_states=False,
-        disable_recompute=False, state_v_first=False, state_dtype=_name(wide_of(p)) if state else None,
+        disable_recompute=False, state_v_first=False, state_dtype=name_of_dtype(wide_of(p)) if state else None,
     )
 
 
@@ -114,7 +114,7 @@ def _from_identity(p: Problem, x: Inputs, requested: str) -> tuple[Tensor, Tenso
 
 
 def _identity(p: Problem) -> Problem:
-    return dataclasses.replace(p, direction="forward", V=p.K, state_dtype=_name(wide_of(p)))
+    return dataclasses.replace(p, direction="forward", V=p.K, state_dtype=name_of_dtype(wide_of(p)))
 
 
 def _zeros(p: Problem, x: Inputs, columns: int) -> Tensor:
@@ -123,7 +123,3 @@ def _zeros(p: Problem, x: Inputs, columns: int) -> Tensor:
 
 def wide_of(p: Problem) -> torch.dtype:
     return wide_dtype(getattr(torch, p.dtype))
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 import torch
 
 from kda.model.host import detect, installed_versions
+from kda.model.problem import name_of_dtype
 from kda.model.stages import in_order
 from kda.tools.verify.budget import Budget, Scale
 from kda.tools.verify.cases import Case
@@ -91,7 +92,7 @@ def rooms_of(door: Door, reference: Door, small: Case, dtype: torch.dtype, backw
 
 def cast(case: Case, dtype: torch.dtype) -> Case:
     wide = case.map(lambda x: x.to(dtype) if x.is_floating_point() else x)
-    return dataclasses.replace(wide, spec=dataclasses.replace(case.spec, dtype=str(dtype).removeprefix("torch.")))
+    return dataclasses.replace(wide, spec=dataclasses.replace(case.spec, dtype=name_of_dtype(dtype)))
 
 
 def sample(case: Case) -> Case:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from kda.model.gates import wide_dtype
-from kda.model.problem import Inputs, Problem
+from kda.model.problem import Inputs, Problem, name_of_dtype
 
 from .layout import ChunkLayout
 from .literal import l2norm, log_decay
@@ -90,7 +90,7 @@ class Case:
     def problem(self, direction: str = "forward", device: str | None = None) -> Problem:
         """Return the problem that it is on its own device, or on another."""
         spec, x = self.spec, self.inputs
-        dtype = {name: str(t.dtype).removeprefix("torch.") for name, t in x._asdict().items() if t is not None}
+        dtype = {name: name_of_dtype(t.dtype) for name, t in x._asdict().items() if t is not None}
         return Problem(
             direction=direction, device=device or str(x.q.device), B=spec.shape[0], T=spec.shape[1],
             N=spec.shape[0] if spec.lengths is None else len(spec.lengths), H=spec.H, HV=spec.heads, K=spec.K, V=spec.V,

@@ -12,7 +12,7 @@ import torch
 
 from kda.model.bundles import Outputs, Save
 from kda.model.host import Host, detect
-from kda.model.problem import Inputs, Problem
+from kda.model.problem import Inputs, Problem, name_of_dtype
 from ptxkit.compile.fetching import fetch_all
 from ptxkit.compile.triton import Recipe
 
@@ -77,4 +77,4 @@ def _built(p: Problem, x: Dtypes, rows: int, host: Host) -> dict[str, Recipe]:
 
 
 def _name(x: Tensor | None) -> Any:
-    return None if x is None else str(x.dtype).removeprefix("torch.")
+    return None if x is None else name_of_dtype(x.dtype)

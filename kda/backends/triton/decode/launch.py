@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from kda.model.host import Host, detect
-from kda.model.problem import Inputs, Problem, StepInputs, StepProblem
+from kda.model.problem import Inputs, Problem, StepInputs, StepProblem, name_of_dtype
 from ptxkit.compile.launch_list import LaunchList
 
 from ...common.routine import described_once
@@ -94,7 +94,7 @@ def _prepared(
 ) -> LaunchList:
     """Return the launch that calls have in common if their tensors lie alike."""
     given = {
-        name: TensorLayout(str(layout[0]).removeprefix("torch."), *layout[1:])
+        name: TensorLayout(name_of_dtype(layout[0]), *layout[1:])
         for name, layout in zip(plan.TENSORS, layouts, strict=True) if layout
     }
     numbers, config = plan.numbers(call, given), plan.config(call, host.sms)

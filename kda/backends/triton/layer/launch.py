@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import torch
 
 from kda.model.host import detect
+from kda.model.problem import name_of_dtype
 
 from ...common.tensors import aligned, on_device_of
 from ...common.triton_launch import launch
@@ -18,11 +18,11 @@ Tensor = torch.Tensor
 
 def convolution_refused(dtype: torch.dtype, width: int, device: str) -> tuple[str, ...]:
     """Return why torch has to make this convolution; empty if a kernel can."""
-    return plan.broken(plan.CONVOLUTION, plan.LayerPart(_name(dtype), width), detect(device))
+    return plan.broken(plan.CONVOLUTION, plan.LayerPart(name_of_dtype(dtype), width), detect(device))
 
 
 def norm_refused(dtype: torch.dtype, channels: int, device: str) -> tuple[str, ...]:
-    return plan.broken(plan.NORM, plan.LayerPart(_name(dtype), channels), detect(device))
+    return plan.broken(plan.NORM, plan.LayerPart(name_of_dtype(dtype), channels), detect(device))
 
 
 _on_its_device = on_device_of(lambda x, *others: x)
@@ -80,7 +80,7 @@ class _Convolution:
         """Launch a kernel on each block of channels, of each run of tokens or of so many others."""
         given = {"cu_seqlens": None, **self.given, **others}
         names = ("x", "weight", "bias", "state", "starts", "numbers", "cu_seqlens")
-        dtypes = tuple((n, None if given[n] is None else _name(given[n].dtype)) for n in names)
+        dtypes = tuple((n, None if given[n] is None else name_of_dtype(given[n].dtype)) for n in names)
         recipe = plan.convolution(name, dtypes, self.C, self.host)
         programs = -(-self.tokens // self.rows) if programs is None else programs
         launch(recipe, self.blocks * programs, given, self.sizes)
@@ -112,11 +112,6 @@ def norm_gate_bwd(x: Tensor, gate: Tensor, weight: Tensor, eps: float, dy: Tenso
 def _norm(name: str, x: Tensor, gate: Tensor, weight: Tensor, eps: float) -> tuple[Any, int, dict[str, Any]]:
     """Return the kernel's recipe, its tiles, and the numbers that both directions have."""
     V = x.shape[-1]
-    dtypes = (("x", _name(x.dtype)), ("gate", _name(gate.dtype)), ("weight", _name(weight.dtype)))
+    dtypes = tuple((n, name_of_dtype(t.dtype)) for n, t in (("x", x), ("gate", gate), ("weight", weight)))
     recipe = plan.norm(name, dtypes, V, detect(str(x.device)))
     return recipe, -(-x.numel() // (V * recipe.constants["ROWS"])), {"rows": x.numel() // V, "eps": eps}
-
-
-@functools.cache
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
