@@ -106,7 +106,11 @@ def grads_config(p: Problem) -> GradsConfig:
 
 
 def reverse_config(p: Problem) -> ReverseConfig | None:
-    """Return walk and grads in one grid, where rows of g are in shared memory: a walk has its stages there."""
-    walk = dataclasses.replace(walk_config(p, False, False), stages=REVERSE_STAGES)
-    config = ReverseConfig(walk, grads_config(p))
-    return config if "g" in config.grads.rows.fields else None
+    """Return walk and grads in one grid.  A walk has its stages where rows of g are later; if there are none in shared
+    memory it has one less, and runs only if that is prescribed: it was not measured."""
+    grads = grads_config(p)
+    has_rows = "g" in grads.rows.fields
+    if not (has_rows or p.force.reverse):
+        return None
+    stages = REVERSE_STAGES if has_rows else REVERSE_STAGES - 1
+    return ReverseConfig(dataclasses.replace(walk_config(p, False, False), stages=stages), grads)

@@ -5,7 +5,7 @@ import dataclasses
 
 import pytest
 from cute_calls import check_gradients, gradients, has_products_that_wait_for_no_other, rows_of
-from sm90_forms import REVERSE, SMALL, TWO_KERNELS, Call, assert_nothing_found, assert_the_same
+from sm90_forms import FLOAT32, REVERSE, SMALL, TWO_KERNELS, Call, assert_nothing_found, assert_the_same
 
 pytest.importorskip("cutlass", reason="nvidia-cutlass-dsl is not installed")
 
@@ -36,8 +36,13 @@ CALLS = {
     "packed": (FEW, dict(lengths=(65, 0, 1, 130), padding=140, HV=2)),
     "packed, ends with no token": (FEW, dict(lengths=(70, 40, 0), HV=2)),
     "softplus gate that forgets": (TWO, dict(T=200, HV=2, **FAST)),
+    "one gate per head": (TWO, dict(T=200, HV=2, gate_per_head=True)),
+    "g of float32": (TWO, dict(T=200, HV=2, **FLOAT32)),
     "64 channels": (FEW, dict(T=200, HV=3, **SMALL)),
     "64 channels, packed": (FEW, dict(lengths=(65, 0, 1, 130), padding=140, HV=2, **SMALL)),
+    "64 channels, one softplus gate per head, packed": (
+        FEW, dict(lengths=(65, 0, 1, 130), padding=140, HV=2, gate="softplus", gate_per_head=True, **SMALL)
+    ),
     "64 channels, softplus gate that forgets": (TWO, dict(T=200, HV=2, **SMALL, **FAST)),
 }
 
@@ -54,7 +59,7 @@ def both_ways(name, force, **options):
     return found, expected, session
 
 
-@rows_of(CALLS, "three heads", "64 channels, packed", commit=["packed", "64 channels"])
+@rows_of(CALLS, "three heads", "64 channels, packed", commit=["packed", "64 channels", "one gate per head"])
 def test_gradients_have_the_bits_of_both_kernels_apart(name, force):
     found, expected, session = both_ways(name, force)
     assert_nothing_found(session)
@@ -118,6 +123,15 @@ def test_where_tiles_are_made_again_it_runs_if_it_is_prescribed():
     whole = planned("T=8192 H=16", reverse=True, segment_chunks=0)
     assert whole.reverse and not whole.carry_back
     assert planned("T=0 H=16", reverse=True).reverse is None
+
+
+@pytest.mark.parametrize("words", ["gate_per_head=true", "g_dtype=float32", "gate_per_head=true K=64 V=64"])
+def test_without_rows_of_g_a_walk_has_a_stage_less_and_runs_if_it_is_prescribed(words):
+    assert planned(f"T=8192 H=64 {words}").reverse is None
+    one, usual = (planned(f"T=8192 H=64 {x}", reverse=True).reverse.config for x in (words, ""))
+    assert one.why_invalid() is None and one.walk.stages == usual.walk.stages - 1
+    stages = dataclasses.replace(one.walk, stages=usual.walk.stages)
+    assert "below the mbarriers" in dataclasses.replace(one, walk=stages).why_invalid()
 
 
 @pytest.mark.parametrize(("words", "walkers"), [
