@@ -35,6 +35,7 @@ CALLS = {
     ),
     "gradients, one grid": Call(REVERSE, dict(T=150, HV=2)),
     "gradients, float32": Call(TWO_KERNELS, dict(T=70, gate="softplus", **FLOAT32)),
+    "gradients, one gate per head": Call(TWO_KERNELS, dict(T=150, gate_per_head=True, **SMALL)),
 }
 
 FAULTS = faults(name="{case}: {says}", files={"common/cute/teams": {
@@ -370,6 +371,13 @@ FAULTS = faults(name="{case}: {says}", files={"common/cute/teams": {
         "fast.row(first, last_token(self.token(b, t), tokens), x.HV * Int32(4 * self.c.K))",
         "fast.row(first, Int32(0), x.HV * Int32(4 * self.c.K))"
     ),
+    "all tokens have the logit of the first": (
+        "gradients, one gate per head", "wrong answer", "x.HV * Int32(x.g.dtype.width // 8))", "Int32(0))"
+    ),
+    "every channel has a bias of its own": (
+        "gradients, one gate per head", "out-of-bounds or wrong answer",
+        "            if self.c.per_head:\n                return rate, [load_one(x.dt_bias + head)] * HALVES\n", ""
+    ),
 }, "common/cute/grads/load": {
     "tokens of 64 channels are as far apart as those of 128": (
         "gradients, 64 channels", "race-write-write", "self.apart = LOADERS // self.pieces", "self.apart = 8"
@@ -392,6 +400,20 @@ FAULTS = faults(name="{case}: {says}", files={"common/cute/teams": {
     "the lanes of a step's second block decay as those of its first": (
         "gradients, softplus", "wrong answer", "return values[0] if self.lane() & 2 == 0 else values[1]",
         "return values[0]"
+    ),
+    "dg has not the sums of all warps": (
+        "gradients, one gate per head", "wrong answer", "in cutlass.range_constexpr(self.c.math_warps):",
+        "in cutlass.range_constexpr(self.c.math_warps - 1):"
+    ),
+    "dg has one half of a warp's channels": (
+        "gradients, one gate per head", "wrong answer", "total = dg[at_element(0, 0, t)] + dg[at_element(0, 1, t)]",
+        "total = dg[at_element(0, 0, t)]"
+    ),
+    "sums of warps are read before they are there": (
+        "gradients, one gate per head", "race-write-read", f"self.warps.sync(){54 * SPACE}# projections are there"
+    ),
+    "warps write to one place": (
+        "gradients, one gate per head", "race-write-write", "s.dg_of_warps + self.warp() * TOKENS", "s.dg_of_warps + 0"
     ),
     "dbeta is times b": (
         "gradients, given decays", "wrong answer", "db = (over_K if b == SMALLEST_B else b_db) * fast.reciprocal(b)",
@@ -446,6 +468,14 @@ FAULTS = faults(name="{case}: {says}", files={"common/cute/teams": {
     "a token of none is left as it is": ("pair, packed", "wrong answer", "first, x.T,", "first, x.T - 1,"),
     "a segment's tokens are another's": (
         "stream_of_segments", "wrong answer", "return begin + first,", "return begin,"
+    ),
+}, "common/cute/shares": {
+    "sums of each warp are read before they are there": (
+        "gradients, one gate per head", "race-write-read or uninitialised",
+        f"cute.arch.sync_threads(){43 * SPACE}# sums of each warp are there"
+    ),
+    "the bias of a head has the sum of its first warp": (
+        "gradients, one gate per head", "wrong answer", "self.sum_of_warps(s.of_bias, 32)", "s.of_bias[0]"
     ),
 }, "common/cute/tables": {
     "a chunk does not know its number": (

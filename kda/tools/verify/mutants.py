@@ -54,6 +54,7 @@ CALLS = {
         "backward of segments": packed(390, segment_chunks=6, backward=True),
         "backward of segments, one without tokens": packed(290, 0, segment_chunks=2, backward=True),
         "tables of more sequences than threads": packed(*MANY, HV=None, tables=True),
+        "backward of one gate per head": packed(130, 65, gate_per_head=True, sms=3, backward=True),
     },
     "sm90": {
         "one kernel, clusters of two": packed(600, 0, 65, form="one kernel"),
@@ -89,6 +90,7 @@ CALLS = {
             packed(300, 0, 65, K=64, V=64, form="one kernel", ctas=1, sms=3, save=Save.OWN),
         "the same, clusters of two, of which one walks":
             packed(400, 0, 65, K=64, V=64, form="one kernel", ctas=2, save=Save.OWN),
+        "backward of one gate per head": packed(130, 65, K=64, V=64, gate_per_head=True, sms=2, backward=True),
     },
     "sm89": {
         "forward": packed(150, 0, 30, dtype="float32"),
