@@ -52,8 +52,8 @@ def drawn(case: Case, regime: str, seed: int) -> cases.Case:
     p = case.problem
     spec = Spec(
         lengths=lengths(p.T) if p.packed else None, B=p.B, T=p.T, H=p.H, HV=p.HV, K=p.K, V=p.V, C=p.C, dtype=p.dtype,
-        gate=p.gate, regime=regime, beta=p.beta, l2norm=p.qk_l2norm, initial_state=p.state_dtype is not None,
-        padding=PADDING if p.packed else 0, seed=seed,
+        gate=p.gate, gate_per_head=p.gate_per_head, regime=regime, beta=p.beta, l2norm=p.qk_l2norm,
+        initial_state=p.state_dtype is not None, padding=PADDING if p.packed else 0, seed=seed,
     )
     plain = cases.make(spec)
     x = dict(plain.keywords)

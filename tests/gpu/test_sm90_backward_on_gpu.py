@@ -28,6 +28,10 @@ OPTIONS = {
     "more items than SMs": dict(B=9, T=70, H=4, HV=8),
     "softplus gate, cut into segments": dict(T=2100, gate="softplus"),
     "decays and beta as they are, no norms": dict(T=300, gate="given", beta="given", l2norm=False),
+    "one gate per head, more items than SMs": dict(B=9, T=70, H=4, HV=8, gate_per_head=True),
+    "one softplus gate per head, packed": dict(
+        lengths=(65, 0, 1, 300), HV=2, padding=140, gate="softplus", gate_per_head=True
+    ),
     "64 channels, more items than CTAs": dict(B=9, T=70, H=4, HV=8, K=64, V=64),
     "64 channels, softplus gate, packed": dict(lengths=(65, 0, 1, 300), HV=2, padding=140, gate="softplus", K=64, V=64),
     "64 channels, cut into segments": dict(T=2100, K=64, V=64),

@@ -2,6 +2,7 @@
 
     python tests/helpers/digests.py                       what differs from digests.json
     python tests/helpers/digests.py --write               the differences were meant: write digests.json anew
+    python tests/helpers/digests.py --write --new         add the kernels that it lacks; the others are not built
     python tests/helpers/digests.py --keep FOLDER         write each kernel's normalised PTX, to compare two trees
 
 kda/tools/verify/digests.py says what is digested, and of which kernels.  The ledger of what ran on a GPU has the same
@@ -68,6 +69,7 @@ def of_a_name(backend: str, long: bool) -> list[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--write", action="store_true")
+    parser.add_argument("--new", action="store_true", help="only kernels that digests.json lacks")
     parser.add_argument("--keep", type=Path)
     parser.add_argument("--backend", help="by default all")
     asked = parser.parse_args()
@@ -76,13 +78,15 @@ def main() -> None:
     for backend, arch in PROBLEMS:
         if asked.backend not in (None, backend):
             continue
-        ptx = fetched(labelled(backend, arch))
-        now = {label: digest(text) for label, text in ptx.items()}
+        was = {label: entry for label, entry in document["kernels"].items() if label.startswith(f"{backend} {arch}:")}
+        recipes = labelled(backend, arch)
+        known = {label: Digest(**was[label]) for label in recipes if asked.new and label in was}
+        ptx = fetched({label: recipe for label, recipe in recipes.items() if label not in known})
+        now = known | {label: digest(text) for label, text in ptx.items()}
         for label, text in ptx.items() if asked.keep else ():
             asked.keep.mkdir(parents=True, exist_ok=True)
             name = re.sub(r"[^\w.-]+", "_", label)
             (asked.keep / f"{name}.ptx").write_text(normalised(text))
-        was = {label: entry for label, entry in document["kernels"].items() if label.startswith(f"{backend} {arch}:")}
         differences += changes(was, now)
         document["compilers"][backend] = version(backend)
         document["kernels"] = {label: entry for label, entry in document["kernels"].items() if label not in was}

@@ -28,18 +28,23 @@ FORWARDS = (
     "bfloat16 g_dtype=float32 state_dtype=bfloat16 state_v_first=true",
     "bfloat16 bounded lower_bound=-5 packed H=2 HV=4 C=32",
 )
+PER_HEAD = (
+    f"bfloat16 {MODEL} gate_per_head=true", f"bfloat16 softplus l2norm packed gate_per_head=true {STATES}",
+)
 SMALL = (f"bfloat16 K=64 V=64 {MODEL}", f"bfloat16 K=64 V=128 softplus packed {STATES}")
 FLOATS = (
     f"float32 K=64 V=64 {MODEL} forward", f"float32 K=64 V=64 {MODEL} backward",
     f"float32 softplus dt_bias=true l2norm packed C=32 {STATES} forward",
     f"float32 softplus dt_bias=true l2norm packed C=32 {STATES} backward",
     "float32 beta=2*sigmoid state_v_first=true forward", "float32 beta=2*sigmoid state_v_first=true backward",
+    f"float32 K=64 V=64 {MODEL} gate_per_head=true forward", f"float32 K=64 V=64 {MODEL} gate_per_head=true backward",
 )
 BOTH = (
     f"bfloat16 {MODEL} forward", f"bfloat16 {MODEL} backward", f"bfloat16 {MODEL} disable_recompute=true forward",
     f"bfloat16 {MODEL} disable_recompute=true backward", f"bfloat16 softplus packed H=2 HV=4 {STATES} forward",
     f"bfloat16 softplus packed H=2 HV=4 {STATES} backward", "float16 g_dtype=float32 recurrent",
     f"bfloat16 softplus recurrent packed slots=4 inplace=true {STATES}",
+    f"bfloat16 {MODEL} gate_per_head=true forward", f"bfloat16 {MODEL} gate_per_head=true backward",
 )
 IN_SLOTS = "slots=4 inplace=true state_dtype=float32 state_v_first=true"
 SERVING = (
@@ -49,9 +54,9 @@ SERVING = (
 )
 LAYERS = ("bfloat16", "float32")
 PROBLEMS = {
-    ("sm100", "sm100"): FORWARDS + SMALL[:1], ("sm100", "sm103"): FORWARDS[:1], ("sm90", "sm90"): FORWARDS + SMALL,
-    ("sm89", "sm89"): FLOATS, ("triton", "sm80"): BOTH[:2], ("triton", "sm90"): BOTH + SERVING,
-    ("triton", "sm100"): BOTH[:2], ("layer", "sm90"): LAYERS,
+    ("sm100", "sm100"): FORWARDS + SMALL[:1] + PER_HEAD, ("sm100", "sm103"): FORWARDS[:1],
+    ("sm90", "sm90"): FORWARDS + SMALL + PER_HEAD, ("sm89", "sm89"): FLOATS, ("triton", "sm80"): BOTH[:2],
+    ("triton", "sm90"): BOTH + SERVING, ("triton", "sm100"): BOTH[:2], ("layer", "sm90"): LAYERS,
 }
 PLANS = {backend: f"kda.backends.{backend}.plan" for backend, _ in PROBLEMS}
 PLANS["layer"] = "kda.backends.triton.layer.plan"
