@@ -1,7 +1,7 @@
 """Single instructions; all flush denormals to zero."""
 
 import cutlass.cute as cute
-from cutlass import Float32, Int64, Uint32
+from cutlass import Float32, Int32, Int64, Uint32
 
 LOG2_E = 1.4426950408889634
 FLOOR = -127.0                               # 2^FLOOR is nothing, and sums of a chunk stay finite
@@ -26,6 +26,7 @@ whole = instruction("cvt.rni.f32.f32 {$w0}, {$r0};", Float32)                 # 
 distance = instruction(                                                        # -|x - y|
     "{.reg .f32 t; sub.ftz.f32 t, {$r0}, {$r1}; abs.f32 t, t; neg.f32 {$w0}, t;}", Float32
 )
+again = instruction("mov.b32 {$w0}, {$r0};", Int32)                            # to NVVM it is another number
 times_pair = instruction("mul.rn.bf16x2 {$w0}, {$r0}, {$r1};", Uint32)        # words of two bfloat16
 larger = instruction("max.NaN.f32 {$w0}, {$r0}, {$r1};", Float32)
 smaller = instruction("min.NaN.f32 {$w0}, {$r0}, {$r1};", Float32)

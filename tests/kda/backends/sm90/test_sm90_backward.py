@@ -107,6 +107,7 @@ def test_gradients_have_the_shapes_of_inputs_and_are_no_views(words):
     "K=64 V=64 H=1 HV=2 packed bounded dt_bias=true l2norm beta=sigmoid",
     *(pytest.param(f"{of_64}{words}", marks=pytest.mark.exhaustive) for of_64 in ("", "K=64 V=64 ") for words in (
         "l2norm", "bounded lower_bound=-8 dt_bias=true l2norm beta=sigmoid",
+        *(f"{gate} dt_bias=true l2norm beta=sigmoid gate_per_head=true" for gate in ("bounded", "softplus")),
         *(("softplus dt_bias=true l2norm beta=sigmoid", "bounded dt_bias=true l2norm beta=sigmoid") if of_64 else ()),
     )),
 ])

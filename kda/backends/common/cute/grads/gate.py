@@ -52,11 +52,13 @@ class GradGate:
         return raw(rows, b)
 
     def logits_of_heads(self, x, place, b: int):
-        """Return the same for a gate per head: both halves have the token's logit."""
-        _, head, begin, tokens = place
+        """Return the same for a gate per head: both halves have the token's logit.  If addresses of all steps were kept
+        from one time to the next, no registers would be left for products that do not wait for each other."""
+        (_, head, begin, tokens), lane = place, fast.again(cute.arch.lane_idx())
         first, found = (x.g + (within_tokens(self.c, x, begin) * x.HV + head)).toint(), [None] * 8
         for t in range(EACH):
-            row = fast.row(first, last_token(self.token(b, t), tokens), x.HV * Int32(x.g.dtype.width // 8))
+            token = last_token(STEP * b + t + EACH * (lane & 3), tokens)
+            row = fast.row(first, token, x.HV * Int32(x.g.dtype.width // 8))
             logit = load_one(in_global(row, x.g.dtype)).to(Float32)
             for r in range(HALVES):
                 found[at_element(0, r, t)] = logit
