@@ -425,7 +425,7 @@ SM100 = [
         frames={"CTA": ("LOAD", "MATH", "tensor core")},
         tmem=(
             Columns("G", OfGrads.G, 64), Columns("up1", OfGrads.up1, 64), Columns("up2", OfGrads.up2, 64),
-            Columns("down", OfGrads.down, 64), Columns("x", OfGrads.x, 64), Columns("Qu", OfGrads.Qu, 32),
+            Columns("down", OfGrads.down, 64), Columns("2^x", OfGrads.powers, 64), Columns("Qu", OfGrads.Qu, 32),
             Columns("Ku", OfGrads.Ku, 32), Columns("Kd", OfGrads.Kd, OfGrads.end - OfGrads.Kd),
         ),
     ),

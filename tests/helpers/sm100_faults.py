@@ -224,8 +224,8 @@ BACKWARD = faults({"sm100/bwd/grads": {
     "what a block passes on does not decay": (
         "long", "wrong answer", "b, ratio, n + 1, range(n + 1, self.blocks))", "b, ratio, n + 1, range(0))"
     ),
-    "x comes back from another step": (
-        "long", "wrong answer", "(GradsColumns.x + b * umma.STEP)", "(GradsColumns.x + 0 * b)"
+    "2^x comes back from another step": (
+        "long", "wrong answer", "(GradsColumns.powers + b * umma.STEP)", "(GradsColumns.powers + 0 * b)"
     ),
     "values are replaced while a product reads them": ("long", "deadlock", *initialises("values_empty", 1)),
 }, "common/cute/grads/load": {

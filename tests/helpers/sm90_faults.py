@@ -361,8 +361,8 @@ FAULTS = faults(name="{case}: {says}", files={"common/cute/teams": {
         "gradients, one grid", "race-read-write", "PLACES = 4", "PLACES = 2"
     ),
 }, "common/cute/grads/gate": {
-    "tokens past the end have a share of dt_bias": (
-        "gradients", "wrong answer", "slope = slope if counts else Float32(0.0)"
+    "dt_bias has no share of dA_log": (
+        "gradients", "wrong answer", "return of_A + gates.bias[r] * of_bias if", "return of_A if"
     ),
     "decays have no floor": ("gradients, given decays", "wrong answer", "fast.at_least(found, FLOOR)", "found"),
     "a softplus gate has the slope of none": ("gradients, softplus", "wrong answer", "slope = gain * sigmoid"),
@@ -379,6 +379,7 @@ FAULTS = faults(name="{case}: {says}", files={"common/cute/teams": {
         "            if self.c.per_head:\n                return rate, [load_one(x.dt_bias + head)] * HALVES\n", ""
     ),
 }, "common/cute/grads/load": {
+    "tokens past the end have a gate": ("gradients", "wrong answer", "if tokens < TOKENS:", "if tokens < 0:"),
     "tokens of 64 channels are as far apart as those of 128": (
         "gradients, 64 channels", "race-write-write", "self.apart = LOADERS // self.pieces", "self.apart = 8"
     ),
@@ -386,7 +387,10 @@ FAULTS = faults(name="{case}: {says}", files={"common/cute/teams": {
     "partial sums overwrite G that is read": (
         "gradients", "race-read-write", f"self.warps.sync(){54 * SPACE}# G was read"
     ),
-    "a token's own dv counts": ("gradients", "wrong answer", "token - n - 4", "token - 4"),
+    "a token's own dv counts": ("gradients", "wrong answer", "STEP * part - n - EACH", "STEP * part - EACH"),
+    "later blocks of tokens count": (
+        "gradients", "wrong answer", "(diagonal[w] | before) & some for", "(diagonal[w] | before) for"
+    ),
     "no gate learns of the state that leaves": (
         "gradients", "wrong answer", "found + factor * through_state[r]", "found"
     ),

@@ -268,7 +268,7 @@ def arguments_of_grads(
     gates = (p.B, p.T, p.HV) if p.gate_per_head else (p.B, p.T, p.HV, p.K)
     dg, dbeta = d.draft.tensor(gates, p.g_dtype), d.draft.tensor((p.B, p.T, p.HV), p.beta_dtype)
     return dict(
-        **d.rows, **d.gate, chunks=plan.states, items=plan.all_states * p.HV, zero=0.0, one=1.0,
+        **d.rows, **d.gate, chunks=plan.states, items=plan.all_states * p.HV, one=1.0,
         do=do, dv=dv, r=parts.r, h=parts.h, dh=scratch.dh, dq=dq, dk=dk, dg=dg, dbeta=dbeta,
         of_A_log=scratch.of_A_log, of_dt_bias=scratch.of_dt_bias, chunk_table=d.tables.state,
     ), [dq, dk, dg, dbeta]

@@ -23,13 +23,15 @@ log2 = instruction("lg2.approx.ftz.f32 {$w0}, {$r0};", Float32)
 reciprocal = instruction("rcp.approx.ftz.f32 {$w0}, {$r0};", Float32)
 rsqrt = instruction("rsqrt.approx.ftz.f32 {$w0}, {$r0};", Float32)
 whole = instruction("cvt.rni.f32.f32 {$w0}, {$r0};", Float32)                 # the nearest integer
-distance = instruction(                                                        # -|x - y|
-    "{.reg .f32 t; sub.ftz.f32 t, {$r0}, {$r1}; abs.f32 t, t; neg.f32 {$w0}, t;}", Float32
-)
 again = instruction("mov.b32 {$w0}, {$r0};", Int32)                            # to NVVM it is another number
+negative = instruction("{.reg .f32 t; abs.f32 t, {$r0}; neg.f32 {$w0}, t;}", Float32)  # -|x|
 times_pair = instruction("mul.rn.bf16x2 {$w0}, {$r0}, {$r1};", Uint32)        # words of two bfloat16
 larger = instruction("max.NaN.f32 {$w0}, {$r0}, {$r1};", Float32)
 smaller = instruction("min.NaN.f32 {$w0}, {$r0}, {$r1};", Float32)
+smaller_size = instruction("min.NaN.xorsign.abs.f32 {$w0}, {$r0}, {$r1};", Float32)    # x, or y > 0 with its sign
+bounded_pair = instruction(                                                    # bounded, of a word of two bfloat16
+    "{.reg .b32 most; mov.b32 most, 0x7F7F7F7F; min.NaN.xorsign.abs.bf16x2 {$w0}, {$r0}, most;}", Uint32
+)
 clamped = instruction(
     "{.reg .f32 t; min.NaN.f32 t, {$r0}, {$r1}; max.NaN.f32 {$w0}, t, {$r2};}", Float32
 )
@@ -52,12 +54,12 @@ def finite(x):
 
 def bounded(x):
     """A finite number that a gate cannot tell from x; nan stays."""
-    return clamped(x, Float32(3.0e38), Float32(-3.0e38))
+    return smaller_size(x, Float32(3.0e38))
 
 
 def softplus(x):
     """max(x, 0) + log(1 + e) of e = exp(-|x|)."""
-    e = exp2(distance(x, Float32(0.0)) * Float32(LOG2_E))
+    e = exp2(negative(x) * Float32(LOG2_E))
     p = Float32(LOG1P[-1])
     for of_power in LOG1P[-2::-1]:
         p = p * e + Float32(of_power)

@@ -3,6 +3,7 @@ arguments, and the configuration of bwd/grads.  No cutlass: a kept kernel needs 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import cached_property
 from types import MappingProxyType
@@ -76,8 +77,7 @@ class GradsArguments(ChunkInputs):
     HV = number("int32")
     scale = number("float32")
     lower_bound = number("float32")
-    zero = number("float32")                 # 0 and 1, which no compiler knows
-    one = number("float32")
+    one = number("float32")                  # 1, which no compiler knows
 
 
 @dataclass(frozen=True)
@@ -136,6 +136,11 @@ class GradsOptions(ChunkConfig):
     def sums(self) -> list[str]:
         """The sums over channels of each token: qn . dqn and kn . (-2^x up2) with l2norms, and b db."""
         return ["q", "k"] * self.norm + ["b"]
+
+    @property
+    def of_no_token(self) -> float:
+        """What counts as g where there is no token: a logit, or a decay, by which nothing decays."""
+        return 0.0 if self.gate == "given" else -math.inf
 
     @property
     def wide_g(self) -> bool:

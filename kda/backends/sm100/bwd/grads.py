@@ -116,11 +116,12 @@ class Math(GradRows):
 
         cute.arch.mbarrier_wait(s.rows_full + (i & 1), i >> 1 & 1)
         self.refresh(s)
-        place, channel, rate, bias = self.ask_again(x, s, i)
+        place, channel = self.ask_again(s, i)
+        gates = self.gate.of_channels(*self.gate.parameters(x, place[1], channel))
         of_tokens, rows = self.places(s, i)
         Qu, Ku, Kd = [self.operand() for _ in range(3)]
-        xs, ratio = self.operands(x, place, rows, channel, of_tokens, rate, bias, Qu, Ku, Kd)
-        self.put_aside(xs, Qu, Ku, Kd)
+        powers, ratio = self.operands(x, place, rows, channel, of_tokens, gates, Qu, Ku, Kd)
+        self.put_aside(powers, Qu, Ku, Kd)
         cute.arch.mbarrier_wait(s.products + 1, i & 1)
         umma.fence_after_thread_sync()
         self.give_back(s.values_empty)
@@ -135,27 +136,26 @@ class Math(GradRows):
         through = self.enter_down(down, Kd, ratio, through_state)
         Qu, Ku = self.put_back(GradsColumns.Qu, 2)
         self.sweep_down(s, down, Qu, Ku, ratio)
-        self.finish(x, s, place, i, channel, rows, of_tokens, rate, bias, xs, through, up1, up2, down, Qu, Ku, Kd)
+        self.finish(x, s, place, i, channel, rows, of_tokens, powers, through, up1, up2, down, Qu, Ku, Kd)
 
-    def ask_again(self, x, s, i, *known):
-        place, channel = self.place(s, i), self.first_channel()
-        return place, channel, *self.gate.of_channels(x, place[1], channel)
+    def ask_again(self, s, i, *known):
+        return self.place(s, i), self.first_channel()
 
     def place(self, s, i):
         """Return where an item lies: dividing by HV would cost registers for what does not change."""
         chunk, head, begin, tokens = [load_one(s.places + ((i & 1) * PLACE + n)) for n in range(PLACE)]
         return chunk.to(Int32), head.to(Int32), begin, tokens.to(Int32)
 
-    def put_aside(self, xs, Qu, Ku, Kd):
+    def put_aside(self, powers, Qu, Ku, Kd):
         """Store these to tensor memory: ptxas would make operands where they are multiplied, and keep their inputs."""
-        umma.store_fragments(self.lanes() + GradsColumns.x, xs)
+        umma.store_fragments(self.lanes() + GradsColumns.powers, powers)
         for columns, operand in ((GradsColumns.Qu, Qu), (GradsColumns.Ku, Ku), (GradsColumns.Kd, Kd)):
             words = cute.recast_tensor(operand, Uint32)
             umma.store_fragments(self.lanes() + columns, [words[w] for w in range(TOKENS // 4)])
         umma.wait_for_stores()
 
-    def from_middle(self, x, xs, b: int):
-        return umma.load_fragments(self.lanes() + (GradsColumns.x + b * umma.STEP), umma.STEP)
+    def powers_of_step(self, powers, b: int):
+        return umma.load_fragments(self.lanes() + (GradsColumns.powers + b * umma.STEP), umma.STEP)
 
     def put_back(self, columns: int, count: int = 1):
         """Return operands that were put aside next to each other."""

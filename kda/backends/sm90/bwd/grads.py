@@ -74,8 +74,6 @@ class Math(GradRows):
 
     def item(self, x, s, place, i):
         c, channel, first = self.c, self.first_channel(), self.panel()
-        rate, bias = self.gate.of_channels(x, place[1], channel)
-
         cute.arch.mbarrier_wait(s.values_full, i & 1)
         cute.arch.fence_proxy("async.shared", space="cta")
         G = [accumulator(product_mma(), (TOKENS, TOKENS)) for _ in range(2 // c.panels)]
@@ -90,6 +88,7 @@ class Math(GradRows):
         issue_product(up2, h, dv, OperandMajorMode.MN)
         # redundant: its place; otherwise they belong to the next group, which is waited for as well
         warpgroup.commit_group()
+        parameters = self.gate.parameters(x, place[1], channel)                # products hide these loads
         through_state = self.sums_of_states(s)
         warpgroup.wait_group(1)
         for n in range(len(G)):
@@ -97,9 +96,10 @@ class Math(GradRows):
         cute.arch.fence_proxy("async.shared", space="cta")
 
         cute.arch.mbarrier_wait(s.rows_full + (i & 1), i >> 1 & 1)
+        gates = self.gate.of_channels(*parameters)
         of_tokens, rows = self.places(s, i)
         Qu, Ku, Kd = [self.operand() for _ in range(3)]
-        xs, ratio = self.operands(x, place, rows, channel, of_tokens, rate, bias, Qu, Ku, Kd)
+        powers, ratio = self.operands(x, place, rows, channel, of_tokens, gates, Qu, Ku, Kd)
         issue_product(down, dh, r, OperandMajorMode.MN)                        # now there are registers for it
         warpgroup.commit_group()
         warpgroup.wait_group(0)
@@ -108,7 +108,7 @@ class Math(GradRows):
         through = self.enter_down(down, Kd, ratio, through_state)
         self.warps.sync()                                                      # G is there
         self.sweeps(x, s, up1, up2, down, Qu, Ku, Kd, ratio)
-        self.finish(x, s, place, i, channel, rows, of_tokens, rate, bias, xs, through, up1, up2, down, Qu, Ku, Kd)
+        self.finish(x, s, place, i, channel, rows, of_tokens, powers, through, up1, up2, down, Qu, Ku, Kd)
 
     def own_channels(self, states):
         """(64, V) of a state that lies as (V, K)."""

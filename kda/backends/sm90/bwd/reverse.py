@@ -236,9 +236,9 @@ def place_of(s, i):
 class QueueMath(Math):
     """MATH of grads, whose items come from the queue."""
 
-    def ask_again(self, x, s, i, place, *known):
+    def ask_again(self, s, i, place, channel):
         """Return where the item lies out of shared memory: from its beginning on, registers would be spilled for it."""
-        return place_of(s, i), *known
+        return place_of(s, i), channel
 
 
 class Reverse(Entry):

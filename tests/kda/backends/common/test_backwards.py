@@ -77,6 +77,15 @@ def test_states_may_be_v_first(size):
 
 
 @RARELY_WIDE
+def test_tokens_past_the_end_decay_nothing_at_a_rate_of_0(size):
+    case, backend = call_of((size, dict(T=70)))
+    case = changed(case, A_log=lambda x: torch.full_like(x, -90.0))
+    found, _ = gradients(case, backend)
+    assert all(x.isfinite().all() for x in found.values())
+    assert_right(judged_gradients(case, {name: found[name] for name in ("dq", "dk", "dv", "dbeta", "dh0")}, backend))
+
+
+@RARELY_WIDE
 def test_no_tokens_hand_the_gradient_of_their_state_through(size):
     case, backend = call_of((size, dict(B=2, T=0)))
     found, session = gradients(case, backend)

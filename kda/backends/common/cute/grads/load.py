@@ -131,6 +131,9 @@ class Loader:
             else:
                 beta = Float32(SMALLEST_B) if beta * beta <= SMALLEST_B**2 else beta               # a nan stays
             of_tokens[B * TOKENS + token] = beta if real else Float32(0.0)
+        if cutlass.const_expr("g" in self.c.rows.fields):
+            if tokens < TOKENS:
+                self.end_gates(self.field(self.rows_at(s, i), "g"), tokens)
         LOAD.sync()                                                            # all threads' rows are there
         factor = Float32(1.0)
         if cutlass.const_expr(self.c.norm):
@@ -146,6 +149,13 @@ class Loader:
             if thread == 0:
                 store(s.places + (i & 1) * PLACE, [Int64(y) for y in place])
         cute.arch.mbarrier_arrive(s.rows_full + (i & 1))
+
+    @cute.jit
+    def end_gates(self, rows, tokens):
+        """Rows of g of no token, over this thread's copies: MATH need not know where tokens end."""
+        for j in cutlass.range_constexpr(self.passes):
+            if self.thread() // self.pieces + self.apart * j >= tokens:
+                store(rows + self.place_of_piece(j), [Float32(self.c.of_no_token)] * 8)
 
     @cute.jit
     def store_results(self, x, s, place, i):

@@ -41,4 +41,9 @@ def neighbour(x, far: int):
 
 def raw(rows, b: int):
     """Both halves' channels of four tokens of step b, as `at_element` counts."""
-    return floats_of(load_matrices(rows + b * (STEP * 64), transposed=True))
+    return floats_of(raw_words(rows, b))
+
+
+def raw_words(rows, b: int):
+    """Return them as words of two bfloat16."""
+    return load_matrices(rows + b * (STEP * 64), transposed=True)

@@ -42,8 +42,8 @@ class GradRows:
       own_rows_of_state(step)              elements to a lane's row of four 8 x 8 matrices of a state, of the warp's
                                            channels and 16 columns
       states_stand                         whether the rows of a state are columns, not channels
-      early                                whether dqn and dkn are made together with what gates gain, or, of the same
-                                           exponentials made again, when they are stored: whichever spills less
+      early                                whether dqn and dkn are made together with what gates gain, or when they are
+                                           stored: whichever spills less
     """
 
     states_stand: bool
@@ -57,17 +57,13 @@ class GradRows:
     def refresh(self, s):
         """Before steps of an item: where an arch forgets which thread this is, it asks again."""
 
-    def ask_again(self, x, s, i, place, channel, rate, bias):
+    def ask_again(self, s, i, place, channel):
         """What is known of the item and of the lane's channels, before the last steps."""
-        return place, channel, rate, bias
+        return place, channel
 
-    def put_aside(self, xs):
-        """x of all elements, until they are used step by step (`from_middle`)."""
-        return xs
-
-    def from_middle(self, x, xs, b: int):
-        """x of step b, whose exponentials are computed again: kept ones would take 64 registers."""
-        return [xs[8 * b + j] + x.zero for j in range(8)]
+    def powers_of_step(self, powers, b: int):
+        """2^x of step b, whose 2^-x is their reciprocal: kept as well, it would take 32 registers more."""
+        return powers[8 * b : 8 * b + 8]
 
     def thread(self):
         return cute.arch.thread_idx()[0]
@@ -113,22 +109,25 @@ class GradRows:
         return [cute.arch.shuffle_sync(y, (lane & 28) + (lane >> 3)) for y in found]
 
     def finish(
-        self, x, s, place, i, channel, rows, of_tokens, rate, bias, xs, through, up1, up2, down, Qu, Ku, Kd
+        self, x, s, place, i, channel, rows, of_tokens, powers, through, up1, up2, down, Qu, Ku, Kd
     ):
         """From accumulators to results, in the place of the item's rows."""
         self.warps.sync()                                                      # G was read
         self.refresh(s)
-        gains = self.gains_and_sums(x, s, of_tokens, xs, up1, up2, down, Qu, Ku, Kd)
+        gains = self.gains_and_sums(x, s, of_tokens, powers, up1, up2, down, Qu, Ku, Kd)
+        place, channel = self.ask_again(s, i, place, channel)
+        # from L1 again: from the item's beginning on, registers would be spilled for them
+        parameters, logit = self.gate.parameters(x, place[1], channel), self.logit_of_beta(x, *place[1:])
         self.warps.sync()                                                      # partial sums are there
         self.refresh(s)
-        place, channel, rate, bias = self.ask_again(x, s, i, place, channel, rate, bias)
-        self.project(x, s, i, *place[1:])
-        self.store_dg(x, s, place, rows[-1], gains, rate, bias, through, channel)
+        self.project(x, s, i, logit, *place[1:])
+        gates = self.gate.of_channels(*parameters)
+        self.store_dg(x, s, place, rows[-1], gains, gates, through, channel)
         self.warps.sync()                                                      # projections are there
         self.refresh(s)
         if self.c.per_head:
             self.store_dg_of_heads(x, s, *place[1:])
-        self.store_dq_dk(x, s, rows, of_tokens, xs, up1, up2, down)
+        self.store_dq_dk(x, s, rows, of_tokens, powers, up1, up2, down)
         self.give_back(s.rows_done + (i & 1))
 
     def own_matrices(self):
@@ -152,23 +151,32 @@ class GradRows:
                     found = diagonal if part == b else found
                 if (lane & 3) == lane >> 3:
                     s.through_b[tokens[r]] = found
-        last = [token - n - 4 * (lane & 3) for token in tokens]            # G2 is strict
+        diagonal = [self.up_to(tokens[w % 2] - STEP * part - n - EACH * (lane & 3) - w // 2 * 2) for w in range(4)]
         row = STEP * part + (lane >> 3 & 1) * 8 + (lane & 7)
         to = s.G + (n * (TOKENS * TOKENS) + row * 64)
         for b in cutlass.range_constexpr(STEPS):
-            causal = []
-            for j in cutlass.range_constexpr(8):
-                r, t = j // 2 % 2, j // 4 * 2 + j % 2
-                causal.append(flat[8 * b + j] if STEP * b + t <= last[r] else Float32(0.0))
-            store_matrices(to + ((2 * b) ^ (lane >> 4) ^ (lane & 7)) * 8, words_of(causal))
+            before, some = self.all_if(b < part), self.all_if(b <= part)
+            words = words_of([flat[8 * b + j] for j in range(8)])
+            causal = [words[w] & (diagonal[w] | before) & some for w in range(4)]
+            store_matrices(to + ((2 * b) ^ (lane >> 4) ^ (lane & 7)) * 8, causal)
 
     @cute.jit
-    def operands(self, x, place, rows, channel, of_tokens, rate, bias, Qu, Ku, Kd):
-        """Fills Qu, Ku and Kd; returns x, and factors from middle to middle of both halves: 2^a_0, 2^(a_(b+1) - a_b),
+    def all_if(self, holds):
+        """Return all bits, or none."""
+        return Uint32(0xFFFFFFFF) if holds else Uint32(0)
+
+    @cute.jit
+    def up_to(self, last):
+        """Return the bits of a word's elements 0 and 1 that are at most the last one."""
+        lower, upper = Uint32(0xFFFF) if last >= 0 else Uint32(0), Uint32(0xFFFF0000) if last >= 1 else Uint32(0)
+        return lower | upper
+
+    @cute.jit
+    def operands(self, x, place, rows, channel, of_tokens, gates, Qu, Ku, Kd):
+        """Fills Qu, Ku and Kd; returns 2^x, and factors from middle to middle of both halves: 2^a_0, 2^(a_(b+1) - a_b),
         .. , and from the last one to 2^gc_last."""
-        left = place[3] - EACH * (self.lane() & 3)
         words = [cute.recast_tensor(cute.coalesce(operand), Uint32) for operand in (Qu, Ku, Kd)]
-        xs, middle, total = [None] * 32, [[], []], [[], []]
+        powers, middle, total = [None] * 32, [[], []], [[], []]
         for b in cutlass.range_constexpr(STEPS):
             q, k = [raw(of_tensor, b) for of_tensor in rows[:2]]
             g = self.gate.logits(x, rows[-1], place, channel, b)
@@ -177,8 +185,7 @@ class GradRows:
             for r in cutlass.range_constexpr(HALVES):
                 sums = []
                 for t in cutlass.range_constexpr(EACH):
-                    g2 = self.gate.log2_decay(g[at_element(0, r, t)], rate, bias[r], x.lower_bound)
-                    g2 = g2 if STEP * b + t < left else Float32(0.0)
+                    g2 = self.gate.log2_decay(g[at_element(0, r, t)], gates, r, x.lower_bound)
                     sums.append(g2 + sums[-1] if cutlass.const_expr(t > 0) else g2)
                 before, halves, wholes = self.place_in_block(sums[-1])
                 middle[r] += halves
@@ -188,7 +195,7 @@ class GradRows:
                     from_middle = sums[t] + before
                     up, down = fast.exp2(from_middle), fast.exp2(-from_middle)
                     kn = k[j] * of_k[t]
-                    xs[8 * b + j] = from_middle
+                    powers[8 * b + j] = up
                     products[0][j], products[1][j], products[2][j] = q[j] * of_q[t] * up, kn * -up, kn * down * of_b[t]
             for n in cutlass.range_constexpr(3):
                 packed = words_of(products[n])
@@ -202,7 +209,7 @@ class GradRows:
                 steps.append((total[r][b - 1] - middle[r][b - 1]) + middle[r][b])
             steps.append(total[r][-1] - middle[r][-1])
             ratio.append([fast.exp2(step) for step in steps])
-        return xs, ratio
+        return powers, ratio
 
     @cute.jit
     def place_in_block(self, of_lane):
@@ -280,7 +287,7 @@ class GradRows:
             to[w] = self.of_lane([word, Uint32(0)] if block % 2 == 0 else [Uint32(0), word])
         return step
 
-    def gains_and_sums(self, x, s, of_tokens, xs, up1, up2, down, Qu, Ku, Kd):
+    def gains_and_sums(self, x, s, of_tokens, powers, up1, up2, down, Qu, Ku, Kd):
         """What each token's gate gains of its row; to shared memory, where G was, what a warp's 16 channels have of
         training.GradsOptions.sums: (warps, sums, tokens)."""
         lane, gains, wanted = self.lane(), [None] * 32, self.c.sums
@@ -290,7 +297,7 @@ class GradRows:
         words = [cute.recast_tensor(cute.coalesce(operand), Uint32) for operand in (Qu, Ku, Kd)]
         sums = [[Float32(0.0)] * (TOKENS // EACH) for _ in wanted]
         for b in range(STEPS):
-            factors, from_middle = self.factors(x, of_tokens, b), self.from_middle(x, xs, b)
+            factors, of_step = self.factors(x, of_tokens, b), self.powers_of_step(powers, b)
             for w in range(4):                                                 # two tokens of a channel at a time
                 weight = [both_halves(of_operand[4 * b + w]) for of_operand in words]
                 for e in range(2):
@@ -298,11 +305,10 @@ class GradRows:
                     of_weight = [of_pair[e].bitcast(Float32) for of_pair in weight]
                     row = [of_weight[n] * flat[n][i] for n in range(3)]
                     gains[i] = (row[0] + row[1]) - row[2]
-                    up, back = fast.exp2(from_middle[2 * w + e]), fast.exp2(-from_middle[2 * w + e])
                     for n in range(len(wanted)):
                         sums[n][EACH * b + t] = sums[n][EACH * b + t] + row[n - len(wanted)]
                     if self.early:
-                        self.gradients_of_rows(flat, i, up, back, factors, t)
+                        self.gradients_of_rows(flat, i, of_step[2 * w + e], factors, t)
         for n in range(len(wanted)):
             store(to + n * TOKENS, self.over_channels(sums[n]))
         return gains
@@ -312,11 +318,11 @@ class GradRows:
         of_q, of_k, of_b = [load(of_tokens + (f * TOKENS + STEP * b), EACH) for f in (Q, K_, B)]
         return [of_q[t] * x.scale for t in range(EACH)], of_k, of_b
 
-    def gradients_of_rows(self, flat, i: int, up, back, factors, t: int):
+    def gradients_of_rows(self, flat, i: int, up, factors, t: int):
         """Element i of up1 and of down become those of dqn / |q| and dkn / |k|."""
         of_q, of_k, of_b = factors
         flat[0][i] = flat[0][i] * up * of_q[t]
-        flat[2][i] = (flat[2][i] * back * of_b[t] - flat[1][i] * up) * of_k[t]
+        flat[2][i] = (flat[2][i] * fast.reciprocal(up) * of_b[t] - flat[1][i] * up) * of_k[t]
 
     @cute.jit
     def over_channels(self, values):
@@ -332,7 +338,16 @@ class GradRows:
         return values
 
     @cute.jit
-    def project(self, x, s, i, head, begin, tokens):
+    def logit_of_beta(self, x, head, begin, tokens):
+        """Load the one whose dbeta this thread computes in `project`, which does not wait for it then."""
+        logit, token = Float32(0.0), self.thread() - TOKENS
+        if cutlass.const_expr(self.c.beta != "given"):
+            if token >= 0 and token < cutlass.min(tokens, TOKENS):
+                logit = load_one(x.beta + ((begin + token) * x.HV + head)).to(Float32)
+        return logit
+
+    @cute.jit
+    def project(self, x, s, i, logit, head, begin, tokens):
         """qn . dqn / |q|^2 and kn . dkn / |k|^2 of each token, by the first 128 threads; dbeta, where b db is the mean
         of its sums over K and over V: one errs more with equal keys, the other with ordinary ones."""
         thread, token = self.thread(), self.thread() & TOKENS - 1
@@ -352,7 +367,7 @@ class GradRows:
                     b = s.of_tokens[((i & 1) * TOKEN_FACTORS + B) * TOKENS + token]
                     db = (over_K if b == SMALLEST_B else b_db) * fast.reciprocal(b)
                 else:
-                    db = b_db * fast.sigmoid(-load_one(x.beta + element).to(Float32))
+                    db = b_db * fast.sigmoid(-logit)
                 store(x.dbeta + element, [db])
 
     def over_warps(self, s, place):
@@ -363,15 +378,15 @@ class GradRows:
         return total
 
     @cute.jit
-    def store_dg(self, x, s, place, rows, gains, rate, bias, through, channel):
+    def store_dg(self, x, s, place, rows, gains, gates, through, channel):
         chunk, head, _, tokens = place
         a = self.lane() & 3
-        left, number = tokens - EACH * a, chunk * x.HV + head
+        number = chunk * x.HV + head
         later, of_A, of_bias = through, [Float32(0.0)] * HALVES, [Float32(0.0)] * HALVES
-        to_logit, to_A = self.gate.slopes(x, rate)
+        to_logit, to_A = self.gate.slopes(x, gates.rate)
         for n in cutlass.range_constexpr(STEPS):
             b = STEPS - 1 - n
-            logits, dg = self.gate.logits(x, rows, place, channel, b), [None] * 8
+            logits, dg = self.gate.finite_logits(x, rows, place, channel, b), [None] * 8
             for r in cutlass.range_constexpr(HALVES):
                 sums = [None] * EACH
                 for m in cutlass.range_constexpr(EACH):
@@ -386,7 +401,7 @@ class GradRows:
                 for t in cutlass.range_constexpr(EACH):
                     j = at_element(0, r, t)
                     slope, share = self.gate.backward(
-                        logits[j], bias[r], rate, x.lower_bound, sums[t] + after, STEP * b + t < left
+                        logits[j], gates, r, x.lower_bound, sums[t] + after
                     )
                     of_A[r] = of_A[r] + share
                     of_bias[r] = of_bias[r] + slope
@@ -396,7 +411,8 @@ class GradRows:
             else:
                 self.gate.put(x, rows, place, channel, b, dg)
         for r in cutlass.range_constexpr(HALVES):
-            of_both = (x.of_A_log, of_A[r], to_A, self.c.rate), (x.of_dt_bias, of_bias[r], to_logit, self.c.bias)
+            of_rate = self.gate.of_rate(of_A[r], of_bias[r], gates, r)
+            of_both = (x.of_A_log, of_rate, to_A, self.c.rate), (x.of_dt_bias, of_bias[r], to_logit, self.c.bias)
             for to, share, factor, wanted in of_both:
                 if cutlass.const_expr(wanted):
                     share += neighbour(share, 1)
@@ -428,17 +444,16 @@ class GradRows:
                 total += s.dg_of_warps[w * TOKENS + thread]
             store(x.dg + ((begin + thread) * x.HV + head), [total])
 
-    def store_dq_dk(self, x, s, rows, of_tokens, xs, up1, up2, down):
+    def store_dq_dk(self, x, s, rows, of_tokens, powers, up1, up2, down):
         """Less what points along q and k, into the place of those."""
         projected, flat = s.projected + EACH * (self.lane() & 3), [cute.coalesce(acc) for acc in (up1, up2, down)]
         for b in range(STEPS):
             if not self.early:
-                factors, from_middle = self.factors(x, of_tokens, b), self.from_middle(x, xs, b)
+                factors, of_step = self.factors(x, of_tokens, b), self.powers_of_step(powers, b)
                 for r in range(HALVES):
                     for t in range(EACH):
                         j = at_element(0, r, t)
-                        up, back = fast.exp2(from_middle[j]), fast.exp2(-from_middle[j])
-                        self.gradients_of_rows(flat, 8 * b + j, up, back, factors, t)
+                        self.gradients_of_rows(flat, 8 * b + j, of_step[j], factors, t)
             for n in range(2):
                 found = [flat[2 * n][8 * b + j] for j in range(8)]
                 if self.c.norm:
