@@ -160,7 +160,7 @@ def test_a_walk_has_its_stages_where_values_and_rows_are_later():
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("words", [
-    "", "K=64 V=64", "packed H=1 HV=2", "packed softplus state_dtype=float32 final_state=true", "gate_per_head=true",
+    "", "K=64 V=64", "packed H=1 HV=2", "packed softplus state_dtype=float32 final_state=true",
 ])
 def test_no_product_waits_for_another(words, tmp_path):
     config = planned(f"T=8192 H=64 {words}", reverse=True, segment_chunks=0).reverse.config

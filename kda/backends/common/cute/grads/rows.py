@@ -182,18 +182,23 @@ class GradRows:
             g = self.gate.logits(x, rows[-1], place, channel, b)
             of_q, of_k, of_b = self.factors(x, of_tokens, b)
             products = [[None] * 8 for _ in words]
+            decays = [None] * EACH
             for r in cutlass.range_constexpr(HALVES):
-                sums = []
-                for t in cutlass.range_constexpr(EACH):
-                    g2 = self.gate.log2_decay(g[at_element(0, r, t)], gates, r, x.lower_bound)
-                    sums.append(g2 + sums[-1] if cutlass.const_expr(t > 0) else g2)
-                before, halves, wholes = self.place_in_block(sums[-1])
+                gates_differ = r == 0 or not self.c.per_head
+                if cutlass.const_expr(gates_differ):
+                    sums = []
+                    for t in cutlass.range_constexpr(EACH):
+                        g2 = self.gate.log2_decay(g[at_element(0, r, t)], gates, r, x.lower_bound)
+                        sums.append(g2 + sums[-1] if cutlass.const_expr(t > 0) else g2)
+                    before, halves, wholes = self.place_in_block(sums[-1])
                 middle[r] += halves
                 total[r] += wholes
                 for t in cutlass.range_constexpr(EACH):
                     j = at_element(0, r, t)
-                    from_middle = sums[t] + before
-                    up, down = fast.exp2(from_middle), fast.exp2(-from_middle)
+                    if cutlass.const_expr(gates_differ):
+                        from_middle = sums[t] + before
+                        decays[t] = fast.exp2(from_middle), fast.exp2(-from_middle)
+                    up, down = decays[t]
                     kn = k[j] * of_k[t]
                     powers[8 * b + j] = up
                     products[0][j], products[1][j], products[2][j] = q[j] * of_q[t] * up, kn * -up, kn * down * of_b[t]
