@@ -73,7 +73,7 @@ def test_a_step_is_the_definition_and_that_of_the_same_gate_for_each_channel(nam
     assert all(torch.equal(found[name], x) for name, x in again.items())
     terms = {name: expected.pop(name) for name in ("dg", "ddt_bias") if name in expected}
     for name, x in expected.items():                                           # the compiler joins other multiply-adds
-        few = {"dA_log": 1e-4, "dq": 2.0**-13, "dk": 2.0**-13}.get(name, 0.0)  # of bfloat16, one element in a thousand
+        few = {"dA_log": 1e-4, "dq": 2.0**-13, "dk": 2.0**-13}.get(name, 0.0)  # one bfloat16 in a thousand
         assert (found[name].double() - x.double()).norm() <= few * x.double().norm(), name
     for name, x in terms.items():
         sums = x.view(*found[name].shape, case.spec.K).double().sum(-1)
