@@ -312,7 +312,7 @@ SM90 = [
         "sm90_fused", "fused", sm90_fused, FORWARD64, "four chunks, CTA 0", nodes=FUSED90, edges=fused_edges(False),
         frames=frames(FUSED90), registers={"CHAIN": CHAIN, "PREPARE": PREPARE}, ring="full[0]",
         inner={"groups": sm90_fused.group, "tile": sm90.tile(128), "neighbour": sm90.tile(128)},
-        steps=(*MAKE_CHUNK, "operands are there", [(0, 3, "one product: [A_kk; A_qk]"), (7, 7, "prefetch")],
+        steps=(*MAKE_CHUNK, "operands are there", [(0, 3, "one product: [A_kk; A_qk]")], [(0, 1, "next rows")],
                "A_kk is there", [(0, 0, "inverse, copy")]),
         steps_title="Warps of a PREPARE",
     ),

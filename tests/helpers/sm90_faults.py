@@ -263,6 +263,15 @@ FAULTS = faults(name="{case}: {says}", files={"common/cute/teams": {
         "four", "race-read-write", "def operands_were_read(self):\n        self.team.meet()",
         "def operands_were_read(self):\n        pass", 2
     ),
+    "rows of an inverter are read before they are there": (
+        "pair", "race-write-read", "cute.arch.cp_async_wait_group(0)", "pass", 2
+    ),
+    "rows of an inverter are requested to where the product of the other reads": (
+        "pair", "race-read-write", "row * self.team.warp()", "row * (self.team.warp() + 1)"
+    ),
+    "rate and dt_bias are read before they are there": (
+        "pair", "race-write-read", f"self.team.meet(){55 * SPACE}# rate", "pass  #"
+    ),
     "the tile leaves before kE is there": (
         "any_gate", "race-write-read", "(WHOLE_GROUP_INVERSE if self.helped else WHOLE_GROUP).sync(group)", "pass"
     ),

@@ -435,6 +435,11 @@ class FusedConfig(KernelConfig):
         return self.ctas > WALKING
 
     @property
+    def inverters_ahead(self) -> bool:
+        """Whether rows of the two warps that compute an inverse go through shared memory."""
+        return not (self.staged or self.helped or self.prepare.in_blocks)
+
+    @property
     def keeps(self) -> bool:
         """Whether the kernel keeps what a backward reads: tiles whose keys are multiplied by b, r and h."""
         return self.chain.recorded
@@ -528,6 +533,7 @@ class FusedConfig(KernelConfig):
             A_kk=array("float32", C, PITCH_A),
             columns=array("float32", C, PITCH_INVERSE),
             b=array("float32", C * (2 if self.keeps else 1)),                  # on keys: of this chunk and the last
+            gate=array("float32", self.prepare.gate_width + 4),                # dt_bias, e^A_log
             **{"places": array("int64", TILES)} if self.keeps and self.helped else {},
         )
 
@@ -591,6 +597,7 @@ class StreamConfig(KernelConfig):
     })
     launch_options = MappingProxyType({"min_blocks_per_mp": 1})
     helped = True                            # an inverse has a warp of its own (parts/making.py)
+    inverters_ahead = False
     registers = (240, 56)                    # registers of CHAIN, and of the other warps of its CTA
     group_pipelines = (                      # in a CTA that makes tiles
         Pipeline("solved", of_a_lane("INVERSE"), "PREPARE", "TB is there; it needs A_kk and b no more", each="group"),

@@ -20,12 +20,13 @@ make tiles for those that walk (parts/handover.py): a group of eight warps does 
 
 Registers: 192 of CHAIN and 72 of all others; in blocks of 8 rows 160 and 80.
 
-A group waits for its tile after its sums (in blocks of 8 rows: before them).  In CTAs alone and clusters of two its
+A group waits for its tile after its sums (in blocks of 8 rows: before them). In CTAs alone and clusters of two its
 warps 0 and 1 compute the inverse, each of the 16 rows of A_kk that it has, and warp 1 what joins both, while the others
-wait at the sums of the next chunk, with rows that they have loaded; warps 6 and 7, which have the least to do, prefetch
-the next rows of warps 0 and 1 into L2: registers cannot hold them.  `staged`, default of clusters of four and of blocks
-of 8 rows: as soon as products are computed, all eight warps request their next rows, which go where the operands were
-(parts/making.py).
+wait at the sums of the next chunk, with rows that they have loaded. Registers of warps 0 and 1 cannot hold their next
+rows beside an inverse: they request them as soon as they have their product, each to those rows of X that only its part
+of the product reads (in blocks of 8 rows, warps 6 and 7 prefetch them into L2). `staged`, default of clusters of four
+and of blocks of 8 rows: as soon as products are computed, all eight warps request their next rows, which go where the
+operands were (parts/making.py).
 
   pipeline, barrier       arrivals                             waits           says
   a CTA alone, or a cluster of two:
@@ -107,7 +108,7 @@ from ...common.cute.async_copies import prefetch
 from ...common.cute.barriers import initialise, mbarriers_among
 from ...common.cute.copies import allocate, field_at, load_one, store
 from ...common.cute.entry import Entry, wait_for_the_kernel_before
-from ...common.cute.gate import beta_of_row
+from ...common.cute.gate import beta_from
 from ...common.cute.rings import stage_of
 from ...common.cute.segments import clear_tokens, place_of_checkpoint, place_of_segment
 from ...common.cute.tile import LEAST_BUSY, WARP_ROWS, WARPS, C
@@ -131,6 +132,7 @@ class Producer:
     def __init__(self, config: FusedConfig):
         self.c, self.struct, self.wrapped = config.prepare, config.group, config.wrapped
         self.makers, self.staged, self.helped = config.makers, config.staged, config.helped
+        self.inverters_ahead, self.requests = config.inverters_ahead, config.staged or config.inverters_ahead
         self.keeps = config.keeps
         self.share, self.way = Share(config.chain), way_of(config)
         self.team = MakerGroup()
@@ -140,7 +142,7 @@ class Producer:
     def work_of(self, s, rank, group):
         """Where a group works."""
         struct, base = self.struct, s.groups + group * self.struct.bytes
-        fields = [field_at(base, getattr(struct, name)) for name in ("X", "Y", "sums", "A_kk", "columns", "b")]
+        fields = [field_at(base, getattr(struct, name)) for name in ("X", "Y", "sums", "A_kk", "columns", "b", "gate")]
         places = field_at(base, struct.places) if self.keeps and self.helped else None
         return Work(rank, group, base, *fields, places)
 
@@ -177,40 +179,42 @@ class Producer:
         made."""
         first, step = self.way.first(work.rank, work.group, before), self.way.step
         self.form.begin(x, work, begin, head)
-        if cutlass.const_expr(self.staged):
+        rows_of_piece = self.chunk.gate.rows_of_head(x, begin, head) if self.inverters_ahead else None
+        if cutlass.const_expr(self.requests):
             if first * C < tokens:
-                self.request(x, work, begin, first, tokens, head)
+                self.request(x, work, rows_of_piece, begin, first, tokens, head)
         for chunk in cutlass.range(first, (tokens + C - 1) // C, step, unroll=1):
-            token, rows = begin + chunk * C, cutlass.min(tokens - chunk * C, C)
-            head_rows = self.chunk.gate.rows_of_head(x, token, head)
-            beta = Float32(0.0)
-            if self.team.warp() == LEAST_BUSY:
-                beta = beta_of_row(head_rows.beta, self.c.beta, rows, x.HV, cute.arch.lane_idx())
+            rows = cutlass.min(tokens - chunk * C, C)
+            head_rows = self.rows_of_chunk(x, rows_of_piece, begin, chunk, head)
             turn = self.way.turn(before + chunk)
             tile = self.way.tile(work.base, work.rank, work.group, turn)
             chunk_work = work
             if cutlass.const_expr(self.keeps):
                 chunk_work = work._replace(b=work.b + (turn & 1) * C)
-            rows_made = self.form.rows(x, chunk_work, head_rows, rows, beta)
+            beta, rows_made = self.form.rows(x, chunk_work, head_rows, rows)
             self.way.acquire(ring, work.rank, work.group, turn, self.team.warp() == LAST_INVERTER)
             if self.team.warp() == LEAST_BUSY:
                 if cutlass.const_expr(not self.keeps):
-                    work.b[cute.arch.lane_idx()] = beta
+                    work.b[cute.arch.lane_idx()] = beta_from(beta, self.c.beta, rows, cute.arch.lane_idx())
                 elif cutlass.const_expr(self.helped):
                     work.places[self.way.second(work.rank, turn)] = self.kept_at(x, number + chunk, head).toint()
             self.form.operands(x, chunk_work, tile, rows, *rows_made)
+            ahead = (chunk + step) * C < tokens                                # the piece has another of its chunks
+            if cutlass.const_expr(self.inverters_ahead):
+                if ahead:
+                    self.request(x, work, rows_of_piece, begin, chunk + step, tokens, head)
             if cutlass.const_expr(not self.helped):
                 if self.team.warp() < INVERTERS:
                     self.solve_half(work, tile)
             self.form.finish(work)
-            ahead = (chunk + step) * C < tokens                                # the piece has another of its chunks
             if cutlass.const_expr(self.staged):
                 self.form.operands_were_read()                                 # X and Y
                 if ahead:
-                    self.request(x, work, begin, chunk + step, tokens, head)
-            elif self.team.warp() >= WARPS - INVERTERS and ahead:
-                row = WARP_ROWS * (self.team.warp() - (WARPS - INVERTERS))     # the first one of an inverter
-                self.prefetch_rows(x, token + step * C + row, tokens - (chunk + step) * C - row, head)
+                    self.request(x, work, rows_of_piece, begin, chunk + step, tokens, head)
+            elif cutlass.const_expr(not self.inverters_ahead):
+                if self.team.warp() >= WARPS - INVERTERS and ahead:
+                    row = (chunk + step) * C + WARP_ROWS * (self.team.warp() - (WARPS - INVERTERS))
+                    self.prefetch_rows(x, begin + row, tokens - row, head)     # from the first one of an inverter on
             if cutlass.const_expr(not self.helped):
                 if self.team.warp() == LAST_INVERTER:
                     self.complete(work, tile)
@@ -252,9 +256,14 @@ class Producer:
             cute.arch.sync_warp()
             self.way.hand_over(s, ring, tile, c, group, rank, turn, work.places)
 
-    def request(self, x, work, begin, chunk, tokens, head):
-        head_rows = self.chunk.gate.rows_of_head(x, begin + chunk * C, head)
-        self.form.requested.request(head_rows, cutlass.min(tokens - chunk * C, C), x.H, x.HV, work.X, work.Y)
+    def request(self, x, work, rows_of_piece, begin, chunk, tokens, head):
+        head_rows = self.rows_of_chunk(x, rows_of_piece, begin, chunk, head)
+        self.form.request(x, work, head_rows, cutlass.min(tokens - chunk * C, C))
+
+    def rows_of_chunk(self, x, rows_of_piece, begin, chunk, head):
+        if self.inverters_ahead:
+            return self.chunk.gate.later(rows_of_piece, chunk * C, x.H, x.HV)
+        return self.chunk.gate.rows_of_head(x, begin + chunk * C, head)        # takes fewer registers there
 
     @cute.jit
     def prefetch_rows(self, x, first, rows, head):

@@ -60,7 +60,7 @@ from typing import Any, NamedTuple
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32, Int64, Uint8, Uint32
+from cutlass import Int32, Int64, Uint8, Uint32
 from cutlass.cute.nvgpu import warpgroup
 from cutlass.memory import SmemAllocator
 
@@ -68,7 +68,7 @@ from ...common.cute.async_copies import arrive_when_copied, bulk_copy, bulk_stor
 from ...common.cute.barriers import initialise
 from ...common.cute.copies import field_at, fields_at, store
 from ...common.cute.entry import Entry, permit_early_launch, wait_for_the_kernel_before
-from ...common.cute.gate import beta_of_row
+from ...common.cute.gate import beta_from
 from ...common.cute.rings import advance, phase_of, stage_of
 from ...common.cute.segments import clear_tokens, locate_segment, place_of_segment
 from ...common.cute.tile import LEAST_BUSY, WARPS, C
@@ -134,7 +134,7 @@ class StreamMaker:
         """Where a group works."""
         base = shared + group * self.struct.bytes
         fields = [field_at(base, getattr(self.struct, name)) for name in ("X", "Y", "sums", "A_kk", "columns", "b")]
-        return Work(Int32(0), group, base, *fields, None)
+        return Work(Int32(0), group, base, *fields, None, None)
 
     def items(self, x):
         """Return how many steps there would be if all sequences had T tokens."""
@@ -211,14 +211,11 @@ class StreamMaker:
     def make(self, x, work, tile, token, rows, head, before, turn):
         """One chunk, when so many chunks and steps were made."""
         head_rows = self.chunk.gate.rows_of_head(x, token, head)
-        beta = Float32(0.0)
-        if self.team.warp() == LEAST_BUSY:
-            beta = beta_of_row(head_rows.beta, self.c.prepare.beta, rows, x.HV, cute.arch.lane_idx())
-        rows_made = self.form.rows(x, work, head_rows, rows, beta)
+        beta, rows_made = self.form.rows(x, work, head_rows, rows)
         cute.arch.mbarrier_wait(field_at(work.base, self.struct.taken), turn & 1 ^ 1)
         cute.arch.mbarrier_wait(field_at(work.base, self.struct.solved), before & 1 ^ 1)
         if self.team.warp() == LEAST_BUSY:
-            work.b[cute.arch.lane_idx()] = beta
+            work.b[cute.arch.lane_idx()] = beta_from(beta, self.c.prepare.beta, rows, cute.arch.lane_idx())
             self.chunk.inverse.zeros(work.columns, field_at(tile, self.tile.TB))   # A2 may have been there
         self.form.operands(x, work, tile, rows, *rows_made)
         self.form.finish(work)
