@@ -54,7 +54,7 @@ def sections(config: Any) -> dict[str, tuple[Pipeline | Meeting, ...]]:
         return {"a CTA that makes tiles": makes, "a CTA that walks": config.walker_pipelines}
     if isinstance(config, ReverseConfig):
         strips, *meetings = config.meetings
-        computes = (*config.items_pipelines, *meetings)
+        computes = (*config.grads.pipelines, *meetings)
         return {"a CTA that walks": (*config.walker_pipelines, strips), "a CTA that computes gradients": computes}
     if isinstance(config, sm90.FusedConfig):
         form = "a cluster of four" if config.helped else "a CTA alone, or a cluster of two"

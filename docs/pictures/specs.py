@@ -241,7 +241,7 @@ def walk_edges(role: str, reads: str) -> tuple[Edge, ...]:
 GRADS_EDGES = (
     Edge("global memory", "LOAD", "inputs"), Edge("LOAD", "global memory", "gradients"),
     Edge("LOAD", "MATH", pipelines="values_full"), Edge("MATH", "LOAD", pipelines="values_empty"),
-    Edge("LOAD", "MATH", "rows_full[2]: {rows_full}", "rows_full"),
+    Edge("LOAD", "MATH", "rows_full[2]: {rows_full}; placed[2]: {placed}", "rows_full placed"),
     Edge("MATH", "LOAD", "rows_done[2]: {rows_done}", "rows_done"),
 )
 GRADS_NODES = {

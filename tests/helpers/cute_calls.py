@@ -255,16 +255,25 @@ def reads_nothing_before_the_kernel_ahead_is_done(kernel):
     assert not re.search(r"(ld|st)\.global|bulk|@%p\d+ bra", before)
 
 
-def has_products_that_wait_for_no_other(kernel, folder):
-    """Check the SASS: where ptxas cannot keep accumulators apart, it runs wgmmas one by one, with a mere remark."""
+def sass_of(kernel, folder):
     nvdisasm = Path(importlib.util.find_spec("triton").origin).parent / "backends/nvidia/bin/nvdisasm"
     if not nvdisasm.exists():
         pytest.skip("this Triton brings no nvdisasm")
     cubin = folder / "kernel.cubin"
     cubin.write_bytes(kernel.cubin)
-    sass = subprocess.run([nvdisasm, "-c", cubin], capture_output=True, text=True, check=True).stdout
-    waits = kernel.ptx.count("wgmma.wait_group")
+    return subprocess.run([nvdisasm, "-c", cubin], capture_output=True, text=True, check=True).stdout
+
+
+def has_products_that_wait_for_no_other(kernel, folder):
+    """Check the SASS: where ptxas cannot keep accumulators apart, it runs wgmmas one by one, with a mere remark."""
+    sass, waits = sass_of(kernel, folder), kernel.ptx.count("wgmma.wait_group")
     assert sass.count("HGMMA") > waits > 0 and sass.count("WARPGROUP.DEPBAR") == waits
+
+
+def repeats_waits_where_they_are(kernel, folder):
+    """Check the SASS: ptxas may move what repeats each wait behind all roles, and then plans MATH worse as well."""
+    repeats = re.findall(r"TRYWAIT[^;]*;(?:\n(?!.* BRA ).*)*\n.*@!P\d BRA .*\n(.*)", sass_of(kernel, folder))
+    assert repeats and not any(re.search(r"\*/ +BRA ", after) for after in repeats)
 
 
 def kept_nowhere(monkeypatch, module=launch):

@@ -230,7 +230,7 @@ BACKWARD = faults({"sm100/bwd/grads": {
     "values are replaced while a product reads them": ("long", "deadlock", *initialises("values_empty", 1)),
 }, "common/cute/grads/load": {
     "an item is taken for the one before": (
-        "long", "wrong answer", "store(s.places + (i & 1) * PLACE", "store(s.places + (i + 1 & 1) * PLACE"
+        "long", "wrong answer", "store(s.places + (i & PLACES", "store(s.places + (i + 1 & PLACES"
     ),
 }, "common/cute/grads/rows": {
     "dk keeps what points along k": ("long", "wrong answer", "found[j] = found[j] - y[j] * along[t]"),

@@ -28,6 +28,7 @@ CALLS = {
     "products": Call(TWO_KERNELS, dict(lengths=(60, 70), **SMALL)),
     # a backward that makes all of it again
     "gradients": Call(TWO_KERNELS, dict(T=150)),
+    "gradients, packed": Call(TWO_KERNELS, dict(padding=70, HV=2, **RAGGED)),
     "gradients, 64 channels": Call(TWO_KERNELS, dict(T=150, **SMALL)),
     "gradients, softplus": Call(TWO_KERNELS, dict(T=150, gate="softplus", regime="fast")),
     "gradients, given decays": Call(
@@ -66,7 +67,7 @@ FAULTS = faults(name="{case}: {says}", files={"common/cute/teams": {
         "gradients, one grid", "race-write-read", 'sem="acquire"', 'sem="relaxed"', 2
     ),
     "items are computed in another order than walks add them": (
-        "gradients, one grid", "race-write-read", "if item < added:", "if item < 0:", 2
+        "gradients, one grid", "race-write-read", "if item < items:", "if item < 0:", 2
     ),
     "the first item that a walk adds is its last": (
         "gradients, one grid", "race-read-write or race-write-read", "place.pairs - 1 - j) * x.HV", "j) * x.HV", 2
@@ -365,10 +366,6 @@ FAULTS = faults(name="{case}: {says}", files={"common/cute/teams": {
         "kept by four", "race-read-write", "ring.stored if cutlass.const_expr(self.c.has_r) else ring.read",
         "ring.read", 2
     ),
-}, "sm90/reverse_config": {
-    "a place is overwritten before all of LOAD have read it": (
-        "gradients, one grid", "race-read-write", "PLACES = 4", "PLACES = 2"
-    ),
 }, "common/cute/grads/gate": {
     "dt_bias has no share of dA_log": (
         "gradients", "wrong answer", "return of_A + gates.bias[r] * of_bias if", "return of_A if"
@@ -387,8 +384,15 @@ FAULTS = faults(name="{case}: {says}", files={"common/cute/teams": {
         "gradients, one gate per head", "out-of-bounds or wrong answer",
         "            if self.c.per_head:\n                return rate, [load_one(x.dt_bias + head)] * HALVES\n", ""
     ),
+}, "common/cute/training": {
+    "a place is overwritten before all of LOAD have read it": (
+        "gradients, one grid", "race-read-write", "PLACES = 4", "PLACES = 2"
+    ),
 }, "common/cute/grads/load": {
     "tokens past the end have a gate": ("gradients", "wrong answer", "if tokens < TOKENS:", "if tokens < 0:"),
+    "tokens of no sequence keep what was in memory": (
+        "gradients, packed", "wrong answer", "self.clear(x, begin, -tokens, head)", "pass"
+    ),
     "tokens of 64 channels are as far apart as those of 128": (
         "gradients, 64 channels", "race-write-write", "self.apart = LOADERS // self.pieces", "self.apart = 8"
     ),

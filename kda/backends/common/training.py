@@ -104,9 +104,9 @@ class Description:
         """Return memory for so many states, or matrices of another width, of each head in float32."""
         return self.scratch.part(4 * number * self.p.HV * self.p.K * columns)
 
-    def result(self, last: int, dtype: str, zeroed: bool = False) -> Location:
+    def result(self, last: int, dtype: str) -> Location:
         """Return a tensor with a row for each token and value head."""
-        return self.draft.tensor((self.p.B, self.p.T, self.p.HV, last), dtype, zeroed)
+        return self.draft.tensor((self.p.B, self.p.T, self.p.HV, last), dtype)
 
     def make_tables(self, make: Callable[[int], Location] | None = None) -> None:
         """Launch what makes the tables of packed sequences; that of pairs of chunks for training alone."""
@@ -192,8 +192,7 @@ def backward_routine(
     """Return the backward for which `save` was kept; `p.final_state` says whether final states have gradients.  Its
     results are Grads, of each value head."""
     d = backend.description(p, cc, sms, offsets, (*INPUTS, "do", "dht", "saved"))
-    # tokens of no sequence: prepare clears their rows, which does not run again if all was kept
-    dv = d.result(p.V, p.dtype, zeroed=save is Save.OWN and p.packed)
+    dv = d.result(p.V, p.dtype)
     dh0 = d.draft.tensor((p.N, *p.state_shape), p.state_dtype) if p.state_dtype else None
     sizes, again = d.plan.saved, None if save is Save.OWN else d.draft.memory()
     if save is Save.NOTHING:

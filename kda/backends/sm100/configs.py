@@ -27,7 +27,6 @@ from ..common.cute.fields import Struct, StructField, array, several
 from ..common.cute.tile import PITCH_A, PITCH_INVERSE, SUMS, WARPS, C
 from ..common.cute.training import (
     LOAD_WARPS,
-    PLACE,
     TOKENS,
     ChainArguments,
     GradsArguments,
@@ -454,7 +453,6 @@ class GradsColumns:
 
 @dataclass(frozen=True)
 class GradsConfig(TrainedConfig, GradsOptions):
-    places_shared = True
     rows_of_values = MappingProxyType({"do": 2 * TOKENS, "dv": 2 * TOKENS, "r": TOKENS})
     threads = 32 * (MATH_WARPS + LOAD_WARPS)
     roles = MappingProxyType({"MATH": range(MATH_WARPS), "LOAD": range(MATH_WARPS, MATH_WARPS + LOAD_WARPS)})
@@ -475,11 +473,9 @@ class GradsConfig(TrainedConfig, GradsOptions):
             r=array("bfloat16", self.V // 64, TOKENS, 64, align=1024),
             **states,
             **self.more_fields,
-            places=array("int64", 2, PLACE, align=16),
             tensors=array("int64", len(GradsArguments.tensor_names()), align=8),    # their addresses
             **mbarriers(self.product_pipelines),
             base_desc=array("uint32", 1, align=4),           # the address of all this / 16, as descriptors have it
             tmem=array("uint32", 1, align=4),                # where tensor memory begins: at 0
-            items=array("int32", 1, align=4),                # how many this CTA has
             threads=array("uint8", 32 * MATH_WARPS, align=1),     # their numbers
         )

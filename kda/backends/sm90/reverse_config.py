@@ -19,10 +19,9 @@ from ..common.cute.barriers import (
 )
 from ..common.cute.fields import Struct, array, several
 from ..common.cute.tile import C
-from ..common.cute.training import PLACE, GradsArguments, WalkArguments
+from ..common.cute.training import GradsArguments, WalkArguments
 from .configs import CHAIN_WARPS, COLUMNS, PITCH_V, GradsConfig, WalkConfig, tile
 
-PLACES = 4                                   # items whose places a CTA holds: MATH's and both beside it, in a ring
 STRIP = NamedBarrier("STRIP", 3, 32 * CHAIN_WARPS, ids_per_group=1)
 
 
@@ -96,14 +95,8 @@ class ReverseConfig(KernelConfig):
         )
 
     @property
-    def items_pipelines(self) -> tuple[Pipeline, ...]:
-        """Those of a CTA that computes gradients."""
-        place = Pipeline("placed", of_a_lane("LOAD"), "MATH, LOAD", "where an item lies, or that there is none", 2)
-        return *self.grads.pipelines, place
-
-    @property
     def pipelines(self) -> tuple[Pipeline, ...]:
-        return self.walker_pipelines + self.items_pipelines
+        return self.walker_pipelines + self.grads.pipelines
 
     @property
     def meetings(self) -> tuple[Meeting, ...]:
@@ -123,9 +116,7 @@ class ReverseConfig(KernelConfig):
 
     @cached_property
     def struct(self) -> Struct:
-        places = array("int64", PLACES, PLACE)
-        more = mbarriers((*self.walker_pipelines, *self.items_pipelines[-1:]))
-        return Struct(align=1024, **self.grads.struct.fields, places=places, **more)
+        return Struct(align=1024, **self.grads.struct.fields, **mbarriers(self.walker_pipelines))
 
     @property
     def shared(self) -> int:

@@ -9,7 +9,7 @@ from functools import cached_property
 from types import MappingProxyType
 
 from ..arguments import Arguments, number, tensor
-from .barriers import Arrivals, Meeting, NamedBarrier, Pipeline, mbarriers, of_each_warp
+from .barriers import Arrivals, Meeting, NamedBarrier, Pipeline, mbarriers, of_a_lane, of_each_warp
 from .configs import ChunkConfig, ChunkInputs
 from .fields import Struct, StructField, array, several
 
@@ -17,6 +17,7 @@ TOKENS = 64                                  # tokens of a chunk of grads, two o
 STEP = 16                                    # tokens of one step of a product
 TOKEN_FACTORS = 3                            # 1 / |q|, 1 / |k|, b
 PLACE = 4                                    # numbers of an item: its chunk, value head, first token and tokens
+PLACES = 4                                   # items whose places a CTA has: MATH's and those beside it, in a ring
 CHANNELS = 64                                # channels of a panel; each of four warps of MATH has 16
 LOAD_WARPS = 4
 LOADERS = 32 * LOAD_WARPS
@@ -86,7 +87,6 @@ class GradsOptions(ChunkConfig):
 
     packed: bool
     arguments = GradsArguments
-    places_shared = False                    # LOAD tells MATH where an item lies
     rows_of_values = MappingProxyType(dict.fromkeys(("do", "dv", "r"), TOKENS))    # rows in panels of 64 columns
     ctas = 1                                 # CTAs that an SM has at once
     launch_options = MappingProxyType({"min_blocks_per_mp": 1})
@@ -116,6 +116,7 @@ class GradsOptions(ChunkConfig):
             Pipeline("values_empty", read, "LOAD", "all products and sums that read them are done"),
             Pipeline("rows_full", rows, "MATH", "q, k, g and of_tokens are there", 2),
             Pipeline("rows_done", read, "LOAD", "dq, dk and dg stand where q, k and g stood", 2),
+            Pipeline("placed", of_a_lane("LOAD"), "MATH, LOAD", "where an item lies, or that there is none", 2),
         )
 
     @property
@@ -162,5 +163,6 @@ class GradsOptions(ChunkConfig):
             through_b=array("float32", TOKENS),
             projected=array("float32", 2, TOKENS),
             **dict(dg_of_warps=array("float32", self.math_warps, TOKENS)) if self.per_head else {},
+            places=array("int64", PLACES, PLACE, align=16),
             **mbarriers(self.ring_pipelines),
         )

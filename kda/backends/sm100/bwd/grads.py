@@ -11,18 +11,19 @@ warps share a warp has 16 in turn: their fragments are those of a warpgroup on H
                           UMMA's products
   8-11   56         LOAD  brings what comes next, norms and beta of its tokens, and takes away what was made
 
-  pipeline, barrier      arrivals                          waits  says
-  values_full            128 of LOAD, each thread with     MATH   do, dv, r, h and dh of a chunk are there
+  pipeline, barrier      arrivals                          waits       says
+  values_full            128 of LOAD, each thread with     MATH        do, dv, r, h and dh of a chunk are there
                          its pieces of do, dv and r; 1 of
                          LOAD with the bytes of h and dh
-  values_empty           8 of MATH, a lane of each warp    LOAD   all products and sums that read them are done
-  rows_full, each stage  128 of LOAD, each thread          MATH   q, k, g and of_tokens are there
-  rows_done, each stage  8 of MATH, a lane of each warp    LOAD   dq, dk and dg stand where q, k and g stood
-  products, each stage   1 of MATH, a commit               MATH   first: G is in tensor memory; second: products of
-                                                                  states are
-  MATH                   256                               MATH   G is there; it was read; partial sums are there;
-                                                                  projections are
-  LOAD                   128                               LOAD   rows are there
+  values_empty           8 of MATH, a lane of each warp    LOAD        all products and sums that read them are done
+  rows_full, each stage  128 of LOAD, each thread          MATH        q, k, g and of_tokens are there
+  rows_done, each stage  8 of MATH, a lane of each warp    LOAD        dq, dk and dg stand where q, k and g stood
+  placed, each stage     1 of LOAD, a lane                 MATH, LOAD  where an item lies, or that there is none
+  products, each stage   1 of MATH, a commit               MATH        first: G is in tensor memory; second: products of
+                                                                       states are
+  MATH                   256                               MATH        G is there; it was read; partial sums are there;
+                                                                       projections are
+  LOAD                   128                               LOAD        rows are there
 
   shared memory: configs.GradsConfig.struct: do, dv, r 3 x 16 KiB, h, dh 2 x 32, rows 2 x 48, G 16 (partial sums later)
   tensor memory: configs.GradsColumns, 416 columns; all 512 are allocated, so that they begin at 0
@@ -38,10 +39,10 @@ from ...common.cute.barriers import initialise
 from ...common.cute.copies import field_at, in_global, load_one, store
 from ...common.cute.entry import Entry
 from ...common.cute.fragments import load_matrices, mma_bf16
-from ...common.cute.grads.load import Loader
+from ...common.cute.grads.load import Loader, place_of, there_is
 from ...common.cute.grads.places import HALVES, STEPS
 from ...common.cute.grads.rows import GradRows
-from ...common.cute.training import PLACE, TOKENS
+from ...common.cute.training import TOKENS
 from ..configs import MATH_WARPS, TMEM, GradsColumns, GradsConfig, K, V
 from ..parts import umma
 
@@ -139,12 +140,7 @@ class Math(GradRows):
         self.finish(x, s, place, i, channel, rows, of_tokens, powers, through, up1, up2, down, Qu, Ku, Kd)
 
     def ask_again(self, s, i, *known):
-        return self.place(s, i), self.first_channel()
-
-    def place(self, s, i):
-        """Return where an item lies: dividing by HV would cost registers for what does not change."""
-        chunk, head, begin, tokens = [load_one(s.places + ((i & 1) * PLACE + n)) for n in range(PLACE)]
-        return chunk.to(Int32), head.to(Int32), begin, tokens.to(Int32)
+        return place_of(s, i), self.first_channel()
 
     def put_aside(self, powers, Qu, Ku, Kd):
         """Store these to tensor memory: ptxas would make operands where they are multiplied, and keep their inputs."""
@@ -270,14 +266,12 @@ class Grads(Entry):
     def kernel(self, x):
         shared = SmemAllocator().allocate_array(Uint8, self.c.shared, byte_alignment=1024)
         s = self.fields(shared)
-        first, step = cute.arch.block_idx()[0], cute.arch.grid_dim()[0]
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         if cute.arch.thread_idx()[0] == 0:
             initialise(s, self.c.pipelines)
             cute.arch.mbarrier_init_fence()
             for n, name in enumerate(TENSORS):
                 store(s.tensors + n, [getattr(x, name).toint()])
-            store(s.items, [(x.items - first + step - 1) // step])
             store(s.base_desc, [(shared.toint().to(Uint32) & 0x3FFFF) >> 4])
         if warp < MATH_WARPS:
             store(s.threads + cute.arch.thread_idx()[0], [cute.arch.thread_idx()[0]])
@@ -288,7 +282,7 @@ class Grads(Entry):
         if warp < MATH_WARPS:
             cute.arch.setmaxregister_increase(MATH_REGISTERS)
             i = Int32(0)
-            while i < load_one(s.items):                                       # a bound that no register keeps
+            while there_is(s, i):
                 self.math.item(x, s, i)
                 i += 1
             umma.fence_before_thread_sync()
@@ -297,7 +291,7 @@ class Grads(Entry):
                 umma.free(TMEM)
         else:
             cute.arch.setmaxregister_decrease(LOAD_REGISTERS)
-            self.loader.run(x, s, first, step)
+            self.loader.run(x, s)
 
     def fields(self, shared):
         """Return pointers to what lies in shared memory, by name."""

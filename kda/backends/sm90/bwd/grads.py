@@ -9,22 +9,22 @@ are permuted: position 8 b + 2 a + e holds token 4 a + 2 b + e, and lane a of fo
                                        two make G1 and G2, a single one makes both
   8-11   40         4-7    24    LOAD  brings what comes next, norms and beta of its tokens, takes away what was made
 
-  pipeline, barrier      arrivals                             waits  says
-  values_full            128 of LOAD, each thread with its    MATH   do, dv, r, h and dh of a chunk are there
+  pipeline, barrier      arrivals                             waits       says
+  values_full            128 of LOAD, each thread with its    MATH        do, dv, r, h and dh of a chunk are there
                          pieces of do, dv and r; 1 of LOAD
                          with the bytes of h and dh
-  values_empty           4 or 8 of MATH, a lane of each warp  LOAD   all products and sums that read them are done
-  rows_full, each stage  128 of LOAD, each thread             MATH   q, k, g and of_tokens are there
-  rows_done, each stage  4 or 8 of MATH, a lane of each warp  LOAD   dq, dk and dg stand where q, k and g stood
-  MATH                   128 or 256                           MATH   G is there; it was read; partial sums are there;
-                                                                     projections are
-  LOAD                   128                                  LOAD   rows are there
+  values_empty           4 or 8 of MATH, a lane of each warp  LOAD        all products and sums that read them are done
+  rows_full, each stage  128 of LOAD, each thread             MATH        q, k, g and of_tokens are there
+  rows_done, each stage  4 or 8 of MATH, a lane of each warp  LOAD        dq, dk and dg stand where q, k and g stood
+  placed, each stage     1 of LOAD, a lane                    MATH, LOAD  where an item lies, or that there is none
+  MATH                   128 or 256                           MATH        G is there; it was read; partial sums are
+                                                                          there; projections are
+  LOAD                   128                                  LOAD        rows are there
 
   shared memory: configs.GradsConfig.struct: do, dv, r 3 x 16 KiB, h, dh 2 x 32, rows 2 x 48, G 16 (partial sums later);
   of K = V = 64 3 x 8, 2 x 8, 2 x 24 and 16, of which two CTAs fit on an SM
 """
 
-import cutlass
 import cutlass.cute as cute
 from cutlass import BFloat16, Float32, Int32
 from cutlass.cute.nvgpu import OperandMajorMode, warpgroup
@@ -33,7 +33,7 @@ from cutlass.cute.nvgpu.warpgroup import SmemLayoutAtomKind
 from ...common.cute.barriers import initialise
 from ...common.cute.copies import allocate
 from ...common.cute.entry import Entry
-from ...common.cute.grads.load import Loader, place_of_item, tile_at
+from ...common.cute.grads.load import Loader, place_of, there_is, tile_at
 from ...common.cute.grads.places import HALVES, STEPS
 from ...common.cute.grads.rows import GradRows
 from ...common.cute.training import CHANNELS, TOKENS
@@ -71,6 +71,18 @@ class Math(GradRows):
     def part(self):
         """The warp of its warpgroup."""
         return cute.arch.make_warp_uniform(cute.arch.warp_idx()) & 3
+
+    @cute.jit
+    def run(self, x, s):
+        """From item to item, until no item is left."""
+        i = Int32(0)
+        while there_is(s, i):
+            self.item(x, s, place_of(s, i), i)
+            i += 1
+
+    def ask_again(self, s, i, place, channel):
+        """Return where the item lies out of shared memory: from its beginning on, registers would be spilled for it."""
+        return place_of(s, i), channel
 
     def item(self, x, s, place, i):
         c, channel, first = self.c, self.first_channel(), self.panel()
@@ -177,7 +189,6 @@ class Grads(Entry):
     @cute.kernel
     def kernel(self, x):
         s = allocate(self.c.struct)
-        first, step = cute.arch.block_idx()[0], cute.arch.grid_dim()[0]
         if cute.arch.thread_idx()[0] == 0:
             initialise(s, self.c.pipelines)
             cute.arch.mbarrier_init_fence()
@@ -185,13 +196,10 @@ class Grads(Entry):
         of_math, of_load = REGISTERS[self.c.panels]
         if cute.arch.make_warp_uniform(cute.arch.warp_idx()) < self.c.math_warps:
             cute.arch.setmaxregister_increase(of_math)
-            i = Int32(0)
-            for item in cutlass.range(first, x.items, step, unroll=1):
-                self.math.item(x, s, place_of_item(self.c, x, item), i)
-                i += 1
+            self.math.run(x, s)
         else:
             cute.arch.setmaxregister_decrease(of_load)
-            self.loader.run(x, s, first, step)
+            self.loader.run(x, s)
 
 
 build = Grads.build

@@ -41,25 +41,24 @@ LOAD goes from the tiles of one walk on to those of the CTA's next walk.
   29 KiB and do 9), dv 18 and dh 32, at K = 64 4 x (17 and 4.5), 9 and 8
 """
 
-import dataclasses
 import math
 from collections import namedtuple
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import BFloat16, Int32, Int64, Uint8
+from cutlass import Int32, Uint8
 from cutlass.memory import SmemAllocator
 
 from ...common.cute.barriers import initialise, mbarriers_among
-from ...common.cute.copies import fields_at, in_global, load_one, store
+from ...common.cute.copies import fields_at
 from ...common.cute.entry import Entry
-from ...common.cute.grads.load import Loader, place_of_item
+from ...common.cute.grads.load import Loader
 from ...common.cute.segments import place_of_segment
 from ...common.cute.tile import C
-from ...common.cute.training import PLACE, TOKENS
+from ...common.cute.training import TOKENS
 from ..configs import CHAIN_WARPS, COLUMNS
 from ..parts.state import State
-from ..reverse_config import PLACES, STRIP, Queue, ReverseConfig
+from ..reverse_config import STRIP, Queue, ReverseConfig
 from .grads import REGISTERS, Math
 from .walk import Walk, WalkPlace
 
@@ -163,88 +162,35 @@ class QueueLoader(Loader):
         super().__init__(config.grads)
         self.walk = config.walk
 
-    @cute.jit
-    def run_queue(self, x, s):
-        """Brings values and rows of items one ahead of MATH, and takes results away, until no item is left."""
-        added, i = self.added(x), Int32(0)
-        self.remove(x, s, i, added)
-        more = there_is(s, i)
-        if more:
-            self.load_values(x, s, place_of(s, i))
-            self.load_rows(x, s, place_of(s, i), i)
-        while more:
-            if i > 0:
-                self.store_results(x, s, place_of(s, i - 1), i - 1)
-            self.remove(x, s, i + 1, added)
-            more = there_is(s, i + 1)
-            if more:
-                self.load_following(x, s, place_of(s, i + 1), i)
-            i += 1
-        if i > 0:
-            self.store_results(x, s, place_of(s, i - 1), i - 1)
-
-    def load_values(self, x, s, place):
-        if self.c.packed:
-            x = dataclasses.replace(x, dv=in_global(self.address_of_dv(x, place[2]), BFloat16))
-        super().load_values(x, s, place)
-
-    @cute.jit
-    def address_of_dv(self, x, begin):
-        """An item behind all tokens waits for no walk, and reads do instead, of the last token."""
-        return x.dv.toint() if begin < x.T else x.do.toint()
-
-    def added(self, x):
-        """Return how many items walks add to the queue.  Behind them are items of tokens of no sequence, which need no
-        walk."""
+    def items(self, x):
+        """Return how many items walks add to the queue."""
         if not self.c.packed:
             return x.items
         _, _, tokens, _, state = place_of_segment(self.walk, x, x.walks // x.HV - 1, 0, 1, 0)
         return (state + (tokens + TOKENS - 1) // TOKENS) * x.HV
 
     @cute.jit
-    def remove(self, x, s, i, added):
-        """The first thread waits for item i of this CTA, and says where it lies, or that there is none."""
-        if self.thread() == 0:
-            item = cute.arch.atomic_add(x.queue + Queue.REMOVED, Int32(1), sem="relaxed", scope="gpu")
-            if item < added:
-                element = x.queue + (Queue.ITEMS + item)
-                item = Int32(0)
-                while item == 0:
-                    item = cute.arch.load(element, Int32, sem="acquire", scope="gpu")
-                # redundant: to the simulator, a copy writes dh and a copy reads it; the queue between is no copy
-                cute.arch.fence_proxy("async.global")
-                item -= 1
-            place = place_of_item(self.c, x, cutlass.min(item, x.items - 1))
-            chunk = place[0] if item < x.items else Int32(-1)
-            store(s.places + (i & PLACES - 1) * PLACE, [Int64(y) for y in (chunk, *place[1:])])
-            cute.arch.mbarrier_arrive(s.placed + (i & 1))
-        cute.arch.sync_warp()
+    def item(self, x, i, items):
+        """Wait for item i of this CTA."""
+        item = cute.arch.atomic_add(x.queue + Queue.REMOVED, Int32(1), sem="relaxed", scope="gpu")
+        if item < items:
+            element = x.queue + (Queue.ITEMS + item)
+            item = Int32(0)
+            while item == 0:
+                item = cute.arch.load(element, Int32, sem="acquire", scope="gpu")
+            # redundant: to the simulator, a copy writes dh and a copy reads it; the queue between is no copy
+            cute.arch.fence_proxy("async.global")
+            item -= 1
+        return item
 
-
-def there_is(s, i):
-    """Wait until it is known where item i of this CTA lies, and return whether there is one."""
-    cute.arch.mbarrier_wait(s.placed + (i & 1), i >> 1 & 1)
-    return load_one(s.places + (i & PLACES - 1) * PLACE) >= 0
-
-
-def place_of(s, i):
-    """Return the chunk of item i, its value head, first token and tokens."""
-    chunk, head, begin, tokens = [load_one(s.places + ((i & PLACES - 1) * PLACE + n)) for n in range(PLACE)]
-    return chunk.to(Int32), head.to(Int32), begin, tokens.to(Int32)
-
-
-class QueueMath(Math):
-    """MATH of grads, whose items come from the queue."""
-
-    def ask_again(self, s, i, place, channel):
-        """Return where the item lies out of shared memory: from its beginning on, registers would be spilled for it."""
-        return place_of(s, i), channel
+    def first_outside(self, x, i, items):
+        return items + cute.arch.block_idx()[0]
 
 
 class Reverse(Entry):
     def __init__(self, config: ReverseConfig):
         super().__init__(config)
-        self.walk, self.loader, self.math = StripsWalk(config), QueueLoader(config), QueueMath(config.grads)
+        self.walk, self.loader, self.math = StripsWalk(config), QueueLoader(config), Math(config.grads)
 
     @cute.kernel
     def kernel(self, x):
@@ -262,10 +208,7 @@ class Reverse(Entry):
             if walks:
                 self.walk.walk_all(x, self.of_walker(shared, s))
                 self.change()
-            i = Int32(0)
-            while there_is(s, i):
-                self.math.item(x, s, place_of(s, i), i)
-                i += 1
+            self.math.run(x, s)
         else:
             cute.arch.setmaxregister_decrease(of_load)
             if walks:
@@ -275,7 +218,7 @@ class Reverse(Entry):
                 elif warp == c.publisher:
                     self.walk.publish_all(x, of_walker)
                 self.change()
-            self.loader.run_queue(x, s)
+            self.loader.run(x, s)
 
     def of_walker(self, shared, s):
         """Return the shared memory of a CTA that walks."""

@@ -99,6 +99,29 @@ def test_gradients_have_the_shapes_of_inputs_and_are_no_views(words):
         assert (x.shape, x.dtype) == (given.shape, given.dtype) and not x._is_view(), name
 
 
+@pytest.fixture
+def fresh_memory_has_no_numbers():
+    """torch fills what it allocates with nan."""
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.usefixtures("fresh_memory_has_no_numbers")
+@pytest.mark.parametrize("one_grid", [False, pytest.param(True, marks=pytest.mark.exhaustive)], ids=str)
+def test_tokens_of_no_sequence_have_no_gradients(one_grid, force):
+    """An item, or more, has such tokens alone, and no CTA computes it."""
+    force(form="two kernels", segment_chunks=0, reverse=one_grid, sms=3)
+    case = drawn(lengths=(65, 0, 1, 30), padding=140, HV=2, **SMALL)
+    with capture(arch="sm90", strict=True) as session:
+        saved = kda.chunk_kda_fwd(**case.keywords, disable_recompute=True, backend="sm90").saved
+        kept = kda.chunk_kda_bwd(do=case.do, dht=case.dht, **case.keywords, saved=saved, backend="sm90")
+    assert not session.findings
+    for found in (gradients(case, "sm90")[0], kept._asdict()):
+        assert not any(x.isnan().any() for x in found.values() if x is not None)
+        assert not any(found[name][:, 96:].any() for name in ("dq", "dk", "dv", "dg", "dbeta"))
+
+
 @pytest.mark.spread(every=4)
 @pytest.mark.parametrize("words", [                          # the first: a kernel that other tests have built
     "H=1 HV=2 bounded dt_bias=true l2norm beta=sigmoid",

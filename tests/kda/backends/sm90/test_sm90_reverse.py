@@ -4,7 +4,13 @@ in any order of warps and CTAs, and runs where it is faster."""
 import dataclasses
 
 import pytest
-from cute_calls import check_gradients, gradients, has_products_that_wait_for_no_other, rows_of
+from cute_calls import (
+    check_gradients,
+    gradients,
+    has_products_that_wait_for_no_other,
+    repeats_waits_where_they_are,
+    rows_of,
+)
 from sm90_forms import FLOAT32, REVERSE, SMALL, TWO_KERNELS, Call, assert_nothing_found, assert_the_same
 
 pytest.importorskip("cutlass", reason="nvidia-cutlass-dsl is not installed")
@@ -154,7 +160,7 @@ def test_an_SM_has_room_for_as_many_CTAs_as_are_launched(K):
 def test_a_walk_has_its_stages_where_values_and_rows_are_later():
     config = planned(reverse=True).reverse.config
     more = dataclasses.replace(config, walk=dataclasses.replace(config.walk, stages=5))
-    with pytest.raises(BuildError, match=r"a CTA that walks has 231,680 bytes below the mbarriers; found 245,760"):
+    with pytest.raises(BuildError, match=r"a CTA that walks has 231,808 bytes below the mbarriers; found 245,760"):
         more.require_valid()
 
 
@@ -165,3 +171,11 @@ def test_a_walk_has_its_stages_where_values_and_rows_are_later():
 def test_no_product_waits_for_another(words, tmp_path):
     config = planned(f"T=8192 H=64 {words}", reverse=True, segment_chunks=0).reverse.config
     has_products_that_wait_for_no_other(launch.kernel(config), tmp_path)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("kernel", ["reverse", "grads"])
+@pytest.mark.parametrize("words", ["", "K=64 V=64", "packed", "packed K=64 V=64"])
+def test_waits_repeat_where_they_are(words, kernel, tmp_path):
+    found = planned(f"T=8192 H=64 {words}", reverse=True, segment_chunks=0)
+    repeats_waits_where_they_are(launch.kernel(found.grads if kernel == "grads" else found.reverse.config), tmp_path)

@@ -18,7 +18,7 @@ from .. import fast
 from ..copies import floats_of, in_global, load_one, store, words_of
 from ..fragments import store_matrices
 from ..training import STEP, GradsOptions
-from .places import EACH, HALVES, at_element, last_token, raw, raw_words, within_tokens
+from .places import EACH, HALVES, at_element, last_token, raw, raw_words
 
 FLOOR = -16.0                                # bits that a token of a block of 8 loses at most
 LN_2 = 1.0 / fast.LOG2_E
@@ -85,7 +85,7 @@ class GradGate:
         """Return the same for a gate per head: both halves have the token's logit.  If addresses of all steps were kept
         from one time to the next, no registers would be left for products that do not wait for each other."""
         (_, head, begin, tokens), lane = place, fast.again(cute.arch.lane_idx())
-        first, found = (x.g + (within_tokens(self.c, x, begin) * x.HV + head)).toint(), [None] * 8
+        first, found = (x.g + (begin * x.HV + head)).toint(), [None] * 8
         for t in range(EACH):
             token = STEP * b + t + EACH * (lane & 3)
             row = fast.row(first, last_token(token, tokens), x.HV * Int32(x.g.dtype.width // 8))
@@ -114,7 +114,7 @@ class GradGate:
             store_matrices(rows + b * (STEP * 64), words_of(dg), transposed=True)
 
     def first_row(self, rows, x, begin, head, channel):
-        return (rows + ((within_tokens(self.c, x, begin) * x.HV + head) * self.c.K + channel)).toint()
+        return (rows + ((begin * x.HV + head) * self.c.K + channel)).toint()
 
     def token(self, b: int, t: int):
         return STEP * b + t + EACH * (cute.arch.lane_idx() & 3)

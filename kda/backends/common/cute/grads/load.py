@@ -1,5 +1,5 @@
 """LOAD of bwd/grads: four warps bring values and rows of tokens one item ahead of MATH, with norms and beta, and take
-results away.
+results away.  The first thread says where items lie; those of tokens outside every sequence MATH never has.
 
   values     do, dv, r, h and dh: one buffer, filled again when all products have read it
   rows       q, k and g: two buffers, in which dq, dk and dg come back
@@ -14,8 +14,8 @@ from ..async_copies import arrive_when_copied, bulk_copy, copy_16_bytes_later
 from ..configs import ChunkTable
 from ..copies import copy_16_bytes, floats, in_global, load, load_one, store
 from ..tile import BF16
-from ..training import LOAD, LOADERS, PLACE, TOKEN_FACTORS, TOKENS, GradsOptions
-from .places import SMALLEST_B, B, last_token, position, within_tokens
+from ..training import LOAD, LOADERS, PLACE, PLACES, TOKEN_FACTORS, TOKENS, GradsOptions
+from .places import SMALLEST_B, B, last_token, position
 
 
 def tile_at(pointer, elements):
@@ -36,20 +36,61 @@ class Loader:
         return cute.arch.thread_idx()[0] - 32 * self.c.math_warps
 
     @cute.jit
-    def run(self, x, s, first, step):
-        """Brings values and rows of all items, one ahead of MATH, and takes results away."""
-        i = Int32(0)
-        if first < x.items:
-            self.load_values(x, s, place_of_item(self.c, x, first))
-            self.load_rows(x, s, place_of_item(self.c, x, first), Int32(0))
-        for item in cutlass.range(first, x.items, step, unroll=1):
+    def run(self, x, s):
+        """Brings values and rows of items one ahead of MATH, and takes results away, until no item is left."""
+        items, i = self.items(x), Int32(0)
+        self.place(x, s, i, items)
+        more = there_is(s, i)
+        if more:
+            self.load_values(x, s, place_of(s, i))
+            self.load_rows(x, s, place_of(s, i), i)
+        while more:
             if i > 0:
-                self.store_results(x, s, place_of_item(self.c, x, item - step), i - 1)
-            if item + step < x.items:
-                self.load_following(x, s, place_of_item(self.c, x, item + step), i)
+                self.store_results(x, s, place_of(s, i - 1), i - 1)
+            self.place(x, s, i + 1, items)
+            more = there_is(s, i + 1)
+            if more:
+                self.load_following(x, s, place_of(s, i + 1), i)
             i += 1
+        if cutlass.const_expr(self.c.packed):
+            self.clear_outside(x, self.first_outside(x, i, items))             # while MATH has its last item
         if i > 0:
-            self.store_results(x, s, place_of_item(self.c, x, first + (i - 1) * step), i - 1)
+            self.store_results(x, s, place_of(s, i - 1), i - 1)
+
+    def items(self, x):
+        """Return how many items there may be, beside those of tokens outside every sequence."""
+        return x.items
+
+    def item(self, x, i, items):
+        """Return the number of item i of this CTA, at least `items` if there is none."""
+        return cute.arch.block_idx()[0] + i * cute.arch.grid_dim()[0]
+
+    def first_outside(self, x, i, items):
+        """Return the first item of this CTA of tokens outside every sequence, which are the last; it had i others."""
+        return self.item(x, i, items)
+
+    @cute.jit
+    def place(self, x, s, i, items):
+        """The first thread says where item i of this CTA lies, or that there is none."""
+        if self.thread() == 0:
+            item = self.item(x, i, items)
+            chunk, *rest = place_of_item(self.c, x, cutlass.min(item, x.items - 1))
+            number = chunk if item < items and rest[-1] > 0 else Int32(-1)
+            store(s.places + (i & PLACES - 1) * PLACE, [Int64(y) for y in (number, *rest)])
+            cute.arch.mbarrier_arrive(s.placed + (i & 1))
+        cute.arch.sync_warp()
+
+    @cute.jit
+    def clear_outside(self, x, first):
+        """Zeros for tokens outside every sequence, in this CTA's items from `first` on.  The loop counts as many items
+        as a CTA may have: if it ended with its items, ptxas would move what repeats each wait behind all roles, and
+        plan MATH worse."""
+        for n in cutlass.range((x.items - 1) // cute.arch.grid_dim()[0] + 1, unroll=1):
+            item = first + n * cute.arch.grid_dim()[0]
+            if item < x.items:
+                chunk, head, begin, tokens = place_of_item(self.c, x, item)
+                self.clear(x, begin, -tokens, head)
+                self.clear_shares(x, chunk, head)
 
     def load_following(self, x, s, place, i):
         """The item after item i, which MATH has."""
@@ -67,7 +108,7 @@ class Loader:
     @cute.jit
     def load_values(self, x, s, place):
         chunk, head, begin, tokens = place
-        K, V, begin = self.c.K, self.c.V, within_tokens(self.c, x, begin)
+        K, V = self.c.K, self.c.V
         for source, to, name in ((x.do, s.do, "do"), (x.dv, s.dv, "dv"), (x.r, s.r, "r")):
             rows = self.c.rows_of_values[name]
             self.load_tokens(source, (begin * x.HV + head) * V, x.HV * V, tokens, to, rows)
@@ -98,7 +139,7 @@ class Loader:
 
     def ask_for_rows(self, x, s, place, i):
         _, head, begin, tokens = place
-        K, begin = self.c.K, within_tokens(self.c, x, begin)
+        K = self.c.K
         of_q = head // (x.HV // x.H) if self.c.grouped else head
         rows = self.rows_at(s, i)
         for source, heads, source_head, field in (
@@ -117,15 +158,13 @@ class Loader:
 
     @cute.jit
     def make_factors(self, x, s, place, i):
-        """1 / |q|, 1 / |k| and b of each token, 0 where there is none; the rows were waited for.  MATH may want to know
-        where the item lies."""
+        """1 / |q|, 1 / |k| and b of each token, 0 where there is none; the rows were waited for."""
         _, head, begin, tokens = place
         thread, token = self.thread(), self.thread() & TOKENS - 1
         real = token < tokens
         of_tokens = s.of_tokens + (i & 1) * (TOKEN_FACTORS * TOKENS)
         if thread < TOKENS:
-            first = within_tokens(self.c, x, begin)
-            beta = load_one(x.beta + (first + last_token(token, tokens)) * x.HV + head).to(Float32)
+            beta = load_one(x.beta + (begin + last_token(token, tokens)) * x.HV + head).to(Float32)
             if cutlass.const_expr(self.c.beta != "given"):
                 beta = fast.sigmoid(beta) * Float32(2.0 if self.c.beta == "2*sigmoid" else 1.0)
             else:
@@ -145,9 +184,6 @@ class Loader:
                     total[e % 4] = total[e % 4] + each[e] * each[e]
             factor = fast.rsqrt((total[0] + total[1]) + (total[2] + total[3]) + Float32(fast.NORM_EPS))
         of_tokens[thread] = factor if real else Float32(0.0)
-        if cutlass.const_expr(self.c.places_shared):
-            if thread == 0:
-                store(s.places + (i & 1) * PLACE, [Int64(y) for y in place])
         cute.arch.mbarrier_arrive(s.rows_full + (i & 1))
 
     @cute.jit
@@ -169,8 +205,6 @@ class Loader:
                 if row < tokens:
                     source = self.field(rows, field) + self.place_of_piece(j)
                     copy_16_bytes(source, self.row_of(to, begin, head, row, x.HV))
-        if cutlass.const_expr(self.c.packed):
-            self.clear(x, begin, -tokens, head)
 
     def row_of(self, to, begin, head, row, HV):
         """A thread's piece of a row of a result."""
@@ -180,9 +214,9 @@ class Loader:
 
     @cute.jit
     def clear(self, x, begin, tokens, head):
-        """Zeros for tokens outside every sequence; dv has them."""
+        """Zeros for tokens outside every sequence, as far as one item has them."""
         thread, zero = self.thread(), Float32(0.0)
-        for to in (x.dq, x.dk) if self.c.per_head else (x.dq, x.dk, x.dg):
+        for to in (x.dq, x.dk, x.dv) if self.c.per_head else (x.dq, x.dk, x.dv, x.dg):
             for j in cutlass.range_constexpr(self.passes):
                 row = thread // self.pieces + self.apart * j
                 if row < tokens:
@@ -191,6 +225,27 @@ class Loader:
             store(x.dbeta + (begin + thread) * x.HV + head, [zero])
             if cutlass.const_expr(self.c.per_head):
                 store(x.dg + (begin + thread) * x.HV + head, [zero])
+
+    @cute.jit
+    def clear_shares(self, x, chunk, head):
+        """Nothing for dA_log and ddt_bias."""
+        element = (Int64(chunk) * x.HV + head) * self.c.K + self.thread()
+        if self.thread() < self.c.K:
+            for to, wanted in ((x.of_A_log, self.c.rate), (x.of_dt_bias, self.c.bias)):
+                if cutlass.const_expr(wanted):
+                    store(to + element, [Float32(0.0)])
+
+
+def there_is(s, i):
+    """Wait until it is known where item i of this CTA lies, and return whether there is one."""
+    cute.arch.mbarrier_wait(s.placed + (i & 1), i >> 1 & 1)
+    return load_one(s.places + (i & PLACES - 1) * PLACE) >= 0
+
+
+def place_of(s, i):
+    """Return the chunk of item i, its value head, first token and tokens."""
+    chunk, head, begin, tokens = [load_one(s.places + ((i & PLACES - 1) * PLACE + n)) for n in range(PLACE)]
+    return chunk.to(Int32), head.to(Int32), begin, tokens.to(Int32)
 
 
 def place_of_item(c, x, item):

@@ -2,7 +2,6 @@
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int64
 
 from ..copies import floats_of
 from ..fragments import load_matrices
@@ -26,13 +25,8 @@ def position(token):
 
 
 def last_token(row, tokens):
-    """The row, or the last one that there is; the first where there is none."""
-    return cutlass.max(cutlass.min(row, tokens - 1), 0)
-
-
-def within_tokens(c, x, begin):
-    """Return an item's first token that is read: an item outside every sequence may begin after all tokens."""
-    return cutlass.min(begin, Int64(x.T) - 1) if c.packed else begin
+    """The row, or the last one that there is."""
+    return cutlass.min(row, tokens - 1)
 
 
 def neighbour(x, far: int):

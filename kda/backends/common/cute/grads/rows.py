@@ -384,7 +384,7 @@ class GradRows:
 
     @cute.jit
     def store_dg(self, x, s, place, rows, gains, gates, through, channel):
-        chunk, head, _, tokens = place
+        chunk, head, _, _ = place
         a = self.lane() & 3
         number = chunk * x.HV + head
         later, of_A, of_bias = through, [Float32(0.0)] * HALVES, [Float32(0.0)] * HALVES
@@ -423,8 +423,7 @@ class GradRows:
                     share += neighbour(share, 1)
                     share += neighbour(share, 2)
                     if a == 0:
-                        share = share * factor if tokens > 0 else Float32(0.0)
-                        store(to + (Int64(number) * self.c.K + channel + 8 * r), [share])
+                        store(to + (Int64(number) * self.c.K + channel + 8 * r), [share * factor])
 
     @cute.jit
     def share_dg(self, s, b: cutlass.Constexpr, dg):
