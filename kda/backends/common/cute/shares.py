@@ -18,6 +18,8 @@ from .configs import SLICES
 from .copies import allocate, load_one, store
 from .entry import Entry
 
+AT_ONCE = 8                                  # chunks of a slice whose shares are loaded before one of them is added
+
 
 class Shares(Entry):
     @cute.kernel
@@ -27,12 +29,14 @@ class Shares(Entry):
         channel, slice_ = thread % c.K, thread // c.K
         s = allocate(c.struct)
         of_A, of_bias = Float32(0.0), Float32(0.0)
-        for chunk in cutlass.range(slice_, x.chunks, SLICES, unroll=4):
-            element = (Int64(chunk) * x.HV + head) * c.K + channel
+        for first in cutlass.range(slice_, x.chunks, AT_ONCE * SLICES, unroll=1):
+            chunks = [first + SLICES * n for n in range(AT_ONCE)]
+            each_A = self.of_chunks(x, x.of_A_log, chunks, channel) if c.rate else []
+            each_bias = self.of_chunks(x, x.of_dt_bias, chunks, channel) if c.bias else []
             if cutlass.const_expr(c.rate):
-                of_A += load_one(x.of_A_log + element)
+                of_A = self.add(x, of_A, chunks, each_A)
             if cutlass.const_expr(c.bias):
-                of_bias += load_one(x.of_dt_bias + element)
+                of_bias = self.add(x, of_bias, chunks, each_bias)
         s.of_A[thread] = of_A
         s.of_bias[thread] = of_bias
         cute.arch.sync_threads()                                               # each slice's sums are there
@@ -61,6 +65,18 @@ class Shares(Entry):
             if thread == 0:
                 whole = self.sum_of_warps(s.of_warps, 1)
                 store(x.dA_log + head, [whole])
+
+    def of_chunks(self, x, shares, chunks, channel):
+        """Return the shares of these chunks, the last one's for those that there are not."""
+        rows = [Int64(cutlass.min(chunk, x.chunks - 1)) * x.HV + cute.arch.block_idx()[0] for chunk in chunks]
+        return [load_one(shares + (row * self.c.K + channel)) for row in rows]
+
+    @cute.jit
+    def add(self, x, total, chunks, shares):
+        """Add those of chunks that there are."""
+        for n in cutlass.range_constexpr(AT_ONCE):
+            total += shares[n] if chunks[n] < x.chunks else Float32(0.0)
+        return total
 
     def sum_of_lanes(self, total):
         for far in (16, 8, 4, 2, 1):
