@@ -105,12 +105,9 @@ def grads_config(p: Problem) -> GradsConfig:
     return GradsConfig(**chunk_options(p), packed=p.packed)
 
 
-def reverse_config(p: Problem) -> ReverseConfig | None:
+def reverse_config(p: Problem) -> ReverseConfig:
     """Return walk and grads in one grid.  A walk has its stages where rows of g are later; if there are none in shared
-    memory it has one less, and runs only if that is prescribed: it was not measured."""
+    memory it has one less."""
     grads = grads_config(p)
-    has_rows = "g" in grads.rows.fields
-    if not (has_rows or p.force.reverse):
-        return None
-    stages = REVERSE_STAGES if has_rows else REVERSE_STAGES - 1
+    stages = REVERSE_STAGES if "g" in grads.rows.fields else REVERSE_STAGES - 1
     return ReverseConfig(dataclasses.replace(walk_config(p, False, False), stages=stages), grads)
