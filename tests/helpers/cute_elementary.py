@@ -28,7 +28,8 @@ def of_each(x: cute.Tensor, out: cute.Tensor, rate: Float32, lower_bound: Float3
     ]
     for gate in GATES:
         decay = Gate(SimpleNamespace(gate=gate, one_product=False), None)
-        found.append(decay.log2_decay(v, head_rows, Float32(1.0)))
+        unit = Float32(fast.LOG2_E) * lower_bound if gate == "bounded" else Float32(1.0)
+        found.append(decay.log2_decay(v, head_rows, unit))
     for row in cutlass.range_constexpr(len(found)):
         out[row, i] = found[row]
 

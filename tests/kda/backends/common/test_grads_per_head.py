@@ -58,10 +58,9 @@ STEPS = table({"sm90": STEPS, "sm90, 128": STEPS | ONE_KERNEL, "sm100": STEPS})
 
 
 @rows_of(
-    STEPS, "sm90: softplus that forgets, packed, GVA", "sm100: bounded, a batch, GVA",
-    commit=["sm90: bounded, g of float32", "sm100: bounded, without A_log and dt_bias",
-            "sm100: softplus that forgets, packed, g of float32",
-            "sm90, 128: bounded, packed, GVA, clusters of 2"],
+    STEPS, "sm100: bounded, a batch, GVA",
+    commit=["sm90: softplus that forgets, packed, GVA", "sm90: bounded, g of float32",
+            "sm100: bounded, without A_log and dt_bias"],
 )
 def test_a_step_is_the_definition_and_that_of_the_same_gate_for_each_channel(name, force):
     size, (words, change, keep, forced) = STEPS[name]
