@@ -91,6 +91,8 @@ CALLS = {
         "the same, clusters of two, of which one walks":
             packed(400, 0, 65, K=64, V=64, form="one kernel", ctas=2, save=Save.OWN),
         "backward of one gate per head": packed(130, 65, K=64, V=64, gate_per_head=True, sms=2, backward=True),
+        "one grid walks back and computes gradients":
+            packed(200, 0, 65, padding=70, segment_chunks=0, reverse=True, walkers=2, sms=3, backward=True),
     },
     "sm89": {
         "forward": packed(150, 0, 30, dtype="float32"),
