@@ -122,8 +122,11 @@ class StripsWalk(Walk):
     def announce(self, s, number):
         """Tell PUBLISH that this warp's part of dv and dh is in memory, of the CTA's item with this number."""
         turn = number & 1
+        # redundant: in the simulator, to which a warp's lanes are one; here all lanes have stored when one arrives
         cute.arch.sync_warp()
         with cute.arch.elect_one():
+            # redundant: in the simulator, none of whose schedules lets PUBLISH fall two items behind; its order is not
+            # wanted, only its phase
             cute.arch.mbarrier_wait(s.published + turn, number >> 1 & 1 ^ 1)
             cute.arch.mbarrier_arrive(s.stored + turn)
 
@@ -227,6 +230,7 @@ class Reverse(Entry):
 
     def change(self):
         """All warps go from walks to items, whose copies write where a walk has read and written."""
+        # redundant: h and dh, which copies write, lie among tiles, which a walk only reads; dv and state lie elsewhere
         cute.arch.fence_proxy("async.shared", space="cta")
         cute.arch.sync_threads()
 
