@@ -445,7 +445,7 @@ class GradsColumns:
     up2 = 2 * TOKENS                         # h dv^T
     down = 3 * TOKENS                        # dh r^T
     powers = 4 * TOKENS                      # 2^x, Qu, Ku and Kd, for which MATH has no registers all the time
-    Qu = powers + TOKENS                          # words of two elements
+    Qu = powers + TOKENS                     # words of two elements
     Ku = Qu + TOKENS // 2
     Kd = Ku + TOKENS // 2
     end = Kd + TOKENS // 2
