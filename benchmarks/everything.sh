@@ -2,7 +2,8 @@
 # All that docs/results/triton.md says of the Triton backend on a GPU: `benchmarks/everything.sh times FOLDER` in 6
 # minutes, alone on the GPU; `benchmarks/everything.sh checks FOLDER [CHECKOUT OF FLA]` in 3, several at a time.  And of the Hopper
 # forward: `benchmarks/everything.sh hopper FOLDER`, in 5, what is least known first; all that is printed is in FOLDER.
-# `benchmarks/everything.sh questions FOLDER` times what docs/ only predicts, on a Hopper GPU, in 9.
+# `benchmarks/everything.sh questions FOLDER` times what docs/ only predicts, on a Hopper GPU, in 9;
+# `benchmarks/everything.sh tables FOLDER h200` what the tables of docs/results/sm90.md have, of this card, in 5.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 what=${1:?times, checks, hopper or questions} out=${2:?a folder for the results} fla=${3:-}
@@ -40,6 +41,20 @@ questions() {
     run first 60 python -m benchmarks.first_call --backend sm90 --json "$out/first_call.json"
     run host 40 python -m kda bench --host --backend sm90 --shape h64-8k
     run decode 200 python -m benchmarks.decode_variants --json "$out/decode_variants.json"
+}
+
+tables() {
+    local card=${fla:?the card that the results are named after, such as h200} few=(h64-8k h96-8k kimi-8k h16-8k h8-32k h64-8x1k h64-1k h12-4k)
+    bench() {                                                            # NAME SHAPES OPTIONS
+        local shapes=() name
+        for name in $2; do shapes+=(--shape "$name"); done
+        run "$1" 300 python -m kda bench --backend sm90 --graph --repeats 40 "${shapes[@]}" "${@:3}" --save "$out/$card-sm90-$1.json"
+    }
+    bench forward "${few[*]} h64-mixed h4-64k h4-2k h64-8k-64" --direction forward
+    bench forward-softplus "h64-8k kimi-8k h16-8k" --direction forward --gate softplus
+    bench kept "${few[*]} h64-8k-64" --direction step --disable-recompute
+    bench kept-softplus "h64-8k kimi-8k" --direction step --disable-recompute --gate softplus
+    bench step "${few[*]}" --direction step
 }
 
 hopper() {
