@@ -15,7 +15,7 @@ from .barriers import LANES_OF_A_WARP, Arrivals, NamedBarrier, Pipeline
 from .fields import Struct, array
 from .tile import HEAD_SIZES, MIN_GATE_ONE_PRODUCT, WARPS, C
 
-STRIP = 8                                    # columns of the states that a CTA of compose has
+COMPOSED = 16                                # columns of the states that a CTA of compose has
 JOIN_ROWS = 256                              # rows of o that a CTA of join has
 SLICES = 8                                   # slices into which shares divides the chunks
 # tables
@@ -171,7 +171,7 @@ class ComposeConfig(HeadsConfig):
 
     @property
     def strips(self) -> int:
-        return self.V // STRIP
+        return self.V // COMPOSED
 
     @property
     def threads(self) -> int:
@@ -182,8 +182,15 @@ class ComposeConfig(HeadsConfig):
         return self.begun
 
     @property
-    def shared(self) -> int:
-        return 2 * 4 * self.K * STRIP
+    def pitch(self) -> int:
+        """Elements from a row of M to the next one in shared memory."""
+        return self.K + 4
+
+    @cached_property
+    def struct(self) -> Struct:
+        M, added = array("float32", 2, self.K, self.pitch), array("float32", 2, self.K, COMPOSED)
+        columns = array("float32", self.K, COMPOSED)
+        return Struct(M=M, added=added, h=columns, halves=columns)
 
 
 def join_states_config(p: Problem) -> ComposeConfig:
