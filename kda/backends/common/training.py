@@ -109,24 +109,29 @@ class Description:
         return self.draft.tensor((self.p.B, self.p.T, self.p.HV, last), dtype)
 
     def make_tables(self, make: Callable[[int], Location] | None = None) -> None:
-        """Launch what makes the tables of packed sequences; that of pairs of chunks for training alone."""
+        """Launch what makes the tables of packed sequences, but for that of the states that are kept."""
         p, plan, make = self.p, self.plan, make or self.scratch.part
         if not p.packed:
             return
-        training, states = isinstance(plan, TrainingPlan), getattr(plan, "states", 0)
         chunk, segment, state = (make(8 * width * entries) for width, entries in (
-            (ChunkTable.WIDTH, plan.entries), (SegmentTable.WIDTH, plan.all_segments), (ChunkTable.WIDTH, states)))
+            (ChunkTable.WIDTH, plan.entries), (SegmentTable.WIDTH, plan.all_segments),
+            (ChunkTable.WIDTH, getattr(plan, "states", 0))))
         self.tables = PackedTables(chunk, segment, state, make(4 * (p.N + 1)))
-        given = dict(cu_seqlens=self.draft["cu_seqlens"], T=p.T, N=p.N)
-        if training:
-            self.draft.launch(states_table(self.offsets), (runs(TOKENS, p), 1, 1), **given, segment=1, every=1,
-                              chunk_entries=states, segment_entries=0, chunk_table=state)
-        every = (TOKENS if training else p.C) // C
+        every = (TOKENS if isinstance(plan, TrainingPlan) else p.C) // C
         self.draft.launch(
-            TablesConfig(self.offsets), (runs(C, p), 1, 1), **given, segment=plan.segment, every=every,
-            chunk_entries=plan.entries, segment_entries=plan.all_segments, chunk_table=chunk, segment_table=segment,
-            first_segment=self.tables.first_segment,
+            TablesConfig(self.offsets), (runs(C, p), 1, 1), cu_seqlens=self.draft["cu_seqlens"], T=p.T, N=p.N,
+            segment=plan.segment, every=every, chunk_entries=plan.entries, segment_entries=plan.all_segments,
+            chunk_table=chunk, segment_table=segment, first_segment=self.tables.first_segment,
         )
+
+    def make_table_of_states(self) -> None:
+        """Launch what makes the table of the chunks that grads has, of packed sequences."""
+        p = self.p
+        if p.packed:
+            self.draft.launch(
+                states_table(self.offsets), (runs(TOKENS, p), 1, 1), cu_seqlens=self.draft["cu_seqlens"], T=p.T, N=p.N,
+                segment=1, every=1, chunk_entries=self.plan.states, segment_entries=0, chunk_table=self.tables.state,
+            )
 
     def edges(self, chosen: Clusters) -> dict[str, Location]:
         """Return the states that clusters hand on if they share all walks, and flags that say that they are there."""
@@ -263,6 +268,7 @@ def arguments_of_grads(
 ) -> tuple[dict[str, Any], list[Location]]:
     """Return what grads is launched with, and its results."""
     p, plan = d.p, d.plan
+    d.make_table_of_states()
     dq, dk = (d.result(p.K, p.dtype) for _ in range(2))
     gates = (p.B, p.T, p.HV) if p.gate_per_head else (p.B, p.T, p.HV, p.K)
     dg, dbeta = d.draft.tensor(gates, p.g_dtype), d.draft.tensor((p.B, p.T, p.HV), p.beta_dtype)
@@ -440,10 +446,11 @@ class TrainingBackend:
         }
 
     def tables_alone(self, p: Problem, x: Inputs) -> dict[str, Tensor]:
-        """Make the tables of a forward alone, and return them as bytes, by name."""
+        """Make the tables of a step alone, and return them as bytes, by name."""
         host = detect(p.device)
         d = self.description(p, host.cc, host.sms, offsets_dtype(x), INPUTS)
         d.make_tables(lambda size: d.draft.tensor((size,), "uint8"))
+        d.make_table_of_states()
         return dict(zip(PackedTables._fields, d.draft.done(*d.tables)(x.q, inputs_in_memory(x))))
 
 

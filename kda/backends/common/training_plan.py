@@ -292,7 +292,7 @@ def configs_of_call(
     if backward:
         yield from filter(None, planned(dataclasses.replace(p, final_state=False), sms).back(save))
     if offsets:
-        yield from (TablesConfig(offsets), states_table(offsets))
+        yield from (TablesConfig(offsets), states_table(offsets))[: 1 + backward]
 
 
 def call_in_one_piece(name: str, p: Problem, packed: bool, save: Save) -> tuple[Problem, Save]:
