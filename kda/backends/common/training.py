@@ -23,7 +23,7 @@ from ptxkit.compile.errors import BuildError
 from ptxkit.compile.kernel import Kernel
 from ptxkit.compile.launch_list import Location
 
-from .arguments import KernelConfig
+from .arguments import TILE_ALIGNMENT, KernelConfig
 from .cute.configs import ROUNDED_TO, RUN, ChunkTable, ComposeConfig, SegmentTable, TablesConfig
 from .cute.tile import BF16, C, swizzle_128B
 from .cute.training import TOKENS
@@ -199,26 +199,28 @@ def backward_routine(
     d = backend.description(p, cc, sms, offsets, (*INPUTS, "do", "dht", "saved"))
     dv = d.result(p.V, p.dtype)
     dh0 = d.draft.tensor((p.N, *p.state_shape), p.state_dtype) if p.state_dtype else None
-    sizes, again = d.plan.saved, None if save is Save.OWN else d.draft.memory()
+    sizes, again, one = d.plan.saved, None if save is Save.OWN else d.draft.memory(), d.plan.one_grid(save)
+    results = results_of_grads(d) if one else []
+    tiles = again.part(sizes.tiles + (one.spare if one else 0)) if again else None
     if save is Save.NOTHING:
-        tiles, M, h, r = sizes
-        parts = Parts(again.part(tiles), again.part(M), d.scratch.part(h), d.scratch.part(r))
+        r = results[0] if one else d.scratch.part(sizes.r)                     # dq of an item comes when r was read
+        parts = Parts(tiles, again.part(sizes.M), d.scratch.part(sizes.h), r)
         d.plan.making.launches(d, parts, False, cleared=dv)
     else:
-        first = NOT_KEPT[save]
-        parts = Parts(*map(again.part, sizes[:first]) if again else (), *parts_of(d.draft["saved"], sizes[first:]))
+        parts = Parts(*[tiles] if again else [], *parts_of(d.draft["saved"], sizes[NOT_KEPT[save]:]))
         d.make_tables()
         if again:
-            d.make_tiles(d.plan.prepare, parts.tiles, cleared=dv)
-    scratch = scratch_of(d)
-    if one := d.plan.one_grid(save):
-        gradients = reverse(d, one, parts, scratch, dv, dh0)
+            d.make_tiles(d.plan.prepare, tiles, cleared=dv)
+    if one:
+        scratch = scratch_of(d, dh=not again)
+        reverse(d, one, parts, scratch, dv, dh0, results)
     else:
+        scratch = scratch_of(d)
         walk_back(d, parts, scratch, dv, dh0)
         if again:
             d.draft.free_here()                                                # dq and dk may lie in its memory
-        gradients = grads(d, parts, scratch, do=d.draft["do"], dv=dv)
-    return d.draft.done(*gradients[:2], dv, *gradients[2:], *sums(d, scratch), dh0)
+        results = grads(d, parts, scratch, do=d.draft["do"], dv=dv)
+    return d.draft.done(*results[:2], dv, *results[2:], *sums(d, scratch), dh0)
 
 
 class Scratch(NamedTuple):
@@ -231,8 +233,9 @@ class Scratch(NamedTuple):
     of_dt_bias: Location
 
 
-def scratch_of(d: Description) -> Scratch:
-    return Scratch(*map(d.scratch.part, d.plan.scratch))
+def scratch_of(d: Description, dh: bool = True) -> Scratch:
+    first, *others = d.plan.scratch
+    return Scratch(d.scratch.part(first) if dh else None, *map(d.scratch.part, others))
 
 
 def walk_back(d: Description, parts: Parts, scratch: Scratch, dv: Location, dh0: Location | None) -> None:
@@ -246,37 +249,50 @@ def walk_back(d: Description, parts: Parts, scratch: Scratch, dv: Location, dh0:
 
 
 def grads(d: Description, parts: Parts, scratch: Scratch, do: Location, dv: Location) -> list[Location]:
-    """Return dq and dk of each value head, dg and dbeta; each chunk's share of the gate's parameters is written."""
-    arguments, results = arguments_of_grads(d, parts, scratch, do, dv)
+    """Return the results; each chunk's share of the gate's parameters is written."""
+    results = results_of_grads(d)
+    arguments = arguments_of_grads(d, parts, scratch, do, dv, results)
     d.draft.launch(d.plan.grads, (d.plan.grads_grid, 1, 1), **arguments)
     return results
 
 
 def reverse(
-    d: Description, one: Reverse, parts: Parts, scratch: Scratch, dv: Location, dh0: Location | None
-) -> list[Location]:
+    d: Description, one: Reverse, parts: Parts, scratch: Scratch, dv: Location, dh0: Location | None,
+    results: Sequence[Location],
+) -> None:
     """Do in one launch what the walk back and grads do."""
-    arguments, results = arguments_of_grads(d, parts, scratch, d.draft["do"], dv)
+    arguments = arguments_of_grads(d, parts, scratch, d.draft["do"], dv, results)
     queue = d.draft.tensor((one.config.queue + arguments["items"],), "int32", zeroed=True)
-    d.draft.launch(one.config, (one.grid, 1, 1), **arguments, tiles=parts.tiles, dht=d.draft["dht"], dh0=dh0,
-                   segment_table=d.tables.segment, queue=queue, walks=one.walks, walkers=one.walkers)
-    return results
+    over_tiles = {}
+    if scratch.dh is None:
+        places = d.scratch.part(4 * arguments["items"] * one.config.grads.panels)
+        over_tiles = dict(places_of_dh=places, spare=d.plan.saved.tiles // TILE_ALIGNMENT)
+    d.draft.launch(one.config, (one.grid, 1, 1), **arguments, **over_tiles, tiles=parts.tiles, dht=d.draft["dht"],
+                   dh0=dh0, segment_table=d.tables.segment, queue=queue, walks=one.walks, walkers=one.walkers)
+
+
+def results_of_grads(d: Description) -> list[Location]:
+    """Return dq and dk of each value head, dg and dbeta."""
+    p = d.p
+    gates = (p.B, p.T, p.HV) if p.gate_per_head else (p.B, p.T, p.HV, p.K)
+    return [
+        *(d.result(p.K, p.dtype) for _ in range(2)), d.draft.tensor(gates, p.g_dtype),
+        d.draft.tensor((p.B, p.T, p.HV), p.beta_dtype),
+    ]
 
 
 def arguments_of_grads(
-    d: Description, parts: Parts, scratch: Scratch, do: Location, dv: Location
-) -> tuple[dict[str, Any], list[Location]]:
-    """Return what grads is launched with, and its results."""
+    d: Description, parts: Parts, scratch: Scratch, do: Location, dv: Location, results: Sequence[Location]
+) -> dict[str, Any]:
+    """Return what grads is launched with."""
     p, plan = d.p, d.plan
     d.make_table_of_states()
-    dq, dk = (d.result(p.K, p.dtype) for _ in range(2))
-    gates = (p.B, p.T, p.HV) if p.gate_per_head else (p.B, p.T, p.HV, p.K)
-    dg, dbeta = d.draft.tensor(gates, p.g_dtype), d.draft.tensor((p.B, p.T, p.HV), p.beta_dtype)
+    dq, dk, dg, dbeta = results
     return dict(
         **d.rows, **d.gate, chunks=plan.states, items=plan.all_states * p.HV, one=1.0,
         do=do, dv=dv, r=parts.r, h=parts.h, dh=scratch.dh, dq=dq, dk=dk, dg=dg, dbeta=dbeta,
         of_A_log=scratch.of_A_log, of_dt_bias=scratch.of_dt_bias, chunk_table=d.tables.state,
-    ), [dq, dk, dg, dbeta]
+    )
 
 
 def sums(d: Description, scratch: Scratch) -> list[Location | None]:

@@ -68,7 +68,7 @@ class Makers(NamedTuple):
     grads: Callable[[Problem], KernelConfig]
     one_kernel: Callable[[Problem, int, int], Clusters] = lambda p, sms, chunks: NO_CLUSTERS   # uncut sequences
     fused: Callable[[Problem, Clusters, bool], KernelConfig | None] = lambda p, clusters, results: None
-    reverse: Callable[[Problem], Any] = lambda p: None                         # walk and grads in one grid
+    reverse: Callable[[Problem, bool], Any] = lambda p, remade: None           # walk and grads in one grid
     clusters: tuple[Clusters, ...] = ()      # every Clusters that one_kernel returns, but for the value of `sharing`
 
 
@@ -121,6 +121,8 @@ class Reverse(NamedTuple):
     """Walk and grads of whole sequences in one grid."""
 
     config: Any
+    remade: Any                              # the same where the backward made the tiles: dh lies over them
+    spare: int                               # bytes behind these tiles, for dh of items that have one tile
     grid: int
     walks: int                               # sequences and value heads
     walkers: int                             # CTAs that walk, before they compute gradients
@@ -164,9 +166,14 @@ class TrainingPlan(Sizes):
         return self.carry_back, self.compose_back, *((one.config,) if one else (self.walk, self.grads))
 
     def one_grid(self, save: Save) -> Reverse | None:
-        """Return the one kernel for walk and grads of a backward.  Where tiles are made again it is taken only if that
-        is prescribed: dq and dk could not lie in the memory of the tiles."""
-        return self.reverse if self.reverse and (save is Save.OWN or self.reverse.prescribed) else None
+        """Return the one kernel for walk and grads of a backward, as `config`.  Where tiles are made again it has dh in
+        their memory, and r where dq comes unless r was saved.  Two kernels have dq, dk and dg in the memory of tiles:
+        the plan takes one only if that is no less, or if one is prescribed."""
+        one, r_is_made = self.reverse, save is not Save.STATES
+        if not one or save is Save.OWN:
+            return one
+        fits = self.grads.per_head or (r_is_made and not self.grads.wide_g)    # type: ignore[attr-defined]
+        return one._replace(config=one.remade) if fits or one.prescribed else None
 
 
 class SavedBytes(NamedTuple):
@@ -226,11 +233,13 @@ def reverse_of(make: Makers, p: Problem, grid: int, items: int) -> Reverse | Non
     walk as keep up with grads, where dv and dh are read while L2 has them."""
     walks, prescribed = p.N * p.HV, bool(p.force.reverse)
     fits = prescribed or (p.force.reverse is None and items >= WORTH_ONE_GRID)
-    config = make.reverse(p) if fits and grid and walks else None
+    config = make.reverse(p, False) if fits and grid and walks else None
     if not config:
         return None
-    rounds = max(1, int(walks / (WALKING * grid)))
-    return Reverse(config, grid, walks, min(p.force.walkers or -(-walks // rounds), walks, grid), prescribed)
+    rounds, odd = max(1, int(walks / (WALKING * grid))), p.packed or -(-p.T // C) % 2
+    spare = 2 * walks * COLUMNS * p.V if p.K > COLUMNS and odd else 0
+    walkers = min(p.force.walkers or -(-walks // rounds), walks, grid)
+    return Reverse(config, make.reverse(p, True), spare, grid, walks, walkers, prescribed)
 
 
 @dataclass(frozen=True)
@@ -274,7 +283,7 @@ def all_configs(make: Makers, p: Problem) -> Iterator[KernelConfig | None]:
             yield from (make.record(backward, cut, alone, results) for results in (True, False))
             yield make.walk(backward, cut, alone)
             if not cut and p.force.reverse is not False:
-                yield make.reverse(backward)
+                yield from (make.reverse(backward, remade) for remade in (False, True))
             if cut:
                 yield from (make.carry_back(backward, alone), compose_config(p), compose_back_config(backward))
         yield from (make.fused(backward, clusters, results) for clusters in make.clusters for results in (True, False))

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
-from ..common.arguments import KernelConfig, number, tensor
+from ..common.arguments import Arguments, KernelConfig, number, tensor
 from ..common.cute.barriers import (
     LANES_OF_A_WARP,
     Arrivals,
@@ -45,16 +45,26 @@ ReverseArguments = GradsArguments.and_more(
     walks=number("int32"),                   # sequences and value heads
     walkers=number("int32"),                 # CTAs that walk, before they compute gradients
 )
+RemadeArguments = ReverseArguments.and_more(
+    "RemadeArguments",
+    places_of_dh=tensor("int32"),            # (items, K / 64): KiB from the tiles to each 64 channels of an item's dh
+    spare=number("int32"),                   # KiB from the tiles to memory behind them for 64 channels of each walk
+)
 
 
 @dataclass(frozen=True)
 class ReverseConfig(KernelConfig):
-    """The options of bwd/walk, of whole sequences, and of bwd/grads."""
+    """The options of bwd/walk, of whole sequences, and of bwd/grads.  `remade`: this backward made the tiles, which
+    nobody reads again, and dh of an item lies over its tiles."""
 
     walk: WalkConfig
     grads: GradsConfig
-    arguments = ReverseArguments
+    remade: bool = False
     queue = Queue.ITEMS                      # elements of the queue beside the items
+
+    @property
+    def arguments(self) -> type[Arguments]:  # type: ignore[override]
+        return RemadeArguments if self.remade else ReverseArguments
 
     @property
     def strips(self) -> int:

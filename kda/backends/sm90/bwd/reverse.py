@@ -46,21 +46,25 @@ from collections import namedtuple
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32, Uint8
+from cutlass import Int32, Int64, Uint8
 from cutlass.memory import SmemAllocator
 
+from ...common.cute.async_copies import bulk_copy, bulk_store
 from ...common.cute.barriers import initialise, mbarriers_among
-from ...common.cute.copies import fields_at
+from ...common.cute.copies import fields_at, store
 from ...common.cute.entry import Entry
 from ...common.cute.grads.load import Loader
+from ...common.cute.rings import advance
 from ...common.cute.segments import place_of_segment
-from ...common.cute.tile import C
+from ...common.cute.tile import BF16, HALF, C
 from ...common.cute.training import TOKENS
 from ..configs import CHAIN_WARPS, COLUMNS
 from ..parts.state import State
 from ..reverse_config import STRIP, Queue, ReverseConfig
 from .grads import REGISTERS, Math
 from .walk import Walk, WalkPlace
+
+KIB = 1024
 
 
 class StripState(State):
@@ -90,18 +94,18 @@ class StripsWalk(Walk):
 
     def __init__(self, config: ReverseConfig):
         super().__init__(config.walk)
-        self.state, self.walker = StripState(config.walk), config.walker
+        self.state, self.walker, self.remade = StripState(config.walk), config.walker, config.remade
 
     def first(self):
         return cute.arch.block_idx()[0]
 
     def locate(self, x, number, strip):
-        """Return the first chunk of walk `number`, and the place of one of its strips."""
+        """Return the place of one strip of walk `number`."""
         p = number // x.HV
         head = number - p * x.HV
         n, begin, tokens, chunk, state = place_of_segment(self.c, x, p, (x.T + C - 1) // C, 1, 0)
         first_v = (begin * x.HV + head) * self.c.V + strip * COLUMNS
-        return chunk, WalkPlace(p, n, True, state, head, strip, first_v, tokens)
+        return WalkPlace(p, n, True, chunk, state, head, strip, first_v, tokens)
 
     def of_strip(self, s, strip):
         """Return the shared memory with the strip's own do, dv and state in the place of those of all strips."""
@@ -115,9 +119,40 @@ class StripsWalk(Walk):
         s = self.of_strip(s, strip)
         stage, phase, before = Int32(0), Int32(0), Int32(0)
         for number in cutlass.range(self.first(), x.walks, x.walkers, unroll=1):
-            _, place = self.locate(x, number, strip)
+            place = self.locate(x, number, strip)
             stage, phase = self.walk(x, s, place, stage, phase, before)
             before += place.pairs
+
+    def send(self, x, s, place, i, first_dh, stage, phase):
+        if self.remade:
+            self.send_over_tiles(x, s, place, i, stage, phase)
+        else:
+            super().send(x, s, place, i, first_dh, stage, phase)
+
+    @cute.jit
+    def send_over_tiles(self, x, s, place, i, stage, phase):
+        """Begin to store dh that leaves chunk i over the tiles of its item, when both have been copied."""
+        if self.state.thread() == 0:
+            if i & 1 == 1:
+                following, its_phase = advance(stage, phase, self.c.stages)
+                cute.arch.mbarrier_wait(s.full + following, its_phase)
+            half = COLUMNS * HALF
+            for n, kib in enumerate(self.places_of_dh(x, place, i >> 1)):
+                to = x.tiles + (Int64(kib) * KIB + place.strip * (BF16 * half))
+                bulk_store(to, s.state + n * half, BF16 * half)
+            cute.arch.cp_async_bulk_commit_group()
+
+    @cute.jit
+    def places_of_dh(self, x, place, pair):
+        """Return the KiB from the tiles to each 64 channels of dh that leaves the walk's item `pair`: one lies over each
+        tile, and behind all tiles if the item has but one."""
+        size = self.tile.bytes // KIB
+        tile = (place.chunk + 2 * pair) * x.HV + place.head
+        places = [tile * size]
+        if cutlass.const_expr(self.c.K > HALF):
+            behind = x.spare + (place.n * x.HV + place.head) * (BF16 * HALF * self.c.V // KIB)
+            places += [(tile + x.HV) * size if 2 * pair + 1 < place.steps else behind]
+        return places
 
     def announce(self, s, number):
         """Tell PUBLISH that this warp's part of dv and dh is in memory, of the CTA's item with this number."""
@@ -136,9 +171,9 @@ class StripsWalk(Walk):
         rows = self.of_strip(s, strip).do
         stage, phase = Int32(0), Int32(0)
         for number in cutlass.range(self.first(), x.walks, x.walkers, unroll=1):
-            chunk, place = self.locate(x, number, strip)
+            place = self.locate(x, number, strip)
             stage, phase = self.load_on(
-                x, s, x.do, rows, place.first_v, place.tokens, chunk, place.head, place.steps, False, strip == 0,
+                x, s, x.do, rows, place.first_v, place.tokens, place.chunk, place.head, place.steps, False, strip == 0,
                 stage, phase,
             )
 
@@ -147,11 +182,14 @@ class StripsWalk(Walk):
         """PUBLISH, one warp: items from the last of a walk to the first."""
         before = Int32(0)
         for walk in cutlass.range(self.first(), x.walks, x.walkers, unroll=1):
-            _, place = self.locate(x, walk, 0)
+            place = self.locate(x, walk, 0)
             for j in cutlass.range(place.pairs, unroll=1):
                 turn, item = before & 1, (place.state + place.pairs - 1 - j) * x.HV + place.head
                 cute.arch.mbarrier_wait(s.stored + turn, before >> 1 & 1)
                 with cute.arch.elect_one():
+                    if cutlass.const_expr(self.remade):
+                        places = self.places_of_dh(x, place, place.pairs - 1 - j)
+                        store(x.places_of_dh + item * len(places), places)
                     number = cute.arch.atomic_add(x.queue + Queue.ADDED, Int32(1), sem="relaxed", scope="gpu")
                     cute.arch.store(x.queue + (Queue.ITEMS + number), item + 1, sem="release", scope="gpu")
                     cute.arch.mbarrier_arrive(s.published + turn)
@@ -163,7 +201,7 @@ class QueueLoader(Loader):
 
     def __init__(self, config: ReverseConfig):
         super().__init__(config.grads)
-        self.walk = config.walk
+        self.walk, self.remade = config.walk, config.remade
 
     def items(self, x):
         """Return how many items walks add to the queue."""
@@ -185,6 +223,16 @@ class QueueLoader(Loader):
             cute.arch.fence_proxy("async.global")
             item -= 1
         return item
+
+    def load_dh(self, x, s, chunk, head, of_state):
+        if self.remade:
+            half, panels = HALF * self.c.V, self.c.panels
+            places = x.places_of_dh + (chunk * x.HV + head) * panels
+            kibs = [cute.arch.load(places + n, Int32, sem="relaxed", scope="gpu") for n in range(panels)]
+            for n in range(panels):
+                bulk_copy(s.dh + n * half, x.tiles + Int64(kibs[n]) * KIB, BF16 * half, s.values_full)
+        else:
+            super().load_dh(x, s, chunk, head, of_state)
 
     def first_outside(self, x, i, items):
         return items + cute.arch.block_idx()[0]

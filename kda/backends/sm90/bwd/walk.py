@@ -52,6 +52,7 @@ class WalkPlace(NamedTuple):
     p: Any                                   # the segment among those of all
     n: Any                                   # its sequence
     first: Any                               # whether the sequence begins with it
+    chunk: Any                               # its first chunk
     state: Any                               # its first kept state
     head: Any
     strip: Any
@@ -92,7 +93,7 @@ class Walk(Walker):
             if cute.arch.warp_idx() == LOAD_WARP:
                 self.load(x, s, x.do, s.do, first_v, tokens, chunk, head, steps, False)
             else:
-                place = WalkPlace(p, n, first, state, head, strip, first_v, tokens)
+                place = WalkPlace(p, n, first, chunk, state, head, strip, first_v, tokens)
                 self.walk(x, s, place, Int32(0), Int32(0), Int32(0))
 
     @cute.jit
@@ -131,8 +132,7 @@ class Walk(Walker):
             if cutlass.const_expr(not c.carry):
                 self.state.meet()                                              # dh is there, and dv of the chunk before
                 if leaves:
-                    to = x.dh + (first_dh + Int64(i >> 1) * x.HV * (c.K * c.V))
-                    self.state.send_state(to, strip, s.state)
+                    self.send(x, s, place, i, first_dh, stage, phase)
                 if j == 1:
                     self.state.store_o(x.dv, s.dv, thread_place, i + 1, x.HV, tokens - (i + 1) * C)
                 if j > 1:
@@ -154,6 +154,11 @@ class Walk(Walker):
                 if steps > 0:
                     self.announce(s, before + place.pairs - 1)
         return stage, phase
+
+    def send(self, x, s, place, i, first_dh, stage, phase):
+        """Begin to store dh that leaves chunk i, whose tile lies in a stage of the ring."""
+        to = x.dh + (first_dh + Int64(i >> 1) * x.HV * (self.c.K * self.c.V))
+        self.state.send_state(to, place.strip, s.state)
 
     def step(self, S, operand, tile, rows_of_do, rows_of_dv):
         """From dh that leaves a chunk to dh that enters it, also rounded, and to dv in shared memory."""
