@@ -67,13 +67,23 @@ FAULTS = faults(name="{case}: {says}", files={"common/cute/teams": {
         "gradients, one grid", "race-write-read", 'sem="acquire"', 'sem="relaxed"', 2
     ),
     "items are computed in another order than walks add them": (
-        "gradients, one grid", "race-write-read", "if item < items:", "if item < 0:", 2
+        "gradients, one grid", "race-write-read or out-of-bounds", "if item < items:", "if item < 0:", 2
     ),
     "the first item that a walk adds is its last": (
         "gradients, one grid", "race-read-write or race-write-read", "place.pairs - 1 - j) * x.HV", "j) * x.HV", 2
     ),
     "PUBLISH is told of dh before memory has it": (
         "gradients, one grid", "race-write-read", "wait_group(0)", "wait_group(0, read=True)", 2
+    ),
+    "dh comes over a tile that is still to be read": (
+        "gradients, one grid", "race-read-write or race-write-read",
+        "cute.arch.mbarrier_wait(s.full + following, its_phase)", "pass", 2
+    ),
+    "dh of an item of one tile comes over another one": (
+        "gradients, one grid", "out-of-bounds", "2 * pair + 1 < place.steps", "2 * pair < place.steps", 2
+    ),
+    "LOAD is not told where dh lies": (
+        "gradients, one grid", "out-of-bounds", "store(x.places_of_dh + item * len(places), places)", "pass", 2
     ),
     "values come where a walk still reads": (
         "gradients, one grid", "race-read-write or race-write-write", "cute.arch.sync_threads()\n\n", "pass\n\n", 2

@@ -166,13 +166,16 @@ class TrainingPlan(Sizes):
         return self.carry_back, self.compose_back, *((one.config,) if one else (self.walk, self.grads))
 
     def one_grid(self, save: Save) -> Reverse | None:
-        """Return the one kernel for walk and grads of a backward, as `config`.  Where tiles are made again it has dh in
-        their memory, and r where dq comes unless r was saved.  Two kernels have dq, dk and dg in the memory of tiles:
-        the plan takes one only if that is no less, or if one is prescribed."""
-        one, r_is_made = self.reverse, save is not Save.STATES
+        """Return the one kernel for walk and grads of a backward, as `config`.
+
+        Where tiles are made again, two kernels have dq, dk and dg in the memory of tiles.  One has dh there, and r where
+        dq comes unless r was saved: it needs as much memory if the other gradients with rows are no larger than dh.
+        """
+        one, grads = self.reverse, self.grads
         if not one or save is Save.OWN:
             return one
-        fits = self.grads.per_head or (r_is_made and not self.grads.wide_g)    # type: ignore[attr-defined]
+        rows = (2 if save is Save.STATES else 1) + (0 if grads.per_head else 1 + grads.wide_g)   # type: ignore[attr-defined]
+        fits = rows <= grads.panels                                            # type: ignore[attr-defined]
         return one._replace(config=one.remade) if fits or one.prescribed else None
 
 

@@ -88,14 +88,17 @@ def test_gradients_are_those_of_the_definition(words, force):
     check_gradients(Call(REVERSE, words).case(), "sm90")
 
 
-@pytest.mark.exhaustive
-def test_what_was_saved_gives_the_same_bits(force):
-    case = Call(REVERSE, dict(T=150, HV=2, **SMALL)).case()
+@pytest.mark.parametrize("words", [
+    dict(lengths=(65, 0, 1, 130), padding=140, HV=2), pytest.param(dict(T=150, HV=2, **SMALL), marks=pytest.mark.exhaustive),
+], ids=str)
+def test_what_was_saved_gives_the_same_bits(words, force):
+    """dh has memory of its own if the tiles were saved; dq comes where r was unless r was saved."""
+    case = Call(REVERSE, words).case()
     found = {}
     for form in (REVERSE, TWO_KERNELS._replace(chunks=0)):
         force(**form.forced | TWO)
         for keep in (True, "states"):
-            with capture(arch="sm90", strict=True) as session:
+            with capture(arch="sm90", strict=True, schedule=2, early=True) as session:
                 saved = kda.chunk_kda_fwd(**case.keywords, disable_recompute=keep, backend="sm90").saved
                 grads = kda.chunk_kda_bwd(do=case.do, dht=case.dht, **case.keywords, saved=saved, backend="sm90")
             assert_nothing_found(session)
@@ -120,11 +123,11 @@ def test_it_runs_where_it_was_faster(words, one_grid):
     assert planned(words, reverse=False).reverse is None
 
 
-def test_where_tiles_are_made_again_it_runs_if_it_is_prescribed():
-    """They leave their memory to dq and dk between walk and grads."""
-    for save in (Save.NOTHING, Save.STATES):
-        assert [type(x) for x in planned().back(save) if x] == [WalkConfig, GradsConfig]
-        assert [type(x) for x in planned(reverse=True).back(save) if x] == [ReverseConfig]
+def test_where_tiles_are_made_again_dh_lies_over_them():
+    assert [x.remade for x in planned().back(Save.NOTHING) if x] == [True]
+    assert [x.remade for x in planned().back(Save.OWN) if x] == [False]
+    assert [type(x) for x in planned().back(Save.STATES) if x] == [WalkConfig, GradsConfig]    # dg needs more memory
+    assert [x.remade for x in planned(reverse=True).back(Save.STATES) if x] == [True]
     assert planned("T=8192 H=16", reverse=True).reverse is None                # which is cut
     whole = planned("T=8192 H=16", reverse=True, segment_chunks=0)
     assert whole.reverse and not whole.carry_back
@@ -137,6 +140,13 @@ def test_without_rows_of_g_a_walk_has_a_stage_less(words):
     assert one.why_invalid() is None and one.walk.stages == usual.walk.stages - 1
     stages = dataclasses.replace(one.walk, stages=usual.walk.stages)
     assert "below the mbarriers" in dataclasses.replace(one, walk=stages).why_invalid()
+
+
+@pytest.mark.parametrize(("words", "halves"), [
+    ("T=8192", 0), ("T=8161", 0), ("T=8160 B=2", 128), ("T=8192 N=5 packed", 320), ("T=8160 K=64 V=64", 0),
+])
+def test_the_second_half_of_dh_of_a_last_tile_lies_behind_all_tiles(words, halves):
+    assert planned(f"H=64 {words}").reverse.spare == halves * 64 * 128 * 2
 
 
 @pytest.mark.parametrize(("words", "walkers"), [
@@ -167,14 +177,16 @@ def test_a_walk_has_its_stages_where_values_and_rows_are_later():
 @pytest.mark.parametrize("words", [
     "", "K=64 V=64", "packed H=1 HV=2", "packed softplus state_dtype=float32 final_state=true",
 ])
-def test_no_product_waits_for_another(words, tmp_path):
-    config = planned(f"T=8192 H=64 {words}", reverse=True, segment_chunks=0).reverse.config
-    has_products_that_wait_for_no_other(launch.kernel(config), tmp_path)
+@pytest.mark.parametrize("kernel", ["config", "remade"])
+def test_no_product_waits_for_another(words, kernel, tmp_path):
+    found = planned(f"T=8192 H=64 {words}", reverse=True, segment_chunks=0).reverse
+    has_products_that_wait_for_no_other(launch.kernel(getattr(found, kernel)), tmp_path)
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("kernel", ["reverse", "grads"])
+@pytest.mark.parametrize("kernel", ["config", "remade", "grads"])
 @pytest.mark.parametrize("words", ["", "K=64 V=64", "packed", "packed K=64 V=64"])
 def test_waits_repeat_where_they_are(words, kernel, tmp_path):
     found = planned(f"T=8192 H=64 {words}", reverse=True, segment_chunks=0)
-    repeats_waits_where_they_are(launch.kernel(found.grads if kernel == "grads" else found.reverse.config), tmp_path)
+    config = found.grads if kernel == "grads" else getattr(found.reverse, kernel)
+    repeats_waits_where_they_are(launch.kernel(config), tmp_path)
