@@ -8,7 +8,7 @@ import dataclasses
 import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, cast
 
 from kda.model.bundles import Save
 from kda.model.problem import Problem
@@ -168,15 +168,15 @@ class TrainingPlan(Sizes):
     def one_grid(self, save: Save) -> Reverse | None:
         """Return the one kernel for walk and grads of a backward, as `config`.
 
-        Where tiles are made again, two kernels have dq, dk and dg in the memory of tiles.  One has dh there, and r where
-        dq comes unless r was saved: it needs as much memory if the other gradients with rows are no larger than dh.
+        Where tiles are made again, two kernels have dq, dk and dg in their memory after the walk.  One has dh there,
+        and r where dq comes unless r was saved.  It is taken if that needs no more memory, or if it is prescribed: in
+        dh a token has as many rows of K numbers as there are panels.
         """
-        one, grads = self.reverse, self.grads
+        one, c = self.reverse, cast(Any, self.grads)
         if not one or save is Save.OWN:
             return one
-        rows = (2 if save is Save.STATES else 1) + (0 if grads.per_head else 1 + grads.wide_g)   # type: ignore[attr-defined]
-        fits = rows <= grads.panels                                            # type: ignore[attr-defined]
-        return one._replace(config=one.remade) if fits or one.prescribed else None
+        rows = 1 + (save is Save.STATES) + (0 if c.per_head else 1 + c.wide_g)  # dk, dq beside r, dg
+        return one._replace(config=one.remade) if rows <= c.panels or one.prescribed else None
 
 
 class SavedBytes(NamedTuple):

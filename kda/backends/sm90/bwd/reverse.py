@@ -144,8 +144,8 @@ class StripsWalk(Walk):
 
     @cute.jit
     def places_of_dh(self, x, place, pair):
-        """Return the KiB from the tiles to each 64 channels of dh that leaves the walk's item `pair`: one lies over each
-        tile, and behind all tiles if the item has but one."""
+        """Return the KiB from the tiles to each 64 channels of dh that leaves the walk's item `pair`: they lie over one
+        of its tiles each, the second behind all tiles if the item has but one."""
         size = self.tile.bytes // KIB
         tile = (place.chunk + 2 * pair) * x.HV + place.head
         places = [tile * size]

@@ -117,7 +117,7 @@ class Walk(Walker):
     @cute.jit
     def go(self, x, S, s, place, first_dh, stage, phase, before):
         """From chunk to chunk."""
-        c, strip, tokens, steps = self.c, place.strip, place.tokens, place.steps
+        c, tokens, steps = self.c, place.tokens, place.steps
         operand, thread_place = self.state.operand(S), self.state.thread_place(place.first_v)
         for j in cutlass.range(steps, unroll=1):
             i = steps - 1 - j

@@ -89,7 +89,8 @@ def test_gradients_are_those_of_the_definition(words, force):
 
 
 @pytest.mark.parametrize("words", [
-    dict(lengths=(65, 0, 1, 130), padding=140, HV=2), pytest.param(dict(T=150, HV=2, **SMALL), marks=pytest.mark.exhaustive),
+    dict(lengths=(65, 0, 1, 130), padding=140, HV=2),
+    pytest.param(dict(T=150, HV=2, **SMALL), marks=pytest.mark.exhaustive),
 ], ids=str)
 def test_what_was_saved_gives_the_same_bits(words, force):
     """dh has memory of its own if the tiles were saved; dq comes where r was unless r was saved."""
