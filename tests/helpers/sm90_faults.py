@@ -76,8 +76,7 @@ FAULTS = faults(name="{case}: {says}", files={"common/cute/teams": {
         "gradients, one grid", "race-write-read", "wait_group(0)", "wait_group(0, read=True)", 2
     ),
     "dh comes over a tile that is still to be read": (
-        "gradients, one grid", "race-read-write or race-write-read",
-        "cute.arch.mbarrier_wait(s.full + following, its_phase)", "pass", 2
+        "gradients, one grid", "race-read-write", "cute.arch.mbarrier_wait(s.full + following, its_phase)", "pass", 2
     ),
     "dh of an item of one tile comes over another one": (
         "gradients, one grid", "out-of-bounds", "2 * pair + 1 < place.steps", "2 * pair < place.steps", 2
