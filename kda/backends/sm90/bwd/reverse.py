@@ -227,15 +227,16 @@ class QueueLoader(Loader):
             item -= 1
         return item
 
-    def load_dh(self, x, s, chunk, head, of_state):
+    def states(self, x, s):
+        return super().states(x, s)[: 1 if self.remade else 2]
+
+    def load_other_states(self, x, s, chunk, head):
         if self.remade:
             half, panels = HALF * self.c.V, self.c.panels
             places = x.places_of_dh + (chunk * x.HV + head) * panels
             kibs = [cute.arch.load(places + n, Int32, sem="relaxed", scope="gpu") for n in range(panels)]
             for n in range(panels):
                 bulk_copy(s.dh + n * half, x.tiles + Int64(kibs[n]) * KIB, BF16 * half, s.values_full)
-        else:
-            super().load_dh(x, s, chunk, head, of_state)
 
     def first_outside(self, x, i, items):
         return items + cute.arch.block_idx()[0]

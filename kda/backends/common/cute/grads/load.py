@@ -116,15 +116,19 @@ class Loader:
             # redundant: its release, not the arrival; this thread's copies arrive by themselves
             cute.arch.mbarrier_arrive_and_expect_tx(s.values_full, 2 * BF16 * V * K)
             of_state = (Int64(chunk) * x.HV + head) * (K * V)
-            bulk_copy(s.h, x.h + of_state, BF16 * V * K, s.values_full)
-            self.load_dh(x, s, chunk, head, of_state)
+            for source, to in self.states(x, s):
+                bulk_copy(to, source + of_state, BF16 * V * K, s.values_full)
+            self.load_other_states(x, s, chunk, head)
         arrive_when_copied(s.values_full)
         # redundant: except in the loop; before it, all groups are waited for
         cute.arch.cp_async_commit_group()
 
-    def load_dh(self, x, s, chunk, head, of_state):
-        """The first thread brings the gradient of the state that leaves the chunk."""
-        bulk_copy(s.dh, x.dh + of_state, BF16 * self.c.V * self.c.K, s.values_full)
+    def states(self, x, s):
+        """Return the states that lie item by item, and where they come to."""
+        return (x.h, s.h), (x.dh, s.dh)
+
+    def load_other_states(self, x, s, chunk, head):
+        """The first thread brings those that do not."""
 
     def load_tokens(self, source, first, stride, tokens, to, rows: int = TOKENS):
         """64 rows, into panels of so many rows; past the end the last one again."""
