@@ -500,6 +500,9 @@ FAULTS = faults(name="{case}: {says}", files={"common/cute/teams": {
         "gradients, one gate per head", "race-write-read or uninitialised",
         f"cute.arch.sync_threads(){43 * SPACE}# sums of each warp are there"
     ),
+    "shares that lie where h was are looked for beside each other": (
+        "gradients, one grid", "wrong answer", "row * self.c.pitch", "row * self.c.K"
+    ),
     "the bias of a head has the sum of its first warp": (
         "gradients, one gate per head", "wrong answer", "self.sum_of_warps(s.of_bias, 32)", "s.of_bias[0]"
     ),

@@ -199,7 +199,7 @@ def backward_routine(
     d = backend.description(p, cc, sms, offsets, (*INPUTS, "do", "dht", "saved"))
     dv = d.result(p.V, p.dtype)
     dh0 = d.draft.tensor((p.N, *p.state_shape), p.state_dtype) if p.state_dtype else None
-    sizes, again, one = d.plan.saved, None if save is Save.OWN else d.draft.memory(), d.plan.one_grid(save)
+    sizes, again, one = d.plan.saved, None if save is Save.OWN else d.draft.memory(), d.plan.reverse.get(save)
     results = results_of_grads(d) if one else []
     tiles = again.part(sizes.tiles + (one.spare if one else 0)) if again else None
     if save is Save.NOTHING:
@@ -212,7 +212,7 @@ def backward_routine(
         if again:
             d.make_tiles(d.plan.prepare, tiles, cleared=dv)
     if one:
-        scratch = scratch_of(d, dh=not again)
+        scratch = scratch_of(d, dh=not again, shares_over=parts.h if save is Save.NOTHING else None)
         reverse(d, one, parts, scratch, dv, dh0, results)
     else:
         scratch = scratch_of(d)
@@ -220,7 +220,7 @@ def backward_routine(
         if again:
             d.draft.free_here()                                                # dq and dk may lie in its memory
         results = grads(d, parts, scratch, do=d.draft["do"], dv=dv)
-    return d.draft.done(*results[:2], dv, *results[2:], *sums(d, scratch), dh0)
+    return d.draft.done(*results[:2], dv, *results[2:], *sums(d, scratch, save), dh0)
 
 
 class Scratch(NamedTuple):
@@ -233,9 +233,14 @@ class Scratch(NamedTuple):
     of_dt_bias: Location
 
 
-def scratch_of(d: Description, dh: bool = True) -> Scratch:
-    first, *others = d.plan.scratch
-    return Scratch(d.scratch.part(first) if dh else None, *map(d.scratch.part, others))
+def scratch_of(d: Description, dh: bool = True, shares_over: Location | None = None) -> Scratch:
+    """Return memory for all, but for dh, and for shares, which may lie over h: each item's over its own."""
+    first, added, edge, *shares = d.plan.scratch
+    return Scratch(
+        d.scratch.part(first) if dh else None, d.scratch.part(added), d.scratch.part(edge),
+        *(shares_over._replace(offset=shares_over.offset + n, size=shares_over.size - n) for n in (0, 4 * d.p.K))
+        if shares_over else map(d.scratch.part, shares),
+    )
 
 
 def walk_back(d: Description, parts: Parts, scratch: Scratch, dv: Location, dh0: Location | None) -> None:
@@ -295,12 +300,12 @@ def arguments_of_grads(
     )
 
 
-def sums(d: Description, scratch: Scratch) -> list[Location | None]:
+def sums(d: Description, scratch: Scratch, save: Save) -> list[Location | None]:
     """Return dA_log and ddt_bias."""
     p = d.p
     dA_log = d.draft.tensor((p.HV,), "float32") if p.A_log else None
     ddt_bias = d.draft.tensor((p.HV * p.gate_width,), "float32") if p.dt_bias else None
-    d.draft.launch(d.plan.shares, (p.HV, 1, 1), chunks=d.plan.all_states * (p.T > 0), HV=p.HV,
+    d.draft.launch(d.plan.shares_of(save), (p.HV, 1, 1), chunks=d.plan.all_states * (p.T > 0), HV=p.HV,
                    of_A_log=scratch.of_A_log, of_dt_bias=scratch.of_dt_bias, dA_log=dA_log, ddt_bias=ddt_bias)
     return [dA_log, ddt_bias]
 

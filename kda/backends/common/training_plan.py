@@ -6,9 +6,9 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple, cast
+from typing import Any, ClassVar, NamedTuple
 
 from kda.model.bundles import Save
 from kda.model.problem import Problem
@@ -68,7 +68,7 @@ class Makers(NamedTuple):
     grads: Callable[[Problem], KernelConfig]
     one_kernel: Callable[[Problem, int, int], Clusters] = lambda p, sms, chunks: NO_CLUSTERS   # uncut sequences
     fused: Callable[[Problem, Clusters, bool], KernelConfig | None] = lambda p, clusters, results: None
-    reverse: Callable[[Problem, bool], Any] = lambda p, remade: None           # walk and grads in one grid
+    reverse: Callable[[Problem, Save], Any] = lambda p, save: None             # walk and grads in one grid
     clusters: tuple[Clusters, ...] = ()      # every Clusters that one_kernel returns, but for the value of `sharing`
 
 
@@ -121,12 +121,10 @@ class Reverse(NamedTuple):
     """Walk and grads of whole sequences in one grid."""
 
     config: Any
-    remade: Any                              # the same where the backward made the tiles: dh lies over them
-    spare: int                               # bytes behind these tiles, for dh of items that have one tile
+    spare: int                               # bytes behind tiles that were made again, for dh of items that have one
     grid: int
     walks: int                               # sequences and value heads
     walkers: int                             # CTAs that walk, before they compute gradients
-    prescribed: bool
 
 
 @dataclass(frozen=True)
@@ -146,7 +144,7 @@ class TrainingPlan(Sizes):
     compose_back: ComposeConfig | None
     walk: KernelConfig
     grads: KernelConfig
-    reverse: Reverse | None                  # instead of both
+    reverse: Mapping[Save, Reverse]          # instead of both, where this was saved
     shares: SharesConfig | None              # where the gate has parameters
 
     def configs(self, save: Save, backward: bool) -> Iterator[Any]:
@@ -158,25 +156,16 @@ class TrainingPlan(Sizes):
             yield self.prepare
         elif save is not Save.OWN:
             yield from self.making.configs(results=False)
-        yield from (*self.back(save), self.shares)
+        yield from (*self.back(save), self.shares_of(save))
 
     def back(self, save: Save) -> tuple[Any, ...]:
         """The kernels of a backward between what makes tiles and `shares`."""
-        one = self.one_grid(save)
+        one = self.reverse.get(save)
         return self.carry_back, self.compose_back, *((one.config,) if one else (self.walk, self.grads))
 
-    def one_grid(self, save: Save) -> Reverse | None:
-        """Return the one kernel for walk and grads of a backward, as `config`.
-
-        Where tiles are made again, two kernels have dq, dk and dg in their memory after the walk.  One has dh there,
-        and r where dq comes unless r was saved.  It is taken if that needs no more memory, or if it is prescribed: in
-        dh a token has as many rows of K numbers as there are panels.
-        """
-        one, c = self.reverse, cast(Any, self.grads)
-        if not one or save is Save.OWN:
-            return one
-        rows = 1 + (save is Save.STATES) + (0 if c.per_head else 1 + c.wide_g)  # dk, dq beside r, dg
-        return one._replace(config=one.remade) if rows <= c.panels or one.prescribed else None
+    def shares_of(self, save: Save) -> SharesConfig | None:
+        one = self.reverse.get(save)
+        return self.shares and dataclasses.replace(self.shares, over_h=bool(one and one.config.grads.shares_over_h))
 
 
 class SavedBytes(NamedTuple):
@@ -226,23 +215,37 @@ def plan_of(make: Makers, p: Problem, sms: int) -> TrainingPlan:
         compose_back=compose_back_config(p) if cut else None,
         walk=make.walk(p, cut, alone),
         grads=grads,
-        reverse=None if cut else reverse_of(make, p, grads_grid, all_states * p.HV),
+        reverse={} if cut else reverse_of(make, p, grads_grid, all_states * p.HV),
         shares=shares_config(p),
     )
 
 
-def reverse_of(make: Makers, p: Problem, grid: int, items: int) -> Reverse | None:
-    """Return the one kernel for walk and grads, of so many CTAs, if it is faster than two, or prescribed.  As many CTAs
-    walk as keep up with grads, where dv and dh are read while L2 has them."""
-    walks, prescribed = p.N * p.HV, bool(p.force.reverse)
-    fits = prescribed or (p.force.reverse is None and items >= WORTH_ONE_GRID)
-    config = make.reverse(p, False) if fits and grid and walks else None
-    if not config:
-        return None
+def reverse_of(make: Makers, p: Problem, grid: int, items: int) -> dict[Save, Reverse]:
+    """Return the one kernel for walk and grads, of so many CTAs, if it is faster than two, or prescribed, by what was
+    saved.  As many CTAs walk as keep up with grads, where dv and dh are read while L2 has them."""
+    walks = p.N * p.HV
+    if not grid or not walks or (p.force.reverse is None and items < WORTH_ONE_GRID):
+        return {}
     rounds, odd = max(1, int(walks / (WALKING * grid))), p.packed or -(-p.T // C) % 2
     spare = 2 * walks * COLUMNS * p.V if p.K > COLUMNS and odd else 0
     walkers = min(p.force.walkers or -(-walks // rounds), walks, grid)
-    return Reverse(config, make.reverse(p, True), spare, grid, walks, walkers, prescribed)
+    return {save: Reverse(config, spare, grid, walks, walkers) for save, config in in_one_grid(make, p).items()}
+
+
+def in_one_grid(make: Makers, p: Problem) -> dict[Save, Any]:
+    """Return the configurations of walk and grads in one grid, by what was saved.
+
+    Where tiles are made again, two kernels have dq, dk and dg in their memory after the walk.  One has dh there, and r
+    where dq comes unless r was saved.  It is taken if that needs no more memory, or if it is prescribed: in dh a token
+    has as many rows of K numbers as there are panels.
+    """
+    if p.force.reverse is False:
+        return {}
+    c: Any = make.grads(p)
+    gates = 0 if c.per_head else 1 + c.wide_g                                  # rows of dg
+    rows = {Save.OWN: 0, Save.NOTHING: 1 + gates, Save.STATES: 2 + gates}      # and of dk, and of dq
+    found = {save: make.reverse(p, save) for save, n in rows.items() if n <= c.panels or p.force.reverse}
+    return {save: config for save, config in found.items() if config}
 
 
 @dataclass(frozen=True)
@@ -274,7 +277,8 @@ def map_plan_of(make: Makers, p: Problem, sms: int) -> MapPlan:
 
 def all_configs(make: Makers, p: Problem) -> Iterator[KernelConfig | None]:
     """Yield the configuration of every kernel that a recorded call of this class can want, some of them twice."""
-    yield from (make.prepare(p), make.grads(p), shares_config(p))
+    shares = shares_config(p)
+    yield from (make.prepare(p), make.grads(p), shares, shares and dataclasses.replace(shares, over_h=True))
     if p.packed:
         for dtype in OFFSETS:
             yield from (TablesConfig(dtype), states_table(dtype))
@@ -285,8 +289,8 @@ def all_configs(make: Makers, p: Problem) -> Iterator[KernelConfig | None]:
                 continue                                                       # segments of a row have an SM each
             yield from (make.record(backward, cut, alone, results) for results in (True, False))
             yield make.walk(backward, cut, alone)
-            if not cut and p.force.reverse is not False:
-                yield from (make.reverse(backward, remade) for remade in (False, True))
+            if not cut:
+                yield from in_one_grid(make, backward).values()
             if cut:
                 yield from (make.carry_back(backward, alone), compose_config(p), compose_back_config(backward))
         yield from (make.fused(backward, clusters, results) for clusters in make.clusters for results in (True, False))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+from kda.model.bundles import Save
 from kda.model.problem import Problem
 
 from ..common.cute.configs import JoinConfig, chunk_options
@@ -105,9 +106,9 @@ def grads_config(p: Problem) -> GradsConfig:
     return GradsConfig(**chunk_options(p), packed=p.packed)
 
 
-def reverse_config(p: Problem, remade: bool) -> ReverseConfig:
+def reverse_config(p: Problem, save: Save) -> ReverseConfig:
     """Return walk and grads in one grid.  A walk has its stages where rows of g are later; if there are none in shared
     memory it has one less."""
-    grads = grads_config(p)
+    grads = dataclasses.replace(grads_config(p), shares_over_h=save is Save.NOTHING)
     stages = REVERSE_STAGES if "g" in grads.rows.fields else REVERSE_STAGES - 1
-    return ReverseConfig(dataclasses.replace(walk_config(p, False, False), stages=stages), grads, remade)
+    return ReverseConfig(dataclasses.replace(walk_config(p, False, False), stages=stages), grads, save is not Save.OWN)

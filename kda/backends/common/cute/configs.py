@@ -260,6 +260,11 @@ class TablesConfig(KernelConfig):
     shared = 4 * (THREADS // 32)
 
 
+def pitch_of_shares(K: int, over_h: bool) -> int:
+    """Return the elements from a chunk's shares, of one value head, to those of the next; K = V."""
+    return K * K // 2 if over_h else K
+
+
 class SharesArguments(Arguments):
     of_A_log = tensor("float32")             # (chunks, HV, K)
     of_dt_bias = tensor("float32")
@@ -275,7 +280,12 @@ class SharesConfig(HeadsConfig):
     rate: bool                               # A_log is there
     bias: bool                               # dt_bias is there
     per_head: bool = False                   # it has a number for each head
+    over_h: bool = False                     # a chunk's shares lie where its h was
     arguments = SharesArguments
+
+    @property
+    def pitch(self) -> int:
+        return pitch_of_shares(self.K, self.over_h)
 
     @property
     def threads(self) -> int:

@@ -69,7 +69,7 @@ class Shares(Entry):
     def of_chunks(self, x, shares, chunks, channel):
         """Return the shares of these chunks, the last one's for those that there are not."""
         rows = [Int64(cutlass.min(chunk, x.chunks - 1)) * x.HV + cute.arch.block_idx()[0] for chunk in chunks]
-        return [load_one(shares + (row * self.c.K + channel)) for row in rows]
+        return [load_one(shares + (row * self.c.pitch + channel)) for row in rows]
 
     @cute.jit
     def add(self, x, total, chunks, shares):

@@ -10,7 +10,7 @@ from types import MappingProxyType
 
 from ..arguments import Arguments, number, tensor
 from .barriers import Arrivals, Meeting, NamedBarrier, Pipeline, mbarriers, of_a_lane, of_each_warp
-from .configs import ChunkConfig, ChunkInputs
+from .configs import ChunkConfig, ChunkInputs, pitch_of_shares
 from .fields import Struct, StructField, array, several
 
 TOKENS = 64                                  # tokens of a chunk of grads, two of the forward's; each has a kept state
@@ -86,10 +86,15 @@ class GradsOptions(ChunkConfig):
     """The options of bwd/grads.  An arch adds its threads, and `struct`: values and states, then `more_fields`."""
 
     packed: bool
+    shares_over_h: bool = False              # an item's shares of dA_log and ddt_bias lie where its h was
     arguments = GradsArguments
     rows_of_values = MappingProxyType(dict.fromkeys(("do", "dv", "r"), TOKENS))    # rows in panels of 64 columns
     ctas = 1                                 # CTAs that an SM has at once
     launch_options = MappingProxyType({"min_blocks_per_mp": 1})
+
+    @property
+    def share_pitch(self) -> int:
+        return pitch_of_shares(self.K, self.shares_over_h)
 
     @property
     def panels(self) -> int:

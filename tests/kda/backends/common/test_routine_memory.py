@@ -134,11 +134,12 @@ IN_ONE_GRID = {                              # what is saved where walk and grad
 @pytest.mark.parametrize("save", SAVES["sm90"])
 @pytest.mark.parametrize("words", IN_ONE_GRID)
 def test_walk_and_grads_of_hopper_are_one_grid_where_that_needs_no_more_memory(words, save):
-    """But for numbers of a token and head: dbeta, and dg of a gate per head."""
+    """But for a queue, and if states were saved numbers of a token and head: dbeta, and dg of a gate per head."""
     usual = f"bfloat16 bounded A_log=true dt_bias=true beta=sigmoid l2norm backward T=8192 H=64 {words}"
     planned, one, two = (
         most_held(routines("sm90", usual, save, reverse=reverse)[-1]) for reverse in (None, True, False)
     )
     chosen = save in IN_ONE_GRID[words]
     assert planned == (one if chosen else two)
-    assert one < 1.005 * two if chosen else one > 1.05 * two
+    most = {Save.NOTHING: 1, Save.OWN: 1.001, Save.STATES: 1.005}[save]
+    assert one <= most * two if chosen else one > 1.05 * two

@@ -120,24 +120,25 @@ def planned(words="T=8192 H=64", **force):
 ])
 def test_it_runs_where_it_was_faster(words, one_grid):
     """Sequences are whole, and there are items enough for all SMs."""
-    assert (planned(words).one_grid(Save.OWN) is not None) == one_grid
-    assert planned(words, reverse=False).reverse is None
+    assert (Save.OWN in planned(words).reverse) == one_grid
+    assert not planned(words, reverse=False).reverse
 
 
 def test_where_tiles_are_made_again_dh_lies_over_them():
-    assert [x.remade for x in planned().back(Save.NOTHING) if x] == [True]
-    assert [x.remade for x in planned().back(Save.OWN) if x] == [False]
+    for save in (Save.NOTHING, Save.OWN):
+        (one,) = filter(None, planned().back(save))
+        assert one.remade == one.grads.shares_over_h == (save is Save.NOTHING)
     assert [type(x) for x in planned().back(Save.STATES) if x] == [WalkConfig, GradsConfig]    # dg needs more memory
     assert [x.remade for x in planned(reverse=True).back(Save.STATES) if x] == [True]
-    assert planned("T=8192 H=16", reverse=True).reverse is None                # which is cut
+    assert not planned("T=8192 H=16", reverse=True).reverse                # which is cut
     whole = planned("T=8192 H=16", reverse=True, segment_chunks=0)
     assert whole.reverse and not whole.carry_back
-    assert planned("T=0 H=16", reverse=True).reverse is None
+    assert not planned("T=0 H=16", reverse=True).reverse
 
 
 @pytest.mark.parametrize("words", ["gate_per_head=true", "g_dtype=float32", "gate_per_head=true K=64 V=64"])
 def test_without_rows_of_g_a_walk_has_a_stage_less(words):
-    one, usual = (planned(f"T=8192 H=64 {x}").reverse.config for x in (words, ""))
+    one, usual = (planned(f"T=8192 H=64 {x}").reverse[Save.OWN].config for x in (words, ""))
     assert one.why_invalid() is None and one.walk.stages == usual.walk.stages - 1
     stages = dataclasses.replace(one.walk, stages=usual.walk.stages)
     assert "below the mbarriers" in dataclasses.replace(one, walk=stages).why_invalid()
@@ -147,28 +148,28 @@ def test_without_rows_of_g_a_walk_has_a_stage_less(words):
     ("T=8192", 0), ("T=8161", 0), ("T=8160 B=2", 128), ("T=8192 N=5 packed", 320), ("T=8160 K=64 V=64", 0),
 ])
 def test_the_second_half_of_dh_of_a_last_tile_lies_behind_all_tiles(words, halves):
-    assert planned(f"H=64 {words}").reverse.spare == halves * 64 * 128 * 2
+    assert planned(f"H=64 {words}").reverse[Save.OWN].spare == halves * 64 * 128 * 2
 
 
 @pytest.mark.parametrize(("words", "walkers"), [
     ("T=8192 H=64", 32), ("T=8192 H=96", 32), ("T=8192 H=32", 32), ("T=8192 H=128", 32), ("T=8192 N=8 packed H=64", 27),
 ])
 def test_about_a_fifth_of_the_SMs_walk(words, walkers):
-    found = planned(words, reverse=True, segment_chunks=0).reverse
+    found = planned(words, reverse=True, segment_chunks=0).reverse[Save.OWN]
     assert (found.grid, found.walkers) == (132, walkers)
 
 
 @pytest.mark.parametrize("K", [64, 128])
 def test_an_SM_has_room_for_as_many_CTAs_as_are_launched(K):
-    found = planned(f"T=8192 H=64 K={K} V={K}", reverse=True)
-    config = found.reverse.config
+    found = planned(f"T=8192 H=64 K={K} V={K}", reverse=True).reverse[Save.OWN]
+    config = found.config
     registers = 32 * sum(count * warps for count, warps in zip(REGISTERS[config.grads.panels], (4 * K // 64, 4)))
-    assert found.reverse.grid == 132 * config.grads.ctas == 132 * 128 // K
+    assert found.grid == 132 * config.grads.ctas == 132 * 128 // K
     assert config.grads.ctas * registers <= 65536 and config.grads.ctas * (config.shared + 1024) <= 228 << 10
 
 
 def test_a_walk_has_its_stages_where_values_and_rows_are_later():
-    config = planned(reverse=True).reverse.config
+    config = planned(reverse=True).reverse[Save.OWN].config
     more = dataclasses.replace(config, walk=dataclasses.replace(config.walk, stages=5))
     with pytest.raises(BuildError, match=r"a CTA that walks has 231,808 bytes below the mbarriers; found 245,760"):
         more.require_valid()
@@ -178,16 +179,17 @@ def test_a_walk_has_its_stages_where_values_and_rows_are_later():
 @pytest.mark.parametrize("words", [
     "", "K=64 V=64", "packed H=1 HV=2", "packed softplus state_dtype=float32 final_state=true",
 ])
-@pytest.mark.parametrize("kernel", ["config", "remade"])
-def test_no_product_waits_for_another(words, kernel, tmp_path):
+@pytest.mark.parametrize("save", [Save.OWN, Save.NOTHING])
+def test_no_product_waits_for_another(words, save, tmp_path):
     found = planned(f"T=8192 H=64 {words}", reverse=True, segment_chunks=0).reverse
-    has_products_that_wait_for_no_other(launch.kernel(getattr(found, kernel)), tmp_path)
+    has_products_that_wait_for_no_other(launch.kernel(found[save].config), tmp_path)
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("kernel", ["config", "remade", "grads"])
+@pytest.mark.parametrize("save", [Save.OWN, Save.NOTHING, None])
 @pytest.mark.parametrize("words", ["", "K=64 V=64", "packed", "packed K=64 V=64"])
-def test_waits_repeat_where_they_are(words, kernel, tmp_path):
+def test_waits_repeat_where_they_are(words, save, tmp_path):
+    """Also in grads alone, where there is no one grid."""
     found = planned(f"T=8192 H=64 {words}", reverse=True, segment_chunks=0)
-    config = found.grads if kernel == "grads" else getattr(found.reverse, kernel)
+    config = found.reverse[save].config if save else found.grads
     repeats_waits_where_they_are(launch.kernel(config), tmp_path)

@@ -237,7 +237,7 @@ class Loader:
     @cute.jit
     def clear_shares(self, x, chunk, head):
         """Nothing for dA_log and ddt_bias."""
-        element = (Int64(chunk) * x.HV + head) * self.c.K + self.thread()
+        element = (Int64(chunk) * x.HV + head) * self.c.share_pitch + self.thread()
         if self.thread() < self.c.K:
             for to, wanted in ((x.of_A_log, self.c.rate), (x.of_dt_bias, self.c.bias)):
                 if cutlass.const_expr(wanted):

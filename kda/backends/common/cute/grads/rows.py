@@ -423,7 +423,7 @@ class GradRows:
                     share += neighbour(share, 1)
                     share += neighbour(share, 2)
                     if a == 0:
-                        store(to + (Int64(number) * self.c.K + channel + 8 * r), [share * factor])
+                        store(to + (Int64(number) * self.c.share_pitch + channel + 8 * r), [share * factor])
 
     @cute.jit
     def share_dg(self, s, b: cutlass.Constexpr, dg):
