@@ -232,12 +232,24 @@ def scratch_of(d: Description) -> Scratch:
 
 def walk_back(d: Description, parts: Parts, scratch: Scratch, dv: Location, dh0: Location | None) -> None:
     """Launch the walk back over the chunks."""
-    given, dht = dict(tiles=parts.tiles, do=d.draft["do"], segment_table=d.tables.segment), d.draft["dht"]
-    if d.plan.carry_back:
-        d.launch_walk(d.plan.carry_back, **given, dh0=scratch.added)
-        d.launch_compose(d.plan.compose_back, M=parts.M, added=scratch.added, h0=dht, edge=scratch.edge)
-        dht = scratch.edge
-    d.launch_walk(d.plan.walk, **given, dht=dht, dv=dv, dh=scratch.dh, dh0=dh0)
+    given = walked_back(d, parts)
+    d.launch_walk(d.plan.walk, **given, dht=leaving_segments(d, parts, scratch), dv=dv, dh=scratch.dh, dh0=dh0)
+
+
+def walked_back(d: Description, parts: Parts) -> dict[str, Location | None]:
+    """Return what a walk back reads."""
+    return dict(tiles=parts.tiles, do=d.draft["do"], segment_table=d.tables.segment)
+
+
+def leaving_segments(d: Description, parts: Parts, scratch: Scratch) -> Location | None:
+    """Launch what finds the gradients of the states that leave segments, and return them; with whole sequences, those
+    of the call."""
+    dht = d.draft["dht"]
+    if not d.plan.carry_back:
+        return dht
+    d.launch_walk(d.plan.carry_back, **walked_back(d, parts), dh0=scratch.added)
+    d.launch_compose(d.plan.compose_back, M=parts.M, added=scratch.added, h0=dht, edge=scratch.edge)
+    return scratch.edge
 
 
 def grads(d: Description, parts: Parts, scratch: Scratch, do: Location, dv: Location) -> list[Location]:
@@ -250,11 +262,15 @@ def grads(d: Description, parts: Parts, scratch: Scratch, do: Location, dv: Loca
 def reverse(
     d: Description, one: Reverse, parts: Parts, scratch: Scratch, dv: Location, dh0: Location | None
 ) -> list[Location]:
-    """Do in one launch what the walk back and grads do."""
+    """Do in one launch what the walk back, behind the gradients that leave segments, and grads do."""
+    dht, plan = leaving_segments(d, parts, scratch), d.plan
     arguments, results = arguments_of_grads(d, parts, scratch, d.draft["do"], dv)
     queue = d.draft.tensor((one.config.queue + arguments["items"],), "int32", zeroed=True)
-    d.draft.launch(one.config, (one.grid, 1, 1), **arguments, tiles=parts.tiles, dht=d.draft["dht"], dh0=dh0,
-                   segment_table=d.tables.segment, queue=queue, walks=one.walks, walkers=one.walkers)
+    d.draft.launch(
+        one.config, (one.grid, 1, 1), **arguments, tiles=parts.tiles, dht=dht, dh0=dh0, queue=queue, N=d.p.N,
+        segment_table=d.tables.segment, first_segment=d.tables.first_segment, segments=plan.segments,
+        segment=plan.segment, walks=one.walks, walkers=one.walkers,
+    )
     return results
 
 

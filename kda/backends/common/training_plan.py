@@ -68,7 +68,7 @@ class Makers(NamedTuple):
     grads: Callable[[Problem], KernelConfig]
     one_kernel: Callable[[Problem, int, int], Clusters] = lambda p, sms, chunks: NO_CLUSTERS   # uncut sequences
     fused: Callable[[Problem, Clusters, bool], KernelConfig | None] = lambda p, clusters, results: None
-    reverse: Callable[[Problem], Any] = lambda p: None                         # walk and grads in one grid
+    reverse: Callable[[Problem, bool], Any] = lambda p, cut: None              # walk and grads in one grid
     clusters: tuple[Clusters, ...] = ()      # every Clusters that one_kernel returns, but for the value of `sharing`
 
 
@@ -118,11 +118,11 @@ class AtOnce:
 
 
 class Reverse(NamedTuple):
-    """Walk and grads of whole sequences in one grid."""
+    """Walk and grads in one grid."""
 
     config: Any
     grid: int
-    walks: int                               # sequences and value heads
+    walks: int                               # segments, at least one of a sequence, and value heads
     walkers: int                             # CTAs that walk, before they compute gradients
     prescribed: bool
 
@@ -216,17 +216,17 @@ def plan_of(make: Makers, p: Problem, sms: int) -> TrainingPlan:
         compose_back=compose_back_config(p) if cut else None,
         walk=make.walk(p, cut, alone),
         grads=grads,
-        reverse=None if cut else reverse_of(make, p, grads_grid, all_states * p.HV),
+        reverse=reverse_of(make, p, cut, grads_grid, all_states * p.HV, ctas),
         shares=shares_config(p),
     )
 
 
-def reverse_of(make: Makers, p: Problem, grid: int, items: int) -> Reverse | None:
+def reverse_of(make: Makers, p: Problem, cut: bool, grid: int, items: int, walks: int) -> Reverse | None:
     """Return the one kernel for walk and grads, of so many CTAs, if it is faster than two, or prescribed.  As many CTAs
     walk as keep up with grads, where dv and dh are read while L2 has them."""
-    walks, prescribed = p.N * p.HV, bool(p.force.reverse)
+    prescribed = bool(p.force.reverse)
     fits = prescribed or (p.force.reverse is None and items >= WORTH_ONE_GRID)
-    config = make.reverse(p) if fits and grid and walks else None
+    config = make.reverse(p, cut) if fits and grid and walks else None
     if not config:
         return None
     rounds = max(1, int(walks / (WALKING * grid)))
@@ -273,8 +273,8 @@ def all_configs(make: Makers, p: Problem) -> Iterator[KernelConfig | None]:
                 continue                                                       # segments of a row have an SM each
             yield from (make.record(backward, cut, alone, results) for results in (True, False))
             yield make.walk(backward, cut, alone)
-            if not cut and p.force.reverse is not False:
-                yield make.reverse(backward)
+            if p.force.reverse is not False:
+                yield make.reverse(backward, cut)
             if cut:
                 yield from (make.carry_back(backward, alone), compose_config(p), compose_back_config(backward))
         yield from (make.fused(backward, clusters, results) for clusters in make.clusters for results in (True, False))

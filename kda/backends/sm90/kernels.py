@@ -105,9 +105,9 @@ def grads_config(p: Problem) -> GradsConfig:
     return GradsConfig(**chunk_options(p), packed=p.packed)
 
 
-def reverse_config(p: Problem) -> ReverseConfig:
+def reverse_config(p: Problem, cut: bool) -> ReverseConfig:
     """Return walk and grads in one grid.  A walk has its stages where rows of g are later; if there are none in shared
     memory it has one less."""
     grads = grads_config(p)
     stages = REVERSE_STAGES if "g" in grads.rows.fields else REVERSE_STAGES - 1
-    return ReverseConfig(dataclasses.replace(walk_config(p, False, False), stages=stages), grads)
+    return ReverseConfig(dataclasses.replace(walk_config(p, cut, False), stages=stages), grads)
