@@ -57,6 +57,7 @@ HOPPER = {
     "some CTAs make and others walk, in segments": Form("join", 150, 1, dict(form="stream", segments=2)),
     "kernels apart, cut, more walks than SMs": Form("compose", 3072, 1, TWO, (12, 6)),
     "a walk back and gradients in one grid": Form("reverse", 150, 3, dict(reverse=True)),
+    "the same, cut into segments": Form("reverse", 2200, 1, TWO | dict(reverse=True)),
 }
 BLACKWELL = {"as the plan says": Form("", 150, 1), "cut into segments": Form("compose", 2200, 1)}
 TRITON = {"as the plan says": Form("", 150, 1), "cut into segments": Form("compose", 2200, 1)}

@@ -245,12 +245,24 @@ def scratch_of(d: Description, dh: bool = True, shares_over: Location | None = N
 
 def walk_back(d: Description, parts: Parts, scratch: Scratch, dv: Location, dh0: Location | None) -> None:
     """Launch the walk back over the chunks."""
-    given, dht = dict(tiles=parts.tiles, do=d.draft["do"], segment_table=d.tables.segment), d.draft["dht"]
-    if d.plan.carry_back:
-        d.launch_walk(d.plan.carry_back, **given, dh0=scratch.added)
-        d.launch_compose(d.plan.compose_back, M=parts.M, added=scratch.added, h0=dht, edge=scratch.edge)
-        dht = scratch.edge
-    d.launch_walk(d.plan.walk, **given, dht=dht, dv=dv, dh=scratch.dh, dh0=dh0)
+    given = walked_back(d, parts)
+    d.launch_walk(d.plan.walk, **given, dht=leaving_segments(d, parts, scratch), dv=dv, dh=scratch.dh, dh0=dh0)
+
+
+def walked_back(d: Description, parts: Parts) -> dict[str, Location | None]:
+    """Return what a walk back reads."""
+    return dict(tiles=parts.tiles, do=d.draft["do"], segment_table=d.tables.segment)
+
+
+def leaving_segments(d: Description, parts: Parts, scratch: Scratch) -> Location | None:
+    """Launch what finds the gradients of the states that leave segments, and return them; with whole sequences, those
+    of the call."""
+    dht = d.draft["dht"]
+    if not d.plan.carry_back:
+        return dht
+    d.launch_walk(d.plan.carry_back, **walked_back(d, parts), dh0=scratch.added)
+    d.launch_compose(d.plan.compose_back, M=parts.M, added=scratch.added, h0=dht, edge=scratch.edge)
+    return scratch.edge
 
 
 def grads(d: Description, parts: Parts, scratch: Scratch, do: Location, dv: Location) -> list[Location]:
@@ -265,15 +277,19 @@ def reverse(
     d: Description, one: Reverse, parts: Parts, scratch: Scratch, dv: Location, dh0: Location | None,
     results: Sequence[Location],
 ) -> None:
-    """Do in one launch what the walk back and grads do."""
+    """Do in one launch what the walk back, behind the gradients that leave segments, and grads do."""
+    dht, plan = leaving_segments(d, parts, scratch), d.plan
     arguments = arguments_of_grads(d, parts, scratch, d.draft["do"], dv, results)
     queue = d.draft.tensor((one.config.queue + arguments["items"],), "int32", zeroed=True)
     over_tiles = {}
     if scratch.dh is None:
         places = d.scratch.part(4 * arguments["items"] * one.config.grads.panels)
-        over_tiles = dict(places_of_dh=places, spare=d.plan.saved.tiles // TILE_ALIGNMENT)
-    d.draft.launch(one.config, (one.grid, 1, 1), **arguments, **over_tiles, tiles=parts.tiles, dht=d.draft["dht"],
-                   dh0=dh0, segment_table=d.tables.segment, queue=queue, walks=one.walks, walkers=one.walkers)
+        over_tiles = dict(places_of_dh=places, spare=plan.saved.tiles // TILE_ALIGNMENT)
+    d.draft.launch(
+        one.config, (one.grid, 1, 1), **arguments, **over_tiles, tiles=parts.tiles, dht=dht, dh0=dh0, queue=queue,
+        segment_table=d.tables.segment, first_segment=d.tables.first_segment, segments=plan.segments, N=d.p.N,
+        segment=plan.segment, walks=one.walks, walkers=one.walkers,
+    )
 
 
 def results_of_grads(d: Description) -> list[Location]:

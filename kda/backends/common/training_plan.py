@@ -68,7 +68,7 @@ class Makers(NamedTuple):
     grads: Callable[[Problem], KernelConfig]
     one_kernel: Callable[[Problem, int, int], Clusters] = lambda p, sms, chunks: NO_CLUSTERS   # uncut sequences
     fused: Callable[[Problem, Clusters, bool], KernelConfig | None] = lambda p, clusters, results: None
-    reverse: Callable[[Problem, Save], Any] = lambda p, save: None             # walk and grads in one grid
+    reverse: Callable[[Problem, bool, Save], Any] = lambda p, cut, save: None  # walk and grads in one grid
     clusters: tuple[Clusters, ...] = ()      # every Clusters that one_kernel returns, but for the value of `sharing`
 
 
@@ -118,12 +118,12 @@ class AtOnce:
 
 
 class Reverse(NamedTuple):
-    """Walk and grads of whole sequences in one grid."""
+    """Walk and grads in one grid."""
 
     config: Any
     spare: int                               # bytes behind tiles that were made again, for dh of items that have one
     grid: int
-    walks: int                               # sequences and value heads
+    walks: int                               # segments, at least one of a sequence, and value heads
     walkers: int                             # CTAs that walk, before they compute gradients
 
 
@@ -215,24 +215,23 @@ def plan_of(make: Makers, p: Problem, sms: int) -> TrainingPlan:
         compose_back=compose_back_config(p) if cut else None,
         walk=make.walk(p, cut, alone),
         grads=grads,
-        reverse={} if cut else reverse_of(make, p, grads_grid, all_states * p.HV),
+        reverse=reverse_of(make, p, cut, grads_grid, all_states * p.HV, ctas),
         shares=shares_config(p),
     )
 
 
-def reverse_of(make: Makers, p: Problem, grid: int, items: int) -> dict[Save, Reverse]:
+def reverse_of(make: Makers, p: Problem, cut: bool, grid: int, items: int, walks: int) -> dict[Save, Reverse]:
     """Return the one kernel for walk and grads, of so many CTAs, if it is faster than two, or prescribed, by what was
     saved.  As many CTAs walk as keep up with grads, where dv and dh are read while L2 has them."""
-    walks = p.N * p.HV
     if not grid or not walks or (p.force.reverse is None and items < WORTH_ONE_GRID):
         return {}
     rounds, odd = max(1, int(walks / (WALKING * grid))), p.packed or -(-p.T // C) % 2
-    spare = 2 * walks * COLUMNS * p.V if p.K > COLUMNS and odd else 0
+    spare = 2 * p.N * p.HV * COLUMNS * p.V if p.K > COLUMNS and odd else 0
     walkers = min(p.force.walkers or -(-walks // rounds), walks, grid)
-    return {save: Reverse(config, spare, grid, walks, walkers) for save, config in in_one_grid(make, p).items()}
+    return {save: Reverse(config, spare, grid, walks, walkers) for save, config in in_one_grid(make, p, cut).items()}
 
 
-def in_one_grid(make: Makers, p: Problem) -> dict[Save, Any]:
+def in_one_grid(make: Makers, p: Problem, cut: bool) -> dict[Save, Any]:
     """Return the configurations of walk and grads in one grid, by what was saved.
 
     Where tiles are made again, two kernels have dq, dk and dg in their memory after the walk.  One has dh there, and r
@@ -244,7 +243,7 @@ def in_one_grid(make: Makers, p: Problem) -> dict[Save, Any]:
     c: Any = make.grads(p)
     gates = 0 if c.per_head else 1 + c.wide_g                                  # rows of dg
     rows = {Save.OWN: 0, Save.NOTHING: 1 + gates, Save.STATES: 2 + gates}      # and of dk, and of dq
-    found = {save: make.reverse(p, save) for save, n in rows.items() if n <= c.panels or p.force.reverse}
+    found = {save: make.reverse(p, cut, save) for save, n in rows.items() if n <= c.panels or p.force.reverse}
     return {save: config for save, config in found.items() if config}
 
 
@@ -289,8 +288,7 @@ def all_configs(make: Makers, p: Problem) -> Iterator[KernelConfig | None]:
                 continue                                                       # segments of a row have an SM each
             yield from (make.record(backward, cut, alone, results) for results in (True, False))
             yield make.walk(backward, cut, alone)
-            if not cut:
-                yield from in_one_grid(make, backward).values()
+            yield from in_one_grid(make, backward, cut).values()
             if cut:
                 yield from (make.carry_back(backward, alone), compose_config(p), compose_back_config(backward))
         yield from (make.fused(backward, clusters, results) for clusters in make.clusters for results in (True, False))

@@ -297,6 +297,10 @@ class WalkConfig(WalkedConfig):
     )
 
     @property
+    def cut(self) -> bool:
+        return self.walk == "segments"
+
+    @property
     def pipelines(self) -> tuple[Pipeline, ...]:
         read = of_each_warp(CHAIN_WARPS, "WALK")
         return ring_of_tiles("WALK", "do", self.stages, read, "no warp reads the stage any more")

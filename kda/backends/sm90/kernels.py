@@ -106,9 +106,10 @@ def grads_config(p: Problem) -> GradsConfig:
     return GradsConfig(**chunk_options(p), packed=p.packed)
 
 
-def reverse_config(p: Problem, save: Save) -> ReverseConfig:
+def reverse_config(p: Problem, cut: bool, save: Save) -> ReverseConfig:
     """Return walk and grads in one grid.  A walk has its stages where rows of g are later; if there are none in shared
     memory it has one less."""
     grads = dataclasses.replace(grads_config(p), shares_over_h=save is Save.NOTHING)
     stages = REVERSE_STAGES if "g" in grads.rows.fields else REVERSE_STAGES - 1
-    return ReverseConfig(dataclasses.replace(walk_config(p, False, False), stages=stages), grads, save is not Save.OWN)
+    walk = dataclasses.replace(walk_config(p, cut, False), stages=stages)
+    return ReverseConfig(walk, grads, save is not Save.OWN)

@@ -41,8 +41,12 @@ ReverseArguments = GradsArguments.and_more(
     dht=WalkArguments.declared["dht"],
     dh0=tensor(dtype_from="walk.dh0"),
     segment_table=WalkArguments.declared["segment_table"],
+    first_segment=tensor("int32"),           # (N + 1), of packed sequences
     queue=tensor("int32"),                   # Queue, at first 0
-    walks=number("int32"),                   # sequences and value heads
+    segments=number("int32"),                # segments of a row
+    segment=number("int32"),                 # chunks of a segment
+    N=number("int32"),
+    walks=number("int32"),                   # segments, at least one of a sequence, and value heads
     walkers=number("int32"),                 # CTAs that walk, before they compute gradients
 )
 RemadeArguments = ReverseArguments.and_more(
@@ -54,8 +58,8 @@ RemadeArguments = ReverseArguments.and_more(
 
 @dataclass(frozen=True)
 class ReverseConfig(KernelConfig):
-    """The options of bwd/walk, of whole sequences, and of bwd/grads.  `remade`: this backward made the tiles, which
-    nobody reads again, and dh of an item lies over its tiles."""
+    """The options of bwd/walk and of bwd/grads.  `remade`: this backward made the tiles, which nobody reads again, and
+    dh of an item lies over its tiles."""
 
     walk: WalkConfig
     grads: GradsConfig

@@ -1,5 +1,5 @@
-"""bwd/walk and bwd/grads in one grid: the first CTAs walk over whole sequences, a value head at a time, and compute
-gradients when no walk is left; all others compute gradients from the beginning.
+"""bwd/walk and bwd/grads in one grid: the first CTAs walk over sequences, or over their segments, a value head at a
+time, and compute gradients when no walk is left; all others compute gradients from the beginning.
 
 An item of grads, 64 tokens of a value head, is added to a queue in memory when the walk has stored its dv and dh, and
 CTAs remove items in the order in which they were added: L2 still has dv, dh and do if walks are not far ahead.  CTAs
@@ -54,11 +54,11 @@ from cutlass.memory import SmemAllocator
 
 from ...common.cute.async_copies import bulk_copy, bulk_store
 from ...common.cute.barriers import initialise, mbarriers_among
-from ...common.cute.copies import fields_at, store
+from ...common.cute.copies import fields_at, load_one, store
 from ...common.cute.entry import Entry
 from ...common.cute.grads.load import Loader
 from ...common.cute.rings import advance
-from ...common.cute.segments import place_of_segment
+from ...common.cute.segments import begins_sequence, place_of_segment
 from ...common.cute.tile import BF16, HALF, C
 from ...common.cute.training import TOKENS
 from ..configs import CHAIN_WARPS, COLUMNS
@@ -68,6 +68,11 @@ from .grads import REGISTERS, Math
 from .walk import Walk, WalkPlace
 
 KIB = 1024
+
+
+def number_of_walks(c, x):
+    """Return how many walks there are: the last entries of a table of segments may be none."""
+    return load_one(x.first_segment + x.N) * x.HV if c.packed and c.cut else x.walks
 
 
 class StripState(State):
@@ -106,9 +111,13 @@ class StripsWalk(Walk):
         """Return the place of one strip of walk `number`."""
         p = number // x.HV
         head = number - p * x.HV
-        n, begin, tokens, chunk, state = place_of_segment(self.c, x, p, (x.T + C - 1) // C, 1, 0)
+        segments, segment = (x.segments, x.segment) if self.c.cut else (1, 0)
+        n, begin, tokens, chunk, state = place_of_segment(self.c, x, p, (x.T + C - 1) // C, segments, segment)
+        first = True
+        if self.c.cut:
+            tokens, first = cutlass.min(tokens, segment * C), begins_sequence(self.c, x, p)
         first_v = (begin * x.HV + head) * self.c.V + strip * COLUMNS
-        return WalkPlace(p, n, True, chunk, state, head, strip, first_v, tokens)
+        return WalkPlace(p, n, first, chunk, state, head, strip, first_v, tokens)
 
     def of_strip(self, s, strip):
         """Return the shared memory with the strip's own do, dv and state in the place of those of all strips."""
@@ -121,7 +130,7 @@ class StripsWalk(Walk):
         strip = self.state.strip()
         s = self.of_strip(s, strip)
         stage, phase, before = Int32(0), Int32(0), Int32(0)
-        for number in cutlass.range(self.first(), x.walks, x.walkers, unroll=1):
+        for number in cutlass.range(self.first(), number_of_walks(self.c, x), x.walkers, unroll=1):
             place = self.locate(x, number, strip)
             stage, phase = self.walk(x, s, place, stage, phase, before)
             before += place.pairs
@@ -173,7 +182,7 @@ class StripsWalk(Walk):
         """LOAD, a warp for each strip."""
         rows = self.of_strip(s, strip).do
         stage, phase = Int32(0), Int32(0)
-        for number in cutlass.range(self.first(), x.walks, x.walkers, unroll=1):
+        for number in cutlass.range(self.first(), number_of_walks(self.c, x), x.walkers, unroll=1):
             place = self.locate(x, number, strip)
             stage, phase = self.load_on(
                 x, s, x.do, rows, place.first_v, place.tokens, place.chunk, place.head, place.steps, False, strip == 0,
@@ -184,7 +193,7 @@ class StripsWalk(Walk):
     def publish_all(self, x, s):
         """PUBLISH, one warp: items from the last of a walk to the first."""
         before = Int32(0)
-        for walk in cutlass.range(self.first(), x.walks, x.walkers, unroll=1):
+        for walk in cutlass.range(self.first(), number_of_walks(self.c, x), x.walkers, unroll=1):
             place = self.locate(x, walk, 0)
             for j in cutlass.range(place.pairs, unroll=1):
                 turn, item = before & 1, (place.state + place.pairs - 1 - j) * x.HV + place.head
@@ -210,7 +219,8 @@ class QueueLoader(Loader):
         """Return how many items walks add to the queue."""
         if not self.c.packed:
             return x.items
-        _, _, tokens, _, state = place_of_segment(self.walk, x, x.walks // x.HV - 1, 0, 1, 0)
+        last = number_of_walks(self.walk, x) // x.HV - 1
+        _, _, tokens, _, state = place_of_segment(self.walk, x, last, 0, 1, 0)
         return (state + (tokens + TOKENS - 1) // TOKENS) * x.HV
 
     @cute.jit

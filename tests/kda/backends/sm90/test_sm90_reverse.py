@@ -16,6 +16,7 @@ from sm90_forms import FLOAT32, REVERSE, SMALL, TWO_KERNELS, Call, assert_nothin
 pytest.importorskip("cutlass", reason="nvidia-cutlass-dsl is not installed")
 
 import kda
+from kda.backends.common.cute.configs import ComposeConfig
 from kda.backends.sm90 import launch, plan
 from kda.backends.sm90.bwd.grads import REGISTERS
 from kda.backends.sm90.configs import GradsConfig, WalkConfig
@@ -31,7 +32,8 @@ pytestmark = [pytest.mark.simulated, pytest.mark.usefixtures("one_thread")]
 MIXED = [dict(schedule=n, early=True) for n in (1, 2, 3)]
 ONE, TWO, FEW = dict(sms=1), dict(sms=2, walkers=2), dict(sms=3, walkers=2)
 FAST = dict(gate="softplus", regime="fast")
-# the SMs and the CTAs that walk, and the inputs
+CUT, LONG = dict(segment_chunks=2), dict(lengths=(150, 0, 1, 65, 64), padding=70)
+# the SMs and the CTAs that walk, the chunks of a segment, and the inputs
 CALLS = {
     "three heads": (TWO, dict(T=200, HV=3)),
     "one CTA walks, then computes gradients": (ONE, dict(T=150, HV=2)),
@@ -50,6 +52,14 @@ CALLS = {
         FEW, dict(lengths=(65, 0, 1, 130), padding=140, HV=2, gate="softplus", gate_per_head=True, **SMALL)
     ),
     "64 channels, softplus gate that forgets": (TWO, dict(T=200, HV=2, **SMALL, **FAST)),
+    "segments": (FEW | CUT, dict(T=230, HV=2)),
+    "segments, one CTA": (ONE | CUT, dict(B=2, T=130)),
+    "segments, packed": (FEW | CUT, dict(HV=2, **LONG)),
+    "segments of four chunks, one gate per head": (
+        TWO | dict(segment_chunks=4), dict(T=300, HV=2, gate_per_head=True, initial_state=False)
+    ),
+    "segments, 64 channels": (FEW | CUT, dict(B=2, T=160, HV=2, **SMALL)),
+    "segments, 64 channels, packed": (FEW | CUT, dict(HV=2, **SMALL, **FAST, **LONG)),
 }
 
 
@@ -61,7 +71,8 @@ def both_ways(name, force, **options):
     expected, _ = gradients(case, "sm90")
     force(**REVERSE.forced | prescribed)
     found, session = gradients(case, "sm90", **options)
-    assert any(isinstance(launched.config, ReverseConfig) for launched in session.launches)
+    one, = [launched.config for launched in session.launches if isinstance(launched.config, ReverseConfig)]
+    assert one.walk.cut == bool(prescribed.get("segment_chunks"))
     return found, expected, session
 
 
@@ -74,7 +85,9 @@ def test_gradients_have_the_bits_of_both_kernels_apart(name, force):
 
 @pytest.mark.spread(every=4)
 @pytest.mark.parametrize("order", MIXED, ids=str)
-@pytest.mark.parametrize("name", ["three heads", "packed", "64 channels", "64 channels, packed"])
+@pytest.mark.parametrize("name", [
+    "three heads", "packed", "64 channels", "64 channels, packed", "segments", "segments, 64 channels, packed"
+])
 def test_any_order_of_warps_and_CTAs_gives_the_same_bits(name, order, force):
     found, expected, session = both_ways(name, force, **order)
     assert_nothing_found(session)
@@ -116,10 +129,10 @@ def planned(words="T=8192 H=64", **force):
 
 @pytest.mark.parametrize(("words", "one_grid"), [
     ("T=8192 H=64", True), ("T=8192 H=24", True), ("T=1024 H=32", True), ("T=8192 N=8 packed H=64 K=64 V=64", True),
-    ("T=8192 H=16", False), ("T=4096 H=12", False), ("T=256 H=64", False), ("T=512 H=8", False),
+    ("T=8192 H=16", True), ("T=32768 H=8", True), ("T=4096 H=12", True), ("T=256 H=64", False), ("T=512 H=8", False),
 ])
 def test_it_runs_where_it_was_faster(words, one_grid):
-    """Sequences are whole, and there are items enough for all SMs."""
+    """There are items enough for all SMs."""
     assert (Save.OWN in planned(words).reverse) == one_grid
     assert not planned(words, reverse=False).reverse
 
@@ -130,10 +143,21 @@ def test_where_tiles_are_made_again_dh_lies_over_them():
         assert one.remade == one.grads.shares_over_h == (save is Save.NOTHING)
     assert [type(x) for x in planned().back(Save.STATES) if x] == [WalkConfig, GradsConfig]    # dg needs more memory
     assert [x.remade for x in planned(reverse=True).back(Save.STATES) if x] == [True]
-    assert not planned("T=8192 H=16", reverse=True).reverse                # which is cut
-    whole = planned("T=8192 H=16", reverse=True, segment_chunks=0)
-    assert whole.reverse and not whole.carry_back
     assert not planned("T=0 H=16", reverse=True).reverse
+
+
+@pytest.mark.parametrize(("words", "chunks", "walks", "walkers"), [
+    ("T=8192 H=16", None, 4 * 16, 32), ("T=8192 H=16", 128, 2 * 16, 32), ("T=8192 H=16", 0, 16, 16),
+    ("T=32768 H=8", None, 8 * 8, 32), ("T=4096 H=12", None, 4 * 12, 48),
+])
+def test_where_sequences_are_cut_it_walks_over_segments(words, chunks, walks, walkers):
+    """Their last states have gradients that were found before."""
+    found = planned(words, segment_chunks=chunks)
+    cut = chunks != 0
+    assert [type(x) for x in found.back(Save.OWN) if x] == [*(WalkConfig, ComposeConfig)[: 2 * cut], ReverseConfig]
+    one = found.reverse[Save.OWN]
+    assert one.config.walk.cut == cut
+    assert (one.walks, one.walkers) == (walks, walkers)
 
 
 @pytest.mark.parametrize("words", ["gate_per_head=true", "g_dtype=float32", "gate_per_head=true K=64 V=64"])
