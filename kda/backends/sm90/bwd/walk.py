@@ -129,7 +129,9 @@ class Walk(Walker):
                 if leaves:
                     self.state.put_state(s.state, operand)
             cute.arch.mbarrier_wait(s.full + stage, phase)
-            if cutlass.const_expr(not c.carry):
+            do = self.of_words(self.state.load_v(s.do + stage * (C * PITCH_V)))
+            z = self.begin(S, operand, do, tile)
+            if cutlass.const_expr(not c.carry):                                # beside the products
                 self.state.meet()                                              # dh is there, and dv of the chunk before
                 if leaves:
                     self.send(x, s, place, i, first_dh, stage, phase)
@@ -140,7 +142,7 @@ class Walk(Walker):
                 if cutlass.const_expr(self.announces):
                     if leaves and j > 0:
                         self.announce(s, before + place.pairs - 1 - (i + 1 >> 1))
-            self.step(S, operand, tile, s.do + stage * (C * PITCH_V), rows_of_dv)
+            self.end(S, operand, z, tile, rows_of_dv)
             cute.arch.sync_warp()
             with cute.arch.elect_one():
                 cute.arch.mbarrier_arrive(s.empty + stage)
@@ -160,23 +162,28 @@ class Walk(Walker):
         to = x.dh + (first_dh + Int64(i >> 1) * x.HV * (self.c.K * self.c.V))
         self.state.send_state(to, place.strip, s.state)
 
-    def step(self, S, operand, tile, rows_of_do, rows_of_dv):
-        """From dh that leaves a chunk to dh that enters it, also rounded, and to dv in shared memory."""
-        c, standing = self.c, OperandMajorMode.MN
-        mma, mma_C, mma_S = register_mma(C, OperandMajorMode.K), register_mma(C, standing), register_mma(c.K, standing)
-        do = self.of_words(self.state.load_v(rows_of_do))
+    def begin(self, S, operand, do, tile):
+        """The products of a chunk that no other one waits for: z, and what do adds to dh."""
+        standing = OperandMajorMode.MN
+        mma, mma_C = register_mma(C, OperandMajorMode.K), register_mma(C, standing)
         # z^T = dh^T @ (b kg)^T + do^T @ (A_qk b)
         z = accumulator(mma, (COLUMNS, C))
         kg = field_at(tile, self.tile.KG)
-        multiply(mma, z, operand, wide_view(kg, C, c.K), accumulate=False)
+        multiply(mma, z, operand, wide_view(kg, C, self.c.K), accumulate=False)
         multiply(mma_C, z, do, narrow_standing_view(tile + self.tile.A_qk.offset), accumulate=True, fenced=True)
         warpgroup.commit_group()
         # redundant: it waits for nothing; without it ptxas waits for z before S decays
         warpgroup.wait_group(1)
         self.state.decay(S, tile)
-        multiply(mma_S, S, do, self.rows(tile, QG), accumulate=True)
+        multiply(register_mma(self.c.K, standing), S, do, self.rows(tile, QG), accumulate=True)
         # redundant: its place; otherwise they belong to the next group, which is waited for as well
         warpgroup.commit_group()
+        return z
+
+    def end(self, S, operand, z, tile, rows_of_dv):
+        """From z of a chunk to dh that enters it, also rounded, and to dv in shared memory."""
+        c = self.c
+        mma, mma_S = register_mma(C, OperandMajorMode.K), register_mma(c.K, OperandMajorMode.MN)
         warpgroup.wait_group(1)
         # dv^T = z^T @ T'
         dv = accumulator(mma, (COLUMNS, C))
