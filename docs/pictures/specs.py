@@ -274,7 +274,7 @@ STREAM_MAKES = (
 STREAM_MAKES_EDGES = (
     Edge("PREPARE 0", "PREPARE 1", pipelines="begun"),
     *[edge for n in (0, 1) for edge in (
-        Edge(f"PREPARE {n}", f"INVERSE {n}", "barriers: {GROUP_INVERSE}, {JOINED}"),
+        Edge(f"PREPARE {n}", f"INVERSE {n}", "barriers: {WHOLE_GROUP_INVERSE}, {JOINED}"),
         Edge(f"INVERSE {n}", f"PREPARE {n}", pipelines="solved"),
         Edge(f"INVERSE {n}", f"PREPARE {n}", pipelines="taken"),
         Edge(f"INVERSE {n}", f"memory: {n}", "tiles, then flag"),

@@ -267,7 +267,10 @@ FAULTS = faults(name="{case}: {says}", files={"common/cute/teams": {
     ),
 }, "sm90/parts/making": {
     "INVERSE reads pairs before they are there": (
-        "four", "race-write-read", "(GROUP_INVERSE if self.helped else GROUP_FIRST_FOUR).sync(group)", "pass"
+        "four", "race-write-read", "(WHOLE_GROUP_INVERSE if self.helped else WHOLE_GROUP).sync(group)", "pass"
+    ),
+    "operands of the state overwrite those that CHAIN reads": (
+        "pair", "race-read-write", "        acquire()\n        for", "        for"
     ),
     "rows are requested before the product has read its operands": (
         "four", "race-read-write", "def operands_were_read(self):\n        self.team.meet()",

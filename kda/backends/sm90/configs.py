@@ -66,8 +66,6 @@ CHAIN = NamedBarrier("CHAIN", 1, 32 * CHAIN_WARPS)
 A_KK_THERE = NamedBarrier("A_KK_THERE", 1, 64)
 # The warps of a group, some of them, or some with the warp of its inverse.
 GROUP = NamedBarrier("GROUP", 2, 32 * WARPS, ids_per_group=2)
-GROUP_FIRST_FOUR = NamedBarrier("GROUP_FIRST_FOUR", 3, 128, ids_per_group=2)
-GROUP_INVERSE = NamedBarrier("GROUP_INVERSE", 6, 128 + 32, ids_per_group=1)
 GROUP_PRODUCT = NamedBarrier("GROUP_PRODUCT", 3, 128 + 32 * (CHANNELS_OF_ROWS // SUM_CHANNELS), ids_per_group=2)
 WHOLE_GROUP = NamedBarrier("WHOLE_GROUP", 6, 32 * WARPS, ids_per_group=1)
 WHOLE_GROUP_INVERSE = NamedBarrier("WHOLE_GROUP_INVERSE", 6, 32 * WARPS + 32, ids_per_group=1)
@@ -385,18 +383,14 @@ def rows_that_cannot_be_staged(config: FusedConfig | StreamConfig) -> Iterator[s
 
 def meetings_of_makers(config: FusedConfig | StreamConfig) -> Iterator[Meeting]:
     """Yield where the warps of a group that makes tiles meet, some with the warp of its inverse."""
-    blocks = "in blocks of 8 rows: "
     yield Meeting(GROUP, "PREPARE", "as at prepare's sync_threads; dt_bias is there; operands of pairs were read")
     if config.prepare.in_blocks:
-        yield Meeting(GROUP_PRODUCT, "warps 0 to 3, 6 and 7 of PREPARE", f"{blocks}Y was read, where 6 and 7 write")
-    if config.prepare.in_blocks and config.helped:
-        yield Meeting(WHOLE_GROUP_INVERSE, "PREPARE, INVERSE", f"{blocks}all but TB is there, for INVERSE")
-    elif config.prepare.in_blocks:
-        yield Meeting(WHOLE_GROUP, "PREPARE", f"{blocks}all but a half of TB is there, for warp 1")
-    elif config.helped:
-        yield Meeting(GROUP_INVERSE, "warps 0 to 3 of PREPARE, INVERSE", "A_kk and A_qk are there")
+        says = "in blocks of 8 rows: Y was read, where 6 and 7 write"
+        yield Meeting(GROUP_PRODUCT, "warps 0 to 3, 6 and 7 of PREPARE", says)
+    if config.helped:
+        yield Meeting(WHOLE_GROUP_INVERSE, "PREPARE, INVERSE", "all but TB is there, for INVERSE")
     else:
-        yield Meeting(GROUP_FIRST_FOUR, "warps 0 to 3 of PREPARE", "A_qk and a half of TB are there, for warp 1")
+        yield Meeting(WHOLE_GROUP, "PREPARE", "all but a half of TB is there, for warp 1")
 
 
 class ShareField:

@@ -37,9 +37,9 @@ class PairMaker:
         self.tile = tile                     # Struct with KG and decay; kE and qg are its first 2 C rows
         self.buffers = buffers               # buffers of X for the products by halving
 
-    def one_product(self, qn, kn, gc, sums, X, Y, tile, lower_bound, of_k=None):
-        """Operands of the one product to X and Y, and from them those of the state to the tile; kg times `of_k`, a
-        number for each of the warp's rows."""
+    def one_product(self, qn, kn, gc, sums, X, Y, lower_bound, of_k, put):
+        """Operands of the one product to X and Y, and from them those of the state, as words, to `put`, which also gets
+        their place in the tile, in bytes; kg times `of_k`, a number for each of the warp's rows, or None."""
         E, d, first = self.c.K // 32, self.c.K // 32 * cute.arch.lane_idx(), WARP_ROWS * self.team.warp()
         before, row0, last = self.gate.sums_of_chunk(sums, d)
         half = lower_bound * Float32(-0.5 * fast.LOG2_E * (C - 1))
@@ -54,14 +54,13 @@ class PairMaker:
             in_both, in_one = row_below(of_both, r), row_below(of_one, r)
             for words, to in ((words_of(ka), 0), (words_of(qa), C * 128)):
                 store(cute.recast_ptr(X, dtype=Uint32) + (in_both + to) // 4, words)
-                state = [fast.times_pair(words[w], from_zero[w]) for w in range(E // 2)]
-                store(cute.recast_ptr(tile, dtype=Uint32) + (in_both + to) // 4, state)
+                put(in_both + to, [fast.times_pair(words[w], from_zero[w]) for w in range(E // 2)])
             store(Y + in_one // 2, kb)
             if of_k is not None:
                 kb = self.gate.times(kb, of_k[r])
-            to_KG = cute.recast_ptr(tile + self.tile.KG.offset, dtype=BFloat16) + in_one // 2
-            store(to_KG, times(kb, to_last))
-        self.store_decay(tile, last, d)
+            put(self.tile.KG.offset + in_one, words_of(times(kb, to_last)))
+
+    def meet_for_product(self):
         cute.arch.fence_proxy("async.shared", space="cta")
         self.team.meet_for_product()                                           # both operands are there
 
@@ -95,7 +94,7 @@ class PairMaker:
             if cutlass.const_expr(of_k is not None):
                 kb = [x * of_k[r] for x in kb]
             store(operands + (in_one + self.tile.KG.offset // 2), times(kb, to_last))
-        self.store_decay(tile, last, d)
+        self.store_decay(tile, sums)
         acc.fill(0.0)
         for step in cutlass.range_constexpr(LEVELS):
             level = LEVELS - 1 - step
@@ -158,9 +157,11 @@ class PairMaker:
         return [fast.exp2(gc[r][e] * sign + from_cut[e]) for e in range(E)]
 
     @cute.jit
-    def store_decay(self, tile, last, d):
+    def store_decay(self, tile, sums):
         """2^gc_last to the tile, by the warp that has the least to do."""
         if self.team.warp() == WARPS - 1:
+            d = self.c.K // 32 * cute.arch.lane_idx()
+            last = load(sums + ((WARPS + 1) * self.c.K + d), self.c.K // 32)
             decay = [fast.exp2(last[e]) for e in range(self.c.K // 32)]
             for e in cutlass.range_constexpr(0, self.c.K // 32, 2):
                 to = cute.recast_ptr(tile + self.tile.decay.offset, dtype=Float32) + decay_index(d + e)

@@ -20,13 +20,13 @@ make tiles for those that walk (parts/handover.py): a group of eight warps does 
 
 Registers: 192 of CHAIN and 72 of all others; in blocks of 8 rows 160 and 80.
 
-A group waits for its tile after its sums (in blocks of 8 rows: before them). In CTAs alone and clusters of two its
-warps 0 and 1 compute the inverse, each of the 16 rows of A_kk that it has, and warp 1 what joins both, while the others
-wait at the sums of the next chunk, with rows that they have loaded. Registers of warps 0 and 1 cannot hold their next
-rows beside an inverse: they request them as soon as they have their product, each to those rows of X that only its part
-of the product reads (in blocks of 8 rows, warps 6 and 7 prefetch them into L2). `staged`, default of clusters of four
-and of blocks of 8 rows: as soon as products are computed, all eight warps request their next rows, which go where the
-operands were (parts/making.py).
+A group waits for its tile when it has issued its product, with operands of the state in registers (in blocks of 8 rows:
+before its sums). In CTAs alone and clusters of two its warps 0 and 1 compute the inverse, each of the 16 rows of A_kk
+that it has, and warp 1 what joins both, while the others wait at the sums of the next chunk, with rows that they have
+loaded. Registers of warps 0 and 1 cannot hold their next rows beside an inverse: they request them as soon as they have
+their product, each to those rows of X that only its part of the product reads (in blocks of 8 rows, warps 6 and 7
+prefetch them into L2). `staged`, default of clusters of four and of blocks of 8 rows: as soon as products are computed,
+all eight warps request their next rows, which go where the operands were (parts/making.py).
 
   pipeline, barrier       arrivals                             waits           says
   a CTA alone, or a cluster of two:
@@ -59,18 +59,12 @@ operands were (parts/making.py).
                                                                                clusters of two; a state that crosses is
   GROUP                   256, of each group                   PREPARE         as at prepare's sync_threads; dt_bias is
                                                                                there; operands of pairs were read
-  GROUP_FIRST_FOUR        128, of each group                   warps 0 to 3    A_qk and a half of TB are there, for warp
-                                                               of PREPARE      1
-  GROUP_INVERSE           160, of each group                   warps 0 to 3    A_kk and A_qk are there
-                                                               of PREPARE,
+  WHOLE_GROUP             256, of each group                   PREPARE         all but a half of TB is there, for warp 1
+  WHOLE_GROUP_INVERSE     288, of each group                   PREPARE,        all but TB is there, for INVERSE
                                                                INVERSE
   GROUP_PRODUCT           192, of each group                   warps 0 to 3,   in blocks of 8 rows: Y was read, where 6
                                                                6 and 7 of      and 7 write
                                                                PREPARE
-  WHOLE_GROUP             256, of each group                   PREPARE         in blocks of 8 rows: all but a half of TB
-                                                                               is there, for warp 1
-  WHOLE_GROUP_INVERSE     288, of each group                   PREPARE,        in blocks of 8 rows: all but TB is there,
-                                                               INVERSE         for INVERSE
 
 A flag in memory, `crossed`, says that the state that enters a share is there: a thread of the CHAIN before sets it.
 The cluster meets twice: first mbarriers are initialised, and CHAIN's warp 0 has published the share; last, the
@@ -99,6 +93,8 @@ The PREPAREs of all CTAs clear tokens outside every sequence at the end.
     of four, CTAs 2 and 3    2 x (2 tiles + 37)                                  190, or 198, of the same
   one that keeps has 8 KiB more, of columns of a state; in clusters of two and blocks of 8 rows they do not fit
 """
+
+import functools
 
 import cutlass
 import cutlass.cute as cute
@@ -192,13 +188,12 @@ class Producer:
             if cutlass.const_expr(self.keeps):
                 chunk_work = work._replace(b=work.b + (turn & 1) * C)
             beta, rows_made = self.form.rows(x, chunk_work, head_rows, rows)
-            self.way.acquire(ring, work.rank, work.group, turn, self.team.warp() == LAST_INVERTER)
-            if self.team.warp() == LEAST_BUSY:
-                if cutlass.const_expr(not self.keeps):
+            self.way.wait_for_inverse(ring, work.group, turn)
+            if cutlass.const_expr(not self.keeps):
+                if self.team.warp() == LEAST_BUSY:
                     work.b[cute.arch.lane_idx()] = beta_from(beta, self.c.beta, rows, cute.arch.lane_idx())
-                elif cutlass.const_expr(self.helped):
-                    work.places[self.way.second(work.rank, turn)] = self.kept_at(x, number + chunk, head).toint()
-            self.form.operands(x, chunk_work, tile, rows, *rows_made)
+            acquire = functools.partial(self.acquire, x, ring, work, turn, number + chunk, head)
+            self.form.operands(x, chunk_work, tile, rows, acquire, *rows_made)
             ahead = (chunk + step) * C < tokens                                # the piece has another of its chunks
             if cutlass.const_expr(self.inverters_ahead):
                 if ahead:
@@ -220,6 +215,14 @@ class Producer:
                     self.complete(work, tile)
                     kept_at = self.kept_at(x, number + chunk, head) if cutlass.const_expr(self.keeps) else None
                     self.way.hand_over(ring, tile, work.group, work.rank, kept_at)
+
+    @cute.jit
+    def acquire(self, x, ring, work, turn, number, head):
+        """The group may write to its tile; in clusters of four, INVERSE has read where to keep the last one there."""
+        self.way.acquire(ring, work.rank, work.group, turn, self.team.warp() == LAST_INVERTER)
+        if cutlass.const_expr(self.keeps and self.helped):
+            if self.team.warp() == LEAST_BUSY:
+                work.places[self.way.second(work.rank, turn)] = self.kept_at(x, number, head).toint()
 
     def places_of_inverse(self, work, tile):
         return work.A_kk, work.columns, field_at(tile, self.chunk.tile.TB)

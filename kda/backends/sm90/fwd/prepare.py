@@ -23,6 +23,8 @@ A program without a chunk sets its share of the rows of o that belong to no sequ
   8 rows: 10, and 6 of what blocks have), A_kk 4.5, TB 2
 """
 
+import functools
+
 import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int64
@@ -30,6 +32,7 @@ from cutlass import Float32, Int64
 from ...common.cute.copies import allocate, copy_16_bytes, field_at, load, store
 from ...common.cute.entry import ChunkEntry
 from ...common.cute.gate import beta_of_row
+from ...common.cute.rows import put
 from ...common.cute.teams import WholeCta
 from ...common.cute.tile import GROUP_ROWS, WARP_ROWS, WARPS, C, swizzle_64B
 from ..configs import PrepareConfig
@@ -85,7 +88,10 @@ class Prepare(ChunkEntry):
         if cutlass.const_expr(c.b_on_keys):
             of_k = load(s.b + WARP_ROWS * self.chunk.team.warp(), WARP_ROWS)
         if cutlass.const_expr(c.one_product):
-            self.chunk.pairs.one_product(*rows, s.sums, s.X, s.Y, tile, x.lower_bound, of_k)
+            pairs = self.chunk.pairs
+            pairs.one_product(*rows, s.sums, s.X, s.Y, x.lower_bound, of_k, functools.partial(put, tile))
+            pairs.store_decay(tile, s.sums)
+            pairs.meet_for_product()
             if cute.arch.warp_idx() < 4:
                 self.chunk.tensor_core.one_product(acc, s.X, s.Y, 0)
         else:

@@ -17,29 +17,27 @@ nobody, so CTAs that walk always find what they wait for, on any number of SMs.
 Steps are made in the order of their numbers in walks, of all walks in turn; first groups make earlier ones than second
 groups, which begin when the first group of their CTA has made a chunk: so first steps are there sooner.
 
-  pipeline, barrier    arrivals                         waits                             says
+  pipeline, barrier    arrivals                         waits           says
   a CTA that makes tiles:
-  solved, each group   1 of INVERSE, a lane             PREPARE                           TB is there; it needs A_kk and
-                                                                                          b no more
-  taken, each group    1 of INVERSE, a lane             PREPARE                           the copy to memory has read
-                                                                                          the tiles
-  begun, each group    1 of PREPARE 0, a lane           PREPARE 1                         it has made a chunk
-  GROUP                256, of each group               PREPARE                           as at prepare's sync_threads;
-                                                                                          dt_bias is there; operands of
-                                                                                          pairs were read
-  GROUP_INVERSE        160, of each group               warps 0 to 3 of PREPARE, INVERSE  A_kk and A_qk are there
-  JOINED               288, of each group               PREPARE, INVERSE                  the step's tiles are there
-  GROUP_PRODUCT        192, of each group               warps 0 to 3, 6 and 7 of PREPARE  in blocks of 8 rows: Y was
-                                                                                          read, where 6 and 7 write
-  WHOLE_GROUP_INVERSE  288, of each group               PREPARE, INVERSE                  in blocks of 8 rows: all but
-                                                                                          TB is there, for INVERSE
+  solved, each group   1 of INVERSE, a lane             PREPARE         TB is there; it needs A_kk and b no more
+  taken, each group    1 of INVERSE, a lane             PREPARE         the copy to memory has read the tiles
+  begun, each group    1 of PREPARE 0, a lane           PREPARE 1       it has made a chunk
+  GROUP                256, of each group               PREPARE         as at prepare's sync_threads; dt_bias is there;
+                                                                        operands of pairs were read
+  WHOLE_GROUP_INVERSE  288, of each group               PREPARE,        all but TB is there, for INVERSE
+                                                        INVERSE
+  JOINED               288, of each group               PREPARE,        the step's tiles are there
+                                                        INVERSE
+  GROUP_PRODUCT        192, of each group               warps 0 to 3,   in blocks of 8 rows: Y was read, where 6 and 7
+                                                        6 and 7 of      write
+                                                        PREPARE
   a CTA that walks:
-  full, each stage     1 of LOAD with the bytes of the  CHAIN                             tiles and v are there
+  full, each stage     1 of LOAD with the bytes of the  CHAIN           tiles and v are there
                        copies; 32 of VALUES, each lane
                        with its pieces of v
-  read, each stage     4 of CHAIN, a lane of each warp  LOAD, VALUES                      both were read
-  written, each o      4 of CHAIN, a lane of each warp  STORE                             o is in shared memory
-  taken, each o        1 of STORE, a lane               CHAIN                             it was read
+  read, each stage     4 of CHAIN, a lane of each warp  LOAD, VALUES    both were read
+  written, each o      4 of CHAIN, a lane of each warp  STORE           o is in shared memory
+  taken, each o        1 of STORE, a lane               CHAIN           it was read
 
 A flag in memory, `ready`, says that the tiles of a step are there: INVERSE sets it.
 
@@ -217,7 +215,7 @@ class StreamMaker:
         if self.team.warp() == LEAST_BUSY:
             work.b[cute.arch.lane_idx()] = beta_from(beta, self.c.prepare.beta, rows, cute.arch.lane_idx())
             self.chunk.inverse.zeros(work.columns, field_at(tile, self.tile.TB))   # A2 may have been there
-        self.form.operands(x, work, tile, rows, *rows_made)
+        self.form.operands(x, work, tile, rows, lambda: None, *rows_made)     # it has waited
         self.form.finish(work)
         self.form.operands_were_read()                                         # X and Y; the tile is there, but for TB
 

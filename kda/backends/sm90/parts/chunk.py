@@ -56,6 +56,10 @@ class TensorCore:
     def one_product(self, acc, X, Y, phase):
         self.multiply(acc, X, Y, C)
 
+    def issue_one_product(self, acc, X, Y):
+        self.issue(acc, X, Y, C)
+        warpgroup.commit_group()
+
     def level(self, acc, X, level: int, phase):
         found = self.accumulator()
         self.multiply(found, X, X, 2 * C)

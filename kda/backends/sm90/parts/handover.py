@@ -57,9 +57,12 @@ class OwnStages:
         """Return where the group makes its tile."""
         return base
 
+    def wait_for_inverse(self, ring, group, turn):
+        """A group has completed it before its warps meet at sums of the next chunk."""
+
     @cute.jit
     def acquire(self, ring, rank, group, turn, inverter):
-        """The group may overwrite that tile, and all else that the chunk before needed."""
+        """The group may overwrite that tile."""
         empty = ring.empty + self.place(rank, group)
         if cutlass.const_expr(self.c.keeps):
             if inverter and turn > 0:
@@ -174,11 +177,14 @@ class RelayedStages:
             second = 2 * size + group * (self.layout.bytes - size)
         return base + second
 
+    def wait_for_inverse(self, ring, group, turn):
+        """INVERSE needs A_kk and b of the chunk before no more."""
+        cute.arch.mbarrier_wait(ring.solved + group, turn & 1 ^ 1)
+
     @cute.jit
     def acquire(self, ring, rank, group, turn, inverter):
         times = turn >> 1 if rank >= WALKING else turn                         # that this tile was made before
         cute.arch.mbarrier_wait(ring.empty + (TILES * group + self.second(rank, turn)), times & 1 ^ 1)
-        cute.arch.mbarrier_wait(ring.solved + group, turn & 1 ^ 1)
 
     @cute.jit
     def inverts(self, rank, warp):

@@ -4,7 +4,7 @@
 
   begin      of a piece of a walk
   rows       q, k and decays of the chunk in registers, and what warps know of each other's
-  operands   to the tile, when the group may write there; pairs
+  operands   of pairs, and their product; of the state to the tile, when the group may write there (`acquire`)
   finish     what a warp has made is there, for the one that completes the inverse
   wait       by that one, of PREPARE or, in clusters of four, INVERSE: all has been made
 
@@ -14,18 +14,20 @@ only the warps that compute the inverse, which come to their rows last, request 
 other warp's part of the product reads; all others load theirs, while they wait for the inverse.
 """
 
+import functools
 from collections import namedtuple
 
 import cutlass
 import cutlass.cute as cute
 from cutlass import Uint8, Uint32
+from cutlass.cute.nvgpu import warpgroup
 
 from ...common.cute.async_copies import copy_16_bytes_later
-from ...common.cute.copies import load, load_one, store
+from ...common.cute.copies import compute_words_now, load, load_one, store
 from ...common.cute.gate import Gate, beta_from, load_beta
-from ...common.cute.rows import Rows
+from ...common.cute.rows import Rows, put
 from ...common.cute.tile import BF16, GROUP_ROWS, HALF, LEAST_BUSY, WARP_ROWS, C
-from ..configs import GROUP_FIRST_FOUR, GROUP_INVERSE, WHOLE_GROUP, WHOLE_GROUP_INVERSE, FusedConfig
+from ..configs import WHOLE_GROUP, WHOLE_GROUP_INVERSE, FusedConfig
 from .chunk import ChunkMaker
 
 INVERTERS = 2                                # the warps of a group that compute the inverse, but in clusters of four:
@@ -52,13 +54,35 @@ def store_b(c, team, b, loaded, rows):
             b[cute.arch.lane_idx()] = beta_from(loaded, c.beta, rows, cute.arch.lane_idx())
 
 
+def compute_now(kept, place, words):
+    """What goes to a place later.  NVVM would compute it there, and hold what it is made of until then."""
+    compute_words_now(words)
+    kept.append((place, words))
+
+
 def form_of(config: FusedConfig, chunk: ChunkMaker):
     if config.prepare.in_blocks:
         return InBlocks(config, chunk)
     return InvertersAhead(config, chunk) if config.inverters_ahead else OneProduct(config, chunk)
 
 
-class OneProduct:
+class Form:
+    """The end of a chunk, which is the same."""
+
+    @cute.jit
+    def finish(self, work):
+        # redundant: who completes the inverse has a proxy fence before the copy; the documented use is one per writer
+        cute.arch.fence_proxy("async.shared", space="cta")                     # A_qk, kE and qg are in the tile
+        if cutlass.const_expr(self.helped):
+            WHOLE_GROUP_INVERSE.arrive(work.group)
+        elif self.team.warp() != LAST_INVERTER:
+            WHOLE_GROUP.arrive(work.group)
+
+    def wait(self, group):
+        (WHOLE_GROUP_INVERSE if self.helped else WHOLE_GROUP).sync(group)
+
+
+class OneProduct(Form):
     def __init__(self, config: FusedConfig, chunk: ChunkMaker):
         self.c, self.staged, self.helped = config.prepare, config.staged, config.helped
         self.chunk, self.team = chunk, chunk.team
@@ -85,34 +109,32 @@ class OneProduct:
         self.chunk.gate.sum_over_warps(gc, work.sums, self.c.K // 32 * cute.arch.lane_idx())
 
     @cute.jit
-    def operands(self, x, work, tile, rows, qn, kn, gc):
-        of_k = None
+    def operands(self, x, work, tile, rows, acquire, qn, kn, gc):
+        of_k, of_state = None, []
         if cutlass.const_expr(self.c.b_on_keys):
             of_k = load(work.b + WARP_ROWS * self.team.warp(), WARP_ROWS)
-        self.chunk.pairs.one_product(qn, kn, gc, work.sums, work.X, work.Y, tile, x.lower_bound, of_k)
+        put_later = functools.partial(compute_now, of_state)
+        self.chunk.pairs.one_product(qn, kn, gc, work.sums, work.X, work.Y, x.lower_bound, of_k, put_later)
+        self.chunk.pairs.meet_for_product()
         if self.team.warp() < 4:
             core = self.chunk.tensor_core
             acc = core.accumulator()
-            core.one_product(acc, work.X, work.Y, 0)
+            core.issue_one_product(acc, work.X, work.Y)
+            self.put_state(tile, of_state, acquire)
+            warpgroup.wait_group(0)
             core.store_pairs(acc, work.A_kk, work.b, tile, None, rows, 0)
+        else:
+            self.put_state(tile, of_state, acquire)
+            self.chunk.pairs.store_decay(tile, work.sums)
 
-    @cute.jit
-    def finish(self, work):
-        if self.team.warp() < 4:
-            if cutlass.const_expr(self.helped):
-                # redundant: INVERSE has its own proxy fence before the copy; the documented use is one per writer
-                cute.arch.fence_proxy("async.shared", space="cta")             # A_qk is in the tile
-                GROUP_INVERSE.arrive(work.group)
-            elif self.team.warp() != LAST_INVERTER:
-                # redundant: that one has a proxy fence before the copy; the documented use is one per writer
-                cute.arch.fence_proxy("async.shared", space="cta")             # A_qk, or a half of TB, is in the tile
-                GROUP_FIRST_FOUR.arrive(work.group)
+    def put_state(self, tile, of_state, acquire):
+        """Operands of the state to the tile, when the group may write there."""
+        acquire()
+        for place, words in of_state:
+            put(tile, place, words)
 
     def operands_were_read(self):
         self.team.meet()
-
-    def wait(self, group):
-        (GROUP_INVERSE if self.helped else GROUP_FIRST_FOUR).sync(group)
 
 
 class InvertersAhead(OneProduct):
@@ -157,7 +179,7 @@ class InvertersAhead(OneProduct):
             self.requested.request(head_rows, rows, x.H, x.HV, work.X, work.Y)
 
 
-class InBlocks:
+class InBlocks(Form):
     def __init__(self, config: FusedConfig, chunk: ChunkMaker):
         self.c, self.staged, self.helped = config.prepare, config.staged, config.helped
         self.chunk, self.team = chunk, chunk.team
@@ -182,7 +204,8 @@ class InBlocks:
     def request(self, x, work, head_rows, rows):
         self.requested.request(head_rows, rows, x.H, x.HV, work.X, work.Y)
 
-    def operands(self, x, work, tile, rows, qn, kn, decays):
+    def operands(self, x, work, tile, rows, acquire, qn, kn, decays):
+        acquire()
         core, maker = self.chunk.tensor_core, self.chunk.rows
         core.X, core.Y, core.of_16, core.pairs_to = work.X, work.Y, tile, (work.A_kk, work.b, tile, None, rows, 0)
         gc, of_k = maker.make_sums(decays, work.sums, work.Y, x.lower_bound), None
@@ -190,20 +213,8 @@ class InBlocks:
             of_k = load(work.b + maker.first_row(), GROUP_ROWS)
         maker.across_blocks(qn, kn, gc, work.sums, work.X, tile, work.Y, tile, of_k)
 
-    @cute.jit
-    def finish(self, work):
-        # redundant: who completes the inverse has a proxy fence before the copy; the documented use is one per writer
-        cute.arch.fence_proxy("async.shared", space="cta")                     # A_qk, kE and qg are in the tile
-        if cutlass.const_expr(self.helped):
-            WHOLE_GROUP_INVERSE.arrive(work.group)
-        elif self.team.warp() != LAST_INVERTER:
-            WHOLE_GROUP.arrive(work.group)
-
     def operands_were_read(self):
         """All have met since."""
-
-    def wait(self, group):
-        (WHOLE_GROUP_INVERSE if self.helped else WHOLE_GROUP).sync(group)
 
 
 class Requested:
