@@ -30,6 +30,7 @@ from cutlass import BFloat16, Float32, Int32
 from cutlass.cute.nvgpu import OperandMajorMode, warpgroup
 from cutlass.cute.nvgpu.warpgroup import SmemLayoutAtomKind
 
+from ...common.cute import fast
 from ...common.cute.barriers import initialise
 from ...common.cute.copies import allocate
 from ...common.cute.entry import Entry
@@ -72,6 +73,9 @@ class Math(GradRows):
         """The warp of its warpgroup."""
         return cute.arch.make_warp_uniform(cute.arch.warp_idx()) & 3
 
+    def lane_again(self):
+        return fast.again(self.lane())
+
     @cute.jit
     def run(self, x, s):
         """From item to item, until no item is left."""
@@ -101,7 +105,6 @@ class Math(GradRows):
         # redundant: its place; otherwise they belong to the next group, which is waited for as well
         warpgroup.commit_group()
         parameters = self.gate.parameters(x, place[1], channel)                # products hide these loads
-        through_state = self.sums_of_states(s)
         warpgroup.wait_group(1)
         for n in range(len(G)):
             self.store_G(s, G[n], first + n)
@@ -109,6 +112,7 @@ class Math(GradRows):
 
         cute.arch.mbarrier_wait(s.rows_full + (i & 1), i >> 1 & 1)
         gates = self.gate.of_channels(*parameters)
+        through_state = self.sums_of_states(s)                                 # these would wait behind products of up
         of_tokens, rows = self.places(s, i)
         Qu, Ku, Kd = [self.operand() for _ in range(3)]
         powers, ratio = self.operands(x, place, rows, channel, of_tokens, gates, Qu, Ku, Kd)

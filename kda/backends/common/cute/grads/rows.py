@@ -71,6 +71,10 @@ class GradRows:
     def lane(self):
         return cute.arch.lane_idx()
 
+    def lane_again(self):
+        """The lane, where what follows from it is computed in each item: kept from one to the next, it is spilled."""
+        return self.lane()
+
     def warp(self):
         return cute.arch.warp_idx()
 
@@ -139,7 +143,7 @@ class GradRows:
     @cute.jit
     def store_G(self, s, G, n):
         """What is causal of G1 (n = 0) or G2, rounded; and the diagonal of dv r^T."""
-        lane, part = self.lane(), self.part()
+        lane, part = self.lane_again(), self.part()
         flat = cute.coalesce(G)
         tokens = [STEP * part + 4 * (lane >> 3) + 2 * r + (lane >> 2 & 1) for r in range(HALVES)]
         if n == 1:
