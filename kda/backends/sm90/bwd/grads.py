@@ -62,6 +62,7 @@ class Math(GradRows):
 
     states_stand = True
     early = False
+    loads_ahead = True
 
     def panel(self):
         """The warpgroup, where there are two."""
