@@ -5,9 +5,9 @@ Channels are the rows of every product, so that a sum over tokens stays among fo
 are permuted: position 8 b + 2 a + e holds token 4 a + 2 b + e, and lane a of four has four neighbours.
 
   warps, registers; K = V = 64   role  does
-  0-7    232        0-3    232   MATH  a warpgroup has 64 channels: 32 elements a thread of each of three accumulators;
+  0-7    240        0-3    232   MATH  a warpgroup has 64 channels: 32 elements a thread of each of three accumulators;
                                        two make G1 and G2, a single one makes both
-  8-11   40         4-7    24    LOAD  brings what comes next, norms and beta of its tokens, takes away what was made
+  8-11   24         4-7    24    LOAD  brings what comes next, norms and beta of its tokens, takes away what was made
 
   pipeline, barrier      arrivals                             waits       says
   values_full            128 of LOAD, each thread with its    MATH        do, dv, r, h and dh of a chunk are there
@@ -42,7 +42,7 @@ from ..configs import GradsConfig
 from ..parts.state import register_mma
 from ..parts.wgmma import accumulator, issue, view, wide_view
 
-REGISTERS = {1: (232, 24), 2: (232, 40)}     # registers of MATH and LOAD, by MATH's number of warpgroups
+REGISTERS = {1: (232, 24), 2: (240, 24)}     # registers of MATH and LOAD, by MATH's number of warpgroups
 
 
 def product_mma(of_a=OperandMajorMode.K):
@@ -186,10 +186,17 @@ class Math(GradRows):
         cute.gemm(mma, acc, a, b[None, None, step], acc)
 
 
+class FewRegisters(Loader):
+    """LOAD, whose registers MATH needs."""
+
+    def thread_again(self):
+        return fast.again(self.thread())
+
+
 class Grads(Entry):
     def __init__(self, config: GradsConfig):
         self.c = config
-        self.loader, self.math = Loader(config), Math(config)
+        self.loader, self.math = FewRegisters(config), Math(config)
 
     @cute.kernel
     def kernel(self, x):

@@ -7,11 +7,11 @@ that walk have the lower indices and never wait for another CTA, so every item c
 the same bits in every CTA.
 
   CTA                 warps, registers; K = V = 64  role     does
-  walks               0-7    232        0-3    232  WALK     as in bwd/walk: a warpgroup has 64 columns of dh
-                      8, 9   40         4      24   LOAD     each brings do of a strip, the first one tiles as well
-                      10     40         5      24   PUBLISH  adds items to the queue
-  computes gradients  0-7    232        0-3    232  MATH     as in bwd/grads
-                      8-11   40         4-7    24   LOAD     the same; its first thread removes items from the queue
+  walks               0-7    240        0-3    232  WALK     as in bwd/walk: a warpgroup has 64 columns of dh
+                      8, 9   24         4      24   LOAD     each brings do of a strip, the first one tiles as well
+                      10     24         5      24   PUBLISH  adds items to the queue
+  computes gradients  0-7    240        0-3    232  MATH     as in bwd/grads
+                      8-11   24         4-7    24   LOAD     the same; its first thread removes items from the queue
 
 LOAD goes from the tiles of one walk on to those of the CTA's next walk.
 
@@ -52,14 +52,13 @@ from cutlass.memory import SmemAllocator
 from ...common.cute.barriers import initialise, mbarriers_among
 from ...common.cute.copies import fields_at
 from ...common.cute.entry import Entry
-from ...common.cute.grads.load import Loader
 from ...common.cute.segments import place_of_segment
 from ...common.cute.tile import C
 from ...common.cute.training import TOKENS
 from ..configs import CHAIN_WARPS, COLUMNS
 from ..parts.state import State
 from ..reverse_config import STRIP, Queue, ReverseConfig
-from .grads import REGISTERS, Math
+from .grads import REGISTERS, FewRegisters, Math
 from .walk import Walk, WalkPlace
 
 
@@ -158,7 +157,7 @@ class StripsWalk(Walk):
                 before += 1
 
 
-class QueueLoader(Loader):
+class QueueLoader(FewRegisters):
     """LOAD of grads, whose items come from the queue."""
 
     def __init__(self, config: ReverseConfig):
