@@ -684,6 +684,17 @@ class GradsConfig(GradsOptions):
         return {"MATH": range(self.math_warps), "LOAD": range(self.math_warps, self.math_warps + LOAD_WARPS)}
 
     @property
+    def registers(self) -> tuple[int, int]:
+        """MATH's and LOAD's."""
+        if self.panels == 1:
+            return 232, 24
+        return (232, 40) if self.one_product else (240, 24)
+
+    @property
+    def few_registers(self) -> bool:  # type: ignore[override]
+        return self.registers[1] < 40
+
+    @property
     def ctas(self) -> int:  # type: ignore[override]
         return 2 // self.panels
 

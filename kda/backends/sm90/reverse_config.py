@@ -80,6 +80,11 @@ class ReverseConfig(KernelConfig):
         return self.grads.math_warps + self.strips
 
     @property
+    def registers(self) -> tuple[int, int]:
+        """MATH's and LOAD's: to find dh over tiles takes some of LOAD's."""
+        return (232, 40) if self.remade and self.grads.panels > 1 else self.grads.registers
+
+    @property
     def threads(self) -> int:
         return self.grads.threads
 

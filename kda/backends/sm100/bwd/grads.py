@@ -75,6 +75,7 @@ class Math(GradRows):
 
     states_stand = False
     early = True
+    loads_ahead = False
 
     def refresh(self, s):
         """Reload the thread's number from shared memory, so that ptxas cannot hoist what follows from it out of the

@@ -9,6 +9,8 @@ are permuted: position 8 b + 2 a + e holds token 4 a + 2 b + e, and lane a of fo
                                        two make G1 and G2, a single one makes both
   8-11   40         4-7    24    LOAD  brings what comes next, norms and beta of its tokens, takes away what was made
 
+With blocks of 8 tokens, MATH has 240 registers and LOAD 24.
+
   pipeline, barrier      arrivals                             waits       says
   values_full            128 of LOAD, each thread with its    MATH        do, dv, r, h and dh of a chunk are there
                          pieces of do, dv and r; 1 of LOAD
@@ -30,6 +32,7 @@ from cutlass import BFloat16, Float32, Int32
 from cutlass.cute.nvgpu import OperandMajorMode, warpgroup
 from cutlass.cute.nvgpu.warpgroup import SmemLayoutAtomKind
 
+from ...common.cute import fast
 from ...common.cute.barriers import initialise
 from ...common.cute.copies import allocate
 from ...common.cute.entry import Entry
@@ -40,8 +43,6 @@ from ...common.cute.training import CHANNELS, TOKENS
 from ..configs import GradsConfig
 from ..parts.state import register_mma
 from ..parts.wgmma import accumulator, issue, view, wide_view
-
-REGISTERS = {1: (232, 24), 2: (232, 40)}     # registers of MATH and LOAD, by MATH's number of warpgroups
 
 
 def product_mma(of_a=OperandMajorMode.K):
@@ -61,6 +62,7 @@ class Math(GradRows):
 
     states_stand = True
     early = False
+    loads_ahead = True
 
     def panel(self):
         """The warpgroup, where there are two."""
@@ -71,6 +73,9 @@ class Math(GradRows):
     def part(self):
         """The warp of its warpgroup."""
         return cute.arch.make_warp_uniform(cute.arch.warp_idx()) & 3
+
+    def lane_again(self):
+        return fast.again(self.lane())
 
     @cute.jit
     def run(self, x, s):
@@ -101,7 +106,6 @@ class Math(GradRows):
         # redundant: its place; otherwise they belong to the next group, which is waited for as well
         warpgroup.commit_group()
         parameters = self.gate.parameters(x, place[1], channel)                # products hide these loads
-        through_state = self.sums_of_states(s)
         warpgroup.wait_group(1)
         for n in range(len(G)):
             self.store_G(s, G[n], first + n)
@@ -109,6 +113,7 @@ class Math(GradRows):
 
         cute.arch.mbarrier_wait(s.rows_full + (i & 1), i >> 1 & 1)
         gates = self.gate.of_channels(*parameters)
+        through_state = self.sums_of_states(s)                                 # these would wait behind products of up
         of_tokens, rows = self.places(s, i)
         Qu, Ku, Kd = [self.operand() for _ in range(3)]
         powers, ratio = self.operands(x, place, rows, channel, of_tokens, gates, Qu, Ku, Kd)
@@ -193,7 +198,7 @@ class Grads(Entry):
             initialise(s, self.c.pipelines)
             cute.arch.mbarrier_init_fence()
         cute.arch.sync_threads()
-        of_math, of_load = REGISTERS[self.c.panels]
+        of_math, of_load = self.c.registers
         if cute.arch.make_warp_uniform(cute.arch.warp_idx()) < self.c.math_warps:
             cute.arch.setmaxregister_increase(of_math)
             self.math.run(x, s)

@@ -9,12 +9,14 @@ the same bits in every CTA.
 If this backward made the tiles, dh of an item lies over its own two: a walk has both in shared memory when it stores
 dh, and nobody reads them again.  r may lie where dq comes, which LOAD stores when the item's r was read.
 
-  CTA                 warps, registers; K = V = 64  role     does
-  walks               0-7    232        0-3    232  WALK     as in bwd/walk: a warpgroup has 64 columns of dh
-                      8, 9   40         4      24   LOAD     each brings do of a strip, the first one tiles as well
-                      10     40         5      24   PUBLISH  adds items to the queue
-  computes gradients  0-7    232        0-3    232  MATH     as in bwd/grads
-                      8-11   40         4-7    24   LOAD     the same; its first thread removes items from the queue
+  CTA                 warps; K = V = 64  role     does
+  walks               0-7    0-3         WALK     as in bwd/walk: a warpgroup has 64 columns of dh
+                      8, 9   4           LOAD     each brings do of a strip, the first one tiles as well
+                      10     5           PUBLISH  adds items to the queue
+  computes gradients  0-7    0-3         MATH     as in bwd/grads
+                      8-11   4-7         LOAD     the same; its first thread removes items from the queue
+
+Registers: as in bwd/grads, but 232 and 40 where dh lies over tiles.
 
 LOAD goes from the tiles of one walk on to those of the CTA's next walk.
 
@@ -64,7 +66,7 @@ from ...common.cute.training import TOKENS
 from ..configs import CHAIN_WARPS, COLUMNS
 from ..parts.state import State
 from ..reverse_config import STRIP, Queue, ReverseConfig
-from .grads import REGISTERS, Math
+from .grads import Math
 from .walk import Walk, WalkPlace
 
 KIB = 1024
@@ -267,7 +269,7 @@ class Reverse(Entry):
             cute.arch.mbarrier_init_fence()
         cute.arch.sync_threads()
         walks, warp = cute.arch.block_idx()[0] < x.walkers, cute.arch.make_warp_uniform(cute.arch.warp_idx())
-        of_math, of_load = REGISTERS[c.grads.panels]
+        of_math, of_load = c.registers
         if warp < c.grads.math_warps:
             cute.arch.setmaxregister_increase(of_math)
             if walks:

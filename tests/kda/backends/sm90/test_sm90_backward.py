@@ -21,7 +21,6 @@ pytest.importorskip("cutlass", reason="nvidia-cutlass-dsl is not installed")
 import kda
 from kda.backends.common.cute.training import LOAD_WARPS
 from kda.backends.sm90 import launch, plan
-from kda.backends.sm90.bwd.grads import REGISTERS
 from kda.errors import InputError
 from kda.model.bundles import Save
 from kda.model.host import host_of, standing_in
@@ -143,7 +142,7 @@ def test_no_product_waits_for_another(words, tmp_path):
 def test_an_SM_has_room_for_as_many_ctas_of_grads_as_are_launched(K):
     p = Problem.parse(f"bfloat16 K={K} V={K} bounded l2norm beta=sigmoid backward T=8192 H=64")
     planned = plan.training_plan(p, 132)
-    of_math, of_load = REGISTERS[planned.grads.panels]
+    of_math, of_load = planned.grads.registers
     registers = 32 * (planned.grads.math_warps * of_math + LOAD_WARPS * of_load)
     assert planned.grads_grid == 132 * planned.grads.ctas == 132 * 128 // K
     assert planned.grads.ctas * registers <= 65536 and planned.grads.ctas * (planned.grads.shared + 1024) <= 228 << 10

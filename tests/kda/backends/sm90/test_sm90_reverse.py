@@ -18,7 +18,6 @@ pytest.importorskip("cutlass", reason="nvidia-cutlass-dsl is not installed")
 import kda
 from kda.backends.common.cute.configs import ComposeConfig
 from kda.backends.sm90 import launch, plan
-from kda.backends.sm90.bwd.grads import REGISTERS
 from kda.backends.sm90.configs import GradsConfig, WalkConfig
 from kda.backends.sm90.reverse_config import ReverseConfig
 from kda.model.bundles import Save
@@ -187,7 +186,7 @@ def test_about_a_fifth_of_the_SMs_walk(words, walkers):
 def test_an_SM_has_room_for_as_many_CTAs_as_are_launched(K):
     found = planned(f"T=8192 H=64 K={K} V={K}", reverse=True).reverse[Save.OWN]
     config = found.config
-    registers = 32 * sum(count * warps for count, warps in zip(REGISTERS[config.grads.panels], (4 * K // 64, 4)))
+    registers = 32 * sum(count * warps for count, warps in zip(config.registers, (4 * K // 64, 4)))
     assert found.grid == 132 * config.grads.ctas == 132 * 128 // K
     assert config.grads.ctas * registers <= 65536 and config.grads.ctas * (config.shared + 1024) <= 228 << 10
 

@@ -35,6 +35,10 @@ class Loader:
     def thread(self):
         return cute.arch.thread_idx()[0] - 32 * self.c.math_warps
 
+    def thread_again(self):
+        """The thread, where LOAD has so few registers that what follows from it is computed for each tensor."""
+        return fast.again(self.thread()) if self.c.few_registers else self.thread()
+
     @cute.jit
     def run(self, x, s):
         """Brings values and rows of items one ahead of MATH, and takes results away, until no item is left."""
@@ -132,15 +136,14 @@ class Loader:
 
     def load_tokens(self, source, first, stride, tokens, to, rows: int = TOKENS):
         """64 rows, into panels of so many rows; past the end the last one again."""
-        thread = self.thread()
+        thread = self.thread_again()
         for j in range(self.passes):
             row = last_token(thread // self.pieces + self.apart * j, tokens)
             address = fast.row((source + first).toint() + (thread & self.pieces - 1) * 16, row, stride * Int32(2))
-            copy_16_bytes_later(address, to + self.place_of_piece(j, rows))
+            copy_16_bytes_later(address, to + self.place_of_piece(thread, j, rows))
 
-    def place_of_piece(self, j: int, rows: int = TOKENS):
+    def place_of_piece(self, thread, j: int, rows: int = TOKENS):
         """Elements to a thread's piece of its j-th token, in panels of so many rows."""
-        thread = self.thread()
         piece, first = thread & self.pieces - 1, thread >> self.pieces.bit_length() - 1
         row = position(first) + position(self.apart * j)
         return (piece >> 3) * (rows * 64) + row * 64 + (piece & 7 ^ row & 7) * 8
@@ -197,21 +200,23 @@ class Loader:
     @cute.jit
     def end_gates(self, rows, tokens):
         """Rows of g of no token, over this thread's copies: MATH need not know where tokens end."""
+        thread = self.thread_again()
         for j in cutlass.range_constexpr(self.passes):
-            if self.thread() // self.pieces + self.apart * j >= tokens:
-                store(rows + self.place_of_piece(j), [Float32(self.c.of_no_token)] * 8)
+            if thread // self.pieces + self.apart * j >= tokens:
+                store(rows + self.place_of_piece(thread, j), [Float32(self.c.of_no_token)] * 8)
 
     @cute.jit
     def store_results(self, x, s, place, i):
         """dq, dk and dg of an item, out of the place of its rows."""
         _, head, begin, tokens = place
         cute.arch.mbarrier_wait(s.rows_done + (i & 1), i >> 1 & 1)
-        rows, thread = self.rows_at(s, i), self.thread()
+        rows = self.rows_at(s, i)
         for to, field in ((x.dq, "q"), (x.dk, "k"), (x.dg, "g")):
+            thread = self.thread_again()
             for j in cutlass.range_constexpr(self.passes if field in self.c.rows.fields else 0):
                 row = thread // self.pieces + self.apart * j
                 if row < tokens:
-                    source = self.field(rows, field) + self.place_of_piece(j)
+                    source = self.field(rows, field) + self.place_of_piece(thread, j)
                     copy_16_bytes(source, self.row_of(to, begin, head, row, x.HV))
 
     def row_of(self, to, begin, head, row, HV):

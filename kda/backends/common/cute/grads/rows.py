@@ -44,10 +44,12 @@ class GradRows:
       states_stand                         whether the rows of a state are columns, not channels
       early                                whether dqn and dkn are made together with what gates gain, or when they are
                                            stored: whichever spills less
+      loads_ahead                          whether sums over channels hide the last loads, which takes registers
     """
 
     states_stand: bool
     early: bool
+    loads_ahead: bool
 
     def __init__(self, config: GradsOptions):
         self.c, self.gate = config, GradGate(config)
@@ -70,6 +72,10 @@ class GradRows:
 
     def lane(self):
         return cute.arch.lane_idx()
+
+    def lane_again(self):
+        """The lane, where what follows from it is computed in each item: kept from one to the next, it is spilled."""
+        return self.lane()
 
     def warp(self):
         return cute.arch.warp_idx()
@@ -114,10 +120,14 @@ class GradRows:
         """From accumulators to results, in the place of the item's rows."""
         self.warps.sync()                                                      # G was read
         self.refresh(s)
-        gains = self.gains_and_sums(x, s, of_tokens, powers, up1, up2, down, Qu, Ku, Kd)
+        gains, sums = self.gains_and_sums(x, s, of_tokens, powers, up1, up2, down, Qu, Ku, Kd)
+        if not self.loads_ahead:
+            self.share_sums(*sums)
         place, channel = self.ask_again(s, i, place, channel)
         # from L1 again: from the item's beginning on, registers would be spilled for them
         parameters, logit = self.gate.parameters(x, place[1], channel), self.logit_of_beta(x, *place[1:])
+        if self.loads_ahead:
+            self.share_sums(*sums)
         self.warps.sync()                                                      # partial sums are there
         self.refresh(s)
         self.project(x, s, i, logit, *place[1:])
@@ -139,7 +149,7 @@ class GradRows:
     @cute.jit
     def store_G(self, s, G, n):
         """What is causal of G1 (n = 0) or G2, rounded; and the diagonal of dv r^T."""
-        lane, part = self.lane(), self.part()
+        lane, part = self.lane_again(), self.part()
         flat = cute.coalesce(G)
         tokens = [STEP * part + 4 * (lane >> 3) + 2 * r + (lane >> 2 & 1) for r in range(HALVES)]
         if n == 1:
@@ -293,8 +303,8 @@ class GradRows:
         return step
 
     def gains_and_sums(self, x, s, of_tokens, powers, up1, up2, down, Qu, Ku, Kd):
-        """What each token's gate gains of its row; to shared memory, where G was, what a warp's 16 channels have of
-        training.GradsOptions.sums: (warps, sums, tokens)."""
+        """What each token's gate gains of its row; and for `share_sums`, where in shared memory the lane's share is,
+        and what the lane has of training.GradsOptions.sums."""
         lane, gains, wanted = self.lane(), [None] * 32, self.c.sums
         of_warp = cute.recast_ptr(s.G, dtype=Float32) + self.warp() * (len(wanted) * TOKENS)
         to = of_warp + ((lane >> 3) * STEP + EACH * (lane & 3) + (lane >> 1 & 2))
@@ -314,9 +324,12 @@ class GradRows:
                         sums[n][EACH * b + t] = sums[n][EACH * b + t] + row[n - len(wanted)]
                     if self.early:
                         self.gradients_of_rows(flat, i, of_step[2 * w + e], factors, t)
-        for n in range(len(wanted)):
-            store(to + n * TOKENS, self.over_channels(sums[n]))
-        return gains
+        return gains, (to, sums)
+
+    def share_sums(self, to, sums):
+        """Store what a warp's 16 channels have of sums in shared memory, where G was: (warps, sums, tokens)."""
+        for n, of_lane in enumerate(sums):
+            store(to + n * TOKENS, self.over_channels(of_lane))
 
     def factors(self, x, of_tokens, b: int):
         """scale / |q|, 1 / |k| and b of a lane's tokens of step b."""
