@@ -688,7 +688,7 @@ class GradsConfig(GradsOptions):
         """MATH's and LOAD's."""
         if self.panels == 1:
             return 232, 24
-        return (232, 40) if self.one_product else (240, 24)
+        return (232, 40) if self.one_product and not self.per_head else (240, 24)
 
     @property
     def few_registers(self) -> bool:  # type: ignore[override]

@@ -9,7 +9,7 @@ are permuted: position 8 b + 2 a + e holds token 4 a + 2 b + e, and lane a of fo
                                        two make G1 and G2, a single one makes both
   8-11   40         4-7    24    LOAD  brings what comes next, norms and beta of its tokens, takes away what was made
 
-With blocks of 8 tokens, MATH has 240 registers and LOAD 24.
+With blocks of 8 tokens, or one gate per head, MATH has 240 registers and LOAD 24.
 
   pipeline, barrier      arrivals                             waits       says
   values_full            128 of LOAD, each thread with its    MATH        do, dv, r, h and dh of a chunk are there
