@@ -169,7 +169,7 @@ chain, recorded = sm90_plan.plan(H32, SMS).chain, sm90_plan.training_plan(STEP, 
 sm90_fused = sm90_plan.plan(H64, SMS).fused
 sm90_grads: Any = recorded.grads
 CHAIN, PREPARE = sm90_fused.registers
-MATH, LOAD = constant("sm90/bwd/grads.py", "REGISTERS")[sm90_grads.panels]
+MATH, LOAD = sm90_grads.registers
 
 OF_A_WARP_EACH = "each warp: rows of q, k, g, norms, gate, sums over its rows"
 MAKE_CHUNK = (
