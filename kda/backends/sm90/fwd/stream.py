@@ -127,7 +127,7 @@ class StreamMaker:
         self.c, self.struct, self.staged = config, config.group, config.staged
         self.team = MakerGroup()
         self.chunk = ChunkMaker(config.prepare, self.team, shared=True)
-        self.form, self.steps = form_of(config, self.chunk), StepJoiner(config.prepare.K, self.team)
+        self.form, self.steps = form_of(config, self.chunk), StepJoiner(config.prepare.K, self.team, self.chunk.tensor_core)
         self.tile = self.chunk.tile
 
     def work_of(self, shared, group):
@@ -173,7 +173,8 @@ class StreamMaker:
         a = work.base
         b = a + self.tile.bytes
         item, before, turn = self.find(x, self.first(x, group)), Int32(0), Int32(0)
-        begun = field_at(shared, self.struct.begun)
+        begun, solved = field_at(shared, self.struct.begun), field_at(work.base, self.struct.solved)
+        G = field_at(work.base, self.struct.G)
         if group > 0 and self.find(x, self.first(x, 0)).tokens > 0:
             cute.arch.mbarrier_wait(begun, 0)
         if cutlass.const_expr(self.staged):
@@ -200,8 +201,10 @@ class StreamMaker:
                             self.request(x, work, following.begin, following.tokens, following.head)
                 else:
                     self.steps.clear(tile=b)
-            cute.arch.mbarrier_wait(field_at(work.base, self.struct.solved), before & 1 ^ 1)
-            self.steps.join(a, b, field_at(work.base, self.struct.G))
+                    cute.arch.mbarrier_wait(solved, before & 1 ^ 1)
+            begun_step = self.steps.begin(a, b, G)
+            cute.arch.mbarrier_wait(solved, before & 1 ^ 1)
+            self.steps.finish(a, b, G, *begun_step)
             # redundant: INVERSE has its own proxy fence before the copy; the documented use is one per writer
             cute.arch.fence_proxy("async.shared", space="cta")
             JOINED.arrive(group)
@@ -245,7 +248,7 @@ class StreamMaker:
 
     def hand_over(self, x, work, a, item):
         """A step's tiles to memory."""
-        self.steps.multiply_decays(a, a + self.tile.bytes)
+        self.steps.complete(a, a + self.tile.bytes)
         cute.arch.fence_proxy("async.shared", space="cta")
         cute.arch.sync_warp()
         with cute.arch.elect_one():
