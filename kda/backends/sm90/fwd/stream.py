@@ -134,7 +134,15 @@ class StreamMaker:
         """Where a group works."""
         base = shared + group * self.struct.bytes
         fields = [field_at(base, getattr(self.struct, name)) for name in ("X", "Y", "sums", "A_kk", "columns", "b")]
-        return Work(Int32(0), group, base, *fields, None, None)
+        return Work(Int32(0), group, base, *fields, fields[:2], None, None)
+
+    def of_half(self, work, half):
+        """Where a group works at a chunk of its step: requested rows of the second one lie where its tile will be."""
+        to_KQ, to_KG = self.tile.bytes - self.struct.X.offset, self.tile.bytes + self.tile.KG.offset - self.struct.Y.offset
+        return work._replace(raw=[
+            field_at(work.base + half * distance, field)
+            for distance, field in ((to_KQ, self.struct.X), (to_KG, self.struct.Y))
+        ])
 
     def items(self, x):
         """Return how many steps there would be if all sequences had T tokens."""
@@ -180,29 +188,25 @@ class StreamMaker:
         if cutlass.const_expr(self.staged):
             if item.tokens > 0:
                 # redundant: the wait for the first group, which orders nothing; without it, first steps come later
-                self.request(x, work, item.begin, item.tokens, item.head)
+                self.request(x, work, item, 0)
         while item.tokens > 0:
-            following = self.find(x, item.number + x.makers * GROUPS)
             self.form.begin(x, work, item.begin, item.head)
             for half in cutlass.range(2, unroll=1):
-                tokens = item.tokens - half * C
-                if tokens > 0:
-                    tile = a + half * self.tile.bytes
-                    self.make(x, work, tile, item.begin + half * C, cutlass.min(tokens, C), item.head, before, turn)
+                if item.tokens > half * C:
+                    self.make(x, self.of_half(work, half), item, half, before, turn)
                     if group == 0 and before == 0 and self.team.warp() == LEAST_BUSY:
                         with cute.arch.elect_one():
                             # redundant: its release, not the arrival; it orders nothing
                             cute.arch.mbarrier_arrive(begun)
                     before += 1
-                    if cutlass.const_expr(self.staged):
-                        if tokens > C:
-                            self.request(x, work, item.begin + C, tokens - C, item.head)
-                        elif following.tokens > 0:
-                            self.request(x, work, following.begin, following.tokens, following.head)
                 else:
                     self.steps.clear(tile=b)
                     cute.arch.mbarrier_wait(solved, before & 1 ^ 1)
             begun_step = self.steps.begin(a, b, G)
+            following = self.find(x, item.number + x.makers * GROUPS)
+            if cutlass.const_expr(self.staged):
+                if following.tokens > 0:
+                    self.request(x, work, following, 0)
             cute.arch.mbarrier_wait(solved, before & 1 ^ 1)
             self.steps.finish(a, b, G, *begun_step)
             # redundant: INVERSE has its own proxy fence before the copy; the documented use is one per writer
@@ -211,22 +215,26 @@ class StreamMaker:
             item, turn = following, turn + 1
 
     @cute.jit
-    def make(self, x, work, tile, token, rows, head, before, turn):
-        """One chunk, when so many chunks and steps were made."""
-        head_rows = self.chunk.gate.rows_of_head(x, token, head)
+    def make(self, x, work, item, half, before, turn):
+        """A chunk of a step, when so many chunks and steps were made."""
+        tile, rows = work.base + half * self.tile.bytes, cutlass.min(item.tokens - half * C, C)
+        head_rows = self.chunk.gate.rows_of_head(x, item.begin + half * C, item.head)
         beta, rows_made = self.form.rows(x, work, head_rows, rows)
         cute.arch.mbarrier_wait(field_at(work.base, self.struct.taken), turn & 1 ^ 1)
+        if cutlass.const_expr(self.staged):
+            if half == 0 and item.tokens > C:
+                self.request(x, self.of_half(work, 1), item, 1)
         cute.arch.mbarrier_wait(field_at(work.base, self.struct.solved), before & 1 ^ 1)
         if self.team.warp() == LEAST_BUSY:
             work.b[cute.arch.lane_idx()] = beta_from(beta, self.c.prepare.beta, rows, cute.arch.lane_idx())
             self.chunk.inverse.zeros(work.columns, field_at(tile, self.tile.TB))   # A2 may have been there
         self.form.operands(x, work, tile, rows, *rows_made)
         self.form.finish(work)
-        self.form.operands_were_read()                                         # X and Y; the tile is there, but for TB
 
-    def request(self, x, work, token, tokens, head):
-        head_rows = self.chunk.gate.rows_of_head(x, token, head)
-        self.form.requested.request(head_rows, cutlass.min(tokens, C), x.H, x.HV, work.X, work.Y)
+    def request(self, x, work, item, half: int):
+        """Request the rows of a chunk of a step."""
+        head_rows = self.chunk.gate.rows_of_head(x, item.begin + half * C, item.head)
+        self.form.request(x, work, head_rows, cutlass.min(item.tokens - half * C, C))
 
     @cute.jit
     def invert(self, x, shared, group):
