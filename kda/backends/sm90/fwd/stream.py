@@ -64,6 +64,7 @@ from cutlass import Int32, Int64, Uint8, Uint32
 from cutlass.cute.nvgpu import warpgroup
 from cutlass.memory import SmemAllocator
 
+from ...common.cute import fast
 from ...common.cute.async_copies import arrive_when_copied, bulk_copy, bulk_store
 from ...common.cute.barriers import initialise
 from ...common.cute.copies import field_at, fields_at, store
@@ -233,8 +234,9 @@ class StreamMaker:
 
     def request(self, x, work, item, half: int):
         """Request the rows of a chunk of a step."""
-        head_rows = self.chunk.gate.rows_of_head(x, item.begin + half * C, item.head)
-        self.form.request(x, work, head_rows, cutlass.min(item.tokens - half * C, C))
+        first = fast.again(Int32(half * C))                                    # else addresses wait in registers
+        head_rows = self.chunk.gate.rows_of_head(x, item.begin + first, item.head)
+        self.form.request(x, work, head_rows, cutlass.min(item.tokens - first, C))
 
     @cute.jit
     def invert(self, x, shared, group):
