@@ -103,17 +103,40 @@ class StreamStep(NamedTuple):
     place: Any                               # the index of its tiles and of its flag, among those of all steps
 
 
+class Divisor(NamedTuple):
+    """A positive number, by which others that are not negative are divided with a product."""
+
+    number: Any
+    reciprocal: Any                          # 2^32 times, rounded down: quotients are found, or one less
+
+    def divide(self, n):
+        """Quotient and remainder."""
+        quotient = fast.high_word(n, self.reciprocal)
+        rest = n - quotient * self.number
+        more = Int32(rest >= self.number)
+        return quotient + more, rest - more * self.number
+
+
+def divisor(number):
+    return Divisor(number, (Uint32(0xFFFFFFFF) // Uint32(number)).to(Int32))
+
+
+class Steps(NamedTuple):
+    """All steps, if all sequences had T tokens, and what their numbers are divided by."""
+
+    items: Any
+    walks: Divisor
+    heads: Divisor
+    segments: Divisor | None                 # where sequences are cut
+
+
 def place_of_step(n, first_chunk, step, head, HV):
     """Return a step's place in memory: each sequence begins with a step of its own."""
     return ((n + first_chunk >> 1) + step) * HV + head
 
 
-def locate_steps(c, x, sequence, step, head):
+def locate_steps(c, x, n, segment, step, head):
     """First token and tokens of a sequence, or of a segment, and where one of its steps is in memory."""
-    n, segment = sequence, Int32(0)
-    if c.cut:
-        n = sequence // x.segments
-        segment = sequence - n * x.segments
     _, begin, tokens, chunk, _ = place_of_segment(c.chain, x, n, x.chunks, 1, 0)
     if c.cut:
         skipped, tokens = locate_segment(Int32(0), tokens, segment, x.segments, TOKENS)
@@ -145,30 +168,27 @@ class StreamMaker:
             for distance, field in ((to_KQ, self.struct.X), (to_KG, self.struct.Y))
         ])
 
-    def items(self, x):
-        """Return how many steps there would be if all sequences had T tokens."""
-        steps = (x.T + TOKENS - 1) // TOKENS
+    def all_steps(self, x):
+        walks, items = x.N * x.HV, (x.T + TOKENS - 1) // TOKENS
         if self.c.cut:
-            steps = (steps + x.segments - 1) // x.segments
-        return steps * self.walks(x)
-
-    def walks(self, x):
-        return x.N * x.segments * x.HV if self.c.cut else x.N * x.HV
+            walks, items = walks * x.segments, (items + x.segments - 1) // x.segments
+        return Steps(items * walks, divisor(walks), divisor(x.HV), divisor(x.segments) if self.c.cut else None)
 
     def first(self, x, group):
         return x.makers * group + cute.arch.block_idx()[0]
 
     @cute.jit
-    def find(self, x, number):
+    def find(self, x, steps, number):
         """A group's next step that has tokens, from this number on; without tokens: there is none."""
-        walks, by, items = self.walks(x), x.makers * GROUPS, self.items(x)
+        by = x.makers * GROUPS
         head, begin, tokens, place = Int32(0), Int64(0), Int32(0), Int32(0)
-        while tokens <= 0 and number < items:
-            step = number // walks
-            walk = number - step * walks
-            sequence = walk // x.HV
-            head = walk - sequence * x.HV
-            first, length, place = locate_steps(self.c, x, sequence, step, head)
+        while tokens <= 0 and number < steps.items:
+            step, walk = steps.walks.divide(number)
+            n, head = steps.heads.divide(walk)
+            segment = Int32(0)
+            if cutlass.const_expr(self.c.cut):
+                n, segment = steps.segments.divide(n)
+            first, length, place = locate_steps(self.c, x, n, segment, step, head)
             begin, tokens = first + step * TOKENS, cutlass.min(length - step * TOKENS, TOKENS)
             if tokens <= 0:
                 number += by
@@ -181,10 +201,11 @@ class StreamMaker:
         work = self.work_of(shared, group)
         a = work.base
         b = a + self.tile.bytes
-        item, before, turn = self.find(x, self.first(x, group)), Int32(0), Int32(0)
+        steps, before, turn = self.all_steps(x), Int32(0), Int32(0)
+        item = self.find(x, steps, self.first(x, group))
         begun, solved = field_at(shared, self.struct.begun), field_at(work.base, self.struct.solved)
         G = field_at(work.base, self.struct.G)
-        if group > 0 and self.find(x, self.first(x, 0)).tokens > 0:
+        if group > 0 and self.find(x, steps, self.first(x, 0)).tokens > 0:
             cute.arch.mbarrier_wait(begun, 0)
         if cutlass.const_expr(self.staged):
             if item.tokens > 0:
@@ -204,7 +225,7 @@ class StreamMaker:
                     self.steps.clear(tile=b)
                     cute.arch.mbarrier_wait(solved, before & 1 ^ 1)
             begun_step = self.steps.begin(a, b, G)
-            following = self.find(x, item.number + x.makers * GROUPS)
+            following = self.find(x, steps, item.number + x.makers * GROUPS)
             if cutlass.const_expr(self.staged):
                 if following.tokens > 0:
                     self.request(x, work, following, 0)
@@ -227,6 +248,7 @@ class StreamMaker:
                 self.request(x, self.of_half(work, 1), item, 1)
         cute.arch.mbarrier_wait(field_at(work.base, self.struct.solved), before & 1 ^ 1)
         if self.team.warp() == LEAST_BUSY:
+            beta = fast.converted_now(beta)                                    # not where it was loaded
             work.b[cute.arch.lane_idx()] = beta_from(beta, self.c.prepare.beta, rows, cute.arch.lane_idx())
             self.chunk.inverse.zeros(work.columns, field_at(tile, self.tile.TB))   # A2 may have been there
         self.form.operands(x, work, tile, rows, *rows_made)
@@ -243,7 +265,8 @@ class StreamMaker:
         """INVERSE, one warp."""
         work = self.work_of(shared, group)
         a, solved = work.base, field_at(work.base, self.struct.solved)
-        item = self.find(x, self.first(x, group))
+        steps = self.all_steps(x)
+        item = self.find(x, steps, self.first(x, group))
         while item.tokens > 0:
             for half in cutlass.range((item.tokens + C - 1) // C, unroll=1):
                 self.form.wait(group)                                          # A_kk is there
@@ -254,7 +277,7 @@ class StreamMaker:
                     cute.arch.mbarrier_arrive(solved)
             JOINED.sync(group)
             self.hand_over(x, work, a, item)
-            item = self.find(x, item.number + x.makers * GROUPS)
+            item = self.find(x, steps, item.number + x.makers * GROUPS)
 
     def hand_over(self, x, work, a, item):
         """A step's tiles to memory."""
@@ -321,7 +344,7 @@ class StreamWalker:
             sequence, of_M = n * x.segments + segment, strip >= c.strips
             if of_M:
                 strip, columns = strip - c.strips, Int32(c.K)
-        begin, tokens, place = locate_steps(self.stream, x, sequence, 0, head)
+        begin, tokens, place = locate_steps(self.stream, x, n, segment, 0, head)
         first = (begin * x.HV + head) * columns + strip * COLUMNS
         return StreamWalk(sequence, segment, head, strip, of_M, first, tokens, place)
 
