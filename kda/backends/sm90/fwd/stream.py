@@ -80,6 +80,7 @@ from ..configs import (
     JOINED,
     OUTPUTS,
     PITCH_V,
+    SCALED,
     STREAM_LOAD,
     STREAM_STAGES,
     STREAM_STORE,
@@ -225,13 +226,16 @@ class StreamMaker:
                     self.steps.clear(tile=b)
                     cute.arch.mbarrier_wait(solved, before & 1 ^ 1)
             begun_step = self.steps.begin(a, b, G)
+            # redundant: INVERSE has its own proxy fence before each copy; the documented use is one per writer
+            cute.arch.fence_proxy("async.shared", space="cta")
+            SCALED.arrive(group)
             following = self.find(x, steps, item.number + x.makers * GROUPS)
             if cutlass.const_expr(self.staged):
                 if following.tokens > 0:
                     self.request(x, work, following, 0)
             cute.arch.mbarrier_wait(solved, before & 1 ^ 1)
             self.steps.finish(a, b, G, *begun_step)
-            # redundant: INVERSE has its own proxy fence before the copy; the documented use is one per writer
+            # redundant: as before
             cute.arch.fence_proxy("async.shared", space="cta")
             JOINED.arrive(group)
             item, turn = following, turn + 1
@@ -275,20 +279,28 @@ class StreamMaker:
                 cute.arch.sync_warp()
                 with cute.arch.elect_one():
                     cute.arch.mbarrier_arrive(solved)
+            SCALED.sync(group)
+            self.copy(x, work, item, 0, self.tile.KG.offset)
             JOINED.sync(group)
-            self.hand_over(x, work, a, item)
+            self.steps.complete(a, a + self.tile.bytes)
+            self.copy(x, work, item, self.tile.KG.offset, self.tile.end)
+            self.hand_over(x, work, item)
             item = self.find(x, steps, item.number + x.makers * GROUPS)
 
-    def hand_over(self, x, work, a, item):
-        """A step's tiles to memory."""
-        self.steps.complete(a, a + self.tile.bytes)
+    def copy(self, x, work, item, begin: int, end: int):
+        """So many bytes of both tiles of a step to memory."""
         cute.arch.fence_proxy("async.shared", space="cta")
         cute.arch.sync_warp()
         with cute.arch.elect_one():
             for tile in range(2):
-                skipped = tile * self.tile.bytes
-                bulk_store(x.tiles + Int64(item.place) * (2 * self.tile.bytes) + skipped, a + skipped, self.tile.end)
+                skipped = tile * self.tile.bytes + begin
+                to = x.tiles + (Int64(item.place) * (2 * self.tile.bytes) + skipped)
+                bulk_store(to, work.base + skipped, end - begin)
             cute.arch.cp_async_bulk_commit_group()
+
+    def hand_over(self, x, work, item):
+        """A step, when its tiles are in memory."""
+        with cute.arch.elect_one():
             cute.arch.cp_async_bulk_wait_group(0, read=True)
             cute.arch.mbarrier_arrive(field_at(work.base, self.struct.taken))
             cute.arch.cp_async_bulk_wait_group(0)
