@@ -254,7 +254,6 @@ class StreamMaker:
         if self.team.warp() == LEAST_BUSY:
             beta = fast.converted_now(beta)                                    # not where it was loaded
             work.b[cute.arch.lane_idx()] = beta_from(beta, self.c.prepare.beta, rows, cute.arch.lane_idx())
-            self.chunk.inverse.zeros(work.columns, field_at(tile, self.tile.TB))   # A2 may have been there
         self.form.operands(x, work, tile, rows, *rows_made)
         self.form.finish(work)
 
@@ -273,8 +272,9 @@ class StreamMaker:
         item = self.find(x, steps, self.first(x, group))
         while item.tokens > 0:
             for half in cutlass.range((item.tokens + C - 1) // C, unroll=1):
-                self.form.wait(group)                                          # A_kk is there
                 TB = field_at(a + half * self.tile.bytes, self.tile.TB)
+                self.chunk.inverse.zeros(work.columns, TB)                     # A2 may have been there
+                self.form.wait(group)                                          # A_kk is there
                 self.chunk.inverse.solve(work.A_kk, work.columns, TB, None, work.b)
                 cute.arch.sync_warp()
                 with cute.arch.elect_one():
